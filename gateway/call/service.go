@@ -121,11 +121,33 @@ type Settings struct {
 	// Results are where results are stored: the same as the hosts'.
 	Results store.Settings
 	// Idempotency is where idempotency keys are stored. Its retention is how long a
-	// key means its request: longer than any request takes, and no longer than the
-	// retention of the results, which is what 0 means.
+	// key means its request; 0 means as long as results are stored. See ValidateWindow.
 	Idempotency store.Settings
 	Logger      *slog.Logger
 	Meter       metric.Meter
+}
+
+// ValidateWindow checks that an idempotency key means its request for longer than any
+// request takes, and for no longer than its answer is stored. Errors begin with the key
+// of a mesh file.
+func (s Settings) ValidateWindow() error {
+	stored := cmp.Or(s.Results.Retention, store.DefaultResultRetention)
+	window := cmp.Or(s.Idempotency.Retention, stored)
+	if window > stored {
+		return fmt.Errorf("idempotency.retention: %s is longer than the %s of results.retention: a key would outlive its answer", window, stored)
+	}
+	longest := cmp.Or(s.MaxTimeout, DefaultMaxTimeout)
+	if window > longest {
+		return nil
+	}
+	const forgotten = "an idempotency key would be forgotten while its request runs"
+	switch {
+	case s.Idempotency.Retention != 0:
+		return fmt.Errorf("idempotency.retention: %s is no longer than the %s of gateway.max_timeout: %s", window, longest, forgotten)
+	case s.Results.Retention != 0:
+		return fmt.Errorf("results.retention: %s is no longer than the %s of gateway.max_timeout: %s", window, longest, forgotten)
+	}
+	return fmt.Errorf("gateway.max_timeout: %s is no shorter than the %s of results.retention: %s; raise results.retention", longest, window, forgotten)
 }
 
 // Defaults of Settings.
@@ -162,6 +184,9 @@ type Service struct {
 // New returns a service that is not started.
 func New(s Settings) (*Service, error) {
 	if err := pipeline.ValidName("gateway", string(s.Gateway)); err != nil {
+		return nil, err
+	}
+	if err := s.ValidateWindow(); err != nil {
 		return nil, err
 	}
 	s.Timeout = cmp.Or(s.Timeout, DefaultTimeout)
