@@ -46,6 +46,25 @@ func TestDurableRequestsSurviveTheBroker(t *testing.T) {
 	}
 }
 
+// Nothing but the connection of their gateway fails, for longer than hosts wait for it.
+func TestAnswersReachAGatewayThatWasCutOff(t *testing.T) {
+	t.Parallel()
+	const callers = 200
+	f := newFleet(t, noRegistry)
+	f.linked = true
+	host, g := f.slow(20*time.Millisecond), f.gateway()
+	l := f.load(loadSpec{requests: callers, inFlight: callers, http2: true})
+	testbed.Eventually(t, "all requests are queued", func() bool { return len(f.runs())+int(f.queue("echo", pipeline.Memory).state().Msgs) >= callers })
+	g.link.Cut()
+	waiting := callers - l.answerCount()
+	testbed.Eventually(t, "the host has sent all answers", func() bool {
+		return host.count("stagemesh_stage_items_in_flight") == 0 && f.queue("echo", pipeline.Memory).state().Msgs == 0
+	})
+	g.link.Mend()
+	l.wait().checkAllRight(t)
+	t.Logf("%d callers waited", waiting)
+}
+
 // isAnswered reports whether a request is answered.
 func (f *fleet) isAnswered() bool {
 	return f.load(loadSpec{requests: 1, inFlight: 1, prefix: "probe-", durable: true}).wait().right == 1
