@@ -28,7 +28,7 @@ func TestAnswersReachAGatewayThatWasCutOff(t *testing.T) {
 	f.linked = true
 	host, g := f.slow(20*time.Millisecond), f.gateway()
 	l := f.load(loadSpec{requests: callers, inFlight: callers, http2: true})
-	testbed.Eventually(t, "all requests are queued", func() bool { return len(f.runs())+int(f.queue("echo", pipeline.Memory).state().Msgs) >= callers })
+	testbed.Eventually(t, "all requests are queued", func() bool { return f.queue("echo", pipeline.Memory).state().LastSeq == callers })
 	g.link.Cut()
 	waiting := callers - l.answerCount()
 	testbed.Eventually(t, "the host has sent all answers", func() bool {
