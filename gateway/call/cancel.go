@@ -15,7 +15,7 @@ import (
 // Cancel cancels a request, through any gateway: its caller gets CANCELLED, its
 // item is deleted where it waits for its first step, and hosts drop it. Cancel
 // returns before that is done, and it is best effort: it returns nil also for a
-// request that is finished, was never made, or is another tenant's. An ID that is no UUID is
+// request that is finished or was never made. An ID that is no UUID is
 // INVALID_REQUEST. BROKER_UNAVAILABLE means that no gateway or host was notified.
 func (s *Service) Cancel(ctx context.Context, requestID string) error {
 	id, f := parseID(requestID)
@@ -29,9 +29,12 @@ func (s *Service) Cancel(ctx context.Context, requestID string) error {
 	if s.table.cancel(id, tenant, cancelledFault()) {
 		return nil
 	}
-	// Its deadline is not known here: no later than any request's.
-	deadline := time.Now().Add(s.settings.MaxTimeout)
-	if err := s.bus.Cancel(&envelope.Cancel{Mesh: s.settings.Mesh, Tenant: tenant, RequestID: id, Deadline: deadline}); err != nil {
+	// It is admitted as a request is, which this gateway knows nothing of.
+	if f := s.limiter.Acquire(); f != nil {
+		return f.WithMetadata(requestIDKey, string(id))
+	}
+	defer s.limiter.Release()
+	if err := s.bus.Cancel(&envelope.Cancel{Mesh: s.settings.Mesh, Tenant: tenant, RequestID: id}); err != nil {
 		s.metrics.countCancel(failed)
 		return unavailable(err).WithMetadata(requestIDKey, string(id))
 	}

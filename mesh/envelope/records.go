@@ -317,7 +317,8 @@ type Cancel struct {
 	// Tenant is the request's: one of another tenant is left alone.
 	Tenant    string
 	RequestID pipeline.RequestID
-	// Deadline of the request: no item of it is left after that.
+	// Deadline of the request: no item of it is left after that. It is zero where the
+	// sender does not know the request.
 	Deadline time.Time
 }
 
