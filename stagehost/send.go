@@ -349,9 +349,10 @@ func (l *loop) resend(now time.Time) {
 }
 
 // giveUpSending gives up on a message. An output that cannot go on to the next
-// stage becomes a fault. A reply that cannot be delivered is dropped, and so is
-// the output of a request in memory whose deadline has passed. Durable items are
-// stored or naked.
+// stage becomes a fault, unless the item is durable and too many others wait for that
+// stage here: then it is given back, and runs again later. A reply that cannot be
+// delivered is dropped, and so is the output of a request in memory whose deadline
+// has passed. Durable items are stored or naked.
 func (l *loop) giveUpSending(it *item, err error) {
 	switch {
 	case it.mustStore():
@@ -363,10 +364,20 @@ func (l *loop) giveUpSending(it *item, err error) {
 	case it.isReply, errors.Is(err, bus.ErrClosed), it.expired(time.Now()):
 		l.host.metrics.countUndelivered("dropped")
 		l.settle(it)
+	case it.mayReturn(err):
+		delay := min(returnMax, returnMin<<min(it.delivery.Deliveries-1, 10))
+		l.settleWith(it, func(d bus.Delivery) error { return d.Nak(delay) }, sending)
 	default:
 		l.host.settings.Logger.Debug("item cannot go on", "next", it.destination(), "error", err)
 		l.sendFaultInstead(it, bus.FaultOf(err, it.env.Route[it.env.Position+1].Stage))
 	}
+}
+
+// mayReturn reports whether the item, whose output is not sent, is given back to its
+// queue: it does not wait for its next stage here, because too many others do.
+func (it *item) mayReturn(err error) bool {
+	isFullOrMissing := errors.Is(err, bus.ErrQueueFull) || errors.Is(err, bus.ErrNoQueue)
+	return it.durable() && !it.noQueue && it.failing == "" && isFullOrMissing
 }
 
 // giveUpStoring gives up on a message to store: it is too large, because the
