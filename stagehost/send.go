@@ -278,7 +278,7 @@ func (l *loop) mayRetry(it *item, err error) bool {
 		return false
 	case it.replyStored && now.Sub(it.firstTry) >= missingGrace:
 		return false
-	case it.isBrokerDown(err):
+	case l.isBrokerDown(it, err):
 		l.clearFailing(it)
 		it.missingSince = time.Time{}
 		return true
@@ -286,10 +286,10 @@ func (l *loop) mayRetry(it *item, err error) bool {
 	return l.mayWait(it) && it.missingFor(err, now) < missingGrace
 }
 
-// isBrokerDown reports whether the broker has not taken the item's message, and not its
-// receiver. A reply without an acknowledgement has reached the broker.
-func (it *item) isBrokerDown(err error) bool {
-	return errors.Is(err, bus.ErrDisconnected) || errors.Is(err, bus.ErrUnknown) && !it.isReply
+// isBrokerDown reports whether it is the broker, and not the receiver, that has not taken
+// the item's message. A gateway may be why a reply has no acknowledgement.
+func (l *loop) isBrokerDown(it *item, err error) bool {
+	return errors.Is(err, bus.ErrDisconnected) || errors.Is(err, bus.ErrUnknown) && (!it.isReply || !l.host.bus.Connected())
 }
 
 // missingFor returns how long the item's destination has been missing.
@@ -350,9 +350,9 @@ func (l *loop) resend(now time.Time) {
 
 // giveUpSending gives up on a message. An output that cannot go on to the next
 // stage becomes a fault, unless the item is durable and too many others wait for that
-// stage here: then it is given back, and runs again later. A reply that cannot be
-// delivered is dropped, and so is the output of a request in memory whose deadline
-// has passed. Durable items are stored or naked.
+// stage here: then it is given back, and runs again later. A reply that its gateway
+// does not take is stored, and dropped after that; so is the output of a request in
+// memory whose deadline has passed. Durable items are stored or naked.
 func (l *loop) giveUpSending(it *item, err error) {
 	switch {
 	case it.mustStore():
@@ -361,6 +361,8 @@ func (l *loop) giveUpSending(it *item, err error) {
 		l.nak(it)
 	case it.env.StoresResult() && !it.isReply && it.expired(time.Now()):
 		l.sendFaultInstead(it, it.deadlineFault())
+	case it.isReply && !it.replyStored && !errors.Is(err, bus.ErrClosed) && !it.expired(time.Now()):
+		l.storeReply(it)
 	case it.isReply, errors.Is(err, bus.ErrClosed), it.expired(time.Now()):
 		l.host.metrics.countUndelivered("dropped")
 		l.settle(it)
@@ -378,6 +380,25 @@ func (l *loop) giveUpSending(it *item, err error) {
 func (it *item) mayReturn(err error) bool {
 	isFullOrMissing := errors.Is(err, bus.ErrQueueFull) || errors.Is(err, bus.ErrNoQueue)
 	return it.durable() && !it.noQueue && it.failing == "" && isFullOrMissing
+}
+
+// storeReply stores a reply before it is sent once more: its gateway is cut off, and
+// looks for it when it is connected again.
+func (l *loop) storeReply(it *item) {
+	message := it.outbox[0]
+	reply, err := envelope.DecodeReply(message.Body())
+	if err != nil {
+		l.host.internalError("reply cannot be stored", err)
+		l.settle(it)
+		return
+	}
+	stored, err := l.host.bus.Result(it.env.Result(reply, time.Now()))
+	if err != nil {
+		l.sendFaultInstead(it, encodeFault(it.env.Hop(), err))
+		return
+	}
+	l.replaceOutbox(it, []outgoing{{stored, toResults}, message})
+	l.send(it)
 }
 
 // giveUpStoring gives up on a message to store: it is too large, because the
