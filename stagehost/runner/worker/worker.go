@@ -316,7 +316,7 @@ func (w *worker) startRanks(of *incarnation) error {
 		}
 		of.ranks = append(of.ranks, r)
 		env["RANK"], env["LOCAL_RANK"] = strconv.Itoa(i), strconv.Itoa(i)
-		env["STAGEMESH_SOCKET"] = r.listener.Addr().String()
+		env[socketVariable] = r.listener.Addr().String()
 		if r.process, err = w.runner.spawner.Start(command{
 			Args: append([]string{program}, s.Command[1:]...),
 			Dir:  s.Dir, Env: pairs(env), CPUs: cpus, Log: r.log,
