@@ -227,6 +227,7 @@ func (s *Service) Start(b *bus.Bus) error {
 	s.stopWatch = cancel
 	s.watches.Go(func() { s.watchQueues(ctx, b.Reconnects()) })
 	s.watches.Go(func() { s.watchConnection(ctx, b.Reconnects()) })
+	s.watches.Go(func() { s.watchClock(ctx, b.Reconnects()) })
 	return nil
 }
 
@@ -281,6 +282,18 @@ func (s *Service) Ready() error {
 	if err := s.bus.ConnectionError(); err != nil {
 		return unavailable(err)
 	}
+	if f := s.checkClock(); f != nil {
+		return f
+	}
+	return nil
+}
+
+// checkClock returns a fault where the gateway's deadlines would be wrong for hosts and
+// other gateways.
+func (s *Service) checkClock() *fault.Fault {
+	if err := s.bus.ClockError(); err != nil {
+		return fault.Newf(fault.NoCapacity, "this gateway takes no requests: %w", err).WithRetryAfter(admission.RetryAfter)
+	}
 	return nil
 }
 
@@ -325,8 +338,8 @@ type Backlog = bus.Backlog
 // Stage returns the state of a stage, BROKER_UNAVAILABLE while there is no broker.
 // The state of its queues is current, that of its hosts at most 200 ms old.
 func (s *Service) Stage(ctx context.Context, name pipeline.StageName) (StageState, error) {
-	if err := s.Ready(); err != nil {
-		return StageState{}, err
+	if err := s.bus.ConnectionError(); err != nil {
+		return StageState{}, unavailable(err)
 	}
 	durabilities := []pipeline.Durability{pipeline.Memory, pipeline.File}
 	backlogs := make([]bus.Backlog, len(durabilities))
