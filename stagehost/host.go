@@ -96,7 +96,6 @@ type broker struct {
 	stopCancels func() error
 	// ackWait is how long the queues wait for an ack or an extension of an item.
 	ackWait atomic.Int64
-	clock   clock
 }
 
 // reconciler is the state of reconcile, and of the drain after that has ended.

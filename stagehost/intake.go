@@ -2,7 +2,6 @@ package stagehost
 
 import (
 	"fmt"
-	"sync/atomic"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -143,33 +142,8 @@ func (h *Host) decode(data []byte) (*envelope.Envelope, error) {
 
 // queueWait returns how long the item waited in its queue, on the broker's clock.
 func (h *Host) queueWait(d bus.Delivery) time.Duration {
-	return max(0, d.Arrived.Add(h.clock.ahead()).Sub(d.QueuedAt))
+	return max(0, d.Arrived.Add(h.bus.ClockAhead()).Sub(d.QueuedAt))
 }
-
-// clock is the offset of the broker's clock from this host's. A measurement is off
-// by up to half of its round trip, so the one with the shortest round trip of late
-// counts. One goroutine writes it and any may read it.
-type clock struct {
-	offset    atomic.Int64
-	roundTrip time.Duration
-	at        time.Time
-}
-
-// recordOffset records a measurement. An offset that the round trip alone explains counts
-// as 0.
-func (c *clock) recordOffset(offset, roundTrip time.Duration, now time.Time) {
-	if roundTrip > c.roundTrip && now.Sub(c.at) < clockMemory && !c.at.IsZero() {
-		return
-	}
-	c.roundTrip, c.at = roundTrip, now
-	if offset.Abs() <= roundTrip/2 {
-		offset = 0
-	}
-	c.offset.Store(int64(offset))
-}
-
-// ahead returns how far the broker's clock is ahead.
-func (c *clock) ahead() time.Duration { return time.Duration(c.offset.Load()) }
 
 // timingOf starts the timeline's entry for this step.
 func (it *item) timingOf(host pipeline.HostID) envelope.StepTiming {

@@ -54,9 +54,6 @@ const (
 	pullDrainTimeout = 3 * time.Second
 	runStopWait      = 4 * time.Second
 	runLeaveWait     = time.Second
-
-	// maxClockOffset is how far the broker's clock may be off: deadlines are absolute.
-	maxClockOffset = 100 * time.Millisecond
 )
 
 // Bounds on memory and on the work of one turn.
@@ -79,7 +76,4 @@ const (
 	// ensureAllEvery is how often the host ensures all streams and queues, whatever it
 	// knows to exist.
 	ensureAllEvery = time.Minute
-	// clockMemory is how long a measurement of the broker's clock counts: clocks
-	// drift.
-	clockMemory = 30 * time.Second
 )

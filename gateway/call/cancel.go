@@ -31,10 +31,10 @@ func (s *Service) Cancel(ctx context.Context, requestID string) error {
 	// Its deadline is not known here: no later than any request's.
 	deadline := time.Now().Add(s.settings.MaxTimeout)
 	if err := s.bus.Cancel(&envelope.Cancel{Mesh: s.settings.Mesh, RequestID: id, Deadline: deadline}); err != nil {
-		s.metrics.cancelled(failed)
+		s.metrics.countCancel(failed)
 		return unavailable(err).WithMetadata(requestIDKey, string(id))
 	}
-	s.metrics.cancelled(notified)
+	s.metrics.countCancel(notified)
 	return nil
 }
 

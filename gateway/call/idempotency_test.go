@@ -3,10 +3,13 @@ package call_test
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"go.opentelemetry.io/otel/metric/noop"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/internal/testbed"
@@ -339,6 +342,26 @@ func TestKeysAreKeptAsLongAsResultsByDefault(t *testing.T) {
 				t.Errorf("keys are kept for %s, want %s", got, test.want)
 			}
 		})
+	}
+}
+
+func TestWindowShorterThanARequestIsRejected(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		longest, results, keys time.Duration
+		want                   string
+	}{
+		"keys":    {time.Minute, 0, time.Minute, "idempotency.retention: "},
+		"results": {time.Minute, 20 * time.Second, 0, "results.retention: "},
+		"timeout": {2 * time.Hour, 0, 0, "gateway.max_timeout: "},
+		"default": {0, 9 * time.Minute, 0, "results.retention: "},
+		"answers": {time.Minute, time.Hour, 2 * time.Hour, "idempotency.retention: "},
+	} {
+		s := call.Settings{Mesh: mesh, Gateway: "gateway", Meter: noop.Meter{}}
+		s.MaxTimeout, s.Results.Retention, s.Idempotency.Retention = test.longest, test.results, test.keys
+		if _, err := call.New(s); err == nil || !strings.HasPrefix(err.Error(), test.want) {
+			t.Errorf("%s: got %v, want %s", name, err, test.want)
+		}
 	}
 }
 

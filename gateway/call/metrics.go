@@ -99,7 +99,7 @@ const (
 	failed   = "failed"
 )
 
-func (m *metrics) cancelled(how string) { count(m.cancels, "how", how) }
+func (m *metrics) countCancel(how string) { count(m.cancels, "how", how) }
 
 // What became of a request with an idempotency key, or of the key.
 const (

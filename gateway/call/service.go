@@ -122,11 +122,33 @@ type Settings struct {
 	// Results are where results are stored: the same as the hosts'.
 	Results store.Settings
 	// Idempotency is where idempotency keys are stored. Its retention is how long a
-	// key means its request: longer than any request takes, and no longer than the
-	// retention of the results, which is what 0 means.
+	// key means its request; 0 means as long as results are stored. See ValidateWindow.
 	Idempotency store.Settings
 	Logger      *slog.Logger
 	Meter       metric.Meter
+}
+
+// ValidateWindow checks that an idempotency key means its request for longer than any
+// request takes, and for no longer than its answer is stored. Errors begin with the key
+// of a mesh file.
+func (s Settings) ValidateWindow() error {
+	stored := cmp.Or(s.Results.Retention, store.DefaultResultRetention)
+	window := cmp.Or(s.Idempotency.Retention, stored)
+	if window > stored {
+		return fmt.Errorf("idempotency.retention: %s is longer than the %s of results.retention: a key would outlive its answer", window, stored)
+	}
+	longest := cmp.Or(s.MaxTimeout, DefaultMaxTimeout)
+	if window > longest {
+		return nil
+	}
+	const forgotten = "an idempotency key would be forgotten while its request runs"
+	switch {
+	case s.Idempotency.Retention != 0:
+		return fmt.Errorf("idempotency.retention: %s is no longer than the %s of gateway.max_timeout: %s", window, longest, forgotten)
+	case s.Results.Retention != 0:
+		return fmt.Errorf("results.retention: %s is no longer than the %s of gateway.max_timeout: %s", window, longest, forgotten)
+	}
+	return fmt.Errorf("gateway.max_timeout: %s is no shorter than the %s of results.retention: %s; raise results.retention", longest, window, forgotten)
 }
 
 // Defaults of Settings.
@@ -172,6 +194,9 @@ func New(s Settings) (*Service, error) {
 	if err := pipeline.ValidName("gateway", string(s.Gateway)); err != nil {
 		return nil, err
 	}
+	if err := s.ValidateWindow(); err != nil {
+		return nil, err
+	}
 	s.Timeout = cmp.Or(s.Timeout, DefaultTimeout)
 	s.MaxTimeout = cmp.Or(s.MaxTimeout, DefaultMaxTimeout)
 	s.HostGrace = cmp.Or(s.HostGrace, DefaultHostGrace)
@@ -197,7 +222,7 @@ func (s *Service) Start(b *bus.Bus) error {
 	s.results = store.NewResults(b, s.settings.Results)
 	s.resultsStream = s.newLazyStream("the broker stores no results", s.results.Ensure)
 	s.keys = newKeys(s)
-	s.cancels = newCancels(b, s.settings.MaxInFlight, s.metrics.cancelled)
+	s.cancels = newCancels(b, s.settings.MaxInFlight, s.metrics.countCancel)
 	s.cancels.onDeleted = s.availability.Deleted
 	var err error
 	if s.stopReplies, err = b.ServeReplies(s.settings.Gateway, s.receiveReply); err != nil {
@@ -210,6 +235,7 @@ func (s *Service) Start(b *bus.Bus) error {
 	s.stopWatch = cancel
 	s.watches.Go(func() { s.watchQueues(ctx, b.Reconnects()) })
 	s.watches.Go(func() { s.watchConnection(ctx, b.Reconnects()) })
+	s.watches.Go(func() { s.watchClock(ctx, b.Reconnects()) })
 	return nil
 }
 
@@ -264,6 +290,18 @@ func (s *Service) Ready() error {
 	if err := s.bus.ConnectionError(); err != nil {
 		return unavailable(err)
 	}
+	if f := s.checkClock(); f != nil {
+		return f
+	}
+	return nil
+}
+
+// checkClock returns a fault where the gateway's deadlines would be wrong for hosts and
+// other gateways.
+func (s *Service) checkClock() *fault.Fault {
+	if err := s.bus.ClockError(); err != nil {
+		return fault.Newf(fault.NoCapacity, "this gateway takes no requests: %w", err).WithRetryAfter(admission.RetryAfter)
+	}
 	return nil
 }
 
@@ -308,8 +346,8 @@ type Backlog = bus.Backlog
 // Stage returns the state of a stage, BROKER_UNAVAILABLE while there is no broker.
 // The state of its queues is current, that of its hosts at most 200 ms old.
 func (s *Service) Stage(ctx context.Context, name pipeline.StageName) (StageState, error) {
-	if err := s.Ready(); err != nil {
-		return StageState{}, err
+	if err := s.bus.ConnectionError(); err != nil {
+		return StageState{}, unavailable(err)
 	}
 	durabilities := []pipeline.Durability{pipeline.Memory, pipeline.File}
 	backlogs := make([]bus.Backlog, len(durabilities))

@@ -10,11 +10,11 @@ import (
 	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
 
 	"github.com/stagemesh/stagemesh/gateway"
+	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/pipelines"
 	"github.com/stagemesh/stagemesh/mesh/config"
 	"github.com/stagemesh/stagemesh/mesh/credentials"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
-	"github.com/stagemesh/stagemesh/mesh/store"
 	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/batch"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
@@ -132,24 +132,9 @@ func (f *File) validateShared() error {
 		f.At(f.Registry.validate(), "registry"),
 		f.At(f.Results.Validate(), "results"),
 		f.At(f.DeadLetters.Validate(), "dead_letters"),
-		f.At(errors.Join(f.Idempotency.Validate(), f.validateWindow()), "idempotency"),
+		f.At(f.Idempotency.Validate(), "idempotency"),
+		f.At(call.Settings{Limits: f.Gateway.Limits, Results: f.Results, Idempotency: f.Idempotency}.ValidateWindow()),
 	)
-}
-
-// validateWindow checks that a key is remembered for no longer than the answer
-// that it stands for, and for longer than any request takes.
-func (f *File) validateWindow() error {
-	window := f.Idempotency.Retention
-	if window == 0 {
-		return nil
-	}
-	if kept := cmp.Or(f.Results.Retention, store.DefaultResultRetention); window > kept {
-		return fmt.Errorf("retention: %s is longer than the %s of results.retention: a key would outlive its answer", window, kept)
-	}
-	if longest := cmp.Or(f.Gateway.MaxTimeout, stagehost.DefaultMaxAge); window <= longest {
-		return fmt.Errorf("retention: %s is no longer than the %s of gateway.max_timeout: a key would be forgotten while its request runs", window, longest)
-	}
-	return nil
 }
 
 func (f *File) validateName() error {

@@ -159,7 +159,7 @@ type Backlog struct {
 // Backlog requests the content of a queue: ErrNoQueue where there is none.
 func (b *Bus) Backlog(ctx context.Context, stage pipeline.StageName, d pipeline.Durability) (Backlog, error) {
 	var answer jetstream.StreamInfo
-	err := b.api(ctx, "STREAM.INFO."+b.Stream(stage, d), struct {
+	err := b.streamInfo(ctx, b.Stream(stage, d), struct {
 		Filter string `json:"subjects_filter"`
 	}{b.Stage(stage, d, "*")}, &answer)
 	switch {

@@ -43,7 +43,7 @@ func Code(c *wire.Coder, n uint32, field string, parts *[]Part) {
 		}
 		switch body {
 		case tensorBody:
-			p.Tensor.Shape = clipped(p.Tensor.Shape)
+			p.Tensor.Shape = clip(p.Tensor.Shape)
 		case refBody:
 			c.Stop(faultAt(field, i, p.Name, errByReference()))
 		case 0:
@@ -105,8 +105,8 @@ func newTensor() *tensor.Tensor {
 	return &out.tensor
 }
 
-// clipped returns the list without spare capacity, and nil for an empty one.
-func clipped(list []int64) []int64 {
+// clip returns the list without spare capacity, and nil for an empty one.
+func clip(list []int64) []int64 {
 	if len(list) == 0 {
 		return nil
 	}

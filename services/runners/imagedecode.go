@@ -9,11 +9,16 @@ import (
 	"image/color"
 	"image/jpeg"
 	"image/png"
+	"io"
+	"math"
 	"mime"
 	"net/http"
 	"runtime"
 	"slices"
 
+	"golang.org/x/sync/semaphore"
+
+	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
@@ -67,6 +72,11 @@ const (
 	maxSide = 1<<16 - 1
 	// maxValues bounds the tensor.
 	maxValues = 1 << 26
+	// maxScans bounds the scans of an image of max_pixels; smaller ones may have more.
+	// Encoders write about ten.
+	maxScans = 32
+	// maxPixelBytes is the most that a pixel takes: a progressive JPEG of four channels.
+	maxPixelBytes = 24
 )
 
 // The names of the parts of an image_decode stage.
@@ -148,8 +158,9 @@ func (s ImageDecodeSettings) validate() error {
 //
 // The bytes say whether the image is a PNG or a JPEG, but a content type that names
 // something else is refused. A bad image fails alone with INVALID_INPUT. The image's size
-// is checked against max_pixels before anything of that size is allocated. Decoding takes
-// up to 16 bytes for each pixel.
+// is checked against max_pixels before anything of that size is allocated, and so is the
+// number of its scans times its size. Decoding ends with the item. All images that are
+// decoded at once take up to 24 bytes for each of max_pixels; more of them wait.
 //
 // Grey is 0.299 R + 0.587 G + 0.114 B. Transparent pixels show black behind them. The
 // orientation in the image's metadata is not followed, and colour profiles are not applied.
@@ -159,6 +170,8 @@ func NewImageDecode(s ImageDecodeSettings) (*inproc.Runner, error) {
 		return nil, err
 	}
 	d := imageDecoder{ImageDecodeSettings: s, maps: s.normalisation()}
+	d.maxBytes = maxPixelBytes * int64(min(s.MaxPixels, maxSide*maxSide))
+	d.memory = semaphore.NewWeighted(d.maxBytes)
 	spec, err := d.spec()
 	if err != nil {
 		return nil, err
@@ -201,6 +214,9 @@ func (s ImageDecodeSettings) shape() []int64 {
 type imageDecoder struct {
 	ImageDecodeSettings
 	maps []affine
+	// memory is for the images that are decoded at once: maxBytes together.
+	memory   *semaphore.Weighted
+	maxBytes int64
 }
 
 func (d imageDecoder) spec() (runner.Spec, error) {
@@ -232,7 +248,7 @@ func (d imageDecoder) spec() (runner.Spec, error) {
 	}, nil
 }
 
-func (d imageDecoder) answer(_ context.Context, item runner.Item) ([]payload.Part, error) {
+func (d imageDecoder) answer(ctx context.Context, item runner.Item) ([]payload.Part, error) {
 	part, ok := item.Input(Image)
 	if !ok {
 		return nil, invalid(Image, "it is missing")
@@ -240,11 +256,24 @@ func (d imageDecoder) answer(_ context.Context, item runner.Item) ([]payload.Par
 	if part.Tensor != nil {
 		return nil, invalid(Image, "it is a tensor; send the bytes of a PNG or JPEG image")
 	}
-	img, err := decodeImage(part.Blob, d.MaxPixels)
+	alive := func() error { return item.Err(ctx) }
+	header, err := readHeader(part.Blob, d.MaxPixels)
 	if err != nil {
 		return nil, err
 	}
-	pixels := resize(rowsOf(img, d.Channels), d.Resample, d.Width, d.Height)
+	size := min(header.bytes(), d.maxBytes)
+	if err := d.memory.Acquire(ctx, size); err != nil {
+		return nil, fault.From(err)
+	}
+	defer d.memory.Release(size)
+	img, err := header.decode(&imageReader{alive: alive, data: part.Blob.Data, scans: header.maxScans(d.MaxPixels)})
+	if err != nil {
+		return nil, err
+	}
+	pixels, err := resize(alive, rowsOf(img, d.Channels), d.Resample, d.Width, d.Height)
+	if err != nil {
+		return nil, err
+	}
 	out, err := tensor.FromFP32(d.shape(), d.arrange(pixels))
 	return []payload.Part{payload.OfTensor(Pixels, out)}, err
 }
@@ -265,34 +294,80 @@ func (d imageDecoder) arrange(pixels []float64) []float32 {
 	return out
 }
 
-// decodeImage returns the image, which has at most maxPixels pixels.
-func decodeImage(blob payload.Blob, maxPixels int) (image.RGBA64Image, error) {
+// imageHeader is what an image says about itself before its pixels.
+type imageHeader struct {
+	image.Config
+	kind        string
+	read        func(io.Reader) (image.Image, error)
+	progressive bool
+}
+
+// readHeader returns the header of an image, which has at most maxPixels pixels.
+func readHeader(blob payload.Blob, maxPixels int) (h imageHeader, err error) {
 	if !isImageType(blob.ContentType) {
-		return nil, invalid(Image, "its content type is %s; send an image/png or image/jpeg", blob.ContentType)
+		return h, invalid(Image, "its content type is %s; send an image/png or image/jpeg", blob.ContentType)
 	}
 	if len(blob.Data) == 0 {
-		return nil, invalid(Image, "it is empty; send a PNG or JPEG image")
+		return h, invalid(Image, "it is empty; send a PNG or JPEG image")
 	}
-	readSize, read := png.DecodeConfig, png.Decode
-	kind := http.DetectContentType(blob.Data)
-	switch kind {
+	readSize := png.DecodeConfig
+	h.kind, h.read = http.DetectContentType(blob.Data), png.Decode
+	switch h.kind {
 	case "image/png":
 	case "image/jpeg":
-		readSize, read = jpeg.DecodeConfig, jpeg.Decode
+		readSize, h.read = jpeg.DecodeConfig, jpeg.Decode
+		h.progressive = bytes.Contains(blob.Data, []byte{0xff, 0xc2})
 	default:
-		return nil, invalid(Image, "it is no PNG or JPEG image but looks like %s; its first bytes are % x", kind, blob.Data[:min(len(blob.Data), 8)])
+		return h, invalid(Image, "it is no PNG or JPEG image but looks like %s; its first bytes are % x", h.kind, blob.Data[:min(len(blob.Data), 8)])
 	}
-	size, err := readSize(bytes.NewReader(blob.Data))
-	if err != nil {
-		return nil, invalid(Image, "its bytes begin as %s but cannot be decoded: %w", kind, err)
+	if h.Config, err = readSize(bytes.NewReader(blob.Data)); err != nil {
+		return h, invalid(Image, "its bytes begin as %s but cannot be decoded: %w", h.kind, err)
 	}
 	// Sides first: their product cannot overflow then.
-	if size.Width > maxSide || size.Height > maxSide || size.Width*size.Height > maxPixels {
-		return nil, invalid(Image, "it is of %d by %d pixels; at most %d in all and %d on a side are taken", size.Width, size.Height, maxPixels, maxSide)
+	if h.Width > maxSide || h.Height > maxSide || h.Width*h.Height > maxPixels {
+		return h, invalid(Image, "it is of %d by %d pixels; at most %d in all and %d on a side are taken", h.Width, h.Height, maxPixels, maxSide)
 	}
-	img, err := read(bytes.NewReader(blob.Data))
+	return h, nil
+}
+
+// pixels is how many pixels are decoded. A JPEG has whole blocks, of up to 32 by 16.
+func (h imageHeader) pixels() int { return max(h.Width, 32) * max(h.Height, 16) }
+
+// maxScans is how many scans of all its pixels a JPEG may have.
+func (h imageHeader) maxScans(maxPixels int) int {
+	if h.kind == "image/png" {
+		return math.MaxInt
+	}
+	return maxScans * max(1, maxPixels/h.pixels())
+}
+
+// bytes is at least the memory that decoding takes. The image may be there twice, in two
+// colour models or as the passes of a PNG; a progressive JPEG keeps four bytes for each
+// value besides.
+func (h imageHeader) bytes() int64 {
+	size := 4
+	switch h.ColorModel {
+	case color.GrayModel:
+		size = 1
+	case color.Gray16Model:
+		size = 2
+	case color.RGBA64Model, color.NRGBA64Model:
+		size = 8
+	}
+	if h.progressive {
+		size *= 3
+	}
+	return 2 * int64(size) * int64(h.pixels())
+}
+
+// decode reads the image.
+func (h imageHeader) decode(from *imageReader) (image.RGBA64Image, error) {
+	img, err := h.read(from)
+	if from.err != nil {
+		return nil, from.err
+	}
 	if err != nil {
-		return nil, invalid(Image, "its bytes begin as %s of %d by %d pixels but cannot be decoded: %w", kind, size.Width, size.Height, err)
+		return nil, invalid(Image, "its bytes begin as %s of %d by %d pixels but cannot be decoded: %w", h.kind, h.Width, h.Height, err)
 	}
 	if img.Bounds().Empty() {
 		return nil, invalid(Image, "it has no pixels")
@@ -302,6 +377,44 @@ func decodeImage(blob payload.Blob, maxPixels int) (image.RGBA64Image, error) {
 		return nil, invalid(Image, "its pixels cannot be read")
 	}
 	return out, nil
+}
+
+// imageReader reads the bytes of an image for its decoder, little by little, as long as
+// alive returns nil. A read ends after the marker of a JPEG's scan: a scan of a few bytes
+// may take the decoder as long as one of megabytes.
+type imageReader struct {
+	alive func() error
+	data  []byte
+	at    int
+	// scans may still come. Other bytes that look like their marker count, too.
+	scans int
+	// err is why the decoder gets no more.
+	err error
+}
+
+// Read implements io.Reader.
+func (r *imageReader) Read(p []byte) (int, error) {
+	if r.scans < 0 {
+		r.err = invalid(Image, "it has too many scans for its size; at most %d of an image of max_pixels are taken", maxScans)
+	} else {
+		r.err = r.alive()
+	}
+	if r.err != nil {
+		return 0, r.err
+	}
+	if r.at == len(r.data) {
+		return 0, io.EOF
+	}
+	const most = 2048
+	start := max(r.at-1, 0) // between the two bytes of a marker
+	end := min(r.at+min(len(p), most), len(r.data))
+	if i := bytes.Index(r.data[start:end], []byte{0xff, 0xda}); i >= 0 {
+		end = start + i + 2
+		r.scans--
+	}
+	n := copy(p, r.data[r.at:end])
+	r.at = end
+	return n, nil
 }
 
 // isImageType reports whether a blob of the content type may be an image that is taken. If

@@ -17,6 +17,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -351,6 +352,124 @@ func TestBadImageFailsAlone(t *testing.T) {
 	}
 }
 
+// scans returns a progressive JPEG of some bytes for each scan, every one of which visits all
+// blocks of a grey image.
+func scans(side, n int) []byte {
+	segment := func(marker byte, content ...byte) []byte {
+		return append(binary.BigEndian.AppendUint16([]byte{0xff, marker}, uint16(len(content)+2)), content...)
+	}
+	quantization := append([]byte{0}, bytes.Repeat([]byte{1}, 64)...)
+	frame := append(binary.BigEndian.AppendUint16(binary.BigEndian.AppendUint16([]byte{8}, uint16(side)), uint16(side)), 1, 1, 0x11, 0)
+	// The only code, one bit of 0, is a run of 16384 empty blocks or more: 14 bits follow.
+	codes := append(append([]byte{0x10, 1}, make([]byte, 15)...), 0xe0)
+	runs := (side*side/64 + 1<<14 - 1) >> 14
+	scan := append(segment(0xda, 1, 1, 0, 1, 63, 0), make([]byte, (15*runs+7)/8)...)
+	return slices.Concat([]byte{0xff, 0xd8}, segment(0xdb, quantization...), segment(0xc2, frame...), segment(0xc4, codes...), bytes.Repeat(scan, n), []byte{0xff, 0xd9})
+}
+
+func TestScansOfLargeImagesAreBounded(t *testing.T) {
+	t.Parallel()
+	r := newImageDecode(t, runners.ImageDecodeSettings{Width: 4, Height: 4, Channels: runners.Grey, MaxPixels: 4096 * 4096})
+	out := do(t, r, blob(scans(4096, 200)), blob(scans(4096, 12)), blob(scans(64, 200)))
+	if f := out[0].Fault; f == nil || f.Reason != fault.InvalidInput || !strings.Contains(f.Message, "scans") {
+		t.Errorf("200 scans of 4096 by 4096 pixels: got %v, want an invalid input", f)
+	}
+	pixels(t, out[1])
+	pixels(t, out[2])
+}
+
+func TestPNGHasNoScans(t *testing.T) {
+	t.Parallel()
+	data := asPNG(t, noise(2048, 2048))
+	if n := bytes.Count(data, []byte{0xff, 0xda}); n <= 32 {
+		t.Fatalf("the marker is there %d times", n)
+	}
+	r := newImageDecode(t, runners.ImageDecodeSettings{Width: 4, Height: 4, MaxPixels: 2048 * 2048})
+	pixels(t, do(t, r, blob(data))[0])
+}
+
+// lookedAt is a context that calls look whenever its error is asked for.
+type lookedAt struct {
+	context.Context
+	look func() error
+}
+
+func (c lookedAt) Err() error { return c.look() }
+
+// doIn runs an image in a context.
+func doIn(ctx context.Context, r runner.Runner, data []byte) (runner.Outcome, error) {
+	slot, err := r.Acquire(ctx)
+	if err != nil {
+		return runner.Outcome{}, err
+	}
+	s := &sink{outcomes: map[int]runner.Outcome{}}
+	err = slot.Do(ctx, runner.Batch{Rows: 1, Items: []runner.Item{{Inputs: []payload.Part{blob(data)}, Rows: 1}}}, s)
+	return s.outcomes[0], err
+}
+
+func TestDecodingEndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	var photo bytes.Buffer
+	if err := jpeg.Encode(&photo, noise(256, 256), nil); err != nil {
+		t.Fatal(err)
+	}
+	r := newImageDecode(t, runners.ImageDecodeSettings{Width: 4, Height: 4, Concurrency: 4})
+	for name, data := range map[string][]byte{
+		"png": asPNG(t, noise(256, 256)), "jpeg": photo.Bytes(), "scans": scans(64, 50),
+		"resampling": asPNG(t, image.NewGray(image.Rect(0, 0, 1, 1000))),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			looks := 0
+			out, err := doIn(lookedAt{t.Context(), func() error {
+				if looks++; looks > 10 {
+					return context.Canceled
+				}
+				return nil
+			}}, r, data)
+			if err != nil || out.Fault == nil || out.Fault.Reason != fault.Cancelled {
+				t.Errorf("got %v, %v, want CANCELLED", out, err)
+			}
+		})
+	}
+}
+
+func TestLargeImagesShareTheMemory(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newImageDecode(t, runners.ImageDecodeSettings{Width: 4, Height: 4, Concurrency: 3, MaxPixels: 256 * 256})
+		decoding, goOn := make(chan struct{}, 3), make(chan struct{})
+		outcomes := make(chan error, 3)
+		data := asPNG(t, image.NewNRGBA64(image.Rect(0, 0, 256, 256)))
+		for range cap(outcomes) {
+			go func() {
+				looks := 0
+				out, err := doIn(lookedAt{t.Context(), func() error {
+					if looks++; looks == 2 { // the first is before the item runs
+						decoding <- struct{}{}
+						<-goOn
+					}
+					return nil
+				}}, r, data)
+				if out.Fault != nil {
+					err = out.Fault
+				}
+				outcomes <- err
+			}()
+		}
+		synctest.Wait()
+		if n := len(decoding); n != 1 {
+			t.Errorf("%d images of 16 bytes a pixel are decoded at once in the memory of 24 bytes", n)
+		}
+		close(goOn)
+		for range cap(outcomes) {
+			if err := <-outcomes; err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}
+
 func TestImageOfMaxPixelsIsAccepted(t *testing.T) {
 	t.Parallel()
 	for maximum, taken := range map[int]bool{48: true, 47: false} {
@@ -419,7 +538,7 @@ func FuzzAnyBytes(f *testing.F) {
 	}
 	for _, seed := range [][]byte{
 		nil, []byte("text"), good, good[:len(good)-15], asPNG(f, noise(9, 3)), photo.Bytes(), photo.Bytes()[:200],
-		animation.Bytes(), header(60000, 60000), header(3, 3),
+		animation.Bytes(), header(60000, 60000), header(3, 3), scans(64, 2),
 	} {
 		f.Add(seed)
 	}
@@ -464,6 +583,21 @@ func BenchmarkDecode(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				pixels(b, do(b, r, blob(row.data))[0])
+			}
+		})
+	}
+}
+
+func BenchmarkHostileImage(b *testing.B) {
+	r := newImageDecode(b, runners.ImageDecodeSettings{Width: 224, Height: 224})
+	for name, data := range map[string][]byte{
+		"jpeg of 31 scans": scans(5000, 31), "jpeg of 200 scans": scans(5000, 200),
+		"png of 16 bits": asPNG(b, image.NewNRGBA64(image.Rect(0, 0, 5000, 5000))),
+	} {
+		b.Run(name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				do(b, r, blob(data))
 			}
 		})
 	}

@@ -63,8 +63,9 @@ func triangleTaps(source int, ratio float64, i int) []tap {
 }
 
 // resize returns the image as width*height pixels of the reader's channels,
-// row-major, black 0 and white 1. It holds one row of the source at a time.
-func resize(src imageRows, method Resample, width, height int) []float64 {
+// row-major, black 0 and white 1. It holds one row of the source at a time, and ends with
+// alive's error.
+func resize(alive func() error, src imageRows, method Resample, width, height int) ([]float64, error) {
 	across, down := taps(method, src.width, width), taps(method, src.height, height)
 	row := make([]float64, src.width*src.channels)
 	narrow := make([]float64, width*src.channels)
@@ -73,13 +74,16 @@ func resize(src imageRows, method Resample, width, height int) []float64 {
 		if len(targets) == 0 {
 			continue
 		}
+		if err := alive(); err != nil {
+			return nil, err
+		}
 		src.read(y, row)
 		shrink(narrow, row, across, src.channels)
 		for _, t := range targets {
 			accumulate(out[t.source*len(narrow):][:len(narrow)], narrow, t.weight)
 		}
 	}
-	return out
+	return out, nil
 }
 
 // transpose returns, for every source pixel, the target pixels that it is a

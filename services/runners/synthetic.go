@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/mesh/config"
-	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
@@ -100,12 +99,8 @@ func (b *burner) answer(ctx context.Context, item runner.Item) ([]payload.Part, 
 	end := time.Now().Add(b.settings.Duration)
 	state := b.result.Load()
 	for left := b.settings.Iterations; left > 0 || time.Now().Before(end); left -= stride {
-		select {
-		case <-ctx.Done():
-			return nil, fault.From(ctx.Err())
-		case <-item.Cancelled:
-			return nil, fault.New(fault.Cancelled, "nobody waits for the item any more")
-		default:
+		if err := item.Err(ctx); err != nil {
+			return nil, err
 		}
 		n := stride
 		if left > 0 {

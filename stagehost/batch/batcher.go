@@ -50,7 +50,7 @@ func (b *Batcher) Add(now time.Time, item Item) error {
 	g := b.alone
 	if !item.Alone && b.settings.Mode != Stream {
 		g = b.groupOf(item.Key)
-		g.gather.arrived(now)
+		g.gather.recordArrival(now)
 	}
 	e := b.newEntry()
 	b.added++

@@ -154,12 +154,12 @@ func (d *driver) checkItems(b batch.Batch) {
 		rows += it.Rows
 		bytes += it.Bytes
 	}
-	if len(b.Items) == 0 || rows != b.Rows || bytes != b.Bytes || !d.allowed(rows, bytes) {
+	if len(b.Items) == 0 || rows != b.Rows || bytes != b.Bytes || !d.isAllowed(rows, bytes) {
 		d.t.Fatalf("a batch of %d items says %d rows and %d bytes; it has %d and %d", len(b.Items), b.Rows, b.Bytes, rows, bytes)
 	}
 }
 
-func (d *driver) allowed(rows, bytes int) bool {
+func (d *driver) isAllowed(rows, bytes int) bool {
 	return rows <= d.settings.MaxSize && (d.settings.MaxBytes == 0 || bytes <= d.settings.MaxBytes)
 }
 
@@ -231,7 +231,7 @@ func (d *driver) isFull(b batch.Batch) bool {
 			next = &it
 		}
 	}
-	return next != nil && !d.allowed(b.Rows+next.Rows, b.Bytes+next.Bytes)
+	return next != nil && !d.isAllowed(b.Rows+next.Rows, b.Bytes+next.Bytes)
 }
 
 func (d *driver) timeIsUp(items []batch.Item) bool {

@@ -117,8 +117,8 @@ func (g *gather) finished(now time.Time, run Run, queued int, maxWait time.Durat
 	g.staleAt = now.Add(run.Took)
 }
 
-// arrived counts an item as one of a returning caller.
-func (g *gather) arrived(now time.Time) {
+// recordArrival counts an item as one of a returning caller.
+func (g *gather) recordArrival(now time.Time) {
 	g.refresh(now)
 	if g.expected == 0 {
 		return

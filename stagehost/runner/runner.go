@@ -134,6 +134,23 @@ type Item struct {
 // Input returns the input of that name.
 func (it Item) Input(name string) (payload.Part, bool) { return payload.Find(it.Inputs, name) }
 
+// Err returns nil while somebody waits for the item, and its fault otherwise: its batch or
+// itself was cancelled, or its deadline has passed. Long work looks at it now and then.
+func (it Item) Err(ctx context.Context) error {
+	switch {
+	case ctx.Err() != nil:
+		return fault.From(ctx.Err())
+	case !it.Deadline.IsZero() && !time.Now().Before(it.Deadline):
+		return fault.From(context.DeadlineExceeded)
+	}
+	select {
+	case <-it.Cancelled:
+		return fault.New(fault.Cancelled, "nobody waits for the item any more")
+	default:
+		return nil
+	}
+}
+
 // Outcome is the result of one item: Fault, or else Parts.
 type Outcome struct {
 	Parts []payload.Part

@@ -63,6 +63,8 @@ type fleet struct {
 	mesh     pipeline.MeshName
 	registry []any
 	broker   *member
+	// linked is true where each host and gateway reaches the broker by a link of its own.
+	linked bool
 
 	mu              sync.Mutex
 	hosts, gateways []*member
@@ -133,14 +135,14 @@ func (f *fleet) launchHost(s hostSpec) *member {
 	if s.stage == "" {
 		s.stage = "echo"
 	}
-	m := &member{fleet: f, record: f.newFile("record")}
+	m := &member{fleet: f, record: f.newFile("record"), link: f.newLink()}
 	stage := map[string]any{"runner": map[string]any{runnerKind: map[string]any{
 		"record": m.record, "run": s.run.String(), "chunks": s.chunks, "slots": s.slots, "tensor": s.tensor,
 	}}}
 	if s.idle > 0 {
 		stage["stream"] = map[string]any{"idle_timeout": s.idle.String()}
 	}
-	m.args = []string{"stage", s.stage, "--listen", anyPort, "--config", f.meshFile("stages", map[string]any{s.stage: stage})}
+	m.args = []string{"stage", s.stage, "--listen", anyPort, "--config", f.meshFile(m.link, "stages", map[string]any{s.stage: stage})}
 	f.mu.Lock()
 	f.hosts = append(f.hosts, m)
 	f.mu.Unlock()
@@ -150,10 +152,8 @@ func (f *fleet) launchHost(s hostSpec) *member {
 
 // gatewaySpec describes a gateway.
 type gatewaySpec struct {
-	// stages are the route of its pipeline, whose name is pipeline; empty means "echo"
-	// for both.
-	pipeline string
-	stages   []string
+	// pipelines are the stages on the route of each; none means "echo" with the stage "echo".
+	pipelines map[string][]string
 	// drainDelay is how long it serves on after SIGTERM.
 	drainDelay time.Duration
 	env        []string
@@ -174,18 +174,21 @@ func (f *fleet) gatewayOf(s gatewaySpec) *member {
 
 func (f *fleet) launchGateway(s gatewaySpec) *member {
 	f.t.Helper()
-	if s.pipeline == "" {
-		s.pipeline, s.stages = "echo", []string{"echo"}
+	if s.pipelines == nil {
+		s.pipelines = map[string][]string{"echo": {"echo"}}
 	}
-	var steps []any
-	for _, stage := range s.stages {
-		steps = append(steps, map[string]any{"name": stage, "stage": stage})
+	known, pipelines := map[string]any{}, map[string]any{}
+	for name, stages := range s.pipelines {
+		var steps []any
+		for _, stage := range stages {
+			steps = append(steps, map[string]any{"name": stage, "stage": stage})
+			known[stage] = map[string]any{"runner": map[string]any{runnerKind: struct{}{}}}
+		}
+		pipelines[name] = map[string]any{"steps": steps}
 	}
-	config := f.meshFile(
-		"stages", map[string]any{s.stages[0]: map[string]any{"runner": map[string]any{runnerKind: struct{}{}}}},
-		"pipelines", map[string]any{s.pipeline: map[string]any{"steps": steps}},
-		"gateway", map[string]any{"drain_delay": s.drainDelay.String()})
-	m := &member{fleet: f, env: s.env, args: []string{"gateway", "--admin", anyPort, "--config", config}}
+	m := &member{fleet: f, env: s.env, link: f.newLink()}
+	m.args = []string{"gateway", "--admin", anyPort, "--config", f.meshFile(m.link,
+		"stages", known, "pipelines", pipelines, "gateway", map[string]any{"drain_delay": s.drainDelay.String()})}
 	m.launch()
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -208,11 +211,24 @@ func (f *fleet) newFile(name string) string {
 	return file.Name()
 }
 
-// meshFile writes a mesh file with these sections, as JSON, which YAML includes.
-func (f *fleet) meshFile(sections ...any) string {
+// newLink returns a member's link to the broker, nil where the fleet has none.
+func (f *fleet) newLink() *testbed.Link {
+	if !f.linked {
+		return nil
+	}
+	return testbed.StartLink(f.t, f.broker.address())
+}
+
+// meshFile writes a mesh file with these sections, as JSON, which YAML includes. A nil
+// link is a direct connection to the broker.
+func (f *fleet) meshFile(link *testbed.Link, sections ...any) string {
 	f.t.Helper()
+	url := f.url()
+	if link != nil {
+		url = "nats://" + link.Addr()
+	}
 	file := map[string]any{
-		"mesh": f.mesh, "nats": map[string]any{"url": f.url()},
+		"mesh": f.mesh, "nats": map[string]any{"url": url},
 		"registry": f.registry[(len(f.hosts)+len(f.gateways))%len(f.registry)],
 	}
 	for i := 0; i < len(sections); i += 2 {
@@ -249,6 +265,8 @@ type member struct {
 	fleet *fleet
 	args  []string
 	env   []string
+	// link is its way to the broker in a linked fleet.
+	link *testbed.Link
 	// record is the file in which a host records its runs.
 	record string
 	// stalls is the file in which the process records late timers.

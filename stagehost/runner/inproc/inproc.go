@@ -19,7 +19,6 @@ import (
 	"fmt"
 	"runtime/debug"
 	"sync"
-	"time"
 
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -160,32 +159,14 @@ func answerItem(ctx context.Context, item runner.Item, answer EachFunc) (out run
 			out = runner.Failed(runner.FaultOf(&PanicError{Cause: cause, Stack: debug.Stack()}))
 		}
 	}()
-	if f := unwantedFault(ctx, item); f != nil {
-		return runner.Failed(f)
+	if err := item.Err(ctx); err != nil {
+		return runner.Failed(runner.FaultOf(err))
 	}
 	parts, err := answer(ctx, item)
 	if err != nil {
 		return runner.Failed(runner.FaultOf(err))
 	}
 	return runner.Output(parts...)
-}
-
-// unwantedFault returns the fault of an item that does not run: its batch was cancelled,
-// or the item was, or its deadline passed while its neighbours ran. It returns nil for an
-// item that runs.
-func unwantedFault(ctx context.Context, item runner.Item) *fault.Fault {
-	switch {
-	case ctx.Err() != nil:
-		return fault.From(ctx.Err())
-	case !item.Deadline.IsZero() && !time.Now().Before(item.Deadline):
-		return fault.From(context.DeadlineExceeded)
-	}
-	select {
-	case <-item.Cancelled:
-		return fault.New(fault.Cancelled, "nobody waits for the item any more")
-	default:
-		return nil
-	}
 }
 
 // StreamFunc answers one item in chunks, and returns the whole answer, or nothing where

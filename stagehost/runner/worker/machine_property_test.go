@@ -8,8 +8,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// allowed are the transitions that exist.
-func allowed(from, to State) bool {
+// isAllowed reports whether the transition exists.
+func isAllowed(from, to State) bool {
 	switch from {
 	case Dead:
 		return to == Startup
@@ -42,7 +42,7 @@ type model struct {
 }
 
 func (m *model) edge(e Transition) {
-	if e.From != m.seen || !allowed(e.From, e.To) {
+	if e.From != m.seen || !isAllowed(e.From, e.To) {
 		m.Fatalf("an edge from %s to %s in state %s", e.From, e.To, m.seen)
 	}
 	m.seen = e.To
