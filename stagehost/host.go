@@ -139,6 +139,7 @@ func New(s Settings) (*Host, error) {
 		return nil, err
 	}
 	s.Config = s.Config.withDefaults()
+	s.RunRecords.Replicas = cmp.Or(s.RunRecords.Replicas, s.Queue.Replicas)
 	s.Logger = s.Logger.With("stage", s.Stage, "host", s.Host)
 	s.Bus.Mesh, s.Bus.Name, s.Bus.Logger = s.Mesh, "stagehost "+string(s.Host), s.Logger
 	m, err := newMetrics(s.Meter, s.Stage, s.Host)

@@ -248,7 +248,7 @@ func (e *itemArrived) apply(l *loop) {
 		l.host.rejectUnadmitted(it, fault.Newf(fault.Overloaded, "%w", err))
 		return
 	}
-	if _, cancelled := l.cancelledIDs[it.env.RequestID]; cancelled {
+	if l.cancelledIDs.has(it.env.RequestID) {
 		l.dropCancelled(it)
 		return
 	}

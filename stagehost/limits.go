@@ -61,8 +61,8 @@ const (
 	// maxDirectCalls bounds the direct calls in flight, maxDirectBytes a message of one.
 	maxDirectCalls = 16
 	maxDirectBytes = 16 << 20
-	// maxCancelled bounds the cancelled requests that the host remembers, and the
-	// cancel messages that wait for the loop. More than that are forgotten.
+	// maxCancelled bounds the cancelled requests that the host remembers, with a known
+	// and with an unknown deadline each, and the cancel messages that wait for the loop.
 	maxCancelled = 1 << 16
 	// eventsPerTurn bounds the events applied before batches are formed, so that items
 	// that arrive together can run together and nothing waits for long.

@@ -46,13 +46,12 @@ type loop struct {
 
 func newLoop(h *Host) *loop {
 	return &loop{
-		host:         h,
-		ledger:       newLedger(h.settings.MaxInFlight + maxDirectCalls),
-		batcher:      batch.New(h.settings.Batch),
-		retries:      map[batch.ID]*item{},
-		failing:      map[string]int{},
-		cancelledIDs: cancelledRequests{},
-		empty:        make(chan struct{}),
+		host:    h,
+		ledger:  newLedger(h.settings.MaxInFlight + maxDirectCalls),
+		batcher: batch.New(h.settings.Batch),
+		retries: map[batch.ID]*item{},
+		failing: map[string]int{},
+		empty:   make(chan struct{}),
 	}
 }
 

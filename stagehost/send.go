@@ -256,10 +256,11 @@ func backoff(tries int) time.Duration {
 
 // mayRetry reports whether to send the message again. Messages to store are
 // retried until they are stored, for memory requests until the deadline. Other
-// messages are retried until the deadline: a full queue drains sooner or later,
-// and a lost acknowledgement says nothing about the message. A missing gateway or
-// queue gets missingGrace, the time of a reconnect, and so does the gateway of a
-// stored result. No destination may hold up all others.
+// messages are retried until the deadline: the broker comes back, a full queue
+// drains sooner or later, and a lost acknowledgement says nothing about the
+// message. A missing gateway or queue gets missingGrace, the time of a reconnect,
+// and so does the gateway of a stored result. No destination may hold up all
+// others, unless the broker is what holds up all.
 func (l *loop) mayRetry(it *item, err error) bool {
 	if errors.Is(err, bus.ErrTooLarge) || errors.Is(err, bus.ErrClosed) {
 		return false
@@ -277,8 +278,18 @@ func (l *loop) mayRetry(it *item, err error) bool {
 		return false
 	case it.replyStored && now.Sub(it.firstTry) >= missingGrace:
 		return false
+	case it.isBrokerDown(err):
+		l.clearFailing(it)
+		it.missingSince = time.Time{}
+		return true
 	}
 	return l.mayWait(it) && it.missingFor(err, now) < missingGrace
+}
+
+// isBrokerDown reports whether the broker has not taken the item's message, and not its
+// receiver. A reply without an acknowledgement has reached the broker.
+func (it *item) isBrokerDown(err error) bool {
+	return errors.Is(err, bus.ErrDisconnected) || errors.Is(err, bus.ErrUnknown) && !it.isReply
 }
 
 // missingFor returns how long the item's destination has been missing.

@@ -62,7 +62,9 @@ type fleet struct {
 	folder   string
 	mesh     pipeline.MeshName
 	registry []any
-	broker   *member
+	// brokers are one, or a cluster; broker is the first of them.
+	broker  *member
+	brokers []*member
 	// linked is true where each host and gateway reaches the broker by a link of its own.
 	linked bool
 
@@ -84,6 +86,12 @@ func consulRegistry(a *testbed.ConsulAgent) any {
 // without one they use the shared Consul agent.
 func newFleet(t testing.TB, registry ...any) *fleet {
 	t.Helper()
+	return newFleetOn(t, 1, registry...)
+}
+
+// newFleetOn is newFleet with a cluster of that many brokers.
+func newFleetOn(t testing.TB, brokers int, registry ...any) *fleet {
+	t.Helper()
 	if len(registry) == 0 {
 		agent, err := sharedConsul.Agent()
 		if err != nil {
@@ -92,12 +100,37 @@ func newFleet(t testing.TB, registry ...any) *fleet {
 		registry = []any{consulRegistry(agent)}
 	}
 	f := &fleet{t: t, folder: t.TempDir(), mesh: pipeline.MeshName("fleet-" + uuid.NewString()[:8]), registry: registry}
-	f.broker = &member{fleet: f, args: []string{"broker", filepath.Join(f.folder, "broker")}}
-	f.broker.start()
+	routes, err := testbed.FreePorts(brokers)
+	must(t, err)
+	for i := range brokers {
+		args := []string{"broker", "--folder", filepath.Join(f.folder, brokerName(i))}
+		if brokers > 1 {
+			args = append(args, "--name", brokerName(i), "--cluster", fmt.Sprint(routes[i]))
+			for _, port := range routes {
+				args = append(args, fmt.Sprint(port))
+			}
+		}
+		f.brokers = append(f.brokers, &member{fleet: f, args: args})
+	}
+	f.broker = f.brokers[0]
+	for _, broker := range f.brokers {
+		broker.launch()
+	}
+	for _, broker := range f.brokers {
+		broker.awaitReady()
+	}
 	return f
 }
 
-func (f *fleet) url() string { return "nats://" + f.broker.address() }
+func brokerName(i int) string { return fmt.Sprintf("broker-%d", i) }
+
+func (f *fleet) url() string {
+	var urls []string
+	for _, broker := range f.brokers {
+		urls = append(urls, "nats://"+broker.address())
+	}
+	return strings.Join(urls, ",")
+}
 
 // hostSpec describes a host of a stage that answers each text with the text and the name
 // of the run: no two runs give the same answer. A text that begins with holdPrefix holds
@@ -139,6 +172,9 @@ func (f *fleet) launchHost(s hostSpec) *member {
 	stage := map[string]any{"runner": map[string]any{runnerKind: map[string]any{
 		"record": m.record, "run": s.run.String(), "chunks": s.chunks, "slots": s.slots, "tensor": s.tensor,
 	}}}
+	if n := len(f.brokers); n > 1 {
+		stage["queue"] = map[string]any{"replicas": n, "durabilities": []string{"file"}}
+	}
 	if s.idle > 0 {
 		stage["stream"] = map[string]any{"idle_timeout": s.idle.String()}
 	}
@@ -230,6 +266,11 @@ func (f *fleet) meshFile(link *testbed.Link, sections ...any) string {
 	file := map[string]any{
 		"mesh": f.mesh, "nats": map[string]any{"url": url},
 		"registry": f.registry[(len(f.hosts)+len(f.gateways))%len(f.registry)],
+	}
+	if n := len(f.brokers); n > 1 {
+		for _, store := range []string{"results", "idempotency", "dead_letters"} {
+			file[store] = map[string]any{"replicas": n}
+		}
 	}
 	for i := 0; i < len(sections); i += 2 {
 		file[sections[i].(string)] = sections[i+1]
