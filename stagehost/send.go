@@ -349,9 +349,9 @@ func (l *loop) resend(now time.Time) {
 }
 
 // giveUpSending gives up on a message. An output that cannot go on to the next
-// stage becomes a fault. A reply that cannot be delivered is dropped, and so is
-// the output of a request in memory whose deadline has passed. Durable items are
-// stored or naked.
+// stage becomes a fault. A reply that its gateway does not take is stored, and
+// dropped after that; so is the output of a request in memory whose deadline has
+// passed. Durable items are stored or naked.
 func (l *loop) giveUpSending(it *item, err error) {
 	switch {
 	case it.mustStore():
@@ -360,6 +360,8 @@ func (l *loop) giveUpSending(it *item, err error) {
 		l.nak(it)
 	case it.env.StoresResult() && !it.isReply && it.expired(time.Now()):
 		l.sendFaultInstead(it, it.deadlineFault())
+	case it.isReply && !it.replyStored && !errors.Is(err, bus.ErrClosed) && !it.expired(time.Now()):
+		l.storeReply(it)
 	case it.isReply, errors.Is(err, bus.ErrClosed), it.expired(time.Now()):
 		l.host.metrics.countUndelivered("dropped")
 		l.settle(it)
@@ -367,6 +369,25 @@ func (l *loop) giveUpSending(it *item, err error) {
 		l.host.settings.Logger.Debug("item cannot go on", "next", it.destination(), "error", err)
 		l.sendFaultInstead(it, bus.FaultOf(err, it.env.Route[it.env.Position+1].Stage))
 	}
+}
+
+// storeReply stores a reply before it is sent once more: its gateway is cut off, and
+// looks for it when it is connected again.
+func (l *loop) storeReply(it *item) {
+	message := it.outbox[0]
+	reply, err := envelope.DecodeReply(message.Body())
+	if err != nil {
+		l.host.internalError("reply cannot be stored", err)
+		l.settle(it)
+		return
+	}
+	stored, err := l.host.bus.Result(it.env.Result(reply, time.Now()))
+	if err != nil {
+		l.sendFaultInstead(it, encodeFault(it.env.Hop(), err))
+		return
+	}
+	l.replaceOutbox(it, []outgoing{{stored, toResults}, message})
+	l.send(it)
 }
 
 // giveUpStoring gives up on a message to store: it is too large, because the

@@ -40,6 +40,9 @@ type Message struct {
 // Size returns the bytes of the message's body.
 func (m Message) Size() int { return len(m.data) }
 
+// Body returns the message's encoded body.
+func (m Message) Body() []byte { return m.data }
+
 // Receipt is the acknowledgement of a message.
 type Receipt struct {
 	// Seq is the message's sequence number in its stream; 0 for a reply.

@@ -20,6 +20,25 @@ func (f *fleet) hold() *load {
 	return l
 }
 
+// Nothing but the connection of their gateway fails, for longer than hosts wait for it.
+func TestAnswersReachAGatewayThatWasCutOff(t *testing.T) {
+	t.Parallel()
+	const callers = 200
+	f := newFleet(t, noRegistry)
+	f.linked = true
+	host, g := f.slow(20*time.Millisecond), f.gateway()
+	l := f.load(loadSpec{requests: callers, inFlight: callers, http2: true})
+	testbed.Eventually(t, "all requests are queued", func() bool { return f.queue("echo", pipeline.Memory).state().LastSeq == callers })
+	g.link.Cut()
+	waiting := callers - l.answerCount()
+	testbed.Eventually(t, "the host has sent all answers", func() bool {
+		return host.count("stagemesh_stage_items_in_flight") == 0 && f.queue("echo", pipeline.Memory).state().Msgs == 0
+	})
+	g.link.Mend()
+	l.wait().checkAllRight(t)
+	t.Logf("%d callers waited", waiting)
+}
+
 // Callers of memory requests wait while the broker is disconnected, and are answered soon after its
 // return that the queue is lost. It runs alone, as it measures times.
 func TestCallersOfALostQueueAreAnsweredSoon(t *testing.T) {
