@@ -206,8 +206,7 @@ func (l *loop) expireOne(it *item) {
 }
 
 func (it *item) deadlineFault() *fault.Fault {
-	timeout := it.env.Timeout().Round(time.Millisecond)
-	return fault.Newf(fault.DeadlineExceeded, "no answer within %s; the deadline passed at stage %s", timeout, it.env.Hop().Stage)
+	return fault.Newf(fault.DeadlineExceeded, "no answer within %s; the deadline passed at stage %s", it.env.TimeoutText(), it.env.Hop().Stage)
 }
 
 // extend extends the deliveries in flight. After an abandoned drain it does not,

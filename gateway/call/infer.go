@@ -275,7 +275,7 @@ func deadlineFault(f *fault.Fault, env *envelope.Envelope) *fault.Fault {
 	if f.Reason != fault.DeadlineExceeded || !errors.Is(f, context.DeadlineExceeded) {
 		return f
 	}
-	return fault.Newf(fault.DeadlineExceeded, "no answer within %s", env.Timeout().Round(time.Millisecond)).Caused(context.DeadlineExceeded)
+	return fault.Newf(fault.DeadlineExceeded, "no answer within %s", env.TimeoutText()).Caused(context.DeadlineExceeded)
 }
 
 // logFailure logs the fault and returns it with the request's ID: at debug level, or

@@ -234,6 +234,7 @@ func TestDeadlineFaultNamesTheTimeout(t *testing.T) {
 			b.t.Cleanup(func() { _ = silent.Unsubscribe() })
 		},
 		"in the queue": func(b *bed) { b.serves(func(*envelope.Envelope) {}) },
+		"before that":  func(*bed) {},
 	} {
 		t.Run(where, func(t *testing.T) {
 			t.Parallel()
@@ -241,9 +242,12 @@ func TestDeadlineFaultNamesTheTimeout(t *testing.T) {
 			stand(b)
 			r := ask("x")
 			r.Timeout = 50 * time.Millisecond
+			if where == "before that" {
+				r.Timeout = time.Microsecond // as tritonclient's timeout=1
+			}
 			response, err := b.service.Infer(t.Context(), r)
 			f := wantFault(t, response, err, fault.DeadlineExceeded)
-			if f.Message != "no answer within 50ms" || !errors.Is(f, context.DeadlineExceeded) {
+			if f.Message != "no answer within "+r.Timeout.String() || !errors.Is(f, context.DeadlineExceeded) {
 				t.Errorf("got %q, caused by %v", f.Message, errors.Unwrap(f))
 			}
 		})
