@@ -23,6 +23,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/pipelines"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/process"
 )
 
@@ -232,6 +233,15 @@ func (g *Gateway) isStopping() bool {
 	default:
 		return false
 	}
+}
+
+// probe is health for callers without a token. The implicit pipelines of single stages
+// are unknown to it: they have any name, and each would be a question to the broker.
+func (g *Gateway) probe(ctx context.Context, name string) error {
+	if _, implicit := pipeline.StageOf(pipeline.Name(name)); implicit {
+		return fault.New(fault.UnknownPipeline, "probes are for pipelines with a name of their own")
+	}
+	return g.health(ctx, name)
 }
 
 // health reports the health of the gateway, named "", or of one of its pipelines.
