@@ -89,6 +89,7 @@ func (p *Port) ready() (string, error) {
 // Bounds on the requests of operators, and on the end of the port.
 const (
 	readHeaderTimeout = 5 * time.Second
+	bodyTimeout       = time.Second
 	stopTimeout       = 5 * time.Second
 )
 
@@ -152,10 +153,21 @@ func portHandler(ready readiness, metrics http.Handler) http.Handler {
 	return mux
 }
 
+// boundBodies bounds the time for a body. Hardly any request has one, and net/http waits for
+// it before it answers.
+func boundBodies(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Body != http.NoBody {
+			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyTimeout)) // every connection has deadlines
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
 // servePort serves the handler until the context ends, and waits for the responses that
 // are being written.
 func servePort(ctx context.Context, listener net.Listener, handler http.Handler) error {
-	server := &http.Server{Handler: handler, ReadHeaderTimeout: readHeaderTimeout}
+	server := &http.Server{Handler: boundBodies(handler), ReadHeaderTimeout: readHeaderTimeout}
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
 	select {

@@ -119,11 +119,11 @@ func (p *pipes) Close() error {
 func (p *pipes) Addr() net.Addr { return &net.UnixAddr{Name: "memory", Net: "unix"} }
 
 // ask sends a request and returns where the answer comes from.
-func (p *pipes) ask(t *testing.T) net.Conn {
+func (p *pipes) ask(t *testing.T, headers string) net.Conn {
 	t.Helper()
 	client, server := net.Pipe()
 	p.conns <- server
-	if _, err := io.WriteString(client, "GET / HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
+	if _, err := io.WriteString(client, "GET /livez HTTP/1.1\r\nHost: localhost\r\n"+headers+"\r\n"); err != nil {
 		t.Fatal(err)
 	}
 	return client
@@ -158,7 +158,7 @@ func TestStopWaitsForResponsesWithALimit(t *testing.T) {
 						}
 					}))
 				}()
-				conn := listener.ask(t)
+				conn := listener.ask(t, "")
 				defer conn.Close()
 				answer := make(chan bool, 1)
 				go func() {
@@ -183,6 +183,28 @@ func TestStopWaitsForResponsesWithALimit(t *testing.T) {
 			})
 		})
 	}
+}
+
+func TestPortDoesNotWaitForBodies(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ctx, stop := context.WithCancel(t.Context())
+		listener := newPipes()
+		served := make(chan error, 1)
+		go func() { served <- servePort(ctx, listener, portHandler(isReady, metrics())) }()
+		conn := listener.ask(t, "Content-Length: 100\r\n")
+		defer conn.Close()
+		begin := time.Now()
+		response, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		if took := time.Since(begin); err != nil || response.StatusCode != http.StatusOK || took > 2*time.Second {
+			t.Fatalf("got %v, %v after %s", response, err, took)
+		}
+		response.Body.Close()
+		stop()
+		if err := <-served; err != nil {
+			t.Errorf("Serve: %v", err)
+		}
+	})
 }
 
 func TestServePortReturnsWhenItsListenerFails(t *testing.T) {
