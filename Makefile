@@ -24,8 +24,8 @@ OPS    = $(if $(ONCE),127.0.0.1:0)
 RUN    = bin/digits $(if $(ONCE),--once) $(LISTEN:%=--listen %) $(ADMIN:%=--admin %) $(OPS:%=--ops %)
 
 # The modules that are built and tested together (go.work), and their packages.
-MODULES      := . bench proto sdk/go
-PACKAGES     := ./... ./bench/... ./proto/... ./sdk/go/...
+MODULES      := . bench
+PACKAGES     := ./... ./bench/...
 # The tests of many processes, which hold times and allocations to bounds: they run by
 # themselves and never with the race detector. They need a Consul agent.
 FLEET        := ./services/meshtest/fleet

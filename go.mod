@@ -2,13 +2,6 @@ module github.com/stagemesh/stagemesh
 
 go 1.26.0
 
-// The modules of this repository are developed together; a release replaces
-// these by versions.
-replace (
-	github.com/stagemesh/stagemesh/proto => ./proto
-	github.com/stagemesh/stagemesh/sdk/go => ./sdk/go
-)
-
 require (
 	connectrpc.com/connect v1.21.1
 	connectrpc.com/cors v0.1.0
@@ -32,14 +25,13 @@ require (
 	github.com/schollz/progressbar/v3 v3.18.0
 	github.com/spf13/cobra v1.10.2
 	github.com/spf13/pflag v1.0.9
-	github.com/stagemesh/stagemesh/proto v0.0.0
-	github.com/stagemesh/stagemesh/sdk/go v0.0.0
 	github.com/tinylib/msgp v1.6.5
 	go.opentelemetry.io/otel v1.47.0
 	go.opentelemetry.io/otel/exporters/prometheus v0.69.0
 	go.opentelemetry.io/otel/metric v1.47.0
 	go.opentelemetry.io/otel/sdk/metric v1.47.0
 	go.uber.org/goleak v1.3.0
+	golang.org/x/mod v0.42.0
 	golang.org/x/sync v0.24.0
 	golang.org/x/sys v0.49.0
 	google.golang.org/genproto/googleapis/rpc v0.0.0-20261019180522-ce908d29299b

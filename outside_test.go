@@ -1,63 +1,145 @@
 package stagemesh_test
 
 import (
-	"context"
 	"debug/buildinfo"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
-	"syscall"
 	"testing"
 
+	"golang.org/x/mod/module"
+	"golang.org/x/mod/zip"
+
 	"github.com/stagemesh/stagemesh"
-	"github.com/stagemesh/stagemesh/internal/meshfile"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 )
 
-// buildOutside builds the program of docs/runners.md in a module outside the repository, without C.
-func buildOutside(t *testing.T) (program string) {
+// outside is a module of a user: it lies outside the repository, and gets this module by
+// `go get` from a proxy.
+type outside struct {
+	t      *testing.T
+	folder string
+	env    []string
+}
+
+func newOutside(t *testing.T) outside {
 	t.Helper()
-	repository, err := filepath.Abs(".")
+	cache, err := exec.Command("go", "env", "GOMODCACHE", "GOPROXY").Output()
 	if err != nil {
 		t.Fatal(err)
 	}
-	module, err := os.ReadFile("go.mod")
+	known, proxies, _ := strings.Cut(strings.TrimSpace(string(cache)), "\n")
+	proxy := t.TempDir()
+	publish(t, proxy)
+	return outside{t: t, folder: t.TempDir(), env: append(os.Environ(),
+		// Modules of others come from where they were fetched before, and were verified.
+		"GOPROXY=file://"+proxy+",file://"+filepath.Join(known, "cache", "download")+","+proxies,
+		"GOSUMDB=off", "GOMODCACHE="+t.TempDir(), "GOWORK=off", "CGO_ENABLED=0",
+		// The test can remove the folders of modules, and builds the same in any folder.
+		"GOFLAGS=-modcacherw -trimpath",
+	)}
+}
+
+// publish writes the tree, as git has it or would add it, into a file-system proxy: the
+// only version of this module.
+func publish(t *testing.T, proxy string) {
+	t.Helper()
+	self := module.Version{Path: "github.com/stagemesh/stagemesh", Version: "v0.0.1"}
+	listed, err := exec.Command("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard").Output()
 	if err != nil {
 		t.Fatal(err)
 	}
-	sums, err := os.ReadFile("go.sum")
+	var files []zip.File
+	for name := range strings.SplitSeq(strings.TrimSuffix(string(listed), "\x00"), "\x00") {
+		if _, err := os.Lstat(name); err == nil {
+			files = append(files, treeFile(name))
+		}
+	}
+	requirements, err := os.ReadFile("go.mod")
 	if err != nil {
 		t.Fatal(err)
 	}
-	source, err := os.ReadFile("testdata/greeter_test.go")
-	if err != nil {
+	folder := filepath.Join(proxy, self.Path, "@v")
+	if err := os.MkdirAll(folder, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	// The requirements are the repository's, so that nothing is looked up.
-	text := strings.Replace(string(module), "module github.com/stagemesh/stagemesh\n", "module example.com/greeter\n", 1)
-	text = strings.ReplaceAll(text, "=> ./", "=> "+repository+"/")
-	text += fmt.Sprintf("\nrequire github.com/stagemesh/stagemesh v0.0.0\n\nreplace github.com/stagemesh/stagemesh => %s\n", repository)
-	folder := t.TempDir()
-	for name, data := range map[string]string{"go.mod": text, "go.sum": string(sums), "main.go": string(source)} {
-		if err := os.WriteFile(filepath.Join(folder, name), []byte(data), 0o600); err != nil {
+	for ending, data := range map[string]string{".info": fmt.Sprintf(`{"Version":%q}`, self.Version), ".mod": string(requirements)} {
+		if err := os.WriteFile(filepath.Join(folder, self.Version+ending), []byte(data), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	program = filepath.Join(folder, "greeter")
-	build := exec.Command("go", "build", "-ldflags=-s -w", "-o", program, ".")
-	build.Dir, build.Env = folder, append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off", "GOFLAGS=-mod=mod")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build: %v\n%s", err, out)
+	if err := os.WriteFile(filepath.Join(folder, "list"), []byte(self.Version+"\n"), 0o600); err != nil {
+		t.Fatal(err)
 	}
-	return program
+	archive, err := os.Create(filepath.Join(folder, self.Version+".zip"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer archive.Close()
+	if err := zip.Create(archive, self, files); err != nil {
+		t.Fatal(err)
+	}
 }
 
-func TestProgramOfAnotherModuleServesAStage(t *testing.T) {
+// treeFile is a file of the repository, by its name from the root.
+type treeFile string
+
+func (f treeFile) Path() string                 { return filepath.ToSlash(string(f)) }
+func (f treeFile) Lstat() (os.FileInfo, error)  { return os.Lstat(string(f)) }
+func (f treeFile) Open() (io.ReadCloser, error) { return os.Open(string(f)) }
+
+// write adds a program to the module: a folder with a file of testdata.
+func (o outside) write(program string) {
+	o.t.Helper()
+	source, err := os.ReadFile(filepath.Join("testdata", program+"_test.go"))
+	if err != nil {
+		o.t.Fatal(err)
+	}
+	folder := filepath.Join(o.folder, program)
+	if err := os.Mkdir(folder, 0o700); err != nil {
+		o.t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(folder, "main.go"), source, 0o600); err != nil {
+		o.t.Fatal(err)
+	}
+}
+
+// do runs a command in the module and returns its output.
+func (o outside) do(name string, arguments ...string) string {
+	o.t.Helper()
+	cmd := exec.Command(name, arguments...)
+	cmd.Dir, cmd.Env = o.folder, o.env
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		o.t.Fatalf("%s: %v\n%s", strings.Join(cmd.Args, " "), err, out)
+	}
+	return string(out)
+}
+
+func TestModuleOutsideTheRepositoryGetsTheLibrary(t *testing.T) {
 	t.Parallel()
-	program := buildOutside(t)
+	o := newOutside(t)
+	o.write("shout")
+	o.write("greeter")
+	o.do("go", "mod", "init", "example.com/outside")
+	o.do("go", "get", "github.com/stagemesh/stagemesh")
+	o.do("go", "build", "-ldflags=-s -w", "-o", "bin/", "./shout", "./greeter")
+	if said := o.do("bin/shout"); said != "HELLO!\n" {
+		t.Errorf("the program of README.md wrote %q", said)
+	}
+	greeter := filepath.Join(o.folder, "bin", "greeter")
+	linksNoModelRuntime(t, greeter)
+	servesAStage(t, greeter)
+}
+
+// linksNoModelRuntime holds that the library links no shipped stage.
+func linksNoModelRuntime(t *testing.T, program string) {
+	t.Helper()
 	info, err := buildinfo.ReadFile(program)
 	if err != nil {
 		t.Fatal(err)
@@ -67,30 +149,27 @@ func TestProgramOfAnotherModuleServesAStage(t *testing.T) {
 			t.Error("the library links a shipped stage: the runtime for models is in the program")
 		}
 	}
+}
+
+// servesAStage holds that the program of docs/runners.md joins a mesh, and drains.
+func servesAStage(t *testing.T, program string) {
+	t.Helper()
 	broker := testbed.StartBroker(t)
-	m := start(t, newMesh(t, stagemesh.Settings{Mesh: "outside", NATS: meshfile.NATS{URL: broker.URL()}}))
+	m := start(t, newMesh(t, stagemesh.Settings{Mesh: "outside", NATS: stagemesh.NATS{URL: broker.URL()}}))
 	file := filepath.Join(t.TempDir(), "mesh.yaml")
 	if err := os.WriteFile(file, []byte("mesh: outside\nregistry: {none: true}\nstages: {hello: {runner: {greet: {greeting: hello}}}}\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	var out, errOut testbed.Log
-	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), program, "hello", "--config", file, "--ops", "127.0.0.1:0")
+	cmd := exec.Command(program, "hello", "--config", file, "--ops", "127.0.0.1:0")
 	cmd.Env = append(os.Environ(), "STAGEMESH_NATS="+broker.URL())
-	cmd.Stdout, cmd.Stderr = &out, &errOut
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	ended := make(chan error, 1)
-	go func() { ended <- cmd.Wait() }()
-	testbed.Eventually(t, "the stage is ready", func() bool { return strings.HasPrefix(out.String(), "stage hello of mesh outside is ready on host ") })
+	host := testbed.StartProcess(t, cmd)
+	host.Match(regexp.MustCompile("^stage hello of mesh outside is ready on host "))
 	answer, err := m.Infer(t.Context(), &stagemesh.Request{Pipeline: "stage:hello", Inputs: []payload.Part{payload.OfBlob("", "text/plain", []byte("world"))}})
 	if err != nil || string(answer.Outputs[0].Blob.Data) != "hello world" {
 		t.Errorf("got %v, %v", answer, err)
 	}
-	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
-	if err := testbed.Receive(t, "the end of the program", ended); err != nil || !strings.Contains(errOut.String(), "msg=drained") {
-		t.Errorf("it ended with %v and logged\n%s", err, errOut.String())
+	host.Stop()
+	if !strings.Contains(host.Err.String(), "msg=drained") {
+		t.Errorf("it logged\n%s", host.Err.String())
 	}
 }

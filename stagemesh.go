@@ -46,6 +46,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -76,12 +77,18 @@ type Request = call.Request
 // Response is what Infer and Stream return.
 type Response = call.Response
 
+// NATS is the broker of a mesh.
+type NATS = meshfile.NATS
+
+// RegistryConfig is the registry of a mesh.
+type RegistryConfig = meshfile.RegistryConfig
+
 // Settings are the settings of a mesh in one process. Zero values mean the defaults.
 type Settings struct {
 	// Mesh names the mesh; empty means "local".
 	Mesh pipeline.MeshName
 	// NATS is the broker: one in the process unless it has a URL.
-	NATS meshfile.NATS
+	NATS NATS
 	// Gateway is the public port and the bounds of the gateway. Its mesh, id,
 	// catalog, results, idempotency and bus are filled in.
 	Gateway gateway.Settings
@@ -93,7 +100,7 @@ type Settings struct {
 	DeadLetters store.Settings
 	Idempotency store.Settings
 	// Registry is where hosts register; nil means nowhere.
-	Registry *meshfile.RegistryConfig
+	Registry *RegistryConfig
 	// Logger may be nil: nothing is logged.
 	Logger *slog.Logger
 	// Meter may be nil: nothing is counted.
@@ -365,6 +372,17 @@ func (m *Mesh) Ready() error {
 		errs = append(errs, h.Ready())
 	}
 	return errors.Join(errs...)
+}
+
+// remarks returns what is wrong although the mesh is ready, one line for each worker.
+func (m *Mesh) remarks() string {
+	var out []string
+	if p := m.parts.Load(); p != nil {
+		for _, h := range p.hosts {
+			out = append(out, h.Remarks()...)
+		}
+	}
+	return strings.Join(out, "\n")
 }
 
 // Run starts the mesh, serves until the context ends or a part fails, and stops it.

@@ -2,12 +2,8 @@ module github.com/stagemesh/stagemesh/bench
 
 go 1.26.0
 
-// The modules of this repository are developed together.
-replace (
-	github.com/stagemesh/stagemesh => ../
-	github.com/stagemesh/stagemesh/proto => ../proto
-	github.com/stagemesh/stagemesh/sdk/go => ../sdk/go
-)
+// It measures the tree that it lies in.
+replace github.com/stagemesh/stagemesh => ../
 
 require (
 	connectrpc.com/connect v1.21.1
@@ -15,7 +11,6 @@ require (
 	github.com/nats-io/nats.go v1.55.0
 	github.com/spf13/cobra v1.10.2
 	github.com/stagemesh/stagemesh v0.0.0
-	github.com/stagemesh/stagemesh/proto v0.0.0
 	go.uber.org/goleak v1.3.0
 	golang.org/x/sync v0.24.0
 )
@@ -72,7 +67,6 @@ require (
 	github.com/santhosh-tekuri/jsonschema/v6 v6.0.3 // indirect
 	github.com/schollz/progressbar/v3 v3.18.0 // indirect
 	github.com/spf13/pflag v1.0.9 // indirect
-	github.com/stagemesh/stagemesh/sdk/go v0.0.0 // indirect
 	github.com/tinylib/msgp v1.6.5 // indirect
 	github.com/x448/float16 v0.8.4 // indirect
 	go.opentelemetry.io/auto/sdk v1.2.1 // indirect

@@ -1,7 +1,7 @@
 package stagehost
 
 import (
-	"maps"
+	"container/heap"
 	"sync"
 	"time"
 
@@ -59,7 +59,12 @@ func (cancelsArrived) apply(l *loop) {
 	cancelled := map[pipeline.RequestID]bool{}
 	for _, cancel := range l.host.cancels.take() {
 		cancelled[cancel.RequestID] = true
-		l.cancelledIDs.add(cancel.RequestID, earlier(cancel.Deadline, latest), now)
+		switch {
+		case cancel.Deadline.IsZero():
+			l.cancelledIDs.add(cancel.RequestID, latest, false)
+		case now.Before(cancel.Deadline):
+			l.cancelledIDs.add(cancel.RequestID, earlier(cancel.Deadline, latest), true)
+		}
 	}
 	for _, it := range l.ledger.items {
 		if cancelled[it.env.RequestID] && it.direct == nil {
@@ -151,15 +156,85 @@ func (r *run) cancelItem(it *item) {
 }
 
 // cancelledRequests are requests that were cancelled, each until its items can arrive
-// no more.
-type cancelledRequests map[pipeline.RequestID]time.Time
+// no more. Clients can cancel any ID, so those that a gateway knows to be a request, and
+// whose deadline it sends, have space of their own.
+type cancelledRequests struct{ known, unknown expiringIDs }
 
-func (t cancelledRequests) add(id pipeline.RequestID, until, now time.Time) {
-	if len(t) < maxCancelled && now.Before(until) {
-		t[id] = until
+func (t *cancelledRequests) add(id pipeline.RequestID, until time.Time, known bool) {
+	if known {
+		t.known.add(id, until)
+	} else {
+		t.unknown.add(id, until)
 	}
 }
 
-func (t cancelledRequests) expire(now time.Time) {
-	maps.DeleteFunc(t, func(_ pipeline.RequestID, until time.Time) bool { return !now.Before(until) })
+func (t *cancelledRequests) has(id pipeline.RequestID) bool {
+	return t.known.ids[id] || t.unknown.ids[id]
+}
+
+func (t *cancelledRequests) expire(now time.Time) {
+	t.known.expire(now)
+	t.unknown.expire(now)
+}
+
+// expiringIDs are at most maxCancelled request IDs. One more takes the place of the one
+// that expires first.
+type expiringIDs struct {
+	ids   map[pipeline.RequestID]bool
+	order expiryOrder
+}
+
+func (e *expiringIDs) add(id pipeline.RequestID, until time.Time) {
+	if e.ids[id] {
+		return
+	}
+	if e.ids == nil {
+		e.ids = map[pipeline.RequestID]bool{}
+	}
+	e.ids[id] = true
+	heap.Push(&e.order, expiry{id, until})
+	if len(e.order) > maxCancelled {
+		e.removeFirst()
+	}
+}
+
+func (e *expiringIDs) removeFirst() {
+	delete(e.ids, e.order[0].id)
+	heap.Pop(&e.order)
+}
+
+func (e *expiringIDs) expire(now time.Time) {
+	for len(e.order) > 0 && !now.Before(e.order[0].until) {
+		e.removeFirst()
+	}
+}
+
+type expiry struct {
+	id    pipeline.RequestID
+	until time.Time
+}
+
+// expiryOrder is a heap with the one that expires first on top.
+type expiryOrder []expiry
+
+var _ heap.Interface = (*expiryOrder)(nil)
+
+// Len implements heap.Interface.
+func (o expiryOrder) Len() int { return len(o) }
+
+// Less implements heap.Interface.
+func (o expiryOrder) Less(i, j int) bool { return o[i].until.Before(o[j].until) }
+
+// Swap implements heap.Interface.
+func (o expiryOrder) Swap(i, j int) { o[i], o[j] = o[j], o[i] }
+
+// Push implements heap.Interface.
+func (o *expiryOrder) Push(one any) { *o = append(*o, one.(expiry)) }
+
+// Pop implements heap.Interface.
+func (o *expiryOrder) Pop() any {
+	last := len(*o) - 1
+	one := (*o)[last]
+	*o = (*o)[:last]
+	return one
 }

@@ -13,24 +13,55 @@ import (
 
 func TestCancelledRequestsAreBoundedAndForgotten(t *testing.T) {
 	t.Parallel()
-	cancelledIDs := cancelledRequests{}
+	for name, known := range map[string]bool{"deadline known": true, "deadline unknown": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var cancelled cancelledRequests
+			now := time.Unix(1000, 0)
+			id := func(i int) pipeline.RequestID { return pipeline.RequestID(fmt.Sprint(i)) }
+			for i := range maxCancelled + 10 {
+				// A repeated cancel does not prolong the first.
+				for range 2 {
+					cancelled.add(id(i), now.Add(time.Minute+time.Duration(i)), known)
+				}
+			}
+			for i, want := range map[int]bool{0: false, 9: false, 10: true, maxCancelled + 9: true} {
+				if cancelled.has(id(i)) != want {
+					t.Errorf("cancel %d is remembered: %v, want %v", i, !want, want)
+				}
+			}
+			cancelled.add("late", now.Add(2*time.Minute), known)
+			cancelled.expire(now.Add(time.Minute + maxCancelled + 10))
+			if cancelled.has(id(maxCancelled+9)) || !cancelled.has("late") {
+				t.Error("a request is remembered after its deadline, or forgotten before")
+			}
+		})
+	}
+}
+
+func TestCancelsOfMadeUpIDsDisplaceNoOthers(t *testing.T) {
+	t.Parallel()
+	const requests = 1000
+	var cancelled cancelledRequests
 	now := time.Unix(1000, 0)
-	has := func(id pipeline.RequestID) bool { _, ok := cancelledIDs[id]; return ok }
-	id := func(i int) pipeline.RequestID { return pipeline.RequestID(fmt.Sprint(i)) }
-	for i := range maxCancelled + 10 {
-		cancelledIDs.add(id(i), now.Add(time.Minute), now)
+	flood := func() {
+		for range maxCancelled {
+			cancelled.add(pipeline.RequestID(uuid.NewString()), now.Add(10*time.Minute), false)
+		}
 	}
-	if len(cancelledIDs) != maxCancelled || !has(id(0)) || has(id(maxCancelled+1)) {
-		t.Errorf("%d cancelled requests, want %d", len(cancelledIDs), maxCancelled)
+	flood()
+	for i := range requests {
+		cancelled.add(pipeline.RequestID(fmt.Sprint(i)), now.Add(30*time.Second), true)
 	}
-	cancelledIDs.expire(now.Add(time.Minute))
-	cancelledIDs.add("late", now.Add(2*time.Minute), now.Add(time.Minute))
-	if len(cancelledIDs) != 1 || !has("late") {
-		t.Errorf("%d cancelled requests after their deadline, want the new one", len(cancelledIDs))
+	flood()
+	for i := range requests {
+		if !cancelled.has(pipeline.RequestID(fmt.Sprint(i))) {
+			t.Fatalf("cancel %d of %d is forgotten", i, requests)
+		}
 	}
-	cancelledIDs.add("past", now, now)
-	if has("past") {
-		t.Error("a request is remembered that has ended")
+	cancelled.add("durable", now.Add(10*time.Minute), false)
+	if !cancelled.has("durable") {
+		t.Error("a cancel by ID is ignored after a flood of others")
 	}
 }
 
@@ -48,12 +79,12 @@ func TestCancelMessagesInABurstAllCount(t *testing.T) {
 		}
 		h.receiveCancel(data)
 	}
-	l := &loop{host: h, cancelledIDs: cancelledRequests{}}
+	l := &loop{host: h}
 	for len(h.events) > 0 {
 		(<-h.events).apply(l)
 	}
-	if len(l.cancelledIDs) != burst {
-		t.Errorf("%d of %d notices were received", len(l.cancelledIDs), burst)
+	if got := len(l.cancelledIDs.known.order); got != burst {
+		t.Errorf("%d of %d notices were received", got, burst)
 	}
 }
 

@@ -110,7 +110,7 @@ func TestStageServiceFaultsHaveTheirDetails(t *testing.T) {
 		reason fault.Reason
 		field  string
 	}{
-		{"an input of another kind", client, &stagev1.InferRequest{Inputs: textPart("x")}, codes.InvalidArgument, fault.InvalidInput, "inputs.x"},
+		{"an input of another kind", client, &stagev1.InferRequest{Inputs: textPart("x")}, codes.InvalidArgument, fault.UnsupportedMedia, "inputs.x"},
 		{"no inputs", client, &stagev1.InferRequest{}, codes.InvalidArgument, fault.InvalidInput, "inputs.x"},
 		{"an input that is nothing", client, &stagev1.InferRequest{Inputs: []*inferencev1.Part{{Name: "x"}}}, codes.InvalidArgument, fault.InvalidInput, "inputs.x"},
 		{"the runner's", client, &stagev1.InferRequest{Inputs: payload.ToProto([]payload.Part{ints(t, "x", []int64{1, 2}, 1, 2)})}, codes.Internal, fault.RunnerFailed, ""},

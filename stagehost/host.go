@@ -98,7 +98,6 @@ type broker struct {
 	stopCancels func() error
 	// ackWait is how long the queues wait for an ack or an extension of an item.
 	ackWait atomic.Int64
-	clock   clock
 }
 
 // reconciler is the state of reconcile, and of the drain after that has ended.
@@ -142,6 +141,7 @@ func New(s Settings) (*Host, error) {
 		return nil, err
 	}
 	s.Config = s.Config.withDefaults()
+	s.RunRecords.Replicas = cmp.Or(s.RunRecords.Replicas, s.Queue.Replicas)
 	s.Logger = s.Logger.With("stage", s.Stage, "host", s.Host)
 	s.Bus.Mesh, s.Bus.Name, s.Bus.Logger = s.Mesh, "stagehost "+string(s.Host), s.Logger
 	m, err := newMetrics(s.Meter, s.Stage, s.Host)

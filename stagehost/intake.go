@@ -3,7 +3,6 @@ package stagehost
 import (
 	"fmt"
 	"runtime/debug"
-	"sync/atomic"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -164,33 +163,8 @@ func (h *Host) recoverCheck(err *error) {
 
 // queueWait returns how long the item waited in its queue, on the broker's clock.
 func (h *Host) queueWait(d bus.Delivery) time.Duration {
-	return max(0, d.Arrived.Add(h.clock.ahead()).Sub(d.QueuedAt))
+	return max(0, d.Arrived.Add(h.bus.ClockAhead()).Sub(d.QueuedAt))
 }
-
-// clock is the offset of the broker's clock from this host's. A measurement is off
-// by up to half of its round trip, so the one with the shortest round trip of late
-// counts. One goroutine writes it and any may read it.
-type clock struct {
-	offset    atomic.Int64
-	roundTrip time.Duration
-	at        time.Time
-}
-
-// recordOffset records a measurement. An offset that the round trip alone explains counts
-// as 0.
-func (c *clock) recordOffset(offset, roundTrip time.Duration, now time.Time) {
-	if roundTrip > c.roundTrip && now.Sub(c.at) < clockMemory && !c.at.IsZero() {
-		return
-	}
-	c.roundTrip, c.at = roundTrip, now
-	if offset.Abs() <= roundTrip/2 {
-		offset = 0
-	}
-	c.offset.Store(int64(offset))
-}
-
-// ahead returns how far the broker's clock is ahead.
-func (c *clock) ahead() time.Duration { return time.Duration(c.offset.Load()) }
 
 // timingOf starts the timeline's entry for this step.
 func (it *item) timingOf(host pipeline.HostID) envelope.StepTiming {
@@ -303,7 +277,7 @@ func (e *itemArrived) apply(l *loop) {
 		l.host.rejectUnadmitted(it, fault.Newf(fault.Overloaded, "%w", err))
 		return
 	}
-	if _, cancelled := l.cancelledIDs[it.env.RequestID]; cancelled {
+	if l.cancelledIDs.has(it.env.RequestID) {
 		l.dropCancelled(it)
 		return
 	}

@@ -33,6 +33,10 @@ const (
 	// failingShare bounds the items that wait for one destination that does not take
 	// them, so that it does not hold up all others: one in four.
 	failingShare = 4
+	// returnMin and returnMax are the delays until a durable item beyond that share is
+	// redelivered; they double.
+	returnMin = time.Second
+	returnMax = 30 * time.Second
 
 	// runRecordTimeout bounds the requests to the broker about a run record; a run
 	// does not wait longer for its record than a hop may take.
@@ -54,9 +58,6 @@ const (
 	pullDrainTimeout = 3 * time.Second
 	runStopWait      = 4 * time.Second
 	runLeaveWait     = time.Second
-
-	// maxClockOffset is how far the broker's clock may be off: deadlines are absolute.
-	maxClockOffset = 100 * time.Millisecond
 )
 
 // Bounds on memory and on the work of one turn.
@@ -64,8 +65,8 @@ const (
 	// maxDirectCalls bounds the direct calls in flight, maxDirectBytes a message of one.
 	maxDirectCalls = 16
 	maxDirectBytes = 16 << 20
-	// maxCancelled bounds the cancelled requests that the host remembers, and the
-	// cancel messages that wait for the loop. More than that are forgotten.
+	// maxCancelled bounds the cancelled requests that the host remembers, with a known
+	// and with an unknown deadline each, and the cancel messages that wait for the loop.
 	maxCancelled = 1 << 16
 	// eventsPerTurn bounds the events applied before batches are formed, so that items
 	// that arrive together can run together and nothing waits for long.
@@ -79,7 +80,4 @@ const (
 	// ensureAllEvery is how often the host ensures all streams and queues, whatever it
 	// knows to exist.
 	ensureAllEvery = time.Minute
-	// clockMemory is how long a measurement of the broker's clock counts: clocks
-	// drift.
-	clockMemory = 30 * time.Second
 )

@@ -46,13 +46,12 @@ type loop struct {
 
 func newLoop(h *Host) *loop {
 	return &loop{
-		host:         h,
-		ledger:       newLedger(h.settings.MaxInFlight + maxDirectCalls),
-		batcher:      batch.New(h.settings.Batch),
-		retries:      map[batch.ID]*item{},
-		failing:      map[string]int{},
-		cancelledIDs: cancelledRequests{},
-		empty:        make(chan struct{}),
+		host:    h,
+		ledger:  newLedger(h.settings.MaxInFlight + maxDirectCalls),
+		batcher: batch.New(h.settings.Batch),
+		retries: map[batch.ID]*item{},
+		failing: map[string]int{},
+		empty:   make(chan struct{}),
 	}
 }
 
@@ -210,8 +209,7 @@ func (l *loop) expireOne(it *item) {
 }
 
 func (it *item) deadlineFault() *fault.Fault {
-	timeout := it.env.Timeout().Round(time.Millisecond)
-	return fault.Newf(fault.DeadlineExceeded, "no answer within %s; the deadline passed at stage %s", timeout, it.env.Hop().Stage)
+	return fault.Newf(fault.DeadlineExceeded, "no answer within %s; the deadline passed at stage %s", it.env.TimeoutText(), it.env.Hop().Stage)
 }
 
 // extend extends the deliveries in flight. After an abandoned drain it does not,

@@ -150,12 +150,11 @@ func (h *Host) ensureQueue(ctx context.Context, d pipeline.Durability) (bus.Queu
 	if err != nil {
 		return bus.QueueInfo{}, err
 	}
-	h.clock.recordOffset(info.ClockOffset, info.RoundTrip, time.Now())
 	h.post(&queueReplaced{queue: d, epoch: info.Epoch})
-	if off := info.ClockOffset.Abs() - info.RoundTrip/2; off > maxClockOffset {
+	if err := h.bus.ClockError(); err != nil {
 		h.stopAlive()
 		h.puller.Use(d, "")
-		return bus.QueueInfo{}, fmt.Errorf("the broker's clock is %s ahead of this host's, at most %s is tolerated: synchronise the clocks", info.ClockOffset, maxClockOffset)
+		return bus.QueueInfo{}, err
 	}
 	h.puller.Use(d, info.Epoch)
 	return info, nil

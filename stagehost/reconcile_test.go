@@ -1,10 +1,12 @@
 package stagehost_test
 
 import (
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/stagemesh/stagemesh/internal/testbed"
+	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
 )
 
@@ -50,4 +52,24 @@ func TestReadyAnswersWhileTheBrokerHangs(t *testing.T) {
 	w.cut()
 	b.waitReady(h)
 	checkEcho(t, b.ask("afterwards"))
+}
+
+func TestHostWithAWrongClockIsNotReady(t *testing.T) {
+	t.Parallel()
+	for direction, offset := range map[string]time.Duration{"ahead of": time.Second, "behind": -time.Second} {
+		t.Run(direction, func(t *testing.T) {
+			t.Parallel()
+			b := newBed(t)
+			clock := &testbed.Clock{}
+			clock.Store(int64(offset))
+			h := b.start(inproc.Each(inproc.Settings{}, echo), func(s *stagehost.Settings) { clock.Of(b.broker)(&s.Bus) })
+			testbed.Eventually(t, "the clock is the reason", func() bool {
+				err := h.Ready()
+				return err != nil && strings.Contains(err.Error(), "clock is 1s "+direction)
+			})
+			clock.Store(0)
+			b.waitReady(h)
+			checkEcho(t, b.ask("it"))
+		})
+	}
 }

@@ -125,7 +125,7 @@ func TestStageSpecIsCheckedAndDescribed(t *testing.T) {
 		t.Errorf("it is described as %+v", got)
 	}
 	b.askParts(order("application/json", `[]`)).fails(fault.SchemaViolation)
-	b.askParts(order("image/png", `[]`)).fails(fault.InvalidInput)
+	b.askParts(order("image/png", `[]`)).fails(fault.UnsupportedMedia)
 	b.emptied()
 }
 

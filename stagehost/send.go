@@ -256,10 +256,11 @@ func backoff(tries int) time.Duration {
 
 // mayRetry reports whether to send the message again. Messages to store are
 // retried until they are stored, for memory requests until the deadline. Other
-// messages are retried until the deadline: a full queue drains sooner or later,
-// and a lost acknowledgement says nothing about the message. A missing gateway or
-// queue gets missingGrace, the time of a reconnect, and so does the gateway of a
-// stored result. No destination may hold up all others.
+// messages are retried until the deadline: the broker comes back, a full queue
+// drains sooner or later, and a lost acknowledgement says nothing about the
+// message. A missing gateway or queue gets missingGrace, the time of a reconnect,
+// and so does the gateway of a stored result. No destination may hold up all
+// others, unless the broker is what holds up all.
 func (l *loop) mayRetry(it *item, err error) bool {
 	if errors.Is(err, bus.ErrTooLarge) || errors.Is(err, bus.ErrClosed) {
 		return false
@@ -277,8 +278,18 @@ func (l *loop) mayRetry(it *item, err error) bool {
 		return false
 	case it.replyStored && now.Sub(it.firstTry) >= missingGrace:
 		return false
+	case l.isBrokerDown(it, err):
+		l.clearFailing(it)
+		it.missingSince = time.Time{}
+		return true
 	}
 	return l.mayWait(it) && it.missingFor(err, now) < missingGrace
+}
+
+// isBrokerDown reports whether it is the broker, and not the receiver, that has not taken
+// the item's message. A gateway may be why a reply has no acknowledgement.
+func (l *loop) isBrokerDown(it *item, err error) bool {
+	return errors.Is(err, bus.ErrDisconnected) || errors.Is(err, bus.ErrUnknown) && (!it.isReply || !l.host.bus.Connected())
 }
 
 // missingFor returns how long the item's destination has been missing.
@@ -338,9 +349,10 @@ func (l *loop) resend(now time.Time) {
 }
 
 // giveUpSending gives up on a message. An output that cannot go on to the next
-// stage becomes a fault. A reply that cannot be delivered is dropped, and so is
-// the output of a request in memory whose deadline has passed. Durable items are
-// stored or naked.
+// stage becomes a fault, unless the item is durable and too many others wait for that
+// stage here: then it is given back, and runs again later. A reply that its gateway
+// does not take is stored, and dropped after that; so is the output of a request in
+// memory whose deadline has passed. Durable items are stored or naked.
 func (l *loop) giveUpSending(it *item, err error) {
 	switch {
 	case it.mustStore():
@@ -349,13 +361,44 @@ func (l *loop) giveUpSending(it *item, err error) {
 		l.nak(it)
 	case it.env.StoresResult() && !it.isReply && it.expired(time.Now()):
 		l.sendFaultInstead(it, it.deadlineFault())
+	case it.isReply && !it.replyStored && !errors.Is(err, bus.ErrClosed) && !it.expired(time.Now()):
+		l.storeReply(it)
 	case it.isReply, errors.Is(err, bus.ErrClosed), it.expired(time.Now()):
 		l.host.metrics.countUndelivered("dropped")
 		l.settle(it)
+	case it.mayReturn(err):
+		delay := min(returnMax, returnMin<<min(it.delivery.Deliveries-1, 10))
+		l.settleWith(it, func(d bus.Delivery) error { return d.Nak(delay) }, sending)
 	default:
 		l.host.settings.Logger.Debug("item cannot go on", "next", it.destination(), "error", err)
 		l.sendFaultInstead(it, bus.FaultOf(err, it.env.Route[it.env.Position+1].Stage))
 	}
+}
+
+// mayReturn reports whether the item, whose output is not sent, is given back to its
+// queue: it does not wait for its next stage here, because too many others do.
+func (it *item) mayReturn(err error) bool {
+	isFullOrMissing := errors.Is(err, bus.ErrQueueFull) || errors.Is(err, bus.ErrNoQueue)
+	return it.durable() && !it.noQueue && it.failing == "" && isFullOrMissing
+}
+
+// storeReply stores a reply before it is sent once more: its gateway is cut off, and
+// looks for it when it is connected again.
+func (l *loop) storeReply(it *item) {
+	message := it.outbox[0]
+	reply, err := envelope.DecodeReply(message.Body())
+	if err != nil {
+		l.host.internalError("reply cannot be stored", err)
+		l.settle(it)
+		return
+	}
+	stored, err := l.host.bus.Result(it.env.Result(reply, time.Now()))
+	if err != nil {
+		l.sendFaultInstead(it, encodeFault(it.env.Hop(), err))
+		return
+	}
+	l.replaceOutbox(it, []outgoing{{stored, toResults}, message})
+	l.send(it)
 }
 
 // giveUpStoring gives up on a message to store: it is too large, because the

@@ -28,9 +28,12 @@ func (s *Service) Cancel(ctx context.Context, requestID string) error {
 	if s.table.cancel(id, cancelledFault()) {
 		return nil
 	}
-	// Its deadline is not known here: no later than any request's.
-	deadline := time.Now().Add(s.settings.MaxTimeout)
-	if err := s.bus.Cancel(&envelope.Cancel{Mesh: s.settings.Mesh, RequestID: id, Deadline: deadline}); err != nil {
+	// It is admitted as a request is, which this gateway knows nothing of.
+	if f := s.limiter.Acquire(); f != nil {
+		return f.WithMetadata(requestIDKey, string(id))
+	}
+	defer s.limiter.Release()
+	if err := s.bus.Cancel(&envelope.Cancel{Mesh: s.settings.Mesh, RequestID: id}); err != nil {
 		s.metrics.countCancel(failed)
 		return unavailable(err).WithMetadata(requestIDKey, string(id))
 	}

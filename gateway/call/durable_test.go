@@ -143,14 +143,6 @@ func TestResultAnnouncedTooEarlyIsAwaited(t *testing.T) {
 	}
 }
 
-func TestMemoryCallRejectsAnAnnouncedResult(t *testing.T) {
-	t.Parallel()
-	b := newBed(t)
-	b.serves(b.announce)
-	response, err := b.service.Infer(t.Context(), ask("x"))
-	_ = wantFault(t, response, err, fault.Internal)
-}
-
 func TestResultIsFoundAfterALostReply(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {

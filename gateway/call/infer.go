@@ -161,6 +161,9 @@ func unreservedBytes(r *Request) int64 { return int64(max(payload.Size(r.Inputs)
 // waits for capacity, later.
 func (s *Service) awaitCapacity(ctx context.Context, x *call) (f *fault.Fault) {
 	x.slowestQueue, f = s.availability.Admit(ctx, x.env, x.waitForCapacity)
+	if f == nil {
+		f = s.checkClock() // the broker has just reported a queue, and its time
+	}
 	if f != nil || x.env.Durability != pipeline.File {
 		return f
 	}
@@ -272,7 +275,7 @@ func deadlineFault(f *fault.Fault, env *envelope.Envelope) *fault.Fault {
 	if f.Reason != fault.DeadlineExceeded || !errors.Is(f, context.DeadlineExceeded) {
 		return f
 	}
-	return fault.Newf(fault.DeadlineExceeded, "no answer within %s", env.Timeout().Round(time.Millisecond)).Caused(context.DeadlineExceeded)
+	return fault.Newf(fault.DeadlineExceeded, "no answer within %s", env.TimeoutText()).Caused(context.DeadlineExceeded)
 }
 
 // logFailure logs the fault and returns it with the request's ID: at debug level, or

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -233,6 +234,7 @@ func TestDeadlineFaultNamesTheTimeout(t *testing.T) {
 			b.t.Cleanup(func() { _ = silent.Unsubscribe() })
 		},
 		"in the queue": func(b *bed) { b.serves(func(*envelope.Envelope) {}) },
+		"before that":  func(*bed) {},
 	} {
 		t.Run(where, func(t *testing.T) {
 			t.Parallel()
@@ -240,9 +242,12 @@ func TestDeadlineFaultNamesTheTimeout(t *testing.T) {
 			stand(b)
 			r := ask("x")
 			r.Timeout = 50 * time.Millisecond
+			if where == "before that" {
+				r.Timeout = time.Microsecond // as tritonclient's timeout=1
+			}
 			response, err := b.service.Infer(t.Context(), r)
 			f := wantFault(t, response, err, fault.DeadlineExceeded)
-			if f.Message != "no answer within 50ms" || !errors.Is(f, context.DeadlineExceeded) {
+			if f.Message != "no answer within "+r.Timeout.String() || !errors.Is(f, context.DeadlineExceeded) {
 				t.Errorf("got %q, caused by %v", f.Message, errors.Unwrap(f))
 			}
 		})
@@ -261,4 +266,46 @@ func TestMissingOutputIsReported(t *testing.T) {
 	r.Outputs = []string{"x", "nothing"}
 	response, err := b.service.Infer(t.Context(), r)
 	_ = wantFault(t, response, err, fault.InvalidRequest)
+}
+
+// Deadlines are minted at the gateway, and hosts and other gateways go by them.
+func TestGatewayWithAWrongClockTakesNoRequests(t *testing.T) {
+	t.Parallel()
+	for direction, offset := range map[string]time.Duration{"ahead of": time.Second, "behind": -time.Second} {
+		t.Run(direction, func(t *testing.T) {
+			t.Parallel()
+			b := newBed(t)
+			b.alive()
+			b.answerAll()
+			clock := &testbed.Clock{}
+			clock.Store(int64(offset))
+			s := b.start(b.broker.Connect(mesh, clock.Of(b.broker)), func(s *call.Settings) { s.Gateway = "wrong" })
+			testbed.Eventually(t, "the gateway is not ready", func() bool { return s.Ready() != nil })
+			for _, r := range []*call.Request{ask("it"), withKey("key", "it")} {
+				response, err := s.Infer(t.Context(), r)
+				f := wantFault(t, response, err, fault.NoCapacity)
+				if !strings.Contains(f.Message, "clock") || !strings.Contains(f.Message, direction) || f.RetryAfter <= 0 {
+					t.Errorf("got %+v", f)
+				}
+			}
+			clock.Store(0)
+			testbed.Eventually(t, "the gateway is ready", func() bool { return s.Ready() == nil })
+			answers(t, infer(t.Context(), s, withKey("key", "it")), "did it")
+		})
+	}
+}
+
+// The first request finds the clock wrong, where there was no queue to compare clocks by.
+func TestClockIsCheckedBeforeTheFirstRequest(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	clock := &testbed.Clock{}
+	clock.Store(int64(time.Second))
+	s := b.start(b.broker.Connect(mesh, clock.Of(b.broker)), func(s *call.Settings) { s.Gateway = "wrong" })
+	b.alive()
+	b.answerAll()
+	response, err := s.Infer(t.Context(), ask("it"))
+	if f := wantFault(t, response, err, fault.NoCapacity); !strings.Contains(f.Message, "clock") {
+		t.Errorf("got %+v", f)
+	}
 }

@@ -60,10 +60,7 @@ func (p *progress) overdue() <-chan time.Time {
 	return p.silence.C
 }
 
-var (
-	errMismatch  = errors.New("its IDs are not the request's")
-	errNotStored = errors.New("it announces a stored result of a request that stores none")
-)
+var errMismatch = errors.New("its IDs are not the request's")
 
 // handleEvent handles an event of the call; response is nil while the call continues.
 func (x *call) handleEvent(ctx context.Context, e event) (*Response, error) {
@@ -73,8 +70,8 @@ func (x *call) handleEvent(ctx context.Context, e event) (*Response, error) {
 	case e.reply != nil:
 		return x.readReply(e.reply)
 	}
-	if e.isReconnected && x.env.StoresResult() {
-		x.search.begin()
+	if e.isReconnected {
+		x.search.begin() // hosts store what they could not send meanwhile
 	}
 	if e.hasNoHost {
 		return nil, x.failUnserved(ctx)
@@ -88,8 +85,6 @@ func (x *call) readReply(data []byte) (*Response, error) {
 	case err != nil:
 	case r.RequestID != x.env.RequestID, r.ExecutionID != x.env.ExecutionID:
 		err = errMismatch
-	case r.Stored && !x.env.StoresResult():
-		err = errNotStored
 	}
 	if err != nil {
 		x.progress.isRejected = true

@@ -62,6 +62,7 @@ import (
 
 	"go.opentelemetry.io/otel/metric"
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sync/semaphore"
 
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
@@ -156,6 +157,10 @@ const (
 	DefaultMaxTimeout  = 10 * time.Minute
 	DefaultMaxInFlight = 4096
 	DefaultHostGrace   = 10 * time.Second
+
+	// waitsShare is the part of the requests in flight that may wait for a stored result:
+	// one in so many.
+	waitsShare = 4
 )
 
 // Service is the request path of one gateway.
@@ -166,6 +171,9 @@ type Service struct {
 	// These reject requests.
 	limiter      *admission.Limiter
 	availability *admission.Availability
+	// waits bounds the requests that wait for a stored result: they must leave room for
+	// others.
+	waits *semaphore.Weighted
 
 	table         *table
 	results       *store.Results
@@ -195,7 +203,7 @@ func New(s Settings) (*Service, error) {
 	s.MaxInFlight = cmp.Or(s.MaxInFlight, DefaultMaxInFlight)
 	s.Idempotency.Retention = cmp.Or(s.Idempotency.Retention, s.Results.Retention)
 	out := &Service{
-		settings: s, limiter: admission.NewLimiter(s.MaxInFlight),
+		settings: s, limiter: admission.NewLimiter(s.MaxInFlight), waits: semaphore.NewWeighted(int64(max(1, s.MaxInFlight/waitsShare))),
 		table: newTable(tableLimits{calls: s.MaxInFlight, replies: streamReplies, bytes: streamBytes, shared: streamsBytes}),
 	}
 	var err error
@@ -227,6 +235,7 @@ func (s *Service) Start(b *bus.Bus) error {
 	s.stopWatch = cancel
 	s.watches.Go(func() { s.watchQueues(ctx, b.Reconnects()) })
 	s.watches.Go(func() { s.watchConnection(ctx, b.Reconnects()) })
+	s.watches.Go(func() { s.watchClock(ctx, b.Reconnects()) })
 	return nil
 }
 
@@ -281,6 +290,18 @@ func (s *Service) Ready() error {
 	if err := s.bus.ConnectionError(); err != nil {
 		return unavailable(err)
 	}
+	if f := s.checkClock(); f != nil {
+		return f
+	}
+	return nil
+}
+
+// checkClock returns a fault where the gateway's deadlines would be wrong for hosts and
+// other gateways.
+func (s *Service) checkClock() *fault.Fault {
+	if err := s.bus.ClockError(); err != nil {
+		return fault.Newf(fault.NoCapacity, "this gateway takes no requests: %w", err).WithRetryAfter(admission.RetryAfter)
+	}
 	return nil
 }
 
@@ -325,8 +346,8 @@ type Backlog = bus.Backlog
 // Stage returns the state of a stage, BROKER_UNAVAILABLE while there is no broker.
 // The state of its queues is current, that of its hosts at most 200 ms old.
 func (s *Service) Stage(ctx context.Context, name pipeline.StageName) (StageState, error) {
-	if err := s.Ready(); err != nil {
-		return StageState{}, err
+	if err := s.bus.ConnectionError(); err != nil {
+		return StageState{}, unavailable(err)
 	}
 	durabilities := []pipeline.Durability{pipeline.Memory, pipeline.File}
 	backlogs := make([]bus.Backlog, len(durabilities))

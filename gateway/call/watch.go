@@ -37,6 +37,32 @@ func (s *Service) watchConnection(ctx context.Context, reconnects <-chan struct{
 	}
 }
 
+// clockInterval is how often the broker's clock is compared with the gateway's.
+const clockInterval = 2 * time.Second
+
+// watchClock compares the clocks at once, after each reconnect and in between, whatever
+// requests there are.
+func (s *Service) watchClock(ctx context.Context, reconnects <-chan struct{}) {
+	tick := time.NewTicker(clockInterval)
+	defer tick.Stop()
+	for wasWrong := false; ; {
+		asking, cancel := context.WithTimeout(ctx, watchTimeout)
+		_ = s.bus.MeasureClock(asking) // the next one may succeed
+		cancel()
+		err := s.bus.ClockError()
+		if err != nil && !wasWrong {
+			s.settings.Logger.Warn("the gateway takes no requests", "error", err)
+		}
+		wasWrong = err != nil
+		select {
+		case <-tick.C:
+		case <-reconnects:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
 // watchQueues fails calls whose memory queue is lost or was replaced, and signals
 // calls that wait for a stage without hosts. It looks right after a reconnect, and
 // every second while calls wait.

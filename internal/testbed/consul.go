@@ -42,7 +42,7 @@ type ConsulAgent struct {
 // newConsul returns an agent that keeps its data in a folder, and does not run. The edits
 // change its configuration.
 func newConsul(folder string, edits ...func(c ConsulConfig)) (*ConsulAgent, error) {
-	ports, err := freePorts(3)
+	ports, err := FreePorts(3)
 	if err != nil {
 		return nil, err
 	}
@@ -302,8 +302,8 @@ const firstPort, lastPort = 20_000, 30_000
 // reservedPorts are ports of agents that may not listen yet.
 var reservedPorts sync.Map
 
-// freePorts returns ports that are free now.
-func freePorts(n int) ([]int, error) {
+// FreePorts returns ports that are free now, and that no other call returns.
+func FreePorts(n int) ([]int, error) {
 	var out []int
 	for tries := 0; len(out) < n; tries++ {
 		port := firstPort + rand.IntN(lastPort-firstPort) //nolint:gosec // it keeps no secret
@@ -327,7 +327,7 @@ func local(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(
 // presents the certificate, and checks instances only if theirs is of the authority.
 // All arguments are files.
 func ConsulTLS(authority, cert, key string) (edit func(c ConsulConfig), addr string, err error) {
-	ports, err := freePorts(1)
+	ports, err := FreePorts(1)
 	if err != nil {
 		return nil, "", err
 	}

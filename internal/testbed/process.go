@@ -196,7 +196,7 @@ func Get(t testing.TB, url string) (status int, body string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer response.Body.Close()
+	defer func() { _ = response.Body.Close() }() // it is read whole
 	text, err := io.ReadAll(response.Body)
 	if err != nil {
 		t.Fatal(err)

@@ -15,7 +15,7 @@ func OpenTerminal(t testing.TB) (keys, terminal *os.File) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { keys.Close() })
+	t.Cleanup(func() { _ = keys.Close() })
 	var number int
 	raw, err := keys.SyscallConn()
 	if err != nil {

@@ -96,6 +96,30 @@ func noResponders(msg *nats.Msg) bool {
 	return len(msg.Data) == 0 && msg.Header.Get("Status") == "503"
 }
 
+// explainTimeout bounds the request why a stream did not take a message.
+const explainTimeout = 500 * time.Millisecond
+
+// explainNoResponders calls done with the reason why nobody took a message for a stream,
+// or a read of it. If the stream does not exist, that is the error for a missing stream.
+// Else a cluster of brokers has no leader for the stream at the moment, which is
+// ErrUnknown. Only the leader of the cluster knows that a stream does not exist.
+func (b *Bus) explainNoResponders(stream string, missing error, done func(error)) {
+	b.requests.sendWithin(explainTimeout, &nats.Msg{Subject: "$JS.API.STREAM.INFO." + stream}, func(answer *nats.Msg, err error) {
+		if err == nil && isStreamNotFound(answer.Data) {
+			done(missing)
+			return
+		}
+		done(fmt.Errorf("%w: stream %s has no leader", ErrUnknown, stream))
+	})
+}
+
+func isStreamNotFound(answer []byte) bool {
+	var info struct {
+		Error *apiError `json:"error"`
+	}
+	return json.Unmarshal(answer, &info) == nil && info.Error != nil && info.Error.ErrCode == codeStreamNotFound
+}
+
 // StoredMessage is a message that a stream holds.
 type StoredMessage struct {
 	Seq  uint64
@@ -116,7 +140,9 @@ func (b *Bus) Last(ctx context.Context, stream, subject string) (*StoredMessage,
 	}
 	switch status := msg.Header.Get("Status"); {
 	case noResponders(msg):
-		return nil, ErrNoQueue
+		return await(ctx, func(done func(*StoredMessage, error)) {
+			b.explainNoResponders(stream, ErrNoQueue, func(err error) { done(nil, err) })
+		})
 	case status == statusNotFound:
 		return nil, nil
 	case status != "":
@@ -159,7 +185,7 @@ type Backlog struct {
 // Backlog requests the content of a queue: ErrNoQueue where there is none.
 func (b *Bus) Backlog(ctx context.Context, stage pipeline.StageName, d pipeline.Durability) (Backlog, error) {
 	var answer jetstream.StreamInfo
-	err := b.api(ctx, "STREAM.INFO."+b.Stream(stage, d), struct {
+	err := b.streamInfo(ctx, b.Stream(stage, d), struct {
 		Filter string `json:"subjects_filter"`
 	}{b.Stage(stage, d, "*")}, &answer)
 	switch {

@@ -8,6 +8,7 @@
 //	b.DeleteQueued(ctx, item, seq)    delete it while it waits there
 //	b.Alive(ctx, stage)               check whether any host serves a stage
 //	b.ServeReplies(gateway, handle)   receive the replies of hosts
+//	b.ClockError()                    check its clock, which deadlines are minted by
 //
 // and a stage host
 //
@@ -76,6 +77,7 @@ type Bus struct {
 	nc       *nats.Conn
 	js       jetstream.JetStream
 	requests *requester
+	clock    clock
 	closing  sync.Once
 	closed   chan struct{}
 

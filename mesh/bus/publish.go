@@ -40,6 +40,9 @@ type Message struct {
 // Size returns the bytes of the message's body.
 func (m Message) Size() int { return len(m.data) }
 
+// Body returns the message's encoded body.
+func (m Message) Body() []byte { return m.data }
+
 // Receipt is the acknowledgement of a message.
 type Receipt struct {
 	// Seq is the message's sequence number in its stream; 0 for a reply.
@@ -119,11 +122,14 @@ func (b *Bus) Publish(m Message, done func(Receipt, error)) {
 		msg.Header = nats.Header{nats.ExpectedLastSubjSeqHdr: []string{strconv.FormatUint(m.expectedLastSeq, 10)}}
 	}
 	b.requests.send(msg, func(answer *nats.Msg, err error) {
-		if err != nil {
+		switch {
+		case err != nil:
 			done(Receipt{}, err)
-			return
+		case noResponders(answer) && m.stream != "":
+			b.explainNoResponders(m.stream, m.missing, func(err error) { done(Receipt{}, err) })
+		default:
+			done(m.receipt(answer))
 		}
-		done(m.receipt(answer))
 	})
 }
 
@@ -283,6 +289,11 @@ func (r *requester) stop() {
 // send publishes the message and calls done exactly once: with the answer, or with
 // the reason why there is none. It may call done before it returns.
 func (r *requester) send(msg *nats.Msg, done func(*nats.Msg, error)) {
+	r.sendWithin(r.timeout, msg, done)
+}
+
+// sendWithin is send with a timeout of its own.
+func (r *requester) sendWithin(timeout time.Duration, msg *nats.Msg, done func(*nats.Msg, error)) {
 	if r.nc.IsReconnecting() {
 		// The handler of the lost connection might find this message before its publish
 		// has failed, and report as unknown what was never sent.
@@ -298,7 +309,7 @@ func (r *requester) send(msg *nats.Msg, done func(*nats.Msg, error)) {
 		done(nil, ErrClosed)
 		return
 	}
-	shard.pending[token] = pendingRequest{done: done, until: time.Now().Add(r.timeout)}
+	shard.pending[token] = pendingRequest{done: done, until: time.Now().Add(timeout)}
 	shard.mu.Unlock()
 	if err := r.nc.PublishMsg(msg); err != nil {
 		if p, ok := shard.take(token); ok {

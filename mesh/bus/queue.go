@@ -67,10 +67,8 @@ type QueueInfo struct {
 	// Items and Bytes are queued or delivered.
 	Items uint64
 	Bytes uint64
-	// ClockOffset is how far the broker's clock is ahead of this process's, to
-	// within half of RoundTrip.
-	ClockOffset time.Duration
-	RoundTrip   time.Duration
+	// RoundTrip is how long the broker took to answer: Created is exact to half of it.
+	RoundTrip time.Duration
 }
 
 // Whole reports whether the queue has all of its consumers.
@@ -224,19 +222,17 @@ func (b *Bus) Queue(ctx context.Context, stage pipeline.StageName, d pipeline.Du
 	if err != nil {
 		return QueueInfo{}, queueError(stage, err)
 	}
-	roundTrip := time.Since(sent)
 	info := stream.CachedInfo()
-	offset := info.TimeStamp.Sub(sent.Add(roundTrip / 2))
+	measured := b.measure(sent, info.TimeStamp)
 	return QueueInfo{
-		Version:     versionOf(info),
-		AckWait:     ackWaitOf(info),
-		Epoch:       epochOf(info),
-		Created:     info.Created.Add(-offset),
-		Consumers:   info.State.Consumers,
-		Items:       info.State.Msgs,
-		Bytes:       info.State.Bytes,
-		ClockOffset: offset,
-		RoundTrip:   roundTrip,
+		Version:   versionOf(info),
+		AckWait:   ackWaitOf(info),
+		Epoch:     epochOf(info),
+		Created:   info.Created.Add(-measured.offset),
+		Consumers: info.State.Consumers,
+		Items:     info.State.Msgs,
+		Bytes:     info.State.Bytes,
+		RoundTrip: measured.roundTrip,
 	}, nil
 }
 

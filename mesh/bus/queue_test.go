@@ -44,9 +44,6 @@ func TestConcurrentEnsureQueueCreatesOneQueue(t *testing.T) {
 		if info.Epoch == "" || info.Epoch != infos[0].Epoch {
 			t.Errorf("host %d uses epoch %q, host 0 %q", i, info.Epoch, infos[0].Epoch)
 		}
-		if info.ClockOffset.Abs() > info.RoundTrip {
-			t.Errorf("host %d: the broker's clock is this one, and is said to be off by %s at a round trip of %s", i, info.ClockOffset, info.RoundTrip)
-		}
 	}
 	b := broker.Connect(mesh)
 	stream, err := jetStream(t, broker).Stream(t.Context(), b.Stream(stage, pipeline.Memory))

@@ -84,6 +84,15 @@ func (e *Envelope) Class() pipeline.Class { return pipeline.ClassOf(e.Priority) 
 // Timeout is the time from the request's admission to its deadline.
 func (e *Envelope) Timeout() time.Duration { return e.Deadline.Sub(e.AdmittedAt) }
 
+// TimeoutText is the timeout for messages: milliseconds, and less only if it is shorter.
+func (e *Envelope) TimeoutText() string {
+	d := e.Timeout()
+	if d >= time.Millisecond {
+		d = d.Round(time.Millisecond)
+	}
+	return d.String()
+}
+
 // StoresResult reports whether the request's result is stored before the reply:
 // that of a durable request, and of one with an idempotency key, which other calls
 // may share.

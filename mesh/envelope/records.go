@@ -317,7 +317,8 @@ func runsFromProto(in []*meshv1.RunRecord) ([]RunRecord, error) {
 type Cancel struct {
 	Mesh      pipeline.MeshName
 	RequestID pipeline.RequestID
-	// Deadline of the request: no item of it is left after that.
+	// Deadline of the request: no item of it is left after that. It is zero where the
+	// sender does not know the request.
 	Deadline time.Time
 }
 

@@ -85,7 +85,7 @@ var classes = map[Reason]Class{
 	RevisionMismatch:   {code.Code_ABORTED, http.StatusConflict, false, "the pipeline was changed meanwhile"},
 	PipelineDoesNotFit: {code.Code_FAILED_PRECONDITION, http.StatusBadRequest, false, "a pipeline's stages are not known, or do not fit together"},
 
-	NoCapacity:          {code.Code_UNAVAILABLE, http.StatusServiceUnavailable, true, "a stage on the route has no live host"},
+	NoCapacity:          {code.Code_UNAVAILABLE, http.StatusServiceUnavailable, true, "a stage on the route has no live host, or the gateway's clock is off"},
 	BrokerUnavailable:   {code.Code_UNAVAILABLE, http.StatusServiceUnavailable, true, "the broker cannot be reached; the request was not queued"},
 	RegistryUnavailable: {code.Code_UNAVAILABLE, http.StatusServiceUnavailable, true, "the mesh's registry cannot be reached; changes need it, and so does a gateway that has not read it yet"},
 	QueueLost:           {code.Code_UNAVAILABLE, http.StatusServiceUnavailable, true, "the in-memory queue that held the request was lost with its broker"},

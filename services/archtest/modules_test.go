@@ -29,13 +29,6 @@ func TestDirectDependenciesAreExplained(t *testing.T) {
 	}
 }
 
-func TestSDKRequiresNoOtherModule(t *testing.T) {
-	t.Parallel()
-	if required := directives(read(t, "sdk/go/go.mod"), "require"); len(required) != 0 {
-		t.Errorf("sdk/go requires %q: workers live in environments that others own", required)
-	}
-}
-
 func TestToolsAreExplained(t *testing.T) {
 	t.Parallel()
 	explained, err := explainedModules(read(t, "CONTRIBUTING.md"))
@@ -71,7 +64,7 @@ require (
 	example.com/direct v1.2.3
 	example.com/explained v0.1.0 // for its codec
 	example.com/indirect v1.2.3 // indirect
-	github.com/stagemesh/stagemesh/proto v0.0.0
+	github.com/stagemesh/stagemesh v0.0.0
 )
 
 require (

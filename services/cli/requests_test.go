@@ -110,7 +110,7 @@ func TestMissingResultIsExplained(t *testing.T) {
 		t.Fatalf("got %q, %v, %v", out, err, jsonErr)
 	}
 	out, err = run(t, "get", "result", failure.RequestID, "-a", address)
-	if err == nil || !strings.HasPrefix(err.Error(), "INVALID_INPUT at stage decode: ") || err.Error() != failure.Error || out != "" {
+	if err == nil || !strings.HasPrefix(err.Error(), "UNSUPPORTED_MEDIA_TYPE at stage decode: ") || err.Error() != failure.Error || out != "" {
 		t.Errorf("got %q, %v, want %s", out, err, failure.Error)
 	}
 }

@@ -305,7 +305,7 @@ type imageHeader struct {
 // readHeader returns the header of an image, which has at most maxPixels pixels.
 func readHeader(blob payload.Blob, maxPixels int) (h imageHeader, err error) {
 	if !isImageType(blob.ContentType) {
-		return h, invalid(Image, "its content type is %s; send an image/png or image/jpeg", blob.ContentType)
+		return h, unusable(fault.UnsupportedMedia, Image, "its content type is %s; send an image/png or image/jpeg", blob.ContentType)
 	}
 	if len(blob.Data) == 0 {
 		return h, invalid(Image, "it is empty; send a PNG or JPEG image")

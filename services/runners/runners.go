@@ -26,9 +26,12 @@ func All() []meshfile.Kind {
 	}
 }
 
-// invalid returns the fault of an item whose input cannot be used. The format continues
-// "input <name>: ".
+// invalid returns INVALID_INPUT for an item. The format continues "input <name>: ".
 func invalid(input, format string, args ...any) error {
+	return unusable(fault.InvalidInput, input, format, args...)
+}
+
+func unusable(reason fault.Reason, input, format string, args ...any) error {
 	cause := fmt.Errorf(format, args...)
-	return fault.Newf(fault.InvalidInput, "input %s: %w", input, cause).WithViolation("inputs."+input, "%s", cause)
+	return fault.Newf(reason, "input %s: %w", input, cause).WithViolation("inputs."+input, "%s", cause)
 }

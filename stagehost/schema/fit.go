@@ -199,12 +199,18 @@ func checkInputs(spec runner.Spec, inputs []payload.Part) (lifted bool, err erro
 	return lifts > 0 && lifts == tensors, nil
 }
 
+// contentTypeError means that the stage does not take the content type of an input.
+type contentTypeError struct{ error }
+
 func violation(input string, err error) error {
-	field, what := "inputs."+input, err.Error()
+	reason, field, what := fault.InvalidInput, "inputs."+input, err.Error()
+	if _, ok := errors.AsType[contentTypeError](err); ok {
+		reason = fault.UnsupportedMedia
+	}
 	if at, ok := errors.AsType[*msgpack.Error](err); ok {
 		field, what = at.At(field), at.Problem()
 	}
-	return fault.Newf(fault.InvalidInput, "input %q: %w", input, err).WithViolation(field, "%s", what)
+	return fault.Newf(reason, "input %q: %w", input, err).WithViolation(field, "%s", what)
 }
 
 func checkInput(axis runner.BatchAxis, want runner.PartSpec, part *payload.Part) (lifted bool, err error) {
@@ -215,7 +221,11 @@ func checkInput(axis runner.BatchAxis, want runner.PartSpec, part *payload.Part)
 		return false, convertToJSON(want, part)
 	}
 	if part.Tensor == nil {
-		return false, fmt.Errorf("is a blob%s, wanted is a tensor %s%s", ofType(part.Blob.ContentType), want.Datatype, shape(want.Shape))
+		err := fmt.Errorf("is a blob%s, wanted is a tensor %s%s", ofType(part.Blob.ContentType), want.Datatype, shape(want.Shape))
+		if kind := part.Blob.ContentType; kind == "" || kind == payload.OctetStream || payload.IsJSON(kind) || msgpack.Is(kind) {
+			return false, err // tensors come under these types, too
+		}
+		return false, contentTypeError{err}
 	}
 	got := *part.Tensor
 	if got.Datatype != want.Datatype {
@@ -244,7 +254,7 @@ func checkBlob(want runner.PartSpec, part payload.Part) error {
 	if takesType(want, part.Blob.ContentType) || msgpack.Is(part.Blob.ContentType) && (takesMessagePack(want) || takesType(want, jsonType)) {
 		return nil
 	}
-	return fmt.Errorf("is %s, wanted is %s", part.Blob.ContentType, strings.Join(want.ContentTypes, " or "))
+	return contentTypeError{fmt.Errorf("is %s, wanted is %s", part.Blob.ContentType, strings.Join(want.ContentTypes, " or "))}
 }
 
 func ofType(contentType string) string {

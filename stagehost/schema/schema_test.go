@@ -198,7 +198,11 @@ func TestMismatchedPartIsRejectedByInput(t *testing.T) {
 				t.Fatalf("got %v", got)
 			}
 			f := fault.From(err)
-			if f.Reason != fault.InvalidInput || !strings.Contains(f.Message, test.wantText) || len(f.Message) > 4<<10 {
+			reason := fault.InvalidInput
+			if strings.Contains(test.wantText, "is text/plain") || strings.Contains(test.wantText, "of type text/plain") {
+				reason = fault.UnsupportedMedia
+			}
+			if f.Reason != reason || !strings.Contains(f.Message, test.wantText) || len(f.Message) > 4<<10 {
 				t.Errorf("got %v, want %q", f, test.wantText)
 			}
 			if test.field != "" && (len(f.Violations) != 1 || f.Violations[0].Field != test.field) {

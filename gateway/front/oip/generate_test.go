@@ -155,7 +155,7 @@ func TestInvalidGenerateBodyIsRejected(t *testing.T) {
 		"neither":                     {both, `{"a": "x", "inputs": []}`, 400, "inputs is neither an input nor a parameter"},
 		"null":                        {both, `{"a": "x", "n": null}`, 400, "n is neither"},
 		"text for numbers":            {both, `{"x": ["a"]}`, 400, "x[0]: is no FP32"},
-		"nested":                      {both, `{"x": [[1], [2]]}`, 400, "x[0]: is no FP32"},
+		"nested":                      {both, `{"x": [[1], [2]]}`, 400, "x[0]: is a list"},
 		"an object for numbers":       {both, `{"x": {}}`, 400, "x: is no string"},
 		"unrepresentable datatype":    {both, `{"h": 1}`, 400, "FP16 has no form"},
 		"an image":                    {both, `{"image": "x"}`, 400, "the model takes image/png there"},

@@ -366,12 +366,15 @@ func float(d tensor.Datatype) element {
 // numberFor reads a number. A value of another kind is an elementError and not a
 // syntaxError.
 func numberFor(s *scanner, d tensor.Datatype) ([]byte, error) {
-	switch c := s.next(); {
-	case c == '-', digit(c):
-		return s.number()
-	case c == '"', c == 't', c == 'f', c == 'n', c == '{', c == '[':
+	switch s.next() {
+	case '[':
+		return nil, elementErrorf("is a list: data is flat, or nested as its shape")
+	case '"', 't', 'f', 'n', '{':
 		return nil, elementErrorf("is no %s: use a number", d)
-	default:
-		return nil, s.fail("no value")
 	}
+	raw, err := s.number()
+	if text := s.nonFinite(); err != nil && text != "" {
+		return nil, elementErrorf("%s has no form in JSON; send the tensor as bytes", text)
+	}
+	return raw, err
 }

@@ -124,7 +124,7 @@ func Detect(text []byte) bool {
 				if found = key == "datatype"; found {
 					return errStop
 				}
-				return s.skip()
+				return s.skipUnchecked()
 			})
 			return errStop
 		})

@@ -183,6 +183,9 @@ func TestErrorNamesField(t *testing.T) {
 		{"fp32 out of range", string(one("FP32", "[1]", "[1e39]")), "inputs.x.data[0]", "1e39 is beyond FP32"},
 		{"fp64 out of range", string(one("FP64", "[1]", "[1e999]")), "inputs.x.data[0]", "beyond FP64"},
 		{"string for a number", string(one("FP32", "[1]", `["NaN"]`)), "inputs.x.data[0]", "is no FP32"},
+		{"NaN", string(one("FP32", "[2]", "[1, NaN]")), "inputs.x.data[1]", "NaN"},
+		{"an infinity", string(one("FP64", "[1]", "[-Infinity]")), "inputs.x.data[0]", "Infinity"},
+		{"a list for a number", string(one("FP32", "[2]", "[[1],[2]]")), "inputs.x.data[0]", "nested"},
 		{"null for a number", string(one("FP32", "[1]", `[null]`)), "inputs.x.data[0]", "is no FP32"},
 		{"number for a bool", string(one("BOOL", "[1]", `[1]`)), "inputs.x.data[0]", "is no BOOL"},
 		{"number for a string", string(one("BYTES", "[1]", `[1]`)), "inputs.x.data[0]", "is no BYTES"},
@@ -196,7 +199,7 @@ func TestErrorNamesField(t *testing.T) {
 		{"ragged", string(one("INT8", "[2,2]", "[[1,2],[3]]")), "inputs.x.data", "fewer than the 2 entries on axis 1"},
 		{"ragged beyond", string(one("INT8", "[2,2]", "[[1,2],[3,4,5]]")), "inputs.x.data", "more than the 2 entries on axis 1"},
 		{"half nested", string(one("INT8", "[2,1]", "[[1],2]")), "inputs.x.data", "neither flat nor nested"},
-		{"nested too deep", string(one("INT8", "[1]", "[[1]]")), "inputs.x.data[0]", "is no INT8"},
+		{"nested too deep", string(one("INT8", "[1]", "[[1]]")), "inputs.x.data[0]", "is a list"},
 		{"negative axis", string(one("INT8", "[-1]", "[1]")), "inputs.x.shape", "axis of -1"},
 		{"shape no array", string(one("INT8", "3", "[1]")), "inputs.x.shape", "is no array"},
 		{"17 axes", string(one("INT8", "["+strings.Repeat("1,", 16)+"1]", "[1]")), "inputs.x.shape", "more than 16 axes"},
@@ -241,7 +244,9 @@ func TestMalformedJSONIsInvalidRequest(t *testing.T) {
 	for name, body := range map[string]string{
 		"empty":             "",
 		"not an object":     "[]",
-		"cut off":           string(one("INT8", "[2]", "[1,")),
+		"cut off in data":   string(one("INT8", "[2]", "[1,2]"))[:63],
+		"cut off behind it": string(one("INT8", "[2]", "[1,2]"))[:66],
+		"cut off in shape":  `{"inputs":[{"name":"x","datatype":"INT8","shape":[2`,
 		"trailing comma":    string(one("INT8", "[3]", "[1,2,]")),
 		"leading zero":      string(one("INT8", "[1]", "[01]")),
 		"hexadecimal":       string(one("INT8", "[1]", "[0x1]")),
@@ -249,7 +254,7 @@ func TestMalformedJSONIsInvalidRequest(t *testing.T) {
 		"no digit":          string(one("FP32", "[1]", "[-]")),
 		"bare point":        string(one("FP32", "[1]", "[1.]")),
 		"bare exponent":     string(one("FP32", "[1]", "[1e]")),
-		"NaN":               string(one("FP32", "[1]", "[NaN]")),
+		"NaN as an extent":  string(one("FP32", "[NaN]", "[1]")),
 		"two documents":     `{"inputs":[]} {}`,
 		"control character": "{\"inputs\":[],\"a\x01\":1}",
 		"bad escape":        `{"inputs":[],"\x":1}`,
@@ -263,7 +268,14 @@ func TestMalformedJSONIsInvalidRequest(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			_, err := oipjson.Decode([]byte(body), nil)
-			if f := fault.From(err); f.Reason != fault.InvalidRequest || !strings.Contains(f.Message, "byte") {
+			f := fault.From(err)
+			if f.Reason != fault.InvalidRequest || !strings.Contains(f.Message, "byte") {
+				t.Errorf("got %v", f)
+			}
+			if cut := strings.HasPrefix(name, "cut off") || strings.HasPrefix(name, "open") || name == "empty"; strings.Contains(f.Message, "ends early") != cut {
+				t.Errorf("cut off is %v: got %v", cut, f)
+			}
+			if strings.Contains(f.Message, "NaN") != strings.HasPrefix(name, "NaN") {
 				t.Errorf("got %v", f)
 			}
 		})
@@ -277,6 +289,7 @@ func TestDetect(t *testing.T) {
 		`{"inputs":[{"datatype":"?", broken`:                        true,
 		`{"id":"a{","x":{"inputs":[]},"inputs":[{"datatype":1}]}`:   true,
 		` { "inputs" : [ { "name" : "x" , "datatype" : "FP32" } ] `: true,
+		`{"inputs":[{"data":[1,NaN],"datatype":"FP32"}]}`:           true,
 		`{"inputs":[{"name":"x"}]}`:                                 false,
 		`{"inputs":["a prompt"]}`:                                   false,
 		`{"inputs":"a prompt"}`:                                     false,

@@ -3,11 +3,14 @@ package oipjson
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
 	"unicode/utf16"
 	"unicode/utf8"
+
+	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
 // MaxDepth bounds the nesting of arrays and objects. A tensor has at most
@@ -32,7 +35,26 @@ type syntaxError struct {
 
 func (e *syntaxError) Error() string { return fmt.Sprintf("%s at byte %d", e.what, e.at) }
 
-func (s *scanner) fail(what string) error { return &syntaxError{at: s.at, what: what} }
+// fail returns the error at the text that is next: it ends early, or is NaN or an infinity,
+// or else what.
+func (s *scanner) fail(what string) error {
+	if s.at >= len(s.data) {
+		what = "it ends early"
+	} else if text := s.nonFinite(); text != "" {
+		what = "JSON has no " + text + ", found"
+	}
+	return &syntaxError{at: s.at, what: what}
+}
+
+// nonFinite returns NaN or Infinity if that is next: some encoders write them.
+func (s *scanner) nonFinite() string {
+	for _, text := range []string{"NaN", "Infinity"} {
+		if bytes.HasPrefix(s.data[s.at:], []byte(text)) {
+			return text
+		}
+	}
+	return ""
+}
 
 // next returns the first byte after white space, without reading it; 0 at the end.
 func (s *scanner) next() byte {
@@ -132,6 +154,22 @@ func (s *scanner) array(element func(i int) error) error {
 		}
 	}
 	return nil
+}
+
+// Check returns INVALID_REQUEST, with the place, for text that is no JSON.
+func Check(text []byte) error {
+	if json.Valid(text) && utf8.Valid(text) {
+		return nil
+	}
+	s := &scanner{data: text}
+	err := s.skip()
+	if err == nil {
+		err = s.end()
+	}
+	if err == nil {
+		err = errors.New("it is not UTF-8")
+	}
+	return fault.Newf(fault.InvalidRequest, "the body is not valid JSON: %w", err)
 }
 
 // skip reads a value of any kind.
@@ -256,9 +294,11 @@ func (s *scanner) quoted() (rawText, error) {
 	s.at++
 	raw := s.data[start:s.at]
 	if !utf8.Valid(raw) {
+		s.at = start
 		return rawText{}, s.fail("a string that is not UTF-8")
 	}
 	if escaped && !json.Valid(raw) {
+		s.at = start
 		return rawText{}, s.fail("a string with a bad escape")
 	}
 	return rawText{raw[1 : len(raw)-1], escaped}, nil

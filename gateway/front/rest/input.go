@@ -1,7 +1,6 @@
 package rest
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -28,7 +27,7 @@ func (h *handler) readInputs(out *call.Request, w http.ResponseWriter, r *http.R
 	if err != nil {
 		return f, err
 	}
-	from := http.MaxBytesReader(w, transport.StallReader(w, r, h.settings.StallTimeout), int64(h.settings.MaxMessageBytes))
+	from := http.MaxBytesReader(w, transport.StallReader(w, r, h.settings), int64(h.settings.MaxMessageBytes))
 	if kind.media == "multipart/form-data" {
 		out.Inputs, err = readForm(from, kind.params["boundary"], int64(h.settings.MaxMessageBytes))
 	} else {
@@ -73,7 +72,7 @@ func (h *handler) takeBody(out *call.Request, f *format, kind kind, data []byte,
 	}
 	out.Inputs = []payload.Part{payload.OfBlob("", contentType, data)}
 	if isJSON || strings.HasSuffix(kind.media, "+json") {
-		return checkJSON(data)
+		return oipjson.Check(data)
 	}
 	return nil
 }
@@ -146,19 +145,7 @@ func (k kind) hasTensors(data []byte, isPacked bool) (bool, error) {
 	return oipjson.Detect(data), nil
 }
 
-func checkJSON(data []byte) error {
-	if json.Valid(data) && utf8.Valid(data) {
-		return nil
-	}
-	var text json.RawMessage
-	err := json.Unmarshal(data, &text)
-	if err == nil {
-		err = fmt.Errorf("not UTF-8")
-	}
-	return fault.Newf(fault.InvalidRequest, "the body is not valid JSON: %s", err)
-}
-
-// textPlain is the type of a part that names none, by RFC 7578.
+// textPlain is the type of a part that names none and is no file, by RFC 7578.
 const textPlain = "text/plain"
 
 // readForm reads a form: one blob per part.
@@ -197,7 +184,11 @@ func blobOf(part *multipart.Part, index int, limit int64) (payload.Part, error) 
 		return payload.Part{}, invalid(fmt.Sprintf("inputs[%d]", index), errors.New("the part has no name; a part's name is its input's"))
 	}
 	contentType := part.Header.Get("Content-Type")
-	if contentType == "" {
+	switch {
+	case contentType != "":
+	case part.FileName() != "":
+		contentType = payload.OctetStream
+	default:
 		contentType = textPlain
 	}
 	data, err := transport.ReadBody(formReader{part}, -1, limit)

@@ -59,6 +59,8 @@ func TestFormHasOneInputPerPart(t *testing.T) {
 	_ = form.WriteField("prompt", "what is this?")
 	file, _ := form.CreateFormFile("image", "cat.bin")
 	_, _ = file.Write([]byte{1, 2, 3})
+	untyped, _ := form.CreatePart(textproto.MIMEHeader{"Content-Disposition": {`form-data; name="photo"; filename="cat.png"`}}) // as Python's requests does
+	_, _ = untyped.Write([]byte("\x89PNG"))
 	typed, _ := form.CreatePart(textproto.MIMEHeader{"Content-Disposition": {`form-data; name="opts"`}, "Content-Type": {"application/json"}})
 	_, _ = typed.Write([]byte(`{}`))
 	_ = form.WriteField("empty", "")
@@ -70,6 +72,7 @@ func TestFormHasOneInputPerPart(t *testing.T) {
 	want := []payload.Part{
 		payload.OfBlob("prompt", "text/plain", []byte("what is this?")),
 		payload.OfBlob("image", "application/octet-stream", []byte{1, 2, 3}),
+		payload.OfBlob("photo", "application/octet-stream", []byte("\x89PNG")),
 		payload.OfBlob("opts", "application/json", []byte(`{}`)),
 		payload.OfBlob("empty", "text/plain", []byte{}),
 	}
@@ -149,7 +152,9 @@ func TestBadRequestNamesItsProblem(t *testing.T) {
 	}{
 		"empty":                     {post("image/png", ""), 400, fault.InvalidRequest, "the body is empty"},
 		"empty JSON":                {post("application/json", ""), 400, fault.InvalidRequest, "the body is empty"},
-		"no JSON":                   {post("application/json", "{"), 400, fault.InvalidRequest, "not valid JSON"},
+		"JSON cut off":              {post("application/json", `{"prompt": "hi"`), 400, fault.InvalidRequest, "is not valid JSON: it ends early"},
+		"NaN in JSON":               {post("application/json", `{"score": NaN}`), 400, fault.InvalidRequest, "NaN"},
+		"NaN in a tensor":           {post("application/json", strings.Replace(tensorBody, "[[1,2]]", "[[1,NaN]]", 1)), 400, fault.InvalidInput, "inputs.x.data[1]: NaN"},
 		"JSON that is not UTF-8":    {post("application/json", "\"\xff\""), 400, fault.InvalidRequest, "not UTF-8"},
 		"no tensors":                {post("application/json; form=tensors", "{}"), 400, fault.InvalidInput, "inputs: is missing"},
 		"tensors that do not fit":   {post("application/json", strings.Replace(tensorBody, "[[1,2]]", "[1]", 1)), 400, fault.InvalidInput, "inputs.x.data: has 1 elements"},

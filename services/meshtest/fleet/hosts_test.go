@@ -208,7 +208,7 @@ func TestRepliesNeverReachTheWrongCaller(t *testing.T) {
 			hosts = append(hosts, f.host(hostSpec{stage: stage, run: time.Millisecond}))
 		}
 	}
-	chain := gatewaySpec{pipeline: "chain", stages: []string{"one", "two", "three"}, drainDelay: time.Second}
+	chain := gatewaySpec{pipelines: map[string][]string{"chain": {"one", "two", "three"}}, drainDelay: time.Second}
 	m := &mesh{t: t, fleet: f, hosts: hosts, gateways: []*member{f.gatewayOf(chain), f.gatewayOf(chain)}}
 	testbed.Eventually(t, "every gateway shows all hosts", m.isInView)
 	l := f.load(loadSpec{pipeline: "chain", inFlight: 64, every: 2 * time.Millisecond, through: perRequest})

@@ -49,6 +49,12 @@ type loadSpec struct {
 	timeout time.Duration
 	// chunks is how many come before each answer; more than 0 asks for streams.
 	chunks int
+	// keyed requests have an idempotency key: their text. They are sent again until they
+	// are answered, and then once more: that answer must be the same.
+	keyed    bool
+	priority int
+	// patience is how long a caller waits before it leaves, 0 for ever.
+	patience time.Duration
 	// through chooses the gateways.
 	through balancer
 	// http2 sends many requests over one connection.
@@ -173,14 +179,16 @@ func (l *load) isDue(i int) bool {
 }
 
 func (l *load) request(i int) {
-	a := answer{text: l.spec.prefix + strconv.Itoa(i)}
-	begin := time.Now()
-	err := l.ready.through(l.spec.through, i, func(addr string) error {
-		if l.spec.chunks > 0 {
-			return l.stream(addr, &a)
-		}
-		return l.infer(addr, &a)
-	})
+	ctx, cancel := context.WithCancel(l.calling)
+	if l.spec.patience > 0 {
+		ctx, cancel = context.WithTimeout(l.calling, l.spec.patience)
+	}
+	defer cancel()
+	text, begin := l.spec.prefix+strconv.Itoa(i), time.Now()
+	a, err := l.try(ctx, text, i)
+	if l.spec.keyed {
+		a, err = l.insist(ctx, a, err, i)
+	}
 	a.at = time.Now()
 	a.took = a.at.Sub(begin)
 	l.mu.Lock()
@@ -188,12 +196,52 @@ func (l *load) request(i int) {
 	l.results.pause = max(l.results.pause, a.at.Sub(l.last))
 	l.last = a.at
 	l.results.sent = max(l.results.sent, begin.Sub(l.begin))
-	if err != nil && l.calling.Err() != nil {
+	if err != nil && ctx.Err() != nil {
 		l.results.left++
 		return
 	}
 	l.results.add(a, err)
 }
+
+// try sends the request to the gateway whose turn it is.
+func (l *load) try(ctx context.Context, text string, turn int) (answer, error) {
+	a := answer{text: text}
+	err := l.ready.through(l.spec.through, turn, func(addr string) error {
+		if l.spec.chunks > 0 {
+			return l.stream(ctx, addr, &a)
+		}
+		return l.infer(ctx, addr, &a)
+	})
+	return a, err
+}
+
+// insist sends a request again until it is answered, and then until it is answered once
+// more, by another gateway.
+func (l *load) insist(ctx context.Context, a answer, err error, turn int) (answer, error) {
+	var first answer
+	for {
+		switch {
+		case ctx.Err() != nil:
+			return a, err
+		case err == nil && a.reason == "" && first.body == "":
+			first = a
+		case err == nil && a.reason == "":
+			if a.body != first.body {
+				first.finals++
+			}
+			return first, nil
+		default:
+			if werr := wait(ctx, retryEvery); werr != nil {
+				return a, cmp.Or(err, werr)
+			}
+		}
+		turn++
+		a, err = l.try(ctx, a.text, turn)
+	}
+}
+
+// retryEvery is the pause of a caller who sends a request again.
+const retryEvery = 100 * time.Millisecond
 
 // answer is what one caller receives.
 type answer struct {
@@ -219,8 +267,8 @@ func (a answer) isRight() bool {
 	return got == a.text && !a.corrupt
 }
 
-func (l *load) infer(addr string, a *answer) error {
-	request, err := http.NewRequestWithContext(l.calling, http.MethodPost, "http://"+addr+"/v1/pipelines/"+l.spec.pipeline+":infer", strings.NewReader(a.text))
+func (l *load) infer(ctx context.Context, addr string, a *answer) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+addr+"/v1/pipelines/"+l.spec.pipeline+":infer", strings.NewReader(a.text))
 	if err != nil {
 		return err
 	}
@@ -231,6 +279,10 @@ func (l *load) infer(addr string, a *answer) error {
 	if l.spec.timeout > 0 {
 		request.Header.Set("Stagemesh-Timeout", l.spec.timeout.String())
 	}
+	if l.spec.keyed {
+		request.Header.Set("Idempotency-Key", a.text)
+	}
+	request.Header.Set("Stagemesh-Priority", strconv.Itoa(l.spec.priority))
 	response, err := l.client.Do(request)
 	if err != nil {
 		return err
@@ -265,7 +317,7 @@ func reasonOf(status int, body []byte) string {
 	return problem.Error.Reason
 }
 
-func (l *load) stream(addr string, a *answer) error {
+func (l *load) stream(ctx context.Context, addr string, a *answer) error {
 	client := inferencev1connect.NewInferenceServiceClient(l.client, "http://"+addr)
 	request := &inferencev1.InferRequest{Pipeline: l.spec.pipeline, Inputs: []*inferencev1.Part{{
 		Body: &inferencev1.Part_Blob{Blob: &inferencev1.Blob{ContentType: "text/plain", Data: []byte(a.text)}},
@@ -276,7 +328,7 @@ func (l *load) stream(addr string, a *answer) error {
 	if l.spec.timeout > 0 {
 		request.Timeout = durationpb.New(l.spec.timeout)
 	}
-	messages, err := client.InferStream(l.calling, connect.NewRequest(request))
+	messages, err := client.InferStream(ctx, connect.NewRequest(request))
 	if err != nil {
 		return err
 	}

@@ -62,7 +62,11 @@ type fleet struct {
 	folder   string
 	mesh     pipeline.MeshName
 	registry []any
-	broker   *member
+	// brokers are one, or a cluster; broker is the first of them.
+	broker  *member
+	brokers []*member
+	// linked is true where each host and gateway reaches the broker by a link of its own.
+	linked bool
 
 	mu              sync.Mutex
 	hosts, gateways []*member
@@ -82,6 +86,12 @@ func consulRegistry(a *testbed.ConsulAgent) any {
 // without one they use the shared Consul agent.
 func newFleet(t testing.TB, registry ...any) *fleet {
 	t.Helper()
+	return newFleetOn(t, 1, registry...)
+}
+
+// newFleetOn is newFleet with a cluster of that many brokers.
+func newFleetOn(t testing.TB, brokers int, registry ...any) *fleet {
+	t.Helper()
 	if len(registry) == 0 {
 		agent, err := sharedConsul.Agent()
 		if err != nil {
@@ -90,12 +100,37 @@ func newFleet(t testing.TB, registry ...any) *fleet {
 		registry = []any{consulRegistry(agent)}
 	}
 	f := &fleet{t: t, folder: t.TempDir(), mesh: pipeline.MeshName("fleet-" + uuid.NewString()[:8]), registry: registry}
-	f.broker = &member{fleet: f, args: []string{"broker", filepath.Join(f.folder, "broker")}}
-	f.broker.start()
+	routes, err := testbed.FreePorts(brokers)
+	must(t, err)
+	for i := range brokers {
+		args := []string{"broker", "--folder", filepath.Join(f.folder, brokerName(i))}
+		if brokers > 1 {
+			args = append(args, "--name", brokerName(i), "--cluster", fmt.Sprint(routes[i]))
+			for _, port := range routes {
+				args = append(args, fmt.Sprint(port))
+			}
+		}
+		f.brokers = append(f.brokers, &member{fleet: f, args: args})
+	}
+	f.broker = f.brokers[0]
+	for _, broker := range f.brokers {
+		broker.launch()
+	}
+	for _, broker := range f.brokers {
+		broker.awaitReady()
+	}
 	return f
 }
 
-func (f *fleet) url() string { return "nats://" + f.broker.address() }
+func brokerName(i int) string { return fmt.Sprintf("broker-%d", i) }
+
+func (f *fleet) url() string {
+	var urls []string
+	for _, broker := range f.brokers {
+		urls = append(urls, "nats://"+broker.address())
+	}
+	return strings.Join(urls, ",")
+}
 
 // hostSpec describes a host of a stage that answers each text with the text and the name
 // of the run: no two runs give the same answer. A text that begins with holdPrefix holds
@@ -133,14 +168,17 @@ func (f *fleet) launchHost(s hostSpec) *member {
 	if s.stage == "" {
 		s.stage = "echo"
 	}
-	m := &member{fleet: f, record: f.newFile("record")}
+	m := &member{fleet: f, record: f.newFile("record"), link: f.newLink()}
 	stage := map[string]any{"runner": map[string]any{runnerKind: map[string]any{
 		"record": m.record, "run": s.run.String(), "chunks": s.chunks, "slots": s.slots, "tensor": s.tensor,
 	}}}
+	if n := len(f.brokers); n > 1 {
+		stage["queue"] = map[string]any{"replicas": n, "durabilities": []string{"file"}}
+	}
 	if s.idle > 0 {
 		stage["stream"] = map[string]any{"idle_timeout": s.idle.String()}
 	}
-	m.args = []string{"stage", s.stage, "--listen", anyPort, "--config", f.meshFile("stages", map[string]any{s.stage: stage})}
+	m.args = []string{"stage", s.stage, "--listen", anyPort, "--config", f.meshFile(m.link, "stages", map[string]any{s.stage: stage})}
 	f.mu.Lock()
 	f.hosts = append(f.hosts, m)
 	f.mu.Unlock()
@@ -150,10 +188,8 @@ func (f *fleet) launchHost(s hostSpec) *member {
 
 // gatewaySpec describes a gateway.
 type gatewaySpec struct {
-	// stages are the route of its pipeline, whose name is pipeline; empty means "echo"
-	// for both.
-	pipeline string
-	stages   []string
+	// pipelines are the stages on the route of each; none means "echo" with the stage "echo".
+	pipelines map[string][]string
 	// drainDelay is how long it serves on after SIGTERM.
 	drainDelay time.Duration
 	env        []string
@@ -174,18 +210,21 @@ func (f *fleet) gatewayOf(s gatewaySpec) *member {
 
 func (f *fleet) launchGateway(s gatewaySpec) *member {
 	f.t.Helper()
-	if s.pipeline == "" {
-		s.pipeline, s.stages = "echo", []string{"echo"}
+	if s.pipelines == nil {
+		s.pipelines = map[string][]string{"echo": {"echo"}}
 	}
-	var steps []any
-	for _, stage := range s.stages {
-		steps = append(steps, map[string]any{"name": stage, "stage": stage})
+	known, pipelines := map[string]any{}, map[string]any{}
+	for name, stages := range s.pipelines {
+		var steps []any
+		for _, stage := range stages {
+			steps = append(steps, map[string]any{"name": stage, "stage": stage})
+			known[stage] = map[string]any{"runner": map[string]any{runnerKind: struct{}{}}}
+		}
+		pipelines[name] = map[string]any{"steps": steps}
 	}
-	config := f.meshFile(
-		"stages", map[string]any{s.stages[0]: map[string]any{"runner": map[string]any{runnerKind: struct{}{}}}},
-		"pipelines", map[string]any{s.pipeline: map[string]any{"steps": steps}},
-		"gateway", map[string]any{"drain_delay": s.drainDelay.String()})
-	m := &member{fleet: f, env: s.env, args: []string{"gateway", "--admin", anyPort, "--config", config}}
+	m := &member{fleet: f, env: s.env, link: f.newLink()}
+	m.args = []string{"gateway", "--admin", anyPort, "--config", f.meshFile(m.link,
+		"stages", known, "pipelines", pipelines, "gateway", map[string]any{"drain_delay": s.drainDelay.String()})}
 	m.launch()
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -208,12 +247,30 @@ func (f *fleet) newFile(name string) string {
 	return file.Name()
 }
 
-// meshFile writes a mesh file with these sections, as JSON, which YAML includes.
-func (f *fleet) meshFile(sections ...any) string {
+// newLink returns a member's link to the broker, nil where the fleet has none.
+func (f *fleet) newLink() *testbed.Link {
+	if !f.linked {
+		return nil
+	}
+	return testbed.StartLink(f.t, f.broker.address())
+}
+
+// meshFile writes a mesh file with these sections, as JSON, which YAML includes. A nil
+// link is a direct connection to the broker.
+func (f *fleet) meshFile(link *testbed.Link, sections ...any) string {
 	f.t.Helper()
+	url := f.url()
+	if link != nil {
+		url = "nats://" + link.Addr()
+	}
 	file := map[string]any{
-		"mesh": f.mesh, "nats": map[string]any{"url": f.url()},
+		"mesh": f.mesh, "nats": map[string]any{"url": url},
 		"registry": f.registry[(len(f.hosts)+len(f.gateways))%len(f.registry)],
+	}
+	if n := len(f.brokers); n > 1 {
+		for _, store := range []string{"results", "idempotency", "dead_letters"} {
+			file[store] = map[string]any{"replicas": n}
+		}
 	}
 	for i := 0; i < len(sections); i += 2 {
 		file[sections[i].(string)] = sections[i+1]
@@ -249,6 +306,8 @@ type member struct {
 	fleet *fleet
 	args  []string
 	env   []string
+	// link is its way to the broker in a linked fleet.
+	link *testbed.Link
 	// record is the file in which a host records its runs.
 	record string
 	// stalls is the file in which the process records late timers.

@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"net"
+	"net/url"
 	"os"
 	"strconv"
 	"strings"
@@ -54,18 +56,29 @@ func program(args []string) int {
 	return 0
 }
 
-// runBroker runs a broker with its files in a folder: [--listen ADDRESS] FOLDER.
+// runBroker runs a broker with its files in a folder, alone or in a cluster: then the
+// arguments are the ports of the routes to all of its brokers.
 func runBroker(ctx context.Context, args []string) error {
 	ctx, stop := process.SignalContext(ctx)
 	defer stop()
-	options := testbed.BrokerOptions(args[len(args)-1])
-	if len(args) > 1 {
-		_, port, err := net.SplitHostPort(args[1])
-		if err != nil {
-			return err
-		}
-		if options.Port, err = strconv.Atoi(port); err != nil {
-			return err
+	flags := flag.NewFlagSet("broker", flag.ContinueOnError)
+	listen, folder, name := flags.String("listen", anyPort, ""), flags.String("folder", "", ""), flags.String("name", "", "")
+	cluster := flags.Int("cluster", 0, "")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	options := testbed.BrokerOptions(*folder)
+	address, err := net.ResolveTCPAddr("tcp", *listen)
+	if err != nil {
+		return err
+	}
+	if address.Port != 0 {
+		options.Port = address.Port
+	}
+	if *cluster > 0 {
+		options.ServerName, options.Cluster = *name, server.ClusterOpts{Name: "fleet", Host: options.Host, Port: *cluster}
+		for _, port := range flags.Args() {
+			options.Routes = append(options.Routes, &url.URL{Scheme: "nats-route", Host: net.JoinHostPort(options.Host, port)})
 		}
 	}
 	broker, err := server.NewServer(options)

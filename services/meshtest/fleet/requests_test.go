@@ -20,35 +20,23 @@ func (f *fleet) hold() *load {
 	return l
 }
 
-func TestDurableRequestsSurviveTheBroker(t *testing.T) {
+// Nothing but the connection of their gateway fails, for longer than hosts wait for it.
+func TestAnswersReachAGatewayThatWasCutOff(t *testing.T) {
 	t.Parallel()
-	f := newFleet(t)
-	f.slow(5 * time.Millisecond)
-	f.gateway()
-	l := f.load(loadSpec{inFlight: 32, every: time.Millisecond, durable: true})
-	l.flow(pick(200, 2_000))
-	f.broker.Kill()
-	f.broker.start()
-	testbed.Eventually(t, "requests are answered again", f.isAnswered)
-	l.flow(pick(500, 10_000))
-	r := l.finish()
-	t.Log(r)
-	// While broker and host are away requests are refused. They were not queued, so they
-	// never run.
-	if r.refused["BROKER_UNAVAILABLE"]+r.refused["NO_CAPACITY"]+r.right != len(r.answers) || r.duplicates+r.left+len(r.broken) > 0 || r.right == 0 {
-		t.Errorf("%s", r)
-	}
-	runs := f.runs()
-	for _, a := range r.answers {
-		if ran := len(runs[a.text]); ran > 0 && a.reason != "" {
-			t.Errorf("request %s was refused with %s, and ran %d times", a.text, a.reason, ran)
-		}
-	}
-}
-
-// isAnswered reports whether a request is answered.
-func (f *fleet) isAnswered() bool {
-	return f.load(loadSpec{requests: 1, inFlight: 1, prefix: "probe-", durable: true}).wait().right == 1
+	const callers = 200
+	f := newFleet(t, noRegistry)
+	f.linked = true
+	host, g := f.slow(20*time.Millisecond), f.gateway()
+	l := f.load(loadSpec{requests: callers, inFlight: callers, http2: true})
+	testbed.Eventually(t, "all requests are queued", func() bool { return f.queue("echo", pipeline.Memory).state().LastSeq == callers })
+	g.link.Cut()
+	waiting := callers - l.answerCount()
+	testbed.Eventually(t, "the host has sent all answers", func() bool {
+		return host.count("stagemesh_stage_items_in_flight") == 0 && f.queue("echo", pipeline.Memory).state().Msgs == 0
+	})
+	g.link.Mend()
+	l.wait().checkAllRight(t)
+	t.Logf("%d callers waited", waiting)
 }
 
 // Callers of memory requests wait while the broker is disconnected, and are answered soon after its

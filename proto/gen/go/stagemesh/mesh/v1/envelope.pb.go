@@ -940,7 +940,8 @@ type Cancel struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	Mesh      string                 `protobuf:"bytes,1,opt,name=mesh,proto3" json:"mesh,omitempty"`
 	RequestId string                 `protobuf:"bytes,2,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
-	// Nothing of the request is left after that.
+	// Nothing of the request is left after that. The first second of year 1 where the
+	// sender does not know the request.
 	Deadline      *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=deadline,proto3" json:"deadline,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

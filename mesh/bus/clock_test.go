@@ -1,4 +1,4 @@
-package stagehost
+package bus
 
 import (
 	"testing"
@@ -23,13 +23,14 @@ func TestShortestRoundTripSetsTheClock(t *testing.T) {
 		{"a slower one does not count", []look{{50 * ms, 2 * ms, 0}, {90 * ms, 100 * ms, 2}}, 50 * ms},
 		{"a quicker one does", []look{{90 * ms, 100 * ms, 0}, {50 * ms, 2 * ms, 2}}, 50 * ms},
 		{"an equal one does", []look{{50 * ms, 2 * ms, 0}, {51 * ms, 2 * ms, 2}}, 51 * ms},
+		{"a slower one that contradicts it does", []look{{50 * ms, 2 * ms, 0}, {900 * ms, 100 * ms, 2}}, 900 * ms},
 		{"an old one does not", []look{{50 * ms, 2 * ms, 0}, {60 * ms, 4 * ms, 31}}, 60 * ms},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			var c clock
 			for _, l := range test.looks {
-				c.recordOffset(l.offset, l.roundTrip, time.Unix(int64(1000+l.at), 0))
+				c.record(measurement{l.offset, l.roundTrip, time.Unix(int64(1000+l.at), 0)})
 			}
 			if got := c.ahead(); got != test.want {
 				t.Errorf("ahead by %s, want %s", got, test.want)

@@ -1,3 +1,0 @@
-module github.com/stagemesh/stagemesh/sdk/go
-
-go 1.26
