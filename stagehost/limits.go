@@ -33,6 +33,10 @@ const (
 	// failingShare bounds the items that wait for one destination that does not take
 	// them, so that it does not hold up all others: one in four.
 	failingShare = 4
+	// returnMin and returnMax are the delays until a durable item beyond that share is
+	// redelivered; they double.
+	returnMin = time.Second
+	returnMax = 30 * time.Second
 
 	// runRecordTimeout bounds the requests to the broker about a run record; a run
 	// does not wait longer for its record than a hop may take.

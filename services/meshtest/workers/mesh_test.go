@@ -16,7 +16,8 @@
 //	a dead, or silent, worker blocks     TestFrozenWorkerBlocksNoOther,
 //	the others                           TestWorkerSilentInFrameBlocksNoOther
 //	a hung one is never noticed          TestBatchOfFrozenWorkerIsAnswered,
-//	                                     TestFrozenIdleWorkerIsReplaced
+//	                                     TestFrozenIdleWorkerIsReplaced,
+//	                                     TestHungWorkerIsShownAndReplaced
 //	a lone request waits for company     TestIdleWorkerGetsLoneRequestAtOnce
 //	the window begins at an idle worker  TestWindowBeginsWithArrival
 //	requests run whose callers are gone  TestCancelledRequestsNeverReachTheWorker,
@@ -350,7 +351,8 @@ type files struct {
 
 // entry is a line of the record.
 type entry struct {
-	// What happened: "start" of a process, "run" of a batch, "cancelled".
+	// What happened: "start" of a process, "daemon" of one in a session of its own, "run" of
+	// a batch, "cancelled".
 	What   string
 	Worker int
 	PID    int
@@ -441,9 +443,11 @@ func (f *files) await(what, text string) entry {
 }
 
 // pids returns the processes in the record.
-func (f *files) pids() []int {
+func (f *files) pids() []int { return slices.Concat(f.pidsOf("start"), f.pidsOf("daemon")) }
+
+func (f *files) pidsOf(what string) []int {
 	var out []int
-	for _, e := range f.all("start") {
+	for _, e := range f.all(what) {
 		out = append(out, e.PID)
 	}
 	return out

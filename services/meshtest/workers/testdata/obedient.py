@@ -26,6 +26,7 @@ class Obedient(Worker):
         self.write("start", [])
         if ctx.options.get("child"):
             self.write("start", [], subprocess.Popen(["sleep", "600"]).pid)
+            self.write("daemon", [], subprocess.Popen(["sleep", "600"], start_new_session=True).pid)
 
     def predict(self, batch):
         texts = batch["text"]
