@@ -169,30 +169,46 @@ func TestPlainHTTPNeedsTokenAndProbesDoNot(t *testing.T) {
 	}
 }
 
-// Callers without a token must not learn which pipelines exist.
-func TestProbesDoNotRevealPipelines(t *testing.T) {
+// Callers without a token must not learn which pipelines exist, nor make the gateway ask
+// the broker about a stage for each name that they can think of.
+func TestProbesAnswerForCataloguedPipelinesOnly(t *testing.T) {
 	t.Parallel()
-	s := newSecrets(t)
+	s, broker := newSecrets(t), testbed.StartBroker(t)
+	asked, err := broker.Client().SubscribeSync("test.alive.>")
+	if err != nil {
+		t.Fatal(err)
+	}
 	secret := pipeline.Pipeline{Name: "secret", Steps: []pipeline.Step{{Name: "s", Stage: "s"}}}
-	g, _ := run(t, testbed.StartBroker(t), func(settings *gateway.Settings) {
+	g, _ := run(t, broker, func(settings *gateway.Settings) {
 		settings.Access = gateway.Access{TokenFile: s.token, CertFile: s.cert, KeyFile: s.key}
 		settings.Admin = gateway.Admin{Listen: "127.0.0.1:0", Access: gateway.Access{TokenFile: s.token, CertFile: s.cert, KeyFile: s.key}}
 		settings.Pipelines = []pipeline.Pipeline{secret}
 	})
 	client := over(t, s.roots, false)
 	for _, url := range []string{g.URL(), g.AdminURL()} {
-		if status, _, body := fetch(t, client, http.MethodGet, url+"/readyz?pipeline=nope", ""); status != http.StatusNotFound || strings.Contains(body, "secret") {
-			t.Errorf("%s: %d %s", url, status, body)
+		for _, name := range []string{"nope", "stage:nope", "stage:s"} {
+			if status, _, body := fetch(t, client, http.MethodGet, url+"/readyz?pipeline="+name, ""); status != http.StatusNotFound || strings.Contains(body, "secret") {
+				t.Errorf("%s, %s: %d %s", url, name, status, body)
+			}
 		}
 		conn, err := grpc.NewClient(strings.TrimPrefix(url, "https://"), grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: s.roots})))
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = conn.Close() })
-		_, err = healthpb.NewHealthClient(conn).Check(t.Context(), &healthpb.HealthCheckRequest{Service: "nope"})
-		if status.Code(err) != codes.NotFound || strings.Contains(err.Error(), "secret") {
-			t.Errorf("%s: %v", url, err)
+		for _, name := range []string{"nope", "stage:nope"} {
+			_, err = healthpb.NewHealthClient(conn).Check(t.Context(), &healthpb.HealthCheckRequest{Service: name})
+			if status.Code(err) != codes.NotFound || strings.Contains(err.Error(), "secret") {
+				t.Errorf("%s, %s: %v", url, name, err)
+			}
 		}
+	}
+	if n, _, err := asked.Pending(); err != nil || n > 0 {
+		t.Errorf("the hosts of stages were asked for %d times, %v", n, err)
+	}
+	// The subscriber counts as a host that is slow to answer.
+	if status, _, body := fetch(t, client, http.MethodGet, g.URL()+"/readyz?pipeline=secret", ""); status != http.StatusOK {
+		t.Errorf("a pipeline of the catalog: %d %s", status, body)
 	}
 }
 

@@ -23,6 +23,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/pipelines"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/process"
 )
 
@@ -44,8 +45,9 @@ type Gateway struct {
 	// addr and admin are the listening addresses. They are set before ready closes.
 	addr, admin net.Addr
 	ready       chan struct{}
-	// stopping closes when the gateway begins to stop.
-	stopping chan struct{}
+	// stopping closes when the gateway begins to stop, and closing when it admits no more
+	// requests.
+	stopping, closing chan struct{}
 }
 
 // New returns a gateway. It dials nothing and starts nothing.
@@ -57,7 +59,7 @@ func New(s Settings) (*Gateway, error) {
 	s.Call.Logger = s.Call.Logger.With("gateway", s.Call.Gateway)
 	s.Bus.Mesh, s.Bus.Name, s.Bus.Logger = s.Call.Mesh, "gateway "+string(s.Call.Gateway), s.Call.Logger
 	s.Call.Budget = admission.NewByteBudget(int64(s.MaxInFlightBytes))
-	g := &Gateway{settings: s, log: s.Call.Logger, ready: make(chan struct{}), stopping: make(chan struct{})}
+	g := &Gateway{settings: s, log: s.Call.Logger, ready: make(chan struct{}), stopping: make(chan struct{}), closing: make(chan struct{})}
 	seeded := pipelines.Settings{Seeds: s.Pipelines, Logger: g.log}
 	if r := s.Registry; r != nil {
 		seeded.Table = r.Table
@@ -146,6 +148,7 @@ func (g *Gateway) serve(ctx context.Context) error {
 // stop closes the request path and then the ports. If no time is left, the ports still
 // get lastResponses to write the responses of failed requests.
 func (g *Gateway) stop(ctx context.Context, p ports) error {
+	close(g.closing)
 	err := g.service.Stop(ctx)
 	if ctx.Err() != nil {
 		var cancel context.CancelFunc
@@ -232,6 +235,15 @@ func (g *Gateway) isStopping() bool {
 	default:
 		return false
 	}
+}
+
+// probe is health for callers without a token. The implicit pipelines of single stages
+// are unknown to it: they have any name, and each would be a question to the broker.
+func (g *Gateway) probe(ctx context.Context, name string) error {
+	if _, implicit := pipeline.StageOf(pipeline.Name(name)); implicit {
+		return fault.New(fault.UnknownPipeline, "probes are for pipelines with a name of their own")
+	}
+	return g.health(ctx, name)
 }
 
 // health reports the health of the gateway, named "", or of one of its pipelines.

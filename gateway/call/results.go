@@ -34,6 +34,10 @@ func (s *Service) Result(ctx context.Context, requestID string, wait time.Durati
 	// however short the wait.
 	r, err := s.results.Get(ctx, id)
 	if wait > 0 && errors.Is(err, store.ErrNoResult) {
+		if !s.waits.TryAcquire(1) {
+			return nil, fault.Newf(fault.Overloaded, "a quarter of gateway.max_in_flight requests wait for results, as many as may; ask without a wait").WithRetryAfter(admission.RetryAfter)
+		}
+		defer s.waits.Release(1)
 		waiting, cancel := context.WithTimeout(ctx, min(wait, s.settings.MaxTimeout))
 		defer cancel()
 		defer context.AfterFunc(s.limiter.Closing(), cancel)()

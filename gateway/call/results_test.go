@@ -124,6 +124,33 @@ func TestWaitCountsAsInFlight(t *testing.T) {
 	b.waitsForAResult("the gateway stops", func(func()) { b.stops[b.service]() }, fault.ShuttingDown)
 }
 
+func TestWaitsLeaveRoomForRequests(t *testing.T) {
+	t.Parallel()
+	const inFlight, waits = 8, 2
+	b := newBed(t, func(s *call.Settings) { s.MaxInFlight = inFlight })
+	b.ensureResults()
+	ctx, leave := context.WithCancel(t.Context())
+	defer leave()
+	got := make(chan answered, inFlight)
+	for range inFlight {
+		go func() {
+			response, err := b.service.Result(ctx, uuid.NewString(), testbed.Patience)
+			got <- answered{response, err}
+		}()
+	}
+	for range inFlight - waits {
+		r := testbed.Receive(t, "one wait too many", got)
+		_ = wantFault(t, r.response, r.err, fault.Overloaded)
+	}
+	response, err := b.service.Result(t.Context(), uuid.NewString(), 0)
+	_ = wantFault(t, response, err, fault.NotFound)
+	leave()
+	for range waits {
+		r := testbed.Receive(t, "a wait", got)
+		_ = wantFault(t, r.response, r.err, fault.Cancelled)
+	}
+}
+
 // waitsForAResult waits at a gateway with a limit of one request until end ends it.
 func (b *bed) waitsForAResult(name string, end func(leave func()), reason fault.Reason) {
 	b.t.Helper()

@@ -62,6 +62,7 @@ import (
 
 	"go.opentelemetry.io/otel/metric"
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sync/semaphore"
 
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
@@ -159,6 +160,10 @@ const (
 	DefaultMaxTimeout  = 10 * time.Minute
 	DefaultMaxInFlight = 4096
 	DefaultHostGrace   = 10 * time.Second
+
+	// waitsShare is the part of the requests in flight that may wait for a stored result:
+	// one in so many.
+	waitsShare = 4
 )
 
 // Service is the request path of one gateway.
@@ -169,6 +174,9 @@ type Service struct {
 	// These reject requests.
 	limiter      *admission.Limiter
 	availability *admission.Availability
+	// waits bounds the requests that wait for a stored result: they must leave room for
+	// others.
+	waits *semaphore.Weighted
 
 	table         *table
 	results       *store.Results
@@ -198,7 +206,7 @@ func New(s Settings) (*Service, error) {
 	s.MaxInFlight = cmp.Or(s.MaxInFlight, DefaultMaxInFlight)
 	s.Idempotency.Retention = cmp.Or(s.Idempotency.Retention, s.Results.Retention)
 	out := &Service{
-		settings: s, limiter: admission.NewLimiter(s.MaxInFlight),
+		settings: s, limiter: admission.NewLimiter(s.MaxInFlight), waits: semaphore.NewWeighted(int64(max(1, s.MaxInFlight/waitsShare))),
 		table: newTable(tableLimits{calls: s.MaxInFlight, replies: streamReplies, bytes: streamBytes, shared: streamsBytes}),
 	}
 	var err error
@@ -258,7 +266,8 @@ const failTimeout = time.Second
 // failPending fails the calls that still wait.
 func (s *Service) failPending() error {
 	f := fault.New(fault.ShuttingDown, "the gateway stopped before there was an answer; the result of a durable request is stored, and can be fetched by its ID")
-	s.table.each(func(p *pending) { p.fail(f) })
+	s.table.close(f)
+	s.keys.watches.stop(0) // what they follow goes on, and they do not
 	ctx, cancel := context.WithTimeout(context.Background(), failTimeout)
 	defer cancel()
 	return s.limiter.AwaitIdle(ctx)

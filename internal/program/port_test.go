@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-func isReady() error { return nil }
+func isReady() (string, error) { return "", nil }
 
 func metrics() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "some_total 1\n") }) //nolint:errcheck // a recorder takes everything
@@ -22,9 +22,10 @@ func metrics() http.Handler {
 
 func TestPortAnswersOperators(t *testing.T) {
 	t.Parallel()
-	starting := func() error { return errors.New("the runner is loading") }
+	starting := func() (string, error) { return "", errors.New("the runner is loading") }
+	late := func() (string, error) { return "a batch is late", nil }
 	tests := map[string]struct {
-		ready  func() error
+		ready  readiness
 		method string
 		path   string
 		status int
@@ -33,6 +34,7 @@ func TestPortAnswersOperators(t *testing.T) {
 		"alive":                     {isReady, "GET", "/livez", 200, "ok"},
 		"alive though not ready":    {starting, "GET", "/livez", 200, "ok"},
 		"ready":                     {isReady, "GET", "/readyz", 200, "ok"},
+		"ready with a remark":       {late, "GET", "/readyz", 200, "ok\na batch is late\n"},
 		"not ready":                 {starting, "GET", "/readyz", 503, "the runner is loading"},
 		"asked by HEAD":             {isReady, "HEAD", "/readyz", 200, ""},
 		"metrics":                   {isReady, "GET", "/metrics", 200, "some_total 1"},
@@ -117,11 +119,11 @@ func (p *pipes) Close() error {
 func (p *pipes) Addr() net.Addr { return &net.UnixAddr{Name: "memory", Net: "unix"} }
 
 // ask sends a request and returns where the answer comes from.
-func (p *pipes) ask(t *testing.T) net.Conn {
+func (p *pipes) ask(t *testing.T, headers string) net.Conn {
 	t.Helper()
 	client, server := net.Pipe()
 	p.conns <- server
-	if _, err := io.WriteString(client, "GET / HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
+	if _, err := io.WriteString(client, "GET /livez HTTP/1.1\r\nHost: localhost\r\n"+headers+"\r\n"); err != nil {
 		t.Fatal(err)
 	}
 	return client
@@ -156,7 +158,7 @@ func TestStopWaitsForResponsesWithALimit(t *testing.T) {
 						}
 					}))
 				}()
-				conn := listener.ask(t)
+				conn := listener.ask(t, "")
 				defer conn.Close()
 				answer := make(chan bool, 1)
 				go func() {
@@ -181,6 +183,28 @@ func TestStopWaitsForResponsesWithALimit(t *testing.T) {
 			})
 		})
 	}
+}
+
+func TestPortDoesNotWaitForBodies(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ctx, stop := context.WithCancel(t.Context())
+		listener := newPipes()
+		served := make(chan error, 1)
+		go func() { served <- servePort(ctx, listener, portHandler(isReady, metrics())) }()
+		conn := listener.ask(t, "Content-Length: 100\r\n")
+		defer conn.Close()
+		begin := time.Now()
+		response, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		if took := time.Since(begin); err != nil || response.StatusCode != http.StatusOK || took > 2*time.Second {
+			t.Fatalf("got %v, %v after %s", response, err, took)
+		}
+		response.Body.Close()
+		stop()
+		if err := <-served; err != nil {
+			t.Errorf("Serve: %v", err)
+		}
+	})
 }
 
 func TestServePortReturnsWhenItsListenerFails(t *testing.T) {

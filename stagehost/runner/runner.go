@@ -221,7 +221,7 @@ type WorkerStatus struct {
 	State string
 	// Incarnation counts the starts of the worker.
 	Incarnation uint64
-	// Cause is why the worker is not ready.
+	// Cause is why the worker is not ready, or what is wrong although it is.
 	Cause string
 }
 

@@ -53,6 +53,8 @@ type Port struct {
 	Origins []string
 	// Forms write the errors on other paths than those of Services.
 	Forms Forms
+	// Budget bounds the bytes of all requests together; nil is no bound.
+	Budget transport.Budget
 }
 
 // Handler returns the handler of the port: the services of the mux, with probes and
@@ -60,8 +62,12 @@ type Port struct {
 func (p Port) Handler(mux *http.ServeMux) (http.Handler, error) {
 	p.mountHealth(mux)
 	p.mountReflection(mux)
-	// CORS comes first: a preflight request has no token.
-	return p.protectOrigins(p.authenticate(mux))
+	// CORS comes before tokens: a preflight request has none.
+	out, err := p.protectOrigins(p.authenticate(mux))
+	if err != nil {
+		return nil, err
+	}
+	return transport.WithBudget(out, p.Budget), nil
 }
 
 // authenticate passes authenticated requests to next.

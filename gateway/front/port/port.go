@@ -72,7 +72,7 @@ func PublicHandler(s PublicSettings) (http.Handler, error) {
 	mux.Handle(rest.Prefix, rest.New(s.Caller, s.Settings))
 	p := Port{
 		Health: s.Health, Services: []string{inferencev1connect.InferenceServiceName},
-		Tokens: s.Tokens, TokensKey: s.TokensKey, Origins: s.Origins, Forms: Forms{},
+		Tokens: s.Tokens, TokensKey: s.TokensKey, Origins: s.Origins, Forms: Forms{}, Budget: s.Budget,
 	}
 	if s.Models != nil {
 		mux.Handle(oip.New(s.Caller, s.Models, s.Settings))
@@ -87,11 +87,7 @@ func PublicHandler(s PublicSettings) (http.Handler, error) {
 		p.Open = openapi.OpenPaths()
 	}
 	mux.HandleFunc("/", notFound(s.Docs != nil))
-	out, err := p.Handler(mux)
-	if err != nil || s.Budget == nil {
-		return out, err
-	}
-	return transport.WithBudget(out, s.Budget), nil
+	return p.Handler(mux)
 }
 
 // notFound answers for paths that nothing serves.

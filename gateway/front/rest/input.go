@@ -27,7 +27,7 @@ func (h *handler) readInputs(out *call.Request, w http.ResponseWriter, r *http.R
 	if err != nil {
 		return f, err
 	}
-	from := http.MaxBytesReader(w, transport.StallReader(w, r, h.settings.StallTimeout), int64(h.settings.MaxMessageBytes))
+	from := http.MaxBytesReader(w, transport.StallReader(w, r, h.settings), int64(h.settings.MaxMessageBytes))
 	if kind.media == "multipart/form-data" {
 		out.Inputs, err = readForm(from, kind.params["boundary"], int64(h.settings.MaxMessageBytes))
 	} else {

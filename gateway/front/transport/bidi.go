@@ -44,9 +44,15 @@ func limitMessages(next http.Handler, s Settings) http.Handler {
 		conn := http.NewResponseController(w)
 		ctx := context.WithValue(r.Context(), interruptKey{}, func() { _ = conn.SetReadDeadline(time.Unix(0, 0)) })
 		bounded := r.WithContext(ctx)
+		messages := StallReader(w, r, s)
 		bounded.Body = &envelopedBody{
-			Closer: r.Body, prefixes: r.Body, messages: StallReader(w, r, s.StallTimeout), timeout: s.StallTimeout, limit: int64(s.MaxMessageBytes),
-			beforeMessage: func() { releaseBody(r) },
+			Closer: r.Body, prefixes: r.Body, messages: messages, timeout: s.StallTimeout, limit: int64(s.MaxMessageBytes),
+			beforeMessage: func() {
+				releaseBody(r)
+				if stall, ok := messages.(*stallReader); ok {
+					stall.next()
+				}
+			},
 		}
 		next.ServeHTTP(StallWriter(w, s.StallTimeout), bounded)
 	})

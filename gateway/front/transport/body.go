@@ -31,9 +31,9 @@ func TooLarge(limit int64) *fault.Fault {
 		WithMetadata("limit_bytes", strconv.FormatInt(limit, 10))
 }
 
-// Stalled returns the fault of a request whose body stopped arriving.
+// Stalled returns the fault of a request whose body arrives too slowly.
 func Stalled(timeout time.Duration) *fault.Fault {
-	return fault.Newf(fault.DeadlineExceeded, "nothing of the request's body came for %s", timeout)
+	return fault.Newf(fault.DeadlineExceeded, "the request's body came too slowly: less than %d KiB within %s", stallBytes>>10, timeout)
 }
 
 // CheckLength returns TooLarge where Content-Length is over the limit.
@@ -109,7 +109,7 @@ func limitMessage(next http.Handler, s Settings) http.Handler {
 		// A copy, because net/http decides by the original's body whether the
 		// connection can carry another request.
 		bounded := r.WithContext(r.Context())
-		body := StallReader(w, r, s.StallTimeout)
+		body := StallReader(w, r, s)
 		enveloped := isEnveloped(r.Header.Get("Content-Type"))
 		if enveloped {
 			bounded.Body = &envelopedBody{Closer: body, prefixes: body, messages: body, timeout: s.StallTimeout, limit: limit}

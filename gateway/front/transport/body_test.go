@@ -110,7 +110,7 @@ func TestStallTimeoutEndsWithBody(t *testing.T) {
 	t.Parallel()
 	const patience = 20 * time.Millisecond
 	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		from := transport.StallReader(w, r, patience)
+		from := transport.StallReader(w, r, transport.Settings{StallTimeout: patience})
 		data, err := io.ReadAll(from)
 		select {
 		case <-r.Context().Done():
@@ -155,7 +155,7 @@ func TestStalledBodyIsRejected(t *testing.T) {
 			rest, stop := io.Pipe()
 			t.Cleanup(func() { _ = stop.Close() })
 			url := fronttest.Serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				data, err := io.ReadAll(transport.StallReader(w, r, 50*time.Millisecond))
+				data, err := io.ReadAll(transport.StallReader(w, r, transport.Settings{StallTimeout: 50 * time.Millisecond}))
 				if fault.From(err).Reason != fault.DeadlineExceeded || string(data) != "half" {
 					t.Errorf("got %q, %v", data, err)
 				}
@@ -178,11 +178,52 @@ func TestStalledBodyIsRejected(t *testing.T) {
 	}
 }
 
+// A caller that sends a byte now and then must not hold what it has sent.
+func TestDribbledBodyIsRejected(t *testing.T) {
+	t.Parallel()
+	for name, h2c := range map[string]bool{"HTTP/1": false, "HTTP/2": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ended := make(chan error, 1)
+			url := fronttest.Serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				_, err := io.ReadAll(transport.StallReader(w, r, transport.Settings{StallTimeout: 300 * time.Millisecond}))
+				ended <- err
+			}))
+			dribble, stop := io.Pipe()
+			t.Cleanup(func() { _ = stop.Close() })
+			r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url, dribble)
+			if err != nil {
+				t.Fatal(err)
+			}
+			go func() {
+				response, err := fronttest.Client(t, h2c).Do(r)
+				if err == nil {
+					_ = response.Body.Close()
+				}
+			}()
+			ticks := time.NewTicker(10 * time.Millisecond)
+			defer ticks.Stop()
+			for begin := time.Now(); time.Since(begin) < tooLong; {
+				select {
+				case err := <-ended:
+					if fault.From(err).Reason != fault.DeadlineExceeded {
+						t.Errorf("got %v", err)
+					}
+					return
+				case <-ticks.C:
+					go func() { _, _ = stop.Write([]byte("x")) }()
+				}
+			}
+			t.Error("the body is still being read")
+		})
+	}
+}
+
 func TestSlowBodyIsReadToItsEnd(t *testing.T) {
 	t.Parallel()
 	const patience = time.Second
 	url := fronttest.Serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		data, _ := io.ReadAll(transport.StallReader(w, r, patience))
+		data, _ := io.ReadAll(transport.StallReader(w, r, transport.Settings{StallTimeout: patience}))
 		_, _ = w.Write(data)
 	}))
 	slow := iotest.OneByteReader(strings.NewReader("byte by byte"))
@@ -194,10 +235,10 @@ func TestSlowBodyIsReadToItsEnd(t *testing.T) {
 func TestZeroStallTimeoutWaitsForever(t *testing.T) {
 	t.Parallel()
 	r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/", strings.NewReader("x"))
-	if got := transport.StallReader(httptest.NewRecorder(), r, 0); got != r.Body {
+	if got := transport.StallReader(httptest.NewRecorder(), r, transport.Settings{}); got != r.Body {
 		t.Errorf("got %T", got)
 	}
-	data, err := io.ReadAll(transport.StallReader(httptest.NewRecorder(), r, time.Second))
+	data, err := io.ReadAll(transport.StallReader(httptest.NewRecorder(), r, transport.Settings{StallTimeout: time.Second}))
 	if err != nil || string(data) != "x" {
 		t.Errorf("without deadlines: %q, %v", data, err)
 	}

@@ -35,7 +35,7 @@
 // # Budget
 //
 // ReadBody reads at most a limit. StallReader and StallWriter fail when a caller sends or
-// takes nothing for the stall timeout; a slow caller that makes progress is served.
+// takes less than 256 KiB within the stall timeout; a caller is served as slowly as that.
 // WithBudget reserves budget for bodies. A Reservation reserves it for inputs that are
 // decoded into new memory, before the memory is allocated.
 //

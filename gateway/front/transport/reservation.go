@@ -6,7 +6,9 @@ import (
 	"io"
 	"net/http"
 	"strconv"
+	"strings"
 	"sync/atomic"
+	"time"
 
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
@@ -24,34 +26,58 @@ type budgetKey struct{}
 
 // WithBudget returns a handler that reserves budget for request bodies as they are read,
 // and releases it when next has returned. A rejected read fails with the budget's fault.
-// Reservations of such a request use the same budget.
+// Reservations of such a request use the same budget; nil is no bound. A response over HTTP/1
+// does not wait for a body that next leaves unread.
 func WithBudget(next http.Handler, budget Budget) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Body == nil || r.Body == http.NoBody {
 			next.ServeHTTP(w, r)
 			return
 		}
-		from := &budgetedBody{ReadCloser: r.Body, budget: budget}
+		from := &requestBody{ReadCloser: r.Body, budget: budget}
 		defer from.release()
 		// A copy, because net/http decides by the original's body whether the
 		// connection can carry another request.
 		bounded := r.WithContext(context.WithValue(r.Context(), budgetKey{}, budget))
 		bounded.Body = from
+		if r.ProtoMajor == 1 {
+			from.header, from.conn = w.Header(), http.NewResponseController(w)
+			from.onDemand = strings.EqualFold(r.Header.Get("Expect"), "100-continue")
+			w = &responseAfterBody{w, from}
+			defer from.discard()
+		}
 		next.ServeHTTP(w, bounded)
 	})
 }
 
-type budgetedBody struct {
+// requestBody is a body that reserves budget as it is read.
+type requestBody struct {
 	io.ReadCloser
+	// budget is nil where there is none.
 	budget   Budget
 	reserved atomic.Int64
+
+	// These are for HTTP/1. onDemand is true until a body is read that is sent only then,
+	// and ended once there is nothing to discard.
+	header          http.Header
+	conn            *http.ResponseController
+	onDemand, ended bool
 }
 
-func (b *budgetedBody) release() { b.budget.Release(b.reserved.Swap(0)) }
+func (b *requestBody) release() {
+	if b.budget != nil {
+		b.budget.Release(b.reserved.Swap(0))
+	}
+}
 
 // Read implements io.Reader.
-func (b *budgetedBody) Read(buf []byte) (int, error) {
+func (b *requestBody) Read(buf []byte) (int, error) {
+	b.onDemand = false
 	n, err := b.ReadCloser.Read(buf)
+	b.ended = b.ended || err != nil
+	if b.budget == nil {
+		return n, err
+	}
 	if f := b.budget.Reserve(int64(n)); f != nil {
 		return 0, f
 	}
@@ -59,10 +85,76 @@ func (b *budgetedBody) Read(buf []byte) (int, error) {
 	return n, err
 }
 
+// Close implements io.Closer. Over HTTP/1 net/http reads the rest.
+func (b *requestBody) Close() error {
+	b.discard()
+	return b.ReadCloser.Close()
+}
+
+// What is read of a body that nobody needs: so much, in so much time.
+const (
+	discardBytes   = 256 << 10
+	discardTimeout = time.Second
+)
+
+// discard reads the rest of a body before the response over HTTP/1. A client that sends on, or
+// sends nothing, loses its connection: net/http would wait for it without end.
+func (b *requestBody) discard() {
+	if b.ended || b.conn == nil {
+		return
+	}
+	b.ended = true
+	until := time.Now()
+	if !b.onDemand {
+		until = until.Add(discardTimeout)
+	}
+	_ = b.conn.SetReadDeadline(until) // without deadlines, in tests, there is no connection
+	if !b.onDemand {
+		if _, err := io.CopyN(io.Discard, b.ReadCloser, discardBytes); errors.Is(err, io.EOF) {
+			_ = b.conn.SetReadDeadline(time.Time{})
+			return
+		}
+	}
+	b.header.Set("Connection", "close")
+}
+
+// responseAfterBody is a response over HTTP/1 that begins once the body is discarded.
+type responseAfterBody struct {
+	http.ResponseWriter
+
+	body *requestBody
+}
+
+var _ http.Flusher = (*responseAfterBody)(nil)
+
+// WriteHeader implements http.ResponseWriter.
+func (w *responseAfterBody) WriteHeader(status int) {
+	w.body.discard()
+	w.ResponseWriter.WriteHeader(status)
+}
+
+// Write implements http.ResponseWriter.
+func (w *responseAfterBody) Write(data []byte) (int, error) {
+	w.body.discard()
+	return w.ResponseWriter.Write(data)
+}
+
+// Flush implements http.Flusher.
+func (w *responseAfterBody) Flush() { _ = w.FlushError() }
+
+// FlushError is Flush with an error; http.ResponseController prefers it.
+func (w *responseAfterBody) FlushError() error {
+	w.body.discard()
+	return w.body.conn.Flush()
+}
+
+// Unwrap lets http.ResponseController reach the connection.
+func (w *responseAfterBody) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
 // releaseBody releases the budget that the request's body has reserved so far. Streams of
 // messages call it before each message, because only the latest is kept.
 func releaseBody(r *http.Request) {
-	if from, ok := r.Body.(*budgetedBody); ok {
+	if from, ok := r.Body.(*requestBody); ok {
 		from.release()
 	}
 }

@@ -23,8 +23,8 @@ type Settings struct {
 	MaxMessageBytes int
 	// MaxPayload bounds the memory of one request's decoded inputs, in bytes; 0 is no limit.
 	MaxPayload int
-	// StallTimeout is how long a caller may send nothing of a message, or take nothing of a
-	// response; 0 is DefaultStallTimeout.
+	// StallTimeout is how long a caller may take to send 256 KiB of a message, or to take as
+	// much of a response; 0 is DefaultStallTimeout.
 	StallTimeout time.Duration
 	// PingInterval is how long an event stream sends nothing before a comment; 0 is
 	// DefaultPingInterval.
@@ -32,6 +32,9 @@ type Settings struct {
 	// Stopping is closed when the gateway stops: bidirectional streams then take no more
 	// messages. nil never is.
 	Stopping <-chan struct{}
+	// Closing is closed when requests are no longer admitted: a body that has not arrived by
+	// then is not awaited. nil never is.
+	Closing <-chan struct{}
 }
 
 // WithDefaults returns s with the defaults of what is not set.

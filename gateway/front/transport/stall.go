@@ -7,25 +7,38 @@ import (
 	"os"
 	"sync"
 	"time"
+
+	"github.com/stagemesh/stagemesh/gateway/admission"
 )
 
-// DefaultStallTimeout is how long a front waits for the next bytes of a body, and for its
-// caller to take the next bytes of a response.
+// DefaultStallTimeout is how long a front waits for the next stallBytes of a body, and for its
+// caller to take those of a response.
 const DefaultStallTimeout = 30 * time.Second
 
-// StallReader returns r's body, whose reads fail with Stalled when no byte arrives for the
-// timeout; 0 waits forever. A connection without read deadlines, such as a recorder, also
-// waits forever.
-func StallReader(w http.ResponseWriter, r *http.Request, timeout time.Duration) io.ReadCloser {
-	if timeout <= 0 || r.Body == nil || r.Body == http.NoBody {
+// stallBytes is how much of a body must arrive, or of a response must be taken, within the
+// stall timeout, in bytes.
+const stallBytes = 256 << 10
+
+// StallReader returns r's body, whose reads fail with Stalled when they wait for longer than
+// the stall timeout for its end or the next stallBytes, and with SHUTTING_DOWN when the
+// settings' Closing closes; no timeout waits forever. A connection without read deadlines,
+// such as a recorder, also waits forever.
+func StallReader(w http.ResponseWriter, r *http.Request, s Settings) io.ReadCloser {
+	if s.StallTimeout <= 0 || r.Body == nil || r.Body == http.NoBody {
 		return r.Body
 	}
-	return &stallReader{body: r.Body, stall: stallTimer{timeout: timeout, setDeadline: http.NewResponseController(w).SetReadDeadline}}
+	return &stallReader{body: r.Body, timeout: s.StallTimeout, stall: stallTimer{
+		setDeadline: http.NewResponseController(w).SetReadDeadline, closing: s.Closing, ended: make(chan struct{}, 1),
+	}}
 }
 
 type stallReader struct {
-	body  io.ReadCloser
-	stall stallTimer
+	body    io.ReadCloser
+	timeout time.Duration
+	stall   stallTimer
+	// waited is how long reads have waited for the received bytes, of the next stallBytes.
+	waited   time.Duration
+	received int
 }
 
 // Read implements io.Reader. After a good read it clears the deadline: net/http keeps
@@ -33,23 +46,30 @@ type stallReader struct {
 // a disconnect. After a stall the deadline stays: before net/http answers over HTTP/1 it
 // reads the rest of the body, and must not wait for that.
 func (r *stallReader) Read(buf []byte) (int, error) {
-	r.stall.start()
+	begin := time.Now()
+	r.stall.start(r.timeout - r.waited)
 	n, err := r.body.Read(buf)
 	expired := r.stall.stop()
+	r.waited += time.Since(begin)
+	if r.received += n; r.received >= stallBytes {
+		r.next()
+	}
 	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded) && r.stall.isClosing():
+		return n, admission.Stopping()
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return n, Stalled(r.stall.timeout)
+		return n, Stalled(r.timeout)
 	case expired:
 		_ = r.stall.setDeadline(time.Time{})
 	}
 	return n, err
 }
 
+// next begins another timeout: for the next bytes, or for another message.
+func (r *stallReader) next() { r.waited, r.received = 0, 0 }
+
 // Close implements io.Closer.
 func (r *stallReader) Close() error { return r.body.Close() }
-
-// writeSize is how much of a response a caller must take within the timeout, in bytes.
-const writeSize = 256 << 10
 
 // StallWriter returns w, whose writes and flushes fail when the caller takes nothing for the
 // timeout; 0 waits forever. A connection without write deadlines, such as a recorder, also
@@ -61,14 +81,15 @@ func StallWriter(w http.ResponseWriter, timeout time.Duration) http.ResponseWrit
 		return w
 	}
 	conn := http.NewResponseController(w)
-	return &stallWriter{ResponseWriter: w, conn: conn, stall: stallTimer{timeout: timeout, setDeadline: conn.SetWriteDeadline}}
+	return &stallWriter{ResponseWriter: w, conn: conn, timeout: timeout, stall: stallTimer{setDeadline: conn.SetWriteDeadline}}
 }
 
 type stallWriter struct {
 	http.ResponseWriter
 
-	conn  *http.ResponseController
-	stall stallTimer
+	conn    *http.ResponseController
+	timeout time.Duration
+	stall   stallTimer
 }
 
 var _ http.Flusher = (*stallWriter)(nil)
@@ -77,8 +98,8 @@ var _ http.Flusher = (*stallWriter)(nil)
 func (w *stallWriter) Write(data []byte) (int, error) {
 	written := 0
 	for {
-		next := data[written:min(written+writeSize, len(data))]
-		w.stall.start()
+		next := data[written:min(written+stallBytes, len(data))]
+		w.stall.start(w.timeout)
 		n, err := w.ResponseWriter.Write(next)
 		w.stall.stop()
 		written += n
@@ -93,7 +114,7 @@ func (w *stallWriter) Flush() { _ = w.FlushError() }
 
 // FlushError is Flush with an error; http.ResponseController prefers it.
 func (w *stallWriter) FlushError() error {
-	w.stall.start()
+	w.stall.start(w.timeout)
 	defer w.stall.stop()
 	return w.conn.Flush()
 }
@@ -110,30 +131,51 @@ func FlushResponse(w http.ResponseWriter, timeout time.Duration) {
 	}
 }
 
-// stallTimer sets a deadline in the past when a read or write takes longer than the timeout.
+// stallTimer sets a deadline in the past when a read or write takes longer than a timeout.
 // A deadline set beforehand would have to be cleared after each operation, which on HTTP/2
 // passes through the connection's loop twice. It belongs to one goroutine.
 type stallTimer struct {
-	timeout     time.Duration
 	setDeadline func(time.Time) error
+	// closing ends operations that take longer than a second when it closes; nil never does.
+	closing <-chan struct{}
 
 	timer *time.Timer
-	// running counts the operation under way, until it ends or expire has set the deadline.
+	// left is what the timer leaves to expire, which waits for that and for closing, until
+	// it receives from ended.
+	left  time.Duration
+	ended chan struct{}
+	// running counts the operation under way, until it ends or expire has returned.
 	running sync.WaitGroup
+	expired bool
 }
 
 // start is called before each operation.
-func (s *stallTimer) start() {
+func (s *stallTimer) start(timeout time.Duration) {
 	s.running.Add(1)
+	s.left, s.expired = 0, false
+	if s.closing != nil && timeout > time.Second {
+		s.left, timeout = timeout-time.Second, time.Second
+	}
 	if s.timer == nil {
-		s.timer = time.AfterFunc(s.timeout, s.expire)
+		s.timer = time.AfterFunc(timeout, s.expire)
 		return
 	}
-	s.timer.Reset(s.timeout)
+	s.timer.Reset(timeout)
 }
 
 func (s *stallTimer) expire() {
 	defer s.running.Done()
+	if s.left > 0 {
+		timer := time.NewTimer(s.left)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+		case <-s.closing:
+		case <-s.ended:
+			return
+		}
+	}
+	s.expired = true
 	_ = s.setDeadline(time.Unix(0, 0))
 }
 
@@ -144,6 +186,22 @@ func (s *stallTimer) stop() (expired bool) {
 		s.running.Done()
 		return false
 	}
+	if s.left > 0 {
+		s.ended <- struct{}{}
+	}
 	s.running.Wait()
-	return true
+	select {
+	case <-s.ended:
+	default:
+	}
+	return s.expired
+}
+
+func (s *stallTimer) isClosing() bool {
+	select {
+	case <-s.closing:
+		return true
+	default:
+		return false
+	}
 }
