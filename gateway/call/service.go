@@ -46,8 +46,12 @@
 // effort: an item that waits for its first step never runs; further on, only hosts that
 // receive the message stop. Where the result is stored, the stored result is CANCELLED
 // then, unless another was stored before. Deadlines cancel nothing: hosts drop expired
-// items by themselves. Requests have no owner in this version: anybody who knows an ID
-// may fetch its result and cancel it.
+// items by themselves.
+//
+// # Tenants
+//
+// A call is that of the tenant of its context, see WithTenant. Keys, results and requests of
+// one tenant do not exist for another: Result returns NOT_FOUND, and Cancel does nothing.
 package call
 
 import (
