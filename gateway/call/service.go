@@ -69,6 +69,7 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
+	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 
 	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/gateway/pipelines"
@@ -120,6 +121,8 @@ type Settings struct {
 	Gateway pipeline.GatewayID
 	// Pipelines are those that are served now.
 	Pipelines *pipelines.Store
+	// Specs returns the known specs of stages, by stage name; nil means that none is known.
+	Specs func() map[string]*stagev1.Spec
 	// Budget bounds the bytes of all requests in flight. Callers reserve those of the
 	// request's body; nil means no bound.
 	Budget *admission.ByteBudget
