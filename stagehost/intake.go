@@ -82,7 +82,12 @@ type itemSend struct {
 	failing string
 }
 
-func (it *item) suspect() bool { return it.delivery.Deliveries > 1 }
+// suspect reports whether a host had the item and did not settle it, so that it may have
+// crashed. One redelivery after a silence of the broker does not count. Later ones do, so
+// an item with a recorded run is a suspect.
+func (it *item) suspect() bool {
+	return it.delivery.Deliveries > 2 || it.delivery.Deliveries > 1 && !it.delivery.AfterSilence
+}
 
 // durable reports whether the request waits on file, and may become a dead letter.
 // The results of others may be stored too, see StoresResult.
@@ -237,7 +242,7 @@ func (e *itemArrived) apply(l *loop) {
 		l.host.drop(e)
 		return
 	}
-	if it.suspect() && l.replaceDelivery(it) {
+	if it.delivery.Deliveries > 1 && l.replaceDelivery(it) {
 		return
 	}
 	l.nextID++
@@ -291,7 +296,7 @@ func (l *loop) replaceDelivery(it *item) bool {
 		if held.direct == nil && held.delivery.Same(it.delivery) {
 			l.host.metrics.duplicateDeliveries.inc()
 			// This redelivery does not make it suspect.
-			it.delivery.Deliveries = held.delivery.Deliveries
+			it.delivery.Deliveries, it.delivery.AfterSilence = held.delivery.Deliveries, held.delivery.AfterSilence
 			held.delivery = it.delivery
 			l.host.puller.Release(it.delivery)
 			return true
