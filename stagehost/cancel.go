@@ -2,7 +2,6 @@ package stagehost
 
 import (
 	"container/heap"
-	"slices"
 	"sync"
 	"time"
 
@@ -78,10 +77,7 @@ func (cancelsArrived) apply(l *loop) {
 func (l *loop) cancel(it *item) {
 	switch it.state {
 	case queued:
-		l.batcher.Remove(it.id)
-		for i, rerun := range l.reruns {
-			l.reruns[i] = slices.DeleteFunc(rerun, func(other *item) bool { return other == it })
-		}
+		l.dequeue(it)
 		l.dropCancelled(it)
 	case running:
 		it.run.cancelItem(it)

@@ -252,7 +252,7 @@ func (h *Host) leaveStage(unhealthyFor time.Duration) {
 	if unhealthyFor < unhealthyGrace+reconcileRetry+bus.PullLife {
 		return
 	}
-	h.post(stageLeft{})
+	h.post(stageLeft{unhealthyFor})
 	if errors.Is(h.runnerHealth.err, runner.ErrStartFailed) && !h.holdsItems.Load() {
 		h.stopAnswers(&h.inFlight)
 	}

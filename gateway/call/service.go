@@ -263,7 +263,8 @@ const failTimeout = time.Second
 // failPending fails the calls that still wait.
 func (s *Service) failPending() error {
 	f := fault.New(fault.ShuttingDown, "the gateway stopped before there was an answer; the result of a durable request is stored, and can be fetched by its ID")
-	s.table.each(func(p *pending) { p.fail(f) })
+	s.table.close(f)
+	s.keys.watches.stop(0) // what they follow goes on, and they do not
 	ctx, cancel := context.WithTimeout(context.Background(), failTimeout)
 	defer cancel()
 	return s.limiter.AwaitIdle(ctx)

@@ -43,6 +43,8 @@ type table struct {
 	requests   map[pipeline.RequestID]*pending
 	// shared are the bytes that calls have unread beyond freeUnreadBytes each.
 	shared int
+	// closed is why no call can register any more; nil while calls can.
+	closed *fault.Fault
 }
 
 type tableLimits struct {
@@ -96,7 +98,8 @@ func newTable(limits tableLimits) *table {
 	return &table{limits: limits, executions: map[pipeline.ExecutionID]*pending{}, requests: map[pipeline.RequestID]*pending{}}
 }
 
-// register adds a call. Its errors are errTableFull and errDuplicateCall.
+// register adds a call. Its errors are errTableFull, errDuplicateCall and the fault of a
+// closed table.
 func (t *table) register(p *pending) error {
 	if p.since.IsZero() {
 		p.since = time.Now()
@@ -105,6 +108,8 @@ func (t *table) register(p *pending) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	switch {
+	case t.closed != nil:
+		return t.closed
 	case len(t.executions) >= t.limits.calls:
 		return errTableFull
 	case t.executions[p.execution] != nil:
@@ -174,6 +179,16 @@ func (t *table) cancel(id pipeline.RequestID, f *fault.Fault) bool {
 		p.isCancelled = true
 	}
 	return p != nil
+}
+
+// close fails all calls that have a request, and those to come, by the fault.
+func (t *table) close(f *fault.Fault) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.closed = f
+	for _, p := range t.requests {
+		p.fail(f)
+	}
 }
 
 // each calls visit with every pending call. visit may use its fail and signal, and

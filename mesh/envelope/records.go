@@ -209,10 +209,12 @@ type DeadLetter struct {
 	QueuedAt, DeadLetteredAt time.Time
 }
 
-// RunRecord records that a host began to run an item.
+// RunRecord records that a host began to run an item alone.
 type RunRecord struct {
 	Host pipeline.HostID
 	At   time.Time
+	// Died is true once the process of the run has died and the host lives.
+	Died bool
 }
 
 // maxRuns bounds the run records that are read.
@@ -292,7 +294,7 @@ func DecodeRunRecords(data []byte) ([]RunRecord, error) {
 func runsToProto(runs []RunRecord) []*meshv1.RunRecord {
 	var out []*meshv1.RunRecord
 	for _, s := range runs {
-		out = append(out, &meshv1.RunRecord{Host: string(s.Host), StartedAt: timestamppb.New(s.At)})
+		out = append(out, &meshv1.RunRecord{Host: string(s.Host), StartedAt: timestamppb.New(s.At), Died: s.Died})
 	}
 	return out
 }
@@ -306,7 +308,7 @@ func runsFromProto(in []*meshv1.RunRecord) ([]RunRecord, error) {
 		if err := s.GetStartedAt().CheckValid(); err != nil {
 			return nil, fmt.Errorf("start: %w", err)
 		}
-		out = append(out, RunRecord{Host: pipeline.HostID(s.GetHost()), At: s.GetStartedAt().AsTime()})
+		out = append(out, RunRecord{Host: pipeline.HostID(s.GetHost()), At: s.GetStartedAt().AsTime(), Died: s.GetDied()})
 	}
 	return out, nil
 }
