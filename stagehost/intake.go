@@ -277,7 +277,7 @@ func (e *itemArrived) apply(l *loop) {
 		l.host.rejectUnadmitted(it, fault.Newf(fault.Overloaded, "%w", err))
 		return
 	}
-	if l.cancelledIDs.has(it.env.RequestID) {
+	if l.cancelledIDs.has(it.cancelKey()) {
 		l.dropCancelled(it)
 		return
 	}

@@ -315,7 +315,9 @@ func runsFromProto(in []*meshv1.RunRecord) ([]RunRecord, error) {
 
 // Cancel is the message that a request is cancelled.
 type Cancel struct {
-	Mesh      pipeline.MeshName
+	Mesh pipeline.MeshName
+	// Tenant is the request's: one of another tenant is left alone.
+	Tenant    string
 	RequestID pipeline.RequestID
 	// Deadline of the request: no item of it is left after that. It is zero where the
 	// sender does not know the request.
@@ -325,7 +327,7 @@ type Cancel struct {
 // Encode returns the message's bytes.
 func (c *Cancel) Encode() ([]byte, error) {
 	return proto.Marshal(&meshv1.Cancel{
-		Mesh: string(c.Mesh), RequestId: string(c.RequestID), Deadline: timestamppb.New(c.Deadline),
+		Mesh: string(c.Mesh), Tenant: c.Tenant, RequestId: string(c.RequestID), Deadline: timestamppb.New(c.Deadline),
 	})
 }
 
@@ -338,8 +340,14 @@ func DecodeCancel(data []byte) (*Cancel, error) {
 		if err := in.GetDeadline().CheckValid(); err != nil {
 			return nil, fmt.Errorf("deadline: %w", err)
 		}
+		if t := in.GetTenant(); t != "" {
+			if err := pipeline.ValidName("tenant", t); err != nil {
+				return nil, err
+			}
+		}
 		return &Cancel{
 			Mesh:      pipeline.MeshName(in.GetMesh()),
+			Tenant:    in.GetTenant(),
 			RequestID: pipeline.RequestID(in.GetRequestId()),
 			Deadline:  in.GetDeadline().AsTime(),
 		}, nil
