@@ -184,7 +184,7 @@ func (p Program) Run(ctx context.Context) error {
 	}
 	return program.Run(ctx, ops, func(ctx context.Context, port *program.Port) error {
 		m.settings.Meter = port.Meter()
-		port.Watch(m.Ready)
+		port.Watch(func() (string, error) { return m.remarks(), m.Ready() })
 		if url := p.File.NATS.URL; url != "" {
 			p.Logger.Info("waiting for the broker", "url", meshfile.Redacted(url))
 		}

@@ -46,6 +46,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -371,6 +372,17 @@ func (m *Mesh) Ready() error {
 		errs = append(errs, h.Ready())
 	}
 	return errors.Join(errs...)
+}
+
+// remarks returns what is wrong although the mesh is ready, one line for each worker.
+func (m *Mesh) remarks() string {
+	var out []string
+	if p := m.parts.Load(); p != nil {
+		for _, h := range p.hosts {
+			out = append(out, h.Remarks()...)
+		}
+	}
+	return strings.Join(out, "\n")
 }
 
 // Run starts the mesh, serves until the context ends or a part fails, and stops it.

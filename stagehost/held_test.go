@@ -55,6 +55,38 @@ func TestUnforwardableDurableOutputIsAFault(t *testing.T) {
 	b.emptiedFile()
 }
 
+// Of the items that the queue does not take, the host holds a quarter of its bound.
+func TestDurableItemsWaitForAFullQueue(t *testing.T) {
+	t.Parallel()
+	const items, bound = 24, 16
+	b := newBed(t)
+	s := b.fullNext(pipeline.File)
+	h := b.host(inproc.Each(inproc.Settings{}, echo), func(s *stagehost.Settings) {
+		s.MaxInFlight, s.Queue.Durabilities = bound, []pipeline.Durability{pipeline.File}
+	})
+	var calls []*call
+	for i := range items {
+		calls = append(calls, b.ask(fmt.Sprint(i), durable, toNext))
+	}
+	testbed.Eventually(t, "the others are given back", func() bool { return h.counts.of("stagemesh.stage.redelivered") >= items-bound/4 })
+	b.ask("another way", durable).output()
+	s.MaxItems, s.Version = 2*items, 2
+	if _, err := b.bus.EnsureQueue(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	b.emptiedFile()
+	if info, err := b.bus.Queue(t.Context(), nextStage, pipeline.File); err != nil || info.Items != 1+items {
+		t.Errorf("the next queue holds %+v, %v", info, err)
+	}
+	for _, c := range calls {
+		select {
+		case r := <-c.replies:
+			t.Errorf("request %s: answered with %+v", c.text(), r)
+		default:
+		}
+	}
+}
+
 func TestCancelDropsAWaitingOutput(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)

@@ -278,7 +278,7 @@ func (l *loop) mayRetry(it *item, err error) bool {
 		return false
 	case it.replyStored && now.Sub(it.firstTry) >= missingGrace:
 		return false
-	case it.isBrokerDown(err):
+	case l.isBrokerDown(it, err):
 		l.clearFailing(it)
 		it.missingSince = time.Time{}
 		return true
@@ -286,10 +286,10 @@ func (l *loop) mayRetry(it *item, err error) bool {
 	return l.mayWait(it) && it.missingFor(err, now) < missingGrace
 }
 
-// isBrokerDown reports whether the broker has not taken the item's message, and not its
-// receiver. A reply without an acknowledgement has reached the broker.
-func (it *item) isBrokerDown(err error) bool {
-	return errors.Is(err, bus.ErrDisconnected) || errors.Is(err, bus.ErrUnknown) && !it.isReply
+// isBrokerDown reports whether it is the broker, and not the receiver, that has not taken
+// the item's message. A gateway may be why a reply has no acknowledgement.
+func (l *loop) isBrokerDown(it *item, err error) bool {
+	return errors.Is(err, bus.ErrDisconnected) || errors.Is(err, bus.ErrUnknown) && (!it.isReply || !l.host.bus.Connected())
 }
 
 // missingFor returns how long the item's destination has been missing.
@@ -349,9 +349,10 @@ func (l *loop) resend(now time.Time) {
 }
 
 // giveUpSending gives up on a message. An output that cannot go on to the next
-// stage becomes a fault. A reply that its gateway does not take is stored, and
-// dropped after that; so is the output of a request in memory whose deadline has
-// passed. Durable items are stored or naked.
+// stage becomes a fault, unless the item is durable and too many others wait for that
+// stage here: then it is given back, and runs again later. A reply that its gateway
+// does not take is stored, and dropped after that; so is the output of a request in
+// memory whose deadline has passed. Durable items are stored or naked.
 func (l *loop) giveUpSending(it *item, err error) {
 	switch {
 	case it.mustStore():
@@ -365,10 +366,20 @@ func (l *loop) giveUpSending(it *item, err error) {
 	case it.isReply, errors.Is(err, bus.ErrClosed), it.expired(time.Now()):
 		l.host.metrics.countUndelivered("dropped")
 		l.settle(it)
+	case it.mayReturn(err):
+		delay := min(returnMax, returnMin<<min(it.delivery.Deliveries-1, 10))
+		l.settleWith(it, func(d bus.Delivery) error { return d.Nak(delay) }, sending)
 	default:
 		l.host.settings.Logger.Debug("item cannot go on", "next", it.destination(), "error", err)
 		l.sendFaultInstead(it, bus.FaultOf(err, it.env.Route[it.env.Position+1].Stage))
 	}
+}
+
+// mayReturn reports whether the item, whose output is not sent, is given back to its
+// queue: it does not wait for its next stage here, because too many others do.
+func (it *item) mayReturn(err error) bool {
+	isFullOrMissing := errors.Is(err, bus.ErrQueueFull) || errors.Is(err, bus.ErrNoQueue)
+	return it.durable() && !it.noQueue && it.failing == "" && isFullOrMissing
 }
 
 // storeReply stores a reply before it is sent once more: its gateway is cut off, and

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+
+	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
 // ErrNotReady is wrapped by what Ready returns.
@@ -118,6 +120,21 @@ func (h *Host) Ready() error {
 		return fmt.Errorf("%w: %w", ErrNotReady, h.status.unregistered)
 	}
 	return nil
+}
+
+// Remarks returns what is wrong with the runner's workers, also where the host is ready.
+func (h *Host) Remarks() []string {
+	r, ok := h.settings.Runner.(runner.WorkerReporter)
+	if !ok {
+		return nil
+	}
+	var out []string
+	for i, w := range r.Workers() {
+		if w.Cause != "" {
+			out = append(out, fmt.Sprintf("stage %s: worker %d is %s, %s", h.settings.Stage, i, w.State, w.Cause))
+		}
+	}
+	return out
 }
 
 // serving returns nil when the host serves its stage, else why it does not.

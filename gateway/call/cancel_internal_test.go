@@ -5,6 +5,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stagemesh/stagemesh/internal/testbed"
@@ -16,12 +17,17 @@ import (
 
 // abandonedAt is an call that is over, and whose item has that number in its queue.
 func abandonedAt(i int) *call {
-	published := make(chan publishOutcome, 1)
-	published <- publishedAt(uint64(i))
 	return &call{
 		env:     &envelope.Envelope{Mesh: "test", RequestID: "0199aaaa-bbbb-7ccc-8ddd-eeeeffff0000", Deadline: time.Now().Add(time.Hour)},
-		sending: sending{done: published, tries: 1},
+		sending: sending{latest: published(publishedAt(uint64(i))), tries: 1},
 	}
+}
+
+// published is a publish that has that outcome.
+func published(o publishOutcome) *publication {
+	p := &publication{done: make(chan struct{}), outcome: o}
+	close(p.done)
+	return p
 }
 
 func publishedAt(seq uint64) publishOutcome { return publishOutcome{receipt: bus.Receipt{Seq: seq}} }
@@ -103,6 +109,27 @@ func TestStopWaitsForDeletesWithinTheirTimeout(t *testing.T) {
 	}
 }
 
+// A cancellation in the background waits for it, and so may the call.
+func TestAllWhoAwaitAPublishLearnItsOutcome(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p := &publication{done: make(chan struct{})}
+		one, other := sending{latest: p}, sending{latest: p}
+		outcomes := make(chan publishOutcome, 2)
+		for _, s := range []*sending{&one, &other} {
+			go func() { outcomes <- s.awaitOutcome() }()
+		}
+		synctest.Wait()
+		p.outcome = publishedAt(7)
+		close(p.done)
+		for range 2 {
+			if o := <-outcomes; o.err != nil || o.receipt.Seq != 7 {
+				t.Errorf("got %+v", o)
+			}
+		}
+	})
+}
+
 func TestOnlyPossiblyQueuedItemsAreCancelled(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
@@ -127,10 +154,11 @@ func TestOnlyPossiblyQueuedItemsAreCancelled(t *testing.T) {
 			c := newCancels(testbed.StartBroker(t).Connect("test"), 1, sums.count)
 			c.deleteQueued = func(_ context.Context, _ bus.Message, seq uint64) (bool, error) { return seq == 7, nil }
 			a := abandonedAt(0)
-			outcome := make(chan publishOutcome, 1)
-			a.sending = sending{done: outcome, tries: test.tries}
+			late := &publication{done: make(chan struct{})}
+			a.sending = sending{latest: late, tries: test.tries}
 			c.start(a)
-			outcome <- test.published // the acknowledgement comes late
+			late.outcome = test.published
+			close(late.done)
 			c.running.stop(cancelTimeout)
 			for _, how := range []string{deleted, notified, failed} {
 				if want := map[bool]int{true: 1}[how == test.how]; sums.of(how) != want {
@@ -179,10 +207,10 @@ func TestUnservedCallDeletesOnlyItsOwnItem(t *testing.T) {
 			}}
 			x := &call{
 				service: &Service{cancels: cs}, env: &envelope.Envelope{Deadline: time.Now().Add(time.Hour)},
-				sending: sending{done: make(chan publishOutcome, 1), tries: test.tries}, progress: progress{seq: test.seq},
+				sending: sending{latest: &publication{done: make(chan struct{})}, tries: test.tries}, progress: progress{seq: test.seq},
 			}
 			if test.published != nil {
-				x.sending.done <- *test.published
+				x.sending.latest = published(*test.published)
 			}
 			if err := x.failUnserved(t.Context()); err != nil {
 				t.Error(err)

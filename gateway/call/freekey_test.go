@@ -1,6 +1,8 @@
 package call_test
 
 import (
+	"context"
+	"errors"
 	"testing"
 	"time"
 
@@ -281,4 +283,81 @@ func TestMalformedClaimLeavesTheKeyFree(t *testing.T) {
 	item := testbed.Receive(t, "item", items)
 	b.finish(item, did(item.env))
 	answers(t, answer, "did it")
+}
+
+// stopNow stops a request path that has no time left for its calls.
+func (b *bed) stopNow(s *call.Service) {
+	b.t.Helper()
+	now, cancel := context.WithCancel(context.Background())
+	cancel()
+	if err := b.stopsWith[s](now); !errors.Is(err, context.Canceled) {
+		b.t.Errorf("stop: %v", err)
+	}
+}
+
+// Its item is queued or runs, so another run would be the second.
+func TestStoppedGatewayKeepsItsKeys(t *testing.T) {
+	t.Parallel()
+	eachDurability(t, func(t *testing.T, d pipeline.Durability) {
+		counts := newCounts()
+		b := newBed(t)
+		b.alive()
+		items := b.pulls(d)
+		r := withKey("key", "it")
+		r.Durability = d
+		first := infer(t.Context(), b.service, r)
+		item := testbed.Receive(t, "item", items)
+		second := infer(t.Context(), b.gateway("other", metered(counts)), r)
+		testbed.Eventually(t, "the second waits", func() bool { return counts.of(outcome("follower")) == 1 })
+		b.stopNow(b.service)
+		fails(t, first, fault.ShuttingDown)
+		if record, err := b.claims().Get(t.Context(), keyOf(r)); err != nil || record.Claim == nil || record.Claim.Released {
+			t.Errorf("the key is free: %+v, %v", record, err)
+		}
+		b.storeReply(item.env, did(item.env))
+		if id := answers(t, second, "did it"); id != string(item.env.RequestID) || len(items) > 0 {
+			t.Errorf("the answer of request %s, and %d more were made", id, len(items))
+		}
+	})
+}
+
+func TestStoppedGatewayEndsItsFollowers(t *testing.T) {
+	t.Parallel()
+	counts := newCounts()
+	b := newBed(t)
+	b.alive()
+	items := b.pulls(pipeline.Memory)
+	first := infer(t.Context(), b.service, withKey("key", "it"))
+	item := testbed.Receive(t, "item", items)
+	other := b.gateway("other", metered(counts))
+	second := infer(t.Context(), other, withKey("key", "it"))
+	testbed.Eventually(t, "the second waits", func() bool { return counts.of(outcome("follower")) == 1 })
+	b.stopNow(other)
+	fails(t, second, fault.ShuttingDown)
+	b.finish(item, did(item.env))
+	answers(t, first, "did it")
+	if len(items) > 0 || counts.of(outcome("taken_over")) > 0 {
+		t.Errorf("%d more were made, counted %v", len(items), counts.all())
+	}
+}
+
+// What the key meant is lost, and the follower makes its own request.
+func TestFollowerSurvivesTheLossOfAllKeys(t *testing.T) {
+	t.Parallel()
+	counts := newCounts()
+	b := newBed(t)
+	b.alive()
+	items := b.pulls(pipeline.Memory)
+	first := infer(t.Context(), b.service, withKey("key", "it"))
+	item := testbed.Receive(t, "item", items)
+	second := infer(t.Context(), b.gateway("other", metered(counts)), withKey("key", "it"))
+	testbed.Eventually(t, "the second waits", func() bool { return counts.of(outcome("follower")) == 1 })
+	if err := b.host.JetStream().DeleteStream(t.Context(), b.host.ClaimStream()); err != nil {
+		t.Fatal(err)
+	}
+	again := testbed.Receive(t, "the second's item", items)
+	b.finish(again, did(again.env))
+	answers(t, second, "did it")
+	b.finish(item, did(item.env))
+	answers(t, first, "did it")
 }

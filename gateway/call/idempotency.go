@@ -41,11 +41,6 @@ func (i *idempotent) current() *call {
 }
 
 func (i *idempotent) runOrFollow(ctx context.Context) (*Response, error) {
-	for _, stream := range []*lazyStream{i.service.keys.stream, i.service.resultsStream} {
-		if f := stream.ensure(ctx); f != nil {
-			return nil, f
-		}
-	}
 	state, err := i.lookUp(ctx)
 	for err == nil {
 		switch state.status(i.digest, time.Now()) {
@@ -72,8 +67,14 @@ func (i *idempotent) runOrFollow(ctx context.Context) (*Response, error) {
 	return i.end(ctx, err)
 }
 
-// lookUp reads who has the key, and that request's result.
+// lookUp reads who has the key, and that request's result. It makes the streams of both
+// where they are missing: a key that is lost with its stream is free.
 func (i *idempotent) lookUp(ctx context.Context) (keyState, error) {
+	for _, stream := range []*lazyStream{i.service.keys.stream, i.service.resultsStream} {
+		if f := stream.ensure(ctx); f != nil {
+			return keyState{}, f
+		}
+	}
 	record, err := i.service.keys.store.Get(ctx, i.key)
 	if err != nil || record.Claim == nil {
 		return keyState{record: record}, err
@@ -156,7 +157,7 @@ func (i *idempotent) mismatch() *fault.Fault {
 func (i *idempotent) claimAndRun(ctx context.Context, state keyState) (*Response, error) {
 	i.first = nil
 	if f := i.service.awaitCapacity(ctx, i.own); f != nil {
-		return nil, i.retryIfDisconnected(f)
+		return nil, i.retryIfDisconnected(ctx, f)
 	}
 	env := i.own.env
 	record, err := i.service.keys.store.Claim(ctx, i.key, &envelope.Claim{
@@ -169,7 +170,7 @@ func (i *idempotent) claimAndRun(ctx context.Context, state keyState) (*Response
 		return nil, err
 	case err != nil:
 		response, err := i.end(ctx, err)
-		return response, i.retryIfDisconnected(err)
+		return response, i.retryIfDisconnected(ctx, err)
 	case state.record.Seq == 0:
 		i.service.metrics.idempotent(first)
 	default:
@@ -178,13 +179,20 @@ func (i *idempotent) claimAndRun(ctx context.Context, state keyState) (*Response
 	return i.run(ctx, record)
 }
 
-// retryIfDisconnected turns the error of a disconnected broker into store.ErrKeyTaken for a
-// call that has followed another: the broker may reconnect before its deadline.
-func (i *idempotent) retryIfDisconnected(err error) error {
-	if i.isCounted && fault.From(err).Reason == fault.BrokerUnavailable {
-		return store.ErrKeyTaken
+// retryIfDisconnected turns the error of a disconnected broker into store.ErrKeyTaken,
+// after a pause, for a call that has followed another: the broker may reconnect before its
+// deadline.
+func (i *idempotent) retryIfDisconnected(ctx context.Context, err error) error {
+	if !i.isCounted || fault.From(err).Reason != fault.BrokerUnavailable {
+		return err
 	}
-	return err
+	pause := time.NewTimer(lookUpPause)
+	defer pause.Stop()
+	select {
+	case <-pause.C:
+	case <-ctx.Done():
+	}
+	return store.ErrKeyTaken
 }
 
 // run runs the call's own request. The call holds the key.
@@ -199,9 +207,9 @@ func (i *idempotent) run(ctx context.Context, record store.KeyRecord) (*Response
 
 // freesKey reports whether the request, which ended by the fault, leaves its key to
 // others: it was never queued, or it ended without a binding answer. A request
-// outlives a caller that left.
+// outlives a caller that left, and a gateway that stops.
 func (x *call) freesKey(f *fault.Fault) bool {
-	isLeft := f.Reason == fault.Cancelled && !x.progress.isFinal && !x.isCancelled()
+	isLeft := !x.progress.isFinal && (f.Reason == fault.Cancelled && !x.isCancelled() || f.Reason == fault.ShuttingDown)
 	if !isBinding(f) && !isLeft {
 		return true
 	}

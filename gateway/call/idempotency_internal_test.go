@@ -86,10 +86,12 @@ func TestRequestKeepsItsKeyWhileItRunsOrIsAnswered(t *testing.T) {
 		"lost with its queue":                   {ended: fault.QueueLost, tries: 1, latest: queued, frees: true},
 		"rejected":                              {ended: fault.QueueFull, tries: 1, latest: rejected, frees: true},
 		"too large":                             {ended: fault.PayloadTooLarge, frees: true},
+		"its gateway stopped":                   {ended: fault.ShuttingDown, tries: 1, latest: queued},
+		"answered by a host that stops":         {ended: fault.ShuttingDown, answered: true, tries: 1, latest: queued, frees: true},
 	} {
 		x := &call{
 			pending: pendingCall(t, test.cancelled), progress: progress{isFinal: test.answered},
-			sending: sending{tries: test.tries, latest: &test.latest, done: make(chan publishOutcome, 1)},
+			sending: sending{tries: test.tries, latest: published(test.latest)},
 		}
 		if got := x.freesKey(fault.New(test.ended, "")); got != test.frees {
 			t.Errorf("%s: %t, want %t", name, got, test.frees)
@@ -105,7 +107,7 @@ func pendingCall(t *testing.T, isCancelled bool) *pending {
 		t.Fatal(err)
 	}
 	if isCancelled {
-		table.cancel("request", cancelledFault())
+		table.cancel("request", "", cancelledFault())
 	}
 	return p
 }

@@ -59,6 +59,7 @@ func (s *Service) infer(ctx context.Context, r *Request, emit func(Chunk) error,
 	defer cancel()
 	env.Deadline, _ = ctx.Deadline() // the caller's may be earlier
 	env.TakesChunks = emit != nil
+	env.Tenant = tenantOf(ctx)
 	waitForCapacity := p.WaitForCapacity
 	if r.WaitForCapacity != nil {
 		waitForCapacity = *r.WaitForCapacity
@@ -177,9 +178,12 @@ func (x *call) register() error {
 		return err
 	}
 	x.pending = &pending{
-		execution: x.env.ExecutionID, request: x.env.RequestID, stages: x.memoryStages(x.env.Durability), takesChunks: x.emit != nil,
+		execution: x.env.ExecutionID, request: x.env.RequestID, tenant: x.env.Tenant, stages: x.memoryStages(x.env.Durability), takesChunks: x.emit != nil,
 	}
 	if err := x.service.table.register(x.pending); err != nil {
+		if f, ok := errors.AsType[*fault.Fault](err); ok {
+			return f
+		}
 		return fault.Newf(fault.Overloaded, "%w", err).WithRetryAfter(admission.RetryAfter)
 	}
 	return nil
@@ -196,7 +200,7 @@ func (x *call) encode() error {
 		// All else that the encoder refuses is text that is not UTF-8.
 		return fault.Newf(fault.InvalidRequest, "the request cannot be encoded: %w", err)
 	}
-	x.sending = sending{message: message, done: make(chan publishOutcome, 1), failed: make(chan struct{}, 1)}
+	x.sending = sending{message: message, failed: make(chan struct{}, 1)}
 	return nil
 }
 
@@ -294,15 +298,20 @@ func (s *Service) logFailure(id pipeline.RequestID, r *Request, f *fault.Fault) 
 type sending struct {
 	message bus.Message
 	tries   int
-	// done gets the outcome of each publish, one at a time. failed gets a value
-	// where the item was not newly queued: nearly all are, and then nothing needs
-	// to wake.
-	done   chan publishOutcome
+	// latest is the latest publish, nil before the first.
+	latest *publication
+	// failed gets a value where the item was not newly queued: nearly all are, and
+	// then nothing needs to wake.
 	failed chan struct{}
-	// latest is the outcome of the latest publish, once it was read from done.
-	latest *publishOutcome
 	// retry ticks when the next publish is due.
 	retry <-chan time.Time
+}
+
+// publication is one publish. Its outcome is set when done closes: the call and its
+// cancellation may both wait for it.
+type publication struct {
+	done    chan struct{}
+	outcome publishOutcome
 }
 
 type publishOutcome struct {
@@ -313,28 +322,27 @@ type publishOutcome struct {
 // outcome returns the outcome of the latest publish, where that is known.
 func (s *sending) outcome() (o publishOutcome, known bool) {
 	if s.latest == nil {
-		select {
-		case o := <-s.done:
-			s.latest = &o
-		default:
-			return publishOutcome{}, false
-		}
+		return publishOutcome{}, false
 	}
-	return *s.latest, true
+	select {
+	case <-s.latest.done:
+		return s.latest.outcome, true
+	default:
+		return publishOutcome{}, false
+	}
 }
 
 // awaitOutcome returns the outcome of the latest publish: unknown where that takes too
 // long.
 func (s *sending) awaitOutcome() publishOutcome {
-	if o, known := s.outcome(); known {
-		return o
+	if s.latest == nil {
+		return publishOutcome{err: bus.ErrUnknown}
 	}
 	timer := time.NewTimer(brokerTimeout)
 	defer timer.Stop()
 	select {
-	case o := <-s.done:
-		s.latest = &o
-		return o
+	case <-s.latest.done:
+		return s.latest.outcome
 	case <-timer.C:
 		return publishOutcome{err: bus.ErrUnknown}
 	}
@@ -353,10 +361,11 @@ const retryPause = 50 * time.Millisecond
 func (x *call) publish() {
 	s := &x.sending
 	s.tries++
-	s.latest = nil
-	done, failed := s.done, s.failed
+	p, failed := &publication{done: make(chan struct{})}, s.failed
+	s.latest = p
 	x.service.bus.Publish(s.message, func(r bus.Receipt, err error) {
-		done <- publishOutcome{r, err}
+		p.outcome = publishOutcome{r, err}
+		close(p.done)
 		if err != nil || r.Duplicate {
 			failed <- struct{}{}
 		}

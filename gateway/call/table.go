@@ -43,6 +43,8 @@ type table struct {
 	requests   map[pipeline.RequestID]*pending
 	// shared are the bytes that calls have unread beyond freeUnreadBytes each.
 	shared int
+	// closed is why no call can register any more; nil while calls can.
+	closed *fault.Fault
 }
 
 type tableLimits struct {
@@ -62,6 +64,7 @@ type pending struct {
 	// waits for no reply and cannot be cancelled: it can only fail.
 	execution pipeline.ExecutionID
 	request   pipeline.RequestID
+	tenant    string
 	// stages are those in whose memory queues the request may wait, in the order of its
 	// route: none for a durable one. since is when it began to wait; zero means now.
 	stages []pipeline.StageName
@@ -96,7 +99,8 @@ func newTable(limits tableLimits) *table {
 	return &table{limits: limits, executions: map[pipeline.ExecutionID]*pending{}, requests: map[pipeline.RequestID]*pending{}}
 }
 
-// register adds a call. Its errors are errTableFull and errDuplicateCall.
+// register adds a call. Its errors are errTableFull, errDuplicateCall and the fault of a
+// closed table.
 func (t *table) register(p *pending) error {
 	if p.since.IsZero() {
 		p.since = time.Now()
@@ -105,6 +109,8 @@ func (t *table) register(p *pending) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	switch {
+	case t.closed != nil:
+		return t.closed
 	case len(t.executions) >= t.limits.calls:
 		return errTableFull
 	case t.executions[p.execution] != nil:
@@ -165,15 +171,29 @@ func (t *table) deliver(id pipeline.ExecutionID, isFinal bool, data []byte) mesh
 	return delivered
 }
 
-// cancel fails the request's call by the fault, and reports whether one is pending.
-func (t *table) cancel(id pipeline.RequestID, f *fault.Fault) bool {
+// cancel fails the call of the tenant's request by the fault, and reports whether one is
+// pending.
+func (t *table) cancel(id pipeline.RequestID, tenant string, f *fault.Fault) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	p := t.requests[id]
-	if p != nil && p.fail(f) {
+	if p == nil || p.tenant != tenant {
+		return false
+	}
+	if p.fail(f) {
 		p.isCancelled = true
 	}
-	return p != nil
+	return true
+}
+
+// close fails all calls that have a request, and those to come, by the fault.
+func (t *table) close(f *fault.Fault) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.closed = f
+	for _, p := range t.requests {
+		p.fail(f)
+	}
 }
 
 // each calls visit with every pending call. visit may use its fail and signal, and

@@ -43,7 +43,7 @@ func TestPortReportsReadinessAndMetrics(t *testing.T) {
 		expect(t, port, "/livez", http.StatusOK, "ok")
 		expect(t, port, "/readyz", http.StatusServiceUnavailable, "the program is starting")
 		var sick error
-		port.Watch(func() error { return sick })
+		port.Watch(func() (string, error) { return "", sick })
 		expect(t, port, "/readyz", http.StatusOK, "ok")
 		sick = errors.New("it rains")
 		expect(t, port, "/readyz", http.StatusServiceUnavailable, "it rains")

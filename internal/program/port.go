@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/pprof"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -62,7 +63,7 @@ type Settings struct {
 type Port struct {
 	addr  net.Addr
 	meter metric.Meter
-	check atomic.Pointer[func() error]
+	check atomic.Pointer[readiness]
 }
 
 // Meter returns the meter whose metrics the port shows.
@@ -71,15 +72,18 @@ func (p *Port) Meter() metric.Meter { return p.meter }
 // Addr returns where the port listens.
 func (p *Port) Addr() net.Addr { return p.addr }
 
-// Watch makes the program ready whenever the function returns nil. Its error is the
-// reason why the program is not ready.
-func (p *Port) Watch(ready func() error) { p.check.Store(&ready) }
+// readiness returns what is wrong although the program is ready, or why it is not ready.
+type readiness func() (remark string, err error)
 
-func (p *Port) ready() error {
+// Watch makes the program ready whenever the function returns no error. The error is the
+// reason why the program is not ready, the remark what is wrong although it is.
+func (p *Port) Watch(ready func() (remark string, err error)) { p.check.Store((*readiness)(&ready)) }
+
+func (p *Port) ready() (string, error) {
 	if check := p.check.Load(); check != nil {
 		return (*check)()
 	}
-	return errors.New("the program is starting")
+	return "", errors.New("the program is starting")
 }
 
 // Bounds on the requests of operators, and on the end of the port.
@@ -122,22 +126,23 @@ func Run(ctx context.Context, s Settings, work func(context.Context, *Port) erro
 
 // index is the page at /.
 const index = `/livez         is 200 while the process runs
-/readyz        is 200 when it is ready, else 503 with what is not
+/readyz        is 200 when it is ready, with what is wrong all the same, else 503 with what is not ready
 /metrics       has the metrics, for Prometheus
 /debug/pprof/  has the profiles of Go
 `
 
 // portHandler returns the handler of the operations port.
-func portHandler(ready func() error, metrics http.Handler) http.Handler {
+func portHandler(ready readiness, metrics http.Handler) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, index) })
 	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
-		if err := ready(); err != nil {
+		remark, err := ready()
+		if err != nil {
 			http.Error(w, err.Error(), http.StatusServiceUnavailable)
 			return
 		}
-		fmt.Fprintln(w, "ok")
+		fmt.Fprintln(w, strings.TrimSpace("ok\n"+remark))
 	})
 	mux.Handle("GET /metrics", metrics)
 	mux.HandleFunc("/debug/pprof/", pprof.Index)

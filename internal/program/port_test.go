@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-func isReady() error { return nil }
+func isReady() (string, error) { return "", nil }
 
 func metrics() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "some_total 1\n") }) //nolint:errcheck // a recorder takes everything
@@ -22,9 +22,10 @@ func metrics() http.Handler {
 
 func TestPortAnswersOperators(t *testing.T) {
 	t.Parallel()
-	starting := func() error { return errors.New("the runner is loading") }
+	starting := func() (string, error) { return "", errors.New("the runner is loading") }
+	late := func() (string, error) { return "a batch is late", nil }
 	tests := map[string]struct {
-		ready  func() error
+		ready  readiness
 		method string
 		path   string
 		status int
@@ -33,6 +34,7 @@ func TestPortAnswersOperators(t *testing.T) {
 		"alive":                     {isReady, "GET", "/livez", 200, "ok"},
 		"alive though not ready":    {starting, "GET", "/livez", 200, "ok"},
 		"ready":                     {isReady, "GET", "/readyz", 200, "ok"},
+		"ready with a remark":       {late, "GET", "/readyz", 200, "ok\na batch is late\n"},
 		"not ready":                 {starting, "GET", "/readyz", 503, "the runner is loading"},
 		"asked by HEAD":             {isReady, "HEAD", "/readyz", 200, ""},
 		"metrics":                   {isReady, "GET", "/metrics", 200, "some_total 1"},

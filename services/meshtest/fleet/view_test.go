@@ -77,7 +77,25 @@ func (s stream) state() jetstream.StreamState {
 // awaitItems waits until the stream has that many messages.
 func (s stream) awaitItems(n int) {
 	s.t.Helper()
+	isReached := false
+	defer func() {
+		if !isReached {
+			s.logState()
+		}
+	}()
 	testbed.Eventually(s.t, fmt.Sprintf("%d items are queued", n), func() bool { return int(s.state().Msgs) == n })
+	isReached = true
+}
+
+// logState logs the messages and the consumers of the stream.
+func (s stream) logState() {
+	s.t.Helper()
+	s.t.Logf("%s: %+v", s.CachedInfo().Config.Name, s.state())
+	consumers := s.ListConsumers(s.t.Context())
+	for c := range consumers.Info() {
+		s.t.Logf("consumer %s: delivered %+v, ack floor %+v, %d to ack, %d pending, %d pulls", c.Name, c.Delivered, c.AckFloor, c.NumAckPending, c.NumPending, c.NumWaiting)
+	}
+	must(s.t, consumers.Err())
 }
 
 // redeliveries returns how often the broker has delivered an item again, whether or not it

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/services/cli"
+	"github.com/stagemesh/stagemesh/stagehost/runner/worker"
 )
 
 // programVariable makes the test's program the command stagemesh.
@@ -38,12 +40,14 @@ func TestMain(m *testing.M) {
 type upProgram struct {
 	*testbed.Process
 	t testing.TB
-	// url is where the worker is called, ops the operations port.
-	url, ops string
+	// url is where the worker is called, ops the operations port, admin the admin port.
+	url, ops, admin string
 	// temp is its folder for temporary files.
 	temp  string
 	files files
 }
+
+var adminLine = regexp.MustCompile(`address=(\S+) port=gateway.admin.listen`)
 
 var readyLine = regexp.MustCompile(`is ready: (http://\S+:infer) \(docs: \S+, operations: (http://\S+)\)`)
 
@@ -66,6 +70,7 @@ func up(t testing.TB, file string, options map[string]any, args ...string) *upPr
 	p.Process = testbed.StartProcess(t, cmd)
 	words := p.Match(readyLine)
 	p.url, p.ops = words[1], words[2]
+	p.admin = "http://" + p.Match(adminLine)[1]
 	return p
 }
 
@@ -97,17 +102,33 @@ func (p *upProgram) post(text string) <-chan response {
 // ready returns the answer of /readyz.
 func (p *upProgram) ready() response { return p.send(http.MethodGet, p.ops+"/readyz", "") }
 
+// status returns what `stagemesh status` prints.
+func (p *upProgram) status() string {
+	p.t.Helper()
+	cmd := exec.CommandContext(p.t.Context(), os.Args[0], "status", "--admin", p.admin)
+	cmd.Env = append(os.Environ(), programVariable+"=1")
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		p.t.Errorf("status: %v: %s", err, out)
+	}
+	return string(out)
+}
+
 func (p *upProgram) awaitUnready() {
 	p.t.Helper()
 	testbed.Eventually(p.t, "the program is not ready", func() bool { return p.ready().status == http.StatusServiceUnavailable })
 }
 
-func (p *upProgram) send(method, url, text string) response {
+// send sends a text with headers, each a name and a value.
+func (p *upProgram) send(method, url, text string, headers ...string) response {
 	request, err := http.NewRequestWithContext(p.t.Context(), method, url, strings.NewReader(text))
 	if err != nil {
 		return response{0, err.Error()}
 	}
 	request.Header.Set("Content-Type", "text/plain")
+	for pair := range slices.Chunk(headers, 2) {
+		request.Header.Set(pair[0], pair[1])
+	}
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	answer, err := client.Do(request)
 	if err != nil {
@@ -150,7 +171,8 @@ func (p *upProgram) checkNothingLeft(pids []int, cleaned bool) {
 	}
 }
 
-// parents has each worker start a process of its own.
+// parents has each worker start two processes of its own, one of them in a session of
+// its own.
 var parents = map[string]any{"child": true}
 
 // One worker is idle, one is in the middle of a batch, and both have children.
@@ -160,10 +182,13 @@ func TestNoWorkerOutlivesTheProgram(t *testing.T) {
 	broken := p.post("wait for ever")
 	p.files.await("run", "wait for ever")
 	pids := p.files.pids()
-	if len(pids) != 4 {
+	if len(pids) != 6 {
 		t.Fatalf("the program has workers %v", pids)
 	}
 	p.Kill()
+	p.checkNothingLeft(p.files.pidsOf("start"), false)
+	// The next host kills the children that have a session of their own.
+	start(t, spec{file: "obedient.py", worker: func(s *worker.Settings) { s.TempDir = p.temp }})
 	p.checkNothingLeft(pids, false)
 	if a := testbed.Receive(t, "the caller's end", broken); a.status != 0 {
 		t.Errorf("the caller of a killed program gets %v", a)
@@ -234,5 +259,33 @@ func TestCrashLoopIsReportedAndRecovers(t *testing.T) {
 	})
 	if a := testbed.Receive(t, "answer", waiting); a.status != http.StatusOK || a.body != "die once" {
 		t.Errorf("an earlier caller gets %v", a)
+	}
+}
+
+// All settings are the defaults.
+func TestHungWorkerIsShownAndReplaced(t *testing.T) {
+	t.Parallel()
+	p := up(t, "obedient.py", nil)
+	hung := p.send(http.MethodPost, p.url, "wait for ever", "Stagemesh-Timeout", "1s")
+	if hung.status != http.StatusGatewayTimeout || !strings.Contains(hung.body, "DEADLINE_EXCEEDED") {
+		t.Errorf("the caller that hangs the worker gets %v", hung)
+	}
+	begin := time.Now()
+	beside := p.post("hello")
+	const late = "far longer than batches do"
+	testbed.Eventually(t, "/readyz shows the batch", func() bool { return strings.Contains(p.ready().body, late) })
+	testbed.Eventually(t, "the status shows the batch", func() bool { return strings.Contains(p.status(), late) })
+	t.Log(p.Err.Line(t, "level=WARN", late, "requests=["))
+	if a := testbed.Receive(t, "answer", beside); a.status != http.StatusOK || a.body != "hello" {
+		t.Errorf("a caller beside it gets %v", a)
+	}
+	t.Logf("it waited %s", time.Since(begin))
+	t.Log(p.Err.Line(t, "the worker is ERROR", "nobody waits for"))
+	testbed.Eventually(t, "/readyz shows nothing more", func() bool { return p.ready() == response{http.StatusOK, "ok\n"} })
+	// Nobody is blamed: the same text may run again.
+	again := p.post("wait go")
+	p.files.setFlag("go")
+	if a := testbed.Receive(t, "answer", again); a.status != http.StatusOK {
+		t.Errorf("the next gets %v", a)
 	}
 }

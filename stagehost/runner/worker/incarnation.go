@@ -30,9 +30,10 @@ type incarnation struct {
 	lost    error
 	running map[uint64]*running
 	batches uint64
-	// finishedAt is when it last finished a batch after its warm-up.
-	finishedAt time.Time
-	warm       bool
+	// finishedAt is when it last finished a batch after its warm-up, movedAt when it last
+	// finished one or sent a chunk.
+	finishedAt, movedAt time.Time
+	warm                bool
 	// withdrawn is true once it gets no more batches.
 	withdrawn bool
 	// nextCheck is closed at the next cancelCheck; nil where no batch waits for it.
@@ -42,7 +43,9 @@ type incarnation struct {
 // running is a batch that the worker has.
 type running struct {
 	id    uint64
-	items int
+	items []runner.Item
+	// ctx ends when nobody waits for the batch any more.
+	ctx context.Context
 	// check is closed within cancelCheck of the batch's start.
 	check <-chan struct{}
 	// done is closed when every rank has ended the batch, or when err is why none
@@ -50,9 +53,12 @@ type running struct {
 	done chan struct{}
 	// activeAt is when the batch began, or when its last chunk came that somebody wanted.
 	activeAt time.Time
-	results  []result
-	left     int
-	err      error
+	// longest is its longest silence so far, and unwantedSince when its ctx was found ended.
+	longest       time.Duration
+	unwantedSince time.Time
+	results       []result
+	left          int
+	err           error
 
 	mu sync.Mutex
 	// sink gets chunks; nil once nobody wants more.
@@ -76,7 +82,7 @@ func (b *running) cancel(items []int) (changed bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if len(items) == 0 {
-		for i := range b.items {
+		for i := range len(b.items) {
 			changed = b.cancelLocked(i) || changed
 		}
 	}
@@ -88,7 +94,7 @@ func (b *running) cancel(items []int) (changed bool) {
 
 func (b *running) cancelLocked(item int) (changed bool) {
 	if b.cancelled == nil {
-		b.cancelled = make([]bool, b.items)
+		b.cancelled = make([]bool, len(b.items))
 	}
 	changed = !b.cancelled[item]
 	b.cancelled[item] = true
@@ -103,11 +109,11 @@ type request struct {
 
 // do runs a batch on the worker.
 func (n *incarnation) do(ctx context.Context, req request, sink runner.Sink) error {
-	b, err := n.send(req, sink)
+	b, err := n.send(ctx, req, sink)
 	if err != nil {
 		return err
 	}
-	n.await(ctx, b, req.batch.Items)
+	n.await(b)
 	b.mu.Lock()
 	b.sink = nil
 	b.mu.Unlock()
@@ -119,7 +125,7 @@ func (n *incarnation) do(ctx context.Context, req request, sink runner.Sink) err
 }
 
 // send writes the batch to every rank.
-func (n *incarnation) send(req request, sink runner.Sink) (*running, error) {
+func (n *incarnation) send(ctx context.Context, req request, sink runner.Sink) (*running, error) {
 	n.mu.Lock()
 	n.batches++
 	id := n.batches
@@ -132,7 +138,7 @@ func (n *incarnation) send(req request, sink runner.Sink) (*running, error) {
 	if err != nil {
 		return nil, fault.New(fault.InvalidRequest, "the request cannot be encoded for the stage's code").Caused(err)
 	}
-	b, err := n.begin(id, len(req.batch.Items), sink)
+	b, err := n.begin(ctx, id, req.batch.Items, sink)
 	if err != nil {
 		return nil, fmt.Errorf("%w: worker %d: %w", runner.ErrNotStarted, n.worker.index, err)
 	}
@@ -160,14 +166,14 @@ func (n *incarnation) send(req request, sink runner.Sink) (*running, error) {
 }
 
 // begin records that the worker gets a batch.
-func (n *incarnation) begin(id uint64, items int, sink runner.Sink) (*running, error) {
+func (n *incarnation) begin(ctx context.Context, id uint64, items []runner.Item, sink runner.Sink) (*running, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.lost != nil {
 		return nil, n.lost
 	}
 	b := &running{
-		id: id, items: items, sink: sink, check: n.checkSoon(),
+		id: id, items: items, ctx: ctx, sink: sink, check: n.checkSoon(),
 		done: make(chan struct{}), activeAt: time.Now(), results: make([]result, len(n.ranks)), left: len(n.ranks),
 	}
 	n.running[id] = b
@@ -192,26 +198,27 @@ func (n *incarnation) checkSoon() <-chan struct{} {
 
 // await waits for the end of the batch, and sends the worker cancelled items.
 // It watches the items of a stream at once, because a stream is one long item.
-func (n *incarnation) await(ctx context.Context, b *running, items []runner.Item) {
+func (n *incarnation) await(b *running) {
 	if n.worker.runner.Spec().Stream {
-		n.watch(ctx, b, items)
+		n.watch(b)
 		return
 	}
 	select {
 	case <-b.done:
-	case <-ctx.Done():
+	case <-b.ctx.Done():
 		n.cancel(b, nil)
 		<-b.done
 	case <-b.check:
-		n.watch(ctx, b, items)
+		n.watch(b)
 	}
 }
 
 // watch is await with a watch on every item.
-func (n *incarnation) watch(ctx context.Context, b *running, items []runner.Item) {
+func (n *incarnation) watch(b *running) {
+	items := b.items
 	const done, all, first = 0, 1, 2
 	cases := make([]reflect.SelectCase, first, first+len(items))
-	cases[done], cases[all] = receive(b.done), receive(ctx.Done())
+	cases[done], cases[all] = receive(b.done), receive(b.ctx.Done())
 	for _, item := range items {
 		cases = append(cases, receive(item.Cancelled))
 	}
@@ -279,7 +286,7 @@ func (n *incarnation) setOutcomes(b *running, req request, sink runner.Sink, unw
 	for _, r := range b.results {
 		if r.failed != nil {
 			err := newBatchError(r.failed)
-			n.recordFinished()
+			n.recordFinished(b)
 			n.logFailed(err, req)
 			return err
 		}
@@ -289,7 +296,7 @@ func (n *incarnation) setOutcomes(b *running, req request, sink runner.Sink, unw
 		n.fail(err)
 		return fmt.Errorf("%w: worker %d: %w", runner.ErrBadOutput, n.worker.index, err)
 	}
-	n.recordFinished()
+	n.recordFinished(b)
 	for i, o := range outcomes {
 		err = errors.Join(err, sink.SetOutcome(i, o))
 	}
@@ -298,12 +305,15 @@ func (n *incarnation) setOutcomes(b *running, req request, sink runner.Sink, unw
 
 // recordFinished records that a batch ended as it should. Warm-ups do not count: a worker that
 // crashes on its first batch may warm up well.
-func (n *incarnation) recordFinished() {
+func (n *incarnation) recordFinished(b *running) {
+	now := time.Now()
 	n.mu.Lock()
-	defer n.mu.Unlock()
+	n.movedAt = now
 	if n.warm {
-		n.finishedAt = time.Now()
+		n.finishedAt = now
 	}
+	n.mu.Unlock()
+	n.worker.runner.recordSilence(max(b.longest, now.Sub(b.activeAt)))
 }
 
 // logFailed logs a batch that failed as a whole. The host runs its items again, so one
@@ -384,20 +394,56 @@ func (n *incarnation) find(r *rank, id uint64) (*running, error) {
 func (n *incarnation) touch(b *running) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	b.activeAt = time.Now()
+	now := time.Now()
+	b.longest = max(b.longest, now.Sub(b.activeAt))
+	b.activeAt, n.movedAt = now, now
 }
 
-// work returns the worker's work for the machine.
-func (n *incarnation) work() workload {
+// work returns the worker's work for the machine, where batches are late after that time.
+func (n *incarnation) work(now time.Time, late time.Duration) workload {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	w := workload{Ended: n.finishedAt}
 	for _, b := range n.running {
 		if w.Oldest.IsZero() || b.activeAt.Before(w.Oldest) {
-			w.Oldest = b.activeAt
+			w.Oldest, w.IsLate = b.activeAt, now.Sub(b.activeAt) >= late
+		}
+		if b.ctx.Err() == nil {
+			continue
+		}
+		if b.unwantedSince.IsZero() {
+			b.unwantedSince = now
+		}
+		// A worker that still answers other batches does not hang.
+		at := later(b.unwantedSince, later(b.activeAt, n.movedAt).Add(late)).Add(unwantedGrace)
+		if w.GiveUp.IsZero() || at.Before(w.GiveUp) {
+			w.GiveUp = at
 		}
 	}
 	return w
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+// requestsSince returns some of the requests of the batches that have been silent since
+// then.
+func (n *incarnation) requestsSince(at time.Time) []string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	var out []string
+	for _, b := range n.running {
+		for _, item := range b.items {
+			if b.activeAt.Equal(at) && len(out) < namedRequests {
+				out = append(out, item.RequestID)
+			}
+		}
+	}
+	return out
 }
 
 // offer offers the worker's slots after its warm-up, unless its connection was lost
@@ -462,6 +508,11 @@ func (n *incarnation) end(cause error) {
 	n.mu.Lock()
 	if n.lost == nil {
 		n.lost = cause
+	}
+	for _, b := range n.running {
+		if errors.Is(cause, ErrUnwanted) {
+			n.worker.runner.longest.CompareAndSwap(0, -int64(time.Since(b.activeAt)))
+		}
 	}
 	n.failRunning(fmt.Errorf("%w: worker %d: %w", runner.ErrCrashed, n.worker.index, cause))
 	n.mu.Unlock()

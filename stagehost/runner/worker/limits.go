@@ -12,12 +12,13 @@ type Limits struct {
 	// StartLimit bounds the time from the start of a worker until it is READY. Default
 	// 10 min: large models take minutes to load.
 	StartLimit time.Duration
-	// RunLimit bounds a batch; for a worker that streams, the time between two chunks.
-	// Default 5 min: a worker that hangs in a batch answers no ping.
+	// RunLimit bounds a batch that somebody waits for; for a worker that streams, the time
+	// between two chunks. Default 5 min: a worker that hangs in a batch answers no ping.
 	RunLimit time.Duration
 	// Heartbeat is the interval of the pings to an idle worker, HeartbeatLimit the time
 	// that it has to answer one. Defaults 5 s and 10 s: a frozen idle worker is replaced
-	// before most callers would wait for it.
+	// before most callers would wait for it. HeartbeatLimit is also the least time after
+	// which a batch is late, see lateFactor.
 	Heartbeat, HeartbeatLimit time.Duration
 	// StopLimit bounds the shutdown of a worker; then it is killed. All workers of a
 	// runner share it. Default 5 s.
@@ -53,6 +54,20 @@ const (
 	// writeGrace bounds the write of a shutdown message to a worker that may not read. The
 	// worker gets a signal too.
 	writeGrace = 100 * time.Millisecond
+	// A batch is late once it runs, or a stream is silent, lateFactor times as long as the
+	// longest of about the last usualBatches, and for HeartbeatLimit at least. Before any
+	// has finished, the longest is taken to be firstBatch times HeartbeatLimit, because
+	// some code loads a part of its model then.
+	lateFactor   = 3
+	firstBatch   = 2
+	usualBatches = 64
+	// unwantedGrace is how long a late batch that nobody waits for has to end before its
+	// worker is replaced.
+	unwantedGrace = 2 * time.Second
+	// lookInterval is how often the loop of a worker looks at its batches.
+	lookInterval = time.Second
+	// namedRequests bounds the requests that the log names for a late batch.
+	namedRequests = 8
 	// noWorkerLimit is how long a batch that has a slot waits while no worker is ready: a
 	// worker that starts quickly is back by then, and otherwise another host may take the
 	// batch.

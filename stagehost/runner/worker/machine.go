@@ -12,6 +12,7 @@ import (
 var (
 	ErrStartLimit = errors.New("it was not ready in time")
 	ErrRunLimit   = errors.New("a batch took too long")
+	ErrUnwanted   = errors.New("a batch that nobody waits for any more does not end")
 	ErrSilent     = errors.New("it does not answer")
 	ErrStopLimit  = errors.New("it did not exit in time")
 	// ErrDisconnected means that a process closed its connection and did not exit.
@@ -109,8 +110,8 @@ type machine struct {
 	// zero.
 	since, readySince time.Time
 	work              workload
-	// workAt is when work was reported, pingedAt when an unanswered ping was sent.
-	workAt, pingedAt time.Time
+	// pingedAt is when an unanswered ping was sent.
+	pingedAt time.Time
 	// pingAt, killAt and startAt are when the next ping, kill and start are due, exitBy when
 	// a process has to exit that closed its connection.
 	pingAt, killAt, startAt, exitBy time.Time
@@ -188,7 +189,7 @@ func (m *machine) Warm(now time.Time) []action {
 	if m.state != Startup {
 		return nil
 	}
-	m.readySince, m.workAt = now, now
+	m.readySince = now
 	m.pingAt = now.Add(m.Heartbeat)
 	m.move(Ready, nil, now)
 	return []action{doOffer}
@@ -392,12 +393,7 @@ func (m *machine) timers() []timer {
 	case Startup:
 		out = append(out, timer{after(m.since, m.StartLimit), fail(m.startError())})
 	case Ready:
-		if m.work.Oldest.IsZero() {
-			// A batch that began since the last report is too old then, at the earliest.
-			out = append(out, timer{at: after(m.workAt, m.RunLimit)})
-		} else {
-			out = append(out, timer{after(m.work.Oldest, m.RunLimit), fail(ErrRunLimit)})
-		}
+		out = append(out, timer{after(m.work.Oldest, m.RunLimit), fail(ErrRunLimit)}, timer{m.work.GiveUp, fail(ErrUnwanted)})
 		// The limit of a ping holds for a worker that got a batch since, too: it answers
 		// the ping first.
 		out = append(out, timer{after(m.pingedAt, m.HeartbeatLimit), fail(ErrSilent)})
@@ -454,14 +450,27 @@ type workload struct {
 	// Oldest is when the batch that has been silent for longest began, or last showed
 	// progress; zero without a batch.
 	Oldest time.Time
+	// IsLate is true where that is far longer ago than batches take.
+	IsLate bool
+	// GiveUp is when to give up on a batch that nobody waits for; zero without one.
+	GiveUp time.Time
 	// Ended is when the worker last finished a batch; zero where it has not.
 	Ended time.Time
 }
 
-// Work reports the work of the worker: before every Tick, and when a worker that is
-// recycling has finished its last batch.
+// LateSince returns when the batch began, or last showed progress, that runs far longer
+// than batches do; zero without one.
+func (m *machine) LateSince() time.Time {
+	if m.state != Ready || !m.work.IsLate {
+		return time.Time{}
+	}
+	return m.work.Oldest
+}
+
+// Work reports the work of the worker: before every Tick, every lookInterval while it is
+// READY, and when a worker that is recycling has finished its last batch.
 func (m *machine) Work(w workload, now time.Time) []action {
-	m.work, m.workAt = w, now
+	m.work = w
 	if !w.Ended.IsZero() {
 		m.crashes, m.cause = 0, nil
 		if next := w.Ended.Add(m.Heartbeat); next.After(m.pingAt) {

@@ -139,7 +139,7 @@ func TestAnyEventSequenceKeepsTheRules(t *testing.T) {
 			"work": func(t *rapid.T) {
 				w := workload{}
 				if rapid.Bool().Draw(t, "busy") {
-					w.Oldest = m.now
+					w.Oldest, w.GiveUp = m.now, m.now.Add(time.Minute)
 				}
 				if rapid.Bool().Draw(t, "ended") {
 					w.Ended = m.now

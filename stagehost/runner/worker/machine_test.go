@@ -416,12 +416,7 @@ func TestOldestBatchIsBounded(t *testing.T) {
 	t.Parallel()
 	l := newLife(t, func(s *machine) { s.Heartbeat = 0 })
 	l.up()
-	// A batch that begins after the last look is found by the next, in time.
-	began := l.now.Add(250 * time.Second)
-	l.now = l.Wake()
-	if l.now.After(began.Add(300 * time.Second)) {
-		t.Fatalf("it looks %s after the batch began", l.now.Sub(began))
-	}
+	began := l.now.Add(-10 * time.Second)
 	l.did(l.Work(workload{Oldest: began}, l.now))
 	l.did(l.Tick(l.now))
 	if wake := l.Wake(); !wake.Equal(began.Add(300 * time.Second)) {
@@ -430,6 +425,17 @@ func TestOldestBatchIsBounded(t *testing.T) {
 	l.want("")
 	l.pass(300 * time.Second)
 	l.want("withdraw 1, kill 1", "READY-ERROR: a batch took too long")
+}
+
+func TestUnwantedBatchIsGivenUp(t *testing.T) {
+	t.Parallel()
+	l := newLife(t, func(s *machine) { s.Heartbeat = 0 })
+	l.up()
+	l.did(l.Work(workload{Oldest: l.now, GiveUp: l.now.Add(40 * time.Second)}, l.now))
+	l.pass(39 * time.Second)
+	l.want("")
+	l.pass(time.Second)
+	l.want("withdraw 1, kill 1", "READY-ERROR: a batch that nobody waits for any more does not end")
 }
 
 func TestZeroLimitsBoundNothing(t *testing.T) {
@@ -611,7 +617,7 @@ func TestKillIsSafeInEveryState(t *testing.T) {
 func TestEarlierIncarnationsChangeNothing(t *testing.T) {
 	t.Parallel()
 	for name, current := range map[string]*incarnation{"another runs": {}, "none runs": nil} {
-		w := &worker{machine: plain(), current: current}
+		w := &worker{runner: &Runner{}, machine: plain(), current: current}
 		w.machine.state = Ready
 		w.handle(event{of: &incarnation{}, do: func(*machine, time.Time) []action {
 			t.Errorf("%s: an event of an earlier incarnation is handled", name)

@@ -18,6 +18,12 @@ const (
 	// and error.
 	lifelineFD = 3
 
+	// socketVariable has the path of the process's socket, which no other process has: it
+	// marks the process and its descendants.
+	socketVariable = "STAGEMESH_SOCKET"
+	// killRounds bounds how often marked processes are looked for.
+	killRounds = 10
+
 	// maxLine is the most bytes that are logged of a line of output.
 	maxLine = 8 << 10
 	// lastLines and lastLine bound what Last returns, in lines and in bytes of a line.
@@ -44,8 +50,10 @@ type command struct {
 type process struct {
 	cmd            *exec.Cmd
 	stdout, stderr *lineWriter
-	done           chan struct{}
-	exit           error
+	// mark is the variable that only this process and its descendants have; empty without.
+	mark string
+	done chan struct{}
+	exit error
 
 	mu     sync.Mutex
 	reaped bool
@@ -70,6 +78,9 @@ func (e *ExitError) Error() string {
 // start starts the process. It runs on the thread that forks.
 func (c command) start(lifeline *os.File) (*process, error) {
 	p := &process{done: make(chan struct{})}
+	if at := slices.IndexFunc(c.Env, func(v string) bool { return strings.HasPrefix(v, socketVariable+"=") }); at >= 0 {
+		p.mark = c.Env[at]
+	}
 	// Many logging libraries write everything to standard error, so it is logged like
 	// standard output.
 	p.stdout = &lineWriter{process: p, log: c.Log, stream: "stdout"}
@@ -127,7 +138,7 @@ func (p *process) signal(to int, s syscall.Signal) {
 }
 
 // wait returns when the process has exited and its output is logged. It kills what the
-// process has started in its group.
+// process has started, in its group and elsewhere.
 func (p *process) wait() {
 	if awaitExit(p.PID()) {
 		// As long as the process is not reaped its id does not belong to another.
@@ -139,6 +150,9 @@ func (p *process) wait() {
 	p.mu.Unlock()
 	if !reapedLast {
 		_ = syscall.Kill(-p.PID(), syscall.SIGKILL) // there may be none
+	}
+	if p.mark != "" {
+		killMarked(func(variable string) bool { return variable == p.mark })
 	}
 	p.exit = exitError(state, err)
 	_ = p.cmd.Wait() // for the output alone: the process has been reaped

@@ -258,8 +258,8 @@ func (r *rank) handleChunk(m *frame.Chunk, body []byte) error {
 	if err != nil {
 		return err
 	}
-	if m.Item >= b.items {
-		return violation("a chunk for item %d of a batch of %d", m.Item, b.items)
+	if m.Item >= len(b.items) {
+		return violation("a chunk for item %d of a batch of %d", m.Item, len(b.items))
 	}
 	parts := make([]payload.Part, len(m.Parts))
 	for i, p := range m.Parts {

@@ -44,8 +44,9 @@
 // worker connects them. A worker is READY after a warm-up with its
 // own examples, or zeros: a batch of one item and a batch of MaxSize rows, or one item
 // alone where it streams. The exit of a process is noticed at once. A process that hangs
-// is noticed by pings while it is idle, and by RunLimit while it runs a batch, which
-// counts from the batch's last chunk. A dead worker starts again after a growing pause,
+// is noticed by pings while it is idle. While it runs a batch it is noticed by RunLimit,
+// which counts from the batch's last chunk, or earlier: a batch that takes far longer than
+// batches do is late, and a worker with a late batch that nobody waits for is replaced. A dead worker starts again after a growing pause,
 // and Health returns why no worker is ready. The output of workers goes to the log line
 // by line.
 //
@@ -149,6 +150,9 @@ type Runner struct {
 	started  atomic.Bool
 	// streams is how many streams the workers took when all were ready first.
 	streams atomic.Int64
+	// longest is the longest silence of a batch lately. Before the first has finished it is
+	// 0, or less where one was given up: the time that it had run, negative.
+	longest atomic.Int64
 
 	// lifecycle is held by Start and Stop. It guards spawner and stopped.
 	lifecycle sync.Mutex
@@ -361,12 +365,28 @@ func (r *Runner) Workers() []runner.WorkerStatus {
 	workers, _ := r.board.look()
 	out := make([]runner.WorkerStatus, len(workers))
 	for i, s := range workers {
-		out[i] = runner.WorkerStatus{State: s.state.String(), Incarnation: s.incarnation}
-		if s.cause != nil && s.state != Ready {
-			out[i].Cause = s.cause.Error()
-		}
+		out[i] = runner.WorkerStatus{State: s.state.String(), Incarnation: s.incarnation, Cause: s.remark()}
 	}
 	return out
+}
+
+// recordSilence records the longest silence of a batch that has finished.
+func (r *Runner) recordSilence(d time.Duration) {
+	was := max(0, r.longest.Load())
+	r.longest.Store(max(int64(d), was-was/usualBatches))
+}
+
+// usual returns how long batches take, or are silent, at most.
+func (r *Runner) usual() time.Duration {
+	if longest := r.longest.Load(); longest != 0 {
+		return time.Duration(longest).Abs()
+	}
+	return firstBatch * r.settings.HeartbeatLimit
+}
+
+// lateAfter returns how long a batch runs, or is silent, until it is late.
+func (r *Runner) lateAfter() time.Duration {
+	return max(r.settings.HeartbeatLimit, lateFactor*r.usual())
 }
 
 // Restart replaces the workers one after the other, each when it has finished its

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -34,7 +35,10 @@ const (
 // once when one has exited. It is safe for concurrent use.
 //
 // A process is the leader of a process group of its own. Kill kills the group, and so does
-// the exit of the process itself. A child that has left the group (setsid) is out of reach.
+// the exit of the process itself. On Linux its exit also kills descendants that have left
+// the group (setsid): they are found by the socket's path in their environment, so one that
+// clears its environment escapes. Those of a host that was killed itself are killed with
+// its folder, when the next host starts.
 //
 // The process inherits the read end of a pipe to which nothing is written, its lifeline,
 // whose descriptor is in the variable STAGEMESH_LIFELINE. Its end of file means that the
@@ -228,12 +232,13 @@ func (s *spawner) removeFolder() error {
 	return err
 }
 
-// removeLeftFolders removes the folders of hosts that are gone. It leaves folders of other
-// users, which it cannot open.
+// removeLeftFolders removes the folders of hosts that are gone, and kills the processes that
+// are left of their workers. It leaves folders of other users, which it cannot open.
 func removeLeftFolders(in string) {
 	folders, _ := filepath.Glob(filepath.Join(in, folderPattern+"*")) // or the next host does
 	for _, folder := range folders {
 		if isLeft(folder) {
+			killMarked(func(variable string) bool { return strings.HasPrefix(variable, socketVariable+"="+folder+"/") })
 			_ = os.RemoveAll(folder) // or the next host does
 		}
 	}

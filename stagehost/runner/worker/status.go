@@ -25,6 +25,8 @@ type status struct {
 	progress string
 	looping  bool
 	cause    error
+	// lateSince is since when it has a batch that is late; zero without one.
+	lateSince time.Time
 	// lastOutput is the last output of the last process that exited.
 	lastOutput []string
 }
@@ -32,7 +34,7 @@ type status struct {
 // equal compares what somebody may wait for.
 func (s status) equal(other status) bool {
 	return s.state == other.state && s.incarnation == other.incarnation && s.looping == other.looping &&
-		s.progress == other.progress && (s.cause == nil) == (other.cause == nil)
+		s.progress == other.progress && s.lateSince.Equal(other.lateSince) && (s.cause == nil) == (other.cause == nil)
 }
 
 // String describes a worker that is not ready.
@@ -48,6 +50,23 @@ func (s status) String() string {
 		}
 	}
 	return out
+}
+
+// remark returns why the worker is not ready, or what is wrong although it is; it may be
+// empty.
+func (s status) remark() string {
+	switch {
+	case !s.lateSince.IsZero():
+		return lateText(s.lateSince)
+	case s.cause != nil && s.state != Ready:
+		return s.cause.Error()
+	default:
+		return ""
+	}
+}
+
+func lateText(since time.Time) string {
+	return "a batch has run since " + since.UTC().Format(time.TimeOnly) + " UTC, far longer than batches do"
 }
 
 // failure is the cause with the last output.

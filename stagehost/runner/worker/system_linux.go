@@ -4,6 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -28,6 +31,36 @@ func awaitExit(pid int) bool {
 			return err == nil
 		}
 	}
+}
+
+// killMarked kills every process that has such a variable in its environment: a process
+// inherits the variables of its worker, whatever group or session it has moved to. It
+// looks again after a kill, because they may fork meanwhile.
+func killMarked(isMark func(variable string) bool) {
+	for range killRounds {
+		found := false
+		folders, _ := filepath.Glob("/proc/[0-9]*") // the pattern is valid
+		for _, folder := range folders {
+			found = killIfMarked(folder, isMark) || found
+		}
+		if !found {
+			return
+		}
+	}
+}
+
+func killIfMarked(folder string, isMark func(variable string) bool) bool {
+	pid, err := strconv.Atoi(filepath.Base(folder))
+	if err != nil {
+		return false
+	}
+	p, err := os.FindProcess(pid) // from here on its id belongs to no other
+	if err != nil {
+		return false
+	}
+	defer p.Release() //nolint:errcheck // it may have ended
+	environ, err := os.ReadFile(filepath.Join(folder, "environ"))
+	return err == nil && slices.ContainsFunc(strings.Split(string(environ), "\x00"), isMark) && p.Kill() == nil
 }
 
 // pin makes the thread run on these CPUs until restore. Without any it changes nothing.

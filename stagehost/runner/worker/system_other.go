@@ -20,6 +20,9 @@ const reapedLast = false
 // awaitExit does not work: only reaping reports the exit of a process.
 func awaitExit(int) bool { return false }
 
+// killMarked does nothing: it needs Linux.
+func killMarked(func(variable string) bool) {}
+
 func pin(cpus cpuSet) (restore func() error, err error) {
 	if len(cpus) > 0 {
 		return nil, errLinuxOnly

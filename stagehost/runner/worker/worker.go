@@ -41,6 +41,8 @@ type worker struct {
 	lastOutputs []string
 	// began is when the incarnation did.
 	began time.Time
+	// lateSince is since when it has a late batch; zero without one.
+	lateSince time.Time
 	// starting is the transition to STARTUP until it is reported with its processes.
 	starting Transition
 }
@@ -87,7 +89,11 @@ func (w *worker) run() {
 	for !w.machine.Stopped() {
 		w.publishStatus()
 		var due <-chan time.Time
-		if at := w.machine.Wake(); !at.IsZero() {
+		at := w.machine.Wake()
+		if look := time.Now().Add(lookInterval); w.machine.state == Ready && (at.IsZero() || look.Before(at)) {
+			at = look
+		}
+		if !at.IsZero() {
 			timer.Reset(time.Until(at))
 			due = timer.C
 		}
@@ -106,7 +112,7 @@ func (w *worker) run() {
 func (w *worker) handle(e event) {
 	now := time.Now()
 	if w.current != nil {
-		w.do(w.machine.Work(w.current.work(), now))
+		w.do(w.machine.Work(w.current.work(now, w.runner.lateAfter()), now))
 	}
 	if e.of == nil || e.of == w.current {
 		w.do(e.do(w.machine, now))
@@ -235,8 +241,13 @@ func (w *worker) logTransition(t Transition) {
 }
 
 func (w *worker) publishStatus() {
+	late := w.machine.LateSince()
+	if !late.IsZero() && !late.Equal(w.lateSince) {
+		w.log.Warn(lateText(late), "incarnation", w.current.number, "longest", w.runner.usual(), "requests", w.current.requestsSince(late))
+	}
+	w.lateSince = late
 	w.runner.board.set(w.index, status{
-		state: w.machine.state, incarnation: w.machine.incarnation, progress: w.machine.progress,
+		state: w.machine.state, lateSince: late, incarnation: w.machine.incarnation, progress: w.machine.progress,
 		looping: w.machine.CrashLooping(), cause: w.machine.Cause(), lastOutput: w.lastOutputs,
 	})
 }
@@ -305,7 +316,7 @@ func (w *worker) startRanks(of *incarnation) error {
 		}
 		of.ranks = append(of.ranks, r)
 		env["RANK"], env["LOCAL_RANK"] = strconv.Itoa(i), strconv.Itoa(i)
-		env["STAGEMESH_SOCKET"] = r.listener.Addr().String()
+		env[socketVariable] = r.listener.Addr().String()
 		if r.process, err = w.runner.spawner.Start(command{
 			Args: append([]string{program}, s.Command[1:]...),
 			Dir:  s.Dir, Env: pairs(env), CPUs: cpus, Log: r.log,
