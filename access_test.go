@@ -3,12 +3,17 @@ package stagemesh_test
 import (
 	"context"
 	"fmt"
+	"io"
 	"log/slog"
+	"net/http"
 	"strings"
 	"testing"
 
 	"github.com/stagemesh/stagemesh"
+	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/internal/testbed"
+	"github.com/stagemesh/stagemesh/stagehost/runner"
+	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
 )
 
 // closed is the file of a mesh whose broker listens with TLS and wants a token; %s is
@@ -107,5 +112,83 @@ func TestGatewayFilesAreReadBeforeTheStart(t *testing.T) {
 		if err := m.Start(t.Context()); err == nil || !strings.HasPrefix(err.Error(), section+".token_file: open /nowhere: ") || log.String() != "" {
 			t.Errorf("%s: %v, after\n%s", section, err, log)
 		}
+	}
+}
+
+// caller calls the public port of a mesh over plain HTTP, with a token.
+type caller struct {
+	t          *testing.T
+	url, token string
+}
+
+// reply is a response whose body may still come.
+type reply struct {
+	status int
+	id     string
+	body   io.Reader
+}
+
+// send returns the response. Its body is closed when the test ends.
+func (c caller) send(method, path, key, body string) reply {
+	c.t.Helper()
+	r, err := http.NewRequestWithContext(c.t.Context(), method, c.url+path, strings.NewReader(body))
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	r.Header.Set("Authorization", "Bearer "+c.token)
+	r.Header.Set("Content-Type", "text/plain")
+	if key != "" {
+		r.Header.Set("Idempotency-Key", key)
+	}
+	response, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Do(r)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	c.t.Cleanup(func() { response.Body.Close() })
+	return reply{response.StatusCode, response.Header.Get("Stagemesh-Request-Id"), response.Body}
+}
+
+// expect checks a whole response.
+func (c caller) expect(got reply, status int, text string) {
+	c.t.Helper()
+	body, err := io.ReadAll(got.body)
+	if err != nil || got.status != status || !strings.Contains(string(body), text) {
+		c.t.Errorf("%s: %d %s, %v; want %d %s", c.token, got.status, body, err, status, text)
+	}
+}
+
+func TestTenantsShareNoKeysResultsOrCancels(t *testing.T) {
+	t.Parallel()
+	settings := stagemesh.Settings{Gateway: gateway.Settings{Config: gateway.Config{
+		Listen: "127.0.0.1:0", Access: gateway.Access{TokenFile: testbed.SecretFile(t, "of-a a\nalso-of-a a\nof-b b\nof-nobody\n")},
+	}}}
+	done := make(chan struct{})
+	held := inproc.New(inproc.Settings{Concurrency: 3}, func(_ context.Context, b runner.Batch, sink runner.Sink) error {
+		item := b.Items[0]
+		if err := sink.Chunk(0, item.Inputs); err != nil {
+			return err
+		}
+		select {
+		case <-done:
+		case <-item.Cancelled:
+		}
+		return sink.SetOutcome(0, runner.Output(item.Inputs...))
+	})
+	m := start(t, newMesh(t, settings, stagemesh.Stage{Name: "held", Runner: held}))
+	owner, same, other, nobody := caller{t, m.URL(), "of-a"}, caller{t, m.URL(), "also-of-a"}, caller{t, m.URL(), "of-b"}, caller{t, m.URL(), "of-nobody"}
+	// Each runs its own request of the one key, and gets its first chunk.
+	begin := func(c caller) reply { return c.send(http.MethodPost, "/v1/pipelines/all:stream", "order-1", c.token) }
+	first, second, third := begin(owner), begin(other), begin(nobody)
+	path := "/v1/requests/" + first.id
+	for _, c := range []caller{other, nobody} {
+		c.expect(c.send(http.MethodDelete, path, "", ""), http.StatusNoContent, "")
+	}
+	close(done)
+	owner.expect(first, http.StatusOK, "event: done")
+	other.expect(second, http.StatusOK, "event: done")
+	nobody.expect(third, http.StatusOK, "event: done")
+	same.expect(same.send(http.MethodGet, path+"/result", "", ""), http.StatusOK, "of-a")
+	for _, c := range []caller{other, nobody} {
+		c.expect(c.send(http.MethodGet, path+"/result", "", ""), http.StatusNotFound, "NOT_FOUND")
 	}
 }

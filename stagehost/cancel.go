@@ -2,7 +2,6 @@ package stagehost
 
 import (
 	"container/heap"
-	"slices"
 	"sync"
 	"time"
 
@@ -57,18 +56,19 @@ func (cancelsArrived) apply(l *loop) {
 	now := time.Now()
 	// No item outlives the longest deadline, whatever the message has.
 	latest := now.Add(l.host.settings.Queue.MaxAge)
-	cancelled := map[pipeline.RequestID]bool{}
+	cancelled := map[cancelKey]bool{}
 	for _, cancel := range l.host.cancels.take() {
-		cancelled[cancel.RequestID] = true
+		key := cancelKey{cancel.Tenant, cancel.RequestID}
+		cancelled[key] = true
 		switch {
 		case cancel.Deadline.IsZero():
-			l.cancelledIDs.add(cancel.RequestID, latest, false)
+			l.cancelledIDs.add(key, latest, false)
 		case now.Before(cancel.Deadline):
-			l.cancelledIDs.add(cancel.RequestID, earlier(cancel.Deadline, latest), true)
+			l.cancelledIDs.add(key, earlier(cancel.Deadline, latest), true)
 		}
 	}
 	for _, it := range l.ledger.items {
-		if cancelled[it.env.RequestID] && it.direct == nil {
+		if cancelled[it.cancelKey()] && it.direct == nil {
 			l.cancel(it)
 		}
 	}
@@ -78,10 +78,7 @@ func (cancelsArrived) apply(l *loop) {
 func (l *loop) cancel(it *item) {
 	switch it.state {
 	case queued:
-		l.batcher.Remove(it.id)
-		for i, rerun := range l.reruns {
-			l.reruns[i] = slices.DeleteFunc(rerun, func(other *item) bool { return other == it })
-		}
+		l.dequeue(it)
 		l.dropCancelled(it)
 	case running:
 		it.run.cancelItem(it)
@@ -159,12 +156,20 @@ func (r *run) cancelItem(it *item) {
 	}
 }
 
+// cancelKey is what a cancel message names: a request of a tenant.
+type cancelKey struct {
+	tenant  string
+	request pipeline.RequestID
+}
+
+func (it *item) cancelKey() cancelKey { return cancelKey{it.env.Tenant, it.env.RequestID} }
+
 // cancelledRequests are requests that were cancelled, each until its items can arrive
 // no more. Clients can cancel any ID, so those that a gateway knows to be a request, and
 // whose deadline it sends, have space of their own.
 type cancelledRequests struct{ known, unknown expiringIDs }
 
-func (t *cancelledRequests) add(id pipeline.RequestID, until time.Time, known bool) {
+func (t *cancelledRequests) add(id cancelKey, until time.Time, known bool) {
 	if known {
 		t.known.add(id, until)
 	} else {
@@ -172,7 +177,7 @@ func (t *cancelledRequests) add(id pipeline.RequestID, until time.Time, known bo
 	}
 }
 
-func (t *cancelledRequests) has(id pipeline.RequestID) bool {
+func (t *cancelledRequests) has(id cancelKey) bool {
 	return t.known.ids[id] || t.unknown.ids[id]
 }
 
@@ -184,16 +189,16 @@ func (t *cancelledRequests) expire(now time.Time) {
 // expiringIDs are at most maxCancelled request IDs. One more takes the place of the one
 // that expires first.
 type expiringIDs struct {
-	ids   map[pipeline.RequestID]bool
+	ids   map[cancelKey]bool
 	order expiryOrder
 }
 
-func (e *expiringIDs) add(id pipeline.RequestID, until time.Time) {
+func (e *expiringIDs) add(id cancelKey, until time.Time) {
 	if e.ids[id] {
 		return
 	}
 	if e.ids == nil {
-		e.ids = map[pipeline.RequestID]bool{}
+		e.ids = map[cancelKey]bool{}
 	}
 	e.ids[id] = true
 	heap.Push(&e.order, expiry{id, until})
@@ -214,7 +219,7 @@ func (e *expiringIDs) expire(now time.Time) {
 }
 
 type expiry struct {
-	id    pipeline.RequestID
+	id    cancelKey
 	until time.Time
 }
 

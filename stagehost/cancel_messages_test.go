@@ -18,7 +18,7 @@ func TestCancelledRequestsAreBoundedAndForgotten(t *testing.T) {
 			t.Parallel()
 			var cancelled cancelledRequests
 			now := time.Unix(1000, 0)
-			id := func(i int) pipeline.RequestID { return pipeline.RequestID(fmt.Sprint(i)) }
+			id := func(i int) cancelKey { return cancelKey{request: pipeline.RequestID(fmt.Sprint(i))} }
 			for i := range maxCancelled + 10 {
 				// A repeated cancel does not prolong the first.
 				for range 2 {
@@ -30,9 +30,9 @@ func TestCancelledRequestsAreBoundedAndForgotten(t *testing.T) {
 					t.Errorf("cancel %d is remembered: %v, want %v", i, !want, want)
 				}
 			}
-			cancelled.add("late", now.Add(2*time.Minute), known)
+			cancelled.add(cancelKey{request: "late"}, now.Add(2*time.Minute), known)
 			cancelled.expire(now.Add(time.Minute + maxCancelled + 10))
-			if cancelled.has(id(maxCancelled+9)) || !cancelled.has("late") {
+			if cancelled.has(id(maxCancelled+9)) || !cancelled.has(cancelKey{request: "late"}) {
 				t.Error("a request is remembered after its deadline, or forgotten before")
 			}
 		})
@@ -46,21 +46,21 @@ func TestCancelsOfMadeUpIDsDisplaceNoOthers(t *testing.T) {
 	now := time.Unix(1000, 0)
 	flood := func() {
 		for range maxCancelled {
-			cancelled.add(pipeline.RequestID(uuid.NewString()), now.Add(10*time.Minute), false)
+			cancelled.add(cancelKey{request: pipeline.RequestID(uuid.NewString())}, now.Add(10*time.Minute), false)
 		}
 	}
 	flood()
 	for i := range requests {
-		cancelled.add(pipeline.RequestID(fmt.Sprint(i)), now.Add(30*time.Second), true)
+		cancelled.add(cancelKey{request: pipeline.RequestID(fmt.Sprint(i))}, now.Add(30*time.Second), true)
 	}
 	flood()
 	for i := range requests {
-		if !cancelled.has(pipeline.RequestID(fmt.Sprint(i))) {
+		if !cancelled.has(cancelKey{request: pipeline.RequestID(fmt.Sprint(i))}) {
 			t.Fatalf("cancel %d of %d is forgotten", i, requests)
 		}
 	}
-	cancelled.add("durable", now.Add(10*time.Minute), false)
-	if !cancelled.has("durable") {
+	cancelled.add(cancelKey{request: "durable"}, now.Add(10*time.Minute), false)
+	if !cancelled.has(cancelKey{request: "durable"}) {
 		t.Error("a cancel by ID is ignored after a flood of others")
 	}
 }

@@ -68,6 +68,26 @@ func TestCancelledItemThatArrivesLaterNeverRuns(t *testing.T) {
 	b.emptied()
 }
 
+func TestCancelOfAnotherTenantIsIgnored(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	g := newGate()
+	h := b.host(g, func(s *stagehost.Settings) { s.Batch.MaxSize = 1 })
+	running := b.ask("running")
+	g.ran(t)
+	wanted, fence := b.ask("wanted"), b.ask("fence")
+	h.awaitCount("stagemesh.stage.pulled", 3)
+	if err := b.bus.Cancel(&envelope.Cancel{Mesh: mesh, Tenant: "other", RequestID: wanted.env.RequestID, Deadline: wanted.env.Deadline}); err != nil {
+		t.Fatal(err)
+	}
+	fence.cancel() // notices arrive in order
+	h.awaitCount("stagemesh.stage.cancelled", 1)
+	close(g.release)
+	running.output()
+	wanted.output()
+	b.emptied()
+}
+
 func TestBatchOfCancelledItemsIsStopped(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)

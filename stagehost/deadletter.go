@@ -14,7 +14,7 @@ import (
 
 // deadLetter gives up on an item: a durable one is stored as a dead letter before
 // its fault is.
-func (l *loop) deadLetter(it *item, runs []envelope.RunRecord, f *fault.Fault) {
+func (l *loop) deadLetter(it *item, f *fault.Fault) {
 	if !it.durable() || it.direct != nil {
 		l.fail(it, f)
 		return
@@ -24,7 +24,7 @@ func (l *loop) deadLetter(it *item, runs []envelope.RunRecord, f *fault.Fault) {
 	}
 	l.host.metrics.countFailure(f)
 	f = l.host.locate(it, f)
-	message, err := l.host.newDeadLetter(it.delivery, f, it.env.Priority, runs)
+	message, err := l.host.newDeadLetter(it.delivery, f, it.env.Priority, it.runs)
 	if err != nil {
 		l.host.internalError("dead letter cannot be sent", err)
 		l.sendFault(it, f)

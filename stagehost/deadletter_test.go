@@ -12,6 +12,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/store"
+	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
@@ -70,7 +71,7 @@ func (c *call) begun(times int) {
 	c.t.Helper()
 	book := c.bed.book()
 	for range times {
-		if _, err := book.Begin(c.t.Context(), c.env, envelope.RunRecord{Host: "crashed", At: time.Now()}); err != nil {
+		if _, err := book.Add(c.t.Context(), c.env, envelope.RunRecord{Host: "crashed", At: time.Now()}); err != nil {
 			c.t.Fatal(err)
 		}
 	}
@@ -137,7 +138,7 @@ func TestSuspectWithoutRunRecordsIsRun(t *testing.T) {
 	// Its run has ended, so nothing of it is on record any more.
 	book := b.book()
 	testbed.Eventually(t, "the record is cleared", func() bool {
-		before, err := book.Begin(t.Context(), c.env, envelope.RunRecord{At: time.Now()})
+		before, err := book.Add(t.Context(), c.env, envelope.RunRecord{At: time.Now()})
 		return err == nil && len(before) == 0
 	})
 }
@@ -150,6 +151,24 @@ func TestDeliveriesOfAnItemAreBounded(t *testing.T) {
 	c.fails(fault.AttemptsExhausted)
 	if letters := b.letters(); len(letters) != 1 || letters[0].Deliveries != 18 {
 		t.Errorf("dead letters: %+v", letters)
+	}
+	b.emptiedFile()
+}
+
+// The check may be what crashed its hosts.
+func TestDeliveriesAreCountedBeforeTheCheck(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	c := b.returned(17, durable, func(e *envelope.Envelope) {
+		e.Parts = []payload.Part{payload.OfTensor("x", tensor.Tensor{Datatype: "NONE", Shape: []int64{1}, Raw: []byte("x")})}
+	})
+	h := b.host(inproc.Each(inproc.Settings{}, echo))
+	c.fails(fault.AttemptsExhausted)
+	if letters := b.letters(); len(letters) != 1 || letters[0].Deliveries != 18 {
+		t.Errorf("dead letters: %+v", letters)
+	}
+	if n := h.counts.of("stagemesh.stage.malformed"); n != 0 {
+		t.Errorf("%d items were checked", n)
 	}
 	b.emptiedFile()
 }

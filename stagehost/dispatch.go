@@ -7,7 +7,9 @@ import (
 	"sync"
 	"time"
 
+	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/stagehost/batch"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
@@ -179,10 +181,12 @@ func (h *Host) runTasks(r *run) {
 
 func (h *Host) runOne(r *run) {
 	defer r.cancel()
-	if h.needsRecord(r) {
-		if starts := h.beginRecord(r); len(starts) >= h.settings.CrashLimit {
+	record := envelope.RunRecord{Host: h.settings.Host, At: time.Now()}
+	isRecorded := r.batch.Suspect && r.items[0].direct == nil
+	if isRecorded {
+		if h.beginRecord(r, record); len(r.items[0].runs) >= h.settings.CrashLimit {
 			r.slot.Release()
-			h.post(&crashLimitReached{run: r, runs: starts})
+			h.post(&crashLimitReached{run: r})
 			return
 		}
 		r.started = time.Now()
@@ -192,8 +196,11 @@ func (h *Host) runOne(r *run) {
 	r.mu.Lock()
 	r.closed = true
 	r.mu.Unlock()
-	if h.needsRecord(r) {
-		// Before any host runs the item again.
+	// Before any host runs the item again.
+	switch {
+	case r.diedAlone(err):
+		h.recordDeath(r, record)
+	case isRecorded:
 		h.endRecord(r)
 	}
 	h.post(&batchEnded{run: r, took: time.Since(start), err: err, wasStopped: r.ctx.Err() != nil})
@@ -280,7 +287,7 @@ func (r *run) outcomeOf(it *item, o runner.Outcome) runner.Outcome {
 	if sentChunks && len(o.Parts) == 0 && !it.env.TakesChunks {
 		return runner.Failed(fault.New(fault.NotSupported, "the stage answers in chunks alone; ask for a stream"))
 	}
-	parts, err := h.contract.Outputs(o.Parts, it.inputs)
+	parts, err := r.checkOutputs(it, o.Parts)
 	if err != nil {
 		return runner.Failed(fault.From(err))
 	}
@@ -291,6 +298,11 @@ func (r *run) outcomeOf(it *item, o runner.Outcome) runner.Outcome {
 		}
 	}
 	return out
+}
+
+func (r *run) checkOutputs(it *item, parts []payload.Part) (out []payload.Part, err error) {
+	defer r.host.recoverCheck(&err)
+	return r.host.contract.Outputs(parts, it.inputs)
 }
 
 // batchEnded is a batch whose Do has returned.

@@ -108,13 +108,18 @@ type abandon struct{}
 
 func (abandon) apply(l *loop) {
 	l.abandoned = true
-	l.nakAll(queued, sending)
+	l.nakEach(func(it *item) bool { return it.state != running })
 }
 
-// stageLeft is the event that the host has left its stage for a while.
-type stageLeft struct{}
+// stageLeft is the event that the host has left its stage for a while, as nothing has
+// run here for longer. Items whose run crashed stay for as long as the runner needs to
+// start: another host would lose its workers to them too.
+type stageLeft struct{ unhealthyFor time.Duration }
 
-func (stageLeft) apply(l *loop) { l.nakAll(queued) }
+func (e stageLeft) apply(l *loop) {
+	starting := e.unhealthyFor < l.host.startTook+unhealthyGrace
+	l.nakEach(func(it *item) bool { return it.state == queued && (it.crashes == 0 || !starting) })
+}
 
 // checkEmpty closes empty when a draining loop holds nothing any more.
 func (l *loop) checkEmpty() {
@@ -129,23 +134,30 @@ func (l *loop) checkEmpty() {
 // the drain they would be redelivered to this host again and again.
 func (l *loop) nakQueued() {
 	if l.lost && l.draining {
-		l.nakAll(queued)
+		l.nakEach(func(it *item) bool { return it.state == queued })
 	}
 }
 
-// nakAll naks the items in the states, of which queued is one.
-func (l *loop) nakAll(states ...itemState) {
-	l.reruns = nil
-	for id, it := range l.ledger.items {
-		if slices.Contains(states, it.state) {
-			l.batcher.Remove(id)
+func (l *loop) nakEach(of func(*item) bool) {
+	for _, it := range l.ledger.items {
+		if of(it) {
+			l.dequeue(it)
 			l.nak(it)
 		}
 	}
 }
 
+// dequeue removes an item from the batches to come.
+func (l *loop) dequeue(it *item) {
+	l.batcher.Remove(it.id)
+	for i, rerun := range l.reruns {
+		l.reruns[i] = slices.DeleteFunc(rerun, func(other *item) bool { return other == it })
+	}
+}
+
 // nak ends an item that this host will not finish. It naks the delivery, except
-// where a nak would repeat a reply.
+// where a nak would repeat a reply. An item whose run crashed returns by itself after
+// the ack wait, and as a suspect.
 func (l *loop) nak(it *item) {
 	if it.replyStored {
 		// Its result is stored; only the stored reply is on its way.
@@ -165,7 +177,12 @@ func (l *loop) nak(it *item) {
 		}
 		it.direct.finish(it, runner.Failed(f))
 	}
-	l.settleWith(it, func(d bus.Delivery) error { return d.Nak(0) }, queued, running, sending)
+	l.settleWith(it, func(d bus.Delivery) error {
+		if it.crashes > 0 {
+			return nil
+		}
+		return d.Nak(0)
+	}, queued, running, sending)
 }
 
 func stoppingFault() *fault.Fault { return fault.New(fault.ShuttingDown, "the host is stopping") }

@@ -108,6 +108,29 @@ func TestHostThatLeavesItsStageNaksOnce(t *testing.T) {
 	checkEcho(t, runs)
 }
 
+func TestItemsGivenBackRunTogether(t *testing.T) {
+	t.Parallel()
+	const count = 8
+	b := newBed(t)
+	m, h := moodyHost(b)
+	m.outcomeOf(errLoop)
+	runs := b.ask("runs")
+	testbed.Eventually(t, "it runs", func() bool { return h.Record().GetRunning() == 1 })
+	waits := b.askMany(count)
+	h.awaitCount("stagemesh.stage.pulled", count+1)
+	ran := make(chan runner.Batch, roomy)
+	b.host(batches(func(_ context.Context, batch runner.Batch, sink runner.Sink) error {
+		ran <- batch
+		return settleAll(batch, sink)
+	}), together(count))
+	if batch := testbed.Receive(t, "batch", ran); len(batch.Items) != count || batch.Suspect {
+		t.Errorf("%d of %d items run together; suspect: %t", len(batch.Items), count, batch.Suspect)
+	}
+	checkEcho(t, waits...)
+	m.outcomeOf(nil)
+	checkEcho(t, runs)
+}
+
 // awaitConsumers waits until what the broker has delivered, and is asked for, is so.
 func (b *bed) awaitConsumers(is func(delivered, asks int) bool) {
 	b.t.Helper()

@@ -65,6 +65,8 @@ type Host struct {
 	// spec and contract are set once the runner has started.
 	spec     runner.Spec
 	contract *schema.Contract
+	// startTook is how long the runner took to start: its workers take as long.
+	startTook time.Duration
 	// connectedAt is when this process connected to the broker as a host.
 	connectedAt time.Time
 	status      status
@@ -207,7 +209,8 @@ func (h *Host) startRunner(ctx context.Context) error {
 	if err := h.compileSpec(); err != nil {
 		return fmt.Errorf("stage %s: %w", h.settings.Stage, err)
 	}
-	h.settings.Logger.Info("runner ready", "took", time.Since(begin).Round(time.Millisecond))
+	h.startTook = time.Since(begin)
+	h.settings.Logger.Info("runner ready", "took", h.startTook.Round(time.Millisecond))
 	return nil
 }
 

@@ -2,6 +2,7 @@ package stagehost
 
 import (
 	"fmt"
+	"runtime/debug"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -56,12 +57,15 @@ type itemRun struct {
 	chunks uint64
 	// failedStarts counts batches with the item that never started.
 	failedStarts int
-	// crashes are the runs of the item alone that crashed their process; quarantined
-	// is true once it is run alone because of one.
-	crashes     []envelope.RunRecord
+	// crashes counts the processes that died as they ran the item here; quarantined is
+	// true once it is run alone because of one.
+	crashes     int
 	quarantined bool
-	// crashedShared is true once a process crashed that ran it beside other streams.
-	crashedShared bool
+	// runs are the runs of the item alone that ended with their process, on any host.
+	runs []envelope.RunRecord
+	// crashedAt is when the last of them ended here, rerunAt until when the item leaves
+	// slots to others after it; 0 as long as no slot was idle since.
+	crashedAt, rerunAt time.Time
 }
 
 // itemSend is an item's state once its outcome is known.
@@ -82,7 +86,8 @@ type itemSend struct {
 	failing string
 }
 
-func (it *item) suspect() bool { return it.delivery.Deliveries > 1 }
+// suspect reports whether a host had the item and neither settled it nor gave it back.
+func (it *item) suspect() bool { return it.delivery.Unreturned() > 1 }
 
 // durable reports whether the request waits on file, and may become a dead letter.
 // The results of others may be stored too, see StoresResult.
@@ -98,12 +103,18 @@ func (it *item) expired(now time.Time) bool { return !now.Before(it.env.Deadline
 // receive is the puller's handler: it decodes and checks an item on the
 // subscription's goroutine and posts it to the loop.
 func (h *Host) receive(d bus.Delivery) {
+	if d.Unreturned() >= maxDeliveries {
+		// The check of the item may be what crashed its hosts.
+		h.refuse(d, exhaustedFault(d.Deliveries, h.settings.Stage))
+		return
+	}
 	env, err := h.decode(d.Data)
 	if err == nil && env.Durability != d.Durability {
 		err = fmt.Errorf("item of durability %q in the queue of %q", env.Durability, d.Durability)
 	}
 	if err != nil {
-		h.malformed(d, err)
+		h.metrics.malformed.inc()
+		h.refuse(d, err)
 		return
 	}
 	it := h.newItem(d, env)
@@ -126,8 +137,9 @@ func (h *Host) newItem(d bus.Delivery, env *envelope.Envelope) *item {
 }
 
 // decode reads an item and checks that it is for this stage.
-func (h *Host) decode(data []byte) (*envelope.Envelope, error) {
-	env, err := envelope.Decode(data)
+func (h *Host) decode(data []byte) (env *envelope.Envelope, err error) {
+	defer h.recoverCheck(&err)
+	env, err = envelope.Decode(data)
 	if err != nil {
 		return nil, err
 	}
@@ -138,6 +150,15 @@ func (h *Host) decode(data []byte) (*envelope.Envelope, error) {
 		return nil, fmt.Errorf("item for stage %q", stage)
 	}
 	return env, nil
+}
+
+// recoverCheck turns a panic about one item into its fault: it would end one host
+// after the other.
+func (h *Host) recoverCheck(err *error) {
+	if p := recover(); p != nil {
+		h.internalError("check of an item panicked", fmt.Errorf("%v\n%s", p, debug.Stack()))
+		*err = fault.New(fault.Internal, "the check of the item failed; look for the request id in the logs")
+	}
 }
 
 // queueWait returns how long the item waited in its queue, on the broker's clock.
@@ -159,6 +180,14 @@ func (it *item) timingOf(host pipeline.HostID) envelope.StepTiming {
 
 // fit makes the item's parts fit the runner's spec, or returns the fault.
 func (h *Host) fit(it *item) *fault.Fault {
+	if err := h.check(it); err != nil {
+		return fault.From(err)
+	}
+	return nil
+}
+
+func (h *Host) check(it *item) (err error) {
+	defer h.recoverCheck(&err)
 	hop := it.env.Hop()
 	fitted, err := h.contract.Fit(it.env.Parts, it.env.Kept, hop.Inputs)
 	if err == nil && it.env.Position == 0 {
@@ -167,7 +196,7 @@ func (h *Host) fit(it *item) *fault.Fault {
 		err = schema.AllTaken(h.spec, it.env.Parts, hop.Inputs, hop.Keep)
 	}
 	if err != nil {
-		return fault.From(err)
+		return err
 	}
 	it.inputs = fitted
 	it.bytes = payload.Size(fitted.Inputs)
@@ -175,16 +204,15 @@ func (h *Host) fit(it *item) *fault.Fault {
 	return nil
 }
 
-// malformed ends an item that cannot be decoded: by a fault where the caller can
-// be read from it, so that he does not wait until the deadline.
-func (h *Host) malformed(d bus.Delivery, err error) {
-	h.metrics.malformed.inc()
+// refuse ends an item without its content: by a fault where the caller can be read
+// from it, so that he does not wait until the deadline.
+func (h *Host) refuse(d bus.Delivery, err error) {
 	env, ok := h.decodeAddress(d)
 	if !ok {
 		h.deadLetterBytes(d, err)
 		return
 	}
-	h.settings.Logger.Warn("malformed item answered with a fault", "seq", d.Seq, "request", env.RequestID, "error", err)
+	h.settings.Logger.Warn("item refused unread", "seq", d.Seq, "request", env.RequestID, "error", err)
 	h.post(&itemArrived{item: h.newItem(d, env), fault: fault.From(err)})
 }
 
@@ -204,6 +232,7 @@ func (h *Host) decodeAddress(d bus.Delivery) (*envelope.Envelope, bool) {
 		Deadline:    in.GetDeadline(),
 		AdmittedAt:  in.GetAdmittedAt(),
 		Durability:  d.Durability.ToProto(),
+		Priority:    in.GetPriority(),
 		// With it the result is stored, as that of any other item.
 		IdempotencyKey: in.GetIdempotencyKey(),
 	})
@@ -237,7 +266,7 @@ func (e *itemArrived) apply(l *loop) {
 		l.host.drop(e)
 		return
 	}
-	if it.suspect() && l.replaceDelivery(it) {
+	if it.delivery.Deliveries > 1 && l.replaceDelivery(it) {
 		return
 	}
 	l.nextID++
@@ -248,16 +277,16 @@ func (e *itemArrived) apply(l *loop) {
 		l.host.rejectUnadmitted(it, fault.Newf(fault.Overloaded, "%w", err))
 		return
 	}
-	if l.cancelledIDs.has(it.env.RequestID) {
+	if l.cancelledIDs.has(it.cancelKey()) {
 		l.dropCancelled(it)
+		return
+	}
+	if it.delivery.Unreturned() >= maxDeliveries {
+		l.deadLetter(it, e.fault)
 		return
 	}
 	if e.fault != nil {
 		l.fail(it, e.fault)
-		return
-	}
-	if it.delivery.Deliveries >= maxDeliveries {
-		l.deadLetter(it, nil, exhaustedFault(it.delivery.Deliveries, l.host.settings.Stage))
 		return
 	}
 	if it.expired(time.Now()) {
@@ -291,7 +320,7 @@ func (l *loop) replaceDelivery(it *item) bool {
 		if held.direct == nil && held.delivery.Same(it.delivery) {
 			l.host.metrics.duplicateDeliveries.inc()
 			// This redelivery does not make it suspect.
-			it.delivery.Deliveries = held.delivery.Deliveries
+			it.delivery.Deliveries, it.delivery.Returned = held.delivery.Deliveries, held.delivery.Returned
 			held.delivery = it.delivery
 			l.host.puller.Release(it.delivery)
 			return true

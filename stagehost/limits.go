@@ -4,7 +4,7 @@ import "time"
 
 // Limits on retries, redeliveries, crashes and grace periods, each with its
 // reason. Operators may change the limits whose defaults are exported in
-// settings.go: CrashLimit (3 runs), AckWait (2.5 s), StartTimeout, DrainTimeout
+// settings.go: CrashLimit (2 runs), AckWait (2.5 s), StartTimeout, DrainTimeout
 // and those of a stream.
 const (
 	// maxBrokerDeliveries is the broker's own limit, for items whose hosts all crash
@@ -14,9 +14,9 @@ const (
 	// maxDeliveries is a little below, so that a host decides and replies. Beyond the
 	// broker's limit an item stays in its queue unseen until it expires.
 	maxDeliveries = maxBrokerDeliveries - 2
-	// aloneCrashLimit is how many processes an item may crash by runs alone on this
-	// host. One crash may have another cause.
-	aloneCrashLimit = 2
+	// maxCrashPause bounds how long an item that has crashed a process alone leaves idle
+	// slots to others.
+	maxCrashPause = 2 * time.Second
 	// maxFailedStarts bounds how often an item may be in a batch that never starts. A
 	// start fails because of the worker, not the item, so the limit is generous.
 	maxFailedStarts = 8

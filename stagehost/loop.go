@@ -115,6 +115,9 @@ func (l *loop) untilNext(now time.Time) time.Duration {
 	for _, rerun := range l.reruns {
 		for _, it := range rerun {
 			next = earlier(next, it.env.Deadline)
+			if it.rerunAt.After(now) {
+				next = earlier(next, it.rerunAt)
+			}
 		}
 	}
 	return max(0, next.Sub(now))

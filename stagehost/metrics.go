@@ -127,7 +127,7 @@ func (m *metrics) with(key, value string) series {
 func (m *metrics) countPull(it *item) {
 	m.pulled.inc()
 	m.queueWait.Record(context.Background(), it.queueWait.Seconds(), m.base.record...)
-	if it.suspect() {
+	if it.delivery.Deliveries > 1 {
 		m.redelivered.inc()
 	}
 }

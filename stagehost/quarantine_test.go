@@ -8,10 +8,12 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
 )
@@ -122,6 +124,55 @@ func TestBatchThatCrashedOnceIsAnswered(t *testing.T) {
 	b.emptied()
 }
 
+// dying is a runner whose only process dies of every batch, and does not return.
+type dying struct{ moody }
+
+func newDying() *dying {
+	d := &dying{moody{changed: make(chan struct{})}}
+	d.Runner = batches(func(context.Context, runner.Batch, runner.Sink) error {
+		d.outcomeOf(errLoop)
+		return runner.ErrCrashed
+	})
+	return d
+}
+
+func (d *dying) Acquire(ctx context.Context) (runner.Slot, error) {
+	slot, err := d.Runner.Acquire(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := d.healed(ctx); err != nil {
+		slot.Release()
+		return nil, err
+	}
+	return slot, nil
+}
+
+func TestCrashesOfAllHostsAddUp(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	var hosts []pipeline.HostID
+	for range stagehost.DefaultCrashLimit {
+		d := newDying()
+		b.host(d, ackWait(time.Second), func(s *stagehost.Settings) {
+			s.Runner = d
+			hosts = append(hosts, s.Host)
+		})
+	}
+	c := b.ask("poison", durable)
+	c.fails(fault.RunnerCrashed)
+	letters := b.letters()
+	if len(letters) != 1 {
+		t.Fatalf("%d dead letters", len(letters))
+	}
+	for _, run := range letters[0].Runs {
+		hosts = slices.DeleteFunc(hosts, func(h pipeline.HostID) bool { return h == run.Host })
+	}
+	if len(hosts) != 0 {
+		t.Errorf("%d hosts are not on record: %+v", len(hosts), letters[0].Runs)
+	}
+}
+
 func TestDurablePoisonItemLeavesADeadLetter(t *testing.T) {
 	t.Parallel()
 	b, m := newBed(t), newPoisoned("poison")
@@ -129,4 +180,13 @@ func TestDurablePoisonItemLeavesADeadLetter(t *testing.T) {
 	c := b.ask("poison", func(e *envelope.Envelope) { e.Durability = pipeline.File })
 	c.fails(fault.RunnerCrashed)
 	h.awaitCount("stagemesh.stage.dead_lettered", 1)
+	letters := b.letters()
+	if len(letters) != 1 || len(letters[0].Runs) != stagehost.DefaultCrashLimit {
+		t.Fatalf("dead letters: %+v", letters)
+	}
+	for _, run := range letters[0].Runs {
+		if !run.Died {
+			t.Errorf("the process of a run is not known to have died: %+v", run)
+		}
+	}
 }

@@ -236,6 +236,6 @@ func (h *Host) leaveStage(unhealthyFor time.Duration) {
 		h.puller.Use(d, "")
 	}
 	if unhealthyFor >= unhealthyGrace+reconcileRetry+bus.PullLife {
-		h.post(stageLeft{})
+		h.post(stageLeft{unhealthyFor})
 	}
 }

@@ -16,6 +16,11 @@ import (
 func (l *loop) retryBatch(e *batchEnded, items []*item) {
 	err, alone := e.err, len(items) == 1
 	items = l.dropEnded(items, time.Now())
+	if errors.Is(err, runner.ErrCrashed) && !e.wasStopped {
+		for _, it := range items {
+			it.crashes++
+		}
+	}
 	switch {
 	case l.abandoned:
 		for _, it := range l.failStreamed(items, err) {
@@ -87,7 +92,7 @@ func (l *loop) failAll(items []*item, f *fault.Fault) {
 func (l *loop) nextRerun(now time.Time) []*item {
 	for i := 0; i < len(l.reruns); i++ {
 		rerun := l.dropEnded(l.reruns[i], now)
-		if len(rerun) > 0 && rerun[0].quarantined && l.quarantineBusy {
+		if len(rerun) > 0 && rerun[0].quarantined && (l.quarantineBusy || rerun[0].pauses(now)) {
 			l.reruns[i] = rerun
 			continue
 		}
@@ -100,6 +105,16 @@ func (l *loop) nextRerun(now time.Time) []*item {
 	return nil
 }
 
+// pauses reports whether an idle slot is left to others than an item that has crashed
+// its process alone: for as long as no slot was idle after that, within a bound. So
+// others run between two crashes, however long processes take to start.
+func (it *item) pauses(now time.Time) bool {
+	if it.rerunAt.IsZero() && !it.crashedAt.IsZero() {
+		it.rerunAt = now.Add(min(now.Sub(it.crashedAt), maxCrashPause))
+	}
+	return it.rerunAt.After(now)
+}
+
 // quarantine runs the items of a crashed batch again, each alone and one at a
 // time, so that a poison item crashes one process at a time. It dead-letters an
 // item that has crashed its process alone too often.
@@ -108,21 +123,15 @@ func (l *loop) nextRerun(now time.Time) []*item {
 // As a stream that is alone keeps all others from its process, it runs beside them
 // once more before.
 func (l *loop) quarantine(e *batchEnded, items []*item) {
-	alone := len(e.run.items) == 1 && (e.run.batch.Suspect || !l.host.streams())
 	for _, it := range l.failStreamed(items, e.err) {
-		if l.host.streams() && !alone && !it.crashedShared {
-			it.crashedShared = true
-			l.requeue([]*item{it})
+		if len(it.runs) >= l.host.settings.CrashLimit {
+			l.deadLetter(it, crashFault(it.runs))
 			continue
 		}
-		if alone {
-			it.crashes = append(it.crashes, envelope.RunRecord{Host: l.host.settings.Host, At: e.run.started})
+		if len(it.runs) > 0 {
+			it.crashedAt, it.rerunAt = time.Now(), time.Time{}
 		}
-		if len(it.crashes) >= min(aloneCrashLimit, l.host.settings.CrashLimit) {
-			l.deadLetter(it, it.crashes, crashFault(it.crashes))
-			continue
-		}
-		it.quarantined = true
+		it.quarantined = it.crashes > 1 || e.run.batch.Suspect || !l.host.streams()
 		l.requeue([]*item{it})
 	}
 }
@@ -133,30 +142,51 @@ func crashFault(runs []envelope.RunRecord) *fault.Fault {
 		"the process that ran the item alone ended %d times, last on host %s at %s", len(runs), last.Host, last.At.Format(time.RFC3339))
 }
 
-// needsRecord reports whether the run is recorded: that of a suspect, which was
-// delivered before and may have crashed the process that ran it.
-func (h *Host) needsRecord(r *run) bool { return r.batch.Suspect && r.items[0].direct == nil }
+// diedAlone reports whether the process of the run died, and only its one item can be
+// the cause.
+func (r *run) diedAlone(err error) bool {
+	return errors.Is(err, runner.ErrCrashed) && r.ctx.Err() == nil &&
+		len(r.items) == 1 && r.outcomeBy[0] == noOutcome && (r.batch.Suspect || !r.host.streams())
+}
 
-// beginRecord records that a suspect's run begins, and returns the records of
-// earlier runs. Where the broker does not answer there are none, and the item runs
-// all the same.
-func (h *Host) beginRecord(r *run) []envelope.RunRecord {
+// beginRecord records that a run of an item alone begins, which may crash the host,
+// and has the item know of its runs that ended with their process. Where the broker
+// does not answer those are the ones of this host, and the item runs all the same.
+func (h *Host) beginRecord(r *run, record envelope.RunRecord) {
+	others, err := h.addRecord(r, record)
+	if err != nil {
+		return
+	}
+	// A run of this process that is not known to have died did not crash it.
+	r.items[0].runs = slices.DeleteFunc(others, func(s envelope.RunRecord) bool {
+		return s.Host == h.settings.Host && !s.At.Before(h.connectedAt) && !s.Died
+	})
+}
+
+// recordDeath records that the process of a run died, which its item alone can have
+// caused: on the broker for the next host, and in the item.
+func (h *Host) recordDeath(r *run, record envelope.RunRecord) {
+	record.Died = true
+	it := r.items[0]
+	it.runs = append(it.runs, record)
+	if it.direct == nil {
+		_, _ = h.addRecord(r, record) // it is logged
+	}
+}
+
+func (h *Host) addRecord(r *run, record envelope.RunRecord) ([]envelope.RunRecord, error) {
 	ctx, cancel := context.WithTimeout(r.ctx, runRecordTimeout)
 	defer cancel()
-	it := r.items[0]
-	before, err := h.runRecords.Begin(ctx, it.env, envelope.RunRecord{Host: h.settings.Host, At: time.Now()})
+	others, err := h.runRecords.Add(ctx, r.items[0].env, record)
 	if err != nil {
-		h.settings.Logger.Warn("the run of a suspect is not recorded", "request", it.env.RequestID, "error", err)
-		return nil
+		h.settings.Logger.Warn("the run of a suspect is not recorded", "request", r.items[0].env.RequestID, "error", err)
 	}
-	// Runs of this process did not crash it.
-	return slices.DeleteFunc(before, func(s envelope.RunRecord) bool {
-		return s.Host == h.settings.Host && !s.At.Before(h.connectedAt)
-	})
+	return others, err
 }
 
 // endRecord deletes a suspect's run records: the process lives.
 func (h *Host) endRecord(r *run) {
+	r.items[0].runs = nil
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.ctx), runRecordTimeout)
 	defer cancel()
 	if err := h.runRecords.End(ctx, r.items[0].env); err != nil {
@@ -164,13 +194,13 @@ func (h *Host) endRecord(r *run) {
 	}
 }
 
-// crashLimitReached is a suspect with as many runs on record as the crash limit.
-type crashLimitReached struct {
-	run  *run
-	runs []envelope.RunRecord
-}
+// crashLimitReached is a run that does not begin: enough of its item's runs on record
+// ended with their process.
+type crashLimitReached struct{ run *run }
 
 func (e *crashLimitReached) apply(l *loop) {
 	l.endBatch(&batchEnded{run: e.run})
-	l.deadLetter(e.run.items[0], e.runs, crashFault(e.runs))
+	for _, it := range l.dropEnded(e.run.items, time.Now()) {
+		l.deadLetter(it, crashFault(it.runs))
+	}
 }

@@ -33,10 +33,9 @@ type Config struct {
 	// and a few more.
 	MaxInFlight int           `yaml:"max_in_flight"`
 	Queue       QueueSettings `yaml:"queue"`
-	// CrashLimit is how many runs of an item alone may be begun by hosts that do not
-	// finish them before the item fails with RUNNER_CRASHED. A host may also end for
-	// another reason while an innocent item runs. aloneCrashLimit is for the workers
-	// of one host.
+	// CrashLimit is how many runs of an item alone may end with their worker or their
+	// host, all hosts together, before it fails with RUNNER_CRASHED. A worker or a host
+	// may also end for another reason while an innocent item runs.
 	CrashLimit int `yaml:"crash_limit"`
 	// Listen is the address of the gRPC StageService; empty means none. It is
 	// taken before the runner starts.
@@ -118,7 +117,7 @@ const (
 	DefaultMaxBytes     = 128 << 20
 	DefaultMaxAge       = 10 * time.Minute
 	DefaultAckWait      = 2500 * time.Millisecond
-	DefaultCrashLimit   = 3
+	DefaultCrashLimit   = 2
 	DefaultStartTimeout = 10 * time.Minute
 	DefaultDrainTimeout = 30 * time.Second
 

@@ -55,7 +55,8 @@ func (r *run) Chunk(i int, parts []payload.Part) error {
 }
 
 // chunk sends a chunk of item i; its errors are faults where it cannot be sent.
-func (r *run) chunk(i int, parts []payload.Part) error {
+func (r *run) chunk(i int, parts []payload.Part) (err error) {
+	defer r.host.recoverCheck(&err)
 	it := r.items[i]
 	if !it.env.Last() {
 		return fault.New(fault.NotSupported, "only the last stage of a pipeline may answer in chunks")

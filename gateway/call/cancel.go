@@ -25,7 +25,8 @@ func (s *Service) Cancel(ctx context.Context, requestID string) error {
 	if err := ctx.Err(); err != nil {
 		return fault.From(err)
 	}
-	if s.table.cancel(id, cancelledFault()) {
+	tenant := tenantOf(ctx)
+	if s.table.cancel(id, tenant, cancelledFault()) {
 		return nil
 	}
 	// It is admitted as a request is, which this gateway knows nothing of.
@@ -33,7 +34,7 @@ func (s *Service) Cancel(ctx context.Context, requestID string) error {
 		return f.WithMetadata(requestIDKey, string(id))
 	}
 	defer s.limiter.Release()
-	if err := s.bus.Cancel(&envelope.Cancel{Mesh: s.settings.Mesh, RequestID: id}); err != nil {
+	if err := s.bus.Cancel(&envelope.Cancel{Mesh: s.settings.Mesh, Tenant: tenant, RequestID: id}); err != nil {
 		s.metrics.countCancel(failed)
 		return unavailable(err).WithMetadata(requestIDKey, string(id))
 	}
@@ -49,7 +50,7 @@ func (s *Service) receiveCancel(data []byte) {
 		s.metrics.droppedReply("malformed_cancel")
 		return
 	}
-	s.table.cancel(message.RequestID, cancelledFault())
+	s.table.cancel(message.RequestID, message.Tenant, cancelledFault())
 }
 
 // cancelledFault returns the fault of a cancelled request.
@@ -194,7 +195,7 @@ func (c *cancels) store(ctx context.Context, env *envelope.Envelope) {
 
 // notify sends the cancel message to the hosts, and counts how the request was cancelled.
 func (c *cancels) notify(env *envelope.Envelope, isDeleted bool) {
-	err := c.bus.Cancel(&envelope.Cancel{Mesh: env.Mesh, RequestID: env.RequestID, Deadline: env.Deadline})
+	err := c.bus.Cancel(&envelope.Cancel{Mesh: env.Mesh, Tenant: env.Tenant, RequestID: env.RequestID, Deadline: env.Deadline})
 	switch {
 	case isDeleted:
 		c.count(deleted)

@@ -210,6 +210,40 @@ func TestAnyGatewayCancelsARequest(t *testing.T) {
 	}
 }
 
+func TestCancelIsItsTenantsOnly(t *testing.T) {
+	t.Parallel()
+	for name, through := range map[string]func(*bed) *call.Service{
+		"its gateway": func(b *bed) *call.Service { return b.service },
+		"another":     func(b *bed) *call.Service { return b.gateway("another") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBed(t)
+			b.alive()
+			items, asked := b.pulls(pipeline.Memory), through(b)
+			mine, others := call.WithTenant(t.Context(), "mine"), call.WithTenant(t.Context(), "other")
+			kept := infer(mine, b.service, ask("kept"))
+			item := testbed.Receive(t, "item", items)
+			fence := infer(mine, b.service, ask("fence"))
+			fenced := testbed.Receive(t, "item", items).env.RequestID
+			// Cancel messages arrive in order.
+			for _, of := range []context.Context{others, t.Context()} {
+				if err := asked.Cancel(of, string(item.env.RequestID)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := asked.Cancel(mine, string(fenced)); err != nil {
+				t.Fatal(err)
+			}
+			fails(t, fence, fault.Cancelled)
+			b.end(item.env, 1, []byte("done"))
+			if got := testbed.Receive(t, "answer", kept); got.err != nil {
+				t.Error(got.err)
+			}
+		})
+	}
+}
+
 // The first result wins: a host that has the item in flight may be quicker.
 func TestCancelKeepsAStoredResult(t *testing.T) {
 	t.Parallel()

@@ -107,7 +107,7 @@ func pendingCall(t *testing.T, isCancelled bool) *pending {
 		t.Fatal(err)
 	}
 	if isCancelled {
-		table.cancel("request", cancelledFault())
+		table.cancel("request", "", cancelledFault())
 	}
 	return p
 }

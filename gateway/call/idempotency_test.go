@@ -249,8 +249,8 @@ func TestKeysBelongToTenantAndPipeline(t *testing.T) {
 	items := b.pulls(pipeline.Memory)
 	for _, of := range []struct{ tenant, pipeline string }{{"", whole}, {"a", whole}, {"b", whole}, {"", "one"}, {"", "two"}} {
 		r := withKey("key", of.tenant+" "+of.pipeline)
-		r.Tenant, r.Pipeline = of.tenant, of.pipeline
-		answer := infer(t.Context(), b.service, r)
+		r.Pipeline = of.pipeline
+		answer := infer(call.WithTenant(t.Context(), of.tenant), b.service, r)
 		item := testbed.Receive(t, "item of "+of.tenant+" "+of.pipeline, items)
 		b.finish(item, did(item.env))
 		answers(t, answer, "did "+of.tenant+" "+of.pipeline)

@@ -59,6 +59,7 @@ func (s *Service) infer(ctx context.Context, r *Request, emit func(Chunk) error,
 	defer cancel()
 	env.Deadline, _ = ctx.Deadline() // the caller's may be earlier
 	env.TakesChunks = emit != nil
+	env.Tenant = tenantOf(ctx)
 	waitForCapacity := p.WaitForCapacity
 	if r.WaitForCapacity != nil {
 		waitForCapacity = *r.WaitForCapacity
@@ -177,7 +178,7 @@ func (x *call) register() error {
 		return err
 	}
 	x.pending = &pending{
-		execution: x.env.ExecutionID, request: x.env.RequestID, stages: x.memoryStages(x.env.Durability), takesChunks: x.emit != nil,
+		execution: x.env.ExecutionID, request: x.env.RequestID, tenant: x.env.Tenant, stages: x.memoryStages(x.env.Durability), takesChunks: x.emit != nil,
 	}
 	if err := x.service.table.register(x.pending); err != nil {
 		if f, ok := errors.AsType[*fault.Fault](err); ok {

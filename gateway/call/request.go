@@ -2,10 +2,12 @@ package call
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"slices"
 	"time"
 
+	"github.com/stagemesh/stagemesh/gateway/pipelines"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -40,8 +42,24 @@ type Request struct {
 	Outputs []string
 	// Trace is the W3C trace context: traceparent, tracestate.
 	Trace map[string]string
-	// Tenant is the caller, from authentication.
-	Tenant string
+}
+
+// tenantKey is the key of a context's tenant.
+type tenantKey struct{}
+
+// WithTenant returns a context whose calls are those of a tenant, a name as stages have:
+// the idempotency keys, the results and the requests of others are not the tenant's.
+// Other contexts, and the empty name, are one tenant too.
+func WithTenant(ctx context.Context, tenant string) context.Context {
+	if tenant == "" {
+		return ctx
+	}
+	return context.WithValue(ctx, tenantKey{}, tenant)
+}
+
+func tenantOf(ctx context.Context) string {
+	tenant, _ := ctx.Value(tenantKey{}).(string)
+	return tenant
 }
 
 // Response is the final answer to a request.
@@ -89,9 +107,15 @@ func (s *Service) check(id pipeline.RequestID, r *Request, p pipeline.Pipeline, 
 	if f := s.checkOptions(r); f != nil {
 		return nil, f
 	}
-	route, err := p.Route(pipeline.Options{Parameters: r.Parameters, Steps: r.Steps})
+	options := pipeline.Options{Parameters: r.Parameters, Steps: r.Steps}
+	route, err := p.Route(options)
 	if err != nil {
 		return nil, fault.Newf(fault.InvalidRequest, "%w", err)
+	}
+	if len(r.Parameters)+len(r.Steps) > 0 && s.settings.Specs != nil {
+		if f := pipelines.CheckParameters(p, options, s.settings.Specs()); f != nil {
+			return nil, f
+		}
 	}
 	if r.Timeout < 0 {
 		return nil, fault.Newf(fault.InvalidRequest, "timeout: %s is negative", r.Timeout).WithViolation("timeout", "negative")
@@ -103,7 +127,6 @@ func (s *Service) check(id pipeline.RequestID, r *Request, p pipeline.Pipeline, 
 	}
 	return &envelope.Envelope{
 		Mesh:           s.settings.Mesh,
-		Tenant:         r.Tenant,
 		RequestID:      id,
 		Gateway:        s.settings.Gateway,
 		Pipeline:       p.Name,

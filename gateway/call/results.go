@@ -43,6 +43,9 @@ func (s *Service) Result(ctx context.Context, requestID string, wait time.Durati
 		defer context.AfterFunc(s.limiter.Closing(), cancel)()
 		r, err = s.results.Wait(waiting, id)
 	}
+	if err == nil && r.Tenant != tenantOf(ctx) {
+		err = store.ErrNoResult
+	}
 	switch {
 	case err == nil && r.Reply.RequestID != id:
 		f = unreadable(errMismatch)
@@ -53,7 +56,7 @@ func (s *Service) Result(ctx context.Context, requestID string, wait time.Durati
 	case errors.Is(err, context.Canceled):
 		f = admission.Stopping()
 	case errors.Is(err, store.ErrNoResult), errors.Is(err, context.DeadlineExceeded):
-		f = fault.Newf(fault.NotFound, "request %s has no stored result: it is not finished, unknown, not durable, or past its retention", id)
+		f = fault.Newf(fault.NotFound, "request %s has no stored result: it is not finished, unknown, not durable, another tenant's, or past its retention", id)
 	case errors.Is(err, envelope.ErrMalformed):
 		f = unreadable(err)
 	default:

@@ -46,8 +46,12 @@
 // effort: an item that waits for its first step never runs; further on, only hosts that
 // receive the message stop. Where the result is stored, the stored result is CANCELLED
 // then, unless another was stored before. Deadlines cancel nothing: hosts drop expired
-// items by themselves. Requests have no owner in this version: anybody who knows an ID
-// may fetch its result and cancel it.
+// items by themselves.
+//
+// # Tenants
+//
+// A call is that of the tenant of its context, see WithTenant. Keys, results and requests of
+// one tenant do not exist for another: Result returns NOT_FOUND, and Cancel does nothing.
 package call
 
 import (
@@ -65,6 +69,7 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
+	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 
 	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/gateway/pipelines"
@@ -116,6 +121,8 @@ type Settings struct {
 	Gateway pipeline.GatewayID
 	// Pipelines are those that are served now.
 	Pipelines *pipelines.Store
+	// Specs returns the known specs of stages, by stage name; nil means that none is known.
+	Specs func() map[string]*stagev1.Spec
 	// Budget bounds the bytes of all requests in flight. Callers reserve those of the
 	// request's body; nil means no bound.
 	Budget *admission.ByteBudget

@@ -64,6 +64,7 @@ type pending struct {
 	// waits for no reply and cannot be cancelled: it can only fail.
 	execution pipeline.ExecutionID
 	request   pipeline.RequestID
+	tenant    string
 	// stages are those in whose memory queues the request may wait, in the order of its
 	// route: none for a durable one. since is when it began to wait; zero means now.
 	stages []pipeline.StageName
@@ -170,15 +171,19 @@ func (t *table) deliver(id pipeline.ExecutionID, isFinal bool, data []byte) mesh
 	return delivered
 }
 
-// cancel fails the request's call by the fault, and reports whether one is pending.
-func (t *table) cancel(id pipeline.RequestID, f *fault.Fault) bool {
+// cancel fails the call of the tenant's request by the fault, and reports whether one is
+// pending.
+func (t *table) cancel(id pipeline.RequestID, tenant string, f *fault.Fault) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	p := t.requests[id]
-	if p != nil && p.fail(f) {
+	if p == nil || p.tenant != tenant {
+		return false
+	}
+	if p.fail(f) {
 		p.isCancelled = true
 	}
-	return p != nil
+	return true
 }
 
 // close fails all calls that have a request, and those to come, by the fault.

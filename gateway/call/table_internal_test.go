@@ -413,7 +413,7 @@ func TestCancelFindsACallByItsRequest(t *testing.T) {
 	cancelled := fault.New(fault.Cancelled, "cancelled")
 	for id, want := range map[string]bool{"waits": true, "answered": true, "forgotten": false, "never": false} {
 		for range 2 { // the second one changes nothing
-			if got := table.cancel(requestOf(id), cancelled); got != want {
+			if got := table.cancel(requestOf(id), "", cancelled); got != want {
 				t.Errorf("%s: found %t", id, got)
 			}
 		}
@@ -440,7 +440,7 @@ func TestRenamedCallGetsRepliesOfItsNewID(t *testing.T) {
 	if got := table.deliver("new", true, []byte("x")); got != delivered || len(unread(p)) != 1 {
 		t.Errorf("a reply to the new ID: %v", got)
 	}
-	if !table.cancel(requestOf("old"), nil) {
+	if !table.cancel(requestOf("old"), "", nil) {
 		t.Error("its request is not found")
 	}
 	p.forget()

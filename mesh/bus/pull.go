@@ -49,7 +49,8 @@ type Puller struct {
 	credit credit
 	// epochs are those of the queues, in the order of the settings; empty means that
 	// the queue is not pulled.
-	epochs []Epoch
+	epochs  []Epoch
+	returns returns
 	// handling counts the items that the handler has not taken yet.
 	handling int
 	draining bool
@@ -92,6 +93,7 @@ func (b *Bus) Pull(s PullSettings, handle func(Delivery)) (*Puller, error) {
 		expiry:   min(maxExpiry, s.AckWait/2),
 		credit:   newCredit(s.Bound, len(s.Durabilities)),
 		epochs:   make([]Epoch, len(s.Durabilities)),
+		returns:  returns{advisories: make(chan *nats.Msg, maxAdvisories)},
 		drained:  make(chan struct{}),
 
 		reconnects: b.nc.Stats().Reconnects,
@@ -109,6 +111,13 @@ func (b *Bus) Pull(s PullSettings, handle func(Delivery)) (*Puller, error) {
 }
 
 func (p *Puller) subscribe() error {
+	for _, d := range p.settings.Durabilities {
+		sub, err := p.bus.nc.ChanSubscribe(nakAdvisories+p.bus.Stream(p.settings.Stage, d)+".*", p.returns.advisories)
+		if err != nil {
+			return sendError(err)
+		}
+		p.stops = append(p.stops, sub.Unsubscribe)
+	}
 	for i := range p.credit.classQueues {
 		stop, err := p.bus.subscribe(p.inbox+"."+strconv.Itoa(i)+".*", "", -1, func(msg *nats.Msg) { p.receive(i, msg) })
 		if err != nil {
@@ -196,6 +205,7 @@ func (p *Puller) refresh(now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.credit.expire(now.Add(-p.grace()))
+	p.returns.receive()
 	if n := p.bus.nc.Stats().Reconnects; n != p.reconnects {
 		p.reconnects = n
 		p.credit.closeAll()
@@ -271,6 +281,9 @@ func (p *Puller) receive(i int, msg *nats.Msg) {
 		return
 	}
 	p.mu.Lock()
+	if delivery.Deliveries > 1 {
+		delivery.Returned = p.returns.of(delivery)
+	}
 	p.handling++
 	p.credit.deliver(i, delivery.Pending)
 	p.pull()
@@ -341,9 +354,9 @@ type Delivery struct {
 	Epoch      Epoch
 	// Seq is the item's sequence number in its queue.
 	Seq uint64
-	// Deliveries counts this and earlier deliveries to any host; above 1 the
-	// item is suspect.
-	Deliveries int
+	// Deliveries counts this and earlier deliveries to any host. Returned counts those
+	// of them that ended with a nak, as far as this process was connected to know.
+	Deliveries, Returned int
 	// Pending items wait behind this one in its class.
 	Pending uint64
 	// QueuedAt is when the broker received the item, on the broker's clock.
@@ -355,6 +368,10 @@ type Delivery struct {
 	reply  string
 	nc     *nats.Conn
 }
+
+// Unreturned counts the deliveries that no host gave back, this one included: above 1,
+// a host had the item and may have crashed.
+func (d Delivery) Unreturned() int { return d.Deliveries - d.Returned }
 
 // Same reports whether both are deliveries of one item.
 func (d Delivery) Same(other Delivery) bool {
@@ -390,7 +407,8 @@ func newDelivery(nc *nats.Conn, msg *nats.Msg) (Delivery, error) {
 // sent, so the item will be redelivered.
 func (d Delivery) Ack() error { return d.publish("+ACK") }
 
-// Nak returns the item to its queue, to be redelivered after the delay.
+// Nak returns the item to its queue, to be redelivered after the delay. The next
+// holder knows that it was given back.
 func (d Delivery) Nak(delay time.Duration) error {
 	return d.publish(fmt.Sprintf(`-NAK {"delay": %d}`, delay.Nanoseconds()))
 }
@@ -406,4 +424,56 @@ func (d Delivery) publish(verb string) error {
 		return sendError(err)
 	}
 	return nil
+}
+
+// returns counts the naks of each item by the broker's advisories. On one connection
+// the advisory of a nak comes before the redelivery, so the channel, which all
+// advisories share and the connection fills in order, has it by then.
+type returns struct {
+	advisories chan *nats.Msg
+	// recent is bounded; when it is full it becomes older.
+	recent, older map[returnKey]int
+}
+
+// returnKey names an item in its queue: a consumer's name has the class and the epoch.
+type returnKey struct {
+	stream, consumer string
+	seq              uint64
+}
+
+const (
+	nakAdvisories = "$JS.EVENT.ADVISORY.CONSUMER.MSG_NAKED."
+	// maxAdvisories bounds those that wait for a tick, maxReturns the items that are
+	// remembered twice. An item whose nak is forgotten only runs alone.
+	maxAdvisories = 1 << 13
+	maxReturns    = 1 << 15
+)
+
+// receive counts the advisories that have arrived.
+func (r *returns) receive() {
+	for {
+		select {
+		case msg := <-r.advisories:
+			var nak struct {
+				Stream, Consumer string
+				Seq              uint64 `json:"stream_seq"`
+			}
+			if json.Unmarshal(msg.Data, &nak) != nil {
+				continue
+			}
+			if r.recent == nil || len(r.recent) == maxReturns {
+				r.recent, r.older = map[returnKey]int{}, r.recent
+			}
+			r.recent[returnKey{nak.Stream, nak.Consumer, nak.Seq}]++
+		default:
+			return
+		}
+	}
+}
+
+// of returns how often the delivery's item was given back.
+func (r *returns) of(d Delivery) int {
+	r.receive()
+	key := returnKey{d.stream, consumerName(d.Class, d.Epoch), d.Seq}
+	return min(r.recent[key]+r.older[key], d.Deliveries-1)
 }

@@ -29,9 +29,10 @@ func TestPullNeedsCapacityForEveryClass(t *testing.T) {
 
 func TestNakRedeliversAfterItsDelay(t *testing.T) {
 	t.Parallel()
-	b, s := testbed.StartBroker(t).Connect(mesh), queue()
+	broker, s := testbed.StartBroker(t), queue()
+	b := broker.Connect(mesh)
 	info := ensure(t, b, s)
-	h := pull(t, b, s, 8)
+	h, other := pull(t, b, s, 8), pull(t, broker.Connect(mesh), s, 8)
 	h.Use(info.Epoch)
 	publish(t, b, item("again"))
 	first := h.next(t)
@@ -45,15 +46,17 @@ func TestNakRedeliversAfterItsDelay(t *testing.T) {
 	if took := time.Since(said); took < delay {
 		t.Errorf("came again after %s, before the delay of %s", took, delay)
 	}
-	if second.Deliveries != 2 || second.Seq != first.Seq || text(t, second.Data) != "again" {
+	if second.Deliveries != 2 || second.Returned != 1 || second.Seq != first.Seq || text(t, second.Data) != "again" {
 		t.Errorf("came again as %+v, was %+v", second, first)
 	}
-	if err := second.Nak(0); err != nil {
+	h.Use("")
+	if err := second.Nak(bus.PullLife); err != nil {
 		t.Fatal(err)
 	}
 	h.Release(second)
-	if third := h.next(t); third.Deliveries != 3 {
-		t.Errorf("%d deliveries of an item that came a third time", third.Deliveries)
+	other.Use(info.Epoch)
+	if third := other.next(t); third.Deliveries != 3 || third.Returned != 2 {
+		t.Errorf("another host gets it as %+v", third)
 	}
 }
 
@@ -117,6 +120,9 @@ func TestInProgressExtendsTheAckWait(t *testing.T) {
 				}
 			}
 		}
+	}
+	if again.Returned != 0 {
+		t.Errorf("%d of the deliveries that nobody settled count as given back", again.Returned)
 	}
 	h.ack(t, kept)
 	second.ack(t, again)

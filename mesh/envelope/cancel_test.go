@@ -10,7 +10,7 @@ import (
 
 func TestCancelRoundTrips(t *testing.T) {
 	t.Parallel()
-	want := envelope.Cancel{Mesh: "test", RequestID: "0190a000-0000-7000-8000-000000000001", Deadline: time.Unix(1000, 500).UTC()}
+	want := envelope.Cancel{Mesh: "test", Tenant: "tenant", RequestID: "0190a000-0000-7000-8000-000000000001", Deadline: time.Unix(1000, 500).UTC()}
 	data, err := want.Encode()
 	if err != nil {
 		t.Fatal(err)
@@ -26,6 +26,7 @@ func TestMeaninglessCancelIsRejected(t *testing.T) {
 	for name, c := range map[string]envelope.Cancel{
 		"no request":              {Deadline: time.Unix(1000, 0)},
 		"an id that is no UUID":   {RequestID: "x", Deadline: time.Unix(1000, 0)},
+		"a tenant of no name":     {Tenant: "Tenant", RequestID: "0190a000-0000-7000-8000-000000000001", Deadline: time.Unix(1000, 0)},
 		"a deadline that is none": {RequestID: "0190a000-0000-7000-8000-000000000001", Deadline: time.Date(20000, 1, 1, 0, 0, 0, 0, time.UTC)},
 	} {
 		data, err := c.Encode()

@@ -209,10 +209,12 @@ type DeadLetter struct {
 	QueuedAt, DeadLetteredAt time.Time
 }
 
-// RunRecord records that a host began to run an item.
+// RunRecord records that a host began to run an item alone.
 type RunRecord struct {
 	Host pipeline.HostID
 	At   time.Time
+	// Died is true once the process of the run has died and the host lives.
+	Died bool
 }
 
 // maxRuns bounds the run records that are read.
@@ -292,7 +294,7 @@ func DecodeRunRecords(data []byte) ([]RunRecord, error) {
 func runsToProto(runs []RunRecord) []*meshv1.RunRecord {
 	var out []*meshv1.RunRecord
 	for _, s := range runs {
-		out = append(out, &meshv1.RunRecord{Host: string(s.Host), StartedAt: timestamppb.New(s.At)})
+		out = append(out, &meshv1.RunRecord{Host: string(s.Host), StartedAt: timestamppb.New(s.At), Died: s.Died})
 	}
 	return out
 }
@@ -306,14 +308,16 @@ func runsFromProto(in []*meshv1.RunRecord) ([]RunRecord, error) {
 		if err := s.GetStartedAt().CheckValid(); err != nil {
 			return nil, fmt.Errorf("start: %w", err)
 		}
-		out = append(out, RunRecord{Host: pipeline.HostID(s.GetHost()), At: s.GetStartedAt().AsTime()})
+		out = append(out, RunRecord{Host: pipeline.HostID(s.GetHost()), At: s.GetStartedAt().AsTime(), Died: s.GetDied()})
 	}
 	return out, nil
 }
 
 // Cancel is the message that a request is cancelled.
 type Cancel struct {
-	Mesh      pipeline.MeshName
+	Mesh pipeline.MeshName
+	// Tenant is the request's: one of another tenant is left alone.
+	Tenant    string
 	RequestID pipeline.RequestID
 	// Deadline of the request: no item of it is left after that. It is zero where the
 	// sender does not know the request.
@@ -323,7 +327,7 @@ type Cancel struct {
 // Encode returns the message's bytes.
 func (c *Cancel) Encode() ([]byte, error) {
 	return proto.Marshal(&meshv1.Cancel{
-		Mesh: string(c.Mesh), RequestId: string(c.RequestID), Deadline: timestamppb.New(c.Deadline),
+		Mesh: string(c.Mesh), Tenant: c.Tenant, RequestId: string(c.RequestID), Deadline: timestamppb.New(c.Deadline),
 	})
 }
 
@@ -336,8 +340,14 @@ func DecodeCancel(data []byte) (*Cancel, error) {
 		if err := in.GetDeadline().CheckValid(); err != nil {
 			return nil, fmt.Errorf("deadline: %w", err)
 		}
+		if t := in.GetTenant(); t != "" {
+			if err := pipeline.ValidName("tenant", t); err != nil {
+				return nil, err
+			}
+		}
 		return &Cancel{
 			Mesh:      pipeline.MeshName(in.GetMesh()),
+			Tenant:    in.GetTenant(),
 			RequestID: pipeline.RequestID(in.GetRequestId()),
 			Deadline:  in.GetDeadline().AsTime(),
 		}, nil

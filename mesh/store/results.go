@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -64,11 +65,12 @@ func (s *Results) Wait(ctx context.Context, request pipeline.RequestID) (r *enve
 // the process that ran it: its delivery count alone says only that some host had
 // it and did not settle it.
 //
-//	before, err := runs.Begin(ctx, item, record)  // right before the run; the records before
-//	err = runs.End(ctx, item)                     // the run is over and the process lives
+//	others, err := runs.Add(ctx, item, record)  // right before the run; the records of others
+//	others, err = runs.Add(ctx, item, died)     // the process of the run died: in its place
+//	err = runs.End(ctx, item)                   // the run is over and the process lives
 //
-// A run that is recorded and not ended crashed its process, or somebody else
-// ended the process in just that time.
+// A run that is recorded and neither ended nor died crashed its host, or somebody
+// else ended the host in just that time.
 type Runs struct{ stream }
 
 // NewRuns returns the store of run records. It makes no call to the broker.
@@ -78,20 +80,21 @@ func NewRuns(b *bus.Bus, s Settings) *Runs {
 	return r
 }
 
-// Begin records a run of the item's current step and returns the records that
-// were there before. Without a stream it is an error.
-func (s *Runs) Begin(ctx context.Context, item *envelope.Envelope, run envelope.RunRecord) ([]envelope.RunRecord, error) {
+// Add records a run of the item's current step, in place of an earlier record of
+// this run, and returns those of other runs. Without a stream it is an error.
+func (s *Runs) Add(ctx context.Context, item *envelope.Envelope, run envelope.RunRecord) ([]envelope.RunRecord, error) {
 	subject := s.bus.RunRecordSubject(item.ExecutionID, item.Position)
-	before, seq, err := s.read(ctx, subject)
+	others, seq, err := s.read(ctx, subject)
 	if err != nil {
 		return nil, s.wrap(err)
 	}
-	data, err := envelope.EncodeRunRecords(append(before[:len(before):len(before)], run))
+	others = slices.DeleteFunc(others, func(r envelope.RunRecord) bool { return r.Host == run.Host && r.At.Equal(run.At) })
+	data, err := envelope.EncodeRunRecords(append(others[:len(others):len(others)], run))
 	if err != nil {
 		return nil, s.wrap(err)
 	}
 	_, err = s.bus.JetStream().Publish(ctx, subject, data, jetstream.WithExpectLastSequencePerSubject(seq), jetstream.WithRetryAttempts(0))
-	return before, s.wrap(err)
+	return others, s.wrap(err)
 }
 
 // read returns the records of a subject and the sequence number of their message;

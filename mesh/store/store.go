@@ -11,7 +11,7 @@
 //	r, err := keys.Claim(ctx, key, mine, seen.Seq) // ErrKeyTaken: another call was faster
 //
 //	runs := store.NewRuns(b, store.Settings{})
-//	before, err := runs.Begin(ctx, item, record)   // right before the run
+//	others, err := runs.Add(ctx, item, record)     // right before the run
 //
 //	dead := store.NewDeadLetters(b, store.Settings{})
 //	page, err := dead.List(ctx, store.DeadLetterQuery{Stage: "classify"})

@@ -78,21 +78,24 @@ type process interface {
 	WaitReady(ctx context.Context) error
 }
 
-// start runs a host or a gateway, and waits until it is ready.
+// start runs a host or a gateway.
 func (b *Bed) start(p process) *Part {
-	b.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	part := &Part{t: b.t, cancel: cancel, done: make(chan struct{})}
 	go func() {
 		defer close(part.done)
 		part.err = p.Run(ctx)
 	}()
+	return part
+}
+
+func (b *Bed) awaitReady(p process) {
+	b.t.Helper()
 	ready, cancel := context.WithTimeout(b.t.Context(), testbed.Patience)
 	defer cancel()
 	if err := p.WaitReady(ready); err != nil {
 		b.t.Fatal(err)
 	}
-	return part
 }
 
 // Host is a running host.
@@ -104,6 +107,14 @@ type Host struct {
 // Host starts a host of a stage, and waits until it is ready. The edits change its settings
 // first.
 func (b *Bed) Host(stage pipeline.StageName, r runner.Runner, edits ...func(*stagehost.Settings)) Host {
+	b.t.Helper()
+	h := b.StartHost(stage, r, edits...)
+	b.awaitReady(h.Host)
+	return h
+}
+
+// StartHost is Host without the wait.
+func (b *Bed) StartHost(stage pipeline.StageName, r runner.Runner, edits ...func(*stagehost.Settings)) Host {
 	b.t.Helper()
 	s := stagehost.Settings{
 		Mesh: Mesh, Stage: stage, Host: pipeline.HostID(uuid.NewString()),
@@ -156,6 +167,7 @@ func (b *Bed) Gateway(pipelines []pipeline.Pipeline, edits ...func(*gateway.Sett
 	}
 	part := b.start(g)
 	b.t.Cleanup(part.Stop)
+	b.awaitReady(g)
 	return Gateway{part, g}
 }
 

@@ -13,9 +13,11 @@ import (
 	"connectrpc.com/connect"
 	"connectrpc.com/grpchealth"
 
+	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/mesh/credentials"
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
 // Exposed reports whether an address to listen on may be reachable from other machines. A name
@@ -77,8 +79,11 @@ func (p Port) authenticate(next http.Handler) http.Handler {
 	}
 	rpcErrors := connect.NewErrorWriter()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		f := p.check(r)
+		tenant, f := p.check(r)
 		if f == nil {
+			if tenant != "" {
+				r = r.WithContext(call.WithTenant(r.Context(), tenant))
+			}
 			next.ServeHTTP(w, r)
 			return
 		}
@@ -102,24 +107,24 @@ func (p Port) isRPC(r *http.Request) bool {
 	return strings.HasPrefix(contentType, "application/grpc") || strings.HasPrefix(contentType, "application/connect+")
 }
 
-// check returns why a request may not pass, or nil.
-func (p Port) check(r *http.Request) *fault.Fault {
+// check returns the tenant of a request that may pass, or why it may not.
+func (p Port) check(r *http.Request) (tenant string, f *fault.Fault) {
 	switch {
 	case isProbe(r.URL.Path), p.isOpen(r.URL.Path):
-		return nil
+		return "", nil
 	case p.Tokens.isEmpty() && isLocal(r.Host):
-		return nil
+		return "", nil
 	case p.Tokens.isEmpty():
-		return fault.Newf(fault.Unauthenticated, "without %s this port answers those who call it by a loopback address, not %.*q", p.TokensKey, maxQuoted, r.Host)
+		return "", fault.Newf(fault.Unauthenticated, "without %s this port answers those who call it by a loopback address, not %.*q", p.TokensKey, maxQuoted, r.Host)
 	}
 	text, ok := bearerToken(r.Header.Get("Authorization"))
-	switch {
-	case !ok:
-		return fault.Newf(fault.Unauthenticated, `this port needs a token, as "Authorization: Bearer TOKEN"; it is in the gateway's %s`, p.TokensKey)
-	case !p.Tokens.has(text):
-		return fault.Newf(fault.Unauthenticated, "this is not a token in the gateway's %s", p.TokensKey)
+	if !ok {
+		return "", fault.Newf(fault.Unauthenticated, `this port needs a token, as "Authorization: Bearer TOKEN"; it is in the gateway's %s`, p.TokensKey)
 	}
-	return nil
+	if tenant, ok = p.Tokens.tenant(text); !ok {
+		return "", fault.Newf(fault.Unauthenticated, "this is not a token in the gateway's %s", p.TokensKey)
+	}
+	return tenant, nil
 }
 
 // isOpen reports whether the path needs no token.
@@ -154,21 +159,35 @@ func bearerToken(authorization string) (token string, ok bool) {
 // Tokens are the tokens of a port; any of them is accepted, so one can replace another. The zero
 // Tokens have none. They are stored as digests, so nothing can print them and all comparisons
 // take the same time.
-type Tokens struct{ digests [][sha256.Size]byte }
+type Tokens struct {
+	digests [][sha256.Size]byte
+	// tenants are those of the digests, "" where the token has none.
+	tenants []string
+}
 
 // NewTokens returns the tokens of a text, one per line, without white space around them and
-// empty lines. There is at least one, and each is visible ASCII.
+// empty lines. There is at least one, and each is visible ASCII. After a token may stand the
+// name of its tenant, which several tokens may share.
 func NewTokens(text string) (Tokens, error) {
 	var out Tokens
 	for line := range strings.Lines(text) {
-		token := strings.TrimSpace(line)
-		if token == "" {
+		words := strings.Fields(line)
+		if len(words) == 0 {
 			continue
 		}
-		if strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }) {
+		if strings.ContainsFunc(words[0], func(r rune) bool { return r <= ' ' || r > '~' }) {
 			return Tokens{}, errors.New("a token is one word of visible ASCII")
 		}
-		out.digests = append(out.digests, sha256.Sum256([]byte(token)))
+		tenant := strings.Join(words[1:], " ")
+		if len(words) > 1 && pipeline.ValidName("tenant", tenant) != nil {
+			// The error does not show it: it may be the token.
+			return Tokens{}, errors.New("a line is a token and, after a space, the name of its tenant: up to 63 of a-z, 0-9 and -")
+		}
+		digest := sha256.Sum256([]byte(words[0]))
+		if at := slices.Index(out.digests, digest); at >= 0 && out.tenants[at] != tenant {
+			return Tokens{}, errors.New("a token is there twice, with two tenants")
+		}
+		out.digests, out.tenants = append(out.digests, digest), append(out.tenants, tenant)
 	}
 	if len(out.digests) == 0 {
 		return Tokens{}, errors.New("there is no token in it")
@@ -192,15 +211,18 @@ func ReadTokens(path string) (Tokens, error) {
 // isEmpty reports whether there is no token.
 func (t Tokens) isEmpty() bool { return len(t.digests) == 0 }
 
-// has reports whether the text is one of the tokens. It compares all, so its time does not
-// reveal which.
-func (t Tokens) has(text string) bool {
+// tenant returns the tenant of a token, and whether the text is one. It compares all, so its
+// time does not reveal which.
+func (t Tokens) tenant(text string) (tenant string, ok bool) {
 	digest := sha256.Sum256([]byte(text))
-	found := 0
+	found := -1
 	for i := range t.digests {
-		found |= subtle.ConstantTimeCompare(digest[:], t.digests[i][:])
+		found = subtle.ConstantTimeSelect(subtle.ConstantTimeCompare(digest[:], t.digests[i][:]), i, found)
 	}
-	return found == 1
+	if found < 0 {
+		return "", false
+	}
+	return t.tenants[found], true
 }
 
 // Forms write errors by path, each for a path and all below it. Other paths use

@@ -30,7 +30,11 @@ func TestTokensAreReadFromAFileOneALine(t *testing.T) {
 		"good":      {"  open-sesame\n", ""},
 		"several":   {"\nopen-sesame\n\n  open-simsim  \r\n", ""},
 		"empty":     {" \n", "there is no token in it"},
-		"two words": {"open-sesame\nopen sesame", "one word of visible ASCII"},
+		"a tenant":  {"open-sesame treasure\nopen-simsim\ttreasure\n", ""},
+		"two words": {"open-sesame\nopen Sesame-Secret", "the name of its tenant"},
+		"three":     {"open sesame secret", "the name of its tenant"},
+		"long name": {"open " + strings.Repeat("a", 64), "the name of its tenant"},
+		"two names": {"open sesame\nopen secret", "there twice"},
 		"foreign":   {"s\u00e9same", "one word of visible ASCII"},
 		"large":     {strings.Repeat("x", 2<<20), "larger than 1048576 bytes"},
 	} {
@@ -39,7 +43,7 @@ func TestTokensAreReadFromAFileOneALine(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, err := port.ReadTokens(path)
-		if (err == nil) != (test.want == "") || err != nil && (!strings.Contains(err.Error(), test.want) || !strings.HasPrefix(err.Error(), path)) {
+		if (err == nil) != (test.want == "") || err != nil && (!strings.Contains(err.Error(), test.want) || !strings.HasPrefix(err.Error(), path) || strings.Contains(strings.TrimPrefix(err.Error(), path), "ecret")) {
 			t.Errorf("%s: got %v", name, err)
 		}
 	}

@@ -10,6 +10,15 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stagemesh/stagemesh/gateway"
+	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/internal/testbed"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/mesh/store"
+	"github.com/stagemesh/stagemesh/services/meshtest"
+	"github.com/stagemesh/stagemesh/stagehost"
+	"github.com/stagemesh/stagemesh/stagehost/batch"
 	"github.com/stagemesh/stagemesh/stagehost/runner/worker"
 )
 
@@ -235,4 +244,84 @@ func TestFrozenWorkerBlocksNoOther(t *testing.T) {
 		t.Fatal(err)
 	}
 	m.receive(frozen).checkEcho(t)
+}
+
+// Models take long to load. An item that crashes its worker is found all the same, and
+// costs the others no more than a few loads.
+func TestCrashingPoisonTakesNoStageDown(t *testing.T) {
+	t.Parallel()
+	var cases sync.WaitGroup
+	defer cases.Wait()
+	for _, load := range []int{0, 1, 5, 20} {
+		for _, hosts := range []int{1, 2} {
+			for _, d := range []pipeline.Durability{pipeline.Memory, pipeline.File} {
+				// They mostly wait, so all run at the same time.
+				cases.Go(func() {
+					t.Run(fmt.Sprintf("%d s, %d hosts, %s", load, hosts, d), func(t *testing.T) {
+						crashWhileLoading(t, load, hosts, d)
+					})
+				})
+			}
+		}
+	}
+}
+
+func crashWhileLoading(t *testing.T, seconds, hosts int, d pipeline.Durability) {
+	const neighbours, crashes, patience = 7, stagehost.DefaultCrashLimit + 1, 3 * time.Minute
+	m := start(t, spec{
+		file: "obedient.py", hosts: hosts, options: map[string]any{"load": seconds},
+		batch:  batch.Settings{Mode: batch.Window, MaxSize: neighbours + 1, MaxBytes: 1 << 20, MaxWait: 200 * time.Millisecond},
+		worker: func(s *worker.Settings) { s.Env["PAUSE"] = "0.05" },
+		gateway: func(s *gateway.Settings) {
+			s.Timeout, s.HostGrace = patience, patience
+		},
+	})
+	durable := func(r *call.Request) { r.Durability = d }
+	poison := m.send(t.Context(), "die", durable)
+	var others []<-chan answer
+	send := func(prefix string) {
+		for _, text := range texts(prefix, neighbours) {
+			others = append(others, m.send(t.Context(), text, durable))
+		}
+	}
+	if seconds < 20 {
+		send("beside")
+	}
+	testbed.Eventually(t, "a worker dies", func() bool { return m.exits() > 0 })
+	send("after")
+	var callers *load
+	if hosts > 1 {
+		callers = startLoad(m, 2)
+	}
+	blamed := <-poison
+	blamed.checkFault(t, fault.RunnerCrashed, "")
+	longest := time.Duration(0)
+	for _, from := range others {
+		a := <-from
+		a.checkEcho(t)
+		longest = max(longest, a.took)
+	}
+	n := m.exits()
+	t.Logf("%d crashes; the fault came after %s, the last of the others after %s", n, blamed.took, longest)
+	if n > crashes {
+		t.Errorf("%d processes ended, at most %d are allowed", n, crashes)
+	}
+	if most := time.Duration(crashes*seconds)*time.Second + 10*time.Second; longest > most {
+		t.Errorf("an answer took %s, at most %s is allowed", longest, most)
+	}
+	// A second host serves meanwhile. What the first one has in flight goes there.
+	if callers != nil {
+		for _, a := range callers.finish() {
+			if a.checkEcho(t); a.took > 10*time.Second {
+				t.Errorf("%q took %s, and a second host served", a.text, a.took)
+			}
+		}
+	}
+	page, err := store.NewDeadLetters(m.Broker.Connect(meshtest.Mesh), store.Settings{}).List(t.Context(), store.DeadLetterQuery{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := map[pipeline.Durability]int{pipeline.File: 1}[d]; len(page.DeadLetters) != want {
+		t.Errorf("%d dead letters, want %d", len(page.DeadLetters), want)
+	}
 }

@@ -10,6 +10,8 @@
 //	                                     TestFaultsReachTheRightCaller
 //	so does a batch that is too large    TestOutOfMemoryHalvesTheBatchAndBlamesNobody,
 //	                                     TestTooLargeItemIsOutOfMemory
+//	it takes the stage down for as long  TestCrashingPoisonTakesNoStageDown
+//	as workers need to start again
 //	a killed worker costs its callers    TestKilledWorkersCostNoAnswer
 //	their answers, and with one worker   TestCallersWaitForTheOnlyWorker
 //	the server ends
@@ -76,8 +78,8 @@ const stage = "work"
 type spec struct {
 	// file is the worker's program in testdata.
 	file string
-	// workers is their number; 0 means 1.
-	workers int
+	// workers is their number on a host, hosts that of the hosts; 0 means 1.
+	workers, hosts int
 	// options are the worker's, with "folder" added.
 	options map[string]any
 	batch   batch.Settings
@@ -88,7 +90,7 @@ type spec struct {
 	broker  func(*server.Options)
 }
 
-// mesh is a mesh of one stage of worker processes, with one host and one gateway. It ends
+// mesh is a mesh of one stage of worker processes, with one gateway. It ends
 // with its test, and is safe for concurrent use.
 type mesh struct {
 	*meshtest.Bed
@@ -117,25 +119,33 @@ func start(t testing.TB, s spec) *mesh {
 			t.Logf("log of the host:\n%s", m.log.String())
 		}
 	})
-	r, err := worker.New(m.workerSettings(s))
-	if err != nil {
-		t.Fatal(err)
-	}
 	m.Bed = meshtest.New(t, func(o *server.Options) {
 		if s.broker != nil {
 			s.broker(o)
 		}
 	})
-	m.Host(stage, r, func(h *stagehost.Settings) {
-		h.Logger = slog.New(slog.NewTextHandler(&m.log, nil))
-		h.Meter = m.metrics.Meter()
-		if s.batch.MaxSize != 0 {
-			h.Batch = s.batch
+	var hosts []meshtest.Host
+	for range max(1, s.hosts) {
+		r, err := worker.New(m.workerSettings(s))
+		if err != nil {
+			t.Fatal(err)
 		}
-		if s.host != nil {
-			s.host(h)
+		hosts = append(hosts, m.StartHost(stage, r, func(h *stagehost.Settings) {
+			h.Logger = slog.New(slog.NewTextHandler(&m.log, nil))
+			h.Meter = m.metrics.Meter()
+			if s.batch.MaxSize != 0 {
+				h.Batch = s.batch
+			}
+			if s.host != nil {
+				s.host(h)
+			}
+		}))
+	}
+	for _, h := range hosts {
+		if err := h.WaitReady(t.Context()); err != nil {
+			t.Fatal(err)
 		}
-	})
+	}
 	m.gateway = m.Gateway(nil, func(g *gateway.Settings) {
 		g.Call.Meter = m.metrics.Meter()
 		if s.gateway != nil {
@@ -268,11 +278,15 @@ type answer struct {
 // infer sends a text and waits for its answer.
 func (m *mesh) infer(text string) answer { return m.inferWith(m.t.Context(), text) }
 
-func (m *mesh) inferWith(ctx context.Context, text string) answer {
+func (m *mesh) inferWith(ctx context.Context, text string, edits ...func(*call.Request)) answer {
 	begin := time.Now()
-	response, err := m.gateway.Service().Infer(ctx, &call.Request{
+	request := &call.Request{
 		Pipeline: "stage:" + stage, Inputs: []payload.Part{payload.OfBlob("", "text/plain", []byte(text))},
-	})
+	}
+	for _, edit := range edits {
+		edit(request)
+	}
+	response, err := m.gateway.Service().Infer(ctx, request)
 	now := time.Now()
 	return answer{text: text, response: response, fault: faultOf(err), at: now, took: now.Sub(begin)}
 }
@@ -289,9 +303,9 @@ func faultOf(err error) *fault.Fault {
 }
 
 // send sends a text; the channel receives its answer.
-func (m *mesh) send(ctx context.Context, text string) <-chan answer {
+func (m *mesh) send(ctx context.Context, text string, edits ...func(*call.Request)) <-chan answer {
 	out := make(chan answer, 1)
-	go func() { out <- m.inferWith(ctx, text) }()
+	go func() { out <- m.inferWith(ctx, text, edits...) }()
 	return out
 }
 

@@ -20,6 +20,7 @@ class Obedient(Worker):
     def setup(self, ctx):
         self.ctx = ctx
         self.pause = float(os.environ.get("PAUSE", "0"))
+        time.sleep(ctx.options.get("load", 0))
         self.record = os.open(self.path("record"), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         if self.is_set("broken"):
             raise RuntimeError("the model is broken")

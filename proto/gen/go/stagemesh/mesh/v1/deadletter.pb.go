@@ -41,7 +41,7 @@ type DeadLetter struct {
 	Item []byte `protobuf:"bytes,7,opt,name=item,proto3" json:"item,omitempty"`
 	// Deliveries to any host, this last one included.
 	Deliveries uint64 `protobuf:"varint,8,opt,name=deliveries,proto3" json:"deliveries,omitempty"`
-	// Runs that began and did not end.
+	// Runs of the item alone that ended with their process.
 	Runs           []*RunRecord           `protobuf:"bytes,9,rep,name=runs,proto3" json:"runs,omitempty"`
 	QueuedAt       *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=queued_at,json=queuedAt,proto3" json:"queued_at,omitempty"`
 	DeadLetteredAt *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=dead_lettered_at,json=deadLetteredAt,proto3" json:"dead_lettered_at,omitempty"`
@@ -156,7 +156,8 @@ func (x *DeadLetter) GetDeadLetteredAt() *timestamppb.Timestamp {
 	return nil
 }
 
-// RunRecords are the runs of one item that began and have not ended.
+// RunRecords are the runs of one item alone that have not ended, or that ended with
+// their process.
 type RunRecords struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Runs          []*RunRecord           `protobuf:"bytes,1,rep,name=runs,proto3" json:"runs,omitempty"`
@@ -201,11 +202,13 @@ func (x *RunRecords) GetRuns() []*RunRecord {
 	return nil
 }
 
-// RunRecord records that a host began to run an item.
+// RunRecord records that a host began to run an item alone.
 type RunRecord struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Host          string                 `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"`
-	StartedAt     *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Host      string                 `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"`
+	StartedAt *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
+	// The process of the run died; the host lives.
+	Died          bool `protobuf:"varint,3,opt,name=died,proto3" json:"died,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -254,6 +257,13 @@ func (x *RunRecord) GetStartedAt() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *RunRecord) GetDied() bool {
+	if x != nil {
+		return x.Died
+	}
+	return false
+}
+
 var File_stagemesh_mesh_v1_deadletter_proto protoreflect.FileDescriptor
 
 const file_stagemesh_mesh_v1_deadletter_proto_rawDesc = "" +
@@ -279,11 +289,12 @@ const file_stagemesh_mesh_v1_deadletter_proto_rawDesc = "" +
 	"\x10dead_lettered_at\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\x0edeadLetteredAt\">\n" +
 	"\n" +
 	"RunRecords\x120\n" +
-	"\x04runs\x18\x01 \x03(\v2\x1c.stagemesh.mesh.v1.RunRecordR\x04runs\"Z\n" +
+	"\x04runs\x18\x01 \x03(\v2\x1c.stagemesh.mesh.v1.RunRecordR\x04runs\"n\n" +
 	"\tRunRecord\x12\x12\n" +
 	"\x04host\x18\x01 \x01(\tR\x04host\x129\n" +
 	"\n" +
-	"started_at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\tstartedAtBFZDgithub.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1;meshv1b\x06proto3"
+	"started_at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\tstartedAt\x12\x12\n" +
+	"\x04died\x18\x03 \x01(\bR\x04diedBFZDgithub.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1;meshv1b\x06proto3"
 
 var (
 	file_stagemesh_mesh_v1_deadletter_proto_rawDescOnce sync.Once

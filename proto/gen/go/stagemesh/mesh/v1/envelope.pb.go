@@ -942,7 +942,9 @@ type Cancel struct {
 	RequestId string                 `protobuf:"bytes,2,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	// Nothing of the request is left after that. The first second of year 1 where the
 	// sender does not know the request.
-	Deadline      *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=deadline,proto3" json:"deadline,omitempty"`
+	Deadline *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=deadline,proto3" json:"deadline,omitempty"`
+	// The request's; a request of another tenant is left alone.
+	Tenant        string `protobuf:"bytes,4,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -996,6 +998,13 @@ func (x *Cancel) GetDeadline() *timestamppb.Timestamp {
 		return x.Deadline
 	}
 	return nil
+}
+
+func (x *Cancel) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
 }
 
 var File_stagemesh_mesh_v1_envelope_proto protoreflect.FileDescriptor
@@ -1096,12 +1105,13 @@ const file_stagemesh_mesh_v1_envelope_proto_rawDesc = "" +
 	"\x04host\x18\x01 \x01(\tR\x04host\x12\x14\n" +
 	"\x05stage\x18\x02 \x01(\tR\x05stage\x12F\n" +
 	"\fdurabilities\x18\x03 \x03(\x0e2\".stagemesh.inference.v1.DurabilityR\fdurabilities\x12\x12\n" +
-	"\x04busy\x18\x04 \x01(\bR\x04busy\"s\n" +
+	"\x04busy\x18\x04 \x01(\bR\x04busy\"\x8b\x01\n" +
 	"\x06Cancel\x12\x12\n" +
 	"\x04mesh\x18\x01 \x01(\tR\x04mesh\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x02 \x01(\tR\trequestId\x126\n" +
-	"\bdeadline\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\bdeadline*\xd7\x01\n" +
+	"\bdeadline\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\bdeadline\x12\x16\n" +
+	"\x06tenant\x18\x04 \x01(\tR\x06tenant*\xd7\x01\n" +
 	"\x10ReplyDisposition\x12!\n" +
 	"\x1dREPLY_DISPOSITION_UNSPECIFIED\x10\x00\x12\x1f\n" +
 	"\x1bREPLY_DISPOSITION_DELIVERED\x10\x01\x12\x1d\n" +

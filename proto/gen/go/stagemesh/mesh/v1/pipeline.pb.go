@@ -134,7 +134,9 @@ type PipelineStep struct {
 	Model      *v1.ModelRef         `protobuf:"bytes,3,opt,name=model,proto3" json:"model,omitempty"`
 	Parameters map[string]*v1.Value `protobuf:"bytes,4,rep,name=parameters,proto3" json:"parameters,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Renames: input of the stage -> name of the part that feeds it.
-	Inputs        map[string]string `protobuf:"bytes,5,rep,name=inputs,proto3" json:"inputs,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Inputs map[string]string `protobuf:"bytes,5,rep,name=inputs,proto3" json:"inputs,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// A request that sets one of these parameters is rejected.
+	Locked        bool `protobuf:"varint,6,opt,name=locked,proto3" json:"locked,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -202,6 +204,13 @@ func (x *PipelineStep) GetInputs() map[string]string {
 		return x.Inputs
 	}
 	return nil
+}
+
+func (x *PipelineStep) GetLocked() bool {
+	if x != nil {
+		return x.Locked
+	}
+	return false
 }
 
 // PipelineRecord is a pipeline in the mesh's registry, as JSON.
@@ -328,7 +337,7 @@ const file_stagemesh_mesh_v1_pipeline_proto_rawDesc = "" +
 	"durability\x12\x12\n" +
 	"\x04keep\x18\x05 \x03(\tR\x04keep\x12\"\n" +
 	"\rmax_in_flight\x18\x06 \x01(\rR\vmaxInFlight\x12*\n" +
-	"\x11wait_for_capacity\x18\a \x01(\bR\x0fwaitForCapacity\"\x9f\x03\n" +
+	"\x11wait_for_capacity\x18\a \x01(\bR\x0fwaitForCapacity\"\xb7\x03\n" +
 	"\fPipelineStep\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05stage\x18\x02 \x01(\tR\x05stage\x126\n" +
@@ -336,7 +345,8 @@ const file_stagemesh_mesh_v1_pipeline_proto_rawDesc = "" +
 	"\n" +
 	"parameters\x18\x04 \x03(\v2/.stagemesh.mesh.v1.PipelineStep.ParametersEntryR\n" +
 	"parameters\x12C\n" +
-	"\x06inputs\x18\x05 \x03(\v2+.stagemesh.mesh.v1.PipelineStep.InputsEntryR\x06inputs\x1a\\\n" +
+	"\x06inputs\x18\x05 \x03(\v2+.stagemesh.mesh.v1.PipelineStep.InputsEntryR\x06inputs\x12\x16\n" +
+	"\x06locked\x18\x06 \x01(\bR\x06locked\x1a\\\n" +
 	"\x0fParametersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x123\n" +
 	"\x05value\x18\x02 \x01(\v2\x1d.stagemesh.inference.v1.ValueR\x05value:\x028\x01\x1a9\n" +
