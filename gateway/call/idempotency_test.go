@@ -202,14 +202,17 @@ func TestKeyNamesItsRequest(t *testing.T) {
 	}{
 		"another key":      {call.Key{Pipeline: whole, Key: "none"}, fault.NotFound},
 		"another pipeline": {call.Key{Pipeline: "none", Key: "key"}, fault.NotFound},
-		"another tenant":   {call.Key{Tenant: "none", Pipeline: whole, Key: "key"}, fault.NotFound},
-		"no pipeline":      {call.Key{Key: "key"}, fault.InvalidRequest},
-		"no key":           {call.Key{Pipeline: whole}, fault.InvalidRequest},
-		"a long key":       {call.Key{Pipeline: whole, Key: strings.Repeat("x", call.MaxIdempotencyKey+1)}, fault.InvalidRequest},
+
+		"no pipeline": {call.Key{Key: "key"}, fault.InvalidRequest},
+		"no key":      {call.Key{Pipeline: whole}, fault.InvalidRequest},
+		"a long key":  {call.Key{Pipeline: whole, Key: strings.Repeat("x", call.MaxIdempotencyKey+1)}, fault.InvalidRequest},
 	} {
 		if _, err := other.RequestOf(t.Context(), test.key); fault.From(err).Reason != test.want {
 			t.Errorf("%s: %v, want %s", name, err, test.want)
 		}
+	}
+	if _, err := other.RequestOf(call.WithTenant(t.Context(), "other"), key); fault.From(err).Reason != fault.NotFound {
+		t.Errorf("another tenant: %v", err)
 	}
 	b.broker.Stop()
 	testbed.Eventually(t, "the connection is lost", func() bool { return other.Ready() != nil })
