@@ -325,3 +325,24 @@ func crashWhileLoading(t *testing.T, seconds, hosts int, d pipeline.Durability) 
 		t.Errorf("%d dead letters, want %d", len(page.DeadLetters), want)
 	}
 }
+
+func TestCrashingPoisonTakesOneWorkerAtATime(t *testing.T) {
+	t.Parallel()
+	const load = 5
+	m := start(t, spec{
+		file: "obedient.py", workers: 2, options: map[string]any{"load": load},
+		worker: func(s *worker.Settings) { s.Env["PAUSE"] = "0.02" },
+	})
+	poison := m.send(t.Context(), "die")
+	testbed.Eventually(t, "a worker dies", func() bool { return m.exits() > 0 })
+	callers := startLoad(m, 2)
+	m.receive(poison).checkFault(t, fault.RunnerCrashed, "")
+	for _, a := range callers.finish() {
+		if a.checkEcho(t); a.took > load*time.Second {
+			t.Errorf("%q took %s, and a second worker served", a.text, a.took)
+		}
+	}
+	if n := m.exits(); n != stagehost.DefaultCrashLimit {
+		t.Errorf("%d processes ended", n)
+	}
+}
