@@ -39,6 +39,7 @@ type Gateway struct {
 	isRead            bool
 	// pipelines are the pipelines that the gateway serves.
 	pipelines *pipelines.Store
+	models    *models
 	// membership is nil without a registry.
 	membership *discovery.Membership
 	// addr and admin are the listening addresses. They are set before ready closes.
@@ -68,7 +69,8 @@ func New(s Settings) (*Gateway, error) {
 	if g.pipelines, err = pipelines.New(seeded); err != nil {
 		return nil, err
 	}
-	s.Call.Pipelines = g.pipelines
+	g.models = &models{gateway: g}
+	s.Call.Pipelines, s.Call.Specs = g.pipelines, g.models.stageSpecs
 	g.service, err = call.New(s.Call)
 	return g, err
 }

@@ -60,14 +60,13 @@ func (g *Gateway) open(ctx context.Context) (p ports, err error) {
 }
 
 func (g *Gateway) publicHandler() (http.Handler, error) {
-	known := &models{gateway: g}
 	s := port.PublicSettings{
 		Settings: transport.Settings{MaxMessageBytes: admission.MaxBody(g.settings.MaxPayload), MaxPayload: g.settings.MaxPayload, Stopping: g.stopping, Closing: g.closing},
-		Caller:   g.service, Models: known, Health: g.probe, Origins: g.settings.AllowOrigins,
+		Caller:   transport.ReservingCaller{Caller: g.service, Most: int64(g.settings.MaxInFlightBytes) / leastRequests}, Models: g.models, Health: g.probe, Origins: g.settings.AllowOrigins,
 		Budget: g.settings.Call.Budget, Tokens: g.public.tokens, TokensKey: publicKey + ".token_file",
 	}
 	if g.settings.ServesDocs() {
-		s.Docs = &reference{gateway: g, models: known}
+		s.Docs = &reference{gateway: g, models: g.models}
 	}
 	return port.PublicHandler(s)
 }

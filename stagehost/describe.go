@@ -58,8 +58,8 @@ const (
 // large with them, and no spec where it is too large for that.
 func (d Description) Published() (*stagev1.Spec, *stagev1.Limits) {
 	full, spec := specToProto(d.Spec), specToProto(d.Spec)
-	for _, part := range partsOf(spec) {
-		part.Description = ""
+	for _, text := range textsOf(spec) {
+		*text = ""
 	}
 	spec.Examples = nil
 	if proto.Size(spec) > maxPublished {
@@ -71,9 +71,10 @@ func (d Description) Published() (*stagev1.Spec, *stagev1.Limits) {
 		return nil, d.Limits.toProto()
 	}
 	left := maxTexts
-	for i, part := range partsOf(full) {
-		if n := len(part.GetDescription()); n <= left {
-			partsOf(spec)[i].Description = part.GetDescription()
+	texts := textsOf(spec)
+	for i, text := range textsOf(full) {
+		if n := len(*text); n <= left {
+			*texts[i] = *text
 			left -= n
 		}
 	}
@@ -88,6 +89,17 @@ func (d Description) Published() (*stagev1.Spec, *stagev1.Limits) {
 
 func partsOf(spec *stagev1.Spec) []*stagev1.PartSpec {
 	return slices.Concat(spec.GetInputs(), spec.GetOutputs())
+}
+
+// textsOf returns the descriptions in a spec.
+func textsOf(spec *stagev1.Spec) (out []*string) {
+	for _, part := range partsOf(spec) {
+		out = append(out, &part.Description)
+	}
+	for _, parameter := range spec.GetParameters().GetSpecs() {
+		out = append(out, &parameter.Description)
+	}
+	return out
 }
 
 func (l Limits) toProto() *stagev1.Limits {
@@ -109,6 +121,12 @@ func specToProto(s runner.Spec) *stagev1.Spec {
 	}
 	if s.BatchAxis == runner.BatchRows {
 		out.BatchAxis = stagev1.BatchAxis_BATCH_AXIS_ROWS
+	}
+	if s.Parameters != nil {
+		out.Parameters = &stagev1.ParameterSpecs{}
+	}
+	for _, p := range s.Parameters {
+		out.Parameters.Specs = append(out.Parameters.Specs, &stagev1.ParameterSpec{Name: p.Name, Type: string(p.Type), Description: p.Description})
 	}
 	for _, example := range s.Examples {
 		out.Examples = append(out.Examples, &stagev1.Example{Name: example.Name, Inputs: payload.ToProto(example.Inputs)})

@@ -18,7 +18,7 @@ import (
 func (h *Host) drain(l *loop) bool {
 	h.status.set(stateDraining)
 	h.settings.Logger.Info("draining")
-	h.stopAlive()
+	h.stopAnswers(&h.alive)
 	ctx, cancel := process.DrainContext(h.runCtx, pullDrainTimeout)
 	if err := h.puller.Drain(ctx); err != nil {
 		h.settings.Logger.Warn("items may be on their way still; they will be delivered again", "error", err)

@@ -2,6 +2,7 @@ package stagehost_test
 
 import (
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -223,6 +224,42 @@ func TestDurableItemsSurviveTheBroker(t *testing.T) {
 	}
 	b.emptiedFile()
 	h.stop()
+}
+
+// A host that does not extend them had the items before the broker restarted.
+func TestItemsOfABrokersRestartRunTogether(t *testing.T) {
+	t.Parallel()
+	const items, wait = 4, 3 * time.Second
+	b := newBed(t)
+	info, err := b.bus.EnsureQueue(t.Context(), bus.QueueSettings{
+		Stage: stage, Durability: pipeline.File, MaxItems: 1000, MaxBytes: 64 << 20, AckWait: wait,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	came := make(chan bus.Delivery, items)
+	p, err := b.broker.Connect(mesh).Pull(bus.PullSettings{
+		Stage: stage, Durabilities: []pipeline.Durability{pipeline.File}, Bound: 2 * items, AckWait: wait,
+		Malformed: func(err error) { t.Error(err) }, QueueMissing: func() { t.Error("no queue") },
+	}, func(d bus.Delivery) { came <- d })
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Use(pipeline.File, info.Epoch)
+	for i := range items {
+		b.ask(fmt.Sprint(i), durable)
+		testbed.Receive(t, "delivery", came)
+	}
+	p.Close()
+	g := newGate()
+	close(g.release)
+	b.host(g, together(items), ackWait(wait))
+	b.broker.Stop()
+	b.broker.Restore()
+	if ran := g.ran(t); len(ran) != items {
+		t.Errorf("%q ran first, want all together", ran)
+	}
+	b.emptiedFile()
 }
 
 func TestBothQueuesOfAStageAreServed(t *testing.T) {

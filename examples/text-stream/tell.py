@@ -5,7 +5,7 @@ from pathlib import Path
 
 from language import Language
 
-from stagemesh import InvalidInput, Text, Worker, serve
+from stagemesh import InvalidInput, Parameter, Text, Worker, serve
 
 HERE = Path(__file__).resolve().parent
 
@@ -17,6 +17,11 @@ class Tell(Worker):
     concurrency = 32  # stories at a time
     inputs = {"prompt": Text(description="the beginning of the story")}
     outputs = {"text": Text(description="its continuation; a chunk is a word with the space before it")}
+    parameters = {
+        "words": Parameter(int, "the most words, from 1 to 1000"),
+        "temperature": Parameter(float, "0 is the likeliest word each time; up to 2"),
+        "seed": Parameter(int, "the same seed, the same story"),
+    }
     examples = {"a beginning": {"prompt": "The ferryman"}}
 
     def setup(self, ctx):

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/stagemesh/stagemesh/gateway/pipelines"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -106,9 +107,15 @@ func (s *Service) check(id pipeline.RequestID, r *Request, p pipeline.Pipeline, 
 	if f := s.checkOptions(r); f != nil {
 		return nil, f
 	}
-	route, err := p.Route(pipeline.Options{Parameters: r.Parameters, Steps: r.Steps})
+	options := pipeline.Options{Parameters: r.Parameters, Steps: r.Steps}
+	route, err := p.Route(options)
 	if err != nil {
 		return nil, fault.Newf(fault.InvalidRequest, "%w", err)
+	}
+	if len(r.Parameters)+len(r.Steps) > 0 && s.settings.Specs != nil {
+		if f := pipelines.CheckParameters(p, options, s.settings.Specs()); f != nil {
+			return nil, f
+		}
 	}
 	if r.Timeout < 0 {
 		return nil, fault.Newf(fault.InvalidRequest, "timeout: %s is negative", r.Timeout).WithViolation("timeout", "negative")

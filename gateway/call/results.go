@@ -10,6 +10,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/store"
 )
 
@@ -32,7 +33,7 @@ func (s *Service) Result(ctx context.Context, requestID string, wait time.Durati
 	defer s.limiter.Release()
 	// The first question does not count as waiting: a result that is there is found
 	// however short the wait.
-	r, err := s.results.Get(ctx, id)
+	r, err := s.fetch(ctx, id)
 	if wait > 0 && errors.Is(err, store.ErrNoResult) {
 		if !s.waits.TryAcquire(1) {
 			return nil, fault.Newf(fault.Overloaded, "a quarter of gateway.max_in_flight requests wait for results, as many as may; ask without a wait").WithRetryAfter(admission.RetryAfter)
@@ -73,6 +74,16 @@ func (s *Service) Result(ctx context.Context, requestID string, wait time.Durati
 		// Of two clocks, which may differ by more than the request took.
 		Timeline: Timeline{Total: max(0, r.FinishedAt.Sub(r.AdmittedAt)), Steps: r.Reply.Timings},
 	}, nil
+}
+
+// fetch returns a stored result. The broker disconnects a gateway that asks for more than it
+// can take.
+func (s *Service) fetch(ctx context.Context, id pipeline.RequestID) (*envelope.Result, error) {
+	if err := s.fetches.Acquire(ctx, 1); err != nil {
+		return nil, err
+	}
+	defer s.fetches.Release(1)
+	return s.results.Get(ctx, id)
 }
 
 // lazyStream is a stream that some requests need. It reserves space on the broker,

@@ -69,6 +69,7 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
+	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 
 	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/gateway/pipelines"
@@ -120,6 +121,8 @@ type Settings struct {
 	Gateway pipeline.GatewayID
 	// Pipelines are those that are served now.
 	Pipelines *pipelines.Store
+	// Specs returns the known specs of stages, by stage name; nil means that none is known.
+	Specs func() map[string]*stagev1.Spec
 	// Budget bounds the bytes of all requests in flight. Callers reserve those of the
 	// request's body; nil means no bound.
 	Budget *admission.ByteBudget
@@ -165,6 +168,9 @@ const (
 	// waitsShare is the part of the requests in flight that may wait for a stored result:
 	// one in so many.
 	waitsShare = 4
+	// maxFetches is how many stored results are fetched at a time. Each may be as large as
+	// the broker's messages, and the broker holds 64 MiB for a connection that is slow.
+	maxFetches = 4
 )
 
 // Service is the request path of one gateway.
@@ -176,8 +182,8 @@ type Service struct {
 	limiter      *admission.Limiter
 	availability *admission.Availability
 	// waits bounds the requests that wait for a stored result: they must leave room for
-	// others.
-	waits *semaphore.Weighted
+	// others. fetches bounds those that fetch one.
+	waits, fetches *semaphore.Weighted
 
 	table         *table
 	results       *store.Results
@@ -208,7 +214,8 @@ func New(s Settings) (*Service, error) {
 	s.Idempotency.Retention = cmp.Or(s.Idempotency.Retention, s.Results.Retention)
 	out := &Service{
 		settings: s, limiter: admission.NewLimiter(s.MaxInFlight), waits: semaphore.NewWeighted(int64(max(1, s.MaxInFlight/waitsShare))),
-		table: newTable(tableLimits{calls: s.MaxInFlight, replies: streamReplies, bytes: streamBytes, shared: streamsBytes}),
+		fetches: semaphore.NewWeighted(maxFetches),
+		table:   newTable(tableLimits{calls: s.MaxInFlight, replies: streamReplies, bytes: streamBytes, shared: streamsBytes}),
 	}
 	var err error
 	out.metrics, err = newMetrics(out)

@@ -9,6 +9,7 @@ import (
 	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 
+	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/msgpack"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -27,7 +28,7 @@ type Stage struct {
 }
 
 // Check returns the problems of a valid pipeline in a mesh: unknown stages, queues that
-// they do not have, inputs that the previous step does not output, and items that are too
+// they do not have, parameters that they do not read, inputs that the previous step does not output, and items that are too
 // large. It reports nothing about what is unknown.
 // maxPayload bounds the inputs of a request, in bytes; 0 means unknown.
 func Check(p pipeline.Pipeline, stages map[pipeline.StageName]Stage, maxPayload int) []*adminv1.PipelineProblem {
@@ -95,6 +96,7 @@ func (c *checker) step(at stepCheck) {
 		c.sizes(at)
 		c.inputs(at)
 		c.streams(at)
+		c.parameters(at)
 	} else {
 		c.report(requestsFail, at.field+".stage", "the stage %s is unknown; known stages are %s", at.Step.Stage, listed(slices.Sorted(maps.Keys(c.stages))))
 	}
@@ -156,6 +158,63 @@ func (c *checker) renames(at stepCheck) {
 			c.report(requestsFail, at.field+".inputs."+input, "the stage %s has no such input; it takes %s", at.Step.Stage, listed(names(inputs)))
 		}
 	}
+}
+
+// parameters checks that the stage reads the parameters of the step.
+func (c *checker) parameters(at stepCheck) {
+	for _, name := range slices.Sorted(maps.Keys(at.Parameters)) {
+		if why, _ := unread(at.Spec, name, at.Parameters[name]); why != "" {
+			c.report(requestsFail, at.field+".parameters."+name, "the stage %s %s", at.Step.Stage, why)
+		}
+	}
+}
+
+// CheckParameters returns INVALID_REQUEST for a request's parameter that no step of the
+// pipeline reads, or not with that value. A stage without a known spec reads any.
+func CheckParameters(p pipeline.Pipeline, o pipeline.Options, specs map[string]*stagev1.Spec) *fault.Fault {
+	for _, name := range slices.Sorted(maps.Keys(o.Parameters)) {
+		var why []string
+		isRead := false
+		for _, step := range p.Steps {
+			text, named := unread(specs[string(step.Stage)], name, o.Parameters[name])
+			if named && text != "" {
+				return fault.InField(fault.InvalidRequest, "parameters."+name, "the stage %s %s", step.Stage, text)
+			}
+			isRead = isRead || text == ""
+			why = append(why, fmt.Sprintf("the stage %s %s", step.Stage, text))
+		}
+		if !isRead {
+			return fault.InField(fault.InvalidRequest, "parameters."+name, "%s", strings.Join(why[:min(len(why), maxListed)], "; "))
+		}
+	}
+	for _, step := range p.Steps {
+		own := o.Steps[step.Name].Parameters
+		for _, name := range slices.Sorted(maps.Keys(own)) {
+			if why, _ := unread(specs[string(step.Stage)], name, own[name]); why != "" {
+				return fault.InField(fault.InvalidRequest, fmt.Sprintf("steps.%s.%s", step.Name, name), "the stage %s %s", step.Stage, why)
+			}
+		}
+	}
+	return nil
+}
+
+// unread returns why a stage does not read a parameter, and whether it declares one of that
+// name; "" if it reads it.
+func unread(spec *stagev1.Spec, name string, value payload.Value) (why string, named bool) {
+	declared := spec.GetParameters()
+	if declared == nil {
+		return "", false
+	}
+	for _, one := range declared.GetSpecs() {
+		if one.GetName() != name {
+			continue
+		}
+		if value.Is(payload.Type(one.GetType())) {
+			return "", true
+		}
+		return fmt.Sprintf("takes no %.80q for it, which is %s", value.String(), one.GetType()), true
+	}
+	return "reads no such parameter; it reads " + listed(names(declared.GetSpecs())), false
 }
 
 // sizes checks that the smallest item of the stage is not too large.

@@ -9,6 +9,7 @@ import (
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 
 	"github.com/stagemesh/stagemesh/gateway/pipelines"
+	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
@@ -40,6 +41,11 @@ func step(stage pipeline.StageName) pipeline.Step {
 	return pipeline.Step{Name: pipeline.StepName(stage), Stage: stage}
 }
 
+func with(s pipeline.Step, name string, value payload.Value) pipeline.Step {
+	s.Parameters = payload.Parameters{name: value}
+	return s
+}
+
 // summaries returns problems as "severity field".
 func summaries(problems []*adminv1.PipelineProblem) []string {
 	out := make([]string, len(problems))
@@ -56,6 +62,8 @@ func TestPipelineIsCheckedAgainstItsStages(t *testing.T) {
 	huge := stage(none, parts(tensorOf("x", "FP64", 1<<40, 1<<40), optional(tensorOf("y", "FP64", 1<<40))), nil)
 	streaming := stage(none, parts(blobOf("text", "text/plain")), parts(blobOf("text", "text/plain")))
 	streaming.Spec.Stream = true
+	tunable := stage(none, nil, nil)
+	tunable.Spec.Parameters = &stagev1.ParameterSpecs{Specs: []*stagev1.ParameterSpec{{Name: "k", Type: "int"}}}
 	memoryOnly := stage(rows, nil, nil)
 	memoryOnly.Durabilities = []pipeline.Durability{pipeline.Memory}
 	fileOnly := stage(rows, nil, nil)
@@ -81,16 +89,16 @@ func TestPipelineIsCheckedAgainstItsStages(t *testing.T) {
 		"four":     stage(none, nil, parts(tensorOf("x", "FP32", 4))),
 		"five":     stage(none, nil, parts(optional(tensorOf("x", "FP32", 5)))),
 		"takes4":   stage(none, parts(tensorOf("x", "FP32", 4), optional(blobOf("y"))), nil),
-		"debug":    stage(none, nil, parts(tensorOf("scores", "FP32", 4), optional(blobOf("debug")))),
-		"only4":    stage(none, parts(tensorOf("other", "FP32", 4)), nil),
-		"twice":    stage(none, parts(tensorOf("l", "FP32", 200_000), tensorOf("r", "FP32", 200_000)), nil),
-		"huge":     huge,
-		"packs":    stage(none, nil, parts(blobOf("order", "application/msgpack"))),
-		"maps":     stage(none, nil, parts(blobOf("order", "application/geo+json"))),
-		"prices":   stage(none, parts(blobOf("order", "application/json")), nil),
-		"memory":   memoryOnly,
-		"talk":     streaming,
-		"file":     fileOnly,
+		"tunable":  tunable, "debug": stage(none, nil, parts(tensorOf("scores", "FP32", 4), optional(blobOf("debug")))),
+		"only4":  stage(none, parts(tensorOf("other", "FP32", 4)), nil),
+		"twice":  stage(none, parts(tensorOf("l", "FP32", 200_000), tensorOf("r", "FP32", 200_000)), nil),
+		"huge":   huge,
+		"packs":  stage(none, nil, parts(blobOf("order", "application/msgpack"))),
+		"maps":   stage(none, nil, parts(blobOf("order", "application/geo+json"))),
+		"prices": stage(none, parts(blobOf("order", "application/json")), nil),
+		"memory": memoryOnly,
+		"talk":   streaming,
+		"file":   fileOnly,
 	}
 	renamed := func(s pipeline.Step, inputs map[string]string) pipeline.Step {
 		s.Inputs = inputs
@@ -102,6 +110,9 @@ func TestPipelineIsCheckedAgainstItsStages(t *testing.T) {
 		durability pipeline.Durability
 		want       []string
 	}{
+		"parameters":                              {steps: []pipeline.Step{with(step("tunable"), "k", payload.Int64(3)), with(step("any"), "x", payload.Bool(true))}},
+		"a parameter that is not read":            {steps: []pipeline.Step{with(step("tunable"), "kk", payload.Int64(3))}, want: []string{"error steps[0].parameters.kk"}},
+		"a parameter of another type":             {steps: []pipeline.Step{with(step("tunable"), "k", payload.Double(0.5))}, want: []string{"error steps[0].parameters.k"}},
 		"by name":                                 {steps: []pipeline.Step{step("decode"), step("classify"), step("label")}},
 		"an unknown stage":                        {steps: []pipeline.Step{step("decode"), step("nowhere"), step("label")}, want: []string{"error steps[1].stage"}},
 		"no host":                                 {steps: []pipeline.Step{step("unserved")}, want: []string{"warning steps[0].stage"}},

@@ -98,6 +98,33 @@ func (v Value) Float() (f float64, ok bool) {
 	}
 }
 
+// Type is what values a parameter may have; empty means any.
+type Type string
+
+// The types. Any value may be a string: in a query, 3 is a number.
+const (
+	TypeBool   Type = "bool"
+	TypeInt    Type = "int"
+	TypeFloat  Type = "float"
+	TypeString Type = "string"
+)
+
+// Is reports whether the value is of the type. A whole number is a float, too.
+func (v Value) Is(t Type) (ok bool) {
+	switch t {
+	case TypeBool:
+		return v.kind == kindBool
+	case TypeInt:
+		_, ok = v.Int()
+		return ok
+	case TypeFloat:
+		_, ok = v.Float()
+		return ok
+	default:
+		return true
+	}
+}
+
 // String returns the value as text.
 func (v Value) String() string { return fmt.Sprint(v.Any()) }
 

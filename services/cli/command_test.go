@@ -46,6 +46,10 @@ func TestConfigCheckReportsErrorsWithPlaces(t *testing.T) {
 				"pipelines:\n  p:\n    steps:\n      - {name: one, stage: decode}\n      - {name: two, stage: label}\n      - {name: three, stage: elsewhere}\n",
 			[]string{":10:9: pipelines.p.steps[1].inputs.scores: the stage label takes scores, a tensor FP32[-1 3], and is given pixels, a tensor FP32[1 64]"},
 		},
+		"a parameter that is not read": {
+			"mesh: m\nstages:\n  label: {runner: {top_k: {labels: [a, b, c]}}}\npipelines:\n  p:\n    steps: [{name: one, stage: label, parameters: {kk: 9}}]\n",
+			[]string{":6:52: pipelines.p.steps[0].parameters.kk: the stage label reads no such parameter; it reads none"},
+		},
 		"origins":        {stages + "gateway:\n  allow_origins: [\"*\", \"http://x\"]\n", []string{`:5:19: gateway.allow_origins[0]: "*" allows every origin`}},
 		"a misspelt key": {stages + "gateway: {max_paylod: 1MiB}\n", []string{`:4:11: gateway: "max_paylod" is not a key here; there are admin, allow_origins,`}},
 	} {

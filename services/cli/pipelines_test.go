@@ -2,6 +2,8 @@ package cli_test
 
 import (
 	"encoding/json"
+	"io"
+	"net/http"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -75,6 +77,51 @@ func (c *changing) shows(got, want string) {
 	if !regexp.MustCompile(want).MatchString(got) {
 		c.t.Errorf("it prints\n%swanted is %s", got, want)
 	}
+}
+
+func TestUnreadParameterIsRejected(t *testing.T) {
+	t.Parallel()
+	c := newChanging(t)
+	address, _ := c.ready(t)
+	c.run("pipelines", "apply", c.file("both.yaml", "pipelines: {both: {steps: [{name: one, stage: echo}, {name: two, stage: label}]}}\n"))
+	for query, want := range map[string]string{
+		"stage:label:infer":                  `"labels"`,
+		"stage:label:infer?parameters.kk=3":  `"message":"parameters.kk: the stage label reads no such parameter; it reads none"`,
+		"stage:label:infer?steps.label.kk=3": `"message":"steps.label.kk: the stage label reads no such parameter; it reads none"`,
+		"stage:label:infer?parameters.k=":    `"reason":"INVALID_REQUEST"`,
+		"first:infer?parameters.k=3":         `"scores"`, // echo takes anything
+		"both:infer?parameters.k=3":          `"scores"`,
+		"both:infer?steps.two.k=3":           `"reason":"INVALID_REQUEST"`,
+	} {
+		body := `{"inputs":[{"name":"scores","datatype":"FP32","shape":[1,3],"data":[1,2,3]}]}`
+		if got := post(t, address+"/v1/pipelines/"+query, body); !strings.Contains(got, want) {
+			t.Errorf("%s: got %s", query, got)
+		}
+	}
+	c.fails("would not be applied", "pipelines", "plan", c.file("p.yaml", "pipelines: {bad: {steps: [{name: one, stage: label, parameters: {k: 5}}]}}\n"))
+	if err := c.end(t); err != nil {
+		t.Error(err)
+	}
+}
+
+func post(t *testing.T, url, body string) string {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header.Set("Content-Type", "application/json")
+	r.Close = true
+	response, err := http.DefaultClient.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = response.Body.Close() }()
+	text, err := io.ReadAll(response.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
 }
 
 func TestPipelinesArePlannedAppliedShownAndDeleted(t *testing.T) {

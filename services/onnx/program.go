@@ -60,7 +60,7 @@ func compileAll(ctx context.Context, data []byte, s Settings) (*program, error) 
 	if err != nil {
 		return nil, err
 	}
-	p := &program{spec: runner.Spec{Inputs: c.inputs, BatchAxis: runner.BatchRows}}
+	p := &program{spec: runner.Spec{Inputs: c.inputs, BatchAxis: runner.BatchRows, Parameters: []runner.ParameterSpec{}}}
 	for _, rows := range s.sizes() {
 		if err := ctx.Err(); err != nil {
 			return nil, err

@@ -126,7 +126,7 @@ func New(settings Settings) (*Runner, error) {
 // Spec implements runner.Runner. It is empty before Start.
 func (r *Runner) Spec() runner.Spec {
 	if r.running == nil {
-		return runner.Spec{BatchAxis: runner.BatchRows}
+		return runner.Spec{BatchAxis: runner.BatchRows, Parameters: []runner.ParameterSpec{}}
 	}
 	return r.running.Spec()
 }

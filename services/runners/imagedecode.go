@@ -240,7 +240,8 @@ func (d imageDecoder) spec() (runner.Spec, error) {
 			Name: Pixels, Datatype: tensor.FP32, Shape: d.shape(),
 			Description: fmt.Sprintf("the image as %d by %d %s pixels", d.Width, d.Height, d.Channels),
 		}},
-		BatchAxis: runner.BatchNone,
+		Parameters: []runner.ParameterSpec{}, // none
+		BatchAxis:  runner.BatchNone,
 		Examples: []runner.Example{{
 			Name:   "a slope of colours",
 			Inputs: []payload.Part{payload.OfBlob(Image, types[0], example.Bytes())},

@@ -91,7 +91,8 @@ func (r topK) spec() runner.Spec {
 			{Name: Labels, Datatype: tensor.Bytes, Shape: []int64{-1, k}, Description: "the best labels, best first"},
 			{Name: Scores, Datatype: tensor.FP32, Shape: []int64{-1, k}, Description: "their scores"},
 		},
-		BatchAxis: runner.BatchRows,
+		Parameters: []runner.ParameterSpec{}, // none
+		BatchAxis:  runner.BatchRows,
 	}
 }
 

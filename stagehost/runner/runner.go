@@ -49,6 +49,10 @@ var (
 	ErrBadOutput = errors.New("invalid output")
 )
 
+// ErrStartFailed is wrapped by the error of a HealthReporter whose last start failed: it
+// tries again, and may fail again.
+var ErrStartFailed = errors.New("the last start failed")
+
 // Errors of a Sink.
 var (
 	ErrOutcomeSet = errors.New("the item has its outcome already")
@@ -237,6 +241,9 @@ type Spec struct {
 	// Inputs is empty where the runner takes anything.
 	Inputs  []PartSpec
 	Outputs []PartSpec
+	// Parameters are those that the runner reads. It takes any where they are nil, and
+	// none where they are empty.
+	Parameters []ParameterSpec
 	// BatchAxis is how items share a batch.
 	BatchAxis BatchAxis
 	// Stream is true for a runner that answers in chunks before its outcome. It gets
@@ -286,6 +293,14 @@ type PartSpec struct {
 
 // IsTensor reports whether the spec is a tensor's.
 func (s PartSpec) IsTensor() bool { return s.Datatype != "" }
+
+// ParameterSpec describes one parameter that a runner reads.
+type ParameterSpec struct {
+	Name string
+	// Type is the values that it may have.
+	Type        payload.Type
+	Description string
+}
 
 // Example is a set of inputs that the stage can answer.
 type Example struct {

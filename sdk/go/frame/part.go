@@ -287,6 +287,9 @@ type Spec struct {
 	BatchAxis string     `json:"batch_axis,omitempty"`
 	Inputs    []PartSpec `json:"inputs,omitempty"`
 	Outputs   []PartSpec `json:"outputs,omitempty"`
+	// Parameters are those that the worker reads: any where they are nil, and none where
+	// they are empty.
+	Parameters []ParameterSpec `json:"parameters,omitzero"`
 	// Examples are inputs that the worker can answer.
 	Examples []Example `json:"examples,omitempty"`
 }
@@ -295,6 +298,14 @@ func (s *Spec) fields(c *coder) {
 	c.choice("batch_axis", &s.BatchAxis, optional, Rows, None)
 	list(c, "inputs", &s.Inputs, optional, each[PartSpec])
 	list(c, "outputs", &s.Outputs, optional, each[PartSpec])
+	if c.field("parameters", optional, s.Parameters == nil) {
+		if c.writing {
+			c.writeList(len(s.Parameters), func(i int) { each(c, &s.Parameters[i]) })
+		} else {
+			s.Parameters = append([]ParameterSpec{}, readList(c, each[ParameterSpec])...)
+		}
+		c.done("parameters")
+	}
 	list(c, "examples", &s.Examples, optional, each[Example])
 }
 
@@ -342,6 +353,27 @@ func (p *PartSpec) fields(c *coder) {
 	if c.atEnd() && hasDatatype != hasShape || c.writing && p.Datatype == "" && p.Shape != nil {
 		c.fail("datatype and shape come together")
 	}
+}
+
+// Values of ParameterSpec.Type. Empty means any.
+const (
+	BoolParameter   = "bool"
+	IntParameter    = "int"
+	FloatParameter  = "float"
+	StringParameter = "string"
+)
+
+// ParameterSpec describes one parameter that a worker reads.
+type ParameterSpec struct {
+	Name        string `json:"name"`
+	Type        string `json:"type,omitempty"`
+	Description string `json:"description,omitempty"`
+}
+
+func (p *ParameterSpec) fields(c *coder) {
+	c.text("name", &p.Name, required)
+	c.choice("type", &p.Type, optional, BoolParameter, IntParameter, FloatParameter, StringParameter)
+	c.text("description", &p.Description, optional)
 }
 
 // Example is the inputs of one item; its parts have no Item.

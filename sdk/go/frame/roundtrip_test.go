@@ -109,6 +109,8 @@ func (f *filler) word(path string) string {
 		return pick(f, frame.Exception, frame.OutOfMemory, frame.Protocol, frame.Unsupported)
 	case strings.HasSuffix(path, ".BatchAxis"):
 		return pick(f, frame.Rows, frame.None)
+	case strings.Contains(path, ".Parameters") && strings.HasSuffix(path, ".Type"):
+		return pick(f, frame.BoolParameter, frame.IntParameter, frame.FloatParameter, frame.StringParameter)
 	case strings.HasSuffix(path, ".Variable"):
 		return pick(f, frame.Exact, frame.List, frame.Pad)
 	}

@@ -56,6 +56,10 @@ func workerMessages() []vectorCase {
 		{name: "state-error", direction: worker, m: &frame.State{State: frame.Failed, Message: "no such file: m.onnx"}},
 		{name: "ready", direction: worker, m: &frame.Ready{Slots: 2}},
 		{name: "ready-without-keys", direction: worker, m: &frame.Ready{}},
+		{name: "ready-with-parameters", direction: worker, m: &frame.Ready{Slots: 1, Spec: &frame.Spec{
+			Parameters: []frame.ParameterSpec{{Name: "words", Type: frame.IntParameter, Description: "how many"}, {Name: "style"}},
+		}}},
+		{name: "ready-without-parameters", direction: worker, m: &frame.Ready{Slots: 1, Spec: &frame.Spec{Parameters: []frame.ParameterSpec{}}}},
 		{name: "ready-with-schema", direction: worker, m: &frame.Ready{Slots: 8, Spec: &frame.Spec{
 			BatchAxis: frame.None,
 			Inputs: []frame.PartSpec{{
@@ -448,6 +452,7 @@ func brokenWorkerMessages() []vectorCase {
 		{"chunk-item-negative", "a negative number", `{"type":"chunk","batch":1,"item":-1,"parts":[]}`},
 		{"chunk-place-outside", "a place outside the body", `{"type":"chunk","batch":1,"item":0,"parts":[{"name":"x","content_type":"","at":8,"size":1}]}`},
 		{"chunk-shape-lies", "a tensor that does not fill its place", `{"type":"chunk","batch":1,"item":0,"parts":[{"name":"p","datatype":"FP32","shape":[1],"at":0,"size":8}]}`},
+		{"ready-parameter-type", "a type that is none", `{"type":"ready","spec":{"parameters":[{"name":"p","type":"number"}]}}`},
 		{"ready-schema-text", "a schema that is no object", `{"type":"ready","spec":{"inputs":[{"name":"x","schema":"{}"}]}}`},
 		{"ready-schema-boolean", "a schema that is no object", `{"type":"ready","spec":{"outputs":[{"name":"x","schema":true}]}}`},
 	} {

@@ -260,12 +260,18 @@ func readEnvironment(getenv func(string) string) (Environment, error) {
 // PartSpec describes one input or output: a tensor where it has a datatype, else a blob.
 type PartSpec = frame.PartSpec
 
+// ParameterSpec describes one parameter that a worker reads.
+type ParameterSpec = frame.ParameterSpec
+
 // Spec describes the inputs and outputs of a worker. An empty list means anything.
 type Spec struct {
 	// BatchAxis is Rows, the default, where axis 0 of every tensor is rows and items are
 	// joined on it, or None.
 	BatchAxis       string
 	Inputs, Outputs []PartSpec
+	// Parameters are those that the worker reads. It takes any where they are nil, and
+	// none where they are empty.
+	Parameters []ParameterSpec
 	// Examples are inputs that the worker can answer. The host warms the worker up with
 	// them.
 	Examples []Example
@@ -295,7 +301,7 @@ type Blob struct {
 
 // encode returns the spec as it is sent, and the bytes of its examples.
 func (s *Spec) encode() (*frame.Spec, *frame.Body) {
-	out := &frame.Spec{BatchAxis: s.BatchAxis, Inputs: s.Inputs, Outputs: s.Outputs}
+	out := &frame.Spec{BatchAxis: s.BatchAxis, Inputs: s.Inputs, Outputs: s.Outputs, Parameters: s.Parameters}
 	body := &frame.Body{}
 	for _, e := range s.Examples {
 		example := frame.Example{Name: e.Name}

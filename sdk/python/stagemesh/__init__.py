@@ -36,7 +36,7 @@ from .batches import Batch, Item
 from .faults import InvalidInput, ItemError, ItemFailed, OutOfMemory, SchemaViolation
 from .lifecycle import serve
 from .session import VERSION as __version__
-from .specs import Bytes, Json, Tensor, Text
+from .specs import Bytes, Json, Parameter, Tensor, Text
 from .worker import Context, Worker
 
 __all__ = [
@@ -49,6 +49,7 @@ __all__ = [
     "ItemFailed",
     "Json",
     "OutOfMemory",
+    "Parameter",
     "SchemaViolation",
     "Tensor",
     "Text",

@@ -314,6 +314,29 @@ def unpack(data: bytes) -> Any:
         raise ValueError(str(error) or "it is malformed") from None
 
 
+class Parameter:
+    """A parameter that the worker reads: ``Parameter(int, "how many words follow")``.
+
+    kind is bool, int, float or str; a caller's text for a bool or a number is refused.
+    """
+
+    def __init__(self, kind: type, description: str = "") -> None:
+        if kind not in _KINDS:
+            raise ValueError(f"Parameter: kind {kind!r}: use bool, int, float or str")
+        if not isinstance(description, str):
+            raise ValueError(f"Parameter: description {description!r}: a string is wanted")
+        self.kind = kind
+        self.description = description
+
+    def wire(self, name: str) -> Dict[str, Any]:
+        """Returns the parameter spec of the protocol."""
+        out = {"name": name, "type": _KINDS[self.kind]}
+        return {**out, "description": self.description} if self.description else out
+
+
+_KINDS: Dict[type, str] = {bool: "bool", int: "int", float: "float", str: "string"}
+
+
 # --- declarations ------------------------------------------------------------------
 
 
@@ -331,6 +354,19 @@ def check_specs(where: str, specs: Mapping[str, Spec], joins: bool) -> None:
                 f"{where}[{name!r}]: axis 0 is rows, so the shape begins with -1, got {list(spec.shape)}; "
                 'or set batch_axis = "none" for items that are not joined'
             )
+
+
+def check_parameters(where: str, parameters: Optional[Mapping[str, Parameter]]) -> None:
+    """Raises ValueError if declared parameters are invalid."""
+    if parameters is None:
+        return
+    if not isinstance(parameters, Mapping):
+        raise ValueError(f"{where}: a dict of names and Parameter is wanted, got {type(parameters).__name__}")
+    for name, parameter in parameters.items():
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"{where}: {name!r} is no name")
+        if not isinstance(parameter, Parameter):
+            raise ValueError(f"{where}[{name!r}]: Parameter is wanted, got {parameter!r}")
 
 
 def spec_of(entry: Mapping[str, Any]) -> Spec:

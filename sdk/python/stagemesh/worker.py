@@ -10,7 +10,7 @@ from typing import Any, AsyncIterator, Callable, Dict, Iterator, List, Mapping, 
 from .arrays import Arrays
 from .batches import Batch, Item
 from .parts import Layout
-from .specs import Spec, check_specs
+from .specs import Parameter, Spec, check_parameters, check_specs
 from .values import Encoder
 
 Outputs = Mapping[str, Any]
@@ -82,6 +82,8 @@ class Worker:
     inputs, outputs    specs by name; without specs nothing is checked. setup may set them on self
     batch_axis         "rows": axis 0 of every tensor is rows, and items are joined on it;
                        "none": items are never joined, and batch[name] is a list
+    parameters         what item.parameters may have: Parameter by name, {} for none; None, the
+                       default, is anything. Callers get an error for other names
     prepared           specs of the values that preprocess returns, for tensors that should be
                        joined; without a spec batch[name] is a list of the returned values
     examples           inputs that the worker answers: a list, or by name. Warm-up and tools use them
@@ -96,6 +98,7 @@ class Worker:
 
     inputs: Mapping[str, Spec] = {}
     outputs: Mapping[str, Spec] = {}
+    parameters: Optional[Mapping[str, Parameter]] = None
     prepared: Mapping[str, Spec] = {}
     batch_axis: str = "rows"
     examples: Examples = ()
@@ -207,6 +210,7 @@ def check_worker(worker: Worker) -> None:
     check_specs(f"{name}.inputs", worker.inputs, joins)
     check_specs(f"{name}.outputs", worker.outputs, joins)
     check_specs(f"{name}.prepared", worker.prepared, joins)
+    check_parameters(f"{name}.parameters", worker.parameters)
 
 
 def wire_spec(worker: Worker, arrays: Arrays, layout: Layout) -> Dict[str, Any]:
@@ -220,6 +224,8 @@ def wire_spec(worker: Worker, arrays: Arrays, layout: Layout) -> Dict[str, Any]:
         "inputs": [spec.wire(name) for name, spec in worker.inputs.items()],
         "outputs": [spec.wire(name) for name, spec in worker.outputs.items()],
     }
+    if worker.parameters is not None:
+        spec["parameters"] = [parameter.wire(name) for name, parameter in worker.parameters.items()]
     if overrides(type(worker), "stream") and not worker.collect:
         for output in spec["outputs"]:
             output["optional"] = True  # the end of a stream has none

@@ -5,7 +5,7 @@ from __future__ import annotations
 import unittest
 from typing import Any, List
 
-from stagemesh import Bytes, Json, Tensor, Text, Worker, testing
+from stagemesh import Bytes, Json, Parameter, Tensor, Text, Worker, testing
 from stagemesh.testing import WorkerEnded
 
 from .workers import XY, RunTest
@@ -63,6 +63,8 @@ class DeclarationsTest(RunTest):
             ),
             ({"inputs": [Tensor("FP32", [-1])]}, "a dict of names and specs"),
             ({"outputs": {"y": "FP32"}}, r"outputs\['y'\]: Tensor, Bytes, Text or Json is wanted"),
+            ({"parameters": {"p": int}}, r"parameters\['p'\]: Parameter is wanted"),
+            ({"parameters": ["p"]}, "parameters: a dict of names"),
             ({"batch_axis": "cols"}, 'use "rows" or "none"'),
             (
                 {"examples": [{"x": [[1, 2, 3]]}]},
@@ -140,6 +142,22 @@ class DeclarationsTest(RunTest):
         )
         self.assertEqual(run.spec["examples"][0]["name"], "ones")
         self.assertEqual(run.examples[0]["x"].tolist(), [[1, 1, 1]])
+
+    def test_parameters_are_declared(self) -> None:
+        declared = {"words": Parameter(int, "how many"), "style": Parameter(str)}
+        for parameters, want in (
+            (
+                declared,
+                [{"name": "words", "type": "int", "description": "how many"}, {"name": "style", "type": "string"}],
+            ),
+            ({}, []),
+            (None, None),
+        ):
+            kind = type("Declares", (XY,), {"predict": lambda self, batch: {}, "parameters": parameters})
+            with self.subTest(want):
+                self.assertEqual(self.start(kind).spec.get("parameters"), want)
+        with self.assertRaisesRegex(ValueError, "use bool, int, float or str"):
+            Parameter(list)
 
     def test_context_has_the_hosts_settings(self) -> None:
         seen: List[Any] = []

@@ -289,3 +289,28 @@ func TestHungWorkerIsShownAndReplaced(t *testing.T) {
 		t.Errorf("the next gets %v", a)
 	}
 }
+
+// The worker was ready once, and cannot be started again.
+func TestCallersLearnWhyNoWorkerStarts(t *testing.T) {
+	t.Parallel()
+	p := up(t, "obedient.py", nil)
+	inFlight := p.post("wait for ever")
+	running := p.files.await("run", "wait for ever")
+	p.files.setFlag("broken")
+	waiting := p.post("hello")
+	if err := syscall.Kill(running.PID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	begin := time.Now()
+	for name, from := range map[string]<-chan response{"in flight": inFlight, "that waits": waiting, "afterwards": p.post("hello")} {
+		a := testbed.Receive(t, "answer", from)
+		if a.status != http.StatusServiceUnavailable || !strings.Contains(a.body, "NO_CAPACITY") || !strings.Contains(a.body, "the model is broken") {
+			t.Errorf("the request %s is answered with %v after %s", name, a, time.Since(begin))
+		}
+		t.Logf("%s: %s after %s", name, a.body, time.Since(begin))
+	}
+	testbed.Eventually(t, "later requests are rejected with the cause", func() bool {
+		a := p.send(http.MethodPost, p.url, "hello")
+		return a.status == http.StatusServiceUnavailable && strings.Contains(a.body, "NO_CAPACITY") && strings.Contains(a.body, "the model is broken")
+	})
+}

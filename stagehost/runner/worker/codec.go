@@ -281,6 +281,15 @@ func specOf(s *frame.Spec, body []byte) (runner.Spec, error) {
 	if out.Outputs, err = partSpecsOf("outputs", s.Outputs); err != nil {
 		return runner.Spec{}, err
 	}
+	if s.Parameters != nil {
+		out.Parameters = []runner.ParameterSpec{}
+	}
+	for i, p := range s.Parameters {
+		if err := payload.ValidName(p.Name); err != nil {
+			return runner.Spec{}, fmt.Errorf("parameters[%d]: %w", i, err)
+		}
+		out.Parameters = append(out.Parameters, runner.ParameterSpec{Name: p.Name, Type: payload.Type(p.Type), Description: p.Description})
+	}
 	for i, e := range s.Examples {
 		example := runner.Example{Name: e.Name, Inputs: make([]payload.Part, len(e.Inputs))}
 		for j, p := range e.Inputs {
@@ -331,6 +340,9 @@ func compareSpecs(before, now runner.Spec) string {
 	}
 	if !reflect.DeepEqual(before.Outputs, now.Outputs) {
 		out = append(out, fmt.Sprintf("outputs were %s and are %s", describe(before.Outputs), describe(now.Outputs)))
+	}
+	if !reflect.DeepEqual(before.Parameters, now.Parameters) {
+		out = append(out, fmt.Sprintf("parameters were %v and are %v", before.Parameters, now.Parameters))
 	}
 	return strings.Join(out, "; ")
 }

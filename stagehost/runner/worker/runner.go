@@ -341,21 +341,25 @@ func (r *Runner) Acquire(ctx context.Context) (runner.Slot, error) {
 
 // Health implements runner.HealthReporter: it returns nil while a worker is ready. The
 // error has the state of each worker. It wraps ErrCrashLoop where all of them are in a
-// crash loop, ErrNotReady where one may be ready soon, and ErrStopped.
+// crash loop, ErrNotReady where one may be ready soon, and ErrStopped; and
+// runner.ErrStartFailed where the last start of each failed.
 func (r *Runner) Health() (changed <-chan struct{}, err error) {
 	workers, changed := r.board.look()
 	if r.pool.isStopped() {
 		return changed, ErrStopped
 	}
-	looping := true
+	looping, startFailed := true, true
 	for _, s := range workers {
 		if s.state == Ready {
 			return changed, nil
 		}
-		looping = looping && s.looping
+		looping, startFailed = looping && s.looping, startFailed && s.startFailed
 	}
 	if err = ErrNotReady; looping {
 		err = ErrCrashLoop
+	}
+	if startFailed {
+		err = fmt.Errorf("%w, %w", err, runner.ErrStartFailed)
 	}
 	return changed, fmt.Errorf("%w: %s", err, describeUnready(workers))
 }

@@ -206,7 +206,9 @@ type Spec struct {
 	Examples  []*Example  `protobuf:"bytes,4,rep,name=examples,proto3" json:"examples,omitempty"`
 	// The runner answers in chunks, before its outcome: it gets items one by one, and
 	// its stage is the last of a pipeline.
-	Stream        bool `protobuf:"varint,5,opt,name=stream,proto3" json:"stream,omitempty"`
+	Stream bool `protobuf:"varint,5,opt,name=stream,proto3" json:"stream,omitempty"`
+	// The parameters that the runner reads; absent where it takes any.
+	Parameters    *ParameterSpecs `protobuf:"bytes,6,opt,name=parameters,proto3" json:"parameters,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -276,6 +278,120 @@ func (x *Spec) GetStream() bool {
 	return false
 }
 
+func (x *Spec) GetParameters() *ParameterSpecs {
+	if x != nil {
+		return x.Parameters
+	}
+	return nil
+}
+
+type ParameterSpecs struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Specs         []*ParameterSpec       `protobuf:"bytes,1,rep,name=specs,proto3" json:"specs,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ParameterSpecs) Reset() {
+	*x = ParameterSpecs{}
+	mi := &file_stagemesh_stage_v1_stage_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ParameterSpecs) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ParameterSpecs) ProtoMessage() {}
+
+func (x *ParameterSpecs) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_stage_v1_stage_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ParameterSpecs.ProtoReflect.Descriptor instead.
+func (*ParameterSpecs) Descriptor() ([]byte, []int) {
+	return file_stagemesh_stage_v1_stage_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *ParameterSpecs) GetSpecs() []*ParameterSpec {
+	if x != nil {
+		return x.Specs
+	}
+	return nil
+}
+
+// ParameterSpec is one parameter that a runner reads.
+type ParameterSpec struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// bool, int, float or string; a string may be any value. Empty means any.
+	Type string `protobuf:"bytes,2,opt,name=type,proto3" json:"type,omitempty"`
+	// A sentence for a person.
+	Description   string `protobuf:"bytes,3,opt,name=description,proto3" json:"description,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ParameterSpec) Reset() {
+	*x = ParameterSpec{}
+	mi := &file_stagemesh_stage_v1_stage_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ParameterSpec) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ParameterSpec) ProtoMessage() {}
+
+func (x *ParameterSpec) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_stage_v1_stage_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ParameterSpec.ProtoReflect.Descriptor instead.
+func (*ParameterSpec) Descriptor() ([]byte, []int) {
+	return file_stagemesh_stage_v1_stage_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *ParameterSpec) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ParameterSpec) GetType() string {
+	if x != nil {
+		return x.Type
+	}
+	return ""
+}
+
+func (x *ParameterSpec) GetDescription() string {
+	if x != nil {
+		return x.Description
+	}
+	return ""
+}
+
 // PartSpec is what one input or output looks like.
 type PartSpec struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -298,7 +414,7 @@ type PartSpec struct {
 
 func (x *PartSpec) Reset() {
 	*x = PartSpec{}
-	mi := &file_stagemesh_stage_v1_stage_proto_msgTypes[3]
+	mi := &file_stagemesh_stage_v1_stage_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -310,7 +426,7 @@ func (x *PartSpec) String() string {
 func (*PartSpec) ProtoMessage() {}
 
 func (x *PartSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_stage_v1_stage_proto_msgTypes[3]
+	mi := &file_stagemesh_stage_v1_stage_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -323,7 +439,7 @@ func (x *PartSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PartSpec.ProtoReflect.Descriptor instead.
 func (*PartSpec) Descriptor() ([]byte, []int) {
-	return file_stagemesh_stage_v1_stage_proto_rawDescGZIP(), []int{3}
+	return file_stagemesh_stage_v1_stage_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *PartSpec) GetName() string {
@@ -406,7 +522,7 @@ type TensorSpec struct {
 
 func (x *TensorSpec) Reset() {
 	*x = TensorSpec{}
-	mi := &file_stagemesh_stage_v1_stage_proto_msgTypes[4]
+	mi := &file_stagemesh_stage_v1_stage_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -418,7 +534,7 @@ func (x *TensorSpec) String() string {
 func (*TensorSpec) ProtoMessage() {}
 
 func (x *TensorSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_stage_v1_stage_proto_msgTypes[4]
+	mi := &file_stagemesh_stage_v1_stage_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -431,7 +547,7 @@ func (x *TensorSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TensorSpec.ProtoReflect.Descriptor instead.
 func (*TensorSpec) Descriptor() ([]byte, []int) {
-	return file_stagemesh_stage_v1_stage_proto_rawDescGZIP(), []int{4}
+	return file_stagemesh_stage_v1_stage_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *TensorSpec) GetDatatype() string {
@@ -458,7 +574,7 @@ type BlobSpec struct {
 
 func (x *BlobSpec) Reset() {
 	*x = BlobSpec{}
-	mi := &file_stagemesh_stage_v1_stage_proto_msgTypes[5]
+	mi := &file_stagemesh_stage_v1_stage_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -470,7 +586,7 @@ func (x *BlobSpec) String() string {
 func (*BlobSpec) ProtoMessage() {}
 
 func (x *BlobSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_stage_v1_stage_proto_msgTypes[5]
+	mi := &file_stagemesh_stage_v1_stage_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -483,7 +599,7 @@ func (x *BlobSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlobSpec.ProtoReflect.Descriptor instead.
 func (*BlobSpec) Descriptor() ([]byte, []int) {
-	return file_stagemesh_stage_v1_stage_proto_rawDescGZIP(), []int{5}
+	return file_stagemesh_stage_v1_stage_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *BlobSpec) GetContentTypes() []string {
@@ -504,7 +620,7 @@ type Example struct {
 
 func (x *Example) Reset() {
 	*x = Example{}
-	mi := &file_stagemesh_stage_v1_stage_proto_msgTypes[6]
+	mi := &file_stagemesh_stage_v1_stage_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -516,7 +632,7 @@ func (x *Example) String() string {
 func (*Example) ProtoMessage() {}
 
 func (x *Example) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_stage_v1_stage_proto_msgTypes[6]
+	mi := &file_stagemesh_stage_v1_stage_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -529,7 +645,7 @@ func (x *Example) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Example.ProtoReflect.Descriptor instead.
 func (*Example) Descriptor() ([]byte, []int) {
-	return file_stagemesh_stage_v1_stage_proto_rawDescGZIP(), []int{6}
+	return file_stagemesh_stage_v1_stage_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Example) GetName() string {
@@ -565,7 +681,7 @@ type Limits struct {
 
 func (x *Limits) Reset() {
 	*x = Limits{}
-	mi := &file_stagemesh_stage_v1_stage_proto_msgTypes[7]
+	mi := &file_stagemesh_stage_v1_stage_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -577,7 +693,7 @@ func (x *Limits) String() string {
 func (*Limits) ProtoMessage() {}
 
 func (x *Limits) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_stage_v1_stage_proto_msgTypes[7]
+	mi := &file_stagemesh_stage_v1_stage_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -590,7 +706,7 @@ func (x *Limits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limits.ProtoReflect.Descriptor instead.
 func (*Limits) Descriptor() ([]byte, []int) {
-	return file_stagemesh_stage_v1_stage_proto_rawDescGZIP(), []int{7}
+	return file_stagemesh_stage_v1_stage_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Limits) GetMaxSize() uint32 {
@@ -641,7 +757,7 @@ type InferRequest struct {
 
 func (x *InferRequest) Reset() {
 	*x = InferRequest{}
-	mi := &file_stagemesh_stage_v1_stage_proto_msgTypes[8]
+	mi := &file_stagemesh_stage_v1_stage_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -653,7 +769,7 @@ func (x *InferRequest) String() string {
 func (*InferRequest) ProtoMessage() {}
 
 func (x *InferRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_stage_v1_stage_proto_msgTypes[8]
+	mi := &file_stagemesh_stage_v1_stage_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -666,7 +782,7 @@ func (x *InferRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InferRequest.ProtoReflect.Descriptor instead.
 func (*InferRequest) Descriptor() ([]byte, []int) {
-	return file_stagemesh_stage_v1_stage_proto_rawDescGZIP(), []int{8}
+	return file_stagemesh_stage_v1_stage_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *InferRequest) GetInputs() []*v1.Part {
@@ -715,7 +831,7 @@ type InferResponse struct {
 
 func (x *InferResponse) Reset() {
 	*x = InferResponse{}
-	mi := &file_stagemesh_stage_v1_stage_proto_msgTypes[9]
+	mi := &file_stagemesh_stage_v1_stage_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -727,7 +843,7 @@ func (x *InferResponse) String() string {
 func (*InferResponse) ProtoMessage() {}
 
 func (x *InferResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_stage_v1_stage_proto_msgTypes[9]
+	mi := &file_stagemesh_stage_v1_stage_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -740,7 +856,7 @@ func (x *InferResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InferResponse.ProtoReflect.Descriptor instead.
 func (*InferResponse) Descriptor() ([]byte, []int) {
-	return file_stagemesh_stage_v1_stage_proto_rawDescGZIP(), []int{9}
+	return file_stagemesh_stage_v1_stage_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *InferResponse) GetOutputs() []*v1.Part {
@@ -776,14 +892,23 @@ const file_stagemesh_stage_v1_stage_proto_rawDesc = "" +
 	"\x04host\x18\x03 \x01(\tR\x04host\x12\x18\n" +
 	"\aversion\x18\x04 \x01(\tR\aversion\x12,\n" +
 	"\x04spec\x18\x05 \x01(\v2\x18.stagemesh.stage.v1.SpecR\x04spec\x122\n" +
-	"\x06limits\x18\x06 \x01(\v2\x1a.stagemesh.stage.v1.LimitsR\x06limits\"\x83\x02\n" +
+	"\x06limits\x18\x06 \x01(\v2\x1a.stagemesh.stage.v1.LimitsR\x06limits\"\xc7\x02\n" +
 	"\x04Spec\x124\n" +
 	"\x06inputs\x18\x01 \x03(\v2\x1c.stagemesh.stage.v1.PartSpecR\x06inputs\x126\n" +
 	"\aoutputs\x18\x02 \x03(\v2\x1c.stagemesh.stage.v1.PartSpecR\aoutputs\x12<\n" +
 	"\n" +
 	"batch_axis\x18\x03 \x01(\x0e2\x1d.stagemesh.stage.v1.BatchAxisR\tbatchAxis\x127\n" +
 	"\bexamples\x18\x04 \x03(\v2\x1b.stagemesh.stage.v1.ExampleR\bexamples\x12\x16\n" +
-	"\x06stream\x18\x05 \x01(\bR\x06stream\"\xea\x01\n" +
+	"\x06stream\x18\x05 \x01(\bR\x06stream\x12B\n" +
+	"\n" +
+	"parameters\x18\x06 \x01(\v2\".stagemesh.stage.v1.ParameterSpecsR\n" +
+	"parameters\"I\n" +
+	"\x0eParameterSpecs\x127\n" +
+	"\x05specs\x18\x01 \x03(\v2!.stagemesh.stage.v1.ParameterSpecR\x05specs\"Y\n" +
+	"\rParameterSpec\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04type\x18\x02 \x01(\tR\x04type\x12 \n" +
+	"\vdescription\x18\x03 \x01(\tR\vdescription\"\xea\x01\n" +
 	"\bPartSpec\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x128\n" +
 	"\x06tensor\x18\x02 \x01(\v2\x1e.stagemesh.stage.v1.TensorSpecH\x00R\x06tensor\x122\n" +
@@ -849,57 +974,61 @@ func file_stagemesh_stage_v1_stage_proto_rawDescGZIP() []byte {
 }
 
 var file_stagemesh_stage_v1_stage_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_stagemesh_stage_v1_stage_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
+var file_stagemesh_stage_v1_stage_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_stagemesh_stage_v1_stage_proto_goTypes = []any{
 	(BatchAxis)(0),              // 0: stagemesh.stage.v1.BatchAxis
 	(*DescribeRequest)(nil),     // 1: stagemesh.stage.v1.DescribeRequest
 	(*DescribeResponse)(nil),    // 2: stagemesh.stage.v1.DescribeResponse
 	(*Spec)(nil),                // 3: stagemesh.stage.v1.Spec
-	(*PartSpec)(nil),            // 4: stagemesh.stage.v1.PartSpec
-	(*TensorSpec)(nil),          // 5: stagemesh.stage.v1.TensorSpec
-	(*BlobSpec)(nil),            // 6: stagemesh.stage.v1.BlobSpec
-	(*Example)(nil),             // 7: stagemesh.stage.v1.Example
-	(*Limits)(nil),              // 8: stagemesh.stage.v1.Limits
-	(*InferRequest)(nil),        // 9: stagemesh.stage.v1.InferRequest
-	(*InferResponse)(nil),       // 10: stagemesh.stage.v1.InferResponse
-	nil,                         // 11: stagemesh.stage.v1.InferRequest.ParametersEntry
-	nil,                         // 12: stagemesh.stage.v1.InferRequest.MetadataEntry
-	nil,                         // 13: stagemesh.stage.v1.InferResponse.MetadataEntry
-	(*v1.Part)(nil),             // 14: stagemesh.inference.v1.Part
-	(*durationpb.Duration)(nil), // 15: google.protobuf.Duration
-	(*v1.ModelRef)(nil),         // 16: stagemesh.inference.v1.ModelRef
-	(*v1.StepTiming)(nil),       // 17: stagemesh.inference.v1.StepTiming
-	(*v1.Value)(nil),            // 18: stagemesh.inference.v1.Value
+	(*ParameterSpecs)(nil),      // 4: stagemesh.stage.v1.ParameterSpecs
+	(*ParameterSpec)(nil),       // 5: stagemesh.stage.v1.ParameterSpec
+	(*PartSpec)(nil),            // 6: stagemesh.stage.v1.PartSpec
+	(*TensorSpec)(nil),          // 7: stagemesh.stage.v1.TensorSpec
+	(*BlobSpec)(nil),            // 8: stagemesh.stage.v1.BlobSpec
+	(*Example)(nil),             // 9: stagemesh.stage.v1.Example
+	(*Limits)(nil),              // 10: stagemesh.stage.v1.Limits
+	(*InferRequest)(nil),        // 11: stagemesh.stage.v1.InferRequest
+	(*InferResponse)(nil),       // 12: stagemesh.stage.v1.InferResponse
+	nil,                         // 13: stagemesh.stage.v1.InferRequest.ParametersEntry
+	nil,                         // 14: stagemesh.stage.v1.InferRequest.MetadataEntry
+	nil,                         // 15: stagemesh.stage.v1.InferResponse.MetadataEntry
+	(*v1.Part)(nil),             // 16: stagemesh.inference.v1.Part
+	(*durationpb.Duration)(nil), // 17: google.protobuf.Duration
+	(*v1.ModelRef)(nil),         // 18: stagemesh.inference.v1.ModelRef
+	(*v1.StepTiming)(nil),       // 19: stagemesh.inference.v1.StepTiming
+	(*v1.Value)(nil),            // 20: stagemesh.inference.v1.Value
 }
 var file_stagemesh_stage_v1_stage_proto_depIdxs = []int32{
 	3,  // 0: stagemesh.stage.v1.DescribeResponse.spec:type_name -> stagemesh.stage.v1.Spec
-	8,  // 1: stagemesh.stage.v1.DescribeResponse.limits:type_name -> stagemesh.stage.v1.Limits
-	4,  // 2: stagemesh.stage.v1.Spec.inputs:type_name -> stagemesh.stage.v1.PartSpec
-	4,  // 3: stagemesh.stage.v1.Spec.outputs:type_name -> stagemesh.stage.v1.PartSpec
+	10, // 1: stagemesh.stage.v1.DescribeResponse.limits:type_name -> stagemesh.stage.v1.Limits
+	6,  // 2: stagemesh.stage.v1.Spec.inputs:type_name -> stagemesh.stage.v1.PartSpec
+	6,  // 3: stagemesh.stage.v1.Spec.outputs:type_name -> stagemesh.stage.v1.PartSpec
 	0,  // 4: stagemesh.stage.v1.Spec.batch_axis:type_name -> stagemesh.stage.v1.BatchAxis
-	7,  // 5: stagemesh.stage.v1.Spec.examples:type_name -> stagemesh.stage.v1.Example
-	5,  // 6: stagemesh.stage.v1.PartSpec.tensor:type_name -> stagemesh.stage.v1.TensorSpec
-	6,  // 7: stagemesh.stage.v1.PartSpec.blob:type_name -> stagemesh.stage.v1.BlobSpec
-	14, // 8: stagemesh.stage.v1.Example.inputs:type_name -> stagemesh.inference.v1.Part
-	15, // 9: stagemesh.stage.v1.Limits.max_wait:type_name -> google.protobuf.Duration
-	14, // 10: stagemesh.stage.v1.InferRequest.inputs:type_name -> stagemesh.inference.v1.Part
-	16, // 11: stagemesh.stage.v1.InferRequest.model:type_name -> stagemesh.inference.v1.ModelRef
-	11, // 12: stagemesh.stage.v1.InferRequest.parameters:type_name -> stagemesh.stage.v1.InferRequest.ParametersEntry
-	12, // 13: stagemesh.stage.v1.InferRequest.metadata:type_name -> stagemesh.stage.v1.InferRequest.MetadataEntry
-	15, // 14: stagemesh.stage.v1.InferRequest.timeout:type_name -> google.protobuf.Duration
-	14, // 15: stagemesh.stage.v1.InferResponse.outputs:type_name -> stagemesh.inference.v1.Part
-	13, // 16: stagemesh.stage.v1.InferResponse.metadata:type_name -> stagemesh.stage.v1.InferResponse.MetadataEntry
-	17, // 17: stagemesh.stage.v1.InferResponse.timing:type_name -> stagemesh.inference.v1.StepTiming
-	18, // 18: stagemesh.stage.v1.InferRequest.ParametersEntry.value:type_name -> stagemesh.inference.v1.Value
-	1,  // 19: stagemesh.stage.v1.StageService.Describe:input_type -> stagemesh.stage.v1.DescribeRequest
-	9,  // 20: stagemesh.stage.v1.StageService.Infer:input_type -> stagemesh.stage.v1.InferRequest
-	2,  // 21: stagemesh.stage.v1.StageService.Describe:output_type -> stagemesh.stage.v1.DescribeResponse
-	10, // 22: stagemesh.stage.v1.StageService.Infer:output_type -> stagemesh.stage.v1.InferResponse
-	21, // [21:23] is the sub-list for method output_type
-	19, // [19:21] is the sub-list for method input_type
-	19, // [19:19] is the sub-list for extension type_name
-	19, // [19:19] is the sub-list for extension extendee
-	0,  // [0:19] is the sub-list for field type_name
+	9,  // 5: stagemesh.stage.v1.Spec.examples:type_name -> stagemesh.stage.v1.Example
+	4,  // 6: stagemesh.stage.v1.Spec.parameters:type_name -> stagemesh.stage.v1.ParameterSpecs
+	5,  // 7: stagemesh.stage.v1.ParameterSpecs.specs:type_name -> stagemesh.stage.v1.ParameterSpec
+	7,  // 8: stagemesh.stage.v1.PartSpec.tensor:type_name -> stagemesh.stage.v1.TensorSpec
+	8,  // 9: stagemesh.stage.v1.PartSpec.blob:type_name -> stagemesh.stage.v1.BlobSpec
+	16, // 10: stagemesh.stage.v1.Example.inputs:type_name -> stagemesh.inference.v1.Part
+	17, // 11: stagemesh.stage.v1.Limits.max_wait:type_name -> google.protobuf.Duration
+	16, // 12: stagemesh.stage.v1.InferRequest.inputs:type_name -> stagemesh.inference.v1.Part
+	18, // 13: stagemesh.stage.v1.InferRequest.model:type_name -> stagemesh.inference.v1.ModelRef
+	13, // 14: stagemesh.stage.v1.InferRequest.parameters:type_name -> stagemesh.stage.v1.InferRequest.ParametersEntry
+	14, // 15: stagemesh.stage.v1.InferRequest.metadata:type_name -> stagemesh.stage.v1.InferRequest.MetadataEntry
+	17, // 16: stagemesh.stage.v1.InferRequest.timeout:type_name -> google.protobuf.Duration
+	16, // 17: stagemesh.stage.v1.InferResponse.outputs:type_name -> stagemesh.inference.v1.Part
+	15, // 18: stagemesh.stage.v1.InferResponse.metadata:type_name -> stagemesh.stage.v1.InferResponse.MetadataEntry
+	19, // 19: stagemesh.stage.v1.InferResponse.timing:type_name -> stagemesh.inference.v1.StepTiming
+	20, // 20: stagemesh.stage.v1.InferRequest.ParametersEntry.value:type_name -> stagemesh.inference.v1.Value
+	1,  // 21: stagemesh.stage.v1.StageService.Describe:input_type -> stagemesh.stage.v1.DescribeRequest
+	11, // 22: stagemesh.stage.v1.StageService.Infer:input_type -> stagemesh.stage.v1.InferRequest
+	2,  // 23: stagemesh.stage.v1.StageService.Describe:output_type -> stagemesh.stage.v1.DescribeResponse
+	12, // 24: stagemesh.stage.v1.StageService.Infer:output_type -> stagemesh.stage.v1.InferResponse
+	23, // [23:25] is the sub-list for method output_type
+	21, // [21:23] is the sub-list for method input_type
+	21, // [21:21] is the sub-list for extension type_name
+	21, // [21:21] is the sub-list for extension extendee
+	0,  // [0:21] is the sub-list for field type_name
 }
 
 func init() { file_stagemesh_stage_v1_stage_proto_init() }
@@ -907,7 +1036,7 @@ func file_stagemesh_stage_v1_stage_proto_init() {
 	if File_stagemesh_stage_v1_stage_proto != nil {
 		return
 	}
-	file_stagemesh_stage_v1_stage_proto_msgTypes[3].OneofWrappers = []any{
+	file_stagemesh_stage_v1_stage_proto_msgTypes[5].OneofWrappers = []any{
 		(*PartSpec_Tensor)(nil),
 		(*PartSpec_Blob)(nil),
 	}
@@ -917,7 +1046,7 @@ func file_stagemesh_stage_v1_stage_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_stagemesh_stage_v1_stage_proto_rawDesc), len(file_stagemesh_stage_v1_stage_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   13,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
