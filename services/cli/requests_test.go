@@ -78,6 +78,11 @@ func TestInferWithKeyRunsOnce(t *testing.T) {
 		if first != "" && request != first {
 			t.Errorf("the answers of requests %s and %s", first, request)
 		}
+		out, err = run(t, "get", "result", "--pipeline", "digits", "--idempotency-key", "nine", "-a", address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		match(t, out, `REQUEST +TIME +ANSWER`, request+` +[0-9.]+ ms +labels=\[9 .*`)
 		first = request
 	}
 	out, err := run(t, "infer", "digits", image("00-1.png"), "--idempotency-key", "nine", "-a", address)
@@ -174,16 +179,18 @@ func TestRequestVerbsCheckTheirArguments(t *testing.T) {
 		args []string
 		want string
 	}{
-		"result of none":    {[]string{"get", "result"}, "give one REQUEST_ID; see stagemesh get result --help"},
-		"result of two":     {[]string{"get", "result", good, good}, "give one REQUEST_ID; see stagemesh get result --help"},
-		"result of no id":   {[]string{"get", "result", "x"}, `REQUEST_ID: "x" is not an ID such as 01a1fc37-9c70-7089-b8a4-eabc34a6f203; see stagemesh get result --help`},
-		"a negative wait":   {[]string{"get", "result", good, "--wait", "-1s"}, "--wait: -1s is negative; see stagemesh get result --help"},
-		"result of no mesh": {[]string{"get", "result", good, "-a", "127.0.0.1:1"}, "nobody answers at http://127.0.0.1:1: "},
-		"cancel of none":    {[]string{"cancel"}, "give one REQUEST_ID; see stagemesh cancel --help"},
-		"cancel of no id":   {[]string{"cancel", "x"}, `REQUEST_ID: "x" is not an ID`},
-		"cancel of no mesh": {[]string{"cancel", good, "-a", "127.0.0.1:1"}, "nobody answers at http://127.0.0.1:1: "},
-		"cancel nowhere":    {[]string{"cancel", good, "-a", "ftp://x"}, "--address: "},
-		"a durability":      {[]string{"infer", "p", "f", "--durability", "disk"}, `--durability: "disk": use memory or file`},
+		"result of none":       {[]string{"get", "result"}, "give one REQUEST_ID; see stagemesh get result --help"},
+		"result of two":        {[]string{"get", "result", good, good}, "give one REQUEST_ID; see stagemesh get result --help"},
+		"result of no id":      {[]string{"get", "result", "x"}, `REQUEST_ID: "x" is not an ID such as 01a1fc37-9c70-7089-b8a4-eabc34a6f203; see stagemesh get result --help`},
+		"a negative wait":      {[]string{"get", "result", good, "--wait", "-1s"}, "--wait: -1s is negative; see stagemesh get result --help"},
+		"result of no mesh":    {[]string{"get", "result", good, "-a", "127.0.0.1:1"}, "nobody answers at http://127.0.0.1:1: "},
+		"result of half a key": {[]string{"get", "result", "--idempotency-key", "x"}, "give one REQUEST_ID, or --pipeline and --idempotency-key; see stagemesh get result --help"},
+		"cancel of both":       {[]string{"cancel", good, "--pipeline", "digits", "--idempotency-key", "x"}, "give one REQUEST_ID, or --pipeline and --idempotency-key; see stagemesh cancel --help"},
+		"cancel of none":       {[]string{"cancel"}, "give one REQUEST_ID; see stagemesh cancel --help"},
+		"cancel of no id":      {[]string{"cancel", "x"}, `REQUEST_ID: "x" is not an ID`},
+		"cancel of no mesh":    {[]string{"cancel", good, "-a", "127.0.0.1:1"}, "nobody answers at http://127.0.0.1:1: "},
+		"cancel nowhere":       {[]string{"cancel", good, "-a", "ftp://x"}, "--address: "},
+		"a durability":         {[]string{"infer", "p", "f", "--durability", "disk"}, `--durability: "disk": use memory or file`},
 	} {
 		out, err := run(t, test.args...)
 		if err == nil || !strings.HasPrefix(err.Error(), test.want) || out != "" {
