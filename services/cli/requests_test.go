@@ -151,6 +151,54 @@ func endless(t *testing.T) (address, request string) {
 	return address, f.Metadata["request_id"]
 }
 
+// Its ID reaches the caller only with the answer.
+func TestRunningRequestIsListedAndCancelledByItsKey(t *testing.T) {
+	t.Parallel()
+	runs := make(chan struct{}, 1)
+	stage := stagemesh.Stage{Name: "endless", Runner: inproc.Each(inproc.Settings{}, func(ctx context.Context, _ runner.Item) ([]payload.Part, error) {
+		runs <- struct{}{}
+		<-ctx.Done()
+		return nil, ctx.Err()
+	})}
+	m, err := stagemesh.New(stagemesh.Settings{Gateway: gateway.Settings{Config: gateway.Config{Listen: "127.0.0.1:0", Admin: gateway.Admin{Listen: "127.0.0.1:0"}}}})
+	if err := errors.Join(err, m.AddStage(stage)); err != nil {
+		t.Fatal(err)
+	}
+	address := serve(t, m)
+	list := func(args ...string) string {
+		out, err := run(t, append([]string{"status", "--requests", "--admin", m.AdminURL()}, args...)...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return out
+	}
+	if out := list(); out != "the gateway has no request in flight\n" {
+		t.Errorf("before: %s", out)
+	}
+	left := make(chan error, 1)
+	go func() {
+		_, err := m.Infer(t.Context(), &call.Request{
+			Pipeline: "stage:endless", Durability: pipeline.File, IdempotencyKey: "order 7",
+			Inputs: []payload.Part{payload.OfBlob("", "text/plain", []byte("x"))},
+		})
+		left <- err
+	}()
+	testbed.Receive(t, "run", runs)
+	match(t, list("--stage", "endless"), `REQUEST +AGE +LEFT +PIPELINE +STAGES +QUEUE +TENANT +KEY`, id+` +\d+s +\d+s +stage:endless +endless +file +- +order 7`)
+	if out := list("--stage", "other"); out != "the gateway has no request in flight\n" {
+		t.Errorf("of another stage: %s", out)
+	}
+	if out, err := run(t, "cancel", "--pipeline", "stage:endless", "--idempotency-key", "order 7", "-a", address); err != nil || !strings.Contains(out, `with the key "order 7"`) {
+		t.Errorf("cancel: %s, %v", out, err)
+	}
+	if f := fault.From(testbed.Receive(t, "end of the call", left)); f.Reason != fault.Cancelled {
+		t.Errorf("it ended with %v", f)
+	}
+	if out := list("--json"); out != "{}\n" {
+		t.Errorf("afterwards: %s", out)
+	}
+}
+
 func TestCancelCancelsARequest(t *testing.T) {
 	t.Parallel()
 	address, request := endless(t)
