@@ -80,12 +80,19 @@ func newVersion() *cobra.Command {
 func newConfigCheck() *cobra.Command {
 	return &cobra.Command{
 		Use:   "check FILE",
-		Short: "Report every error in a mesh file, with line and column",
+		Short: "Report every error in a mesh file, or one of pipelines, with line and column",
 		Long: "Report every error in a mesh file, with line and column, and start nothing.\n" +
 			"Models are read when their stage starts, so their errors are not reported here.",
 		Example: "  stagemesh config check mesh.yaml",
 		Args:    between(1, 1, "give one FILE to check"),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if meshfile.HasOnlyPipelines(args[0]) {
+				routes, err := meshfile.ReadPipelines(args[0])
+				if err == nil {
+					_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s: %s without a mesh, fine as far as it goes; stagemesh pipelines plan compares with running stages\n", args[0], count(len(routes), "pipeline"))
+				}
+				return err
+			}
 			file, err := meshfile.Load(args[0], runners.All()...)
 			if err != nil {
 				return err
