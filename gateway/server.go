@@ -62,7 +62,7 @@ func (g *Gateway) open(ctx context.Context) (p ports, err error) {
 func (g *Gateway) publicHandler() (http.Handler, error) {
 	s := port.PublicSettings{
 		Settings: transport.Settings{MaxMessageBytes: admission.MaxBody(g.settings.MaxPayload), MaxPayload: g.settings.MaxPayload, Stopping: g.stopping, Closing: g.closing},
-		Caller:   g.service, Models: g.models, Health: g.probe, Origins: g.settings.AllowOrigins,
+		Caller:   transport.ReservingCaller{Caller: g.service, Most: int64(g.settings.MaxInFlightBytes) / leastRequests}, Models: g.models, Health: g.probe, Origins: g.settings.AllowOrigins,
 		Budget: g.settings.Call.Budget, Tokens: g.public.tokens, TokensKey: publicKey + ".token_file",
 	}
 	if g.settings.ServesDocs() {

@@ -70,9 +70,10 @@ type Host struct {
 	// connectedAt is when this process connected to the broker as a host.
 	connectedAt time.Time
 	status      status
-	// busy is true while items wait for a slot; load has the items in flight.
-	busy atomic.Bool
-	load load
+	// busy is true while items wait for a slot, holdsItems while any are in flight; load
+	// counts them.
+	busy, holdsItems atomic.Bool
+	load             load
 
 	// events go to the loop, which exists once the runner has started; loopDone
 	// is closed when the loop takes no more. cancels are the cancel messages that it has
@@ -106,8 +107,10 @@ type reconciler struct {
 	// true when a reply has found no stream to be stored in.
 	missing      chan struct{}
 	storeMissing atomic.Bool
-	// alive ends the answers on the stage's alive subject; nil while there are none.
-	alive        func() error
+	// alive ends the answers that the host serves the stage, inFlight those that it may hold
+	// items, and failing those why it does not serve; nil while there are none.
+	alive, inFlight, failing func() error
+
 	known        known
 	runnerHealth runnerHealth
 }
@@ -297,10 +300,8 @@ func (h *Host) connect() error {
 	}
 	h.stopCancels, err = conn.ServeCancels(h.receiveCancel)
 	if err == nil {
-		// These subscriptions end with the connection.
-		_, held := conn.ServeInFlight(h.settings.Stage)
-		_, exhausted := conn.ServeExhausted(h.settings.Stage, h.endExhausted)
-		err = errors.Join(held, exhausted)
+		// This subscription ends with the connection.
+		_, err = conn.ServeExhausted(h.settings.Stage, h.endExhausted)
 	}
 	if err != nil {
 		h.puller.Close()

@@ -108,6 +108,12 @@ func (h *Host) ensure(ctx context.Context) error {
 		}
 		h.known.streams = true
 	}
+	h.stopAnswers(&h.failing)
+	if h.inFlight == nil {
+		if h.inFlight, err = h.bus.ServeInFlight(h.settings.Stage); err != nil {
+			return err
+		}
+	}
 	wait := h.settings.Queue.AckWait
 	for _, d := range h.settings.Queue.Durabilities {
 		info, err := h.ensureQueue(ctx, d)
@@ -152,7 +158,7 @@ func (h *Host) ensureQueue(ctx context.Context, d pipeline.Durability) (bus.Queu
 	}
 	h.post(&queueReplaced{queue: d, epoch: info.Epoch})
 	if err := h.bus.ClockError(); err != nil {
-		h.stopAlive()
+		h.stopAnswers(&h.alive)
 		h.puller.Use(d, "")
 		return bus.QueueInfo{}, err
 	}
@@ -181,14 +187,15 @@ func (h *Host) wholeQueue(ctx context.Context, d pipeline.Durability) (bus.Queue
 	return info, err
 }
 
-func (h *Host) stopAlive() {
-	if h.alive == nil {
+// stopAnswers ends the answers of one kind.
+func (h *Host) stopAnswers(of *func() error) {
+	if *of == nil {
 		return
 	}
-	if err := h.alive(); err != nil {
-		h.settings.Logger.Debug("end of alive answers", "error", err)
+	if err := (*of)(); err != nil {
+		h.settings.Logger.Debug("end of answers", "error", err)
 	}
-	h.alive = nil
+	*of = nil
 }
 
 // runnerHealth is the health of a runner that reports it.
@@ -229,13 +236,33 @@ func (h *Host) checkRunner(now time.Time) error {
 
 // leaveStage takes the host out of its stage. It naks the items that wait here for
 // a slot only once no pull is open any more: else they would be redelivered to
-// this host, and naked again, until they are exhausted.
+// this host, and naked again, until they are exhausted. Once a start has failed it also
+// says that it holds none, so that gateways do not wait for it.
 func (h *Host) leaveStage(unhealthyFor time.Duration) {
-	h.stopAlive()
+	h.stopAnswers(&h.alive)
+	if h.failing == nil {
+		var err error
+		if h.failing, err = h.bus.ServeFailing(h.settings.Stage, h.settings.Host, h.cause); err != nil {
+			h.settings.Logger.Debug("callers do not learn why the runner cannot run", "error", err)
+		}
+	}
 	for _, d := range h.settings.Queue.Durabilities {
 		h.puller.Use(d, "")
 	}
-	if unhealthyFor >= unhealthyGrace+reconcileRetry+bus.PullLife {
-		h.post(stageLeft{unhealthyFor})
+	if unhealthyFor < unhealthyGrace+reconcileRetry+bus.PullLife {
+		return
 	}
+	hasFailed := errors.Is(h.runnerHealth.err, runner.ErrStartFailed)
+	h.post(stageLeft{isStarting: !hasFailed && unhealthyFor < h.startTook+unhealthyGrace})
+	if hasFailed && !h.holdsItems.Load() {
+		h.stopAnswers(&h.inFlight)
+	}
+}
+
+// cause returns why the host is not ready; empty where it is.
+func (h *Host) cause() string {
+	if _, _, err := h.status.get(); err != nil {
+		return err.Error()
+	}
+	return ""
 }

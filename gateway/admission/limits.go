@@ -214,7 +214,8 @@ func MaxRequest(maxPayload int) int {
 	return MaxBody(maxPayload) + cmp.Or(maxPayload, DefaultMaxPayload)
 }
 
-// ByteBudget bounds the bytes of all requests in flight together.
+// ByteBudget bounds the bytes of all requests in flight, and of the answers that are
+// written, together.
 type ByteBudget struct {
 	limit    int64
 	reserved atomic.Int64
@@ -230,7 +231,7 @@ func (b *ByteBudget) Reserve(n int64) *fault.Fault {
 		return nil
 	}
 	b.reserved.Add(-n)
-	return fault.Newf(fault.Overloaded, "the gateway has %d bytes of requests in flight, as many as gateway.max_in_flight_bytes allows", b.limit).WithRetryAfter(RetryAfter)
+	return fault.Newf(fault.Overloaded, "the gateway has %d bytes of requests and answers in flight, as many as gateway.max_in_flight_bytes allows", b.limit).WithRetryAfter(RetryAfter)
 }
 
 // Release releases reserved bytes.

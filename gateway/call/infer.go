@@ -165,10 +165,13 @@ func (s *Service) awaitCapacity(ctx context.Context, x *call) (f *fault.Fault) {
 	if f == nil {
 		f = s.checkClock() // the broker has just reported a queue, and its time
 	}
-	if f != nil || x.env.Durability != pipeline.File {
-		return f
+	if f == nil && x.env.Durability == pipeline.File {
+		f = s.resultsStream.ensure(ctx)
 	}
-	return s.resultsStream.ensure(ctx)
+	if f == nil && x.env.StoresResult() {
+		f = s.checkResultSpace(ctx)
+	}
+	return f
 }
 
 // register makes the call pending under a new execution. The ID is new for every
@@ -178,7 +181,7 @@ func (x *call) register() error {
 		return err
 	}
 	x.pending = &pending{
-		execution: x.env.ExecutionID, request: x.env.RequestID, tenant: x.env.Tenant, stages: x.memoryStages(x.env.Durability), takesChunks: x.emit != nil,
+		execution: x.env.ExecutionID, request: x.env.RequestID, tenant: x.env.Tenant, stages: x.memoryStages(x.env.Durability), takesChunks: x.emit != nil, env: x.env,
 	}
 	if err := x.service.table.register(x.pending); err != nil {
 		if f, ok := errors.AsType[*fault.Fault](err); ok {

@@ -3,6 +3,7 @@ package call
 import (
 	"context"
 	"errors"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/semaphore"
@@ -10,6 +11,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/store"
 )
 
@@ -32,7 +34,7 @@ func (s *Service) Result(ctx context.Context, requestID string, wait time.Durati
 	defer s.limiter.Release()
 	// The first question does not count as waiting: a result that is there is found
 	// however short the wait.
-	r, err := s.results.Get(ctx, id)
+	r, err := s.fetch(ctx, id)
 	if wait > 0 && errors.Is(err, store.ErrNoResult) {
 		if !s.waits.TryAcquire(1) {
 			return nil, fault.Newf(fault.Overloaded, "a quarter of gateway.max_in_flight requests wait for results, as many as may; ask without a wait").WithRetryAfter(admission.RetryAfter)
@@ -73,6 +75,86 @@ func (s *Service) Result(ctx context.Context, requestID string, wait time.Durati
 		// Of two clocks, which may differ by more than the request took.
 		Timeline: Timeline{Total: max(0, r.FinishedAt.Sub(r.AdmittedAt)), Steps: r.Reply.Timings},
 	}, nil
+}
+
+// Key is an idempotency key. Calls replace its tenant by their own.
+type Key = store.Key
+
+// RequestOf returns the ID of the request that has the key, for Result and Cancel:
+// NOT_FOUND where none has it, or its retention has passed. It is admitted like a
+// request.
+func (s *Service) RequestOf(ctx context.Context, k Key) (string, error) {
+	switch {
+	case k.Pipeline == "":
+		return "", fault.New(fault.InvalidRequest, "pipeline: an idempotency key belongs to a pipeline; name it").WithViolation("pipeline", "empty")
+	case k.Key == "" || len(k.Key) > MaxIdempotencyKey:
+		return "", fault.Newf(fault.InvalidRequest, "idempotency_key: %d bytes, from 1 to %d are allowed", len(k.Key), MaxIdempotencyKey).
+			WithViolation("idempotency_key", "%d bytes", len(k.Key))
+	}
+	if f := s.limiter.Acquire(); f != nil {
+		return "", f
+	}
+	defer s.limiter.Release()
+	k.Tenant = tenantOf(ctx)
+	record, err := s.keys.store.Get(ctx, k)
+	switch {
+	case ctx.Err() != nil:
+		return "", fault.From(ctx.Err())
+	case err != nil:
+		return "", unavailable(err)
+	case record.Claim == nil:
+		return "", fault.Newf(fault.NotFound, "no request of pipeline %.*s has the idempotency key: it has not come yet, was rejected, or is past its retention", shown, k.Pipeline)
+	}
+	return string(record.Claim.RequestID), nil
+}
+
+// fetch returns a stored result. The broker disconnects a gateway that asks for more than it
+// can take.
+func (s *Service) fetch(ctx context.Context, id pipeline.RequestID) (*envelope.Result, error) {
+	if err := s.fetches.Acquire(ctx, 1); err != nil {
+		return nil, err
+	}
+	defer s.fetches.Release(1)
+	return s.results.Get(ctx, id)
+}
+
+// resultSpace is whether the stream of results has space for those of new requests.
+type resultSpace struct {
+	mu     sync.Mutex
+	readAt time.Time
+	full   bool
+}
+
+const (
+	spaceEvery   = time.Second
+	spaceTimeout = 500 * time.Millisecond
+	// spaceReserve is the part of the stream that is kept for requests in flight: one in ten.
+	spaceReserve = 10
+)
+
+// checkResultSpace rejects a request whose result may find no space. One request a second
+// asks the broker; while that does not answer there is space.
+func (s *Service) checkResultSpace(ctx context.Context) *fault.Fault {
+	r, now := &s.resultSpace, time.Now()
+	r.mu.Lock()
+	full, due := r.full, now.Sub(r.readAt) >= spaceEvery
+	if due {
+		r.readAt = now
+	}
+	r.mu.Unlock()
+	if due {
+		ctx, cancel := context.WithTimeout(ctx, spaceTimeout)
+		defer cancel()
+		used, limit, err := s.results.Usage(ctx)
+		full = err == nil && limit > 0 && int64(used) > limit-limit/spaceReserve
+		r.mu.Lock()
+		r.full = full
+		r.mu.Unlock()
+	}
+	if full {
+		return fault.New(fault.Overloaded, "the store of results is full; raise results.max_bytes, or lower results.retention").WithRetryAfter(admission.RetryAfter)
+	}
+	return nil
 }
 
 // lazyStream is a stream that some requests need. It reserves space on the broker,

@@ -60,6 +60,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -168,6 +169,9 @@ const (
 	// waitsShare is the part of the requests in flight that may wait for a stored result:
 	// one in so many.
 	waitsShare = 4
+	// maxFetches is how many stored results are fetched at a time. Each may be as large as
+	// the broker's messages, and the broker holds 64 MiB for a connection that is slow.
+	maxFetches = 4
 )
 
 // Service is the request path of one gateway.
@@ -179,12 +183,13 @@ type Service struct {
 	limiter      *admission.Limiter
 	availability *admission.Availability
 	// waits bounds the requests that wait for a stored result: they must leave room for
-	// others.
-	waits *semaphore.Weighted
+	// others. fetches bounds those that fetch one.
+	waits, fetches *semaphore.Weighted
 
 	table         *table
 	results       *store.Results
 	resultsStream *lazyStream
+	resultSpace   resultSpace
 	keys          *keys
 	cancels       *cancels
 	// connections counts the connections to the broker.
@@ -211,7 +216,8 @@ func New(s Settings) (*Service, error) {
 	s.Idempotency.Retention = cmp.Or(s.Idempotency.Retention, s.Results.Retention)
 	out := &Service{
 		settings: s, limiter: admission.NewLimiter(s.MaxInFlight), waits: semaphore.NewWeighted(int64(max(1, s.MaxInFlight/waitsShare))),
-		table: newTable(tableLimits{calls: s.MaxInFlight, replies: streamReplies, bytes: streamBytes, shared: streamsBytes}),
+		fetches: semaphore.NewWeighted(maxFetches),
+		table:   newTable(tableLimits{calls: s.MaxInFlight, replies: streamReplies, bytes: streamBytes, shared: streamsBytes}),
 	}
 	var err error
 	out.metrics, err = newMetrics(out)
@@ -280,6 +286,40 @@ func (s *Service) failPending() error {
 // InFlight returns how many requests are admitted and not answered, including those
 // that wait for capacity or for a stored result.
 func (s *Service) InFlight() int { return s.limiter.InFlight() }
+
+// RequestInFlight is a request that is queued or runs.
+type RequestInFlight struct {
+	ID                   pipeline.RequestID
+	Pipeline             pipeline.Name
+	Tenant               string
+	IdempotencyKey       string
+	Stages               []pipeline.StageName
+	Durability           pipeline.Durability
+	AdmittedAt, Deadline time.Time
+}
+
+// Requests returns this gateway's requests that are queued or run and whose route passes
+// the stage, empty for all: the oldest, up to the limit, and how many there are.
+func (s *Service) Requests(stage pipeline.StageName, limit int) (oldest []RequestInFlight, total int) {
+	var found []*envelope.Envelope
+	s.table.each(func(p *pending) {
+		if p.env != nil && (stage == "" || slices.ContainsFunc(p.env.Route, func(h pipeline.Hop) bool { return h.Stage == stage })) {
+			found = append(found, p.env)
+		}
+	})
+	slices.SortFunc(found, func(a, b *envelope.Envelope) int { return a.AdmittedAt.Compare(b.AdmittedAt) })
+	for _, env := range found[:min(limit, len(found))] {
+		r := RequestInFlight{
+			ID: env.RequestID, Pipeline: env.Pipeline, Tenant: env.Tenant, IdempotencyKey: env.IdempotencyKey,
+			Durability: env.Durability, AdmittedAt: env.AdmittedAt, Deadline: env.Deadline,
+		}
+		for _, hop := range env.Route {
+			r.Stages = append(r.Stages, hop.Stage)
+		}
+		oldest = append(oldest, r)
+	}
+	return oldest, len(found)
+}
 
 // receiveReply is the handler of the shared reply subscription.
 func (s *Service) receiveReply(id pipeline.ExecutionID, data []byte) meshv1.ReplyDisposition {

@@ -3,6 +3,7 @@ package call
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"time"
@@ -195,6 +196,11 @@ func (x *call) failUnserved(ctx context.Context) error {
 	}
 	x.service.availability.Deleted(x.env)
 	hop := x.env.Hop()
-	return fault.Newf(fault.NoCapacity, "stage %s has no host: the last one left, and none has come for %s; the request did not run", hop.Stage, x.service.settings.HostGrace).
+	_, err := x.service.bus.Alive(ctx, hop.Stage)
+	why := bus.CauseOf(err)
+	if why == "" {
+		why = fmt.Sprintf("the last one left, and none has come for %s", x.service.settings.HostGrace)
+	}
+	return fault.Newf(fault.NoCapacity, "stage %s has no ready host: %s; the request did not run", hop.Stage, why).
 		At(string(hop.Stage), string(hop.Step), "").WithRetryAfter(admission.RetryAfter)
 }

@@ -10,6 +10,7 @@ import (
 	"io"
 	"net/http"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/stagemesh/stagemesh/gateway/front/transport"
@@ -48,6 +49,7 @@ func Mount(mux *http.ServeMux, source Source) {
 		document.file.send(w, r)
 	}))
 	mux.Handle(PagePath+"/{$}", readOnly(http.RedirectHandler(PagePath, http.StatusPermanentRedirect).ServeHTTP))
+	mux.Handle("/{$}", readOnly(http.RedirectHandler(PagePath, http.StatusFound).ServeHTTP))
 	for path, f := range pageFiles() {
 		mux.Handle(path, readOnly(func(w http.ResponseWriter, r *http.Request) {
 			h := w.Header()
@@ -119,8 +121,8 @@ func pageFiles() map[string]file {
 		PagePath + "/NOTICE":   newFile(plainType, viewerNotice),
 		PagePath + "/swagger-ui-bundle.js.LICENSE.txt": newFile(plainType, viewerParts),
 
-		PagePath + "/swagger-ui.css":       {contentType: styleType, tag: tagOf(viewerStyle), packed: viewerStyle},
-		PagePath + "/swagger-ui-bundle.js": {contentType: scriptType, tag: tagOf(viewerScript), packed: viewerScript},
+		PagePath + "/swagger-ui.css":       packedFile(styleType, viewerStyle),
+		PagePath + "/swagger-ui-bundle.js": packedFile(scriptType, viewerScript),
 	}
 }
 
@@ -128,8 +130,20 @@ func pageFiles() map[string]file {
 type file struct {
 	contentType, tag string
 	packed           []byte
-	// text is nil where packed is unpacked for callers that do not accept gzip.
-	text []byte
+	text             func() []byte
+}
+
+// packedFile returns a file whose text is unpacked for the first caller that does not accept
+// gzip.
+func packedFile(contentType string, packed []byte) file {
+	return file{contentType: contentType, tag: tagOf(packed), packed: packed, text: sync.OnceValue(func() []byte {
+		unpacked, err := gzip.NewReader(bytes.NewReader(packed))
+		if err != nil {
+			return nil // the embedded files are valid gzip
+		}
+		text, _ := io.ReadAll(unpacked)
+		return text
+	})}
 }
 
 func newFile(contentType string, text []byte) file {
@@ -137,7 +151,7 @@ func newFile(contentType string, text []byte) file {
 	w := gzip.NewWriter(&packed) // a buffer accepts everything
 	_, _ = w.Write(text)
 	_ = w.Close()
-	return file{contentType: contentType, tag: tagOf(text), text: text, packed: packed.Bytes()}
+	return file{contentType: contentType, tag: tagOf(text), text: func() []byte { return text }, packed: packed.Bytes()}
 }
 
 // tagOf returns the text of an entity tag.
@@ -148,18 +162,15 @@ func tagOf(text []byte) string {
 
 // send answers with the file, or 304 where the caller has it.
 func (f file) send(w http.ResponseWriter, r *http.Request) {
-	h, body, tag := w.Header(), f.text, f.tag
-	switch {
-	case acceptsGzip(r):
+	h, tag := w.Header(), f.tag
+	var body []byte
+	if acceptsGzip(r) {
 		// Each encoding has a tag of its own.
 		body, tag = f.packed, tag+"-gzip"
 		h.Set("Content-Encoding", "gzip")
 		h.Set("Content-Length", strconv.Itoa(len(body)))
-	case body == nil:
-		// The embedded files are valid gzip.
-		if unpacked, err := gzip.NewReader(bytes.NewReader(f.packed)); err == nil {
-			body, _ = io.ReadAll(unpacked)
-		}
+	} else {
+		body = f.text()
 	}
 	h.Set("Content-Type", f.contentType)
 	h.Set("Cache-Control", "no-cache")

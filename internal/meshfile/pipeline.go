@@ -47,13 +47,16 @@ type Step struct {
 	Inputs map[string]string `yaml:"inputs"`
 }
 
-// Routes returns the pipelines, sorted by name.
+// Routes returns the pipelines, sorted by name: those without errors.
 func (f *File) Routes() ([]pipeline.Pipeline, error) {
 	var out []pipeline.Pipeline
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(f.Pipelines)) {
 		p, err := f.route(name)
-		errs = append(errs, f.At(err, "pipelines", name))
+		if err != nil {
+			errs = append(errs, f.At(err, "pipelines", name))
+			continue
+		}
 		out = append(out, p)
 	}
 	return out, errors.Join(errs...)

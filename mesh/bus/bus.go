@@ -340,7 +340,9 @@ var (
 
 // FaultOf returns a caller's fault for a bus error about a stage.
 func FaultOf(err error, stage pipeline.StageName) *fault.Fault {
-	switch {
+	switch cause := CauseOf(err); {
+	case cause != "":
+		return fault.Newf(fault.NoCapacity, "stage %s has no ready host: %s", stage, cause)
 	case errors.Is(err, ErrDisconnected), errors.Is(err, ErrClosed):
 		return fault.New(fault.BrokerUnavailable, "the broker cannot be reached; the request was not queued").Caused(err)
 	case errors.Is(err, ErrUnknown):

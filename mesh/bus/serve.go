@@ -3,6 +3,7 @@ package bus
 import (
 	"context"
 	"errors"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -116,13 +117,41 @@ type Availability struct {
 	Durabilities []pipeline.Durability
 	// Busy is true while items of the host wait for a slot.
 	Busy bool
+
+	// cause is why the host does not serve the stage.
+	cause string
 }
 
 // Alive asks a host of the stage about its availability: ErrNoHost when no host
-// serves it, ErrDisconnected when the broker is disconnected.
+// serves it, ErrDisconnected when the broker is disconnected. Where a host lives whose
+// runner cannot run, the error has the reason.
 func (b *Bus) Alive(ctx context.Context, stage pipeline.StageName) (Availability, error) {
-	return b.queryHosts(ctx, b.Subjects.Alive(stage))
+	out, err := b.queryHosts(ctx, b.Subjects.Alive(stage))
+	if errors.Is(err, ErrNoHost) {
+		if failing, _ := b.queryHosts(ctx, b.Subjects.Failing(stage)); failing.cause != "" {
+			err = &failingError{failing.cause}
+		}
+	}
+	return out, err
 }
+
+// CauseOf returns why the hosts of a stage cannot run, from an error of Alive; empty where
+// no host lives.
+func CauseOf(err error) string {
+	if failing, ok := errors.AsType[*failingError](err); ok {
+		return failing.cause
+	}
+	return ""
+}
+
+// failingError is ErrNoHost of a stage whose hosts live and have a runner that cannot run.
+type failingError struct{ cause string }
+
+// Error implements error.
+func (e *failingError) Error() string { return e.cause }
+
+// Unwrap returns ErrNoHost.
+func (e *failingError) Unwrap() error { return ErrNoHost }
 
 // InFlight checks whether any host may have items of the stage in flight, also one
 // that pulls no more: nil when one may, ErrNoHost when none can, ErrDisconnected
@@ -157,7 +186,7 @@ func decodeAvailability(data []byte) Availability {
 	if proto.Unmarshal(data, &answer) != nil {
 		return Availability{}
 	}
-	out := Availability{Answered: true, Busy: answer.GetBusy()}
+	out := Availability{Answered: true, Busy: answer.GetBusy(), cause: answer.GetCause()}
 	for _, d := range answer.GetDurabilities() {
 		if durability, err := pipeline.DurabilityFromProto(d); err == nil && durability != pipeline.DurabilityUnset && len(out.Durabilities) < durabilities {
 			out.Durabilities = append(out.Durabilities, durability)
@@ -191,6 +220,21 @@ func (b *Bus) ServeAlive(stage pipeline.StageName, host pipeline.HostID, queues 
 			return loaded
 		}
 		return idle
+	})
+}
+
+// maxCause bounds the cause in an answer, in bytes: it travels on in headers.
+const maxCause = 1 << 10
+
+// ServeFailing answers why the host does not serve the stage, until the returned function
+// is called.
+func (b *Bus) ServeFailing(stage pipeline.StageName, host pipeline.HostID, cause func() string) (stop func() error, err error) {
+	return b.answer(b.Subjects.Failing(stage), func() []byte {
+		text := cause()
+		text = strings.ToValidUTF8(text[:min(len(text), maxCause)], "")
+		// It is valid UTF-8, so it can be encoded.
+		data, _ := proto.Marshal(&meshv1.AliveResponse{Host: string(host), Stage: string(stage), Cause: text})
+		return data
 	})
 }
 

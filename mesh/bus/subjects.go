@@ -46,6 +46,11 @@ func (s Subjects) Alive(stage pipeline.StageName) string {
 	return string(s.mesh) + ".alive." + string(stage)
 }
 
+// Failing is the subject on which hosts of a stage whose runner cannot run answer why.
+func (s Subjects) Failing(stage pipeline.StageName) string {
+	return string(s.mesh) + ".failing." + string(stage)
+}
+
 // InFlightSubject is the subject on which hosts of a stage answer that they may
 // have items in flight.
 func (s Subjects) InFlightSubject(stage pipeline.StageName) string {

@@ -49,6 +49,10 @@ var (
 	ErrBadOutput = errors.New("invalid output")
 )
 
+// ErrStartFailed is wrapped by the error of a HealthReporter whose last start failed: it
+// tries again, and may fail again.
+var ErrStartFailed = errors.New("the last start failed")
+
 // Errors of a Sink.
 var (
 	ErrOutcomeSet = errors.New("the item has its outcome already")

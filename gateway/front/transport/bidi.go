@@ -118,7 +118,11 @@ func (b *bidiStream[M, P, Out]) receive(ctx context.Context, group *errgroup.Gro
 			return err
 		}
 		c := newCall(b.stream.RequestHeader(), b.stream.Peer())
-		group.Go(func() error { return b.method(ctx, c, &in.message, b.send) })
+		group.Go(func() error {
+			ctx, release := withAccount(ctx)
+			defer release()
+			return b.method(ctx, c, &in.message, b.send)
+		})
 	}
 }
 

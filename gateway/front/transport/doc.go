@@ -36,7 +36,7 @@
 //
 // ReadBody reads at most a limit. StallReader and StallWriter fail when a caller sends or
 // takes less than 256 KiB within the stall timeout; a caller is served as slowly as that.
-// WithBudget reserves budget for bodies. A Reservation reserves it for inputs that are
+// WithBudget reserves budget for bodies, and ReservingCaller for responses. A Reservation reserves it for inputs that are
 // decoded into new memory, before the memory is allocated.
 //
 // # Faults on plain HTTP

@@ -10,7 +10,9 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/payload"
 )
 
 // Budget bounds the bytes of all requests together. gateway/admission.ByteBudget implements it.
@@ -21,26 +23,70 @@ type Budget interface {
 	Release(n int64)
 }
 
-// budgetKey is the context key of the Budget of a request.
+// budgetKey is the context key of the account of a request.
 type budgetKey struct{}
+
+// account is what a request has reserved of the budget.
+type account struct {
+	budget   Budget
+	reserved atomic.Int64
+}
+
+var _ Budget = (*account)(nil)
+
+// Reserve implements Budget.
+func (a *account) Reserve(n int64) *fault.Fault {
+	if f := a.budget.Reserve(n); f != nil {
+		return f
+	}
+	a.reserved.Add(n)
+	return nil
+}
+
+// Release implements Budget.
+func (a *account) Release(n int64) {
+	a.reserved.Add(-n)
+	a.budget.Release(n)
+}
+
+func (a *account) releaseAll() { a.budget.Release(a.reserved.Swap(0)) }
+
+// withAccount returns a context whose reservations are those of one message of a stream, and
+// what releases them.
+func withAccount(ctx context.Context) (_ context.Context, release func()) {
+	outer, ok := ctx.Value(budgetKey{}).(*account)
+	if !ok {
+		return ctx, func() {}
+	}
+	inner := &account{budget: outer.budget}
+	return context.WithValue(ctx, budgetKey{}, inner), inner.releaseAll
+}
 
 // WithBudget returns a handler that reserves budget for request bodies as they are read,
 // and releases it when next has returned. A rejected read fails with the budget's fault.
-// Reservations of such a request use the same budget; nil is no bound. A response over HTTP/1
-// does not wait for a body that next leaves unread.
+// Reservations of such a request, and ReservingCaller, use the same budget; nil is no bound.
+// A response over HTTP/1 does not wait for a body that next leaves unread.
 func WithBudget(next http.Handler, budget Budget) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Body == nil || r.Body == http.NoBody {
+		from := &requestBody{ReadCloser: r.Body}
+		hasBody := r.Body != nil && r.Body != http.NoBody
+		if !hasBody && budget == nil {
 			next.ServeHTTP(w, r)
 			return
 		}
-		from := &requestBody{ReadCloser: r.Body, budget: budget}
-		defer from.release()
+		ctx := r.Context()
+		if budget != nil {
+			from.account = &account{budget: budget}
+			defer from.account.releaseAll()
+			ctx = context.WithValue(ctx, budgetKey{}, from.account)
+		}
 		// A copy, because net/http decides by the original's body whether the
 		// connection can carry another request.
-		bounded := r.WithContext(context.WithValue(r.Context(), budgetKey{}, budget))
-		bounded.Body = from
-		if r.ProtoMajor == 1 {
+		bounded := r.WithContext(ctx)
+		if hasBody {
+			bounded.Body = from
+		}
+		if hasBody && r.ProtoMajor == 1 {
 			from.header, from.conn = w.Header(), http.NewResponseController(w)
 			from.onDemand = strings.EqualFold(r.Header.Get("Expect"), "100-continue")
 			w = &responseAfterBody{w, from}
@@ -53,8 +99,8 @@ func WithBudget(next http.Handler, budget Budget) http.Handler {
 // requestBody is a body that reserves budget as it is read.
 type requestBody struct {
 	io.ReadCloser
-	// budget is nil where there is none.
-	budget   Budget
+	// account is nil where there is no budget; reserved is what the body has of it.
+	account  *account
 	reserved atomic.Int64
 
 	// These are for HTTP/1. onDemand is true until a body is read that is sent only then,
@@ -65,8 +111,8 @@ type requestBody struct {
 }
 
 func (b *requestBody) release() {
-	if b.budget != nil {
-		b.budget.Release(b.reserved.Swap(0))
+	if b.account != nil {
+		b.account.Release(b.reserved.Swap(0))
 	}
 }
 
@@ -75,10 +121,10 @@ func (b *requestBody) Read(buf []byte) (int, error) {
 	b.onDemand = false
 	n, err := b.ReadCloser.Read(buf)
 	b.ended = b.ended || err != nil
-	if b.budget == nil {
+	if b.account == nil {
 		return n, err
 	}
-	if f := b.budget.Reserve(int64(n)); f != nil {
+	if f := b.account.Reserve(int64(n)); f != nil {
 		return 0, f
 	}
 	b.reserved.Add(int64(n))
@@ -175,8 +221,11 @@ type Reservation struct {
 // context is the request's: it carries the budget of WithBudget, and nothing can be reserved
 // after it ended. The caller releases the reservation.
 func NewReservation(ctx context.Context, limit int) *Reservation {
-	budget, _ := ctx.Value(budgetKey{}).(Budget)
-	return &Reservation{ctx: ctx, limit: int64(limit), budget: budget}
+	out := &Reservation{ctx: ctx, limit: int64(limit)}
+	if account, ok := ctx.Value(budgetKey{}).(*account); ok {
+		out.budget = account
+	}
+	return out
 }
 
 // Input reserves n bytes for the input of that field. On an error the caller must not
@@ -249,4 +298,59 @@ func (r *Reservation) Release() {
 	if r != nil {
 		r.ReleaseTemporary(r.reserved)
 	}
+}
+
+// ReservingCaller is a Caller whose responses count against the budget of their request until
+// they are written: three times, as received, as encoded, and for what the collector leaves.
+// One that does not fit is dropped, and its caller gets the budget's fault.
+type ReservingCaller struct {
+	Caller
+	// Most is the most that one response counts, so that a large one fits into the budget.
+	Most int64
+}
+
+const responseFactor = 3
+
+// Infer implements Caller.
+func (c ReservingCaller) Infer(ctx context.Context, r *call.Request) (*call.Response, error) {
+	out, err := c.Caller.Infer(ctx, r)
+	return c.reserve(ctx, out, err)
+}
+
+// Result implements Caller.
+func (c ReservingCaller) Result(ctx context.Context, requestID string, wait time.Duration) (*call.Response, error) {
+	out, err := c.Caller.Result(ctx, requestID, wait)
+	return c.reserve(ctx, out, err)
+}
+
+// Stream implements Caller. A chunk counts while emit writes it.
+func (c ReservingCaller) Stream(ctx context.Context, r *call.Request, emit func(call.Chunk) error) (*call.Response, error) {
+	out, err := c.Caller.Stream(ctx, r, func(chunk call.Chunk) error {
+		chunkCtx, release := withAccount(ctx)
+		defer release()
+		if err := c.reserveOutputs(chunkCtx, chunk.Outputs); err != nil {
+			return err
+		}
+		return emit(chunk)
+	})
+	return c.reserve(ctx, out, err)
+}
+
+func (c ReservingCaller) reserve(ctx context.Context, r *call.Response, err error) (*call.Response, error) {
+	if err != nil {
+		return nil, err
+	}
+	if err := c.reserveOutputs(ctx, r.Outputs); err != nil {
+		return nil, WithRequestID(err, r.RequestID)
+	}
+	return r, nil
+}
+
+func (c ReservingCaller) reserveOutputs(ctx context.Context, outputs []payload.Part) error {
+	if account, ok := ctx.Value(budgetKey{}).(*account); ok {
+		if f := account.Reserve(min(responseFactor*int64(payload.Size(outputs)), c.Most)); f != nil {
+			return f
+		}
+	}
+	return nil
 }

@@ -115,8 +115,10 @@ type machine struct {
 	// pingAt, killAt and startAt are when the next ping, kill and start are due, exitBy when
 	// a process has to exit that closed its connection.
 	pingAt, killAt, startAt, exitBy time.Time
-	// crashes counts the crashes in a row.
-	crashes int
+	// crashes counts the crashes in a row; startFailed is true where the last incarnation
+	// crashed before it was READY.
+	crashes     int
+	startFailed bool
 }
 
 // rankState is the state of one process of the worker.
@@ -189,7 +191,7 @@ func (m *machine) Warm(now time.Time) []action {
 	if m.state != Startup {
 		return nil
 	}
-	m.readySince = now
+	m.readySince, m.startFailed = now, false
 	m.pingAt = now.Add(m.Heartbeat)
 	m.move(Ready, nil, now)
 	return []action{doOffer}
@@ -282,6 +284,7 @@ func (m *machine) die(exit error, now time.Time) []action {
 	if crashed {
 		m.cause = cause
 		m.crashes++
+		m.startFailed = m.readySince.IsZero()
 	}
 	m.failure, m.killAt, m.exitBy = nil, time.Time{}, time.Time{}
 	m.move(Dead, cause, now)
@@ -335,7 +338,7 @@ func (m *machine) Recycle(now time.Time) []action {
 	if m.stopped || m.recycling {
 		return nil
 	}
-	m.crashes, m.cause = 0, nil
+	m.crashes, m.cause, m.startFailed = 0, nil, false
 	switch m.state {
 	case Dead:
 		m.startAt = now

@@ -137,8 +137,8 @@ func (e *BatchError) Unwrap() []error {
 
 // Runner runs batches by worker processes.
 type Runner struct {
-	// given are the settings of New and of the host, settings those with their defaults,
-	// from Start on.
+	// given are the settings of New. settings has the host's too, and from Start on the
+	// defaults.
 	given, settings Settings
 	// workers are made by Start.
 	workers []*worker
@@ -178,13 +178,13 @@ func New(s Settings) (*Runner, error) {
 		return nil, err
 	}
 	n := max(1, len(s.Replicas))
-	return &Runner{given: s, pool: newPool(n), board: newBoard(n)}, nil
+	return &Runner{given: s, settings: s, pool: newPool(n), board: newBoard(n)}, nil
 }
 
 // SetHost implements runner.HostAware. Settings that are not set are the host's.
 func (r *Runner) SetHost(h runner.HostInfo) {
-	r.complete = h.Complete
-	s := &r.given
+	r.complete, r.settings = h.Complete, r.given
+	s := &r.settings
 	setDefault(&s.Stage, h.Stage)
 	setDefault(&s.Host, h.Host)
 	setDefault(&s.MaxSize, h.MaxSize)
@@ -237,7 +237,7 @@ func (r *Runner) workersChooseSlots() bool { return r.given.Slots == 0 && r.Spec
 // Start implements runner.Runner. It returns when every worker is ready, or with the
 // reason why one is not; then no worker is left.
 func (r *Runner) Start(ctx context.Context) error {
-	r.settings = r.given.withDefaults()
+	r.settings = r.settings.withDefaults()
 	if err := r.settings.validateHere(); err != nil {
 		return err
 	}
@@ -341,21 +341,25 @@ func (r *Runner) Acquire(ctx context.Context) (runner.Slot, error) {
 
 // Health implements runner.HealthReporter: it returns nil while a worker is ready. The
 // error has the state of each worker. It wraps ErrCrashLoop where all of them are in a
-// crash loop, ErrNotReady where one may be ready soon, and ErrStopped.
+// crash loop, ErrNotReady where one may be ready soon, and ErrStopped; and
+// runner.ErrStartFailed where the last start of each failed.
 func (r *Runner) Health() (changed <-chan struct{}, err error) {
 	workers, changed := r.board.look()
 	if r.pool.isStopped() {
 		return changed, ErrStopped
 	}
-	looping := true
+	looping, startFailed := true, true
 	for _, s := range workers {
 		if s.state == Ready {
 			return changed, nil
 		}
-		looping = looping && s.looping
+		looping, startFailed = looping && s.looping, startFailed && s.startFailed
 	}
 	if err = ErrNotReady; looping {
 		err = ErrCrashLoop
+	}
+	if startFailed {
+		err = fmt.Errorf("%w, %w", err, runner.ErrStartFailed)
 	}
 	return changed, fmt.Errorf("%w: %s", err, describeUnready(workers))
 }

@@ -25,6 +25,8 @@ type status struct {
 	progress string
 	looping  bool
 	cause    error
+	// startFailed is true where its last start failed.
+	startFailed bool
 	// lateSince is since when it has a batch that is late; zero without one.
 	lateSince time.Time
 	// lastOutput is the last output of the last process that exited.
@@ -33,7 +35,7 @@ type status struct {
 
 // equal compares what somebody may wait for.
 func (s status) equal(other status) bool {
-	return s.state == other.state && s.incarnation == other.incarnation && s.looping == other.looping &&
+	return s.state == other.state && s.incarnation == other.incarnation && s.looping == other.looping && s.startFailed == other.startFailed &&
 		s.progress == other.progress && s.lateSince.Equal(other.lateSince) && (s.cause == nil) == (other.cause == nil)
 }
 

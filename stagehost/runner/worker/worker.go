@@ -248,7 +248,7 @@ func (w *worker) publishStatus() {
 	w.lateSince = late
 	w.runner.board.set(w.index, status{
 		state: w.machine.state, lateSince: late, incarnation: w.machine.incarnation, progress: w.machine.progress,
-		looping: w.machine.CrashLooping(), cause: w.machine.Cause(), lastOutput: w.lastOutputs,
+		looping: w.machine.CrashLooping(), startFailed: w.machine.startFailed, cause: w.machine.Cause(), lastOutput: w.lastOutputs,
 	})
 }
 

@@ -872,7 +872,9 @@ type AliveResponse struct {
 	// The queues that the stage has.
 	Durabilities []v1.Durability `protobuf:"varint,3,rep,packed,name=durabilities,proto3,enum=stagemesh.inference.v1.Durability" json:"durabilities,omitempty"`
 	// Every slot of the host runs a batch, and items wait.
-	Busy          bool `protobuf:"varint,4,opt,name=busy,proto3" json:"busy,omitempty"`
+	Busy bool `protobuf:"varint,4,opt,name=busy,proto3" json:"busy,omitempty"`
+	// Why the host does not serve the stage at the moment; empty if it does.
+	Cause         string `protobuf:"bytes,5,opt,name=cause,proto3" json:"cause,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -933,6 +935,13 @@ func (x *AliveResponse) GetBusy() bool {
 		return x.Busy
 	}
 	return false
+}
+
+func (x *AliveResponse) GetCause() string {
+	if x != nil {
+		return x.Cause
+	}
+	return ""
 }
 
 // Cancel asks every host and gateway to drop a request.
@@ -1100,12 +1109,13 @@ const file_stagemesh_mesh_v1_envelope_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\b\n" +
 	"\x06Stored\"Q\n" +
 	"\bReplyAck\x12E\n" +
-	"\vdisposition\x18\x01 \x01(\x0e2#.stagemesh.mesh.v1.ReplyDispositionR\vdisposition\"\x95\x01\n" +
+	"\vdisposition\x18\x01 \x01(\x0e2#.stagemesh.mesh.v1.ReplyDispositionR\vdisposition\"\xab\x01\n" +
 	"\rAliveResponse\x12\x12\n" +
 	"\x04host\x18\x01 \x01(\tR\x04host\x12\x14\n" +
 	"\x05stage\x18\x02 \x01(\tR\x05stage\x12F\n" +
 	"\fdurabilities\x18\x03 \x03(\x0e2\".stagemesh.inference.v1.DurabilityR\fdurabilities\x12\x12\n" +
-	"\x04busy\x18\x04 \x01(\bR\x04busy\"\x8b\x01\n" +
+	"\x04busy\x18\x04 \x01(\bR\x04busy\x12\x14\n" +
+	"\x05cause\x18\x05 \x01(\tR\x05cause\"\x8b\x01\n" +
 	"\x06Cancel\x12\x12\n" +
 	"\x04mesh\x18\x01 \x01(\tR\x04mesh\x12\x1d\n" +
 	"\n" +

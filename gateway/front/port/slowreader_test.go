@@ -1,0 +1,94 @@
+package port_test
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stagemesh/stagemesh/gateway/admission"
+	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
+	"github.com/stagemesh/stagemesh/gateway/front/port"
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/internal/testbed"
+	"github.com/stagemesh/stagemesh/mesh/payload"
+)
+
+// Clients ask for large answers and read no more than the status. The heap is the process's, so
+// nothing runs beside this test.
+func TestUnreadResponsesStayWithinTheBudget(t *testing.T) { //nolint:paralleltest // see above
+	const readers, size, limit, slack = 80, 4 << 20, 64 << 20, 64 << 20
+	for name, test := range map[string]struct{ method, path, contentType, body string }{
+		"a result":       {http.MethodGet, "/v1/requests/" + fronttest.RequestID + "/result", "", ""},
+		"a JSON result":  {http.MethodGet, "/v1/requests/" + fronttest.RequestID + "/result", "\r\nAccept: application/json", ""},
+		"an RPC":         {http.MethodPost, "/stagemesh.inference.v1.InferenceService/GetResult", "application/json", `{"requestId": "` + fronttest.RequestID + `"}`},
+		"a stream":       {http.MethodPost, "/v1/pipelines/p:stream", "text/plain", "x"},
+		"an OIP request": {http.MethodPost, "/v2/models/p/generate", "application/json", `{"text_input": "x"}`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			answer := func(context.Context, *call.Request) (*call.Response, error) {
+				return fronttest.Respond(payload.OfBlob("y", "text/plain", []byte(strings.Repeat("x", size)))), nil
+			}
+			budget := admission.NewByteBudget(limit)
+			before := heap()
+			url := start(t, port.PublicSettings{Models: known{}, Budget: budget, Caller: transport.ReservingCaller{Caller: &fronttest.Caller{Answer: answer}, Most: limit / 4}})
+			conns := make([]net.Conn, readers)
+			statuses := map[int]int{}
+			for i := range conns {
+				conns[i] = unread(t, url, test.method, test.path, test.contentType, test.body)
+			}
+			for _, conn := range conns {
+				response, err := http.ReadResponse(bufio.NewReaderSize(conn, 16), nil) //nolint:bodyclose // its connection is closed
+				if err != nil {
+					t.Fatal(err)
+				}
+				statuses[response.StatusCode]++
+			}
+			if now := heap(); now > before+limit+slack {
+				t.Errorf("the heap has %d MiB, with a budget of %d MiB and %d before", now>>20, limit>>20, before>>20)
+			}
+			if statuses[http.StatusTooManyRequests] == 0 || statuses[http.StatusOK] == 0 {
+				t.Errorf("the clients got %v", statuses)
+			}
+			for _, conn := range conns {
+				_ = conn.Close()
+			}
+			testbed.Eventually(t, "the budget is free again", func() bool { return budget.Reserved() == 0 })
+		})
+	}
+}
+
+// unread sends a request on a connection with small buffers.
+func unread(t *testing.T, url, method, path, contentType, body string) net.Conn {
+	t.Helper()
+	conn, err := net.Dial("tcp", strings.TrimPrefix(url, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	if err := conn.(*net.TCPConn).SetReadBuffer(4 << 10); err != nil {
+		t.Fatal(err)
+	}
+	if err := conn.SetDeadline(time.Now().Add(testbed.Patience)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.WriteString(conn, fmt.Sprintf("%s %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n%s", method, path, contentType, len(body), body)); err != nil {
+		t.Fatal(err)
+	}
+	return conn
+}
+
+// heap returns the bytes that are in use.
+func heap() uint64 {
+	runtime.GC()
+	var stats runtime.MemStats
+	runtime.ReadMemStats(&stats)
+	return stats.HeapAlloc
+}
