@@ -191,7 +191,7 @@ func CheckParameters(p pipeline.Pipeline, o pipeline.Options, specs map[string]*
 		own := o.Steps[step.Name].Parameters
 		for _, name := range slices.Sorted(maps.Keys(own)) {
 			if why, _ := unread(specs[string(step.Stage)], name, own[name]); why != "" {
-				return fault.InField(fault.InvalidRequest, fmt.Sprintf("steps.%s.%s", step.Name, name), "the stage %s %s", step.Stage, why)
+				return fault.InField(fault.InvalidRequest, fmt.Sprintf("steps.%s.parameters.%s", step.Name, name), "the stage %s %s", step.Stage, why)
 			}
 		}
 	}

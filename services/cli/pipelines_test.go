@@ -87,7 +87,7 @@ func TestUnreadParameterIsRejected(t *testing.T) {
 	for query, want := range map[string]string{
 		"stage:label:infer":                  `"labels"`,
 		"stage:label:infer?parameters.kk=3":  `"message":"parameters.kk: the stage label reads no such parameter; it reads none"`,
-		"stage:label:infer?steps.label.kk=3": `"message":"steps.label.kk: the stage label reads no such parameter; it reads none"`,
+		"stage:label:infer?steps.label.kk=3": `"message":"steps.label.parameters.kk: the stage label reads no such parameter; it reads none"`,
 		"stage:label:infer?parameters.k=":    `"reason":"INVALID_REQUEST"`,
 		"first:infer?parameters.k=3":         `"scores"`, // echo takes anything
 		"both:infer?parameters.k=3":          `"scores"`,
