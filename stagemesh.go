@@ -275,6 +275,16 @@ func (m *Mesh) Cancel(ctx context.Context, requestID string) error {
 	return service.Cancel(ctx, requestID)
 }
 
+// RequestOf returns the ID of the request of a pipeline that has an idempotency key, for
+// Result and Cancel: NOT_FOUND where none has it.
+func (m *Mesh) RequestOf(ctx context.Context, key call.Key) (string, error) {
+	service, err := m.service()
+	if err != nil {
+		return "", err
+	}
+	return service.RequestOf(ctx, key)
+}
+
 // service returns the request path, once the mesh serves.
 func (m *Mesh) service() (*call.Service, error) {
 	p := m.parts.Load()

@@ -99,7 +99,9 @@ type Instance struct {
 	// ID is unique among the instances of the service: [A-Za-z0-9-], at most 127
 	// bytes.
 	ID string
-	// Address is where the instance is called and checked, host:port; it may be empty.
+	// Address is where the instance is called and checked, host:port; it may be empty. There
+	// the instance serves grpc.health.v1, with its ID as a service: another process at the
+	// address does not know the ID.
 	Address string
 	// TLS configures the health check of an address with TLS; nil means plain text.
 	// Stores that check by themselves, such as Consul, use its server name only.

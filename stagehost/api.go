@@ -121,7 +121,7 @@ func (h *Host) newServer() (*grpc.Server, *health.Server) {
 	stagev1.RegisterStageServiceServer(server, stageService{host: h})
 	healthv1.RegisterHealthServer(server, healthServer)
 	reflection.Register(server)
-	setServing(healthServer, false)
+	h.setServing(healthServer, false)
 	return server, healthServer
 }
 
@@ -165,13 +165,15 @@ func (h *Host) checkCaller(ctx context.Context, method string) error {
 	return statusOf(fault.New(fault.Unauthenticated, `this port needs the token of the stage's token_file, as "Authorization: Bearer TOKEN", or a certificate by its client_ca_file`))
 }
 
-func setServing(server *health.Server, serving bool) {
+// setServing sets the health of all services, and of the host, by whose ID a registry asks.
+func (h *Host) setServing(server *health.Server, serving bool) {
 	answer := healthv1.HealthCheckResponse_NOT_SERVING
 	if serving {
 		answer = healthv1.HealthCheckResponse_SERVING
 	}
-	server.SetServingStatus("", answer)
-	server.SetServingStatus(stagev1.StageService_ServiceDesc.ServiceName, answer)
+	for _, name := range []string{"", stagev1.StageService_ServiceDesc.ServiceName, string(h.settings.Host)} {
+		server.SetServingStatus(name, answer)
+	}
 }
 
 // checkTLS is the TLS configuration of the registry's health check, which trusts
@@ -190,7 +192,7 @@ func (h *Host) checkTLS() *tls.Config {
 func (h *Host) followStatus(server *health.Server) {
 	for {
 		at, changed, _ := h.status.get()
-		setServing(server, at == stateReady)
+		h.setServing(server, at == stateReady)
 		select {
 		case <-changed:
 		case <-h.runCtx.Done():

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -145,14 +146,18 @@ func TestStageServiceHealthFollowsTheHost(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	g := newGate()
-	h := b.host(g, listening)
+	const own = "0d3c0c0e-5a4b-4b52-9d3c-5f0b8c1d2e3f"
+	h := b.host(g, listening, func(s *stagehost.Settings) { s.Host = own })
 	conn := dial(t, h)
 	health := healthv1.NewHealthClient(conn)
-	for _, service := range []string{"", stagev1.StageService_ServiceDesc.ServiceName} {
+	for _, service := range []string{"", stagev1.StageService_ServiceDesc.ServiceName, own} {
 		testbed.Eventually(t, "the health service says that it serves", func() bool {
 			out, err := health.Check(t.Context(), &healthv1.HealthCheckRequest{Service: service})
 			return err == nil && out.GetStatus() == healthv1.HealthCheckResponse_SERVING
 		})
+	}
+	if _, err := health.Check(t.Context(), &healthv1.HealthCheckRequest{Service: uuid.NewString()}); status.Code(err) != codes.NotFound {
+		t.Errorf("the health of another host: %v", err)
 	}
 	busy := b.ask("busy")
 	g.ran(t)

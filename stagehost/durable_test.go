@@ -2,6 +2,8 @@ package stagehost_test
 
 import (
 	"errors"
+	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -225,6 +227,42 @@ func TestDurableItemsSurviveTheBroker(t *testing.T) {
 	h.stop()
 }
 
+// A host that does not extend them had the items before the broker restarted.
+func TestItemsOfABrokersRestartRunTogether(t *testing.T) {
+	t.Parallel()
+	const items, wait = 4, 3 * time.Second
+	b := newBed(t)
+	info, err := b.bus.EnsureQueue(t.Context(), bus.QueueSettings{
+		Stage: stage, Durability: pipeline.File, MaxItems: 1000, MaxBytes: 64 << 20, AckWait: wait,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	came := make(chan bus.Delivery, items)
+	p, err := b.broker.Connect(mesh).Pull(bus.PullSettings{
+		Stage: stage, Durabilities: []pipeline.Durability{pipeline.File}, Bound: 2 * items, AckWait: wait,
+		Malformed: func(err error) { t.Error(err) }, QueueMissing: func() { t.Error("no queue") },
+	}, func(d bus.Delivery) { came <- d })
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Use(pipeline.File, info.Epoch)
+	for i := range items {
+		b.ask(fmt.Sprint(i), durable)
+		testbed.Receive(t, "delivery", came)
+	}
+	p.Close()
+	g := newGate()
+	close(g.release)
+	b.host(g, together(items), ackWait(wait))
+	b.broker.Stop()
+	b.broker.Restore()
+	if ran := g.ran(t); len(ran) != items {
+		t.Errorf("%q ran first, want all together", ran)
+	}
+	b.emptiedFile()
+}
+
 func TestBothQueuesOfAStageAreServed(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
@@ -235,5 +273,61 @@ func TestBothQueuesOfAStageAreServed(t *testing.T) {
 		}
 	}
 	b.emptied()
+	b.emptiedFile()
+}
+
+// resultsOf is an edit: the stream of results has that many bytes.
+func resultsOf(bytes int64) func(*stagehost.Settings) {
+	return func(s *stagehost.Settings) { s.Results.MaxBytes = bytes }
+}
+
+func TestResultTooLargeForItsStreamIsAFault(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.host(inproc.Each(inproc.Settings{}, echo), resultsOf(16<<10))
+	c := b.ask(strings.Repeat("x", 32<<10), durable)
+	c.fails(fault.OutputTooLarge)
+	if got := b.stored(c.env.RequestID); got.Fault == nil || got.Fault.Reason != fault.OutputTooLarge {
+		t.Errorf("stored %+v", got)
+	}
+	b.emptiedFile()
+}
+
+func TestFullResultsHoldUpNothingElse(t *testing.T) {
+	t.Parallel()
+	const items, bound = 32, 16
+	b := newBed(t)
+	h := b.host(inproc.Each(inproc.Settings{}, echo), resultsOf(16<<10), func(s *stagehost.Settings) { s.MaxInFlight = bound })
+	var calls []*call
+	for range items {
+		calls = append(calls, b.ask(strings.Repeat("x", 1<<10), durable))
+	}
+	testbed.Eventually(t, "the stream is full", func() bool { return h.counts.of("stagemesh.stage.send_retries") > 0 })
+	if _, err := b.bus.EnsureQueue(t.Context(), bus.QueueSettings{Stage: nextStage, Durability: pipeline.File, MaxItems: items, MaxBytes: 1 << 20, AckWait: time.Minute}); err != nil {
+		t.Fatal(err)
+	}
+	b.ask("to another stage", durable, toNext)
+	testbed.Eventually(t, "the item goes on", func() bool {
+		info, err := b.bus.Queue(t.Context(), nextStage, pipeline.File)
+		return err == nil && info.Items == 1
+	})
+	results, err := b.bus.JetStream().Stream(t.Context(), b.bus.ResultStream())
+	if err != nil {
+		t.Fatal(err)
+	}
+	answered := 0
+	testbed.Eventually(t, "all are answered as there is space", func() bool {
+		if err := results.Purge(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range calls[answered:] {
+			if len(c.replies) == 0 {
+				return false
+			}
+			c.output()
+			answered++
+		}
+		return true
+	})
 	b.emptiedFile()
 }

@@ -86,8 +86,12 @@ type itemSend struct {
 	failing string
 }
 
-// suspect reports whether a host had the item and neither settled it nor gave it back.
-func (it *item) suspect() bool { return it.delivery.Unreturned() > 1 }
+// suspect reports whether a host had the item and neither settled it nor gave it back, so
+// that it may have crashed. One redelivery after a silence of the broker does not count.
+func (it *item) suspect() bool {
+	lost := it.delivery.Unreturned()
+	return lost > 2 || lost > 1 && !it.delivery.AfterSilence
+}
 
 // durable reports whether the request waits on file, and may become a dead letter.
 // The results of others may be stored too, see StoresResult.
@@ -321,6 +325,7 @@ func (l *loop) replaceDelivery(it *item) bool {
 			l.host.metrics.duplicateDeliveries.inc()
 			// This redelivery does not make it suspect.
 			it.delivery.Deliveries, it.delivery.Returned = held.delivery.Deliveries, held.delivery.Returned
+			it.delivery.AfterSilence = held.delivery.AfterSilence
 			held.delivery = it.delivery
 			l.host.puller.Release(it.delivery)
 			return true

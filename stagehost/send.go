@@ -2,6 +2,7 @@ package stagehost
 
 import (
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/stagemesh/stagemesh/mesh/bus"
@@ -111,6 +112,9 @@ func (h *Host) prepareReply(it *item, reply *envelope.Reply) error {
 		return nil
 	}
 	stored, err := h.bus.Result(it.env.Result(reply, time.Now()))
+	if limit := h.results.MaxMessage(); err == nil && int64(stored.Size()) > limit {
+		err = fmt.Errorf("%w: %d bytes, the limit of a stored result is %d (results.max_bytes)", bus.ErrTooLarge, stored.Size(), limit)
+	}
 	it.outbox = []outgoing{{stored, toResults}, {message, toGateway}}
 	return err
 }
@@ -255,7 +259,8 @@ func backoff(tries int) time.Duration {
 }
 
 // mayRetry reports whether to send the message again. Messages to store are
-// retried until they are stored, for memory requests until the deadline. Other
+// retried until they are stored, for memory requests until the deadline; a full
+// stream is a destination as any other. Other
 // messages are retried until the deadline: the broker comes back, a full queue
 // drains sooner or later, and a lost acknowledgement says nothing about the
 // message. A missing gateway or queue gets missingGrace, the time of a reconnect,
@@ -271,7 +276,9 @@ func (l *loop) mayRetry(it *item, err error) bool {
 	}
 	now := time.Now()
 	if it.mustStore() {
-		return it.durable() || !it.expired(now)
+		// A full stream is the only one that does not take what it has to.
+		waits := !errors.Is(err, bus.ErrQueueFull) || !it.mayRunAgain() || l.mayWait(it)
+		return waits && (it.durable() || !it.expired(now))
 	}
 	switch {
 	case it.expired(now), it.replyStored && errors.Is(err, bus.ErrNoGateway):
@@ -332,7 +339,10 @@ func (l *loop) clearFailing(it *item) {
 
 // destination names the receiver of the item's message.
 func (it *item) destination() string {
-	if it.isReply {
+	switch {
+	case it.mustStore():
+		return "store"
+	case it.isReply:
 		return "gateway " + string(it.env.Gateway)
 	}
 	return "stage " + string(it.env.Route[it.env.Position+1].Stage)
@@ -366,20 +376,25 @@ func (l *loop) giveUpSending(it *item, err error) {
 	case it.isReply, errors.Is(err, bus.ErrClosed), it.expired(time.Now()):
 		l.host.metrics.countUndelivered("dropped")
 		l.settle(it)
-	case it.mayReturn(err):
-		delay := min(returnMax, returnMin<<min(it.delivery.Deliveries-1, 10))
-		l.settleWith(it, func(d bus.Delivery) error { return d.Nak(delay) }, sending)
+	case it.durable() && it.mayReturn(err):
+		l.giveBack(it)
 	default:
 		l.host.settings.Logger.Debug("item cannot go on", "next", it.destination(), "error", err)
 		l.sendFaultInstead(it, bus.FaultOf(err, it.env.Route[it.env.Position+1].Stage))
 	}
 }
 
-// mayReturn reports whether the item, whose output is not sent, is given back to its
-// queue: it does not wait for its next stage here, because too many others do.
+// mayReturn reports whether the item, whose output is not sent or stored, can be given
+// back to its queue: it does not wait for its destination here, because too many do.
 func (it *item) mayReturn(err error) bool {
 	isFullOrMissing := errors.Is(err, bus.ErrQueueFull) || errors.Is(err, bus.ErrNoQueue)
-	return it.durable() && !it.noQueue && it.failing == "" && isFullOrMissing
+	return isFullOrMissing && !it.noQueue && it.failing == "" && it.mayRunAgain()
+}
+
+// giveBack has the item redelivered later. That makes it no suspect.
+func (l *loop) giveBack(it *item) {
+	delay := min(returnMax, returnMin<<min(it.delivery.Deliveries-1, 10))
+	l.settleWith(it, func(d bus.Delivery) error { return d.Nak(delay) }, sending)
 }
 
 // storeReply stores a reply before it is sent once more: its gateway is cut off, and
@@ -403,12 +418,15 @@ func (l *loop) storeReply(it *item) {
 
 // giveUpStoring gives up on a message to store: it is too large, because the
 // broker's limit was lowered; or the connection is closed; or the deadline of a
-// request in memory has passed before it was stored.
+// request in memory has passed before it was stored; or the stream is full, and too many
+// others wait for it here.
 func (l *loop) giveUpStoring(it *item, err error) {
 	switch {
 	case !it.durable() && it.expired(time.Now()):
 		l.host.metrics.countUndelivered("dropped")
 		l.settle(it)
+	case it.mayReturn(err):
+		l.giveBack(it)
 	case !errors.Is(err, bus.ErrTooLarge):
 		l.nak(it)
 	case it.outbox[0].to == toDead:

@@ -7,8 +7,8 @@
 // # In Consul
 //
 // An instance is a service of the local agent, with the service's name, the ID
-// "<service>:<id>", and one check: gRPC if the instance has an address, which the agent
-// has to reach, else a TTL. Consul removes an instance whose check fails for
+// "<service>:<id>", and one check: gRPC for its ID if the instance has an address, which
+// the agent has to reach, else a TTL. Consul removes an instance whose check fails for
 // a minute. The table is below "stagemesh/<mesh>/" in the key-value store; an
 // entry's flags are the nonce of its write.
 //

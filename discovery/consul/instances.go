@@ -113,7 +113,8 @@ func (a *announcement) registration() (*api.AgentServiceRegistration, error) {
 		return nil, fmt.Errorf("%w: address: port %q is not a number", discovery.ErrInvalid, port)
 	}
 	s.Address = host
-	check.GRPC, check.Interval, check.Timeout = a.instance.Address, checkInterval.String(), checkInterval.String()
+	// The agent asks for the health of the part behind the slash.
+	check.GRPC, check.Interval, check.Timeout = a.instance.Address+"/"+a.instance.ID, checkInterval.String(), checkInterval.String()
 	if a.instance.TLS != nil {
 		check.GRPCUseTLS, check.TLSServerName = true, a.instance.TLS.ServerName
 	}

@@ -28,13 +28,14 @@ const (
 // checker checks the health of an instance. An instance without an address always serves.
 type checker struct {
 	conn *grpc.ClientConn
+	id   string
 	// handshake has the error of the latest TLS handshake.
 	handshake  *handshake
 	unanswered int
 	serves     bool
 }
 
-func newChecker(address string, config *tls.Config) (*checker, error) {
+func newChecker(address, id string, config *tls.Config) (*checker, error) {
 	if address == "" {
 		return &checker{}, nil
 	}
@@ -46,7 +47,7 @@ func newChecker(address string, config *tls.Config) (*checker, error) {
 	delay := backoff.Config{BaseDelay: renewInterval / 4, Multiplier: 1, MaxDelay: renewInterval / 4}
 	conn, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(transport), grpc.WithNoProxy(),
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: delay, MinConnectTimeout: checkTimeout}))
-	return &checker{conn: conn, handshake: latest}, err
+	return &checker{conn: conn, id: id, handshake: latest}, err
 }
 
 // serving reports whether the instance serves. The answer that it does not counts at
@@ -57,7 +58,7 @@ func (c *checker) serving(ctx context.Context) (bool, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
-	answer, err := healthv1.NewHealthClient(c.conn).Check(ctx, &healthv1.HealthCheckRequest{})
+	answer, err := healthv1.NewHealthClient(c.conn).Check(ctx, &healthv1.HealthCheckRequest{Service: c.id})
 	if err == nil {
 		c.unanswered, c.serves = 0, answer.GetStatus() == healthv1.HealthCheckResponse_SERVING
 		return c.serves, nil

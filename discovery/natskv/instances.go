@@ -43,7 +43,7 @@ func (s *Store) Announce(ctx context.Context, i discovery.Instance, report func(
 	if err := i.Validate(); err != nil {
 		return err
 	}
-	check, err := newChecker(i.Address, i.TLS)
+	check, err := newChecker(i.Address, i.ID, i.TLS)
 	if err != nil {
 		return fmt.Errorf("%w: address: %w", discovery.ErrInvalid, err)
 	}

@@ -127,7 +127,9 @@ func serveHealth(t *testing.T, shown *tls.Config) (address string, begun *atomic
 		t.Fatal(err)
 	}
 	server := grpc.NewServer(grpc.Creds(grpccredentials.NewTLS(shown)))
-	healthv1.RegisterHealthServer(server, health.NewServer())
+	serving := health.NewServer()
+	serving.SetServingStatus("i", healthv1.HealthCheckResponse_SERVING)
+	healthv1.RegisterHealthServer(server, serving)
 	served := make(chan struct{})
 	go func() {
 		defer close(served)

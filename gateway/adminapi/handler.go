@@ -88,6 +88,7 @@ func Handler(s Settings) http.Handler {
 	mesh := h.mount(mux, adminv1.File_stagemesh_admin_v1_mesh_proto, "the mesh", maxMessageBytes)
 	unary(mesh, "ListHosts", h.listHosts)
 	unary(mesh, "ListStages", h.listStages)
+	unary(mesh, "ListRequests", h.listRequests)
 	watch(mesh, "WatchHosts", h.membershipChanged, h.currentHosts)
 	watch(mesh, "WatchStages", h.membershipChanged, h.currentStages)
 	routes := h.mount(mux, adminv1.File_stagemesh_admin_v1_pipeline_proto, "pipelines", maxPipelinesBytes)

@@ -1,12 +1,14 @@
 package adminapi
 
 import (
+	"cmp"
 	"context"
 	"maps"
 	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/gateway/call"
@@ -80,9 +82,39 @@ type Traffic interface {
 	PipelineReady(ctx context.Context, name string) error
 	// Stage reports whether a stage has a host, and the state of its queues.
 	Stage(ctx context.Context, name pipeline.StageName) (call.StageState, error)
+	// Requests returns the oldest requests in flight that pass a stage, empty for all, and
+	// how many there are.
+	Requests(stage pipeline.StageName, limit int) (oldest []call.RequestInFlight, total int)
 }
 
 var _ Traffic = (*call.Service)(nil)
+
+// The number of requests in an answer of ListRequests: the default and the most.
+const (
+	defaultRequests = 100
+	maxRequests     = 1000
+)
+
+func (h *handler) listRequests(_ context.Context, in *adminv1.ListRequestsRequest) (*adminv1.ListRequestsResponse, error) {
+	if stage := in.GetStage(); stage != "" {
+		if err := pipeline.ValidName("stage", stage); err != nil {
+			return nil, transport.InvalidField("stage", err)
+		}
+	}
+	oldest, total := h.Traffic.Requests(pipeline.StageName(in.GetStage()), min(cmp.Or(int(in.GetLimit()), defaultRequests), maxRequests))
+	out := &adminv1.ListRequestsResponse{Total: uint64(total)}
+	for _, r := range oldest {
+		status := &adminv1.RequestStatus{
+			RequestId: string(r.ID), Pipeline: string(r.Pipeline), Tenant: r.Tenant, IdempotencyKey: r.IdempotencyKey,
+			Durability: r.Durability.ToProto(), AdmittedAt: timestamppb.New(r.AdmittedAt), Deadline: timestamppb.New(r.Deadline),
+		}
+		for _, stage := range r.Stages {
+			status.Stages = append(status.Stages, string(stage))
+		}
+		out.Requests = append(out.Requests, status)
+	}
+	return out, nil
+}
 
 func (h *handler) listStages(ctx context.Context, _ *adminv1.ListStagesRequest) (*adminv1.ListStagesResponse, error) {
 	all, err := h.stages(ctx)

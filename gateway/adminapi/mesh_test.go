@@ -70,6 +70,24 @@ func TestHostsMatchRegistry(t *testing.T) {
 	}
 }
 
+func TestRequestsAreListedWithinTheLimit(t *testing.T) {
+	t.Parallel()
+	url := serve(t, adminapi.Settings{DeadLetters: newBed(t), Traffic: traffic{}})
+	client := adminv1connect.NewMeshServiceClient(fronttest.Client(t, false), url)
+	for limit, want := range map[uint32]int{0: 2, 1: 1, 1 << 31: 2} {
+		got, err := client.ListRequests(t.Context(), connect.NewRequest(&adminv1.ListRequestsRequest{Stage: "c", Limit: limit}))
+		if err != nil || len(got.Msg.GetRequests()) != want || got.Msg.GetTotal() != 2 {
+			t.Fatalf("limit %d: got %v, %v", limit, got, err)
+		}
+		first := got.Msg.GetRequests()[0]
+		if first.GetRequestId() != "1" || first.GetIdempotencyKey() != "k" || len(first.GetStages()) != 2 || first.GetDeadline().AsTime().Unix() != 1010 {
+			t.Errorf("got %v", first)
+		}
+	}
+	_, err := client.ListRequests(t.Context(), connect.NewRequest(&adminv1.ListRequestsRequest{Stage: "C"}))
+	expect(t, "no stage", err, fault.InvalidRequest)
+}
+
 func TestHostsAreUnavailableWithoutRegistry(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {

@@ -137,6 +137,14 @@ func (t traffic) Stage(_ context.Context, name pipeline.StageName) (call.StageSt
 	}}}, nil
 }
 
+func (t traffic) Requests(stage pipeline.StageName, limit int) ([]call.RequestInFlight, int) {
+	all := []call.RequestInFlight{
+		{ID: "1", Pipeline: "p", IdempotencyKey: "k", Stages: []pipeline.StageName{"a", "b"}, Durability: pipeline.File, AdmittedAt: time.Unix(1000, 0), Deadline: time.Unix(1010, 0)},
+		{ID: "2", Stages: []pipeline.StageName{stage}},
+	}
+	return all[:min(limit, len(all))], len(all)
+}
+
 func through(name pipeline.Name, stages ...pipeline.StageName) pipeline.Pipeline {
 	out := pipeline.Pipeline{Name: name}
 	for _, stage := range stages {

@@ -176,6 +176,52 @@ func TestKeyReturnsTheStoredResultThroughAnyGateway(t *testing.T) {
 	})
 }
 
+func TestKeyNamesItsRequest(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.alive()
+	items := b.pulls(pipeline.Memory)
+	other := b.gateway("other")
+	key := call.Key{Pipeline: whole, Key: "key"}
+	if _, err := other.RequestOf(t.Context(), key); fault.From(err).Reason != fault.NotFound {
+		t.Errorf("before there are keys: %v", err)
+	}
+	first := infer(t.Context(), b.service, withKey("key", "it"))
+	item := testbed.Receive(t, "item", items)
+	id, err := other.RequestOf(t.Context(), key)
+	if err != nil || id != string(item.env.RequestID) {
+		t.Errorf("got request %s, %v, want %s", id, err, item.env.RequestID)
+	}
+	if err := other.Cancel(t.Context(), id); err != nil {
+		t.Error(err)
+	}
+	fails(t, first, fault.Cancelled)
+	for name, test := range map[string]struct {
+		key  call.Key
+		want fault.Reason
+	}{
+		"another key":      {call.Key{Pipeline: whole, Key: "none"}, fault.NotFound},
+		"another pipeline": {call.Key{Pipeline: "none", Key: "key"}, fault.NotFound},
+
+		"no pipeline": {call.Key{Key: "key"}, fault.InvalidRequest},
+		"no key":      {call.Key{Pipeline: whole}, fault.InvalidRequest},
+		"a long key":  {call.Key{Pipeline: whole, Key: strings.Repeat("x", call.MaxIdempotencyKey+1)}, fault.InvalidRequest},
+	} {
+		if _, err := other.RequestOf(t.Context(), test.key); fault.From(err).Reason != test.want {
+			t.Errorf("%s: %v, want %s", name, err, test.want)
+		}
+	}
+	if _, err := other.RequestOf(call.WithTenant(t.Context(), "other"), key); fault.From(err).Reason != fault.NotFound {
+		t.Errorf("another tenant: %v", err)
+	}
+	b.broker.Stop()
+	testbed.Eventually(t, "the connection is lost", func() bool { return other.Ready() != nil })
+	if _, err := other.RequestOf(t.Context(), key); fault.From(err).Reason != fault.BrokerUnavailable {
+		t.Errorf("without a broker: %v", err)
+	}
+	b.broker.Restore()
+}
+
 func TestKeyWithAnotherPayloadIsAMismatch(t *testing.T) {
 	t.Parallel()
 	counts := newCounts()

@@ -178,7 +178,7 @@ func (x *call) register() error {
 		return err
 	}
 	x.pending = &pending{
-		execution: x.env.ExecutionID, request: x.env.RequestID, tenant: x.env.Tenant, stages: x.memoryStages(x.env.Durability), takesChunks: x.emit != nil,
+		execution: x.env.ExecutionID, request: x.env.RequestID, tenant: x.env.Tenant, stages: x.memoryStages(x.env.Durability), takesChunks: x.emit != nil, env: x.env,
 	}
 	if err := x.service.table.register(x.pending); err != nil {
 		if f, ok := errors.AsType[*fault.Fault](err); ok {

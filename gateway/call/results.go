@@ -76,6 +76,37 @@ func (s *Service) Result(ctx context.Context, requestID string, wait time.Durati
 	}, nil
 }
 
+// Key is an idempotency key. Calls replace its tenant by their own.
+type Key = store.Key
+
+// RequestOf returns the ID of the request that has the key, for Result and Cancel:
+// NOT_FOUND where none has it, or its retention has passed. It is admitted like a
+// request.
+func (s *Service) RequestOf(ctx context.Context, k Key) (string, error) {
+	switch {
+	case k.Pipeline == "":
+		return "", fault.New(fault.InvalidRequest, "pipeline: an idempotency key belongs to a pipeline; name it").WithViolation("pipeline", "empty")
+	case k.Key == "" || len(k.Key) > MaxIdempotencyKey:
+		return "", fault.Newf(fault.InvalidRequest, "idempotency_key: %d bytes, from 1 to %d are allowed", len(k.Key), MaxIdempotencyKey).
+			WithViolation("idempotency_key", "%d bytes", len(k.Key))
+	}
+	if f := s.limiter.Acquire(); f != nil {
+		return "", f
+	}
+	defer s.limiter.Release()
+	k.Tenant = tenantOf(ctx)
+	record, err := s.keys.store.Get(ctx, k)
+	switch {
+	case ctx.Err() != nil:
+		return "", fault.From(ctx.Err())
+	case err != nil:
+		return "", unavailable(err)
+	case record.Claim == nil:
+		return "", fault.Newf(fault.NotFound, "no request of pipeline %.*s has the idempotency key: it has not come yet, was rejected, or is past its retention", shown, k.Pipeline)
+	}
+	return string(record.Claim.RequestID), nil
+}
+
 // fetch returns a stored result. The broker disconnects a gateway that asks for more than it
 // can take.
 func (s *Service) fetch(ctx context.Context, id pipeline.RequestID) (*envelope.Result, error) {

@@ -60,6 +60,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -284,6 +285,40 @@ func (s *Service) failPending() error {
 // InFlight returns how many requests are admitted and not answered, including those
 // that wait for capacity or for a stored result.
 func (s *Service) InFlight() int { return s.limiter.InFlight() }
+
+// RequestInFlight is a request that is queued or runs.
+type RequestInFlight struct {
+	ID                   pipeline.RequestID
+	Pipeline             pipeline.Name
+	Tenant               string
+	IdempotencyKey       string
+	Stages               []pipeline.StageName
+	Durability           pipeline.Durability
+	AdmittedAt, Deadline time.Time
+}
+
+// Requests returns this gateway's requests that are queued or run and whose route passes
+// the stage, empty for all: the oldest, up to the limit, and how many there are.
+func (s *Service) Requests(stage pipeline.StageName, limit int) (oldest []RequestInFlight, total int) {
+	var found []*envelope.Envelope
+	s.table.each(func(p *pending) {
+		if p.env != nil && (stage == "" || slices.ContainsFunc(p.env.Route, func(h pipeline.Hop) bool { return h.Stage == stage })) {
+			found = append(found, p.env)
+		}
+	})
+	slices.SortFunc(found, func(a, b *envelope.Envelope) int { return a.AdmittedAt.Compare(b.AdmittedAt) })
+	for _, env := range found[:min(limit, len(found))] {
+		r := RequestInFlight{
+			ID: env.RequestID, Pipeline: env.Pipeline, Tenant: env.Tenant, IdempotencyKey: env.IdempotencyKey,
+			Durability: env.Durability, AdmittedAt: env.AdmittedAt, Deadline: env.Deadline,
+		}
+		for _, hop := range env.Route {
+			r.Stages = append(r.Stages, hop.Stage)
+		}
+		oldest = append(oldest, r)
+	}
+	return oldest, len(found)
+}
 
 // receiveReply is the handler of the shared reply subscription.
 func (s *Service) receiveReply(id pipeline.ExecutionID, data []byte) meshv1.ReplyDisposition {

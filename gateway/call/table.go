@@ -7,6 +7,7 @@ import (
 
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
+	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
@@ -69,6 +70,8 @@ type pending struct {
 	// route: none for a durable one. since is when it began to wait; zero means now.
 	stages []pipeline.StageName
 	since  time.Time
+	// env is the request's; its ExecutionID may change.
+	env *envelope.Envelope
 	// takesChunks is false where the call wants the final reply only. Its chunks are
 	// dropped.
 	takesChunks bool

@@ -190,9 +190,15 @@ func (c *credit) unusedReserve() int {
 }
 
 // unused is the part of the reserved credit of class queue i that is neither in flight
-// nor requested.
+// nor requested. Items in flight do not use it while there may be no work, or an item
+// that comes after them would wait for their end. With oneIdlePull it may wait here while
+// another host has a free slot, so they do.
 func (c *credit) unused(i int) int {
-	return max(0, c.reservedCredit()-c.classQueues[i].inFlight-c.classQueues[i].requested)
+	cq := &c.classQueues[i]
+	if !cq.busy && !c.oneIdlePull {
+		return max(0, c.reservedCredit()-cq.requested)
+	}
+	return max(0, c.reservedCredit()-cq.inFlight-cq.requested)
 }
 
 func (c *credit) reservedCredit() int {

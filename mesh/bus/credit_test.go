@@ -41,6 +41,25 @@ func used(bound int) credit {
 	return c
 }
 
+// Its items may be in flight for long.
+func TestIdleQueueIsRequestedBesideItsItems(t *testing.T) {
+	t.Parallel()
+	c := newCredit(16, 2)
+	c.use(0, true)
+	c.use(1, true)
+	until := time.Now()
+	c.plan(until)
+	second := c.index(normalClass, 1)
+	c.deliver(second, 0)
+	c.closeAll()
+	for _, r := range c.plan(until) {
+		if r.cq == second {
+			return
+		}
+	}
+	t.Error("an item of the second queue would wait for the one in flight")
+}
+
 // planned is how many items of each class a plan requests for.
 func planned(c *credit, until time.Time) (items [classCount]int) {
 	for _, r := range c.plan(until) {

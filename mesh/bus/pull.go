@@ -58,6 +58,9 @@ type Puller struct {
 	// reconnects is the connection's count when last checked: pull requests do not
 	// outlive a connection.
 	reconnects uint64
+	// echoed is when the last message was sent to this process itself by the broker.
+	echoed  time.Time
+	silence silence
 
 	quit chan struct{}
 	done chan struct{}
@@ -68,6 +71,7 @@ const (
 	expiryGrace = 250 * time.Millisecond
 	drainGrace  = 2 * time.Second
 	pullTick    = 50 * time.Millisecond
+	echoEvery   = 4 * pullTick
 )
 
 // PullLife is how long items of a queue may still arrive after Use has stopped its
@@ -97,6 +101,7 @@ func (b *Bus) Pull(s PullSettings, handle func(Delivery)) (*Puller, error) {
 		drained:  make(chan struct{}),
 
 		reconnects: b.nc.Stats().Reconnects,
+		silence:    silence{limit: s.AckWait / 2, heard: time.Now()},
 
 		quit: make(chan struct{}),
 		done: make(chan struct{}),
@@ -111,6 +116,15 @@ func (b *Bus) Pull(s PullSettings, handle func(Delivery)) (*Puller, error) {
 }
 
 func (p *Puller) subscribe() error {
+	stop, err := p.bus.Watch(p.inbox, func([]byte) {
+		p.mu.Lock()
+		p.silence.hear(time.Now())
+		p.mu.Unlock()
+	})
+	if err != nil {
+		return err
+	}
+	p.stops = append(p.stops, stop)
 	for _, d := range p.settings.Durabilities {
 		sub, err := p.bus.nc.ChanSubscribe(nakAdvisories+p.bus.Stream(p.settings.Stage, d)+".*", p.returns.advisories)
 		if err != nil {
@@ -205,13 +219,45 @@ func (p *Puller) refresh(now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.credit.expire(now.Add(-p.grace()))
+	p.checkReconnect(now)
 	p.returns.receive()
-	if n := p.bus.nc.Stats().Reconnects; n != p.reconnects {
-		p.reconnects = n
-		p.credit.closeAll()
+	if now.Sub(p.echoed) >= echoEvery {
+		p.echoed = now
+		// Without a connection there is silence.
+		_ = p.bus.nc.Publish(p.inbox, nil)
 	}
 	p.pull()
 	p.checkDrained()
+}
+
+// checkReconnect ends the pull requests of a connection that was lost. The caller holds
+// the lock.
+func (p *Puller) checkReconnect(now time.Time) {
+	if n := p.bus.nc.Stats().Reconnects; n != p.reconnects {
+		p.reconnects = n
+		p.credit.closeAll()
+		p.silence.ended = now
+	}
+}
+
+// silence records when the broker was last away for so long that it may have missed
+// extensions: by a lost connection, or without an echo. It is pure.
+type silence struct {
+	limit        time.Duration
+	heard, ended time.Time
+}
+
+func (s *silence) hear(now time.Time) {
+	if now.Sub(s.heard) > s.limit {
+		s.ended = now
+	}
+	s.heard = now
+}
+
+// mayRedeliver reports whether the silence may be why an item that was queued then is
+// delivered again now.
+func (s *silence) mayRedeliver(queued, now time.Time) bool {
+	return queued.Before(s.ended) || now.Sub(s.heard) > s.limit
 }
 
 // grace is how long after its expiry a pull request still counts as open. A drain
@@ -283,6 +329,8 @@ func (p *Puller) receive(i int, msg *nats.Msg) {
 	p.mu.Lock()
 	if delivery.Deliveries > 1 {
 		delivery.Returned = p.returns.of(delivery)
+		p.checkReconnect(delivery.Arrived)
+		delivery.AfterSilence = p.silence.mayRedeliver(delivery.QueuedAt, delivery.Arrived)
 	}
 	p.handling++
 	p.credit.deliver(i, delivery.Pending)
@@ -357,6 +405,9 @@ type Delivery struct {
 	// Deliveries counts this and earlier deliveries to any host. Returned counts those
 	// of them that ended with a nak, as far as this process was connected to know.
 	Deliveries, Returned int
+	// AfterSilence is true where the broker was away for half an ack wait since the item
+	// was queued. Then a redelivery may be its doing, and not that of a host that died.
+	AfterSilence bool
 	// Pending items wait behind this one in its class.
 	Pending uint64
 	// QueuedAt is when the broker received the item, on the broker's clock.

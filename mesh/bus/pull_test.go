@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -127,6 +128,40 @@ func TestInProgressExtendsTheAckWait(t *testing.T) {
 	h.ack(t, kept)
 	second.ack(t, again)
 	awaitItems(t, b, s, 0)
+}
+
+func TestDeliveryTellsWhetherTheBrokerWasAway(t *testing.T) {
+	t.Parallel()
+	const ackWait = 2 * time.Second
+	for name, test := range map[string]struct {
+		fault func(*testbed.Link)
+		want  bool
+	}{
+		"no fault":          {func(*testbed.Link) {}, false},
+		"a lost connection": {func(l *testbed.Link) { l.Cut(); l.Mend() }, true},
+		"silence": {func(l *testbed.Link) {
+			l.Delay(ackWait)
+			time.AfterFunc(ackWait, l.Mend)
+		}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			broker := testbed.StartBroker(t)
+			link := testbed.StartLink(t, strings.TrimPrefix(broker.URL(), "nats://"))
+			b := broker.Connect(mesh, func(s *bus.Settings) { s.URL = "nats://" + link.Addr() })
+			s := queue(func(s *bus.QueueSettings) { s.AckWait = ackWait })
+			h := pull(t, b, s, 8)
+			h.Use(ensure(t, b, s).Epoch)
+			publish(t, b, item("x"))
+			if d := h.next(t); d.AfterSilence {
+				t.Errorf("delivered first after a silence: %+v", d)
+			}
+			test.fault(link)
+			if d := h.next(t); d.Deliveries != 2 || d.AfterSilence != test.want {
+				t.Errorf("delivered again as %+v, want after a silence: %v", d, test.want)
+			}
+		})
+	}
 }
 
 // The host holds as many items as it may, and one falls free at a time.

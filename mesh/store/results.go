@@ -29,6 +29,12 @@ func NewResults(b *bus.Bus, s Settings) *Results {
 	return r
 }
 
+// MaxMessage returns the size of the largest result that the stream can hold at all.
+func (s *Results) MaxMessage() int64 { return s.config.MaxBytes - messageOverhead }
+
+// messageOverhead is more than a stream adds to a message: its subject, headers and record.
+const messageOverhead = 1 << 10
+
 // Get returns a request's result: ErrNoResult where there is none.
 func (s *Results) Get(ctx context.Context, request pipeline.RequestID) (*envelope.Result, error) {
 	data, err := s.bus.StoredResult(ctx, request)

@@ -186,11 +186,33 @@ func contentType(file string, data []byte) string {
 	return http.DetectContentType(data)
 }
 
-// oneRequest accepts one argument, the ID of a request.
-func oneRequest(cmd *cobra.Command, args []string) error {
-	if len(args) != 1 {
+// requestName names a request: by its ID, or by its pipeline and idempotency key.
+type requestName struct{ id, pipeline, key string }
+
+func (n *requestName) add(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&n.pipeline, "pipeline", "", "with --idempotency-key: the pipeline that the request was sent to")
+	cmd.Flags().StringVar(&n.key, "idempotency-key", "", "take the request that has this key instead of a REQUEST_ID")
+}
+
+func (n *requestName) String() string {
+	if n.id != "" {
+		return n.id
+	}
+	return fmt.Sprintf("the request of pipeline %s with the key %q", n.pipeline, n.key)
+}
+
+// read reads the arguments of a command.
+func (n *requestName) read(cmd *cobra.Command, args []string) error {
+	byKey := n.pipeline != "" || n.key != ""
+	switch {
+	case byKey && (len(args) > 0 || n.pipeline == "" || n.key == ""):
+		return usageError(cmd, errors.New("give one REQUEST_ID, or --pipeline and --idempotency-key"))
+	case byKey:
+		return nil
+	case len(args) != 1:
 		return usageError(cmd, errors.New("give one REQUEST_ID"))
 	}
+	n.id = args[0]
 	if _, err := uuid.Parse(args[0]); err != nil {
 		return usageError(cmd, fmt.Errorf("REQUEST_ID: %q is not an ID such as 01a1fc37-9c70-7089-b8a4-eabc34a6f203", args[0]))
 	}
@@ -201,20 +223,22 @@ func newGetResult() *cobra.Command {
 	var gateway port
 	var style style
 	var wait time.Duration
+	var name requestName
 	result := &cobra.Command{
-		Use:   "result REQUEST_ID",
+		Use:   "result [REQUEST_ID]",
 		Short: "Print the stored result of a durable request",
 		Long: "Print the stored result of a request of --durability file, or of one with an idempotency key. Any gateway of the mesh\n" +
 			"has it. A failed request's failure is the error. NOT_FOUND means that no result is stored: not yet, or not any more.",
-		Example: "  stagemesh get result 01a1fc37-9c70-7089-b8a4-eabc34a6f203 --wait 5s",
-		Args:    oneRequest,
-		RunE: func(cmd *cobra.Command, args []string) error {
+		Example: "  stagemesh get result 01a1fc37-9c70-7089-b8a4-eabc34a6f203 --wait 5s\n" +
+			"  stagemesh get result --pipeline digits --idempotency-key order-4711",
+		Args: name.read,
+		RunE: func(cmd *cobra.Command, _ []string) error {
 			if wait < 0 {
 				return usageError(cmd, fmt.Errorf("--wait: %s is negative", wait))
 			}
 			out := &printer{style: style, out: cmd.OutOrStdout(), first: "REQUEST"}
 			return gateway.reach(func(client clients) error {
-				request := &inferencev1.GetResultRequest{RequestId: args[0], Wait: durationpb.New(wait)}
+				request := &inferencev1.GetResultRequest{RequestId: name.id, Pipeline: name.pipeline, IdempotencyKey: name.key, Wait: durationpb.New(wait)}
 				response, err := client.GetResult(cmd.Context(), connect.NewRequest(request))
 				if err != nil {
 					return err
@@ -226,6 +250,7 @@ func newGetResult() *cobra.Command {
 		},
 	}
 	gateway.addPublic(result)
+	name.add(result)
 	result.Flags().DurationVar(&wait, "wait", 0, "how long to wait for a result that is not stored yet")
 	style.add(result)
 	return result
@@ -233,23 +258,26 @@ func newGetResult() *cobra.Command {
 
 func newCancel() *cobra.Command {
 	var gateway port
+	var name requestName
 	cancel := &cobra.Command{
-		Use:   "cancel REQUEST_ID",
-		Short: "Cancel a request by its ID",
-		Long: "Cancel a request by its ID, whichever gateway of the mesh took it. Its caller gets CANCELLED, its queued item is dropped,\n" +
+		Use:   "cancel [REQUEST_ID]",
+		Short: "Cancel a request by its ID or idempotency key",
+		Long: "Cancel a request by its ID or idempotency key, whichever gateway of the mesh took it. Its caller gets CANCELLED, its queued item is dropped,\n" +
 			"and its running item is asked to stop. This is best effort: a finished request stays finished, and an unknown ID is no error.",
-		Example: "  stagemesh cancel 01a1fc37-9c70-7089-b8a4-eabc34a6f203",
-		Args:    oneRequest,
-		RunE: func(cmd *cobra.Command, args []string) error {
+		Example: "  stagemesh cancel 01a1fc37-9c70-7089-b8a4-eabc34a6f203\n" +
+			"  stagemesh cancel --pipeline digits --idempotency-key order-4711",
+		Args: name.read,
+		RunE: func(cmd *cobra.Command, _ []string) error {
 			return gateway.reach(func(client clients) error {
-				if _, err := client.Cancel(cmd.Context(), connect.NewRequest(&inferencev1.CancelRequest{RequestId: args[0]})); err != nil {
+				if _, err := client.Cancel(cmd.Context(), connect.NewRequest(&inferencev1.CancelRequest{RequestId: name.id, Pipeline: name.pipeline, IdempotencyKey: name.key})); err != nil {
 					return err
 				}
-				_, err := fmt.Fprintf(cmd.OutOrStdout(), "the mesh was asked to cancel %s; finished work stays finished\n", args[0])
+				_, err := fmt.Fprintf(cmd.OutOrStdout(), "the mesh was asked to cancel %s; finished work stays finished\n", &name)
 				return err
 			})
 		},
 	}
 	gateway.addPublic(cancel)
+	name.add(cancel)
 	return cancel
 }

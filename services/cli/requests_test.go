@@ -78,6 +78,11 @@ func TestInferWithKeyRunsOnce(t *testing.T) {
 		if first != "" && request != first {
 			t.Errorf("the answers of requests %s and %s", first, request)
 		}
+		out, err = run(t, "get", "result", "--pipeline", "digits", "--idempotency-key", "nine", "-a", address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		match(t, out, `REQUEST +TIME +ANSWER`, request+` +[0-9.]+ ms +labels=\[9 .*`)
 		first = request
 	}
 	out, err := run(t, "infer", "digits", image("00-1.png"), "--idempotency-key", "nine", "-a", address)
@@ -146,6 +151,54 @@ func endless(t *testing.T) (address, request string) {
 	return address, f.Metadata["request_id"]
 }
 
+// Its ID reaches the caller only with the answer.
+func TestRunningRequestIsListedAndCancelledByItsKey(t *testing.T) {
+	t.Parallel()
+	runs := make(chan struct{}, 1)
+	stage := stagemesh.Stage{Name: "endless", Runner: inproc.Each(inproc.Settings{}, func(ctx context.Context, _ runner.Item) ([]payload.Part, error) {
+		runs <- struct{}{}
+		<-ctx.Done()
+		return nil, ctx.Err()
+	})}
+	m, err := stagemesh.New(stagemesh.Settings{Gateway: gateway.Settings{Config: gateway.Config{Listen: "127.0.0.1:0", Admin: gateway.Admin{Listen: "127.0.0.1:0"}}}})
+	if err := errors.Join(err, m.AddStage(stage)); err != nil {
+		t.Fatal(err)
+	}
+	address := serve(t, m)
+	list := func(args ...string) string {
+		out, err := run(t, append([]string{"status", "--requests", "--admin", m.AdminURL()}, args...)...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return out
+	}
+	if out := list(); out != "the gateway has no request in flight\n" {
+		t.Errorf("before: %s", out)
+	}
+	left := make(chan error, 1)
+	go func() {
+		_, err := m.Infer(t.Context(), &call.Request{
+			Pipeline: "stage:endless", Durability: pipeline.File, IdempotencyKey: "order 7",
+			Inputs: []payload.Part{payload.OfBlob("", "text/plain", []byte("x"))},
+		})
+		left <- err
+	}()
+	testbed.Receive(t, "run", runs)
+	match(t, list("--stage", "endless"), `REQUEST +AGE +LEFT +PIPELINE +STAGES +QUEUE +TENANT +KEY`, id+` +\d+s +\d+s +stage:endless +endless +file +- +order 7`)
+	if out := list("--stage", "other"); out != "the gateway has no request in flight\n" {
+		t.Errorf("of another stage: %s", out)
+	}
+	if out, err := run(t, "cancel", "--pipeline", "stage:endless", "--idempotency-key", "order 7", "-a", address); err != nil || !strings.Contains(out, `with the key "order 7"`) {
+		t.Errorf("cancel: %s, %v", out, err)
+	}
+	if f := fault.From(testbed.Receive(t, "end of the call", left)); f.Reason != fault.Cancelled {
+		t.Errorf("it ended with %v", f)
+	}
+	if out := list("--json"); out != "{}\n" {
+		t.Errorf("afterwards: %s", out)
+	}
+}
+
 func TestCancelCancelsARequest(t *testing.T) {
 	t.Parallel()
 	address, request := endless(t)
@@ -174,16 +227,18 @@ func TestRequestVerbsCheckTheirArguments(t *testing.T) {
 		args []string
 		want string
 	}{
-		"result of none":    {[]string{"get", "result"}, "give one REQUEST_ID; see stagemesh get result --help"},
-		"result of two":     {[]string{"get", "result", good, good}, "give one REQUEST_ID; see stagemesh get result --help"},
-		"result of no id":   {[]string{"get", "result", "x"}, `REQUEST_ID: "x" is not an ID such as 01a1fc37-9c70-7089-b8a4-eabc34a6f203; see stagemesh get result --help`},
-		"a negative wait":   {[]string{"get", "result", good, "--wait", "-1s"}, "--wait: -1s is negative; see stagemesh get result --help"},
-		"result of no mesh": {[]string{"get", "result", good, "-a", "127.0.0.1:1"}, "nobody answers at http://127.0.0.1:1: "},
-		"cancel of none":    {[]string{"cancel"}, "give one REQUEST_ID; see stagemesh cancel --help"},
-		"cancel of no id":   {[]string{"cancel", "x"}, `REQUEST_ID: "x" is not an ID`},
-		"cancel of no mesh": {[]string{"cancel", good, "-a", "127.0.0.1:1"}, "nobody answers at http://127.0.0.1:1: "},
-		"cancel nowhere":    {[]string{"cancel", good, "-a", "ftp://x"}, "--address: "},
-		"a durability":      {[]string{"infer", "p", "f", "--durability", "disk"}, `--durability: "disk": use memory or file`},
+		"result of none":       {[]string{"get", "result"}, "give one REQUEST_ID; see stagemesh get result --help"},
+		"result of two":        {[]string{"get", "result", good, good}, "give one REQUEST_ID; see stagemesh get result --help"},
+		"result of no id":      {[]string{"get", "result", "x"}, `REQUEST_ID: "x" is not an ID such as 01a1fc37-9c70-7089-b8a4-eabc34a6f203; see stagemesh get result --help`},
+		"a negative wait":      {[]string{"get", "result", good, "--wait", "-1s"}, "--wait: -1s is negative; see stagemesh get result --help"},
+		"result of no mesh":    {[]string{"get", "result", good, "-a", "127.0.0.1:1"}, "nobody answers at http://127.0.0.1:1: "},
+		"result of half a key": {[]string{"get", "result", "--idempotency-key", "x"}, "give one REQUEST_ID, or --pipeline and --idempotency-key; see stagemesh get result --help"},
+		"cancel of both":       {[]string{"cancel", good, "--pipeline", "digits", "--idempotency-key", "x"}, "give one REQUEST_ID, or --pipeline and --idempotency-key; see stagemesh cancel --help"},
+		"cancel of none":       {[]string{"cancel"}, "give one REQUEST_ID; see stagemesh cancel --help"},
+		"cancel of no id":      {[]string{"cancel", "x"}, `REQUEST_ID: "x" is not an ID`},
+		"cancel of no mesh":    {[]string{"cancel", good, "-a", "127.0.0.1:1"}, "nobody answers at http://127.0.0.1:1: "},
+		"cancel nowhere":       {[]string{"cancel", good, "-a", "ftp://x"}, "--address: "},
+		"a durability":         {[]string{"infer", "p", "f", "--durability", "disk"}, `--durability: "disk": use memory or file`},
 	} {
 		out, err := run(t, test.args...)
 		if err == nil || !strings.HasPrefix(err.Error(), test.want) || out != "" {

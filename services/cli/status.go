@@ -22,10 +22,11 @@ import (
 )
 
 type statusCommand struct {
-	admin port
-	stage string
-	json  bool
-	watch bool
+	admin    port
+	stage    string
+	requests bool
+	json     bool
+	watch    bool
 }
 
 func newStatus() *cobra.Command {
@@ -34,8 +35,9 @@ func newStatus() *cobra.Command {
 		Use:   "status",
 		Short: "Show the state of pipelines, stages and hosts",
 		Long: "Show the mesh's pipelines, its stages with their queues, and its hosts as the registry lists them. The command asks the\n" +
-			"admin port of any gateway of the mesh.",
-		Example: "  stagemesh status\n  stagemesh status --stage classify --watch\n  stagemesh status --json",
+			"admin port of any gateway of the mesh. With --requests it shows the requests that this gateway has queued and that have\n" +
+			"no answer yet, the 100 oldest.",
+		Example: "  stagemesh status\n  stagemesh status --requests\n  stagemesh status --stage classify --watch\n  stagemesh status --json",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := validStage(cmd, c.stage); err != nil {
@@ -48,6 +50,7 @@ func newStatus() *cobra.Command {
 	}
 	c.admin.addAdmin(status)
 	status.Flags().StringVar(&c.stage, "stage", "", "show only this stage, its pipelines and its hosts")
+	status.Flags().BoolVar(&c.requests, "requests", false, "show the gateway's requests in flight, oldest first, instead; with --stage those that pass it")
 	addJSON(status, &c.json, "the status")
 	status.Flags().BoolVar(&c.watch, "watch", false, "print the status every second, until Ctrl-C")
 	return status
@@ -60,7 +63,7 @@ func (c *statusCommand) run(ctx context.Context, client clients, out, errOut io.
 	ticker := time.NewTicker(watchInterval)
 	defer ticker.Stop()
 	for first := true; ; first = false {
-		now, err := askStatus(ctx, client, c.stage)
+		now, err := c.ask(ctx, client)
 		switch {
 		case ctx.Err() != nil && !first:
 			return nil
@@ -85,6 +88,52 @@ func (c *statusCommand) run(ctx context.Context, client clients, out, errOut io.
 			return nil
 		}
 	}
+}
+
+// report is what the command prints.
+type report interface {
+	print(out io.Writer, now time.Time) error
+	printJSON(out io.Writer) error
+}
+
+func (c *statusCommand) ask(ctx context.Context, client clients) (report, error) {
+	if !c.requests {
+		status, err := askStatus(ctx, client, c.stage)
+		return &status, err
+	}
+	requests, err := client.ListRequests(ctx, connect.NewRequest(&adminv1.ListRequestsRequest{Stage: c.stage}))
+	if err != nil {
+		return nil, err
+	}
+	return requestReport{requests.Msg}, nil
+}
+
+// requestReport are a gateway's requests in flight.
+type requestReport struct{ *adminv1.ListRequestsResponse }
+
+func (r requestReport) printJSON(out io.Writer) error { return printJSON(out, r.ListRequestsResponse) }
+
+func (r requestReport) print(out io.Writer, now time.Time) error {
+	if r.GetTotal() == 0 {
+		_, err := fmt.Fprintln(out, "the gateway has no request in flight")
+		return err
+	}
+	rows := make([][]string, len(r.GetRequests()))
+	for i, one := range r.GetRequests() {
+		durability, _ := pipeline.DurabilityFromProto(one.GetDurability())
+		rows[i] = []string{
+			visible(one.GetRequestId()), age(now.Sub(one.GetAdmittedAt().AsTime())), age(one.GetDeadline().AsTime().Sub(now)), visible(one.GetPipeline()),
+			visible(strings.Join(one.GetStages(), " > ")), cmp.Or(string(durability), "-"), cmp.Or(visible(one.GetTenant()), "-"), cmp.Or(visible(one.GetIdempotencyKey()), "-"),
+		}
+	}
+	if err := printTable(out, "REQUEST\tAGE\tLEFT\tPIPELINE\tSTAGES\tQUEUE\tTENANT\tKEY", rows); err != nil {
+		return err
+	}
+	if rest := r.GetTotal() - uint64(len(rows)); rest > 0 {
+		_, err := fmt.Fprintf(out, "and %d more\n", rest)
+		return err
+	}
+	return nil
 }
 
 // meshStatus is the state of a mesh.

@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/stagemesh/stagemesh/sdk/python"
 	"github.com/stagemesh/stagemesh/stagehost/runner/worker"
@@ -35,14 +34,7 @@ type WorkerSettings struct {
 	// DeviceEnv is the variable that names a replica's devices.
 	DeviceEnv string `yaml:"device_env"`
 
-	// These are fields of worker.Limits of stagehost/runner/worker.
-	RunLimit       time.Duration `yaml:"run_limit"`
-	Heartbeat      time.Duration `yaml:"heartbeat"`
-	HeartbeatLimit time.Duration `yaml:"heartbeat_limit"`
-	StopLimit      time.Duration `yaml:"stop_limit"`
-	StartTries     int           `yaml:"start_tries"`
-	CrashLoop      int           `yaml:"crash_loop"`
-	MaxFrame       int64         `yaml:"max_frame,size"`
+	worker.Limits
 }
 
 // WorkerReplica is one worker, or one gang of several processes.
@@ -126,12 +118,8 @@ func NewWorker(s WorkerSettings) (*worker.Runner, error) {
 	return worker.New(worker.Settings{
 		Command: s.Command, Dir: s.Dir, Env: s.Env, Options: options, Replicas: s.replicas(),
 		Slots: s.Concurrency, DeviceEnv: s.DeviceEnv,
-		Limits: worker.Limits{
-			MaxFrame: s.MaxFrame, RunLimit: s.RunLimit, StopLimit: s.StopLimit,
-			StartTries: s.StartTries, CrashLoop: s.CrashLoop,
-			Heartbeat: s.Heartbeat, HeartbeatLimit: s.HeartbeatLimit,
-		},
-		Files: python.Files(), FilesPath: "PYTHONPATH",
+		Limits: s.Limits,
+		Files:  python.Files(), FilesPath: "PYTHONPATH",
 	})
 }
 

@@ -71,6 +71,7 @@ func Test(t *testing.T, start Start) {
 		{"ThousandsOfKeys", u.testThousandsOfKeys, false},
 		{"InstancesComeAndGo", u.testInstancesComeAndGo, false},
 		{"InstanceHealthIsChecked", u.testInstanceHealthIsChecked, false},
+		{"SuccessorIsAnotherInstance", u.testSuccessorIsAnotherInstance, false},
 		{"InstanceOutlivesItsStore", u.testInstanceOutlivesItsStore, true},
 		{"InvalidInstancesAreRejected", u.testInvalidInstancesAreRejected, false},
 		{"EverythingEndsWithItsContext", u.testEverythingEndsWithItsContext, true},

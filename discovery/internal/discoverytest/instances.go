@@ -127,17 +127,32 @@ func (u suite) testInstanceHealthIsChecked(t *testing.T, s Store) {
 	address, h, stop := serveHealth(t)
 	i := u.heartbeat(t, "checked")
 	i.Address = address
+	h.SetServingStatus(i.ID, healthv1.HealthCheckResponse_SERVING)
 	watcher := watch(t, s.Client(t), i.Service)
 	startInstance(t, s, i)
 	watcher.awaitInstances(t, testbed.Patience, "checked")
 	if got := watcher.instances[0].Address; got != address {
 		t.Errorf("the address is %q, want %q", got, address)
 	}
-	h.SetServingStatus("", healthv1.HealthCheckResponse_NOT_SERVING)
+	h.SetServingStatus(i.ID, healthv1.HealthCheckResponse_NOT_SERVING)
 	watcher.awaitInstances(t, discovery.MaxDetectTime)
-	h.SetServingStatus("", healthv1.HealthCheckResponse_SERVING)
+	h.SetServingStatus(i.ID, healthv1.HealthCheckResponse_SERVING)
 	watcher.awaitInstances(t, discovery.MaxDetectTime, "checked")
 	stop()
+	watcher.awaitInstances(t, discovery.MaxDetectTime)
+}
+
+// The process that has the address of a killed one serves, and does not know its instance.
+func (u suite) testSuccessorIsAnotherInstance(t *testing.T, s Store) {
+	address, h, _ := serveHealth(t)
+	i := u.heartbeat(t, "killed")
+	i.Address = address
+	h.SetServingStatus(i.ID, healthv1.HealthCheckResponse_SERVING)
+	watcher := watch(t, s.Client(t), i.Service)
+	p := startInstance(t, s, i)
+	watcher.awaitInstances(t, testbed.Patience, "killed")
+	p.Kill()
+	h.SetServingStatus(i.ID, healthv1.HealthCheckResponse_SERVICE_UNKNOWN)
 	watcher.awaitInstances(t, discovery.MaxDetectTime)
 }
 

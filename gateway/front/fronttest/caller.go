@@ -24,6 +24,8 @@ type Caller struct {
 	// Chunks are emitted by Stream before it answers.
 	Chunks []call.Chunk
 
+	// Keys are the IDs of the requests that have an idempotency key.
+	Keys map[call.Key]string
 	// Err is the error of Result and Cancel, or nil. Without it Result answers as
 	// Infer does for the pipeline "stored", and Cancel succeeds.
 	Err error
@@ -73,6 +75,14 @@ func (c *Caller) Cancel(_ context.Context, requestID string) error {
 	defer c.mu.Unlock()
 	c.cancelled = requestID
 	return c.Err
+}
+
+// RequestOf implements the fronts' Caller.
+func (c *Caller) RequestOf(_ context.Context, k call.Key) (string, error) {
+	if id := c.Keys[k]; id != "" {
+		return id, nil
+	}
+	return "", fault.New(fault.NotFound, "no request has the key")
 }
 
 // LastResult returns the arguments of the last call of Result.

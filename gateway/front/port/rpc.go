@@ -2,6 +2,7 @@ package port
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"time"
@@ -56,7 +57,11 @@ func (s *rpc) getResult(ctx context.Context, c *transport.Call, in *inferencev1.
 	if err != nil {
 		return nil, err
 	}
-	out, err := s.caller.Result(ctx, in.GetRequestId(), wait)
+	id, err := s.requestID(ctx, in)
+	if err != nil {
+		return nil, err
+	}
+	out, err := s.caller.Result(ctx, id, wait)
 	if err != nil {
 		return nil, err
 	}
@@ -76,10 +81,32 @@ func setHeaders(c *transport.Call, r *call.Response) {
 }
 
 func (s *rpc) cancel(ctx context.Context, _ *transport.Call, in *inferencev1.CancelRequest) (*inferencev1.CancelResponse, error) {
-	if err := s.caller.Cancel(ctx, in.GetRequestId()); err != nil {
+	id, err := s.requestID(ctx, in)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.caller.Cancel(ctx, id); err != nil {
 		return nil, err
 	}
 	return &inferencev1.CancelResponse{}, nil
+}
+
+// requestID returns the ID of the request that a message names, by its ID or its
+// idempotency key.
+func (s *rpc) requestID(ctx context.Context, in interface {
+	GetRequestId() string
+	GetPipeline() string
+	GetIdempotencyKey() string
+},
+) (string, error) {
+	key := call.Key{Pipeline: pipeline.Name(in.GetPipeline()), Key: in.GetIdempotencyKey()}
+	switch {
+	case key == call.Key{}:
+		return in.GetRequestId(), nil
+	case in.GetRequestId() != "":
+		return "", transport.InvalidField("request_id", errors.New("give it, or pipeline and idempotency_key, and not both"))
+	}
+	return s.caller.RequestOf(ctx, key)
 }
 
 func (s *rpc) inferStream(ctx context.Context, c *transport.Call, in *inferencev1.InferRequest, send func(*inferencev1.InferStreamResponse) error) error {

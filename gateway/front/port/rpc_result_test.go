@@ -13,6 +13,7 @@ import (
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
 
+	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -64,6 +65,23 @@ func TestRequestIsCancelled(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestKeyNamesTheRequest(t *testing.T) {
+	t.Parallel()
+	caller := &fronttest.Caller{Keys: map[call.Key]string{{Pipeline: "p", Key: "k"}: fronttest.RequestID}}
+	client := inferencev1connect.NewInferenceServiceClient(fronttest.Client(t, false), serve(t, caller))
+	got, err := client.GetResult(t.Context(), connect.NewRequest(&inferencev1.GetResultRequest{Pipeline: "p", IdempotencyKey: "k"}))
+	if id, _ := caller.LastResult(); err != nil || id != fronttest.RequestID {
+		t.Errorf("result: %v, %v; the caller was asked for %q", got, err, id)
+	}
+	if _, err := client.Cancel(t.Context(), connect.NewRequest(&inferencev1.CancelRequest{Pipeline: "p", IdempotencyKey: "k"})); err != nil || caller.LastCancelled() != fronttest.RequestID {
+		t.Errorf("cancel: %v; the caller was asked for %q", err, caller.LastCancelled())
+	}
+	_, err = client.Cancel(t.Context(), connect.NewRequest(&inferencev1.CancelRequest{Pipeline: "q", IdempotencyKey: "k"}))
+	_ = wantReason(t, err, fault.NotFound)
+	_, err = client.Cancel(t.Context(), connect.NewRequest(&inferencev1.CancelRequest{RequestId: fronttest.RequestID, IdempotencyKey: "k"}))
+	_ = wantReason(t, err, fault.InvalidRequest)
 }
 
 func TestFailedResultIsItsFault(t *testing.T) {

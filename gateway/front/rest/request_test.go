@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -71,6 +72,26 @@ func TestRequestIsCancelled(t *testing.T) {
 	if got := off.of(t, caller); got.status != http.StatusNoContent || got.body != "" || caller.LastCancelled() != fronttest.RequestID {
 		t.Errorf("%d %q, and the caller was asked for %q", got.status, got.body, caller.LastCancelled())
 	}
+}
+
+func TestKeyNamesTheRequest(t *testing.T) {
+	t.Parallel()
+	caller := &fronttest.Caller{Keys: map[call.Key]string{{Pipeline: "p", Key: "order 7"}: fronttest.RequestID}}
+	with := func(method, path, key string) ask {
+		return ask{method: method, path: path, header: map[string]string{"Idempotency-Key": key}}
+	}
+	if got := with(http.MethodGet, "/v1/pipelines/p:result?wait=5s", "order 7").of(t, caller); got.status != http.StatusOK || got.header.Get("Cache-Control") != "no-store" {
+		t.Errorf("result: %d %s", got.status, got.body)
+	}
+	if id, wait := caller.LastResult(); id != fronttest.RequestID || wait != 5*time.Second {
+		t.Errorf("asked for %q with a wait of %s", id, wait)
+	}
+	if got := with(http.MethodPost, "/v1/pipelines/p:cancel", "order 7").of(t, caller); got.status != http.StatusNoContent || caller.LastCancelled() != fronttest.RequestID {
+		t.Errorf("cancel: %d %s, and the caller was asked for %q", got.status, got.body, caller.LastCancelled())
+	}
+	with(http.MethodGet, "/v1/pipelines/q:result", "order 7").of(t, caller).wantFailure(t, http.StatusNotFound, fault.NotFound, "key")
+	with(http.MethodPost, "/v1/pipelines/p:cancel", "\xff").of(t, caller).wantFailure(t, http.StatusBadRequest, fault.InvalidRequest, "UTF-8")
+	with(http.MethodGet, "/v1/pipelines/p:cancel", "order 7").of(t, caller).wantFailure(t, http.StatusMethodNotAllowed, fault.InvalidRequest, http.MethodPost)
 }
 
 func TestFailedResultHasItsRequestID(t *testing.T) {

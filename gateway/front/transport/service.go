@@ -58,6 +58,8 @@ type Caller interface {
 	Stream(ctx context.Context, r *call.Request, emit func(call.Chunk) error) (*call.Response, error)
 	Result(ctx context.Context, requestID string, wait time.Duration) (*call.Response, error)
 	Cancel(ctx context.Context, requestID string) error
+	// RequestOf returns the ID of the request that has an idempotency key.
+	RequestOf(ctx context.Context, k call.Key) (requestID string, err error)
 }
 
 // Service is the HTTP handler of a service's methods.

@@ -7,36 +7,37 @@ import (
 )
 
 // Limits are the bounds, pauses and retries of a runner's workers that settings may
-// change. A zero field has its default.
+// change. A zero field has its default. Those with a key are in a mesh's file.
 type Limits struct {
 	// StartLimit bounds the time from the start of a worker until it is READY. Default
 	// 10 min: large models take minutes to load.
 	StartLimit time.Duration
 	// RunLimit bounds a batch that somebody waits for; for a worker that streams, the time
 	// between two chunks. Default 5 min: a worker that hangs in a batch answers no ping.
-	RunLimit time.Duration
+	RunLimit time.Duration `yaml:"run_limit"`
 	// Heartbeat is the interval of the pings to an idle worker, HeartbeatLimit the time
 	// that it has to answer one. Defaults 5 s and 10 s: a frozen idle worker is replaced
 	// before most callers would wait for it. HeartbeatLimit is also the least time after
 	// which a batch is late, see lateFactor.
-	Heartbeat, HeartbeatLimit time.Duration
+	Heartbeat      time.Duration `yaml:"heartbeat"`
+	HeartbeatLimit time.Duration `yaml:"heartbeat_limit"`
 	// StopLimit bounds the shutdown of a worker; then it is killed. All workers of a
 	// runner share it. Default 5 s.
-	StopLimit time.Duration
+	StopLimit time.Duration `yaml:"stop_limit"`
 	// Backoff is the pause before a worker that crashed starts again. It doubles with
 	// every crash in a row up to MaxBackoff, less up to half of it at random. Defaults
 	// 100 ms and 30 s.
 	Backoff, MaxBackoff time.Duration
 	// StartTries is how many crashes of one worker end the start of the runner. Default
 	// 1: a mistake in a command or in the stage's code is reported at once.
-	StartTries int
+	StartTries int `yaml:"start_tries"`
 	// CrashLoop is how many crashes in a row make a crash loop, which makes the host
 	// unhealthy where it holds for all workers. A batch that a worker finishes, or being
 	// READY for StableAfter, ends a row. Defaults 5 and 10 s.
-	CrashLoop   int
+	CrashLoop   int `yaml:"crash_loop"`
 	StableAfter time.Duration
 	// MaxFrame is the longest body of a message, in bytes. Default 256 MiB.
-	MaxFrame int64
+	MaxFrame int64 `yaml:"max_frame,size"`
 }
 
 // Grace times and bounds that no setting changes.

@@ -137,8 +137,8 @@ func (e *BatchError) Unwrap() []error {
 
 // Runner runs batches by worker processes.
 type Runner struct {
-	// given are the settings of New and of the host, settings those with their defaults,
-	// from Start on.
+	// given are the settings of New. settings has the host's too, and from Start on the
+	// defaults.
 	given, settings Settings
 	// workers are made by Start.
 	workers []*worker
@@ -178,13 +178,13 @@ func New(s Settings) (*Runner, error) {
 		return nil, err
 	}
 	n := max(1, len(s.Replicas))
-	return &Runner{given: s, pool: newPool(n), board: newBoard(n)}, nil
+	return &Runner{given: s, settings: s, pool: newPool(n), board: newBoard(n)}, nil
 }
 
 // SetHost implements runner.HostAware. Settings that are not set are the host's.
 func (r *Runner) SetHost(h runner.HostInfo) {
-	r.complete = h.Complete
-	s := &r.given
+	r.complete, r.settings = h.Complete, r.given
+	s := &r.settings
 	setDefault(&s.Stage, h.Stage)
 	setDefault(&s.Host, h.Host)
 	setDefault(&s.MaxSize, h.MaxSize)
@@ -237,7 +237,7 @@ func (r *Runner) workersChooseSlots() bool { return r.given.Slots == 0 && r.Spec
 // Start implements runner.Runner. It returns when every worker is ready, or with the
 // reason why one is not; then no worker is left.
 func (r *Runner) Start(ctx context.Context) error {
-	r.settings = r.given.withDefaults()
+	r.settings = r.settings.withDefaults()
 	if err := r.settings.validateHere(); err != nil {
 		return err
 	}

@@ -50,8 +50,12 @@ func killMarked(isMark func(variable string) bool) {
 }
 
 func killIfMarked(folder string, isMark func(variable string) bool) bool {
+	isMarked := func() bool {
+		environ, err := os.ReadFile(filepath.Join(folder, "environ"))
+		return err == nil && slices.ContainsFunc(strings.Split(string(environ), "\x00"), isMark)
+	}
 	pid, err := strconv.Atoi(filepath.Base(folder))
-	if err != nil {
+	if err != nil || !isMarked() {
 		return false
 	}
 	p, err := os.FindProcess(pid) // from here on its id belongs to no other
@@ -59,8 +63,7 @@ func killIfMarked(folder string, isMark func(variable string) bool) bool {
 		return false
 	}
 	defer p.Release() //nolint:errcheck // it may have ended
-	environ, err := os.ReadFile(filepath.Join(folder, "environ"))
-	return err == nil && slices.ContainsFunc(strings.Split(string(environ), "\x00"), isMark) && p.Kill() == nil
+	return isMarked() && p.Kill() == nil
 }
 
 // pin makes the thread run on these CPUs until restore. Without any it changes nothing.

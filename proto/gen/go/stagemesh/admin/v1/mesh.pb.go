@@ -739,6 +739,216 @@ func (x *HostStatus) GetAlive() bool {
 	return false
 }
 
+type ListRequestsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Only requests whose route passes this stage; empty means all.
+	Stage string `protobuf:"bytes,1,opt,name=stage,proto3" json:"stage,omitempty"`
+	// The most requests to list: 0 means 100, at most 1000.
+	Limit         uint32 `protobuf:"varint,2,opt,name=limit,proto3" json:"limit,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListRequestsRequest) Reset() {
+	*x = ListRequestsRequest{}
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListRequestsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListRequestsRequest) ProtoMessage() {}
+
+func (x *ListRequestsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListRequestsRequest.ProtoReflect.Descriptor instead.
+func (*ListRequestsRequest) Descriptor() ([]byte, []int) {
+	return file_stagemesh_admin_v1_mesh_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *ListRequestsRequest) GetStage() string {
+	if x != nil {
+		return x.Stage
+	}
+	return ""
+}
+
+func (x *ListRequestsRequest) GetLimit() uint32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+type ListRequestsResponse struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Requests []*RequestStatus       `protobuf:"bytes,1,rep,name=requests,proto3" json:"requests,omitempty"`
+	// How many there are, listed or not.
+	Total         uint64 `protobuf:"varint,2,opt,name=total,proto3" json:"total,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListRequestsResponse) Reset() {
+	*x = ListRequestsResponse{}
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListRequestsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListRequestsResponse) ProtoMessage() {}
+
+func (x *ListRequestsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListRequestsResponse.ProtoReflect.Descriptor instead.
+func (*ListRequestsResponse) Descriptor() ([]byte, []int) {
+	return file_stagemesh_admin_v1_mesh_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *ListRequestsResponse) GetRequests() []*RequestStatus {
+	if x != nil {
+		return x.Requests
+	}
+	return nil
+}
+
+func (x *ListRequestsResponse) GetTotal() uint64 {
+	if x != nil {
+		return x.Total
+	}
+	return 0
+}
+
+// RequestStatus is a request in flight.
+type RequestStatus struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	RequestId string                 `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	Pipeline  string                 `protobuf:"bytes,2,opt,name=pipeline,proto3" json:"pipeline,omitempty"`
+	// Who asked.
+	Tenant         string `protobuf:"bytes,3,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	IdempotencyKey string `protobuf:"bytes,4,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
+	// Stages of its route, in order.
+	Stages        []string               `protobuf:"bytes,5,rep,name=stages,proto3" json:"stages,omitempty"`
+	Durability    v11.Durability         `protobuf:"varint,6,opt,name=durability,proto3,enum=stagemesh.inference.v1.Durability" json:"durability,omitempty"`
+	AdmittedAt    *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=admitted_at,json=admittedAt,proto3" json:"admitted_at,omitempty"`
+	Deadline      *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=deadline,proto3" json:"deadline,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RequestStatus) Reset() {
+	*x = RequestStatus{}
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RequestStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RequestStatus) ProtoMessage() {}
+
+func (x *RequestStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RequestStatus.ProtoReflect.Descriptor instead.
+func (*RequestStatus) Descriptor() ([]byte, []int) {
+	return file_stagemesh_admin_v1_mesh_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *RequestStatus) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+func (x *RequestStatus) GetPipeline() string {
+	if x != nil {
+		return x.Pipeline
+	}
+	return ""
+}
+
+func (x *RequestStatus) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *RequestStatus) GetIdempotencyKey() string {
+	if x != nil {
+		return x.IdempotencyKey
+	}
+	return ""
+}
+
+func (x *RequestStatus) GetStages() []string {
+	if x != nil {
+		return x.Stages
+	}
+	return nil
+}
+
+func (x *RequestStatus) GetDurability() v11.Durability {
+	if x != nil {
+		return x.Durability
+	}
+	return v11.Durability(0)
+}
+
+func (x *RequestStatus) GetAdmittedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.AdmittedAt
+	}
+	return nil
+}
+
+func (x *RequestStatus) GetDeadline() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Deadline
+	}
+	return nil
+}
+
 var File_stagemesh_admin_v1_mesh_proto protoreflect.FileDescriptor
 
 const file_stagemesh_admin_v1_mesh_proto_rawDesc = "" +
@@ -804,14 +1014,34 @@ const file_stagemesh_admin_v1_mesh_proto_rawDesc = "" +
 	"\n" +
 	"HostStatus\x125\n" +
 	"\x06record\x18\x01 \x01(\v2\x1d.stagemesh.mesh.v1.HostRecordR\x06record\x12\x14\n" +
-	"\x05alive\x18\x02 \x01(\bR\x05alive2\x85\x03\n" +
+	"\x05alive\x18\x02 \x01(\bR\x05alive\"A\n" +
+	"\x13ListRequestsRequest\x12\x14\n" +
+	"\x05stage\x18\x01 \x01(\tR\x05stage\x12\x14\n" +
+	"\x05limit\x18\x02 \x01(\rR\x05limit\"k\n" +
+	"\x14ListRequestsResponse\x12=\n" +
+	"\brequests\x18\x01 \x03(\v2!.stagemesh.admin.v1.RequestStatusR\brequests\x12\x14\n" +
+	"\x05total\x18\x02 \x01(\x04R\x05total\"\xdc\x02\n" +
+	"\rRequestStatus\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x01 \x01(\tR\trequestId\x12\x1a\n" +
+	"\bpipeline\x18\x02 \x01(\tR\bpipeline\x12\x16\n" +
+	"\x06tenant\x18\x03 \x01(\tR\x06tenant\x12'\n" +
+	"\x0fidempotency_key\x18\x04 \x01(\tR\x0eidempotencyKey\x12\x16\n" +
+	"\x06stages\x18\x05 \x03(\tR\x06stages\x12B\n" +
+	"\n" +
+	"durability\x18\x06 \x01(\x0e2\".stagemesh.inference.v1.DurabilityR\n" +
+	"durability\x12;\n" +
+	"\vadmitted_at\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"admittedAt\x126\n" +
+	"\bdeadline\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\bdeadline2\xe8\x03\n" +
 	"\vMeshService\x12X\n" +
 	"\tListHosts\x12$.stagemesh.admin.v1.ListHostsRequest\x1a%.stagemesh.admin.v1.ListHostsResponse\x12]\n" +
 	"\n" +
 	"WatchHosts\x12%.stagemesh.admin.v1.WatchHostsRequest\x1a&.stagemesh.admin.v1.WatchHostsResponse0\x01\x12[\n" +
 	"\n" +
 	"ListStages\x12%.stagemesh.admin.v1.ListStagesRequest\x1a&.stagemesh.admin.v1.ListStagesResponse\x12`\n" +
-	"\vWatchStages\x12&.stagemesh.admin.v1.WatchStagesRequest\x1a'.stagemesh.admin.v1.WatchStagesResponse0\x01BHZFgithub.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1;adminv1b\x06proto3"
+	"\vWatchStages\x12&.stagemesh.admin.v1.WatchStagesRequest\x1a'.stagemesh.admin.v1.WatchStagesResponse0\x01\x12a\n" +
+	"\fListRequests\x12'.stagemesh.admin.v1.ListRequestsRequest\x1a(.stagemesh.admin.v1.ListRequestsResponseBHZFgithub.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1;adminv1b\x06proto3"
 
 var (
 	file_stagemesh_admin_v1_mesh_proto_rawDescOnce sync.Once
@@ -825,7 +1055,7 @@ func file_stagemesh_admin_v1_mesh_proto_rawDescGZIP() []byte {
 	return file_stagemesh_admin_v1_mesh_proto_rawDescData
 }
 
-var file_stagemesh_admin_v1_mesh_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
+var file_stagemesh_admin_v1_mesh_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
 var file_stagemesh_admin_v1_mesh_proto_goTypes = []any{
 	(*ListHostsRequest)(nil),      // 0: stagemesh.admin.v1.ListHostsRequest
 	(*ListHostsResponse)(nil),     // 1: stagemesh.admin.v1.ListHostsResponse
@@ -838,39 +1068,48 @@ var file_stagemesh_admin_v1_mesh_proto_goTypes = []any{
 	(*StageStatus)(nil),           // 8: stagemesh.admin.v1.StageStatus
 	(*QueueStatus)(nil),           // 9: stagemesh.admin.v1.QueueStatus
 	(*HostStatus)(nil),            // 10: stagemesh.admin.v1.HostStatus
-	(*timestamppb.Timestamp)(nil), // 11: google.protobuf.Timestamp
-	(*v1.Spec)(nil),               // 12: stagemesh.stage.v1.Spec
-	(*v1.Limits)(nil),             // 13: stagemesh.stage.v1.Limits
-	(v11.Durability)(0),           // 14: stagemesh.inference.v1.Durability
-	(*v12.HostRecord)(nil),        // 15: stagemesh.mesh.v1.HostRecord
+	(*ListRequestsRequest)(nil),   // 11: stagemesh.admin.v1.ListRequestsRequest
+	(*ListRequestsResponse)(nil),  // 12: stagemesh.admin.v1.ListRequestsResponse
+	(*RequestStatus)(nil),         // 13: stagemesh.admin.v1.RequestStatus
+	(*timestamppb.Timestamp)(nil), // 14: google.protobuf.Timestamp
+	(*v1.Spec)(nil),               // 15: stagemesh.stage.v1.Spec
+	(*v1.Limits)(nil),             // 16: stagemesh.stage.v1.Limits
+	(v11.Durability)(0),           // 17: stagemesh.inference.v1.Durability
+	(*v12.HostRecord)(nil),        // 18: stagemesh.mesh.v1.HostRecord
 }
 var file_stagemesh_admin_v1_mesh_proto_depIdxs = []int32{
 	10, // 0: stagemesh.admin.v1.ListHostsResponse.hosts:type_name -> stagemesh.admin.v1.HostStatus
-	11, // 1: stagemesh.admin.v1.ListHostsResponse.stale_since:type_name -> google.protobuf.Timestamp
+	14, // 1: stagemesh.admin.v1.ListHostsResponse.stale_since:type_name -> google.protobuf.Timestamp
 	10, // 2: stagemesh.admin.v1.WatchHostsResponse.hosts:type_name -> stagemesh.admin.v1.HostStatus
-	11, // 3: stagemesh.admin.v1.WatchHostsResponse.stale_since:type_name -> google.protobuf.Timestamp
+	14, // 3: stagemesh.admin.v1.WatchHostsResponse.stale_since:type_name -> google.protobuf.Timestamp
 	8,  // 4: stagemesh.admin.v1.ListStagesResponse.stages:type_name -> stagemesh.admin.v1.StageStatus
-	11, // 5: stagemesh.admin.v1.ListStagesResponse.stale_since:type_name -> google.protobuf.Timestamp
+	14, // 5: stagemesh.admin.v1.ListStagesResponse.stale_since:type_name -> google.protobuf.Timestamp
 	8,  // 6: stagemesh.admin.v1.WatchStagesResponse.stages:type_name -> stagemesh.admin.v1.StageStatus
-	11, // 7: stagemesh.admin.v1.WatchStagesResponse.stale_since:type_name -> google.protobuf.Timestamp
+	14, // 7: stagemesh.admin.v1.WatchStagesResponse.stale_since:type_name -> google.protobuf.Timestamp
 	9,  // 8: stagemesh.admin.v1.StageStatus.queues:type_name -> stagemesh.admin.v1.QueueStatus
-	12, // 9: stagemesh.admin.v1.StageStatus.spec:type_name -> stagemesh.stage.v1.Spec
-	13, // 10: stagemesh.admin.v1.StageStatus.limits:type_name -> stagemesh.stage.v1.Limits
-	14, // 11: stagemesh.admin.v1.QueueStatus.durability:type_name -> stagemesh.inference.v1.Durability
-	15, // 12: stagemesh.admin.v1.HostStatus.record:type_name -> stagemesh.mesh.v1.HostRecord
-	0,  // 13: stagemesh.admin.v1.MeshService.ListHosts:input_type -> stagemesh.admin.v1.ListHostsRequest
-	2,  // 14: stagemesh.admin.v1.MeshService.WatchHosts:input_type -> stagemesh.admin.v1.WatchHostsRequest
-	4,  // 15: stagemesh.admin.v1.MeshService.ListStages:input_type -> stagemesh.admin.v1.ListStagesRequest
-	6,  // 16: stagemesh.admin.v1.MeshService.WatchStages:input_type -> stagemesh.admin.v1.WatchStagesRequest
-	1,  // 17: stagemesh.admin.v1.MeshService.ListHosts:output_type -> stagemesh.admin.v1.ListHostsResponse
-	3,  // 18: stagemesh.admin.v1.MeshService.WatchHosts:output_type -> stagemesh.admin.v1.WatchHostsResponse
-	5,  // 19: stagemesh.admin.v1.MeshService.ListStages:output_type -> stagemesh.admin.v1.ListStagesResponse
-	7,  // 20: stagemesh.admin.v1.MeshService.WatchStages:output_type -> stagemesh.admin.v1.WatchStagesResponse
-	17, // [17:21] is the sub-list for method output_type
-	13, // [13:17] is the sub-list for method input_type
-	13, // [13:13] is the sub-list for extension type_name
-	13, // [13:13] is the sub-list for extension extendee
-	0,  // [0:13] is the sub-list for field type_name
+	15, // 9: stagemesh.admin.v1.StageStatus.spec:type_name -> stagemesh.stage.v1.Spec
+	16, // 10: stagemesh.admin.v1.StageStatus.limits:type_name -> stagemesh.stage.v1.Limits
+	17, // 11: stagemesh.admin.v1.QueueStatus.durability:type_name -> stagemesh.inference.v1.Durability
+	18, // 12: stagemesh.admin.v1.HostStatus.record:type_name -> stagemesh.mesh.v1.HostRecord
+	13, // 13: stagemesh.admin.v1.ListRequestsResponse.requests:type_name -> stagemesh.admin.v1.RequestStatus
+	17, // 14: stagemesh.admin.v1.RequestStatus.durability:type_name -> stagemesh.inference.v1.Durability
+	14, // 15: stagemesh.admin.v1.RequestStatus.admitted_at:type_name -> google.protobuf.Timestamp
+	14, // 16: stagemesh.admin.v1.RequestStatus.deadline:type_name -> google.protobuf.Timestamp
+	0,  // 17: stagemesh.admin.v1.MeshService.ListHosts:input_type -> stagemesh.admin.v1.ListHostsRequest
+	2,  // 18: stagemesh.admin.v1.MeshService.WatchHosts:input_type -> stagemesh.admin.v1.WatchHostsRequest
+	4,  // 19: stagemesh.admin.v1.MeshService.ListStages:input_type -> stagemesh.admin.v1.ListStagesRequest
+	6,  // 20: stagemesh.admin.v1.MeshService.WatchStages:input_type -> stagemesh.admin.v1.WatchStagesRequest
+	11, // 21: stagemesh.admin.v1.MeshService.ListRequests:input_type -> stagemesh.admin.v1.ListRequestsRequest
+	1,  // 22: stagemesh.admin.v1.MeshService.ListHosts:output_type -> stagemesh.admin.v1.ListHostsResponse
+	3,  // 23: stagemesh.admin.v1.MeshService.WatchHosts:output_type -> stagemesh.admin.v1.WatchHostsResponse
+	5,  // 24: stagemesh.admin.v1.MeshService.ListStages:output_type -> stagemesh.admin.v1.ListStagesResponse
+	7,  // 25: stagemesh.admin.v1.MeshService.WatchStages:output_type -> stagemesh.admin.v1.WatchStagesResponse
+	12, // 26: stagemesh.admin.v1.MeshService.ListRequests:output_type -> stagemesh.admin.v1.ListRequestsResponse
+	22, // [22:27] is the sub-list for method output_type
+	17, // [17:22] is the sub-list for method input_type
+	17, // [17:17] is the sub-list for extension type_name
+	17, // [17:17] is the sub-list for extension extendee
+	0,  // [0:17] is the sub-list for field type_name
 }
 
 func init() { file_stagemesh_admin_v1_mesh_proto_init() }
@@ -884,7 +1123,7 @@ func file_stagemesh_admin_v1_mesh_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_stagemesh_admin_v1_mesh_proto_rawDesc), len(file_stagemesh_admin_v1_mesh_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   11,
+			NumMessages:   14,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

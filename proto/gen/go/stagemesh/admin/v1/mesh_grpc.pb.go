@@ -19,10 +19,11 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	MeshService_ListHosts_FullMethodName   = "/stagemesh.admin.v1.MeshService/ListHosts"
-	MeshService_WatchHosts_FullMethodName  = "/stagemesh.admin.v1.MeshService/WatchHosts"
-	MeshService_ListStages_FullMethodName  = "/stagemesh.admin.v1.MeshService/ListStages"
-	MeshService_WatchStages_FullMethodName = "/stagemesh.admin.v1.MeshService/WatchStages"
+	MeshService_ListHosts_FullMethodName    = "/stagemesh.admin.v1.MeshService/ListHosts"
+	MeshService_WatchHosts_FullMethodName   = "/stagemesh.admin.v1.MeshService/WatchHosts"
+	MeshService_ListStages_FullMethodName   = "/stagemesh.admin.v1.MeshService/ListStages"
+	MeshService_WatchStages_FullMethodName  = "/stagemesh.admin.v1.MeshService/WatchStages"
+	MeshService_ListRequests_FullMethodName = "/stagemesh.admin.v1.MeshService/ListRequests"
 )
 
 // MeshServiceClient is the client API for MeshService service.
@@ -47,6 +48,10 @@ type MeshServiceClient interface {
 	// WatchStages is ListStages, again every second and after every change of hosts and
 	// pipelines; an answer comes at most twice a second.
 	WatchStages(ctx context.Context, in *WatchStagesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchStagesResponse], error)
+	// ListRequests returns the requests that this gateway has queued and that have no
+	// answer yet, the oldest first. Those that wait for capacity, for a stored result or
+	// for the first request with their idempotency key are not among them.
+	ListRequests(ctx context.Context, in *ListRequestsRequest, opts ...grpc.CallOption) (*ListRequestsResponse, error)
 }
 
 type meshServiceClient struct {
@@ -115,6 +120,16 @@ func (c *meshServiceClient) WatchStages(ctx context.Context, in *WatchStagesRequ
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type MeshService_WatchStagesClient = grpc.ServerStreamingClient[WatchStagesResponse]
 
+func (c *meshServiceClient) ListRequests(ctx context.Context, in *ListRequestsRequest, opts ...grpc.CallOption) (*ListRequestsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListRequestsResponse)
+	err := c.cc.Invoke(ctx, MeshService_ListRequests_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // MeshServiceServer is the server API for MeshService service.
 // All implementations must embed UnimplementedMeshServiceServer
 // for forward compatibility.
@@ -137,6 +152,10 @@ type MeshServiceServer interface {
 	// WatchStages is ListStages, again every second and after every change of hosts and
 	// pipelines; an answer comes at most twice a second.
 	WatchStages(*WatchStagesRequest, grpc.ServerStreamingServer[WatchStagesResponse]) error
+	// ListRequests returns the requests that this gateway has queued and that have no
+	// answer yet, the oldest first. Those that wait for capacity, for a stored result or
+	// for the first request with their idempotency key are not among them.
+	ListRequests(context.Context, *ListRequestsRequest) (*ListRequestsResponse, error)
 	mustEmbedUnimplementedMeshServiceServer()
 }
 
@@ -158,6 +177,9 @@ func (UnimplementedMeshServiceServer) ListStages(context.Context, *ListStagesReq
 }
 func (UnimplementedMeshServiceServer) WatchStages(*WatchStagesRequest, grpc.ServerStreamingServer[WatchStagesResponse]) error {
 	return status.Error(codes.Unimplemented, "method WatchStages not implemented")
+}
+func (UnimplementedMeshServiceServer) ListRequests(context.Context, *ListRequestsRequest) (*ListRequestsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListRequests not implemented")
 }
 func (UnimplementedMeshServiceServer) mustEmbedUnimplementedMeshServiceServer() {}
 func (UnimplementedMeshServiceServer) testEmbeddedByValue()                     {}
@@ -238,6 +260,24 @@ func _MeshService_WatchStages_Handler(srv interface{}, stream grpc.ServerStream)
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type MeshService_WatchStagesServer = grpc.ServerStreamingServer[WatchStagesResponse]
 
+func _MeshService_ListRequests_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListRequestsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(MeshServiceServer).ListRequests(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: MeshService_ListRequests_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(MeshServiceServer).ListRequests(ctx, req.(*ListRequestsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // MeshService_ServiceDesc is the grpc.ServiceDesc for MeshService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -252,6 +292,10 @@ var MeshService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListStages",
 			Handler:    _MeshService_ListStages_Handler,
+		},
+		{
+			MethodName: "ListRequests",
+			Handler:    _MeshService_ListRequests_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

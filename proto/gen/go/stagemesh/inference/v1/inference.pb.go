@@ -163,13 +163,18 @@ func (x *InferRequest) GetWaitForCapacity() bool {
 
 // GetResultRequest asks for one stored answer.
 type GetResultRequest struct {
-	state     protoimpl.MessageState `protogen:"open.v1"`
-	RequestId string                 `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The request's ID; or else pipeline and idempotency_key.
+	RequestId string `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	// How long to wait for an answer that is not there yet; absent or 0 means not
 	// at all. A gateway waits no longer than it lets a request take.
-	Wait          *durationpb.Duration `protobuf:"bytes,2,opt,name=wait,proto3" json:"wait,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Wait *durationpb.Duration `protobuf:"bytes,2,opt,name=wait,proto3" json:"wait,omitempty"`
+	// The request that has the idempotency key among those of the pipeline. NOT_FOUND
+	// where none has it.
+	Pipeline       string `protobuf:"bytes,3,opt,name=pipeline,proto3" json:"pipeline,omitempty"`
+	IdempotencyKey string `protobuf:"bytes,4,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *GetResultRequest) Reset() {
@@ -214,6 +219,20 @@ func (x *GetResultRequest) GetWait() *durationpb.Duration {
 		return x.Wait
 	}
 	return nil
+}
+
+func (x *GetResultRequest) GetPipeline() string {
+	if x != nil {
+		return x.Pipeline
+	}
+	return ""
+}
+
+func (x *GetResultRequest) GetIdempotencyKey() string {
+	if x != nil {
+		return x.IdempotencyKey
+	}
+	return ""
 }
 
 // GetResultResponse is a stored answer.
@@ -263,10 +282,15 @@ func (x *GetResultResponse) GetResult() *InferResponse {
 
 // CancelRequest names the request to cancel.
 type CancelRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	RequestId     string                 `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The request's ID; or else pipeline and idempotency_key.
+	RequestId string `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// The request that has the idempotency key among those of the pipeline. NOT_FOUND
+	// where none has it.
+	Pipeline       string `protobuf:"bytes,2,opt,name=pipeline,proto3" json:"pipeline,omitempty"`
+	IdempotencyKey string `protobuf:"bytes,3,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *CancelRequest) Reset() {
@@ -302,6 +326,20 @@ func (*CancelRequest) Descriptor() ([]byte, []int) {
 func (x *CancelRequest) GetRequestId() string {
 	if x != nil {
 		return x.RequestId
+	}
+	return ""
+}
+
+func (x *CancelRequest) GetPipeline() string {
+	if x != nil {
+		return x.Pipeline
+	}
+	return ""
+}
+
+func (x *CancelRequest) GetIdempotencyKey() string {
+	if x != nil {
+		return x.IdempotencyKey
 	}
 	return ""
 }
@@ -654,16 +692,20 @@ const file_stagemesh_inference_v1_inference_proto_rawDesc = "" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\x14\n" +
-	"\x12_wait_for_capacity\"`\n" +
+	"\x12_wait_for_capacity\"\xa5\x01\n" +
 	"\x10GetResultRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12-\n" +
-	"\x04wait\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x04wait\"R\n" +
+	"\x04wait\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x04wait\x12\x1a\n" +
+	"\bpipeline\x18\x03 \x01(\tR\bpipeline\x12'\n" +
+	"\x0fidempotency_key\x18\x04 \x01(\tR\x0eidempotencyKey\"R\n" +
 	"\x11GetResultResponse\x12=\n" +
-	"\x06result\x18\x01 \x01(\v2%.stagemesh.inference.v1.InferResponseR\x06result\".\n" +
+	"\x06result\x18\x01 \x01(\v2%.stagemesh.inference.v1.InferResponseR\x06result\"s\n" +
 	"\rCancelRequest\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\x01 \x01(\tR\trequestId\"\x10\n" +
+	"request_id\x18\x01 \x01(\tR\trequestId\x12\x1a\n" +
+	"\bpipeline\x18\x02 \x01(\tR\bpipeline\x12'\n" +
+	"\x0fidempotency_key\x18\x03 \x01(\tR\x0eidempotencyKey\"\x10\n" +
 	"\x0eCancelResponse\"\xf8\x01\n" +
 	"\vStepOptions\x126\n" +
 	"\x05model\x18\x01 \x01(\v2 .stagemesh.inference.v1.ModelRefR\x05model\x12S\n" +

@@ -48,7 +48,8 @@ type InferenceServiceClient interface {
 	// buf:lint:ignore RPC_REQUEST_STANDARD_NAME
 	// buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
 	InferStream(ctx context.Context, in *InferRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[InferStreamResponse], error)
-	// GetResult returns the stored result of a durable request, through any gateway.
+	// GetResult returns the stored result of a durable request, or of one with an
+	// idempotency key, through any gateway.
 	// If the request failed, its fault is this RPC's status. NOT_FOUND: there is no
 	// stored result, not yet or no longer.
 	GetResult(ctx context.Context, in *GetResultRequest, opts ...grpc.CallOption) (*GetResultResponse, error)
@@ -138,7 +139,8 @@ type InferenceServiceServer interface {
 	// buf:lint:ignore RPC_REQUEST_STANDARD_NAME
 	// buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
 	InferStream(*InferRequest, grpc.ServerStreamingServer[InferStreamResponse]) error
-	// GetResult returns the stored result of a durable request, through any gateway.
+	// GetResult returns the stored result of a durable request, or of one with an
+	// idempotency key, through any gateway.
 	// If the request failed, its fault is this RPC's status. NOT_FOUND: there is no
 	// stored result, not yet or no longer.
 	GetResult(context.Context, *GetResultRequest) (*GetResultResponse, error)

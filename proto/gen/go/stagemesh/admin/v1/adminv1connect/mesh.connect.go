@@ -41,6 +41,9 @@ const (
 	MeshServiceListStagesProcedure = "/stagemesh.admin.v1.MeshService/ListStages"
 	// MeshServiceWatchStagesProcedure is the fully-qualified name of the MeshService's WatchStages RPC.
 	MeshServiceWatchStagesProcedure = "/stagemesh.admin.v1.MeshService/WatchStages"
+	// MeshServiceListRequestsProcedure is the fully-qualified name of the MeshService's ListRequests
+	// RPC.
+	MeshServiceListRequestsProcedure = "/stagemesh.admin.v1.MeshService/ListRequests"
 )
 
 // MeshServiceClient is a client for the stagemesh.admin.v1.MeshService service.
@@ -60,6 +63,10 @@ type MeshServiceClient interface {
 	// WatchStages is ListStages, again every second and after every change of hosts and
 	// pipelines; an answer comes at most twice a second.
 	WatchStages(context.Context, *connect.Request[v1.WatchStagesRequest]) (*connect.ServerStreamForClient[v1.WatchStagesResponse], error)
+	// ListRequests returns the requests that this gateway has queued and that have no
+	// answer yet, the oldest first. Those that wait for capacity, for a stored result or
+	// for the first request with their idempotency key are not among them.
+	ListRequests(context.Context, *connect.Request[v1.ListRequestsRequest]) (*connect.Response[v1.ListRequestsResponse], error)
 }
 
 // NewMeshServiceClient constructs a client for the stagemesh.admin.v1.MeshService service. By
@@ -97,15 +104,22 @@ func NewMeshServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			connect.WithSchema(meshServiceMethods.ByName("WatchStages")),
 			connect.WithClientOptions(opts...),
 		),
+		listRequests: connect.NewClient[v1.ListRequestsRequest, v1.ListRequestsResponse](
+			httpClient,
+			baseURL+MeshServiceListRequestsProcedure,
+			connect.WithSchema(meshServiceMethods.ByName("ListRequests")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
 // meshServiceClient implements MeshServiceClient.
 type meshServiceClient struct {
-	listHosts   *connect.Client[v1.ListHostsRequest, v1.ListHostsResponse]
-	watchHosts  *connect.Client[v1.WatchHostsRequest, v1.WatchHostsResponse]
-	listStages  *connect.Client[v1.ListStagesRequest, v1.ListStagesResponse]
-	watchStages *connect.Client[v1.WatchStagesRequest, v1.WatchStagesResponse]
+	listHosts    *connect.Client[v1.ListHostsRequest, v1.ListHostsResponse]
+	watchHosts   *connect.Client[v1.WatchHostsRequest, v1.WatchHostsResponse]
+	listStages   *connect.Client[v1.ListStagesRequest, v1.ListStagesResponse]
+	watchStages  *connect.Client[v1.WatchStagesRequest, v1.WatchStagesResponse]
+	listRequests *connect.Client[v1.ListRequestsRequest, v1.ListRequestsResponse]
 }
 
 // ListHosts calls stagemesh.admin.v1.MeshService.ListHosts.
@@ -128,6 +142,11 @@ func (c *meshServiceClient) WatchStages(ctx context.Context, req *connect.Reques
 	return c.watchStages.CallServerStream(ctx, req)
 }
 
+// ListRequests calls stagemesh.admin.v1.MeshService.ListRequests.
+func (c *meshServiceClient) ListRequests(ctx context.Context, req *connect.Request[v1.ListRequestsRequest]) (*connect.Response[v1.ListRequestsResponse], error) {
+	return c.listRequests.CallUnary(ctx, req)
+}
+
 // MeshServiceHandler is an implementation of the stagemesh.admin.v1.MeshService service.
 type MeshServiceHandler interface {
 	// ListHosts returns the hosts of the mesh, sorted by stage and host, as its
@@ -145,6 +164,10 @@ type MeshServiceHandler interface {
 	// WatchStages is ListStages, again every second and after every change of hosts and
 	// pipelines; an answer comes at most twice a second.
 	WatchStages(context.Context, *connect.Request[v1.WatchStagesRequest], *connect.ServerStream[v1.WatchStagesResponse]) error
+	// ListRequests returns the requests that this gateway has queued and that have no
+	// answer yet, the oldest first. Those that wait for capacity, for a stored result or
+	// for the first request with their idempotency key are not among them.
+	ListRequests(context.Context, *connect.Request[v1.ListRequestsRequest]) (*connect.Response[v1.ListRequestsResponse], error)
 }
 
 // NewMeshServiceHandler builds an HTTP handler from the service implementation. It returns the path
@@ -178,6 +201,12 @@ func NewMeshServiceHandler(svc MeshServiceHandler, opts ...connect.HandlerOption
 		connect.WithSchema(meshServiceMethods.ByName("WatchStages")),
 		connect.WithHandlerOptions(opts...),
 	)
+	meshServiceListRequestsHandler := connect.NewUnaryHandler(
+		MeshServiceListRequestsProcedure,
+		svc.ListRequests,
+		connect.WithSchema(meshServiceMethods.ByName("ListRequests")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/stagemesh.admin.v1.MeshService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case MeshServiceListHostsProcedure:
@@ -188,6 +217,8 @@ func NewMeshServiceHandler(svc MeshServiceHandler, opts ...connect.HandlerOption
 			meshServiceListStagesHandler.ServeHTTP(w, r)
 		case MeshServiceWatchStagesProcedure:
 			meshServiceWatchStagesHandler.ServeHTTP(w, r)
+		case MeshServiceListRequestsProcedure:
+			meshServiceListRequestsHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -211,4 +242,8 @@ func (UnimplementedMeshServiceHandler) ListStages(context.Context, *connect.Requ
 
 func (UnimplementedMeshServiceHandler) WatchStages(context.Context, *connect.Request[v1.WatchStagesRequest], *connect.ServerStream[v1.WatchStagesResponse]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("stagemesh.admin.v1.MeshService.WatchStages is not implemented"))
+}
+
+func (UnimplementedMeshServiceHandler) ListRequests(context.Context, *connect.Request[v1.ListRequestsRequest]) (*connect.Response[v1.ListRequestsResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("stagemesh.admin.v1.MeshService.ListRequests is not implemented"))
 }

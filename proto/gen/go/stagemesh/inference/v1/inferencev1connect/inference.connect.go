@@ -58,7 +58,8 @@ type InferenceServiceClient interface {
 	// buf:lint:ignore RPC_REQUEST_STANDARD_NAME
 	// buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
 	InferStream(context.Context, *connect.Request[v1.InferRequest]) (*connect.ServerStreamForClient[v1.InferStreamResponse], error)
-	// GetResult returns the stored result of a durable request, through any gateway.
+	// GetResult returns the stored result of a durable request, or of one with an
+	// idempotency key, through any gateway.
 	// If the request failed, its fault is this RPC's status. NOT_FOUND: there is no
 	// stored result, not yet or no longer.
 	GetResult(context.Context, *connect.Request[v1.GetResultRequest]) (*connect.Response[v1.GetResultResponse], error)
@@ -148,7 +149,8 @@ type InferenceServiceHandler interface {
 	// buf:lint:ignore RPC_REQUEST_STANDARD_NAME
 	// buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
 	InferStream(context.Context, *connect.Request[v1.InferRequest], *connect.ServerStream[v1.InferStreamResponse]) error
-	// GetResult returns the stored result of a durable request, through any gateway.
+	// GetResult returns the stored result of a durable request, or of one with an
+	// idempotency key, through any gateway.
 	// If the request failed, its fault is this RPC's status. NOT_FOUND: there is no
 	// stored result, not yet or no longer.
 	GetResult(context.Context, *connect.Request[v1.GetResultRequest]) (*connect.Response[v1.GetResultResponse], error)
