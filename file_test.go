@@ -100,6 +100,44 @@ pipelines:
 	}
 }
 
+func TestFileFixesWhatCallersMaySet(t *testing.T) {
+	t.Parallel()
+	m := start(t, fromFile(t, parse(t, `
+mesh: m
+gateway: {listen: "127.0.0.1:0", stage_pipelines: false, admin: {listen: "127.0.0.1:0"}}
+stages:
+  a: {runner: {echo: {}}}
+pipelines:
+  all: {steps: [{name: fixed, stage: a, parameters: {k: 3}, locked: true}, {name: free, stage: a, parameters: {k: 3}}]}
+`)))
+	word := payload.Parameters{"k": payload.Int64(4)}
+	step := func(name pipeline.StepName, p payload.Parameters) map[pipeline.StepName]pipeline.StepOptions {
+		return map[pipeline.StepName]pipeline.StepOptions{name: {Parameters: p}}
+	}
+	for name, test := range map[string]struct {
+		edit func(*stagemesh.Request)
+		want string
+	}{
+		"nothing":          {func(*stagemesh.Request) {}, ""},
+		"a free step":      {func(r *stagemesh.Request) { r.Steps = step("free", word) }, ""},
+		"another name":     {func(r *stagemesh.Request) { r.Parameters = payload.Parameters{"other": payload.Int64(4)} }, ""},
+		"a locked step":    {func(r *stagemesh.Request) { r.Steps = step("fixed", word) }, "INVALID_REQUEST: steps.fixed.parameters.k: pipeline all locks it"},
+		"every step":       {func(r *stagemesh.Request) { r.Parameters = word }, "INVALID_REQUEST: parameters.k: pipeline all locks it in step fixed"},
+		"the stage itself": {func(r *stagemesh.Request) { r.Pipeline = "stage:a" }, "UNKNOWN_PIPELINE: "},
+	} {
+		r := &stagemesh.Request{Pipeline: "all", Inputs: []payload.Part{payload.OfBlob("", "text/plain", []byte("to"))}}
+		test.edit(r)
+		_, err := m.Infer(t.Context(), r)
+		got := ""
+		if err != nil {
+			got = string(fault.From(err).Reason) + ": " + fault.From(err).Message
+		}
+		if (got == "") != (test.want == "") || !strings.HasPrefix(got, test.want) {
+			t.Errorf("%s: %q, want %q", name, got, test.want)
+		}
+	}
+}
+
 func TestMemoryOnlyMeshRejectsDurableRequests(t *testing.T) {
 	t.Parallel()
 	m := start(t, fromFile(t, parse(t, `

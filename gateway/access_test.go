@@ -330,7 +330,7 @@ func TestInvalidPublicPortIsRejectedByKey(t *testing.T) {
 		"tokens that are not there":   {gateway.Access{TokenFile: s.token + "2"}, "gateway.token_file: open " + s.token + "2: no such file"},
 		"a key that is none":          {gateway.Access{CertFile: s.cert, KeyFile: s.token}, "gateway.key_file: " + s.token + ": there is no private key in it"},
 		"a key that is not there":     {gateway.Access{CertFile: s.cert, KeyFile: "/nowhere"}, "gateway.key_file: open /nowhere: "},
-		"a token of several words":    {gateway.Access{TokenFile: testbed.SecretFile(t, "open sesame")}, "gateway.token_file: "},
+		"a token of several words":    {gateway.Access{TokenFile: testbed.SecretFile(t, "open it, sesame")}, "gateway.token_file: "},
 		"a certificate that is a key": {gateway.Access{CertFile: s.key, KeyFile: s.key}, "gateway.cert_file: tls: "},
 	} {
 		g, err := gateway.New(with(test.access))

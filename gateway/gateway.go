@@ -60,7 +60,7 @@ func New(s Settings) (*Gateway, error) {
 	s.Bus.Mesh, s.Bus.Name, s.Bus.Logger = s.Call.Mesh, "gateway "+string(s.Call.Gateway), s.Call.Logger
 	s.Call.Budget = admission.NewByteBudget(int64(s.MaxInFlightBytes))
 	g := &Gateway{settings: s, log: s.Call.Logger, ready: make(chan struct{}), stopping: make(chan struct{}), closing: make(chan struct{})}
-	seeded := pipelines.Settings{Seeds: s.Pipelines, Logger: g.log}
+	seeded := pipelines.Settings{Seeds: s.Pipelines, NoStages: !s.servesStages(), Logger: g.log}
 	if r := s.Registry; r != nil {
 		seeded.Table = r.Table
 		g.membership = discovery.NewMembership(r.Watcher, r.Table, string(s.Call.Mesh), g.log)

@@ -26,6 +26,9 @@ type Config struct {
 	call.Limits
 	// Docs enables /openapi.json and /docs on the public port; nil means enabled.
 	Docs *bool `yaml:"docs"`
+	// StagePipelines enables the pipelines "stage:<name>" of single stages; nil means
+	// enabled.
+	StagePipelines *bool `yaml:"stage_pipelines"`
 	// AllowOrigins are the web origins from which browsers may call.
 	AllowOrigins []string `yaml:"allow_origins"`
 	// MaxInFlightBytes bounds the bytes of all requests together. 0 means
@@ -93,6 +96,9 @@ func (s Settings) withDefaults() Settings {
 
 // ServesDocs reports whether the public port serves /openapi.json and /docs.
 func (c Config) ServesDocs() bool { return c.Docs == nil || *c.Docs }
+
+// servesStages reports whether callers may call single stages.
+func (c Config) servesStages() bool { return c.StagePipelines == nil || *c.StagePipelines }
 
 // Validate checks the section except Admin, without reading files. Messages name the
 // key in the section.

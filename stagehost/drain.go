@@ -114,11 +114,10 @@ func (abandon) apply(l *loop) {
 // stageLeft is the event that the host has left its stage for a while, as nothing has
 // run here for longer. Items whose run crashed stay for as long as the runner needs to
 // start: another host would lose its workers to them too.
-type stageLeft struct{ unhealthyFor time.Duration }
+type stageLeft struct{ isStarting bool }
 
 func (e stageLeft) apply(l *loop) {
-	starting := e.unhealthyFor < l.host.startTook+unhealthyGrace
-	l.nakEach(func(it *item) bool { return it.state == queued && (it.crashes == 0 || !starting) })
+	l.nakEach(func(it *item) bool { return it.state == queued && (it.crashes == 0 || !e.isStarting) })
 }
 
 // checkEmpty closes empty when a draining loop holds nothing any more.

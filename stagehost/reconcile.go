@@ -252,8 +252,9 @@ func (h *Host) leaveStage(unhealthyFor time.Duration) {
 	if unhealthyFor < unhealthyGrace+reconcileRetry+bus.PullLife {
 		return
 	}
-	h.post(stageLeft{unhealthyFor})
-	if errors.Is(h.runnerHealth.err, runner.ErrStartFailed) && !h.holdsItems.Load() {
+	hasFailed := errors.Is(h.runnerHealth.err, runner.ErrStartFailed)
+	h.post(stageLeft{isStarting: !hasFailed && unhealthyFor < h.startTook+unhealthyGrace})
+	if hasFailed && !h.holdsItems.Load() {
 		h.stopAnswers(&h.inFlight)
 	}
 }

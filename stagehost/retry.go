@@ -92,7 +92,7 @@ func (l *loop) failAll(items []*item, f *fault.Fault) {
 func (l *loop) nextRerun(now time.Time) []*item {
 	for i := 0; i < len(l.reruns); i++ {
 		rerun := l.dropEnded(l.reruns[i], now)
-		if len(rerun) > 0 && rerun[0].quarantined && (l.quarantineBusy || rerun[0].pauses(now)) {
+		if len(rerun) > 0 && rerun[0].quarantined && (l.quarantineBusy || l.mustPause(rerun[0], now)) {
 			l.reruns[i] = rerun
 			continue
 		}
@@ -105,14 +105,19 @@ func (l *loop) nextRerun(now time.Time) []*item {
 	return nil
 }
 
-// pauses reports whether an idle slot is left to others than an item that has crashed
-// its process alone: for as long as no slot was idle after that, within a bound. So
-// others run between two crashes, however long processes take to start.
-func (it *item) pauses(now time.Time) bool {
-	if it.rerunAt.IsZero() && !it.crashedAt.IsZero() {
+// mustPause reports whether an item that has crashed its process alone leaves an idle
+// slot to others: until that process is back, so that it crashes one process at a time,
+// and then for as long as no slot was idle, within bounds. So others run between two
+// crashes, however long processes take to start.
+func (l *loop) mustPause(it *item, now time.Time) bool {
+	if it.crashedAt.IsZero() {
+		return false
+	}
+	if it.rerunAt.IsZero() {
 		it.rerunAt = now.Add(min(now.Sub(it.crashedAt), maxCrashPause))
 	}
-	return it.rerunAt.After(now)
+	lacksSlots := l.running+len(l.slots) < l.host.settings.Runner.Concurrency()
+	return it.rerunAt.After(now) || lacksSlots && now.Sub(it.crashedAt) < l.host.startTook+maxCrashPause
 }
 
 // quarantine runs the items of a crashed batch again, each alone and one at a

@@ -13,6 +13,7 @@ import (
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/mesh/store"
 )
 
 func TestRequestOrPipelineMakesItDurable(t *testing.T) {
@@ -44,6 +45,32 @@ func TestRequestOrPipelineMakesItDurable(t *testing.T) {
 		if got := testbed.Receive(t, "answer", answer); got.err != nil || got.response.Pipeline != test.pipeline {
 			t.Errorf("%s: %+v, %v", name, got.response, got.err)
 		}
+	}
+}
+
+func TestFullStoreOfResultsRejectsWhatItIsToHold(t *testing.T) {
+	t.Parallel()
+	settings := store.Settings{MaxBytes: 64 << 10}
+	b := newBed(t, func(s *call.Settings) { s.Results = settings })
+	b.alive()
+	memory := b.pulls(pipeline.Memory)
+	if err := store.NewResults(b.host, settings).Ensure(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.host.JetStream().Publish(t.Context(), b.host.Subjects.Result("another"), make([]byte, 60<<10)); err != nil {
+		t.Fatal(err)
+	}
+	keyed := ask("x")
+	keyed.IdempotencyKey = "key"
+	for _, r := range []*call.Request{durable("x"), keyed} {
+		if got := testbed.Receive(t, "answer", infer(t.Context(), b.service, r)); fault.From(got.err).Reason != fault.Overloaded {
+			t.Errorf("%+v, %v", got.response, got.err)
+		}
+	}
+	answer := infer(t.Context(), b.service, ask("x"))
+	b.end(testbed.Receive(t, "item", memory).env, 1, []byte("done"))
+	if got := testbed.Receive(t, "answer", answer); got.err != nil {
+		t.Error(got.err)
 	}
 }
 

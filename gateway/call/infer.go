@@ -165,10 +165,13 @@ func (s *Service) awaitCapacity(ctx context.Context, x *call) (f *fault.Fault) {
 	if f == nil {
 		f = s.checkClock() // the broker has just reported a queue, and its time
 	}
-	if f != nil || x.env.Durability != pipeline.File {
-		return f
+	if f == nil && x.env.Durability == pipeline.File {
+		f = s.resultsStream.ensure(ctx)
 	}
-	return s.resultsStream.ensure(ctx)
+	if f == nil && x.env.StoresResult() {
+		f = s.checkResultSpace(ctx)
+	}
+	return f
 }
 
 // register makes the call pending under a new execution. The ID is new for every

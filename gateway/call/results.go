@@ -3,6 +3,7 @@ package call
 import (
 	"context"
 	"errors"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/semaphore"
@@ -115,6 +116,45 @@ func (s *Service) fetch(ctx context.Context, id pipeline.RequestID) (*envelope.R
 	}
 	defer s.fetches.Release(1)
 	return s.results.Get(ctx, id)
+}
+
+// resultSpace is whether the stream of results has space for those of new requests.
+type resultSpace struct {
+	mu     sync.Mutex
+	readAt time.Time
+	full   bool
+}
+
+const (
+	spaceEvery   = time.Second
+	spaceTimeout = 500 * time.Millisecond
+	// spaceReserve is the part of the stream that is kept for requests in flight: one in ten.
+	spaceReserve = 10
+)
+
+// checkResultSpace rejects a request whose result may find no space. One request a second
+// asks the broker; while that does not answer there is space.
+func (s *Service) checkResultSpace(ctx context.Context) *fault.Fault {
+	r, now := &s.resultSpace, time.Now()
+	r.mu.Lock()
+	full, due := r.full, now.Sub(r.readAt) >= spaceEvery
+	if due {
+		r.readAt = now
+	}
+	r.mu.Unlock()
+	if due {
+		ctx, cancel := context.WithTimeout(ctx, spaceTimeout)
+		defer cancel()
+		used, limit, err := s.results.Usage(ctx)
+		full = err == nil && limit > 0 && int64(used) > limit-limit/spaceReserve
+		r.mu.Lock()
+		r.full = full
+		r.mu.Unlock()
+	}
+	if full {
+		return fault.New(fault.Overloaded, "the store of results is full; raise results.max_bytes, or lower results.retention").WithRetryAfter(admission.RetryAfter)
+	}
+	return nil
 }
 
 // lazyStream is a stream that some requests need. It reserves space on the broker,

@@ -189,6 +189,7 @@ type Service struct {
 	table         *table
 	results       *store.Results
 	resultsStream *lazyStream
+	resultSpace   resultSpace
 	keys          *keys
 	cancels       *cancels
 	// connections counts the connections to the broker.

@@ -63,8 +63,8 @@ type Settings struct {
 	// MaxPayload bounds the inputs of a request and MaxBody its body, in bytes. The
 	// document omits a bound of 0.
 	MaxPayload, MaxBody int
-	// Tokens is true if callers need a token.
-	Tokens bool
+	// Tokens is true if callers need a token, NoStages if they cannot call single stages.
+	Tokens, NoStages bool
 	// MaxBytes bounds the description of pipelines; 0 means DefaultMaxBytes.
 	MaxBytes int
 }
@@ -227,7 +227,10 @@ func (d *document) assemble(s Settings) object {
 // description is the document's description, in Markdown.
 func (d *document) description(s Settings) string {
 	var b strings.Builder
-	b.WriteString("Each pipeline of this mesh has a path of its own, as of now. A pipeline of one stage alone, `stage:<name>`, is asked by the path of any pipeline.")
+	b.WriteString("Each pipeline of this mesh has a path of its own, as of now.")
+	if !s.NoStages {
+		b.WriteString(" A pipeline of one stage alone, `stage:<name>`, is asked by the path of any pipeline.")
+	}
 	if s.MaxPayload > 0 {
 		fmt.Fprintf(&b, " The inputs of a request have at most %s", bytesOf(s.MaxPayload))
 		if s.MaxBody > 0 {

@@ -129,6 +129,9 @@ func TestOnlyReadMethodsAreServed(t *testing.T) {
 			t.Errorf("%s: %d, %v", path, got.Code, got.Header())
 		}
 	}
+	if got := ask(t, source{}, http.MethodGet, "/"); got.Code != http.StatusFound || got.Header().Get("Location") != openapi.PagePath {
+		t.Errorf("GET /: %d to %q", got.Code, got.Header().Get("Location"))
+	}
 	if got := ask(t, source{}, http.MethodGet, openapi.PagePath+"/lock"); got.Code != http.StatusNotFound {
 		t.Errorf("unknown file: %d", got.Code)
 	}

@@ -49,6 +49,7 @@ func Mount(mux *http.ServeMux, source Source) {
 		document.file.send(w, r)
 	}))
 	mux.Handle(PagePath+"/{$}", readOnly(http.RedirectHandler(PagePath, http.StatusPermanentRedirect).ServeHTTP))
+	mux.Handle("/{$}", readOnly(http.RedirectHandler(PagePath, http.StatusFound).ServeHTTP))
 	for path, f := range pageFiles() {
 		mux.Handle(path, readOnly(func(w http.ResponseWriter, r *http.Request) {
 			h := w.Header()

@@ -55,8 +55,10 @@ type Settings struct {
 	// Table is the mesh's registry; without one the pipelines are always Seeds.
 	Table discovery.Table
 	// Seeds are the pipelines of the gateway's file.
-	Seeds  []pipeline.Pipeline
-	Logger *slog.Logger
+	Seeds []pipeline.Pipeline
+	// NoStages is true where there are no implicit pipelines of single stages.
+	NoStages bool
+	Logger   *slog.Logger
 }
 
 // Store has the pipelines of a mesh.
@@ -65,8 +67,9 @@ type Store struct {
 	// mirror is nil without a table.
 	mirror *discovery.TableMirror
 	// seeds are those that are not in the registry yet.
-	seeds map[pipeline.Name]*meshv1.Pipeline
-	log   *slog.Logger
+	seeds    map[pipeline.Name]*meshv1.Pipeline
+	noStages bool
+	log      *slog.Logger
 
 	mu sync.RWMutex
 	// problem is why the store serves nothing yet, nil once it has served.
@@ -173,7 +176,7 @@ var errNotLoaded = fmt.Errorf("the pipelines are not known yet: %w", discovery.E
 // New returns a store. Errors are about the seeds.
 func New(s Settings) (*Store, error) {
 	out := &Store{
-		table: s.Table, log: s.Logger, served: map[pipeline.Name]*Entry{},
+		table: s.Table, noStages: s.NoStages, log: s.Logger, served: map[pipeline.Name]*Entry{},
 		changed: make(chan struct{}), seeds: map[pipeline.Name]*meshv1.Pipeline{},
 	}
 	for _, p := range s.Seeds {
@@ -210,6 +213,9 @@ const shown = 80
 // Resolve returns the pipeline of that name, or the implicit one of "stage:<name>".
 func (s *Store) Resolve(name string) (pipeline.Pipeline, *fault.Fault) {
 	if stage, implicit := pipeline.StageOf(pipeline.Name(name)); implicit {
+		if s.noStages {
+			return pipeline.Pipeline{}, fault.Newf(fault.UnknownPipeline, "pipeline %.*q: gateway.stage_pipelines is off; call a pipeline by its name", shown, name)
+		}
 		if err := pipeline.ValidName("stage", string(stage)); err != nil {
 			return pipeline.Pipeline{}, fault.Newf(fault.UnknownPipeline, "pipeline %.*q: %w", shown, name, err)
 		}

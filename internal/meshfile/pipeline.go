@@ -41,17 +41,22 @@ type Step struct {
 	Version string `yaml:"version"`
 	// Parameters go to the stage.
 	Parameters map[string]any `yaml:"parameters"`
+	// Locked rejects requests that set one of these parameters.
+	Locked bool `yaml:"locked"`
 	// Inputs renames: input of the stage -> name of the part that feeds it.
 	Inputs map[string]string `yaml:"inputs"`
 }
 
-// Routes returns the pipelines, sorted by name.
+// Routes returns the pipelines, sorted by name: those without errors.
 func (f *File) Routes() ([]pipeline.Pipeline, error) {
 	var out []pipeline.Pipeline
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(f.Pipelines)) {
 		p, err := f.route(name)
-		errs = append(errs, f.At(err, "pipelines", name))
+		if err != nil {
+			errs = append(errs, f.At(err, "pipelines", name))
+			continue
+		}
 		out = append(out, p)
 	}
 	return out, errors.Join(errs...)
@@ -101,7 +106,7 @@ func (f *File) step(in Step, durability pipeline.Durability) (pipeline.Step, err
 	out := pipeline.Step{
 		Name: pipeline.StepName(in.Name), Stage: pipeline.StageName(in.Stage),
 		Model:  payload.ModelRef{Model: in.Model, Alias: in.Alias, Version: in.Version},
-		Inputs: in.Inputs,
+		Inputs: in.Inputs, Locked: in.Locked,
 	}
 	if _, here := f.Stages[in.Stage]; !here && !f.pipelinesOnly && !f.Joinable() {
 		return out, fmt.Errorf("stage: there is no stage %q; there are %s, and without nats.url or nats.listen no other process can add one",
@@ -195,6 +200,9 @@ func keysOf(p pipeline.Pipeline) (out []key) {
 		optional(path, indent, "version", named(s.Model.Version))
 		for _, name := range slices.Sorted(maps.Keys(s.Parameters)) {
 			add(path, indent+"  ", "parameters", text(name), value(s.Parameters[name]))
+		}
+		if s.Locked {
+			add(path, indent, "", "locked", "true")
 		}
 		for _, name := range slices.Sorted(maps.Keys(s.Inputs)) {
 			add(path, indent+"  ", "inputs", text(name), text(s.Inputs[name]))

@@ -26,10 +26,7 @@ import (
 // read to be made.
 func (f *File) Validate() error {
 	hosts, routes, err := f.buildParts(f.StageNames())
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.validateShown(), f.validateFit(hosts, routes))
+	return errors.Join(err, f.validateShown(), f.validateFit(hosts, routes))
 }
 
 // validateShown rejects a certificate without a port to show it on. `stagemesh stage` may
@@ -44,7 +41,7 @@ func (f *File) validateShown() error {
 	return errors.Join(errs...)
 }
 
-// validateFit checks the pipelines of a valid file against the specs of its stages. Many
+// validateFit checks valid pipelines against the specs of its stages. Many
 // runners have a spec only once they have started.
 func (f *File) validateFit(hosts []stagehost.Settings, routes []pipeline.Pipeline) error {
 	stages := knownStages(hosts, routes)
@@ -104,8 +101,8 @@ func (f *File) ValidatePart(stages []string) error {
 	return err
 }
 
-// buildParts is ValidatePart that returns what it has made: a host of each of the stages,
-// and the pipelines.
+// buildParts is ValidatePart that returns what it has made: a host of each of the stages
+// that has a runner, and the valid pipelines.
 func (f *File) buildParts(stages []string) (hosts []stagehost.Settings, routes []pipeline.Pipeline, err error) {
 	errs := []error{
 		f.validateShared(),
@@ -118,7 +115,10 @@ func (f *File) buildParts(stages []string) (hosts []stagehost.Settings, routes [
 	}
 	for _, name := range stages {
 		host, err := f.Host(name)
-		hosts, errs = append(hosts, host), append(errs, err)
+		if host.Runner != nil {
+			hosts = append(hosts, host)
+		}
+		errs = append(errs, err)
 	}
 	routes, err = f.Routes()
 	return hosts, routes, errors.Join(append(errs, err, f.validateOwnBroker())...)

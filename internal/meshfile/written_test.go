@@ -23,7 +23,7 @@ func full() pipeline.Pipeline {
 		Name: "full", Timeout: 1500 * time.Millisecond, Durability: pipeline.File, Keep: []string{"image", "010"}, MaxInFlight: 7, WaitForCapacity: true,
 		Steps: []pipeline.Step{
 			{
-				Name: "one", Stage: "a", Model: payload.ModelRef{Alias: "best", Version: "2"}, Inputs: map[string]string{"x": "true"},
+				Name: "one", Stage: "a", Model: payload.ModelRef{Alias: "best", Version: "2"}, Inputs: map[string]string{"x": "true"}, Locked: true,
 				Parameters: payload.Parameters{
 					"b": payload.Bool(true), "i": payload.Int64(-3), "u": payload.Uint64(math.MaxUint64), "d": payload.Double(0.1),
 					"whole": payload.Double(2), "huge": payload.Double(1e300), "s": payload.String("ä: #"), "digits": payload.String("3"), "yes": payload.String("true"), "none": payload.String(""),
@@ -100,7 +100,7 @@ func TestPipelineDifferencesAreListed(t *testing.T) {
 	after := full()
 	after.Timeout, after.Keep, after.WaitForCapacity = 0, []string{"image"}, false
 	after.Steps = []pipeline.Step{after.Steps[0]}
-	after.Steps[0].Stage, after.Steps[0].Inputs = "c", nil
+	after.Steps[0].Stage, after.Steps[0].Inputs, after.Steps[0].Locked = "c", nil, false
 	after.Steps[0].Parameters = payload.Parameters{"b": payload.Bool(true), "i": payload.Int64(4), "digits": payload.Int64(3), "new": payload.String("x")}
 	var got []string
 	for _, d := range meshfile.Differences(full(), after) {
@@ -110,7 +110,7 @@ func TestPipelineDifferencesAreListed(t *testing.T) {
 		"steps[0].stage: a -> c", `steps[0].parameters.digits: "3" -> 3`, "steps[0].parameters.i: -3 -> 4", "steps[0].parameters.new:  -> x",
 		`keep: [image, "010"] -> [image]`, "steps[0].parameters.d: 0.1 -> ", "steps[0].parameters.huge: 1e+300 -> ", `steps[0].parameters.none: "" -> `,
 		`steps[0].parameters.s: "ä: #" -> `, "steps[0].parameters.u: 18446744073709551615 -> ", "steps[0].parameters.whole: 2.0 -> ", `steps[0].parameters."yes": "true" -> `,
-		`steps[0].inputs.x: "true" -> `, "steps[1].name: two -> ", "steps[1].stage: b -> ", `steps[1].model: "org/model:7" -> `, "timeout: 1.5s -> ", "wait_for_capacity: true -> ",
+		"steps[0].locked: true -> ", `steps[0].inputs.x: "true" -> `, "steps[1].name: two -> ", "steps[1].stage: b -> ", `steps[1].model: "org/model:7" -> `, "timeout: 1.5s -> ", "wait_for_capacity: true -> ",
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("differences are\n%s\nwanted are\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))

@@ -90,7 +90,7 @@ var classes = map[Reason]Class{
 	RegistryUnavailable: {code.Code_UNAVAILABLE, http.StatusServiceUnavailable, true, "the mesh's registry cannot be reached; changes need it, and so does a gateway that has not read it yet"},
 	QueueLost:           {code.Code_UNAVAILABLE, http.StatusServiceUnavailable, true, "the in-memory queue that held the request was lost with its broker"},
 	QueueFull:           {code.Code_RESOURCE_EXHAUSTED, http.StatusTooManyRequests, true, "a stage's queue is full"},
-	Overloaded:          {code.Code_RESOURCE_EXHAUSTED, http.StatusTooManyRequests, true, "the gateway or host has as many requests in flight, or the mesh as many idempotency keys, as it may"},
+	Overloaded:          {code.Code_RESOURCE_EXHAUSTED, http.StatusTooManyRequests, true, "the gateway or host has as many requests in flight, or the mesh as many idempotency keys or stored results, as it may"},
 	ShuttingDown:        {code.Code_UNAVAILABLE, http.StatusServiceUnavailable, true, "the process asked is stopping"},
 
 	DeadlineExceeded: {code.Code_DEADLINE_EXCEEDED, http.StatusGatewayTimeout, true, "the deadline passed before the answer"},

@@ -53,6 +53,8 @@ type Step struct {
 	// Model is the model to use where the stage serves several.
 	Model      payload.ModelRef
 	Parameters payload.Parameters
+	// Locked rejects requests that set one of these parameters.
+	Locked bool
 	// Inputs renames: input of the stage -> name of the part that feeds it.
 	Inputs map[string]string
 }
@@ -147,6 +149,9 @@ func (s Step) validate() error {
 	if err := s.Parameters.Validate(); err != nil {
 		return fmt.Errorf("parameters: %w", err)
 	}
+	if s.Locked && len(s.Parameters) == 0 {
+		return errors.New("locked: the step has no parameters; requests cannot set those that it has")
+	}
 	for name, value := range s.Parameters {
 		if f, is := value.Any().(float64); is && (math.IsNaN(f) || math.IsInf(f, 0)) {
 			return fmt.Errorf("parameters: %q is no finite number", name)
@@ -175,7 +180,7 @@ func (p Pipeline) ToProto() *meshv1.Pipeline {
 	for i, step := range p.Steps {
 		out.Steps[i] = &meshv1.PipelineStep{
 			Name: string(step.Name), Stage: string(step.Stage), Model: step.Model.ToProto(),
-			Parameters: step.Parameters.ToProto(), Inputs: step.Inputs,
+			Parameters: step.Parameters.ToProto(), Inputs: step.Inputs, Locked: step.Locked,
 		}
 	}
 	return out
@@ -234,7 +239,7 @@ func stepFromProto(in *meshv1.PipelineStep) (Step, error) {
 	}
 	return Step{
 		Name: StepName(in.GetName()), Stage: StageName(in.GetStage()), Model: payload.ModelFromProto(in.GetModel()),
-		Parameters: parameters, Inputs: in.GetInputs(),
+		Parameters: parameters, Inputs: in.GetInputs(), Locked: in.GetLocked(),
 	}, nil
 }
 
@@ -267,8 +272,8 @@ type StepOptions struct {
 
 // Route returns the pipeline's steps with the request's options in them. A
 // parameter of the request for the step precedes one for all steps, and that the
-// pipeline's own. Options for an unknown step are an error, and so are too many
-// parameters together.
+// pipeline's own. Options for an unknown step are an error, and so are locked parameters
+// and too many together.
 func (p Pipeline) Route(o Options) ([]Hop, error) {
 	if err := p.knows(o.Steps); err != nil {
 		return nil, err
@@ -276,6 +281,9 @@ func (p Pipeline) Route(o Options) ([]Hop, error) {
 	route := make([]Hop, len(p.Steps))
 	for i, step := range p.Steps {
 		own := o.Steps[step.Name]
+		if err := p.checkLock(step, o.Parameters, own.Parameters); err != nil {
+			return nil, err
+		}
 		route[i] = Hop{
 			Step:       step.Name,
 			Stage:      step.Stage,
@@ -294,6 +302,23 @@ func (p Pipeline) Route(o Options) ([]Hop, error) {
 		}
 	}
 	return route, nil
+}
+
+// checkLock checks that a request's parameters, those of every step and the step's own, are
+// none that the step locks.
+func (p Pipeline) checkLock(s Step, all, own payload.Parameters) error {
+	if !s.Locked || len(all)+len(own) == 0 {
+		return nil
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.Parameters)) {
+		if _, set := own[name]; set {
+			return fmt.Errorf("steps.%s.parameters.%s: pipeline %s locks it", s.Name, name, p.Name)
+		}
+		if _, set := all[name]; set {
+			return fmt.Errorf("parameters.%s: pipeline %s locks it in step %s; send it to other steps by their names", name, p.Name, s.Name)
+		}
+	}
+	return nil
 }
 
 // knows checks that options are for steps of the pipeline.

@@ -25,7 +25,7 @@ func TestPipelinesRoundTripThroughJSON(t *testing.T) {
 			Name: "p", Timeout: 1500 * time.Millisecond, Durability: pipeline.File, Keep: []string{"image"}, MaxInFlight: 7, WaitForCapacity: true,
 			Steps: []pipeline.Step{
 				{
-					Name: "one", Stage: "a", Model: payload.ModelRef{Alias: "best", Version: "2"}, Inputs: map[string]string{"x": "image"},
+					Name: "one", Stage: "a", Model: payload.ModelRef{Alias: "best", Version: "2"}, Inputs: map[string]string{"x": "image"}, Locked: true,
 					Parameters: payload.Parameters{
 						"b": payload.Bool(true), "i": payload.Int64(math.MinInt64), "u": payload.Uint64(math.MaxUint64),
 						"d": payload.Double(0.1), "s": payload.String("ä"),

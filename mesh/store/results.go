@@ -35,6 +35,16 @@ func (s *Results) MaxMessage() int64 { return s.config.MaxBytes - messageOverhea
 // messageOverhead is more than a stream adds to a message: its subject, headers and record.
 const messageOverhead = 1 << 10
 
+// Usage returns the bytes of all results, and their bound.
+func (s *Results) Usage(ctx context.Context) (used uint64, limit int64, err error) {
+	stream, err := s.bus.JetStream().Stream(ctx, s.config.Name)
+	if err != nil {
+		return 0, 0, s.wrap(err)
+	}
+	info := stream.CachedInfo()
+	return info.State.Bytes, info.Config.MaxBytes, nil
+}
+
 // Get returns a request's result: ErrNoResult where there is none.
 func (s *Results) Get(ctx context.Context, request pipeline.RequestID) (*envelope.Result, error) {
 	data, err := s.bus.StoredResult(ctx, request)

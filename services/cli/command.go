@@ -1,5 +1,5 @@
 // Package cli is the program stagemesh: up, gateway, stage, infer, get result, cancel,
-// status, pipelines, dead-letters, bench, config check and version. The verbs that ask a
+// status, pipelines, dead-letters, bench, check, config check and version. The verbs that ask a
 // running mesh use its public API, as any client does.
 package cli
 
@@ -29,7 +29,7 @@ func New() *cobra.Command {
 	root.AddCommand(
 		newUp(), newGateway(), stagemesh.StageCommand(runners.All()...),
 		newInfer(), group("get", "Get the result of a request", "", newGetResult()), newCancel(),
-		newStatus(), newPipelines(), newDeadLetters(), newBench(),
+		newStatus(), newPipelines(), newDeadLetters(), newBench(), newCheck(),
 		group("config", "Check mesh files", "", newConfigCheck()), newVersion(),
 	)
 	return root
@@ -80,12 +80,19 @@ func newVersion() *cobra.Command {
 func newConfigCheck() *cobra.Command {
 	return &cobra.Command{
 		Use:   "check FILE",
-		Short: "Report every error in a mesh file, with line and column",
+		Short: "Report every error in a mesh file, or one of pipelines, with line and column",
 		Long: "Report every error in a mesh file, with line and column, and start nothing.\n" +
 			"Models are read when their stage starts, so their errors are not reported here.",
 		Example: "  stagemesh config check mesh.yaml",
 		Args:    between(1, 1, "give one FILE to check"),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if meshfile.HasOnlyPipelines(args[0]) {
+				routes, err := meshfile.ReadPipelines(args[0])
+				if err == nil {
+					_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s: %s without a mesh, fine as far as it goes; stagemesh pipelines plan compares with running stages\n", args[0], count(len(routes), "pipeline"))
+				}
+				return err
+			}
 			file, err := meshfile.Load(args[0], runners.All()...)
 			if err != nil {
 				return err

@@ -35,11 +35,16 @@ func TestConfigCheckReportsErrorsWithPlaces(t *testing.T) {
 	}{
 		"two mistakes": {
 			"mesh: m\nstages:\n  a:\n    runner: {ecco: {}}\n    batch: {max_size: 0x}\n",
-			[]string{`:5:23: stages.a.batch.max_size: "0x" is not a whole number`},
+			[]string{`:5:23: stages.a.batch.max_size: "0x" is not a whole number`, ":4:14: stages.a.runner.ecco: this program has no such runner"},
 		},
 		"two mistakes of meaning": {
 			"mesh: m\nstages:\n  a:\n    runner: {ecco: {}}\n    hosts: 99\n",
 			[]string{":4:14: stages.a.runner.ecco: this program has no such runner", ":5:5: stages.a.hosts: 99 is not between 1 and 64"},
+		},
+		"mistakes of all kinds": {
+			"mesh: m\nnats: {listen: \"127.0.0.1:0\", max_payload: 1}\nstages:\n  decode: {runner: {image_decode: {width: 8, height: 8}}, hosts: 99}\n  label: {runner: {top_k: {labels: [a]}}, batch: {max_wait: 5}}\n" +
+				"pipelines:\n  p: {steps: [{name: one, stage: decode}, {name: two, stage: label}]}\n  q: {steps: []}\n",
+			[]string{":5:61: stages.label.batch.max_wait", ":2:31: nats.max_payload", ":4:59: stages.decode.hosts: 99", ":8:7: pipelines.q.steps", ":7:43: pipelines.p.steps[1].inputs.scores"},
 		},
 		"steps that do not fit": {
 			"mesh: m\nnats: {listen: \"127.0.0.1:0\"}\nstages:\n  decode: {runner: {image_decode: {width: 8, height: 8, channels: grey, layout: flat}}}\n  label: {runner: {top_k: {k: 3, labels: [a, b, c]}}}\n" +
@@ -79,6 +84,19 @@ func TestConfigCheckReportsErrorsWithPlaces(t *testing.T) {
 	}
 }
 
+func TestConfigCheckTakesAFileOfPipelines(t *testing.T) {
+	t.Parallel()
+	path := write(t, "pipelines:\n  p: {steps: [{name: one, stage: elsewhere}]}\n")
+	if out, err := run(t, "config", "check", path); err != nil || !strings.HasPrefix(out, path+": 1 pipeline without a mesh, fine") {
+		t.Errorf("got %q, %v", out, err)
+	}
+	path = write(t, "pipelines:\n  p: {steps: []}\n  q: {timeout: -1s, steps: []}\n")
+	_, err := run(t, "config", "check", path)
+	if err == nil || !strings.Contains(err.Error(), ":2:6: pipelines.p") && !strings.Contains(err.Error(), "pipelines.q") {
+		t.Errorf("got %v", err)
+	}
+}
+
 func TestVersionNamesTheProgramAndThePlatform(t *testing.T) {
 	t.Parallel()
 	out, err := run(t, "version")
@@ -97,7 +115,7 @@ func TestHelpAndCompletionKnowEveryVerb(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, verb := range []string{"up", "infer", "get", "cancel", "status", "pipelines", "dead-letters", "bench", "config", "version", "completion"} {
+	for _, verb := range []string{"up", "infer", "get", "cancel", "status", "pipelines", "dead-letters", "bench", "check", "config", "version", "completion"} {
 		if !strings.Contains(help, "\n  "+verb+" ") {
 			t.Errorf("help does not know %s:\n%s", verb, help)
 		}

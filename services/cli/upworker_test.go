@@ -36,6 +36,19 @@ serve(Add, arrays="buffer")
 
 func addTo(input string, n int) string { return fmt.Sprintf(adder, input, input, n) }
 
+func TestCheckReportsOnAWorker(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "my_adder.py")
+	save(t, path, addTo("x", 1))
+	if out, err := run(t, "check", path, "--max-size", "2"); err != nil || !strings.Contains(out, "nothing is wrong") {
+		t.Errorf("got %q, %v", out, err)
+	}
+	save(t, path, strings.Replace(addTo("x", 1), "sums = ", "sums = 1 / 0 + ", 1))
+	if out, err := run(t, "check", path); err == nil || !strings.Contains(out, "found something wrong") {
+		t.Errorf("got %q, %v", out, err)
+	}
+}
+
 // save writes the file of a worker as an editor does, under another name first.
 func save(t *testing.T, path, text string) {
 	t.Helper()

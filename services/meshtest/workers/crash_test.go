@@ -252,11 +252,14 @@ func TestCrashingPoisonTakesNoStageDown(t *testing.T) {
 	t.Parallel()
 	var cases sync.WaitGroup
 	defer cases.Wait()
-	for _, load := range []int{0, 1, 5, 20} {
+	// They mostly wait: many at a time, those first that take longest.
+	running := make(chan struct{}, 8)
+	for _, load := range []int{20, 5, 1, 0} {
 		for _, hosts := range []int{1, 2} {
 			for _, d := range []pipeline.Durability{pipeline.Memory, pipeline.File} {
-				// They mostly wait, so all run at the same time.
+				running <- struct{}{}
 				cases.Go(func() {
+					defer func() { <-running }()
 					t.Run(fmt.Sprintf("%d s, %d hosts, %s", load, hosts, d), func(t *testing.T) {
 						crashWhileLoading(t, load, hosts, d)
 					})
@@ -323,5 +326,26 @@ func crashWhileLoading(t *testing.T, seconds, hosts int, d pipeline.Durability) 
 	}
 	if want := map[pipeline.Durability]int{pipeline.File: 1}[d]; len(page.DeadLetters) != want {
 		t.Errorf("%d dead letters, want %d", len(page.DeadLetters), want)
+	}
+}
+
+func TestCrashingPoisonTakesOneWorkerAtATime(t *testing.T) {
+	t.Parallel()
+	const load = 5
+	m := start(t, spec{
+		file: "obedient.py", workers: 2, options: map[string]any{"load": load},
+		worker: func(s *worker.Settings) { s.Env["PAUSE"] = "0.02" },
+	})
+	poison := m.send(t.Context(), "die")
+	testbed.Eventually(t, "a worker dies", func() bool { return m.exits() > 0 })
+	callers := startLoad(m, 2)
+	m.receive(poison).checkFault(t, fault.RunnerCrashed, "")
+	for _, a := range callers.finish() {
+		if a.checkEcho(t); a.took > load*time.Second {
+			t.Errorf("%q took %s, and a second worker served", a.text, a.took)
+		}
+	}
+	if n := m.exits(); n != stagehost.DefaultCrashLimit {
+		t.Errorf("%d processes ended", n)
 	}
 }

@@ -10,8 +10,8 @@
 //	                                     TestFaultsReachTheRightCaller
 //	so does a batch that is too large    TestOutOfMemoryHalvesTheBatchAndBlamesNobody,
 //	                                     TestTooLargeItemIsOutOfMemory
-//	it takes the stage down for as long  TestCrashingPoisonTakesNoStageDown
-//	as workers need to start again
+//	it takes the stage down for as long  TestCrashingPoisonTakesNoStageDown,
+//	as workers need to start again       TestCrashingPoisonTakesOneWorkerAtATime
 //	a killed worker costs its callers    TestKilledWorkersCostNoAnswer
 //	their answers, and with one worker   TestCallersWaitForTheOnlyWorker
 //	the server ends

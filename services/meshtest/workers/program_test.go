@@ -266,16 +266,19 @@ func TestCrashLoopIsReportedAndRecovers(t *testing.T) {
 func TestHungWorkerIsShownAndReplaced(t *testing.T) {
 	t.Parallel()
 	p := up(t, "obedient.py", nil)
-	hung := p.send(http.MethodPost, p.url, "wait for ever", "Stagemesh-Timeout", "1s")
-	if hung.status != http.StatusGatewayTimeout || !strings.Contains(hung.body, "DEADLINE_EXCEEDED") {
-		t.Errorf("the caller that hangs the worker gets %v", hung)
-	}
+	hung := make(chan response, 1)
+	// It outlives the 10 s after which its batch is late.
+	go func() { hung <- p.send(http.MethodPost, p.url, "wait for ever", "Stagemesh-Timeout", "17s") }()
+	p.files.await("run", "wait for ever")
 	begin := time.Now()
 	beside := p.post("hello")
 	const late = "far longer than batches do"
 	testbed.Eventually(t, "/readyz shows the batch", func() bool { return strings.Contains(p.ready().body, late) })
 	testbed.Eventually(t, "the status shows the batch", func() bool { return strings.Contains(p.status(), late) })
 	t.Log(p.Err.Line(t, "level=WARN", late, "requests=["))
+	if a := testbed.Receive(t, "answer", hung); a.status != http.StatusGatewayTimeout || !strings.Contains(a.body, "DEADLINE_EXCEEDED") {
+		t.Errorf("the caller that hangs the worker gets %v", a)
+	}
 	if a := testbed.Receive(t, "answer", beside); a.status != http.StatusOK || a.body != "hello" {
 		t.Errorf("a caller beside it gets %v", a)
 	}
