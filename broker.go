@@ -124,6 +124,12 @@ func (b *broker) options(folder string) (*server.Options, error) {
 	if s.Listen == "" {
 		return o, nil
 	}
+	if err := s.Exposure().Check("nats.listen", "name a file with a token in nats.token_file, "); err != nil {
+		return nil, err
+	}
+	if s.Exposure().IsOpen() {
+		b.log.log.Warn("other machines can join without authentication", "port", "nats.listen", "address", s.Listen)
+	}
 	if err := guard(s, o); err != nil {
 		return nil, err
 	}

@@ -207,7 +207,7 @@ func TestUnreachableStagesCannotBeLeftOut(t *testing.T) {
 func TestOpenAdminPortIsRejectedWithItsPlace(t *testing.T) {
 	t.Parallel()
 	for admin, want := range map[string]string{
-		`{listen: ":9080"}`:                    "m.yaml:4:19: gateway.admin.listen: other machines can reach :9080; name a file with a token in token_file, or listen on 127.0.0.1",
+		`{listen: ":9080"}`:                    "m.yaml:4:19: gateway.admin.listen: other machines can reach :9080; name a file with a token in token_file, listen on 127.0.0.1, or set insecure: true",
 		`{cert_file: x}`:                       "m.yaml:4:19: gateway.admin.cert_file: has no key; name its file in key_file",
 		`{listen: "127.0.0.1:0", key_file: x}`: "m.yaml:4:42: gateway.admin.key_file: has no certificate; name its file in cert_file",
 		`{listen: ":0", token_file: t}`:        "",

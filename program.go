@@ -70,6 +70,7 @@ func StageCommand(kinds ...Kind) *cobra.Command {
 // JoinFlags are the flags of a command that joins a mesh at its broker.
 type JoinFlags struct {
 	config, nats, ops string
+	insecure          bool
 	log               *program.LogFlags
 }
 
@@ -78,7 +79,13 @@ func (f *JoinFlags) Add(cmd *cobra.Command) {
 	cmd.Flags().StringVarP(&f.config, "config", "c", "mesh.yaml", "the mesh file")
 	cmd.Flags().StringVar(&f.nats, "nats", "", "the broker's URL, instead of nats.url")
 	cmd.Flags().StringVar(&f.ops, "ops", "127.0.0.1:0", "the address of /livez, /readyz, /metrics and /debug/pprof; port 0 picks a free one")
+	AddInsecure(cmd, &f.insecure)
 	f.log = program.AddLog(cmd)
+}
+
+// AddInsecure adds the flag that allows open ports to a command.
+func AddInsecure(cmd *cobra.Command, insecure *bool) {
+	cmd.Flags().BoolVar(insecure, "insecure", false, "allow other machines to call the addresses of these flags without authentication")
 }
 
 // Read reads the mesh's file with the broker of the flags, and returns what runs a part
@@ -86,6 +93,9 @@ func (f *JoinFlags) Add(cmd *cobra.Command) {
 func (f JoinFlags) Read(cmd *cobra.Command, kinds ...Kind) (p Program, err error) {
 	if p.Logger, err = f.log.Logger(cmd.ErrOrStderr()); err != nil {
 		return p, err
+	}
+	if f.nats != "" && f.nats != os.Getenv(program.Variable("nats")) && meshfile.HasSecret(f.nats) {
+		return p, errors.New("--nats: other users of this machine can read a password or token in a flag; put it into nats.token_file, nats.credentials_file or nats.url of the file, or into STAGEMESH_NATS")
 	}
 	if f.nats != "" {
 		if err := meshfile.ValidBroker(f.nats); err != nil {
@@ -97,6 +107,9 @@ func (f JoinFlags) Read(cmd *cobra.Command, kinds ...Kind) (p Program, err error
 	}
 	if p.File.NATS.URL == "" {
 		return p, errors.New("--nats: is missing, and so is nats.url in the file; this process joins the others at a broker, such as nats://127.0.0.1:4222")
+	}
+	if f.insecure {
+		p.File.AllowInsecure()
 	}
 	p.Ops, p.OpsKey = f.ops, "--ops"
 	return p, config.Address("--ops", f.ops)
@@ -170,7 +183,7 @@ type Program struct {
 
 // Run runs the mesh until the context ends, and drains it.
 func (p Program) Run(ctx context.Context) error {
-	ops := program.Settings{Listen: p.Ops, Key: p.OpsKey, Logger: p.Logger}
+	ops := program.Settings{Listen: p.Ops, Key: p.OpsKey, Insecure: p.File.Ops.Insecure, Logger: p.Logger}
 	if ops.Listen == "" {
 		ops.Listen, ops.Key = p.File.OpsListen(), "ops.listen"
 	}

@@ -169,6 +169,49 @@ func TestPlainHTTPNeedsTokenAndProbesDoNot(t *testing.T) {
 	}
 }
 
+// A page whose own name resolves to 127.0.0.1 must not reach the port.
+func TestLoopbackPortRejectsOtherHostNames(t *testing.T) {
+	t.Parallel()
+	broker := testbed.StartBroker(t)
+	private, _ := run(t, broker)
+	insecure, _ := run(t, broker, func(s *gateway.Settings) { s.Insecure, s.Call.Gateway = true, "insecure" })
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	for _, test := range []struct {
+		g    *gateway.Gateway
+		host string
+		want int
+	}{{private, "evil.example:8080", http.StatusUnauthorized}, {private, "localhost:8080", http.StatusNotFound}, {insecure, "evil.example:8080", http.StatusNotFound}} {
+		if status, _, body := fetch(t, client, http.MethodGet, test.g.URL()+"/nothing", "", func(r *http.Request) { r.Host = test.host }); status != test.want {
+			t.Errorf("%s: %d %s", test.host, status, body)
+		}
+	}
+}
+
+func TestOpenPublicPortNeedsTokensOrInsecure(t *testing.T) {
+	t.Parallel()
+	var log testbed.Log
+	open := settings(t, testbed.StartBroker(t).URL(), func(s *gateway.Settings) {
+		s.Listen = "0.0.0.0:0"
+		s.Call.Logger = slog.New(slog.NewTextHandler(&log, nil))
+	})
+	if _, err := gateway.New(open); err == nil || !strings.HasPrefix(err.Error(), "gateway.listen: other machines can reach 0.0.0.0:0; ") {
+		t.Errorf("got %v", err)
+	}
+	open.Insecure = true
+	g, err := gateway.New(open)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- g.Run(ctx) }()
+	testbed.Eventually(t, "the warning", func() bool { return log.Has("other machines can call this port without authentication") })
+	cancel()
+	if err := testbed.Receive(t, "its end", done); err != nil {
+		t.Errorf("Run returned %v", err)
+	}
+}
+
 // Callers without a token must not learn which pipelines exist, nor make the gateway ask
 // the broker about a stage for each name that they can think of.
 func TestProbesAnswerForCataloguedPipelinesOnly(t *testing.T) {

@@ -118,11 +118,11 @@ func TestExposedAdminPortWithoutTokenIsRejected(t *testing.T) {
 		admin gateway.Admin
 		want  string
 	}{
-		"all addresses":    {gateway.Admin{Listen: ":9080"}, "gateway.admin.listen: other machines can reach :9080; name a file with a token in token_file, or listen on 127.0.0.1"},
+		"all addresses":    {gateway.Admin{Listen: ":9080"}, "gateway.admin.listen: other machines can reach :9080; name a file with a token in token_file, listen on 127.0.0.1, or set insecure: true"},
 		"another address":  {gateway.Admin{Listen: "10.0.0.1:9080", Access: gateway.Access{CertFile: "c", KeyFile: "k"}}, "gateway.admin.listen: other machines can reach 10.0.0.1:9080; "},
 		"half a pair":      {gateway.Admin{Listen: "127.0.0.1:0", Access: gateway.Access{CertFile: "c"}}, "gateway.admin.cert_file: has no key; name its file in key_file"},
 		"the other half":   {gateway.Admin{Listen: "127.0.0.1:0", Access: gateway.Access{KeyFile: "k"}}, "gateway.admin.key_file: has no certificate; name its file in cert_file"},
-		"several mistakes": {gateway.Admin{Listen: ":0", Access: gateway.Access{KeyFile: "k"}}, "gateway.admin.listen: other machines can reach :0; name a file with a token in token_file, or listen on 127.0.0.1\ngateway.admin.key_file: "},
+		"several mistakes": {gateway.Admin{Listen: ":0", Access: gateway.Access{KeyFile: "k"}}, "gateway.admin.listen: other machines can reach :0; name a file with a token in token_file, listen on 127.0.0.1, or set insecure: true\ngateway.admin.key_file: "},
 	} {
 		if _, err := gateway.New(settings(t, "", func(s *gateway.Settings) { s.Admin = test.admin })); err == nil || !strings.HasPrefix(err.Error(), test.want) {
 			t.Errorf("%s: got %v", name, err)

@@ -13,6 +13,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/gateway/front/port"
 	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/mesh/config"
 	"github.com/stagemesh/stagemesh/mesh/process"
 	"github.com/stagemesh/stagemesh/mesh/store"
 )
@@ -49,10 +50,10 @@ func (a Access) read() (s secrets, err error) {
 
 // open opens the admin port and then the public one.
 func (g *Gateway) open(ctx context.Context) (p ports, err error) {
-	if p.admin, err = g.listen(ctx, adminKey, g.settings.Admin.Listen, g.operators, g.adminHandler); err != nil {
+	if p.admin, err = g.listen(ctx, adminKey, g.settings.Admin.exposure(g.settings.Admin.Listen), g.operators, g.adminHandler); err != nil {
 		return ports{}, err
 	}
-	if p.public, err = g.listen(ctx, publicKey, g.settings.Listen, g.public, g.publicHandler); err != nil {
+	if p.public, err = g.listen(ctx, publicKey, g.settings.exposure(g.settings.Listen), g.public, g.publicHandler); err != nil {
 		return ports{}, errors.Join(err, p.admin.stop(ctx))
 	}
 	g.addr, g.admin = p.public.addr, p.admin.addr
@@ -64,6 +65,8 @@ func (g *Gateway) publicHandler() (http.Handler, error) {
 		Settings: transport.Settings{MaxMessageBytes: admission.MaxBody(g.settings.MaxPayload), MaxPayload: g.settings.MaxPayload, Stopping: g.stopping, Closing: g.closing},
 		Caller:   transport.ReservingCaller{Caller: g.service, Most: int64(g.settings.MaxInFlightBytes) / leastRequests}, Models: g.models, Health: g.probe, Origins: g.settings.AllowOrigins,
 		Budget: g.settings.Call.Budget, Tokens: g.public.tokens, TokensKey: publicKey + ".token_file",
+		// A page cannot have the certificate of a port with TLS.
+		IsPrivate: g.public.tls == nil && g.settings.exposure(g.settings.Listen).IsPrivate(),
 	}
 	if g.settings.ServesDocs() {
 		s.Docs = &reference{gateway: g, models: g.models}
@@ -75,7 +78,7 @@ func (g *Gateway) adminHandler() (http.Handler, error) {
 	s := adminapi.Settings{
 		DeadLetters: store.NewDeadLetters(g.bus, store.Settings{}), Health: g.Ready, Logger: g.log,
 		Pipelines: g.pipelines, Traffic: g.service, MaxPayload: g.settings.MaxPayload, Stopping: g.stopping,
-		Tokens: g.operators.tokens,
+		Tokens: g.operators.tokens, Insecure: g.settings.Admin.Insecure,
 	}
 	if g.membership != nil {
 		s.Membership = g.membership
@@ -84,8 +87,8 @@ func (g *Gateway) adminHandler() (http.Handler, error) {
 }
 
 // listen opens the port of a section of the mesh file. Without an address there is none.
-func (g *Gateway) listen(ctx context.Context, section, address string, files secrets, handler func() (http.Handler, error)) (*server, error) {
-	if address == "" {
+func (g *Gateway) listen(ctx context.Context, section string, exposure config.Exposure, files secrets, handler func() (http.Handler, error)) (*server, error) {
+	if exposure.Listen == "" {
 		return &server{}, nil
 	}
 	h, err := handler()
@@ -93,13 +96,16 @@ func (g *Gateway) listen(ctx context.Context, section, address string, files sec
 		return nil, err
 	}
 	var lc net.ListenConfig
-	listener, err := lc.Listen(ctx, "tcp", address)
+	listener, err := lc.Listen(ctx, "tcp", exposure.Listen)
 	if err != nil {
 		return nil, fmt.Errorf("%s.listen: %w", section, err)
 	}
 	s := &server{http: port.NewServer(g.closeWhenStopping(h), g.log), addr: listener.Addr(), served: make(chan struct{})}
 	s.http.TLSConfig = files.tls
 	g.log.Info("gateway listens", "address", s.addr.String(), "port", section+".listen", "tls", files.tls != nil)
+	if exposure.IsOpen() {
+		g.log.Warn("other machines can call this port without authentication", "port", section+".listen", "address", exposure.Listen)
+	}
 	go func() {
 		defer close(s.served)
 		s.err = s.serve(listener)

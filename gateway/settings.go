@@ -104,7 +104,7 @@ func (c Config) servesStages() bool { return c.StagePipelines == nil || *c.Stage
 // key in the section.
 func (c Config) Validate() error {
 	errs := []error{
-		config.Address("listen", c.Listen),
+		c.checkListen(c.Listen),
 		c.Limits.Validate(),
 		config.NotNegative("drain_delay", c.DrainDelay),
 		config.NotNegative("drain_timeout", c.DrainTimeout),
@@ -125,6 +125,21 @@ type Access struct {
 	// the port is plain HTTP.
 	CertFile string `yaml:"cert_file,path"`
 	KeyFile  string `yaml:"key_file,path"`
+	// Insecure allows other machines to call without a token.
+	Insecure bool `yaml:"insecure"`
+}
+
+// exposure returns how the port at that address may be reached.
+func (a Access) exposure(listen string) config.Exposure {
+	return config.Exposure{Listen: listen, IsAuthenticated: a.TokenFile != "", Insecure: a.Insecure}
+}
+
+// checkListen checks the address of the port. Errors begin with its key.
+func (a Access) checkListen(listen string) error {
+	if err := config.Address("listen", listen); err != nil {
+		return err
+	}
+	return a.exposure(listen).Check("listen", "name a file with a token in token_file, ")
 }
 
 // Validate checks the settings without reading the files. Errors begin with the key
@@ -141,19 +156,14 @@ func (a Access) pair() credentials.Pair {
 type Admin struct {
 	// Listen is its address. If it is empty, there is no admin port.
 	Listen string `yaml:"listen"`
-	// Access configures its TLS and tokens. Without a TokenFile the port listens on a
-	// loopback address only.
+	// Access configures its TLS and tokens.
 	Access
 }
 
 // Validate checks the settings without reading the files. Errors begin with the key
 // that they are about.
 func (a Admin) Validate() error {
-	errs := []error{config.Address("listen", a.Listen)}
-	if errs[0] == nil && a.Listen != "" && a.TokenFile == "" && port.Exposed(a.Listen) {
-		errs = append(errs, fmt.Errorf("listen: other machines can reach %s; name a file with a token in token_file, or listen on 127.0.0.1", a.Listen))
-	}
-	return errors.Join(append(errs, a.Access.Validate())...)
+	return errors.Join(a.checkListen(a.Listen), a.Access.Validate())
 }
 
 // publicKey and adminKey are the sections of the ports in a mesh file.

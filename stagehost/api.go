@@ -2,10 +2,12 @@ package stagehost
 
 import (
 	"context"
+	"crypto/subtle"
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
 	"net"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -14,12 +16,15 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/health"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/reflection"
 	grpcstatus "google.golang.org/grpc/status"
 	"google.golang.org/protobuf/protoadapt"
 
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 
+	auth "github.com/stagemesh/stagemesh/mesh/credentials"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -40,6 +45,9 @@ func (h *Host) listen(ctx context.Context) error {
 			return err
 		}
 		h.certificate = &certificate
+	}
+	if err := h.readCallers(); err != nil {
+		return fmt.Errorf("stage %s: %w", h.settings.Stage, err)
 	}
 	var lc net.ListenConfig
 	listener, err := lc.Listen(ctx, "tcp", h.settings.Listen)
@@ -66,6 +74,9 @@ func (h *Host) serveAPI(ctx context.Context) error {
 		return ctx.Err()
 	}
 	h.settings.Logger.Info("stage service listens", "address", h.listener.Addr().String(), "tls", h.certificate != nil)
+	if h.settings.exposure().IsOpen() {
+		h.settings.Logger.Warn("other machines can call this port without authentication", "port", "stages."+string(h.settings.Stage)+".listen", "address", h.settings.Listen)
+	}
 	server, health := h.newServer()
 	h.runs.Go(func() {
 		defer server.Stop()
@@ -83,9 +94,27 @@ func (h *Host) serveAPI(ctx context.Context) error {
 
 // newServer returns the server of the StageService, and of health and reflection.
 func (h *Host) newServer() (*grpc.Server, *health.Server) {
-	options := []grpc.ServerOption{grpc.MaxRecvMsgSize(maxDirectBytes), grpc.MaxSendMsgSize(maxDirectBytes)}
+	options := []grpc.ServerOption{
+		grpc.MaxRecvMsgSize(maxDirectBytes), grpc.MaxSendMsgSize(maxDirectBytes), grpc.MaxConcurrentStreams(maxStreams),
+		grpc.UnaryInterceptor(func(ctx context.Context, in any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+			if err := h.checkCaller(ctx, info.FullMethod); err != nil {
+				return nil, err
+			}
+			return next(ctx, in)
+		}),
+		grpc.StreamInterceptor(func(service any, stream grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+			if err := h.checkCaller(stream.Context(), info.FullMethod); err != nil {
+				return err
+			}
+			return next(service, stream)
+		}),
+	}
 	if h.certificate != nil {
 		config := &tls.Config{Certificates: []tls.Certificate{*h.certificate}, MinVersion: tls.VersionTLS12}
+		if h.callers.authorities != nil {
+			// Health checks have no certificate, so checkCaller demands it.
+			config.ClientAuth, config.ClientCAs = tls.VerifyClientCertIfGiven, h.callers.authorities
+		}
 		options = append(options, grpc.Creds(credentials.NewTLS(config)))
 	}
 	server, healthServer := grpc.NewServer(options...), health.NewServer()
@@ -94,6 +123,46 @@ func (h *Host) newServer() (*grpc.Server, *health.Server) {
 	reflection.Register(server)
 	h.setServing(healthServer, false)
 	return server, healthServer
+}
+
+// callers are who may call the StageService: all where both fields are empty.
+type callers struct {
+	token       string
+	authorities *x509.CertPool
+}
+
+// readCallers reads the files that say who may call.
+func (h *Host) readCallers() (err error) {
+	if path := h.settings.TokenFile; path != "" {
+		if h.callers.token, err = auth.Token(path); err != nil {
+			return fmt.Errorf("token_file: %w", err)
+		}
+	}
+	if path := h.settings.ClientCAFile; path != "" {
+		if h.callers.authorities, err = auth.Roots(path); err != nil {
+			return fmt.Errorf("client_ca_file: %w", err)
+		}
+	}
+	return nil
+}
+
+// checkCaller returns why a call may not pass, or nil. Health checks need no authentication.
+func (h *Host) checkCaller(ctx context.Context, method string) error {
+	c := h.callers
+	if c.token == "" && c.authorities == nil || strings.HasPrefix(method, "/"+healthv1.Health_ServiceDesc.ServiceName+"/") {
+		return nil
+	}
+	if from, ok := peer.FromContext(ctx); ok && c.authorities != nil {
+		if info, ok := from.AuthInfo.(credentials.TLSInfo); ok && len(info.State.VerifiedChains) > 0 {
+			return nil
+		}
+	}
+	for _, text := range metadata.ValueFromIncomingContext(ctx, "authorization") {
+		if c.token != "" && subtle.ConstantTimeCompare([]byte(text), []byte("Bearer "+c.token)) == 1 {
+			return nil
+		}
+	}
+	return statusOf(fault.New(fault.Unauthenticated, `this port needs the token of the stage's token_file, as "Authorization: Bearer TOKEN", or a certificate by its client_ca_file`))
 }
 
 // setServing sets the health of all services, and of the host, by whose ID a registry asks.
@@ -182,9 +251,19 @@ func (h *Host) Infer(ctx context.Context, r Request) Response {
 	case answer := <-it.direct.answer:
 		return answer
 	case <-ctx.Done():
+		h.post(callerLeft{item: it})
 		return Response{Outcome: runner.Failed(fault.From(ctx.Err()))}
 	case <-h.loopDone:
 		return Response{Outcome: runner.Failed(fault.New(fault.ShuttingDown, "the host has stopped"))}
+	}
+}
+
+// callerLeft is the event of a direct call whose caller has left.
+type callerLeft struct{ item *item }
+
+func (e callerLeft) apply(l *loop) {
+	if l.ledger.items[e.item.id] == e.item {
+		l.cancel(e.item)
 	}
 }
 

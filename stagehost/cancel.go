@@ -108,7 +108,7 @@ func cancelledFault() *fault.Fault { return fault.New(fault.Cancelled, "the requ
 // may ask for it.
 func (l *loop) dropCancelled(it *item) {
 	l.host.metrics.cancelled.inc()
-	if it.env.StoresResult() {
+	if it.env.StoresResult() || it.direct != nil {
 		l.fail(it, cancelledFault())
 		return
 	}

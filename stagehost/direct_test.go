@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"strconv"
 	"testing"
 	"time"
 
@@ -230,40 +229,53 @@ func TestStageServiceIsReflected(t *testing.T) {
 // maxDirectCalls is how many direct calls a host takes at a time.
 const maxDirectCalls = 16
 
-// A caller that goes away leaves its item on the host: it counts until it is
-// finished, or direct calls could fill the host.
-func TestDirectCallsAreBoundedAfterCallersLeave(t *testing.T) {
+// A runner that ignores its context keeps its item, which counts until it is finished: or direct
+// calls could fill the host. Items that wait leave with their callers.
+func TestDirectCallsAreCancelledWithTheirCallers(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
-	g := newGate()
-	h := b.host(g)
+	entered, cancelled, release := make(chan struct{}, roomy), make(chan struct{}, roomy), make(chan struct{})
+	h := b.host(batches(func(ctx context.Context, batch runner.Batch, sink runner.Sink) error {
+		entered <- struct{}{}
+		<-ctx.Done()
+		cancelled <- struct{}{}
+		<-release
+		return settleAll(batch, sink)
+	}))
 	gone, leave := context.WithCancel(t.Context())
-	answers := make(chan stagehost.Response, maxDirectCalls)
-	for i := range maxDirectCalls {
-		go func() { answers <- h.Infer(gone, stagehost.Request{Inputs: chunkOf(strconv.Itoa(i))}) }()
+	answers := make(chan stagehost.Response, 2*maxDirectCalls)
+	call := func(ctx context.Context) {
+		go func() { answers <- h.Infer(ctx, stagehost.Request{Inputs: chunkOf("x")}) }()
 	}
-	refused := func() bool {
-		ctx, cancel := context.WithCancel(t.Context())
-		cancel()
-		r := h.Infer(ctx, stagehost.Request{Inputs: chunkOf("more")})
-		return r.Fault != nil && r.Fault.Reason == fault.Overloaded
+	for range maxDirectCalls {
+		call(gone)
 	}
-	testbed.Eventually(t, "as many calls as may be are in flight", refused)
+	testbed.Receive(t, "a direct call at the runner", entered)
 	leave()
 	for range maxDirectCalls {
-		if r := testbed.Receive(t, "answer to a caller that left", answers); r.Fault == nil || r.Fault.Reason != fault.Cancelled && r.Fault.Reason != fault.Overloaded {
+		if r := testbed.Receive(t, "answer to a caller that left", answers); r.Fault == nil || r.Fault.Reason != fault.Cancelled {
 			t.Errorf("answered with %+v", r)
 		}
 	}
-	for range 100 {
-		if !refused() {
-			t.Fatal("a call is let in while the host holds as many as it may")
-		}
-	}
-	queued := b.ask("queued")
-	close(g.release)
-	checkEcho(t, queued)
-	testbed.Eventually(t, "direct calls are let in again", func() bool {
-		return h.Infer(t.Context(), stagehost.Request{Inputs: chunkOf("again")}).Fault == nil
+	testbed.Receive(t, "the runner's cancelled context", cancelled)
+	staying, end := context.WithCancel(t.Context())
+	defer end()
+	testbed.Eventually(t, "all but the running item are dropped", func() bool {
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		r := h.Infer(ctx, stagehost.Request{Inputs: chunkOf("more")})
+		return r.Fault != nil && r.Fault.Reason == fault.Cancelled
 	})
+	refused := 0
+	for range maxDirectCalls {
+		call(staying)
+	}
+	if r := testbed.Receive(t, "one call too many", answers); r.Fault != nil && r.Fault.Reason == fault.Overloaded {
+		refused++
+	}
+	if refused != 1 {
+		t.Error("the running item does not count")
+	}
+	end()
+	close(release)
 }

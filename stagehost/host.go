@@ -133,6 +133,7 @@ type service struct {
 	// listener is nil where there is no service, certificate where it has no TLS.
 	listener    net.Listener
 	certificate *tls.Certificate
+	callers     callers
 	address     atomic.Value
 	// directs has a value for each direct call in flight.
 	directs chan struct{}

@@ -65,6 +65,8 @@ const (
 	// maxDirectCalls bounds the direct calls in flight, maxDirectBytes a message of one.
 	maxDirectCalls = 16
 	maxDirectBytes = 16 << 20
+	// maxStreams bounds the calls of one connection to the StageService.
+	maxStreams = 4 * maxDirectCalls
 	// maxCancelled bounds the cancelled requests that the host remembers, with a known
 	// and with an unknown deadline each, and the cancel messages that wait for the loop.
 	maxCancelled = 1 << 16

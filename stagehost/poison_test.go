@@ -127,7 +127,10 @@ func TestCancelledPoisonItemIsNotDeadLettered(t *testing.T) {
 	}
 	r.cancelItem(it)
 	(&crashLimitReached{run: r}).apply(l)
-	if len(l.ledger.items) != 0 || len(replies) != 0 {
-		t.Errorf("%d items are left, %d replies sent", len(l.ledger.items), len(replies))
+	if len(l.ledger.items) != 0 || len(replies) != 1 {
+		t.Fatalf("%d items are left, %d replies sent", len(l.ledger.items), len(replies))
+	}
+	if r := <-replies; r.Fault == nil || r.Fault.Reason != fault.Cancelled {
+		t.Errorf("replied %+v", r)
 	}
 }

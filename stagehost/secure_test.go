@@ -11,6 +11,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
@@ -132,9 +134,9 @@ func TestBadCertificateFailsTheStart(t *testing.T) {
 	for want, edit := range map[string]func(*stagehost.Settings){
 		"cert_file: has no key":                   secure("c", "", ""),
 		"key_file: has no certificate":            secure("", "k", ""),
-		"listen: :9000 is no address by which":    func(s *stagehost.Settings) { secure("c", "k", "")(s); s.Listen = ":9000" },
-		"listen: 0.0.0.0:9000 is no address":      func(s *stagehost.Settings) { secure("c", "k", "")(s); s.Listen = "0.0.0.0:9000" },
-		"listen: [::]:9000 is no address":         func(s *stagehost.Settings) { secure("c", "k", "")(s); s.Listen = "[::]:9000" },
+		"listen: :9000 is no address by which":    func(s *stagehost.Settings) { secure("c", "k", "")(s); s.Listen, s.Insecure = ":9000", true },
+		"listen: 0.0.0.0:9000 is no address":      func(s *stagehost.Settings) { secure("c", "k", "")(s); s.Listen, s.Insecure = "0.0.0.0:9000", true },
+		"listen: [::]:9000 is no address":         func(s *stagehost.Settings) { secure("c", "k", "")(s); s.Listen, s.Insecure = "[::]:9000", true },
 		"server_name: is a name in a certificate": secure("", "", "n"),
 	} {
 		s := stagehost.Settings{Mesh: mesh, Stage: stage, Host: "host", Runner: inproc.Each(inproc.Settings{}, echo)}
@@ -142,6 +144,63 @@ func TestBadCertificateFailsTheStart(t *testing.T) {
 		edit(&s)
 		if err := s.Validate(); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, want %s", err, want)
+		}
+	}
+}
+
+func TestStageServiceDemandsTokenOrCertificate(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	authority := testbed.NewAuthority(t)
+	cert, key := authority.Certificate("127.0.0.1")
+	h := b.host(inproc.Each(inproc.Settings{}, echo), secure(cert, key, ""), func(s *stagehost.Settings) {
+		s.TokenFile, s.ClientCAFile = testbed.SecretFile(t, "open-sesame"), authority.File
+	})
+	testbed.Eventually(t, "the stage service listens", func() bool { return h.Addr() != nil })
+	own, err := tls.LoadX509KeyPair(cert, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, test := range map[string]struct {
+		certificates []tls.Certificate
+		token        string
+		want         codes.Code
+	}{
+		"nothing":       {nil, "", codes.Unauthenticated},
+		"another token": {nil, "sesame", codes.Unauthenticated},
+		"the token":     {nil, "open-sesame", codes.OK},
+		"a certificate": {[]tls.Certificate{own}, "", codes.OK},
+	} {
+		conn, err := grpc.NewClient(h.Addr().String(), grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: authority.Roots, Certificates: test.certificates})))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = conn.Close() })
+		ctx := metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer "+test.token)
+		if _, err := stagev1.NewStageServiceClient(conn).Describe(ctx, &stagev1.DescribeRequest{}); status.Code(err) != test.want {
+			t.Errorf("%s: %v", name, err)
+		}
+		if _, err := healthv1.NewHealthClient(conn).Check(ctx, &healthv1.HealthCheckRequest{}); err != nil {
+			t.Errorf("%s: health: %v", name, err)
+		}
+	}
+}
+
+func TestOpenStagePortNeedsAuthentication(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		edit func(*stagehost.Settings)
+		isOK bool
+	}{
+		"nothing":  {func(*stagehost.Settings) {}, false},
+		"a token":  {func(s *stagehost.Settings) { s.TokenFile = "t" }, true},
+		"insecure": {func(s *stagehost.Settings) { s.Insecure = true }, true},
+	} {
+		s := stagehost.Settings{Mesh: mesh, Stage: stage, Host: "host", Runner: inproc.Each(inproc.Settings{}, echo)}
+		s.Batch.MaxSize, s.Listen = 1, ":9000"
+		test.edit(&s)
+		if err := s.Validate(); (err == nil) != test.isOK || err != nil && !strings.Contains(err.Error(), "listen: other machines can reach :9000") {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 }

@@ -46,6 +46,12 @@ type Config struct {
 	CertFile   string `yaml:"cert_file,path"`
 	KeyFile    string `yaml:"key_file,path"`
 	ServerName string `yaml:"server_name"`
+	// Callers of the StageService need the token in TokenFile, or a certificate that the
+	// authorities in ClientCAFile have signed, where either is set. Insecure allows other
+	// machines to call without both.
+	TokenFile    string `yaml:"token_file,path"`
+	ClientCAFile string `yaml:"client_ca_file,path"`
+	Insecure     bool   `yaml:"insecure"`
 	// Labels are shown in the registry.
 	Labels map[string]string `yaml:"labels"`
 	// StartTimeout bounds the runner's start; DrainTimeout how long a stop
@@ -186,7 +192,7 @@ func (c Config) Validate() error {
 	c = c.withDefaults()
 	errs := []error{
 		c.Batch.Validate(),
-		config.Address("listen", c.Listen),
+		c.validateListen(),
 		c.validateInFlight(),
 		config.NotNegative("start_timeout", c.StartTimeout),
 		config.NotNegative("drain_timeout", c.DrainTimeout),
@@ -224,6 +230,20 @@ func (c Config) validateInFlight() error {
 		return fmt.Errorf("max_in_flight: %d, at least %d is needed", c.MaxInFlight, least)
 	}
 	return nil
+}
+
+func (c Config) exposure() config.Exposure {
+	return config.Exposure{Listen: c.Listen, IsAuthenticated: c.TokenFile != "" || c.ClientCAFile != "", Insecure: c.Insecure}
+}
+
+func (c Config) validateListen() error {
+	if err := config.Address("listen", c.Listen); err != nil {
+		return err
+	}
+	if c.ClientCAFile != "" && c.CertFile == "" {
+		return errors.New("client_ca_file: callers show certificates over TLS only; name this port's in cert_file")
+	}
+	return c.exposure().Check("listen", "name a file with a token in token_file, ")
 }
 
 func (c Config) pair() credentials.Pair {

@@ -7,7 +7,7 @@
 //
 // With Tokens every call needs one. Without any the port is for this machine alone: callers
 // have to name it by a loopback address, which stops pages whose own name resolves to
-// 127.0.0.1, and the listening address must not be port.Exposed. Pages of other origins may
+// 127.0.0.1. Pages of other origins may
 // never call.
 //
 // Faults are as on the public port; see docs/faults.md. This package adds NOT_FOUND,
@@ -56,8 +56,9 @@ type Settings struct {
 	// Health returns nil when the gateway can be used; nil means always healthy.
 	Health func() error
 	// Tokens are the accepted tokens. Without any, only callers on this machine are
-	// accepted.
-	Tokens port.Tokens
+	// accepted, unless Insecure is true.
+	Tokens   port.Tokens
+	Insecure bool
 	// Logger logs changes, and the causes of INTERNAL, which callers do not see; nil
 	// logs nothing.
 	Logger *slog.Logger
@@ -100,7 +101,7 @@ func Handler(s Settings) http.Handler {
 	mux.HandleFunc("/", notFound)
 	// Only a list of origins can be wrong.
 	out, _ := port.Port{
-		Health: h.health, Tokens: s.Tokens, TokensKey: "gateway.admin.token_file", IsPrivate: true,
+		Health: h.health, Tokens: s.Tokens, TokensKey: "gateway.admin.token_file", IsPrivate: !s.Insecure, OwnPagesOnly: true,
 		Services: []string{adminv1connect.DeadLetterServiceName, adminv1connect.MeshServiceName, adminv1connect.PipelineServiceName},
 	}.Handler(mux)
 	return out
@@ -121,5 +122,5 @@ func (h *handler) health(_ context.Context, name string) error {
 const maxQuoted = 80
 
 func notFound(w http.ResponseWriter, r *http.Request) {
-	transport.WriteFault(w, fault.Newf(fault.NotFound, "there is notFound at %.*q; this is the admin port, inference has another", maxQuoted, r.URL.Path))
+	transport.WriteFault(w, fault.Newf(fault.NotFound, "there is nothing at %.*q; this is the admin port, inference has another", maxQuoted, r.URL.Path))
 }

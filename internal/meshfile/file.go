@@ -69,6 +69,8 @@ type NATS struct {
 	// Listen is where the broker in the process listens, so that other
 	// processes may join; empty means nowhere.
 	Listen string `yaml:"listen"`
+	// Insecure allows other machines to join without a token.
+	Insecure bool `yaml:"insecure"`
 	// ListenCertFile and ListenKeyFile hold its certificate; without them it has no
 	// TLS.
 	ListenCertFile string `yaml:"listen_cert_file,path"`
@@ -93,6 +95,8 @@ type Ops struct {
 	// Listen is the address of /livez, /readyz, /metrics and /debug/pprof,
 	// 127.0.0.1:9090 where empty.
 	Listen string `yaml:"listen"`
+	// Insecure allows other machines to call it: nobody authenticates.
+	Insecure bool `yaml:"insecure"`
 }
 
 // Load reads a mesh's file and validates all of it, for a process that runs the
@@ -227,6 +231,20 @@ const (
 
 // OpsListen is the address of the operations port.
 func (f *File) OpsListen() string { return cmp.Or(f.Ops.Listen, DefaultOps) }
+
+// AllowInsecure allows other machines to call every port without authentication.
+func (f *File) AllowInsecure() {
+	f.NATS.Insecure, f.Ops.Insecure, f.Gateway.Insecure, f.Gateway.Admin.Insecure = true, true, true, true
+	for name, s := range f.Stages {
+		s.Insecure = true
+		f.Stages[name] = s
+	}
+}
+
+// Exposure returns how the broker in the process may be reached.
+func (n NATS) Exposure() config.Exposure {
+	return config.Exposure{Listen: n.Listen, IsAuthenticated: n.TokenFile != "", Insecure: n.Insecure}
+}
 
 // GatewaySettings returns the settings of a gateway. Its id, logger, meter and registry
 // are for the caller to fill in. Errors point into the file.

@@ -134,7 +134,7 @@ func TestStageSettingsAreApplied(t *testing.T) {
 mesh: m
 nats: {url: "nats://b:4222", credentials_file: keys/m.creds}
 gateway: {max_timeout: 1m}
-ops: {listen: ":9191"}
+ops: {listen: "127.0.0.1:9191"}
 results: {retention: 2h, max_bytes: 3MiB, replicas: 3, version: 4}
 dead_letters: {retention: 48h, max_bytes: 5MiB, replicas: 5, version: 6}
 idempotency: {retention: 90m, max_bytes: 7MiB, replicas: 7, version: 8}
@@ -167,7 +167,7 @@ stages:
 	if got := host(t, f, "a"); !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v\nwant %+v", got, want)
 	}
-	if f.OpsListen() != ":9191" || !f.Joinable() || f.Stages["a"].Hosts != 3 {
+	if f.OpsListen() != "127.0.0.1:9191" || !f.Joinable() || f.Stages["a"].Hosts != 3 {
 		t.Errorf("got %s, %v, %d", f.OpsListen(), f.Joinable(), f.Stages["a"].Hosts)
 	}
 }
@@ -300,7 +300,7 @@ func TestPipelineMayBeDurableWhereItsStagesAre(t *testing.T) {
 	t.Parallel()
 	f := mustParse(t, `
 mesh: m
-nats: {listen: ":4222"}
+nats: {listen: "127.0.0.1:4222"}
 stages:
   both: {runner: {echo: {}}}
   file: {runner: {echo: {}}, queue: {durabilities: [file]}}
@@ -360,7 +360,7 @@ func TestReserveCountsARegistryOfTheBroker(t *testing.T) {
 func TestStageOfAnotherProcessMayBeAStep(t *testing.T) {
 	t.Parallel()
 	steps := "pipelines:\n  p: {steps: [{name: s, stage: elsewhere}]}\n"
-	for _, broker := range []string{"nats: {url: \"nats://b\"}\n", "nats: {listen: \":4222\"}\n"} {
+	for _, broker := range []string{"nats: {url: \"nats://b\"}\n", "nats: {listen: \"127.0.0.1:4222\"}\n"} {
 		if _, err := parse(good + broker + steps); err != nil {
 			t.Errorf("%s: %v", broker, err)
 		}

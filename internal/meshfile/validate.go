@@ -108,7 +108,7 @@ func (f *File) buildParts(stages []string) (hosts []stagehost.Settings, routes [
 		f.validateShared(),
 		f.At(f.Gateway.Validate(), "gateway"),
 		f.At(config.Address("listen", f.Gateway.Admin.Listen), "gateway", "admin"),
-		f.At(config.Address("listen", f.Ops.Listen), "ops"),
+		f.At(f.Ops.validate(), "ops"),
 	}
 	if len(f.Stages) == 0 {
 		errs = append(errs, f.At(errors.New("there are none; a mesh has at least one"), "stages"))
@@ -168,10 +168,17 @@ func (n NATS) validate() error {
 		unset("max_memory", n.MaxMemory, own), unset("max_store", n.MaxStore, own), unset("max_payload", n.MaxPayload, own))...)
 }
 
+func (o Ops) validate() error {
+	if err := config.Address("listen", o.Listen); err != nil {
+		return err
+	}
+	return config.Exposure{Listen: o.Listen, Insecure: o.Insecure}.Check("listen", "")
+}
+
 // validateOwn checks the settings of a mesh whose broker is in a process.
 func (n NATS) validateOwn() []error {
 	const elsewhere = "is for a broker of its own; without url there is none"
-	errs := []error{unset("credentials_file", n.CredentialsFile, elsewhere), unset("cert_file", n.CertFile, elsewhere)}
+	errs := []error{unset("credentials_file", n.CredentialsFile, elsewhere), unset("cert_file", n.CertFile, elsewhere), n.Exposure().Check("listen", "name a file with a token in token_file, ")}
 	if n.Listen == "" {
 		const joining = "is for those that reach a broker; without url or listen nobody does"
 		return append(errs, unset("listen_cert_file", n.ListenCertFile, joining), unset("token_file", n.TokenFile, joining), unset("ca_file", n.CAFile, joining))
@@ -255,6 +262,16 @@ func ValidBroker(urls string) error {
 		}
 	}
 	return nil
+}
+
+// HasSecret reports whether a URL of a broker has a user, a password or a token.
+func HasSecret(urls string) bool {
+	for one := range strings.SplitSeq(urls, ",") {
+		if u, err := server(one); err != nil || u.User != nil {
+			return strings.Contains(one, "@")
+		}
+	}
+	return false
 }
 
 // server reads the URL of one server; without a scheme it is nats://.

@@ -18,6 +18,8 @@ import (
 	otelprometheus "go.opentelemetry.io/otel/exporters/prometheus"
 	"go.opentelemetry.io/otel/metric"
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+
+	"github.com/stagemesh/stagemesh/mesh/config"
 )
 
 // Metrics are the metrics of one process, in Prometheus' format. All other packages take
@@ -54,8 +56,10 @@ type Settings struct {
 	// Listen is its address.
 	Listen string
 	// Key names that address in messages: "ops.listen", "--ops".
-	Key    string
-	Logger *slog.Logger
+	Key string
+	// Insecure allows other machines to call the port.
+	Insecure bool
+	Logger   *slog.Logger
 }
 
 // Port is the operations port of a running program. Its methods are safe for concurrent
@@ -96,6 +100,10 @@ const (
 // Run opens the port, calls work, and closes the port after work has returned. It returns
 // the errors of both.
 func Run(ctx context.Context, s Settings, work func(context.Context, *Port) error) error {
+	exposure := config.Exposure{Listen: s.Listen, Insecure: s.Insecure}
+	if err := exposure.Check(s.Key, ""); err != nil {
+		return err
+	}
 	metrics, err := NewMetrics()
 	if err != nil {
 		return err
@@ -117,8 +125,13 @@ func Run(ctx context.Context, s Settings, work func(context.Context, *Port) erro
 	serving, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	served := make(chan error, 1)
-	go func() { served <- servePort(serving, listener, portHandler(port.ready, metrics.Handler())) }()
+	go func() {
+		served <- servePort(serving, listener, checkHost(exposure, portHandler(port.ready, metrics.Handler())))
+	}()
 	s.Logger.Info("operations port listens", "address", port.addr.String())
+	if exposure.IsOpen() {
+		s.Logger.Warn("other machines can call this port without authentication", "port", s.Key, "address", s.Listen)
+	}
 	err = work(ctx, port)
 	stop()
 	return errors.Join(err, <-served)
@@ -151,6 +164,20 @@ func portHandler(ready readiness, metrics http.Handler) http.Handler {
 	mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
 	mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
 	return mux
+}
+
+// checkHost has callers of a private port name it by a loopback address.
+func checkHost(exposure config.Exposure, next http.Handler) http.Handler {
+	if !exposure.IsPrivate() {
+		return next
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !config.IsLoopback(r.Host) {
+			http.Error(w, "this port answers those who call it by a loopback address", http.StatusForbidden)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
 }
 
 // boundBodies bounds the time for a body. Hardly any request has one, and net/http waits for

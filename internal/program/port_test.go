@@ -12,6 +12,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/stagemesh/stagemesh/mesh/config"
 )
 
 func isReady() (string, error) { return "", nil }
@@ -182,6 +184,18 @@ func TestStopWaitsForResponsesWithALimit(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+func TestPrivatePortRejectsOtherHostNames(t *testing.T) {
+	t.Parallel()
+	for host, want := range map[string]int{"127.0.0.1:9090": 200, "localhost": 200, "evil.example:9090": 403} {
+		w, r := httptest.NewRecorder(), httptest.NewRequestWithContext(t.Context(), "GET", "/livez", nil)
+		r.Host = host
+		checkHost(config.Exposure{Listen: "127.0.0.1:9090"}, portHandler(isReady, metrics())).ServeHTTP(w, r)
+		if w.Code != want {
+			t.Errorf("%s: %d", host, w.Code)
+		}
 	}
 }
 

@@ -25,9 +25,10 @@ type upFlags struct {
 	// listen, ops and admin are addresses instead of the file's.
 	listen, ops, admin string
 	// workers and options are of a worker's own.
-	workers int
-	options string
-	log     *program.LogFlags
+	workers  int
+	options  string
+	insecure bool
+	log      *program.LogFlags
 }
 
 func newUp() *cobra.Command {
@@ -63,6 +64,7 @@ func newUp() *cobra.Command {
 	up.Flags().StringVar(&flags.options, "options", "{}", "the WORKER's options, a JSON object")
 	up.Flags().StringVarP(&flags.config, "config", "c", "mesh.yaml", "the mesh file")
 	up.Flags().StringSliceVar(&flags.stages, "stages", nil, `run only these stages, separated by commas, and the gateway; "" runs the gateway alone`)
+	stagemesh.AddInsecure(up, &flags.insecure)
 	flags.log = program.AddLog(up)
 	return up
 }
@@ -91,6 +93,9 @@ func (f *upFlags) checkAddresses() error {
 
 // override puts the addresses of the flags into the file.
 func (f *upFlags) override(file *meshfile.File) {
+	if f.insecure {
+		file.AllowInsecure()
+	}
 	g := &file.Gateway
 	g.Listen, g.Admin.Listen, file.Ops.Listen = cmp.Or(f.listen, g.Listen), cmp.Or(f.admin, g.Admin.Listen), cmp.Or(f.ops, file.Ops.Listen)
 }

@@ -5,7 +5,6 @@ import (
 	"crypto/subtle"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"slices"
 	"strings"
@@ -15,25 +14,11 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/mesh/config"
 	"github.com/stagemesh/stagemesh/mesh/credentials"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
-
-// Exposed reports whether an address to listen on may be reachable from other machines. A name
-// other than localhost may mean anything.
-func Exposed(listen string) bool {
-	host, _, err := net.SplitHostPort(listen)
-	return err != nil || !isLoopback(host)
-}
-
-func isLoopback(host string) bool {
-	if strings.EqualFold(host, "localhost") {
-		return true
-	}
-	ip := net.ParseIP(strings.Trim(host, "[]"))
-	return ip != nil && ip.IsLoopback()
-}
 
 // Port is what a port has around its services. Probes need no token: /livez, /readyz and gRPC
 // health reveal only whether the gateway works, and whether a pipeline of a known name exists.
@@ -48,6 +33,8 @@ type Port struct {
 	TokensKey string
 	// IsPrivate is true where callers without Tokens must use a loopback address.
 	IsPrivate bool
+	// OwnPagesOnly is true where the operator cannot list Origins.
+	OwnPagesOnly bool
 	// Open are paths that need no token; one that ends in "/" is a prefix.
 	Open []string
 	// Origins are those whose pages may call, as scheme://host[:port], or "*" alone for all.
@@ -112,7 +99,7 @@ func (p Port) check(r *http.Request) (tenant string, f *fault.Fault) {
 	switch {
 	case isProbe(r.URL.Path), p.isOpen(r.URL.Path):
 		return "", nil
-	case p.Tokens.isEmpty() && isLocal(r.Host):
+	case p.Tokens.isEmpty() && config.IsLoopback(r.Host):
 		return "", nil
 	case p.Tokens.isEmpty():
 		return "", fault.Newf(fault.Unauthenticated, "without %s this port answers those who call it by a loopback address, not %.*q", p.TokensKey, maxQuoted, r.Host)
@@ -141,14 +128,6 @@ func isProbe(path string) bool {
 		return true
 	}
 	return strings.HasPrefix(path, "/"+grpchealth.HealthV1ServiceName+"/")
-}
-
-// isLocal reports whether the Host header is a loopback address.
-func isLocal(host string) bool {
-	if name, _, err := net.SplitHostPort(host); err == nil {
-		host = name
-	}
-	return isLoopback(host)
 }
 
 func bearerToken(authorization string) (token string, ok bool) {

@@ -65,7 +65,7 @@ func (p Port) protectOrigins(next http.Handler) (http.Handler, error) {
 
 func (p Port) rejectOrigin(w http.ResponseWriter, r *http.Request) {
 	why := "may not call this gateway; its operator has to list it in allow_origins"
-	if p.IsPrivate {
+	if p.OwnPagesOnly {
 		why = "may not call this port; no page may but its own"
 	}
 	p.Forms.write(w, r, fault.Newf(fault.PermissionDenied, "pages of the origin %.*q %s", maxQuoted, r.Header.Get("Origin"), why))

@@ -60,6 +60,8 @@ type PublicSettings struct {
 	// the file with them in messages.
 	Tokens    Tokens
 	TokensKey string
+	// IsPrivate is true where callers without Tokens must use a loopback address.
+	IsPrivate bool
 }
 
 // PublicHandler returns the handler of everything on the public port.
@@ -72,7 +74,7 @@ func PublicHandler(s PublicSettings) (http.Handler, error) {
 	mux.Handle(rest.Prefix, rest.New(s.Caller, s.Settings))
 	p := Port{
 		Health: s.Health, Services: []string{inferencev1connect.InferenceServiceName},
-		Tokens: s.Tokens, TokensKey: s.TokensKey, Origins: s.Origins, Forms: Forms{}, Budget: s.Budget,
+		Tokens: s.Tokens, TokensKey: s.TokensKey, IsPrivate: s.IsPrivate, Origins: s.Origins, Forms: Forms{}, Budget: s.Budget,
 	}
 	if s.Models != nil {
 		mux.Handle(oip.New(s.Caller, s.Models, s.Settings))

@@ -123,7 +123,7 @@ func TestGatewayReportsErrors(t *testing.T) {
 	t.Parallel()
 	file := write(t, "mesh: m\nstages: {a: {runner: {echo: {}}}}\npipelines: {p: {steps: [{name: a, stage: a}]}}\n")
 	open := write(t, "mesh: m\nnats: {url: \"nats://b\"}\ngateway: {admin: {listen: \"0.0.0.0:9000\"}}\nstages: {a: {runner: {echo: {}}}}\n")
-	many := write(t, "mesh: m\nnats: {listen: \":0\"}\ngateway: {max_in_flight: -1}\nstages: {a: {runner: {echo: {}}}}\n")
+	many := write(t, "mesh: m\nnats: {listen: \"127.0.0.1:0\"}\ngateway: {max_in_flight: -1}\nstages: {a: {runner: {echo: {}}}}\n")
 	for name, test := range map[string]struct {
 		args []string
 		want string
@@ -134,6 +134,9 @@ func TestGatewayReportsErrors(t *testing.T) {
 		"an open port":   {[]string{"-c", open}, "stagemesh: " + open + ":3:"},
 		"a bad section":  {[]string{"-c", many, "--nats", "b"}, "stagemesh: " + many + ":3:11: gateway.max_in_flight: -1"},
 		"a port by flag": {[]string{"-c", file, "--nats", "b", "--admin", "0.0.0.0:9000"}, "stagemesh: --admin: listen: other machines can reach 0.0.0.0:9000"},
+		"a public port":  {[]string{"-c", file, "--nats", "b", "--listen", ":9000"}, "stagemesh: " + file + ":"},
+		"an ops port":    {[]string{"-c", file, "--nats", "b", "--ops", ":9000"}, "stagemesh: --ops: other machines can reach :9000; listen on 127.0.0.1"},
+		"a password":     {[]string{"-c", file, "--nats", "nats://u:hush@b"}, "stagemesh: --nats: other users of this machine can read a password"},
 		"an argument":    {[]string{"x"}, `stagemesh: unknown command "x"`},
 	} {
 		t.Run(name, func(t *testing.T) {

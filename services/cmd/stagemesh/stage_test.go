@@ -120,7 +120,7 @@ func try(t *testing.T, args ...string) (p *process, stop func()) {
 
 func TestProgramReportsWaitingForItsBroker(t *testing.T) {
 	t.Parallel()
-	p, stop := try(t, "-c", write(t, file), "a", "--nats", "nats://user:hush@127.0.0.1:1")
+	p, stop := try(t, "-c", write(t, "nats: {url: \"nats://user:hush@127.0.0.1:1\"}\n"+file), "a")
 	testbed.Eventually(t, "it says what it waits for", func() bool {
 		return p.errOut.Has(`msg="waiting for the broker" url=nats://user:xxxxx@127.0.0.1:1`) && p.errOut.Has(`msg="not ready; trying again"`)
 	})

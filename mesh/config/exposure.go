@@ -1,0 +1,55 @@
+package config
+
+import (
+	"fmt"
+	"net"
+	"strings"
+)
+
+// Exposure is how a port may be reached. One rule holds for every port: other machines may
+// reach it only if its callers authenticate, or if the operator says that it is insecure.
+type Exposure struct {
+	Listen string
+	// IsAuthenticated is true where callers authenticate.
+	IsAuthenticated bool
+	// Insecure is what the operator says.
+	Insecure bool
+}
+
+// Check returns the error of an address that the rule rejects, with the key of the address. The
+// advice says how callers can authenticate, such as "name a file with a token in token_file, ",
+// and is empty where they cannot.
+func (e Exposure) Check(key, advice string) error {
+	if e.Listen == "" || e.Insecure || !e.IsOpen() {
+		return nil
+	}
+	return fmt.Errorf("%s: other machines can reach %s; %slisten on 127.0.0.1, or set insecure: true", key, e.Listen, advice)
+}
+
+// IsOpen reports whether other machines reach the port without authentication, which is worth a
+// warning. A name other than localhost may mean anything.
+func (e Exposure) IsOpen() bool {
+	if e.IsAuthenticated {
+		return false
+	}
+	host, _, err := net.SplitHostPort(e.Listen)
+	return err != nil || !IsLoopback(host)
+}
+
+// IsPrivate reports whether the port is for this machine because nobody authenticates: its
+// callers have to name it by a loopback address, so that no page reaches it by a name of its
+// own that resolves to 127.0.0.1.
+func (e Exposure) IsPrivate() bool { return !e.IsAuthenticated && !e.Insecure && !e.IsOpen() }
+
+// IsLoopback reports whether a host, which may have a port, is this machine by its name or
+// address.
+func IsLoopback(host string) bool {
+	if name, _, err := net.SplitHostPort(host); err == nil {
+		host = name
+	}
+	if strings.EqualFold(host, "localhost") {
+		return true
+	}
+	ip := net.ParseIP(strings.Trim(host, "[]"))
+	return ip != nil && ip.IsLoopback()
+}

@@ -1,0 +1,29 @@
+package config_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/stagemesh/stagemesh/mesh/config"
+)
+
+func TestOpenAddressNeedsAuthenticationOrInsecure(t *testing.T) {
+	t.Parallel()
+	for address, isOpen := range map[string]bool{
+		"127.0.0.1:9080": false, "127.1.2.3:0": false, "[::1]:9080": false, "localhost:9080": false,
+		":9080": true, "0.0.0.0:9080": true, "[::]:9080": true, "10.0.0.1:9080": true, "example.com:80": true, "nonsense": true,
+	} {
+		e := config.Exposure{Listen: address}
+		if err := e.Check("listen", "sign in, "); (err != nil) != isOpen || err != nil && !strings.HasPrefix(err.Error(), "listen: other machines can reach "+address+"; sign in, listen on 127.0.0.1") {
+			t.Errorf("%s: %v", address, err)
+		}
+		if e.IsOpen() != isOpen || e.IsPrivate() == isOpen {
+			t.Errorf("%s: open %t, private %t", address, e.IsOpen(), e.IsPrivate())
+		}
+		for _, allowed := range []config.Exposure{{Listen: address, IsAuthenticated: true}, {Listen: address, Insecure: true}} {
+			if err := allowed.Check("listen", ""); err != nil || allowed.IsPrivate() {
+				t.Errorf("%+v: %v, private %t", allowed, err, allowed.IsPrivate())
+			}
+		}
+	}
+}
