@@ -534,7 +534,7 @@ func (r *readiness) through(b balancer, i int, send func(addr string) error) err
 		addrs := r.fleet.gatewayAddresses()
 		return send(addrs[i%len(addrs)])
 	case perConnection:
-		return send("balanced")
+		return send("localhost") // the name is checked
 	}
 	err := errNoGateway
 	for _, addr := range r.rotation() {
