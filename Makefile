@@ -172,8 +172,8 @@ fuzz: ## Run every fuzz target for FUZZTIME (default 30s)
 	    done
 
 .PHONY: soak
-soak: $(CONSUL_BIN)/.built ## The long forms of test-fleet: ten times the requests; a line for each figure
-	@go test -vet=off -count=1 -v -timeout 30m $(FLEET) -args -soak | awk '/^=== / { next } { print }'
+soak: $(CONSUL_BIN)/.built ## The long forms of test-fleet, with ten minutes of mixed faults; a line for each figure
+	@go test -vet=off -count=1 -v -timeout 60m $(FLEET) -args -soak | awk '/^=== / { next } { print }'
 
 .PHONY: bench
 bench: bin/bench ## Run the standard suite, under 40 minutes, and write docs/performance.md (ITEMS=1,5 QUICK=1)
