@@ -102,17 +102,25 @@ const lookUpPause = 50 * time.Millisecond
 // untilAnswered asks until there is an answer. Its errors are the context's, and
 // envelope.ErrMalformed for an answer that cannot be read.
 func untilAnswered(ctx context.Context, ask func() error) error {
-	pause := time.NewTicker(lookUpPause)
-	defer pause.Stop()
 	for {
 		if err := ask(); err == nil || errors.Is(err, envelope.ErrMalformed) {
 			return err
 		}
-		select {
-		case <-pause.C:
-		case <-ctx.Done():
-			return ctx.Err()
+		if err := pauseLookUp(ctx); err != nil {
+			return err
 		}
+	}
+}
+
+// pauseLookUp waits for lookUpPause. Its error is the context's.
+func pauseLookUp(ctx context.Context) error {
+	pause := time.NewTimer(lookUpPause)
+	defer pause.Stop()
+	select {
+	case <-pause.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
 	}
 }
 
@@ -186,12 +194,7 @@ func (i *idempotent) retryIfDisconnected(ctx context.Context, err error) error {
 	if !i.isCounted || fault.From(err).Reason != fault.BrokerUnavailable {
 		return err
 	}
-	pause := time.NewTimer(lookUpPause)
-	defer pause.Stop()
-	select {
-	case <-pause.C:
-	case <-ctx.Done():
-	}
+	_ = pauseLookUp(ctx) // the next look-up fails if the context has ended
 	return store.ErrKeyTaken
 }
 

@@ -26,6 +26,17 @@ func withKey(key, text string) *call.Request {
 	return r
 }
 
+// firstWithKey starts a request with a key at a bed with a live host. It returns the
+// request, its answer to come, its item, and the items after it.
+func (b *bed) firstWithKey(d pipeline.Durability) (r *call.Request, first <-chan answered, item pulled, items <-chan pulled) {
+	b.t.Helper()
+	items = b.pulls(d)
+	r = withKey("key", "it")
+	r.Durability = d
+	first = infer(b.t.Context(), b.service, r)
+	return r, first, testbed.Receive(b.t, "item", items), items
+}
+
 // keyOf is a request's key, of the one tenant that there is.
 func keyOf(r *call.Request) store.Key { return store.Key{Pipeline: whole, Key: r.IdempotencyKey} }
 
@@ -151,11 +162,7 @@ func TestKeyReturnsTheStoredResultThroughAnyGateway(t *testing.T) {
 		counts := newCounts()
 		b := newBed(t)
 		b.alive()
-		items := b.pulls(d)
-		r := withKey("key", "it")
-		r.Durability = d
-		first := infer(t.Context(), b.service, r)
-		item := testbed.Receive(t, "item", items)
+		r, first, item, items := b.firstWithKey(d)
 		b.finish(item, did(item.env))
 		id := answers(t, first, "did it")
 		b.stops[b.service]()
