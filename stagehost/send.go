@@ -225,7 +225,7 @@ func (e *messageSent) apply(l *loop) {
 		l.host.metrics.countDisposition(e.receipt.Disposition)
 		l.settle(it)
 	case l.mayRetry(it, e.err):
-		it.retryAt = time.Now().Add(backoff(it.tries))
+		it.retryAt = time.Now().Add(backoff(it.tries, retryMin, retryMax))
 		l.retries[it.id] = it
 		l.host.metrics.sendRetries.inc()
 	default:
@@ -254,8 +254,9 @@ func (l *loop) sendNext(it *item, r bus.Receipt) {
 	l.send(it)
 }
 
-func backoff(tries int) time.Duration {
-	return min(retryMax, retryMin<<min(tries, 10))
+// backoff returns a pause that doubles with each of n tries.
+func backoff(n int, least, most time.Duration) time.Duration {
+	return min(most, least<<min(n, 10))
 }
 
 // mayRetry reports whether to send the message again. Messages to store are
@@ -393,7 +394,7 @@ func (it *item) mayReturn(err error) bool {
 
 // giveBack has the item redelivered later. That makes it no suspect.
 func (l *loop) giveBack(it *item) {
-	delay := min(returnMax, returnMin<<min(it.delivery.Deliveries-1, 10))
+	delay := backoff(it.delivery.Deliveries-1, returnMin, returnMax)
 	l.settleWith(it, func(d bus.Delivery) error { return d.Nak(delay) }, sending)
 }
 
