@@ -175,7 +175,7 @@ func (f *File) checkWith(check func(*File) error, err error) (*File, error) {
 
 // keysOfErrors returns the keys that errors are about.
 func keysOfErrors(err error) (out []string) {
-	for _, one := range joined(err) {
+	for _, one := range splitErrors(err) {
 		if at, ok := errors.AsType[*config.PositionError](one); ok {
 			out = append(out, at.Key)
 		}
@@ -186,7 +186,7 @@ func keysOfErrors(err error) (out []string) {
 // withoutKeys returns the error without those about the keys, or about keys below them.
 func withoutKeys(err error, keys []string) error {
 	var out []error
-	for _, one := range joined(err) {
+	for _, one := range splitErrors(err) {
 		at, ok := errors.AsType[*config.PositionError](one)
 		if !ok || !slices.ContainsFunc(keys, func(key string) bool {
 			rest, below := strings.CutPrefix(at.Key, key)
@@ -198,8 +198,8 @@ func withoutKeys(err error, keys []string) error {
 	return errors.Join(out...)
 }
 
-// joined returns the errors that errors.Join made one of.
-func joined(err error) (out []error) {
+// splitErrors returns the errors that errors.Join made one of.
+func splitErrors(err error) (out []error) {
 	several, ok := err.(interface{ Unwrap() []error })
 	switch {
 	case err == nil:
@@ -208,7 +208,7 @@ func joined(err error) (out []error) {
 		return []error{err}
 	}
 	for _, one := range several.Unwrap() {
-		out = append(out, joined(one)...)
+		out = append(out, splitErrors(one)...)
 	}
 	return out
 }
