@@ -69,11 +69,16 @@ func (b *bed) book() *store.Runs {
 // begun puts so many starts of the call's item on record.
 func (c *call) begun(times int) {
 	c.t.Helper()
-	book := c.bed.book()
 	for range times {
-		if _, err := book.Add(c.t.Context(), c.env, envelope.RunRecord{Host: "crashed", At: time.Now()}); err != nil {
-			c.t.Fatal(err)
-		}
+		c.began(envelope.RunRecord{Host: "crashed", At: time.Now()})
+	}
+}
+
+// began puts a run of the call's item on record.
+func (c *call) began(run envelope.RunRecord) {
+	c.t.Helper()
+	if _, err := c.bed.book().Add(c.t.Context(), c.env, run); err != nil {
+		c.t.Fatal(err)
 	}
 }
 

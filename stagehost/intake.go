@@ -40,6 +40,9 @@ type item struct {
 	// replaced, or it never had one: it is not acked, which could only settle another item.
 	state   itemState
 	noQueue bool
+	// forgiven is true where the broker's silence may be why the item was redelivered, and
+	// no run record is against it.
+	forgiven bool
 
 	itemRun
 	itemSend
@@ -87,11 +90,8 @@ type itemSend struct {
 }
 
 // suspect reports whether a host had the item and neither settled it nor gave it back, so
-// that it may have crashed. One redelivery after a silence of the broker does not count.
-func (it *item) suspect() bool {
-	lost := it.delivery.Unreturned()
-	return lost > 2 || lost > 1 && !it.delivery.AfterSilence
-}
+// that it may have crashed.
+func (it *item) suspect() bool { return it.delivery.Unreturned() > 1 && !it.forgiven }
 
 // durable reports whether the request waits on file, and may become a dead letter.
 // The results of others may be stored too, see StoresResult.
@@ -293,6 +293,29 @@ func (e *itemArrived) apply(l *loop) {
 		l.fail(it, e.fault)
 		return
 	}
+	if it.delivery.AfterSilence && it.delivery.Unreturned() == 2 {
+		l.host.runs.Go(func() { l.host.post(&recordRead{it, l.host.readRecord(it)}) })
+		return
+	}
+	l.enqueue(it)
+}
+
+// recordRead is the run record of an item that was redelivered after a silence of the
+// broker. It is read before the item can run with others.
+type recordRead struct {
+	item   *item
+	isNone bool
+}
+
+func (e *recordRead) apply(l *loop) {
+	if it := e.item; l.ledger.items[it.id] == it && it.state == queued {
+		it.forgiven = e.isNone
+		l.enqueue(it)
+	}
+}
+
+// enqueue lets a queued item run.
+func (l *loop) enqueue(it *item) {
 	if it.expired(time.Now()) {
 		l.expireOne(it)
 		return
@@ -325,7 +348,6 @@ func (l *loop) replaceDelivery(it *item) bool {
 			l.host.metrics.duplicateDeliveries.inc()
 			// This redelivery does not make it suspect.
 			it.delivery.Deliveries, it.delivery.Returned = held.delivery.Deliveries, held.delivery.Returned
-			it.delivery.AfterSilence = held.delivery.AfterSilence
 			held.delivery = it.delivery
 			l.host.puller.Release(it.delivery)
 			return true

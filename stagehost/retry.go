@@ -162,10 +162,23 @@ func (h *Host) beginRecord(r *run, record envelope.RunRecord) {
 	if err != nil {
 		return
 	}
-	// A run of this process that is not known to have died did not crash it.
-	r.items[0].runs = slices.DeleteFunc(others, func(s envelope.RunRecord) bool {
+	r.items[0].runs = h.crashesOf(others)
+}
+
+// crashesOf returns the runs that ended with their process. A run of this process that is
+// not known to have died did not crash it.
+func (h *Host) crashesOf(runs []envelope.RunRecord) []envelope.RunRecord {
+	return slices.DeleteFunc(runs, func(s envelope.RunRecord) bool {
 		return s.Host == h.settings.Host && !s.At.Before(h.connectedAt) && !s.Died
 	})
+}
+
+// readRecord reports whether it is known that no run of the item crashed a process.
+func (h *Host) readRecord(it *item) (isNone bool) {
+	ctx, cancel := context.WithTimeout(h.runCtx, runRecordTimeout)
+	defer cancel()
+	runs, err := h.runRecords.Get(ctx, it.env)
+	return err == nil && len(h.crashesOf(runs)) == 0
 }
 
 // recordDeath records that the process of a run died, which its item alone can have

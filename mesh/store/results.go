@@ -83,6 +83,7 @@ func (s *Results) Wait(ctx context.Context, request pipeline.RequestID) (r *enve
 //
 //	others, err := runs.Add(ctx, item, record)  // right before the run; the records of others
 //	others, err = runs.Add(ctx, item, died)     // the process of the run died: in its place
+//	all, err = runs.Get(ctx, item)
 //	err = runs.End(ctx, item)                   // the run is over and the process lives
 //
 // A run that is recorded and neither ended nor died crashed its host, or somebody
@@ -111,6 +112,12 @@ func (s *Runs) Add(ctx context.Context, item *envelope.Envelope, run envelope.Ru
 	}
 	_, err = s.bus.JetStream().Publish(ctx, subject, data, jetstream.WithExpectLastSequencePerSubject(seq), jetstream.WithRetryAttempts(0))
 	return others, s.wrap(err)
+}
+
+// Get returns the records of the item's current step.
+func (s *Runs) Get(ctx context.Context, item *envelope.Envelope) ([]envelope.RunRecord, error) {
+	runs, _, err := s.read(ctx, s.bus.RunRecordSubject(item.ExecutionID, item.Position))
+	return runs, s.wrap(err)
 }
 
 // read returns the records of a subject and the sequence number of their message;
