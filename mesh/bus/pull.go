@@ -101,7 +101,7 @@ func (b *Bus) Pull(s PullSettings, handle func(Delivery)) (*Puller, error) {
 		drained:  make(chan struct{}),
 
 		reconnects: b.nc.Stats().Reconnects,
-		silence:    silence{limit: s.AckWait / 2, heard: time.Now()},
+		silence:    silence{limit: s.AckWait / 2, ticked: time.Now()},
 
 		quit: make(chan struct{}),
 		done: make(chan struct{}),
@@ -221,6 +221,7 @@ func (p *Puller) refresh(now time.Time) {
 	p.credit.expire(now.Add(-p.grace()))
 	p.checkReconnect(now)
 	p.returns.receive()
+	p.silence.tick(now)
 	if now.Sub(p.echoed) >= echoEvery {
 		p.echoed = now
 		// Without a connection there is silence.
@@ -241,23 +242,30 @@ func (p *Puller) checkReconnect(now time.Time) {
 }
 
 // silence records when the broker was last away for so long that it may have missed
-// extensions: by a lost connection, or without an echo. It is pure.
+// extensions: by a lost connection, or without an echo. Only the time counts in which this
+// process runs: on a busy machine it may hear late. It is pure.
 type silence struct {
-	limit        time.Duration
-	heard, ended time.Time
+	limit         time.Duration
+	lasted        time.Duration
+	ticked, ended time.Time
+}
+
+func (s *silence) tick(now time.Time) {
+	s.lasted += min(now.Sub(s.ticked), 2*pullTick)
+	s.ticked = now
 }
 
 func (s *silence) hear(now time.Time) {
-	if now.Sub(s.heard) > s.limit {
+	if s.lasted > s.limit {
 		s.ended = now
 	}
-	s.heard = now
+	s.lasted = 0
 }
 
 // mayRedeliver reports whether the silence may be why an item that was queued then is
-// delivered again now.
-func (s *silence) mayRedeliver(queued, now time.Time) bool {
-	return queued.Before(s.ended) || now.Sub(s.heard) > s.limit
+// delivered again.
+func (s *silence) mayRedeliver(queued time.Time) bool {
+	return queued.Before(s.ended) || s.lasted > s.limit
 }
 
 // grace is how long after its expiry a pull request still counts as open. A drain
@@ -330,7 +338,7 @@ func (p *Puller) receive(i int, msg *nats.Msg) {
 	if delivery.Deliveries > 1 {
 		delivery.Returned = p.returns.of(delivery)
 		p.checkReconnect(delivery.Arrived)
-		delivery.AfterSilence = p.silence.mayRedeliver(delivery.QueuedAt, delivery.Arrived)
+		delivery.AfterSilence = p.silence.mayRedeliver(delivery.QueuedAt)
 	}
 	p.handling++
 	p.credit.deliver(i, delivery.Pending)
