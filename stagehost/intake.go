@@ -276,8 +276,7 @@ func (e *itemArrived) apply(l *loop) {
 	l.nextID++
 	it.id = l.nextID
 	if err := l.ledger.admit(it); err != nil {
-		// The broker sent more than was pulled, or a pull was thought to be over.
-		l.host.settings.Logger.Warn("item rejected", "error", err)
+		l.host.internalError("item beyond the host's bound", err)
 		l.host.rejectUnadmitted(it, fault.Newf(fault.Overloaded, "%w", err))
 		return
 	}

@@ -18,7 +18,8 @@ import (
 // reserved credit, or the first items of a new queue would wait until another
 // request ends. The rest goes to the highest class that has work; of its class
 // queues, to the one with fewer items. Requested credit is released only by an
-// item, or when the broker or the clock ends the request.
+// item, or when the broker or the clock ends the request. The clock may be early: items
+// that come after it are taken only within the bound.
 type credit struct {
 	bound       int
 	queues      int
@@ -84,12 +85,17 @@ func LeastBound(queues int) int { return classCount*queues + 1 }
 // one requested.
 func BoundFor(slots, queues int) int { return slots + classCount*queues - 1 }
 
-// deliver records an item of class queue i; pending more wait behind it.
-func (c *credit) deliver(i int, pending uint64) {
-	c.arrive(i)
+// deliver records an item of class queue i; pending more wait behind it. It is false, and
+// records nothing, for an item of no open request that would exceed the bound.
+func (c *credit) deliver(i int, pending uint64) bool {
 	cq := &c.classQueues[i]
+	if cq.requested == 0 && c.free() <= 0 {
+		return false
+	}
+	c.arrive(i)
 	cq.inFlight++
 	cq.busy = pending > 0 || cq.busy && cq.requested > 0
+	return true
 }
 
 // arrive records that one item less is to come of class queue i.

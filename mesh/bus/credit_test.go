@@ -329,7 +329,13 @@ func (m *creditModel) deliver(t *rapid.T, i, n int) {
 		n = min(n, b.requested)
 	}
 	for range n {
-		m.credit.deliver(i, rapid.Uint64Range(0, 2).Draw(t, "pending"))
+		want := b.requested > 0 || m.total() < m.bound
+		if got := m.credit.deliver(i, rapid.Uint64Range(0, 2).Draw(t, "pending")); got != want {
+			t.Fatalf("an item is taken: %t; %d are requested, and %d of %d are in flight or requested", got, b.requested, m.total(), m.bound)
+		}
+		if !want {
+			continue
+		}
 		b.inFlight++
 		b.requested = max(0, b.requested-1)
 	}
@@ -344,17 +350,13 @@ func (m *creditModel) settle(i, n int) {
 
 func (m *creditModel) plans(t *rapid.T) {
 	before := m.total()
-	requests := m.plan(m.now.Add(time.Second))
-	for _, r := range requests {
+	for _, r := range m.plan(m.now.Add(time.Second)) {
 		b := &m.books[r.cq]
 		if r.items <= 0 || r.number <= b.lapsed || !b.used {
 			t.Fatalf("requests cq %d, in use %v, for %d items as number %d", r.cq, b.used, r.items, r.number)
 		}
 		b.requested += r.items
 		b.until = m.now.Add(time.Second)
-	}
-	if after := m.total(); after > m.bound && after > before {
-		t.Fatalf("requests %v: %d are in flight or requested, the bound is %d", requests, after, m.bound)
 	}
 	m.checkShares(t, before)
 }
@@ -378,6 +380,9 @@ func (m *creditModel) checkShares(t *rapid.T, before int) {
 }
 
 func (m *creditModel) check(t *rapid.T) {
+	if total := m.total(); total > m.bound {
+		t.Fatalf("%d are in flight or requested, the bound is %d", total, m.bound)
+	}
 	for i, cq := range m.classQueues {
 		if b := m.books[i]; cq.inFlight != b.inFlight || cq.requested != b.requested {
 			t.Fatalf("cq %d: books %d in flight and %d requested, it is %d and %d", i, cq.inFlight, cq.requested, b.inFlight, b.requested)

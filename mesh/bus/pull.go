@@ -21,7 +21,8 @@ type PullSettings struct {
 	// Durabilities name the stage's queues to pull from.
 	Durabilities []pipeline.Durability
 	// Bound is the most items of all queues in flight and requested together, at
-	// least LeastBound of their number, or BoundFor one slot.
+	// least LeastBound of their number, or BoundFor one slot. Items beyond it go back to
+	// their queue.
 	Bound int
 	// OneIdlePull is for long items. An item that waits here cannot run on another host
 	// with a free slot, so at most one item of each class without work is requested.
@@ -340,8 +341,14 @@ func (p *Puller) receive(i int, msg *nats.Msg) {
 		p.checkReconnect(delivery.Arrived)
 		delivery.AfterSilence = p.silence.mayRedeliver(delivery.QueuedAt)
 	}
+	if !p.credit.deliver(i, delivery.Pending) {
+		p.mu.Unlock()
+		// By then the broker has ended the request that brought it. A nak that is not sent
+		// leaves the item to its ack wait.
+		_ = delivery.Nak(p.expiry)
+		return
+	}
 	p.handling++
-	p.credit.deliver(i, delivery.Pending)
 	p.pull()
 	p.mu.Unlock()
 	p.handle(delivery)

@@ -222,6 +222,50 @@ func TestHostNeverHoldsMoreThanItsBound(t *testing.T) {
 	}
 }
 
+// The broker still delivers on a request that the host takes for over.
+func TestItemBeyondTheBoundIsRedelivered(t *testing.T) {
+	t.Parallel()
+	b, s := testbed.StartBroker(t).Connect(mesh), queue()
+	info := ensure(t, b, s)
+	const bound, total = 8, 12
+	h := pull(t, b, s, bound)
+	h.Use(info.Epoch)
+	h.Use("")
+	h.Use(info.Epoch)
+	for i := range total {
+		publish(t, b, item(strconv.Itoa(i)))
+	}
+	var held []bus.Delivery
+	over := time.NewTimer(bus.PullLife)
+	defer over.Stop()
+	for open := true; open; {
+		select {
+		case d := <-h.deliveries:
+			held = append(held, d)
+		case <-over.C:
+			open = false
+		}
+	}
+	if len(held) > bound {
+		t.Errorf("%d items in flight, the bound is %d", len(held), bound)
+	}
+	seen := map[uint64]bool{}
+	for {
+		for _, d := range held {
+			seen[d.Seq] = true
+			h.ack(t, d)
+		}
+		if len(seen) == total {
+			break
+		}
+		held = []bus.Delivery{h.next(t)}
+		if d := held[0]; d.Unreturned() != 1 {
+			t.Errorf("redelivered as %+v", d)
+		}
+	}
+	awaitItems(t, b, s, 0)
+}
+
 func TestMeshesOnOneBrokerAreApart(t *testing.T) {
 	t.Parallel()
 	broker := testbed.StartBroker(t)
