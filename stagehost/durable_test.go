@@ -1,6 +1,7 @@
 package stagehost_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -18,6 +19,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/store"
 	"github.com/stagemesh/stagemesh/stagehost"
+	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
 )
 
@@ -301,9 +303,32 @@ func TestResultTooLargeForItsStreamIsAFault(t *testing.T) {
 
 func TestFullResultsHoldUpNothingElse(t *testing.T) {
 	t.Parallel()
+	for name, r := range map[string]runner.Runner{
+		"outputs": inproc.Each(inproc.Settings{}, echo),
+		"streams": batches(func(_ context.Context, batch runner.Batch, sink runner.Sink) error {
+			for i, item := range batch.Items {
+				if first(item.Inputs) == "to another stage" {
+					continue
+				}
+				if err := sink.Chunk(i, chunkOf("x")); err != nil {
+					return err
+				}
+			}
+			return settleAll(batch, sink)
+		}),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			checkFullResults(t, r)
+		})
+	}
+}
+
+func checkFullResults(t *testing.T, r runner.Runner) {
+	t.Helper()
 	const items, bound = 32, 16
 	b := newBed(t)
-	h := b.host(inproc.Each(inproc.Settings{}, echo), resultsOf(16<<10), func(s *stagehost.Settings) { s.MaxInFlight = bound })
+	h := b.host(r, resultsOf(16<<10), func(s *stagehost.Settings) { s.MaxInFlight = bound })
 	var calls []*call
 	for range items {
 		calls = append(calls, b.ask(strings.Repeat("x", 1<<10), durable))
@@ -327,10 +352,15 @@ func TestFullResultsHoldUpNothingElse(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, c := range calls[answered:] {
-			if len(c.replies) == 0 {
-				return false
+			for isChunk := true; isChunk; {
+				if len(c.replies) == 0 {
+					return false
+				}
+				r := c.next()
+				if isChunk = !r.Terminal(); r.Fault != nil {
+					t.Fatal(r.Fault)
+				}
 			}
-			c.output()
 			answered++
 		}
 		return true

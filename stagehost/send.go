@@ -277,9 +277,8 @@ func (l *loop) mayRetry(it *item, err error) bool {
 	}
 	now := time.Now()
 	if it.mustStore() {
-		// A full stream is the only one that does not take what it has to.
-		waits := !errors.Is(err, bus.ErrQueueFull) || !it.mayRunAgain() || l.mayWait(it)
-		return waits && (it.durable() || !it.expired(now))
+		isWithinShare := !errors.Is(err, bus.ErrQueueFull) || l.mayWait(it)
+		return isWithinShare && (it.durable() || !it.expired(now))
 	}
 	switch {
 	case it.expired(now), it.replyStored && errors.Is(err, bus.ErrNoGateway):
@@ -386,10 +385,12 @@ func (l *loop) giveUpSending(it *item, err error) {
 }
 
 // mayReturn reports whether the item, whose output is not sent or stored, can be given
-// back to its queue: it does not wait for its destination here, because too many do.
+// back to its queue: it does not wait for its destination here, because too many do. The
+// caller of a stream that has begun gets STREAM_INTERRUPTED when the next run begins, and
+// the result of that run is stored.
 func (it *item) mayReturn(err error) bool {
 	isFullOrMissing := errors.Is(err, bus.ErrQueueFull) || errors.Is(err, bus.ErrNoQueue)
-	return isFullOrMissing && !it.noQueue && it.failing == "" && it.mayRunAgain()
+	return isFullOrMissing && !it.noQueue && it.failing == "" && (it.mayRunAgain() || it.env.StoresResult())
 }
 
 // giveBack has the item redelivered later. That makes it no suspect.

@@ -30,10 +30,9 @@ const (
 // streams reports whether the host's runner answers in chunks.
 func (h *Host) streams() bool { return h.settings.Batch.Mode == batch.Stream }
 
-// mayRunAgain reports whether the item may be retried here or on another host.
-// It
-// may not once a chunk was sent, because sent chunks must not repeat. nak makes an
-// exception for items whose result is stored.
+// mayRunAgain reports whether the item may be retried here or on another host. It may not
+// once a chunk was sent, because sent chunks must not repeat. nak and mayReturn make an
+// exception for items whose result is stored: the gateway ends a stream that begins again.
 func (it *item) mayRunAgain() bool { return it.chunks == 0 }
 
 // Chunk implements runner.Sink. A caller that takes no chunks gets only the final
