@@ -146,7 +146,7 @@ func full(l decodedLetter) *adminv1.DeadLetter {
 		QueuedAt:   timestamppb.New(l.QueuedAt),
 	}
 	for _, run := range l.Runs {
-		out.Runs = append(out.Runs, &adminv1.DeadLetterRun{Host: string(run.Host), StartedAt: timestamppb.New(run.At)})
+		out.Runs = append(out.Runs, &adminv1.DeadLetterRun{Host: string(run.Host), StartedAt: timestamppb.New(run.At), Died: run.Died})
 	}
 	if l.notReplayable != nil {
 		out.NotReplayable = fmt.Sprintf("%.*s", maxText, plainText(l.notReplayable))

@@ -441,7 +441,11 @@ func printLetter(out io.Writer, l *adminv1.DeadLetter) error {
 	durability := strings.ToLower(strings.TrimPrefix(l.GetDurability().String(), "DURABILITY_"))
 	p.line("queued", "%s, %s, priority %d; delivered %s", moment(l.GetQueuedAt()), durability, l.GetPriority(), count(int(s.GetDeliveries()), "time"))
 	p.lines("runs", texts(l.GetRuns(), func(run *adminv1.DeadLetterRun) string {
-		return fmt.Sprintf("began %s on host %s and did not end", moment(run.GetStartedAt()), run.GetHost())
+		end := "did not end"
+		if run.GetDied() {
+			end = "ended with its worker"
+		}
+		return fmt.Sprintf("began %s on host %s and %s", moment(run.GetStartedAt()), run.GetHost(), end)
 	}))
 	p.line("message", "%d bytes", s.GetSize())
 	if l.GetItem() != nil {

@@ -59,7 +59,7 @@ func newDoomed(t *testing.T) *doomedMesh {
 }
 
 // doom puts items into the stage's queue that look as if they had ended the
-// processes that ran them: they were delivered, and their runs did not end.
+// processes that ran them: they were delivered, and their runs are on record.
 func (g *doomedMesh) doom(texts ...string) []*envelope.Envelope {
 	g.t.Helper()
 	book := store.NewRuns(g.bus, store.Settings{})
@@ -75,8 +75,8 @@ func (g *doomedMesh) doom(texts ...string) []*envelope.Envelope {
 			Durability: pipeline.File, AdmittedAt: time.Now(), Deadline: time.Now().Add(10 * time.Minute),
 			Parts: []payload.Part{payload.OfBlob("", "text/plain", []byte(text))},
 		}
-		for range stagehost.DefaultCrashLimit {
-			if _, err := book.Add(g.t.Context(), items[i], envelope.RunRecord{Host: "crashed", At: time.Now()}); err != nil {
+		for n := range stagehost.DefaultCrashLimit {
+			if _, err := book.Add(g.t.Context(), items[i], envelope.RunRecord{Host: "crashed", At: time.Now(), Died: n > 0}); err != nil {
 				g.t.Fatal(err)
 			}
 		}
@@ -211,7 +211,7 @@ func TestDeadLettersAreListedShownAndReplayed(t *testing.T) {
 		`  failed +\d{4}-.* UTC, \d+s ago, at stage poisoned; host `+anyID+` gave up`,
 		`  reason +RUNNER_CRASHED: the process that ran the item alone ended 2 times, .*`,
 		`  queued +.*, file, priority 0; delivered 2 times`,
-		`  runs +began .* on host crashed and did not end`, ` +began .*`,
+		`  runs +began .* on host crashed and did not end`, ` +began .* on host crashed and ended with its worker`,
 		`  message +\d+ bytes`,
 		`  request +`+string(e.RequestID)+`, execution `+string(e.ExecutionID),
 		`  pipeline +stage:poisoned: \[poisoned\]`,

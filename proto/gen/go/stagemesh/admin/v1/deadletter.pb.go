@@ -168,7 +168,7 @@ type DeadLetterSummary struct {
 	Message string `protobuf:"bytes,7,opt,name=message,proto3" json:"message,omitempty"`
 	// Deliveries to any host, the last one included.
 	Deliveries uint32 `protobuf:"varint,8,opt,name=deliveries,proto3" json:"deliveries,omitempty"`
-	// Run records: runs that began and did not end.
+	// Run records: runs of the item alone that ended with their process.
 	CrashCount     uint32                 `protobuf:"varint,9,opt,name=crash_count,json=crashCount,proto3" json:"crash_count,omitempty"`
 	DeadLetteredAt *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=dead_lettered_at,json=deadLetteredAt,proto3" json:"dead_lettered_at,omitempty"`
 	// Size of the message as it was in the queue, in bytes.
@@ -402,7 +402,7 @@ type DeadLetter struct {
 	Durability v11.Durability         `protobuf:"varint,4,opt,name=durability,proto3,enum=stagemesh.inference.v1.Durability" json:"durability,omitempty"`
 	Priority   int32                  `protobuf:"varint,5,opt,name=priority,proto3" json:"priority,omitempty"`
 	QueuedAt   *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=queued_at,json=queuedAt,proto3" json:"queued_at,omitempty"`
-	// Runs that began and did not end, oldest first, at most 1000.
+	// Runs of the item alone that ended with their process, oldest first, at most 1000.
 	Runs []*DeadLetterRun `protobuf:"bytes,7,rep,name=runs,proto3" json:"runs,omitempty"`
 	// The item; absent where the message is none.
 	Item *DeadLetterItem `protobuf:"bytes,8,opt,name=item,proto3" json:"item,omitempty"`
@@ -515,11 +515,13 @@ func (x *DeadLetter) GetRawMessage() []byte {
 	return nil
 }
 
-// DeadLetterRun is a run of the item that began and did not end.
+// DeadLetterRun is a run of the item that ended with its process.
 type DeadLetterRun struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Host          string                 `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"`
-	StartedAt     *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Host      string                 `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"`
+	StartedAt *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
+	// The worker died; else the host did, as far as is known.
+	Died          bool `protobuf:"varint,3,opt,name=died,proto3" json:"died,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -566,6 +568,13 @@ func (x *DeadLetterRun) GetStartedAt() *timestamppb.Timestamp {
 		return x.StartedAt
 	}
 	return nil
+}
+
+func (x *DeadLetterRun) GetDied() bool {
+	if x != nil {
+		return x.Died
+	}
+	return false
 }
 
 // DeadLetterItem is the item of a dead letter without its payload.
@@ -1235,11 +1244,12 @@ const file_stagemesh_admin_v1_deadletter_proto_rawDesc = "" +
 	"\x0enot_replayable\x18\t \x01(\tR\rnotReplayable\x12\x1f\n" +
 	"\vraw_message\x18\n" +
 	" \x01(\fR\n" +
-	"rawMessage\"^\n" +
+	"rawMessage\"r\n" +
 	"\rDeadLetterRun\x12\x12\n" +
 	"\x04host\x18\x01 \x01(\tR\x04host\x129\n" +
 	"\n" +
-	"started_at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\tstartedAt\"\x8d\x06\n" +
+	"started_at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\tstartedAt\x12\x12\n" +
+	"\x04died\x18\x03 \x01(\bR\x04died\"\x8d\x06\n" +
 	"\x0eDeadLetterItem\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x18\n" +
 	"\agateway\x18\x02 \x01(\tR\agateway\x128\n" +
