@@ -5,8 +5,6 @@
 //	h, err := stagehost.New(settings)
 //	err = h.Run(ctx)
 //
-// # Inside
-//
 // One goroutine, the loop, owns the ledger of items and the batcher, both pure,
 // and is the only one to move an item. Pumps post events to it: the puller's
 // subscriptions post items as they arrive, decoded and checked; the slot pump
@@ -18,22 +16,12 @@
 // The life of an item reads in three files: intake.go (pull, decode, queue),
 // dispatch.go (batch, run, outcome) and send.go (forward or reply, settle). Its
 // exceptions have one each: retry.go (failed batches, quarantine), stream.go
-// (replies in chunks), cancel.go, deadletter.go and drain.go. The host acks a
-// delivery only after the receiver of the item's outcome has
-// acknowledged that. It settles every delivery exactly once.
+// (replies in chunks), cancel.go, deadletter.go and drain.go. docs/design/settling.md
+// has the rules.
 //
-// # Stopping
-//
-// When Run's context ends the host leaves the stage, stops pulling, waits for
-// items on their way, finishes those in flight without waiting for fuller batches,
-// settles, and returns. At the drain timeout it naks unfinished items and cancels
-// running batches. A host whose runner is lost does the same, but naks at once the
-// items that no slot will run.
-//
-// A batch that does not stop within a few seconds is left behind: Run returns
-// an error, so that the program can exit and does not exit with success. Go code
-// cannot be ended from outside, so such a batch's goroutine, and all that it uses,
-// stays until it returns or the process ends; the host does not stop the runner.
+// When Run's context ends the host drains, as does one whose runner is lost. A batch that
+// does not stop within a few seconds is left behind: Run returns an error, so that the
+// program can exit and does not exit with success. Go code cannot be ended from outside.
 package stagehost
 
 import (

@@ -18,7 +18,7 @@
 // references to others is embedded unchanged, with an $id. A schema in another dialect than
 // 2020-12 is described as anything.
 //
-// # Budget that are not JSON
+// # Bodies that are not JSON
 //
 // MessagePack and server-sent events are strings with a contentMediaType, and their
 // contentSchema describes the content. For MessagePack that is the document, in which

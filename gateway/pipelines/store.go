@@ -11,16 +11,7 @@
 // Ready, and serves pipelines, once it has loaded the registry and its own seeds are
 // there.
 //
-// Seeds are the pipelines of the gateway's file. A record remembers the seed that was
-// written last. A gateway that starts writes a seed if the registry has no record of it,
-// or if the file has changed. So changes by Apply and Delete stay until a file changes. A
-// deleted pipeline that is in a file leaves a record without a pipeline.
-//
-// Gateways fill a wiped registry with the entries that they had last. An entry beside
-// the pipelines, the epoch, tells a wiped registry from one whose pipelines were deleted;
-// it is written last, and every write changes one key. Until the epoch is back, gateways
-// serve the entries that they had. A gateway that has missed a wipe, and a Delete after
-// it, brings the pipeline back: to lose an applied pipeline would be worse.
+// docs/design/registry.md has the rules of seeds and of a wiped registry.
 //
 // Apply and Delete compare revisions. Their errors are *fault.Fault. With
 // REGISTRY_UNAVAILABLE it may be unknown whether the change was made: callers may ask for

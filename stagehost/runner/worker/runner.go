@@ -1,5 +1,5 @@
 // Package worker runs a stage as worker processes, in any language, over the protocol
-// of sdk/PROTOCOL.md.
+// of sdk/PROTOCOL.md. docs/design/workers.md describes its parts.
 //
 //	r, err := worker.New(worker.Settings{
 //		Stage: "classify", Command: []string{"python3", "classify.py"}, MaxSize: 32, Logger: log,
@@ -8,28 +8,18 @@
 //	...                     // a runner.Runner from here on
 //	err = r.Stop(ctx)       // no processes, sockets or goroutines are left
 //
-// Replicas lists the workers: their devices, CPUs, environment and ranks. A worker of
-// several ranks is a gang: every rank gets every batch, rank 0 answers, and all live and
-// die together. Limits has every bound, grace time, pause and retry.
+// Replicas lists the workers: their devices, CPUs, environment and ranks. Limits has every
+// bound, grace time, pause and retry.
 //
-// # Slots
+// A worker has as many slots as it takes batches at a time; one that answers in chunks is
+// offered DefaultStreams unless Settings.Slots is set, and takes as many as its code can run
+// at the same time. Acquire returns a slot of the worker that has the most idle slots, and
+// waits where none has. A slot whose worker died runs its batch on another.
 //
-// A worker has as many slots as it takes batches at a time. Acquire returns a slot of
-// the worker that has the most idle slots, and waits where none has, so a fast worker
-// gets more work than a slow one. A worker that is not ready offers no slots. A slot
-// that was acquired before its worker died runs its batch on another worker that is
-// idle, or on the next that is ready.
-//
-// A worker that answers in chunks is offered DefaultStreams slots unless Settings.Slots
-// is set, and takes as many of them as its code can run at the same time. Concurrency is
-// the sum of what the workers took, from the end of Start on.
-//
-// # Batches
-//
-// Do sends the batch, waits for its result, and sends the worker the cancels of
-// items. It returns when the worker has ended the batch: the slot is busy as long as
-// the worker is. The bytes of items are not copied on their way out, and outputs are
-// pieces of the frame that came in. The errors of Do are
+// Do sends the batch, waits for its result, and sends the worker the cancels of items. It
+// returns when the worker has ended the batch: the slot is busy as long as the worker is. The
+// bytes of items are not copied on their way out, and outputs are pieces of the frame that
+// came in. The errors of Do are
 //
 //   - *BatchError, what the worker reported of a batch that failed as a whole. Its text
 //     is for the log; the caller of an item that fails alone gets a sentence without
@@ -38,21 +28,7 @@
 //   - runner.ErrBadOutput: the result does not fit the batch. The worker is replaced.
 //   - runner.ErrNotStarted: the batch has not left the host.
 //
-// # Lifecycle of a worker
-//
-// A machine decides, a spawner starts and kills processes, and one goroutine for each
-// worker connects them. A worker is READY after a warm-up with its
-// own examples, or zeros: a batch of one item and a batch of MaxSize rows, or one item
-// alone where it streams. The exit of a process is noticed at once. A process that hangs
-// is noticed by pings while it is idle. While it runs a batch it is noticed by RunLimit,
-// which counts from the batch's last chunk, or earlier: a batch that takes far longer than
-// batches do is late, and a worker with a late batch that nobody waits for is replaced. A dead worker starts again after a growing pause,
-// and Health returns why no worker is ready. The output of workers goes to the log line
-// by line.
-//
-// The spec is that of the first worker that is ready. A worker that returns with another
-// spec is refused: a changed interface needs a new runner.
-//
+// Health returns why no worker is ready. The output of workers goes to the log line by line.
 // A Runner and its slots are safe for concurrent use.
 package worker
 
