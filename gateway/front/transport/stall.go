@@ -28,7 +28,7 @@ func StallReader(w http.ResponseWriter, r *http.Request, s Settings) io.ReadClos
 		return r.Body
 	}
 	return &stallReader{body: r.Body, timeout: s.StallTimeout, stall: stallTimer{
-		setDeadline: http.NewResponseController(w).SetReadDeadline, closing: s.Closing, ended: make(chan struct{}, 1),
+		setDeadline: http.NewResponseController(w).SetReadDeadline, closing: s.Closing,
 	}}
 }
 
@@ -131,30 +131,33 @@ func FlushResponse(w http.ResponseWriter, timeout time.Duration) {
 	}
 }
 
+// closingInterval is how often an operation that waits looks whether the gateway is closing.
+const closingInterval = time.Second
+
 // stallTimer sets a deadline in the past when a read or write takes longer than a timeout.
 // A deadline set beforehand would have to be cleared after each operation, which on HTTP/2
-// passes through the connection's loop twice. It belongs to one goroutine.
+// passes through the connection's loop twice. One goroutine starts and stops it.
 type stallTimer struct {
 	setDeadline func(time.Time) error
-	// closing ends operations that take longer than a second when it closes; nil never does.
+	// closing ends operations that take longer than closingInterval once it is closed; nil
+	// never is.
 	closing <-chan struct{}
 
-	timer *time.Timer
-	// left is what the timer leaves to expire, which waits for that and for closing, until
-	// it receives from ended.
-	left  time.Duration
-	ended chan struct{}
-	// running counts the operation under way, until it ends or expire has returned.
-	running sync.WaitGroup
-	expired bool
+	// mu is held while the deadline is set, since the connection is net/http's again when
+	// the handler returns.
+	mu               sync.Mutex
+	timer            *time.Timer
+	running, expired bool
+	until            time.Time
 }
 
 // start is called before each operation.
 func (s *stallTimer) start(timeout time.Duration) {
-	s.running.Add(1)
-	s.left, s.expired = 0, false
-	if s.closing != nil && timeout > time.Second {
-		s.left, timeout = timeout-time.Second, time.Second
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.running, s.expired, s.until = true, false, time.Now().Add(timeout)
+	if s.closing != nil {
+		timeout = min(timeout, closingInterval)
 	}
 	if s.timer == nil {
 		s.timer = time.AfterFunc(timeout, s.expire)
@@ -164,36 +167,26 @@ func (s *stallTimer) start(timeout time.Duration) {
 }
 
 func (s *stallTimer) expire() {
-	defer s.running.Done()
-	if s.left > 0 {
-		timer := time.NewTimer(s.left)
-		defer timer.Stop()
-		select {
-		case <-timer.C:
-		case <-s.closing:
-		case <-s.ended:
-			return
-		}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.running {
+		return
+	}
+	// It may be early: for the closing, or because an earlier operation has just stopped.
+	if left := time.Until(s.until); left > 0 && !s.isClosing() {
+		s.timer.Reset(min(left, closingInterval))
+		return
 	}
 	s.expired = true
 	_ = s.setDeadline(time.Unix(0, 0))
 }
 
-// stop is called after each operation, and reports whether the deadline was set. It waits
-// for expire, since the connection is net/http's again when the handler returns.
+// stop is called after each operation, and reports whether the deadline was set.
 func (s *stallTimer) stop() (expired bool) {
-	if s.timer.Stop() {
-		s.running.Done()
-		return false
-	}
-	if s.left > 0 {
-		s.ended <- struct{}{}
-	}
-	s.running.Wait()
-	select {
-	case <-s.ended:
-	default:
-	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.running = false
+	s.timer.Stop()
 	return s.expired
 }
 
