@@ -2,6 +2,7 @@ package stagehost_test
 
 import (
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -60,14 +61,16 @@ func TestHostWithAWrongClockIsNotReady(t *testing.T) {
 		t.Run(direction, func(t *testing.T) {
 			t.Parallel()
 			b := newBed(t)
-			clock := &testbed.Clock{}
-			clock.Store(int64(offset))
-			h := b.start(inproc.Each(inproc.Settings{}, echo), func(s *stagehost.Settings) { clock.Of(b.broker)(&s.Bus) })
+			var behind atomic.Int64
+			behind.Store(int64(offset))
+			h := b.start(inproc.Each(inproc.Settings{}, echo), func(s *stagehost.Settings) {
+				s.Bus.Now = func() time.Time { return time.Now().Add(-time.Duration(behind.Load())) }
+			})
 			testbed.Eventually(t, "the clock is the reason", func() bool {
 				err := h.Ready()
 				return err != nil && strings.Contains(err.Error(), "clock is 1s "+direction)
 			})
-			clock.Store(0)
+			behind.Store(0)
 			b.waitReady(h)
 			checkEcho(t, b.ask("it"))
 		})

@@ -14,6 +14,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/gateway/pipelines"
+	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
@@ -84,7 +85,7 @@ type Traffic interface {
 	Stage(ctx context.Context, name pipeline.StageName) (call.StageState, error)
 	// Requests returns the oldest requests in flight that pass a stage, empty for all, and
 	// how many there are.
-	Requests(stage pipeline.StageName, limit int) (oldest []call.RequestInFlight, total int)
+	Requests(stage pipeline.StageName, limit int) (oldest []*envelope.Envelope, total int)
 }
 
 var _ Traffic = (*call.Service)(nil)
@@ -105,11 +106,11 @@ func (h *handler) listRequests(_ context.Context, in *adminv1.ListRequestsReques
 	out := &adminv1.ListRequestsResponse{Total: uint64(total)}
 	for _, r := range oldest {
 		status := &adminv1.RequestStatus{
-			RequestId: string(r.ID), Pipeline: string(r.Pipeline), Tenant: r.Tenant, IdempotencyKey: r.IdempotencyKey,
+			RequestId: string(r.RequestID), Pipeline: string(r.Pipeline), Tenant: r.Tenant, IdempotencyKey: r.IdempotencyKey,
 			Durability: r.Durability.ToProto(), AdmittedAt: timestamppb.New(r.AdmittedAt), Deadline: timestamppb.New(r.Deadline),
 		}
-		for _, stage := range r.Stages {
-			status.Stages = append(status.Stages, string(stage))
+		for _, hop := range r.Route {
+			status.Stages = append(status.Stages, string(hop.Stage))
 		}
 		out.Requests = append(out.Requests, status)
 	}

@@ -22,6 +22,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
 	"github.com/stagemesh/stagemesh/gateway/pipelines"
 	"github.com/stagemesh/stagemesh/internal/testbed"
+	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
@@ -137,10 +138,10 @@ func (t traffic) Stage(_ context.Context, name pipeline.StageName) (call.StageSt
 	}}}, nil
 }
 
-func (t traffic) Requests(stage pipeline.StageName, limit int) ([]call.RequestInFlight, int) {
-	all := []call.RequestInFlight{
-		{ID: "1", Pipeline: "p", IdempotencyKey: "k", Stages: []pipeline.StageName{"a", "b"}, Durability: pipeline.File, AdmittedAt: time.Unix(1000, 0), Deadline: time.Unix(1010, 0)},
-		{ID: "2", Stages: []pipeline.StageName{stage}},
+func (t traffic) Requests(stage pipeline.StageName, limit int) ([]*envelope.Envelope, int) {
+	all := []*envelope.Envelope{
+		{RequestID: "1", Pipeline: "p", IdempotencyKey: "k", Route: []pipeline.Hop{{Stage: "a"}, {Stage: "b"}}, Durability: pipeline.File, AdmittedAt: time.Unix(1000, 0), Deadline: time.Unix(1010, 0)},
+		{RequestID: "2", Route: []pipeline.Hop{{Stage: stage}}},
 	}
 	return all[:min(limit, len(all))], len(all)
 }

@@ -268,6 +268,13 @@ func TestMissingOutputIsReported(t *testing.T) {
 	_ = wantFault(t, response, err, fault.InvalidRequest)
 }
 
+// withClock is a clock that is so many nanoseconds behind the broker's.
+func withClock(behind *atomic.Int64) func(*bus.Settings) {
+	return func(s *bus.Settings) {
+		s.Now = func() time.Time { return time.Now().Add(-time.Duration(behind.Load())) }
+	}
+}
+
 // Deadlines are minted at the gateway, and hosts and other gateways go by them.
 func TestGatewayWithAWrongClockTakesNoRequests(t *testing.T) {
 	t.Parallel()
@@ -277,9 +284,9 @@ func TestGatewayWithAWrongClockTakesNoRequests(t *testing.T) {
 			b := newBed(t)
 			b.alive()
 			b.answerAll()
-			clock := &testbed.Clock{}
-			clock.Store(int64(offset))
-			s := b.start(b.broker.Connect(mesh, clock.Of(b.broker)), func(s *call.Settings) { s.Gateway = "wrong" })
+			var behind atomic.Int64
+			behind.Store(int64(offset))
+			s := b.start(b.broker.Connect(mesh, withClock(&behind)), func(s *call.Settings) { s.Gateway = "wrong" })
 			testbed.Eventually(t, "the gateway is not ready", func() bool { return s.Ready() != nil })
 			for _, r := range []*call.Request{ask("it"), withKey("key", "it")} {
 				response, err := s.Infer(t.Context(), r)
@@ -288,7 +295,7 @@ func TestGatewayWithAWrongClockTakesNoRequests(t *testing.T) {
 					t.Errorf("got %+v", f)
 				}
 			}
-			clock.Store(0)
+			behind.Store(0)
 			testbed.Eventually(t, "the gateway is ready", func() bool { return s.Ready() == nil })
 			answers(t, infer(t.Context(), s, withKey("key", "it")), "did it")
 		})
@@ -299,9 +306,9 @@ func TestGatewayWithAWrongClockTakesNoRequests(t *testing.T) {
 func TestClockIsCheckedBeforeTheFirstRequest(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
-	clock := &testbed.Clock{}
-	clock.Store(int64(time.Second))
-	s := b.start(b.broker.Connect(mesh, clock.Of(b.broker)), func(s *call.Settings) { s.Gateway = "wrong" })
+	var behind atomic.Int64
+	behind.Store(int64(time.Second))
+	s := b.start(b.broker.Connect(mesh, withClock(&behind)), func(s *call.Settings) { s.Gateway = "wrong" })
 	b.alive()
 	b.answerAll()
 	response, err := s.Infer(t.Context(), ask("it"))

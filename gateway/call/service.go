@@ -13,45 +13,11 @@
 // there is one. Package admission lists the reasons to reject a request. A call ends
 // at its deadline at the latest, whatever happens to the mesh; only a stream's emit
 // can hold it longer. A call that leaves too many chunks unread ends with SLOW_READER.
-// Service is safe for concurrent use.
-//
-// # Durable requests
-//
-// A request of durability file waits in file queues, and its result is stored before
-// it is sent. Its call answers with the stored result in three cases: another
-// execution's result was stored first; the reply was lost with a connection (the call
-// looks after each reconnect); or the deadline has come, which the call then outlasts
-// by half a second at most. Once queued, a durable request outlives its caller. Result
-// returns its result from any gateway, until its retention has passed. The first
-// request that needs the stream of results makes it, and checks it on each connection.
-//
-// # Idempotency keys
-//
-// Of the calls with one key, of one tenant and pipeline and through any gateway, the
-// first runs its request. The others follow it until their own deadlines, or get its
-// stored result, with its request ID. With another payload they are
-// IDEMPOTENCY_MISMATCH. A request with a key outlives its caller, and its result is
-// stored whatever its durability. The key is free again where the first request ends
-// by a retryable fault, CANCELLED or its deadline, or where its gateway dies with it
-// and its deadline passes. Then the next call with the key runs its request, and so
-// does one of the followers. A request that is rejected before it is queued leaves its
-// key free. All that follow one request here share one subscription.
-//
-// # Cancelling
-//
-// Cancel cancels any request by its ID, through any gateway. A memory request without a
-// key is also cancelled when its caller leaves or reads too slowly, or when its stream
-// has a gap. Its item is deleted from the queue of its first step, and a cancel
-// message makes hosts drop it. The caller does not wait for that. Cancelling is best
-// effort: an item that waits for its first step never runs; further on, only hosts that
-// receive the message stop. Where the result is stored, the stored result is CANCELLED
-// then, unless another was stored before. Deadlines cancel nothing: hosts drop expired
-// items by themselves.
-//
-// # Tenants
+// docs/design/settling.md has durable requests, idempotency keys and cancels.
 //
 // A call is that of the tenant of its context, see WithTenant. Keys, results and requests of
 // one tenant do not exist for another: Result returns NOT_FOUND, and Cancel does nothing.
+// Service is safe for concurrent use.
 package call
 
 import (
@@ -287,20 +253,10 @@ func (s *Service) failPending() error {
 // that wait for capacity or for a stored result.
 func (s *Service) InFlight() int { return s.limiter.InFlight() }
 
-// RequestInFlight is a request that is queued or runs.
-type RequestInFlight struct {
-	ID                   pipeline.RequestID
-	Pipeline             pipeline.Name
-	Tenant               string
-	IdempotencyKey       string
-	Stages               []pipeline.StageName
-	Durability           pipeline.Durability
-	AdmittedAt, Deadline time.Time
-}
-
 // Requests returns this gateway's requests that are queued or run and whose route passes
-// the stage, empty for all: the oldest, up to the limit, and how many there are.
-func (s *Service) Requests(stage pipeline.StageName, limit int) (oldest []RequestInFlight, total int) {
+// the stage, empty for all: the oldest, up to the limit, and how many there are. Their
+// execution IDs may change meanwhile.
+func (s *Service) Requests(stage pipeline.StageName, limit int) (oldest []*envelope.Envelope, total int) {
 	var found []*envelope.Envelope
 	s.table.each(func(p *pending) {
 		if p.env != nil && (stage == "" || slices.ContainsFunc(p.env.Route, func(h pipeline.Hop) bool { return h.Stage == stage })) {
@@ -308,17 +264,7 @@ func (s *Service) Requests(stage pipeline.StageName, limit int) (oldest []Reques
 		}
 	})
 	slices.SortFunc(found, func(a, b *envelope.Envelope) int { return a.AdmittedAt.Compare(b.AdmittedAt) })
-	for _, env := range found[:min(limit, len(found))] {
-		r := RequestInFlight{
-			ID: env.RequestID, Pipeline: env.Pipeline, Tenant: env.Tenant, IdempotencyKey: env.IdempotencyKey,
-			Durability: env.Durability, AdmittedAt: env.AdmittedAt, Deadline: env.Deadline,
-		}
-		for _, hop := range env.Route {
-			r.Stages = append(r.Stages, hop.Stage)
-		}
-		oldest = append(oldest, r)
-	}
-	return oldest, len(found)
+	return found[:min(limit, len(found))], len(found)
 }
 
 // receiveReply is the handler of the shared reply subscription.

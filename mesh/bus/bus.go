@@ -67,7 +67,9 @@ type Settings struct {
 	// AckTimeout is how long Publish waits for the acknowledgement before it is
 	// ErrUnknown; 0 means 2 s.
 	AckTimeout time.Duration
-	Logger     *slog.Logger
+	// Now is the clock of this process, compared with the broker's; nil means time.Now.
+	Now    func() time.Time
+	Logger *slog.Logger
 }
 
 // Bus is one connection to the broker.
@@ -111,6 +113,9 @@ func Connect(s Settings) (*Bus, error) {
 	}
 	if s.AckTimeout <= 0 {
 		s.AckTimeout = defaultAckTimeout
+	}
+	if s.Now == nil {
+		s.Now = time.Now
 	}
 	b := &Bus{Subjects: SubjectsOf(s.Mesh), settings: s, closed: make(chan struct{})}
 	b.requests = newRequester(s.AckTimeout)

@@ -63,7 +63,7 @@ func (c *clock) err() error {
 
 // measure records the time of the broker's answer to what was sent at that time.
 func (b *Bus) measure(sent, answered time.Time) measurement {
-	now := time.Now()
+	now := b.settings.Now()
 	roundTrip := now.Sub(sent)
 	m := measurement{offset: answered.Sub(sent.Add(roundTrip / 2)), roundTrip: roundTrip, at: now}
 	b.clock.record(m)
@@ -98,7 +98,7 @@ func (b *Bus) MeasureClock(ctx context.Context) error {
 
 // streamInfo asks about a stream.
 func (b *Bus) streamInfo(ctx context.Context, stream string, question any, answer *jetstream.StreamInfo) error {
-	sent := time.Now()
+	sent := b.settings.Now()
 	err := b.api(ctx, "STREAM.INFO."+stream, question, answer)
 	if err == nil {
 		b.measure(sent, answer.TimeStamp)

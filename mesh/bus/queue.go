@@ -217,7 +217,7 @@ func consumerName(class pipeline.Class, epoch Epoch) string {
 // Queue returns the broker's state of a queue: ErrNoQueue where there is none,
 // ErrDisconnected when the broker is disconnected.
 func (b *Bus) Queue(ctx context.Context, stage pipeline.StageName, d pipeline.Durability) (QueueInfo, error) {
-	sent := time.Now()
+	sent := b.settings.Now()
 	stream, err := b.js.Stream(ctx, b.Stream(stage, d))
 	if err != nil {
 		return QueueInfo{}, queueError(stage, err)
