@@ -14,26 +14,12 @@
 //
 // FromFile begins with the mesh that a file describes; `stagemesh up` runs that.
 //
-// # A stage of your own as a program
-//
-// Serve is the whole main function of a program that serves stages written in Go. The
-// program has the arguments, flags, variables, probes and signals of `stagemesh stage`,
-// and the runners that it passes:
-//
-//	func main() {
-//		if err := stagemesh.Serve(stagemesh.KindOf("words", newWordCounter)); err != nil {
-//			fmt.Fprintln(os.Stderr, err)
-//			os.Exit(1)
-//		}
-//	}
-//
-// # Files
+// Serve is the whole main function of a program that serves stages written in Go; see
+// docs/runners.md.
 //
 // Durable requests, their results and dead letters are files of the broker. The files of
 // the broker in the process are in NATS.StoreDir; without one they are in a
 // temporary folder and end with Stop.
-//
-// # Life
 //
 // A Mesh is started once, and Stop is called once Start has returned; a call in another
 // order returns an error. Stages start concurrently, so Start takes as long as the
