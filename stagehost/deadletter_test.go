@@ -151,11 +151,14 @@ func TestSuspectWithoutRunRecordsIsRun(t *testing.T) {
 func TestDeliveriesOfAnItemAreBounded(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
-	c := b.returned(17, durable)
+	c := b.returned(17, durable, func(e *envelope.Envelope) { e.Tenant = "billing" })
 	b.host(inproc.Each(inproc.Settings{}, echo))
 	c.fails(fault.AttemptsExhausted)
 	if letters := b.letters(); len(letters) != 1 || letters[0].Deliveries != 18 {
 		t.Errorf("dead letters: %+v", letters)
+	}
+	if r, err := store.NewResults(b.bus, store.Settings{}).Get(t.Context(), c.env.RequestID); err != nil || r.Tenant != "billing" {
+		t.Errorf("the stored result is of tenant %q: %v", r.Tenant, err)
 	}
 	b.emptiedFile()
 }

@@ -229,6 +229,7 @@ func (h *Host) decodeAddress(d bus.Delivery) (*envelope.Envelope, bool) {
 	}
 	rest, err := proto.Marshal(&meshv1.Envelope{
 		Mesh:        in.GetMesh(),
+		Tenant:      in.GetTenant(),
 		RequestId:   in.GetRequestId(),
 		ExecutionId: in.GetExecutionId(),
 		Gateway:     in.GetGateway(),
