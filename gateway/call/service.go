@@ -74,8 +74,8 @@ func (l Limits) Validate() error {
 		config.NotNegative("max_timeout", l.MaxTimeout),
 		config.NotNegative("host_grace", l.HostGrace),
 	}
-	if l.MaxTimeout > 0 && l.Timeout > l.MaxTimeout {
-		errs = append(errs, fmt.Errorf("timeout: %s is more than the max_timeout of %s", l.Timeout, l.MaxTimeout))
+	if longest := cmp.Or(l.MaxTimeout, DefaultMaxTimeout); l.Timeout > longest {
+		errs = append(errs, fmt.Errorf("timeout: %s is more than the max_timeout of %s", l.Timeout, longest))
 	}
 	return errors.Join(errs...)
 }

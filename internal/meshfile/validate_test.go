@@ -104,6 +104,7 @@ func TestErrorsHaveTheirPlace(t *testing.T) {
 		"gateway timeout":     {good + "gateway: {timeout: -1s}", "m.yaml:4:11: gateway.timeout: -1s is negative"},
 		"longest timeout":     {good + "gateway: {max_timeout: -1s}", "m.yaml:4:11: gateway.max_timeout: -1s is negative"},
 		"timeouts":            {good + "gateway: {timeout: 2s, max_timeout: 1s}", "m.yaml:4:11: gateway.timeout: 2s is more than the max_timeout of 1s"},
+		"long timeout":        {good + "gateway: {timeout: 11m}", "m.yaml:4:11: gateway.timeout: 11m0s is more than the max_timeout of 10m0s"},
 		"gateway drain":       {good + "gateway: {drain_timeout: -1s}", "m.yaml:4:11: gateway.drain_timeout: -1s is negative"},
 		"gateway drain delay": {good + "gateway: {drain_delay: -1s}", "m.yaml:4:11: gateway.drain_delay: -1s is negative"},
 		"gateway payload":     {good + "gateway: {max_payload: -1}", `m.yaml:4:24: gateway.max_payload: "-1" is not a size`},
