@@ -43,7 +43,7 @@ func (h *Host) newDeadLetter(d bus.Delivery, f *fault.Fault, priority int32, run
 		Deliveries: d.Deliveries, QueuedAt: d.QueuedAt, DeadLetteredAt: time.Now(),
 	}
 	m, err := h.bus.DeadLetter(dead, d)
-	if errors.Is(err, bus.ErrTooLarge) {
+	if errors.Is(err, bus.ErrTooLarge) || err == nil && int64(m.Size()) > h.dead.MaxMessage() {
 		dead.Fault = dead.Fault.WithMetadata("item", fmt.Sprintf("left out: %d bytes", len(dead.Item)))
 		dead.Item = nil
 		m, err = h.bus.DeadLetter(dead, d)

@@ -2,6 +2,7 @@ package stagehost_test
 
 import (
 	"context"
+	"strings"
 	"testing"
 	"time"
 
@@ -116,6 +117,27 @@ func TestItemThatCrashedItsHostsIsDeadLettered(t *testing.T) {
 		t.Errorf("its item is %+v, %v", e, err)
 	}
 	h.awaitCount("stagemesh.stage.dead_lettered", 1)
+	b.emptiedFile()
+}
+
+// The broker makes room for a dead letter: for one that is larger than the store it would
+// delete all others, and then that one.
+func TestDeadLetterLargerThanItsStoreLeavesOutItsItem(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	c := b.returned(4, durable, func(e *envelope.Envelope) {
+		e.Parts = []payload.Part{payload.OfBlob("", "", make([]byte, 128<<10))}
+	})
+	c.begun(stagehost.DefaultCrashLimit)
+	b.host(inproc.Each(inproc.Settings{}, echo), func(s *stagehost.Settings) { s.DeadLetters.MaxBytes = 64 << 10 })
+	c.fails(fault.RunnerCrashed)
+	letters := b.letters()
+	if len(letters) != 1 {
+		t.Fatalf("%d dead letters, want 1", len(letters))
+	}
+	if l := letters[0]; len(l.Item) != 0 || !strings.Contains(l.Fault.Metadata["item"], "left out") {
+		t.Errorf("the dead letter has %d bytes of its item, and %v", len(l.Item), l.Fault.Metadata)
+	}
 	b.emptiedFile()
 }
 

@@ -129,6 +129,7 @@ func TestErrorsHaveTheirPlace(t *testing.T) {
 		"little store":        {good + "nats: {max_store: 600MiB}", "m.yaml:4:8: nats.max_store: 600MiB is less than the 976MiB that the stages' queues on file, results, dead letters, idempotency keys and a registry in the broker reserve; raise it, or lower their max_bytes"},
 		"result retention":    {good + "results: {retention: 10ms}", "m.yaml:4:11: results.retention: 10ms, at least 1s is needed"},
 		"result bytes":        {good + "results: {max_bytes: -1}", `m.yaml:4:22: results.max_bytes: "-1" is not a size`},
+		"few result bytes":    {good + "results: {max_bytes: 1KiB}", "m.yaml:4:11: results.max_bytes: 1KiB, at least 64KiB is needed"},
 		"result version":      {good + "results: {version: -1}", "m.yaml:4:11: results.version: -1 is negative"},
 		"memory and registry": {good + "registry: {nats: {}}\nnats: {max_memory: 135MiB}", "m.yaml:5:8: nats.max_memory: 135MiB is less than the 136MiB that"},
 		"store and registry":  {good + "registry: {nats: {}}\nnats: {max_store: 975MiB}", "m.yaml:5:8: nats.max_store: 975MiB is less than the 976MiB that"},

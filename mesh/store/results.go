@@ -29,12 +29,6 @@ func NewResults(b *bus.Bus, s Settings) *Results {
 	return r
 }
 
-// MaxMessage returns the size of the largest result that the stream can hold at all.
-func (s *Results) MaxMessage() int64 { return s.config.MaxBytes - messageOverhead }
-
-// messageOverhead is more than a stream adds to a message: its subject, headers and record.
-const messageOverhead = 1 << 10
-
 // Usage returns the bytes of all results, and their bound.
 func (s *Results) Usage(ctx context.Context) (used uint64, limit int64, err error) {
 	stream, err := s.bus.JetStream().Stream(ctx, s.config.Name)

@@ -51,14 +51,22 @@ type Settings struct {
 	Version int `yaml:"version"`
 }
 
-// MinRetention is the shortest retention in which a caller can ask for something stored.
-const MinRetention = time.Second
+const (
+	// MinRetention is the shortest retention in which a caller can ask for something stored.
+	MinRetention = time.Second
+	// MinBytes is space for a few faults with their timelines: one that fits into no store
+	// reaches no caller.
+	MinBytes = 64 << 10
+)
 
 // Validate checks a mesh file's section; messages name the key in it.
 func (s Settings) Validate() error {
 	errs := []error{config.NotNegative("replicas", s.Replicas), config.NotNegative("version", s.Version)}
 	if s.Retention != 0 && s.Retention < MinRetention {
 		errs = append(errs, fmt.Errorf("retention: %s, at least %s is needed", s.Retention, MinRetention))
+	}
+	if s.MaxBytes != 0 && s.MaxBytes < MinBytes {
+		errs = append(errs, fmt.Errorf("max_bytes: %s, at least %s is needed", config.Bytes(s.MaxBytes), config.Bytes(MinBytes)))
 	}
 	return errors.Join(errs...)
 }
@@ -114,6 +122,12 @@ func newStream(b *bus.Bus, what, name, subjects string, s, defaults Settings) st
 func (s *stream) Ensure(ctx context.Context) error {
 	return s.bus.EnsureStream(ctx, s.config, s.version)
 }
+
+// MaxMessage returns the size of the largest message that the stream can hold at all.
+func (s *stream) MaxMessage() int64 { return s.config.MaxBytes - messageOverhead }
+
+// messageOverhead is more than a stream adds to a message: its subject, headers and record.
+const messageOverhead = 1 << 10
 
 func (s *stream) wrap(err error) error {
 	if err == nil {
