@@ -24,7 +24,6 @@ import (
 	"maps"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/gateway/call"
@@ -161,56 +160,15 @@ func read(path string, f File) (*File, error) {
 	return &f, err
 }
 
-// checkWith returns the file unless there is an error or the check has one. The check of a
-// file with errors skips the keys that could not be read.
+// checkWith returns the file unless there is an error or the check has one.
 func (f *File) checkWith(check func(*File) error, err error) (*File, error) {
 	if f.doc != nil {
-		err = errors.Join(err, withoutKeys(check(f), keysOfErrors(err)))
+		err = errors.Join(err, check(f))
 	}
 	if err != nil {
 		return nil, err
 	}
 	return f, nil
-}
-
-// keysOfErrors returns the keys that errors are about.
-func keysOfErrors(err error) (out []string) {
-	for _, one := range splitErrors(err) {
-		if at, ok := errors.AsType[*config.PositionError](one); ok {
-			out = append(out, at.Key)
-		}
-	}
-	return out
-}
-
-// withoutKeys returns the error without those about the keys, or about keys below them.
-func withoutKeys(err error, keys []string) error {
-	var out []error
-	for _, one := range splitErrors(err) {
-		at, ok := errors.AsType[*config.PositionError](one)
-		if !ok || !slices.ContainsFunc(keys, func(key string) bool {
-			rest, below := strings.CutPrefix(at.Key, key)
-			return below && (key == "" || rest == "" || rest[0] == '.' || rest[0] == '[')
-		}) {
-			out = append(out, one)
-		}
-	}
-	return errors.Join(out...)
-}
-
-// splitErrors returns the errors that errors.Join made one of.
-func splitErrors(err error) (out []error) {
-	several, ok := err.(interface{ Unwrap() []error })
-	switch {
-	case err == nil:
-		return nil
-	case !ok, errors.Join(several.Unwrap()...).Error() != err.Error():
-		return []error{err}
-	}
-	for _, one := range several.Unwrap() {
-		out = append(out, splitErrors(one)...)
-	}
-	return out
 }
 
 // FlagError is an error of Load or Read with the flag that named the file, where

@@ -30,6 +30,7 @@
 package config
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -47,6 +48,8 @@ type Doc struct {
 	folder string
 	// root is nil where the file is empty.
 	root *node
+	// unread are the keys that Load could not read.
+	unread []string
 }
 
 // maxFile bounds a configuration file, in bytes.
@@ -76,7 +79,13 @@ func Parse(name, folder string, data []byte, into any) (*Doc, error) {
 		return nil, err
 	}
 	doc := &Doc{name: name, folder: folder, root: root}
-	return doc, doc.decode(root, nil, into)
+	err = doc.decode(root, nil, into)
+	for _, one := range splitJoined(err) {
+		if at, ok := errors.AsType[*PositionError](one); ok {
+			doc.unread = append(doc.unread, at.Key)
+		}
+	}
+	return doc, err
 }
 
 // relative returns a path of the file as one of the process.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -63,7 +64,8 @@ func (e *PositionError) Unwrap() error { return e.Err }
 
 // At points an error at the value that the path leads to, or at the nearest
 // above it that the file has. A nil error stays nil, and one that has a place
-// already stays as it is; each of several joined ones gets a place of its own.
+// already stays as it is; each of several joined ones gets a place of its own. An error
+// about a key that could not be read becomes nil: it follows from that.
 //
 // By convention an error begins with the key that it is about and a colon,
 // "batch.max_size: 0 is less than 1". Where the file has that key below the
@@ -109,10 +111,19 @@ func (d *Doc) at(path Path, err error) error {
 	for ; len(path) > 0; path = path[:len(path)-1] {
 		if place, ok := d.find(path); ok {
 			out.Line, out.Column = place.line, place.column
-			return out
+			break
 		}
 	}
+	if slices.ContainsFunc(d.unread, func(key string) bool { return isBelow(out.Key, key) }) {
+		return nil
+	}
 	return out
+}
+
+// isBelow reports whether a key is the other or below it.
+func isBelow(key, other string) bool {
+	rest, ok := strings.CutPrefix(key, other)
+	return ok && (other == "" || rest == "" || rest[0] == '.' || rest[0] == '[')
 }
 
 // elements splits a written key: a.b[0] has three.
