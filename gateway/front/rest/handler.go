@@ -86,13 +86,13 @@ func (h *handler) route(path string) (method, what string, serve http.HandlerFun
 	case kind == "pipelines" && verb == ":stream":
 		return http.MethodPost, "inference", func(w http.ResponseWriter, r *http.Request) { h.stream(w, r, name) }
 	case kind == "pipelines" && verb == ":result":
-		return http.MethodGet, "fetching a result", func(w http.ResponseWriter, r *http.Request) { h.result(w, r, h.withKey(r, name)) }
+		return http.MethodGet, "fetching a result", func(w http.ResponseWriter, r *http.Request) { h.result(w, r, kind, name) }
 	case kind == "pipelines" && verb == ":cancel":
-		return http.MethodPost, "cancelling a request", func(w http.ResponseWriter, r *http.Request) { h.cancel(w, r, h.withKey(r, name)) }
+		return http.MethodPost, "cancelling a request", func(w http.ResponseWriter, r *http.Request) { h.cancel(w, r, kind, name) }
 	case kind == "requests" && verb == "/result":
-		return http.MethodGet, "fetching a result", func(w http.ResponseWriter, r *http.Request) { h.result(w, r, withID(name)) }
+		return http.MethodGet, "fetching a result", func(w http.ResponseWriter, r *http.Request) { h.result(w, r, kind, name) }
 	case kind == "requests" && !strings.HasPrefix(verb, "/"):
-		return http.MethodDelete, "cancelling a request", func(w http.ResponseWriter, r *http.Request) { h.cancel(w, r, withID(rest)) }
+		return http.MethodDelete, "cancelling a request", func(w http.ResponseWriter, r *http.Request) { h.cancel(w, r, kind, rest) }
 	}
 	return "", "", nil
 }
@@ -154,14 +154,14 @@ func NotFound(path string) *fault.Fault {
 
 // result answers with the stored result of a request. It may change, so no cache may store the
 // response.
-func (h *handler) result(w http.ResponseWriter, r *http.Request, request func() (id string, err error)) {
+func (h *handler) result(w http.ResponseWriter, r *http.Request, kind, name string) {
 	w.Header().Set("Cache-Control", "no-store")
 	h.write(w, func() (*response, error) {
 		wait, err := waitOf(r.URL.RawQuery)
 		if err != nil {
 			return nil, err
 		}
-		id, err := request()
+		id, err := h.requestID(r, kind, name)
 		if err != nil {
 			return nil, err
 		}
@@ -173,22 +173,21 @@ func (h *handler) result(w http.ResponseWriter, r *http.Request, request func() 
 	})
 }
 
-// withID is a request that its ID names.
-func withID(id string) func() (string, error) { return func() (string, error) { return id, nil } }
-
-// withKey is a request that its pipeline and its idempotency key name.
-func (h *handler) withKey(r *http.Request, name string) func() (string, error) {
-	return func() (string, error) {
-		var asked call.Request
-		if err := takeHeader(&asked, transport.HeaderIdempotencyKey, strings.TrimSpace(r.Header.Get(transport.HeaderIdempotencyKey))); err != nil {
-			return "", invalid(transport.HeaderIdempotencyKey, err)
-		}
-		return h.caller.RequestOf(r.Context(), call.Key{Pipeline: pipeline.Name(name), Key: asked.IdempotencyKey})
+// requestID returns the ID of the request that a path names, by its ID or by its pipeline and
+// the idempotency key in a header.
+func (h *handler) requestID(r *http.Request, kind, name string) (string, error) {
+	if kind == "requests" {
+		return name, nil
 	}
+	var asked call.Request
+	if err := takeHeader(&asked, transport.HeaderIdempotencyKey, strings.TrimSpace(r.Header.Get(transport.HeaderIdempotencyKey))); err != nil {
+		return "", invalid(transport.HeaderIdempotencyKey, err)
+	}
+	return h.caller.RequestOf(r.Context(), call.Key{Pipeline: pipeline.Name(name), Key: asked.IdempotencyKey})
 }
 
-func (h *handler) cancel(w http.ResponseWriter, r *http.Request, request func() (id string, err error)) {
-	id, err := request()
+func (h *handler) cancel(w http.ResponseWriter, r *http.Request, kind, name string) {
+	id, err := h.requestID(r, kind, name)
 	if err == nil {
 		err = h.caller.Cancel(r.Context(), id)
 	}
