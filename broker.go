@@ -127,9 +127,7 @@ func (b *broker) options(folder string) (*server.Options, error) {
 	if err := s.Exposure().Check("nats.listen", "name a file with a token in nats.token_file, "); err != nil {
 		return nil, err
 	}
-	if s.Exposure().IsOpen() {
-		b.log.log.Warn("other machines can join without authentication", "port", "nats.listen", "address", s.Listen)
-	}
+	s.Exposure().Warn(b.log.log, "nats.listen")
 	if err := guard(s, o); err != nil {
 		return nil, err
 	}

@@ -103,9 +103,7 @@ func (g *Gateway) listen(ctx context.Context, section string, exposure config.Ex
 	s := &server{http: port.NewServer(g.closeWhenStopping(h), g.log), addr: listener.Addr(), served: make(chan struct{})}
 	s.http.TLSConfig = files.tls
 	g.log.Info("gateway listens", "address", s.addr.String(), "port", section+".listen", "tls", files.tls != nil)
-	if exposure.IsOpen() {
-		g.log.Warn("other machines can call this port without authentication", "port", section+".listen", "address", exposure.Listen)
-	}
+	exposure.Warn(g.log, section+".listen")
 	go func() {
 		defer close(s.served)
 		s.err = s.serve(listener)

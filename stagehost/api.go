@@ -74,9 +74,7 @@ func (h *Host) serveAPI(ctx context.Context) error {
 		return ctx.Err()
 	}
 	h.settings.Logger.Info("stage service listens", "address", h.listener.Addr().String(), "tls", h.certificate != nil)
-	if h.settings.exposure().IsOpen() {
-		h.settings.Logger.Warn("other machines can call this port without authentication", "port", "stages."+string(h.settings.Stage)+".listen", "address", h.settings.Listen)
-	}
+	h.settings.exposure().Warn(h.settings.Logger, "stages."+string(h.settings.Stage)+".listen")
 	server, health := h.newServer()
 	h.runs.Go(func() {
 		defer server.Stop()

@@ -129,9 +129,7 @@ func Run(ctx context.Context, s Settings, work func(context.Context, *Port) erro
 		served <- servePort(serving, listener, checkHost(exposure, portHandler(port.ready, metrics.Handler())))
 	}()
 	s.Logger.Info("operations port listens", "address", port.addr.String())
-	if exposure.IsOpen() {
-		s.Logger.Warn("other machines can call this port without authentication", "port", s.Key, "address", s.Listen)
-	}
+	exposure.Warn(s.Logger, s.Key)
 	err = work(ctx, port)
 	stop()
 	return errors.Join(err, <-served)

@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"log/slog"
 	"net"
 	"strings"
 )
@@ -20,16 +21,24 @@ type Exposure struct {
 // advice says how callers can authenticate, such as "name a file with a token in token_file, ",
 // and is empty where they cannot.
 func (e Exposure) Check(key, advice string) error {
-	if e.Listen == "" || e.Insecure || !e.IsOpen() {
+	if e.Insecure || !e.isOpen() {
 		return nil
 	}
 	return fmt.Errorf("%s: other machines can reach %s; %slisten on 127.0.0.1, or set insecure: true", key, e.Listen, advice)
 }
 
-// IsOpen reports whether other machines reach the port without authentication, which is worth a
-// warning. A name other than localhost may mean anything.
-func (e Exposure) IsOpen() bool {
-	if e.IsAuthenticated {
+// Warn logs a port that other machines reach without authentication, with the key of its
+// address.
+func (e Exposure) Warn(log *slog.Logger, key string) {
+	if e.isOpen() {
+		log.Warn("other machines can call this port without authentication", "port", key, "address", e.Listen)
+	}
+}
+
+// isOpen reports whether other machines reach the port without authentication. A name other
+// than localhost may mean anything.
+func (e Exposure) isOpen() bool {
+	if e.Listen == "" || e.IsAuthenticated {
 		return false
 	}
 	host, _, err := net.SplitHostPort(e.Listen)
@@ -39,7 +48,7 @@ func (e Exposure) IsOpen() bool {
 // IsPrivate reports whether the port is for this machine because nobody authenticates: its
 // callers have to name it by a loopback address, so that no page reaches it by a name of its
 // own that resolves to 127.0.0.1.
-func (e Exposure) IsPrivate() bool { return !e.IsAuthenticated && !e.Insecure && !e.IsOpen() }
+func (e Exposure) IsPrivate() bool { return !e.IsAuthenticated && !e.Insecure && !e.isOpen() }
 
 // IsLoopback reports whether a host, which may have a port, is this machine by its name or
 // address.
