@@ -139,9 +139,6 @@ func (s *Service) admit(r *Request) *fault.Fault {
 	if f := s.limiter.Acquire(); f != nil {
 		return f
 	}
-	if s.settings.Budget == nil {
-		return nil
-	}
 	f := s.settings.Budget.Reserve(unreservedBytes(r))
 	if f != nil {
 		s.limiter.Release()
@@ -150,9 +147,7 @@ func (s *Service) admit(r *Request) *fault.Fault {
 }
 
 func (s *Service) release(r *Request) {
-	if s.settings.Budget != nil {
-		s.settings.Budget.Release(unreservedBytes(r))
-	}
+	s.settings.Budget.Release(unreservedBytes(r))
 	s.limiter.Release()
 }
 

@@ -26,6 +26,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -179,6 +180,7 @@ func New(s Settings) (*Service, error) {
 	s.MaxTimeout = cmp.Or(s.MaxTimeout, DefaultMaxTimeout)
 	s.HostGrace = cmp.Or(s.HostGrace, DefaultHostGrace)
 	s.MaxInFlight = cmp.Or(s.MaxInFlight, DefaultMaxInFlight)
+	s.Budget = cmp.Or(s.Budget, admission.NewByteBudget(math.MaxInt64))
 	s.Idempotency.Retention = cmp.Or(s.Idempotency.Retention, s.Results.Retention)
 	out := &Service{
 		settings: s, limiter: admission.NewLimiter(s.MaxInFlight), waits: semaphore.NewWeighted(int64(max(1, s.MaxInFlight/waitsShare))),
