@@ -5,13 +5,10 @@
 //	go store.Run(ctx)                  // the connection, until the context ends
 //	entry, err := store.Get(ctx, key)  // and everything else of discovery.Registry
 //
-// New checks the settings. Run holds one connection for all uses, and reconnects
-// forever; without it every call finds the store unavailable. All other functions may
-// be called at any time, from any goroutine. Get, Put and Delete wait up to two seconds
-// for a store that is unavailable, then return discovery.ErrUnavailable. A change whose
-// answer was lost is retried until its context ends.
-//
-// # On the broker
+// Run holds one connection for all uses, and reconnects forever; without it every call finds
+// the store unavailable. All other functions may be called at any time, from any goroutine.
+// Get, Put and Delete wait up to two seconds for a store that is unavailable, then return
+// discovery.ErrUnavailable. A change whose answer was lost is retried until its context ends.
 //
 // A mesh has two streams. A process that finds one missing creates it, and one that
 // follows it and knows a higher version of its settings updates it:
@@ -27,32 +24,18 @@
 //     <mesh>.instances.<service>.<id>, that lives for two seconds. Announce renews it
 //     every half second, with the answer of grpc.health.v1 at the instance's address, if
 //     it has one. If it is not renewed, the broker leaves a marker in its place, which
-//     watchers receive. The stream is in memory because it is written all the time and
-//     means nothing after a restart.
+//     watchers receive.
 //
 // The package does not use jetstream.KeyValue, which was measured to lack four things:
 // a first sequence after a wipe, a nonce that settles a lost answer, a new listing after
 // a reconnect, and keys that expire unless they are renewed.
 //
-// Each follower of a stream has a push consumer, which the broker removes five
-// seconds after its user left. A consumer is never trusted beyond its connection, nor
-// when it is silent for three seconds instead of half a second: then a new one reads
-// everything again. A watcher whose instance stream was lost keeps the instances for
-// three seconds, so that they can register again.
+// A consumer is never trusted beyond its connection, nor when it is silent for three seconds
+// instead of half a second: then a new one reads everything again. A watcher whose instance
+// stream was lost keeps the instances for three seconds, so that they can register again.
 //
-// A user of the broker needs, with <stream> being both,
-//
-//	publish   <mesh>.table.>  <mesh>.instances.>
-//	          $JS.API.STREAM.INFO.<stream>  $JS.API.STREAM.CREATE.<stream>  $JS.API.STREAM.UPDATE.<stream>
-//	          $JS.API.STREAM.MSG.GET.<stream>  $JS.API.CONSUMER.CREATE.<stream>  $JS.FC.>
-//	subscribe _INBOX.>
-//
-// # Failures
-//
-// A broker that is unreachable, or has no leader or no JetStream, is
-// discovery.ErrUnavailable. A broker that rejects the user, or a subject that the user
-// needs, is discovery.ErrDenied. Errors never contain a secret, nor a URL that may have
-// one. A full store rejects changes with discovery.ErrFull; reads go on.
-//
-// Tests run a real broker as a process of its own, which they kill.
+// A broker that is unreachable, or has no leader or no JetStream, is discovery.ErrUnavailable.
+// One that rejects the user, or a subject that the user needs, is discovery.ErrDenied. A full
+// store rejects changes with discovery.ErrFull; reads go on. Errors never contain a secret, nor
+// a URL that may have one.
 package natskv

@@ -40,7 +40,6 @@ var importTable = rules{
 		{packages: list(auth), mayImport: nothing},
 		{packages: list(bus), mayImport: list(proto, tensor, fault, payload, pipeline, envelope, auth)},
 		{packages: list("mesh/store"), mayImport: list(proto, tensor, fault, payload, pipeline, envelope, bus, "mesh/config")},
-		{packages: list("mesh/placement"), mayImport: list(fault, pipeline, payload)},
 		{packages: list("mesh/process", "mesh/config"), mayImport: nothing},
 
 		// What the tests of all packages share.
