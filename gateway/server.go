@@ -63,10 +63,13 @@ func (g *Gateway) open(ctx context.Context) (p ports, err error) {
 func (g *Gateway) publicHandler() (http.Handler, error) {
 	s := port.PublicSettings{
 		Settings: transport.Settings{MaxMessageBytes: admission.MaxBody(g.settings.MaxPayload), MaxPayload: g.settings.MaxPayload, Stopping: g.stopping, Closing: g.closing},
-		Caller:   transport.ReservingCaller{Caller: g.service, Most: int64(g.settings.MaxInFlightBytes) / leastRequests}, Models: g.models, Health: g.probe, Origins: g.settings.AllowOrigins,
-		Budget: g.settings.Call.Budget, Tokens: g.public.tokens, TokensKey: publicKey + ".token_file",
-		// A page cannot have the certificate of a port with TLS.
-		IsPrivate: g.public.tls == nil && g.settings.exposure(g.settings.Listen).IsPrivate(),
+		Caller:   transport.ReservingCaller{Caller: g.service, Most: int64(g.settings.MaxInFlightBytes) / leastRequests}, Models: g.models,
+		Port: port.Port{
+			Health: g.probe, Origins: g.settings.AllowOrigins, Budget: g.settings.Call.Budget,
+			Tokens: g.public.tokens, TokensKey: publicKey + ".token_file",
+			// A page cannot have the certificate of a port with TLS.
+			IsPrivate: g.public.tls == nil && g.settings.exposure(g.settings.Listen).IsPrivate(),
+		},
 	}
 	if g.settings.ServesDocs() {
 		s.Docs = &reference{gateway: g, models: g.models}

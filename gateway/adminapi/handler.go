@@ -101,7 +101,7 @@ func Handler(s Settings) http.Handler {
 	mux.HandleFunc("/", notFound)
 	// Only a list of origins can be wrong.
 	out, _ := port.Port{
-		Health: h.health, Tokens: s.Tokens, TokensKey: "gateway.admin.token_file", IsPrivate: !s.Insecure, OwnPagesOnly: true,
+		Health: h.health, Tokens: s.Tokens, TokensKey: "gateway.admin.token_file", IsPrivate: !s.Insecure,
 		Services: []string{adminv1connect.DeadLetterServiceName, adminv1connect.MeshServiceName, adminv1connect.PipelineServiceName},
 	}.Handler(mux)
 	return out

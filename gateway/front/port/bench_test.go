@@ -43,7 +43,7 @@ func (u *unbounded) Release(n int64) { u.reserved.Add(-n) }
 // the least handler that could answer it: the difference is what the front costs. Both
 // have the cost of the client and of the connection in them.
 func BenchmarkInfer(b *testing.B) {
-	front, err := port.PublicHandler(port.PublicSettings{Caller: &fronttest.Caller{}, Budget: &unbounded{}})
+	front, err := port.PublicHandler(port.PublicSettings{Caller: &fronttest.Caller{}, Port: port.Port{Budget: &unbounded{}}})
 	if err != nil {
 		b.Fatal(err)
 	}

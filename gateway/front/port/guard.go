@@ -33,8 +33,6 @@ type Port struct {
 	TokensKey string
 	// IsPrivate is true where callers without Tokens must use a loopback address.
 	IsPrivate bool
-	// OwnPagesOnly is true where the operator cannot list Origins.
-	OwnPagesOnly bool
 	// Open are paths that need no token; one that ends in "/" is a prefix.
 	Open []string
 	// Origins are those whose pages may call, as scheme://host[:port], or "*" alone for all.

@@ -64,11 +64,7 @@ func (p Port) protectOrigins(next http.Handler) (http.Handler, error) {
 }
 
 func (p Port) rejectOrigin(w http.ResponseWriter, r *http.Request) {
-	why := "may not call this gateway; its operator has to list it in allow_origins"
-	if p.OwnPagesOnly {
-		why = "may not call this port; no page may but its own"
-	}
-	p.Forms.write(w, r, fault.Newf(fault.PermissionDenied, "pages of the origin %.*q %s", maxQuoted, r.Header.Get("Origin"), why))
+	p.Forms.write(w, r, fault.Newf(fault.PermissionDenied, "pages of the origin %.*q may not call this port; on the public port gateway.allow_origins lists those that may", maxQuoted, r.Header.Get("Origin")))
 }
 
 func withCORS(next http.Handler, origins []string) http.Handler {

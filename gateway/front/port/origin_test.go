@@ -55,7 +55,7 @@ func TestNoOtherOriginMayCallByDefault(t *testing.T) {
 
 func TestListedOriginMayCall(t *testing.T) {
 	t.Parallel()
-	url := start(t, port.PublicSettings{Origins: []string{listed}})
+	url := start(t, port.PublicSettings{Port: port.Port{Origins: []string{listed}}})
 	for _, path := range []string{restPath, livePath, inferencev1connect.InferenceServiceInferProcedure} {
 		got := preflight(t, url+path, listed)
 		if got.StatusCode != http.StatusNoContent || got.Header.Get("Access-Control-Allow-Origin") != listed ||
@@ -86,7 +86,7 @@ func TestListedOriginMayCall(t *testing.T) {
 
 func TestListedOriginMayFetchResultsAndCancel(t *testing.T) {
 	t.Parallel()
-	url := start(t, port.PublicSettings{Origins: []string{listed}}) + "/v1/requests/" + fronttest.RequestID
+	url := start(t, port.PublicSettings{Port: port.Port{Origins: []string{listed}}}) + "/v1/requests/" + fronttest.RequestID
 	for method, path := range map[string]string{http.MethodGet: "/result", http.MethodDelete: ""} {
 		got, _ := do(t, fronttest.Client(t, false), http.MethodOptions, url+path, "", "Origin", listed, "Access-Control-Request-Method", method)
 		if !strings.Contains(got.Header.Get("Access-Control-Allow-Methods"), method) {
@@ -108,7 +108,7 @@ func TestListedOriginMayFetchResultsAndCancel(t *testing.T) {
 
 func TestListedOriginMaySendAndReadProtocolHeaders(t *testing.T) {
 	t.Parallel()
-	url := start(t, port.PublicSettings{Models: known{}, Docs: described{}, Origins: []string{listed}})
+	url := start(t, port.PublicSettings{Models: known{}, Docs: described{}, Port: port.Port{Origins: []string{listed}}})
 	for path, row := range map[string]struct{ method, sent, read string }{
 		"/v2/models/m/infer": {http.MethodPost, "inference-header-content-length", "Inference-Header-Content-Length"},
 		"/openapi.json":      {http.MethodGet, "if-none-match", "Etag"},
@@ -127,7 +127,7 @@ func TestListedOriginMaySendAndReadProtocolHeaders(t *testing.T) {
 
 func TestAllOriginsMayBeListed(t *testing.T) {
 	t.Parallel()
-	url := start(t, port.PublicSettings{Origins: []string{"*"}})
+	url := start(t, port.PublicSettings{Port: port.Port{Origins: []string{"*"}}})
 	response, _ := do(t, fronttest.Client(t, false), http.MethodPost, url+restPath, "x", "Origin", stranger, "Sec-Fetch-Site", "cross-site", "Content-Type", "text/plain")
 	if response.StatusCode != http.StatusOK || response.Header.Get("Access-Control-Allow-Origin") != "*" {
 		t.Errorf("%s %v", response.Status, response.Header)
@@ -137,7 +137,7 @@ func TestAllOriginsMayBeListed(t *testing.T) {
 func TestOriginsThatAreNoneAreRefused(t *testing.T) {
 	t.Parallel()
 	for _, origins := range [][]string{{"app.example.com"}, {"https://app.example.com/"}, {"https://*.example.com"}, {"*", listed}, {""}} {
-		if _, err := port.PublicHandler(port.PublicSettings{Caller: &fronttest.Caller{}, Origins: origins}); err == nil {
+		if _, err := port.PublicHandler(port.PublicSettings{Caller: &fronttest.Caller{}, Port: port.Port{Origins: origins}}); err == nil {
 			t.Errorf("%q was taken", origins)
 		}
 	}

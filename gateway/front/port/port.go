@@ -1,7 +1,7 @@
 // Package port builds the HTTP handlers of the gateway's ports: the public port with every
 // front on it, and what every port has around its services.
 //
-//	handler, err := port.PublicHandler(port.PublicSettings{Caller: service, Health: health})
+//	handler, err := port.PublicHandler(port.PublicSettings{Caller: service, Port: port.Port{Health: health}})
 //	server := port.NewServer(handler, logger)
 //	go server.Serve(listener) // and stop it with server.Shutdown
 //
@@ -48,20 +48,9 @@ type PublicSettings struct {
 	Models oip.Models
 	// Docs has the OpenAPI document; nil serves neither it nor the page that shows it.
 	Docs openapi.Source
-	// Budget bounds the bytes of all requests together; nil is no bound.
-	Budget transport.Budget
-	// Health reports whether the gateway ("") or a pipeline can be used; nil is always
-	// healthy.
-	Health Health
-	// Origins are the origins whose pages may call, as scheme://host[:port], or "*" alone
-	// for all. Empty allows only the gateway's own.
-	Origins []string
-	// Tokens are what callers need one of; the zero Tokens admit everyone. TokensKey names
-	// the file with them in messages.
-	Tokens    Tokens
-	TokensKey string
-	// IsPrivate is true where callers without Tokens must use a loopback address.
-	IsPrivate bool
+	// Port is what is around the services; PublicHandler adds their names, paths and forms. A
+	// nil Health is always healthy.
+	Port
 }
 
 // PublicHandler returns the handler of everything on the public port.
@@ -72,10 +61,8 @@ func PublicHandler(s PublicSettings) (http.Handler, error) {
 	mux := http.NewServeMux()
 	mux.Handle(newRPC(s.Caller, s.Settings))
 	mux.Handle(rest.Prefix, rest.New(s.Caller, s.Settings))
-	p := Port{
-		Health: s.Health, Services: []string{inferencev1connect.InferenceServiceName},
-		Tokens: s.Tokens, TokensKey: s.TokensKey, IsPrivate: s.IsPrivate, Origins: s.Origins, Forms: Forms{}, Budget: s.Budget,
-	}
+	p := s.Port
+	p.Services, p.Forms = []string{inferencev1connect.InferenceServiceName}, Forms{}
 	if s.Models != nil {
 		mux.Handle(oip.New(s.Caller, s.Models, s.Settings))
 		p.Services = append(p.Services, oip.ServiceName)

@@ -119,7 +119,7 @@ func TestStreamIsServedOnThePublicPort(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	url := start(t, port.PublicSettings{Caller: &fronttest.Caller{Chunks: fronttest.Words("one", "two")}, Tokens: tokens, TokensKey: "the_key"})
+	url := start(t, port.PublicSettings{Caller: &fronttest.Caller{Chunks: fronttest.Words("one", "two")}, Port: port.Port{Tokens: tokens, TokensKey: "the_key"}})
 	for _, h2c := range []bool{false, true} {
 		client := fronttest.Client(t, h2c)
 		response, body := do(t, client, http.MethodPost, url+livePath, "hi", "Content-Type", "text/plain")
@@ -156,7 +156,7 @@ func (known) Version() string                     { return "1" }
 
 func TestLongStreamMayExceedTheBudgetInTotal(t *testing.T) {
 	t.Parallel()
-	url := start(t, port.PublicSettings{Models: known{}, Budget: &purse{}, Origins: []string{listed}})
+	url := start(t, port.PublicSettings{Models: known{}, Port: port.Port{Budget: &purse{}, Origins: []string{listed}}})
 	stream, err := oipv2.NewGRPCInferenceServiceClient(dial(t, url)).ModelStreamInfer(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -213,7 +213,7 @@ func health(_ context.Context, name string) error {
 
 func TestHealthTakesAName(t *testing.T) {
 	t.Parallel()
-	client := healthpb.NewHealthClient(dial(t, start(t, port.PublicSettings{Health: health})))
+	client := healthpb.NewHealthClient(dial(t, start(t, port.PublicSettings{Port: port.Port{Health: health}})))
 	for service, want := range map[string]healthpb.HealthCheckResponse_ServingStatus{
 		"":                                      healthpb.HealthCheckResponse_SERVING,
 		"photos":                                healthpb.HealthCheckResponse_SERVING,
@@ -247,7 +247,7 @@ func TestProbes(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			url := start(t, port.PublicSettings{Health: row.health})
+			url := start(t, port.PublicSettings{Port: port.Port{Health: row.health}})
 			client := fronttest.Client(t, false)
 			response, body := do(t, client, http.MethodGet, url+"/readyz", "")
 			if response.StatusCode != row.status || !strings.Contains(body, row.text) || response.Header.Get("Content-Type") != "application/json" {
@@ -262,7 +262,7 @@ func TestProbes(t *testing.T) {
 
 func TestPipelineHasItsOwnProbe(t *testing.T) {
 	t.Parallel()
-	url := start(t, port.PublicSettings{Health: func(_ context.Context, name string) error {
+	url := start(t, port.PublicSettings{Port: port.Port{Health: func(_ context.Context, name string) error {
 		switch name {
 		case "idle":
 			return fault.New(fault.NoCapacity, "it has no host")
@@ -270,7 +270,7 @@ func TestPipelineHasItsOwnProbe(t *testing.T) {
 			return fault.New(fault.UnknownPipeline, "there is none; there is secret")
 		}
 		return nil
-	}})
+	}}})
 	for name, want := range map[string]int{"": http.StatusOK, "fine": http.StatusOK, "idle": http.StatusServiceUnavailable, "unknown": http.StatusNotFound} {
 		if response, body := do(t, fronttest.Client(t, false), http.MethodGet, url+"/readyz?pipeline="+name, ""); response.StatusCode != want || strings.Contains(body, "secret") {
 			t.Errorf("%q: %s %s", name, response.Status, body)
@@ -332,7 +332,7 @@ func TestPageNeedsNoTokenButDocumentDoes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	url := start(t, port.PublicSettings{Docs: described{}, Tokens: tokens, TokensKey: "token_file"})
+	url := start(t, port.PublicSettings{Docs: described{}, Port: port.Port{Tokens: tokens, TokensKey: "token_file"}})
 	client := fronttest.Client(t, false)
 	for path, want := range map[string]int{
 		"/docs": 200, "/docs/": 200, "/docs/docs.css": 200, "/docs/none": 404, "/docsx": 401, "/openapi.json": 401, "/": 401,
@@ -356,7 +356,7 @@ func TestRejectionHasTheFormOfItsPath(t *testing.T) {
 		t.Fatal(err)
 	}
 	const plain, tensors, called = `{"error":{"code":"`, `{"error":"`, `{"code":"`
-	guarded := start(t, port.PublicSettings{Models: known{}, Docs: described{}, Tokens: tokens, TokensKey: "token_file"})
+	guarded := start(t, port.PublicSettings{Models: known{}, Docs: described{}, Port: port.Port{Tokens: tokens, TokensKey: "token_file"}})
 	open := start(t, port.PublicSettings{Models: known{}, Docs: described{}})
 	client := fronttest.Client(t, false)
 	for path, want := range map[string]string{
@@ -402,7 +402,7 @@ func TestNotFoundNamesTheDocument(t *testing.T) {
 
 func TestPagesOfOthersDoNotReadTheDocument(t *testing.T) {
 	t.Parallel()
-	url := start(t, port.PublicSettings{Docs: described{}, Origins: []string{listed}})
+	url := start(t, port.PublicSettings{Docs: described{}, Port: port.Port{Origins: []string{listed}}})
 	client := fronttest.Client(t, false)
 	for origin, want := range map[string]string{stranger: "", listed: listed} {
 		response, _ := do(t, client, http.MethodGet, url+"/openapi.json", "", "Origin", origin)

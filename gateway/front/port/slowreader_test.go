@@ -38,7 +38,7 @@ func TestUnreadResponsesStayWithinTheBudget(t *testing.T) { //nolint:paralleltes
 			}
 			budget := admission.NewByteBudget(limit)
 			before := heap()
-			url := start(t, port.PublicSettings{Models: known{}, Budget: budget, Caller: transport.ReservingCaller{Caller: &fronttest.Caller{Answer: answer}, Most: limit / 4}})
+			url := start(t, port.PublicSettings{Models: known{}, Caller: transport.ReservingCaller{Caller: &fronttest.Caller{Answer: answer}, Most: limit / 4}, Port: port.Port{Budget: budget}})
 			conns := make([]net.Conn, readers)
 			statuses := map[int]int{}
 			for i := range conns {
