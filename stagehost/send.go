@@ -120,7 +120,7 @@ func (h *Host) prepareReply(it *item, reply *envelope.Reply) error {
 }
 
 // encodeFault returns the fault of an output that could not be made a message.
-func encodeFault(hop pipeline.Hop, err error) *fault.Fault {
+func encodeFault(hop *pipeline.Hop, err error) *fault.Fault {
 	if errors.Is(err, bus.ErrTooLarge) {
 		return fault.Newf(fault.OutputTooLarge, "the output of step %s is too large to pass on: %w", hop.Step, err)
 	}

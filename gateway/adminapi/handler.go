@@ -99,11 +99,12 @@ func Handler(s Settings) http.Handler {
 	unary(routes, "DeletePipeline", h.deletePipeline)
 	watch(routes, "WatchPipelines", s.Pipelines.Changed, h.currentPipelines)
 	mux.HandleFunc("/", notFound)
-	// Only a list of origins can be wrong.
-	out, _ := port.Port{
+	p := port.Port{
 		Health: h.health, Tokens: s.Tokens, TokensKey: "gateway.admin.token_file", IsPrivate: !s.Insecure,
 		Services: []string{adminv1connect.DeadLetterServiceName, adminv1connect.MeshServiceName, adminv1connect.PipelineServiceName},
-	}.Handler(mux)
+	}
+	// Only a list of origins can be wrong.
+	out, _ := p.Handler(mux)
 	return out
 }
 

@@ -68,7 +68,7 @@ func spread(after time.Duration) time.Duration {
 
 // Rejection turns a bus error about a hop into the caller's fault. The fault names
 // the stage, unless the broker itself is disconnected.
-func Rejection(err error, hop pipeline.Hop) *fault.Fault {
+func Rejection(err error, hop *pipeline.Hop) *fault.Fault {
 	f := bus.FaultOf(err, hop.Stage)
 	if f.Reason != fault.BrokerUnavailable {
 		f = at(f, hop)
@@ -84,6 +84,6 @@ func Stopping() *fault.Fault {
 	return fault.New(fault.ShuttingDown, "the gateway is stopping").WithRetryAfter(RetryAfter)
 }
 
-func at(f *fault.Fault, hop pipeline.Hop) *fault.Fault {
+func at(f *fault.Fault, hop *pipeline.Hop) *fault.Fault {
 	return f.At(string(hop.Stage), string(hop.Step), "")
 }

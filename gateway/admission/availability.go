@@ -142,7 +142,7 @@ func (a *Availability) pause(ctx context.Context, env *envelope.Envelope, reject
 // count.
 func (a *Availability) CheckHosts(ctx context.Context, route []pipeline.Hop, d pipeline.Durability) *fault.Fault {
 	if !a.broker.Connected() {
-		return Rejection(bus.ErrDisconnected, route[0])
+		return Rejection(bus.ErrDisconnected, &route[0])
 	}
 	reports := make([]*hostReport, len(route))
 	for i, hop := range route {
@@ -154,14 +154,14 @@ func (a *Availability) CheckHosts(ctx context.Context, route []pipeline.Hop, d p
 		case <-ctx.Done():
 			return fault.From(ctx.Err())
 		}
-		if f := r.fault(route[i], d); f != nil {
+		if f := r.fault(&route[i], d); f != nil {
 			return f
 		}
 	}
 	return nil
 }
 
-func (r *hostReport) fault(hop pipeline.Hop, d pipeline.Durability) *fault.Fault {
+func (r *hostReport) fault(hop *pipeline.Hop, d pipeline.Durability) *fault.Fault {
 	if r.err != nil {
 		return Rejection(r.err, hop)
 	}
@@ -342,7 +342,8 @@ func (a *Availability) CheckQueues(env *envelope.Envelope) (slowest *Queue, f *f
 	slowestHop := env.Hop()
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for _, hop := range env.Route {
+	for i := range env.Route {
+		hop := &env.Route[i]
 		q := a.queue(queueKey{hop.Stage, env.Durability})
 		if full, free := q.estimate.full(class, now); full {
 			f := fault.Newf(fault.QueueFull, "the queue of stage %s has no space for a request of priority class %s", hop.Stage, class)

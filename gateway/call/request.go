@@ -100,7 +100,7 @@ const shown = 80
 
 // check checks all of a request that needs no other part of the mesh, and returns
 // its envelope, which has no execution yet.
-func (s *Service) check(id pipeline.RequestID, r *Request, p pipeline.Pipeline, begin time.Time) (*envelope.Envelope, *fault.Fault) {
+func (s *Service) check(id pipeline.RequestID, r *Request, p *pipeline.Pipeline, begin time.Time) (*envelope.Envelope, *fault.Fault) {
 	if f := s.checkInputs(r.Inputs); f != nil {
 		return nil, f
 	}
@@ -113,7 +113,7 @@ func (s *Service) check(id pipeline.RequestID, r *Request, p pipeline.Pipeline, 
 		return nil, fault.Newf(fault.InvalidRequest, "%w", err)
 	}
 	if len(r.Parameters)+len(r.Steps) > 0 && s.settings.Specs != nil {
-		if f := pipelines.CheckParameters(p, options, s.settings.Specs()); f != nil {
+		if f := pipelines.CheckParameters(*p, options, s.settings.Specs()); f != nil {
 			return nil, f
 		}
 	}
@@ -185,7 +185,7 @@ func (s *Service) checkOptions(r *Request) *fault.Fault {
 }
 
 // durabilityOf is the request's, else the pipeline's, else memory.
-func durabilityOf(r *Request, p pipeline.Pipeline) (pipeline.Durability, *fault.Fault) {
+func durabilityOf(r *Request, p *pipeline.Pipeline) (pipeline.Durability, *fault.Fault) {
 	d := cmp.Or(r.Durability, p.Durability, pipeline.Memory)
 	if d != pipeline.Memory && d != pipeline.File {
 		return "", fault.Newf(fault.NotSupported, "durability %.*q is not served by this version; use memory or file", shown, d)

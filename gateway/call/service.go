@@ -312,7 +312,7 @@ func (s *Service) PipelineReady(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	durability, f := durabilityOf(&Request{}, p)
+	durability, f := durabilityOf(&Request{}, &p)
 	if f == nil {
 		f = s.availability.CheckHosts(ctx, route, durability)
 	}

@@ -60,54 +60,55 @@ const headerSlack = 1024
 // Item returns the message that puts the envelope into its stage's queue.
 // ErrTooLarge means that the broker would not take it.
 func (b *Bus) Item(e *envelope.Envelope) (Message, error) {
+	data, err := b.encode(e)
 	stage := e.Hop().Stage
-	return b.encode(e, Message{
+	return Message{
 		subject: b.Stage(stage, e.Durability, e.Class()), stream: b.Stream(stage, e.Durability),
-		id: e.MsgID(), missing: ErrNoQueue,
-	})
+		id: e.MsgID(), data: data, missing: ErrNoQueue,
+	}, err
 }
 
 // Reply returns the message that delivers the reply to its gateway.
 func (b *Bus) Reply(gateway pipeline.GatewayID, r *envelope.Reply) (Message, error) {
-	return b.encode(r, Message{subject: b.Subjects.Reply(gateway, r.ExecutionID), missing: ErrNoGateway})
+	data, err := b.encode(r)
+	return Message{subject: b.Subjects.Reply(gateway, r.ExecutionID), data: data, missing: ErrNoGateway}, err
 }
 
 // Result returns the message that stores a request's final reply, unless it has
 // one.
 func (b *Bus) Result(r *envelope.Result) (Message, error) {
-	return b.encode(r, Message{
-		subject: b.Subjects.Result(r.Reply.RequestID), stream: b.ResultStream(), conditional: true, missing: ErrNoResults,
-	})
+	data, err := b.encode(r)
+	return Message{
+		subject: b.Subjects.Result(r.Reply.RequestID), stream: b.ResultStream(), conditional: true, data: data, missing: ErrNoResults,
+	}, err
 }
 
 // Claim returns the message that makes the claim the record of its key, while the
 // record is the one at sequence number after; 0 means that there is none.
 func (b *Bus) Claim(key string, c *envelope.Claim, after uint64) (Message, error) {
-	return b.encode(c, Message{
+	data, err := b.encode(c)
+	return Message{
 		subject: b.Subjects.Claim(c.Tenant, c.Pipeline, key), stream: b.ClaimStream(),
-		conditional: true, expectedLastSeq: after, missing: ErrNoClaims,
-	})
+		conditional: true, expectedLastSeq: after, data: data, missing: ErrNoClaims,
+	}, err
 }
 
 // DeadLetter returns the message that stores a dead letter about a delivery. Its
 // deduplication id is the delivery's, so a repeated one is not stored twice.
 func (b *Bus) DeadLetter(d *envelope.DeadLetter, of Delivery) (Message, error) {
-	return b.encode(d, Message{
-		subject: b.DeadLetterSubject(d.Stage), stream: b.DeadLetterStream(), id: of.key(), missing: ErrNoDeadLetters,
-	})
+	data, err := b.encode(d)
+	return Message{
+		subject: b.DeadLetterSubject(d.Stage), stream: b.DeadLetterStream(), id: of.key(), data: data, missing: ErrNoDeadLetters,
+	}, err
 }
 
-// encode returns the message with its body, or ErrTooLarge.
-func (b *Bus) encode(e interface{ Encode() ([]byte, error) }, m Message) (Message, error) {
+// encode returns the body of a message, or ErrTooLarge.
+func (b *Bus) encode(e interface{ Encode() ([]byte, error) }) ([]byte, error) {
 	data, err := e.Encode()
-	if err != nil {
-		return Message{}, err
+	if limit := b.MaxPayload() - headerSlack; err == nil && limit > 0 && len(data) > limit {
+		return nil, fmt.Errorf("%w: %d bytes, the limit is %d (max_payload of the broker)", ErrTooLarge, len(data), limit)
 	}
-	if limit := b.MaxPayload() - headerSlack; limit > 0 && len(data) > limit {
-		return Message{}, fmt.Errorf("%w: %d bytes, the limit is %d (max_payload of the broker)", ErrTooLarge, len(data), limit)
-	}
-	m.data = data
-	return m, nil
+	return data, err
 }
 
 // Publish sends the message and calls done exactly once, from another goroutine or

@@ -73,7 +73,7 @@ type Envelope struct {
 }
 
 // Hop returns the step that the item waits for.
-func (e *Envelope) Hop() pipeline.Hop { return e.Route[e.Position] }
+func (e *Envelope) Hop() *pipeline.Hop { return &e.Route[e.Position] }
 
 // Last reports whether the item waits for the last step.
 func (e *Envelope) Last() bool { return e.Position == len(e.Route)-1 }

@@ -46,7 +46,7 @@ type Port struct {
 
 // Handler returns the handler of the port: the services of the mux, with probes and
 // reflection. Errors are those of CheckOrigins.
-func (p Port) Handler(mux *http.ServeMux) (http.Handler, error) {
+func (p *Port) Handler(mux *http.ServeMux) (http.Handler, error) {
 	p.mountHealth(mux)
 	p.mountReflection(mux)
 	// CORS comes before tokens: a preflight request has none.
@@ -58,32 +58,36 @@ func (p Port) Handler(mux *http.ServeMux) (http.Handler, error) {
 }
 
 // authenticate passes authenticated requests to next.
-func (p Port) authenticate(next http.Handler) http.Handler {
+func (p *Port) authenticate(next http.Handler) http.Handler {
 	if p.Tokens.isEmpty() && !p.IsPrivate {
 		return next
 	}
 	rpcErrors := connect.NewErrorWriter()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		tenant, f := p.check(r)
-		if f == nil {
-			if tenant != "" {
-				r = r.WithContext(call.WithTenant(r.Context(), tenant))
-			}
-			next.ServeHTTP(w, r)
+		if f != nil {
+			p.reject(w, r, f, rpcErrors)
 			return
 		}
-		w.Header().Set("WWW-Authenticate", "Bearer")
-		if !p.isRPC(r) {
-			p.Forms.write(w, r, f)
-			return
+		if tenant != "" {
+			r = r.WithContext(call.WithTenant(r.Context(), tenant))
 		}
-		// A failed write is no error: the caller has disconnected.
-		_ = rpcErrors.Write(w, r, transport.RPCError(f))
+		next.ServeHTTP(w, r)
 	})
 }
 
+func (p *Port) reject(w http.ResponseWriter, r *http.Request, f *fault.Fault, rpcErrors *connect.ErrorWriter) {
+	w.Header().Set("WWW-Authenticate", "Bearer")
+	if !p.isRPC(r) {
+		p.Forms.write(w, r, f)
+		return
+	}
+	// A failed write is no error: the caller has disconnected.
+	_ = rpcErrors.Write(w, r, transport.RPCError(f))
+}
+
 // isRPC reports whether a request is an RPC, by its path or its content type.
-func (p Port) isRPC(r *http.Request) bool {
+func (p *Port) isRPC(r *http.Request) bool {
 	service, _, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
 	if slices.Contains(p.allServices(), service) {
 		return true
@@ -93,7 +97,7 @@ func (p Port) isRPC(r *http.Request) bool {
 }
 
 // check returns the tenant of a request that may pass, or why it may not.
-func (p Port) check(r *http.Request) (tenant string, f *fault.Fault) {
+func (p *Port) check(r *http.Request) (tenant string, f *fault.Fault) {
 	switch {
 	case isProbe(r.URL.Path), p.isOpen(r.URL.Path):
 		return "", nil
@@ -113,7 +117,7 @@ func (p Port) check(r *http.Request) (tenant string, f *fault.Fault) {
 }
 
 // isOpen reports whether the path needs no token.
-func (p Port) isOpen(path string) bool {
+func (p *Port) isOpen(path string) bool {
 	return slices.ContainsFunc(p.Open, func(open string) bool {
 		return path == open || strings.HasSuffix(open, "/") && strings.HasPrefix(path, open)
 	})

@@ -22,7 +22,7 @@ const maxProbeBytes = 64 << 10
 
 // mountHealth serves the probes /livez and /readyz, which takes a name as "?pipeline=NAME", and
 // gRPC health, where the RPC services are as healthy as the gateway.
-func (p Port) mountHealth(mux *http.ServeMux) {
+func (p *Port) mountHealth(mux *http.ServeMux) {
 	mux.Handle(grpchealth.NewHandler(checker{p.Health, p.allServices()}, connect.WithReadMaxBytes(maxProbeBytes)))
 	mux.HandleFunc("/livez", func(w http.ResponseWriter, _ *http.Request) { writeOK(w) })
 	mux.HandleFunc("/readyz", func(w http.ResponseWriter, r *http.Request) {
@@ -38,12 +38,12 @@ func (p Port) mountHealth(mux *http.ServeMux) {
 }
 
 // allServices returns the services with those that every port has.
-func (p Port) allServices() []string {
+func (p *Port) allServices() []string {
 	return slices.Concat(p.Services, []string{grpchealth.HealthV1ServiceName, grpcreflect.ReflectV1ServiceName, grpcreflect.ReflectV1AlphaServiceName})
 }
 
 // mountReflection serves gRPC reflection for the RPC services, and for health.
-func (p Port) mountReflection(mux *http.ServeMux) {
+func (p *Port) mountReflection(mux *http.ServeMux) {
 	reflector := grpcreflect.NewStaticReflector(slices.Concat(p.Services, []string{grpchealth.HealthV1ServiceName})...)
 	mux.Handle(grpcreflect.NewHandlerV1(reflector, connect.WithReadMaxBytes(maxProbeBytes)))
 	mux.Handle(grpcreflect.NewHandlerV1Alpha(reflector, connect.WithReadMaxBytes(maxProbeBytes)))

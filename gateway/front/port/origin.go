@@ -41,7 +41,7 @@ func CheckOrigins(origins []string) []error {
 
 // protectOrigins passes requests of pages of the listed origins to next, and rejects those
 // of others.
-func (p Port) protectOrigins(next http.Handler) (http.Handler, error) {
+func (p *Port) protectOrigins(next http.Handler) (http.Handler, error) {
 	if errs := CheckOrigins(p.Origins); len(errs) > 0 {
 		return nil, errors.Join(errs...)
 	}
@@ -63,7 +63,7 @@ func (p Port) protectOrigins(next http.Handler) (http.Handler, error) {
 	return withCORS(protected, p.Origins), nil
 }
 
-func (p Port) rejectOrigin(w http.ResponseWriter, r *http.Request) {
+func (p *Port) rejectOrigin(w http.ResponseWriter, r *http.Request) {
 	p.Forms.write(w, r, fault.Newf(fault.PermissionDenied, "pages of the origin %.*q may not call this port; on the public port gateway.allow_origins lists those that may", maxQuoted, r.Header.Get("Origin")))
 }
 

@@ -104,25 +104,26 @@ func ReadFault(err error) error {
 // take nothing of its response. The connect library passes an error of the body on as it is
 // when it is a *connect.Error, on every protocol, so faults keep their details.
 func limitMessage(next http.Handler, s Settings) http.Handler {
-	limit := int64(s.MaxMessageBytes)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		// A copy, because net/http decides by the original's body whether the
-		// connection can carry another request.
-		bounded := r.WithContext(r.Context())
-		body := StallReader(w, r, s)
-		enveloped := isEnveloped(r.Header.Get("Content-Type"))
-		if enveloped {
-			bounded.Body = &envelopedBody{Closer: body, prefixes: body, messages: body, timeout: s.StallTimeout, limit: limit}
-		} else {
-			bounded.Body = &unaryBody{limitedReader{from: body, left: limit, limit: limit, err: CheckLength(r, limit)}, body}
-		}
-		next.ServeHTTP(StallWriter(w, s.StallTimeout), bounded)
+		next.ServeHTTP(StallWriter(w, s.StallTimeout), boundMessage(w, r, s))
 		// The library flushes the other protocols itself. On HTTP/1 a flush would cost
 		// the response its Content-Length.
-		if r.ProtoMajor == 2 && !enveloped {
+		if r.ProtoMajor == 2 && !isEnveloped(r.Header.Get("Content-Type")) {
 			FlushResponse(w, s.StallTimeout)
 		}
 	})
+}
+
+// boundMessage returns a copy of the request with a bounded body: net/http decides by the
+// original's body whether the connection can carry another request.
+func boundMessage(w http.ResponseWriter, r *http.Request, s Settings) *http.Request {
+	out, body, limit := r.WithContext(r.Context()), StallReader(w, r, s), int64(s.MaxMessageBytes)
+	if isEnveloped(r.Header.Get("Content-Type")) {
+		out.Body = &envelopedBody{Closer: body, prefixes: body, messages: body, timeout: s.StallTimeout, limit: limit}
+	} else {
+		out.Body = &unaryBody{limitedReader{from: body, left: limit, limit: limit, err: CheckLength(r, limit)}, body}
+	}
+	return out
 }
 
 // isEnveloped reports whether messages come behind a prefix: gRPC, gRPC-Web and Connect's

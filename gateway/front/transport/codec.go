@@ -29,8 +29,8 @@ type message[M any] interface {
 	proto.Message
 }
 
-func (in *incoming[M, P]) decode(c codec, data []byte) {
-	if err := c.unmarshal(data, P(&in.message)); err != nil {
+func (in *incoming[M, P]) decode(unmarshal unmarshaler, data []byte) {
+	if err := unmarshal(data, P(&in.message)); err != nil {
 		in.err = fault.Newf(fault.InvalidRequest, "the message cannot be decoded: %s", plainText(err))
 	}
 }
@@ -39,8 +39,10 @@ func (in *incoming[M, P]) decode(c codec, data []byte) {
 type codec struct {
 	name      string
 	marshal   func(dst []byte, m proto.Message) ([]byte, error)
-	unmarshal func(data []byte, m proto.Message) error
+	unmarshal unmarshaler
 }
+
+type unmarshaler func(data []byte, m proto.Message) error
 
 var _ connect.Codec = codec{}
 
@@ -72,11 +74,13 @@ func (c codec) MarshalAppend(dst []byte, message any) ([]byte, error) {
 
 // Unmarshal implements connect.Codec.
 func (c codec) Unmarshal(data []byte, message any) error {
-	in, ok := message.(interface{ decode(c codec, data []byte) })
+	in, ok := message.(interface {
+		decode(unmarshal unmarshaler, data []byte)
+	})
 	if !ok {
 		return errNoMessage(message)
 	}
-	in.decode(c, data)
+	in.decode(c.unmarshal, data)
 	return nil
 }
 
