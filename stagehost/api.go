@@ -81,13 +81,42 @@ func (h *Host) serveAPI(ctx context.Context) error {
 		h.followStatus(health)
 	})
 	served := make(chan error, 1)
-	h.runs.Go(func() { served <- server.Serve(h.listener) })
+	h.runs.Go(func() { served <- server.Serve(closingListener{h.listener, h.runCtx}) })
 	select {
 	case err := <-served:
 		return fmt.Errorf("stage %s: serve: %w", h.settings.Stage, err)
 	case <-ctx.Done():
 		return ctx.Err()
 	}
+}
+
+// closingListener closes its connections when the context ends: the server waits for the
+// handshakes of those whose clients send nothing.
+type closingListener struct {
+	net.Listener
+
+	ctx context.Context
+}
+
+// Accept implements net.Listener.
+func (l closingListener) Accept() (net.Conn, error) {
+	conn, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return closingConn{conn, context.AfterFunc(l.ctx, func() { _ = conn.Close() })}, nil
+}
+
+type closingConn struct {
+	net.Conn
+
+	forget func() bool
+}
+
+// Close implements net.Conn.
+func (c closingConn) Close() error {
+	c.forget()
+	return c.Conn.Close()
 }
 
 // newServer returns the server of the StageService, and of health and reflection.

@@ -3,6 +3,7 @@ package stagehost_test
 import (
 	"context"
 	"errors"
+	"net"
 	"slices"
 	"testing"
 	"time"
@@ -278,4 +279,20 @@ func TestDirectCallsAreCancelledWithTheirCallers(t *testing.T) {
 	}
 	end()
 	close(release)
+}
+
+// A client that sends nothing needs no token.
+func TestSilentClientDoesNotHoldUpStop(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	h := b.host(inproc.Each(inproc.Settings{}, echo), listening)
+	conn, err := (&net.Dialer{Timeout: testbed.Patience}).DialContext(t.Context(), "tcp", h.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	if _, err := conn.Read(make([]byte, 1)); err != nil {
+		t.Fatal(err) // the server speaks first
+	}
+	h.stop()
 }
