@@ -201,6 +201,6 @@ func (x *call) failUnserved(ctx context.Context) error {
 	if why == "" {
 		why = fmt.Sprintf("the last one left, and none has come for %s", x.service.settings.HostGrace)
 	}
-	return fault.Newf(fault.NoCapacity, "stage %s has no ready host: %s; the request did not run", hop.Stage, why).
+	return fault.Newf(fault.NoCapacity, "stage %s has no ready host: %s", hop.Stage, why).
 		At(string(hop.Stage), string(hop.Step), "").WithRetryAfter(admission.RetryAfter)
 }
