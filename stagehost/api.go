@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/reflection"
 	grpcstatus "google.golang.org/grpc/status"
+	"google.golang.org/grpc/tap"
 	"google.golang.org/protobuf/protoadapt"
 
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
@@ -123,17 +124,9 @@ func (c closingConn) Close() error {
 func (h *Host) newServer() (*grpc.Server, *health.Server) {
 	options := []grpc.ServerOption{
 		grpc.MaxRecvMsgSize(maxDirectBytes), grpc.MaxSendMsgSize(maxDirectBytes), grpc.MaxConcurrentStreams(maxStreams),
-		grpc.UnaryInterceptor(func(ctx context.Context, in any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
-			if err := h.checkCaller(ctx, info.FullMethod); err != nil {
-				return nil, err
-			}
-			return next(ctx, in)
-		}),
-		grpc.StreamInterceptor(func(service any, stream grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
-			if err := h.checkCaller(stream.Context(), info.FullMethod); err != nil {
-				return err
-			}
-			return next(service, stream)
+		// Before any message is read.
+		grpc.InTapHandle(func(ctx context.Context, call *tap.Info) (context.Context, error) {
+			return ctx, h.checkCaller(ctx, call.FullMethodName)
 		}),
 	}
 	if h.certificate != nil {

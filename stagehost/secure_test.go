@@ -186,6 +186,23 @@ func TestStageServiceDemandsTokenOrCertificate(t *testing.T) {
 	}
 }
 
+// A message of a stranger would take memory.
+func TestStageServiceRefusesStrangersUnread(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	h := b.host(inproc.Each(inproc.Settings{}, echo), listening, func(s *stagehost.Settings) { s.TokenFile = testbed.SecretFile(t, "open-sesame") })
+	ctx, cancel := context.WithTimeout(t.Context(), testbed.Patience)
+	defer cancel()
+	stream, err := dial(t, h).NewStream(ctx, &grpc.StreamDesc{ClientStreams: true}, stagev1.StageService_Infer_FullMethodName)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = stream.RecvMsg(new(stagev1.InferResponse))
+	if status.Code(err) != codes.Unauthenticated || len(status.Convert(err).Details()) == 0 {
+		t.Errorf("got %v", err)
+	}
+}
+
 func TestOpenStagePortNeedsAuthentication(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
