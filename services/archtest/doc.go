@@ -11,6 +11,7 @@
 //     the result depends on, and never answers from its cache when one changed.
 //   - modules_test.go compares the requirements in go.mod with the table of
 //     dependencies in CONTRIBUTING.md.
+//   - docs_test.go looks for the files and folders that pages name.
 //
 // There is nothing to import: the package has tests only.
 package archtest
