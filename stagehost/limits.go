@@ -38,9 +38,10 @@ const (
 	returnMin = time.Second
 	returnMax = 30 * time.Second
 
-	// runRecordTimeout bounds the requests to the broker about a run record; a run
-	// does not wait longer for its record than a hop may take.
-	runRecordTimeout = 2 * time.Second
+	// runRecordTimeout is how long a run waits for its record: longer than brokers take to
+	// elect a leader. endRecordTimeout is shorter, as a drain waits for it.
+	runRecordTimeout = 10 * time.Second
+	endRecordTimeout = 2 * time.Second
 	// malformedRetry is the delay of a nak for bytes whose dead letter could not be
 	// stored.
 	malformedRetry = time.Second

@@ -3,6 +3,7 @@ package stagehost
 import (
 	"context"
 	"log/slog"
+	"strings"
 	"testing"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/mesh/store"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
 )
@@ -99,6 +101,31 @@ func TestPanickingCheckFailsItsItem(t *testing.T) {
 	}
 	if err := leave(); err != nil {
 		t.Error(err)
+	}
+}
+
+// As one that elects a leader is.
+func TestRunAwaitsItsRecordFromASlowBroker(t *testing.T) {
+	t.Parallel()
+	broker := testbed.StartBroker(t)
+	link := testbed.StartLink(t, strings.TrimPrefix(broker.URL(), "nats://"))
+	h, err := New(ownSettings("", inproc.Each(inproc.Settings{}, nil)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.runRecords = store.NewRuns(broker.Connect("test", func(s *bus.Settings) { s.URL = "nats://" + link.Addr() }), store.Settings{})
+	if err := h.runRecords.Ensure(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	it := &item{env: anItem()}
+	crash := envelope.RunRecord{Host: "other", At: time.Now(), Died: true}
+	if _, err := h.runRecords.Add(t.Context(), it.env, crash); err != nil {
+		t.Fatal(err)
+	}
+	link.Delay(1100 * time.Millisecond)
+	h.beginRecord(&run{host: h, items: []*item{it}, ctx: t.Context()}, envelope.RunRecord{Host: "host", At: time.Now()})
+	if len(it.runs) != 1 || it.runs[0].Host != crash.Host {
+		t.Errorf("it knows of %+v", it.runs)
 	}
 }
 

@@ -159,7 +159,7 @@ func (r *run) diedAlone(err error) bool {
 // does not answer those are the ones of this host, and the item runs all the same.
 func (h *Host) beginRecord(r *run, record envelope.RunRecord) {
 	others, err := h.addRecord(r, record)
-	if err != nil {
+	if err != nil && len(others) == 0 {
 		return
 	}
 	r.items[0].runs = h.crashesOf(others)
@@ -205,7 +205,7 @@ func (h *Host) addRecord(r *run, record envelope.RunRecord) ([]envelope.RunRecor
 // endRecord deletes a suspect's run records: the process lives.
 func (h *Host) endRecord(r *run) {
 	r.items[0].runs = nil
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.ctx), runRecordTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.ctx), endRecordTimeout)
 	defer cancel()
 	if err := h.runRecords.End(ctx, r.items[0].env); err != nil {
 		h.settings.Logger.Warn("the end of a suspect's run is not recorded", "request", r.items[0].env.RequestID, "error", err)
