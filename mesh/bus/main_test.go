@@ -121,14 +121,18 @@ type host struct {
 
 const roomy = 1 << 12
 
-func pull(t testing.TB, b *bus.Bus, s bus.QueueSettings, bound int) *host {
+func pull(t testing.TB, b *bus.Bus, s bus.QueueSettings, bound int, edits ...func(*bus.PullSettings)) *host {
 	t.Helper()
 	h := &host{durability: s.Durability, deliveries: make(chan bus.Delivery, roomy), missing: make(chan struct{}, roomy), malformed: make(chan error, roomy)}
-	puller, err := b.Pull(bus.PullSettings{
+	settings := bus.PullSettings{
 		Stage: s.Stage, Durabilities: []pipeline.Durability{s.Durability}, Bound: bound, AckWait: s.AckWait,
 		Malformed:    func(err error) { h.malformed <- err },
 		QueueMissing: func() { h.missing <- struct{}{} },
-	}, func(d bus.Delivery) { h.deliveries <- d })
+	}
+	for _, edit := range edits {
+		edit(&settings)
+	}
+	puller, err := b.Pull(settings, func(d bus.Delivery) { h.deliveries <- d })
 	if err != nil {
 		t.Fatalf("pull: %v", err)
 	}

@@ -225,10 +225,23 @@ func TestHostNeverHoldsMoreThanItsBound(t *testing.T) {
 // The broker still delivers on a request that the host takes for over.
 func TestItemBeyondTheBoundIsRedelivered(t *testing.T) {
 	t.Parallel()
+	t.Run("bound", func(t *testing.T) {
+		t.Parallel()
+		checkBound(t, 8, 8)
+	})
+	t.Run("slots", func(t *testing.T) {
+		t.Parallel()
+		checkBound(t, 1, bus.BoundFor(1, 1), func(s *bus.PullSettings) { s.OneIdlePull = true })
+	})
+}
+
+// checkBound checks that so many items of one class are in flight at most.
+func checkBound(t *testing.T, most, bound int, edits ...func(*bus.PullSettings)) {
+	t.Helper()
 	b, s := testbed.StartBroker(t).Connect(mesh), queue()
 	info := ensure(t, b, s)
-	const bound, total = 8, 12
-	h := pull(t, b, s, bound)
+	const total = 12
+	h := pull(t, b, s, bound, edits...)
 	h.Use(info.Epoch)
 	h.Use("")
 	h.Use(info.Epoch)
@@ -246,8 +259,8 @@ func TestItemBeyondTheBoundIsRedelivered(t *testing.T) {
 			open = false
 		}
 	}
-	if len(held) > bound {
-		t.Errorf("%d items in flight, the bound is %d", len(held), bound)
+	if len(held) > most {
+		t.Errorf("%d items in flight, the bound is %d", len(held), most)
 	}
 	seen := map[uint64]bool{}
 	for {
