@@ -523,3 +523,26 @@ func TestStoppingGatewayAnswersItsFollowers(t *testing.T) {
 	waiting.Wait()
 	answers(t, first, "did it")
 }
+
+// The broker disconnects a gateway that asks for more than it takes.
+func TestManyCallersGetOneLargeAnswer(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.alive()
+	r, first, item, _ := b.firstWithKey(pipeline.Memory)
+	reply := item.env.NewReply()
+	reply.Parts = blob(make([]byte, 3<<20))
+	b.finish(item, reply)
+	if got := testbed.Receive(t, "first answer", first); got.err != nil {
+		t.Fatal(got.err)
+	}
+	var callers sync.WaitGroup
+	for range 150 {
+		callers.Go(func() {
+			if _, err := b.service.Infer(t.Context(), r); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	callers.Wait()
+}

@@ -11,7 +11,6 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
-	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/store"
 )
 
@@ -34,7 +33,7 @@ func (s *Service) Result(ctx context.Context, requestID string, wait time.Durati
 	defer s.limiter.Release()
 	// The first question does not count as waiting: a result that is there is found
 	// however short the wait.
-	r, err := s.fetch(ctx, id)
+	r, err := s.results.Fetch(ctx, id)
 	if wait > 0 && errors.Is(err, store.ErrNoResult) {
 		if !s.waits.TryAcquire(1) {
 			return nil, fault.Newf(fault.Overloaded, "a quarter of gateway.max_in_flight requests wait for results, as many as may; ask without a wait").WithRetryAfter(admission.RetryAfter)
@@ -106,16 +105,6 @@ func (s *Service) RequestOf(ctx context.Context, k Key) (string, error) {
 		return "", fault.Newf(fault.NotFound, "no request of pipeline %.*s has the idempotency key: it has not come yet, was rejected, or is past its retention", shown, k.Pipeline)
 	}
 	return string(record.Claim.RequestID), nil
-}
-
-// fetch returns a stored result. The broker disconnects a gateway that asks for more than it
-// can take.
-func (s *Service) fetch(ctx context.Context, id pipeline.RequestID) (*envelope.Result, error) {
-	if err := s.fetches.Acquire(ctx, 1); err != nil {
-		return nil, err
-	}
-	defer s.fetches.Release(1)
-	return s.results.Get(ctx, id)
 }
 
 // resultSpace is whether the stream of results has space for those of new requests.

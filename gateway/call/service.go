@@ -136,9 +136,6 @@ const (
 	// waitsShare is the part of the requests in flight that may wait for a stored result:
 	// one in so many.
 	waitsShare = 4
-	// maxFetches is how many stored results are fetched at a time. Each may be as large as
-	// the broker's messages, and the broker holds 64 MiB for a connection that is slow.
-	maxFetches = 4
 )
 
 // Service is the request path of one gateway.
@@ -150,8 +147,8 @@ type Service struct {
 	limiter      *admission.Limiter
 	availability *admission.Availability
 	// waits bounds the requests that wait for a stored result: they must leave room for
-	// others. fetches bounds those that fetch one.
-	waits, fetches *semaphore.Weighted
+	// others.
+	waits *semaphore.Weighted
 
 	table         *table
 	results       *store.Results
@@ -184,8 +181,7 @@ func New(s Settings) (*Service, error) {
 	s.Idempotency.Retention = cmp.Or(s.Idempotency.Retention, s.Results.Retention)
 	out := &Service{
 		settings: s, limiter: admission.NewLimiter(s.MaxInFlight), waits: semaphore.NewWeighted(int64(max(1, s.MaxInFlight/waitsShare))),
-		fetches: semaphore.NewWeighted(maxFetches),
-		table:   newTable(tableLimits{calls: s.MaxInFlight, replies: streamReplies, bytes: streamBytes, shared: streamsBytes}),
+		table: newTable(tableLimits{calls: s.MaxInFlight, replies: streamReplies, bytes: streamBytes, shared: streamsBytes}),
 	}
 	var err error
 	out.metrics, err = newMetrics(out)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
+	"golang.org/x/sync/semaphore"
 
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
@@ -20,11 +21,19 @@ var ErrNoResult = errors.New("no result")
 // Results keeps the final replies of durable requests, and of those with an
 // idempotency key, so that any gateway can return them when the one that waited has
 // stopped. Each request has a subject of its own.
-type Results struct{ stream }
+type Results struct {
+	stream
+
+	fetches *semaphore.Weighted
+}
+
+// maxFetches is how many results are fetched at a time. Each may be as large as the broker's
+// messages, and the broker disconnects a client that is behind by 64 MiB.
+const maxFetches = 4
 
 // NewResults returns the store of results. It makes no call to the broker.
 func NewResults(b *bus.Bus, s Settings) *Results {
-	r := &Results{newStream(b, "results", b.ResultStream(), b.Results(), s, Settings{Retention: DefaultResultRetention, MaxBytes: DefaultMaxBytes})}
+	r := &Results{fetches: semaphore.NewWeighted(maxFetches), stream: newStream(b, "results", b.ResultStream(), b.Results(), s, Settings{Retention: DefaultResultRetention, MaxBytes: DefaultMaxBytes})}
 	r.config.Description = "Final replies"
 	return r
 }
@@ -37,6 +46,15 @@ func (s *Results) Usage(ctx context.Context) (used uint64, limit int64, err erro
 	}
 	info := stream.CachedInfo()
 	return info.State.Bytes, info.Config.MaxBytes, nil
+}
+
+// Fetch is Get for any number of callers at once: few of them fetch at a time.
+func (s *Results) Fetch(ctx context.Context, request pipeline.RequestID) (*envelope.Result, error) {
+	if err := s.fetches.Acquire(ctx, 1); err != nil {
+		return nil, err
+	}
+	defer s.fetches.Release(1)
+	return s.Get(ctx, request)
 }
 
 // Get returns a request's result: ErrNoResult where there is none.
@@ -62,7 +80,7 @@ const (
 // error.
 func (s *Results) Wait(ctx context.Context, request pipeline.RequestID) (r *envelope.Result, err error) {
 	waited := s.wait(ctx, s.bus.Subjects.Result(request), minResultPause, maxResultPause, func() bool {
-		r, err = s.Get(ctx, request)
+		r, err = s.Fetch(ctx, request)
 		return !errors.Is(err, ErrNoResult)
 	})
 	if waited != nil {
