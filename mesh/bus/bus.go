@@ -65,7 +65,8 @@ type Settings struct {
 	// other.
 	Auth credentials.Broker
 	// AckTimeout is how long Publish waits for the acknowledgement before it is
-	// ErrUnknown; 0 means 2 s.
+	// ErrUnknown; 0 means 2 s. Other requests to the broker may take as long, and 5 s at
+	// least.
 	AckTimeout time.Duration
 	// Now is the clock of this process, compared with the broker's; nil means time.Now.
 	Now    func() time.Time
@@ -97,13 +98,15 @@ type Bus struct {
 
 const (
 	defaultAckTimeout = 2 * time.Second
-	apiTimeout        = 5 * time.Second
+	minAPITimeout     = 5 * time.Second
 	pingEvery         = 2 * time.Second
 	maxPings          = 2
 	// writeTimeout is for the largest message on a slow line: a message that is cut
 	// off costs the connection, and is sent again.
 	writeTimeout = 5 * time.Second
 )
+
+func (b *Bus) apiTimeout() time.Duration { return max(minAPITimeout, b.settings.AckTimeout) }
 
 // Connect returns a bus that connects, and reconnects for ever, in the
 // background; see WaitConnected.
@@ -139,7 +142,7 @@ func Connect(s Settings) (*Bus, error) {
 }
 
 func (b *Bus) start() error {
-	js, err := jetstream.New(b.nc, jetstream.WithDefaultTimeout(apiTimeout))
+	js, err := jetstream.New(b.nc, jetstream.WithDefaultTimeout(b.apiTimeout()))
 	if err != nil {
 		return err
 	}

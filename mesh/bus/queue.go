@@ -288,7 +288,7 @@ func (b *Bus) createStream(ctx context.Context, config jetstream.StreamConfig) e
 		return ErrClosed
 	}
 	defer b.creating.Done()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), apiTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), b.apiTimeout())
 	defer cancel()
 	_, err := b.js.CreateStream(ctx, config)
 	if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {

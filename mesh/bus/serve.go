@@ -61,7 +61,7 @@ func (b *Bus) flush() error {
 	if !b.Connected() {
 		return nil
 	}
-	return b.nc.FlushTimeout(apiTimeout)
+	return b.nc.FlushTimeout(b.apiTimeout())
 }
 
 // replyBacklogBytes bounds the replies that wait for the handler.
