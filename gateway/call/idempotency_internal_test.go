@@ -102,7 +102,7 @@ func TestRequestKeepsItsKeyWhileItRunsOrIsAnswered(t *testing.T) {
 // pendingCall is a call that may have been cancelled.
 func pendingCall(t *testing.T, isCancelled bool) *pending {
 	t.Helper()
-	table, p := tableOf(1, 0), &pending{execution: "execution", request: "request"}
+	table, p := tableOf(1, 0), &pending{execution: "execution", env: &envelope.Envelope{RequestID: "request"}}
 	if err := table.register(p); err != nil {
 		t.Fatal(err)
 	}

@@ -176,9 +176,7 @@ func (s *Service) awaitCapacity(ctx context.Context, x *call) (f *fault.Fault) {
 
 // register makes the call pending under its execution.
 func (x *call) register() error {
-	x.pending = &pending{
-		execution: x.env.ExecutionID, request: x.env.RequestID, tenant: x.env.Tenant, stages: x.memoryStages(x.env.Durability), takesChunks: x.emit != nil, env: x.env,
-	}
+	x.pending = &pending{execution: x.env.ExecutionID, env: x.env, stages: x.memoryStages(x.env.Durability)}
 	if err := x.service.table.register(x.pending); err != nil {
 		if f, ok := errors.AsType[*fault.Fault](err); ok {
 			return f

@@ -61,20 +61,15 @@ const freeUnreadBytes = 64 << 10
 
 // pending is a registered call. The table's lock guards its lower half.
 type pending struct {
-	// execution finds the call for replies, request for cancel. A call without a request
-	// waits for no reply and cannot be cancelled: it can only fail.
+	// execution finds the call for replies, the ID in env for cancel; the execution ID in env
+	// may change before it does. A call without env waits for no reply and cannot be
+	// cancelled: it can only fail.
 	execution pipeline.ExecutionID
-	request   pipeline.RequestID
-	tenant    string
+	env       *envelope.Envelope
 	// stages are those in whose memory queues the request may wait, in the order of its
 	// route: none for a durable one. since is when it began to wait; zero means now.
 	stages []pipeline.StageName
 	since  time.Time
-	// env is the request's; its ExecutionID may change.
-	env *envelope.Envelope
-	// takesChunks is false where the call wants the final reply only. Its chunks are
-	// dropped.
-	takesChunks bool
 
 	table *table
 	// ready holds a value while next has something.
@@ -120,8 +115,8 @@ func (t *table) register(p *pending) error {
 		return errDuplicateCall
 	}
 	t.executions[p.execution] = p
-	if p.request != "" {
-		t.requests[p.request] = p
+	if p.env != nil {
+		t.requests[p.env.RequestID] = p
 	}
 	return nil
 }
@@ -144,8 +139,8 @@ func (p *pending) forget() {
 		return
 	}
 	delete(t.executions, p.execution)
-	if t.requests[p.request] == p {
-		delete(t.requests, p.request)
+	if p.env != nil && t.requests[p.env.RequestID] == p {
+		delete(t.requests, p.env.RequestID)
 	}
 	p.drop()
 }
@@ -162,8 +157,8 @@ func (t *table) deliver(id pipeline.ExecutionID, isFinal bool, data []byte) mesh
 		return duplicate
 	case p.fault != nil:
 		return overflow
-	case !isFinal && !p.takesChunks:
-		return delivered
+	case !isFinal && (p.env == nil || !p.env.TakesChunks):
+		return delivered // and dropped
 	case !isFinal && !p.reserve(len(data)):
 		p.fail(fault.New(fault.SlowReader, "the answer is read too slowly"))
 		return overflow
@@ -180,7 +175,7 @@ func (t *table) cancel(id pipeline.RequestID, tenant string, f *fault.Fault) boo
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	p := t.requests[id]
-	if p == nil || p.tenant != tenant {
+	if p == nil || p.env.Tenant != tenant {
 		return false
 	}
 	if p.fail(f) {

@@ -13,6 +13,7 @@ import (
 
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
+	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
@@ -28,8 +29,8 @@ func register(t testing.TB, table *table, id string, chunks int, stages ...pipel
 
 func registerWith(t testing.TB, table *table, id string, buffer chunkBuffer, stages ...pipeline.StageName) *pending {
 	t.Helper()
-	p := &pending{execution: pipeline.ExecutionID(id), request: requestOf(id), stages: stages, takesChunks: buffer != chunkBuffer{}}
-	if p.takesChunks {
+	p := &pending{execution: pipeline.ExecutionID(id), env: requestOf(id), stages: stages}
+	if p.env.TakesChunks = buffer != (chunkBuffer{}); p.env.TakesChunks {
 		table.limits.replies, table.limits.bytes = buffer.replies, buffer.bytes
 	}
 	if err := table.register(p); err != nil {
@@ -55,7 +56,9 @@ func reservedOf(table *table) int {
 }
 
 // requestOf is the request of an execution.
-func requestOf(id string) pipeline.RequestID { return pipeline.RequestID("request " + id) }
+func requestOf(id string) *envelope.Envelope {
+	return &envelope.Envelope{RequestID: pipeline.RequestID("request " + id)}
+}
 
 // failIf fails the calls that match, and returns how many.
 func failIf(table *table, match func(*pending) bool, f *fault.Fault) int {
@@ -413,7 +416,7 @@ func TestCancelFindsACallByItsRequest(t *testing.T) {
 	cancelled := fault.New(fault.Cancelled, "cancelled")
 	for id, want := range map[string]bool{"waits": true, "answered": true, "forgotten": false, "never": false} {
 		for range 2 { // the second one changes nothing
-			if got := table.cancel(requestOf(id), "", cancelled); got != want {
+			if got := table.cancel(requestOf(id).RequestID, "", cancelled); got != want {
 				t.Errorf("%s: found %t", id, got)
 			}
 		}
@@ -440,7 +443,7 @@ func TestRenamedCallGetsRepliesOfItsNewID(t *testing.T) {
 	if got := table.deliver("new", true, []byte("x")); got != delivered || len(unread(p)) != 1 {
 		t.Errorf("a reply to the new ID: %v", got)
 	}
-	if !table.cancel(requestOf("old"), "", nil) {
+	if !table.cancel(requestOf("old").RequestID, "", nil) {
 		t.Error("its request is not found")
 	}
 	p.forget()
@@ -507,7 +510,7 @@ func TestCallsEndOnceUnderConcurrency(t *testing.T) {
 			stage := []pipeline.StageName{"even", "odd"}[caller%2]
 			for round := range rounds {
 				id := pipeline.ExecutionID(fmt.Sprint(caller, "/", round))
-				w := &pending{execution: id, request: requestOf(string(id)), stages: []pipeline.StageName{stage}}
+				w := &pending{execution: id, env: requestOf(string(id)), stages: []pipeline.StageName{stage}}
 				if err := table.register(w); err != nil {
 					t.Error(err)
 					return
@@ -552,7 +555,7 @@ func BenchmarkRegisterDeliverForget(b *testing.B) {
 		id := pipeline.ExecutionID(fmt.Sprint("01890a5d-ac96-774b-bcce-", callers.Add(1)))
 		request := requestOf(string(id))
 		for pb.Next() {
-			w := &pending{execution: id, request: request, stages: stages}
+			w := &pending{execution: id, env: request, stages: stages}
 			if err := table.register(w); err != nil {
 				b.Error(err)
 				return

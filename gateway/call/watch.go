@@ -28,7 +28,7 @@ func (s *Service) watchConnection(ctx context.Context, reconnects <-chan struct{
 		case <-reconnects:
 			s.connections.Add(1)
 			s.table.each(func(p *pending) {
-				if p.request != "" {
+				if p.env != nil {
 					p.signal(signals{isReconnected: true})
 				}
 			})
@@ -95,7 +95,7 @@ func (s *Service) stagesOfPendingCalls() (all, first stageSet) {
 	s.table.each(func(p *pending) {
 		for i, stage := range p.stages {
 			all[stage] = true
-			if i == 0 && p.request != "" {
+			if i == 0 && p.env != nil {
 				first[stage] = true
 			}
 		}
@@ -164,7 +164,7 @@ func (s *Service) checkHosts(ctx context.Context, stages stageSet, since noHostS
 			continue
 		}
 		s.table.each(func(p *pending) {
-			if p.request != "" && len(p.stages) > 0 && p.stages[0] == stage {
+			if p.env != nil && len(p.stages) > 0 && p.stages[0] == stage {
 				p.signal(signals{hasNoHost: true})
 			}
 		})
