@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-from typing import List, NoReturn, Optional
+from typing import Any, List, NoReturn, Optional, Type
 
 from .faults import traceback_of
 from .lifecycle import NotFound, load, serve_and_exit
-from .session import EXIT_FAILED, EXIT_USAGE
+from .session import EXIT_FAILED, EXIT_USAGE, report
+from .worker import Worker
 
 
 def main(arguments: Optional[List[str]] = None) -> NoReturn:
@@ -23,13 +25,26 @@ def main(arguments: Optional[List[str]] = None) -> NoReturn:
     given = parser.parse_args(arguments)
     try:
         worker, arrays = load(given.worker)
-    except NotFound as error:
-        print(f"stagemesh: {error}", file=sys.stderr)
-        sys.exit(EXIT_USAGE)
     except Exception as error:
+        if "STAGEMESH_SOCKET" in os.environ:
+            serve_and_exit(_failed(error), "buffer")
+        if isinstance(error, NotFound):
+            sys.exit(report(str(error), EXIT_USAGE))
         print(traceback_of(error), file=sys.stderr)
         sys.exit(EXIT_FAILED)
     serve_and_exit(worker, given.arrays or arrays)
+
+
+def _failed(error: Exception) -> Type[Worker]:
+    """Returns a worker whose setup raises the error, so that the host gets it."""
+
+    class Failed(Worker):
+        def setup(self, ctx: Any) -> None:
+            raise error
+
+        def predict(self, batch: Any) -> Any: ...
+
+    return Failed
 
 
 if __name__ == "__main__":

@@ -88,7 +88,7 @@ def _serve(worker: Type[Worker], arrays: Optional[str], life: Life) -> int:
         if not path:
             return report(
                 "STAGEMESH_SOCKET is not set: a host starts this process. To try a worker by hand: "
-                'python -m stagemesh.check FILE. To import one: serve(...) below if __name__ == "__main__":',
+                'stagemesh check FILE. To import one: serve(...) below if __name__ == "__main__":',
                 EXIT_USAGE,
             )
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -109,7 +109,7 @@ def _serve(worker: Type[Worker], arrays: Optional[str], life: Life) -> int:
 # --- finding a worker ------------------------------------------------------------------
 
 
-class NotFound(Exception):
+class NotFound(ValueError):
     """There is no worker, or more than one; the message has what to do."""
 
 

@@ -232,19 +232,17 @@ class Session:
             self._connection.send(message("state", state="STARTUP", message=str(text)[:MAX_MESSAGE]))
 
     def _report_failed_start(self, error: BaseException) -> int:
-        """Reports to the host and the log why the worker cannot start; returns the exit code."""
+        """Reports to the host, which logs it, why the worker cannot start; returns the exit code."""
         self._signals.starting = False
         text = f"{type(error).__name__}: {text_of(error)}"
         # Invalid declarations have no traceback: no line of the worker's own code raised the error.
         declared = isinstance(error, (ValueError, ImportError)) and not is_from_user_code(error)
         trace = "" if declared else traceback_of(error)
-        # A host shows the last line of the log: with a traceback that is the error.
-        report(f"{self._class.__name__} cannot start: {trace or text}", EXIT_FAILED)
         try:
             self._connection.send(message("state", state="ERROR", message=text[:MAX_MESSAGE]))
             self._connection.send(error_header(error, trace=trace))
         except Ended:
-            pass
+            report(f"{self._class.__name__} cannot start: {trace or text}", EXIT_FAILED)
         return EXIT_FAILED
 
     # --- one slot --------------------------------------------------------------

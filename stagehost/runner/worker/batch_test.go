@@ -33,7 +33,7 @@ func TestWorkerExceptionStaysInTheLog(t *testing.T) {
 	if f.Reason != fault.RunnerFailed || strings.Contains(f.Message, "bad") || strings.Contains(f.Message, "ValueError") {
 		t.Errorf("the caller gets %v", f)
 	}
-	b.logs("level=WARN", "failed on an item", "ValueError: this row is bad", "in predict", "request[-1]")
+	b.logs("level=ERROR", "failed on an item", "ValueError: this row is bad", "in predict", "request[-1]")
 	b.works()
 	if e := b.await(worker.Ready); e.Incarnation != 1 {
 		t.Errorf("it is incarnation %d", e.Incarnation)

@@ -324,7 +324,7 @@ func (n *incarnation) logFailed(err *BatchError, req request) {
 	case req.warmup:
 		log.Error("the worker failed on its warm-up", "items", len(items))
 	case len(items) == 1:
-		log.Warn("the worker failed on an item", "request", items[0].RequestID)
+		log.Error("the worker failed on an item", "request", items[0].RequestID)
 	default:
 		log.Info("the worker failed on a batch", "items", len(items))
 	}

@@ -26,6 +26,8 @@ const (
 
 	// maxLine is the most bytes that are logged of a line of output.
 	maxLine = 8 << 10
+	// maxTrace bounds what is logged of a traceback before its error.
+	maxTrace = 64 << 10
 	// lastLines and lastLine bound what Last returns, in lines and in bytes of a line.
 	lastLines = 20
 	lastLine  = 512
@@ -175,7 +177,9 @@ func exitError(state *os.ProcessState, err error) error {
 	}
 }
 
-// lineWriter logs what a process writes, line by line.
+// lineWriter logs what a process writes, line by line. A traceback of Python is one record: its
+// indented lines, the error, and the rest of the write that the error came in, because the
+// error may have several lines and a cause.
 type lineWriter struct {
 	process *process
 	log     *slog.Logger
@@ -183,6 +187,10 @@ type lineWriter struct {
 	line    []byte
 	// skipping is true for the rest of a line that was too long.
 	skipping bool
+	// trace is the traceback so far; traceEnded is true once it has its error, and traceCut
+	// where lines are missing.
+	trace                []byte
+	traceEnded, traceCut bool
 }
 
 // Write implements io.Writer.
@@ -192,35 +200,61 @@ func (w *lineWriter) Write(data []byte) (int, error) {
 		rest = after
 		if room := maxLine - len(w.line); len(piece) > room && !w.skipping {
 			w.line = append(w.line, piece[:room]...)
-			w.emit("cut", true)
+			w.endLine("cut", true)
 			w.skipping = true
 		}
 		if !w.skipping {
 			w.line = append(w.line, piece...)
 		}
 		if ended {
-			w.end()
+			if !w.skipping {
+				w.endLine()
+			}
+			w.skipping = false
 		}
+	}
+	if w.traceEnded {
+		w.endTrace()
 	}
 	return len(data), nil
 }
 
-// end ends a line.
+// end logs what has not ended when the process has.
 func (w *lineWriter) end() {
-	if w.skipping = false; len(w.line) > 0 {
-		w.emit()
+	if len(w.line) > 0 {
+		w.endLine()
+	}
+	w.endTrace()
+}
+
+// endLine keeps the line for Last, and logs it with the attributes or adds it to the traceback.
+func (w *lineWriter) endLine(attributes ...any) {
+	text := strings.ToValidUTF8(string(bytes.TrimRight(w.line, "\r")), "\uFFFD")
+	w.line = w.line[:0]
+	if text != "" {
+		w.process.keep(text)
+	}
+	switch {
+	case len(w.trace) > 0 || strings.HasPrefix(text, "Traceback (most recent call last)") || strings.HasPrefix(text, `  File "`):
+		w.traceEnded = w.traceEnded || text != "" && text[0] != ' ' && len(w.trace) > 0
+		if w.traceCut = w.traceCut || len(w.trace) >= maxTrace; !w.traceCut || w.traceEnded {
+			w.trace = append(append(w.trace, text...), '\n')
+		}
+	case text != "":
+		w.log.Info(text, append([]any{"stream", w.stream}, attributes...)...)
 	}
 }
 
-// emit keeps the line for Last, and logs it with the attributes.
-func (w *lineWriter) emit(attributes ...any) {
-	text := strings.ToValidUTF8(string(bytes.TrimRight(w.line, "\r")), "\uFFFD")
-	w.line = w.line[:0]
-	if text == "" {
+func (w *lineWriter) endTrace() {
+	if len(w.trace) == 0 {
 		return
 	}
-	w.process.keep(text)
-	w.log.Info(text, append([]any{"stream", w.stream}, attributes...)...)
+	attributes := []any{"stream", w.stream}
+	if w.traceCut {
+		attributes = append(attributes, "cut", true)
+	}
+	w.log.Error(string(bytes.TrimRight(w.trace, "\n")), attributes...)
+	w.trace, w.traceEnded, w.traceCut = nil, false, false
 }
 
 // keep keeps the line for Last.

@@ -200,6 +200,7 @@ func TestOutputIsLoggedLineByLine(t *testing.T) {
 	t.Parallel()
 	s := open(t)
 	long := strings.Repeat("x", 20_000)
+	trace := "Traceback (most recent call last):\n  File \"w.py\", line 3, in f\n    g()\n"
 	for name, test := range map[string]struct {
 		stdout, stderr string
 		want           []string
@@ -212,6 +213,11 @@ func TestOutputIsLoggedLineByLine(t *testing.T) {
 		"a long line":      {long + "\nshort\n", "", []string{"INFO " + long[:8<<10] + " stream=stdout cut=true", "INFO short stream=stdout"}},
 		"a long, unended":  {long, "", []string{"INFO " + long[:8<<10] + " stream=stdout cut=true"}},
 		"nothing whatever": {"", "", nil},
+		"a traceback":      {"", "a\n" + trace + "ValueError: 2 errors\nx\n y\n", []string{"INFO a stream=stderr", "ERROR " + trace + "ValueError: 2 errors\nx\n y stream=stderr"}},
+		"a chain":          {"", trace + "KeyError: 'x'\n\nDuring it:\n\n" + trace + "ValueError: x\n", []string{"ERROR " + trace + "KeyError: 'x'\n\nDuring it:\n\n" + trace + "ValueError: x stream=stderr"}},
+		"invalid syntax":   {"", "  File \"w.py\", line 3\n    f(\n     ^\nSyntaxError: x\n", []string{"ERROR   File \"w.py\", line 3\n    f(\n     ^\nSyntaxError: x stream=stderr"}},
+		"half a traceback": {"", trace, []string{"ERROR " + strings.TrimSpace(trace) + " stream=stderr"}},
+		"a long traceback": {"", trace + strings.Repeat("  x\n", 1<<14) + "E: end\n", []string{"ERROR " + trace + strings.Repeat("  x\n", (1<<16-len(trace)+3)/4) + "E: end stream=stderr cut=true"}},
 	} {
 		log := newLines()
 		p := start(t, s, commandOf("print", log, test.stdout, test.stderr))

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -237,6 +238,9 @@ func (r *rank) handleState(m *frame.State) {
 func (r *rank) handleError(m *frame.Error) error {
 	err := newBatchError(m)
 	r.log.Error("the worker failed", "kind", err.Kind, "error", err.Error(), "traceback", err.Traceback)
+	for line := range strings.Lines(err.Traceback) {
+		r.process.keep(strings.TrimRight(line, "\n"))
+	}
 	switch m.Kind {
 	case frame.Protocol:
 		return violation("the worker reports that the host breaks the protocol: %s", err.Error())

@@ -28,7 +28,8 @@
 //   - runner.ErrBadOutput: the result does not fit the batch. The worker is replaced.
 //   - runner.ErrNotStarted: the batch has not left the host.
 //
-// Health returns why no worker is ready. The output of workers goes to the log line by line.
+// Health returns why no worker is ready. The output of workers goes to the log line by line,
+// a traceback of Python as one record.
 // A Runner and its slots are safe for concurrent use.
 package worker
 
