@@ -3,10 +3,12 @@ package stagehost_test
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync"
 	"testing"
 
 	"github.com/stagemesh/stagemesh/internal/testbed"
+	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/stagehost"
@@ -86,6 +88,21 @@ func TestHostLeavesItsStageWhileItsRunnerIsUnhealthy(t *testing.T) {
 	}
 	m.outcomeOf(nil)
 	checkEcho(t, waits, b.ask("after"))
+}
+
+func TestCallersGetTheCauseWithoutFolders(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	m, _ := moodyHost(b)
+	m.outcomeOf(errors.New("FileNotFoundError: no '/srv/models v2/a.onnx', (/tmp/b.py, line 3); see http://a/b/c or ./d/e and 1/2"))
+	testbed.Eventually(t, "callers get the cause", func() bool {
+		_, err := b.bus.Alive(t.Context(), stage)
+		cause := bus.CauseOf(err)
+		if cause != "" && !strings.Contains(cause, "FileNotFoundError: no 'a.onnx', (b.py, line 3); see http://a/b/c or ./d/e and 1/2") {
+			t.Fatalf("callers get %q", cause)
+		}
+		return cause != ""
+	})
 }
 
 // Items that a host naks when it leaves its stage must not come to itself again: the broker counts

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"time"
 
 	"github.com/stagemesh/stagemesh/mesh/bus"
@@ -259,10 +260,14 @@ func (h *Host) leaveStage(unhealthyFor time.Duration) {
 	}
 }
 
-// cause returns why the host is not ready; empty where it is.
+// folders matches the folders of an absolute path, in quotes or alone.
+var folders = regexp.MustCompile(`(^|[\s(=\[,])/(?:[^/\s'":]+/)+|(['"])/[^'"\n]*/`)
+
+// cause returns why the host is not ready, for callers, who need not know its folders; empty
+// where it is ready.
 func (h *Host) cause() string {
 	if _, _, err := h.status.get(); err != nil {
-		return err.Error()
+		return folders.ReplaceAllString(err.Error(), "$1$2")
 	}
 	return ""
 }

@@ -39,7 +39,7 @@ func (s status) equal(other status) bool {
 		s.progress == other.progress && s.lateSince.Equal(other.lateSince) && (s.cause == nil) == (other.cause == nil)
 }
 
-// String describes a worker that is not ready.
+// String describes a worker that is not ready, also for callers: without what it wrote.
 func (s status) String() string {
 	out := s.state.String()
 	if s.progress != "" {
@@ -47,9 +47,6 @@ func (s status) String() string {
 	}
 	if s.cause != nil {
 		out += ", " + s.cause.Error()
-		if n := len(s.lastOutput); n > 0 {
-			out += "; it wrote last: " + s.lastOutput[n-1]
-		}
 	}
 	return out
 }
@@ -60,6 +57,8 @@ func (s status) remark() string {
 	switch {
 	case !s.lateSince.IsZero():
 		return lateText(s.lateSince)
+	case s.cause != nil && s.state != Ready && len(s.lastOutput) > 0:
+		return s.cause.Error() + "; it wrote last: " + s.lastOutput[len(s.lastOutput)-1]
 	case s.cause != nil && s.state != Ready:
 		return s.cause.Error()
 	default:
