@@ -2,7 +2,7 @@
 
 Write your module into ``build``, and its shapes into ``inputs`` and ``outputs``.
 
-    python3 -m stagemesh.check worker.py --max-size 8
+    stagemesh check worker.py --max-size 8
 """
 
 import torch

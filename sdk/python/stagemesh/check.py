@@ -1,10 +1,10 @@
-"""``python -m stagemesh.check worker.py``: runs a worker as a host would, and reports what is wrong.
+"""``stagemesh check worker.py`` runs this: a worker as a host would, and reports what is wrong.
 
 It starts the worker, sends it what a mesh will send sooner or later (examples, a full
 batch, items of mixed sizes, bad input, a cancel, a ping, a batch that raises, a
 shutdown, a signal), and prints a line for each check: what is wrong, and what to do
-about it. The exit code is 0 if nothing is wrong, 1 if something is, 2 if there is no
-such worker.
+about it. ``python -m stagemesh.check worker.py`` is for machines without that program.
+The exit code is 0 if nothing is wrong, 1 if something is, 2 if there is no such worker.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class Checker:
             raise
         except WorkerEnded as error:
             if error.traceback:
-                raise Problem(f"{error}\n{error.traceback}", "make setup work; --options sets its options") from None
+                raise Problem(f"{error}\n{error.traceback}", "make the file and its setup run; --options sets the options") from None
             do = "what it wrote is above, if it wrote anything"
             raise Problem(str(error), "declare what can be served" if error.said else do) from None
         if not run.spec.get("inputs") or not run.spec.get("outputs"):
