@@ -129,7 +129,7 @@ func (m *Mesh) hostsOf(s Stage, to bus.Settings, known *meshfile.Registry) ([]*s
 	out := make([]*stagehost.Host, len(s.Runners))
 	for i, r := range s.Runners {
 		settings := s.host(r)
-		settings.Mesh, settings.Version = m.settings.Mesh, m.settings.Version
+		settings.Mesh, settings.Version, settings.Operations = m.settings.Mesh, m.settings.Version, m.settings.Operations
 		settings.Host = cmp.Or(s.Host, pipeline.HostID(newID()))
 		settings.Results, settings.DeadLetters = m.settings.Results, m.settings.DeadLetters
 		settings.Bus, settings.Logger, settings.Meter, settings.Registry = to, m.settings.Logger, m.settings.Meter, known.Host()

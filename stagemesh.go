@@ -93,6 +93,8 @@ type Settings struct {
 	Meter metric.Meter
 	// Version of the program, for descriptions.
 	Version string
+	// Operations is the address of the program's operations port, for the registry.
+	Operations string
 }
 
 // Stage is one stage with its hosts, each of which needs a runner of its own.

@@ -78,6 +78,8 @@ type Settings struct {
 	Host  pipeline.HostID
 	// Version of the program, for Describe and the registry.
 	Version string
+	// Operations is the address of the program's operations port, for the registry.
+	Operations string
 	// Registry is where the host registers; nil where nowhere.
 	Registry *Registry
 

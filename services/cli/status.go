@@ -290,10 +290,10 @@ func printHosts(out io.Writer, hosts []*adminv1.HostStatus, now time.Time) error
 		rows[i] = []string{
 			visible(r.GetStage()), visible(r.GetHost()), stateOf(host), share(r.GetInFlight(), r.GetMaxInFlight()), share(r.GetRunning(), r.GetSlots()),
 			r.GetQueueWait().AsDuration().Round(10 * time.Microsecond).String(), workersOf(r),
-			cmp.Or(visible(r.GetVersion()), "-"), cmp.Or(visible(r.GetAddress()), "-"), age(now.Sub(r.GetStartedAt().AsTime())),
+			cmp.Or(visible(r.GetVersion()), "-"), cmp.Or(visible(r.GetAddress()), "-"), cmp.Or(visible(r.GetOperations()), "-"), age(now.Sub(r.GetStartedAt().AsTime())),
 		}
 	}
-	if err := printTable(out, "STAGE\tHOST\tSTATE\tIN FLIGHT\tRUNNING\tQUEUE WAIT\tWORKERS\tVERSION\tADDRESS\tUP", rows); err != nil {
+	if err := printTable(out, "STAGE\tHOST\tSTATE\tIN FLIGHT\tRUNNING\tQUEUE WAIT\tWORKERS\tVERSION\tADDRESS\tOPERATIONS\tUP", rows); err != nil {
 		return err
 	}
 	for _, host := range hosts {

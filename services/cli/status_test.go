@@ -43,7 +43,7 @@ func TestStatusShowsStagesAndHosts(t *testing.T) {
 		regexp.MustCompile(`(?m)^both +echo > add +ready +file +\d+ +\d+s$`),
 		regexp.MustCompile(`(?m)^add +ready +1/1 +0/160 +0/2 +0/10000 +0/10000 +both$`),
 		regexp.MustCompile(`(?m)^echo +ready +2/2 +0/192 +0/2 +0/10000 +0/10000 +both, one$`),
-		regexp.MustCompile(`(?m)^add +\S+ +ready +0/160 +0/2 +\S+ +2/2 +\S+ +127\.0\.0\.1:\d+ +\d+s$`),
+		regexp.MustCompile(`(?m)^add +\S+ +ready +0/160 +0/2 +\S+ +2/2 +\S+( +127\.0\.0\.1:\d+){2} +\d+s$`),
 	}
 	testbed.Eventually(t, "all is ready", func() bool {
 		out := status()
@@ -104,6 +104,22 @@ registry: {none: true}
 stages: {echo: {runner: {echo: {}}}}
 pipelines: {one: {steps: [{name: one, stage: echo}]}}
 `
+
+func TestStatusShowsOperationsAddresses(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "mesh.yaml")
+	save(t, path, strings.Replace(unregistered, "registry: {none: true}\n", "", 1))
+	p := up(t, "--config", path)
+	_, operations := p.ready(t)
+	operations = strings.TrimPrefix(operations, "http://")
+	testbed.Eventually(t, "the host is listed", func() bool {
+		out, err := run(t, "status", "--admin", p.admin(t))
+		return err == nil && regexp.MustCompile(`(?m)^echo .* `+regexp.QuoteMeta(operations)+` +\S+$`).MatchString(out)
+	})
+	if err := p.end(t); err != nil {
+		t.Error(err)
+	}
+}
 
 func TestStatusWorksWithoutARegistry(t *testing.T) {
 	t.Parallel()

@@ -58,8 +58,10 @@ type HostRecord struct {
 	StartedAt *timestamppb.Timestamp `protobuf:"bytes,17,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
 	// Inputs and outputs of its runner, with descriptions and small examples as far as
 	// they fit; unset if the spec alone is too large to publish.
-	Spec          *v1.Spec   `protobuf:"bytes,18,opt,name=spec,proto3" json:"spec,omitempty"`
-	Limits        *v1.Limits `protobuf:"bytes,19,opt,name=limits,proto3" json:"limits,omitempty"`
+	Spec   *v1.Spec   `protobuf:"bytes,18,opt,name=spec,proto3" json:"spec,omitempty"`
+	Limits *v1.Limits `protobuf:"bytes,19,opt,name=limits,proto3" json:"limits,omitempty"`
+	// Address of its program's operations port; empty if it has none.
+	Operations    string `protobuf:"bytes,20,opt,name=operations,proto3" json:"operations,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -227,6 +229,13 @@ func (x *HostRecord) GetLimits() *v1.Limits {
 	return nil
 }
 
+func (x *HostRecord) GetOperations() string {
+	if x != nil {
+		return x.Operations
+	}
+	return ""
+}
+
 // WorkerRecord is the state of one worker of a host.
 type WorkerRecord struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -303,7 +312,7 @@ var File_stagemesh_mesh_v1_host_proto protoreflect.FileDescriptor
 
 const file_stagemesh_mesh_v1_host_proto_rawDesc = "" +
 	"\n" +
-	"\x1cstagemesh/mesh/v1/host.proto\x12\x11stagemesh.mesh.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1estagemesh/stage/v1/stage.proto\"\xeb\x05\n" +
+	"\x1cstagemesh/mesh/v1/host.proto\x12\x11stagemesh.mesh.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1estagemesh/stage/v1/stage.proto\"\x8b\x06\n" +
 	"\n" +
 	"HostRecord\x12\x12\n" +
 	"\x04mesh\x18\x01 \x01(\tR\x04mesh\x12\x14\n" +
@@ -327,7 +336,10 @@ const file_stagemesh_mesh_v1_host_proto_rawDesc = "" +
 	"\n" +
 	"started_at\x18\x11 \x01(\v2\x1a.google.protobuf.TimestampR\tstartedAt\x12,\n" +
 	"\x04spec\x18\x12 \x01(\v2\x18.stagemesh.stage.v1.SpecR\x04spec\x122\n" +
-	"\x06limits\x18\x13 \x01(\v2\x1a.stagemesh.stage.v1.LimitsR\x06limits\x1a9\n" +
+	"\x06limits\x18\x13 \x01(\v2\x1a.stagemesh.stage.v1.LimitsR\x06limits\x12\x1e\n" +
+	"\n" +
+	"operations\x18\x14 \x01(\tR\n" +
+	"operations\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"r\n" +
