@@ -85,7 +85,7 @@ func (f *JoinFlags) Add(cmd *cobra.Command) {
 
 // AddInsecure adds the flag that allows open ports to a command.
 func AddInsecure(cmd *cobra.Command, insecure *bool) {
-	cmd.Flags().BoolVar(insecure, "insecure", false, "allow other machines to call the addresses of these flags without authentication")
+	cmd.Flags().BoolVar(insecure, "insecure", false, "allow other machines to call all addresses, of flags and of the file, without authentication")
 }
 
 // Read reads the mesh's file with the broker of the flags, and returns what runs a part
@@ -102,14 +102,12 @@ func (f JoinFlags) Read(cmd *cobra.Command, kinds ...Kind) (p Program, err error
 			return p, fmt.Errorf("--nats: %w", err)
 		}
 	}
-	if p.File, err = meshfile.ReadAt(f.config, f.nats, kinds...); err != nil {
+	flags := meshfile.Flags{Broker: f.nats, Insecure: f.insecure}
+	if p.File, err = flags.Read(f.config, kinds...); err != nil {
 		return p, meshfile.FlagError("--config", err)
 	}
 	if p.File.NATS.URL == "" {
 		return p, errors.New("--nats: is missing, and so is nats.url in the file; this process joins the others at a broker, such as nats://127.0.0.1:4222")
-	}
-	if f.insecure {
-		p.File.AllowInsecure()
 	}
 	p.Ops, p.OpsKey = f.ops, "--ops"
 	return p, config.Address("--ops", f.ops)
@@ -196,7 +194,7 @@ func (p Program) Run(ctx context.Context) error {
 		return err
 	}
 	return program.Run(ctx, ops, func(ctx context.Context, port *program.Port) error {
-		m.settings.Meter = port.Meter()
+		m.settings.Meter, m.settings.Operations = port.Meter(), port.Addr().String()
 		port.Watch(func() (string, error) { return m.remarks(), m.Ready() })
 		if url := p.File.NATS.URL; url != "" {
 			p.Logger.Info("waiting for the broker", "url", meshfile.Redacted(url))

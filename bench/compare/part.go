@@ -99,7 +99,7 @@ func (p part) run(ctx context.Context, in io.Reader, out io.Writer, settings sta
 		settings.Stages = []string{}
 		return runMesh(ctx, out, f, settings, route)
 	}
-	f, err := meshfile.ReadAt(p.file, p.broker, runners.All()...)
+	f, err := meshfile.Flags{Broker: p.broker}.Read(p.file, runners.All()...)
 	if err != nil {
 		return err
 	}

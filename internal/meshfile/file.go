@@ -102,8 +102,48 @@ type Ops struct {
 // whole mesh. The kinds are those of the runners that it has. Paths in the file
 // are relative to its folder.
 func Load(path string, kinds ...Kind) (*File, error) {
-	f, err := read(path, File{kinds: kinds})
+	return Flags{}.Load(path, kinds...)
+}
+
+// Flags are what a command line changes in a file before its checks.
+type Flags struct {
+	// Broker is the URL of a broker: the file's broker in a process then belongs to another
+	// process.
+	Broker string
+	// Insecure allows other machines to call every port without authentication.
+	Insecure bool
+}
+
+// Load is Load with the flags.
+func (o Flags) Load(path string, kinds ...Kind) (*File, error) {
+	f, err := o.read(path, kinds)
 	return f.checkWith((*File).Validate, err)
+}
+
+// Read is Read with the flags.
+func (o Flags) Read(path string, kinds ...Kind) (*File, error) {
+	f, err := o.read(path, kinds)
+	return f.checkWith((*File).validateShared, err)
+}
+
+func (o Flags) read(path string, kinds []Kind) (*File, error) {
+	f, err := read(path, File{kinds: kinds})
+	if o.Broker != "" {
+		f.NATS = NATS{URL: o.Broker, Broker: f.NATS.Broker}
+	}
+	if o.Insecure {
+		f.AllowInsecure()
+	}
+	return f, err
+}
+
+// AllowInsecure allows other machines to call every port without authentication.
+func (f *File) AllowInsecure() {
+	f.NATS.Insecure, f.Ops.Insecure, f.Gateway.Insecure, f.Gateway.Admin.Insecure = true, true, true, true
+	for name, s := range f.Stages {
+		s.Insecure = true
+		f.Stages[name] = s
+	}
 }
 
 // Parse is Load of bytes; the name is for messages, and paths are relative to
@@ -119,17 +159,7 @@ func Parse(name string, data []byte, folder string, kinds ...Kind) (*File, error
 // kinds for that: stages are validated when they are asked for, and all else
 // but the mesh's name and its broker by ValidatePart.
 func Read(path string, kinds ...Kind) (*File, error) {
-	return ReadAt(path, "", kinds...)
-}
-
-// ReadAt is Read with the URL of a broker: the file's broker in a process then belongs to
-// another process. Without a URL it is Read.
-func ReadAt(path, broker string, kinds ...Kind) (*File, error) {
-	f, err := read(path, File{kinds: kinds})
-	if broker != "" {
-		f.NATS = NATS{URL: broker, Broker: f.NATS.Broker}
-	}
-	return f.checkWith((*File).validateShared, err)
+	return Flags{}.Read(path, kinds...)
 }
 
 // ReadPipelines reads the pipelines of a file, sorted by name: of a mesh's, or of one
@@ -189,15 +219,6 @@ const (
 
 // OpsListen is the address of the operations port.
 func (f *File) OpsListen() string { return cmp.Or(f.Ops.Listen, DefaultOps) }
-
-// AllowInsecure allows other machines to call every port without authentication.
-func (f *File) AllowInsecure() {
-	f.NATS.Insecure, f.Ops.Insecure, f.Gateway.Insecure, f.Gateway.Admin.Insecure = true, true, true, true
-	for name, s := range f.Stages {
-		s.Insecure = true
-		f.Stages[name] = s
-	}
-}
 
 // Exposure returns how the broker in the process may be reached.
 func (n NATS) Exposure() config.Exposure {

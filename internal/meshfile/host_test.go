@@ -476,7 +476,7 @@ func TestBrokerFromAFlagKeepsTheFilesSecrets(t *testing.T) {
 		if err := os.WriteFile(path, []byte("mesh: m\nnats: {"+test.nats+"}\n"), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		f, err := meshfile.ReadAt(path, test.broker)
+		f, err := meshfile.Flags{Broker: test.broker}.Read(path)
 		if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) || err == nil && (f.NATS.URL != test.broker || f.NATS.Listen != "") {
 			t.Errorf("%s: %v", name, err)
 		}

@@ -105,9 +105,10 @@ func runUp(ctx context.Context, flags upFlags, out, errOut io.Writer) error {
 	if err != nil {
 		return err
 	}
-	load := meshfile.Load
+	with := meshfile.Flags{Insecure: flags.insecure}
+	load := with.Load
 	if flags.stages != nil {
-		load = meshfile.Read
+		load = with.Read
 	}
 	file, err := load(flags.config, runners.All()...)
 	if err == nil && flags.stages != nil {

@@ -107,6 +107,20 @@ func digitsFile(t *testing.T) string {
 	return path
 }
 
+func TestInsecureAllowsOpenAddressesOfTheFile(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "mesh.yaml")
+	save(t, file, strings.ReplaceAll(echoes+freePorts, "127.0.0.1", "0.0.0.0"))
+	if _, err := run(t, "up", "--config", file); err == nil || !strings.Contains(err.Error(), "other machines can reach 0.0.0.0:0") {
+		t.Errorf("without the flag it ended with %v", err)
+	}
+	p := up(t, "--config", file, "--insecure")
+	p.ready(t)
+	if err := p.end(t); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestUpPrintsTheDocsAddress(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "mesh.yaml")
