@@ -132,7 +132,7 @@ type change struct {
 func (r *Registry) commit(ctx context.Context, c *change) (discovery.Revision, error) {
 	var delay backoff
 	for {
-		revision, err := r.attempt(ctx, c)
+		revision, err := r.try(ctx, c)
 		if !errors.Is(err, discovery.ErrUnavailable) {
 			return revision, err
 		}
@@ -145,8 +145,8 @@ func (r *Registry) commit(ctx context.Context, c *change) (discovery.Revision, e
 	}
 }
 
-// attempt sends a change once. An error that wraps ErrUnavailable is worth a retry.
-func (r *Registry) attempt(ctx context.Context, c *change) (discovery.Revision, error) {
+// try sends a change once. An error that wraps ErrUnavailable is worth a retry.
+func (r *Registry) try(ctx context.Context, c *change) (discovery.Revision, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	var answer api.TxnResponse
@@ -168,7 +168,7 @@ func (r *Registry) attempt(ctx context.Context, c *change) (discovery.Revision, 
 }
 
 // settle decides what became of a change that Consul rejected: if an answer was lost,
-// an earlier attempt may have made it.
+// an earlier try may have made it.
 func (r *Registry) settle(ctx context.Context, c *change, body string) (discovery.Revision, error) {
 	var answer api.TxnResponse
 	if err := json.Unmarshal([]byte(body), &answer); err != nil {

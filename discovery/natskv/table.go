@@ -194,14 +194,14 @@ func (c *change) message() *nats.Msg {
 // commit sends a change until it knows the outcome.
 func (s *Store) commit(ctx context.Context, c *change) (discovery.Revision, error) {
 	for late := time.Now().Add(patience); ; {
-		revision, err := s.attempt(ctx, c)
+		revision, err := s.try(ctx, c)
 		switch {
 		case revision != 0:
 			return revision, nil
 		case errors.Is(err, discovery.ErrUnknown), errors.Is(err, discovery.ErrConflict):
 			return 0, err
 		case c.lost, errors.Is(err, errWrongSequence):
-			// An earlier attempt may have made the change.
+			// An earlier try may have made the change.
 			c.check = true
 		case !errors.Is(err, discovery.ErrUnavailable), time.Now().After(late):
 			return 0, err
@@ -219,8 +219,8 @@ func (s *Store) commit(ctx context.Context, c *change) (discovery.Revision, erro
 	}
 }
 
-// attempt sends a change once, after it has read the entry if that is necessary.
-func (s *Store) attempt(ctx context.Context, c *change) (revision discovery.Revision, err error) {
+// try sends a change once, after it has read the entry if that is necessary.
+func (s *Store) try(ctx context.Context, c *change) (revision discovery.Revision, err error) {
 	err = s.once(ctx, s.table, func(ctx context.Context, on *session) error {
 		if c.check {
 			last, err := on.last(ctx, s.names, s.table.Name, c.subject)

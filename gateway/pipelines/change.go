@@ -36,8 +36,8 @@ func (s *Store) Plan(p pipeline.Pipeline) (*Entry, adminv1.PipelineChange) {
 }
 
 const (
-	// maxAttempts bounds the attempts of a change that expects no revision.
-	maxAttempts = 8
+	// maxTries bounds the tries of a change that expects no revision.
+	maxTries = 8
 	// awaitTimeout bounds how long a change waits until its own gateway serves it.
 	awaitTimeout = 2 * time.Second
 	// retryAfter is when callers may retry.
@@ -85,7 +85,7 @@ func (s *Store) change(ctx context.Context, name pipeline.Name, expect *uint64, 
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
 	var err error
-	for range maxAttempts {
+	for range maxTries {
 		var there *Entry
 		if there, err = s.read(ctx, name); err != nil {
 			return classify(err)

@@ -128,7 +128,6 @@ func drawEnvelope(t *rapid.T) *envelope.Envelope {
 		RequestID:      pipeline.RequestID(drawID(t, "request")),
 		ExecutionID:    pipeline.ExecutionID(drawID(t, "execution")),
 		Generation:     rapid.Uint32().Draw(t, "generation"),
-		Attempt:        rapid.Uint32().Draw(t, "attempt"),
 		Gateway:        pipeline.GatewayID(drawLabel(t, "gateway")),
 		Pipeline:       pipeline.Name(drawLabel(t, "pipeline")),
 		Route:          route,

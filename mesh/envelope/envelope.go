@@ -44,10 +44,8 @@ type Envelope struct {
 	ExecutionID pipeline.ExecutionID
 	// Generation is bumped by every deliberate republish.
 	Generation uint32
-	// Attempt counts runs of this step that are known to have started.
-	Attempt  uint32
-	Gateway  pipeline.GatewayID
-	Pipeline pipeline.Name
+	Gateway    pipeline.GatewayID
+	Pipeline   pipeline.Name
 
 	// Route has at least one hop; Position is an index in it.
 	Route    []pipeline.Hop
@@ -117,7 +115,7 @@ func (e *Envelope) MsgID() string {
 func (e *Envelope) Next(inputs, outputs []payload.Part, timing StepTiming) *Envelope {
 	next := *e
 	next.Position++
-	next.Generation, next.Attempt = 0, 0
+	next.Generation = 0
 	next.Parts = outputs
 	next.Kept = keep(e.Hop().Keep, e.Kept, inputs, outputs)
 	next.Timings = append(e.Timings[:len(e.Timings):len(e.Timings)], timing)
@@ -232,7 +230,6 @@ func (e *envelopeCoder) code(c *wire.Coder) {
 	c.Text(3, (*string)(&e.RequestID))
 	c.Text(4, (*string)(&e.ExecutionID))
 	wire.Varint(c, 5, &e.Generation)
-	wire.Varint(c, 6, &e.Attempt)
 	c.Text(7, (*string)(&e.Gateway))
 	c.Text(8, (*string)(&e.Pipeline))
 	for i, end := wire.Elements(c, 9, &e.Route, pipeline.MaxSteps); i < end; i++ {
@@ -343,7 +340,7 @@ type StepTiming struct {
 	Step  pipeline.StepName
 	Stage pipeline.StageName
 	Host  pipeline.HostID
-	// Attempt counts deliveries of the item to hosts of the stage.
+	// Attempt counts deliveries of the item to hosts of the stage, this one included.
 	Attempt uint32
 	// QueueWait is from the broker's receipt of the item to its delivery.
 	QueueWait time.Duration

@@ -189,7 +189,7 @@ func TestMessageIDsDifferByExecutionPositionAndGeneration(t *testing.T) {
 
 func TestMessageIDNamesItsParts(t *testing.T) {
 	t.Parallel()
-	e := &envelope.Envelope{ExecutionID: executionID, Position: 2, Generation: 3, Attempt: 9}
+	e := &envelope.Envelope{ExecutionID: executionID, Position: 2, Generation: 3}
 	if got, want := e.MsgID(), executionID+"/2/3"; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
@@ -199,7 +199,7 @@ func TestMessageIDNamesItsParts(t *testing.T) {
 // which keep.
 func threeSteps(keep ...string) *envelope.Envelope {
 	return &envelope.Envelope{
-		Mesh: "m", RequestID: requestID, ExecutionID: executionID, Gateway: "g", Generation: 4, Attempt: 2,
+		Mesh: "m", RequestID: requestID, ExecutionID: executionID, Gateway: "g", Generation: 4,
 		Route: []pipeline.Hop{
 			{Step: "one", Stage: "a", Keep: keep}, {Step: "two", Stage: "b", Keep: keep}, {Step: "three", Stage: "c"},
 		},
@@ -223,8 +223,8 @@ func TestTheNextStepGetsTheOutputs(t *testing.T) {
 	t.Parallel()
 	e := threeSteps()
 	next := e.Next(e.Parts, []payload.Part{blob("pixels", "2")}, envelope.StepTiming{Step: "one"})
-	if next.Hop().Step != "two" || next.Last() || next.Generation != 0 || next.Attempt != 0 {
-		t.Errorf("got step %s, generation %d, attempt %d", next.Hop().Step, next.Generation, next.Attempt)
+	if next.Hop().Step != "two" || next.Last() || next.Generation != 0 {
+		t.Errorf("got step %s, generation %d", next.Hop().Step, next.Generation)
 	}
 	if got := contents(next.Parts); !reflect.DeepEqual(got, map[string]string{"pixels": "2"}) || len(next.Kept) != 0 {
 		t.Errorf("got parts %v, kept %v", got, contents(next.Kept))

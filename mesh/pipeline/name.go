@@ -23,7 +23,7 @@ type (
 	GatewayID string
 	// RequestID identifies a request to its caller.
 	RequestID string
-	// ExecutionID is one attempt by one caller to have a request done.
+	// ExecutionID is one run of a request through its route.
 	ExecutionID string
 )
 

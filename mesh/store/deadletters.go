@@ -316,7 +316,7 @@ func renew(item *envelope.Envelope, dead DeadLetter, now time.Time) {
 	}
 	item.RequestID = pipeline.RequestID(id("request"))
 	item.ExecutionID = pipeline.ExecutionID(id("execution"))
-	item.Generation, item.Attempt = 0, 0
+	item.Generation = 0
 	item.IdempotencyKey, item.TakesChunks = "", false
 	item.Durability = pipeline.File
 	item.AdmittedAt, item.Deadline = now, now.Add(timeout)

@@ -46,7 +46,7 @@ type StepTiming struct {
 	Queue, Batch, Run time.Duration
 	BatchSize         uint32
 	Dispatch          string
-	// Attempt is 1 if the item was delivered once, and 0 if that is not known.
+	// Attempt counts deliveries of the item; 0 if that is not known.
 	Attempt uint32
 }
 

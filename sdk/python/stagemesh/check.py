@@ -149,7 +149,7 @@ class Checker:
             raise
         except WorkerEnded as error:
             if error.traceback:
-                raise Problem(f"{error}\n{error.traceback}", "make the file and its setup run; --options sets the options") from None
+                raise Problem(f"{error}\n{error.traceback}", "make setup run; --options sets its options") from None
             do = "what it wrote is above, if it wrote anything"
             raise Problem(str(error), "declare what can be served" if error.said else do) from None
         if not run.spec.get("inputs") or not run.spec.get("outputs"):

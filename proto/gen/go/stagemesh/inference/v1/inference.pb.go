@@ -512,7 +512,7 @@ type InferStreamResponse struct {
 	RequestId string                 `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	// Counts the messages of this answer from 1, without gaps.
 	Seq uint64 `protobuf:"varint,2,opt,name=seq,proto3" json:"seq,omitempty"`
-	// Delivery of the item that this message comes from.
+	// As in StepTiming, of the step that sent this message.
 	Attempt uint32 `protobuf:"varint,3,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	// Types that are valid to be assigned to Message:
 	//

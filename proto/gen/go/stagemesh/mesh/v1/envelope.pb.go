@@ -97,12 +97,12 @@ type Envelope struct {
 	Tenant string `protobuf:"bytes,2,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	// What the caller knows the request by (UUIDv7).
 	RequestId string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
-	// One attempt by one caller to have the request done (UUIDv7).
+	// One run of the request through its route (UUIDv7).
 	ExecutionId string `protobuf:"bytes,4,opt,name=execution_id,json=executionId,proto3" json:"execution_id,omitempty"`
 	// Bumped by every deliberate republish, so that it is not taken for a
 	// duplicate.
 	Generation uint32 `protobuf:"varint,5,opt,name=generation,proto3" json:"generation,omitempty"`
-	// Runs of this step that are known to have started.
+	// Unused.
 	Attempt uint32 `protobuf:"varint,6,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	// Gateway that waits for the answer.
 	Gateway  string `protobuf:"bytes,7,opt,name=gateway,proto3" json:"gateway,omitempty"`
@@ -558,7 +558,8 @@ type Reply struct {
 	RequestId   string                 `protobuf:"bytes,2,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	ExecutionId string                 `protobuf:"bytes,3,opt,name=execution_id,json=executionId,proto3" json:"execution_id,omitempty"`
 	// Counts the messages of this answer from 1.
-	Seq     uint64 `protobuf:"varint,4,opt,name=seq,proto3" json:"seq,omitempty"`
+	Seq uint64 `protobuf:"varint,4,opt,name=seq,proto3" json:"seq,omitempty"`
+	// As in StepTiming.
 	Attempt uint32 `protobuf:"varint,5,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	// Types that are valid to be assigned to Outcome:
 	//
