@@ -14,6 +14,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/front/port"
 	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/mesh/config"
+	"github.com/stagemesh/stagemesh/mesh/credentials"
 	"github.com/stagemesh/stagemesh/mesh/process"
 	"github.com/stagemesh/stagemesh/mesh/store"
 )
@@ -32,7 +33,7 @@ type secrets struct {
 	// tls is nil for a port of plain HTTP.
 	tls *tls.Config
 	// tokens are empty where callers need none.
-	tokens port.Tokens
+	tokens credentials.Tokens
 }
 
 func (a Access) read() (s secrets, err error) {
@@ -42,7 +43,7 @@ func (a Access) read() (s secrets, err error) {
 	if a.TokenFile == "" {
 		return s, nil
 	}
-	if s.tokens, err = port.ReadTokens(a.TokenFile); err != nil {
+	if s.tokens, err = credentials.ReadTokens(a.TokenFile); err != nil {
 		return secrets{}, fmt.Errorf("token_file: %w", err)
 	}
 	return s, nil

@@ -2,7 +2,6 @@ package stagehost
 
 import (
 	"context"
-	"crypto/subtle"
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
@@ -147,14 +146,14 @@ func (h *Host) newServer() (*grpc.Server, *health.Server) {
 
 // callers are who may call the StageService: all where both fields are empty.
 type callers struct {
-	token       string
+	tokens      auth.Tokens
 	authorities *x509.CertPool
 }
 
 // readCallers reads the files that say who may call.
 func (h *Host) readCallers() (err error) {
 	if path := h.settings.TokenFile; path != "" {
-		if h.callers.token, err = auth.Token(path); err != nil {
+		if h.callers.tokens, err = auth.ReadTokens(path); err != nil {
 			return fmt.Errorf("token_file: %w", err)
 		}
 	}
@@ -169,7 +168,7 @@ func (h *Host) readCallers() (err error) {
 // checkCaller returns why a call may not pass, or nil. Health checks need no authentication.
 func (h *Host) checkCaller(ctx context.Context, method string) error {
 	c := h.callers
-	if c.token == "" && c.authorities == nil || strings.HasPrefix(method, "/"+healthv1.Health_ServiceDesc.ServiceName+"/") {
+	if c.tokens.IsEmpty() && c.authorities == nil || strings.HasPrefix(method, "/"+healthv1.Health_ServiceDesc.ServiceName+"/") {
 		return nil
 	}
 	if from, ok := peer.FromContext(ctx); ok && c.authorities != nil {
@@ -178,11 +177,13 @@ func (h *Host) checkCaller(ctx context.Context, method string) error {
 		}
 	}
 	for _, text := range metadata.ValueFromIncomingContext(ctx, "authorization") {
-		if c.token != "" && subtle.ConstantTimeCompare([]byte(text), []byte("Bearer "+c.token)) == 1 {
-			return nil
+		if token, isBearer := auth.BearerToken(text); isBearer {
+			if _, known := c.tokens.Tenant(token); known {
+				return nil
+			}
 		}
 	}
-	return statusOf(fault.New(fault.Unauthenticated, `this port needs the token of the stage's token_file, as "Authorization: Bearer TOKEN", or a certificate by its client_ca_file`))
+	return statusOf(fault.New(fault.Unauthenticated, `this port needs a token of the stage's token_file, as "Authorization: Bearer TOKEN", or a certificate by its client_ca_file`))
 }
 
 // setServing sets the health of all services, and of the host, by whose ID a registry asks.

@@ -113,7 +113,7 @@ func (h *Host) Record() *meshv1.HostRecord {
 	inFlight, running, wait := h.load.get()
 	r := &meshv1.HostRecord{
 		Mesh: string(s.Mesh), Stage: string(s.Stage), Host: string(s.Host), Version: s.Version, Labels: s.Labels,
-		Operations: s.Operations,
+		Operations:  s.Operations,
 		MaxInFlight: uint32(s.MaxInFlight), Slots: uint32(s.Runner.Concurrency()),
 		InFlight: uint32(inFlight), Running: uint32(running), QueueWait: durationpb.New(wait),
 		StartedAt: timestamppb.New(h.connectedAt),

@@ -154,7 +154,7 @@ func TestStageServiceDemandsTokenOrCertificate(t *testing.T) {
 	authority := testbed.NewAuthority(t)
 	cert, key := authority.Certificate("127.0.0.1")
 	h := b.host(inproc.Each(inproc.Settings{}, echo), secure(cert, key, ""), func(s *stagehost.Settings) {
-		s.TokenFile, s.ClientCAFile = testbed.SecretFile(t, "open-sesame"), authority.File
+		s.TokenFile, s.ClientCAFile = testbed.SecretFile(t, "open-sesame treasure\nopen-simsim\n"), authority.File
 	})
 	testbed.Eventually(t, "the stage service listens", func() bool { return h.Addr() != nil })
 	own, err := tls.LoadX509KeyPair(cert, key)
@@ -169,6 +169,7 @@ func TestStageServiceDemandsTokenOrCertificate(t *testing.T) {
 		"nothing":       {nil, "", codes.Unauthenticated},
 		"another token": {nil, "sesame", codes.Unauthenticated},
 		"the token":     {nil, "open-sesame", codes.OK},
+		"the second":    {nil, "open-simsim", codes.OK},
 		"a certificate": {[]tls.Certificate{own}, "", codes.OK},
 	} {
 		conn, err := grpc.NewClient(h.Addr().String(), grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: authority.Roots, Certificates: test.certificates})))

@@ -46,7 +46,7 @@ type Config struct {
 	CertFile   string `yaml:"cert_file,path"`
 	KeyFile    string `yaml:"key_file,path"`
 	ServerName string `yaml:"server_name"`
-	// Callers of the StageService need the token in TokenFile, or a certificate that the
+	// Callers of the StageService need a token in TokenFile, or a certificate that the
 	// authorities in ClientCAFile have signed, where either is set. Insecure allows other
 	// machines to call without both.
 	TokenFile    string `yaml:"token_file,path"`

@@ -18,13 +18,13 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway/adminapi"
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
-	"github.com/stagemesh/stagemesh/gateway/front/port"
+	"github.com/stagemesh/stagemesh/mesh/credentials"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
-func tokens(t *testing.T, text string) port.Tokens {
+func tokens(t *testing.T, text string) credentials.Tokens {
 	t.Helper()
-	out, err := port.NewTokens(text)
+	out, err := credentials.NewTokens(text)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -26,6 +26,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway/front/port"
 	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/mesh/credentials"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/store"
 )
@@ -57,7 +58,7 @@ type Settings struct {
 	Health func() error
 	// Tokens are the accepted tokens. Without any, only callers on this machine are
 	// accepted, unless Insecure is true.
-	Tokens   port.Tokens
+	Tokens   credentials.Tokens
 	Insecure bool
 	// Logger logs changes, and the causes of INTERNAL, which callers do not see; nil
 	// logs nothing.

@@ -2,6 +2,7 @@
 // the options by which a process authenticates to the broker.
 //
 //	token, err := credentials.Token("/etc/mesh/token")
+//	tokens, err := credentials.ReadTokens("/etc/mesh/tokens") // of callers, one a line
 //	err = credentials.Pair{CertFile: cert, KeyFile: key}.Check("nats.")
 //	certificate, err := credentials.Pair{CertFile: cert, KeyFile: key}.Load("nats.")
 //	options, err := broker.Options() // of nats.Connect

@@ -37,7 +37,7 @@ var importTable = rules{
 		{packages: list(msgpack), mayImport: list(fault)},
 		{packages: list(pipeline), mayImport: list(proto, tensor, fault, payload)},
 		{packages: list(envelope), mayImport: list(proto, tensor, fault, wire, payload, pipeline)},
-		{packages: list(auth), mayImport: nothing},
+		{packages: list(auth), mayImport: list(pipeline)},
 		{packages: list(bus), mayImport: list(proto, tensor, fault, payload, pipeline, envelope, auth)},
 		{packages: list("mesh/store"), mayImport: list(proto, tensor, fault, payload, pipeline, envelope, bus, "mesh/config")},
 		{packages: list("mesh/process", "mesh/config"), mayImport: nothing},
@@ -72,7 +72,7 @@ var importTable = rules{
 		// and their items, through interfaces of its own. A front, so never the bus.
 		{
 			packages: list("gateway/adminapi"),
-			mayImport: list(proto, fault, payload, pipeline, envelope, "mesh/store", "discovery", "gateway/call", "gateway/pipelines",
+			mayImport: list(proto, fault, payload, pipeline, envelope, auth, "mesh/store", "discovery", "gateway/call", "gateway/pipelines",
 				"gateway/front/port", "gateway/front/transport"),
 		},
 		// What describes the fronts uses their words.

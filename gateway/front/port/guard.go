@@ -1,10 +1,6 @@
 package port
 
 import (
-	"crypto/sha256"
-	"crypto/subtle"
-	"errors"
-	"fmt"
 	"net/http"
 	"slices"
 	"strings"
@@ -17,7 +13,6 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/config"
 	"github.com/stagemesh/stagemesh/mesh/credentials"
 	"github.com/stagemesh/stagemesh/mesh/fault"
-	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
 // Port is what a port has around its services. Probes need no token: /livez, /readyz and gRPC
@@ -28,7 +23,7 @@ type Port struct {
 	// paths are in the protocol of the caller.
 	Services []string
 	// Tokens are the tokens that callers may send; without any they need none.
-	Tokens Tokens
+	Tokens credentials.Tokens
 	// TokensKey names the file with the tokens in messages.
 	TokensKey string
 	// IsPrivate is true where callers without Tokens must use a loopback address.
@@ -59,7 +54,7 @@ func (p *Port) Handler(mux *http.ServeMux) (http.Handler, error) {
 
 // authenticate passes authenticated requests to next.
 func (p *Port) authenticate(next http.Handler) http.Handler {
-	if p.Tokens.isEmpty() && !p.IsPrivate {
+	if p.Tokens.IsEmpty() && !p.IsPrivate {
 		return next
 	}
 	rpcErrors := connect.NewErrorWriter()
@@ -101,16 +96,16 @@ func (p *Port) check(r *http.Request) (tenant string, f *fault.Fault) {
 	switch {
 	case isProbe(r.URL.Path), p.isOpen(r.URL.Path):
 		return "", nil
-	case p.Tokens.isEmpty() && config.IsLoopback(r.Host):
+	case p.Tokens.IsEmpty() && config.IsLoopback(r.Host):
 		return "", nil
-	case p.Tokens.isEmpty():
+	case p.Tokens.IsEmpty():
 		return "", fault.Newf(fault.Unauthenticated, "without %s this port answers those who call it by a loopback address, not %.*q", p.TokensKey, maxQuoted, r.Host)
 	}
-	text, ok := bearerToken(r.Header.Get("Authorization"))
+	token, ok := credentials.BearerToken(r.Header.Get("Authorization"))
 	if !ok {
 		return "", fault.Newf(fault.Unauthenticated, `this port needs a token, as "Authorization: Bearer TOKEN"; it is in the gateway's %s`, p.TokensKey)
 	}
-	if tenant, ok = p.Tokens.tenant(text); !ok {
+	if tenant, ok = p.Tokens.Tenant(token); !ok {
 		return "", fault.Newf(fault.Unauthenticated, "this is not a token in the gateway's %s", p.TokensKey)
 	}
 	return tenant, nil
@@ -130,80 +125,6 @@ func isProbe(path string) bool {
 		return true
 	}
 	return strings.HasPrefix(path, "/"+grpchealth.HealthV1ServiceName+"/")
-}
-
-func bearerToken(authorization string) (token string, ok bool) {
-	scheme, token, ok := strings.Cut(authorization, " ")
-	return strings.TrimSpace(token), ok && strings.EqualFold(scheme, "Bearer")
-}
-
-// Tokens are the tokens of a port; any of them is accepted, so one can replace another. The zero
-// Tokens have none. They are stored as digests, so nothing can print them and all comparisons
-// take the same time.
-type Tokens struct {
-	digests [][sha256.Size]byte
-	// tenants are those of the digests, "" where the token has none.
-	tenants []string
-}
-
-// NewTokens returns the tokens of a text, one per line, without white space around them and
-// empty lines. There is at least one, and each is visible ASCII. After a token may stand the
-// name of its tenant, which several tokens may share.
-func NewTokens(text string) (Tokens, error) {
-	var out Tokens
-	for line := range strings.Lines(text) {
-		words := strings.Fields(line)
-		if len(words) == 0 {
-			continue
-		}
-		if strings.ContainsFunc(words[0], func(r rune) bool { return r <= ' ' || r > '~' }) {
-			return Tokens{}, errors.New("a token is one word of visible ASCII")
-		}
-		tenant := strings.Join(words[1:], " ")
-		if len(words) > 1 && pipeline.ValidName("tenant", tenant) != nil {
-			// The error does not show it: it may be the token.
-			return Tokens{}, errors.New("a line is a token and, after a space, the name of its tenant: up to 63 of a-z, 0-9 and -")
-		}
-		digest := sha256.Sum256([]byte(words[0]))
-		if at := slices.Index(out.digests, digest); at >= 0 && out.tenants[at] != tenant {
-			return Tokens{}, errors.New("a token is there twice, with two tenants")
-		}
-		out.digests, out.tenants = append(out.digests, digest), append(out.tenants, tenant)
-	}
-	if len(out.digests) == 0 {
-		return Tokens{}, errors.New("there is no token in it")
-	}
-	return out, nil
-}
-
-// ReadTokens reads tokens from a file, one per line.
-func ReadTokens(path string) (Tokens, error) {
-	data, err := credentials.Read(path)
-	if err != nil {
-		return Tokens{}, err
-	}
-	tokens, err := NewTokens(string(data))
-	if err != nil {
-		return Tokens{}, fmt.Errorf("%s: %w", path, err)
-	}
-	return tokens, nil
-}
-
-// isEmpty reports whether there is no token.
-func (t Tokens) isEmpty() bool { return len(t.digests) == 0 }
-
-// tenant returns the tenant of a token, and whether the text is one. It compares all, so its
-// time does not reveal which.
-func (t Tokens) tenant(text string) (tenant string, ok bool) {
-	digest := sha256.Sum256([]byte(text))
-	found := -1
-	for i := range t.digests {
-		found = subtle.ConstantTimeSelect(subtle.ConstantTimeCompare(digest[:], t.digests[i][:]), i, found)
-	}
-	if found < 0 {
-		return "", false
-	}
-	return t.tenants[found], true
 }
 
 // Forms write errors by path, each for a path and all below it. Other paths use

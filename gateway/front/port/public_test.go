@@ -29,6 +29,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/front/oip"
 	"github.com/stagemesh/stagemesh/gateway/front/port"
 	"github.com/stagemesh/stagemesh/gateway/openapi"
+	"github.com/stagemesh/stagemesh/mesh/credentials"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
@@ -115,7 +116,7 @@ func TestOnePortServesEveryProtocol(t *testing.T) {
 
 func TestStreamIsServedOnThePublicPort(t *testing.T) {
 	t.Parallel()
-	tokens, err := port.NewTokens("sesame")
+	tokens, err := credentials.NewTokens("sesame")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -328,7 +329,7 @@ func (described) Document(context.Context) (*openapi.Document, error) {
 
 func TestPageNeedsNoTokenButDocumentDoes(t *testing.T) {
 	t.Parallel()
-	tokens, err := port.NewTokens("open-sesame")
+	tokens, err := credentials.NewTokens("open-sesame")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -351,7 +352,7 @@ func TestPageNeedsNoTokenButDocumentDoes(t *testing.T) {
 
 func TestRejectionHasTheFormOfItsPath(t *testing.T) {
 	t.Parallel()
-	tokens, err := port.NewTokens("open-sesame")
+	tokens, err := credentials.NewTokens("open-sesame")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,4 +1,4 @@
-package port_test
+package credentials_test
 
 import (
 	"errors"
@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/stagemesh/stagemesh/gateway/front/port"
+	"github.com/stagemesh/stagemesh/mesh/credentials"
 )
 
 func TestTokensAreReadFromAFileOneALine(t *testing.T) {
@@ -30,19 +30,19 @@ func TestTokensAreReadFromAFileOneALine(t *testing.T) {
 		if err := os.WriteFile(path, []byte(test.text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		_, err := port.ReadTokens(path)
+		_, err := credentials.ReadTokens(path)
 		if (err == nil) != (test.want == "") || err != nil && (!strings.Contains(err.Error(), test.want) || !strings.HasPrefix(err.Error(), path) || strings.Contains(strings.TrimPrefix(err.Error(), path), "ecret")) {
 			t.Errorf("%s: got %v", name, err)
 		}
 	}
-	if _, err := port.ReadTokens(filepath.Join(folder, "nowhere")); !errors.Is(err, os.ErrNotExist) {
+	if _, err := credentials.ReadTokens(filepath.Join(folder, "nowhere")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("got %v", err)
 	}
 }
 
 func TestTokensCannotBePrinted(t *testing.T) {
 	t.Parallel()
-	tokens, err := port.NewTokens("open-sesame")
+	tokens, err := credentials.NewTokens("open-sesame")
 	if err != nil {
 		t.Fatal(err)
 	}

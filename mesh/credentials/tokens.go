@@ -1,0 +1,87 @@
+package credentials
+
+import (
+	"crypto/sha256"
+	"crypto/subtle"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+)
+
+// BearerToken returns the token of an Authorization header.
+func BearerToken(authorization string) (token string, ok bool) {
+	scheme, token, ok := strings.Cut(authorization, " ")
+	return strings.TrimSpace(token), ok && strings.EqualFold(scheme, "Bearer")
+}
+
+// Tokens are the tokens of a port; any of them is accepted, so one can replace another. The zero
+// Tokens have none. They are stored as digests, so nothing can print them and all comparisons
+// take the same time.
+type Tokens struct {
+	digests [][sha256.Size]byte
+	// tenants are those of the digests, "" where the token has none.
+	tenants []string
+}
+
+// NewTokens returns the tokens of a text, one per line, without white space around them and
+// empty lines. There is at least one, and each is visible ASCII. After a token may stand the
+// name of its tenant, which several tokens may share.
+func NewTokens(text string) (Tokens, error) {
+	var out Tokens
+	for line := range strings.Lines(text) {
+		words := strings.Fields(line)
+		if len(words) == 0 {
+			continue
+		}
+		if strings.ContainsFunc(words[0], func(r rune) bool { return r <= ' ' || r > '~' }) {
+			return Tokens{}, errors.New("a token is one word of visible ASCII")
+		}
+		tenant := strings.Join(words[1:], " ")
+		if len(words) > 1 && pipeline.ValidName("tenant", tenant) != nil {
+			// The error does not show it: it may be the token.
+			return Tokens{}, errors.New("a line is a token and, after a space, the name of its tenant: up to 63 of a-z, 0-9 and -")
+		}
+		digest := sha256.Sum256([]byte(words[0]))
+		if at := slices.Index(out.digests, digest); at >= 0 && out.tenants[at] != tenant {
+			return Tokens{}, errors.New("a token is there twice, with two tenants")
+		}
+		out.digests, out.tenants = append(out.digests, digest), append(out.tenants, tenant)
+	}
+	if len(out.digests) == 0 {
+		return Tokens{}, errors.New("there is no token in it")
+	}
+	return out, nil
+}
+
+// ReadTokens reads tokens from a file, one per line.
+func ReadTokens(path string) (Tokens, error) {
+	data, err := Read(path)
+	if err != nil {
+		return Tokens{}, err
+	}
+	tokens, err := NewTokens(string(data))
+	if err != nil {
+		return Tokens{}, fmt.Errorf("%s: %w", path, err)
+	}
+	return tokens, nil
+}
+
+// IsEmpty reports whether there is no token.
+func (t Tokens) IsEmpty() bool { return len(t.digests) == 0 }
+
+// Tenant returns the tenant of a token, and whether the text is one. It compares all, so its
+// time does not reveal which.
+func (t Tokens) Tenant(text string) (tenant string, ok bool) {
+	digest := sha256.Sum256([]byte(text))
+	found := -1
+	for i := range t.digests {
+		found = subtle.ConstantTimeSelect(subtle.ConstantTimeCompare(digest[:], t.digests[i][:]), i, found)
+	}
+	if found < 0 {
+		return "", false
+	}
+	return t.tenants[found], true
+}
