@@ -75,7 +75,7 @@ func (g *Gateway) description(specs map[string]*stagev1.Spec) openapi.Settings {
 		p := e.Pipeline
 		out.Pipelines = append(out.Pipelines, openapi.Pipeline{
 			Pipeline: p, Timeout: cmp.Or(p.Timeout, g.settings.Timeout, call.DefaultTimeout),
-			First: specs[string(p.Steps[0].Stage)], Last: specs[string(p.Steps[len(p.Steps)-1].Stage)],
+			Specs: specs,
 		})
 	}
 	return out

@@ -5,7 +5,9 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
+	"maps"
 	"net"
+	"slices"
 	"strings"
 	"time"
 
@@ -267,7 +269,11 @@ func (h *Host) Infer(ctx context.Context, r Request) Response {
 		return Response{Outcome: runner.Failed(fault.Newf(fault.ShuttingDown, "%w", err))}
 	}
 	it := h.directItem(ctx, r)
-	h.post(&itemArrived{item: it, fault: h.fit(it)})
+	f := h.checkParameters(r.Parameters)
+	if f == nil {
+		f = h.fit(it)
+	}
+	h.post(&itemArrived{item: it, fault: f})
 	select {
 	case answer := <-it.direct.answer:
 		return answer
@@ -277,6 +283,17 @@ func (h *Host) Infer(ctx context.Context, r Request) Response {
 	case <-h.loopDone:
 		return Response{Outcome: runner.Failed(fault.New(fault.ShuttingDown, "the host has stopped"))}
 	}
+}
+
+// checkParameters returns INVALID_REQUEST for a parameter that the stage does not read, as
+// gateways do.
+func (h *Host) checkParameters(p payload.Parameters) *fault.Fault {
+	for _, name := range slices.Sorted(maps.Keys(p)) {
+		if why, _ := payload.Unread(h.parameters, name, p[name]); why != "" {
+			return fault.InField(fault.InvalidRequest, "parameters."+name, "the stage %s %s", h.settings.Stage, why)
+		}
+	}
+	return nil
 }
 
 // callerLeft is the event of a direct call whose caller has left.

@@ -122,14 +122,21 @@ func specToProto(s runner.Spec) *stagev1.Spec {
 	if s.BatchAxis == runner.BatchRows {
 		out.BatchAxis = stagev1.BatchAxis_BATCH_AXIS_ROWS
 	}
-	if s.Parameters != nil {
-		out.Parameters = &stagev1.ParameterSpecs{}
-	}
-	for _, p := range s.Parameters {
-		out.Parameters.Specs = append(out.Parameters.Specs, &stagev1.ParameterSpec{Name: p.Name, Type: string(p.Type), Description: p.Description})
-	}
+	out.Parameters = parametersToProto(s.Parameters)
 	for _, example := range s.Examples {
 		out.Examples = append(out.Examples, &stagev1.Example{Name: example.Name, Inputs: payload.ToProto(example.Inputs)})
+	}
+	return out
+}
+
+// parametersToProto returns nil for nil: a runner that declares nothing reads any.
+func parametersToProto(specs []runner.ParameterSpec) *stagev1.ParameterSpecs {
+	if specs == nil {
+		return nil
+	}
+	out := &stagev1.ParameterSpecs{}
+	for _, p := range specs {
+		out.Specs = append(out.Specs, &stagev1.ParameterSpec{Name: p.Name, Type: string(p.Type), Description: p.Description})
 	}
 	return out
 }

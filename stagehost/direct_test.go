@@ -25,6 +25,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/stagehost"
+	"github.com/stagemesh/stagemesh/stagehost/batch"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
 )
@@ -102,7 +103,9 @@ func TestStageServiceFaultsHaveTheirDetails(t *testing.T) {
 		return nil, errors.New("broken")
 	}), listening)
 	slow := b.host(g, listening)
+	readsK := b.host(inproc.Each(inproc.Settings{Spec: runner.Spec{Parameters: []runner.ParameterSpec{{Name: "k", Type: payload.TypeInt}}}}, echo), listening)
 	client, slowClient := stagev1.NewStageServiceClient(dial(t, h)), stagev1.NewStageServiceClient(dial(t, slow))
+	declaring := stagev1.NewStageServiceClient(dial(t, readsK))
 	for _, test := range []struct {
 		name   string
 		client stagev1.StageServiceClient
@@ -115,6 +118,8 @@ func TestStageServiceFaultsHaveTheirDetails(t *testing.T) {
 		{"no inputs", client, &stagev1.InferRequest{}, codes.InvalidArgument, fault.InvalidInput, "inputs.x"},
 		{"an input that is nothing", client, &stagev1.InferRequest{Inputs: []*inferencev1.Part{{Name: "x"}}}, codes.InvalidArgument, fault.InvalidInput, "inputs.x"},
 		{"the runner's", client, &stagev1.InferRequest{Inputs: payload.ToProto([]payload.Part{ints(t, "x", []int64{1, 2}, 1, 2)})}, codes.Internal, fault.RunnerFailed, ""},
+		{"a parameter that is not read", declaring, &stagev1.InferRequest{Inputs: textPart("x"), Parameters: payload.Parameters{"kk": payload.Int64(3)}.ToProto()}, codes.InvalidArgument, fault.InvalidRequest, "parameters.kk"},
+		{"a parameter of another type", declaring, &stagev1.InferRequest{Inputs: textPart("x"), Parameters: payload.Parameters{"k": payload.String("x")}.ToProto()}, codes.InvalidArgument, fault.InvalidRequest, "parameters.k"},
 		{"the deadline", slowClient, &stagev1.InferRequest{Inputs: textPart("x"), Timeout: durationpb.New(50 * time.Millisecond)}, codes.DeadlineExceeded, fault.DeadlineExceeded, ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -140,6 +145,17 @@ func TestStageServiceFaultsHaveTheirDetails(t *testing.T) {
 				t.Errorf("violations %v, want one of %s", bad, test.field)
 			}
 		})
+	}
+}
+
+func TestBatchByHasParametersThatTheRunnerReads(t *testing.T) {
+	t.Parallel()
+	s := stagehost.Settings{
+		Mesh: mesh, Stage: stage, Host: "h", Config: stagehost.Config{Batch: batch.Settings{MaxSize: 1, By: []string{"k", "kk"}}},
+		Runner: inproc.Each(inproc.Settings{Spec: runner.Spec{Parameters: []runner.ParameterSpec{{Name: "k", Type: payload.TypeInt}}}}, echo),
+	}
+	if err := s.Validate(); err == nil || err.Error() != "batch.by: kk: the runner reads no such parameter; it reads k" {
+		t.Errorf("got %v", err)
 	}
 }
 

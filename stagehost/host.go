@@ -37,6 +37,8 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
+
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/process"
 	"github.com/stagemesh/stagemesh/mesh/store"
@@ -50,9 +52,10 @@ import (
 type Host struct {
 	settings Settings
 	metrics  *metrics
-	// spec and contract are set once the runner has started.
-	spec     runner.Spec
-	contract *schema.Contract
+	// spec, its parameters and contract are set once the runner has started.
+	spec       runner.Spec
+	parameters *stagev1.ParameterSpecs
+	contract   *schema.Contract
 	// startTook is how long the runner took to start: its workers take as long.
 	startTook time.Duration
 	// connectedAt is when this process connected to the broker as a host.
@@ -214,8 +217,8 @@ func (h *Host) compileSpec() error {
 		h.contract, err = schema.Compile(spec)
 	}
 	if err == nil {
-		h.spec = spec
-		err = h.configureBatching()
+		h.spec, h.parameters = spec, parametersToProto(spec.Parameters)
+		err = errors.Join(h.settings.checkBatchBy(spec), h.configureBatching())
 	}
 	if err != nil {
 		h.stopRunner()

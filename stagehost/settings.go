@@ -14,6 +14,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/config"
 	"github.com/stagemesh/stagemesh/mesh/credentials"
+	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/store"
 	"github.com/stagemesh/stagemesh/stagehost/batch"
@@ -174,6 +175,17 @@ func (s Settings) complete(spec runner.Spec) (runner.Spec, error) {
 	return schema.Complete(spec, s.Inputs, s.Outputs)
 }
 
+// checkBatchBy checks that the runner reads the parameters of batch.by.
+func (c Config) checkBatchBy(spec runner.Spec) error {
+	declared := parametersToProto(spec.Parameters)
+	for _, name := range c.Batch.By {
+		if why, isDeclared := payload.Unread(declared, name, payload.Value{}); why != "" && !isDeclared {
+			return fmt.Errorf("batch.by: %s: the runner %s", name, why)
+		}
+	}
+	return nil
+}
+
 // Validate checks what an operator can get wrong; messages name the key.
 func (s Settings) Validate() error {
 	if s.Runner == nil {
@@ -184,6 +196,7 @@ func (s Settings) Validate() error {
 		pipeline.ValidName("stage", string(s.Stage)),
 		pipeline.ValidName("host", string(s.Host)),
 		s.Config.Validate(),
+		s.checkBatchBy(s.Runner.Spec()),
 		schema.ValidParts("inputs", s.Inputs),
 		schema.ValidParts("outputs", s.Outputs),
 	)

@@ -72,9 +72,8 @@ type Pipeline struct {
 	// Timeout is the longest time that a request may take: the gateway's if the
 	// pipeline has none.
 	Timeout time.Duration
-	// First is the spec of its first stage, and Last that of its last stage; nil if it
-	// is not known.
-	First, Last *stagev1.Spec
+	// Specs are those of its stages that are known, by stage.
+	Specs map[string]*stagev1.Spec
 }
 
 // object is a JSON object; its members are written sorted.

@@ -32,7 +32,7 @@ type object = map[string]any
 func single(name string, spec *stagev1.Spec) openapi.Pipeline {
 	p := pipeline.OfStage(pipeline.StageName(name))
 	p.Name = pipeline.Name(name)
-	return openapi.Pipeline{Pipeline: p, Timeout: time.Second, First: spec, Last: spec}
+	return openapi.Pipeline{Pipeline: p, Timeout: time.Second, Specs: map[string]*stagev1.Spec{name: spec}}
 }
 
 func tensorPart(name, datatype string, shape ...int64) *stagev1.PartSpec {
@@ -193,9 +193,10 @@ func TestInputsHaveCallerNames(t *testing.T) {
 	t.Parallel()
 	renamed := single("renamed", takes(tensorPart("x", "FP32", -1, 4)))
 	renamed.Steps[0].Stage, renamed.Steps[0].Inputs = "s", map[string]string{"x": "pixels"}
-	renamed.First.Examples = []*stagev1.Example{{Name: "one", Inputs: payload.ToProto([]payload.Part{payload.OfTensor("x", floats(1, 4))})}}
+	renamed.Specs["s"] = renamed.Specs["renamed"]
+	renamed.Specs["s"].Examples = []*stagev1.Example{{Name: "one", Inputs: payload.ToProto([]payload.Part{payload.OfTensor("x", floats(1, 4))})}}
 	plain := single("plain", takes(tensorPart("x", "FP32", -1, 4)))
-	plain.Steps[0].Stage = "s"
+	plain.Steps[0].Stage, plain.Specs["s"] = "s", plain.Specs["plain"]
 	text := build(t, openapi.Settings{Mesh: "m", Pipelines: []openapi.Pipeline{renamed, plain}})
 	valid(t, text)
 	for name, want := range map[string]string{"renamed": "pixels", "plain": "x"} {
@@ -316,6 +317,33 @@ func TestAllOperationsButProbesRequireToken(t *testing.T) {
 	}
 	if got := at(t, text, "paths", "/livez", "get", "security").([]any); len(got) != 0 {
 		t.Errorf("a probe requires %v", got)
+	}
+}
+
+func TestParametersOfAllStepsAreDescribed(t *testing.T) {
+	t.Parallel()
+	declares := func(specs ...*stagev1.ParameterSpec) *stagev1.Spec {
+		return &stagev1.Spec{Parameters: &stagev1.ParameterSpecs{Specs: specs}}
+	}
+	one := single("one", declares(&stagev1.ParameterSpec{Name: "k", Type: "int", Description: "How many."}, &stagev1.ParameterSpec{Name: "note"}))
+	one.Steps[0].Parameters = payload.Parameters{"k": payload.Int64(3)}
+	one.Steps = append(one.Steps, pipeline.Step{Name: "fixed", Stage: "two", Locked: true, Parameters: payload.Parameters{"x": payload.Int64(1)}}, pipeline.Step{Name: "last", Stage: "two"})
+	one.Specs["two"] = declares(&stagev1.ParameterSpec{Name: "x", Type: "bool"})
+	text := build(t, openapi.Settings{Mesh: "m", Pipelines: []openapi.Pipeline{one}})
+	valid(t, text)
+	var got []string
+	for _, p := range at(t, text, "paths", "/v1/pipelines/one:infer", "post", "parameters").([]any) {
+		if name, _ := p.(object)["name"].(string); strings.HasPrefix(name, "steps.") {
+			got = append(got, fmt.Sprint(name, ": ", p.(object)["description"], " ", p.(object)["schema"].(object)["type"]))
+		}
+	}
+	want := []string{
+		"steps.one.k: Parameter `k` of the step one. How many. The pipeline sets 3. integer",
+		"steps.one.note: Parameter `note` of the step one. [string number boolean]",
+		"steps.last.x: Parameter `x` of the step last. boolean",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got\n%s", strings.Join(got, "\n"))
 	}
 }
 

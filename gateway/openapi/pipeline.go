@@ -22,14 +22,14 @@ func streamPath(name string) string { return "/v1/pipelines/" + name + ":stream"
 // describe returns the paths of a pipeline, and the schemas that they refer to.
 func describe(d *document, p Pipeline) (paths, schemas map[string]json.RawMessage, err error) {
 	first, last := p.Steps[0], p.Steps[len(p.Steps)-1]
-	a := operations{document: d, pipeline: p, out: side{spec: p.Last, key: "stage." + string(last.Stage)}, schemas: object{}}
-	a.in = side{spec: p.First, key: "stage." + string(first.Stage), rename: first.Inputs}
+	a := operations{document: d, pipeline: p, out: side{spec: p.Specs[string(last.Stage)], key: "stage." + string(last.Stage)}, schemas: object{}}
+	a.in = side{spec: p.Specs[string(first.Stage)], key: "stage." + string(first.Stage), rename: first.Inputs}
 	if len(first.Inputs) > 0 {
 		// Callers use other input names than for the stage alone.
 		a.in.key = "pipeline." + string(p.Name)
 	}
 	made := object{inferPath(string(p.Name)): object{"post": a.infer()}}
-	if p.Last.GetStream() {
+	if a.out.spec.GetStream() {
 		made[streamPath(string(p.Name))] = object{"post": a.stream()}
 	}
 	if paths, err = marshalMembers(made); err != nil {
@@ -169,20 +169,49 @@ func listParts(b *strings.Builder, title string, parts []part) {
 	}
 }
 
-// stepParameters are the parameters that the pipeline sets for its steps. A request may
-// override these.
+// stepParameters are the parameters that a request may set for one step: those that its stage
+// declares, and those that the pipeline sets.
 func (a operations) stepParameters() []any {
 	var out []any
 	for _, step := range a.pipeline.Steps {
-		for _, name := range slices.Sorted(maps.Keys(step.Parameters)) {
+		if step.Locked {
+			continue
+		}
+		declared := map[string]*stagev1.ParameterSpec{}
+		for _, one := range a.pipeline.Specs[string(step.Stage)].GetParameters().GetSpecs() {
+			declared[one.GetName()] = one
+		}
+		names := slices.AppendSeq(slices.Collect(maps.Keys(declared)), maps.Keys(step.Parameters))
+		slices.Sort(names)
+		for _, name := range slices.Compact(names) {
+			about := fmt.Sprintf("Parameter `%s` of the step %s.", name, step.Name)
+			if text := declared[name].GetDescription(); text != "" {
+				about += " " + text
+			}
+			if value, ok := step.Parameters[name]; ok {
+				about += fmt.Sprintf(" The pipeline sets %s.", value)
+			}
 			out = append(out, object{
-				"name": "steps." + string(step.Name) + "." + name, "in": "query",
-				"description": fmt.Sprintf("Parameter `%s` of the step %s. The pipeline sets %s.", name, step.Name, step.Parameters[name]),
-				"schema":      object{"type": []any{"string", "number", "boolean"}},
+				"name": "steps." + string(step.Name) + "." + name, "in": "query", "description": about,
+				"schema": object{"type": parameterType(payload.Type(declared[name].GetType()))},
 			})
 		}
 	}
 	return out
+}
+
+// parameterType returns the type of a parameter in JSON Schema.
+func parameterType(t payload.Type) any {
+	switch t {
+	case payload.TypeBool:
+		return "boolean"
+	case payload.TypeInt:
+		return "integer"
+	case payload.TypeFloat:
+		return "number"
+	default:
+		return []any{"string", "number", "boolean"}
+	}
 }
 
 // body describes the request bodies that callers may send: one blob as it is, several

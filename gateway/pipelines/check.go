@@ -163,7 +163,7 @@ func (c *checker) renames(at stepCheck) {
 // parameters checks that the stage reads the parameters of the step.
 func (c *checker) parameters(at stepCheck) {
 	for _, name := range slices.Sorted(maps.Keys(at.Parameters)) {
-		if why, _ := unread(at.Spec, name, at.Parameters[name]); why != "" {
+		if why, _ := payload.Unread(at.Spec.GetParameters(), name, at.Parameters[name]); why != "" {
 			c.report(requestsFail, at.field+".parameters."+name, "the stage %s %s", at.Step.Stage, why)
 		}
 	}
@@ -176,7 +176,7 @@ func CheckParameters(p pipeline.Pipeline, o pipeline.Options, specs map[string]*
 		var why []string
 		isRead := false
 		for _, step := range p.Steps {
-			text, named := unread(specs[string(step.Stage)], name, o.Parameters[name])
+			text, named := payload.Unread(specs[string(step.Stage)].GetParameters(), name, o.Parameters[name])
 			if named && text != "" {
 				return fault.InField(fault.InvalidRequest, "parameters."+name, "the stage %s %s", step.Stage, text)
 			}
@@ -190,31 +190,12 @@ func CheckParameters(p pipeline.Pipeline, o pipeline.Options, specs map[string]*
 	for _, step := range p.Steps {
 		own := o.Steps[step.Name].Parameters
 		for _, name := range slices.Sorted(maps.Keys(own)) {
-			if why, _ := unread(specs[string(step.Stage)], name, own[name]); why != "" {
+			if why, _ := payload.Unread(specs[string(step.Stage)].GetParameters(), name, own[name]); why != "" {
 				return fault.InField(fault.InvalidRequest, fmt.Sprintf("steps.%s.parameters.%s", step.Name, name), "the stage %s %s", step.Stage, why)
 			}
 		}
 	}
 	return nil
-}
-
-// unread returns why a stage does not read a parameter, and whether it declares one of that
-// name; "" if it reads it.
-func unread(spec *stagev1.Spec, name string, value payload.Value) (why string, named bool) {
-	declared := spec.GetParameters()
-	if declared == nil {
-		return "", false
-	}
-	for _, one := range declared.GetSpecs() {
-		if one.GetName() != name {
-			continue
-		}
-		if value.Is(payload.Type(one.GetType())) {
-			return "", true
-		}
-		return fmt.Sprintf("takes no %.80q for it, which is %s", value.String(), one.GetType()), true
-	}
-	return "reads no such parameter; it reads " + listed(names(declared.GetSpecs())), false
 }
 
 // sizes checks that the smallest item of the stage is not too large.

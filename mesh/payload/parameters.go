@@ -1,6 +1,7 @@
 package payload
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -10,6 +11,7 @@ import (
 	"unicode/utf8"
 
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
+	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 )
 
 // Value is a parameter's value: bool, int64, uint64, float64 or string. The
@@ -170,6 +172,32 @@ func ParseValue(s string) Value {
 
 // Parameters are named values. A nil map is no parameters.
 type Parameters map[string]Value
+
+// maxListed is how many names of parameters a message lists.
+const maxListed = 10
+
+// Unread returns why a stage that declares these parameters does not read one, and whether it
+// declares one of that name; "" if it reads it. A stage that declares nothing reads any.
+func Unread(declared *stagev1.ParameterSpecs, name string, value Value) (why string, named bool) {
+	if declared == nil {
+		return "", false
+	}
+	names := []string{}
+	for _, one := range declared.GetSpecs() {
+		if one.GetName() != name {
+			names = append(names, one.GetName())
+			continue
+		}
+		if value.Is(Type(one.GetType())) {
+			return "", true
+		}
+		return fmt.Sprintf("takes no %.80q for it, which is %s", value.String(), one.GetType()), true
+	}
+	if more := len(names) - maxListed; more > 0 {
+		names = append(names[:maxListed], fmt.Sprintf("and %d more", more))
+	}
+	return "reads no such parameter; it reads " + cmp.Or(strings.Join(names, ", "), "none"), false
+}
 
 // Merge returns the parameters of all layers; later ones win.
 func Merge(layers ...Parameters) Parameters {
