@@ -59,6 +59,7 @@ func TestTableRefusesForbiddenImports(t *testing.T) {
 		"the SDK imports the contract":              {pkg: "sdk/go/worker", imported: ours("proto/gen/go/stagemesh/stage/v1"), want: "may import"},
 		"the SDK imports a module":                  {pkg: "sdk/go/frame", imported: "github.com/google/uuid", want: "standard library only"},
 		"the SDK's test imports a module":           {pkg: "sdk/go/frame", imported: "pgregory.net/rapid", inTest: true, want: "standard library only"},
+		"the SDK's test imports a test helper":      {pkg: "sdk/go/worker", imported: ours("internal/testbed"), inTest: true, want: "may import"},
 		"a pure package locks":                      {pkg: "stagehost/batch", imported: "sync", want: "pure"},
 		"a pure package opens sockets":              {pkg: "stagehost/batch", imported: "net/http", want: "pure"},
 		"the product imports a test helper":         {pkg: "services/cli", imported: ours("internal/testbed"), want: "tests only"},

@@ -26,7 +26,7 @@ type row struct {
 	mayImport []string
 	// inTests are what only the tests of these packages may import besides.
 	inTests []string
-	// standardLibraryOnly forbids the packages of others, in tests too.
+	// standardLibraryOnly forbids the packages of others and test helpers, in tests too.
 	standardLibraryOnly bool
 	// pure forbids what rules.impure lists, except in tests.
 	pure bool
@@ -104,7 +104,7 @@ func (r rules) refusal(pkg string, row row, clause importClause) string {
 
 func refusalOfOurs(pkg string, row row, imported string, inTest bool) string {
 	switch {
-	case isTestHelper(imported):
+	case isTestHelper(imported) && !row.standardLibraryOnly:
 		if inTest {
 			return ""
 		}
