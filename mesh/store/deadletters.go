@@ -254,6 +254,9 @@ func (s *DeadLetters) Replay(ctx context.Context, seq uint64) (Replayed, error) 
 	if err != nil {
 		return Replayed{}, err
 	}
+	if err := s.bus.ClockError(); err != nil {
+		return Replayed{}, fault.Newf(fault.NoCapacity, "no dead letter can be replayed: %w", err).WithRetryAfter(brokerRetryAfter)
+	}
 	renew(item, dead, time.Now())
 	if err := s.requeue(ctx, item); err != nil {
 		return Replayed{}, err

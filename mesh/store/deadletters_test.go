@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -28,9 +29,9 @@ type letterBed struct {
 	deliveries chan bus.Delivery
 }
 
-func newLetterBed(t *testing.T) *letterBed {
+func newLetterBed(t *testing.T, edits ...func(*bus.Settings)) *letterBed {
 	t.Helper()
-	b := testbed.StartBroker(t).Connect(mesh)
+	b := testbed.StartBroker(t).Connect(mesh, edits...)
 	d := &letterBed{DeadLetters: store.NewDeadLetters(b, settings), bus: b, deliveries: make(chan bus.Delivery, 64)}
 	if err := d.Ensure(t.Context()); err != nil {
 		t.Fatal(err)
@@ -275,6 +276,21 @@ func TestReplayMayBeRepeated(t *testing.T) {
 	case again := <-d.deliveries:
 		t.Errorf("it came twice: %+v", again)
 	default:
+	}
+}
+
+// A replay mints a deadline, which hosts go by.
+func TestReplayNeedsTheBrokersTime(t *testing.T) {
+	t.Parallel()
+	d := newLetterBed(t, func(s *bus.Settings) { s.Now = func() time.Time { return time.Now().Add(time.Second) } })
+	e := item("")
+	data, err := e.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.store(t, letterOf(stage, data), bus.Delivery{Seq: 1})
+	if _, err := d.Replay(t.Context(), 1); fault.From(err).Reason != fault.NoCapacity || !strings.Contains(err.Error(), "clock") {
+		t.Errorf("got %v", err)
 	}
 }
 
