@@ -295,7 +295,13 @@ class Life(Signals):
 
     @staticmethod
     def end(code: int, after_s: float) -> None:
-        """Ends the process after that many seconds, even if threads of the worker still run."""
+        """Ends the process after that many seconds, even if threads of the worker still run.
+
+        Further signals are ignored: Python drops its handlers before it ends, and the
+        process would look killed.
+        """
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
 
         def leave() -> None:
             names = [t.name for t in threading.enumerate() if not t.daemon and t is not threading.main_thread()]

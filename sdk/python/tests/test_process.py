@@ -271,6 +271,23 @@ class Slow(Double):
                 self.assertTrue(host.ended())
                 self.assertEqual(host.exit_code(), 0)
 
+    def test_signal_at_the_end_changes_no_exit_code(self) -> None:
+        source = (
+            DOUBLE
+            + """
+import os, signal
+class AtEnd:
+    def __del__(self, kill=os.kill, pid=os.getpid(), number=signal.SIGTERM):
+        kill(pid, number)
+at_end = AtEnd()
+"""
+        )
+        with Host(source) as host:
+            host.ready()
+            os.kill(host.process.pid, signal.SIGTERM)
+            self.assertEqual(host.expect("state")[0]["state"], "SHUTDOWN")
+            self.assertEqual(host.exit_code(), 0)
+
     def test_signals_during_a_batch_let_it_finish(self) -> None:
         with Host(self.SLOW) as host:
             host.ready()
