@@ -10,3 +10,6 @@ var DigestOf = digest
 
 // Close rejects new requests, as the first step of Stop does.
 func (s *Service) Close() { s.limiter.Close() }
+
+// Grace is how long after its deadline a request keeps its key.
+const Grace = grace
