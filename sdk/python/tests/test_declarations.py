@@ -84,7 +84,7 @@ class DeclarationsTest(RunTest):
                 error = next(s for s in run.states if s["type"] == "error")
                 self.assertRegex(error["message"], want)
                 self.assertEqual(error["kind"], "exception")
-                self.assertIn("cannot start", text())
+                self.assertEqual(text(), "")  # the host logs the error
 
     def captured(self) -> Any:
         import contextlib
