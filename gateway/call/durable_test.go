@@ -269,16 +269,18 @@ func TestDurableRequestOutlivesItsCaller(t *testing.T) {
 func TestStoredResultEndsOnlyACompleteStream(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
-		chunks int
-		other  bool
-		seq    uint64
-		intact bool
+		chunks  int
+		other   bool
+		attempt uint32
+		seq     uint64
+		intact  bool
 	}{
-		"nothing was streamed":            {0, true, 1, true},
-		"all chunks came":                 {2, false, 3, true},
-		"a chunk was lost":                {1, false, 3, false},
-		"the chunks are another's":        {2, true, 3, false},
-		"another's chunks are not stored": {0, true, 3, false},
+		"nothing was streamed":            {0, true, 1, 1, true},
+		"all chunks came":                 {2, false, 0, 3, true},
+		"a chunk was lost":                {1, false, 0, 3, false},
+		"the chunks are another's":        {2, true, 0, 3, false},
+		"the chunks are an earlier run's": {2, false, 1, 3, false},
+		"another's chunks are not stored": {0, true, 0, 3, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -304,7 +306,7 @@ func TestStoredResultEndsOnlyACompleteStream(t *testing.T) {
 				env.ExecutionID = pipeline.ExecutionID(uuid.NewString())
 			}
 			reply := env.NewReply()
-			reply.Seq, reply.Parts = test.seq, blob([]byte("stored"))
+			reply.Seq, reply.Attempt, reply.Parts = test.seq, test.attempt, blob([]byte("stored"))
 			b.storeReply(&env, reply)
 			b.announce(item.env)
 			got := testbed.Receive(t, "answer", answer)

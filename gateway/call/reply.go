@@ -21,9 +21,10 @@ const (
 
 // progress is the state of an answer that arrives.
 type progress struct {
-	// seq is the number of its last message; silence ends a stream whose next
-	// message is overdue, and is nil before the first.
+	// seq is the number of its last message, attempt that of the run that sends them;
+	// silence ends a stream whose next message is overdue, and is nil before the first.
 	seq     uint64
+	attempt uint32
 	silence *time.Timer
 	// isFinal is true once the final reply came: nothing is left to cancel.
 	isFinal bool
@@ -105,8 +106,12 @@ func (x *call) handleReply(r *envelope.Reply) (*Response, error) {
 		x.search.announce()
 		return nil, nil
 	}
-	p.seq++
+	if p.seq++; p.seq == 1 {
+		p.attempt = r.Attempt
+	}
 	switch {
+	case x.emit != nil && r.Attempt != p.attempt:
+		return nil, fault.New(fault.StreamInterrupted, "another run of the item sent a message of the answer")
 	case x.emit != nil && r.Seq != p.seq: // a caller that takes no chunks misses none
 		return nil, fault.Newf(fault.StreamInterrupted, "message %d of the answer came, message %d is missing", r.Seq, p.seq)
 	case r.Chunk:
@@ -228,7 +233,7 @@ func (x *call) responseOf(r *envelope.Result) (*Response, error) {
 		return nil, unreadable(errMismatch)
 	case reply.Fault != nil:
 		return nil, reply.Fault
-	case x.emit != nil && (reply.Seq != p.seq+1 || p.seq > 0 && reply.ExecutionID != x.env.ExecutionID):
+	case x.emit != nil && (reply.Seq != p.seq+1 || p.seq > 0 && (reply.ExecutionID != x.env.ExecutionID || reply.Attempt != p.attempt)):
 		return nil, fault.New(fault.StreamInterrupted, "chunks of the answer were lost; its end is stored, and can be fetched by the request's ID")
 	}
 	return x.response(reply)

@@ -190,6 +190,23 @@ func TestStreamWithAGapBreaks(t *testing.T) {
 	}
 }
 
+// The chunks that another run of the item repeats may be lost on their way.
+func TestStreamOfTwoRunsBreaks(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.serves(func(env *envelope.Envelope) {
+		b.chunk(env, 1, []byte("1 "))
+		reply := env.NewReply()
+		reply.Seq, reply.Attempt, reply.Chunk, reply.Parts = 2, 2, true, blob([]byte("2 "))
+		message, err := b.host.Reply(env.Gateway, reply)
+		if err = errors.Join(err, b.host.PublishUnacked(message)); err != nil {
+			t.Error(err)
+		}
+	})
+	response, err := b.service.Stream(t.Context(), ask("x"), func(call.Chunk) error { return nil })
+	_ = wantFault(t, response, err, fault.StreamInterrupted)
+}
+
 // A host that dies replies no more, and its item may wait long for another.
 func TestSilentStreamBreaks(t *testing.T) {
 	t.Parallel()
