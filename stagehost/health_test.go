@@ -3,12 +3,17 @@ package stagehost_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"sync"
 	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
 
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/stagehost"
@@ -57,7 +62,7 @@ func (m *moody) outcomeOf(err error) {
 
 var errLoop = errors.New("it dies again and again")
 
-func moodyHost(b *bed) (*moody, *host) {
+func moodyHost(b *bed, edits ...func(*stagehost.Settings)) (*moody, *host) {
 	m := &moody{changed: make(chan struct{})}
 	m.Runner = inproc.Each(inproc.Settings{}, func(ctx context.Context, item runner.Item) ([]payload.Part, error) {
 		if err := m.healed(ctx); err != nil {
@@ -65,7 +70,7 @@ func moodyHost(b *bed) (*moody, *host) {
 		}
 		return echo(ctx, item)
 	})
-	return m, b.host(m, func(s *stagehost.Settings) { s.Runner = m })
+	return m, b.host(m, append(edits, func(s *stagehost.Settings) { s.Runner = m })...)
 }
 
 func TestHostLeavesItsStageWhileItsRunnerIsUnhealthy(t *testing.T) {
@@ -177,4 +182,46 @@ func TestHostStaysWhenItsRunnerRecovers(t *testing.T) {
 	m.outcomeOf(nil)
 	checkEcho(t, meanwhile)
 	testbed.Eventually(t, "the host is ready", func() bool { return h.Ready() == nil })
+}
+
+// The broker gives each item to one host. A host that cannot run takes none from another.
+func TestFailingHostRefusesOnlyItemsThatNoHostServes(t *testing.T) {
+	t.Parallel()
+	const items = 32
+	b := newBed(t)
+	m, h := moodyHost(b, func(s *stagehost.Settings) { s.HostGrace = 4 * time.Second })
+	m.outcomeOf(fmt.Errorf("%w: SyntaxError in /srv/worker.py", runner.ErrStartFailed))
+	runs := b.ask("runs")
+	testbed.Eventually(t, "it runs", func() bool { return h.Record().GetRunning() == 1 })
+	testbed.Eventually(t, "the host leaves its stage", func() bool {
+		_, err := b.bus.Alive(t.Context(), stage)
+		return bus.CauseOf(err) != ""
+	})
+	b.awaitConsumers(func(_, asks int) bool { return asks == 0 })
+	for _, text := range []string{"waits", "comes later"} {
+		f := b.ask(text).fault(fault.NoCapacity)
+		if f.Stage != string(stage) || f.RetryAfter <= 0 || !strings.Contains(f.Message, "SyntaxError in worker.py") {
+			t.Errorf("%s: %+v", text, f)
+		}
+	}
+	onFile := b.ask("on file", durable)
+
+	b.host(inproc.Each(inproc.Settings{}, echo))
+	checks := make(chan *nats.Msg, roomy)
+	if _, err := b.broker.Client().ChanSubscribe(b.bus.Subjects.Alive(stage), checks); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // at the second one it is done with the first
+		testbed.Receive(t, "the failing host looks for others", checks)
+	}
+	if n := onFile.output().Attempt; n != 1 {
+		t.Errorf("the item on file was delivered %d times", n)
+	}
+	var served []*call
+	for i := range items {
+		served = append(served, b.ask(fmt.Sprint("served ", i)))
+	}
+	checkEcho(t, served...)
+	m.outcomeOf(nil)
+	checkEcho(t, runs, b.ask("after"))
 }

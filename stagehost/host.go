@@ -40,6 +40,7 @@ import (
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 
 	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/process"
 	"github.com/stagemesh/stagemesh/mesh/store"
 	"github.com/stagemesh/stagemesh/stagehost/batch"
@@ -61,10 +62,9 @@ type Host struct {
 	// connectedAt is when this process connected to the broker as a host.
 	connectedAt time.Time
 	status      status
-	// busy is true while items wait for a slot, holdsItems while any are in flight; load
-	// counts them.
-	busy, holdsItems atomic.Bool
-	load             load
+	// busy is true while items wait for a slot; load counts them.
+	busy atomic.Bool
+	load load
 
 	// events go to the loop, which exists once the runner has started; loopDone
 	// is closed when the loop takes no more. cancels are the cancel messages that it has
@@ -101,6 +101,10 @@ type reconciler struct {
 	// alive ends the answers that the host serves the stage, inFlight those that it may hold
 	// items, and failing those why it does not serve; nil while there are none.
 	alive, inFlight, failing func() error
+	// servedAt is when another host served the stage last, as far as this one knows; while
+	// it does not serve itself. refusal is what items get that it pulls all the same.
+	servedAt time.Time
+	refusal  atomic.Pointer[fault.Fault]
 
 	known        known
 	runnerHealth runnerHealth
@@ -136,6 +140,7 @@ func New(s Settings) (*Host, error) {
 		return nil, err
 	}
 	s.Config = s.Config.withDefaults()
+	s.HostGrace = cmp.Or(s.HostGrace, DefaultHostGrace)
 	s.RunRecords.Replicas = cmp.Or(s.RunRecords.Replicas, s.Queue.Replicas)
 	s.Logger = s.Logger.With("stage", s.Stage, "host", s.Host)
 	s.Bus.Mesh, s.Bus.Name, s.Bus.Logger = s.Mesh, "stagehost "+string(s.Host), s.Logger

@@ -124,7 +124,11 @@ func (h *Host) receive(d bus.Delivery) {
 	it := h.newItem(d, env)
 	h.metrics.countPull(it)
 	h.load.recordWait(it.queueWait)
-	h.post(&itemArrived{item: it, fault: h.fit(it)})
+	f := h.refusal.Load()
+	if f == nil {
+		f = h.fit(it)
+	}
+	h.post(&itemArrived{item: it, fault: f})
 }
 
 // receiveMalformed counts a message on the puller's subject that no queue sent, so

@@ -100,7 +100,6 @@ func (l *loop) runDue(now time.Time) time.Duration {
 	l.expire(now)
 	l.extend(now)
 	l.host.busy.Store(len(l.slots) == 0 && (l.ledger.counts[queued] > 0 || len(l.ledger.items) >= l.host.settings.MaxInFlight))
-	l.host.holdsItems.Store(len(l.ledger.items) > 0)
 	l.checkEmpty()
 	return l.untilNext(now)
 }

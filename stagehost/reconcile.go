@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
@@ -96,7 +97,7 @@ type known struct {
 
 func (h *Host) ensure(ctx context.Context) error {
 	now := time.Now()
-	err := h.checkRunner(now)
+	err := h.checkRunner(ctx, now)
 	if err != nil {
 		return err
 	}
@@ -110,6 +111,7 @@ func (h *Host) ensure(ctx context.Context) error {
 		h.known.streams = true
 	}
 	h.stopAnswers(&h.failing)
+	h.refusal.Store(nil)
 	if h.inFlight == nil {
 		if h.inFlight, err = h.bus.ServeInFlight(h.settings.Stage); err != nil {
 			return err
@@ -224,22 +226,21 @@ func (v *runnerHealth) update(now time.Time) bool {
 
 // checkRunner returns why the runner cannot run anything, and has the host leave
 // its stage where that lasts.
-func (h *Host) checkRunner(now time.Time) error {
+func (h *Host) checkRunner(ctx context.Context, now time.Time) error {
 	h.runnerHealth.update(now)
 	if h.runnerHealth.err == nil {
 		return nil
 	}
 	if lasted := now.Sub(h.runnerHealth.since); lasted >= unhealthyGrace {
-		h.leaveStage(lasted)
+		h.leaveStage(ctx, now)
 	}
 	return fmt.Errorf("the runner cannot run anything: %w", h.runnerHealth.err)
 }
 
 // leaveStage takes the host out of its stage. It naks the items that wait here for
 // a slot only once no pull is open any more: else they would be redelivered to
-// this host, and naked again, until they are exhausted. Once a start has failed it also
-// says that it holds none, so that gateways do not wait for it.
-func (h *Host) leaveStage(unhealthyFor time.Duration) {
+// this host, and naked again, until they are exhausted.
+func (h *Host) leaveStage(ctx context.Context, now time.Time) {
 	h.stopAnswers(&h.alive)
 	if h.failing == nil {
 		var err error
@@ -247,17 +248,38 @@ func (h *Host) leaveStage(unhealthyFor time.Duration) {
 			h.settings.Logger.Debug("callers do not learn why the runner cannot run", "error", err)
 		}
 	}
-	for _, d := range h.settings.Queue.Durabilities {
-		h.puller.Use(d, "")
-	}
-	if unhealthyFor < unhealthyGrace+reconcileRetry+bus.PullLife {
-		return
-	}
 	hasFailed := errors.Is(h.runnerHealth.err, runner.ErrStartFailed)
-	h.post(stageLeft{isStarting: !hasFailed && unhealthyFor < h.startTook+unhealthyGrace})
-	if hasFailed && !h.holdsItems.Load() {
-		h.stopAnswers(&h.inFlight)
+	for _, d := range h.settings.Queue.Durabilities {
+		epoch := bus.Epoch("")
+		if d == pipeline.Memory {
+			epoch = h.refuseUnserved(ctx, now, hasFailed)
+		}
+		h.puller.Use(d, epoch)
 	}
+	unhealthyFor := now.Sub(h.runnerHealth.since)
+	if unhealthyFor >= unhealthyGrace+reconcileRetry+bus.PullLife {
+		h.post(stageLeft{isStarting: !hasFailed && unhealthyFor < h.startTook+unhealthyGrace})
+	}
+}
+
+// refuseUnserved returns the epoch of the memory queue once the runner does not start
+// again and no host has served the stage for HostGrace. The host then pulls what waits
+// there, at whichever step, and refuses it, until it next looks and finds another host.
+func (h *Host) refuseUnserved(ctx context.Context, now time.Time, hasFailed bool) bus.Epoch {
+	_, err := h.bus.Alive(ctx, h.settings.Stage)
+	if !hasFailed || !errors.Is(err, bus.ErrNoHost) {
+		h.servedAt = now
+	}
+	if now.Sub(h.servedAt) < h.settings.HostGrace || now.Sub(h.runnerHealth.since) < h.settings.HostGrace {
+		h.refusal.Store(nil)
+		return ""
+	}
+	queue, err := h.bus.Queue(ctx, h.settings.Stage, pipeline.Memory)
+	if err != nil {
+		return ""
+	}
+	h.refusal.Store(fault.Newf(fault.NoCapacity, "stage %s has no ready host: %s", h.settings.Stage, h.cause()).WithRetryAfter(time.Second))
+	return queue.Epoch
 }
 
 // folders matches the folders of an absolute path, in quotes or alone.

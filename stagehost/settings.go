@@ -85,6 +85,10 @@ type Settings struct {
 	Registry *Registry
 
 	Runner runner.Runner
+	// HostGrace is how long items in memory wait while no host serves the stage and the
+	// runner of this one does not start again: the mesh's gateway.host_grace. 0 means the
+	// default.
+	HostGrace time.Duration
 	// Inputs and Outputs add to the runner's spec, or narrow it; they are the whole spec
 	// of a runner without one. See schema.Complete.
 	Inputs, Outputs []runner.PartSpec
@@ -129,6 +133,7 @@ const (
 	DefaultCrashLimit   = 2
 	DefaultStartTimeout = 10 * time.Minute
 	DefaultDrainTimeout = 30 * time.Second
+	DefaultHostGrace    = 10 * time.Second
 
 	inFlightSlack = 32
 	maxBatches    = 2

@@ -3,7 +3,6 @@ package call
 import (
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"slices"
 	"time"
@@ -196,11 +195,6 @@ func (x *call) failUnserved(ctx context.Context) error {
 	}
 	x.service.availability.Deleted(x.env)
 	hop := x.env.Hop()
-	_, err := x.service.bus.Alive(ctx, hop.Stage)
-	why := bus.CauseOf(err)
-	if why == "" {
-		why = fmt.Sprintf("the last one left, and none has come for %s", x.service.settings.HostGrace)
-	}
-	return fault.Newf(fault.NoCapacity, "stage %s has no ready host: %s", hop.Stage, why).
+	return fault.Newf(fault.NoCapacity, "stage %s has no ready host: the last one left, and none has come for %s", hop.Stage, x.service.settings.HostGrace).
 		At(string(hop.Stage), string(hop.Step), "").WithRetryAfter(admission.RetryAfter)
 }

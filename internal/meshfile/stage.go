@@ -49,7 +49,7 @@ func (f *File) Host(stage string) (stagehost.Settings, error) {
 	// A number that is 0 means the default.
 	standard := stagehost.DefaultBatch()
 	out.Batch.MaxSize, out.Batch.MaxBytes = cmp.Or(out.Batch.MaxSize, standard.MaxSize), cmp.Or(out.Batch.MaxBytes, standard.MaxBytes)
-	out.Queue.MaxAge = f.Gateway.MaxTimeout
+	out.Queue.MaxAge, out.HostGrace = f.Gateway.MaxTimeout, f.Gateway.HostGrace
 	var err, inputs, outputs, hosts error
 	out.Inputs, inputs = parts("inputs", s.Inputs)
 	out.Outputs, outputs = parts("outputs", s.Outputs)

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -15,8 +16,16 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/internal/testbed"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/services/cli"
+	"github.com/stagemesh/stagemesh/services/meshtest"
+	"github.com/stagemesh/stagemesh/stagehost"
+	"github.com/stagemesh/stagemesh/stagehost/runner"
+	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
 	"github.com/stagemesh/stagemesh/stagehost/runner/worker"
 )
 
@@ -316,4 +325,52 @@ func TestCallersLearnWhyNoWorkerStarts(t *testing.T) {
 		a := p.send(http.MethodPost, p.url, "hello")
 		return a.status == http.StatusServiceUnavailable && strings.Contains(a.body, "NO_CAPACITY") && strings.Contains(a.body, "the model is broken")
 	})
+}
+
+// Requests that wait for a later step learn it too. Those on file wait for a worker.
+func TestCallersLearnWhyNoWorkerOfALaterStepStarts(t *testing.T) {
+	t.Parallel()
+	good, err := os.ReadFile(testFile(t, "obedient.py"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "saved.py")
+	save := func(text []byte) {
+		if err := os.WriteFile(path, text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	save(good)
+	m := start(t, spec{
+		worker: func(s *worker.Settings) { s.Command[len(s.Command)-1] = path },
+		host:   func(s *stagehost.Settings) { s.HostGrace = time.Second },
+	})
+	for _, other := range []pipeline.StageName{"first", "last"} {
+		m.Host(other, inproc.Each(inproc.Settings{}, func(_ context.Context, item runner.Item) ([]payload.Part, error) { return item.Inputs, nil }))
+	}
+	m.gateway = m.Gateway([]pipeline.Pipeline{meshtest.Pipeline("three", "first", stage, "last")})
+	steps := func(r *call.Request) { r.Pipeline = "three" }
+	onFile := func(r *call.Request) { steps(r); r.Durability = pipeline.File }
+
+	from := []<-chan answer{m.send(t.Context(), "wait for ever", steps)}
+	running := m.files.await("run", "wait for ever")
+	save([]byte("def broken(:\n"))
+	for _, text := range texts("waits", 8) {
+		from = append(from, m.send(t.Context(), text, steps))
+	}
+	durable := m.send(t.Context(), "durable", onFile)
+	if err := syscall.Kill(running.PID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	begin := time.Now()
+	for _, answer := range from {
+		a := m.receive(answer)
+		a.checkFault(t, fault.NoCapacity, "the last start failed: worker 0")
+		if a.fault != nil && a.fault.Stage != stage {
+			t.Errorf("%q failed at stage %q", a.text, a.fault.Stage)
+		}
+	}
+	t.Logf("all are answered after %s", time.Since(begin))
+	save(good)
+	m.receive(durable).checkEcho(t)
 }
