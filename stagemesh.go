@@ -291,6 +291,9 @@ func (m *Mesh) service() (*call.Service, error) {
 // URL returns where callers reach the mesh, or "" where nowhere, or not yet.
 func (m *Mesh) URL() string { return m.gatewayURL((*gateway.Gateway).URL) }
 
+// GRPCURL returns where callers reach the port for gRPC alone, or "" where nowhere, or not yet.
+func (m *Mesh) GRPCURL() string { return m.gatewayURL((*gateway.Gateway).GRPCURL) }
+
 // AdminURL returns where operators reach the mesh, or "" where nowhere, or not yet.
 func (m *Mesh) AdminURL() string { return m.gatewayURL((*gateway.Gateway).AdminURL) }
 

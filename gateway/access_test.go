@@ -16,10 +16,12 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
+	oipv2 "github.com/stagemesh/stagemesh/proto/gen/go/oip/v2"
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
 
@@ -60,7 +62,7 @@ func TestPublicPortRequiresTLSAndTokenOnEveryProtocol(t *testing.T) {
 	t.Parallel()
 	s := newSecrets(t)
 	g, _ := run(t, testbed.StartBroker(t), func(settings *gateway.Settings) {
-		settings.Access = gateway.Access{TokenFile: s.token, CertFile: s.cert, KeyFile: s.key}
+		settings.GRPCListen, settings.Access = "127.0.0.1:0", gateway.Access{TokenFile: s.token, CertFile: s.cert, KeyFile: s.key}
 	})
 	if want := "https://" + g.Addr().String(); g.URL() != want {
 		t.Errorf("URL is %s, want %s", g.URL(), want)
@@ -84,13 +86,14 @@ func TestPublicPortRequiresTLSAndTokenOnEveryProtocol(t *testing.T) {
 			}
 		}
 	}
-	grpcOver(t, g, s)
+	grpcOver(t, g.URL(), s)
+	grpcOver(t, g.GRPCURL(), s)
 }
 
-// grpcOver checks the port with grpc-go.
-func grpcOver(t *testing.T, g *gateway.Gateway, s secrets) {
+// grpcOver checks a port with grpc-go.
+func grpcOver(t *testing.T, url string, s secrets) {
 	t.Helper()
-	conn, err := grpc.NewClient(g.Addr().String(), grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: s.roots})))
+	conn, err := grpc.NewClient(strings.TrimPrefix(url, "https://"), grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: s.roots})))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -173,7 +176,17 @@ func TestPlainHTTPNeedsTokenAndProbesDoNot(t *testing.T) {
 func TestLoopbackPortRejectsOtherHostNames(t *testing.T) {
 	t.Parallel()
 	broker := testbed.StartBroker(t)
-	private, _ := run(t, broker)
+	private, _ := run(t, broker, func(s *gateway.Settings) { s.GRPCListen = "127.0.0.1:0" })
+	for host, want := range map[string]codes.Code{"evil.example:8080": codes.Unauthenticated, "localhost:8080": codes.OK} {
+		conn, err := grpc.NewClient(strings.TrimPrefix(private.GRPCURL(), "http://"), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority(host))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = conn.Close() })
+		if _, err := oipv2.NewGRPCInferenceServiceClient(conn).ServerLive(t.Context(), &oipv2.ServerLiveRequest{}); status.Code(err) != want {
+			t.Errorf("%s: %v", host, err)
+		}
+	}
 	insecure, _ := run(t, broker, func(s *gateway.Settings) { s.Insecure, s.Call.Gateway = true, "insecure" })
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	for _, test := range []struct {

@@ -42,9 +42,9 @@ type Gateway struct {
 	models    *models
 	// membership is nil without a registry.
 	membership *discovery.Membership
-	// addr and admin are the listening addresses. They are set before ready closes.
-	addr, admin net.Addr
-	ready       chan struct{}
+	// addr, grpcAddr and admin are the listening addresses. They are set before ready closes.
+	addr, grpcAddr, admin net.Addr
+	ready                 chan struct{}
 	// stopping closes when the gateway begins to stop, and closing when it admits no more
 	// requests.
 	stopping, closing chan struct{}
@@ -81,7 +81,7 @@ func (g *Gateway) ReadFiles() (err error) {
 	if g.isRead {
 		return nil
 	}
-	if g.settings.Listen != "" {
+	if g.settings.Listen != "" || g.settings.GRPCListen != "" {
 		if g.public, err = g.settings.Access.read(); err != nil {
 			return inSection(publicKey, err)
 		}
@@ -176,6 +176,10 @@ func (g *Gateway) AdminAddr() net.Addr { return g.admin }
 // URL returns the gateway's public URL. It is "" before the gateway listens and
 // without a public port.
 func (g *Gateway) URL() string { return urlOf(g.settings.Access, g.addr) }
+
+// GRPCURL returns the URL of the gateway's port for gRPC alone. It is "" before the gateway
+// listens and without that port.
+func (g *Gateway) GRPCURL() string { return urlOf(g.settings.Access, g.grpcAddr) }
 
 // AdminURL returns the gateway's admin URL. It is "" before the gateway listens and
 // without an admin port.

@@ -9,6 +9,8 @@ import (
 	"net/http"
 	"time"
 
+	"google.golang.org/grpc"
+
 	"github.com/stagemesh/stagemesh/gateway/adminapi"
 	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/gateway/front/port"
@@ -19,9 +21,10 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/store"
 )
 
-// server is one port. Without a listener it serves nothing.
+// server is one port, of HTTP or of gRPC alone. Without a listener it serves nothing.
 type server struct {
 	http *http.Server
+	grpc *grpc.Server
 	addr net.Addr
 	// served closes when serving ends; err is the cause.
 	served chan struct{}
@@ -49,36 +52,56 @@ func (a Access) read() (s secrets, err error) {
 	return s, nil
 }
 
-// open opens the admin port and then the public one.
+// open opens the admin port and then the others.
 func (g *Gateway) open(ctx context.Context) (p ports, err error) {
-	if p.admin, err = g.listen(ctx, adminKey, g.settings.Admin.exposure(g.settings.Admin.Listen), g.operators, g.adminHandler); err != nil {
+	if p.admin, err = g.listen(ctx, adminKey+".listen", g.settings.Admin.exposure(g.settings.Admin.Listen), g.operators, g.adminServer); err != nil {
 		return ports{}, err
 	}
-	if p.public, err = g.listen(ctx, publicKey, g.settings.exposure(g.settings.Listen), g.public, g.publicHandler); err != nil {
+	if p.public, err = g.listen(ctx, listenKey, g.settings.exposure(g.settings.Listen), g.public, g.publicServer); err != nil {
 		return ports{}, errors.Join(err, p.admin.stop(ctx))
 	}
-	g.addr, g.admin = p.public.addr, p.admin.addr
+	if p.grpc, err = g.listen(ctx, grpcListenKey, g.settings.exposure(g.settings.GRPCListen), g.public, g.grpcServer); err != nil {
+		return ports{}, errors.Join(err, p.public.stop(ctx), p.admin.stop(ctx))
+	}
+	g.addr, g.grpcAddr, g.admin = p.public.addr, p.grpc.addr, p.admin.addr
 	return p, nil
 }
 
-func (g *Gateway) publicHandler() (http.Handler, error) {
-	s := port.PublicSettings{
+// publicSettings are those of the port at that address, for callers.
+func (g *Gateway) publicSettings(listen string) port.PublicSettings {
+	return port.PublicSettings{
 		Settings: transport.Settings{MaxMessageBytes: admission.MaxBody(g.settings.MaxPayload), MaxPayload: g.settings.MaxPayload, Stopping: g.stopping, Closing: g.closing},
 		Caller:   transport.ReservingCaller{Caller: g.service, Most: int64(g.settings.MaxInFlightBytes) / leastRequests}, Models: g.models,
 		Port: port.Port{
 			Health: g.probe, Origins: g.settings.AllowOrigins, Budget: g.settings.Call.Budget,
 			Tokens: g.public.tokens, TokensKey: publicKey + ".token_file",
 			// A page cannot have the certificate of a port with TLS.
-			IsPrivate: g.public.tls == nil && g.settings.exposure(g.settings.Listen).IsPrivate(),
+			IsPrivate: g.public.tls == nil && g.settings.exposure(listen).IsPrivate(),
 		},
 	}
+}
+
+func (g *Gateway) publicServer() (*server, error) {
+	s := g.publicSettings(g.settings.Listen)
 	if g.settings.ServesDocs() {
 		s.Docs = &reference{gateway: g, models: g.models}
 	}
-	return port.PublicHandler(s)
+	h, err := port.PublicHandler(s)
+	return g.httpServer(h, g.public), err
 }
 
-func (g *Gateway) adminHandler() (http.Handler, error) {
+func (g *Gateway) grpcServer() (*server, error) {
+	out, err := port.NewGRPC(g.publicSettings(g.settings.GRPCListen), g.public.tls, g.log)
+	return &server{grpc: out}, err
+}
+
+func (g *Gateway) httpServer(h http.Handler, files secrets) *server {
+	out := &server{http: port.NewServer(g.closeWhenStopping(h), g.log)}
+	out.http.TLSConfig = files.tls
+	return out
+}
+
+func (g *Gateway) adminServer() (*server, error) {
 	s := adminapi.Settings{
 		DeadLetters: store.NewDeadLetters(g.bus, store.Settings{}), Health: g.Ready, Logger: g.log,
 		Pipelines: g.pipelines, Traffic: g.service, MaxPayload: g.settings.MaxPayload, Stopping: g.stopping,
@@ -87,27 +110,26 @@ func (g *Gateway) adminHandler() (http.Handler, error) {
 	if g.membership != nil {
 		s.Membership = g.membership
 	}
-	return adminapi.Handler(s), nil
+	return g.httpServer(adminapi.Handler(s), g.operators), nil
 }
 
-// listen opens the port of a section of the mesh file. Without an address there is none.
-func (g *Gateway) listen(ctx context.Context, section string, exposure config.Exposure, files secrets, handler func() (http.Handler, error)) (*server, error) {
+// listen opens a port, whose address is the value of that key. Without an address there is none.
+func (g *Gateway) listen(ctx context.Context, key string, exposure config.Exposure, files secrets, build func() (*server, error)) (*server, error) {
 	if exposure.Listen == "" {
 		return &server{}, nil
 	}
-	h, err := handler()
+	s, err := build()
 	if err != nil {
 		return nil, err
 	}
 	var lc net.ListenConfig
 	listener, err := lc.Listen(ctx, "tcp", exposure.Listen)
 	if err != nil {
-		return nil, fmt.Errorf("%s.listen: %w", section, err)
+		return nil, fmt.Errorf("%s: %w", key, err)
 	}
-	s := &server{http: port.NewServer(g.closeWhenStopping(h), g.log), addr: listener.Addr(), served: make(chan struct{})}
-	s.http.TLSConfig = files.tls
-	g.log.Info("gateway listens", "address", s.addr.String(), "port", section+".listen", "tls", files.tls != nil)
-	exposure.Warn(g.log, section+".listen")
+	s.addr, s.served = listener.Addr(), make(chan struct{})
+	g.log.Info("gateway listens", "address", s.addr.String(), "port", key, "tls", files.tls != nil)
+	exposure.Warn(g.log, key)
 	go func() {
 		defer close(s.served)
 		s.err = s.serve(listener)
@@ -116,20 +138,25 @@ func (g *Gateway) listen(ctx context.Context, section string, exposure config.Ex
 }
 
 func (s *server) serve(listener net.Listener) error {
-	if s.http.TLSConfig != nil {
+	switch {
+	case s.grpc != nil:
+		return s.grpc.Serve(listener)
+	case s.http.TLSConfig != nil:
 		return s.http.ServeTLS(listener, "", "")
 	}
 	return s.http.Serve(listener)
 }
 
 // ports are the gateway's ports.
-type ports struct{ public, admin *server }
+type ports struct{ public, grpc, admin *server }
 
 // until returns nil when the context ends, or the cause if serving ends before.
 func (p ports) until(ctx context.Context) error {
 	select {
 	case <-p.public.served:
 		return p.public.err
+	case <-p.grpc.served:
+		return p.grpc.err
 	case <-p.admin.served:
 		return p.admin.err
 	case <-ctx.Done():
@@ -151,15 +178,15 @@ func (g *Gateway) closeWhenStopping(next http.Handler) http.Handler {
 
 // linger keeps serving for the duration d. It returns nil, or the cause if serving
 // ends before. After d it closes idle connections, because their next requests would
-// arrive too late. Without a public port it returns at once.
+// arrive too late. Without a port for callers it returns at once.
 func (p ports) linger(ctx context.Context, d time.Duration) error {
-	if p.public.http == nil || d == 0 {
+	if p.public.addr == nil && p.grpc.addr == nil || d == 0 {
 		return nil
 	}
 	delay, cancel := process.DrainContext(ctx, d)
 	defer cancel()
 	err := p.until(delay)
-	if err == nil {
+	if err == nil && p.public.http != nil {
 		p.public.http.SetKeepAlivesEnabled(false)
 	}
 	return err
@@ -167,17 +194,39 @@ func (p ports) linger(ctx context.Context, d time.Duration) error {
 
 // stop closes the ports and waits for the responses that are being written.
 func (p ports) stop(ctx context.Context) error {
-	return errors.Join(p.public.stop(ctx), p.admin.stop(ctx))
+	return errors.Join(p.public.stop(ctx), p.grpc.stop(ctx), p.admin.stop(ctx))
 }
 
 func (s *server) stop(ctx context.Context) error {
-	if s.http == nil {
+	if s.served == nil {
 		return nil
 	}
-	err := s.http.Shutdown(ctx)
-	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
-		err = errors.Join(context.Cause(ctx), s.http.Close())
-	}
+	err := s.shutdown(ctx)
 	<-s.served
 	return err
+}
+
+// shutdown waits for the responses that are being written. At the end of the context it
+// closes all connections.
+func (s *server) shutdown(ctx context.Context) error {
+	if s.grpc == nil {
+		err := s.http.Shutdown(ctx)
+		if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+			err = errors.Join(context.Cause(ctx), s.http.Close())
+		}
+		return err
+	}
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		s.grpc.GracefulStop()
+	}()
+	defer func() { <-stopped }()
+	select {
+	case <-stopped:
+		return nil
+	case <-ctx.Done():
+		s.grpc.Stop()
+		return context.Cause(ctx)
+	}
 }

@@ -21,7 +21,10 @@ type Config struct {
 	// Listen is the public address. It is empty for a gateway that serves as a
 	// library.
 	Listen string `yaml:"listen"`
-	// Access configures the TLS and the tokens of the public port.
+	// GRPCListen is the address of a port for gRPC alone, which takes less time than on
+	// the public port. If it is empty, there is none.
+	GRPCListen string `yaml:"grpc_listen"`
+	// Access configures the TLS and the tokens of both ports.
 	Access
 	call.Limits
 	// Docs enables /openapi.json and /docs on the public port; nil means enabled.
@@ -104,7 +107,8 @@ func (c Config) servesStages() bool { return c.StagePipelines == nil || *c.Stage
 // key in the section.
 func (c Config) Validate() error {
 	errs := []error{
-		c.checkListen(c.Listen),
+		c.checkListen("listen", c.Listen),
+		c.checkListen("grpc_listen", c.GRPCListen),
 		c.Limits.Validate(),
 		config.NotNegative("drain_delay", c.DrainDelay),
 		config.NotNegative("drain_timeout", c.DrainTimeout),
@@ -134,12 +138,12 @@ func (a Access) exposure(listen string) config.Exposure {
 	return config.Exposure{Listen: listen, IsAuthenticated: a.TokenFile != "", Insecure: a.Insecure}
 }
 
-// checkListen checks the address of the port. Errors begin with its key.
-func (a Access) checkListen(listen string) error {
-	if err := config.Address("listen", listen); err != nil {
+// checkListen checks the address of a port. Errors begin with its key.
+func (a Access) checkListen(key, listen string) error {
+	if err := config.Address(key, listen); err != nil {
 		return err
 	}
-	return a.exposure(listen).Check("listen", "name a file with a token in token_file, ")
+	return a.exposure(listen).Check(key, "name a file with a token in token_file, ")
 }
 
 // Validate checks the settings without reading the files. Errors begin with the key
@@ -163,13 +167,16 @@ type Admin struct {
 // Validate checks the settings without reading the files. Errors begin with the key
 // that they are about.
 func (a Admin) Validate() error {
-	return errors.Join(a.checkListen(a.Listen), a.Access.Validate())
+	return errors.Join(a.checkListen("listen", a.Listen), a.Access.Validate())
 }
 
 // publicKey and adminKey are the sections of the ports in a mesh file.
 const (
 	publicKey = "gateway"
 	adminKey  = "gateway.admin"
+
+	listenKey     = publicKey + ".listen"
+	grpcListenKey = publicKey + ".grpc_listen"
 )
 
 // inSection prefixes the key that each error begins with by the section.

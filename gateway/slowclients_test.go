@@ -6,8 +6,15 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"strings"
 	"testing"
 	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	oipv2 "github.com/stagemesh/stagemesh/proto/gen/go/oip/v2"
+	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/internal/testbed"
@@ -129,5 +136,41 @@ func TestStopDoesNotWaitForBodies(t *testing.T) {
 				t.Errorf("the stop took %s", took)
 			}
 		}
+	}
+}
+
+func TestStopDoesNotWaitForCalls(t *testing.T) {
+	t.Parallel()
+	g, stop := run(t, testbed.StartBroker(t), func(s *gateway.Settings) { s.GRPCListen, s.DrainTimeout = "127.0.0.1:0", testbed.Patience })
+	conn, err := grpc.NewClient(strings.TrimPrefix(g.GRPCURL(), "http://"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	// This call's message does not come. The server has it when it answers the next one.
+	silent, err := conn.NewStream(t.Context(), &grpc.StreamDesc{ClientStreams: true}, inferencev1.InferenceService_Infer_FullMethodName)
+	if err != nil {
+		t.Fatal(err)
+	}
+	talk, err := oipv2.NewGRPCInferenceServiceClient(conn).ModelStreamInfer(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := talk.Send(&oipv2.ModelInferRequest{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := talk.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	begin := time.Now()
+	stop()
+	if took := time.Since(begin); took > soon {
+		t.Errorf("the stop took %s", took)
+	}
+	if _, err := talk.Recv(); !strings.Contains(err.Error(), "the gateway is stopping; open another stream") {
+		t.Errorf("the stream ends with %v", err)
+	}
+	if err := silent.RecvMsg(&inferencev1.InferResponse{}); !strings.Contains(err.Error(), "the gateway is stopping") {
+		t.Errorf("the call ends with %v", err)
 	}
 }

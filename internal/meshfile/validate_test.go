@@ -98,6 +98,7 @@ func TestErrorsHaveTheirPlace(t *testing.T) {
 		"queue version":        {stage("queue: {version: -1}"), "m.yaml:5:13: stages.a.queue.version: -1 is negative"},
 
 		"gateway address":     {good + "gateway: {listen: localhost}", `m.yaml:4:11: gateway.listen: "localhost" is no address`},
+		"gRPC address":        {good + "gateway: {grpc_listen: localhost}", `m.yaml:4:11: gateway.grpc_listen: "localhost" is no address`},
 		"gateway bound":       {good + "gateway: {max_in_flight: -1}", "m.yaml:4:11: gateway.max_in_flight: -1 is negative"},
 		"gateway bytes":       {good + "gateway: {max_in_flight_bytes: 1MiB}", "m.yaml:4:11: gateway.max_in_flight_bytes: 1MiB is less than the 20MiB that one request may need"},
 		"a pipeline's bound":  {pipeline("max_in_flight: -1\n    steps: [{name: s, stage: a}]"), "m.yaml:6:5: pipelines.p.max_in_flight: -1 is negative"},

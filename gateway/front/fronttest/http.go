@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"google.golang.org/grpc"
 )
 
 // Serve serves h with HTTP/1 and cleartext HTTP/2 on one port until the test
@@ -23,6 +25,24 @@ func Serve(t testing.TB, h http.Handler) string {
 	server.Start()
 	t.Cleanup(server.Close)
 	return server.URL
+}
+
+// ServeGRPC serves with a server of gRPC until the test ends, and returns its URL.
+func ServeGRPC(t testing.TB, server *grpc.Server) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	t.Cleanup(func() {
+		server.Stop()
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+	})
+	return "http://" + listener.Addr().String()
 }
 
 // Client returns a client of cleartext HTTP/2 where h2c is true, and of HTTP/1

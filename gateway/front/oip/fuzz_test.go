@@ -191,7 +191,7 @@ func FuzzRequest(f *testing.F) {
 		f.Add(data)
 	}
 	caller := &sink{}
-	_, handler := New(caller, blobs{}, transport.Settings{})
+	handler := New(caller, blobs{}, transport.Settings{})
 	f.Fuzz(func(t *testing.T, data []byte) {
 		var taken, status int
 		got := allocated(func() { taken, status = message(handler, caller, "application/proto", data) })
@@ -297,7 +297,7 @@ func TestMessageAllocationsAreBoundedByItsSize(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			caller := &sink{}
-			_, handler := New(caller, blobs{}, transport.Settings{})
+			handler := New(caller, blobs{}, transport.Settings{})
 			mediaType := "application/proto"
 			if test.json {
 				mediaType = "application/json"

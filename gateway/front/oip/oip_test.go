@@ -62,7 +62,8 @@ func blobOf(name string) *stagev1.PartSpec {
 func client(t *testing.T, caller transport.Caller, model oip.Model) oipv2.GRPCInferenceServiceClient {
 	t.Helper()
 	mux := http.NewServeMux()
-	mux.Handle(oip.New(caller, shelf{model}, transport.Settings{}))
+	service := oip.New(caller, shelf{model}, transport.Settings{})
+	mux.Handle(service.Path(), service)
 	address := strings.TrimPrefix(fronttest.Serve(t, mux), "http://")
 	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {

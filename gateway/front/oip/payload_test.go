@@ -16,7 +16,9 @@ import (
 func TestContentsOverMaxPayloadAreRejectedByName(t *testing.T) {
 	t.Parallel()
 	budget, caller := &purse{bound: 1 << 20}, &fronttest.Caller{}
-	s := talk(t.Context(), t, transport.WithBudget(handler(caller, transport.Settings{MaxPayload: 100}), budget))
+	h := handler(caller, transport.Settings{MaxPayload: 100})
+	h.budget = budget
+	s := talk(t.Context(), t, h)
 	for name, contents := range map[string]*oipv2.ModelInferRequest_InferInputTensor{
 		"INT64": {Name: "x", Datatype: "INT64", Shape: []int64{13}, Contents: &oipv2.InferTensorContents{Int64Contents: make([]int64, 13)}},
 		"BYTES": {Name: "x", Datatype: "BYTES", Shape: []int64{26}, Contents: &oipv2.InferTensorContents{BytesContents: make([][]byte, 26)}},

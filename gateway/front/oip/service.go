@@ -3,7 +3,6 @@ package oip
 import (
 	"context"
 	"errors"
-	"net/http"
 	"strings"
 
 	oipv2 "github.com/stagemesh/stagemesh/proto/gen/go/oip/v2"
@@ -52,8 +51,8 @@ type service struct {
 	maxPayload int
 }
 
-// New returns the path under which the service is to be mounted, and its handler.
-func New(caller transport.Caller, models Models, s transport.Settings) (string, http.Handler) {
+// New returns the RPC service.
+func New(caller transport.Caller, models Models, s transport.Settings) *transport.Service {
 	descriptor := oipv2.File_oip_v2_inference_proto.Services().ByName("GRPCInferenceService")
 	out, svc := transport.NewService(descriptor, s), &service{caller: caller, models: models, maxPayload: s.MaxPayload}
 	transport.Unary(out, "ServerLive", svc.serverLive)
@@ -63,7 +62,7 @@ func New(caller transport.Caller, models Models, s transport.Settings) (string, 
 	transport.Unary(out, "ModelMetadata", svc.modelMetadata)
 	transport.Unary(out, "ModelInfer", svc.modelInfer)
 	transport.BidiStream(out, "ModelStreamInfer", maxInFlight, svc.modelStreamInfer)
-	return out.Path(), out
+	return out
 }
 
 func (s *service) serverLive(context.Context, *transport.Call, *oipv2.ServerLiveRequest) (*oipv2.ServerLiveResponse, error) {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"strings"
 	"sync"
@@ -16,6 +17,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
@@ -34,17 +36,24 @@ const soon = 30 * time.Second
 
 type talking = grpc.BidiStreamingClient[oipv2.ModelInferRequest, oipv2.ModelStreamInferResponse]
 
-// handler is the front with the settings.
-func handler(caller transport.Caller, s transport.Settings) http.Handler {
-	mux := http.NewServeMux()
-	mux.Handle(oip.New(caller, shelf{}, s))
-	return mux
+// front is the front with its settings.
+type front struct {
+	*transport.Service
+
+	settings transport.Settings
+	budget   transport.Budget
 }
 
-// talk opens a stream that ends with the context.
-func talk(ctx context.Context, t *testing.T, h http.Handler) talking {
+func handler(caller transport.Caller, s transport.Settings) front {
+	return front{oip.New(caller, shelf{}, s), s, nil}
+}
+
+// talk opens a stream to grpc-go that ends with the context.
+func talk(ctx context.Context, t *testing.T, f front) talking {
 	t.Helper()
-	conn, err := grpc.NewClient(strings.TrimPrefix(fronttest.Serve(t, h), "http://"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	guard := func(ctx context.Context, _ string, _ metadata.MD) (context.Context, error) { return ctx, nil }
+	server := transport.NewGRPC(transport.GRPCSettings{Settings: f.settings, Budget: f.budget, Guard: guard, Logger: slog.New(slog.DiscardHandler)}, f.Service)
+	conn, err := grpc.NewClient(strings.TrimPrefix(fronttest.ServeGRPC(t, server), "http://"), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -544,7 +553,9 @@ func (p *purse) Release(n int64) { p.reserved.Add(-n) }
 func TestLongStreamReturnsBudgetAfterEachMessage(t *testing.T) {
 	t.Parallel()
 	budget := &purse{bound: 10_000}
-	s := talk(t.Context(), t, transport.WithBudget(handler(&fronttest.Caller{}, transport.Settings{}), budget))
+	h := handler(&fronttest.Caller{}, transport.Settings{})
+	h.budget = budget
+	s := talk(t.Context(), t, h)
 	large := asks("simple", "a")
 	large.Parameters["x"] = &oipv2.InferParameter{ParameterChoice: &oipv2.InferParameter_StringParam{StringParam: strings.Repeat("x", 5000)}}
 	for range 10 {

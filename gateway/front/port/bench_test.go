@@ -58,17 +58,22 @@ func BenchmarkInfer(b *testing.B) {
 		{"Connect", front, nil},
 		{"Connect bare", least, nil},
 	} {
-		b.Run(row.name, func(b *testing.B) { benchmarkInfer(b, row.handler, row.options...) })
+		b.Run(row.name, func(b *testing.B) {
+			server := httptest.NewUnstartedServer(nil)
+			server.Config = port.NewServer(row.handler, slog.New(slog.DiscardHandler))
+			server.Start()
+			b.Cleanup(server.Close)
+			benchmarkInfer(b, server.URL, row.options...)
+		})
 	}
+	b.Run("gRPC by grpc-go", func(b *testing.B) {
+		benchmarkInfer(b, startGRPC(b, port.PublicSettings{Port: port.Port{Budget: &unbounded{}}}), connect.WithGRPC())
+	})
 }
 
-func benchmarkInfer(b *testing.B, h http.Handler, options ...connect.ClientOption) {
+func benchmarkInfer(b *testing.B, url string, options ...connect.ClientOption) {
 	const callersPerCore, size = 16, 1 << 10
-	server := httptest.NewUnstartedServer(nil)
-	server.Config = port.NewServer(h, slog.New(slog.DiscardHandler))
-	server.Start()
-	b.Cleanup(server.Close)
-	client := inferencev1connect.NewInferenceServiceClient(fronttest.Client(b, true), server.URL, options...)
+	client := inferencev1connect.NewInferenceServiceClient(fronttest.Client(b, true), url, options...)
 	data := bytes.Repeat([]byte{1}, size)
 	b.ReportAllocs()
 	b.SetParallelism(callersPerCore)

@@ -6,7 +6,6 @@ import (
 	"strings"
 
 	"connectrpc.com/connect"
-	"connectrpc.com/grpchealth"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/transport"
@@ -59,7 +58,7 @@ func (p *Port) authenticate(next http.Handler) http.Handler {
 	}
 	rpcErrors := connect.NewErrorWriter()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		tenant, f := p.check(r)
+		tenant, f := p.check(r.URL.Path, r.Host, r.Header.Get("Authorization"))
 		if f != nil {
 			p.reject(w, r, f, rpcErrors)
 			return
@@ -92,16 +91,14 @@ func (p *Port) isRPC(r *http.Request) bool {
 }
 
 // check returns the tenant of a request that may pass, or why it may not.
-func (p *Port) check(r *http.Request) (tenant string, f *fault.Fault) {
+func (p *Port) check(path, host, authorization string) (tenant string, f *fault.Fault) {
 	switch {
-	case isProbe(r.URL.Path), p.isOpen(r.URL.Path):
-		return "", nil
-	case p.Tokens.IsEmpty() && config.IsLoopback(r.Host):
+	case isProbe(path), p.isOpen(path), p.Tokens.IsEmpty() && (!p.IsPrivate || config.IsLoopback(host)):
 		return "", nil
 	case p.Tokens.IsEmpty():
-		return "", fault.Newf(fault.Unauthenticated, "without %s this port answers those who call it by a loopback address, not %.*q", p.TokensKey, maxQuoted, r.Host)
+		return "", fault.Newf(fault.Unauthenticated, "without %s this port answers those who call it by a loopback address, not %.*q", p.TokensKey, maxQuoted, host)
 	}
-	token, ok := credentials.BearerToken(r.Header.Get("Authorization"))
+	token, ok := credentials.BearerToken(authorization)
 	if !ok {
 		return "", fault.Newf(fault.Unauthenticated, `this port needs a token, as "Authorization: Bearer TOKEN"; it is in the gateway's %s`, p.TokensKey)
 	}
@@ -124,7 +121,7 @@ func isProbe(path string) bool {
 	case "/livez", "/readyz", "/v2/health/live", "/v2/health/ready":
 		return true
 	}
-	return strings.HasPrefix(path, "/"+grpchealth.HealthV1ServiceName+"/")
+	return strings.HasPrefix(path, "/"+healthName+"/")
 }
 
 // Forms write errors by path, each for a path and all below it. Other paths use

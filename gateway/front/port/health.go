@@ -6,8 +6,12 @@ import (
 	"slices"
 
 	"connectrpc.com/connect"
-	"connectrpc.com/grpchealth"
 	"connectrpc.com/grpcreflect"
+	"google.golang.org/grpc"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/reflection"
+	reflectionpb "google.golang.org/grpc/reflection/grpc_reflection_v1"
+	reflectionv1alphapb "google.golang.org/grpc/reflection/grpc_reflection_v1alpha"
 
 	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -20,10 +24,14 @@ type Health func(ctx context.Context, name string) error
 // maxProbeBytes bounds the messages of health checks and reflection.
 const maxProbeBytes = 64 << 10
 
+// healthName is the service of gRPC health.
+const healthName = "grpc.health.v1.Health"
+
 // mountHealth serves the probes /livez and /readyz, which takes a name as "?pipeline=NAME", and
-// gRPC health, where the RPC services are as healthy as the gateway.
+// gRPC health.
 func (p *Port) mountHealth(mux *http.ServeMux) {
-	mux.Handle(grpchealth.NewHandler(checker{p.Health, p.allServices()}, connect.WithReadMaxBytes(maxProbeBytes)))
+	health := p.healthService()
+	mux.Handle(health.Path(), health)
 	mux.HandleFunc("/livez", func(w http.ResponseWriter, _ *http.Request) { writeOK(w) })
 	mux.HandleFunc("/readyz", func(w http.ResponseWriter, r *http.Request) {
 		switch err := p.Health(r.Context(), r.URL.Query().Get("pipeline")); {
@@ -39,15 +47,33 @@ func (p *Port) mountHealth(mux *http.ServeMux) {
 
 // allServices returns the services with those that every port has.
 func (p *Port) allServices() []string {
-	return slices.Concat(p.Services, []string{grpchealth.HealthV1ServiceName, grpcreflect.ReflectV1ServiceName, grpcreflect.ReflectV1AlphaServiceName})
+	return slices.Concat(p.Services, []string{healthName, grpcreflect.ReflectV1ServiceName, grpcreflect.ReflectV1AlphaServiceName})
 }
 
 // mountReflection serves gRPC reflection for the RPC services, and for health.
 func (p *Port) mountReflection(mux *http.ServeMux) {
-	reflector := grpcreflect.NewStaticReflector(slices.Concat(p.Services, []string{grpchealth.HealthV1ServiceName})...)
+	reflector := grpcreflect.NewStaticReflector(p.describedServices()...)
 	mux.Handle(grpcreflect.NewHandlerV1(reflector, connect.WithReadMaxBytes(maxProbeBytes)))
 	mux.Handle(grpcreflect.NewHandlerV1Alpha(reflector, connect.WithReadMaxBytes(maxProbeBytes)))
 }
+
+// registerReflection is mountReflection for a server of grpc-go.
+func (p *Port) registerReflection(server *grpc.Server) {
+	options := reflection.ServerOptions{Services: p}
+	reflectionpb.RegisterServerReflectionServer(server, reflection.NewServerV1(options))
+	reflectionv1alphapb.RegisterServerReflectionServer(server, reflection.NewServer(options))
+}
+
+// GetServiceInfo implements reflection.ServiceInfoProvider.
+func (p *Port) GetServiceInfo() map[string]grpc.ServiceInfo {
+	out := map[string]grpc.ServiceInfo{}
+	for _, name := range p.describedServices() {
+		out[name] = grpc.ServiceInfo{}
+	}
+	return out
+}
+
+func (p *Port) describedServices() []string { return slices.Concat(p.Services, []string{healthName}) }
 
 func writeOK(w http.ResponseWriter) {
 	w.Header().Set("Content-Type", "application/json")
@@ -63,29 +89,27 @@ func notReady(err error) *fault.Fault {
 	return fault.Newf(fault.NoCapacity, "not ready: %w", err)
 }
 
-// checker is grpc.health.v1 on top of Health.
-type checker struct {
-	health Health
-	// services are the names that stand for the gateway.
-	services []string
+// healthService returns gRPC health, where the RPC services are as healthy as the gateway. It
+// has no Watch.
+func (p *Port) healthService() *transport.Service {
+	out := transport.NewService(healthpb.File_grpc_health_v1_health_proto.Services().ByName("Health"), transport.Settings{MaxMessageBytes: maxProbeBytes})
+	transport.Unary(out, "Check", p.checkHealth)
+	return out
 }
 
-var _ grpchealth.Checker = checker{}
-
-// Check implements grpchealth.Checker.
-func (c checker) Check(ctx context.Context, r *grpchealth.CheckRequest) (*grpchealth.CheckResponse, error) {
-	name := r.Service
-	if slices.Contains(c.services, name) {
+func (p *Port) checkHealth(ctx context.Context, _ *transport.Call, in *healthpb.HealthCheckRequest) (*healthpb.HealthCheckResponse, error) {
+	name := in.GetService()
+	if slices.Contains(p.allServices(), name) {
 		name = ""
 	}
-	err := c.health(ctx, name)
+	err := p.Health(ctx, name)
 	switch {
 	case err == nil:
-		return &grpchealth.CheckResponse{Status: grpchealth.StatusServing}, nil
+		return &healthpb.HealthCheckResponse{Status: healthpb.HealthCheckResponse_SERVING}, nil
 	case isUnknown(err):
-		return nil, connect.NewError(connect.CodeNotFound, noSuchPipeline())
+		return nil, noSuchPipeline()
 	default:
-		return &grpchealth.CheckResponse{Status: grpchealth.StatusNotServing}, nil
+		return &healthpb.HealthCheckResponse{Status: healthpb.HealthCheckResponse_NOT_SERVING}, nil
 	}
 }
 

@@ -42,29 +42,44 @@ func CheckOrigins(origins []string) []error {
 // protectOrigins passes requests of pages of the listed origins to next, and rejects those
 // of others.
 func (p *Port) protectOrigins(next http.Handler) (http.Handler, error) {
+	protection, err := p.originProtection()
+	if err != nil {
+		return nil, err
+	}
+	if protection != nil {
+		protection.SetDenyHandler(http.HandlerFunc(p.rejectOrigin))
+		next = protection.Handler(next)
+	}
+	// An empty list must not reach the cors package, to which it means all.
+	if len(p.Origins) == 0 {
+		return next, nil
+	}
+	return withCORS(next, p.Origins), nil
+}
+
+// originProtection returns nil where pages of every origin may call.
+func (p *Port) originProtection() (*http.CrossOriginProtection, error) {
 	if errs := CheckOrigins(p.Origins); len(errs) > 0 {
 		return nil, errors.Join(errs...)
 	}
 	if slices.Contains(p.Origins, anyOrigin) {
-		return withCORS(next, p.Origins), nil
+		return nil, nil
 	}
-	protection := http.NewCrossOriginProtection()
-	protection.SetDenyHandler(http.HandlerFunc(p.rejectOrigin))
+	out := http.NewCrossOriginProtection()
 	for _, origin := range p.Origins {
-		if err := protection.AddTrustedOrigin(origin); err != nil {
+		if err := out.AddTrustedOrigin(origin); err != nil {
 			return nil, err
 		}
 	}
-	protected := protection.Handler(next)
-	// An empty list must not reach the cors package, to which it means all.
-	if len(p.Origins) == 0 {
-		return protected, nil
-	}
-	return withCORS(protected, p.Origins), nil
+	return out, nil
 }
 
 func (p *Port) rejectOrigin(w http.ResponseWriter, r *http.Request) {
-	p.Forms.write(w, r, fault.Newf(fault.PermissionDenied, "pages of the origin %.*q may not call this port; on the public port gateway.allow_origins lists those that may", maxQuoted, r.Header.Get("Origin")))
+	p.Forms.write(w, r, foreignOrigin(r.Header.Get("Origin")))
+}
+
+func foreignOrigin(origin string) *fault.Fault {
+	return fault.Newf(fault.PermissionDenied, "pages of the origin %.*q may not call this port; on the public port gateway.allow_origins lists those that may", maxQuoted, origin)
 }
 
 func withCORS(next http.Handler, origins []string) http.Handler {

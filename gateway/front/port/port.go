@@ -5,6 +5,8 @@
 //	server := port.NewServer(handler, logger)
 //	go server.Serve(listener) // and stop it with server.Shutdown
 //
+// NewGRPC serves the RPC services of the same settings with grpc-go, on a port for gRPC alone.
+//
 // One Health function answers all probes. It gets "", the gateway as a whole, from /readyz,
 // from gRPC health of "" and of the RPC services; and any other name, of a pipeline, as it
 // is. /livez is always 200. gRPC health has Check; Watch is UNIMPLEMENTED.
@@ -55,17 +57,13 @@ type PublicSettings struct {
 
 // PublicHandler returns the handler of everything on the public port.
 func PublicHandler(s PublicSettings) (http.Handler, error) {
-	if s.Health == nil {
-		s.Health = func(context.Context, string) error { return nil }
-	}
 	mux := http.NewServeMux()
-	mux.Handle(newRPC(s.Caller, s.Settings))
+	p, services := s.services()
+	for _, service := range services {
+		mux.Handle(service.Path(), service)
+	}
 	mux.Handle(rest.Prefix, rest.New(s.Caller, s.Settings))
-	p := s.Port
-	p.Services, p.Forms = []string{inferencev1connect.InferenceServiceName}, Forms{}
 	if s.Models != nil {
-		mux.Handle(oip.New(s.Caller, s.Models, s.Settings))
-		p.Services = append(p.Services, oip.ServiceName)
 		tensors := oip.NewREST(s.Caller, s.Models, s.Settings)
 		mux.Handle(oip.Root, tensors)
 		mux.Handle(oip.Root+"/", tensors)
@@ -77,6 +75,20 @@ func PublicHandler(s PublicSettings) (http.Handler, error) {
 	}
 	mux.HandleFunc("/", notFound(s.Docs != nil))
 	return p.Handler(mux)
+}
+
+// services returns the port with the names of its RPC services, and these.
+func (s PublicSettings) services() (*Port, []*transport.Service) {
+	p, out := s.Port, []*transport.Service{newRPC(s.Caller, s.Settings)}
+	p.Services, p.Forms = []string{inferencev1connect.InferenceServiceName}, Forms{}
+	if s.Models != nil {
+		out = append(out, oip.New(s.Caller, s.Models, s.Settings))
+		p.Services = append(p.Services, oip.ServiceName)
+	}
+	if p.Health == nil {
+		p.Health = func(context.Context, string) error { return nil }
+	}
+	return &p, out
 }
 
 // notFound answers for paths that nothing serves.

@@ -34,7 +34,7 @@ import (
 )
 
 // start serves the whole of the package on a real port.
-func start(t *testing.T, s port.PublicSettings) (url string) {
+func start(t testing.TB, s port.PublicSettings) (url string) {
 	t.Helper()
 	if s.Caller == nil {
 		s.Caller = &fronttest.Caller{}
@@ -51,12 +51,28 @@ func start(t *testing.T, s port.PublicSettings) (url string) {
 	return server.URL
 }
 
+// startGRPC serves the RPC services with grpc-go.
+func startGRPC(t testing.TB, s port.PublicSettings) (url string) {
+	t.Helper()
+	if s.Caller == nil {
+		s.Caller = &fronttest.Caller{}
+	}
+	server, err := port.NewGRPC(s, nil, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fronttest.ServeGRPC(t, server)
+}
+
 // head is an answer without its body, which has been read.
 type head struct {
 	Status          string
 	StatusCode      int
 	Header, Trailer http.Header
 }
+
+// trailer returns a trailer, which is a header of a response that has no body.
+func (h head) trailer(name string) string { return h.Header.Get(name) + h.Trailer.Get(name) }
 
 func do(t *testing.T, client *http.Client, method, url, body string, header ...string) (head, string) {
 	t.Helper()
@@ -157,19 +173,21 @@ func (known) Version() string                     { return "1" }
 
 func TestLongStreamMayExceedTheBudgetInTotal(t *testing.T) {
 	t.Parallel()
-	url := start(t, port.PublicSettings{Models: known{}, Port: port.Port{Budget: &purse{}, Origins: []string{listed}}})
-	stream, err := oipv2.NewGRPCInferenceServiceClient(dial(t, url)).ModelStreamInfer(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	for range 5 {
-		if err := stream.Send(&oipv2.ModelInferRequest{ModelName: "m", Id: strings.Repeat("x", 5000)}); err != nil {
+	budget := &purse{}
+	onEachServer(t, port.PublicSettings{Models: known{}, Port: port.Port{Budget: budget, Origins: []string{listed}}}, func(t *testing.T, _ string, conn *grpc.ClientConn) {
+		stream, err := oipv2.NewGRPCInferenceServiceClient(conn).ModelStreamInfer(t.Context())
+		if err != nil {
 			t.Fatal(err)
 		}
-		if m, err := stream.Recv(); err != nil || m.GetErrorMessage() != "" {
-			t.Fatalf("got %v, %v", m, err)
+		for range 5 {
+			if err := stream.Send(&oipv2.ModelInferRequest{ModelName: "m", Id: strings.Repeat("x", 4000)}); err != nil {
+				t.Fatal(err)
+			}
+			if m, err := stream.Recv(); err != nil || m.GetErrorMessage() != "" {
+				t.Fatalf("got %v, %v", m, err)
+			}
 		}
-	}
+	})
 }
 
 func TestUnknownPathsGetTheErrorOfTheirProtocol(t *testing.T) {
@@ -181,10 +199,6 @@ func TestUnknownPathsGetTheErrorOfTheirProtocol(t *testing.T) {
 		if response.StatusCode != http.StatusNotFound || !strings.Contains(body, `"reason":"NOT_FOUND"`) {
 			t.Errorf("%s: %s %s", path, response.Status, body)
 		}
-	}
-	err := dial(t, url).Invoke(t.Context(), "/some.Service/Method", &inferencev1.InferRequest{}, &inferencev1.InferResponse{})
-	if status.Code(err) != codes.Unimplemented {
-		t.Errorf("an unknown service: %v", err)
 	}
 }
 
@@ -214,21 +228,23 @@ func health(_ context.Context, name string) error {
 
 func TestHealthTakesAName(t *testing.T) {
 	t.Parallel()
-	client := healthpb.NewHealthClient(dial(t, start(t, port.PublicSettings{Port: port.Port{Health: health}})))
-	for service, want := range map[string]healthpb.HealthCheckResponse_ServingStatus{
-		"":                                      healthpb.HealthCheckResponse_SERVING,
-		"photos":                                healthpb.HealthCheckResponse_SERVING,
-		"broken":                                healthpb.HealthCheckResponse_NOT_SERVING,
-		inferencev1connect.InferenceServiceName: healthpb.HealthCheckResponse_SERVING,
-	} {
-		got, err := client.Check(t.Context(), &healthpb.HealthCheckRequest{Service: service})
-		if err != nil || got.GetStatus() != want {
-			t.Errorf("%q: %v, %v", service, got, err)
+	onEachServer(t, port.PublicSettings{Port: port.Port{Health: health}}, func(t *testing.T, _ string, conn *grpc.ClientConn) {
+		client := healthpb.NewHealthClient(conn)
+		for service, want := range map[string]healthpb.HealthCheckResponse_ServingStatus{
+			"":                                      healthpb.HealthCheckResponse_SERVING,
+			"photos":                                healthpb.HealthCheckResponse_SERVING,
+			"broken":                                healthpb.HealthCheckResponse_NOT_SERVING,
+			inferencev1connect.InferenceServiceName: healthpb.HealthCheckResponse_SERVING,
+		} {
+			got, err := client.Check(t.Context(), &healthpb.HealthCheckRequest{Service: service})
+			if err != nil || got.GetStatus() != want {
+				t.Errorf("%q: %v, %v", service, got, err)
+			}
 		}
-	}
-	if _, err := client.Check(t.Context(), &healthpb.HealthCheckRequest{Service: "nothing"}); status.Code(err) != codes.NotFound {
-		t.Errorf("an unknown service: %v", err)
-	}
+		if _, err := client.Check(t.Context(), &healthpb.HealthCheckRequest{Service: "nothing"}); status.Code(err) != codes.NotFound {
+			t.Errorf("an unknown service: %v", err)
+		}
+	})
 }
 
 func TestProbes(t *testing.T) {
@@ -281,30 +297,33 @@ func TestPipelineHasItsOwnProbe(t *testing.T) {
 
 func TestReflectionNamesAndDescribesTheServices(t *testing.T) {
 	t.Parallel()
-	stream := grpcreflect.NewClient(fronttest.Client(t, true), start(t, port.PublicSettings{}), connect.WithGRPC()).NewStream(t.Context())
-	services, err := stream.ListServices()
-	if err != nil || len(services) != 2 {
-		t.Fatalf("got %v, %v", services, err)
-	}
-	for _, service := range services {
-		if files, err := stream.FileContainingSymbol(service); err != nil || len(files) == 0 {
-			t.Errorf("%s: %v, %v", service, files, err)
+	onEachServer(t, port.PublicSettings{}, func(t *testing.T, url string, _ *grpc.ClientConn) {
+		stream := grpcreflect.NewClient(fronttest.Client(t, true), url, connect.WithGRPC()).NewStream(t.Context())
+		services, err := stream.ListServices()
+		if err != nil || len(services) != 2 {
+			t.Fatalf("got %v, %v", services, err)
 		}
-	}
-	if _, err := stream.Close(); err != nil {
-		t.Error(err)
-	}
+		for _, service := range services {
+			if files, err := stream.FileContainingSymbol(service); err != nil || len(files) == 0 {
+				t.Errorf("%s: %v, %v", service, files, err)
+			}
+		}
+		if _, err := stream.Close(); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 func TestBothVersionsOfReflectionAreThere(t *testing.T) {
 	t.Parallel()
-	url := start(t, port.PublicSettings{})
-	for _, service := range []string{grpcreflect.ReflectV1ServiceName, grpcreflect.ReflectV1AlphaServiceName} {
-		response, _ := do(t, fronttest.Client(t, true), http.MethodPost, url+"/"+service+"/ServerReflectionInfo", "", "Content-Type", "application/grpc")
-		if got := response.Trailer.Get("Grpc-Status"); got != "0" {
-			t.Errorf("%s: %s %v", service, response.Status, response.Trailer)
+	onEachServer(t, port.PublicSettings{}, func(t *testing.T, url string, _ *grpc.ClientConn) {
+		for _, service := range []string{grpcreflect.ReflectV1ServiceName, grpcreflect.ReflectV1AlphaServiceName} {
+			response, _ := do(t, fronttest.Client(t, true), http.MethodPost, url+"/"+service+"/ServerReflectionInfo", "", "Content-Type", "application/grpc")
+			if got := response.trailer("Grpc-Status"); got != "0" {
+				t.Errorf("%s: %s %v", service, response.Status, response.Trailer)
+			}
 		}
-	}
+	})
 }
 
 func TestServerHasBounds(t *testing.T) {

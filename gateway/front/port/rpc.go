@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -28,15 +27,14 @@ type rpc struct {
 	caller transport.Caller
 }
 
-// newRPC returns the path of the service, and its handler.
-func newRPC(caller transport.Caller, s transport.Settings) (string, http.Handler) {
+func newRPC(caller transport.Caller, s transport.Settings) *transport.Service {
 	descriptor := inferencev1.File_stagemesh_inference_v1_inference_proto.Services().ByName("InferenceService")
 	out, svc := transport.NewService(descriptor, s), &rpc{caller: caller}
 	transport.Unary(out, "Infer", svc.infer)
 	transport.ServerStream(out, "InferStream", svc.inferStream)
 	transport.Unary(out, "GetResult", svc.getResult)
 	transport.Unary(out, "Cancel", svc.cancel)
-	return out.Path(), out
+	return out
 }
 
 func (s *rpc) infer(ctx context.Context, c *transport.Call, in *inferencev1.InferRequest) (*inferencev1.InferResponse, error) {

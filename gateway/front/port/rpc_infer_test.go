@@ -77,7 +77,7 @@ func TestRequestAndResponseAreConvertedFully(t *testing.T) {
 			request.Header().Set("traceparent", traceParent)
 			request.Header().Add("tracestate", "a=1")
 			request.Header().Add("tracestate", "b=2")
-			response, err := p.client(t, serve(t, caller)).Infer(t.Context(), request)
+			response, err := p.client(t, p.serve(t, caller)).Infer(t.Context(), request)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -233,7 +233,7 @@ func TestEarlierDeadlineWins(t *testing.T) {
 		t.Run(p.name, func(t *testing.T) {
 			t.Parallel()
 			caller := &fronttest.Caller{}
-			client := p.client(t, serve(t, caller))
+			client := p.client(t, p.serve(t, caller))
 			ask := func(deadline, timeout time.Duration) time.Duration {
 				ctx := t.Context()
 				if deadline != 0 {

@@ -14,10 +14,12 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+	"google.golang.org/grpc"
 
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
 
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
+	"github.com/stagemesh/stagemesh/gateway/front/port"
 	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -63,7 +65,7 @@ func TestCompressedMessageIsMeasuredDecompressed(t *testing.T) {
 	for _, p := range protocols() {
 		t.Run(p.name, func(t *testing.T) {
 			t.Parallel()
-			client := p.client(t, serve(t, &fronttest.Caller{}), connect.WithSendGzip())
+			client := p.client(t, p.serve(t, &fronttest.Caller{}), connect.WithSendGzip())
 			if _, err := infer(t.Context(), client, blob(limitBytes/2)); err != nil {
 				t.Errorf("small: %v", err)
 			}
@@ -147,26 +149,31 @@ func TestLengthPrefixAloneCausesRejection(t *testing.T) {
 		{"application/connect+proto", inferencev1connect.InferenceServiceInferStreamProcedure},
 		{"application/connect+json", inferencev1connect.InferenceServiceInferStreamProcedure},
 	} {
-		t.Run(row.contentType, func(t *testing.T) {
-			t.Parallel()
-			url := serve(t, &fronttest.Caller{}) + row.procedure
-			response, data := post(t, fronttest.Client(t, true), url, row.contentType, promise(t, 1<<31))
-			told := string(data) + response.Header.Get("Grpc-Message") + response.Trailer.Get("Grpc-Message")
-			if !strings.Contains(told, "limit of 65536 bytes") {
-				t.Errorf("%s %v %v %q", response.Status, response.Header, response.Trailer, data)
+		for name, start := range map[string]func(testing.TB, port.PublicSettings) string{"net/http": start, "grpc-go": startGRPC} {
+			if name == "grpc-go" && !strings.HasPrefix(row.contentType, "application/grpc+") && row.contentType != "application/grpc" {
+				continue
 			}
-		})
+			t.Run(name+" "+row.contentType, func(t *testing.T) {
+				t.Parallel()
+				url := start(t, port.PublicSettings{Settings: limited()}) + row.procedure
+				response, data := post(t, fronttest.Client(t, true), url, row.contentType, promise(t, 1<<31))
+				told := string(data) + response.trailer("Grpc-Message")
+				if !strings.Contains(told, "limit of 65536 bytes") {
+					t.Errorf("%s %v %v %q", response.Status, response.Header, response.Trailer, data)
+				}
+			})
+		}
 	}
 }
 
 func TestStalledBodyFails(t *testing.T) {
 	t.Parallel()
-	handler := rpcHandler(t, &fronttest.Caller{}, transport.Settings{StallTimeout: 50 * time.Millisecond})
-	url := fronttest.Serve(t, handler) + inferencev1connect.InferenceServiceInferProcedure
-	response, data := post(t, fronttest.Client(t, true), url, "application/grpc", promise(t, 100))
-	if got := response.Trailer.Get("Grpc-Status"); got != "4" || !strings.Contains(response.Trailer.Get("Grpc-Message"), "50ms") {
-		t.Errorf("%s %v %q", response.Status, response.Trailer, data)
-	}
+	onEachServer(t, port.PublicSettings{Settings: transport.Settings{StallTimeout: 50 * time.Millisecond}}, func(t *testing.T, url string, _ *grpc.ClientConn) {
+		response, data := post(t, fronttest.Client(t, true), url+inferencev1connect.InferenceServiceInferProcedure, "application/grpc", promise(t, 100))
+		if got := response.trailer("Grpc-Status"); got != "4" || !strings.Contains(response.trailer("Grpc-Message"), "50ms") {
+			t.Errorf("%s %v %q", response.Status, response.Trailer, data)
+		}
+	})
 }
 
 func TestBytesThatAreNoMessageAreAnInvalidRequest(t *testing.T) {
@@ -200,11 +207,13 @@ func TestBytesThatAreNoMessageAreAnInvalidRequest(t *testing.T) {
 
 func TestGarbageEnvelopeIsInvalidRequest(t *testing.T) {
 	t.Parallel()
-	client := inferencev1connect.NewInferenceServiceClient(garbler{fronttest.Client(t, true)}, serve(t, &fronttest.Caller{}), connect.WithGRPC())
-	_, err := infer(t.Context(), client, blob(10))
-	_ = wantReason(t, err, fault.InvalidRequest)
-	_, err = stream(t.Context(), client, blob(10))
-	_ = wantReason(t, err, fault.InvalidRequest)
+	onEachServer(t, port.PublicSettings{}, func(t *testing.T, url string, _ *grpc.ClientConn) {
+		client := inferencev1connect.NewInferenceServiceClient(garbler{fronttest.Client(t, true)}, url, connect.WithGRPC())
+		_, err := infer(t.Context(), client, blob(10))
+		_ = wantReason(t, err, fault.InvalidRequest)
+		_, err = stream(t.Context(), client, blob(10))
+		_ = wantReason(t, err, fault.InvalidRequest)
+	})
 }
 
 // garbler replaces every message that is sent by three bytes that are none.
@@ -221,11 +230,12 @@ func (g garbler) Do(r *http.Request) (*http.Response, error) {
 
 func TestEmptyBodyIsAProtocolError(t *testing.T) {
 	t.Parallel()
-	url := serve(t, &fronttest.Caller{}) + inferencev1connect.InferenceServiceInferProcedure
-	response, _ := post(t, fronttest.Client(t, true), url, "application/grpc", http.NoBody)
-	if got := response.Trailer.Get("Grpc-Status"); got != "12" {
-		t.Errorf("Grpc-Status %q %v", got, response.Trailer)
-	}
+	onEachServer(t, port.PublicSettings{}, func(t *testing.T, url string, _ *grpc.ClientConn) {
+		response, _ := post(t, fronttest.Client(t, true), url+inferencev1connect.InferenceServiceInferProcedure, "application/grpc", http.NoBody)
+		if got := response.trailer("Grpc-Status"); got != "12" {
+			t.Errorf("Grpc-Status %q %v", got, response.Trailer)
+		}
+	})
 }
 
 var errTorn = errors.New("torn")
@@ -233,23 +243,24 @@ var errTorn = errors.New("torn")
 func TestTruncatedBodyReachesNoCaller(t *testing.T) {
 	t.Parallel()
 	caller := &fronttest.Caller{}
-	url := serve(t, caller) + inferencev1connect.InferenceServiceInferProcedure
-	out, in := io.Pipe()
-	go func() {
-		_, _ = in.Write([]byte{0, 0, 0})
-		_ = in.CloseWithError(errTorn)
-	}()
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url, out)
-	if err != nil {
-		t.Fatal(err)
-	}
-	r.Header.Set("Content-Type", "application/grpc")
-	if response, err := fronttest.Client(t, true).Do(r); err == nil {
-		_ = response.Body.Close()
-	}
-	if caller.Last() != nil {
-		t.Error("the caller was asked")
-	}
+	onEachServer(t, port.PublicSettings{Caller: caller}, func(t *testing.T, url string, _ *grpc.ClientConn) {
+		out, in := io.Pipe()
+		go func() {
+			_, _ = in.Write([]byte{0, 0, 0})
+			_ = in.CloseWithError(errTorn)
+		}()
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url+inferencev1connect.InferenceServiceInferProcedure, out)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Header.Set("Content-Type", "application/grpc")
+		if response, err := fronttest.Client(t, true).Do(r); err == nil {
+			_ = response.Body.Close()
+		}
+		if caller.Last() != nil {
+			t.Error("the caller was asked")
+		}
+	})
 }
 
 // The first answer takes all of the connection's window and is never read, so

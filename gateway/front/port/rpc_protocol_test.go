@@ -29,17 +29,21 @@ type protocol struct {
 	h2c     bool
 	connect bool
 	options []connect.ClientOption
+	// native is true for the server of NewGRPC.
+	native bool
 }
 
 func protocols() []protocol {
 	return []protocol{
-		{"Connect over HTTP/1", false, true, nil},
-		{"Connect over HTTP/2", true, true, nil},
-		{"Connect JSON", false, true, []connect.ClientOption{connect.WithProtoJSON()}},
-		{"gRPC", true, false, []connect.ClientOption{connect.WithGRPC()}},
-		{"gRPC JSON", true, false, []connect.ClientOption{connect.WithGRPC(), connect.WithProtoJSON()}},
-		{"gRPC-Web over HTTP/1", false, false, []connect.ClientOption{connect.WithGRPCWeb()}},
-		{"gRPC-Web over HTTP/2", true, false, []connect.ClientOption{connect.WithGRPCWeb()}},
+		{"Connect over HTTP/1", false, true, nil, false},
+		{"Connect over HTTP/2", true, true, nil, false},
+		{"Connect JSON", false, true, []connect.ClientOption{connect.WithProtoJSON()}, false},
+		{"gRPC", true, false, []connect.ClientOption{connect.WithGRPC()}, false},
+		{"gRPC JSON", true, false, []connect.ClientOption{connect.WithGRPC(), connect.WithProtoJSON()}, false},
+		{"gRPC by grpc-go", true, false, []connect.ClientOption{connect.WithGRPC()}, true},
+		{"gRPC JSON by grpc-go", true, false, []connect.ClientOption{connect.WithGRPC(), connect.WithProtoJSON()}, true},
+		{"gRPC-Web over HTTP/1", false, false, []connect.ClientOption{connect.WithGRPCWeb()}, false},
+		{"gRPC-Web over HTTP/2", true, false, []connect.ClientOption{connect.WithGRPCWeb()}, false},
 	}
 }
 
@@ -49,7 +53,7 @@ func onEach(t *testing.T, caller transport.Caller, test func(t *testing.T, p pro
 	for _, p := range protocols() {
 		t.Run(p.name, func(t *testing.T) {
 			t.Parallel()
-			test(t, p, p.client(t, serve(t, caller)))
+			test(t, p, p.client(t, p.serve(t, caller)))
 		})
 	}
 }
@@ -68,10 +72,26 @@ func rpcHandler(t testing.TB, caller transport.Caller, s transport.Settings) htt
 	return out
 }
 
+func limited() transport.Settings {
+	return transport.Settings{MaxMessageBytes: limitBytes, StallTimeout: 10 * time.Second}
+}
+
 func serve(t testing.TB, caller transport.Caller) string {
 	t.Helper()
-	handler := rpcHandler(t, caller, transport.Settings{MaxMessageBytes: limitBytes, StallTimeout: 10 * time.Second})
-	return fronttest.Serve(t, handler)
+	return fronttest.Serve(t, rpcHandler(t, caller, limited()))
+}
+
+func (p protocol) serve(t testing.TB, caller transport.Caller) string {
+	t.Helper()
+	return p.serveWith(t, port.PublicSettings{Settings: limited(), Caller: caller})
+}
+
+func (p protocol) serveWith(t testing.TB, s port.PublicSettings) string {
+	t.Helper()
+	if p.native {
+		return startGRPC(t, s)
+	}
+	return start(t, s)
 }
 
 func connectError(t *testing.T, err error) *connect.Error {

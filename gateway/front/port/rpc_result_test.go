@@ -34,7 +34,7 @@ func TestResultIsConvertedFully(t *testing.T) {
 		t.Run(p.name, func(t *testing.T) {
 			t.Parallel()
 			caller := fronttest.AnswerWith(payload.OfBlob("caption", "text/plain", []byte("a cat")))
-			client := p.client(t, serve(t, caller))
+			client := p.client(t, p.serve(t, caller))
 			for want, asked := range map[time.Duration]*durationpb.Duration{0: nil, 5 * time.Second: durationpb.New(5 * time.Second), -1: durationpb.New(-1)} {
 				got, err := getResult(t.Context(), client, asked)
 				if err != nil {
@@ -60,7 +60,7 @@ func TestRequestIsCancelled(t *testing.T) {
 		t.Run(p.name, func(t *testing.T) {
 			t.Parallel()
 			caller := &fronttest.Caller{}
-			if err := cancel(t.Context(), p.client(t, serve(t, caller))); err != nil || caller.LastCancelled() != fronttest.RequestID {
+			if err := cancel(t.Context(), p.client(t, p.serve(t, caller))); err != nil || caller.LastCancelled() != fronttest.RequestID {
 				t.Errorf("%v; the caller was asked for %q", err, caller.LastCancelled())
 			}
 		})

@@ -14,6 +14,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
+	"github.com/stagemesh/stagemesh/gateway/front/port"
 	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -111,9 +112,9 @@ func TestStalledReaderEndsTheCall(t *testing.T) {
 		t.Run(p.name, func(t *testing.T) {
 			t.Parallel()
 			caller := newEndless(strings.Repeat("w", 256<<10))
-			handler := rpcHandler(t, caller, transport.Settings{StallTimeout: 100 * time.Millisecond})
+			url := p.serveWith(t, port.PublicSettings{Settings: transport.Settings{StallTimeout: 100 * time.Millisecond}, Caller: caller})
 			// On a busy machine the stream may be over before it begins.
-			if in, err := p.client(t, fronttest.Serve(t, handler)).InferStream(t.Context(), connect.NewRequest(blob(1))); err == nil {
+			if in, err := p.client(t, url).InferStream(t.Context(), connect.NewRequest(blob(1))); err == nil {
 				defer in.Close()
 			}
 			select {
@@ -136,7 +137,7 @@ func TestDisconnectedReaderEndsTheCall(t *testing.T) {
 			caller := newEndless("word")
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
-			in, err := p.client(t, serve(t, caller)).InferStream(ctx, connect.NewRequest(blob(1)))
+			in, err := p.client(t, p.serve(t, caller)).InferStream(ctx, connect.NewRequest(blob(1)))
 			if err != nil || !in.Receive() {
 				t.Fatalf("nothing came: %v", errors.Join(err, in.Err()))
 			}

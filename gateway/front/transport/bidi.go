@@ -10,6 +10,7 @@ import (
 
 	"connectrpc.com/connect"
 	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -26,12 +27,33 @@ import (
 func BidiStream[M any, P message[M], Out any](s *Service, name protoreflect.Name, limit int, f func(ctx context.Context, c *Call, in P, send func(*Out) error) error) {
 	s.handle(name, limitMessages, func(path string, options connect.HandlerOption) http.Handler {
 		return connect.NewBidiStreamHandler(path, func(ctx context.Context, stream *connect.BidiStream[incoming[M, P], Out]) error {
-			b := &bidiStream[M, P, Out]{stream: stream, method: f, stopping: s.settings.Stopping}
+			interrupt, _ := ctx.Value(interruptKey{}).(func())
+			b := &bidiStream[M, P, Out]{
+				receive: stream.Receive, send: stream.Send, interrupt: interrupt,
+				call: func() *Call { return newCall(stream.RequestHeader(), stream.Peer()) }, method: f, stopping: s.settings.Stopping,
+			}
 			if err := b.run(ctx, limit); err != nil {
 				return RPCError(err)
 			}
 			return nil
 		}, options)
+	})
+	s.handleGRPC(name, func(ss grpc.ServerStream) error {
+		stream, c, err := newGRPCCall(ss)
+		if err != nil {
+			return err
+		}
+		calls := &grpcBidi[M, P, Out]{stream: stream, ss: ss, interrupted: make(chan struct{})}
+		b := &bidiStream[M, P, Out]{
+			receive: calls.receive, send: calls.send, interrupt: calls.interrupt,
+			call: func() *Call { return &Call{Trace: c.Trace} }, method: f, stopping: s.settings.Stopping,
+		}
+		// The messages in flight are answered before the stream fails.
+		if err = stream.begin(calls.interrupt); err == nil {
+			err = b.run(ss.Context(), limit)
+		}
+		calls.finish(err)
+		return err
 	})
 }
 
@@ -60,9 +82,13 @@ func limitMessages(next http.Handler, s Settings) http.Handler {
 
 // bidiStream is one stream of many messages.
 type bidiStream[M any, P message[M], Out any] struct {
-	stream   *connect.BidiStream[incoming[M, P], Out]
-	method   func(context.Context, *Call, P, func(*Out) error) error
-	stopping <-chan struct{}
+	// receive returns an error after interrupt was called.
+	receive   func() (*incoming[M, P], error)
+	send      func(*Out) error
+	interrupt func()
+	call      func() *Call
+	method    func(context.Context, *Call, P, func(*Out) error) error
+	stopping  <-chan struct{}
 	// sending is held while a response is sent.
 	sending sync.Mutex
 }
@@ -74,7 +100,7 @@ func (b *bidiStream[M, P, Out]) run(ctx context.Context, limit int) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(limit)
 	release := b.interruptReads(ctx)
-	err := b.receive(ctx, group)
+	err := b.receiveAll(ctx, group)
 	release()
 	if err == nil {
 		return group.Wait()
@@ -104,10 +130,10 @@ func streamFault(err error) error {
 	return fault.Newf(fault.Cancelled, "the stream ended: %.*s", maxErrorText, text).Caused(err)
 }
 
-// receive starts the method for all messages, and returns nil after the last.
-func (b *bidiStream[M, P, Out]) receive(ctx context.Context, group *errgroup.Group) error {
+// receiveAll starts the method for all messages, and returns nil after the last.
+func (b *bidiStream[M, P, Out]) receiveAll(ctx context.Context, group *errgroup.Group) error {
 	for {
-		in, err := b.stream.Receive()
+		in, err := b.receive()
 		if errors.Is(err, io.EOF) {
 			return nil
 		}
@@ -117,27 +143,26 @@ func (b *bidiStream[M, P, Out]) receive(ctx context.Context, group *errgroup.Gro
 		if err != nil {
 			return err
 		}
-		c := newCall(b.stream.RequestHeader(), b.stream.Peer())
+		c := b.call()
 		group.Go(func() error {
 			ctx, release := withAccount(ctx)
 			defer release()
-			return b.method(ctx, c, &in.message, b.send)
+			return b.method(ctx, c, &in.message, b.sendOne)
 		})
 	}
 }
 
 // interruptReads makes reading fail when the context ends or the gateway stops, until it is
-// released. Receive itself watches neither.
+// released. Receiving itself watches neither.
 func (b *bidiStream[M, P, Out]) interruptReads(ctx context.Context) (release func()) {
-	interrupt, _ := ctx.Value(interruptKey{}).(func())
 	released := make(chan struct{})
 	var watch sync.WaitGroup
 	watch.Go(func() {
 		select {
 		case <-ctx.Done():
-			interrupt()
+			b.interrupt()
 		case <-b.stopping:
-			interrupt()
+			b.interrupt()
 		case <-released:
 		}
 	})
@@ -147,11 +172,12 @@ func (b *bidiStream[M, P, Out]) interruptReads(ctx context.Context) (release fun
 	}
 }
 
-func (b *bidiStream[M, P, Out]) send(out *Out) error {
+func (b *bidiStream[M, P, Out]) sendOne(out *Out) error {
 	b.sending.Lock()
 	defer b.sending.Unlock()
-	if err := b.stream.Send(out); err != nil {
+	err := b.send(out)
+	if _, ok := errors.AsType[*fault.Fault](err); err != nil && !ok {
 		return fault.Newf(fault.Cancelled, "the answer could not be sent: %w", err)
 	}
-	return nil
+	return err
 }

@@ -30,7 +30,10 @@ type message[M any] interface {
 }
 
 func (in *incoming[M, P]) decode(unmarshal unmarshaler, data []byte) {
-	if err := unmarshal(data, P(&in.message)); err != nil {
+	err := unmarshal(data, P(&in.message))
+	if f, ok := errors.AsType[*fault.Fault](err); ok {
+		in.err = f
+	} else if err != nil {
 		in.err = fault.Newf(fault.InvalidRequest, "the message cannot be decoded: %s", plainText(err))
 	}
 }

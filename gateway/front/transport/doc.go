@@ -1,12 +1,14 @@
 // Package transport is what every front shares between the connection and the service:
-// bounded request bodies, headers, faults, server-sent events, and the adapter that serves
-// plain Go methods over Connect, gRPC and gRPC-Web.
+// bounded request bodies, headers, faults, server-sent events, and the adapters that serve
+// plain Go methods: a Service over Connect, gRPC and gRPC-Web on net/http, and NewGRPC over
+// gRPC on grpc-go.
 //
 //	service := transport.NewService(descriptor, transport.Settings{})
 //	transport.Unary(service, "Get", get)
 //	transport.ServerStream(service, "Watch", watch)
 //	transport.BidiStream(service, "Talk", 64, talk)
 //	mux.Handle(service.Path(), service)
+//	server := transport.NewGRPC(settings, service)
 //
 // A method is a plain function of a context, a Call and a generated message. It knows
 // neither Connect nor net/http: a Call carries the trace context in, and headers and
@@ -22,9 +24,12 @@
 // WithBudget reserves budget for bodies, a Reservation for inputs that are decoded into new
 // memory, before the memory is allocated, and ReservingCaller for responses. StallReader and
 // StallWriter fail when a caller sends or takes less than 256 KiB within the stall timeout.
+// The connections of NewGRPC do all of this for its streams: they reserve what a message and
+// an encoded response take.
 //
-// A Service is assembled by one goroutine and then safe for concurrent use. Only BidiStream
-// and EventStream.Run start goroutines; all of them have ended when the stream or Run has.
+// A Service is assembled by one goroutine and then safe for concurrent use. Only BidiStream,
+// EventStream.Run and the server of NewGRPC start goroutines; all of them have ended when the
+// stream, Run or the server has.
 // Readers, writers, reservations and event streams belong to one request. Errors are
 // *fault.Fault unless stated otherwise.
 package transport

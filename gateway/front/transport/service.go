@@ -2,11 +2,13 @@ package transport
 
 import (
 	"context"
+	"errors"
 	"math"
 	"net/http"
 	"time"
 
 	"connectrpc.com/connect"
+	"google.golang.org/grpc"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
@@ -68,6 +70,8 @@ type Service struct {
 	settings   Settings
 	// methods are by path.
 	methods map[string]http.Handler
+	// streams are the methods for NewGRPC.
+	streams []grpc.StreamDesc
 }
 
 var _ http.Handler = (*Service)(nil)
@@ -97,20 +101,20 @@ type Call struct {
 	// Connect's own.
 	PlainHTTP bool
 
-	header, trailer func() http.Header
+	setHeader, setTrailer func(name, value string)
 }
 
 // SetHeader sets a header of the response; headers of a stream leave with its first message.
 func (c *Call) SetHeader(name, value string) {
-	if c.header != nil {
-		c.header().Set(name, value)
+	if c.setHeader != nil {
+		c.setHeader(name, value)
 	}
 }
 
 // SetTrailer sets a trailer of the response.
 func (c *Call) SetTrailer(name, value string) {
-	if c.trailer != nil {
-		c.trailer().Set(name, value)
+	if c.setTrailer != nil {
+		c.setTrailer(name, value)
 	}
 }
 
@@ -126,13 +130,29 @@ func Unary[M any, P message[M], Out any](s *Service, name protoreflect.Name, f f
 				return nil, RPCError(in.Msg.err)
 			}
 			out, c := connect.NewResponse[Out](nil), newCall(in.Header(), in.Peer())
-			c.header, c.trailer = out.Header, out.Trailer
+			c.setHeader = func(name, value string) { out.Header().Set(name, value) }
+			c.setTrailer = func(name, value string) { out.Trailer().Set(name, value) }
 			var err error
 			if out.Msg, err = f(ctx, c, &in.Msg.message); err != nil {
 				return nil, RPCError(err)
 			}
 			return out, nil
 		}, options)
+	})
+	s.handleGRPC(name, func(ss grpc.ServerStream) error {
+		stream, c, err := newGRPCCall(ss)
+		if err != nil {
+			return err
+		}
+		in, err := receive[M, P](stream, ss)
+		if err != nil {
+			return err
+		}
+		out, err := f(ss.Context(), c, in)
+		if err != nil {
+			return err
+		}
+		return stream.send(ss, out)
 	})
 }
 
@@ -145,7 +165,7 @@ func ServerStream[M any, P message[M], Out any](s *Service, name protoreflect.Na
 				return RPCError(in.Msg.err)
 			}
 			c := newCall(in.Header(), in.Peer())
-			c.header, c.trailer = out.ResponseHeader, out.ResponseTrailer
+			c.setHeader, c.setTrailer = out.ResponseHeader().Set, out.ResponseTrailer().Set
 			send := func(m *Out) error { return sendFault(ctx, out.Send(m)) }
 			if err := f(ctx, c, &in.Msg.message, send); err != nil {
 				return RPCError(err)
@@ -153,13 +173,24 @@ func ServerStream[M any, P message[M], Out any](s *Service, name protoreflect.Na
 			return nil
 		}, options)
 	})
+	s.handleGRPC(name, func(ss grpc.ServerStream) error {
+		stream, c, err := newGRPCCall(ss)
+		if err != nil {
+			return err
+		}
+		in, err := receive[M, P](stream, ss)
+		if err != nil {
+			return err
+		}
+		return f(ss.Context(), c, in, func(m *Out) error { return sendFault(ss.Context(), stream.send(ss, m)) })
+	})
 }
 
 // sendFault classifies a response that could not be sent: the deadline passed, or the caller
 // has disconnected.
 func sendFault(ctx context.Context, err error) error {
-	if err == nil {
-		return nil
+	if _, ok := errors.AsType[*fault.Fault](err); ok || err == nil {
+		return err
 	}
 	if cause := ctx.Err(); cause != nil {
 		return fault.From(cause)
@@ -182,6 +213,15 @@ func (s *Service) handle(name protoreflect.Name, limit func(http.Handler, Settin
 		connect.WithReadMaxBytes(s.settings.MaxMessageBytes),
 	)
 	s.methods[path] = limit(handler(path, options), s.settings)
+}
+
+// handleGRPC is handle for NewGRPC. The library handles a message of a stream when the
+// handler receives it, and that of another method before.
+func (s *Service) handleGRPC(name protoreflect.Name, handler func(grpc.ServerStream) error) {
+	s.streams = append(s.streams, grpc.StreamDesc{
+		StreamName: string(name), ServerStreams: true, ClientStreams: true,
+		Handler: func(_ any, ss grpc.ServerStream) error { return handler(ss) },
+	})
 }
 
 // EarlierTimeout returns the earlier of the timeout that a request asks for, 0 for none, and

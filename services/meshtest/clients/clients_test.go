@@ -31,20 +31,22 @@ func run(t *testing.T, cmd *exec.Cmd) string {
 func TestTritonclientInfersAndStreams(t *testing.T) {
 	t.Parallel()
 	tools, mesh := installTools(t), startMesh(t)
-	cmd := exec.CommandContext(t.Context(), tools.python, "-B", "-W", "error::ResourceWarning", "-m", "unittest", "--verbose", "test_tritonclient")
-	cmd.Dir, cmd.Env = "python", append(os.Environ(), "MESH="+mesh.address(), "MESH_HTTP="+mesh.checkedAddress(t))
-	said, err := cmd.CombinedOutput()
-	if err != nil || !strings.Contains(string(said), "\nOK\n") {
-		t.Errorf("%v\n%s", err, said)
-	}
-	for _, test := range []string{
-		"GRPCTest.test_sums_and_differences_are_right", "HTTPTest.test_sums_and_differences_are_right",
-		"StreamTest.test_requests_run_side_by_side_and_each_gets_its_words_in_order",
-	} {
-		if !strings.Contains(string(said), test+") ... ok") {
-			t.Errorf("%s did not run:\n%s", test, said)
+	mesh.onEachPort(t, func(t *testing.T, address string) {
+		cmd := exec.CommandContext(t.Context(), tools.python, "-B", "-W", "error::ResourceWarning", "-m", "unittest", "--verbose", "test_tritonclient")
+		cmd.Dir, cmd.Env = "python", append(os.Environ(), "MESH="+address, "MESH_HTTP="+mesh.checkedAddress(t))
+		said, err := cmd.CombinedOutput()
+		if err != nil || !strings.Contains(string(said), "\nOK\n") {
+			t.Errorf("%v\n%s", err, said)
 		}
-	}
+		for _, test := range []string{
+			"GRPCTest.test_sums_and_differences_are_right", "HTTPTest.test_sums_and_differences_are_right",
+			"StreamTest.test_requests_run_side_by_side_and_each_gets_its_words_in_order",
+		} {
+			if !strings.Contains(string(said), test+") ... ok") {
+				t.Errorf("%s did not run:\n%s", test, said)
+			}
+		}
+	})
 }
 
 func TestNodeClientInfersWithoutGeneratedCode(t *testing.T) {
@@ -54,11 +56,13 @@ func TestNodeClientInfersWithoutGeneratedCode(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v; Debian: apt-get install nodejs npm", err)
 	}
-	cmd := exec.CommandContext(t.Context(), node, "simple.js", mesh.address(), filepath.Join(tools.repository, protocol))
-	cmd.Dir, cmd.Env = "node", append(os.Environ(), "NODE_PATH="+tools.nodeModules)
-	if said := run(t, cmd); said != "16 sums and 16 differences are right\n" {
-		t.Errorf("it says %q", said)
-	}
+	mesh.onEachPort(t, func(t *testing.T, address string) {
+		cmd := exec.CommandContext(t.Context(), node, "simple.js", address, filepath.Join(tools.repository, protocol))
+		cmd.Dir, cmd.Env = "node", append(os.Environ(), "NODE_PATH="+tools.nodeModules)
+		if said := run(t, cmd); said != "16 sums and 16 differences are right\n" {
+			t.Errorf("it says %q", said)
+		}
+	})
 }
 
 func TestGrpcurlInfersByReflection(t *testing.T) {
@@ -68,43 +72,45 @@ func TestGrpcurlInfersByReflection(t *testing.T) {
 		t.Helper()
 		return run(t, exec.CommandContext(t.Context(), tools.grpcurl, append([]string{"-plaintext", "-max-time", "30"}, args...)...))
 	}
-	if services := strings.Fields(grpcurl(mesh.address(), "list")); !slices.Contains(services, "inference.GRPCInferenceService") {
-		t.Errorf("it lists %v", services)
-	}
-	described := grpcurl(mesh.address(), "describe", "inference.GRPCInferenceService")
-	for _, method := range []string{"ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelInfer"} {
-		if !strings.Contains(described, "rpc "+method+" ( .inference."+method+"Request ) returns ( .inference."+method+"Response );") {
-			t.Errorf("it describes no %s:\n%s", method, described)
+	mesh.onEachPort(t, func(t *testing.T, address string) {
+		if services := strings.Fields(grpcurl(address, "list")); !slices.Contains(services, "inference.GRPCInferenceService") {
+			t.Errorf("it lists %v", services)
 		}
-	}
-	var model struct {
-		Platform string
-		Inputs   []struct {
-			Name, Datatype string
-			Shape          []string
+		described := grpcurl(address, "describe", "inference.GRPCInferenceService")
+		for _, method := range []string{"ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelInfer"} {
+			if !strings.Contains(described, "rpc "+method+" ( .inference."+method+"Request ) returns ( .inference."+method+"Response );") {
+				t.Errorf("it describes no %s:\n%s", method, described)
+			}
 		}
-	}
-	parse(t, grpcurl("-d", `{"name": "simple"}`, mesh.address(), "inference.GRPCInferenceService/ModelMetadata"), &model)
-	if model.Platform != "stagemesh_pipeline" || len(model.Inputs) != 2 || model.Inputs[1].Name != "INPUT1" || model.Inputs[1].Datatype != "INT32" || !slices.Equal(model.Inputs[1].Shape, []string{"-1", "16"}) {
-		t.Errorf("the model is %+v", model)
-	}
-	var answer struct {
-		ID                string
-		RawOutputContents []string
-	}
-	parse(t, grpcurl("-d", `{"model_name": "simple", "id": "7", "inputs": [
+		var model struct {
+			Platform string
+			Inputs   []struct {
+				Name, Datatype string
+				Shape          []string
+			}
+		}
+		parse(t, grpcurl("-d", `{"name": "simple"}`, address, "inference.GRPCInferenceService/ModelMetadata"), &model)
+		if model.Platform != "stagemesh_pipeline" || len(model.Inputs) != 2 || model.Inputs[1].Name != "INPUT1" || model.Inputs[1].Datatype != "INT32" || !slices.Equal(model.Inputs[1].Shape, []string{"-1", "16"}) {
+			t.Errorf("the model is %+v", model)
+		}
+		var answer struct {
+			ID                string
+			RawOutputContents []string
+		}
+		parse(t, grpcurl("-d", `{"model_name": "simple", "id": "7", "inputs": [
 		{"name": "INPUT0", "datatype": "INT32", "shape": ["1", "16"], "contents": {"int_contents": [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]}},
 		{"name": "INPUT1", "datatype": "INT32", "shape": ["1", "16"], "contents": {"int_contents": [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]}}
-	]}`, mesh.address(), "inference.GRPCInferenceService/ModelInfer"), &answer)
-	if answer.ID != "7" || len(answer.RawOutputContents) != 2 {
-		t.Fatalf("the answer is %+v", answer)
-	}
-	for output, offset := range []int32{1, -1} {
-		raw, err := base64.StdEncoding.DecodeString(answer.RawOutputContents[output])
-		if want := counting(offset); err != nil || !slices.Equal(int32s(raw), want) {
-			t.Errorf("output %d is %v, not %v: %v", output, int32s(raw), want, err)
+	]}`, address, "inference.GRPCInferenceService/ModelInfer"), &answer)
+		if answer.ID != "7" || len(answer.RawOutputContents) != 2 {
+			t.Fatalf("the answer is %+v", answer)
 		}
-	}
+		for output, offset := range []int32{1, -1} {
+			raw, err := base64.StdEncoding.DecodeString(answer.RawOutputContents[output])
+			if want := counting(offset); err != nil || !slices.Equal(int32s(raw), want) {
+				t.Errorf("output %d is %v, not %v: %v", output, int32s(raw), want, err)
+			}
+		}
+	})
 }
 
 func TestCurlInfersWithJSONAndBinaryData(t *testing.T) {

@@ -53,7 +53,7 @@ type testMesh struct{ *stagemesh.Mesh }
 func startMesh(t *testing.T) testMesh {
 	t.Helper()
 	m, err := stagemesh.New(stagemesh.Settings{
-		Gateway:  gateway.Settings{Config: gateway.Config{Listen: "127.0.0.1:0"}},
+		Gateway:  gateway.Settings{Config: gateway.Config{Listen: "127.0.0.1:0", GRPCListen: "127.0.0.1:0"}},
 		Registry: &meshfile.RegistryConfig{},
 	})
 	if err != nil {
@@ -86,6 +86,14 @@ func startMesh(t *testing.T) testMesh {
 
 // address is the public port's, host:port.
 func (m testMesh) address() string { return strings.TrimPrefix(m.URL(), "http://") }
+
+// onEachPort runs a test for the address of each port that serves gRPC.
+func (m testMesh) onEachPort(t *testing.T, test func(t *testing.T, address string)) {
+	t.Helper()
+	for name, url := range map[string]string{"public": m.URL(), "gRPC": m.GRPCURL()} {
+		t.Run(name, func(t *testing.T) { test(t, strings.TrimPrefix(url, "http://")) })
+	}
+}
 
 // inputs returns the number of inputs of a model that the gateway knows.
 func (m testMesh) inputs(t *testing.T, model string) int {

@@ -21,11 +21,13 @@ func TestNodeClientStreamsAndLeaves(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v; Debian: apt-get install nodejs npm", err)
 	}
-	cmd := exec.CommandContext(t.Context(), node, "stream.js", mesh.address(), filepath.Join(tools.repository, protocol))
-	cmd.Dir, cmd.Env = "node", append(os.Environ(), "NODE_PATH="+tools.nodeModules)
-	if said := run(t, cmd); said != "words came in order, and stopped when nobody listened\n" {
-		t.Errorf("it says %q", said)
-	}
+	mesh.onEachPort(t, func(t *testing.T, address string) {
+		cmd := exec.CommandContext(t.Context(), node, "stream.js", address, filepath.Join(tools.repository, protocol))
+		cmd.Dir, cmd.Env = "node", append(os.Environ(), "NODE_PATH="+tools.nodeModules)
+		if said := run(t, cmd); said != "words came in order, and stopped when nobody listened\n" {
+			t.Errorf("it says %q", said)
+		}
+	})
 }
 
 func TestGrpcurlPrintsChunksOnBothServices(t *testing.T) {
@@ -35,51 +37,53 @@ func TestGrpcurlPrintsChunksOnBothServices(t *testing.T) {
 		t.Helper()
 		return run(t, exec.CommandContext(t.Context(), tools.grpcurl, append([]string{"-plaintext", "-max-time", "30"}, args...)...))
 	}
-	if methods := strings.Fields(grpcurl(mesh.address(), "list", "inference.GRPCInferenceService")); !slices.Contains(methods, "inference.GRPCInferenceService.ModelStreamInfer") {
-		t.Errorf("it lists %v", methods)
-	}
-	const both = "rpc ModelStreamInfer ( stream .inference.ModelInferRequest ) returns ( stream .inference.ModelStreamInferResponse );"
-	if described := grpcurl(mesh.address(), "describe", "inference.GRPCInferenceService"); !strings.Contains(described, both) {
-		t.Errorf("it describes no streams both ways:\n%s", described)
-	}
-
-	type message struct {
-		Seq   string
-		Chunk struct{ Outputs []output }
-		Final struct{ Outputs []output }
-	}
-	messages := documents[message](t, grpcurl("-d", `{"pipeline": "words", "inputs": [{"name": "text", "blob": {"contentType": "text/plain", "data": "b25lIHR3bw=="}}]}`,
-		mesh.address(), "stagemesh.inference.v1.InferenceService/InferStream"))
-	if len(messages) != 3 {
-		t.Fatalf("the messages are %+v", messages)
-	}
-	said := ""
-	for i, m := range messages {
-		said += fmt.Sprintf("%s:%s%s ", m.Seq, textOf(m.Chunk.Outputs), textOf(m.Final.Outputs))
-		if last := i == len(messages)-1; last == (m.Final.Outputs == nil) {
-			t.Errorf("message %d is %+v", i, m)
+	mesh.onEachPort(t, func(t *testing.T, address string) {
+		if methods := strings.Fields(grpcurl(address, "list", "inference.GRPCInferenceService")); !slices.Contains(methods, "inference.GRPCInferenceService.ModelStreamInfer") {
+			t.Errorf("it lists %v", methods)
 		}
-	}
-	if said != "1:one  2:two  3:one two  " {
-		t.Errorf("they are %q", said)
-	}
-
-	type streamed struct {
-		InferResponse struct {
-			ID                string
-			RawOutputContents [][]byte
+		const both = "rpc ModelStreamInfer ( stream .inference.ModelInferRequest ) returns ( stream .inference.ModelStreamInferResponse );"
+		if described := grpcurl(address, "describe", "inference.GRPCInferenceService"); !strings.Contains(described, both) {
+			t.Errorf("it describes no streams both ways:\n%s", described)
 		}
-	}
-	const asked = `{"model_name": "words", "id": "%s", "inputs": [{"name": "text", "datatype": "BYTES", "shape": ["1"], "contents": {"bytes_contents": ["%s"]}}]}`
-	words := map[string]string{}
-	for _, m := range documents[streamed](t, grpcurl("-d", fmt.Sprintf(asked, "1", "b25lIHR3bw==")+fmt.Sprintf(asked, "2", "dHdvIG9uZQ=="),
-		mesh.address(), "inference.GRPCInferenceService/ModelStreamInfer")) {
-		const length = 4 // before the bytes of an element
-		words[m.InferResponse.ID] += string(m.InferResponse.RawOutputContents[0][length:])
-	}
-	if words["1"] != "one two " || words["2"] != "two one " {
-		t.Errorf("on one stream the words are %q", words)
-	}
+
+		type message struct {
+			Seq   string
+			Chunk struct{ Outputs []output }
+			Final struct{ Outputs []output }
+		}
+		messages := documents[message](t, grpcurl("-d", `{"pipeline": "words", "inputs": [{"name": "text", "blob": {"contentType": "text/plain", "data": "b25lIHR3bw=="}}]}`,
+			address, "stagemesh.inference.v1.InferenceService/InferStream"))
+		if len(messages) != 3 {
+			t.Fatalf("the messages are %+v", messages)
+		}
+		said := ""
+		for i, m := range messages {
+			said += fmt.Sprintf("%s:%s%s ", m.Seq, textOf(m.Chunk.Outputs), textOf(m.Final.Outputs))
+			if last := i == len(messages)-1; last == (m.Final.Outputs == nil) {
+				t.Errorf("message %d is %+v", i, m)
+			}
+		}
+		if said != "1:one  2:two  3:one two  " {
+			t.Errorf("they are %q", said)
+		}
+
+		type streamed struct {
+			InferResponse struct {
+				ID                string
+				RawOutputContents [][]byte
+			}
+		}
+		const asked = `{"model_name": "words", "id": "%s", "inputs": [{"name": "text", "datatype": "BYTES", "shape": ["1"], "contents": {"bytes_contents": ["%s"]}}]}`
+		words := map[string]string{}
+		for _, m := range documents[streamed](t, grpcurl("-d", fmt.Sprintf(asked, "1", "b25lIHR3bw==")+fmt.Sprintf(asked, "2", "dHdvIG9uZQ=="),
+			address, "inference.GRPCInferenceService/ModelStreamInfer")) {
+			const length = 4 // before the bytes of an element
+			words[m.InferResponse.ID] += string(m.InferResponse.RawOutputContents[0][length:])
+		}
+		if words["1"] != "one two " || words["2"] != "two one " {
+			t.Errorf("on one stream the words are %q", words)
+		}
+	})
 }
 
 // output is one of an answer of stagemesh's own service, in JSON.

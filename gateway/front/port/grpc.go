@@ -1,0 +1,61 @@
+package port
+
+import (
+	"context"
+	"crypto/tls"
+	"log/slog"
+	"net/http"
+	"net/url"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
+
+	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
+)
+
+// NewGRPC returns a server of the RPC services on the public port for clients of gRPC. It
+// answers them as PublicHandler does, in less time. The TLS may be nil.
+func NewGRPC(s PublicSettings, secure *tls.Config, log *slog.Logger) (*grpc.Server, error) {
+	p, services := s.services()
+	protection, err := p.originProtection()
+	if err != nil {
+		return nil, err
+	}
+	out := transport.NewGRPC(transport.GRPCSettings{
+		Settings: s.Settings, Budget: p.Budget, TLS: secure, Guard: p.guardCalls(protection), Logger: log,
+	}, append(services, p.healthService())...)
+	p.registerReflection(out)
+	return out, nil
+}
+
+// guardCalls is protectOrigins and authenticate for calls.
+func (p *Port) guardCalls(protection *http.CrossOriginProtection) func(context.Context, string, metadata.MD) (context.Context, error) {
+	return func(ctx context.Context, path string, header metadata.MD) (context.Context, error) {
+		host, origin, site := first(header[":authority"]), first(header["origin"]), first(header["sec-fetch-site"])
+		if protection != nil && origin+site != "" {
+			r := http.Request{
+				Method: http.MethodPost, Host: host, URL: &url.URL{Path: path},
+				Header: http.Header{"Origin": {origin}, "Sec-Fetch-Site": {site}},
+			}
+			if protection.Check(&r) != nil {
+				return nil, foreignOrigin(origin)
+			}
+		}
+		tenant, f := p.check(path, host, first(header["authorization"]))
+		if f != nil {
+			return nil, f
+		}
+		if tenant != "" {
+			ctx = call.WithTenant(ctx, tenant)
+		}
+		return ctx, nil
+	}
+}
+
+func first(values []string) string {
+	if len(values) == 0 {
+		return ""
+	}
+	return values[0]
+}

@@ -1,0 +1,520 @@
+package transport
+
+import (
+	"bufio"
+	"encoding/binary"
+	"errors"
+	"math"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/net/http2"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/stagemesh/stagemesh/gateway/admission"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+)
+
+const (
+	frameHeaderSize = 9
+	readBufferSize  = 16 << 10
+)
+
+// grpcConn is a connection of a gRPC server. The library reads a message without asking
+// whether there is space for it, and keeps a response that nobody takes. So the connection
+// follows the frames that are read: it checks the length of each message, reserves the
+// budget for its bytes, and looks for streams that stall.
+//
+// The library reads frame by frame, so the frame that was read last is the one it handles.
+type grpcConn struct {
+	net.Conn
+
+	settings Settings
+	budget   Budget
+	in       *bufio.Reader
+
+	// These belong to the goroutine that reads: of the current frame its header, the unread
+	// part of it and of the payload, its stream, and that again for DATA of an open stream.
+	header  [frameHeaderSize + 4]byte
+	unread  []byte
+	left    int
+	id      uint32
+	current *grpcStream
+
+	mu      sync.Mutex
+	streams map[uint32]*grpcStream
+	// resets are streams to reset before the next frame.
+	resets []uint32
+	// sweep is nil until there is a stream, and sweeping true while it is going to fire.
+	sweep            *time.Timer
+	sweeping, closed bool
+}
+
+var _ credentials.AuthInfo = (*grpcConn)(nil)
+
+func newGRPCConn(conn net.Conn, s Settings, budget Budget) *grpcConn {
+	return &grpcConn{
+		Conn: conn, settings: s, budget: budget, in: bufio.NewReaderSize(conn, readBufferSize),
+		left: len(http2.ClientPreface), streams: map[uint32]*grpcStream{},
+	}
+}
+
+// AuthType implements credentials.AuthInfo, by which a call finds its connection.
+func (c *grpcConn) AuthType() string { return "stagemesh" }
+
+// Read implements net.Conn. It returns bytes of one frame, and of one message or prefix.
+func (c *grpcConn) Read(buf []byte) (int, error) {
+	if len(c.unread) == 0 && c.left == 0 {
+		if err := c.readHeader(); err != nil {
+			return 0, err
+		}
+	}
+	if len(c.unread) > 0 {
+		n := copy(buf, c.unread)
+		c.unread = c.unread[n:]
+		return n, nil
+	}
+	buf = buf[:min(len(buf), c.left)]
+	if c.current != nil {
+		buf = buf[:min(len(buf), c.current.wanted())]
+	}
+	n, err := c.in.Read(buf)
+	for errors.Is(err, os.ErrDeadlineExceeded) && c.hasResets() {
+		n, err = c.in.Read(buf)
+	}
+	c.left -= n
+	if c.current != nil {
+		c.current.follow(buf[:n])
+	}
+	return n, err
+}
+
+// readHeader reads the header of the next frame.
+func (c *grpcConn) readHeader() error {
+	for {
+		if id, ok := c.nextReset(); ok {
+			// The library resets a stream whose window grows by nothing, which is an error of
+			// the client's. It has no function that does.
+			binary.BigEndian.PutUint32(c.header[:], 4<<8|uint32(http2.FrameWindowUpdate))
+			c.header[4] = 0
+			binary.BigEndian.PutUint32(c.header[5:], id)
+			binary.BigEndian.PutUint32(c.header[frameHeaderSize:], 0)
+			c.unread = c.header[:]
+			return nil
+		}
+		header, err := c.in.Peek(frameHeaderSize)
+		if err == nil {
+			return c.begin(header)
+		}
+		if !errors.Is(err, os.ErrDeadlineExceeded) || !c.hasResets() {
+			return err
+		}
+	}
+}
+
+var errPadding = errors.New("padded DATA frames are not taken")
+
+// begin begins a frame with that header.
+func (c *grpcConn) begin(header []byte) error {
+	c.unread = c.header[:copy(c.header[:], header)]
+	_, _ = c.in.Discard(frameHeaderSize) // it was peeked
+	kind, flags := http2.FrameType(header[3]), http2.Flags(header[4])
+	c.left = int(binary.BigEndian.Uint32(header) >> 8)
+	c.id, c.current = binary.BigEndian.Uint32(header[5:])&(1<<31-1), nil
+	if kind != http2.FrameData {
+		return nil
+	}
+	if flags.Has(http2.FlagDataPadded) {
+		return errPadding
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.current = c.streams[c.id]
+	return nil
+}
+
+// Write implements net.Conn. A client that takes nothing for the stall timeout is
+// disconnected.
+func (c *grpcConn) Write(data []byte) (int, error) {
+	if err := c.SetWriteDeadline(c.stallTime()); err != nil {
+		return 0, err
+	}
+	return c.Conn.Write(data)
+}
+
+// open returns the stream whose headers were just read.
+func (c *grpcConn) open(header metadata.MD) *grpcStream {
+	s := &grpcStream{conn: c, id: c.id, header: header, account: account{budget: c.budget}}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.streams[s.id] = s
+	if c.sweep == nil {
+		c.sweep = time.AfterFunc(c.sweepInterval(), c.endStalled)
+	} else if !c.sweeping {
+		c.sweep.Reset(c.sweepInterval())
+	}
+	c.sweeping = true
+	return s
+}
+
+// stallTime returns when something that waits from now on has stalled.
+func (c *grpcConn) stallTime() time.Time { return time.Now().Add(c.settings.StallTimeout) }
+
+// sweepInterval is how often the connection looks for stalled streams.
+func (c *grpcConn) sweepInterval() time.Duration {
+	return min(c.settings.StallTimeout/8, closingInterval)
+}
+
+// endStalled ends the streams that stall.
+func (c *grpcConn) endStalled() {
+	now := time.Now()
+	var closing bool
+	select {
+	case <-c.settings.Closing:
+		closing = true
+	default:
+	}
+	for _, s := range c.openStreams() {
+		s.endStalled(now, closing)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.sweeping = len(c.streams) > 0 && !c.closed; c.sweeping {
+		c.sweep.Reset(c.sweepInterval())
+	}
+}
+
+func (c *grpcConn) openStreams() []*grpcStream {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	out := make([]*grpcStream, 0, len(c.streams))
+	for _, s := range c.streams {
+		out = append(out, s)
+	}
+	return out
+}
+
+// reset has the library reset a stream, also one whose handler has returned.
+func (c *grpcConn) reset(id uint32) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.resets = append(c.resets, id)
+	_ = c.SetReadDeadline(time.Unix(0, 0)) // the reading goroutine waits for the client
+}
+
+// hasResets reports whether a read was interrupted for a reset, and lets reads wait again.
+func (c *grpcConn) hasResets() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.resets) > 0 {
+		_ = c.SetReadDeadline(time.Time{})
+	}
+	return len(c.resets) > 0
+}
+
+func (c *grpcConn) nextReset() (id uint32, ok bool) {
+	if !c.hasResets() {
+		return 0, false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	id, c.resets = c.resets[0], c.resets[1:]
+	return id, true
+}
+
+// Close implements net.Conn.
+func (c *grpcConn) Close() error {
+	err := c.Conn.Close()
+	c.mu.Lock()
+	c.closed = true
+	if c.sweep != nil {
+		c.sweep.Stop()
+	}
+	c.mu.Unlock()
+	for _, s := range c.openStreams() {
+		s.abandonResponses()
+	}
+	return err
+}
+
+// grpcStream is a stream, until its handler has returned and its responses are written.
+type grpcStream struct {
+	account // of the messages that were read, and of what is not written
+
+	conn   *grpcConn
+	id     uint32
+	header metadata.MD
+
+	// These belong to the goroutine that reads the connection: a prefix that is not
+	// complete, the part of a message that has not arrived, and whether messages are no
+	// longer told apart.
+	prefix []byte
+	left   int
+	lost   bool
+
+	// These belong to the handler: its form of messages, where RecvMsg decodes one, and the
+	// bytes of that message.
+	codec codec
+	into  interface {
+		decode(unmarshal unmarshaler, data []byte)
+	}
+	held int64
+
+	mu sync.Mutex
+	// failure is why the stream failed, interrupt has the handler answer it, which is nil
+	// until that begins, and excess counts the bytes that arrive before it does.
+	failure   *fault.Fault
+	interrupt func()
+	excess    int
+	// sizes are those of the messages that the handler has not received.
+	sizes []int64
+	// While the handler receives, readBy is when the next stallBytes must have arrived, zero
+	// if there is no hurry. received counts them.
+	readBy   time.Time
+	receives bool
+	received int
+	// unwritten are the bytes of responses, and writeBy is when the next of them must be
+	// written.
+	unwritten int64
+	writeBy   time.Time
+	// ended is true when the handler has returned, and abandoned when the connection is
+	// closed.
+	ended, abandoned bool
+}
+
+// wanted returns how many bytes belong together: the rest of a prefix or of a message.
+func (s *grpcStream) wanted() int {
+	switch {
+	case s.lost:
+		return math.MaxInt
+	case s.left > 0:
+		return s.left
+	}
+	return prefixSize - len(s.prefix)
+}
+
+// follow follows bytes that were read.
+func (s *grpcStream) follow(data []byte) {
+	if f := s.reserve(data); f != nil {
+		s.fail(f)
+	}
+}
+
+// reserve reserves the bytes of a message, or checks the length that a prefix declares.
+func (s *grpcStream) reserve(data []byte) *fault.Fault {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ended || s.failure != nil {
+		s.lost = true
+		// The library buffers the rest of a message that it has begun to read.
+		if s.excess += len(data); !s.ended && s.excess > connWindow {
+			s.excess = 0
+			s.conn.reset(s.id)
+		}
+		return nil
+	}
+	if s.left > 0 {
+		s.left -= len(data)
+		if f := s.account.Reserve(int64(len(data))); f != nil {
+			return f
+		}
+	} else if s.prefix = append(s.prefix, data...); len(s.prefix) == prefixSize {
+		size, limit := int64(binary.BigEndian.Uint32(s.prefix[1:])), int64(s.conn.settings.MaxMessageBytes)
+		if size > limit {
+			s.lost = true
+			return TooLarge(limit)
+		}
+		s.left, s.sizes, s.prefix = int(size), append(s.sizes, size), s.prefix[:0]
+	}
+	s.received += len(data)
+	if s.receives && (s.readBy.IsZero() || s.received >= stallBytes) {
+		s.readBy, s.received = s.conn.stallTime(), 0
+	}
+	return nil
+}
+
+// fail has the handler answer the stream with a fault, whatever it waits for. The first counts.
+func (s *grpcStream) fail(f *fault.Fault) {
+	s.mu.Lock()
+	if s.failure != nil {
+		s.mu.Unlock()
+		return
+	}
+	s.failure = f
+	interrupt := s.interrupt
+	s.mu.Unlock()
+	if interrupt != nil {
+		interrupt()
+	}
+}
+
+// begin begins the handler, which fail interrupts, or returns why the stream has failed.
+func (s *grpcStream) begin(interrupt func()) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.interrupt = interrupt
+	if s.failure != nil {
+		return s.failure
+	}
+	return nil
+}
+
+// end is called when the handler has returned. The stream lives on until its responses are
+// written.
+func (s *grpcStream) end() {
+	s.mu.Lock()
+	s.ended = true
+	s.account.Release(s.account.reserved.Load() - s.unwritten)
+	s.mu.Unlock()
+	s.removeIfDone()
+}
+
+func (s *grpcStream) removeIfDone() {
+	s.mu.Lock()
+	isDone := s.ended && s.unwritten == 0
+	s.mu.Unlock()
+	if isDone {
+		s.conn.mu.Lock()
+		defer s.conn.mu.Unlock()
+		delete(s.conn.streams, s.id)
+	}
+}
+
+// receive decodes the next message, and releases the one before. A caller of many messages
+// may be silent before each.
+func (s *grpcStream) receive(ss grpc.ServerStream, isOnly bool) error {
+	s.account.Release(s.held)
+	s.mu.Lock()
+	s.receives, s.received, s.held, s.readBy = true, 0, 0, time.Time{}
+	if isOnly || len(s.sizes) > 0 {
+		s.readBy = s.conn.stallTime()
+	}
+	s.mu.Unlock()
+	err := ss.RecvMsg(s)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.receives = false
+	if len(s.sizes) > 0 {
+		s.held, s.sizes = s.sizes[0], s.sizes[1:]
+	}
+	if err != nil && s.failure != nil {
+		return s.failure
+	}
+	return err
+}
+
+// minBuffer is more than the size below which the library does not return buffers.
+const minBuffer = 4 << 10
+
+// send sends a message.
+func (s *grpcStream) send(ss grpc.ServerStream, message any) error {
+	m, ok := message.(proto.Message)
+	if !ok {
+		return errNoMessage(message)
+	}
+	data := mem.DefaultBufferPool().Get(max(proto.Size(m), minBuffer))
+	var err error
+	if *data, err = s.codec.marshal((*data)[:0], m); err != nil {
+		return err
+	}
+	buffers, err := s.buffers(data)
+	if err != nil {
+		return err
+	}
+	return ss.SendMsg(buffers)
+}
+
+// buffers returns a response as the library takes it, and reserves its bytes until they are
+// written. It consists of parts, so that there is progress before its end.
+func (s *grpcStream) buffers(data *[]byte) (mem.BufferSlice, error) {
+	size := len(*data)
+	if f := s.reserveResponse(int64(size)); f != nil {
+		return nil, f
+	}
+	if size <= stallBytes {
+		return mem.BufferSlice{mem.NewBuffer(data, writtenBuffers{s})}, nil
+	}
+	parts := (size + stallBytes - 1) / stallBytes
+	out := make(mem.BufferSlice, parts)
+	for i := range out {
+		part := (*data)[i*size/parts : (i+1)*size/parts]
+		out[i] = mem.NewBuffer(&part, writtenBuffers{s})
+	}
+	return out, nil
+}
+
+func (s *grpcStream) reserveResponse(n int64) *fault.Fault {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.abandoned {
+		return nil
+	}
+	if f := s.account.Reserve(n); f != nil {
+		return f
+	}
+	if s.unwritten == 0 {
+		s.writeBy = s.conn.stallTime()
+	}
+	s.unwritten += n
+	return nil
+}
+
+// writtenBuffers is where the library returns the buffers of responses that it has written
+// or dropped.
+type writtenBuffers struct{ *grpcStream }
+
+// Get implements mem.BufferPool.
+func (w writtenBuffers) Get(n int) *[]byte { return mem.DefaultBufferPool().Get(n) }
+
+// Put implements mem.BufferPool.
+func (w writtenBuffers) Put(data *[]byte) {
+	n, s := int64(len(*data)), w.grpcStream
+	if n <= stallBytes/2 { // larger ones may be a part of one
+		mem.DefaultBufferPool().Put(data)
+	}
+	s.mu.Lock()
+	if !s.abandoned {
+		s.unwritten -= n
+		s.account.Release(n)
+		s.writeBy = s.conn.stallTime()
+	}
+	s.mu.Unlock()
+	s.removeIfDone()
+}
+
+// abandonResponses is called when the connection is closed: the library does not return all
+// buffers then.
+func (s *grpcStream) abandonResponses() {
+	s.mu.Lock()
+	s.account.Release(s.unwritten)
+	s.unwritten, s.abandoned = 0, true
+	s.mu.Unlock()
+	s.removeIfDone()
+}
+
+// endStalled ends the stream if it stalls, or if it waits for a message that the gateway
+// does not await any longer.
+func (s *grpcStream) endStalled(now time.Time, closing bool) {
+	s.mu.Lock()
+	reads := s.receives && !s.readBy.IsZero()
+	stalled := reads && now.After(s.readBy)
+	unread := s.unwritten > 0 && !s.writeBy.IsZero() && now.After(s.writeBy)
+	if unread {
+		s.writeBy = time.Time{} // once
+	}
+	s.mu.Unlock()
+	switch {
+	case unread:
+		s.conn.reset(s.id)
+	case stalled:
+		s.fail(Stalled(s.conn.settings.StallTimeout))
+	case reads && closing:
+		s.fail(admission.Stopping())
+	}
+}
