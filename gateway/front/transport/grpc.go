@@ -64,9 +64,9 @@ const (
 	connWindow       = 1 << 20
 )
 
-// NewGRPC returns a server of the services' methods by grpc-go's own HTTP/2, which takes a
-// third less time for a small request than net/http's. It bounds what a Service's handler
-// bounds, with the same faults. The caller may register other services.
+// NewGRPC returns a server of the services' methods by grpc-go's own HTTP/2, which takes less
+// CPU than net/http's. It bounds what a Service's handler bounds, with the same faults. The
+// caller may register other services.
 func NewGRPC(s GRPCSettings, services ...*Service) *grpc.Server {
 	s.Settings = s.WithDefaults()
 	if s.Budget == nil {
