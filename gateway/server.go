@@ -97,7 +97,7 @@ func (g *Gateway) grpcServer() (*server, error) {
 
 func (g *Gateway) httpServer(h http.Handler, files secrets) *server {
 	out := &server{http: port.NewServer(g.closeWhenStopping(h), g.log)}
-	out.http.TLSConfig = files.tls
+	out.http.TLSConfig = files.tls.Clone() // net/http changes it, and the port for gRPC uses it too
 	return out
 }
 
