@@ -13,7 +13,6 @@ import (
 
 	"github.com/google/uuid"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/health"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
@@ -22,7 +21,6 @@ import (
 	"google.golang.org/grpc/reflection"
 	grpcstatus "google.golang.org/grpc/status"
 	"google.golang.org/grpc/tap"
-	"google.golang.org/protobuf/protoadapt"
 
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 
@@ -185,7 +183,8 @@ func (h *Host) checkCaller(ctx context.Context, method string) error {
 			}
 		}
 	}
-	return statusOf(fault.New(fault.Unauthenticated, `this port needs a token of the stage's token_file, as "Authorization: Bearer TOKEN", or a certificate by its client_ca_file`))
+	f := fault.New(fault.Unauthenticated, `this port needs a token of the stage's token_file, as "Authorization: Bearer TOKEN", or a certificate by its client_ca_file`)
+	return grpcstatus.ErrorProto(f.Status())
 }
 
 // setServing sets the health of all services, and of the host, by whose ID a registry asks.
@@ -355,7 +354,7 @@ func (s stageService) Describe(context.Context, *stagev1.DescribeRequest) (*stag
 func (s stageService) Infer(ctx context.Context, in *stagev1.InferRequest) (*stagev1.InferResponse, error) {
 	r, err := requestFromProto(in)
 	if err != nil {
-		return nil, statusOf(fault.From(err))
+		return nil, grpcstatus.ErrorProto(fault.From(err).Status())
 	}
 	if in.GetTimeout() != nil {
 		var cancel context.CancelFunc
@@ -364,7 +363,7 @@ func (s stageService) Infer(ctx context.Context, in *stagev1.InferRequest) (*sta
 	}
 	out := s.host.Infer(ctx, r)
 	if out.Fault != nil {
-		return nil, statusOf(out.Fault)
+		return nil, grpcstatus.ErrorProto(out.Fault.Status())
 	}
 	return &stagev1.InferResponse{
 		Outputs:  payload.ToProto(out.Parts),
@@ -388,17 +387,4 @@ func requestFromProto(in *stagev1.InferRequest) (Request, error) {
 		Parameters: parameters,
 		Metadata:   in.GetMetadata(),
 	}, nil
-}
-
-// statusOf returns the fault as an RPC's status with its details.
-func statusOf(f *fault.Fault) error {
-	out := grpcstatus.New(codes.Code(f.GRPCCode()), f.Message)
-	var details []protoadapt.MessageV1
-	for _, d := range f.Details() {
-		details = append(details, protoadapt.MessageV1Of(d))
-	}
-	if with, err := out.WithDetails(details...); err == nil {
-		out = with
-	}
-	return out.Err()
 }

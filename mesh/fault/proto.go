@@ -1,9 +1,13 @@
 package fault
 
 import (
+	"strings"
+
 	"google.golang.org/genproto/googleapis/rpc/code"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
@@ -52,6 +56,18 @@ func FromProto(p *meshv1.Fault) *Fault {
 	}
 	if p.GetRetryAfter().IsValid() {
 		out.RetryAfter = max(0, p.GetRetryAfter().AsDuration())
+	}
+	return out
+}
+
+// Status returns the fault as the status of an RPC, with its Details. Text that is not UTF-8
+// is replaced.
+func (f *Fault) Status() *status.Status {
+	out := &status.Status{Code: int32(f.GRPCCode()), Message: strings.ToValidUTF8(f.Message, "\uFFFD")}
+	for _, message := range f.Details() {
+		if detail, err := anypb.New(message); err == nil {
+			out.Details = append(out.Details, detail)
+		}
 	}
 	return out
 }

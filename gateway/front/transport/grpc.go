@@ -14,11 +14,9 @@ import (
 	"net"
 	"net/http"
 	"runtime/debug"
-	"strings"
 	"sync"
 	"time"
 
-	"google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
@@ -31,7 +29,6 @@ import (
 	grpcstatus "google.golang.org/grpc/status"
 	"google.golang.org/grpc/tap"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
@@ -231,18 +228,7 @@ func grpcError(ss grpc.ServerStream, err error) error {
 	if f.Reason == fault.Unauthenticated {
 		_ = ss.SetHeader(metadata.Pairs("www-authenticate", "Bearer"))
 	}
-	return rpcStatus(f).Err()
-}
-
-// rpcStatus is RPCError for the library.
-func rpcStatus(f *fault.Fault) *grpcstatus.Status {
-	out := &status.Status{Code: int32(f.GRPCCode()), Message: strings.ToValidUTF8(f.Message, "\uFFFD")}
-	for _, message := range f.Details() {
-		if detail, err := anypb.New(message); err == nil {
-			out.Details = append(out.Details, detail)
-		}
-	}
-	return grpcstatus.FromProto(out)
+	return grpcstatus.ErrorProto(f.Status())
 }
 
 // newGRPCCall returns the stream of a call, and the Call for its method.
