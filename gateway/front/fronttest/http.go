@@ -2,8 +2,10 @@ package fronttest
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -12,6 +14,8 @@ import (
 	"testing"
 
 	"google.golang.org/grpc"
+
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
 )
 
 // Serve serves h with HTTP/1 and cleartext HTTP/2 on one port until the test
@@ -43,6 +47,15 @@ func ServeGRPC(t testing.TB, server *grpc.Server) string {
 		}
 	})
 	return "http://" + listener.Addr().String()
+}
+
+// ServeService serves a service with a server of gRPC that admits every call, and returns the
+// address.
+func ServeService(t testing.TB, service *transport.Service, s transport.Settings, budget transport.Budget) string {
+	t.Helper()
+	admit := func(ctx context.Context, _ string, _ transport.GRPCHeader) (context.Context, error) { return ctx, nil }
+	server := transport.NewGRPC(transport.GRPCSettings{Settings: s, Budget: budget, Guard: admit, Logger: slog.New(slog.DiscardHandler)}, service)
+	return strings.TrimPrefix(ServeGRPC(t, server), "http://")
 }
 
 // Client returns a client of cleartext HTTP/2 where h2c is true, and of HTTP/1

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net/http"
 	"strings"
 	"sync"
@@ -17,7 +16,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
@@ -51,9 +49,7 @@ func handler(caller transport.Caller, s transport.Settings) front {
 // talk opens a stream to grpc-go that ends with the context.
 func talk(ctx context.Context, t *testing.T, f front) talking {
 	t.Helper()
-	guard := func(ctx context.Context, _ string, _ metadata.MD) (context.Context, error) { return ctx, nil }
-	server := transport.NewGRPC(transport.GRPCSettings{Settings: f.settings, Budget: f.budget, Guard: guard, Logger: slog.New(slog.DiscardHandler)}, f.Service)
-	conn, err := grpc.NewClient(strings.TrimPrefix(fronttest.ServeGRPC(t, server), "http://"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient(fronttest.ServeService(t, f.Service, f.settings, f.budget), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,7 +8,6 @@ import (
 	"net/url"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/metadata"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/transport"
@@ -30,9 +29,9 @@ func NewGRPC(s PublicSettings, secure *tls.Config, log *slog.Logger) (*grpc.Serv
 }
 
 // guardCalls is protectOrigins and authenticate for calls.
-func (p *Port) guardCalls(protection *http.CrossOriginProtection) func(context.Context, string, metadata.MD) (context.Context, error) {
-	return func(ctx context.Context, path string, header metadata.MD) (context.Context, error) {
-		host, origin, site := first(header[":authority"]), first(header["origin"]), first(header["sec-fetch-site"])
+func (p *Port) guardCalls(protection *http.CrossOriginProtection) func(context.Context, string, transport.GRPCHeader) (context.Context, error) {
+	return func(ctx context.Context, path string, header transport.GRPCHeader) (context.Context, error) {
+		host, origin, site := header.First(":authority"), header.First("origin"), header.First("sec-fetch-site")
 		if protection != nil && origin+site != "" {
 			r := http.Request{
 				Method: http.MethodPost, Host: host, URL: &url.URL{Path: path},
@@ -42,7 +41,7 @@ func (p *Port) guardCalls(protection *http.CrossOriginProtection) func(context.C
 				return nil, foreignOrigin(origin)
 			}
 		}
-		tenant, f := p.check(path, host, first(header["authorization"]))
+		tenant, f := p.check(path, host, header.First("authorization"))
 		if f != nil {
 			return nil, f
 		}
@@ -51,11 +50,4 @@ func (p *Port) guardCalls(protection *http.CrossOriginProtection) func(context.C
 		}
 		return ctx, nil
 	}
-}
-
-func first(values []string) string {
-	if len(values) == 0 {
-		return ""
-	}
-	return values[0]
 }

@@ -102,18 +102,11 @@ func notFound(documented bool) http.HandlerFunc {
 	}
 }
 
-// Bounds on what a connection may cost before and between requests. There is
-// no bound on a whole request or answer: uploads and answers have
-// transport.DefaultStallTimeout, and streams may be long.
+// Bounds on a connection, beside those of transport. There is no bound on a whole request
+// or answer: uploads and answers have transport.DefaultStallTimeout, and streams may be long.
 const (
-	readHeaderTimeout = 10 * time.Second
-	idleTimeout       = 2 * time.Minute
-	maxHeaderBytes    = 64 << 10
-
 	// maxConcurrentStreams is per connection: gRPC clients use one.
 	maxConcurrentStreams = 1000
-	pingAfter            = 30 * time.Second
-	pingTimeout          = 15 * time.Second
 	writeStall           = 30 * time.Second
 )
 
@@ -127,14 +120,14 @@ func NewServer(h http.Handler, log *slog.Logger) *http.Server {
 	return &http.Server{
 		Handler:           h,
 		Protocols:         protocols,
-		ReadHeaderTimeout: readHeaderTimeout,
-		IdleTimeout:       idleTimeout,
-		MaxHeaderBytes:    maxHeaderBytes,
+		ReadHeaderTimeout: transport.HandshakeTimeout,
+		IdleTimeout:       transport.IdleTimeout,
+		MaxHeaderBytes:    transport.MaxHeaderBytes,
 		ErrorLog:          slog.NewLogLogger(errorHandler{log.Handler()}, slog.LevelWarn),
 		HTTP2: &http.HTTP2Config{
 			MaxConcurrentStreams: maxConcurrentStreams,
-			SendPingTimeout:      pingAfter,
-			PingTimeout:          pingTimeout,
+			SendPingTimeout:      transport.PingAfter,
+			PingTimeout:          transport.PingTimeout,
 			WriteByteTimeout:     writeStall,
 		},
 	}

@@ -30,6 +30,7 @@ import (
 	"google.golang.org/grpc/tap"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
@@ -42,23 +43,28 @@ type GRPCSettings struct {
 	// TLS is nil for a port without TLS.
 	TLS *tls.Config
 	// Guard returns the context of a call that is admitted, or why it is not.
-	Guard func(ctx context.Context, path string, header metadata.MD) (context.Context, error)
+	Guard func(ctx context.Context, path string, header GRPCHeader) (context.Context, error)
 	// Logger logs panics of methods, as net/http does; their callers get INTERNAL.
 	Logger *slog.Logger
 }
 
-// Bounds on a connection of gRPC, as net/http has them.
+// Bounds on what a connection may cost before and between requests, whatever serves it.
+const (
+	// HandshakeTimeout bounds the wait for a request's header too.
+	HandshakeTimeout = 10 * time.Second
+	IdleTimeout      = 2 * time.Minute
+	MaxHeaderBytes   = 64 << 10
+	PingAfter        = 30 * time.Second
+	PingTimeout      = 15 * time.Second
+)
+
+// Bounds on a connection of gRPC.
 const (
 	// maxGRPCStreams is per connection; the budget bounds what they hold.
-	maxGRPCStreams   = 8192
-	maxGRPCHeader    = 64 << 10
-	handshakeTimeout = 10 * time.Second
-	idleTimeout      = 2 * time.Minute
-	pingAfter        = 30 * time.Second
-	pingTimeout      = 15 * time.Second
-	minPingInterval  = 5 * time.Second
-	streamWindow     = 64 << 10
-	connWindow       = 1 << 20
+	maxGRPCStreams  = 8192
+	minPingInterval = 5 * time.Second
+	streamWindow    = 64 << 10
+	connWindow      = 1 << 20
 )
 
 // NewGRPC returns a server of the services' methods by grpc-go's own HTTP/2, which takes less
@@ -67,7 +73,7 @@ const (
 func NewGRPC(s GRPCSettings, services ...*Service) *grpc.Server {
 	s.Settings = s.WithDefaults()
 	if s.Budget == nil {
-		s.Budget = noBudget{}
+		s.Budget = admission.NewByteBudget(math.MaxInt64)
 	}
 	if s.TLS != nil {
 		s.TLS = s.TLS.Clone()
@@ -85,9 +91,9 @@ func NewGRPC(s GRPCSettings, services ...*Service) *grpc.Server {
 		// The connection bounds messages: the library's error has no details.
 		grpc.MaxRecvMsgSize(math.MaxInt32),
 		grpc.ReadBufferSize(0), // grpcConn has a buffer
-		grpc.MaxConcurrentStreams(maxGRPCStreams), grpc.MaxHeaderListSize(maxGRPCHeader), grpc.ConnectionTimeout(handshakeTimeout),
+		grpc.MaxConcurrentStreams(maxGRPCStreams), grpc.MaxHeaderListSize(MaxHeaderBytes), grpc.ConnectionTimeout(HandshakeTimeout),
 		grpc.StaticStreamWindowSize(streamWindow), grpc.StaticConnWindowSize(connWindow),
-		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: idleTimeout, Time: pingAfter, Timeout: pingTimeout}),
+		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: IdleTimeout, Time: PingAfter, Timeout: PingTimeout}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: minPingInterval, PermitWithoutStream: true}),
 	)
 	for _, service := range services {
@@ -97,11 +103,6 @@ func NewGRPC(s GRPCSettings, services ...*Service) *grpc.Server {
 	}
 	return out
 }
-
-type noBudget struct{}
-
-func (noBudget) Reserve(int64) *fault.Fault { return nil }
-func (noBudget) Release(int64)              {}
 
 // grpcCredentials make the connections of a server.
 type grpcCredentials struct{ settings GRPCSettings }
@@ -149,7 +150,7 @@ func openStream(ctx context.Context, info *tap.Info) (context.Context, error) {
 	if !ok {
 		return ctx, errors.ErrUnsupported
 	}
-	return context.WithValue(ctx, streamKey{}, conn.open(info.Header)), nil
+	return context.WithValue(ctx, streamKey{}, conn.open(GRPCHeader(info.Header))), nil
 }
 
 // serve is the interceptor of all methods.
@@ -234,7 +235,7 @@ func grpcError(ss grpc.ServerStream, err error) error {
 // newGRPCCall returns the stream of a call, and the Call for its method.
 func newGRPCCall(ss grpc.ServerStream) (*grpcStream, *Call, error) {
 	s := streamOf(ss)
-	switch kind := first(s.header["content-type"]); kind {
+	switch kind := s.header.First("content-type"); kind {
 	case "application/grpc", "application/grpc+proto", "application/grpc;proto":
 		s.codec = binaryCodec()
 	case "application/grpc+json", "application/grpc;json":
@@ -252,25 +253,33 @@ func newGRPCCall(ss grpc.ServerStream) (*grpcStream, *Call, error) {
 	return s, out, nil
 }
 
-func first(values []string) string {
-	if len(values) == 0 {
-		return ""
+// GRPCHeader is the header of a call, with names in lower case.
+type GRPCHeader metadata.MD
+
+// First returns the first value of that name, or "".
+func (h GRPCHeader) First(name string) string {
+	if values := h[name]; len(values) > 0 {
+		return values[0]
 	}
-	return values[0]
+	return ""
 }
 
-// receive receives the only message of a call.
-func receive[M any, P message[M]](s *grpcStream, ss grpc.ServerStream) (P, error) {
+// receive is newGRPCCall, with the only message of the call.
+func receive[M any, P message[M]](ss grpc.ServerStream) (*grpcStream, *Call, P, error) {
+	s, c, err := newGRPCCall(ss)
+	if err != nil {
+		return nil, nil, nil, err
+	}
 	in := &incoming[M, P]{}
 	s.into = in
-	err := s.receive(ss, true)
+	err = s.receive(ss, true)
 	if errors.Is(err, io.EOF) {
 		err = grpcstatus.Error(codes.Unimplemented, "the request has no message")
 	}
 	if err == nil {
 		err = in.err
 	}
-	return &in.message, err
+	return s, c, &in.message, err
 }
 
 // grpcBidi is the stream of a BidiStream.

@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/binary"
 	"io"
-	"log/slog"
 	"net"
 	"strings"
 	"sync"
@@ -19,7 +18,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
@@ -48,9 +46,7 @@ func serveGRPC(t *testing.T, s transport.Settings, budget transport.Budget, infe
 	service := transport.NewService(oipv2.File_oip_v2_inference_proto.Services().ByName("GRPCInferenceService"), s)
 	transport.Unary(service, "ModelInfer", infer)
 	transport.BidiStream(service, "ModelStreamInfer", 1, echo(0))
-	guard := func(ctx context.Context, _ string, _ metadata.MD) (context.Context, error) { return ctx, nil }
-	server := transport.NewGRPC(transport.GRPCSettings{Settings: s, Budget: budget, Guard: guard, Logger: slog.New(slog.DiscardHandler)}, service)
-	return strings.TrimPrefix(fronttest.ServeGRPC(t, server), "http://")
+	return fronttest.ServeService(t, service, s, budget)
 }
 
 func dialGRPC(t *testing.T, address string, options ...grpc.DialOption) oipv2.GRPCInferenceServiceClient {

@@ -14,7 +14,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/mem"
-	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/stagemesh/stagemesh/gateway/admission"
@@ -149,7 +148,7 @@ func (c *grpcConn) Write(data []byte) (int, error) {
 }
 
 // open returns the stream whose headers were just read.
-func (c *grpcConn) open(header metadata.MD) *grpcStream {
+func (c *grpcConn) open(header GRPCHeader) *grpcStream {
 	s := &grpcStream{conn: c, id: c.id, header: header, account: account{budget: c.budget}}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -249,7 +248,7 @@ type grpcStream struct {
 
 	conn   *grpcConn
 	id     uint32
-	header metadata.MD
+	header GRPCHeader
 
 	// These belong to the goroutine that reads the connection: a prefix that is not
 	// complete, the part of a message that has not arrived, and whether messages are no

@@ -140,11 +140,7 @@ func Unary[M any, P message[M], Out any](s *Service, name protoreflect.Name, f f
 		}, options)
 	})
 	s.handleGRPC(name, func(ss grpc.ServerStream) error {
-		stream, c, err := newGRPCCall(ss)
-		if err != nil {
-			return err
-		}
-		in, err := receive[M, P](stream, ss)
+		stream, c, in, err := receive[M, P](ss)
 		if err != nil {
 			return err
 		}
@@ -174,11 +170,7 @@ func ServerStream[M any, P message[M], Out any](s *Service, name protoreflect.Na
 		}, options)
 	})
 	s.handleGRPC(name, func(ss grpc.ServerStream) error {
-		stream, c, err := newGRPCCall(ss)
-		if err != nil {
-			return err
-		}
-		in, err := receive[M, P](stream, ss)
+		stream, c, in, err := receive[M, P](ss)
 		if err != nil {
 			return err
 		}
