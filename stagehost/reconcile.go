@@ -266,8 +266,12 @@ func (h *Host) leaveStage(ctx context.Context, now time.Time) {
 // again and no host has served the stage for HostGrace. The host then pulls what waits
 // there, at whichever step, and refuses it, until it next looks and finds another host.
 func (h *Host) refuseUnserved(ctx context.Context, now time.Time, hasFailed bool) bus.Epoch {
-	_, err := h.bus.Alive(ctx, h.settings.Stage)
-	if !hasFailed || !errors.Is(err, bus.ErrNoHost) {
+	isUnserved := false
+	if hasFailed {
+		_, err := h.bus.Alive(ctx, h.settings.Stage)
+		isUnserved = errors.Is(err, bus.ErrNoHost)
+	}
+	if !isUnserved {
 		h.servedAt = now
 	}
 	if now.Sub(h.servedAt) < h.settings.HostGrace || now.Sub(h.runnerHealth.since) < h.settings.HostGrace {
