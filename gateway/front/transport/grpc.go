@@ -342,8 +342,8 @@ func (c grpcCodec) Unmarshal(data mem.BufferSlice, into any) error {
 	buf := data.MaterializeToBuffer(mem.DefaultBufferPool())
 	defer buf.Free()
 	unmarshal := s.codec.unmarshal
-	if bytes.HasPrefix(buf.ReadOnlyData(), []byte{notInflated}) {
-		unmarshal = s.conn.notInflated
+	if bytes.HasPrefix(buf.ReadOnlyData(), []byte{gunzipFailed}) {
+		unmarshal = s.conn.gunzipFault
 	}
 	s.into.decode(unmarshal, buf.ReadOnlyData())
 	return nil
@@ -352,9 +352,9 @@ func (c grpcCodec) Unmarshal(data mem.BufferSlice, into any) error {
 // gunzip decompresses messages.
 type gunzip struct{ limit int }
 
-// notInflated begins what stands for a message that could not be decompressed: neither
+// gunzipFailed begins what stands for a message that could not be decompressed: neither
 // protobuf nor JSON. The library would answer the error without details.
-const notInflated = 7
+const gunzipFailed = 7
 
 // Type implements grpc.Decompressor.
 func (gunzip) Type() string { return "gzip" }
@@ -369,13 +369,13 @@ func (g gunzip) Do(r io.Reader) ([]byte, error) {
 		}
 	}
 	if err == nil {
-		return []byte{notInflated}, nil
+		return []byte{gunzipFailed}, nil
 	}
-	return fmt.Append([]byte{notInflated}, err), nil
+	return fmt.Append([]byte{gunzipFailed}, err), nil
 }
 
-// notInflated is the unmarshaler of such a message.
-func (c *grpcConn) notInflated(data []byte, _ proto.Message) error {
+// gunzipFault is the unmarshaler of such a message: it returns why there is none.
+func (c *grpcConn) gunzipFault(data []byte, _ proto.Message) error {
 	if len(data) == 1 {
 		return TooLarge(int64(c.settings.MaxMessageBytes))
 	}

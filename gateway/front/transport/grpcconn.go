@@ -81,7 +81,7 @@ func (c *grpcConn) Read(buf []byte) (int, error) {
 	}
 	buf = buf[:min(len(buf), c.left)]
 	if c.current != nil {
-		buf = buf[:min(len(buf), c.current.wanted())]
+		buf = buf[:min(len(buf), c.current.bytesLeft())]
 	}
 	n, err := c.in.Read(buf)
 	for errors.Is(err, os.ErrDeadlineExceeded) && c.hasResets() {
@@ -287,8 +287,8 @@ type grpcStream struct {
 	ended, abandoned bool
 }
 
-// wanted returns how many bytes belong together: the rest of a prefix or of a message.
-func (s *grpcStream) wanted() int {
+// bytesLeft returns how many bytes the current prefix or message still has.
+func (s *grpcStream) bytesLeft() int {
 	switch {
 	case s.lost:
 		return math.MaxInt
