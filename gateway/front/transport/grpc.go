@@ -165,9 +165,8 @@ func (s GRPCSettings) serve(service any, ss grpc.ServerStream, info *grpc.Stream
 	}()
 	err = stream.begin(func() { writeStatus(ss, stream.failure) })
 	if err == nil {
-		ctx, cancel := withEarlyDeadline(ss.Context())
-		defer cancel()
-		if ctx, err = s.Guard(ctx, info.FullMethod, stream.header); err == nil {
+		var ctx context.Context
+		if ctx, err = s.Guard(ss.Context(), info.FullMethod, stream.header); err == nil {
 			err = next(service, &grpcServerStream{ss, context.WithValue(ctx, budgetKey{}, &stream.account)})
 		}
 	}
@@ -183,20 +182,6 @@ func writeStatus(ss grpc.ServerStream, err error) {
 	}); ok {
 		_ = w.WriteStatus(st) // the connection is closed
 	}
-}
-
-// maxLead is how much earlier than the call a method has to end, at most.
-const maxLead = 10 * time.Millisecond
-
-// withEarlyDeadline has a method fail with its own fault shortly before the call's deadline,
-// when the library resets the stream.
-func withEarlyDeadline(ctx context.Context) (context.Context, context.CancelFunc) {
-	deadline, ok := ctx.Deadline()
-	if !ok {
-		return ctx, func() {}
-	}
-	const part = 20
-	return context.WithDeadline(ctx, deadline.Add(-min(maxLead, time.Until(deadline)/part)))
 }
 
 func streamOf(ss grpc.ServerStream) *grpcStream { return ss.Context().Value(streamKey{}).(*grpcStream) }

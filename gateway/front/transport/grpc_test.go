@@ -301,19 +301,6 @@ func TestPanicFailsItsCallAlone(t *testing.T) {
 	}
 }
 
-// The library would reset the stream, without a reason.
-func TestPassedDeadlineHasItsReason(t *testing.T) {
-	t.Parallel()
-	address := serveGRPC(t, transport.Settings{}, nil, func(ctx context.Context, _ *transport.Call, _ *oipv2.ModelInferRequest) (*oipv2.ModelInferResponse, error) {
-		<-ctx.Done()
-		return nil, ctx.Err()
-	})
-	conn := dialRaw(t, address, 1<<20, 1<<20)
-	conn.headers(1, "grpc-timeout", "100m")
-	conn.message(1, &oipv2.ModelInferRequest{})
-	conn.awaitEnd(1)
-}
-
 func TestManyCallsShareOneConnection(t *testing.T) {
 	t.Parallel()
 	const calls = 4096
