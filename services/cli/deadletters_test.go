@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/nats-io/nats.go"
 	"google.golang.org/protobuf/encoding/protojson"
 
 	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
@@ -127,10 +128,21 @@ func (g *doomedMesh) deliver(items []*envelope.Envelope) {
 	// The broker learns of the end first: it would answer an open pull with the naked
 	// items, which nobody would receive.
 	leave()
+	// A host that hears that they were given back does not suspect them.
+	naks, client := make(chan *nats.Msg, len(items)), g.broker.Client()
+	if _, err := client.ChanSubscribe("$JS.EVENT.ADVISORY.CONSUMER.MSG_NAKED.>", naks); err != nil {
+		g.t.Fatal(err)
+	}
+	if err := client.Flush(); err != nil {
+		g.t.Fatal(err)
+	}
 	for _, delivery := range taken {
 		if err := delivery.Nak(0); err != nil {
 			g.t.Fatal(err)
 		}
+	}
+	for range taken {
+		testbed.Receive(g.t, "an announced nak", naks)
 	}
 }
 
