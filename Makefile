@@ -77,8 +77,11 @@ PYTHON_EXAMPLES := examples/digits-python examples/text-stream examples/tokenize
 # What else is linted as sdk/python is.
 PYTHON_OTHERS   := $(PYTHON_EXAMPLES) services/meshtest/clients bench
 
-# Where the clients of other servers are: one environment for Python, one for Node.
+PEERS := mosec bentoml ray
+# Where the clients of other servers are: one environment for Python, one for Node. The
+# servers themselves, for bench-peers, have one each.
 CLIENTS_PYTHON := $(TOOLS)/clients-python-$(shell { $(PYTHON) --version; cat $(CLIENTS)/python/requirements.txt; } 2>/dev/null | $(sha256) | cut -c1-16)
+PEER_PYTHON     = $(TOOLS)/peer-$(1)-$(shell { $(PYTHON) --version; cat bench/peers/$(1).txt; } 2>/dev/null | $(sha256) | cut -c1-16)
 CLIENTS_NODE   := $(TOOLS)/clients-node-$(shell { node --version; cat $(CLIENTS)/node/package-lock.json; } 2>/dev/null | $(sha256) | cut -c1-16)
 
 # buf finds the code generators on the PATH.
@@ -101,21 +104,20 @@ $(eval $(call tool_rule,grpcurl,$(GRPCURL_BIN)))
 $(eval $(call tool_rule,consul,$(CONSUL_BIN)))
 
 # The folder's name says the requirements, so a clone that is newer than it is no reason to build it again.
-$(PYTHON_ENV)/.built:
-	@echo "== sdk/python: tools (kept in $(@D))" >&2
-	@$(PYTHON) -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 9))' 2>/dev/null \
-	  || { echo "Python 3.9 or newer with venv is missing (Debian: apt-get install python3-venv); PYTHON=<program> says another one" >&2; exit 1; }
-	@$(PYTHON) -m venv $(@D)
-	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --requirement sdk/python/requirements-dev.txt
-	@touch $@
-
-$(CLIENTS_PYTHON)/.built:
-	@echo "== $(CLIENTS)/python: install (kept in $(@D))" >&2
-	@$(PYTHON) -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
-	  || { echo "Python 3.11 or newer with venv is missing (Debian: apt-get install python3-venv); PYTHON=<program> says another one" >&2; exit 1; }
-	@$(PYTHON) -m venv $(@D)
-	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $(CLIENTS)/python/requirements.txt
-	@touch $@
+# $(1): the folder, $(2): the requirements, $(3): the oldest minor version of Python 3.
+define python_rule
+$(1)/.built:
+	@echo "== $(2): install (kept in $$(@D))" >&2
+	@$(PYTHON) -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, $(3)))' 2>/dev/null \
+	  || { echo "Python 3.$(3) or newer with venv is missing (Debian: apt-get install python3-venv); PYTHON=<program> says another one" >&2; exit 1; }
+	@$(PYTHON) -m venv $$(@D)
+	@$$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --prefer-binary --requirement $(2) >$$(@D)/log 2>&1 \
+	  || { echo "pip cannot install the packages of $(2); $$(@D)/log has its output" >&2; exit 1; }
+	@touch $$@
+endef
+$(eval $(call python_rule,$(PYTHON_ENV),sdk/python/requirements-dev.txt,9))
+$(eval $(call python_rule,$(CLIENTS_PYTHON),$(CLIENTS)/python/requirements.txt,11))
+$(foreach peer,$(PEERS),$(eval $(call python_rule,$(call PEER_PYTHON,$(peer)),bench/peers/$(peer).txt,10)))
 
 # npm looks into the lock file alone, and runs nothing of what it installs.
 $(CLIENTS_NODE)/.built:
@@ -178,6 +180,12 @@ soak: $(CONSUL_BIN)/.built ## The long forms of test-fleet, with ten minutes of 
 .PHONY: bench
 bench: bin/bench ## Run the standard suite, under 40 minutes, and write docs/performance.md (ITEMS=1,5 QUICK=1)
 	@bin/bench suite $(if $(QUICK),--quick) $(ITEMS:%=--only %)
+
+.PHONY: bench-peers
+bench-peers: bin/bench $(foreach peer,$(PEERS),$(call PEER_PYTHON,$(peer))/.built) ## Install MOSEC, BentoML and Ray Serve, and measure them in turns with a mesh, in half an hour (QUICK=1)
+	@mkdir -p bin/peers
+	@$(foreach peer,$(PEERS),ln -sfn $(call PEER_PYTHON,$(peer)) bin/peers/$(peer);)
+	@bin/bench suite $(if $(QUICK),--quick) --only 12,13
 
 .PHONY: bench-short
 bench-short: bin/bench ## Measure one ratio of the suite in half a minute; fails if it is far too low

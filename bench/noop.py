@@ -1,6 +1,6 @@
 """A worker that does nothing, to measure everything around it."""
 
-from stagemesh import Tensor, Worker, serve
+from stagemesh import Bytes, Tensor, Worker, serve
 
 
 class Noop(Worker):
@@ -8,6 +8,11 @@ class Noop(Worker):
 
     inputs = {"x": Tensor("UINT8", [-1, 1024])}
     outputs = {"y": Tensor("UINT8", [-1, 1024])}
+
+    def setup(self, ctx):
+        """Takes bytes, as over plain HTTP, if the option says so."""
+        if ctx.options.get("bytes"):
+            self.inputs, self.outputs = {"x": Bytes()}, {"y": Bytes()}
 
     def predict(self, batch):
         """Returns the input rows."""

@@ -2,7 +2,7 @@
 
 import time
 
-from stagemesh import Tensor, Worker, serve
+from stagemesh import Bytes, Tensor, Worker, serve
 
 BASE = 0.005  # seconds for a batch
 PER_ITEM = 0.0002  # and for each of its items
@@ -13,6 +13,11 @@ class Wait(Worker):
 
     inputs = {"x": Tensor("UINT8", [-1, 1024])}
     outputs = {"y": Tensor("UINT8", [-1, 1024])}
+
+    def setup(self, ctx):
+        """Takes bytes, as over plain HTTP, if the option says so."""
+        if ctx.options.get("bytes"):
+            self.inputs, self.outputs = {"x": Bytes()}, {"y": Bytes()}
 
     def predict(self, batch):
         """Returns the input rows."""

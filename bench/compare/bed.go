@@ -30,6 +30,9 @@ type BedSettings struct {
 	Baseline string
 	// Durability is that of the baseline; empty means the pipeline's own.
 	Durability pipeline.Durability
+	// Peer is the command of another server, which runs in the baseline's place; empty
+	// means none. It prints its address and ends as a process of the mesh does.
+	Peer []string
 	// Logger may be nil: nothing is logged.
 	Logger *slog.Logger
 }
@@ -44,14 +47,29 @@ type Bed struct {
 // URL is the address of the mesh's gateway.
 func (b *Bed) URL() string { return b.url }
 
-// BaselineURL is the address of the baseline; empty if there is none.
+// BaselineURL is the address of the baseline or the peer; empty if there is none.
 func (b *Bed) BaselineURL() string { return b.baseline }
 
 // Stop stops everything, and returns the errors that the mesh ended with.
 func (b *Bed) Stop() error { return b.stop() }
 
-// StartBed starts a mesh and returns when it is ready. The context is only for the start.
+// StartBed starts a mesh, and a peer, and returns when they are ready. The context is only
+// for the start.
 func StartBed(ctx context.Context, s BedSettings) (*Bed, error) {
+	b, err := startMesh(ctx, s)
+	if err != nil || len(s.Peer) == 0 {
+		return b, err
+	}
+	peer, err := startChild(ctx, BedSettings{Program: s.Peer[0]}, "the peer", s.Peer[1:]...)
+	if err != nil {
+		return nil, errors.Join(err, b.Stop())
+	}
+	mesh := b.stop
+	b.baseline, b.stop = peer.ready.URL, func() error { return errors.Join(peer.stop(), mesh()) }
+	return b, nil
+}
+
+func startMesh(ctx context.Context, s BedSettings) (*Bed, error) {
 	if s.Logger == nil {
 		s.Logger = slog.New(slog.DiscardHandler)
 	}

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -26,6 +27,7 @@ type command struct {
 	mesh      string
 	processes bool
 	baseline  bool
+	peer      string
 	pairs     int
 }
 
@@ -51,6 +53,7 @@ func NewCommand() *cobra.Command {
 	cmd.Flags().StringVar(&c.mesh, "mesh", "", "the file of the mesh to start")
 	cmd.Flags().BoolVar(&c.processes, "processes", false, "start it as processes: one for broker and gateway, and one for each host of a stage")
 	cmd.Flags().BoolVar(&c.baseline, "baseline", false, "measure the baseline too, in pairs with the mesh, and print the ratios")
+	cmd.Flags().StringVar(&c.peer, "peer", "", "measure the server that this command runs in the baseline's place; for --protocol http")
 	cmd.Flags().IntVar(&c.pairs, "pairs", defaultPairs, "the number of pairs for each load")
 	return cmd
 }
@@ -64,13 +67,18 @@ func (c *command) check(cmd *cobra.Command, args []string) error {
 		return err
 	case c.mesh == "":
 		return errors.New("--mesh: name the file of the mesh to start; stagemesh bench measures a running one")
-	case cmd.Flags().Changed("pairs") && !c.baseline:
-		return errors.New("--pairs: is for --baseline")
+	case c.baseline && c.peer != "":
+		return errors.New("--peer: takes the place of --baseline; give one of them")
+	case cmd.Flags().Changed("pairs") && !c.paired():
+		return errors.New("--pairs: is for --baseline and --peer")
 	case c.pairs < 1 || c.pairs > maxPairs:
 		return fmt.Errorf("--pairs: %d is not between 1 and %d", c.pairs, maxPairs)
 	}
 	return nil
 }
+
+// paired is true if the mesh alternates with something.
+func (c *command) paired() bool { return c.baseline || c.peer != "" }
 
 // checkBaseline returns an error for requests that the baseline does not serve.
 func checkBaseline(s bench.ClientSettings) error {
@@ -98,6 +106,9 @@ func (c *command) run(ctx context.Context, cmd *cobra.Command, name string, file
 		if err := checkBaseline(session.Client); c.baseline && err != nil {
 			return nil, nil, err
 		}
+		if c.peer != "" && session.Client.Protocol != bench.HTTP {
+			return nil, nil, errors.New("--peer: is for --protocol http")
+		}
 		m := measurement{command: c, session: session}
 		err := m.measure(ctx)
 		m.report.Report = session.Report
@@ -116,7 +127,7 @@ type measurement struct {
 // measure starts the mesh, makes the runs, and stops the mesh.
 func (m *measurement) measure(ctx context.Context) (err error) {
 	c, client := m.command, &m.session.Client
-	settings := BedSettings{File: c.mesh}
+	settings := BedSettings{File: c.mesh, Peer: strings.Fields(c.peer)}
 	if c.baseline {
 		settings.Baseline, settings.Durability = client.Pipeline, client.Durability
 	}
@@ -141,12 +152,13 @@ func (m *measurement) measureOn(ctx context.Context, on *Bed) error {
 		return err
 	}
 	defer mesh.Close()
-	if !m.command.baseline {
+	if !m.command.paired() {
 		return m.session.RunAll(ctx, mesh.Do)
 	}
+	m.report.Peer = m.command.peer
 	baseline, err := m.connect(ctx, on.BaselineURL())
 	if err != nil {
-		return fmt.Errorf("the baseline: %w", err)
+		return fmt.Errorf("the %s: %w", m.report.other(), err)
 	}
 	defer baseline.Close()
 	for i, load := range m.session.Loads {
@@ -181,7 +193,7 @@ func (m *measurement) pairs(ctx context.Context, mesh, baseline bench.Target, lo
 			for turn := range 2 {
 				target, into, name := mesh, &ofMesh, "mesh"
 				if turn != pair%2 {
-					target, into, name = baseline, &ofBaseline, "baseline"
+					target, into, name = baseline, &ofBaseline, m.report.other()
 				}
 				run, err := m.session.Run(ctx, target, load, fmt.Sprintf("%s, pair %d of %d, %s", of, pair+1, m.command.pairs, name))
 				if err != nil || run.Interrupted {

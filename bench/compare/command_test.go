@@ -73,6 +73,19 @@ func TestMeshAndBaselineAreCompared(t *testing.T) {
 	}
 }
 
+func TestMeshAndPeerAreCompared(t *testing.T) {
+	t.Parallel()
+	program, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, out := measure(t, "stage:one", "--mesh", write(t, echoes), "--payload", "1KiB", "--protocol", "http", "--concurrency", "4",
+		"--peer", program+" "+peerName, "--pairs", "2", "--warmup", "20ms", "--requests", "40")
+	if len(r.Comparisons) != 1 || len(r.Comparisons[0].Pairs) != 2 || r.Comparisons[0].Pairs[1].Baseline.Answered != 40 || !strings.Contains(out, "MESH / PEER") {
+		t.Errorf("got %+v, and it printed\n%s", r.Comparisons, out)
+	}
+}
+
 func TestWrongArgumentsAreNamed(t *testing.T) {
 	t.Parallel()
 	broken := write(t, "mesh: m\nstages:\n  broken: {runner: {worker: {command: [\"false\"]}}, start_timeout: 2s}\n")
@@ -85,8 +98,11 @@ func TestWrongArgumentsAreNamed(t *testing.T) {
 		"no mesh":             {[]string{"p", "--payload", "1"}, "--mesh: name the file of the mesh to start"},
 		"no file":             {[]string{"p", "--payload", "1", "--mesh", "nowhere.yaml"}, "--mesh: open nowhere.yaml: "},
 		"no input":            {[]string{"p", "nowhere", "--mesh", "m"}, "open nowhere: "},
-		"pairs of nothing":    {[]string{"p", "--payload", "1", "--mesh", "m", "--pairs", "3"}, "--pairs: is for --baseline"},
+		"pairs of nothing":    {[]string{"p", "--payload", "1", "--mesh", "m", "--pairs", "3"}, "--pairs: is for --baseline and --peer"},
 		"no pairs":            {[]string{"p", "--payload", "1", "--mesh", "m", "--baseline", "--pairs", "0"}, "--pairs: 0 is not between 1 and"},
+		"peer and baseline":   {[]string{"p", "--payload", "1", "--mesh", "m", "--baseline", "--peer", "it"}, "--peer: takes the place of --baseline"},
+		"peer by grpc":        {[]string{"p", "--payload", "1", "--mesh", "m", "--peer", "it"}, "--peer: is for --protocol http"},
+		"peer that fails":     {[]string{"both", "--payload", "1", "--mesh", write(t, echoes), "--protocol", "http", "--peer", "false"}, "the peer: EOF"},
 		"baseline by oip":     {[]string{"p", "--payload", "1", "--mesh", "m", "--baseline", "--protocol", "oip"}, "--protocol: the baseline serves grpc and connect, not oip"},
 		"baseline in chunks":  {[]string{"p", "--payload", "1", "--mesh", "m", "--baseline", "--streams"}, "--streams: the baseline does not"},
 		"baseline of two":     {[]string{"p", "--tensor", "FP32[1]", "--tensor", "FP32[1]", "--mesh", "m", "--baseline"}, "--tensor: the baseline takes one input"},

@@ -1,5 +1,5 @@
-// Package compare measures a mesh that it starts, alone or in pairs with the baseline, and
-// compares the two. Its command is `bench run`, which is `stagemesh bench` with more flags.
+// Package compare measures a mesh that it starts, alone or in pairs with the baseline or
+// another server, and compares the two. Its command is `bench run`, which is `stagemesh bench` with more flags.
 //
 // Mesh and baseline alternate, one run right after the other, and the first of a pair
 // alternates too, so that neither has the better position. A ratio is that of one pair.
@@ -28,6 +28,7 @@ import (
 	"io"
 	"math"
 	"slices"
+	"strings"
 
 	"github.com/stagemesh/stagemesh/services/bench"
 )
@@ -38,8 +39,18 @@ type Report struct {
 	bench.Report
 	// Baseline has the baseline's runs of the same pairs.
 	Baseline []bench.Run `json:"baseline,omitempty"`
+	// Peer is the command of the server that ran in the baseline's place, if one did.
+	Peer string `json:"peer,omitempty"`
 	// Comparisons are one per load, of all pairs.
 	Comparisons []Comparison `json:"comparisons,omitempty"`
+}
+
+// other names what the mesh is compared with.
+func (r Report) other() string {
+	if r.Peer != "" {
+		return "peer"
+	}
+	return "baseline"
 }
 
 // Comparison is one load on mesh and baseline. Its ratios are the mesh's figure over the
@@ -157,7 +168,7 @@ func WriteText(out io.Writer, r Report) error {
 	if err := bench.WriteText(out, r.Report); err != nil || len(r.Comparisons) == 0 {
 		return err
 	}
-	rows := [][]string{{"MESH / BASELINE", "ANSWERS/S", "RATIO", "FROM-TO", "P50", "RATIO", "FROM-TO"}}
+	rows := [][]string{{"MESH / " + strings.ToUpper(r.other()), "ANSWERS/S", "RATIO", "FROM-TO", "P50", "RATIO", "FROM-TO"}}
 	for _, c := range r.Comparisons {
 		// pair returns the medians of both figures.
 		pair := func(figure func(Figures) float64, format func(float64) string) string {

@@ -5,6 +5,8 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"testing"
@@ -27,7 +29,22 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0) //nolint:forbidigo // it is that program's main
 	}
+	if len(os.Args) > 1 && os.Args[1] == peerName {
+		peer()
+		os.Exit(0) //nolint:forbidigo // it is that program's main
+	}
 	testbed.Main(m, goleak.IgnoreAnyFunction("github.com/nats-io/nats-server/v2/server/ats.Register.func1"))
+}
+
+// peerName is the command of this test binary that runs another server.
+const peerName = "peer"
+
+// peer returns the body of each request, until standard input ends.
+func peer() {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { _, _ = io.Copy(w, r.Body) }))
+	defer server.Close()
+	fmt.Fprintf(os.Stdout, "{\"url\": %q}\n", server.URL)
+	_, _ = io.Copy(io.Discard, os.Stdin)
 }
 
 // execute runs the program in this process.

@@ -24,8 +24,10 @@ type Command struct {
 	Pipeline, Mesh string
 	// Processes runs the parts of the mesh as processes.
 	Processes bool
-	// Payload or Tensor is the input.
-	Payload, Tensor string
+	// Payload, Tensor or Input, a file of the suite's folder, is the input.
+	Payload, Tensor, Input string
+	// Protocol of the requests; gRPC if empty.
+	Protocol string
 	// Concurrency lists the closed loops to run. Without any it is an open loop of
 	// Poisson arrivals at Rate.
 	Concurrency []int
@@ -39,8 +41,11 @@ type Command struct {
 	Durability        string
 	// Traced gives each request a trace context.
 	Traced bool
-	// Pairs, if above 0, is the number of pairs of mesh and baseline for each load.
+	// Pairs, if above 0, is the number of pairs of mesh and baseline for each load. Peer, if
+	// not empty, names the server in the baseline's place: a folder of bin/peers, which
+	// make bench-peers fills.
 	Pairs int
+	Peer  string
 	// Watched keeps the samples of the process.
 	Watched          bool
 	Warmup, Duration time.Duration
@@ -48,12 +53,15 @@ type Command struct {
 
 // Arguments returns the arguments of the program, with mesh files in that folder.
 func (c Command) Arguments(in string) []string {
-	out := []string{"run", c.Pipeline, "--mesh", path.Join(in, c.Mesh)}
+	out := []string{"run", c.Pipeline}
 	add := func(given bool, words ...string) {
 		if given {
 			out = append(out, words...)
 		}
 	}
+	add(c.Input != "", path.Join(in, c.Input))
+	add(true, "--mesh", path.Join(in, c.Mesh))
+	add(c.Protocol != "", "--protocol", c.Protocol)
 	add(c.Processes, "--processes")
 	add(c.Payload != "", "--payload", c.Payload)
 	add(c.Tensor != "", "--tensor", c.Tensor)
@@ -63,7 +71,9 @@ func (c Command) Arguments(in string) []string {
 	add(c.Deadline > 0, "--deadline", c.Deadline.String())
 	add(c.Durability != "", "--durability", c.Durability)
 	add(c.Traced, "--traced")
-	add(c.Pairs > 0, "--baseline", "--pairs", strconv.Itoa(c.Pairs))
+	add(c.Peer != "", "--peer", fmt.Sprintf("bin/peers/%[1]s/bin/python %[2]s/peers/run.py %[1]s %[3]s", c.Peer, in, c.Pipeline))
+	add(c.Pairs > 0 && c.Peer == "", "--baseline")
+	add(c.Pairs > 0, "--pairs", strconv.Itoa(c.Pairs))
 	return append(out, "--warmup", c.Warmup.String(), "--duration", c.Duration.String())
 }
 

@@ -2,7 +2,8 @@ package suite
 
 import (
 	"fmt"
-	"strconv"
+	"maps"
+	"slices"
 
 	"github.com/stagemesh/stagemesh/services/bench"
 
@@ -36,7 +37,6 @@ const (
 	wantLatency    = 1.30
 	wantGoodput    = 0.85
 	wantOneMS      = 6.5
-	wantEightMS    = 9.0
 )
 
 // measure completes a goal that applies to the median of a figure, if it was measured.
@@ -59,28 +59,32 @@ func Goals(r Results) []Goal {
 	}{{Processes, "three stages, in processes"}, {InProcess, "three stages, in one process"}} {
 		for _, callers := range []int{64, 256} {
 			g := Goal{Number: of.Number, What: fmt.Sprintf("answers per second over the baseline's: %s, %d in flight", of.place, callers), Want: "at least " + times(wantThroughput)}
-			c, known := r.comparison(of.Number, callers)
+			c, known := r.comparison(of.Number, only, callers)
 			out = append(out, g.measure(c.Throughput, known, atLeast(wantThroughput), preciseTimes))
 		}
 		g := Goal{Number: of.Number, What: fmt.Sprintf("P50 over the baseline's: %s, 1 in flight", of.place), Want: "at most " + times(wantLatency)}
-		c, known := r.comparison(of.Number, 1)
+		c, known := r.comparison(of.Number, only, 1)
 		out = append(out, g.measure(c.P50, known, atMost(wantLatency), preciseTimes))
 	}
-	batching, _ := r.Item(Batching)
-	for _, callers := range []int{1, 8, 32, 64, 128} {
-		most := best(callers) / ceiling
-		g := Goal{Number: Batching, What: fmt.Sprintf("batches, share of the ceiling, %d in flight", callers), Want: "at least the best peer's " + share(most)}
-		s, known := batching.answer(only).at(callers)
-		out = append(out, g.measure(spreadOf(s.Trials, ofCeiling), known, atLeast(most), share))
-	}
 	for _, of := range []struct {
-		callers int
-		want    float64
-	}{{1, wantOneMS}, {8, wantEightMS}} {
-		g := Goal{Number: Batching, What: fmt.Sprintf("batches, P50, %d in flight", of.callers), Want: "at most " + milliseconds(of.want)}
-		s, known := batching.answer(only).at(of.callers)
-		out = append(out, g.measure(spreadOf(s.Trials, p50), known, atMost(of.want), milliseconds))
+		Number
+		peer, work string
+		want       map[int]float64
+	}{
+		{PeersBatching, mosec, "batches, mesh in one process", map[int]float64{1: 1, 8: 1, 32: 1, 64: 1, 128: 1}},
+		{PeersBatching, mosecProcesses, "batches, mesh in processes", map[int]float64{1: 1, 8: 1, 32: 0.85, 64: 1, 128: 1}},
+		{PeersNoop, mosec, "a worker that does nothing, mesh in one process", map[int]float64{1: 2, 32: 0.6, 64: 0.6}},
+	} {
+		for _, callers := range slices.Sorted(maps.Keys(of.want)) {
+			want := of.want[callers]
+			g := Goal{Number: of.Number, What: fmt.Sprintf("answers per second over MOSEC's: %s, %d in flight", of.work, callers), Want: "at least " + times(want)}
+			c, known := r.comparison(of.Number, of.peer, callers)
+			out = append(out, g.measure(c.Throughput, known, atLeast(want), preciseTimes))
+		}
 	}
+	g := Goal{Number: PeersBatching, What: "batches, P50, mesh in one process, 1 in flight", Want: "at most " + milliseconds(wantOneMS)}
+	c, known := r.comparison(PeersBatching, mosec, 1)
+	out = append(out, g.measure(spreadOf(side(&c, mesh), p50), known, atMost(wantOneMS), milliseconds))
 	overload, _ := r.Item(Overload)
 	for _, offered := range []string{"2", "5"} {
 		g := Goal{Number: Overload, What: fmt.Sprintf("goodput at %s times the peak, as a share of the peak", offered), Want: "at least " + percent(wantGoodput)}
@@ -99,10 +103,10 @@ func Goals(r Results) []Goal {
 	return out
 }
 
-// comparison returns that of an item with one command, by number of callers.
-func (r Results) comparison(n Number, callers int) (compare.Comparison, bool) {
+// comparison returns that of a command, by number of callers.
+func (r Results) comparison(n Number, name string, callers int) (compare.Comparison, bool) {
 	item, _ := r.Item(n)
-	s, ok := item.answer(only).at(callers)
+	s, ok := item.answer(name).at(callers)
 	if !ok || s.Comparison == nil {
 		return compare.Comparison{}, false
 	}
@@ -185,56 +189,3 @@ func steadyFigures() []steadyFigure {
 
 // ceiling is the most items per second of the worker of Batching: 32 in 11.4 ms.
 const ceiling = 32 / 0.0114
-
-// peer is another server with the same work.
-type peer struct {
-	name string
-	// batching and noop are its figures by number of callers.
-	batching, noop map[int]figure
-}
-
-// figure is answers per second and latencies in milliseconds.
-type figure struct{ perS, p50, p99 float64 }
-
-// peers returns the figures of other servers with the same two workers. The project
-// measured them on another machine of two cores: closed loop, one worker, each within
-// some 15 %. So they are compared as shares of the ceiling, which is a sleep and does not
-// depend on the machine.
-func peers() []peer {
-	return []peer{
-		{
-			name: "MOSEC 0.6.4",
-			batching: map[int]figure{
-				1: {57, 17.2, 19.3}, 8: {423, 19.0, 19.9}, 32: {2250, 13.9, 22.5}, 64: {2341, 26.5, 40.5}, 128: {2508, 50.2, 57.1},
-			},
-			noop: map[int]figure{1: {370, 2.6, 0}, 32: {14_700, 1.8, 10.0}, 64: {13_300, 3.6, 19.1}},
-		},
-		{
-			name: "kemingy/batching with ventu",
-			batching: map[int]figure{
-				1: {60, 16.5, 17.5}, 8: {424, 18.8, 21.4}, 32: {2260, 13.8, 18.5}, 64: {2441, 25.8, 30.7}, 128: {2432, 51.6, 65.9},
-			},
-		},
-	}
-}
-
-// best returns the highest throughput of a peer with that number of callers.
-func best(callers int) (perS float64) {
-	for _, p := range peers() {
-		perS = max(perS, p.batching[callers].perS)
-	}
-	return perS
-}
-
-// cells returns a peer's answers per second, P50 and P99 for a table.
-func (f figure) cells() []string {
-	known := func(v float64, text string) string {
-		if v == 0 {
-			return ""
-		}
-		return text
-	}
-	return []string{
-		known(f.perS, strconv.FormatFloat(f.perS, 'f', 0, 64)), known(f.p50, milliseconds(f.p50)), known(f.p99, milliseconds(f.p99)),
-	}
-}

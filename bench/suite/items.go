@@ -34,6 +34,8 @@ package suite
 import (
 	"fmt"
 	"time"
+
+	"github.com/stagemesh/stagemesh/services/bench"
 )
 
 // Number identifies an item.
@@ -63,11 +65,8 @@ func (i Item) Takes() (out time.Duration) {
 	return out
 }
 
-// Select returns the items of those numbers, or all without numbers.
+// Select returns the items of those numbers.
 func Select(items []Item, numbers []int) ([]Item, error) {
-	if len(numbers) == 0 {
-		return items, nil
-	}
 	var out []Item
 	for _, n := range numbers {
 		found := false
@@ -106,7 +105,7 @@ func Quick() Pace {
 	return Pace{Quick: true, Warmup: 300 * time.Millisecond, Run: 700 * time.Millisecond, Long: 2 * time.Second, Pairs: 2, Repeats: 2, Soak: 20 * time.Second}
 }
 
-// The items of the suite.
+// The items of the suite; those after Tracing are with other servers.
 const (
 	Processes Number = 1 + iota
 	InProcess
@@ -119,6 +118,8 @@ const (
 	Durability
 	Soak
 	Tracing
+	PeersBatching
+	PeersNoop
 )
 
 // Names of commands that other commands or the page refer to.
@@ -141,7 +142,7 @@ const rows = "x=UINT8[1,1024]"
 // callerTimeout is the timeout of requests during overload, as of an impatient user.
 const callerTimeout = 500 * time.Millisecond
 
-// Items returns the whole suite.
+// Items returns the whole suite but for the items of PeerItems.
 func Items(p Pace) []Item {
 	return []Item{
 		{Processes, "Three stages, in processes", p.comparePairs(p.echo("echo3.yaml", only, true, 1, 8, 64, 256))},
@@ -155,6 +156,36 @@ func Items(p Pace) []Item {
 		{Durability, "Memory and file", p.durabilities()},
 		{Soak, "A long load", p.soak()},
 		{Tracing, "Trace contexts", p.tracing()},
+	}
+}
+
+// peers are the other servers: their names with the versions that bench/peers pins, by
+// their folders.
+var peers = []struct{ name, folder string }{{mosec, "mosec"}, {"BentoML 1.4.39", "bentoml"}, {"Ray Serve 2.60.0", "ray"}}
+
+// mosec is the peer that has goals. It is measured beside a mesh in processes too.
+const (
+	mosec          = "MOSEC 0.9.8"
+	mosecProcesses = mosec + ", mesh in processes"
+)
+
+// PeerItems returns the items 5 and 6 with other servers, which must be installed.
+func PeerItems(p Pace) []Item {
+	commands := func(name string, callers ...int) (out []Command) {
+		for _, peer := range peers {
+			out = append(out, Command{
+				Name: peer.name, Pipeline: name, Mesh: "peers/" + name + ".yaml", Input: "peers/body.json", Protocol: string(bench.HTTP),
+				Concurrency: callers, Peer: peer.folder, Warmup: p.Warmup, Duration: p.Run,
+			})
+		}
+		return out
+	}
+	batching := commands("batching", 1, 8, 32, 64, 128)
+	again := batching[0]
+	again.Name, again.Processes = mosecProcesses, true
+	return []Item{
+		{PeersBatching, "Batches, and other servers", p.comparePairs(append(batching, again)...)},
+		{PeersNoop, "A worker that does nothing, and other servers", p.comparePairs(commands("noop", 1, 32, 64)...)},
 	}
 }
 

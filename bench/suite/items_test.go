@@ -37,9 +37,13 @@ func commandsOf(items []suite.Item) (out []suite.Command) {
 	return out
 }
 
+func everyItem() []suite.Item {
+	return append(suite.Items(suite.Full()), suite.PeerItems(suite.Full())...)
+}
+
 func TestProgramAcceptsCommandsOfSuite(t *testing.T) {
 	t.Parallel()
-	for _, c := range append(commandsOf(suite.Items(suite.Full())), suite.ShortCommand()) {
+	for _, c := range append(commandsOf(everyItem()), suite.ShortCommand()) {
 		cmd, err := parse(c.Arguments(repository + "/bench"))
 		if err != nil {
 			t.Errorf("%s: %v", c.Line(), err)
@@ -89,7 +93,7 @@ func TestSuiteTakesAtMostFortyMinutes(t *testing.T) {
 
 func TestPublishedFiguresAreMeasuredFiveTimes(t *testing.T) {
 	t.Parallel()
-	for _, item := range suite.Items(suite.Full()) {
+	for _, item := range everyItem() {
 		for _, round := range item.Rounds {
 			for _, c := range round.Commands {
 				if round.Times < 5 && c.Pairs < 5 && !c.Watched {
@@ -102,7 +106,7 @@ func TestPublishedFiguresAreMeasuredFiveTimes(t *testing.T) {
 
 func TestItemsAndCommandsAreUnique(t *testing.T) {
 	t.Parallel()
-	for i, item := range suite.Items(suite.Full()) {
+	for i, item := range everyItem() {
 		names := map[string]bool{}
 		for _, c := range commandsOf([]suite.Item{item}) {
 			if names[c.Name] || c.Name == "" {
@@ -130,9 +134,6 @@ func TestSelectReturnsNamedItems(t *testing.T) {
 	if err != nil || len(some) != 2 || some[0].Number != suite.Batching || some[1].Number != suite.Processes {
 		t.Errorf("got %v, %v", some, err)
 	}
-	if same, err := suite.Select(all, nil); err != nil || len(same) != len(all) {
-		t.Errorf("got %v, %v", same, err)
-	}
 	if _, err := suite.Select(all, []int{1, 12}); err == nil || !strings.HasPrefix(err.Error(), "--only: there is no item 12") {
 		t.Errorf("got %v", err)
 	}
@@ -146,7 +147,24 @@ func TestLineIsQuoted(t *testing.T) {
 	if got := c.Line(); got != want {
 		t.Errorf("got %s", got)
 	}
+	c = suite.Command{Pipeline: "p", Mesh: "m.yaml", Input: "i.json", Protocol: "http", Concurrency: []int{1}, Pairs: 3, Peer: "other"}
+	const wantPeer = "bin/bench run p bench/i.json --mesh bench/m.yaml --protocol http --concurrency 1 " +
+		"--peer 'bin/peers/other/bin/python bench/peers/run.py other p' --pairs 3 --warmup 0s --duration 0s"
+	if got := c.Line(); got != wantPeer {
+		t.Errorf("got %s", got)
+	}
 	if limit := c.Limit(); limit <= c.Takes() {
 		t.Errorf("%s for what takes %s", limit, c.Takes())
+	}
+}
+
+func TestPeersHaveThePinnedVersions(t *testing.T) {
+	t.Parallel()
+	for _, c := range commandsOf(suite.PeerItems(suite.Full())) {
+		pin := read(t, filepath.Join(repository, "bench/peers", c.Peer+".txt"))
+		_, version, _ := strings.Cut(strings.TrimSpace(pin), "==")
+		if name, _, _ := strings.Cut(c.Name, ","); version == "" || !strings.HasSuffix(name, " "+version) {
+			t.Errorf("%s has the version %q", c.Name, version)
+		}
 	}
 }

@@ -94,6 +94,13 @@ func known(ratio, slower, goodput, grows float64) suite.Results {
 		items[2] = append(items[2], answer(fmt.Sprint(n),
 			paired(1, 500, 800, 1+0.5*n, 0.5+0.25*n), paired(64, 1000/(0.2+0.1*n), 1000/(0.2+0.05*n), 10, 8)))
 	}
+	servers := []suite.Answer{answer("MOSEC 0.9.8"), answer("BentoML 1.4.39"), answer("Ray Serve 2.60.0"), answer("MOSEC 0.9.8, mesh in processes")}
+	for i := range servers {
+		for _, n := range []int{1, 8, 32, 64, 128} {
+			servers[i].Loads = append(servers[i].Loads, paired(n, 1000*ratio, 1000, 6*slower, 6))
+		}
+	}
+	items = append(items, servers, servers)
 	for _, n := range []int{1, 8, 32, 64, 128} {
 		items[4][0].Loads = append(items[4][0].Loads, alone(callers(n), suite.Trial{Figures: figures(float64(min(100*n, 2400)), 6), BatchSize: float64(n) / 2}))
 	}

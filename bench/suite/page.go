@@ -114,7 +114,7 @@ func (v view) Throughput() string {
 		Number
 		place string
 	}{{Processes, "in processes"}, {InProcess, "in one process"}} {
-		if c, ok := v.comparison(of.Number, 64); ok {
+		if c, ok := v.comparison(of.Number, only, 64); ok {
 			return fmt.Sprintf("With 64 requests in flight, a mesh of three stages %s has %s of the baseline's throughput", of.place, times(c.Throughput.Median))
 		}
 	}
@@ -153,9 +153,9 @@ func (v view) tables(item Measured) []string {
 	case Hosts:
 		return []string{item.comparisonTable("hosts")}
 	case Batching:
-		return []string{item.batching(), image(batchingPicture, "Share of the worker's maximum, by requests in flight")}
+		return []string{item.shares(ofCeiling)}
 	case Noop:
-		return []string{item.noop()}
+		return []string{item.shares(nil)}
 	case Overload:
 		return []string{item.overload(), image(overloadPicture, "Goodput under overload over the peak's")}
 	case Payloads:
@@ -166,6 +166,10 @@ func (v view) tables(item Measured) []string {
 		return v.soaking()
 	case Tracing:
 		return []string{item.tracing()}
+	case PeersBatching:
+		return []string{item.comparisonTable("server"), image(batchingPicture, "Share of the worker's maximum, by requests in flight")}
+	case PeersNoop:
+		return []string{item.comparisonTable("server")}
 	}
 	return nil
 }
@@ -221,6 +225,11 @@ func (m Measured) comparisonTable(what string) string {
 	t := table{head: []string{
 		"in flight", "answers per second", "baseline", "ratio", "P50", "baseline", "ratio", "P99", "baseline", "ratio",
 	}}
+	if m.Number > Tracing {
+		for i, head := range t.head {
+			t.head[i] = strings.ReplaceAll(head, "baseline", "the server's")
+		}
+	}
 	if what != "" {
 		t.head = append([]string{what}, t.head...)
 	}
@@ -254,43 +263,24 @@ func (s Series) comparison() []string {
 
 func (s Series) inFlight() string { return fmt.Sprint(s.Load.Concurrency) }
 
-// batching is the table of the item of that name, with the peers.
-func (m Measured) batching() string {
+// shares is a table of loads without a baseline, with the share of the ceiling unless it is nil.
+func (m Measured) shares(of func(Trial) float64) string {
 	t := table{head: []string{"in flight", "answers per second", "of the ceiling", "P50", "P99", "mean batch"}}
-	for _, p := range peers() {
-		t.head = append(t.head, p.name, "P50")
+	if of == nil {
+		t.head = slices.Delete(t.head, 2, 3)
 	}
 	for _, s := range m.answer(only).Loads {
-		cells := append(s.cells(ofCeiling), bench.Rounded(spreadOf(s.Trials, batchSize).Median))
-		for _, p := range peers() {
-			theirs := p.batching[s.Load.Concurrency]
-			cells = append(cells, share(theirs.perS/ceiling), milliseconds(theirs.p50))
+		cells := []string{s.inFlight(), formatSpread(spreadOf(s.Trials, throughput), bench.Rounded)}
+		if of != nil {
+			cells = append(cells, formatSpread(spreadOf(s.Trials, of), share))
 		}
-		t.add(cells...)
+		t.add(append(cells, formatSpread(spreadOf(s.Trials, p50), milliseconds), formatSpread(spreadOf(s.Trials, p99), milliseconds),
+			bench.Rounded(spreadOf(s.Trials, batchSize).Median))...)
 	}
 	return t.String()
 }
 
 func batchSize(t Trial) float64 { return t.BatchSize }
-
-// cells are those of a load without a baseline, with a share unless it is nil.
-func (s Series) cells(of func(Trial) float64) []string {
-	cells := []string{s.inFlight(), formatSpread(spreadOf(s.Trials, throughput), bench.Rounded)}
-	if of != nil {
-		cells = append(cells, formatSpread(spreadOf(s.Trials, of), share))
-	}
-	return append(cells, formatSpread(spreadOf(s.Trials, p50), milliseconds), formatSpread(spreadOf(s.Trials, p99), milliseconds))
-}
-
-// noop is the table of the item of that name, with its one peer.
-func (m Measured) noop() string {
-	peer := peers()[0]
-	t := table{head: []string{"in flight", "answers per second", "P50", "P99", "mean batch", peer.name, "P50", "P99"}}
-	for _, s := range m.answer(only).Loads {
-		t.add(append(append(s.cells(nil), bench.Rounded(spreadOf(s.Trials, batchSize).Median)), peer.noop[s.Load.Concurrency].cells()...)...)
-	}
-	return t.String()
-}
 
 // overload is the table of the item of that name.
 func (m Measured) overload() string {

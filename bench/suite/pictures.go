@@ -6,6 +6,8 @@ import (
 	"io"
 
 	"github.com/stagemesh/stagemesh/services/bench"
+
+	"github.com/stagemesh/stagemesh/bench/compare"
 )
 
 // Names of the pictures.
@@ -99,25 +101,24 @@ func points(name string, xs, ys []float64) bench.Series {
 	return out
 }
 
+// drawBatching draws the mesh in one process beside the other servers.
 func drawBatching(r Results, out io.Writer) (bool, error) {
-	item, ok := r.Item(Batching)
-	if !ok {
-		return false, nil
-	}
-	ours := bench.Series{Name: "stagemesh"}
-	all := make([]bench.Series, len(peers()))
-	for _, s := range item.answer(only).Loads {
-		callers := float64(s.Load.Concurrency)
-		ours.Points = append(ours.Points, bench.At{X: callers, Y: 100 * spreadOf(s.Trials, ofCeiling).Median})
-		for i, p := range peers() {
-			all[i].Name, all[i].Dashed = p.name+", on another machine", true
-			all[i].Points = append(all[i].Points, bench.At{X: callers, Y: 100 * p.batching[s.Load.Concurrency].perS / ceiling})
+	item, ok := r.Item(PeersBatching)
+	line := func(name, command string, of func(compare.Pair) compare.Figures) bench.Series {
+		out := bench.Series{Name: name, Dashed: name == command}
+		for _, s := range item.answer(command).Loads {
+			perS := spreadOf(side(s.Comparison, of), throughput).Median
+			out.Points = append(out.Points, bench.At{X: float64(s.Load.Concurrency), Y: 100 * perS / ceiling})
 		}
+		return out
 	}
-	return true, bench.WriteLines(out, bench.Lines{
+	all := []bench.Series{line("stagemesh", mosec, mesh)}
+	for _, p := range peers {
+		all = append(all, line(p.name, p.name, baseline))
+	}
+	return ok, bench.WriteLines(out, bench.Lines{
 		Title: "Share of the worker's maximum", Note: "batches of at most 32 that take 5 ms plus 0.2 ms per item; 100 % is 2,807 per second",
-		X: bench.Axis{Name: "requests in flight"}, Y: bench.Axis{Unit: " %"}, Log: true,
-		Series: append([]bench.Series{ours}, all...),
+		X: bench.Axis{Name: "requests in flight"}, Y: bench.Axis{Unit: " %"}, Log: true, Series: all,
 	})
 }
 

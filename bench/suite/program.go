@@ -65,12 +65,12 @@ func (f flags) measure(ctx context.Context, out io.Writer) error {
 	if f.quick {
 		pace = Quick()
 	}
-	items, err := Select(Items(pace), f.only)
-	if err != nil {
-		return err
-	}
-	before := Results{Version: Version}
+	items, before := Items(pace), Results{Version: Version}
+	var err error
 	if len(f.only) > 0 {
+		if items, err = Select(append(items, PeerItems(pace)...), f.only); err != nil {
+			return err
+		}
 		if before, err = Read(f.results); errors.Is(err, os.ErrNotExist) {
 			before = Results{Version: Version}
 		} else if err != nil {

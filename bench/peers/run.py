@@ -1,0 +1,80 @@
+"""Runs another server with the work of a pipeline until standard input ends: run.py mosec batching.
+
+It prints the server's address as a line of JSON once the server answers, as `bench part` does.
+"""
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+COMMANDS = {
+    "mosec": [sys.executable, "serve_mosec.py"],
+    "bentoml": [sys.executable, "-m", "bentoml", "serve", "serve_bentoml:Work"],
+    "ray": [sys.executable, "serve_ray.py"],
+}
+START_LIMIT = 120  # seconds
+
+
+def free_port():
+    """Returns a port that nothing listens on."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def wait(process, port, path):
+    """Waits for the first answer."""
+    body = (HERE / "body.json").read_bytes()
+    end = time.monotonic() + START_LIMIT
+    while time.monotonic() < end and process.poll() is None:
+        try:
+            with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10)) as connection:
+                connection.request("POST", path, body, {"Content-Type": "text/plain"})
+                answer = connection.getresponse()
+                text = answer.read()
+                if answer.status == 200 and text == body:
+                    return
+        except (OSError, http.client.HTTPException):
+            pass
+        time.sleep(0.1)
+    sys.exit(f"the server does not return the input; its exit status is {process.poll()}")
+
+
+def main(server, pipeline):
+    """Runs the server."""
+    port = free_port()
+    env = {
+        **os.environ,
+        "PEER_PORT": str(port),
+        "PEER_PIPELINE": pipeline,
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "MOSEC_PORT": str(port),
+        "MOSEC_ADDRESS": "127.0.0.1",
+        "BENTOML_PORT": str(port),
+        "BENTOML_HOST": "127.0.0.1",
+        "BENTOML_DO_NOT_TRACK": "True",
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": "0",
+        "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+    }
+    process = subprocess.Popen(COMMANDS[server], env=env, cwd=HERE, stdin=subprocess.DEVNULL, stdout=sys.stderr)
+    try:
+        wait(process, port, f"/v1/pipelines/{pipeline}:infer")
+        print(json.dumps({"url": f"http://127.0.0.1:{port}"}), flush=True)
+        sys.stdin.read()
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
