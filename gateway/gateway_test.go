@@ -14,6 +14,12 @@ import (
 
 	"go.opentelemetry.io/otel/metric/noop"
 	"go.uber.org/goleak"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/gateway/call"
@@ -151,17 +157,24 @@ func TestStoppedGatewayReportsShutdown(t *testing.T) {
 // Load balancers and clients with an open connection need time to notice the shutdown.
 func TestGatewayServesDuringDrainDelay(t *testing.T) {
 	t.Parallel()
-	for _, http2 := range []bool{false, true} {
-		t.Run(fmt.Sprintf("http2=%v", http2), func(t *testing.T) {
+	web := func(http2 bool) func(*testing.T, string, *atomic.Int64) func() fault.Reason {
+		return func(t *testing.T, address string, connections *atomic.Int64) func() fault.Reason {
+			client := counted(t, http2, connections)
+			return func() fault.Reason {
+				_, reason := reasonOf(t, client, http.MethodPost, "http://"+address+"/v1/pipelines/stage:nowhere:infer")
+				return reason
+			}
+		}
+	}
+	for name, clientOf := range map[string]func(*testing.T, string, *atomic.Int64) func() fault.Reason{
+		"HTTP/1": web(false), "HTTP/2": web(true), "gRPC": countedGRPC,
+	} {
+		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			const delay = 2 * time.Second
 			g, stop := run(t, testbed.StartBroker(t), func(s *gateway.Settings) { s.DrainDelay = delay })
 			var connections atomic.Int64
-			client, url := counted(t, http2, &connections), "http://"+g.Addr().String()
-			ask := func() fault.Reason {
-				_, reason := reasonOf(t, client, http.MethodPost, url+"/v1/pipelines/stage:nowhere:infer")
-				return reason
-			}
+			ask := clientOf(t, g.Addr().String(), &connections)
 			ask()
 			begin, stopped := time.Now(), make(chan struct{})
 			go func() {
@@ -169,7 +182,7 @@ func TestGatewayServesDuringDrainDelay(t *testing.T) {
 				stop()
 			}()
 			testbed.Eventually(t, "it reports shutdown", func() bool { return g.Ready() != nil })
-			if status, reason := reasonOf(t, client, http.MethodGet, url+"/readyz"); status != http.StatusServiceUnavailable || reason != fault.ShuttingDown {
+			if status, reason := reasonOf(t, counted(t, false, new(atomic.Int64)), http.MethodGet, g.URL()+"/readyz"); status != http.StatusServiceUnavailable || reason != fault.ShuttingDown {
 				t.Errorf("ready: %d %s", status, reason)
 			}
 			if reason := ask(); reason != fault.NoCapacity {
@@ -185,8 +198,33 @@ func TestGatewayServesDuringDrainDelay(t *testing.T) {
 	}
 }
 
+// countedGRPC returns a call of grpc-go, which counts its connections.
+func countedGRPC(t *testing.T, address string, n *atomic.Int64) func() fault.Reason {
+	t.Helper()
+	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
+		n.Add(1)
+		return (&net.Dialer{}).DialContext(ctx, "tcp", address)
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	return func() fault.Reason {
+		_, err := inferencev1.NewInferenceServiceClient(conn).Infer(t.Context(), &inferencev1.InferRequest{Pipeline: "stage:nowhere", Inputs: []*inferencev1.Part{{
+			Body: &inferencev1.Part_Blob{Blob: &inferencev1.Blob{}},
+		}}})
+		for _, detail := range status.Convert(err).Details() {
+			if info, ok := detail.(*errdetails.ErrorInfo); ok {
+				return fault.Reason(info.GetReason())
+			}
+		}
+		return ""
+	}
+}
+
 // counted returns a client that counts its connections.
 func counted(t *testing.T, http2 bool, n *atomic.Int64) *http.Client {
+	t.Helper()
 	transport := &http.Transport{DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
 		n.Add(1)
 		return (&net.Dialer{}).DialContext(ctx, network, addr)

@@ -1,12 +1,15 @@
 package gateway
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
+	"sync"
 	"time"
 
 	"google.golang.org/grpc"
@@ -21,11 +24,15 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/store"
 )
 
-// server is one port, of HTTP or of gRPC alone. Without a listener it serves nothing.
+// server is one port, of HTTP, of gRPC alone or of both. Without a listener it serves nothing.
 type server struct {
 	http *http.Server
 	grpc *grpc.Server
+	log  *slog.Logger
 	addr net.Addr
+	// disconnected closes when no client of gRPC is connected; disconnect begins that.
+	disconnect   sync.Once
+	disconnected chan struct{}
 	// served closes when serving ends; err is the cause.
 	served chan struct{}
 	err    error
@@ -87,7 +94,12 @@ func (g *Gateway) publicServer() (*server, error) {
 		s.Docs = &reference{gateway: g, models: g.models}
 	}
 	h, err := port.PublicHandler(s)
-	return g.httpServer(h, g.public), err
+	if err != nil {
+		return nil, err
+	}
+	out := g.httpServer(h, g.public)
+	out.grpc, err = port.NewGRPC(s, nil, g.log)
+	return out, err
 }
 
 func (g *Gateway) grpcServer() (*server, error) {
@@ -96,7 +108,7 @@ func (g *Gateway) grpcServer() (*server, error) {
 }
 
 func (g *Gateway) httpServer(h http.Handler, files secrets) *server {
-	out := &server{http: port.NewServer(g.closeWhenStopping(h), g.log)}
+	out := &server{http: port.NewServer(g.closeWhenStopping(h), g.log), log: g.log}
 	out.http.TLSConfig = files.tls.Clone() // net/http changes it, and the port for gRPC uses it too
 	return out
 }
@@ -127,7 +139,7 @@ func (g *Gateway) listen(ctx context.Context, key string, exposure config.Exposu
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", key, err)
 	}
-	s.addr, s.served = listener.Addr(), make(chan struct{})
+	s.addr, s.served, s.disconnected = listener.Addr(), make(chan struct{}), make(chan struct{})
 	g.log.Info("gateway listens", "address", s.addr.String(), "port", key, "tls", files.tls != nil)
 	exposure.Warn(g.log, key)
 	go func() {
@@ -139,12 +151,21 @@ func (g *Gateway) listen(ctx context.Context, key string, exposure config.Exposu
 
 func (s *server) serve(listener net.Listener) error {
 	switch {
-	case s.grpc != nil:
+	case s.http == nil:
 		return s.grpc.Serve(listener)
-	case s.http.TLSConfig != nil:
+	case s.grpc == nil && s.http.TLSConfig != nil:
 		return s.http.ServeTLS(listener, "", "")
+	case s.grpc == nil:
+		return s.http.Serve(listener)
 	}
-	return s.http.Serve(listener)
+	shared := transport.NewSharedListener(listener, s.http, s.log)
+	calls := shared.GRPC()
+	var serving sync.WaitGroup
+	serving.Go(func() { _ = s.grpc.Serve(calls) }) // it ends when its listener is closed
+	err := s.http.Serve(shared)
+	_ = calls.Close()
+	serving.Wait()
+	return err
 }
 
 // ports are the gateway's ports.
@@ -183,6 +204,9 @@ func (p ports) linger(ctx context.Context, d time.Duration) error {
 	if p.public.addr == nil && p.grpc.addr == nil || d == 0 {
 		return nil
 	}
+	if p.public.http != nil {
+		p.public.disconnectGRPC() // who connects again gets closeWhenStopping
+	}
 	delay, cancel := process.DrainContext(ctx, d)
 	defer cancel()
 	err := p.until(delay)
@@ -208,25 +232,32 @@ func (s *server) stop(ctx context.Context) error {
 
 // shutdown waits for the responses that are being written. At the end of the context it
 // closes all connections.
-func (s *server) shutdown(ctx context.Context) error {
-	if s.grpc == nil {
-		err := s.http.Shutdown(ctx)
+func (s *server) shutdown(ctx context.Context) (err error) {
+	s.disconnectGRPC()
+	if s.http != nil {
+		err = s.http.Shutdown(ctx)
 		if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
 			err = errors.Join(context.Cause(ctx), s.http.Close())
 		}
-		return err
 	}
-	stopped := make(chan struct{})
-	go func() {
-		defer close(stopped)
-		s.grpc.GracefulStop()
-	}()
-	defer func() { <-stopped }()
 	select {
-	case <-stopped:
-		return nil
+	case <-s.disconnected:
+		return err
 	case <-ctx.Done():
 		s.grpc.Stop()
-		return context.Cause(ctx)
+		<-s.disconnected
+		return cmp.Or(err, context.Cause(ctx))
 	}
+}
+
+// disconnectGRPC has clients of gRPC go elsewhere when their calls have ended.
+func (s *server) disconnectGRPC() {
+	s.disconnect.Do(func() {
+		go func() {
+			defer close(s.disconnected)
+			if s.grpc != nil {
+				s.grpc.GracefulStop()
+			}
+		}()
+	})
 }
