@@ -179,8 +179,8 @@ func TestLongStreamMayExceedTheBudgetInTotal(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for range 5 {
-			if err := stream.Send(&oipv2.ModelInferRequest{ModelName: "m", Id: strings.Repeat("x", 4000)}); err != nil {
+		for range 20 { // beside the other server's
+			if err := stream.Send(&oipv2.ModelInferRequest{ModelName: "m", Id: strings.Repeat("x", 1500)}); err != nil {
 				t.Fatal(err)
 			}
 			if m, err := stream.Recv(); err != nil || m.GetErrorMessage() != "" {

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -61,15 +62,13 @@ func serveShared(t *testing.T, secure *tls.Config, headerTimeout time.Duration) 
 		Guard:  func(ctx context.Context, _ string, _ transport.GRPCHeader) (context.Context, error) { return ctx, nil },
 	}, service)}
 	shared := transport.NewSharedListener(listener, web, slog.New(slog.DiscardHandler))
-	served := make(chan error, 2)
-	go func() { served <- out.calls.Serve(shared.GRPC()) }()
-	go func() { served <- web.Serve(shared) }()
+	var serving sync.WaitGroup
+	serving.Go(func() { _ = out.calls.Serve(shared.GRPC()) })
+	serving.Go(func() { _ = web.Serve(shared) })
 	t.Cleanup(func() {
 		_ = web.Close()
 		out.calls.Stop()
-		for range cap(served) {
-			<-served
-		}
+		serving.Wait()
 	})
 	return out
 }
