@@ -58,7 +58,7 @@ func echo(after time.Duration) answer {
 // caller's silence.
 func TestFullStreamOutlivesStallTimeout(t *testing.T) {
 	t.Parallel()
-	const patience = 100 * time.Millisecond
+	const patience = 400 * time.Millisecond
 	for name, ids := range map[string][]string{
 		"messages":        {"a", "b", "c", "d"},
 		"empty messages":  {"", "", "", ""},

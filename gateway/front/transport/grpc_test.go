@@ -226,11 +226,11 @@ func TestUnreadResponseIsReset(t *testing.T) {
 func TestResponseThatIsReadSlowlyArrives(t *testing.T) {
 	t.Parallel()
 	const size, part = 600 << 10, 150 << 10
-	address := serveGRPC(t, transport.Settings{StallTimeout: 400 * time.Millisecond}, nil, answerSized(size))
+	address := serveGRPC(t, transport.Settings{StallTimeout: 2 * time.Second}, nil, answerSized(size))
 	conn := dialRaw(t, address, 0, 1<<20)
 	conn.call(1, &oipv2.ModelInferRequest{})
 	conn.await("headers", func(f http2.Frame) bool { return f.Header().StreamID == 1 })
-	ticker := time.NewTicker(150 * time.Millisecond)
+	ticker := time.NewTicker(750 * time.Millisecond)
 	defer ticker.Stop()
 	var reader sync.WaitGroup
 	defer reader.Wait()
