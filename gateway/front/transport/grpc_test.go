@@ -225,17 +225,17 @@ func TestUnreadResponseIsReset(t *testing.T) {
 
 func TestResponseThatIsReadSlowlyArrives(t *testing.T) {
 	t.Parallel()
-	const size, part = 600 << 10, 150 << 10
+	const size, part = 900 << 10, 150 << 10
 	address := serveGRPC(t, transport.Settings{StallTimeout: 2 * time.Second}, nil, answerSized(size))
 	conn := dialRaw(t, address, 0, 1<<20)
 	conn.call(1, &oipv2.ModelInferRequest{})
 	conn.await("headers", func(f http2.Frame) bool { return f.Header().StreamID == 1 })
-	ticker := time.NewTicker(750 * time.Millisecond)
+	ticker := time.NewTicker(500 * time.Millisecond)
 	defer ticker.Stop()
 	var reader sync.WaitGroup
 	defer reader.Wait()
 	reader.Go(func() {
-		for range 5 { // four of them take longer than the timeout
+		for range 7 { // six of them take longer than the timeout
 			<-ticker.C
 			_ = conn.WriteWindowUpdate(1, part)
 		}
