@@ -235,6 +235,9 @@ type requester struct {
 	prefix  string
 	next    atomic.Uint64
 	shards  [requestShards]requestShard
+	// resting is true while no expiry is due; the next request signals first.
+	resting atomic.Bool
+	first   chan struct{}
 	quit    chan struct{}
 	done    chan struct{}
 }
@@ -256,7 +259,8 @@ type pendingRequest struct {
 }
 
 func newRequester(timeout time.Duration) *requester {
-	r := &requester{timeout: timeout, prefix: nats.NewInbox() + ".", quit: make(chan struct{}), done: make(chan struct{})}
+	r := &requester{timeout: timeout, prefix: nats.NewInbox() + ".", first: make(chan struct{}, 1), quit: make(chan struct{}), done: make(chan struct{})}
+	r.resting.Store(true)
 	for i := range r.shards {
 		r.shards[i].pending = map[uint64]pendingRequest{}
 	}
@@ -312,6 +316,9 @@ func (r *requester) sendWithin(timeout time.Duration, msg *nats.Msg, done func(*
 	}
 	shard.pending[token] = pendingRequest{done: done, until: time.Now().Add(timeout)}
 	shard.mu.Unlock()
+	if r.resting.Load() && r.resting.CompareAndSwap(true, false) {
+		r.first <- struct{}{}
+	}
 	if err := r.nc.PublishMsg(msg); err != nil {
 		if p, ok := shard.take(token); ok {
 			p.done(nil, sendError(err))
@@ -339,36 +346,45 @@ func (r *requester) receive(msg *nats.Msg) {
 
 func (r *requester) expire() {
 	defer close(r.done)
-	tick := time.NewTicker(expireEvery)
-	defer tick.Stop()
+	timer := time.NewTimer(expireEvery)
+	defer timer.Stop()
 	for {
 		select {
-		case now := <-tick.C:
-			r.fail(ErrUnknown, now)
+		case <-r.first:
+			timer.Reset(expireEvery)
+		case now := <-timer.C:
+			// Before the look, so that a request which comes after it signals.
+			r.resting.Store(true)
+			if r.fail(ErrUnknown, now) > 0 && r.resting.CompareAndSwap(true, false) {
+				timer.Reset(expireEvery)
+			}
 		case <-r.quit:
 			return
 		}
 	}
 }
 
-// fail ends the pending requests whose time is over by then; the zero time means all.
-func (r *requester) fail(err error, by time.Time) {
+// fail ends the pending requests whose time is over by then, and returns how many are
+// left; the zero time means all.
+func (r *requester) fail(err error, by time.Time) (left int) {
 	for i := range r.shards {
-		for _, p := range r.shards[i].takeAll(by) {
+		out, more := r.shards[i].takeAll(by)
+		for _, p := range out {
 			p.done(nil, err)
 		}
+		left += more
 	}
+	return left
 }
 
-func (s *requestShard) takeAll(by time.Time) []pendingRequest {
+func (s *requestShard) takeAll(by time.Time) (out []pendingRequest, left int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var out []pendingRequest
 	for token, p := range s.pending {
 		if by.IsZero() || by.After(p.until) {
 			out = append(out, p)
 			delete(s.pending, token)
 		}
 	}
-	return out
+	return out, len(s.pending)
 }

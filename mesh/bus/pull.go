@@ -71,9 +71,12 @@ const (
 	maxExpiry   = 500 * time.Millisecond
 	expiryGrace = 250 * time.Millisecond
 	drainGrace  = 2 * time.Second
-	pullTick    = 50 * time.Millisecond
-	echoEvery   = 4 * pullTick
+	maxPullTick = 250 * time.Millisecond
 )
+
+// tickEvery is how often the puller looks. Every second time it asks for an echo, twice
+// within the limit of a silence.
+func (p *Puller) tickEvery() time.Duration { return min(p.settings.AckWait/10, maxPullTick) }
 
 // PullLife is how long items of a queue may still arrive after Use has stopped its
 // pull.
@@ -155,11 +158,11 @@ func (p *Puller) unsubscribe() {
 func (p *Puller) Use(d pipeline.Durability, epoch Epoch) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	queue := p.queue(d)
-	if p.epochs[queue] == epoch {
-		return
+	// A host names its epochs right after a reconnect.
+	p.checkReconnect(time.Now())
+	if queue := p.queue(d); p.epochs[queue] != epoch {
+		p.setEpoch(queue, epoch)
 	}
-	p.setEpoch(queue, epoch)
 	p.pull()
 }
 
@@ -204,7 +207,7 @@ func (p *Puller) Close() {
 
 func (p *Puller) tick() {
 	defer close(p.done)
-	ticker := time.NewTicker(pullTick)
+	ticker := time.NewTicker(p.tickEvery())
 	defer ticker.Stop()
 	for {
 		select {
@@ -223,7 +226,7 @@ func (p *Puller) refresh(now time.Time) {
 	p.checkReconnect(now)
 	p.returns.receive()
 	p.silence.tick(now)
-	if now.Sub(p.echoed) >= echoEvery {
+	if now.Sub(p.echoed) > p.tickEvery()*3/2 {
 		p.echoed = now
 		// Without a connection there is silence.
 		_ = p.bus.nc.Publish(p.inbox, nil)
@@ -252,7 +255,7 @@ type silence struct {
 }
 
 func (s *silence) tick(now time.Time) {
-	s.lasted += min(now.Sub(s.ticked), 2*pullTick)
+	s.lasted += min(now.Sub(s.ticked), s.limit/5)
 	s.ticked = now
 }
 
