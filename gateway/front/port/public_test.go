@@ -95,9 +95,9 @@ func do(t *testing.T, client *http.Client, method, url, body string, header ...s
 	return head{response.Status, response.StatusCode, response.Header, response.Trailer}, string(data)
 }
 
-func dial(t *testing.T, url string) *grpc.ClientConn {
+func dial(t *testing.T, url string, options ...grpc.DialOption) *grpc.ClientConn {
 	t.Helper()
-	conn, err := grpc.NewClient(strings.TrimPrefix(url, "http://"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient(strings.TrimPrefix(url, "http://"), append(options, grpc.WithTransportCredentials(insecure.NewCredentials()))...)
 	if err != nil {
 		t.Fatal(err)
 	}

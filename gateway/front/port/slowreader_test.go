@@ -3,6 +3,7 @@ package port_test
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -11,6 +12,12 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 
 	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/gateway/call"
@@ -63,6 +70,46 @@ func TestUnreadResponsesStayWithinTheBudget(t *testing.T) { //nolint:paralleltes
 			testbed.Eventually(t, "the budget is free again", func() bool { return budget.Reserved() == 0 })
 		})
 	}
+}
+
+// The same for callers of grpc-go, which take the header of a response alone.
+func TestUnreadCallsStayWithinTheBudget(t *testing.T) { //nolint:paralleltest // see above
+	const readers, size, limit, slack = 80, 4 << 20, 64 << 20, 64 << 20
+	answer := func(context.Context, *call.Request) (*call.Response, error) {
+		return fronttest.Respond(payload.OfBlob("y", "text/plain", []byte(strings.Repeat("x", size)))), nil
+	}
+	budget := admission.NewByteBudget(limit)
+	before := heap()
+	url := startGRPC(t, port.PublicSettings{Caller: transport.ReservingCaller{Caller: &fronttest.Caller{Answer: answer}, Most: limit / 4}, Port: port.Port{Budget: budget}})
+	conns, calls := make([]*grpc.ClientConn, readers), make([]grpc.ClientStream, readers)
+	for i := range calls {
+		conns[i] = dial(t, url, grpc.WithInitialWindowSize(64<<10), grpc.WithInitialConnWindowSize(64<<10))
+		var err error
+		if calls[i], err = conns[i].NewStream(t.Context(), &grpc.StreamDesc{ServerStreams: true}, inferencev1.InferenceService_Infer_FullMethodName); err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(calls[i].SendMsg(blob(1)), calls[i].CloseSend()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	codesOf := map[codes.Code]int{}
+	for _, c := range calls {
+		if header, err := c.Header(); err == nil && len(header.Get("stagemesh-request-id")) > 0 {
+			codesOf[codes.OK]++
+			continue
+		}
+		codesOf[status.Code(c.RecvMsg(&inferencev1.InferResponse{}))]++
+	}
+	if now := heap(); now > before+limit+slack {
+		t.Errorf("the heap has %d MiB, with a budget of %d MiB and %d before", now>>20, limit>>20, before>>20)
+	}
+	if codesOf[codes.OK] == 0 || codesOf[codes.OK]+codesOf[codes.ResourceExhausted] != readers {
+		t.Errorf("the callers got %v", codesOf)
+	}
+	for _, conn := range conns {
+		_ = conn.Close()
+	}
+	testbed.Eventually(t, "the budget is free again", func() bool { return budget.Reserved() == 0 })
 }
 
 // unread sends a request on a connection with small buffers.
