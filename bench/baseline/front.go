@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"math"
 	"net"
@@ -21,7 +22,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/front/port"
 )
 
-// Front takes requests, and answers them.
+// Front takes requests, and answers them: those of a route without stages at once.
 type Front struct {
 	inferencev1connect.UnimplementedInferenceServiceHandler
 
@@ -87,6 +88,9 @@ func (f *Front) start(ctx context.Context) (err error) {
 	mux := http.NewServeMux()
 	// Else every answer would be compressed, as clients offer it. The gateway does not.
 	mux.Handle(inferencev1connect.NewInferenceServiceHandler(f, connect.WithCompressMinBytes(math.MaxInt)))
+	if len(f.route.Stages) == 0 {
+		mux.HandleFunc("POST /v1/pipelines/", echo)
+	}
 	// The server's settings are the gateway's.
 	f.server, f.addr = port.NewServer(mux, slog.New(slog.DiscardHandler)), listener.Addr()
 	go func() { f.served <- f.server.Serve(listener) }()
@@ -104,6 +108,9 @@ func (f *Front) Infer(ctx context.Context, r *connect.Request[inferencev1.InferR
 	f.calls.Add(1)
 	defer f.calls.Done()
 	part := r.Msg.GetInputs()[0]
+	if len(f.route.Stages) == 0 {
+		return connect.NewResponse(&inferencev1.InferResponse{Outputs: r.Msg.GetInputs()}), nil
+	}
 	id, answer := f.register()
 	defer f.forget(id)
 	message := append(binary.LittleEndian.AppendUint64(make([]byte, 0, idBytes+len(bytesOf(part))), id), bytesOf(part)...)
@@ -119,6 +126,20 @@ func (f *Front) Infer(ctx context.Context, r *connect.Request[inferencev1.InferR
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
+}
+
+// maxBody bounds a request of plain HTTP, in bytes.
+const maxBody = 64 << 20
+
+// echo answers plain HTTP with the request's body.
+func echo(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	w.Header().Set("Content-Type", r.Header.Get("Content-Type"))
+	_, _ = w.Write(body) // they may have left
 }
 
 func (f *Front) register() (id uint64, answer <-chan []byte) {

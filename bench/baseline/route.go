@@ -18,7 +18,8 @@ import (
 type Route struct {
 	// Name is that of the route's subjects and streams, which no other uses.
 	Name string `json:"name"`
-	// Stages are in the order of the hops; one may be there several times.
+	// Stages are in the order of the hops; one may be there several times. Without any, the
+	// front is a bare handler.
 	Stages     []string            `json:"stages"`
 	Durability pipeline.Durability `json:"durability"`
 }

@@ -28,6 +28,8 @@ type BedSettings struct {
 	// Baseline is the pipeline, or stage:<name>, whose hops a baseline has. It runs
 	// beside the mesh and in the same way; empty means none.
 	Baseline string
+	// Handler has a baseline without hops: a handler that returns its input.
+	Handler bool
 	// Durability is that of the baseline; empty means the pipeline's own.
 	Durability pipeline.Durability
 	// Peer is the command of another server, which runs in the baseline's place; empty
@@ -105,6 +107,10 @@ func startMesh(ctx context.Context, s BedSettings) (*Bed, error) {
 
 // route returns the baseline's, nil without a baseline.
 func (s BedSettings) route(f *meshfile.File) (*baseline.Route, error) {
+	if s.Handler {
+		out := baseline.NewRoute(nil, pipeline.Memory)
+		return &out, nil
+	}
 	if s.Baseline == "" {
 		return nil, nil
 	}

@@ -9,6 +9,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/services/bench"
+
 	"github.com/stagemesh/stagemesh/bench/compare"
 )
 
@@ -85,5 +88,31 @@ func TestMeshRunsUntilStopped(t *testing.T) {
 	}
 	if err := b.Stop(); err != nil {
 		t.Error(err)
+	}
+}
+
+func TestHandlerReturnsItsInput(t *testing.T) {
+	t.Parallel()
+	b, err := compare.StartBed(t.Context(), compare.BedSettings{File: file(t, echo), Handler: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := b.Stop(); err != nil {
+			t.Error(err)
+		}
+	}()
+	for _, protocol := range []bench.Protocol{bench.GRPC, bench.Connect, bench.HTTP} {
+		client, err := bench.NewClient(bench.ClientSettings{
+			Address: b.BaselineURL(), Protocol: protocol, Pipeline: "stage:a", Inputs: [][]payload.Part{{payload.OfBlob("", "text/plain", []byte("x"))}},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var answer bench.Answer
+		if err := client.Do(t.Context(), &answer); err != nil {
+			t.Errorf("%s: %v", protocol, err)
+		}
+		client.Close()
 	}
 }

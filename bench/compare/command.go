@@ -27,6 +27,7 @@ type command struct {
 	mesh      string
 	processes bool
 	baseline  bool
+	handler   bool
 	peer      string
 	pairs     int
 }
@@ -53,6 +54,7 @@ func NewCommand() *cobra.Command {
 	cmd.Flags().StringVar(&c.mesh, "mesh", "", "the file of the mesh to start")
 	cmd.Flags().BoolVar(&c.processes, "processes", false, "start it as processes: one for broker and gateway, and one for each host of a stage")
 	cmd.Flags().BoolVar(&c.baseline, "baseline", false, "measure the baseline too, in pairs with the mesh, and print the ratios")
+	cmd.Flags().BoolVar(&c.handler, "handler", false, "measure a bare handler that returns its input in the baseline's place; for one stage or more that do")
 	cmd.Flags().StringVar(&c.peer, "peer", "", "measure the server that this command runs in the baseline's place; for --protocol http")
 	cmd.Flags().IntVar(&c.pairs, "pairs", defaultPairs, "the number of pairs for each load")
 	return cmd
@@ -67,10 +69,10 @@ func (c *command) check(cmd *cobra.Command, args []string) error {
 		return err
 	case c.mesh == "":
 		return errors.New("--mesh: name the file of the mesh to start; stagemesh bench measures a running one")
-	case c.baseline && c.peer != "":
-		return errors.New("--peer: takes the place of --baseline; give one of them")
+	case c.baseline && (c.peer != "" || c.handler), c.handler && c.peer != "":
+		return errors.New("--handler and --peer: take the place of --baseline; give one of them")
 	case cmd.Flags().Changed("pairs") && !c.paired():
-		return errors.New("--pairs: is for --baseline and --peer")
+		return errors.New("--pairs: is for --baseline, --handler and --peer")
 	case c.pairs < 1 || c.pairs > maxPairs:
 		return fmt.Errorf("--pairs: %d is not between 1 and %d", c.pairs, maxPairs)
 	}
@@ -78,13 +80,14 @@ func (c *command) check(cmd *cobra.Command, args []string) error {
 }
 
 // paired is true if the mesh alternates with something.
-func (c *command) paired() bool { return c.baseline || c.peer != "" }
+func (c *command) paired() bool { return c.baseline || c.handler || c.peer != "" }
 
-// checkBaseline returns an error for requests that the baseline does not serve.
-func checkBaseline(s bench.ClientSettings) error {
+// checkBaseline returns an error for requests that the baseline, or the handler in its place,
+// does not serve.
+func (c *command) checkBaseline(s bench.ClientSettings) error {
 	switch {
-	case s.Protocol != bench.GRPC && s.Protocol != bench.Connect:
-		return fmt.Errorf("--protocol: the baseline serves grpc and connect, not %s", s.Protocol)
+	case s.Protocol != bench.GRPC && s.Protocol != bench.Connect && (s.Protocol != bench.HTTP || c.baseline):
+		return fmt.Errorf("--protocol: the baseline serves grpc and connect, and a handler http, not %s", s.Protocol)
 	case s.Streams:
 		return errors.New("--streams: the baseline does not answer in chunks")
 	case len(s.Inputs[0]) > 1:
@@ -103,7 +106,7 @@ func (c *command) run(ctx context.Context, cmd *cobra.Command, name string, file
 		inputs[i] = []payload.Part{payload.OfBlob("", http.DetectContentType(data), data)}
 	}
 	return c.flags.Execute(cmd, name, inputs, func(session *bench.Session) (any, func(io.Writer) error, error) {
-		if err := checkBaseline(session.Client); c.baseline && err != nil {
+		if err := c.checkBaseline(session.Client); (c.baseline || c.handler) && err != nil {
 			return nil, nil, err
 		}
 		if c.peer != "" && session.Client.Protocol != bench.HTTP {
@@ -127,7 +130,7 @@ type measurement struct {
 // measure starts the mesh, makes the runs, and stops the mesh.
 func (m *measurement) measure(ctx context.Context) (err error) {
 	c, client := m.command, &m.session.Client
-	settings := BedSettings{File: c.mesh, Peer: strings.Fields(c.peer)}
+	settings := BedSettings{File: c.mesh, Handler: c.handler, Peer: strings.Fields(c.peer)}
 	if c.baseline {
 		settings.Baseline, settings.Durability = client.Pipeline, client.Durability
 	}
@@ -155,7 +158,7 @@ func (m *measurement) measureOn(ctx context.Context, on *Bed) error {
 	if !m.command.paired() {
 		return m.session.RunAll(ctx, mesh.Do)
 	}
-	m.report.Peer = m.command.peer
+	m.report.Handler, m.report.Peer = m.command.handler, m.command.peer
 	baseline, err := m.connect(ctx, on.BaselineURL())
 	if err != nil {
 		return fmt.Errorf("the %s: %w", m.report.other(), err)

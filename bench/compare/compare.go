@@ -39,6 +39,8 @@ type Report struct {
 	bench.Report
 	// Baseline has the baseline's runs of the same pairs.
 	Baseline []bench.Run `json:"baseline,omitempty"`
+	// Handler is true where a bare handler was in the baseline's place.
+	Handler bool `json:"handler,omitempty"`
 	// Peer is the command of the server that ran in the baseline's place, if one did.
 	Peer string `json:"peer,omitempty"`
 	// Comparisons are one per load, of all pairs.
@@ -47,8 +49,11 @@ type Report struct {
 
 // other names what the mesh is compared with.
 func (r Report) other() string {
-	if r.Peer != "" {
+	switch {
+	case r.Peer != "":
 		return "peer"
+	case r.Handler:
+		return "handler"
 	}
 	return "baseline"
 }

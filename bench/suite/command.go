@@ -46,6 +46,8 @@ type Command struct {
 	// make bench-peers fills.
 	Pairs int
 	Peer  string
+	// Handler measures a bare handler in the baseline's place.
+	Handler bool
 	// Watched keeps the samples of the process.
 	Watched          bool
 	Warmup, Duration time.Duration
@@ -72,7 +74,8 @@ func (c Command) Arguments(in string) []string {
 	add(c.Durability != "", "--durability", c.Durability)
 	add(c.Traced, "--traced")
 	add(c.Peer != "", "--peer", fmt.Sprintf("bin/peers/%[1]s/bin/python %[2]s/peers/run.py %[1]s %[3]s", c.Peer, in, c.Pipeline))
-	add(c.Pairs > 0 && c.Peer == "", "--baseline")
+	add(c.Handler, "--handler")
+	add(c.Pairs > 0 && c.Peer == "" && !c.Handler, "--baseline")
 	add(c.Pairs > 0, "--pairs", strconv.Itoa(c.Pairs))
 	return append(out, "--warmup", c.Warmup.String(), "--duration", c.Duration.String())
 }

@@ -33,9 +33,15 @@ func (g Goal) Status() string {
 
 // The bounds of the goals.
 const (
-	wantThroughput = 0.80
-	wantLatency    = 1.30
-	wantGoodput    = 0.85
+	wantProcesses  = 0.85
+	wantInProcess  = 2.0
+	wantLatency    = 1.15
+	wantStageMS    = 0.060
+	wantHop        = 1.7
+	wantHopMS      = 0.025
+	wantFront      = 0.70
+	wantGoodput    = 0.97
+	wantRefusalsMS = 15.0
 	wantOneMS      = 6.5
 )
 
@@ -56,16 +62,38 @@ func Goals(r Results) []Goal {
 	for _, of := range []struct {
 		Number
 		place string
-	}{{Processes, "three stages, in processes"}, {InProcess, "three stages, in one process"}} {
+		want  float64
+	}{{Processes, "three stages, in processes", wantProcesses}, {InProcess, "three stages, in one process", wantInProcess}} {
 		for _, callers := range []int{64, 256} {
-			g := Goal{Number: of.Number, What: fmt.Sprintf("answers per second over the baseline's: %s, %d in flight", of.place, callers), Want: "at least " + times(wantThroughput)}
+			g := Goal{Number: of.Number, What: fmt.Sprintf("answers per second over the baseline's: %s, %d in flight", of.place, callers), Want: "at least " + times(of.want)}
 			c, known := r.comparison(of.Number, only, callers)
-			out = append(out, g.measure(c.Throughput, known, atLeast(wantThroughput), preciseTimes))
+			out = append(out, g.measure(c.Throughput, known, atLeast(of.want), preciseTimes))
 		}
-		g := Goal{Number: of.Number, What: fmt.Sprintf("P50 over the baseline's: %s, 1 in flight", of.place), Want: "at most " + times(wantLatency)}
-		c, known := r.comparison(of.Number, only, 1)
-		out = append(out, g.measure(c.P50, known, atMost(wantLatency), preciseTimes))
 	}
+	g := Goal{Number: Processes, What: "P50 over the baseline's: three stages, in processes, 1 in flight", Want: "at most " + times(wantLatency)}
+	c, known := r.comparison(Processes, only, 1)
+	out = append(out, g.measure(c.P50, known, atMost(wantLatency), preciseTimes))
+	g = Goal{Number: Handlers, What: "P50 beyond that of a handler without a mesh: three stages, in one process, 1 in flight", Want: "at most " + milliseconds(3*wantStageMS)}
+	c, known = r.comparison(Handlers, oneCaller, 1)
+	out = append(out, g.measure(beyond(c), known, atMost(3*wantStageMS), milliseconds))
+	for _, protocol := range []bench.Protocol{bench.HTTP, bench.Connect} {
+		g := Goal{Number: Handlers, What: fmt.Sprintf("answers per second over those of a handler without a mesh: one stage, in one process, %s, 64 in flight", protocol), Want: "at least " + times(wantFront)}
+		c, known := r.comparison(Handlers, string(protocol), 64)
+		out = append(out, g.measure(c.Throughput, known, atLeast(wantFront), preciseTimes))
+	}
+	ours, bare, known := r.hops("")
+	g = Goal{Number: Stages, What: "time of a further stage over the baseline's: in processes, 64 in flight", Want: "at most " + times(wantHop)}
+	if known && bare.Work > 0 {
+		ratio := ours.Work / bare.Work
+		g.Known, g.Reached, g.Measured = true, ratio <= wantHop, times(ratio)
+	}
+	out = append(out, g)
+	ours, _, known = r.hops(inOneProcess)
+	g = Goal{Number: Stages, What: "time of a further stage: in one process, 64 in flight", Want: "at most " + milliseconds(wantHopMS)}
+	if known {
+		g.Known, g.Reached, g.Measured = true, ours.Work <= wantHopMS, milliseconds(ours.Work)
+	}
+	out = append(out, g)
 	for _, of := range []struct {
 		Number
 		peer, work string
@@ -82,14 +110,20 @@ func Goals(r Results) []Goal {
 			out = append(out, g.measure(c.Throughput, known, atLeast(want), preciseTimes))
 		}
 	}
-	g := Goal{Number: PeersBatching, What: "batches, P50, mesh in one process, 1 in flight", Want: "at most " + milliseconds(wantOneMS)}
-	c, known := r.comparison(PeersBatching, mosec, 1)
+	g = Goal{Number: PeersBatching, What: "batches, P50, mesh in one process, 1 in flight", Want: "at most " + milliseconds(wantOneMS)}
+	c, known = r.comparison(PeersBatching, mosec, 1)
 	out = append(out, g.measure(spreadOf(side(&c, mesh), p50), known, atMost(wantOneMS), milliseconds))
 	overload, _ := r.Item(Overload)
 	for _, offered := range []string{"2", "5"} {
 		g := Goal{Number: Overload, What: fmt.Sprintf("goodput at %s times the peak, as a share of the peak", offered), Want: "at least " + percent(wantGoodput)}
 		got, known := overload.shareOfPeak(offered)
 		out = append(out, g.measure(got, known, atLeast(wantGoodput), share))
+		g = Goal{Number: Overload, What: fmt.Sprintf("P99 of refusals at %s times the peak", offered), Want: "at most " + milliseconds(wantRefusalsMS)}
+		var refused []Trial
+		if loads := overload.answer(offered).Loads; len(loads) == 1 {
+			refused = withRefusals(loads[0].Trials)
+		}
+		out = append(out, g.measure(spreadOf(refused, refusalP99), len(refused) > 0, atMost(wantRefusalsMS), milliseconds))
 	}
 	samples := r.soakSamples()
 	for _, f := range steadyFigures() {
@@ -101,6 +135,15 @@ func Goals(r Results) []Goal {
 		out = append(out, g)
 	}
 	return out
+}
+
+// beyond returns how much later the mesh's P50 is than the other's, in milliseconds.
+func beyond(c compare.Comparison) spread {
+	more := make([]float64, len(c.Pairs))
+	for i, p := range c.Pairs {
+		more[i] = p.Mesh.P50MS - p.Baseline.P50MS
+	}
+	return compare.RatioOf(more)
 }
 
 // comparison returns that of a command, by number of callers.

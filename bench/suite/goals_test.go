@@ -32,16 +32,20 @@ func TestGoalsApplyToTheMedian(t *testing.T) {
 		item                          suite.Number
 		want                          []string
 	}{
-		"all is well, in processes":   {0.81, 1.29, 860, 0, suite.Processes, []string{reached, reached, reached}},
-		"all is well, in one process": {0.81, 1.29, 860, 0, suite.InProcess, []string{reached, reached, reached}},
-		"too few answers":             {0.79, 1.29, 860, 0, suite.Processes, []string{notReached, notReached, reached}},
-		"too late":                    {0.81, 1.31, 860, 0, suite.InProcess, []string{reached, reached, notReached}},
+		"all is well, in processes":   {0.86, 1.14, 1000, 0, suite.Processes, []string{reached, reached, reached}},
+		"all is well, in one process": {2.01, 1, 1000, 0, suite.InProcess, []string{reached, reached}},
+		"too few answers":             {0.84, 1.14, 1000, 0, suite.Processes, []string{notReached, notReached, reached}},
+		"too few in one process":      {1.99, 1, 1000, 0, suite.InProcess, []string{notReached, notReached}},
+		"too late":                    {0.86, 1.16, 1000, 0, suite.Processes, []string{reached, reached, notReached}},
+		"a further stage":             {1, 1, 1000, 0, suite.Stages, []string{notReached, reached}}, // 2x, and 20 us
+		"beside a handler":            {0.8, 1, 1000, 0, suite.Handlers, []string{reached, notReached, reached}},
+		"later than a handler":        {0.9, 1.1, 1000, 0, suite.Handlers, []string{notReached, reached, reached}},
 		// Five goals in one process, five in processes, and one of P50.
 		"batches":       {1, 1, 1000, 0, suite.PeersBatching, slices.Repeat([]string{reached}, 11)},
 		"fewer batches": {0.9, 1.1, 1000, 0, suite.PeersBatching, append(slices.Repeat([]string{notReached}, 7), reached, notReached, notReached, notReached)},
 		"nothing to do": {0.7, 1, 1000, 0, suite.PeersNoop, []string{notReached, reached, reached}},
-		"goodput":       {1, 1, 851, 0, suite.Overload, []string{reached, reached}},
-		"too little":    {1, 1, 849, 0, suite.Overload, []string{reached, notReached}},
+		"goodput":       {1, 1, 971, 0, suite.Overload, []string{reached, notReached, reached, reached}},
+		"too little":    {1, 1, 969, 0, suite.Overload, []string{reached, notReached, notReached, reached}},
 		"memory stays":  {1, 1, 1000, 13, suite.Soak, []string{reached, reached, reached}},
 		"memory grows":  {1, 1, 1000, 15, suite.Soak, []string{notReached, reached, reached}},
 		"no goal at it": {1, 1, 1000, 0, suite.Payloads, nil},
@@ -73,7 +77,7 @@ func TestUnmeasuredGoalsAreUnknown(t *testing.T) {
 func TestGoalIsFormattedPrecisely(t *testing.T) {
 	t.Parallel()
 	g := suite.Goals(known(0.797, 1, 1000, 0))[0]
-	if g.Reached || g.Measured != "0.797x (0.717x-0.877x)" || g.Want != "at least 0.80x" || !strings.Contains(g.What, "64 in flight") {
+	if g.Reached || g.Measured != "0.797x (0.717x-0.877x)" || g.Want != "at least 0.85x" || !strings.Contains(g.What, "64 in flight") {
 		t.Errorf("got %+v", g)
 	}
 }

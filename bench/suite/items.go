@@ -105,7 +105,7 @@ func Quick() Pace {
 	return Pace{Quick: true, Warmup: 300 * time.Millisecond, Run: 700 * time.Millisecond, Long: 2 * time.Second, Pairs: 2, Repeats: 2, Soak: 20 * time.Second}
 }
 
-// The items of the suite; those after Tracing are with other servers.
+// The items of the suite; those after Handlers are with other servers.
 const (
 	Processes Number = 1 + iota
 	InProcess
@@ -118,19 +118,23 @@ const (
 	Durability
 	Soak
 	Tracing
+	Handlers
 	PeersBatching
 	PeersNoop
 )
 
 // Names of commands that other commands or the page refer to.
 const (
-	peak     = "peak"
-	soak     = "soak"
-	absent   = "without"
-	carried  = "carried"
-	inMemory = "memory"
-	onFile   = "file"
-	only     = "all"
+	peak      = "peak"
+	soak      = "soak"
+	absent    = "without"
+	carried   = "carried"
+	inMemory  = "memory"
+	onFile    = "file"
+	only      = "all"
+	oneCaller = "grpc, three stages"
+	// inOneProcess ends the names of commands whose mesh is one process.
+	inOneProcess = ", in one process"
 )
 
 // size is the default size of a payload.
@@ -156,6 +160,7 @@ func Items(p Pace) []Item {
 		{Durability, "Memory and file", p.durabilities()},
 		{Soak, "A long load", p.soak()},
 		{Tracing, "Trace contexts", p.tracing()},
+		{Handlers, "A handler without a mesh", p.handlers()},
 	}
 }
 
@@ -220,8 +225,11 @@ func (p Pace) repeat(commands ...Command) []Round {
 
 func (p Pace) stages() []Round {
 	var commands []Command
-	for _, n := range []int{1, 2, 4, 8} {
+	for _, n := range []int{1, 4, 8} {
 		commands = append(commands, p.echo(fmt.Sprintf("echo%d.yaml", n), fmt.Sprint(n), true, 1, 64))
+	}
+	for _, n := range []int{1, 8} {
+		commands = append(commands, p.echo(fmt.Sprintf("echo%d.yaml", n), fmt.Sprint(n, inOneProcess), false, 64))
 	}
 	return p.comparePairs(commands...)
 }
@@ -267,6 +275,17 @@ func (p Pace) soak() []Round {
 	steady.Name, steady.Concurrency, steady.Share, steady.Peak, steady.Duration = soak, nil, 0.5, peak, p.Soak
 	steady.Watched = true
 	return append(p.repeat(most), Round{Times: 1, Commands: []Command{steady}})
+}
+
+// handlers measures stages in one process, and a handler that returns its input.
+func (p Pace) handlers() []Round {
+	lone, http, rpc := p.echo("echo3.yaml", oneCaller, false, 1), p.echo("echo1.yaml", string(bench.HTTP), false, 64), p.echo("echo1.yaml", string(bench.Connect), false, 64)
+	http.Protocol, rpc.Protocol = http.Name, rpc.Name
+	commands := []Command{lone, http, rpc}
+	for i := range commands {
+		commands[i].Handler = true
+	}
+	return p.comparePairs(commands...)
 }
 
 func (p Pace) tracing() []Round {

@@ -134,7 +134,7 @@ func TestSelectReturnsNamedItems(t *testing.T) {
 	if err != nil || len(some) != 2 || some[0].Number != suite.Batching || some[1].Number != suite.Processes {
 		t.Errorf("got %v, %v", some, err)
 	}
-	if _, err := suite.Select(all, []int{1, 12}); err == nil || !strings.HasPrefix(err.Error(), "--only: there is no item 12") {
+	if _, err := suite.Select(all, []int{1, 13}); err == nil || !strings.HasPrefix(err.Error(), "--only: there is no item 13") {
 		t.Errorf("got %v", err)
 	}
 }

@@ -74,7 +74,7 @@ func known(ratio, slower, goodput, grows float64) suite.Results {
 		{answer("all", alone(callers(1), suite.Trial{Figures: figures(300, 3), BatchSize: 1}))},
 		{
 			answer("peak", alone(callers(64), suite.Trial{Figures: figures(1000, 100), Goodput: 1000})),
-			answer("2", alone(bench.Load{Kind: bench.Open, RatePerS: 2000}, suite.Trial{Figures: figures(990, 100), Goodput: 990})),
+			answer("2", alone(bench.Load{Kind: bench.Open, RatePerS: 2000}, suite.Trial{Figures: refusing(figures(990, 100)), Goodput: 990, Refused: 250, RefusalP50MS: 1, RefusalP99MS: 16})),
 			answer("5", alone(bench.Load{Kind: bench.Open, RatePerS: 5000}, suite.Trial{Figures: refusing(figures(goodput, 100)), Goodput: goodput, Refused: 250, RefusalP50MS: 1, RefusalP99MS: 4})),
 		},
 		{answer("1KiB", paired(8, 1000, 1500, 5, 4)), answer("1MiB", paired(8, 100, 110, 50, 40))},
@@ -94,6 +94,14 @@ func known(ratio, slower, goodput, grows float64) suite.Results {
 		items[2] = append(items[2], answer(fmt.Sprint(n),
 			paired(1, 500, 800, 1+0.5*n, 0.5+0.25*n), paired(64, 1000/(0.2+0.1*n), 1000/(0.2+0.05*n), 10, 8)))
 	}
+	// In one process it costs 0.02 ms.
+	for _, n := range []float64{1, 8} {
+		items[2] = append(items[2], answer(fmt.Sprint(n, ", in one process"), paired(64, 1000/(0.2+0.02*n), 1000/(0.2+0.01*n), 10, 8)))
+	}
+	items = append(items, []suite.Answer{
+		answer("grpc, three stages", paired(1, 1000, 2000, 0.5*slower, 0.33)),
+		answer("http", paired(64, 8000*ratio, 10000, 8, 6)), answer("connect", paired(64, 10000*ratio, 10000, 8, 6)),
+	})
 	servers := []suite.Answer{answer("MOSEC 0.9.8"), answer("BentoML 1.4.39"), answer("Ray Serve 2.60.0"), answer("MOSEC 0.9.8, mesh in processes")}
 	for i := range servers {
 		for _, n := range []int{1, 8, 32, 64, 128} {

@@ -123,8 +123,8 @@ func (v view) Throughput() string {
 
 // Hop describes the cost of a stage.
 func (v view) Hop() string {
-	ours, bare, known := v.hops()
-	if !known {
+	ours, bare, known := v.hops("")
+	if !known || ours.Latency == 0 {
 		return ""
 	}
 	return fmt.Sprintf("With one request in flight, each stage adds %s to P50, and %s to the baseline's. "+
@@ -170,6 +170,8 @@ func (v view) tables(item Measured) []string {
 		return []string{item.comparisonTable("server"), image(batchingPicture, "Share of the worker's maximum, by requests in flight")}
 	case PeersNoop:
 		return []string{item.comparisonTable("server")}
+	case Handlers:
+		return []string{item.comparisonTable("requests")}
 	}
 	return nil
 }
@@ -225,9 +227,10 @@ func (m Measured) comparisonTable(what string) string {
 	t := table{head: []string{
 		"in flight", "answers per second", "baseline", "ratio", "P50", "baseline", "ratio", "P99", "baseline", "ratio",
 	}}
-	if m.Number > Tracing {
-		for i, head := range t.head {
-			t.head[i] = strings.ReplaceAll(head, "baseline", "the server's")
+	other, ok := map[Number]string{PeersBatching: "the server's", PeersNoop: "the server's", Handlers: "the handler's"}[m.Number]
+	for i, head := range t.head {
+		if ok {
+			t.head[i] = strings.ReplaceAll(head, "baseline", other)
 		}
 	}
 	if what != "" {
@@ -311,9 +314,11 @@ func (s Series) refusals() []string {
 	return []string{
 		formatSpread(spreadOf(s.Trials, refusedShare), percent),
 		formatSpread(spreadOf(some, func(t Trial) float64 { return t.RefusalP50MS }), milliseconds),
-		formatSpread(spreadOf(some, func(t Trial) float64 { return t.RefusalP99MS }), milliseconds),
+		formatSpread(spreadOf(some, refusalP99), milliseconds),
 	}
 }
+
+func refusalP99(t Trial) float64 { return t.RefusalP99MS }
 
 // withRefusals returns the runs with refusals.
 func withRefusals(all []Trial) (out []Trial) {

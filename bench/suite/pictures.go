@@ -56,7 +56,7 @@ func Pictures(r Results) (map[string][]byte, error) {
 func drawThroughput(r Results, out io.Writer) (bool, error) {
 	b := bench.Bars{
 		Title: "Answers per second over the baseline's", Note: "three stages, 1 KiB, by requests in flight; lines are the least and the greatest pair",
-		Y: bench.Axis{Unit: "x"}, Goal: wantThroughput, GoalName: "goal at 64 and 256",
+		Y: bench.Axis{Unit: "x"}, Goal: wantProcesses, GoalName: "goal in processes at 64 and 256",
 	}
 	for _, of := range []struct {
 		Number
@@ -85,7 +85,7 @@ func (m Measured) ratios() (bars []bench.Bar, groups []string) {
 
 func drawStages(r Results, out io.Writer) (bool, error) {
 	item, _ := r.Item(Stages)
-	medians, stages := item.lines(1, p50)
+	medians, stages := item.lines("", 1, p50)
 	return len(stages) > 0, bench.WriteLines(out, bench.Lines{
 		Title: "P50 by the number of stages", Note: "1 KiB, one request in flight, in processes",
 		X: bench.Axis{Name: "stages"}, Y: bench.Axis{Unit: " ms"},

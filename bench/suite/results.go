@@ -276,12 +276,13 @@ type Hop struct {
 	Latency, Work float64
 }
 
-// hops returns those of mesh and baseline; false if they were not measured.
-func (r Results) hops() (ours, bare Hop, known bool) {
+// hops returns those of mesh and baseline, by the commands with the suffix; false if they were
+// not measured.
+func (r Results) hops(suffix string) (ours, bare Hop, known bool) {
 	item, _ := r.Item(Stages)
-	one, onePoints := item.lines(1, p50)
-	many, manyPoints := item.lines(64, func(t Trial) float64 { return timePerAnswer(t.ThroughputPerS) })
-	if len(onePoints) < 2 || len(manyPoints) < 2 {
+	one, onePoints := item.lines(suffix, 1, p50)
+	many, manyPoints := item.lines(suffix, 64, func(t Trial) float64 { return timePerAnswer(t.ThroughputPerS) })
+	if len(manyPoints) < 2 {
 		return ours, bare, false
 	}
 	ours = Hop{Latency: slope(onePoints, one.ours), Work: slope(manyPoints, many.ours)}
@@ -300,12 +301,13 @@ func timePerAnswer(perS float64) float64 {
 // both has medians of mesh and baseline.
 type both struct{ ours, bare []float64 }
 
-// lines returns a figure by the number of stages, which is the name of a command.
-func (m Measured) lines(callers int, figure func(Trial) float64) (out both, stages []float64) {
+// lines returns a figure by the number of stages, which is the name of a command before the suffix.
+func (m Measured) lines(suffix string, callers int, figure func(Trial) float64) (out both, stages []float64) {
 	for _, a := range m.Commands {
-		n, err := strconv.Atoi(a.Name)
+		name, named := strings.CutSuffix(a.Name, suffix)
+		n, err := strconv.Atoi(name)
 		s, ok := a.at(callers)
-		if err != nil || !ok || s.Comparison == nil {
+		if !named || err != nil || !ok || s.Comparison == nil {
 			continue
 		}
 		stages = append(stages, float64(n))
