@@ -99,7 +99,7 @@ func drawTiming(t *rapid.T) envelope.StepTiming {
 		Attempt:   rapid.Uint32().Draw(t, "attempt"),
 		QueueWait: duration("queue"), BatchWait: duration("batch"), Run: duration("run"),
 		BatchSize: rapid.Uint32().Draw(t, "size"), BatchRows: rapid.Uint32().Draw(t, "rows"),
-		Dispatch: drawText(t, "dispatch"),
+		Dispatch: drawText(t, "dispatch"), Local: rapid.Bool().Draw(t, "local"),
 	}
 }
 
@@ -143,6 +143,8 @@ func drawEnvelope(t *rapid.T) *envelope.Envelope {
 		Parts:          drawParts(t, "parts"),
 		Kept:           drawParts(t, "kept"),
 		Timings:        drawTimings(t),
+		LocalAttempts:  rapid.Uint32().Draw(t, "local attempts"),
+		LocalCrash:     rapid.Bool().Draw(t, "local crash"),
 	}
 }
 

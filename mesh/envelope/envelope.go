@@ -68,6 +68,24 @@ type Envelope struct {
 	// Kept are parts that the pipeline keeps for later steps.
 	Kept    []payload.Part
 	Timings []StepTiming
+
+	// LocalAttempts counts the hosts of the stage that got the item in memory before it was
+	// published; LocalCrash is true where a process crashed there that ran it.
+	LocalAttempts uint32
+	LocalCrash    bool
+	// Local is the gateway that waits for the reply, of an item in its process that was never
+	// published; nil for others. It is not encoded. Hosts and gateway share the memory of such an
+	// item, so nobody changes it.
+	Local LocalGateway
+}
+
+// LocalGateway is a gateway in the process of a host. Its methods do not block.
+type LocalGateway interface {
+	// Deliver takes a reply, which nobody changes after that.
+	Deliver(r *Reply) meshv1.ReplyDisposition
+	// Queued records that the item was published after all: for the step at that position,
+	// in whose queue it is at the sequence number.
+	Queued(id pipeline.ExecutionID, position int, seq uint64)
 }
 
 // Hop returns the step that the item waits for.
@@ -115,7 +133,7 @@ func (e *Envelope) MsgID() string {
 func (e *Envelope) Next(inputs, outputs []payload.Part, timing StepTiming) *Envelope {
 	next := *e
 	next.Position++
-	next.Generation = 0
+	next.Generation, next.LocalAttempts, next.LocalCrash = 0, 0, false
 	next.Parts = outputs
 	next.Kept = keep(e.Hop().Keep, e.Kept, inputs, outputs)
 	next.Timings = append(e.Timings[:len(e.Timings):len(e.Timings)], timing)
@@ -249,6 +267,8 @@ func (e *envelopeCoder) code(c *wire.Coder) {
 	payload.Code(c, 20, "kept", &e.Kept)
 	codeTimings(c, 21, &e.Timings)
 	c.Bool(25, &e.TakesChunks)
+	wire.Varint(c, 26, &e.LocalAttempts)
+	c.Bool(27, &e.LocalCrash)
 }
 
 // checkReserved rejects a reserved field that is malformed; no sender writes one yet.
@@ -352,6 +372,8 @@ type StepTiming struct {
 	BatchSize, BatchRows uint32
 	// Dispatch is why the batch was dispatched.
 	Dispatch string
+	// Local is true where the host got the item in memory.
+	Local bool
 }
 
 // ToProto converts the timing to its protobuf message.
@@ -367,6 +389,7 @@ func (t StepTiming) ToProto() *inferencev1.StepTiming {
 		BatchSize:      t.BatchSize,
 		BatchRows:      t.BatchRows,
 		DispatchReason: t.Dispatch,
+		Local:          t.Local,
 	}
 }
 
@@ -385,6 +408,7 @@ func codeTimings(c *wire.Coder, n uint32, timings *[]StepTiming) {
 			wire.Varint(c, 8, &t.BatchSize)
 			wire.Varint(c, 9, &t.BatchRows)
 			c.Text(10, &t.Dispatch)
+			c.Bool(11, &t.Local)
 		}
 	}
 }

@@ -68,6 +68,8 @@ func referenceDecode(data []byte) (*envelope.Envelope, error) {
 		Priority:       in.GetPriority(),
 		IdempotencyKey: in.GetIdempotencyKey(),
 		TakesChunks:    in.GetTakesChunks(),
+		LocalAttempts:  in.GetLocalAttempts(),
+		LocalCrash:     in.GetLocalCrash(),
 		Trace:          someText(in.GetTraceContext()),
 		Metadata:       someText(in.GetMetadata()),
 		Parts:          parts,
@@ -147,6 +149,7 @@ func referenceTimings(in []*inferencev1.StepTiming, most int) ([]envelope.StepTi
 			BatchSize: t.GetBatchSize(),
 			BatchRows: t.GetBatchRows(),
 			Dispatch:  t.GetDispatchReason(),
+			Local:     t.GetLocal(),
 		}
 	}
 	return out, nil
@@ -228,6 +231,8 @@ func referenceEnvelope(e *envelope.Envelope) *meshv1.Envelope {
 		Priority:       e.Priority,
 		IdempotencyKey: e.IdempotencyKey,
 		TakesChunks:    e.TakesChunks,
+		LocalAttempts:  e.LocalAttempts,
+		LocalCrash:     e.LocalCrash,
 		TraceContext:   e.Trace,
 		Metadata:       e.Metadata,
 		Parts:          payload.ToProto(e.Parts),

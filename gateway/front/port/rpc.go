@@ -247,6 +247,7 @@ func timeline(t call.Timeline) *inferencev1.Timeline {
 		step.Step, step.Stage, step.Host, step.Attempt = string(s.Step), string(s.Stage), string(s.Host), s.Attempt
 		step.QueueWait, step.BatchWait, step.Run = times.next(s.QueueWait), times.next(s.BatchWait), times.next(s.Run)
 		step.BatchSize, step.BatchRows, step.DispatchReason = s.BatchSize, s.BatchRows, s.Dispatch
+		step.Local = s.Local
 		out.Steps[i] = step
 	}
 	return out

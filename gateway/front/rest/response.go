@@ -178,6 +178,7 @@ type step struct {
 	BatchSize      uint32  `json:"batch_size"`
 	BatchRows      uint32  `json:"batch_rows"`
 	DispatchReason string  `json:"dispatch_reason"`
+	Local          bool    `json:"local"`
 }
 
 func timelineOf(t call.Timeline) timeline {
@@ -186,7 +187,7 @@ func timelineOf(t call.Timeline) timeline {
 		out.Steps[i] = step{
 			Step: string(s.Step), Stage: string(s.Stage), Host: string(s.Host), Attempt: s.Attempt,
 			QueueWaitMS: transport.Milliseconds(s.QueueWait), BatchWaitMS: transport.Milliseconds(s.BatchWait), RunMS: transport.Milliseconds(s.Run),
-			BatchSize: s.BatchSize, BatchRows: s.BatchRows, DispatchReason: s.Dispatch,
+			BatchSize: s.BatchSize, BatchRows: s.BatchRows, DispatchReason: s.Dispatch, Local: s.Local,
 		}
 	}
 	return out

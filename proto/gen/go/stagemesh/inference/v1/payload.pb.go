@@ -687,8 +687,10 @@ type StepTiming struct {
 	// Why the batch was dispatched: full, idle, gather, timer, deadline, drain
 	// or retry; direct where the item passed no queue.
 	DispatchReason string `protobuf:"bytes,10,opt,name=dispatch_reason,json=dispatchReason,proto3" json:"dispatch_reason,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// The host got the item in memory, and not from the broker.
+	Local         bool `protobuf:"varint,11,opt,name=local,proto3" json:"local,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StepTiming) Reset() {
@@ -791,6 +793,13 @@ func (x *StepTiming) GetDispatchReason() string {
 	return ""
 }
 
+func (x *StepTiming) GetLocal() bool {
+	if x != nil {
+		return x.Local
+	}
+	return false
+}
+
 var File_stagemesh_inference_v1_payload_proto protoreflect.FileDescriptor
 
 const file_stagemesh_inference_v1_payload_proto_rawDesc = "" +
@@ -835,7 +844,7 @@ const file_stagemesh_inference_v1_payload_proto_rawDesc = "" +
 	"\x04name\"u\n" +
 	"\bTimeline\x12/\n" +
 	"\x05total\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x05total\x128\n" +
-	"\x05steps\x18\x02 \x03(\v2\".stagemesh.inference.v1.StepTimingR\x05steps\"\xec\x02\n" +
+	"\x05steps\x18\x02 \x03(\v2\".stagemesh.inference.v1.StepTimingR\x05steps\"\x82\x03\n" +
 	"\n" +
 	"StepTiming\x12\x12\n" +
 	"\x04step\x18\x01 \x01(\tR\x04step\x12\x14\n" +
@@ -852,7 +861,8 @@ const file_stagemesh_inference_v1_payload_proto_rawDesc = "" +
 	"\n" +
 	"batch_rows\x18\t \x01(\rR\tbatchRows\x12'\n" +
 	"\x0fdispatch_reason\x18\n" +
-	" \x01(\tR\x0edispatchReason*T\n" +
+	" \x01(\tR\x0edispatchReason\x12\x14\n" +
+	"\x05local\x18\v \x01(\bR\x05local*T\n" +
 	"\n" +
 	"Durability\x12\x1a\n" +
 	"\x16DURABILITY_UNSPECIFIED\x10\x00\x12\x15\n" +

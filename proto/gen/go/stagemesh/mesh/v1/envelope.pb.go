@@ -137,7 +137,11 @@ type Envelope struct {
 	// Set where the item is a call of a runner's own gRPC method. Reserved.
 	Grpc *GrpcCall `protobuf:"bytes,24,opt,name=grpc,proto3" json:"grpc,omitempty"`
 	// The gateway takes chunks before the final reply; hosts send none otherwise.
-	TakesChunks   bool `protobuf:"varint,25,opt,name=takes_chunks,json=takesChunks,proto3" json:"takes_chunks,omitempty"`
+	TakesChunks bool `protobuf:"varint,25,opt,name=takes_chunks,json=takesChunks,proto3" json:"takes_chunks,omitempty"`
+	// Hosts of the stage that got the item in memory before it was published.
+	LocalAttempts uint32 `protobuf:"varint,26,opt,name=local_attempts,json=localAttempts,proto3" json:"local_attempts,omitempty"`
+	// A process crashed there that ran the item.
+	LocalCrash    bool `protobuf:"varint,27,opt,name=local_crash,json=localCrash,proto3" json:"local_crash,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -343,6 +347,20 @@ func (x *Envelope) GetGrpc() *GrpcCall {
 func (x *Envelope) GetTakesChunks() bool {
 	if x != nil {
 		return x.TakesChunks
+	}
+	return false
+}
+
+func (x *Envelope) GetLocalAttempts() uint32 {
+	if x != nil {
+		return x.LocalAttempts
+	}
+	return 0
+}
+
+func (x *Envelope) GetLocalCrash() bool {
+	if x != nil {
+		return x.LocalCrash
 	}
 	return false
 }
@@ -1021,7 +1039,8 @@ var File_stagemesh_mesh_v1_envelope_proto protoreflect.FileDescriptor
 
 const file_stagemesh_mesh_v1_envelope_proto_rawDesc = "" +
 	"\n" +
-	" stagemesh/mesh/v1/envelope.proto\x12\x11stagemesh.mesh.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a$stagemesh/inference/v1/payload.proto\x1a\x1dstagemesh/mesh/v1/fault.proto\"\xcd\t\n" +
+	" stagemesh/mesh/v1/envelope.proto\x12\x11stagemesh.mesh.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a$stagemesh/inference/v1/payload.proto\x1a\x1dstagemesh/mesh/v1/fault.proto\"\x95\n" +
+	"\n" +
 	"\bEnvelope\x12\x12\n" +
 	"\x04mesh\x18\x01 \x01(\tR\x04mesh\x12\x16\n" +
 	"\x06tenant\x18\x02 \x01(\tR\x06tenant\x12\x1d\n" +
@@ -1054,7 +1073,10 @@ const file_stagemesh_mesh_v1_envelope_proto_rawDesc = "" +
 	"\x06claims\x18\x16 \x03(\v2\x1b.stagemesh.inference.v1.RefR\x06claims\x129\n" +
 	"\x06stream\x18\x17 \x01(\v2!.stagemesh.mesh.v1.StreamPositionR\x06stream\x12/\n" +
 	"\x04grpc\x18\x18 \x01(\v2\x1b.stagemesh.mesh.v1.GrpcCallR\x04grpc\x12!\n" +
-	"\ftakes_chunks\x18\x19 \x01(\bR\vtakesChunks\x1a?\n" +
+	"\ftakes_chunks\x18\x19 \x01(\bR\vtakesChunks\x12%\n" +
+	"\x0elocal_attempts\x18\x1a \x01(\rR\rlocalAttempts\x12\x1f\n" +
+	"\vlocal_crash\x18\x1b \x01(\bR\n" +
+	"localCrash\x1a?\n" +
 	"\x11TraceContextEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a;\n" +
