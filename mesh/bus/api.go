@@ -168,7 +168,8 @@ func (b *Bus) StoredResult(ctx context.Context, request pipeline.RequestID) ([]b
 	return msg.Data, nil
 }
 
-// Backlog is the content of a queue, with the items in flight.
+// Backlog is the content of a queue, with the items in flight, also those that were handed
+// to hosts in this process.
 type Backlog struct {
 	Epoch Epoch
 	// Taken is the time of the snapshot on the broker's clock.
@@ -201,6 +202,9 @@ func (b *Bus) Backlog(ctx context.Context, stage pipeline.StageName, d pipeline.
 	}
 	for _, class := range pipeline.Classes() {
 		out.Classes[class] = answer.State.Subjects[b.Stage(stage, d, class)]
+	}
+	if b.settings.Local != nil && d == pipeline.Memory {
+		b.settings.Local.addTo(stage, &out)
 	}
 	return out, nil
 }

@@ -68,6 +68,8 @@ type Settings struct {
 	// ErrUnknown; 0 means 2 s. Other requests to the broker may take as long, and 5 s at
 	// least.
 	AckTimeout time.Duration
+	// Local are the hosts in this process that items are handed to in memory; nil for none.
+	Local *Local
 	// Now is the clock of this process, compared with the broker's; nil means time.Now.
 	Now    func() time.Time
 	Logger *slog.Logger

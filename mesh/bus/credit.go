@@ -49,6 +49,8 @@ type classCredit struct {
 	inFlight, requested int
 	// busy is true where it had work at the last delivery or status.
 	busy bool
+	// waiting is true where items were left behind the last delivery.
+	waiting bool
 	// until is when the last request is over at the latest.
 	until time.Time
 	// closed is the number of the last request that is over for good: a later status
@@ -95,6 +97,7 @@ func (c *credit) deliver(i int, pending uint64) bool {
 	c.arrive(i)
 	cq.inFlight++
 	cq.busy = pending > 0 || cq.busy && cq.requested > 0
+	cq.waiting = pending > 0
 	return true
 }
 
@@ -109,14 +112,14 @@ func (c *credit) endSome(i int, number uint64, n int) bool {
 		return false
 	}
 	cq.requested = max(0, cq.requested-n)
-	cq.busy = false
+	cq.busy, cq.waiting = false, false
 	return true
 }
 
 // close records that every request of class queue i is over.
 func (c *credit) close(i int) {
 	cq := &c.classQueues[i]
-	cq.requested, cq.busy, cq.closed = 0, false, c.requests
+	cq.requested, cq.busy, cq.waiting, cq.closed = 0, false, false, c.requests
 }
 
 // release records that an item of class queue i is no longer in flight.
@@ -136,6 +139,11 @@ func (c *credit) closeAll() {
 	for i := range c.classQueues {
 		c.close(i)
 	}
+}
+
+// hasWaiting reports whether items are known to wait in a queue.
+func (c *credit) hasWaiting() bool {
+	return slices.ContainsFunc(c.classQueues, func(cq classCredit) bool { return cq.waiting })
 }
 
 func (c *credit) requested() int {

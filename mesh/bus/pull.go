@@ -12,6 +12,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
@@ -27,6 +28,8 @@ type PullSettings struct {
 	// OneIdlePull is for long items. An item that waits here cannot run on another host
 	// with a free slot, so at most one item of each class without work is requested.
 	OneIdlePull bool
+	// Local bounds the items that are handed over in memory, beside the bound.
+	Local LocalPlaces
 	// AckWait is that of the queues; pull requests expire within half of it.
 	AckWait time.Duration
 	// Malformed is called for messages that are no deliveries. It must not block.
@@ -37,7 +40,7 @@ type PullSettings struct {
 }
 
 // Puller requests exactly as many items as the host has capacity for. It passes
-// deliveries to the handler, one at a time; Release frees the capacity of one.
+// deliveries to the handler, several at a time; Release frees the capacity of one.
 type Puller struct {
 	bus      *Bus
 	settings PullSettings
@@ -52,6 +55,7 @@ type Puller struct {
 	// the queue is not pulled.
 	epochs  []Epoch
 	returns returns
+	local   localCredit
 	// handling counts the items that the handler has not taken yet.
 	handling int
 	draining bool
@@ -115,6 +119,9 @@ func (b *Bus) Pull(s PullSettings, handle func(Delivery)) (*Puller, error) {
 		p.unsubscribe()
 		return nil, err
 	}
+	if b.settings.Local != nil {
+		b.settings.Local.add(p)
+	}
 	go p.tick()
 	return p, nil
 }
@@ -135,6 +142,12 @@ func (p *Puller) subscribe() error {
 			return sendError(err)
 		}
 		p.stops = append(p.stops, sub.Unsubscribe)
+	}
+	if p.bus.settings.Local != nil {
+		if stop, err = p.watchOthers(); err != nil {
+			return err
+		}
+		p.stops = append(p.stops, stop)
 	}
 	for i := range p.credit.classQueues {
 		stop, err := p.bus.subscribe(p.inbox+"."+strconv.Itoa(i)+".*", "", -1, func(msg *nats.Msg) { p.receive(i, msg) })
@@ -159,10 +172,12 @@ func (p *Puller) Use(d pipeline.Durability, epoch Epoch) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	// A host names its epochs right after a reconnect.
-	p.checkReconnect(time.Now())
+	now := time.Now()
+	p.checkReconnect(now)
 	if queue := p.queue(d); p.epochs[queue] != epoch {
 		p.setEpoch(queue, epoch)
 	}
+	p.announce(now)
 	p.pull()
 }
 
@@ -178,6 +193,11 @@ func (p *Puller) queue(d pipeline.Durability) int { return slices.Index(p.settin
 func (p *Puller) Release(d Delivery) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if d.Item != nil {
+		p.local.inFlight[indexOf(d.Class)]--
+		p.local.bytes -= d.size
+		return
+	}
 	p.credit.release(p.credit.index(indexOf(d.Class), p.queue(d.Durability)))
 	p.pull()
 }
@@ -200,6 +220,9 @@ func (p *Puller) Drain(ctx context.Context) error {
 
 // Close ends the subscription and waits for the puller's goroutine.
 func (p *Puller) Close() {
+	if l := p.bus.settings.Local; l != nil {
+		l.remove(p)
+	}
 	close(p.quit)
 	<-p.done
 	p.unsubscribe()
@@ -231,6 +254,7 @@ func (p *Puller) refresh(now time.Time) {
 		// Without a connection there is silence.
 		_ = p.bus.nc.Publish(p.inbox, nil)
 	}
+	p.announce(now)
 	p.pull()
 	p.checkDrained()
 }
@@ -409,8 +433,12 @@ func (p *Puller) endRequest(i int, msg *nats.Msg) (missing, again bool) {
 }
 
 // Delivery is one delivery of an item. Its holder settles it exactly once, by Ack,
-// Nak or Term, or drops it when its Epoch is not the queue's any more.
+// Nak or Term, or drops it when its Epoch is not the queue's any more. A local one is in no
+// queue: it has no Epoch, and is only released.
 type Delivery struct {
+	// Item is the item of a local delivery, which nobody changes; nil for others, which have
+	// Data.
+	Item *envelope.Envelope
 	// Data is the item: an encoded envelope, or anything that was published to
 	// the queue.
 	Data []byte
@@ -436,6 +464,7 @@ type Delivery struct {
 	stream string
 	reply  string
 	nc     *nats.Conn
+	size   int64
 }
 
 // Unreturned counts the deliveries that no host gave back, this one included: above 1,

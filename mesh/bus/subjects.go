@@ -57,6 +57,11 @@ func (s Subjects) InFlightSubject(stage pipeline.StageName) string {
 	return string(s.mesh) + ".holding." + string(stage)
 }
 
+// Announced is the subject on which hosts of a stage announce themselves to each other.
+func (s Subjects) Announced(stage pipeline.StageName) string {
+	return string(s.mesh) + ".present." + string(stage)
+}
+
 // Cancel is the subject of cancel messages.
 func (s Subjects) Cancel() string { return string(s.mesh) + ".cancel" }
 
