@@ -193,9 +193,7 @@ func (h *Host) runOne(r *run) {
 	}
 	start := time.Now()
 	err := r.do()
-	r.mu.Lock()
-	r.closed = true
-	r.mu.Unlock()
+	r.close()
 	// Before any host runs the item again.
 	switch {
 	case r.diedAlone(err):
@@ -218,6 +216,13 @@ func (r *run) do() error {
 	defer over()
 	watch.Go(func() { r.watch(ctx) })
 	return r.slot.Do(r.ctx, r.batch, r)
+}
+
+// close refuses outcomes and chunks from now on.
+func (r *run) close() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.closed = true
 }
 
 // claim gives item i's outcome to the caller, once.
@@ -258,8 +263,9 @@ func (r *run) itemsWithoutOutcome() []*item {
 	return out
 }
 
-// SetOutcome implements runner.Sink. It encodes the item's next message here, on the
-// runner's goroutine, so that the loop only has to send it.
+// SetOutcome implements runner.Sink. It hands over the output, or encodes the item's next
+// message, here, on the runner's goroutine: the loop only has to send that, and no loop waits
+// for another.
 func (r *run) SetOutcome(i int, o runner.Outcome) error {
 	if err := r.claim(i); err != nil {
 		if !errors.Is(err, runner.ErrCancelled) {
@@ -273,7 +279,7 @@ func (r *run) SetOutcome(i int, o runner.Outcome) error {
 	return nil
 }
 
-// outcomeOf checks the runner's outcome against the spec and encodes the message. A
+// outcomeOf checks the runner's outcome against the spec and prepares the output. A
 // reply in chunks alone has no output for a caller that takes no chunks.
 func (r *run) outcomeOf(it *item, o runner.Outcome) runner.Outcome {
 	h := r.host

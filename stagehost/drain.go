@@ -34,6 +34,7 @@ func (h *Host) drain(l *loop) bool {
 			r.Kill()
 		}
 		if !await(l.empty, runStopWait) {
+			h.post(leaveBehind{})
 			h.settings.Logger.Error("not everything has been finished or returned to the queue; the rest will be delivered again")
 		}
 	}
@@ -111,6 +112,22 @@ func (abandon) apply(l *loop) {
 	l.nakEach(func(it *item) bool { return it.state != running })
 }
 
+// leaveBehind is the event that what still runs is given up. Deliveries return by themselves;
+// the callers of local items get a fault, and nothing of the runs after it.
+type leaveBehind struct{}
+
+func (leaveBehind) apply(l *loop) {
+	for _, it := range l.ledger.items {
+		if it.env.Local == nil || it.state != running {
+			continue
+		}
+		it.run.close()
+		if l.beginSend(it) {
+			l.sendFaultInstead(it, stoppingFault())
+		}
+	}
+}
+
 // stageLeft is the event that the host has left its stage for a while, as nothing has
 // run here for longer. Items whose run crashed stay for as long as the runner needs to
 // start: another host would lose its workers to them too.
@@ -154,8 +171,8 @@ func (l *loop) dequeue(it *item) {
 	}
 }
 
-// nak ends an item that this host will not finish. It naks the delivery, except
-// where a nak would repeat a reply. An item whose run crashed returns by itself after
+// nak ends an item that this host will not finish. It naks the delivery, or publishes a local
+// item, except where that would repeat a reply. An item whose run crashed returns by itself after
 // the ack wait, and as a suspect.
 func (l *loop) nak(it *item) {
 	if it.replyStored {
@@ -176,12 +193,38 @@ func (l *loop) nak(it *item) {
 		}
 		it.direct.finish(it, runner.Failed(f))
 	}
+	if it.env.Local != nil {
+		l.publishLocal(it)
+		return
+	}
 	l.settleWith(it, func(d bus.Delivery) error {
 		if it.crashes > 0 {
 			return nil
 		}
 		return d.Nak(0)
 	}, queued, running, sending)
+}
+
+// publishLocal gives a local item to its queue, under the message ID that it would have had
+// there. The caller gets a fault where that fails, or where a message of the item was on its
+// way already.
+func (l *loop) publishLocal(it *item) {
+	if it.state == sending {
+		l.sendFaultInstead(it, stoppingFault())
+		return
+	}
+	if !l.beginSend(it) {
+		return
+	}
+	env := *it.env
+	env.LocalAttempts, env.LocalCrash = 1, it.crashes > 0
+	message, err := l.host.bus.Item(&env)
+	if err != nil {
+		l.sendFaultInstead(it, bus.FaultOf(err, l.host.settings.Stage))
+		return
+	}
+	l.replaceOutbox(it, []outgoing{{message, toOwn}})
+	l.send(it)
 }
 
 func stoppingFault() *fault.Fault { return fault.New(fault.ShuttingDown, "the host is stopping") }

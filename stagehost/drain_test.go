@@ -26,68 +26,68 @@ func ackWait(d time.Duration) func(*stagehost.Settings) {
 }
 
 func TestDrainFinishesItemsInFlight(t *testing.T) {
-	t.Parallel()
-	b := newBed(t)
-	g := newGate()
-	h := b.host(g, ackWait(longTime), func(s *stagehost.Settings) { s.Batch.MaxSize = 4 })
-	const count = 20
-	calls := b.askMany(count)
-	g.ran(t)
-	h.awaitCount("stagemesh.stage.pulled", count)
-	h.cancel()
-	testbed.Eventually(t, "the host drains", func() bool { return h.Ready() != nil })
-	for _, c := range calls {
-		c.answeredOnce()
-	}
-	close(g.release)
-	checkEcho(t, calls...)
-	h.stop()
-	b.emptied()
-	if n := h.counts.of("stagemesh.stage.redelivered"); n > 0 {
-		t.Errorf("%d items came again", n)
-	}
+	eachWay(t, func(t *testing.T, b *bed) {
+		g := newGate()
+		h := b.host(g, ackWait(longTime), func(s *stagehost.Settings) { s.Batch.MaxSize = 4 })
+		const count = 20
+		calls := b.askMany(count)
+		g.ran(t)
+		h.awaitItems(count)
+		h.cancel()
+		testbed.Eventually(t, "the host drains", func() bool { return h.Ready() != nil })
+		for _, c := range calls {
+			c.answeredOnce()
+		}
+		close(g.release)
+		checkEcho(t, calls...)
+		h.stop()
+		b.emptied()
+		if n := h.counts.of("stagemesh.stage.redelivered"); n > 0 {
+			t.Errorf("%d items came again", n)
+		}
+	})
 }
 
 func TestDrainSettlesEverything(t *testing.T) {
-	t.Parallel()
-	b := newBed(t)
-	h := b.host(inproc.Each(inproc.Settings{}, echo), together(10))
-	calls := b.askMany(9)
-	h.awaitCount("stagemesh.stage.pulled", 9)
-	h.stop()
-	checkEcho(t, calls...)
-	b.emptied()
+	eachWay(t, func(t *testing.T, b *bed) {
+		h := b.host(inproc.Each(inproc.Settings{}, echo), together(10))
+		calls := b.askMany(9)
+		h.awaitItems(9)
+		h.stop()
+		checkEcho(t, calls...)
+		b.emptied()
+	})
 }
 
 // One host after the other stops while requests keep coming.
 func TestDrainUnderLoadLosesNothing(t *testing.T) {
-	t.Parallel()
-	b := newBed(t)
-	const hosts, perHost = 4, 150
-	var ran atomic.Int64
-	echoing := func() runner.Runner {
-		return inproc.Each(inproc.Settings{}, func(ctx context.Context, item runner.Item) ([]payload.Part, error) {
-			ran.Add(1)
-			return echo(ctx, item)
-		})
-	}
-	h := b.host(echoing(), ackWait(longTime))
-	var calls []*call
-	var stopping sync.WaitGroup
-	for i := range hosts * perHost {
-		calls = append(calls, b.ask(strconv.Itoa(i)))
-		if i%perHost == perHost/2 {
-			next, last := b.host(echoing(), ackWait(longTime)), h
-			stopping.Go(last.stop)
-			h = next
+	eachWay(t, func(t *testing.T, b *bed) {
+		const hosts, perHost = 4, 150
+		var ran atomic.Int64
+		echoing := func() runner.Runner {
+			return inproc.Each(inproc.Settings{}, func(ctx context.Context, item runner.Item) ([]payload.Part, error) {
+				ran.Add(1)
+				return echo(ctx, item)
+			})
 		}
-	}
-	checkEcho(t, calls...)
-	stopping.Wait()
-	b.emptied()
-	if n := ran.Load(); n != hosts*perHost {
-		t.Errorf("%d runs for %d requests", n, hosts*perHost)
-	}
+		h := b.host(echoing(), ackWait(longTime))
+		var calls []*call
+		var stopping sync.WaitGroup
+		for i := range hosts * perHost {
+			calls = append(calls, b.ask(strconv.Itoa(i)))
+			if i%perHost == perHost/2 {
+				next, last := b.host(echoing(), ackWait(longTime)), h
+				stopping.Go(last.stop)
+				h = next
+			}
+		}
+		checkEcho(t, calls...)
+		stopping.Wait()
+		b.emptied()
+		if n := ran.Load(); n != hosts*perHost {
+			t.Errorf("%d runs for %d requests", n, hosts*perHost)
+		}
+	})
 }
 
 func drainTimeout(d time.Duration) func(*stagehost.Settings) {
@@ -155,23 +155,23 @@ func TestDrainTimeoutNaksItems(t *testing.T) {
 		}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			t.Parallel()
-			b := newBed(t)
-			entered := make(chan struct{}, roomy)
-			r := test.runner(entered)
-			first := b.host(r, ackWait(longTime), maxSize(4), drainTimeout(50*time.Millisecond), func(s *stagehost.Settings) { s.Runner = r })
-			const count = 10
-			calls := b.askMany(count)
-			testbed.Receive(t, "batch at the runner", entered)
-			first.awaitCount("stagemesh.stage.pulled", count)
-			second := b.host(inproc.Each(inproc.Settings{}, echo), ackWait(longTime))
-			first.cancel()
-			answeredAgain(t, calls...)
-			if n := second.counts.of("stagemesh.stage.redelivered"); n < count {
-				t.Errorf("%d items came to the second host after the first had them, want %d", n, count)
-			}
-			first.stop()
-			b.emptied()
+			eachWay(t, func(t *testing.T, b *bed) {
+				entered := make(chan struct{}, roomy)
+				r := test.runner(entered)
+				first := b.host(r, ackWait(longTime), maxSize(4), drainTimeout(50*time.Millisecond), func(s *stagehost.Settings) { s.Runner = r })
+				const count = 10
+				calls := b.askMany(count)
+				testbed.Receive(t, "batch at the runner", entered)
+				first.awaitItems(count)
+				second := b.host(inproc.Each(inproc.Settings{}, echo), ackWait(longTime))
+				first.cancel()
+				answeredAgain(t, calls...)
+				if n := second.counts.of("stagemesh.stage.redelivered"); n < count && b.local == nil {
+					t.Errorf("%d items came to the second host after the first had them, want %d", n, count)
+				}
+				first.stop()
+				b.emptied()
+			})
 		})
 	}
 }
@@ -193,7 +193,7 @@ func TestBatchThatNeverEndsIsLeftBehind(t *testing.T) {
 	const count = 10
 	calls := b.askMany(count)
 	testbed.Receive(t, "batch at the runner", entered)
-	first.awaitCount("stagemesh.stage.pulled", count)
+	first.awaitItems(count)
 	b.host(inproc.Each(inproc.Settings{}, echo), ackWait(time.Second))
 	first.cancel()
 	answeredAgain(t, calls...)
@@ -218,80 +218,80 @@ func TestRunnerThatDoesNotStopIsLeftBehind(t *testing.T) {
 // A host whose runner has no more slots finishes what runs and leaves the rest
 // to other hosts, whatever its drain timeout.
 func TestLostRunnerEndsItsHost(t *testing.T) {
-	t.Parallel()
-	b := newBed(t)
-	g := newGate()
-	first := b.host(g, ackWait(longTime), maxSize(1), drainTimeout(longTime))
-	runs := b.ask("runs")
-	g.ran(t)
-	waiting := b.askMany(10)
-	first.awaitCount("stagemesh.stage.pulled", 11)
-	direct := make(chan stagehost.Response, 1)
-	go func() { direct <- first.Infer(t.Context(), stagehost.Request{Inputs: chunkOf("direct")}) }()
-	b.host(inproc.Each(inproc.Settings{}, echo), ackWait(longTime))
-	if err := g.Stop(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	answeredAgain(t, waiting...)
-	if r := testbed.Receive(t, "answer to the direct call", direct); r.Fault == nil || r.Fault.Reason != fault.ShuttingDown {
-		t.Errorf("the direct call is answered with %+v", r)
-	}
-	close(g.release)
-	checkEcho(t, runs)
-	if err := first.fails(); !errors.Is(err, inproc.ErrStopped) || !strings.Contains(err.Error(), "the runner is lost") {
-		t.Errorf("the host says %v", err)
-	}
-	b.emptied()
-	for _, c := range append(waiting, runs) {
-		c.answeredOnce()
-	}
+	eachWay(t, func(t *testing.T, b *bed) {
+		g := newGate()
+		first := b.host(g, ackWait(longTime), maxSize(1), drainTimeout(longTime))
+		runs := b.ask("runs")
+		g.ran(t)
+		waiting := b.askMany(10)
+		first.awaitItems(11)
+		direct := make(chan stagehost.Response, 1)
+		go func() { direct <- first.Infer(t.Context(), stagehost.Request{Inputs: chunkOf("direct")}) }()
+		b.host(inproc.Each(inproc.Settings{}, echo), ackWait(longTime))
+		if err := g.Stop(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		answeredAgain(t, waiting...)
+		if r := testbed.Receive(t, "answer to the direct call", direct); r.Fault == nil || r.Fault.Reason != fault.ShuttingDown {
+			t.Errorf("the direct call is answered with %+v", r)
+		}
+		close(g.release)
+		checkEcho(t, runs)
+		if err := first.fails(); !errors.Is(err, inproc.ErrStopped) || !strings.Contains(err.Error(), "the runner is lost") {
+			t.Errorf("the host says %v", err)
+		}
+		b.emptied()
+		for _, c := range append(waiting, runs) {
+			c.answeredOnce()
+		}
+	})
 }
 
 // Halves of a batch that failed need slots too.
 func TestBatchThatFailsWithItsRunnerRunsElsewhere(t *testing.T) {
-	t.Parallel()
-	b := newBed(t)
-	entered, release := make(chan struct{}), make(chan struct{})
-	dying := batches(func(context.Context, runner.Batch, runner.Sink) error {
-		entered <- struct{}{}
-		<-release
-		return errors.New("gone")
+	eachWay(t, func(t *testing.T, b *bed) {
+		entered, release := make(chan struct{}), make(chan struct{})
+		dying := batches(func(context.Context, runner.Batch, runner.Sink) error {
+			entered <- struct{}{}
+			<-release
+			return errors.New("gone")
+		})
+		first := b.host(dying, ackWait(longTime), together(4), drainTimeout(longTime))
+		calls := b.askMany(4)
+		testbed.Receive(t, "batch at the runner", entered)
+		b.host(inproc.Each(inproc.Settings{}, echo), ackWait(longTime))
+		if err := dying.Stop(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		close(release)
+		answeredAgain(t, calls...)
+		if err := first.fails(); !errors.Is(err, inproc.ErrStopped) {
+			t.Errorf("the host says %v", err)
+		}
+		b.emptied()
 	})
-	first := b.host(dying, ackWait(longTime), together(4), drainTimeout(longTime))
-	calls := b.askMany(4)
-	testbed.Receive(t, "batch at the runner", entered)
-	b.host(inproc.Each(inproc.Settings{}, echo), ackWait(longTime))
-	if err := dying.Stop(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	close(release)
-	answeredAgain(t, calls...)
-	if err := first.fails(); !errors.Is(err, inproc.ErrStopped) {
-		t.Errorf("the host says %v", err)
-	}
-	b.emptied()
 }
 
 func TestRunnerLostDuringDrainDoesNotDelayIt(t *testing.T) {
-	t.Parallel()
-	b := newBed(t)
-	g := newGate()
-	first := b.host(g, ackWait(longTime), maxSize(1), drainTimeout(longTime))
-	runs := b.ask("runs")
-	g.ran(t)
-	waiting := b.askMany(10)
-	first.awaitCount("stagemesh.stage.pulled", 11)
-	b.host(inproc.Each(inproc.Settings{}, echo), ackWait(longTime))
-	first.cancel()
-	testbed.Eventually(t, "the host drains", func() bool { return first.Ready() != nil })
-	if err := g.Stop(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	answeredAgain(t, waiting...)
-	close(g.release)
-	checkEcho(t, runs)
-	first.stop()
-	b.emptied()
+	eachWay(t, func(t *testing.T, b *bed) {
+		g := newGate()
+		first := b.host(g, ackWait(longTime), maxSize(1), drainTimeout(longTime))
+		runs := b.ask("runs")
+		g.ran(t)
+		waiting := b.askMany(10)
+		first.awaitItems(11)
+		b.host(inproc.Each(inproc.Settings{}, echo), ackWait(longTime))
+		first.cancel()
+		testbed.Eventually(t, "the host drains", func() bool { return first.Ready() != nil })
+		if err := g.Stop(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		answeredAgain(t, waiting...)
+		close(g.release)
+		checkEcho(t, runs)
+		first.stop()
+		b.emptied()
+	})
 }
 
 // late is a runner whose slots all fall idle when nobody wants them any more.

@@ -61,24 +61,24 @@ func TestBadItemFailsAlone(t *testing.T) {
 		{"by a panic", func() error { panic("no") }, fault.RunnerFailed},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			t.Parallel()
-			b := newBed(t)
-			h := b.host(inproc.Each(inproc.Settings{}, func(ctx context.Context, item runner.Item) ([]payload.Part, error) {
-				if first(item.Inputs) == "7" {
-					return nil, test.err()
+			eachWay(t, func(t *testing.T, b *bed) {
+				h := b.host(inproc.Each(inproc.Settings{}, func(ctx context.Context, item runner.Item) ([]payload.Part, error) {
+					if first(item.Inputs) == "7" {
+						return nil, test.err()
+					}
+					return echo(ctx, item)
+				}), together(batchSize))
+				calls := b.askMany(batchSize)
+				f := calls[7].fault(test.want)
+				if f.Stage != string(stage) || f.Step != "step" || f.Host == "" {
+					t.Errorf("the fault happened at stage %q, step %q, host %q", f.Stage, f.Step, f.Host)
 				}
-				return echo(ctx, item)
-			}), together(batchSize))
-			calls := b.askMany(batchSize)
-			f := calls[7].fault(test.want)
-			if f.Stage != string(stage) || f.Step != "step" || f.Host == "" {
-				t.Errorf("the fault happened at stage %q, step %q, host %q", f.Stage, f.Step, f.Host)
-			}
-			checkEcho(t, slices.Delete(calls, 7, 8)...)
-			b.emptied()
-			if n := h.counts.of("stagemesh.stage.batches"); n != 1 {
-				t.Errorf("%d batches for one that is settled item by item", n)
-			}
+				checkEcho(t, slices.Delete(calls, 7, 8)...)
+				b.emptied()
+				if n := h.counts.of("stagemesh.stage.batches"); n != 1 {
+					t.Errorf("%d batches for one that is settled item by item", n)
+				}
+			})
 		})
 	}
 }
@@ -101,123 +101,123 @@ func TestBisectionFindsThePoisonItem(t *testing.T) {
 		{"a reason of its own", []int{5}, func() error { return fault.New(fault.InvalidInput, "no") }, fault.InvalidInput, 11},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			t.Parallel()
-			b := newBed(t)
-			h := b.host(batches(func(_ context.Context, batch runner.Batch, sink runner.Sink) error {
-				for _, item := range batch.Items {
-					if n, _ := strconv.Atoi(first(item.Inputs)); slices.Contains(test.poison, n) {
-						return test.fail()
+			eachWay(t, func(t *testing.T, b *bed) {
+				h := b.host(batches(func(_ context.Context, batch runner.Batch, sink runner.Sink) error {
+					for _, item := range batch.Items {
+						if n, _ := strconv.Atoi(first(item.Inputs)); slices.Contains(test.poison, n) {
+							return test.fail()
+						}
 					}
+					return settleAll(batch, sink)
+				}), together(batchSize))
+				calls := b.askMany(batchSize)
+				for i, c := range calls {
+					if slices.Contains(test.poison, i) {
+						c.fails(test.want)
+						continue
+					}
+					checkEcho(t, c)
 				}
-				return settleAll(batch, sink)
-			}), together(batchSize))
-			calls := b.askMany(batchSize)
-			for i, c := range calls {
-				if slices.Contains(test.poison, i) {
-					c.fails(test.want)
-					continue
+				b.emptied()
+				if n := h.counts.of("stagemesh.stage.batches"); n > test.most {
+					t.Errorf("%d batches, at most %d are needed", n, test.most)
 				}
-				checkEcho(t, c)
-			}
-			b.emptied()
-			if n := h.counts.of("stagemesh.stage.batches"); n > test.most {
-				t.Errorf("%d batches, at most %d are needed", n, test.most)
-			}
+			})
 		})
 	}
 }
 
 func TestOutOfMemoryHalvesTheBatch(t *testing.T) {
-	t.Parallel()
-	b := newBed(t)
-	b.host(batches(func(_ context.Context, batch runner.Batch, sink runner.Sink) error {
-		for _, item := range batch.Items {
-			if len(batch.Items) > 4 || first(item.Inputs) == "9" {
-				return fmt.Errorf("allocate: %w", runner.ErrOutOfMemory)
+	eachWay(t, func(t *testing.T, b *bed) {
+		b.host(batches(func(_ context.Context, batch runner.Batch, sink runner.Sink) error {
+			for _, item := range batch.Items {
+				if len(batch.Items) > 4 || first(item.Inputs) == "9" {
+					return fmt.Errorf("allocate: %w", runner.ErrOutOfMemory)
+				}
 			}
-		}
-		return settleAll(batch, sink)
-	}), together(batchSize))
-	calls := b.askMany(batchSize)
-	calls[9].fails(fault.RunnerOutOfMemory)
-	checkEcho(t, slices.Delete(calls, 9, 10)...)
-	b.emptied()
+			return settleAll(batch, sink)
+		}), together(batchSize))
+		calls := b.askMany(batchSize)
+		calls[9].fails(fault.RunnerOutOfMemory)
+		checkEcho(t, slices.Delete(calls, 9, 10)...)
+		b.emptied()
+	})
 }
 
 func TestItemSettledBeforeItsBatchFailsKeepsItsOutcome(t *testing.T) {
-	t.Parallel()
-	b := newBed(t)
-	var ran sync.Map
-	b.host(batches(func(_ context.Context, batch runner.Batch, sink runner.Sink) error {
-		for i, item := range batch.Items {
-			if first(item.Inputs) == "20" {
-				return errors.New("no")
+	eachWay(t, func(t *testing.T, b *bed) {
+		var ran sync.Map
+		b.host(batches(func(_ context.Context, batch runner.Batch, sink runner.Sink) error {
+			for i, item := range batch.Items {
+				if first(item.Inputs) == "20" {
+					return errors.New("no")
+				}
+				if _, twice := ran.LoadOrStore(first(item.Inputs), true); twice {
+					t.Errorf("item %s ran again after it had its outcome", first(item.Inputs))
+				}
+				if err := sink.SetOutcome(i, runner.Output(item.Inputs...)); err != nil {
+					return err
+				}
 			}
-			if _, twice := ran.LoadOrStore(first(item.Inputs), true); twice {
-				t.Errorf("item %s ran again after it had its outcome", first(item.Inputs))
-			}
-			if err := sink.SetOutcome(i, runner.Output(item.Inputs...)); err != nil {
-				return err
-			}
-		}
-		return nil
-	}), together(batchSize))
-	calls := b.askMany(batchSize)
-	calls[20].fails(fault.RunnerFailed)
-	checkEcho(t, slices.Delete(calls, 20, 21)...)
-	b.emptied()
+			return nil
+		}), together(batchSize))
+		calls := b.askMany(batchSize)
+		calls[20].fails(fault.RunnerFailed)
+		checkEcho(t, slices.Delete(calls, 20, 21)...)
+		b.emptied()
+	})
 }
 
 func TestMissingOutcomeIsTheRunnersFault(t *testing.T) {
-	t.Parallel()
-	b := newBed(t)
-	b.host(batches(func(_ context.Context, batch runner.Batch, sink runner.Sink) error {
-		for i, item := range batch.Items {
-			if first(item.Inputs) == "1" {
-				continue
+	eachWay(t, func(t *testing.T, b *bed) {
+		b.host(batches(func(_ context.Context, batch runner.Batch, sink runner.Sink) error {
+			for i, item := range batch.Items {
+				if first(item.Inputs) == "1" {
+					continue
+				}
+				if err := sink.SetOutcome(i, runner.Output(item.Inputs...)); err != nil {
+					return err
+				}
 			}
-			if err := sink.SetOutcome(i, runner.Output(item.Inputs...)); err != nil {
-				return err
-			}
-		}
-		return nil
-	}), together(3))
-	calls := b.askMany(3)
-	calls[1].fails(fault.RunnerOutputInvalid)
-	checkEcho(t, calls[0], calls[2])
-	b.emptied()
+			return nil
+		}), together(3))
+		calls := b.askMany(3)
+		calls[1].fails(fault.RunnerOutputInvalid)
+		checkEcho(t, calls[0], calls[2])
+		b.emptied()
+	})
 }
 
 func TestSecondOutcomeIsRefused(t *testing.T) {
-	t.Parallel()
-	b := newBed(t)
-	refusals := make(chan error, 8)
-	late := make(chan runner.Sink, 1)
-	h := b.host(batches(func(_ context.Context, batch runner.Batch, sink runner.Sink) error {
-		if err := settleAll(batch, sink); err != nil {
-			return err
+	eachWay(t, func(t *testing.T, b *bed) {
+		refusals := make(chan error, 8)
+		late := make(chan runner.Sink, 1)
+		h := b.host(batches(func(_ context.Context, batch runner.Batch, sink runner.Sink) error {
+			if err := settleAll(batch, sink); err != nil {
+				return err
+			}
+			refusals <- sink.SetOutcome(0, runner.Failed(fault.New(fault.Internal, "second")))
+			refusals <- sink.SetOutcome(-1, runner.Output())
+			refusals <- sink.SetOutcome(len(batch.Items), runner.Output())
+			refusals <- sink.Chunk(0, nil)
+			refusals <- sink.Chunk(len(batch.Items), nil)
+			late <- sink
+			return nil
+		}))
+		c := b.ask("first")
+		checkEcho(t, c)
+		for _, want := range []error{runner.ErrOutcomeSet, runner.ErrNoSuchItem, runner.ErrNoSuchItem, runner.ErrOutcomeSet, runner.ErrNoSuchItem} {
+			if err := <-refusals; !errors.Is(err, want) {
+				t.Errorf("refused with %v, want %v", err, want)
+			}
 		}
-		refusals <- sink.SetOutcome(0, runner.Failed(fault.New(fault.Internal, "second")))
-		refusals <- sink.SetOutcome(-1, runner.Output())
-		refusals <- sink.SetOutcome(len(batch.Items), runner.Output())
-		refusals <- sink.Chunk(0, nil)
-		refusals <- sink.Chunk(len(batch.Items), nil)
-		late <- sink
-		return nil
-	}))
-	c := b.ask("first")
-	checkEcho(t, c)
-	for _, want := range []error{runner.ErrOutcomeSet, runner.ErrNoSuchItem, runner.ErrNoSuchItem, runner.ErrOutcomeSet, runner.ErrNoSuchItem} {
-		if err := <-refusals; !errors.Is(err, want) {
-			t.Errorf("refused with %v, want %v", err, want)
+		b.emptied()
+		if err := (<-late).SetOutcome(0, runner.Output()); !errors.Is(err, runner.ErrOutcomeSet) {
+			t.Errorf("an outcome after its batch is refused with %v", err)
 		}
-	}
-	b.emptied()
-	if err := (<-late).SetOutcome(0, runner.Output()); !errors.Is(err, runner.ErrOutcomeSet) {
-		t.Errorf("an outcome after its batch is refused with %v", err)
-	}
-	c.answeredOnce()
-	h.awaitCount("stagemesh.stage.faults OUTCOME_REFUSED", 4)
+		c.answeredOnce()
+		h.awaitCount("stagemesh.stage.faults OUTCOME_REFUSED", 4)
+	})
 }
 
 func TestBatchThatDidNotStartIsRetried(t *testing.T) {
@@ -231,30 +231,30 @@ func TestBatchThatDidNotStartIsRetried(t *testing.T) {
 		{"always", 1 << 30, true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			t.Parallel()
-			b := newBed(t)
-			var starts atomic.Int64
-			b.host(batches(func(_ context.Context, batch runner.Batch, sink runner.Sink) error {
-				if len(batch.Items) != 4 {
-					t.Errorf("the batch is run again as %d of its 4 items", len(batch.Items))
+			eachWay(t, func(t *testing.T, b *bed) {
+				var starts atomic.Int64
+				b.host(batches(func(_ context.Context, batch runner.Batch, sink runner.Sink) error {
+					if len(batch.Items) != 4 {
+						t.Errorf("the batch is run again as %d of its 4 items", len(batch.Items))
+					}
+					if starts.Add(1) <= test.losses {
+						return fmt.Errorf("worker gone: %w", runner.ErrNotStarted)
+					}
+					return settleAll(batch, sink)
+				}), together(4))
+				calls := b.askMany(4)
+				for _, c := range calls {
+					if test.lost {
+						c.fails(fault.RunnerFailed)
+						continue
+					}
+					checkEcho(t, c)
 				}
-				if starts.Add(1) <= test.losses {
-					return fmt.Errorf("worker gone: %w", runner.ErrNotStarted)
+				b.emptied()
+				if n := starts.Load(); test.lost && n > 20 {
+					t.Errorf("%d tries for a batch that never starts", n)
 				}
-				return settleAll(batch, sink)
-			}), together(4))
-			calls := b.askMany(4)
-			for _, c := range calls {
-				if test.lost {
-					c.fails(fault.RunnerFailed)
-					continue
-				}
-				checkEcho(t, c)
-			}
-			b.emptied()
-			if n := starts.Load(); test.lost && n > 20 {
-				t.Errorf("%d tries for a batch that never starts", n)
-			}
+			})
 		})
 	}
 }
@@ -286,173 +286,177 @@ func onRoute(last bool) func(*envelope.Envelope) {
 }
 
 func TestWrongOutputIsTheRunnersFault(t *testing.T) {
-	t.Parallel()
-	good := ints(t, "y", []int64{2, 1}, 1, 2)
-	short := good
-	short.Tensor = &tensor.Tensor{Datatype: tensor.Int64, Shape: []int64{2, 1}, Raw: []byte{1}}
-	floats := payload.OfTensor("y", tensor.Tensor{Datatype: tensor.FP32, Shape: []int64{2, 1}, Raw: make([]byte, 8)})
-	var many []payload.Part
-	for i := range payload.MaxParts {
-		many = append(many, payload.OfBlob(strconv.Itoa(i), "", nil))
-	}
-	tests := []struct {
-		name    string
-		outcome runner.Outcome
-	}{
-		{"none", runner.Output()},
-		{"another name", runner.Output(ints(t, "z", []int64{2, 1}, 1, 2))},
-		{"another datatype", runner.Output(floats)},
-		{"another shape", runner.Output(ints(t, "y", []int64{2, 2}, 1, 2, 3, 4))},
-		{"another rank", runner.Output(ints(t, "y", []int64{2}, 1, 2))},
-		{"too few rows", runner.Output(ints(t, "y", []int64{1, 1}, 1))},
-		{"too many rows", runner.Output(ints(t, "y", []int64{3, 1}, 1, 2, 3))},
-		{"a blob for a tensor", runner.Output(payload.OfBlob("y", "text/plain", nil))},
-		{"fewer bytes than its shape says", runner.Output(short)},
-		{"a name twice", runner.Output(good, good)},
-		{"a name twice beside the spec", runner.Output(good, payload.OfBlob("z", "", nil), payload.OfBlob("z", "", nil))},
-		{"a name that is no text", runner.Output(good, payload.OfBlob("\xff", "", nil))},
-		{"a name that is too long", runner.Output(good, payload.OfBlob(strings.Repeat("n", payload.MaxName+1), "", nil))},
-		{"too many parts", runner.Output(append(many, good)...)},
-		{"a content type that is no text", runner.Output(good, payload.OfBlob("z", "\xff", nil))},
-		{"metadata that are no text", runner.Outcome{Parts: []payload.Part{good}, Metadata: map[string]string{"k": "\xff"}}},
-	}
-	b := newBed(t)
-	b.host(inproc.New(inproc.Settings{Spec: outputSpec()}, func(_ context.Context, batch runner.Batch, sink runner.Sink) error {
-		which, err := batch.Items[0].Inputs[0].Tensor.Int64Values()
-		if err != nil {
-			return err
+	eachWay(t, func(t *testing.T, b *bed) {
+		good := ints(t, "y", []int64{2, 1}, 1, 2)
+		short := good
+		short.Tensor = &tensor.Tensor{Datatype: tensor.Int64, Shape: []int64{2, 1}, Raw: []byte{1}}
+		floats := payload.OfTensor("y", tensor.Tensor{Datatype: tensor.FP32, Shape: []int64{2, 1}, Raw: make([]byte, 8)})
+		var many []payload.Part
+		for i := range payload.MaxParts {
+			many = append(many, payload.OfBlob(strconv.Itoa(i), "", nil))
 		}
-		return sink.SetOutcome(0, tests[which[0]].outcome)
-	}), together(2))
-	for i, test := range tests {
-		for _, last := range []bool{true, false} {
-			if test.outcome.Metadata != nil && !last {
-				continue // only the last step's metadata are the answer's
+		tests := []struct {
+			name    string
+			outcome runner.Outcome
+		}{
+			{"none", runner.Output()},
+			{"another name", runner.Output(ints(t, "z", []int64{2, 1}, 1, 2))},
+			{"another datatype", runner.Output(floats)},
+			{"another shape", runner.Output(ints(t, "y", []int64{2, 2}, 1, 2, 3, 4))},
+			{"another rank", runner.Output(ints(t, "y", []int64{2}, 1, 2))},
+			{"too few rows", runner.Output(ints(t, "y", []int64{1, 1}, 1))},
+			{"too many rows", runner.Output(ints(t, "y", []int64{3, 1}, 1, 2, 3))},
+			{"a blob for a tensor", runner.Output(payload.OfBlob("y", "text/plain", nil))},
+			{"fewer bytes than its shape says", runner.Output(short)},
+			{"a name twice", runner.Output(good, good)},
+			{"a name twice beside the spec", runner.Output(good, payload.OfBlob("z", "", nil), payload.OfBlob("z", "", nil))},
+			{"a name that is no text", runner.Output(good, payload.OfBlob("\xff", "", nil))},
+			{"a name that is too long", runner.Output(good, payload.OfBlob(strings.Repeat("n", payload.MaxName+1), "", nil))},
+			{"too many parts", runner.Output(append(many, good)...)},
+			{"a content type that is no text", runner.Output(good, payload.OfBlob("z", "\xff", nil))},
+			{"metadata that are no text", runner.Outcome{Parts: []payload.Part{good}, Metadata: map[string]string{"k": "\xff"}}},
+		}
+		b.host(inproc.New(inproc.Settings{Spec: outputSpec()}, func(_ context.Context, batch runner.Batch, sink runner.Sink) error {
+			which, err := batch.Items[0].Inputs[0].Tensor.Int64Values()
+			if err != nil {
+				return err
 			}
-			t.Run(fmt.Sprintf("%s, last step %t", test.name, last), func(t *testing.T) {
-				c := b.askParts([]payload.Part{ints(t, "x", []int64{2, 2}, int64(i), 0, 0, 0)}, onRoute(last))
-				c.t = t
-				c.fails(fault.RunnerOutputInvalid)
-			})
+			return sink.SetOutcome(0, tests[which[0]].outcome)
+		}), together(2))
+		for i, test := range tests {
+			for _, last := range []bool{true, false} {
+				if test.outcome.Metadata != nil && !last {
+					continue // only the last step's metadata are the answer's
+				}
+				t.Run(fmt.Sprintf("%s, last step %t", test.name, last), func(t *testing.T) {
+					c := b.askParts([]payload.Part{ints(t, "x", []int64{2, 2}, int64(i), 0, 0, 0)}, onRoute(last))
+					c.t = t
+					c.fails(fault.RunnerOutputInvalid)
+				})
+			}
 		}
-	}
-	b.emptied()
+		b.emptied()
+	})
 }
 
 // A function of whole batches that returns the wrong number of rows is at
 // fault whatever the items.
 func TestWrongRowCountFailsTheBatchAtOnce(t *testing.T) {
-	t.Parallel()
-	b := newBed(t)
-	spec := outputSpec()
-	h := b.host(inproc.Rows(inproc.Settings{Spec: spec}, func(context.Context, map[string]tensor.Tensor) (map[string]tensor.Tensor, error) {
-		return map[string]tensor.Tensor{"y": *ints(t, "y", []int64{1, 1}, 1).Tensor}, nil
-	}), together(4))
-	var calls []*call
-	for range 4 {
-		calls = append(calls, b.askParts([]payload.Part{ints(t, "x", []int64{1, 2}, 1, 2)}))
-	}
-	for _, c := range calls {
-		c.fails(fault.RunnerOutputInvalid)
-	}
-	b.emptied()
-	if n := h.counts.of("stagemesh.stage.batches"); n != 1 {
-		t.Errorf("%d batches", n)
-	}
+	eachWay(t, func(t *testing.T, b *bed) {
+		spec := outputSpec()
+		h := b.host(inproc.Rows(inproc.Settings{Spec: spec}, func(context.Context, map[string]tensor.Tensor) (map[string]tensor.Tensor, error) {
+			return map[string]tensor.Tensor{"y": *ints(t, "y", []int64{1, 1}, 1).Tensor}, nil
+		}), together(4))
+		var calls []*call
+		for range 4 {
+			calls = append(calls, b.askParts([]payload.Part{ints(t, "x", []int64{1, 2}, 1, 2)}))
+		}
+		for _, c := range calls {
+			c.fails(fault.RunnerOutputInvalid)
+		}
+		b.emptied()
+		if n := h.counts.of("stagemesh.stage.batches"); n != 1 {
+			t.Errorf("%d batches", n)
+		}
+	})
 }
 
 // Whatever a runner says about an item gets to the caller as a fault, and not
 // as silence.
 func TestEveryFaultReachesTheCaller(t *testing.T) {
-	t.Parallel()
-	tests := []struct {
-		name string
-		f    *fault.Fault
-	}{
-		{"not in UTF-8", fault.New(fault.RunnerFailed, "bad \xff\xfe bytes")},
-		{"larger than a message", fault.New(fault.RunnerFailed, strings.Repeat("x", 16<<20))},
-		{"a violation not in UTF-8", fault.New(fault.RunnerFailed, "bad").WithViolation("\xff", "\xff")},
-		{"metadata not in UTF-8", fault.New(fault.RunnerFailed, "bad").WithMetadata("\xff", "\xff")},
-		{"metadata larger than a message", fault.New(fault.RunnerFailed, "bad").WithMetadata("k", strings.Repeat("x", 16<<20))},
-		{"no reason", &fault.Fault{}},
-	}
-	b := newBed(t)
-	b.host(inproc.Each(inproc.Settings{}, func(_ context.Context, item runner.Item) ([]payload.Part, error) {
-		which, err := strconv.Atoi(first(item.Inputs))
-		if err != nil {
-			return nil, err
+	eachWay(t, func(t *testing.T, b *bed) {
+		tests := []struct {
+			name string
+			f    *fault.Fault
+		}{
+			{"not in UTF-8", fault.New(fault.RunnerFailed, "bad \xff\xfe bytes")},
+			{"larger than a message", fault.New(fault.RunnerFailed, strings.Repeat("x", 16<<20))},
+			{"a violation not in UTF-8", fault.New(fault.RunnerFailed, "bad").WithViolation("\xff", "\xff")},
+			{"metadata not in UTF-8", fault.New(fault.RunnerFailed, "bad").WithMetadata("\xff", "\xff")},
+			{"metadata larger than a message", fault.New(fault.RunnerFailed, "bad").WithMetadata("k", strings.Repeat("x", 16<<20))},
+			{"no reason", &fault.Fault{}},
 		}
-		return nil, tests[which].f
-	}))
-	for i, test := range tests {
-		t.Run(test.name, func(t *testing.T) {
-			c := b.ask(strconv.Itoa(i))
-			c.t = t
-			if r := c.next(); r.Fault == nil {
-				t.Errorf("answered with %+v", r)
+		b.host(inproc.Each(inproc.Settings{}, func(_ context.Context, item runner.Item) ([]payload.Part, error) {
+			which, err := strconv.Atoi(first(item.Inputs))
+			if err != nil {
+				return nil, err
 			}
-		})
-	}
-	b.emptied()
+			return nil, tests[which].f
+		}))
+		for i, test := range tests {
+			t.Run(test.name, func(t *testing.T) {
+				c := b.ask(strconv.Itoa(i))
+				c.t = t
+				if r := c.next(); r.Fault == nil {
+					t.Errorf("answered with %+v", r)
+				}
+			})
+		}
+		b.emptied()
+	})
 }
 
 // A caller that sends what nobody takes has made a mistake, such as a name with
 // a letter too many. A step that puts out more than the next takes has not.
 func TestUnknownInputIsRejected(t *testing.T) {
-	t.Parallel()
-	b := newBed(t)
-	spec := runner.Spec{Inputs: []runner.PartSpec{{Name: "image"}, {Name: "mask", Optional: true}}}
-	h := b.host(inproc.Each(inproc.Settings{Spec: spec}, echo), listening)
-	image, masc := payload.OfBlob("image", "", []byte("i")), payload.OfBlob("masc", "", []byte("m"))
-	parts := []payload.Part{masc, image}
-	refused := func(f *fault.Fault) {
-		t.Helper()
-		if f == nil || f.Reason != fault.InvalidInput || !strings.Contains(f.Message, `"masc"`) ||
-			len(f.Violations) != 1 || f.Violations[0].Field != "inputs.masc" {
-			t.Errorf("refused with %+v", f)
+	eachWay(t, func(t *testing.T, b *bed) {
+		spec := runner.Spec{Inputs: []runner.PartSpec{{Name: "image"}, {Name: "mask", Optional: true}}}
+		h := b.host(inproc.Each(inproc.Settings{Spec: spec}, echo), listening)
+		image, masc := payload.OfBlob("image", "", []byte("i")), payload.OfBlob("masc", "", []byte("m"))
+		parts := []payload.Part{masc, image}
+		refused := func(f *fault.Fault) {
+			t.Helper()
+			if f == nil || f.Reason != fault.InvalidInput || !strings.Contains(f.Message, `"masc"`) ||
+				len(f.Violations) != 1 || f.Violations[0].Field != "inputs.masc" {
+				t.Errorf("refused with %+v", f)
+			}
 		}
-	}
-	refused(b.askParts(parts).fault(fault.InvalidInput))
-	refused(h.Infer(t.Context(), stagehost.Request{Inputs: parts}).Fault)
-	keeps := b.askParts(parts, func(e *envelope.Envelope) { e.Route[0].Keep = []string{"masc"} })
-	second := b.askParts(parts, func(e *envelope.Envelope) {
-		e.Route, e.Position = append([]pipeline.Hop{{Step: "before", Stage: "before"}}, e.Route...), 1
+		refused(b.askParts(parts).fault(fault.InvalidInput))
+		refused(h.Infer(t.Context(), stagehost.Request{Inputs: parts}).Fault)
+		keeps := b.askParts(parts, func(e *envelope.Envelope) { e.Route[0].Keep = []string{"masc"} })
+		second := b.askParts(parts, func(e *envelope.Envelope) {
+			e.Route, e.Position = append([]pipeline.Hop{{Step: "before", Stage: "before"}}, e.Route...), 1
+		})
+		for _, c := range []*call{keeps, second} {
+			if out := c.output().Parts; len(out) != 1 || out[0].Name != "image" {
+				t.Errorf("answered with %v", out)
+			}
+		}
+		b.emptied()
 	})
-	for _, c := range []*call{keeps, second} {
-		if out := c.output().Parts; len(out) != 1 || out[0].Name != "image" {
-			t.Errorf("answered with %v", out)
-		}
-	}
-	b.emptied()
 }
 
 // What is in the faults is also how operators find the stage.
 func TestUnforwardableItemIsAFaultOfItsStage(t *testing.T) {
-	t.Parallel()
-	b := newBed(t)
-	h := b.host(inproc.Each(inproc.Settings{}, echo))
-	f := b.ask("x", onRoute(false)).fault(fault.NoCapacity)
-	if f.Stage != string(stage) || f.Step != "step" || f.Host == "" {
-		t.Errorf("the fault happened at stage %q, step %q, host %q", f.Stage, f.Step, f.Host)
-	}
-	h.awaitCount("stagemesh.stage.faults NO_CAPACITY", 1)
-	b.emptied()
+	eachWay(t, func(t *testing.T, b *bed) {
+		h := b.host(inproc.Each(inproc.Settings{}, echo))
+		f := b.ask("x", onRoute(false)).fault(fault.NoCapacity)
+		if f.Stage != string(stage) || f.Step != "step" || f.Host == "" {
+			t.Errorf("the fault happened at stage %q, step %q, host %q", f.Stage, f.Step, f.Host)
+		}
+		h.awaitCount("stagemesh.stage.faults NO_CAPACITY", 1)
+		b.emptied()
+	})
 }
 
 func TestPanicIsLoggedWithItsStack(t *testing.T) {
 	t.Parallel()
-	for name, r := range map[string]runner.Runner{
-		"of an item": inproc.Each(inproc.Settings{}, func(context.Context, runner.Item) ([]payload.Part, error) { panic("boom") }),
-		"of a batch": batches(func(context.Context, runner.Batch, runner.Sink) error { panic("boom") }),
+	for name, newRunner := range map[string]func() runner.Runner{
+		"of an item": func() runner.Runner {
+			return inproc.Each(inproc.Settings{}, func(context.Context, runner.Item) ([]payload.Part, error) { panic("boom") })
+		},
+		"of a batch": func() runner.Runner {
+			return batches(func(context.Context, runner.Batch, runner.Sink) error { panic("boom") })
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			b := newBed(t)
-			var said logs
-			b.host(r, said.into)
-			b.ask("x").fails(fault.RunnerFailed)
-			testbed.Eventually(t, "the panic is logged", func() bool {
-				return slices.Contains(said.of(slog.LevelError), "the runner panicked")
+			eachWay(t, func(t *testing.T, b *bed) {
+				var said logs
+				b.host(newRunner(), said.into)
+				b.ask("x").fails(fault.RunnerFailed)
+				testbed.Eventually(t, "the panic is logged", func() bool {
+					return slices.Contains(said.of(slog.LevelError), "the runner panicked")
+				})
 			})
 		})
 	}
@@ -460,16 +464,16 @@ func TestPanicIsLoggedWithItsStack(t *testing.T) {
 
 // Poison is found by reruns: one line tells of the batch, and no more of each.
 func TestFailedBatchIsLoggedOnce(t *testing.T) {
-	t.Parallel()
-	b := newBed(t)
-	var said logs
-	b.host(batches(func(context.Context, runner.Batch, runner.Sink) error { return errors.New("no") }), together(batchSize), said.into)
-	for _, c := range b.askMany(batchSize) {
-		c.fails(fault.RunnerFailed)
-	}
-	if got := said.of(slog.LevelWarn); len(got) != 1 {
-		t.Errorf("logged %q", got)
-	}
+	eachWay(t, func(t *testing.T, b *bed) {
+		var said logs
+		b.host(batches(func(context.Context, runner.Batch, runner.Sink) error { return errors.New("no") }), together(batchSize), said.into)
+		for _, c := range b.askMany(batchSize) {
+			c.fails(fault.RunnerFailed)
+		}
+		if got := said.of(slog.LevelWarn); len(got) != 1 {
+			t.Errorf("logged %q", got)
+		}
+	})
 }
 
 // The words are those of the gateway's own counter.

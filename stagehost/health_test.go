@@ -74,25 +74,25 @@ func moodyHost(b *bed, edits ...func(*stagehost.Settings)) (*moody, *host) {
 }
 
 func TestHostLeavesItsStageWhileItsRunnerIsUnhealthy(t *testing.T) {
-	t.Parallel()
-	b := newBed(t)
-	m, h := moodyHost(b)
-	checkEcho(t, b.ask("before"))
-	m.outcomeOf(errLoop)
-	testbed.Eventually(t, "the host no longer says that it is there", func() bool {
-		_, err := b.bus.Alive(t.Context(), stage)
-		return err != nil
+	eachWay(t, func(t *testing.T, b *bed) {
+		m, h := moodyHost(b)
+		checkEcho(t, b.ask("before"))
+		m.outcomeOf(errLoop)
+		testbed.Eventually(t, "the host no longer says that it is there", func() bool {
+			_, err := b.bus.Alive(t.Context(), stage)
+			return err != nil
+		})
+		if err := h.Ready(); !errors.Is(err, errLoop) {
+			t.Errorf("it says %v of itself", err)
+		}
+		waits := b.ask("waits")
+		info, err := b.bus.Queue(t.Context(), stage, pipeline.Memory)
+		if err != nil || info.Items != 1 || len(waits.replies) > 0 {
+			t.Errorf("%d items wait, and %d are answered: %v", info.Items, len(waits.replies), err)
+		}
+		m.outcomeOf(nil)
+		checkEcho(t, waits, b.ask("after"))
 	})
-	if err := h.Ready(); !errors.Is(err, errLoop) {
-		t.Errorf("it says %v of itself", err)
-	}
-	waits := b.ask("waits")
-	info, err := b.bus.Queue(t.Context(), stage, pipeline.Memory)
-	if err != nil || info.Items != 1 || len(waits.replies) > 0 {
-		t.Errorf("%d items wait, and %d are answered: %v", info.Items, len(waits.replies), err)
-	}
-	m.outcomeOf(nil)
-	checkEcho(t, waits, b.ask("after"))
 }
 
 func TestCallersGetTheCauseWithoutFolders(t *testing.T) {
@@ -131,26 +131,26 @@ func TestHostThatLeavesItsStageNaksOnce(t *testing.T) {
 }
 
 func TestItemsGivenBackRunTogether(t *testing.T) {
-	t.Parallel()
-	const count = 8
-	b := newBed(t)
-	m, h := moodyHost(b)
-	m.outcomeOf(errLoop)
-	runs := b.ask("runs")
-	testbed.Eventually(t, "it runs", func() bool { return h.Record().GetRunning() == 1 })
-	waits := b.askMany(count)
-	h.awaitCount("stagemesh.stage.pulled", count+1)
-	ran := make(chan runner.Batch, roomy)
-	b.host(batches(func(_ context.Context, batch runner.Batch, sink runner.Sink) error {
-		ran <- batch
-		return settleAll(batch, sink)
-	}), together(count))
-	if batch := testbed.Receive(t, "batch", ran); len(batch.Items) != count || batch.Suspect {
-		t.Errorf("%d of %d items run together; suspect: %t", len(batch.Items), count, batch.Suspect)
-	}
-	checkEcho(t, waits...)
-	m.outcomeOf(nil)
-	checkEcho(t, runs)
+	eachWay(t, func(t *testing.T, b *bed) {
+		const count = 8
+		m, h := moodyHost(b)
+		m.outcomeOf(errLoop)
+		runs := b.ask("runs")
+		testbed.Eventually(t, "it runs", func() bool { return h.Record().GetRunning() == 1 })
+		waits := b.askMany(count)
+		h.awaitItems(count + 1)
+		ran := make(chan runner.Batch, roomy)
+		b.host(batches(func(_ context.Context, batch runner.Batch, sink runner.Sink) error {
+			ran <- batch
+			return settleAll(batch, sink)
+		}), together(count))
+		if batch := testbed.Receive(t, "batch", ran); len(batch.Items) != count || batch.Suspect {
+			t.Errorf("%d of %d items run together; suspect: %t", len(batch.Items), count, batch.Suspect)
+		}
+		checkEcho(t, waits...)
+		m.outcomeOf(nil)
+		checkEcho(t, runs)
+	})
 }
 
 // awaitConsumers waits until what the broker has delivered, and is asked for, is so.
@@ -170,58 +170,58 @@ func (b *bed) awaitConsumers(is func(delivered, asks int) bool) {
 }
 
 func TestHostStaysWhenItsRunnerRecovers(t *testing.T) {
-	t.Parallel()
-	b := newBed(t)
-	m, h := moodyHost(b)
-	m.outcomeOf(errLoop)
-	testbed.Eventually(t, "the host says why it is not ready", func() bool { return errors.Is(h.Ready(), errLoop) })
-	if _, err := b.bus.Alive(t.Context(), stage); err != nil {
-		t.Error("the host does not say that it is there:", err)
-	}
-	meanwhile := b.ask("meanwhile")
-	m.outcomeOf(nil)
-	checkEcho(t, meanwhile)
-	testbed.Eventually(t, "the host is ready", func() bool { return h.Ready() == nil })
+	eachWay(t, func(t *testing.T, b *bed) {
+		m, h := moodyHost(b)
+		m.outcomeOf(errLoop)
+		testbed.Eventually(t, "the host says why it is not ready", func() bool { return errors.Is(h.Ready(), errLoop) })
+		if _, err := b.bus.Alive(t.Context(), stage); err != nil {
+			t.Error("the host does not say that it is there:", err)
+		}
+		meanwhile := b.ask("meanwhile")
+		m.outcomeOf(nil)
+		checkEcho(t, meanwhile)
+		testbed.Eventually(t, "the host is ready", func() bool { return h.Ready() == nil })
+	})
 }
 
 // The broker gives each item to one host. A host that cannot run takes none from another.
 func TestFailingHostRefusesOnlyItemsThatNoHostServes(t *testing.T) {
-	t.Parallel()
-	const items = 32
-	b := newBed(t)
-	m, h := moodyHost(b, func(s *stagehost.Settings) { s.HostGrace = 4 * time.Second })
-	m.outcomeOf(fmt.Errorf("%w: SyntaxError in /srv/worker.py", runner.ErrStartFailed))
-	runs := b.ask("runs")
-	testbed.Eventually(t, "it runs", func() bool { return h.Record().GetRunning() == 1 })
-	testbed.Eventually(t, "the host leaves its stage", func() bool {
-		_, err := b.bus.Alive(t.Context(), stage)
-		return bus.CauseOf(err) != ""
-	})
-	b.awaitConsumers(func(_, asks int) bool { return asks == 0 })
-	for _, text := range []string{"waits", "comes later"} {
-		f := b.ask(text).fault(fault.NoCapacity)
-		if f.Stage != string(stage) || f.RetryAfter <= 0 || !strings.Contains(f.Message, "SyntaxError in worker.py") {
-			t.Errorf("%s: %+v", text, f)
+	eachWay(t, func(t *testing.T, b *bed) {
+		const items = 32
+		m, h := moodyHost(b, func(s *stagehost.Settings) { s.HostGrace = 4 * time.Second })
+		m.outcomeOf(fmt.Errorf("%w: SyntaxError in /srv/worker.py", runner.ErrStartFailed))
+		runs := b.ask("runs")
+		testbed.Eventually(t, "it runs", func() bool { return h.Record().GetRunning() == 1 })
+		testbed.Eventually(t, "the host leaves its stage", func() bool {
+			_, err := b.bus.Alive(t.Context(), stage)
+			return bus.CauseOf(err) != ""
+		})
+		b.awaitConsumers(func(_, asks int) bool { return asks == 0 })
+		for _, text := range []string{"waits", "comes later"} {
+			f := b.ask(text).fault(fault.NoCapacity)
+			if f.Stage != string(stage) || f.RetryAfter <= 0 || !strings.Contains(f.Message, "SyntaxError in worker.py") {
+				t.Errorf("%s: %+v", text, f)
+			}
 		}
-	}
-	onFile := b.ask("on file", durable)
+		onFile := b.ask("on file", durable)
 
-	b.host(inproc.Each(inproc.Settings{}, echo))
-	checks := make(chan *nats.Msg, roomy)
-	if _, err := b.broker.Client().ChanSubscribe(b.bus.Subjects.Alive(stage), checks); err != nil {
-		t.Fatal(err)
-	}
-	for range 2 { // at the second one it is done with the first
-		testbed.Receive(t, "the failing host looks for others", checks)
-	}
-	if n := onFile.output().Attempt; n != 1 {
-		t.Errorf("the item on file was delivered %d times", n)
-	}
-	var served []*call
-	for i := range items {
-		served = append(served, b.ask(fmt.Sprint("served ", i)))
-	}
-	checkEcho(t, served...)
-	m.outcomeOf(nil)
-	checkEcho(t, runs, b.ask("after"))
+		b.host(inproc.Each(inproc.Settings{}, echo))
+		checks := make(chan *nats.Msg, roomy)
+		if _, err := b.broker.Client().ChanSubscribe(b.bus.Subjects.Alive(stage), checks); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 { // at the second one it is done with the first
+			testbed.Receive(t, "the failing host looks for others", checks)
+		}
+		if n := onFile.output().Attempt; n != 1 {
+			t.Errorf("the item on file was delivered %d times", n)
+		}
+		var served []*call
+		for i := range items {
+			served = append(served, b.ask(fmt.Sprint("served ", i)))
+		}
+		checkEcho(t, served...)
+		m.outcomeOf(nil)
+		checkEcho(t, runs, b.ask("after"))
+	})
 }

@@ -88,18 +88,18 @@ func TestDurableItemsWaitForAFullQueue(t *testing.T) {
 }
 
 func TestCancelDropsAWaitingOutput(t *testing.T) {
-	t.Parallel()
-	b := newBed(t)
-	b.fullNext(pipeline.Memory)
-	h := b.host(inproc.Each(inproc.Settings{}, echo))
-	c := b.ask("held", toNext)
-	testbed.Eventually(t, "the output is held", func() bool { return h.counts.of("stagemesh.stage.send_retries") > 2 })
-	// A notice is a word that may come while the output is on its way.
-	testbed.Eventually(t, "the output is dropped", func() bool {
-		c.cancel()
-		return h.counts.of("stagemesh.stage.cancelled") == 1
+	eachWay(t, func(t *testing.T, b *bed) {
+		b.fullNext(pipeline.Memory)
+		h := b.host(inproc.Each(inproc.Settings{}, echo))
+		c := b.ask("held", toNext)
+		testbed.Eventually(t, "the output is held", func() bool { return h.counts.of("stagemesh.stage.send_retries") > 2 })
+		// A notice is a word that may come while the output is on its way.
+		testbed.Eventually(t, "the output is dropped", func() bool {
+			c.cancel()
+			return h.counts.of("stagemesh.stage.cancelled") == 1
+		})
+		b.emptied()
 	})
-	b.emptied()
 }
 
 // The queue was full for longer than the grace before it went.

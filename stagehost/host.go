@@ -287,6 +287,7 @@ func (h *Host) connect() error {
 		Durabilities: h.settings.Queue.Durabilities,
 		Bound:        h.settings.MaxInFlight,
 		OneIdlePull:  h.streams(),
+		Local:        h.settings.localPlaces(),
 		AckWait:      h.settings.Queue.AckWait,
 		Malformed:    h.receiveMalformed,
 		QueueMissing: h.queueMissing,

@@ -77,6 +77,10 @@ type itemSend struct {
 	// next step's item, or a reply, after what is stored before. tries are those of
 	// the first message.
 	outbox []outgoing
+	// isHandedOver is true where the output needs no message, as the next host or the gateway
+	// got it in memory; receipt is the gateway's.
+	isHandedOver bool
+	receipt      bus.Receipt
 	// isReply is true where the outbox ends with a reply, replyStored once its result is
 	// stored.
 	isReply, replyStored bool
@@ -90,8 +94,10 @@ type itemSend struct {
 }
 
 // suspect reports whether a host had the item and neither settled it nor gave it back, so
-// that it may have crashed.
-func (it *item) suspect() bool { return it.delivery.Unreturned() > 1 && !it.forgiven }
+// that it may have crashed, or lost a process that ran it.
+func (it *item) suspect() bool {
+	return it.delivery.Unreturned() > 1 && !it.forgiven || it.env.LocalCrash
+}
 
 // durable reports whether the request waits on file, and may become a dead letter.
 // The results of others may be stored too, see StoresResult.
@@ -104,9 +110,13 @@ func (it *item) durable() bool { return it.env.Durability == pipeline.File }
 // up (giveUpSending, giveUpStoring).
 func (it *item) expired(now time.Time) bool { return !now.Before(it.env.Deadline) }
 
-// receive is the puller's handler: it decodes and checks an item on the
-// subscription's goroutine and posts it to the loop.
+// receive is the puller's handler: it decodes and checks an item on the subscription's
+// goroutine, or the one that hands it over, and posts it to the loop.
 func (h *Host) receive(d bus.Delivery) {
+	if d.Item != nil {
+		h.take(h.newItem(d, d.Item))
+		return
+	}
 	if d.Unreturned() >= maxDeliveries {
 		// The check of the item may be what crashed its hosts.
 		h.refuse(d, exhaustedFault(d.Deliveries, h.settings.Stage))
@@ -122,8 +132,13 @@ func (h *Host) receive(d bus.Delivery) {
 		return
 	}
 	it := h.newItem(d, env)
-	h.metrics.countPull(it)
 	h.load.recordWait(it.queueWait)
+	h.take(it)
+}
+
+// take checks an item of this stage and posts it.
+func (h *Host) take(it *item) {
+	h.metrics.countArrival(it)
 	f := h.refusal.Load()
 	if f == nil {
 		f = h.fit(it)
@@ -139,7 +154,10 @@ func (h *Host) receiveMalformed(err error) {
 }
 
 func (h *Host) newItem(d bus.Delivery, env *envelope.Envelope) *item {
-	it := &item{env: env, delivery: d, arrived: d.Arrived, queueWait: h.queueWait(d)}
+	it := &item{env: env, delivery: d, arrived: d.Arrived}
+	if d.Item == nil {
+		it.queueWait = h.queueWait(d)
+	}
 	it.timing = it.timingOf(h.settings.Host)
 	return it
 }
@@ -181,8 +199,9 @@ func (it *item) timingOf(host pipeline.HostID) envelope.StepTiming {
 		Step:      hop.Step,
 		Stage:     hop.Stage,
 		Host:      host,
-		Attempt:   uint32(max(1, it.delivery.Deliveries)),
+		Attempt:   uint32(max(1, it.delivery.Deliveries)) + it.env.LocalAttempts,
 		QueueWait: it.queueWait,
+		Local:     it.delivery.Item != nil,
 	}
 }
 

@@ -40,12 +40,12 @@ const (
 func (s itemState) String() string { return [...]string{"queued", "running", "sending"}[s] }
 
 func newLedger(bound int) ledger {
-	return ledger{bound: bound, items: make(map[batch.ID]*item, bound)}
+	return ledger{bound: bound, items: map[batch.ID]*item{}}
 }
 
 var errLedgerFull = errors.New("the host holds as many items as it may")
 
-// admit takes an item, queued. An item of a direct call has no queue.
+// admit takes an item, queued. An item of a direct call, or a local one, has no queue.
 func (l *ledger) admit(it *item) error {
 	if l.items[it.id] != nil {
 		return fmt.Errorf("item %d is in the ledger already", it.id)

@@ -47,7 +47,7 @@ type loop struct {
 func newLoop(h *Host) *loop {
 	return &loop{
 		host:    h,
-		ledger:  newLedger(h.settings.MaxInFlight + maxDirectCalls),
+		ledger:  newLedger(h.settings.MaxInFlight + maxDirectCalls + int(h.settings.localPlaces().Items)),
 		batcher: batch.New(h.settings.Batch),
 		retries: map[batch.ID]*item{},
 		failing: map[string]int{},
@@ -183,13 +183,19 @@ func (h *Host) drop(e event) {
 }
 
 // rejectUnadmitted ends an item that the ledger does not hold: a nak gives it to
-// another host, and a direct caller gets the fault.
+// another host, and the caller of a direct or local one gets the fault.
 func (h *Host) rejectUnadmitted(it *item, f *fault.Fault) {
 	if it.direct != nil {
 		it.direct.finish(it, runner.Failed(f))
 		return
 	}
-	h.checkAck(it.delivery.Nak(0))
+	if it.env.Local != nil {
+		reply := it.finalReply()
+		reply.Fault = h.locate(it, f)
+		_, _ = h.bus.HandOverReply(it.env, reply) // a fault is small
+	} else {
+		h.checkAck(it.delivery.Nak(0))
+	}
 	h.puller.Release(it.delivery)
 }
 

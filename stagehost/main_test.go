@@ -42,15 +42,56 @@ type bed struct {
 	t      *testing.T
 	broker *testbed.Broker
 	bus    *bus.Bus
+	// local are the hosts that get items in memory; nil where items pass the broker.
+	local *bus.Local
 
 	mu    sync.Mutex
 	calls map[pipeline.ExecutionID]*call
+	// handedOver counts the items that a host got in memory.
+	handedOver int
+	queued     []queuedItem
+}
+
+// queuedItem is an item that was handed over, and then published.
+type queuedItem struct {
+	position int
+	seq      uint64
+}
+
+// eachWay runs a test whose promises hold for every item: once with items that pass the
+// broker, once with items that are handed over in memory.
+func eachWay(t *testing.T, test func(*testing.T, *bed)) {
+	t.Helper()
+	t.Parallel()
+	t.Run("brokered", func(t *testing.T) {
+		t.Parallel()
+		test(t, newBed(t))
+	})
+	t.Run("local", func(t *testing.T) {
+		t.Parallel()
+		b := newLocalBed(t)
+		test(t, b)
+		if b.handedOver == 0 {
+			t.Error("no item was handed over")
+		}
+	})
 }
 
 func newBed(t *testing.T, edits ...func(*server.Options)) *bed {
 	t.Helper()
-	b := &bed{t: t, broker: testbed.StartBroker(t, edits...), calls: map[pipeline.ExecutionID]*call{}}
-	b.bus = b.broker.Connect(mesh)
+	return newBedWith(t, nil, edits...)
+}
+
+// newLocalBed returns a bed whose items are handed to its hosts in memory where they may be.
+func newLocalBed(t *testing.T) *bed {
+	t.Helper()
+	return newBedWith(t, bus.NewLocal())
+}
+
+func newBedWith(t *testing.T, local *bus.Local, edits ...func(*server.Options)) *bed {
+	t.Helper()
+	b := &bed{t: t, broker: testbed.StartBroker(t, edits...), local: local, calls: map[pipeline.ExecutionID]*call{}}
+	b.bus = b.broker.Connect(mesh, func(s *bus.Settings) { s.Local = local })
 	stop, err := b.bus.ServeReplies(gateway, b.receive)
 	if err != nil {
 		t.Fatal(err)
@@ -65,15 +106,33 @@ func newBed(t *testing.T, edits ...func(*server.Options)) *bed {
 
 func (b *bed) receive(id pipeline.ExecutionID, data []byte) meshv1.ReplyDisposition {
 	b.mu.Lock()
-	defer b.mu.Unlock()
-	c, ok := b.calls[id]
+	_, ok := b.calls[id]
+	b.mu.Unlock()
 	if !ok {
 		return meshv1.ReplyDisposition_REPLY_DISPOSITION_UNKNOWN
 	}
 	reply, err := envelope.DecodeReply(data)
-	if err != nil {
-		b.t.Errorf("reply: %v", err)
+	if err != nil || reply.ExecutionID != id {
+		b.t.Errorf("reply to %s: %+v, %v", id, reply, err)
 		return meshv1.ReplyDisposition_REPLY_DISPOSITION_MALFORMED
+	}
+	return b.Deliver(reply)
+}
+
+// Queued implements envelope.LocalGateway.
+func (b *bed) Queued(_ pipeline.ExecutionID, position int, seq uint64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.queued = append(b.queued, queuedItem{position, seq})
+}
+
+// Deliver implements envelope.LocalGateway.
+func (b *bed) Deliver(reply *envelope.Reply) meshv1.ReplyDisposition {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	c, ok := b.calls[reply.ExecutionID]
+	if !ok {
+		return meshv1.ReplyDisposition_REPLY_DISPOSITION_UNKNOWN
 	}
 	if c.answered {
 		c.extra++
@@ -116,7 +175,7 @@ func (b *bed) start(r runner.Runner, edits ...func(*stagehost.Settings)) *host {
 	s := stagehost.Settings{
 		Mesh: mesh, Stage: stage, Host: pipeline.HostID(uuid.NewString()), Version: "v1",
 		Runner: counted, Config: stagehost.Config{Batch: batch.Settings{MaxSize: 32}},
-		Bus:    bus.Settings{URL: b.broker.URL()},
+		Bus:    bus.Settings{URL: b.broker.URL(), Local: b.local},
 		Logger: discard(), Meter: c,
 	}
 	for _, edit := range edits {
@@ -272,6 +331,13 @@ func (b *bed) expect(parts []payload.Part, edits ...func(*envelope.Envelope)) *c
 
 func (b *bed) send(e *envelope.Envelope) {
 	b.t.Helper()
+	if b.local != nil {
+		e.Local = b
+	}
+	if b.bus.HandOver(e) {
+		b.handedOver++
+		return
+	}
 	m, err := b.bus.Item(e)
 	if err != nil {
 		b.t.Fatalf("item: %v", err)
@@ -448,6 +514,16 @@ func (h *host) awaitCount(key string, want int64) {
 	testbed.Eventually(h.t, key, func() bool { return h.counts.of(key) >= want })
 	if got := h.counts.of(key); got != want {
 		h.t.Errorf("%s is %d, want %d", key, got, want)
+	}
+}
+
+// awaitItems waits until the host got exactly so many items, either way.
+func (h *host) awaitItems(want int64) {
+	h.t.Helper()
+	got := func() int64 { return h.counts.of("stagemesh.stage.pulled") + h.counts.of("stagemesh.stage.local") }
+	testbed.Eventually(h.t, "items at the host", func() bool { return got() >= want })
+	if n := got(); n != want {
+		h.t.Errorf("the host got %d items, want %d", n, want)
 	}
 }
 

@@ -156,7 +156,7 @@ func TestMalformedItemWithACallerIsAnswered(t *testing.T) {
 		})
 	}
 	b.emptied()
-	h.awaitCount("stagemesh.stage.pulled", 0)
+	h.awaitItems(0)
 }
 
 // Damage at random: some of it leaves an item that can be read.

@@ -49,10 +49,10 @@ type metrics struct {
 	// These counters have more attributes.
 	items, faults, batches, undelivered metric.Int64Counter
 
-	pulled, redelivered, duplicateDeliveries, malformed counter
-	expired, cancelled, deadLettered                    counter
-	sendRetries, duplicateReplies, chunks               counter
-	ackFailures, internalErrors                         counter
+	pulled, local, redelivered, duplicateDeliveries, malformed counter
+	expired, cancelled, deadLettered                           counter
+	sendRetries, duplicateReplies, chunks                      counter
+	ackFailures, internalErrors                                counter
 
 	inFlight                                  metric.Int64Gauge
 	batchItems, batchRows                     metric.Int64Histogram
@@ -91,6 +91,7 @@ func newMetrics(meter metric.Meter, stage pipeline.StageName, host pipeline.Host
 		undelivered: vector("stagemesh.stage.undelivered_replies", "Replies that no caller received, by disposition."),
 
 		pulled:              count("stagemesh.stage.pulled", "Items pulled from the queue."),
+		local:               count("stagemesh.stage.local", "Items that the host got in memory."),
 		redelivered:         count("stagemesh.stage.redelivered", "Items pulled that had been delivered before."),
 		duplicateDeliveries: count("stagemesh.stage.duplicate_deliveries", "Deliveries of items that were in flight on the host already."),
 		malformed:           count("stagemesh.stage.malformed", "Malformed messages received."),
@@ -124,7 +125,11 @@ func (m *metrics) with(key, value string) series {
 	return seriesOf(m.stage, attribute.String(key, value))
 }
 
-func (m *metrics) countPull(it *item) {
+func (m *metrics) countArrival(it *item) {
+	if it.delivery.Item != nil {
+		m.local.inc()
+		return
+	}
 	m.pulled.inc()
 	m.queueWait.Record(context.Background(), it.queueWait.Seconds(), m.base.record...)
 	if it.delivery.Deliveries > 1 {

@@ -83,45 +83,46 @@ func TestPoisonItemIsDeadLetteredAlone(t *testing.T) {
 	t.Parallel()
 	for name, poison := range map[string][]string{"one": {"7"}, "two": {"0", "31"}} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			b, m := newBed(t), newPoisoned(poison...)
-			b.host(m.runner(), together(batchSize))
-			for i, c := range b.askMany(batchSize) {
-				if !slices.Contains(poison, strconv.Itoa(i)) {
-					checkEcho(t, c)
-					continue
+			eachWay(t, func(t *testing.T, b *bed) {
+				m := newPoisoned(poison...)
+				b.host(m.runner(), together(batchSize))
+				for i, c := range b.askMany(batchSize) {
+					if !slices.Contains(poison, strconv.Itoa(i)) {
+						checkEcho(t, c)
+						continue
+					}
+					c.fails(fault.RunnerCrashed)
+					if got := m.ran(strconv.Itoa(i)); got != 3 {
+						t.Errorf("item %d ran %d times, want once with the others and twice alone", i, got)
+					}
 				}
-				c.fails(fault.RunnerCrashed)
-				if got := m.ran(strconv.Itoa(i)); got != 3 {
-					t.Errorf("item %d ran %d times, want once with the others and twice alone", i, got)
+				b.emptied()
+				m.mu.Lock()
+				defer m.mu.Unlock()
+				if m.trusted {
+					t.Error("one in quarantine was not said to be a suspect")
 				}
-			}
-			b.emptied()
-			m.mu.Lock()
-			defer m.mu.Unlock()
-			if m.trusted {
-				t.Error("one in quarantine was not said to be a suspect")
-			}
-			if m.most != 1 {
-				t.Errorf("%d in quarantine ran at a time", m.most)
-			}
+				if m.most != 1 {
+					t.Errorf("%d in quarantine ran at a time", m.most)
+				}
+			})
 		})
 	}
 }
 
 // A process may be ended by anybody: its batch has done nothing wrong.
 func TestBatchThatCrashedOnceIsAnswered(t *testing.T) {
-	t.Parallel()
-	b := newBed(t)
-	var ended atomic.Bool
-	b.host(batches(func(_ context.Context, batch runner.Batch, sink runner.Sink) error {
-		if !ended.Swap(true) {
-			return runner.ErrCrashed
-		}
-		return settleAll(batch, sink)
-	}), together(batchSize))
-	checkEcho(t, b.askMany(batchSize)...)
-	b.emptied()
+	eachWay(t, func(t *testing.T, b *bed) {
+		var ended atomic.Bool
+		b.host(batches(func(_ context.Context, batch runner.Batch, sink runner.Sink) error {
+			if !ended.Swap(true) {
+				return runner.ErrCrashed
+			}
+			return settleAll(batch, sink)
+		}), together(batchSize))
+		checkEcho(t, b.askMany(batchSize)...)
+		b.emptied()
+	})
 }
 
 // dying is a runner whose only process dies of every batch, and does not return.

@@ -20,23 +20,23 @@ func goroutine() string {
 }
 
 func TestBatchesReuseGoroutines(t *testing.T) {
-	t.Parallel()
-	const items = 50
-	b := newBed(t)
-	var mu sync.Mutex
-	seen := map[string]int{}
-	h := b.host(inproc.Each(inproc.Settings{}, func(ctx context.Context, item runner.Item) ([]payload.Part, error) {
-		mu.Lock()
-		defer mu.Unlock()
-		seen[goroutine()]++
-		return echo(ctx, item)
-	}))
-	for range items {
-		b.ask("x").output()
-	}
-	h.stop()
-	// Now and then the next batch comes before the goroutine is idle.
-	if len(seen) > items/2 {
-		t.Errorf("%d batches ran on %d goroutines", items, len(seen))
-	}
+	eachWay(t, func(t *testing.T, b *bed) {
+		const items = 50
+		var mu sync.Mutex
+		seen := map[string]int{}
+		h := b.host(inproc.Each(inproc.Settings{}, func(ctx context.Context, item runner.Item) ([]payload.Part, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			seen[goroutine()]++
+			return echo(ctx, item)
+		}))
+		for range items {
+			b.ask("x").output()
+		}
+		h.stop()
+		// Now and then the next batch comes before the goroutine is idle.
+		if len(seen) > items/2 {
+			t.Errorf("%d batches ran on %d goroutines", items, len(seen))
+		}
+	})
 }

@@ -41,79 +41,79 @@ func saying(inputs, outputs []runner.PartSpec) func(*stagehost.Settings) {
 }
 
 func TestInputAgainstItsSchemaFailsAlone(t *testing.T) {
-	t.Parallel()
-	b := newBed(t)
-	var ran atomic.Int32
-	b.host(echoOf(runner.Spec{Inputs: []runner.PartSpec{orderSpec(priceSchema)}}, &ran), together(2))
-	good := b.askParts(order("application/json", `{"price":1}`))
-	bad := b.askParts(order("application/json", `{"price":"1"}`))
-	none := b.askParts(order("application/json", `{`))
-	other := b.askParts(order("application/json", `{"price":2}`))
-	if f := bad.fault(fault.SchemaViolation); f.Stage != string(stage) || len(f.Violations) != 1 || f.Violations[0].Field != "inputs.order.price" {
-		t.Errorf("got %+v", f)
-	}
-	if f := none.fault(fault.InvalidInput); len(f.Violations) != 1 || f.Violations[0].Field != "inputs.order" {
-		t.Errorf("got %+v", f)
-	}
-	if got := first(good.output().Parts) + first(other.output().Parts); got != `{"price":1}{"price":2}` {
-		t.Errorf("the others are %s", got)
-	}
-	if n := ran.Load(); n != 2 {
-		t.Errorf("%d items ran", n)
-	}
-	b.emptied()
+	eachWay(t, func(t *testing.T, b *bed) {
+		var ran atomic.Int32
+		b.host(echoOf(runner.Spec{Inputs: []runner.PartSpec{orderSpec(priceSchema)}}, &ran), together(2))
+		good := b.askParts(order("application/json", `{"price":1}`))
+		bad := b.askParts(order("application/json", `{"price":"1"}`))
+		none := b.askParts(order("application/json", `{`))
+		other := b.askParts(order("application/json", `{"price":2}`))
+		if f := bad.fault(fault.SchemaViolation); f.Stage != string(stage) || len(f.Violations) != 1 || f.Violations[0].Field != "inputs.order.price" {
+			t.Errorf("got %+v", f)
+		}
+		if f := none.fault(fault.InvalidInput); len(f.Violations) != 1 || f.Violations[0].Field != "inputs.order" {
+			t.Errorf("got %+v", f)
+		}
+		if got := first(good.output().Parts) + first(other.output().Parts); got != `{"price":1}{"price":2}` {
+			t.Errorf("the others are %s", got)
+		}
+		if n := ran.Load(); n != 2 {
+			t.Errorf("%d items ran", n)
+		}
+		b.emptied()
+	})
 }
 
 func TestOutputAgainstItsSchemaFailsAlone(t *testing.T) {
-	t.Parallel()
-	b := newBed(t)
-	var ran atomic.Int32
-	b.host(echoOf(runner.Spec{Outputs: []runner.PartSpec{orderSpec(priceSchema)}}, &ran), together(2))
-	bad, good := b.askParts(order("application/json", `{"price":[]}`)), b.askParts(order("application/json", `{"price":1}`))
-	if f := bad.fault(fault.RunnerOutputInvalid); len(f.Violations) != 1 || f.Violations[0].Field != "outputs.order.price" {
-		t.Errorf("got %+v", f)
-	}
-	good.output()
-	b.emptied()
+	eachWay(t, func(t *testing.T, b *bed) {
+		var ran atomic.Int32
+		b.host(echoOf(runner.Spec{Outputs: []runner.PartSpec{orderSpec(priceSchema)}}, &ran), together(2))
+		bad, good := b.askParts(order("application/json", `{"price":[]}`)), b.askParts(order("application/json", `{"price":1}`))
+		if f := bad.fault(fault.RunnerOutputInvalid); len(f.Violations) != 1 || f.Violations[0].Field != "outputs.order.price" {
+			t.Errorf("got %+v", f)
+		}
+		good.output()
+		b.emptied()
+	})
 }
 
 func TestMessagePackReachesARunnerOfJSONAsJSON(t *testing.T) {
-	t.Parallel()
-	b := newBed(t)
-	var ran atomic.Int32
-	b.host(echoOf(runner.Spec{Inputs: []runner.PartSpec{orderSpec(priceSchema)}}, &ran))
-	packed, err := msgpack.AppendJSON(nil, []byte(`{"price":1.5}`))
-	if err != nil {
-		t.Fatal(err)
-	}
-	got := b.askParts(order("application/msgpack", string(packed))).output().Parts[0].Blob
-	if string(got.Data) != `{"price":1.5}` || got.ContentType != "application/json" {
-		t.Errorf("it got %q of %s", got.Data, got.ContentType)
-	}
-	b.emptied()
+	eachWay(t, func(t *testing.T, b *bed) {
+		var ran atomic.Int32
+		b.host(echoOf(runner.Spec{Inputs: []runner.PartSpec{orderSpec(priceSchema)}}, &ran))
+		packed, err := msgpack.AppendJSON(nil, []byte(`{"price":1.5}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := b.askParts(order("application/msgpack", string(packed))).output().Parts[0].Blob
+		if string(got.Data) != `{"price":1.5}` || got.ContentType != "application/json" {
+			t.Errorf("it got %q of %s", got.Data, got.ContentType)
+		}
+		b.emptied()
+	})
 }
 
 func TestChunkAgainstItsSchemaEndsTheReply(t *testing.T) {
-	t.Parallel()
-	b := newBed(t)
-	spec := runner.Spec{Stream: true, Outputs: []runner.PartSpec{orderSpec(priceSchema)}}
-	b.host(inproc.New(inproc.Settings{Spec: spec}, func(_ context.Context, batch runner.Batch, sink runner.Sink) error {
-		text := string(batch.Items[0].Inputs[0].Blob.Data)
-		if err := sink.Chunk(0, order("application/json", text)); err != nil {
-			return err
+	eachWay(t, func(t *testing.T, b *bed) {
+		spec := runner.Spec{Stream: true, Outputs: []runner.PartSpec{orderSpec(priceSchema)}}
+		b.host(inproc.New(inproc.Settings{Spec: spec}, func(_ context.Context, batch runner.Batch, sink runner.Sink) error {
+			text := string(batch.Items[0].Inputs[0].Blob.Data)
+			if err := sink.Chunk(0, order("application/json", text)); err != nil {
+				return err
+			}
+			// What ends the answer is all of it, in a form of its own.
+			return sink.SetOutcome(0, runner.Output(order("application/json", "["+text+"]")...))
+		}))
+		b.askParts(order("application/json", `{"price":""}`)).fails(fault.RunnerOutputInvalid)
+		c := b.askParts(order("application/json", `{"price":1}`))
+		if chunk := c.next(); chunk.Terminal() || first(chunk.Parts) != `{"price":1}` {
+			t.Errorf("the chunk is %+v", chunk)
 		}
-		// What ends the answer is all of it, in a form of its own.
-		return sink.SetOutcome(0, runner.Output(order("application/json", "["+text+"]")...))
-	}))
-	b.askParts(order("application/json", `{"price":""}`)).fails(fault.RunnerOutputInvalid)
-	c := b.askParts(order("application/json", `{"price":1}`))
-	if chunk := c.next(); chunk.Terminal() || first(chunk.Parts) != `{"price":1}` {
-		t.Errorf("the chunk is %+v", chunk)
-	}
-	if end := c.output(); first(end.Parts) != `[{"price":1}]` {
-		t.Errorf("the end is %+v", end)
-	}
-	b.emptied()
+		if end := c.output(); first(end.Parts) != `[{"price":1}]` {
+			t.Errorf("the end is %+v", end)
+		}
+		b.emptied()
+	})
 }
 
 func TestStageSpecIsCheckedAndDescribed(t *testing.T) {

@@ -12,7 +12,7 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
-// itemDone is an item with its outcome; its message is encoded.
+// itemDone is an item with its outcome; its output is handed over, or its message encoded.
 type itemDone struct {
 	item    *item
 	outcome runner.Outcome
@@ -20,6 +20,13 @@ type itemDone struct {
 
 func (e *itemDone) apply(l *loop) {
 	it := e.item
+	if it.isHandedOver {
+		if l.beginSend(it) {
+			l.host.metrics.countOutput()
+			l.settleHandedOver(it)
+		}
+		return
+	}
 	if it.isCancelled() && (l.host.streams() || !it.env.StoresResult()) {
 		// The rest of a stopped stream may be incomplete.
 		l.dropCancelled(it)
@@ -59,6 +66,8 @@ const (
 	toGateway
 	toResults
 	toDead
+	// toOwn is the queue of the item's own step, for a local item that is published.
+	toOwn
 )
 
 // mustStore reports whether the first message is one to store, before the reply.
@@ -73,13 +82,20 @@ func (it *item) finalReply() *envelope.Reply {
 	return reply
 }
 
-// prepareOutput encodes the message of an output: the next step's item, or the
-// reply. A caller that has received all chunks gets the end of the reply without
+// prepareOutput hands over an output, or encodes its message: the next step's item, or
+// the reply. A caller that has received all chunks gets the end of the reply without
 // the whole output, where that is too large to send.
 func (h *Host) prepareOutput(it *item, out *runner.Outcome) *fault.Fault {
 	hop := it.env.Hop()
+	if it.env.Local != nil && (it.isCancelled() || it.expired(time.Now())) {
+		return nil // the loop drops it
+	}
 	if !it.env.Last() {
-		next, err := h.bus.Item(it.env.Next(it.env.Parts, out.Parts, it.timing))
+		env := it.env.Next(it.env.Parts, out.Parts, it.timing)
+		if it.isHandedOver = h.bus.HandOver(env); it.isHandedOver {
+			return nil
+		}
+		next, err := h.bus.Item(env)
 		it.outbox = []outgoing{{next, toNext}}
 		if err != nil {
 			return encodeFault(hop, err)
@@ -99,10 +115,15 @@ func (h *Host) prepareOutput(it *item, out *runner.Outcome) *fault.Fault {
 	return nil
 }
 
-// prepareReply puts the reply into the outbox. The result of a durable request,
-// or of one with an idempotency key, is stored first, so that it is not lost with
-// the reply.
-func (h *Host) prepareReply(it *item, reply *envelope.Reply) error {
+// prepareReply hands the reply of a local item to its gateway, and puts any other into the
+// outbox. The result of a durable request, or of one with an idempotency key, is stored
+// first, so that it is not lost with the reply.
+func (h *Host) prepareReply(it *item, reply *envelope.Reply) (err error) {
+	if it.env.Local != nil {
+		it.receipt, err = h.bus.HandOverReply(it.env, reply)
+		it.isHandedOver = err == nil
+		return err
+	}
 	message, err := h.bus.Reply(it.env.Gateway, reply)
 	if err != nil {
 		return err
@@ -176,8 +197,18 @@ func (l *loop) sendFault(it *item, f *fault.Fault, before ...outgoing) {
 		l.settle(it)
 		return
 	}
+	if it.isHandedOver {
+		l.settleHandedOver(it)
+		return
+	}
 	l.replaceOutbox(it, append(before, it.outbox...))
 	l.send(it)
+}
+
+// settleHandedOver settles an item whose outcome the next host or the gateway has.
+func (l *loop) settleHandedOver(it *item) {
+	l.host.metrics.countDisposition(it.receipt.Disposition)
+	l.settle(it)
 }
 
 // replaceOutbox replaces the messages of an item, of which the first is not sent yet.
@@ -222,6 +253,9 @@ func (e *messageSent) apply(l *loop) {
 	case e.err == nil && it.mustStore():
 		l.sendNext(it, e.receipt)
 	case e.err == nil:
+		if it.env.Local != nil {
+			it.env.Local.Queued(it.env.ExecutionID, it.receiver(), e.receipt.Seq)
+		}
 		l.host.metrics.countDisposition(e.receipt.Disposition)
 		l.settle(it)
 	case l.mayRetry(it, e.err):
@@ -281,6 +315,8 @@ func (l *loop) mayRetry(it *item, err error) bool {
 		return isWithinShare && (it.durable() || !it.expired(now))
 	}
 	switch {
+	case it.outbox[0].to == toOwn && !errors.Is(err, bus.ErrUnknown):
+		return false // this host is leaving
 	case it.expired(now), it.replyStored && errors.Is(err, bus.ErrNoGateway):
 		return false
 	case it.replyStored && now.Sub(it.firstTry) >= missingGrace:
@@ -345,7 +381,15 @@ func (it *item) destination() string {
 	case it.isReply:
 		return "gateway " + string(it.env.Gateway)
 	}
-	return "stage " + string(it.env.Route[it.env.Position+1].Stage)
+	return "stage " + string(it.env.Route[it.receiver()].Stage)
+}
+
+// receiver is the position of the step that the item's message is for, where that is no reply.
+func (it *item) receiver() int {
+	if it.outbox[0].to == toOwn {
+		return it.env.Position
+	}
+	return it.env.Position + 1
 }
 
 func (l *loop) resend(now time.Time) {
@@ -380,7 +424,7 @@ func (l *loop) giveUpSending(it *item, err error) {
 		l.giveBack(it)
 	default:
 		l.host.settings.Logger.Debug("item cannot go on", "next", it.destination(), "error", err)
-		l.sendFaultInstead(it, bus.FaultOf(err, it.env.Route[it.env.Position+1].Stage))
+		l.sendFaultInstead(it, bus.FaultOf(err, it.env.Route[it.receiver()].Stage))
 	}
 }
 

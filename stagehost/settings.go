@@ -168,6 +168,19 @@ func (s Settings) defaultInFlight() int {
 	return maxBatches*s.Batch.MaxSize*slots + inFlightSlack
 }
 
+// localPlaces bounds the items that are handed over in memory, as its queue bounds others.
+// Where other hosts serve the stage, no more than one batch for each slot may wait here.
+func (s Settings) localPlaces() bus.LocalPlaces {
+	if s.Bus.Local == nil {
+		return bus.LocalPlaces{}
+	}
+	batches := s.Runner.Concurrency()
+	if s.Batch.Mode != batch.Stream {
+		batches *= s.Batch.MaxSize
+	}
+	return bus.LocalPlaces{Items: s.Queue.MaxItems, Bytes: s.Queue.MaxBytes, Shared: int64(batches)}
+}
+
 // eventRoom is how many events may wait for the loop. Every item has one at most on
 // its way, and so has every slot; twice that leaves room for items that were not asked
 // for.

@@ -85,12 +85,18 @@ func (r *run) send(it *item, parts []payload.Part) *fault.Fault {
 	if r.host.streams() {
 		reply.NextWithin = r.host.settings.Stream.Idle
 	}
-	message, err := r.host.bus.Reply(it.env.Gateway, reply)
-	if err != nil {
-		return encodeFault(it.env.Hop(), err)
-	}
-	if err := r.host.bus.PublishUnacked(message); err != nil {
-		return fault.Newf(fault.StreamInterrupted, "the answer broke after %d chunks: %w", it.chunks, err)
+	if it.env.Local != nil {
+		if _, err := r.host.bus.HandOverReply(it.env, reply); err != nil {
+			return encodeFault(it.env.Hop(), err)
+		}
+	} else {
+		message, err := r.host.bus.Reply(it.env.Gateway, reply)
+		if err != nil {
+			return encodeFault(it.env.Hop(), err)
+		}
+		if err := r.host.bus.PublishUnacked(message); err != nil {
+			return fault.Newf(fault.StreamInterrupted, "the answer broke after %d chunks: %w", it.chunks, err)
+		}
 	}
 	it.chunks++
 	r.host.metrics.countChunk(it.chunks == 1, r.started)

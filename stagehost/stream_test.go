@@ -26,44 +26,44 @@ func chunkOf(text string) []payload.Part {
 }
 
 func TestChunksArriveInOrderBeforeTheReply(t *testing.T) {
-	t.Parallel()
-	b := newBed(t)
-	const chunks = 5
-	b.host(batches(func(_ context.Context, batch runner.Batch, sink runner.Sink) error {
-		for n := range chunks {
-			for i, item := range batch.Items {
-				if err := sink.Chunk(i, chunkOf(fmt.Sprintf("%s/%d", first(item.Inputs), n))); err != nil {
-					return err
+	eachWay(t, func(t *testing.T, b *bed) {
+		const chunks = 5
+		b.host(batches(func(_ context.Context, batch runner.Batch, sink runner.Sink) error {
+			for n := range chunks {
+				for i, item := range batch.Items {
+					if err := sink.Chunk(i, chunkOf(fmt.Sprintf("%s/%d", first(item.Inputs), n))); err != nil {
+						return err
+					}
 				}
 			}
-		}
-		return settleAll(batch, sink)
-	}), together(3))
-	for _, c := range b.askMany(3) {
-		for n := range chunks {
-			r := c.next()
-			if r.Terminal() || r.Seq != uint64(n+1) || first(r.Parts) != fmt.Sprintf("%s/%d", c.text(), n) {
-				t.Fatalf("message %d of request %s is %+v", n+1, c.text(), r)
+			return settleAll(batch, sink)
+		}), together(3))
+		for _, c := range b.askMany(3) {
+			for n := range chunks {
+				r := c.next()
+				if r.Terminal() || r.Seq != uint64(n+1) || first(r.Parts) != fmt.Sprintf("%s/%d", c.text(), n) {
+					t.Fatalf("message %d of request %s is %+v", n+1, c.text(), r)
+				}
+			}
+			if r := c.output(); r.Seq != chunks+1 || first(r.Parts) != c.text() {
+				t.Errorf("the answer to request %s is %+v", c.text(), r)
 			}
 		}
-		if r := c.output(); r.Seq != chunks+1 || first(r.Parts) != c.text() {
-			t.Errorf("the answer to request %s is %+v", c.text(), r)
-		}
-	}
-	b.emptied()
+		b.emptied()
+	})
 }
 
 func TestOnlyTheLastStepMayStream(t *testing.T) {
-	t.Parallel()
-	b := newBed(t)
-	b.host(batches(func(_ context.Context, batch runner.Batch, sink runner.Sink) error {
-		if err := sink.Chunk(0, chunkOf("x")); err != nil {
-			return err
-		}
-		return settleAll(batch, sink)
-	}))
-	b.ask("x", onRoute(false)).fails(fault.NotSupported)
-	b.emptied()
+	eachWay(t, func(t *testing.T, b *bed) {
+		b.host(batches(func(_ context.Context, batch runner.Batch, sink runner.Sink) error {
+			if err := sink.Chunk(0, chunkOf("x")); err != nil {
+				return err
+			}
+			return settleAll(batch, sink)
+		}))
+		b.ask("x", onRoute(false)).fails(fault.NotSupported)
+		b.emptied()
+	})
 }
 
 // A piece that cannot be read where it is sent is refused, so that its caller
@@ -79,67 +79,67 @@ func TestUnsendableChunkIsRefused(t *testing.T) {
 		"larger than a message":  {[]payload.Part{payload.OfBlob("", "", make([]byte, 16<<20))}, fault.OutputTooLarge},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			b := newBed(t)
-			b.host(batches(func(_ context.Context, _ runner.Batch, sink runner.Sink) error { return sink.Chunk(0, test.parts) }))
-			b.ask("x").fails(test.want)
-			b.emptied()
+			eachWay(t, func(t *testing.T, b *bed) {
+				b.host(batches(func(_ context.Context, _ runner.Batch, sink runner.Sink) error { return sink.Chunk(0, test.parts) }))
+				b.ask("x").fails(test.want)
+				b.emptied()
+			})
 		})
 	}
 }
 
 func TestChunksAreRefusedAfterTheDeadline(t *testing.T) {
-	t.Parallel()
-	b := newBed(t)
-	refused := make(chan error, 1)
-	b.host(batches(func(ctx context.Context, batch runner.Batch, sink runner.Sink) error {
-		<-ctx.Done()
-		refused <- sink.Chunk(0, chunkOf("x"))
-		return ctx.Err()
-	}))
-	b.ask("x", deadline(100*time.Millisecond))
-	if err := <-refused; !errors.Is(err, runner.ErrCancelled) {
-		t.Errorf("a chunk past the deadline: %v", err)
-	}
-	b.emptied()
+	eachWay(t, func(t *testing.T, b *bed) {
+		refused := make(chan error, 1)
+		b.host(batches(func(ctx context.Context, batch runner.Batch, sink runner.Sink) error {
+			<-ctx.Done()
+			refused <- sink.Chunk(0, chunkOf("x"))
+			return ctx.Err()
+		}))
+		b.ask("x", deadline(100*time.Millisecond))
+		if err := <-refused; !errors.Is(err, runner.ErrCancelled) {
+			t.Errorf("a chunk past the deadline: %v", err)
+		}
+		b.emptied()
+	})
 }
 
 // Tokens must not repeat: an item whose answer has begun is not run again,
 // though its batch leaves open whose fault the failure is.
 func TestStreamedItemIsNeverRunAgain(t *testing.T) {
-	t.Parallel()
-	b := newBed(t)
-	var runs atomic.Int64
-	b.host(batches(func(_ context.Context, batch runner.Batch, sink runner.Sink) error {
-		runs.Add(1)
-		for i, item := range batch.Items {
-			n, err := strconv.Atoi(first(item.Inputs))
-			if err != nil {
-				return err
-			}
-			if n < 2 {
-				if err := sink.Chunk(i, chunkOf("token")); err != nil {
+	eachWay(t, func(t *testing.T, b *bed) {
+		var runs atomic.Int64
+		b.host(batches(func(_ context.Context, batch runner.Batch, sink runner.Sink) error {
+			runs.Add(1)
+			for i, item := range batch.Items {
+				n, err := strconv.Atoi(first(item.Inputs))
+				if err != nil {
 					return err
 				}
+				if n < 2 {
+					if err := sink.Chunk(i, chunkOf("token")); err != nil {
+						return err
+					}
+				}
 			}
+			if len(batch.Items) == 4 {
+				return errors.New("broken")
+			}
+			return settleAll(batch, sink)
+		}), together(4))
+		calls := b.askMany(4)
+		for _, c := range calls[:2] {
+			if r := c.next(); r.Terminal() || r.Seq != 1 {
+				t.Errorf("first message of request %s is %+v", c.text(), r)
+			}
+			c.fails(fault.StreamInterrupted)
 		}
-		if len(batch.Items) == 4 {
-			return errors.New("broken")
+		checkEcho(t, calls[2:]...)
+		b.emptied()
+		if n := runs.Load(); n < 2 {
+			t.Errorf("%d runs", n)
 		}
-		return settleAll(batch, sink)
-	}), together(4))
-	calls := b.askMany(4)
-	for _, c := range calls[:2] {
-		if r := c.next(); r.Terminal() || r.Seq != 1 {
-			t.Errorf("first message of request %s is %+v", c.text(), r)
-		}
-		c.fails(fault.StreamInterrupted)
-	}
-	checkEcho(t, calls[2:]...)
-	b.emptied()
-	if n := runs.Load(); n < 2 {
-		t.Errorf("%d runs", n)
-	}
+	})
 }
 
 // talking is a runner that answers in chunks as the function does.
@@ -153,37 +153,37 @@ func stream(s stagehost.StreamSettings) func(*stagehost.Settings) {
 }
 
 func TestStreamingRunnerGetsItemsOneByOne(t *testing.T) {
-	t.Parallel()
-	b := newBed(t)
-	const slots, calls = 2, 5
-	var running atomic.Int64
-	started, goOn := make(chan struct{}, calls), make(chan struct{})
-	h := b.host(talking(slots, func(_ context.Context, item runner.Item, send func(...payload.Part) error) ([]payload.Part, error) {
-		if n := running.Add(1); n > slots {
-			t.Errorf("%d items run on %d slots", n, slots)
+	eachWay(t, func(t *testing.T, b *bed) {
+		const slots, calls = 2, 5
+		var running atomic.Int64
+		started, goOn := make(chan struct{}, calls), make(chan struct{})
+		h := b.host(talking(slots, func(_ context.Context, item runner.Item, send func(...payload.Part) error) ([]payload.Part, error) {
+			if n := running.Add(1); n > slots {
+				t.Errorf("%d items run on %d slots", n, slots)
+			}
+			defer running.Add(-1)
+			started <- struct{}{}
+			<-goOn
+			return item.Inputs, send(item.Inputs...)
+		}))
+		all := b.askMany(calls)
+		for range slots {
+			testbed.Receive(t, "start of a run", started)
 		}
-		defer running.Add(-1)
-		started <- struct{}{}
-		<-goOn
-		return item.Inputs, send(item.Inputs...)
-	}))
-	all := b.askMany(calls)
-	for range slots {
-		testbed.Receive(t, "start of a run", started)
-	}
-	close(goOn)
-	for _, c := range all {
-		if r := c.next(); r.Terminal() || r.Seq != 1 || r.NextWithin != stagehost.DefaultIdle {
-			t.Errorf("the first message of request %s is %+v", c.text(), r)
+		close(goOn)
+		for _, c := range all {
+			if r := c.next(); r.Terminal() || r.Seq != 1 || r.NextWithin != stagehost.DefaultIdle {
+				t.Errorf("the first message of request %s is %+v", c.text(), r)
+			}
+			if r := c.output(); r.Seq != 2 || r.Timings[0].BatchSize != 1 {
+				t.Errorf("the answer to request %s is %+v", c.text(), r)
+			}
 		}
-		if r := c.output(); r.Seq != 2 || r.Timings[0].BatchSize != 1 {
-			t.Errorf("the answer to request %s is %+v", c.text(), r)
+		if got := h.Describe().Limits.MaxInFlight; got >= 32 {
+			t.Errorf("the host holds up to %d items of which it can run %d", got, slots)
 		}
-	}
-	if got := h.Describe().Limits.MaxInFlight; got >= 32 {
-		t.Errorf("the host holds up to %d items of which it can run %d", got, slots)
-	}
-	b.emptied()
+		b.emptied()
+	})
 }
 
 // later is a runner that has said after its start how many slots it has.
@@ -230,26 +230,26 @@ func TestMaxInFlightFollowsTheRunner(t *testing.T) {
 
 // What nobody has seen may be done again.
 func TestCallerWithoutChunksMayBeRetried(t *testing.T) {
-	t.Parallel()
-	b := newBed(t)
-	var runs atomic.Int64
-	b.host(inproc.New(inproc.Settings{Spec: runner.Spec{Stream: true}}, func(_ context.Context, batch runner.Batch, sink runner.Sink) error {
-		if err := sink.Chunk(0, chunkOf("token")); err != nil {
-			return err
+	eachWay(t, func(t *testing.T, b *bed) {
+		var runs atomic.Int64
+		b.host(inproc.New(inproc.Settings{Spec: runner.Spec{Stream: true}}, func(_ context.Context, batch runner.Batch, sink runner.Sink) error {
+			if err := sink.Chunk(0, chunkOf("token")); err != nil {
+				return err
+			}
+			if runs.Add(1) == 1 {
+				return fmt.Errorf("%w: for once", runner.ErrCrashed)
+			}
+			return settleAll(batch, sink)
+		}))
+		c := b.ask("x", func(e *envelope.Envelope) { e.TakesChunks = false })
+		if r := c.next(); !r.Terminal() || r.Seq != 1 || first(r.Parts) != "x" {
+			t.Errorf("the first message is %+v", r)
 		}
-		if runs.Add(1) == 1 {
-			return fmt.Errorf("%w: for once", runner.ErrCrashed)
+		if n := runs.Load(); n != 2 {
+			t.Errorf("%d runs", n)
 		}
-		return settleAll(batch, sink)
-	}))
-	c := b.ask("x", func(e *envelope.Envelope) { e.TakesChunks = false })
-	if r := c.next(); !r.Terminal() || r.Seq != 1 || first(r.Parts) != "x" {
-		t.Errorf("the first message is %+v", r)
-	}
-	if n := runs.Load(); n != 2 {
-		t.Errorf("%d runs", n)
-	}
-	b.emptied()
+		b.emptied()
+	})
 }
 
 func TestStalledStreamFailsAlone(t *testing.T) {
@@ -357,30 +357,30 @@ func TestWrongBatchModeFailsTheStart(t *testing.T) {
 // What follows a chunk that cannot be sent would be another answer, whatever the
 // runner makes of the refusal.
 func TestFailedChunkEndsItsItem(t *testing.T) {
-	t.Parallel()
-	b := newBed(t)
-	h := b.host(talking(1, func(_ context.Context, item runner.Item, send func(...payload.Part) error) ([]payload.Part, error) {
-		if err := send(chunkOf("token")...); err != nil {
-			return nil, err
+	eachWay(t, func(t *testing.T, b *bed) {
+		h := b.host(talking(1, func(_ context.Context, item runner.Item, send func(...payload.Part) error) ([]payload.Part, error) {
+			if err := send(chunkOf("token")...); err != nil {
+				return nil, err
+			}
+			if err := send(payload.OfBlob("\xff", "", nil)); err == nil {
+				t.Error("a chunk without a readable name is taken")
+			}
+			if err := send(chunkOf("token")...); !errors.Is(err, runner.ErrCancelled) {
+				t.Errorf("a chunk after it: %v", err)
+			}
+			return item.Inputs, nil
+		}))
+		c := b.ask("x")
+		if r := c.next(); r.Terminal() {
+			t.Fatalf("the first message is %+v", r)
 		}
-		if err := send(payload.OfBlob("\xff", "", nil)); err == nil {
-			t.Error("a chunk without a readable name is taken")
+		c.fails(fault.RunnerOutputInvalid)
+		b.emptied()
+		h.stop()
+		if n := h.counts.of("stagemesh.stage.faults OUTCOME_REFUSED"); n != 0 {
+			t.Errorf("%d outcomes count as the runner's fault", n)
 		}
-		if err := send(chunkOf("token")...); !errors.Is(err, runner.ErrCancelled) {
-			t.Errorf("a chunk after it: %v", err)
-		}
-		return item.Inputs, nil
-	}))
-	c := b.ask("x")
-	if r := c.next(); r.Terminal() {
-		t.Fatalf("the first message is %+v", r)
-	}
-	c.fails(fault.RunnerOutputInvalid)
-	b.emptied()
-	h.stop()
-	if n := h.counts.of("stagemesh.stage.faults OUTCOME_REFUSED"); n != 0 {
-		t.Errorf("%d outcomes count as the runner's fault", n)
-	}
+	})
 }
 
 func TestIdleTimeoutCountsFromEachChunk(t *testing.T) {
@@ -435,44 +435,44 @@ func TestPartOfACancelledStreamIsNotStored(t *testing.T) {
 }
 
 func TestTooLargeOutputIsLeftOutAfterItsChunks(t *testing.T) {
-	t.Parallel()
-	b := newBed(t)
-	const chunks = 20
-	b.host(talking(1, func(_ context.Context, _ runner.Item, send func(...payload.Part) error) ([]payload.Part, error) {
-		one := make([]byte, 1<<20)
+	eachWay(t, func(t *testing.T, b *bed) {
+		const chunks = 20
+		b.host(talking(1, func(_ context.Context, _ runner.Item, send func(...payload.Part) error) ([]payload.Part, error) {
+			one := make([]byte, 1<<20)
+			for range chunks {
+				if err := send(payload.OfBlob("", "text/plain", one)); err != nil {
+					return nil, err
+				}
+			}
+			return []payload.Part{payload.OfBlob("", "text/plain", make([]byte, chunks<<20))}, nil
+		}))
+		c := b.ask("x")
 		for range chunks {
-			if err := send(payload.OfBlob("", "text/plain", one)); err != nil {
-				return nil, err
+			if r := c.next(); r.Terminal() {
+				t.Fatalf("it ended with %v", r.Fault)
 			}
 		}
-		return []payload.Part{payload.OfBlob("", "text/plain", make([]byte, chunks<<20))}, nil
-	}))
-	c := b.ask("x")
-	for range chunks {
-		if r := c.next(); r.Terminal() {
-			t.Fatalf("it ended with %v", r.Fault)
+		if r := c.output(); len(r.Parts) != 0 || r.Seq != chunks+1 {
+			t.Errorf("the end is message %d with %d parts", r.Seq, len(r.Parts))
 		}
-	}
-	if r := c.output(); len(r.Parts) != 0 || r.Seq != chunks+1 {
-		t.Errorf("the end is message %d with %d parts", r.Seq, len(r.Parts))
-	}
-	b.ask("x", func(e *envelope.Envelope) { e.TakesChunks = false }).fails(fault.OutputTooLarge)
-	b.emptied()
+		b.ask("x", func(e *envelope.Envelope) { e.TakesChunks = false }).fails(fault.OutputTooLarge)
+		b.emptied()
+	})
 }
 
 func TestChunkOnlyReplyFailsWithoutChunks(t *testing.T) {
-	t.Parallel()
-	b := newBed(t)
-	b.host(talking(1, func(_ context.Context, _ runner.Item, send func(...payload.Part) error) ([]payload.Part, error) {
-		return nil, send(chunkOf("token")...)
-	}))
-	b.ask("x", func(e *envelope.Envelope) { e.TakesChunks = false }).fails(fault.NotSupported)
-	c := b.ask("x")
-	c.next()
-	if r := c.output(); len(r.Parts) != 0 {
-		t.Errorf("the end is %+v", r)
-	}
-	b.emptied()
+	eachWay(t, func(t *testing.T, b *bed) {
+		b.host(talking(1, func(_ context.Context, _ runner.Item, send func(...payload.Part) error) ([]payload.Part, error) {
+			return nil, send(chunkOf("token")...)
+		}))
+		b.ask("x", func(e *envelope.Envelope) { e.TakesChunks = false }).fails(fault.NotSupported)
+		c := b.ask("x")
+		c.next()
+		if r := c.output(); len(r.Parts) != 0 {
+			t.Errorf("the end is %+v", r)
+		}
+		b.emptied()
+	})
 }
 
 // The gateway is away when the answer is to go out, and stays so.
@@ -503,26 +503,26 @@ func TestStreamedItemIsNotNakedAtDrain(t *testing.T) {
 
 // Streams share their process: which of them ended it is not known before one was alone.
 func TestNeighbourOfAPoisonStreamSurvives(t *testing.T) {
-	t.Parallel()
-	b := newBed(t)
-	var beside sync.WaitGroup
-	beside.Add(2)
-	var runs atomic.Int64
-	b.host(inproc.New(inproc.Settings{Spec: runner.Spec{Stream: true}, Concurrency: 2}, func(_ context.Context, batch runner.Batch, sink runner.Sink) error {
-		killer := first(batch.Items[0].Inputs) == "killer"
-		if !batch.Suspect && runs.Add(1) <= 2 {
-			beside.Done()
-			beside.Wait() // the one process is gone, with both
-		}
-		if killer || !batch.Suspect {
-			return runner.ErrCrashed
-		}
-		return settleAll(batch, sink)
-	}), func(s *stagehost.Settings) { s.CrashLimit = 1 })
-	innocent, killer := b.ask("innocent"), b.ask("killer")
-	checkEcho(t, innocent)
-	killer.fails(fault.RunnerCrashed)
-	b.emptied()
+	eachWay(t, func(t *testing.T, b *bed) {
+		var beside sync.WaitGroup
+		beside.Add(2)
+		var runs atomic.Int64
+		b.host(inproc.New(inproc.Settings{Spec: runner.Spec{Stream: true}, Concurrency: 2}, func(_ context.Context, batch runner.Batch, sink runner.Sink) error {
+			killer := first(batch.Items[0].Inputs) == "killer"
+			if !batch.Suspect && runs.Add(1) <= 2 {
+				beside.Done()
+				beside.Wait() // the one process is gone, with both
+			}
+			if killer || !batch.Suspect {
+				return runner.ErrCrashed
+			}
+			return settleAll(batch, sink)
+		}), func(s *stagehost.Settings) { s.CrashLimit = 1 })
+		innocent, killer := b.ask("innocent"), b.ask("killer")
+		checkEcho(t, innocent)
+		killer.fails(fault.RunnerCrashed)
+		b.emptied()
+	})
 }
 
 // What waits on a host that is full for long cannot run where a slot is idle.

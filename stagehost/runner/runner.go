@@ -93,7 +93,8 @@ type Slot interface {
 }
 
 // Sink takes the chunks and outcomes of a batch's items. Its methods are safe for
-// concurrent use and do not block on the network.
+// concurrent use and do not block on the network. What they are given does not change any
+// more: the next stage or the caller may share its memory. It may share the inputs'.
 type Sink interface {
 	// Chunk sends part of item i's answer ahead of its outcome. An error means that it
 	// was not sent, because nobody wants more of it or the parts cannot travel; the
@@ -123,8 +124,9 @@ type Item struct {
 	// RequestID is the ID by which the caller knows the request.
 	RequestID string
 	// Inputs fit the runner's Spec, in its order and with its ranks. A spec without
-	// inputs gets the caller's parts as they came. Inputs are read-only: they share
-	// memory with their message, which is kept for a retry or a dead letter.
+	// inputs gets the caller's parts as they came. All of an item is read-only: it shares
+	// memory with the caller, or with other stages of the process, and the item may run
+	// again.
 	Inputs []payload.Part
 	// Rows is the item's extent on the batch axis, 1 where there is none.
 	Rows       int
