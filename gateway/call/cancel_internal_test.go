@@ -206,7 +206,7 @@ func TestUnservedCallDeletesOnlyItsOwnItem(t *testing.T) {
 				return false, nil // it was forwarded meanwhile
 			}}
 			x := &call{
-				service: &Service{cancels: cs}, env: &envelope.Envelope{Deadline: time.Now().Add(time.Hour)},
+				service: &Service{cancels: cs}, pending: &pending{table: newTable(tableLimits{})}, env: &envelope.Envelope{Deadline: time.Now().Add(time.Hour)},
 				sending: sending{latest: &publication{done: make(chan struct{})}, tries: test.tries}, progress: progress{seq: test.seq},
 			}
 			if test.published != nil {

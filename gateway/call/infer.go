@@ -94,22 +94,35 @@ func (s *Service) respond(ctx context.Context, x *call) (*Response, pipeline.Req
 
 // run makes the request. Callers may cancel it meanwhile.
 func (x *call) run(ctx context.Context) (*Response, error) {
-	if err := x.encode(); err != nil {
-		return nil, err
-	}
+	x.mintExecution()
+	x.env.Local = (*localGateway)(x.service)
 	if err := x.register(); err != nil {
 		return nil, err
 	}
 	defer x.pending.forget()
-	x.service.availability.Sent(x.env)
-	x.publish()
+	err := x.send()
 	var response *Response
-	var err error
 	for response == nil && err == nil {
 		response, err = x.handleNext(ctx)
 	}
 	x.finish(err)
 	return response, err
+}
+
+// send hands the item to a host in this process, or publishes it.
+func (x *call) send() error {
+	isHandedOver := x.service.bus.HandOver(x.env)
+	if !isHandedOver {
+		if err := x.encode(); err != nil {
+			return err
+		}
+		x.pending.wait(x.memoryStages(x.env.Durability))
+	}
+	x.service.availability.Sent(x.env)
+	if !isHandedOver {
+		x.publish()
+	}
+	return nil
 }
 
 // call is one request, from its admission to its response.
@@ -176,7 +189,7 @@ func (s *Service) awaitCapacity(ctx context.Context, x *call) (f *fault.Fault) {
 
 // register makes the call pending under its execution.
 func (x *call) register() error {
-	x.pending = &pending{execution: x.env.ExecutionID, env: x.env, stages: x.memoryStages(x.env.Durability)}
+	x.pending = &pending{execution: x.env.ExecutionID, env: x.env}
 	if err := x.service.table.register(x.pending); err != nil {
 		if f, ok := errors.AsType[*fault.Fault](err); ok {
 			return f
@@ -186,10 +199,14 @@ func (x *call) register() error {
 	return nil
 }
 
-// encode mints an execution and encodes it into the message to publish. The ID is new
-// for every execution: the broker would drop one used before as a duplicate.
-func (x *call) encode() error {
+// mintExecution gives the execution an ID. It is new for every execution: the broker would
+// drop one used before as a duplicate.
+func (x *call) mintExecution() {
 	x.env.ExecutionID = pipeline.ExecutionID(uuid.Must(uuid.NewV7()).String())
+}
+
+// encode encodes the execution into the message to publish.
+func (x *call) encode() error {
 	var err error
 	x.sending = sending{failed: make(chan struct{}, 1)}
 	x.sending.message, err = x.service.bus.Item(x.env)
@@ -209,9 +226,13 @@ func (x *call) memoryStages(d pipeline.Durability) []pipeline.StageName {
 	if d == pipeline.File {
 		return nil
 	}
-	out := make([]pipeline.StageName, len(x.env.Route))
-	for i, hop := range x.env.Route {
-		out[i] = hop.Stage
+	return stagesOf(x.env.Route)
+}
+
+func stagesOf(route []pipeline.Hop) []pipeline.StageName {
+	out := make([]pipeline.StageName, len(route))
+	for i := range route {
+		out[i] = route[i].Stage
 	}
 	return out
 }
@@ -402,6 +423,7 @@ func (x *call) handleFailedPublish(ctx context.Context) error {
 		return admission.Rejection(o.err, x.env.Hop())
 	case o.receipt.Duplicate && s.tries == 1:
 		x.service.metrics.collisions.Add(ctx, 1)
+		x.mintExecution()
 		if err := x.encode(); err != nil {
 			return err
 		}

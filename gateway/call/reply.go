@@ -80,8 +80,11 @@ func (x *call) handleEvent(ctx context.Context, e event) (*Response, error) {
 	return nil, nil
 }
 
-func (x *call) readReply(data []byte) (*Response, error) {
-	r, err := envelope.DecodeReply(data)
+func (x *call) readReply(m *message) (*Response, error) {
+	r, err := m.reply, error(nil)
+	if r == nil {
+		r, err = envelope.DecodeReply(m.data)
+	}
 	switch {
 	case err != nil:
 	case r.RequestID != x.env.RequestID, r.ExecutionID != x.env.ExecutionID:

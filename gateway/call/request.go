@@ -15,7 +15,8 @@ import (
 )
 
 // Request is one request as a front decoded it. Zero fields mean the pipeline's
-// own settings.
+// own settings. Its memory does not change any more, also after the call: a host in the
+// process may share it.
 type Request struct {
 	// Pipeline is a pipeline's name, or "stage:<name>".
 	Pipeline string
@@ -62,7 +63,8 @@ func tenantOf(ctx context.Context) string {
 	return tenant
 }
 
-// Response is the final answer to a request.
+// Response is the final answer to a request. Its memory, as that of a Chunk, is read-only: a
+// stage in the process may share it.
 type Response struct {
 	RequestID string
 	// Pipeline is the name that the request asked for.

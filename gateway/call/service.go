@@ -45,6 +45,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/config"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/store"
 )
@@ -267,14 +268,35 @@ func (s *Service) Requests(stage pipeline.StageName, limit int) (oldest []*envel
 
 // receiveReply is the handler of the shared reply subscription.
 func (s *Service) receiveReply(id pipeline.ExecutionID, data []byte) meshv1.ReplyDisposition {
-	out := malformed
-	if isFinal, err := envelope.PeekTerminal(data); err == nil {
-		out = s.table.deliver(id, isFinal, data)
+	isFinal, err := envelope.PeekTerminal(data)
+	if err != nil {
+		s.metrics.droppedReply("malformed")
+		return malformed
 	}
+	return s.deliver(id, isFinal, message{data: data, size: len(data)})
+}
+
+func (s *Service) deliver(id pipeline.ExecutionID, isFinal bool, m message) meshv1.ReplyDisposition {
+	out := s.table.deliver(id, isFinal, m)
 	if out != delivered {
-		s.metrics.droppedReply(map[meshv1.ReplyDisposition]string{malformed: "malformed", unknown: "late", duplicate: "duplicate", overflow: "overflow"}[out])
+		s.metrics.droppedReply(map[meshv1.ReplyDisposition]string{unknown: "late", duplicate: "duplicate", overflow: "overflow"}[out])
 	}
 	return out
+}
+
+// localGateway is the service as hosts in this process see it.
+type localGateway Service
+
+var _ envelope.LocalGateway = (*localGateway)(nil)
+
+// Deliver implements envelope.LocalGateway.
+func (g *localGateway) Deliver(r *envelope.Reply) meshv1.ReplyDisposition {
+	return (*Service)(g).deliver(r.ExecutionID, r.Terminal(), message{reply: r, size: payload.WireSize(r.Parts)})
+}
+
+// Queued implements envelope.LocalGateway.
+func (g *localGateway) Queued(id pipeline.ExecutionID, position int, seq uint64) {
+	g.table.queued(id, position, seq)
 }
 
 // Ready returns nil when requests can be served, else a fault that says why not.

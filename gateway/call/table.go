@@ -59,6 +59,14 @@ type tableLimits struct {
 // other calls. Bytes above it are reserved from the shared bound.
 const freeUnreadBytes = 64 << 10
 
+// message is a message of an answer: the bytes that came by the broker, or the reply itself
+// where a host in this process handed it over, with about its size in bytes.
+type message struct {
+	data  []byte
+	reply *envelope.Reply
+	size  int
+}
+
 // pending is a registered call. The table's lock guards its lower half.
 type pending struct {
 	// execution finds the call for replies, the ID in env for cancel; the execution ID in env
@@ -66,18 +74,20 @@ type pending struct {
 	// cancelled: it can only fail.
 	execution pipeline.ExecutionID
 	env       *envelope.Envelope
-	// stages are those in whose memory queues the request may wait, in the order of its
-	// route: none for a durable one. since is when it began to wait; zero means now.
-	stages []pipeline.StageName
-	since  time.Time
-
-	table *table
+	table     *table
 	// ready holds a value while next has something.
 	ready chan struct{}
 
+	// stages are those in whose memory queues the request may wait, in the order of its
+	// route: none for a durable one, nor while it is handed over in memory. since is when it
+	// began to wait; zero means now. queuedAt is its sequence number in the queue of its
+	// first step, where a host published it there; else 0.
+	stages   []pipeline.StageName
+	since    time.Time
+	queuedAt uint64
 	// unread are replies, bytes those of the chunks among them, and reserved the part of
 	// bytes that is more than freeUnreadBytes.
-	unread          [][]byte
+	unread          []message
 	bytes, reserved int
 	// fault ends the call from outside.
 	fault *fault.Fault
@@ -130,6 +140,13 @@ func (p *pending) rename(id pipeline.ExecutionID) {
 	p.table.executions[id] = p
 }
 
+// wait records that the request may wait in the memory queues of these stages.
+func (p *pending) wait(stages []pipeline.StageName) {
+	p.table.mu.Lock()
+	defer p.table.mu.Unlock()
+	p.stages = stages
+}
+
 // forget ends the wait. Further calls do nothing.
 func (p *pending) forget() {
 	t := p.table
@@ -146,7 +163,7 @@ func (p *pending) forget() {
 }
 
 // deliver hands a reply to the call that waits for it.
-func (t *table) deliver(id pipeline.ExecutionID, isFinal bool, data []byte) meshv1.ReplyDisposition {
+func (t *table) deliver(id pipeline.ExecutionID, isFinal bool, m message) meshv1.ReplyDisposition {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	p := t.executions[id]
@@ -159,14 +176,29 @@ func (t *table) deliver(id pipeline.ExecutionID, isFinal bool, data []byte) mesh
 		return overflow
 	case !isFinal && (p.env == nil || !p.env.TakesChunks):
 		return delivered // and dropped
-	case !isFinal && !p.reserve(len(data)):
+	case !isFinal && !p.reserve(m.size):
 		p.fail(fault.New(fault.SlowReader, "the answer is read too slowly"))
 		return overflow
 	}
 	p.isFinal = isFinal
-	p.unread = append(p.unread, data)
+	p.unread = append(p.unread, m)
 	p.wake()
 	return delivered
+}
+
+// queued records that the call's item, which was handed over in memory, was published for the
+// step at that position.
+func (t *table) queued(id pipeline.ExecutionID, position int, seq uint64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	p := t.executions[id]
+	if p == nil {
+		return
+	}
+	p.stages, p.since = stagesOf(p.env.Route[position:]), time.Now()
+	if position == 0 {
+		p.queuedAt = seq
+	}
 }
 
 // cancel fails the call of the tenant's request by the fault, and reports whether one is
@@ -216,7 +248,7 @@ func (t *table) sizes() (calls, unread int) {
 type event struct {
 	// fault ends the call. There is nothing else to read then.
 	fault *fault.Fault
-	reply []byte
+	reply *message
 	signals
 }
 
@@ -228,10 +260,11 @@ func (p *pending) next() (e event) {
 	case p.fault != nil:
 		return event{fault: p.fault}
 	case len(p.unread) > 0:
-		e.reply, p.unread[0] = p.unread[0], nil
+		m := p.unread[0]
+		e.reply, p.unread[0] = &m, message{}
 		p.unread = p.unread[1:]
 		if len(p.unread) > 0 || !p.isFinal {
-			p.release(len(e.reply)) // else it is the final reply
+			p.release(m.size) // else it is the final reply
 		}
 	default:
 		e.signals, p.signals = p.signals, signals{}
@@ -240,6 +273,14 @@ func (p *pending) next() (e event) {
 		p.wake()
 	}
 	return e
+}
+
+// publishedAt returns the sequence number at which a host published the item for its first
+// step; 0 where none did.
+func (p *pending) publishedAt() uint64 {
+	p.table.mu.Lock()
+	defer p.table.mu.Unlock()
+	return p.queuedAt
 }
 
 // outcome returns the fault that ended the call from outside, nil for none, and whether

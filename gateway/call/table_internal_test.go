@@ -80,10 +80,15 @@ func unread(w *pending) []string {
 		default:
 			return out
 		}
-		if data := w.next().reply; data != nil {
-			out = append(out, string(data))
+		if m := w.next().reply; m != nil {
+			out = append(out, string(m.data))
 		}
 	}
+}
+
+// deliver delivers a message that came by the broker.
+func deliver(t *table, id pipeline.ExecutionID, isFinal bool, data []byte) meshv1.ReplyDisposition {
+	return t.deliver(id, isFinal, message{data: data, size: len(data)})
 }
 
 // faultOf returns the fault that ended the call, or nil.
@@ -107,7 +112,7 @@ func TestEveryCallGetsItsOwnReply(t *testing.T) {
 	}
 	for i := calls - 1; i >= 0; i-- {
 		id := strconv.Itoa(i)
-		if got := table.deliver(pipeline.ExecutionID(id), true, []byte(id)); got != delivered {
+		if got := deliver(table, pipeline.ExecutionID(id), true, []byte(id)); got != delivered {
 			t.Fatalf("call %d: %v", i, got)
 		}
 	}
@@ -123,7 +128,7 @@ func TestChunksComeInOrderBeforeTheFinalReply(t *testing.T) {
 	table := tableOf(1, plenty)
 	w := register(t, table, "a", 4)
 	for i, text := range []string{"1", "2", "3"} {
-		if got := table.deliver("a", i == 2, []byte(text)); got != delivered {
+		if got := deliver(table, "a", i == 2, []byte(text)); got != delivered {
 			t.Fatalf("message %s: %v", text, got)
 		}
 	}
@@ -135,11 +140,11 @@ func TestChunksComeInOrderBeforeTheFinalReply(t *testing.T) {
 func TestReplyWithoutACallIsUnknown(t *testing.T) {
 	t.Parallel()
 	table := tableOf(1, plenty)
-	if got := table.deliver("never", true, nil); got != unknown {
+	if got := deliver(table, "never", true, nil); got != unknown {
 		t.Errorf("before any call: %v", got)
 	}
 	register(t, table, "late", 1).forget()
-	if got := table.deliver("late", true, nil); got != unknown {
+	if got := deliver(table, "late", true, nil); got != unknown {
 		t.Errorf("after the call: %v", got)
 	}
 }
@@ -151,8 +156,8 @@ func TestSecondFinalReplyIsADuplicate(t *testing.T) {
 			t.Parallel()
 			table := tableOf(1, plenty)
 			w := register(t, table, "a", 4)
-			table.deliver("a", true, []byte("first"))
-			if got := table.deliver("a", terminal, []byte("second")); got != duplicate {
+			deliver(table, "a", true, []byte("first"))
+			if got := deliver(table, "a", terminal, []byte("second")); got != duplicate {
 				t.Errorf("got %v", got)
 			}
 			if got := unread(w); !slices.Equal(got, []string{"first"}) {
@@ -167,7 +172,7 @@ func TestSlowReaderFailsAlone(t *testing.T) {
 	table := tableOf(2, plenty)
 	slow, other := register(t, table, "slow", 2), register(t, table, "other", 2)
 	for i, want := range []meshv1.ReplyDisposition{delivered, delivered, overflow, overflow} {
-		if got := table.deliver("slow", false, []byte(strconv.Itoa(i))); got != want {
+		if got := deliver(table, "slow", false, []byte(strconv.Itoa(i))); got != want {
 			t.Fatalf("message %d: %v, want %v", i, got, want)
 		}
 	}
@@ -177,10 +182,10 @@ func TestSlowReaderFailsAlone(t *testing.T) {
 	if got := unread(slow); got != nil {
 		t.Errorf("the slow call has %q to read", got)
 	}
-	if got := table.deliver("slow", true, nil); got != overflow {
+	if got := deliver(table, "slow", true, nil); got != overflow {
 		t.Errorf("a failed call's end: %v", got)
 	}
-	if got := table.deliver("other", true, []byte("x")); got != delivered || faultOf(other) != nil {
+	if got := deliver(table, "other", true, []byte("x")); got != delivered || faultOf(other) != nil {
 		t.Errorf("the other call's answer: %v", got)
 	}
 }
@@ -190,11 +195,11 @@ func TestCallWithoutBufferGetsTheFinalReply(t *testing.T) {
 	table := tableOf(1, plenty)
 	w := registerWith(t, table, "a", chunkBuffer{})
 	for i := range 1000 {
-		if got := table.deliver("a", false, []byte("chunk")); got != delivered {
+		if got := deliver(table, "a", false, []byte("chunk")); got != delivered {
 			t.Fatalf("chunk %d: %v", i, got)
 		}
 	}
-	if got := table.deliver("a", true, []byte("answer")); got != delivered || faultOf(w) != nil {
+	if got := deliver(table, "a", true, []byte("answer")); got != delivered || faultOf(w) != nil {
 		t.Errorf("the answer: %v", got)
 	}
 	if got := unread(w); !slices.Equal(got, []string{"answer"}) {
@@ -207,9 +212,9 @@ func TestFinalReplyFitsBesideItsChunks(t *testing.T) {
 	table := tableOf(1, plenty)
 	w := registerWith(t, table, "a", chunkBuffer{2, 8})
 	for _, chunk := range []string{"1234", "5678"} {
-		table.deliver("a", false, []byte(chunk))
+		deliver(table, "a", false, []byte(chunk))
 	}
-	if got := table.deliver("a", true, []byte("answer")); got != delivered {
+	if got := deliver(table, "a", true, []byte("answer")); got != delivered {
 		t.Errorf("the answer: %v", got)
 	}
 	if got := unread(w); !slices.Equal(got, []string{"1234", "5678", "answer"}) {
@@ -239,7 +244,7 @@ func TestUnreadChunksAreBounded(t *testing.T) {
 			w := registerWith(t, table, "a", test.buffer)
 			var got meshv1.ReplyDisposition
 			for _, chunk := range test.chunks {
-				got = table.deliver("a", false, []byte(chunk))
+				got = deliver(table, "a", false, []byte(chunk))
 			}
 			if f := faultOf(w); got != test.want || (f != nil) != (test.want == overflow) {
 				t.Errorf("the last chunk: %v, and the call has %v", got, f)
@@ -255,21 +260,21 @@ func TestCallsShareABoundOnUnreadBytes(t *testing.T) {
 	table := tableOf(4, shared)
 	buffer := chunkBuffer{9, 1 << 20}
 	own, greedy, modest := make([]byte, freeUnreadBytes), registerWith(t, table, "greedy", buffer), registerWith(t, table, "modest", buffer)
-	deliver := func(id string, chunk []byte, want meshv1.ReplyDisposition) {
+	chunk := func(id string, data []byte, want meshv1.ReplyDisposition) {
 		t.Helper()
-		if got := table.deliver(pipeline.ExecutionID(id), false, chunk); got != want {
-			t.Fatalf("a chunk of %d bytes for the %s call: %v, want %v", len(chunk), id, got, want)
+		if got := deliver(table, pipeline.ExecutionID(id), false, data); got != want {
+			t.Fatalf("a chunk of %d bytes for the %s call: %v, want %v", len(data), id, got, want)
 		}
 	}
-	deliver("greedy", own, delivered)
-	deliver("greedy", make([]byte, shared), delivered)
+	chunk("greedy", own, delivered)
+	chunk("greedy", make([]byte, shared), delivered)
 	if got := reservedOf(table); got != shared {
 		t.Errorf("%d bytes are reserved, want %d", got, shared)
 	}
 	for range 2 {
-		deliver("modest", own[:freeUnreadBytes/2], delivered)
+		chunk("modest", own[:freeUnreadBytes/2], delivered)
 	}
-	deliver("modest", []byte("x"), overflow)
+	chunk("modest", []byte("x"), overflow)
 	if f := faultOf(modest); f == nil || f.Reason != fault.SlowReader {
 		t.Errorf("the call that asks for more than there is: %v", f)
 	}
@@ -278,10 +283,10 @@ func TestCallsShareABoundOnUnreadBytes(t *testing.T) {
 		t.Errorf("%d bytes are reserved after all was read", got)
 	}
 	registerWith(t, table, "third", buffer)
-	deliver("third", own, delivered)
-	deliver("third", make([]byte, shared), delivered)
-	deliver("greedy", own, delivered)
-	deliver("greedy", []byte("x"), overflow)
+	chunk("third", own, delivered)
+	chunk("third", make([]byte, shared), delivered)
+	chunk("greedy", own, delivered)
+	chunk("greedy", []byte("x"), overflow)
 	if got := reservedOf(table); got != shared {
 		t.Errorf("%d bytes are reserved after a call failed, want %d", got, shared)
 	}
@@ -292,7 +297,7 @@ func TestForgetFreesUnreadBytes(t *testing.T) {
 	table := tableOf(1, 1<<20)
 	w := registerWith(t, table, "a", chunkBuffer{9, 1 << 20})
 	for range 3 {
-		table.deliver("a", false, make([]byte, freeUnreadBytes))
+		deliver(table, "a", false, make([]byte, freeUnreadBytes))
 	}
 	if got := reservedOf(table); got != 2*freeUnreadBytes {
 		t.Errorf("%d bytes are reserved", got)
@@ -309,7 +314,7 @@ func TestReadingFreesSpace(t *testing.T) {
 	w := registerWith(t, table, "a", chunkBuffer{2, 8})
 	for i := range 1000 {
 		for _, chunk := range []string{"1234", "5678"} {
-			if got := table.deliver("a", false, []byte(chunk)); got != delivered {
+			if got := deliver(table, "a", false, []byte(chunk)); got != delivered {
 				t.Fatalf("round %d: %v", i, got)
 			}
 		}
@@ -317,8 +322,8 @@ func TestReadingFreesSpace(t *testing.T) {
 			t.Fatalf("round %d: the call got %q", i, got)
 		}
 	}
-	if data := w.next().reply; data != nil {
-		t.Errorf("after all that came: %q", data)
+	if m := w.next().reply; m != nil {
+		t.Errorf("after all that came: %q", m.data)
 	}
 }
 
@@ -328,7 +333,7 @@ func TestFailEndsOnlyACallThatWaits(t *testing.T) {
 	waits := register(t, table, "waits", 1, "a", "b")
 	elsewhere := register(t, table, "elsewhere", 1, "c")
 	answered := register(t, table, "answered", 1, "a")
-	table.deliver("answered", true, nil)
+	deliver(table, "answered", true, nil)
 	onA := func(p *pending) bool { return slices.Contains(p.stages, "a") }
 	lost := fault.New(fault.QueueLost, "lost")
 	if n := failIf(table, onA, lost); n != 1 {
@@ -343,7 +348,7 @@ func TestFailEndsOnlyACallThatWaits(t *testing.T) {
 	if n := failIf(table, onA, lost); n != 0 {
 		t.Errorf("%d calls failed a second time", n)
 	}
-	if got := table.deliver("waits", true, []byte("x")); got == delivered {
+	if got := deliver(table, "waits", true, []byte("x")); got == delivered {
 		t.Errorf("the failed call still takes its answer: %v", got)
 	}
 }
@@ -386,7 +391,7 @@ func TestExecutionIsRegisteredOnce(t *testing.T) {
 	if err := table.register(&pending{execution: "a"}); !errors.Is(err, errDuplicateCall) || lenOf(table) != 1 {
 		t.Fatalf("got %v with %d calls", err, lenOf(table))
 	}
-	if got := table.deliver("a", true, []byte("x")); got != delivered || len(unread(w)) != 1 {
+	if got := deliver(table, "a", true, []byte("x")); got != delivered || len(unread(w)) != 1 {
 		t.Errorf("the first call lost its entry: %v", got)
 	}
 }
@@ -401,7 +406,7 @@ func TestForgettingTwiceFreesOneEntry(t *testing.T) {
 	if got := lenOf(table); got != 1 {
 		t.Errorf("%d calls wait, want 1", got)
 	}
-	if got := table.deliver("a", true, []byte("x")); got != delivered || len(unread(again)) != 1 {
+	if got := deliver(table, "a", true, []byte("x")); got != delivered || len(unread(again)) != 1 {
 		t.Errorf("the call of the same id is gone: %v", got)
 	}
 }
@@ -411,7 +416,7 @@ func TestCancelFindsACallByItsRequest(t *testing.T) {
 	table := tableOf(4, plenty)
 	waits, other := register(t, table, "waits", 1), register(t, table, "other", 1)
 	answered := register(t, table, "answered", 1)
-	table.deliver("answered", true, []byte("x"))
+	deliver(table, "answered", true, []byte("x"))
 	register(t, table, "forgotten", 1).forget()
 	cancelled := fault.New(fault.Cancelled, "cancelled")
 	for id, want := range map[string]bool{"waits": true, "answered": true, "forgotten": false, "never": false} {
@@ -437,17 +442,17 @@ func TestRenamedCallGetsRepliesOfItsNewID(t *testing.T) {
 	table := tableOf(1, plenty)
 	p := register(t, table, "old", 1)
 	p.rename("new")
-	if got := table.deliver("old", true, nil); got != unknown {
+	if got := deliver(table, "old", true, nil); got != unknown {
 		t.Errorf("a reply to the old ID: %v", got)
 	}
-	if got := table.deliver("new", true, []byte("x")); got != delivered || len(unread(p)) != 1 {
+	if got := deliver(table, "new", true, []byte("x")); got != delivered || len(unread(p)) != 1 {
 		t.Errorf("a reply to the new ID: %v", got)
 	}
 	if !table.cancel(requestOf("old").RequestID, "", nil) {
 		t.Error("its request is not found")
 	}
 	p.forget()
-	if got := table.deliver("new", true, nil); got != unknown || lenOf(table) != 0 {
+	if got := deliver(table, "new", true, nil); got != unknown || lenOf(table) != 0 {
 		t.Errorf("after the call: %v with %d calls", got, lenOf(table))
 	}
 }
@@ -487,7 +492,7 @@ func TestCallsEndOnceUnderConcurrency(t *testing.T) {
 		deliverers.Go(func() {
 			for id := range ids {
 				for range 2 { // the second one is a duplicate, or too late
-					if table.deliver(id, true, []byte(id)) == delivered {
+					if deliver(table, id, true, []byte(id)) == delivered {
 						taken.Add(1)
 					}
 				}
@@ -519,8 +524,8 @@ func TestCallsEndOnceUnderConcurrency(t *testing.T) {
 				<-w.ready
 				if e := w.next(); e.fault == nil {
 					answers.Add(1)
-					if string(e.reply) != string(id) {
-						t.Errorf("call %s got the answer of %q", id, e.reply)
+					if string(e.reply.data) != string(id) {
+						t.Errorf("call %s got the answer of %q", id, e.reply.data)
 					}
 				} else {
 					faults.Add(1)
@@ -560,7 +565,7 @@ func BenchmarkRegisterDeliverForget(b *testing.B) {
 				b.Error(err)
 				return
 			}
-			if got := table.deliver(id, true, data); got != delivered {
+			if got := deliver(table, id, true, data); got != delivered {
 				b.Errorf("got %v", got)
 			}
 			<-w.ready
@@ -578,9 +583,9 @@ func TestFinalRepliesTakeNoSharedBytes(t *testing.T) {
 	table := tableOf(3, 100)
 	buffer := chunkBuffer{9, 1 << 20}
 	whole, stream := registerWith(t, table, "whole", chunkBuffer{}), registerWith(t, table, "stream", buffer)
-	table.deliver("whole", true, make([]byte, 2*freeUnreadBytes))
-	table.deliver("stream", false, make([]byte, freeUnreadBytes))
-	table.deliver("stream", true, make([]byte, 2*freeUnreadBytes))
+	deliver(table, "whole", true, make([]byte, 2*freeUnreadBytes))
+	deliver(table, "stream", false, make([]byte, freeUnreadBytes))
+	deliver(table, "stream", true, make([]byte, 2*freeUnreadBytes))
 	if got := reservedOf(table); got != 0 {
 		t.Errorf("%d bytes are reserved", got)
 	}
@@ -597,10 +602,10 @@ func TestSingleLargeChunkTakesSharedBytes(t *testing.T) {
 	table := tableOf(2, freeUnreadBytes)
 	registerWith(t, table, "first", chunkBuffer{9, 1})
 	registerWith(t, table, "second", chunkBuffer{9, 1})
-	if got := table.deliver("first", false, make([]byte, 2*freeUnreadBytes)); got != delivered {
+	if got := deliver(table, "first", false, make([]byte, 2*freeUnreadBytes)); got != delivered {
 		t.Errorf("the chunk of the first call: %v", got)
 	}
-	if got := table.deliver("second", false, make([]byte, 2*freeUnreadBytes)); got != overflow {
+	if got := deliver(table, "second", false, make([]byte, 2*freeUnreadBytes)); got != overflow {
 		t.Errorf("the chunk of the second call: %v", got)
 	}
 	if got := reservedOf(table); got != freeUnreadBytes {

@@ -184,13 +184,18 @@ func (s *Service) hasNoHost(ctx context.Context, stage pipeline.StageName) bool 
 // has begun, continues.
 func (x *call) failUnserved(ctx context.Context) error {
 	o, known := x.sending.outcome()
+	message := x.sending.message
+	if seq := x.pending.publishedAt(); seq != 0 { // by a host
+		o.receipt.Seq, known = seq, true
+		message, o.err = x.service.bus.Item(x.env)
+	}
 	switch {
 	case !known, o.err != nil:
 		return nil //nolint:nilerr // it is not known (yet) whether the item was queued
 	case o.receipt.Duplicate && x.sending.tries == 1, x.progress.seq > 0:
 		return nil // the item in the queue is another's, or its answer has begun
 	}
-	if !x.service.cancels.delete(ctx, x.sending.message, o.receipt.Seq) {
+	if !x.service.cancels.delete(ctx, message, o.receipt.Seq) {
 		return nil // the next check tries again, or the deadline ends the call
 	}
 	x.service.availability.Deleted(x.env)
