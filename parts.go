@@ -38,6 +38,9 @@ func (m *Mesh) assemble() (p *parts, err error) {
 		order = append(order, process.Part{Name: "broker", Run: p.broker.run, Ready: p.broker.waitReady})
 	}
 	to := m.bus(p.broker)
+	if !m.settings.NoLocalHops {
+		to.Local = bus.NewLocal()
+	}
 	p.registry, err = meshfile.NewRegistry(string(m.settings.Mesh), m.registryConfig(), to, m.settings.Logger)
 	if err != nil {
 		return nil, err
@@ -184,7 +187,8 @@ func FromFile(f *meshfile.File, s FileSettings) (*Mesh, error) {
 	}
 	m, err := New(Settings{
 		Mesh: pipeline.MeshName(f.Mesh), NATS: f.NATS, Gateway: front, NoGateway: s.NoGateway,
-		Results: f.Results, DeadLetters: f.DeadLetters, Idempotency: f.Idempotency, Registry: &f.Registry,
+		NoLocalHops: f.LocalHops != nil && !*f.LocalHops,
+		Results:     f.Results, DeadLetters: f.DeadLetters, Idempotency: f.Idempotency, Registry: &f.Registry,
 		Logger: s.Logger, Meter: s.Meter, Version: s.Version,
 	})
 	if err != nil {

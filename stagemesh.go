@@ -80,6 +80,8 @@ type Settings struct {
 	Gateway gateway.Settings
 	// NoGateway is true for a process that only serves stages.
 	NoGateway bool
+	// NoLocalHops has the gateway and the hosts of this process pass all items by the broker.
+	NoLocalHops bool
 	// Results, DeadLetters and Idempotency are the broker's stores of results, dead
 	// letters and idempotency keys. Every process of a mesh has the same.
 	Results     store.Settings
@@ -223,7 +225,9 @@ func (m *Mesh) Start(ctx context.Context) error {
 }
 
 // Infer runs one request through a pipeline. Errors are *fault.Fault. Of a stage
-// that answers in chunks the caller gets the outcome alone.
+// that answers in chunks the caller gets the outcome alone. The request does not change any
+// more, also after the call, and the response is read-only: stages in this process share
+// their memory.
 func (m *Mesh) Infer(ctx context.Context, r *call.Request) (*call.Response, error) {
 	return m.Stream(ctx, r, nil)
 }

@@ -42,6 +42,9 @@ type File struct {
 	Gateway  gateway.Config `yaml:"gateway"`
 	Ops      Ops            `yaml:"ops"`
 	Registry RegistryConfig `yaml:"registry"`
+	// LocalHops lets items pass in memory between the gateway and the hosts of one process;
+	// nil means that they may.
+	LocalHops *bool `yaml:"local_hops"`
 	// Results, DeadLetters and Idempotency are the broker's stores of results, dead
 	// letters and idempotency keys. Every process of a mesh has the same.
 	Results     store.Settings `yaml:"results"`

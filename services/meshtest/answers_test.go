@@ -64,52 +64,52 @@ func text(s string) []payload.Part {
 // Waves of concurrent requests with distinct inputs, over two pipelines that
 // share stages, a no-op and a slow one among them, through two gateways.
 func TestEveryCallerGetsItsOwnAnswer(t *testing.T) {
-	t.Parallel()
-	const waves, perWave = 20, 500
-	var fast, slow, last counts
-	bed := meshtest.New(t)
-	bed.Host("fast", appendName("fast", 0, &fast))
-	bed.Host("slow", appendName("slow", 2*time.Millisecond, &slow))
-	bed.Host("last", appendName("last", 0, &last))
-	bed.Host("last", appendName("last", 0, &last))
-	pipelines := []pipeline.Pipeline{
-		meshtest.Pipeline("long", "fast", "slow", "last"),
-		meshtest.Pipeline("short", "last"),
-	}
-	gateways := []meshtest.Gateway{bed.Gateway(pipelines), bed.Gateway(pipelines)}
-	want := map[string]string{"long": ">fast>slow>last", "short": ">last"}
-
-	var right atomic.Int64
-	for wave := range waves {
-		var calls sync.WaitGroup
-		for i := range perWave {
-			calls.Go(func() {
-				input := fmt.Sprintf("%d/%d/%s", wave, i, strings.Repeat("x", i%100))
-				name := []string{"long", "short"}[i%2]
-				response, err := gateways[i/2%2].Service().Infer(t.Context(), &call.Request{
-					Pipeline: name, Inputs: text(input),
-				})
-				switch {
-				case err != nil:
-					t.Errorf("%s: %v", input, err)
-				case string(response.Outputs[0].Blob.Data) != input+want[name]:
-					t.Errorf("%s: got the answer %q", input, response.Outputs[0].Blob.Data)
-				default:
-					right.Add(1)
-				}
-			})
+	meshtest.EachWay(t, func(t *testing.T, bed *meshtest.Bed) {
+		const waves, perWave = 20, 500
+		var fast, slow, last counts
+		bed.Host("fast", appendName("fast", 0, &fast))
+		bed.Host("slow", appendName("slow", 2*time.Millisecond, &slow))
+		bed.Host("last", appendName("last", 0, &last))
+		bed.Host("last", appendName("last", 0, &last))
+		pipelines := []pipeline.Pipeline{
+			meshtest.Pipeline("long", "fast", "slow", "last"),
+			meshtest.Pipeline("short", "last"),
 		}
-		calls.Wait()
-	}
-	t.Logf("%d of %d right; batches: fast %d, slow %d (largest %d), last %d", right.Load(), waves*perWave,
-		fast.batches.Load(), slow.batches.Load(), slow.largest.Load(), last.batches.Load())
-	if right.Load() != waves*perWave {
-		t.Errorf("%d of %d answers are right", right.Load(), waves*perWave)
-	}
-	if ran := last.items.Load(); ran != waves*perWave {
-		t.Errorf("the last stage ran %d items for %d requests", ran, waves*perWave)
-	}
-	if slow.largest.Load() < 2 {
-		t.Error("no batch above 1 formed in the slow stage")
-	}
+		gateways := []meshtest.Gateway{bed.Gateway(pipelines), bed.Gateway(pipelines)}
+		want := map[string]string{"long": ">fast>slow>last", "short": ">last"}
+
+		var right atomic.Int64
+		for wave := range waves {
+			var calls sync.WaitGroup
+			for i := range perWave {
+				calls.Go(func() {
+					input := fmt.Sprintf("%d/%d/%s", wave, i, strings.Repeat("x", i%100))
+					name := []string{"long", "short"}[i%2]
+					response, err := gateways[i/2%2].Service().Infer(t.Context(), &call.Request{
+						Pipeline: name, Inputs: text(input),
+					})
+					switch {
+					case err != nil:
+						t.Errorf("%s: %v", input, err)
+					case string(response.Outputs[0].Blob.Data) != input+want[name]:
+						t.Errorf("%s: got the answer %q", input, response.Outputs[0].Blob.Data)
+					default:
+						right.Add(1)
+					}
+				})
+			}
+			calls.Wait()
+		}
+		t.Logf("%d of %d right; batches: fast %d, slow %d (largest %d), last %d", right.Load(), waves*perWave,
+			fast.batches.Load(), slow.batches.Load(), slow.largest.Load(), last.batches.Load())
+		if right.Load() != waves*perWave {
+			t.Errorf("%d of %d answers are right", right.Load(), waves*perWave)
+		}
+		if ran := last.items.Load(); ran != waves*perWave {
+			t.Errorf("the last stage ran %d items for %d requests", ran, waves*perWave)
+		}
+		if slow.largest.Load() < 2 {
+			t.Error("no batch above 1 formed in the slow stage")
+		}
+	})
 }

@@ -34,9 +34,26 @@ type Bed struct {
 
 	t     testing.TB
 	hosts []*Part
+	// local are the hosts of the process of a bed whose items pass in memory.
+	local *bus.Local
 }
 
-// New returns a bed with a broker only. The edits change the broker's options first.
+// EachWay runs a test of what callers see however items travel: once by the broker, once in
+// memory.
+func EachWay(t *testing.T, test func(*testing.T, *Bed)) {
+	t.Helper()
+	t.Parallel()
+	for name, local := range map[string]*bus.Local{"brokered": nil, "local": bus.NewLocal()} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := New(t)
+			b.local = local
+			test(t, b)
+		})
+	}
+}
+
+// New returns a bed with a broker only, by which all items pass. The edits change the broker's options first.
 func New(t testing.TB, edits ...func(*server.Options)) *Bed {
 	t.Helper()
 	b := &Bed{t: t, Broker: testbed.StartBroker(t, edits...)}
@@ -120,7 +137,7 @@ func (b *Bed) StartHost(stage pipeline.StageName, r runner.Runner, edits ...func
 		Mesh: Mesh, Stage: stage, Host: pipeline.HostID(uuid.NewString()),
 		Runner: r,
 		Config: stagehost.Config{Batch: stagehost.DefaultBatch()},
-		Bus:    bus.Settings{URL: b.Broker.URL()},
+		Bus:    bus.Settings{URL: b.Broker.URL(), Local: b.local},
 		Logger: b.logger(),
 		Meter:  noop.Meter{},
 	}
@@ -156,7 +173,7 @@ func (b *Bed) Gateway(pipelines []pipeline.Pipeline, edits ...func(*gateway.Sett
 			Mesh: Mesh, Gateway: pipeline.GatewayID(uuid.NewString()),
 			Logger: b.logger(), Meter: noop.Meter{},
 		},
-		Bus: bus.Settings{URL: b.Broker.URL()}, Pipelines: pipelines,
+		Bus: bus.Settings{URL: b.Broker.URL(), Local: b.local}, Pipelines: pipelines,
 	}
 	for _, edit := range edits {
 		edit(&s)

@@ -46,35 +46,35 @@ func flood(t *testing.T, g meshtest.Gateway, every, length time.Duration, reques
 
 // The stage takes 80 items a second, and gets three times as many.
 func TestLateRequestsAreRejectedAtOnce(t *testing.T) {
-	t.Parallel()
-	bed := meshtest.New(t)
-	bed.Host("stage", appendName("stage", 100*time.Millisecond, &counts{}), meshtest.Batch(batch.Settings{MaxSize: 4, MaxBytes: 1 << 20}))
-	g := bed.Gateway(nil)
-	count := map[fault.Reason]int{}
-	var slowest time.Duration
-	for _, a := range flood(t, g, 4*time.Millisecond, 5*time.Second, func() *call.Request {
-		return &call.Request{Pipeline: "stage:stage", Inputs: text("x"), Timeout: 2 * time.Second}
-	}) {
-		if a.fault == nil {
-			count["OK"]++
-			continue
-		}
-		count[a.fault.Reason]++
-		if a.fault.Reason == fault.Overloaded {
-			slowest = max(slowest, a.took)
-			if a.fault.Stage != "stage" || a.fault.RetryAfter <= 0 {
-				t.Fatalf("%v at %q, to be repeated after %s", a.fault, a.fault.Stage, a.fault.RetryAfter)
+	meshtest.EachWay(t, func(t *testing.T, bed *meshtest.Bed) {
+		bed.Host("stage", appendName("stage", 100*time.Millisecond, &counts{}), meshtest.Batch(batch.Settings{MaxSize: 4, MaxBytes: 1 << 20}))
+		g := bed.Gateway(nil)
+		count := map[fault.Reason]int{}
+		var slowest time.Duration
+		for _, a := range flood(t, g, 4*time.Millisecond, 5*time.Second, func() *call.Request {
+			return &call.Request{Pipeline: "stage:stage", Inputs: text("x"), Timeout: 2 * time.Second}
+		}) {
+			if a.fault == nil {
+				count["OK"]++
+				continue
+			}
+			count[a.fault.Reason]++
+			if a.fault.Reason == fault.Overloaded {
+				slowest = max(slowest, a.took)
+				if a.fault.Stage != "stage" || a.fault.RetryAfter <= 0 {
+					t.Fatalf("%v at %q, to be repeated after %s", a.fault, a.fault.Stage, a.fault.RetryAfter)
+				}
 			}
 		}
-	}
-	t.Logf("%v; the slowest refusal took %s", count, slowest)
-	if count[fault.Overloaded] == 0 || slowest > atOnce {
-		t.Errorf("%d were refused as too late, the slowest after %s", count[fault.Overloaded], slowest)
-	}
-	// Nothing is known of a stage at first; later nothing is let in that is late.
-	if late := count[fault.DeadlineExceeded]; late > count["OK"] {
-		t.Errorf("%d were late and %d were not", late, count["OK"])
-	}
+		t.Logf("%v; the slowest refusal took %s", count, slowest)
+		if count[fault.Overloaded] == 0 || slowest > atOnce {
+			t.Errorf("%d were refused as too late, the slowest after %s", count[fault.Overloaded], slowest)
+		}
+		// Nothing is known of a stage at first; later nothing is let in that is late.
+		if late := count[fault.DeadlineExceeded]; late > count["OK"] {
+			t.Errorf("%d were late and %d were not", late, count["OK"])
+		}
+	})
 }
 
 func waiting(r *call.Request, timeout time.Duration) *call.Request {
@@ -170,30 +170,30 @@ func TestUnsupportedDurabilityIsRejectedAtOnce(t *testing.T) {
 // Each of two stages passes on to the other, and neither queue has space: the items
 // held for one must not keep the other from taking more.
 func TestStagesThatFeedEachOtherMakeProgress(t *testing.T) {
-	t.Parallel()
-	const callers, requests = 24, 10
-	bed := meshtest.New(t)
-	small := func(s *stagehost.Settings) { s.Queue.MaxItems, s.MaxInFlight, s.Batch.MaxSize = 8, 8, 2 }
-	bed.Host("a", appendName("a", time.Millisecond, &counts{}), small)
-	bed.Host("b", appendName("b", time.Millisecond, &counts{}), small)
-	g := bed.Gateway([]pipeline.Pipeline{meshtest.Pipeline("there", "a", "b"), meshtest.Pipeline("back", "b", "a")})
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	var refusals atomic.Int64
-	var calls sync.WaitGroup
-	for i := range callers {
-		name := []string{"there", "back"}[i%2]
-		calls.Go(func() {
-			for range requests {
-				if err := retryUntilAdmitted(ctx, g, name, &refusals); err != nil {
-					t.Error(err)
-					return
+	meshtest.EachWay(t, func(t *testing.T, bed *meshtest.Bed) {
+		const callers, requests = 24, 10
+		small := func(s *stagehost.Settings) { s.Queue.MaxItems, s.MaxInFlight, s.Batch.MaxSize = 8, 8, 2 }
+		bed.Host("a", appendName("a", time.Millisecond, &counts{}), small)
+		bed.Host("b", appendName("b", time.Millisecond, &counts{}), small)
+		g := bed.Gateway([]pipeline.Pipeline{meshtest.Pipeline("there", "a", "b"), meshtest.Pipeline("back", "b", "a")})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		var refusals atomic.Int64
+		var calls sync.WaitGroup
+		for i := range callers {
+			name := []string{"there", "back"}[i%2]
+			calls.Go(func() {
+				for range requests {
+					if err := retryUntilAdmitted(ctx, g, name, &refusals); err != nil {
+						t.Error(err)
+						return
+					}
 				}
-			}
-		})
-	}
-	calls.Wait()
-	t.Logf("%d answers and %d refusals", callers*requests, refusals.Load())
+			})
+		}
+		calls.Wait()
+		t.Logf("%d answers and %d refusals", callers*requests, refusals.Load())
+	})
 }
 
 // retryUntilAdmitted repeats a request until it is admitted.

@@ -37,41 +37,41 @@ func failsWhole() runner.Runner {
 }
 
 func TestManyPoisonItemsFailAlone(t *testing.T) {
-	t.Parallel()
-	const (
-		batches  = 200
-		size     = 32
-		maxCalls = 128
-	)
-	bed := meshtest.New(t)
-	bed.Host("picky", failsWhole())
-	gateway := bed.Gateway([]pipeline.Pipeline{meshtest.Pipeline("picky", "picky")})
-	var next, faults atomic.Int64
-	var callers sync.WaitGroup
-	for range maxCalls {
-		callers.Go(func() {
-			for i := next.Add(1) - 1; i < batches*size; i = next.Add(1) - 1 {
-				text := fmt.Sprint("good ", i)
-				if i%size == 0 {
-					text = fmt.Sprint("poison ", i)
+	meshtest.EachWay(t, func(t *testing.T, bed *meshtest.Bed) {
+		const (
+			batches  = 200
+			size     = 32
+			maxCalls = 128
+		)
+		bed.Host("picky", failsWhole())
+		gateway := bed.Gateway([]pipeline.Pipeline{meshtest.Pipeline("picky", "picky")})
+		var next, faults atomic.Int64
+		var callers sync.WaitGroup
+		for range maxCalls {
+			callers.Go(func() {
+				for i := next.Add(1) - 1; i < batches*size; i = next.Add(1) - 1 {
+					text := fmt.Sprint("good ", i)
+					if i%size == 0 {
+						text = fmt.Sprint("poison ", i)
+					}
+					response, err := gateway.Service().Infer(t.Context(), &call.Request{
+						Pipeline: "picky", Inputs: []payload.Part{payload.OfBlob("x", "text/plain", []byte(text))},
+					})
+					f, failed := errors.AsType[*fault.Fault](err)
+					switch {
+					case failed && f.Reason == fault.RunnerFailed && i%size == 0:
+						faults.Add(1)
+					case err != nil || i%size == 0:
+						t.Errorf("%s: %v", text, err)
+					case string(response.Outputs[0].Blob.Data) != text:
+						t.Errorf("%s: answered with %q", text, response.Outputs[0].Blob.Data)
+					}
 				}
-				response, err := gateway.Service().Infer(t.Context(), &call.Request{
-					Pipeline: "picky", Inputs: []payload.Part{payload.OfBlob("x", "text/plain", []byte(text))},
-				})
-				f, failed := errors.AsType[*fault.Fault](err)
-				switch {
-				case failed && f.Reason == fault.RunnerFailed && i%size == 0:
-					faults.Add(1)
-				case err != nil || i%size == 0:
-					t.Errorf("%s: %v", text, err)
-				case string(response.Outputs[0].Blob.Data) != text:
-					t.Errorf("%s: answered with %q", text, response.Outputs[0].Blob.Data)
-				}
-			}
-		})
-	}
-	callers.Wait()
-	if n := faults.Load(); n != batches {
-		t.Errorf("%d faults for %d poisonous items", n, batches)
-	}
+			})
+		}
+		callers.Wait()
+		if n := faults.Load(); n != batches {
+			t.Errorf("%d faults for %d poisonous items", n, batches)
+		}
+	})
 }

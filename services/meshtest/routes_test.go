@@ -41,76 +41,76 @@ func show(output string, inputs ...string) runner.Runner {
 func named(name, text string) payload.Part { return payload.OfBlob(name, "text/plain", []byte(text)) }
 
 func TestStepsGetTheInputsOfThePipeline(t *testing.T) {
-	t.Parallel()
-	bed := meshtest.New(t)
-	bed.Host("one", show("o", "x"))
-	bed.Host("two", show("t", "a", "b"))
-	bed.Host("any", show("n"))
-	g := bed.Gateway([]pipeline.Pipeline{
-		meshtest.Pipeline("single", "one", "any"),
-		{Name: "keep", Keep: []string{"image"}, Steps: []pipeline.Step{
-			{Name: "first", Stage: "one", Inputs: map[string]string{"x": "image"}},
-			{Name: "second", Stage: "two", Inputs: map[string]string{"a": "image", "b": "o"}},
-		}},
-		{Name: "far", Keep: []string{"image", "o"}, Steps: []pipeline.Step{
-			{Name: "first", Stage: "one", Inputs: map[string]string{"x": "image"}},
-			{Name: "second", Stage: "any"},
-			{Name: "third", Stage: "two", Inputs: map[string]string{"a": "image", "b": "o"}},
-		}},
-		{Name: "twice", Steps: []pipeline.Step{
-			{Name: "first", Stage: "one", Parameters: payload.Parameters{"p": payload.String("own")}},
-			{Name: "second", Stage: "one", Parameters: payload.Parameters{"p": payload.String("own")}},
-		}},
-		{Name: "lacks", Steps: []pipeline.Step{{Name: "first", Stage: "one"}, {Name: "second", Stage: "two"}}},
-	})
-	for _, test := range []struct {
-		name    string
-		request call.Request
-		want    string
-		reason  fault.Reason
-	}{
-		{"a single part whatever its name", call.Request{Pipeline: "single", Inputs: []payload.Part{named("", "1")}}, "(o=(x=1))", ""},
-		{"another single part", call.Request{Pipeline: "single", Inputs: []payload.Part{named("y", "1")}}, "(o=(x=1))", ""},
-		{"one that nobody takes", call.Request{Pipeline: "single", Inputs: []payload.Part{named("y", "1"), named("x", "2")}}, "", fault.InvalidInput},
-		{"two by their names", call.Request{Pipeline: "stage:two", Inputs: []payload.Part{named("b", "1"), named("a", "2")}}, "(a=2 b=1)", ""},
-		{"none of two", call.Request{Pipeline: "single", Inputs: []payload.Part{named("y", "1"), named("z", "2")}}, "", fault.InvalidInput},
-		{"kept for the next step", call.Request{Pipeline: "keep", Inputs: []payload.Part{named("image", "1")}}, "(a=1 b=(x=1))", ""},
-		{"kept over a step", call.Request{Pipeline: "far", Inputs: []payload.Part{named("image", "1")}}, "(a=1 b=(x=1))", ""},
-		{"a missing input", call.Request{Pipeline: "lacks", Inputs: []payload.Part{named("x", "1")}}, "", fault.InvalidInput},
-		{"the pipeline's parameters", call.Request{Pipeline: "twice", Inputs: []payload.Part{named("x", "1")}}, "(x=(x=1 p=own) p=own)", ""},
-		{
-			"the request's parameters",
-			call.Request{Pipeline: "twice", Inputs: []payload.Part{named("x", "1")}, Parameters: payload.Parameters{"p": payload.String("all")}},
-			"(x=(x=1 p=all) p=all)", "",
-		},
-		{
-			"a step's parameters",
-			call.Request{
-				Pipeline: "twice", Inputs: []payload.Part{named("x", "1")}, Parameters: payload.Parameters{"p": payload.String("all")},
-				Steps: map[pipeline.StepName]pipeline.StepOptions{"second": {Parameters: payload.Parameters{"p": payload.Int64(2)}}},
-			},
-			"(x=(x=1 p=all) p=2)", "",
-		},
-		{
-			"an unknown step",
-			call.Request{Pipeline: "twice", Inputs: []payload.Part{named("x", "1")}, Steps: map[pipeline.StepName]pipeline.StepOptions{"third": {}}},
-			"", fault.InvalidRequest,
-		},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			a := infer(t.Context(), g, &test.request)
-			if test.reason != "" {
-				a.checkFault(t, test.reason)
-				return
-			}
-			if got := a.checkOK(t).text(); got != test.want {
-				t.Errorf("answered %s, want %s", got, test.want)
-			}
-			if steps := a.response.Timeline.Steps; len(steps) == 0 || steps[len(steps)-1].Host == "" {
-				t.Errorf("the timeline is %+v", steps)
-			}
+	meshtest.EachWay(t, func(t *testing.T, bed *meshtest.Bed) {
+		bed.Host("one", show("o", "x"))
+		bed.Host("two", show("t", "a", "b"))
+		bed.Host("any", show("n"))
+		g := bed.Gateway([]pipeline.Pipeline{
+			meshtest.Pipeline("single", "one", "any"),
+			{Name: "keep", Keep: []string{"image"}, Steps: []pipeline.Step{
+				{Name: "first", Stage: "one", Inputs: map[string]string{"x": "image"}},
+				{Name: "second", Stage: "two", Inputs: map[string]string{"a": "image", "b": "o"}},
+			}},
+			{Name: "far", Keep: []string{"image", "o"}, Steps: []pipeline.Step{
+				{Name: "first", Stage: "one", Inputs: map[string]string{"x": "image"}},
+				{Name: "second", Stage: "any"},
+				{Name: "third", Stage: "two", Inputs: map[string]string{"a": "image", "b": "o"}},
+			}},
+			{Name: "twice", Steps: []pipeline.Step{
+				{Name: "first", Stage: "one", Parameters: payload.Parameters{"p": payload.String("own")}},
+				{Name: "second", Stage: "one", Parameters: payload.Parameters{"p": payload.String("own")}},
+			}},
+			{Name: "lacks", Steps: []pipeline.Step{{Name: "first", Stage: "one"}, {Name: "second", Stage: "two"}}},
 		})
-	}
+		for _, test := range []struct {
+			name    string
+			request call.Request
+			want    string
+			reason  fault.Reason
+		}{
+			{"a single part whatever its name", call.Request{Pipeline: "single", Inputs: []payload.Part{named("", "1")}}, "(o=(x=1))", ""},
+			{"another single part", call.Request{Pipeline: "single", Inputs: []payload.Part{named("y", "1")}}, "(o=(x=1))", ""},
+			{"one that nobody takes", call.Request{Pipeline: "single", Inputs: []payload.Part{named("y", "1"), named("x", "2")}}, "", fault.InvalidInput},
+			{"two by their names", call.Request{Pipeline: "stage:two", Inputs: []payload.Part{named("b", "1"), named("a", "2")}}, "(a=2 b=1)", ""},
+			{"none of two", call.Request{Pipeline: "single", Inputs: []payload.Part{named("y", "1"), named("z", "2")}}, "", fault.InvalidInput},
+			{"kept for the next step", call.Request{Pipeline: "keep", Inputs: []payload.Part{named("image", "1")}}, "(a=1 b=(x=1))", ""},
+			{"kept over a step", call.Request{Pipeline: "far", Inputs: []payload.Part{named("image", "1")}}, "(a=1 b=(x=1))", ""},
+			{"a missing input", call.Request{Pipeline: "lacks", Inputs: []payload.Part{named("x", "1")}}, "", fault.InvalidInput},
+			{"the pipeline's parameters", call.Request{Pipeline: "twice", Inputs: []payload.Part{named("x", "1")}}, "(x=(x=1 p=own) p=own)", ""},
+			{
+				"the request's parameters",
+				call.Request{Pipeline: "twice", Inputs: []payload.Part{named("x", "1")}, Parameters: payload.Parameters{"p": payload.String("all")}},
+				"(x=(x=1 p=all) p=all)", "",
+			},
+			{
+				"a step's parameters",
+				call.Request{
+					Pipeline: "twice", Inputs: []payload.Part{named("x", "1")}, Parameters: payload.Parameters{"p": payload.String("all")},
+					Steps: map[pipeline.StepName]pipeline.StepOptions{"second": {Parameters: payload.Parameters{"p": payload.Int64(2)}}},
+				},
+				"(x=(x=1 p=all) p=2)", "",
+			},
+			{
+				"an unknown step",
+				call.Request{Pipeline: "twice", Inputs: []payload.Part{named("x", "1")}, Steps: map[pipeline.StepName]pipeline.StepOptions{"third": {}}},
+				"", fault.InvalidRequest,
+			},
+		} {
+			t.Run(test.name, func(t *testing.T) {
+				a := infer(t.Context(), g, &test.request)
+				if test.reason != "" {
+					a.checkFault(t, test.reason)
+					return
+				}
+				if got := a.checkOK(t).text(); got != test.want {
+					t.Errorf("answered %s, want %s", got, test.want)
+				}
+				if steps := a.response.Timeline.Steps; len(steps) == 0 || steps[len(steps)-1].Host == "" {
+					t.Errorf("the timeline is %+v", steps)
+				}
+			})
+		}
+	})
 }
 
 func TestTooLargeOutputFailsItsRequest(t *testing.T) {

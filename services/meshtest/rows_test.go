@@ -83,33 +83,33 @@ func checkDoubled(got []payload.Part, in payload.Part) error {
 // Single rows and blocks of rows share a batch, and each caller gets its own
 // rows in the rank that it sent.
 func TestRowsShareABatchAndKeepTheirRank(t *testing.T) {
-	t.Parallel()
-	const rows = 12
-	bed := meshtest.New(t)
-	bed.Host("double", doubling([]int64{4}, func(in tensor.Tensor) {
-		if in.Rows() != rows {
-			t.Errorf("a batch of shape %v, not of %d rows", in.Shape, rows)
+	meshtest.EachWay(t, func(t *testing.T, bed *meshtest.Bed) {
+		const rows = 12
+		bed.Host("double", doubling([]int64{4}, func(in tensor.Tensor) {
+			if in.Rows() != rows {
+				t.Errorf("a batch of shape %v, not of %d rows", in.Shape, rows)
+			}
+		}), meshtest.Batch(batch.Settings{Mode: batch.Window, MaxSize: rows, MaxWait: time.Hour}))
+		g := bed.Gateway(nil)
+		var calls sync.WaitGroup
+		for i, shape := range [][]int64{{4}, {4}, {1, 4}, {2, 4}, {3, 4}, {4, 4}} {
+			calls.Go(func() {
+				in := numbered(t, 100*i, shape...)
+				response, err := g.Service().Infer(t.Context(), &call.Request{Pipeline: "stage:double", Inputs: []payload.Part{in}})
+				if err != nil {
+					t.Errorf("%v: %v", shape, err)
+					return
+				}
+				if err := checkDoubled(response.Outputs, in); err != nil {
+					t.Errorf("%v: %v", shape, err)
+				}
+				if step := response.Timeline.Steps[0]; step.BatchRows != rows || step.BatchSize != 6 {
+					t.Errorf("%v: a batch of %d items and %d rows", shape, step.BatchSize, step.BatchRows)
+				}
+			})
 		}
-	}), meshtest.Batch(batch.Settings{Mode: batch.Window, MaxSize: rows, MaxWait: time.Hour}))
-	g := bed.Gateway(nil)
-	var calls sync.WaitGroup
-	for i, shape := range [][]int64{{4}, {4}, {1, 4}, {2, 4}, {3, 4}, {4, 4}} {
-		calls.Go(func() {
-			in := numbered(t, 100*i, shape...)
-			response, err := g.Service().Infer(t.Context(), &call.Request{Pipeline: "stage:double", Inputs: []payload.Part{in}})
-			if err != nil {
-				t.Errorf("%v: %v", shape, err)
-				return
-			}
-			if err := checkDoubled(response.Outputs, in); err != nil {
-				t.Errorf("%v: %v", shape, err)
-			}
-			if step := response.Timeline.Steps[0]; step.BatchRows != rows || step.BatchSize != 6 {
-				t.Errorf("%v: a batch of %d items and %d rows", shape, step.BatchSize, step.BatchRows)
-			}
-		})
-	}
-	calls.Wait()
+		calls.Wait()
+	})
 }
 
 func TestDifferentShapesNeverShareABatch(t *testing.T) {
@@ -177,27 +177,27 @@ func TestItemLargerThanABatchIsRejected(t *testing.T) {
 
 // A pipeline hands tensors on from stage to stage.
 func TestTensorsPassThroughStages(t *testing.T) {
-	t.Parallel()
-	bed := meshtest.New(t)
-	bed.Host("first", doubling([]int64{2}, func(tensor.Tensor) {}))
-	bed.Host("second", doubling([]int64{2}, func(tensor.Tensor) {}))
-	g := bed.Gateway([]pipeline.Pipeline{meshtest.Pipeline("both", "first", "second")})
-	for _, shape := range [][]int64{{2}, {1, 2}, {5, 2}} {
-		in := numbered(t, 1, shape...)
-		a := infer(t.Context(), g, &call.Request{Pipeline: "both", Inputs: []payload.Part{in}}).checkOK(t)
-		values, err := in.Tensor.FP32Values()
-		if err != nil {
-			t.Fatal(err)
+	meshtest.EachWay(t, func(t *testing.T, bed *meshtest.Bed) {
+		bed.Host("first", doubling([]int64{2}, func(tensor.Tensor) {}))
+		bed.Host("second", doubling([]int64{2}, func(tensor.Tensor) {}))
+		g := bed.Gateway([]pipeline.Pipeline{meshtest.Pipeline("both", "first", "second")})
+		for _, shape := range [][]int64{{2}, {1, 2}, {5, 2}} {
+			in := numbered(t, 1, shape...)
+			a := infer(t.Context(), g, &call.Request{Pipeline: "both", Inputs: []payload.Part{in}}).checkOK(t)
+			values, err := in.Tensor.FP32Values()
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i := range values {
+				values[i] *= 2
+			}
+			once, err := tensor.FromFP32(shape, values)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := checkDoubled(a.response.Outputs, payload.OfTensor("x", once)); err != nil {
+				t.Errorf("%v: %v", shape, err)
+			}
 		}
-		for i := range values {
-			values[i] *= 2
-		}
-		once, err := tensor.FromFP32(shape, values)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := checkDoubled(a.response.Outputs, payload.OfTensor("x", once)); err != nil {
-			t.Errorf("%v: %v", shape, err)
-		}
-	}
+	})
 }

@@ -67,63 +67,63 @@ func stream(ctx context.Context, g meshtest.Gateway, r *call.Request, emit func(
 func textOf(parts []payload.Part) string { return string(parts[0].Blob.Data) }
 
 func TestStreamGetsChunksInOrderAndThenTheAnswer(t *testing.T) {
-	t.Parallel()
-	bed := meshtest.New(t)
-	bed.Host("first", each(unchanged))
-	bed.Host("count", counting())
-	g := bed.Gateway([]pipeline.Pipeline{meshtest.Pipeline("both", "first", "count")})
-	for _, chunks := range []int{0, 1, 5} {
-		t.Run(strconv.Itoa(chunks), func(t *testing.T) {
-			var got []string
-			a := stream(t.Context(), g, requestFor("both", strconv.Itoa(chunks)), func(s string) error {
-				got = append(got, s)
-				return nil
-			}).checkOK(t)
-			if a.text() != "done" || len(got) != chunks {
-				t.Fatalf("answered %q after the chunks %v", a.text(), got)
-			}
-			for i, s := range got {
-				if s != strconv.Itoa(i+1) {
-					t.Errorf("chunk %d is %q", i+1, s)
+	meshtest.EachWay(t, func(t *testing.T, bed *meshtest.Bed) {
+		bed.Host("first", each(unchanged))
+		bed.Host("count", counting())
+		g := bed.Gateway([]pipeline.Pipeline{meshtest.Pipeline("both", "first", "count")})
+		for _, chunks := range []int{0, 1, 5} {
+			t.Run(strconv.Itoa(chunks), func(t *testing.T) {
+				var got []string
+				a := stream(t.Context(), g, requestFor("both", strconv.Itoa(chunks)), func(s string) error {
+					got = append(got, s)
+					return nil
+				}).checkOK(t)
+				if a.text() != "done" || len(got) != chunks {
+					t.Fatalf("answered %q after the chunks %v", a.text(), got)
 				}
-			}
-		})
-	}
+				for i, s := range got {
+					if s != strconv.Itoa(i+1) {
+						t.Errorf("chunk %d is %q", i+1, s)
+					}
+				}
+			})
+		}
+	})
 }
 
 func TestUnaryCallGetsTheAnswerOnly(t *testing.T) {
-	t.Parallel()
-	bed := meshtest.New(t)
-	bed.Host("count", counting())
-	g := bed.Gateway(nil)
-	for range 20 {
-		if got := infer(t.Context(), g, requestFor("stage:count", "50")).checkOK(t).text(); got != "done" {
-			t.Errorf("answered %q", got)
+	meshtest.EachWay(t, func(t *testing.T, bed *meshtest.Bed) {
+		bed.Host("count", counting())
+		g := bed.Gateway(nil)
+		for range 20 {
+			if got := infer(t.Context(), g, requestFor("stage:count", "50")).checkOK(t).text(); got != "done" {
+				t.Errorf("answered %q", got)
+			}
 		}
-	}
+	})
 }
 
 // The reader begins when its whole answer has been sent and acknowledged, so a
 // burst is no reason to call it slow.
 func TestBurstIsBufferedForItsReader(t *testing.T) {
-	t.Parallel()
-	const burst, size = 5000, 1 << 10
-	bed := meshtest.New(t)
-	bed.Host("flood", flooding(burst, size))
-	g := bed.Gateway(nil)
-	chunks := 0
-	a := stream(t.Context(), g, requestFor("stage:flood", "x"), func(s string) error {
-		if chunks == 0 {
-			awaitItems(t, bed, "flood", 0)
+	meshtest.EachWay(t, func(t *testing.T, bed *meshtest.Bed) {
+		const burst, size = 5000, 1 << 10
+		bed.Host("flood", flooding(burst, size))
+		g := bed.Gateway(nil)
+		chunks := 0
+		a := stream(t.Context(), g, requestFor("stage:flood", "x"), func(s string) error {
+			if chunks == 0 {
+				awaitItems(t, bed, "flood", 0)
+			}
+			if chunks++; len(s) != size {
+				t.Errorf("chunk %d has %d bytes", chunks, len(s))
+			}
+			return nil
+		}).checkOK(t)
+		if a.text() != "done" || chunks != burst {
+			t.Errorf("answered %q after %d chunks", a.text(), chunks)
 		}
-		if chunks++; len(s) != size {
-			t.Errorf("chunk %d has %d bytes", chunks, len(s))
-		}
-		return nil
-	}).checkOK(t)
-	if a.text() != "done" || chunks != burst {
-		t.Errorf("answered %q after %d chunks", a.text(), chunks)
-	}
+	})
 }
 
 func TestSlowReaderFailsAlone(t *testing.T) {
@@ -159,18 +159,18 @@ func TestSlowReaderFailsAlone(t *testing.T) {
 }
 
 func TestLeavingReaderEndsItsCall(t *testing.T) {
-	t.Parallel()
-	bed := meshtest.New(t)
-	bed.Host("count", counting())
-	g := bed.Gateway(nil)
-	enough := errors.New("enough")
-	chunks := 0
-	response, err := g.Service().Stream(t.Context(), requestFor("stage:count", "50"), func(call.Chunk) error {
-		chunks++
-		return enough
+	meshtest.EachWay(t, func(t *testing.T, bed *meshtest.Bed) {
+		bed.Host("count", counting())
+		g := bed.Gateway(nil)
+		enough := errors.New("enough")
+		chunks := 0
+		response, err := g.Service().Stream(t.Context(), requestFor("stage:count", "50"), func(call.Chunk) error {
+			chunks++
+			return enough
+		})
+		if response != nil || !errors.Is(err, enough) || chunks != 1 {
+			t.Errorf("answered with %+v, %v after %d chunks", response, err, chunks)
+		}
+		infer(t.Context(), g, requestFor("stage:count", "0")).checkOK(t)
 	})
-	if response != nil || !errors.Is(err, enough) || chunks != 1 {
-		t.Errorf("answered with %+v, %v after %d chunks", response, err, chunks)
-	}
-	infer(t.Context(), g, requestFor("stage:count", "0")).checkOK(t)
 }
