@@ -68,9 +68,12 @@ BENCH_BIN   := $(call tool_dir,bench)
 GRPCURL_BIN := $(call tool_dir,grpcurl)
 CONSUL_BIN  := $(call tool_dir,consul)
 
+# $(1): name of an environment, $(2): its interpreter, which may be missing, $(3): its requirements.
+env_dir = $(TOOLS)/$(1)-$(shell { $(2) --version || :; cat $(3); } 2>/dev/null | $(sha256) | cut -c1-16)
+
 # The Python that tests sdk/python, and the environment with what its checks need.
 PYTHON     ?= python3
-PYTHON_ENV := $(TOOLS)/python-$(shell { $(PYTHON) --version; cat sdk/python/requirements-dev.txt; } 2>/dev/null | $(sha256) | cut -c1-16)
+PYTHON_ENV := $(call env_dir,python,$(PYTHON),sdk/python/requirements-dev.txt)
 # Examples in Python: each folder has tests of its own.
 PYTHON_EXAMPLES := examples/digits-python examples/text-stream examples/tokenize examples/pytorch
 
@@ -80,9 +83,9 @@ PYTHON_OTHERS   := $(PYTHON_EXAMPLES) services/meshtest/clients bench
 PEERS := mosec bentoml ray
 # Where the clients of other servers are: one environment for Python, one for Node. The
 # servers themselves, for bench-peers, have one each.
-CLIENTS_PYTHON := $(TOOLS)/clients-python-$(shell { $(PYTHON) --version; cat $(CLIENTS)/python/requirements.txt; } 2>/dev/null | $(sha256) | cut -c1-16)
-PEER_PYTHON     = $(TOOLS)/peer-$(1)-$(shell { $(PYTHON) --version; cat bench/peers/$(1).txt; } 2>/dev/null | $(sha256) | cut -c1-16)
-CLIENTS_NODE   := $(TOOLS)/clients-node-$(shell { node --version; cat $(CLIENTS)/node/package-lock.json; } 2>/dev/null | $(sha256) | cut -c1-16)
+CLIENTS_PYTHON := $(call env_dir,clients-python,$(PYTHON),$(CLIENTS)/python/requirements.txt)
+PEER_PYTHON     = $(call env_dir,peer-$(1),$(PYTHON),bench/peers/$(1).txt)
+CLIENTS_NODE   := $(call env_dir,clients-node,node,$(CLIENTS)/node/package-lock.json)
 
 # buf finds the code generators on the PATH.
 buf           = PATH="$(BUF_BIN):$$PATH" buf
