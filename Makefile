@@ -188,7 +188,7 @@ bench: bin/bench ## Run the standard suite, under 40 minutes, and write docs/per
 bench-peers: bin/bench $(foreach peer,$(PEERS),$(call PEER_PYTHON,$(peer))/.built) ## Install MOSEC, BentoML and Ray Serve, and measure them in turns with a mesh, in half an hour (QUICK=1)
 	@mkdir -p bin/peers
 	@$(foreach peer,$(PEERS),ln -sfn $(call PEER_PYTHON,$(peer)) bin/peers/$(peer);)
-	@bin/bench suite $(if $(QUICK),--quick) --only 12,13
+	@bin/bench suite $(if $(QUICK),--quick) --only 13,14
 
 .PHONY: bench-short
 bench-short: bin/bench ## Measure one ratio of the suite in half a minute; fails if it is far too low

@@ -168,3 +168,10 @@ func TestPeersHaveThePinnedVersions(t *testing.T) {
 		}
 	}
 }
+
+func TestMakeMeasuresThePeers(t *testing.T) {
+	t.Parallel()
+	if want := fmt.Sprintf("--only %d,%d\n", suite.PeersBatching, suite.PeersNoop); !strings.Contains(read(t, repository+"/Makefile"), want) {
+		t.Errorf("bench-peers does not have %q", want)
+	}
+}
