@@ -17,7 +17,7 @@ func after(t *testing.T, items int, s batch.Settings) *batch.Batcher {
 	return b
 }
 
-var eager = batch.Settings{MaxSize: 8, MaxWait: 10 * ms}
+var eager = batch.Settings{Mode: batch.Eager, MaxSize: 8, MaxWait: 10 * ms}
 
 func TestBatchWaitsForStragglers(t *testing.T) {
 	t.Parallel()
@@ -54,7 +54,7 @@ func TestWaitForStragglersIsBounded(t *testing.T) {
 			quiet: 5999 * time.Microsecond, wake: 6 * ms, reason: batch.Gather,
 		},
 		"max_wait in all": {
-			settings: batch.Settings{MaxSize: 8, MaxWait: 2 * ms}, waiting: []batch.Item{item(1, -ms)},
+			settings: batch.Settings{Mode: batch.Eager, MaxSize: 8, MaxWait: 2 * ms}, waiting: []batch.Item{item(1, -ms)},
 			quiet: 999 * time.Microsecond, wake: ms, reason: batch.Gather,
 		},
 		"the latest start of an item": {
@@ -97,7 +97,7 @@ func TestNothingIsHeldFor(t *testing.T) {
 		"another key":                {eager, batch.Run{Key: "k", Items: 4, Rows: 4, Took: 10 * ms}, item(1, 0, key("other")), 1},
 		"one that must be alone":     {eager, batch.Run{Key: "k", Items: 4, Rows: 4, Took: 10 * ms}, item(1, 0, alone), 1},
 		"a batch of long ago":        {eager, batch.Run{Key: "k", Items: 4, Rows: 4, Took: 10 * ms}, item(1, 11*ms), 1},
-		"no max_wait":                {batch.Settings{MaxSize: 8}, batch.Run{Key: "k", Items: 4, Rows: 4, Took: 10 * ms}, item(1, 0), 1},
+		"no max_wait":                {batch.Settings{Mode: batch.Eager, MaxSize: 8}, batch.Run{Key: "k", Items: 4, Rows: 4, Took: 10 * ms}, item(1, 0), 1},
 		"a worker for each":          {eager, batch.Run{Key: "k", Items: 4, Rows: 4, Took: 10 * ms}, item(1, 0), 4},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -205,7 +205,7 @@ func TestFirstStragglerDoesNotHold(t *testing.T) {
 
 func TestStragglersOfTwoWorkersAreCountedTogether(t *testing.T) {
 	t.Parallel()
-	b := batch.New(batch.Settings{MaxSize: 32, MaxWait: 10 * ms})
+	b := batch.New(batch.Settings{Mode: batch.Eager, MaxSize: 32, MaxWait: 10 * ms})
 	for round := range 40 {
 		start := time.Duration(round) * 100 * ms
 		add(t, b, item(1, start))

@@ -12,21 +12,23 @@ import (
 
 // linear is how long the simulated runner takes: 5 ms and 0.2 ms a row, so at
 // most 2,807 rows a second in batches of 32.
-func linear(n int) time.Duration { return 5*ms + time.Duration(n)*ms/5 }
+func linear(n int, _ time.Duration, _ *rand.Rand) time.Duration {
+	return 5*ms + time.Duration(n)*ms/5
+}
 
 // How callers come back.
-func atOnce(*rand.Rand) time.Duration { return 0 }
+func atOnce(int, *rand.Rand) time.Duration { return 0 }
 
-func within(least, most time.Duration) func(*rand.Rand) time.Duration {
-	return func(r *rand.Rand) time.Duration { return least + time.Duration(r.Int64N(int64(most-least))) }
+func within(least, most time.Duration) func(int, *rand.Rand) time.Duration {
+	return func(_ int, r *rand.Rand) time.Duration { return least + time.Duration(r.Int64N(int64(most-least))) }
 }
 
 // compared returns what a simulation of the load sees with gathering and
 // without.
 func compared(workers int, l load) (with, without *seen) {
 	s := simulation{
-		settings: batch.Settings{MaxSize: 32, MaxWait: 10 * ms},
-		workers:  workers, run: linear, load: l, warmUp: time.Second, length: 4 * time.Second,
+		settings: batch.Settings{Mode: batch.Eager, MaxSize: 32, MaxWait: 10 * ms},
+		workers:  workers, run: linear, load: l, seed: 1, warmUp: time.Second, length: 4 * time.Second,
 	}
 	with = s.observe()
 	s.settings.MaxWait = 0
