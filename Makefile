@@ -180,6 +180,10 @@ fuzz: ## Run every fuzz target for FUZZTIME (default 30s)
 soak: $(CONSUL_BIN)/.built ## The long forms of test-fleet, with ten minutes of mixed faults; a line for each figure
 	@go test -vet=off -count=1 -v -timeout 60m $(FLEET) -args -soak | awk '/^=== / { next } { print }'
 
+.PHONY: batch-grid
+batch-grid: ## Simulate the adaptive mode of batches under all loads, ten minutes; make quick simulates a few
+	@go test -vet=off -count=1 -v -timeout 60m -run TestAdaptiveIsAsGood ./stagehost/batch -args -whole-grid
+
 .PHONY: bench
 bench: bin/bench ## Run the standard suite, under 40 minutes, and write docs/performance.md (ITEMS=1,5 QUICK=1)
 	@bin/bench suite $(if $(QUICK),--quick) $(ITEMS:%=--only %)

@@ -64,7 +64,7 @@ type Config struct {
 // SetDefaults implements config.Defaulter.
 func (c *Config) SetDefaults() { c.Batch = DefaultBatch() }
 
-// DefaultBatch returns the batching of a stage whose section does not set it: eager, or
+// DefaultBatch returns the batching of a stage whose section does not set it: adaptive, or
 // stream where the runner answers in chunks.
 func DefaultBatch() batch.Settings {
 	return batch.Settings{MaxSize: 32, MaxBytes: 16 << 20, MaxWait: 5 * time.Millisecond}

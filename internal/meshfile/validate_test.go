@@ -72,7 +72,7 @@ func TestErrorsHaveTheirPlace(t *testing.T) {
 		"top_k":                   {running("{top_k: {k: 3}}"), "m.yaml:4:14: stages.a.runner.top_k: labels: are missing"},
 		"top_k's file":            {running("{top_k: {labels_file: nowhere.txt}}"), "m.yaml:4:22: stages.a.runner.top_k.labels_file: open testdata/nowhere.txt: no such file"},
 
-		"batch mode":           {stage("batch: {mode: lazy}"), `m.yaml:5:13: stages.a.batch.mode: "lazy" is none of eager, window and stream`},
+		"batch mode":           {stage("batch: {mode: lazy}"), `m.yaml:5:13: stages.a.batch.mode: "lazy" is none of adaptive, eager, window and stream`},
 		"first chunk":          {stage("stream: {first_chunk_timeout: -1s}"), "m.yaml:5:14: stages.a.stream.first_chunk_timeout: -1s is negative"},
 		"idle stream":          {stage("stream: {idle_timeout: -1s}"), "m.yaml:5:14: stages.a.stream.idle_timeout: -1s is negative"},
 		"batch size":           {stage("batch: {max_size: -1}"), "m.yaml:5:13: stages.a.batch.max_size: -1 rows is less than 1"},

@@ -1,6 +1,7 @@
 package batch
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -24,6 +25,8 @@ type Batcher struct {
 	young, old map[Key]*group
 	// alone is the group of the items that must be alone, whatever their key.
 	alone *group
+	// latest is the group of the batch that finished last; nil before the first.
+	latest *group
 	// waiting are the groups with items.
 	waiting []*group
 	added   uint64
@@ -36,6 +39,7 @@ type Batcher struct {
 
 // New returns an empty Batcher. The settings must be valid.
 func New(s Settings) *Batcher {
+	s.Mode = cmp.Or(s.Mode, Adaptive)
 	b := &Batcher{settings: s, entries: make(map[ID]*entry), young: make(map[Key]*group), alone: newGroup()}
 	b.alone.alone = true
 	return b
@@ -51,6 +55,7 @@ func (b *Batcher) Add(now time.Time, item Item) error {
 	if !item.Alone && b.settings.Mode != Stream {
 		g = b.groupOf(item.Key)
 		g.gather.recordArrival(now)
+		g.traffic.recordArrival(now)
 	}
 	e := b.newEntry()
 	b.added++
@@ -171,14 +176,30 @@ func (b *Batcher) mostUrgent() *entry {
 // that slot idle again.
 func (b *Batcher) Finished(now time.Time, run Run) {
 	g := b.groupOf(run.Key)
+	b.latest = g
 	if run.Took > 0 {
 		g.estimate.learn(run.Rows, run.Took)
 	}
 	if b.settings.Mode != Window {
 		run.Took = g.estimate.of(run.Rows)
 		g.gather.finished(now, run, g.items, b.settings.MaxWait)
+		g.traffic.finished(now, run.Items)
 	}
 	g.heldUntil = time.Time{}
+}
+
+// Learned is what recent batches of one key were like: one of n rows ran for
+// Start + n*PerRow, and was held for Hold.
+type Learned struct{ Start, PerRow, Hold time.Duration }
+
+// Learned returns what the key of the batch that finished last has taught. It is false
+// before the first.
+func (b *Batcher) Learned() (Learned, bool) {
+	if b.latest == nil || !b.latest.estimate.known() {
+		return Learned{}, false
+	}
+	start, slope := b.latest.estimate.line()
+	return Learned{seconds(start), seconds(slope), seconds(b.latest.traffic.held)}, true
 }
 
 // Drain ends all holding: from now on an idle slot gets what is queued.
@@ -209,18 +230,23 @@ func (b *Batcher) Next(now time.Time, idle int) (Batch, bool) {
 		}
 		d := b.decide(next, now, idle)
 		if d.reason != "" {
-			return b.take(next, d.reason), true
+			return b.take(next, now, d.reason), true
 		}
 		next.heldUntil = d.until
 	}
 }
 
 // take makes a batch of what the group serves first.
-func (b *Batcher) take(g *group, reason Reason) Batch {
-	most := 1
-	if !g.alone {
-		most = min(g.items, b.settings.MaxSize)
+func (b *Batcher) take(g *group, now time.Time, reason Reason) Batch {
+	most := min(g.items, b.settings.MaxSize)
+	switch {
+	case g.alone:
+		most = 1
+	case b.settings.Mode == Adaptive && (reason == Idle || reason == Gather):
+		most = g.firstPart(now)
 	}
+	g.traffic.dispatched(now, g.heldSince)
+	g.heldSince = time.Time{}
 	first := g.first()
 	out := Batch{Key: first.item.Key, Items: make([]Item, 0, most), Reason: reason}
 	for ; first != nil && len(out.Items) < most && b.fits(out, first.item); first = g.first() {
@@ -229,7 +255,6 @@ func (b *Batcher) take(g *group, reason Reason) Batch {
 		out.Rows += item.Rows
 		out.Bytes += item.Bytes
 	}
-	g.gathered = false
 	return out
 }
 

@@ -40,8 +40,11 @@ func (e *estimate) learn(rows int, took time.Duration) {
 	dx, dy := x-e.rows, y-e.took
 	e.rows += dx / e.weight
 	e.took += dy / e.weight
-	e.spread = fade*e.spread + dx*(x-e.rows)
-	e.joint = fade*e.joint + dx*(y-e.took)
+	if math.Abs(dx) >= 0.5 { // batches of one size do not make the slope less certain
+		e.spread, e.joint = fade*e.spread, fade*e.joint
+	}
+	e.spread += dx * (x - e.rows)
+	e.joint += dx * (y - e.took)
 }
 
 // of returns how long a batch of that many rows is likely to run.
@@ -52,18 +55,34 @@ func (e *estimate) bound(rows int) time.Duration {
 	return seconds(e.at(float64(rows)) + 2*e.miss)
 }
 
-// at evaluates the line, with neither part of it negative. Where all batches
-// had one size it is level.
 func (e *estimate) at(rows float64) float64 {
-	slope := 0.0
-	if e.spread > level {
-		slope = max(0, e.joint/e.spread)
-	}
-	start := e.took - slope*e.rows
-	if start < 0 {
-		start, slope = 0, e.took/e.rows
-	}
+	start, slope := e.line()
 	return start + slope*rows
+}
+
+// line returns the parts of the line, neither of them negative. Where all batches had
+// one size it is level.
+func (e *estimate) line() (start, slope float64) {
+	slope = e.slope(0)
+	if start = e.took - slope*e.rows; start < 0 {
+		return 0, e.took / e.rows
+	}
+	return start, slope
+}
+
+// cautious returns the parts of the line, with the slope one standard error less.
+func (e *estimate) cautious() (start, slope float64) {
+	slope = e.slope(1)
+	return max(0, e.took-slope*e.rows), slope
+}
+
+// slope returns the slope, less so many of its standard errors.
+func (e *estimate) slope(errors float64) float64 {
+	if e.spread <= level {
+		return 0
+	}
+	deviation := e.miss * math.Sqrt(math.Pi/2) // of normal errors with this mean size
+	return max(0, e.joint/e.spread-errors*deviation/math.Sqrt(e.spread))
 }
 
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }

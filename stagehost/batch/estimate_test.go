@@ -97,3 +97,31 @@ func TestEstimateBoundsRunsThatVary(t *testing.T) {
 		t.Errorf("%d of 1000 runs took no longer than the bound %s", within, e.bound(16))
 	}
 }
+
+func TestDelaysPredictReturns(t *testing.T) {
+	t.Parallel()
+	var d delays
+	for range 100 {
+		d.record(ms, 2)
+		d.record(never, 2)
+	}
+	for name, row := range map[string]struct {
+		age, next time.Duration
+		least     float64
+		most      float64
+	}{
+		"soon enough": {0, 2 * ms, 0.49, 0.5},
+		"too soon":    {0, ms / 2, 0, 0},
+		"too late":    {2 * ms, time.Second, 0, 0},
+	} {
+		if got := d.within(row.age, row.next); got < row.least || got > row.most {
+			t.Errorf("%s: %.3f return within %s after %s, want %.2f to %.2f", name, got, row.next, row.age, row.least, row.most)
+		}
+	}
+	for delay := time.Duration(0); delay < 2*time.Second; delay = delay*11/10 + time.Microsecond {
+		k := edgeBefore(delay)
+		if edge(k) > delay || k+1 < delayEdges && edge(k+1) <= delay {
+			t.Fatalf("edge %d, at %s, is not the last before %s", k, edge(k), delay)
+		}
+	}
+}

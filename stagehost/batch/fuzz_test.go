@@ -38,10 +38,13 @@ func (r *reader) next() byte {
 
 func (r *reader) settings() batch.Settings {
 	mode, size := r.next(), r.next()
-	s := batch.Settings{MaxSize: 1 + int(size)%16, MaxBytes: int(size>>4) * 20, MaxWait: time.Duration(mode>>2) * ms / 2}
-	if mode&1 == 1 {
+	s := batch.Settings{Mode: batch.Adaptive, MaxSize: 1 + int(size)%16, MaxBytes: int(size>>4) * 20, MaxWait: time.Duration(mode>>2) * ms / 2}
+	switch {
+	case mode&1 == 1:
 		s.Mode = batch.Window
 		s.MaxWait += ms
+	case mode&2 == 2:
+		s.Mode = batch.Eager
 	}
 	return s
 }

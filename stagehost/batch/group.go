@@ -13,6 +13,7 @@ type group struct {
 	alone    bool
 	estimate estimate
 	gather   gather
+	traffic  traffic
 
 	// lines are the entries by class, deadlines those with one.
 	lines     [classes]queue
@@ -21,8 +22,8 @@ type group struct {
 	rows      int
 	bytes     int
 
-	// gathered is true where what is here was held by gather.
-	gathered bool
+	// heldSince is when what is here began to be held for others; zero where it was not.
+	heldSince time.Time
 	// heldUntil is when a held group may be dispatched; zero where it is not held.
 	heldUntil time.Time
 }
@@ -57,7 +58,9 @@ func (g *group) remove(e *entry) {
 	g.rows -= e.item.Rows
 	g.bytes -= e.item.Bytes
 	g.heldUntil = time.Time{}
-	g.gathered = g.gathered && g.items > 0
+	if g.items == 0 {
+		g.heldSince = time.Time{}
+	}
 }
 
 // first returns the entry that is served first; nil in an empty group.

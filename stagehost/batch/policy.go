@@ -1,6 +1,9 @@
 package batch
 
-import "time"
+import (
+	"cmp"
+	"time"
+)
 
 // decision is what happens to a group while a slot is idle: it is
 // dispatched for a reason, or else held until a time.
@@ -23,7 +26,7 @@ func (b *Batcher) decide(g *group, now time.Time, idle int) decision {
 	case b.settings.Mode == Window:
 		return window(g, now, b.settings.MaxWait)
 	default:
-		return eager(g, now, idle)
+		return b.eager(g, now, idle)
 	}
 }
 
@@ -38,14 +41,19 @@ func window(g *group, now time.Time, maxWait time.Duration) decision {
 	return hold(g, now, g.oldest().Add(maxWait), Timer)
 }
 
-// eager holds only for returning callers.
-func eager(g *group, now time.Time, idle int) decision {
-	until, gathering := g.gather.hold(now, g.items, idle)
+// eager holds for returning callers, and in adaptive mode, while one slot alone is idle,
+// for whatever is likely to come.
+func (b *Batcher) eager(g *group, now time.Time, idle int) decision {
+	until, holding := g.gather.hold(now, g.items, idle)
+	if b.settings.Mode == Adaptive && idle == 1 {
+		latest := cmp.Or(g.heldSince, now).Add(b.settings.MaxWait)
+		until, holding = g.holdForMore(now, latest, b.settings.MaxSize-g.rows)
+	}
 	switch {
-	case gathering:
-		g.gathered = true
+	case holding:
+		g.heldSince = cmp.Or(g.heldSince, now)
 		return hold(g, now, until, Gather)
-	case g.gathered:
+	case !g.heldSince.IsZero():
 		return dispatch(Gather)
 	default:
 		return dispatch(Idle)
@@ -55,7 +63,7 @@ func eager(g *group, now time.Time, idle int) decision {
 // hold holds the group until a time, or until it might be too late for one of
 // its items.
 func hold(g *group, now, until time.Time, reason Reason) decision {
-	if latest, ok := g.latestStart(); ok && latest.Before(until) {
+	if latest, ok := g.latestStart(); ok && !latest.After(until) {
 		until, reason = latest, Deadline
 	}
 	if !now.Before(until) {

@@ -12,7 +12,7 @@ import (
 
 func drawSettings(t *rapid.T) batch.Settings {
 	return batch.Settings{
-		Mode:     rapid.SampledFrom([]batch.Mode{"", batch.Eager, batch.Window}).Draw(t, "mode"),
+		Mode:     rapid.SampledFrom([]batch.Mode{batch.Adaptive, batch.Eager, batch.Window}).Draw(t, "mode"),
 		MaxSize:  rapid.IntRange(1, 8).Draw(t, "max size"),
 		MaxBytes: rapid.SampledFrom([]int{0, 50, 100}).Draw(t, "max bytes"),
 		MaxWait:  time.Duration(rapid.IntRange(1, 20).Draw(t, "max wait")) * ms,
@@ -89,7 +89,7 @@ func TestHoldsAreBounded(t *testing.T) {
 		run := time.Duration(rapid.IntRange(1, 40).Draw(t, "run")) * ms
 		d := newDriver(t, settings, 1)
 		most := settings.MaxWait
-		if settings.Mode != batch.Window {
+		if settings.Mode == batch.Eager {
 			most = min(most, 2*run/5)
 		}
 		for range rapid.IntRange(1, 30).Draw(t, "rounds") {

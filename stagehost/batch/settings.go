@@ -13,16 +13,16 @@ type Mode string
 
 // The modes.
 const (
-	// Eager gives an idle slot what is queued at once, but for gathering. It
+	// Adaptive holds a batch while that is likely to save more time than it costs. It
 	// is what an empty mode means.
+	Adaptive Mode = "adaptive"
+	// Eager gives an idle slot what is queued at once, but for gathering.
 	Eager Mode = "eager"
 	// Window holds a batch up to max_wait for more items.
 	Window Mode = "window"
 	// Stream gives every item to an idle slot by itself, at once. It is for runners
 	// that answer in chunks.
 	Stream Mode = "stream"
-	// Adaptive is to hold only while that pays. This version refuses it.
-	Adaptive Mode = "adaptive"
 )
 
 // Settings are the limits of one stage's batches.
@@ -33,8 +33,8 @@ type Settings struct {
 	// MaxBytes is the most payload bytes of a batch; 0 is no limit.
 	MaxBytes int `yaml:"max_bytes,size"`
 	// MaxWait is the longest that an item is held while a slot is idle,
-	// counted from its arrival in window mode. In eager mode it is a limit to
-	// gathering, and 0 turns that off.
+	// counted from its arrival in window mode. In adaptive and eager mode 0 turns
+	// holding off.
 	MaxWait time.Duration `yaml:"max_wait"`
 	// By names the parameters that items of one batch must agree on. The host makes the
 	// items' batch keys of them.
@@ -61,12 +61,10 @@ func (s Settings) Validate() error {
 
 func (m Mode) validate() error {
 	switch m {
-	case "", Eager, Window, Stream:
+	case "", Adaptive, Eager, Window, Stream:
 		return nil
-	case Adaptive:
-		return errors.New("batch.mode: adaptive is not in this version; use eager, window or stream")
 	default:
-		return fmt.Errorf("batch.mode: %q is none of eager, window and stream", string(m))
+		return fmt.Errorf("batch.mode: %q is none of adaptive, eager, window and stream", string(m))
 	}
 }
 

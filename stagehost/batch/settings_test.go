@@ -14,12 +14,12 @@ func TestBadSettingsAreRejectedByKey(t *testing.T) {
 		settings batch.Settings
 		refusals []string
 	}{
-		"eager by default":        {batch.Settings{MaxSize: 1}, nil},
+		"adaptive by default":     {batch.Settings{MaxSize: 1}, nil},
 		"eager with all limits":   {batch.Settings{Mode: batch.Eager, MaxSize: 32, MaxBytes: 1 << 20, MaxWait: time.Millisecond}, nil},
 		"window":                  {batch.Settings{Mode: batch.Window, MaxSize: 32, MaxWait: time.Millisecond}, nil},
 		"window without a window": {batch.Settings{Mode: batch.Window, MaxSize: 32}, []string{"batch.max_wait"}},
 		"stream":                  {batch.Settings{Mode: batch.Stream, MaxSize: 32}, nil},
-		"adaptive":                {batch.Settings{Mode: batch.Adaptive, MaxSize: 32}, []string{"batch.mode: adaptive is not in this version"}},
+		"adaptive":                {batch.Settings{Mode: batch.Adaptive, MaxSize: 32}, nil},
 		"an unknown mode":         {batch.Settings{Mode: "greedy", MaxSize: 32}, []string{`batch.mode: "greedy"`}},
 		"no size":                 {batch.Settings{}, []string{"batch.max_size"}},
 		"all of it wrong": {
