@@ -229,6 +229,7 @@ func (l *loop) extend(now time.Time) {
 	l.extendAt = now.Add(every)
 	l.host.metrics.recordItems(&l.ledger)
 	l.host.load.recordInFlight(&l.ledger)
+	l.host.load.recordLearned(l.batcher)
 	l.cancelledIDs.expire(now)
 	if l.abandoned || !l.host.bus.Connected() {
 		return

@@ -13,6 +13,7 @@ import (
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
 	"github.com/stagemesh/stagemesh/discovery"
+	"github.com/stagemesh/stagemesh/stagehost/batch"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
@@ -71,6 +72,8 @@ type load struct {
 	// waits are the queue waits of the last items; next is the index of the oldest.
 	waits []time.Duration
 	next  int
+	// learned is what the batcher knows; nil before the first batch.
+	learned *meshv1.BatchEstimate
 }
 
 // recordInFlight takes the counts of the ledger.
@@ -81,6 +84,17 @@ func (l *load) recordInFlight(of *ledger) {
 	if l.inFlight == 0 {
 		l.waits, l.next = l.waits[:0], 0
 	}
+}
+
+// recordLearned takes what the batcher knows.
+func (l *load) recordLearned(of *batch.Batcher) {
+	known, ok := of.Learned()
+	if !ok {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.learned = &meshv1.BatchEstimate{Start: durationpb.New(known.Start), PerRow: durationpb.New(known.PerRow), Hold: durationpb.New(known.Hold)}
 }
 
 // recordWait takes how long an item was in its queue.
@@ -95,27 +109,27 @@ func (l *load) recordWait(d time.Duration) {
 	l.next = (l.next + 1) % recentWaits
 }
 
-// get returns the counts, and the median of the waits.
-func (l *load) get() (inFlight, running int, wait time.Duration) {
+// get returns the counts, the median of the waits, and what the batcher knows.
+func (l *load) get() (inFlight, running int, wait time.Duration, learned *meshv1.BatchEstimate) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(l.waits) > 0 {
 		sorted := slices.Sorted(slices.Values(l.waits))
 		wait = sorted[len(sorted)/2]
 	}
-	return l.inFlight, l.running, wait
+	return l.inFlight, l.running, wait, l.learned
 }
 
 // Record returns the record that the host publishes. Call it after the runner has
 // started.
 func (h *Host) Record() *meshv1.HostRecord {
 	s := h.settings
-	inFlight, running, wait := h.load.get()
+	inFlight, running, wait, learned := h.load.get()
 	r := &meshv1.HostRecord{
 		Mesh: string(s.Mesh), Stage: string(s.Stage), Host: string(s.Host), Version: s.Version, Labels: s.Labels,
 		Operations:  s.Operations,
 		MaxInFlight: uint32(s.MaxInFlight), Slots: uint32(s.Runner.Concurrency()),
-		InFlight: uint32(inFlight), Running: uint32(running), QueueWait: durationpb.New(wait),
+		InFlight: uint32(inFlight), Running: uint32(running), QueueWait: durationpb.New(wait), BatchEstimate: learned,
 		StartedAt: timestamppb.New(h.connectedAt),
 	}
 	r.Spec, r.Limits = h.Describe().Published()

@@ -92,6 +92,16 @@ func (s *strict) Announce(ctx context.Context, i discovery.Instance, state func(
 	return s.Announcer.Announce(ctx, i, state)
 }
 
+func TestRecordShowsWhatBatchesTaught(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	h := b.host(inproc.Each(inproc.Settings{}, echo))
+	checkEcho(t, b.ask("x"))
+	testbed.Eventually(t, "the batch is in the record", func() bool {
+		return h.Record().GetBatchEstimate().GetStart().AsDuration() > 0
+	})
+}
+
 func TestHostRetriesRejectedRegistration(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
@@ -289,11 +290,11 @@ func printHosts(out io.Writer, hosts []*adminv1.HostStatus, now time.Time) error
 		r := host.GetRecord()
 		rows[i] = []string{
 			visible(r.GetStage()), visible(r.GetHost()), stateOf(host), share(r.GetInFlight(), r.GetMaxInFlight()), share(r.GetRunning(), r.GetSlots()),
-			r.GetQueueWait().AsDuration().Round(10 * time.Microsecond).String(), workersOf(r),
+			r.GetQueueWait().AsDuration().Round(10 * time.Microsecond).String(), batchesOf(r), workersOf(r),
 			cmp.Or(visible(r.GetVersion()), "-"), cmp.Or(visible(r.GetAddress()), "-"), cmp.Or(visible(r.GetOperations()), "-"), age(now.Sub(r.GetStartedAt().AsTime())),
 		}
 	}
-	if err := printTable(out, "STAGE\tHOST\tSTATE\tIN FLIGHT\tRUNNING\tQUEUE WAIT\tWORKERS\tVERSION\tADDRESS\tOPERATIONS\tUP", rows); err != nil {
+	if err := printTable(out, "STAGE\tHOST\tSTATE\tIN FLIGHT\tRUNNING\tQUEUE WAIT\tBATCHES\tWORKERS\tVERSION\tADDRESS\tOPERATIONS\tUP", rows); err != nil {
 		return err
 	}
 	for _, host := range hosts {
@@ -326,6 +327,16 @@ func stateOf(h *adminv1.HostStatus) string {
 	default:
 		return "ready"
 	}
+}
+
+// batchesOf describes how long a host's batches run and are held.
+func batchesOf(r *meshv1.HostRecord) string {
+	e := r.GetBatchEstimate()
+	if e == nil {
+		return "-"
+	}
+	short := func(d *durationpb.Duration) time.Duration { return d.AsDuration().Round(10 * time.Microsecond) }
+	return fmt.Sprintf("%s + %s/row, held %s", short(e.GetStart()), short(e.GetPerRow()), short(e.GetHold()))
 }
 
 // workersOf describes how many of a host's workers are ready.

@@ -61,7 +61,9 @@ type HostRecord struct {
 	Spec   *v1.Spec   `protobuf:"bytes,18,opt,name=spec,proto3" json:"spec,omitempty"`
 	Limits *v1.Limits `protobuf:"bytes,19,opt,name=limits,proto3" json:"limits,omitempty"`
 	// Address of its program's operations port; empty if it has none.
-	Operations    string `protobuf:"bytes,20,opt,name=operations,proto3" json:"operations,omitempty"`
+	Operations string `protobuf:"bytes,20,opt,name=operations,proto3" json:"operations,omitempty"`
+	// What it learnt of the batches of the batch key that ran last; unset before the first.
+	BatchEstimate *BatchEstimate `protobuf:"bytes,21,opt,name=batch_estimate,json=batchEstimate,proto3" json:"batch_estimate,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -236,6 +238,76 @@ func (x *HostRecord) GetOperations() string {
 	return ""
 }
 
+func (x *HostRecord) GetBatchEstimate() *BatchEstimate {
+	if x != nil {
+		return x.BatchEstimate
+	}
+	return nil
+}
+
+// BatchEstimate is how long recent batches of one key ran and were held.
+type BatchEstimate struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// A batch of n rows runs for start and n times per_row.
+	Start  *durationpb.Duration `protobuf:"bytes,1,opt,name=start,proto3" json:"start,omitempty"`
+	PerRow *durationpb.Duration `protobuf:"bytes,2,opt,name=per_row,json=perRow,proto3" json:"per_row,omitempty"`
+	// Mean time for which a batch waited for more items beside an idle slot.
+	Hold          *durationpb.Duration `protobuf:"bytes,3,opt,name=hold,proto3" json:"hold,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BatchEstimate) Reset() {
+	*x = BatchEstimate{}
+	mi := &file_stagemesh_mesh_v1_host_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BatchEstimate) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BatchEstimate) ProtoMessage() {}
+
+func (x *BatchEstimate) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_mesh_v1_host_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BatchEstimate.ProtoReflect.Descriptor instead.
+func (*BatchEstimate) Descriptor() ([]byte, []int) {
+	return file_stagemesh_mesh_v1_host_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *BatchEstimate) GetStart() *durationpb.Duration {
+	if x != nil {
+		return x.Start
+	}
+	return nil
+}
+
+func (x *BatchEstimate) GetPerRow() *durationpb.Duration {
+	if x != nil {
+		return x.PerRow
+	}
+	return nil
+}
+
+func (x *BatchEstimate) GetHold() *durationpb.Duration {
+	if x != nil {
+		return x.Hold
+	}
+	return nil
+}
+
 // WorkerRecord is the state of one worker of a host.
 type WorkerRecord struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -252,7 +324,7 @@ type WorkerRecord struct {
 
 func (x *WorkerRecord) Reset() {
 	*x = WorkerRecord{}
-	mi := &file_stagemesh_mesh_v1_host_proto_msgTypes[1]
+	mi := &file_stagemesh_mesh_v1_host_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -264,7 +336,7 @@ func (x *WorkerRecord) String() string {
 func (*WorkerRecord) ProtoMessage() {}
 
 func (x *WorkerRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_mesh_v1_host_proto_msgTypes[1]
+	mi := &file_stagemesh_mesh_v1_host_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -277,7 +349,7 @@ func (x *WorkerRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerRecord.ProtoReflect.Descriptor instead.
 func (*WorkerRecord) Descriptor() ([]byte, []int) {
-	return file_stagemesh_mesh_v1_host_proto_rawDescGZIP(), []int{1}
+	return file_stagemesh_mesh_v1_host_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *WorkerRecord) GetIndex() uint32 {
@@ -312,7 +384,7 @@ var File_stagemesh_mesh_v1_host_proto protoreflect.FileDescriptor
 
 const file_stagemesh_mesh_v1_host_proto_rawDesc = "" +
 	"\n" +
-	"\x1cstagemesh/mesh/v1/host.proto\x12\x11stagemesh.mesh.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1estagemesh/stage/v1/stage.proto\"\x8b\x06\n" +
+	"\x1cstagemesh/mesh/v1/host.proto\x12\x11stagemesh.mesh.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1estagemesh/stage/v1/stage.proto\"\xd4\x06\n" +
 	"\n" +
 	"HostRecord\x12\x12\n" +
 	"\x04mesh\x18\x01 \x01(\tR\x04mesh\x12\x14\n" +
@@ -339,10 +411,15 @@ const file_stagemesh_mesh_v1_host_proto_rawDesc = "" +
 	"\x06limits\x18\x13 \x01(\v2\x1a.stagemesh.stage.v1.LimitsR\x06limits\x12\x1e\n" +
 	"\n" +
 	"operations\x18\x14 \x01(\tR\n" +
-	"operations\x1a9\n" +
+	"operations\x12G\n" +
+	"\x0ebatch_estimate\x18\x15 \x01(\v2 .stagemesh.mesh.v1.BatchEstimateR\rbatchEstimate\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"r\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa3\x01\n" +
+	"\rBatchEstimate\x12/\n" +
+	"\x05start\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x05start\x122\n" +
+	"\aper_row\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x06perRow\x12-\n" +
+	"\x04hold\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x04hold\"r\n" +
 	"\fWorkerRecord\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12 \n" +
@@ -361,28 +438,33 @@ func file_stagemesh_mesh_v1_host_proto_rawDescGZIP() []byte {
 	return file_stagemesh_mesh_v1_host_proto_rawDescData
 }
 
-var file_stagemesh_mesh_v1_host_proto_msgTypes = make([]protoimpl.MessageInfo, 3)
+var file_stagemesh_mesh_v1_host_proto_msgTypes = make([]protoimpl.MessageInfo, 4)
 var file_stagemesh_mesh_v1_host_proto_goTypes = []any{
 	(*HostRecord)(nil),            // 0: stagemesh.mesh.v1.HostRecord
-	(*WorkerRecord)(nil),          // 1: stagemesh.mesh.v1.WorkerRecord
-	nil,                           // 2: stagemesh.mesh.v1.HostRecord.LabelsEntry
-	(*durationpb.Duration)(nil),   // 3: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 4: google.protobuf.Timestamp
-	(*v1.Spec)(nil),               // 5: stagemesh.stage.v1.Spec
-	(*v1.Limits)(nil),             // 6: stagemesh.stage.v1.Limits
+	(*BatchEstimate)(nil),         // 1: stagemesh.mesh.v1.BatchEstimate
+	(*WorkerRecord)(nil),          // 2: stagemesh.mesh.v1.WorkerRecord
+	nil,                           // 3: stagemesh.mesh.v1.HostRecord.LabelsEntry
+	(*durationpb.Duration)(nil),   // 4: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 5: google.protobuf.Timestamp
+	(*v1.Spec)(nil),               // 6: stagemesh.stage.v1.Spec
+	(*v1.Limits)(nil),             // 7: stagemesh.stage.v1.Limits
 }
 var file_stagemesh_mesh_v1_host_proto_depIdxs = []int32{
-	2, // 0: stagemesh.mesh.v1.HostRecord.labels:type_name -> stagemesh.mesh.v1.HostRecord.LabelsEntry
-	3, // 1: stagemesh.mesh.v1.HostRecord.queue_wait:type_name -> google.protobuf.Duration
-	1, // 2: stagemesh.mesh.v1.HostRecord.workers:type_name -> stagemesh.mesh.v1.WorkerRecord
-	4, // 3: stagemesh.mesh.v1.HostRecord.started_at:type_name -> google.protobuf.Timestamp
-	5, // 4: stagemesh.mesh.v1.HostRecord.spec:type_name -> stagemesh.stage.v1.Spec
-	6, // 5: stagemesh.mesh.v1.HostRecord.limits:type_name -> stagemesh.stage.v1.Limits
-	6, // [6:6] is the sub-list for method output_type
-	6, // [6:6] is the sub-list for method input_type
-	6, // [6:6] is the sub-list for extension type_name
-	6, // [6:6] is the sub-list for extension extendee
-	0, // [0:6] is the sub-list for field type_name
+	3,  // 0: stagemesh.mesh.v1.HostRecord.labels:type_name -> stagemesh.mesh.v1.HostRecord.LabelsEntry
+	4,  // 1: stagemesh.mesh.v1.HostRecord.queue_wait:type_name -> google.protobuf.Duration
+	2,  // 2: stagemesh.mesh.v1.HostRecord.workers:type_name -> stagemesh.mesh.v1.WorkerRecord
+	5,  // 3: stagemesh.mesh.v1.HostRecord.started_at:type_name -> google.protobuf.Timestamp
+	6,  // 4: stagemesh.mesh.v1.HostRecord.spec:type_name -> stagemesh.stage.v1.Spec
+	7,  // 5: stagemesh.mesh.v1.HostRecord.limits:type_name -> stagemesh.stage.v1.Limits
+	1,  // 6: stagemesh.mesh.v1.HostRecord.batch_estimate:type_name -> stagemesh.mesh.v1.BatchEstimate
+	4,  // 7: stagemesh.mesh.v1.BatchEstimate.start:type_name -> google.protobuf.Duration
+	4,  // 8: stagemesh.mesh.v1.BatchEstimate.per_row:type_name -> google.protobuf.Duration
+	4,  // 9: stagemesh.mesh.v1.BatchEstimate.hold:type_name -> google.protobuf.Duration
+	10, // [10:10] is the sub-list for method output_type
+	10, // [10:10] is the sub-list for method input_type
+	10, // [10:10] is the sub-list for extension type_name
+	10, // [10:10] is the sub-list for extension extendee
+	0,  // [0:10] is the sub-list for field type_name
 }
 
 func init() { file_stagemesh_mesh_v1_host_proto_init() }
@@ -396,7 +478,7 @@ func file_stagemesh_mesh_v1_host_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_stagemesh_mesh_v1_host_proto_rawDesc), len(file_stagemesh_mesh_v1_host_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   3,
+			NumMessages:   4,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
