@@ -13,7 +13,7 @@ import (
 // and finished.
 func BenchmarkBatch(b *testing.B) {
 	for _, size := range []int{1, 32} {
-		for _, mode := range []batch.Mode{batch.Eager, batch.Window} {
+		for _, mode := range []batch.Mode{batch.Adaptive, batch.Eager, batch.Window} {
 			b.Run(fmt.Sprintf("%s of %d", mode, size), func(b *testing.B) {
 				b.ReportAllocs()
 				fillAndDispatch(b, batch.Settings{Mode: mode, MaxSize: size, MaxWait: 10 * ms}, size)
