@@ -204,9 +204,7 @@ func (p ports) linger(ctx context.Context, d time.Duration) error {
 	if p.public.addr == nil && p.grpc.addr == nil || d == 0 {
 		return nil
 	}
-	if p.public.http != nil {
-		p.public.disconnectGRPC() // who connects again gets closeWhenStopping
-	}
+	p.public.disconnectGRPC() // who connects again gets closeWhenStopping
 	delay, cancel := process.DrainContext(ctx, d)
 	defer cancel()
 	err := p.until(delay)
@@ -240,24 +238,26 @@ func (s *server) shutdown(ctx context.Context) (err error) {
 			err = errors.Join(context.Cause(ctx), s.http.Close())
 		}
 	}
-	select {
-	case <-s.disconnected:
+	if s.grpc == nil {
 		return err
-	case <-ctx.Done():
-		s.grpc.Stop()
-		<-s.disconnected
+	}
+	force := context.AfterFunc(ctx, s.grpc.Stop)
+	<-s.disconnected
+	if !force() {
 		return cmp.Or(err, context.Cause(ctx))
 	}
+	return err
 }
 
 // disconnectGRPC has clients of gRPC go elsewhere when their calls have ended.
 func (s *server) disconnectGRPC() {
+	if s.grpc == nil {
+		return
+	}
 	s.disconnect.Do(func() {
 		go func() {
 			defer close(s.disconnected)
-			if s.grpc != nil {
-				s.grpc.GracefulStop()
-			}
+			s.grpc.GracefulStop()
 		}()
 	})
 }
