@@ -99,18 +99,11 @@ func (l grpcListener) Addr() net.Addr { return l.shared.Addr() }
 type replayedConn struct {
 	net.Conn
 
-	first []byte
+	in io.Reader
 }
 
 // Read implements net.Conn.
-func (c *replayedConn) Read(buf []byte) (int, error) {
-	if len(c.first) == 0 {
-		return c.Conn.Read(buf)
-	}
-	n := copy(buf, c.first)
-	c.first = c.first[n:]
-	return n, nil
-}
+func (c *replayedConn) Read(buf []byte) (int, error) { return c.in.Read(buf) }
 
 // sharedConn is a connection as net/http sees it.
 type sharedConn struct {
@@ -118,10 +111,8 @@ type sharedConn struct {
 
 	listener *SharedListener
 	state    tls.ConnectionState
-
-	// These belong to the goroutine that reads.
-	begun bool
-	first []byte
+	// in is what net/http reads; nil before its first read.
+	in io.Reader
 
 	mu sync.Mutex
 	// gone is true where the connection is the gRPC server's.
@@ -131,26 +122,13 @@ type sharedConn struct {
 // Read implements net.Conn. The first one waits for the first request of gRPC or HTTP/2, at
 // most for as long as net/http waits for a header.
 func (c *sharedConn) Read(buf []byte) (int, error) {
-	if !c.begun {
-		c.begun = true
+	if c.in == nil {
+		c.in = io.MultiReader() // the end
 		if err := c.begin(); err != nil {
 			c.listener.log.Debug("no request", "remote", c.RemoteAddr().String(), "error", err)
-			c.first = nil
-			return 0, io.EOF
 		}
 	}
-	if len(c.first) > 0 {
-		n := copy(buf, c.first)
-		c.first = c.first[n:]
-		return n, nil
-	}
-	c.mu.Lock()
-	gone := c.gone
-	c.mu.Unlock()
-	if gone {
-		return 0, io.EOF
-	}
-	return c.Conn.Read(buf)
+	return c.in.Read(buf)
 }
 
 // Close implements net.Conn.
@@ -191,8 +169,9 @@ func (c *sharedConn) begin() error {
 	if err != nil {
 		return err
 	}
-	if !isCall || !c.handOver(first.Bytes()) {
-		c.first = first.Bytes()
+	all := io.MultiReader(&first, c.Conn)
+	if !isCall || !c.handOver(all) {
+		c.in = all
 	}
 	return nil
 }
@@ -211,11 +190,11 @@ func (c *sharedConn) handshake() error {
 }
 
 // handOver reports whether the server of gRPC has taken the connection.
-func (c *sharedConn) handOver(first []byte) bool {
+func (c *sharedConn) handOver(in io.Reader) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	select {
-	case c.listener.calls <- &replayedConn{c.Conn, first}:
+	case c.listener.calls <- &replayedConn{c.Conn, in}:
 		c.gone = true
 	case <-c.listener.callsClosed:
 	}
@@ -241,57 +220,46 @@ func readPreface(from io.Reader, into *bytes.Buffer) (isHTTP2 bool, err error) {
 // maxFirstBytes bounds what a client may send before the server's first window update.
 const maxFirstBytes = 256 << 10
 
-var errFirstRequest = errors.New("the first request is too large, or not HTTP/2")
-
 // readFirstRequest reads the header of the first request, which many clients send after the
 // server's settings only. The server that takes the connection sends its own again, so the
-// acknowledgement of these is dropped.
-func readFirstRequest(conn io.ReadWriter, into *bytes.Buffer) (isCall bool, err error) {
+// acknowledgement of these is dropped. That server also answers malformed frames.
+func readFirstRequest(conn io.ReadWriter, into *bytes.Buffer) (isOfClient bool, err error) {
+	framer := http2.NewFramer(conn, io.TeeReader(io.LimitReader(conn, maxFirstBytes), into))
+	framer.ReadMetaHeaders, framer.MaxHeaderListSize = hpack.NewDecoder(4096, nil), MaxHeaderBytes
+	framer.SetMaxReadFrameSize(maxFirstBytes)
 	few := http2.Setting{ID: http2.SettingMaxConcurrentStreams, Val: 100} // until the server's own
-	if err := http2.NewFramer(conn, nil).WriteSettings(few); err != nil {
+	if err := framer.WriteSettings(few); err != nil {
 		return false, err
 	}
-	frames, acknowledged, complete := into.Len(), false, false
-	for !acknowledged || !complete {
+	for acknowledged, complete := false, false; !acknowledged || !complete; {
 		at := into.Len()
-		h, err := http2.ReadFrameHeader(io.TeeReader(conn, into))
+		frame, err := framer.ReadFrame()
+		if _, ok := errors.AsType[http2.ConnectionError](err); ok {
+			return false, nil
+		}
+		if _, ok := errors.AsType[http2.StreamError](err); ok {
+			complete = true
+			continue
+		}
 		if err != nil {
 			return false, err
 		}
-		if into.Len()+int(h.Length) > maxFirstBytes {
-			return false, errFirstRequest
-		}
-		if _, err := io.CopyN(into, conn, int64(h.Length)); err != nil {
-			return false, err
-		}
-		switch h.Type {
-		case http2.FrameSettings:
-			if h.Flags.Has(http2.FlagSettingsAck) {
+		switch f := frame.(type) {
+		case *http2.SettingsFrame:
+			if f.IsAck() {
 				acknowledged = true
 				into.Truncate(at)
 			}
-		case http2.FrameHeaders, http2.FrameContinuation:
-			complete = complete || h.Flags.Has(http2.FlagHeadersEndHeaders)
+		case *http2.MetaHeadersFrame:
+			if !complete {
+				complete, isOfClient = true, isCall(f.Fields)
+			}
 		}
 	}
-	return beginsWithCall(into.Bytes()[frames:]), nil
+	return isOfClient, nil
 }
 
-// beginsWithCall reports whether the first request is one that a gRPC client has sent itself.
-func beginsWithCall(frames []byte) bool {
-	framer := http2.NewFramer(nil, bytes.NewReader(frames))
-	framer.ReadMetaHeaders, framer.MaxHeaderListSize = hpack.NewDecoder(4096, nil), MaxHeaderBytes
-	for {
-		f, err := framer.ReadFrame()
-		if err != nil {
-			return false // the server answers that
-		}
-		if headers, ok := f.(*http2.MetaHeadersFrame); ok {
-			return isCall(headers.Fields)
-		}
-	}
-}
-
+// isCall reports whether a request is one that a gRPC client has sent itself.
 func isCall(header []hpack.HeaderField) bool {
 	var isGRPC, isClient bool
 	for _, f := range header {
