@@ -31,69 +31,60 @@ func (g Goal) Status() string {
 	return "**not reached**"
 }
 
-// The bounds of the goals.
+// The bounds that pictures show too.
 const (
-	wantProcesses  = 0.85
-	wantInProcess  = 2.0
-	wantLatency    = 1.15
-	wantStageMS    = 0.060
-	wantHop        = 1.7
-	wantHopMS      = 0.025
-	wantFront      = 0.70
-	wantGoodput    = 0.97
-	wantRefusalsMS = 15.0
-	wantOneMS      = 6.5
+	wantProcesses = 0.85
+	wantGoodput   = 0.97
 )
 
-// measure completes a goal that applies to the median of a figure, if it was measured.
-func (g Goal) measure(got spread, known bool, reaches func(median float64) bool, as func(float64) string) Goal {
-	if known {
-		g.Known, g.Reached, g.Measured = true, reaches(got.Median), formatSpread(got, as)
-	}
-	return g
+// quantity formats the bound of a goal, and what was measured.
+type quantity struct{ bound, figure func(float64) string }
+
+// goals are those so far.
+type goals []Goal
+
+func (g *goals) atLeast(n Number, want float64, of quantity, got spread, known bool, what string, args ...any) {
+	g.add(n, "at least "+of.bound(want), of, got, known, got.Median >= want, fmt.Sprintf(what, args...))
 }
 
-func atLeast(want float64) func(float64) bool { return func(v float64) bool { return v >= want } }
-func atMost(want float64) func(float64) bool  { return func(v float64) bool { return v <= want } }
+func (g *goals) atMost(n Number, want float64, of quantity, got spread, known bool, what string, args ...any) {
+	g.add(n, "at most "+of.bound(want), of, got, known, got.Median <= want, fmt.Sprintf(what, args...))
+}
+
+func (g *goals) add(n Number, want string, of quantity, got spread, known, reached bool, what string) {
+	out := Goal{Number: n, What: what, Want: want, Known: known, Reached: known && reached}
+	if known {
+		out.Measured = formatSpread(got, of.figure)
+	}
+	*g = append(*g, out)
+}
 
 // Goals returns all goals with their results.
 func Goals(r Results) []Goal {
-	var out []Goal
+	ratio, latency, part := quantity{times, preciseTimes}, quantity{milliseconds, milliseconds}, quantity{percent, share}
+	var out goals
 	for _, of := range []struct {
 		Number
 		place string
 		want  float64
-	}{{Processes, "three stages, in processes", wantProcesses}, {InProcess, "three stages, in one process", wantInProcess}} {
+	}{{Processes, "three stages, in processes", wantProcesses}, {InProcess, "three stages, in one process", 2}} {
 		for _, callers := range []int{64, 256} {
-			g := Goal{Number: of.Number, What: fmt.Sprintf("answers per second over the baseline's: %s, %d in flight", of.place, callers), Want: "at least " + times(of.want)}
 			c, known := r.comparison(of.Number, only, callers)
-			out = append(out, g.measure(c.Throughput, known, atLeast(of.want), preciseTimes))
+			out.atLeast(of.Number, of.want, ratio, c.Throughput, known, "answers per second over the baseline's: %s, %d in flight", of.place, callers)
 		}
 	}
-	g := Goal{Number: Processes, What: "P50 over the baseline's: three stages, in processes, 1 in flight", Want: "at most " + times(wantLatency)}
 	c, known := r.comparison(Processes, only, 1)
-	out = append(out, g.measure(c.P50, known, atMost(wantLatency), preciseTimes))
-	g = Goal{Number: Handlers, What: "P50 beyond that of a handler without a mesh: three stages, in one process, 1 in flight", Want: "at most " + milliseconds(3*wantStageMS)}
+	out.atMost(Processes, 1.15, ratio, c.P50, known, "P50 over the baseline's: three stages, in processes, 1 in flight")
 	c, known = r.comparison(Handlers, oneCaller, 1)
-	out = append(out, g.measure(beyond(c), known, atMost(3*wantStageMS), milliseconds))
+	out.atMost(Handlers, 3*0.060, latency, beyond(c), known, "P50 beyond that of a handler without a mesh: three stages, in one process, 1 in flight")
 	for _, protocol := range []bench.Protocol{bench.HTTP, bench.Connect} {
-		g := Goal{Number: Handlers, What: fmt.Sprintf("answers per second over those of a handler without a mesh: one stage, in one process, %s, 64 in flight", protocol), Want: "at least " + times(wantFront)}
-		c, known := r.comparison(Handlers, string(protocol), 64)
-		out = append(out, g.measure(c.Throughput, known, atLeast(wantFront), preciseTimes))
+		c, known = r.comparison(Handlers, string(protocol), 64)
+		out.atLeast(Handlers, 0.70, ratio, c.Throughput, known, "answers per second over those of a handler without a mesh: one stage, in one process, %s, 64 in flight", protocol)
 	}
 	ours, bare, known := r.hops("")
-	g = Goal{Number: Stages, What: "time of a further stage over the baseline's: in processes, 64 in flight", Want: "at most " + times(wantHop)}
-	if known && bare.Work > 0 {
-		ratio := ours.Work / bare.Work
-		g.Known, g.Reached, g.Measured = true, ratio <= wantHop, times(ratio)
-	}
-	out = append(out, g)
+	out.atMost(Stages, 1.7, ratio, compare.RatioOf([]float64{ours.Work / bare.Work}), known && bare.Work > 0, "time of a further stage over the baseline's: in processes, 64 in flight")
 	ours, _, known = r.hops(inOneProcess)
-	g = Goal{Number: Stages, What: "time of a further stage: in one process, 64 in flight", Want: "at most " + milliseconds(wantHopMS)}
-	if known {
-		g.Known, g.Reached, g.Measured = true, ours.Work <= wantHopMS, milliseconds(ours.Work)
-	}
-	out = append(out, g)
+	out.atMost(Stages, 0.025, latency, compare.RatioOf([]float64{ours.Work}), known, "time of a further stage: in one process, 64 in flight")
 	for _, of := range []struct {
 		Number
 		peer, work string
@@ -104,26 +95,21 @@ func Goals(r Results) []Goal {
 		{PeersNoop, mosec, "a worker that does nothing, mesh in one process", map[int]float64{1: 2, 32: 0.6, 64: 0.6}},
 	} {
 		for _, callers := range slices.Sorted(maps.Keys(of.want)) {
-			want := of.want[callers]
-			g := Goal{Number: of.Number, What: fmt.Sprintf("answers per second over MOSEC's: %s, %d in flight", of.work, callers), Want: "at least " + times(want)}
-			c, known := r.comparison(of.Number, of.peer, callers)
-			out = append(out, g.measure(c.Throughput, known, atLeast(want), preciseTimes))
+			c, known = r.comparison(of.Number, of.peer, callers)
+			out.atLeast(of.Number, of.want[callers], ratio, c.Throughput, known, "answers per second over MOSEC's: %s, %d in flight", of.work, callers)
 		}
 	}
-	g = Goal{Number: PeersBatching, What: "batches, P50, mesh in one process, 1 in flight", Want: "at most " + milliseconds(wantOneMS)}
 	c, known = r.comparison(PeersBatching, mosec, 1)
-	out = append(out, g.measure(spreadOf(side(&c, mesh), p50), known, atMost(wantOneMS), milliseconds))
+	out.atMost(PeersBatching, 6.5, latency, spreadOf(side(&c, mesh), p50), known, "batches, P50, mesh in one process, 1 in flight")
 	overload, _ := r.Item(Overload)
 	for _, offered := range []string{"2", "5"} {
-		g := Goal{Number: Overload, What: fmt.Sprintf("goodput at %s times the peak, as a share of the peak", offered), Want: "at least " + percent(wantGoodput)}
 		got, known := overload.shareOfPeak(offered)
-		out = append(out, g.measure(got, known, atLeast(wantGoodput), share))
-		g = Goal{Number: Overload, What: fmt.Sprintf("P99 of refusals at %s times the peak", offered), Want: "at most " + milliseconds(wantRefusalsMS)}
+		out.atLeast(Overload, wantGoodput, part, got, known, "goodput at %s times the peak, as a share of the peak", offered)
 		var refused []Trial
 		if loads := overload.answer(offered).Loads; len(loads) == 1 {
 			refused = withRefusals(loads[0].Trials)
 		}
-		out = append(out, g.measure(spreadOf(refused, refusalP99), len(refused) > 0, atMost(wantRefusalsMS), milliseconds))
+		out.atMost(Overload, 15, latency, spreadOf(refused, refusalP99), len(refused) > 0, "P99 of refusals at %s times the peak", offered)
 	}
 	samples := r.soakSamples()
 	for _, f := range steadyFigures() {
