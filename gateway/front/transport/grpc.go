@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/encoding"
 	grpcproto "google.golang.org/grpc/encoding/proto"
 	"google.golang.org/grpc/keepalive"
@@ -80,7 +81,7 @@ func NewGRPC(s GRPCSettings, services ...*Service) *grpc.Server {
 		s.TLS.NextProtos = []string{"h2"}
 	}
 	out := grpc.NewServer(
-		grpc.Creds(grpcCredentials{s}),
+		grpc.Creds(grpcCredentials{insecure.NewCredentials(), s}),
 		grpc.InTapHandle(openStream),
 		grpc.ChainStreamInterceptor(s.serve),
 		grpc.UnknownServiceHandler(func(any, grpc.ServerStream) error {
@@ -104,10 +105,12 @@ func NewGRPC(s GRPCSettings, services ...*Service) *grpc.Server {
 	return out
 }
 
-// grpcCredentials make the connections of a server.
-type grpcCredentials struct{ settings GRPCSettings }
+// grpcCredentials make the connections of a server, which calls nothing else of them.
+type grpcCredentials struct {
+	credentials.TransportCredentials
 
-var _ credentials.TransportCredentials = grpcCredentials{}
+	settings GRPCSettings
+}
 
 // ServerHandshake implements credentials.TransportCredentials. The server limits its time.
 func (c grpcCredentials) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
@@ -121,20 +124,6 @@ func (c grpcCredentials) ServerHandshake(conn net.Conn) (net.Conn, credentials.A
 	out := newGRPCConn(conn, c.settings.Settings, c.settings.Budget)
 	return out, out, nil
 }
-
-// ClientHandshake implements credentials.TransportCredentials.
-func (grpcCredentials) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	return nil, nil, errors.ErrUnsupported
-}
-
-// Info implements credentials.TransportCredentials.
-func (grpcCredentials) Info() credentials.ProtocolInfo { return credentials.ProtocolInfo{} }
-
-// Clone implements credentials.TransportCredentials.
-func (c grpcCredentials) Clone() credentials.TransportCredentials { return c }
-
-// OverrideServerName implements credentials.TransportCredentials.
-func (grpcCredentials) OverrideServerName(string) error { return errors.ErrUnsupported }
 
 // streamKey is the context key of the *grpcStream of a call.
 type streamKey struct{}

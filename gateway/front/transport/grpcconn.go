@@ -2,11 +2,14 @@ package transport
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/binary"
 	"errors"
+	"maps"
 	"math"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -40,7 +43,7 @@ type grpcConn struct {
 
 	// These belong to the goroutine that reads: of the current frame its header, the unread
 	// part of it and of the payload, its stream, and that again for DATA of an open stream.
-	header  [frameHeaderSize + 4]byte
+	header  [frameHeaderSize]byte
 	unread  []byte
 	left    int
 	id      uint32
@@ -100,11 +103,9 @@ func (c *grpcConn) readHeader() error {
 		if id, ok := c.nextReset(); ok {
 			// The library resets a stream whose window grows by nothing, which is an error of
 			// the client's. It has no function that does.
-			binary.BigEndian.PutUint32(c.header[:], 4<<8|uint32(http2.FrameWindowUpdate))
-			c.header[4] = 0
-			binary.BigEndian.PutUint32(c.header[5:], id)
-			binary.BigEndian.PutUint32(c.header[frameHeaderSize:], 0)
-			c.unread = c.header[:]
+			var frame bytes.Buffer
+			_ = http2.NewFramer(&frame, nil).WriteRawFrame(http2.FrameWindowUpdate, 0, id, make([]byte, 4)) // a buffer takes all
+			c.unread = frame.Bytes()
 			return nil
 		}
 		header, err := c.in.Peek(frameHeaderSize)
@@ -192,11 +193,7 @@ func (c *grpcConn) endStalled() {
 func (c *grpcConn) openStreams() []*grpcStream {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	out := make([]*grpcStream, 0, len(c.streams))
-	for _, s := range c.streams {
-		out = append(out, s)
-	}
-	return out
+	return slices.Collect(maps.Values(c.streams))
 }
 
 // reset has the library reset a stream, also one whose handler has returned.
