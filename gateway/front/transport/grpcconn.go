@@ -419,32 +419,20 @@ func (s *grpcStream) send(ss grpc.ServerStream, message any) error {
 	if *data, err = s.codec.marshal((*data)[:0], m); err != nil {
 		return err
 	}
-	buffers, err := s.buffers(data)
-	if err != nil {
-		return err
+	if f := s.reserveResponse(int64(len(*data))); f != nil {
+		return f
 	}
-	return ss.SendMsg(buffers)
-}
-
-// buffers returns a response as the library takes it, and reserves its bytes until they are
-// written. It consists of parts, so that there is progress before its end.
-func (s *grpcStream) buffers(data *[]byte) (mem.BufferSlice, error) {
-	size := len(*data)
-	if f := s.reserveResponse(int64(size)); f != nil {
-		return nil, f
-	}
-	if size <= stallBytes {
-		return mem.BufferSlice{mem.NewBuffer(data, writtenBuffers{s})}, nil
-	}
-	parts := (size + stallBytes - 1) / stallBytes
+	// It consists of parts, so that there is progress before its end.
+	size, parts := len(*data), max(1, (len(*data)+stallBytes-1)/stallBytes)
 	out := make(mem.BufferSlice, parts)
 	for i := range out {
 		part := (*data)[i*size/parts : (i+1)*size/parts]
 		out[i] = mem.NewBuffer(&part, writtenBuffers{s})
 	}
-	return out, nil
+	return ss.SendMsg(out)
 }
 
+// reserveResponse reserves the bytes of a response until they are written.
 func (s *grpcStream) reserveResponse(n int64) *fault.Fault {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -471,7 +459,7 @@ func (w writtenBuffers) Get(n int) *[]byte { return mem.DefaultBufferPool().Get(
 // Put implements mem.BufferPool.
 func (w writtenBuffers) Put(data *[]byte) {
 	n, s := int64(len(*data)), w.grpcStream
-	if n <= stallBytes/2 { // larger ones may be a part of one
+	if n < stallBytes/2 { // others may be a part of one
 		mem.DefaultBufferPool().Put(data)
 	}
 	s.mu.Lock()
