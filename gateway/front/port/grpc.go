@@ -8,6 +8,7 @@ import (
 	"net/url"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/reflection"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/transport"
@@ -24,7 +25,10 @@ func NewGRPC(s PublicSettings, secure *tls.Config, log *slog.Logger) (*grpc.Serv
 	out := transport.NewGRPC(transport.GRPCSettings{
 		Settings: s.Settings, Budget: p.Budget, TLS: secure, Guard: p.guardCalls(protection), Logger: log,
 	}, append(services, p.healthService())...)
-	p.registerReflection(out)
+	reflection.Register(struct {
+		grpc.ServiceRegistrar
+		reflection.ServiceInfoProvider
+	}{out, p})
 	return out, nil
 }
 

@@ -9,9 +9,6 @@ import (
 	"connectrpc.com/grpcreflect"
 	"google.golang.org/grpc"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
-	"google.golang.org/grpc/reflection"
-	reflectionpb "google.golang.org/grpc/reflection/grpc_reflection_v1"
-	reflectionv1alphapb "google.golang.org/grpc/reflection/grpc_reflection_v1alpha"
 
 	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -55,13 +52,6 @@ func (p *Port) mountReflection(mux *http.ServeMux) {
 	reflector := grpcreflect.NewStaticReflector(p.describedServices()...)
 	mux.Handle(grpcreflect.NewHandlerV1(reflector, connect.WithReadMaxBytes(maxProbeBytes)))
 	mux.Handle(grpcreflect.NewHandlerV1Alpha(reflector, connect.WithReadMaxBytes(maxProbeBytes)))
-}
-
-// registerReflection is mountReflection for a server of grpc-go.
-func (p *Port) registerReflection(server *grpc.Server) {
-	options := reflection.ServerOptions{Services: p}
-	reflectionpb.RegisterServerReflectionServer(server, reflection.NewServerV1(options))
-	reflectionv1alphapb.RegisterServerReflectionServer(server, reflection.NewServer(options))
 }
 
 // GetServiceInfo implements reflection.ServiceInfoProvider.

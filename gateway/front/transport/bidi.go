@@ -160,11 +160,11 @@ func (b *bidiStream[M, P, Out]) interruptReads(ctx context.Context) (release fun
 	watch.Go(func() {
 		select {
 		case <-ctx.Done():
-			b.interrupt()
 		case <-b.stopping:
-			b.interrupt()
 		case <-released:
+			return
 		}
+		b.interrupt()
 	})
 	return func() {
 		close(released)
