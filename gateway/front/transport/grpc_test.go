@@ -353,3 +353,44 @@ func TestManyCallsShareOneConnection(t *testing.T) {
 		}
 	}
 }
+
+// A response is not changed before it is written, whatever its size.
+func TestWaitingResponseKeepsItsBytes(t *testing.T) {
+	t.Parallel()
+	const window, headers = 200 << 10, 4
+	address := serveGRPC(t, transport.Settings{}, nil, func(_ context.Context, _ *transport.Call, in *oipv2.ModelInferRequest) (*oipv2.ModelInferResponse, error) {
+		size := 250 << 10
+		if in.GetId() == "a" {
+			size = 256<<10 + 1 - headers // with them one byte more than a part has
+		}
+		return &oipv2.ModelInferResponse{RawOutputContents: [][]byte{bytes.Repeat([]byte(in.GetId()), size)}}, nil
+	})
+	conn := dialRaw(t, address, window, 16<<20)
+	left := map[uint32]int{}
+	call := func(id uint32, text string) {
+		left[id] = window
+		conn.call(id, &oipv2.ModelInferRequest{Id: text})
+		conn.await("a window of data", func(f http2.Frame) bool {
+			left[f.Header().StreamID] -= dataOf(f)
+			return left[id] == 0
+		})
+	}
+	call(1, "a")
+	for id := uint32(3); id < 23; id += 2 {
+		call(id, "b")
+	}
+	conn.must(0, conn.WriteWindowUpdate(1, window))
+	conn.await("the end", func(f http2.Frame) bool {
+		if data, ok := f.(*http2.DataFrame); ok && f.Header().StreamID == 1 && bytes.Trim(data.Data(), "a") != nil {
+			t.Fatalf("the response has %q", bytes.Trim(data.Data(), "a")[:1])
+		}
+		return f.Header().StreamID == 1 && f.Header().Flags.Has(http2.FlagHeadersEndStream)
+	})
+}
+
+func dataOf(f http2.Frame) int {
+	if data, ok := f.(*http2.DataFrame); ok {
+		return len(data.Data())
+	}
+	return 0
+}
