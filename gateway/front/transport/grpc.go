@@ -129,7 +129,7 @@ func (c grpcCredentials) ServerHandshake(conn net.Conn) (net.Conn, credentials.A
 type streamKey struct{}
 
 // openStream runs when the headers of a stream were read, in the goroutine that reads the
-// connection. A stream that it opens gets a handler.
+// connection. A stream that it opens gets a handler, or is ended by the library.
 func openStream(ctx context.Context, info *tap.Info) (context.Context, error) {
 	from, ok := peer.FromContext(ctx)
 	if !ok || ctx.Err() != nil {
@@ -139,12 +139,15 @@ func openStream(ctx context.Context, info *tap.Info) (context.Context, error) {
 	if !ok {
 		return ctx, errors.ErrUnsupported
 	}
-	return context.WithValue(ctx, streamKey{}, conn.open(GRPCHeader(info.Header))), nil
+	stream := conn.open(GRPCHeader(info.Header))
+	stream.begins = context.AfterFunc(ctx, stream.end)
+	return context.WithValue(ctx, streamKey{}, stream), nil
 }
 
 // serve is the interceptor of all methods.
 func (s GRPCSettings) serve(service any, ss grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) (err error) {
 	stream := streamOf(ss)
+	stream.begins()
 	defer stream.end()
 	defer func() {
 		if cause := recover(); cause != nil {

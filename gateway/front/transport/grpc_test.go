@@ -152,7 +152,11 @@ func (c *rawConn) headers(id uint32, name, value string) {
 	c.t.Helper()
 	var block bytes.Buffer
 	encoder := hpack.NewEncoder(&block)
-	for _, field := range [][2]string{{":method", "POST"}, {":scheme", "http"}, {":path", inferPath}, {":authority", "x"}, {"content-type", "application/grpc"}, {name, value}} {
+	fields := [][2]string{{":method", "POST"}, {":scheme", "http"}, {":path", inferPath}, {":authority", "x"}, {"content-type", "application/grpc"}, {name, value}}
+	if name == ":path" {
+		fields[2], fields = fields[5], fields[:5]
+	}
+	for _, field := range fields {
 		if err := encoder.WriteField(hpack.HeaderField{Name: field[0], Value: field[1]}); err != nil {
 			c.t.Fatal(err)
 		}
@@ -351,6 +355,27 @@ func TestManyCallsShareOneConnection(t *testing.T) {
 		if err := <-errs; err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// The library answers such calls itself, and no handler sees them.
+func TestCallsWithoutHandlerReturnBudget(t *testing.T) {
+	t.Parallel()
+	for name, field := range map[string][2]string{
+		"path":     {":path", "/unknown"},
+		"encoding": {"grpc-encoding", "br"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			budget := admission.NewByteBudget(10 << 20)
+			conn := dialRaw(t, serveGRPC(t, transport.Settings{}, budget, answerSized(1)), 1<<20, 1<<20)
+			for id := uint32(1); id < 20; id += 2 {
+				conn.headers(id, field[0], field[1])
+				conn.message(id, &oipv2.ModelInferRequest{Id: strings.Repeat("x", 1000)})
+			}
+			conn.awaitEnd(19)
+			testbed.Eventually(t, "the budget is free again", func() bool { return budget.Reserved() == 0 })
+		})
 	}
 }
 

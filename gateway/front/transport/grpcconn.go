@@ -254,6 +254,9 @@ type grpcStream struct {
 	left   int
 	lost   bool
 
+	// begins is called when the handler begins. Until then the end of the call ends the stream.
+	begins func() bool
+
 	// These belong to the handler: its form of messages, where RecvMsg decodes one, and the
 	// bytes of that message.
 	codec codec
@@ -361,8 +364,8 @@ func (s *grpcStream) begin(interrupt func()) error {
 	return nil
 }
 
-// end is called when the handler has returned. The stream lives on until its responses are
-// written.
+// end is called when the handler has returned, or the call has ended before it. The stream
+// lives on until its responses are written.
 func (s *grpcStream) end() {
 	s.mu.Lock()
 	s.ended = true
