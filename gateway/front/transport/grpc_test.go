@@ -248,30 +248,6 @@ func TestResponseThatIsReadSlowlyArrives(t *testing.T) {
 }
 
 // A connection that is closed returns the budget of the responses on it.
-// A part of a response must not return to the pool while another part of its memory waits.
-func TestLargeResponsesKeepTheirMemory(t *testing.T) {
-	t.Parallel()
-	for _, size := range []int{256 << 10, 256<<10 + 1} {
-		content := func(id string) []byte { return bytes.Repeat([]byte(id), size-4) } // with its tag and length
-		client := dialGRPC(t, serveGRPC(t, transport.Settings{}, nil, func(_ context.Context, _ *transport.Call, in *oipv2.ModelInferRequest) (*oipv2.ModelInferResponse, error) {
-			return &oipv2.ModelInferResponse{RawOutputContents: [][]byte{content(in.GetId())}}, nil
-		}))
-		var callers sync.WaitGroup
-		for _, id := range []string{"a", "b", "c", "d", "e", "f", "g", "h"} {
-			callers.Go(func() {
-				for range 20 {
-					out, err := client.ModelInfer(t.Context(), &oipv2.ModelInferRequest{Id: id})
-					if err != nil || !bytes.Equal(out.GetRawOutputContents()[0], content(id)) {
-						t.Errorf("%d bytes: another answer, or %v", size, err)
-						return
-					}
-				}
-			})
-		}
-		callers.Wait()
-	}
-}
-
 func TestClosedConnectionReturnsBudget(t *testing.T) {
 	t.Parallel()
 	budget := admission.NewByteBudget(100 << 20)
