@@ -226,7 +226,7 @@ const maxFirstBytes = 256 << 10
 func readFirstRequest(conn io.ReadWriter, into *bytes.Buffer) (isOfClient bool, err error) {
 	framer := http2.NewFramer(conn, io.TeeReader(io.LimitReader(conn, maxFirstBytes), into))
 	framer.ReadMetaHeaders, framer.MaxHeaderListSize = hpack.NewDecoder(4096, nil), MaxHeaderBytes
-	framer.SetMaxReadFrameSize(readBufferSize) // the default of HTTP/2; a frame gets its memory at once
+	framer.SetMaxReadFrameSize(readBufferSize)                            // the default of HTTP/2; a frame gets its memory at once
 	few := http2.Setting{ID: http2.SettingMaxConcurrentStreams, Val: 100} // until the server's own
 	if err := framer.WriteSettings(few); err != nil {
 		return false, err
