@@ -161,7 +161,9 @@ func (c *sharedConn) begin() error {
 	isHTTP2, err := readPreface(c.Conn, &first)
 	isCall := false
 	if isHTTP2 && err == nil {
-		isCall, err = readFirstRequest(c.Conn, &first)
+		if isCall, err = readFirstRequest(c.Conn, &first); err != nil {
+			c.goAway()
+		}
 	}
 	if err == nil {
 		err = c.SetWriteDeadline(time.Time{})
@@ -174,6 +176,13 @@ func (c *sharedConn) begin() error {
 		c.in = all
 	}
 	return nil
+}
+
+// goAway tells a client of HTTP/2 that no server has seen what it has sent, so that it sends
+// that again on another connection.
+func (c *sharedConn) goAway() {
+	_ = c.SetWriteDeadline(time.Now().Add(time.Second))
+	_ = http2.NewFramer(c.Conn, nil).WriteGoAway(0, http2.ErrCodeNo, nil) // they may have left
 }
 
 func (c *sharedConn) handshake() error {

@@ -189,6 +189,16 @@ func TestSettingsAreSentBeforeTheFirstRequest(t *testing.T) {
 	conn.awaitEnd(1)
 }
 
+// Clients that connect early send the request again that crosses the end.
+func TestConnectionWithoutARequestGoesAway(t *testing.T) {
+	t.Parallel()
+	conn := dialRaw(t, serveShared(t, nil, 200*time.Millisecond).address, 1<<20, 1<<20)
+	conn.await("GOAWAY", func(f http2.Frame) bool {
+		goAway, ok := f.(*http2.GoAwayFrame)
+		return ok && goAway.LastStreamID == 0 && goAway.ErrCode == http2.ErrCodeNo
+	})
+}
+
 func TestConnectionsWithoutARequestEnd(t *testing.T) {
 	t.Parallel()
 	address := serveShared(t, nil, 200*time.Millisecond).address
