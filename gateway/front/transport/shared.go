@@ -27,15 +27,16 @@ type SharedListener struct {
 
 	tls *tls.Config
 	log *slog.Logger
-	// calls are the connections for the server of gRPC, which closes callsClosed.
-	calls       chan net.Conn
-	callsClosed chan struct{}
-	closeCalls  sync.Once
+	// calls are the connections for the server of gRPC, which takes them until closed ends.
+	calls  chan net.Conn
+	closed context.Context
+	close  context.CancelFunc
 }
 
 // NewSharedListener returns a listener for Serve of the server, whose TLS it takes over.
 func NewSharedListener(l net.Listener, server *http.Server, log *slog.Logger) *SharedListener {
-	out := &SharedListener{Listener: l, log: log, calls: make(chan net.Conn), callsClosed: make(chan struct{})}
+	out := &SharedListener{Listener: l, log: log, calls: make(chan net.Conn)}
+	out.closed, out.close = context.WithCancel(context.Background())
 	if server.TLSConfig == nil {
 		return out
 	}
@@ -71,7 +72,7 @@ func (l *SharedListener) Accept() (net.Conn, error) {
 }
 
 // GRPC returns the listener for the server of gRPC. Once that is closed, net/http serves
-// every new connection.
+// every new connection, and those that wait for their first request are ended.
 func (l *SharedListener) GRPC() net.Listener { return grpcListener{l} }
 
 type grpcListener struct{ shared *SharedListener }
@@ -81,14 +82,14 @@ func (l grpcListener) Accept() (net.Conn, error) {
 	select {
 	case conn := <-l.shared.calls:
 		return conn, nil
-	case <-l.shared.callsClosed:
+	case <-l.shared.closed.Done():
 		return nil, net.ErrClosed
 	}
 }
 
 // Close implements net.Listener.
 func (l grpcListener) Close() error {
-	l.shared.closeCalls.Do(func() { close(l.shared.callsClosed) })
+	l.shared.close()
 	return nil
 }
 
@@ -160,8 +161,13 @@ func (c *sharedConn) begin() error {
 	var first bytes.Buffer
 	isHTTP2, err := readPreface(c.Conn, &first)
 	isCall := false
-	if isHTTP2 && err == nil {
-		if isCall, err = readFirstRequest(c.Conn, &first); err != nil {
+	if isHTTP2 && err == nil && c.listener.closed.Err() == nil {
+		stop := context.AfterFunc(c.listener.closed, func() { _ = c.SetReadDeadline(time.Unix(0, 0)) })
+		isCall, err = readFirstRequest(c.Conn, &first)
+		if !stop() {
+			err = net.ErrClosed
+		}
+		if err != nil {
 			c.goAway()
 		}
 	}
@@ -205,7 +211,7 @@ func (c *sharedConn) handOver(in io.Reader) bool {
 	select {
 	case c.listener.calls <- &replayedConn{c.Conn, in}:
 		c.gone = true
-	case <-c.listener.callsClosed:
+	case <-c.listener.closed.Done():
 	}
 	return c.gone
 }

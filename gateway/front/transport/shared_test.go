@@ -199,6 +199,20 @@ func TestConnectionWithoutARequestGoesAway(t *testing.T) {
 	})
 }
 
+// A stop of net/http's server waits for connections that have sent nothing.
+func TestConnectionsWithoutARequestGoAwayAtAStop(t *testing.T) {
+	t.Parallel()
+	port := serveShared(t, nil, headerTimeout)
+	conn := dialRaw(t, port.address, 1<<20, 1<<20)
+	conn.await("settings", func(f http2.Frame) bool { return f.Header().Type == http2.FrameSettings })
+	began := time.Now()
+	port.calls.GracefulStop()
+	conn.await("GOAWAY", func(f http2.Frame) bool { return f.Header().Type == http2.FrameGoAway })
+	if took := time.Since(began); took >= headerTimeout {
+		t.Errorf("it took %s", took)
+	}
+}
+
 func TestConnectionsWithoutARequestEnd(t *testing.T) {
 	t.Parallel()
 	address := serveShared(t, nil, 200*time.Millisecond).address
