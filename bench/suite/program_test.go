@@ -3,6 +3,7 @@ package suite_test
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -37,7 +38,7 @@ func TestShortFailsOnlyOnGrossRegression(t *testing.T) {
 	for name, test := range map[string]struct {
 		ratio float64
 		slow  bool
-	}{"as ever": {0.8, false}, "at the bound": {0.4, false}, "far too slow": {0.39, true}} {
+	}{"as ever": {2, false}, "at the bound": {1, false}, "far too slow": {0.99, true}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			folder, calls := scripted(t, `cat "$folder/report"`, map[string]compare.Report{"report": compared(test.ratio)})
@@ -45,10 +46,10 @@ func TestShortFailsOnlyOnGrossRegression(t *testing.T) {
 			if errors.Is(err, suite.ErrSlow) != test.slow || !test.slow && err != nil {
 				t.Errorf("got %v", err)
 			}
-			if test.slow && !strings.Contains(err.Error(), "the mesh has 0.39x of the baseline's throughput, and at least 0.40x is required") {
+			if test.slow && !strings.Contains(err.Error(), "the mesh has 0.99x of the baseline's throughput, and at least 1.00x is required") {
 				t.Errorf("got %v", err)
 			}
-			if !strings.HasPrefix(out, "three stages in one process, 64 in flight: 0.") || len(calls()) != 1 {
+			if !strings.HasPrefix(out, fmt.Sprintf("three stages in one process, 64 in flight: %.2fx ", test.ratio)) || len(calls()) != 1 {
 				t.Errorf("it prints %q and asks %q", out, calls())
 			}
 		})
