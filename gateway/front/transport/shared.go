@@ -283,7 +283,7 @@ func isCall(header []hpack.HeaderField) bool {
 			rest, ok := strings.CutPrefix(f.Value, "application/grpc")
 			isGRPC = ok && (rest == "" || rest[0] == '+' || rest[0] == ';')
 		case f.Name == "user-agent":
-			isClient = strings.HasPrefix(f.Value, "grpc-")
+			isClient = strings.Contains(" "+f.Value, " grpc-") // after the name of a program, if it has one
 		case f.Name == "forwarded", f.Name == "via", strings.HasPrefix(f.Name, "x-forwarded-"):
 			return false
 		}
