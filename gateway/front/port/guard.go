@@ -1,7 +1,9 @@
 package port
 
 import (
+	"context"
 	"net/http"
+	"net/url"
 	"slices"
 	"strings"
 
@@ -68,6 +70,30 @@ func (p *Port) authenticate(next http.Handler) http.Handler {
 		}
 		next.ServeHTTP(w, r)
 	})
+}
+
+// guardCalls is protectOrigins and authenticate for calls.
+func (p *Port) guardCalls(protection *http.CrossOriginProtection) func(context.Context, string, transport.GRPCHeader) (context.Context, error) {
+	return func(ctx context.Context, path string, header transport.GRPCHeader) (context.Context, error) {
+		host, origin, site := header.First(":authority"), header.First("origin"), header.First("sec-fetch-site")
+		if protection != nil && origin+site != "" {
+			r := http.Request{
+				Method: http.MethodPost, Host: host, URL: &url.URL{Path: path},
+				Header: http.Header{"Origin": {origin}, "Sec-Fetch-Site": {site}},
+			}
+			if protection.Check(&r) != nil {
+				return nil, foreignOrigin(origin)
+			}
+		}
+		tenant, f := p.check(path, host, header.First("authorization"))
+		if f != nil {
+			return nil, f
+		}
+		if tenant != "" {
+			ctx = call.WithTenant(ctx, tenant)
+		}
+		return ctx, nil
+	}
 }
 
 func (p *Port) reject(w http.ResponseWriter, r *http.Request, f *fault.Fault, rpcErrors *connect.ErrorWriter) {

@@ -44,7 +44,7 @@ func (p *Port) mountHealth(mux *http.ServeMux) {
 
 // allServices returns the services with those that every port has.
 func (p *Port) allServices() []string {
-	return slices.Concat(p.Services, []string{healthName, grpcreflect.ReflectV1ServiceName, grpcreflect.ReflectV1AlphaServiceName})
+	return append(p.describedServices(), grpcreflect.ReflectV1ServiceName, grpcreflect.ReflectV1AlphaServiceName)
 }
 
 // mountReflection serves gRPC reflection for the RPC services, and for health.

@@ -28,10 +28,14 @@ package port
 
 import (
 	"context"
+	"crypto/tls"
 	"log/slog"
 	"net/http"
 	"strings"
 	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/reflection"
 
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
 
@@ -76,6 +80,24 @@ func PublicHandler(s PublicSettings) (http.Handler, error) {
 	}
 	mux.HandleFunc("/", notFound(s.Docs != nil))
 	return p.Handler(mux)
+}
+
+// NewGRPC returns a server of the RPC services on the public port for clients of gRPC. It
+// answers them as PublicHandler does, in less time. The TLS may be nil.
+func NewGRPC(s PublicSettings, secure *tls.Config, log *slog.Logger) (*grpc.Server, error) {
+	p, services := s.services()
+	protection, err := p.originProtection()
+	if err != nil {
+		return nil, err
+	}
+	out := transport.NewGRPC(transport.GRPCSettings{
+		Settings: s.Settings, Budget: p.Budget, TLS: secure, Guard: p.guardCalls(protection), Logger: log,
+	}, append(services, p.healthService())...)
+	reflection.Register(struct {
+		grpc.ServiceRegistrar
+		reflection.ServiceInfoProvider
+	}{out, p})
+	return out, nil
 }
 
 // services returns the port with the names of its RPC services, and these.
