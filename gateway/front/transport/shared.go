@@ -235,13 +235,16 @@ func readPreface(from io.Reader, into *bytes.Buffer) (isHTTP2 bool, err error) {
 // maxFirstBytes bounds what a client may send before the server's first window update.
 const maxFirstBytes = 256 << 10
 
+// defaultFrameSize is the largest frame of HTTP/2 where no setting allows more.
+const defaultFrameSize = 16 << 10
+
 // readFirstRequest reads the header of the first request, which many clients send after the
 // server's settings only. The server that takes the connection sends its own again, so the
 // acknowledgement of these is dropped. That server also answers malformed frames.
 func readFirstRequest(conn io.ReadWriter, into *bytes.Buffer) (isOfClient bool, err error) {
 	framer := http2.NewFramer(conn, io.TeeReader(io.LimitReader(conn, maxFirstBytes), into))
 	framer.ReadMetaHeaders, framer.MaxHeaderListSize = hpack.NewDecoder(4096, nil), MaxHeaderBytes
-	framer.SetMaxReadFrameSize(readBufferSize)                            // the default of HTTP/2; a frame gets its memory at once
+	framer.SetMaxReadFrameSize(defaultFrameSize)                          // a frame gets its memory at once
 	few := http2.Setting{ID: http2.SettingMaxConcurrentStreams, Val: 100} // until the server's own
 	if err := framer.WriteSettings(few); err != nil {
 		return false, err
