@@ -296,7 +296,7 @@ func (g *localGateway) Deliver(r *envelope.Reply) meshv1.ReplyDisposition {
 
 // Queued implements envelope.LocalGateway.
 func (g *localGateway) Queued(id pipeline.ExecutionID, position int, seq uint64) {
-	g.table.queued(id, position, seq)
+	g.table.recordQueued(id, position, seq)
 }
 
 // Ready returns nil when requests can be served, else a fault that says why not.

@@ -186,9 +186,9 @@ func (t *table) deliver(id pipeline.ExecutionID, isFinal bool, m message) meshv1
 	return delivered
 }
 
-// queued records that the call's item, which was handed over in memory, was published for the
+// recordQueued records that the call's item, which was handed over in memory, was published for the
 // step at that position.
-func (t *table) queued(id pipeline.ExecutionID, position int, seq uint64) {
+func (t *table) recordQueued(id pipeline.ExecutionID, position int, seq uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	p := t.executions[id]

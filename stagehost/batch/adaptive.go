@@ -63,8 +63,8 @@ func (t *traffic) recordArrival(now time.Time) {
 	}
 }
 
-// finished expects the callers of a batch that has ended.
-func (t *traffic) finished(now time.Time, items int) {
+// recordFinish expects the callers of a batch that has ended.
+func (t *traffic) recordFinish(now time.Time, items int) {
 	if t.expected == 0 {
 		t.gaps[0].record(never, 1)
 	}
@@ -90,8 +90,8 @@ func (t *traffic) returning(now time.Time, d time.Duration) float64 {
 	return sum
 }
 
-// dispatched counts how long a batch was held.
-func (t *traffic) dispatched(now, heldSince time.Time) {
+// recordDispatch counts how long a batch was held.
+func (t *traffic) recordDispatch(now, heldSince time.Time) {
 	t.arrivals = 0
 	held := 0.0
 	if !heldSince.IsZero() {

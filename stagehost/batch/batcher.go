@@ -183,7 +183,7 @@ func (b *Batcher) Finished(now time.Time, run Run) {
 	if b.settings.Mode != Window {
 		run.Took = g.estimate.of(run.Rows)
 		g.gather.finished(now, run, g.items, b.settings.MaxWait)
-		g.traffic.finished(now, run.Items)
+		g.traffic.recordFinish(now, run.Items)
 	}
 	g.heldUntil = time.Time{}
 }
@@ -245,7 +245,7 @@ func (b *Batcher) take(g *group, now time.Time, reason Reason) Batch {
 	case b.settings.Mode == Adaptive && (reason == Idle || reason == Gather):
 		most = g.firstPart(now)
 	}
-	g.traffic.dispatched(now, g.heldSince)
+	g.traffic.recordDispatch(now, g.heldSince)
 	g.heldSince = time.Time{}
 	first := g.first()
 	out := Batch{Key: first.item.Key, Items: make([]Item, 0, most), Reason: reason}
