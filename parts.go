@@ -133,6 +133,7 @@ func (m *Mesh) hostsOf(s Stage, to bus.Settings, known *meshfile.Registry) ([]*s
 	for i, r := range s.Runners {
 		settings := s.host(r)
 		settings.Mesh, settings.Version, settings.Operations = m.settings.Mesh, m.settings.Version, m.settings.Operations
+		settings.Advertise = m.settings.Advertise
 		settings.Host = cmp.Or(s.Host, pipeline.HostID(newID()))
 		settings.Results, settings.DeadLetters = m.settings.Results, m.settings.DeadLetters
 		settings.Bus, settings.Logger, settings.Meter, settings.Registry = to, m.settings.Logger, m.settings.Meter, known.Host()
@@ -151,6 +152,7 @@ func (m *Mesh) hostsOf(s Stage, to bus.Settings, known *meshfile.Registry) ([]*s
 func (m *Mesh) newGateway(to bus.Settings, known *meshfile.Registry) (*gateway.Gateway, error) {
 	s := m.settings.Gateway
 	s.Bus, s.Pipelines, s.Registry = to, m.pipelines, known.Gateway()
+	s.Version, s.Operations = m.settings.Version, m.settings.Operations
 	s.Call.Mesh, s.Call.Gateway = m.settings.Mesh, pipeline.GatewayID(newID())
 	s.Call.Results, s.Call.Idempotency = m.settings.Results, m.settings.Idempotency
 	s.Call.Logger, s.Call.Meter = m.settings.Logger, m.settings.Meter
@@ -172,6 +174,8 @@ type FileSettings struct {
 	Logger  *slog.Logger
 	Meter   metric.Meter
 	Version string
+	// Advertise is as in Settings.
+	Advertise string
 }
 
 // ErrAlone is returned when some stages of the file are left out, and no other process
@@ -189,7 +193,7 @@ func FromFile(f *meshfile.File, s FileSettings) (*Mesh, error) {
 		Mesh: pipeline.MeshName(f.Mesh), NATS: f.NATS, Gateway: front, NoGateway: s.NoGateway,
 		NoLocalHops: f.LocalHops != nil && !*f.LocalHops,
 		Results:     f.Results, DeadLetters: f.DeadLetters, Idempotency: f.Idempotency, Registry: &f.Registry,
-		Logger: s.Logger, Meter: s.Meter, Version: s.Version,
+		Logger: s.Logger, Meter: s.Meter, Version: s.Version, Advertise: s.Advertise,
 	})
 	if err != nil {
 		return nil, err

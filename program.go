@@ -69,16 +69,18 @@ func StageCommand(kinds ...Kind) *cobra.Command {
 
 // JoinFlags are the flags of a command that joins a mesh at its broker.
 type JoinFlags struct {
-	config, nats, ops string
-	insecure          bool
-	log               *program.LogFlags
+	config, nats, consul, ops, advertise string
+	insecure                             bool
+	log                                  *program.LogFlags
 }
 
 // Add adds the flags to a command, which fills them in.
 func (f *JoinFlags) Add(cmd *cobra.Command) {
 	cmd.Flags().StringVarP(&f.config, "config", "c", "mesh.yaml", "the mesh file")
 	cmd.Flags().StringVar(&f.nats, "nats", "", "the broker's URL, instead of nats.url")
+	cmd.Flags().StringVar(&f.consul, "consul", "", "the address of a Consul agent, instead of registry")
 	cmd.Flags().StringVar(&f.ops, "ops", "127.0.0.1:0", "the address of /livez, /readyz, /metrics and /debug/pprof; port 0 picks a free one")
+	cmd.Flags().StringVar(&f.advertise, "advertise", "", "the host name or IP address to register for ports on all addresses (default: this machine's first address that is not loopback)")
 	AddInsecure(cmd, &f.insecure)
 	f.log = program.AddLog(cmd)
 }
@@ -102,14 +104,17 @@ func (f JoinFlags) Read(cmd *cobra.Command, kinds ...Kind) (p Program, err error
 			return p, fmt.Errorf("--nats: %w", err)
 		}
 	}
-	flags := meshfile.Flags{Broker: f.nats, Insecure: f.insecure}
+	if strings.ContainsAny(f.advertise, " /[]") || strings.Contains(f.advertise, ":") && net.ParseIP(f.advertise) == nil {
+		return p, fmt.Errorf("--advertise: %q is no host name or IP address; leave out the port", f.advertise)
+	}
+	flags := meshfile.Flags{Broker: f.nats, Consul: f.consul, Insecure: f.insecure}
 	if p.File, err = flags.Read(f.config, kinds...); err != nil {
 		return p, meshfile.FlagError("--config", err)
 	}
 	if p.File.NATS.URL == "" {
 		return p, errors.New("--nats: is missing, and so is nats.url in the file; this process joins the others at a broker, such as nats://127.0.0.1:4222")
 	}
-	p.Ops, p.OpsKey = f.ops, "--ops"
+	p.Ops, p.OpsKey, p.Advertise = f.ops, "--ops", f.advertise
 	return p, config.Address("--ops", f.ops)
 }
 
@@ -194,7 +199,7 @@ func (p Program) Run(ctx context.Context) error {
 		return err
 	}
 	return program.Run(ctx, ops, func(ctx context.Context, port *program.Port) error {
-		m.settings.Meter, m.settings.Operations = port.Meter(), port.Addr().String()
+		m.settings.Meter, m.settings.Operations = port.Meter(), config.Advertised(port.Addr().String(), p.Advertise)
 		port.Watch(func() (string, error) { return m.remarks(), m.Ready() })
 		if url := p.File.NATS.URL; url != "" {
 			p.Logger.Info("waiting for the broker", "url", meshfile.Redacted(url))

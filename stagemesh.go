@@ -97,6 +97,9 @@ type Settings struct {
 	Version string
 	// Operations is the address of the program's operations port, for the registry.
 	Operations string
+	// Advertise is the host of addresses in the registry where this process listens on all
+	// addresses; empty means this machine's first address that is not loopback.
+	Advertise string
 }
 
 // Stage is one stage with its hosts, each of which needs a runner of its own.

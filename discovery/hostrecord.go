@@ -28,13 +28,24 @@ const (
 	metaMesh    = "mesh"
 	metaStage   = "stage"
 	metaVersion = "version"
+	// metaOperations is the address of the operations port, which has the metrics.
+	metaOperations = "operations"
 )
 
 // HostInstance returns the instance that a host announces.
 func HostInstance(r *meshv1.HostRecord) Instance {
 	return Instance{
 		Service: hostService(r.GetMesh(), r.GetStage()), ID: r.GetHost(), Address: r.GetAddress(),
-		Meta: map[string]string{metaMesh: r.GetMesh(), metaStage: r.GetStage(), metaVersion: r.GetVersion()},
+		Meta: map[string]string{metaMesh: r.GetMesh(), metaStage: r.GetStage(), metaVersion: r.GetVersion(), metaOperations: r.GetOperations()},
+	}
+}
+
+// GatewayInstance returns the instance that a gateway announces. It has no stage, which tells
+// it from the hosts of a stage named gateway.
+func GatewayInstance(mesh, gateway, version, operations string) Instance {
+	return Instance{
+		Service: mesh + "-gateway", ID: gateway,
+		Meta: map[string]string{metaMesh: mesh, metaVersion: version, metaOperations: operations},
 	}
 }
 

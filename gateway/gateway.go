@@ -117,11 +117,34 @@ func (g *Gateway) Run(ctx context.Context) error {
 	running.Go(func() error { return g.membership.Run(watching) })
 	running.Go(func() error { return g.membership.Sweep(watching) })
 	running.Go(func() error { return g.pipelines.Run(watching) })
+	running.Go(func() error { return g.announce(watching) })
 	running.Go(func() error {
 		defer stop()
 		return g.serve(ctx)
 	})
 	return running.Wait()
+}
+
+// announce keeps the gateway registered until the context ends. Nobody needs that to be
+// served, so failures are only logged.
+func (g *Gateway) announce(ctx context.Context) error {
+	to := g.settings.Registry.Announcer
+	if to == nil {
+		return nil
+	}
+	self := discovery.GatewayInstance(string(g.settings.Call.Mesh), string(g.settings.Call.Gateway), g.settings.Version, g.settings.Operations)
+	logged := false
+	denied := func(err error) {
+		if !logged {
+			g.log.Warn("the registry rejects the gateway; retrying", "error", err)
+		}
+		logged = true
+	}
+	err := discovery.RetryDenied(ctx, denied, func(ctx context.Context) error { return to.Announce(ctx, self, func(error) {}) })
+	if err != nil {
+		g.log.Warn("the registry may keep the gateway for a while", "error", err)
+	}
+	return nil
 }
 
 // serve listens, then drains: it reports that it is not ready, takes requests for the

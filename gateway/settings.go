@@ -61,12 +61,16 @@ type Settings struct {
 	Pipelines []pipeline.Pipeline
 	// Registry is where hosts register; nil means that there is no registry.
 	Registry *Registry
+	// Version of the program and the address of its operations port are for the registry.
+	Version, Operations string
 }
 
 // Registry is the source of the mesh's members and pipelines.
 type Registry struct {
 	Watcher discovery.Watcher
 	Table   discovery.Table
+	// Announcer registers the gateway, so that monitoring finds it; it may be nil.
+	Announcer discovery.Announcer
 }
 
 // Defaults of Settings.

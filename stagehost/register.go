@@ -13,6 +13,7 @@ import (
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
 	"github.com/stagemesh/stagemesh/discovery"
+	"github.com/stagemesh/stagemesh/mesh/config"
 	"github.com/stagemesh/stagemesh/stagehost/batch"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
@@ -134,7 +135,7 @@ func (h *Host) Record() *meshv1.HostRecord {
 	}
 	r.Spec, r.Limits = h.Describe().Published()
 	if addr := h.Addr(); addr != nil {
-		r.Address = addr.String()
+		r.Address = config.Advertised(addr.String(), s.Advertise)
 	}
 	for _, d := range s.Queue.Durabilities {
 		r.Durabilities = append(r.Durabilities, string(d))

@@ -81,6 +81,9 @@ type Settings struct {
 	Version string
 	// Operations is the address of the program's operations port, for the registry.
 	Operations string
+	// Advertise is the host of registered addresses where Listen is all addresses of this
+	// machine; see config.Advertised.
+	Advertise string
 	// Registry is where the host registers; nil where nowhere.
 	Registry *Registry
 

@@ -113,6 +113,9 @@ type Flags struct {
 	// Broker is the URL of a broker: the file's broker in a process then belongs to another
 	// process.
 	Broker string
+	// Consul is the address of an agent, which is then the registry; the file may have the rest
+	// of its settings.
+	Consul string
 	// Insecure allows other machines to call every port without authentication.
 	Insecure bool
 }
@@ -133,6 +136,14 @@ func (o Flags) read(path string, kinds []Kind) (*File, error) {
 	f, err := read(path, File{kinds: kinds})
 	if o.Broker != "" {
 		f.NATS = NATS{URL: o.Broker, Broker: f.NATS.Broker}
+	}
+	if o.Consul != "" {
+		var agent Consul
+		if f.Registry.Consul != nil {
+			agent = *f.Registry.Consul
+		}
+		agent.Address = o.Consul
+		f.Registry = RegistryConfig{Consul: &agent}
 	}
 	if o.Insecure {
 		f.AllowInsecure()

@@ -154,7 +154,12 @@ func (r *Registry) Gateway() *gateway.Registry {
 	if r == nil {
 		return nil
 	}
-	return &gateway.Registry{Watcher: r, Table: r}
+	out := &gateway.Registry{Watcher: r, Table: r}
+	if _, ok := r.Registry.(*consul.Registry); ok {
+		// Prometheus asks Consul where gateways are; nobody asks a registry on the broker.
+		out.Announcer = r
+	}
+	return out
 }
 
 // Reserve is what a broker sets aside for a mesh, in bytes.

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
 	"log/slog"
 	"net"
@@ -61,4 +62,32 @@ func IsLoopback(host string) bool {
 	}
 	ip := net.ParseIP(strings.Trim(host, "[]"))
 	return ip != nil && ip.IsLoopback()
+}
+
+// Advertised returns the address by which others reach a listener's address: if that is all
+// addresses of this machine, its host is replaced by the given one, or, if there is none, by
+// the machine's first address that is not loopback.
+func Advertised(listener, host string) string {
+	at, port, err := net.SplitHostPort(listener)
+	if err != nil || at != "" && !net.ParseIP(at).IsUnspecified() {
+		return listener
+	}
+	return net.JoinHostPort(cmp.Or(host, ownAddress()), port)
+}
+
+// ownAddress returns an address of this machine for others; IPv4 goes before IPv6.
+func ownAddress() string {
+	addrs, _ := net.InterfaceAddrs() // without them only this machine can call
+	own := "127.0.0.1"
+	for _, a := range addrs {
+		n, ok := a.(*net.IPNet)
+		switch {
+		case !ok || !n.IP.IsGlobalUnicast():
+		case n.IP.To4() != nil:
+			return n.IP.String()
+		case own == "127.0.0.1":
+			own = n.IP.String()
+		}
+	}
+	return own
 }

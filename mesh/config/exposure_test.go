@@ -2,6 +2,7 @@ package config_test
 
 import (
 	"log/slog"
+	"net"
 	"strings"
 	"testing"
 
@@ -28,5 +29,21 @@ func TestOpenAddressNeedsAuthenticationOrInsecure(t *testing.T) {
 				t.Errorf("%+v: %v, private %t", allowed, err, allowed.IsPrivate())
 			}
 		}
+	}
+}
+
+func TestAllAddressesAreAdvertisedAsOne(t *testing.T) {
+	t.Parallel()
+	for listener, want := range map[string]string{
+		"127.0.0.1:90": "127.0.0.1:90", "10.1.2.3:90": "10.1.2.3:90", "example.com:90": "example.com:90",
+		":90": "host:90", "[::]:90": "host:90", "0.0.0.0:90": "host:90",
+	} {
+		if got := config.Advertised(listener, "host"); got != want {
+			t.Errorf("%s is advertised as %s", listener, got)
+		}
+	}
+	host, _, err := net.SplitHostPort(config.Advertised(":90", ""))
+	if ip := net.ParseIP(host); err != nil || ip == nil || ip.IsUnspecified() {
+		t.Errorf("all addresses are advertised as %q: %v", host, err)
 	}
 }
