@@ -79,7 +79,7 @@ func readOnly(serve http.HandlerFunc) http.Handler {
 			w.Header().Set("Allow", allowed)
 			transport.WriteFaultStatus(out, fault.Newf(fault.InvalidRequest, "reading is %s, not %.80s", allowed, r.Method), http.StatusMethodNotAllowed)
 		}
-		transport.FlushResponse(w, transport.DefaultStallTimeout)
+		transport.FlushResponse(out)
 	})
 }
 

@@ -43,7 +43,7 @@ func (h *rest) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			WriteFault(out, err)
 		}
 	}
-	transport.FlushResponse(w, h.settings.StallTimeout)
+	transport.FlushResponse(out)
 }
 
 // endpoint serves a path. An error of serve becomes the response.

@@ -56,6 +56,7 @@ func New(caller transport.Caller, s transport.Settings) http.Handler {
 
 // ServeHTTP implements http.Handler.
 func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	w = transport.StallWriter(w, h.settings.StallTimeout)
 	method, what, serve := h.route(r.URL.Path)
 	switch {
 	case serve == nil:
@@ -66,7 +67,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	default:
 		serve(w, r)
 	}
-	transport.FlushResponse(w, h.settings.StallTimeout)
+	transport.FlushResponse(w)
 }
 
 // route returns the method and the handler of a path, nil where nothing serves it. The
@@ -105,13 +106,13 @@ func (h *handler) write(w http.ResponseWriter, get func() (*response, error)) {
 		h.fail(w, err, start)
 		return
 	}
-	out.write(transport.StallWriter(w, h.settings.StallTimeout))
+	out.write(w)
 }
 
 // fail sends the error of a request that arrived at start.
 func (h *handler) fail(w http.ResponseWriter, err error, start time.Time) {
 	w.Header().Set(transport.HeaderServerTiming, transport.ServerTiming(call.Timeline{Total: time.Since(start)}))
-	transport.WriteFault(transport.StallWriter(w, h.settings.StallTimeout), err)
+	transport.WriteFault(w, err)
 }
 
 // infer runs one request and returns its whole response.
@@ -201,7 +202,7 @@ func (h *handler) cancel(w http.ResponseWriter, r *http.Request, kind, name stri
 // stream answers one request with events as its chunks arrive.
 func (h *handler) stream(w http.ResponseWriter, r *http.Request, pipeline string) {
 	start := time.Now()
-	out := &stream{EventStream: transport.NewEventStream(transport.StallWriter(w, h.settings.StallTimeout), h.settings.PingInterval)}
+	out := &stream{EventStream: transport.NewEventStream(w, h.settings.PingInterval)}
 	err := h.sendStream(out, w, r, pipeline)
 	switch {
 	case err == nil:

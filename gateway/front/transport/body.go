@@ -105,11 +105,12 @@ func ReadFault(err error) error {
 // when it is a *connect.Error, on every protocol, so faults keep their details.
 func limitMessage(next http.Handler, s Settings) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		next.ServeHTTP(StallWriter(w, s.StallTimeout), boundMessage(w, r, s))
+		w = StallWriter(w, s.StallTimeout)
+		next.ServeHTTP(w, boundMessage(w, r, s))
 		// The library flushes the other protocols itself. On HTTP/1 a flush would cost
 		// the response its Content-Length.
 		if r.ProtoMajor == 2 && !isEnveloped(r.Header.Get("Content-Type")) {
-			FlushResponse(w, s.StallTimeout)
+			FlushResponse(w)
 		}
 	})
 }

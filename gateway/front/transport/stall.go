@@ -27,9 +27,7 @@ func StallReader(w http.ResponseWriter, r *http.Request, s Settings) io.ReadClos
 	if s.StallTimeout <= 0 || r.Body == nil || r.Body == http.NoBody {
 		return r.Body
 	}
-	return &stallReader{body: r.Body, timeout: s.StallTimeout, stall: stallTimer{
-		setDeadline: http.NewResponseController(w).SetReadDeadline, closing: s.Closing,
-	}}
+	return &stallReader{body: r.Body, timeout: s.StallTimeout, stall: stallTimer{conn: *http.NewResponseController(w), isReading: true, closing: s.Closing}}
 }
 
 type stallReader struct {
@@ -60,7 +58,7 @@ func (r *stallReader) Read(buf []byte) (int, error) {
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return n, Stalled(r.timeout)
 	case expired:
-		_ = r.stall.setDeadline(time.Time{})
+		_ = r.stall.conn.SetReadDeadline(time.Time{})
 	}
 	return n, err
 }
@@ -80,14 +78,12 @@ func StallWriter(w http.ResponseWriter, timeout time.Duration) http.ResponseWrit
 	if timeout <= 0 {
 		return w
 	}
-	conn := http.NewResponseController(w)
-	return &stallWriter{ResponseWriter: w, conn: conn, timeout: timeout, stall: stallTimer{setDeadline: conn.SetWriteDeadline}}
+	return &stallWriter{ResponseWriter: w, timeout: timeout, stall: stallTimer{conn: *http.NewResponseController(w)}}
 }
 
 type stallWriter struct {
 	http.ResponseWriter
 
-	conn    *http.ResponseController
 	timeout time.Duration
 	stall   stallTimer
 }
@@ -116,17 +112,17 @@ func (w *stallWriter) Flush() { _ = w.FlushError() }
 func (w *stallWriter) FlushError() error {
 	w.stall.start(w.timeout)
 	defer w.stall.stop()
-	return w.conn.Flush()
+	return w.stall.conn.Flush()
 }
 
 // Unwrap lets http.ResponseController reach the connection.
 func (w *stallWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-// FlushResponse sends what is still buffered of a response, with a stall timeout. net/http
-// flushes only after the handler returned, and would keep a small response that nobody takes
-// for as long as its connection.
-func FlushResponse(w http.ResponseWriter, timeout time.Duration) {
-	if flusher, ok := StallWriter(w, timeout).(http.Flusher); ok {
+// FlushResponse sends what is still buffered of a response to a StallWriter. net/http flushes
+// only after the handler returned, and would keep a small response that nobody takes for as
+// long as its connection.
+func FlushResponse(w http.ResponseWriter) {
+	if flusher, ok := w.(http.Flusher); ok {
 		flusher.Flush()
 	}
 }
@@ -138,7 +134,8 @@ const closingInterval = time.Second
 // A deadline set beforehand would have to be cleared after each operation, which on HTTP/2
 // passes through the connection's loop twice. One goroutine starts and stops it.
 type stallTimer struct {
-	setDeadline func(time.Time) error
+	conn      http.ResponseController
+	isReading bool
 	// closing ends operations that take longer than closingInterval once it is closed; nil
 	// never is.
 	closing <-chan struct{}
@@ -178,7 +175,12 @@ func (s *stallTimer) expire() {
 		return
 	}
 	s.expired = true
-	_ = s.setDeadline(time.Unix(0, 0))
+	past := time.Unix(0, 0)
+	if s.isReading {
+		_ = s.conn.SetReadDeadline(past)
+	} else {
+		_ = s.conn.SetWriteDeadline(past)
+	}
 }
 
 // stop is called after each operation, and reports whether the deadline was set.
