@@ -44,6 +44,7 @@ func TestUnreadResponseEnds(t *testing.T) {
 			ended := make(chan struct{})
 			url := fronttest.Serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 				defer close(ended)
+				_, _ = transport.StallWriter(w, time.Hour).Write(nil) // leaves a timer to those below
 				to, data := transport.StallWriter(w, 500*time.Millisecond), make([]byte, test.write)
 				for {
 					if _, err := to.Write(data); err != nil {
