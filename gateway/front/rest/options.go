@@ -31,6 +31,9 @@ func options(out *call.Request, r *http.Request) error {
 			}
 		}
 	}
+	if r.URL.RawQuery == "" {
+		return nil
+	}
 	return query(out, r.URL.RawQuery)
 }
 
