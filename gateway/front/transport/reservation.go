@@ -87,7 +87,7 @@ func WithBudget(next http.Handler, budget Budget) http.Handler {
 			bounded.Body = from
 		}
 		if hasBody && r.ProtoMajor == 1 {
-			from.header, from.conn = w.Header(), http.NewResponseController(w)
+			from.header, from.conn = w.Header(), *http.NewResponseController(w)
 			from.onDemand = strings.EqualFold(r.Header.Get("Expect"), "100-continue")
 			w = &responseAfterBody{w, from}
 			defer from.discard()
@@ -106,7 +106,7 @@ type requestBody struct {
 	// These are for HTTP/1. onDemand is true until a body is read that is sent only then,
 	// and ended once there is nothing to discard.
 	header          http.Header
-	conn            *http.ResponseController
+	conn            http.ResponseController
 	onDemand, ended bool
 }
 
@@ -146,7 +146,7 @@ const (
 // discard reads the rest of a body before the response over HTTP/1. A client that sends on, or
 // sends nothing, loses its connection: net/http would wait for it without end.
 func (b *requestBody) discard() {
-	if b.ended || b.conn == nil {
+	if b.ended || b.header == nil {
 		return
 	}
 	b.ended = true
