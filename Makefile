@@ -23,9 +23,12 @@ ADMIN  = $(if $(ONCE),127.0.0.1:0)
 OPS    = $(if $(ONCE),127.0.0.1:0)
 RUN    = bin/digits $(if $(ONCE),--once) $(LISTEN:%=--listen %) $(ADMIN:%=--admin %) $(OPS:%=--ops %)
 
+# stack: replicas of services.
+SCALE =
+
 # The modules that are built and tested together (go.work), and their packages.
-MODULES      := . bench
-PACKAGES     := ./... ./bench/...
+MODULES      := . bench deploy/local
+PACKAGES     := ./... ./bench/... ./deploy/local/...
 # The tests of many processes, which hold times and allocations to bounds: they run by
 # themselves and never with the race detector. They need a Consul agent.
 FLEET        := ./services/meshtest/fleet
@@ -33,7 +36,9 @@ FLEET        := ./services/meshtest/fleet
 BROWSER      := ./services/meshtest/reference
 # The tests with programs that others have written, which are installed for them.
 CLIENTS      := ./services/meshtest/clients
-ALONE        := $(FLEET) $(BROWSER) $(CLIENTS)
+# The tests of the local stack, with programs of others that take minutes to build.
+STACK        := ./deploy/local
+ALONE        := $(FLEET) $(BROWSER) $(CLIENTS) $(STACK)
 UNITS         = $(filter-out $(addprefix %,$(ALONE:.%=%)),$(shell go list $(PACKAGES)))
 # What runs whole meshes and programs, or needs a tool that takes long to build: quick
 # leaves them to test-race.
@@ -67,6 +72,9 @@ LINT_BIN    := $(call tool_dir,lint)
 BENCH_BIN   := $(call tool_dir,bench)
 GRPCURL_BIN := $(call tool_dir,grpcurl)
 CONSUL_BIN  := $(call tool_dir,consul)
+JAEGER_BIN  := $(call tool_dir,jaeger)
+PROMETHEUS_BIN := $(call tool_dir,prometheus)
+STACK_TOOLS := $(CONSUL_BIN)/.built $(JAEGER_BIN)/.built $(PROMETHEUS_BIN)/.built
 
 # $(1): name of an environment, $(2): its interpreter, which may be missing, $(3): its requirements.
 env_dir = $(TOOLS)/$(1)-$(shell { $(2) --version || :; cat $(3); } 2>/dev/null | $(sha256) | cut -c1-16)
@@ -92,12 +100,12 @@ buf           = PATH="$(BUF_BIN):$$PATH" buf
 golangci_lint = $(LINT_BIN)/golangci-lint
 
 # The stamp is written last: an interrupted build is continued, not trusted.
-# $(1): name of the folder under tools, $(2): where its programs go.
+# $(1): name of the folder under tools, $(2): where its programs go, $(3): flags of go install.
 define tool_rule
 $(2)/.built:
 	@echo "== tools/$(1): build (kept in $$(@D))" >&2
 	@mkdir -p $$(@D)
-	@GOWORK=off GOFLAGS= GOBIN=$$(@D) go -C tools/$(1) install tool
+	@GOWORK=off GOFLAGS= GOBIN=$$(@D) go -C tools/$(1) install $(3) tool
 	@touch $$@
 endef
 $(eval $(call tool_rule,buf,$(BUF_BIN)))
@@ -105,6 +113,10 @@ $(eval $(call tool_rule,lint,$(LINT_BIN)))
 $(eval $(call tool_rule,bench,$(BENCH_BIN)))
 $(eval $(call tool_rule,grpcurl,$(GRPCURL_BIN)))
 $(eval $(call tool_rule,consul,$(CONSUL_BIN)))
+$(eval $(call tool_rule,jaeger,$(JAEGER_BIN)))
+# Prometheus finds its targets in Consul. Its other ways, which Kubernetes and clouds have, take minutes to build.
+consul_only := -tags remove_all_sd,enable_consul_sd
+$(eval $(call tool_rule,prometheus,$(PROMETHEUS_BIN),$(consul_only)))
 
 # The folder's name says the requirements, so a clone that is newer than it is no reason to build it again.
 # $(1): the folder, $(2): the requirements, $(3): the oldest minor version of Python 3.
@@ -143,11 +155,16 @@ run: ## Run the whole mesh with its example pipeline in one process (ONCE=1 exit
 	@go build -o bin/digits ./examples/digits/demo
 	@exec $(RUN)
 
+.PHONY: stack
+stack: ## Run docker-compose.yml without Docker, all but Grafana (SCALE=classify=3)
+	@go build -o bin/stack ./deploy/local
+	@programs=$$($(MAKE) --no-print-directory stack-programs); exec bin/stack --scale '$(SCALE)' $$programs
+
 .PHONY: quick
 quick: build vet test-plain python-quick ## Build, vet and test without the race detector; under a minute when warm
 
 .PHONY: test
-test: lint vet proto-lint proto-breaking check-generated check-tidy python-lint test-race python-test test-clients test-browser bench-short test-fleet ## Run every check there is; what CI runs
+test: lint vet proto-lint proto-breaking check-generated check-tidy python-lint test-race python-test test-clients test-browser test-stack bench-short test-fleet ## Run every check there is; what CI runs
 
 .PHONY: lint
 lint: $(LINT_BIN)/.built ## Run the linters and check the formatting of the Go code
@@ -227,7 +244,7 @@ benchstat: $(BENCH_BIN)/.built ## Compare two outputs of bench-go: make benchsta
 	@$(BENCH_BIN)/benchstat $(OLD) $(NEW)
 
 .PHONY: tools
-tools: $(BUF_BIN)/.built $(LINT_BIN)/.built $(BENCH_BIN)/.built $(GRPCURL_BIN)/.built $(CONSUL_BIN)/.built ## Build all tools and print where they are
+tools: $(BUF_BIN)/.built $(LINT_BIN)/.built $(BENCH_BIN)/.built $(GRPCURL_BIN)/.built $(CONSUL_BIN)/.built $(JAEGER_BIN)/.built $(PROMETHEUS_BIN)/.built ## Build all tools and print where they are
 	@printf '%s\n' $(^D)
 
 .PHONY: grpcurl
@@ -237,6 +254,11 @@ grpcurl: $(GRPCURL_BIN)/.built ## Build grpcurl and print its path
 .PHONY: consul
 consul: $(CONSUL_BIN)/.built ## Build a Consul agent for tests and print its path (minutes, the first time)
 	@echo $(CONSUL_BIN)/consul
+
+.PHONY: stack-programs
+stack-programs: $(STACK_TOOLS) bin/stagemesh ## Build what the stack runs and print the paths (minutes, the first time)
+	@CGO_ENABLED=0 go build -o bin/nats-server github.com/nats-io/nats-server/v2
+	@printf '%s\n' $(CURDIR)/bin/stagemesh $(CURDIR)/bin/nats-server $(CONSUL_BIN)/consul $(JAEGER_BIN)/jaeger $(PROMETHEUS_BIN)/prometheus $(PROMETHEUS_BIN)/promtool
 
 .PHONY: clients
 clients: $(CLIENTS_PYTHON)/.built $(CLIENTS_NODE)/.built $(GRPCURL_BIN)/.built ## Install the clients of other servers for tests and print where they are
@@ -284,6 +306,11 @@ test-clients: $(CLIENTS_PYTHON)/.built $(CLIENTS_NODE)/.built $(GRPCURL_BIN)/.bu
 test-fleet: $(CONSUL_BIN)/.built ## Kill, pause and restart the processes of a mesh, and its registry, while requests flow
 	@echo "== test the fleet"
 	@go test -vet=off -count=1 $(FLEET)
+
+.PHONY: test-stack
+test-stack: $(STACK_TOOLS) ## Check the compose files and the alerts, and run the stack: digits, targets, scaling, dashboards
+	@echo "== test the stack"
+	@go test -vet=off -count=1 $(STACK)
 
 .PHONY: test-browser
 test-browser: ## Hold what a gateway says of itself against what it does, in a real browser too (needs Chromium)

@@ -8,7 +8,7 @@ import (
 )
 
 // sourcePath is a path of the tree as pages write it.
-var sourcePath = regexp.MustCompile("`((?:bench|discovery|examples|gateway|internal|mesh|proto|sdk|services|stagehost|tools)/[A-Za-z0-9_./-]+)`")
+var sourcePath = regexp.MustCompile("`((?:bench|deploy|discovery|examples|gateway|internal|mesh|proto|sdk|services|stagehost|tools)/[A-Za-z0-9_./-]+)`")
 
 // Code moves, and pages stay behind.
 func TestPagesNamePathsThatExist(t *testing.T) {

@@ -92,7 +92,7 @@ var importTable = rules{
 			mayImport: list(proto, sdk, "mesh/...", "gateway/...", "stagehost/...", discovery, "internal/..."),
 			inTests:   list("services/runners", "examples/digits"),
 		},
-		{packages: list("services/...", "examples/...", "bench/..."), mayImport: list("...")},
+		{packages: list("services/...", "examples/...", "bench/...", "deploy/..."), mayImport: list("...")},
 	},
 
 	// Packages of others that have a few places only. Test code, and the

@@ -1,0 +1,246 @@
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/compose-spec/compose-go/v2/types"
+
+	"github.com/stagemesh/stagemesh/gateway"
+	"github.com/stagemesh/stagemesh/internal/meshfile"
+	"github.com/stagemesh/stagemesh/services/runners"
+	"github.com/stagemesh/stagemesh/stagehost"
+)
+
+const root = "../.."
+
+// variants are the compose file alone and with each override.
+var variants = map[string][]string{
+	"alone":  {"docker-compose.yml"},
+	"python": {"docker-compose.yml", "deploy/compose/python.yml"},
+}
+
+// loadVariant reads compose files with the defaults of their variables.
+func loadVariant(t *testing.T, name string) *types.Project {
+	t.Helper()
+	var paths []string
+	for _, f := range variants[name] {
+		paths = append(paths, filepath.Join(root, f))
+	}
+	project, err := load(t.Context(), "", paths...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return project
+}
+
+func TestComposeFilesAreComplete(t *testing.T) {
+	t.Parallel()
+	for name := range variants {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			project := loadVariant(t, name)
+			want := []string{"classify", "consul", "decode", "gateway", "grafana", "jaeger", "label", "nats", "prometheus"}
+			if got := project.ServiceNames(); !slices.Equal(got, want) {
+				t.Errorf("the services are %q", got)
+			}
+			for _, s := range project.Services {
+				checkService(t, s)
+				if strings.HasPrefix(s.Image, "stagemesh") {
+					checkOurs(t, s)
+				} else if _, tag, ok := strings.Cut(s.Image, ":"); !ok || tag == "latest" {
+					t.Errorf("%s: the image %s has no version", s.Name, s.Image)
+				}
+			}
+		})
+	}
+}
+
+// checkService checks what holds for all services.
+func checkService(t *testing.T, s types.ServiceConfig) {
+	t.Helper()
+	if s.HealthCheck == nil || len(s.HealthCheck.Test) < 2 || s.HealthCheck.Test[0] != "CMD" || s.HealthCheck.StartPeriod == nil {
+		t.Errorf("%s has no health check without a shell", s.Name)
+	}
+	if s.ContainerName != "" {
+		t.Errorf("%s has a container name, so it cannot be scaled", s.Name)
+	}
+	for _, p := range s.Ports {
+		if p.HostIP != "127.0.0.1" || !slices.Contains([]string{"gateway", "jaeger", "prometheus", "grafana"}, s.Name) {
+			t.Errorf("%s publishes %s on %q", s.Name, p.Published, p.HostIP)
+		}
+	}
+	for name, d := range s.DependsOn {
+		if d.Condition != types.ServiceConditionHealthy || slices.Contains([]string{"jaeger", "prometheus", "grafana"}, name) {
+			t.Errorf("%s waits for %s: %s", s.Name, name, d.Condition)
+		}
+	}
+	for _, v := range s.Volumes {
+		switch v.Type {
+		case types.VolumeTypeBind:
+			if _, err := os.Stat(v.Source); err != nil || !v.ReadOnly {
+				t.Errorf("%s mounts %s, read-only %t: %v", s.Name, v.Source, v.ReadOnly, err)
+			}
+		case types.VolumeTypeVolume:
+			if v.Source != s.Name {
+				t.Errorf("%s has the volume %s", s.Name, v.Source)
+			}
+		}
+	}
+}
+
+// checkOurs checks a gateway or a stage.
+func checkOurs(t *testing.T, s types.ServiceConfig) {
+	t.Helper()
+	if s.User != "65532:65532" || !s.ReadOnly || !slices.Equal(s.CapDrop, []string{"ALL"}) || len(s.DependsOn) < 2 {
+		t.Errorf("%s runs as %q, read-only %t, without %q, after %d others", s.Name, s.User, s.ReadOnly, s.CapDrop, len(s.DependsOn))
+	}
+	if s.Build == nil || s.Build.Target != strings.TrimPrefix(strings.Split(s.Image, ":")[0], "stagemesh-") {
+		t.Errorf("%s builds the image %s by %+v", s.Name, s.Image, s.Build)
+	} else if _, err := os.Stat(filepath.Join(s.Build.Context, s.Build.Dockerfile)); err != nil {
+		t.Errorf("%s: %v", s.Name, err)
+	}
+	var folder string
+	for _, v := range s.Volumes {
+		if v.Target == "/etc/stagemesh" {
+			folder = v.Source
+		}
+	}
+	file, err := meshfile.Load(filepath.Join(folder, "mesh.yaml"), runners.All()...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	drain := file.Gateway.DrainDelay + cmp.Or(file.Gateway.DrainTimeout, gateway.DefaultDrainTimeout)
+	if s.Name != "gateway" {
+		stage, ok := file.Stages[s.Name]
+		if drain = cmp.Or(stage.DrainTimeout, stagehost.DefaultDrainTimeout); !ok || !slices.Equal(s.Command, []string{"stage", s.Name}) {
+			t.Errorf("%s runs %q", s.Name, s.Command)
+		}
+	}
+	// What follows a drain takes some seconds more.
+	if s.StopGracePeriod == nil || time.Duration(*s.StopGracePeriod) < drain+5*time.Second {
+		t.Errorf("%s is killed after %v, and drains for %s", s.Name, s.StopGracePeriod, drain)
+	}
+}
+
+// required returns the version of a module that a go.mod file requires.
+func required(t *testing.T, file, module string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(root, file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	version := regexp.MustCompile(`(?m)^(?:require)?\s*` + regexp.QuoteMeta(module) + ` v(\S+)`).FindSubmatch(text)
+	if version == nil {
+		t.Fatalf("%s does not require %s", file, module)
+	}
+	return string(version[1])
+}
+
+func TestImagesHaveVersionsOfModules(t *testing.T) {
+	t.Parallel()
+	services := loadVariant(t, "alone").Services
+	nats := required(t, "go.mod", "github.com/nats-io/nats-server/v2")
+	consul := required(t, "tools/consul/go.mod", "github.com/hashicorp/consul")
+	// Jaeger 2.x is 1.(63+x) of the module, Prometheus 3.x is 0.(300+x).
+	jaeger := renumber(t, required(t, "tools/jaeger/go.mod", "github.com/jaegertracing/jaeger"), "2.", 63)
+	prometheus := renumber(t, required(t, "tools/prometheus/go.mod", "github.com/prometheus/prometheus"), "3.", 300)
+	for service, image := range map[string]string{
+		"nats": "nats:" + nats + "-alpine", "consul": "hashicorp/consul:" + consul,
+		"jaeger": "jaegertracing/jaeger:" + jaeger, "prometheus": "prom/prometheus:v" + prometheus,
+	} {
+		if got := services[service].Image; got != image {
+			t.Errorf("%s is %s, its module's version is that of %s", service, got, image)
+		}
+	}
+	text, err := os.ReadFile(filepath.Join(root, "deploy/Dockerfile"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, from := range regexp.MustCompile(`(?m)^FROM .*`).FindAll(text, -1) {
+		if !bytes.Contains(from, []byte(":")) && !bytes.HasPrefix(from, []byte("FROM scratch ")) || bytes.Contains(from, []byte(":latest")) {
+			t.Errorf("%s: no version", from)
+		}
+	}
+}
+
+// renumber replaces the major version, and takes so much from the minor one.
+func renumber(t *testing.T, version, major string, offset int) string {
+	t.Helper()
+	parts := strings.Split(version, ".")
+	minor, err := strconv.Atoi(parts[1])
+	if err != nil || len(parts) != 3 {
+		t.Fatalf("the version %s: %v", version, err)
+	}
+	return major + strconv.Itoa(minor-offset) + "." + parts[2]
+}
+
+// dashboard is what tests know of a dashboard of Grafana.
+type dashboard struct {
+	UID    string
+	Panels []struct {
+		Title      string
+		Datasource struct{ UID string }
+		Targets    []struct{ Expr string }
+	}
+}
+
+func dashboards(t *testing.T) map[string]dashboard {
+	t.Helper()
+	out := map[string]dashboard{}
+	files := os.DirFS(filepath.Join(root, "deploy/grafana/dashboards"))
+	names, err := fs.Glob(files, "*.json")
+	if err != nil || len(names) != 2 {
+		t.Fatalf("the dashboards are %q: %v", names, err)
+	}
+	for _, name := range names {
+		text, err := fs.ReadFile(files, name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var d dashboard
+		if err := json.Unmarshal(text, &d); err != nil {
+			t.Fatal(err)
+		}
+		out[name] = d
+	}
+	return out
+}
+
+func TestDashboardsUseProvisionedDatasources(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile(filepath.Join(root, "deploy/grafana/provisioning/datasources/datasources.yml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, d := range dashboards(t) {
+		for _, p := range d.Panels {
+			if len(p.Targets) == 0 || !bytes.Contains(text, []byte("uid: "+p.Datasource.UID+"\n")) {
+				t.Errorf("%s: %q asks %q", name, p.Title, p.Datasource.UID)
+			}
+		}
+	}
+}
+
+func TestAlertsFireAsTheirCasesSay(t *testing.T) {
+	t.Parallel()
+	programs := programs(t)
+	for _, args := range [][]string{{"check", "config", "prometheus.yml"}, {"test", "rules", "alerts_test.yml"}} {
+		check := exec.CommandContext(t.Context(), programs[len(programs)-1], args...)
+		check.Dir = filepath.Join(root, "deploy/prometheus")
+		if out, err := check.CombinedOutput(); err != nil {
+			t.Errorf("promtool %q: %v\n%s", args, err, out)
+		}
+	}
+}

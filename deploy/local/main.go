@@ -1,0 +1,133 @@
+// Command local runs docker-compose.yml without Docker: each service is a process of this
+// machine, with its command, environment, files and health check, and started in its order.
+// Services listen on loopback, on the ports that they publish and on free ones. Grafana is
+// left out. SIGINT and SIGTERM stop all processes in reverse order; a second signal kills
+// them.
+//
+//	local --scale classify=3 bin/stagemesh bin/nats-server .../consul .../jaeger .../prometheus
+//
+// `make stack` does that.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/compose-spec/compose-go/v2/cli"
+	"github.com/compose-spec/compose-go/v2/types"
+
+	"github.com/stagemesh/stagemesh/mesh/process"
+)
+
+const (
+	grafana = "grafana/grafana"
+	// stopTime bounds a stop. Each process has its own bound, too.
+	stopTime = 5 * time.Minute
+)
+
+// images are the images of the programs, by the name of the file.
+var images = map[string]string{
+	"stagemesh": "stagemesh", "nats-server": "nats", "consul": "hashicorp/consul",
+	"jaeger": "jaegertracing/jaeger", "prometheus": "prom/prometheus",
+}
+
+func main() {
+	if err := run(os.Args[1:], os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, "stack:", err)
+		os.Exit(1)
+	}
+}
+
+func run(args []string, out io.Writer) error {
+	flags := flag.NewFlagSet("local", flag.ContinueOnError)
+	scale := flags.String("scale", "", "replicas of services, such as classify=3,label=2")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	running, end := process.SignalContext(context.Background())
+	defer end()
+	programs, err := programsOf(flags.Args())
+	if err != nil {
+		return err
+	}
+	project, err := load(running, *scale, "docker-compose.yml")
+	if err != nil {
+		return err
+	}
+	s, err := newStack(project, programs, out)
+	if err != nil {
+		return err
+	}
+	err = s.start(running)
+	if err == nil {
+		s.out.print("stack", "ready: "+s.published()+"; stop with Ctrl-C")
+		select {
+		case <-running.Done():
+		case err = <-s.failed:
+		}
+	}
+	if running.Err() != nil {
+		err = nil // it was asked to stop, perhaps before it was ready
+	}
+	stopping, cancel := process.DrainContext(running, stopTime)
+	defer cancel()
+	return errors.Join(err, s.stop(stopping))
+}
+
+// load reads compose files as docker compose does, with other numbers of replicas.
+func load(ctx context.Context, scale string, files ...string) (*types.Project, error) {
+	options, err := cli.NewProjectOptions(files, cli.WithWorkingDirectory(filepath.Dir(files[0])), cli.WithOsEnv, cli.WithDotEnv)
+	if err != nil {
+		return nil, err
+	}
+	project, err := options.LoadProject(ctx)
+	if err != nil || scale == "" {
+		return project, err
+	}
+	for one := range strings.SplitSeq(scale, ",") {
+		name, text, _ := strings.Cut(one, "=")
+		service, ok := project.Services[name]
+		replicas, err := strconv.Atoi(text)
+		if !ok || err != nil || replicas < 0 || replicas > 1 && len(service.Ports) > 0 {
+			return nil, fmt.Errorf("--scale: %q is no service that may have replicas, and their number, as in classify=3", one)
+		}
+		service.SetScale(replicas)
+		project.Services[name] = service
+	}
+	return project, nil
+}
+
+// programsOf returns the paths of programs by the names of their images.
+func programsOf(paths []string) (map[string]string, error) {
+	out := map[string]string{}
+	for _, path := range paths {
+		name := filepath.Base(path)
+		path, err := filepath.Abs(path)
+		if _, missing := os.Stat(path); err != nil || missing != nil {
+			return nil, fmt.Errorf("the program %s is missing: %w; make stack builds it", name, errors.Join(err, missing))
+		}
+		out[images[name]] = path
+	}
+	return out, nil
+}
+
+// published returns the addresses that services publish.
+func (s *stack) published() string {
+	var out []string
+	for _, name := range s.project.ServiceNames() {
+		for _, p := range s.project.Services[name].Ports {
+			if port := s.ports[listener{name, 1, int(p.Target)}]; s.replicas(name) > 0 {
+				out = append(out, fmt.Sprintf("%s http://127.0.0.1:%d", name, port))
+			}
+		}
+	}
+	return strings.Join(out, ", ")
+}

@@ -1,0 +1,249 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/stagemesh/stagemesh/examples/digits"
+	"github.com/stagemesh/stagemesh/internal/testbed"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// programs returns the paths of the programs that the stack runs, and promtool last.
+func programs(t *testing.T) []string {
+	t.Helper()
+	paths, err := testbed.Tools("stack-programs")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return paths
+}
+
+// prepare returns the stack on free ports; it ends with the test.
+func prepare(t *testing.T) *stack {
+	t.Helper()
+	published := []string{"GATEWAY_PORT", "JAEGER_PORT", "PROMETHEUS_PORT", "GRAFANA_PORT"}
+	ports, err := testbed.FreePorts(len(published))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, name := range published {
+		t.Setenv(name, strconv.Itoa(ports[i]))
+	}
+	project, err := load(t.Context(), "", filepath.Join(root, "docker-compose.yml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	programs, err := programsOf(programs(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var log testbed.Log
+	s, err := newStack(project, programs, &log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.stop(context.Background()); err != nil {
+			t.Error(err)
+		}
+		if t.Failed() {
+			t.Log(log.String())
+		}
+	})
+	return s
+}
+
+// url returns the address of a published port.
+func (s *stack) url(service string, port int) string {
+	return fmt.Sprintf("http://127.0.0.1:%d", s.ports[listener{service, 1, port}])
+}
+
+// read sends one of the fifty images to a gateway, and returns an error unless the answer is
+// right.
+func read(ctx context.Context, gateway string, number int) error {
+	names, err := digits.FS.ReadDir("images")
+	if err != nil {
+		return err
+	}
+	name := names[number%len(names)].Name()
+	image, err := digits.FS.ReadFile("images/" + name)
+	if err != nil {
+		return err
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, gateway+"/v1/pipelines/digits:infer", bytes.NewReader(image))
+	if err != nil {
+		return err
+	}
+	request.Header.Set("Content-Type", "image/png")
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	var answer struct {
+		Outputs []struct{ Data []any }
+	}
+	if err == nil {
+		err = json.Unmarshal(body, &answer)
+	}
+	digit, _, _ := strings.Cut(name[3:], ".")
+	if err != nil || response.StatusCode != http.StatusOK || answer.Outputs[0].Data[0] != digit {
+		return fmt.Errorf("%s: %s %s: %w", name, response.Status, body, err)
+	}
+	return nil
+}
+
+// query returns the values of a query to Prometheus.
+func (s *stack) query(t *testing.T, query string) []float64 {
+	t.Helper()
+	status, body := testbed.Get(t, s.url("prometheus", 9090)+"/api/v1/query?query="+url.QueryEscape(query))
+	var answer struct {
+		Data struct {
+			Result []struct{ Value [2]any }
+		}
+	}
+	if err := json.Unmarshal([]byte(body), &answer); err != nil || status != http.StatusOK {
+		t.Fatalf("%s: %d %s: %v", query, status, body, err)
+	}
+	var out []float64
+	for _, r := range answer.Data.Result {
+		value, err := strconv.ParseFloat(fmt.Sprint(r.Value[1]), 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, value)
+	}
+	return out
+}
+
+// awaitTargets waits until Prometheus scrapes as many processes of ours, and no target is down.
+func (s *stack) awaitTargets(t *testing.T, want int) {
+	t.Helper()
+	begin := time.Now()
+	testbed.Eventually(t, fmt.Sprintf("%d targets are up", want), func() bool {
+		status, body := testbed.Get(t, s.url("prometheus", 9090)+"/api/v1/targets?state=active")
+		return status == http.StatusOK && strings.Count(body, `"health":`) == want && strings.Count(body, `"health":"up"`) == want
+	})
+	if took := time.Since(begin); took > 15*time.Second {
+		t.Errorf("Prometheus took %s to find %d targets", took, want)
+	}
+}
+
+func TestStackServesScalesAndShowsMetrics(t *testing.T) {
+	s := prepare(t)
+	t.Cleanup(http.DefaultClient.CloseIdleConnections)
+	if err := s.start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	gateway := s.url("gateway", 8080)
+	for number := range 50 {
+		if err := read(t.Context(), gateway, number); err != nil {
+			t.Error(err)
+		}
+	}
+	s.awaitTargets(t, 4)
+
+	loaded, end := context.WithCancel(t.Context())
+	defer end()
+	var callers sync.WaitGroup
+	var answers atomic.Int64
+	for caller := range 8 {
+		callers.Go(func() {
+			for number := caller; loaded.Err() == nil; number++ {
+				if err := read(t.Context(), gateway, number); err != nil {
+					t.Error(err)
+					return
+				}
+				answers.Add(1)
+			}
+		})
+	}
+	if err := s.scale(t.Context(), "classify", 3); err != nil {
+		t.Fatal(err)
+	}
+	s.awaitTargets(t, 6)
+	testbed.Eventually(t, "each replica works", func() bool {
+		return len(s.query(t, `rate(stagemesh_stage_items_total{stage="classify", outcome="output"}[15s]) > 0`)) == 3
+	})
+	for name, d := range dashboards(t) {
+		for _, p := range d.Panels {
+			for _, target := range p.Targets {
+				query := strings.NewReplacer("$__rate_interval", "15s", "$stage", "classify").Replace(target.Expr)
+				testbed.Eventually(t, name+" shows "+p.Title, func() bool { return len(s.query(t, query)) > 0 })
+			}
+		}
+	}
+	if err := s.scale(t.Context(), "classify", 1); err != nil {
+		t.Error(err)
+	}
+	s.awaitTargets(t, 4)
+	end()
+	callers.Wait()
+	t.Logf("%d answers", answers.Load())
+
+	running := slices.Clone(s.running)
+	if err := s.stop(t.Context()); err != nil {
+		t.Error(err)
+	}
+	for _, p := range running {
+		if err := syscall.Kill(-p.cmd.Process.Pid, 0); !errors.Is(err, syscall.ESRCH) {
+			t.Errorf("%s has left processes: %v", p.name, err)
+		}
+	}
+}
+
+func TestStackRefusesTakenPortsAndMissingPrograms(t *testing.T) {
+	s := prepare(t)
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	_, port, _ := net.SplitHostPort(taken.Addr().String())
+	s.project.Services["jaeger"].Ports[0].Published = port
+	if err := s.start(t.Context()); err == nil || !strings.Contains(err.Error(), "JAEGER_PORT") || len(s.running) > 0 {
+		t.Errorf("a taken port: %v, and %d processes run", err, len(s.running))
+	}
+	if _, err := programsOf([]string{"nowhere/consul"}); err == nil || !strings.Contains(err.Error(), "make stack builds it") {
+		t.Errorf("a missing program: %v", err)
+	}
+	for _, scale := range []string{"nothing=2", "classify", "classify=-1", "gateway=2"} {
+		if _, err := load(t.Context(), scale, filepath.Join(root, "docker-compose.yml")); err == nil || !strings.Contains(err.Error(), scale) {
+			t.Errorf("--scale %s: %v", scale, err)
+		}
+	}
+	if entries, err := os.ReadDir(s.folder); err != nil || len(entries) > 0 {
+		t.Errorf("%q is left: %v", entries, err)
+	}
+}
+
+// A process that ends before it is healthy stops the start, and what has started ends.
+func TestStackEndsWhenProcessFails(t *testing.T) {
+	s := prepare(t)
+	s.programs["hashicorp/consul"] = "/bin/false"
+	if err := s.start(t.Context()); err == nil || !strings.Contains(err.Error(), "consul-1 has ended") {
+		t.Errorf("got %v", err)
+	}
+}
