@@ -357,10 +357,12 @@ class Session:
 
     def _abandon(self, pool: Union[_Threads, StreamLoop]) -> None:
         """Cancels all batches and streams without a reply to the host; waits for streams for a moment."""
+        streams = list(self._streams.values())
+        for stream in streams:
+            stream.abandoned = True  # before the cancellation, after which a stream may end and reply at once
         for batch in list(self._running.values()):
             batch._cancel(None)
-        for stream in list(self._streams.values()):
-            stream.abandoned = True
+        for stream in streams:
             pool.cancel(stream)
         if self._streaming:
             pool.close(_CANCELLED_S)
