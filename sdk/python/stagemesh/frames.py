@@ -58,12 +58,12 @@ class Ended(Exception):
 # --- headers -----------------------------------------------------------------
 
 
-def refuse_constant(constant: str) -> None:
+def _refuse_constant(constant: str) -> None:
     """Raises ValueError for NaN and Infinity, which are not JSON; a parse_constant of json."""
     raise ValueError(f"{constant} is not JSON")
 
 
-_decode = json.JSONDecoder(parse_constant=refuse_constant).decode
+decode = json.JSONDecoder(parse_constant=_refuse_constant).decode
 encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
@@ -74,7 +74,7 @@ def message(kind: str, /, **fields: Any) -> bytes:
 
 def _parse(text: str) -> Any:
     try:
-        return _decode(text)
+        return decode(text)
     except (ValueError, RecursionError) as error:
         raise Violation(f"header: {error}") from None
 
@@ -91,10 +91,11 @@ def _parse_header(text: str) -> Header:
 class Parts(List[Any]):
     """The parts of a predict, the same object for every header that ends with the same text.
 
-    plan is where runs.py keeps what it derived from them.
+    plan and blobs are where runs.py and parts.py keep what they derived from them.
     """
 
     plan: Any = None
+    blobs: Any = ()
 
 
 # A header whose items are not parsed yet has their text under this key, which JSON cannot have.
@@ -140,19 +141,23 @@ class Headers:
         at = text.rfind(_PARTS)
         parts = self._tails.get(text[at:])
         if parts is None:
-            return self._decode_first(text, at)
+            return self._decode_first(text, match, at)
         return {"type": "predict", "batch": int(match[1]), DEFERRED: text[match.end() - 1 : at], "parts": parts}
 
-    def _decode_first(self, text: str, at: int) -> Header:
-        """Returns a header with a new tail, and keeps the tail if it is nothing but the parts."""
-        header = _parse_header(text)
-        if at > 0 and len(text) - at <= self._LONGEST and header.keys() == {"type", "batch", "items", "parts"}:
-            tail = _parse("{" + text[at + 1 :])
-            if tail.keys() == {"parts"} and tail["parts"] == header["parts"]:
-                if len(self._tails) >= self._MOST:
-                    self._tails.clear()
-                self._tails[text[at:]] = header["parts"] = Parts(tail["parts"])
-        return header
+    def _decode_first(self, text: str, match: re.Match[str], at: int) -> Header:
+        """Returns a header with a new tail; keeps the tail if it is nothing but the parts, and not too long."""
+        try:
+            items, tail = decode(text[match.end() - 1 : at]), decode("{" + text[at + 1 :])
+        except (ValueError, RecursionError):
+            return _parse_header(text)
+        if len(tail) > 1 or type(tail["parts"]) is not list:
+            return _parse_header(text)
+        parts = Parts(tail["parts"])
+        if len(text) - at <= self._LONGEST:
+            if len(self._tails) >= self._MOST:
+                self._tails.clear()
+            self._tails[text[at:]] = parts
+        return {"type": "predict", "batch": int(match[1]), "items": items, "parts": parts}
 
 
 def check_prefix(prefix: Union[bytes, bytearray], max_body: int) -> Tuple[int, int]:

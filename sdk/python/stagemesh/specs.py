@@ -9,7 +9,7 @@ import json
 from importlib import import_module
 from typing import Any, Dict, Mapping, Optional, Sequence, Tuple, Union
 
-from .frames import Buffer, encode, refuse_constant
+from .frames import Buffer, decode, encode
 from .parts import DATATYPES, MAX_RANK, pack
 
 
@@ -132,11 +132,7 @@ class Bytes(Spec):
             if not isinstance(one, str) or not one:
                 raise ValueError(f"{type(self).__name__}: content type {one!r}: strings are wanted, not a list")
         self.content_types = content_types
-
-    @property
-    def content_type(self) -> str:
-        """The content type of outputs."""
-        return next((t for t in self.content_types if "*" not in t), "application/octet-stream")
+        self.content_type = next((t for t in content_types if "*" not in t), "application/octet-stream")  # of outputs
 
     def wire(self, name: str) -> Dict[str, Any]:
         """Returns the part spec of the protocol, without keys that have their defaults."""
@@ -211,6 +207,7 @@ class Json(Bytes):
         for one in self.content_types:
             if is_packed(one):
                 _require_msgpack(one)
+        self._packs = is_packed(self.content_type)
         self.schema = _copy_schema(schema)
 
     def wire(self, name: str) -> Dict[str, Any]:
@@ -232,7 +229,7 @@ class Json(Bytes):
             except ValueError as error:
                 raise ValueError(f"is not MessagePack: {error}") from None
         try:
-            return json.loads(str(data, "utf-8"), parse_constant=refuse_constant)
+            return decode(str(data, "utf-8"))
         except UnicodeDecodeError as error:
             raise ValueError(f"is not UTF-8: byte {error.start}") from None
         except RecursionError:
@@ -242,16 +239,15 @@ class Json(Bytes):
 
     def encode(self, value: Any) -> Buffer:
         """Returns a document as the bytes of a blob; raises ValueError."""
-        packed = is_packed(self.content_type)
         try:
-            if packed:
+            if self._packs:
                 return import_module("msgpack").packb(value, use_bin_type=True)
             try:
                 return _encode_unicode(value).encode()
             except UnicodeEncodeError:  # a lone surrogate, which JSON can only express as an escape
                 return encode(value).encode()
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            form = "MessagePack" if packed else "JSON"
+            form = "MessagePack" if self._packs else "JSON"
             raise ValueError(f"got {type(value).__name__}, which is not {form}: {error}") from None
 
     def join(self, documents: int, joined: Union[bytes, bytearray], content_type: str) -> bytes:

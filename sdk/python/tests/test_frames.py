@@ -231,6 +231,10 @@ class HeadersTest(unittest.TestCase):
             with self.subTest(text), self.assertRaises(Violation):
                 self.decode(decoder, text)
 
+    def test_last_of_two_keys_counts(self) -> None:
+        text = '{"type":"predict","batch":2,"items":[{"id":"a"}],"parts":[],"parts":5}'
+        self.assertEqual(self.decode(frames.Headers(), text)["parts"], 5)
+
     def test_kept_texts_are_bounded(self) -> None:
         decoder = frames.Headers()
         for n in range(1000):
