@@ -19,7 +19,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Opt
 
 from .faults import ItemError, text_of
 from .frames import MAX_COUNT, MAX_ITEMS, MAX_NUMBER, Header, Violation, load_items
-from .parts import Blob, Column
+from .parts import Place, Received
 from .values import ABSENT, Values
 
 log = logging.getLogger("stagemesh.worker")
@@ -40,15 +40,18 @@ class Item:
 
     __slots__ = ("_batch_ref", "deadline", "id", "index", "metadata", "number", "parameters", "rows")
 
-    def __init__(self, batch: Batch, index: int, number: int, header: Mapping[str, Any], received: float) -> None:
-        self._batch_ref = weakref.ref(batch)  # a cycle would keep the batch's bytes
+    def __init__(
+        self, batch: weakref.ref[Batch], index: int, number: int, header: Mapping[str, Any], received: float
+    ) -> None:
+        self._batch_ref = batch  # a cycle would keep the batch's bytes
         self.index = index
         self.number = number  # its place in the message
+        get = header.get
         self.id: str = header["id"]
-        self.rows: int = header.get("rows", 1)
-        self.parameters: Mapping[str, Union[bool, int, float, str]] = header.get("parameters", _NOTHING)
-        self.metadata: Mapping[str, str] = header.get("metadata", _NOTHING)
-        timeout = header.get("timeout")
+        self.rows: int = get("rows", 1)
+        self.parameters: Mapping[str, Union[bool, int, float, str]] = get("parameters", _NOTHING)
+        self.metadata: Mapping[str, str] = get("metadata", _NOTHING)
+        timeout = get("timeout")
         self.deadline: Optional[float] = received + timeout / 1000 if timeout else None
 
     @property
@@ -99,7 +102,7 @@ class Item:
         """Returns the content type of a received blob; empty if there is none."""
         column = self._batch._columns.get(name)
         part = column[self.number] if isinstance(column, list) else None
-        return part.content_type if isinstance(part, Blob) else ""
+        return part.content_type if isinstance(part, Place) else ""
 
     def respond(self, name: str, value: str) -> None:
         """Adds a string to the metadata that this item's caller gets with the outputs."""
@@ -129,16 +132,17 @@ class Plan(NamedTuple):
 class Source(NamedTuple):
     """What batches get from the object that makes them.
 
-    read parses the rest of a message, and raises Violation; it is called with lock held.
+    read parses the rest of a message, and raises Violation; it is called with lock held. It
+    returns the inputs, the parts, and the rows of each item.
     poll handles the messages that arrive while a batch runs.
     """
 
-    read: Callable[[Header, memoryview], Tuple[Mapping[str, Values], Mapping[str, Column]]]
+    read: Callable[[Header, memoryview], Tuple[Mapping[str, Values], Mapping[str, Received], List[int]]]
     poll: Callable[[Batch], None]
     lock: threading.Lock
 
 
-_READ_LATER = frozenset(("_cache", "_cancelled", "_columns", "_headers", "_inputs", "_kept", "_states"))
+_READ_LATER = frozenset(("_cache", "_cancelled", "_columns", "_headers", "_inputs", "_kept", "_rows", "_states"))
 
 
 class Batch:
@@ -176,10 +180,11 @@ class Batch:
         with self._source.lock:
             if "_states" in self.__dict__:  # which is set last
                 return
-            inputs, columns = self._source.read(self._header, self._body)
+            inputs, columns, rows = self._source.read(self._header, self._body)
             self._plan = None
             self._inputs: Mapping[str, Values] = inputs
-            self._columns: Mapping[str, Column] = columns
+            self._columns: Mapping[str, Received] = columns
+            self._rows: List[int] = rows
             self._headers: List[Mapping[str, Any]] = self._header["items"]
             self._kept: Sequence[int] = range(len(self._headers))
             self._cache: Dict[str, Any] = {}
@@ -251,9 +256,9 @@ class Batch:
     def items(self) -> List[Item]:
         """The requests of the batch."""
         if self._items is None:
+            batch, headers, received = weakref.ref(self), self._headers, self._received
             self._items = [
-                Item(self, index, number, self._headers[number], self._received)
-                for index, number in enumerate(self._kept)
+                Item(batch, index, number, headers[number], received) for index, number in enumerate(self._kept)
             ]
         return self._items
 
@@ -264,14 +269,11 @@ class Batch:
     def rows(self) -> int:
         """The rows of all items: N."""
         plan = self._plan
-        return plan.rows if plan is not None else sum(self._item_rows())
-
-    def _item_rows(self) -> List[int]:
-        return [self._headers[number].get("rows", 1) for number in self._kept]
+        return plan.rows if plan is not None else sum(self._rows)
 
     def _starts(self) -> List[int]:
         if self._offsets is None:
-            self._offsets = list(itertools.accumulate(self._item_rows(), initial=0))
+            self._offsets = list(itertools.accumulate(self._rows, initial=0))
         return self._offsets
 
     # --- outcomes --------------------------------------------------------
@@ -321,7 +323,7 @@ class Batch:
         out = Batch.__new__(Batch)
         out.__dict__.update(self.__dict__)
         out._made_of = self  # preprocess may have kept its items, which refer to it weakly
-        out._kept, out._inputs = [self._kept[i] for i in indices], inputs
+        out._kept, out._rows, out._inputs = [self._kept[i] for i in indices], [self._rows[i] for i in indices], inputs
         out._items, out._offsets, out._cache = None, None, {}
         return out
 
@@ -335,8 +337,6 @@ class Batch:
 
 
 # --- checks of a predict message -----------------------------------------------------
-
-_USUAL = {"id", "timeout"}
 
 
 def check_predict(header: Header) -> List[Dict[str, Any]]:
@@ -359,7 +359,7 @@ def check_predict(header: Header) -> List[Dict[str, Any]]:
         timeout = item.get("timeout", 1)
         if type(timeout) is not int or not 1 <= timeout <= MAX_NUMBER:
             raise Violation(f"predict: items[{i}]: timeout is whole milliseconds, at least 1")
-        if not item.keys() <= _USUAL:
+        if len(item) > 1 + ("timeout" in item):  # other keys than these two
             _check_optional(i, item)
     return items
 

@@ -15,7 +15,7 @@ import struct
 import sys
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
-from .frames import MAX_NUMBER, Buffer, Violation, as_bytes, encode
+from .frames import MAX_NUMBER, Buffer, Parts, Violation, as_bytes, encode
 
 # --- datatypes -----------------------------------------------------------------
 
@@ -105,9 +105,19 @@ class Blob(NamedTuple):
     data: Buffer
 
 
+class Place(NamedTuple):
+    """A received blob: its bytes are body[at:stop] of the frame."""
+
+    content_type: str
+    at: int
+    stop: int
+
+
 Body = Union[Raw, Blob]
 # The parts of one name: one tensor of all items, or one part for each item (None: the item has none).
 Column = Union[Raw, List[Optional[Body]]]
+# The same of a received message.
+Received = Union[Raw, List[Union[Raw, Place, None]]]
 
 
 def bytes_elements(data: memoryview) -> Iterator[memoryview]:
@@ -160,65 +170,71 @@ def join_rows(raws: Sequence[Raw]) -> Raw:
 # --- received parts ----------------------------------------------------------------
 
 
-def read_parts(entries: Any, body: memoryview, items: int) -> Dict[str, Column]:
+def read_parts(entries: Any, body: memoryview, items: int) -> Dict[str, Received]:
     """Returns the parts of a message by name; raises Violation if they break the protocol.
 
-    items is the number of items in the message, which bounds a part's item.
+    items is the number of items in the message, which bounds a part's item. Entries that
+    are blobs alone, and come again for as many items and bytes, are not checked again.
     """
     if not isinstance(entries, list):
         raise Violation("parts: a list is wanted")
-    out: Dict[str, Column] = {}
+    out: Dict[str, Received] = {}
     end = len(body)
-    places: List[Tuple[int, int]] = []
+    if type(entries) is Parts and entries.blobs[:2] == (items, end):
+        out = entries.blobs[2]
+        return out
+    blobs_only = True
+    before, ascending = 0, True  # the end of the last place, and whether each place begins after the one before
     for entry in entries:
         try:
             name, at, size = entry["name"], entry["at"], entry["size"]
-            get = entry.get
-        except (KeyError, TypeError, AttributeError):
+        except (KeyError, TypeError):
             raise Violation("parts: an object with name, at and size is wanted") from None
         if type(name) is not str or type(at) is not int or type(size) is not int:
             raise Violation("parts: name is a string, at and size are whole numbers")
-        if at < 0 or size < 0 or at + size > end:
-            raise Violation(f"part {name!r}: bytes {at} to {at + size} of a body of {end}")
+        stop = at + size
+        if at < 0 or size < 0 or stop > end:
+            raise Violation(f"part {name!r}: bytes {at} to {stop} of a body of {end}")
         if size:
-            places.append((at, at + size))
-        content: Body
-        if ("datatype" in entry) == ("content_type" in entry):
-            raise Violation(f"part {name!r}: a tensor has datatype and shape, a blob content_type")
-        if "datatype" in entry:
-            content = _read_tensor(name, entry["datatype"], get("shape"), body[at : at + size], size, at)
-        elif type(entry["content_type"]) is not str:
-            raise Violation(f"part {name!r}: content_type is a string")
+            ascending = ascending and before <= at
+            before = stop
+        content: Union[Raw, Place]
+        kind = entry.get("content_type")
+        if "datatype" in entry and "content_type" not in entry:
+            blobs_only = False
+            content = _read_tensor(name, entry["datatype"], entry.get("shape"), body[at:stop], size, at)
+        elif type(kind) is str and "datatype" not in entry:
+            content = Place(kind, at, stop)
         else:
-            content = Blob(entry["content_type"], body[at : at + size])
+            raise Violation(f"part {name!r}: a tensor has datatype and shape, a blob has a content_type, a string")
         if "place" in entry and entry["place"] != "inline":
             raise Violation(f"part {name!r}: place {entry['place']!r} is not one of this version's")
         if "parameters" in entry and type(entry["parameters"]) is not dict:
             raise Violation(f"part {name!r}: parameters are an object")
         if "item" in entry:
-            _add_to_item(out, name, entry["item"], items, content)
+            item = entry["item"]
+            if type(item) is not int or not 0 <= item < items:
+                raise Violation(f"part {name!r}: item {item!r} is none of the {items}")
+            column = out.get(name)
+            if column is None:
+                column = out[name] = [None] * items
+            if isinstance(column, Raw) or column[item] is not None:
+                raise Violation(f"part {name!r} of item {item} comes more than once")
+            column[item] = content
         elif name in out:
             raise Violation(f"part {name!r} of all items comes more than once")
         elif type(content) is Raw:
             out[name] = content
         else:
             raise Violation(f"part {name!r}: a blob belongs to one item")
-    places.sort()
-    for (_, stop), (start, _) in zip(places, places[1:]):
-        if start < stop:
-            raise Violation(f"parts: two places overlap at byte {start} of the body")
+    if not ascending:
+        places = sorted((entry["at"], entry["size"]) for entry in entries if entry["size"])
+        for (at, size), (after, _) in zip(places, places[1:]):
+            if after < at + size:
+                raise Violation(f"parts: two places overlap at byte {after} of the body")
+    if type(entries) is Parts and blobs_only:
+        entries.blobs = items, end, out
     return out
-
-
-def _add_to_item(out: Dict[str, Column], name: str, item: Any, items: int, content: Body) -> None:
-    if type(item) is not int or not 0 <= item < items:
-        raise Violation(f"part {name!r}: item {item!r} is none of the {items}")
-    column = out.get(name)
-    if column is None:
-        column = out[name] = [None] * items
-    if isinstance(column, Raw) or column[item] is not None:
-        raise Violation(f"part {name!r} of item {item} comes more than once")
-    column[item] = content
 
 
 def _read_tensor(name: str, datatype: Any, shape: Any, data: memoryview, size: int, at: int) -> Raw:
@@ -266,45 +282,52 @@ class Layout:
         self.entries: List[str] = []
         self.pieces: List[Buffer] = []
         self.size = 0
-        self._last: Any = None  # the head of the last tensor
+        self._last = ""  # the head of the last part if that is a tensor
 
     def add(self, name: str, item: Optional[int], body: Body) -> None:
         """Adds a tensor or a blob of one item, or a tensor of all if item is None."""
-        if isinstance(body, Raw):
-            self._add(item, entry_head(name, body.datatype, body.shape), [body.data], body.size, item is not None)
-        else:
-            size = memoryview(body.data).nbytes
-            self._add(item, entry_head(name, body.content_type, None), [body.data], size, False)
+        self.add_items(name, (item,), (body,), join=False)
 
-    def _add(self, item: Optional[int], head: str, pieces: Sequence[Buffer], size: int, follows: bool) -> None:
-        """Adds a part. It begins at a multiple of 64 bytes, unless it follows a tensor of the same head."""
-        gap = -self.size & 63
-        if gap and not (follows and head == self._last):
-            self.pieces.append(bytes(gap))
-            self.size += gap
-        self._last = head
-        owner = "" if item is None else f'"item":{item},'
-        self.entries.append(f'{head}{owner}"at":{self.size},"size":{size}}}')
-        if size:
-            self.pieces += pieces
-            self.size += size
-
-    def add_items(self, name: str, numbers: Sequence[int], bodies: Sequence[Optional[Body]], join: bool) -> None:
+    def add_items(
+        self, name: str, numbers: Sequence[Optional[int]], bodies: Sequence[Optional[Body]], join: bool
+    ) -> None:
         """Adds the parts that single items have: bodies[i] is that of item numbers[i], None if it has none.
 
         If join is true and all of them are tensors that differ only in axis 0, they are
-        added as one tensor of all items.
+        added as one tensor of all items. Each part begins at a multiple of 64 bytes, unless
+        it follows another item's tensor of the same name, datatype and shape.
         """
         raws = [body for body in bodies if isinstance(body, Raw) and body.shape] if join else []
         if raws and len(raws) == len(bodies) and len({(raw.datatype, raw.shape[1:]) for raw in raws}) == 1:
             shape = (sum(raw.shape[0] for raw in raws), *raws[0].shape[1:])
-            pieces = [raw.data for raw in raws if raw.size]
-            head = entry_head(name, raws[0].datatype, shape)
-            self._add(None, head, pieces, sum(raw.size for raw in raws), False)
+            first, *others = [raw.data for raw in raws if raw.size] or [b""]
+            self.add(name, None, Raw(raws[0].datatype, shape, first, sum(raw.size for raw in raws)))
+            self.pieces += others
             return
+        at, entries, pieces = self.size, self.entries, self.pieces
+        head, kind = "", None  # kind is the content type if head is of a blob
         for number, body in zip(numbers, bodies):
-            if body is not None:
-                self.add(name, number, body)
+            if body is None:
+                continue
+            if isinstance(body, Raw):
+                head, data, size = entry_head(name, body.datatype, body.shape), body.data, body.size
+                follows = number is not None and head == self._last
+                self._last, kind = head, None
+            else:
+                if body.content_type is not kind:
+                    kind = body.content_type
+                    head = entry_head(name, kind, None)
+                data, size, follows = body.data, len(body.data), False
+                self._last = ""
+            if at & 63 and not follows:
+                pieces.append(bytes(-at & 63))
+                at += -at & 63
+            owner = "" if number is None else f'"item":{number},'
+            entries.append(f'{head}{owner}"at":{at},"size":{size}}}')
+            if size:
+                pieces.append(data)
+                at += size
+        self.size = at
 
     def take_entries(self, first: int) -> List[Dict[str, Any]]:
         """Removes the entries from index first on, and returns them parsed."""

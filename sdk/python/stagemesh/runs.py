@@ -17,7 +17,7 @@ from .arrays import Arrays
 from .batches import Batch, Item, Plan, Source, check_predict
 from .faults import InvalidInput, ItemError, ItemFailed, fault_of, is_out_of_memory, text_of, traceback_of
 from .frames import DEFERRED, MAX_HEADER, MAX_NUMBER, Buffer, Header, Parts, Violation, as_bytes, encode, message
-from .parts import Body, Column, Layout, Raw, entry_head, join_rows, read_parts, split_rows
+from .parts import Body, Layout, Place, Raw, Received, entry_head, join_rows, read_parts, split_rows
 from .specs import Json, Tensor, Text
 from .values import ABSENT, BadOutput, Encoder, Tensors, Values, values_of
 from .worker import Worker, joins_rows, overrides
@@ -94,7 +94,7 @@ class Runs:
         batch._complete()
         return batch
 
-    def _read(self, header: Header, body: memoryview) -> Tuple[Dict[str, Values], Dict[str, Column]]:
+    def _read(self, header: Header, body: memoryview) -> Tuple[Dict[str, Values], Dict[str, Received], List[int]]:
         """Parses and checks a message in full; see Source.read."""
         items = check_predict(header)
         rows = [item.get("rows", 1) for item in items]
@@ -110,9 +110,9 @@ class Runs:
             inputs[name] = values_of(column, body, rows, self._arrays, self._inputs.get(name), self._joins)
         if self._plain and type(header["parts"]) is Parts:
             header["parts"].plan = self._make_plan(columns, total)
-        return inputs, columns
+        return inputs, columns, rows
 
-    def _make_plan(self, columns: Mapping[str, Column], rows: int) -> Optional[Plan]:
+    def _make_plan(self, columns: Mapping[str, Received], rows: int) -> Optional[Plan]:
         """Returns the plan for messages with the same parts; None if they have to be checked each time."""
         views = {}
         end = 0
@@ -201,7 +201,7 @@ class Runs:
         if self._has_postprocess:
             return self._items_result(batch, self._postprocess(view, outputs))
         self._outputs.check_names("predict", outputs, of_item=False)
-        rows = view._item_rows()
+        rows = view._rows
         has_fault = [number in faults for number in view._kept]
         for name, value in outputs.items():
             if value is None:
@@ -212,7 +212,8 @@ class Runs:
                 self._remember(name, value, column)
                 continue
             bodies: Sequence[Optional[Body]] = split_rows(column, rows) if isinstance(column, Raw) else column
-            bodies = [None if failed else body for failed, body in zip(has_fault, bodies)]
+            if faults:
+                bodies = [None if failed else body for failed, body in zip(has_fault, bodies)]
             layout.add_items(name, view._kept, bodies, join=self._joins and view is batch and not faults)
         return self.result(batch, layout)
 
@@ -263,16 +264,17 @@ class Runs:
             return batch
         inputs = dict(batch._inputs)
         for name, spec in self._documents.items():
-            if name not in inputs:
+            column = batch._columns.get(name)
+            if not isinstance(column, list):
                 continue
             values: List[Any] = []
-            for item in batch.items:
-                value = inputs[name].of(item.index)
-                if value is not ABSENT:
+            for i, part in enumerate(column):
+                value = inputs[name].of(i)
+                if isinstance(part, Place):
                     try:
-                        value = spec.decode(value, item.content_type(name))
+                        value = spec.decode(value, part.content_type)
                     except ValueError as error:
-                        batch.fail(item, InvalidInput(name, f"input {name!r} {error}"))
+                        batch.fail(i, InvalidInput(name, f"input {name!r} {error}"))
                 values.append(value)
             inputs[name] = Values(values)
         return batch._keep(range(len(batch)), inputs)._without_faults()

@@ -12,6 +12,8 @@ from typing import Any, Callable, Dict, List, Mapping
 import numpy as np
 
 from stagemesh import Bytes, InvalidInput, ItemFailed, Json, Tensor, Text, Worker, testing
+from stagemesh.frames import Parts, Violation
+from stagemesh.parts import Blob, Layout, Raw, read_parts
 from stagemesh.testing import BatchFailed, WorkerEnded
 
 from .workers import ROW, XY, RunTest
@@ -179,6 +181,41 @@ class BlobsTest(RunTest):
         inputs = {"b": b"\x89PNG\xff", "t": "täxt", "j": {"a": [1, 2.5, None, "ü"]}}
         for outcome in self.batch(self.Blobs, inputs, inputs):
             self.assertEqual(outcome.outputs, inputs)
+
+    def test_repeated_parts_have_new_bytes(self) -> None:
+        class Echo(Worker):
+            arrays = "buffer"
+            inputs = {"b": Bytes(optional=True)}
+            outputs = {"b": Bytes(optional=True)}
+
+            def predict(self, batch: Any) -> Any:
+                return {"b": batch["b"]}
+
+        run = self.start(Echo)
+        for n in range(4):
+            sent = [{"b": b"%d" % i} for i in range(n, n + 3)]
+            if n == 3:
+                sent.append({})  # the same parts for more items
+            for inputs in sent:
+                run.add(inputs)
+            self.assertEqual([outcome.outputs for outcome in run.predict()], sent)
+
+    def test_repeated_parts_are_checked_against_each_body(self) -> None:
+        entries = Parts([{"name": "b", "content_type": "", "item": 1, "at": 0, "size": 8}])
+        for _ in range(2):
+            read_parts(entries, memoryview(bytes(8)), 2)
+            with self.assertRaisesRegex(Violation, "body of 7"):
+                read_parts(entries, memoryview(bytes(7)), 2)
+            with self.assertRaisesRegex(Violation, "none of the 1"):
+                read_parts(entries, memoryview(bytes(8)), 1)
+
+    def test_parts_begin_at_multiples_of_64(self) -> None:
+        row = Raw("FP32", (1,), b"1234", 4)
+        layout = Layout()
+        layout.add_items("y", range(6), [Blob("a", b"1"), row, row, Blob("a", b"2"), None, row], join=False)
+        found = [(entry["item"], entry["at"], "shape" in entry) for entry in layout.take_entries(0)]
+        self.assertEqual(found, [(0, 0, False), (1, 64, True), (2, 68, True), (3, 128, False), (5, 192, True)])
+        self.assertEqual(len(b"".join(layout.pieces)), layout.size)
 
     def test_json_is_sent_as_unicode(self) -> None:
         documents = {"ü": "日本"}, "half \ud800"
