@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -18,10 +19,17 @@ import (
 // slotIdle is a slot that waits for a batch.
 type slotIdle struct{ slot runner.Slot }
 
-func (e *slotIdle) apply(l *loop) { l.slots = append(l.slots, e.slot) }
+func (e *slotIdle) apply(l *loop) {
+	if _, prefetches := e.slot.(runner.PrefetchSlot); prefetches {
+		l.prefetchSlots = append(l.prefetchSlots, e.slot)
+		return
+	}
+	l.slots = append(l.slots, e.slot)
+}
 
-// dispatch hands batches to idle slots as long as there are both.
+// dispatch hands batches to idle slots as long as there are both, and then prefetches.
 func (l *loop) dispatch(now time.Time) {
+	defer l.prefetch(now)
 	for len(l.slots) > 0 {
 		items, reason, ok := l.nextBatch(now)
 		if !ok {
@@ -42,15 +50,71 @@ func (l *loop) nextBatch(now time.Time) ([]*item, batch.Reason, bool) {
 	if !ok {
 		return nil, "", false
 	}
-	items := make([]*item, len(b.Items))
-	for i, entry := range b.Items {
-		items[i] = l.ledger.items[entry.ID]
-	}
+	items := l.itemsOf(b)
 	reason := b.Reason
 	if items[0].direct != nil {
 		reason = batch.Direct
 	}
 	return items, reason, true
+}
+
+func (l *loop) itemsOf(b batch.Batch) []*item {
+	items := make([]*item, len(b.Items))
+	for i, entry := range b.Items {
+		items[i] = l.ledger.items[entry.ID]
+	}
+	return items
+}
+
+// prefetchLead is how long before the likely end of a run the runner gets the next batch. It
+// covers the host's work between two runs on a busy machine. What arrives later than that
+// cannot be served before the batch, and an item's deadline or cancel does not stop it.
+const prefetchLead = 5 * time.Millisecond
+
+// prefetch hands full batches to workers that are about to end theirs.
+func (l *loop) prefetch(now time.Time) {
+	for {
+		before := l.endsFirst()
+		if before == nil || before.nearEnd.After(now) || !l.batcher.NextIsFull(now) {
+			return
+		}
+		before.isFollowed = true
+		slot := l.prefetchSlots[0]
+		l.prefetchSlots = l.prefetchSlots[1:]
+		b, _ := l.batcher.NextFull(now)
+		l.start(slot, l.itemsOf(b), b.Reason, now)
+	}
+}
+
+// endsFirst returns the run that is likely to end first of those that no prefetched batch
+// follows; nil where the runner takes none, or a batch would go to an idle slot first.
+func (l *loop) endsFirst() *run {
+	if len(l.slots) > 0 || len(l.prefetchSlots) == 0 || len(l.reruns) > 0 {
+		return nil
+	}
+	var first *run
+	for _, r := range l.begun {
+		if !r.isFollowed && (first == nil || r.nearEnd.Before(first.nearEnd)) {
+			first = r
+		}
+	}
+	return first
+}
+
+// runBegan is a prefetched batch that the runner has begun.
+type runBegan struct{ run *run }
+
+func (e *runBegan) apply(l *loop) {
+	if !e.run.hasEnded {
+		l.begin(e.run)
+	}
+}
+
+// begin records that the runner has begun a batch.
+func (l *loop) begin(r *run) {
+	l.begun = append(l.begun, r)
+	takes, _ := l.batcher.Estimate(r.items[0].key, r.batch.Rows)
+	r.nearEnd = r.started.Add(takes - prefetchLead)
 }
 
 // run is one batch at the runner, and the sink for its items' outcomes.
@@ -66,6 +130,10 @@ type run struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	wanted int
+	// nearEnd is prefetchLead before it is likely to end, and isFollowed is true where another
+	// was prefetched to run then. They are the loop's, as is hasEnded.
+	nearEnd              time.Time
+	isFollowed, hasEnded bool
 	// quarantined is true where its item may have crashed a process.
 	quarantined bool
 
@@ -145,6 +213,9 @@ func (l *loop) start(slot runner.Slot, items []*item, reason batch.Reason, now t
 		it.timing.Dispatch = string(reason)
 	}
 	l.running++
+	if _, prefetches := slot.(runner.PrefetchSlot); !prefetches {
+		l.begin(r)
+	}
 	l.quarantineBusy = l.quarantineBusy || r.quarantined
 	l.host.metrics.countBatch(r)
 	l.host.startRun(r)
@@ -191,7 +262,6 @@ func (h *Host) runOne(r *run) {
 		}
 		r.started = time.Now()
 	}
-	start := time.Now()
 	err := r.do()
 	r.close()
 	// Before any host runs the item again.
@@ -201,12 +271,18 @@ func (h *Host) runOne(r *run) {
 	case isRecorded:
 		h.endRecord(r)
 	}
-	h.post(&batchEnded{run: r, took: time.Since(start), err: err, wasStopped: r.ctx.Err() != nil})
+	h.post(&batchEnded{run: r, took: time.Since(r.started), err: err, wasStopped: r.ctx.Err() != nil})
 }
 
 // do hands the batch to the runner, and watches for a stall where that answers in
 // chunks.
 func (r *run) do() error {
+	if next, ok := r.slot.(runner.PrefetchSlot); ok {
+		return next.DoNext(r.ctx, r.batch, r, func() {
+			r.started = time.Now()
+			r.host.postAsync(&runBegan{r})
+		})
+	}
 	if !r.host.streams() {
 		return r.slot.Do(r.ctx, r.batch, r)
 	}
@@ -274,7 +350,7 @@ func (r *run) SetOutcome(i int, o runner.Outcome) error {
 		return err
 	}
 	it := r.items[i]
-	it.timing.Run = time.Since(r.started)
+	it.timing.BatchWait, it.timing.Run = r.started.Sub(it.arrived), time.Since(r.started)
 	r.host.post(&itemDone{item: it, outcome: r.outcomeOf(it, o)})
 	return nil
 }
@@ -334,6 +410,8 @@ func (e *batchEnded) apply(l *loop) {
 // endBatch records that a batch runs no more.
 func (l *loop) endBatch(e *batchEnded) {
 	l.running--
+	e.run.hasEnded = true
+	l.begun = slices.DeleteFunc(l.begun, func(r *run) bool { return r == e.run })
 	if e.run.quarantined {
 		l.quarantineBusy = false
 	}

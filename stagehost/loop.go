@@ -18,9 +18,11 @@ type loop struct {
 	batcher *batch.Batcher
 	nextID  batch.ID
 
-	// slots are idle.
-	slots   []runner.Slot
+	// slots are idle; prefetchSlots take a batch for a worker that has one.
+	slots, prefetchSlots []runner.Slot
+	// running counts the batches at the runner, begun are those that it has begun.
 	running int
+	begun   []*run
 	// reruns are batches to run again as they are.
 	reruns [][]*item
 	// quarantineBusy is true while a quarantined batch runs.
@@ -76,10 +78,10 @@ func (l *loop) run(ctx context.Context) {
 }
 
 func (l *loop) releaseSlots() {
-	for _, slot := range l.slots {
+	for _, slot := range append(l.slots, l.prefetchSlots...) {
 		slot.Release()
 	}
-	l.slots = nil
+	l.slots, l.prefetchSlots = nil, nil
 }
 
 func (l *loop) applyWaiting() {
@@ -106,6 +108,9 @@ func (l *loop) runDue(now time.Time) time.Duration {
 
 func (l *loop) untilNext(now time.Time) time.Duration {
 	next := l.extendAt
+	if before := l.endsFirst(); before != nil && before.nearEnd.After(now) && l.batcher.NextIsFull(now) {
+		next = earlier(next, before.nearEnd)
+	}
 	if at, ok := l.batcher.Wake(len(l.slots)); ok {
 		next = earlier(next, at)
 	}

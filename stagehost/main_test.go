@@ -254,7 +254,21 @@ func (s *slots) Acquire(ctx context.Context) (runner.Slot, error) {
 		return nil, err
 	}
 	s.out.Add(1)
-	return &slot{Slot: got, slots: s}, nil
+	counted := &slot{Slot: got, slots: s}
+	if next, ok := got.(runner.PrefetchSlot); ok {
+		return &prefetchSlot{slot: counted, next: next}, nil
+	}
+	return counted, nil
+}
+
+type prefetchSlot struct {
+	*slot
+	next runner.PrefetchSlot
+}
+
+func (s *prefetchSlot) DoNext(ctx context.Context, b runner.Batch, sink runner.Sink, began func()) error {
+	s.slots.out.Add(-1)
+	return s.next.DoNext(ctx, b, sink, began)
 }
 
 type slot struct {

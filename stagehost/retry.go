@@ -116,7 +116,7 @@ func (l *loop) mustPause(it *item, now time.Time) bool {
 	if it.rerunAt.IsZero() {
 		it.rerunAt = now.Add(min(now.Sub(it.crashedAt), maxCrashPause))
 	}
-	lacksSlots := l.running+len(l.slots) < l.host.settings.Runner.Concurrency()
+	lacksSlots := len(l.begun)+len(l.slots) < l.host.settings.Runner.Concurrency()
 	return it.rerunAt.After(now) || lacksSlots && now.Sub(it.crashedAt) < l.host.startTook+maxCrashPause
 }
 

@@ -219,12 +219,7 @@ func (b *Batcher) Next(now time.Time, idle int) (Batch, bool) {
 		return Batch{}, false
 	}
 	for {
-		var next *group
-		for _, g := range b.waiting {
-			if !g.heldUntil.After(now) && (next == nil || servedBefore(g.first(), next.first())) {
-				next = g
-			}
-		}
+		next := b.nextGroup(now)
 		if next == nil {
 			return Batch{}, false
 		}
@@ -234,6 +229,45 @@ func (b *Batcher) Next(now time.Time, idle int) (Batch, bool) {
 		}
 		next.heldUntil = d.until
 	}
+}
+
+// NextIsFull reports whether the batch that is served next is full: no item could join it
+// while it waits for a slot.
+func (b *Batcher) NextIsFull(now time.Time) bool {
+	b.expire(now)
+	next := b.nextGroup(now)
+	return next != nil && !next.alone && b.full(next)
+}
+
+// NextFull returns the batch that is served next if it is full.
+func (b *Batcher) NextFull(now time.Time) (Batch, bool) {
+	if !b.NextIsFull(now) {
+		return Batch{}, false
+	}
+	return b.take(b.nextGroup(now), now, Full), true
+}
+
+// nextGroup returns the group that is served next of those that are not held; nil where there
+// is none.
+func (b *Batcher) nextGroup(now time.Time) *group {
+	var next *group
+	for _, g := range b.waiting {
+		if !g.heldUntil.After(now) && (next == nil || servedBefore(g.first(), next.first())) {
+			next = g
+		}
+	}
+	return next
+}
+
+// Estimate returns how long a batch of that key and size is likely to run. It
+// is false where no batch of the key ran lately.
+func (b *Batcher) Estimate(key Key, rows int) (time.Duration, bool) {
+	for _, known := range []map[Key]*group{b.young, b.old} {
+		if g, ok := known[key]; ok && g.estimate.known() {
+			return g.estimate.of(rows), true
+		}
+	}
+	return 0, false
 }
 
 // take makes a batch of what the group serves first.

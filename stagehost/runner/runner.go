@@ -72,7 +72,8 @@ type Runner interface {
 	// the reason why it cannot be. The context bounds the start alone.
 	Start(ctx context.Context) error
 	// Acquire returns an idle slot. It blocks until there is one or the context ends.
-	// An error other than the context's is final.
+	// An error other than the context's is final. A runner that prefetches returns a
+	// PrefetchSlot where no slot is idle; these are not counted by Concurrency.
 	Acquire(ctx context.Context) (Slot, error)
 	// Stop ends the runner; Acquire fails from then on. The host calls it after the
 	// last Do has returned. It is safe on a runner that never started, and more than
@@ -90,6 +91,14 @@ type Slot interface {
 	Do(ctx context.Context, batch Batch, sink Sink) error
 	// Release gives the slot back unused.
 	Release()
+}
+
+// PrefetchSlot is the right to hand over a batch before it can run. It runs when an earlier
+// one has ended, without a pause for the host between the two.
+type PrefetchSlot interface {
+	Slot
+	// DoNext is Do. It calls began when the batch begins, which does not block.
+	DoNext(ctx context.Context, batch Batch, sink Sink, began func()) error
 }
 
 // Sink takes the chunks and outcomes of a batch's items. Its methods are safe for

@@ -66,6 +66,10 @@ func (c *coder) readType() (kind string) {
 // Stream is the capability of a worker that sends chunks.
 const Stream = "stream"
 
+// Prefetch is the capability of a worker of one slot that takes one batch more, and runs
+// it next.
+const Prefetch = "prefetch"
+
 // Hello is the first message of a worker.
 type Hello struct {
 	// Protocols are the versions that the worker supports.

@@ -20,7 +20,7 @@ from typing import Any, Callable, Dict, Mapping, Optional, Type, Union
 from .arrays import Arrays
 from .batches import Batch
 from .faults import is_from_user_code, text_of, traceback_of
-from .frames import MAX_COUNT, MAX_NUMBER, MAX_SLOTS, Connection, Ended, Header, Violation, message
+from .frames import MAX_COUNT, MAX_NUMBER, MAX_SLOTS, Connection, Ended, Frame, Header, Violation, message
 from .parts import Layout
 from .runs import MAX_MESSAGE, Runs, error_header
 from .streams import Stream, StreamLoop
@@ -48,8 +48,9 @@ EXIT_HOST_GONE = 3  # the connection or the lifeline ended
 EXIT_VIOLATION = 4  # the host breaks the protocol, or uses another version
 EXIT_UNFINISHED = 5  # asked to stop, and streams were unfinished when the time was over
 
-# The capability of a worker that answers in chunks.
-_STREAM = "stream"
+# The capabilities of a worker that answers in chunks, and of one that takes a batch before
+# it has ended the one that runs.
+_STREAM, _PREFETCH = "stream", "prefetch"
 
 
 def report(text: str, code: int) -> int:
@@ -95,6 +96,7 @@ class Session:
         self._polling = threading.Lock()  # held by the thread that reads the connection during a batch
         self._ended: Optional[BaseException] = None  # the error that ended the connection during a batch
         self._running: Dict[int, Batch] = {}  # the running batches
+        self._next: Optional[Frame] = None  # a predict that came while a batch ran
         self._streams: Dict[int, Stream] = {}  # the running streams, by their batch
         self._pool: Optional[Union[_Threads, StreamLoop]] = None
         self._pool_error: Optional[BaseException] = None  # the error that ended the event loop
@@ -157,13 +159,15 @@ class Session:
     def _read_frames(self, run: Callable[[Header, memoryview], None]) -> None:
         """Reads frames until the worker is asked to stop, and passes each predict to run."""
         signals, connection = self._signals, self._connection
-        while not self._stopping:
-            signals.waiting = True
-            try:
-                frame = connection.poll() if signals.stop_requested else connection.read()
-            except BlockingIOError:
-                frame = None
-            signals.waiting = False
+        while self._next is not None or not self._stopping:
+            frame, self._next = self._next, None
+            if frame is None:
+                signals.waiting = True
+                try:
+                    frame = connection.poll() if signals.stop_requested else connection.read()
+                except BlockingIOError:
+                    pass
+                signals.waiting = False
             if frame is None:  # a signal asks to stop
                 return
             header, body = frame
@@ -183,8 +187,7 @@ class Session:
             "sdk": f"stagemesh-python {VERSION} ({self._arrays_name})",
             "pid": os.getpid(),
         }
-        if self._streaming:
-            hello["capabilities"] = [_STREAM]
+        hello["capabilities"] = [_STREAM if self._streaming else _PREFETCH]
         self._connection.send(message("hello", **hello))
         header, _ = self._connection.read()
         if header["type"] == "error":
@@ -274,9 +277,12 @@ class Session:
                     frame = self._connection.poll()
                     if frame is None:
                         return
-                    if frame[0]["type"] == "predict":
+                    if frame[0]["type"] != "predict":
+                        self._handle(frame[0])
+                    elif self._next is None:
+                        self._next = frame
+                    else:
                         raise Violation("a predict beyond the slots of the worker")
-                    self._handle(frame[0])
             except (Ended, Violation) as error:
                 if isinstance(error, Ended) and self._stopping:
                     return

@@ -357,7 +357,17 @@ func TestUnsentBatchDidNotStart(t *testing.T) {
 
 func TestKillingWorkersUnderLoadLosesNoItem(t *testing.T) {
 	t.Parallel()
-	s := settings(t, "")
+	for _, mode := range []string{"", prefetches} {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			killWorkersUnderLoad(t, mode)
+		})
+	}
+}
+
+func killWorkersUnderLoad(t *testing.T, mode string) {
+	t.Helper()
+	s := settings(t, mode)
 	s.Replicas = make([]worker.Replica, 2)
 	b := start(t, s)
 	const batches = 200

@@ -86,6 +86,7 @@ const (
 	logOrder     = "log order"
 	hangLater    = "hang later"  // at its start, as long as there is the file STATE
 	leaveLater   = "leave later" // after its warm-up, the same
+	prefetches   = "prefetches"  // runs batches one after the other
 	host         = "host"
 )
 
@@ -182,6 +183,9 @@ func (f *fake) serve() int {
 	if f.modes[streams] || f.modes[streamRows] {
 		hello.Capabilities = []string{frame.Stream}
 	}
+	if f.modes[prefetches] {
+		hello.Capabilities = []string{frame.Prefetch}
+	}
 	f.send(hello, nil)
 	m, _, err := frame.Read(f.in, 0)
 	welcome, ok := m.(*frame.Welcome)
@@ -257,6 +261,8 @@ func int64s(rows ...int64) tensor.Tensor {
 // listen handles the messages of the host until it is asked to leave.
 func (f *fake) listen(w *frame.Welcome) int {
 	var batches sync.WaitGroup
+	ended := make(chan struct{}) // the batch before
+	close(ended)
 	for {
 		m, body, err := frame.Read(f.in, w.MaxFrame)
 		if err != nil {
@@ -278,7 +284,18 @@ func (f *fake) listen(w *frame.Welcome) int {
 			f.mu.Lock()
 			f.running[m.Batch] = cancel
 			f.mu.Unlock()
-			batches.Go(func() { f.predict(ctx, m, body) })
+			before := ended
+			if f.modes[prefetches] {
+				ended = make(chan struct{})
+			}
+			after := ended
+			batches.Go(func() {
+				<-before
+				f.predict(ctx, m, body)
+				if after != before {
+					close(after)
+				}
+			})
 		case *frame.Cancel:
 			fmt.Fprintln(os.Stdout, "cancel", m.Batch, m.Items)
 			f.mu.Lock()

@@ -20,6 +20,9 @@ type incarnation struct {
 	worker *worker
 	number uint64
 	ranks  []*rank
+	// prefetches is true where the worker takes one batch more than its slot. The handshake
+	// sets it, before the worker is offered.
+	prefetches bool
 
 	// order is held while a batch or a cancel is written, so that all ranks get them in one
 	// order.
@@ -29,6 +32,8 @@ type incarnation struct {
 	// lost is why no more batches are accepted; nil while they are.
 	lost    error
 	running map[uint64]*running
+	// next is the one of them that the worker has not begun; nil where there is none.
+	next    *running
 	batches uint64
 	// finishedAt is when it last finished a batch after its warm-up, movedAt when it last
 	// finished one or sent a chunk.
@@ -51,6 +56,10 @@ type running struct {
 	// done is closed when every rank has ended the batch, or when err is why none
 	// will. Until then the incarnation's lock guards the fields below.
 	done chan struct{}
+	// hasBegun is closed when the worker has ended the batch before; nil where there is none.
+	// began tells the host.
+	hasBegun chan struct{}
+	began    func()
 	// activeAt is when the batch began, or when its last chunk came that somebody wanted.
 	activeAt time.Time
 	// longest is its longest silence so far, and unwantedSince when its ctx was found ended.
@@ -105,6 +114,8 @@ func (b *running) cancelLocked(item int) (changed bool) {
 type request struct {
 	batch  runner.Batch
 	warmup bool
+	// began is called when the batch begins; it may be nil.
+	began func()
 }
 
 // do runs a batch on the worker.
@@ -138,12 +149,12 @@ func (n *incarnation) send(ctx context.Context, req request, sink runner.Sink) (
 	if err != nil {
 		return nil, fault.New(fault.InvalidRequest, "the request cannot be encoded for the stage's code").Caused(err)
 	}
-	b, err := n.begin(ctx, id, req.batch.Items, sink)
+	n.order.Lock()
+	defer n.order.Unlock()
+	b, err := n.begin(ctx, id, req, sink)
 	if err != nil {
 		return nil, fmt.Errorf("%w: worker %d: %w", runner.ErrNotStarted, n.worker.index, err)
 	}
-	n.order.Lock()
-	defer n.order.Unlock()
 	sent := int64(0)
 	for _, r := range n.ranks {
 		written, err := r.sendFrame(head, body)
@@ -166,18 +177,34 @@ func (n *incarnation) send(ctx context.Context, req request, sink runner.Sink) (
 }
 
 // begin records that the worker gets a batch.
-func (n *incarnation) begin(ctx context.Context, id uint64, items []runner.Item, sink runner.Sink) (*running, error) {
+func (n *incarnation) begin(ctx context.Context, id uint64, req request, sink runner.Sink) (*running, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.lost != nil {
 		return nil, n.lost
 	}
 	b := &running{
-		id: id, items: items, ctx: ctx, sink: sink, check: n.checkSoon(),
+		id: id, items: req.batch.Items, began: req.began, ctx: ctx, sink: sink, check: n.checkSoon(),
 		done: make(chan struct{}), activeAt: time.Now(), results: make([]result, len(n.ranks)), left: len(n.ranks),
+	}
+	switch {
+	case len(n.running) > 0 && n.prefetches:
+		b.hasBegun, n.next = make(chan struct{}), b
+	case b.began != nil:
+		b.began()
 	}
 	n.running[id] = b
 	return b, nil
+}
+
+// beginNext records that the worker begins the batch that waited. The caller holds the lock.
+func (n *incarnation) beginNext() {
+	b := n.next
+	b.activeAt, n.next = time.Now(), nil
+	close(b.hasBegun)
+	if b.began != nil {
+		b.began()
+	}
 }
 
 // checkSoon returns a channel that is closed within cancelCheck. Batches that begin
@@ -197,8 +224,16 @@ func (n *incarnation) checkSoon() <-chan struct{} {
 }
 
 // await waits for the end of the batch, and sends the worker cancelled items.
-// It watches the items of a stream at once, because a stream is one long item.
+// It watches the items of a stream at once, because a stream is one long item. A batch
+// that waits in the worker is not cancelled before it begins.
 func (n *incarnation) await(b *running) {
+	if b.hasBegun != nil {
+		select {
+		case <-b.hasBegun:
+		case <-b.done:
+			return
+		}
+	}
 	if n.worker.runner.Spec().Stream {
 		n.watch(b)
 		return
@@ -336,10 +371,10 @@ func (n *incarnation) logFailed(err *BatchError, req request) {
 func (n *incarnation) recordResult(r *rank, id uint64, to result) error {
 	n.mu.Lock()
 	b := n.running[id]
-	if b == nil || b.results[r.index].isSet() {
+	if b == nil || b == n.next || b.results[r.index].isSet() {
 		defer n.mu.Unlock()
 		err := violation("rank %d ends batch %d, which it does not have", r.index, id)
-		if len(n.running) == 1 {
+		if len(n.running) == 1 || n.next != nil {
 			n.failRunning(fmt.Errorf("%w: worker %d: %w", runner.ErrBadOutput, n.worker.index, err))
 		}
 		return err
@@ -358,19 +393,31 @@ func (n *incarnation) recordResult(r *rank, id uint64, to result) error {
 	return nil
 }
 
-// failRunning ends all batches with an error. The caller holds the lock.
+// failRunning ends all batches with an error; the one that waited has not started. The
+// caller holds the lock.
 func (n *incarnation) failRunning(err error) {
+	next := n.next
+	n.next = nil
 	for _, b := range n.running {
 		n.remove(b)
-		b.err = err
+		if b.err = err; b == next {
+			b.err = fmt.Errorf("%w: worker %d: the one before did not end", runner.ErrNotStarted, n.worker.index)
+		}
 		close(b.done)
 	}
 }
 
-// remove removes a batch, and reports whether it was the last of a worker that gets no
-// more.
+// remove removes a batch, so that the next begins. It reports whether it was the last of a
+// worker that gets no more.
 func (n *incarnation) remove(b *running) (idle bool) {
 	delete(n.running, b.id)
+	switch n.next {
+	case nil:
+	case b:
+		n.next = nil
+	default:
+		n.beginNext()
+	}
 	return n.withdrawn && len(n.running) == 0
 }
 
@@ -405,6 +452,9 @@ func (n *incarnation) work(now time.Time, late time.Duration) workload {
 	defer n.mu.Unlock()
 	w := workload{Ended: n.finishedAt}
 	for _, b := range n.running {
+		if b == n.next {
+			continue
+		}
 		if w.Oldest.IsZero() || b.activeAt.Before(w.Oldest) {
 			w.Oldest, w.IsLate = b.activeAt, now.Sub(b.activeAt) >= late
 		}
@@ -510,7 +560,7 @@ func (n *incarnation) end(cause error) {
 		n.lost = cause
 	}
 	for _, b := range n.running {
-		if errors.Is(cause, ErrUnwanted) {
+		if b != n.next && errors.Is(cause, ErrUnwanted) {
 			n.worker.runner.longest.CompareAndSwap(0, -int64(time.Since(b.activeAt)))
 		}
 	}

@@ -35,6 +35,10 @@ type workerSlots struct {
 	slots, offered int
 	// held counts the slots that somebody holds, running those of them with a batch.
 	held, running int
+	// prefetches is true where the worker takes one batch more, prefetchHeld while somebody
+	// holds the slot for it, and prefetch is that slot while it has a batch.
+	prefetches, prefetchHeld bool
+	prefetch                 *slot
 	// exclusive is true while a batch has the worker alone, or waits for that.
 	exclusive bool
 }
@@ -76,7 +80,7 @@ func (p *pool) offer(worker int, of *incarnation, slots int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	w := p.workers[worker]
-	w.ready, w.slots, w.offered = of, slots, slots
+	w.ready, w.slots, w.offered, w.prefetches = of, slots, slots, of.prefetches
 	p.notReadySince = time.Time{}
 	p.change()
 }
@@ -144,8 +148,19 @@ func (p *pool) idlest() *workerSlots {
 	return best
 }
 
-// acquire waits for an idle slot.
-func (p *pool) acquire(ctx context.Context) (*workerSlots, error) {
+// toPrefetch returns a worker whose slot for one batch more nobody holds; nil where there
+// is none.
+func (p *pool) toPrefetch() *workerSlots {
+	for _, w := range p.workers {
+		if w.ready != nil && w.prefetches && !w.prefetchHeld && !w.exclusive {
+			return w
+		}
+	}
+	return nil
+}
+
+// acquire waits for an idle slot, or for one to prefetch.
+func (p *pool) acquire(ctx context.Context) (*slot, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for {
@@ -154,7 +169,11 @@ func (p *pool) acquire(ctx context.Context) (*workerSlots, error) {
 		}
 		if w := p.idlest(); w != nil && p.urgent == 0 {
 			w.held++
-			return w, nil
+			return &slot{pool: p, of: w}, nil
+		}
+		if w := p.toPrefetch(); w != nil && p.urgent == 0 {
+			w.prefetchHeld = true
+			return &slot{pool: p, of: w, prefetches: true}, nil
 		}
 		if err := ctx.Err(); err != nil {
 			return nil, err
@@ -195,9 +214,22 @@ func (p *pool) acquireUrgently(ctx context.Context) (*workerSlots, error) {
 	}
 }
 
-// release gives a slot back. The caller holds the lock.
-func (p *pool) release(w *workerSlots) {
-	w.held--
+// release gives a slot back. The slot of a prefetched batch takes its place. The caller
+// holds the lock.
+func (p *pool) release(s *slot) {
+	w := s.of
+	switch {
+	case s.prefetches:
+		w.prefetchHeld = false
+	case w.prefetch != nil:
+		w.prefetch.prefetches, w.prefetchHeld = false, false
+		w.prefetch = nil
+	default:
+		w.held--
+	}
+	if w.prefetch == s {
+		w.prefetch = nil
+	}
 	p.change()
 }
 
@@ -205,6 +237,18 @@ func (p *pool) release(w *workerSlots) {
 type slot struct {
 	pool *pool
 	of   *workerSlots
+	// prefetches is true while another batch may have to end before this one begins.
+	prefetches bool
+}
+
+// prefetchSlot is a slot that was acquired to prefetch.
+type prefetchSlot struct{ *slot }
+
+var _ runner.PrefetchSlot = prefetchSlot{}
+
+// DoNext implements runner.PrefetchSlot.
+func (s prefetchSlot) DoNext(ctx context.Context, batch runner.Batch, sink runner.Sink, began func()) error {
+	return s.do(ctx, request{batch: batch, began: began}, sink)
 }
 
 var _ runner.Slot = (*slot)(nil)
@@ -213,17 +257,21 @@ var _ runner.Slot = (*slot)(nil)
 func (s *slot) Release() {
 	s.pool.mu.Lock()
 	defer s.pool.mu.Unlock()
-	s.pool.release(s.of)
+	s.pool.release(s)
 }
 
 // Do implements runner.Slot.
 func (s *slot) Do(ctx context.Context, batch runner.Batch, sink runner.Sink) error {
-	of, err := s.enter(ctx, batch.Suspect)
+	return s.do(ctx, request{batch: batch}, sink)
+}
+
+func (s *slot) do(ctx context.Context, req request, sink runner.Sink) error {
+	of, err := s.enter(ctx, req.batch.Suspect)
 	if err != nil {
 		return fmt.Errorf("%w: %w", runner.ErrNotStarted, err)
 	}
-	defer s.leave(batch.Suspect)
-	return of.do(ctx, request{batch: batch}, sink)
+	defer s.leave(req.batch.Suspect)
+	return of.do(ctx, req, sink)
 }
 
 // enter begins a batch on the slot's worker, or on another one, whose slot it becomes,
@@ -236,7 +284,7 @@ func (s *slot) enter(ctx context.Context, exclusive bool) (*incarnation, error) 
 		if of := s.begin(ctx, exclusive); of != nil {
 			return of, nil
 		}
-		s.pool.release(s.of)
+		s.pool.release(s)
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
@@ -244,14 +292,18 @@ func (s *slot) enter(ctx context.Context, exclusive bool) (*incarnation, error) 
 		if err != nil {
 			return nil, err
 		}
-		s.of = w
+		s.of, s.prefetches = w, false
 	}
 }
 
 // begin begins a batch, or returns nil where the slot's worker takes none.
 func (s *slot) begin(ctx context.Context, exclusive bool) *incarnation {
 	w := s.of
-	if w.ready == nil || w.exclusive || w.running >= w.slots {
+	most := w.slots
+	if w.prefetches {
+		most++
+	}
+	if w.ready == nil || w.exclusive || w.running >= most {
 		return nil
 	}
 	w.exclusive = exclusive
@@ -263,6 +315,9 @@ func (s *slot) begin(ctx context.Context, exclusive bool) *incarnation {
 		return nil
 	}
 	w.running++
+	if s.prefetches {
+		w.prefetch = s
+	}
 	return w.ready
 }
 
@@ -274,5 +329,5 @@ func (s *slot) leave(exclusive bool) {
 	if exclusive {
 		s.of.exclusive = false
 	}
-	s.pool.release(s.of)
+	s.pool.release(s)
 }

@@ -13,11 +13,10 @@ func slotsOf(t *testing.T, p *pool, n int) []*slot {
 	t.Helper()
 	out := make([]*slot, n)
 	for i := range out {
-		w, err := p.acquire(t.Context())
-		if err != nil {
+		var err error
+		if out[i], err = p.acquire(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		out[i] = &slot{pool: p, of: w}
 	}
 	return out
 }
@@ -27,9 +26,9 @@ func isBusy(t *testing.T, p *pool) bool {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
-	w, err := p.acquire(ctx)
+	s, err := p.acquire(ctx)
 	if err == nil {
-		(&slot{pool: p, of: w}).Release()
+		s.Release()
 	}
 	return errors.Is(err, context.DeadlineExceeded)
 }

@@ -136,8 +136,12 @@ func (r *rank) handshake(in *bufio.Reader) error {
 		Protocol: frame.Version, Options: s.Options, Devices: s.Replicas[r.of.worker.index].Devices,
 		Slots: s.slots(r.streams), MaxSize: s.MaxSize, MaxFrame: s.MaxFrame,
 	}
-	if r.streams {
+	switch {
+	case r.streams:
 		welcome.Capabilities = []string{frame.Stream}
+	case welcome.Slots == 1 && r.of.worker.ranks == 1 && slices.Contains(hello.Capabilities, frame.Prefetch):
+		r.of.prefetches = true
+		welcome.Capabilities = []string{frame.Prefetch}
 	}
 	return r.send(welcome)
 }

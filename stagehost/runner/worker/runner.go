@@ -309,11 +309,15 @@ func (r *Runner) lastOutput(workers []status) string {
 
 // Acquire implements runner.Runner.
 func (r *Runner) Acquire(ctx context.Context) (runner.Slot, error) {
-	of, err := r.pool.acquire(ctx)
-	if err != nil {
+	s, err := r.pool.acquire(ctx)
+	switch {
+	case err != nil:
 		return nil, err
+	case s.prefetches:
+		return prefetchSlot{s}, nil
+	default:
+		return s, nil
 	}
-	return &slot{pool: r.pool, of: of}, nil
 }
 
 // Health implements runner.HealthReporter: it returns nil while a worker is ready. The
