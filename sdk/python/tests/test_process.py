@@ -236,6 +236,28 @@ class One(Worker):
             self.assertEqual(host.receive()[0]["state"], "SHUTDOWN")
             self.assertEqual(host.exit_code(), 0)
 
+    def test_prefetched_batch_runs_next(self) -> None:
+        for asked in ({"type": "ping", "n": 5}, {"type": "shutdown", "timeout": 5000}):
+            with self.subTest(asked), Host(self.SOURCE) as host:
+                self.assertEqual(host.hello()["capabilities"], ["prefetch"])
+                host.expect("ready")
+                host.predict(1, rows=3)  # reads cancels while it runs, and so the next batch
+                host.predict(4)
+                host.send(asked)
+                host.send({"type": "cancel", "batch": 1, "items": [1]})
+                first = host.receive()[0]  # the answer to the message, which came before the results
+                self.assertIn(first["type"], ("pong", "state"))
+                self.assertEqual([host.expect("result")[0]["batch"] for _ in range(2)], [1, 4])
+                self.assertEqual(host.lines(host.path("entered")), ["1", "4"])
+
+    def test_second_prefetched_batch_is_a_violation(self) -> None:
+        with Host(self.SOURCE) as host:
+            host.ready()
+            for batch in (1, 4, 5):
+                host.predict(batch, rows=3)
+            self.assertIn("beyond the slots", host.expect("error")[0]["message"])
+            self.assertEqual(host.exit_code(), 4)
+
     def test_lost_connection_cancels_the_batch(self) -> None:
         with Host(self.SOURCE) as host:
             host.ready()
