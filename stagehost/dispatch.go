@@ -66,10 +66,16 @@ func (l *loop) itemsOf(b batch.Batch) []*item {
 	return items
 }
 
-// prefetchLead is how long before the likely end of a run the runner gets the next batch. It
-// covers the host's work between two runs on a busy machine. What arrives later than that
-// cannot be served before the batch, and an item's deadline or cancel does not stop it.
-const prefetchLead = 5 * time.Millisecond
+const (
+	// prefetchLead is how long before the likely end of a run the runner gets the next
+	// batch. It covers the host's work between two runs on a busy machine. What arrives
+	// later than that cannot be served before the batch, no deadline or cancel stops it,
+	// and it waits longer where the run does.
+	prefetchLead = 5 * time.Millisecond
+	// prefetchLongest is the longest run that a batch is prefetched in: of a longer one it
+	// would save a hundredth.
+	prefetchLongest = 100 * time.Millisecond
+)
 
 // prefetch hands full batches to workers that are about to end theirs.
 func (l *loop) prefetch(now time.Time) {
@@ -113,7 +119,8 @@ func (e *runBegan) apply(l *loop) {
 // begin records that the runner has begun a batch.
 func (l *loop) begin(r *run) {
 	l.begun = append(l.begun, r)
-	takes, _ := l.batcher.Estimate(r.items[0].key, r.batch.Rows)
+	takes, known := l.batcher.Estimate(r.items[0].key, r.batch.Rows)
+	r.isFollowed = !known || takes > prefetchLongest
 	r.nearEnd = r.started.Add(takes - prefetchLead)
 }
 
@@ -131,7 +138,7 @@ type run struct {
 	cancel context.CancelFunc
 	wanted int
 	// nearEnd is prefetchLead before it is likely to end, and isFollowed is true where another
-	// was prefetched to run then. They are the loop's, as is hasEnded.
+	// was prefetched to run then, or none may be. They are the loop's, as is hasEnded.
 	nearEnd              time.Time
 	isFollowed, hasEnded bool
 	// quarantined is true where its item may have crashed a process.

@@ -13,7 +13,7 @@ func TestPrefetchFollowsTheRunThatEndsFirst(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
 	l := newLoop(&Host{settings: ownSettings("", nil)})
-	l.batcher.Finished(now, batch.Run{Key: "k", Items: 1, Rows: 1, Took: time.Second})
+	l.batcher.Finished(now, batch.Run{Key: "k", Items: 1, Rows: 1, Took: prefetchLongest})
 	for i := range 2 {
 		r := &run{items: []*item{{key: "k"}}, started: now.Add(time.Duration(i) * time.Millisecond)}
 		r.batch.Rows = 1
@@ -23,9 +23,11 @@ func TestPrefetchFollowsTheRunThatEndsFirst(t *testing.T) {
 		t.Error("a run is followed though the runner prefetches nothing")
 	}
 	l.prefetchSlots = []runner.Slot{nil}
-	if got, want := l.endsFirst(), l.begun[0]; got != want || !got.nearEnd.Equal(now.Add(time.Second-prefetchLead)) {
+	if got, want := l.endsFirst(), l.begun[0]; got != want || !got.nearEnd.Equal(now.Add(prefetchLongest-prefetchLead)) {
 		t.Errorf("got the run %+v", got)
 	}
+	long := &run{items: []*item{{key: "unknown"}}, started: now.Add(-time.Hour)}
+	l.begin(long)
 	l.begun[0].isFollowed = true
 	if got := l.endsFirst(); got != l.begun[1] {
 		t.Errorf("got the run %+v", got)

@@ -9,18 +9,20 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
-// oneAhead is a runner that takes two batches once: one that runs, and the next.
+// oneAhead is a runner that takes two batches: one that ends at a turn, and once another one,
+// which begins at next.
 type oneAhead struct {
 	runner.Runner
 	offers  chan runner.Slot
 	waiting chan runner.Batch
 	turn    chan struct{}
+	next    chan struct{}
 }
 
 func newOneAhead() *oneAhead {
 	r := &oneAhead{
-		Runner: batches(nil), offers: make(chan runner.Slot, 2),
-		waiting: make(chan runner.Batch, 1), turn: make(chan struct{}),
+		Runner: batches(nil), offers: make(chan runner.Slot, 20),
+		waiting: make(chan runner.Batch, 1), turn: make(chan struct{}), next: make(chan struct{}),
 	}
 	r.offers <- &aheadSlot{r}
 	r.offers <- &nextSlot{aheadSlot{r}}
@@ -41,6 +43,7 @@ type aheadSlot struct{ of *oneAhead }
 func (s *aheadSlot) Do(ctx context.Context, b runner.Batch, sink runner.Sink) error {
 	select {
 	case <-s.of.turn:
+		s.of.offers <- s
 		return settleAll(b, sink)
 	case <-ctx.Done():
 		return ctx.Err()
@@ -54,7 +57,7 @@ type nextSlot struct{ aheadSlot }
 func (s *nextSlot) DoNext(ctx context.Context, b runner.Batch, sink runner.Sink, began func()) error {
 	s.of.waiting <- b
 	select {
-	case <-s.of.turn: // which is the end of the first
+	case <-s.of.next:
 		began()
 	case <-ctx.Done():
 		return ctx.Err()
@@ -68,6 +71,14 @@ func TestFullBatchIsPrefetched(t *testing.T) {
 	b := newBed(t)
 	r := newOneAhead()
 	b.host(r, together(2))
+	// The host has to know that batches are short.
+	for range 10 {
+		calls := []*call{b.ask("y"), b.ask("z")}
+		r.turn <- struct{}{}
+		for _, c := range calls {
+			c.output()
+		}
+	}
 	first := []*call{b.ask("a"), b.ask("b")}
 	rest := []*call{b.ask("c"), b.ask("d"), b.ask("e")}
 	batch := testbed.Receive(t, "prefetched batch", r.waiting)
@@ -80,7 +91,7 @@ func TestFullBatchIsPrefetched(t *testing.T) {
 		c.output()
 	}
 	ended := time.Now()
-	r.turn <- struct{}{}
+	r.next <- struct{}{}
 	r.turn <- struct{}{}
 	for _, c := range rest[:2] {
 		timing := c.output().Timings[0]
@@ -94,4 +105,5 @@ func TestFullBatchIsPrefetched(t *testing.T) {
 		t.Error("an incomplete batch was prefetched")
 	default:
 	}
+	close(r.turn)
 }
