@@ -2,6 +2,7 @@ package stagehost_test
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -35,11 +36,26 @@ func TestTimelineTellsHowEachHopTravelled(t *testing.T) {
 	if len(r.Timings) != 2 || !r.Timings[0].Local || r.Timings[0].QueueWait != 0 || r.Timings[1].Local {
 		t.Errorf("timeline %+v", r.Timings)
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if len(b.queued) != 1 || b.queued[0] != (queuedItem{position: 1, seq: 1}) {
-		t.Errorf("the gateway learnt of %v", b.queued)
+	if got := b.queuedItems(1)[0]; got != (queuedItem{position: 1, seq: 1}) {
+		t.Errorf("the gateway learnt of %v", got)
 	}
+}
+
+// queuedItems waits until the gateway has learnt of n items: the broker's acknowledgement
+// of a publish may come after the answer.
+func (b *bed) queuedItems(n int) []queuedItem {
+	b.t.Helper()
+	var items []queuedItem
+	testbed.Eventually(b.t, "the gateway learns of the published items", func() bool {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		items = slices.Clone(b.queued)
+		return len(items) >= n
+	})
+	if len(items) != n {
+		b.t.Fatalf("the gateway learnt of %v, want %d items", items, n)
+	}
+	return items
 }
 
 // What the broker must remember, or would refuse, is published.
@@ -86,10 +102,8 @@ func TestLocalItemsOfALeavingHostArePublished(t *testing.T) {
 		}
 	}
 	b.emptied()
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if len(b.queued) != 5 || b.queued[0].position != 0 || b.queued[0].seq == 0 {
-		t.Errorf("the gateway learnt of %v", b.queued)
+	if got := b.queuedItems(5)[0]; got.position != 0 || got.seq == 0 {
+		t.Errorf("the gateway learnt of %v", got)
 	}
 }
 
