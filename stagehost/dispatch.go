@@ -19,13 +19,7 @@ import (
 // slotIdle is a slot that waits for a batch.
 type slotIdle struct{ slot runner.Slot }
 
-func (e *slotIdle) apply(l *loop) {
-	if _, prefetches := e.slot.(runner.PrefetchSlot); prefetches {
-		l.prefetchSlots = append(l.prefetchSlots, e.slot)
-		return
-	}
-	l.slots = append(l.slots, e.slot)
-}
+func (e *slotIdle) apply(l *loop) { l.slots = append(l.slots, e.slot) }
 
 // dispatch hands batches to idle slots as long as there are both, and then prefetches.
 func (l *loop) dispatch(now time.Time) {
@@ -77,34 +71,27 @@ const (
 	prefetchLongest = 100 * time.Millisecond
 )
 
-// prefetch hands full batches to workers that are about to end theirs.
+// prefetch hands full batches to workers that are about to end theirs, first to the one that
+// is likely to end first.
 func (l *loop) prefetch(now time.Time) {
-	for {
-		before := l.endsFirst()
-		if before == nil || before.nearEnd.After(now) || !l.batcher.NextIsFull(now) {
+	if len(l.slots) > 0 || len(l.reruns) > 0 {
+		return // a batch goes to an idle slot first
+	}
+	for _, ending := range l.begun {
+		if ending.prefetchAt.IsZero() || ending.prefetchAt.After(now) {
+			continue
+		}
+		if !l.batcher.NextIsFull(now) {
 			return
 		}
-		before.isFollowed = true
-		slot := l.prefetchSlots[0]
-		l.prefetchSlots = l.prefetchSlots[1:]
+		slot, ok := ending.slot.(runner.Prefetcher).Next()
+		if !ok {
+			continue // the loop comes back to it when a batch of its worker has ended
+		}
+		ending.prefetchAt = time.Time{}
 		b, _ := l.batcher.NextFull(now)
 		l.start(slot, l.itemsOf(b), b.Reason, now)
 	}
-}
-
-// endsFirst returns the run that is likely to end first of those that no prefetched batch
-// follows; nil where the runner takes none, or a batch would go to an idle slot first.
-func (l *loop) endsFirst() *run {
-	if len(l.slots) > 0 || len(l.prefetchSlots) == 0 || len(l.reruns) > 0 {
-		return nil
-	}
-	var first *run
-	for _, r := range l.begun {
-		if !r.isFollowed && (first == nil || r.nearEnd.Before(first.nearEnd)) {
-			first = r
-		}
-	}
-	return first
 }
 
 // runBegan is a prefetched batch that the runner has begun.
@@ -118,10 +105,13 @@ func (e *runBegan) apply(l *loop) {
 
 // begin records that the runner has begun a batch.
 func (l *loop) begin(r *run) {
+	if _, ok := r.slot.(runner.Prefetcher); ok {
+		if takes, known := l.batcher.Estimate(r.items[0].key, r.batch.Rows); known && takes <= prefetchLongest {
+			r.prefetchAt = r.started.Add(takes - prefetchLead)
+		}
+	}
 	l.begun = append(l.begun, r)
-	takes, known := l.batcher.Estimate(r.items[0].key, r.batch.Rows)
-	r.isFollowed = !known || takes > prefetchLongest
-	r.nearEnd = r.started.Add(takes - prefetchLead)
+	slices.SortFunc(l.begun, func(a, b *run) int { return a.prefetchAt.Compare(b.prefetchAt) })
 }
 
 // run is one batch at the runner, and the sink for its items' outcomes.
@@ -137,10 +127,10 @@ type run struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	wanted int
-	// nearEnd is prefetchLead before it is likely to end, and isFollowed is true where another
-	// was prefetched to run then, or none may be. They are the loop's, as is hasEnded.
-	nearEnd              time.Time
-	isFollowed, hasEnded bool
+	// prefetchAt is when the batch that follows it is prefetched; zero where none is, or one
+	// was. It is the loop's, as is hasEnded.
+	prefetchAt time.Time
+	hasEnded   bool
 	// quarantined is true where its item may have crashed a process.
 	quarantined bool
 

@@ -14,26 +14,25 @@ func TestPrefetchFollowsTheRunThatEndsFirst(t *testing.T) {
 	now := time.Now()
 	l := newLoop(&Host{settings: ownSettings("", nil)})
 	l.batcher.Finished(now, batch.Run{Key: "k", Items: 1, Rows: 1, Took: prefetchLongest})
-	for i := range 2 {
-		r := &run{items: []*item{{key: "k"}}, started: now.Add(time.Duration(i) * time.Millisecond)}
+	l.batcher.Finished(now, batch.Run{Key: "long", Items: 1, Rows: 1, Took: prefetchLongest + time.Millisecond})
+	type prefetcher struct{ runner.Prefetcher }
+	for _, r := range []*run{
+		{slot: prefetcher{}, items: []*item{{key: "k"}}, started: now.Add(time.Millisecond)},
+		{slot: prefetcher{}, items: []*item{{key: "k"}}, started: now},
+		{slot: prefetcher{}, items: []*item{{key: "long"}}, started: now},
+		{slot: prefetcher{}, items: []*item{{key: "unknown"}}, started: now},
+		{items: []*item{{key: "k"}}, started: now},
+	} {
 		r.batch.Rows = 1
 		l.begin(r)
 	}
-	if l.endsFirst() != nil {
-		t.Error("a run is followed though the runner prefetches nothing")
-	}
-	l.prefetchSlots = []runner.Slot{nil}
-	if got, want := l.endsFirst(), l.begun[0]; got != want || !got.nearEnd.Equal(now.Add(prefetchLongest-prefetchLead)) {
-		t.Errorf("got the run %+v", got)
-	}
-	long := &run{items: []*item{{key: "unknown"}}, started: now.Add(-time.Hour)}
-	l.begin(long)
-	l.begun[0].isFollowed = true
-	if got := l.endsFirst(); got != l.begun[1] {
-		t.Errorf("got the run %+v", got)
-	}
-	l.slots = []runner.Slot{nil}
-	if l.endsFirst() != nil {
-		t.Error("a run is followed though a slot is idle")
+	for i, r := range l.begun {
+		want := time.Time{}
+		if i >= 3 {
+			want = now.Add(prefetchLongest - prefetchLead + time.Duration(i-3)*time.Millisecond)
+		}
+		if !r.prefetchAt.Equal(want) {
+			t.Errorf("run %d is followed at %s, want %s", i, r.prefetchAt, want)
+		}
 	}
 }

@@ -18,9 +18,10 @@ type loop struct {
 	batcher *batch.Batcher
 	nextID  batch.ID
 
-	// slots are idle; prefetchSlots take a batch for a worker that has one.
-	slots, prefetchSlots []runner.Slot
-	// running counts the batches at the runner, begun are those that it has begun.
+	// slots are idle.
+	slots []runner.Slot
+	// running counts the batches at the runner, begun are those that it has begun, by
+	// their prefetchAt.
 	running int
 	begun   []*run
 	// reruns are batches to run again as they are.
@@ -78,10 +79,10 @@ func (l *loop) run(ctx context.Context) {
 }
 
 func (l *loop) releaseSlots() {
-	for _, slot := range append(l.slots, l.prefetchSlots...) {
+	for _, slot := range l.slots {
 		slot.Release()
 	}
-	l.slots, l.prefetchSlots = nil, nil
+	l.slots = nil
 }
 
 func (l *loop) applyWaiting() {
@@ -108,8 +109,10 @@ func (l *loop) runDue(now time.Time) time.Duration {
 
 func (l *loop) untilNext(now time.Time) time.Duration {
 	next := l.extendAt
-	if before := l.endsFirst(); before != nil && before.nearEnd.After(now) && l.batcher.NextIsFull(now) {
-		next = earlier(next, before.nearEnd)
+	for _, r := range l.begun {
+		if r.prefetchAt.After(now) {
+			next = earlier(next, r.prefetchAt)
+		}
 	}
 	if at, ok := l.batcher.Wake(len(l.slots)); ok {
 		next = earlier(next, at)

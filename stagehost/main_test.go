@@ -255,14 +255,28 @@ func (s *slots) Acquire(ctx context.Context) (runner.Slot, error) {
 	}
 	s.out.Add(1)
 	counted := &slot{Slot: got, slots: s}
-	if next, ok := got.(runner.PrefetchSlot); ok {
-		return &prefetchSlot{slot: counted, next: next}, nil
+	if of, ok := got.(runner.Prefetcher); ok {
+		return &prefetcher{slot: counted, of: of}, nil
 	}
 	return counted, nil
 }
 
-type prefetchSlot struct {
+type prefetcher struct {
 	*slot
+	of runner.Prefetcher
+}
+
+func (p *prefetcher) Next() (runner.PrefetchSlot, bool) {
+	next, ok := p.of.Next()
+	if !ok {
+		return nil, false
+	}
+	p.slots.out.Add(1)
+	return &prefetchSlot{prefetcher: prefetcher{slot: &slot{Slot: next, slots: p.slots}, of: next}, next: next}, true
+}
+
+type prefetchSlot struct {
+	prefetcher
 	next runner.PrefetchSlot
 }
 

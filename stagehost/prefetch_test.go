@@ -2,30 +2,30 @@ package stagehost_test
 
 import (
 	"context"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
+	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
 )
 
-// oneAhead is a runner that takes two batches: one that ends at a turn, and once another one,
-// which begins at next.
+// oneAhead is a runner whose workers take two batches: one that ends at a turn, and the one
+// that follows it, which begins at next.
 type oneAhead struct {
 	runner.Runner
+	workers []*aheadWorker
 	offers  chan runner.Slot
-	waiting chan runner.Batch
-	turn    chan struct{}
-	next    chan struct{}
 }
 
-func newOneAhead() *oneAhead {
-	r := &oneAhead{
-		Runner: batches(nil), offers: make(chan runner.Slot, 20),
-		waiting: make(chan runner.Batch, 1), turn: make(chan struct{}), next: make(chan struct{}),
+func newOneAhead(workers int) *oneAhead {
+	r := &oneAhead{Runner: inproc.New(inproc.Settings{Concurrency: workers}, nil), offers: make(chan runner.Slot, workers)}
+	for range workers {
+		w := &aheadWorker{of: r, waiting: make(chan runner.Batch, 1), turn: make(chan struct{}), next: make(chan struct{})}
+		r.workers = append(r.workers, w)
+		r.offers <- &aheadSlot{aheadWorker: w}
 	}
-	r.offers <- &aheadSlot{r}
-	r.offers <- &nextSlot{aheadSlot{r}}
 	return r
 }
 
@@ -38,16 +38,58 @@ func (r *oneAhead) Acquire(ctx context.Context) (runner.Slot, error) {
 	}
 }
 
-type aheadSlot struct{ of *oneAhead }
+// learn runs batches of two, so that the host knows that batches are short.
+func (r *oneAhead) learn(b *bed) {
+	for i := range 10 * len(r.workers) {
+		calls := []*call{b.ask("y"), b.ask("z")}
+		r.workers[i%len(r.workers)].turn <- struct{}{}
+		for _, c := range calls {
+			c.output()
+		}
+	}
+}
+
+type aheadWorker struct {
+	of         *oneAhead
+	waiting    chan runner.Batch
+	turn, next chan struct{}
+
+	mu         sync.Mutex
+	isFollowed bool
+}
+
+type aheadSlot struct {
+	*aheadWorker
+	ended bool
+}
 
 func (s *aheadSlot) Do(ctx context.Context, b runner.Batch, sink runner.Sink) error {
 	select {
-	case <-s.of.turn:
-		s.of.offers <- s
+	case <-s.turn:
+		s.end() // before the outcomes: what is asked after them finds the slots in order
 		return settleAll(b, sink)
 	case <-ctx.Done():
 		return ctx.Err()
 	}
+}
+
+func (s *aheadSlot) end() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ended = true; !s.isFollowed {
+		s.of.offers <- &aheadSlot{aheadWorker: s.aheadWorker}
+	}
+	s.isFollowed = false
+}
+
+func (s *aheadSlot) Next() (runner.PrefetchSlot, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ended || s.isFollowed {
+		return nil, false
+	}
+	s.isFollowed = true
+	return &nextSlot{aheadSlot{aheadWorker: s.aheadWorker}}, true
 }
 
 func (*aheadSlot) Release() {}
@@ -55,9 +97,9 @@ func (*aheadSlot) Release() {}
 type nextSlot struct{ aheadSlot }
 
 func (s *nextSlot) DoNext(ctx context.Context, b runner.Batch, sink runner.Sink, began func()) error {
-	s.of.waiting <- b
+	s.waiting <- b
 	select {
-	case <-s.of.next:
+	case <-s.next:
 		began()
 	case <-ctx.Done():
 		return ctx.Err()
@@ -69,30 +111,24 @@ func (s *nextSlot) DoNext(ctx context.Context, b runner.Batch, sink runner.Sink,
 func TestFullBatchIsPrefetched(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
-	r := newOneAhead()
+	r := newOneAhead(1)
 	b.host(r, together(2))
-	// The host has to know that batches are short.
-	for range 10 {
-		calls := []*call{b.ask("y"), b.ask("z")}
-		r.turn <- struct{}{}
-		for _, c := range calls {
-			c.output()
-		}
-	}
+	r.learn(b)
+	w := r.workers[0]
 	first := []*call{b.ask("a"), b.ask("b")}
 	rest := []*call{b.ask("c"), b.ask("d"), b.ask("e")}
-	batch := testbed.Receive(t, "prefetched batch", r.waiting)
+	batch := testbed.Receive(t, "prefetched batch", w.waiting)
 	if len(batch.Items) != 2 {
 		t.Fatalf("%d items were prefetched, want a full batch", len(batch.Items))
 	}
 	prefetched := time.Now()
-	r.turn <- struct{}{}
+	w.turn <- struct{}{}
 	for _, c := range first {
 		c.output()
 	}
 	ended := time.Now()
-	r.next <- struct{}{}
-	r.turn <- struct{}{}
+	w.next <- struct{}{}
+	w.turn <- struct{}{}
 	for _, c := range rest[:2] {
 		timing := c.output().Timings[0]
 		if timing.Run > time.Since(ended) || timing.BatchWait < ended.Sub(prefetched) {
@@ -101,9 +137,36 @@ func TestFullBatchIsPrefetched(t *testing.T) {
 		}
 	}
 	select {
-	case <-r.waiting:
+	case <-w.waiting:
 		t.Error("an incomplete batch was prefetched")
 	default:
 	}
-	close(r.turn)
+	close(w.turn)
+}
+
+// At another worker it would wait for a run that began later.
+func TestPrefetchedBatchGoesToWorkerThatEndsFirst(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	r := newOneAhead(2)
+	b.host(r, together(2))
+	r.learn(b)
+	var calls []*call
+	ask := func() { calls = append(calls, b.ask("a"), b.ask("b")) }
+	ask()
+	ask()
+	r.workers[0].turn <- struct{}{}
+	for _, c := range calls[:2] {
+		c.output()
+	}
+	ask() // at worker 0 again
+	ask()
+	testbed.Receive(t, "prefetched batch", r.workers[1].waiting)
+	for _, w := range r.workers {
+		close(w.next)
+		close(w.turn)
+	}
+	for _, c := range calls[2:] {
+		c.output()
+	}
 }

@@ -72,8 +72,7 @@ type Runner interface {
 	// the reason why it cannot be. The context bounds the start alone.
 	Start(ctx context.Context) error
 	// Acquire returns an idle slot. It blocks until there is one or the context ends.
-	// An error other than the context's is final. A runner that prefetches returns a
-	// PrefetchSlot where no slot is idle; these are not counted by Concurrency.
+	// An error other than the context's is final.
 	Acquire(ctx context.Context) (Slot, error)
 	// Stop ends the runner; Acquire fails from then on. The host calls it after the
 	// last Do has returned. It is safe on a runner that never started, and more than
@@ -93,10 +92,19 @@ type Slot interface {
 	Release()
 }
 
-// PrefetchSlot is the right to hand over a batch before it can run. It runs when an earlier
-// one has ended, without a pause for the host between the two.
-type PrefetchSlot interface {
+// Prefetcher is a Slot whose worker takes the batch that follows its own before that has
+// ended.
+type Prefetcher interface {
 	Slot
+	// Next returns the slot of the batch that follows. It is false where the worker takes
+	// none, because it has one or the slot's batch has ended. Concurrency does not count it.
+	Next() (PrefetchSlot, bool)
+}
+
+// PrefetchSlot is the right to hand over a batch before it can run. It runs when the one that
+// it follows has ended, without a pause for the host between the two.
+type PrefetchSlot interface {
+	Prefetcher
 	// DoNext is Do. It calls began when the batch begins, which does not block.
 	DoNext(ctx context.Context, batch Batch, sink Sink, began func()) error
 }

@@ -35,10 +35,8 @@ type workerSlots struct {
 	slots, offered int
 	// held counts the slots that somebody holds, running those of them with a batch.
 	held, running int
-	// prefetches is true where the worker takes one batch more, prefetchHeld while somebody
-	// holds the slot for it, and prefetch is that slot while it has a batch.
-	prefetches, prefetchHeld bool
-	prefetch                 *slot
+	// prefetches is true where the worker takes one batch more.
+	prefetches bool
 	// exclusive is true while a batch has the worker alone, or waits for that.
 	exclusive bool
 }
@@ -148,19 +146,8 @@ func (p *pool) idlest() *workerSlots {
 	return best
 }
 
-// toPrefetch returns a worker whose slot for one batch more nobody holds; nil where there
-// is none.
-func (p *pool) toPrefetch() *workerSlots {
-	for _, w := range p.workers {
-		if w.ready != nil && w.prefetches && !w.prefetchHeld && !w.exclusive {
-			return w
-		}
-	}
-	return nil
-}
-
-// acquire waits for an idle slot, or for one to prefetch.
-func (p *pool) acquire(ctx context.Context) (*slot, error) {
+// acquire waits for an idle slot.
+func (p *pool) acquire(ctx context.Context) (runner.Slot, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for {
@@ -169,11 +156,11 @@ func (p *pool) acquire(ctx context.Context) (*slot, error) {
 		}
 		if w := p.idlest(); w != nil && p.urgent == 0 {
 			w.held++
-			return &slot{pool: p, of: w}, nil
-		}
-		if w := p.toPrefetch(); w != nil && p.urgent == 0 {
-			w.prefetchHeld = true
-			return &slot{pool: p, of: w, prefetches: true}, nil
+			s := &slot{pool: p, of: w}
+			if w.prefetches {
+				return prefetcher{s}, nil
+			}
+			return s, nil
 		}
 		if err := ctx.Err(); err != nil {
 			return nil, err
@@ -214,35 +201,38 @@ func (p *pool) acquireUrgently(ctx context.Context) (*workerSlots, error) {
 	}
 }
 
-// release gives a slot back. The slot of a prefetched batch takes its place. The caller
-// holds the lock.
+// release gives a slot back. The caller holds the lock.
 func (p *pool) release(s *slot) {
-	w := s.of
-	switch {
-	case s.prefetches:
-		w.prefetchHeld = false
-	case w.prefetch != nil:
-		w.prefetch.prefetches, w.prefetchHeld = false, false
-		w.prefetch = nil
-	default:
-		w.held--
-	}
-	if w.prefetch == s {
-		w.prefetch = nil
-	}
+	s.of.held--
+	s.of = nil
 	p.change()
 }
 
 // slot is the right to run a batch on a worker.
 type slot struct {
 	pool *pool
-	of   *workerSlots
-	// prefetches is true while another batch may have to end before this one begins.
-	prefetches bool
+	// of is nil once the slot was given back.
+	of *workerSlots
 }
 
-// prefetchSlot is a slot that was acquired to prefetch.
-type prefetchSlot struct{ *slot }
+// prefetcher is a slot of a worker that prefetches.
+type prefetcher struct{ *slot }
+
+// Next implements runner.Prefetcher. Of the two slots that are held then, the one that is
+// given back last keeps the worker busy.
+func (s prefetcher) Next() (runner.PrefetchSlot, bool) {
+	s.pool.mu.Lock()
+	defer s.pool.mu.Unlock()
+	w := s.of
+	if w == nil || w.ready == nil || !w.prefetches || w.held > w.slots || w.exclusive || s.pool.urgent > 0 {
+		return nil, false
+	}
+	w.held++
+	return prefetchSlot{prefetcher{&slot{pool: s.pool, of: w}}}, true
+}
+
+// prefetchSlot is a slot that Next returned.
+type prefetchSlot struct{ prefetcher }
 
 var _ runner.PrefetchSlot = prefetchSlot{}
 
@@ -292,7 +282,7 @@ func (s *slot) enter(ctx context.Context, exclusive bool) (*incarnation, error) 
 		if err != nil {
 			return nil, err
 		}
-		s.of, s.prefetches = w, false
+		s.of = w
 	}
 }
 
@@ -315,9 +305,6 @@ func (s *slot) begin(ctx context.Context, exclusive bool) *incarnation {
 		return nil
 	}
 	w.running++
-	if s.prefetches {
-		w.prefetch = s
-	}
 	return w.ready
 }
 

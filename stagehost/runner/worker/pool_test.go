@@ -13,10 +13,11 @@ func slotsOf(t *testing.T, p *pool, n int) []*slot {
 	t.Helper()
 	out := make([]*slot, n)
 	for i := range out {
-		var err error
-		if out[i], err = p.acquire(t.Context()); err != nil {
+		s, err := p.acquire(t.Context())
+		if err != nil {
 			t.Fatal(err)
 		}
+		out[i] = s.(*slot)
 	}
 	return out
 }
@@ -108,4 +109,43 @@ func TestCancelledSuspectBlocksNothing(t *testing.T) {
 	}
 	slots[0].leave(false)
 	slotsOf(t, p, 2)
+}
+
+// A prefetched batch runs in the slot of the one that it follows, and may be followed then.
+func TestPrefetchedBatchTakesSlotOfEndedOne(t *testing.T) {
+	t.Parallel()
+	p := newPool(1)
+	p.offer(0, &incarnation{prefetches: true}, 1)
+	acquired, err := p.acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	first := acquired.(prefetcher)
+	if _, err := first.enter(t.Context(), false); err != nil {
+		t.Fatal(err)
+	}
+	next, ok := first.Next()
+	if !ok {
+		t.Fatal("no batch can be prefetched")
+	}
+	second := next.(prefetchSlot)
+	if _, err := second.enter(t.Context(), false); err != nil {
+		t.Fatal(err)
+	}
+	if _, ok := second.Next(); ok {
+		t.Error("a third batch goes to the worker")
+	}
+	first.leave(false)
+	if !isBusy(t, p) {
+		t.Error("a slot is idle while the prefetched batch runs")
+	}
+	third, ok := second.Next()
+	if !ok {
+		t.Fatal("no batch can follow the prefetched one")
+	}
+	third.Release()
+	second.leave(false)
+	if isBusy(t, p) {
+		t.Error("no slot is idle")
+	}
 }

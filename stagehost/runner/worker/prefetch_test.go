@@ -11,12 +11,12 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner/runnertest"
 )
 
-// prefetch acquires a slot to prefetch.
-func (b *bed) prefetch() runner.PrefetchSlot {
+// prefetch returns the slot of the batch that follows.
+func (b *bed) prefetch(of runner.Slot) runner.PrefetchSlot {
 	b.Helper()
-	slot, ok := b.acquire().(runner.PrefetchSlot)
+	slot, ok := of.(runner.Prefetcher).Next()
 	if !ok {
-		b.Fatal("the runner offers a second slot of a worker that has one")
+		b.Fatal("the worker takes no batch that follows")
 	}
 	return slot
 }
@@ -38,12 +38,9 @@ func (b *bed) doNext(slot runner.PrefetchSlot, it runner.Item) *next {
 }
 
 // hold runs a batch that lasts until it is ended, and returns when the worker has it.
-func (b *bed) hold() (end func() error) {
+func (b *bed) hold() (slot runner.Slot, end func() error) {
 	b.Helper()
-	slot := b.acquire()
-	if _, prefetches := slot.(runner.PrefetchSlot); prefetches {
-		b.Fatal("no slot is idle")
-	}
+	slot = b.acquire()
 	ctx, cancel := context.WithCancel(b.Context())
 	ended := make(chan error, 1)
 	go func() {
@@ -51,7 +48,7 @@ func (b *bed) hold() (end func() error) {
 		ended <- err
 	}()
 	b.logs("stream=stdout", "has 0")
-	return func() error {
+	return slot, func() error {
 		cancel()
 		return <-ended
 	}
@@ -60,12 +57,15 @@ func (b *bed) hold() (end func() error) {
 func TestPrefetchedBatchBeginsWithoutHost(t *testing.T) {
 	t.Parallel()
 	b := start(t, settings(t, prefetches+","+logOrder))
-	end := b.hold()
-	slot := b.prefetch()
+	first, end := b.hold()
+	slot := b.prefetch(first)
+	if _, ok := first.(runner.Prefetcher).Next(); ok {
+		t.Error("a second batch can be prefetched")
+	}
 	ctx, cancel := context.WithTimeout(t.Context(), brief)
 	defer cancel()
 	if _, err := b.Acquire(ctx); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("a second batch can be prefetched: %v", err)
+		t.Errorf("the worker offers a second slot: %v", err)
 	}
 	cancelled := make(chan struct{})
 	close(cancelled)
@@ -93,9 +93,14 @@ func TestPrefetchedBatchBeginsWithoutHost(t *testing.T) {
 	b.echoes(n.sink.close(), []int64{7})
 	b.works()
 	// Slots are what they were.
-	end = b.hold()
-	b.prefetch().Release()
+	first, end = b.hold()
+	b.prefetch(first).Release()
+	b.prefetch(first).Release()
 	_ = end() // its error is tested above
+	if _, ok := first.(runner.Prefetcher).Next(); ok {
+		t.Error("a batch can follow one that has ended")
+	}
+	b.works()
 }
 
 // Only the batch that ran is to blame.
@@ -103,8 +108,8 @@ func TestPrefetchedBatchOfDeadWorkerDidNotStart(t *testing.T) {
 	t.Parallel()
 	b := start(t, settings(t, prefetches+","+logOrder))
 	pid := b.pid()
-	end := b.hold()
-	n := b.doNext(b.prefetch(), item(7))
+	first, end := b.hold()
+	n := b.doNext(b.prefetch(first), item(7))
 	b.logs("stream=stdout", "has 0 4")
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
@@ -122,8 +127,8 @@ func TestPrefetchedBatchOfDeadWorkerDidNotStart(t *testing.T) {
 func TestRestartEndsPrefetchedBatch(t *testing.T) {
 	t.Parallel()
 	b := start(t, settings(t, prefetches+","+logOrder))
-	end := b.hold()
-	n := b.doNext(b.prefetch(), item(7))
+	first, end := b.hold()
+	n := b.doNext(b.prefetch(first), item(7))
 	b.logs("stream=stdout", "has 0 4")
 	restarted := make(chan error, 1)
 	go func() { restarted <- b.Restart(b.patient()) }()

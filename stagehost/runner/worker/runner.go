@@ -308,17 +308,7 @@ func (r *Runner) lastOutput(workers []status) string {
 }
 
 // Acquire implements runner.Runner.
-func (r *Runner) Acquire(ctx context.Context) (runner.Slot, error) {
-	s, err := r.pool.acquire(ctx)
-	switch {
-	case err != nil:
-		return nil, err
-	case s.prefetches:
-		return prefetchSlot{s}, nil
-	default:
-		return s, nil
-	}
-}
+func (r *Runner) Acquire(ctx context.Context) (runner.Slot, error) { return r.pool.acquire(ctx) }
 
 // Health implements runner.HealthReporter: it returns nil while a worker is ready. The
 // error has the state of each worker. It wraps ErrCrashLoop where all of them are in a
