@@ -89,7 +89,7 @@ func (l *loop) prefetch(now time.Time) {
 			continue // the loop comes back to it when a batch of its worker has ended
 		}
 		ending.prefetchAt = time.Time{}
-		b, _ := l.batcher.NextFull(now)
+		b := l.batcher.NextFull(now)
 		l.start(slot, l.itemsOf(b), b.Reason, now)
 	}
 }

@@ -239,13 +239,8 @@ func (b *Batcher) NextIsFull(now time.Time) bool {
 	return next != nil && !next.alone && b.full(next)
 }
 
-// NextFull returns the batch that is served next if it is full.
-func (b *Batcher) NextFull(now time.Time) (Batch, bool) {
-	if !b.NextIsFull(now) {
-		return Batch{}, false
-	}
-	return b.take(b.nextGroup(now), now, Full), true
-}
+// NextFull returns the batch that is served next, of which NextIsFull is true.
+func (b *Batcher) NextFull(now time.Time) Batch { return b.take(b.nextGroup(now), now, Full) }
 
 // nextGroup returns the group that is served next of those that are not held; nil where there
 // is none.
