@@ -13,8 +13,8 @@ import (
 )
 
 var (
-	// ErrOutOfMemory means that a batch is too large for the free memory. It blames no
-	// item: the host runs the batch again in halves. Wrap it, or return it.
+	// ErrOutOfMemory means that a batch is too large for the free memory. It counts
+	// against no item: the host runs the batch again in halves. Wrap it, or return it.
 	ErrOutOfMemory = errors.New("out of memory")
 	// ErrNoInput means that a batch or an item does not have an input.
 	ErrNoInput = errors.New("there is none")

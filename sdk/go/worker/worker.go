@@ -41,8 +41,8 @@
 //
 // Item.Fail gives one item a fault; its rows of the outputs do not matter. An error that
 // Predict returns, or a panic, fails the batch: the host runs its items again in halves
-// until it has found the bad one. An error that wraps ErrOutOfMemory blames no item: the
-// host runs smaller batches. A *Fault that Predict returns for a batch of one item is
+// until it has found the bad one. An error that wraps ErrOutOfMemory counts against no item:
+// the host runs smaller batches. A *Fault that Predict returns for a batch of one item is
 // that item's.
 //
 // # Cancellation

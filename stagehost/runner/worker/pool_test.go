@@ -54,7 +54,7 @@ func enter(t *testing.T, s *slot, exclusive bool) (hasBegun func() bool) {
 	}
 }
 
-// A suspect runs alone, or other items would be blamed for its crash.
+// A suspect runs alone, or its crash would count against other items.
 func TestSuspectRunsAlone(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -103,7 +103,7 @@ func TestPrefetchedBatchBeginsWithoutHost(t *testing.T) {
 	b.works()
 }
 
-// Only the batch that ran is to blame.
+// Only the batch that ran has crashed.
 func TestPrefetchedBatchOfDeadWorkerDidNotStart(t *testing.T) {
 	t.Parallel()
 	b := start(t, settings(t, prefetches+","+logOrder))
