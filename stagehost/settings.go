@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"slices"
 	"time"
 
@@ -295,18 +294,8 @@ func (c Config) validateTLS() error {
 	switch {
 	case c.ServerName != "" && c.CertFile == "":
 		return errors.New("server_name: is a name in a certificate, and there is no cert_file")
-	case c.CertFile != "" && c.ServerName == "" && unspecified(c.Listen):
+	case c.CertFile != "" && c.ServerName == "" && config.IsUnspecified(c.Listen):
 		return fmt.Errorf("listen: %s is no address by which the registry can check the certificate; say the name in it in server_name, or listen on one address", c.Listen)
 	}
 	return nil
-}
-
-// unspecified reports whether an address means all of the machine's.
-func unspecified(listen string) bool {
-	host, _, err := net.SplitHostPort(listen)
-	if err != nil {
-		return false
-	}
-	ip := net.ParseIP(host)
-	return host == "" || ip != nil && ip.IsUnspecified()
 }

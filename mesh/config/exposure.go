@@ -68,11 +68,17 @@ func IsLoopback(host string) bool {
 // addresses of this machine, its host is replaced by the given one, or, if there is none, by
 // the machine's first address that is not loopback.
 func Advertised(listener, host string) string {
-	at, port, err := net.SplitHostPort(listener)
-	if err != nil || at != "" && !net.ParseIP(at).IsUnspecified() {
+	if !IsUnspecified(listener) {
 		return listener
 	}
+	_, port, _ := net.SplitHostPort(listener)
 	return net.JoinHostPort(cmp.Or(host, ownAddress()), port)
+}
+
+// IsUnspecified reports whether a listener's address is all addresses of this machine.
+func IsUnspecified(listener string) bool {
+	host, _, err := net.SplitHostPort(listener)
+	return err == nil && (host == "" || net.ParseIP(host).IsUnspecified())
 }
 
 // ownAddress returns an address of this machine for others; IPv4 goes before IPv6.

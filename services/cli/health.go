@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"strings"
 	"time"
@@ -53,14 +52,8 @@ func newHealth() *cobra.Command {
 // askReady returns what is wrong with a process although it is ready, after "ok", or the
 // reason why it is not ready.
 func askReady(ctx context.Context, listen string) (string, error) {
-	host, port, err := net.SplitHostPort(listen)
-	if err != nil {
-		return "", err
-	}
-	if host == "" || net.ParseIP(host).IsUnspecified() {
-		listen = net.JoinHostPort("127.0.0.1", port)
-	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+listen+"/readyz", http.NoBody)
+	address := config.Advertised(listen, "127.0.0.1")
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/readyz", http.NoBody)
 	if err != nil {
 		return "", err
 	}
