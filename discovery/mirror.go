@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"iter"
+	"log/slog"
 	"maps"
 	"slices"
 	"strings"
@@ -15,13 +16,13 @@ import (
 // ErrNotLoaded means that a mirror has received nothing from the registry yet.
 var ErrNotLoaded = errors.New("nothing was received from the registry yet")
 
-// retryDenied is the pause of RetryDenied.
-const retryDenied = 2 * time.Second
+// deniedPause is the pause of retryDenied.
+const deniedPause = 2 * time.Second
 
-// RetryDenied runs f again after the registry rejected the credentials, for an operator
+// retryDenied runs f again after the registry rejected the credentials, for an operator
 // may mend them, until the context ends. It passes each rejection to denied.
-func RetryDenied(ctx context.Context, denied func(error), f func(context.Context) error) error {
-	retry := time.NewTimer(retryDenied)
+func retryDenied(ctx context.Context, denied func(error), f func(context.Context) error) error {
+	retry := time.NewTimer(deniedPause)
 	defer retry.Stop()
 	for {
 		err := f(ctx)
@@ -29,13 +30,27 @@ func RetryDenied(ctx context.Context, denied func(error), f func(context.Context
 			return err
 		}
 		denied(err)
-		retry.Reset(retryDenied)
+		retry.Reset(deniedPause)
 		select {
 		case <-retry.C:
 		case <-ctx.Done():
 			return nil
 		}
 	}
+}
+
+// KeepAnnounced keeps the instance registered as Announce does, also while the registry rejects
+// the credentials: it reports and retries that, and logs it once.
+func KeepAnnounced(ctx context.Context, to Announcer, i Instance, report func(error), log *slog.Logger) error {
+	logged := false
+	denied := func(err error) {
+		report(err)
+		if !logged {
+			log.Warn("the registry rejects the instance; retrying", "service", i.Service, "error", err)
+		}
+		logged = true
+	}
+	return retryDenied(ctx, denied, func(ctx context.Context) error { return to.Announce(ctx, i, report) })
 }
 
 // mirrorState is what both kinds of mirrors share.
@@ -140,7 +155,7 @@ func NewTableMirror(t Table, below Key) *TableMirror {
 // Run observes the table until the context ends. Readers keep the content while the
 // registry rejects the credentials.
 func (m *TableMirror) Run(ctx context.Context) error {
-	return RetryDenied(ctx, m.OnDisconnect, func(ctx context.Context) error { return m.table.Observe(ctx, m.below, m) })
+	return retryDenied(ctx, m.OnDisconnect, func(ctx context.Context) error { return m.table.Observe(ctx, m.below, m) })
 }
 
 // OnUpdate implements Observer.
@@ -304,7 +319,7 @@ func NewServiceMirror(w Watcher, service string) *ServiceMirror {
 // Run watches the service until the context ends. Readers keep the content while the
 // registry rejects the credentials.
 func (m *ServiceMirror) Run(ctx context.Context) error {
-	return RetryDenied(ctx, m.OnDisconnect, func(ctx context.Context) error { return m.watcher.Watch(ctx, m.service, m) })
+	return retryDenied(ctx, m.OnDisconnect, func(ctx context.Context) error { return m.watcher.Watch(ctx, m.service, m) })
 }
 
 // OnUpdate implements Observer.

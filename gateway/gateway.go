@@ -133,15 +133,7 @@ func (g *Gateway) announce(ctx context.Context) error {
 		return nil
 	}
 	self := discovery.GatewayInstance(string(g.settings.Call.Mesh), string(g.settings.Call.Gateway), g.settings.Version, g.settings.Operations)
-	logged := false
-	denied := func(err error) {
-		if !logged {
-			g.log.Warn("the registry rejects the gateway; retrying", "error", err)
-		}
-		logged = true
-	}
-	err := discovery.RetryDenied(ctx, denied, func(ctx context.Context) error { return to.Announce(ctx, self, func(error) {}) })
-	if err != nil {
+	if err := discovery.KeepAnnounced(ctx, to, self, func(error) {}, g.log); err != nil {
 		g.log.Warn("the registry may keep the gateway for a while", "error", err)
 	}
 	return nil

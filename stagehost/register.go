@@ -49,17 +49,7 @@ func (h *Host) register(ctx context.Context) error {
 func (h *Host) announce(ctx context.Context) error {
 	instance := discovery.HostInstance(h.Record())
 	instance.TLS = h.checkTLS()
-	logged := false
-	denied := func(err error) {
-		h.status.recordRegistration(err)
-		if !logged {
-			h.settings.Logger.Warn("the registry rejects the host; retrying", "error", err)
-		}
-		logged = true
-	}
-	return discovery.RetryDenied(ctx, denied, func(ctx context.Context) error {
-		return h.settings.Registry.Announcer.Announce(ctx, instance, h.status.recordRegistration)
-	})
+	return discovery.KeepAnnounced(ctx, h.settings.Registry.Announcer, instance, h.status.recordRegistration, h.settings.Logger)
 }
 
 // recentWaits is how many items the median wait covers.
