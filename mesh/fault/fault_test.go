@@ -11,6 +11,7 @@ import (
 
 	"google.golang.org/genproto/googleapis/rpc/code"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
@@ -144,11 +145,11 @@ func TestInvalidFieldsOfHostFaultsAreCorrected(t *testing.T) {
 
 func TestDetailsHaveAllKnownFacts(t *testing.T) {
 	t.Parallel()
-	if got := fault.New(fault.Internal, "m").Details(); len(got) != 1 {
+	if got := details(t, fault.New(fault.Internal, "m")); len(got) != 1 {
 		t.Errorf("a bare fault has %v", got)
 	}
-	got := fault.New(fault.InvalidInput, "m").At("s", "t", "h").WithRetryAfter(time.Second).
-		WithViolation("inputs.x", "bad").WithMetadata("k", "v").Details()
+	got := details(t, fault.New(fault.InvalidInput, "m").At("s", "t", "h").WithRetryAfter(time.Second).
+		WithViolation("inputs.x", "bad").WithMetadata("k", "v"))
 	if len(got) != 3 {
 		t.Fatalf("got %v", got)
 	}
@@ -163,6 +164,20 @@ func TestDetailsHaveAllKnownFacts(t *testing.T) {
 	if bad, _ := got[2].(*errdetails.BadRequest); bad.GetFieldViolations()[0].GetField() != "inputs.x" {
 		t.Errorf("BadRequest %v", got[2])
 	}
+}
+
+// details returns the messages that go with the fault's status.
+func details(t *testing.T, f *fault.Fault) []proto.Message {
+	t.Helper()
+	var out []proto.Message
+	for _, detail := range f.Status().GetDetails() {
+		message, err := detail.UnmarshalNew()
+		if err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, message)
+	}
+	return out
 }
 
 func TestLabelsAreBounded(t *testing.T) {

@@ -60,22 +60,16 @@ func FromProto(p *meshv1.Fault) *Fault {
 	return out
 }
 
-// Status returns the fault as the status of an RPC, with its Details. Text that is not UTF-8
-// is replaced.
+// Status returns the fault as the status of an RPC, with the google.rpc messages that are known:
+// ErrorInfo always, RetryInfo where a pause is known, BadRequest where an input is at fault.
+// Text that is not UTF-8 is replaced.
 func (f *Fault) Status() *status.Status {
 	out := &status.Status{Code: int32(f.GRPCCode()), Message: strings.ToValidUTF8(f.Message, "\uFFFD")}
-	for _, message := range f.Details() {
+	add := func(message proto.Message) {
 		if detail, err := anypb.New(message); err == nil {
 			out.Details = append(out.Details, detail)
 		}
 	}
-	return out
-}
-
-// Details returns the google.rpc messages that go with the RPC's status:
-// ErrorInfo always, RetryInfo where a pause is known, BadRequest where an input
-// is at fault.
-func (f *Fault) Details() []proto.Message {
 	info := &errdetails.ErrorInfo{Reason: string(f.Reason), Domain: Domain, Metadata: map[string]string{}}
 	for key, value := range f.Metadata {
 		info.Metadata[key] = value
@@ -85,16 +79,16 @@ func (f *Fault) Details() []proto.Message {
 			info.Metadata[key] = value
 		}
 	}
-	out := []proto.Message{info}
+	add(info)
 	if f.RetryAfter > 0 {
-		out = append(out, &errdetails.RetryInfo{RetryDelay: durationpb.New(f.RetryAfter)})
+		add(&errdetails.RetryInfo{RetryDelay: durationpb.New(f.RetryAfter)})
 	}
 	if len(f.Violations) > 0 {
 		bad := &errdetails.BadRequest{}
 		for _, v := range f.Violations {
 			bad.FieldViolations = append(bad.FieldViolations, &errdetails.BadRequest_FieldViolation{Field: v.Field, Description: v.Description})
 		}
-		out = append(out, bad)
+		add(bad)
 	}
 	return out
 }

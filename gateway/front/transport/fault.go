@@ -95,12 +95,13 @@ func RPCError(err error) *connect.Error {
 		return status
 	}
 	f := fault.From(err)
-	code := connect.Code(f.GRPCCode()) // Connect's codes are gRPC's
+	s := f.Status()
+	code := connect.Code(s.GetCode()) // Connect's codes are gRPC's
 	if code < connect.CodeCanceled || code > connect.CodeUnauthenticated {
 		code = connect.CodeInternal
 	}
-	out := connect.NewError(code, errors.New(strings.ToValidUTF8(f.Message, "\uFFFD")))
-	for _, message := range f.Details() {
+	out := connect.NewError(code, errors.New(s.GetMessage()))
+	for _, message := range s.GetDetails() {
 		if detail, err := connect.NewErrorDetail(message); err == nil {
 			out.AddDetail(detail)
 		}
