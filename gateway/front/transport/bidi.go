@@ -147,7 +147,11 @@ func (b *bidiStream[M, P, Out]) receiveAll(ctx context.Context, group *errgroup.
 		group.Go(func() error {
 			ctx, release := withAccount(ctx)
 			defer release()
-			return b.method(ctx, c, &in.message, b.sendOne)
+			return b.method(ctx, c, &in.message, func(out *Out) error {
+				b.sending.Lock()
+				defer b.sending.Unlock()
+				return sendFault(ctx, b.send(out))
+			})
 		})
 	}
 }
@@ -170,14 +174,4 @@ func (b *bidiStream[M, P, Out]) interruptReads(ctx context.Context) (release fun
 		close(released)
 		watch.Wait()
 	}
-}
-
-func (b *bidiStream[M, P, Out]) sendOne(out *Out) error {
-	b.sending.Lock()
-	defer b.sending.Unlock()
-	err := b.send(out)
-	if _, ok := errors.AsType[*fault.Fault](err); err != nil && !ok {
-		return fault.Newf(fault.Cancelled, "the answer could not be sent: %w", err)
-	}
-	return err
 }
