@@ -173,13 +173,7 @@ func (c *grpcConn) sweepInterval() time.Duration {
 
 // endStalled ends the streams that stall.
 func (c *grpcConn) endStalled() {
-	now := time.Now()
-	var closing bool
-	select {
-	case <-c.settings.Closing:
-		closing = true
-	default:
-	}
+	now, closing := time.Now(), isClosed(c.settings.Closing)
 	for _, s := range c.openStreams() {
 		s.endStalled(now, closing)
 	}

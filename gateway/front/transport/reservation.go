@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"io"
+	"math"
 	"net/http"
 	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
 
+	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -67,22 +69,16 @@ func withAccount(ctx context.Context) (_ context.Context, release func()) {
 // Reservations of such a request, and ReservingCaller, use the same budget; nil is no bound.
 // A response over HTTP/1 does not wait for a body that next leaves unread.
 func WithBudget(next http.Handler, budget Budget) http.Handler {
+	if budget == nil {
+		budget = admission.NewByteBudget(math.MaxInt64)
+	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		from := &requestBody{ReadCloser: r.Body}
+		from := &requestBody{ReadCloser: r.Body, account: &account{budget: budget}}
+		defer from.account.releaseAll()
 		hasBody := r.Body != nil && r.Body != http.NoBody
-		if !hasBody && budget == nil {
-			next.ServeHTTP(w, r)
-			return
-		}
-		ctx := r.Context()
-		if budget != nil {
-			from.account = &account{budget: budget}
-			defer from.account.releaseAll()
-			ctx = context.WithValue(ctx, budgetKey{}, from.account)
-		}
 		// A copy, because net/http decides by the original's body whether the
 		// connection can carry another request.
-		bounded := r.WithContext(ctx)
+		bounded := r.WithContext(context.WithValue(r.Context(), budgetKey{}, from.account))
 		if hasBody {
 			bounded.Body = from
 		}
@@ -99,8 +95,8 @@ func WithBudget(next http.Handler, budget Budget) http.Handler {
 // requestBody is a body that reserves budget as it is read.
 type requestBody struct {
 	io.ReadCloser
-	// account is nil where there is no budget; reserved is what the body has of it.
-	account  *account
+	account *account
+	// reserved is what the body has of the account.
 	reserved atomic.Int64
 
 	// These are for HTTP/1. onDemand is true until a body is read that is sent only then,
@@ -110,20 +106,13 @@ type requestBody struct {
 	onDemand, ended bool
 }
 
-func (b *requestBody) release() {
-	if b.account != nil {
-		b.account.Release(b.reserved.Swap(0))
-	}
-}
+func (b *requestBody) release() { b.account.Release(b.reserved.Swap(0)) }
 
 // Read implements io.Reader.
 func (b *requestBody) Read(buf []byte) (int, error) {
 	b.onDemand = false
 	n, err := b.ReadCloser.Read(buf)
 	b.ended = b.ended || err != nil
-	if b.account == nil {
-		return n, err
-	}
 	if f := b.account.Reserve(int64(n)); f != nil {
 		return 0, f
 	}
