@@ -83,10 +83,6 @@ type line struct {
 func (c *canvas) draw(p panel, f figure) {
 	c.xAxis(p, f.x, f.xMarks, f.xLabel)
 	c.yAxis(p, f.y, f.yLabel)
-	c.drawLines(f)
-}
-
-func (c *canvas) drawLines(f figure) {
 	for _, l := range f.lines {
 		points := make([]point, len(l.points))
 		for i, at := range l.points {
@@ -140,11 +136,9 @@ func WriteLines(out io.Writer, l Lines) error {
 	if f.xMarks = slices.Compact(own); len(f.xMarks) > maxOwnMarks {
 		f.xMarks = f.x.marks()
 	}
-	c.xAxis(p, f.x, f.xMarks, f.xLabel)
-	c.yAxis(p, f.y, f.yLabel)
+	c.draw(p, f)
 	c.text(p.left-60, p.top-12, small, left, faint, l.Y.Name)
 	c.text((p.left+p.right)/2, p.bottom+36, small, middle, faint, l.X.Name)
-	c.drawLines(f)
 	y += c.legend(y+28, legend) + 18
 	return c.write(out, y)
 }
