@@ -70,17 +70,15 @@ const contentPolicy = "default-src 'none'; script-src 'self'; style-src 'self'; 
 
 // readOnly serves GET and HEAD, with a stall timeout.
 func readOnly(serve http.HandlerFunc) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		out := transport.StallWriter(w, transport.DefaultStallTimeout)
+	return transport.WithStallTimeout(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method == http.MethodGet || r.Method == http.MethodHead {
-			serve(out, r)
+			serve(w, r)
 		} else {
 			const allowed = http.MethodGet + ", " + http.MethodHead
 			w.Header().Set("Allow", allowed)
-			transport.WriteFaultStatus(out, fault.Newf(fault.InvalidRequest, "reading is %s, not %.80s", allowed, r.Method), http.StatusMethodNotAllowed)
+			transport.WriteFaultStatus(w, fault.Newf(fault.InvalidRequest, "reading is %s, not %.80s", allowed, r.Method), http.StatusMethodNotAllowed)
 		}
-		transport.FlushResponse(out)
-	})
+	}), transport.DefaultStallTimeout)
 }
 
 // The page's own files, and the viewer's as update.sh has packed them.

@@ -25,25 +25,25 @@ type rest struct {
 
 // NewREST returns the handler of Root and everything below it.
 func NewREST(caller transport.Caller, models Models, s transport.Settings) http.Handler {
-	return &rest{service: service{caller: caller, models: models, maxPayload: s.MaxPayload}, settings: s.WithDefaults()}
+	s = s.WithDefaults()
+	out := &rest{service: service{caller: caller, models: models, maxPayload: s.MaxPayload}, settings: s}
+	return transport.WithStallTimeout(out, s.StallTimeout)
 }
 
 // ServeHTTP implements http.Handler.
 func (h *rest) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	out := transport.StallWriter(w, h.settings.StallTimeout)
 	at, ok := h.find(strings.TrimPrefix(r.URL.Path, Root))
 	switch {
 	case !ok:
-		writeFault(out, fault.Newf(fault.NotFound, "there is nothing at %.*q; a model is at %s/models/<pipeline>", maxQuoted, r.URL.Path, Root), 0)
+		writeFault(w, fault.Newf(fault.NotFound, "there is nothing at %.*q; a model is at %s/models/<pipeline>", maxQuoted, r.URL.Path, Root), 0)
 	case r.Method != at.method:
 		w.Header().Set("Allow", at.method)
-		writeFault(out, fault.Newf(fault.InvalidRequest, "%.*q is %s, not %.*s", maxQuoted, r.URL.Path, at.method, maxQuoted, r.Method), http.StatusMethodNotAllowed)
+		writeFault(w, fault.Newf(fault.InvalidRequest, "%.*q is %s, not %.*s", maxQuoted, r.URL.Path, at.method, maxQuoted, r.Method), http.StatusMethodNotAllowed)
 	default:
-		if err := at.serve(out, r); err != nil {
-			WriteFault(out, err)
+		if err := at.serve(w, r); err != nil {
+			WriteFault(w, err)
 		}
 	}
-	transport.FlushResponse(out)
 }
 
 // endpoint serves a path. An error of serve becomes the response.

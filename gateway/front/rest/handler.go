@@ -51,12 +51,12 @@ type handler struct {
 
 // New returns the handler of everything under Prefix.
 func New(caller transport.Caller, s transport.Settings) http.Handler {
-	return &handler{caller: caller, settings: s.WithDefaults()}
+	s = s.WithDefaults()
+	return transport.WithStallTimeout(&handler{caller: caller, settings: s}, s.StallTimeout)
 }
 
 // ServeHTTP implements http.Handler.
 func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	w = transport.StallWriter(w, h.settings.StallTimeout)
 	method, what, serve := h.route(r.URL.Path)
 	switch {
 	case serve == nil:
@@ -67,7 +67,6 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	default:
 		serve(w, r)
 	}
-	transport.FlushResponse(w)
 }
 
 // route returns the method and the handler of a path, nil where nothing serves it. The

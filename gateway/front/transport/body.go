@@ -110,7 +110,7 @@ func limitMessage(next http.Handler, s Settings) http.Handler {
 		// The library flushes the other protocols itself. On HTTP/1 a flush would cost
 		// the response its Content-Length.
 		if r.ProtoMajor == 2 && !isEnveloped(r.Header.Get("Content-Type")) {
-			FlushResponse(w)
+			flushResponse(w)
 		}
 	})
 }

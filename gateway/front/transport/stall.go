@@ -127,10 +127,20 @@ func (w *stallWriter) start() *stallTimer {
 // Unwrap lets http.ResponseController reach the connection.
 func (w *stallWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-// FlushResponse sends what is still buffered of a response to a StallWriter. net/http flushes
+// WithStallTimeout returns a handler that serves next with a StallWriter, and sends what is
+// still buffered of the response before it returns.
+func WithStallTimeout(next http.Handler, timeout time.Duration) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w = StallWriter(w, timeout)
+		next.ServeHTTP(w, r)
+		flushResponse(w)
+	})
+}
+
+// flushResponse sends what is still buffered of a response to a StallWriter. net/http flushes
 // only after the handler returned, and would keep a small response that nobody takes for as
 // long as its connection.
-func FlushResponse(w http.ResponseWriter) {
+func flushResponse(w http.ResponseWriter) {
 	if flusher, ok := w.(http.Flusher); ok {
 		flusher.Flush()
 	}
