@@ -60,21 +60,9 @@ func (s *stack) start(ctx context.Context) error {
 	if err := s.checkPublished(ctx); err != nil {
 		return err
 	}
-	var started []string
-	for len(started) < len(s.project.Services) {
-		for _, name := range s.project.ServiceNames() {
-			service := s.project.Services[name]
-			waits := slices.ContainsFunc(slices.Collect(maps.Keys(service.DependsOn)), func(other string) bool { return !slices.Contains(started, other) })
-			if waits || slices.Contains(started, name) {
-				continue
-			}
-			if err := s.scale(ctx, name, service.GetScale()); err != nil {
-				return err
-			}
-			started = append(started, name)
-		}
-	}
-	return nil
+	return s.project.ForEachService(nil, func(name string, service *types.ServiceConfig) error {
+		return s.scale(ctx, name, service.GetScale())
+	})
 }
 
 // checkPublished reserves the published ports, if they are free.
