@@ -257,8 +257,8 @@ consul: $(CONSUL_BIN)/.built ## Build a Consul agent for tests and print its pat
 
 .PHONY: stack-programs
 stack-programs: $(STACK_TOOLS) bin/stagemesh ## Build what the stack runs and print the paths (minutes, the first time)
-	@CGO_ENABLED=0 go build -o bin/nats-server github.com/nats-io/nats-server/v2
-	@printf '%s\n' $(CURDIR)/bin/stagemesh $(CURDIR)/bin/nats-server $(CONSUL_BIN)/consul $(JAEGER_BIN)/jaeger $(PROMETHEUS_BIN)/prometheus $(PROMETHEUS_BIN)/promtool
+	@CGO_ENABLED=0 go build -o bin/nats github.com/nats-io/nats-server/v2
+	@printf '%s\n' $(CURDIR)/bin/stagemesh $(CURDIR)/bin/nats $(CONSUL_BIN)/consul $(JAEGER_BIN)/jaeger $(PROMETHEUS_BIN)/prometheus $(PROMETHEUS_BIN)/promtool
 
 .PHONY: clients
 clients: $(CLIENTS_PYTHON)/.built $(CLIENTS_NODE)/.built $(GRPCURL_BIN)/.built ## Install the clients of other servers for tests and print where they are

@@ -4,7 +4,7 @@
 // left out. SIGINT and SIGTERM stop all processes in reverse order; a second signal kills
 // them.
 //
-//	local --scale classify=3 bin/stagemesh bin/nats-server .../consul .../jaeger .../prometheus
+//	local --scale classify=3 bin/stagemesh bin/nats .../consul .../jaeger .../prometheus
 //
 // `make stack` does that.
 package main
@@ -27,17 +27,8 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/process"
 )
 
-const (
-	grafana = "grafana/grafana"
-	// stopTime bounds a stop. Each process has its own bound, too.
-	stopTime = 5 * time.Minute
-)
-
-// images are the images of the programs, by the name of the file.
-var images = map[string]string{
-	"stagemesh": "stagemesh", "nats-server": "nats", "consul": "hashicorp/consul",
-	"jaeger": "jaegertracing/jaeger", "prometheus": "prom/prometheus",
-}
+// stopTime bounds a stop. Each process has its own bound, too.
+const stopTime = 5 * time.Minute
 
 func main() {
 	if err := run(os.Args[1:], os.Stdout); err != nil {
@@ -105,7 +96,7 @@ func load(ctx context.Context, scale string, files ...string) (*types.Project, e
 	return project, nil
 }
 
-// programsOf returns the paths of programs by the names of their images.
+// programsOf returns the paths of programs by their names.
 func programsOf(paths []string) (map[string]string, error) {
 	out := map[string]string{}
 	for _, path := range paths {
@@ -114,7 +105,7 @@ func programsOf(paths []string) (map[string]string, error) {
 		if _, missing := os.Stat(path); err != nil || missing != nil {
 			return nil, fmt.Errorf("the program %s is missing: %w; make stack builds it", name, errors.Join(err, missing))
 		}
-		out[images[name]] = path
+		out[name] = path
 	}
 	return out, nil
 }

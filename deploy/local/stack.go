@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"os"
+	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -23,7 +24,7 @@ import (
 // stack is the processes of a compose file's services. Its methods are for one goroutine.
 type stack struct {
 	project *types.Project
-	// programs are the paths of the services' programs, by the name of the image.
+	// programs are the paths of the services' programs, by the last part of the image's name.
 	programs map[string]string
 	// folder holds the volumes, and copies of what the services mount.
 	folder string
@@ -88,12 +89,12 @@ func (s *stack) checkPublished(ctx context.Context) error {
 // are healthy.
 func (s *stack) scale(ctx context.Context, name string, replicas int) error {
 	service := s.project.Services[name]
-	image := imageName(service.Image)
-	if image == grafana {
+	image, _, _ := strings.Cut(path.Base(service.Image), ":")
+	if image == "grafana" {
 		s.out.print("stack", "Grafana is left out: it runs with Docker only")
 		return nil
 	}
-	path, ok := s.programs[image]
+	program, ok := s.programs[image]
 	if !ok {
 		return fmt.Errorf("%s: there is no program for the image %s", name, service.Image)
 	}
@@ -102,7 +103,7 @@ func (s *stack) scale(ctx context.Context, name string, replicas int) error {
 	}
 	var started []*child
 	for replica := s.replicas(name) + 1; replica <= replicas; replica++ {
-		p, err := s.launch(service, replica, path)
+		p, err := s.launch(service, replica, program)
 		if err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
@@ -297,9 +298,3 @@ func (a place) copy(from, to string) error {
 }
 
 func processName(service string, replica int) string { return service + "-" + strconv.Itoa(replica) }
-
-// imageName returns an image without its tag.
-func imageName(image string) string {
-	name, _, _ := strings.Cut(image, ":")
-	return name
-}

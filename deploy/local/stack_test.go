@@ -242,7 +242,7 @@ func TestStackRefusesTakenPortsAndMissingPrograms(t *testing.T) {
 // A process that ends before it is healthy stops the start, and what has started ends.
 func TestStackEndsWhenProcessFails(t *testing.T) {
 	s := prepare(t)
-	s.programs["hashicorp/consul"] = "/bin/false"
+	s.programs["consul"] = "/bin/false"
 	if err := s.start(t.Context()); err == nil || !strings.Contains(err.Error(), "consul-1 has ended") {
 		t.Errorf("got %v", err)
 	}
