@@ -177,6 +177,8 @@ func (m *Ready) check(body int64) error {
 // Predict is a batch.
 type Predict struct {
 	Batch uint64 `json:"batch"`
+	// Trace is the W3C traceparent of the batch's span; empty where no item is traced.
+	Trace string `json:"trace,omitempty"`
 	Items []Item `json:"items"`
 	Parts []Part `json:"parts"`
 	Model *Model `json:"model,omitempty"`
@@ -188,6 +190,7 @@ func (*Predict) kind() string { return "predict" }
 
 func (m *Predict) fields(c *coder) {
 	integer(c, "batch", &m.Batch, 0, maxNumber, required)
+	c.text("trace", &m.Trace, optional)
 	list(c, "items", &m.Items, required, each[Item])
 	list(c, "parts", &m.Parts, required, each[Part])
 	member(c, "model", &m.Model)
@@ -256,6 +259,8 @@ type Result struct {
 	// Faults are of items that have no outputs.
 	Faults   []Fault    `json:"faults,omitempty"`
 	Metadata []Metadata `json:"metadata,omitempty"`
+	// Spans are of a batch with a trace.
+	Spans []Span `json:"spans,omitempty"`
 }
 
 func (*Result) kind() string { return "result" }
@@ -265,6 +270,7 @@ func (m *Result) fields(c *coder) {
 	list(c, "parts", &m.Parts, optional, each[Part])
 	list(c, "faults", &m.Faults, optional, each[Fault])
 	list(c, "metadata", &m.Metadata, optional, each[Metadata])
+	list(c, "spans", &m.Spans, optional, each[Span])
 }
 
 func (m *Result) check(body int64) error {
@@ -301,6 +307,28 @@ type Metadata struct {
 func (m *Metadata) fields(c *coder) {
 	integer(c, "item", &m.Item, 0, MaxItems-1, required)
 	table(c, "values", &m.Values, required, (*coder).textValue)
+}
+
+// Span is a timed part of a batch's run.
+type Span struct {
+	Name string `json:"name"`
+	// Parent is the index of an earlier span of the list; nil is the batch.
+	Parent *int `json:"parent,omitempty"`
+	// Start and End are in microseconds since 1970.
+	Start      int64      `json:"start"`
+	End        int64      `json:"end"`
+	Attributes Parameters `json:"attributes,omitempty"`
+	// Error is the type of the error that ended it.
+	Error string `json:"error,omitempty"`
+}
+
+func (s *Span) fields(c *coder) {
+	c.text("name", &s.Name, required)
+	pointer(c, "parent", &s.Parent, maxCount)
+	integer(c, "start", &s.Start, 0, maxNumber, required)
+	integer(c, "end", &s.End, 0, maxNumber, required)
+	table(c, "attributes", (*map[string]any)(&s.Attributes), optional, parameterValue)
+	c.text("error", &s.Error, optional)
 }
 
 // Chunk is a part of an item's answer, ahead of its outcome. Its parts belong to
@@ -361,6 +389,8 @@ type Error struct {
 	Name      string `json:"error"`
 	Message   string `json:"message"`
 	Traceback string `json:"traceback,omitempty"`
+	// Spans are of a batch with a trace.
+	Spans []Span `json:"spans,omitempty"`
 }
 
 func (*Error) kind() string { return "error" }
@@ -371,6 +401,7 @@ func (m *Error) fields(c *coder) {
 	c.text("error", &m.Name, required)
 	c.text("message", &m.Message, required)
 	c.text("traceback", &m.Traceback, optional)
+	list(c, "spans", &m.Spans, optional, each[Span])
 }
 
 // Ping asks an idle worker for a Pong.

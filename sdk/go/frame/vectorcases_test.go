@@ -115,7 +115,7 @@ func hostMessages() []vectorCase {
 }
 
 func batches() []vectorCase {
-	var one, stacked, apart, blobs, words, scalars, variable, parameters frame.Body
+	var one, stacked, apart, blobs, words, scalars, variable, parameters, traced frame.Body
 	limit := &frame.Predict{Batch: 1<<53 - 1, Warmup: true, Items: []frame.Item{{ID: "warm-up"}}, Parts: []frame.Part{}}
 	return []vectorCase{
 		{name: "predict", direction: host, body: &one, m: &frame.Predict{
@@ -176,11 +176,16 @@ func batches() []vectorCase {
 			Parts: []frame.Part{withParameters(parameters.Blob("text", 0, "text/plain", []byte("hello")), frame.Parameters{"language": "en"})},
 		}},
 		{name: "predict-warmup", direction: host, m: limit},
+		{name: "predict-traced", direction: host, body: &traced, m: &frame.Predict{
+			Batch: 9, Trace: "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", Items: []frame.Item{{ID: "a"}},
+			Parts: []frame.Part{traced.Tensor("x", -1, fp32([]int64{1, 2}, 1, 2))},
+		}},
 	}
 }
 
 func answers() []vectorCase {
 	var joined, apart, mixed, chunk, rows, words, streamed frame.Body
+	first, batch := 0, uint64(9)
 	return []vectorCase{
 		{name: "result", direction: worker, body: &joined, m: &frame.Result{
 			Batch: 1, Parts: []frame.Part{joined.Tensor("p", -1, fp32([]int64{1, 2}, 0.25, 0.75))},
@@ -231,6 +236,19 @@ func answers() []vectorCase {
 		{name: "result-of-a-stream-that-failed", direction: worker, m: &frame.Result{
 			Batch: 9, Faults: []frame.Fault{{Item: 0, Reason: "INVALID_INPUT", Message: "is empty", Field: "prompt"}},
 		}},
+		{name: "result-with-spans", direction: worker, m: &frame.Result{
+			Batch: 9, Faults: []frame.Fault{{Item: 0, Reason: "RUNNER_FAILED", Message: "no"}},
+			Spans: []frame.Span{
+				{Name: "predict", Start: 1_700_000_000_000_000, End: 1_700_000_000_004_000, Error: "ValueError"},
+				{Name: "tokenize", Parent: &first, Start: 1_700_000_000_001_000, End: 1_700_000_000_001_000, Attributes: frame.Parameters{
+					"rows": int64(32), "share": 0.5, "cached": false, "model": "größer",
+				}},
+			},
+		}},
+		{name: "error-with-spans", direction: worker, m: &frame.Error{
+			Batch: &batch, Kind: frame.Exception, Name: "ValueError", Message: "no",
+			Spans: []frame.Span{{Name: "predict", Start: 0, End: 1<<53 - 1, Error: "ValueError"}},
+		}},
 	}
 }
 
@@ -253,7 +271,7 @@ func otherSpellings() []vectorCase {
 		header("body-without-parts", worker, `{"type":"pong","n":1}`, []byte("unused")),
 		header("numbers-of-parameters", host, `{"type":"predict","batch":1,"items":[{"id":"a","parameters":{`+
 			`"a":1E2,"b":-0,"c":-0.0,"d":1e-7,"e":9007199254740993,"f":18446744073709551615,"g":-9223372036854775808}}],"parts":[]}`, nil),
-		header("result-empty-lists", worker, `{"type":"result","batch":1,"parts":[],"faults":[],"metadata":[]}`, nil),
+		header("result-empty-lists", worker, `{"type":"result","batch":1,"parts":[],"faults":[],"metadata":[],"spans":[]}`, nil),
 		header("deep", host, `{"type":"ping","n":1,"deep":`+strings.Repeat("[", 63)+strings.Repeat("]", 63)+`}`, nil),
 	}
 }
@@ -378,6 +396,7 @@ func brokenHostMessages() []vectorCase {
 		{"items-object", "items are no list", `"batch":1,"items":{},"parts":[]`},
 		{"batch-negative", "a negative number", `"batch":-1,"items":[{"id":"a"}],"parts":[]`},
 		{"warmup-number", "a boolean is a number", item("") + `,"warmup":1`},
+		{"trace-number", "a trace is a number", item("") + `,"trace":1`},
 		{"item-without-id", "id is missing", `"batch":1,"items":[{}],"parts":[]`},
 		{"rows-0", "rows are at least 1", item(`,"rows":0`)},
 		{"rows-negative", "a negative number", item(`,"rows":-1`)},
@@ -441,6 +460,12 @@ func brokenWorkerMessages() []vectorCase {
 		{"result-fault-item-negative", "a negative number", `{"type":"result","batch":1,"faults":[{"item":-1,"reason":"INVALID_INPUT","message":""}]}`},
 		{"result-fault-without-reason", "a fault without a reason", `{"type":"result","batch":1,"faults":[{"item":0,"reason":"","message":""}]}`},
 		{"result-metadata-number", "metadata are strings", `{"type":"result","batch":1,"metadata":[{"item":0,"values":{"a":1}}]}`},
+		{"result-span-without-end", "end is missing", `{"type":"result","batch":1,"spans":[{"name":"a","start":1}]}`},
+		{"result-span-name-number", "a name is a number", `{"type":"result","batch":1,"spans":[{"name":1,"start":1,"end":2}]}`},
+		{"result-span-start-float", "a time is not whole", `{"type":"result","batch":1,"spans":[{"name":"a","start":1.5,"end":2}]}`},
+		{"result-span-attribute-list", "an attribute is a list", `{"type":"result","batch":1,"spans":[{"name":"a","start":1,"end":2,"attributes":{"k":[1]}}]}`},
+		{"result-spans-object", "spans are no list", `{"type":"result","batch":1,"spans":{}}`},
+		{"error-span-parent-negative", "a negative number", `{"type":"error","batch":1,"kind":"exception","error":"E","message":"","spans":[{"name":"a","parent":-1,"start":1,"end":2}]}`},
 		{"error-kind", "no such kind", `{"type":"error","kind":"oops","error":"E","message":""}`},
 		{"error-batch-null", "a number is null", `{"type":"error","batch":null,"kind":"exception","error":"E","message":""}`},
 		{"error-message-missing", "message is missing", `{"type":"error","kind":"exception","error":"E"}`},
