@@ -71,6 +71,8 @@ type Batch struct {
 	Model *frame.Model
 	// Warmup is true where nobody waits for the answer.
 	Warmup bool
+	// Trace is the W3C traceparent of the batch's own span; empty where no item is traced.
+	Trace string
 
 	number uint64
 	ctx    context.Context
@@ -82,6 +84,7 @@ type Batch struct {
 	wanted   int
 	faults   []*Fault
 	metadata []map[string]string
+	spans    []frame.Span
 }
 
 // Item is one request of a batch.
@@ -106,7 +109,7 @@ type Item struct {
 // newBatch returns a batch whose context ends with ctx.
 func newBatch(ctx context.Context, m *frame.Predict, body []byte, axis string) (*Batch, error) {
 	b := &Batch{
-		Items: make([]*Item, len(m.Items)), Model: m.Model, Warmup: m.Warmup,
+		Items: make([]*Item, len(m.Items)), Model: m.Model, Warmup: m.Warmup, Trace: m.Trace,
 		number: m.Batch, wanted: len(m.Items),
 	}
 	now := time.Time{}

@@ -184,15 +184,33 @@ func (s *session) release(b *Batch) {
 
 // call calls Predict or Stream.
 func (s *session) call(b *Batch) (outputs Outputs, err error) {
+	name := "predict"
+	if s.settings.Stream != nil {
+		name = "stream"
+	}
+	var span *Span
+	b.ctx, span = b.Span(b.ctx, name)
 	defer func() {
 		if p := recover(); p != nil {
 			err = &panicError{value: p, stack: string(debug.Stack())}
 		}
+		if err != nil {
+			span.Fail(typeOf(err))
+		}
+		span.End()
 	}()
 	if s.settings.Stream != nil {
 		return s.stream(b)
 	}
 	return s.settings.Predict(b.ctx, b)
+}
+
+// typeOf returns the name of an error's type, for a host.
+func typeOf(err error) string {
+	if _, ok := errors.AsType[*panicError](err); ok {
+		return "panic"
+	}
+	return fmt.Sprintf("%T", err)
 }
 
 // panicError is a panic of Predict or Stream.
@@ -211,40 +229,52 @@ func (p *panicError) Unwrap() error {
 
 // answer encodes the end of a batch.
 func (s *session) answer(b *Batch, outputs Outputs, err error) ([]byte, *frame.Body) {
+	spans := b.takeSpans()
 	if err != nil {
 		err = b.failItems(err)
 	}
 	if err == nil {
 		var head []byte
 		var body *frame.Body
-		if head, body, err = s.encodeResult(b, outputs); err == nil {
+		if head, body, err = s.encodeResult(b, outputs, spans); err == nil {
 			return head, body
 		}
 	}
-	m := &frame.Error{Batch: &b.number, Kind: frame.Exception, Name: fmt.Sprintf("%T", err), Message: clip(err.Error())}
+	m := &frame.Error{Batch: &b.number, Kind: frame.Exception, Name: typeOf(err), Message: clip(err.Error()), Spans: spans}
 	if p, ok := errors.AsType[*panicError](err); ok {
-		m.Name, m.Traceback = "panic", clip(p.stack)
+		m.Traceback = clip(p.stack)
 	}
 	if errors.Is(err, ErrOutOfMemory) {
 		m.Kind = frame.OutOfMemory
 	}
-	head, _ := frame.Encode(m, 0) // all texts are bounded, so it fits
+	head, _ := encodeWithSpans(m, &m.Spans, 0) // all other texts are bounded, so it fits
 	return head, nil
 }
 
+// encodeWithSpans encodes the end of a batch, without its spans if they do not fit.
+func encodeWithSpans(m frame.Message, spans *[]frame.Span, body int64) ([]byte, error) {
+	head, err := frame.Encode(m, body)
+	if err != nil && *spans != nil {
+		*spans = nil
+		return frame.Encode(m, body)
+	}
+	return head, err
+}
+
 // encodeResult encodes a result that the host takes.
-func (s *session) encodeResult(b *Batch, outputs Outputs) ([]byte, *frame.Body, error) {
+func (s *session) encodeResult(b *Batch, outputs Outputs, spans []frame.Span) ([]byte, *frame.Body, error) {
 	m, body := &frame.Result{Batch: b.number}, &frame.Body{}
 	if s.environment.Rank == 0 {
 		var err error
 		if m, body, err = b.result(outputs); err != nil {
 			return nil, nil, err
 		}
+		m.Spans = spans
 	}
 	if body.Len() > s.maxBody {
 		return nil, nil, fmt.Errorf("outputs of %d bytes, the host takes %d", body.Len(), s.maxBody)
 	}
-	head, err := frame.Encode(m, body.Len())
+	head, err := encodeWithSpans(m, &m.Spans, body.Len())
 	return head, body, err
 }
 

@@ -45,6 +45,11 @@
 // the host runs smaller batches. A *Fault that Predict returns for a batch of one item is
 // that item's.
 //
+// # Spans
+//
+// Where a request of the batch is traced, its trace shows how long Predict or Stream took,
+// and the spans that these begin by Batch.Span and Item.Span. The host exports them.
+//
 // # Cancellation
 //
 // The context of Predict ends when all items are cancelled, or when the process has to
