@@ -22,8 +22,8 @@ numpy. ``stagemesh.testing`` runs a worker without a mesh, and
 
 In this package ``frames`` and ``parts`` are the protocol's bytes; ``specs``, ``arrays`` and
 ``values`` turn them into values and back; ``worker``, ``batches`` and ``faults`` are what a
-worker is written with; ``runs`` runs batches and ``streams`` streams; ``session`` is the
-conversation with the host, and ``lifecycle`` is the process around it.
+worker is written with; ``runs`` runs batches and ``streams`` streams, and ``spans`` times
+them; ``session`` is the conversation with the host, and ``lifecycle`` is the process around it.
 
 A process serves one worker, in one thread unless ``concurrency`` is above 1. An invalid
 declaration ends it with exit code 1 and a message with what to write. Exceptions

@@ -110,7 +110,9 @@ def load_items(header: Header) -> Any:
 
 
 _PARTS = ',"parts":['
-_predict_start = re.compile(r'\{"type":"predict","batch":(0|[1-9][0-9]{0,14}),"items":\[').match
+_predict_start = re.compile(
+    r'\{"type":"predict","batch":(0|[1-9][0-9]{0,14}),(?:"trace":"([0-9a-f-]*)",)?"items":\['
+).match
 
 
 class Headers:
@@ -140,14 +142,16 @@ class Headers:
             return _parse_header(text)
         at = text.rfind(_PARTS)
         parts = self._tails.get(text[at:])
-        if parts is None:
-            return self._decode_first(text, match, at)
-        return {"type": "predict", "batch": int(match[1]), DEFERRED: text[match.end() - 1 : at], "parts": parts}
+        items = text[match.end() - 1 : at]
+        header: Header = {"type": "predict", "batch": int(match[1]), DEFERRED: items, "parts": parts}
+        if match[2] is not None:
+            header["trace"] = match[2]
+        return header if parts is not None else self._decode_first(text, header, at)
 
-    def _decode_first(self, text: str, match: re.Match[str], at: int) -> Header:
+    def _decode_first(self, text: str, header: Header, at: int) -> Header:
         """Returns a header with a new tail; keeps the tail if it is nothing but the parts, and not too long."""
         try:
-            items, tail = decode(text[match.end() - 1 : at]), decode("{" + text[at + 1 :])
+            items, tail = decode(header.pop(DEFERRED)), decode("{" + text[at + 1 :])
         except (ValueError, RecursionError):
             return _parse_header(text)
         if len(tail) > 1 or type(tail["parts"]) is not list:
@@ -157,7 +161,8 @@ class Headers:
             if len(self._tails) >= self._MOST:
                 self._tails.clear()
             self._tails[text[at:]] = parts
-        return {"type": "predict", "batch": int(match[1]), "items": items, "parts": parts}
+        header.update(items=items, parts=parts)
+        return header
 
 
 def check_prefix(prefix: Union[bytes, bytearray], max_body: int) -> Tuple[int, int]:

@@ -133,12 +133,16 @@ class Runs:
         try:
             if not self._plain:
                 return self._run(batch)
-            outputs = self._predict(batch)
+            if batch._spans is None:
+                outputs = self._predict(batch)
+            else:
+                with batch.span("predict"):
+                    outputs = self._predict(batch)
             plan = batch._plan
             if plan is not None and type(outputs) is dict and len(outputs) == self._count:
                 reply = self._known_result(batch.id, plan.rows, outputs)
                 if reply is not None:
-                    return reply
+                    return reply if batch._spans is None else (batch._spans.added_to(reply[0]), *reply[1:])
             return self._batch_result(batch, batch, outputs)
         except BaseException as error:  # sys.exit in predict must not end the process
             if isinstance(error, Violation) or self.in_forked_child():
@@ -184,12 +188,17 @@ class Runs:
     def _run(self, batch: Batch) -> Reply:
         view = self.decoded(batch)
         if self._has_predict_item:
-            return self._items_result(batch, self._run_items(view))
+            with batch.span("predict"):
+                outcomes = self._run_items(view)
+            return self._items_result(batch, outcomes)
         if self._has_preprocess:
-            view = self._preprocess(view)
+            with batch.span("preprocess"):
+                view = self._preprocess(view)
         if not view._kept:
             return self.result(batch, Layout())
-        return self._batch_result(batch, view, self._worker.predict(view))
+        with batch.span("predict"):
+            outputs = self._worker.predict(view)
+        return self._batch_result(batch, view, outputs)
 
     def _batch_result(self, batch: Batch, view: Batch, outputs: Any) -> Reply:
         """Returns the result of the outputs that predict returned for the items of view, some or all of the batch."""
@@ -199,7 +208,9 @@ class Runs:
             return self.result(batch, layout)
         outputs = self._outputs.by_name("predict", outputs)
         if self._has_postprocess:
-            return self._items_result(batch, self._postprocess(view, outputs))
+            with batch.span("postprocess"):
+                outcomes = self._postprocess(view, outputs)
+            return self._items_result(batch, outcomes)
         self._outputs.check_names("predict", outputs, of_item=False)
         rows = view._rows
         has_fault = [number in faults for number in view._kept]
@@ -393,7 +404,7 @@ class Runs:
                 f"the result's header takes {len(header)} bytes, and may take {MAX_HEADER}: "
                 "return outputs joined, fewer metadata, shorter messages"
             )
-        return header, layout.pieces, layout.size
+        return self._with_spans(batch, header), layout.pieces, layout.size
 
     def error(self, batch: Batch, error: BaseException) -> Reply:
         """Returns the reply to a batch that failed as a whole."""
@@ -404,7 +415,10 @@ class Runs:
                 return self.result(batch, Layout())
             except BadOutput:
                 pass
-        return error_header(error, batch.id), (), 0
+        return self._with_spans(batch, error_header(error, batch.id)), (), 0
+
+    def _with_spans(self, batch: Batch, header: bytes) -> bytes:
+        return batch._spans.added_to(header) if batch._spans is not None and self.answers else header
 
 
 def error_header(error: BaseException, batch: Optional[int] = None, trace: Optional[str] = None) -> bytes:

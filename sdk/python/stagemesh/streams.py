@@ -68,15 +68,16 @@ class Stream:
         try:
             if self._decode():
                 generator: Any = self._worker.stream(self._view.items[0])
-                try:
-                    for value in self._yields_of(generator):
-                        if self.cancelled:
-                            break
-                        chunk = self._chunk(value)
-                        if chunk is not None:
-                            send(*chunk)
-                finally:
-                    generator.close()
+                with self.batch.span("stream"):
+                    try:
+                        for value in self._yields_of(generator):
+                            if self.cancelled:
+                                break
+                            chunk = self._chunk(value)
+                            if chunk is not None:
+                                send(*chunk)
+                    finally:
+                        generator.close()
             return self._end()
         except BaseException as error:
             return self._failed(error)
@@ -87,19 +88,20 @@ class Stream:
             if self._decode():
                 generator: Any = self._worker.stream(self._view.items[0])
                 turn_ends = time.monotonic() + _TURN_S
-                try:
-                    async for value in generator:
-                        if self.cancelled:
-                            break
-                        chunk = self._chunk(value)
-                        if chunk is not None:
-                            await send(*chunk)
-                        now = time.monotonic()
-                        if now > turn_ends:  # let the other streams run, if this one never waits
-                            await asyncio.sleep(0)
-                            turn_ends = now + _TURN_S
-                finally:
-                    await generator.aclose()
+                with self.batch.span("stream"):
+                    try:
+                        async for value in generator:
+                            if self.cancelled:
+                                break
+                            chunk = self._chunk(value)
+                            if chunk is not None:
+                                await send(*chunk)
+                            now = time.monotonic()
+                            if now > turn_ends:  # let the other streams run, if this one never waits
+                                await asyncio.sleep(0)
+                                turn_ends = now + _TURN_S
+                    finally:
+                        await generator.aclose()
             return self._end()
         except BaseException as error:
             return self._failed(error)

@@ -218,6 +218,16 @@ class HeadersTest(unittest.TestCase):
             want = self.predict(batch, warmup=batch == 1)
             self.assertEqual(self.decode(decoder, want), want)
 
+    def test_traces_are_kept(self) -> None:
+        decoder = frames.Headers()
+        for batch, trace in enumerate(("00-ab-cd-01", "00-ef-01-01", None, "", "not hexadecimal", 5)):
+            header = self.predict(batch)
+            want: Any = {"type": "predict", "batch": batch}
+            if trace is not None:
+                want["trace"] = trace
+            want.update(items=header["items"], parts=header["parts"])
+            self.assertEqual(self.decode(decoder, want), want)
+
     def test_parts_of_another_key_are_refused(self) -> None:
         decoder = frames.Headers()
         self.decode(decoder, self.predict(1))
