@@ -26,6 +26,7 @@ import (
 	"log/slog"
 	"time"
 
+	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -122,6 +123,24 @@ type Sink interface {
 	SetOutcome(i int, o Outcome) error
 }
 
+// SpanSink is a Sink of a traced batch that takes the spans of the code that ran it.
+type SpanSink interface {
+	// AddSpans is called at most once, before the last outcome. Cut is the number of spans
+	// that exceeded bounds: they were shortened or left out.
+	AddSpans(spans []Span, cut int)
+}
+
+// Span is a timed part of a batch's run.
+type Span struct {
+	Name string
+	// Parent is the index of an earlier span; -1 is the batch.
+	Parent     int
+	Start, End time.Time
+	Attributes []attribute.KeyValue
+	// Error is the type of the error that ended it; empty where none did.
+	Error string
+}
+
 // Batch is a list of items that agree on model, datatypes, trailing shapes or content
 // types, and on the parameters that the stage batches by.
 type Batch struct {
@@ -134,6 +153,8 @@ type Batch struct {
 	// whose processes run several batches at a time runs it alone, so that a crash
 	// is not counted against another item.
 	Suspect bool
+	// Trace is the W3C traceparent of the batch's span; empty where no item is traced.
+	Trace string
 }
 
 // Item is one request at one stage.

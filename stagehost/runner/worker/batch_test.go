@@ -97,6 +97,7 @@ func TestBatchOutlivesItsWorker(t *testing.T) {
 		"it is killed":                {killed, "signal: killed"},
 		"it leaves":                   {leave, worker.ErrExited.Error()},
 		"it writes garbage":           {garbage, "a frame begins with 48 54 54 50"},
+		"a span has a wrong type":     {wrongSpan, "spans[0].name"},
 		"it claims too much":          {tooBig, "at most"},
 		"it closes its connection":    {disconnect, worker.ErrDisconnected.Error()},
 		"it sends a host's message":   {hostsMessage, "does not send ping"},

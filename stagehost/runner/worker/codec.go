@@ -2,10 +2,13 @@ package worker
 
 import (
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
 	"time"
+
+	"go.opentelemetry.io/otel/attribute"
 
 	"github.com/stagemesh/stagemesh/sdk/go/frame"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
@@ -18,7 +21,7 @@ import (
 // encode returns the message of a batch and its body, which shares the items' bytes.
 func encode(id uint64, req request, axis runner.BatchAxis, now time.Time) (*frame.Predict, *frame.Body) {
 	items := req.batch.Items
-	m := &frame.Predict{Batch: id, Items: make([]frame.Item, len(items)), Parts: []frame.Part{}, Warmup: req.warmup}
+	m := &frame.Predict{Batch: id, Trace: req.batch.Trace, Items: make([]frame.Item, len(items)), Parts: []frame.Part{}, Warmup: req.warmup}
 	for i, item := range items {
 		m.Items[i] = frame.Item{ID: item.RequestID, Rows: item.Rows, Parameters: parametersOf(item.Parameters), Metadata: item.Metadata}
 		if !item.Deadline.IsZero() {
@@ -153,6 +156,56 @@ func noSuchItem(item, items int) error {
 	return fmt.Errorf("there is no item %d in a batch of %d", item, items)
 }
 
+// spansOf returns the spans of a batch that the worker had from start to end, and how many
+// exceeded bounds. The children of a span that is left out are its parent's.
+func spansOf(from []frame.Span, start, end time.Time) (out []runner.Span, cut int) {
+	low, high := start.UnixMicro(), end.UnixMicro()
+	places := make([]int, len(from)) // in out: of the span, or of its parent if it is left out
+	for i, s := range from {
+		wrongParent := s.Parent != nil && *s.Parent >= i
+		places[i] = -1
+		if s.Parent != nil && !wrongParent {
+			places[i] = places[*s.Parent]
+		}
+		if len(out) == maxSpans || s.End < s.Start || s.End < low || s.Start > high {
+			cut++
+			continue
+		}
+		names := slices.Sorted(maps.Keys(s.Attributes))
+		exceeds := wrongParent || s.Start < low || s.End > high || len(names) > maxSpanAttributes
+		short := func(text string) string {
+			exceeds = exceeds || len(text) > maxSpanText
+			return clip(text, maxSpanText)
+		}
+		span := runner.Span{
+			Name: short(s.Name), Parent: places[i], Error: short(s.Error),
+			Start: time.UnixMicro(max(s.Start, low)), End: time.UnixMicro(min(s.End, high)),
+		}
+		for _, name := range names[:min(len(names), maxSpanAttributes)] {
+			span.Attributes = append(span.Attributes, attributeOf(short(name), s.Attributes[name], short))
+		}
+		if exceeds {
+			cut++
+		}
+		places[i] = len(out)
+		out = append(out, span)
+	}
+	return out, cut
+}
+
+func attributeOf(name string, value any, short func(string) string) attribute.KeyValue {
+	switch v := value.(type) {
+	case bool:
+		return attribute.Bool(name, v)
+	case int64:
+		return attribute.Int64(name, v)
+	case float64:
+		return attribute.Float64(name, v)
+	default: // a string, or a number beyond int64
+		return attribute.String(name, short(fmt.Sprint(v)))
+	}
+}
+
 // faultOf returns the fault that a caller gets for a worker's.
 func faultOf(f frame.Fault) *fault.Fault {
 	reason := fault.Reason(f.Reason)
@@ -161,21 +214,22 @@ func faultOf(f frame.Fault) *fault.Fault {
 	default:
 		reason = fault.RunnerFailed
 	}
-	out := fault.New(reason, clip(f.Message))
+	out := fault.New(reason, clip(f.Message, maxMessage))
 	if field := f.Field; field != "" {
 		if !strings.HasPrefix(field, "parameters.") {
 			field = "inputs." + field
 		}
-		out = out.WithViolation(clip(field), "%s", out.Message)
+		out = out.WithViolation(clip(field, maxMessage), "%s", out.Message)
 	}
 	return out
 }
 
-func clip(text string) string {
-	if len(text) <= maxMessage {
+// clip cuts a text after so many bytes.
+func clip(text string, most int) string {
+	if len(text) <= most {
 		return text
 	}
-	return strings.ToValidUTF8(text[:maxMessage], "") + "..."
+	return strings.ToValidUTF8(text[:most], "") + "..."
 }
 
 // addPart adds a part to its item, or its rows to each.

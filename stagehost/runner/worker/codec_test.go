@@ -2,6 +2,7 @@ package worker
 
 import (
 	"bytes"
+	"fmt"
 	"math"
 	"slices"
 	"strings"
@@ -318,5 +319,67 @@ func TestFaultNamesInputOrParameter(t *testing.T) {
 		if len(got.Violations) != 1 || got.Violations[0].Field != want {
 			t.Errorf("%s: got %v, want %s", field, got.Violations, want)
 		}
+	}
+}
+
+func TestSpansAreCutToBounds(t *testing.T) {
+	t.Parallel()
+	start := time.UnixMicro(1_700_000_000_000_000)
+	end := start.Add(100 * time.Microsecond)
+	at := func(name string, from, to int64) frame.Span {
+		return frame.Span{Name: name, Start: start.UnixMicro() + from, End: start.UnixMicro() + to}
+	}
+	below := func(parent int, s frame.Span) frame.Span {
+		s.Parent = &parent
+		return s
+	}
+	attributes := func(n int, value any) frame.Span {
+		s := at("a", 0, 1)
+		s.Attributes = frame.Parameters{}
+		for i := range n {
+			s.Attributes[fmt.Sprintf("k%02d", i)] = value
+		}
+		return s
+	}
+	long := strings.Repeat("ä", 200)
+	cut := strings.Repeat("ä", 128) + "..."
+	for name, test := range map[string]struct {
+		spans []frame.Span
+		// want is each span's name, parent, times since the start in microseconds, and attributes.
+		want    []string
+		wantCut int
+	}{
+		"none":             {},
+		"a tree":           {[]frame.Span{at("a", 0, 100), below(0, at("b", 1, 2)), below(1, at("c", 1, 1))}, []string{"a -1 0 100 []", "b 0 1 2 []", "c 1 1 1 []"}, 0},
+		"before the run":   {[]frame.Span{at("a", -5, -1), at("b", -1, 0)}, []string{"b -1 0 0 []"}, 2},
+		"after the run":    {[]frame.Span{at("a", 101, 102), at("b", 99, 101)}, []string{"b -1 99 100 []"}, 2},
+		"backwards":        {[]frame.Span{at("a", 2, 1)}, nil, 1},
+		"all of time":      {[]frame.Span{{Name: "a", End: 1<<53 - 1}}, []string{"a -1 0 100 []"}, 1},
+		"a child of one":   {[]frame.Span{at("a", 0, 1), below(0, at("b", -2, -1)), below(1, at("c", 0, 1))}, []string{"a -1 0 1 []", "c 0 0 1 []"}, 1},
+		"its own parent":   {[]frame.Span{below(0, at("a", 0, 1)), below(7, at("b", 0, 1))}, []string{"a -1 0 1 []", "b -1 0 1 []"}, 2},
+		"a long name":      {[]frame.Span{at(long, 0, 1)}, []string{cut + " -1 0 1 []"}, 1},
+		"a long text":      {[]frame.Span{attributes(1, long)}, []string{"a -1 0 1 [k00=" + cut + "]"}, 1},
+		"a large number":   {[]frame.Span{attributes(1, uint64(math.MaxUint64))}, []string{"a -1 0 1 [k00=18446744073709551615]"}, 0},
+		"kinds of numbers": {[]frame.Span{attributes(1, int64(-1)), attributes(1, 0.5), attributes(1, true)}, []string{"a -1 0 1 [k00=-1]", "a -1 0 1 [k00=0.5]", "a -1 0 1 [k00=true]"}, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			got, cut := spansOf(test.spans, start, end)
+			var texts []string
+			for _, s := range got {
+				var attributes []string
+				for _, a := range s.Attributes {
+					attributes = append(attributes, string(a.Key)+"="+a.Value.String())
+				}
+				texts = append(texts, fmt.Sprintf("%s %d %d %d %v", s.Name, s.Parent, s.Start.Sub(start).Microseconds(), s.End.Sub(start).Microseconds(), attributes))
+			}
+			if !slices.Equal(texts, test.want) || cut != test.wantCut {
+				t.Errorf("got %q, %d cut, want %q, %d cut", texts, cut, test.want, test.wantCut)
+			}
+		})
+	}
+	many := slices.Repeat([]frame.Span{attributes(40, true)}, 200)
+	if got, cut := spansOf(many, start, end); len(got) != maxSpans || cut != 200 || len(got[0].Attributes) != maxSpanAttributes {
+		t.Errorf("%d spans, %d cut", len(got), cut)
 	}
 }

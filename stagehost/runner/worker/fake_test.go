@@ -54,6 +54,9 @@ const (
 	unknownPong                      // answers a ping that nobody sent
 	ownRank                          // answers with the pid and its rank
 	endless                          // sends chunks and ignores cancels
+	spans                            // returns a span of each rank
+	spansFail                        // fails with one
+	wrongSpan                        // returns one whose name is no text
 )
 
 // Modes of a worker that is started, in WORKER_MODE, separated by commas.
@@ -447,6 +450,12 @@ func (f *fake) answer(m *frame.Predict, items [][]int64, edit func(r *frame.Resu
 	f.send(r, &body)
 }
 
+// spans is one span that names the trace and the rank.
+func (f *fake) spans(m *frame.Predict) []frame.Span {
+	now := time.Now().UnixMicro()
+	return []frame.Span{{Name: m.Trace, Start: now, End: now, Attributes: frame.Parameters{"rank": int64(f.rank)}}}
+}
+
 // trouble does what a row asks for. It reports whether the batch is over with that.
 func (f *fake) trouble(ctx context.Context, m *frame.Predict, items [][]int64, item int, row int64) bool {
 	switch row {
@@ -506,6 +515,12 @@ func (f *fake) trouble(ctx context.Context, m *frame.Predict, items [][]int64, i
 				r.Metadata = append(r.Metadata, frame.Metadata{Item: i, Values: map[string]string{"id": m.Items[i].ID}})
 			}
 		})
+	case spans:
+		f.answer(m, items, func(r *frame.Result, _ *frame.Body) { r.Spans = f.spans(m) })
+	case spansFail:
+		f.send(&frame.Error{Batch: &m.Batch, Kind: frame.Exception, Spans: f.spans(m)}, nil)
+	case wrongSpan:
+		f.raw(rawFrame(fmt.Sprintf(`{"type":"result","batch":%d,"spans":[{"name":1,"start":1,"end":1}]}`, m.Batch)))
 	case drip:
 		for ctx.Err() == nil {
 			f.chunk(m.Batch, 1)

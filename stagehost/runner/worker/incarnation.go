@@ -60,6 +60,8 @@ type running struct {
 	// began tells the host.
 	hasBegun chan struct{}
 	began    func()
+	// sentAt is when the worker got the batch, before it began a batch that waited.
+	sentAt time.Time
 	// activeAt is when the batch began, or when its last chunk came that somebody wanted.
 	activeAt time.Time
 	// longest is its longest silence so far, and unwantedSince when its ctx was found ended.
@@ -84,6 +86,13 @@ type result struct {
 }
 
 func (r result) isSet() bool { return r.message != nil || r.failed != nil }
+
+func (r result) spans() []frame.Span {
+	if r.failed != nil {
+		return r.failed.Spans
+	}
+	return r.message.Spans
+}
 
 // cancel marks items as cancelled, all of them where there are no indices. It reports
 // whether any was not.
@@ -183,9 +192,10 @@ func (n *incarnation) begin(ctx context.Context, id uint64, req request, sink ru
 	if n.lost != nil {
 		return nil, n.lost
 	}
+	now := time.Now()
 	b := &running{
 		id: id, items: req.batch.Items, began: req.began, ctx: ctx, sink: sink, check: n.checkSoon(),
-		done: make(chan struct{}), activeAt: time.Now(), results: make([]result, len(n.ranks)), left: len(n.ranks),
+		done: make(chan struct{}), sentAt: now, activeAt: now, results: make([]result, len(n.ranks)), left: len(n.ranks),
 	}
 	switch {
 	case len(n.running) > 0 && n.prefetches:
@@ -317,6 +327,9 @@ func (n *incarnation) sendCancel(b *running, items []int) {
 func (n *incarnation) setOutcomes(b *running, req request, sink runner.Sink, unwanted bool) error {
 	if b.err != nil {
 		return b.err
+	}
+	if spans, ok := sink.(runner.SpanSink); ok && req.batch.Trace != "" {
+		spans.AddSpans(spansOf(b.results[0].spans(), b.sentAt, time.Now()))
 	}
 	for _, r := range b.results {
 		if r.failed != nil {

@@ -82,6 +82,11 @@ const (
 	maxRanks = 1 << 10
 	// maxMessage bounds a worker's text for a caller, in bytes: it travels in headers.
 	maxMessage = 2 << 10
+	// maxSpans bounds the spans of a batch, maxSpanAttributes the attributes of each, and
+	// maxSpanText their texts, in bytes.
+	maxSpans          = 128
+	maxSpanAttributes = 32
+	maxSpanText       = 256
 	// warmUpItems bounds the items of a warm-up batch: their header has to fit.
 	warmUpItems = 1 << 12
 	// maxZeros bounds a tensor of zeros for a warm-up, in bytes.
