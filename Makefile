@@ -38,7 +38,9 @@ BROWSER      := ./services/meshtest/reference
 CLIENTS      := ./services/meshtest/clients
 # The tests of the local stack, with programs of others that take minutes to build.
 STACK        := ./deploy/local
-ALONE        := $(FLEET) $(BROWSER) $(CLIENTS) $(STACK)
+# The tests of traces, with a Jaeger that takes minutes to build.
+TRACES       := ./services/meshtest/traces
+ALONE        := $(FLEET) $(BROWSER) $(CLIENTS) $(STACK) $(TRACES)
 UNITS         = $(filter-out $(addprefix %,$(ALONE:.%=%)),$(shell go list $(PACKAGES)))
 # What runs whole meshes and programs, or needs a tool that takes long to build: quick
 # leaves them to test-race.
@@ -164,7 +166,7 @@ stack: ## Run docker-compose.yml without Docker, all but Grafana (SCALE=classify
 quick: build vet test-plain python-quick ## Build, vet and test without the race detector; under a minute when warm
 
 .PHONY: test
-test: lint vet proto-lint proto-breaking check-generated check-tidy python-lint test-race python-test test-clients test-browser test-stack bench-short test-fleet ## Run every check there is; what CI runs
+test: lint vet proto-lint proto-breaking check-generated check-tidy python-lint test-race python-test test-clients test-browser test-traces test-stack bench-short test-fleet ## Run every check there is; what CI runs
 
 .PHONY: lint
 lint: $(LINT_BIN)/.built ## Run the linters and check the formatting of the Go code
@@ -251,6 +253,10 @@ tools: $(BUF_BIN)/.built $(LINT_BIN)/.built $(BENCH_BIN)/.built $(GRPCURL_BIN)/.
 grpcurl: $(GRPCURL_BIN)/.built ## Build grpcurl and print its path
 	@echo $(GRPCURL_BIN)/grpcurl
 
+.PHONY: jaeger
+jaeger: $(JAEGER_BIN)/.built ## Build Jaeger for tests and print its path (minutes, the first time)
+	@echo $(JAEGER_BIN)/jaeger
+
 .PHONY: consul
 consul: $(CONSUL_BIN)/.built ## Build a Consul agent for tests and print its path (minutes, the first time)
 	@echo $(CONSUL_BIN)/consul
@@ -311,6 +317,11 @@ test-fleet: $(CONSUL_BIN)/.built ## Kill, pause and restart the processes of a m
 test-stack: $(STACK_TOOLS) ## Check the compose files and the alerts, and run the stack: digits, targets, scaling, dashboards
 	@echo "== test the stack"
 	@go test -vet=off -count=1 $(STACK)
+
+.PHONY: test-traces
+test-traces: $(JAEGER_BIN)/.built ## Check the traces that a real Jaeger gets
+	@echo "== test traces"
+	@go test -vet=off -count=1 -race $(TRACES)
 
 .PHONY: test-browser
 test-browser: ## Hold what a gateway says of itself against what it does, in a real browser too (needs Chromium)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/uuid"
 	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/stagemesh/stagemesh/gateway"
@@ -17,6 +18,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/process"
+	"github.com/stagemesh/stagemesh/mesh/tracing"
 	"github.com/stagemesh/stagemesh/stagehost"
 )
 
@@ -137,6 +139,7 @@ func (m *Mesh) hostsOf(s Stage, to bus.Settings, known *meshfile.Registry) ([]*s
 		settings.Host = cmp.Or(s.Host, pipeline.HostID(newID()))
 		settings.Results, settings.DeadLetters = m.settings.Results, m.settings.DeadLetters
 		settings.Bus, settings.Logger, settings.Meter, settings.Registry = to, m.settings.Logger, m.settings.Meter, known.Host()
+		settings.Tracer = m.tracer(string(s.Name), string(settings.Host))
 		if i > 0 {
 			settings.Listen = ""
 		}
@@ -156,7 +159,16 @@ func (m *Mesh) newGateway(to bus.Settings, known *meshfile.Registry) (*gateway.G
 	s.Call.Mesh, s.Call.Gateway = m.settings.Mesh, pipeline.GatewayID(newID())
 	s.Call.Results, s.Call.Idempotency = m.settings.Results, m.settings.Idempotency
 	s.Call.Logger, s.Call.Meter = m.settings.Logger, m.settings.Meter
+	s.Call.Tracer = m.tracer("gateway", string(s.Call.Gateway))
 	return gateway.New(s)
+}
+
+// tracer returns the tracer of a service of the mesh; nil where nothing is traced.
+func (m *Mesh) tracer(name, instance string) trace.Tracer {
+	if m.settings.Tracer == nil {
+		return nil
+	}
+	return m.settings.Tracer(tracing.Service{Mesh: string(m.settings.Mesh), Name: name, Instance: instance, Version: m.settings.Version})
 }
 
 // newID returns an id that fits a subject token.

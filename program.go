@@ -186,7 +186,12 @@ type Program struct {
 
 // Run runs the mesh until the context ends, and drains it.
 func (p Program) Run(ctx context.Context) error {
-	ops := program.Settings{Listen: p.Ops, Key: p.OpsKey, Insecure: p.File.Ops.Insecure, Logger: p.Logger}
+	var wrong []error
+	p.File.Tracing, wrong = p.File.Tracing.WithEnvironment(os.Getenv)
+	for _, err := range wrong {
+		p.Logger.Warn("a variable of the environment is left out", "error", err)
+	}
+	ops := program.Settings{Listen: p.Ops, Key: p.OpsKey, Insecure: p.File.Ops.Insecure, Tracing: p.File.Tracing, Logger: p.Logger}
 	if ops.Listen == "" {
 		ops.Listen, ops.Key = p.File.OpsListen(), "ops.listen"
 	}
@@ -200,6 +205,7 @@ func (p Program) Run(ctx context.Context) error {
 	}
 	return program.Run(ctx, ops, func(ctx context.Context, port *program.Port) error {
 		m.settings.Meter, m.settings.Operations = port.Meter(), config.Advertised(port.Addr().String(), p.Advertise)
+		m.settings.Tracer = port.Tracer
 		port.Watch(func() (string, error) { return m.remarks(), m.Ready() })
 		if url := p.File.NATS.URL; url != "" {
 			p.Logger.Info("waiting for the broker", "url", meshfile.Redacted(url))

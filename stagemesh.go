@@ -39,6 +39,7 @@ import (
 
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/metric/noop"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/gateway/call"
@@ -47,6 +48,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/store"
+	"github.com/stagemesh/stagemesh/mesh/tracing"
 	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
@@ -93,6 +95,9 @@ type Settings struct {
 	Logger *slog.Logger
 	// Meter may be nil: nothing is counted.
 	Meter metric.Meter
+	// Tracer returns the tracer of the gateway or of a host; nil means that nothing is traced.
+	// Gateway.Call.Sampling says which requests are.
+	Tracer func(tracing.Service) trace.Tracer
 	// Version of the program, for descriptions.
 	Version string
 	// Operations is the address of the program's operations port, for the registry.

@@ -24,6 +24,7 @@ func (l *loop) deadLetter(it *item, f *fault.Fault) {
 	}
 	l.host.metrics.countFailure(f)
 	f = l.host.locate(it, f)
+	it.trace.fail(f)
 	message, err := l.host.newDeadLetter(it.delivery, f, it.env.Priority, it.runs)
 	if err != nil {
 		l.host.internalError("dead letter cannot be sent", err)
@@ -106,7 +107,7 @@ func (h *Host) replyExhausted(ctx context.Context, env *envelope.Envelope, deliv
 	f := exhaustedFault(deliveries, h.settings.Stage).At(string(hop.Stage), string(hop.Step), string(h.settings.Host))
 	reply := env.NewReply()
 	reply.Fault = f
-	h.settings.Logger.Warn("the broker gave up on an item", "request", env.RequestID, "deliveries", deliveries)
+	h.settings.Logger.Warn("the broker gave up on an item", "request_id", env.RequestID, "deliveries", deliveries)
 	if env.StoresResult() {
 		if m, err := h.bus.Result(env.Result(reply, time.Now())); err == nil {
 			_, err = h.bus.PublishAndWait(ctx, m)

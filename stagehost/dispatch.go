@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
+
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -133,6 +135,8 @@ type run struct {
 	hasEnded   bool
 	// quarantined is true where its item may have crashed a process.
 	quarantined bool
+	// span is nil where no item is traced.
+	span trace.Span
 
 	mu        sync.Mutex
 	outcomeBy []outcomeSource
@@ -171,6 +175,7 @@ func newRun(h *Host, slot runner.Slot, items []*item, reason batch.Reason, now t
 	r.batch.Suspect = r.batch.Suspect || r.quarantined
 	r.batch.Model = items[0].env.Hop().Model
 	r.ctx, r.cancel = context.WithDeadline(h.runCtx, r.latest())
+	r.startSpan()
 	return r
 }
 
@@ -261,6 +266,7 @@ func (h *Host) runOne(r *run) {
 	}
 	err := r.do()
 	r.close()
+	r.endSpan(err)
 	// Before any host runs the item again.
 	switch {
 	case r.diedAlone(err):
@@ -348,6 +354,7 @@ func (r *run) SetOutcome(i int, o runner.Outcome) error {
 	}
 	it := r.items[i]
 	it.timing.BatchWait, it.timing.Run = r.started.Sub(it.arrived), time.Since(r.started)
+	it.trace.ran(r)
 	r.host.post(&itemDone{item: it, outcome: r.outcomeOf(it, o)})
 	return nil
 }
@@ -397,7 +404,10 @@ type batchEnded struct {
 func (e *batchEnded) apply(l *loop) {
 	l.endBatch(e)
 	left := e.run.itemsWithoutOutcome()
-	l.host.metrics.recordRun(e.took)
+	for _, it := range left {
+		it.trace.ran(e.run)
+	}
+	l.host.metrics.recordRun(e.run.context(), e.took)
 	l.host.logRun(e, len(left))
 	if len(left) > 0 {
 		l.retryBatch(e, left)

@@ -31,6 +31,8 @@ type item struct {
 	// arrived is when the host received it; queueWait how long it waited before.
 	arrived   time.Time
 	queueWait time.Duration
+	// trace is nil where the item is not traced.
+	trace *itemTrace
 	// delivery settles an item that was pulled; direct answers a direct call, else it
 	// is nil.
 	delivery bus.Delivery
@@ -159,6 +161,7 @@ func (h *Host) newItem(d bus.Delivery, env *envelope.Envelope) *item {
 		it.queueWait = h.queueWait(d)
 	}
 	it.timing = it.timingOf(h.settings.Host)
+	it.trace = h.traceItem(it)
 	return it
 }
 
@@ -202,6 +205,7 @@ func (it *item) timingOf(host pipeline.HostID) envelope.StepTiming {
 		Attempt:   uint32(max(1, it.delivery.Deliveries)) + it.env.LocalAttempts,
 		QueueWait: it.queueWait,
 		Local:     it.delivery.Item != nil,
+		Arrival:   it.arrived.Sub(it.env.AdmittedAt),
 	}
 }
 
@@ -239,7 +243,7 @@ func (h *Host) refuse(d bus.Delivery, err error) {
 		h.deadLetterBytes(d, err)
 		return
 	}
-	h.settings.Logger.Warn("item refused unread", "seq", d.Seq, "request", env.RequestID, "error", err)
+	h.settings.Logger.Warn("item refused unread", "seq", d.Seq, "request_id", env.RequestID, "error", err)
 	h.post(&itemArrived{item: h.newItem(d, env), fault: fault.From(err)})
 }
 

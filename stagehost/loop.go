@@ -204,6 +204,7 @@ func (h *Host) rejectUnadmitted(it *item, f *fault.Fault) {
 	} else {
 		h.checkAck(it.delivery.Nak(0))
 	}
+	it.trace.end()
 	h.puller.Release(it.delivery)
 }
 
@@ -219,6 +220,7 @@ func (l *loop) expire(now time.Time) {
 
 func (l *loop) expireOne(it *item) {
 	l.host.metrics.expired.inc()
+	it.trace.event("expired")
 	l.fail(it, it.deadlineFault())
 }
 

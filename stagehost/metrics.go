@@ -131,7 +131,7 @@ func (m *metrics) countArrival(it *item) {
 		return
 	}
 	m.pulled.inc()
-	m.queueWait.Record(context.Background(), it.queueWait.Seconds(), m.base.record...)
+	m.queueWait.Record(it.trace.context(), it.queueWait.Seconds(), m.base.record...)
 	if it.delivery.Deliveries > 1 {
 		m.redelivered.inc()
 	}
@@ -143,12 +143,12 @@ func (m *metrics) countBatch(r *run) {
 	m.batchItems.Record(ctx, int64(len(r.items)), m.base.record...)
 	m.batchRows.Record(ctx, int64(r.batch.Rows), m.base.record...)
 	for _, it := range r.items {
-		m.batchWait.Record(ctx, it.timing.BatchWait.Seconds(), m.base.record...)
+		m.batchWait.Record(it.trace.context(), it.timing.BatchWait.Seconds(), m.base.record...)
 	}
 }
 
-func (m *metrics) recordRun(took time.Duration) {
-	m.runTime.Record(context.Background(), took.Seconds(), m.base.record...)
+func (m *metrics) recordRun(ctx context.Context, took time.Duration) {
+	m.runTime.Record(ctx, took.Seconds(), m.base.record...)
 }
 
 func (m *metrics) countOutput() { m.items.Add(context.Background(), 1, m.outputs.add...) }

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"time"
 
+	"go.opentelemetry.io/otel/attribute"
+
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
@@ -63,6 +65,7 @@ func (l *loop) requeue(items []*item) {
 		if err := l.ledger.move(it, queued, running); err != nil {
 			l.host.internalError("item requeued out of turn", err)
 		}
+		it.trace.event("retried", attribute.Int("stagemesh.batch.size", len(items)))
 	}
 	l.reruns = append(l.reruns, items)
 }
@@ -136,6 +139,7 @@ func (l *loop) quarantine(e *batchEnded, items []*item) {
 		if len(it.runs) > 0 {
 			it.crashedAt, it.rerunAt = time.Now(), time.Time{}
 		}
+		it.trace.event("quarantined")
 		it.quarantined = it.crashes > 1 || e.run.batch.Suspect || !l.host.streams()
 		l.requeue([]*item{it})
 	}
@@ -197,7 +201,7 @@ func (h *Host) addRecord(r *run, record envelope.RunRecord) ([]envelope.RunRecor
 	defer cancel()
 	others, err := h.runRecords.Add(ctx, r.items[0].env, record)
 	if err != nil {
-		h.settings.Logger.Warn("the run of a suspect is not recorded", "request", r.items[0].env.RequestID, "error", err)
+		h.settings.Logger.Warn("the run of a suspect is not recorded", append(r.items[0].logIDs(), "error", err)...)
 	}
 	return others, err
 }
@@ -208,7 +212,7 @@ func (h *Host) endRecord(r *run) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.ctx), endRecordTimeout)
 	defer cancel()
 	if err := h.runRecords.End(ctx, r.items[0].env); err != nil {
-		h.settings.Logger.Warn("the end of a suspect's run is not recorded", "request", r.items[0].env.RequestID, "error", err)
+		h.settings.Logger.Warn("the end of a suspect's run is not recorded", append(r.items[0].logIDs(), "error", err)...)
 	}
 }
 

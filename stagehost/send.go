@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"time"
 
+	"go.opentelemetry.io/otel/attribute"
+
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -92,6 +94,7 @@ func (h *Host) prepareOutput(it *item, out *runner.Outcome) *fault.Fault {
 	}
 	if !it.env.Last() {
 		env := it.env.Next(it.env.Parts, out.Parts, it.timing)
+		it.trace.publish(h, env)
 		if it.isHandedOver = h.bus.HandOver(env); it.isHandedOver {
 			return nil
 		}
@@ -119,6 +122,7 @@ func (h *Host) prepareOutput(it *item, out *runner.Outcome) *fault.Fault {
 // outbox. The result of a durable request, or of one with an idempotency key, is stored
 // first, so that it is not lost with the reply.
 func (h *Host) prepareReply(it *item, reply *envelope.Reply) (err error) {
+	it.trace.reply()
 	if it.env.Local != nil {
 		it.receipt, err = h.bus.HandOverReply(it.env, reply)
 		it.isHandedOver = err == nil
@@ -173,6 +177,7 @@ func (l *loop) fail(it *item, f *fault.Fault) {
 	}
 	l.host.metrics.countFailure(f)
 	f = l.host.locate(it, f)
+	it.trace.fail(f)
 	if it.direct != nil {
 		it.direct.finish(it, runner.Failed(f))
 		l.settle(it)
@@ -262,6 +267,7 @@ func (e *messageSent) apply(l *loop) {
 		it.retryAt = time.Now().Add(backoff(it.tries, retryMin, retryMax))
 		l.retries[it.id] = it
 		l.host.metrics.sendRetries.inc()
+		it.trace.event("resent")
 	default:
 		l.giveUpSending(it, e.err)
 	}
@@ -271,10 +277,14 @@ func (e *messageSent) apply(l *loop) {
 // result was stored before, the reply refers to that.
 func (l *loop) sendNext(it *item, r bus.Receipt) {
 	was := it.outbox[0].to
+	if was == toDead {
+		it.trace.event("dead letter", attribute.Int64("stagemesh.dead_letter", int64(r.Seq)))
+	}
 	l.replaceOutbox(it, it.outbox[1:])
 	it.replyStored = was == toResults
 	if was == toResults && r.Duplicate {
 		l.host.metrics.duplicateReplies.inc()
+		it.trace.event("duplicate result")
 		reply := it.finalReply()
 		reply.Stored = true
 		stored, err := l.host.bus.Reply(it.env.Gateway, reply)
@@ -440,6 +450,7 @@ func (it *item) mayReturn(err error) bool {
 // giveBack has the item redelivered later. That makes it no suspect.
 func (l *loop) giveBack(it *item) {
 	delay := backoff(it.delivery.Deliveries-1, returnMin, returnMax)
+	it.trace.event("returned")
 	l.settleWith(it, func(d bus.Delivery) error { return d.Nak(delay) }, sending)
 }
 
@@ -476,7 +487,7 @@ func (l *loop) giveUpStoring(it *item, err error) {
 	case !errors.Is(err, bus.ErrTooLarge):
 		l.nak(it)
 	case it.outbox[0].to == toDead:
-		l.host.settings.Logger.Error("dead letter is too large", "request", it.env.RequestID, "error", err)
+		l.host.settings.Logger.Error("dead letter is too large", append(it.logIDs(), "error", err)...)
 		l.replaceOutbox(it, it.outbox[1:])
 		l.send(it)
 	default:
@@ -487,6 +498,7 @@ func (l *loop) giveUpStoring(it *item, err error) {
 // sendFaultInstead replies with a fault in place of an output that cannot go on.
 func (l *loop) sendFaultInstead(it *item, f *fault.Fault) {
 	l.host.metrics.countFault(f.Reason.Label())
+	it.trace.fail(f)
 	l.sendFault(it, l.host.locate(it, f))
 }
 
@@ -499,6 +511,7 @@ func (l *loop) settleWith(it *item, settle func(bus.Delivery) error, from ...ite
 		l.host.internalError("item settled out of turn", err)
 		return
 	}
+	it.trace.end()
 	delete(l.retries, it.id)
 	l.clearFailing(it)
 	if it.direct != nil {

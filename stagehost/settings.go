@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/config"
@@ -104,6 +105,8 @@ type Settings struct {
 
 	Logger *slog.Logger
 	Meter  metric.Meter
+	// Tracer makes the spans of items that are traced; nil means that nothing is.
+	Tracer trace.Tracer
 }
 
 // QueueSettings bound each of the stage's queues. 0 means the default.

@@ -164,6 +164,14 @@ func TestStackServesScalesAndShowsMetrics(t *testing.T) {
 		}
 	}
 	s.awaitTargets(t, 4)
+	testbed.Eventually(t, "Jaeger has the whole tree of a request", func() bool {
+		status, body := testbed.Get(t, s.url("jaeger", 16686)+"/api/traces?service=digits-gateway&limit=1")
+		complete := status == http.StatusOK && strings.Count(body, `"operationName":`) == 17
+		for _, service := range []string{"gateway", "decode", "classify", "label"} {
+			complete = complete && strings.Contains(body, `"serviceName":"digits-`+service+`"`)
+		}
+		return complete
+	})
 
 	loaded, end := context.WithCancel(t.Context())
 	defer end()

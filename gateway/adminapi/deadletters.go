@@ -166,7 +166,7 @@ func item(e *envelope.Envelope) *adminv1.DeadLetterItem {
 		AdmittedAt:     timestamppb.New(e.AdmittedAt),
 		Deadline:       timestamppb.New(e.Deadline),
 		IdempotencyKey: e.IdempotencyKey,
-		TraceContext:   e.Trace,
+		TraceContext:   e.Trace.Headers(),
 		Metadata:       e.Metadata,
 		Parts:          parts(e.Parts),
 		Kept:           parts(e.Kept),

@@ -93,7 +93,7 @@ func item(t *testing.T) *envelope.Envelope {
 		},
 		Position:   1,
 		Durability: pipeline.File, AdmittedAt: time.Now().Add(-time.Hour), Deadline: time.Now().Add(-time.Hour + time.Minute),
-		Metadata: map[string]string{"user": "u"}, Trace: map[string]string{"traceparent": "00-1-2-01"},
+		Metadata: map[string]string{"user": "u"}, Trace: envelope.Trace{Parent: "00-1-2-01"},
 		Parts:   parts,
 		Kept:    []payload.Part{payload.OfBlob("note", "", []byte("1"))},
 		Timings: []envelope.StepTiming{{Step: "one", Stage: "decode", Host: "h", Run: time.Second}},

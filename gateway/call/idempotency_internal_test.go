@@ -127,7 +127,7 @@ func fullRequest() *Request {
 		},
 		Metadata: map[string]string{"user": "u", "group": "g"},
 		Outputs:  []string{"out"},
-		Trace:    map[string]string{"traceparent": "x"},
+		Trace:    Trace{Parent: "x"},
 	}
 }
 
@@ -144,7 +144,7 @@ func TestDigestCoversWhatRunnersSee(t *testing.T) {
 		"timeout":    func(r *Request) { r.Timeout = 0 },
 		"priority":   func(r *Request) { r.Priority = 0 },
 		"durability": func(r *Request) { r.Durability = pipeline.Memory },
-		"trace":      func(r *Request) { r.Trace = nil },
+		"trace":      func(r *Request) { r.Trace = Trace{} },
 	} {
 		r := fullRequest()
 		edit(r)

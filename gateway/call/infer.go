@@ -27,8 +27,10 @@ func (s *Service) Infer(ctx context.Context, r *Request) (*Response, error) {
 // nil. An error of emit ends the call as CANCELLED: its caller has disconnected.
 func (s *Service) Stream(ctx context.Context, r *Request, emit func(Chunk) error) (*Response, error) {
 	begin, label := time.Now(), s.settings.Pipelines.Label(r.Pipeline)
-	response, f := s.infer(ctx, r, emit, begin)
-	s.metrics.request(label, f, time.Since(begin))
+	traced, carried := s.tracer.begin(r, begin)
+	response, f := s.infer(ctx, r, emit, begin, traced, carried)
+	traced.end(&r.Origin, f)
+	s.metrics.request(traced.context(), label, f, time.Since(begin))
 	if f != nil {
 		return nil, f
 	}
@@ -39,7 +41,7 @@ func (s *Service) Stream(ctx context.Context, r *Request, emit func(Chunk) error
 // await, finish. Over HTTP/2 each request has a new goroutine, and here its stack is
 // near 8 KiB. Growing beyond takes 7 % of the gateway's time, so no function on this
 // path has large values.
-func (s *Service) infer(ctx context.Context, r *Request, emit func(Chunk) error, begin time.Time) (*Response, *fault.Fault) {
+func (s *Service) infer(ctx context.Context, r *Request, emit func(Chunk) error, begin time.Time, traced *spans, carried envelope.Trace) (*Response, *fault.Fault) {
 	if f := s.admit(r); f != nil {
 		return nil, f
 	}
@@ -47,16 +49,18 @@ func (s *Service) infer(ctx context.Context, r *Request, emit func(Chunk) error,
 	id := pipeline.RequestID(uuid.Must(uuid.NewV7()).String())
 	p, f := s.settings.Pipelines.Resolve(r.Pipeline)
 	if f != nil {
-		return nil, s.logFailure(id, r, f)
+		return nil, s.logFailure(id, r, f, traced)
 	}
 	if f := s.limiter.AcquirePipeline(p.Name, p.MaxInFlight); f != nil {
-		return nil, s.logFailure(id, r, f)
+		return nil, s.logFailure(id, r, f, traced)
 	}
 	defer s.limiter.ReleasePipeline(p.Name, p.MaxInFlight)
 	env, f := s.check(id, r, &p, begin)
 	if f != nil {
-		return nil, s.logFailure(id, r, f)
+		return nil, s.logFailure(id, r, f, traced)
 	}
+	env.Trace = carried
+	traced.describe(env)
 	ctx, cancel := context.WithDeadline(ctx, env.Deadline)
 	defer cancel()
 	env.Deadline, _ = ctx.Deadline() // the caller's may be earlier
@@ -66,11 +70,17 @@ func (s *Service) infer(ctx context.Context, r *Request, emit func(Chunk) error,
 	if r.WaitForCapacity != nil {
 		waitForCapacity = *r.WaitForCapacity
 	}
-	response, id, err := s.respond(ctx, newCall(s, r, env, emit, waitForCapacity))
+	x := newCall(s, r, env, emit, waitForCapacity)
+	x.spans = traced
+	response, id, err := s.respond(ctx, x)
+	took := time.Since(begin)
 	if err != nil {
-		return nil, s.logFailure(id, r, deadlineFault(fault.From(err), env))
+		f := s.logFailure(id, r, deadlineFault(fault.From(err), env), traced)
+		s.tracer.keep(x, f, took)
+		return nil, f
 	}
-	response.Timeline.Total = time.Since(begin)
+	s.tracer.keep(x, nil, took)
+	response.Timeline.Total = took
 	return response, nil
 }
 
@@ -111,8 +121,11 @@ func (x *call) run(ctx context.Context) (*Response, error) {
 
 // send hands the item to a host in this process, or publishes it.
 func (x *call) send() error {
+	x.spans.send(x.env, x.service.bus.Subjects)
 	isHandedOver := x.service.bus.HandOver(x.env)
-	if !isHandedOver {
+	if isHandedOver {
+		x.spans.sent()
+	} else {
 		if err := x.encode(); err != nil {
 			return err
 		}
@@ -140,6 +153,10 @@ type call struct {
 	slowestQueue    *admission.Queue
 
 	pending *pending
+	// steps is the timeline that the last reply had.
+	steps []StepTiming
+	// spans are nil where the request is not traced.
+	spans *spans
 	// sending is the publish, progress the state of the answer, and search the look-ups
 	// of the stored result.
 	sending  sending
@@ -304,13 +321,13 @@ func deadlineFault(f *fault.Fault, env *envelope.Envelope) *fault.Fault {
 
 // logFailure logs the fault and returns it with the request's ID: at debug level, or
 // louder where the mesh is at fault.
-func (s *Service) logFailure(id pipeline.RequestID, r *Request, f *fault.Fault) *fault.Fault {
+func (s *Service) logFailure(id pipeline.RequestID, r *Request, f *fault.Fault, traced *spans) *fault.Fault {
 	level := slog.LevelDebug
 	if f.Reason == fault.Internal {
 		level = slog.LevelError
 	}
-	s.settings.Logger.Log(context.Background(), level, "request failed", "request_id", id, "pipeline", fmt.Sprintf("%.*s", shown, r.Pipeline),
-		"reason", f.Reason, "error", f, "cause", f.Unwrap(), "traceparent", r.Trace["traceparent"])
+	s.settings.Logger.With(traced.ids()...).Log(context.Background(), level, "request failed", "request_id", id, "pipeline", fmt.Sprintf("%.*s", shown, r.Pipeline),
+		"reason", f.Reason, "error", f, "cause", f.Unwrap())
 	return f.WithMetadata(requestIDKey, string(id))
 }
 
@@ -381,9 +398,12 @@ const retryPause = 50 * time.Millisecond
 func (x *call) publish() {
 	s := &x.sending
 	s.tries++
-	p, failed := &publication{done: make(chan struct{})}, s.failed
+	p, failed, spans := &publication{done: make(chan struct{})}, s.failed, x.spans
 	s.latest = p
 	x.service.bus.Publish(s.message, func(r bus.Receipt, err error) {
+		if err == nil {
+			spans.sent()
+		}
 		p.outcome = publishOutcome{r, err}
 		close(p.done)
 		if err != nil || r.Duplicate {

@@ -63,15 +63,15 @@ func newMetrics(s *Service) (*metrics, error) {
 	return m, errors.Join(errs...)
 }
 
-// request counts a request that has ended.
-func (m *metrics) request(label string, f *fault.Fault, took time.Duration) {
+// request counts a request that has ended. A span in the context is its exemplar.
+func (m *metrics) request(ctx context.Context, label string, f *fault.Fault, took time.Duration) {
 	reason := "OK"
 	if f != nil {
 		reason = f.Reason.Label()
 	}
 	of := m.labels.of(requestLabel{label, reason})
-	m.requests.Add(context.Background(), 1, of.requests...)
-	m.duration.Record(context.Background(), took.Seconds(), of.duration...)
+	m.requests.Add(ctx, 1, of.requests...)
+	m.duration.Record(ctx, took.Seconds(), of.duration...)
 }
 
 // chunk counts a chunk; the first came so long after the admission.

@@ -62,9 +62,9 @@ func TestRequestsAreCountedByPipelineAndReason(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 {
-		m.request("one", nil, time.Second)
-		m.request("one", fault.New(fault.QueueFull, ""), time.Second)
-		m.request("two", nil, time.Second)
+		m.request(t.Context(), "one", nil, time.Second)
+		m.request(t.Context(), "one", fault.New(fault.QueueFull, ""), time.Second)
+		m.request(t.Context(), "two", nil, time.Second)
 	}
 	want := map[string]int{
 		"stagemesh.gateway.requests pipeline=one,reason=OK":         2,

@@ -101,6 +101,7 @@ func (x *call) readReply(m *message) (*Response, error) {
 func (x *call) handleReply(r *envelope.Reply) (*Response, error) {
 	p := &x.progress
 	p.isFinal = r.Terminal()
+	x.steps = r.Timings
 	switch {
 	case r.Fault != nil:
 		return nil, r.Fault

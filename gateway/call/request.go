@@ -41,8 +41,9 @@ type Request struct {
 	Metadata        map[string]string
 	// Outputs are the names to return; empty means all.
 	Outputs []string
-	// Trace is the W3C trace context: traceparent, tracestate.
-	Trace map[string]string
+	// Trace is the caller's W3C trace context, and Origin how the request came.
+	Trace  envelope.Trace
+	Origin Origin
 }
 
 // tenantKey is the key of a context's tenant.
@@ -138,7 +139,6 @@ func (s *Service) check(id pipeline.RequestID, r *Request, p *pipeline.Pipeline,
 		Durability:     durability,
 		Priority:       r.Priority,
 		IdempotencyKey: r.IdempotencyKey,
-		Trace:          r.Trace,
 		Metadata:       r.Metadata,
 		Parts:          r.Inputs,
 	}, nil

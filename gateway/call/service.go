@@ -33,6 +33,7 @@ import (
 	"time"
 
 	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sync/semaphore"
 
@@ -48,6 +49,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/store"
+	"github.com/stagemesh/stagemesh/mesh/tracing"
 )
 
 // Limits bound requests: keys of a mesh file's section gateway. 0 means the default.
@@ -102,6 +104,10 @@ type Settings struct {
 	Idempotency store.Settings
 	Logger      *slog.Logger
 	Meter       metric.Meter
+	// Tracer makes the spans of the requests that Sampling chooses; nil means that nothing is
+	// traced.
+	Tracer   trace.Tracer
+	Sampling tracing.Sampling
 }
 
 // ValidateWindow checks that an idempotency key means its request for longer than any
@@ -143,6 +149,7 @@ const (
 type Service struct {
 	settings Settings
 	metrics  *metrics
+	tracer   *tracer
 	bus      *bus.Bus
 	// These reject requests.
 	limiter      *admission.Limiter
@@ -185,7 +192,9 @@ func New(s Settings) (*Service, error) {
 		table: newTable(tableLimits{calls: s.MaxInFlight, replies: streamReplies, bytes: streamBytes, shared: streamsBytes}),
 	}
 	var err error
-	out.metrics, err = newMetrics(out)
+	if out.metrics, err = newMetrics(out); err == nil {
+		out.tracer, err = newTracer(s)
+	}
 	return out, err
 }
 

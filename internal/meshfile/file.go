@@ -32,6 +32,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/credentials"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/store"
+	"github.com/stagemesh/stagemesh/mesh/tracing"
 )
 
 // File is a mesh as it is written down. Zero values mean the defaults.
@@ -42,6 +43,8 @@ type File struct {
 	Gateway  gateway.Config `yaml:"gateway"`
 	Ops      Ops            `yaml:"ops"`
 	Registry RegistryConfig `yaml:"registry"`
+	// Tracing says which requests are traced, and where their spans go.
+	Tracing tracing.Config `yaml:"tracing"`
 	// LocalHops lets items pass in memory between the gateway and the hosts of one process;
 	// nil means that they may.
 	LocalHops *bool `yaml:"local_hops"`
@@ -244,7 +247,7 @@ func (n NATS) Exposure() config.Exposure {
 func (f *File) GatewaySettings() (out gateway.Settings, err error) {
 	out.Config, out.Bus = f.Gateway, bus.Settings{URL: f.NATS.URL, Auth: f.NATS.Broker}
 	out.Listen, out.Admin.Listen = cmp.Or(out.Listen, DefaultListen), cmp.Or(out.Admin.Listen, DefaultAdmin)
-	out.Call = call.Settings{Mesh: pipeline.MeshName(f.Mesh), Results: f.Results, Idempotency: f.Idempotency}
+	out.Call = call.Settings{Mesh: pipeline.MeshName(f.Mesh), Results: f.Results, Idempotency: f.Idempotency, Sampling: f.Tracing.Sampling}
 	if err := errors.Join(f.At(out.Config.Validate(), "gateway"), f.At(out.Admin.Validate(), "gateway", "admin")); err != nil {
 		return out, err
 	}

@@ -130,6 +130,7 @@ func (f *File) validateShared() error {
 		f.validateName(),
 		f.At(f.NATS.validate(), "nats"),
 		f.At(f.Registry.validate(), "registry"),
+		f.At(f.Tracing.Validate(), "tracing"),
 		f.At(f.Results.Validate(), "results"),
 		f.At(f.DeadLetters.Validate(), "dead_letters"),
 		f.At(f.Idempotency.Validate(), "idempotency"),

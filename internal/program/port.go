@@ -18,8 +18,10 @@ import (
 	otelprometheus "go.opentelemetry.io/otel/exporters/prometheus"
 	"go.opentelemetry.io/otel/metric"
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/stagemesh/stagemesh/mesh/config"
+	"github.com/stagemesh/stagemesh/mesh/tracing"
 )
 
 // Metrics are the metrics of one process, in Prometheus' format. All other packages take
@@ -45,7 +47,8 @@ func (m *Metrics) Meter() metric.Meter { return m.provider.Meter("stagemesh") }
 
 // Handler serves the metrics.
 func (m *Metrics) Handler() http.Handler {
-	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{})
+	// Exemplars are in the OpenMetrics format alone.
+	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{EnableOpenMetrics: true})
 }
 
 // Shutdown stops the metrics.
@@ -59,7 +62,9 @@ type Settings struct {
 	Key string
 	// Insecure allows other machines to call the port.
 	Insecure bool
-	Logger   *slog.Logger
+	// Tracing says where the program's spans go.
+	Tracing tracing.Config
+	Logger  *slog.Logger
 }
 
 // Port is the operations port of a running program. Its methods are safe for concurrent
@@ -67,11 +72,20 @@ type Settings struct {
 type Port struct {
 	addr  net.Addr
 	meter metric.Meter
+	spans *spans
 	check atomic.Pointer[readiness]
 }
 
 // Meter returns the meter whose metrics the port shows.
 func (p *Port) Meter() metric.Meter { return p.meter }
+
+// Tracer returns the tracer of a service in the program; nil where nothing is traced.
+func (p *Port) Tracer(of tracing.Service) trace.Tracer {
+	if p.spans == nil {
+		return nil
+	}
+	return p.spans.tracer(of)
+}
 
 // Addr returns where the port listens.
 func (p *Port) Addr() net.Addr { return p.addr }
@@ -115,12 +129,21 @@ func Run(ctx context.Context, s Settings, work func(context.Context, *Port) erro
 			s.Logger.Warn("shutdown of the metrics", "error", err)
 		}
 	}()
+	spans, err := newSpans(ctx, s.Tracing, metrics.Meter(), s.Logger)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err := spans.Shutdown(context.WithoutCancel(ctx)); err != nil {
+			s.Logger.Warn("the last spans are not exported", "error", err)
+		}
+	}()
 	var lc net.ListenConfig
 	listener, err := lc.Listen(ctx, "tcp", s.Listen)
 	if err != nil {
 		return fmt.Errorf("%s: %w", s.Key, err)
 	}
-	port := &Port{addr: listener.Addr(), meter: metrics.Meter()}
+	port := &Port{addr: listener.Addr(), meter: metrics.Meter(), spans: spans}
 	// The port outlives ctx, because work drains after the end of ctx.
 	serving, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()

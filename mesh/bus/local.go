@@ -78,9 +78,9 @@ func (b *Bus) HandOver(e *envelope.Envelope) bool {
 	if local == nil || e.Local == nil || e.Durability != pipeline.Memory || e.StoresResult() {
 		return false
 	}
-	size, ok := textSize(e.Trace, e.Metadata)
-	size += payload.WireSize(e.Parts) + payload.WireSize(e.Kept)
-	if !ok || size > b.MaxPayload()/localShare {
+	size, ok := textSize(e.Metadata)
+	size += len(e.Trace.Parent) + len(e.Trace.State) + payload.WireSize(e.Parts) + payload.WireSize(e.Kept)
+	if !ok || !utf8.ValidString(e.Trace.Parent) || !utf8.ValidString(e.Trace.State) || size > b.MaxPayload()/localShare {
 		return false
 	}
 	p, alone := local.choose(e.Hop().Stage)
@@ -106,14 +106,12 @@ func (b *Bus) HandOverReply(e *envelope.Envelope, r *envelope.Reply) (Receipt, e
 }
 
 // textSize returns the bytes of the texts, and whether all are UTF-8, as a message needs.
-func textSize(maps ...map[string]string) (size int, ok bool) {
-	for _, texts := range maps {
-		for key, value := range texts {
-			if !utf8.ValidString(key) || !utf8.ValidString(value) {
-				return 0, false
-			}
-			size += len(key) + len(value)
+func textSize(texts map[string]string) (size int, ok bool) {
+	for key, value := range texts {
+		if !utf8.ValidString(key) || !utf8.ValidString(value) {
+			return 0, false
 		}
+		size += len(key) + len(value)
 	}
 	return size, true
 }

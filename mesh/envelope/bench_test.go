@@ -27,7 +27,7 @@ func typical(size int) *envelope.Envelope {
 		Route:    []pipeline.Hop{hop("decode", "imagedecode"), hop("classify", "onnx"), hop("label", "topk")},
 		Position: 1,
 		Deadline: time.Unix(1700000030, 0), AdmittedAt: time.Unix(1700000000, 0), Durability: pipeline.Memory,
-		Trace: map[string]string{"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"},
+		Trace: envelope.Trace{Parent: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"},
 		Parts: []payload.Part{payload.OfTensor("pixels", tensor.Tensor{
 			Datatype: tensor.FP32, Shape: []int64{1, int64(size / 4)}, Raw: make([]byte, size),
 		})},

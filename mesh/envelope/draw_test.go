@@ -97,7 +97,7 @@ func drawTiming(t *rapid.T) envelope.StepTiming {
 	return envelope.StepTiming{
 		Step: pipeline.StepName(drawLabel(t, "step")), Stage: pipeline.StageName(drawLabel(t, "stage")), Host: pipeline.HostID(drawLabel(t, "host")),
 		Attempt:   rapid.Uint32().Draw(t, "attempt"),
-		QueueWait: duration("queue"), BatchWait: duration("batch"), Run: duration("run"),
+		QueueWait: duration("queue"), BatchWait: duration("batch"), Run: duration("run"), Arrival: duration("arrival"),
 		BatchSize: rapid.Uint32().Draw(t, "size"), BatchRows: rapid.Uint32().Draw(t, "rows"),
 		Dispatch: drawText(t, "dispatch"), Local: rapid.Bool().Draw(t, "local"),
 	}
@@ -138,7 +138,7 @@ func drawEnvelope(t *rapid.T) *envelope.Envelope {
 		Priority:       rapid.Int32().Draw(t, "priority"),
 		IdempotencyKey: drawText(t, "key"),
 		TakesChunks:    rapid.Bool().Draw(t, "takes chunks"),
-		Trace:          drawMap(t, "trace"),
+		Trace:          envelope.Trace{Parent: drawText(t, "parent"), State: drawText(t, "state")},
 		Metadata:       drawMap(t, "metadata"),
 		Parts:          drawParts(t, "parts"),
 		Kept:           drawParts(t, "kept"),

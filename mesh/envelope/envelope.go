@@ -59,8 +59,7 @@ type Envelope struct {
 	// TakesChunks is true where the caller takes chunks before the final reply.
 	TakesChunks bool
 
-	// Trace is the W3C trace context.
-	Trace    map[string]string
+	Trace    Trace
 	Metadata map[string]string
 
 	// Parts are the outputs of the previous step, or the request's inputs.
@@ -77,6 +76,77 @@ type Envelope struct {
 	// published; nil for others. It is not encoded. Hosts and gateway share the memory of such an
 	// item, so nobody changes it.
 	Local LocalGateway
+}
+
+// Trace is a W3C trace context: what the headers traceparent and tracestate hold.
+type Trace struct{ Parent, State string }
+
+// sampledFlag is the lowest bit of the flags, which are the last of the 55 characters that
+// every version of traceparent begins with.
+const (
+	sampledFlag = 1
+	flagsEnd    = 55
+)
+
+// Sampled reports whether the trace is recorded.
+func (t Trace) Sampled() bool {
+	if len(t.Parent) < flagsEnd {
+		return false
+	}
+	flags, err := strconv.ParseUint(t.Parent[flagsEnd-2:flagsEnd], 16, 8)
+	return err == nil && flags&sampledFlag != 0
+}
+
+// ID returns the trace ID, 32 hexadecimal digits, or "" where there is none.
+func (t Trace) ID() string {
+	const begin, end = 3, 35
+	if len(t.Parent) < flagsEnd {
+		return ""
+	}
+	return t.Parent[begin:end]
+}
+
+// Headers returns the trace context by the names of its headers; nil where there is none.
+func (t Trace) Headers() map[string]string {
+	switch {
+	case t.Parent == "":
+		return nil
+	case t.State == "":
+		return map[string]string{"traceparent": t.Parent}
+	}
+	return map[string]string{"traceparent": t.Parent, "tracestate": t.State}
+}
+
+// codeTrace codes field 17 as a map from the headers' names.
+func codeTrace(c *wire.Coder, t *Trace) {
+	if c.Writing() {
+		entries := [...]struct{ key, value string }{{"traceparent", t.Parent}, {"tracestate", t.State}}
+		for i := range entries {
+			if e := &entries[i]; e.value != "" {
+				codeEntry(c, 17, &e.key, &e.value)
+			}
+		}
+		return
+	}
+	if !c.IsMessage(17) {
+		return
+	}
+	var key, value string
+	codeEntry(c, 17, &key, &value)
+	switch key {
+	case "traceparent":
+		t.Parent = value
+	case "tracestate":
+		t.State = value
+	}
+}
+
+// codeEntry codes an entry of field n, a map of texts.
+func codeEntry(c *wire.Coder, n uint32, key, value *string) {
+	for m := c.Message(n, 0); m.More(); {
+		c.EntryText(1, key)
+		c.EntryText(2, value)
+	}
 }
 
 // LocalGateway is a gateway in the process of a host. Its methods do not block.
@@ -190,7 +260,7 @@ const (
 
 // Encode returns the envelope's bytes.
 func (e *Envelope) Encode() ([]byte, error) {
-	size := aboutIdentity + len(e.Tenant) + len(e.IdempotencyKey) + aboutEntry*(len(e.Trace)+len(e.Metadata))
+	size := aboutIdentity + len(e.Tenant) + len(e.IdempotencyKey) + len(e.Trace.Parent) + len(e.Trace.State) + aboutEntry*len(e.Metadata)
 	for i := range e.Route {
 		hop := &e.Route[i]
 		size += aboutHop + hop.Parameters.WireSize() + aboutEntry*(len(hop.Inputs)+len(hop.Keep))
@@ -261,7 +331,7 @@ func (e *envelopeCoder) code(c *wire.Coder) {
 	wire.Varint(c, 14, &e.durability)
 	wire.Varint(c, 15, &e.Priority)
 	c.Text(16, &e.IdempotencyKey)
-	c.TextMap(17, &e.Trace)
+	codeTrace(c, &e.Trace)
 	c.TextMap(18, &e.Metadata)
 	payload.Code(c, 19, "parts", &e.Parts)
 	payload.Code(c, 20, "kept", &e.Kept)
@@ -362,6 +432,9 @@ type StepTiming struct {
 	Host  pipeline.HostID
 	// Attempt counts deliveries of the item to hosts of the stage, this one included.
 	Attempt uint32
+	// Arrival is from the request's admission to the item's arrival at the host. Their clocks may
+	// differ.
+	Arrival time.Duration
 	// QueueWait is from the broker's receipt of the item to its delivery.
 	QueueWait time.Duration
 	// BatchWait is from the item's arrival at the host until its dispatch.
@@ -390,6 +463,7 @@ func (t StepTiming) ToProto() *inferencev1.StepTiming {
 		BatchRows:      t.BatchRows,
 		DispatchReason: t.Dispatch,
 		Local:          t.Local,
+		Arrival:        durationpb.New(t.Arrival),
 	}
 }
 
@@ -409,6 +483,7 @@ func codeTimings(c *wire.Coder, n uint32, timings *[]StepTiming) {
 			wire.Varint(c, 9, &t.BatchRows)
 			c.Text(10, &t.Dispatch)
 			c.Bool(11, &t.Local)
+			c.Duration(12, &t.Arrival)
 		}
 	}
 }

@@ -141,7 +141,7 @@ func TestDecodedPayloadSharesMemoryAndTextDoesNot(t *testing.T) {
 	t.Parallel()
 	in := wire()
 	in.Parts[0].Body = &inferencev1.Part_Blob{Blob: &inferencev1.Blob{Data: []byte("payload")}}
-	in.TraceContext = map[string]string{"k": "v"}
+	in.TraceContext = map[string]string{"traceparent": "v"}
 	data, err := proto.Marshal(in)
 	if err != nil {
 		t.Fatal(err)
@@ -155,7 +155,7 @@ func TestDecodedPayloadSharesMemoryAndTextDoesNot(t *testing.T) {
 		t.Errorf("got %q, with room for %d", bytes, cap(bytes))
 	}
 	clear(data)
-	if got.Mesh != "m" || got.Parts[0].Name != "x" || got.Trace["k"] != "v" || got.RequestID != requestID {
+	if got.Mesh != "m" || got.Parts[0].Name != "x" || got.Trace.Parent != "v" || got.RequestID != requestID {
 		t.Errorf("got %+v", got)
 	}
 }

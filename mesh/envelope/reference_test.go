@@ -70,7 +70,7 @@ func referenceDecode(data []byte) (*envelope.Envelope, error) {
 		TakesChunks:    in.GetTakesChunks(),
 		LocalAttempts:  in.GetLocalAttempts(),
 		LocalCrash:     in.GetLocalCrash(),
-		Trace:          someText(in.GetTraceContext()),
+		Trace:          envelope.Trace{Parent: in.GetTraceContext()["traceparent"], State: in.GetTraceContext()["tracestate"]},
 		Metadata:       someText(in.GetMetadata()),
 		Parts:          parts,
 		Kept:           kept,
@@ -150,6 +150,7 @@ func referenceTimings(in []*inferencev1.StepTiming, most int) ([]envelope.StepTi
 			BatchRows: t.GetBatchRows(),
 			Dispatch:  t.GetDispatchReason(),
 			Local:     t.GetLocal(),
+			Arrival:   t.GetArrival().AsDuration(),
 		}
 	}
 	return out, nil
@@ -233,7 +234,7 @@ func referenceEnvelope(e *envelope.Envelope) *meshv1.Envelope {
 		TakesChunks:    e.TakesChunks,
 		LocalAttempts:  e.LocalAttempts,
 		LocalCrash:     e.LocalCrash,
-		TraceContext:   e.Trace,
+		TraceContext:   traceToProto(e.Trace),
 		Metadata:       e.Metadata,
 		Parts:          payload.ToProto(e.Parts),
 		Kept:           payload.ToProto(e.Kept),
@@ -292,4 +293,15 @@ func resultToProto(r *envelope.Result) *meshv1.Result {
 		Reply: replyToProto(r.Reply), Tenant: r.Tenant, Pipeline: string(r.Pipeline),
 		AdmittedAt: timestamppb.New(r.AdmittedAt), FinishedAt: timestamppb.New(r.FinishedAt),
 	}
+}
+
+// traceToProto is Headers with the texts that are not empty.
+func traceToProto(t envelope.Trace) map[string]string {
+	out := map[string]string{}
+	for key, value := range map[string]string{"traceparent": t.Parent, "tracestate": t.State} {
+		if value != "" {
+			out[key] = value
+		}
+	}
+	return out
 }

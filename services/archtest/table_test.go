@@ -41,6 +41,7 @@ var importTable = rules{
 		{packages: list(bus), mayImport: list(proto, tensor, fault, payload, pipeline, envelope, auth)},
 		{packages: list("mesh/store"), mayImport: list(proto, tensor, fault, payload, pipeline, envelope, bus, "mesh/config")},
 		{packages: list("mesh/process", "mesh/config"), mayImport: nothing},
+		{packages: list("mesh/tracing"), mayImport: list(fault, envelope, "mesh/config")},
 
 		// What the tests of all packages share.
 		{packages: list("internal/testbed"), mayImport: list(bus, pipeline)},
@@ -65,7 +66,7 @@ var importTable = rules{
 		},
 		{
 			packages:  list("gateway/call"),
-			mayImport: list(proto, tensor, fault, payload, pipeline, envelope, bus, "mesh/config", "mesh/store", "gateway/admission", "gateway/pipelines"),
+			mayImport: list(proto, tensor, fault, payload, pipeline, envelope, bus, "mesh/config", "mesh/store", "mesh/tracing", "gateway/admission", "gateway/pipelines"),
 		},
 		{packages: list("gateway/front/*"), mayImport: list(proto, tensor, fault, payload, msgpack, pipeline, auth, "mesh/config", "gateway/admission", "gateway/call", "gateway/front/*", "gateway/openapi")},
 		// What the operators' port shows is what the stores keep: it reads letters
@@ -84,7 +85,7 @@ var importTable = rules{
 		{packages: list("gateway"), mayImport: list(proto, sdk, "mesh/...", "gateway/...", discovery)},
 
 		// What is built out of all this.
-		{packages: list("internal/program"), mayImport: list("mesh/config")},
+		{packages: list("internal/program"), mayImport: list("mesh/config", "mesh/tracing")},
 		{packages: list("internal/meshfile"), mayImport: list(proto, sdk, "mesh/...", "gateway/...", "stagehost/...", discovery), inTests: list("services/runners", "services/onnx")},
 		// The library links no shipped stage.
 		{

@@ -227,7 +227,7 @@ func wrongInput(field, format string, args ...any) error {
 func (h *rest) generate(w http.ResponseWriter, r *http.Request, name string) error {
 	memory := transport.NewReservation(r.Context(), h.maxPayload)
 	defer memory.Release()
-	g, err := h.readGeneration(w, r, name, memory)
+	g, err := h.readGeneration(w, r, name, "/v2/models/{model}/generate", memory)
 	if err != nil {
 		return err
 	}
@@ -248,7 +248,7 @@ func (h *rest) generate(w http.ResponseWriter, r *http.Request, name string) err
 func (h *rest) generateStream(w http.ResponseWriter, r *http.Request, name string) error {
 	memory := transport.NewReservation(r.Context(), h.maxPayload)
 	defer memory.Release()
-	g, err := h.readGeneration(w, r, name, memory)
+	g, err := h.readGeneration(w, r, name, "/v2/models/{model}/generate_stream", memory)
 	if err != nil {
 		return err
 	}
@@ -283,7 +283,7 @@ func (h *rest) sendEvents(ctx context.Context, g *generation, out *transport.Eve
 	return send(response.RequestID, response.Outputs)
 }
 
-func (h *rest) readGeneration(w http.ResponseWriter, r *http.Request, name string, memory *transport.Reservation) (*generation, error) {
+func (h *rest) readGeneration(w http.ResponseWriter, r *http.Request, name, route string, memory *transport.Reservation) (*generation, error) {
 	model, err := h.models.Model(name)
 	if err != nil {
 		return nil, err
@@ -297,6 +297,7 @@ func (h *rest) readGeneration(w http.ResponseWriter, r *http.Request, name strin
 		return nil, err
 	}
 	out.request.Trace = transport.TraceContext(r.Header)
+	out.request.Origin = transport.HTTPOrigin(r, route)
 	return out, nil
 }
 

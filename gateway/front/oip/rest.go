@@ -231,6 +231,7 @@ func (h *rest) readRequest(w http.ResponseWriter, r *http.Request, name string, 
 		return nil, as, err
 	}
 	out = &call.Request{Pipeline: name, Parameters: in.Parameters, Outputs: in.OutputNames(), Trace: transport.TraceContext(r.Header)}
+	out.Origin = transport.HTTPOrigin(r, "/v2/models/{model}/infer")
 	if out.Timeout, err = takeTimeout(r.Context(), out.Parameters); err != nil {
 		return nil, as, err
 	}

@@ -162,7 +162,7 @@ func (s *service) request(ctx context.Context, c *transport.Call, in *oipv2.Mode
 	if err != nil {
 		return nil, err
 	}
-	out.Trace = c.Trace
+	out.Trace, out.Origin = c.Trace, c.Origin
 	return out, nil
 }
 

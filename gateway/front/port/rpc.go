@@ -170,6 +170,7 @@ func request(ctx context.Context, c *transport.Call, in *inferencev1.InferReques
 		Outputs:         in.GetOutputs(),
 		WaitForCapacity: in.WaitForCapacity,
 		Trace:           c.Trace,
+		Origin:          c.Origin,
 	}
 	var err error
 	if out.Inputs, err = payload.FromProto("inputs", in.GetInputs()); err != nil {
@@ -238,7 +239,7 @@ func response(r *call.Response) *inferencev1.InferResponse {
 // timeline allocates all messages of one kind together: each response has as many as its
 // route has steps, and they live equally long.
 func timeline(t call.Timeline) *inferencev1.Timeline {
-	const durationsPerStep = 3
+	const durationsPerStep = 4
 	n := len(t.Steps)
 	times := make(durations, 0, 1+durationsPerStep*n)
 	steps, out := make([]inferencev1.StepTiming, n), &inferencev1.Timeline{Total: times.next(t.Total), Steps: make([]*inferencev1.StepTiming, n)}
@@ -247,7 +248,7 @@ func timeline(t call.Timeline) *inferencev1.Timeline {
 		step.Step, step.Stage, step.Host, step.Attempt = string(s.Step), string(s.Stage), string(s.Host), s.Attempt
 		step.QueueWait, step.BatchWait, step.Run = times.next(s.QueueWait), times.next(s.BatchWait), times.next(s.Run)
 		step.BatchSize, step.BatchRows, step.DispatchReason = s.BatchSize, s.BatchRows, s.Dispatch
-		step.Local = s.Local
+		step.Local, step.Arrival = s.Local, times.next(s.Arrival)
 		out.Steps[i] = step
 	}
 	return out

@@ -56,7 +56,7 @@ func TestGRPCGoIsAnswered(t *testing.T) {
 		if len(header.Get("server-timing"))+len(trailer.Get("server-timing")) > 0 {
 			t.Errorf("header %v, trailer %v", header, trailer)
 		}
-		if got := caller.Last(); got.Trace["traceparent"] != traceParent || got.Timeout <= 0 || got.Timeout > time.Minute {
+		if got := caller.Last(); got.Trace.Parent != traceParent || got.Timeout <= 0 || got.Timeout > time.Minute {
 			t.Errorf("the caller was asked for %+v", got)
 		}
 	})

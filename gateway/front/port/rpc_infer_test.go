@@ -62,7 +62,7 @@ func whole() (*inferencev1.InferRequest, *call.Request) {
 		IdempotencyKey: "key", Timeout: 3 * time.Second,
 		Durability: pipeline.File, Priority: -5, WaitForCapacity: new(false),
 		Metadata: map[string]string{"user": "u"}, Outputs: []string{"labels"},
-		Trace: map[string]string{"traceparent": traceParent, "tracestate": "a=1,b=2"},
+		Trace: call.Trace{Parent: traceParent, State: "a=1,b=2"},
 	}
 }
 
@@ -81,7 +81,11 @@ func TestRequestAndResponseAreConvertedFully(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := caller.Last(); !reflect.DeepEqual(got, want) {
+			got := caller.Last()
+			if o := got.Origin; o.Protocol != "grpc" && o.Protocol != "connectrpc" || o.Method != "stagemesh.inference.v1.InferenceService/Infer" {
+				t.Errorf("origin %+v", o)
+			}
+			if want.Origin = got.Origin; !reflect.DeepEqual(got, want) {
 				t.Errorf("the caller was asked for\n%+v, want\n%+v", got, want)
 			}
 			wantAnswer := &inferencev1.InferResponse{
@@ -90,7 +94,7 @@ func TestRequestAndResponseAreConvertedFully(t *testing.T) {
 				Timeline: &inferencev1.Timeline{Total: durationpb.New(4 * time.Millisecond), Steps: []*inferencev1.StepTiming{{
 					Step: "classify", Stage: "resnet", Host: "host-1", Attempt: 2,
 					QueueWait: durationpb.New(120 * time.Microsecond), BatchWait: durationpb.New(time.Millisecond),
-					Run: durationpb.New(2500 * time.Microsecond), BatchSize: 8, BatchRows: 16, DispatchReason: "idle",
+					Run: durationpb.New(2500 * time.Microsecond), Arrival: durationpb.New(time.Millisecond), BatchSize: 8, BatchRows: 16, DispatchReason: "idle",
 				}}},
 			}
 			if !proto.Equal(response.Msg, wantAnswer) {

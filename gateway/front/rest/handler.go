@@ -118,7 +118,7 @@ func (h *handler) fail(w http.ResponseWriter, err error, start time.Time) {
 func (h *handler) infer(w http.ResponseWriter, r *http.Request, pipeline string) (*response, error) {
 	memory := transport.NewReservation(r.Context(), h.settings.MaxPayload)
 	defer memory.Release()
-	request, f, err := h.readRequest(w, r, pipeline, memory)
+	request, f, err := h.readRequest(w, r, pipeline, Prefix+"pipelines/{pipeline}:infer", memory)
 	if err != nil {
 		return nil, err
 	}
@@ -131,8 +131,8 @@ func (h *handler) infer(w http.ResponseWriter, r *http.Request, pipeline string)
 
 // readRequest reads a request, and the format of its response. Its inputs share the body's bytes
 // or are decoded into reserved memory.
-func (h *handler) readRequest(w http.ResponseWriter, r *http.Request, pipeline string, memory *transport.Reservation) (*call.Request, format, error) {
-	request := &call.Request{Pipeline: pipeline, Trace: transport.TraceContext(r.Header)}
+func (h *handler) readRequest(w http.ResponseWriter, r *http.Request, pipeline, route string, memory *transport.Reservation) (*call.Request, format, error) {
+	request := &call.Request{Pipeline: pipeline, Trace: transport.TraceContext(r.Header), Origin: transport.HTTPOrigin(r, route)}
 	if err := transport.CheckEncoding(r); err != nil {
 		return nil, format{}, err
 	}
@@ -220,7 +220,7 @@ func (h *handler) sendStream(out *stream, w http.ResponseWriter, r *http.Request
 	}
 	memory := transport.NewReservation(r.Context(), h.settings.MaxPayload)
 	defer memory.Release()
-	request, f, err := h.readRequest(w, r, pipeline, memory)
+	request, f, err := h.readRequest(w, r, pipeline, Prefix+"pipelines/{pipeline}:stream", memory)
 	if err != nil {
 		return err
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"mime/multipart"
+	"net/http"
 	"net/textproto"
 	"reflect"
 	"slices"
@@ -99,9 +100,14 @@ func TestHeadersAndQueryAreTheOptions(t *testing.T) {
 		}},
 		IdempotencyKey: "key", Timeout: 1500 * time.Millisecond, Durability: pipeline.File, Priority: -3,
 		WaitForCapacity: new(true),
-		Outputs:         []string{"a", "b"}, Trace: map[string]string{"traceparent": parent, "tracestate": "a=1"},
+		Outputs:         []string{"a", "b"}, Trace: call.Trace{Parent: parent, State: "a=1"},
 	}
-	if got := caller.Last(); !reflect.DeepEqual(got, want) {
+	got := caller.Last()
+	want.Origin = call.Origin{
+		Protocol: call.ProtocolHTTP, Method: http.MethodPost, Route: "/v1/pipelines/{pipeline}:infer", Path: "/v1/pipelines/stage:echo:infer",
+		Server: got.Origin.Server, Client: got.Origin.Client,
+	}
+	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got\n%+v, want\n%+v", got, want)
 	}
 }

@@ -30,7 +30,7 @@ func BidiStream[M any, P message[M], Out any](s *Service, name protoreflect.Name
 			interrupt, _ := ctx.Value(interruptKey{}).(func())
 			b := &bidiStream[M, P, Out]{
 				receive: stream.Receive, send: stream.Send, interrupt: interrupt,
-				call: func() *Call { return newCall(stream.RequestHeader(), stream.Peer()) }, method: f, stopping: s.settings.Stopping,
+				call: func() *Call { return newCall(stream.RequestHeader(), stream.Peer(), path) }, method: f, stopping: s.settings.Stopping,
 			}
 			if err := b.run(ctx, limit); err != nil {
 				return RPCError(err)
@@ -46,7 +46,7 @@ func BidiStream[M any, P message[M], Out any](s *Service, name protoreflect.Name
 		calls := &grpcBidi[M, P, Out]{stream: stream, ss: ss, interrupted: make(chan struct{})}
 		b := &bidiStream[M, P, Out]{
 			receive: calls.receive, send: calls.send, interrupt: calls.interrupt,
-			call: func() *Call { return &Call{Trace: c.Trace} }, method: f, stopping: s.settings.Stopping,
+			call: func() *Call { return &Call{Trace: c.Trace, Origin: c.Origin} }, method: f, stopping: s.settings.Stopping,
 		}
 		// The messages in flight are answered before the stream fails.
 		if err = stream.begin(calls.interrupt); err == nil {

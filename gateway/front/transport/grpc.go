@@ -12,11 +12,12 @@ import (
 	"log/slog"
 	"math"
 	"net"
-	"net/http"
 	"runtime/debug"
+	"strings"
 	"sync"
 	"time"
 
+	"connectrpc.com/connect"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
@@ -32,6 +33,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/stagemesh/stagemesh/gateway/admission"
+	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
@@ -220,12 +222,12 @@ func newGRPCCall(ss grpc.ServerStream) (*grpcStream, *Call, error) {
 	default:
 		return nil, nil, fault.Newf(fault.UnsupportedMedia, "messages of %.*q are not taken; use proto or json", maxQuoted, kind)
 	}
+	method, _ := grpc.MethodFromServerStream(ss)
 	out := &Call{
+		Trace:      traceContext(s.header["traceparent"], s.header["tracestate"]),
+		Origin:     call.Origin{Protocol: connect.ProtocolGRPC, Method: strings.TrimPrefix(method, "/"), Server: s.header.First(":authority")},
 		setHeader:  func(name, value string) { _ = ss.SetHeader(metadata.Pairs(name, value)) }, // they may have left
 		setTrailer: func(name, value string) { ss.SetTrailer(metadata.Pairs(name, value)) },
-	}
-	if parents := s.header["traceparent"]; len(parents) > 0 {
-		out.Trace = TraceContext(http.Header{HeaderTraceParent: parents, HeaderTraceState: s.header["tracestate"]})
 	}
 	return s, out, nil
 }

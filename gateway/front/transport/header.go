@@ -72,19 +72,26 @@ const (
 	maxTraceState  = 512
 )
 
-// TraceContext returns the W3C trace context in h, under the names traceparent and
-// tracestate, or nil where there is none. As W3C asks, it drops a malformed one.
-func TraceContext(h http.Header) map[string]string {
-	parents := h.Values(HeaderTraceParent)
+// TraceContext returns the W3C trace context in h, or a zero one where there is none. As W3C
+// asks, it drops a malformed one.
+func TraceContext(h http.Header) call.Trace {
+	return traceContext(h[HeaderTraceParent], h[HeaderTraceState])
+}
+
+func traceContext(parents, states []string) (out call.Trace) {
 	if len(parents) != 1 || len(parents[0]) < minTraceParent || len(parents[0]) > maxTraceParent || !isPrintable(parents[0]) {
-		return nil
+		return out
 	}
-	out := map[string]string{"traceparent": parents[0]}
-	state := strings.Join(h.Values(HeaderTraceState), ",")
-	if state != "" && len(state) <= maxTraceState && isPrintable(state) {
-		out["tracestate"] = state
+	out.Parent = parents[0]
+	if state := strings.Join(states, ","); len(state) <= maxTraceState && isPrintable(state) {
+		out.State = state
 	}
 	return out
+}
+
+// HTTPOrigin returns how a request of plain HTTP came; its route has variable parts in braces.
+func HTTPOrigin(r *http.Request, route string) call.Origin {
+	return call.Origin{Protocol: call.ProtocolHTTP, Method: r.Method, Route: route, Path: r.URL.Path, Server: r.Host, Client: r.RemoteAddr}
 }
 
 // isPrintable reports whether s is ASCII without control characters.

@@ -2,7 +2,6 @@ package transport_test
 
 import (
 	"net/http"
-	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -17,23 +16,23 @@ func TestMalformedTraceContextIsDropped(t *testing.T) {
 	t.Parallel()
 	for name, row := range map[string]struct {
 		in   http.Header
-		want map[string]string
+		want call.Trace
 	}{
-		"none":              {http.Header{}, nil},
-		"parent":            {http.Header{"Traceparent": {parent}}, map[string]string{"traceparent": parent}},
-		"both":              {http.Header{"Traceparent": {parent}, "Tracestate": {"a=1", "b=2"}}, map[string]string{"traceparent": parent, "tracestate": "a=1,b=2"}},
-		"state alone":       {http.Header{"Tracestate": {"a=1"}}, nil},
-		"two parents":       {http.Header{"Traceparent": {parent, parent}}, nil},
-		"short parent":      {http.Header{"Traceparent": {"00-0af7"}}, nil},
-		"long parent":       {http.Header{"Traceparent": {parent + strings.Repeat("-x", 50)}}, nil},
-		"parent not ASCII":  {http.Header{"Traceparent": {parent + "\xff"}}, nil},
-		"state too long":    {http.Header{"Traceparent": {parent}, "Tracestate": {strings.Repeat("a", 513)}}, map[string]string{"traceparent": parent}},
-		"state not ASCII":   {http.Header{"Traceparent": {parent}, "Tracestate": {"a=\xff"}}, map[string]string{"traceparent": parent}},
-		"of a later format": {http.Header{"Traceparent": {"cc" + parent[2:] + "-more"}}, map[string]string{"traceparent": "cc" + parent[2:] + "-more"}},
+		"none":              {http.Header{}, call.Trace{}},
+		"parent":            {http.Header{"Traceparent": {parent}}, call.Trace{Parent: parent}},
+		"both":              {http.Header{"Traceparent": {parent}, "Tracestate": {"a=1", "b=2"}}, call.Trace{Parent: parent, State: "a=1,b=2"}},
+		"state alone":       {http.Header{"Tracestate": {"a=1"}}, call.Trace{}},
+		"two parents":       {http.Header{"Traceparent": {parent, parent}}, call.Trace{}},
+		"short parent":      {http.Header{"Traceparent": {"00-0af7"}}, call.Trace{}},
+		"long parent":       {http.Header{"Traceparent": {parent + strings.Repeat("-x", 50)}}, call.Trace{}},
+		"parent not ASCII":  {http.Header{"Traceparent": {parent + "\xff"}}, call.Trace{}},
+		"state too long":    {http.Header{"Traceparent": {parent}, "Tracestate": {strings.Repeat("a", 513)}}, call.Trace{Parent: parent}},
+		"state not ASCII":   {http.Header{"Traceparent": {parent}, "Tracestate": {"a=\xff"}}, call.Trace{Parent: parent}},
+		"of a later format": {http.Header{"Traceparent": {"cc" + parent[2:] + "-more"}}, call.Trace{Parent: "cc" + parent[2:] + "-more"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if got := transport.TraceContext(row.in); !reflect.DeepEqual(got, row.want) {
+			if got := transport.TraceContext(row.in); got != row.want {
 				t.Errorf("got %v", got)
 			}
 		})

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math"
 	"net/http"
+	"strings"
 	"time"
 
 	"connectrpc.com/connect"
@@ -95,8 +96,9 @@ func (s *Service) Path() string { return "/" + string(s.descriptor.FullName()) +
 
 // Call is what a method learns of a call beside its message, and what it answers beside it.
 type Call struct {
-	// Trace is the caller's W3C trace context, or nil.
-	Trace map[string]string
+	// Trace is the caller's W3C trace context, and Origin how the call came.
+	Trace  call.Trace
+	Origin call.Origin
 	// PlainHTTP is true where HTTP tools show the response's headers: the protocol is
 	// Connect's own.
 	PlainHTTP bool
@@ -118,8 +120,16 @@ func (c *Call) SetTrailer(name, value string) {
 	}
 }
 
-func newCall(h http.Header, peer connect.Peer) *Call {
-	return &Call{Trace: TraceContext(h), PlainHTTP: peer.Protocol == connect.ProtocolConnect}
+func newCall(h http.Header, peer connect.Peer, procedure string) *Call {
+	out := &Call{
+		Trace:     TraceContext(h),
+		Origin:    call.Origin{Protocol: connect.ProtocolGRPC, Method: strings.TrimPrefix(procedure, "/"), Client: peer.Addr},
+		PlainHTTP: peer.Protocol == connect.ProtocolConnect,
+	}
+	if out.PlainHTTP {
+		out.Origin.Protocol = "connectrpc"
+	}
+	return out
 }
 
 // Unary serves f as the method of that name.
@@ -129,7 +139,7 @@ func Unary[M any, P message[M], Out any](s *Service, name protoreflect.Name, f f
 			if in.Msg.err != nil {
 				return nil, RPCError(in.Msg.err)
 			}
-			out, c := connect.NewResponse[Out](nil), newCall(in.Header(), in.Peer())
+			out, c := connect.NewResponse[Out](nil), newCall(in.Header(), in.Peer(), path)
 			c.setHeader = func(name, value string) { out.Header().Set(name, value) }
 			c.setTrailer = func(name, value string) { out.Trailer().Set(name, value) }
 			var err error
@@ -160,7 +170,7 @@ func ServerStream[M any, P message[M], Out any](s *Service, name protoreflect.Na
 			if in.Msg.err != nil {
 				return RPCError(in.Msg.err)
 			}
-			c := newCall(in.Header(), in.Peer())
+			c := newCall(in.Header(), in.Peer(), path)
 			c.setHeader, c.setTrailer = out.ResponseHeader().Set, out.ResponseTrailer().Set
 			send := func(m *Out) error { return sendFault(ctx, out.Send(m)) }
 			if err := f(ctx, c, &in.Msg.message, send); err != nil {

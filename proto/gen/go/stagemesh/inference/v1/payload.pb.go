@@ -688,7 +688,10 @@ type StepTiming struct {
 	// or retry; direct where the item passed no queue.
 	DispatchReason string `protobuf:"bytes,10,opt,name=dispatch_reason,json=dispatchReason,proto3" json:"dispatch_reason,omitempty"`
 	// The host got the item in memory, and not from the broker.
-	Local         bool `protobuf:"varint,11,opt,name=local,proto3" json:"local,omitempty"`
+	Local bool `protobuf:"varint,11,opt,name=local,proto3" json:"local,omitempty"`
+	// From the request's admission until the item arrived at the host, by the
+	// clocks of both, which may differ.
+	Arrival       *durationpb.Duration `protobuf:"bytes,12,opt,name=arrival,proto3" json:"arrival,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -800,6 +803,13 @@ func (x *StepTiming) GetLocal() bool {
 	return false
 }
 
+func (x *StepTiming) GetArrival() *durationpb.Duration {
+	if x != nil {
+		return x.Arrival
+	}
+	return nil
+}
+
 var File_stagemesh_inference_v1_payload_proto protoreflect.FileDescriptor
 
 const file_stagemesh_inference_v1_payload_proto_rawDesc = "" +
@@ -844,7 +854,7 @@ const file_stagemesh_inference_v1_payload_proto_rawDesc = "" +
 	"\x04name\"u\n" +
 	"\bTimeline\x12/\n" +
 	"\x05total\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x05total\x128\n" +
-	"\x05steps\x18\x02 \x03(\v2\".stagemesh.inference.v1.StepTimingR\x05steps\"\x82\x03\n" +
+	"\x05steps\x18\x02 \x03(\v2\".stagemesh.inference.v1.StepTimingR\x05steps\"\xb7\x03\n" +
 	"\n" +
 	"StepTiming\x12\x12\n" +
 	"\x04step\x18\x01 \x01(\tR\x04step\x12\x14\n" +
@@ -862,7 +872,8 @@ const file_stagemesh_inference_v1_payload_proto_rawDesc = "" +
 	"batch_rows\x18\t \x01(\rR\tbatchRows\x12'\n" +
 	"\x0fdispatch_reason\x18\n" +
 	" \x01(\tR\x0edispatchReason\x12\x14\n" +
-	"\x05local\x18\v \x01(\bR\x05local*T\n" +
+	"\x05local\x18\v \x01(\bR\x05local\x123\n" +
+	"\aarrival\x18\f \x01(\v2\x19.google.protobuf.DurationR\aarrival*T\n" +
 	"\n" +
 	"Durability\x12\x1a\n" +
 	"\x16DURABILITY_UNSPECIFIED\x10\x00\x12\x15\n" +
@@ -906,12 +917,13 @@ var file_stagemesh_inference_v1_payload_proto_depIdxs = []int32{
 	10, // 6: stagemesh.inference.v1.StepTiming.queue_wait:type_name -> google.protobuf.Duration
 	10, // 7: stagemesh.inference.v1.StepTiming.batch_wait:type_name -> google.protobuf.Duration
 	10, // 8: stagemesh.inference.v1.StepTiming.run:type_name -> google.protobuf.Duration
-	5,  // 9: stagemesh.inference.v1.Part.ParametersEntry.value:type_name -> stagemesh.inference.v1.Value
-	10, // [10:10] is the sub-list for method output_type
-	10, // [10:10] is the sub-list for method input_type
-	10, // [10:10] is the sub-list for extension type_name
-	10, // [10:10] is the sub-list for extension extendee
-	0,  // [0:10] is the sub-list for field type_name
+	10, // 9: stagemesh.inference.v1.StepTiming.arrival:type_name -> google.protobuf.Duration
+	5,  // 10: stagemesh.inference.v1.Part.ParametersEntry.value:type_name -> stagemesh.inference.v1.Value
+	11, // [11:11] is the sub-list for method output_type
+	11, // [11:11] is the sub-list for method input_type
+	11, // [11:11] is the sub-list for extension type_name
+	11, // [11:11] is the sub-list for extension extendee
+	0,  // [0:11] is the sub-list for field type_name
 }
 
 func init() { file_stagemesh_inference_v1_payload_proto_init() }
