@@ -214,13 +214,20 @@ func (l *loop) start(slot runner.Slot, items []*item, reason batch.Reason, now t
 		it.timing.BatchRows = uint32(r.batch.Rows)
 		it.timing.Dispatch = string(reason)
 	}
-	l.running++
+	l.setRunning(l.running + 1)
 	if _, prefetches := slot.(runner.PrefetchSlot); !prefetches {
 		l.begin(r)
 	}
 	l.quarantineBusy = l.quarantineBusy || r.quarantined
 	l.host.metrics.countBatch(r)
 	l.host.startRun(r)
+}
+
+// setRunning records how many batches are at the runner. One that a worker has ahead of time
+// is in no slot.
+func (l *loop) setRunning(n int) {
+	l.running = n
+	l.host.slotTime.set(min(n, l.host.settings.Runner.Concurrency()))
 }
 
 // startRun runs the batch on an idle goroutine, or a new one.
@@ -416,7 +423,7 @@ func (e *batchEnded) apply(l *loop) {
 
 // endBatch records that a batch runs no more.
 func (l *loop) endBatch(e *batchEnded) {
-	l.running--
+	l.setRunning(l.running - 1)
 	e.run.hasEnded = true
 	l.begun = slices.DeleteFunc(l.begun, func(r *run) bool { return r == e.run })
 	if e.run.quarantined {

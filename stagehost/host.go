@@ -63,8 +63,9 @@ type Host struct {
 	connectedAt time.Time
 	status      status
 	// busy is true while items wait for a slot; load counts them.
-	busy atomic.Bool
-	load load
+	busy     atomic.Bool
+	load     load
+	slotTime slotTime
 
 	// events go to the loop, which exists once the runner has started; loopDone
 	// is closed when the loop takes no more. cancels are the cancel messages that it has
@@ -321,6 +322,11 @@ func (h *Host) disconnect() {
 // serve runs the pumps and the loop. The pumps that bring work end with ctx, or
 // with the first of them that fails; then the host drains, and the loop ends last.
 func (h *Host) serve(ctx context.Context) error {
+	unobserve, err := h.observeSlots()
+	if err != nil {
+		return err
+	}
+	defer unobserve() //nolint:errcheck // it cannot fail
 	loop := newLoop(h)
 	loopCtx, endLoop := context.WithCancel(context.WithoutCancel(ctx))
 	var looping sync.WaitGroup
@@ -334,7 +340,7 @@ func (h *Host) serve(ctx context.Context) error {
 	pumps.Go(func() error { return h.serveAPI(pumping) })
 	pumps.Go(func() error { return h.register(pumping) })
 	// The pumps have ended before the drain waits for goroutines that they started.
-	err := pumps.Wait()
+	err = pumps.Wait()
 	h.leftBehind = !h.drain(loop)
 	endLoop()
 	looping.Wait()

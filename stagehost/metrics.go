@@ -3,6 +3,7 @@ package stagehost
 import (
 	"context"
 	"errors"
+	"sync"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -119,6 +120,52 @@ func newMetrics(meter metric.Meter, stage pipeline.StageName, host pipeline.Host
 		m.states[s] = seriesOf(key, attribute.String("host", string(host)), attribute.String("state", itemState(s).String()))
 	}
 	return m, errors.Join(append(errs, err)...)
+}
+
+// slotTime adds up for how long slots were busy. It is safe for concurrent use.
+type slotTime struct {
+	mu    sync.Mutex
+	busy  int
+	since time.Time
+	total time.Duration
+}
+
+// set takes how many slots are busy from now on.
+func (s *slotTime) set(busy int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+	s.total += time.Duration(s.busy) * now.Sub(s.since)
+	s.busy, s.since = busy, now
+}
+
+// seconds returns the sum until now.
+func (s *slotTime) seconds() float64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return (s.total + time.Duration(s.busy)*time.Since(s.since)).Seconds()
+}
+
+// observeSlots reports the slots of the host until the returned function is called.
+func (h *Host) observeSlots() (stop func() error, err error) {
+	meter, of := h.settings.Meter, metric.WithAttributeSet(attribute.NewSet(h.metrics.stage, attribute.String("host", string(h.settings.Host))))
+	slots, err := meter.Int64ObservableGauge("stagemesh.stage.slots", metric.WithDescription("Slots of a host."))
+	if err != nil {
+		return nil, err
+	}
+	busy, err := meter.Float64ObservableCounter("stagemesh.stage.busy", metric.WithUnit("s"), metric.WithDescription("Time for which slots of a host were busy, added up."))
+	if err != nil {
+		return nil, err
+	}
+	registered, err := meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
+		o.ObserveInt64(slots, int64(h.settings.Runner.Concurrency()), of)
+		o.ObserveFloat64(busy, h.slotTime.seconds(), of)
+		return nil
+	}, slots, busy)
+	if err != nil {
+		return nil, err
+	}
+	return registered.Unregister, nil
 }
 
 func (m *metrics) with(key, value string) series {
