@@ -117,7 +117,8 @@ func (g *Gateway) adminServer() (*server, error) {
 	s := adminapi.Settings{
 		DeadLetters: store.NewDeadLetters(g.bus, store.Settings{}), Health: g.Ready, Logger: g.log,
 		Pipelines: g.pipelines, Traffic: g.service, MaxPayload: g.settings.MaxPayload, Stopping: g.stopping,
-		Tokens: g.operators.tokens, Insecure: g.settings.Admin.Insecure,
+		Metrics: g.bus.ListMetrics,
+		Tokens:  g.operators.tokens, Insecure: g.settings.Admin.Insecure,
 	}
 	if g.membership != nil {
 		s.Membership = g.membership

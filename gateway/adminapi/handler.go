@@ -23,6 +23,7 @@ import (
 
 	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1/adminv1connect"
+	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
 	"github.com/stagemesh/stagemesh/gateway/front/port"
 	"github.com/stagemesh/stagemesh/gateway/front/transport"
@@ -50,6 +51,8 @@ type Settings struct {
 	Membership Membership
 	Pipelines  Pipelines
 	Traffic    Traffic
+	// Metrics returns those of all processes of the mesh.
+	Metrics func(context.Context) ([]*meshv1.ProcessMetrics, error)
 	// MaxPayload bounds the inputs of a request to the gateway, in bytes.
 	MaxPayload int
 	// Stopping closes when the gateway stops. Watches end then.
@@ -90,6 +93,7 @@ func Handler(s Settings) http.Handler {
 	unary(mesh, "ListHosts", h.listHosts)
 	unary(mesh, "ListStages", h.listStages)
 	unary(mesh, "ListRequests", h.listRequests)
+	unary(mesh, "ListMetrics", h.listMetrics)
 	watch(mesh, "WatchHosts", h.membershipChanged, h.currentHosts)
 	watch(mesh, "WatchStages", h.membershipChanged, h.currentStages)
 	routes := h.mount(mux, adminv1.File_stagemesh_admin_v1_pipeline_proto, "pipelines", maxPipelinesBytes)

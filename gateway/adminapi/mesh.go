@@ -117,6 +117,14 @@ func (h *handler) listRequests(_ context.Context, in *adminv1.ListRequestsReques
 	return out, nil
 }
 
+func (h *handler) listMetrics(ctx context.Context, _ *adminv1.ListMetricsRequest) (*adminv1.ListMetricsResponse, error) {
+	processes, err := h.Metrics(ctx)
+	if err != nil {
+		return nil, fault.New(fault.BrokerUnavailable, "the broker cannot be reached, so the processes of the mesh are not asked").Caused(err)
+	}
+	return &adminv1.ListMetricsResponse{Processes: processes}, nil
+}
+
 func (h *handler) listStages(ctx context.Context, _ *adminv1.ListStagesRequest) (*adminv1.ListStagesResponse, error) {
 	all, err := h.stages(ctx)
 	if err != nil {

@@ -88,6 +88,23 @@ func TestRequestsAreListedWithinTheLimit(t *testing.T) {
 	expect(t, "no stage", err, fault.InvalidRequest)
 }
 
+func TestMetricsNeedTheBroker(t *testing.T) {
+	t.Parallel()
+	list := func(failure error) (*connect.Response[adminv1.ListMetricsResponse], error) {
+		url := serve(t, adminapi.Settings{DeadLetters: newBed(t), Metrics: func(context.Context) ([]*meshv1.ProcessMetrics, error) {
+			return []*meshv1.ProcessMetrics{{Process: "1", Families: []byte("x")}}, failure
+		}})
+		client := adminv1connect.NewMeshServiceClient(fronttest.Client(t, false), url)
+		return client.ListMetrics(t.Context(), connect.NewRequest(&adminv1.ListMetricsRequest{}))
+	}
+	got, err := list(nil)
+	if err != nil || len(got.Msg.GetProcesses()) != 1 || string(got.Msg.GetProcesses()[0].GetFamilies()) != "x" {
+		t.Errorf("got %v, %v", got, err)
+	}
+	_, err = list(errors.New("it is disconnected"))
+	expect(t, "without the broker", err, fault.BrokerUnavailable)
+}
+
 func TestHostsAreUnavailableWithoutRegistry(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {

@@ -1,15 +1,22 @@
 package program
 
 import (
+	"bufio"
+	"bytes"
+	"compress/gzip"
 	"context"
+	"errors"
+	"io"
 	"net/http/httptest"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
+	dto "github.com/prometheus/client_model/go"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
+	"google.golang.org/protobuf/encoding/protodelim"
 )
 
 func newMetrics(t *testing.T) *Metrics {
@@ -115,6 +122,41 @@ func TestProcessMetricsAreOnThePage(t *testing.T) {
 		if !strings.Contains(text, "\n"+name) {
 			t.Errorf("%s is missing", name)
 		}
+	}
+}
+
+func TestPortPacksTheMetricsOfTheMesh(t *testing.T) {
+	t.Parallel()
+	tel := newMetrics(t)
+	record(t, tel)
+	port := &Port{metrics: tel}
+	first, err := port.Metrics()
+	if err != nil {
+		t.Fatal(err)
+	}
+	unpacked, err := gzip.NewReader(bytes.NewReader(first.GetFamilies()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for in := bufio.NewReader(unpacked); ; {
+		var f dto.MetricFamily
+		err := protodelim.UnmarshalFrom(in, &f)
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil || len(f.GetMetric()) != 1 {
+			t.Fatalf("got %v, %v", &f, err)
+		}
+		names = append(names, f.GetName())
+	}
+	want := []string{"stagemesh_gateway_pending_calls", "stagemesh_stage_items_in_flight", "stagemesh_stage_pulled_total", "stagemesh_stage_queue_wait_seconds"}
+	if !slices.Equal(names, want) {
+		t.Errorf("got %q", names)
+	}
+	other, err := (&Port{metrics: newMetrics(t)}).Metrics()
+	if err != nil || first.GetProcess() == "" || other.GetProcess() == first.GetProcess() {
+		t.Errorf("the processes are %q and %q, %v", first.GetProcess(), other.GetProcess(), err)
 	}
 }
 

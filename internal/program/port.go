@@ -1,6 +1,8 @@
 package program
 
 import (
+	"bytes"
+	"compress/gzip"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -19,6 +22,9 @@ import (
 	"go.opentelemetry.io/otel/metric"
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
 	"go.opentelemetry.io/otel/trace"
+	"google.golang.org/protobuf/encoding/protodelim"
+
+	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
 	"github.com/stagemesh/stagemesh/mesh/config"
 	"github.com/stagemesh/stagemesh/mesh/tracing"
@@ -27,6 +33,8 @@ import (
 // Metrics are the metrics of one process, in Prometheus' format. All other packages take
 // a Meter as a parameter; nothing is global.
 type Metrics struct {
+	// process is a new ID.
+	process  string
 	registry *prometheus.Registry
 	provider *sdkmetric.MeterProvider
 }
@@ -39,7 +47,7 @@ func NewMetrics() (*Metrics, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Metrics{registry: registry, provider: sdkmetric.NewMeterProvider(sdkmetric.WithReader(exporter))}, nil
+	return &Metrics{process: uuid.NewString(), registry: registry, provider: sdkmetric.NewMeterProvider(sdkmetric.WithReader(exporter))}, nil
 }
 
 // Meter returns the process's meter.
@@ -70,14 +78,33 @@ type Settings struct {
 // Port is the operations port of a running program. Its methods are safe for concurrent
 // use.
 type Port struct {
-	addr  net.Addr
-	meter metric.Meter
-	spans *spans
-	check atomic.Pointer[readiness]
+	addr    net.Addr
+	metrics *Metrics
+	spans   *spans
+	check   atomic.Pointer[readiness]
 }
 
 // Meter returns the meter whose metrics the port shows.
-func (p *Port) Meter() metric.Meter { return p.meter }
+func (p *Port) Meter() metric.Meter { return p.metrics.Meter() }
+
+// Metrics returns the metrics of the mesh, without those of Go and of the process.
+func (p *Port) Metrics() (*meshv1.ProcessMetrics, error) {
+	families, err := p.metrics.registry.Gather()
+	if err != nil {
+		return nil, err
+	}
+	var out bytes.Buffer
+	packed := gzip.NewWriter(&out)
+	for _, f := range families {
+		if strings.HasPrefix(f.GetName(), "stagemesh_") {
+			if _, err := protodelim.MarshalTo(packed, f); err != nil {
+				return nil, err
+			}
+		}
+	}
+	err = packed.Close()
+	return &meshv1.ProcessMetrics{Process: p.metrics.process, Families: out.Bytes()}, err
+}
 
 // Tracer returns the tracer of a service in the program; nil where nothing is traced.
 func (p *Port) Tracer(of tracing.Service) trace.Tracer {
@@ -143,7 +170,7 @@ func Run(ctx context.Context, s Settings, work func(context.Context, *Port) erro
 	if err != nil {
 		return fmt.Errorf("%s: %w", s.Key, err)
 	}
-	port := &Port{addr: listener.Addr(), meter: metrics.Meter(), spans: spans}
+	port := &Port{addr: listener.Addr(), metrics: metrics, spans: spans}
 	// The port outlives ctx, because work drains after the end of ctx.
 	serving, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()

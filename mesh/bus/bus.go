@@ -9,6 +9,7 @@
 //	b.Alive(ctx, stage)               check whether any host serves a stage
 //	b.ServeReplies(gateway, handle)   receive the replies of hosts
 //	b.ClockError()                    check its clock, which deadlines are minted by
+//	b.ListMetrics(ctx)                get the metrics of all processes of the mesh
 //
 // and a stage host
 //
@@ -47,6 +48,8 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
+
 	"github.com/stagemesh/stagemesh/mesh/credentials"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -70,6 +73,9 @@ type Settings struct {
 	AckTimeout time.Duration
 	// Local are the hosts in this process that items are handed to in memory; nil for none.
 	Local *Local
+	// Metrics, where set, returns the metrics of this process. One bus of a process has it,
+	// and answers ListMetrics.
+	Metrics func() (*meshv1.ProcessMetrics, error)
 	// Now is the clock of this process, compared with the broker's; nil means time.Now.
 	Now    func() time.Time
 	Logger *slog.Logger
@@ -149,7 +155,12 @@ func (b *Bus) start() error {
 		return err
 	}
 	b.js = js
-	return b.requests.start(b.nc)
+	if err := b.requests.start(b.nc); err != nil || b.settings.Metrics == nil {
+		return err
+	}
+	// This subscription ends with the connection.
+	_, err = b.serveMetrics()
+	return err
 }
 
 func (b *Bus) options() []nats.Option {

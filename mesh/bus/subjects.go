@@ -65,6 +65,9 @@ func (s Subjects) Announced(stage pipeline.StageName) string {
 // Cancel is the subject of cancel messages.
 func (s Subjects) Cancel() string { return string(s.mesh) + ".cancel" }
 
+// Metrics is the subject on which processes answer with their metrics.
+func (s Subjects) Metrics() string { return string(s.mesh) + ".metrics" }
+
 // Result is the subject of a request's stored result.
 func (s Subjects) Result(request pipeline.RequestID) string {
 	return string(s.mesh) + ".result." + string(request)

@@ -949,11 +949,91 @@ func (x *RequestStatus) GetDeadline() *timestamppb.Timestamp {
 	return nil
 }
 
+type ListMetricsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListMetricsRequest) Reset() {
+	*x = ListMetricsRequest{}
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListMetricsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListMetricsRequest) ProtoMessage() {}
+
+func (x *ListMetricsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListMetricsRequest.ProtoReflect.Descriptor instead.
+func (*ListMetricsRequest) Descriptor() ([]byte, []int) {
+	return file_stagemesh_admin_v1_mesh_proto_rawDescGZIP(), []int{14}
+}
+
+type ListMetricsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Processes     []*v12.ProcessMetrics  `protobuf:"bytes,1,rep,name=processes,proto3" json:"processes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListMetricsResponse) Reset() {
+	*x = ListMetricsResponse{}
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListMetricsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListMetricsResponse) ProtoMessage() {}
+
+func (x *ListMetricsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListMetricsResponse.ProtoReflect.Descriptor instead.
+func (*ListMetricsResponse) Descriptor() ([]byte, []int) {
+	return file_stagemesh_admin_v1_mesh_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *ListMetricsResponse) GetProcesses() []*v12.ProcessMetrics {
+	if x != nil {
+		return x.Processes
+	}
+	return nil
+}
+
 var File_stagemesh_admin_v1_mesh_proto protoreflect.FileDescriptor
 
 const file_stagemesh_admin_v1_mesh_proto_rawDesc = "" +
 	"\n" +
-	"\x1dstagemesh/admin/v1/mesh.proto\x12\x12stagemesh.admin.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a$stagemesh/inference/v1/payload.proto\x1a\x1cstagemesh/mesh/v1/host.proto\x1a\x1estagemesh/stage/v1/stage.proto\"(\n" +
+	"\x1dstagemesh/admin/v1/mesh.proto\x12\x12stagemesh.admin.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a$stagemesh/inference/v1/payload.proto\x1a\x1cstagemesh/mesh/v1/host.proto\x1a\x1fstagemesh/mesh/v1/metrics.proto\x1a\x1estagemesh/stage/v1/stage.proto\"(\n" +
 	"\x10ListHostsRequest\x12\x14\n" +
 	"\x05stage\x18\x01 \x01(\tR\x05stage\"\xa7\x01\n" +
 	"\x11ListHostsResponse\x124\n" +
@@ -1033,7 +1113,10 @@ const file_stagemesh_admin_v1_mesh_proto_rawDesc = "" +
 	"durability\x12;\n" +
 	"\vadmitted_at\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"admittedAt\x126\n" +
-	"\bdeadline\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\bdeadline2\xe8\x03\n" +
+	"\bdeadline\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\bdeadline\"\x14\n" +
+	"\x12ListMetricsRequest\"V\n" +
+	"\x13ListMetricsResponse\x12?\n" +
+	"\tprocesses\x18\x01 \x03(\v2!.stagemesh.mesh.v1.ProcessMetricsR\tprocesses2\xc8\x04\n" +
 	"\vMeshService\x12X\n" +
 	"\tListHosts\x12$.stagemesh.admin.v1.ListHostsRequest\x1a%.stagemesh.admin.v1.ListHostsResponse\x12]\n" +
 	"\n" +
@@ -1041,7 +1124,8 @@ const file_stagemesh_admin_v1_mesh_proto_rawDesc = "" +
 	"\n" +
 	"ListStages\x12%.stagemesh.admin.v1.ListStagesRequest\x1a&.stagemesh.admin.v1.ListStagesResponse\x12`\n" +
 	"\vWatchStages\x12&.stagemesh.admin.v1.WatchStagesRequest\x1a'.stagemesh.admin.v1.WatchStagesResponse0\x01\x12a\n" +
-	"\fListRequests\x12'.stagemesh.admin.v1.ListRequestsRequest\x1a(.stagemesh.admin.v1.ListRequestsResponseBHZFgithub.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1;adminv1b\x06proto3"
+	"\fListRequests\x12'.stagemesh.admin.v1.ListRequestsRequest\x1a(.stagemesh.admin.v1.ListRequestsResponse\x12^\n" +
+	"\vListMetrics\x12&.stagemesh.admin.v1.ListMetricsRequest\x1a'.stagemesh.admin.v1.ListMetricsResponseBHZFgithub.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1;adminv1b\x06proto3"
 
 var (
 	file_stagemesh_admin_v1_mesh_proto_rawDescOnce sync.Once
@@ -1055,7 +1139,7 @@ func file_stagemesh_admin_v1_mesh_proto_rawDescGZIP() []byte {
 	return file_stagemesh_admin_v1_mesh_proto_rawDescData
 }
 
-var file_stagemesh_admin_v1_mesh_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
+var file_stagemesh_admin_v1_mesh_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
 var file_stagemesh_admin_v1_mesh_proto_goTypes = []any{
 	(*ListHostsRequest)(nil),      // 0: stagemesh.admin.v1.ListHostsRequest
 	(*ListHostsResponse)(nil),     // 1: stagemesh.admin.v1.ListHostsResponse
@@ -1071,45 +1155,51 @@ var file_stagemesh_admin_v1_mesh_proto_goTypes = []any{
 	(*ListRequestsRequest)(nil),   // 11: stagemesh.admin.v1.ListRequestsRequest
 	(*ListRequestsResponse)(nil),  // 12: stagemesh.admin.v1.ListRequestsResponse
 	(*RequestStatus)(nil),         // 13: stagemesh.admin.v1.RequestStatus
-	(*timestamppb.Timestamp)(nil), // 14: google.protobuf.Timestamp
-	(*v1.Spec)(nil),               // 15: stagemesh.stage.v1.Spec
-	(*v1.Limits)(nil),             // 16: stagemesh.stage.v1.Limits
-	(v11.Durability)(0),           // 17: stagemesh.inference.v1.Durability
-	(*v12.HostRecord)(nil),        // 18: stagemesh.mesh.v1.HostRecord
+	(*ListMetricsRequest)(nil),    // 14: stagemesh.admin.v1.ListMetricsRequest
+	(*ListMetricsResponse)(nil),   // 15: stagemesh.admin.v1.ListMetricsResponse
+	(*timestamppb.Timestamp)(nil), // 16: google.protobuf.Timestamp
+	(*v1.Spec)(nil),               // 17: stagemesh.stage.v1.Spec
+	(*v1.Limits)(nil),             // 18: stagemesh.stage.v1.Limits
+	(v11.Durability)(0),           // 19: stagemesh.inference.v1.Durability
+	(*v12.HostRecord)(nil),        // 20: stagemesh.mesh.v1.HostRecord
+	(*v12.ProcessMetrics)(nil),    // 21: stagemesh.mesh.v1.ProcessMetrics
 }
 var file_stagemesh_admin_v1_mesh_proto_depIdxs = []int32{
 	10, // 0: stagemesh.admin.v1.ListHostsResponse.hosts:type_name -> stagemesh.admin.v1.HostStatus
-	14, // 1: stagemesh.admin.v1.ListHostsResponse.stale_since:type_name -> google.protobuf.Timestamp
+	16, // 1: stagemesh.admin.v1.ListHostsResponse.stale_since:type_name -> google.protobuf.Timestamp
 	10, // 2: stagemesh.admin.v1.WatchHostsResponse.hosts:type_name -> stagemesh.admin.v1.HostStatus
-	14, // 3: stagemesh.admin.v1.WatchHostsResponse.stale_since:type_name -> google.protobuf.Timestamp
+	16, // 3: stagemesh.admin.v1.WatchHostsResponse.stale_since:type_name -> google.protobuf.Timestamp
 	8,  // 4: stagemesh.admin.v1.ListStagesResponse.stages:type_name -> stagemesh.admin.v1.StageStatus
-	14, // 5: stagemesh.admin.v1.ListStagesResponse.stale_since:type_name -> google.protobuf.Timestamp
+	16, // 5: stagemesh.admin.v1.ListStagesResponse.stale_since:type_name -> google.protobuf.Timestamp
 	8,  // 6: stagemesh.admin.v1.WatchStagesResponse.stages:type_name -> stagemesh.admin.v1.StageStatus
-	14, // 7: stagemesh.admin.v1.WatchStagesResponse.stale_since:type_name -> google.protobuf.Timestamp
+	16, // 7: stagemesh.admin.v1.WatchStagesResponse.stale_since:type_name -> google.protobuf.Timestamp
 	9,  // 8: stagemesh.admin.v1.StageStatus.queues:type_name -> stagemesh.admin.v1.QueueStatus
-	15, // 9: stagemesh.admin.v1.StageStatus.spec:type_name -> stagemesh.stage.v1.Spec
-	16, // 10: stagemesh.admin.v1.StageStatus.limits:type_name -> stagemesh.stage.v1.Limits
-	17, // 11: stagemesh.admin.v1.QueueStatus.durability:type_name -> stagemesh.inference.v1.Durability
-	18, // 12: stagemesh.admin.v1.HostStatus.record:type_name -> stagemesh.mesh.v1.HostRecord
+	17, // 9: stagemesh.admin.v1.StageStatus.spec:type_name -> stagemesh.stage.v1.Spec
+	18, // 10: stagemesh.admin.v1.StageStatus.limits:type_name -> stagemesh.stage.v1.Limits
+	19, // 11: stagemesh.admin.v1.QueueStatus.durability:type_name -> stagemesh.inference.v1.Durability
+	20, // 12: stagemesh.admin.v1.HostStatus.record:type_name -> stagemesh.mesh.v1.HostRecord
 	13, // 13: stagemesh.admin.v1.ListRequestsResponse.requests:type_name -> stagemesh.admin.v1.RequestStatus
-	17, // 14: stagemesh.admin.v1.RequestStatus.durability:type_name -> stagemesh.inference.v1.Durability
-	14, // 15: stagemesh.admin.v1.RequestStatus.admitted_at:type_name -> google.protobuf.Timestamp
-	14, // 16: stagemesh.admin.v1.RequestStatus.deadline:type_name -> google.protobuf.Timestamp
-	0,  // 17: stagemesh.admin.v1.MeshService.ListHosts:input_type -> stagemesh.admin.v1.ListHostsRequest
-	2,  // 18: stagemesh.admin.v1.MeshService.WatchHosts:input_type -> stagemesh.admin.v1.WatchHostsRequest
-	4,  // 19: stagemesh.admin.v1.MeshService.ListStages:input_type -> stagemesh.admin.v1.ListStagesRequest
-	6,  // 20: stagemesh.admin.v1.MeshService.WatchStages:input_type -> stagemesh.admin.v1.WatchStagesRequest
-	11, // 21: stagemesh.admin.v1.MeshService.ListRequests:input_type -> stagemesh.admin.v1.ListRequestsRequest
-	1,  // 22: stagemesh.admin.v1.MeshService.ListHosts:output_type -> stagemesh.admin.v1.ListHostsResponse
-	3,  // 23: stagemesh.admin.v1.MeshService.WatchHosts:output_type -> stagemesh.admin.v1.WatchHostsResponse
-	5,  // 24: stagemesh.admin.v1.MeshService.ListStages:output_type -> stagemesh.admin.v1.ListStagesResponse
-	7,  // 25: stagemesh.admin.v1.MeshService.WatchStages:output_type -> stagemesh.admin.v1.WatchStagesResponse
-	12, // 26: stagemesh.admin.v1.MeshService.ListRequests:output_type -> stagemesh.admin.v1.ListRequestsResponse
-	22, // [22:27] is the sub-list for method output_type
-	17, // [17:22] is the sub-list for method input_type
-	17, // [17:17] is the sub-list for extension type_name
-	17, // [17:17] is the sub-list for extension extendee
-	0,  // [0:17] is the sub-list for field type_name
+	19, // 14: stagemesh.admin.v1.RequestStatus.durability:type_name -> stagemesh.inference.v1.Durability
+	16, // 15: stagemesh.admin.v1.RequestStatus.admitted_at:type_name -> google.protobuf.Timestamp
+	16, // 16: stagemesh.admin.v1.RequestStatus.deadline:type_name -> google.protobuf.Timestamp
+	21, // 17: stagemesh.admin.v1.ListMetricsResponse.processes:type_name -> stagemesh.mesh.v1.ProcessMetrics
+	0,  // 18: stagemesh.admin.v1.MeshService.ListHosts:input_type -> stagemesh.admin.v1.ListHostsRequest
+	2,  // 19: stagemesh.admin.v1.MeshService.WatchHosts:input_type -> stagemesh.admin.v1.WatchHostsRequest
+	4,  // 20: stagemesh.admin.v1.MeshService.ListStages:input_type -> stagemesh.admin.v1.ListStagesRequest
+	6,  // 21: stagemesh.admin.v1.MeshService.WatchStages:input_type -> stagemesh.admin.v1.WatchStagesRequest
+	11, // 22: stagemesh.admin.v1.MeshService.ListRequests:input_type -> stagemesh.admin.v1.ListRequestsRequest
+	14, // 23: stagemesh.admin.v1.MeshService.ListMetrics:input_type -> stagemesh.admin.v1.ListMetricsRequest
+	1,  // 24: stagemesh.admin.v1.MeshService.ListHosts:output_type -> stagemesh.admin.v1.ListHostsResponse
+	3,  // 25: stagemesh.admin.v1.MeshService.WatchHosts:output_type -> stagemesh.admin.v1.WatchHostsResponse
+	5,  // 26: stagemesh.admin.v1.MeshService.ListStages:output_type -> stagemesh.admin.v1.ListStagesResponse
+	7,  // 27: stagemesh.admin.v1.MeshService.WatchStages:output_type -> stagemesh.admin.v1.WatchStagesResponse
+	12, // 28: stagemesh.admin.v1.MeshService.ListRequests:output_type -> stagemesh.admin.v1.ListRequestsResponse
+	15, // 29: stagemesh.admin.v1.MeshService.ListMetrics:output_type -> stagemesh.admin.v1.ListMetricsResponse
+	24, // [24:30] is the sub-list for method output_type
+	18, // [18:24] is the sub-list for method input_type
+	18, // [18:18] is the sub-list for extension type_name
+	18, // [18:18] is the sub-list for extension extendee
+	0,  // [0:18] is the sub-list for field type_name
 }
 
 func init() { file_stagemesh_admin_v1_mesh_proto_init() }
@@ -1123,7 +1213,7 @@ func file_stagemesh_admin_v1_mesh_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_stagemesh_admin_v1_mesh_proto_rawDesc), len(file_stagemesh_admin_v1_mesh_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   14,
+			NumMessages:   16,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -24,6 +24,7 @@ const (
 	MeshService_ListStages_FullMethodName   = "/stagemesh.admin.v1.MeshService/ListStages"
 	MeshService_WatchStages_FullMethodName  = "/stagemesh.admin.v1.MeshService/WatchStages"
 	MeshService_ListRequests_FullMethodName = "/stagemesh.admin.v1.MeshService/ListRequests"
+	MeshService_ListMetrics_FullMethodName  = "/stagemesh.admin.v1.MeshService/ListMetrics"
 )
 
 // MeshServiceClient is the client API for MeshService service.
@@ -52,6 +53,9 @@ type MeshServiceClient interface {
 	// answer yet, the oldest first. Those that wait for capacity, for a stored result or
 	// for the first request with their idempotency key are not among them.
 	ListRequests(ctx context.Context, in *ListRequestsRequest, opts ...grpc.CallOption) (*ListRequestsResponse, error)
+	// ListMetrics returns the metrics of all processes of the mesh that answer within a quarter
+	// of a second. Only programs with an operations port answer.
+	ListMetrics(ctx context.Context, in *ListMetricsRequest, opts ...grpc.CallOption) (*ListMetricsResponse, error)
 }
 
 type meshServiceClient struct {
@@ -130,6 +134,16 @@ func (c *meshServiceClient) ListRequests(ctx context.Context, in *ListRequestsRe
 	return out, nil
 }
 
+func (c *meshServiceClient) ListMetrics(ctx context.Context, in *ListMetricsRequest, opts ...grpc.CallOption) (*ListMetricsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListMetricsResponse)
+	err := c.cc.Invoke(ctx, MeshService_ListMetrics_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // MeshServiceServer is the server API for MeshService service.
 // All implementations must embed UnimplementedMeshServiceServer
 // for forward compatibility.
@@ -156,6 +170,9 @@ type MeshServiceServer interface {
 	// answer yet, the oldest first. Those that wait for capacity, for a stored result or
 	// for the first request with their idempotency key are not among them.
 	ListRequests(context.Context, *ListRequestsRequest) (*ListRequestsResponse, error)
+	// ListMetrics returns the metrics of all processes of the mesh that answer within a quarter
+	// of a second. Only programs with an operations port answer.
+	ListMetrics(context.Context, *ListMetricsRequest) (*ListMetricsResponse, error)
 	mustEmbedUnimplementedMeshServiceServer()
 }
 
@@ -180,6 +197,9 @@ func (UnimplementedMeshServiceServer) WatchStages(*WatchStagesRequest, grpc.Serv
 }
 func (UnimplementedMeshServiceServer) ListRequests(context.Context, *ListRequestsRequest) (*ListRequestsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListRequests not implemented")
+}
+func (UnimplementedMeshServiceServer) ListMetrics(context.Context, *ListMetricsRequest) (*ListMetricsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListMetrics not implemented")
 }
 func (UnimplementedMeshServiceServer) mustEmbedUnimplementedMeshServiceServer() {}
 func (UnimplementedMeshServiceServer) testEmbeddedByValue()                     {}
@@ -278,6 +298,24 @@ func _MeshService_ListRequests_Handler(srv interface{}, ctx context.Context, dec
 	return interceptor(ctx, in, info, handler)
 }
 
+func _MeshService_ListMetrics_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListMetricsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(MeshServiceServer).ListMetrics(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: MeshService_ListMetrics_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(MeshServiceServer).ListMetrics(ctx, req.(*ListMetricsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // MeshService_ServiceDesc is the grpc.ServiceDesc for MeshService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -296,6 +334,10 @@ var MeshService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListRequests",
 			Handler:    _MeshService_ListRequests_Handler,
+		},
+		{
+			MethodName: "ListMetrics",
+			Handler:    _MeshService_ListMetrics_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -44,6 +44,8 @@ const (
 	// MeshServiceListRequestsProcedure is the fully-qualified name of the MeshService's ListRequests
 	// RPC.
 	MeshServiceListRequestsProcedure = "/stagemesh.admin.v1.MeshService/ListRequests"
+	// MeshServiceListMetricsProcedure is the fully-qualified name of the MeshService's ListMetrics RPC.
+	MeshServiceListMetricsProcedure = "/stagemesh.admin.v1.MeshService/ListMetrics"
 )
 
 // MeshServiceClient is a client for the stagemesh.admin.v1.MeshService service.
@@ -67,6 +69,9 @@ type MeshServiceClient interface {
 	// answer yet, the oldest first. Those that wait for capacity, for a stored result or
 	// for the first request with their idempotency key are not among them.
 	ListRequests(context.Context, *connect.Request[v1.ListRequestsRequest]) (*connect.Response[v1.ListRequestsResponse], error)
+	// ListMetrics returns the metrics of all processes of the mesh that answer within a quarter
+	// of a second. Only programs with an operations port answer.
+	ListMetrics(context.Context, *connect.Request[v1.ListMetricsRequest]) (*connect.Response[v1.ListMetricsResponse], error)
 }
 
 // NewMeshServiceClient constructs a client for the stagemesh.admin.v1.MeshService service. By
@@ -110,6 +115,12 @@ func NewMeshServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			connect.WithSchema(meshServiceMethods.ByName("ListRequests")),
 			connect.WithClientOptions(opts...),
 		),
+		listMetrics: connect.NewClient[v1.ListMetricsRequest, v1.ListMetricsResponse](
+			httpClient,
+			baseURL+MeshServiceListMetricsProcedure,
+			connect.WithSchema(meshServiceMethods.ByName("ListMetrics")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -120,6 +131,7 @@ type meshServiceClient struct {
 	listStages   *connect.Client[v1.ListStagesRequest, v1.ListStagesResponse]
 	watchStages  *connect.Client[v1.WatchStagesRequest, v1.WatchStagesResponse]
 	listRequests *connect.Client[v1.ListRequestsRequest, v1.ListRequestsResponse]
+	listMetrics  *connect.Client[v1.ListMetricsRequest, v1.ListMetricsResponse]
 }
 
 // ListHosts calls stagemesh.admin.v1.MeshService.ListHosts.
@@ -147,6 +159,11 @@ func (c *meshServiceClient) ListRequests(ctx context.Context, req *connect.Reque
 	return c.listRequests.CallUnary(ctx, req)
 }
 
+// ListMetrics calls stagemesh.admin.v1.MeshService.ListMetrics.
+func (c *meshServiceClient) ListMetrics(ctx context.Context, req *connect.Request[v1.ListMetricsRequest]) (*connect.Response[v1.ListMetricsResponse], error) {
+	return c.listMetrics.CallUnary(ctx, req)
+}
+
 // MeshServiceHandler is an implementation of the stagemesh.admin.v1.MeshService service.
 type MeshServiceHandler interface {
 	// ListHosts returns the hosts of the mesh, sorted by stage and host, as its
@@ -168,6 +185,9 @@ type MeshServiceHandler interface {
 	// answer yet, the oldest first. Those that wait for capacity, for a stored result or
 	// for the first request with their idempotency key are not among them.
 	ListRequests(context.Context, *connect.Request[v1.ListRequestsRequest]) (*connect.Response[v1.ListRequestsResponse], error)
+	// ListMetrics returns the metrics of all processes of the mesh that answer within a quarter
+	// of a second. Only programs with an operations port answer.
+	ListMetrics(context.Context, *connect.Request[v1.ListMetricsRequest]) (*connect.Response[v1.ListMetricsResponse], error)
 }
 
 // NewMeshServiceHandler builds an HTTP handler from the service implementation. It returns the path
@@ -207,6 +227,12 @@ func NewMeshServiceHandler(svc MeshServiceHandler, opts ...connect.HandlerOption
 		connect.WithSchema(meshServiceMethods.ByName("ListRequests")),
 		connect.WithHandlerOptions(opts...),
 	)
+	meshServiceListMetricsHandler := connect.NewUnaryHandler(
+		MeshServiceListMetricsProcedure,
+		svc.ListMetrics,
+		connect.WithSchema(meshServiceMethods.ByName("ListMetrics")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/stagemesh.admin.v1.MeshService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case MeshServiceListHostsProcedure:
@@ -219,6 +245,8 @@ func NewMeshServiceHandler(svc MeshServiceHandler, opts ...connect.HandlerOption
 			meshServiceWatchStagesHandler.ServeHTTP(w, r)
 		case MeshServiceListRequestsProcedure:
 			meshServiceListRequestsHandler.ServeHTTP(w, r)
+		case MeshServiceListMetricsProcedure:
+			meshServiceListMetricsHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -246,4 +274,8 @@ func (UnimplementedMeshServiceHandler) WatchStages(context.Context, *connect.Req
 
 func (UnimplementedMeshServiceHandler) ListRequests(context.Context, *connect.Request[v1.ListRequestsRequest]) (*connect.Response[v1.ListRequestsResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("stagemesh.admin.v1.MeshService.ListRequests is not implemented"))
+}
+
+func (UnimplementedMeshServiceHandler) ListMetrics(context.Context, *connect.Request[v1.ListMetricsRequest]) (*connect.Response[v1.ListMetricsResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("stagemesh.admin.v1.MeshService.ListMetrics is not implemented"))
 }
