@@ -108,6 +108,7 @@ var importTable = rules{
 			),
 			andInTests: true,
 		},
+		{packages: list("charm.land/..."), mayAppearIn: list("services/cli")},
 		{packages: list("github.com/HdrHistogram/hdrhistogram-go/..."), mayAppearIn: list("services/bench"), andInTests: true},
 		{packages: list("github.com/nats-io/nats-server/..."), mayAppearIn: list("."), andInTests: true},
 		{packages: list("github.com/hashicorp/consul/..."), mayAppearIn: list("discovery/consul")},

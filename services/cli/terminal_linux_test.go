@@ -7,6 +7,8 @@ import (
 	"syscall"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/stagemesh/stagemesh/internal/testbed"
 )
 
@@ -20,11 +22,18 @@ type screen struct {
 // error: what is typed there is the program's, as is Ctrl-C.
 func onScreen(t *testing.T, args ...string) (*program, *screen) {
 	t.Helper()
+	return onTerminal(t, func(*exec.Cmd, *os.File) {}, args...)
+}
+
+// onTerminal is onScreen with a change of the program.
+func onTerminal(t *testing.T, change func(cmd *exec.Cmd, terminal *os.File), args ...string) (*program, *screen) {
+	t.Helper()
 	keys, terminal := testbed.OpenTerminal(t)
 	s := &screen{keys: keys}
 	p := startProgram(t, terminal, func(cmd *exec.Cmd) {
 		cmd.Stdin = terminal
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
+		change(cmd, terminal)
 	}, args...)
 	// The program has its own: once that is closed, the reading ends.
 	if err := terminal.Close(); err != nil {
@@ -54,3 +63,37 @@ func (s *screen) press(t *testing.T, key byte) {
 
 // ctrlC is what the key sends.
 const ctrlC = 0x03
+
+// control calls the function with the descriptor of a terminal's side.
+func control(t *testing.T, side *os.File, do func(fd int) error) {
+	t.Helper()
+	raw, err := side.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var failed error
+	if err := raw.Control(func(fd uintptr) { failed = do(int(fd)) }); err != nil || failed != nil {
+		t.Fatal(err, failed)
+	}
+}
+
+// resize makes a terminal so high, and 80 wide.
+func resize(t *testing.T, side *os.File, rows uint16) {
+	t.Helper()
+	control(t, side, func(fd int) error {
+		return unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Row: rows, Col: 80})
+	})
+}
+
+// modes returns how a terminal treats what is typed and printed.
+func modes(t *testing.T, side *os.File) (out unix.Termios) {
+	t.Helper()
+	control(t, side, func(fd int) error {
+		got, err := unix.IoctlGetTermios(fd, unix.TCGETS)
+		if err == nil {
+			out = *got
+		}
+		return err
+	})
+	return out
+}
