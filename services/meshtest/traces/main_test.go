@@ -40,6 +40,9 @@ var shared = sync.OnceValues(func() (*testbed.Jaeger, error) {
 })
 
 func TestMain(m *testing.M) {
+	if os.Getenv(goWorker) != "" {
+		os.Exit(beGoWorker()) //nolint:forbidigo // this is main
+	}
 	testbed.Tests{End: func() {
 		if j, err := shared(); err == nil {
 			j.End()
