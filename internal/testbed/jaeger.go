@@ -147,16 +147,21 @@ func (j *Jaeger) traces(path string) (out []jaegerTrace, err error) {
 	return out, json.Unmarshal(answer.Data, &out)
 }
 
-// Trace waits until a trace has so many spans, and returns them in the order of their begin.
+// Spans returns the spans of a trace that have arrived, in the order of their begin.
+func (j *Jaeger) Spans(id string) []JaegerSpan {
+	found, err := j.traces("api/traces/" + id)
+	if err != nil || len(found) != 1 {
+		return nil
+	}
+	return found[0].spans()
+}
+
+// Trace waits until a trace has so many spans, and returns them as Spans does.
 func (j *Jaeger) Trace(t testing.TB, id string, spans int) []JaegerSpan {
 	t.Helper()
 	var out []JaegerSpan
 	Eventually(t, fmt.Sprintf("trace %s has %d spans", id, spans), func() bool {
-		found, err := j.traces("api/traces/" + id)
-		out = nil
-		if err == nil && len(found) == 1 {
-			out = found[0].spans()
-		}
+		out = j.Spans(id)
 		return len(out) >= spans
 	})
 	if len(out) != spans {

@@ -43,6 +43,13 @@ func TestMain(m *testing.M) {
 	if os.Getenv(goWorker) != "" {
 		os.Exit(beGoWorker()) //nolint:forbidigo // this is main
 	}
+	if os.Getenv(hostProcess) != "" {
+		if err := stagemesh.Serve(stagemesh.KindOf("hold", newHold)); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1) //nolint:forbidigo // this is main
+		}
+		return
+	}
 	testbed.Tests{End: func() {
 		if j, err := shared(); err == nil {
 			j.End()
@@ -95,6 +102,11 @@ func start(t *testing.T, edit func(*stagemesh.Settings, *tracing.Config), stages
 	if edit != nil {
 		edit(&s, &c)
 	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log(b.log)
+		}
+	})
 	port := b.runProgram(c)
 	s.Tracer, s.Meter = port.Tracer, port.Meter()
 	b.ops = "http://" + port.Addr().String()
@@ -104,8 +116,10 @@ func start(t *testing.T, edit func(*stagemesh.Settings, *tracing.Config), stages
 	}
 	p := pipeline.Pipeline{Name: "p"}
 	for _, stage := range stages {
-		if err := b.AddStage(stage); err != nil {
-			t.Fatal(err)
+		if stage.Runner != nil { // else its hosts are other processes
+			if err := b.AddStage(stage); err != nil {
+				t.Fatal(err)
+			}
 		}
 		p.Steps = append(p.Steps, pipeline.Step{Name: pipeline.StepName(stage.Name), Stage: stage.Name})
 	}
@@ -229,7 +243,7 @@ func (b *bed) get(url string, accept string) string {
 	if err != nil {
 		b.Fatal(err)
 	}
-	defer response.Body.Close() //nolint:errcheck // it is read
+	defer response.Body.Close()
 	text, err := io.ReadAll(response.Body)
 	if err = errors.Join(err); err != nil {
 		b.Fatal(err)
