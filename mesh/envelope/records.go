@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
@@ -30,6 +31,41 @@ type Result struct {
 // Result returns the result to store for a final reply to e.
 func (e *Envelope) Result(r *Reply, finished time.Time) *Result {
 	return &Result{Reply: r, Tenant: e.Tenant, Pipeline: e.Pipeline, AdmittedAt: e.AdmittedAt, FinishedAt: finished}
+}
+
+// Report returns what the result says of its request.
+func (r *Result) Report() *meshv1.RequestReport {
+	e := Envelope{
+		RequestID: r.Reply.RequestID, Pipeline: r.Pipeline, Tenant: r.Tenant, AdmittedAt: r.AdmittedAt, Timings: r.Reply.Timings,
+	}
+	out := e.Report(meshv1.RequestSource_REQUEST_SOURCE_STORED_RESULT)
+	out.Stored, out.Total = true, durationpb.New(max(0, r.FinishedAt.Sub(r.AdmittedAt))) // of two clocks
+	if r.Reply.Fault != nil {
+		out.Fault = r.Reply.Fault.ToProto()
+	}
+	return out
+}
+
+// Report returns what the envelope says of its request, but for the trace: a call that has
+// not sent it yet may set that.
+func (e *Envelope) Report(source meshv1.RequestSource) *meshv1.RequestReport {
+	out := &meshv1.RequestReport{
+		RequestId: string(e.RequestID), Source: source, Pipeline: string(e.Pipeline), Tenant: e.Tenant, Gateway: string(e.Gateway),
+		Durability: e.Durability.ToProto(),
+	}
+	if at := timestamppb.New(e.AdmittedAt); at.IsValid() { // nobody has checked that of an item
+		out.AdmittedAt = at
+	}
+	if !e.Deadline.IsZero() {
+		out.Deadline = timestamppb.New(e.Deadline)
+	}
+	for i := range e.Timings {
+		out.Steps = append(out.Steps, &meshv1.ReportedStep{Timing: e.Timings[i].ToProto()})
+	}
+	for i := range e.Route {
+		out.Stages = append(out.Stages, string(e.Route[i].Stage))
+	}
+	return out
 }
 
 // Encode returns the result's bytes.

@@ -59,6 +59,8 @@ var importTable = rules{
 
 		// The gateway: only admission and call touch the bus, fronts translate.
 		{packages: list("gateway/admission"), mayImport: list(fault, pipeline, envelope, bus)},
+		// What became of the last requests.
+		{packages: list("gateway/explain"), mayImport: list(proto, fault, pipeline, envelope)},
 		// What follows the registry, and says what fits.
 		{
 			packages:  list("gateway/pipelines"),
@@ -66,14 +68,14 @@ var importTable = rules{
 		},
 		{
 			packages:  list("gateway/call"),
-			mayImport: list(proto, tensor, fault, payload, pipeline, envelope, bus, "mesh/config", "mesh/store", "mesh/tracing", "gateway/admission", "gateway/pipelines"),
+			mayImport: list(proto, tensor, fault, payload, pipeline, envelope, bus, "mesh/config", "mesh/store", "mesh/tracing", "gateway/admission", "gateway/explain", "gateway/pipelines"),
 		},
 		{packages: list("gateway/front/*"), mayImport: list(proto, tensor, fault, payload, msgpack, pipeline, auth, "mesh/config", "gateway/admission", "gateway/call", "gateway/front/*", "gateway/openapi")},
 		// What the operators' port shows is what the stores keep: it reads letters
 		// and their items, through interfaces of its own. A front, so never the bus.
 		{
 			packages: list("gateway/adminapi"),
-			mayImport: list(proto, fault, payload, pipeline, envelope, auth, "mesh/store", "discovery", "gateway/call", "gateway/pipelines",
+			mayImport: list(proto, fault, payload, pipeline, envelope, auth, "mesh/store", "discovery", "gateway/call", "gateway/explain", "gateway/pipelines",
 				"gateway/front/port", "gateway/front/transport"),
 		},
 		// What describes the fronts uses their words.
@@ -128,7 +130,7 @@ var importTable = rules{
 	// What a pure package cannot need: it decides, others wait, lock and talk.
 	impure: list("context", "log/...", "net/...", "os/...", "sync/..."),
 	// Pure parts of packages that are not pure.
-	pureFiles: list("gateway/admission/estimate.go", "stagehost/runner/worker/machine.go", "stagehost/runner/worker/limits.go"),
+	pureFiles: list("gateway/admission/estimate.go", "gateway/explain/summary.go", "stagehost/runner/worker/machine.go", "stagehost/runner/worker/limits.go"),
 }
 
 var nothing []string

@@ -1029,11 +1029,99 @@ func (x *ListMetricsResponse) GetProcesses() []*v12.ProcessMetrics {
 	return nil
 }
 
+type ExplainRequestRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	RequestId     string                 `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExplainRequestRequest) Reset() {
+	*x = ExplainRequestRequest{}
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainRequestRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainRequestRequest) ProtoMessage() {}
+
+func (x *ExplainRequestRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainRequestRequest.ProtoReflect.Descriptor instead.
+func (*ExplainRequestRequest) Descriptor() ([]byte, []int) {
+	return file_stagemesh_admin_v1_mesh_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *ExplainRequestRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+type ExplainRequestResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Report        *v12.RequestReport     `protobuf:"bytes,1,opt,name=report,proto3" json:"report,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExplainRequestResponse) Reset() {
+	*x = ExplainRequestResponse{}
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainRequestResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainRequestResponse) ProtoMessage() {}
+
+func (x *ExplainRequestResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainRequestResponse.ProtoReflect.Descriptor instead.
+func (*ExplainRequestResponse) Descriptor() ([]byte, []int) {
+	return file_stagemesh_admin_v1_mesh_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *ExplainRequestResponse) GetReport() *v12.RequestReport {
+	if x != nil {
+		return x.Report
+	}
+	return nil
+}
+
 var File_stagemesh_admin_v1_mesh_proto protoreflect.FileDescriptor
 
 const file_stagemesh_admin_v1_mesh_proto_rawDesc = "" +
 	"\n" +
-	"\x1dstagemesh/admin/v1/mesh.proto\x12\x12stagemesh.admin.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a$stagemesh/inference/v1/payload.proto\x1a\x1cstagemesh/mesh/v1/host.proto\x1a\x1fstagemesh/mesh/v1/metrics.proto\x1a\x1estagemesh/stage/v1/stage.proto\"(\n" +
+	"\x1dstagemesh/admin/v1/mesh.proto\x12\x12stagemesh.admin.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a$stagemesh/inference/v1/payload.proto\x1a\x1cstagemesh/mesh/v1/host.proto\x1a\x1fstagemesh/mesh/v1/metrics.proto\x1a\x1estagemesh/mesh/v1/report.proto\x1a\x1estagemesh/stage/v1/stage.proto\"(\n" +
 	"\x10ListHostsRequest\x12\x14\n" +
 	"\x05stage\x18\x01 \x01(\tR\x05stage\"\xa7\x01\n" +
 	"\x11ListHostsResponse\x124\n" +
@@ -1116,7 +1204,12 @@ const file_stagemesh_admin_v1_mesh_proto_rawDesc = "" +
 	"\bdeadline\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\bdeadline\"\x14\n" +
 	"\x12ListMetricsRequest\"V\n" +
 	"\x13ListMetricsResponse\x12?\n" +
-	"\tprocesses\x18\x01 \x03(\v2!.stagemesh.mesh.v1.ProcessMetricsR\tprocesses2\xc8\x04\n" +
+	"\tprocesses\x18\x01 \x03(\v2!.stagemesh.mesh.v1.ProcessMetricsR\tprocesses\"6\n" +
+	"\x15ExplainRequestRequest\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x01 \x01(\tR\trequestId\"R\n" +
+	"\x16ExplainRequestResponse\x128\n" +
+	"\x06report\x18\x01 \x01(\v2 .stagemesh.mesh.v1.RequestReportR\x06report2\xb1\x05\n" +
 	"\vMeshService\x12X\n" +
 	"\tListHosts\x12$.stagemesh.admin.v1.ListHostsRequest\x1a%.stagemesh.admin.v1.ListHostsResponse\x12]\n" +
 	"\n" +
@@ -1125,7 +1218,8 @@ const file_stagemesh_admin_v1_mesh_proto_rawDesc = "" +
 	"ListStages\x12%.stagemesh.admin.v1.ListStagesRequest\x1a&.stagemesh.admin.v1.ListStagesResponse\x12`\n" +
 	"\vWatchStages\x12&.stagemesh.admin.v1.WatchStagesRequest\x1a'.stagemesh.admin.v1.WatchStagesResponse0\x01\x12a\n" +
 	"\fListRequests\x12'.stagemesh.admin.v1.ListRequestsRequest\x1a(.stagemesh.admin.v1.ListRequestsResponse\x12^\n" +
-	"\vListMetrics\x12&.stagemesh.admin.v1.ListMetricsRequest\x1a'.stagemesh.admin.v1.ListMetricsResponseBHZFgithub.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1;adminv1b\x06proto3"
+	"\vListMetrics\x12&.stagemesh.admin.v1.ListMetricsRequest\x1a'.stagemesh.admin.v1.ListMetricsResponse\x12g\n" +
+	"\x0eExplainRequest\x12).stagemesh.admin.v1.ExplainRequestRequest\x1a*.stagemesh.admin.v1.ExplainRequestResponseBHZFgithub.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1;adminv1b\x06proto3"
 
 var (
 	file_stagemesh_admin_v1_mesh_proto_rawDescOnce sync.Once
@@ -1139,67 +1233,73 @@ func file_stagemesh_admin_v1_mesh_proto_rawDescGZIP() []byte {
 	return file_stagemesh_admin_v1_mesh_proto_rawDescData
 }
 
-var file_stagemesh_admin_v1_mesh_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
+var file_stagemesh_admin_v1_mesh_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
 var file_stagemesh_admin_v1_mesh_proto_goTypes = []any{
-	(*ListHostsRequest)(nil),      // 0: stagemesh.admin.v1.ListHostsRequest
-	(*ListHostsResponse)(nil),     // 1: stagemesh.admin.v1.ListHostsResponse
-	(*WatchHostsRequest)(nil),     // 2: stagemesh.admin.v1.WatchHostsRequest
-	(*WatchHostsResponse)(nil),    // 3: stagemesh.admin.v1.WatchHostsResponse
-	(*ListStagesRequest)(nil),     // 4: stagemesh.admin.v1.ListStagesRequest
-	(*ListStagesResponse)(nil),    // 5: stagemesh.admin.v1.ListStagesResponse
-	(*WatchStagesRequest)(nil),    // 6: stagemesh.admin.v1.WatchStagesRequest
-	(*WatchStagesResponse)(nil),   // 7: stagemesh.admin.v1.WatchStagesResponse
-	(*StageStatus)(nil),           // 8: stagemesh.admin.v1.StageStatus
-	(*QueueStatus)(nil),           // 9: stagemesh.admin.v1.QueueStatus
-	(*HostStatus)(nil),            // 10: stagemesh.admin.v1.HostStatus
-	(*ListRequestsRequest)(nil),   // 11: stagemesh.admin.v1.ListRequestsRequest
-	(*ListRequestsResponse)(nil),  // 12: stagemesh.admin.v1.ListRequestsResponse
-	(*RequestStatus)(nil),         // 13: stagemesh.admin.v1.RequestStatus
-	(*ListMetricsRequest)(nil),    // 14: stagemesh.admin.v1.ListMetricsRequest
-	(*ListMetricsResponse)(nil),   // 15: stagemesh.admin.v1.ListMetricsResponse
-	(*timestamppb.Timestamp)(nil), // 16: google.protobuf.Timestamp
-	(*v1.Spec)(nil),               // 17: stagemesh.stage.v1.Spec
-	(*v1.Limits)(nil),             // 18: stagemesh.stage.v1.Limits
-	(v11.Durability)(0),           // 19: stagemesh.inference.v1.Durability
-	(*v12.HostRecord)(nil),        // 20: stagemesh.mesh.v1.HostRecord
-	(*v12.ProcessMetrics)(nil),    // 21: stagemesh.mesh.v1.ProcessMetrics
+	(*ListHostsRequest)(nil),       // 0: stagemesh.admin.v1.ListHostsRequest
+	(*ListHostsResponse)(nil),      // 1: stagemesh.admin.v1.ListHostsResponse
+	(*WatchHostsRequest)(nil),      // 2: stagemesh.admin.v1.WatchHostsRequest
+	(*WatchHostsResponse)(nil),     // 3: stagemesh.admin.v1.WatchHostsResponse
+	(*ListStagesRequest)(nil),      // 4: stagemesh.admin.v1.ListStagesRequest
+	(*ListStagesResponse)(nil),     // 5: stagemesh.admin.v1.ListStagesResponse
+	(*WatchStagesRequest)(nil),     // 6: stagemesh.admin.v1.WatchStagesRequest
+	(*WatchStagesResponse)(nil),    // 7: stagemesh.admin.v1.WatchStagesResponse
+	(*StageStatus)(nil),            // 8: stagemesh.admin.v1.StageStatus
+	(*QueueStatus)(nil),            // 9: stagemesh.admin.v1.QueueStatus
+	(*HostStatus)(nil),             // 10: stagemesh.admin.v1.HostStatus
+	(*ListRequestsRequest)(nil),    // 11: stagemesh.admin.v1.ListRequestsRequest
+	(*ListRequestsResponse)(nil),   // 12: stagemesh.admin.v1.ListRequestsResponse
+	(*RequestStatus)(nil),          // 13: stagemesh.admin.v1.RequestStatus
+	(*ListMetricsRequest)(nil),     // 14: stagemesh.admin.v1.ListMetricsRequest
+	(*ListMetricsResponse)(nil),    // 15: stagemesh.admin.v1.ListMetricsResponse
+	(*ExplainRequestRequest)(nil),  // 16: stagemesh.admin.v1.ExplainRequestRequest
+	(*ExplainRequestResponse)(nil), // 17: stagemesh.admin.v1.ExplainRequestResponse
+	(*timestamppb.Timestamp)(nil),  // 18: google.protobuf.Timestamp
+	(*v1.Spec)(nil),                // 19: stagemesh.stage.v1.Spec
+	(*v1.Limits)(nil),              // 20: stagemesh.stage.v1.Limits
+	(v11.Durability)(0),            // 21: stagemesh.inference.v1.Durability
+	(*v12.HostRecord)(nil),         // 22: stagemesh.mesh.v1.HostRecord
+	(*v12.ProcessMetrics)(nil),     // 23: stagemesh.mesh.v1.ProcessMetrics
+	(*v12.RequestReport)(nil),      // 24: stagemesh.mesh.v1.RequestReport
 }
 var file_stagemesh_admin_v1_mesh_proto_depIdxs = []int32{
 	10, // 0: stagemesh.admin.v1.ListHostsResponse.hosts:type_name -> stagemesh.admin.v1.HostStatus
-	16, // 1: stagemesh.admin.v1.ListHostsResponse.stale_since:type_name -> google.protobuf.Timestamp
+	18, // 1: stagemesh.admin.v1.ListHostsResponse.stale_since:type_name -> google.protobuf.Timestamp
 	10, // 2: stagemesh.admin.v1.WatchHostsResponse.hosts:type_name -> stagemesh.admin.v1.HostStatus
-	16, // 3: stagemesh.admin.v1.WatchHostsResponse.stale_since:type_name -> google.protobuf.Timestamp
+	18, // 3: stagemesh.admin.v1.WatchHostsResponse.stale_since:type_name -> google.protobuf.Timestamp
 	8,  // 4: stagemesh.admin.v1.ListStagesResponse.stages:type_name -> stagemesh.admin.v1.StageStatus
-	16, // 5: stagemesh.admin.v1.ListStagesResponse.stale_since:type_name -> google.protobuf.Timestamp
+	18, // 5: stagemesh.admin.v1.ListStagesResponse.stale_since:type_name -> google.protobuf.Timestamp
 	8,  // 6: stagemesh.admin.v1.WatchStagesResponse.stages:type_name -> stagemesh.admin.v1.StageStatus
-	16, // 7: stagemesh.admin.v1.WatchStagesResponse.stale_since:type_name -> google.protobuf.Timestamp
+	18, // 7: stagemesh.admin.v1.WatchStagesResponse.stale_since:type_name -> google.protobuf.Timestamp
 	9,  // 8: stagemesh.admin.v1.StageStatus.queues:type_name -> stagemesh.admin.v1.QueueStatus
-	17, // 9: stagemesh.admin.v1.StageStatus.spec:type_name -> stagemesh.stage.v1.Spec
-	18, // 10: stagemesh.admin.v1.StageStatus.limits:type_name -> stagemesh.stage.v1.Limits
-	19, // 11: stagemesh.admin.v1.QueueStatus.durability:type_name -> stagemesh.inference.v1.Durability
-	20, // 12: stagemesh.admin.v1.HostStatus.record:type_name -> stagemesh.mesh.v1.HostRecord
+	19, // 9: stagemesh.admin.v1.StageStatus.spec:type_name -> stagemesh.stage.v1.Spec
+	20, // 10: stagemesh.admin.v1.StageStatus.limits:type_name -> stagemesh.stage.v1.Limits
+	21, // 11: stagemesh.admin.v1.QueueStatus.durability:type_name -> stagemesh.inference.v1.Durability
+	22, // 12: stagemesh.admin.v1.HostStatus.record:type_name -> stagemesh.mesh.v1.HostRecord
 	13, // 13: stagemesh.admin.v1.ListRequestsResponse.requests:type_name -> stagemesh.admin.v1.RequestStatus
-	19, // 14: stagemesh.admin.v1.RequestStatus.durability:type_name -> stagemesh.inference.v1.Durability
-	16, // 15: stagemesh.admin.v1.RequestStatus.admitted_at:type_name -> google.protobuf.Timestamp
-	16, // 16: stagemesh.admin.v1.RequestStatus.deadline:type_name -> google.protobuf.Timestamp
-	21, // 17: stagemesh.admin.v1.ListMetricsResponse.processes:type_name -> stagemesh.mesh.v1.ProcessMetrics
-	0,  // 18: stagemesh.admin.v1.MeshService.ListHosts:input_type -> stagemesh.admin.v1.ListHostsRequest
-	2,  // 19: stagemesh.admin.v1.MeshService.WatchHosts:input_type -> stagemesh.admin.v1.WatchHostsRequest
-	4,  // 20: stagemesh.admin.v1.MeshService.ListStages:input_type -> stagemesh.admin.v1.ListStagesRequest
-	6,  // 21: stagemesh.admin.v1.MeshService.WatchStages:input_type -> stagemesh.admin.v1.WatchStagesRequest
-	11, // 22: stagemesh.admin.v1.MeshService.ListRequests:input_type -> stagemesh.admin.v1.ListRequestsRequest
-	14, // 23: stagemesh.admin.v1.MeshService.ListMetrics:input_type -> stagemesh.admin.v1.ListMetricsRequest
-	1,  // 24: stagemesh.admin.v1.MeshService.ListHosts:output_type -> stagemesh.admin.v1.ListHostsResponse
-	3,  // 25: stagemesh.admin.v1.MeshService.WatchHosts:output_type -> stagemesh.admin.v1.WatchHostsResponse
-	5,  // 26: stagemesh.admin.v1.MeshService.ListStages:output_type -> stagemesh.admin.v1.ListStagesResponse
-	7,  // 27: stagemesh.admin.v1.MeshService.WatchStages:output_type -> stagemesh.admin.v1.WatchStagesResponse
-	12, // 28: stagemesh.admin.v1.MeshService.ListRequests:output_type -> stagemesh.admin.v1.ListRequestsResponse
-	15, // 29: stagemesh.admin.v1.MeshService.ListMetrics:output_type -> stagemesh.admin.v1.ListMetricsResponse
-	24, // [24:30] is the sub-list for method output_type
-	18, // [18:24] is the sub-list for method input_type
-	18, // [18:18] is the sub-list for extension type_name
-	18, // [18:18] is the sub-list for extension extendee
-	0,  // [0:18] is the sub-list for field type_name
+	21, // 14: stagemesh.admin.v1.RequestStatus.durability:type_name -> stagemesh.inference.v1.Durability
+	18, // 15: stagemesh.admin.v1.RequestStatus.admitted_at:type_name -> google.protobuf.Timestamp
+	18, // 16: stagemesh.admin.v1.RequestStatus.deadline:type_name -> google.protobuf.Timestamp
+	23, // 17: stagemesh.admin.v1.ListMetricsResponse.processes:type_name -> stagemesh.mesh.v1.ProcessMetrics
+	24, // 18: stagemesh.admin.v1.ExplainRequestResponse.report:type_name -> stagemesh.mesh.v1.RequestReport
+	0,  // 19: stagemesh.admin.v1.MeshService.ListHosts:input_type -> stagemesh.admin.v1.ListHostsRequest
+	2,  // 20: stagemesh.admin.v1.MeshService.WatchHosts:input_type -> stagemesh.admin.v1.WatchHostsRequest
+	4,  // 21: stagemesh.admin.v1.MeshService.ListStages:input_type -> stagemesh.admin.v1.ListStagesRequest
+	6,  // 22: stagemesh.admin.v1.MeshService.WatchStages:input_type -> stagemesh.admin.v1.WatchStagesRequest
+	11, // 23: stagemesh.admin.v1.MeshService.ListRequests:input_type -> stagemesh.admin.v1.ListRequestsRequest
+	14, // 24: stagemesh.admin.v1.MeshService.ListMetrics:input_type -> stagemesh.admin.v1.ListMetricsRequest
+	16, // 25: stagemesh.admin.v1.MeshService.ExplainRequest:input_type -> stagemesh.admin.v1.ExplainRequestRequest
+	1,  // 26: stagemesh.admin.v1.MeshService.ListHosts:output_type -> stagemesh.admin.v1.ListHostsResponse
+	3,  // 27: stagemesh.admin.v1.MeshService.WatchHosts:output_type -> stagemesh.admin.v1.WatchHostsResponse
+	5,  // 28: stagemesh.admin.v1.MeshService.ListStages:output_type -> stagemesh.admin.v1.ListStagesResponse
+	7,  // 29: stagemesh.admin.v1.MeshService.WatchStages:output_type -> stagemesh.admin.v1.WatchStagesResponse
+	12, // 30: stagemesh.admin.v1.MeshService.ListRequests:output_type -> stagemesh.admin.v1.ListRequestsResponse
+	15, // 31: stagemesh.admin.v1.MeshService.ListMetrics:output_type -> stagemesh.admin.v1.ListMetricsResponse
+	17, // 32: stagemesh.admin.v1.MeshService.ExplainRequest:output_type -> stagemesh.admin.v1.ExplainRequestResponse
+	26, // [26:33] is the sub-list for method output_type
+	19, // [19:26] is the sub-list for method input_type
+	19, // [19:19] is the sub-list for extension type_name
+	19, // [19:19] is the sub-list for extension extendee
+	0,  // [0:19] is the sub-list for field type_name
 }
 
 func init() { file_stagemesh_admin_v1_mesh_proto_init() }
@@ -1213,7 +1313,7 @@ func file_stagemesh_admin_v1_mesh_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_stagemesh_admin_v1_mesh_proto_rawDesc), len(file_stagemesh_admin_v1_mesh_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   16,
+			NumMessages:   18,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -19,12 +19,13 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	MeshService_ListHosts_FullMethodName    = "/stagemesh.admin.v1.MeshService/ListHosts"
-	MeshService_WatchHosts_FullMethodName   = "/stagemesh.admin.v1.MeshService/WatchHosts"
-	MeshService_ListStages_FullMethodName   = "/stagemesh.admin.v1.MeshService/ListStages"
-	MeshService_WatchStages_FullMethodName  = "/stagemesh.admin.v1.MeshService/WatchStages"
-	MeshService_ListRequests_FullMethodName = "/stagemesh.admin.v1.MeshService/ListRequests"
-	MeshService_ListMetrics_FullMethodName  = "/stagemesh.admin.v1.MeshService/ListMetrics"
+	MeshService_ListHosts_FullMethodName      = "/stagemesh.admin.v1.MeshService/ListHosts"
+	MeshService_WatchHosts_FullMethodName     = "/stagemesh.admin.v1.MeshService/WatchHosts"
+	MeshService_ListStages_FullMethodName     = "/stagemesh.admin.v1.MeshService/ListStages"
+	MeshService_WatchStages_FullMethodName    = "/stagemesh.admin.v1.MeshService/WatchStages"
+	MeshService_ListRequests_FullMethodName   = "/stagemesh.admin.v1.MeshService/ListRequests"
+	MeshService_ListMetrics_FullMethodName    = "/stagemesh.admin.v1.MeshService/ListMetrics"
+	MeshService_ExplainRequest_FullMethodName = "/stagemesh.admin.v1.MeshService/ExplainRequest"
 )
 
 // MeshServiceClient is the client API for MeshService service.
@@ -56,6 +57,10 @@ type MeshServiceClient interface {
 	// ListMetrics returns the metrics of all processes of the mesh that answer within a quarter
 	// of a second. Only programs with an operations port answer.
 	ListMetrics(ctx context.Context, in *ListMetricsRequest, opts ...grpc.CallOption) (*ListMetricsResponse, error)
+	// ExplainRequest reports where the time of a request went, whichever gateway took it. It
+	// asks all gateways and hosts, then the stored results and dead letters. NOT_FOUND says
+	// how long gateways remember requests.
+	ExplainRequest(ctx context.Context, in *ExplainRequestRequest, opts ...grpc.CallOption) (*ExplainRequestResponse, error)
 }
 
 type meshServiceClient struct {
@@ -144,6 +149,16 @@ func (c *meshServiceClient) ListMetrics(ctx context.Context, in *ListMetricsRequ
 	return out, nil
 }
 
+func (c *meshServiceClient) ExplainRequest(ctx context.Context, in *ExplainRequestRequest, opts ...grpc.CallOption) (*ExplainRequestResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ExplainRequestResponse)
+	err := c.cc.Invoke(ctx, MeshService_ExplainRequest_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // MeshServiceServer is the server API for MeshService service.
 // All implementations must embed UnimplementedMeshServiceServer
 // for forward compatibility.
@@ -173,6 +188,10 @@ type MeshServiceServer interface {
 	// ListMetrics returns the metrics of all processes of the mesh that answer within a quarter
 	// of a second. Only programs with an operations port answer.
 	ListMetrics(context.Context, *ListMetricsRequest) (*ListMetricsResponse, error)
+	// ExplainRequest reports where the time of a request went, whichever gateway took it. It
+	// asks all gateways and hosts, then the stored results and dead letters. NOT_FOUND says
+	// how long gateways remember requests.
+	ExplainRequest(context.Context, *ExplainRequestRequest) (*ExplainRequestResponse, error)
 	mustEmbedUnimplementedMeshServiceServer()
 }
 
@@ -200,6 +219,9 @@ func (UnimplementedMeshServiceServer) ListRequests(context.Context, *ListRequest
 }
 func (UnimplementedMeshServiceServer) ListMetrics(context.Context, *ListMetricsRequest) (*ListMetricsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListMetrics not implemented")
+}
+func (UnimplementedMeshServiceServer) ExplainRequest(context.Context, *ExplainRequestRequest) (*ExplainRequestResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ExplainRequest not implemented")
 }
 func (UnimplementedMeshServiceServer) mustEmbedUnimplementedMeshServiceServer() {}
 func (UnimplementedMeshServiceServer) testEmbeddedByValue()                     {}
@@ -316,6 +338,24 @@ func _MeshService_ListMetrics_Handler(srv interface{}, ctx context.Context, dec 
 	return interceptor(ctx, in, info, handler)
 }
 
+func _MeshService_ExplainRequest_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ExplainRequestRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(MeshServiceServer).ExplainRequest(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: MeshService_ExplainRequest_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(MeshServiceServer).ExplainRequest(ctx, req.(*ExplainRequestRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // MeshService_ServiceDesc is the grpc.ServiceDesc for MeshService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -338,6 +378,10 @@ var MeshService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListMetrics",
 			Handler:    _MeshService_ListMetrics_Handler,
+		},
+		{
+			MethodName: "ExplainRequest",
+			Handler:    _MeshService_ExplainRequest_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

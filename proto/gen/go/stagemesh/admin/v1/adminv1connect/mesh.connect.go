@@ -46,6 +46,9 @@ const (
 	MeshServiceListRequestsProcedure = "/stagemesh.admin.v1.MeshService/ListRequests"
 	// MeshServiceListMetricsProcedure is the fully-qualified name of the MeshService's ListMetrics RPC.
 	MeshServiceListMetricsProcedure = "/stagemesh.admin.v1.MeshService/ListMetrics"
+	// MeshServiceExplainRequestProcedure is the fully-qualified name of the MeshService's
+	// ExplainRequest RPC.
+	MeshServiceExplainRequestProcedure = "/stagemesh.admin.v1.MeshService/ExplainRequest"
 )
 
 // MeshServiceClient is a client for the stagemesh.admin.v1.MeshService service.
@@ -72,6 +75,10 @@ type MeshServiceClient interface {
 	// ListMetrics returns the metrics of all processes of the mesh that answer within a quarter
 	// of a second. Only programs with an operations port answer.
 	ListMetrics(context.Context, *connect.Request[v1.ListMetricsRequest]) (*connect.Response[v1.ListMetricsResponse], error)
+	// ExplainRequest reports where the time of a request went, whichever gateway took it. It
+	// asks all gateways and hosts, then the stored results and dead letters. NOT_FOUND says
+	// how long gateways remember requests.
+	ExplainRequest(context.Context, *connect.Request[v1.ExplainRequestRequest]) (*connect.Response[v1.ExplainRequestResponse], error)
 }
 
 // NewMeshServiceClient constructs a client for the stagemesh.admin.v1.MeshService service. By
@@ -121,17 +128,24 @@ func NewMeshServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			connect.WithSchema(meshServiceMethods.ByName("ListMetrics")),
 			connect.WithClientOptions(opts...),
 		),
+		explainRequest: connect.NewClient[v1.ExplainRequestRequest, v1.ExplainRequestResponse](
+			httpClient,
+			baseURL+MeshServiceExplainRequestProcedure,
+			connect.WithSchema(meshServiceMethods.ByName("ExplainRequest")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
 // meshServiceClient implements MeshServiceClient.
 type meshServiceClient struct {
-	listHosts    *connect.Client[v1.ListHostsRequest, v1.ListHostsResponse]
-	watchHosts   *connect.Client[v1.WatchHostsRequest, v1.WatchHostsResponse]
-	listStages   *connect.Client[v1.ListStagesRequest, v1.ListStagesResponse]
-	watchStages  *connect.Client[v1.WatchStagesRequest, v1.WatchStagesResponse]
-	listRequests *connect.Client[v1.ListRequestsRequest, v1.ListRequestsResponse]
-	listMetrics  *connect.Client[v1.ListMetricsRequest, v1.ListMetricsResponse]
+	listHosts      *connect.Client[v1.ListHostsRequest, v1.ListHostsResponse]
+	watchHosts     *connect.Client[v1.WatchHostsRequest, v1.WatchHostsResponse]
+	listStages     *connect.Client[v1.ListStagesRequest, v1.ListStagesResponse]
+	watchStages    *connect.Client[v1.WatchStagesRequest, v1.WatchStagesResponse]
+	listRequests   *connect.Client[v1.ListRequestsRequest, v1.ListRequestsResponse]
+	listMetrics    *connect.Client[v1.ListMetricsRequest, v1.ListMetricsResponse]
+	explainRequest *connect.Client[v1.ExplainRequestRequest, v1.ExplainRequestResponse]
 }
 
 // ListHosts calls stagemesh.admin.v1.MeshService.ListHosts.
@@ -164,6 +178,11 @@ func (c *meshServiceClient) ListMetrics(ctx context.Context, req *connect.Reques
 	return c.listMetrics.CallUnary(ctx, req)
 }
 
+// ExplainRequest calls stagemesh.admin.v1.MeshService.ExplainRequest.
+func (c *meshServiceClient) ExplainRequest(ctx context.Context, req *connect.Request[v1.ExplainRequestRequest]) (*connect.Response[v1.ExplainRequestResponse], error) {
+	return c.explainRequest.CallUnary(ctx, req)
+}
+
 // MeshServiceHandler is an implementation of the stagemesh.admin.v1.MeshService service.
 type MeshServiceHandler interface {
 	// ListHosts returns the hosts of the mesh, sorted by stage and host, as its
@@ -188,6 +207,10 @@ type MeshServiceHandler interface {
 	// ListMetrics returns the metrics of all processes of the mesh that answer within a quarter
 	// of a second. Only programs with an operations port answer.
 	ListMetrics(context.Context, *connect.Request[v1.ListMetricsRequest]) (*connect.Response[v1.ListMetricsResponse], error)
+	// ExplainRequest reports where the time of a request went, whichever gateway took it. It
+	// asks all gateways and hosts, then the stored results and dead letters. NOT_FOUND says
+	// how long gateways remember requests.
+	ExplainRequest(context.Context, *connect.Request[v1.ExplainRequestRequest]) (*connect.Response[v1.ExplainRequestResponse], error)
 }
 
 // NewMeshServiceHandler builds an HTTP handler from the service implementation. It returns the path
@@ -233,6 +256,12 @@ func NewMeshServiceHandler(svc MeshServiceHandler, opts ...connect.HandlerOption
 		connect.WithSchema(meshServiceMethods.ByName("ListMetrics")),
 		connect.WithHandlerOptions(opts...),
 	)
+	meshServiceExplainRequestHandler := connect.NewUnaryHandler(
+		MeshServiceExplainRequestProcedure,
+		svc.ExplainRequest,
+		connect.WithSchema(meshServiceMethods.ByName("ExplainRequest")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/stagemesh.admin.v1.MeshService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case MeshServiceListHostsProcedure:
@@ -247,6 +276,8 @@ func NewMeshServiceHandler(svc MeshServiceHandler, opts ...connect.HandlerOption
 			meshServiceListRequestsHandler.ServeHTTP(w, r)
 		case MeshServiceListMetricsProcedure:
 			meshServiceListMetricsHandler.ServeHTTP(w, r)
+		case MeshServiceExplainRequestProcedure:
+			meshServiceExplainRequestHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -278,4 +309,8 @@ func (UnimplementedMeshServiceHandler) ListRequests(context.Context, *connect.Re
 
 func (UnimplementedMeshServiceHandler) ListMetrics(context.Context, *connect.Request[v1.ListMetricsRequest]) (*connect.Response[v1.ListMetricsResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("stagemesh.admin.v1.MeshService.ListMetrics is not implemented"))
+}
+
+func (UnimplementedMeshServiceHandler) ExplainRequest(context.Context, *connect.Request[v1.ExplainRequestRequest]) (*connect.Response[v1.ExplainRequestResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("stagemesh.admin.v1.MeshService.ExplainRequest is not implemented"))
 }
