@@ -118,12 +118,13 @@ func (l *loop) begin(r *run) {
 
 // run is one batch at the runner, and the sink for its items' outcomes.
 type run struct {
-	host    *Host
-	slot    runner.Slot
-	batch   runner.Batch
-	items   []*item
-	reason  batch.Reason
-	started time.Time
+	host   *Host
+	slot   runner.Slot
+	batch  runner.Batch
+	items  []*item
+	reason batch.Reason
+	// started is when the runner began it, as far as is known, and dispatched when it got it.
+	started, dispatched time.Time
 	// ctx ends with cancel or at the latest deadline; wanted counts the items that
 	// were not cancelled, and is the loop's.
 	ctx    context.Context
@@ -158,7 +159,7 @@ const (
 )
 
 func newRun(h *Host, slot runner.Slot, items []*item, reason batch.Reason, now time.Time) *run {
-	r := &run{host: h, slot: slot, items: items, reason: reason, started: now, outcomeBy: make([]outcomeSource, len(items)), wanted: len(items)}
+	r := &run{host: h, slot: slot, items: items, reason: reason, started: now, dispatched: now, outcomeBy: make([]outcomeSource, len(items)), wanted: len(items)}
 	r.batch.Items = make([]runner.Item, len(items))
 	for i, it := range items {
 		it.run = r

@@ -299,8 +299,11 @@ func (h *Host) connect() error {
 	}
 	h.stopCancels, err = conn.ServeCancels(h.receiveCancel)
 	if err == nil {
-		// This subscription ends with the connection.
+		// These subscriptions end with the connection.
 		_, err = conn.ServeExhausted(h.settings.Stage, h.endExhausted)
+	}
+	if err == nil {
+		_, err = conn.ServeExplain(h.receiveQuestion)
 	}
 	if err != nil {
 		h.puller.Close()

@@ -68,6 +68,10 @@ func (s Subjects) Cancel() string { return string(s.mesh) + ".cancel" }
 // Metrics is the subject on which processes answer with their metrics.
 func (s Subjects) Metrics() string { return string(s.mesh) + ".metrics" }
 
+// ExplainSubject is the subject on which gateways and hosts answer what they know of a
+// request.
+func (s Subjects) ExplainSubject() string { return string(s.mesh) + ".explain" }
+
 // Result is the subject of a request's stored result.
 func (s Subjects) Result(request pipeline.RequestID) string {
 	return string(s.mesh) + ".result." + string(request)

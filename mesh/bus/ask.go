@@ -1,0 +1,85 @@
+package bus
+
+import (
+	"context"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"google.golang.org/protobuf/proto"
+
+	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
+
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+)
+
+const (
+	// askWait is how long all processes of the mesh may take to answer a question.
+	askWait = 250 * time.Millisecond
+	// maxAnswers and maxAnswerBytes bound the answers that wait, and maxQuestionBytes the
+	// questions.
+	maxAnswers       = 4096
+	maxAnswerBytes   = 64 << 20
+	maxQuestionBytes = 1 << 20
+)
+
+// serveQuestions passes each question on a subject to handle, with a function that sends the
+// answer, until the returned function is called. Any client may ask.
+func (b *Bus) serveQuestions(subject string, handle func(question []byte, reply func(proto.Message))) (stop func() error, err error) {
+	return b.subscribe(subject, "", maxQuestionBytes, func(msg *nats.Msg) {
+		handle(msg.Data, func(answer proto.Message) {
+			data, err := proto.Marshal(answer)
+			if err == nil {
+				err = b.nc.Publish(msg.Reply, data)
+			}
+			if err != nil {
+				b.settings.Logger.Debug("answer not sent", "subject", subject, "error", err)
+			}
+		})
+	})
+}
+
+// askAll asks all who answer on a subject, and passes each answer to take, until that is true,
+// askWait is over or the context ends. Any client may answer.
+func (b *Bus) askAll(ctx context.Context, subject string, question []byte, take func(answer []byte) bool) error {
+	if !b.Connected() {
+		return b.disconnectedError()
+	}
+	inbox := b.nc.NewInbox()
+	answers, err := b.nc.SubscribeSync(inbox)
+	if err != nil {
+		return sendError(err)
+	}
+	defer answers.Unsubscribe() //nolint:errcheck // it fails when the connection is closed
+	if err := answers.SetPendingLimits(maxAnswers, maxAnswerBytes); err != nil {
+		return sendError(err)
+	}
+	if err := b.nc.PublishRequest(subject, inbox, question); err != nil {
+		return sendError(err)
+	}
+	waiting, cancel := context.WithTimeout(ctx, askWait)
+	defer cancel()
+	for {
+		msg, err := answers.NextMsgWithContext(waiting)
+		if err != nil {
+			return ctx.Err() // nobody answers any more, or nobody at all
+		}
+		if take(msg.Data) {
+			return nil
+		}
+	}
+}
+
+// Explain asks all gateways and hosts what they know of a request, and passes each answer that
+// comes in time to take, until that is true.
+func (b *Bus) Explain(ctx context.Context, id pipeline.RequestID, take func(*meshv1.ExplainAnswer) bool) error {
+	return b.askAll(ctx, b.ExplainSubject(), []byte(id), func(data []byte) bool {
+		answer := new(meshv1.ExplainAnswer)
+		return proto.Unmarshal(data, answer) == nil && take(answer)
+	})
+}
+
+// ServeExplain passes each question about a request to handle, with a function that sends the
+// answer, until the returned function is called.
+func (b *Bus) ServeExplain(handle func(id pipeline.RequestID, reply func(proto.Message))) (stop func() error, err error) {
+	return b.serveQuestions(b.ExplainSubject(), func(id []byte, reply func(proto.Message)) { handle(pipeline.RequestID(id), reply) })
+}
