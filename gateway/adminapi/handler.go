@@ -94,6 +94,7 @@ func Handler(s Settings) http.Handler {
 	unary(mesh, "ListStages", h.listStages)
 	unary(mesh, "ListRequests", h.listRequests)
 	unary(mesh, "ListMetrics", h.listMetrics)
+	unary(mesh, "ExplainRequest", h.explainRequest)
 	watch(mesh, "WatchHosts", h.membershipChanged, h.currentHosts)
 	watch(mesh, "WatchStages", h.membershipChanged, h.currentStages)
 	routes := h.mount(mux, adminv1.File_stagemesh_admin_v1_pipeline_proto, "pipelines", maxPipelinesBytes)

@@ -18,6 +18,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
+	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 )
 
 // Membership is the membership of the mesh.
@@ -86,6 +87,9 @@ type Traffic interface {
 	// Requests returns the oldest requests in flight that pass a stage, empty for all, and
 	// how many there are.
 	Requests(stage pipeline.StageName, limit int) (oldest []*envelope.Envelope, total int)
+	// Explain returns what gateways, hosts and stored results say of a request, NOT_FOUND
+	// where that is nothing.
+	Explain(ctx context.Context, requestID string) (*meshv1.RequestReport, error)
 }
 
 var _ Traffic = (*call.Service)(nil)

@@ -120,6 +120,15 @@ func (b *fakePipelines) Changed() <-chan struct{} {
 type traffic struct {
 	served []pipeline.StageName
 	err    error
+	// report is what it says of any request; nil for nothing.
+	report *meshv1.RequestReport
+}
+
+func (t traffic) Explain(context.Context, string) (*meshv1.RequestReport, error) {
+	if t.report == nil {
+		return nil, fault.New(fault.NotFound, "nobody knows it")
+	}
+	return t.report, nil
 }
 
 func (t traffic) PipelineReady(_ context.Context, name string) error {

@@ -1,6 +1,7 @@
 package call
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -49,15 +50,15 @@ func (s *Service) infer(ctx context.Context, r *Request, emit func(Chunk) error,
 	id := pipeline.RequestID(uuid.Must(uuid.NewV7()).String())
 	p, f := s.settings.Pipelines.Resolve(r.Pipeline)
 	if f != nil {
-		return nil, s.logFailure(id, r, f, traced)
+		return nil, s.reject(id, r, f, traced, begin)
 	}
 	if f := s.limiter.AcquirePipeline(p.Name, p.MaxInFlight); f != nil {
-		return nil, s.logFailure(id, r, f, traced)
+		return nil, s.reject(id, r, f, traced, begin)
 	}
 	defer s.limiter.ReleasePipeline(p.Name, p.MaxInFlight)
 	env, f := s.check(id, r, &p, begin)
 	if f != nil {
-		return nil, s.logFailure(id, r, f, traced)
+		return nil, s.reject(id, r, f, traced, begin)
 	}
 	env.Trace = carried
 	traced.describe(env)
@@ -76,12 +77,27 @@ func (s *Service) infer(ctx context.Context, r *Request, emit func(Chunk) error,
 	took := time.Since(begin)
 	if err != nil {
 		f := s.logFailure(id, r, deadlineFault(fault.From(err), env), traced)
-		s.tracer.keep(x, f, took)
+		x.remember(id, took, f, s.tracer.keep(x, f, took))
 		return nil, f
 	}
-	s.tracer.keep(x, nil, took)
+	x.remember(id, took, nil, s.tracer.keep(x, nil, took))
 	response.Timeline.Total = took
 	return response, nil
+}
+
+// remember records how the request ended, for Explain; kept are the spans that it got then. A
+// call with the response of another request, whose key it has, is none of its own.
+func (x *call) remember(id pipeline.RequestID, took time.Duration, f *fault.Fault, kept *spans) {
+	if id == x.env.RequestID {
+		x.service.finished.Add(x.env, x.steps, took, f, cmp.Or(x.spans.traceID(), kept.traceID(), x.env.Trace.ID()))
+	}
+}
+
+// reject ends a request that has no envelope yet.
+func (s *Service) reject(id pipeline.RequestID, r *Request, f *fault.Fault, traced *spans, begin time.Time) *fault.Fault {
+	s.finished.Add(&envelope.Envelope{RequestID: id, Pipeline: pipeline.Name(r.Pipeline), Gateway: s.settings.Gateway, AdmittedAt: begin},
+		nil, time.Since(begin), f, cmp.Or(traced.traceID(), r.Trace.ID()))
+	return s.logFailure(id, r, f, traced)
 }
 
 // respond returns the response, and the request whose response it is: the

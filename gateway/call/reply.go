@@ -81,10 +81,7 @@ func (x *call) handleEvent(ctx context.Context, e event) (*Response, error) {
 }
 
 func (x *call) readReply(m *message) (*Response, error) {
-	r, err := m.reply, error(nil)
-	if r == nil {
-		r, err = envelope.DecodeReply(m.data)
-	}
+	r, err := m.decode()
 	switch {
 	case err != nil:
 	case r.RequestID != x.env.RequestID, r.ExecutionID != x.env.ExecutionID:
@@ -231,7 +228,7 @@ func (x *call) lookUpResult(ctx context.Context) (*Response, error) {
 // the chunks that the caller has.
 func (x *call) responseOf(r *envelope.Result) (*Response, error) {
 	reply, p := r.Reply, &x.progress
-	p.isFinal = true
+	p.isFinal, x.steps = true, reply.Timings
 	switch {
 	case reply.RequestID != x.env.RequestID:
 		return nil, unreadable(errMismatch)

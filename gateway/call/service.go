@@ -7,6 +7,7 @@
 //	response, err := s.Infer(ctx, request)
 //	response, err = s.Result(ctx, requestID, wait)
 //	err = s.Cancel(ctx, requestID)
+//	report, err := s.Explain(ctx, requestID)
 //	err = s.Stop(ctx)               // reject new requests, wait for those in flight
 //
 // Every error is a *fault.Fault whose metadata carry the request ID, as soon as
@@ -41,6 +42,7 @@ import (
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 
 	"github.com/stagemesh/stagemesh/gateway/admission"
+	"github.com/stagemesh/stagemesh/gateway/explain"
 	"github.com/stagemesh/stagemesh/gateway/pipelines"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/config"
@@ -158,7 +160,9 @@ type Service struct {
 	// others.
 	waits *semaphore.Weighted
 
-	table         *table
+	table *table
+	// finished has the last requests that ended.
+	finished      *explain.Ring
 	results       *store.Results
 	resultsStream *lazyStream
 	resultSpace   resultSpace
@@ -169,6 +173,7 @@ type Service struct {
 
 	stopReplies func() error
 	stopCancels func() error
+	stopExplain func() error
 	stopWatch   context.CancelFunc
 	watches     sync.WaitGroup
 }
@@ -189,7 +194,8 @@ func New(s Settings) (*Service, error) {
 	s.Idempotency.Retention = cmp.Or(s.Idempotency.Retention, s.Results.Retention)
 	out := &Service{
 		settings: s, limiter: admission.NewLimiter(s.MaxInFlight), waits: semaphore.NewWeighted(int64(max(1, s.MaxInFlight/waitsShare))),
-		table: newTable(tableLimits{calls: s.MaxInFlight, replies: streamReplies, bytes: streamBytes, shared: streamsBytes}),
+		table:    newTable(tableLimits{calls: s.MaxInFlight, replies: streamReplies, bytes: streamBytes, shared: streamsBytes}),
+		finished: explain.NewRing(),
 	}
 	var err error
 	if out.metrics, err = newMetrics(out); err == nil {
@@ -218,6 +224,9 @@ func (s *Service) Start(b *bus.Bus) error {
 	if s.stopCancels, err = b.ServeCancels(s.receiveCancel); err != nil {
 		return errors.Join(err, s.stopReplies())
 	}
+	if s.stopExplain, err = b.ServeExplain(s.receiveQuestion); err != nil {
+		return errors.Join(err, s.stopCancels(), s.stopReplies())
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	s.stopWatch = cancel
 	s.watches.Go(func() { s.watchQueues(ctx, b.Reconnects()) })
@@ -241,7 +250,7 @@ func (s *Service) Stop(ctx context.Context) error {
 	s.stopWatch()
 	s.watches.Wait()
 	s.availability.Stop()
-	return errors.Join(err, s.stopCancels(), s.stopReplies())
+	return errors.Join(err, s.stopExplain(), s.stopCancels(), s.stopReplies())
 }
 
 // failTimeout is how long failed calls have to return.
@@ -287,10 +296,24 @@ func (s *Service) receiveReply(id pipeline.ExecutionID, data []byte) meshv1.Repl
 
 func (s *Service) deliver(id pipeline.ExecutionID, isFinal bool, m message) meshv1.ReplyDisposition {
 	out := s.table.deliver(id, isFinal, m)
+	if out == unknown && isFinal {
+		s.completeRecord(id, m)
+	}
 	if out != delivered {
 		s.metrics.droppedReply(map[meshv1.ReplyDisposition]string{unknown: "late", duplicate: "duplicate", overflow: "overflow"}[out])
 	}
 	return out
+}
+
+// completeRecord adds the timeline of a final reply that came too late to the record of its
+// request.
+func (s *Service) completeRecord(id pipeline.ExecutionID, m message) {
+	s.finished.Complete(id, func() []StepTiming {
+		if r, err := m.decode(); err == nil {
+			return r.Timings
+		}
+		return nil
+	})
 }
 
 // localGateway is the service as hosts in this process see it.

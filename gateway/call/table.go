@@ -67,6 +67,14 @@ type message struct {
 	size  int
 }
 
+// decode returns the reply that the message is.
+func (m *message) decode() (*envelope.Reply, error) {
+	if m.reply != nil {
+		return m.reply, nil
+	}
+	return envelope.DecodeReply(m.data)
+}
+
 // pending is a registered call. The table's lock guards its lower half.
 type pending struct {
 	// execution finds the call for replies, the ID in env for cancel; the execution ID in env
@@ -214,6 +222,16 @@ func (t *table) cancel(id pipeline.RequestID, tenant string, f *fault.Fault) boo
 		p.isCancelled = true
 	}
 	return true
+}
+
+// find returns the envelope of a pending request, nil where it is none.
+func (t *table) find(id pipeline.RequestID) *envelope.Envelope {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if p := t.requests[id]; p != nil {
+		return p.env
+	}
+	return nil
 }
 
 // close fails all calls that have a request, and those to come, by the fault.

@@ -158,6 +158,14 @@ func endServer(span trace.Span, o *Origin, f *fault.Fault) {
 	}
 }
 
+// traceID returns the ID of the request's trace; empty where there is none.
+func (s *spans) traceID() string {
+	if s == nil {
+		return ""
+	}
+	return s.server.SpanContext().TraceID().String()
+}
+
 // ids returns the pairs for a log about the request.
 func (s *spans) ids() []any {
 	if s == nil {
@@ -238,10 +246,11 @@ func (o *Origin) status(f *fault.Fault) []attribute.KeyValue {
 const httpOK = 200
 
 // keep traces a request that was not sampled, once it has ended, if it failed by the mesh's
-// fault or was slow: from its timeline, and so without batches and workers.
-func (t *tracer) keep(x *call, f *fault.Fault, took time.Duration) {
+// fault or was slow: from its timeline, and so without batches and workers. It returns the
+// spans, nil for none.
+func (t *tracer) keep(x *call, f *fault.Fault, took time.Duration) *spans {
 	if t == nil || x.spans != nil || x.request.Trace.Parent != "" {
-		return
+		return nil
 	}
 	why, k := "", t.sampling.Keep
 	switch {
@@ -252,7 +261,7 @@ func (t *tracer) keep(x *call, f *fault.Fault, took time.Duration) {
 	}
 	begin := x.env.AdmittedAt
 	if why == "" || !t.kept.AllowN(begin.Add(took), 1) {
-		return
+		return nil
 	}
 	s := t.start(x.request, why, begin)
 	s.describe(x.env)
@@ -262,6 +271,7 @@ func (t *tracer) keep(x *call, f *fault.Fault, took time.Duration) {
 	}
 	endServer(s.server, &x.request.Origin, f)
 	s.server.End(trace.WithTimestamp(begin.Add(took)))
+	return s
 }
 
 // rebuild makes the spans of a step.
