@@ -1,6 +1,6 @@
 // Package cli is the program stagemesh: up, gateway, stage, infer, get result, cancel,
-// status, top, health, pipelines, dead-letters, bench, check, config check and version. The verbs that ask a
-// running mesh use its public API, as any client does.
+// status, top, explain, health, pipelines, dead-letters, bench, check, config check and version. The verbs
+// that ask a running mesh use its public API, as any client does.
 package cli
 
 import (
@@ -29,7 +29,7 @@ func New() *cobra.Command {
 	root.AddCommand(
 		newUp(), newGateway(), stagemesh.StageCommand(runners.All()...),
 		newInfer(), group("get", "Get the result of a request", "", newGetResult()), newCancel(),
-		newStatus(), newTop(), newHealth(), newPipelines(), newDeadLetters(), newBench(), newCheck(),
+		newStatus(), newTop(), newExplain(), newHealth(), newPipelines(), newDeadLetters(), newBench(), newCheck(),
 		group("config", "Check mesh files", "", newConfigCheck()), newVersion(),
 	)
 	return root

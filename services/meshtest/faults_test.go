@@ -98,18 +98,24 @@ func overConnect(c inferencev1connect.InferenceServiceClient) client {
 		if err == nil {
 			return nil, nil
 		}
-		out := &failure{code: codeName(codes.Code(connect.CodeOf(err))), message: err.Error()}
-		if rpc, ok := errors.AsType[*connect.Error](err); ok {
-			for _, d := range rpc.Details() {
-				if value, err := d.Value(); err == nil {
-					if info, ok := value.(*errdetails.ErrorInfo); ok {
-						out.reason = info.GetReason()
-					}
-				}
+		return &failure{code: codeName(codes.Code(connect.CodeOf(err))), reason: reasonOf(err), message: err.Error()}, nil
+	}
+}
+
+// reasonOf returns the mesh's reason in an error of Connect; "" where there is none.
+func reasonOf(err error) string {
+	rpc, ok := errors.AsType[*connect.Error](err)
+	if !ok {
+		return ""
+	}
+	for _, d := range rpc.Details() {
+		if value, err := d.Value(); err == nil {
+			if info, ok := value.(*errdetails.ErrorInfo); ok {
+				return info.GetReason()
 			}
 		}
-		return out, nil
 	}
+	return ""
 }
 
 func overHTTP(c *http.Client, url, verb string) client {
