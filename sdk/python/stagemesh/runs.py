@@ -114,6 +114,8 @@ class Runs:
 
     def _make_plan(self, columns: Mapping[str, Received], rows: int) -> Optional[Plan]:
         """Returns the plan for messages with the same parts; None if they have to be checked each time."""
+        if not columns:
+            return None  # parts tell the rows
         views = {}
         end = 0
         for name, raw in columns.items():
@@ -177,7 +179,7 @@ class Runs:
 
     def _remember(self, name: str, value: Any, raw: Raw) -> None:
         """Keeps how an array is encoded, for _known_result, if it was encoded without a copy."""
-        if raw.data is not value:
+        if raw.data is not value or not hasattr(value, "shape"):  # as array.array and bytes have none
             return
         if len(self._known) >= 1024:  # a bound for shapes that never repeat
             self._known.clear()

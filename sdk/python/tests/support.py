@@ -25,8 +25,8 @@ Message = Tuple[Dict[str, Any], bytes]
 
 
 def frame(header: Dict[str, Any], body: bytes = b"") -> bytes:
-    """Returns a frame."""
-    text = json.dumps(header).encode()
+    """Returns a frame, whose header is as compact as a host's."""
+    text = json.dumps(header, separators=(",", ":")).encode()
     return struct.pack("<4sIQ", b"SMW1", len(text), len(body)) + text + body
 
 

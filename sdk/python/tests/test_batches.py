@@ -44,6 +44,21 @@ class BatchTest(RunTest):
                 got = run.predict({"x": x if arrays == "numpy" else x.tolist()})["y"]
                 self.assertEqual(got.tolist(), (x * 2).tolist())
 
+    def test_output_may_be_any_flat_buffer(self) -> None:
+        forms: List[Callable[[Any], Any]] = [array.array.tobytes, bytearray, memoryview, lambda rows: rows]
+
+        class Flat(XY):
+            arrays = "buffer"
+
+            def predict(self, batch: Any) -> Any:
+                return {"y": forms[0](array.array("f", [1, 2] * batch.rows))}
+
+        run = self.start(Flat)
+        while forms:
+            for _ in range(2):
+                self.assertEqual(run.predict({"x": [[0, 0]]})["y"].tolist(), [[1, 2]])
+            forms.pop(0)
+
     def test_list_may_have_rows_or_items(self) -> None:
         forms: Dict[str, Callable[[Any], Any]] = {
             "rows of numbers": lambda x: x,
