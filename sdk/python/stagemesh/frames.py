@@ -213,6 +213,11 @@ class Connection:
 
     # --- reading ---------------------------------------------------------
 
+    @property
+    def has_part(self) -> bool:
+        """Whether a part of the next frame has been received."""
+        return bool(self._have or self._ahead or self._payload is not None)
+
     def read(self) -> Frame:
         """Waits for the next frame.
 

@@ -168,6 +168,9 @@ class Session:
                 except BlockingIOError:
                     pass
                 signals.waiting = False
+                if frame is None and connection.has_part:  # of a batch that the host still writes
+                    connection.sock.setblocking(True)
+                    frame = connection.read()
             if frame is None:  # a signal asks to stop
                 return
             header, body = frame

@@ -258,6 +258,24 @@ class One(Worker):
             self.assertIn("beyond the slots", host.expect("error")[0]["message"])
             self.assertEqual(host.exit_code(), 4)
 
+    def test_batches_without_inputs_may_differ_in_rows(self) -> None:
+        source = """
+from array import array
+from stagemesh import Tensor, Worker
+class Counts(Worker):
+    arrays = "buffer"
+    inputs = {"x": Tensor("FP32", [-1], optional=True)}
+    outputs = {"y": Tensor("FP32", [-1])}
+    def predict(self, batch):
+        return {"y": memoryview(array("f", [0.0] * batch.rows))}
+"""
+        with Host(source) as host:
+            host.ready()
+            for items in (1, 3, 2):
+                named = [{"id": f"r{i}"} for i in range(items)]
+                host.send({"type": "predict", "batch": items, "items": named, "parts": []})
+                self.assertEqual(host.expect("result")[0]["parts"][0]["shape"], [items])
+
     def test_lost_connection_cancels_the_batch(self) -> None:
         with Host(self.SOURCE) as host:
             host.ready()
@@ -335,6 +353,23 @@ at_end = AtEnd()
             kinds = [host.receive()[0]["type"], host.receive()[0]["type"]]
             self.assertEqual(sorted(kinds), ["result", "state"])
             self.assertEqual(host.exit_code(), 0)
+
+    def test_batch_on_its_way_runs_despite_a_signal(self) -> None:
+        part = {"name": "x", "datatype": "FP32", "shape": [1, 2], "at": 0, "size": 8}
+        whole = frame({"type": "predict", "batch": 2, "items": [{"id": "a"}], "parts": [part]}, floats(1, 1))
+        for cut in (10, 30, len(whole) - 1):
+            with self.subTest(cut=cut), Host(self.SLOW) as host:
+                host.ready()
+                host.predict(1)
+                eventually(lambda: host.lines(host.path("entered")) == ["1"], "the batch runs")
+                host.sock.sendall(whole[:cut])
+                os.kill(host.process.pid, signal.SIGTERM)
+                open(host.path("go"), "w").close()
+                self.assertEqual(host.expect("state")[0]["state"], "SHUTDOWN")
+                self.assertEqual(host.expect("result")[0]["batch"], 1)
+                host.sock.sendall(whole[cut:])
+                self.assertEqual(host.expect("result")[0]["batch"], 2)
+                self.assertEqual(host.exit_code(), 0)
 
     def test_signal_under_load_exits_with_0(self) -> None:
         for i in range(10):
