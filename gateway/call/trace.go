@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"strconv"
+	"strings"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -205,22 +206,31 @@ func (o *Origin) spanName() string {
 	return o.Method + " " + o.Route
 }
 
+// maxOriginText bounds a caller's own text in a span, in bytes.
+const maxOriginText = 1024
+
+// valid returns a caller's own text as spans may have it: an exporter fails with all spans of
+// a batch for one text that is not UTF-8.
+func valid(text string) string {
+	return strings.ToValidUTF8(text[:min(len(text), maxOriginText)], "\uFFFD")
+}
+
 func (o *Origin) attributes() []attribute.KeyValue {
 	var out []attribute.KeyValue
 	switch o.Protocol {
 	case "":
 	case ProtocolHTTP:
-		out = append(out, semconv.HTTPRequestMethodKey.String(o.Method), semconv.HTTPRoute(o.Route), semconv.URLPath(o.Path))
+		out = append(out, semconv.HTTPRequestMethodKey.String(o.Method), semconv.HTTPRoute(o.Route), semconv.URLPath(valid(o.Path)))
 	default:
 		out = append(out, semconv.RPCSystemNameKey.String(o.Protocol), semconv.RPCMethod(o.Method))
 	}
 	if host, port, err := net.SplitHostPort(o.Server); err == nil {
-		out = append(out, semconv.ServerAddress(host))
+		out = append(out, semconv.ServerAddress(valid(host)))
 		if n, err := strconv.Atoi(port); err == nil {
 			out = append(out, semconv.ServerPort(n))
 		}
 	} else if o.Server != "" {
-		out = append(out, semconv.ServerAddress(o.Server))
+		out = append(out, semconv.ServerAddress(valid(o.Server)))
 	}
 	if host, _, err := net.SplitHostPort(o.Client); err == nil {
 		out = append(out, semconv.ClientAddress(host))

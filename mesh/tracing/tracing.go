@@ -6,6 +6,7 @@ package tracing
 
 import (
 	"context"
+	"strings"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
@@ -79,7 +80,7 @@ func (c *carrier) Keys() []string { return []string{"traceparent", "tracestate"}
 func Fail(span trace.Span, f *fault.Fault) {
 	span.SetAttributes(semconv.ErrorTypeKey.String(f.Reason.Label()))
 	if IsServerFault(f) {
-		span.SetStatus(codes.Error, f.Message)
+		span.SetStatus(codes.Error, strings.ToValidUTF8(f.Message, "\uFFFD"))
 	}
 }
 
