@@ -43,6 +43,12 @@ func TestErrorsHaveTheirPlace(t *testing.T) {
 		"an unknown stage key": {stage("batching: {}"), `m.yaml:5:5: stages.a: "batching" is not a key here; there are batch, cert_file, client_ca_file, crash_limit, drain_timeout, hosts,`},
 		"a wrong type":         {stage("batch: {max_size: 0x}"), `m.yaml:5:23: stages.a.batch.max_size: "0x" is not a whole number`},
 
+		"a share above 1":            {good + "tracing: {sample: 2}", "m.yaml:4:11: tracing.sample: 2 is not a share from 0 to 1"},
+		"an endpoint without scheme": {good + "tracing: {endpoint: jaeger:4317}", `m.yaml:4:11: tracing.endpoint: "jaeger:4317" is no URL of http or https`},
+		"a password in an endpoint":  {good + "tracing: {endpoint: \"http://u:p@jaeger:4317\"}", "m.yaml:4:11: tracing.endpoint: a password does not belong into the URL"},
+		"an unknown protocol":        {good + "tracing: {protocol: zipkin}", `m.yaml:4:11: tracing.protocol: "zipkin" is not grpc or http`},
+		"a negative bound":           {good + "tracing: {keep: {per_second: -1}}", "m.yaml:4:18: tracing.keep.per_second: "},
+
 		"a part's key":              {stage("inputs: [{name: x, type: FP32}]"), `m.yaml:5:24: stages.a.inputs[0]: "type" is not a key here; there are content_types, datatype, description, name, optional, schema, schema_file, shape`},
 		"a part without a name":     {stage("inputs: [{datatype: FP32, shape: [1]}]"), `m.yaml:5:14: stages.a.inputs[0].name: "" is none; a part has one`},
 		"a tensor without a shape":  {stage("inputs: [{name: x, datatype: FP32}]"), "m.yaml:5:24: stages.a.inputs[0].datatype: a tensor has a shape too, such as [-1, 64], or [] for a scalar"},
