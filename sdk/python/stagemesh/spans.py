@@ -56,7 +56,8 @@ class Span:
         if self._outer in spans:
             out["parent"] = spans.index(self._outer)
         if self._attributes:
-            out["attributes"] = {name: _value(value) for name, value in self._attributes.items()}
+            attributes = dict(self._attributes)  # a copy, since threads may set more
+            out["attributes"] = {name: _value(value) for name, value in attributes.items()}
         if self._error:
             out["error"] = self._error
         return out
@@ -83,9 +84,12 @@ class Spans(List[Span]):
 def _value(value: Any) -> Union[bool, int, float, str]:
     """Returns a value as the protocol has it, also for the numbers of numpy."""
     real, whole = isinstance(value, Real), isinstance(value, Integral)
-    if real and abs(value) < 1 << 63:
-        return value if type(value) is bool else int(value) if whole else float(value)
-    return str(value)[:_MAX_TEXT]
+    try:
+        if real and abs(value) < 1 << 63:
+            return value if type(value) is bool else int(value) if whole else float(value)
+        return str(value)[:_MAX_TEXT]
+    except Exception:  # of the value's own methods; the batch has ended, and is to be answered
+        return f"<{type(value).__name__}>"
 
 
 def _attach(trace: str) -> Optional[Callable[[], None]]:

@@ -57,6 +57,20 @@ class TracedTest(RunTest):
 
 
 class SpansTest(TracedTest):
+    def test_attribute_that_fails_is_its_type(self) -> None:
+        class Broken:
+            def __str__(self) -> str:
+                raise RuntimeError("no text")
+
+        class Author(XY):
+            def predict(self, batch: Any) -> Any:
+                with batch.span("mine", broken=Broken()):
+                    return {"y": batch["x"]}
+
+        header = self.end(self.start(Author), {"x": ROW})
+        self.assertEqual(header["type"], "result")
+        self.assertEqual(self.tree(header), [("predict", None), ("mine", 0, {"broken": "<Broken>"})])
+
     def test_spans_of_author_nest_in_predict(self) -> None:
         class Spanned(XY):
             def predict(self, batch: Any) -> Any:
