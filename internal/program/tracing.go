@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/url"
 	"os"
 	"strconv"
 	"strings"
@@ -24,6 +25,7 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
 	"go.opentelemetry.io/otel/trace"
+	"golang.org/x/net/http/httpguts"
 	"google.golang.org/grpc/credentials"
 
 	"github.com/stagemesh/stagemesh/mesh/tracing"
@@ -34,6 +36,9 @@ const (
 	maxSpans = 8192
 	// exportEvery is the longest that a span waits, unless OTEL_BSP_SCHEDULE_DELAY says another.
 	exportEvery = time.Second
+	// mostSpans and longest bound what variables of the environment may say.
+	mostSpans = 1 << 20
+	longest   = time.Hour
 	// maxLinks bounds the links of a batch's span: one to each item that is traced.
 	maxLinks = 1024
 	// lastExport bounds the export of what is left at the end.
@@ -69,6 +74,7 @@ func newSpans(ctx context.Context, c tracing.Config, meter metric.Meter, log *sl
 	if c.Endpoint == "" {
 		return nil, nil
 	}
+	dropWrongHeaders(log)
 	client, err := newClient(c)
 	if err != nil {
 		return nil, err
@@ -80,12 +86,17 @@ func newSpans(ctx context.Context, c tracing.Config, meter metric.Meter, log *sl
 	out := &spans{most: maxSpans, ended: make(chan struct{})}
 	var running context.Context
 	running, out.stop = context.WithCancel(context.WithoutCancel(ctx))
-	if n, err := strconv.Atoi(os.Getenv("OTEL_BSP_MAX_QUEUE_SIZE")); err == nil && n > 0 {
-		out.most = int64(n)
+	number := func(name string, otherwise, most int) int { return numberOf(name, otherwise, most, log) }
+	milliseconds := func(name string, otherwise time.Duration) time.Duration {
+		return time.Duration(number(name, int(otherwise.Milliseconds()), int(longest.Milliseconds()))) * time.Millisecond
 	}
-	options := []sdktrace.BatchSpanProcessorOption{sdktrace.WithMaxQueueSize(int(out.most))}
-	if os.Getenv("OTEL_BSP_SCHEDULE_DELAY") == "" {
-		options = append(options, sdktrace.WithBatchTimeout(exportEvery))
+	queue := number("OTEL_BSP_MAX_QUEUE_SIZE", maxSpans, mostSpans)
+	out.most = int64(queue)
+	options := []sdktrace.BatchSpanProcessorOption{
+		sdktrace.WithMaxQueueSize(queue),
+		sdktrace.WithMaxExportBatchSize(min(queue, number("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", sdktrace.DefaultMaxExportBatchSize, mostSpans))),
+		sdktrace.WithBatchTimeout(milliseconds("OTEL_BSP_SCHEDULE_DELAY", exportEvery)),
+		sdktrace.WithExportTimeout(milliseconds("OTEL_BSP_EXPORT_TIMEOUT", sdktrace.DefaultExportTimeout*time.Millisecond)),
 	}
 	out.next = sdktrace.NewBatchSpanProcessor(&exporter{SpanExporter: to, spans: out, running: running, log: log}, options...)
 	if out.total, err = meter.Int64Counter("stagemesh.tracing.spans", metric.WithDescription("Spans that ended, by outcome: exported, dropped because too many waited, or failed.")); err != nil {
@@ -98,6 +109,42 @@ func newSpans(ctx context.Context, c tracing.Config, meter metric.Meter, log *sl
 		log.Warn("tracing: OTEL_RESOURCE_ATTRIBUTES is not read in full", "error", err)
 	}
 	return out, nil
+}
+
+// numberOf returns the number that a variable of the environment has, or otherwise. The SDK
+// takes any, and panics or never rests with some.
+func numberOf(name string, otherwise, most int, log *slog.Logger) int {
+	text := os.Getenv(name)
+	if text == "" {
+		return otherwise
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 1 || n > most {
+		log.Warn("a variable of the environment is left out", "error", fmt.Errorf("%s: %q is not a whole number from 1 to %d", name, text, most))
+		return otherwise
+	}
+	return n
+}
+
+// dropWrongHeaders removes malformed headers from the environment: the exporter would log them
+// with the token in them.
+func dropWrongHeaders(log *slog.Logger) {
+	for _, variable := range []string{"OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS"} {
+		text := os.Getenv(variable)
+		if text == "" {
+			continue
+		}
+		for header := range strings.SplitSeq(text, ",") {
+			name, value, _ := strings.Cut(header, "=")
+			_, err := url.PathUnescape(value)
+			if err == nil && strings.Contains(header, "=") && httpguts.ValidHeaderFieldName(strings.TrimSpace(name)) {
+				continue
+			}
+			log.Warn("a variable of the environment is left out", "error", variable+": it is not a list of name=value, separated by commas, each value with %20 for a space")
+			_ = os.Unsetenv(variable) // the name is valid
+			break
+		}
+	}
 }
 
 // newClient returns the client of the protocol. Variables of the environment override what
@@ -113,8 +160,8 @@ func newClient(c tracing.Config) (otlptrace.Client, error) {
 	}
 	if c.Protocol == tracing.HTTP {
 		var options []otlptracehttp.Option
-		if url := c.URL(); url != "" {
-			options = append(options, otlptracehttp.WithEndpointURL(url))
+		if to := c.URL(); to != "" {
+			options = append(options, otlptracehttp.WithEndpointURL(to))
 		}
 		if security != nil {
 			options = append(options, otlptracehttp.WithTLSClientConfig(security))
@@ -125,8 +172,8 @@ func newClient(c tracing.Config) (otlptrace.Client, error) {
 		return otlptracehttp.NewClient(options...), nil
 	}
 	var options []otlptracegrpc.Option
-	if url := c.URL(); url != "" {
-		options = append(options, otlptracegrpc.WithEndpointURL(url))
+	if to := c.URL(); to != "" {
+		options = append(options, otlptracegrpc.WithEndpointURL(to))
 	}
 	if security != nil {
 		options = append(options, otlptracegrpc.WithTLSCredentials(credentials.NewTLS(security)))

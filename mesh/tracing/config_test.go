@@ -65,3 +65,12 @@ func TestTraceContextIsParsedAndFormatted(t *testing.T) {
 		}
 	}
 }
+
+func TestPasswordOfEndpointIsNotRepeated(t *testing.T) {
+	t.Parallel()
+	for _, url := range []string{"http://user:hunter2@host", "grpc://user:hunter2@host", "http://user:hunter2 @host"} {
+		if err := (tracing.Config{Endpoint: url}).Validate(); err == nil || strings.Contains(err.Error(), "hunter2") {
+			t.Errorf("%s: %v", url, err)
+		}
+	}
+}
