@@ -139,8 +139,11 @@ func (c Config) WithEnvironment(getenv func(string) string) (out Config, wrong [
 		return err == nil
 	}
 	for _, key := range []string{envEndpoint, envTracesEndpoint} {
-		if value := getenv(key); value != "" && warn(checkEndpoint(key, value)) {
-			c.Endpoint, c.inEnvironment = value, true
+		if value := getenv(key); value != "" {
+			// The exporter would read a wrong one too, unless it gets another.
+			if c.inEnvironment = warn(checkEndpoint(key, value)); c.inEnvironment {
+				c.Endpoint = value
+			}
 		}
 	}
 	for _, key := range []string{envProtocol, envTracesProtocol} {

@@ -18,9 +18,13 @@ func TestEnvironmentOverridesTheFile(t *testing.T) {
 		share    float64
 		wrong    string
 	}{
-		"nothing":            {nil, "http://file:4317", "grpc", tracing.DefaultSample, ""},
-		"an endpoint":        {map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "http://env:4317"}, "", "grpc", tracing.DefaultSample, ""},
-		"no URL":             {map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "env:4317"}, "http://file:4317", "grpc", tracing.DefaultSample, "OTEL_EXPORTER_OTLP_ENDPOINT: "},
+		"nothing":     {nil, "http://file:4317", "grpc", tracing.DefaultSample, ""},
+		"an endpoint": {map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "http://env:4317"}, "", "grpc", tracing.DefaultSample, ""},
+		"no URL":      {map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "env:4317"}, "http://file:4317", "grpc", tracing.DefaultSample, "OTEL_EXPORTER_OTLP_ENDPOINT: "},
+		"no URL for traces": {
+			map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "http://env:4317", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "env:4317"},
+			"http://env:4317", "grpc", tracing.DefaultSample, "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT: ",
+		},
 		"HTTP":               {map[string]string{"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}, "http://file:4317/v1/traces", "http", tracing.DefaultSample, ""},
 		"a protocol unknown": {map[string]string{"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "carrier pigeon"}, "http://file:4317", "grpc", tracing.DefaultSample, "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL: "},
 		"always":             {map[string]string{"OTEL_TRACES_SAMPLER": "parentbased_always_on"}, "http://file:4317", "grpc", 1, ""},
