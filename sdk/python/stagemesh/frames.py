@@ -141,6 +141,8 @@ class Headers:
         if match is None:
             return _parse_header(text)
         at = text.rfind(_PARTS)
+        if text[at - 1] != "]":  # another key is between items and parts
+            return _parse_header(text)
         parts = self._tails.get(text[at:])
         items = text[match.end() - 1 : at]
         header: Header = {"type": "predict", "batch": int(match[1]), DEFERRED: items, "parts": parts}

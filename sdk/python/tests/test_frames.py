@@ -218,6 +218,13 @@ class HeadersTest(unittest.TestCase):
             want = self.predict(batch, warmup=batch == 1)
             self.assertEqual(self.decode(decoder, want), want)
 
+    def test_keys_between_items_and_parts_are_kept(self) -> None:
+        decoder = frames.Headers()
+        for batch in range(3):
+            want = self.predict(batch, warmup=True) if batch else self.predict(batch)
+            want["parts"] = want.pop("parts")
+            self.assertEqual(self.decode(decoder, want), want)
+
     def test_traces_are_kept(self) -> None:
         decoder = frames.Headers()
         for batch, trace in enumerate(("00-ab-cd-01", "00-ef-01-01", None, "", "not hexadecimal", 5)):
