@@ -190,8 +190,9 @@ type FileSettings struct {
 	Logger  *slog.Logger
 	Meter   metric.Meter
 	Version string
-	// Advertise is as in Settings.
+	// Advertise and Tracer are as in Settings.
 	Advertise string
+	Tracer    func(tracing.Service) trace.Tracer
 }
 
 // ErrAlone is returned when some stages of the file are left out, and no other process
@@ -209,7 +210,7 @@ func FromFile(f *meshfile.File, s FileSettings) (*Mesh, error) {
 		Mesh: pipeline.MeshName(f.Mesh), NATS: f.NATS, Gateway: front, NoGateway: s.NoGateway,
 		NoLocalHops: f.LocalHops != nil && !*f.LocalHops,
 		Results:     f.Results, DeadLetters: f.DeadLetters, Idempotency: f.Idempotency, Registry: &f.Registry,
-		Logger: s.Logger, Meter: s.Meter, Version: s.Version, Advertise: s.Advertise,
+		Logger: s.Logger, Meter: s.Meter, Version: s.Version, Advertise: s.Advertise, Tracer: s.Tracer,
 	})
 	if err != nil {
 		return nil, err

@@ -86,19 +86,25 @@ func startMesh(ctx context.Context, s BedSettings) (*Bed, error) {
 	if s.Program != "" {
 		return startProcesses(ctx, s, f, route)
 	}
-	m, err := stagemesh.FromFile(f, stagemesh.FileSettings{Logger: s.Logger, Version: process.Version()})
+	settings := stagemesh.FileSettings{Logger: s.Logger, Version: process.Version()}
+	flush, err := withTracing(ctx, f, &settings)
 	if err != nil {
 		return nil, err
 	}
-	if err := m.Start(ctx); err != nil {
-		return nil, err
+	m, err := stagemesh.FromFile(f, settings)
+	if err != nil {
+		return nil, errors.Join(err, flush())
 	}
-	b := &Bed{url: m.URL(), stop: m.Stop}
+	stopMesh := func() error { return errors.Join(m.Stop(), flush()) }
+	if err := m.Start(ctx); err != nil {
+		return nil, errors.Join(err, flush())
+	}
+	b := &Bed{url: m.URL(), stop: stopMesh}
 	if route == nil {
 		return b, nil
 	}
 	url, stop, err := startBaseline(ctx, brokerOf(m), *route, f)
-	b.baseline, b.stop = url, func() error { return errors.Join(stop(), m.Stop()) }
+	b.baseline, b.stop = url, func() error { return errors.Join(stop(), stopMesh()) }
 	if err != nil {
 		return nil, errors.Join(err, b.stop())
 	}

@@ -30,7 +30,12 @@ type command struct {
 	handler   bool
 	peer      string
 	pairs     int
+	// trace is the share of requests that are traced, or untraced.
+	trace float64
 }
+
+// untraced is the value of a mesh without tracing.
+const untraced = -1
 
 // NewCommand returns the command run. With --processes it starts this program's command
 // part, which is NewPartCommand.
@@ -55,6 +60,7 @@ func NewCommand() *cobra.Command {
 	cmd.Flags().BoolVar(&c.processes, "processes", false, "start it as processes: one for broker and gateway, and one for each host of a stage")
 	cmd.Flags().BoolVar(&c.baseline, "baseline", false, "measure the baseline too, in pairs with the mesh, and print the ratios")
 	cmd.Flags().BoolVar(&c.handler, "handler", false, "measure a bare handler that returns its input in the baseline's place; for one stage or more that do")
+	cmd.Flags().Float64Var(&c.trace, "trace", untraced, "trace that share of the requests, and discard their spans")
 	cmd.Flags().StringVar(&c.peer, "peer", "", "measure the server that this command runs in the baseline's place; for --protocol http")
 	cmd.Flags().IntVar(&c.pairs, "pairs", defaultPairs, "the number of pairs for each load")
 	return cmd
@@ -67,6 +73,8 @@ func (c *command) check(cmd *cobra.Command, args []string) error {
 	switch err := c.flags.Check(cmd.Flags(), len(args)-1); {
 	case err != nil:
 		return err
+	case c.trace != untraced && !(c.trace >= 0 && c.trace <= 1):
+		return fmt.Errorf("--trace: %v is not a share from 0 to 1", c.trace)
 	case c.mesh == "":
 		return errors.New("--mesh: name the file of the mesh to start; stagemesh bench measures a running one")
 	case c.baseline && (c.peer != "" || c.handler), c.handler && c.peer != "":
@@ -141,6 +149,13 @@ func (m *measurement) measure(ctx context.Context) (err error) {
 		if settings.Program, err = os.Executable(); err != nil {
 			return fmt.Errorf("--processes: %w", err)
 		}
+	}
+	if c.trace >= 0 {
+		stop, err := traceToSink(ctx, c.trace)
+		if err != nil {
+			return fmt.Errorf("--trace: %w", err)
+		}
+		defer stop()
 	}
 	started, err := StartBed(ctx, settings)
 	if err != nil {

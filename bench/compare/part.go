@@ -123,12 +123,16 @@ func (p part) run(ctx context.Context, in io.Reader, out io.Writer, settings sta
 
 // runMesh runs a part of the mesh, and the baseline's front if there is a route.
 func runMesh(ctx context.Context, out io.Writer, f *meshfile.File, settings stagemesh.FileSettings, route *baseline.Route) error {
-	m, err := stagemesh.FromFile(f, settings)
+	flush, err := withTracing(ctx, f, &settings)
 	if err != nil {
 		return err
 	}
+	m, err := stagemesh.FromFile(f, settings)
+	if err != nil {
+		return errors.Join(err, flush())
+	}
 	if err := m.Start(ctx); err != nil {
-		return err
+		return errors.Join(err, flush())
 	}
 	var ready readiness
 	stop := func() error { return nil }
@@ -145,5 +149,5 @@ func runMesh(ctx context.Context, out io.Writer, f *meshfile.File, settings stag
 	if err = json.NewEncoder(out).Encode(ready); err == nil {
 		err = m.Wait(ctx)
 	}
-	return errors.Join(err, stop(), m.Stop())
+	return errors.Join(err, stop(), m.Stop(), flush())
 }

@@ -41,6 +41,9 @@ type Command struct {
 	Durability        string
 	// Traced gives each request a trace context.
 	Traced bool
+	// Spans is the share of requests that are traced, and whose spans are exported; empty for a
+	// mesh without tracing.
+	Spans string
 	// Pairs, if above 0, is the number of pairs of mesh and baseline for each load. Peer, if
 	// not empty, names the server in the baseline's place: a folder of bin/peers, which
 	// make bench-peers fills.
@@ -73,6 +76,7 @@ func (c Command) Arguments(in string) []string {
 	add(c.Deadline > 0, "--deadline", c.Deadline.String())
 	add(c.Durability != "", "--durability", c.Durability)
 	add(c.Traced, "--traced")
+	add(c.Spans != "", "--trace", c.Spans)
 	add(c.Peer != "", "--peer", fmt.Sprintf("bin/peers/%[1]s/bin/python %[2]s/peers/run.py %[1]s %[3]s", c.Peer, in, c.Pipeline))
 	add(c.Handler, "--handler")
 	add(c.Pairs > 0 && c.Peer == "" && !c.Handler, "--baseline")

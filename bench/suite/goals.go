@@ -111,6 +111,16 @@ func Goals(r Results) []Goal {
 		}
 		out.atMost(Overload, 15, latency, spreadOf(refused, refusalP99), len(refused) > 0, "P99 of refusals at %s times the peak", offered)
 	}
+	tracing, _ := r.Item(Tracing)
+	for _, of := range []struct {
+		name string
+		want float64
+	}{{carried, 0.97}, {sampled, 0.98}, {allTraced, 0.80}} {
+		got, known := tracing.overUntraced(of.name, 64, throughput)
+		out.atLeast(Tracing, of.want, ratio, got, known, "answers per second over those without tracing: %s, 64 in flight", of.name)
+	}
+	got, known := tracing.overUntraced(sampled, 1, p50)
+	out.atMost(Tracing, 1.02, ratio, got, known, "P50 over that without tracing: %s, 1 in flight", sampled)
 	samples := r.soakSamples()
 	for _, f := range steadyFigures() {
 		g := Goal{Number: Soak, What: f.name + " during a long load", Want: "flat"}
@@ -121,6 +131,13 @@ func Goals(r Results) []Goal {
 		out = append(out, g)
 	}
 	return out
+}
+
+// overUntraced returns the ratio of a figure to that of a mesh without tracing.
+func (m Measured) overUntraced(name string, callers int, figure func(Trial) float64) (spread, bool) {
+	with, ok := m.answer(name).at(callers)
+	without, known := m.answer(absent).at(callers)
+	return pairedRatios(with, without, figure), ok && known
 }
 
 // beyond returns how much later the mesh's P50 is than the other's, in milliseconds.

@@ -128,7 +128,9 @@ const (
 	peak      = "peak"
 	soak      = "soak"
 	absent    = "without"
-	carried   = "carried"
+	carried   = "context carried"
+	sampled   = "1 % traced"
+	allTraced = "all traced"
 	inMemory  = "memory"
 	onFile    = "file"
 	only      = "all"
@@ -159,7 +161,7 @@ func Items(p Pace) []Item {
 		{Payloads, "Payloads", p.payloads()},
 		{Durability, "Memory and file", p.durabilities()},
 		{Soak, "A long load", p.soak()},
-		{Tracing, "Trace contexts", p.tracing()},
+		{Tracing, "Tracing", p.tracing()},
 		{Handlers, "A handler without a mesh", p.handlers()},
 	}
 }
@@ -289,8 +291,11 @@ func (p Pace) handlers() []Round {
 }
 
 func (p Pace) tracing() []Round {
-	without := p.echo("echo3.yaml", absent, true, 8, 64)
-	with := without
-	with.Name, with.Traced = carried, true
-	return p.repeat(without, with)
+	without := p.echo("echo3.yaml", absent, true, 1, 64)
+	without.Duration = p.Run / 2
+	with, some, all := without, without, without
+	with.Name, with.Traced, with.Concurrency = carried, true, []int{64}
+	some.Name, some.Spans = sampled, "0.01"
+	all.Name, all.Spans, all.Concurrency = allTraced, "1", []int{64}
+	return p.repeat(without, with, some, all)
 }

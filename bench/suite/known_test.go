@@ -84,8 +84,10 @@ func known(ratio, slower, goodput, grows float64) suite.Results {
 			answer("soak", suite.Series{Trials: []suite.Trial{{Figures: figures(1000, 3), Samples: samples(grows)}}}),
 		},
 		{
-			answer("without", alone(callers(8), suite.Trial{Figures: figures(1000, 5)})),
-			answer("carried", alone(callers(8), suite.Trial{Figures: figures(900, 6)})),
+			answer("without", alone(callers(1), suite.Trial{Figures: figures(100, 5)}), alone(callers(64), suite.Trial{Figures: figures(1000, 5)})),
+			answer("context carried", alone(callers(64), suite.Trial{Figures: figures(900, 6)})),
+			answer("1 % traced", alone(callers(1), suite.Trial{Figures: figures(100, 5)}), alone(callers(64), suite.Trial{Figures: figures(1000, 5)})),
+			answer("all traced", alone(callers(64), suite.Trial{Figures: figures(900, 6)})),
 		},
 	}
 	// A stage costs 0.5 ms of latency and 0.1 ms of the machine; 0.25 ms and 0.05 ms in

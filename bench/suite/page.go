@@ -354,18 +354,16 @@ func (r Results) soak() string {
 	return t.String()
 }
 
-// tracing is the table of the item of that name. Ratios are of the two runs of a turn.
+// tracing is the table of the item of that name. Ratios are of the runs of a turn.
 func (m Measured) tracing() string {
-	t := table{head: []string{"in flight", "answers per second, without", "carried", "ratio", "P50, without", "carried", "ratio"}}
-	with := m.answer(carried)
-	for i, s := range m.answer(absent).Loads {
-		if i >= len(with.Loads) {
-			break
+	t := table{head: []string{"", "in flight", "answers per second", "ratio", "P50", "ratio"}}
+	for _, name := range []string{absent, carried, sampled, allTraced} {
+		for _, s := range m.answer(name).Loads {
+			without, _ := m.answer(absent).at(s.Load.Concurrency)
+			t.add(name, s.inFlight(),
+				formatSpread(spreadOf(s.Trials, throughput), bench.Rounded), formatSpread(pairedRatios(s, without, throughput), times),
+				formatSpread(spreadOf(s.Trials, p50), milliseconds), formatSpread(pairedRatios(s, without, p50), times))
 		}
-		other := with.Loads[i]
-		t.add(s.inFlight(),
-			formatSpread(spreadOf(s.Trials, throughput), bench.Rounded), formatSpread(spreadOf(other.Trials, throughput), bench.Rounded), formatSpread(pairedRatios(other, s, throughput), times),
-			formatSpread(spreadOf(s.Trials, p50), milliseconds), formatSpread(spreadOf(other.Trials, p50), milliseconds), formatSpread(pairedRatios(other, s, p50), times))
 	}
 	return t.String()
 }

@@ -70,21 +70,21 @@ func TestShortReportsErrors(t *testing.T) {
 
 func TestSuiteWritesResultsAndPage(t *testing.T) {
 	t.Parallel()
-	several := reportOf(callers(8), callers(64))
+	several := reportOf(callers(1), callers(32), callers(64))
 	folder, calls := scripted(t, `cat "$folder/report"`, map[string]compare.Report{"report": several})
 	docs := t.TempDir()
 	results := filepath.Join(t.TempDir(), "results.json")
-	args := []string{"--quick", "--only", "11", "--program", fake, "--folder", folder, "--results", results, "--docs", docs}
+	args := []string{"--quick", "--only", "6", "--program", fake, "--folder", folder, "--results", results, "--docs", docs}
 	for range 2 { // the second time there are results already
-		if out, err := run(t, args...); err != nil || !strings.Contains(out, "item 11: Trace contexts") {
+		if out, err := run(t, args...); err != nil || !strings.Contains(out, "item 6: A worker") {
 			t.Fatalf("got %q, %v", out, err)
 		}
 	}
-	if got := calls(); len(got) != 8 {
+	if got := calls(); len(got) != 4 {
 		t.Errorf("it calls %q", got)
 	}
 	text := read(t, filepath.Join(docs, "performance.md"))
-	if !strings.Contains(text, "| 8 | 1000 | 1000 | 1.00x |") || !strings.Contains(text, "are from a trial") || strings.Contains(read(t, results), folder) {
+	if !strings.Contains(text, "| 32 | 1000 | 2.00 ms |") || !strings.Contains(text, "are from a trial") || strings.Contains(read(t, results), folder) {
 		t.Errorf("got\n%s", text)
 	}
 	if _, err := run(t, "--render", "--results", results, "--docs", t.TempDir()); err != nil {

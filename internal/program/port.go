@@ -80,7 +80,7 @@ type Settings struct {
 type Port struct {
 	addr    net.Addr
 	metrics *Metrics
-	spans   *spans
+	tracing *Tracing
 	check   atomic.Pointer[readiness]
 }
 
@@ -107,12 +107,7 @@ func (p *Port) Metrics() (*meshv1.ProcessMetrics, error) {
 }
 
 // Tracer returns the tracer of a service in the program; nil where nothing is traced.
-func (p *Port) Tracer(of tracing.Service) trace.Tracer {
-	if p.spans == nil {
-		return nil
-	}
-	return p.spans.tracer(of)
-}
+func (p *Port) Tracer(of tracing.Service) trace.Tracer { return p.tracing.Tracer(of) }
 
 // Addr returns where the port listens.
 func (p *Port) Addr() net.Addr { return p.addr }
@@ -156,12 +151,12 @@ func Run(ctx context.Context, s Settings, work func(context.Context, *Port) erro
 			s.Logger.Warn("shutdown of the metrics", "error", err)
 		}
 	}()
-	spans, err := newSpans(ctx, s.Tracing, metrics.Meter(), s.Logger)
+	traced, err := NewTracing(ctx, s.Tracing, metrics.Meter(), s.Logger)
 	if err != nil {
 		return err
 	}
 	defer func() {
-		if err := spans.Shutdown(context.WithoutCancel(ctx)); err != nil {
+		if err := traced.Shutdown(context.WithoutCancel(ctx)); err != nil {
 			s.Logger.Warn("the last spans are not exported", "error", err)
 		}
 	}()
@@ -170,7 +165,7 @@ func Run(ctx context.Context, s Settings, work func(context.Context, *Port) erro
 	if err != nil {
 		return fmt.Errorf("%s: %w", s.Key, err)
 	}
-	port := &Port{addr: listener.Addr(), metrics: metrics, spans: spans}
+	port := &Port{addr: listener.Addr(), metrics: metrics, tracing: traced}
 	// The port outlives ctx, because work drains after the end of ctx.
 	serving, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()

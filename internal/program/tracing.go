@@ -47,8 +47,9 @@ const (
 	warnEvery = time.Minute
 )
 
-// spans exports the spans of one process. nil means that nothing is traced.
-type spans struct {
+// Tracing exports the spans of one process. The methods of nil, which stands for a process that
+// traces nothing, do nothing.
+type Tracing struct {
 	next sdktrace.SpanProcessor
 	// stop ends exports that run; ended is closed when none runs any more.
 	stop  context.CancelFunc
@@ -68,9 +69,9 @@ var (
 	spansFailed   = metric.WithAttributeSet(attribute.NewSet(attribute.String("outcome", "failed")))
 )
 
-// newSpans returns the export of a process's spans; nil where the configuration has no
+// NewTracing returns the export of a process's spans; nil where the configuration has no
 // endpoint. Nobody waits for the receiver, which may be away.
-func newSpans(ctx context.Context, c tracing.Config, meter metric.Meter, log *slog.Logger) (*spans, error) {
+func NewTracing(ctx context.Context, c tracing.Config, meter metric.Meter, log *slog.Logger) (*Tracing, error) {
 	if c.Endpoint == "" {
 		return nil, nil
 	}
@@ -83,7 +84,7 @@ func newSpans(ctx context.Context, c tracing.Config, meter metric.Meter, log *sl
 	if err != nil {
 		return nil, fmt.Errorf("tracing: %w", err)
 	}
-	out := &spans{most: maxSpans, ended: make(chan struct{})}
+	out := &Tracing{most: maxSpans, ended: make(chan struct{})}
 	var running context.Context
 	running, out.stop = context.WithCancel(context.WithoutCancel(ctx))
 	number := func(name string, otherwise, most int) int { return numberOf(name, otherwise, most, log) }
@@ -225,14 +226,17 @@ func headersOf(c tracing.Config) (map[string]string, error) {
 	return out, lines.Err()
 }
 
-// tracer returns the tracer of a gateway, or of a host of a stage.
-func (s *spans) tracer(of tracing.Service) trace.Tracer {
+// Tracer returns the tracer of a gateway, or of a host of a stage.
+func (t *Tracing) Tracer(of tracing.Service) trace.Tracer {
+	if t == nil {
+		return nil
+	}
 	own := resource.NewSchemaless(
 		semconv.ServiceName(of.Mesh+"-"+of.Name), semconv.ServiceNamespace(of.Mesh),
 		semconv.ServiceInstanceID(of.Instance), semconv.ServiceVersion(of.Version),
 	)
 	// Schemaless resources merge with any, and the environment's comes last.
-	for _, more := range []*resource.Resource{s.shared, s.environment} {
+	for _, more := range []*resource.Resource{t.shared, t.environment} {
 		if merged, err := resource.Merge(own, more); err == nil {
 			own = merged
 		}
@@ -242,41 +246,43 @@ func (s *spans) tracer(of tracing.Service) trace.Tracer {
 		limits.LinkCountLimit = maxLinks
 	}
 	return sdktrace.NewTracerProvider(
-		sdktrace.WithResource(own), sdktrace.WithSpanProcessor(s), sdktrace.WithRawSpanLimits(limits),
+		sdktrace.WithResource(own), sdktrace.WithSpanProcessor(t), sdktrace.WithRawSpanLimits(limits),
 		// What is not sampled has no span at all.
 		sdktrace.WithSampler(sdktrace.AlwaysSample()),
 	).Tracer("stagemesh", trace.WithInstrumentationVersion(of.Version))
 }
 
-var _ sdktrace.SpanProcessor = (*spans)(nil)
+var _ sdktrace.SpanProcessor = (*Tracing)(nil)
 
 // OnStart implements sdktrace.SpanProcessor.
-func (s *spans) OnStart(ctx context.Context, span sdktrace.ReadWriteSpan) { s.next.OnStart(ctx, span) }
+func (t *Tracing) OnStart(ctx context.Context, span sdktrace.ReadWriteSpan) {
+	t.next.OnStart(ctx, span)
+}
 
 // OnEnd implements sdktrace.SpanProcessor. It drops a span beyond the bound, and counts it,
 // which the processor behind it would not.
-func (s *spans) OnEnd(span sdktrace.ReadOnlySpan) {
-	if s.waiting.Add(1) > s.most {
-		s.waiting.Add(-1)
-		s.total.Add(context.Background(), 1, spansDropped)
+func (t *Tracing) OnEnd(span sdktrace.ReadOnlySpan) {
+	if t.waiting.Add(1) > t.most {
+		t.waiting.Add(-1)
+		t.total.Add(context.Background(), 1, spansDropped)
 		return
 	}
-	s.next.OnEnd(span)
+	t.next.OnEnd(span)
 }
 
 // ForceFlush implements sdktrace.SpanProcessor.
-func (s *spans) ForceFlush(ctx context.Context) error { return s.next.ForceFlush(ctx) }
+func (t *Tracing) ForceFlush(ctx context.Context) error { return t.next.ForceFlush(ctx) }
 
 // Shutdown implements sdktrace.SpanProcessor: it exports what is left in the time there is.
-func (s *spans) Shutdown(ctx context.Context) error {
-	if s == nil {
+func (t *Tracing) Shutdown(ctx context.Context) error {
+	if t == nil {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, lastExport)
 	defer cancel()
-	err := s.next.Shutdown(ctx)
-	s.stop()
-	<-s.ended
+	err := t.next.Shutdown(ctx)
+	t.stop()
+	<-t.ended
 	return err
 }
 
@@ -284,7 +290,7 @@ func (s *spans) Shutdown(ctx context.Context) error {
 type exporter struct {
 	sdktrace.SpanExporter
 
-	spans   *spans
+	spans   *Tracing
 	running context.Context
 	log     *slog.Logger
 	warned  time.Time

@@ -29,7 +29,7 @@ func TestSenselessVariablesAreLeftOut(t *testing.T) {
 		t.Run(variable[0]+"="+variable[1], func(t *testing.T) {
 			t.Setenv(variable[0], variable[1])
 			log := &testbed.Log{}
-			s, err := newSpans(t.Context(), tracing.Config{Endpoint: "http://127.0.0.1:1"}, noop.Meter{}, slog.New(slog.NewTextHandler(log, nil)))
+			s, err := NewTracing(t.Context(), tracing.Config{Endpoint: "http://127.0.0.1:1"}, noop.Meter{}, slog.New(slog.NewTextHandler(log, nil)))
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -1,0 +1,64 @@
+package compare
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"strconv"
+
+	"go.opentelemetry.io/otel/metric/noop"
+	collector "go.opentelemetry.io/proto/otlp/collector/trace/v1"
+	"google.golang.org/grpc"
+
+	"github.com/stagemesh/stagemesh"
+	"github.com/stagemesh/stagemesh/internal/meshfile"
+	"github.com/stagemesh/stagemesh/internal/program"
+)
+
+// sink takes spans by OTLP, and discards them.
+type sink struct {
+	collector.UnimplementedTraceServiceServer
+}
+
+// Export implements the collector's service.
+func (sink) Export(context.Context, *collector.ExportTraceServiceRequest) (*collector.ExportTraceServiceResponse, error) {
+	return &collector.ExportTraceServiceResponse{}, nil
+}
+
+// traceToSink has this process, and those that it starts, trace a share of the requests, until
+// stop is called.
+func traceToSink(ctx context.Context, share float64) (stop func(), err error) {
+	var lc net.ListenConfig
+	listener, err := lc.Listen(ctx, "tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	server := grpc.NewServer()
+	collector.RegisterTraceServiceServer(server, sink{})
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	variables := map[string]string{
+		"OTEL_EXPORTER_OTLP_ENDPOINT": "http://" + listener.Addr().String(),
+		"OTEL_TRACES_SAMPLER":         "traceidratio", "OTEL_TRACES_SAMPLER_ARG": strconv.FormatFloat(share, 'f', -1, 64),
+	}
+	for name, value := range variables {
+		err = errors.Join(err, os.Setenv(name, value))
+	}
+	return func() {
+		for name := range variables {
+			_ = os.Unsetenv(name) // it was set
+		}
+		server.Stop()
+		<-served
+	}, err
+}
+
+// withTracing adds the tracing of the file and the environment to the settings.
+func withTracing(ctx context.Context, f *meshfile.File, s *stagemesh.FileSettings) (stop func() error, err error) {
+	c, wrong := f.Tracing.WithEnvironment(os.Getenv)
+	f.Tracing = c
+	t, err := program.NewTracing(ctx, c, noop.Meter{}, s.Logger)
+	s.Tracer = t.Tracer
+	return func() error { return t.Shutdown(context.WithoutCancel(ctx)) }, errors.Join(append(wrong, err)...)
+}
