@@ -10,6 +10,9 @@ import (
 	"go.opentelemetry.io/otel/metric/noop"
 	collector "go.opentelemetry.io/proto/otlp/collector/trace/v1"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/encoding"
+	"google.golang.org/grpc/encoding/proto"
+	"google.golang.org/grpc/mem"
 
 	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/internal/meshfile"
@@ -26,6 +29,12 @@ func (sink) Export(context.Context, *collector.ExportTraceServiceRequest) (*coll
 	return &collector.ExportTraceServiceResponse{}, nil
 }
 
+// unread is a codec that does not read spans: what their receiver does is not measured.
+type unread struct{ encoding.CodecV2 }
+
+// Unmarshal implements encoding.CodecV2.
+func (unread) Unmarshal(mem.BufferSlice, any) error { return nil }
+
 // traceToSink has this process, and those that it starts, trace a share of the requests, until
 // stop is called.
 func traceToSink(ctx context.Context, share float64) (stop func(), err error) {
@@ -34,7 +43,7 @@ func traceToSink(ctx context.Context, share float64) (stop func(), err error) {
 	if err != nil {
 		return nil, err
 	}
-	server := grpc.NewServer()
+	server := grpc.NewServer(grpc.ForceServerCodecV2(unread{encoding.GetCodecV2(proto.Name)}))
 	collector.RegisterTraceServiceServer(server, sink{})
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
