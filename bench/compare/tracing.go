@@ -45,8 +45,11 @@ func traceToSink(ctx context.Context, share float64) (stop func(), err error) {
 	}
 	server := grpc.NewServer(grpc.ForceServerCodecV2(unread{encoding.GetCodecV2(proto.Name)}))
 	collector.RegisterTraceServiceServer(server, sink{})
-	served := make(chan error, 1)
-	go func() { served <- server.Serve(listener) }()
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		_ = server.Serve(listener) // it ends by Stop
+	}()
 	variables := map[string]string{
 		"OTEL_EXPORTER_OTLP_ENDPOINT": "http://" + listener.Addr().String(),
 		"OTEL_TRACES_SAMPLER":         "traceidratio", "OTEL_TRACES_SAMPLER_ARG": strconv.FormatFloat(share, 'f', -1, 64),
