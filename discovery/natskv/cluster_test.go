@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -15,25 +16,23 @@ import (
 
 	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/discovery/natskv"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 )
 
 // cluster returns three brokers of one cluster, not started.
 func cluster(t *testing.T) []*server.Server {
 	t.Helper()
+	// They are not those of outgoing connections, which could take them meanwhile.
+	ports, err := testbed.FreePorts(3)
+	if err != nil {
+		t.Fatal(err)
+	}
 	var routes []*url.URL
-	var ports []int
-	for range 3 {
-		listener, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer listener.Close()
-		routes = append(routes, &url.URL{Scheme: "nats", Host: listener.Addr().String()})
-		ports = append(ports, listener.Addr().(*net.TCPAddr).Port)
+	for _, port := range ports {
+		routes = append(routes, &url.URL{Scheme: "nats", Host: net.JoinHostPort("127.0.0.1", strconv.Itoa(port))})
 	}
 	var servers []*server.Server
 	for i, port := range ports {
-		// The listeners only choose port numbers; they are closed before a server starts.
 		options := brokerOptions(t.TempDir())
 		options.ServerName = fmt.Sprint("s", i)
 		options.Cluster = server.ClusterOpts{Name: "cluster", Host: "127.0.0.1", Port: port}
