@@ -72,7 +72,7 @@ func (s *Span) Fail(errorType string) {
 	s.edit(func(span *frame.Span) { span.Error = clipSpanText(errorType) })
 }
 
-// End ends the span. One that has not ended ends with its batch.
+// End ends the span. One that has not ended ends with its parent.
 func (s *Span) End() {
 	s.edit(func(span *frame.Span) { span.End = time.Now().UnixMicro() })
 }
@@ -89,7 +89,7 @@ func (s *Span) edit(change func(*frame.Span)) {
 	}
 }
 
-// takeSpans ends the spans and returns them.
+// takeSpans returns the spans. One that has not ended ends with its parent.
 func (b *Batch) takeSpans() []frame.Span {
 	if b.Trace == "" {
 		return nil
@@ -99,8 +99,12 @@ func (b *Batch) takeSpans() []frame.Span {
 	out, now := b.spans, time.Now().UnixMicro()
 	b.spans = nil
 	for i := range out {
-		if out[i].End == 0 {
-			out[i].End = now
+		switch span := &out[i]; {
+		case span.End != 0:
+		case span.Parent != nil: // which is before it
+			span.End = max(span.Start, out[*span.Parent].End)
+		default:
+			span.End = now
 		}
 	}
 	return out
