@@ -1,6 +1,7 @@
 package transport_test
 
 import (
+	"context"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -52,5 +53,20 @@ func TestInvalidUTF8InFaultStaysJSON(t *testing.T) {
 	transport.WriteFault(w, fault.New(fault.InvalidRequest, "a\xffb"))
 	if !strings.Contains(w.Body.String(), `a\ufffdb`) {
 		t.Errorf("got %s", w.Body)
+	}
+}
+
+// A request ends before its RPC does, so that its client gets the reason.
+func TestRequestsEndBeforeTheirRPC(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	for requested, most := range map[time.Duration]time.Duration{0: 190 * time.Millisecond, time.Second: 190 * time.Millisecond, time.Millisecond: time.Millisecond} {
+		if got, err := transport.EarlierTimeout(ctx, requested); err != nil || got > most {
+			t.Errorf("of %s: %s, %v", requested, got, err)
+		}
+	}
+	if got, err := transport.EarlierTimeout(t.Context(), time.Minute); err != nil || got != time.Minute {
+		t.Errorf("without a deadline: %s, %v", got, err)
 	}
 }

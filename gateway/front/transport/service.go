@@ -226,8 +226,13 @@ func (s *Service) handleGRPC(name protoreflect.Name, handler func(grpc.ServerStr
 	})
 }
 
+// maxLead is how much earlier than the RPC a request ends, at most.
+const maxLead = 10 * time.Millisecond
+
 // EarlierTimeout returns the earlier of the timeout that a request asks for, 0 for none, and
-// the time that the RPC's own deadline leaves; 0 where there is neither.
+// the time that the RPC's own deadline leaves; 0 where there is neither. It leaves the time to
+// answer: grpc-go resets a stream at its deadline, and a client whose own timer is later
+// takes that for a cancellation.
 func EarlierTimeout(ctx context.Context, requested time.Duration) (time.Duration, error) {
 	deadline, ok := ctx.Deadline()
 	if !ok {
@@ -237,6 +242,8 @@ func EarlierTimeout(ctx context.Context, requested time.Duration) (time.Duration
 	if left <= 0 {
 		return 0, fault.From(context.DeadlineExceeded)
 	}
+	const part = 20
+	left -= min(maxLead, left/part)
 	if requested == 0 {
 		return left, nil
 	}
