@@ -85,29 +85,28 @@ func (t *itemTrace) ran(r *run) {
 	own.End(trace.WithTimestamp(t.waitsSince))
 }
 
-// publish begins the span of the item's message to the next stage, and makes it the parent of
-// what that does.
+// publish begins the span of the item's message to the next stage.
 func (t *itemTrace) publish(h *Host, next *envelope.Envelope) {
-	if t == nil {
-		return
+	if t != nil {
+		t.endSent()
+		t.sent = tracing.StartPublish(t.context(), t.tracer, next, h.bus.Stage(next.Hop().Stage, next.Durability, next.Class()))
 	}
-	stage := next.Hop().Stage
-	t.send("publish "+string(stage), trace.SpanKindProducer, tracing.Publish(next, h.bus.Stage(stage, next.Durability, next.Class()))...)
-	next.Trace = tracing.Format(t.sent.SpanContext())
 }
 
 // reply begins the span of the item's reply.
 func (t *itemTrace) reply() {
 	if t != nil {
-		t.send("reply", trace.SpanKindClient)
+		t.endSent()
+		_, t.sent = t.tracer.Start(t.context(), "reply", trace.WithSpanKind(trace.SpanKindClient))
 	}
 }
 
-func (t *itemTrace) send(name string, kind trace.SpanKind, attributes ...attribute.KeyValue) {
+// endSent ends the span of the last message, where there is one: another takes its place, or
+// the item is settled.
+func (t *itemTrace) endSent() {
 	if t.sent != nil {
-		t.sent.End() // another message takes its place
+		t.sent.End()
 	}
-	_, t.sent = t.tracer.Start(t.context(), name, trace.WithSpanKind(kind), trace.WithAttributes(attributes...))
 }
 
 // fail marks the item as failed.
@@ -122,9 +121,7 @@ func (t *itemTrace) end() {
 	if t == nil {
 		return
 	}
-	if t.sent != nil {
-		t.sent.End()
-	}
+	t.endSent()
 	t.process.End()
 }
 

@@ -124,15 +124,12 @@ func requestAttributes(e *envelope.Envelope) []attribute.KeyValue {
 	}
 }
 
-// send starts the span of the item's way to its first stage, which becomes the parent of what
-// that does.
+// send starts the span of the item's way to its first stage.
 func (s *spans) send(e *envelope.Envelope, names bus.Subjects) {
 	if s == nil {
 		return
 	}
-	subject := names.Stage(e.Hop().Stage, e.Durability, e.Class())
-	_, s.publish = s.tracer.Start(s.context(), "publish "+string(e.Hop().Stage), trace.WithSpanKind(trace.SpanKindProducer), trace.WithAttributes(tracing.Publish(e, subject)...))
-	e.Trace = tracing.Format(s.publish.SpanContext())
+	s.publish = tracing.StartPublish(s.context(), s.tracer, e, names.Stage(e.Hop().Stage, e.Durability, e.Class()))
 }
 
 // sent ends the span of send.

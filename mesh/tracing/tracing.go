@@ -94,9 +94,13 @@ func IsServerFault(f *fault.Fault) bool {
 	return false
 }
 
-// Publish returns the attributes of the span of a message to a stage.
-func Publish(e *envelope.Envelope, subject string) []attribute.KeyValue {
-	return append(Message(e, subject), semconv.MessagingOperationTypeSend, semconv.MessagingOperationName("publish"))
+// StartPublish starts the span of the item's way to its stage, whose queue has that subject,
+// and makes it the parent of what that does.
+func StartPublish(ctx context.Context, tracer trace.Tracer, e *envelope.Envelope, subject string) trace.Span {
+	_, span := tracer.Start(ctx, "publish "+string(e.Hop().Stage), trace.WithSpanKind(trace.SpanKindProducer),
+		trace.WithAttributes(Message(e, subject)...), trace.WithAttributes(semconv.MessagingOperationTypeSend, semconv.MessagingOperationName("publish")))
+	e.Trace = Format(span.SpanContext())
+	return span
 }
 
 // Message returns the attributes of the spans of an item on a subject.
