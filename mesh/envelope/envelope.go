@@ -123,7 +123,7 @@ func codeTrace(c *wire.Coder, t *Trace) {
 		entries := [...]struct{ key, value string }{{"traceparent", t.Parent}, {"tracestate", t.State}}
 		for i := range entries {
 			if e := &entries[i]; e.value != "" {
-				codeEntry(c, 17, &e.key, &e.value)
+				c.TextEntry(17, &e.key, &e.value)
 			}
 		}
 		return
@@ -132,20 +132,12 @@ func codeTrace(c *wire.Coder, t *Trace) {
 		return
 	}
 	var key, value string
-	codeEntry(c, 17, &key, &value)
+	c.TextEntry(17, &key, &value)
 	switch key {
 	case "traceparent":
 		t.Parent = value
 	case "tracestate":
 		t.State = value
-	}
-}
-
-// codeEntry codes an entry of field n, a map of texts.
-func codeEntry(c *wire.Coder, n uint32, key, value *string) {
-	for m := c.Message(n, 0); m.More(); {
-		c.EntryText(1, key)
-		c.EntryText(2, value)
 	}
 }
 

@@ -313,24 +313,26 @@ func (c *Coder) TextMap(n uint32, entries *map[string]string) {
 }
 
 func (c *Coder) codeTextMap(n uint32, entries *map[string]string) {
-	entry := func(key, value *string) {
-		for m := c.Message(n, len(*key)+len(*value)); m.More(); {
-			c.EntryText(1, key)
-			c.EntryText(2, value)
-		}
-	}
 	if c.tag == 0 {
 		for key, value := range *entries {
-			entry(&key, &value)
+			c.TextEntry(n, &key, &value)
 		}
 		return
 	}
 	var key, value string
-	entry(&key, &value)
+	c.TextEntry(n, &key, &value)
 	if *entries == nil {
 		*entries = map[string]string{}
 	}
 	(*entries)[key] = value
+}
+
+// TextEntry codes field n as one entry of a map from text to text.
+func (c *Coder) TextEntry(n uint32, key, value *string) {
+	for m := c.Message(n, len(*key)+len(*value)); m.More(); {
+		c.EntryText(1, key)
+		c.EntryText(2, value)
+	}
 }
 
 // EntryText is Text that writes the empty text too, as maps and oneofs must.
