@@ -68,9 +68,11 @@ func traceToSink(ctx context.Context, share float64) (stop func(), err error) {
 
 // withTracing adds the tracing of the file and the environment to the settings.
 func withTracing(ctx context.Context, f *meshfile.File, s *stagemesh.FileSettings) (stop func() error, err error) {
-	c, wrong := f.Tracing.WithEnvironment(os.Getenv)
-	f.Tracing = c
-	t, err := program.NewTracing(ctx, c, noop.Meter{}, s.Logger)
+	var wrong []error
+	if f.Tracing, wrong = f.Tracing.WithEnvironment(os.Getenv); len(wrong) > 0 {
+		return nil, errors.Join(wrong...)
+	}
+	t, err := program.NewTracing(ctx, f.Tracing, noop.Meter{}, s.Logger)
 	s.Tracer = t.Tracer
-	return func() error { return t.Shutdown(context.WithoutCancel(ctx)) }, errors.Join(append(wrong, err)...)
+	return func() error { return t.Shutdown(context.WithoutCancel(ctx)) }, err
 }

@@ -1,11 +1,8 @@
 package program
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -26,8 +23,9 @@ import (
 	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
 	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/net/http/httpguts"
-	"google.golang.org/grpc/credentials"
+	grpccredentials "google.golang.org/grpc/credentials"
 
+	"github.com/stagemesh/stagemesh/mesh/credentials"
 	"github.com/stagemesh/stagemesh/mesh/tracing"
 )
 
@@ -75,6 +73,10 @@ func NewTracing(ctx context.Context, c tracing.Config, meter metric.Meter, log *
 	if c.Endpoint == "" {
 		return nil, nil
 	}
+	total, err := meter.Int64Counter("stagemesh.tracing.spans", metric.WithDescription("Spans that ended, by outcome: exported, dropped because too many waited, or failed."))
+	if err != nil {
+		return nil, err
+	}
 	dropWrongHeaders(log)
 	client, err := newClient(c)
 	if err != nil {
@@ -84,7 +86,7 @@ func NewTracing(ctx context.Context, c tracing.Config, meter metric.Meter, log *
 	if err != nil {
 		return nil, fmt.Errorf("tracing: %w", err)
 	}
-	out := &Tracing{most: maxSpans, ended: make(chan struct{})}
+	out := &Tracing{ended: make(chan struct{}), total: total}
 	var running context.Context
 	running, out.stop = context.WithCancel(context.WithoutCancel(ctx))
 	number := func(name string, otherwise, most int) int { return numberOf(name, otherwise, most, log) }
@@ -100,9 +102,6 @@ func NewTracing(ctx context.Context, c tracing.Config, meter metric.Meter, log *
 		sdktrace.WithExportTimeout(milliseconds("OTEL_BSP_EXPORT_TIMEOUT", sdktrace.DefaultExportTimeout*time.Millisecond)),
 	}
 	out.next = sdktrace.NewBatchSpanProcessor(&exporter{SpanExporter: to, spans: out, running: running, log: log}, options...)
-	if out.total, err = meter.Int64Counter("stagemesh.tracing.spans", metric.WithDescription("Spans that ended, by outcome: exported, dropped because too many waited, or failed.")); err != nil {
-		return nil, err
-	}
 	if out.shared, err = resource.New(ctx, resource.WithHost(), resource.WithProcessPID(), resource.WithTelemetrySDK()); err != nil {
 		log.Warn("tracing: a part of the resource is unknown", "error", err)
 	}
@@ -177,7 +176,7 @@ func newClient(c tracing.Config) (otlptrace.Client, error) {
 		options = append(options, otlptracegrpc.WithEndpointURL(to))
 	}
 	if security != nil {
-		options = append(options, otlptracegrpc.WithTLSCredentials(credentials.NewTLS(security)))
+		options = append(options, otlptracegrpc.WithTLSCredentials(grpccredentials.NewTLS(security)))
 	}
 	if headers != nil {
 		options = append(options, otlptracegrpc.WithHeaders(headers))
@@ -190,13 +189,9 @@ func security(c tracing.Config) (*tls.Config, error) {
 	if c.CAFile == "" || os.Getenv("OTEL_EXPORTER_OTLP_CERTIFICATE") != "" || os.Getenv("OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE") != "" {
 		return nil, nil
 	}
-	pem, err := os.ReadFile(c.CAFile)
+	roots, err := credentials.Roots(c.CAFile)
 	if err != nil {
 		return nil, fmt.Errorf("tracing.ca_file: %w", err)
-	}
-	roots := x509.NewCertPool()
-	if !roots.AppendCertsFromPEM(pem) {
-		return nil, fmt.Errorf("tracing.ca_file: %s has no certificate in PEM", c.CAFile)
 	}
 	return &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}, nil
 }
@@ -206,14 +201,15 @@ func headersOf(c tracing.Config) (map[string]string, error) {
 	if c.HeadersFile == "" || os.Getenv("OTEL_EXPORTER_OTLP_HEADERS") != "" || os.Getenv("OTEL_EXPORTER_OTLP_TRACES_HEADERS") != "" {
 		return nil, nil
 	}
-	data, err := os.ReadFile(c.HeadersFile)
+	data, err := credentials.Read(c.HeadersFile)
 	if err != nil {
 		return nil, fmt.Errorf("tracing.headers_file: %w", err)
 	}
 	out := map[string]string{}
-	lines := bufio.NewScanner(bytes.NewReader(data))
-	for n := 1; lines.Scan(); n++ {
-		line := strings.TrimSpace(lines.Text())
+	n := 0
+	for line := range strings.Lines(string(data)) {
+		n++
+		line = strings.TrimSpace(line)
 		if line == "" || strings.HasPrefix(line, "#") {
 			continue
 		}
@@ -223,7 +219,7 @@ func headersOf(c tracing.Config) (map[string]string, error) {
 		}
 		out[strings.TrimSpace(name)] = strings.TrimSpace(value)
 	}
-	return out, lines.Err()
+	return out, nil
 }
 
 // Tracer returns the tracer of a gateway, or of a host of a stage.

@@ -87,7 +87,7 @@ var importTable = rules{
 		{packages: list("gateway"), mayImport: list(proto, sdk, "mesh/...", "gateway/...", discovery)},
 
 		// What is built out of all this.
-		{packages: list("internal/program"), mayImport: list(proto, "mesh/config", "mesh/tracing")},
+		{packages: list("internal/program"), mayImport: list(proto, auth, "mesh/config", "mesh/tracing")},
 		{packages: list("internal/meshfile"), mayImport: list(proto, sdk, "mesh/...", "gateway/...", "stagehost/...", discovery), inTests: list("services/runners", "services/onnx")},
 		// The library links no shipped stage.
 		{
