@@ -1,7 +1,9 @@
 package bus
 
 import (
+	"cmp"
 	"context"
+	"slices"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -82,4 +84,31 @@ func (b *Bus) Explain(ctx context.Context, id pipeline.RequestID, take func(*mes
 // answer, until the returned function is called.
 func (b *Bus) ServeExplain(handle func(id pipeline.RequestID, reply func(proto.Message))) (stop func() error, err error) {
 	return b.serveQuestions(b.ExplainSubject(), func(id []byte, reply func(proto.Message)) { handle(pipeline.RequestID(id), reply) })
+}
+
+// serveMetrics answers with the metrics of this process.
+func (b *Bus) serveMetrics() (stop func() error, err error) {
+	return b.serveQuestions(b.Metrics(), func(_ []byte, reply func(proto.Message)) {
+		metrics, err := b.settings.Metrics()
+		if err != nil {
+			b.settings.Logger.Debug("metrics not sent", "error", err)
+			return
+		}
+		reply(metrics)
+	})
+}
+
+// ListMetrics asks all processes of the mesh for their metrics, and returns the answers that
+// come in time, sorted by process. Any client may have sent them; malformed ones are left out.
+func (b *Bus) ListMetrics(ctx context.Context) ([]*meshv1.ProcessMetrics, error) {
+	var out []*meshv1.ProcessMetrics
+	err := b.askAll(ctx, b.Metrics(), nil, func(data []byte) bool {
+		var metrics meshv1.ProcessMetrics
+		if proto.Unmarshal(data, &metrics) == nil && metrics.GetProcess() != "" {
+			out = append(out, &metrics)
+		}
+		return len(out) == maxAnswers
+	})
+	slices.SortFunc(out, func(x, y *meshv1.ProcessMetrics) int { return cmp.Compare(x.GetProcess(), y.GetProcess()) })
+	return out, err
 }
