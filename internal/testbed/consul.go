@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"net/url"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -33,10 +32,8 @@ type ConsulConfig map[string]any
 // ConsulAgent is a Consul server in a process of its own, alone or in a cluster. Tests kill,
 // pause, wipe and restart it.
 type ConsulAgent struct {
-	folder, addr, gossip string
-	process              *exec.Cmd
-	ended                chan struct{}
-	log                  *os.File
+	daemon
+	addr, gossip string
 }
 
 // newConsul returns an agent that keeps its data in a folder, and does not run. The edits
@@ -63,7 +60,7 @@ func newConsul(folder string, edits ...func(c ConsulConfig)) (*ConsulAgent, erro
 	if err != nil {
 		return nil, err
 	}
-	return &ConsulAgent{folder: folder, addr: local(ports[0]), gossip: local(ports[2])}, os.WriteFile(configPath(folder), text, 0o600)
+	return &ConsulAgent{daemon: daemon{name: "consul", folder: folder}, addr: local(ports[0]), gossip: local(ports[2])}, os.WriteFile(configPath(folder), text, 0o600)
 }
 
 func dataPath(folder string) string   { return filepath.Join(folder, "data") }
@@ -98,14 +95,6 @@ func (a *ConsulAgent) end(t testing.TB) {
 	}
 }
 
-func (a *ConsulAgent) readLog() []byte {
-	text, err := os.ReadFile(filepath.Join(a.folder, "log"))
-	if err != nil {
-		return []byte(err.Error())
-	}
-	return text
-}
-
 // Addr returns the agent's host:port, also while it does not run.
 func (a *ConsulAgent) Addr() string { return a.addr }
 
@@ -118,54 +107,11 @@ func (a *ConsulAgent) Start() error {
 }
 
 func (a *ConsulAgent) launch() error {
-	paths, err := Tools("consul")
-	if err != nil {
-		return err
-	}
-	if a.log, err = os.OpenFile(filepath.Join(a.folder, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600); err != nil {
-		return err
-	}
-	a.process = exec.Command(paths[0], "agent", "-config-file", configPath(a.folder))
-	a.process.Stdout, a.process.Stderr = a.log, a.log
-	if err := a.process.Start(); err != nil {
-		return errors.Join(err, a.log.Close())
-	}
-	a.ended = make(chan struct{})
-	go func() {
-		defer close(a.ended)
-		_ = a.process.Wait() // it is killed
-	}()
-	return nil
+	return a.daemon.launch("agent", "-config-file", configPath(a.folder))
 }
 
 // await waits until the agent has a leader.
-func (a *ConsulAgent) await() error {
-	late := time.After(consulStart)
-	for pause := 10 * time.Millisecond; !a.hasLeader(); pause = min(2*pause, 200*time.Millisecond) {
-		select {
-		case <-time.After(pause):
-		case <-a.ended:
-			return fmt.Errorf("consul ended:\n%s", a.readLog())
-		case <-late:
-			return errors.New("consul does not start")
-		}
-	}
-	return nil
-}
-
-// Kill ends the agent as a crash does, if it runs.
-func (a *ConsulAgent) Kill() {
-	if a.process == nil {
-		return
-	}
-	_ = a.process.Process.Kill() // it may have ended
-	<-a.ended
-	_ = a.log.Close() // the agent has written it
-	a.process = nil
-}
-
-// Pause stops a running agent by SIGSTOP: it accepts connections and does not answer.
-func (a *ConsulAgent) Pause() error { return a.process.Process.Signal(syscall.SIGSTOP) }
+func (a *ConsulAgent) await() error { return a.awaitUntil(a.hasLeader, consulStart) }
 
 // Resume continues a paused agent, and waits until it has a leader.
 func (a *ConsulAgent) Resume() error {

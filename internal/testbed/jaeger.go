@@ -3,11 +3,9 @@ package testbed
 import (
 	"cmp"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -17,10 +15,8 @@ import (
 
 // Jaeger is a Jaeger in a process of its own, with its traces in memory.
 type Jaeger struct {
-	folder, query, http, grpc string
-	process                   *exec.Cmd
-	log                       *os.File
-	ended                     chan struct{}
+	daemon
+	query, http, grpc string
 }
 
 const jaegerConfig = `
@@ -47,7 +43,7 @@ func NewJaeger(folder string) (*Jaeger, error) {
 	if err != nil {
 		return nil, err
 	}
-	j := &Jaeger{folder: folder, query: local(ports[0]), grpc: local(ports[2]), http: local(ports[3])}
+	j := &Jaeger{daemon: daemon{name: "jaeger", folder: folder}, query: local(ports[0]), grpc: local(ports[2]), http: local(ports[3])}
 	text := fmt.Sprintf(jaegerConfig, j.query, local(ports[1]), j.grpc, j.http)
 	return j, os.WriteFile(filepath.Join(folder, "jaeger.yaml"), []byte(text), 0o600)
 }
@@ -60,48 +56,13 @@ func (j *Jaeger) HTTP() string { return "http://" + j.http }
 
 // Start starts Jaeger, and waits until it answers.
 func (j *Jaeger) Start() error {
-	paths, err := Tools("jaeger")
-	if err != nil {
+	if err := j.launch("--config", filepath.Join(j.folder, "jaeger.yaml")); err != nil {
 		return err
 	}
-	if j.log, err = os.Create(filepath.Join(j.folder, "log")); err != nil {
-		return err
-	}
-	j.process = exec.Command(paths[0], "--config", filepath.Join(j.folder, "jaeger.yaml"))
-	j.process.Stdout, j.process.Stderr = j.log, j.log
-	if err := j.process.Start(); err != nil {
-		return errors.Join(err, j.log.Close())
-	}
-	j.ended = make(chan struct{})
-	go func() {
-		defer close(j.ended)
-		_ = j.process.Wait() // it is killed
-	}()
-	late := time.After(Patience)
-	for {
-		if _, err := j.traces("api/services"); err == nil {
-			return nil
-		}
-		select {
-		case <-time.After(20 * time.Millisecond):
-		case <-j.ended:
-			text, _ := os.ReadFile(j.log.Name())
-			return fmt.Errorf("jaeger ended:\n%s", text)
-		case <-late:
-			return errors.New("jaeger does not start")
-		}
-	}
-}
-
-// Kill ends Jaeger as a crash does, if it runs.
-func (j *Jaeger) Kill() {
-	if j.process == nil {
-		return
-	}
-	_ = j.process.Process.Kill() // it may have ended
-	<-j.ended
-	_ = j.log.Close() // Jaeger has written it
-	j.process = nil
+	return j.awaitUntil(func() bool {
+		_, err := j.traces("api/services")
+		return err == nil
+	}, Patience)
 }
 
 // JaegerSpan is a span as Jaeger has it.

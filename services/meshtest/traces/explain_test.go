@@ -66,7 +66,7 @@ func TestExplainNamesTheTrace(t *testing.T) {
 func TestExplainNamesTheTraceOfAKeptRequest(t *testing.T) {
 	t.Parallel()
 	b := start(t, nil, serves("one", failing()))
-	_, err := b.Infer(t.Context(), untraced())
+	_, err := b.Infer(t.Context(), untracedRequest())
 	id := fault.From(err).Metadata["request_id"]
 	found := b.jaeger.Find(t, b.name+"-gateway", "infer", 1)
 	if got, want := b.explainedTrace(id), found[0][0].Trace; got == "" || got != want {

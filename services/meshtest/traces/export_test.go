@@ -31,8 +31,8 @@ func failing() runner.Runner {
 	})
 }
 
-// untraced returns a request whose caller does not trace it.
-func untraced() *call.Request {
+// untracedRequest returns a request whose caller does not trace it.
+func untracedRequest() *call.Request {
 	r := request("x")
 	r.Trace = call.Trace{}
 	return r
@@ -63,7 +63,7 @@ infer (server, MESH-gateway)
 			t.Parallel()
 			b := start(t, func(s *stagemesh.Settings, _ *tracing.Config) { s.Gateway.Call.Sampling.Keep = test.keep },
 				serves("one", echo()), serves("two", test.runner))
-			if _, err := b.Infer(t.Context(), untraced()); (err != nil) != (name == "failed") {
+			if _, err := b.Infer(t.Context(), untracedRequest()); (err != nil) != (name == "failed") {
 				t.Fatal(err)
 			}
 			found := b.jaeger.Find(t, b.name+"-gateway", "infer", 1)
@@ -74,7 +74,7 @@ infer (server, MESH-gateway)
 				}
 			}
 			b.has(b.one(found[0], "infer"), map[string]any{"stagemesh.rebuilt": true})
-			if got := b.get(b.ops+"/metrics", "text/plain"); !strings.Contains(got, `stagemesh_gateway_traces_total{why="`+map[string]string{"failed": "error", "slow": "slow"}[name]+`"} 1`) {
+			if got := b.metrics(); !strings.Contains(got, `stagemesh_gateway_traces_total{why="`+map[string]string{"failed": "error", "slow": "slow"}[name]+`"} 1`) {
 				t.Errorf("no trace is counted:\n%s", regexp.MustCompile(`.*traces_total.*`).FindAllString(got, -1))
 			}
 		})
@@ -93,7 +93,7 @@ func TestParentsAreBounded(t *testing.T) {
 		}
 	}
 	b.spans(requests[0].Trace, 7)
-	if got := b.get(b.ops+"/metrics", "text/plain"); !regexp.MustCompile(`stagemesh_gateway_traces_total\{why="parent"\} [12]\n`).MatchString(got) {
+	if got := b.metrics(); !regexp.MustCompile(`stagemesh_gateway_traces_total\{why="parent"\} [12]\n`).MatchString(got) {
 		t.Errorf("traces: %v", regexp.MustCompile(`.*traces_total.*`).FindAllString(got, -1))
 	}
 }
@@ -106,7 +106,7 @@ func TestExemplarsNameTheirTrace(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.spans(r.Trace, 7)
-	text := b.get(b.ops+"/metrics", "application/openmetrics-text")
+	text := b.openMetrics()
 	for _, name := range []string{"stagemesh_gateway_request_duration_seconds", "stagemesh_stage_queue_wait_seconds", "stagemesh_stage_batch_wait_seconds", "stagemesh_stage_run_seconds"} {
 		if !regexp.MustCompile(name + `_bucket.* # \{.*trace_id="` + r.Trace.ID() + `"`).MatchString(text) {
 			t.Errorf("%s has no exemplar of the trace", name)
@@ -159,14 +159,14 @@ func TestNobodyWaitsForTheReceiver(t *testing.T) {
 			}
 			if name != "hangs" {
 				testbed.Eventually(t, "spans fail", func() bool {
-					return strings.Contains(b.get(b.ops+"/metrics", "text/plain"), `stagemesh_tracing_spans_total{outcome="failed"}`)
+					return strings.Contains(b.metrics(), `stagemesh_tracing_spans_total{outcome="failed"}`)
 				})
 				if n := bytes.Count([]byte(b.log.String()), []byte("spans are not exported")); n != 1 {
 					t.Errorf("%d warnings", n)
 				}
 				return
 			}
-			if got := b.get(b.ops+"/metrics", "text/plain"); !strings.Contains(got, `stagemesh_tracing_spans_total{outcome="dropped"}`) {
+			if got := b.metrics(); !strings.Contains(got, `stagemesh_tracing_spans_total{outcome="dropped"}`) {
 				t.Error("no span is counted as dropped")
 			}
 		})

@@ -3,7 +3,6 @@ package traces_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -201,8 +200,8 @@ func (b *bed) tree(of call.Trace, want string) []testbed.JaegerSpan {
 	return spans
 }
 
-// named returns the spans of a name.
-func named(spans []testbed.JaegerSpan, name string) (out []testbed.JaegerSpan) {
+// spansNamed returns the spans of a name.
+func spansNamed(spans []testbed.JaegerSpan, name string) (out []testbed.JaegerSpan) {
 	for _, s := range spans {
 		if s.Name == name {
 			out = append(out, s)
@@ -214,7 +213,7 @@ func named(spans []testbed.JaegerSpan, name string) (out []testbed.JaegerSpan) {
 // one returns the only span of a name.
 func (b *bed) one(spans []testbed.JaegerSpan, name string) testbed.JaegerSpan {
 	b.Helper()
-	found := named(spans, name)
+	found := spansNamed(spans, name)
 	if len(found) != 1 {
 		b.Fatalf("%d spans are %q:\n%s", len(found), name, testbed.Tree(spans))
 	}
@@ -231,13 +230,21 @@ func (b *bed) has(s testbed.JaegerSpan, tags map[string]any) {
 	}
 }
 
-func (b *bed) get(url string, accept string) string {
+// metrics returns the metrics of the program.
+func (b *bed) metrics() string {
 	b.Helper()
-	r, err := http.NewRequestWithContext(b.Context(), http.MethodGet, url, http.NoBody)
+	_, text := testbed.Get(b, b.ops+"/metrics")
+	return text
+}
+
+// openMetrics returns the metrics in the format that has exemplars.
+func (b *bed) openMetrics() string {
+	b.Helper()
+	r, err := http.NewRequestWithContext(b.Context(), http.MethodGet, b.ops+"/metrics", http.NoBody)
 	if err != nil {
 		b.Fatal(err)
 	}
-	r.Header.Set("Accept", accept)
+	r.Header.Set("Accept", "application/openmetrics-text")
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	response, err := client.Do(r)
 	if err != nil {
@@ -245,7 +252,7 @@ func (b *bed) get(url string, accept string) string {
 	}
 	defer response.Body.Close()
 	text, err := io.ReadAll(response.Body)
-	if err = errors.Join(err); err != nil {
+	if err != nil {
 		b.Fatal(err)
 	}
 	return string(text)

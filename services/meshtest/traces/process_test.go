@@ -1,7 +1,6 @@
 package traces_test
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -50,28 +50,18 @@ func newHold(s holdSettings) (*inproc.Runner, error) {
 }
 
 // host starts a host of the stage one as a process, and returns when it is ready.
-func (b *bed) host(file string) *exec.Cmd {
+func (b *bed) host(file string) *testbed.Process {
 	b.Helper()
 	mesh := filepath.Join(b.TempDir(), "mesh.yaml")
 	text := fmt.Sprintf(`{mesh: %s, registry: {none: true}, stages: {one: {runner: {hold: {file: %s}}, queue: {ack_wait: 1s}}}}`, b.name, file)
 	if err := os.WriteFile(mesh, []byte(text), 0o600); err != nil {
 		b.Fatal(err)
 	}
-	c := exec.CommandContext(b.Context(), os.Args[0], "one", "--config", mesh, "--nats", b.BrokerURL())
+	c := exec.Command(os.Args[0], "one", "--config", mesh, "--nats", b.BrokerURL())
 	c.Env = append(os.Environ(), hostProcess+"=1", "OTEL_EXPORTER_OTLP_ENDPOINT="+b.jaeger.GRPC())
-	c.Stderr = b.log
-	out, err := c.StdoutPipe()
-	if err = errors.Join(err, c.Start()); err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() {
-		_ = c.Process.Kill() // it may have ended
-		_ = c.Wait()
-	})
-	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil { // that it is ready
-		b.Fatalf("%s: %v", line, err)
-	}
-	return c
+	p := testbed.StartProcess(b, c)
+	p.Match(regexp.MustCompile("is ready"))
+	return p
 }
 
 // The dead host leaves no span, and the time that it had the item is the queue's.
@@ -95,9 +85,7 @@ func TestKilledHostLeavesNoSpan(t *testing.T) {
 		_, err := os.Stat(file)
 		return err == nil
 	})
-	if err := first.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	first.Kill()
 	b.host(file)
 	if err := <-answered; err != nil {
 		t.Fatal(err)
@@ -155,6 +143,6 @@ func TestDeadLetterAndItsReplay(t *testing.T) {
 		t.Fatal(err)
 	}
 	testbed.Eventually(t, "the replay is in the trace", func() bool {
-		return len(named(b.jaeger.Spans(r.Trace.ID()), "process one")) == 2
+		return len(spansNamed(b.jaeger.Spans(r.Trace.ID()), "process one")) == 2
 	})
 }

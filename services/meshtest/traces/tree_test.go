@@ -272,7 +272,7 @@ func TestPoisonInABatch(t *testing.T) {
 	if got := strings.Join(process.Events, " "); got != "retried retried" {
 		t.Errorf("events %s", got)
 	}
-	if runs := named(spans, "run one"); len(runs) != 3 || runs[2].Tags["error"] != true || runs[2].Links != nil {
+	if runs := spansNamed(spans, "run one"); len(runs) != 3 || runs[2].Tags["error"] != true || runs[2].Links != nil {
 		t.Errorf("runs %+v", runs)
 	}
 }
