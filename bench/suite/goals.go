@@ -116,10 +116,10 @@ func Goals(r Results) []Goal {
 		name string
 		want float64
 	}{{carried, 0.97}, {sampled, 0.98}, {allTraced, 0.80}} {
-		got, known := tracing.overUntraced(of.name, 64, throughput)
+		got, known := tracing.ratioToUntraced(of.name, 64, throughput)
 		out.atLeast(Tracing, of.want, ratio, got, known, "answers per second over those without tracing: %s, 64 in flight", of.name)
 	}
-	got, known := tracing.overUntraced(sampled, 1, p50)
+	got, known := tracing.ratioToUntraced(sampled, 1, p50)
 	out.atMost(Tracing, 1.02, ratio, got, known, "P50 over that without tracing: %s, 1 in flight", sampled)
 	samples := r.soakSamples()
 	for _, f := range steadyFigures() {
@@ -133,8 +133,8 @@ func Goals(r Results) []Goal {
 	return out
 }
 
-// overUntraced returns the ratio of a figure to that of a mesh without tracing.
-func (m Measured) overUntraced(name string, callers int, figure func(Trial) float64) (spread, bool) {
+// ratioToUntraced returns the ratio of a figure to that of a mesh without tracing.
+func (m Measured) ratioToUntraced(name string, callers int, figure func(Trial) float64) (spread, bool) {
 	with, ok := m.answer(name).at(callers)
 	without, known := m.answer(absent).at(callers)
 	return pairedRatios(with, without, figure), ok && known

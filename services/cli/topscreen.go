@@ -91,7 +91,7 @@ func (m *topModel) move(by int) {
 		m.scrolled = max(0, m.scrolled+by)
 		return
 	}
-	if stages, at := m.sorted(m.shown); len(stages) > 0 {
+	if stages, at := m.stageOrder(m.shown); len(stages) > 0 {
 		m.selected = stages[min(max(0, at+by), len(stages)-1)].Stage
 	}
 }
@@ -144,9 +144,9 @@ func topDuration(title string, width int, value func(*stageFigures) figure) topC
 	return topColumn{title, width, func(s *stageFigures) string { return value(s).duration() }, value}
 }
 
-// sorted returns the stages in their order, the highest figures first, and the index of the
+// stageOrder returns the stages in their order, the highest figures first, and the index of the
 // selected one.
-func (v *topView) sorted(f *topFigures) (stages []*stageFigures, selected int) {
+func (v *topView) stageOrder(f *topFigures) (stages []*stageFigures, selected int) {
 	stages = slices.Clone(f.Stages)
 	if value := topColumns[v.sort].value; value != nil {
 		slices.SortStableFunc(stages, func(a, b *stageFigures) int { return cmp.Compare(value(b), value(a)) })
@@ -175,7 +175,7 @@ func (v *topView) lines(f *topFigures) []string {
 		v.line("", failuresOf(f)),
 		v.line(red, v.problem),
 	}
-	stages, selected := v.sorted(f)
+	stages, selected := v.stageOrder(f)
 	if len(stages) == 0 {
 		return append(out, v.line("", "there is no stage"))
 	}
