@@ -14,6 +14,7 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 
 	"github.com/stagemesh/stagemesh/internal/meshfile"
+	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/credentials"
 )
 
@@ -99,10 +100,21 @@ func (b *broker) start(folder string) error {
 			err = fmt.Errorf("it is not ready after %s", brokerReadyWait)
 		}
 	}
+	if err == nil {
+		err = b.warmUp()
+	}
 	if err != nil {
 		b.stop()
 	}
 	return err
+}
+
+func (b *broker) warmUp() error {
+	options, err := b.auth().Options()
+	if err != nil {
+		return err
+	}
+	return bus.WarmUp(b, options...)
 }
 
 func (b *broker) stop() {

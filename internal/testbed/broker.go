@@ -37,10 +37,10 @@ type Broker struct {
 const brokerStart = 10 * time.Second
 
 // BrokerOptions are the options of a broker on a free port that has its files in the
-// folder.
+// folder, for StartServer.
 func BrokerOptions(folder string) *server.Options {
 	return &server.Options{
-		Host: "127.0.0.1", Port: server.RANDOM_PORT,
+		Host: "127.0.0.1", Port: server.RANDOM_PORT, DontListen: true,
 		JetStream: true, StoreDir: folder, JetStreamMaxMemory: 4 << 30, JetStreamMaxStore: 4 << 30,
 		MaxPayload: 8 << 20, NoSigs: true, NoLog: true,
 	}
@@ -76,15 +76,28 @@ func (b *Broker) Restore() {
 	if err != nil {
 		b.t.Fatalf("broker: %v", err)
 	}
-	s.Start()
-	if !s.ReadyForConnections(brokerStart) {
-		b.t.Fatalf("the broker is not ready within %s", brokerStart)
+	if err := StartServer(s, b.options.Authorization); err != nil {
+		b.t.Fatalf("broker: %v", err)
 	}
 	b.server = s
 	// The port that was picked; the next start uses it again.
 	if addr, ok := s.Addr().(*net.TCPAddr); ok {
 		b.options.Port = addr.Port
 	}
+}
+
+// StartServer starts a broker that is not in a cluster and has been made with DontListen. It
+// accepts connections once it is warm.
+func StartServer(s *server.Server, token string) error {
+	s.Start()
+	if err := bus.WarmUp(s, nats.Token(token)); err != nil {
+		return err
+	}
+	s.AcceptLoop(make(chan struct{}))
+	if !s.ReadyForConnections(brokerStart) {
+		return fmt.Errorf("it is not ready within %s", brokerStart)
+	}
+	return nil
 }
 
 // Change edits the options that a stopped broker is restored with.

@@ -149,6 +149,20 @@ func Connect(s Settings) (*Bus, error) {
 	return b, nil
 }
 
+// WarmUp asks a broker in this process for an answer of its JetStream API. Call it before
+// the broker has other clients: of the first requests to the API, those that come while
+// the broker prepares its first answer are never answered (nats-server 2.15.2,
+// Account.newServiceReply).
+func WarmUp(server nats.InProcessConnProvider, options ...nats.Option) error {
+	nc, err := nats.Connect("", append(options, nats.InProcessServer(server))...)
+	if err != nil {
+		return err
+	}
+	defer nc.Close()
+	_, err = nc.Request("$JS.API.INFO", nil, minAPITimeout)
+	return err
+}
+
 func (b *Bus) start() error {
 	js, err := jetstream.New(b.nc, jetstream.WithDefaultTimeout(b.apiTimeout()))
 	if err != nil {

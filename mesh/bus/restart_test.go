@@ -2,9 +2,13 @@ package bus_test
 
 import (
 	"errors"
+	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
 
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/bus"
@@ -173,5 +177,33 @@ func TestBusRejectsBadMeshName(t *testing.T) {
 			b.Close()
 			t.Errorf("mesh %q was taken", name)
 		}
+	}
+}
+
+// A broker gets its answers back by a subscription that it makes for the first request.
+func TestWarmUpLetsTheBrokerSubscribeToItsAnswers(t *testing.T) {
+	t.Parallel()
+	s, err := server.NewServer(testbed.BrokerOptions(t.TempDir()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Start()
+	defer s.WaitForShutdown()
+	defer s.Shutdown()
+	subscribed := func() bool {
+		subs, err := s.Subsz(&server.SubszOptions{Subscriptions: true, Account: server.DEFAULT_SYSTEM_ACCOUNT})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return slices.ContainsFunc(subs.Subs, func(s server.SubDetail) bool { return strings.HasPrefix(s.Subject, "_R_.") })
+	}
+	if subscribed() {
+		t.Error("the broker subscribes to its answers at once: WarmUp is no longer needed")
+	}
+	if err := bus.WarmUp(s); err != nil {
+		t.Fatal(err)
+	}
+	if !subscribed() {
+		t.Error("the broker does not subscribe to its answers")
 	}
 }

@@ -76,6 +76,7 @@ func runBroker(ctx context.Context, args []string) error {
 		options.Port = address.Port
 	}
 	if *cluster > 0 {
+		options.DontListen = false
 		options.ServerName, options.Cluster = *name, server.ClusterOpts{Name: "fleet", Host: options.Host, Port: *cluster}
 		for _, port := range flags.Args() {
 			options.Routes = append(options.Routes, &url.URL{Scheme: "nats-route", Host: net.JoinHostPort(options.Host, port)})
@@ -85,9 +86,13 @@ func runBroker(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	broker.Start()
-	if !broker.ReadyForConnections(10 * time.Second) {
-		return errors.New("the broker does not start")
+	if *cluster > 0 {
+		broker.Start()
+		if !broker.ReadyForConnections(10 * time.Second) {
+			return errors.New("the broker does not start")
+		}
+	} else if err := testbed.StartServer(broker, ""); err != nil {
+		return err
 	}
 	fmt.Printf("broker is ready on %s\n", broker.Addr()) //nolint:forbidigo // the test reads it
 	<-ctx.Done()
