@@ -14,6 +14,7 @@ const (
 	msgpack   = "mesh/msgpack"
 	pipeline  = "mesh/pipeline"
 	envelope  = "mesh/envelope"
+	model     = "mesh/model"
 	bus       = "mesh/bus"
 	runner    = "stagehost/runner/..."
 	auth      = "mesh/credentials"
@@ -36,6 +37,8 @@ var importTable = rules{
 		{packages: list(payload), mayImport: list(proto, tensor, fault, wire)},
 		{packages: list(msgpack), mayImport: list(fault)},
 		{packages: list(pipeline), mayImport: list(proto, tensor, fault, payload)},
+		{packages: list(model), mayImport: list(pipeline), pure: true},
+		{packages: list("mesh/placement"), mayImport: list(model), pure: true},
 		{packages: list(envelope), mayImport: list(proto, tensor, fault, wire, payload, pipeline)},
 		{packages: list(auth), mayImport: list(pipeline)},
 		{packages: list(bus), mayImport: list(proto, tensor, fault, payload, pipeline, envelope, auth)},
@@ -54,7 +57,7 @@ var importTable = rules{
 		{packages: list("stagehost/batch"), mayImport: list(fault, pipeline), pure: true},
 		{packages: list("stagehost/runner", "stagehost/runner/*"), mayImport: list(fault, payload, sdk, runner)},
 		{packages: list("stagehost/schema"), mayImport: list(fault, payload, msgpack, sdk, "stagehost/runner")},
-		{packages: list("stagehost/modelcache"), mayImport: list(fault, payload, "stagehost/runner")},
+		{packages: list("stagehost/modelcache"), mayImport: list(model), pure: true},
 		{packages: list("stagehost"), mayImport: list(proto, sdk, "mesh/...", "stagehost/...", discovery)},
 
 		// The gateway: only admission and call touch the bus, fronts translate.

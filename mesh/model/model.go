@@ -1,0 +1,55 @@
+// Package model has what gateways and hosts agree on about the models of a stage that loads
+// many: their identifiers, their records and their sizes. It is pure.
+package model
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+)
+
+// MaxID is the longest ID of a model and the longest name of an alias, in bytes.
+const MaxID = 255
+
+// ErrInvalid means that a record or a part of it is out of bounds.
+var ErrInvalid = errors.New("invalid model")
+
+// ID identifies a model in a mesh: 1 to MaxID bytes of UTF-8 without control characters.
+type ID string
+
+// Validate checks the bounds of an ID or the name of an alias.
+func (id ID) Validate() error {
+	switch {
+	case id == "":
+		return fmt.Errorf("%w: the name is empty", ErrInvalid)
+	case len(id) > MaxID:
+		return fmt.Errorf("%w: the name %.40q... has %d bytes, at most %d are possible", ErrInvalid, string(id), len(id), MaxID)
+	case !utf8.ValidString(string(id)) || strings.ContainsFunc(string(id), unicode.IsControl):
+		return fmt.Errorf("%w: the name %q has bytes that are not UTF-8, or control characters", ErrInvalid, string(id))
+	}
+	return nil
+}
+
+// Size is the memory of a model, or of all models of a host, in bytes.
+type Size struct{ Host, Device int64 }
+
+// Model is the record of a model. It never changes once it is registered.
+type Model struct {
+	ID    ID
+	Stage pipeline.StageName
+	// Type groups models by what they need of a host; it may be empty.
+	Type string
+	// Source is text for the runtime, such as a path below the stage's root; the mesh
+	// fetches nothing.
+	Source string
+	// Options are for the runtime.
+	Options map[string]string
+	// Size is a hint; zero where it is unknown.
+	Size Size
+	// MinReplicas is the number of replicas that no eviction goes below.
+	MinReplicas int
+}
