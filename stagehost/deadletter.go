@@ -64,7 +64,7 @@ func (h *Host) deadLetterBytes(d bus.Delivery, cause error) {
 	h.bus.Publish(message, func(_ bus.Receipt, err error) {
 		if err != nil && d.Deliveries < maxDeliveries {
 			h.checkAck(d.Nak(malformedRetry))
-			h.puller.Release(d)
+			d.Release()
 			return
 		}
 		if err == nil {
@@ -76,7 +76,7 @@ func (h *Host) deadLetterBytes(d bus.Delivery, cause error) {
 
 func (h *Host) termBytes(d bus.Delivery) {
 	h.checkAck(d.Term("malformed"))
-	h.puller.Release(d)
+	d.Release()
 }
 
 // exhaustedFault is the fault of an item that was delivered as often as may be.

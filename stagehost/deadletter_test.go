@@ -53,7 +53,7 @@ func (b *bed) returned(times int, edits ...func(*envelope.Envelope)) *call {
 		if err := delivery.Nak(0); err != nil {
 			b.t.Fatal(err)
 		}
-		p.Release(delivery)
+		delivery.Release()
 	}
 	return c
 }

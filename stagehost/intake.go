@@ -376,7 +376,7 @@ func (l *loop) replaceDelivery(it *item) bool {
 			// This redelivery does not make it suspect.
 			it.delivery.Deliveries, it.delivery.Returned = held.delivery.Deliveries, held.delivery.Returned
 			held.delivery = it.delivery
-			l.host.puller.Release(it.delivery)
+			it.delivery.Release()
 			return true
 		}
 	}

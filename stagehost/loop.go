@@ -205,7 +205,7 @@ func (h *Host) rejectUnadmitted(it *item, f *fault.Fault) {
 		h.checkAck(it.delivery.Nak(0))
 	}
 	it.trace.end()
-	h.puller.Release(it.delivery)
+	it.delivery.Release()
 }
 
 // expire fails the items whose deadline has passed while they waited.

@@ -520,7 +520,7 @@ func (l *loop) settleWith(it *item, settle func(bus.Delivery) error, from ...ite
 	if !it.noQueue {
 		l.host.checkAck(settle(it.delivery))
 	}
-	l.host.puller.Release(it.delivery)
+	it.delivery.Release()
 }
 
 // checkAck counts a failed ack, nak or extension: the item is redelivered.

@@ -89,7 +89,7 @@ func (t *itemTrace) ran(r *run) {
 func (t *itemTrace) publish(h *Host, next *envelope.Envelope) {
 	if t != nil {
 		t.endSent()
-		t.sent = tracing.StartPublish(t.context(), t.tracer, next, h.bus.Stage(next.Hop().Stage, next.Durability, next.Class()))
+		t.sent = tracing.StartPublish(t.context(), t.tracer, next, h.bus.Stage(next.Hop().Queue(), next.Durability, next.Class()))
 	}
 }
 

@@ -146,7 +146,7 @@ func (a *Availability) CheckHosts(ctx context.Context, route []pipeline.Hop, d p
 	}
 	reports := make([]*hostReport, len(route))
 	for i, hop := range route {
-		reports[i] = a.report(queueKey{hop.Stage, d})
+		reports[i] = a.report(queueKey{hop.Queue(), d})
 	}
 	for i, r := range reports {
 		select {
@@ -344,7 +344,7 @@ func (a *Availability) CheckQueues(env *envelope.Envelope) (slowest *Queue, f *f
 	defer a.mu.Unlock()
 	for i := range env.Route {
 		hop := &env.Route[i]
-		q := a.queue(queueKey{hop.Stage, env.Durability})
+		q := a.queue(queueKey{hop.Queue(), env.Durability})
 		if full, free := q.estimate.full(class, now); full {
 			f := fault.Newf(fault.QueueFull, "the queue of stage %s has no space for a request of priority class %s", hop.Stage, class)
 			return nil, at(f, hop).WithRetryAfter(spread(free))
@@ -371,14 +371,14 @@ func (a *Availability) CheckQueues(env *envelope.Envelope) (slowest *Queue, f *f
 func (a *Availability) Sent(env *envelope.Envelope) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.queue(queueKey{env.Hop().Stage, env.Durability}).estimate.own.sent[indexOf(env.Class())]++
+	a.queue(queueKey{env.Hop().Queue(), env.Durability}).estimate.own.sent[indexOf(env.Class())]++
 }
 
 // Deleted records that the item was deleted from its first queue.
 func (a *Availability) Deleted(env *envelope.Envelope) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.queue(queueKey{env.Hop().Stage, env.Durability}).estimate.own.deleted++
+	a.queue(queueKey{env.Hop().Queue(), env.Durability}).estimate.own.deleted++
 }
 
 // Answered records that the item was answered in time: it is in no queue any more.
@@ -386,7 +386,7 @@ func (a *Availability) Answered(env *envelope.Envelope) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, hop := range env.Route {
-		a.queue(queueKey{hop.Stage, env.Durability}).estimate.own.answered++
+		a.queue(queueKey{hop.Queue(), env.Durability}).estimate.own.answered++
 	}
 }
 

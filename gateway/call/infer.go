@@ -265,7 +265,7 @@ func (x *call) memoryStages(d pipeline.Durability) []pipeline.StageName {
 func stagesOf(route []pipeline.Hop) []pipeline.StageName {
 	out := make([]pipeline.StageName, len(route))
 	for i := range route {
-		out[i] = route[i].Stage
+		out[i] = route[i].Queue()
 	}
 	return out
 }

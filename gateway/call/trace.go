@@ -129,7 +129,7 @@ func (s *spans) send(e *envelope.Envelope, names bus.Subjects) {
 	if s == nil {
 		return
 	}
-	s.publish = tracing.StartPublish(s.context(), s.tracer, e, names.Stage(e.Hop().Stage, e.Durability, e.Class()))
+	s.publish = tracing.StartPublish(s.context(), s.tracer, e, names.Stage(e.Hop().Queue(), e.Durability, e.Class()))
 }
 
 // sent ends the span of send.

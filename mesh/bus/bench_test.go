@@ -35,7 +35,7 @@ func benchmarkHop(b *testing.B, inFlight int) {
 		if err := d.Ack(); err != nil {
 			b.Error(err)
 		}
-		p.Release(d)
+		d.Release()
 		<-tokens
 		onTheWay.Done()
 	})

@@ -40,7 +40,7 @@ func TestExhaustedItemsArePassedToAHost(t *testing.T) {
 		if err := d.Nak(0); err != nil {
 			t.Fatal(err)
 		}
-		h.Release(d)
+		d.Release()
 	}
 	g := testbed.Receive(t, "item that was given up on", handed)
 	if text(t, g.Data) != "unlucky" || g.Deliveries != 2 {

@@ -83,7 +83,7 @@ func (b *Bus) HandOver(e *envelope.Envelope) bool {
 	if !ok || !utf8.ValidString(e.Trace.Parent) || !utf8.ValidString(e.Trace.State) || size > b.MaxPayload()/localShare {
 		return false
 	}
-	p, alone := local.choose(e.Hop().Stage)
+	p, alone := local.choose(e.Hop().Queue())
 	return p != nil && p.take(e, int64(size), alone)
 }
 
@@ -214,7 +214,7 @@ func (p *Puller) take(e *envelope.Envelope, size int64, alone bool) bool {
 	p.local.taken++
 	p.handling++
 	p.mu.Unlock()
-	p.handle(Delivery{Item: e, Durability: e.Durability, Class: class, Deliveries: 1, QueuedAt: now, Arrived: now, size: size})
+	p.handle(Delivery{puller: p, Item: e, Durability: e.Durability, Class: class, Deliveries: 1, QueuedAt: now, Arrived: now, size: size})
 	p.mu.Lock()
 	p.handling--
 	p.checkDrained()

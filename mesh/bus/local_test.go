@@ -124,7 +124,7 @@ func TestBacklogCountsItemsOfBothWays(t *testing.T) {
 			t.Errorf("two items in flight: %+v", b)
 		}
 		if w.isLocal {
-			h.Release(first)
+			first.Release()
 		} else {
 			h.ack(t, first)
 		}
@@ -195,11 +195,11 @@ func TestOnlyServingHostsTakeItemsInMemory(t *testing.T) {
 	if canTake(b) {
 		t.Error("taken beyond the bound")
 	}
-	h.Release(h.next(t))
+	h.next(t).Release()
 	if !canTake(b) {
 		t.Error("not taken although a place is free")
 	}
-	h.Release(h.next(t))
+	h.next(t).Release()
 	h.Use("")
 	if canTake(b) {
 		t.Error("taken by a host that has left")
@@ -285,10 +285,10 @@ func TestHostsOfOtherProcessesLimitLocalItems(t *testing.T) {
 		return false
 	})
 	for _, d := range extra {
-		h.Release(d)
+		d.Release()
 	}
 	for range 2 {
-		h.Release(h.next(t))
+		h.next(t).Release()
 	}
 	if !canTake(b) || canTake(b) {
 		t.Error("the host does not hold as many items as it may beside another")

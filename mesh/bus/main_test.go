@@ -155,7 +155,7 @@ func (h *host) ack(t testing.TB, d bus.Delivery) {
 	if err := d.Ack(); err != nil {
 		t.Errorf("ack: %v", err)
 	}
-	h.Release(d)
+	d.Release()
 }
 
 // awaitItems waits until that many items wait or are in flight: the broker learns

@@ -57,13 +57,13 @@ type Receipt struct {
 // headerSlack is the space for subject and headers of a message, in bytes.
 const headerSlack = 1024
 
-// Item returns the message that puts the envelope into its stage's queue.
+// Item returns the message that puts the envelope into its stage's or host's queue.
 // ErrTooLarge means that the broker would not take it.
 func (b *Bus) Item(e *envelope.Envelope) (Message, error) {
 	data, err := b.encode(e)
-	stage := e.Hop().Stage
+	queue := e.Hop().Queue()
 	return Message{
-		subject: b.Stage(stage, e.Durability, e.Class()), stream: b.Stream(stage, e.Durability),
+		subject: b.Stage(queue, e.Durability, e.Class()), stream: b.Stream(queue, e.Durability),
 		id: e.MsgID(), data: data, missing: ErrNoQueue,
 	}, err
 }

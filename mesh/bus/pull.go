@@ -40,7 +40,7 @@ type PullSettings struct {
 }
 
 // Puller requests exactly as many items as the host has capacity for. It passes
-// deliveries to the handler, several at a time; Release frees the capacity of one.
+// deliveries to the handler, several at a time; Delivery.Release frees the capacity of one.
 type Puller struct {
 	bus      *Bus
 	settings PullSettings
@@ -189,8 +189,10 @@ func (p *Puller) setEpoch(queue int, epoch Epoch) {
 
 func (p *Puller) queue(d pipeline.Durability) int { return slices.Index(p.settings.Durabilities, d) }
 
-// Release frees the capacity of a delivered item.
-func (p *Puller) Release(d Delivery) {
+// Release frees the capacity of the item at its host. Call it once, whether the item is settled
+// or not.
+func (d Delivery) Release() {
+	p := d.puller
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if d.Item != nil {
@@ -353,7 +355,7 @@ func (p *Puller) receive(i int, msg *nats.Msg) {
 		p.status(i, msg)
 		return
 	}
-	delivery, err := newDelivery(p.bus.nc, msg)
+	delivery, err := p.newDelivery(msg)
 	delivery.Class, delivery.Durability = classAt(p.credit.classOf(i)), p.settings.Durabilities[p.credit.queueOf(i)]
 	if err != nil {
 		p.settings.Malformed(err)
@@ -461,10 +463,15 @@ type Delivery struct {
 	// Arrived is when this process received it.
 	Arrived time.Time
 
+	puller *Puller
 	stream string
 	reply  string
-	nc     *nats.Conn
 	size   int64
+}
+
+// IsOf reports whether the delivery is of that queue.
+func (d Delivery) IsOf(queue pipeline.StageName, durability pipeline.Durability) bool {
+	return d.puller.settings.Stage == queue && d.Durability == durability
 }
 
 // Unreturned counts the deliveries that no host gave back, this one included: above 1,
@@ -473,7 +480,7 @@ func (d Delivery) Unreturned() int { return d.Deliveries - d.Returned }
 
 // Same reports whether both are deliveries of one item.
 func (d Delivery) Same(other Delivery) bool {
-	return d.Seq == other.Seq && d.Durability == other.Durability && d.Epoch == other.Epoch
+	return d.Seq == other.Seq && d.stream == other.stream && d.Epoch == other.Epoch
 }
 
 // key is the same for all deliveries of the item, and for no other item.
@@ -481,7 +488,7 @@ func (d Delivery) key() string {
 	return d.stream + "/" + string(d.Epoch) + "/" + strconv.FormatUint(d.Seq, 10)
 }
 
-func newDelivery(nc *nats.Conn, msg *nats.Msg) (Delivery, error) {
+func (p *Puller) newDelivery(msg *nats.Msg) (Delivery, error) {
 	meta, err := msg.Metadata()
 	if err != nil {
 		return Delivery{}, fmt.Errorf("delivery without metadata: %w", err)
@@ -496,8 +503,8 @@ func newDelivery(nc *nats.Conn, msg *nats.Msg) (Delivery, error) {
 		QueuedAt:   meta.Timestamp,
 		Arrived:    time.Now(),
 		stream:     meta.Stream,
+		puller:     p,
 		reply:      msg.Reply,
-		nc:         nc,
 	}, nil
 }
 
@@ -518,7 +525,7 @@ func (d Delivery) Term(reason string) error { return d.publish("+TERM " + reason
 func (d Delivery) InProgress() error { return d.publish("+WPI") }
 
 func (d Delivery) publish(verb string) error {
-	if err := d.nc.Publish(d.reply, []byte(verb)); err != nil {
+	if err := d.puller.bus.nc.Publish(d.reply, []byte(verb)); err != nil {
 		return sendError(err)
 	}
 	return nil

@@ -42,7 +42,7 @@ func TestNakRedeliversAfterItsDelay(t *testing.T) {
 	if err := first.Nak(delay); err != nil {
 		t.Fatal(err)
 	}
-	h.Release(first)
+	first.Release()
 	second := h.next(t)
 	if took := time.Since(said); took < delay {
 		t.Errorf("came again after %s, before the delay of %s", took, delay)
@@ -54,7 +54,7 @@ func TestNakRedeliversAfterItsDelay(t *testing.T) {
 	if err := second.Nak(bus.PullLife); err != nil {
 		t.Fatal(err)
 	}
-	h.Release(second)
+	second.Release()
 	other.Use(info.Epoch)
 	if third := other.next(t); third.Deliveries != 3 || third.Returned != 2 {
 		t.Errorf("another host gets it as %+v", third)
@@ -73,7 +73,7 @@ func TestTerminatedItemIsNotRedelivered(t *testing.T) {
 	if err := d.Term("malformed"); err != nil {
 		t.Fatal(err)
 	}
-	h.Release(d)
+	d.Release()
 	awaitItems(t, b, s, 0)
 	// Two ack waits in which it would come again, if it could.
 	patience := time.NewTimer(2 * s.AckWait)
@@ -411,7 +411,7 @@ func pullAll(b *bus.Bus, s bus.QueueSettings, seen *seenItems) (*bus.Puller, err
 	}, func(d bus.Delivery) {
 		<-ready
 		seen.handled(d, d.Ack())
-		p.Release(d)
+		d.Release()
 	})
 	close(ready)
 	return p, err
@@ -505,7 +505,7 @@ func TestGarbageInAQueueIsDelivered(t *testing.T) {
 			if err := d.Term("malformed"); err != nil {
 				t.Fatal(err)
 			}
-			h.Release(d)
+			d.Release()
 			awaitItems(t, b, s, 0)
 			publish(t, b, item("good"))
 			good := h.next(t)

@@ -2,6 +2,7 @@ package bus_test
 
 import (
 	"context"
+	"errors"
 	"strconv"
 	"sync"
 	"testing"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
@@ -214,4 +216,40 @@ func TestItemsOfASilentHostAreRedelivered(t *testing.T) {
 		next.ack(t, d)
 	}
 	awaitItems(t, b, s, 0)
+}
+
+func TestItemForAHostWaitsInItsOwnQueue(t *testing.T) {
+	t.Parallel()
+	broker := testbed.StartBroker(t)
+	b := broker.Connect(mesh)
+	own := queue(func(s *bus.QueueSettings) { s.Stage = pipeline.HostQueue(stage, "host") })
+	shared := queue()
+	pullers := map[*host]string{}
+	for s, text := range map[*bus.QueueSettings]string{&own: "for one", &shared: "for any"} {
+		h := pull(t, b, *s, bus.LeastBound(1))
+		h.Use(ensure(t, b, *s).Epoch)
+		pullers[h] = text
+	}
+	publish(t, b, item("for any"))
+	publish(t, b, item("for one", func(e *envelope.Envelope) { e.Route[0].Host = "host" }))
+	for h, want := range pullers {
+		d := h.next(t)
+		if got := textOf(t, d); got != want || d.IsOf(own.Stage, pipeline.Memory) != (want == "for one") {
+			t.Errorf("the queue has the item %q, want %q", got, want)
+		}
+		h.ack(t, d)
+	}
+	stop, err := b.ServeAlive(own.Stage, "host", nil, func() bool { return false })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Alive(t.Context(), own.Stage); err != nil {
+		t.Errorf("the host is alive: %v", err)
+	}
+	if err := stop(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Alive(t.Context(), own.Stage); !errors.Is(err, bus.ErrNoHost) {
+		t.Errorf("the host is gone: %v", err)
+	}
 }

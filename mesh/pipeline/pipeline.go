@@ -257,6 +257,19 @@ type Hop struct {
 	Host HostID
 }
 
+// Queue returns the name of the queue in which the hop's item waits: that of its stage, or
+// of its host.
+func (h *Hop) Queue() StageName {
+	if h.Host == "" {
+		return h.Stage
+	}
+	return HostQueue(h.Stage, h.Host)
+}
+
+// HostQueue returns the name of a host's own queue. No stage has such a name; where the
+// broker has queues, and hosts answer about them, it stands for a stage's.
+func HostQueue(stage StageName, host HostID) StageName { return stage + "@" + StageName(host) }
+
 // Options are a request's options for all steps, and for single ones.
 type Options struct {
 	// Parameters are those of every step.
