@@ -113,7 +113,8 @@ func (abandon) apply(l *loop) {
 }
 
 // leaveBehind is the event that what still runs is given up. Deliveries return by themselves;
-// the callers of local items get a fault, and nothing of the runs after it.
+// the callers of local items get a fault, and nothing of the runs after it. An item whose outcome
+// the runner has given is not the loop's until that has come.
 type leaveBehind struct{}
 
 func (leaveBehind) apply(l *loop) {
@@ -122,7 +123,7 @@ func (leaveBehind) apply(l *loop) {
 			continue
 		}
 		it.run.close()
-		if l.beginSend(it) {
+		if slices.Contains(it.run.itemsWithoutOutcome(), it) && l.beginSend(it) {
 			l.sendFaultInstead(it, stoppingFault())
 		}
 	}

@@ -172,6 +172,41 @@ func TestLocalItemsOfABatchThatNeverEndsFail(t *testing.T) {
 	c.answeredOnce()
 }
 
+// slowGateway takes a reply only when it is released.
+type slowGateway struct {
+	*bed
+	entered, release chan struct{}
+}
+
+func (g slowGateway) Deliver(r *envelope.Reply) meshv1.ReplyDisposition {
+	if r.Fault == nil {
+		close(g.entered)
+		<-g.release
+	}
+	return g.bed.Deliver(r)
+}
+
+// The runner's goroutine still has the item when the host gives up.
+func TestOutcomeOfALeavingHostIsSentOnce(t *testing.T) {
+	t.Parallel()
+	b := newLocalBed(t)
+	g := slowGateway{b, make(chan struct{}), make(chan struct{})}
+	h := b.host(inproc.Each(inproc.Settings{}, echo), drainTimeout(50*time.Millisecond))
+	c := b.expect([]payload.Part{payload.OfBlob("", "text/plain", []byte("x"))})
+	c.env.Local = g
+	if !b.bus.HandOver(c.env) {
+		t.Fatal("the item was not handed over")
+	}
+	testbed.Receive(t, "reply on its way", g.entered)
+	h.cancel()
+	if err := h.fails(); !strings.Contains(err.Error(), "does not stop") {
+		t.Errorf("the host says %v", err)
+	}
+	close(g.release)
+	c.output()
+	c.answeredOnce()
+}
+
 // Hosts of other processes must get their share: here, no more than one batch for each slot
 // waits.
 func TestHostWithOthersKeepsOneBatchForEachSlot(t *testing.T) {
