@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
+
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
@@ -28,6 +30,13 @@ func (b *bed) returned(times int, edits ...func(*envelope.Envelope)) *call {
 		Stage: stage, Durability: d, MaxItems: 1000, MaxBytes: 64 << 20, AckWait: time.Minute,
 	})
 	if err != nil {
+		b.t.Fatal(err)
+	}
+	nc, naks := b.broker.Client(), make(chan *nats.Msg, times)
+	if _, err := nc.ChanSubscribe("$JS.EVENT.ADVISORY.CONSUMER.MSG_NAKED.>", naks); err != nil {
+		b.t.Fatal(err)
+	}
+	if err := nc.Flush(); err != nil {
 		b.t.Fatal(err)
 	}
 	came := make(chan bus.Delivery, 1)
@@ -54,6 +63,8 @@ func (b *bed) returned(times int, edits ...func(*envelope.Envelope)) *call {
 			b.t.Fatal(err)
 		}
 		delivery.Release()
+		// A host that subscribes before the broker has sent it would count the nak.
+		testbed.Receive(b.t, "advisory of the nak", naks)
 	}
 	return c
 }
