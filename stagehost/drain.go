@@ -18,10 +18,12 @@ import (
 func (h *Host) drain(l *loop) bool {
 	h.status.set(stateDraining)
 	h.settings.Logger.Info("draining")
-	h.stopAnswers(&h.alive)
 	ctx, cancel := process.DrainContext(h.runCtx, pullDrainTimeout)
-	if err := h.puller.Drain(ctx); err != nil {
-		h.settings.Logger.Warn("items may be on their way still; they will be delivered again", "error", err)
+	for _, q := range h.pulled {
+		h.stopAnswers(&q.alive)
+		if err := q.puller.Drain(ctx); err != nil {
+			h.settings.Logger.Warn("items may be on their way still; they will be delivered again", "error", err)
+		}
 	}
 	cancel()
 	h.post(drain{})

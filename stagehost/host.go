@@ -41,6 +41,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/process"
 	"github.com/stagemesh/stagemesh/mesh/store"
 	"github.com/stagemesh/stagemesh/stagehost/batch"
@@ -86,11 +87,23 @@ type broker struct {
 	results    *store.Results
 	dead       *store.DeadLetters
 	runRecords *store.Runs
-	puller     *bus.Puller
+	// pulled are the queues that the host pulls from: its stage's, and after those its own
+	// where it loads models.
+	pulled []*pulledQueues
 	// stopCancels ends the subscription to cancel messages.
 	stopCancels func() error
 	// ackWait is how long the queues wait for an ack or an extension of an item.
 	ackWait atomic.Int64
+}
+
+// pulledQueues are queues of one name, one for each durability, with a puller.
+type pulledQueues struct {
+	name     pipeline.StageName
+	settings QueueSettings
+	puller   *bus.Puller
+	// alive ends the answers that the host serves them; nil while there are none. It is
+	// reconcile's, and the drain's after that has ended.
+	alive func() error
 }
 
 // reconciler is the state of reconcile, and of the drain after that has ended.
@@ -99,9 +112,9 @@ type reconciler struct {
 	// true when a reply has found no stream to be stored in.
 	missing      chan struct{}
 	storeMissing atomic.Bool
-	// alive ends the answers that the host serves the stage, inFlight those that it may hold
-	// items, and failing those why it does not serve; nil while there are none.
-	alive, inFlight, failing func() error
+	// inFlight ends the answers that the host may hold items, and failing those why it does
+	// not serve; nil while there are none.
+	inFlight, failing func() error
 	// servedAt is when another host served the stage last, as far as this one knows; while
 	// it does not serve itself. refusal is what items get that it pulls all the same.
 	servedAt time.Time
@@ -283,21 +296,10 @@ func (h *Host) connect() error {
 	h.results = store.NewResults(conn, h.settings.Results)
 	h.dead = store.NewDeadLetters(conn, h.settings.DeadLetters)
 	h.runRecords = store.NewRuns(conn, h.settings.RunRecords)
-	h.puller, err = conn.Pull(bus.PullSettings{
-		Stage:        h.settings.Stage,
-		Durabilities: h.settings.Queue.Durabilities,
-		Bound:        h.settings.MaxInFlight,
-		OneIdlePull:  h.streams(),
-		Local:        h.settings.localPlaces(),
-		AckWait:      h.settings.Queue.AckWait,
-		Malformed:    h.receiveMalformed,
-		QueueMissing: h.queueMissing,
-	}, h.receive)
-	if err != nil {
-		conn.Close()
-		return err
+	err = h.pull(h.settings.Stage, h.settings.Queue)
+	if err == nil {
+		h.stopCancels, err = conn.ServeCancels(h.receiveCancel)
 	}
-	h.stopCancels, err = conn.ServeCancels(h.receiveCancel)
 	if err == nil {
 		// These subscriptions end with the connection.
 		_, err = conn.ServeExhausted(h.settings.Stage, h.endExhausted)
@@ -306,17 +308,41 @@ func (h *Host) connect() error {
 		_, err = conn.ServeExplain(h.receiveQuestion)
 	}
 	if err != nil {
-		h.puller.Close()
+		h.closePullers()
 		conn.Close()
 	}
 	return err
+}
+
+// pull prepares to pull from the queues of that name.
+func (h *Host) pull(name pipeline.StageName, s QueueSettings) error {
+	puller, err := h.bus.Pull(bus.PullSettings{
+		Stage:        name,
+		Durabilities: s.Durabilities,
+		Bound:        h.settings.MaxInFlight,
+		OneIdlePull:  h.streams(),
+		Local:        h.settings.localPlaces(),
+		AckWait:      s.AckWait,
+		Malformed:    h.receiveMalformed,
+		QueueMissing: h.queueMissing,
+	}, h.receive)
+	if err == nil {
+		h.pulled = append(h.pulled, &pulledQueues{name: name, settings: s, puller: puller})
+	}
+	return err
+}
+
+func (h *Host) closePullers() {
+	for _, q := range h.pulled {
+		q.puller.Close()
+	}
 }
 
 func (h *Host) disconnect() {
 	if err := h.stopCancels(); err != nil {
 		h.settings.Logger.Debug("end of cancel messages", "error", err)
 	}
-	h.puller.Close()
+	h.closePullers()
 	// Items that arrived before the end of the subscription are returned.
 	h.dropEvents()
 	h.bus.Close()

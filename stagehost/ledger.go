@@ -94,7 +94,7 @@ func (l *ledger) check(it *item, from []itemState) error {
 // returns how many those are.
 func (l *ledger) replaceQueue(e *queueReplaced) (marked int) {
 	for _, it := range l.items {
-		if it.delivery.Durability == e.queue && it.delivery.Epoch != e.epoch && !it.noQueue {
+		if of := (queueKey{it.delivery.Stage, it.delivery.Durability}); of == e.queue && it.delivery.Epoch != e.epoch && !it.noQueue {
 			it.noQueue = true
 			marked++
 		}

@@ -6,7 +6,6 @@ import (
 
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/fault"
-	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/stagehost/batch"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
@@ -257,14 +256,14 @@ type ackWaitChanged struct{}
 
 func (ackWaitChanged) apply(l *loop) { l.extendAt = time.Time{} }
 
-// queueReplaced has the epoch of the queue of that durability.
+// queueReplaced has the epoch of a queue.
 type queueReplaced struct {
-	queue pipeline.Durability
+	queue queueKey
 	epoch bus.Epoch
 }
 
 func (e *queueReplaced) apply(l *loop) {
 	if n := l.ledger.replaceQueue(e); n > 0 {
-		l.host.settings.Logger.Warn("a queue was replaced; items of the old one are finished but not settled", "queue", e.queue, "items", n)
+		l.host.settings.Logger.Warn("a queue was replaced; items of the old one are finished but not settled", "queue", e.queue.name, "durability", e.queue.durability, "items", n)
 	}
 }

@@ -90,9 +90,15 @@ func (h *Host) ensureOnConnection(ctx context.Context, reconnects <-chan struct{
 // known is what existed on the broker when the host last ensured all of it. Only
 // reconcile uses it.
 type known struct {
-	queues  map[pipeline.Durability]bus.Epoch
+	queues  map[queueKey]bus.Epoch
 	streams bool
 	until   time.Time
+}
+
+// queueKey names a queue on the broker.
+type queueKey struct {
+	name       pipeline.StageName
+	durability pipeline.Durability
 }
 
 func (h *Host) ensure(ctx context.Context) error {
@@ -102,7 +108,7 @@ func (h *Host) ensure(ctx context.Context) error {
 		return err
 	}
 	if now.After(h.known.until) {
-		h.known = known{queues: map[pipeline.Durability]bus.Epoch{}, until: now.Add(ensureAllEvery)}
+		h.known = known{queues: map[queueKey]bus.Epoch{}, until: now.Add(ensureAllEvery)}
 	}
 	if !h.known.streams {
 		if err := h.ensureStreams(ctx); err != nil {
@@ -118,13 +124,15 @@ func (h *Host) ensure(ctx context.Context) error {
 		}
 	}
 	wait := h.settings.Queue.AckWait
-	for _, d := range h.settings.Queue.Durabilities {
-		info, err := h.ensureQueue(ctx, d)
-		if err != nil {
-			return err
-		}
-		if info.AckWait > 0 {
-			wait = min(wait, info.AckWait)
+	for _, q := range h.pulled {
+		for _, d := range q.settings.Durabilities {
+			info, err := h.ensureQueue(ctx, q, d)
+			if err != nil {
+				return err
+			}
+			if info.AckWait > 0 {
+				wait = min(wait, info.AckWait)
+			}
 		}
 	}
 	// Its queues may have been made with other settings than its own.
@@ -132,8 +140,10 @@ func (h *Host) ensure(ctx context.Context) error {
 		h.post(ackWaitChanged{})
 		h.settings.Logger.Warn("the queue was made with another ack_wait, which holds; raise queue.version to change it", "ack_wait", wait, "own", h.settings.Queue.AckWait)
 	}
-	if h.alive == nil {
-		h.alive, err = h.bus.ServeAlive(h.settings.Stage, h.settings.Host, h.settings.Queue.Durabilities, h.busy.Load)
+	for _, q := range h.pulled {
+		if q.alive == nil && err == nil {
+			q.alive, err = h.bus.ServeAlive(q.name, h.settings.Host, q.settings.Durabilities, h.busy.Load)
+		}
 	}
 	return err
 }
@@ -154,38 +164,38 @@ func (h *Host) ensureStreams(ctx context.Context) error {
 	return nil
 }
 
-func (h *Host) ensureQueue(ctx context.Context, d pipeline.Durability) (bus.QueueInfo, error) {
-	info, err := h.wholeQueue(ctx, d)
+func (h *Host) ensureQueue(ctx context.Context, q *pulledQueues, d pipeline.Durability) (bus.QueueInfo, error) {
+	info, err := h.wholeQueue(ctx, q, d)
 	if err != nil {
 		return bus.QueueInfo{}, err
 	}
-	h.post(&queueReplaced{queue: d, epoch: info.Epoch})
+	h.post(&queueReplaced{queue: queueKey{q.name, d}, epoch: info.Epoch})
 	if err := h.bus.ClockError(); err != nil {
-		h.stopAnswers(&h.alive)
-		h.puller.Use(d, "")
+		h.stopAnswers(&q.alive)
+		q.puller.Use(d, "")
 		return bus.QueueInfo{}, err
 	}
-	h.puller.Use(d, info.Epoch)
+	q.puller.Use(d, info.Epoch)
 	return info, nil
 }
 
 // wholeQueue returns the queue, and creates what is missing of it where it is not
 // known to exist.
-func (h *Host) wholeQueue(ctx context.Context, d pipeline.Durability) (bus.QueueInfo, error) {
-	if made, ok := h.known.queues[d]; ok {
-		info, err := h.bus.Queue(ctx, h.settings.Stage, d)
+func (h *Host) wholeQueue(ctx context.Context, q *pulledQueues, d pipeline.Durability) (bus.QueueInfo, error) {
+	key := queueKey{q.name, d}
+	if made, ok := h.known.queues[key]; ok {
+		info, err := h.bus.Queue(ctx, q.name, d)
 		if err == nil && info.Epoch == made && info.Whole() {
 			return info, nil
 		}
 	}
-	q := h.settings.Queue
 	info, err := h.bus.EnsureQueue(ctx, bus.QueueSettings{
-		Stage: h.settings.Stage, Durability: d,
-		MaxItems: q.MaxItems, MaxBytes: q.MaxBytes, MaxAge: q.MaxAge,
-		AckWait: q.AckWait, MaxDeliver: maxBrokerDeliveries, Replicas: q.Replicas, Version: q.Version,
+		Stage: q.name, Durability: d,
+		MaxItems: q.settings.MaxItems, MaxBytes: q.settings.MaxBytes, MaxAge: q.settings.MaxAge,
+		AckWait: q.settings.AckWait, MaxDeliver: maxBrokerDeliveries, Replicas: q.settings.Replicas, Version: q.settings.Version,
 	})
 	if err == nil {
-		h.known.queues[d] = info.Epoch
+		h.known.queues[key] = info.Epoch
 	}
 	return info, err
 }
@@ -241,7 +251,9 @@ func (h *Host) checkRunner(ctx context.Context, now time.Time) error {
 // a slot only once no pull is open any more: else they would be redelivered to
 // this host, and naked again, until they are exhausted.
 func (h *Host) leaveStage(ctx context.Context, now time.Time) {
-	h.stopAnswers(&h.alive)
+	for _, q := range h.pulled {
+		h.stopAnswers(&q.alive)
+	}
 	if h.failing == nil {
 		var err error
 		if h.failing, err = h.bus.ServeFailing(h.settings.Stage, h.settings.Host, h.cause); err != nil {
@@ -249,12 +261,14 @@ func (h *Host) leaveStage(ctx context.Context, now time.Time) {
 		}
 	}
 	hasFailed := errors.Is(h.runnerHealth.err, runner.ErrStartFailed)
-	for _, d := range h.settings.Queue.Durabilities {
-		epoch := bus.Epoch("")
-		if d == pipeline.Memory {
-			epoch = h.refuseUnserved(ctx, now, hasFailed)
+	for _, q := range h.pulled {
+		for _, d := range q.settings.Durabilities {
+			epoch := bus.Epoch("")
+			if d == pipeline.Memory {
+				epoch = h.refuseUnserved(ctx, now, q.name, hasFailed)
+			}
+			q.puller.Use(d, epoch)
 		}
-		h.puller.Use(d, epoch)
 	}
 	unhealthyFor := now.Sub(h.runnerHealth.since)
 	if unhealthyFor >= unhealthyGrace+reconcileRetry+bus.PullLife {
@@ -265,7 +279,7 @@ func (h *Host) leaveStage(ctx context.Context, now time.Time) {
 // refuseUnserved returns the epoch of the memory queue once the runner does not start
 // again and no host has served the stage for HostGrace. The host then pulls what waits
 // there, at whichever step, and refuses it, until it next looks and finds another host.
-func (h *Host) refuseUnserved(ctx context.Context, now time.Time, hasFailed bool) bus.Epoch {
+func (h *Host) refuseUnserved(ctx context.Context, now time.Time, name pipeline.StageName, hasFailed bool) bus.Epoch {
 	isUnserved := false
 	if hasFailed {
 		_, err := h.bus.Alive(ctx, h.settings.Stage)
@@ -278,7 +292,7 @@ func (h *Host) refuseUnserved(ctx context.Context, now time.Time, hasFailed bool
 		h.refusal.Store(nil)
 		return ""
 	}
-	queue, err := h.bus.Queue(ctx, h.settings.Stage, pipeline.Memory)
+	queue, err := h.bus.Queue(ctx, name, pipeline.Memory)
 	if err != nil {
 		return ""
 	}

@@ -214,7 +214,7 @@ func (p *Puller) take(e *envelope.Envelope, size int64, alone bool) bool {
 	p.local.taken++
 	p.handling++
 	p.mu.Unlock()
-	p.handle(Delivery{puller: p, Item: e, Durability: e.Durability, Class: class, Deliveries: 1, QueuedAt: now, Arrived: now, size: size})
+	p.handle(Delivery{puller: p, Item: e, Stage: p.settings.Stage, Durability: e.Durability, Class: class, Deliveries: 1, QueuedAt: now, Arrived: now, size: size})
 	p.mu.Lock()
 	p.handling--
 	p.checkDrained()

@@ -444,7 +444,8 @@ type Delivery struct {
 	// Data is the item: an encoded envelope, or anything that was published to
 	// the queue.
 	Data []byte
-	// Durability and Class name the queue, Epoch its creation.
+	// Stage, Durability and Class name the queue, Epoch its creation.
+	Stage      pipeline.StageName
 	Durability pipeline.Durability
 	Class      pipeline.Class
 	Epoch      Epoch
@@ -467,11 +468,6 @@ type Delivery struct {
 	stream string
 	reply  string
 	size   int64
-}
-
-// IsOf reports whether the delivery is of that queue.
-func (d Delivery) IsOf(queue pipeline.StageName, durability pipeline.Durability) bool {
-	return d.puller.settings.Stage == queue && d.Durability == durability
 }
 
 // Unreturned counts the deliveries that no host gave back, this one included: above 1,
@@ -503,6 +499,7 @@ func (p *Puller) newDelivery(msg *nats.Msg) (Delivery, error) {
 		QueuedAt:   meta.Timestamp,
 		Arrived:    time.Now(),
 		stream:     meta.Stream,
+		Stage:      p.settings.Stage,
 		puller:     p,
 		reply:      msg.Reply,
 	}, nil
