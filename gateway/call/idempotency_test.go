@@ -537,7 +537,7 @@ func TestManyCallersGetOneLargeAnswer(t *testing.T) {
 		t.Fatal(got.err)
 	}
 	var callers sync.WaitGroup
-	for range 150 {
+	for range 100 {
 		callers.Go(func() {
 			if _, err := b.service.Infer(t.Context(), r); err != nil {
 				t.Error(err)
