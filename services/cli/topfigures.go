@@ -368,6 +368,9 @@ func (h *histogram) quantile(q float64) figure {
 	}
 	rank, lower, below := q*float64(h.count), 0.0, 0.0
 	for _, bound := range slices.Sorted(maps.Keys(h.upTo)) {
+		if math.IsInf(bound, 1) {
+			break // this bucket is listed only where it has an exemplar
+		}
 		n := float64(h.upTo[bound])
 		if n >= rank && n > below {
 			return figure(lower + (bound-lower)*(rank-below)/(n-below))

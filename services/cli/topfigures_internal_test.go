@@ -30,6 +30,7 @@ func TestQuantilesLieWithinTheirBuckets(t *testing.T) {
 		"within the second":              {map[float64]uint64{1: 5, 2: 10}, 10, .9, 1.8},
 		"behind an empty bucket":         {map[float64]uint64{1: 0, 2: 0, 4: 10}, 10, .5, 3},
 		"above the last bound":           {map[float64]uint64{1: 1, 2: 1}, 10, .99, 2},
+		"an exemplar above it":           {map[float64]uint64{1: 1, 2: 1, math.Inf(1): 10}, 10, .5, 2},
 		"one value":                      {map[float64]uint64{1: 0, 2: 1}, 1, .99, 1.99},
 		"nothing":                        {map[float64]uint64{1: 0}, 0, .5, figure(math.NaN())},
 	} {
