@@ -10,6 +10,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -19,16 +20,12 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/compose-spec/compose-go/v2/cli"
 	"github.com/compose-spec/compose-go/v2/types"
 
 	"github.com/stagemesh/stagemesh/mesh/process"
 )
-
-// stopTime bounds a stop. Each process has its own bound, too.
-const stopTime = 5 * time.Minute
 
 func main() {
 	if err := run(os.Args[1:], os.Stdout); err != nil {
@@ -37,7 +34,7 @@ func main() {
 	}
 }
 
-func run(args []string, out io.Writer) error {
+func run(args []string, out io.Writer) (err error) {
 	flags := flag.NewFlagSet("local", flag.ContinueOnError)
 	scale := flags.String("scale", "", "replicas of services, such as classify=3,label=2")
 	if err := flags.Parse(args); err != nil {
@@ -53,24 +50,24 @@ func run(args []string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	s, err := newStack(project, programs, out)
+	folder, err := os.MkdirTemp("", "stagemesh-stack-")
 	if err != nil {
 		return err
 	}
-	err = s.start(running)
-	if err == nil {
-		s.out.print("stack", "ready: "+s.published()+"; stop with Ctrl-C")
-		select {
-		case <-running.Done():
-		case err = <-s.failed:
-		}
+	defer func() { err = errors.Join(err, os.RemoveAll(folder)) }()
+	s := newStack(project, programs, folder, out)
+	group, err := s.group(running)
+	if err != nil {
+		return err
 	}
-	if running.Err() != nil {
-		err = nil // it was asked to stop, perhaps before it was ready
+	switch err := group.Start(running); {
+	case running.Err() != nil:
+		return group.Stop() // it was asked to stop, perhaps before it was ready
+	case err != nil:
+		return err
 	}
-	stopping, cancel := process.DrainContext(running, stopTime)
-	defer cancel()
-	return errors.Join(err, s.stop(stopping))
+	s.out.print("stack", "ready: "+s.published()+"; Grafana is left out, it runs with Docker only; stop with Ctrl-C")
+	return cmp.Or(group.Wait(running), group.Stop())
 }
 
 // load reads compose files as docker compose does, with other numbers of replicas.
@@ -108,17 +105,4 @@ func programsOf(paths []string) (map[string]string, error) {
 		out[name] = path
 	}
 	return out, nil
-}
-
-// published returns the addresses that services publish.
-func (s *stack) published() string {
-	var out []string
-	for _, name := range s.project.ServiceNames() {
-		for _, p := range s.project.Services[name].Ports {
-			if port := s.ports[listener{name, 1, int(p.Target)}]; s.replicas(name) > 0 {
-				out = append(out, fmt.Sprintf("%s http://127.0.0.1:%d", name, port))
-			}
-		}
-	}
-	return strings.Join(out, ", ")
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/stagemesh/stagemesh/mesh/process"
 )
 
 const (
@@ -27,121 +30,89 @@ const (
 
 // child is the process of one replica of a service.
 type child struct {
-	name, service string
+	name string
+	cmd  *exec.Cmd
 	// check is the command of the health check.
 	check []string
 	// grace is how long a stop takes at most.
-	grace  time.Duration
-	out    *output
-	failed chan<- error
-
-	path string
-	cmd  *exec.Cmd
-	// ended closes once the process has ended, and err is how.
-	ended chan struct{}
-	err   error
-	// stopping closes when its end is wanted.
-	stopping chan struct{}
+	grace time.Duration
 }
 
-// start starts the program in a process group of its own, so that Ctrl-C reaches only this
-// program, which stops the others in order.
-func (p *child) start(path string, args, env []string) error {
-	p.path, p.ended, p.stopping = path, make(chan struct{}), make(chan struct{})
-	p.cmd = exec.Command(path, args...) //nolint:noctx // stop ends it
-	lines := &lineWriter{out: p.out, name: p.name}
-	p.cmd.Env, p.cmd.Stdout, p.cmd.Stderr, p.cmd.WaitDelay = env, lines, lines, outputDelay
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	if err := p.cmd.Start(); err != nil {
-		return err
+// run runs the process until the context ends, and then stops it. It kills the process and its
+// children after the grace period, or with the second signal.
+func (c *child) run(ctx context.Context) error {
+	// Ctrl-C reaches only this program, which stops the others in order.
+	c.cmd.SysProcAttr, c.cmd.WaitDelay = &syscall.SysProcAttr{Setpgid: true}, outputDelay
+	if err := c.cmd.Start(); err != nil {
+		return fmt.Errorf("%s: %w", c.name, err)
 	}
-	go func() {
-		defer close(p.ended)
-		p.err = p.cmd.Wait()
-		select {
-		case <-p.stopping:
-		default:
-			select {
-			case p.failed <- fmt.Errorf("%s has ended: %w", p.name, errors.Join(p.err, errEnded)):
-			default: // another one was first
-			}
-		}
-	}()
-	return nil
+	ended := make(chan error, 1)
+	go func() { ended <- c.cmd.Wait() }()
+	killAll := func() { _ = syscall.Kill(-c.cmd.Process.Pid, syscall.SIGKILL) } // mostly nobody is left
+	defer killAll()
+	select {
+	case err := <-ended:
+		return fmt.Errorf("%s has ended: %w", c.name, cmp.Or(err, process.ErrEnded))
+	case <-ctx.Done():
+	}
+	late, cancel := process.DrainContext(ctx, c.grace)
+	defer cancel()
+	_ = c.cmd.Process.Signal(syscall.SIGTERM) // it may have ended
+	select {
+	case <-ended:
+		return nil
+	case <-late.Done():
+		killAll()
+		<-ended
+		return fmt.Errorf("%s was killed; it has %s to end: %w", c.name, c.grace, context.Cause(late))
+	}
 }
-
-var errEnded = errors.New("nobody stopped it")
 
 // awaitHealthy returns once the health check passes.
-func (p *child) awaitHealthy(ctx context.Context) error {
+func (c *child) awaitHealthy(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, healthyTime)
 	defer cancel()
 	pause := time.NewTicker(checkPause)
 	defer pause.Stop()
 	for {
-		err := p.checkHealth(ctx)
+		err := c.checkHealth(ctx)
 		if err == nil {
 			return nil
 		}
 		select {
 		case <-pause.C:
-		case <-p.ended:
-			return fmt.Errorf("%s has ended before it was healthy: %w", p.name, errors.Join(p.err, errEnded))
 		case <-ctx.Done():
-			return fmt.Errorf("%s is not healthy: %w", p.name, err)
+			return fmt.Errorf("it is not healthy: %w", err) // process.Group adds its name
 		}
 	}
 }
 
 // checkHealth runs the health check: the service's own program, or wget, which this program
 // does itself.
-func (p *child) checkHealth(ctx context.Context) error {
+func (c *child) checkHealth(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, checkTime)
 	defer cancel()
-	if p.check[0] != "wget" {
-		check := exec.CommandContext(ctx, p.path, p.check[1:]...)
-		check.Env = p.cmd.Env
+	if c.check[0] != "wget" {
+		check := exec.CommandContext(ctx, c.cmd.Path, c.check[1:]...)
+		check.Env = c.cmd.Env
 		if out, err := check.CombinedOutput(); err != nil {
 			return fmt.Errorf("%w: %s", err, out)
 		}
 		return nil
 	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, p.check[len(p.check)-1], http.NoBody)
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, c.check[len(c.check)-1], http.NoBody)
 	if err != nil {
 		return err
 	}
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	response, err := client.Do(request)
+	request.Close = true
+	response, err := http.DefaultClient.Do(request)
 	if err != nil {
-		return err
-	}
-	if err := response.Body.Close(); err != nil {
 		return err
 	}
 	if response.StatusCode != http.StatusOK {
-		return errors.New(response.Status)
+		err = errors.New(response.Status)
 	}
-	return nil
-}
-
-// stop ends the process within its grace period, and kills it and its children after that or
-// when the context ends.
-func (p *child) stop(ctx context.Context) error {
-	close(p.stopping)
-	_ = p.cmd.Process.Signal(syscall.SIGTERM) // it may have ended
-	late := time.NewTimer(p.grace)
-	defer late.Stop()
-	var err error
-	select {
-	case <-p.ended:
-	case <-late.C:
-		err = fmt.Errorf("%s was killed: it did not end within %s", p.name, p.grace)
-	case <-ctx.Done():
-		err = fmt.Errorf("%s was killed: %w", p.name, context.Cause(ctx))
-	}
-	_ = syscall.Kill(-p.cmd.Process.Pid, syscall.SIGKILL) // mostly nobody is left
-	<-p.ended
-	return err
+	return errors.Join(err, response.Body.Close())
 }
 
 // output is shared by all processes. It is safe for concurrent use.

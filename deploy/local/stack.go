@@ -5,23 +5,26 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"maps"
 	"math/rand/v2"
 	"net"
 	"os"
+	"os/exec"
 	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/compose-spec/compose-go/v2/types"
+
+	"github.com/stagemesh/stagemesh/mesh/process"
 )
 
-// stack is the processes of a compose file's services. Its methods are for one goroutine.
+// stack is the services of a compose file on this machine.
 type stack struct {
 	project *types.Project
 	// programs are the paths of the services' programs, by the last part of the image's name.
@@ -31,10 +34,8 @@ type stack struct {
 	out    *output
 	// ports are the ports on this machine of those that the services listen on.
 	ports map[listener]int
-	// running are the processes, in the order in which they were started.
-	running []*child
-	// failed receives the error of the first process that ends by itself.
-	failed chan error
+	// children are all processes, running or not.
+	children []*child
 }
 
 // listener is a port in a container.
@@ -44,26 +45,28 @@ type listener struct {
 	port    int
 }
 
-func newStack(project *types.Project, programs map[string]string, out io.Writer) (*stack, error) {
-	folder, err := os.MkdirTemp("", "stagemesh-stack-")
-	if err != nil {
-		return nil, err
-	}
-	return &stack{
-		project: project, programs: programs, folder: folder, out: &output{to: out},
-		ports: map[listener]int{}, failed: make(chan error, 1),
-	}, nil
+func newStack(project *types.Project, programs map[string]string, folder string, out io.Writer) *stack {
+	delete(project.Services, "grafana")
+	return &stack{project: project, programs: programs, folder: folder, out: &output{to: out}, ports: map[listener]int{}}
 }
 
-// start starts all services, each after those that it depends on are healthy, and returns
-// when all are. The caller stops the stack, also after an error.
-func (s *stack) start(ctx context.Context) error {
+// group returns the processes of all services, each after those that it depends on.
+func (s *stack) group(ctx context.Context) (*process.Group, error) {
 	if err := s.checkPublished(ctx); err != nil {
-		return err
+		return nil, err
 	}
-	return s.project.ForEachService(nil, func(name string, service *types.ServiceConfig) error {
-		return s.scale(ctx, name, service.GetScale())
+	var parts []process.Part
+	err := s.project.ForEachService(nil, func(name string, service *types.ServiceConfig) error {
+		for replica := range service.GetScale() {
+			part, err := s.part(name, replica+1)
+			if err != nil {
+				return fmt.Errorf("%s: %w", name, err)
+			}
+			parts = append(parts, part)
+		}
+		return nil
 	})
+	return process.New(slog.New(slog.DiscardHandler), parts...), err
 }
 
 // checkPublished reserves the published ports, if they are free.
@@ -85,121 +88,64 @@ func (s *stack) checkPublished(ctx context.Context) error {
 	return nil
 }
 
-// scale starts or stops replicas of a service, and returns when those that it has started
-// are healthy.
-func (s *stack) scale(ctx context.Context, name string, replicas int) error {
+// published returns the addresses that services publish.
+func (s *stack) published() string {
+	var out []string
+	for _, name := range s.project.ServiceNames() {
+		for _, p := range s.project.Services[name].Ports {
+			out = append(out, fmt.Sprintf("%s http://127.0.0.1:%d", name, s.ports[listener{name, 1, int(p.Target)}]))
+		}
+	}
+	return strings.Join(out, ", ")
+}
+
+// part returns the process of a replica of a service: with its command, its environment and
+// its mounts, where all paths and addresses are those of this machine.
+func (s *stack) part(name string, replica int) (part process.Part, err error) {
 	service := s.project.Services[name]
 	image, _, _ := strings.Cut(path.Base(service.Image), ":")
-	if image == "grafana" {
-		s.out.print("stack", "Grafana is left out: it runs with Docker only")
-		return nil
-	}
 	program, ok := s.programs[image]
-	if !ok {
-		return fmt.Errorf("%s: there is no program for the image %s", name, service.Image)
+	switch {
+	case !ok:
+		return part, fmt.Errorf("there is no program for the image %s", service.Image)
+	case service.HealthCheck == nil || len(service.HealthCheck.Test) < 2:
+		return part, errors.New("there is no health check")
 	}
-	if service.HealthCheck == nil || len(service.HealthCheck.Test) < 2 {
-		return fmt.Errorf("%s: there is no health check", name)
+	at := place{stack: s, service: name, replica: replica}
+	c := &child{name: name + "-" + strconv.Itoa(replica), grace: 10 * time.Second} // Docker's default
+	if service.StopGracePeriod != nil {
+		c.grace = time.Duration(*service.StopGracePeriod)
 	}
-	var started []*child
-	for replica := s.replicas(name) + 1; replica <= replicas; replica++ {
-		p, err := s.launch(service, replica, program)
-		if err != nil {
-			return fmt.Errorf("%s: %w", name, err)
-		}
-		s.running = append(s.running, p)
-		started = append(started, p)
-	}
-	for _, p := range started {
-		if err := p.awaitHealthy(ctx); err != nil {
-			return err
-		}
-	}
-	for replica := s.replicas(name); replica > replicas; replica-- {
-		i := slices.IndexFunc(s.running, func(p *child) bool { return p.name == processName(name, replica) })
-		p := s.running[i]
-		s.running = slices.Delete(s.running, i, i+1)
-		if err := p.stop(ctx); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (s *stack) replicas(name string) int {
-	n := 0
-	for _, p := range s.running {
-		if p.service == name {
-			n++
-		}
-	}
-	return n
-}
-
-// stop stops all processes in reverse order, those of one service together. When the context
-// ends, it kills what is left.
-func (s *stack) stop(ctx context.Context) error {
-	var errs []error
-	for len(s.running) > 0 {
-		last := s.running[len(s.running)-1].service
-		var stopping sync.WaitGroup
-		var mu sync.Mutex
-		s.running = slices.DeleteFunc(s.running, func(p *child) bool {
-			if p.service != last {
-				return false
-			}
-			stopping.Go(func() {
-				err := p.stop(ctx)
-				mu.Lock()
-				defer mu.Unlock()
-				errs = append(errs, err)
-			})
-			return true
-		})
-		stopping.Wait()
-	}
-	return errors.Join(append(errs, os.RemoveAll(s.folder))...)
-}
-
-// launch starts a replica of a service: with its command, its environment and its mounts,
-// where all paths and addresses are those of this machine.
-func (s *stack) launch(service types.ServiceConfig, replica int, path string) (*child, error) {
-	at := place{stack: s, service: service.Name, replica: replica}
 	for _, v := range service.Volumes {
-		at.mounts = append(at.mounts, v.Target, filepath.Join(s.folder, processName(service.Name, replica), v.Target))
+		at.mounts = append(at.mounts, v.Target, filepath.Join(s.folder, c.name, v.Target))
 	}
 	for i, v := range service.Volumes {
-		source := at.mounts[2*i+1]
-		err := os.MkdirAll(filepath.Dir(source), 0o700)
 		if v.Type == types.VolumeTypeBind {
-			err = errors.Join(err, at.copy(v.Source, source))
+			err = at.copy(v.Source, at.mounts[2*i+1])
 		} else {
-			err = errors.Join(err, os.MkdirAll(source, 0o700))
+			err = os.MkdirAll(at.mounts[2*i+1], 0o700)
 		}
 		if err != nil {
-			return nil, err
+			return part, err
 		}
 	}
-	var args, env []string
+	c.cmd = exec.Command(program) //nolint:noctx // run ends it
 	for _, arg := range service.Command {
-		args = append(args, at.rewrite(arg))
+		c.cmd.Args = append(c.cmd.Args, at.rewrite(arg))
 	}
+	c.cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + s.folder}
 	for key, value := range service.Environment {
 		if value != nil {
-			env = append(env, key+"="+at.rewrite(*value))
+			c.cmd.Env = append(c.cmd.Env, key+"="+at.rewrite(*value))
 		}
 	}
-	p := &child{
-		name: processName(service.Name, replica), service: service.Name, out: s.out, failed: s.failed,
-		grace: 10 * time.Second, // Docker's default
-	}
-	if service.StopGracePeriod != nil {
-		p.grace = time.Duration(*service.StopGracePeriod)
-	}
 	for _, arg := range service.HealthCheck.Test[1:] {
-		p.check = append(p.check, at.rewrite(arg))
+		c.check = append(c.check, at.rewrite(arg))
 	}
-	return p, p.start(path, args, append(env, "PATH="+os.Getenv("PATH"), "HOME="+s.folder))
+	lines := &lineWriter{out: s.out, name: c.name}
+	c.cmd.Stdout, c.cmd.Stderr = lines, lines
+	s.children = append(s.children, c)
+	return process.Part{Name: c.name, Run: c.run, Ready: c.awaitHealthy}, nil
 }
 
 // place is where the paths and addresses of a replica are on this machine.
@@ -279,12 +225,8 @@ func (s *stack) freePort() int {
 // copy copies a file or a folder, with the addresses in configuration rewritten.
 func (a place) copy(from, to string) error {
 	return filepath.WalkDir(from, func(path string, entry os.DirEntry, err error) error {
-		if err != nil {
+		if err != nil || entry.IsDir() {
 			return err
-		}
-		target := filepath.Join(to, strings.TrimPrefix(path, from))
-		if entry.IsDir() {
-			return os.MkdirAll(target, 0o700)
 		}
 		text, err := os.ReadFile(path)
 		if err != nil {
@@ -293,8 +235,10 @@ func (a place) copy(from, to string) error {
 		if slices.Contains([]string{".conf", ".yaml", ".yml"}, filepath.Ext(path)) {
 			text = []byte(a.rewrite(string(text)))
 		}
+		target := filepath.Join(to, strings.TrimPrefix(path, from))
+		if err := os.MkdirAll(filepath.Dir(target), 0o700); err != nil {
+			return err
+		}
 		return os.WriteFile(target, text, 0o600)
 	})
 }
-
-func processName(service string, replica int) string { return service + "-" + strconv.Itoa(replica) }

@@ -7,12 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/url"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -25,6 +25,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/examples/digits"
 	"github.com/stagemesh/stagemesh/internal/testbed"
+	"github.com/stagemesh/stagemesh/mesh/process"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -39,7 +40,7 @@ func programs(t *testing.T) []string {
 	return paths
 }
 
-// prepare returns the stack on free ports; it ends with the test.
+// prepare returns the stack on free ports.
 func prepare(t *testing.T) *stack {
 	t.Helper()
 	published := []string{"GATEWAY_PORT", "JAEGER_PORT", "PROMETHEUS_PORT", "GRAFANA_PORT"}
@@ -59,19 +60,12 @@ func prepare(t *testing.T) *stack {
 		t.Fatal(err)
 	}
 	var log testbed.Log
-	s, err := newStack(project, programs, &log)
-	if err != nil {
-		t.Fatal(err)
-	}
 	t.Cleanup(func() {
-		if err := s.stop(context.Background()); err != nil {
-			t.Error(err)
-		}
 		if t.Failed() {
 			t.Log(log.String())
 		}
 	})
-	return s
+	return newStack(project, programs, t.TempDir(), &log)
 }
 
 // url returns the address of a published port.
@@ -154,9 +148,11 @@ func (s *stack) awaitTargets(t *testing.T, want int) {
 func TestStackServesScalesAndShowsMetrics(t *testing.T) {
 	s := prepare(t)
 	t.Cleanup(http.DefaultClient.CloseIdleConnections)
-	if err := s.start(t.Context()); err != nil {
+	group, err := s.group(t.Context())
+	if err != nil {
 		t.Fatal(err)
 	}
+	started(t, group)
 	gateway := s.url("gateway", 8080)
 	for number := range 50 {
 		if err := read(t.Context(), gateway, number); err != nil {
@@ -188,9 +184,16 @@ func TestStackServesScalesAndShowsMetrics(t *testing.T) {
 			}
 		})
 	}
-	if err := s.scale(t.Context(), "classify", 3); err != nil {
-		t.Fatal(err)
+	var replicas []process.Part
+	for _, replica := range []int{2, 3} {
+		part, err := s.part("classify", replica)
+		if err != nil {
+			t.Fatal(err)
+		}
+		replicas = append(replicas, part)
 	}
+	added := process.New(slog.New(slog.DiscardHandler), replicas...)
+	started(t, added)
 	s.awaitTargets(t, 6)
 	testbed.Eventually(t, "each replica works", func() bool {
 		return len(s.query(t, `rate(stagemesh_stage_items_total{stage="classify", outcome="output"}[15s]) > 0`)) == 3
@@ -203,7 +206,7 @@ func TestStackServesScalesAndShowsMetrics(t *testing.T) {
 			}
 		}
 	}
-	if err := s.scale(t.Context(), "classify", 1); err != nil {
+	if err := added.Stop(); err != nil {
 		t.Error(err)
 	}
 	s.awaitTargets(t, 4)
@@ -211,14 +214,29 @@ func TestStackServesScalesAndShowsMetrics(t *testing.T) {
 	callers.Wait()
 	t.Logf("%d answers", answers.Load())
 
-	running := slices.Clone(s.running)
-	if err := s.stop(t.Context()); err != nil {
+	if err := group.Stop(); err != nil {
 		t.Error(err)
 	}
-	for _, p := range running {
-		if err := syscall.Kill(-p.cmd.Process.Pid, 0); !errors.Is(err, syscall.ESRCH) {
-			t.Errorf("%s has left processes: %v", p.name, err)
+	if len(s.children) != 10 {
+		t.Errorf("%d processes have run", len(s.children))
+	}
+	for _, c := range s.children {
+		if err := syscall.Kill(-c.cmd.Process.Pid, 0); !errors.Is(err, syscall.ESRCH) {
+			t.Errorf("%s has left processes: %v", c.name, err)
 		}
+	}
+}
+
+// started starts processes, which end with the test.
+func started(t *testing.T, group *process.Group) {
+	t.Helper()
+	t.Cleanup(func() {
+		if err := group.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := group.Start(t.Context()); err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -231,8 +249,8 @@ func TestStackRefusesTakenPortsAndMissingPrograms(t *testing.T) {
 	defer taken.Close()
 	_, port, _ := net.SplitHostPort(taken.Addr().String())
 	s.project.Services["jaeger"].Ports[0].Published = port
-	if err := s.start(t.Context()); err == nil || !strings.Contains(err.Error(), "JAEGER_PORT") || len(s.running) > 0 {
-		t.Errorf("a taken port: %v, and %d processes run", err, len(s.running))
+	if _, err := s.group(t.Context()); err == nil || !strings.Contains(err.Error(), "JAEGER_PORT") {
+		t.Errorf("a taken port: %v", err)
 	}
 	if _, err := programsOf([]string{"nowhere/consul"}); err == nil || !strings.Contains(err.Error(), "make stack builds it") {
 		t.Errorf("a missing program: %v", err)
@@ -251,7 +269,11 @@ func TestStackRefusesTakenPortsAndMissingPrograms(t *testing.T) {
 func TestStackEndsWhenProcessFails(t *testing.T) {
 	s := prepare(t)
 	s.programs["consul"] = "/bin/false"
-	if err := s.start(t.Context()); err == nil || !strings.Contains(err.Error(), "consul-1 has ended") {
+	group, err := s.group(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := group.Start(t.Context()); err == nil || !strings.Contains(err.Error(), "consul-1 has ended") {
 		t.Errorf("got %v", err)
 	}
 }
