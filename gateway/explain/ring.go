@@ -66,18 +66,12 @@ type Ring struct {
 
 // record is one request that has ended.
 type record struct {
-	id                   pipeline.RequestID
-	pipeline             pipeline.Name
-	tenant, traceID      string
-	gateway              pipeline.GatewayID
-	durability           pipeline.Durability
-	admittedAt, deadline time.Time
-	total                time.Duration
+	// Envelope has what a report takes of one, and its ExecutionID while it is in late.
+	envelope.Envelope
+	traceID string
+	total   time.Duration
 	// fault is an encoded mesh.v1.Fault; nil for success.
 	fault []byte
-	steps []envelope.StepTiming
-	// execution is the request's key in late; empty where it has none.
-	execution pipeline.ExecutionID
 	// weight orders the slowest.
 	weight float64
 }
@@ -87,7 +81,7 @@ const (
 	stepBytes   = int(unsafe.Sizeof(envelope.StepTiming{}))
 )
 
-func (r *record) bytes() int { return recordBytes + stepBytes*cap(r.steps) + cap(r.fault) }
+func (r *record) bytes() int { return recordBytes + stepBytes*cap(r.Timings) + cap(r.fault) }
 
 // section is a bounded part of the records.
 type section struct {
@@ -130,13 +124,13 @@ func (r *Ring) Add(e *envelope.Envelope, steps []envelope.StepTiming, total time
 		one = new(record)
 	}
 	r.spare = nil
-	*one = record{
-		id: e.RequestID, pipeline: own(r, e.Pipeline, one.pipeline), tenant: e.Tenant, gateway: e.Gateway, durability: e.Durability,
-		traceID: strings.Clone(traceID), admittedAt: e.AdmittedAt, deadline: e.Deadline, total: total, fault: encoded, steps: one.steps[:0],
-	}
+	*one = record{traceID: strings.Clone(traceID), total: total, fault: encoded, Envelope: envelope.Envelope{
+		RequestID: e.RequestID, Pipeline: own(r, e.Pipeline, one.Pipeline), Tenant: e.Tenant, Gateway: e.Gateway, Durability: e.Durability,
+		AdmittedAt: e.AdmittedAt, Deadline: e.Deadline, Timings: one.Timings[:0],
+	}}
 	if f != nil && f.Reason == fault.DeadlineExceeded && len(steps) == 0 && e.ExecutionID != "" {
-		one.execution, one.steps = e.ExecutionID, slices.Grow(one.steps, len(e.Route))
-		r.late[one.execution] = one
+		one.ExecutionID, one.Timings = e.ExecutionID, slices.Grow(one.Timings, len(e.Route))
+		r.late[one.ExecutionID] = one
 	}
 	r.setSteps(one, steps)
 	r.recent.insert(len(r.recent.records), one)
@@ -156,20 +150,20 @@ func (r *Ring) Complete(id pipeline.ExecutionID, steps func() []envelope.StepTim
 	}
 	r.forgetLate(one)
 	all := steps()
-	r.setSteps(one, all[:min(len(all), cap(one.steps))]) // bytes counts no more
+	r.setSteps(one, all[:min(len(all), cap(one.Timings))]) // bytes counts no more
 }
 
 func (r *Ring) forgetLate(one *record) {
-	delete(r.late, one.execution)
-	one.execution = ""
+	delete(r.late, one.ExecutionID)
+	one.ExecutionID = ""
 }
 
 // setSteps copies the steps into the record. Most have the names of the request that the
 // record had before.
 func (r *Ring) setSteps(one *record, steps []envelope.StepTiming) {
-	one.steps = slices.Grow(one.steps[:0], len(steps))[:len(steps)]
+	one.Timings = slices.Grow(one.Timings[:0], len(steps))[:len(steps)]
 	for i, s := range steps {
-		was := &one.steps[i]
+		was := &one.Timings[i]
 		s.Step, s.Stage, s.Host, s.Dispatch = own(r, s.Step, was.Step), own(r, s.Stage, was.Stage), own(r, s.Host, was.Host), own(r, s.Dispatch, was.Dispatch)
 		*was = s
 	}
@@ -198,7 +192,7 @@ func (r *Ring) demote(one *record) {
 	if one.fault == nil {
 		// With every hour a time counts half, so that the slowest of a bad day do not stay for
 		// ever. That is so for all of them, so their order never changes.
-		one.weight = math.Log2(float64(max(one.total, 1))) + float64(one.admittedAt.UnixMilli())/float64(time.Hour.Milliseconds())
+		one.weight = math.Log2(float64(max(one.total, 1))) + float64(one.AdmittedAt.UnixMilli())/float64(time.Hour.Milliseconds())
 		to = &r.slow
 		at, _ = slices.BinarySearchFunc(to.records, one.weight, func(r *record, weight float64) int { return cmp.Compare(r.weight, weight) })
 	}
@@ -213,7 +207,7 @@ func (r *Ring) demote(one *record) {
 }
 
 func (r *Ring) drop(one *record) {
-	if one.execution != "" {
+	if one.ExecutionID != "" {
 		r.forgetLate(one)
 	}
 	r.spare = one
@@ -227,7 +221,7 @@ func (r *Ring) RemembersSince() time.Time {
 		return r.began // none has left the recent ones
 	}
 	oldest := r.recent.records[0]
-	return oldest.admittedAt.Add(oldest.total)
+	return oldest.AdmittedAt.Add(oldest.total)
 }
 
 // Find returns what the ring has of a request, nil if nothing.
@@ -235,7 +229,7 @@ func (r *Ring) Find(id pipeline.RequestID) *meshv1.RequestReport {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, one := range slices.Concat(r.recent.records, r.failed.records, r.slow.records) {
-		if one.id == id {
+		if one.RequestID == id {
 			return one.report()
 		}
 	}
@@ -243,11 +237,7 @@ func (r *Ring) Find(id pipeline.RequestID) *meshv1.RequestReport {
 }
 
 func (r *record) report() *meshv1.RequestReport {
-	e := envelope.Envelope{
-		RequestID: r.id, Pipeline: r.pipeline, Tenant: r.tenant, Gateway: r.gateway, Durability: r.durability,
-		AdmittedAt: r.admittedAt, Deadline: r.deadline, Timings: r.steps,
-	}
-	out := e.Report(meshv1.RequestSource_REQUEST_SOURCE_GATEWAY)
+	out := r.Report(meshv1.RequestSource_REQUEST_SOURCE_GATEWAY)
 	out.Total, out.TraceId = durationpb.New(r.total), r.traceID
 	if r.fault != nil {
 		out.Fault = new(meshv1.Fault)
@@ -276,8 +266,8 @@ func (r *Ring) Compare(to *meshv1.RequestReport) {
 	defer r.mu.Unlock()
 	var like []*record
 	for _, one := range slices.Backward(r.recent.records) {
-		isLike := string(one.pipeline) == to.GetPipeline() && one.fault == nil && string(one.id) != to.GetRequestId()
-		if isLike && len(one.steps) >= len(to.GetSteps()) && len(like) < maxCompared {
+		isLike := string(one.Pipeline) == to.GetPipeline() && one.fault == nil && string(one.RequestID) != to.GetRequestId()
+		if isLike && len(one.Timings) >= len(to.GetSteps()) && len(like) < maxCompared {
 			like = append(like, one)
 		}
 	}
@@ -287,11 +277,10 @@ func (r *Ring) Compare(to *meshv1.RequestReport) {
 	to.Compared, to.UsualTotal = uint32(len(like)), durationpb.New(median(like, func(r *record) time.Duration { return r.total }))
 	for i, step := range to.GetSteps() {
 		step.Usual = &inferencev1.StepTiming{
-			QueueWait: durationpb.New(median(like, func(r *record) time.Duration { return r.steps[i].QueueWait })),
-			BatchWait: durationpb.New(median(like, func(r *record) time.Duration { return r.steps[i].BatchWait })),
-			Run:       durationpb.New(median(like, func(r *record) time.Duration { return r.steps[i].Run })),
-			BatchSize: median(like, func(r *record) uint32 { return r.steps[i].BatchSize }),
-			BatchRows: median(like, func(r *record) uint32 { return r.steps[i].BatchRows }),
+			QueueWait: durationpb.New(median(like, func(r *record) time.Duration { return r.Timings[i].QueueWait })),
+			BatchWait: durationpb.New(median(like, func(r *record) time.Duration { return r.Timings[i].BatchWait })),
+			Run:       durationpb.New(median(like, func(r *record) time.Duration { return r.Timings[i].Run })),
+			BatchSize: median(like, func(r *record) uint32 { return r.Timings[i].BatchSize }),
 		}
 	}
 }

@@ -86,7 +86,7 @@ func TestFailedAndSlowestRequestsStayLonger(t *testing.T) {
 		}
 	}
 	oldest := r.recent.records[0]
-	if since := r.RemembersSince(); !since.Equal(oldest.admittedAt.Add(oldest.total)) {
+	if since := r.RemembersSince(); !since.Equal(oldest.AdmittedAt.Add(oldest.total)) {
 		t.Errorf("it remembers since %s", since)
 	}
 }
@@ -99,7 +99,7 @@ func TestSlowRequestsCountHalfEachHour(t *testing.T) {
 		{60 * time.Millisecond, time.Hour},      // as 30 ms now
 		{40 * time.Millisecond, 0},
 	} {
-		r.demote(&record{id: id(i), total: one.total, admittedAt: time.Now().Add(-one.ago)})
+		r.demote(&record{Envelope: envelope.Envelope{RequestID: id(i), AdmittedAt: time.Now().Add(-one.ago)}, total: one.total})
 	}
 	if r.Find(id(0)) != nil || r.Find(id(1)) == nil || r.Find(id(2)) == nil {
 		t.Errorf("drops %v first", r.spare)
@@ -139,7 +139,7 @@ func TestRecordsKeepNoMemoryOfReplies(t *testing.T) {
 	timings[1].Host = pipeline.HostID(host)
 	r.Add(request(1, 0), timings, time.Second, nil, "")
 	timings[0].Step = "changed"
-	kept := r.recent.records[0].steps
+	kept := r.recent.records[0].Timings
 	if kept[0].Step != "one" || kept[1].Host != "h2" || unsafe.StringData(string(kept[1].Host)) == unsafe.StringData(host) {
 		t.Errorf("keeps %v", kept)
 	}

@@ -40,7 +40,7 @@ func Summarize(r *meshv1.RequestReport, now time.Time) []string {
 		out = append(append(out, largest(r, parts)), usualTotal(r)...)
 	}
 	if slow != nil {
-		out = append(out, fmt.Sprintf("Usually %s of it go by %s.", short(slow.usual), slow.of))
+		out = append(out, fmt.Sprintf("Usually %s of it go by %s.", ShortDuration(slow.usual), slow.of))
 	}
 	if f := r.GetFault(); f != nil {
 		out = append(out, failure(f))
@@ -76,11 +76,11 @@ func partsOf(r *meshv1.RequestReport) []part {
 		advice: "The broker, the network and the gateway have that part: look at the size of messages, and at the load of these machines.",
 	}
 	for _, s := range r.GetSteps() {
-		t, u := s.GetTiming(), s.GetUsual()
+		t, u, advice := s.GetTiming(), s.GetUsual(), adviceOn(s)
 		for _, p := range []part{
-			{"in the queue of step ", queueAdvice(s), t.GetQueueWait().AsDuration(), u.GetQueueWait().AsDuration()},
-			{"in the batcher of step ", batchAdvice(s), t.GetBatchWait().AsDuration(), u.GetBatchWait().AsDuration()},
-			{"in the run of step ", runAdvice(s), t.GetRun().AsDuration(), u.GetRun().AsDuration()},
+			{"in the queue of step ", advice.queue, t.GetQueueWait().AsDuration(), u.GetQueueWait().AsDuration()},
+			{"in the batcher of step ", advice.batcher, t.GetBatchWait().AsDuration(), u.GetBatchWait().AsDuration()},
+			{"in the run of step ", advice.run, t.GetRun().AsDuration(), u.GetRun().AsDuration()},
 		} {
 			p.of += t.GetStep()
 			rest.took, rest.usual = rest.took-p.took, rest.usual-p.usual
@@ -99,15 +99,15 @@ func partsOf(r *meshv1.RequestReport) []part {
 func largest(r *meshv1.RequestReport, parts []part) string {
 	total := r.GetTotal().AsDuration()
 	if len(parts) == 0 {
-		return fmt.Sprintf("It took %s, and no host reported a step of it.", short(total))
+		return fmt.Sprintf("It took %s, and no host reported a step of it.", ShortDuration(total))
 	}
 	shares := []string{}
 	for _, p := range parts[:2] {
 		if float64(p.took) > smallPart*float64(total) {
-			shares = append(shares, fmt.Sprintf("%s (%d %%) %s", short(p.took), 100*p.took/max(total, 1), p.of))
+			shares = append(shares, fmt.Sprintf("%s (%d %%) %s", ShortDuration(p.took), 100*p.took/max(total, 1), p.of))
 		}
 	}
-	return fmt.Sprintf("It took %s: %s.", short(total), cmp.Or(strings.Join(shares, ", "), "many small parts"))
+	return fmt.Sprintf("It took %s: %s.", ShortDuration(total), cmp.Or(strings.Join(shares, ", "), "many small parts"))
 }
 
 // usualTotal compares the whole with what is usual.
@@ -125,7 +125,7 @@ func usualTotal(r *meshv1.RequestReport) []string {
 	case float64(usual) >= muchLonger*float64(total):
 		how = "That is less than usual"
 	}
-	return []string{fmt.Sprintf("%s: the median of the last %d requests of pipeline %s that succeeded is %s.", how, r.GetCompared(), r.GetPipeline(), short(usual))}
+	return []string{fmt.Sprintf("%s: the median of the last %d requests of pipeline %s that succeeded is %s.", how, r.GetCompared(), r.GetPipeline(), ShortDuration(usual))}
 }
 
 // mostUnusual returns the part that took most beyond the usual; nil where none took much more,
@@ -180,35 +180,34 @@ func adviceFor(f *meshv1.Fault, slow *part) string {
 	return ""
 }
 
-func queueAdvice(s *meshv1.ReportedStep) string {
-	if n := s.GetTiming().GetAttempt(); n > 1 {
-		return fmt.Sprintf("It was delivered %d times, and earlier deliveries count as queue: the logs of hosts of stage %s say why they did not finish it.", n, s.GetTiming().GetStage())
+// adviceOn says what would have made the parts of a step shorter.
+func adviceOn(s *meshv1.ReportedStep) (advice struct{ queue, batcher, run string }) {
+	t := s.GetTiming()
+	stage := "of stage " + t.GetStage()
+	advice.queue = "More hosts or slots " + stage + ", or a higher priority, would have helped."
+	if n := t.GetAttempt(); n > 1 {
+		advice.queue = fmt.Sprintf("It was delivered %d times, and earlier deliveries count as queue: the logs of hosts %s say why they did not finish it.", n, stage)
 	}
-	return fmt.Sprintf("More hosts or slots of stage %s, or a higher priority, would have helped.", s.GetTiming().GetStage())
-}
-
-func batchAdvice(s *meshv1.ReportedStep) string {
-	switch s.GetTiming().GetDispatchReason() {
+	switch t.GetDispatchReason() {
 	case "gather", "timer", "deadline":
-		return fmt.Sprintf("Its batch was held for more items: a lower batch.max_wait of stage %s would have helped.", s.GetTiming().GetStage())
+		advice.batcher = "Its batch was held for more items: a lower batch.max_wait " + stage + " would have helped."
 	case "retry":
-		return fmt.Sprintf("It ran again after its batch had failed: the logs of hosts of stage %s say why.", s.GetTiming().GetStage())
+		advice.batcher = "It ran again after its batch had failed: the logs of hosts " + stage + " say why."
+	default:
+		advice.batcher = "No slot was idle: more slots or hosts " + stage + " would have helped."
 	}
-	return fmt.Sprintf("No slot was idle: more slots or hosts of stage %s would have helped.", s.GetTiming().GetStage())
-}
-
-func runAdvice(s *meshv1.ReportedStep) string {
-	if t := s.GetTiming(); t.GetBatchSize() > max(1, s.GetUsual().GetBatchSize()) {
-		return fmt.Sprintf("Its batch had %d items: a lower batch.max_size of stage %s would have helped.", t.GetBatchSize(), t.GetStage())
+	advice.run = "A faster runner " + stage + " would have helped."
+	if n := t.GetBatchSize(); n > max(1, s.GetUsual().GetBatchSize()) {
+		advice.run = fmt.Sprintf("Its batch had %d items: a lower batch.max_size %s would have helped.", n, stage)
 	}
-	return fmt.Sprintf("A faster runner of stage %s would have helped.", s.GetTiming().GetStage())
+	return advice
 }
 
 // inFlight says for how long the request has been in flight, and who has it.
 func inFlight(r *meshv1.RequestReport, now time.Time) []string {
-	age := fmt.Sprintf("It has been in flight for %s", short(now.Sub(r.GetAdmittedAt().AsTime())))
+	age := fmt.Sprintf("It has been in flight for %s", ShortDuration(now.Sub(r.GetAdmittedAt().AsTime())))
 	if left := r.GetDeadline().AsTime().Sub(now); left > 0 {
-		age += fmt.Sprintf(" and has %s left", short(left))
+		age += fmt.Sprintf(" and has %s left", ShortDuration(left))
 	}
 	out, queues := []string{age + "."}, []string{}
 	for _, h := range r.GetHolders() {
@@ -216,7 +215,7 @@ func inFlight(r *meshv1.RequestReport, now time.Time) []string {
 			queues = append(queues, fmt.Sprintf("%s (items: %d)", h.GetStage(), h.GetItems()))
 			continue
 		}
-		out = append(out, fmt.Sprintf("Host %s of stage %s has it: %s for %s.", h.GetHost(), h.GetStage(), h.GetState(), short(now.Sub(h.GetSince().AsTime()))))
+		out = append(out, fmt.Sprintf("Host %s of stage %s has it: %s for %s.", h.GetHost(), h.GetStage(), h.GetState(), ShortDuration(now.Sub(h.GetSince().AsTime()))))
 	}
 	switch {
 	case len(queues) > 0:
@@ -227,14 +226,11 @@ func inFlight(r *meshv1.RequestReport, now time.Time) []string {
 	return out
 }
 
-// short returns a duration with about three digits.
-func short(d time.Duration) string {
-	unit := time.Second
-	for unit > time.Nanosecond && d < unit {
-		unit /= 1000
+// ShortDuration returns a duration with three digits.
+func ShortDuration(d time.Duration) string {
+	digit := time.Duration(1)
+	for d/digit >= 1000 {
+		digit *= 10
 	}
-	if d < 100*unit {
-		unit /= 100
-	}
-	return max(0, d).Round(max(unit, 1)).String()
+	return max(0, d).Round(digit).String()
 }

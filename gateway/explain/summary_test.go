@@ -159,9 +159,9 @@ func TestSummarySaysWhereTheTimeWent(t *testing.T) {
 func TestDurationsHaveThreeDigits(t *testing.T) {
 	t.Parallel()
 	for d, want := range map[time.Duration]string{
-		-1: "0s", 0: "0s", 12: "12ns", 1234: "1.23µs", 123456: "123µs", 12345678: "12.35ms", 1234567890: "1.23s", 123456 * time.Millisecond: "2m3s",
+		-1: "0s", 0: "0s", 12: "12ns", 1234: "1.23µs", 123456: "123µs", 12345678: "12.3ms", 1234567890: "1.23s", 123456 * time.Millisecond: "2m3s",
 	} {
-		if got := short(d); got != want {
+		if got := ShortDuration(d); got != want {
 			t.Errorf("%d ns: %s, want %s", d, got, want)
 		}
 	}
