@@ -75,13 +75,12 @@ func askTop(ctx context.Context, client clients) (out topSample, err error) {
 		return out, err
 	}
 	status, err := askStatus(ctx, client, "")
-	return topSample{metrics.Msg.GetProcesses(), status.stages.GetStages(), status.hosts.GetHosts()}, err
+	return topSample{time.Now(), readProcesses(metrics.Msg.GetProcesses()), status.stages.GetStages(), status.hosts.GetHosts()}, err
 }
 
-// print prints the figures of each second.
+// print prints the figures of each second, or of one.
 func (c *topCommand) print(ctx context.Context, client clients, first topSample, out, errOut io.Writer) error {
-	var window topWindow
-	window.add(first, time.Now())
+	window, view := topWindow{first}, topView{address: redact(c.admin.address)}
 	ticker := time.NewTicker(watchInterval)
 	defer ticker.Stop()
 	for {
@@ -91,28 +90,23 @@ func (c *topCommand) print(ctx context.Context, client clients, first topSample,
 			return nil
 		}
 		now, err := askTop(ctx, client)
-		switch {
-		case err == nil:
-			window.add(now, time.Now())
-			err = c.printFigures(out, window.figures())
-		case !c.once:
+		if err != nil && !c.once {
 			// The gateway answered before, and may again.
 			fmt.Fprintln(errOut, "stagemesh:", visible(Describe(err)))
-			err = nil
+			continue
+		}
+		window.add(now)
+		switch {
+		case err != nil:
+		case c.json:
+			err = json.NewEncoder(out).Encode(window.figures())
+		default:
+			_, err = fmt.Fprintln(out, strings.Join(view.lines(window.figures()), "\n"))
 		}
 		if err != nil || c.once {
 			return err
 		}
 	}
-}
-
-func (c *topCommand) printFigures(out io.Writer, f *topFigures) error {
-	if c.json {
-		return json.NewEncoder(out).Encode(f)
-	}
-	v := topView{address: redact(c.admin.address)}
-	_, err := fmt.Fprintln(out, strings.Join(v.lines(f), "\n"))
-	return err
 }
 
 // show shows the screen until a key or a signal ends it.

@@ -19,107 +19,56 @@ import (
 
 	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
+
+	"github.com/stagemesh/stagemesh/gateway/explain"
 )
 
 const (
-	// topPolls is how many polls the figures are a mean of.
-	topPolls = 5
-	// topPresent is how long a process that does not answer counts as running, and topKept
-	// how long its metrics are kept for the next difference.
+	// topSamples is how many samples the figures span.
+	topSamples = 6
+	// topPresent is how long a process that does not answer counts as running.
 	topPresent = 2500 * time.Millisecond
-	topKept    = time.Minute
 	// maxFamilies bounds the metrics of a process, in bytes.
 	maxFamilies = 64 << 20
 )
 
-// topSample is what a gateway knows of the mesh.
+// topSample is what a gateway knows of the mesh at one time.
 type topSample struct {
-	processes []*meshv1.ProcessMetrics
+	at        time.Time
+	processes map[string]topProcess
 	stages    []*adminv1.StageStatus
 	// hosts is nil if the mesh has no registry.
 	hosts []*adminv1.HostStatus
 }
 
-// topWindow makes figures of samples. Its zero value is ready for use.
-type topWindow struct {
-	at    time.Time
-	now   topSample
-	known map[string]knownProcess
-	polls []topPoll
-}
-
-type knownProcess struct {
-	series map[string]series
-	seen   time.Time
-}
+// topProcess has the metrics of a process, by name and labels. They only grow: a process has a
+// new ID with each start.
+type topProcess map[string]series
 
 // series is one series of a metric.
 type series struct {
 	metric string
+	labels map[string]string
 	*dto.Metric
 }
 
-func (s series) label(name string) string {
-	for _, l := range s.GetLabel() {
-		if l.GetName() == name {
-			return l.GetValue()
+// readProcesses reads the metrics of processes. Those that cannot be read are left out.
+func readProcesses(all []*meshv1.ProcessMetrics) map[string]topProcess {
+	out := map[string]topProcess{}
+	for _, p := range all {
+		if read, err := readMetrics(p.GetFamilies()); err == nil {
+			out[p.GetProcess()] = read
 		}
 	}
-	return ""
+	return out
 }
 
-// topPoll is what changed since the sample before. A process that was not known then is not
-// part of it: nobody knows when it counted.
-type topPoll struct {
-	took    time.Duration
-	changes []change
-}
-
-// change is a series now and before; before has no Metric if it is new.
-type change struct{ now, before series }
-
-// count returns by how much a counter has grown. One that went back began anew.
-func (c change) count() figure {
-	now, before := c.now.GetCounter().GetValue(), c.before.GetCounter().GetValue()
-	if now < before {
-		before = 0
-	}
-	return figure(now - before)
-}
-
-// add adds the next sample. Processes whose metrics cannot be read are left out.
-func (w *topWindow) add(s topSample, at time.Time) {
-	if w.known == nil {
-		w.known = map[string]knownProcess{}
-	}
-	poll := topPoll{took: at.Sub(w.at)}
-	for _, p := range s.processes {
-		now, err := seriesOf(p.GetFamilies())
-		if err != nil {
-			continue
-		}
-		if before, ok := w.known[p.GetProcess()]; ok {
-			for key, one := range now {
-				poll.changes = append(poll.changes, change{one, before.series[key]})
-			}
-		}
-		w.known[p.GetProcess()] = knownProcess{now, at}
-	}
-	maps.DeleteFunc(w.known, func(_ string, p knownProcess) bool { return at.Sub(p.seen) > topKept })
-	if !w.at.IsZero() {
-		w.polls = append(w.polls, poll)
-		w.polls = w.polls[max(0, len(w.polls)-topPolls):]
-	}
-	w.at, w.now = at, s
-}
-
-// seriesOf reads the metrics of a process, by name and labels.
-func seriesOf(families []byte) (map[string]series, error) {
+func readMetrics(families []byte) (topProcess, error) {
 	unpacked, err := gzip.NewReader(bytes.NewReader(families))
 	if err != nil {
 		return nil, err
 	}
-	in, out := bufio.NewReader(io.LimitReader(unpacked, maxFamilies)), map[string]series{}
+	in, out := bufio.NewReader(io.LimitReader(unpacked, maxFamilies)), topProcess{}
 	for {
 		var f dto.MetricFamily
 		if err := protodelim.UnmarshalFrom(in, &f); errors.Is(err, io.EOF) {
@@ -128,14 +77,19 @@ func seriesOf(families []byte) (map[string]series, error) {
 			return nil, err
 		}
 		for _, m := range f.GetMetric() {
-			key := f.GetName()
+			labels := map[string]string{}
 			for _, l := range m.GetLabel() {
-				key += fmt.Sprintf(" %q", l.GetValue())
+				labels[l.GetName()] = l.GetValue()
 			}
-			out[key] = series{f.GetName(), m}
+			out[fmt.Sprintf("%s %q", f.GetName(), labels)] = series{f.GetName(), labels, m}
 		}
 	}
 }
+
+// topWindow has the last samples.
+type topWindow []topSample
+
+func (w *topWindow) add(s topSample) { *w = append((*w)[max(0, len(*w)-topSamples+1):], s) }
 
 // topFigures are the figures of a mesh. Rates and quantiles are those of the last polls.
 type topFigures struct {
@@ -205,37 +159,41 @@ func (f figure) duration() string {
 	if math.IsNaN(float64(f)) {
 		return "-"
 	}
-	d, digit := time.Duration(f*figure(time.Second)), time.Duration(1)
-	for d/digit >= 1000 {
-		digit *= 10
-	}
-	return d.Round(digit).String()
+	return explain.ShortDuration(time.Duration(f * figure(time.Second)))
 }
 
-// figures returns the figures at the last sample.
-func (w *topWindow) figures() *topFigures {
-	f := &topFigures{Time: w.at, FailuresPerSecond: map[string]figure{}, Stages: []*stageFigures{}, records: w.now.hosts}
-	for _, s := range w.now.stages {
+// figures returns the figures at the last sample. Of a process that was not part of the first
+// one nobody knows when it counted what it had by then.
+func (w topWindow) figures() *topFigures {
+	type span struct {
+		first, last topProcess
+		seen        time.Time
+	}
+	spans, now := map[string]*span{}, w[len(w)-1]
+	for _, s := range w {
+		for id, p := range s.processes {
+			if spans[id] == nil {
+				spans[id] = &span{first: p}
+			}
+			spans[id].last, spans[id].seen = p, s.at
+		}
+	}
+	f := &topFigures{Time: now.at, FailuresPerSecond: map[string]figure{}, Stages: []*stageFigures{}, records: now.hosts}
+	for _, s := range now.stages {
 		stage := f.stage(s.GetStage())
 		for _, q := range s.GetQueues() {
 			stage.Queue += q.GetItems()
 		}
 	}
-	for _, p := range w.known {
-		if w.at.Sub(p.seen) <= topPresent {
-			for _, one := range p.series {
-				f.addState(one)
+	for _, p := range spans {
+		for key, s := range p.last {
+			f.addChange(s, p.first[key].Metric)
+			if now.at.Sub(p.seen) <= topPresent {
+				f.addState(s)
 			}
 		}
 	}
-	var took time.Duration
-	for _, poll := range w.polls {
-		took += poll.took
-		for _, c := range poll.changes {
-			f.addChange(c)
-		}
-	}
-	f.finish(figure(took.Seconds()))
+	f.finish(figure(now.at.Sub(w[0].at).Seconds()))
 	return f
 }
 
@@ -260,43 +218,43 @@ func (s *stageFigures) host(name string) *hostFigures {
 // addState adds the state of a process that runs.
 func (f *topFigures) addState(s series) {
 	value := uint64(max(0, s.GetGauge().GetValue()))
+	host := func() *hostFigures { return f.stage(s.labels["stage"]).host(s.labels["host"]) }
 	switch s.metric {
 	case "stagemesh_gateway_requests_in_flight":
 		f.Gateways++
 		f.InFlight += value
 	case "stagemesh_stage_items_in_flight":
-		h := f.stage(s.label("stage")).host(s.label("host"))
-		h.inFlight += value
-		if s.label("state") == "queued" {
-			h.queued += value
+		host().inFlight += value
+		if s.labels["state"] == "queued" {
+			host().queued += value
 		}
 	case "stagemesh_stage_slots":
-		f.stage(s.label("stage")).host(s.label("host")).slots += value
+		host().slots += value
 	}
 }
 
-// addChange adds what a process did in the window.
-func (f *topFigures) addChange(c change) {
-	stage := func() *stageFigures { return f.stage(c.now.label("stage")) }
-	switch c.now.metric {
+// addChange adds what a process did since a series was as before; nil if it is new.
+func (f *topFigures) addChange(s series, before *dto.Metric) {
+	stage := func() *stageFigures { return f.stage(s.labels["stage"]) }
+	n := figure(max(0, s.GetCounter().GetValue()-before.GetCounter().GetValue()))
+	switch s.metric {
 	case "stagemesh_gateway_requests_total":
-		n := c.count()
 		f.RequestsPerSecond += n
-		if reason := c.now.label("reason"); n > 0 && reason != "OK" {
+		if reason := s.labels["reason"]; n > 0 && reason != "OK" {
 			f.FailuresPerSecond[reason] += n
 		}
 	case "stagemesh_gateway_request_duration_seconds":
-		f.duration.add(c)
+		f.duration.add(s.GetHistogram(), before.GetHistogram())
 	case "stagemesh_stage_items_total":
-		stage().ItemsPerSecond += c.count()
+		stage().ItemsPerSecond += n
 	case "stagemesh_stage_batch_items":
-		stage().batchItems.add(c)
+		stage().batchItems.add(s.GetHistogram(), before.GetHistogram())
 	case "stagemesh_stage_queue_wait_seconds":
-		stage().queueWait.add(c)
+		stage().queueWait.add(s.GetHistogram(), before.GetHistogram())
 	case "stagemesh_stage_run_seconds":
-		stage().run.add(c)
+		stage().run.add(s.GetHistogram(), before.GetHistogram())
 	case "stagemesh_stage_busy_seconds_total":
-		stage().host(c.now.label("host")).busySlots += c.count()
+		stage().host(s.labels["host"]).busySlots += n
 	}
 }
 
@@ -310,7 +268,7 @@ func (f *topFigures) finish(seconds figure) {
 	f.P50, f.P99 = f.duration.quantile(.5), f.duration.quantile(.99)
 	for _, s := range f.Stages {
 		s.ItemsPerSecond /= seconds
-		s.MeanBatch = figure(s.batchItems.sum / float64(s.batchItems.count))
+		s.MeanBatch = figure(s.batchItems.sum / s.batchItems.count)
 		s.QueueWaitP50, s.QueueWaitP99 = s.queueWait.quantile(.5), s.queueWait.quantile(.99)
 		s.RunP50, s.RunP99 = s.run.quantile(.5), s.run.quantile(.99)
 		s.sumHosts(seconds)
@@ -335,28 +293,22 @@ func (s *stageFigures) sumHosts(seconds figure) {
 // histogram has how many values were counted up to each bound, which may differ between two
 // releases. Its zero value is empty.
 type histogram struct {
-	upTo  map[float64]uint64
-	count uint64
-	sum   float64
+	upTo       map[float64]float64
+	count, sum float64
 }
 
-// add adds the growth of a series. One that went back began anew.
-func (h *histogram) add(c change) {
-	now, before := c.now.GetHistogram(), c.before.GetHistogram()
-	if now.GetSampleCount() < before.GetSampleCount() {
-		before = nil
-	}
-	upTo := map[float64]uint64{}
-	for _, b := range before.GetBucket() {
-		upTo[b.GetUpperBound()] = b.GetCumulativeCount()
-	}
+// add adds the growth of a histogram.
+func (h *histogram) add(now, before *dto.Histogram) {
 	if h.upTo == nil {
-		h.upTo = map[float64]uint64{}
+		h.upTo = map[float64]float64{}
 	}
 	for _, b := range now.GetBucket() {
-		h.upTo[b.GetUpperBound()] += b.GetCumulativeCount() - min(upTo[b.GetUpperBound()], b.GetCumulativeCount())
+		h.upTo[b.GetUpperBound()] += float64(b.GetCumulativeCount())
 	}
-	h.count += now.GetSampleCount() - before.GetSampleCount()
+	for _, b := range before.GetBucket() {
+		h.upTo[b.GetUpperBound()] -= float64(b.GetCumulativeCount())
+	}
+	h.count += float64(now.GetSampleCount()) - float64(before.GetSampleCount())
 	h.sum += now.GetSampleSum() - before.GetSampleSum()
 }
 
@@ -366,12 +318,12 @@ func (h *histogram) quantile(q float64) figure {
 	if h.count == 0 {
 		return figure(math.NaN())
 	}
-	rank, lower, below := q*float64(h.count), 0.0, 0.0
+	rank, lower, below := q*h.count, 0.0, 0.0
 	for _, bound := range slices.Sorted(maps.Keys(h.upTo)) {
 		if math.IsInf(bound, 1) {
 			break // this bucket is listed only where it has an exemplar
 		}
-		n := float64(h.upTo[bound])
+		n := h.upTo[bound]
 		if n >= rank && n > below {
 			return figure(lower + (bound-lower)*(rank-below)/(n-below))
 		}

@@ -38,7 +38,7 @@ func (m *topModel) View() tea.View {
 
 // take takes the next sample.
 func (m *topModel) take(s topSample) {
-	m.window.add(s, time.Now())
+	m.window.add(s)
 	if !m.paused {
 		m.shown = m.window.figures()
 	}
@@ -70,9 +70,9 @@ func (m *topModel) press(key string) tea.Cmd {
 	case "p":
 		m.paused = !m.paused
 	case "s":
-		m.sort = (m.sort + 1) % len(topColumns)
+		m.sort = (m.sort + 1) % len(topHeads)
 	case "S":
-		m.sort = (m.sort + len(topColumns) - 1) % len(topColumns)
+		m.sort = (m.sort + len(topHeads) - 1) % len(topHeads)
 	case "up", "k":
 		m.move(-1)
 	case "down", "j":
@@ -112,45 +112,38 @@ type topView struct {
 	problem  string
 }
 
-// topColumn is a column of the stages, right-aligned but the first.
-type topColumn struct {
-	title string
-	width int
-	text  func(*stageFigures) string
-	value func(*stageFigures) figure
+// screenWidth is that of a row, which is the least width of a terminal, and nameWidth that of
+// its first column.
+const screenWidth, nameWidth = 80, 11
+
+// topHeads are the columns of the stages.
+var topHeads = [...]any{"STAGE", "ITEMS/S", "QUEUE", "HOSTS", "BUSY", "BATCH", "WAIT P50", "WAIT P99", "RUN P50", "RUN P99"}
+
+// topRow returns a row with a first column of that width.
+func topRow(name int, cells [len(topHeads)]any) string {
+	return fmt.Sprintf("%-*.*s", name, name-1, cells[0]) + fmt.Sprintf("%8s%7s%6s%8s%6s%9s%9s%8s%8s", cells[1:]...)
 }
 
-// screenWidth is that of the columns, which is the least width of a terminal.
-const screenWidth = 80
-
-var topColumns = []topColumn{
-	{"STAGE", 11, func(s *stageFigures) string { return s.Stage }, nil},
-	topNumber("ITEMS/S", 8, func(s *stageFigures) figure { return s.ItemsPerSecond }),
-	{"QUEUE", 7, func(s *stageFigures) string { return fmt.Sprint(s.Queue) }, func(s *stageFigures) figure { return figure(s.Queue) }},
-	{"HOSTS", 6, func(s *stageFigures) string { return fmt.Sprint(s.Hosts) }, func(s *stageFigures) figure { return figure(s.Hosts) }},
-	{"BUSY", 8, func(s *stageFigures) string { return share(s.BusySlots.number(), fmt.Sprint(s.Slots)) }, func(s *stageFigures) figure { return s.BusySlots }},
-	topNumber("BATCH", 6, func(s *stageFigures) figure { return s.MeanBatch }),
-	topDuration("WAIT P50", 9, func(s *stageFigures) figure { return s.QueueWaitP50 }),
-	topDuration("WAIT P99", 9, func(s *stageFigures) figure { return s.QueueWaitP99 }),
-	topDuration("RUN P50", 8, func(s *stageFigures) figure { return s.RunP50 }),
-	topDuration("RUN P99", 8, func(s *stageFigures) figure { return s.RunP99 }),
+func (s *stageFigures) cells() [len(topHeads)]any {
+	return [...]any{
+		s.Stage, s.ItemsPerSecond.number(), fmt.Sprint(s.Queue), fmt.Sprint(s.Hosts), share(s.BusySlots.number(), fmt.Sprint(s.Slots)), s.MeanBatch.number(),
+		s.QueueWaitP50.duration(), s.QueueWaitP99.duration(), s.RunP50.duration(), s.RunP99.duration(),
+	}
 }
 
-func topNumber(title string, width int, value func(*stageFigures) figure) topColumn {
-	return topColumn{title, width, func(s *stageFigures) string { return value(s).number() }, value}
-}
-
-func topDuration(title string, width int, value func(*stageFigures) figure) topColumn {
-	return topColumn{title, width, func(s *stageFigures) string { return value(s).duration() }, value}
+// values are what a column is sorted by; nothing for the first.
+func (s *stageFigures) values() [len(topHeads)]figure {
+	return [...]figure{
+		0, s.ItemsPerSecond, figure(s.Queue), figure(s.Hosts), s.BusySlots, s.MeanBatch,
+		s.QueueWaitP50, s.QueueWaitP99, s.RunP50, s.RunP99,
+	}
 }
 
 // stageOrder returns the stages in their order, the highest figures first, and the index of the
 // selected one.
 func (v *topView) stageOrder(f *topFigures) (stages []*stageFigures, selected int) {
 	stages = slices.Clone(f.Stages)
-	if value := topColumns[v.sort].value; value != nil {
-		slices.SortStableFunc(stages, func(a, b *stageFigures) int { return cmp.Compare(value(b), value(a)) })
-	}
+	slices.SortStableFunc(stages, func(a, b *stageFigures) int { return cmp.Compare(b.values()[v.sort], a.values()[v.sort]) })
 	at := slices.IndexFunc(stages, func(s *stageFigures) bool { return s.Stage == v.selected })
 	return stages, max(0, at)
 }
@@ -176,50 +169,47 @@ func (v *topView) lines(f *topFigures) []string {
 		v.line(red, v.problem),
 	}
 	stages, selected := v.stageOrder(f)
-	if len(stages) == 0 {
-		return append(out, v.line("", "there is no stage"))
+	room, first := max(0, v.height-len(out)-2), 0
+	var head, keys string
+	var rows []string
+	if v.open && len(stages) > 0 {
+		head, rows = fmt.Sprintf(hostFormat, "HOSTS OF "+stages[selected].Stage, "STATE", "IN FLIGHT", "QUEUED", "BUSY", "UP"), v.hosts(f, stages[selected])
+		v.scrolled = max(0, min(v.scrolled, len(rows)-room))
+		first, keys = v.scrolled, "up, down scroll   esc stages   p pause   q quit"
+	} else {
+		head, rows = v.stages(stages, selected)
+		first, keys = max(0, selected-room+1), "up, down select   enter hosts   s, S sort by "+topHeads[v.sort].(string)+"   p pause   q quit"
 	}
-	room := max(0, v.height-len(out)-2)
-	if v.open {
-		table := v.hosts(f, stages[selected])
-		if len(table) == 0 {
-			table = []string{"there is no host"}
-		}
-		v.scrolled = max(0, min(v.scrolled, len(table)-room))
-		out = append(out, v.line(bold, fmt.Sprintf(hostFormat, "HOSTS OF "+stages[selected].Stage, "STATE", "IN FLIGHT", "QUEUED", "BUSY", "UP")))
-		return v.fill(append(out, part(table, v.scrolled, room)...), "up, down scroll   esc stages   p pause   q quit")
+	if len(rows) == 0 {
+		rows = []string{"there is none"}
 	}
-	name := topColumns[0].width + max(0, v.width-screenWidth)
-	table := make([]string, len(stages))
-	for i, s := range stages {
+	out = append(out, v.line(bold, head))
+	if v.height == 0 {
+		return append(out, rows...)
+	}
+	out = append(out, rows[first:min(first+room, len(rows))]...)
+	for len(out) < v.height-1 {
+		out = append(out, "")
+	}
+	return append(out, v.line(bold, keys))
+}
+
+// stages returns the head and the rows of the stages. Plain text has all of their names.
+func (v *topView) stages(all []*stageFigures, selected int) (head string, rows []string) {
+	name := nameWidth + max(0, v.width-screenWidth)
+	for _, s := range all {
 		if v.height == 0 {
 			name = max(name, len(s.Stage)+1)
 		}
+	}
+	for i, s := range all {
 		style := ""
 		if i == selected {
 			style = reversed
 		}
-		table[i] = v.line(style, topRow(name, func(c topColumn) string { return c.text(s) }))
+		rows = append(rows, v.line(style, topRow(name, s.cells())))
 	}
-	out = append(out, v.line(bold, topRow(name, func(c topColumn) string { return c.title })))
-	if v.height == 0 {
-		return append(out, table...)
-	}
-	return v.fill(append(out, part(table, selected-room+1, room)...), "up, down select   enter hosts   s, S sort by "+topColumns[v.sort].title+"   p pause   q quit")
-}
-
-// part returns some of the rows from the first one on.
-func part(rows []string, first, n int) []string {
-	first = min(max(0, first), len(rows))
-	return rows[first:min(first+n, len(rows))]
-}
-
-// fill adds the line of the keys at the bottom.
-func (v *topView) fill(lines []string, keys string) []string {
-	for len(lines) < v.height-1 {
-		lines = append(lines, "")
-	}
-	return append(lines, v.line(bold, keys))
+	return topRow(name, topHeads), rows
 }
 
 // line returns a line of the screen in a style.
@@ -233,15 +223,6 @@ func (v *topView) line(style, text string) string {
 		return text
 	}
 	return style + text + plain
-}
-
-// topRow returns a row with a first column of that width.
-func topRow(name int, cell func(topColumn) string) string {
-	row := fmt.Sprintf("%-*.*s", name, name-1, cell(topColumns[0]))
-	for _, c := range topColumns[1:] {
-		row += fmt.Sprintf("%*s", c.width, cell(c))
-	}
-	return row
 }
 
 // failuresOf returns the failures by reason, the most frequent first.

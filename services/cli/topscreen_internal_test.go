@@ -93,7 +93,7 @@ func TestScreenOfOneSecondIsPlainText(t *testing.T) {
 	if strings.Contains(text, "\x1b") || !strings.Contains(text, "\nstage-19-with-a-long-name ") || strings.Contains(text, "quit") {
 		t.Errorf("got %q", text)
 	}
-	if text := strings.Join(v.lines(&topFigures{}), "\n"); !strings.HasSuffix(text, "\nthere is no stage") {
+	if text := strings.Join(v.lines(&topFigures{}), "\n"); !strings.HasSuffix(text, "\nthere is none") {
 		t.Errorf("of an empty mesh it is %q", text)
 	}
 }
@@ -110,9 +110,9 @@ func TestKeysSelectSortAndPause(t *testing.T) {
 		{"down", func() bool { return m.selected == "decode" }},
 		{"enter down down", func() bool { return m.open && m.selected == "decode" }},
 		{"esc k", func() bool { return !m.open && m.selected == "classify" }},
-		{"s s s s", func() bool { return topColumns[m.sort].title == "BUSY" }},
+		{"s s s s", func() bool { return topHeads[m.sort] == "BUSY" }},
 		{"j k k", func() bool { return m.selected == "decode" }},
-		{"S S S S S", func() bool { return topColumns[m.sort].title == "RUN P99" }},
+		{"S S S S S", func() bool { return topHeads[m.sort] == "RUN P99" }},
 		{"p", func() bool { return m.paused }},
 		{"x p", func() bool { return !m.paused }},
 	} {
