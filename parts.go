@@ -50,14 +50,12 @@ func (m *Mesh) assemble() (p *parts, err error) {
 	if p.registry != nil {
 		order = append(order, process.Part{Name: "registry", Run: p.registry.Run})
 	}
-	// One connection answers for the process: the first.
-	to.Metrics = m.metrics
+	to.Metrics, to.Process = m.metrics, newID()
 	for _, s := range m.stages {
 		hosts, err := m.hostsOf(s, to, p.registry)
 		if err != nil {
 			return nil, err
 		}
-		to.Metrics = nil
 		p.hosts = append(p.hosts, hosts...)
 	}
 	if !m.settings.NoGateway {
@@ -143,7 +141,6 @@ func (m *Mesh) hostsOf(s Stage, to bus.Settings, known *meshfile.Registry) ([]*s
 		settings.Results, settings.DeadLetters = m.settings.Results, m.settings.DeadLetters
 		settings.Bus, settings.Logger, settings.Meter, settings.Registry = to, m.settings.Logger, m.settings.Meter, known.Host()
 		settings.Tracer = m.tracer(string(s.Name), string(settings.Host))
-		to.Metrics = nil
 		if i > 0 {
 			settings.Listen = ""
 		}

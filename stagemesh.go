@@ -41,8 +41,6 @@ import (
 	"go.opentelemetry.io/otel/metric/noop"
 	"go.opentelemetry.io/otel/trace"
 
-	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
-
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/internal/meshfile"
@@ -132,7 +130,7 @@ type Mesh struct {
 	stages    []Stage
 	pipelines []pipeline.Pipeline
 	// metrics returns what the Meter of a program has; nil for other meters.
-	metrics func() (*meshv1.ProcessMetrics, error)
+	metrics func() (families []byte, err error)
 
 	begun atomic.Bool
 	// parts is nil before the start.

@@ -305,7 +305,7 @@ func (h *Host) connect() error {
 		_, err = conn.ServeExhausted(h.settings.Stage, h.endExhausted)
 	}
 	if err == nil {
-		_, err = conn.ServeExplain(h.receiveQuestion)
+		err = conn.ServeExplain(h.receiveQuestion)
 	}
 	if err != nil {
 		h.closePullers()

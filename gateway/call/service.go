@@ -173,7 +173,6 @@ type Service struct {
 
 	stopReplies func() error
 	stopCancels func() error
-	stopExplain func() error
 	stopWatch   context.CancelFunc
 	watches     sync.WaitGroup
 }
@@ -224,7 +223,7 @@ func (s *Service) Start(b *bus.Bus) error {
 	if s.stopCancels, err = b.ServeCancels(s.receiveCancel); err != nil {
 		return errors.Join(err, s.stopReplies())
 	}
-	if s.stopExplain, err = b.ServeExplain(s.receiveQuestion); err != nil {
+	if err = b.ServeExplain(s.receiveQuestion); err != nil {
 		return errors.Join(err, s.stopCancels(), s.stopReplies())
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -250,7 +249,7 @@ func (s *Service) Stop(ctx context.Context) error {
 	s.stopWatch()
 	s.watches.Wait()
 	s.availability.Stop()
-	return errors.Join(err, s.stopExplain(), s.stopCancels(), s.stopReplies())
+	return errors.Join(err, s.stopCancels(), s.stopReplies())
 }
 
 // failTimeout is how long failed calls have to return.

@@ -14,7 +14,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -24,8 +23,6 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/protobuf/encoding/protodelim"
 
-	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
-
 	"github.com/stagemesh/stagemesh/mesh/config"
 	"github.com/stagemesh/stagemesh/mesh/tracing"
 )
@@ -33,8 +30,6 @@ import (
 // Metrics are the metrics of one process, in Prometheus' format. All other packages take
 // a Meter as a parameter; nothing is global.
 type Metrics struct {
-	// process is a new ID.
-	process  string
 	registry *prometheus.Registry
 	provider *sdkmetric.MeterProvider
 }
@@ -47,7 +42,7 @@ func NewMetrics() (*Metrics, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Metrics{process: uuid.NewString(), registry: registry, provider: sdkmetric.NewMeterProvider(sdkmetric.WithReader(exporter))}, nil
+	return &Metrics{registry: registry, provider: sdkmetric.NewMeterProvider(sdkmetric.WithReader(exporter))}, nil
 }
 
 // Meter returns the process's meter.
@@ -87,8 +82,9 @@ type Port struct {
 // Meter returns the meter whose metrics the port shows.
 func (p *Port) Meter() metric.Meter { return p.metrics.Meter() }
 
-// Metrics returns the metrics of the mesh, without those of Go and of the process.
-func (p *Port) Metrics() (*meshv1.ProcessMetrics, error) {
+// Metrics returns the metrics of the mesh as mesh.v1.ProcessMetrics has them, without those of
+// Go and of the process.
+func (p *Port) Metrics() ([]byte, error) {
 	families, err := p.metrics.registry.Gather()
 	if err != nil {
 		return nil, err
@@ -103,7 +99,7 @@ func (p *Port) Metrics() (*meshv1.ProcessMetrics, error) {
 		}
 	}
 	err = packed.Close()
-	return &meshv1.ProcessMetrics{Process: p.metrics.process, Families: out.Bytes()}, err
+	return out.Bytes(), err
 }
 
 // Tracer returns the tracer of a service in the program; nil where nothing is traced.

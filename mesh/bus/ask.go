@@ -25,9 +25,9 @@ const (
 )
 
 // serveQuestions passes each question on a subject to handle, with a function that sends the
-// answer, until the returned function is called. Any client may ask.
-func (b *Bus) serveQuestions(subject string, handle func(question []byte, reply func(proto.Message))) (stop func() error, err error) {
-	return b.subscribe(subject, "", maxQuestionBytes, func(msg *nats.Msg) {
+// answer, until the connection closes. Any client may ask. One of a group gets the question.
+func (b *Bus) serveQuestions(subject, group string, handle func(question []byte, reply func(proto.Message))) error {
+	_, err := b.subscribe(subject, group, maxQuestionBytes, func(msg *nats.Msg) {
 		handle(msg.Data, func(answer proto.Message) {
 			data, err := proto.Marshal(answer)
 			if err == nil {
@@ -38,6 +38,7 @@ func (b *Bus) serveQuestions(subject string, handle func(question []byte, reply 
 			}
 		})
 	})
+	return err
 }
 
 // askAll asks all who answer on a subject, and passes each answer to take, until that is true,
@@ -81,20 +82,20 @@ func (b *Bus) Explain(ctx context.Context, id pipeline.RequestID, take func(*mes
 }
 
 // ServeExplain passes each question about a request to handle, with a function that sends the
-// answer, until the returned function is called.
-func (b *Bus) ServeExplain(handle func(id pipeline.RequestID, reply func(proto.Message))) (stop func() error, err error) {
-	return b.serveQuestions(b.ExplainSubject(), func(id []byte, reply func(proto.Message)) { handle(pipeline.RequestID(id), reply) })
+// answer, until the connection closes.
+func (b *Bus) ServeExplain(handle func(id pipeline.RequestID, reply func(proto.Message))) error {
+	return b.serveQuestions(b.ExplainSubject(), "", func(id []byte, reply func(proto.Message)) { handle(pipeline.RequestID(id), reply) })
 }
 
-// serveMetrics answers with the metrics of this process.
-func (b *Bus) serveMetrics() (stop func() error, err error) {
-	return b.serveQuestions(b.Metrics(), func(_ []byte, reply func(proto.Message)) {
-		metrics, err := b.settings.Metrics()
+// serveMetrics answers with the metrics of this process, from one of its connections.
+func (b *Bus) serveMetrics() error {
+	return b.serveQuestions(b.Metrics(), b.settings.Process, func(_ []byte, reply func(proto.Message)) {
+		families, err := b.settings.Metrics()
 		if err != nil {
 			b.settings.Logger.Debug("metrics not sent", "error", err)
 			return
 		}
-		reply(metrics)
+		reply(&meshv1.ProcessMetrics{Process: b.settings.Process, Families: families})
 	})
 }
 

@@ -48,8 +48,6 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
-	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
-
 	"github.com/stagemesh/stagemesh/mesh/credentials"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -73,9 +71,10 @@ type Settings struct {
 	AckTimeout time.Duration
 	// Local are the hosts in this process that items are handed to in memory; nil for none.
 	Local *Local
-	// Metrics, where set, returns the metrics of this process. One bus of a process has it,
-	// and answers ListMetrics.
-	Metrics func() (*meshv1.ProcessMetrics, error)
+	// Metrics, where set, returns the metrics of this process, as ProcessMetrics has them.
+	// Process is its ID then, which is new with each start: one of its buses answers ListMetrics.
+	Metrics func() (families []byte, err error)
+	Process string
 	// Now is the clock of this process, compared with the broker's; nil means time.Now.
 	Now    func() time.Time
 	Logger *slog.Logger
@@ -172,9 +171,7 @@ func (b *Bus) start() error {
 	if err := b.requests.start(b.nc); err != nil || b.settings.Metrics == nil {
 		return err
 	}
-	// This subscription ends with the connection.
-	_, err = b.serveMetrics()
-	return err
+	return b.serveMetrics()
 }
 
 func (b *Bus) options() []nats.Option {

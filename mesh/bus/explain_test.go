@@ -17,13 +17,12 @@ func TestExplainPassesEachAnswerUntilOneIsEnough(t *testing.T) {
 	broker := testbed.StartBroker(t)
 	asks, client := broker.Connect("m"), broker.Client()
 	for _, name := range []string{"a", "b"} {
-		stop, err := broker.Connect("m").ServeExplain(func(id pipeline.RequestID, reply func(proto.Message)) {
+		err := broker.Connect("m").ServeExplain(func(id pipeline.RequestID, reply func(proto.Message)) {
 			reply(&meshv1.ExplainAnswer{Report: &meshv1.RequestReport{Gateway: name + string(id)}})
 		})
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { _ = stop() })
 	}
 	if _, err := client.Subscribe(asks.ExplainSubject(), func(msg *nats.Msg) { _ = msg.Respond([]byte("\xff")) }); err != nil {
 		t.Fatal(err)

@@ -6,8 +6,6 @@ import (
 
 	"github.com/nats-io/nats.go"
 
-	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
-
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 )
@@ -31,9 +29,7 @@ func TestListMetricsAsksAllProcesses(t *testing.T) {
 	}
 	process := func(id string, err error) func(*bus.Settings) {
 		return func(s *bus.Settings) {
-			s.Metrics = func() (*meshv1.ProcessMetrics, error) {
-				return &meshv1.ProcessMetrics{Process: id, Families: []byte("1")}, err
-			}
+			s.Process, s.Metrics = id, func() ([]byte, error) { return []byte("1"), err }
 		}
 	}
 	client := broker.Client()
@@ -42,6 +38,8 @@ func TestListMetricsAsksAllProcesses(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	broker.Connect(mesh, process("b", nil))
+	broker.Connect(mesh, process("b", nil)).Close()
 	broker.Connect(mesh, process("b", nil))
 	first := broker.Connect(mesh, process("a", nil))
 	broker.Connect(mesh, process("c", errors.New("it cannot tell")))
