@@ -1,8 +1,8 @@
 // Command local runs docker-compose.yml without Docker: each service is a process of this
 // machine, with its command, environment, files and health check, and started in its order.
 // Services listen on loopback, on the ports that they publish and on free ones. Grafana is
-// left out. SIGINT and SIGTERM stop all processes in reverse order; a second signal kills
-// them.
+// left out. SIGINT and SIGTERM stop all processes in reverse order, and so do a closed terminal
+// and a closed pipe; a second signal kills them.
 //
 //	local --scale classify=3 bin/stagemesh bin/nats .../consul .../jaeger .../prometheus
 //
@@ -17,9 +17,11 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"github.com/compose-spec/compose-go/v2/cli"
 	"github.com/compose-spec/compose-go/v2/types"
@@ -42,6 +44,13 @@ func run(args []string, out io.Writer) (err error) {
 	}
 	running, end := process.SignalContext(context.Background())
 	defer end()
+	// They end it too: nobody sees it any more.
+	lost := []os.Signal{syscall.SIGPIPE}
+	if !signal.Ignored(syscall.SIGHUP) { // nohup
+		lost = append(lost, syscall.SIGHUP)
+	}
+	running, unwatch := signal.NotifyContext(running, lost...)
+	defer unwatch()
 	programs, err := programsOf(flags.Args())
 	if err != nil {
 		return err

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -12,6 +13,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -28,7 +30,16 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/process"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if flag := os.Getenv("STACK_TEST_PROGRAM"); flag != "" {
+		if err := run([]string{flag}, os.Stdout); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // programs returns the paths of the programs that the stack runs, and promtool last.
 func programs(t *testing.T) []string {
@@ -275,5 +286,45 @@ func TestStackEndsWhenProcessFails(t *testing.T) {
 	}
 	if err := group.Start(t.Context()); err == nil || !strings.Contains(err.Error(), "consul-1 has ended") {
 		t.Errorf("got %v", err)
+	}
+}
+
+func TestStackEndsWithItsTerminal(t *testing.T) {
+	t.Parallel()
+	folder := t.TempDir()
+	const services = "services: {idle: {image: sh, command: [-c, 'echo $$$$; while :; do sleep 0.1; echo x; done'], healthcheck: {test: [CMD, sh, -c, 'true']}}}"
+	if err := os.WriteFile(filepath.Join(folder, "docker-compose.yml"), []byte(services), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, end := range map[string]func(*os.Process, io.Closer) error{
+		"the terminal closes": func(p *os.Process, _ io.Closer) error { return p.Signal(syscall.SIGHUP) },
+		"nobody reads":        func(_ *os.Process, output io.Closer) error { return output.Close() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			program := exec.CommandContext(t.Context(), os.Args[0])
+			program.Dir, program.Env = folder, append(os.Environ(), "STACK_TEST_PROGRAM=/bin/sh", "TMPDIR="+t.TempDir())
+			output, err := program.StdoutPipe()
+			if err == nil {
+				err = program.Start()
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			lines, pid, isReady := bufio.NewScanner(output), 0, false
+			for (pid == 0 || !isReady) && lines.Scan() {
+				_, _ = fmt.Sscanf(lines.Text(), "idle-1 | %d", &pid) // other lines have none
+				isReady = isReady || strings.Contains(lines.Text(), "ready:")
+			}
+			if err := end(program.Process, output); err != nil {
+				t.Fatal(err)
+			}
+			if err := program.Wait(); err != nil {
+				t.Error(err)
+			}
+			if err := syscall.Kill(pid, 0); pid == 0 || !errors.Is(err, syscall.ESRCH) {
+				t.Errorf("process %d is left: %v", pid, err)
+			}
+		})
 	}
 }
