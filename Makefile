@@ -160,7 +160,7 @@ run: ## Run the whole mesh with its example pipeline in one process (ONCE=1 exit
 .PHONY: stack
 stack: ## Run docker-compose.yml without Docker, all but Grafana (SCALE=classify=3)
 	@go build -o bin/stack ./deploy/local
-	@programs=$$($(MAKE) --no-print-directory stack-programs); exec bin/stack --scale '$(SCALE)' $$programs
+	@programs=$$($(MAKE) --no-print-directory stack-programs) && exec bin/stack --scale '$(SCALE)' $$programs
 
 .PHONY: quick
 quick: build vet test-plain python-quick ## Build, vet and test without the race detector; under a minute when warm
