@@ -10,7 +10,6 @@ import (
 
 	"github.com/google/uuid"
 	"go.opentelemetry.io/otel/metric"
-	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/stagemesh/stagemesh/gateway"
@@ -165,7 +164,7 @@ func (m *Mesh) newGateway(to bus.Settings, known *meshfile.Registry) (*gateway.G
 }
 
 // tracer returns the tracer of a service of the mesh; nil where nothing is traced.
-func (m *Mesh) tracer(name, instance string) trace.Tracer {
+func (m *Mesh) tracer(name, instance string) *tracing.Tracer {
 	if m.settings.Tracer == nil {
 		return nil
 	}
@@ -189,7 +188,7 @@ type FileSettings struct {
 	Version string
 	// Advertise and Tracer are as in Settings.
 	Advertise string
-	Tracer    func(tracing.Service) trace.Tracer
+	Tracer    func(tracing.Service) *tracing.Tracer
 }
 
 // ErrAlone is returned when some stages of the file are left out, and no other process

@@ -39,7 +39,6 @@ import (
 
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/metric/noop"
-	"go.opentelemetry.io/otel/trace"
 
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/gateway/call"
@@ -97,7 +96,7 @@ type Settings struct {
 	Meter metric.Meter
 	// Tracer returns the tracer of the gateway or of a host; nil means that nothing is traced.
 	// Gateway.Call.Sampling says which requests are.
-	Tracer func(tracing.Service) trace.Tracer
+	Tracer func(tracing.Service) *tracing.Tracer
 	// Version of the program, for descriptions.
 	Version string
 	// Operations is the address of the program's operations port, for the registry.

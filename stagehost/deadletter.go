@@ -24,7 +24,7 @@ func (l *loop) deadLetter(it *item, f *fault.Fault) {
 	}
 	l.host.metrics.countFailure(f)
 	f = l.host.locate(it, f)
-	it.trace.fail(f)
+	it.trace.process.Fail(f)
 	message, err := l.host.newDeadLetter(it.delivery, f, it.env.Priority, it.runs)
 	if err != nil {
 		l.host.internalError("dead letter cannot be sent", err)

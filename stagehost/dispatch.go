@@ -8,11 +8,10 @@ import (
 	"sync"
 	"time"
 
-	"go.opentelemetry.io/otel/trace"
-
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/mesh/tracing"
 	"github.com/stagemesh/stagemesh/stagehost/batch"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
@@ -137,7 +136,7 @@ type run struct {
 	// quarantined is true where its item may have crashed a process.
 	quarantined bool
 	// span is nil where no item is traced.
-	span trace.Span
+	span *tracing.Span
 
 	mu        sync.Mutex
 	outcomeBy []outcomeSource
@@ -362,7 +361,7 @@ func (r *run) SetOutcome(i int, o runner.Outcome) error {
 	}
 	it := r.items[i]
 	it.timing.BatchWait, it.timing.Run = r.started.Sub(it.arrived), time.Since(r.started)
-	it.trace.ran(r)
+	it.traceRun(r)
 	r.host.post(&itemDone{item: it, outcome: r.outcomeOf(it, o)})
 	return nil
 }
@@ -413,9 +412,9 @@ func (e *batchEnded) apply(l *loop) {
 	l.endBatch(e)
 	left := e.run.itemsWithoutOutcome()
 	for _, it := range left {
-		it.trace.ran(e.run)
+		it.traceRun(e.run)
 	}
-	l.host.metrics.recordRun(e.run.context(), e.took)
+	l.host.metrics.recordRun(e.run.span.Exemplar(), e.took)
 	l.host.logRun(e, len(left))
 	if len(left) > 0 {
 		l.retryBatch(e, left)

@@ -200,7 +200,7 @@ func (l *loop) nak(it *item) {
 		l.publishLocal(it)
 		return
 	}
-	it.trace.event("returned")
+	it.trace.process.Event("returned")
 	l.settleWith(it, func(d bus.Delivery) error {
 		if it.crashes > 0 {
 			return nil
@@ -220,7 +220,7 @@ func (l *loop) publishLocal(it *item) {
 	if !l.beginSend(it) {
 		return
 	}
-	it.trace.event("returned")
+	it.trace.process.Event("returned")
 	env := *it.env
 	env.LocalAttempts, env.LocalCrash = 1, it.crashes > 0
 	message, err := l.host.bus.Item(&env)

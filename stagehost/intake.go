@@ -31,8 +31,8 @@ type item struct {
 	// arrived is when the host received it; queueWait how long it waited before.
 	arrived   time.Time
 	queueWait time.Duration
-	// trace is nil where the item is not traced.
-	trace *itemTrace
+	// trace has no spans where the item is not traced.
+	trace itemTrace
 	// delivery settles an item that was pulled; direct answers a direct call, else it
 	// is nil.
 	delivery bus.Delivery
@@ -161,7 +161,7 @@ func (h *Host) newItem(d bus.Delivery, env *envelope.Envelope) *item {
 		it.queueWait = h.queueWait(d)
 	}
 	it.timing = it.timingOf(h.settings.Host)
-	it.trace = h.traceItem(it)
+	h.startTrace(it)
 	return it
 }
 

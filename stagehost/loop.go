@@ -219,7 +219,7 @@ func (l *loop) expire(now time.Time) {
 
 func (l *loop) expireOne(it *item) {
 	l.host.metrics.expired.inc()
-	it.trace.event("expired")
+	it.trace.process.Event("expired")
 	l.fail(it, it.deadlineFault())
 }
 

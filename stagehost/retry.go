@@ -65,7 +65,7 @@ func (l *loop) requeue(items []*item) {
 		if err := l.ledger.move(it, queued, running); err != nil {
 			l.host.internalError("item requeued out of turn", err)
 		}
-		it.trace.event("retried", attribute.Int("stagemesh.batch.size", len(items)))
+		it.trace.process.Event("retried", attribute.Int("stagemesh.batch.size", len(items)))
 	}
 	l.reruns = append(l.reruns, items)
 }
@@ -139,7 +139,7 @@ func (l *loop) quarantine(e *batchEnded, items []*item) {
 		if len(it.runs) > 0 {
 			it.crashedAt, it.rerunAt = time.Now(), time.Time{}
 		}
-		it.trace.event("quarantined")
+		it.trace.process.Event("quarantined")
 		it.quarantined = it.crashes > 1 || e.run.batch.Suspect || !l.host.streams()
 		l.requeue([]*item{it})
 	}

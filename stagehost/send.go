@@ -94,7 +94,7 @@ func (h *Host) prepareOutput(it *item, out *runner.Outcome) *fault.Fault {
 	}
 	if !it.env.Last() {
 		env := it.env.Next(it.env.Parts, out.Parts, it.timing)
-		it.trace.publish(h, env)
+		h.tracePublish(it, env)
 		if it.isHandedOver = h.bus.HandOver(env); it.isHandedOver {
 			return nil
 		}
@@ -122,7 +122,7 @@ func (h *Host) prepareOutput(it *item, out *runner.Outcome) *fault.Fault {
 // outbox. The result of a durable request, or of one with an idempotency key, is stored
 // first, so that it is not lost with the reply.
 func (h *Host) prepareReply(it *item, reply *envelope.Reply) (err error) {
-	it.trace.reply()
+	h.traceReply(it)
 	if it.env.Local != nil {
 		it.receipt, err = h.bus.HandOverReply(it.env, reply)
 		it.isHandedOver = err == nil
@@ -177,7 +177,7 @@ func (l *loop) fail(it *item, f *fault.Fault) {
 	}
 	l.host.metrics.countFailure(f)
 	f = l.host.locate(it, f)
-	it.trace.fail(f)
+	it.trace.process.Fail(f)
 	if it.direct != nil {
 		it.direct.finish(it, runner.Failed(f))
 		l.settle(it)
@@ -267,7 +267,7 @@ func (e *messageSent) apply(l *loop) {
 		it.retryAt = time.Now().Add(backoff(it.tries, retryMin, retryMax))
 		l.retries[it.id] = it
 		l.host.metrics.sendRetries.inc()
-		it.trace.event("resent")
+		it.trace.process.Event("resent")
 	default:
 		l.giveUpSending(it, e.err)
 	}
@@ -278,13 +278,13 @@ func (e *messageSent) apply(l *loop) {
 func (l *loop) sendNext(it *item, r bus.Receipt) {
 	was := it.outbox[0].to
 	if was == toDead {
-		it.trace.event("dead letter", attribute.Int64("stagemesh.dead_letter", int64(r.Seq)))
+		it.trace.process.Event("dead letter", attribute.Int64("stagemesh.dead_letter", int64(r.Seq)))
 	}
 	l.replaceOutbox(it, it.outbox[1:])
 	it.replyStored = was == toResults
 	if was == toResults && r.Duplicate {
 		l.host.metrics.duplicateReplies.inc()
-		it.trace.event("duplicate result")
+		it.trace.process.Event("duplicate result")
 		reply := it.finalReply()
 		reply.Stored = true
 		stored, err := l.host.bus.Reply(it.env.Gateway, reply)
@@ -450,7 +450,7 @@ func (it *item) mayReturn(err error) bool {
 // giveBack has the item redelivered later. That makes it no suspect.
 func (l *loop) giveBack(it *item) {
 	delay := backoff(it.delivery.Deliveries-1, returnMin, returnMax)
-	it.trace.event("returned")
+	it.trace.process.Event("returned")
 	l.settleWith(it, func(d bus.Delivery) error { return d.Nak(delay) }, sending)
 }
 
@@ -498,7 +498,7 @@ func (l *loop) giveUpStoring(it *item, err error) {
 // sendFaultInstead replies with a fault in place of an output that cannot go on.
 func (l *loop) sendFaultInstead(it *item, f *fault.Fault) {
 	l.host.metrics.countFault(f.Reason.Label())
-	it.trace.fail(f)
+	it.trace.process.Fail(f)
 	l.sendFault(it, l.host.locate(it, f))
 }
 

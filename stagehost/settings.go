@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"go.opentelemetry.io/otel/metric"
-	"go.opentelemetry.io/otel/trace"
 
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/config"
@@ -17,6 +16,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/store"
+	"github.com/stagemesh/stagemesh/mesh/tracing"
 	"github.com/stagemesh/stagemesh/stagehost/batch"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/schema"
@@ -106,7 +106,7 @@ type Settings struct {
 	Logger *slog.Logger
 	Meter  metric.Meter
 	// Tracer makes the spans of items that are traced; nil means that nothing is.
-	Tracer trace.Tracer
+	Tracer *tracing.Tracer
 }
 
 // QueueSettings bound each of the stage's queues. 0 means the default.

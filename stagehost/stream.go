@@ -98,8 +98,8 @@ func (r *run) send(it *item, parts []payload.Part) *fault.Fault {
 			return fault.Newf(fault.StreamInterrupted, "the answer broke after %d chunks: %w", it.chunks, err)
 		}
 	}
-	if it.chunks++; it.chunks == 1 && r.span != nil {
-		r.span.AddEvent("first chunk")
+	if it.chunks++; it.chunks == 1 {
+		r.span.Event("first chunk")
 	}
 	r.host.metrics.countChunk(it.chunks == 1, r.started)
 	return nil
@@ -118,7 +118,7 @@ func (r *run) endItem(i int, f *fault.Fault) {
 	}
 	it := r.items[i]
 	it.timing.Run = time.Since(r.started)
-	it.trace.ran(r)
+	it.traceRun(r)
 	r.host.post(&itemDone{item: it, outcome: runner.Failed(f)})
 	if r.host.streams() {
 		r.cancel()

@@ -4,9 +4,10 @@ import (
 	"errors"
 	"testing"
 
-	"go.opentelemetry.io/otel/trace/noop"
+	"go.opentelemetry.io/otel/attribute"
 
 	"github.com/stagemesh/stagemesh/mesh/envelope"
+	"github.com/stagemesh/stagemesh/mesh/tracing"
 )
 
 // An item that is not traced costs nothing.
@@ -16,19 +17,19 @@ func TestUntracedItemsAllocateNothing(t *testing.T) {
 	r, failure := &run{host: h, items: []*item{it}}, errors.New("x")
 	for name, off := range map[string]bool{"off": true, "on, and the gateway says no": false} {
 		if !off {
-			h.settings.Tracer = noop.Tracer{}
+			h.settings.Tracer = &tracing.Tracer{}
 		}
 		if n := testing.AllocsPerRun(100, func() {
-			tr := h.traceItem(it)
-			tr.ran(r)
-			tr.publish(h, it.env)
-			tr.reply()
-			tr.event("x")
-			tr.fail(nil)
-			tr.end()
+			h.startTrace(it)
+			it.traceRun(r)
+			h.tracePublish(it, it.env)
+			h.traceReply(it)
+			it.trace.process.Event("x", attribute.Int("y", 1))
+			it.trace.process.Fail(nil)
+			it.trace.end()
 			r.startSpan()
 			r.endSpan(failure)
-			_, _ = tr.context(), r.context()
+			_, _ = it.trace.process.Exemplar(), r.span.Exemplar()
 		}); n != 0 {
 			t.Errorf("%s: %v allocations", name, n)
 		}

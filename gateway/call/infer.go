@@ -17,6 +17,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/store"
+	"github.com/stagemesh/stagemesh/mesh/tracing"
 )
 
 // Infer runs one request and returns its response.
@@ -28,10 +29,11 @@ func (s *Service) Infer(ctx context.Context, r *Request) (*Response, error) {
 // nil. An error of emit ends the call as CANCELLED: its caller has disconnected.
 func (s *Service) Stream(ctx context.Context, r *Request, emit func(Chunk) error) (*Response, error) {
 	begin, label := time.Now(), s.settings.Pipelines.Label(r.Pipeline)
-	traced, carried := s.tracer.begin(r, begin)
-	response, f := s.infer(ctx, r, emit, begin, traced, carried)
-	traced.end(&r.Origin, f)
-	s.metrics.request(traced.context(), label, f, time.Since(begin))
+	span, carried := s.tracer.begin(r, begin)
+	response, f := s.infer(ctx, r, emit, begin, span, carried)
+	now := time.Now()
+	r.Origin.end(span, f, now)
+	s.metrics.request(span.Exemplar(), label, f, now.Sub(begin))
 	if f != nil {
 		return nil, f
 	}
@@ -42,7 +44,7 @@ func (s *Service) Stream(ctx context.Context, r *Request, emit func(Chunk) error
 // await, finish. Over HTTP/2 each request has a new goroutine, and here its stack is
 // near 8 KiB. Growing beyond takes 7 % of the gateway's time, so no function on this
 // path has large values.
-func (s *Service) infer(ctx context.Context, r *Request, emit func(Chunk) error, begin time.Time, traced *spans, carried envelope.Trace) (*Response, *fault.Fault) {
+func (s *Service) infer(ctx context.Context, r *Request, emit func(Chunk) error, begin time.Time, span *tracing.Span, carried envelope.Trace) (*Response, *fault.Fault) {
 	if f := s.admit(r); f != nil {
 		return nil, f
 	}
@@ -50,18 +52,18 @@ func (s *Service) infer(ctx context.Context, r *Request, emit func(Chunk) error,
 	id := pipeline.RequestID(uuid.Must(uuid.NewV7()).String())
 	p, f := s.settings.Pipelines.Resolve(r.Pipeline)
 	if f != nil {
-		return nil, s.reject(id, r, f, traced, begin)
+		return nil, s.reject(id, r, f, span, begin)
 	}
 	if f := s.limiter.AcquirePipeline(p.Name, p.MaxInFlight); f != nil {
-		return nil, s.reject(id, r, f, traced, begin)
+		return nil, s.reject(id, r, f, span, begin)
 	}
 	defer s.limiter.ReleasePipeline(p.Name, p.MaxInFlight)
 	env, f := s.check(id, r, &p, begin)
 	if f != nil {
-		return nil, s.reject(id, r, f, traced, begin)
+		return nil, s.reject(id, r, f, span, begin)
 	}
 	env.Trace = carried
-	traced.describe(env)
+	describe(span, env)
 	ctx, cancel := context.WithDeadline(ctx, env.Deadline)
 	defer cancel()
 	env.Deadline, _ = ctx.Deadline() // the caller's may be earlier
@@ -72,11 +74,12 @@ func (s *Service) infer(ctx context.Context, r *Request, emit func(Chunk) error,
 		waitForCapacity = *r.WaitForCapacity
 	}
 	x := newCall(s, r, env, emit, waitForCapacity)
-	x.spans = traced
+	x.span = span
 	response, id, err := s.respond(ctx, x)
 	took := time.Since(begin)
+	x.published.End(begin.Add(took)) // if nothing has acknowledged it
 	if err != nil {
-		f := s.logFailure(id, r, deadlineFault(fault.From(err), env), traced)
+		f := s.logFailure(id, r, deadlineFault(fault.From(err), env), span)
 		x.remember(id, took, f, s.tracer.keep(x, f, took))
 		return nil, f
 	}
@@ -85,19 +88,19 @@ func (s *Service) infer(ctx context.Context, r *Request, emit func(Chunk) error,
 	return response, nil
 }
 
-// remember records how the request ended, for Explain; kept are the spans that it got then. A
+// remember records how the request ended, for Explain; kept is the span that it got then. A
 // call with the response of another request, whose key it has, is none of its own.
-func (x *call) remember(id pipeline.RequestID, took time.Duration, f *fault.Fault, kept *spans) {
+func (x *call) remember(id pipeline.RequestID, took time.Duration, f *fault.Fault, kept *tracing.Span) {
 	if id == x.env.RequestID {
-		x.service.finished.Add(x.env, x.steps, took, f, cmp.Or(x.spans.traceID(), kept.traceID(), x.env.Trace.ID()))
+		x.service.finished.Add(x.env, x.steps, took, f, cmp.Or(x.span.TraceID(), kept.TraceID(), x.env.Trace.ID()))
 	}
 }
 
 // reject ends a request that has no envelope yet.
-func (s *Service) reject(id pipeline.RequestID, r *Request, f *fault.Fault, traced *spans, begin time.Time) *fault.Fault {
+func (s *Service) reject(id pipeline.RequestID, r *Request, f *fault.Fault, span *tracing.Span, begin time.Time) *fault.Fault {
 	s.finished.Add(&envelope.Envelope{RequestID: id, Pipeline: pipeline.Name(r.Pipeline), Gateway: s.settings.Gateway, AdmittedAt: begin},
-		nil, time.Since(begin), f, cmp.Or(traced.traceID(), r.Trace.ID()))
-	return s.logFailure(id, r, f, traced)
+		nil, time.Since(begin), f, cmp.Or(span.TraceID(), r.Trace.ID()))
+	return s.logFailure(id, r, f, span)
 }
 
 // respond returns the response, and the request whose response it is: the
@@ -137,10 +140,10 @@ func (x *call) run(ctx context.Context) (*Response, error) {
 
 // send hands the item to a host in this process, or publishes it.
 func (x *call) send() error {
-	x.spans.send(x.env, x.service.bus.Subjects)
+	x.tracePublish()
 	isHandedOver := x.service.bus.HandOver(x.env)
 	if isHandedOver {
-		x.spans.sent()
+		x.published.End(time.Now())
 	} else {
 		if err := x.encode(); err != nil {
 			return err
@@ -171,8 +174,9 @@ type call struct {
 	pending *pending
 	// steps is the timeline that the last reply had.
 	steps []StepTiming
-	// spans are nil where the request is not traced.
-	spans *spans
+	// span is that of the request, published that of its way to the first stage: nil where the
+	// request is not traced.
+	span, published *tracing.Span
 	// sending is the publish, progress the state of the answer, and search the look-ups
 	// of the stored result.
 	sending  sending
@@ -337,12 +341,12 @@ func deadlineFault(f *fault.Fault, env *envelope.Envelope) *fault.Fault {
 
 // logFailure logs the fault and returns it with the request's ID: at debug level, or
 // louder where the mesh is at fault.
-func (s *Service) logFailure(id pipeline.RequestID, r *Request, f *fault.Fault, traced *spans) *fault.Fault {
+func (s *Service) logFailure(id pipeline.RequestID, r *Request, f *fault.Fault, span *tracing.Span) *fault.Fault {
 	level := slog.LevelDebug
 	if f.Reason == fault.Internal {
 		level = slog.LevelError
 	}
-	s.settings.Logger.With(traced.ids()...).Log(context.Background(), level, "request failed", "request_id", id, "pipeline", fmt.Sprintf("%.*s", shown, r.Pipeline),
+	s.settings.Logger.With(span.LogIDs()...).Log(context.Background(), level, "request failed", "request_id", id, "pipeline", fmt.Sprintf("%.*s", shown, r.Pipeline),
 		"reason", f.Reason, "error", f, "cause", f.Unwrap())
 	return f.WithMetadata(requestIDKey, string(id))
 }
@@ -414,11 +418,11 @@ const retryPause = 50 * time.Millisecond
 func (x *call) publish() {
 	s := &x.sending
 	s.tries++
-	p, failed, spans := &publication{done: make(chan struct{})}, s.failed, x.spans
+	p, failed, published := &publication{done: make(chan struct{})}, s.failed, x.published
 	s.latest = p
 	x.service.bus.Publish(s.message, func(r bus.Receipt, err error) {
 		if err == nil {
-			spans.sent()
+			published.End(time.Now())
 		}
 		p.outcome = publishOutcome{r, err}
 		close(p.done)

@@ -34,7 +34,6 @@ import (
 	"time"
 
 	"go.opentelemetry.io/otel/metric"
-	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sync/semaphore"
 
@@ -108,7 +107,7 @@ type Settings struct {
 	Meter       metric.Meter
 	// Tracer makes the spans of the requests that Sampling chooses; nil means that nothing is
 	// traced.
-	Tracer   trace.Tracer
+	Tracer   *tracing.Tracer
 	Sampling tracing.Sampling
 }
 

@@ -5,7 +5,6 @@ import (
 	"math/rand/v2"
 	"net"
 	"strconv"
-	"strings"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -14,7 +13,6 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/time/rate"
 
-	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/tracing"
@@ -22,7 +20,7 @@ import (
 
 // tracer decides which requests are traced.
 type tracer struct {
-	trace.Tracer
+	*tracing.Tracer
 
 	sampling tracing.Sampling
 	// parents and kept bound the traces that callers, and failed and slow requests, cause.
@@ -58,18 +56,10 @@ func newTracer(s Settings) (*tracer, error) {
 	}, err
 }
 
-// spans are those of a traced request. The methods of nil, which stands for a request that is
-// not traced, do nothing.
-type spans struct {
-	tracer *tracer
-	// server is the span of the whole request, publish that of its way to the first stage.
-	server, publish trace.Span
-}
-
-// begin decides about a request before anything of it is recorded. It returns the trace
-// context for the request's envelope too, unless that is traced: the caller's, which is
-// carried, without the flag where the mesh records nothing.
-func (t *tracer) begin(r *Request, begin time.Time) (*spans, envelope.Trace) {
+// begin decides about a request before anything of it is recorded. It returns its span, nil
+// where it is not traced, and the trace context for its envelope, unless it is traced: the
+// caller's, which is carried, without the flag where the mesh records nothing.
+func (t *tracer) begin(r *Request, begin time.Time) (*tracing.Span, envelope.Trace) {
 	if t == nil {
 		return nil, r.Trace
 	}
@@ -90,87 +80,43 @@ func (t *tracer) begin(r *Request, begin time.Time) (*spans, envelope.Trace) {
 }
 
 // start starts the span of a request that began then.
-func (t *tracer) start(r *Request, why string, begin time.Time) *spans {
+func (t *tracer) start(r *Request, why string, begin time.Time) *tracing.Span {
 	t.traces.Add(context.Background(), 1, metric.WithAttributeSet(attribute.NewSet(attribute.String("why", why))))
-	ctx := trace.ContextWithRemoteSpanContext(context.Background(), tracing.Parse(r.Trace))
-	_, server := t.Start(ctx, r.Origin.spanName(), trace.WithSpanKind(trace.SpanKindServer), trace.WithTimestamp(begin), trace.WithAttributes(r.Origin.attributes()...))
-	return &spans{tracer: t, server: server}
+	span := t.Start(tracing.Parse(r.Trace), trace.SpanKindServer, r.Origin.spanName(), begin)
+	span.Set(r.Origin.attributes()...)
+	return span
 }
 
-// context returns a context with the request's span, which makes it the exemplar of what is
-// recorded with it.
-func (s *spans) context() context.Context {
-	if s == nil {
-		return context.Background()
+// describe adds what is known of a request once it is checked.
+func describe(span *tracing.Span, e *envelope.Envelope) {
+	if span != nil {
+		span.Set(
+			attribute.String("stagemesh.request.id", string(e.RequestID)),
+			attribute.String("stagemesh.pipeline", string(e.Pipeline)),
+			attribute.String("stagemesh.durability", string(e.Durability)),
+			attribute.Int64("stagemesh.priority", int64(e.Priority)),
+			attribute.Bool("stagemesh.idempotency", e.IdempotencyKey != ""),
+		)
 	}
-	return trace.ContextWithSpan(context.Background(), s.server)
 }
 
-// describe adds what is known of the request once it is checked.
-func (s *spans) describe(e *envelope.Envelope) {
-	if s == nil {
+// tracePublish starts the span of the item's way to its first stage.
+func (x *call) tracePublish() {
+	if x.span != nil {
+		x.published = x.service.tracer.StartPublish(x.span, x.env, x.service.bus.Stage(x.env.Hop().Queue(), x.env.Durability, x.env.Class()))
+	}
+}
+
+// end ends the span of a request; f is nil for success.
+func (o *Origin) end(span *tracing.Span, f *fault.Fault, at time.Time) {
+	if span == nil {
 		return
 	}
-	s.server.SetAttributes(requestAttributes(e)...)
-}
-
-func requestAttributes(e *envelope.Envelope) []attribute.KeyValue {
-	return []attribute.KeyValue{
-		attribute.String("stagemesh.request.id", string(e.RequestID)),
-		attribute.String("stagemesh.pipeline", string(e.Pipeline)),
-		attribute.String("stagemesh.durability", string(e.Durability)),
-		attribute.Int64("stagemesh.priority", int64(e.Priority)),
-		attribute.Bool("stagemesh.idempotency", e.IdempotencyKey != ""),
-	}
-}
-
-// send starts the span of the item's way to its first stage.
-func (s *spans) send(e *envelope.Envelope, names bus.Subjects) {
-	if s == nil {
-		return
-	}
-	s.publish = tracing.StartPublish(s.context(), s.tracer, e, names.Stage(e.Hop().Queue(), e.Durability, e.Class()))
-}
-
-// sent ends the span of send.
-func (s *spans) sent() {
-	if s != nil && s.publish != nil {
-		s.publish.End()
-	}
-}
-
-// end ends the request's spans; f is nil for success.
-func (s *spans) end(o *Origin, f *fault.Fault) {
-	if s == nil {
-		return
-	}
-	s.sent()
-	endServer(s.server, o, f)
-	s.server.End()
-}
-
-func endServer(span trace.Span, o *Origin, f *fault.Fault) {
-	span.SetAttributes(o.status(f)...)
+	span.Set(o.status(f)...)
 	if f != nil {
-		tracing.Fail(span, f)
+		span.Fail(f)
 	}
-}
-
-// traceID returns the ID of the request's trace; empty where there is none.
-func (s *spans) traceID() string {
-	if s == nil {
-		return ""
-	}
-	return s.server.SpanContext().TraceID().String()
-}
-
-// ids returns the pairs for a log about the request.
-func (s *spans) ids() []any {
-	if s == nil {
-		return nil
-	}
-	sc := s.server.SpanContext()
-	return []any{"trace_id", sc.TraceID(), "span_id", sc.SpanID()}
+	span.End(at)
 }
 
 // Trace is a W3C trace context.
@@ -206,28 +152,24 @@ func (o *Origin) spanName() string {
 // maxOriginText bounds a caller's own text in a span, in bytes.
 const maxOriginText = 1024
 
-// valid returns a caller's own text as spans may have it: an exporter fails with all spans of
-// a batch for one text that is not UTF-8.
-func valid(text string) string {
-	return strings.ToValidUTF8(text[:min(len(text), maxOriginText)], "\uFFFD")
-}
+func clip(text string) string { return text[:min(len(text), maxOriginText)] }
 
 func (o *Origin) attributes() []attribute.KeyValue {
 	var out []attribute.KeyValue
 	switch o.Protocol {
 	case "":
 	case ProtocolHTTP:
-		out = append(out, semconv.HTTPRequestMethodKey.String(o.Method), semconv.HTTPRoute(o.Route), semconv.URLPath(valid(o.Path)))
+		out = append(out, semconv.HTTPRequestMethodKey.String(o.Method), semconv.HTTPRoute(o.Route), semconv.URLPath(clip(o.Path)))
 	default:
 		out = append(out, semconv.RPCSystemNameKey.String(o.Protocol), semconv.RPCMethod(o.Method))
 	}
 	if host, port, err := net.SplitHostPort(o.Server); err == nil {
-		out = append(out, semconv.ServerAddress(valid(host)))
+		out = append(out, semconv.ServerAddress(clip(host)))
 		if n, err := strconv.Atoi(port); err == nil {
 			out = append(out, semconv.ServerPort(n))
 		}
 	} else if o.Server != "" {
-		out = append(out, semconv.ServerAddress(valid(o.Server)))
+		out = append(out, semconv.ServerAddress(clip(o.Server)))
 	}
 	if host, _, err := net.SplitHostPort(o.Client); err == nil {
 		out = append(out, semconv.ClientAddress(host))
@@ -254,9 +196,9 @@ const httpOK = 200
 
 // keep traces a request that was not sampled, once it has ended, if it failed by the mesh's
 // fault or was slow: from its timeline, and so without batches and workers. It returns the
-// spans, nil for none.
-func (t *tracer) keep(x *call, f *fault.Fault, took time.Duration) *spans {
-	if t == nil || x.spans != nil || x.request.Trace.Parent != "" {
+// span, nil for none.
+func (t *tracer) keep(x *call, f *fault.Fault, took time.Duration) *tracing.Span {
+	if t == nil || x.span != nil || x.request.Trace.Parent != "" {
 		return nil
 	}
 	why, k := "", t.sampling.Keep
@@ -270,34 +212,33 @@ func (t *tracer) keep(x *call, f *fault.Fault, took time.Duration) *spans {
 	if why == "" || !t.kept.AllowN(begin.Add(took), 1) {
 		return nil
 	}
-	s := t.start(x.request, why, begin)
-	s.describe(x.env)
-	s.server.SetAttributes(attribute.Bool("stagemesh.rebuilt", true))
+	span := t.start(x.request, why, begin)
+	describe(span, x.env)
+	span.Set(attribute.Bool("stagemesh.rebuilt", true))
 	for i := range x.steps {
-		t.rebuild(s.context(), begin, &x.steps[i])
+		t.rebuild(span, begin, &x.steps[i])
 	}
-	endServer(s.server, &x.request.Origin, f)
-	s.server.End(trace.WithTimestamp(begin.Add(took)))
-	return s
+	x.request.Origin.end(span, f, begin.Add(took))
+	return span
 }
 
 // rebuild makes the spans of a step.
-func (t *tracer) rebuild(ctx context.Context, begin time.Time, step *StepTiming) {
-	stage := string(step.Stage)
-	span := func(ctx context.Context, name string, from, to time.Time, attributes ...attribute.KeyValue) context.Context {
-		ctx, made := t.Start(ctx, name+" "+stage, trace.WithTimestamp(from), trace.WithAttributes(attributes...))
-		made.End(trace.WithTimestamp(to))
-		return ctx
+func (t *tracer) rebuild(server *tracing.Span, begin time.Time, step *StepTiming) {
+	span := func(parent *tracing.Span, name string, from, to time.Time, attributes ...attribute.KeyValue) *tracing.Span {
+		made := t.Start(parent.Context(), trace.SpanKindInternal, name+" "+string(step.Stage), from)
+		made.Set(attributes...)
+		made.End(to)
+		return made
 	}
 	arrived := begin.Add(step.Arrival)
 	ran := arrived.Add(step.BatchWait)
 	ended := ran.Add(step.Run)
 	if !step.Local {
-		span(ctx, "queue", arrived.Add(-step.QueueWait), arrived)
+		span(server, "queue", arrived.Add(-step.QueueWait), arrived)
 	}
-	ctx = span(ctx, "process", arrived, ended, attribute.String("stagemesh.step", string(step.Step)),
+	process := span(server, "process", arrived, ended, attribute.String("stagemesh.step", string(step.Step)),
 		attribute.String("stagemesh.host", string(step.Host)), attribute.Int64("stagemesh.delivery", int64(step.Attempt)))
-	span(ctx, "wait", arrived, ran)
-	span(ctx, "run", ran, ended, attribute.Int64("stagemesh.batch.size", int64(step.BatchSize)),
+	span(process, "wait", arrived, ran)
+	span(process, "run", ran, ended, attribute.Int64("stagemesh.batch.size", int64(step.BatchSize)),
 		attribute.Int64("stagemesh.batch.rows", int64(step.BatchRows)), attribute.String("stagemesh.batch.reason", step.Dispatch))
 }

@@ -4,22 +4,21 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 )
 
 // A request that is not traced costs nothing.
 func TestUntracedRequestsAllocateNothing(t *testing.T) {
 	r := &Request{Trace: Trace{Parent: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"}}
-	x, names := &call{request: r, env: &envelope.Envelope{}}, bus.Subjects{}
+	x := &call{request: r, env: &envelope.Envelope{}}
 	for name, tr := range map[string]*tracer{"off": nil, "on, and the caller says no": {}} {
 		if n := testing.AllocsPerRun(100, func() {
 			s, carried := tr.begin(r, time.Time{})
-			s.describe(x.env)
-			s.send(x.env, names)
-			s.sent()
-			s.end(&r.Origin, nil)
-			_, _ = s.context(), s.ids()
+			describe(s, x.env)
+			x.tracePublish()
+			x.published.End(time.Time{})
+			r.Origin.end(s, nil, time.Time{})
+			_, _ = s.Exemplar(), s.LogIDs()
 			if carried != r.Trace {
 				t.Error("the caller's context is lost")
 			}

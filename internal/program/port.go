@@ -20,7 +20,6 @@ import (
 	otelprometheus "go.opentelemetry.io/otel/exporters/prometheus"
 	"go.opentelemetry.io/otel/metric"
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
-	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/protobuf/encoding/protodelim"
 
 	"github.com/stagemesh/stagemesh/mesh/config"
@@ -103,7 +102,7 @@ func (p *Port) Metrics() ([]byte, error) {
 }
 
 // Tracer returns the tracer of a service in the program; nil where nothing is traced.
-func (p *Port) Tracer(of tracing.Service) trace.Tracer { return p.tracing.Tracer(of) }
+func (p *Port) Tracer(of tracing.Service) *tracing.Tracer { return p.tracing.Tracer(of) }
 
 // Addr returns where the port listens.
 func (p *Port) Addr() net.Addr { return p.addr }

@@ -8,9 +8,10 @@ import (
 	"log/slog"
 	"net/url"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
-	"sync/atomic"
+	"sync"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -19,11 +20,13 @@ import (
 	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/sdk/resource"
-	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
-	"go.opentelemetry.io/otel/trace"
+	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
+	resourcepb "go.opentelemetry.io/proto/otlp/resource/v1"
+	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
 	"golang.org/x/net/http/httpguts"
 	grpccredentials "google.golang.org/grpc/credentials"
+	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/stagemesh/stagemesh/mesh/credentials"
 	"github.com/stagemesh/stagemesh/mesh/tracing"
@@ -37,8 +40,10 @@ const (
 	// mostSpans and longest bound what variables of the environment may say.
 	mostSpans = 1 << 20
 	longest   = time.Hour
-	// maxLinks bounds the links of a batch's span: one to each item that is traced.
-	maxLinks = 1024
+	// maxBatch bounds the spans of one export, and exportTimeout its time, unless
+	// OTEL_BSP_MAX_EXPORT_BATCH_SIZE and OTEL_BSP_EXPORT_TIMEOUT say others.
+	maxBatch      = 512
+	exportTimeout = 30 * time.Second
 	// lastExport bounds the export of what is left at the end.
 	lastExport = 2 * time.Second
 	// warnEvery is the shortest time between two warnings about exports.
@@ -48,16 +53,38 @@ const (
 // Tracing exports the spans of one process. The methods of nil, which stands for a process that
 // traces nothing, do nothing.
 type Tracing struct {
-	next sdktrace.SpanProcessor
-	// stop ends exports that run; ended is closed when none runs any more.
-	stop  context.CancelFunc
-	ended chan struct{}
+	client otlptrace.Client
+	total  metric.Int64Counter
+	log    *slog.Logger
+	warned time.Time
 	// shared is what all services of the process are, environment what the variables say.
 	shared, environment *resource.Resource
 
-	waiting atomic.Int64
-	most    int64
-	total   metric.Int64Counter
+	// most bounds the spans that wait, batch those of one export. An export takes up to timeout,
+	// and spans wait for it up to every.
+	most, batch    int
+	every, timeout time.Duration
+
+	mu      sync.Mutex
+	waiting []span
+	// exporting counts the spans that wait no more and are not exported yet.
+	exporting int
+	// full says that a batch waits, closing that no more comes; ended is closed when all is
+	// exported, or stop was called.
+	full, closing, ended chan struct{}
+	stop                 context.CancelFunc
+}
+
+// span is a span that has ended, as OTLP's Span.
+type span struct {
+	of   *service
+	data []byte
+}
+
+// service is who makes spans, as OTLP has it.
+type service struct {
+	resource *resourcepb.Resource
+	scope    *commonpb.InstrumentationScope
 }
 
 // Counters of spans, by what became of them.
@@ -82,33 +109,31 @@ func NewTracing(ctx context.Context, c tracing.Config, meter metric.Meter, log *
 	if err != nil {
 		return nil, err
 	}
-	to, err := otlptrace.New(ctx, client)
-	if err != nil {
+	if err := client.Start(ctx); err != nil {
 		return nil, fmt.Errorf("tracing: %w", err)
 	}
-	out := &Tracing{ended: make(chan struct{}), total: total}
-	var running context.Context
-	running, out.stop = context.WithCancel(context.WithoutCancel(ctx))
 	number := func(name string, otherwise, most int) int { return numberOf(name, otherwise, most, log) }
 	milliseconds := func(name string, otherwise time.Duration) time.Duration {
 		return time.Duration(number(name, int(otherwise.Milliseconds()), int(longest.Milliseconds()))) * time.Millisecond
 	}
-	queue := number("OTEL_BSP_MAX_QUEUE_SIZE", maxSpans, mostSpans)
-	out.most = int64(queue)
-	options := []sdktrace.BatchSpanProcessorOption{
-		sdktrace.WithMaxQueueSize(queue),
-		sdktrace.WithMaxExportBatchSize(min(queue, number("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", sdktrace.DefaultMaxExportBatchSize, mostSpans))),
-		sdktrace.WithBatchTimeout(milliseconds("OTEL_BSP_SCHEDULE_DELAY", exportEvery)),
-		sdktrace.WithExportTimeout(milliseconds("OTEL_BSP_EXPORT_TIMEOUT", sdktrace.DefaultExportTimeout*time.Millisecond)),
+	t := &Tracing{
+		client: client, total: total, log: log,
+		most:    number("OTEL_BSP_MAX_QUEUE_SIZE", maxSpans, mostSpans),
+		batch:   number("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", maxBatch, mostSpans),
+		every:   milliseconds("OTEL_BSP_SCHEDULE_DELAY", exportEvery),
+		timeout: milliseconds("OTEL_BSP_EXPORT_TIMEOUT", exportTimeout),
+		full:    make(chan struct{}, 1), closing: make(chan struct{}), ended: make(chan struct{}),
 	}
-	out.next = sdktrace.NewBatchSpanProcessor(&exporter{SpanExporter: to, spans: out, running: running, log: log}, options...)
-	if out.shared, err = resource.New(ctx, resource.WithHost(), resource.WithProcessPID(), resource.WithTelemetrySDK()); err != nil {
+	t.batch = min(t.batch, t.most)
+	if t.shared, err = resource.New(ctx, resource.WithHost(), resource.WithProcessPID(), resource.WithTelemetrySDK()); err != nil {
 		log.Warn("tracing: a part of the resource is unknown", "error", err)
 	}
-	if out.environment, err = resource.New(ctx, resource.WithFromEnv()); err != nil {
+	if t.environment, err = resource.New(ctx, resource.WithFromEnv()); err != nil {
 		log.Warn("tracing: OTEL_RESOURCE_ATTRIBUTES is not read in full", "error", err)
 	}
-	return out, nil
+	ctx, t.stop = context.WithCancel(context.WithoutCancel(ctx))
+	go t.run(ctx)
+	return t, nil
 }
 
 // numberOf returns the number that a variable of the environment has, or otherwise. The SDK
@@ -223,7 +248,7 @@ func headersOf(c tracing.Config) (map[string]string, error) {
 }
 
 // Tracer returns the tracer of a gateway, or of a host of a stage.
-func (t *Tracing) Tracer(of tracing.Service) trace.Tracer {
+func (t *Tracing) Tracer(of tracing.Service) *tracing.Tracer {
 	if t == nil {
 		return nil
 	}
@@ -237,82 +262,98 @@ func (t *Tracing) Tracer(of tracing.Service) trace.Tracer {
 			own = merged
 		}
 	}
-	limits := sdktrace.NewSpanLimits()
-	if os.Getenv("OTEL_SPAN_LINK_COUNT_LIMIT") == "" {
-		limits.LinkCountLimit = maxLinks
+	s := &service{resource: &resourcepb.Resource{}, scope: &commonpb.InstrumentationScope{Name: "stagemesh", Version: of.Version}}
+	s.resource.ProtoReflect().SetUnknown(tracing.EncodeAttributes(own.Attributes()))
+	return &tracing.Tracer{Export: func(data []byte) { t.add(span{s, data}) }}
+}
+
+// add takes a span that has ended. It drops, and counts, one beyond the bound.
+func (t *Tracing) add(s span) {
+	t.mu.Lock()
+	n := len(t.waiting)
+	isDropped := n+t.exporting >= t.most
+	if !isDropped {
+		t.waiting = append(t.waiting, s)
 	}
-	return sdktrace.NewTracerProvider(
-		sdktrace.WithResource(own), sdktrace.WithSpanProcessor(t), sdktrace.WithRawSpanLimits(limits),
-		// What is not sampled has no span at all.
-		sdktrace.WithSampler(sdktrace.AlwaysSample()),
-	).Tracer("stagemesh", trace.WithInstrumentationVersion(of.Version))
-}
-
-var _ sdktrace.SpanProcessor = (*Tracing)(nil)
-
-// OnStart implements sdktrace.SpanProcessor.
-func (t *Tracing) OnStart(ctx context.Context, span sdktrace.ReadWriteSpan) {
-	t.next.OnStart(ctx, span)
-}
-
-// OnEnd implements sdktrace.SpanProcessor. It drops a span beyond the bound, and counts it,
-// which the processor behind it would not.
-func (t *Tracing) OnEnd(span sdktrace.ReadOnlySpan) {
-	if t.waiting.Add(1) > t.most {
-		t.waiting.Add(-1)
+	t.mu.Unlock()
+	switch {
+	case isDropped:
 		t.total.Add(context.Background(), 1, spansDropped)
-		return
+	case n+1 == t.batch:
+		select {
+		case t.full <- struct{}{}:
+		default: // it is known
+		}
 	}
-	t.next.OnEnd(span)
 }
 
-// ForceFlush implements sdktrace.SpanProcessor.
-func (t *Tracing) ForceFlush(ctx context.Context) error { return t.next.ForceFlush(ctx) }
+// run exports spans until the end.
+func (t *Tracing) run(ctx context.Context) {
+	defer close(t.ended)
+	tick := time.NewTicker(t.every)
+	defer tick.Stop()
+	for closing := false; !closing; {
+		select {
+		case <-t.full:
+		case <-tick.C:
+		case <-t.closing:
+			closing = true
+		}
+		t.mu.Lock()
+		spans := t.waiting
+		t.waiting, t.exporting = nil, len(spans)
+		t.mu.Unlock()
+		for batch := range slices.Chunk(spans, t.batch) {
+			t.export(ctx, batch)
+			t.mu.Lock()
+			t.exporting -= len(batch)
+			t.mu.Unlock()
+		}
+	}
+}
 
-// Shutdown implements sdktrace.SpanProcessor: it exports what is left in the time there is.
+// export sends some spans, counts them, and logs failures now and then.
+func (t *Tracing) export(ctx context.Context, spans []span) {
+	ctx, cancel := context.WithTimeout(ctx, t.timeout)
+	defer cancel()
+	err := t.client.UploadTraces(ctx, inOTLP(spans))
+	outcome := spansExported
+	if err != nil {
+		outcome = spansFailed
+	}
+	t.total.Add(ctx, int64(len(spans)), outcome)
+	if err != nil && time.Since(t.warned) >= warnEvery && !errors.Is(err, context.Canceled) {
+		t.warned = time.Now()
+		t.log.Warn("spans are not exported; the next warning comes after a minute at the earliest", "error", err, "spans", len(spans))
+	}
+}
+
+// inOTLP returns the spans by their services. Spans are encoded already: for protobuf they are
+// fields that the message does not know, which it writes as they are.
+func inOTLP(spans []span) (out []*tracepb.ResourceSpans) {
+	encoded := map[*service][]byte{}
+	for _, s := range spans {
+		const field = 2 // of ScopeSpans
+		encoded[s.of] = protowire.AppendBytes(protowire.AppendTag(encoded[s.of], field, protowire.BytesType), s.data)
+	}
+	for of, data := range encoded {
+		scope := &tracepb.ScopeSpans{Scope: of.scope}
+		scope.ProtoReflect().SetUnknown(data)
+		out = append(out, &tracepb.ResourceSpans{Resource: of.resource, ScopeSpans: []*tracepb.ScopeSpans{scope}})
+	}
+	return out
+}
+
+// Shutdown exports what is left in the time there is.
 func (t *Tracing) Shutdown(ctx context.Context) error {
 	if t == nil {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, lastExport)
 	defer cancel()
-	err := t.next.Shutdown(ctx)
-	t.stop()
+	defer context.AfterFunc(ctx, t.stop)()
+	close(t.closing)
 	<-t.ended
-	return err
-}
-
-// exporter counts what it exports, and logs failures now and then.
-type exporter struct {
-	sdktrace.SpanExporter
-
-	spans   *Tracing
-	running context.Context
-	log     *slog.Logger
-	warned  time.Time
-}
-
-// ExportSpans implements sdktrace.SpanExporter. Only one call runs at a time.
-func (e *exporter) ExportSpans(ctx context.Context, batch []sdktrace.ReadOnlySpan) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	defer context.AfterFunc(e.running, cancel)()
-	err := e.SpanExporter.ExportSpans(ctx, batch)
-	e.spans.waiting.Add(int64(-len(batch)))
-	outcome := spansExported
-	if err != nil {
-		outcome = spansFailed
-	}
-	e.spans.total.Add(ctx, int64(len(batch)), outcome)
-	if err != nil && time.Since(e.warned) >= warnEvery && !errors.Is(err, context.Canceled) {
-		e.warned = time.Now()
-		e.log.Warn("spans are not exported; the next warning comes after a minute at the earliest", "error", err, "spans", len(batch))
-	}
-	return nil // it is logged, and nothing else reads it
-}
-
-// Shutdown implements sdktrace.SpanExporter. It is called after the last export.
-func (e *exporter) Shutdown(ctx context.Context) error {
-	defer close(e.spans.ended)
-	return e.SpanExporter.Shutdown(context.WithoutCancel(ctx))
+	t.stop()
+	return t.client.Stop(context.WithoutCancel(ctx))
 }

@@ -1,12 +1,22 @@
 package program
 
 import (
+	"context"
+	"errors"
+	"io"
 	"log/slog"
+	"net/http"
+	"net/http/httptest"
 	"os"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"go.opentelemetry.io/otel/metric/noop"
+	"go.opentelemetry.io/otel/trace"
+	collector "go.opentelemetry.io/proto/otlp/collector/trace/v1"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/tracing"
@@ -48,5 +58,74 @@ func TestSenselessVariablesAreLeftOut(t *testing.T) {
 	dropWrongHeaders(slog.New(slog.DiscardHandler))
 	if os.Getenv("OTEL_EXPORTER_OTLP_HEADERS") == "" {
 		t.Error("valid headers are left out")
+	}
+}
+
+// receiver is an OTLP receiver, which passes on what it gets.
+func receiver(t *testing.T, got chan<- *collector.ExportTraceServiceRequest) string {
+	t.Helper()
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		request := &collector.ExportTraceServiceRequest{}
+		data, err := io.ReadAll(r.Body)
+		if err = errors.Join(err, proto.Unmarshal(data, request)); err != nil {
+			t.Error(err)
+		}
+		got <- request
+		w.Header().Set("Content-Type", "application/x-protobuf")
+	}))
+	t.Cleanup(s.Close)
+	return s.URL
+}
+
+func TestSpansAreExportedInBatches(t *testing.T) {
+	for name, value := range map[string]string{
+		"OTEL_RESOURCE_ATTRIBUTES": "team=a,service.version=9", "OTEL_BSP_SCHEDULE_DELAY": "3600000",
+		"OTEL_BSP_MAX_QUEUE_SIZE": "5", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "2",
+	} {
+		t.Setenv(name, value)
+	}
+	got := make(chan *collector.ExportTraceServiceRequest)
+	tr, err := NewTracing(t.Context(), tracing.Config{Endpoint: receiver(t, got), Protocol: tracing.HTTP}, noop.Meter{}, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	one, two := tr.Tracer(tracing.Service{Mesh: "m", Name: "one", Instance: "i", Version: "1"}), tr.Tracer(tracing.Service{Mesh: "m", Name: "two"})
+	end := func(of *tracing.Tracer) {
+		of.Start(trace.SpanContext{}, trace.SpanKindInternal, "x", time.Now()).End(time.Now())
+	}
+	end(one)
+	end(two) // a batch, which the receiver keeps
+	testbed.Eventually(t, "the batch is sent", func() bool {
+		tr.mu.Lock()
+		defer tr.mu.Unlock()
+		return tr.exporting == 2
+	})
+	for range 4 { // one too many
+		end(one)
+	}
+	stopped := make(chan error, 1)
+	go func() { stopped <- tr.Shutdown(context.WithoutCancel(t.Context())) }()
+	var batches []int
+	services := map[string]map[string]string{}
+	for range 3 {
+		n := 0
+		for _, r := range testbed.Receive(t, "a batch", got).GetResourceSpans() {
+			attributes := map[string]string{}
+			for _, a := range r.GetResource().GetAttributes() {
+				attributes[a.GetKey()] = a.GetValue().GetStringValue()
+			}
+			services[attributes["service.name"]] = attributes
+			n += len(r.GetScopeSpans()[0].GetSpans())
+		}
+		batches = append(batches, n)
+	}
+	if err := testbed.Receive(t, "the end", stopped); err != nil {
+		t.Error(err)
+	}
+	if want := []int{2, 2, 1}; !slices.Equal(batches, want) {
+		t.Errorf("batches of %v spans, want %v", batches, want)
+	}
+	if s := services["m-one"]; len(services) != 2 || services["m-two"] == nil || s["team"] != "a" || s["service.version"] != "9" || s["service.instance.id"] != "i" {
+		t.Errorf("services %v", services)
 	}
 }

@@ -153,7 +153,7 @@ func (v *Value) code(c *wire.Coder) {
 		case kindInt64:
 			c.WriteUint(2, v.bits)
 		case kindDouble:
-			c.WriteDouble(3, v.bits)
+			c.WriteFixed64(3, v.bits)
 		case kindUint64:
 			c.WriteUint(5, v.bits)
 		default:
@@ -165,7 +165,7 @@ func (v *Value) code(c *wire.Coder) {
 		*v = Bool(n != 0)
 	} else if n, ok := c.ReadUint(2); ok {
 		*v = Value{kind: kindInt64, bits: n}
-	} else if bits, ok := c.ReadDouble(3); ok {
+	} else if bits, ok := c.ReadFixed64(3); ok {
 		*v = Value{kind: kindDouble, bits: bits}
 	} else if n, ok := c.ReadUint(5); ok {
 		*v = Value{kind: kindUint64, bits: n}

@@ -1,15 +1,13 @@
-// Package tracing is what gateway and hosts share about the spans of requests: the section
-// tracing of the mesh file, the form of a trace context in an envelope, and how a failed span
-// is marked. gateway/call/trace.go and stagehost/trace.go make the spans, by tracers that are
-// parameters; internal/program exports them.
+// Package tracing has the spans of requests: the section tracing of the mesh file, the form of a
+// trace context in an envelope, and spans, which are written as OTLP has them.
+// gateway/call/trace.go and stagehost/trace.go make them, by tracers that are parameters;
+// internal/program exports them.
 package tracing
 
 import (
 	"context"
-	"strings"
+	"time"
 
-	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/propagation"
 	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
 	"go.opentelemetry.io/otel/trace"
@@ -35,52 +33,32 @@ func Parse(t envelope.Trace) trace.SpanContext {
 	if t.Parent == "" {
 		return trace.SpanContext{}
 	}
-	ctx := propagation.TraceContext{}.Extract(context.Background(), (*carrier)(&t))
-	return trace.SpanContextFromContext(ctx)
+	return trace.SpanContextFromContext(propagation.TraceContext{}.Extract(context.Background(), carrier{of: t}))
 }
 
-// Format returns the W3C trace context of a span context.
-func Format(sc trace.SpanContext) envelope.Trace {
-	var t envelope.Trace
-	propagation.TraceContext{}.Inject(trace.ContextWithSpanContext(context.Background(), sc), (*carrier)(&t))
-	return t
+// carrier has the headers of a trace context, to be read.
+type carrier struct {
+	propagation.TextMapCarrier
+
+	of envelope.Trace
 }
-
-// carrier has the headers of a trace context.
-type carrier envelope.Trace
-
-var _ propagation.TextMapCarrier = (*carrier)(nil)
 
 // Get implements propagation.TextMapCarrier.
-func (c *carrier) Get(key string) string {
+func (c carrier) Get(key string) string {
 	switch key {
 	case "traceparent":
-		return c.Parent
+		return c.of.Parent
 	case "tracestate":
-		return c.State
+		return c.of.State
 	}
 	return ""
 }
 
-// Set implements propagation.TextMapCarrier.
-func (c *carrier) Set(key, value string) {
-	switch key {
-	case "traceparent":
-		c.Parent = value
-	case "tracestate":
-		c.State = value
-	}
-}
-
-// Keys implements propagation.TextMapCarrier.
-func (c *carrier) Keys() []string { return []string{"traceparent", "tracestate"} }
-
-// Fail marks a span as failed by the fault: with its reason, and the status Error where the
-// mesh is at fault and not the caller.
-func Fail(span trace.Span, f *fault.Fault) {
-	span.SetAttributes(semconv.ErrorTypeKey.String(f.Reason.Label()))
-	if IsServerFault(f) {
-		span.SetStatus(codes.Error, strings.ToValidUTF8(f.Message, "\uFFFD"))
+// Format returns the W3C trace context of a span context.
+func Format(sc trace.SpanContext) envelope.Trace {
+	return envelope.Trace{
+		Parent: "00-" + sc.TraceID().String() + "-" + sc.SpanID().String() + "-" + sc.TraceFlags().String(),
+		State:  sc.TraceState().String(),
 	}
 }
 
@@ -96,19 +74,23 @@ func IsServerFault(f *fault.Fault) bool {
 
 // StartPublish starts the span of the item's way to its stage, whose queue has that subject,
 // and makes it the parent of what that does.
-func StartPublish(ctx context.Context, tracer trace.Tracer, e *envelope.Envelope, subject string) trace.Span {
-	_, span := tracer.Start(ctx, "publish "+string(e.Hop().Stage), trace.WithSpanKind(trace.SpanKindProducer),
-		trace.WithAttributes(Message(e, subject)...), trace.WithAttributes(semconv.MessagingOperationTypeSend, semconv.MessagingOperationName("publish")))
-	e.Trace = Format(span.SpanContext())
+func (t *Tracer) StartPublish(parent *Span, e *envelope.Envelope, subject string) *Span {
+	if parent == nil {
+		return nil
+	}
+	span := t.Start(parent.context, trace.SpanKindProducer, "publish "+string(e.Hop().Stage), time.Now())
+	span.SetMessage(e, subject)
+	span.Set(semconv.MessagingOperationTypeSend, semconv.MessagingOperationName("publish"))
+	e.Trace = Format(span.context)
 	return span
 }
 
-// Message returns the attributes of the spans of an item on a subject.
-func Message(e *envelope.Envelope, subject string) []attribute.KeyValue {
-	return []attribute.KeyValue{
+// SetMessage adds the attributes of an item on a subject.
+func (s *Span) SetMessage(e *envelope.Envelope, subject string) {
+	s.Set(
 		semconv.MessagingSystemKey.String("nats"),
 		semconv.MessagingDestinationName(subject),
 		semconv.MessagingMessageID(e.MsgID()),
 		semconv.MessagingMessageConversationID(string(e.RequestID)),
-	}
+	)
 }

@@ -413,14 +413,14 @@ func (c *Coder) ReadUint(n uint32) (uint64, bool) {
 	return c.number, c.tag == n<<numberShift|varint
 }
 
-// ReadDouble returns the bits of the floating-point number of field n, and false
+// ReadFixed64 returns the bits of the floating-point number of field n, and false
 // where another field is read.
-func (c *Coder) ReadDouble(n uint32) (uint64, bool) {
+func (c *Coder) ReadFixed64(n uint32) (uint64, bool) {
 	return c.number, c.tag == n<<numberShift|fixed64
 }
 
-// WriteDouble writes the bits of a floating-point number as field n, 0 too.
-func (c *Coder) WriteDouble(n uint32, bits uint64) {
+// WriteFixed64 writes the bits of a floating-point number as field n, 0 too.
+func (c *Coder) WriteFixed64(n uint32, bits uint64) {
 	c.out = protowire.AppendFixed64(appendVarint(c.out, uint64(n<<numberShift|fixed64)), bits)
 }
 

@@ -65,7 +65,7 @@ func TestZeroValuesAreLeftOut(t *testing.T) {
 	}
 	w.WriteUint(1, 0)
 	w.WriteText(2, "")
-	w.WriteDouble(3, 0)
+	w.WriteFixed64(3, 0)
 	if got, err := w.Done(); len(got) != 2+2+9 || err != nil {
 		t.Errorf("got %x, %v", got, err)
 	}

@@ -44,7 +44,7 @@ var importTable = rules{
 		{packages: list(bus), mayImport: list(proto, tensor, fault, payload, pipeline, envelope, auth)},
 		{packages: list("mesh/store"), mayImport: list(proto, tensor, fault, payload, pipeline, envelope, bus, "mesh/config")},
 		{packages: list("mesh/process", "mesh/config"), mayImport: nothing},
-		{packages: list("mesh/tracing"), mayImport: list(fault, envelope, "mesh/config")},
+		{packages: list("mesh/tracing"), mayImport: list(fault, envelope, wire, "mesh/config")},
 
 		// What the tests of all packages share.
 		{packages: list("internal/testbed"), mayImport: list(bus, pipeline)},
