@@ -60,6 +60,9 @@
 //	entry, ok := pipelines.Get(key)
 //	for change := range pipelines.Changes(ctx) { ... } // single changes, of any number of keys
 //
+// NewMirror is for an owner that keeps the entries in a form of its own. Restore writes
+// back what a wiped table has lost.
+//
 // A mirror is empty until Loaded. From then on it shows states that the store has had,
 // in their order. A reset replaces everything at once: no reader sees a mirror that is
 // half filled. A wiped registry is an empty one.

@@ -53,7 +53,7 @@ func KeepAnnounced(ctx context.Context, to Announcer, i Instance, report func(er
 	return retryDenied(ctx, denied, func(ctx context.Context) error { return to.Announce(ctx, i, report) })
 }
 
-// mirrorState is what both kinds of mirrors share.
+// mirrorState is what all mirrors share.
 type mirrorState struct {
 	mu      sync.RWMutex
 	changed chan struct{}
@@ -134,44 +134,34 @@ func (s *mirrorState) Stale() (since time.Time, why error) {
 	return s.since, s.why
 }
 
-// TableMirror is a local copy of the entries below a key.
-type TableMirror struct {
+// Mirror is a local copy of the entries below a key, in a form that its owner chooses.
+type Mirror struct {
 	mirrorState
 	table   Table
 	below   Key
-	entries map[Key]Entry
-	// sorted are the entries in order, nil until someone asks after a change.
-	sorted  []Entry
+	apply   func(Change)
 	readers map[*changeReader]struct{}
 }
 
-var _ Observer[Change] = (*TableMirror)(nil)
+var _ Observer[Change] = (*Mirror)(nil)
 
-// NewTableMirror returns a mirror of the entries below a key.
-func NewTableMirror(t Table, below Key) *TableMirror {
-	return &TableMirror{mirrorState: newMirrorState(), table: t, below: below, entries: map[Key]Entry{}, readers: map[*changeReader]struct{}{}}
+// NewMirror returns a mirror of the entries below a key. It passes each change to apply,
+// which returns quickly and calls no method of the mirror.
+func NewMirror(t Table, below Key, apply func(Change)) *Mirror {
+	return &Mirror{mirrorState: newMirrorState(), table: t, below: below, apply: apply, readers: map[*changeReader]struct{}{}}
 }
 
 // Run observes the table until the context ends. Readers keep the content while the
 // registry rejects the credentials.
-func (m *TableMirror) Run(ctx context.Context) error {
+func (m *Mirror) Run(ctx context.Context) error {
 	return retryDenied(ctx, m.OnDisconnect, func(ctx context.Context) error { return m.table.Observe(ctx, m.below, m) })
 }
 
 // OnUpdate implements Observer.
-func (m *TableMirror) OnUpdate(c Change) {
+func (m *Mirror) OnUpdate(c Change) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if c.Reset {
-		m.entries = make(map[Key]Entry, len(c.Entries))
-	}
-	for _, e := range c.Entries {
-		m.entries[e.Key] = e
-	}
-	for _, key := range c.Deleted {
-		delete(m.entries, key)
-	}
-	m.sorted = nil
+	m.apply(c)
 	for r := range m.readers {
 		r.add(c)
 	}
@@ -179,7 +169,7 @@ func (m *TableMirror) OnUpdate(c Change) {
 }
 
 // OnDisconnect implements Observer.
-func (m *TableMirror) OnDisconnect(err error) {
+func (m *Mirror) OnDisconnect(err error) {
 	m.mirrorState.OnDisconnect(err)
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -188,39 +178,28 @@ func (m *TableMirror) OnDisconnect(err error) {
 	}
 }
 
-// Get returns an entry. Do not change its value.
-func (m *TableMirror) Get(key Key) (Entry, bool) {
-	m.mu.RLock()
-	defer m.mu.RUnlock()
-	e, ok := m.entries[key]
-	return e, ok
-}
-
-// Entries returns a snapshot of all entries, sorted by key. All readers share it until
-// the next change: do not change the slice or its values.
-func (m *TableMirror) Entries() []Entry {
-	m.mu.RLock()
-	sorted := m.sorted
-	m.mu.RUnlock()
-	if sorted != nil {
-		return sorted
-	}
+// Reset notifies all readers that everything may have changed.
+func (m *Mirror) Reset() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.sorted == nil {
-		m.sorted = slices.AppendSeq(make([]Entry, 0, len(m.entries)), maps.Values(m.entries))
-		slices.SortFunc(m.sorted, func(a, b Entry) int { return strings.Compare(string(a.Key), string(b.Key)) })
+	for r := range m.readers {
+		r.add(Change{Reset: true})
 	}
-	return m.sorted
+	m.notify()
 }
 
-// Changes yields all entries with Reset set, as soon as the mirror is loaded, and then
-// each change until the context ends. It also yields an empty change when Stale may have
-// changed. A reader that is slower than the registry receives the latest entry of each
-// key that has changed since, in the order of their revisions. The cost of a change
+// Keys are those of entries that have changed; with Reset all may have.
+type Keys struct {
+	Reset bool
+	Keys  []Key
+}
+
+// ChangedKeys yields Reset as soon as the mirror is loaded, and then the keys of each
+// change until the context ends. It also yields no keys when Stale may have changed. A
+// reader that is slower than the registry receives each key once. The cost of a change
 // does not depend on how many keys there are.
-func (m *TableMirror) Changes(ctx context.Context) iter.Seq[Change] {
-	return func(yield func(Change) bool) {
+func (m *Mirror) ChangedKeys(ctx context.Context) iter.Seq[Keys] {
+	return func(yield func(Keys) bool) {
 		r := &changeReader{wake: make(chan struct{}, 1), reset: true}
 		m.mu.Lock()
 		m.readers[r] = struct{}{}
@@ -240,9 +219,36 @@ func (m *TableMirror) Changes(ctx context.Context) iter.Seq[Change] {
 			case <-ctx.Done():
 				return
 			}
-			if !yield(m.take(r)) {
+			m.mu.Lock()
+			out := Keys{Reset: r.reset, Keys: slices.Collect(maps.Keys(r.keys))}
+			r.reset, r.keys = false, nil
+			m.mu.Unlock()
+			if !yield(out) {
 				return
 			}
+		}
+	}
+}
+
+// Follow calls reconcile once the mirror is loaded, after each change, and every second
+// while it reports that it is not done, until the context ends.
+func (m *Mirror) Follow(ctx context.Context, reconcile func(context.Context) (done bool)) {
+	if m.Loaded(ctx) != nil {
+		return
+	}
+	retry := time.NewTimer(retryInterval)
+	defer retry.Stop()
+	for {
+		changed := m.Changed()
+		done := reconcile(ctx)
+		if retry.Stop(); !done {
+			retry.Reset(retryInterval)
+		}
+		select {
+		case <-changed:
+		case <-retry.C:
+		case <-ctx.Done():
+			return
 		}
 	}
 }
@@ -280,17 +286,81 @@ func (r *changeReader) signal() {
 	}
 }
 
-// take returns what has changed for a reader.
-func (m *TableMirror) take(r *changeReader) Change {
+// TableMirror is a local copy of the entries below a key, as they are.
+type TableMirror struct {
+	*Mirror
+	entries map[Key]Entry
+	// sorted are the entries in order, nil until someone asks after a change.
+	sorted []Entry
+}
+
+// NewTableMirror returns a mirror of the entries below a key.
+func NewTableMirror(t Table, below Key) *TableMirror {
+	m := &TableMirror{entries: map[Key]Entry{}}
+	m.Mirror = NewMirror(t, below, m.add)
+	return m
+}
+
+// add applies a change; the caller holds the lock.
+func (m *TableMirror) add(c Change) {
+	if c.Reset {
+		m.entries = make(map[Key]Entry, len(c.Entries))
+	}
+	for _, e := range c.Entries {
+		m.entries[e.Key] = e
+	}
+	for _, key := range c.Deleted {
+		delete(m.entries, key)
+	}
+	m.sorted = nil
+}
+
+// Get returns an entry. Do not change its value.
+func (m *TableMirror) Get(key Key) (Entry, bool) {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	e, ok := m.entries[key]
+	return e, ok
+}
+
+// Entries returns a snapshot of all entries, sorted by key. All readers share it until
+// the next change: do not change the slice or its values.
+func (m *TableMirror) Entries() []Entry {
+	m.mu.RLock()
+	sorted := m.sorted
+	m.mu.RUnlock()
+	if sorted != nil {
+		return sorted
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	reset, keys := r.reset, r.keys
-	r.reset, r.keys = false, nil
-	if reset {
+	if m.sorted == nil {
+		m.sorted = slices.AppendSeq(make([]Entry, 0, len(m.entries)), maps.Values(m.entries))
+		slices.SortFunc(m.sorted, func(a, b Entry) int { return strings.Compare(string(a.Key), string(b.Key)) })
+	}
+	return m.sorted
+}
+
+// Changes is ChangedKeys with the latest entry of each key, in the order of their
+// revisions; the first change has all entries and Reset set.
+func (m *TableMirror) Changes(ctx context.Context) iter.Seq[Change] {
+	return func(yield func(Change) bool) {
+		for changed := range m.ChangedKeys(ctx) {
+			if !yield(m.changeOf(changed)) {
+				return
+			}
+		}
+	}
+}
+
+func (m *TableMirror) changeOf(changed Keys) Change {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	if changed.Reset {
 		return Change{Reset: true, Entries: slices.AppendSeq(make([]Entry, 0, len(m.entries)), maps.Values(m.entries))}
 	}
 	var out Change
-	for key := range keys {
+	for _, key := range changed.Keys {
 		if e, ok := m.entries[key]; ok {
 			out.Entries = append(out.Entries, e)
 		} else {

@@ -88,7 +88,7 @@ func (s *Store) change(ctx context.Context, name pipeline.Name, expect *uint64, 
 	for range maxTries {
 		var there *Entry
 		if there, err = s.read(ctx, name); err != nil {
-			return classify(err)
+			return discovery.Classify(err)
 		}
 		if err := matches(name, there, expect); err != nil {
 			return err
@@ -110,7 +110,7 @@ func (s *Store) change(ctx context.Context, name pipeline.Name, expect *uint64, 
 			break
 		}
 	}
-	return classify(err)
+	return discovery.Classify(err)
 }
 
 // put writes a record, and returns its revision. It deletes the key of an empty record,
@@ -132,10 +132,10 @@ func (s *Store) changeable() error {
 		return fault.New(fault.NotSupported, "the mesh has no registry, so its pipelines are those of its file; the section registry of the file names one")
 	}
 	if err := s.Ready(); err != nil {
-		return unavailable(err)
+		return discovery.Unavailable(err)
 	}
 	if since, why := s.mirror.Stale(); !since.IsZero() {
-		return unavailable(why)
+		return discovery.Unavailable(why)
 	}
 	return nil
 }
@@ -188,25 +188,4 @@ func (s *Store) await(ctx context.Context, key discovery.Key, before, revision d
 			return
 		}
 	}
-}
-
-// classify returns an error of the registry as a fault.
-func classify(err error) error {
-	switch {
-	case errors.Is(err, discovery.ErrUnknown):
-		return fault.Newf(fault.RegistryUnavailable, "it is unknown whether the change was made; ask for it again").Caused(err).WithRetryAfter(retryAfter)
-	case errors.Is(err, discovery.ErrDenied):
-		return fault.New(fault.PermissionDenied, "the registry rejects the gateway's credentials").Caused(err)
-	case errors.Is(err, discovery.ErrConflict):
-		return fault.New(fault.RevisionMismatch, "other writers keep changing the pipeline").Caused(err)
-	case errors.Is(err, discovery.ErrInvalid):
-		return fault.Newf(fault.InvalidRequest, "%w", err)
-	case errors.Is(err, discovery.ErrFull):
-		return fault.New(fault.RegistryUnavailable, "the registry is full").Caused(err).WithRetryAfter(retryAfter)
-	}
-	return unavailable(err)
-}
-
-func unavailable(err error) *fault.Fault {
-	return fault.Newf(fault.RegistryUnavailable, "%w", err).WithRetryAfter(retryAfter)
 }

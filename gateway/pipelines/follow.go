@@ -7,7 +7,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/google/uuid"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
@@ -19,12 +18,8 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-const (
-	// retryInterval is when a failed write is retried.
-	retryInterval = time.Second
-	// writeTimeout bounds one write.
-	writeTimeout = 5 * time.Second
-)
+// writeTimeout bounds a change.
+const writeTimeout = 5 * time.Second
 
 // Run follows the registry until the context ends.
 func (s *Store) Run(ctx context.Context) error {
@@ -39,27 +34,14 @@ func (s *Store) Run(ctx context.Context) error {
 }
 
 func (s *Store) follow(ctx context.Context) error {
-	if s.mirror.Loaded(ctx) != nil {
-		return nil
-	}
-	retry := time.NewTimer(retryInterval)
-	defer retry.Stop()
-	for {
-		changed := s.mirror.Changed()
+	s.mirror.Follow(ctx, func(ctx context.Context) bool {
 		adopted, err := s.reconcile(ctx, s.mirror.Entries())
 		if ctx.Err() == nil {
 			s.noteFailure(err)
 		}
-		if retry.Stop(); !adopted {
-			retry.Reset(retryInterval)
-		}
-		select {
-		case <-changed:
-		case <-retry.C:
-		case <-ctx.Done():
-			return nil
-		}
-	}
+		return adopted
+	})
+	return nil
 }
 
 // noteFailure notes why the registry could not be filled, nil if it could, and logs that
@@ -88,7 +70,7 @@ func (s *Store) reconcile(ctx context.Context, found []discovery.Entry) (adopted
 	for _, e := range found {
 		entries[e.Key] = e
 	}
-	epoch := epochOf(entries[epochKey])
+	epoch := discovery.EpochOf(entries[epochKey])
 	delete(entries, epochKey)
 	if epoch == "" || epoch != s.epoch {
 		if wrote, err := s.fill(ctx, entries, epoch == ""); wrote || err != nil {
@@ -97,16 +79,6 @@ func (s *Store) reconcile(ctx context.Context, found []discovery.Entry) (adopted
 	}
 	s.adopt(epoch, entries)
 	return true, nil
-}
-
-// epochOf returns the epoch of an entry, "" if there is none. The bytes of an unreadable
-// one are the epoch.
-func epochOf(e discovery.Entry) string {
-	epoch := &meshv1.PipelineEpoch{}
-	if unmarshal(e.Value, epoch) != nil || epoch.GetId() == "" {
-		return string(e.Value)
-	}
-	return epoch.GetId()
 }
 
 // fill writes the entries that were served last and are missing, or the seeds if this
@@ -126,36 +98,28 @@ func (s *Store) fill(ctx context.Context, there map[discovery.Key]discovery.Entr
 		}
 	}
 	if wiped {
-		value, err := protojson.Marshal(&meshv1.PipelineEpoch{Id: uuid.NewString()})
-		if err != nil {
-			return false, err
-		}
-		_, err = s.create(ctx, epochKey, value, 0)
-		return true, err
+		return true, discovery.CreateEpoch(ctx, s.table, epochKey)
 	}
 	return restored || seeded, nil
 }
 
 // restore writes the entries that were served last and are missing.
 func (s *Store) restore(ctx context.Context, there map[discovery.Key]discovery.Entry) (wrote bool, err error) {
-	written := 0
-	for _, key := range slices.Sorted(maps.Keys(s.records)) {
-		if _, ok := there[key]; ok {
-			continue
+	written, err := discovery.Restore(ctx, s.table, func(yield func(discovery.Key, []byte) bool) {
+		for key, e := range s.records {
+			if _, ok := there[key]; ok {
+				continue
+			}
+			wrote = true
+			if !yield(key, e.value) {
+				return
+			}
 		}
-		created, err := s.create(ctx, key, s.records[key].value, 0)
-		if err != nil {
-			return true, err
-		}
-		wrote = true
-		if created {
-			written++
-		}
-	}
+	})
 	if written > 0 {
 		s.log.Warn("the registry was wiped; wrote the served pipelines again", "pipelines", written)
 	}
-	return wrote, nil
+	return wrote, err
 }
 
 // seed writes the seeds that no gateway has written yet. The store does not serve a seed
@@ -176,7 +140,7 @@ func (s *Store) seed(ctx context.Context, there map[discovery.Key]discovery.Entr
 		if err != nil {
 			return wrote, err
 		}
-		created, err := s.create(ctx, keyOf(name), value, have.Revision)
+		created, err := discovery.Create(ctx, s.table, keyOf(name), value, have.Revision)
 		switch {
 		case errors.Is(err, discovery.ErrDenied), errors.Is(err, discovery.ErrFull), errors.Is(err, discovery.ErrInvalid): // no retry mends these
 			s.log.Error("the registry rejects a pipeline of the file, which is not served", "pipeline", name, "error", err)
@@ -191,18 +155,6 @@ func (s *Store) seed(ctx context.Context, there map[discovery.Key]discovery.Entr
 		wrote = true
 	}
 	return wrote, nil
-}
-
-// create writes a value, and reports whether it did. If another gateway was faster, its
-// entry comes as a change of the mirror.
-func (s *Store) create(ctx context.Context, key discovery.Key, value []byte, expect discovery.Revision) (created bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
-	defer cancel()
-	_, err = s.table.Put(ctx, key, value, expect)
-	if errors.Is(err, discovery.ErrConflict) {
-		return false, nil
-	}
-	return err == nil, err
 }
 
 // adopt serves the registry's entries. It logs unreadable ones and does not serve them.

@@ -50,8 +50,9 @@ var importTable = rules{
 		{packages: list("internal/testbed"), mayImport: list(bus, pipeline)},
 
 		// Who is alive: the interfaces, and what implements or reads them.
-		{packages: list("discovery"), mayImport: list(proto)},
-		{packages: list("discovery/*", "discovery/internal/*"), mayImport: list("discovery", "discovery/internal/...", auth)},
+		{packages: list("discovery"), mayImport: list(proto, fault)},
+		{packages: list("discovery/consul", "discovery/natskv", "discovery/internal/*"), mayImport: list("discovery", "discovery/internal/...", auth)},
+		{packages: list("discovery/models"), mayImport: list(proto, fault, pipeline, model, "discovery"), inTests: list("discovery/natskv")},
 
 		// The stage host.
 		{packages: list("stagehost/batch"), mayImport: list(fault, pipeline), pure: true},
