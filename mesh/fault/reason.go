@@ -28,6 +28,10 @@ const (
 	NotReplayable       Reason = "NOT_REPLAYABLE"
 	RevisionMismatch    Reason = "REVISION_MISMATCH"
 	PipelineDoesNotFit  Reason = "PIPELINE_DOES_NOT_FIT"
+	UnknownModel        Reason = "UNKNOWN_MODEL"
+	ModelExists         Reason = "MODEL_EXISTS"
+	ModelInUse          Reason = "MODEL_IN_USE"
+	AliasConflict       Reason = "ALIAS_CONFLICT"
 
 	NoCapacity          Reason = "NO_CAPACITY"
 	BrokerUnavailable   Reason = "BROKER_UNAVAILABLE"
@@ -82,8 +86,13 @@ var classes = map[Reason]Class{
 	IdempotencyMismatch: {code.Code_ALREADY_EXISTS, http.StatusConflict, false, "the idempotency key was used with another payload"},
 	NotReplayable:       {code.Code_FAILED_PRECONDITION, http.StatusBadRequest, false, "the dead letter holds no item that could be run again"},
 
-	RevisionMismatch:   {code.Code_ABORTED, http.StatusConflict, false, "the pipeline was changed meanwhile"},
+	RevisionMismatch:   {code.Code_ABORTED, http.StatusConflict, false, "the pipeline was changed meanwhile, or others keep changing the record of a model"},
 	PipelineDoesNotFit: {code.Code_FAILED_PRECONDITION, http.StatusBadRequest, false, "a pipeline's stages are not known, or do not fit together"},
+
+	UnknownModel:  {code.Code_NOT_FOUND, http.StatusNotFound, false, "no model or alias of that name is registered, or another owner has the alias"},
+	ModelExists:   {code.Code_ALREADY_EXISTS, http.StatusConflict, false, "a model of that ID is registered with other attributes"},
+	ModelInUse:    {code.Code_FAILED_PRECONDITION, http.StatusBadRequest, false, "an alias points at the model"},
+	AliasConflict: {code.Code_ABORTED, http.StatusConflict, false, "the alias has another owner, or another model than expected"},
 
 	NoCapacity:          {code.Code_UNAVAILABLE, http.StatusServiceUnavailable, true, "a stage on the route has no live host, or the gateway's clock is off"},
 	BrokerUnavailable:   {code.Code_UNAVAILABLE, http.StatusServiceUnavailable, true, "the broker cannot be reached; the request was not queued"},

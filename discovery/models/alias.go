@@ -1,0 +1,185 @@
+package models
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"google.golang.org/protobuf/proto"
+
+	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
+
+	"github.com/stagemesh/stagemesh/discovery"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/model"
+)
+
+// AliasChange is what SetAlias makes of an alias.
+type AliasChange struct {
+	Name  model.ID
+	Route *meshv1.AliasRoute
+	// Owner is the one that the alias has, or gets.
+	Owner string
+	// ExpectModel is the model that the alias has to have; empty takes any.
+	ExpectModel model.ID
+	// UpdateOnly fails where there is no alias.
+	UpdateOnly bool
+	// AutoDelete unregisters the route's model when no alias points at it any more.
+	AutoDelete bool
+}
+
+// errRepeat means that a change has to begin again.
+var errRepeat = errors.New("the alias or its models are being changed")
+
+// SetAlias creates an alias or replaces its route. The package comment says how it works.
+func (r *Registry) SetAlias(ctx context.Context, in AliasChange) (*meshv1.Alias, error) {
+	if err := r.changeable(); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), changeTimeout)
+	defer cancel()
+	var err error
+	for range maxTries {
+		var out *meshv1.Alias
+		if out, err = r.trySet(ctx, in); err == nil || !errors.Is(err, errRepeat) {
+			return out, err
+		}
+		pause(ctx)
+	}
+	if f, ok := errors.AsType[*fault.Fault](err); ok {
+		return nil, f
+	}
+	return nil, discovery.Classify(discovery.ErrConflict)
+}
+
+// trySet sets an alias once.
+func (r *Registry) trySet(ctx context.Context, in AliasChange) (*meshv1.Alias, error) {
+	if err := r.checkModels(ctx, in); err != nil {
+		return nil, err
+	}
+	var before, after *meshv1.Alias
+	target, err := r.change(ctx, aliasKey(in.Name), false, func(e discovery.Entry) (edit, error) {
+		before = &meshv1.Alias{}
+		if there, err := decodeAlias(e); err == nil && e.Revision != 0 {
+			before = there.Alias
+		}
+		if err := in.check(before); err != nil {
+			return edit{}, err
+		}
+		after = proto.CloneOf(before)
+		after.Name, after.Owner, after.Target = string(in.Name), in.Owner, in.Route
+		if before.Target == nil && proto.Equal(before.Active, in.Route) {
+			after = before
+			return edit{}, nil
+		}
+		return edit{put: after}, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	if after == before {
+		return before, nil
+	}
+	missing := r.checkModels(ctx, in)
+	next := edit{put: after}
+	switch after.Target = nil; {
+	case missing == nil:
+		after.Active = in.Route
+	case before.Active == nil:
+		next = edit{remove: true}
+	}
+	revision, err := r.write(ctx, discovery.Entry{Key: aliasKey(in.Name), Revision: target}, next)
+	switch {
+	case missing != nil:
+		return nil, missing
+	case isRetryable(ctx, err):
+		return nil, errRepeat // a newer target wins, or this one is set again
+	case err != nil:
+		return nil, discovery.Classify(err)
+	}
+	r.await(ctx, func(c *content) bool { a := c.aliases.get(in.Name); return a == nil || a.revision >= revision })
+	r.deleteUnused(ctx, before.Active, before.Target)
+	return after, nil
+}
+
+// checkModels reads the models of a route. One that is being unregistered may come back, so
+// that is errRepeat, too.
+func (r *Registry) checkModels(ctx context.Context, in AliasChange) error {
+	for id := range models(in.Route) {
+		e, err := r.get(ctx, modelKey(id))
+		if err != nil {
+			return discovery.Classify(err)
+		}
+		m := current(e)
+		switch {
+		case m == nil && e.Revision != 0:
+			return errors.Join(errRepeat, unknownModel(id))
+		case m == nil:
+			return unknownModel(id)
+		}
+		if in.AutoDelete && !m.AutoDelete && string(id) == in.Route.GetModel() {
+			if _, _, err := r.Register(ctx, Registration{Model: m.Model, AutoDelete: true}); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// check checks an alias before its change; one without a name does not exist.
+func (in AliasChange) check(before *meshv1.Alias) error {
+	now := before.GetTarget().GetModel()
+	if now == "" {
+		now = before.GetActive().GetModel()
+	}
+	switch exists := before.GetName() != ""; {
+	case !exists && (in.UpdateOnly || in.ExpectModel != ""):
+		return unknownAlias(in.Name)
+	case !exists:
+		return nil
+	case before.GetOwner() != in.Owner:
+		return fault.Newf(fault.AliasConflict, "alias %.*q has another owner", shown, string(in.Name))
+	case in.ExpectModel != "" && now != string(in.ExpectModel):
+		return fault.Newf(fault.AliasConflict, "alias %.*q points at %.*q, and %.*q was expected", shown, string(in.Name), shown, now, shown, string(in.ExpectModel))
+	}
+	return nil
+}
+
+// DeleteAlias removes an alias, if it exists.
+func (r *Registry) DeleteAlias(ctx context.Context, name model.ID, owner string) error {
+	if err := r.changeable(); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, changeTimeout)
+	defer cancel()
+	var before *alias
+	var revision discovery.Revision
+	_, err := r.change(ctx, aliasKey(name), false, func(e discovery.Entry) (edit, error) {
+		there, err := decodeAlias(e)
+		if err == nil && e.Revision != 0 && there.GetOwner() != owner {
+			return edit{}, unknownAlias(name)
+		}
+		before, revision = there, e.Revision
+		return edit{remove: true}, nil
+	})
+	if err != nil || revision == 0 {
+		return err
+	}
+	r.await(ctx, func(c *content) bool { a := c.aliases.get(name); return a == nil || a.revision > revision })
+	r.deleteUnused(ctx, before.Active, before.Target)
+	return nil
+}
+
+// deleteUnused unregisters those models of former routes that are to be deleted when no alias
+// points at them.
+func (r *Registry) deleteUnused(ctx context.Context, routes ...*meshv1.AliasRoute) {
+	for _, id := range slices.Compact(slices.Sorted(models(routes...))) {
+		m, _, ok := r.Model(id)
+		if !ok || !m.AutoDelete {
+			continue
+		}
+		if err := r.Unregister(ctx, id); err != nil && fault.From(err).Reason != fault.ModelInUse {
+			r.log.Warn("a model without an alias is not unregistered", "model", id, "error", err)
+		}
+	}
+}

@@ -1,0 +1,365 @@
+// Package models is the registry of models: which models there are, where they are loaded,
+// and the aliases that point at them.
+//
+//	registry := models.New(models.Settings{Table: table, Logger: log})
+//	err := registry.Run(ctx)                            // follows the table; on a goroutine
+//	m, created, err := registry.Register(ctx, models.Registration{Model: m})
+//	alias, err := registry.SetAlias(ctx, models.AliasChange{Name: "iris", Route: route})
+//	m, replicas, ok := registry.Model("iris-v1")        // from memory
+//
+// # Records
+//
+// All records are JSON below one key of the table, "models": records/<id>, replicas/<id>,
+// aliases/<name>, settings/<stage> and epoch. One observer receives all of them in the order
+// of their revisions. So a process that has seen one change has seen all before it, of
+// whatever kind. Unregister relies on that.
+//
+// Each process keeps all models in memory, decoded and compact. Reads cost nothing, never
+// wait, and go on while the table is unavailable. Changed and ChangedKeys are for those who
+// wait for a change.
+//
+// # Changes
+//
+// A change writes one key and expects the revision that it has read. After a conflict it
+// reads and decides again, up to five times, after 5 to 50 ms. Errors are *fault.Fault. With
+// REGISTRY_UNAVAILABLE it may be unknown whether the change was made: callers may ask for
+// the same change again. A change returns when this process has seen it.
+//
+// No alias points at a model that does not exist, although nothing writes two keys at once:
+//
+//   - SetAlias writes the new route as the alias's target, reads its models again, and only
+//     then makes it active. If a model is gone, it drops the target. So a process that stops
+//     in between leaves an alias with its old route.
+//   - Unregister marks the model as deleting, and waits until it has seen its own mark: it
+//     then knows all aliases that were written before. If one points at the model, actively or
+//     as target, it takes back the mark. Else it deletes the model. A model with the mark
+//     counts as gone.
+//
+// An alias that was being created when its process stopped has no active route, and counts as
+// unknown. Setting or deleting the alias ends that.
+//
+// # A wiped table
+//
+// A table without the known epoch was wiped. Readers keep what they had; the processes with
+// Fills write back all records that are missing, then the epoch. Each process then adopts the
+// table.
+//
+// All methods are safe for concurrent use; call Run once.
+package models
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"log/slog"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+
+	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
+
+	"github.com/stagemesh/stagemesh/discovery"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/model"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+)
+
+// Settings configure a registry.
+type Settings struct {
+	// Table is that of the mesh's broker; without one there are no models.
+	Table discovery.Table
+	// Fills is true for a process that writes back what a wiped table has lost.
+	Fills bool
+	// Models and Aliases are written once the table is known, those that are missing.
+	Models  []model.Model
+	Aliases []AliasChange
+	Logger  *slog.Logger
+}
+
+// Registry has the models of a mesh.
+type Registry struct {
+	settings Settings
+	log      *slog.Logger
+	// mirror is nil without a table.
+	mirror *discovery.Mirror
+	// failing is true while the table cannot be written, which was logged.
+	failing bool
+
+	mu sync.RWMutex
+	// served is what readers get; pending is the content of a table that was wiped, until it
+	// is filled, else nil.
+	served, pending *content
+}
+
+// New returns a registry. It starts nothing.
+func New(s Settings) *Registry {
+	r := &Registry{settings: s, log: s.Logger, served: newContent(s.Logger)}
+	if s.Table != nil {
+		r.mirror = discovery.NewMirror(s.Table, discovery.KeyOf(folder), r.apply)
+	}
+	return r
+}
+
+// Run follows the table until the context ends.
+func (r *Registry) Run(ctx context.Context) error {
+	if r.mirror == nil {
+		<-ctx.Done()
+		return nil
+	}
+	work, ctx := errgroup.WithContext(ctx)
+	work.Go(func() error { return r.mirror.Run(ctx) })
+	work.Go(func() error {
+		r.mirror.Follow(ctx, func(ctx context.Context) bool {
+			err := r.reconcile(ctx)
+			if err == nil {
+				err = r.seed(ctx)
+			}
+			if failing := err != nil; failing != r.failing && ctx.Err() == nil {
+				if r.failing = failing; failing {
+					r.log.Warn("models cannot be written to the registry; retrying", "error", err)
+				} else {
+					r.log.Info("models can be written to the registry again")
+				}
+			}
+			return err == nil
+		})
+		return nil
+	})
+	return work.Wait()
+}
+
+// apply takes a change of the table.
+func (r *Registry) apply(c discovery.Change) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	to := r.served
+	switch {
+	case c.Reset:
+		to = newContent(r.log)
+	case r.pending != nil:
+		to = r.pending
+	}
+	to.apply(c)
+	if !c.Reset {
+		return
+	}
+	if r.pending = to; to.epoch != "" && to.epoch == r.served.epoch {
+		r.served, r.pending = to, nil
+	}
+}
+
+// reconcile fills a table that was wiped, or that this process sees for the first time, and
+// adopts it.
+func (r *Registry) reconcile(ctx context.Context) error {
+	r.mu.RLock()
+	served, pending := r.served, r.pending
+	r.mu.RUnlock()
+	if pending == nil {
+		return nil
+	}
+	if r.settings.Fills {
+		missing := 0
+		written, err := discovery.Restore(ctx, r.settings.Table, func(yield func(discovery.Key, []byte) bool) {
+			for key, encode := range served.records() {
+				r.mu.RLock()
+				there := pending.has(key)
+				r.mu.RUnlock()
+				if there {
+					continue
+				}
+				missing++
+				if value, err := protojson.Marshal(encode()); err != nil || !yield(key, value) {
+					return
+				}
+			}
+		})
+		if written > 0 {
+			r.log.Warn("the registry was wiped; wrote its models again", "records", written)
+		}
+		if err == nil && missing == 0 && pending.epochOf(&r.mu) == "" {
+			err = discovery.CreateEpoch(ctx, r.settings.Table, epochKey)
+		}
+		if err != nil || missing > 0 {
+			return err // the writes come back as changes
+		}
+	}
+	r.mu.Lock()
+	isAdopted := r.pending == pending && pending.epoch != ""
+	if isAdopted {
+		r.served, r.pending = pending, nil
+	}
+	r.mu.Unlock()
+	if isAdopted {
+		r.mirror.Reset()
+	}
+	return nil
+}
+
+// seed writes the models and aliases of the settings that are missing. It logs those that
+// the registry rejects.
+func (r *Registry) seed(ctx context.Context) error {
+	if r.changeable() != nil || len(r.settings.Models)+len(r.settings.Aliases) == 0 {
+		return nil
+	}
+	const maxSeeds = 8
+	for _, kind := range []struct {
+		count int
+		write func(i int) error
+	}{
+		{len(r.settings.Models), func(i int) error {
+			_, _, err := r.Register(ctx, Registration{Model: r.settings.Models[i]})
+			return err
+		}},
+		{len(r.settings.Aliases), func(i int) error {
+			if _, err := r.Alias(r.settings.Aliases[i].Name); err == nil {
+				return nil
+			}
+			_, err := r.SetAlias(ctx, r.settings.Aliases[i])
+			return err
+		}},
+	} {
+		writes, ctx := errgroup.WithContext(ctx)
+		writes.SetLimit(maxSeeds)
+		for i := range kind.count {
+			writes.Go(func() error {
+				err := kind.write(i)
+				if fault.From(err).Retryable() || ctx.Err() != nil {
+					return err
+				}
+				if err != nil {
+					r.log.Error("the registry rejects a model or alias of the file", "error", err)
+				}
+				return nil
+			})
+		}
+		if err := writes.Wait(); err != nil {
+			return err
+		}
+	}
+	r.settings.Models, r.settings.Aliases = nil, nil
+	return nil
+}
+
+// Ready returns nil once the models are known, before that the reason.
+func (r *Registry) Ready() error {
+	if r.mirror == nil {
+		return fault.New(fault.NotSupported, "the mesh has no registry, so it has no models; the section registry of its file names one")
+	}
+	r.mu.RLock()
+	known := r.served.epoch != ""
+	r.mu.RUnlock()
+	if !known {
+		_, why := r.mirror.Stale()
+		return discovery.Unavailable(errors.Join(errors.New("the models are not known yet"), why))
+	}
+	return nil
+}
+
+// changeable returns nil if the registry can be changed now.
+func (r *Registry) changeable() error {
+	if err := r.Ready(); err != nil {
+		return err
+	}
+	if since, why := r.mirror.Stale(); !since.IsZero() {
+		return discovery.Unavailable(why)
+	}
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	if r.pending != nil {
+		return discovery.Unavailable(errors.New("the registry was wiped and is being filled"))
+	}
+	return nil
+}
+
+// Stale returns since when the table is unavailable, and why; the zero time if it is
+// available, or there is none.
+func (r *Registry) Stale() (since time.Time, why error) {
+	if r.mirror == nil {
+		return time.Time{}, nil
+	}
+	return r.mirror.Stale()
+}
+
+// ChangedKeys yields the keys of changed records, as discovery.Mirror does. There has to be a
+// table.
+func (r *Registry) ChangedKeys(ctx context.Context) iter.Seq[discovery.Keys] {
+	return r.mirror.ChangedKeys(ctx)
+}
+
+// Model returns a registered model and its replicas. Do not change them.
+func (r *Registry) Model(id model.ID) (*Model, *meshv1.ReplicasRecord, bool) {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	m := r.served.models.get(id)
+	if m == nil || m.deleting {
+		return nil, nil, false
+	}
+	return m, r.served.replicasOf(m), true
+}
+
+// List returns up to limit models of a stage after an ID, sorted by ID, and where the next
+// page goes on, "" after the last. An empty stage means all.
+func (r *Registry) List(stage pipeline.StageName, after model.ID, limit int) (page []*Model, replicas []*meshv1.ReplicasRecord, next model.ID) {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	page, next = r.served.models.page(after, limit, func(m *Model) bool { return !m.deleting && (stage == "" || m.Stage == stage) })
+	for _, m := range page {
+		replicas = append(replicas, r.served.replicasOf(m))
+	}
+	return page, replicas, next
+}
+
+// Alias returns an alias, or UNKNOWN_MODEL. Do not change it.
+func (r *Registry) Alias(name model.ID) (*meshv1.Alias, error) {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	if a := r.served.aliases.get(name); a.GetActive() != nil {
+		return a.Alias, nil
+	}
+	return nil, unknownAlias(name)
+}
+
+// ListAliases is List of the aliases.
+func (r *Registry) ListAliases(after model.ID, limit int) (out []*meshv1.Alias, next model.ID) {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	page, next := r.served.aliases.page(after, limit, func(a *alias) bool { return a.GetActive() != nil })
+	for _, a := range page {
+		out = append(out, a.Alias)
+	}
+	return out, next
+}
+
+// StageSettings returns the settings of a stage. Do not change them.
+func (r *Registry) StageSettings(stage pipeline.StageName) *meshv1.ModelSettings {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	if s := r.served.settings[stage]; s != nil {
+		return s
+	}
+	return &meshv1.ModelSettings{}
+}
+
+// shown is how much of a caller's text a message repeats, in runes.
+const shown = 80
+
+func unknownModel(id model.ID) *fault.Fault {
+	return fault.Newf(fault.UnknownModel, "there is no model %.*q", shown, string(id))
+}
+
+func unknownAlias(name model.ID) *fault.Fault {
+	return fault.Newf(fault.UnknownModel, "there is no alias %.*q", shown, string(name))
+}
+
+// encode returns the value of a record.
+func encode(m proto.Message) ([]byte, error) {
+	value, err := protojson.Marshal(m)
+	if err == nil && len(value) > MaxRecord {
+		err = fmt.Errorf("%w: the record takes %d bytes, at most %d are possible", discovery.ErrInvalid, len(value), MaxRecord)
+	}
+	return value, err
+}

@@ -1,0 +1,187 @@
+package models
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
+
+	"github.com/stagemesh/stagemesh/discovery"
+	"github.com/stagemesh/stagemesh/mesh/model"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+)
+
+// The states of a replica.
+const (
+	loading = meshv1.ReplicaState_REPLICA_STATE_LOADING
+	loaded  = meshv1.ReplicaState_REPLICA_STATE_LOADED
+	failed  = meshv1.ReplicaState_REPLICA_STATE_FAILED
+)
+
+const (
+	// failureTTL is how long a failed load counts, recentTTL if the model was used within
+	// recentUse.
+	failureTTL = 10 * time.Minute
+	recentTTL  = 5 * time.Minute
+	recentUse  = 3 * time.Minute
+	// maxFailures is how many failures a record has, and maxMessage their longest message in
+	// runes.
+	maxFailures = 8
+	maxMessage  = 256
+)
+
+// LiveReplicas returns the entries that count: failures expire.
+func LiveReplicas(r *meshv1.ReplicasRecord, now time.Time) []*meshv1.Replica {
+	ttl := failureTTL
+	if now.Sub(r.GetLastUse().AsTime()) < recentUse {
+		ttl = recentTTL
+	}
+	return slices.DeleteFunc(slices.Clone(r.GetReplicas()), func(one *meshv1.Replica) bool {
+		return one.GetState() == failed && now.Sub(one.GetSince().AsTime()) >= ttl
+	})
+}
+
+func noReplicas(m *Model) *meshv1.ReplicasRecord {
+	return &meshv1.ReplicasRecord{RegisteredAt: timestamppb.New(m.RegisteredAt), LastUse: timestamppb.New(m.LastUse)}
+}
+
+// isOf reports whether replicas are those of this registration of a model.
+func isOf(r *meshv1.ReplicasRecord, m *Model) bool {
+	return r != nil && r.GetRegisteredAt().AsTime().Equal(m.RegisteredAt)
+}
+
+// stateOf returns the state of a host's entry, 0 if it has none.
+func stateOf(r *meshv1.ReplicasRecord, host pipeline.HostID) meshv1.ReplicaState {
+	for _, one := range r.GetReplicas() {
+		if one.GetHost() == string(host) {
+			return one.GetState()
+		}
+	}
+	return 0
+}
+
+// setReplica replaces the entry of a host, or removes it if the new one has no state. It drops
+// expired failures, and the oldest ones beyond maxFailures.
+func setReplica(r *meshv1.ReplicasRecord, one *meshv1.Replica, now time.Time) {
+	all := slices.DeleteFunc(LiveReplicas(r, now), func(old *meshv1.Replica) bool { return old.GetHost() == one.GetHost() })
+	if one.GetState() != 0 {
+		one.Since = timestamppb.New(now)
+		all = append(all, one)
+	}
+	slices.SortFunc(all, func(a, b *meshv1.Replica) int { return b.GetSince().AsTime().Compare(a.GetSince().AsTime()) })
+	failures := 0
+	all = slices.DeleteFunc(all, func(one *meshv1.Replica) bool {
+		if one.GetState() == failed {
+			failures++
+		}
+		return one.GetState() == failed && failures > maxFailures
+	})
+	slices.SortFunc(all, func(a, b *meshv1.Replica) int { return cmp.Compare(a.GetHost(), b.GetHost()) })
+	r.Replicas = all
+}
+
+// ClaimLoading makes a host the loader of a replica, if allow agrees to the replicas that
+// there are; allow may be called several times. The host may load if claimed is true.
+func (r *Registry) ClaimLoading(ctx context.Context, id model.ID, host pipeline.HostID, allow func(*meshv1.ReplicasRecord) bool) (there *meshv1.ReplicasRecord, claimed bool, err error) {
+	return r.changeReplicas(ctx, id, func(now time.Time, there *meshv1.ReplicasRecord) bool {
+		if state := stateOf(there, host); state == loading || state == loaded || !allow(there) {
+			return false
+		}
+		setReplica(there, &meshv1.Replica{Host: string(host), State: loading}, now)
+		return true
+	})
+}
+
+// SetLoaded notes that a host has loaded what it has claimed. If noted is false its claim was
+// removed, and it has to unload the model.
+func (r *Registry) SetLoaded(ctx context.Context, id model.ID, host pipeline.HostID, size model.Size) (there *meshv1.ReplicasRecord, noted bool, err error) {
+	return r.changeReplicas(ctx, id, func(now time.Time, there *meshv1.ReplicasRecord) bool {
+		if stateOf(there, host) != loading {
+			return false
+		}
+		setReplica(there, &meshv1.Replica{Host: string(host), State: loaded, Size: sizeToProto(size)}, now)
+		there.LastUse = timestamppb.New(now)
+		return true
+	})
+}
+
+// SetFailed replaces the replica of a host by the failure to load it. The message is cut.
+func (r *Registry) SetFailed(ctx context.Context, id model.ID, host pipeline.HostID, kind, message string) (*meshv1.ReplicasRecord, error) {
+	if runes := []rune(message); len(runes) > maxMessage {
+		message = string(runes[:maxMessage]) + "..."
+	}
+	out, _, err := r.changeReplicas(ctx, id, func(now time.Time, there *meshv1.ReplicasRecord) bool {
+		setReplica(there, &meshv1.Replica{Host: string(host), State: failed, Kind: kind, Message: message}, now)
+		return true
+	})
+	return out, err
+}
+
+// RemoveReplica removes what there is of a host, and notes the last use there, if that is
+// later. A host calls it before it unloads.
+func (r *Registry) RemoveReplica(ctx context.Context, id model.ID, host pipeline.HostID, lastUse time.Time) (*meshv1.ReplicasRecord, error) {
+	out, _, err := r.changeReplicas(ctx, id, func(now time.Time, there *meshv1.ReplicasRecord) bool {
+		isLater := lastUse.After(there.GetLastUse().AsTime())
+		if stateOf(there, host) == 0 && !isLater {
+			return false
+		}
+		setReplica(there, &meshv1.Replica{Host: string(host)}, now)
+		if isLater {
+			there.LastUse = timestamppb.New(lastUse)
+		}
+		return true
+	})
+	return out, err
+}
+
+// changeReplicas changes the replicas of a registered model; decide reports whether it has.
+// Those of an earlier registration count as none. The record of a model that is gone is
+// removed, which is UNKNOWN_MODEL.
+func (r *Registry) changeReplicas(ctx context.Context, id model.ID, decide func(now time.Time, there *meshv1.ReplicasRecord) bool) (out *meshv1.ReplicasRecord, changed bool, err error) {
+	if err := r.changeable(); err != nil {
+		return nil, false, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, changeTimeout)
+	defer cancel()
+	isGone := false
+	_, err = r.change(ctx, replicasKey(id), false, func(e discovery.Entry) (edit, error) {
+		found, err := r.get(ctx, modelKey(id))
+		if err != nil {
+			return edit{}, discovery.Classify(err)
+		}
+		m := current(found)
+		if isGone = m == nil; isGone {
+			return edit{remove: true}, nil
+		}
+		out = &meshv1.ReplicasRecord{}
+		if e.Revision == 0 || unmarshal(e, out) != nil || !isOf(out, m) {
+			out = noReplicas(m)
+		}
+		if changed = decide(time.Now(), out); changed {
+			return edit{put: out}, nil
+		}
+		return edit{}, nil
+	})
+	if err == nil && isGone {
+		err = unknownModel(id)
+	}
+	return out, changed, err
+}
+
+// removeReplicas removes the record of a model that is gone if no host has a replica; else the
+// last of those does.
+func (r *Registry) removeReplicas(ctx context.Context, id model.ID) {
+	e, err := r.get(ctx, replicasKey(id))
+	there := &meshv1.ReplicasRecord{}
+	if err != nil || e.Revision == 0 || unmarshal(e, there) != nil || slices.ContainsFunc(there.GetReplicas(), func(one *meshv1.Replica) bool { return one.GetState() != failed }) {
+		return
+	}
+	if err := r.settings.Table.Delete(ctx, e.Key, e.Revision); err != nil && !errors.Is(err, discovery.ErrConflict) {
+		r.log.Warn("the record of the replicas of an unregistered model stays", "model", id, "error", err)
+	}
+}
