@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/signal"
 	"strings"
+	"syscall"
 	"time"
 
 	tea "charm.land/bubbletea/v2"
@@ -111,7 +113,7 @@ func (c *topCommand) print(ctx context.Context, client clients, first topSample,
 
 // show shows the screen until a key or a signal ends it.
 func (c *topCommand) show(cmd *cobra.Command, first topSample, ask func(context.Context) (topSample, error)) error {
-	ctx, stop := context.WithCancel(cmd.Context())
+	ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGHUP)
 	defer stop()
 	m := &topModel{
 		topView: topView{address: redact(c.admin.address)},
@@ -128,7 +130,7 @@ func (c *topCommand) show(cmd *cobra.Command, first topSample, ask func(context.
 	m.take(first)
 	// It gives the terminal back also after a signal, an error or a panic.
 	_, err := tea.NewProgram(m, tea.WithContext(ctx), tea.WithInput(cmd.InOrStdin()), tea.WithOutput(cmd.OutOrStdout())).Run()
-	if errors.Is(err, tea.ErrInterrupted) {
+	if errors.Is(err, tea.ErrInterrupted) || ctx.Err() != nil {
 		return nil
 	}
 	return err

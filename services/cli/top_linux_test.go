@@ -147,6 +147,7 @@ func TestTopLeavesTheTerminalAsItWas(t *testing.T) {
 		"q":       func(t *testing.T, _ *program, s *screen) error { s.press(t, 'q'); return nil },
 		"Ctrl-C":  func(t *testing.T, _ *program, s *screen) error { s.press(t, ctrlC); return nil },
 		"SIGINT":  func(_ *testing.T, p *program, _ *screen) error { return p.cmd.Process.Signal(syscall.SIGINT) },
+		"SIGHUP":  func(_ *testing.T, p *program, _ *screen) error { return p.cmd.Process.Signal(syscall.SIGHUP) },
 		"SIGTERM": func(_ *testing.T, p *program, _ *screen) error { return p.cmd.Process.Signal(syscall.SIGTERM) },
 	} {
 		t.Run(name, func(t *testing.T) {
