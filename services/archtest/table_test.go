@@ -38,7 +38,7 @@ var importTable = rules{
 		{packages: list(msgpack), mayImport: list(fault)},
 		{packages: list(pipeline), mayImport: list(proto, tensor, fault, payload)},
 		{packages: list(model), mayImport: list(pipeline), pure: true},
-		{packages: list("mesh/placement"), mayImport: list(model), pure: true},
+		{packages: list("mesh/placement"), mayImport: list(pipeline, model), pure: true},
 		{packages: list(envelope), mayImport: list(proto, tensor, fault, wire, payload, pipeline)},
 		{packages: list(auth), mayImport: list(pipeline)},
 		{packages: list(bus), mayImport: list(proto, tensor, fault, payload, pipeline, envelope, auth)},
