@@ -1,9 +1,11 @@
 package call
 
 import (
+	"cmp"
 	"context"
 	"math/rand/v2"
 	"net"
+	"net/http"
 	"strconv"
 	"time"
 
@@ -29,30 +31,17 @@ type tracer struct {
 	traces metric.Int64Counter
 }
 
-// Why a request is traced.
-const (
-	bySample = "sampled"
-	byParent = "parent"
-	byError  = "error"
-	bySlow   = "slow"
-)
-
 // newTracer returns nil where nothing is traced.
 func newTracer(s Settings) (*tracer, error) {
 	if s.Tracer == nil {
 		return nil, nil
 	}
-	limit := func(n, otherwise int) *rate.Limiter {
-		if n == 0 {
-			n = otherwise
-		}
-		return rate.NewLimiter(rate.Limit(n), n)
-	}
+	limit := func(n int) *rate.Limiter { return rate.NewLimiter(rate.Limit(n), n) }
 	traces, err := s.Meter.Int64Counter("stagemesh.gateway.traces", metric.WithDescription("Requests traced, by why: sampled, parent, error or slow."))
 	return &tracer{
 		Tracer: s.Tracer, sampling: s.Sampling, traces: traces,
-		parents: limit(s.Sampling.ParentsPerSecond, tracing.DefaultParentsPerSecond),
-		kept:    limit(s.Sampling.Keep.PerSecond, tracing.DefaultKeptPerSecond),
+		parents: limit(cmp.Or(s.Sampling.ParentsPerSecond, tracing.DefaultParentsPerSecond)),
+		kept:    limit(cmp.Or(s.Sampling.Keep.PerSecond, tracing.DefaultKeptPerSecond)),
 	}, err
 }
 
@@ -67,13 +56,13 @@ func (t *tracer) begin(r *Request, begin time.Time) (*tracing.Span, envelope.Tra
 		if rand.Float64() >= t.sampling.Share() {
 			return nil, envelope.Trace{}
 		}
-		return t.start(r, bySample, begin), envelope.Trace{}
+		return t.start(r, "sampled", begin), envelope.Trace{}
 	}
 	if !r.Trace.Sampled() {
 		return nil, r.Trace
 	}
 	if t.parents.AllowN(begin, 1) {
-		return t.start(r, byParent, begin), envelope.Trace{}
+		return t.start(r, "parent", begin), envelope.Trace{}
 	}
 	parent := tracing.Parse(r.Trace)
 	return nil, tracing.Format(parent.WithTraceFlags(parent.TraceFlags().WithSampled(false)))
@@ -112,7 +101,9 @@ func (o *Origin) end(span *tracing.Span, f *fault.Fault, at time.Time) {
 	if span == nil {
 		return
 	}
-	span.Set(o.status(f)...)
+	if o.Protocol != "" {
+		span.Set(o.status(f))
+	}
 	if f != nil {
 		span.Fail(f)
 	}
@@ -163,13 +154,15 @@ func (o *Origin) attributes() []attribute.KeyValue {
 	default:
 		out = append(out, semconv.RPCSystemNameKey.String(o.Protocol), semconv.RPCMethod(o.Method))
 	}
-	if host, port, err := net.SplitHostPort(o.Server); err == nil {
+	host, port, err := net.SplitHostPort(o.Server)
+	if err != nil {
+		host = o.Server
+	}
+	if host != "" {
 		out = append(out, semconv.ServerAddress(clip(host)))
-		if n, err := strconv.Atoi(port); err == nil {
-			out = append(out, semconv.ServerPort(n))
-		}
-	} else if o.Server != "" {
-		out = append(out, semconv.ServerAddress(clip(o.Server)))
+	}
+	if n, err := strconv.Atoi(port); err == nil {
+		out = append(out, semconv.ServerPort(n))
 	}
 	if host, _, err := net.SplitHostPort(o.Client); err == nil {
 		out = append(out, semconv.ClientAddress(host))
@@ -177,22 +170,17 @@ func (o *Origin) attributes() []attribute.KeyValue {
 	return out
 }
 
-// status returns the attributes of the answer.
-func (o *Origin) status(f *fault.Fault) []attribute.KeyValue {
-	switch {
-	case o.Protocol == "":
-		return nil
-	case o.Protocol == ProtocolHTTP && f == nil:
-		return []attribute.KeyValue{semconv.HTTPResponseStatusCode(httpOK)}
-	case o.Protocol == ProtocolHTTP:
-		return []attribute.KeyValue{semconv.HTTPResponseStatusCode(f.HTTPStatus())}
-	case f == nil:
-		return []attribute.KeyValue{semconv.RPCResponseStatusCode("OK")}
+// status returns the attribute of the answer.
+func (o *Origin) status(f *fault.Fault) attribute.KeyValue {
+	status, code := http.StatusOK, "OK"
+	if f != nil {
+		status, code = f.HTTPStatus(), f.GRPCCode().String()
 	}
-	return []attribute.KeyValue{semconv.RPCResponseStatusCode(f.GRPCCode().String())}
+	if o.Protocol == ProtocolHTTP {
+		return semconv.HTTPResponseStatusCode(status)
+	}
+	return semconv.RPCResponseStatusCode(code)
 }
-
-const httpOK = 200
 
 // keep traces a request that was not sampled, once it has ended, if it failed by the mesh's
 // fault or was slow: from its timeline, and so without batches and workers. It returns the
@@ -204,9 +192,9 @@ func (t *tracer) keep(x *call, f *fault.Fault, took time.Duration) *tracing.Span
 	why, k := "", t.sampling.Keep
 	switch {
 	case f != nil && k.KeepsErrors() && tracing.IsServerFault(f):
-		why = byError
+		why = "error"
 	case k.SlowerThan > 0 && took > k.SlowerThan:
-		why = bySlow
+		why = "slow"
 	}
 	begin := x.env.AdmittedAt
 	if why == "" || !t.kept.AllowN(begin.Add(took), 1) {

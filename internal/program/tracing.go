@@ -75,24 +75,16 @@ type Tracing struct {
 	stop                 context.CancelFunc
 }
 
-// span is a span that has ended, as OTLP's Span.
+// span is a span that has ended, as OTLP's Span, and of whom it is.
 type span struct {
 	of   *service
 	data []byte
 }
 
-// service is who makes spans, as OTLP has it.
 type service struct {
 	resource *resourcepb.Resource
 	scope    *commonpb.InstrumentationScope
 }
-
-// Counters of spans, by what became of them.
-var (
-	spansExported = metric.WithAttributeSet(attribute.NewSet(attribute.String("outcome", "exported")))
-	spansDropped  = metric.WithAttributeSet(attribute.NewSet(attribute.String("outcome", "dropped")))
-	spansFailed   = metric.WithAttributeSet(attribute.NewSet(attribute.String("outcome", "failed")))
-)
 
 // NewTracing returns the export of a process's spans; nil where the configuration has no
 // endpoint. Nobody waits for the receiver, which may be away.
@@ -112,14 +104,13 @@ func NewTracing(ctx context.Context, c tracing.Config, meter metric.Meter, log *
 	if err := client.Start(ctx); err != nil {
 		return nil, fmt.Errorf("tracing: %w", err)
 	}
-	number := func(name string, otherwise, most int) int { return numberOf(name, otherwise, most, log) }
 	milliseconds := func(name string, otherwise time.Duration) time.Duration {
-		return time.Duration(number(name, int(otherwise.Milliseconds()), int(longest.Milliseconds()))) * time.Millisecond
+		return time.Duration(numberOf(log, name, int(otherwise.Milliseconds()), int(longest.Milliseconds()))) * time.Millisecond
 	}
 	t := &Tracing{
 		client: client, total: total, log: log,
-		most:    number("OTEL_BSP_MAX_QUEUE_SIZE", maxSpans, mostSpans),
-		batch:   number("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", maxBatch, mostSpans),
+		most:    numberOf(log, "OTEL_BSP_MAX_QUEUE_SIZE", maxSpans, mostSpans),
+		batch:   numberOf(log, "OTEL_BSP_MAX_EXPORT_BATCH_SIZE", maxBatch, mostSpans),
 		every:   milliseconds("OTEL_BSP_SCHEDULE_DELAY", exportEvery),
 		timeout: milliseconds("OTEL_BSP_EXPORT_TIMEOUT", exportTimeout),
 		full:    make(chan struct{}, 1), closing: make(chan struct{}), ended: make(chan struct{}),
@@ -136,9 +127,9 @@ func NewTracing(ctx context.Context, c tracing.Config, meter metric.Meter, log *
 	return t, nil
 }
 
-// numberOf returns the number that a variable of the environment has, or otherwise. The SDK
-// takes any, and panics or never rests with some.
-func numberOf(name string, otherwise, most int, log *slog.Logger) int {
+// numberOf returns the number that a variable of the environment has, or otherwise: also where
+// that is none from 1 to most, with a warning.
+func numberOf(log *slog.Logger, name string, otherwise, most int) int {
 	text := os.Getenv(name)
 	if text == "" {
 		return otherwise
@@ -172,77 +163,52 @@ func dropWrongHeaders(log *slog.Logger) {
 	}
 }
 
-// newClient returns the client of the protocol. Variables of the environment override what
-// has no option here.
+// newClient returns the client of the protocol.
 func newClient(c tracing.Config) (otlptrace.Client, error) {
-	security, err := security(c)
-	if err != nil {
-		return nil, err
-	}
-	headers, err := headersOf(c)
-	if err != nil {
-		return nil, err
-	}
 	if c.Protocol == tracing.HTTP {
-		var options []otlptracehttp.Option
-		if to := c.URL(); to != "" {
-			options = append(options, otlptracehttp.WithEndpointURL(to))
-		}
-		if security != nil {
-			options = append(options, otlptracehttp.WithTLSClientConfig(security))
-		}
-		if headers != nil {
-			options = append(options, otlptracehttp.WithHeaders(headers))
-		}
-		return otlptracehttp.NewClient(options...), nil
+		options, err := clientOptions(c, otlptracehttp.WithEndpointURL, otlptracehttp.WithTLSClientConfig, otlptracehttp.WithHeaders)
+		return otlptracehttp.NewClient(options...), err
 	}
-	var options []otlptracegrpc.Option
+	security := func(c *tls.Config) otlptracegrpc.Option {
+		return otlptracegrpc.WithTLSCredentials(grpccredentials.NewTLS(c))
+	}
+	options, err := clientOptions(c, otlptracegrpc.WithEndpointURL, security, otlptracegrpc.WithHeaders)
+	return otlptracegrpc.NewClient(options...), err
+}
+
+// clientOptions returns the options of a client. It reads what has none from variables of the
+// environment, which go before the configuration.
+func clientOptions[O any](c tracing.Config, endpoint func(string) O, security func(*tls.Config) O, headers func(map[string]string) O) (out []O, err error) {
+	isSet := func(what string) bool {
+		return os.Getenv("OTEL_EXPORTER_OTLP_"+what) != "" || os.Getenv("OTEL_EXPORTER_OTLP_TRACES_"+what) != ""
+	}
 	if to := c.URL(); to != "" {
-		options = append(options, otlptracegrpc.WithEndpointURL(to))
+		out = append(out, endpoint(to))
 	}
-	if security != nil {
-		options = append(options, otlptracegrpc.WithTLSCredentials(grpccredentials.NewTLS(security)))
-	}
-	if headers != nil {
-		options = append(options, otlptracegrpc.WithHeaders(headers))
-	}
-	return otlptracegrpc.NewClient(options...), nil
-}
-
-// security returns the TLS of ca_file, nil where that is not used.
-func security(c tracing.Config) (*tls.Config, error) {
-	if c.CAFile == "" || os.Getenv("OTEL_EXPORTER_OTLP_CERTIFICATE") != "" || os.Getenv("OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE") != "" {
-		return nil, nil
-	}
-	roots, err := credentials.Roots(c.CAFile)
-	if err != nil {
-		return nil, fmt.Errorf("tracing.ca_file: %w", err)
-	}
-	return &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}, nil
-}
-
-// headersOf returns the headers of headers_file, nil where that is not used.
-func headersOf(c tracing.Config) (map[string]string, error) {
-	if c.HeadersFile == "" || os.Getenv("OTEL_EXPORTER_OTLP_HEADERS") != "" || os.Getenv("OTEL_EXPORTER_OTLP_TRACES_HEADERS") != "" {
-		return nil, nil
-	}
-	data, err := credentials.Read(c.HeadersFile)
-	if err != nil {
-		return nil, fmt.Errorf("tracing.headers_file: %w", err)
-	}
-	out := map[string]string{}
-	n := 0
-	for line := range strings.Lines(string(data)) {
-		n++
-		line = strings.TrimSpace(line)
-		if line == "" || strings.HasPrefix(line, "#") {
-			continue
+	if c.CAFile != "" && !isSet("CERTIFICATE") {
+		roots, err := credentials.Roots(c.CAFile)
+		if err != nil {
+			return nil, fmt.Errorf("tracing.ca_file: %w", err)
 		}
-		name, value, ok := strings.Cut(line, ":")
-		if !ok {
-			return nil, fmt.Errorf("tracing.headers_file: line %d of %s is not name: value", n, c.HeadersFile)
+		out = append(out, security(&tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}))
+	}
+	if c.HeadersFile != "" && !isSet("HEADERS") {
+		data, err := credentials.Read(c.HeadersFile)
+		if err != nil {
+			return nil, fmt.Errorf("tracing.headers_file: %w", err)
 		}
-		out[strings.TrimSpace(name)] = strings.TrimSpace(value)
+		lines := map[string]string{}
+		for i, line := range strings.Split(string(data), "\n") {
+			if line = strings.TrimSpace(line); line == "" || strings.HasPrefix(line, "#") {
+				continue
+			}
+			name, value, ok := strings.Cut(line, ":")
+			if !ok {
+				return nil, fmt.Errorf("tracing.headers_file: line %d of %s is not name: value", i+1, c.HeadersFile)
+			}
+			lines[strings.TrimSpace(name)] = strings.TrimSpace(value)
+		}
+		out = append(out, headers(lines))
 	}
 	return out, nil
 }
@@ -278,7 +244,7 @@ func (t *Tracing) add(s span) {
 	t.mu.Unlock()
 	switch {
 	case isDropped:
-		t.total.Add(context.Background(), 1, spansDropped)
+		t.count("dropped", 1)
 	case n+1 == t.batch:
 		select {
 		case t.full <- struct{}{}:
@@ -317,15 +283,20 @@ func (t *Tracing) export(ctx context.Context, spans []span) {
 	ctx, cancel := context.WithTimeout(ctx, t.timeout)
 	defer cancel()
 	err := t.client.UploadTraces(ctx, inOTLP(spans))
-	outcome := spansExported
-	if err != nil {
-		outcome = spansFailed
+	if err == nil {
+		t.count("exported", len(spans))
+		return
 	}
-	t.total.Add(ctx, int64(len(spans)), outcome)
-	if err != nil && time.Since(t.warned) >= warnEvery && !errors.Is(err, context.Canceled) {
+	t.count("failed", len(spans))
+	if time.Since(t.warned) >= warnEvery && !errors.Is(err, context.Canceled) {
 		t.warned = time.Now()
 		t.log.Warn("spans are not exported; the next warning comes after a minute at the earliest", "error", err, "spans", len(spans))
 	}
+}
+
+// count counts spans by what became of them.
+func (t *Tracing) count(outcome string, spans int) {
+	t.total.Add(context.Background(), int64(spans), metric.WithAttributes(attribute.String("outcome", outcome)))
 }
 
 // inOTLP returns the spans by their services. Spans are encoded already: for protobuf they are

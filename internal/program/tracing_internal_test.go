@@ -22,8 +22,8 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/tracing"
 )
 
-// Values without sense are left out: the SDK panics with some, never rests with others, and logs
-// the tokens of headers.
+// Values without sense are left out: exports would never come with some, or never rest, and the
+// client logs the tokens of headers.
 func TestSenselessVariablesAreLeftOut(t *testing.T) {
 	const secret = "hunter2"
 	for _, variable := range [][2]string{

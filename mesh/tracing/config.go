@@ -116,21 +116,9 @@ func protocolOf(key, text string) (string, error) {
 	return "", fmt.Errorf("%s: %q is not grpc or http", key, text)
 }
 
-// Names of the standard variables that override keys of the section. OpenTelemetry itself reads
-// those of headers, certificates, timeouts, batches and the resource.
-const (
-	envDisabled       = "OTEL_SDK_DISABLED"
-	envExporter       = "OTEL_TRACES_EXPORTER"
-	envEndpoint       = "OTEL_EXPORTER_OTLP_ENDPOINT"
-	envTracesEndpoint = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
-	envProtocol       = "OTEL_EXPORTER_OTLP_PROTOCOL"
-	envTracesProtocol = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
-	envSampler        = "OTEL_TRACES_SAMPLER"
-	envSamplerArg     = "OTEL_TRACES_SAMPLER_ARG"
-)
-
 // WithEnvironment returns the configuration with what OpenTelemetry's standard variables
-// override, and what is wrong with those that are left out.
+// override, and what is wrong with those that are left out. The exporter itself reads those of
+// headers, certificates, timeouts, batches and the resource.
 func (c Config) WithEnvironment(getenv func(string) string) (out Config, wrong []error) {
 	warn := func(err error) bool {
 		if err != nil {
@@ -138,7 +126,7 @@ func (c Config) WithEnvironment(getenv func(string) string) (out Config, wrong [
 		}
 		return err == nil
 	}
-	for _, key := range []string{envEndpoint, envTracesEndpoint} {
+	for _, key := range []string{"OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"} {
 		if value := getenv(key); value != "" {
 			// The exporter would read a wrong one too, unless it gets another.
 			if c.inEnvironment = warn(checkEndpoint(key, value)); c.inEnvironment {
@@ -146,31 +134,29 @@ func (c Config) WithEnvironment(getenv func(string) string) (out Config, wrong [
 			}
 		}
 	}
-	for _, key := range []string{envProtocol, envTracesProtocol} {
+	for _, key := range []string{"OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"} {
 		if value := getenv(key); value != "" {
 			if protocol, err := protocolOf(key, value); warn(err) {
 				c.Protocol = protocol
 			}
 		}
 	}
-	if value := getenv(envSampler); value != "" {
-		if share, err := shareOf(value, getenv(envSamplerArg)); warn(err) {
+	if value := getenv("OTEL_TRACES_SAMPLER"); value != "" {
+		if share, err := shareOf(value, getenv("OTEL_TRACES_SAMPLER_ARG")); warn(err) {
 			c.Sample = &share
 		}
 	}
-	switch value := getenv(envExporter); value {
+	switch value := getenv("OTEL_TRACES_EXPORTER"); value {
 	case "", "otlp":
 	case "none":
 		c.Endpoint = ""
 	default:
-		warn(fmt.Errorf("%s: %q is not otlp or none", envExporter, value))
+		warn(fmt.Errorf("OTEL_TRACES_EXPORTER: %q is not otlp or none", value))
 	}
-	if value := getenv(envDisabled); value != "" {
-		disabled, err := strconv.ParseBool(value)
-		if err != nil {
-			err = fmt.Errorf("%s: %q is not true or false", envDisabled, value)
-		}
-		if warn(err) && disabled {
+	if value := getenv("OTEL_SDK_DISABLED"); value != "" {
+		if disabled, err := strconv.ParseBool(value); err != nil {
+			warn(fmt.Errorf("OTEL_SDK_DISABLED: %q is not true or false", value))
+		} else if disabled {
 			c.Endpoint = ""
 		}
 	}
@@ -188,11 +174,11 @@ func shareOf(sampler, arg string) (float64, error) {
 	case "traceidratio":
 		share, err := strconv.ParseFloat(arg, 64)
 		if err != nil || !(share >= 0 && share <= 1) {
-			return 0, fmt.Errorf("%s: %q is not a share from 0 to 1", envSamplerArg, arg)
+			return 0, fmt.Errorf("OTEL_TRACES_SAMPLER_ARG: %q is not a share from 0 to 1", arg)
 		}
 		return share, nil
 	}
-	return 0, fmt.Errorf("%s: %q is not always_on, always_off or traceidratio", envSampler, sampler)
+	return 0, fmt.Errorf("OTEL_TRACES_SAMPLER: %q is not always_on, always_off or traceidratio", sampler)
 }
 
 // URL returns where spans go, or "" where the exporter knows that from the environment.
