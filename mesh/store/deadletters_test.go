@@ -107,7 +107,7 @@ func (d *letterBed) deadLetter(t *testing.T, e *envelope.Envelope) {
 	if err := delivery.Term("dead"); err != nil {
 		t.Fatal(err)
 	}
-	d.host.Release(delivery)
+	delivery.Release()
 }
 
 func letterOf(stage pipeline.StageName, data []byte) *envelope.DeadLetter {
@@ -268,7 +268,7 @@ func TestReplayMayBeRepeated(t *testing.T) {
 	if err := delivery.Ack(); err != nil {
 		t.Fatal(err)
 	}
-	d.host.Release(delivery)
+	delivery.Release()
 	if _, err := d.Replay(t.Context(), 1); !errors.Is(err, store.ErrNoDeadLetter) {
 		t.Errorf("a deleted dead letter: %v", err)
 	}
