@@ -412,6 +412,7 @@ func (e *batchEnded) apply(l *loop) {
 	l.endBatch(e)
 	left := e.run.itemsWithoutOutcome()
 	for _, it := range left {
+		it.timing.BatchWait, it.timing.Run = e.run.started.Sub(it.arrived), e.took
 		it.traceRun(e.run)
 	}
 	l.host.metrics.recordRun(e.run.span.Exemplar(), e.took)

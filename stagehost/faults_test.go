@@ -11,6 +11,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
@@ -81,6 +82,22 @@ func TestBadItemFailsAlone(t *testing.T) {
 			})
 		})
 	}
+}
+
+func TestFailedRunIsInTheTimeline(t *testing.T) {
+	eachWay(t, func(t *testing.T, b *bed) {
+		const took = 20 * time.Millisecond
+		b.host(batches(func(ctx context.Context, _ runner.Batch, _ runner.Sink) error {
+			ctx, cancel := context.WithTimeout(ctx, took)
+			defer cancel()
+			<-ctx.Done()
+			return errors.New("broken")
+		}))
+		r := b.ask("x").next()
+		if r.Fault == nil || r.Fault.Reason != fault.RunnerFailed || r.Timings[0].Run < took {
+			t.Errorf("answered with %+v", r)
+		}
+	})
 }
 
 // The runner says only that the batch failed; the host finds out which items
