@@ -58,7 +58,14 @@ func (m *Mesh) assemble() (p *parts, err error) {
 		p.hosts = append(p.hosts, hosts...)
 	}
 	if !m.settings.NoGateway {
-		if p.gateway, err = m.newGateway(to, p.registry); err != nil {
+		models, err := p.registry.ModelTable(string(m.settings.Mesh), to, m.settings.Logger)
+		if err != nil {
+			return nil, err
+		}
+		if models != p.registry {
+			order = append(order, process.Part{Name: "models", Run: models.Run})
+		}
+		if p.gateway, err = m.newGateway(to, p.registry.Gateway(models)); err != nil {
 			return nil, err
 		}
 		if err := p.gateway.ReadFiles(); err != nil {
@@ -152,9 +159,9 @@ func (m *Mesh) hostsOf(s Stage, to bus.Settings, known *meshfile.Registry) ([]*s
 	return out, nil
 }
 
-func (m *Mesh) newGateway(to bus.Settings, known *meshfile.Registry) (*gateway.Gateway, error) {
+func (m *Mesh) newGateway(to bus.Settings, known *gateway.Registry) (*gateway.Gateway, error) {
 	s := m.settings.Gateway
-	s.Bus, s.Pipelines, s.Registry = to, m.pipelines, known.Gateway()
+	s.Bus, s.Pipelines, s.Registry = to, m.pipelines, known
 	s.Version, s.Operations = m.settings.Version, m.settings.Operations
 	s.Call.Mesh, s.Call.Gateway = m.settings.Mesh, pipeline.GatewayID(newID())
 	s.Call.Results, s.Call.Idempotency = m.settings.Results, m.settings.Idempotency

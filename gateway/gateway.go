@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/stagemesh/stagemesh/discovery"
+	registry "github.com/stagemesh/stagemesh/discovery/models"
 	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/pipelines"
@@ -40,6 +41,8 @@ type Gateway struct {
 	// pipelines are the pipelines that the gateway serves.
 	pipelines *pipelines.Store
 	models    *models
+	// registry has the models that stages load on demand.
+	registry *registry.Registry
 	// membership is nil without a registry.
 	membership *discovery.Membership
 	// addr, grpcAddr and admin are the listening addresses. They are set before ready closes.
@@ -61,15 +64,16 @@ func New(s Settings) (*Gateway, error) {
 	s.Call.Budget = admission.NewByteBudget(int64(s.MaxInFlightBytes))
 	g := &Gateway{settings: s, log: s.Call.Logger, ready: make(chan struct{}), stopping: make(chan struct{}), closing: make(chan struct{})}
 	seeded := pipelines.Settings{Seeds: s.Pipelines, NoStages: !s.servesStages(), Logger: g.log}
+	loadable := registry.Settings{Fills: true, Models: s.Models, Aliases: s.Aliases, Logger: g.log}
 	if r := s.Registry; r != nil {
-		seeded.Table = r.Table
+		seeded.Table, loadable.Table = r.Table, r.Models
 		g.membership = discovery.NewMembership(r.Watcher, r.Table, string(s.Call.Mesh), g.log)
 	}
 	var err error
 	if g.pipelines, err = pipelines.New(seeded); err != nil {
 		return nil, err
 	}
-	g.models = &models{gateway: g}
+	g.models, g.registry = &models{gateway: g}, registry.New(loadable)
 	s.Call.Pipelines, s.Call.Specs = g.pipelines, g.models.stageSpecs
 	g.service, err = call.New(s.Call)
 	return g, err
@@ -117,6 +121,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 	running.Go(func() error { return g.membership.Run(watching) })
 	running.Go(func() error { return g.membership.Sweep(watching) })
 	running.Go(func() error { return g.pipelines.Run(watching) })
+	running.Go(func() error { return g.registry.Run(watching) })
 	running.Go(func() error { return g.announce(watching) })
 	running.Go(func() error {
 		defer stop()

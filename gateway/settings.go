@@ -6,12 +6,14 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/discovery"
+	registry "github.com/stagemesh/stagemesh/discovery/models"
 	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/port"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/config"
 	"github.com/stagemesh/stagemesh/mesh/credentials"
+	"github.com/stagemesh/stagemesh/mesh/model"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
@@ -59,6 +61,10 @@ type Settings struct {
 	// Pipelines are those of the gateway's file. With a registry, the gateway writes
 	// them to the registry and serves the registry's pipelines. New sets Call.Pipelines.
 	Pipelines []pipeline.Pipeline
+	// Models and Aliases are those of the gateway's file. It writes those to the registry that
+	// are missing there.
+	Models  []model.Model
+	Aliases []registry.AliasChange
 	// Registry is where hosts register; nil means that there is no registry.
 	Registry *Registry
 	// Version of the program and the address of its operations port are for the registry.
@@ -69,6 +75,8 @@ type Settings struct {
 type Registry struct {
 	Watcher discovery.Watcher
 	Table   discovery.Table
+	// Models is the table of the mesh's broker, where models are registered.
+	Models discovery.Table
 	// Announcer registers the gateway, so that monitoring finds it; it may be nil.
 	Announcer discovery.Announcer
 }

@@ -3,6 +3,7 @@ package models
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
 
 	"google.golang.org/protobuf/proto"
@@ -26,6 +27,48 @@ type AliasChange struct {
 	UpdateOnly bool
 	// AutoDelete unregisters the route's model when no alias points at it any more.
 	AutoDelete bool
+}
+
+// maxWeights is how many models an alias has besides the first.
+const (
+	maxWeights = 16
+	maxPercent = 100
+)
+
+// Validate checks a change, and returns INVALID_REQUEST with the field.
+func (in AliasChange) Validate() error {
+	ids := map[string]model.ID{"name": in.Name, "route.model": model.ID(in.Route.GetModel())}
+	if in.Owner != "" {
+		ids["owner"] = model.ID(in.Owner)
+	}
+	if in.ExpectModel != "" {
+		ids["expect_model"] = in.ExpectModel
+	}
+	shadow := in.Route.GetShadow()
+	if shadow != nil {
+		ids["route.shadow.model"] = model.ID(shadow.GetModel())
+	}
+	total := uint32(0)
+	for id, weight := range in.Route.GetWeights() {
+		if total += min(weight, maxPercent+1); weight == 0 || total > maxPercent || id == in.Route.GetModel() {
+			return fault.InField(fault.InvalidRequest, "route.weights", "these are percents for models besides the route's, at most %d together", maxPercent)
+		}
+		if err := model.ID(id).Validate(); err != nil {
+			return fault.InField(fault.InvalidRequest, "route.weights", "%w", err)
+		}
+	}
+	if n := len(in.Route.GetWeights()); n > maxWeights {
+		return fault.InField(fault.InvalidRequest, "route.weights", "%d models, at most %d are possible", n, maxWeights)
+	}
+	if shadow != nil && (shadow.GetPercent() == 0 || shadow.GetPercent() > maxPercent) {
+		return fault.InField(fault.InvalidRequest, "route.shadow.percent", "%d, 1 to %d are possible", shadow.GetPercent(), maxPercent)
+	}
+	for _, field := range slices.Sorted(maps.Keys(ids)) {
+		if err := ids[field].Validate(); err != nil {
+			return fault.InField(fault.InvalidRequest, field, "%w", err)
+		}
+	}
+	return nil
 }
 
 // errRepeat means that a change has to begin again.

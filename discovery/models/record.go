@@ -18,6 +18,7 @@ import (
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
 	"github.com/stagemesh/stagemesh/discovery"
+	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/model"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
@@ -102,8 +103,9 @@ func unmarshal(e discovery.Entry, into proto.Message) error {
 // intern returns a text that equal texts share.
 func intern(s string) string { return unique.Make(s).Value() }
 
-// FromProto returns the model of a message; an error begins with the field.
-func FromProto(in *meshv1.Model) (model.Model, error) {
+// FromProto returns the model of a message, or INVALID_REQUEST with the field; within is what
+// precedes its name.
+func FromProto(within string, in *meshv1.Model) (model.Model, error) {
 	out := model.Model{
 		ID: model.ID(in.GetId()), Stage: pipeline.StageName(intern(in.GetStage())), Type: intern(in.GetType()), Source: in.GetSource(),
 		Options: in.GetOptions(), Size: sizeOf(in.GetSize()), MinReplicas: int(in.GetMinReplicas()),
@@ -112,16 +114,19 @@ func FromProto(in *meshv1.Model) (model.Model, error) {
 		out.Options = nil
 	}
 	if err := out.ID.Validate(); err != nil {
-		return out, fmt.Errorf("id: %w", err)
+		return out, fault.InField(fault.InvalidRequest, within+"id", "%w", err)
 	}
 	if err := pipeline.ValidName("stage", string(out.Stage)); err != nil {
-		return out, fmt.Errorf("stage: %w", err)
+		return out, fault.InField(fault.InvalidRequest, within+"stage", "%w", err)
+	}
+	if err := model.ID(out.Type).Validate(); err != nil && out.Type != "" {
+		return out, fault.InField(fault.InvalidRequest, within+"type", "%w", err)
 	}
 	if out.Size.Host < 0 || out.Size.Device < 0 {
-		return out, fmt.Errorf("size: %w: more bytes than a host can have", model.ErrInvalid)
+		return out, fault.InField(fault.InvalidRequest, within+"size", "these are more bytes than a host can have")
 	}
 	if in.GetMinReplicas() > maxReplicas {
-		return out, fmt.Errorf("min_replicas: %w: %d, at most %d are possible", model.ErrInvalid, in.GetMinReplicas(), maxReplicas)
+		return out, fault.InField(fault.InvalidRequest, within+"min_replicas", "%d, at most %d are possible", in.GetMinReplicas(), maxReplicas)
 	}
 	return out, nil
 }
@@ -162,7 +167,7 @@ func decodeModel(e discovery.Entry) (*Model, error) {
 		RegisteredAt: in.GetRegisteredAt().AsTime(), LastUse: in.GetLastUse().AsTime(),
 		AutoDelete: in.GetAutoDelete(), deleting: in.GetDeleting(), revision: e.Revision,
 	}
-	if out.Model, err = FromProto(in.GetModel()); err == nil && modelKey(out.ID) != e.Key {
+	if out.Model, err = FromProto("", in.GetModel()); err == nil && modelKey(out.ID) != e.Key {
 		err = fmt.Errorf("it is of model %q", out.ID)
 	}
 	if err != nil {

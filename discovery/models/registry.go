@@ -50,7 +50,6 @@ package models
 import (
 	"context"
 	"errors"
-	"fmt"
 	"iter"
 	"log/slog"
 	"sync"
@@ -215,7 +214,7 @@ func (r *Registry) seed(ctx context.Context) error {
 			return err
 		}},
 		{len(r.settings.Aliases), func(i int) error {
-			if _, err := r.Alias(r.settings.Aliases[i].Name); err == nil {
+			if _, err := r.Alias(r.settings.Aliases[i].Name, ""); err == nil {
 				return nil
 			}
 			_, err := r.SetAlias(ctx, r.settings.Aliases[i])
@@ -301,6 +300,18 @@ func (r *Registry) Model(id model.ID) (*Model, *meshv1.ReplicasRecord, bool) {
 	return m, r.served.replicasOf(m), true
 }
 
+// Get is Model, or the fault: UNKNOWN_MODEL, or that the models are not known.
+func (r *Registry) Get(id model.ID) (*Model, *meshv1.ReplicasRecord, error) {
+	m, replicas, ok := r.Model(id)
+	if err := r.Ready(); err != nil {
+		return nil, nil, err
+	}
+	if !ok {
+		return nil, nil, unknownModel(id)
+	}
+	return m, replicas, nil
+}
+
 // List returns up to limit models of a stage after an ID, sorted by ID, and where the next
 // page goes on, "" after the last. An empty stage means all.
 func (r *Registry) List(stage pipeline.StageName, after model.ID, limit int) (page []*Model, replicas []*meshv1.ReplicasRecord, next model.ID) {
@@ -313,11 +324,15 @@ func (r *Registry) List(stage pipeline.StageName, after model.ID, limit int) (pa
 	return page, replicas, next
 }
 
-// Alias returns an alias, or UNKNOWN_MODEL. Do not change it.
-func (r *Registry) Alias(name model.ID) (*meshv1.Alias, error) {
+// Alias returns an alias of the owner, of any if that is empty, or the fault: UNKNOWN_MODEL,
+// or that the models are not known. Do not change it.
+func (r *Registry) Alias(name model.ID, owner string) (*meshv1.Alias, error) {
+	if err := r.Ready(); err != nil {
+		return nil, err
+	}
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	if a := r.served.aliases.get(name); a.GetActive() != nil {
+	if a := r.served.aliases.get(name); a.GetActive() != nil && (owner == "" || owner == a.GetOwner()) {
 		return a.Alias, nil
 	}
 	return nil, unknownAlias(name)
@@ -359,7 +374,7 @@ func unknownAlias(name model.ID) *fault.Fault {
 func encode(m proto.Message) ([]byte, error) {
 	value, err := protojson.Marshal(m)
 	if err == nil && len(value) > MaxRecord {
-		err = fmt.Errorf("%w: the record takes %d bytes, at most %d are possible", discovery.ErrInvalid, len(value), MaxRecord)
+		err = fault.Newf(fault.InvalidRequest, "the record takes %d bytes, at most %d are possible; give it fewer or shorter texts", len(value), MaxRecord)
 	}
 	return value, err
 }

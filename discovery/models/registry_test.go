@@ -228,7 +228,7 @@ func TestAliasesFollowTheirRules(t *testing.T) {
 	change("unknown model", models.AliasChange{Route: to("v9")}, fault.UnknownModel)
 	change("unknown weight", models.AliasChange{Route: &meshv1.AliasRoute{Model: "v1", Weights: map[string]uint32{"v9": 1}}}, fault.UnknownModel)
 	change("unknown shadow", models.AliasChange{Route: &meshv1.AliasRoute{Model: "v1", Shadow: &meshv1.AliasShadow{Model: "v9"}}}, fault.UnknownModel)
-	if _, err := r.Alias("iris"); err == nil {
+	if _, err := r.Alias("iris", ""); err == nil {
 		t.Error("a failed change has left an alias")
 	}
 	change("create", models.AliasChange{Route: to("v1"), Owner: "me"}, "")
@@ -251,7 +251,7 @@ func TestAliasesFollowTheirRules(t *testing.T) {
 	for range 2 {
 		expect(t, "delete", r.DeleteAlias(t.Context(), "iris", "me"), "")
 	}
-	if _, err := r.Alias("iris"); err == nil {
+	if _, err := r.Alias("iris", ""); err == nil {
 		t.Error("a deleted alias is there")
 	}
 }
@@ -381,7 +381,7 @@ func TestWipedRegistryIsFilled(t *testing.T) {
 	fresh := gateway(t, b)
 	testbed.Eventually(t, "the registry is filled", func() bool {
 		page, replicas, _ := fresh.List("", "", len(ids))
-		_, err := fresh.Alias("iris")
+		_, err := fresh.Alias("iris", "")
 		loading := 0
 		for _, r := range replicas {
 			loading += len(r.GetReplicas())
@@ -404,13 +404,13 @@ func TestSeedsAreRegistered(t *testing.T) {
 	}
 	one := gateway(t, b, seeds)
 	testbed.Eventually(t, "the alias is there", func() bool {
-		_, err := one.Alias("iris")
+		_, err := one.Alias("iris", "")
 		return err == nil && has(one, "v1") && has(one, "v2")
 	})
 	set(t, one, "iris", "v2")
 	two := gateway(t, b, seeds)
 	testbed.Eventually(t, "it has the models", func() bool { return has(two, "v1") })
-	if a, err := two.Alias("iris"); err != nil || a.GetActive().GetModel() != "v2" {
+	if a, err := two.Alias("iris", ""); err != nil || a.GetActive().GetModel() != "v2" {
 		t.Errorf("a seed has moved an alias back: %v, %v", a, err)
 	}
 }

@@ -1,6 +1,6 @@
 // Package adminapi serves stagemesh.admin.v1 to operators, over Connect, gRPC and
-// gRPC-Web, on a port of its own: the mesh's hosts and stages, its pipelines and its
-// dead letters.
+// gRPC-Web, on a port of its own: the mesh's hosts and stages, its pipelines, its
+// models and its dead letters.
 //
 //	handler := adminapi.Handler(adminapi.Settings{DeadLetters: store, Health: health, Tokens: tokens})
 //	server := port.NewServer(handler, logger)
@@ -25,6 +25,7 @@ import (
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1/adminv1connect"
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
+	"github.com/stagemesh/stagemesh/discovery/models"
 	"github.com/stagemesh/stagemesh/gateway/front/port"
 	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/mesh/credentials"
@@ -50,6 +51,7 @@ type Settings struct {
 	// Membership is nil if the mesh has no registry.
 	Membership Membership
 	Pipelines  Pipelines
+	Models     *models.Registry
 	Traffic    Traffic
 	// Metrics returns those of all processes of the mesh.
 	Metrics func(context.Context) ([]*meshv1.ProcessMetrics, error)
@@ -104,10 +106,21 @@ func Handler(s Settings) http.Handler {
 	unary(routes, "ApplyPipeline", h.applyPipeline)
 	unary(routes, "DeletePipeline", h.deletePipeline)
 	watch(routes, "WatchPipelines", s.Pipelines.Changed, h.currentPipelines)
+	loadable := h.mount(mux, adminv1.File_stagemesh_admin_v1_model_proto, "models", maxMessageBytes)
+	unary(loadable, "RegisterModel", h.registerModel)
+	unary(loadable, "UnregisterModel", h.unregisterModel)
+	unary(loadable, "GetModel", h.getModel)
+	unary(loadable, "ListModels", h.listModels)
+	unary(loadable, "SetAlias", h.setAlias)
+	unary(loadable, "DeleteAlias", h.deleteAlias)
+	unary(loadable, "GetAlias", h.getAlias)
+	unary(loadable, "ListAliases", h.listAliases)
+	unary(loadable, "GetSettings", h.getModelSettings)
+	unary(loadable, "SetSettings", h.setModelSettings)
 	mux.HandleFunc("/", notFound)
 	p := port.Port{
 		Health: h.health, Tokens: s.Tokens, TokensKey: "gateway.admin.token_file", IsPrivate: !s.Insecure,
-		Services: []string{adminv1connect.DeadLetterServiceName, adminv1connect.MeshServiceName, adminv1connect.PipelineServiceName},
+		Services: []string{adminv1connect.DeadLetterServiceName, adminv1connect.MeshServiceName, adminv1connect.PipelineServiceName, adminv1connect.ModelServiceName},
 	}
 	// Only a list of origins can be wrong.
 	out, _ := p.Handler(mux)

@@ -17,6 +17,7 @@ import (
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1/adminv1connect"
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 
+	"github.com/stagemesh/stagemesh/discovery/models"
 	"github.com/stagemesh/stagemesh/gateway/adminapi"
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
 	"github.com/stagemesh/stagemesh/internal/testbed"
@@ -169,6 +170,9 @@ func serve(t *testing.T, s adminapi.Settings) string {
 	t.Helper()
 	if s.Pipelines == nil {
 		s.Pipelines = &fakePipelines{}
+	}
+	if s.Models == nil {
+		s.Models = models.New(models.Settings{})
 	}
 	return fronttest.Serve(t, adminapi.Handler(s))
 }

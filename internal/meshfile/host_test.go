@@ -347,7 +347,7 @@ func TestReserveCountsARegistryOfTheBroker(t *testing.T) {
 		want meshfile.Reserve
 	}{
 		"none":          {meshfile.RegistryConfig{None: true}, one},
-		"Consul":        {meshfile.RegistryConfig{Consul: &meshfile.Consul{}}, one},
+		"Consul":        {meshfile.RegistryConfig{Consul: &meshfile.Consul{}}, meshfile.Reserve{Memory: 1, Store: 2 + 64<<20}},
 		"by default":    {meshfile.RegistryConfig{}, meshfile.Reserve{Memory: 1 + 8<<20, Store: 2 + 64<<20}},
 		"with settings": {meshfile.RegistryConfig{NATS: &natskv.Settings{MaxTableBytes: 3, MaxInstancesBytes: 5}}, meshfile.Reserve{Memory: 6, Store: 5}},
 	} {

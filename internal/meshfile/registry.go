@@ -149,13 +149,28 @@ func (r *Registry) Host() *stagehost.Registry {
 	return &stagehost.Registry{Announcer: r, Table: r}
 }
 
-// Gateway returns the registry of a gateway's settings; nil without one.
-func (r *Registry) Gateway() *gateway.Registry {
+// ModelTable returns the registry of models, which is always on the broker: Consul sends all
+// entries again for each change. It is this one if that is there, too.
+func (r *Registry) ModelTable(mesh string, broker bus.Settings, log *slog.Logger) (*Registry, error) {
+	if r == nil || !r.isConsul() {
+		return r, nil
+	}
+	return NewRegistry(mesh, RegistryConfig{}, broker, log)
+}
+
+func (r *Registry) isConsul() bool {
+	_, ok := r.Registry.(*consul.Registry)
+	return ok
+}
+
+// Gateway returns the registry of a gateway's settings, with the table of its models; nil
+// without one.
+func (r *Registry) Gateway(models *Registry) *gateway.Registry {
 	if r == nil {
 		return nil
 	}
-	out := &gateway.Registry{Watcher: r, Table: r}
-	if _, ok := r.Registry.(*consul.Registry); ok {
+	out := &gateway.Registry{Watcher: r, Table: r, Models: models}
+	if r.isConsul() {
 		// Prometheus asks Consul where gateways are; nobody asks a registry on the broker.
 		out.Announcer = r
 	}
@@ -193,10 +208,13 @@ func ReserveOf(queues []stagehost.QueueSettings, results, deadLetters, keys stor
 
 // Registry adds the reservation of a registry on the broker.
 func (r Reserve) Registry(c RegistryConfig) Reserve {
-	if c.None || c.Consul != nil {
+	if c.None {
 		return r
 	}
 	memory, store := c.kv().Reserves()
+	if c.Consul != nil {
+		memory = 0 // only models are on the broker
+	}
 	return Reserve{Memory: r.Memory + memory, Store: r.Store + store}
 }
 

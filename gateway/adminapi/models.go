@@ -1,0 +1,221 @@
+package adminapi
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
+	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
+
+	"github.com/stagemesh/stagemesh/discovery/models"
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/mesh/model"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+)
+
+const (
+	defaultPage, maxPage = 100, 1000
+	// maxTypes and maxLabels bound the constraints of a stage, and the labels of each.
+	maxTypes, maxLabels = 100, 32
+)
+
+// modelStatus returns a model and its state now.
+func modelStatus(m *models.Model, r *meshv1.ReplicasRecord) *adminv1.ModelStatus {
+	out := &adminv1.ModelStatus{
+		Model: models.ToProto(m.Model), State: adminv1.ModelState_MODEL_STATE_NOT_LOADED, Replicas: models.LiveReplicas(r, time.Now()),
+		RegisteredAt: timestamppb.New(m.RegisteredAt), LastUse: r.GetLastUse(), AutoDelete: m.AutoDelete,
+	}
+	has := func(state meshv1.ReplicaState) bool {
+		return slices.ContainsFunc(out.GetReplicas(), func(one *meshv1.Replica) bool { return one.GetState() == state })
+	}
+	switch {
+	case has(meshv1.ReplicaState_REPLICA_STATE_LOADED):
+		out.State = adminv1.ModelState_MODEL_STATE_LOADED
+	case has(meshv1.ReplicaState_REPLICA_STATE_LOADING):
+		out.State = adminv1.ModelState_MODEL_STATE_LOADING
+	case has(meshv1.ReplicaState_REPLICA_STATE_FAILED):
+		out.State = adminv1.ModelState_MODEL_STATE_LOADING_FAILED
+	}
+	return out
+}
+
+// validID checks the ID of a model or the name of an alias.
+func validID(field, id string) (model.ID, error) {
+	if err := model.ID(id).Validate(); err != nil {
+		return "", transport.InvalidField(field, err)
+	}
+	return model.ID(id), nil
+}
+
+func validStageName(name string) (pipeline.StageName, error) {
+	if err := pipeline.ValidName("stage", name); err != nil {
+		return "", transport.InvalidField("stage", err)
+	}
+	return pipeline.StageName(name), nil
+}
+
+func (h *handler) registerModel(ctx context.Context, in *adminv1.RegisterModelRequest) (*adminv1.RegisterModelResponse, error) {
+	wanted, err := models.FromProto("model.", in.GetModel())
+	if err != nil {
+		return nil, err
+	}
+	change := models.Registration{Model: wanted}
+	if at := in.GetLastUse(); at != nil {
+		if err := at.CheckValid(); err != nil {
+			return nil, transport.InvalidField("last_use", err)
+		}
+		change.LastUse = at.AsTime()
+	}
+	_, created, err := h.Models.Register(ctx, change)
+	if err != nil {
+		return nil, err
+	}
+	out, err := h.getModel(ctx, &adminv1.GetModelRequest{Id: string(wanted.ID)})
+	return &adminv1.RegisterModelResponse{Model: out.GetModel(), Created: created}, err
+}
+
+func (h *handler) unregisterModel(ctx context.Context, in *adminv1.UnregisterModelRequest) (*adminv1.UnregisterModelResponse, error) {
+	id, err := validID("id", in.GetId())
+	if err == nil {
+		err = h.Models.Unregister(ctx, id)
+	}
+	return &adminv1.UnregisterModelResponse{}, err
+}
+
+func (h *handler) getModel(_ context.Context, in *adminv1.GetModelRequest) (*adminv1.GetModelResponse, error) {
+	id, err := validID("id", in.GetId())
+	if err != nil {
+		return nil, err
+	}
+	m, replicas, err := h.Models.Get(id)
+	if err != nil {
+		return nil, err
+	}
+	return &adminv1.GetModelResponse{Model: modelStatus(m, replicas)}, nil
+}
+
+func pageSize(asked uint32) (int, error) {
+	if asked > maxPage {
+		return 0, transport.InvalidField("page_size", fmt.Errorf("%d, at most %d are possible", asked, maxPage))
+	}
+	return cmp.Or(int(asked), defaultPage), nil
+}
+
+func (h *handler) listModels(_ context.Context, in *adminv1.ListModelsRequest) (*adminv1.ListModelsResponse, error) {
+	size, err := pageSize(in.GetPageSize())
+	if err == nil && in.GetStage() != "" {
+		_, err = validStageName(in.GetStage())
+	}
+	if err == nil {
+		err = h.Models.Ready()
+	}
+	if err != nil {
+		return nil, err
+	}
+	page, replicas, next := h.Models.List(pipeline.StageName(in.GetStage()), model.ID(in.GetPageToken()), size)
+	out := &adminv1.ListModelsResponse{NextPageToken: string(next)}
+	out.StaleSince, out.StaleCause = stale(h.Models.Stale())
+	for i, m := range page {
+		out.Models = append(out.Models, modelStatus(m, replicas[i]))
+	}
+	return out, nil
+}
+
+func (h *handler) setAlias(ctx context.Context, in *adminv1.SetAliasRequest) (*adminv1.SetAliasResponse, error) {
+	change := models.AliasChange{
+		Name: model.ID(in.GetName()), Route: in.GetRoute(), Owner: in.GetOwner(), ExpectModel: model.ID(in.GetExpectModel()),
+		UpdateOnly: in.GetUpdateOnly(), AutoDelete: in.GetAutoDelete(),
+	}
+	if err := change.Validate(); err != nil {
+		return nil, err
+	}
+	if in.GetRegister() != nil {
+		wanted, err := models.FromProto("register.", in.GetRegister())
+		if err == nil {
+			_, _, err = h.Models.Register(ctx, models.Registration{Model: wanted})
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	alias, err := h.Models.SetAlias(ctx, change)
+	if err != nil {
+		return nil, err
+	}
+	h.Logger.Info("alias set", "alias", in.GetName(), "model", in.GetRoute().GetModel())
+	return &adminv1.SetAliasResponse{Alias: alias}, nil
+}
+
+func (h *handler) deleteAlias(ctx context.Context, in *adminv1.DeleteAliasRequest) (*adminv1.DeleteAliasResponse, error) {
+	name, err := validID("name", in.GetName())
+	if err == nil {
+		err = h.Models.DeleteAlias(ctx, name, in.GetOwner())
+	}
+	if err == nil {
+		h.Logger.Info("alias deleted", "alias", name)
+	}
+	return &adminv1.DeleteAliasResponse{}, err
+}
+
+func (h *handler) getAlias(_ context.Context, in *adminv1.GetAliasRequest) (*adminv1.GetAliasResponse, error) {
+	name, err := validID("name", in.GetName())
+	if err != nil {
+		return nil, err
+	}
+	alias, err := h.Models.Alias(name, in.GetOwner())
+	return &adminv1.GetAliasResponse{Alias: alias}, err
+}
+
+func (h *handler) listAliases(_ context.Context, in *adminv1.ListAliasesRequest) (*adminv1.ListAliasesResponse, error) {
+	size, err := pageSize(in.GetPageSize())
+	if err == nil {
+		err = h.Models.Ready()
+	}
+	if err != nil {
+		return nil, err
+	}
+	page, next := h.Models.ListAliases(model.ID(in.GetPageToken()), size)
+	out := &adminv1.ListAliasesResponse{Aliases: page, NextPageToken: string(next)}
+	out.StaleSince, out.StaleCause = stale(h.Models.Stale())
+	return out, nil
+}
+
+func (h *handler) getModelSettings(_ context.Context, in *adminv1.GetSettingsRequest) (*adminv1.GetSettingsResponse, error) {
+	stage, err := validStageName(in.GetStage())
+	if err == nil {
+		err = h.Models.Ready()
+	}
+	return &adminv1.GetSettingsResponse{Settings: h.Models.StageSettings(stage)}, err
+}
+
+func (h *handler) setModelSettings(ctx context.Context, in *adminv1.SetSettingsRequest) (*adminv1.SetSettingsResponse, error) {
+	stage, err := validStageName(in.GetStage())
+	if err != nil {
+		return nil, err
+	}
+	if n := len(in.GetSettings().GetTypes()); n > maxTypes {
+		return nil, transport.InvalidField("settings.types", fmt.Errorf("%d types, at most %d are possible", n, maxTypes))
+	}
+	for name, constraint := range in.GetSettings().GetTypes() {
+		field := fmt.Sprintf("settings.types.%.80s", name)
+		labels := slices.Concat(constraint.GetRequired(), constraint.GetPreferred())
+		if len(labels) > maxLabels {
+			return nil, transport.InvalidField(field, fmt.Errorf("%d labels, at most %d are possible", len(labels), maxLabels))
+		}
+		for _, text := range append(labels, name) {
+			if _, err := validID(field, text); err != nil {
+				return nil, err
+			}
+		}
+	}
+	err = h.Models.SetStageSettings(ctx, stage, in.GetSettings())
+	if err == nil {
+		h.Logger.Info("settings of models set", "stage", stage)
+	}
+	return &adminv1.SetSettingsResponse{}, err
+}
