@@ -56,6 +56,9 @@ type File struct {
 
 	Stages    map[string]Stage    `yaml:"stages"`
 	Pipelines map[string]Pipeline `yaml:"pipelines"`
+	// Models and Aliases are registered by gateways, those that are missing.
+	Models  map[string]Model `yaml:"models"`
+	Aliases map[string]Alias `yaml:"aliases"`
 
 	doc    *config.Doc
 	folder string
@@ -251,8 +254,10 @@ func (f *File) GatewaySettings() (out gateway.Settings, err error) {
 	if err := errors.Join(f.At(out.Config.Validate(), "gateway"), f.At(out.Admin.Validate(), "gateway", "admin")); err != nil {
 		return out, err
 	}
-	out.Pipelines, err = f.Routes()
-	return out, err
+	var routes, loadable error
+	out.Pipelines, routes = f.Routes()
+	out.Models, out.Aliases, loadable = f.models()
+	return out, errors.Join(routes, loadable)
 }
 
 // Joinable reports whether other processes may serve stages of the mesh.

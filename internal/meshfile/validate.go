@@ -121,7 +121,8 @@ func (f *File) buildParts(stages []string) (hosts []stagehost.Settings, routes [
 		errs = append(errs, err)
 	}
 	routes, err = f.Routes()
-	return hosts, routes, errors.Join(append(errs, err, f.validateOwnBroker())...)
+	_, _, loadable := f.models()
+	return hosts, routes, errors.Join(append(errs, err, loadable, f.validateOwnBroker())...)
 }
 
 // validateShared checks what every process of the mesh has to agree on.

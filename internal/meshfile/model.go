@@ -1,0 +1,110 @@
+package meshfile
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
+
+	"github.com/stagemesh/stagemesh/discovery/models"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/model"
+)
+
+// Model is a model that gateways register.
+type Model struct {
+	Stage string `yaml:"stage"`
+	// Type groups models by what they need of a host.
+	Type string `yaml:"type"`
+	// Source and Options are for the runtime.
+	Source  string            `yaml:"source"`
+	Options map[string]string `yaml:"options"`
+	// Size and DeviceSize are hints: bytes of memory; 0 means unknown.
+	Size       int64 `yaml:"size,size"`
+	DeviceSize int64 `yaml:"device_size,size"`
+	// MinReplicas is the number of replicas that no eviction goes below.
+	MinReplicas int `yaml:"min_replicas"`
+}
+
+// Alias is a movable name for a model.
+type Alias struct {
+	Model string `yaml:"model"`
+	// Owner is who may change it.
+	Owner string `yaml:"owner"`
+	// Weights are percents of the requests for other models.
+	Weights map[string]int `yaml:"weights"`
+	// Shadow also runs some requests.
+	Shadow Shadow `yaml:"shadow"`
+}
+
+// Shadow is a model that runs percent of the requests of an alias.
+type Shadow struct {
+	Model   string `yaml:"model"`
+	Percent int    `yaml:"percent"`
+}
+
+// ReadModels reads the models and aliases of a file, sorted by name: of a mesh's, or of one
+// that has nothing else.
+func ReadModels(path string) ([]model.Model, []models.AliasChange, error) {
+	f, err := read(path, File{pipelinesOnly: true})
+	if err != nil {
+		return nil, nil, err
+	}
+	if len(f.Models)+len(f.Aliases) == 0 {
+		return nil, nil, f.At(errors.New("there are none"), "models")
+	}
+	return f.models()
+}
+
+// models returns the models and aliases.
+func (f *File) models() (out []model.Model, aliases []models.AliasChange, err error) {
+	var errs []error
+	if f.Registry.None && len(f.Models)+len(f.Aliases) > 0 {
+		errs = append(errs, f.At(errors.New("models and aliases need a registry, and registry.none says that there is none"), "models"))
+	}
+	for _, name := range slices.Sorted(maps.Keys(f.Models)) {
+		in := f.Models[name]
+		if in.Size < 0 || in.DeviceSize < 0 || in.MinReplicas < 0 {
+			errs = append(errs, f.At(errors.New("sizes and min_replicas are not negative"), "models", name))
+			continue
+		}
+		m, err := models.FromProto("", &meshv1.Model{
+			Id: name, Stage: in.Stage, Type: in.Type, Source: in.Source, Options: in.Options,
+			Size: &meshv1.ModelSize{Host: uint64(in.Size), Device: uint64(in.DeviceSize)}, MinReplicas: uint32(min(in.MinReplicas, 1<<31)),
+		})
+		if err != nil {
+			errs = append(errs, f.At(keyError(err), "models", name))
+		}
+		if _, here := f.Stages[in.Stage]; err == nil && !here && !f.pipelinesOnly && !f.Joinable() {
+			errs = append(errs, f.At(fmt.Errorf("stage: there is no stage %q", in.Stage), "models", name))
+		}
+		out = append(out, m)
+	}
+	for _, name := range slices.Sorted(maps.Keys(f.Aliases)) {
+		in := f.Aliases[name]
+		route := &meshv1.AliasRoute{Model: in.Model, Weights: map[string]uint32{}}
+		for id, weight := range in.Weights {
+			route.Weights[id] = percent(weight)
+		}
+		if in.Shadow != (Shadow{}) {
+			route.Shadow = &meshv1.AliasShadow{Model: in.Shadow.Model, Percent: percent(in.Shadow.Percent)}
+		}
+		alias := models.AliasChange{Name: model.ID(name), Route: route, Owner: in.Owner}
+		if err := alias.Validate(); err != nil {
+			errs = append(errs, f.At(keyError(err), "aliases", name))
+		}
+		aliases = append(aliases, alias)
+	}
+	return out, aliases, errors.Join(errs...)
+}
+
+// percent returns a number that is valid only if the given one is.
+func percent(n int) uint32 { return uint32(max(0, min(n, 1000))) }
+
+// keyError returns a fault as an error that begins with its key in the file.
+func keyError(err error) error {
+	return errors.New(strings.TrimPrefix(fault.From(err).Message, "route."))
+}
