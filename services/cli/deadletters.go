@@ -477,8 +477,8 @@ func (p page) item(s *adminv1.DeadLetterSummary, i *adminv1.DeadLetterItem) {
 	p.lines("before", texts(i.GetTimings(), func(t *inferencev1.StepTiming) string { return RenderStep(t) }))
 }
 
-func texts[T any](values []T, text func(T) string) []string {
-	out := make([]string, len(values))
+func texts[T, R any](values []T, text func(T) R) []R {
+	out := make([]R, len(values))
 	for i, v := range values {
 		out[i] = text(v)
 	}

@@ -68,6 +68,7 @@ type clients struct {
 	adminv1connect.DeadLetterServiceClient
 	adminv1connect.PipelineServiceClient
 	adminv1connect.MeshServiceClient
+	adminv1connect.ModelServiceClient
 }
 
 // reach calls the function with clients of the port. Errors about the port itself say what
@@ -97,6 +98,7 @@ func (p *port) reach(ask func(clients) error) error {
 		adminv1connect.NewDeadLetterServiceClient(client, address, limited),
 		adminv1connect.NewPipelineServiceClient(client, address, limited),
 		adminv1connect.NewMeshServiceClient(client, address, limited),
+		adminv1connect.NewModelServiceClient(client, address, limited),
 	})))
 }
 

@@ -1,0 +1,50 @@
+package cli_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/stagemesh/stagemesh/internal/testbed"
+)
+
+func TestModelsAreRegisteredFromFiles(t *testing.T) {
+	t.Parallel()
+	c := &changing{t: t, folder: t.TempDir()}
+	c.process = up(t, "--config", c.file("mesh.yaml", twoStages+"models: {seed: {stage: echo}}\naliases: {best: {model: seed}}\n"))
+	c.admin = c.process.admin(t)
+	testbed.Eventually(t, "the seeds are there", func() bool {
+		out, err := c.try("aliases", "list")
+		return err == nil && strings.Contains(out, "best   seed   -")
+	})
+	var lines strings.Builder
+	for i := range 40 {
+		fmt.Fprintf(&lines, `{"id": "m%02d", "stage": "echo", "type": "linear", "source": "m%02d.json", "size": {"host": 4096}}`+"\n\n", i, i)
+	}
+	many := c.file("many.jsonl", lines.String())
+	c.shows(c.run("models", "register", "--file", many), `^40 models registered, 0 unchanged\n$`)
+	c.shows(c.run("models", "register", "--file", many), `^0 models registered, 40 unchanged\n$`)
+	c.shows(c.run("models", "list", "--stage", "echo"), `(?s)MODEL +STAGE +TYPE +STATE +REPLICAS +SIZE +LAST USE\nm00 +echo +linear +not loaded +0 +4KiB +6h\n.*seed `)
+	c.shows(c.run("models", "list", "--json"), `"id": ?"m39"`)
+	c.shows(c.run("models", "register", "one", "--stage", "echo", "--size", "1MiB", "--option", "k=v"), `^1 model registered, 0 unchanged\n$`)
+	c.shows(c.run("models", "show", "one"), `(?s)^model one: not loaded\n.*options +k=v\n  size +1MiB\n`)
+
+	c.fails("MODEL_EXISTS", "models", "register", "one", "--stage", "label")
+	c.fails("model.stage", "models", "register", "two")
+	c.fails("--size", "models", "register", "two", "--size", "much")
+	c.fails("--file", "models", "register")
+	c.fails("bad.jsonl:2: ", "models", "register", "--file", c.file("bad.jsonl", "{\"id\": \"x\"}\n{\"no\": 1}\n"))
+	mixed := c.file("mixed.yaml", "models: {one: {stage: label}, three: {stage: echo, size: 1KiB}}\naliases: {best: {model: three}, other: {model: unknown}}\n")
+	c.fails("not everything was registered", "models", "register", "--file", mixed)
+	c.shows(c.run("aliases", "show", "best"), `best +three +-`)
+
+	c.shows(c.run("aliases", "set", "iris", "m01", "--weight", "m02=10", "--shadow", "m03=5", "--owner", "me"), `^alias iris points at m01, m02=10%, shadow m03=5%\n$`)
+	c.fails("ALIAS_CONFLICT", "aliases", "set", "iris", "m02", "--expect", "m05", "--owner", "me")
+	c.fails("UNKNOWN_MODEL", "aliases", "set", "iris", "m99", "--owner", "me")
+	c.fails("MODEL_IN_USE", "models", "unregister", "m02")
+	c.fails("UNKNOWN_MODEL", "aliases", "delete", "iris")
+	c.shows(c.run("aliases", "delete", "iris", "--owner", "me"), `^alias iris deleted\n$`)
+	c.shows(c.run("models", "unregister", "m02", "m03"), `^model m02 unregistered\nmodel m03 unregistered\n$`)
+	c.fails("UNKNOWN_MODEL", "models", "show", "m02")
+	c.shows(c.run("aliases", "list", "--json"), `"name": ?"best"`)
+}
