@@ -32,10 +32,8 @@ import (
 
 func TestMain(m *testing.M) {
 	if flag := os.Getenv("STACK_TEST_PROGRAM"); flag != "" {
-		if err := run([]string{flag}, os.Stdout); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
+		os.Args = []string{os.Args[0], flag}
+		main()
 		return
 	}
 	goleak.VerifyTestMain(m)
