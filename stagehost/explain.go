@@ -1,7 +1,6 @@
 package stagehost
 
 import (
-	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
@@ -11,7 +10,7 @@ import (
 
 // receiveQuestion is the handler of questions about requests. It waits for the loop: the
 // next question can wait.
-func (h *Host) receiveQuestion(id pipeline.RequestID, reply func(proto.Message)) {
+func (h *Host) receiveQuestion(id pipeline.RequestID, reply func(*meshv1.ExplainAnswer)) {
 	h.post(&requestAsked{id, reply})
 }
 
@@ -19,7 +18,7 @@ func (h *Host) receiveQuestion(id pipeline.RequestID, reply func(proto.Message))
 // the request.
 type requestAsked struct {
 	id    pipeline.RequestID
-	reply func(proto.Message)
+	reply func(*meshv1.ExplainAnswer)
 }
 
 func (e *requestAsked) apply(l *loop) {

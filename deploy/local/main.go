@@ -75,7 +75,7 @@ func run(args []string, out io.Writer) (err error) {
 	case err != nil:
 		return err
 	}
-	s.out.print("stack", "ready: "+s.published()+"; Grafana is left out, it runs with Docker only; stop with Ctrl-C")
+	s.logger("stack").Print("ready: " + s.published() + "; Grafana is left out, it runs with Docker only; stop with Ctrl-C")
 	return cmp.Or(group.Wait(running), group.Stop())
 }
 

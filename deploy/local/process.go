@@ -6,11 +6,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
+	"log"
 	"net/http"
 	"os/exec"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -30,12 +29,15 @@ const (
 
 // child is the process of one replica of a service.
 type child struct {
-	name string
-	cmd  *exec.Cmd
+	stack *stack
+	name  string
+	cmd   *exec.Cmd
 	// check is the command of the health check.
 	check []string
 	// grace is how long a stop takes at most.
 	grace time.Duration
+	// mounts are the paths in the container, each before its path here.
+	mounts []string
 }
 
 // run runs the process until the context ends, and then stops it. It kills the process and its
@@ -115,25 +117,12 @@ func (c *child) checkHealth(ctx context.Context) error {
 	return errors.Join(err, response.Body.Close())
 }
 
-// output is shared by all processes. It is safe for concurrent use.
-type output struct {
-	mu sync.Mutex
-	to io.Writer
-}
-
-func (o *output) print(name, line string) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	fmt.Fprintf(o.to, "%-13s| %s\n", name, strings.TrimRight(line, "\r\n"))
-}
-
 // maxLine bounds what is kept of a line that has not ended, in bytes.
 const maxLine = 64 << 10
 
-// lineWriter prints whole lines after the name of a process.
+// lineWriter prints whole lines.
 type lineWriter struct {
-	out  *output
-	name string
+	out  *log.Logger
 	rest []byte
 }
 
@@ -147,7 +136,7 @@ func (w *lineWriter) Write(data []byte) (int, error) {
 		if i < 0 {
 			i = len(w.rest) - 1
 		}
-		w.out.print(w.name, string(w.rest[:i+1]))
+		w.out.Print(strings.TrimRight(string(w.rest[:i+1]), "\r\n"))
 		w.rest = w.rest[i+1:]
 	}
 }

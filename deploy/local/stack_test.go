@@ -77,11 +77,6 @@ func prepare(t *testing.T) *stack {
 	return newStack(project, programs, t.TempDir(), &log)
 }
 
-// url returns the address of a published port.
-func (s *stack) url(service string, port int) string {
-	return fmt.Sprintf("http://127.0.0.1:%d", s.ports[listener{service, 1, port}])
-}
-
 // read sends one of the fifty images to a gateway, and returns an error unless the answer is
 // right.
 func read(ctx context.Context, gateway string, number int) error {

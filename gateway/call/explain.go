@@ -6,7 +6,6 @@ import (
 	"slices"
 	"time"
 
-	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
@@ -45,7 +44,7 @@ func (s *Service) Explain(ctx context.Context, requestID string) (*meshv1.Reques
 		switch {
 		case errors.Is(err, store.ErrNoResult):
 			return nil, fault.Newf(fault.NotFound, "request %s is unknown: no gateway remembers it, no host has it, and no result of it is stored; "+
-				"gateways remember all requests of the last %s, and failed and slow ones longer", id, time.Since(answer.GetRemembersSince().AsTime()).Round(time.Second)).
+				"gateways remember all requests of the last %s, and failed and slow ones longer, until they stop", id, time.Since(answer.GetRemembersSince().AsTime()).Round(time.Second)).
 				WithMetadata(requestIDKey, string(id))
 		case err != nil:
 			return nil, unavailable(err).WithMetadata(requestIDKey, string(id))
@@ -79,11 +78,6 @@ func (s *Service) answerOf(id pipeline.RequestID) *meshv1.ExplainAnswer {
 		s.finished.Compare(out.GetReport())
 	}
 	return out
-}
-
-// receiveQuestion is the handler of other gateways' questions.
-func (s *Service) receiveQuestion(id pipeline.RequestID, reply func(proto.Message)) {
-	reply(s.answerOf(id))
 }
 
 // askOthers adds to the answer what the other gateways and the hosts know. It returns as soon

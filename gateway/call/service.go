@@ -222,7 +222,7 @@ func (s *Service) Start(b *bus.Bus) error {
 	if s.stopCancels, err = b.ServeCancels(s.receiveCancel); err != nil {
 		return errors.Join(err, s.stopReplies())
 	}
-	if err = b.ServeExplain(s.receiveQuestion); err != nil {
+	if err = b.ServeExplain(func(id pipeline.RequestID, reply func(*meshv1.ExplainAnswer)) { reply(s.answerOf(id)) }); err != nil {
 		return errors.Join(err, s.stopCancels(), s.stopReplies())
 	}
 	ctx, cancel := context.WithCancel(context.Background())

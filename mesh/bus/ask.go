@@ -83,8 +83,10 @@ func (b *Bus) Explain(ctx context.Context, id pipeline.RequestID, take func(*mes
 
 // ServeExplain passes each question about a request to handle, with a function that sends the
 // answer, until the connection closes.
-func (b *Bus) ServeExplain(handle func(id pipeline.RequestID, reply func(proto.Message))) error {
-	return b.serveQuestions(b.ExplainSubject(), "", func(id []byte, reply func(proto.Message)) { handle(pipeline.RequestID(id), reply) })
+func (b *Bus) ServeExplain(handle func(id pipeline.RequestID, reply func(*meshv1.ExplainAnswer))) error {
+	return b.serveQuestions(b.ExplainSubject(), "", func(id []byte, reply func(proto.Message)) {
+		handle(pipeline.RequestID(id), func(answer *meshv1.ExplainAnswer) { reply(answer) })
+	})
 }
 
 // serveMetrics answers with the metrics of this process, from one of its connections.

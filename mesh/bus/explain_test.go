@@ -4,7 +4,6 @@ import (
 	"testing"
 
 	"github.com/nats-io/nats.go"
-	"google.golang.org/protobuf/proto"
 
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
@@ -17,7 +16,7 @@ func TestExplainPassesEachAnswerUntilOneIsEnough(t *testing.T) {
 	broker := testbed.StartBroker(t)
 	asks, client := broker.Connect("m"), broker.Client()
 	for _, name := range []string{"a", "b"} {
-		err := broker.Connect("m").ServeExplain(func(id pipeline.RequestID, reply func(proto.Message)) {
+		err := broker.Connect("m").ServeExplain(func(id pipeline.RequestID, reply func(*meshv1.ExplainAnswer)) {
 			reply(&meshv1.ExplainAnswer{Report: &meshv1.RequestReport{Gateway: name + string(id)}})
 		})
 		if err != nil {

@@ -416,8 +416,11 @@ func deleteLetter(ctx context.Context, client clients, seq uint64) (outcome, err
 // page prints one dead letter: words and values.
 type page struct{ *tabwriter.Writer }
 
+// line prints a value, if there is one.
 func (p page) line(word, format string, args ...any) {
-	fmt.Fprintf(p, "  %s\t%s\n", word, visible(fmt.Sprintf(format, args...)))
+	if value := fmt.Sprintf(format, args...); value != "" {
+		fmt.Fprintf(p, "  %s\t%s\n", word, visible(value))
+	}
 }
 
 // lines prints values below each other, the first of them beside the word.
@@ -461,15 +464,11 @@ func printLetter(out io.Writer, l *adminv1.DeadLetter) error {
 
 func (p page) item(s *adminv1.DeadLetterSummary, i *adminv1.DeadLetterItem) {
 	p.line("request", "%s, execution %s", s.GetRequestId(), s.GetExecutionId())
-	if i.GetTenant() != "" {
-		p.line("tenant", "%s", i.GetTenant())
-	}
+	p.line("tenant", "%s", i.GetTenant())
 	p.line("pipeline", "%s: %s", s.GetPipeline(), route(i))
 	p.line("deadline", "%s, %s after it was admitted by gateway %s", moment(i.GetDeadline()),
 		i.GetDeadline().AsTime().Sub(i.GetAdmittedAt().AsTime()).Round(time.Millisecond), i.GetGateway())
-	if i.GetIdempotencyKey() != "" {
-		p.line("key", "%s", i.GetIdempotencyKey())
-	}
+	p.line("key", "%s", i.GetIdempotencyKey())
 	p.lines("metadata", pairs(i.GetMetadata()))
 	p.lines("trace", pairs(i.GetTraceContext()))
 	p.lines("inputs", texts(i.GetParts(), describePart))

@@ -50,34 +50,24 @@ func newExplain() *cobra.Command {
 // printReport prints what is known of a request, each time with the usual one in brackets, and
 // what follows.
 func printReport(out io.Writer, r *meshv1.RequestReport, now time.Time) error {
-	fields := page{tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)}
-	fmt.Fprintf(fields, "request %s\n", visible(r.GetRequestId()))
+	p := page{tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)}
 	durability, _ := pipeline.DurabilityFromProto(r.GetDurability())
-	var admitted, took, failed string
+	fmt.Fprintf(p, "request %s\n", visible(r.GetRequestId()))
+	p.line("pipeline", "%s", r.GetPipeline())
+	p.line("tenant", "%s", r.GetTenant())
+	p.line("gateway", "%s", r.GetGateway())
+	p.line("queue", "%s", durability)
 	if at := r.GetAdmittedAt(); at != nil {
-		admitted = fmt.Sprintf("%s, %s ago", moment(at), age(now.Sub(at.AsTime())))
+		p.line("admitted", "%s, %s ago", moment(at), age(now.Sub(at.AsTime())))
 	}
 	if r.GetTotal() != nil {
-		took = withUsual(r.GetTotal(), r.GetUsualTotal())
+		p.line("took", "%s", withUsual(r.GetTotal(), r.GetUsualTotal()))
 	}
 	if f := r.GetFault(); f != nil {
-		failed = fmt.Sprintf("%s: %s", f.GetReason(), f.GetMessage())
+		p.line("fault", "%s: %s", f.GetReason(), f.GetMessage())
 	}
-	for _, field := range [][2]string{
-		{"pipeline", r.GetPipeline()},
-		{"tenant", r.GetTenant()},
-		{"gateway", r.GetGateway()},
-		{"queue", string(durability)},
-		{"admitted", admitted},
-		{"took", took},
-		{"fault", failed},
-		{"trace", r.GetTraceId()},
-	} {
-		if field[1] != "" {
-			fields.line(field[0], "%s", field[1])
-		}
-	}
-	if err := fields.Flush(); err != nil {
+	p.line("trace", "%s", r.GetTraceId())
+	if err := p.Flush(); err != nil {
 		return err
 	}
 	var rows [][]string
@@ -85,7 +75,7 @@ func printReport(out io.Writer, r *meshv1.RequestReport, now time.Time) error {
 		t, usual := step.GetTiming(), step.GetUsual()
 		batch := fmt.Sprint(t.GetBatchSize())
 		if usual != nil {
-			batch = fmt.Sprintf("%d (%d)", t.GetBatchSize(), usual.GetBatchSize())
+			batch += fmt.Sprintf(" (%d)", usual.GetBatchSize())
 		}
 		rows = append(rows, []string{
 			visible(t.GetStep()), cmp.Or(visible(t.GetHost()), "-"), fmt.Sprint(t.GetAttempt()), withUsual(t.GetQueueWait(), usual.GetQueueWait()),
@@ -103,8 +93,9 @@ func printReport(out io.Writer, r *meshv1.RequestReport, now time.Time) error {
 }
 
 func withUsual(d, usual *durationpb.Duration) string {
-	if usual == nil {
-		return Milliseconds(d.AsDuration())
+	out := Milliseconds(d.AsDuration())
+	if usual != nil {
+		out += " (" + Milliseconds(usual.AsDuration()) + ")"
 	}
-	return fmt.Sprintf("%s (%s)", Milliseconds(d.AsDuration()), Milliseconds(usual.AsDuration()))
+	return out
 }

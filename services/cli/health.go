@@ -57,8 +57,8 @@ func askReady(ctx context.Context, listen string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	response, err := client.Do(request)
+	request.Close = true
+	response, err := http.DefaultClient.Do(request)
 	if err != nil {
 		return "", err
 	}

@@ -107,6 +107,10 @@ func TestEveryGatewayExplainsFinishedRequests(t *testing.T) {
 				t.Errorf("a rejected request: %v", r)
 			}
 		}
+		took.Stop()
+		if _, err := explain(t, other, good.RequestID); reasonOf(err) != "NOT_FOUND" || !strings.Contains(err.Error(), "no gateway remembers it") || !strings.HasSuffix(err.Error(), "until they stop") {
+			t.Errorf("a request of a gateway that is gone: %v", err)
+		}
 	})
 }
 
