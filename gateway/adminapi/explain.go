@@ -19,7 +19,9 @@ const searchTimeout = 10 * time.Second
 func (h *handler) explainRequest(ctx context.Context, in *adminv1.ExplainRequestRequest) (*adminv1.ExplainRequestResponse, error) {
 	report, err := h.Traffic.Explain(ctx, in.GetRequestId())
 	isUnknown := err != nil && fault.From(err).Reason == fault.NotFound
-	if isUnknown || isGivenUp(report) {
+	// A durable request that fails so leaves a dead letter.
+	reason := fault.Reason(report.GetFault().GetReason())
+	if isUnknown || reason == fault.RunnerCrashed || reason == fault.AttemptsExhausted {
 		dead, searchErr := h.findDeadLetter(ctx, strings.ToLower(in.GetRequestId()))
 		switch {
 		case dead != nil && isUnknown:
@@ -36,13 +38,6 @@ func (h *handler) explainRequest(ctx context.Context, in *adminv1.ExplainRequest
 	}
 	report.Summary = explain.Summarize(report, time.Now())
 	return &adminv1.ExplainRequestResponse{Report: report}, nil
-}
-
-// isGivenUp reports whether the request failed in a way that leaves a dead letter, if it is
-// durable.
-func isGivenUp(r *meshv1.RequestReport) bool {
-	reason := fault.Reason(r.GetFault().GetReason())
-	return reason == fault.RunnerCrashed || reason == fault.AttemptsExhausted
 }
 
 // findDeadLetter returns the dead letter of a request, nil where there is none.

@@ -51,9 +51,9 @@ const (
 // Ring has the last requests that ended. Of those that it has no space for any more, it keeps
 // the failed and the slowest longer.
 type Ring struct {
-	began time.Time
-
 	mu sync.Mutex
+	// since is when the last one ended that left recent; at first it is when the ring began.
+	since time.Time
 	// recent and failed are in the order of their end, slow with the fastest first.
 	recent, failed, slow section
 	// late are the records of requests whose final reply may still come.
@@ -110,7 +110,7 @@ func NewRing() *Ring { return newRing(maxRecords, maxBytes) }
 func newRing(records, bytes int) *Ring {
 	part := section{most: records / share, maxBytes: bytes / share}
 	recent := section{most: records - 2*part.most, maxBytes: bytes - 2*part.maxBytes}
-	return &Ring{began: time.Now(), recent: recent, failed: part, slow: part, late: map[pipeline.ExecutionID]*record{}, names: map[string]string{}}
+	return &Ring{since: time.Now(), recent: recent, failed: part, slow: part, late: map[pipeline.ExecutionID]*record{}, names: map[string]string{}}
 }
 
 // Add records a request that ended after that time: with the steps that hosts reported, a
@@ -135,7 +135,9 @@ func (r *Ring) Add(e *envelope.Envelope, steps []envelope.StepTiming, total time
 	r.setSteps(one, steps)
 	r.recent.insert(len(r.recent.records), one)
 	for r.recent.isOver() {
-		r.demote(r.recent.pop())
+		oldest := r.recent.pop()
+		r.since = oldest.AdmittedAt.Add(oldest.total)
+		r.demote(oldest)
 	}
 }
 
@@ -144,13 +146,11 @@ func (r *Ring) Add(e *envelope.Envelope, steps []envelope.StepTiming, total time
 func (r *Ring) Complete(id pipeline.ExecutionID, steps func() []envelope.StepTiming) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	one := r.late[id]
-	if one == nil {
-		return
+	if one := r.late[id]; one != nil {
+		r.forgetLate(one)
+		all := steps()
+		r.setSteps(one, all[:min(len(all), cap(one.Timings))]) // bytes counts no more
 	}
-	r.forgetLate(one)
-	all := steps()
-	r.setSteps(one, all[:min(len(all), cap(one.Timings))]) // bytes counts no more
 }
 
 func (r *Ring) forgetLate(one *record) {
@@ -207,9 +207,7 @@ func (r *Ring) demote(one *record) {
 }
 
 func (r *Ring) drop(one *record) {
-	if one.ExecutionID != "" {
-		r.forgetLate(one)
-	}
+	r.forgetLate(one)
 	r.spare = one
 }
 
@@ -217,11 +215,7 @@ func (r *Ring) drop(one *record) {
 func (r *Ring) RemembersSince() time.Time {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if len(r.slow.records)+len(r.failed.records) == 0 || len(r.recent.records) == 0 {
-		return r.began // none has left the recent ones
-	}
-	oldest := r.recent.records[0]
-	return oldest.AdmittedAt.Add(oldest.total)
+	return r.since
 }
 
 // Find returns what the ring has of a request, nil if nothing.
