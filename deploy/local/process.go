@@ -61,11 +61,11 @@ func (c *child) run(ctx context.Context) error {
 	defer cancel()
 	_ = c.cmd.Process.Signal(syscall.SIGTERM) // it may have ended
 	select {
-	case <-ended:
+	case <-ended: //nolint:errcheck // it was asked to end
 		return nil
 	case <-late.Done():
 		killAll()
-		<-ended
+		<-ended //nolint:errcheck // it was killed
 		return fmt.Errorf("%s was killed; it has %s to end: %w", c.name, c.grace, context.Cause(late))
 	}
 }
