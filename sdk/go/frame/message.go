@@ -41,7 +41,11 @@ var messages = map[string]func() Message{
 	"pong":     func() Message { return &Pong{} },
 	"shutdown": func() Message { return &Stop{} },
 	"load":     func() Message { return &Load{} },
+	"loaded":   func() Message { return &Loaded{} },
 	"unload":   func() Message { return &Unload{} },
+	"unloaded": func() Message { return &Unloaded{} },
+	"size":     func() Message { return &Size{} },
+	"sized":    func() Message { return &Sized{} },
 }
 
 // readType reads a header up to its type.
@@ -69,6 +73,9 @@ const Stream = "stream"
 // Prefetch is the capability of a worker of one slot that takes one batch more, and runs
 // it next.
 const Prefetch = "prefetch"
+
+// Models is the capability of a worker that loads and unloads several models.
+const Models = "models"
 
 // Hello is the first message of a worker.
 type Hello struct {
@@ -112,6 +119,8 @@ type Welcome struct {
 	// MaxFrame is the longest body that either side may send, in bytes.
 	MaxFrame     int64    `json:"max_frame"`
 	Capabilities []string `json:"capabilities,omitempty"`
+	// Memory is what the models of the worker may take; 0 is as much as there is.
+	Memory Memory `json:"memory,omitzero"`
 }
 
 func (*Welcome) kind() string { return "welcome" }
@@ -124,6 +133,7 @@ func (m *Welcome) fields(c *coder) {
 	integer(c, "max_size", &m.MaxSize, 1, maxCount, optional)
 	integer(c, "max_frame", &m.MaxFrame, 0, maxNumber, required)
 	list(c, "capabilities", &m.Capabilities, optional, (*coder).textValue)
+	c.memory("memory", &m.Memory)
 }
 
 // WorkerState is a state of a worker's lifecycle.
@@ -155,6 +165,8 @@ type Ready struct {
 	Slots int `json:"slots,omitempty"`
 	// Spec is in the first Ready, and in no other.
 	Spec *Spec `json:"spec,omitempty"`
+	// Models is in the first Ready of a worker with Models, and in no other.
+	Models *ModelLimits `json:"models,omitempty"`
 }
 
 func (*Ready) kind() string { return "ready" }
@@ -162,26 +174,19 @@ func (*Ready) kind() string { return "ready" }
 func (m *Ready) fields(c *coder) {
 	integer(c, "slots", &m.Slots, 1, MaxSlots, optional)
 	member(c, "spec", &m.Spec)
+	member(c, "models", &m.Models)
 }
 
-func (m *Ready) check(body int64) error {
-	if m.Spec == nil {
-		return nil
-	}
-	if err := m.Spec.check(body); err != nil {
-		return fmt.Errorf("spec.%w", err)
-	}
-	return nil
-}
+func (m *Ready) check(body int64) error { return m.Spec.check(body) }
 
 // Predict is a batch.
 type Predict struct {
 	Batch uint64 `json:"batch"`
 	// Trace is the W3C traceparent of the batch's span; empty where no item is traced.
 	Trace string `json:"trace,omitempty"`
+	Model *Model `json:"model,omitempty"`
 	Items []Item `json:"items"`
 	Parts []Part `json:"parts"`
-	Model *Model `json:"model,omitempty"`
 	// Warmup is true where nobody waits for the answer.
 	Warmup bool `json:"warmup,omitempty"`
 }
@@ -191,9 +196,9 @@ func (*Predict) kind() string { return "predict" }
 func (m *Predict) fields(c *coder) {
 	integer(c, "batch", &m.Batch, 0, maxNumber, required)
 	c.text("trace", &m.Trace, optional)
+	member(c, "model", &m.Model)
 	list(c, "items", &m.Items, required, each[Item])
 	list(c, "parts", &m.Parts, required, each[Part])
-	member(c, "model", &m.Model)
 	c.flag("warmup", &m.Warmup)
 }
 
@@ -378,12 +383,17 @@ const (
 	OutOfMemory = "out_of_memory"
 	Protocol    = "protocol"
 	Unsupported = "unsupported"
+	// InvalidModel means that a model cannot be loaded, or that the worker does not have
+	// the model of a batch. Cancelled means that a load was cancelled.
+	InvalidModel = "invalid_model"
+	Cancelled    = "cancelled"
 )
 
-// Error reports that a batch failed as a whole or, without one, the worker or the
-// connection.
+// Error reports that a batch failed as a whole or a request about a model or, without
+// either, the worker or the connection.
 type Error struct {
 	Batch *uint64 `json:"batch,omitempty"`
+	Load  *uint64 `json:"load,omitempty"`
 	Kind  string  `json:"kind"`
 	// Name is the name of the error's type in its language.
 	Name      string `json:"error"`
@@ -397,11 +407,22 @@ func (*Error) kind() string { return "error" }
 
 func (m *Error) fields(c *coder) {
 	pointer(c, "batch", &m.Batch, maxNumber)
-	c.choice("kind", &m.Kind, required, Exception, OutOfMemory, Protocol, Unsupported)
+	pointer(c, "load", &m.Load, maxNumber)
+	c.choice("kind", &m.Kind, required, Exception, OutOfMemory, Protocol, Unsupported, InvalidModel, Cancelled)
 	c.text("error", &m.Name, required)
 	c.text("message", &m.Message, required)
 	c.text("traceback", &m.Traceback, optional)
 	list(c, "spans", &m.Spans, optional, each[Span])
+}
+
+func (m *Error) check(int64) error {
+	switch {
+	case m.Batch != nil && m.Load != nil:
+		return errors.New("load: it is an error of a batch")
+	case m.Kind == Cancelled && m.Load == nil, m.Kind == InvalidModel && m.Load == nil && m.Batch == nil:
+		return fmt.Errorf("kind: %q is about a model", m.Kind)
+	}
+	return nil
 }
 
 // Ping asks an idle worker for a Pong.
@@ -431,28 +452,3 @@ type Stop struct {
 func (*Stop) kind() string { return "shutdown" }
 
 func (m *Stop) fields(c *coder) { integer(c, "timeout", &m.Timeout, 0, maxNumber, required) }
-
-// Load is reserved for stages that serve several models.
-type Load struct {
-	Model Model `json:"model"`
-}
-
-func (*Load) kind() string { return "load" }
-
-func (m *Load) fields(c *coder) { c.model(&m.Model) }
-
-// Unload is reserved for stages that serve several models.
-type Unload struct {
-	Model Model `json:"model"`
-}
-
-func (*Unload) kind() string { return "unload" }
-
-func (m *Unload) fields(c *coder) { c.model(&m.Model) }
-
-func (c *coder) model(m *Model) {
-	if c.field("model", required, false) {
-		c.object(m)
-		c.done("model")
-	}
-}

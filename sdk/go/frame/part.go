@@ -309,14 +309,18 @@ func (s *Spec) fields(c *coder) {
 	list(c, "examples", &s.Examples, optional, each[Example])
 }
 
+// check refuses what is wrong with a spec; nil is none.
 func (s *Spec) check(body int64) error {
+	if s == nil {
+		return nil
+	}
 	// The places of all examples are in one body, and none is of an item.
 	var all []Part
 	for _, e := range s.Examples {
 		all = append(all, e.Inputs...)
 	}
 	if err := checkParts(all, 0, body); err != nil {
-		return fmt.Errorf("examples: of all their inputs %w", err)
+		return fmt.Errorf("spec.examples: of all their inputs %w", err)
 	}
 	return nil
 }

@@ -79,6 +79,9 @@ func (f *filler) fill(v reflect.Value, path string) {
 		for i := range v.NumField() {
 			f.fill(v.Field(i), path+"."+v.Type().Field(i).Name)
 		}
+		if e, ok := v.Addr().Interface().(*frame.Error); ok { // of a batch or of a load
+			*pick(f, &e.Batch, &e.Load) = nil
+		}
 	case reflect.Pointer:
 		v.Set(reflect.New(v.Type().Elem()))
 		f.fill(v.Elem(), path)
@@ -90,7 +93,9 @@ func (f *filler) fill(v reflect.Value, path string) {
 	case reflect.Map:
 		v.Set(reflect.ValueOf(map[string]string{f.text(): f.text(), "k": ""}))
 	case reflect.Int, reflect.Int64:
-		v.SetInt(1 + f.r.Int64N(1000))
+		if v.SetInt(1 + f.r.Int64N(1000)); strings.Contains(path, ".DefaultSize.") {
+			v.SetInt(1) // which fits every capacity
+		}
 	case reflect.Uint64:
 		v.SetUint(f.r.Uint64() >> 11)
 	case reflect.Bool:
@@ -106,7 +111,9 @@ func (f *filler) fill(v reflect.Value, path string) {
 func (f *filler) word(path string) string {
 	switch {
 	case strings.HasSuffix(path, "Error.Kind"):
-		return pick(f, frame.Exception, frame.OutOfMemory, frame.Protocol, frame.Unsupported)
+		return pick(f, frame.Exception, frame.OutOfMemory, frame.Protocol, frame.Unsupported, frame.InvalidModel)
+	case strings.HasSuffix(path, "oad.Model"):
+		return pick(f, "iris-v1", "π 😀 \"quoted\"\\/")
 	case strings.HasSuffix(path, ".BatchAxis"):
 		return pick(f, frame.Rows, frame.None)
 	case strings.Contains(path, ".Parameters") && strings.HasSuffix(path, ".Type"):
@@ -120,7 +127,8 @@ func (f *filler) word(path string) string {
 func blanks() []frame.Message {
 	return []frame.Message{
 		&frame.Hello{}, &frame.Welcome{}, &frame.State{}, &frame.Ready{}, &frame.Predict{}, &frame.Result{}, &frame.Chunk{},
-		&frame.Error{}, &frame.Cancel{}, &frame.Ping{}, &frame.Pong{}, &frame.Stop{}, &frame.Load{}, &frame.Unload{},
+		&frame.Error{}, &frame.Cancel{}, &frame.Ping{}, &frame.Pong{}, &frame.Stop{},
+		&frame.Load{}, &frame.Loaded{}, &frame.Unload{}, &frame.Unloaded{}, &frame.Size{}, &frame.Sized{},
 	}
 }
 

@@ -31,6 +31,7 @@ func vectorCases() []vectorCase {
 	var out []vectorCase
 	out = append(out, workerMessages()...)
 	out = append(out, hostMessages()...)
+	out = append(out, modelMessages()...)
 	out = append(out, batches()...)
 	out = append(out, answers()...)
 	out = append(out, otherSpellings()...)
@@ -109,8 +110,40 @@ func hostMessages() []vectorCase {
 		{name: "ping", direction: host, m: &frame.Ping{N: 41}},
 		{name: "shutdown", direction: host, m: &frame.Stop{Timeout: 5000}},
 		{name: "error-protocol", direction: host, m: &frame.Error{Kind: frame.Protocol, Name: "Version", Message: "this host speaks 1"}},
-		{name: "load", direction: host, m: &frame.Load{Model: frame.Model{ID: "m", Version: "3"}}},
-		{name: "unload", direction: host, m: &frame.Unload{Model: frame.Model{ID: "m"}}},
+	}
+}
+
+func modelMessages() []vectorCase {
+	var examples frame.Body
+	load, batch := uint64(3), uint64(7)
+	record := frame.Load{
+		Load: 1, Model: "Ирис/7", ModelType: "linear", Source: "iris/7.json", Options: map[string]string{"precision": "fp16", "": "π"}, Timeout: 90_000,
+	}
+	return []vectorCase{
+		{name: "hello-of-models", direction: worker, m: &frame.Hello{Protocols: []int{1}, Name: "linear", PID: 4711, Capabilities: []string{frame.Models}}},
+		{name: "welcome-of-models", direction: host, m: &frame.Welcome{
+			Protocol: 1, MaxFrame: 1 << 26, Capabilities: []string{frame.Models}, Memory: frame.Memory{Host: 4 << 30, Device: 20 << 30},
+		}},
+		{name: "ready-of-models", direction: worker, m: &frame.Ready{Spec: &frame.Spec{}, Models: &frame.ModelLimits{
+			Capacity: frame.Memory{Host: 512 << 20}, DefaultSize: frame.Memory{Host: 1 << 20}, LoadSlots: 2, LoadTimeout: 90_000,
+		}}},
+		{name: "ready-of-models-without-limits", direction: worker, m: &frame.Ready{Spec: &frame.Spec{}, Models: &frame.ModelLimits{}}},
+		{name: "load", direction: host, m: &record},
+		{name: "load-least", direction: host, m: &frame.Load{Model: strings.Repeat("m", frame.MaxModel)}},
+		{name: "loaded", direction: worker, m: &frame.Loaded{Load: 1, Size: frame.Memory{Host: 12 << 10, Device: 1 << 53 >> 1}, MaxConcurrency: 4}},
+		{name: "loaded-least", direction: worker, m: &frame.Loaded{Load: 1<<53 - 1}},
+		{name: "loaded-with-spec", direction: worker, body: &examples, m: &frame.Loaded{Load: 2, Spec: &frame.Spec{
+			Outputs:  []frame.PartSpec{{Name: "p", Datatype: tensor.FP32, Shape: []int64{-1, 3}}},
+			Examples: []frame.Example{{Name: "one", Inputs: []frame.Part{examples.Tensor("x", -1, fp32([]int64{1, 2}, 1, 2))}}},
+		}}},
+		{name: "error-of-a-load", direction: worker, m: &frame.Error{Load: &load, Kind: frame.InvalidModel, Name: "FileNotFoundError", Message: "iris/7.json"}},
+		{name: "error-of-a-cancelled-load", direction: worker, m: &frame.Error{Load: &load, Kind: frame.Cancelled, Name: "Cancelled", Message: ""}},
+		{name: "error-of-a-missing-model", direction: worker, m: &frame.Error{Batch: &batch, Kind: frame.InvalidModel, Name: "InvalidModel", Message: "iris"}},
+		{name: "unload", direction: host, m: &frame.Unload{Load: frame.Load{Load: 4, Model: "m"}}},
+		{name: "unloaded", direction: worker, m: &frame.Unloaded{Loaded: frame.Loaded{Load: 4}}},
+		{name: "size", direction: host, m: &frame.Size{Load: record}},
+		{name: "sized", direction: worker, m: &frame.Sized{Loaded: frame.Loaded{Load: 5, Size: frame.Memory{Host: 12 << 10}}}},
+		{name: "sized-unknown", direction: worker, m: &frame.Sized{Loaded: frame.Loaded{Load: 5}}},
 	}
 }
 
@@ -381,6 +414,26 @@ func brokenHostMessages() []vectorCase {
 	} {
 		add("welcome-"+c.name, c.why, `{"type":"welcome",`+c.keys+`}`)
 	}
+	for _, c := range []struct{ name, why, header string }{
+		{"welcome-memory-number", "memory is no object", `"type":"welcome","protocol":1,"options":{},"max_frame":1,"memory":1`},
+		{"welcome-memory-negative", "a negative size", `"type":"welcome","protocol":1,"options":{},"max_frame":1,"memory":{"device":-1}`},
+		{"load-without-load", "load is missing", `"type":"load","model":"m"`},
+		{"load-without-model", "model is missing", `"type":"load","load":1`},
+		{"load-model-object", "the model is no string", `"type":"load","load":1,"model":{"id":"m"}`},
+		{"load-model-empty", "the model has no name", `"type":"load","load":1,"model":""`},
+		{"load-model-long", "a name of 256 bytes", `"type":"load","load":1,"model":"` + strings.Repeat("π", 128) + `"`},
+		{"load-model-control", "a control character", `"type":"load","load":1,"model":"a\u007f"`},
+		{"load-source-number", "the source is no string", `"type":"load","load":1,"model":"m","source":1`},
+		{"load-model-type-number", "the type is no string", `"type":"load","load":1,"model":"m","model_type":1`},
+		{"load-options-number", "an option is no string", `"type":"load","load":1,"model":"m","options":{"a":1}`},
+		{"load-timeout-0", "a timeout is at least 1", `"type":"load","load":1,"model":"m","timeout":0`},
+		{"unload-without-load", "load is missing", `"type":"unload","model":"m"`},
+		{"unload-model-empty", "the model has no name", `"type":"unload","load":1,"model":""`},
+		{"size-without-model", "model is missing", `"type":"size","load":1`},
+		{"size-options-list", "options are no object", `"type":"size","load":1,"model":"m","options":[]`},
+	} {
+		add(c.name, c.why, "{"+c.header+"}")
+	}
 	item := func(keys string) string { return fmt.Sprintf(`"batch":1,"items":[{"id":"a"%s}],"parts":[]`, keys) }
 	part := func(keys string) string {
 		return fmt.Sprintf(`"batch":1,"items":[{"id":"a"},{"id":"b"}],"parts":[{"name":"x",%s}]`, keys)
@@ -479,6 +532,24 @@ func brokenWorkerMessages() []vectorCase {
 		{"chunk-shape-lies", "a tensor that does not fill its place", `{"type":"chunk","batch":1,"item":0,"parts":[{"name":"p","datatype":"FP32","shape":[1],"at":0,"size":8}]}`},
 		{"ready-parameter-type", "a type that is none", `{"type":"ready","spec":{"parameters":[{"name":"p","type":"number"}]}}`},
 		{"ready-schema-text", "a schema that is no object", `{"type":"ready","spec":{"inputs":[{"name":"x","schema":"{}"}]}}`},
+		{"ready-models-list", "limits are no object", `{"type":"ready","models":[]}`},
+		{"ready-capacity-negative", "a negative size", `{"type":"ready","models":{"capacity":{"host":-1}}}`},
+		{"ready-capacity-number", "a size is no object", `{"type":"ready","models":{"capacity":1048576}}`},
+		{"ready-default-size-beyond-capacity", "no model of the default size fits", `{"type":"ready","models":{"capacity":{"host":8},"default_size":{"host":9}}}`},
+		{"ready-load-slots-0", "load_slots are at least 1", `{"type":"ready","models":{"load_slots":0}}`},
+		{"ready-load-slots-many", "load_slots are at most 1,024", `{"type":"ready","models":{"load_slots":1025}}`},
+		{"ready-load-timeout-0", "a timeout is at least 1", `{"type":"ready","models":{"load_timeout":0}}`},
+		{"loaded-without-load", "load is missing", `{"type":"loaded","size":{"host":1}}`},
+		{"loaded-size-huge", "a size beyond 9,007,199,254,740,991", `{"type":"loaded","load":1,"size":{"host":9007199254740992}}`},
+		{"loaded-size-float", "a size that is not whole", `{"type":"loaded","load":1,"size":{"device":0.5}}`},
+		{"loaded-max-concurrency-0", "max_concurrency is at least 1", `{"type":"loaded","load":1,"max_concurrency":0}`},
+		{"loaded-spec-example-outside", "a place outside the body", `{"type":"loaded","load":1,"spec":{"examples":[{"name":"a","inputs":[{"name":"x","content_type":"","at":8,"size":1}]}]}}`},
+		{"unloaded-without-load", "load is missing", `{"type":"unloaded","model":"m"}`},
+		{"sized-negative", "a negative size", `{"type":"sized","load":1,"size":{"host":-1}}`},
+		{"error-load-negative", "a negative number", `{"type":"error","load":-1,"kind":"exception","error":"E","message":""}`},
+		{"error-of-two", "an error of a batch and of a load", `{"type":"error","batch":1,"load":1,"kind":"exception","error":"E","message":""}`},
+		{"error-cancelled-batch", "only loads are cancelled by an error", `{"type":"error","batch":1,"kind":"cancelled","error":"E","message":""}`},
+		{"error-invalid-model-of-none", "an invalid model of no load and no batch", `{"type":"error","kind":"invalid_model","error":"E","message":""}`},
 		{"ready-schema-boolean", "a schema that is no object", `{"type":"ready","spec":{"outputs":[{"name":"x","schema":true}]}}`},
 	} {
 		out = append(out, vectorCase{name: "invalid-" + c.name, direction: worker, frame: raw(c.header, []byte("01234567")), why: c.why})

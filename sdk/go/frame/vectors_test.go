@@ -65,15 +65,20 @@ func partsOf(m frame.Message) []frame.Part {
 	case *frame.Chunk:
 		return m.Parts
 	case *frame.Ready:
-		var out []frame.Part
-		if m.Spec != nil {
-			for _, e := range m.Spec.Examples {
-				out = append(out, e.Inputs...)
-			}
-		}
-		return out
+		return examplesOf(m.Spec)
+	case *frame.Loaded:
+		return examplesOf(m.Spec)
 	}
 	return nil
+}
+
+func examplesOf(spec *frame.Spec) (out []frame.Part) {
+	if spec != nil {
+		for _, e := range spec.Examples {
+			out = append(out, e.Inputs...)
+		}
+	}
+	return out
 }
 
 // taken returns the parts with their bytes, as readers have to see them.
@@ -267,7 +272,7 @@ func TestEveryMessageTypeHasVector(t *testing.T) {
 			valid[frame.Kind(c.m)] = true
 		}
 	}
-	for _, kind := range strings.Fields("hello welcome state ready predict result chunk error cancel ping pong shutdown load unload") {
+	for _, kind := range strings.Fields("hello welcome state ready predict result chunk error cancel ping pong shutdown load loaded unload unloaded size sized") {
 		if !valid[kind] {
 			t.Errorf("there is none of %s", kind)
 		}

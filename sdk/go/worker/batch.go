@@ -67,8 +67,10 @@ type Batch struct {
 	Items []*Item
 	// Rows is the sum of the items' rows.
 	Rows int
-	// Model is the model to use, for a stage that serves several; else nil.
-	Model *frame.Model
+	// Model is the reference to a model in the request, if it has one. Loaded is the model that
+	// it names, of a worker with Settings.Models.
+	Model  *frame.Model
+	Loaded *Model
 	// Warmup is true where nobody waits for the answer.
 	Warmup bool
 	// Trace is the W3C traceparent of the batch's own span; empty where no item is traced.

@@ -42,7 +42,7 @@ func Serve(ctx context.Context, settings Settings) error {
 		conn: conn, in: bufio.NewReaderSize(conn, readBuffer),
 		life: life, end: end,
 		asked: make(chan time.Duration, 1), idle: make(chan struct{}),
-		batches: map[uint64]*Batch{},
+		batches: map[uint64]*Batch{}, models: map[string]*Model{}, loads: map[string]*load{},
 	}
 	// The end of the life ends the connection, and with it all that wait for it.
 	context.AfterFunc(life, func() { _ = conn.Close() })
@@ -133,6 +133,9 @@ func (s *session) handshake(ctx context.Context) (*Start, error) {
 	if s.settings.Stream != nil {
 		hello.Capabilities = []string{frame.Stream}
 	}
+	if s.settings.Models != nil {
+		hello.Capabilities = append(hello.Capabilities, frame.Models)
+	}
 	if err := frame.Write(s.conn, hello, nil); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrHostGone, err)
 	}
@@ -159,12 +162,15 @@ func (s *session) acceptWelcome(m *frame.Welcome) (*Start, error) {
 	if s.settings.Stream != nil && !slices.Contains(m.Capabilities, frame.Stream) {
 		return nil, errNoChunks
 	}
+	if s.settings.Models != nil && !slices.Contains(m.Capabilities, frame.Models) {
+		return nil, errNoModels
+	}
 	s.maxBody = m.MaxFrame
 	s.settings.Slots = min(s.settings.Slots, max(1, m.Slots))
 	spec := s.settings.Spec
 	return &Start{
 		Environment: s.environment, Options: m.Options, Devices: m.Devices,
-		Slots: s.settings.Slots, MaxSize: max(1, m.MaxSize), Spec: &spec,
+		Slots: s.settings.Slots, MaxSize: max(1, m.MaxSize), Memory: m.Memory, Spec: &spec,
 		progress: func(message string) {
 			s.sendMessage(&frame.State{State: frame.Startup, Message: clip(message)})
 		},
@@ -231,7 +237,11 @@ func (s *session) ready(spec *Spec) error {
 	if body.Len() > s.maxBody {
 		return fmt.Errorf("spec: examples of %d bytes, the host takes %d", body.Len(), s.maxBody)
 	}
-	head, err := frame.Encode(&frame.Ready{Slots: s.settings.Slots, Spec: m}, body.Len())
+	ready := &frame.Ready{Slots: s.settings.Slots, Spec: m}
+	if s.settings.Models != nil {
+		ready.Models = &s.settings.Models.Limits
+	}
+	head, err := frame.Encode(ready, body.Len())
 	if err != nil {
 		return fmt.Errorf("spec: %w", err)
 	}
@@ -246,6 +256,9 @@ func (s *session) leave(ctx context.Context, grace time.Duration) error {
 	s.mu.Lock()
 	if s.leaving = true; s.running == 0 {
 		close(s.idle)
+	}
+	for _, l := range s.loads {
+		l.cancel()
 	}
 	s.mu.Unlock()
 	s.sendMessage(&frame.State{State: frame.Shutdown})

@@ -241,7 +241,7 @@ func TestLoadIsUnsupportedAndWorkerGoesOn(t *testing.T) {
 	h := listen(t)
 	served := h.serve(t.Context(), worker.Settings{Predict: double})
 	h.ready()
-	for _, m := range []frame.Message{&frame.Load{Model: frame.Model{ID: "m"}}, &frame.Unload{Model: frame.Model{ID: "m"}}} {
+	for _, m := range []frame.Message{&frame.Load{Model: "m"}, &frame.Unload{Load: frame.Load{Model: "m"}}, &frame.Size{Load: frame.Load{Model: "m"}}} {
 		h.send(m, nil)
 		answer, _ := receiveAs[*frame.Error](h)
 		if answer.Kind != frame.Unsupported || answer.Batch != nil || !strings.HasPrefix(answer.Message, frame.Kind(m)) {

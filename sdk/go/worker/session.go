@@ -43,9 +43,12 @@ type session struct {
 	outputs          []PartSpec
 	isReady, leaving bool
 	// batches are those that the host has no answer for; running counts those whose
-	// goroutines have not ended.
+	// goroutines have not ended, and requests about models.
 	batches map[uint64]*Batch
 	running int
+	// models are the loaded ones, loads those that are being loaded.
+	models map[string]*Model
+	loads  map[string]*load
 	// idle is closed when the worker leaves and no batch runs.
 	idle chan struct{}
 }
@@ -121,8 +124,8 @@ func (s *session) handle(m frame.Message, body []byte) (*Batch, error) {
 		case s.asked <- time.Duration(min(m.Timeout, maxTimeout)) * time.Millisecond:
 		default: // it has been asked already
 		}
-	case *frame.Load, *frame.Unload:
-		s.sendMessage(&frame.Error{Kind: frame.Unsupported, Name: "Unsupported", Message: frame.Kind(m) + ": this worker has one model"})
+	case frame.Request:
+		return nil, s.beginRequest(m)
 	case *frame.Error:
 		return nil, fmt.Errorf("%w: %s: %s", ErrRefused, m.Kind, m.Message)
 	default:
@@ -177,6 +180,11 @@ func (s *session) release(b *Batch) {
 	b.cancel()
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.countEnd()
+}
+
+// countEnd counts the end of a batch, or of a request about a model. The caller holds the lock.
+func (s *session) countEnd() {
 	if s.running--; s.running == 0 && s.leaving {
 		close(s.idle)
 	}
@@ -199,6 +207,14 @@ func (s *session) call(b *Batch) (outputs Outputs, err error) {
 		}
 		span.End()
 	}()
+	if s.settings.Models != nil {
+		if b.Model != nil {
+			b.Loaded = s.model(b.Model.ID)
+		}
+		if b.Loaded == nil {
+			return nil, errModelGone
+		}
+	}
 	if s.settings.Stream != nil {
 		return s.stream(b)
 	}
@@ -240,15 +256,25 @@ func (s *session) answer(b *Batch, outputs Outputs, err error) ([]byte, *frame.B
 			return head, body
 		}
 	}
-	m := &frame.Error{Batch: &b.number, Kind: frame.Exception, Name: typeOf(err), Message: clip(err.Error()), Spans: spans}
+	m := errorOf(err)
+	m.Batch, m.Spans = &b.number, spans
+	if errors.Is(err, errModelGone) {
+		m.Kind = frame.InvalidModel
+	}
+	head, _ := encodeWithSpans(m, &m.Spans, 0) // all other texts are bounded, so it fits
+	return head, nil
+}
+
+// errorOf returns the message of an error.
+func errorOf(err error) *frame.Error {
+	m := &frame.Error{Kind: frame.Exception, Name: typeOf(err), Message: clip(err.Error())}
 	if p, ok := errors.AsType[*panicError](err); ok {
 		m.Traceback = clip(p.stack)
 	}
 	if errors.Is(err, ErrOutOfMemory) {
 		m.Kind = frame.OutOfMemory
 	}
-	head, _ := encodeWithSpans(m, &m.Spans, 0) // all other texts are bounded, so it fits
-	return head, nil
+	return m
 }
 
 // encodeWithSpans encodes the end of a batch, without its spans if they do not fit.

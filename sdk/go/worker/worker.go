@@ -37,6 +37,19 @@
 // and Send fails then; the item fails, whatever the function returns. An error ends the
 // item; the caller gets a *Fault as it is.
 //
+// # Models
+//
+// Settings.Models makes a worker load and unload several models while batches run. Batch.Loaded
+// is the model of a batch:
+//
+//	Models: &worker.Models{Load: func(ctx context.Context, m *worker.Model) (err error) {
+//		path, err := worker.Below(root, m.Source)
+//		if err == nil {
+//			m.Value, err = read(path)
+//		}
+//		return err
+//	}}
+//
 // # Failures
 //
 // Item.Fail gives one item a fault; its rows of the outputs do not matter. An error that
@@ -121,6 +134,7 @@ var (
 
 	errEnvironment = errors.New("environment")
 	errMisused     = errors.New("worker: Settings")
+	errNoModels    = errors.New("the stage has one model, and the worker loads several: give the stage a section models")
 	errNoChunks    = errors.New("the host takes no chunks, and the worker streams: set Predict")
 	// errAsked ends the life of a session because the worker was asked to exit.
 	errAsked = errors.New("the worker was asked to leave")
@@ -145,6 +159,8 @@ type Settings struct {
 	// item is cancelled. Items are never joined then: Spec.BatchAxis is None, whatever is
 	// set.
 	Stream func(context.Context, *Item, *Stream) error
+	// Models, where set, load and unload the models of the batches.
+	Models *Models
 	// ChunksOnly leaves out the whole answer of a stream: callers that do not take chunks
 	// get nothing.
 	ChunksOnly bool
@@ -164,6 +180,8 @@ func (s Settings) withDefaults() (Settings, error) {
 		return s, fmt.Errorf("%w: Predict and Stream are both set", errMisused)
 	case s.ChunksOnly && s.Stream == nil:
 		return s, fmt.Errorf("%w.ChunksOnly goes with Stream", errMisused)
+	case s.Models != nil && s.Models.Load == nil:
+		return s, fmt.Errorf("%w.Models.Load is nil", errMisused)
 	case s.Slots < 0 || s.Slots > frame.MaxSlots:
 		return s, fmt.Errorf("%w.Slots: %d is not between 1 and %d", errMisused, s.Slots, frame.MaxSlots)
 	}
@@ -190,6 +208,8 @@ type Start struct {
 	// Slots is how many batches Predict gets at a time, MaxSize the rows of the largest
 	// batch.
 	Slots, MaxSize int
+	// Memory is what the models may take; 0 is as much as there is.
+	Memory Memory
 	// Spec may be changed until Setup returns.
 	Spec *Spec
 

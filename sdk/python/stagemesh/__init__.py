@@ -23,7 +23,8 @@ numpy. ``stagemesh.testing`` runs a worker without a mesh, and
 In this package ``frames`` and ``parts`` are the protocol's bytes; ``specs``, ``arrays`` and
 ``values`` turn them into values and back; ``worker``, ``batches`` and ``faults`` are what a
 worker is written with; ``runs`` runs batches and ``streams`` streams, and ``spans`` times
-them; ``session`` is the conversation with the host, and ``lifecycle`` is the process around it.
+them; ``models`` loads several models;
+``session`` is the conversation with the host, and ``lifecycle`` is the process around it.
 
 A process serves one worker, in one thread unless ``concurrency`` is above 1. An invalid
 declaration ends it with exit code 1 and a message with what to write. Exceptions
@@ -33,8 +34,9 @@ of a batch or of an item are replies, and the process continues.
 from __future__ import annotations
 
 from .batches import Batch, Item
-from .faults import InvalidInput, ItemError, ItemFailed, OutOfMemory, SchemaViolation
+from .faults import InvalidInput, InvalidModel, ItemError, ItemFailed, OutOfMemory, SchemaViolation
 from .lifecycle import serve
+from .models import Model, ModelLimits, below
 from .session import VERSION as __version__
 from .specs import Bytes, Json, Parameter, Tensor, Text
 from .worker import Context, Worker
@@ -44,10 +46,13 @@ __all__ = [
     "Bytes",
     "Context",
     "InvalidInput",
+    "InvalidModel",
     "Item",
     "ItemError",
     "ItemFailed",
     "Json",
+    "Model",
+    "ModelLimits",
     "OutOfMemory",
     "Parameter",
     "SchemaViolation",
@@ -55,5 +60,6 @@ __all__ = [
     "Text",
     "Worker",
     "__version__",
+    "below",
     "serve",
 ]

@@ -99,6 +99,11 @@ class Item:
     def state(self, value: Any) -> None:
         self._batch._states[self.number] = value
 
+    @property
+    def model(self) -> Any:
+        """What load returned for the model of the item; see Batch.model."""
+        return self._batch.model
+
     def content_type(self, name: str) -> str:
         """Returns the content type of a received blob; empty if there is none."""
         column = self._batch._columns.get(name)
@@ -165,6 +170,7 @@ class Batch:
     _offsets: Optional[List[int]] = None
     _made_of: Optional[Batch] = None
     _spans: Optional[Spans] = None  # of a traced batch
+    _model: Any = None  # of a worker with several models
 
     def __init__(self, header: Header, body: memoryview, received: float, plan: Optional[Plan], source: Source) -> None:
         self.id: int = header["batch"]
@@ -206,9 +212,9 @@ class Batch:
         return bool(self._header.get("warmup", False))
 
     @property
-    def model(self) -> Optional[Mapping[str, str]]:
-        """Of a stage that serves several models: id or alias, and version; else None."""
-        return self._header.get("model")
+    def model(self) -> Any:
+        """What load returned for the batch's model; if nothing did: id or alias, and version, or None."""
+        return self._header.get("model") if self._model is None else self._model
 
     def span(self, name: str, /, **attributes: Any) -> Span:
         """Times a part of the run, for the trace of the requests: ``with batch.span("tokenize", rows=32):``.

@@ -89,6 +89,14 @@ class ItemFailed(ItemError):
         super().__init__(message)
 
 
+class InvalidModel(Exception):
+    """Raised by load: the model cannot be loaded on any host, as its source is missing or broken."""
+
+
+class ModelGone(Exception):
+    """A batch names a model that is not loaded."""
+
+
 _BY_REASON = {"INVALID_INPUT": InvalidInput, "SCHEMA_VIOLATION": SchemaViolation}
 
 

@@ -111,7 +111,8 @@ def load_items(header: Header) -> Any:
 
 _PARTS = ',"parts":['
 _predict_start = re.compile(
-    r'\{"type":"predict","batch":(0|[1-9][0-9]{0,14}),(?:"trace":"([0-9a-f-]*)",)?"items":\['
+    r'\{"type":"predict","batch":(0|[1-9][0-9]{0,14}),(?:"trace":"([0-9a-f-]*)",)?'
+    r'(?:"model":\{"id":"([^"\\\x00-\x1f]*)"\},)?"items":\['
 ).match
 
 
@@ -148,6 +149,8 @@ class Headers:
         header: Header = {"type": "predict", "batch": int(match[1]), DEFERRED: items, "parts": parts}
         if match[2] is not None:
             header["trace"] = match[2]
+        if match[3] is not None:
+            header["model"] = {"id": match[3]}
         return header if parts is not None else self._decode_first(text, header, at)
 
     def _decode_first(self, text: str, header: Header, at: int) -> Header:

@@ -15,8 +15,9 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from .arrays import Arrays
 from .batches import Batch, Item, Plan, Source, check_predict
-from .faults import InvalidInput, ItemError, ItemFailed, fault_of, is_out_of_memory, text_of, traceback_of
+from .faults import InvalidInput, ItemError, ItemFailed, ModelGone, fault_of, is_out_of_memory, text_of, traceback_of
 from .frames import DEFERRED, MAX_HEADER, MAX_NUMBER, Buffer, Header, Parts, Violation, as_bytes, encode, message
+from .models import Models
 from .parts import Body, Layout, Place, Raw, Received, entry_head, join_rows, read_parts, split_rows
 from .specs import Json, Tensor, Text
 from .values import ABSENT, BadOutput, Encoder, Tensors, Values, values_of
@@ -38,12 +39,20 @@ class Runs:
 
     max_frame bounds the body of a reply, in bytes. poll handles the messages that arrive
     while a batch runs. answers is False for the ranks of a gang whose outputs are not sent.
+    models are those of a worker with several.
     """
 
     def __init__(
-        self, worker: Worker, arrays: Arrays, max_frame: int, poll: Callable[[Batch], None], answers: bool = True
+        self,
+        worker: Worker,
+        arrays: Arrays,
+        max_frame: int,
+        poll: Callable[[Batch], None],
+        answers: bool = True,
+        models: Optional[Models] = None,
     ) -> None:
         self._worker = worker
+        self._models = models
         self._arrays = arrays
         self._max_frame = max_frame
         self.answers = answers
@@ -133,6 +142,7 @@ class Runs:
     def run(self, batch: Batch) -> Reply:
         """Runs a batch and returns the reply that ends it; raises Violation if deferred parsing fails."""
         try:
+            self.find_model(batch)
             if not self._plain:
                 return self._run(batch)
             if batch._spans is None:
@@ -150,6 +160,11 @@ class Runs:
             if isinstance(error, Violation) or self.in_forked_child():
                 raise
             return self.error(batch, error)
+
+    def find_model(self, batch: Batch) -> None:
+        """Gives a batch its model; raises ModelGone."""
+        if self._models is not None:
+            batch._model = self._models.find(batch._header.get("model"))
 
     def _known_result(self, batch: int, rows: int, outputs: Mapping[str, Any]) -> Optional[Reply]:
         """Returns the result of outputs that are all like those of earlier batches; None if one is new."""
@@ -423,15 +438,24 @@ class Runs:
         return batch._spans.added_to(header) if batch._spans is not None and self.answers else header
 
 
-def error_header(error: BaseException, batch: Optional[int] = None, trace: Optional[str] = None) -> bytes:
-    """Returns the header of an error message: of a batch, or of the worker if batch is None.
+def error_header(
+    error: BaseException,
+    batch: Optional[int] = None,
+    trace: Optional[str] = None,
+    load: Optional[int] = None,
+    kind: str = "",
+) -> bytes:
+    """Returns the header of an error message: of a batch, of a request about a model, or of the worker.
 
-    trace is the text of the traceback; None: that of the error.
+    trace is the text of the traceback; None: that of the error. kind is the protocol's; empty:
+    the one that fits.
     """
     if trace is None:
-        trace = "" if isinstance(error, BadOutput) else traceback_of(error)
-    fields: Dict[str, Any] = {} if batch is None else {"batch": batch}
-    fields["kind"] = "out_of_memory" if is_out_of_memory(error) else "exception"
+        trace = "" if isinstance(error, (BadOutput, ModelGone)) else traceback_of(error)
+    fields: Dict[str, Any] = {"batch": batch} if batch is not None else {} if load is None else {"load": load}
+    if not kind and isinstance(error, ModelGone):
+        kind = "invalid_model"
+    fields["kind"] = kind or ("out_of_memory" if is_out_of_memory(error) else "exception")
     fields["error"] = type(error).__name__
     fields["message"] = text_of(error)[:MAX_MESSAGE]
     if trace:

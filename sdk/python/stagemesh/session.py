@@ -11,6 +11,7 @@ import inspect
 import logging
 import os
 import queue
+import re
 import select
 import sys
 import threading
@@ -21,6 +22,7 @@ from .arrays import Arrays
 from .batches import Batch
 from .faults import is_from_user_code, text_of, traceback_of
 from .frames import MAX_COUNT, MAX_NUMBER, MAX_SLOTS, Connection, Ended, Frame, Header, Violation, message
+from .models import Models
 from .parts import Layout
 from .runs import MAX_MESSAGE, Runs, error_header
 from .streams import Stream, StreamLoop
@@ -48,9 +50,11 @@ EXIT_HOST_GONE = 3  # the connection or the lifeline ended
 EXIT_VIOLATION = 4  # the host breaks the protocol, or uses another version
 EXIT_UNFINISHED = 5  # asked to stop, and streams were unfinished when the time was over
 
-# The capabilities of a worker that answers in chunks, and of one that takes a batch before
-# it has ended the one that runs.
-_STREAM, _PREFETCH = "stream", "prefetch"
+# The capabilities of a worker that answers in chunks, of one that takes a batch before it has
+# ended the one that runs, and of one that loads several models.
+_STREAM, _PREFETCH, _MODELS = "stream", "prefetch", "models"
+# How long a batch of a worker with models runs until another thread reads, in seconds.
+_WATCH_S = 0.005
 
 
 def report(text: str, code: int) -> int:
@@ -86,6 +90,9 @@ class Session:
         self._class = worker
         self._arrays_name = arrays if arrays is not None else worker.arrays
         self._streaming = overrides(worker, "stream")
+        self._models: Optional[Models] = None  # of a worker that loads several
+        self._has_batch = threading.Event()  # set when a batch begins, for _watch
+        self._over = False
         self._signals = signals
         self._environ = environ
         self._slots = 1
@@ -124,11 +131,14 @@ class Session:
         self._signals.starting = False
         try:
             # Not while a batch of a host that is gone still runs.
-            if code == 0 and self._ready and (self._pool is None or self._pool.close(THREADS_S)):
+            ended = self._models is None or self._models.close(THREADS_S)
+            if code == 0 and self._ready and ended and (self._pool is None or self._pool.close(THREADS_S)):
                 self._worker.teardown()
         except Exception as error:
             code = report(f"{self._class.__name__}.teardown:\n{traceback_of(error)}", EXIT_FAILED)
         finally:
+            self._over = True
+            self._has_batch.set()
             self._connection.hang_up()  # also for threads that wait until they can send
             self._connection.close()
         return code
@@ -152,6 +162,8 @@ class Session:
         elif self._streaming or self._slots > 1:
             self._pool = _Threads(self._run_job, self._slots)
         if self._pool is None:
+            if self._models is not None:
+                threading.Thread(target=self._watch, name="stagemesh-watch", daemon=True).start()
             self._read_frames(self._run_batch)
             return self._leave(self._grace_s)
         return self._run_pool(self._pool)
@@ -191,6 +203,8 @@ class Session:
             "pid": os.getpid(),
         }
         hello["capabilities"] = [_STREAM if self._streaming else _PREFETCH]
+        if overrides(self._class, "load"):
+            hello["capabilities"].append(_MODELS)
         self._connection.send(message("hello", **hello))
         header, _ = self._connection.read()
         if header["type"] == "error":
@@ -211,6 +225,9 @@ class Session:
         if self._streaming and _STREAM not in welcome.get("capabilities", ()):
             name = self._class.__name__
             raise ValueError(f"{name}.stream: this host takes no chunks; write predict_item(self, item)")
+        if overrides(self._class, "load") and _MODELS not in welcome.get("capabilities", ()):
+            name = self._class.__name__
+            raise ValueError(f"{name}.load: the stage has one model; give it a section models, or use setup")
         self._slots = max(1, min(self._class.concurrency, welcome.get("slots", 1)))
         context = Context(
             welcome["options"],
@@ -219,6 +236,7 @@ class Session:
             slots=self._slots,
             environ=self._environ,
             progress=self._progress,
+            memory=welcome.get("memory"),
         )
         context.log = logging.getLogger(f"stagemesh.worker.{self._class.__name__}")
         self._worker = worker = self._class()
@@ -228,8 +246,12 @@ class Session:
         most = self._connection.max_body
         if layout.size > most:
             raise ValueError(f"the examples take {layout.size} bytes, the host takes {most} in a frame")
-        self._runs = Runs(worker, self._arrays, most, self._poll, answers=context.rank == 0)
-        return message("ready", slots=self._slots, spec=spec)
+        ready: Dict[str, Any] = {"slots": self._slots, "spec": spec}
+        if overrides(self._class, "load"):
+            self._models = Models(worker, self._connection.send, error_header)
+            ready["models"] = worker.models.wire()
+        self._runs = Runs(worker, self._arrays, most, self._poll, context.rank == 0, self._models)
+        return message("ready", **ready)
 
     def _progress(self, text: str) -> None:
         if self._ready:
@@ -257,6 +279,8 @@ class Session:
         """Runs a batch in this thread, and sends the reply."""
         batch = self._runs.batch(header, body, time.monotonic())
         self._running[batch.id] = batch
+        if self._models is not None:
+            self._has_batch.set()
         reply = self._runs.run(batch)
         del self._running[batch.id]
         if self._polling.locked():  # by a thread of the worker; wait until it has read
@@ -267,6 +291,20 @@ class Session:
         if self._signals.stop_requested or self._stopping:
             self._send_shutdown(self._grace_s)  # before the result, so that the host sends no more
         self._connection.send(*reply)
+
+    def _watch(self) -> None:
+        """Reads for the main thread while that runs a long batch, so that models load meanwhile."""
+        seen = None  # the number of a batch: the batch itself would keep its bytes
+        while self._has_batch.wait() and not self._over:
+            self._has_batch.clear()
+            while self._running and not self._over:
+                number = next(iter(list(self._running)), None)
+                batch = self._running.get(number) if number is not None and number == seen else None
+                if batch is not None:
+                    self._poll(batch)
+                del batch
+                seen = number
+                time.sleep(_WATCH_S)
 
     def _poll(self, batch: Batch) -> None:
         """Handles the frames that arrived while a batch runs; any thread of the worker may call it."""
@@ -411,7 +449,12 @@ class Session:
         elif kind == "shutdown":
             self._grace_s = number_of(header, "timeout") / 1000
             self._stopping = True
-        elif kind in ("load", "unload"):
+        elif kind in ("load", "unload", "size"):
+            check_request(header)
+            if self._models is not None:
+                if not self._stopping:
+                    self._models.begin(header)
+                return
             text = f"{kind}: this worker serves one model"
             self._connection.send_within(
                 _REPLY_S, message("error", kind="unsupported", error="Unsupported", message=text)
@@ -510,6 +553,25 @@ def number_of(header: Header, key: str) -> int:
     return value
 
 
+_control = re.compile("[\x00-\x1f\x7f-\x9f]").search
+
+
+def check_request(header: Header) -> None:
+    """Raises Violation if a load, unload or size breaks the protocol."""
+    kind = header["type"]
+    number_of(header, "load")
+    name = header.get("model")
+    if type(name) is not str or not 1 <= len(name.encode("utf-8", "surrogatepass")) <= 255 or _control(name):
+        raise Violation(f"{kind}: model has 1 to 255 bytes, and no control characters")
+    if any(type(header.get(key, "")) is not str for key in ("model_type", "source")):
+        raise Violation(f"{kind}: model_type and source are strings")
+    options = header.get("options", {})
+    if type(options) is not dict or any(type(value) is not str for value in options.values()):
+        raise Violation(f"{kind}: options are strings by name")
+    if "timeout" in header and number_of(header, "timeout") < 1:
+        raise Violation(f"{kind}: timeout is at least 1")
+
+
 def check_welcome(header: Header) -> None:
     """Raises Violation if a welcome breaks the protocol."""
     if number_of(header, "protocol") != PROTOCOL:
@@ -520,6 +582,11 @@ def check_welcome(header: Header) -> None:
     for key, most in (("slots", MAX_SLOTS), ("max_size", MAX_COUNT)):
         if key in header and not 1 <= number_of(header, key) <= most:
             raise Violation(f"welcome: {key} is a whole number from 1 to {most}")
+    memory = header.get("memory", {})
+    if type(memory) is not dict or any(
+        type(n) is not int or not 0 <= n <= MAX_NUMBER for n in (memory.get(key, 0) for key in ("host", "device"))
+    ):
+        raise Violation("welcome: memory is whole bytes of host and device")
     for key in ("devices", "capabilities"):
         strings = header.get(key, [])
         if type(strings) is not list or any(type(one) is not str for one in strings):

@@ -22,7 +22,7 @@ from typing import Any, Callable, Dict, Generator, Mapping, Optional, Sequence, 
 
 from .arrays import Arrays
 from .batches import Batch
-from .faults import ItemFailed, text_of
+from .faults import ItemFailed, ModelGone, text_of
 from .frames import Buffer, Connection, Ended, as_bytes
 from .parts import Blob, Body, Layout, Raw
 from .runs import Reply, Runs
@@ -107,7 +107,8 @@ class Stream:
             return self._failed(error)
 
     def _decode(self) -> bool:
-        """Decodes the inputs; reports whether the generator should run."""
+        """Decodes the inputs; reports whether the generator should run. Raises ModelGone."""
+        self._runs.find_model(self.batch)
         self._view = self._runs.decoded(self.batch)
         return bool(self._view._kept) and not self.cancelled
 
@@ -179,7 +180,7 @@ class Stream:
                 )
             return self._end_cancelled()
         request = self._view.items[0].id
-        if isinstance(error, BadOutput):
+        if isinstance(error, (BadOutput, ModelGone)):
             log.error("request %s: stream: %s", request, error)
             return self._runs.error(self.batch, error)
         if isinstance(error, TooLong):

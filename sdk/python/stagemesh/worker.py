@@ -9,6 +9,7 @@ from typing import Any, AsyncIterator, Callable, Dict, Iterator, List, Mapping, 
 
 from .arrays import Arrays
 from .batches import Batch, Item
+from .models import Model, ModelLimits, Size
 from .parts import Layout
 from .specs import Parameter, Spec, check_parameters, check_specs
 from .values import Encoder
@@ -27,6 +28,7 @@ class Context:
     rank, local_rank, world_size    in a gang; 0, 0 and 1 for a worker of one process
     max_size     rows of the largest batch
     slots        how many batches may run at a time
+    memory       bytes of host and devices that models may take, of a worker with load; 0: no bound
     log          a logger whose lines go to the host's log
     """
 
@@ -38,12 +40,14 @@ class Context:
         slots: int = 1,
         environ: Optional[Mapping[str, str]] = None,
         progress: Optional[Callable[[str], None]] = None,
+        memory: Optional[Mapping[str, int]] = None,
     ) -> None:
         environ = os.environ if environ is None else environ
         self.options: Dict[str, Any] = dict(options)
         self.devices: List[str] = list(devices)
         self.max_size = max_size
         self.slots = slots
+        self.memory = (memory or {}).get("host", 0), (memory or {}).get("device", 0)
         self.stage = environ.get("STAGEMESH_STAGE", "")
         self.index = _number(environ, "STAGEMESH_WORKER", 0)
         self.incarnation = _number(environ, "STAGEMESH_INCARNATION", 1)
@@ -92,8 +96,10 @@ class Worker:
                        streams, where those of an ``async def stream`` share one event loop
     collect            of stream: whether the whole answer follows the chunks, for callers that
                        do not stream
+    models             limits of a worker with load; setup may set them on self
 
-    All methods run in the main thread, except batches with concurrency above 1, and streams.
+    All methods run in the main thread, except batches with concurrency above 1, streams, and
+    load, unload and size, which have threads of their own.
     """
 
     inputs: Mapping[str, Spec] = {}
@@ -105,6 +111,7 @@ class Worker:
     arrays: str = "numpy"
     concurrency: int = 1
     collect: bool = True
+    models: ModelLimits = ModelLimits()
 
     def setup(self, ctx: Context) -> None:
         """Called once, before the first batch: load the model here."""
@@ -148,6 +155,21 @@ class Worker:
         """
         raise NotImplementedError
 
+    def load(self, model: Model) -> Any:
+        """Loads one of several models, while batches run; returns what batch.model is for its batches.
+
+        An exception fails the load, and keeps nothing of the model: InvalidModel if no host can
+        load it.
+        """
+        raise NotImplementedError
+
+    def unload(self, model: Model) -> None:
+        """Frees a model, as far as the end of model.value does not do that."""
+
+    def size(self, model: Model) -> Size:
+        """Returns the size of a model: measured if it is loaded, else predicted; 0 if it is not known."""
+        return model.size
+
     def teardown(self) -> None:
         """Called once, after the last batch of a worker that was asked to stop."""
 
@@ -173,7 +195,8 @@ def check_class(kind: Any) -> None:
     for step in ("preprocess", "postprocess"):
         if have != ["predict"] and overrides(kind, step):
             raise ValueError(f"{name}: {step} goes with predict; do its work in {have[0]}")
-    for method in ("setup", "predict", "predict_item", "preprocess", "postprocess", "teardown"):
+    plain = "setup", "predict", "predict_item", "preprocess", "postprocess", "teardown", "load", "unload", "size"
+    for method in plain:
         function = getattr(kind, method)
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             do = "write it as a plain function"

@@ -29,8 +29,8 @@ class ConversationTest(unittest.TestCase):
                 self.assertEqual((part["name"], part["shape"], part["at"], part["size"]), ("y", [3, 2], 0, 24))
             host.send({"type": "ping", "n": 9, "unknown": {}})
             self.assertEqual(host.expect("pong")[0]["n"], 9)
-            for kind in ("load", "unload"):
-                host.send({"type": kind, "model": {}})
+            for kind in ("load", "unload", "size"):
+                host.send({"type": kind, "load": 1, "model": "m"})
                 self.assertEqual(host.expect("error")[0]["kind"], "unsupported")
             host.send({"type": "shutdown", "timeout": 5000})
             self.assertEqual(host.expect("state")[0]["state"], "SHUTDOWN")

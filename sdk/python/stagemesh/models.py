@@ -1,0 +1,160 @@
+"""Several models in one worker: what a worker is given of each, and the threads that load them.
+
+A load, an unload and a size run in a thread of their own, so that batches go on. ``Models``
+keeps what ``Worker.load`` returned, for ``batch.model``.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
+
+from .faults import InvalidModel, ModelGone
+from .frames import MAX_NUMBER, MAX_SLOTS, Ended, Header, message
+
+# Bytes of the host's memory; or of the host's and of the devices'.
+Size = Union[int, Tuple[int, int]]
+
+
+class ModelLimits(NamedTuple):
+    """What a worker can hold; 0 is not known. load_timeout is in seconds."""
+
+    capacity: Size = 0
+    default_size: Size = 0
+    load_slots: int = 1
+    load_timeout: float = 0
+
+    def wire(self) -> Dict[str, Any]:
+        """Returns the limits as ready carries them; raises ValueError."""
+        if type(self.load_slots) is not int or not 1 <= self.load_slots <= MAX_SLOTS:
+            raise ValueError(f"models.load_slots: a whole number from 1 to {MAX_SLOTS} is wanted")
+        out = {"capacity": _wire_size(self.capacity), "default_size": _wire_size(self.default_size)}
+        timeout = {"load_timeout": max(1, int(self.load_timeout * 1000))} if self.load_timeout else {}
+        return {**out, "load_slots": self.load_slots, **timeout}
+
+
+def _wire_size(size: Size) -> Dict[str, int]:
+    pair = size if isinstance(size, tuple) else (size, 0)
+    if len(pair) != 2 or any(type(n) is not int or not 0 <= n <= MAX_NUMBER for n in pair):
+        raise ValueError(f"a size is whole bytes, or a pair of them for host and devices; got {size!r}")
+    return {"host": pair[0], "device": pair[1]}
+
+
+class Model:
+    """The argument of load, unload and size.
+
+    id, type, source, options    the model's in its registry; options are strings by name
+    value              what load returned; None before
+    size               its bytes, or those of host and devices; load may set it
+    max_concurrency    how many of its batches may run at a time; load may set it; 0: all slots
+    cancelled          whether the load is cancelled; long loads look at it
+    """
+
+    def __init__(self, id: str, type: str = "", source: str = "", options: Optional[Mapping[str, str]] = None) -> None:
+        self.id, self.type, self.source, self.options = id, type, source, dict(options or {})
+        self.value: Any = None
+        self.size: Size = 0
+        self.max_concurrency = 0
+        self.cancelled = False
+        self._ended = threading.Event()  # of its load
+
+
+def below(folder: str, source: str) -> str:
+    """Returns the path of a source below a folder.
+
+    Raises InvalidModel if it does not exist, or leaves the folder: by .., by a symbolic link or
+    as an absolute path.
+    """
+    root = os.path.realpath(folder)
+    path = os.path.realpath(os.path.join(root, source))
+    if os.path.isabs(source) or os.path.commonpath([root, path]) != root:
+        raise InvalidModel(f"source {source!r} is not below the worker's folder")
+    if not os.path.exists(path):
+        raise InvalidModel(f"source {source!r} does not exist")
+    return path
+
+
+class Models:
+    """The models of one worker. send sends a message, error makes one of an exception."""
+
+    def __init__(self, worker: Any, send: Callable[[bytes], None], error: Callable[..., bytes]) -> None:
+        self._worker, self._send, self._error = worker, send, error
+        self._loaded: Dict[str, Model] = {}
+        self._loads: Dict[str, Model] = {}
+        self._lock = threading.Lock()  # of the loads
+        self._threads: List[threading.Thread] = []
+
+    def find(self, reference: Any) -> Any:
+        """Returns the value of the model that a predict names; raises ModelGone."""
+        model = self._loaded.get(reference.get("id", "") if reference else "")
+        if model is None:
+            raise ModelGone("the model of the batch is not loaded")
+        return model.value
+
+    def begin(self, header: Header) -> None:
+        """Begins a load, unload or size. An unload cancels a load, and waits for it."""
+        name = header["model"]
+        model = Model(name, header.get("model_type", ""), header.get("source", ""), header.get("options"))
+        with self._lock:
+            running = self._loads.get(name)
+            if header["type"] == "load":
+                self._loads[name] = model
+        if header["type"] == "unload" and running is not None:
+            running.cancelled = True
+        thread = threading.Thread(target=self._run, args=(header, model, running), name="stagemesh-model", daemon=True)
+        self._threads = [one for one in self._threads if one.is_alive()] + [thread]
+        thread.start()
+
+    def close(self, timeout_s: float) -> bool:
+        """Cancels the loads and waits for them; reports whether all requests have ended."""
+        for model in list(self._loads.values()):
+            model.cancelled = True
+        for thread in self._threads:
+            thread.join(timeout_s)
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _run(self, header: Header, model: Model, running: Optional[Model]) -> None:
+        kind, fields = header["type"], {"load": header["load"]}
+        try:
+            if kind == "load":
+                reply = self._load(model, fields)
+            elif kind == "unload":
+                if running is not None:
+                    running._ended.wait()
+                loaded = self._loaded.get(model.id)
+                if loaded is not None:
+                    self._worker.unload(loaded)
+                    del self._loaded[model.id]
+                reply = message("unloaded", **fields)
+            else:
+                size = self._worker.size(self._loaded.get(model.id, model))
+                reply = message("sized", size=_wire_size(size), **fields)
+        except BaseException as error:  # sys.exit in load must not lose the answer
+            why = "cancelled" if model.cancelled else "invalid_model" if isinstance(error, InvalidModel) else ""
+            reply = self._error(error, kind=why, **fields)
+        try:
+            self._send(reply)
+        except Ended:
+            pass  # the main thread gets this error too
+        model._ended.set()
+        with self._lock:
+            if self._loads.get(model.id) is model:
+                del self._loads[model.id]
+
+    def _load(self, model: Model, fields: Dict[str, Any]) -> bytes:
+        """Loads a model that is not loaded; returns the answer."""
+        model = self._loaded.get(model.id, model)
+        fresh = model.id not in self._loaded
+        if fresh:
+            model.value = self._worker.load(model)
+        try:
+            if model.max_concurrency:
+                fields["max_concurrency"] = model.max_concurrency
+            reply = message("loaded", size=_wire_size(model.size), **fields)
+        except Exception:
+            if fresh:
+                self._worker.unload(model)
+            raise
+        self._loaded[model.id] = model
+        return reply
