@@ -56,7 +56,7 @@ var importTable = rules{
 
 		// The stage host.
 		{packages: list("stagehost/batch"), mayImport: list(fault, pipeline), pure: true},
-		{packages: list("stagehost/runner", "stagehost/runner/*"), mayImport: list(fault, payload, sdk, runner)},
+		{packages: list("stagehost/runner", "stagehost/runner/*"), mayImport: list(fault, payload, model, sdk, runner)},
 		{packages: list("stagehost/schema"), mayImport: list(fault, payload, msgpack, sdk, "stagehost/runner")},
 		{packages: list("stagehost/modelcache"), mayImport: list(model), pure: true},
 		{packages: list("stagehost"), mayImport: list(proto, sdk, "mesh/...", "stagehost/...", discovery)},

@@ -14,7 +14,8 @@
 // none of them ran, and one that wraps ErrCrashed that a process ended while it ran
 // them. An item without an outcome and without an error is an error of the runner.
 //
-// A runner may implement HealthReporter, HostAware, WorkerReporter and Killer too.
+// A runner may implement HealthReporter, HostAware, WorkerReporter and Killer too, and
+// ModelLoader where it holds several models.
 //
 // The tests of every implementation are in runner/runnertest.
 package runner
@@ -30,6 +31,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/model"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 )
@@ -244,6 +246,8 @@ type HostInfo struct {
 	Stage, Host string
 	// MaxSize is the rows of the largest batch.
 	MaxSize int
+	// Models is set for a stage that loads many models: the memory that they may take.
+	Models *model.Size
 	// StartTimeout bounds the start of the runner.
 	StartTimeout time.Duration
 	// Complete, where set, returns the stage's full spec for the one that the runner
