@@ -24,14 +24,16 @@ type incarnation struct {
 	// sets it, before the worker is offered.
 	prefetches bool
 
-	// order is held while a batch or a cancel is written, so that all ranks get them in one
-	// order.
+	// order is held while a batch, a cancel or a request is written, so that all ranks get them
+	// in one order.
 	order sync.Mutex
 
 	mu sync.Mutex
 	// lost is why no more batches are accepted; nil while they are.
 	lost    error
 	running map[uint64]*running
+	// requests are about models. They share the numbers of batches.
+	requests map[uint64]*modelRequest
 	// next is the one of them that the worker has not begun; nil where there is none.
 	next    *running
 	batches uint64
@@ -335,7 +337,9 @@ func (n *incarnation) setOutcomes(b *running, req request, sink runner.Sink, unw
 		if r.failed != nil {
 			err := newBatchError(r.failed)
 			n.recordFinished(b)
-			n.logFailed(err, req)
+			if !errors.Is(err, runner.ErrModelGone) {
+				n.logFailed(err, req)
+			}
 			return err
 		}
 	}
@@ -577,7 +581,13 @@ func (n *incarnation) end(cause error) {
 			n.worker.runner.longest.CompareAndSwap(0, -int64(time.Since(b.activeAt)))
 		}
 	}
-	n.failRunning(fmt.Errorf("%w: worker %d: %w", runner.ErrCrashed, n.worker.index, cause))
+	crashed := fmt.Errorf("%w: worker %d: %w", runner.ErrCrashed, n.worker.index, cause)
+	n.failRunning(crashed)
+	for number, q := range n.requests {
+		q.err = crashed
+		delete(n.requests, number)
+		close(q.done)
+	}
 	n.mu.Unlock()
 	for _, r := range n.ranks {
 		r.close()

@@ -36,6 +36,8 @@ type Limits struct {
 	// READY for StableAfter, ends a row. Defaults 5 and 10 s.
 	CrashLoop   int `yaml:"crash_loop"`
 	StableAfter time.Duration
+	// LoadGrace is how long a load has to end after it was cancelled. Default 30 s.
+	LoadGrace time.Duration
 	// MaxFrame is the longest body of a message, in bytes. Default 256 MiB.
 	MaxFrame int64 `yaml:"max_frame,size"`
 }
@@ -80,6 +82,8 @@ const (
 	// maxSlots and maxRanks refuse numbers that are written by mistake.
 	maxSlots = 1 << 10
 	maxRanks = 1 << 10
+	// maxModelRequests bounds the unloads that a worker has at a time, and the sizes.
+	maxModelRequests = 64
 	// maxMessage bounds a worker's text for a caller, in bytes: it travels in headers.
 	maxMessage = 2 << 10
 	// maxSpans bounds the spans of a batch, maxSpanAttributes the attributes of each, and
@@ -120,6 +124,7 @@ func (l *Limits) durations() []durationLimit {
 		{"backoff", &l.Backoff, 100 * time.Millisecond},
 		{"max_backoff", &l.MaxBackoff, 30 * time.Second},
 		{"settled", &l.StableAfter, 10 * time.Second},
+		{"load_grace", &l.LoadGrace, 30 * time.Second},
 	}
 }
 

@@ -25,8 +25,8 @@ func isAllowed(from, to State) bool {
 	return false
 }
 
-// model is what the outside of a machine looks like: processes and slots.
-type model struct {
+// outside is what a machine runs in: processes and slots.
+type outside struct {
 	*rapid.T
 	*machine
 	now  time.Time
@@ -41,7 +41,7 @@ type model struct {
 	died          time.Time
 }
 
-func (m *model) edge(e Transition) {
+func (m *outside) edge(e Transition) {
 	if e.From != m.seen || !isAllowed(e.From, e.To) {
 		m.Fatalf("an edge from %s to %s in state %s", e.From, e.To, m.seen)
 	}
@@ -51,7 +51,7 @@ func (m *model) edge(e Transition) {
 	}
 }
 
-func (m *model) act(actions []action) {
+func (m *outside) act(actions []action) {
 	for _, a := range actions {
 		switch a {
 		case doSpawn:
@@ -83,7 +83,7 @@ func (m *model) act(actions []action) {
 	m.check()
 }
 
-func (m *model) check() {
+func (m *outside) check() {
 	if m.state != m.seen {
 		m.Fatalf("it is %s, its transitions end at %s", m.state, m.seen)
 	}
@@ -103,9 +103,9 @@ func (m *model) check() {
 	}
 }
 
-func (m *model) rank() int { return rapid.IntRange(0, m.size-1).Draw(m.T, "rank") }
+func (m *outside) rank() int { return rapid.IntRange(0, m.size-1).Draw(m.T, "rank") }
 
-func (m *model) exit(rank int) {
+func (m *outside) exit(rank int) {
 	if !m.alive[rank] {
 		return
 	}
@@ -123,7 +123,7 @@ func (m *model) exit(rank int) {
 func TestAnyEventSequenceKeepsTheRules(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
-		m := &model{T: t, machine: plain(), now: time.Unix(1_000_000, 0), alive: map[int]bool{}}
+		m := &outside{T: t, machine: plain(), now: time.Unix(1_000_000, 0), alive: map[int]bool{}}
 		m.size = rapid.IntRange(1, 3).Draw(t, "ranks")
 		m.onTransition = m.edge
 		m.act(m.Start(m.now))
@@ -177,7 +177,7 @@ func TestAnyEventSequenceKeepsTheRules(t *testing.T) {
 
 // end holds that a worker that is stopped ends in time, whatever it was
 // doing, where its processes exit when asked.
-func (m *model) end() {
+func (m *outside) end() {
 	m.stopped = true
 	m.act(m.Stop(m.now))
 	deadline := m.now.Add(m.StopLimit)

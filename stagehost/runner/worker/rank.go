@@ -143,6 +143,14 @@ func (r *rank) handshake(in *bufio.Reader) error {
 		r.of.prefetches = true
 		welcome.Capabilities = []string{frame.Prefetch}
 	}
+	if s.Models != nil {
+		if !slices.Contains(hello.Capabilities, frame.Models) {
+			r.of.fail(ErrNoModels) // a wrong worker is no violation
+			return ErrNoModels
+		}
+		welcome.Capabilities = append(welcome.Capabilities, frame.Models)
+		welcome.Memory = frame.Memory{Host: s.Models.Host, Device: s.Models.Device}
+	}
 	return r.send(welcome)
 }
 
@@ -161,10 +169,17 @@ func (r *rank) handle(m frame.Message, body []byte) error {
 		r.handleState(m)
 		return nil
 	case *frame.Error:
-		if m.Batch != nil {
+		switch {
+		case m.Load != nil:
+			return r.of.endRequest(r, *m.Load, m, body)
+		case m.Kind == frame.InvalidModel && r.settings().Models == nil:
+			return violation("%q from a worker of one model", m.Kind)
+		case m.Batch != nil:
 			return r.of.recordResult(r, *m.Batch, result{failed: m})
 		}
 		return r.handleError(m)
+	case frame.Answer:
+		return r.of.endRequest(r, m.Answer().Load, m, body)
 	default:
 		return violation("a worker does not send %s now", frame.Kind(m))
 	}
@@ -176,8 +191,11 @@ func (r *rank) handleReady(m *frame.Ready, body []byte) error {
 	if first != (m.Spec != nil) {
 		return violation("a spec is in the first ready, and in no other")
 	}
+	if !first && m.Models != nil {
+		return violation("models are in the first ready, and in no other")
+	}
 	if first {
-		if err := r.adoptSpec(m, body); err != nil {
+		if err := errors.Join(r.adoptSpec(m, body), r.adoptLimits(m.Models)); err != nil {
 			return err
 		}
 		r.loaded = true
@@ -289,13 +307,14 @@ func (r *rank) handleChunk(m *frame.Chunk, body []byte) error {
 	return nil
 }
 
-// ping sends a ping, unless the rank has a batch. A batch is recorded before it is
-// written, so the worker reads a ping that finds none recorded before any batch.
+// ping sends a ping, unless the rank has a batch or a request about a model, which may keep
+// the whole process busy. Both are recorded before they are written, so the worker reads a
+// ping that finds none recorded before any of them.
 func (r *rank) ping() {
 	r.write.Lock()
 	defer r.write.Unlock()
 	r.of.mu.Lock()
-	busy := r.conn == nil || len(r.of.running) > 0
+	busy := r.conn == nil || len(r.of.running)+len(r.of.requests) > 0
 	if !busy {
 		r.pings++
 		r.pinged = r.pings

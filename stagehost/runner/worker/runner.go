@@ -28,6 +28,8 @@
 //   - runner.ErrBadOutput: the result does not fit the batch. The worker is replaced.
 //   - runner.ErrNotStarted: the batch has not left the host.
 //
+// With Settings.Models the one worker, or gang, is a runner.ModelLoader.
+//
 // Health returns why no worker is ready. The output of workers goes to the log line by line,
 // a traceback of Python as one record.
 // A Runner and its slots are safe for concurrent use.
@@ -69,8 +71,8 @@ var (
 // errAsked is the cause of an exit that was requested.
 var errAsked = errors.New("it was asked to leave")
 
-// BatchError is a worker's report that a batch failed as a whole. Its text is for the
-// log.
+// BatchError is a worker's report that a batch failed as a whole, or a request about a model.
+// Its text is for the log.
 type BatchError struct {
 	// Kind is the protocol's, Type the error's type in the worker's language.
 	Kind, Type, Message string
@@ -78,13 +80,21 @@ type BatchError struct {
 	Traceback string
 
 	caller *fault.Fault
+	// class is an error of package runner; nil for an exception.
+	class error
 }
 
 func newBatchError(e *frame.Error) *BatchError {
 	out := &BatchError{Kind: e.Kind, Type: e.Name, Message: e.Message, Traceback: e.Traceback}
 	out.caller = fault.New(fault.RunnerFailed, "the stage's code failed; look for the request id in the logs")
-	if e.Kind == frame.OutOfMemory {
+	switch {
+	case e.Kind == frame.OutOfMemory:
 		out.caller = fault.New(fault.RunnerOutOfMemory, "the item needs more memory than the stage has")
+		out.class = runner.ErrOutOfMemory
+	case e.Kind == frame.InvalidModel && e.Load != nil:
+		out.class = runner.ErrInvalidModel
+	case e.Kind == frame.InvalidModel:
+		out.class = runner.ErrModelGone
 	}
 	return out
 }
@@ -104,10 +114,10 @@ func (e *BatchError) Error() string {
 }
 
 // Unwrap returns the fault for the caller of an item that fails alone, and
-// runner.ErrOutOfMemory where it was that.
+// runner.ErrOutOfMemory, ErrInvalidModel or ErrModelGone where it was that.
 func (e *BatchError) Unwrap() []error {
-	if e.Kind == frame.OutOfMemory {
-		return []error{e.caller, runner.ErrOutOfMemory}
+	if e.class != nil {
+		return []error{e.caller, e.class}
 	}
 	return []error{e.caller}
 }
@@ -127,6 +137,8 @@ type Runner struct {
 	started  atomic.Bool
 	// streams is how many streams the workers took when all were ready first.
 	streams atomic.Int64
+	// limits are those of the worker that was ready last, for a stage with models.
+	limits atomic.Pointer[runner.ModelLimits]
 	// longest is the longest silence of a batch lately. Before the first has finished it is
 	// 0, or less where one was given up: the time that it had run, negative.
 	longest atomic.Int64
@@ -146,6 +158,7 @@ var (
 	_ runner.HealthReporter = (*Runner)(nil)
 	_ runner.HostAware      = (*Runner)(nil)
 	_ runner.Killer         = (*Runner)(nil)
+	_ runner.ModelLoader    = (*Runner)(nil)
 	_ runner.WorkerReporter = (*Runner)(nil)
 )
 
@@ -166,6 +179,7 @@ func (r *Runner) SetHost(h runner.HostInfo) {
 	setDefault(&s.Host, h.Host)
 	setDefault(&s.MaxSize, h.MaxSize)
 	setDefault(&s.StartLimit, h.StartTimeout)
+	setDefault(&s.Models, h.Models)
 	setDefault(&s.Logger, h.Logger)
 	if s.Meter == nil {
 		s.Meter = h.Meter
@@ -215,7 +229,7 @@ func (r *Runner) workersChooseSlots() bool { return r.given.Slots == 0 && r.Spec
 // reason why one is not; then no worker is left.
 func (r *Runner) Start(ctx context.Context) error {
 	r.settings = r.settings.withDefaults()
-	if err := r.settings.validateHere(); err != nil {
+	if err := errors.Join(r.settings.validateModels(), r.settings.validateHere()); err != nil {
 		return err
 	}
 	if err := r.open(); err != nil {

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"go.opentelemetry.io/otel/metric"
+
+	"github.com/stagemesh/stagemesh/mesh/model"
 )
 
 const (
@@ -43,6 +45,9 @@ type Settings struct {
 	// Slots is how many batches a worker may have at a time; it may take fewer. The
 	// default is 1, or DefaultStreams for a worker that answers in chunks.
 	Slots int
+	// Models is set for a stage that loads many models: the memory that they may take, 0
+	// where there is no bound.
+	Models *model.Size
 	// MaxSize is the rows of the largest batch, for warm-ups; the default is 1.
 	MaxSize int
 	// Limits bound what the workers do.
@@ -143,10 +148,19 @@ func (s Settings) Validate() error {
 	for i := range s.Replicas {
 		errs = append(errs, s.validateReplica(i))
 	}
+	errs = append(errs, s.validateModels())
 	if (s.Files == nil) != (s.FilesPath == "") {
 		errs = append(errs, errors.New("files: set files and the variable with their folder, or neither"))
 	}
 	return errors.Join(errs...)
+}
+
+// validateModels refuses several workers, because each would have models of its own.
+func (s Settings) validateModels() error {
+	if s.Models == nil || len(s.Replicas) < 2 {
+		return nil
+	}
+	return fmt.Errorf("workers: a stage with models has one worker or one gang on a host, not %d; start more hosts", len(s.Replicas))
 }
 
 func validateEnv(key string, env map[string]string) error {

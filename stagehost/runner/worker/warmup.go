@@ -16,9 +16,13 @@ import (
 const zeroName = "zeros"
 
 // warmUp runs the worker's examples, or zeros, as a batch of one and, unless it streams,
-// as a full batch. The end of the incarnation ends it.
+// as a full batch. The end of the incarnation ends it. A worker that loads models has none
+// yet, so it runs nothing.
 func (n *incarnation) warmUp() error {
 	s := n.worker.settings()
+	if s.Models != nil {
+		return nil
+	}
 	spec := n.worker.runner.Spec()
 	for _, example := range examplesOf(spec) {
 		for _, size := range sizes(example, spec, s) {

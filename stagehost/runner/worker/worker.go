@@ -255,7 +255,7 @@ func (w *worker) publishStatus() {
 // spawn starts the processes of an incarnation. If one cannot be started, the others
 // are killed.
 func (w *worker) spawn() []action {
-	of := &incarnation{worker: w, number: w.machine.incarnation, running: map[uint64]*running{}}
+	of := &incarnation{worker: w, number: w.machine.incarnation, running: map[uint64]*running{}, requests: map[uint64]*modelRequest{}}
 	w.current, w.lastOutputs, w.exits = of, nil, make([]error, w.ranks)
 	err := w.startRanks(of)
 	w.latest.Store(of)
