@@ -39,9 +39,12 @@ const (
 
 var epochKey = discovery.KeyOf(folder, "epoch")
 
-func modelKey(id model.ID) discovery.Key    { return discovery.KeyOf(folder, modelsIn, string(id)) }
+func modelKey(id model.ID) discovery.Key { return discovery.KeyOf(folder, modelsIn, string(id)) }
+
 func replicasKey(id model.ID) discovery.Key { return discovery.KeyOf(folder, replicasIn, string(id)) }
-func aliasKey(name model.ID) discovery.Key  { return discovery.KeyOf(folder, aliasesIn, string(name)) }
+
+func aliasKey(name model.ID) discovery.Key { return discovery.KeyOf(folder, aliasesIn, string(name)) }
+
 func settingsKey(stage pipeline.StageName) discovery.Key {
 	return discovery.KeyOf(folder, settingsIn, string(stage))
 }

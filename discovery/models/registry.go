@@ -201,8 +201,8 @@ func (r *Registry) reconcile(ctx context.Context) error {
 // seed writes the models and aliases of the settings that are missing. It logs those that
 // the registry rejects.
 func (r *Registry) seed(ctx context.Context) error {
-	if r.changeable() != nil || len(r.settings.Models)+len(r.settings.Aliases) == 0 {
-		return nil
+	if err := r.changeable(); err != nil || len(r.settings.Models)+len(r.settings.Aliases) == 0 {
+		return nil //nolint:nilerr // the change that ends it calls seed again
 	}
 	const maxSeeds = 8
 	for _, kind := range []struct {

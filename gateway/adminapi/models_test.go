@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"connectrpc.com/connect"
+	"golang.org/x/sync/errgroup"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
@@ -34,13 +35,14 @@ func openModels(t *testing.T) (adminv1connect.ModelServiceClient, *models.Regist
 	}
 	registry := models.New(models.Settings{Table: table, Fills: true, Logger: log})
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
-	done := make(chan error, 2)
-	go func() { done <- table.Run(ctx) }()
-	go func() { done <- registry.Run(ctx) }()
+	var running errgroup.Group
+	running.Go(func() error { return table.Run(ctx) })
+	running.Go(func() error { return registry.Run(ctx) })
 	t.Cleanup(func() {
 		cancel()
-		<-done
-		<-done
+		if err := running.Wait(); err != nil {
+			t.Error(err)
+		}
 	})
 	testbed.Eventually(t, "the models are known", func() bool { return registry.Ready() == nil })
 	url := serve(t, adminapi.Settings{DeadLetters: &fake{}, Models: registry})
