@@ -138,8 +138,7 @@ func registerAll(ctx context.Context, client clients, wanted []*meshv1.Model, al
 	bar := progressbar.NewOptions(len(wanted), progressbar.OptionSetWriter(hints), progressbar.OptionSetVisibility(isTerminal(hints)),
 		progressbar.OptionClearOnFinish(), progressbar.OptionSetDescription("register"))
 	var mu sync.Mutex
-	var failures []error
-	created := 0
+	created, failures := 0, 0
 	note := func(isNew bool, what, id string, err error) error {
 		mu.Lock()
 		defer mu.Unlock()
@@ -148,7 +147,7 @@ func registerAll(ctx context.Context, client clients, wanted []*meshv1.Model, al
 		case err == nil && isNew:
 			created++
 		case ok && len(wanted)+len(aliases) > 1 && infoOf(rpc) != nil && rpc.Code() != connect.CodeUnavailable && !isRefused(err):
-			if failures = append(failures, err); len(failures) <= maxShownErrors {
+			if failures++; failures <= maxShownErrors {
 				fmt.Fprintf(hints, "%s %s: %s\n", what, visible(id), visible(Describe(err)))
 			}
 			return nil
@@ -169,6 +168,7 @@ func registerAll(ctx context.Context, client clients, wanted []*meshv1.Model, al
 	if err := calls.Wait(); err != nil {
 		return err
 	}
+	rejected := failures // models; aliases follow
 	for _, a := range aliases {
 		_, err := client.SetAlias(ctx, connect.NewRequest(&adminv1.SetAliasRequest{Name: string(a.Name), Route: a.Route, Owner: a.Owner}))
 		if err := note(false, "alias", string(a.Name), err); err != nil {
@@ -176,18 +176,13 @@ func registerAll(ctx context.Context, client clients, wanted []*meshv1.Model, al
 		}
 	}
 	_ = bar.Finish()
-	total := len(wanted) + len(aliases) - len(failures)
-	if len(failures) > 0 {
-		fmt.Fprintf(hints, "%d of %d were rejected\n", len(failures), total+len(failures))
+	fmt.Fprintf(out, "%s registered, %d unchanged", count(created, "model"), len(wanted)-created-rejected)
+	if len(aliases) > 0 {
+		fmt.Fprintf(out, "; %d of %d aliases set", len(aliases)-failures+rejected, len(aliases))
 	}
-	if len(failures) == 0 || total > 0 {
-		fmt.Fprintf(out, "%s registered, %d unchanged", count(created, "model"), max(0, len(wanted)-created-len(failures)))
-		if len(aliases) > 0 {
-			fmt.Fprintf(out, ", %s set", strings.Replace(count(len(aliases), "alias"), "aliass", "aliases", 1))
-		}
-		fmt.Fprintln(out)
-	}
-	if len(failures) > 0 {
+	fmt.Fprintln(out)
+	if failures > 0 {
+		fmt.Fprintf(hints, "%d of %d were rejected\n", failures, len(wanted)+len(aliases))
 		return errNotRegistered
 	}
 	return nil
