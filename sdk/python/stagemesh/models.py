@@ -1,7 +1,12 @@
 """Several models in one worker: what a worker is given of each, and the threads that load them.
 
-A load, an unload and a size run in a thread of their own, so that batches go on. ``Models``
-keeps what ``Worker.load`` returned, for ``batch.model``.
+A worker whose class has ``models = ModelLimits(...)`` has these methods, each called in a
+thread of its own, so that batches go on:
+
+    load(self, model)      loads a model; returns what batch.model is for its batches. An exception
+                           fails the load and keeps nothing: InvalidModel if no host can load it
+    unload(self, model)    optional: frees what does not end with model.value
+    size(self, model)      optional: its size, measured if it is loaded, else predicted
 """
 
 from __future__ import annotations
@@ -80,6 +85,8 @@ class Models:
 
     def __init__(self, worker: Any, send: Callable[[bytes], None], error: Callable[..., bytes]) -> None:
         self._worker, self._send, self._error = worker, send, error
+        self._unload = getattr(worker, "unload", lambda model: None)
+        self._size = getattr(worker, "size", lambda model: model.size)
         self._loaded: Dict[str, Model] = {}
         self._loads: Dict[str, Model] = {}
         self._lock = threading.Lock()  # of the loads
@@ -124,11 +131,11 @@ class Models:
                     running._ended.wait()
                 loaded = self._loaded.get(model.id)
                 if loaded is not None:
-                    self._worker.unload(loaded)
+                    self._unload(loaded)
                     del self._loaded[model.id]
                 reply = message("unloaded", **fields)
             else:
-                size = self._worker.size(self._loaded.get(model.id, model))
+                size = self._size(self._loaded.get(model.id, model))
                 reply = message("sized", size=_wire_size(size), **fields)
         except BaseException as error:  # sys.exit in load must not lose the answer
             why = "cancelled" if model.cancelled else "invalid_model" if isinstance(error, InvalidModel) else ""
@@ -154,7 +161,7 @@ class Models:
             reply = message("loaded", size=_wire_size(model.size), **fields)
         except Exception:
             if fresh:
-                self._worker.unload(model)
+                self._unload(model)
             raise
         self._loaded[model.id] = model
         return reply

@@ -27,7 +27,7 @@ from .parts import Layout
 from .runs import MAX_MESSAGE, Runs, error_header
 from .streams import Stream, StreamLoop
 from .values import arrays_of
-from .worker import Context, Worker, check_worker, overrides, wire_spec
+from .worker import Context, Worker, check_worker, holds_models, overrides, wire_spec
 
 VERSION = "0.1.0"  # of this library
 PROTOCOL = 1
@@ -203,7 +203,7 @@ class Session:
             "pid": os.getpid(),
         }
         hello["capabilities"] = [_STREAM if self._streaming else _PREFETCH]
-        if overrides(self._class, "load"):
+        if holds_models(self._class):
             hello["capabilities"].append(_MODELS)
         self._connection.send(message("hello", **hello))
         header, _ = self._connection.read()
@@ -225,9 +225,9 @@ class Session:
         if self._streaming and _STREAM not in welcome.get("capabilities", ()):
             name = self._class.__name__
             raise ValueError(f"{name}.stream: this host takes no chunks; write predict_item(self, item)")
-        if overrides(self._class, "load") and _MODELS not in welcome.get("capabilities", ()):
+        if holds_models(self._class) and _MODELS not in welcome.get("capabilities", ()):
             name = self._class.__name__
-            raise ValueError(f"{name}.load: the stage has one model; give it a section models, or use setup")
+            raise ValueError(f"{name}.models: the stage has one model; give it a section models")
         self._slots = max(1, min(self._class.concurrency, welcome.get("slots", 1)))
         context = Context(
             welcome["options"],
@@ -247,7 +247,7 @@ class Session:
         if layout.size > most:
             raise ValueError(f"the examples take {layout.size} bytes, the host takes {most} in a frame")
         ready: Dict[str, Any] = {"slots": self._slots, "spec": spec}
-        if overrides(self._class, "load"):
+        if holds_models(self._class):
             self._models = Models(worker, self._connection.send, error_header)
             ready["models"] = worker.models.wire()
         self._runs = Runs(worker, self._arrays, most, self._poll, context.rank == 0, self._models)

@@ -9,7 +9,7 @@ from typing import Any, AsyncIterator, Callable, Dict, Iterator, List, Mapping, 
 
 from .arrays import Arrays
 from .batches import Batch, Item
-from .models import Model, ModelLimits, Size
+from .models import ModelLimits
 from .parts import Layout
 from .specs import Parameter, Spec, check_parameters, check_specs
 from .values import Encoder
@@ -28,7 +28,7 @@ class Context:
     rank, local_rank, world_size    in a gang; 0, 0 and 1 for a worker of one process
     max_size     rows of the largest batch
     slots        how many batches may run at a time
-    memory       bytes of host and devices that models may take, of a worker with load; 0: no bound
+    memory       bytes of host and devices that models may take, of a worker with several; 0: no bound
     log          a logger whose lines go to the host's log
     """
 
@@ -96,7 +96,8 @@ class Worker:
                        streams, where those of an ``async def stream`` share one event loop
     collect            of stream: whether the whole answer follows the chunks, for callers that
                        do not stream
-    models             limits of a worker with load; setup may set them on self
+    models             ModelLimits of a worker that loads several models; it has load(self, model)
+                       and may have unload(self, model) and size(self, model), see models.py
 
     All methods run in the main thread, except batches with concurrency above 1, streams, and
     load, unload and size, which have threads of their own.
@@ -111,7 +112,7 @@ class Worker:
     arrays: str = "numpy"
     concurrency: int = 1
     collect: bool = True
-    models: ModelLimits = ModelLimits()
+    models: Any = None
 
     def setup(self, ctx: Context) -> None:
         """Called once, before the first batch: load the model here."""
@@ -155,21 +156,6 @@ class Worker:
         """
         raise NotImplementedError
 
-    def load(self, model: Model) -> Any:
-        """Loads one of several models, while batches run; returns what batch.model is for its batches.
-
-        An exception fails the load, and keeps nothing of the model: InvalidModel if no host can
-        load it.
-        """
-        raise NotImplementedError
-
-    def unload(self, model: Model) -> None:
-        """Frees a model, as far as the end of model.value does not do that."""
-
-    def size(self, model: Model) -> Size:
-        """Returns the size of a model: measured if it is loaded, else predicted; 0 if it is not known."""
-        return model.size
-
     def teardown(self) -> None:
         """Called once, after the last batch of a worker that was asked to stop."""
 
@@ -177,6 +163,11 @@ class Worker:
 def overrides(kind: Type[Worker], method: str) -> bool:
     """Reports whether a worker defines a method itself."""
     return getattr(kind, method) is not getattr(Worker, method)
+
+
+def holds_models(kind: Type[Worker]) -> bool:
+    """Reports whether a worker loads several models."""
+    return isinstance(kind.models, ModelLimits)
 
 
 def check_class(kind: Any) -> None:
@@ -195,9 +186,13 @@ def check_class(kind: Any) -> None:
     for step in ("preprocess", "postprocess"):
         if have != ["predict"] and overrides(kind, step):
             raise ValueError(f"{name}: {step} goes with predict; do its work in {have[0]}")
-    plain = "setup", "predict", "predict_item", "preprocess", "postprocess", "teardown", "load", "unload", "size"
+    plain = ["setup", "predict", "predict_item", "preprocess", "postprocess", "teardown"]
+    if holds_models(kind):
+        if not callable(getattr(kind, "load", None)):
+            raise ValueError(f"{name}.models: the worker has no load(self, model)")
+        plain += ["load", "unload", "size"]
     for method in plain:
-        function = getattr(kind, method)
+        function = getattr(kind, method, None)
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             do = "write it as a plain function"
             if method.startswith("predict"):

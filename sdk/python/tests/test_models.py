@@ -214,6 +214,26 @@ class ClassTest(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "load: it is async"):
             check_class(Wrong)
 
+    def test_models_need_load(self) -> None:
+        class Wrong(Worker):
+            models = ModelLimits()
+
+            def predict(self, batch: Any) -> Any:
+                return {}
+
+        with self.assertRaisesRegex(ValueError, "has no load"):
+            check_class(Wrong)
+
+    def test_load_of_a_worker_with_one_model_is_its_own(self) -> None:
+        class Own(Worker):
+            def load(self, path: str, more: int) -> Any:
+                yield path
+
+            def predict(self, batch: Any) -> Any:
+                return {}
+
+        check_class(Own)
+
 
 if __name__ == "__main__":
     unittest.main()
