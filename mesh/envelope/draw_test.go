@@ -89,6 +89,9 @@ func drawHop(t *rapid.T) pipeline.Hop {
 	if names := rapid.SliceOfN(rapid.SampledFrom([]string{"", "a", "b", "image"}), 0, 3).Draw(t, "keep"); len(names) > 0 {
 		out.Keep = names
 	}
+	if hosts := rapid.SliceOfN(rapid.SampledFrom([]string{"a", "b", "c"}), 0, pipeline.MaxVisited).Draw(t, "visited"); len(hosts) > 0 {
+		out.Visited = hosts
+	}
 	return out
 }
 

@@ -255,7 +255,7 @@ func (e *Envelope) Encode() ([]byte, error) {
 	size := aboutIdentity + len(e.Tenant) + len(e.IdempotencyKey) + len(e.Trace.Parent) + len(e.Trace.State) + aboutEntry*len(e.Metadata)
 	for i := range e.Route {
 		hop := &e.Route[i]
-		size += aboutHop + hop.Parameters.WireSize() + aboutEntry*(len(hop.Inputs)+len(hop.Keep))
+		size += aboutHop + hop.Parameters.WireSize() + aboutEntry*(len(hop.Inputs)+len(hop.Keep)+len(hop.Visited))
 	}
 	c := wire.Writer(size + payload.WireSize(e.Parts) + payload.WireSize(e.Kept) + aboutTiming*len(e.Timings))
 	w := envelopeCoder{
@@ -357,6 +357,7 @@ func codeHop(c *wire.Coder, hop *pipeline.Hop) {
 	c.TextMap(5, &hop.Inputs)
 	c.Texts(6, &hop.Keep, payload.MaxParts)
 	c.Text(7, (*string)(&hop.Host))
+	c.Texts(8, &hop.Visited, pipeline.MaxVisited)
 }
 
 // finish completes a decoded envelope and validates it.
@@ -413,6 +414,9 @@ func checkHop(hop *pipeline.Hop) error {
 	}
 	if len(hop.Keep) > payload.MaxParts {
 		return fmt.Errorf("keeps %d parts, at most %d are taken", len(hop.Keep), payload.MaxParts)
+	}
+	if len(hop.Visited) > pipeline.MaxVisited {
+		return fmt.Errorf("visited %d hosts, at most %d are taken", len(hop.Visited), pipeline.MaxVisited)
 	}
 	return hop.Parameters.Validate()
 }

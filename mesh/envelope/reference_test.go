@@ -116,8 +116,8 @@ func referenceRoute(in []*meshv1.Step) ([]pipeline.Hop, error) {
 		if step.GetHost() != "" {
 			err = errors.Join(err, pipeline.ValidName("host", step.GetHost()))
 		}
-		if err != nil || len(step.GetKeep()) > payload.MaxParts {
-			return nil, fmt.Errorf("step %d keeps %d: %w", i, len(step.GetKeep()), err)
+		if err != nil || len(step.GetKeep()) > payload.MaxParts || len(step.GetVisited()) > pipeline.MaxVisited {
+			return nil, fmt.Errorf("step %d keeps %d and visited %d: %w", i, len(step.GetKeep()), len(step.GetVisited()), err)
 		}
 		out[i] = pipeline.Hop{
 			Step:       pipeline.StepName(step.GetName()),
@@ -126,6 +126,7 @@ func referenceRoute(in []*meshv1.Step) ([]pipeline.Hop, error) {
 			Parameters: parameters,
 			Inputs:     someText(step.GetInputs()),
 			Keep:       step.GetKeep(),
+			Visited:    step.GetVisited(),
 			Host:       pipeline.HostID(step.GetHost()),
 		}
 	}
@@ -248,6 +249,7 @@ func referenceEnvelope(e *envelope.Envelope) *meshv1.Envelope {
 			Parameters: hop.Parameters.ToProto(),
 			Inputs:     hop.Inputs,
 			Keep:       hop.Keep,
+			Visited:    hop.Visited,
 			Host:       string(hop.Host),
 		})
 	}

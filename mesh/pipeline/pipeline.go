@@ -253,9 +253,14 @@ type Hop struct {
 	Inputs map[string]string
 	// Keep are names of this step's inputs and outputs that later steps need.
 	Keep []string
-	// Host must run the step; empty means any host of the stage.
+	// Host is in whose queue the item waits; empty means that of the stage.
 	Host HostID
+	// Visited are hosts that passed the item on, because they do not have its model.
+	Visited []string
 }
+
+// MaxVisited is the most hosts that pass an item on.
+const MaxVisited = 4
 
 // Queue returns the name of the queue in which the hop's item waits: that of its stage, or
 // of its host.

@@ -377,8 +377,10 @@ type Step struct {
 	Inputs map[string]string `protobuf:"bytes,5,rep,name=inputs,proto3" json:"inputs,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Names of this step's inputs and outputs that later steps need.
 	Keep []string `protobuf:"bytes,6,rep,name=keep,proto3" json:"keep,omitempty"`
-	// Host that must run the step; empty means any host of the stage. Reserved.
-	Host          string `protobuf:"bytes,7,opt,name=host,proto3" json:"host,omitempty"`
+	// Host in whose queue the item waits; empty means that of the stage.
+	Host string `protobuf:"bytes,7,opt,name=host,proto3" json:"host,omitempty"`
+	// Hosts that passed the item on, because they do not have its model.
+	Visited       []string `protobuf:"bytes,8,rep,name=visited,proto3" json:"visited,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -460,6 +462,13 @@ func (x *Step) GetHost() string {
 		return x.Host
 	}
 	return ""
+}
+
+func (x *Step) GetVisited() []string {
+	if x != nil {
+		return x.Visited
+	}
+	return nil
 }
 
 // StreamPosition is an item's place in a stream of items.
@@ -1082,7 +1091,7 @@ const file_stagemesh_mesh_v1_envelope_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xaf\x03\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xc9\x03\n" +
 	"\x04Step\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05stage\x18\x02 \x01(\tR\x05stage\x126\n" +
@@ -1092,7 +1101,8 @@ const file_stagemesh_mesh_v1_envelope_proto_rawDesc = "" +
 	"parameters\x12;\n" +
 	"\x06inputs\x18\x05 \x03(\v2#.stagemesh.mesh.v1.Step.InputsEntryR\x06inputs\x12\x12\n" +
 	"\x04keep\x18\x06 \x03(\tR\x04keep\x12\x12\n" +
-	"\x04host\x18\a \x01(\tR\x04host\x1a\\\n" +
+	"\x04host\x18\a \x01(\tR\x04host\x12\x18\n" +
+	"\avisited\x18\b \x03(\tR\avisited\x1a\\\n" +
 	"\x0fParametersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x123\n" +
 	"\x05value\x18\x02 \x01(\v2\x1d.stagemesh.inference.v1.ValueR\x05value:\x028\x01\x1a9\n" +
