@@ -316,7 +316,6 @@ func TestImpossibleAnswerReplacesTheWorker(t *testing.T) {
 func TestImpossibleLimitsAreAViolation(t *testing.T) {
 	t.Parallel()
 	for name, ready := range map[string]string{
-		"more than the memory":  `{"type":"ready","spec":{},"models":{"capacity":{"host":1048577}}}`,
 		"a negative capacity":   `{"type":"ready","spec":{},"models":{"capacity":{"host":-1}}}`,
 		"a default that is too": `{"type":"ready","spec":{},"models":{"capacity":{"host":10},"default_size":{"host":11}}}`,
 		"none":                  `{"type":"ready","spec":{}}`,
@@ -330,6 +329,16 @@ func TestImpossibleLimitsAreAViolation(t *testing.T) {
 				t.Errorf("the start got %v", err)
 			}
 		})
+	}
+}
+
+func TestCapacityIsAtMostTheMemory(t *testing.T) {
+	t.Parallel()
+	s := modelSettings(t, fakeModels)
+	s.Env["FAKE_READY"] = `{"type":"ready","spec":{},"models":{"capacity":{"host":1048577,"device":7}}}`
+	b := start(t, s)
+	if got := b.ModelLimits().Capacity; got != (model.Size{Host: s.Models.Host, Device: 7}) {
+		t.Errorf("the capacity is %+v of %+v", got, *s.Models)
 	}
 }
 
