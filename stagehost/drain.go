@@ -21,6 +21,11 @@ func (h *Host) drain(l *loop) bool {
 	ctx, cancel := process.DrainContext(h.runCtx, pullDrainTimeout)
 	for _, q := range h.pulled {
 		h.stopAnswers(&q.alive)
+	}
+	if h.loader != nil {
+		h.leaveModels(ctx)
+	}
+	for _, q := range h.pulled {
 		if err := q.puller.Drain(ctx); err != nil {
 			h.settings.Logger.Warn("items may be on their way still; they will be delivered again", "error", err)
 		}

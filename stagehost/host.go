@@ -31,6 +31,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -39,12 +40,14 @@ import (
 
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 
+	"github.com/stagemesh/stagemesh/discovery/models"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/process"
 	"github.com/stagemesh/stagemesh/mesh/store"
 	"github.com/stagemesh/stagemesh/stagehost/batch"
+	"github.com/stagemesh/stagemesh/stagehost/modelcache"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/schema"
 )
@@ -54,6 +57,11 @@ import (
 type Host struct {
 	settings Settings
 	metrics  *metrics
+	// loader is the runner of a stage that loads models, else nil.
+	loader runner.ModelLoader
+	// cacheSettings are those of its cache; models is what the mesh knows of models.
+	cacheSettings modelcache.Settings
+	models        *models.Registry
 	// spec, its parameters and contract are set once the runner has started.
 	spec       runner.Spec
 	parameters *stagev1.ParameterSpecs
@@ -208,7 +216,7 @@ func (h *Host) startRunner(ctx context.Context) error {
 	if r, ok := s.Runner.(runner.HostAware); ok {
 		r.SetHost(runner.HostInfo{
 			Stage: string(s.Stage), Host: string(s.Host), MaxSize: s.Batch.MaxSize, StartTimeout: s.StartTimeout,
-			Complete: s.complete, Logger: s.Logger, Meter: s.Meter,
+			Complete: s.complete, Logger: s.Logger, Meter: s.Meter, Models: s.Models.memory(),
 		})
 	}
 	if r, ok := h.settings.Runner.(runner.Killer); ok {
@@ -237,7 +245,7 @@ func (h *Host) compileSpec() error {
 	}
 	if err == nil {
 		h.spec, h.parameters = spec, parametersToProto(spec.Parameters)
-		err = errors.Join(h.settings.checkBatchBy(spec), h.configureBatching())
+		err = errors.Join(h.settings.checkBatchBy(spec), h.configureBatching(), h.configureModels())
 	}
 	if err != nil {
 		h.stopRunner()
@@ -260,6 +268,23 @@ func (h *Host) configureBatching() error {
 	h.events = make(chan event, s.eventRoom())
 	h.tasks, h.idle = make(chan *run), make(chan struct{}, s.Runner.Concurrency())
 	return nil
+}
+
+// configureModels prepares to load models where the stage does.
+func (h *Host) configureModels() error {
+	if h.settings.Models == nil {
+		return nil
+	}
+	var ok bool
+	if h.loader, ok = h.settings.Runner.(runner.ModelLoader); !ok {
+		return errors.New("models: the runner of this stage has one model; leave the section out")
+	}
+	if h.settings.Registry == nil || h.settings.Registry.Models == nil {
+		return errors.New("models: the mesh has no registry; the section registry of its file names one")
+	}
+	h.models = models.New(models.Settings{Table: h.settings.Registry.Models, Logger: h.settings.Logger})
+	h.cacheSettings = h.settings.Models.cache(h.loader.ModelLimits())
+	return h.cacheSettings.Validate()
 }
 
 // stopRunner stops the runner once its batches have ended.
@@ -297,6 +322,9 @@ func (h *Host) connect() error {
 	h.dead = store.NewDeadLetters(conn, h.settings.DeadLetters)
 	h.runRecords = store.NewRuns(conn, h.settings.RunRecords)
 	err = h.pull(h.settings.Stage, h.settings.Queue)
+	if err == nil && h.loader != nil && slices.Contains(h.settings.Queue.Durabilities, pipeline.Memory) {
+		err = h.pull(pipeline.HostQueue(h.settings.Stage, h.settings.Host), h.settings.OwnQueue())
+	}
 	if err == nil {
 		h.stopCancels, err = conn.ServeCancels(h.receiveCancel)
 	}
@@ -343,6 +371,7 @@ func (h *Host) disconnect() {
 		h.settings.Logger.Debug("end of cancel messages", "error", err)
 	}
 	h.closePullers()
+	h.deleteOwnQueue()
 	// Items that arrived before the end of the subscription are returned.
 	h.dropEvents()
 	h.bus.Close()
@@ -357,6 +386,14 @@ func (h *Host) serve(ctx context.Context) error {
 	}
 	defer unobserve() //nolint:errcheck // it cannot fail
 	loop := newLoop(h)
+	// The registry of models is needed until the drain has ended.
+	followCtx, unfollow := context.WithCancel(context.WithoutCancel(ctx))
+	var following sync.WaitGroup
+	if h.loader != nil {
+		following.Go(func() { _ = h.models.Run(followCtx) }) // its end is the context's
+	}
+	defer following.Wait()
+	defer unfollow()
 	loopCtx, endLoop := context.WithCancel(context.WithoutCancel(ctx))
 	var looping sync.WaitGroup
 	looping.Go(func() {
@@ -368,6 +405,9 @@ func (h *Host) serve(ctx context.Context) error {
 	pumps.Go(func() error { return h.reconcile(pumping) })
 	pumps.Go(func() error { return h.serveAPI(pumping) })
 	pumps.Go(func() error { return h.register(pumping) })
+	if h.loader != nil {
+		pumps.Go(func() error { return h.watchRuntime(pumping) })
+	}
 	// The pumps have ended before the drain waits for goroutines that they started.
 	err = pumps.Wait()
 	h.leftBehind = !h.drain(loop)

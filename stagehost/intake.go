@@ -46,6 +46,7 @@ type item struct {
 	// no run record is against it.
 	forgiven bool
 
+	itemModel
 	itemRun
 	itemSend
 }
@@ -347,6 +348,13 @@ func (l *loop) enqueue(it *item) {
 		l.expireOne(it)
 		return
 	}
+	if l.models == nil || l.models.admit(time.Now(), it) {
+		l.ready(it)
+	}
+}
+
+// ready gives an item to the batcher.
+func (l *loop) ready(it *item) {
 	if err := l.batcher.Add(time.Now(), it.entry()); err != nil {
 		l.fail(it, fault.From(err))
 	}

@@ -16,6 +16,8 @@ type loop struct {
 	ledger  ledger
 	batcher *batch.Batcher
 	nextID  batch.ID
+	// models is nil where the runner has one model.
+	models *modelSet
 
 	// slots are idle.
 	slots []runner.Slot
@@ -47,14 +49,22 @@ type loop struct {
 }
 
 func newLoop(h *Host) *loop {
-	return &loop{
+	bound := len(h.pulled)*(h.settings.MaxInFlight+int(h.settings.localPlaces().Items)) + maxDirectCalls
+	if h.loader != nil {
+		bound += maxWaitingItems
+	}
+	l := &loop{
 		host:    h,
-		ledger:  newLedger(h.settings.MaxInFlight + maxDirectCalls + int(h.settings.localPlaces().Items)),
+		ledger:  newLedger(bound),
 		batcher: batch.New(h.settings.Batch),
 		retries: map[batch.ID]*item{},
 		failing: map[string]int{},
 		empty:   make(chan struct{}),
 	}
+	if h.loader != nil {
+		l.models = newModelSet(l)
+	}
+	return l
 }
 
 // run applies events until the context ends. The host ends it when nothing is
@@ -98,6 +108,9 @@ func (l *loop) applyWaiting() {
 // runDue does everything that is due and returns the pause until the next turn.
 func (l *loop) runDue(now time.Time) time.Duration {
 	l.resend(now)
+	if l.models != nil {
+		l.models.act(now)
+	}
 	l.dispatch(now)
 	l.expire(now)
 	l.extend(now)
@@ -115,6 +128,9 @@ func (l *loop) untilNext(now time.Time) time.Duration {
 	}
 	if at, ok := l.batcher.Wake(len(l.slots)); ok {
 		next = earlier(next, at)
+	}
+	if l.models != nil {
+		next = l.models.next(next)
 	}
 	for _, it := range l.retries {
 		next = earlier(next, it.retryAt)
@@ -214,6 +230,9 @@ func (l *loop) expire(now time.Time) {
 	}
 	for i, rerun := range l.reruns {
 		l.reruns[i] = l.dropEnded(rerun, now)
+	}
+	if l.models != nil {
+		l.models.expire(now)
 	}
 }
 

@@ -22,6 +22,8 @@ import (
 type Registry struct {
 	Announcer discovery.Announcer
 	Table     discovery.Table
+	// Models is the table of models, for a stage that loads them.
+	Models discovery.Table
 }
 
 // register keeps the host registered, if there is a registry, from when it serves its

@@ -33,6 +33,8 @@ func (l *loop) retryBatch(e *batchEnded, items []*item) {
 		l.nakQueued()
 	case err == nil:
 		l.failAll(items, fault.New(fault.RunnerOutputInvalid, "the runner gave the item no outcome"))
+	case errors.Is(err, runner.ErrModelGone) && l.models != nil:
+		l.models.runAgain(time.Now(), items)
 	case errors.Is(err, runner.ErrNotStarted):
 		l.restart(items, err)
 	case errors.Is(err, runner.ErrCrashed):

@@ -68,8 +68,10 @@ const (
 	toGateway
 	toResults
 	toDead
-	// toOwn is the queue of the item's own step, for a local item that is published.
+	// toOwn is the queue of the item's own step, for a local item that is published; toHost
+	// that of another host of the stage.
 	toOwn
+	toHost
 )
 
 // mustStore reports whether the first message is one to store, before the reply.
@@ -228,6 +230,9 @@ func (l *loop) beginSend(it *item) bool {
 	if err := l.ledger.move(it, sending, queued, running); err != nil {
 		l.host.internalError("outcome out of turn", err)
 		return false
+	}
+	if l.models != nil {
+		l.models.leave(it)
 	}
 	return true
 }
@@ -396,7 +401,7 @@ func (it *item) destination() string {
 
 // receiver is the position of the step that the item's message is for, where that is no reply.
 func (it *item) receiver() int {
-	if it.outbox[0].to == toOwn {
+	if to := it.outbox[0].to; to == toOwn || to == toHost {
 		return it.env.Position
 	}
 	return it.env.Position + 1
@@ -511,6 +516,9 @@ func (l *loop) settleWith(it *item, settle func(bus.Delivery) error, from ...ite
 		l.host.internalError("item settled out of turn", err)
 		return
 	}
+	if l.models != nil {
+		l.models.leave(it)
+	}
 	it.trace.end()
 	delete(l.retries, it.id)
 	l.clearFailing(it)
@@ -520,7 +528,9 @@ func (l *loop) settleWith(it *item, settle func(bus.Delivery) error, from ...ite
 	if !it.noQueue {
 		l.host.checkAck(settle(it.delivery))
 	}
-	it.delivery.Release()
+	if !it.isFree {
+		it.delivery.Release()
+	}
 }
 
 // checkAck counts a failed ack, nak or extension: the item is redelivered.

@@ -13,11 +13,13 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/config"
 	"github.com/stagemesh/stagemesh/mesh/credentials"
+	"github.com/stagemesh/stagemesh/mesh/model"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/store"
 	"github.com/stagemesh/stagemesh/mesh/tracing"
 	"github.com/stagemesh/stagemesh/stagehost/batch"
+	"github.com/stagemesh/stagemesh/stagehost/modelcache"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/schema"
 )
@@ -53,6 +55,9 @@ type Config struct {
 	TokenFile    string `yaml:"token_file,path"`
 	ClientCAFile string `yaml:"client_ca_file,path"`
 	Insecure     bool   `yaml:"insecure"`
+	// Models is set for a stage that loads models on demand; its runner is a
+	// runner.ModelLoader.
+	Models *ModelSettings `yaml:"models"`
 	// Labels are shown in the registry.
 	Labels map[string]string `yaml:"labels"`
 	// StartTimeout bounds the runner's start; DrainTimeout how long a stop
@@ -109,6 +114,50 @@ type Settings struct {
 	Tracer *tracing.Tracer
 }
 
+// ModelSettings are those of a stage that loads models on demand. 0 means what the runner says.
+type ModelSettings struct {
+	// Capacity is the memory of a host for models, DeviceCapacity that of its devices. 0 of
+	// both is what the runner says.
+	Capacity       int64 `yaml:"capacity,size"`
+	DeviceCapacity int64 `yaml:"device_capacity,size"`
+	// DefaultSize and DeviceDefaultSize are those of a model of unknown size.
+	DefaultSize       int64 `yaml:"default_size,size"`
+	DeviceDefaultSize int64 `yaml:"device_default_size,size"`
+	// LoadSlots is how many models load at a time, LoadTimeout bounds each load.
+	LoadSlots   int           `yaml:"load_slots"`
+	LoadTimeout time.Duration `yaml:"load_timeout"`
+}
+
+// Defaults of ModelSettings where the runner says nothing.
+const (
+	DefaultModelSize   = 16 << 20
+	DefaultLoadSlots   = 2
+	DefaultLoadTimeout = 90 * time.Second
+)
+
+// memory is what a runner may use; nil where it has one model.
+func (s *ModelSettings) memory() *model.Size {
+	if s == nil {
+		return nil
+	}
+	return &model.Size{Host: s.Capacity, Device: s.DeviceCapacity}
+}
+
+// cache returns the settings of the cache for a runner.
+func (s ModelSettings) cache(of runner.ModelLimits) modelcache.Settings {
+	out := modelcache.Settings{
+		Capacity:    model.Size{Host: s.Capacity, Device: s.DeviceCapacity},
+		DefaultSize: model.Size{Host: s.DefaultSize, Device: s.DeviceDefaultSize},
+		LoadSlots:   cmp.Or(s.LoadSlots, of.LoadSlots, DefaultLoadSlots),
+		LoadTimeout: cmp.Or(s.LoadTimeout, of.LoadTimeout, DefaultLoadTimeout),
+	}
+	out.Capacity, out.DefaultSize = cmp.Or(out.Capacity, of.Capacity), cmp.Or(out.DefaultSize, of.DefaultSize)
+	if out.DefaultSize == (model.Size{}) && out.Capacity.Host > 0 {
+		out.DefaultSize.Host = DefaultModelSize
+	}
+	return out
+}
+
 // QueueSettings bound each of the stage's queues. 0 means the default.
 type QueueSettings struct {
 	// Durabilities are the queues that the stage has; none means both.
@@ -126,6 +175,15 @@ type QueueSettings struct {
 	Version int `yaml:"version"`
 }
 
+// OwnQueue returns the settings of a host's own queue, where the stage loads models. It is in
+// memory: what is on file there would wait for a host that died.
+func (c Config) OwnQueue() QueueSettings {
+	q := c.withDefaults().Queue
+	q.Durabilities = []pipeline.Durability{pipeline.Memory}
+	q.MaxItems, q.MaxBytes = min(q.MaxItems, ownMaxItems), min(q.MaxBytes, ownMaxBytes)
+	return q
+}
+
 // durable reports whether the stage takes durable requests.
 func (q QueueSettings) durable() bool { return slices.Contains(q.Durabilities, pipeline.File) }
 
@@ -139,6 +197,10 @@ const (
 	DefaultStartTimeout = 10 * time.Minute
 	DefaultDrainTimeout = 30 * time.Second
 	DefaultHostGrace    = 10 * time.Second
+
+	// Bounds of a host's own queue.
+	ownMaxItems = 2_000
+	ownMaxBytes = 32 << 20
 
 	inFlightSlack = 32
 	maxBatches    = 2
@@ -190,7 +252,11 @@ func (s Settings) localPlaces() bus.LocalPlaces {
 // its way, and so has every slot; twice that leaves room for items that were not asked
 // for.
 func (s Settings) eventRoom() int {
-	return 2 * (s.MaxInFlight + maxDirectCalls + 2*s.Runner.Concurrency() + 8)
+	n := 2 * (s.MaxInFlight + maxDirectCalls + 2*s.Runner.Concurrency() + 8)
+	if s.Models != nil {
+		n += 2*s.MaxInFlight + maxWaitingItems
+	}
+	return n
 }
 
 // complete returns the spec of the stage with the runner's spec.
@@ -240,6 +306,15 @@ func (c Config) Validate() error {
 		c.validateTLS(),
 		config.NotNegative("stream.first_chunk_timeout", c.Stream.FirstChunk),
 		config.NotNegative("stream.idle_timeout", c.Stream.Idle),
+	}
+	if m := c.Models; m != nil {
+		errs = append(errs,
+			config.NotNegative("models.load_slots", m.LoadSlots), config.NotNegative("models.load_timeout", m.LoadTimeout),
+			config.NotNegative("models.capacity", m.Capacity), config.NotNegative("models.device_capacity", m.DeviceCapacity),
+			config.NotNegative("models.default_size", m.DefaultSize), config.NotNegative("models.device_default_size", m.DeviceDefaultSize))
+		if c.Batch.Mode == batch.Stream {
+			errs = append(errs, errors.New("models: is for runners of batches, and batch.mode is stream"))
+		}
 	}
 	for i, d := range c.Queue.Durabilities {
 		if d != pipeline.Memory && d != pipeline.File || slices.Contains(c.Queue.Durabilities[:i], d) {

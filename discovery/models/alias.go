@@ -156,9 +156,9 @@ func (r *Registry) checkModels(ctx context.Context, in AliasChange) error {
 		m := current(e)
 		switch {
 		case m == nil && e.Revision != 0:
-			return errors.Join(errRepeat, unknownModel(id))
+			return errors.Join(errRepeat, Unknown(id))
 		case m == nil:
-			return unknownModel(id)
+			return Unknown(id)
 		}
 		if in.AutoDelete && !m.AutoDelete && string(id) == in.Route.GetModel() {
 			if _, _, err := r.Register(ctx, Registration{Model: m.Model, AutoDelete: true}); err != nil {

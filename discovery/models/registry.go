@@ -307,7 +307,7 @@ func (r *Registry) Get(id model.ID) (*Model, *meshv1.ReplicasRecord, error) {
 		return nil, nil, err
 	}
 	if !ok {
-		return nil, nil, unknownModel(id)
+		return nil, nil, Unknown(id)
 	}
 	return m, replicas, nil
 }
@@ -362,7 +362,8 @@ func (r *Registry) StageSettings(stage pipeline.StageName) *meshv1.ModelSettings
 // shown is how much of a caller's text a message repeats, in runes.
 const shown = 80
 
-func unknownModel(id model.ID) *fault.Fault {
+// Unknown returns the fault UNKNOWN_MODEL.
+func Unknown(id model.ID) *fault.Fault {
 	return fault.Newf(fault.UnknownModel, "there is no model %.*q", shown, string(id))
 }
 

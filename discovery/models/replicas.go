@@ -168,7 +168,7 @@ func (r *Registry) changeReplicas(ctx context.Context, id model.ID, decide func(
 		return edit{}, nil
 	})
 	if err == nil && isGone {
-		err = unknownModel(id)
+		err = Unknown(id)
 	}
 	return out, changed, err
 }

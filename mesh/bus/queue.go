@@ -236,6 +236,16 @@ func (b *Bus) Queue(ctx context.Context, stage pipeline.StageName, d pipeline.Du
 	}, nil
 }
 
+// DeleteQueue deletes a queue with what waits there. Gateways fail those requests with
+// QUEUE_LOST.
+func (b *Bus) DeleteQueue(ctx context.Context, stage pipeline.StageName, d pipeline.Durability) error {
+	err := b.js.DeleteStream(ctx, b.Stream(stage, d))
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		return nil
+	}
+	return queueError(stage, err)
+}
+
 // ackWaitOf returns the ack wait of the stream's consumers; 0 where it is not
 // recorded.
 func ackWaitOf(info *jetstream.StreamInfo) time.Duration {

@@ -31,9 +31,13 @@ const (
 	UnknownModel        Reason = "UNKNOWN_MODEL"
 	ModelExists         Reason = "MODEL_EXISTS"
 	ModelInUse          Reason = "MODEL_IN_USE"
+	ModelTooLarge       Reason = "MODEL_TOO_LARGE"
 	AliasConflict       Reason = "ALIAS_CONFLICT"
 
 	NoCapacity          Reason = "NO_CAPACITY"
+	ModelLoading        Reason = "MODEL_LOADING"
+	ModelLoadFailed     Reason = "MODEL_LOAD_FAILED"
+	CacheFull           Reason = "CACHE_FULL"
 	BrokerUnavailable   Reason = "BROKER_UNAVAILABLE"
 	RegistryUnavailable Reason = "REGISTRY_UNAVAILABLE"
 	QueueLost           Reason = "QUEUE_LOST"
@@ -89,10 +93,14 @@ var classes = map[Reason]Class{
 	RevisionMismatch:   {code.Code_ABORTED, http.StatusConflict, false, "the pipeline was changed meanwhile, or others keep changing the record of a model"},
 	PipelineDoesNotFit: {code.Code_FAILED_PRECONDITION, http.StatusBadRequest, false, "a pipeline's stages are not known, or do not fit together"},
 
-	UnknownModel:  {code.Code_NOT_FOUND, http.StatusNotFound, false, "no model or alias of that name is registered, or another owner has the alias"},
-	ModelExists:   {code.Code_ALREADY_EXISTS, http.StatusConflict, false, "a model of that ID is registered with other attributes"},
-	ModelInUse:    {code.Code_FAILED_PRECONDITION, http.StatusBadRequest, false, "an alias points at the model"},
-	AliasConflict: {code.Code_ABORTED, http.StatusConflict, false, "the alias has another owner, or another model than expected"},
+	UnknownModel:    {code.Code_NOT_FOUND, http.StatusNotFound, false, "no model or alias of that name is registered, or another owner has the alias"},
+	ModelExists:     {code.Code_ALREADY_EXISTS, http.StatusConflict, false, "a model of that ID is registered with other attributes"},
+	ModelInUse:      {code.Code_FAILED_PRECONDITION, http.StatusBadRequest, false, "an alias points at the model"},
+	ModelTooLarge:   {code.Code_FAILED_PRECONDITION, http.StatusBadRequest, false, "the model is larger than the memory for models of any host"},
+	ModelLoading:    {code.Code_UNAVAILABLE, http.StatusServiceUnavailable, true, "the model is being loaded, and the request's time does not suffice for that"},
+	ModelLoadFailed: {code.Code_UNAVAILABLE, http.StatusServiceUnavailable, true, "hosts have failed to load the model lately"},
+	CacheFull:       {code.Code_RESOURCE_EXHAUSTED, http.StatusTooManyRequests, true, "all memory for models has models in use, or too many loads wait"},
+	AliasConflict:   {code.Code_ABORTED, http.StatusConflict, false, "the alias has another owner, or another model than expected"},
 
 	NoCapacity:          {code.Code_UNAVAILABLE, http.StatusServiceUnavailable, true, "a stage on the route has no live host, or the gateway's clock is off"},
 	BrokerUnavailable:   {code.Code_UNAVAILABLE, http.StatusServiceUnavailable, true, "the broker cannot be reached; the request was not queued"},

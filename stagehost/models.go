@@ -1,0 +1,632 @@
+package stagehost
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"golang.org/x/sync/errgroup"
+
+	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
+
+	"github.com/stagemesh/stagemesh/discovery/models"
+	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/model"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/stagehost/modelcache"
+	"github.com/stagemesh/stagemesh/stagehost/runner"
+)
+
+const (
+	// Bounds of the items that wait for models, beside the host's bound.
+	maxWaitingItems = 1024
+	maxWaitingBytes = 64 << 20
+	// registryTimeout bounds a change of the registry, and the search for another host.
+	registryTimeout = 5 * time.Second
+	// removalsAtOnce is how many records are removed at a time when the host leaves.
+	removalsAtOnce = 8
+	// predictTimeout bounds the question for the size of a model before its load.
+	predictTimeout = 500 * time.Millisecond
+	// An item that waits gets its answer so long before its deadline.
+	answerTime = 100 * time.Millisecond
+)
+
+// modelSet is the part of a loop whose runner loads models: which of them are here, and the
+// items that wait for one. The loop calls its methods; what takes long runs in goroutines that
+// post an event at their end.
+//
+// An item first finds the replica of its model. Where there is none, the registry says which
+// other host has one, or makes this host the one that loads it (claim). An item pins its
+// replica from then until it has its outcome.
+type modelSet struct {
+	loop     *loop
+	loader   runner.ModelLoader
+	registry *models.Registry
+	cache    *modelcache.Cache
+	// known are the models of the cache's replicas.
+	known map[model.ID]model.Model
+	// waiting are the items that wait for a model, in the order of their arrival.
+	waiting map[model.ID][]*item
+	items   int
+	bytes   int64
+	// busy counts what goroutines do about a model that has no replica here: they claim it,
+	// or remove its record and unload it. Until they have ended it is not claimed again.
+	busy map[model.ID]int
+	// answerBy is when the first waiting item gets an answer at the latest.
+	answerBy time.Time
+	// failures are the faults of the items of replicas whose load has failed.
+	failures map[*modelcache.Replica]*fault.Fault
+	// refused are those that are unloaded, and not in the registry any more.
+	refused map[*modelcache.Replica]bool
+	// generation is the process that has the models; 0 while there is none.
+	generation uint64
+}
+
+// itemModel is an item's place among the models.
+type itemModel struct {
+	// replica is that which the item pins, isWaiting is true while it waits for a model.
+	replica   *modelcache.Replica
+	isWaiting bool
+	// isFree is true once the item counts no more for the host's bound.
+	isFree bool
+}
+
+func newModelSet(l *loop) *modelSet {
+	h := l.host
+	return &modelSet{
+		loop: l, loader: h.loader, registry: h.models, cache: modelcache.New(h.cacheSettings),
+		known: map[model.ID]model.Model{}, waiting: map[model.ID][]*item{}, busy: map[model.ID]int{},
+		failures: map[*modelcache.Replica]*fault.Fault{}, refused: map[*modelcache.Replica]bool{},
+	}
+}
+
+func modelOf(it *item) model.ID { return model.ID(it.env.Hop().Model.Model) }
+
+// admit reports whether the item may run: its model is loaded. Otherwise it waits, or has got
+// its fault.
+func (s *modelSet) admit(now time.Time, it *item) bool {
+	id := modelOf(it)
+	switch err := id.Validate(); {
+	case err != nil:
+		s.loop.fail(it, fault.InField(fault.InvalidRequest, "model", "stage %s loads models by name: %w", s.loop.host.settings.Stage, err))
+	case s.cache.Replica(id) != nil:
+		return s.pin(now, it)
+	case s.wait(it) && s.busy[id] == 0:
+		s.claim(id)
+	}
+	return false
+}
+
+// pin has the item use the replica of its model, and reports whether that is loaded. If not,
+// the item waits.
+func (s *modelSet) pin(now time.Time, it *item) bool {
+	m := s.known[modelOf(it)]
+	replica, err := s.cache.Want(now, modelcache.Model{ID: m.ID, Type: m.Type, Size: m.Size}, modelcache.Waiting)
+	if err != nil {
+		s.loop.fail(it, refusalFault(m.ID, err))
+		return false
+	}
+	it.replica = replica
+	if replica.State() == modelcache.Loaded {
+		return true
+	}
+	s.wait(it)
+	return false
+}
+
+// wait has the item wait for its model, unless too many do.
+func (s *modelSet) wait(it *item) bool {
+	if it.isWaiting {
+		return true
+	}
+	if s.items >= maxWaitingItems || s.bytes+int64(it.bytes) > maxWaitingBytes {
+		s.loop.fail(it, fault.Newf(fault.Overloaded, "%d requests wait for models on this host", s.items).WithRetryAfter(time.Second))
+		return false
+	}
+	id := modelOf(it)
+	it.isWaiting = true
+	s.waiting[id] = append(s.waiting[id], it)
+	s.items, s.bytes = s.items+1, s.bytes+int64(it.bytes)
+	if !it.isFree && it.direct == nil {
+		it.isFree = true
+		it.delivery.Release()
+	}
+	if at := it.answerBy(); s.items == 1 || at.Before(s.answerBy) {
+		s.answerBy = at
+	}
+	return true
+}
+
+// answerBy is when an item that waits for its model gets an answer at the latest.
+func (it *item) answerBy() time.Time {
+	return it.env.Deadline.Add(-min(answerTime, it.env.Timeout()/10))
+}
+
+// leave ends the item's wait, and its use of the replica.
+func (s *modelSet) leave(it *item) {
+	s.endWait(it)
+	if it.replica != nil {
+		s.cache.Unpin(time.Now(), it.replica)
+		it.replica = nil
+	}
+}
+
+func (s *modelSet) endWait(it *item) {
+	if !it.isWaiting {
+		return
+	}
+	it.isWaiting = false
+	id := modelOf(it)
+	s.waiting[id] = slices.DeleteFunc(s.waiting[id], func(other *item) bool { return other == it })
+	if len(s.waiting[id]) == 0 {
+		delete(s.waiting, id)
+	}
+	s.items, s.bytes = s.items-1, s.bytes-int64(it.bytes)
+}
+
+// next returns when there is something to do here, if that is earlier.
+func (s *modelSet) next(than time.Time) time.Time {
+	if s.items > 0 {
+		than = earlier(than, s.answerBy)
+	}
+	if at, ok := s.cache.Wake(); ok {
+		than = earlier(than, at)
+	}
+	return than
+}
+
+// expire answers the items that have waited for as long as they can. Their models are loaded
+// all the same, for the callers' next try.
+func (s *modelSet) expire(now time.Time) {
+	if s.items == 0 || now.Before(s.answerBy) {
+		return
+	}
+	var late []*item
+	s.answerBy = now.Add(time.Hour)
+	for _, items := range s.waiting {
+		for _, it := range items {
+			if at := it.answerBy(); !at.After(now) {
+				late = append(late, it)
+			} else {
+				s.answerBy = earlier(s.answerBy, at)
+			}
+		}
+	}
+	for _, it := range late {
+		retry := time.Second
+		if r := it.replica; r != nil {
+			retry = s.cache.LoadTime(r.Type)
+			// The replica exists, so this is no new load, and is not refused.
+			_, _ = s.cache.Want(now, modelcache.Model{ID: r.ID, LastUse: now}, modelcache.Requested)
+		}
+		s.loop.fail(it, fault.Newf(fault.ModelLoading, "model %s is being loaded; send the request again", modelOf(it)).WithRetryAfter(retry))
+	}
+}
+
+// claim asks the registry for the host of a model that is not here, for all items that wait
+// for it.
+func (s *modelSet) claim(id model.ID) {
+	s.busy[id]++
+	h := s.loop.host
+	var visited []pipeline.HostID
+	here := false
+	for _, it := range s.waiting[id] {
+		// Only items in memory are passed on, and no further than may be.
+		here = here || it.durable() || it.direct != nil || len(it.env.Hop().Visited) == pipeline.MaxVisited
+		for _, host := range it.env.Hop().Visited {
+			visited = append(visited, pipeline.HostID(host))
+		}
+	}
+	h.runs.Go(func() {
+		ctx, cancel := context.WithTimeout(h.runCtx, registryTimeout)
+		defer cancel()
+		m, to, err := h.claimModel(ctx, id, visited, here)
+		h.post(&modelClaimed{id: id, model: m, to: to, err: err})
+	})
+}
+
+// free ends something that was done about a model, and has its items go on.
+func (s *modelSet) free(id model.ID) {
+	if s.busy[id]--; s.busy[id] > 0 {
+		return
+	}
+	delete(s.busy, id)
+	if len(s.waiting[id]) > 0 && s.cache.Replica(id) == nil {
+		s.claim(id)
+	}
+}
+
+// claimModel returns the host that requests for a model go to, and the model if that is this
+// host, as it is where none but those visited has the model, or it has to be here: then it has
+// the claim to load it.
+func (h *Host) claimModel(ctx context.Context, id model.ID, visited []pipeline.HostID, here bool) (model.Model, pipeline.HostID, error) {
+	registry, own := h.models, h.settings.Host
+	for {
+		there, _, err := registry.ClaimLoading(ctx, id, own, func(r *meshv1.ReplicasRecord) bool { return here || models.Holder(r, visited) == "" })
+		if err != nil {
+			return model.Model{}, "", err
+		}
+		if models.IsOf(there, own) {
+			m, _, err := registry.Find(ctx, id)
+			if err == nil && m.Stage != h.settings.Stage {
+				err = fault.InField(fault.InvalidRequest, "model", "model %s is one of stage %s", id, m.Stage)
+			}
+			if err != nil {
+				return model.Model{}, "", err
+			}
+			out := m.Model
+			if out.Size == (model.Size{}) {
+				out.Size = h.predictSize(ctx, out)
+			}
+			return out, own, nil
+		}
+		holder := models.Holder(there, visited)
+		if _, err = h.bus.Alive(ctx, pipeline.HostQueue(h.settings.Stage, holder)); !errors.Is(err, bus.ErrNoHost) {
+			return model.Model{}, holder, nil
+		}
+		visited = append(slices.Clip(visited), holder)
+	}
+}
+
+// predictSize returns the size of a model, zero where the runtime does not know.
+func (h *Host) predictSize(ctx context.Context, m model.Model) model.Size {
+	ctx, cancel := context.WithTimeout(ctx, predictTimeout)
+	defer cancel()
+	size, err := h.loader.Size(ctx, m)
+	if err != nil {
+		h.settings.Logger.Debug("the size of a model is not known", "model", m.ID, "error", err)
+	}
+	return size
+}
+
+// modelClaimed is the answer of the registry: the host of the model, or why there is none.
+type modelClaimed struct {
+	id    model.ID
+	model model.Model
+	to    pipeline.HostID
+	err   error
+}
+
+func (e *modelClaimed) apply(l *loop) {
+	s := l.models
+	defer s.free(e.id)
+	items := slices.Clone(s.waiting[e.id])
+	switch {
+	case e.err != nil:
+		l.failAll(items, fault.From(e.err))
+	case e.to != l.host.settings.Host:
+		for _, it := range items {
+			l.forward(it, e.to)
+		}
+	case len(items) == 0:
+		s.giveUp(e.id, time.Time{})
+	default:
+		s.known[e.id] = e.model
+		for _, it := range items {
+			if s.pin(time.Now(), it) {
+				l.ready(it)
+			}
+		}
+		if s.cache.Replica(e.id) == nil {
+			s.giveUp(e.id, time.Time{})
+		}
+	}
+}
+
+// giveUp removes the host's claim of a model.
+func (s *modelSet) giveUp(id model.ID, lastUse time.Time) {
+	s.change(id, func(ctx context.Context) error {
+		_, err := s.registry.RemoveReplica(ctx, id, s.loop.host.settings.Host, lastUse)
+		return err
+	})
+}
+
+// change changes what the registry has of a model that is not here.
+func (s *modelSet) change(id model.ID, change func(context.Context) error) {
+	s.busy[id]++
+	h := s.loop.host
+	h.runs.Go(func() {
+		ctx, cancel := context.WithTimeout(h.runCtx, registryTimeout)
+		defer cancel()
+		if err := change(ctx); err != nil {
+			h.settings.Logger.Debug("the registry of models is not changed", "model", id, "error", err)
+		}
+		h.post(recordChanged{id})
+	})
+}
+
+// recordChanged is the end of a change.
+type recordChanged struct{ id model.ID }
+
+func (e recordChanged) apply(l *loop) { l.models.free(e.id) }
+
+// act does what the cache decides.
+func (s *modelSet) act(now time.Time) {
+	h := s.loop.host
+	for _, a := range s.cache.Actions(now) {
+		switch r := a.Replica; a.Kind {
+		case modelcache.Load:
+			m := s.known[r.ID]
+			s.start(func(ctx context.Context) event { return h.loadModel(ctx, r, m) })
+		case modelcache.Unload:
+			lastUse, isRefused := r.LastUse, s.refused[r]
+			s.busy[r.ID]++
+			s.start(func(ctx context.Context) event { return h.unloadModel(ctx, r, lastUse, isRefused) })
+		case modelcache.Refuse:
+			s.refuse(r, a.Refusal)
+		}
+	}
+}
+
+// start runs what the cache decides in a goroutine, which posts the end.
+func (s *modelSet) start(run func(context.Context) event) {
+	h, generation := s.loop.host, s.generation
+	h.runs.Go(func() {
+		ctx, cancel := context.WithTimeout(h.runCtx, h.cacheSettings.LoadTimeout)
+		defer cancel()
+		h.post(&actionEnded{generation, run(ctx)})
+	})
+}
+
+// actionEnded is the end of an action at a runtime. That of one that is gone says nothing.
+type actionEnded struct {
+	generation uint64
+	end        event
+}
+
+func (e *actionEnded) apply(l *loop) {
+	if unloaded, ok := e.end.(*modelUnloaded); ok {
+		defer l.models.free(unloaded.replica.ID)
+	}
+	if e.generation == l.models.generation {
+		e.end.apply(l)
+	}
+}
+
+// refuse ends a replica that is not loaded.
+func (s *modelSet) refuse(r *modelcache.Replica, refusal *modelcache.Refusal) {
+	items, f := s.of(r), refusalFault(r.ID, refusal)
+	switch refusal.Reason {
+	case modelcache.Failed:
+		// Where the load failed the registry has it.
+		f = s.failures[r]
+		delete(s.failures, r)
+	case modelcache.TooLarge, modelcache.Crashed:
+		s.change(r.ID, func(ctx context.Context) error {
+			_, err := s.registry.SetFailed(ctx, r.ID, s.loop.host.settings.Host, string(f.Reason), f.Message)
+			return err
+		})
+	default:
+		s.giveUp(r.ID, r.LastUse)
+	}
+	if r.State() != modelcache.Ended {
+		s.refused[r] = true
+	}
+	s.loop.failAll(items, f)
+}
+
+// of returns the items that wait for a replica.
+func (s *modelSet) of(r *modelcache.Replica) (out []*item) {
+	for _, it := range s.waiting[r.ID] {
+		if it.replica == r {
+			out = append(out, it)
+		}
+	}
+	return out
+}
+
+// modelLoaded is the end of a load.
+type modelLoaded struct {
+	replica *modelcache.Replica
+	loaded  runner.LoadedModel
+	err     error
+}
+
+// loadModel loads a model, and tells the registry how that ended.
+func (h *Host) loadModel(ctx context.Context, r *modelcache.Replica, m model.Model) event {
+	begin := time.Now()
+	e := &modelLoaded{replica: r}
+	e.loaded, e.err = h.loader.Load(ctx, m)
+	log := h.settings.Logger.With("model", m.ID, "took", time.Since(begin).Round(time.Millisecond))
+	ctx, cancel := context.WithTimeout(h.runCtx, registryTimeout)
+	defer cancel()
+	registry, own := h.models, h.settings.Host
+	var err error
+	switch {
+	case e.err == nil:
+		log.Debug("model loaded")
+		var noted bool
+		if _, noted, err = registry.SetLoaded(ctx, m.ID, own, e.loaded.Size); err == nil && !noted && !h.isDraining() {
+			// The registry has lost the claim.
+			if _, _, err = registry.ClaimLoading(ctx, m.ID, own, func(*meshv1.ReplicasRecord) bool { return true }); err == nil {
+				_, _, err = registry.SetLoaded(ctx, m.ID, own, e.loaded.Size)
+			}
+		}
+	case errors.Is(e.err, runner.ErrCrashed), errors.Is(e.err, runner.ErrNotStarted):
+		// The cache finds out which load ended the runtime.
+	default:
+		log.Warn("a model is not loaded", "error", e.err)
+		_, err = registry.SetFailed(ctx, m.ID, own, "load", e.err.Error())
+	}
+	if err != nil {
+		log.Debug("the registry of models is not changed", "error", err)
+	}
+	return e
+}
+
+func (h *Host) isDraining() bool {
+	state, _, _ := h.status.get()
+	return state == stateDraining
+}
+
+func (e *modelLoaded) apply(l *loop) {
+	s, r, now := l.models, e.replica, time.Now()
+	items := s.of(r)
+	switch {
+	case e.err == nil:
+		s.cache.Loaded(now, r, e.loaded.Size)
+		for _, it := range items {
+			s.endWait(it)
+			l.ready(it)
+		}
+	case errors.Is(e.err, runner.ErrCrashed):
+		// RuntimeLost takes the place of this report.
+	default:
+		s.failures[r] = fault.Newf(fault.ModelLoadFailed, "model %s is not loaded: %w", r.ID, e.err)
+		s.cache.LoadFailed(now, r, !errors.Is(e.err, runner.ErrInvalidModel) && !errors.Is(e.err, runner.ErrNotStarted))
+	}
+}
+
+// modelUnloaded is the end of an unload.
+type modelUnloaded struct {
+	replica *modelcache.Replica
+	err     error
+}
+
+// unloadModel unloads a model once the registry does not show it any more.
+func (h *Host) unloadModel(ctx context.Context, r *modelcache.Replica, lastUse time.Time, isRefused bool) event {
+	if !isRefused {
+		if _, err := h.models.RemoveReplica(ctx, r.ID, h.settings.Host, lastUse); err != nil {
+			h.settings.Logger.Debug("the registry of models is not changed", "model", r.ID, "error", err)
+		}
+	}
+	err := h.loader.Unload(ctx, r.ID)
+	return &modelUnloaded{replica: r, err: err}
+}
+
+func (e *modelUnloaded) apply(l *loop) {
+	if e.err != nil {
+		l.host.settings.Logger.Warn("a model is not unloaded", "model", e.replica.ID, "error", e.err)
+	}
+	l.models.cache.Unloaded(time.Now(), e.replica, e.err)
+	if e.replica.State() == modelcache.Ended {
+		delete(l.models.refused, e.replica)
+	}
+}
+
+// leaveModels has senders give this host no more items: no replica of it is in the registry any
+// more. It goes on to serve what comes all the same.
+func (h *Host) leaveModels(ctx context.Context) {
+	own := make(chan map[model.ID]time.Time, 1)
+	h.post(listModels{own})
+	select {
+	case replicas := <-own:
+		var removals errgroup.Group
+		removals.SetLimit(removalsAtOnce)
+		for id, lastUse := range replicas {
+			removals.Go(func() error {
+				_, err := h.models.RemoveReplica(ctx, id, h.settings.Host, lastUse)
+				return err
+			})
+		}
+		if err := removals.Wait(); err != nil {
+			h.settings.Logger.Warn("the registry may show models of this host for a while", "error", err)
+		}
+	case <-ctx.Done():
+	}
+}
+
+// deleteOwnQueue deletes the queue that nobody else pulls from.
+func (h *Host) deleteOwnQueue() {
+	ctx, cancel := context.WithTimeout(context.Background(), registryTimeout)
+	defer cancel()
+	for _, q := range h.pulled[1:] {
+		for _, d := range q.settings.Durabilities {
+			if err := h.bus.DeleteQueue(ctx, q.name, d); err != nil {
+				h.settings.Logger.Warn("the host's own queue stays behind", "error", err)
+			}
+		}
+	}
+}
+
+// listModels asks for the models that are here, and their last uses.
+type listModels struct{ to chan<- map[model.ID]time.Time }
+
+func (e listModels) apply(l *loop) {
+	out := map[model.ID]time.Time{}
+	for r := range l.models.cache.All() {
+		out[r.ID] = r.LastUse
+	}
+	e.to <- out
+}
+
+// runtimeChanged is another process that has the models, none of which are loaded.
+type runtimeChanged struct{ generation uint64 }
+
+func (e runtimeChanged) apply(l *loop) {
+	s := l.models
+	if s.generation != 0 && e.generation != s.generation {
+		s.cache.RuntimeLost()
+	}
+	if s.generation = e.generation; s.generation != 0 {
+		s.cache.RuntimeReady()
+	}
+}
+
+// watchRuntime posts the changes of the process that has the models.
+func (h *Host) watchRuntime(ctx context.Context) error {
+	for {
+		generation, changed := h.loader.Models()
+		h.post(runtimeChanged{generation})
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// runAgain has the items of a batch run once their model is loaded again: the runtime does not
+// have it.
+func (s *modelSet) runAgain(now time.Time, items []*item) {
+	for _, it := range items {
+		if err := s.loop.ledger.move(it, queued, running); err != nil {
+			s.loop.host.internalError("item requeued out of turn", err)
+		}
+		if it.replica.State() == modelcache.Loaded {
+			s.cache.Drop(now, it.replica.ID)
+		}
+		if s.cache.Replica(it.replica.ID) == it.replica {
+			s.wait(it) // the runtime was replaced, and is to load it
+			continue
+		}
+		s.leave(it)
+		s.loop.enqueue(it)
+	}
+}
+
+// forward gives an item to the queue of another host.
+func (l *loop) forward(it *item, to pipeline.HostID) {
+	env := *it.env
+	env.Route = slices.Clone(env.Route)
+	hop := env.Hop()
+	hop.Host, hop.Visited = to, append(slices.Clip(hop.Visited), string(l.host.settings.Host))
+	message, err := l.host.bus.Item(&env)
+	if err != nil {
+		l.fail(it, bus.FaultOf(err, hop.Stage))
+		return
+	}
+	if !l.beginSend(it) {
+		return
+	}
+	it.trace.process.Event("passed on", attribute.String("stagemesh.host", string(to)))
+	l.replaceOutbox(it, []outgoing{{message, toHost}})
+	l.send(it)
+}
+
+func refusalFault(id model.ID, err error) *fault.Fault {
+	refusal, ok := errors.AsType[*modelcache.Refusal](err)
+	if !ok {
+		return fault.From(err)
+	}
+	switch refusal.Reason {
+	case modelcache.TooLarge:
+		return fault.Newf(fault.ModelTooLarge, "model %s: %w", id, err)
+	case modelcache.Crashed:
+		return fault.Newf(fault.ModelLoadFailed, "model %s: %w", id, err)
+	}
+	return fault.Newf(fault.CacheFull, "model %s: %w", id, err).WithRetryAfter(max(refusal.RetryAfter, time.Second))
+}

@@ -1,0 +1,287 @@
+package stagehost_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
+
+	"github.com/stagemesh/stagemesh/discovery/models"
+	"github.com/stagemesh/stagemesh/discovery/natskv"
+	"github.com/stagemesh/stagemesh/internal/testbed"
+	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/envelope"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/model"
+	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/stagehost"
+	"github.com/stagemesh/stagemesh/stagehost/runner"
+	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
+)
+
+// modelBed is a bed with a registry of models.
+type modelBed struct {
+	*bed
+	table    *natskv.Store
+	registry *models.Registry
+}
+
+func newModelBed(t *testing.T) *modelBed {
+	t.Helper()
+	b := newBed(t)
+	m := &modelBed{bed: b, table: b.store(b.broker.URL())}
+	m.registry = models.New(models.Settings{Table: m.table, Fills: true, Logger: discard()})
+	b.background(m.registry.Run)
+	testbed.Eventually(t, "the models are known", func() bool { return m.registry.Ready() == nil })
+	return m
+}
+
+// register registers models of 1 MiB.
+func (b *modelBed) register(ids ...model.ID) {
+	b.t.Helper()
+	for _, id := range ids {
+		_, _, err := b.registry.Register(b.t.Context(), models.Registration{Model: model.Model{ID: id, Stage: stage, Source: string(id), Size: model.Size{Host: 1 << 20}}})
+		if err != nil {
+			b.t.Fatal(err)
+		}
+	}
+}
+
+// loads is what the runner of a host has loaded.
+type loads struct {
+	mu sync.Mutex
+	// of counts the loads of each model, now are the loaded ones.
+	of, now map[model.ID]int
+	// load runs in each load, unlocked; it may be nil.
+	load func(ctx context.Context, id model.ID) error
+}
+
+func (l *loads) count(id model.ID) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.of[id]
+}
+
+// host starts a host with room for that many models of 1 MiB. A model answers with its name
+// and the input.
+func (b *modelBed) host(l *loads, room int64, edits ...func(*stagehost.Settings)) *host {
+	b.t.Helper()
+	l.of, l.now = map[model.ID]int{}, map[model.ID]int{}
+	r := inproc.NewModels(inproc.Settings{Concurrency: 2}, inproc.Models{
+		Limits: runner.ModelLimits{LoadSlots: 2},
+		Load: func(ctx context.Context, m model.Model) (any, runner.LoadedModel, error) {
+			if l.load != nil {
+				if err := l.load(ctx, m.ID); err != nil {
+					return nil, runner.LoadedModel{}, err
+				}
+			}
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			l.of[m.ID]++
+			l.now[m.ID]++
+			return string(m.ID), runner.LoadedModel{Size: m.Size}, nil
+		},
+		Unload: func(_ context.Context, id model.ID, _ any) error {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			delete(l.now, id)
+			return nil
+		},
+	}, func(_ context.Context, value any, batch runner.Batch, sink runner.Sink) error {
+		var errs []error
+		for i, item := range batch.Items {
+			errs = append(errs, sink.SetOutcome(i, runner.Output(payload.OfBlob("", "text/plain", []byte(value.(string)+":"+string(item.Inputs[0].Blob.Data))))))
+		}
+		return errors.Join(errs...)
+	})
+	edits = append([]func(*stagehost.Settings){func(s *stagehost.Settings) {
+		s.Runner = r
+		s.Registry = &stagehost.Registry{Announcer: b.table, Table: b.table, Models: b.table}
+		// The unload buffer takes a part.
+		s.Models = &stagehost.ModelSettings{Capacity: room<<20 + 512<<10, DefaultSize: 64 << 10}
+	}}, edits...)
+	return b.bed.host(r, edits...)
+}
+
+// of is an edit: the request is for a model.
+func of(id model.ID) func(*envelope.Envelope) {
+	return func(e *envelope.Envelope) { e.Route[0].Model = payload.ModelRef{Model: string(id)} }
+}
+
+// at is an edit: the request goes to the host's own queue.
+func at(h *host) func(*envelope.Envelope) {
+	return func(e *envelope.Envelope) { e.Route[0].Host = pipeline.HostID(h.Record().GetHost()) }
+}
+
+// states returns the states of a model's replicas in the registry.
+func (b *modelBed) states(id model.ID) (out []meshv1.ReplicaState) {
+	b.t.Helper()
+	_, replicas, err := b.registry.Find(b.t.Context(), id)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	for _, one := range replicas.GetReplicas() {
+		out = append(out, one.GetState())
+	}
+	return out
+}
+
+func checkModel(t *testing.T, id model.ID, c *call) *envelope.Reply {
+	t.Helper()
+	got := c.output()
+	if want := fmt.Sprintf("%s:%s", id, c.text()); first(got.Parts) != want {
+		t.Errorf("answered with %q, want %q", first(got.Parts), want)
+	}
+	c.answeredOnce()
+	return got
+}
+
+func TestColdModelIsLoadedOnceAndAnswersAll(t *testing.T) {
+	t.Parallel()
+	b := newModelBed(t)
+	b.register("iris")
+	begun, goOn := make(chan struct{}, 8), make(chan struct{})
+	l := &loads{load: func(context.Context, model.ID) error {
+		begun <- struct{}{}
+		<-goOn
+		return nil
+	}}
+	h := b.host(l, 8)
+	var calls []*call
+	for i := range 20 {
+		calls = append(calls, b.ask(fmt.Sprint(i), of("iris")))
+	}
+	testbed.Receive(t, "begin of the load", begun)
+	if got := b.states("iris"); len(got) != 1 || got[0] != meshv1.ReplicaState_REPLICA_STATE_LOADING {
+		t.Errorf("the registry has %v", got)
+	}
+	close(goOn)
+	for _, c := range calls {
+		checkModel(t, "iris", c)
+	}
+	checkModel(t, "iris", b.ask("to its own queue", of("iris"), at(h)))
+	if n := l.count("iris"); n != 1 {
+		t.Errorf("it was loaded %d times", n)
+	}
+	testbed.Eventually(t, "the registry shows it", func() bool {
+		got := b.states("iris")
+		return len(got) == 1 && got[0] == meshv1.ReplicaState_REPLICA_STATE_LOADED
+	})
+}
+
+func TestFullHostEvictsTheModelUsedLongestAgo(t *testing.T) {
+	t.Parallel()
+	b := newModelBed(t)
+	ids := []model.ID{"a", "b", "c", "d", "e", "f"}
+	b.register(ids...)
+	l := &loads{}
+	b.host(l, 4)
+	for range 3 {
+		for _, id := range ids {
+			var reply *envelope.Reply
+			testbed.Eventually(t, "there is room", func() bool {
+				reply = b.ask("x", of(id)).next()
+				return reply.Fault == nil || reply.Fault.Reason != fault.CacheFull
+			})
+			if got, want := first(reply.Parts), string(id)+":x"; reply.Fault != nil || got != want {
+				t.Fatalf("answered with %q, %v, want %q", got, reply.Fault, want)
+			}
+			l.mu.Lock()
+			loaded := len(l.now)
+			l.mu.Unlock()
+			if loaded > 5 {
+				t.Fatalf("%d models are loaded", loaded)
+			}
+		}
+	}
+	testbed.Eventually(t, "the registry has what is loaded", func() bool {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		for _, id := range ids {
+			if states := b.states(id); len(states) != l.now[id] {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+func TestModelIsServedByTheHostThatHasIt(t *testing.T) {
+	t.Parallel()
+	b := newModelBed(t)
+	b.register("iris")
+	var both [2]loads
+	one, other := b.host(&both[0], 8), b.host(&both[1], 8)
+	checkModel(t, "iris", b.ask("x", of("iris"), at(one)))
+	got := checkModel(t, "iris", b.ask("y", of("iris"), at(other)))
+	if host := got.Timings[0].Host; string(host) != one.Record().GetHost() {
+		t.Errorf("host %s ran it, want %s", host, one.Record().GetHost())
+	}
+	if n := both[1].count("iris"); n != 0 {
+		t.Errorf("the other host loaded it too")
+	}
+	one.stop()
+	if got := b.states("iris"); len(got) != 0 {
+		t.Errorf("the registry has %v of a host that has left", got)
+	}
+	if _, err := b.bus.Queue(t.Context(), pipeline.HostQueue(stage, pipeline.HostID(one.Record().GetHost())), pipeline.Memory); !errors.Is(err, bus.ErrNoQueue) {
+		t.Errorf("the queue of a host that has left: %v", err)
+	}
+	checkModel(t, "iris", b.ask("z", of("iris"), at(other)))
+	if n := both[1].count("iris"); n != 1 {
+		t.Errorf("the other host loaded it %d times", n)
+	}
+}
+
+func TestBadModelsGetTheirFaults(t *testing.T) {
+	t.Parallel()
+	b := newModelBed(t)
+	b.register("broken", "slow")
+	size := model.Size{Host: 1 << 40}
+	if _, _, err := b.registry.Register(t.Context(), models.Registration{Model: model.Model{ID: "large", Stage: stage, Size: size}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := b.registry.Register(t.Context(), models.Registration{Model: model.Model{ID: "elsewhere", Stage: "other"}}); err != nil {
+		t.Fatal(err)
+	}
+	slow := make(chan struct{})
+	b.host(&loads{load: func(ctx context.Context, id model.ID) error {
+		if id == "broken" {
+			return fmt.Errorf("%w: it has no weights", runner.ErrInvalidModel)
+		}
+		select {
+		case <-slow:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}}, 8)
+	defer close(slow)
+	for id, want := range map[model.ID]struct {
+		reason fault.Reason
+		text   string
+	}{
+		"":          {fault.InvalidRequest, "model"},
+		"unknown":   {fault.UnknownModel, "unknown"},
+		"elsewhere": {fault.InvalidRequest, "stage other"},
+		"large":     {fault.ModelTooLarge, "large"},
+		"broken":    {fault.ModelLoadFailed, "it has no weights"},
+	} {
+		if f := b.ask("x", of(id)).fault(want.reason); !strings.Contains(f.Message, want.text) {
+			t.Errorf("model %q: %s", id, f.Message)
+		}
+	}
+	if f := b.ask("x", of("slow"), deadline(500*time.Millisecond)).fault(fault.ModelLoading); f.RetryAfter <= 0 {
+		t.Errorf("no retry after: %+v", f)
+	}
+	testbed.Eventually(t, "the failure is on record", func() bool {
+		got := b.states("broken")
+		return len(got) == 1 && got[0] == meshv1.ReplicaState_REPLICA_STATE_FAILED
+	})
+}
