@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"slices"
 
 	"github.com/google/uuid"
 	"go.opentelemetry.io/otel/metric"
@@ -49,22 +50,24 @@ func (m *Mesh) assemble() (p *parts, err error) {
 	if p.registry != nil {
 		order = append(order, process.Part{Name: "registry", Run: p.registry.Run})
 	}
+	var models *meshfile.Registry
+	if m.usesModels() {
+		if models, err = p.registry.ModelTable(string(m.settings.Mesh), to, m.settings.Logger); err != nil {
+			return nil, err
+		}
+		if models != p.registry {
+			order = append(order, process.Part{Name: "models", Run: models.Run})
+		}
+	}
 	to.Metrics, to.Process = m.metrics, newID()
 	for _, s := range m.stages {
-		hosts, err := m.hostsOf(s, to, p.registry)
+		hosts, err := m.hostsOf(s, to, p.registry.Host(models))
 		if err != nil {
 			return nil, err
 		}
 		p.hosts = append(p.hosts, hosts...)
 	}
 	if !m.settings.NoGateway {
-		models, err := p.registry.ModelTable(string(m.settings.Mesh), to, m.settings.Logger)
-		if err != nil {
-			return nil, err
-		}
-		if models != p.registry {
-			order = append(order, process.Part{Name: "models", Run: models.Run})
-		}
 		if p.gateway, err = m.newGateway(to, p.registry.Gateway(models)); err != nil {
 			return nil, err
 		}
@@ -113,9 +116,14 @@ func (p *parts) waitHosts(ctx context.Context) error {
 // reserve is what the broker sets aside for the stages of this process, and for the
 // registry.
 func (m *Mesh) reserve() meshfile.Reserve {
-	queues := make([]stagehost.QueueSettings, len(m.stages))
-	for i, s := range m.stages {
-		queues[i] = s.Queue
+	var queues []stagehost.QueueSettings
+	for _, s := range m.stages {
+		queues = append(queues, s.Queue)
+		for range s.Runners {
+			if s.Models != nil {
+				queues = append(queues, s.OwnQueue())
+			}
+		}
 	}
 	return meshfile.ReserveOf(queues, m.settings.Results, m.settings.DeadLetters, m.settings.Idempotency).Registry(m.registryConfig())
 }
@@ -137,7 +145,12 @@ func (m *Mesh) registryConfig() meshfile.RegistryConfig {
 	return *m.settings.Registry
 }
 
-func (m *Mesh) hostsOf(s Stage, to bus.Settings, known *meshfile.Registry) ([]*stagehost.Host, error) {
+// usesModels reports whether a part of this process needs the registry of models.
+func (m *Mesh) usesModels() bool {
+	return !m.settings.NoGateway || slices.ContainsFunc(m.stages, func(s Stage) bool { return s.Models != nil })
+}
+
+func (m *Mesh) hostsOf(s Stage, to bus.Settings, known *stagehost.Registry) ([]*stagehost.Host, error) {
 	out := make([]*stagehost.Host, len(s.Runners))
 	for i, r := range s.Runners {
 		settings := s.host(r)
@@ -145,7 +158,7 @@ func (m *Mesh) hostsOf(s Stage, to bus.Settings, known *meshfile.Registry) ([]*s
 		settings.Advertise = m.settings.Advertise
 		settings.Host = cmp.Or(s.Host, pipeline.HostID(newID()))
 		settings.Results, settings.DeadLetters = m.settings.Results, m.settings.DeadLetters
-		settings.Bus, settings.Logger, settings.Meter, settings.Registry = to, m.settings.Logger, m.settings.Meter, known.Host()
+		settings.Bus, settings.Logger, settings.Meter, settings.Registry = to, m.settings.Logger, m.settings.Meter, known
 		settings.Tracer = m.tracer(string(s.Name), string(settings.Host))
 		if i > 0 {
 			settings.Listen = ""

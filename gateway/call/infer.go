@@ -50,7 +50,7 @@ func (s *Service) infer(ctx context.Context, r *Request, emit func(Chunk) error,
 	}
 	defer s.release(r)
 	id := pipeline.RequestID(uuid.Must(uuid.NewV7()).String())
-	p, f := s.settings.Pipelines.Resolve(r.Pipeline)
+	p, f := s.resolve(r.Pipeline)
 	if f != nil {
 		return nil, s.reject(id, r, f, span, begin)
 	}
@@ -62,6 +62,7 @@ func (s *Service) infer(ctx context.Context, r *Request, emit func(Chunk) error,
 	if f != nil {
 		return nil, s.reject(id, r, f, span, begin)
 	}
+	s.routeModels(env)
 	env.Trace = carried
 	describe(span, env)
 	ctx, cancel := context.WithDeadline(ctx, env.Deadline)
@@ -212,6 +213,9 @@ func unreservedBytes(r *Request) int64 { return int64(max(payload.Size(r.Inputs)
 // waits for capacity, later.
 func (s *Service) awaitCapacity(ctx context.Context, x *call) (f *fault.Fault) {
 	x.slowestQueue, f = s.availability.Admit(ctx, x.env, x.waitForCapacity)
+	if f != nil && f.Reason == fault.NoCapacity && anyHost(x.env.Route) {
+		x.slowestQueue, f = s.availability.Admit(ctx, x.env, x.waitForCapacity)
+	}
 	if f == nil {
 		f = s.checkClock() // the broker has just reported a queue, and its time
 	}

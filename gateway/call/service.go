@@ -40,6 +40,7 @@ import (
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 
+	"github.com/stagemesh/stagemesh/discovery/models"
 	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/gateway/explain"
 	"github.com/stagemesh/stagemesh/gateway/pipelines"
@@ -93,6 +94,8 @@ type Settings struct {
 	Gateway pipeline.GatewayID
 	// Pipelines are those that are served now.
 	Pipelines *pipelines.Store
+	// Models are those that stages load on demand; nil means none.
+	Models *models.Registry
 	// Specs returns the known specs of stages, by stage name; nil means that none is known.
 	Specs func() map[string]*stagev1.Spec
 	// Budget bounds the bytes of all requests in flight. Callers reserve those of the

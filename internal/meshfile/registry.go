@@ -141,12 +141,17 @@ func (r *Registry) Around(ctx context.Context, work func() error) error {
 	return errors.Join(err, <-ended)
 }
 
-// Host returns the registry of a host's settings; nil without one.
-func (r *Registry) Host() *stagehost.Registry {
+// Host returns the registry of a host's settings, with the table of its models, which may be
+// nil; nil without a registry.
+func (r *Registry) Host(models *Registry) *stagehost.Registry {
 	if r == nil {
 		return nil
 	}
-	return &stagehost.Registry{Announcer: r, Table: r}
+	out := &stagehost.Registry{Announcer: r, Table: r}
+	if models != nil {
+		out.Models = models
+	}
+	return out
 }
 
 // ModelTable returns the registry of models, which is always on the broker: Consul sends all

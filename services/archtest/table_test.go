@@ -72,7 +72,7 @@ var importTable = rules{
 		},
 		{
 			packages:  list("gateway/call"),
-			mayImport: list(proto, tensor, fault, payload, pipeline, envelope, bus, "mesh/config", "mesh/store", "mesh/tracing", "gateway/admission", "gateway/explain", "gateway/pipelines"),
+			mayImport: list(proto, tensor, fault, payload, pipeline, envelope, bus, "mesh/config", "mesh/store", "mesh/tracing", model, "discovery/models", "gateway/admission", "gateway/explain", "gateway/pipelines"),
 		},
 		{packages: list("gateway/front/*"), mayImport: list(proto, tensor, fault, payload, msgpack, pipeline, auth, "mesh/config", "gateway/admission", "gateway/call", "gateway/front/*", "gateway/openapi")},
 		// What the operators' port shows is what the stores keep: it reads letters

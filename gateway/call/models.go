@@ -1,0 +1,94 @@
+package call
+
+import (
+	"strings"
+
+	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
+
+	"github.com/stagemesh/stagemesh/discovery/models"
+	"github.com/stagemesh/stagemesh/mesh/envelope"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/model"
+	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+)
+
+// Prefixes of the implicit pipelines of one model: "model:<id>", "alias:<name>".
+const (
+	modelPrefix = "model:"
+	aliasPrefix = "alias:"
+)
+
+// resolve returns the pipeline of that name.
+func (s *Service) resolve(name string) (pipeline.Pipeline, *fault.Fault) {
+	var ref payload.ModelRef
+	if id, ok := strings.CutPrefix(name, modelPrefix); ok {
+		ref.Model = id
+	} else if alias, ok := strings.CutPrefix(name, aliasPrefix); ok {
+		ref.Alias = alias
+	}
+	if ref == (payload.ModelRef{}) || s.settings.Models == nil {
+		return s.settings.Pipelines.Resolve(name)
+	}
+	m, _, f := s.findModel(ref)
+	if f != nil {
+		return pipeline.Pipeline{}, f
+	}
+	p := pipeline.OfStage(m.Stage)
+	p.Steps[0].Model = ref
+	return p, nil
+}
+
+// findModel returns a registered model, by an alias too, and its replicas.
+func (s *Service) findModel(ref payload.ModelRef) (*models.Model, *meshv1.ReplicasRecord, *fault.Fault) {
+	if err := s.settings.Models.Ready(); err != nil {
+		return nil, nil, fault.From(err)
+	}
+	id := model.ID(ref.Model)
+	if ref.Alias != "" {
+		alias, err := s.settings.Models.Alias(model.ID(ref.Alias), "")
+		if err != nil {
+			return nil, nil, fault.From(err)
+		}
+		id = model.ID(alias.GetActive().GetModel())
+	}
+	m, replicas, ok := s.settings.Models.Model(id)
+	if !ok {
+		return nil, nil, models.Unknown(id)
+	}
+	return m, replicas, nil
+}
+
+// routeModels sends the steps that name a registered model of their stage to a host that has
+// it. Where none has, or the model is not known here, a host of the stage decides.
+func (s *Service) routeModels(env *envelope.Envelope) {
+	if s.settings.Models == nil {
+		return
+	}
+	// A host's own queue is in memory.
+	ownQueues := env.Durability == pipeline.Memory
+	for i := range env.Route {
+		hop := &env.Route[i]
+		if hop.Model == (payload.ModelRef{}) {
+			continue
+		}
+		m, replicas, f := s.findModel(hop.Model)
+		if f != nil || m.Stage != hop.Stage {
+			continue // it may be a stage that has models of its own
+		}
+		hop.Model = payload.ModelRef{Model: string(m.ID)}
+		if ownQueues {
+			hop.Host = models.Holder(replicas, nil)
+		}
+	}
+}
+
+// anyHost has the items of all steps wait in the queues of their stages, and reports whether
+// one waited for a host.
+func anyHost(route []pipeline.Hop) (changed bool) {
+	for i := range route {
+		changed = changed || route[i].Host != ""
+		route[i].Host = ""
+	}
+	return changed
+}

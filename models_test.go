@@ -1,0 +1,94 @@
+package stagemesh_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+
+	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
+
+	"github.com/stagemesh/stagemesh"
+	"github.com/stagemesh/stagemesh/discovery/models"
+	"github.com/stagemesh/stagemesh/gateway"
+	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/internal/meshfile"
+	"github.com/stagemesh/stagemesh/internal/testbed"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/model"
+	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/stagehost"
+	"github.com/stagemesh/stagemesh/stagehost/runner"
+	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
+)
+
+// signModels returns a runner whose models append their names to each input.
+func signModels() runner.Runner {
+	return inproc.NewModels(inproc.Settings{}, inproc.Models{
+		Load: func(_ context.Context, m model.Model) (any, runner.LoadedModel, error) {
+			return string(m.ID), runner.LoadedModel{Size: m.Size}, nil
+		},
+	}, func(_ context.Context, name any, b runner.Batch, sink runner.Sink) error {
+		var errs []error
+		for i, item := range b.Items {
+			errs = append(errs, sink.SetOutcome(i, runner.Output(payload.OfBlob("text", "text/plain", fmt.Appendf(nil, "%s %s", item.Inputs[0].Blob.Data, name)))))
+		}
+		return errors.Join(errs...)
+	})
+}
+
+func TestModelsAreServedByNameAndAlias(t *testing.T) {
+	t.Parallel()
+	const many = 30
+	var registered []model.Model
+	for i := range many {
+		registered = append(registered, model.Model{ID: model.ID(fmt.Sprintf("m%d", i)), Stage: "score", Size: model.Size{Host: 1 << 20}})
+	}
+	m := start(t, newMesh(t, stagemesh.Settings{
+		Registry: &meshfile.RegistryConfig{},
+		Gateway: gateway.Settings{
+			Models:  registered,
+			Aliases: []models.AliasChange{{Name: "best", Route: &meshv1.AliasRoute{Model: "m7"}}},
+		},
+	}, stagemesh.Stage{
+		Name: "score", Runners: []runner.Runner{signModels(), signModels(), signModels()},
+		Config: stagehost.Config{Models: &stagehost.ModelSettings{Capacity: 8 << 20, DefaultSize: 64 << 10}},
+	}))
+	infer := func(name string, steps map[pipeline.StepName]pipeline.StepOptions) (string, error) {
+		response, err := m.Infer(t.Context(), &call.Request{
+			Pipeline: name, Steps: steps, Inputs: []payload.Part{payload.OfBlob("", "text/plain", []byte("to"))},
+		})
+		if err != nil {
+			return "", err
+		}
+		return string(response.Outputs[0].Blob.Data), nil
+	}
+	testbed.Eventually(t, "the models are registered", func() bool {
+		_, err := infer(fmt.Sprintf("model:m%d", many-1), nil)
+		return err == nil
+	})
+	// A host takes no load that would evict a model which was used a moment ago.
+	answers := func(want, name string, steps map[pipeline.StepName]pipeline.StepOptions) {
+		testbed.Eventually(t, "there is room", func() bool {
+			got, err := infer(name, steps)
+			if err != nil && fault.From(err).Reason == fault.CacheFull {
+				return false
+			}
+			if err != nil || got != "to "+want {
+				t.Fatalf("%s answered %q, %v", name, got, err)
+			}
+			return true
+		})
+	}
+	for i := range many {
+		answers(fmt.Sprintf("m%d", i), fmt.Sprintf("model:m%d", i), nil)
+	}
+	answers("m7", "alias:best", nil)
+	answers("m7", "all", map[pipeline.StepName]pipeline.StepOptions{"score": {Model: payload.ModelRef{Alias: "best"}}})
+	for _, name := range []string{"model:none", "alias:none"} {
+		if _, err := infer(name, nil); fault.From(err).Reason != fault.UnknownModel {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
