@@ -43,7 +43,7 @@ func (s *Service) Explain(ctx context.Context, requestID string) (*meshv1.Reques
 		r, err := s.results.Fetch(ctx, id)
 		switch {
 		case errors.Is(err, store.ErrNoResult):
-			return nil, fault.Newf(fault.NotFound, "request %s is unknown: no gateway remembers it, no host has it, and no result of it is stored; "+
+			return nil, fault.Newf(fault.NotFound, "request %s is unknown: no gateway that answered remembers it, no host has it, and no result of it is stored; "+
 				"gateways remember all requests of the last %s, and failed and slow ones longer, until they stop", id, time.Since(answer.GetRemembersSince().AsTime()).Round(time.Second)).
 				WithMetadata(requestIDKey, string(id))
 		case err != nil:

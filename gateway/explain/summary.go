@@ -29,9 +29,9 @@ func Summarize(r *meshv1.RequestReport, now time.Time) []string {
 	case meshv1.RequestSource_REQUEST_SOURCE_IN_FLIGHT:
 		return append(inFlight(r, now), usualTotal(r)...)
 	case meshv1.RequestSource_REQUEST_SOURCE_DEAD_LETTER:
-		out = append(out, "No gateway remembers it: this is what its dead letter says.")
+		out = append(out, "No gateway that answered remembers it: this is what its dead letter says.")
 	case meshv1.RequestSource_REQUEST_SOURCE_STORED_RESULT:
-		out = append(out, "No gateway remembers it: this is what its stored result says.")
+		out = append(out, "No gateway that answered remembers it: this is what its stored result says.")
 	}
 	parts := partsOf(r)
 	var slow *part

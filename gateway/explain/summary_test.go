@@ -127,16 +127,16 @@ func TestSummarySaysWhereTheTimeWent(t *testing.T) {
 		},
 		"a stored result": {
 			&meshv1.RequestReport{Source: stored, Total: ms(20), Steps: []*meshv1.ReportedStep{step(timing("decode", 1, 1, 2), nil)}},
-			[]string{"No gateway remembers it: this is what its stored result says.", "It took 20ms: 16ms (80 %) between the steps."},
+			[]string{"No gateway that answered remembers it: this is what its stored result says.", "It took 20ms: 16ms (80 %) between the steps."},
 		},
 		"a stored result of two clocks": {
 			&meshv1.RequestReport{Source: stored, Total: ms(0), Steps: []*meshv1.ReportedStep{step(timing("decode", 0, 0, 0), nil)}},
-			[]string{"No gateway remembers it: this is what its stored result says.", "It took 0s: many small parts."},
+			[]string{"No gateway that answered remembers it: this is what its stored result says.", "It took 0s: many small parts."},
 		},
 		"a dead letter": {
 			&meshv1.RequestReport{Source: deadLetter, Fault: &meshv1.Fault{Reason: "RUNNER_CRASHED", Step: "decode", Host: "h"}, DeadLetter: 7},
 			[]string{
-				"No gateway remembers it: this is what its dead letter says.", "It failed with RUNNER_CRASHED at step decode on host h: the item ends the process that runs it.",
+				"No gateway that answered remembers it: this is what its dead letter says.", "It failed with RUNNER_CRASHED at step decode on host h: the item ends the process that runs it.",
 				"The log of that host has more about it.", "It is dead letter 7: stagemesh dead-letters replay 7 runs it again.",
 			},
 		},

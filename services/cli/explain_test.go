@@ -68,7 +68,7 @@ func TestExplainShowsWhereTheTimeWent(t *testing.T) {
 		t.Fatal(err)
 	}
 	match(t, out, append(append(append([]string{`request ` + dead, `  pipeline +stage:poisoned`, `  gateway +gone`, `  queue +file`, `  admitted +.*`}, failed...),
-		``, `No gateway remembers it: this is what its dead letter says\.`), said...)...)
+		``, `No gateway that answered remembers it: this is what its dead letter says\.`), said...)...)
 
 	for name, test := range map[string]struct {
 		args []string

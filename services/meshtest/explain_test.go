@@ -108,7 +108,7 @@ func TestEveryGatewayExplainsFinishedRequests(t *testing.T) {
 			}
 		}
 		took.Stop()
-		if _, err := explain(t, other, good.RequestID); reasonOf(err) != "NOT_FOUND" || !strings.Contains(err.Error(), "no gateway remembers it") || !strings.HasSuffix(err.Error(), "until they stop") {
+		if _, err := explain(t, other, good.RequestID); reasonOf(err) != "NOT_FOUND" || !strings.Contains(err.Error(), "no gateway that answered remembers it") || !strings.HasSuffix(err.Error(), "until they stop") {
 			t.Errorf("a request of a gateway that is gone: %v", err)
 		}
 	})
