@@ -110,11 +110,12 @@ func (s *modelSet) pin(now time.Time, it *item) bool {
 		return false
 	}
 	it.replica = replica
-	if replica.State() == modelcache.Loaded {
-		return true
+	if replica.State() != modelcache.Loaded {
+		s.wait(it)
+		return false
 	}
-	s.wait(it)
-	return false
+	s.endWait(it)
+	return true
 }
 
 // wait has the item wait for its model, unless too many do.
@@ -234,8 +235,12 @@ func (s *modelSet) free(id model.ID) {
 		return
 	}
 	delete(s.busy, id)
-	if len(s.waiting[id]) > 0 && s.cache.Replica(id) == nil {
+	switch {
+	case s.cache.Replica(id) != nil:
+	case len(s.waiting[id]) > 0:
 		s.claim(id)
+	default:
+		delete(s.known, id)
 	}
 }
 
@@ -402,7 +407,9 @@ func (s *modelSet) refuse(r *modelcache.Replica, refusal *modelcache.Refusal) {
 	default:
 		s.giveUp(r.ID, r.LastUse)
 	}
-	if r.State() != modelcache.Ended {
+	if r.State() == modelcache.Ended {
+		delete(s.known, r.ID)
+	} else {
 		s.refused[r] = true
 	}
 	s.loop.failAll(items, f)

@@ -116,6 +116,11 @@ func (h *Host) ensure(ctx context.Context) error {
 		}
 		h.known.streams = true
 	}
+	if h.models != nil {
+		if err := h.models.Ready(); err != nil {
+			return err
+		}
+	}
 	h.stopAnswers(&h.failing)
 	h.refusal.Store(nil)
 	if h.inFlight == nil {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -212,8 +213,12 @@ func unreservedBytes(r *Request) int64 { return int64(max(payload.Size(r.Inputs)
 // awaitCapacity returns nil when the mesh can take the request: now or, where it
 // waits for capacity, later.
 func (s *Service) awaitCapacity(ctx context.Context, x *call) (f *fault.Fault) {
-	x.slowestQueue, f = s.availability.Admit(ctx, x.env, x.waitForCapacity)
-	if f != nil && f.Reason == fault.NoCapacity && anyHost(x.env.Route) {
+	isForHost := slices.ContainsFunc(x.env.Route, func(hop pipeline.Hop) bool { return hop.Host != "" })
+	x.slowestQueue, f = s.availability.Admit(ctx, x.env, x.waitForCapacity && !isForHost)
+	if f != nil && isForHost {
+		if f.Reason == fault.NoCapacity {
+			forAnyHost(x.env.Route)
+		}
 		x.slowestQueue, f = s.availability.Admit(ctx, x.env, x.waitForCapacity)
 	}
 	if f == nil {

@@ -83,12 +83,9 @@ func (s *Service) routeModels(env *envelope.Envelope) {
 	}
 }
 
-// anyHost has the items of all steps wait in the queues of their stages, and reports whether
-// one waited for a host.
-func anyHost(route []pipeline.Hop) (changed bool) {
+// forAnyHost has the items of all steps wait in the queues of their stages.
+func forAnyHost(route []pipeline.Hop) {
 	for i := range route {
-		changed = changed || route[i].Host != ""
 		route[i].Host = ""
 	}
-	return changed
 }
