@@ -282,7 +282,7 @@ func (h *Host) configureModels() error {
 	if h.settings.Registry == nil || h.settings.Registry.Models == nil {
 		return errors.New("models: the mesh has no registry; the section registry of its file names one")
 	}
-	h.models = models.New(models.Settings{Table: h.settings.Registry.Models, Logger: h.settings.Logger})
+	h.models = models.New(models.Settings{Table: h.settings.Registry.Models, Fills: true, Logger: h.settings.Logger})
 	h.cacheSettings = h.settings.Models.cache(h.loader.ModelLimits())
 	return h.cacheSettings.Validate()
 }
