@@ -96,7 +96,7 @@ func NewTracing(ctx context.Context, c tracing.Config, meter metric.Meter, log *
 	if err != nil {
 		return nil, err
 	}
-	dropWrongHeaders(log)
+	dropWrongVariables(log)
 	client, err := newClient(c)
 	if err != nil {
 		return nil, err
@@ -142,25 +142,42 @@ func numberOf(log *slog.Logger, name string, otherwise, most int) int {
 	return n
 }
 
-// dropWrongHeaders removes malformed headers from the environment: the exporter would log them
-// with the token in them.
-func dropWrongHeaders(log *slog.Logger) {
-	for _, variable := range []string{"OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS"} {
-		text := os.Getenv(variable)
-		if text == "" {
-			continue
-		}
-		for header := range strings.SplitSeq(text, ",") {
-			name, value, _ := strings.Cut(header, "=")
-			_, err := url.PathUnescape(value)
-			if err == nil && strings.Contains(header, "=") && httpguts.ValidHeaderFieldName(strings.TrimSpace(name)) {
+// clientVariables are the ends of the names of variables that the client reads, and what their
+// values are.
+var clientVariables = []struct {
+	name, want string
+	is         func(value string) bool
+}{
+	{"HEADERS", "a list of name=value, separated by commas, each value with %20 for a space", areHeaders},
+	{"TIMEOUT", "a whole number of milliseconds", func(value string) bool { n, err := strconv.Atoi(value); return err == nil && n > 0 }},
+	{"COMPRESSION", "gzip or none", func(value string) bool { return value == "gzip" || value == "none" }},
+	{"CERTIFICATE", "a file with certificates (PEM)", func(value string) bool { _, err := credentials.Roots(value); return err == nil }},
+}
+
+// dropWrongVariables removes values without sense from the environment. The client would log
+// them without the variable's name, and headers with the token in them.
+func dropWrongVariables(log *slog.Logger) {
+	for _, variable := range clientVariables {
+		for _, prefix := range []string{"OTEL_EXPORTER_OTLP_", "OTEL_EXPORTER_OTLP_TRACES_"} {
+			name := prefix + variable.name
+			if value := os.Getenv(name); value == "" || variable.is(value) {
 				continue
 			}
-			log.Warn("a variable of the environment is left out", "error", variable+": it is not a list of name=value, separated by commas, each value with %20 for a space")
-			_ = os.Unsetenv(variable) // the name is valid
-			break
+			log.Warn("a variable of the environment is left out", "error", name+": it is not "+variable.want)
+			_ = os.Unsetenv(name) // the name is valid
 		}
 	}
+}
+
+func areHeaders(value string) bool {
+	for header := range strings.SplitSeq(value, ",") {
+		name, value, _ := strings.Cut(header, "=")
+		_, err := url.PathUnescape(value)
+		if err != nil || !strings.Contains(header, "=") || !httpguts.ValidHeaderFieldName(strings.TrimSpace(name)) {
+			return false
+		}
+	}
+	return true
 }
 
 // newClient returns the client of the protocol.

@@ -35,6 +35,9 @@ func TestSenselessVariablesAreLeftOut(t *testing.T) {
 		{"OTEL_EXPORTER_OTLP_HEADERS", "Bearer " + secret},
 		{"OTEL_EXPORTER_OTLP_TRACES_HEADERS", "a=b,Bearer " + secret + "=="},
 		{"OTEL_EXPORTER_OTLP_TRACES_HEADERS", "authorization=%zz" + secret},
+		{"OTEL_EXPORTER_OTLP_TIMEOUT", "soon"},
+		{"OTEL_EXPORTER_OTLP_TRACES_COMPRESSION", "zip"},
+		{"OTEL_EXPORTER_OTLP_CERTIFICATE", "no-such-file.pem"},
 	} {
 		t.Run(variable[0]+"="+variable[1], func(t *testing.T) {
 			t.Setenv(variable[0], variable[1])
@@ -55,7 +58,7 @@ func TestSenselessVariablesAreLeftOut(t *testing.T) {
 		})
 	}
 	t.Setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20x, x-scope = a")
-	dropWrongHeaders(slog.New(slog.DiscardHandler))
+	dropWrongVariables(slog.New(slog.DiscardHandler))
 	if os.Getenv("OTEL_EXPORTER_OTLP_HEADERS") == "" {
 		t.Error("valid headers are left out")
 	}
