@@ -55,6 +55,7 @@ func TestModelsAreServedByNameAndAlias(t *testing.T) {
 		Name: "score", Runners: []runner.Runner{signModels(), signModels(), signModels()},
 		Config: stagehost.Config{Models: &stagehost.ModelSettings{Capacity: 8 << 20, DefaultSize: 64 << 10}},
 	}))
+	hosts := map[string]int{}
 	infer := func(name string, steps map[pipeline.StepName]pipeline.StepOptions) (string, error) {
 		response, err := m.Infer(t.Context(), &call.Request{
 			Pipeline: name, Steps: steps, Inputs: []payload.Part{payload.OfBlob("", "text/plain", []byte("to"))},
@@ -62,6 +63,7 @@ func TestModelsAreServedByNameAndAlias(t *testing.T) {
 		if err != nil {
 			return "", err
 		}
+		hosts[string(response.Timeline.Steps[0].Host)]++
 		return string(response.Outputs[0].Blob.Data), nil
 	}
 	testbed.Eventually(t, "the models are registered", func() bool {
@@ -83,6 +85,9 @@ func TestModelsAreServedByNameAndAlias(t *testing.T) {
 	}
 	for i := range many {
 		answers(fmt.Sprintf("m%d", i), fmt.Sprintf("model:m%d", i), nil)
+	}
+	if len(hosts) != 3 {
+		t.Errorf("hosts answered as often as %v", hosts)
 	}
 	answers("m7", "alias:best", nil)
 	answers("m7", "all", map[pipeline.StepName]pipeline.StepOptions{"score": {Model: payload.ModelRef{Alias: "best"}}})

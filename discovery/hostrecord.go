@@ -78,7 +78,23 @@ func differs(old, now *meshv1.HostRecord) bool {
 	}
 	now = proto.CloneOf(now)
 	now.InFlight, now.Running, now.QueueWait = old.GetInFlight(), old.GetRunning(), old.GetQueueWait()
+	if !cacheDiffers(old.GetCache(), now.GetCache()) {
+		now.Cache = old.GetCache()
+	}
 	return !proto.Equal(old, now)
+}
+
+// cacheDiffers reports whether the memory for models has changed noticeably: a change of use by
+// a 20th of the capacity, of the queue by a quarter, of the oldest use by a minute.
+func cacheDiffers(old, now *meshv1.CacheRecord) bool {
+	const share, oldest = 20, time.Minute
+	moved := func(was, is, of uint64) bool { return max(was, is)-min(was, is) > of/share }
+	return (old == nil) != (now == nil) || old.GetFull() != now.GetFull() || old.GetLoadSlots() != now.GetLoadSlots() ||
+		!proto.Equal(old.GetCapacity(), now.GetCapacity()) ||
+		moved(old.GetUsed().GetHost(), now.GetUsed().GetHost(), now.GetCapacity().GetHost()) ||
+		moved(old.GetUsed().GetDevice(), now.GetUsed().GetDevice(), now.GetCapacity().GetDevice()) ||
+		loadDiffers(float64(old.GetQueued()+old.GetLoading()), float64(now.GetQueued()+now.GetLoading()), 1) ||
+		now.GetOldestUse().AsTime().Sub(old.GetOldestUse().AsTime()).Abs() > oldest
 }
 
 func loadDiffers(old, now, least float64) bool {

@@ -74,7 +74,8 @@ func New(s Settings) (*Gateway, error) {
 		return nil, err
 	}
 	g.models, g.registry = &models{gateway: g}, registry.New(loadable)
-	s.Call.Pipelines, s.Call.Models, s.Call.Specs = g.pipelines, g.registry, g.models.stageSpecs
+	s.Call.Pipelines, s.Call.Specs = g.pipelines, g.models.stageSpecs
+	s.Call.Models, s.Call.Placer = g.registry, registry.NewPlacer(g.registry, g.membership)
 	g.service, err = call.New(s.Call)
 	return g, err
 }

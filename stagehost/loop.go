@@ -258,6 +258,9 @@ func (l *loop) extend(now time.Time) {
 	l.host.metrics.recordItems(&l.ledger)
 	l.host.load.recordInFlight(&l.ledger)
 	l.host.load.recordLearned(l.batcher)
+	if l.models != nil {
+		l.host.load.recordCache(l.models.record(now))
+	}
 	l.cancelledIDs.expire(now)
 	if l.abandoned || !l.host.bus.Connected() {
 		return

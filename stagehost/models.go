@@ -8,6 +8,8 @@ import (
 
 	"go.opentelemetry.io/otel/attribute"
 	"golang.org/x/sync/errgroup"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
@@ -348,6 +350,23 @@ type recordChanged struct{ id model.ID }
 
 func (e recordChanged) apply(l *loop) { l.models.free(e.id) }
 
+// record returns what the host publishes of its memory for models.
+func (s *modelSet) record(now time.Time) *meshv1.CacheRecord {
+	f, settings := s.cache.Figures(now), s.loop.host.cacheSettings
+	out := &meshv1.CacheRecord{
+		Capacity: models.SizeToProto(f.Capacity), Used: models.SizeToProto(f.Used), DefaultSize: models.SizeToProto(settings.DefaultSize),
+		Models: uint32(f.Models), Full: f.Full, LoadSlots: uint32(settings.LoadSlots), Queued: uint32(f.Queued), Loading: uint32(f.Loading),
+		LoadTimes: map[string]*durationpb.Duration{},
+	}
+	if !f.OldestUse.IsZero() {
+		out.OldestUse = timestamppb.New(f.OldestUse)
+	}
+	for modelType, took := range f.LoadTimes {
+		out.LoadTimes[modelType] = durationpb.New(took)
+	}
+	return out
+}
+
 // act does what the cache decides.
 func (s *modelSet) act(now time.Time) {
 	h := s.loop.host
@@ -400,8 +419,12 @@ func (s *modelSet) refuse(r *modelcache.Replica, refusal *modelcache.Refusal) {
 		f = s.failures[r]
 		delete(s.failures, r)
 	case modelcache.TooLarge, modelcache.Crashed:
+		kind := models.KindTooLarge
+		if refusal.Reason == modelcache.Crashed {
+			kind = models.KindCrashed
+		}
 		s.change(r.ID, func(ctx context.Context) error {
-			_, err := s.registry.SetFailed(ctx, r.ID, s.loop.host.settings.Host, string(f.Reason), f.Message)
+			_, err := s.registry.SetFailed(ctx, r.ID, s.loop.host.settings.Host, kind, f.Message)
 			return err
 		})
 	default:
@@ -456,7 +479,7 @@ func (h *Host) loadModel(ctx context.Context, r *modelcache.Replica, m model.Mod
 		// The cache finds out which load ended the runtime.
 	default:
 		log.Warn("a model is not loaded", "error", e.err)
-		_, err = registry.SetFailed(ctx, m.ID, own, "load", e.err.Error())
+		_, err = registry.SetFailed(ctx, m.ID, own, models.KindLoad, e.err.Error())
 	}
 	if err != nil {
 		log.Debug("the registry of models is not changed", "error", err)

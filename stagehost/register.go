@@ -67,6 +67,8 @@ type load struct {
 	next  int
 	// learned is what the batcher knows; nil before the first batch.
 	learned *meshv1.BatchEstimate
+	// cache is the memory for models; nil where there is none.
+	cache *meshv1.CacheRecord
 }
 
 // recordInFlight takes the counts of the ledger.
@@ -88,6 +90,19 @@ func (l *load) recordLearned(of *batch.Batcher) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.learned = &meshv1.BatchEstimate{Start: durationpb.New(known.Start), PerRow: durationpb.New(known.PerRow), Hold: durationpb.New(known.Hold)}
+}
+
+// recordCache takes the figures of the memory for models.
+func (l *load) recordCache(r *meshv1.CacheRecord) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.cache = r
+}
+
+func (l *load) getCache() *meshv1.CacheRecord {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.cache
 }
 
 // recordWait takes how long an item was in its queue.
@@ -123,7 +138,7 @@ func (h *Host) Record() *meshv1.HostRecord {
 		Operations:  s.Operations,
 		MaxInFlight: uint32(s.MaxInFlight), Slots: uint32(s.Runner.Concurrency()),
 		InFlight: uint32(inFlight), Running: uint32(running), QueueWait: durationpb.New(wait), BatchEstimate: learned,
-		StartedAt: timestamppb.New(h.connectedAt),
+		StartedAt: timestamppb.New(h.connectedAt), Cache: h.load.getCache(),
 	}
 	r.Spec, r.Limits = h.Describe().Published()
 	if addr := h.Addr(); addr != nil {

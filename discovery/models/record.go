@@ -145,7 +145,8 @@ func sizeOf(in *meshv1.ModelSize) model.Size {
 	return model.Size{Host: of(in.GetHost()), Device: of(in.GetDevice())}
 }
 
-func sizeToProto(s model.Size) *meshv1.ModelSize {
+// SizeToProto returns the message of a size; nil for none.
+func SizeToProto(s model.Size) *meshv1.ModelSize {
 	if s == (model.Size{}) {
 		return nil
 	}
@@ -156,7 +157,7 @@ func sizeToProto(s model.Size) *meshv1.ModelSize {
 func ToProto(m model.Model) *meshv1.Model {
 	return &meshv1.Model{
 		Id: string(m.ID), Stage: string(m.Stage), Type: m.Type, Source: m.Source, Options: m.Options,
-		Size: sizeToProto(m.Size), MinReplicas: uint32(max(0, m.MinReplicas)),
+		Size: SizeToProto(m.Size), MinReplicas: uint32(max(0, m.MinReplicas)),
 	}
 }
 

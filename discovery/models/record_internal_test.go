@@ -46,7 +46,7 @@ func TestModelTakesAtMostOneKiB(t *testing.T) {
 		put(modelKey(id), value, err, i)
 		replicas := noReplicas(m)
 		if i%loads == 0 {
-			setReplica(replicas, &meshv1.Replica{Host: "0199aaaa-bbbb-7ccc-8ddd-eeeeffff0000", State: loaded, Size: sizeToProto(m.Size)}, now)
+			setReplica(replicas, &meshv1.Replica{Host: "0199aaaa-bbbb-7ccc-8ddd-eeeeffff0000", State: loaded, Size: SizeToProto(m.Size)}, now)
 		}
 		value, err = encode(replicas)
 		put(replicasKey(id), value, err, i)

@@ -23,6 +23,14 @@ const (
 	failed  = meshv1.ReplicaState_REPLICA_STATE_FAILED
 )
 
+// The kinds of failed loads.
+const (
+	KindLoad     = "load"
+	KindTooLarge = "too_large"
+	// KindCrashed: the load ended the process.
+	KindCrashed = "crashed"
+)
+
 const (
 	// failureTTL is how long a failed load counts, recentTTL if the model was used within
 	// recentUse.
@@ -104,7 +112,7 @@ func (r *Registry) SetLoaded(ctx context.Context, id model.ID, host pipeline.Hos
 		if stateOf(there, host) != loading {
 			return false
 		}
-		setReplica(there, &meshv1.Replica{Host: string(host), State: loaded, Size: sizeToProto(size)}, now)
+		setReplica(there, &meshv1.Replica{Host: string(host), State: loaded, Size: SizeToProto(size)}, now)
 		there.LastUse = timestamppb.New(now)
 		return true
 	})

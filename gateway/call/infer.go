@@ -63,7 +63,9 @@ func (s *Service) infer(ctx context.Context, r *Request, emit func(Chunk) error,
 	if f != nil {
 		return nil, s.reject(id, r, f, span, begin)
 	}
-	s.routeModels(env)
+	if f := s.routeModels(env); f != nil {
+		return nil, s.reject(id, r, f, span, begin)
+	}
 	env.Trace = carried
 	describe(span, env)
 	ctx, cancel := context.WithDeadline(ctx, env.Deadline)

@@ -60,10 +60,11 @@ func (s *Service) findModel(ref payload.ModelRef) (*models.Model, *meshv1.Replic
 }
 
 // routeModels sends the steps that name a registered model of their stage to a host that has
-// it. Where none has, or the model is not known here, a host of the stage decides.
-func (s *Service) routeModels(env *envelope.Envelope) {
+// it, or else to the one that should load it. A host of the stage decides where the model or
+// the hosts are not known here.
+func (s *Service) routeModels(env *envelope.Envelope) *fault.Fault {
 	if s.settings.Models == nil {
-		return
+		return nil
 	}
 	// A host's own queue is in memory.
 	ownQueues := env.Durability == pipeline.Memory
@@ -77,10 +78,16 @@ func (s *Service) routeModels(env *envelope.Envelope) {
 			continue // it may be a stage that has models of its own
 		}
 		hop.Model = payload.ModelRef{Model: string(m.ID)}
-		if ownQueues {
-			hop.Host = models.Holder(replicas, nil)
+		if !ownQueues {
+			continue
+		}
+		if hop.Host = models.Holder(replicas, nil); hop.Host == "" {
+			if hop.Host, f = s.settings.Placer.Place(env.AdmittedAt, m, replicas, nil); f != nil {
+				return f.At(string(hop.Stage), string(hop.Step), "")
+			}
 		}
 	}
+	return nil
 }
 
 // forAnyHost has the items of all steps wait in the queues of their stages.

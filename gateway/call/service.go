@@ -96,6 +96,8 @@ type Settings struct {
 	Pipelines *pipelines.Store
 	// Models are those that stages load on demand; nil means none.
 	Models *models.Registry
+	// Placer chooses where models are loaded; it is there with Models.
+	Placer *models.Placer
 	// Specs returns the known specs of stages, by stage name; nil means that none is known.
 	Specs func() map[string]*stagev1.Spec
 	// Budget bounds the bytes of all requests in flight. Callers reserve those of the

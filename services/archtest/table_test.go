@@ -52,7 +52,7 @@ var importTable = rules{
 		// Who is alive: the interfaces, and what implements or reads them.
 		{packages: list("discovery"), mayImport: list(proto, fault)},
 		{packages: list("discovery/consul", "discovery/natskv", "discovery/internal/*"), mayImport: list("discovery", "discovery/internal/...", auth)},
-		{packages: list("discovery/models"), mayImport: list(proto, fault, pipeline, model, "discovery"), inTests: list("discovery/natskv")},
+		{packages: list("discovery/models"), mayImport: list(proto, fault, pipeline, model, "mesh/placement", "discovery"), inTests: list("discovery/natskv")},
 
 		// The stage host.
 		{packages: list("stagehost/batch"), mayImport: list(fault, pipeline), pure: true},

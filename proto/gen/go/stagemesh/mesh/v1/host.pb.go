@@ -64,6 +64,8 @@ type HostRecord struct {
 	Operations string `protobuf:"bytes,20,opt,name=operations,proto3" json:"operations,omitempty"`
 	// What it learnt of the batches of the batch key that ran last; unset before the first.
 	BatchEstimate *BatchEstimate `protobuf:"bytes,21,opt,name=batch_estimate,json=batchEstimate,proto3" json:"batch_estimate,omitempty"`
+	// Its memory for models; unset where its stage does not load them.
+	Cache         *CacheRecord `protobuf:"bytes,22,opt,name=cache,proto3" json:"cache,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -245,6 +247,136 @@ func (x *HostRecord) GetBatchEstimate() *BatchEstimate {
 	return nil
 }
 
+func (x *HostRecord) GetCache() *CacheRecord {
+	if x != nil {
+		return x.Cache
+	}
+	return nil
+}
+
+// CacheRecord is a host's memory for models, and its loads.
+type CacheRecord struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What models may use, and what they do.
+	Capacity *ModelSize `protobuf:"bytes,1,opt,name=capacity,proto3" json:"capacity,omitempty"`
+	Used     *ModelSize `protobuf:"bytes,2,opt,name=used,proto3" json:"used,omitempty"`
+	// Of a model of unknown size.
+	DefaultSize *ModelSize `protobuf:"bytes,3,opt,name=default_size,json=defaultSize,proto3" json:"default_size,omitempty"`
+	Models      uint32     `protobuf:"varint,4,opt,name=models,proto3" json:"models,omitempty"`
+	// The last use of the model that is evicted next; unset without models.
+	OldestUse *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=oldest_use,json=oldestUse,proto3" json:"oldest_use,omitempty"`
+	// The next loads are likely to evict models.
+	Full bool `protobuf:"varint,6,opt,name=full,proto3" json:"full,omitempty"`
+	// Loads at a time, loads that wait, and loads that go on.
+	LoadSlots uint32 `protobuf:"varint,7,opt,name=load_slots,json=loadSlots,proto3" json:"load_slots,omitempty"`
+	Queued    uint32 `protobuf:"varint,8,opt,name=queued,proto3" json:"queued,omitempty"`
+	Loading   uint32 `protobuf:"varint,9,opt,name=loading,proto3" json:"loading,omitempty"`
+	// How long a load may well take, by type of model.
+	LoadTimes     map[string]*durationpb.Duration `protobuf:"bytes,10,rep,name=load_times,json=loadTimes,proto3" json:"load_times,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CacheRecord) Reset() {
+	*x = CacheRecord{}
+	mi := &file_stagemesh_mesh_v1_host_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CacheRecord) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CacheRecord) ProtoMessage() {}
+
+func (x *CacheRecord) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_mesh_v1_host_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CacheRecord.ProtoReflect.Descriptor instead.
+func (*CacheRecord) Descriptor() ([]byte, []int) {
+	return file_stagemesh_mesh_v1_host_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *CacheRecord) GetCapacity() *ModelSize {
+	if x != nil {
+		return x.Capacity
+	}
+	return nil
+}
+
+func (x *CacheRecord) GetUsed() *ModelSize {
+	if x != nil {
+		return x.Used
+	}
+	return nil
+}
+
+func (x *CacheRecord) GetDefaultSize() *ModelSize {
+	if x != nil {
+		return x.DefaultSize
+	}
+	return nil
+}
+
+func (x *CacheRecord) GetModels() uint32 {
+	if x != nil {
+		return x.Models
+	}
+	return 0
+}
+
+func (x *CacheRecord) GetOldestUse() *timestamppb.Timestamp {
+	if x != nil {
+		return x.OldestUse
+	}
+	return nil
+}
+
+func (x *CacheRecord) GetFull() bool {
+	if x != nil {
+		return x.Full
+	}
+	return false
+}
+
+func (x *CacheRecord) GetLoadSlots() uint32 {
+	if x != nil {
+		return x.LoadSlots
+	}
+	return 0
+}
+
+func (x *CacheRecord) GetQueued() uint32 {
+	if x != nil {
+		return x.Queued
+	}
+	return 0
+}
+
+func (x *CacheRecord) GetLoading() uint32 {
+	if x != nil {
+		return x.Loading
+	}
+	return 0
+}
+
+func (x *CacheRecord) GetLoadTimes() map[string]*durationpb.Duration {
+	if x != nil {
+		return x.LoadTimes
+	}
+	return nil
+}
+
 // BatchEstimate is how long recent batches of one key ran and were held.
 type BatchEstimate struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -259,7 +391,7 @@ type BatchEstimate struct {
 
 func (x *BatchEstimate) Reset() {
 	*x = BatchEstimate{}
-	mi := &file_stagemesh_mesh_v1_host_proto_msgTypes[1]
+	mi := &file_stagemesh_mesh_v1_host_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -271,7 +403,7 @@ func (x *BatchEstimate) String() string {
 func (*BatchEstimate) ProtoMessage() {}
 
 func (x *BatchEstimate) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_mesh_v1_host_proto_msgTypes[1]
+	mi := &file_stagemesh_mesh_v1_host_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -284,7 +416,7 @@ func (x *BatchEstimate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BatchEstimate.ProtoReflect.Descriptor instead.
 func (*BatchEstimate) Descriptor() ([]byte, []int) {
-	return file_stagemesh_mesh_v1_host_proto_rawDescGZIP(), []int{1}
+	return file_stagemesh_mesh_v1_host_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *BatchEstimate) GetStart() *durationpb.Duration {
@@ -324,7 +456,7 @@ type WorkerRecord struct {
 
 func (x *WorkerRecord) Reset() {
 	*x = WorkerRecord{}
-	mi := &file_stagemesh_mesh_v1_host_proto_msgTypes[2]
+	mi := &file_stagemesh_mesh_v1_host_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -336,7 +468,7 @@ func (x *WorkerRecord) String() string {
 func (*WorkerRecord) ProtoMessage() {}
 
 func (x *WorkerRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_mesh_v1_host_proto_msgTypes[2]
+	mi := &file_stagemesh_mesh_v1_host_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -349,7 +481,7 @@ func (x *WorkerRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerRecord.ProtoReflect.Descriptor instead.
 func (*WorkerRecord) Descriptor() ([]byte, []int) {
-	return file_stagemesh_mesh_v1_host_proto_rawDescGZIP(), []int{2}
+	return file_stagemesh_mesh_v1_host_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *WorkerRecord) GetIndex() uint32 {
@@ -384,7 +516,7 @@ var File_stagemesh_mesh_v1_host_proto protoreflect.FileDescriptor
 
 const file_stagemesh_mesh_v1_host_proto_rawDesc = "" +
 	"\n" +
-	"\x1cstagemesh/mesh/v1/host.proto\x12\x11stagemesh.mesh.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1estagemesh/stage/v1/stage.proto\"\xd4\x06\n" +
+	"\x1cstagemesh/mesh/v1/host.proto\x12\x11stagemesh.mesh.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1dstagemesh/mesh/v1/model.proto\x1a\x1estagemesh/stage/v1/stage.proto\"\x8a\a\n" +
 	"\n" +
 	"HostRecord\x12\x12\n" +
 	"\x04mesh\x18\x01 \x01(\tR\x04mesh\x12\x14\n" +
@@ -412,10 +544,29 @@ const file_stagemesh_mesh_v1_host_proto_rawDesc = "" +
 	"\n" +
 	"operations\x18\x14 \x01(\tR\n" +
 	"operations\x12G\n" +
-	"\x0ebatch_estimate\x18\x15 \x01(\v2 .stagemesh.mesh.v1.BatchEstimateR\rbatchEstimate\x1a9\n" +
+	"\x0ebatch_estimate\x18\x15 \x01(\v2 .stagemesh.mesh.v1.BatchEstimateR\rbatchEstimate\x124\n" +
+	"\x05cache\x18\x16 \x01(\v2\x1e.stagemesh.mesh.v1.CacheRecordR\x05cache\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa3\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x99\x04\n" +
+	"\vCacheRecord\x128\n" +
+	"\bcapacity\x18\x01 \x01(\v2\x1c.stagemesh.mesh.v1.ModelSizeR\bcapacity\x120\n" +
+	"\x04used\x18\x02 \x01(\v2\x1c.stagemesh.mesh.v1.ModelSizeR\x04used\x12?\n" +
+	"\fdefault_size\x18\x03 \x01(\v2\x1c.stagemesh.mesh.v1.ModelSizeR\vdefaultSize\x12\x16\n" +
+	"\x06models\x18\x04 \x01(\rR\x06models\x129\n" +
+	"\n" +
+	"oldest_use\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\toldestUse\x12\x12\n" +
+	"\x04full\x18\x06 \x01(\bR\x04full\x12\x1d\n" +
+	"\n" +
+	"load_slots\x18\a \x01(\rR\tloadSlots\x12\x16\n" +
+	"\x06queued\x18\b \x01(\rR\x06queued\x12\x18\n" +
+	"\aloading\x18\t \x01(\rR\aloading\x12L\n" +
+	"\n" +
+	"load_times\x18\n" +
+	" \x03(\v2-.stagemesh.mesh.v1.CacheRecord.LoadTimesEntryR\tloadTimes\x1aW\n" +
+	"\x0eLoadTimesEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12/\n" +
+	"\x05value\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05value:\x028\x01\"\xa3\x01\n" +
 	"\rBatchEstimate\x12/\n" +
 	"\x05start\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x05start\x122\n" +
 	"\aper_row\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x06perRow\x12-\n" +
@@ -438,33 +589,43 @@ func file_stagemesh_mesh_v1_host_proto_rawDescGZIP() []byte {
 	return file_stagemesh_mesh_v1_host_proto_rawDescData
 }
 
-var file_stagemesh_mesh_v1_host_proto_msgTypes = make([]protoimpl.MessageInfo, 4)
+var file_stagemesh_mesh_v1_host_proto_msgTypes = make([]protoimpl.MessageInfo, 6)
 var file_stagemesh_mesh_v1_host_proto_goTypes = []any{
 	(*HostRecord)(nil),            // 0: stagemesh.mesh.v1.HostRecord
-	(*BatchEstimate)(nil),         // 1: stagemesh.mesh.v1.BatchEstimate
-	(*WorkerRecord)(nil),          // 2: stagemesh.mesh.v1.WorkerRecord
-	nil,                           // 3: stagemesh.mesh.v1.HostRecord.LabelsEntry
-	(*durationpb.Duration)(nil),   // 4: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 5: google.protobuf.Timestamp
-	(*v1.Spec)(nil),               // 6: stagemesh.stage.v1.Spec
-	(*v1.Limits)(nil),             // 7: stagemesh.stage.v1.Limits
+	(*CacheRecord)(nil),           // 1: stagemesh.mesh.v1.CacheRecord
+	(*BatchEstimate)(nil),         // 2: stagemesh.mesh.v1.BatchEstimate
+	(*WorkerRecord)(nil),          // 3: stagemesh.mesh.v1.WorkerRecord
+	nil,                           // 4: stagemesh.mesh.v1.HostRecord.LabelsEntry
+	nil,                           // 5: stagemesh.mesh.v1.CacheRecord.LoadTimesEntry
+	(*durationpb.Duration)(nil),   // 6: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 7: google.protobuf.Timestamp
+	(*v1.Spec)(nil),               // 8: stagemesh.stage.v1.Spec
+	(*v1.Limits)(nil),             // 9: stagemesh.stage.v1.Limits
+	(*ModelSize)(nil),             // 10: stagemesh.mesh.v1.ModelSize
 }
 var file_stagemesh_mesh_v1_host_proto_depIdxs = []int32{
-	3,  // 0: stagemesh.mesh.v1.HostRecord.labels:type_name -> stagemesh.mesh.v1.HostRecord.LabelsEntry
-	4,  // 1: stagemesh.mesh.v1.HostRecord.queue_wait:type_name -> google.protobuf.Duration
-	2,  // 2: stagemesh.mesh.v1.HostRecord.workers:type_name -> stagemesh.mesh.v1.WorkerRecord
-	5,  // 3: stagemesh.mesh.v1.HostRecord.started_at:type_name -> google.protobuf.Timestamp
-	6,  // 4: stagemesh.mesh.v1.HostRecord.spec:type_name -> stagemesh.stage.v1.Spec
-	7,  // 5: stagemesh.mesh.v1.HostRecord.limits:type_name -> stagemesh.stage.v1.Limits
-	1,  // 6: stagemesh.mesh.v1.HostRecord.batch_estimate:type_name -> stagemesh.mesh.v1.BatchEstimate
-	4,  // 7: stagemesh.mesh.v1.BatchEstimate.start:type_name -> google.protobuf.Duration
-	4,  // 8: stagemesh.mesh.v1.BatchEstimate.per_row:type_name -> google.protobuf.Duration
-	4,  // 9: stagemesh.mesh.v1.BatchEstimate.hold:type_name -> google.protobuf.Duration
-	10, // [10:10] is the sub-list for method output_type
-	10, // [10:10] is the sub-list for method input_type
-	10, // [10:10] is the sub-list for extension type_name
-	10, // [10:10] is the sub-list for extension extendee
-	0,  // [0:10] is the sub-list for field type_name
+	4,  // 0: stagemesh.mesh.v1.HostRecord.labels:type_name -> stagemesh.mesh.v1.HostRecord.LabelsEntry
+	6,  // 1: stagemesh.mesh.v1.HostRecord.queue_wait:type_name -> google.protobuf.Duration
+	3,  // 2: stagemesh.mesh.v1.HostRecord.workers:type_name -> stagemesh.mesh.v1.WorkerRecord
+	7,  // 3: stagemesh.mesh.v1.HostRecord.started_at:type_name -> google.protobuf.Timestamp
+	8,  // 4: stagemesh.mesh.v1.HostRecord.spec:type_name -> stagemesh.stage.v1.Spec
+	9,  // 5: stagemesh.mesh.v1.HostRecord.limits:type_name -> stagemesh.stage.v1.Limits
+	2,  // 6: stagemesh.mesh.v1.HostRecord.batch_estimate:type_name -> stagemesh.mesh.v1.BatchEstimate
+	1,  // 7: stagemesh.mesh.v1.HostRecord.cache:type_name -> stagemesh.mesh.v1.CacheRecord
+	10, // 8: stagemesh.mesh.v1.CacheRecord.capacity:type_name -> stagemesh.mesh.v1.ModelSize
+	10, // 9: stagemesh.mesh.v1.CacheRecord.used:type_name -> stagemesh.mesh.v1.ModelSize
+	10, // 10: stagemesh.mesh.v1.CacheRecord.default_size:type_name -> stagemesh.mesh.v1.ModelSize
+	7,  // 11: stagemesh.mesh.v1.CacheRecord.oldest_use:type_name -> google.protobuf.Timestamp
+	5,  // 12: stagemesh.mesh.v1.CacheRecord.load_times:type_name -> stagemesh.mesh.v1.CacheRecord.LoadTimesEntry
+	6,  // 13: stagemesh.mesh.v1.BatchEstimate.start:type_name -> google.protobuf.Duration
+	6,  // 14: stagemesh.mesh.v1.BatchEstimate.per_row:type_name -> google.protobuf.Duration
+	6,  // 15: stagemesh.mesh.v1.BatchEstimate.hold:type_name -> google.protobuf.Duration
+	6,  // 16: stagemesh.mesh.v1.CacheRecord.LoadTimesEntry.value:type_name -> google.protobuf.Duration
+	17, // [17:17] is the sub-list for method output_type
+	17, // [17:17] is the sub-list for method input_type
+	17, // [17:17] is the sub-list for extension type_name
+	17, // [17:17] is the sub-list for extension extendee
+	0,  // [0:17] is the sub-list for field type_name
 }
 
 func init() { file_stagemesh_mesh_v1_host_proto_init() }
@@ -472,13 +633,14 @@ func file_stagemesh_mesh_v1_host_proto_init() {
 	if File_stagemesh_mesh_v1_host_proto != nil {
 		return
 	}
+	file_stagemesh_mesh_v1_model_proto_init()
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_stagemesh_mesh_v1_host_proto_rawDesc), len(file_stagemesh_mesh_v1_host_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   4,
+			NumMessages:   6,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
