@@ -14,6 +14,7 @@ import (
 	"net/url"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -284,6 +285,10 @@ func TestStackEndsWhenProcessFails(t *testing.T) {
 
 func TestStackEndsWithItsTerminal(t *testing.T) {
 	t.Parallel()
+	// Else the program ignores SIGHUP where the test does, under nohup.
+	hangUps := make(chan os.Signal, 1)
+	signal.Notify(hangUps, syscall.SIGHUP)
+	t.Cleanup(func() { signal.Stop(hangUps) })
 	folder := t.TempDir()
 	const services = "services: {idle: {image: sh, command: [-c, 'echo $$$$; while :; do sleep 0.1; echo x; done'], healthcheck: {test: [CMD, sh, -c, 'true']}}}"
 	if err := os.WriteFile(filepath.Join(folder, "docker-compose.yml"), []byte(services), 0o600); err != nil {
