@@ -176,8 +176,9 @@ func TestRollingRestartsDisturbNoRequest(t *testing.T) {
 			t.Parallel()
 			f := newFleet(t)
 			hosts := []*member{f.slow(time.Millisecond), f.slow(time.Millisecond)}
-			// They serve on until the balancers have noticed.
-			draining := gatewaySpec{drainDelay: 5 * balanceEvery}
+			// They serve on until the balancers have noticed, whose polls are late on a busy
+			// machine.
+			draining := gatewaySpec{drainDelay: 20 * balanceEvery}
 			gateways := []*member{f.gatewayOf(draining), f.gatewayOf(draining)}
 			l := f.load(loadSpec{inFlight: 16, every: time.Millisecond, through: test.through, http2: test.http2})
 			restarts := pick(4, 60)
