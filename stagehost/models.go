@@ -45,7 +45,6 @@ const (
 // replica from then until it has its outcome.
 type modelSet struct {
 	loop     *loop
-	loader   runner.ModelLoader
 	registry *models.Registry
 	cache    *modelcache.Cache
 	// known are the models of the cache's replicas.
@@ -79,7 +78,7 @@ type itemModel struct {
 func newModelSet(l *loop) *modelSet {
 	h := l.host
 	return &modelSet{
-		loop: l, loader: h.loader, registry: h.models, cache: modelcache.New(h.cacheSettings),
+		loop: l, registry: h.models, cache: modelcache.New(h.cacheSettings),
 		known: map[model.ID]model.Model{}, waiting: map[model.ID][]*item{}, busy: map[model.ID]int{},
 		failures: map[*modelcache.Replica]*fault.Fault{}, refused: map[*modelcache.Replica]bool{},
 	}
@@ -256,7 +255,7 @@ func (h *Host) claimModel(ctx context.Context, id model.ID, visited []pipeline.H
 		if err != nil {
 			return model.Model{}, "", err
 		}
-		if models.IsOf(there, own) {
+		if models.HasReplica(there, own) {
 			m, _, err := registry.Find(ctx, id)
 			if err == nil && m.Stage != h.settings.Stage {
 				err = fault.InField(fault.InvalidRequest, "model", "model %s is one of stage %s", id, m.Stage)
@@ -338,9 +337,7 @@ func (s *modelSet) change(id model.ID, change func(context.Context) error) {
 	h.runs.Go(func() {
 		ctx, cancel := context.WithTimeout(h.runCtx, registryTimeout)
 		defer cancel()
-		if err := change(ctx); err != nil {
-			h.settings.Logger.Debug("the registry of models is not changed", "model", id, "error", err)
-		}
+		h.logUnchanged(id, change(ctx))
 		h.post(recordChanged{id})
 	})
 }
@@ -481,10 +478,15 @@ func (h *Host) loadModel(ctx context.Context, r *modelcache.Replica, m model.Mod
 		log.Warn("a model is not loaded", "error", e.err)
 		_, err = registry.SetFailed(ctx, m.ID, own, models.KindLoad, e.err.Error())
 	}
-	if err != nil {
-		log.Debug("the registry of models is not changed", "error", err)
-	}
+	h.logUnchanged(m.ID, err)
 	return e
+}
+
+// logUnchanged logs that the registry does not take a change, where that is so.
+func (h *Host) logUnchanged(id model.ID, err error) {
+	if err != nil {
+		h.settings.Logger.Debug("the registry of models is not changed", "model", id, "error", err)
+	}
 }
 
 func (h *Host) isDraining() bool {
@@ -519,9 +521,8 @@ type modelUnloaded struct {
 // unloadModel unloads a model once the registry does not show it any more.
 func (h *Host) unloadModel(ctx context.Context, r *modelcache.Replica, lastUse time.Time, isRefused bool) event {
 	if !isRefused {
-		if _, err := h.models.RemoveReplica(ctx, r.ID, h.settings.Host, lastUse); err != nil {
-			h.settings.Logger.Debug("the registry of models is not changed", "model", r.ID, "error", err)
-		}
+		_, err := h.models.RemoveReplica(ctx, r.ID, h.settings.Host, lastUse)
+		h.logUnchanged(r.ID, err)
 	}
 	err := h.loader.Unload(ctx, r.ID)
 	return &modelUnloaded{replica: r, err: err}

@@ -33,8 +33,8 @@ type hostKey struct {
 }
 
 type promise struct {
-	since  *meshv1.HostRecord
-	models []placement.Model
+	since *meshv1.HostRecord
+	needs []model.Size
 }
 
 const (
@@ -69,8 +69,8 @@ func (p *Placer) Place(now time.Time, m *Model, there *meshv1.ReplicasRecord, vi
 		}
 		h := hostOf(member)
 		if known := p.promised[hostKey{m.Stage, h.ID}]; known.since == r {
-			for i := range known.models {
-				h.Promise(&known.models[i])
+			for _, need := range known.needs {
+				h.Promise(need)
 			}
 		}
 		view.Hosts = append(view.Hosts, h)
@@ -108,8 +108,8 @@ func (p *Placer) promise(of hostKey, record *meshv1.HostRecord, need model.Size)
 	if known.since != record {
 		known = promise{since: record}
 	}
-	if len(known.models) < maxPromises {
-		known.models = append(known.models, placement.Model{Need: need})
+	if len(known.needs) < maxPromises {
+		known.needs = append(known.needs, need)
 	}
 	p.promised[of] = known
 }

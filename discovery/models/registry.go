@@ -312,6 +312,27 @@ func (r *Registry) Get(id model.ID) (*Model, *meshv1.ReplicasRecord, error) {
 	return m, replicas, nil
 }
 
+// Find is Model that also finds a model which the mirror does not have yet. The error is
+// UNKNOWN_MODEL, or that the registry is unavailable.
+func (r *Registry) Find(ctx context.Context, id model.ID) (*Model, *meshv1.ReplicasRecord, error) {
+	if m, replicas, ok := r.Model(id); ok {
+		return m, replicas, nil
+	}
+	if err := r.changeable(); err != nil {
+		return nil, nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, changeTimeout)
+	defer cancel()
+	found, err := r.get(ctx, modelKey(id))
+	if err != nil {
+		return nil, nil, discovery.Classify(err)
+	}
+	if m := current(found); m != nil {
+		return m, noReplicas(m), nil
+	}
+	return nil, nil, Unknown(id)
+}
+
 // List returns up to limit models of a stage after an ID, sorted by ID, and where the next
 // page goes on, "" after the last. An empty stage means all.
 func (r *Registry) List(stage pipeline.StageName, after model.ID, limit int) (page []*Model, replicas []*meshv1.ReplicasRecord, next model.ID) {

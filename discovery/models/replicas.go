@@ -73,6 +73,28 @@ func stateOf(r *meshv1.ReplicasRecord, host pipeline.HostID) meshv1.ReplicaState
 	return 0
 }
 
+// Holder returns the host to which a request for a model goes: one that has loaded it, else
+// the one that began to load it first, else "". It returns none of the hosts in without.
+func Holder(r *meshv1.ReplicasRecord, without []pipeline.HostID) pipeline.HostID {
+	var best *meshv1.Replica
+	for _, one := range r.GetReplicas() {
+		switch {
+		case one.GetState() != loaded && one.GetState() != loading, slices.Contains(without, pipeline.HostID(one.GetHost())):
+		case best == nil, one.GetState() > best.GetState(), one.GetState() == best.GetState() && earlier(one, best):
+			best = one
+		}
+	}
+	return pipeline.HostID(best.GetHost())
+}
+
+func earlier(a, b *meshv1.Replica) bool { return a.GetSince().AsTime().Before(b.GetSince().AsTime()) }
+
+// HasReplica reports whether a host has a replica, or loads one.
+func HasReplica(r *meshv1.ReplicasRecord, host pipeline.HostID) bool {
+	state := stateOf(r, host)
+	return state == loading || state == loaded
+}
+
 // setReplica replaces the entry of a host, or removes it if the new one has no state. It drops
 // expired failures, and the oldest ones beyond maxFailures.
 func setReplica(r *meshv1.ReplicasRecord, one *meshv1.Replica, now time.Time) {

@@ -41,9 +41,6 @@ func (s *Service) resolve(name string) (pipeline.Pipeline, *fault.Fault) {
 
 // findModel returns a registered model, by an alias too, and its replicas.
 func (s *Service) findModel(ref payload.ModelRef) (*models.Model, *meshv1.ReplicasRecord, *fault.Fault) {
-	if err := s.settings.Models.Ready(); err != nil {
-		return nil, nil, fault.From(err)
-	}
 	id := model.ID(ref.Model)
 	if ref.Alias != "" {
 		alias, err := s.settings.Models.Alias(model.ID(ref.Alias), "")
@@ -52,9 +49,9 @@ func (s *Service) findModel(ref payload.ModelRef) (*models.Model, *meshv1.Replic
 		}
 		id = model.ID(alias.GetActive().GetModel())
 	}
-	m, replicas, ok := s.settings.Models.Model(id)
-	if !ok {
-		return nil, nil, models.Unknown(id)
+	m, replicas, err := s.settings.Models.Get(id)
+	if err != nil {
+		return nil, nil, fault.From(err)
 	}
 	return m, replicas, nil
 }

@@ -97,10 +97,10 @@ type Replica struct {
 	Since  time.Time
 }
 
-// Promise counts a placement at the host until its next record replaces the Host.
-func (h *Host) Promise(m *Model) {
+// Promise counts the placement of a model of that size at the host until its next record replaces the Host.
+func (h *Host) Promise(need model.Size) {
 	h.Queued, h.Models = h.Queued+1, h.Models+1
-	h.Used.Host, h.Used.Device = h.Used.Host+m.Need.Host, h.Used.Device+m.Need.Device
+	h.Used.Host, h.Used.Device = h.Used.Host+need.Host, h.Used.Device+need.Device
 }
 
 // age returns how long the least recently used model has been unused, zero without models.

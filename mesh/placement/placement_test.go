@@ -331,7 +331,7 @@ func TestEqualModelsSpread(t *testing.T) {
 				t.Fatalf("%+v", refusal)
 			}
 			h := &v.Hosts[id[0]-'a']
-			h.Promise(m)
+			h.Promise(m.Need)
 			h.Queued = 0
 		}
 		for _, h := range v.Hosts {
@@ -363,7 +363,7 @@ func TestColdModelsSpread(t *testing.T) {
 				if refusal != nil {
 					t.Fatalf("%+v", refusal)
 				}
-				v.Hosts[id[0]-'a'].Promise(m)
+				v.Hosts[id[0]-'a'].Promise(m.Need)
 				queues[id[0]-'a']++
 			}
 			if longest := slices.Max(queues[:]); float64(longest) > 1.5*100/3 {

@@ -180,7 +180,7 @@ func (v View) Proactive(now time.Time, models []*Model) []Load {
 		if full && len(hosts) >= m.MinReplicas && !m.LastUse.After(h.OldestUse.Add(max(h.age(now)/3, turnoverAge))) {
 			continue
 		}
-		h.Promise(m)
+		h.Promise(m.Need)
 		loads = append(loads, Load{m.ID, id})
 	}
 	return loads

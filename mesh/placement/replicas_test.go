@@ -346,7 +346,7 @@ func TestProactiveLoadsKeepTheReserve(t *testing.T) {
 				}
 				m.Replicas = append(m.Replicas, placement.Replica{Host: load.Host, Loaded: true})
 				h := &v.Hosts[slices.IndexFunc(v.Hosts, func(h placement.Host) bool { return h.ID == load.Host })]
-				h.Promise(m)
+				h.Promise(m.Need)
 				h.Queued, h.OldestUse = 0, start.Add(-24*time.Hour)
 				loaded++
 			}
