@@ -286,7 +286,9 @@ func isCall(header []hpack.HeaderField) bool {
 			rest, ok := strings.CutPrefix(f.Value, "application/grpc")
 			isGRPC = ok && (rest == "" || rest[0] == '+' || rest[0] == ';')
 		case f.Name == "user-agent":
-			isClient = strings.Contains(" "+f.Value, " grpc-") // after the name of a program, if it has one
+			// After the name of a program, if it has one. Connect's libraries say grpc-go-connect,
+			// and send other protocols over the same connection.
+			isClient = strings.Contains(" "+f.Value, " grpc-") && !strings.Contains(f.Value, "-connect/")
 		case f.Name == "forwarded", f.Name == "via", strings.HasPrefix(f.Name, "x-forwarded-"):
 			return false
 		}
