@@ -171,6 +171,9 @@ func (r *Runner) ModelLimits() runner.ModelLimits {
 // Load implements runner.ModelLoader. A worker that does not end a cancelled load within
 // LoadGrace is replaced. A load that fails on one rank of a gang is undone on the others.
 func (r *Runner) Load(ctx context.Context, m model.Model) (runner.LoadedModel, error) {
+	if ctx.Err() != nil {
+		return runner.LoadedModel{}, context.Cause(ctx) // a quick worker answers before await looks
+	}
 	load := record(m)
 	if end, ok := ctx.Deadline(); ok {
 		load.Timeout = max(1, time.Until(end).Milliseconds())
