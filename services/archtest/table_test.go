@@ -15,6 +15,7 @@ const (
 	pipeline  = "mesh/pipeline"
 	envelope  = "mesh/envelope"
 	model     = "mesh/model"
+	oipcodec  = "mesh/oipcodec"
 	bus       = "mesh/bus"
 	runner    = "stagehost/runner/..."
 	auth      = "mesh/credentials"
@@ -36,6 +37,7 @@ var importTable = rules{
 		{packages: list(wire), mayImport: nothing},
 		{packages: list(payload), mayImport: list(proto, tensor, fault, wire)},
 		{packages: list(msgpack), mayImport: list(fault)},
+		{packages: list(oipcodec), mayImport: list(proto, tensor, fault, payload), pure: true},
 		{packages: list(pipeline), mayImport: list(proto, tensor, fault, payload)},
 		{packages: list(model), mayImport: list(pipeline), pure: true},
 		{packages: list("mesh/placement"), mayImport: list(pipeline, model), pure: true},
@@ -74,7 +76,7 @@ var importTable = rules{
 			packages:  list("gateway/call"),
 			mayImport: list(proto, tensor, fault, payload, pipeline, envelope, bus, "mesh/config", "mesh/store", "mesh/tracing", model, "discovery/models", "gateway/admission", "gateway/explain", "gateway/pipelines"),
 		},
-		{packages: list("gateway/front/*"), mayImport: list(proto, tensor, fault, payload, msgpack, pipeline, auth, "mesh/config", "gateway/admission", "gateway/call", "gateway/front/*", "gateway/openapi")},
+		{packages: list("gateway/front/*"), mayImport: list(proto, tensor, fault, payload, oipcodec, msgpack, pipeline, auth, "mesh/config", "gateway/admission", "gateway/call", "gateway/front/*", "gateway/openapi")},
 		// What the operators' port shows is what the stores keep: it reads letters
 		// and their items, through interfaces of its own. A front, so never the bus.
 		{

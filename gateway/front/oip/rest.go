@@ -11,6 +11,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/front/oipjson"
 	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/oipcodec"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 )
 
@@ -240,7 +241,7 @@ func (h *rest) readRequest(w http.ResponseWriter, r *http.Request, name string, 
 	}
 	out.Reserved = memory.Inputs()
 	for i, part := range out.Inputs {
-		if out.Inputs[i], err = blobIfTaken(part, model.Inputs); err != nil {
+		if out.Inputs[i], err = oipcodec.AsBlob(part, takesBlob(part.Name, model.Inputs)); err != nil {
 			return nil, as, fault.InField(fault.InvalidInput, "inputs."+part.Name, "%w", err)
 		}
 	}
@@ -342,7 +343,7 @@ func (f format) encode(r *call.Response) (text []byte, binary [][]byte, err erro
 		if i > 0 {
 			text = append(text, ',')
 		}
-		part = asTensor(part)
+		part = oipcodec.AsTensor(part)
 		asBinary, ok := f.byName[part.Name]
 		if !ok {
 			asBinary = f.all
