@@ -262,16 +262,18 @@ func (g *Gateway) isStopping() bool {
 	}
 }
 
-// probe is health for callers without a token. The implicit pipelines of single stages
-// are unknown to it: they have any name, and each would be a question to the broker.
+// probe is health for callers without a token. Stages and models are unknown to it: they have
+// any name, and each would be a question to the broker.
 func (g *Gateway) probe(ctx context.Context, name string) error {
-	if _, implicit := pipeline.StageOf(pipeline.Name(name)); implicit {
-		return fault.New(fault.UnknownPipeline, "probes are for pipelines with a name of their own")
+	if name != "" && g.Ready() == nil {
+		if _, err := g.pipelines.Get(pipeline.Name(name)); err != nil {
+			return err
+		}
 	}
 	return g.health(ctx, name)
 }
 
-// health reports the health of the gateway, named "", or of one of its pipelines.
+// health reports the health of the gateway, named "", or of a pipeline or model.
 func (g *Gateway) health(ctx context.Context, name string) error {
 	if err := g.Ready(); err != nil {
 		return err

@@ -5,16 +5,13 @@ import (
 	"context"
 	"maps"
 	"sync"
-	"time"
 
 	"google.golang.org/protobuf/proto"
 
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 
-	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/gateway/call"
-	"github.com/stagemesh/stagemesh/gateway/front/oip"
 	"github.com/stagemesh/stagemesh/gateway/openapi"
 	"github.com/stagemesh/stagemesh/gateway/pipelines"
 	"github.com/stagemesh/stagemesh/mesh/process"
@@ -79,53 +76,4 @@ func (g *Gateway) description(specs map[string]*stagev1.Spec) openapi.Settings {
 		})
 	}
 	return out
-}
-
-// specsAge is how long the specs that hosts report are used.
-const specsAge = time.Second
-
-// models are the gateway's pipelines as models of the Open Inference Protocol.
-type models struct {
-	gateway *Gateway
-
-	mu sync.Mutex
-	// specs are the stages' inputs and outputs, as their hosts reported them by
-	// readAt.
-	specs  map[string]*stagev1.Spec
-	readAt time.Time
-}
-
-var _ oip.Models = (*models)(nil)
-
-// Version implements oip.Models.
-func (m *models) Version() string { return process.Version() }
-
-// Ready implements oip.Models.
-func (m *models) Ready(ctx context.Context, name string) error { return m.gateway.health(ctx, name) }
-
-// Model implements oip.Models.
-func (m *models) Model(name string) (oip.Model, error) {
-	p, f := m.gateway.pipelines.Resolve(name)
-	if f != nil {
-		return oip.Model{}, f
-	}
-	first, last := string(p.Steps[0].Stage), string(p.Steps[len(p.Steps)-1].Stage)
-	specs := m.stageSpecs()
-	return oip.Model{Inputs: specs[first].GetInputs(), Outputs: specs[last].GetOutputs()}, nil
-}
-
-// stageSpecs returns the inputs and outputs of stages, by stage name.
-func (m *models) stageSpecs() map[string]*stagev1.Spec {
-	if m.gateway.membership == nil {
-		return nil
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if now := time.Now(); now.Sub(m.readAt) >= specsAge {
-		m.specs, m.readAt = map[string]*stagev1.Spec{}, now
-		for _, s := range discovery.Stages(m.gateway.membership.Hosts()) {
-			m.specs[s.Name] = s.Spec
-		}
-	}
-	return m.specs
 }

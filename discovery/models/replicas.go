@@ -54,6 +54,23 @@ func LiveReplicas(r *meshv1.ReplicasRecord, now time.Time) []*meshv1.Replica {
 	})
 }
 
+// StateOf returns the state of a model by its live replicas, 0 if there are none, and the
+// latest failure, nil if there is none.
+func StateOf(live []*meshv1.Replica) (state meshv1.ReplicaState, failure *meshv1.Replica) {
+	for _, one := range live {
+		switch {
+		case one.GetState() != failed:
+			state = max(state, one.GetState())
+		case failure == nil || earlier(failure, one):
+			failure = one
+		}
+	}
+	if state == 0 && failure != nil {
+		state = failed
+	}
+	return state, failure
+}
+
 func noReplicas(m *Model) *meshv1.ReplicasRecord {
 	return &meshv1.ReplicasRecord{RegisteredAt: timestamppb.New(m.RegisteredAt), LastUse: timestamppb.New(m.LastUse)}
 }

@@ -27,20 +27,16 @@ const (
 // modelStatus returns a model and its state now.
 func modelStatus(m *models.Model, r *meshv1.ReplicasRecord) *adminv1.ModelStatus {
 	out := &adminv1.ModelStatus{
-		Model: models.ToProto(m.Model), State: adminv1.ModelState_MODEL_STATE_NOT_LOADED, Replicas: models.LiveReplicas(r, time.Now()),
+		Model: models.ToProto(m.Model), Replicas: models.LiveReplicas(r, time.Now()),
 		RegisteredAt: timestamppb.New(m.RegisteredAt), LastUse: r.GetLastUse(), AutoDelete: m.AutoDelete,
 	}
-	has := func(state meshv1.ReplicaState) bool {
-		return slices.ContainsFunc(out.GetReplicas(), func(one *meshv1.Replica) bool { return one.GetState() == state })
-	}
-	switch {
-	case has(meshv1.ReplicaState_REPLICA_STATE_LOADED):
-		out.State = adminv1.ModelState_MODEL_STATE_LOADED
-	case has(meshv1.ReplicaState_REPLICA_STATE_LOADING):
-		out.State = adminv1.ModelState_MODEL_STATE_LOADING
-	case has(meshv1.ReplicaState_REPLICA_STATE_FAILED):
-		out.State = adminv1.ModelState_MODEL_STATE_LOADING_FAILED
-	}
+	state, _ := models.StateOf(out.GetReplicas())
+	out.State = map[meshv1.ReplicaState]adminv1.ModelState{
+		0: adminv1.ModelState_MODEL_STATE_NOT_LOADED,
+		meshv1.ReplicaState_REPLICA_STATE_LOADING: adminv1.ModelState_MODEL_STATE_LOADING,
+		meshv1.ReplicaState_REPLICA_STATE_LOADED:  adminv1.ModelState_MODEL_STATE_LOADED,
+		meshv1.ReplicaState_REPLICA_STATE_FAILED:  adminv1.ModelState_MODEL_STATE_LOADING_FAILED,
+	}[state]
 	return out
 }
 

@@ -51,7 +51,7 @@ func (s *Service) infer(ctx context.Context, r *Request, emit func(Chunk) error,
 	}
 	defer s.release(r)
 	id := pipeline.RequestID(uuid.Must(uuid.NewV7()).String())
-	p, f := s.resolve(r.Pipeline)
+	p, f := s.Resolve(r.Pipeline, r.ByModel)
 	if f != nil {
 		return nil, s.reject(id, r, f, span, begin)
 	}

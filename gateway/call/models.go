@@ -19,15 +19,14 @@ const (
 	aliasPrefix = "alias:"
 )
 
-// resolve returns the pipeline of that name.
-func (s *Service) resolve(name string) (pipeline.Pipeline, *fault.Fault) {
-	var ref payload.ModelRef
-	if id, ok := strings.CutPrefix(name, modelPrefix); ok {
-		ref.Model = id
-	} else if alias, ok := strings.CutPrefix(name, aliasPrefix); ok {
-		ref.Alias = alias
+// Resolve returns the pipeline of that name. If byModel is true, the name may also be that of
+// an alias or, if there is no such alias, of a model.
+func (s *Service) Resolve(name string, byModel bool) (pipeline.Pipeline, *fault.Fault) {
+	ref, f := s.refOf(name, byModel)
+	if f != nil {
+		return pipeline.Pipeline{}, f
 	}
-	if ref == (payload.ModelRef{}) || s.settings.Models == nil {
+	if ref == (payload.ModelRef{}) {
 		return s.settings.Pipelines.Resolve(name)
 	}
 	m, _, f := s.findModel(ref)
@@ -37,6 +36,33 @@ func (s *Service) resolve(name string) (pipeline.Pipeline, *fault.Fault) {
 	p := pipeline.OfStage(m.Stage)
 	p.Steps[0].Model = ref
 	return p, nil
+}
+
+// refOf returns the model or alias of a name, none for the name of a pipeline and for unknown
+// ones.
+func (s *Service) refOf(name string, byModel bool) (ref payload.ModelRef, _ *fault.Fault) {
+	if s.settings.Models == nil {
+		return ref, nil
+	}
+	if id, ok := strings.CutPrefix(name, modelPrefix); ok {
+		return payload.ModelRef{Model: id}, nil
+	}
+	if alias, ok := strings.CutPrefix(name, aliasPrefix); ok {
+		return payload.ModelRef{Alias: alias}, nil
+	}
+	if !byModel || s.settings.Pipelines.Has(name) {
+		return ref, nil
+	}
+	if _, err := s.settings.Models.Alias(model.ID(name), ""); err == nil {
+		return payload.ModelRef{Alias: name}, nil
+	}
+	if _, _, ok := s.settings.Models.Model(model.ID(name)); ok {
+		return payload.ModelRef{Model: name}, nil
+	}
+	if err := s.settings.Models.Ready(); err != nil && fault.From(err).Retryable() {
+		return ref, fault.From(err)
+	}
+	return ref, nil
 }
 
 // findModel returns a registered model, by an alias too, and its replicas.

@@ -18,8 +18,10 @@ import (
 // own settings. Its memory does not change any more, also after the call: a host in the
 // process may share it.
 type Request struct {
-	// Pipeline is a pipeline's name, or "stage:<name>".
+	// Pipeline is a pipeline's name, "stage:<name>", "alias:<name>" or "model:<id>"; if ByModel
+	// is true also an alias or a model without a prefix.
 	Pipeline string
+	ByModel  bool
 	Inputs   []payload.Part
 	// Reserved is how many bytes of the inputs the caller has reserved from
 	// Settings.Budget already, and releases itself after the call.

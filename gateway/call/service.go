@@ -355,9 +355,10 @@ func (s *Service) checkClock() *fault.Fault {
 }
 
 // PipelineReady returns nil when every stage of the pipeline has a host, else a
-// fault that says which has none, or that there is no such pipeline.
+// fault that says which has none, or that there is no such pipeline. The name may be that of
+// an alias or a model.
 func (s *Service) PipelineReady(ctx context.Context, name string) error {
-	p, f := s.settings.Pipelines.Resolve(name)
+	p, f := s.Resolve(name, true)
 	if f != nil {
 		return f
 	}

@@ -219,6 +219,13 @@ func (s *Store) Resolve(name string) (pipeline.Pipeline, *fault.Fault) {
 	return e.Pipeline, nil
 }
 
+// Has reports whether Resolve takes a name for that of a pipeline or a stage.
+func (s *Store) Has(name string) bool {
+	served, _ := s.current()
+	_, implicit := pipeline.StageOf(pipeline.Name(name))
+	return implicit || served[pipeline.Name(name)] != nil
+}
+
 // Get returns the served pipeline of that name, or UNKNOWN_PIPELINE.
 func (s *Store) Get(name pipeline.Name) (Entry, error) {
 	e, f := s.find(name)

@@ -23,7 +23,7 @@ type input = oipv2.ModelInferRequest_InferInputTensor
 
 // request converts a message, or returns why it is not valid.
 func request(ctx context.Context, in *oipv2.ModelInferRequest, model Model, memory *transport.Reservation) (*call.Request, error) {
-	out := &call.Request{Pipeline: in.GetModelName()}
+	out := &call.Request{Pipeline: in.GetModelName(), ByModel: true}
 	for i, wanted := range in.GetOutputs() {
 		if _, ok := wanted.GetParameters()[classify]; ok {
 			return nil, noClassification(i)

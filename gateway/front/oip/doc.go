@@ -13,6 +13,9 @@
 // allocated for them. No chunk of a stream is delayed to learn whether it is the last, so
 // triton_final_response is on an empty message after it.
 //
+// The index of the repository is written as it is read over REST. Over gRPC it is one message,
+// which counts against the budget of the request.
+//
 // Everything is safe for concurrent use. The goroutines of a stream have ended when it has. To
 // test with it, use a Caller of gateway/front/fronttest.
 package oip

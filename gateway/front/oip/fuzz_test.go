@@ -40,7 +40,7 @@ func (s *sink) Stream(ctx context.Context, r *call.Request, _ func(call.Chunk) e
 }
 
 // blobs is a model whose input x is a blob and whose input y is a tensor.
-type blobs struct{}
+type blobs struct{ Models }
 
 func (blobs) Version() string                     { return "" }
 func (blobs) Ready(context.Context, string) error { return nil }

@@ -46,7 +46,7 @@ func generationOf(ctx context.Context, name string, text []byte, model Model, me
 	if err != nil {
 		return nil, err
 	}
-	out := &generation{takes: model.Inputs, memory: memory, request: &call.Request{Pipeline: name, Parameters: payload.Parameters{}}}
+	out := &generation{takes: model.Inputs, memory: memory, request: &call.Request{Pipeline: name, ByModel: true, Parameters: payload.Parameters{}}}
 	for _, field := range fields {
 		if err := out.take(field); err != nil {
 			return nil, err

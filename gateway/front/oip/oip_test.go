@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"fmt"
+	"iter"
 	"math"
 	"net/http"
 	"slices"
@@ -50,6 +52,23 @@ func (s shelf) Model(name string) (oip.Model, error) {
 	return s.model, nil
 }
 
+// Index has as many models as shelfModels says, of which every second is loaded.
+func (s shelf) Index(onlyReady bool) (iter.Seq[oip.Indexed], error) {
+	return func(yield func(oip.Indexed) bool) {
+		for i := range shelfModels {
+			one := oip.Indexed{Name: fmt.Sprintf("m/%d", i), State: oip.Ready}
+			if i%2 == 1 {
+				one.State, one.Reason = oip.Unavailable, `host "a": no memory`
+			}
+			if (!onlyReady || one.State == oip.Ready) && !yield(one) {
+				return
+			}
+		}
+	}, nil
+}
+
+const shelfModels = 3000
+
 func tensorOf(name, datatype string, shape ...int64) *stagev1.PartSpec {
 	return &stagev1.PartSpec{Name: name, Body: &stagev1.PartSpec_Tensor{Tensor: &stagev1.TensorSpec{Datatype: datatype, Shape: shape}}}
 }
@@ -64,8 +83,12 @@ func client(t *testing.T, caller transport.Caller, model oip.Model) oipv2.GRPCIn
 	mux := http.NewServeMux()
 	service := oip.New(caller, shelf{model}, transport.Settings{})
 	mux.Handle(service.Path(), service)
-	address := strings.TrimPrefix(fronttest.Serve(t, mux), "http://")
-	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	return dial(t, fronttest.Serve(t, mux))
+}
+
+func dial(t *testing.T, url string) oipv2.GRPCInferenceServiceClient {
+	t.Helper()
+	conn, err := grpc.NewClient(strings.TrimPrefix(url, "http://"), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
 	}

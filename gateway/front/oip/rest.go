@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"net/url"
 	"strconv"
 	"strings"
 
@@ -33,7 +34,7 @@ func NewREST(caller transport.Caller, models Models, s transport.Settings) http.
 
 // ServeHTTP implements http.Handler.
 func (h *rest) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	at, ok := h.find(strings.TrimPrefix(r.URL.Path, Root))
+	at, ok := h.find(strings.TrimPrefix(r.URL.EscapedPath(), Root))
 	switch {
 	case !ok:
 		writeFault(w, fault.Newf(fault.NotFound, "there is nothing at %.*q; a model is at %s/models/<pipeline>", maxQuoted, r.URL.Path, Root), 0)
@@ -53,7 +54,8 @@ type endpoint struct {
 	serve  func(w http.ResponseWriter, r *http.Request) error
 }
 
-// find returns the endpoint of a path below Root.
+// find returns the endpoint of a path below Root, in which the name of a model is escaped: it
+// may have slashes.
 func (h *rest) find(path string) (endpoint, bool) {
 	switch path {
 	case "", "/":
@@ -62,12 +64,15 @@ func (h *rest) find(path string) (endpoint, bool) {
 		return endpoint{http.MethodGet, h.serverLive}, true
 	case "/health/ready":
 		return endpoint{http.MethodGet, h.serverReady}, true
+	case "/repository/index":
+		return endpoint{http.MethodPost, h.repositoryIndex}, true
 	}
 	name, ok := strings.CutPrefix(path, "/models/")
 	if !ok {
 		return endpoint{}, false
 	}
-	name, rest, _ := strings.Cut(name, "/")
+	escaped, rest, _ := strings.Cut(name, "/")
+	name, err := url.PathUnescape(escaped)
 	version := ""
 	if after, ok := strings.CutPrefix(rest, "versions/"); ok {
 		version, rest, _ = strings.Cut(after, "/")
@@ -90,7 +95,7 @@ func (h *rest) find(path string) (endpoint, bool) {
 			return err
 		}
 		return serve(w, r, name)
-	}}, serve != nil && name != ""
+	}}, serve != nil && name != "" && err == nil
 }
 
 func (h *rest) serverMetadata(w http.ResponseWriter, _ *http.Request) error {
@@ -228,10 +233,10 @@ func (h *rest) readRequest(w http.ResponseWriter, r *http.Request, name string, 
 	if err := takeBinary(in, binary); err != nil {
 		return nil, as, err
 	}
-	if as, err = formatOf(in); err != nil {
+	if as, err = formatOf(name, in); err != nil {
 		return nil, as, err
 	}
-	out = &call.Request{Pipeline: name, Parameters: in.Parameters, Outputs: in.OutputNames(), Trace: transport.TraceContext(r.Header)}
+	out = &call.Request{Pipeline: name, ByModel: true, Parameters: in.Parameters, Outputs: in.OutputNames(), Trace: transport.TraceContext(r.Header)}
 	out.Origin = transport.HTTPOrigin(r, "/v2/models/{model}/infer")
 	if out.Timeout, err = takeTimeout(r.Context(), out.Parameters); err != nil {
 		return nil, as, err
@@ -299,14 +304,14 @@ func takeBinary(in *oipjson.Request, binary []byte) error {
 
 // format is the encoding of a response that its caller requests.
 type format struct {
-	id string
+	model, id string
 	// all is true if outputs that byName does not have are binary.
 	all    bool
 	byName map[string]bool
 }
 
-func formatOf(in *oipjson.Request) (format, error) {
-	out := format{id: in.ID, byName: map[string]bool{}}
+func formatOf(model string, in *oipjson.Request) (format, error) {
+	out := format{model: model, id: in.ID, byName: map[string]bool{}}
 	if all, ok := in.Parameters[binaryAll]; ok {
 		var is bool
 		if out.all, is = all.Any().(bool); !is {
@@ -333,7 +338,7 @@ func formatOf(in *oipjson.Request) (format, error) {
 
 // encode encodes a response: the JSON, and the bytes that follow it.
 func (f format) encode(r *call.Response) (text []byte, binary [][]byte, err error) {
-	text = oipjson.AppendString([]byte(`{"model_name":`), r.Pipeline)
+	text = oipjson.AppendString([]byte(`{"model_name":`), f.model)
 	text = oipjson.AppendString(append(text, `,"model_version":`...), onlyVersion)
 	if f.id != "" {
 		text = oipjson.AppendString(append(text, `,"id":`...), f.id)

@@ -3,6 +3,8 @@ package oip
 import (
 	"context"
 	"errors"
+	"iter"
+	"slices"
 	"strings"
 
 	oipv2 "github.com/stagemesh/stagemesh/proto/gen/go/oip/v2"
@@ -28,12 +30,15 @@ const (
 	maxInFlight = 64
 )
 
-// Models are the pipelines. Errors have a *fault.Fault in their chain.
+// Models are the pipelines, aliases and registered models. Errors have a *fault.Fault in their chain.
 type Models interface {
 	// Ready returns nil when the gateway, named "", or a model can be used.
 	Ready(ctx context.Context, name string) error
 	// Model returns the model's known inputs and outputs, or UNKNOWN_PIPELINE.
 	Model(name string) (Model, error)
+	// Index returns the models that are registered, sorted, if onlyReady is true those that are
+	// loaded.
+	Index(onlyReady bool) (iter.Seq[Indexed], error)
 	// Version is that of the server.
 	Version() string
 }
@@ -42,6 +47,16 @@ type Models interface {
 type Model struct {
 	Inputs, Outputs []*stagev1.PartSpec
 }
+
+// Indexed is a model in the index of the repository.
+type Indexed struct{ Name, State, Reason string }
+
+// The states of a model in the index. One whose replicas unload is Unavailable already.
+const (
+	Ready       = "READY"
+	Loading     = "LOADING"
+	Unavailable = "UNAVAILABLE"
+)
 
 // service implements GRPCInferenceService.
 type service struct {
@@ -61,6 +76,7 @@ func New(caller transport.Caller, models Models, s transport.Settings) *transpor
 	transport.Unary(out, "ServerMetadata", svc.serverMetadata)
 	transport.Unary(out, "ModelMetadata", svc.modelMetadata)
 	transport.Unary(out, "ModelInfer", svc.modelInfer)
+	transport.Unary(out, "RepositoryIndex", svc.repositoryIndex)
 	transport.BidiStream(out, "ModelStreamInfer", maxInFlight, svc.modelStreamInfer)
 	return out
 }
@@ -119,7 +135,7 @@ func checkVersion(name, version string) error {
 // isUnknown reports whether the error is that there is no such model.
 func isUnknown(err error) bool {
 	f, ok := errors.AsType[*fault.Fault](err)
-	return ok && (f.Reason == fault.UnknownPipeline || f.Reason == fault.NotFound)
+	return ok && slices.Contains([]fault.Reason{fault.UnknownPipeline, fault.UnknownModel, fault.NotFound}, f.Reason)
 }
 
 type metadata = oipv2.ModelMetadataResponse_TensorMetadata

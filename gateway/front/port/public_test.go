@@ -165,7 +165,7 @@ func (p *purse) Reserve(n int64) *fault.Fault {
 func (p *purse) Release(n int64) { p.reserved.Add(-n) }
 
 // known says that there is any model, of which nothing is known.
-type known struct{}
+type known struct{ oip.Models }
 
 func (known) Ready(context.Context, string) error { return nil }
 func (known) Model(string) (oip.Model, error)     { return oip.Model{}, nil }

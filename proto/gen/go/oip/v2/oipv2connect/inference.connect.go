@@ -57,6 +57,15 @@ const (
 	// GRPCInferenceServiceModelStreamInferProcedure is the fully-qualified name of the
 	// GRPCInferenceService's ModelStreamInfer RPC.
 	GRPCInferenceServiceModelStreamInferProcedure = "/inference.GRPCInferenceService/ModelStreamInfer"
+	// GRPCInferenceServiceRepositoryIndexProcedure is the fully-qualified name of the
+	// GRPCInferenceService's RepositoryIndex RPC.
+	GRPCInferenceServiceRepositoryIndexProcedure = "/inference.GRPCInferenceService/RepositoryIndex"
+	// GRPCInferenceServiceRepositoryModelLoadProcedure is the fully-qualified name of the
+	// GRPCInferenceService's RepositoryModelLoad RPC.
+	GRPCInferenceServiceRepositoryModelLoadProcedure = "/inference.GRPCInferenceService/RepositoryModelLoad"
+	// GRPCInferenceServiceRepositoryModelUnloadProcedure is the fully-qualified name of the
+	// GRPCInferenceService's RepositoryModelUnload RPC.
+	GRPCInferenceServiceRepositoryModelUnloadProcedure = "/inference.GRPCInferenceService/RepositoryModelUnload"
 )
 
 // GRPCInferenceServiceClient is a client for the inference.GRPCInferenceService service.
@@ -68,6 +77,9 @@ type GRPCInferenceServiceClient interface {
 	ModelMetadata(context.Context, *connect.Request[v2.ModelMetadataRequest]) (*connect.Response[v2.ModelMetadataResponse], error)
 	ModelInfer(context.Context, *connect.Request[v2.ModelInferRequest]) (*connect.Response[v2.ModelInferResponse], error)
 	ModelStreamInfer(context.Context) *connect.BidiStreamForClient[v2.ModelInferRequest, v2.ModelStreamInferResponse]
+	RepositoryIndex(context.Context, *connect.Request[v2.RepositoryIndexRequest]) (*connect.Response[v2.RepositoryIndexResponse], error)
+	RepositoryModelLoad(context.Context, *connect.Request[v2.RepositoryModelLoadRequest]) (*connect.Response[v2.RepositoryModelLoadResponse], error)
+	RepositoryModelUnload(context.Context, *connect.Request[v2.RepositoryModelUnloadRequest]) (*connect.Response[v2.RepositoryModelUnloadResponse], error)
 }
 
 // NewGRPCInferenceServiceClient constructs a client for the inference.GRPCInferenceService service.
@@ -123,18 +135,39 @@ func NewGRPCInferenceServiceClient(httpClient connect.HTTPClient, baseURL string
 			connect.WithSchema(gRPCInferenceServiceMethods.ByName("ModelStreamInfer")),
 			connect.WithClientOptions(opts...),
 		),
+		repositoryIndex: connect.NewClient[v2.RepositoryIndexRequest, v2.RepositoryIndexResponse](
+			httpClient,
+			baseURL+GRPCInferenceServiceRepositoryIndexProcedure,
+			connect.WithSchema(gRPCInferenceServiceMethods.ByName("RepositoryIndex")),
+			connect.WithClientOptions(opts...),
+		),
+		repositoryModelLoad: connect.NewClient[v2.RepositoryModelLoadRequest, v2.RepositoryModelLoadResponse](
+			httpClient,
+			baseURL+GRPCInferenceServiceRepositoryModelLoadProcedure,
+			connect.WithSchema(gRPCInferenceServiceMethods.ByName("RepositoryModelLoad")),
+			connect.WithClientOptions(opts...),
+		),
+		repositoryModelUnload: connect.NewClient[v2.RepositoryModelUnloadRequest, v2.RepositoryModelUnloadResponse](
+			httpClient,
+			baseURL+GRPCInferenceServiceRepositoryModelUnloadProcedure,
+			connect.WithSchema(gRPCInferenceServiceMethods.ByName("RepositoryModelUnload")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
 // gRPCInferenceServiceClient implements GRPCInferenceServiceClient.
 type gRPCInferenceServiceClient struct {
-	serverLive       *connect.Client[v2.ServerLiveRequest, v2.ServerLiveResponse]
-	serverReady      *connect.Client[v2.ServerReadyRequest, v2.ServerReadyResponse]
-	modelReady       *connect.Client[v2.ModelReadyRequest, v2.ModelReadyResponse]
-	serverMetadata   *connect.Client[v2.ServerMetadataRequest, v2.ServerMetadataResponse]
-	modelMetadata    *connect.Client[v2.ModelMetadataRequest, v2.ModelMetadataResponse]
-	modelInfer       *connect.Client[v2.ModelInferRequest, v2.ModelInferResponse]
-	modelStreamInfer *connect.Client[v2.ModelInferRequest, v2.ModelStreamInferResponse]
+	serverLive            *connect.Client[v2.ServerLiveRequest, v2.ServerLiveResponse]
+	serverReady           *connect.Client[v2.ServerReadyRequest, v2.ServerReadyResponse]
+	modelReady            *connect.Client[v2.ModelReadyRequest, v2.ModelReadyResponse]
+	serverMetadata        *connect.Client[v2.ServerMetadataRequest, v2.ServerMetadataResponse]
+	modelMetadata         *connect.Client[v2.ModelMetadataRequest, v2.ModelMetadataResponse]
+	modelInfer            *connect.Client[v2.ModelInferRequest, v2.ModelInferResponse]
+	modelStreamInfer      *connect.Client[v2.ModelInferRequest, v2.ModelStreamInferResponse]
+	repositoryIndex       *connect.Client[v2.RepositoryIndexRequest, v2.RepositoryIndexResponse]
+	repositoryModelLoad   *connect.Client[v2.RepositoryModelLoadRequest, v2.RepositoryModelLoadResponse]
+	repositoryModelUnload *connect.Client[v2.RepositoryModelUnloadRequest, v2.RepositoryModelUnloadResponse]
 }
 
 // ServerLive calls inference.GRPCInferenceService.ServerLive.
@@ -172,6 +205,21 @@ func (c *gRPCInferenceServiceClient) ModelStreamInfer(ctx context.Context) *conn
 	return c.modelStreamInfer.CallBidiStream(ctx)
 }
 
+// RepositoryIndex calls inference.GRPCInferenceService.RepositoryIndex.
+func (c *gRPCInferenceServiceClient) RepositoryIndex(ctx context.Context, req *connect.Request[v2.RepositoryIndexRequest]) (*connect.Response[v2.RepositoryIndexResponse], error) {
+	return c.repositoryIndex.CallUnary(ctx, req)
+}
+
+// RepositoryModelLoad calls inference.GRPCInferenceService.RepositoryModelLoad.
+func (c *gRPCInferenceServiceClient) RepositoryModelLoad(ctx context.Context, req *connect.Request[v2.RepositoryModelLoadRequest]) (*connect.Response[v2.RepositoryModelLoadResponse], error) {
+	return c.repositoryModelLoad.CallUnary(ctx, req)
+}
+
+// RepositoryModelUnload calls inference.GRPCInferenceService.RepositoryModelUnload.
+func (c *gRPCInferenceServiceClient) RepositoryModelUnload(ctx context.Context, req *connect.Request[v2.RepositoryModelUnloadRequest]) (*connect.Response[v2.RepositoryModelUnloadResponse], error) {
+	return c.repositoryModelUnload.CallUnary(ctx, req)
+}
+
 // GRPCInferenceServiceHandler is an implementation of the inference.GRPCInferenceService service.
 type GRPCInferenceServiceHandler interface {
 	ServerLive(context.Context, *connect.Request[v2.ServerLiveRequest]) (*connect.Response[v2.ServerLiveResponse], error)
@@ -181,6 +229,9 @@ type GRPCInferenceServiceHandler interface {
 	ModelMetadata(context.Context, *connect.Request[v2.ModelMetadataRequest]) (*connect.Response[v2.ModelMetadataResponse], error)
 	ModelInfer(context.Context, *connect.Request[v2.ModelInferRequest]) (*connect.Response[v2.ModelInferResponse], error)
 	ModelStreamInfer(context.Context, *connect.BidiStream[v2.ModelInferRequest, v2.ModelStreamInferResponse]) error
+	RepositoryIndex(context.Context, *connect.Request[v2.RepositoryIndexRequest]) (*connect.Response[v2.RepositoryIndexResponse], error)
+	RepositoryModelLoad(context.Context, *connect.Request[v2.RepositoryModelLoadRequest]) (*connect.Response[v2.RepositoryModelLoadResponse], error)
+	RepositoryModelUnload(context.Context, *connect.Request[v2.RepositoryModelUnloadRequest]) (*connect.Response[v2.RepositoryModelUnloadResponse], error)
 }
 
 // NewGRPCInferenceServiceHandler builds an HTTP handler from the service implementation. It returns
@@ -232,6 +283,24 @@ func NewGRPCInferenceServiceHandler(svc GRPCInferenceServiceHandler, opts ...con
 		connect.WithSchema(gRPCInferenceServiceMethods.ByName("ModelStreamInfer")),
 		connect.WithHandlerOptions(opts...),
 	)
+	gRPCInferenceServiceRepositoryIndexHandler := connect.NewUnaryHandler(
+		GRPCInferenceServiceRepositoryIndexProcedure,
+		svc.RepositoryIndex,
+		connect.WithSchema(gRPCInferenceServiceMethods.ByName("RepositoryIndex")),
+		connect.WithHandlerOptions(opts...),
+	)
+	gRPCInferenceServiceRepositoryModelLoadHandler := connect.NewUnaryHandler(
+		GRPCInferenceServiceRepositoryModelLoadProcedure,
+		svc.RepositoryModelLoad,
+		connect.WithSchema(gRPCInferenceServiceMethods.ByName("RepositoryModelLoad")),
+		connect.WithHandlerOptions(opts...),
+	)
+	gRPCInferenceServiceRepositoryModelUnloadHandler := connect.NewUnaryHandler(
+		GRPCInferenceServiceRepositoryModelUnloadProcedure,
+		svc.RepositoryModelUnload,
+		connect.WithSchema(gRPCInferenceServiceMethods.ByName("RepositoryModelUnload")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/inference.GRPCInferenceService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case GRPCInferenceServiceServerLiveProcedure:
@@ -248,6 +317,12 @@ func NewGRPCInferenceServiceHandler(svc GRPCInferenceServiceHandler, opts ...con
 			gRPCInferenceServiceModelInferHandler.ServeHTTP(w, r)
 		case GRPCInferenceServiceModelStreamInferProcedure:
 			gRPCInferenceServiceModelStreamInferHandler.ServeHTTP(w, r)
+		case GRPCInferenceServiceRepositoryIndexProcedure:
+			gRPCInferenceServiceRepositoryIndexHandler.ServeHTTP(w, r)
+		case GRPCInferenceServiceRepositoryModelLoadProcedure:
+			gRPCInferenceServiceRepositoryModelLoadHandler.ServeHTTP(w, r)
+		case GRPCInferenceServiceRepositoryModelUnloadProcedure:
+			gRPCInferenceServiceRepositoryModelUnloadHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -283,4 +358,16 @@ func (UnimplementedGRPCInferenceServiceHandler) ModelInfer(context.Context, *con
 
 func (UnimplementedGRPCInferenceServiceHandler) ModelStreamInfer(context.Context, *connect.BidiStream[v2.ModelInferRequest, v2.ModelStreamInferResponse]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("inference.GRPCInferenceService.ModelStreamInfer is not implemented"))
+}
+
+func (UnimplementedGRPCInferenceServiceHandler) RepositoryIndex(context.Context, *connect.Request[v2.RepositoryIndexRequest]) (*connect.Response[v2.RepositoryIndexResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("inference.GRPCInferenceService.RepositoryIndex is not implemented"))
+}
+
+func (UnimplementedGRPCInferenceServiceHandler) RepositoryModelLoad(context.Context, *connect.Request[v2.RepositoryModelLoadRequest]) (*connect.Response[v2.RepositoryModelLoadResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("inference.GRPCInferenceService.RepositoryModelLoad is not implemented"))
+}
+
+func (UnimplementedGRPCInferenceServiceHandler) RepositoryModelUnload(context.Context, *connect.Request[v2.RepositoryModelUnloadRequest]) (*connect.Response[v2.RepositoryModelUnloadResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("inference.GRPCInferenceService.RepositoryModelUnload is not implemented"))
 }

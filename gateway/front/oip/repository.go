@@ -1,0 +1,82 @@
+package oip
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+
+	oipv2 "github.com/stagemesh/stagemesh/proto/gen/go/oip/v2"
+
+	"github.com/stagemesh/stagemesh/gateway/front/oipjson"
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/mesh/payload"
+)
+
+const (
+	// entryBytes is the memory of an entry of the index, as a message and encoded, besides its
+	// texts.
+	entryBytes = 256
+	// indexChunk is how much of the index in JSON is in memory.
+	indexChunk = 64 << 10
+)
+
+// repositoryIndex lists the models in one message, which counts against the budget of the
+// request until it is written.
+func (s *service) repositoryIndex(ctx context.Context, _ *transport.Call, in *oipv2.RepositoryIndexRequest) (*oipv2.RepositoryIndexResponse, error) {
+	index, err := s.models.Index(in.GetReady())
+	if err != nil {
+		return nil, err
+	}
+	memory, out := transport.NewReservation(ctx, 0), &oipv2.RepositoryIndexResponse{}
+	for one := range index {
+		if err := memory.ReserveTemporary(int64(entryBytes + len(one.Name) + len(one.Reason))); err != nil {
+			memory.Release()
+			return nil, err
+		}
+		out.Models = append(out.Models, &oipv2.RepositoryIndexResponse_ModelIndex{Name: one.Name, Version: onlyVersion, State: one.State, Reason: one.Reason})
+	}
+	return out, nil
+}
+
+// repositoryIndex is that of the service, written as it is read.
+func (h *rest) repositoryIndex(w http.ResponseWriter, r *http.Request) error {
+	var in struct{ Ready bool }
+	if err := h.readOptional(w, r, &in); err != nil {
+		return err
+	}
+	index, err := h.models.Index(in.Ready)
+	if err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", payload.JSONType)
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	text, separator := []byte{'['}, ""
+	for one := range index {
+		text = append(text, separator...)
+		separator = ","
+		text = oipjson.AppendString(append(text, `{"name":`...), one.Name)
+		text = oipjson.AppendString(append(text, `,"version":`...), onlyVersion)
+		text = oipjson.AppendString(append(text, `,"state":`...), one.State)
+		text = append(oipjson.AppendString(append(text, `,"reason":`...), one.Reason), '}')
+		if len(text) >= indexChunk {
+			if _, err := w.Write(text); err != nil {
+				return nil // the caller has disconnected
+			}
+			text = text[:0]
+		}
+	}
+	_, _ = w.Write(append(text, "]\n"...))
+	return nil
+}
+
+// readOptional reads a body in JSON, if there is one.
+func (h *rest) readOptional(w http.ResponseWriter, r *http.Request, into any) error {
+	data, err := h.readBody(w, r)
+	if err != nil || len(data) == 0 {
+		return err
+	}
+	if err := json.Unmarshal(data, into); err != nil {
+		return invalid("body", "%s", err)
+	}
+	return nil
+}

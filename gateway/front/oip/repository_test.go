@@ -1,0 +1,83 @@
+package oip_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"net/http"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	oipv2 "github.com/stagemesh/stagemesh/proto/gen/go/oip/v2"
+
+	"github.com/stagemesh/stagemesh/gateway/admission"
+	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
+	"github.com/stagemesh/stagemesh/gateway/front/oip"
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
+)
+
+type indexed struct{ Name, Version, State, Reason string }
+
+// checkIndex checks the models of an index, of which there is one in step.
+func checkIndex(t *testing.T, got []indexed, step int) {
+	t.Helper()
+	if len(got) != shelfModels/step {
+		t.Fatalf("%d models are listed", len(got))
+	}
+	for i, one := range got {
+		want := indexed{fmt.Sprintf("m/%d", i*step), "1", "READY", ""}
+		if i*step%2 == 1 {
+			want.State, want.Reason = "UNAVAILABLE", `host "a": no memory`
+		}
+		if one != want {
+			t.Fatalf("entry %d is %v, not %v", i, one, want)
+		}
+	}
+}
+
+func TestRepositoryIndexListsModels(t *testing.T) {
+	t.Parallel()
+	c, g := rest(t, &fronttest.Caller{}, oip.Model{}, transport.Settings{}), client(t, &fronttest.Caller{}, oip.Model{})
+	for body, step := range map[string]int{"": 1, "{}": 1, `{"ready": false}`: 1, `{"ready": true}`: 2} {
+		code, _, text := c.ask(http.MethodPost, "/v2/repository/index", body)
+		var got []indexed
+		if err := json.Unmarshal([]byte(text), &got); err != nil || code != http.StatusOK {
+			t.Fatalf("%s: %d, %v, %.200s", body, code, err, text)
+		}
+		checkIndex(t, got, step)
+		message, err := g.RepositoryIndex(t.Context(), &oipv2.RepositoryIndexRequest{Ready: step == 2})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got = nil
+		for _, one := range message.GetModels() {
+			got = append(got, indexed{one.GetName(), one.GetVersion(), one.GetState(), one.GetReason()})
+		}
+		checkIndex(t, got, step)
+	}
+	for _, body := range []string{`{"ready": 1}`, "[", "x"} {
+		if code, _, text := c.ask(http.MethodPost, "/v2/repository/index", body); code != http.StatusBadRequest {
+			t.Errorf("%s: %d %s", body, code, text)
+		}
+	}
+	if code, _, _ := c.ask(http.MethodGet, "/v2/repository/index", ""); code != http.StatusMethodNotAllowed {
+		t.Errorf("GET is answered %d", code)
+	}
+}
+
+func TestRepositoryIndexCountsAgainstTheBudget(t *testing.T) {
+	t.Parallel()
+	mux := http.NewServeMux()
+	service := oip.New(&fronttest.Caller{}, shelf{}, transport.Settings{})
+	mux.Handle(service.Path(), service)
+	for size, want := range map[int64]codes.Code{100 << 10: codes.ResourceExhausted, math.MaxInt32: codes.OK} {
+		budget := admission.NewByteBudget(size)
+		c := dial(t, fronttest.Serve(t, transport.WithBudget(mux, budget)))
+		_, err := c.RepositoryIndex(t.Context(), &oipv2.RepositoryIndexRequest{})
+		if status.Code(err) != want {
+			t.Errorf("with %d bytes: %v", size, err)
+		}
+	}
+}

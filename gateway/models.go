@@ -1,0 +1,102 @@
+package gateway
+
+import (
+	"context"
+	"iter"
+	"sync"
+	"time"
+
+	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
+	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
+
+	"github.com/stagemesh/stagemesh/discovery"
+	registry "github.com/stagemesh/stagemesh/discovery/models"
+	"github.com/stagemesh/stagemesh/gateway/front/oip"
+	"github.com/stagemesh/stagemesh/mesh/model"
+	"github.com/stagemesh/stagemesh/mesh/process"
+)
+
+// specsAge is how long the specs that hosts report are used.
+const specsAge = time.Second
+
+// models are the gateway's pipelines, stages, aliases and registered models as models of the Open
+// Inference Protocol.
+type models struct {
+	gateway *Gateway
+
+	mu sync.Mutex
+	// specs are the stages' inputs and outputs, as their hosts reported them by
+	// readAt.
+	specs  map[string]*stagev1.Spec
+	readAt time.Time
+}
+
+var _ oip.Models = (*models)(nil)
+
+// Version implements oip.Models.
+func (m *models) Version() string { return process.Version() }
+
+// Ready implements oip.Models.
+func (m *models) Ready(ctx context.Context, name string) error { return m.gateway.health(ctx, name) }
+
+// Model implements oip.Models.
+func (m *models) Model(name string) (oip.Model, error) {
+	p, f := m.gateway.service.Resolve(name, true)
+	if f != nil {
+		return oip.Model{}, f
+	}
+	first, last := string(p.Steps[0].Stage), string(p.Steps[len(p.Steps)-1].Stage)
+	specs := m.stageSpecs()
+	return oip.Model{Inputs: specs[first].GetInputs(), Outputs: specs[last].GetOutputs()}, nil
+}
+
+// indexPage is how many models are read from the registry at a time.
+const indexPage = 1000
+
+// Index implements oip.Models.
+func (m *models) Index(onlyReady bool) (iter.Seq[oip.Indexed], error) {
+	known := m.gateway.registry
+	if err := known.Ready(); err != nil {
+		return nil, err
+	}
+	return func(yield func(oip.Indexed) bool) {
+		for next := model.ID(""); ; {
+			var page []*registry.Model
+			var replicas []*meshv1.ReplicasRecord
+			page, replicas, next = known.List("", next, indexPage)
+			for i, now := 0, time.Now(); i < len(page); i++ {
+				one := oip.Indexed{Name: string(page[i].ID), State: oip.Unavailable, Reason: "unloaded"}
+				switch state, failure := registry.StateOf(registry.LiveReplicas(replicas[i], now)); state {
+				case meshv1.ReplicaState_REPLICA_STATE_LOADED:
+					one.State, one.Reason = oip.Ready, ""
+				case meshv1.ReplicaState_REPLICA_STATE_LOADING:
+					one.State, one.Reason = oip.Loading, ""
+				case meshv1.ReplicaState_REPLICA_STATE_FAILED:
+					one.Reason = failure.GetHost() + ": " + failure.GetMessage()
+				}
+				if (!onlyReady || one.State == oip.Ready) && !yield(one) {
+					return
+				}
+			}
+			if next == "" {
+				return
+			}
+		}
+	}, nil
+}
+
+// stageSpecs returns the inputs and outputs of stages, by stage name.
+func (m *models) stageSpecs() map[string]*stagev1.Spec {
+	if m.gateway.membership == nil {
+		return nil
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if now := time.Now(); now.Sub(m.readAt) >= specsAge {
+		m.specs, m.readAt = map[string]*stagev1.Spec{}, now
+		for _, s := range discovery.Stages(m.gateway.membership.Hosts()) {
+			m.specs[s.Name] = s.Spec
+		}
+	}
+	return m.specs
+}

@@ -1,0 +1,201 @@
+package stagemesh_test
+
+import (
+	"encoding/json"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
+
+	oipv2 "github.com/stagemesh/stagemesh/proto/gen/go/oip/v2"
+	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
+
+	"github.com/stagemesh/stagemesh"
+	"github.com/stagemesh/stagemesh/discovery/models"
+	"github.com/stagemesh/stagemesh/gateway"
+	"github.com/stagemesh/stagemesh/internal/meshfile"
+	"github.com/stagemesh/stagemesh/internal/testbed"
+	"github.com/stagemesh/stagemesh/mesh/model"
+	"github.com/stagemesh/stagemesh/stagehost"
+	"github.com/stagemesh/stagemesh/stagehost/runner"
+)
+
+// modelMesh is a mesh whose stage score loads models, and a client of its OIP service.
+type modelMesh struct {
+	*stagemesh.Mesh
+	grpc oipv2.GRPCInferenceServiceClient
+	conn *grpc.ClientConn
+}
+
+// startModelMesh starts a mesh with the models iris-v1 and iris-v2 among others. The names all
+// and both are also those of models: a pipeline and an alias.
+func startModelMesh(t *testing.T, c gateway.Config) modelMesh {
+	t.Helper()
+	c.Listen, c.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
+	s := stagemesh.Settings{
+		Registry: &meshfile.RegistryConfig{},
+		Gateway: gateway.Settings{Config: c, Aliases: []models.AliasChange{
+			{Name: "iris", Route: &meshv1.AliasRoute{Model: "iris-v1"}}, {Name: "both", Route: &meshv1.AliasRoute{Model: "iris-v2"}},
+		}},
+	}
+	for _, id := range []model.ID{"all", "both", "iris-v1", "iris-v2", "team/iris"} {
+		s.Gateway.Models = append(s.Gateway.Models, model.Model{ID: id, Stage: "score", Size: model.Size{Host: 1 << 20}})
+	}
+	out := modelMesh{Mesh: start(t, newMesh(t, s, stagemesh.Stage{
+		Name: "score", Runner: signModels(), Inputs: []runner.PartSpec{{Name: "text", ContentTypes: []string{"text/plain"}}},
+		Config: stagehost.Config{Models: &stagehost.ModelSettings{Capacity: 16 << 20, DefaultSize: 1 << 20}},
+	}))}
+	var err error
+	if out.conn, err = grpc.NewClient(strings.TrimPrefix(out.URL(), "http://"), grpc.WithTransportCredentials(insecure.NewCredentials())); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = out.conn.Close() })
+	out.grpc = oipv2.NewGRPCInferenceServiceClient(out.conn)
+	testbed.Eventually(t, "the models and the inputs of the stage are known", func() bool {
+		m, err := out.grpc.ModelMetadata(t.Context(), &oipv2.ModelMetadataRequest{Name: "team/iris"})
+		_, err2 := out.grpc.ModelMetadata(t.Context(), &oipv2.ModelMetadataRequest{Name: "both"})
+		return err == nil && err2 == nil && len(m.GetInputs()) == 1
+	})
+	return out
+}
+
+// rest asks a path below /v2, and returns the status and the body.
+func (m modelMesh) rest(t *testing.T, method, path, body string) (int, string) {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), method, m.URL()+"/v2"+path, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Close = true
+	answer, err := http.DefaultClient.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer answer.Body.Close()
+	text, err := io.ReadAll(answer.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return answer.StatusCode, string(text)
+}
+
+// inferText runs a request over gRPC, and returns the text that the model has signed.
+func (m modelMesh) inferText(t *testing.T, name string) (string, error) {
+	t.Helper()
+	answer, err := m.grpc.ModelInfer(t.Context(), &oipv2.ModelInferRequest{
+		ModelName: name, Inputs: []*oipv2.ModelInferRequest_InferInputTensor{{
+			Name: "text", Datatype: "BYTES", Shape: []int64{1}, Contents: &oipv2.InferTensorContents{BytesContents: [][]byte{[]byte("to")}},
+		}},
+	})
+	if err != nil {
+		return "", err
+	}
+	if answer.GetModelName() != name {
+		t.Errorf("%s is answered as %s", name, answer.GetModelName())
+	}
+	return string(answer.GetRawOutputContents()[0][4:]), nil
+}
+
+// states returns the states of the models by both forms of the index.
+func (m modelMesh) states(t *testing.T) map[string]string {
+	t.Helper()
+	code, text := m.rest(t, http.MethodPost, "/repository/index", "")
+	var listed []struct{ Name, State string }
+	if err := json.Unmarshal([]byte(text), &listed); err != nil || code != http.StatusOK {
+		t.Fatalf("%d, %v: %s", code, err, text)
+	}
+	index, err := m.grpc.RepositoryIndex(t.Context(), &oipv2.RepositoryIndexRequest{})
+	if err != nil || len(index.GetModels()) != len(listed) {
+		t.Fatalf("%v, %v", index, err)
+	}
+	out := map[string]string{}
+	for i, one := range listed {
+		out[one.Name] = one.State
+		if index.GetModels()[i].GetName() != one.Name {
+			t.Errorf("gRPC lists %v, REST %v", index.GetModels()[i], one)
+		}
+	}
+	return out
+}
+
+func TestOIPNamesPipelinesAliasesAndModels(t *testing.T) {
+	t.Parallel()
+	m := startModelMesh(t, gateway.Config{})
+	for name, want := range map[string]string{
+		"iris-v1": "to iris-v1", "iris": "to iris-v1", "model:iris-v2": "to iris-v2", "alias:iris": "to iris-v1",
+		"both": "to iris-v2", "model:both": "to both", "team/iris": "to team/iris",
+	} {
+		if got, err := m.inferText(t, name); err != nil || got != want {
+			t.Errorf("%s: %q, %v", name, got, err)
+		}
+		escaped := strings.ReplaceAll(name, "/", "%2F")
+		code, text := m.rest(t, http.MethodPost, "/models/"+escaped+"/infer", `{"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "data": ["to"]}]}`)
+		if code != http.StatusOK || !strings.Contains(text, `"model_name":"`+name+`"`) || !strings.Contains(text, `"`+want+`"`) {
+			t.Errorf("%s over REST: %d %s", name, code, text)
+		}
+		if code, text := m.rest(t, http.MethodPost, "/models/"+escaped+"/generate", `{"text_input": "to"}`); code != http.StatusOK || !strings.Contains(text, want) {
+			t.Errorf("%s generates %d %s", name, code, text)
+		}
+		if code, text := m.rest(t, http.MethodGet, "/models/"+escaped, ""); code != http.StatusOK || !strings.Contains(text, `"text"`) {
+			t.Errorf("%s is described by %d %s", name, code, text)
+		}
+		if code, text := m.rest(t, http.MethodGet, "/models/"+escaped+"/ready", ""); code != http.StatusOK {
+			t.Errorf("%s is ready: %d %s", name, code, text)
+		}
+	}
+	// The pipeline has the name, and its step names no model.
+	if got, err := m.inferText(t, "all"); err == nil {
+		t.Errorf("the pipeline answers %q", got)
+	}
+	for _, name := range []string{"nothing", "model:nothing", "alias:nothing"} {
+		_, err := m.inferText(t, name)
+		_, ready := m.grpc.ModelReady(t.Context(), &oipv2.ModelReadyRequest{Name: name})
+		if status.Code(err) != codes.NotFound || status.Code(ready) != codes.NotFound {
+			t.Errorf("%s: %v, %v", name, err, ready)
+		}
+	}
+	// Probes need no token, so they do not know the models.
+	for _, name := range []string{"iris", "iris-v1", "model:iris-v1", "stage:score"} {
+		if _, err := healthpb.NewHealthClient(m.conn).Check(t.Context(), &healthpb.HealthCheckRequest{Service: name}); status.Code(err) != codes.NotFound {
+			t.Errorf("a probe of %s: %v", name, err)
+		}
+	}
+}
+
+func TestRepositoryIndexHasTheLoadedModels(t *testing.T) {
+	t.Parallel()
+	m := startModelMesh(t, gateway.Config{})
+	for name, state := range m.states(t) {
+		if state != "UNAVAILABLE" {
+			t.Errorf("%s is %s before its first request", name, state)
+		}
+	}
+	if _, err := m.inferText(t, "iris"); err != nil {
+		t.Fatal(err)
+	}
+	testbed.Eventually(t, "the gateway knows what is loaded", func() bool { return m.states(t)["iris-v1"] == "READY" })
+	index, err := m.grpc.RepositoryIndex(t.Context(), &oipv2.RepositoryIndexRequest{Ready: true})
+	if err != nil || len(index.GetModels()) != 1 || index.GetModels()[0].GetName() != "iris-v1" {
+		t.Errorf("ready are %v, %v", index, err)
+	}
+	_, text := m.rest(t, http.MethodPost, "/repository/index", `{"ready": true}`)
+	if want := `[{"name":"iris-v1","version":"1","state":"READY","reason":""}]` + "\n"; text != want {
+		t.Errorf("ready are %s", text)
+	}
+	if names := slices.Collect(func(yield func(string) bool) {
+		for name := range m.states(t) {
+			if !yield(name) {
+				return
+			}
+		}
+	}); len(names) != 5 {
+		t.Errorf("listed are %v", names)
+	}
+}
