@@ -66,7 +66,7 @@ func (m *models) Index(onlyReady bool) (iter.Seq[oip.Indexed], error) {
 			page, replicas, next = known.List("", next, indexPage)
 			for i, now := 0, time.Now(); i < len(page); i++ {
 				one := oip.Indexed{Name: string(page[i].ID), State: oip.Unavailable, Reason: "unloaded"}
-				switch state, failure := registry.StateOf(registry.LiveReplicas(replicas[i], now)); state {
+				switch state, failure := registry.BestState(registry.LiveReplicas(replicas[i], now)); state {
 				case meshv1.ReplicaState_REPLICA_STATE_LOADED:
 					one.State, one.Reason = oip.Ready, ""
 				case meshv1.ReplicaState_REPLICA_STATE_LOADING:

@@ -54,9 +54,9 @@ func LiveReplicas(r *meshv1.ReplicasRecord, now time.Time) []*meshv1.Replica {
 	})
 }
 
-// StateOf returns the state of a model by its live replicas, 0 if there are none, and the
+// BestState returns the state of a model by its live replicas, 0 if there are none, and the
 // latest failure, nil if there is none.
-func StateOf(live []*meshv1.Replica) (state meshv1.ReplicaState, failure *meshv1.Replica) {
+func BestState(live []*meshv1.Replica) (state meshv1.ReplicaState, failure *meshv1.Replica) {
 	for _, one := range live {
 		switch {
 		case one.GetState() != failed:

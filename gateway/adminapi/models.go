@@ -30,7 +30,7 @@ func modelStatus(m *models.Model, r *meshv1.ReplicasRecord) *adminv1.ModelStatus
 		Model: models.ToProto(m.Model), Replicas: models.LiveReplicas(r, time.Now()),
 		RegisteredAt: timestamppb.New(m.RegisteredAt), LastUse: r.GetLastUse(), AutoDelete: m.AutoDelete,
 	}
-	state, _ := models.StateOf(out.GetReplicas())
+	state, _ := models.BestState(out.GetReplicas())
 	out.State = map[meshv1.ReplicaState]adminv1.ModelState{
 		0: adminv1.ModelState_MODEL_STATE_NOT_LOADED,
 		meshv1.ReplicaState_REPLICA_STATE_LOADING: adminv1.ModelState_MODEL_STATE_LOADING,
