@@ -52,10 +52,18 @@ func (b *Batcher) Add(now time.Time, item Item) error {
 		return err
 	}
 	g := b.alone
-	if !item.Alone && b.settings.Mode != Stream {
+	switch {
+	case !item.Alone && b.settings.Mode != Stream:
 		g = b.groupOf(item.Key)
 		g.gather.recordArrival(now)
 		g.traffic.recordArrival(now)
+		g.limit = item.Limit
+	case item.Limit != nil:
+		if item.Limit.alone == nil {
+			item.Limit.alone = newGroup()
+			item.Limit.alone.alone, item.Limit.alone.limit = true, item.Limit
+		}
+		g = item.Limit.alone
 	}
 	e := b.newEntry()
 	b.added++
@@ -223,7 +231,7 @@ func (b *Batcher) Next(now time.Time, idle int) (Batch, bool) {
 		if next == nil {
 			return Batch{}, false
 		}
-		d := b.decide(next, now, idle)
+		d := b.decide(next, now, next.limit.Left(idle))
 		if d.reason != "" {
 			return b.take(next, now, d.reason), true
 		}
@@ -242,12 +250,12 @@ func (b *Batcher) NextIsFull(now time.Time) bool {
 // NextFull returns the batch that is served next, of which NextIsFull is true.
 func (b *Batcher) NextFull(now time.Time) Batch { return b.take(b.nextGroup(now), now, Full) }
 
-// nextGroup returns the group that is served next of those that are not held; nil where there
-// is none.
+// nextGroup returns the group that is served next of those that are not held, nor at their
+// limit; nil where there is none.
 func (b *Batcher) nextGroup(now time.Time) *group {
 	var next *group
 	for _, g := range b.waiting {
-		if !g.heldUntil.After(now) && (next == nil || servedBefore(g.first(), next.first())) {
+		if !g.heldUntil.After(now) && g.limit.Left(1) > 0 && (next == nil || servedBefore(g.first(), next.first())) {
 			next = g
 		}
 	}
@@ -305,7 +313,7 @@ func (b *Batcher) Wake(idle int) (earliest time.Time, ok bool) {
 	}
 	if idle > 0 {
 		for _, g := range b.waiting {
-			if !ok || g.heldUntil.Before(earliest) {
+			if g.limit.Left(1) > 0 && (!ok || g.heldUntil.Before(earliest)) {
 				earliest, ok = g.heldUntil, true
 			}
 		}

@@ -38,9 +38,12 @@
 // starves, a class is worth ClassLead of waiting time and no more. The next key
 // is the one whose first item goes first.
 //
+// Items may share a Limit too, whatever their keys. While as many of its batches run as may,
+// its items wait, and those after them are served. Batches must be counted with Limit.Add.
+//
 // # When a batch is dispatched
 //
-// Always when a slot is idle, and then, by Reason: when it is full; when the
+// Always when a slot is idle and no limit forbids it, and then, by Reason: when it is full; when the
 // host drains; or as the mode requires. Until then the backlog collects. Times
 // count from the items' arrivals, so the time that an item waits behind a busy
 // slot is not added to the time that it is held for others.

@@ -26,6 +26,8 @@ type driver struct {
 	waiting  map[batch.ID]waiting
 	added    int
 	draining bool
+	// limits are those of the keys that have one.
+	limits map[batch.Key]*batch.Limit
 	// delivered counts how often each item left.
 	delivered map[batch.ID]int
 }
@@ -42,7 +44,7 @@ func newDriver(t failer, s batch.Settings, slots int) *driver {
 	}
 	return &driver{
 		t: t, settings: s, batcher: batch.New(s), now: epoch, slots: slots,
-		waiting: map[batch.ID]waiting{}, delivered: map[batch.ID]int{},
+		waiting: map[batch.ID]waiting{}, delivered: map[batch.ID]int{}, limits: map[batch.Key]*batch.Limit{},
 	}
 }
 
@@ -52,6 +54,7 @@ func (d *driver) add(it batch.Item) {
 	d.t.Helper()
 	d.added++
 	it.ID = batch.ID(d.added)
+	it.Limit = d.limits[it.Key]
 	err := d.batcher.Add(d.now, it)
 	tooLarge := it.Rows > d.settings.MaxSize || d.settings.MaxBytes > 0 && it.Bytes > d.settings.MaxBytes
 	if (err != nil) != tooLarge {
@@ -121,6 +124,7 @@ func (d *driver) dispatch() int {
 		}
 		d.checkBatch(b)
 		d.running = append(d.running, b)
+		b.Items[0].Limit.Add(1)
 	}
 	d.checkHeld()
 	return len(d.running) - busy
@@ -130,6 +134,9 @@ func (d *driver) checkBatch(b batch.Batch) {
 	d.t.Helper()
 	if d.idle() < 1 {
 		d.t.Fatalf("a batch although no worker is idle")
+	}
+	if d.isLimited(b.Items[0]) {
+		d.t.Fatalf("a batch beyond the limit of key %q", b.Key)
 	}
 	d.checkItems(b)
 	d.checkOrder(b)
@@ -159,6 +166,17 @@ func (d *driver) checkItems(b batch.Batch) {
 	}
 }
 
+// isLimited reports whether as many batches run as the item's limit allows.
+func (d *driver) isLimited(it batch.Item) bool {
+	running := 0
+	for _, b := range d.running {
+		if b.Items[0].Limit == it.Limit {
+			running++
+		}
+	}
+	return it.Limit != nil && running >= it.Limit.Most
+}
+
 func (d *driver) isAllowed(rows, bytes int) bool {
 	return rows <= d.settings.MaxSize && (d.settings.MaxBytes == 0 || bytes <= d.settings.MaxBytes)
 }
@@ -173,7 +191,7 @@ func (d *driver) checkOrder(b batch.Batch) {
 		d.leave(it.ID)
 		for _, other := range d.waiting {
 			rival := other.Key == it.Key && other.Alone == it.Alone || i == 0 && d.settings.MaxWait == 0
-			if rival && !d.expired(other) && before(other, self) {
+			if rival && !d.expired(other) && !d.isLimited(other.Item) && before(other, self) {
 				d.t.Fatalf("item %v went before %v", it, other.Item)
 			}
 		}
@@ -251,7 +269,7 @@ func (d *driver) checkHeld() {
 	}
 	rows := map[batch.Key]int{}
 	for _, it := range d.waiting {
-		if d.expired(it) {
+		if d.expired(it) || d.isLimited(it.Item) {
 			continue
 		}
 		rows[it.Key] += it.Rows
@@ -266,6 +284,7 @@ func (d *driver) checkHeld() {
 func (d *driver) finish(i int, took time.Duration) {
 	ended := d.running[i]
 	d.running = append(d.running[:i:i], d.running[i+1:]...)
+	ended.Items[0].Limit.Add(-1)
 	d.batcher.Finished(d.now, batch.Run{Key: ended.Key, Items: len(ended.Items), Rows: ended.Rows, Took: took})
 }
 
@@ -323,7 +342,7 @@ func (d *driver) isHeldLonger() bool {
 func (d *driver) checkSleepless() {
 	d.t.Helper()
 	for _, it := range d.waiting {
-		if d.idle() > 0 || !it.Deadline.IsZero() {
+		if d.idle() > 0 && !d.isLimited(it.Item) || !it.Deadline.IsZero() {
 			d.t.Fatalf("no Wake, but %v waits with %d idle workers", it.Item, d.idle())
 		}
 	}

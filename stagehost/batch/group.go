@@ -21,6 +21,7 @@ type group struct {
 	items     int
 	rows      int
 	bytes     int
+	limit     *Limit
 
 	// heldSince is when what is here began to be held for others; zero where it was not.
 	heldSince time.Time

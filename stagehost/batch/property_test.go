@@ -44,6 +44,9 @@ func TestEveryItemLeavesOnce(t *testing.T) {
 			settings.MaxWait = 0
 		}
 		d := newDriver(t, settings, rapid.IntRange(1, 3).Draw(t, "slots"))
+		if shared := (&batch.Limit{Most: rapid.IntRange(1, 2).Draw(t, "limit")}); rapid.Bool().Draw(t, "limited") {
+			d.limits["b"], d.limits["c"] = shared, shared
+		}
 		t.Repeat(map[string]func(*rapid.T){
 			"add":    func(t *rapid.T) { d.add(drawItem(t, d.now)) },
 			"burst":  func(t *rapid.T) { burst(t, d) },

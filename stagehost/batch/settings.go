@@ -95,6 +95,33 @@ type Item struct {
 	Class pipeline.Class
 	// Alone is true where the item must be the only one of its batch.
 	Alone bool
+	// Limit bounds the batches with the item; nil is no bound. Items of one key share it.
+	Limit *Limit
+}
+
+// Limit bounds how many batches run at a time of the items that share it. The batches are
+// counted by whoever runs them, also those that no Batcher made.
+type Limit struct {
+	// Most is at least 1.
+	Most    int
+	running int
+	// alone is the group of its items that must be alone.
+	alone *group
+}
+
+// Add counts batches that begin, or end where n is negative.
+func (l *Limit) Add(n int) {
+	if l != nil {
+		l.running += n
+	}
+}
+
+// Left returns how many batches may begin of so many.
+func (l *Limit) Left(n int) int {
+	if l == nil {
+		return n
+	}
+	return min(n, l.Most-l.running)
 }
 
 // Batch is a list of items to run together.
