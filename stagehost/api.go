@@ -270,7 +270,7 @@ func (h *Host) Infer(ctx context.Context, r Request) Response {
 	it := h.directItem(ctx, r)
 	f := h.checkParameters(r.Parameters)
 	if f == nil {
-		f = h.fit(it)
+		it.itemInputs, f = h.fit(it.env)
 	}
 	h.post(&itemArrived{item: it, fault: f})
 	select {

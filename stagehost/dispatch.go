@@ -215,6 +215,7 @@ func (l *loop) start(slot runner.Slot, items []*item, reason batch.Reason, now t
 		it.timing.Dispatch = string(reason)
 	}
 	l.setRunning(l.running + 1)
+	items[0].limit.Add(1)
 	if _, prefetches := slot.(runner.PrefetchSlot); !prefetches {
 		l.begin(r)
 	}
@@ -395,7 +396,7 @@ func (r *run) outcomeOf(it *item, o runner.Outcome) runner.Outcome {
 
 func (r *run) checkOutputs(it *item, parts []payload.Part) (out []payload.Part, err error) {
 	defer r.host.recoverCheck(&err)
-	return r.host.contract.Outputs(parts, it.inputs)
+	return it.contract.Outputs(parts, it.inputs)
 }
 
 // batchEnded is a batch whose Do has returned.
@@ -425,6 +426,7 @@ func (e *batchEnded) apply(l *loop) {
 // endBatch records that a batch runs no more.
 func (l *loop) endBatch(e *batchEnded) {
 	l.setRunning(l.running - 1)
+	e.run.items[0].limit.Add(-1)
 	e.run.hasEnded = true
 	l.begun = slices.DeleteFunc(l.begun, func(r *run) bool { return r == e.run })
 	if e.run.quarantined {

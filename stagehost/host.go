@@ -62,6 +62,9 @@ type Host struct {
 	// cacheSettings are those of its cache; models is what the mesh knows of models.
 	cacheSettings modelcache.Settings
 	models        *models.Registry
+	// contracts has a *schema.Contract for each model.ID that is loaded: its own, or the
+	// runner's.
+	contracts sync.Map
 	// spec, its parameters and contract are set once the runner has started.
 	spec       runner.Spec
 	parameters *stagev1.ParameterSpecs

@@ -24,10 +24,7 @@ import (
 type item struct {
 	id  batch.ID
 	env *envelope.Envelope
-	// inputs fit the runner's spec.
-	inputs schema.Fitted
-	key    batch.Key
-	bytes  int
+	itemInputs
 	// arrived is when the host received it; queueWait how long it waited before.
 	arrived   time.Time
 	queueWait time.Duration
@@ -49,6 +46,16 @@ type item struct {
 	itemModel
 	itemRun
 	itemSend
+}
+
+// itemInputs are an item's inputs as its model takes them.
+type itemInputs struct {
+	// inputs fit the contract. Both are missing where the item's model is not loaded, so that
+	// nobody knows yet what that takes.
+	inputs   schema.Fitted
+	contract *schema.Contract
+	key      batch.Key
+	bytes    int
 }
 
 // itemRun is an item's state while it runs, and between two runs.
@@ -144,7 +151,7 @@ func (h *Host) take(it *item) {
 	h.metrics.countArrival(it)
 	f := h.refusal.Load()
 	if f == nil {
-		f = h.fit(it)
+		it.itemInputs, f = h.fit(it.env)
 	}
 	h.post(&itemArrived{item: it, fault: f})
 }
@@ -210,30 +217,36 @@ func (it *item) timingOf(host pipeline.HostID) envelope.StepTiming {
 	}
 }
 
-// fit makes the item's parts fit the runner's spec, or returns the fault.
-func (h *Host) fit(it *item) *fault.Fault {
-	if err := h.check(it); err != nil {
-		return fault.From(err)
+// fit makes the item's parts fit the spec of the runner or of its model, or returns the fault.
+func (h *Host) fit(env *envelope.Envelope) (itemInputs, *fault.Fault) {
+	out, err := h.check(env)
+	if err != nil {
+		return itemInputs{}, fault.From(err)
 	}
-	return nil
+	return out, nil
 }
 
-func (h *Host) check(it *item) (err error) {
+func (h *Host) check(env *envelope.Envelope) (out itemInputs, err error) {
 	defer h.recoverCheck(&err)
-	hop := it.env.Hop()
-	fitted, err := h.contract.Fit(it.env.Parts, it.env.Kept, hop.Inputs)
-	if err == nil && it.env.Position == 0 {
+	hop := env.Hop()
+	contract := h.contract
+	if h.loader != nil {
+		if contract = h.contractOf(modelOf(env)); contract == nil {
+			return itemInputs{bytes: payload.Size(env.Parts)}, nil
+		}
+	}
+	spec := contract.Spec()
+	fitted, err := contract.Fit(env.Parts, env.Kept, hop.Inputs)
+	if err == nil && env.Position == 0 {
 		// An input that no step takes is a mistake of the caller. An output that the
 		// next step does not take is a choice of the pipeline.
-		err = schema.AllTaken(h.spec, it.env.Parts, hop.Inputs, hop.Keep)
+		err = schema.AllTaken(spec, env.Parts, hop.Inputs, hop.Keep)
 	}
 	if err != nil {
-		return err
+		return itemInputs{}, err
 	}
-	it.inputs = fitted
-	it.bytes = payload.Size(fitted.Inputs)
-	it.key = batch.Key(schema.Key(h.spec, hop.Model, fitted, hop.Parameters, h.settings.Batch.By))
-	return nil
+	key := batch.Key(schema.Key(spec, hop.Model, fitted, hop.Parameters, h.settings.Batch.By))
+	return itemInputs{fitted, contract, key, payload.Size(fitted.Inputs)}, nil
 }
 
 // refuse ends an item without its content: by a fault where the caller can be read
@@ -371,6 +384,7 @@ func (it *item) entry() batch.Item {
 		Deadline: it.env.Deadline,
 		Class:    it.env.Class(),
 		Alone:    it.suspect() || it.direct != nil,
+		Limit:    it.limit,
 	}
 }
 

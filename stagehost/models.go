@@ -3,6 +3,7 @@ package stagehost
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -15,11 +16,14 @@ import (
 
 	"github.com/stagemesh/stagemesh/discovery/models"
 	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/model"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/stagehost/batch"
 	"github.com/stagemesh/stagemesh/stagehost/modelcache"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
+	"github.com/stagemesh/stagemesh/stagehost/schema"
 )
 
 const (
@@ -34,6 +38,9 @@ const (
 	predictTimeout = 500 * time.Millisecond
 	// An item that waits gets its answer so long before its deadline.
 	answerTime = 100 * time.Millisecond
+	// A model that takes few batches at a time has at most so many items here.
+	itemsPerBatch = 8
+	minItems      = 16
 )
 
 // modelSet is the part of a loop whose runner loads models: which of them are here, and the
@@ -42,7 +49,12 @@ const (
 //
 // An item first finds the replica of its model. Where there is none, the registry says which
 // other host has one, or makes this host the one that loads it (claim). An item pins its
-// replica from then until it has its outcome.
+// replica from then until it has its outcome. What the model takes is known once it is loaded:
+// then the inputs of the items are checked, beside the loop.
+//
+// A model may have fewer batches run at a time than there are slots. So that its items do not
+// fill the host, no more of them may be here than itemsPerBatch times what those batches hold.
+// Where the slots are the limit, max_in_flight is that of the items.
 type modelSet struct {
 	loop     *loop
 	registry *models.Registry
@@ -56,6 +68,8 @@ type modelSet struct {
 	// busy counts what goroutines do about a model that has no replica here: they claim it,
 	// or remove its record and unload it. Until they have ended it is not claimed again.
 	busy map[model.ID]int
+	// limits are those of loaded models that take fewer batches at a time than there are slots.
+	limits map[model.ID]*batch.Limit
 	// answerBy is when the first waiting item gets an answer at the latest.
 	answerBy time.Time
 	// failures are the faults of the items of replicas whose load has failed.
@@ -73,6 +87,8 @@ type itemModel struct {
 	isWaiting bool
 	// isFree is true once the item counts no more for the host's bound.
 	isFree bool
+	// limit is that of its model when it was given to the batcher; it may be nil.
+	limit *batch.Limit
 }
 
 func newModelSet(l *loop) *modelSet {
@@ -81,15 +97,23 @@ func newModelSet(l *loop) *modelSet {
 		loop: l, registry: h.models, cache: modelcache.New(h.cacheSettings),
 		known: map[model.ID]model.Model{}, waiting: map[model.ID][]*item{}, busy: map[model.ID]int{},
 		failures: map[*modelcache.Replica]*fault.Fault{}, refused: map[*modelcache.Replica]bool{},
+		limits: map[model.ID]*batch.Limit{},
 	}
 }
 
-func modelOf(it *item) model.ID { return model.ID(it.env.Hop().Model.Model) }
+func modelOf(env *envelope.Envelope) model.ID { return model.ID(env.Hop().Model.Model) }
+
+// contractOf returns the contract of a loaded model; nil where it is not loaded.
+func (h *Host) contractOf(id model.ID) *schema.Contract {
+	contract, _ := h.contracts.Load(id)
+	out, _ := contract.(*schema.Contract)
+	return out
+}
 
 // admit reports whether the item may run: its model is loaded. Otherwise it waits, or has got
 // its fault.
 func (s *modelSet) admit(now time.Time, it *item) bool {
-	id := modelOf(it)
+	id := modelOf(it.env)
 	switch err := id.Validate(); {
 	case err != nil:
 		s.loop.fail(it, fault.InField(fault.InvalidRequest, "model", "stage %s loads models by name: %w", s.loop.host.settings.Stage, err))
@@ -104,19 +128,66 @@ func (s *modelSet) admit(now time.Time, it *item) bool {
 // pin has the item use the replica of its model, and reports whether that is loaded. If not,
 // the item waits.
 func (s *modelSet) pin(now time.Time, it *item) bool {
-	m := s.known[modelOf(it)]
+	m := s.known[modelOf(it.env)]
 	replica, err := s.cache.Want(now, modelcache.Model{ID: m.ID, Type: m.Type, Size: m.Size}, modelcache.Waiting)
 	if err != nil {
 		s.loop.fail(it, refusalFault(m.ID, err))
 		return false
 	}
 	it.replica = replica
-	if replica.State() != modelcache.Loaded {
+	it.limit = s.limits[m.ID]
+	switch contract := s.loop.host.contractOf(m.ID); {
+	case replica.State() != modelcache.Loaded:
 		s.wait(it)
-		return false
+	case it.limit != nil && replica.Pins() > max(minItems, itemsPerBatch*it.limit.Most*s.loop.host.settings.Batch.MaxSize):
+		s.loop.overflow(it, fault.Newf(fault.Overloaded, "%d requests for model %s are on this host", replica.Pins()-1, m.ID).WithRetryAfter(time.Second))
+	case it.contract != contract:
+		if s.wait(it) {
+			s.fit(it)
+		}
+	default:
+		s.endWait(it)
+		return true
 	}
-	s.endWait(it)
-	return true
+	return false
+}
+
+// fit checks the inputs of items that wait, whose model is loaded.
+func (s *modelSet) fit(items ...*item) {
+	h := s.loop.host
+	h.runs.Go(func() {
+		for _, it := range items {
+			inputs, f := h.fit(it.env)
+			h.post(&itemFitted{it, inputs, f})
+		}
+	})
+}
+
+// itemFitted is an item that waits for its model, with its inputs as that takes them.
+type itemFitted struct {
+	item   *item
+	inputs itemInputs
+	fault  *fault.Fault
+}
+
+func (e *itemFitted) apply(l *loop) {
+	it := e.item
+	if !it.isWaiting || it.replica == nil {
+		return // it has its outcome, or its model is claimed again
+	}
+	l.models.endWait(it)
+	it.itemInputs = e.inputs
+	switch {
+	case e.fault != nil:
+		l.fail(it, e.fault)
+	case it.contract == nil || it.contract != l.host.contractOf(modelOf(it.env)):
+		// The model was lost meanwhile.
+		l.models.leave(it)
+		l.enqueue(it)
+	default:
+		it.limit = l.models.limits[modelOf(it.env)]
+		l.ready(it)
+	}
 }
 
 // wait has the item wait for its model, unless too many do.
@@ -125,10 +196,10 @@ func (s *modelSet) wait(it *item) bool {
 		return true
 	}
 	if s.items >= maxWaitingItems || s.bytes+int64(it.bytes) > maxWaitingBytes {
-		s.loop.fail(it, fault.Newf(fault.Overloaded, "%d requests wait for models on this host", s.items).WithRetryAfter(time.Second))
+		s.loop.overflow(it, fault.Newf(fault.Overloaded, "%d requests wait for models on this host", s.items).WithRetryAfter(time.Second))
 		return false
 	}
-	id := modelOf(it)
+	id := modelOf(it.env)
 	it.isWaiting = true
 	s.waiting[id] = append(s.waiting[id], it)
 	s.items, s.bytes = s.items+1, s.bytes+int64(it.bytes)
@@ -161,7 +232,7 @@ func (s *modelSet) endWait(it *item) {
 		return
 	}
 	it.isWaiting = false
-	id := modelOf(it)
+	id := modelOf(it.env)
 	s.waiting[id] = slices.DeleteFunc(s.waiting[id], func(other *item) bool { return other == it })
 	if len(s.waiting[id]) == 0 {
 		delete(s.waiting, id)
@@ -204,7 +275,7 @@ func (s *modelSet) expire(now time.Time) {
 			// The replica exists, so this is no new load, and is not refused.
 			_, _ = s.cache.Want(now, modelcache.Model{ID: r.ID, LastUse: now}, modelcache.Requested)
 		}
-		s.loop.fail(it, fault.Newf(fault.ModelLoading, "model %s is being loaded; send the request again", modelOf(it)).WithRetryAfter(retry))
+		s.loop.fail(it, fault.Newf(fault.ModelLoading, "model %s is being loaded; send the request again", modelOf(it.env)).WithRetryAfter(retry))
 	}
 }
 
@@ -375,6 +446,8 @@ func (s *modelSet) act(now time.Time) {
 		case modelcache.Unload:
 			lastUse, isRefused := r.LastUse, s.refused[r]
 			s.busy[r.ID]++
+			h.contracts.Delete(r.ID)
+			delete(s.limits, r.ID)
 			s.start(func(ctx context.Context) event { return h.unloadModel(ctx, r, lastUse, isRefused) })
 		case modelcache.Refuse:
 			s.refuse(r, a.Refusal)
@@ -429,6 +502,8 @@ func (s *modelSet) refuse(r *modelcache.Replica, refusal *modelcache.Refusal) {
 	}
 	if r.State() == modelcache.Ended {
 		delete(s.known, r.ID)
+		s.loop.host.contracts.Delete(r.ID)
+		delete(s.limits, r.ID)
 	} else {
 		s.refused[r] = true
 	}
@@ -449,14 +524,21 @@ func (s *modelSet) of(r *modelcache.Replica) (out []*item) {
 type modelLoaded struct {
 	replica *modelcache.Replica
 	loaded  runner.LoadedModel
-	err     error
+	// contract is what the model takes.
+	contract *schema.Contract
+	err      error
 }
 
 // loadModel loads a model, and tells the registry how that ended.
 func (h *Host) loadModel(ctx context.Context, r *modelcache.Replica, m model.Model) event {
 	begin := time.Now()
-	e := &modelLoaded{replica: r}
+	e := &modelLoaded{replica: r, contract: h.contract}
 	e.loaded, e.err = h.loader.Load(ctx, m)
+	if own := e.loaded.Spec; e.err == nil && own != nil {
+		if e.contract, e.err = schema.Compile(*own); e.err != nil {
+			e.err = fmt.Errorf("its spec: %w", e.err)
+		}
+	}
 	log := h.settings.Logger.With("model", m.ID, "took", time.Since(begin).Round(time.Millisecond))
 	ctx, cancel := context.WithTimeout(h.runCtx, registryTimeout)
 	defer cancel()
@@ -500,10 +582,12 @@ func (e *modelLoaded) apply(l *loop) {
 	switch {
 	case e.err == nil:
 		s.cache.Loaded(now, r, e.loaded.Size)
-		for _, it := range items {
-			s.endWait(it)
-			l.ready(it)
+		l.host.contracts.Store(r.ID, e.contract)
+		delete(s.limits, r.ID)
+		if most := e.loaded.MaxConcurrency; 0 < most && most < l.host.settings.Runner.Concurrency() {
+			s.limits[r.ID] = &batch.Limit{Most: most}
 		}
+		s.fit(items...)
 	case errors.Is(e.err, runner.ErrCrashed):
 		// RuntimeLost takes the place of this report.
 	default:

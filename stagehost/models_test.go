@@ -60,6 +60,9 @@ type loads struct {
 	of, now map[model.ID]int
 	// load runs in each load, unlocked; it may be nil.
 	load func(ctx context.Context, id model.ID) error
+	// describe returns what a load does; run runs before each batch. They may be nil.
+	describe func(id model.ID) runner.LoadedModel
+	run      func(id model.ID, batch runner.Batch) error
 }
 
 func (l *loads) count(id model.ID) int {
@@ -85,7 +88,12 @@ func (b *modelBed) host(l *loads, room int64, edits ...func(*stagehost.Settings)
 			defer l.mu.Unlock()
 			l.of[m.ID]++
 			l.now[m.ID]++
-			return string(m.ID), runner.LoadedModel{Size: m.Size}, nil
+			out := runner.LoadedModel{}
+			if l.describe != nil {
+				out = l.describe(m.ID)
+			}
+			out.Size = m.Size
+			return string(m.ID), out, nil
 		},
 		Unload: func(_ context.Context, id model.ID, _ any) error {
 			l.mu.Lock()
@@ -94,8 +102,17 @@ func (b *modelBed) host(l *loads, room int64, edits ...func(*stagehost.Settings)
 			return nil
 		},
 	}, func(_ context.Context, value any, batch runner.Batch, sink runner.Sink) error {
+		if l.run != nil {
+			if err := l.run(model.ID(value.(string)), batch); err != nil {
+				return err
+			}
+		}
 		var errs []error
 		for i, item := range batch.Items {
+			if item.Inputs[0].Tensor != nil {
+				errs = append(errs, sink.SetOutcome(i, runner.Output(item.Inputs...)))
+				continue
+			}
 			errs = append(errs, sink.SetOutcome(i, runner.Output(payload.OfBlob("", "text/plain", []byte(value.(string)+":"+string(item.Inputs[0].Blob.Data))))))
 		}
 		return errors.Join(errs...)

@@ -97,7 +97,7 @@ func (l *loop) failAll(items []*item, f *fault.Fault) {
 func (l *loop) nextRerun(now time.Time) []*item {
 	for i := 0; i < len(l.reruns); i++ {
 		rerun := l.dropEnded(l.reruns[i], now)
-		if len(rerun) > 0 && rerun[0].quarantined && (l.quarantineBusy || l.mustPause(rerun[0], now)) {
+		if len(rerun) > 0 && (rerun[0].limit.Left(1) < 1 || rerun[0].quarantined && (l.quarantineBusy || l.mustPause(rerun[0], now))) {
 			l.reruns[i] = rerun
 			continue
 		}

@@ -456,7 +456,16 @@ func (it *item) mayReturn(err error) bool {
 func (l *loop) giveBack(it *item) {
 	delay := backoff(it.delivery.Deliveries-1, returnMin, returnMax)
 	it.trace.process.Event("returned")
-	l.settleWith(it, func(d bus.Delivery) error { return d.Nak(delay) }, sending)
+	l.settleWith(it, func(d bus.Delivery) error { return d.Nak(delay) }, queued, sending)
+}
+
+// overflow ends an item that has no place here. A durable one returns to its queue.
+func (l *loop) overflow(it *item, f *fault.Fault) {
+	if it.durable() && !it.noQueue {
+		l.giveBack(it)
+		return
+	}
+	l.fail(it, f)
 }
 
 // storeReply stores a reply before it is sent once more: its gateway is cut off, and

@@ -60,7 +60,7 @@ func (r *run) chunk(i int, parts []payload.Part) (err error) {
 	if !it.env.Last() {
 		return fault.New(fault.NotSupported, "only the last stage of a pipeline may answer in chunks")
 	}
-	if err := r.host.contract.Chunk(parts); err != nil {
+	if err := r.items[i].contract.Chunk(parts); err != nil {
 		return fault.From(err)
 	}
 	r.mu.Lock()

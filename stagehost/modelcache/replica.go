@@ -62,6 +62,9 @@ type Replica struct {
 // State returns what the replica is doing.
 func (r *Replica) State() State { return r.state }
 
+// Pins returns how many items use the replica.
+func (r *Replica) Pins() int { return r.pins }
+
 func (r *Replica) priority() Priority {
 	if r.pins > 0 {
 		return Waiting
