@@ -40,6 +40,7 @@ import (
 
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 
+	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/discovery/models"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -59,12 +60,15 @@ type Host struct {
 	metrics  *metrics
 	// loader is the runner of a stage that loads models, else nil.
 	loader runner.ModelLoader
-	// cacheSettings are those of its cache; models is what the mesh knows of models.
+	// cacheSettings are those of its cache; models is what the mesh knows of models, members
+	// are its hosts, and placer chooses among these.
 	cacheSettings modelcache.Settings
 	models        *models.Registry
 	// contracts has a *schema.Contract for each model.ID that is loaded: its own, or the
 	// runner's.
 	contracts sync.Map
+	members       *discovery.Membership
+	placer        *models.Placer
 	// spec, its parameters and contract are set once the runner has started.
 	spec       runner.Spec
 	parameters *stagev1.ParameterSpecs
@@ -285,7 +289,10 @@ func (h *Host) configureModels() error {
 	if h.settings.Registry == nil || h.settings.Registry.Models == nil {
 		return errors.New("models: the mesh has no registry; the section registry of its file names one")
 	}
-	h.models = models.New(models.Settings{Table: h.settings.Registry.Models, Fills: true, Logger: h.settings.Logger})
+	r := h.settings.Registry
+	h.models = models.New(models.Settings{Table: r.Models, Fills: true, Logger: h.settings.Logger})
+	h.members = discovery.NewMembership(r.Watcher, r.Table, string(h.settings.Mesh), h.settings.Logger)
+	h.placer = models.NewPlacer(h.models, h.members)
 	h.cacheSettings = h.settings.Models.cache(h.loader.ModelLimits())
 	return h.cacheSettings.Validate()
 }
@@ -394,6 +401,7 @@ func (h *Host) serve(ctx context.Context) error {
 	var following sync.WaitGroup
 	if h.loader != nil {
 		following.Go(func() { _ = h.models.Run(followCtx) }) // its end is the context's
+		following.Go(func() { _ = h.members.Run(followCtx) })
 	}
 	defer following.Wait()
 	defer unfollow()
@@ -410,6 +418,7 @@ func (h *Host) serve(ctx context.Context) error {
 	pumps.Go(func() error { return h.register(pumping) })
 	if h.loader != nil {
 		pumps.Go(func() error { return h.watchRuntime(pumping) })
+		pumps.Go(func() error { return h.followModels(pumping) })
 	}
 	// The pumps have ended before the drain waits for goroutines that they started.
 	err = pumps.Wait()

@@ -259,7 +259,7 @@ func (l *loop) extend(now time.Time) {
 	l.host.load.recordInFlight(&l.ledger)
 	l.host.load.recordLearned(l.batcher)
 	if l.models != nil {
-		l.host.load.recordCache(l.models.record(now))
+		l.host.load.recordCache(l.models.published(now))
 	}
 	l.cancelledIDs.expire(now)
 	if l.abandoned || !l.host.bus.Connected() {

@@ -1,9 +1,12 @@
 package stagehost
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"iter"
+	"maps"
 	"slices"
 	"time"
 
@@ -89,6 +92,8 @@ type itemModel struct {
 	isFree bool
 	// limit is that of its model when it was given to the batcher; it may be nil.
 	limit *batch.Limit
+	// refusal is why this host does not load its model, where another one may.
+	refusal *fault.Fault
 }
 
 func newModelSet(l *loop) *modelSet {
@@ -131,7 +136,7 @@ func (s *modelSet) pin(now time.Time, it *item) bool {
 	m := s.known[modelOf(it.env)]
 	replica, err := s.cache.Want(now, modelcache.Model{ID: m.ID, Type: m.Type, Size: m.Size}, modelcache.Waiting)
 	if err != nil {
-		s.loop.fail(it, refusalFault(m.ID, err))
+		s.passOn(m.ID, []*item{it}, refusalFault(m.ID, err))
 		return false
 	}
 	it.replica = replica
@@ -221,6 +226,10 @@ func (it *item) answerBy() time.Time {
 // leave ends the item's wait, and its use of the replica.
 func (s *modelSet) leave(it *item) {
 	s.endWait(it)
+	s.unpin(it)
+}
+
+func (s *modelSet) unpin(it *item) {
 	if it.replica != nil {
 		s.cache.Unpin(time.Now(), it.replica)
 		it.replica = nil
@@ -284,21 +293,48 @@ func (s *modelSet) expire(now time.Time) {
 func (s *modelSet) claim(id model.ID) {
 	s.busy[id]++
 	h := s.loop.host
-	var visited []pipeline.HostID
-	here := false
+	var q claimQuestion
 	for _, it := range s.waiting[id] {
 		// Only items in memory are passed on, and no further than may be.
-		here = here || it.durable() || it.direct != nil || len(it.env.Hop().Visited) == pipeline.MaxVisited
+		q.isHere = q.isHere || !it.mayPassOn() || it.durable()
+		q.isRefused = q.isRefused || it.refusal != nil
 		for _, host := range it.env.Hop().Visited {
-			visited = append(visited, pipeline.HostID(host))
+			q.visited = append(q.visited, pipeline.HostID(host))
 		}
 	}
 	h.runs.Go(func() {
 		ctx, cancel := context.WithTimeout(h.runCtx, registryTimeout)
 		defer cancel()
-		m, to, err := h.claimModel(ctx, id, visited, here)
+		m, to, err := h.claimModel(ctx, id, q)
 		h.post(&modelClaimed{id: id, model: m, to: to, err: err})
 	})
+}
+
+// mayPassOn reports whether another host may get the item.
+func (it *item) mayPassOn() bool {
+	return it.direct == nil && len(it.env.Hop().Visited) < pipeline.MaxVisited
+}
+
+// passOn has items go to another host, since this one does not load their model. Where that is
+// not possible they get the fault. Durable ones return to the queue of the stage: a host's own
+// queue is in memory.
+func (s *modelSet) passOn(id model.ID, items []*item, f *fault.Fault) {
+	isWaiting := false
+	for _, it := range items {
+		switch {
+		case !it.mayPassOn():
+			s.loop.fail(it, f)
+		case it.durable():
+			s.loop.forward(it, "")
+		default:
+			it.refusal = f
+			s.unpin(it)
+			isWaiting = s.wait(it) || isWaiting
+		}
+	}
+	if isWaiting {
+		s.claim(id)
+	}
 }
 
 // free ends something that was done about a model, and has its items go on.
@@ -307,26 +343,37 @@ func (s *modelSet) free(id model.ID) {
 		return
 	}
 	delete(s.busy, id)
-	switch {
-	case s.cache.Replica(id) != nil:
-	case len(s.waiting[id]) > 0:
+	if s.cache.Replica(id) == nil && len(s.waiting[id]) > 0 {
 		s.claim(id)
-	default:
+		return
+	}
+	if s.reconcile(time.Now(), id); s.busy[id] == 0 && s.cache.Replica(id) == nil {
 		delete(s.known, id)
 	}
 }
 
+// claimQuestion is about a model for which items wait. If isHere is true this host is to load
+// it, if isRefused is true another one.
+type claimQuestion struct {
+	visited           []pipeline.HostID
+	isHere, isRefused bool
+}
+
 // claimModel returns the host that requests for a model go to, and the model if that is this
-// host, as it is where none but those visited has the model, or it has to be here: then it has
-// the claim to load it.
-func (h *Host) claimModel(ctx context.Context, id model.ID, visited []pipeline.HostID, here bool) (model.Model, pipeline.HostID, error) {
-	registry, own := h.models, h.settings.Host
+// host: then it has the claim to load it. An error with this host is why it does not load it.
+func (h *Host) claimModel(ctx context.Context, id model.ID, q claimQuestion) (model.Model, pipeline.HostID, error) {
+	registry, own, visited := h.models, h.settings.Host, q.visited
 	for {
-		there, _, err := registry.ClaimLoading(ctx, id, own, func(r *meshv1.ReplicasRecord) bool { return here || models.Holder(r, visited) == "" })
+		there, _, err := registry.ClaimLoading(ctx, id, own, func(there *meshv1.ReplicasRecord) bool {
+			return !q.isRefused && models.FailureOf(there, own, time.Now()) == nil && (q.isHere || models.Holder(there, visited) == "")
+		})
 		if err != nil {
 			return model.Model{}, "", err
 		}
-		if models.HasReplica(there, own) {
+		if failure := models.FailureOf(there, own, time.Now()); failure != nil && !q.isRefused {
+			return model.Model{}, own, fault.Newf(fault.ModelLoadFailed, "model %s is not loaded: %s", id, failure.GetMessage()).WithRetryAfter(time.Second)
+		}
+		if models.HasReplica(there, own) && !q.isRefused {
 			m, _, err := registry.Find(ctx, id)
 			if err == nil && m.Stage != h.settings.Stage {
 				err = fault.InField(fault.InvalidRequest, "model", "model %s is one of stage %s", id, m.Stage)
@@ -340,7 +387,14 @@ func (h *Host) claimModel(ctx context.Context, id model.ID, visited []pipeline.H
 			}
 			return out, own, nil
 		}
-		holder := models.Holder(there, visited)
+		holder := models.Holder(there, append(slices.Clip(visited), own))
+		if holder == "" {
+			holder, err = h.placer.Load(ctx, id, models.Wanted{Replicas: 1, Without: append(slices.Clip(visited), own)})
+			if holder != "" || err != nil {
+				return model.Model{}, holder, err
+			}
+			continue // another host has begun to load it
+		}
 		if _, err = h.bus.Alive(ctx, pipeline.HostQueue(h.settings.Stage, holder)); !errors.Is(err, bus.ErrNoHost) {
 			return model.Model{}, holder, nil
 		}
@@ -372,14 +426,19 @@ func (e *modelClaimed) apply(l *loop) {
 	defer s.free(e.id)
 	items := slices.Clone(s.waiting[e.id])
 	switch {
+	case e.err != nil && e.to == l.host.settings.Host:
+		s.passOn(e.id, items, fault.From(e.err))
 	case e.err != nil:
-		l.failAll(items, fault.From(e.err))
+		for _, it := range items {
+			l.fail(it, cmp.Or(it.refusal, fault.From(e.err)))
+		}
 	case e.to != l.host.settings.Host:
 		for _, it := range items {
+			if it.durable() || !it.mayPassOn() {
+				continue // free claims the model again, for this host
+			}
 			l.forward(it, e.to)
 		}
-	case len(items) == 0:
-		s.giveUp(e.id, time.Time{})
 	default:
 		s.known[e.id] = e.model
 		for _, it := range items {
@@ -388,8 +447,99 @@ func (e *modelClaimed) apply(l *loop) {
 			}
 		}
 		if s.cache.Replica(e.id) == nil {
-			s.giveUp(e.id, time.Time{})
+			s.request(e.model)
 		}
+	}
+}
+
+// request has the cache load a model that no item waits for.
+func (s *modelSet) request(m model.Model) {
+	lastUse := time.Time{}
+	if _, there, ok := s.registry.Model(m.ID); ok {
+		lastUse = there.GetLastUse().AsTime()
+	}
+	_, err := s.cache.Want(time.Now(), modelcache.Model{ID: m.ID, Type: m.Type, Size: m.Size, LastUse: lastUse}, modelcache.Requested)
+	if refusal, ok := errors.AsType[*modelcache.Refusal](err); ok {
+		s.record(m.ID, refusal, lastUse)
+	}
+}
+
+// record tells the registry that a model is not loaded here.
+func (s *modelSet) record(id model.ID, refusal *modelcache.Refusal, lastUse time.Time) {
+	kind := models.KindTooLarge
+	switch refusal.Reason {
+	case modelcache.TooLarge:
+	case modelcache.Crashed:
+		kind = models.KindCrashed
+	default:
+		s.giveUp(id, lastUse)
+		return
+	}
+	s.change(id, func(ctx context.Context) error {
+		_, err := s.registry.SetFailed(ctx, id, s.loop.host.settings.Host, kind, refusalFault(id, refusal).Message)
+		return err
+	})
+}
+
+// followModels posts the changes of the registry.
+func (h *Host) followModels(ctx context.Context) error {
+	for changed := range h.models.ChangedModels(ctx) {
+		h.post(registryChanged{changed})
+	}
+	return ctx.Err()
+}
+
+// registryChanged has the models whose records have changed.
+type registryChanged struct{ models.Changed }
+
+func (e registryChanged) apply(l *loop) {
+	s := l.models
+	ids := slices.Values(e.IDs)
+	if e.All {
+		ids = s.mayDiffer()
+	}
+	now := time.Now()
+	for id := range ids {
+		s.reconcile(now, id)
+	}
+}
+
+// mayDiffer returns the models that this host has, here or in the registry.
+func (s *modelSet) mayDiffer() iter.Seq[model.ID] {
+	ids := map[model.ID]bool{}
+	for r := range s.cache.All() {
+		ids[r.ID] = true
+	}
+	for m, there := range s.registry.Replicated() {
+		if models.HasReplica(there, s.loop.host.settings.Host) {
+			ids[m.ID] = true
+		}
+	}
+	return maps.Keys(ids)
+}
+
+// reconcile makes the host do what the registry says of a model: others have it loaded here, or
+// evicted.
+func (s *modelSet) reconcile(now time.Time, id model.ID) {
+	if s.busy[id] > 0 || s.loop.host.isDraining() {
+		return
+	}
+	_, there, _ := s.registry.Model(id)
+	own := s.loop.host.settings.Host
+	r, state := s.cache.Replica(id), models.StateOf(there, own)
+	isThere := models.HasReplica(there, own)
+	switch {
+	case r != nil && !isThere:
+		s.cache.Drop(now, id)
+	case r == nil && state == meshv1.ReplicaState_REPLICA_STATE_LOADING:
+		s.claim(id)
+	case r == nil && isThere:
+		s.giveUp(id, time.Time{})
+	case r != nil && r.State() == modelcache.Loaded && state == meshv1.ReplicaState_REPLICA_STATE_LOADING:
+		s.change(id, func(ctx context.Context) error {
+			_, _, err := s.registry.SetLoaded(ctx, id, own, r.Size)
+			return err
+		})
 	}
 }
 
@@ -418,8 +568,8 @@ type recordChanged struct{ id model.ID }
 
 func (e recordChanged) apply(l *loop) { l.models.free(e.id) }
 
-// record returns what the host publishes of its memory for models.
-func (s *modelSet) record(now time.Time) *meshv1.CacheRecord {
+// published returns what the host publishes of its memory for models.
+func (s *modelSet) published(now time.Time) *meshv1.CacheRecord {
 	f, settings := s.cache.Figures(now), s.loop.host.cacheSettings
 	out := &meshv1.CacheRecord{
 		Capacity: models.SizeToProto(f.Capacity), Used: models.SizeToProto(f.Used), DefaultSize: models.SizeToProto(settings.DefaultSize),
@@ -485,20 +635,12 @@ func (s *modelSet) refuse(r *modelcache.Replica, refusal *modelcache.Refusal) {
 	items, f := s.of(r), refusalFault(r.ID, refusal)
 	switch refusal.Reason {
 	case modelcache.Failed:
-		// Where the load failed the registry has it.
+		// The registry has it.
 		f = s.failures[r]
 		delete(s.failures, r)
-	case modelcache.TooLarge, modelcache.Crashed:
-		kind := models.KindTooLarge
-		if refusal.Reason == modelcache.Crashed {
-			kind = models.KindCrashed
-		}
-		s.change(r.ID, func(ctx context.Context) error {
-			_, err := s.registry.SetFailed(ctx, r.ID, s.loop.host.settings.Host, kind, f.Message)
-			return err
-		})
+	case modelcache.Dropped:
 	default:
-		s.giveUp(r.ID, r.LastUse)
+		s.record(r.ID, refusal, r.LastUse)
 	}
 	if r.State() == modelcache.Ended {
 		delete(s.known, r.ID)
@@ -507,7 +649,16 @@ func (s *modelSet) refuse(r *modelcache.Replica, refusal *modelcache.Refusal) {
 	} else {
 		s.refused[r] = true
 	}
-	s.loop.failAll(items, f)
+	if refusal.Reason != modelcache.Dropped {
+		s.passOn(r.ID, items, f)
+		return
+	}
+	for _, it := range items {
+		s.unpin(it)
+	}
+	if len(items) > 0 && s.busy[r.ID] == 0 {
+		s.claim(r.ID)
+	}
 }
 
 // of returns the items that wait for a replica.
@@ -547,13 +698,7 @@ func (h *Host) loadModel(ctx context.Context, r *modelcache.Replica, m model.Mod
 	switch {
 	case e.err == nil:
 		log.Debug("model loaded")
-		var noted bool
-		if _, noted, err = registry.SetLoaded(ctx, m.ID, own, e.loaded.Size); err == nil && !noted && !h.isDraining() {
-			// The registry has lost the claim.
-			if _, _, err = registry.ClaimLoading(ctx, m.ID, own, func(*meshv1.ReplicasRecord) bool { return true }); err == nil {
-				_, _, err = registry.SetLoaded(ctx, m.ID, own, e.loaded.Size)
-			}
-		}
+		_, _, err = registry.SetLoaded(ctx, m.ID, own, e.loaded.Size)
 	case errors.Is(e.err, runner.ErrCrashed), errors.Is(e.err, runner.ErrNotStarted):
 		// The cache finds out which load ended the runtime.
 	default:
@@ -713,11 +858,12 @@ func (s *modelSet) runAgain(now time.Time, items []*item) {
 	}
 }
 
-// forward gives an item to the queue of another host.
+// forward gives an item to the queue of another host, or to that of the stage.
 func (l *loop) forward(it *item, to pipeline.HostID) {
 	env := *it.env
 	env.Route = slices.Clone(env.Route)
 	hop := env.Hop()
+	env.Generation++
 	hop.Host, hop.Visited = to, append(slices.Clip(hop.Visited), string(l.host.settings.Host))
 	message, err := l.host.bus.Item(&env)
 	if err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -11,6 +12,7 @@ import (
 
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
+	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/discovery/models"
 	"github.com/stagemesh/stagemesh/discovery/natskv"
 	"github.com/stagemesh/stagemesh/internal/testbed"
@@ -119,7 +121,7 @@ func (b *modelBed) host(l *loads, room int64, edits ...func(*stagehost.Settings)
 	})
 	edits = append([]func(*stagehost.Settings){func(s *stagehost.Settings) {
 		s.Runner = r
-		s.Registry = &stagehost.Registry{Announcer: b.table, Table: b.table, Models: b.table}
+		s.Registry = &stagehost.Registry{Announcer: b.table, Table: b.table, Models: b.table, Watcher: b.table}
 		// The unload buffer takes a part.
 		s.Models = &stagehost.ModelSettings{Capacity: room<<20 + 512<<10, DefaultSize: 64 << 10}
 	}}, edits...)
@@ -301,4 +303,155 @@ func TestBadModelsGetTheirFaults(t *testing.T) {
 		got := b.states("broken")
 		return len(got) == 1 && got[0] == meshv1.ReplicaState_REPLICA_STATE_FAILED
 	})
+}
+
+// asked asks until the answer is not that of a host which does not know the others yet, and
+// returns it.
+func (b *modelBed) asked(reason fault.Reason, edits ...func(*envelope.Envelope)) (out *call) {
+	b.t.Helper()
+	testbed.Eventually(b.t, "the host knows the others", func() bool {
+		out = b.ask("x", edits...)
+		reply := out.next()
+		return reply.Fault == nil || reply.Fault.Reason != reason
+	})
+	return out
+}
+
+func TestFailedLoadMovesToAnotherHost(t *testing.T) {
+	t.Parallel()
+	for name, edits := range map[string][]func(*envelope.Envelope){"memory": nil, "file": {durable}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newModelBed(t)
+			b.register("iris")
+			var good loads
+			bad := b.host(&loads{load: func(context.Context, model.ID) error { return errors.New("its disk is broken") }}, 8)
+			b.ask("x", append(edits, of("iris"))...).fault(fault.ModelLoadFailed)
+			b.host(&good, 8)
+			if name == "memory" {
+				edits = append(edits, at(bad))
+			}
+			b.asked(fault.ModelLoadFailed, append(edits, of("iris"))...)
+			if good.count("iris") != 1 {
+				t.Error("the other host has not loaded it")
+			}
+		})
+	}
+}
+
+func TestFullHostPassesRequestsOn(t *testing.T) {
+	t.Parallel()
+	b := newModelBed(t)
+	var ids []model.ID
+	for i := range 8 {
+		ids = append(ids, model.ID(fmt.Sprint("m", i)))
+	}
+	b.register(ids...)
+	hold, held := make(chan struct{}), make(chan struct{}, 8)
+	defer close(hold)
+	one := &loads{load: func(_ context.Context, id model.ID) error {
+		if id != "m0" {
+			held <- struct{}{}
+			<-hold
+		}
+		return nil
+	}}
+	full := b.host(one, 2)
+	checkModel(t, "m0", b.ask("x", of("m0"), at(full)))
+	// Two loads take all of its memory for as long as they run.
+	b.ask("x", of("m1"), at(full))
+	b.ask("x", of("m2"), at(full))
+	testbed.Receive(t, "begin of a load", held)
+	testbed.Receive(t, "begin of a load", held)
+	b.ask("x", of("m3"), at(full)).fault(fault.CacheFull)
+	b.host(&loads{}, 8)
+	for _, id := range ids[3:] {
+		c := b.asked(fault.CacheFull, of(id), at(full))
+		c.answeredOnce()
+	}
+}
+
+func TestHostDoesWhatTheRegistrySays(t *testing.T) {
+	t.Parallel()
+	b := newModelBed(t)
+	b.register("a", "b", "c")
+	l := &loads{}
+	h := b.host(l, 8)
+	own := pipeline.HostID(h.Record().GetHost())
+	claim := func(id model.ID) {
+		t.Helper()
+		if _, claimed, err := b.registry.ClaimLoading(t.Context(), id, own, func(*meshv1.ReplicasRecord) bool { return true }); err != nil || !claimed {
+			t.Fatalf("claim of %s: %v, %v", id, claimed, err)
+		}
+	}
+	await := func(id model.ID, want int, state ...meshv1.ReplicaState) {
+		t.Helper()
+		testbed.Eventually(t, fmt.Sprintf("model %s is loaded %d times, and on record as %v", id, want, state), func() bool {
+			l.mu.Lock()
+			n := l.now[id]
+			l.mu.Unlock()
+			return n == want && slices.Equal(b.states(id), state)
+		})
+	}
+	claim("a")
+	claim("b")
+	await("a", 1, meshv1.ReplicaState_REPLICA_STATE_LOADED)
+	await("b", 1, meshv1.ReplicaState_REPLICA_STATE_LOADED)
+	if err := b.registry.Evict(t.Context(), "a"); err != nil {
+		t.Fatal(err)
+	}
+	await("a", 0)
+	if err := b.registry.Unregister(t.Context(), "b"); err != nil {
+		t.Fatal(err)
+	}
+	testbed.Eventually(t, "the unregistered model is unloaded", func() bool {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return l.now["b"] == 0
+	})
+	b.ask("x", of("b")).fault(fault.UnknownModel)
+	claim("c")
+	claim("a")
+	checkModel(t, "a", b.ask("x", of("a"), at(h)))
+	await("c", 1, meshv1.ReplicaState_REPLICA_STATE_LOADED)
+}
+
+func TestPlacerEnsuresThatAModelIsLoaded(t *testing.T) {
+	t.Parallel()
+	b := newModelBed(t)
+	b.register("iris", "broken")
+	members := discovery.NewMembership(b.table, b.table, string(mesh), discard())
+	b.background(members.Run)
+	placer := models.NewPlacer(b.registry, members)
+	if err := placer.EnsureLoaded(t.Context(), "iris", true); fault.From(err).Reason != fault.NoCapacity {
+		t.Errorf("without hosts: %v", err)
+	}
+	var all [3]loads
+	for i := range all {
+		all[i].load = func(_ context.Context, id model.ID) error {
+			if id == "broken" {
+				return errors.New("it has no weights")
+			}
+			return nil
+		}
+		b.host(&all[i], 8)
+	}
+	testbed.Eventually(t, "all hosts are known", func() bool {
+		return !slices.ContainsFunc(members.Hosts(), func(h discovery.Host) bool { return !h.Alive }) && len(members.Hosts()) == len(all)
+	})
+	for range 2 {
+		if err := placer.EnsureLoaded(t.Context(), "iris", true); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := all[0].count("iris") + all[1].count("iris") + all[2].count("iris"); n != 1 {
+		t.Errorf("it was loaded %d times", n)
+	}
+	f := fault.From(placer.EnsureLoaded(t.Context(), "broken", true))
+	if f.Reason != fault.ModelLoadFailed || !strings.Contains(f.Message, "it has no weights") {
+		t.Errorf("a broken model: %v", f)
+	}
+	if err := placer.EnsureLoaded(t.Context(), "none", true); fault.From(err).Reason != fault.UnknownModel {
+		t.Errorf("an unknown model: %v", err)
+	}
 }

@@ -22,8 +22,10 @@ import (
 type Registry struct {
 	Announcer discovery.Announcer
 	Table     discovery.Table
-	// Models is the table of models, for a stage that loads them.
-	Models discovery.Table
+	// Models is the table of models, and Watcher finds the stage's hosts, for a stage that
+	// loads models.
+	Models  discovery.Table
+	Watcher discovery.Watcher
 }
 
 // register keeps the host registered, if there is a registry, from when it serves its

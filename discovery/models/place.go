@@ -2,10 +2,13 @@ package models
 
 import (
 	"cmp"
+	"context"
 	"slices"
 	"strings"
 	"sync"
 	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
@@ -97,6 +100,90 @@ func (p *Placer) Place(now time.Time, m *Model, there *meshv1.ReplicasRecord, vi
 	}
 	p.promise(hostKey{m.Stage, host}, records[host], wanted.Need)
 	return host, nil
+}
+
+// Wanted says which replicas of a model there should be.
+type Wanted struct {
+	Replicas int
+	// Without are hosts whose replicas do not count, and that get none.
+	Without []pipeline.HostID
+	// LastUse replaces that of the model if it is later.
+	LastUse time.Time
+}
+
+// Load has the host that placement chooses load a model, and returns it; "" if the model has
+// the replicas wanted. The host finds the claim in the registry.
+func (p *Placer) Load(ctx context.Context, id model.ID, w Wanted) (pipeline.HostID, error) {
+	m, there, err := p.registry.Find(ctx, id)
+	if err != nil || len(p.staying(there, w.Without)) >= w.Replicas {
+		return "", err
+	}
+	host, f := p.Place(time.Now(), m, there, w.Without)
+	if f == nil && host == "" {
+		f = fault.Newf(fault.NoCapacity, "no host of stage %s is known", m.Stage).WithRetryAfter(time.Second)
+	}
+	if f != nil {
+		return "", f
+	}
+	_, claimed, err := p.registry.ClaimLoading(ctx, id, host, func(there *meshv1.ReplicasRecord) bool {
+		if w.LastUse.After(there.GetLastUse().AsTime()) {
+			there.LastUse = timestamppb.New(w.LastUse)
+		}
+		return len(p.staying(there, w.Without)) < w.Replicas
+	})
+	if err != nil || !claimed {
+		return "", err
+	}
+	return host, nil
+}
+
+// staying returns the replicas on hosts that do not leave.
+func (p *Placer) staying(there *meshv1.ReplicasRecord, without []pipeline.HostID) (out []*meshv1.Replica) {
+	if p.members == nil {
+		return nil
+	}
+	members := p.members.Hosts()
+	for _, one := range there.GetReplicas() {
+		host := pipeline.HostID(one.GetHost())
+		stays := slices.ContainsFunc(members, func(member discovery.Host) bool {
+			return member.Record.GetHost() == one.GetHost() && member.Alive && !member.Record.GetDraining()
+		})
+		if stays && HasReplica(there, host) && !slices.Contains(without, host) {
+			out = append(out, one)
+		}
+	}
+	return out
+}
+
+// membershipPoll is how often a wait looks for changes of the hosts.
+const membershipPoll = time.Second
+
+// EnsureLoaded has a host load a model, if none has it, and counts as a use. If wait is true
+// it returns once the model is loaded. The faults are those of a request for the model.
+func (p *Placer) EnsureLoaded(ctx context.Context, id model.ID, wait bool) error {
+	tick := time.NewTicker(membershipPoll)
+	defer tick.Stop()
+	lastUse := time.Now()
+	if err := p.registry.changeable(); err != nil {
+		return err
+	}
+	for {
+		changed := p.registry.mirror.Changed()
+		if _, err := p.Load(ctx, id, Wanted{Replicas: 1, LastUse: lastUse}); err != nil {
+			return err
+		}
+		_, there, err := p.registry.Find(ctx, id)
+		isLoaded := slices.ContainsFunc(p.staying(there, nil), func(one *meshv1.Replica) bool { return one.GetState() == loaded })
+		if err != nil || isLoaded || !wait {
+			return err
+		}
+		select {
+		case <-changed:
+		case <-tick.C:
+		case <-ctx.Done():
+			return fault.Newf(fault.ModelLoading, "model %s is being loaded", id).WithRetryAfter(time.Second)
+		}
+	}
 }
 
 // promise notes that a host is to load a model of a size. The caller holds the lock.

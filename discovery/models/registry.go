@@ -15,8 +15,8 @@
 // whatever kind. Unregister relies on that.
 //
 // Each process keeps all models in memory, decoded and compact. Reads cost nothing, never
-// wait, and go on while the table is unavailable. Changed and ChangedKeys are for those who
-// wait for a change.
+// wait, and go on while the table is unavailable. ChangedModels is for those who wait for a
+// change.
 //
 // # Changes
 //
@@ -52,6 +52,8 @@ import (
 	"errors"
 	"iter"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -283,10 +285,43 @@ func (r *Registry) Stale() (since time.Time, why error) {
 	return r.mirror.Stale()
 }
 
-// ChangedKeys yields the keys of changed records, as discovery.Mirror does. There has to be a
-// table.
-func (r *Registry) ChangedKeys(ctx context.Context) iter.Seq[discovery.Keys] {
-	return r.mirror.ChangedKeys(ctx)
+// Changed are the models whose records, or those of their replicas, have changed.
+type Changed struct {
+	// All is true where any may have changed.
+	All bool
+	IDs []model.ID
+}
+
+// ChangedModels yields All once the table is known, and then each change until the context
+// ends. There has to be a table.
+func (r *Registry) ChangedModels(ctx context.Context) iter.Seq[Changed] {
+	return func(yield func(Changed) bool) {
+		for keys := range r.mirror.ChangedKeys(ctx) {
+			out := Changed{All: keys.Reset}
+			for _, key := range keys.Keys {
+				if kind, of := locate(key); kind == modelsIn || kind == replicasIn {
+					out.IDs = append(out.IDs, model.ID(of))
+				}
+			}
+			if !yield(out) {
+				return
+			}
+		}
+	}
+}
+
+// Replicated yields the models that have a record of replicas, and that. Do not change them.
+func (r *Registry) Replicated() iter.Seq2[*Model, *meshv1.ReplicasRecord] {
+	return func(yield func(*Model, *meshv1.ReplicasRecord) bool) {
+		r.mu.RLock()
+		ids := slices.Collect(maps.Keys(r.served.replicas))
+		r.mu.RUnlock()
+		for _, id := range ids {
+			if m, there, ok := r.Model(id); ok && !yield(m, there) {
+				return
+			}
+		}
+	}
 }
 
 // Model returns a registered model and its replicas. Do not change them.

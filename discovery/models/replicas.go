@@ -80,8 +80,8 @@ func isOf(r *meshv1.ReplicasRecord, m *Model) bool {
 	return r != nil && r.GetRegisteredAt().AsTime().Equal(m.RegisteredAt)
 }
 
-// stateOf returns the state of a host's entry, 0 if it has none.
-func stateOf(r *meshv1.ReplicasRecord, host pipeline.HostID) meshv1.ReplicaState {
+// StateOf returns the state of a host's entry, 0 if it has none.
+func StateOf(r *meshv1.ReplicasRecord, host pipeline.HostID) meshv1.ReplicaState {
 	for _, one := range r.GetReplicas() {
 		if one.GetHost() == string(host) {
 			return one.GetState()
@@ -108,7 +108,7 @@ func earlier(a, b *meshv1.Replica) bool { return a.GetSince().AsTime().Before(b.
 
 // HasReplica reports whether a host has a replica, or loads one.
 func HasReplica(r *meshv1.ReplicasRecord, host pipeline.HostID) bool {
-	state := stateOf(r, host)
+	state := StateOf(r, host)
 	return state == loading || state == loaded
 }
 
@@ -132,11 +132,22 @@ func setReplica(r *meshv1.ReplicasRecord, one *meshv1.Replica, now time.Time) {
 	r.Replicas = all
 }
 
+// FailureOf returns the failure to load a model on a host, if that counts still, else nil.
+func FailureOf(r *meshv1.ReplicasRecord, host pipeline.HostID, now time.Time) *meshv1.Replica {
+	for _, one := range LiveReplicas(r, now) {
+		if one.GetHost() == string(host) && one.GetState() == failed {
+			return one
+		}
+	}
+	return nil
+}
+
 // ClaimLoading makes a host the loader of a replica, if allow agrees to the replicas that
-// there are; allow may be called several times. The host may load if claimed is true.
+// there are; allow may be called several times, and may set the last use. A host that finds
+// itself the loader of a model loads it.
 func (r *Registry) ClaimLoading(ctx context.Context, id model.ID, host pipeline.HostID, allow func(*meshv1.ReplicasRecord) bool) (there *meshv1.ReplicasRecord, claimed bool, err error) {
 	return r.changeReplicas(ctx, id, func(now time.Time, there *meshv1.ReplicasRecord) bool {
-		if state := stateOf(there, host); state == loading || state == loaded || !allow(there) {
+		if state := StateOf(there, host); state == loading || state == loaded || !allow(there) {
 			return false
 		}
 		setReplica(there, &meshv1.Replica{Host: string(host), State: loading}, now)
@@ -144,11 +155,11 @@ func (r *Registry) ClaimLoading(ctx context.Context, id model.ID, host pipeline.
 	})
 }
 
-// SetLoaded notes that a host has loaded what it has claimed. If noted is false its claim was
-// removed, and it has to unload the model.
+// SetLoaded notes that a host has loaded a model. If noted is false its claim was removed, and
+// it has to unload the model.
 func (r *Registry) SetLoaded(ctx context.Context, id model.ID, host pipeline.HostID, size model.Size) (there *meshv1.ReplicasRecord, noted bool, err error) {
 	return r.changeReplicas(ctx, id, func(now time.Time, there *meshv1.ReplicasRecord) bool {
-		if stateOf(there, host) != loading {
+		if StateOf(there, host) != loading {
 			return false
 		}
 		setReplica(there, &meshv1.Replica{Host: string(host), State: loaded, Size: SizeToProto(size)}, now)
@@ -169,12 +180,22 @@ func (r *Registry) SetFailed(ctx context.Context, id model.ID, host pipeline.Hos
 	return out, err
 }
 
+// Evict removes the replicas of a model, and the failures to load it. The hosts unload it.
+func (r *Registry) Evict(ctx context.Context, id model.ID) error {
+	_, _, err := r.changeReplicas(ctx, id, func(_ time.Time, there *meshv1.ReplicasRecord) bool {
+		changed := len(there.GetReplicas()) > 0
+		there.Replicas = nil
+		return changed
+	})
+	return err
+}
+
 // RemoveReplica removes what there is of a host, and notes the last use there, if that is
 // later. A host calls it before it unloads.
 func (r *Registry) RemoveReplica(ctx context.Context, id model.ID, host pipeline.HostID, lastUse time.Time) (*meshv1.ReplicasRecord, error) {
 	out, _, err := r.changeReplicas(ctx, id, func(now time.Time, there *meshv1.ReplicasRecord) bool {
 		isLater := lastUse.After(there.GetLastUse().AsTime())
-		if stateOf(there, host) == 0 && !isLater {
+		if StateOf(there, host) == 0 && !isLater {
 			return false
 		}
 		setReplica(there, &meshv1.Replica{Host: string(host)}, now)
@@ -196,7 +217,7 @@ func (r *Registry) changeReplicas(ctx context.Context, id model.ID, decide func(
 	ctx, cancel := context.WithTimeout(ctx, changeTimeout)
 	defer cancel()
 	isGone := false
-	_, err = r.change(ctx, replicasKey(id), false, func(e discovery.Entry) (edit, error) {
+	revision, err := r.change(ctx, replicasKey(id), false, func(e discovery.Entry) (edit, error) {
 		found, err := r.get(ctx, modelKey(id))
 		if err != nil {
 			return edit{}, discovery.Classify(err)
@@ -216,6 +237,9 @@ func (r *Registry) changeReplicas(ctx context.Context, id model.ID, decide func(
 	})
 	if err == nil && isGone {
 		err = Unknown(id)
+	}
+	if err == nil && changed {
+		r.await(ctx, func(c *content) bool { return c.seen >= revision })
 	}
 	return out, changed, err
 }

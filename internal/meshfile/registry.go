@@ -149,7 +149,7 @@ func (r *Registry) Host(models *Registry) *stagehost.Registry {
 	}
 	out := &stagehost.Registry{Announcer: r, Table: r}
 	if models != nil {
-		out.Models = models
+		out.Models, out.Watcher = models, r
 	}
 	return out
 }
