@@ -41,8 +41,9 @@ type Gateway struct {
 	// pipelines are the pipelines that the gateway serves.
 	pipelines *pipelines.Store
 	models    *models
-	// registry has the models that stages load on demand.
+	// registry has the models that stages load on demand, placer chooses their hosts.
 	registry *registry.Registry
+	placer   *registry.Placer
 	// membership is nil without a registry.
 	membership *discovery.Membership
 	// addr, grpcAddr and admin are the listening addresses. They are set before ready closes.
@@ -75,7 +76,8 @@ func New(s Settings) (*Gateway, error) {
 	}
 	g.models, g.registry = &models{gateway: g}, registry.New(loadable)
 	s.Call.Pipelines, s.Call.Specs = g.pipelines, g.models.stageSpecs
-	s.Call.Models, s.Call.Placer = g.registry, registry.NewPlacer(g.registry, g.membership)
+	g.placer = registry.NewPlacer(g.registry, g.membership)
+	s.Call.Models, s.Call.Placer = g.registry, g.placer
 	g.service, err = call.New(s.Call)
 	return g, err
 }

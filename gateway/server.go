@@ -116,7 +116,7 @@ func (g *Gateway) httpServer(h http.Handler, files secrets) *server {
 func (g *Gateway) adminServer() (*server, error) {
 	s := adminapi.Settings{
 		DeadLetters: store.NewDeadLetters(g.bus, store.Settings{}), Health: g.Ready, Logger: g.log,
-		Pipelines: g.pipelines, Models: g.registry, Traffic: g.service, MaxPayload: g.settings.MaxPayload, Stopping: g.stopping,
+		Pipelines: g.pipelines, Models: g.registry, Placer: g.placer, Traffic: g.service, MaxPayload: g.settings.MaxPayload, Stopping: g.stopping,
 		Metrics: g.bus.ListMetrics,
 		Tokens:  g.operators.tokens, Insecure: g.settings.Admin.Insecure,
 	}

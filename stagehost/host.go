@@ -67,8 +67,8 @@ type Host struct {
 	// contracts has a *schema.Contract for each model.ID that is loaded: its own, or the
 	// runner's.
 	contracts sync.Map
-	members       *discovery.Membership
-	placer        *models.Placer
+	members   *discovery.Membership
+	placer    *models.Placer
 	// spec, its parameters and contract are set once the runner has started.
 	spec       runner.Spec
 	parameters *stagev1.ParameterSpecs

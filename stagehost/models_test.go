@@ -423,7 +423,7 @@ func TestPlacerEnsuresThatAModelIsLoaded(t *testing.T) {
 	members := discovery.NewMembership(b.table, b.table, string(mesh), discard())
 	b.background(members.Run)
 	placer := models.NewPlacer(b.registry, members)
-	if err := placer.EnsureLoaded(t.Context(), "iris", true); fault.From(err).Reason != fault.NoCapacity {
+	if err := placer.EnsureLoaded(t.Context(), "iris", true, time.Now()); fault.From(err).Reason != fault.NoCapacity {
 		t.Errorf("without hosts: %v", err)
 	}
 	var all [3]loads
@@ -440,18 +440,18 @@ func TestPlacerEnsuresThatAModelIsLoaded(t *testing.T) {
 		return !slices.ContainsFunc(members.Hosts(), func(h discovery.Host) bool { return !h.Alive }) && len(members.Hosts()) == len(all)
 	})
 	for range 2 {
-		if err := placer.EnsureLoaded(t.Context(), "iris", true); err != nil {
+		if err := placer.EnsureLoaded(t.Context(), "iris", true, time.Now()); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if n := all[0].count("iris") + all[1].count("iris") + all[2].count("iris"); n != 1 {
 		t.Errorf("it was loaded %d times", n)
 	}
-	f := fault.From(placer.EnsureLoaded(t.Context(), "broken", true))
+	f := fault.From(placer.EnsureLoaded(t.Context(), "broken", true, time.Now()))
 	if f.Reason != fault.ModelLoadFailed || !strings.Contains(f.Message, "it has no weights") {
 		t.Errorf("a broken model: %v", f)
 	}
-	if err := placer.EnsureLoaded(t.Context(), "none", true); fault.From(err).Reason != fault.UnknownModel {
+	if err := placer.EnsureLoaded(t.Context(), "none", true, time.Now()); fault.From(err).Reason != fault.UnknownModel {
 		t.Errorf("an unknown model: %v", err)
 	}
 }

@@ -158,19 +158,26 @@ func (p *Placer) staying(there *meshv1.ReplicasRecord, without []pipeline.HostID
 // membershipPoll is how often a wait looks for changes of the hosts.
 const membershipPoll = time.Second
 
-// EnsureLoaded has a host load a model, if none has it, and counts as a use. If wait is true
+// EnsureLoaded has a host load a model, if none has it, and notes its last use. If wait is true
 // it returns once the model is loaded. The faults are those of a request for the model.
-func (p *Placer) EnsureLoaded(ctx context.Context, id model.ID, wait bool) error {
-	tick := time.NewTicker(membershipPoll)
-	defer tick.Stop()
-	lastUse := time.Now()
+func (p *Placer) EnsureLoaded(ctx context.Context, id model.ID, wait bool, lastUse time.Time) error {
 	if err := p.registry.changeable(); err != nil {
 		return err
 	}
+	tick := time.NewTicker(membershipPoll)
+	defer tick.Stop()
+	var asked, full []pipeline.HostID
 	for {
 		changed := p.registry.mirror.Changed()
-		if _, err := p.Load(ctx, id, Wanted{Replicas: 1, LastUse: lastUse}); err != nil {
+		host, err := p.Load(ctx, id, Wanted{Replicas: 1, Without: full, LastUse: lastUse})
+		if f := fault.From(err); err != nil && f.Reason == fault.NoCapacity && len(full) > 0 {
+			return fault.Newf(fault.CacheFull, "model %s is not loaded: all models of hosts that may have it are in use", id).WithRetryAfter(time.Second)
+		}
+		if err != nil {
 			return err
+		}
+		if host != "" {
+			asked = append(asked, host)
 		}
 		_, there, err := p.registry.Find(ctx, id)
 		isLoaded := slices.ContainsFunc(p.staying(there, nil), func(one *meshv1.Replica) bool { return one.GetState() == loaded })
@@ -183,6 +190,8 @@ func (p *Placer) EnsureLoaded(ctx context.Context, id model.ID, wait bool) error
 		case <-ctx.Done():
 			return fault.Newf(fault.ModelLoading, "model %s is being loaded", id).WithRetryAfter(time.Second)
 		}
+		_, there, _ = p.registry.Model(id)
+		full = slices.DeleteFunc(slices.Clone(asked), func(host pipeline.HostID) bool { return StateOf(there, host) != 0 })
 	}
 }
 

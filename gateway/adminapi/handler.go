@@ -52,7 +52,9 @@ type Settings struct {
 	Membership Membership
 	Pipelines  Pipelines
 	Models     *models.Registry
-	Traffic    Traffic
+	// Placer chooses the hosts that load models.
+	Placer  *models.Placer
+	Traffic Traffic
 	// Metrics returns those of all processes of the mesh.
 	Metrics func(context.Context) ([]*meshv1.ProcessMetrics, error)
 	// MaxPayload bounds the inputs of a request to the gateway, in bytes.
@@ -109,6 +111,8 @@ func Handler(s Settings) http.Handler {
 	loadable := h.mount(mux, adminv1.File_stagemesh_admin_v1_model_proto, "models", maxMessageBytes)
 	unary(loadable, "RegisterModel", h.registerModel)
 	unary(loadable, "UnregisterModel", h.unregisterModel)
+	unary(loadable, "EnsureLoaded", h.ensureLoaded)
+	unary(loadable, "EvictModel", h.evictModel)
 	unary(loadable, "GetModel", h.getModel)
 	unary(loadable, "ListModels", h.listModels)
 	unary(loadable, "SetAlias", h.setAlias)

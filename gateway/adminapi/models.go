@@ -22,6 +22,8 @@ const (
 	defaultPage, maxPage = 100, 1000
 	// maxTypes and maxLabels bound the constraints of a stage, and the labels of each.
 	maxTypes, maxLabels = 100, 32
+	// loadedUnused is the age of the last use of a model that is registered and loaded.
+	loadedUnused = time.Hour
 )
 
 // modelStatus returns a model and its state now.
@@ -61,6 +63,9 @@ func (h *handler) registerModel(ctx context.Context, in *adminv1.RegisterModelRe
 		return nil, err
 	}
 	change := models.Registration{Model: wanted}
+	if in.GetLoadNow() {
+		change.LastUse = time.Now().Add(-loadedUnused)
+	}
 	if at := in.GetLastUse(); at != nil {
 		if err := at.CheckValid(); err != nil {
 			return nil, transport.InvalidField("last_use", err)
@@ -70,6 +75,11 @@ func (h *handler) registerModel(ctx context.Context, in *adminv1.RegisterModelRe
 	_, created, err := h.Models.Register(ctx, change)
 	if err != nil {
 		return nil, err
+	}
+	if in.GetLoadNow() {
+		if err := h.Placer.EnsureLoaded(ctx, wanted.ID, in.GetWait(), change.LastUse); err != nil {
+			h.Logger.Warn("a registered model is not loaded", "model", wanted.ID, "error", err)
+		}
 	}
 	out, err := h.getModel(ctx, &adminv1.GetModelRequest{Id: string(wanted.ID)})
 	return &adminv1.RegisterModelResponse{Model: out.GetModel(), Created: created}, err
@@ -81,6 +91,30 @@ func (h *handler) unregisterModel(ctx context.Context, in *adminv1.UnregisterMod
 		err = h.Models.Unregister(ctx, id)
 	}
 	return &adminv1.UnregisterModelResponse{}, err
+}
+
+func (h *handler) ensureLoaded(ctx context.Context, in *adminv1.EnsureLoadedRequest) (*adminv1.EnsureLoadedResponse, error) {
+	id, err := validID("id", in.GetId())
+	if err == nil {
+		err = h.Placer.EnsureLoaded(ctx, id, in.GetWait(), time.Now())
+	}
+	if err != nil {
+		return nil, err
+	}
+	out, err := h.getModel(ctx, &adminv1.GetModelRequest{Id: in.GetId()})
+	return &adminv1.EnsureLoadedResponse{Model: out.GetModel()}, err
+}
+
+func (h *handler) evictModel(ctx context.Context, in *adminv1.EvictModelRequest) (*adminv1.EvictModelResponse, error) {
+	id, err := validID("id", in.GetId())
+	if err == nil {
+		err = h.Models.Evict(ctx, id)
+	}
+	if err != nil {
+		return nil, err
+	}
+	out, err := h.getModel(ctx, &adminv1.GetModelRequest{Id: in.GetId()})
+	return &adminv1.EvictModelResponse{Model: out.GetModel()}, err
 }
 
 func (h *handler) getModel(_ context.Context, in *adminv1.GetModelRequest) (*adminv1.GetModelResponse, error) {

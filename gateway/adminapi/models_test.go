@@ -7,6 +7,7 @@ import (
 	"math"
 	"strings"
 	"testing"
+	"time"
 
 	"connectrpc.com/connect"
 	"golang.org/x/sync/errgroup"
@@ -45,7 +46,7 @@ func openModels(t *testing.T) (adminv1connect.ModelServiceClient, *models.Regist
 		}
 	})
 	testbed.Eventually(t, "the models are known", func() bool { return registry.Ready() == nil })
-	url := serve(t, adminapi.Settings{DeadLetters: &fake{}, Models: registry})
+	url := serve(t, adminapi.Settings{DeadLetters: &fake{}, Models: registry, Placer: models.NewPlacer(registry, nil)})
 	return adminv1connect.NewModelServiceClient(fronttest.Client(t, false), url), registry
 }
 
@@ -97,6 +98,21 @@ func TestModelsAreManaged(t *testing.T) {
 		out, err := client.GetModel(ctx, connect.NewRequest(&adminv1.GetModelRequest{Id: "m1"}))
 		return err == nil && out.Msg.GetModel().GetState() == adminv1.ModelState_MODEL_STATE_LOADED
 	})
+	evicted, err := client.EvictModel(ctx, connect.NewRequest(&adminv1.EvictModelRequest{Id: "m1"}))
+	if err != nil || evicted.Msg.GetModel().GetState() != adminv1.ModelState_MODEL_STATE_NOT_LOADED {
+		t.Errorf("evicted: %v, %v", evicted, err)
+	}
+	_, err = client.EnsureLoaded(ctx, connect.NewRequest(&adminv1.EnsureLoadedRequest{Id: "m1", Wait: true}))
+	expect(t, "load without hosts", err, fault.NoCapacity)
+	_, err = client.EnsureLoaded(ctx, connect.NewRequest(&adminv1.EnsureLoadedRequest{Id: "none"}))
+	expect(t, "load of an unknown model", err, fault.UnknownModel)
+	hurried, err := client.RegisterModel(ctx, connect.NewRequest(&adminv1.RegisterModelRequest{Model: &meshv1.Model{Id: "hurried", Stage: "score"}, LoadNow: true, Wait: true}))
+	if err != nil || !hurried.Msg.GetCreated() || hurried.Msg.GetModel().GetState() != adminv1.ModelState_MODEL_STATE_NOT_LOADED || time.Since(hurried.Msg.GetModel().GetLastUse().AsTime()) > 2*time.Hour {
+		t.Errorf("registered without a host to load it: %v, %v", hurried, err)
+	}
+	if err := registry.Unregister(ctx, "hurried"); err != nil {
+		t.Fatal(err)
+	}
 	if _, err := registry.SetFailed(ctx, "m2", "host", "crashed", "it is broken"); err != nil {
 		t.Fatal(err)
 	}

@@ -30,15 +30,16 @@ import (
 )
 
 func newModels() *cobra.Command {
-	return group("models", "Register, unregister, list or show models",
-		"Register, unregister, list or show the models that stages load on demand. The commands ask the admin port of any\n"+
+	return group("models", "Register, load, evict or list models",
+		"Register, unregister, load, evict, list or show the models that stages load on demand. The commands ask the admin port of any\n"+
 			"gateway of the mesh; all gateways follow a change at once.",
-		newModelsRegister(), newModelsUnregister(), newModelsList(), newModelsShow())
+		newModelsRegister(), newModelsUnregister(), newModelsLoad(), newModelsEvict(), newModelsList(), newModelsShow())
 }
 
 func newModelsRegister() *cobra.Command {
 	var admin port
 	var file, size, deviceSize string
+	var loadNow bool
 	m := &meshv1.Model{}
 	register := &cobra.Command{
 		Use:   "register ID | --file FILE",
@@ -61,7 +62,7 @@ func newModelsRegister() *cobra.Command {
 				return err
 			}
 			return admin.reach(func(client clients) error {
-				return registerAll(cmd.Context(), client, wanted, aliases, cmd.OutOrStdout(), cmd.ErrOrStderr())
+				return registerAll(cmd.Context(), client, wanted, aliases, loadNow, cmd.OutOrStdout(), cmd.ErrOrStderr())
 			})
 		},
 	}
@@ -74,6 +75,7 @@ func newModelsRegister() *cobra.Command {
 	flags.StringToStringVar(&m.Options, "option", nil, "an option for the runtime, as name=value; may be repeated")
 	flags.StringVar(&size, "size", "0", "how much memory it takes about; 0 means unknown")
 	flags.StringVar(&deviceSize, "device-size", "0", "how much memory of a device it takes about")
+	flags.BoolVar(&loadNow, "load-now", false, "have hosts load what is registered, before requests come")
 	flags.Uint32Var(&m.MinReplicas, "min-replicas", 0, "the number of replicas that no eviction goes below")
 	return register
 }
@@ -134,7 +136,7 @@ var errNotRegistered = errors.New("not everything was registered; after the caus
 
 // registerAll registers models, and then sets aliases. One that is rejected does not stop the
 // others.
-func registerAll(ctx context.Context, client clients, wanted []*meshv1.Model, aliases []models.AliasChange, out, hints io.Writer) error {
+func registerAll(ctx context.Context, client clients, wanted []*meshv1.Model, aliases []models.AliasChange, loadNow bool, out, hints io.Writer) error {
 	bar := progressbar.NewOptions(len(wanted), progressbar.OptionSetWriter(hints), progressbar.OptionSetVisibility(isTerminal(hints)),
 		progressbar.OptionClearOnFinish(), progressbar.OptionSetDescription("register"))
 	var mu sync.Mutex
@@ -161,7 +163,7 @@ func registerAll(ctx context.Context, client clients, wanted []*meshv1.Model, al
 			break
 		}
 		calls.Go(func() error {
-			answer, err := client.RegisterModel(within, connect.NewRequest(&adminv1.RegisterModelRequest{Model: m}))
+			answer, err := client.RegisterModel(within, connect.NewRequest(&adminv1.RegisterModelRequest{Model: m, LoadNow: loadNow}))
 			return note(err == nil && answer.Msg.GetCreated(), "model", m.GetId(), err)
 		})
 	}
@@ -188,28 +190,53 @@ func registerAll(ctx context.Context, client clients, wanted []*meshv1.Model, al
 	return nil
 }
 
-func newModelsUnregister() *cobra.Command {
+// newForModels returns a command that asks for the same about each of some models.
+func newForModels(use, short, long string, ask func(ctx context.Context, client clients, id string) (done string, err error)) *cobra.Command {
 	var admin port
-	unregister := &cobra.Command{
-		Use:     "unregister ID...",
-		Short:   "Unregister models",
-		Long:    "Unregister models, if they exist. A model that an alias points at stays.",
-		Example: "  stagemesh models unregister iris-v1",
+	cmd := &cobra.Command{
+		Use: use + " ID...", Short: short, Long: long,
+		Example: "  stagemesh models " + use + " iris-v1",
 		Args:    between(1, unlimited, "give the ID of at least one model"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return admin.reach(func(client clients) error {
 				for _, id := range args {
-					if _, err := client.UnregisterModel(cmd.Context(), connect.NewRequest(&adminv1.UnregisterModelRequest{Id: id})); err != nil {
+					done, err := ask(cmd.Context(), client, id)
+					if err != nil {
 						return err
 					}
-					fmt.Fprintf(cmd.OutOrStdout(), "model %s unregistered\n", visible(id))
+					fmt.Fprintf(cmd.OutOrStdout(), "model %s %s\n", visible(id), done)
 				}
 				return nil
 			})
 		},
 	}
-	admin.addAdmin(unregister)
-	return unregister
+	admin.addAdmin(cmd)
+	return cmd
+}
+
+func newModelsUnregister() *cobra.Command {
+	return newForModels("unregister", "Unregister models", "Unregister models, if they exist. A model that an alias points at stays.",
+		func(ctx context.Context, client clients, id string) (string, error) {
+			_, err := client.UnregisterModel(ctx, connect.NewRequest(&adminv1.UnregisterModelRequest{Id: id}))
+			return "unregistered", err
+		})
+}
+
+func newModelsLoad() *cobra.Command {
+	return newForModels("load", "Load models", "Load models that no host has, and wait until they are loaded.",
+		func(ctx context.Context, client clients, id string) (string, error) {
+			_, err := client.EnsureLoaded(ctx, connect.NewRequest(&adminv1.EnsureLoadedRequest{Id: id, Wait: true}))
+			return "loaded", err
+		})
+}
+
+func newModelsEvict() *cobra.Command {
+	return newForModels("evict", "Unload models from all hosts",
+		"Have all hosts unload models once their requests have ended, and forget loads that failed. The next request loads them again.",
+		func(ctx context.Context, client clients, id string) (string, error) {
+			_, err := client.EvictModel(ctx, connect.NewRequest(&adminv1.EvictModelRequest{Id: id}))
+			return "evicted", err
+		})
 }
 
 // pageSize is how much of a list is asked for at a time.

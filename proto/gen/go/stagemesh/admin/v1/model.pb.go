@@ -85,8 +85,13 @@ type RegisterModelRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Model *v1.Model              `protobuf:"bytes,1,opt,name=model,proto3" json:"model,omitempty"`
 	// When the model was used last; unset means six hours ago, so that it displaces nothing in
-	// use.
-	LastUse       *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=last_use,json=lastUse,proto3" json:"last_use,omitempty"`
+	// use, or an hour ago with load_now.
+	LastUse *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=last_use,json=lastUse,proto3" json:"last_use,omitempty"`
+	// Load it at once; it then counts as used an hour ago. A load that fails does not fail the
+	// call: the status says so.
+	LoadNow bool `protobuf:"varint,3,opt,name=load_now,json=loadNow,proto3" json:"load_now,omitempty"`
+	// With load_now: answer when the load has ended.
+	Wait          bool `protobuf:"varint,4,opt,name=wait,proto3" json:"wait,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -133,6 +138,20 @@ func (x *RegisterModelRequest) GetLastUse() *timestamppb.Timestamp {
 		return x.LastUse
 	}
 	return nil
+}
+
+func (x *RegisterModelRequest) GetLoadNow() bool {
+	if x != nil {
+		return x.LoadNow
+	}
+	return false
+}
+
+func (x *RegisterModelRequest) GetWait() bool {
+	if x != nil {
+		return x.Wait
+	}
+	return false
 }
 
 type RegisterModelResponse struct {
@@ -355,6 +374,191 @@ func (*UnregisterModelResponse) Descriptor() ([]byte, []int) {
 	return file_stagemesh_admin_v1_model_proto_rawDescGZIP(), []int{4}
 }
 
+type EnsureLoadedRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// Answer when the model is loaded, or cannot be.
+	Wait          bool `protobuf:"varint,2,opt,name=wait,proto3" json:"wait,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EnsureLoadedRequest) Reset() {
+	*x = EnsureLoadedRequest{}
+	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EnsureLoadedRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EnsureLoadedRequest) ProtoMessage() {}
+
+func (x *EnsureLoadedRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EnsureLoadedRequest.ProtoReflect.Descriptor instead.
+func (*EnsureLoadedRequest) Descriptor() ([]byte, []int) {
+	return file_stagemesh_admin_v1_model_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *EnsureLoadedRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *EnsureLoadedRequest) GetWait() bool {
+	if x != nil {
+		return x.Wait
+	}
+	return false
+}
+
+type EnsureLoadedResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Model         *ModelStatus           `protobuf:"bytes,1,opt,name=model,proto3" json:"model,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EnsureLoadedResponse) Reset() {
+	*x = EnsureLoadedResponse{}
+	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EnsureLoadedResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EnsureLoadedResponse) ProtoMessage() {}
+
+func (x *EnsureLoadedResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EnsureLoadedResponse.ProtoReflect.Descriptor instead.
+func (*EnsureLoadedResponse) Descriptor() ([]byte, []int) {
+	return file_stagemesh_admin_v1_model_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *EnsureLoadedResponse) GetModel() *ModelStatus {
+	if x != nil {
+		return x.Model
+	}
+	return nil
+}
+
+type EvictModelRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EvictModelRequest) Reset() {
+	*x = EvictModelRequest{}
+	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EvictModelRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EvictModelRequest) ProtoMessage() {}
+
+func (x *EvictModelRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EvictModelRequest.ProtoReflect.Descriptor instead.
+func (*EvictModelRequest) Descriptor() ([]byte, []int) {
+	return file_stagemesh_admin_v1_model_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *EvictModelRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+type EvictModelResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Model         *ModelStatus           `protobuf:"bytes,1,opt,name=model,proto3" json:"model,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EvictModelResponse) Reset() {
+	*x = EvictModelResponse{}
+	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EvictModelResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EvictModelResponse) ProtoMessage() {}
+
+func (x *EvictModelResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EvictModelResponse.ProtoReflect.Descriptor instead.
+func (*EvictModelResponse) Descriptor() ([]byte, []int) {
+	return file_stagemesh_admin_v1_model_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *EvictModelResponse) GetModel() *ModelStatus {
+	if x != nil {
+		return x.Model
+	}
+	return nil
+}
+
 type GetModelRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -364,7 +568,7 @@ type GetModelRequest struct {
 
 func (x *GetModelRequest) Reset() {
 	*x = GetModelRequest{}
-	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[5]
+	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -376,7 +580,7 @@ func (x *GetModelRequest) String() string {
 func (*GetModelRequest) ProtoMessage() {}
 
 func (x *GetModelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[5]
+	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -389,7 +593,7 @@ func (x *GetModelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetModelRequest.ProtoReflect.Descriptor instead.
 func (*GetModelRequest) Descriptor() ([]byte, []int) {
-	return file_stagemesh_admin_v1_model_proto_rawDescGZIP(), []int{5}
+	return file_stagemesh_admin_v1_model_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *GetModelRequest) GetId() string {
@@ -408,7 +612,7 @@ type GetModelResponse struct {
 
 func (x *GetModelResponse) Reset() {
 	*x = GetModelResponse{}
-	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[6]
+	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -420,7 +624,7 @@ func (x *GetModelResponse) String() string {
 func (*GetModelResponse) ProtoMessage() {}
 
 func (x *GetModelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[6]
+	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -433,7 +637,7 @@ func (x *GetModelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetModelResponse.ProtoReflect.Descriptor instead.
 func (*GetModelResponse) Descriptor() ([]byte, []int) {
-	return file_stagemesh_admin_v1_model_proto_rawDescGZIP(), []int{6}
+	return file_stagemesh_admin_v1_model_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *GetModelResponse) GetModel() *ModelStatus {
@@ -457,7 +661,7 @@ type ListModelsRequest struct {
 
 func (x *ListModelsRequest) Reset() {
 	*x = ListModelsRequest{}
-	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[7]
+	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -469,7 +673,7 @@ func (x *ListModelsRequest) String() string {
 func (*ListModelsRequest) ProtoMessage() {}
 
 func (x *ListModelsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[7]
+	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -482,7 +686,7 @@ func (x *ListModelsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListModelsRequest.ProtoReflect.Descriptor instead.
 func (*ListModelsRequest) Descriptor() ([]byte, []int) {
-	return file_stagemesh_admin_v1_model_proto_rawDescGZIP(), []int{7}
+	return file_stagemesh_admin_v1_model_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ListModelsRequest) GetStage() string {
@@ -521,7 +725,7 @@ type ListModelsResponse struct {
 
 func (x *ListModelsResponse) Reset() {
 	*x = ListModelsResponse{}
-	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[8]
+	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -533,7 +737,7 @@ func (x *ListModelsResponse) String() string {
 func (*ListModelsResponse) ProtoMessage() {}
 
 func (x *ListModelsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[8]
+	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -546,7 +750,7 @@ func (x *ListModelsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListModelsResponse.ProtoReflect.Descriptor instead.
 func (*ListModelsResponse) Descriptor() ([]byte, []int) {
-	return file_stagemesh_admin_v1_model_proto_rawDescGZIP(), []int{8}
+	return file_stagemesh_admin_v1_model_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ListModelsResponse) GetModels() []*ModelStatus {
@@ -597,7 +801,7 @@ type SetAliasRequest struct {
 
 func (x *SetAliasRequest) Reset() {
 	*x = SetAliasRequest{}
-	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[9]
+	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -609,7 +813,7 @@ func (x *SetAliasRequest) String() string {
 func (*SetAliasRequest) ProtoMessage() {}
 
 func (x *SetAliasRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[9]
+	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -622,7 +826,7 @@ func (x *SetAliasRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetAliasRequest.ProtoReflect.Descriptor instead.
 func (*SetAliasRequest) Descriptor() ([]byte, []int) {
-	return file_stagemesh_admin_v1_model_proto_rawDescGZIP(), []int{9}
+	return file_stagemesh_admin_v1_model_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *SetAliasRequest) GetName() string {
@@ -683,7 +887,7 @@ type SetAliasResponse struct {
 
 func (x *SetAliasResponse) Reset() {
 	*x = SetAliasResponse{}
-	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[10]
+	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -695,7 +899,7 @@ func (x *SetAliasResponse) String() string {
 func (*SetAliasResponse) ProtoMessage() {}
 
 func (x *SetAliasResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[10]
+	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -708,7 +912,7 @@ func (x *SetAliasResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetAliasResponse.ProtoReflect.Descriptor instead.
 func (*SetAliasResponse) Descriptor() ([]byte, []int) {
-	return file_stagemesh_admin_v1_model_proto_rawDescGZIP(), []int{10}
+	return file_stagemesh_admin_v1_model_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *SetAliasResponse) GetAlias() *v1.Alias {
@@ -728,7 +932,7 @@ type DeleteAliasRequest struct {
 
 func (x *DeleteAliasRequest) Reset() {
 	*x = DeleteAliasRequest{}
-	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[11]
+	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -740,7 +944,7 @@ func (x *DeleteAliasRequest) String() string {
 func (*DeleteAliasRequest) ProtoMessage() {}
 
 func (x *DeleteAliasRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[11]
+	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -753,7 +957,7 @@ func (x *DeleteAliasRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteAliasRequest.ProtoReflect.Descriptor instead.
 func (*DeleteAliasRequest) Descriptor() ([]byte, []int) {
-	return file_stagemesh_admin_v1_model_proto_rawDescGZIP(), []int{11}
+	return file_stagemesh_admin_v1_model_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *DeleteAliasRequest) GetName() string {
@@ -778,7 +982,7 @@ type DeleteAliasResponse struct {
 
 func (x *DeleteAliasResponse) Reset() {
 	*x = DeleteAliasResponse{}
-	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[12]
+	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -790,7 +994,7 @@ func (x *DeleteAliasResponse) String() string {
 func (*DeleteAliasResponse) ProtoMessage() {}
 
 func (x *DeleteAliasResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[12]
+	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -803,7 +1007,7 @@ func (x *DeleteAliasResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteAliasResponse.ProtoReflect.Descriptor instead.
 func (*DeleteAliasResponse) Descriptor() ([]byte, []int) {
-	return file_stagemesh_admin_v1_model_proto_rawDescGZIP(), []int{12}
+	return file_stagemesh_admin_v1_model_proto_rawDescGZIP(), []int{16}
 }
 
 type GetAliasRequest struct {
@@ -817,7 +1021,7 @@ type GetAliasRequest struct {
 
 func (x *GetAliasRequest) Reset() {
 	*x = GetAliasRequest{}
-	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[13]
+	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -829,7 +1033,7 @@ func (x *GetAliasRequest) String() string {
 func (*GetAliasRequest) ProtoMessage() {}
 
 func (x *GetAliasRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[13]
+	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -842,7 +1046,7 @@ func (x *GetAliasRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAliasRequest.ProtoReflect.Descriptor instead.
 func (*GetAliasRequest) Descriptor() ([]byte, []int) {
-	return file_stagemesh_admin_v1_model_proto_rawDescGZIP(), []int{13}
+	return file_stagemesh_admin_v1_model_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *GetAliasRequest) GetName() string {
@@ -868,7 +1072,7 @@ type GetAliasResponse struct {
 
 func (x *GetAliasResponse) Reset() {
 	*x = GetAliasResponse{}
-	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[14]
+	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -880,7 +1084,7 @@ func (x *GetAliasResponse) String() string {
 func (*GetAliasResponse) ProtoMessage() {}
 
 func (x *GetAliasResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[14]
+	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -893,7 +1097,7 @@ func (x *GetAliasResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAliasResponse.ProtoReflect.Descriptor instead.
 func (*GetAliasResponse) Descriptor() ([]byte, []int) {
-	return file_stagemesh_admin_v1_model_proto_rawDescGZIP(), []int{14}
+	return file_stagemesh_admin_v1_model_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *GetAliasResponse) GetAlias() *v1.Alias {
@@ -914,7 +1118,7 @@ type ListAliasesRequest struct {
 
 func (x *ListAliasesRequest) Reset() {
 	*x = ListAliasesRequest{}
-	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[15]
+	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -926,7 +1130,7 @@ func (x *ListAliasesRequest) String() string {
 func (*ListAliasesRequest) ProtoMessage() {}
 
 func (x *ListAliasesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[15]
+	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -939,7 +1143,7 @@ func (x *ListAliasesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAliasesRequest.ProtoReflect.Descriptor instead.
 func (*ListAliasesRequest) Descriptor() ([]byte, []int) {
-	return file_stagemesh_admin_v1_model_proto_rawDescGZIP(), []int{15}
+	return file_stagemesh_admin_v1_model_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ListAliasesRequest) GetPageSize() uint32 {
@@ -969,7 +1173,7 @@ type ListAliasesResponse struct {
 
 func (x *ListAliasesResponse) Reset() {
 	*x = ListAliasesResponse{}
-	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[16]
+	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -981,7 +1185,7 @@ func (x *ListAliasesResponse) String() string {
 func (*ListAliasesResponse) ProtoMessage() {}
 
 func (x *ListAliasesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[16]
+	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -994,7 +1198,7 @@ func (x *ListAliasesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAliasesResponse.ProtoReflect.Descriptor instead.
 func (*ListAliasesResponse) Descriptor() ([]byte, []int) {
-	return file_stagemesh_admin_v1_model_proto_rawDescGZIP(), []int{16}
+	return file_stagemesh_admin_v1_model_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ListAliasesResponse) GetAliases() []*v1.Alias {
@@ -1034,7 +1238,7 @@ type GetSettingsRequest struct {
 
 func (x *GetSettingsRequest) Reset() {
 	*x = GetSettingsRequest{}
-	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[17]
+	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1046,7 +1250,7 @@ func (x *GetSettingsRequest) String() string {
 func (*GetSettingsRequest) ProtoMessage() {}
 
 func (x *GetSettingsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[17]
+	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1059,7 +1263,7 @@ func (x *GetSettingsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSettingsRequest.ProtoReflect.Descriptor instead.
 func (*GetSettingsRequest) Descriptor() ([]byte, []int) {
-	return file_stagemesh_admin_v1_model_proto_rawDescGZIP(), []int{17}
+	return file_stagemesh_admin_v1_model_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *GetSettingsRequest) GetStage() string {
@@ -1078,7 +1282,7 @@ type GetSettingsResponse struct {
 
 func (x *GetSettingsResponse) Reset() {
 	*x = GetSettingsResponse{}
-	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[18]
+	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1090,7 +1294,7 @@ func (x *GetSettingsResponse) String() string {
 func (*GetSettingsResponse) ProtoMessage() {}
 
 func (x *GetSettingsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[18]
+	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1103,7 +1307,7 @@ func (x *GetSettingsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSettingsResponse.ProtoReflect.Descriptor instead.
 func (*GetSettingsResponse) Descriptor() ([]byte, []int) {
-	return file_stagemesh_admin_v1_model_proto_rawDescGZIP(), []int{18}
+	return file_stagemesh_admin_v1_model_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *GetSettingsResponse) GetSettings() *v1.ModelSettings {
@@ -1123,7 +1327,7 @@ type SetSettingsRequest struct {
 
 func (x *SetSettingsRequest) Reset() {
 	*x = SetSettingsRequest{}
-	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[19]
+	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1135,7 +1339,7 @@ func (x *SetSettingsRequest) String() string {
 func (*SetSettingsRequest) ProtoMessage() {}
 
 func (x *SetSettingsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[19]
+	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1148,7 +1352,7 @@ func (x *SetSettingsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetSettingsRequest.ProtoReflect.Descriptor instead.
 func (*SetSettingsRequest) Descriptor() ([]byte, []int) {
-	return file_stagemesh_admin_v1_model_proto_rawDescGZIP(), []int{19}
+	return file_stagemesh_admin_v1_model_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *SetSettingsRequest) GetStage() string {
@@ -1173,7 +1377,7 @@ type SetSettingsResponse struct {
 
 func (x *SetSettingsResponse) Reset() {
 	*x = SetSettingsResponse{}
-	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[20]
+	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1185,7 +1389,7 @@ func (x *SetSettingsResponse) String() string {
 func (*SetSettingsResponse) ProtoMessage() {}
 
 func (x *SetSettingsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[20]
+	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1198,17 +1402,19 @@ func (x *SetSettingsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetSettingsResponse.ProtoReflect.Descriptor instead.
 func (*SetSettingsResponse) Descriptor() ([]byte, []int) {
-	return file_stagemesh_admin_v1_model_proto_rawDescGZIP(), []int{20}
+	return file_stagemesh_admin_v1_model_proto_rawDescGZIP(), []int{24}
 }
 
 var File_stagemesh_admin_v1_model_proto protoreflect.FileDescriptor
 
 const file_stagemesh_admin_v1_model_proto_rawDesc = "" +
 	"\n" +
-	"\x1estagemesh/admin/v1/model.proto\x12\x12stagemesh.admin.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1dstagemesh/mesh/v1/model.proto\"}\n" +
+	"\x1estagemesh/admin/v1/model.proto\x12\x12stagemesh.admin.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1dstagemesh/mesh/v1/model.proto\"\xac\x01\n" +
 	"\x14RegisterModelRequest\x12.\n" +
 	"\x05model\x18\x01 \x01(\v2\x18.stagemesh.mesh.v1.ModelR\x05model\x125\n" +
-	"\blast_use\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\alastUse\"h\n" +
+	"\blast_use\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\alastUse\x12\x19\n" +
+	"\bload_now\x18\x03 \x01(\bR\aloadNow\x12\x12\n" +
+	"\x04wait\x18\x04 \x01(\bR\x04wait\"h\n" +
 	"\x15RegisterModelResponse\x125\n" +
 	"\x05model\x18\x01 \x01(\v2\x1f.stagemesh.admin.v1.ModelStatusR\x05model\x12\x18\n" +
 	"\acreated\x18\x02 \x01(\bR\acreated\"\xc4\x02\n" +
@@ -1222,7 +1428,16 @@ const file_stagemesh_admin_v1_model_proto_rawDesc = "" +
 	"autoDelete\"(\n" +
 	"\x16UnregisterModelRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\x19\n" +
-	"\x17UnregisterModelResponse\"!\n" +
+	"\x17UnregisterModelResponse\"9\n" +
+	"\x13EnsureLoadedRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
+	"\x04wait\x18\x02 \x01(\bR\x04wait\"M\n" +
+	"\x14EnsureLoadedResponse\x125\n" +
+	"\x05model\x18\x01 \x01(\v2\x1f.stagemesh.admin.v1.ModelStatusR\x05model\"#\n" +
+	"\x11EvictModelRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"K\n" +
+	"\x12EvictModelResponse\x125\n" +
+	"\x05model\x18\x01 \x01(\v2\x1f.stagemesh.admin.v1.ModelStatusR\x05model\"!\n" +
 	"\x0fGetModelRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"I\n" +
 	"\x10GetModelResponse\x125\n" +
@@ -1285,13 +1500,16 @@ const file_stagemesh_admin_v1_model_proto_rawDesc = "" +
 	"\x16MODEL_STATE_NOT_LOADED\x10\x01\x12\x17\n" +
 	"\x13MODEL_STATE_LOADING\x10\x02\x12\x16\n" +
 	"\x12MODEL_STATE_LOADED\x10\x03\x12\x1e\n" +
-	"\x1aMODEL_STATE_LOADING_FAILED\x10\x042\xc2\a\n" +
+	"\x1aMODEL_STATE_LOADING_FAILED\x10\x042\x82\t\n" +
 	"\fModelService\x12d\n" +
 	"\rRegisterModel\x12(.stagemesh.admin.v1.RegisterModelRequest\x1a).stagemesh.admin.v1.RegisterModelResponse\x12j\n" +
 	"\x0fUnregisterModel\x12*.stagemesh.admin.v1.UnregisterModelRequest\x1a+.stagemesh.admin.v1.UnregisterModelResponse\x12U\n" +
 	"\bGetModel\x12#.stagemesh.admin.v1.GetModelRequest\x1a$.stagemesh.admin.v1.GetModelResponse\x12[\n" +
 	"\n" +
-	"ListModels\x12%.stagemesh.admin.v1.ListModelsRequest\x1a&.stagemesh.admin.v1.ListModelsResponse\x12U\n" +
+	"ListModels\x12%.stagemesh.admin.v1.ListModelsRequest\x1a&.stagemesh.admin.v1.ListModelsResponse\x12a\n" +
+	"\fEnsureLoaded\x12'.stagemesh.admin.v1.EnsureLoadedRequest\x1a(.stagemesh.admin.v1.EnsureLoadedResponse\x12[\n" +
+	"\n" +
+	"EvictModel\x12%.stagemesh.admin.v1.EvictModelRequest\x1a&.stagemesh.admin.v1.EvictModelResponse\x12U\n" +
 	"\bSetAlias\x12#.stagemesh.admin.v1.SetAliasRequest\x1a$.stagemesh.admin.v1.SetAliasResponse\x12^\n" +
 	"\vDeleteAlias\x12&.stagemesh.admin.v1.DeleteAliasRequest\x1a'.stagemesh.admin.v1.DeleteAliasResponse\x12U\n" +
 	"\bGetAlias\x12#.stagemesh.admin.v1.GetAliasRequest\x1a$.stagemesh.admin.v1.GetAliasResponse\x12^\n" +
@@ -1312,7 +1530,7 @@ func file_stagemesh_admin_v1_model_proto_rawDescGZIP() []byte {
 }
 
 var file_stagemesh_admin_v1_model_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_stagemesh_admin_v1_model_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
+var file_stagemesh_admin_v1_model_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
 var file_stagemesh_admin_v1_model_proto_goTypes = []any{
 	(ModelState)(0),                 // 0: stagemesh.admin.v1.ModelState
 	(*RegisterModelRequest)(nil),    // 1: stagemesh.admin.v1.RegisterModelRequest
@@ -1320,74 +1538,84 @@ var file_stagemesh_admin_v1_model_proto_goTypes = []any{
 	(*ModelStatus)(nil),             // 3: stagemesh.admin.v1.ModelStatus
 	(*UnregisterModelRequest)(nil),  // 4: stagemesh.admin.v1.UnregisterModelRequest
 	(*UnregisterModelResponse)(nil), // 5: stagemesh.admin.v1.UnregisterModelResponse
-	(*GetModelRequest)(nil),         // 6: stagemesh.admin.v1.GetModelRequest
-	(*GetModelResponse)(nil),        // 7: stagemesh.admin.v1.GetModelResponse
-	(*ListModelsRequest)(nil),       // 8: stagemesh.admin.v1.ListModelsRequest
-	(*ListModelsResponse)(nil),      // 9: stagemesh.admin.v1.ListModelsResponse
-	(*SetAliasRequest)(nil),         // 10: stagemesh.admin.v1.SetAliasRequest
-	(*SetAliasResponse)(nil),        // 11: stagemesh.admin.v1.SetAliasResponse
-	(*DeleteAliasRequest)(nil),      // 12: stagemesh.admin.v1.DeleteAliasRequest
-	(*DeleteAliasResponse)(nil),     // 13: stagemesh.admin.v1.DeleteAliasResponse
-	(*GetAliasRequest)(nil),         // 14: stagemesh.admin.v1.GetAliasRequest
-	(*GetAliasResponse)(nil),        // 15: stagemesh.admin.v1.GetAliasResponse
-	(*ListAliasesRequest)(nil),      // 16: stagemesh.admin.v1.ListAliasesRequest
-	(*ListAliasesResponse)(nil),     // 17: stagemesh.admin.v1.ListAliasesResponse
-	(*GetSettingsRequest)(nil),      // 18: stagemesh.admin.v1.GetSettingsRequest
-	(*GetSettingsResponse)(nil),     // 19: stagemesh.admin.v1.GetSettingsResponse
-	(*SetSettingsRequest)(nil),      // 20: stagemesh.admin.v1.SetSettingsRequest
-	(*SetSettingsResponse)(nil),     // 21: stagemesh.admin.v1.SetSettingsResponse
-	(*v1.Model)(nil),                // 22: stagemesh.mesh.v1.Model
-	(*timestamppb.Timestamp)(nil),   // 23: google.protobuf.Timestamp
-	(*v1.Replica)(nil),              // 24: stagemesh.mesh.v1.Replica
-	(*v1.AliasRoute)(nil),           // 25: stagemesh.mesh.v1.AliasRoute
-	(*v1.Alias)(nil),                // 26: stagemesh.mesh.v1.Alias
-	(*v1.ModelSettings)(nil),        // 27: stagemesh.mesh.v1.ModelSettings
+	(*EnsureLoadedRequest)(nil),     // 6: stagemesh.admin.v1.EnsureLoadedRequest
+	(*EnsureLoadedResponse)(nil),    // 7: stagemesh.admin.v1.EnsureLoadedResponse
+	(*EvictModelRequest)(nil),       // 8: stagemesh.admin.v1.EvictModelRequest
+	(*EvictModelResponse)(nil),      // 9: stagemesh.admin.v1.EvictModelResponse
+	(*GetModelRequest)(nil),         // 10: stagemesh.admin.v1.GetModelRequest
+	(*GetModelResponse)(nil),        // 11: stagemesh.admin.v1.GetModelResponse
+	(*ListModelsRequest)(nil),       // 12: stagemesh.admin.v1.ListModelsRequest
+	(*ListModelsResponse)(nil),      // 13: stagemesh.admin.v1.ListModelsResponse
+	(*SetAliasRequest)(nil),         // 14: stagemesh.admin.v1.SetAliasRequest
+	(*SetAliasResponse)(nil),        // 15: stagemesh.admin.v1.SetAliasResponse
+	(*DeleteAliasRequest)(nil),      // 16: stagemesh.admin.v1.DeleteAliasRequest
+	(*DeleteAliasResponse)(nil),     // 17: stagemesh.admin.v1.DeleteAliasResponse
+	(*GetAliasRequest)(nil),         // 18: stagemesh.admin.v1.GetAliasRequest
+	(*GetAliasResponse)(nil),        // 19: stagemesh.admin.v1.GetAliasResponse
+	(*ListAliasesRequest)(nil),      // 20: stagemesh.admin.v1.ListAliasesRequest
+	(*ListAliasesResponse)(nil),     // 21: stagemesh.admin.v1.ListAliasesResponse
+	(*GetSettingsRequest)(nil),      // 22: stagemesh.admin.v1.GetSettingsRequest
+	(*GetSettingsResponse)(nil),     // 23: stagemesh.admin.v1.GetSettingsResponse
+	(*SetSettingsRequest)(nil),      // 24: stagemesh.admin.v1.SetSettingsRequest
+	(*SetSettingsResponse)(nil),     // 25: stagemesh.admin.v1.SetSettingsResponse
+	(*v1.Model)(nil),                // 26: stagemesh.mesh.v1.Model
+	(*timestamppb.Timestamp)(nil),   // 27: google.protobuf.Timestamp
+	(*v1.Replica)(nil),              // 28: stagemesh.mesh.v1.Replica
+	(*v1.AliasRoute)(nil),           // 29: stagemesh.mesh.v1.AliasRoute
+	(*v1.Alias)(nil),                // 30: stagemesh.mesh.v1.Alias
+	(*v1.ModelSettings)(nil),        // 31: stagemesh.mesh.v1.ModelSettings
 }
 var file_stagemesh_admin_v1_model_proto_depIdxs = []int32{
-	22, // 0: stagemesh.admin.v1.RegisterModelRequest.model:type_name -> stagemesh.mesh.v1.Model
-	23, // 1: stagemesh.admin.v1.RegisterModelRequest.last_use:type_name -> google.protobuf.Timestamp
+	26, // 0: stagemesh.admin.v1.RegisterModelRequest.model:type_name -> stagemesh.mesh.v1.Model
+	27, // 1: stagemesh.admin.v1.RegisterModelRequest.last_use:type_name -> google.protobuf.Timestamp
 	3,  // 2: stagemesh.admin.v1.RegisterModelResponse.model:type_name -> stagemesh.admin.v1.ModelStatus
-	22, // 3: stagemesh.admin.v1.ModelStatus.model:type_name -> stagemesh.mesh.v1.Model
+	26, // 3: stagemesh.admin.v1.ModelStatus.model:type_name -> stagemesh.mesh.v1.Model
 	0,  // 4: stagemesh.admin.v1.ModelStatus.state:type_name -> stagemesh.admin.v1.ModelState
-	24, // 5: stagemesh.admin.v1.ModelStatus.replicas:type_name -> stagemesh.mesh.v1.Replica
-	23, // 6: stagemesh.admin.v1.ModelStatus.registered_at:type_name -> google.protobuf.Timestamp
-	23, // 7: stagemesh.admin.v1.ModelStatus.last_use:type_name -> google.protobuf.Timestamp
-	3,  // 8: stagemesh.admin.v1.GetModelResponse.model:type_name -> stagemesh.admin.v1.ModelStatus
-	3,  // 9: stagemesh.admin.v1.ListModelsResponse.models:type_name -> stagemesh.admin.v1.ModelStatus
-	23, // 10: stagemesh.admin.v1.ListModelsResponse.stale_since:type_name -> google.protobuf.Timestamp
-	25, // 11: stagemesh.admin.v1.SetAliasRequest.route:type_name -> stagemesh.mesh.v1.AliasRoute
-	22, // 12: stagemesh.admin.v1.SetAliasRequest.register:type_name -> stagemesh.mesh.v1.Model
-	26, // 13: stagemesh.admin.v1.SetAliasResponse.alias:type_name -> stagemesh.mesh.v1.Alias
-	26, // 14: stagemesh.admin.v1.GetAliasResponse.alias:type_name -> stagemesh.mesh.v1.Alias
-	26, // 15: stagemesh.admin.v1.ListAliasesResponse.aliases:type_name -> stagemesh.mesh.v1.Alias
-	23, // 16: stagemesh.admin.v1.ListAliasesResponse.stale_since:type_name -> google.protobuf.Timestamp
-	27, // 17: stagemesh.admin.v1.GetSettingsResponse.settings:type_name -> stagemesh.mesh.v1.ModelSettings
-	27, // 18: stagemesh.admin.v1.SetSettingsRequest.settings:type_name -> stagemesh.mesh.v1.ModelSettings
-	1,  // 19: stagemesh.admin.v1.ModelService.RegisterModel:input_type -> stagemesh.admin.v1.RegisterModelRequest
-	4,  // 20: stagemesh.admin.v1.ModelService.UnregisterModel:input_type -> stagemesh.admin.v1.UnregisterModelRequest
-	6,  // 21: stagemesh.admin.v1.ModelService.GetModel:input_type -> stagemesh.admin.v1.GetModelRequest
-	8,  // 22: stagemesh.admin.v1.ModelService.ListModels:input_type -> stagemesh.admin.v1.ListModelsRequest
-	10, // 23: stagemesh.admin.v1.ModelService.SetAlias:input_type -> stagemesh.admin.v1.SetAliasRequest
-	12, // 24: stagemesh.admin.v1.ModelService.DeleteAlias:input_type -> stagemesh.admin.v1.DeleteAliasRequest
-	14, // 25: stagemesh.admin.v1.ModelService.GetAlias:input_type -> stagemesh.admin.v1.GetAliasRequest
-	16, // 26: stagemesh.admin.v1.ModelService.ListAliases:input_type -> stagemesh.admin.v1.ListAliasesRequest
-	18, // 27: stagemesh.admin.v1.ModelService.GetSettings:input_type -> stagemesh.admin.v1.GetSettingsRequest
-	20, // 28: stagemesh.admin.v1.ModelService.SetSettings:input_type -> stagemesh.admin.v1.SetSettingsRequest
-	2,  // 29: stagemesh.admin.v1.ModelService.RegisterModel:output_type -> stagemesh.admin.v1.RegisterModelResponse
-	5,  // 30: stagemesh.admin.v1.ModelService.UnregisterModel:output_type -> stagemesh.admin.v1.UnregisterModelResponse
-	7,  // 31: stagemesh.admin.v1.ModelService.GetModel:output_type -> stagemesh.admin.v1.GetModelResponse
-	9,  // 32: stagemesh.admin.v1.ModelService.ListModels:output_type -> stagemesh.admin.v1.ListModelsResponse
-	11, // 33: stagemesh.admin.v1.ModelService.SetAlias:output_type -> stagemesh.admin.v1.SetAliasResponse
-	13, // 34: stagemesh.admin.v1.ModelService.DeleteAlias:output_type -> stagemesh.admin.v1.DeleteAliasResponse
-	15, // 35: stagemesh.admin.v1.ModelService.GetAlias:output_type -> stagemesh.admin.v1.GetAliasResponse
-	17, // 36: stagemesh.admin.v1.ModelService.ListAliases:output_type -> stagemesh.admin.v1.ListAliasesResponse
-	19, // 37: stagemesh.admin.v1.ModelService.GetSettings:output_type -> stagemesh.admin.v1.GetSettingsResponse
-	21, // 38: stagemesh.admin.v1.ModelService.SetSettings:output_type -> stagemesh.admin.v1.SetSettingsResponse
-	29, // [29:39] is the sub-list for method output_type
-	19, // [19:29] is the sub-list for method input_type
-	19, // [19:19] is the sub-list for extension type_name
-	19, // [19:19] is the sub-list for extension extendee
-	0,  // [0:19] is the sub-list for field type_name
+	28, // 5: stagemesh.admin.v1.ModelStatus.replicas:type_name -> stagemesh.mesh.v1.Replica
+	27, // 6: stagemesh.admin.v1.ModelStatus.registered_at:type_name -> google.protobuf.Timestamp
+	27, // 7: stagemesh.admin.v1.ModelStatus.last_use:type_name -> google.protobuf.Timestamp
+	3,  // 8: stagemesh.admin.v1.EnsureLoadedResponse.model:type_name -> stagemesh.admin.v1.ModelStatus
+	3,  // 9: stagemesh.admin.v1.EvictModelResponse.model:type_name -> stagemesh.admin.v1.ModelStatus
+	3,  // 10: stagemesh.admin.v1.GetModelResponse.model:type_name -> stagemesh.admin.v1.ModelStatus
+	3,  // 11: stagemesh.admin.v1.ListModelsResponse.models:type_name -> stagemesh.admin.v1.ModelStatus
+	27, // 12: stagemesh.admin.v1.ListModelsResponse.stale_since:type_name -> google.protobuf.Timestamp
+	29, // 13: stagemesh.admin.v1.SetAliasRequest.route:type_name -> stagemesh.mesh.v1.AliasRoute
+	26, // 14: stagemesh.admin.v1.SetAliasRequest.register:type_name -> stagemesh.mesh.v1.Model
+	30, // 15: stagemesh.admin.v1.SetAliasResponse.alias:type_name -> stagemesh.mesh.v1.Alias
+	30, // 16: stagemesh.admin.v1.GetAliasResponse.alias:type_name -> stagemesh.mesh.v1.Alias
+	30, // 17: stagemesh.admin.v1.ListAliasesResponse.aliases:type_name -> stagemesh.mesh.v1.Alias
+	27, // 18: stagemesh.admin.v1.ListAliasesResponse.stale_since:type_name -> google.protobuf.Timestamp
+	31, // 19: stagemesh.admin.v1.GetSettingsResponse.settings:type_name -> stagemesh.mesh.v1.ModelSettings
+	31, // 20: stagemesh.admin.v1.SetSettingsRequest.settings:type_name -> stagemesh.mesh.v1.ModelSettings
+	1,  // 21: stagemesh.admin.v1.ModelService.RegisterModel:input_type -> stagemesh.admin.v1.RegisterModelRequest
+	4,  // 22: stagemesh.admin.v1.ModelService.UnregisterModel:input_type -> stagemesh.admin.v1.UnregisterModelRequest
+	10, // 23: stagemesh.admin.v1.ModelService.GetModel:input_type -> stagemesh.admin.v1.GetModelRequest
+	12, // 24: stagemesh.admin.v1.ModelService.ListModels:input_type -> stagemesh.admin.v1.ListModelsRequest
+	6,  // 25: stagemesh.admin.v1.ModelService.EnsureLoaded:input_type -> stagemesh.admin.v1.EnsureLoadedRequest
+	8,  // 26: stagemesh.admin.v1.ModelService.EvictModel:input_type -> stagemesh.admin.v1.EvictModelRequest
+	14, // 27: stagemesh.admin.v1.ModelService.SetAlias:input_type -> stagemesh.admin.v1.SetAliasRequest
+	16, // 28: stagemesh.admin.v1.ModelService.DeleteAlias:input_type -> stagemesh.admin.v1.DeleteAliasRequest
+	18, // 29: stagemesh.admin.v1.ModelService.GetAlias:input_type -> stagemesh.admin.v1.GetAliasRequest
+	20, // 30: stagemesh.admin.v1.ModelService.ListAliases:input_type -> stagemesh.admin.v1.ListAliasesRequest
+	22, // 31: stagemesh.admin.v1.ModelService.GetSettings:input_type -> stagemesh.admin.v1.GetSettingsRequest
+	24, // 32: stagemesh.admin.v1.ModelService.SetSettings:input_type -> stagemesh.admin.v1.SetSettingsRequest
+	2,  // 33: stagemesh.admin.v1.ModelService.RegisterModel:output_type -> stagemesh.admin.v1.RegisterModelResponse
+	5,  // 34: stagemesh.admin.v1.ModelService.UnregisterModel:output_type -> stagemesh.admin.v1.UnregisterModelResponse
+	11, // 35: stagemesh.admin.v1.ModelService.GetModel:output_type -> stagemesh.admin.v1.GetModelResponse
+	13, // 36: stagemesh.admin.v1.ModelService.ListModels:output_type -> stagemesh.admin.v1.ListModelsResponse
+	7,  // 37: stagemesh.admin.v1.ModelService.EnsureLoaded:output_type -> stagemesh.admin.v1.EnsureLoadedResponse
+	9,  // 38: stagemesh.admin.v1.ModelService.EvictModel:output_type -> stagemesh.admin.v1.EvictModelResponse
+	15, // 39: stagemesh.admin.v1.ModelService.SetAlias:output_type -> stagemesh.admin.v1.SetAliasResponse
+	17, // 40: stagemesh.admin.v1.ModelService.DeleteAlias:output_type -> stagemesh.admin.v1.DeleteAliasResponse
+	19, // 41: stagemesh.admin.v1.ModelService.GetAlias:output_type -> stagemesh.admin.v1.GetAliasResponse
+	21, // 42: stagemesh.admin.v1.ModelService.ListAliases:output_type -> stagemesh.admin.v1.ListAliasesResponse
+	23, // 43: stagemesh.admin.v1.ModelService.GetSettings:output_type -> stagemesh.admin.v1.GetSettingsResponse
+	25, // 44: stagemesh.admin.v1.ModelService.SetSettings:output_type -> stagemesh.admin.v1.SetSettingsResponse
+	33, // [33:45] is the sub-list for method output_type
+	21, // [21:33] is the sub-list for method input_type
+	21, // [21:21] is the sub-list for extension type_name
+	21, // [21:21] is the sub-list for extension extendee
+	0,  // [0:21] is the sub-list for field type_name
 }
 
 func init() { file_stagemesh_admin_v1_model_proto_init() }
@@ -1401,7 +1629,7 @@ func file_stagemesh_admin_v1_model_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_stagemesh_admin_v1_model_proto_rawDesc), len(file_stagemesh_admin_v1_model_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   21,
+			NumMessages:   25,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

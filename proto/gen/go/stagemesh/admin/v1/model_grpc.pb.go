@@ -23,6 +23,8 @@ const (
 	ModelService_UnregisterModel_FullMethodName = "/stagemesh.admin.v1.ModelService/UnregisterModel"
 	ModelService_GetModel_FullMethodName        = "/stagemesh.admin.v1.ModelService/GetModel"
 	ModelService_ListModels_FullMethodName      = "/stagemesh.admin.v1.ModelService/ListModels"
+	ModelService_EnsureLoaded_FullMethodName    = "/stagemesh.admin.v1.ModelService/EnsureLoaded"
+	ModelService_EvictModel_FullMethodName      = "/stagemesh.admin.v1.ModelService/EvictModel"
 	ModelService_SetAlias_FullMethodName        = "/stagemesh.admin.v1.ModelService/SetAlias"
 	ModelService_DeleteAlias_FullMethodName     = "/stagemesh.admin.v1.ModelService/DeleteAlias"
 	ModelService_GetAlias_FullMethodName        = "/stagemesh.admin.v1.ModelService/GetAlias"
@@ -50,6 +52,13 @@ type ModelServiceClient interface {
 	GetModel(ctx context.Context, in *GetModelRequest, opts ...grpc.CallOption) (*GetModelResponse, error)
 	// ListModels returns the models, sorted by ID, in pages.
 	ListModels(ctx context.Context, in *ListModelsRequest, opts ...grpc.CallOption) (*ListModelsResponse, error)
+	// EnsureLoaded has a host load a model that none has, and counts as a use of it. A load that
+	// fails is MODEL_LOAD_FAILED, MODEL_TOO_LARGE or CACHE_FULL; one that does not end in time is
+	// MODEL_LOADING, and goes on.
+	EnsureLoaded(ctx context.Context, in *EnsureLoadedRequest, opts ...grpc.CallOption) (*EnsureLoadedResponse, error)
+	// EvictModel has all hosts unload a model once its requests have ended, and forgets the
+	// loads that failed. The next request loads it again.
+	EvictModel(ctx context.Context, in *EvictModelRequest, opts ...grpc.CallOption) (*EvictModelResponse, error)
 	// SetAlias creates an alias or changes its route. UNKNOWN_MODEL where a model of the route
 	// does not exist, ALIAS_CONFLICT where the alias has another owner or model than expected.
 	SetAlias(ctx context.Context, in *SetAliasRequest, opts ...grpc.CallOption) (*SetAliasResponse, error)
@@ -107,6 +116,26 @@ func (c *modelServiceClient) ListModels(ctx context.Context, in *ListModelsReque
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ListModelsResponse)
 	err := c.cc.Invoke(ctx, ModelService_ListModels_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *modelServiceClient) EnsureLoaded(ctx context.Context, in *EnsureLoadedRequest, opts ...grpc.CallOption) (*EnsureLoadedResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(EnsureLoadedResponse)
+	err := c.cc.Invoke(ctx, ModelService_EnsureLoaded_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *modelServiceClient) EvictModel(ctx context.Context, in *EvictModelRequest, opts ...grpc.CallOption) (*EvictModelResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(EvictModelResponse)
+	err := c.cc.Invoke(ctx, ModelService_EvictModel_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -192,6 +221,13 @@ type ModelServiceServer interface {
 	GetModel(context.Context, *GetModelRequest) (*GetModelResponse, error)
 	// ListModels returns the models, sorted by ID, in pages.
 	ListModels(context.Context, *ListModelsRequest) (*ListModelsResponse, error)
+	// EnsureLoaded has a host load a model that none has, and counts as a use of it. A load that
+	// fails is MODEL_LOAD_FAILED, MODEL_TOO_LARGE or CACHE_FULL; one that does not end in time is
+	// MODEL_LOADING, and goes on.
+	EnsureLoaded(context.Context, *EnsureLoadedRequest) (*EnsureLoadedResponse, error)
+	// EvictModel has all hosts unload a model once its requests have ended, and forgets the
+	// loads that failed. The next request loads it again.
+	EvictModel(context.Context, *EvictModelRequest) (*EvictModelResponse, error)
 	// SetAlias creates an alias or changes its route. UNKNOWN_MODEL where a model of the route
 	// does not exist, ALIAS_CONFLICT where the alias has another owner or model than expected.
 	SetAlias(context.Context, *SetAliasRequest) (*SetAliasResponse, error)
@@ -226,6 +262,12 @@ func (UnimplementedModelServiceServer) GetModel(context.Context, *GetModelReques
 }
 func (UnimplementedModelServiceServer) ListModels(context.Context, *ListModelsRequest) (*ListModelsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListModels not implemented")
+}
+func (UnimplementedModelServiceServer) EnsureLoaded(context.Context, *EnsureLoadedRequest) (*EnsureLoadedResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method EnsureLoaded not implemented")
+}
+func (UnimplementedModelServiceServer) EvictModel(context.Context, *EvictModelRequest) (*EvictModelResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method EvictModel not implemented")
 }
 func (UnimplementedModelServiceServer) SetAlias(context.Context, *SetAliasRequest) (*SetAliasResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method SetAlias not implemented")
@@ -334,6 +376,42 @@ func _ModelService_ListModels_Handler(srv interface{}, ctx context.Context, dec 
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(ModelServiceServer).ListModels(ctx, req.(*ListModelsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _ModelService_EnsureLoaded_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(EnsureLoadedRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ModelServiceServer).EnsureLoaded(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ModelService_EnsureLoaded_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ModelServiceServer).EnsureLoaded(ctx, req.(*EnsureLoadedRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _ModelService_EvictModel_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(EvictModelRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ModelServiceServer).EvictModel(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ModelService_EvictModel_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ModelServiceServer).EvictModel(ctx, req.(*EvictModelRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -468,6 +546,14 @@ var ModelService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListModels",
 			Handler:    _ModelService_ListModels_Handler,
+		},
+		{
+			MethodName: "EnsureLoaded",
+			Handler:    _ModelService_EnsureLoaded_Handler,
+		},
+		{
+			MethodName: "EvictModel",
+			Handler:    _ModelService_EvictModel_Handler,
 		},
 		{
 			MethodName: "SetAlias",

@@ -43,6 +43,11 @@ const (
 	ModelServiceGetModelProcedure = "/stagemesh.admin.v1.ModelService/GetModel"
 	// ModelServiceListModelsProcedure is the fully-qualified name of the ModelService's ListModels RPC.
 	ModelServiceListModelsProcedure = "/stagemesh.admin.v1.ModelService/ListModels"
+	// ModelServiceEnsureLoadedProcedure is the fully-qualified name of the ModelService's EnsureLoaded
+	// RPC.
+	ModelServiceEnsureLoadedProcedure = "/stagemesh.admin.v1.ModelService/EnsureLoaded"
+	// ModelServiceEvictModelProcedure is the fully-qualified name of the ModelService's EvictModel RPC.
+	ModelServiceEvictModelProcedure = "/stagemesh.admin.v1.ModelService/EvictModel"
 	// ModelServiceSetAliasProcedure is the fully-qualified name of the ModelService's SetAlias RPC.
 	ModelServiceSetAliasProcedure = "/stagemesh.admin.v1.ModelService/SetAlias"
 	// ModelServiceDeleteAliasProcedure is the fully-qualified name of the ModelService's DeleteAlias
@@ -72,6 +77,13 @@ type ModelServiceClient interface {
 	GetModel(context.Context, *connect.Request[v1.GetModelRequest]) (*connect.Response[v1.GetModelResponse], error)
 	// ListModels returns the models, sorted by ID, in pages.
 	ListModels(context.Context, *connect.Request[v1.ListModelsRequest]) (*connect.Response[v1.ListModelsResponse], error)
+	// EnsureLoaded has a host load a model that none has, and counts as a use of it. A load that
+	// fails is MODEL_LOAD_FAILED, MODEL_TOO_LARGE or CACHE_FULL; one that does not end in time is
+	// MODEL_LOADING, and goes on.
+	EnsureLoaded(context.Context, *connect.Request[v1.EnsureLoadedRequest]) (*connect.Response[v1.EnsureLoadedResponse], error)
+	// EvictModel has all hosts unload a model once its requests have ended, and forgets the
+	// loads that failed. The next request loads it again.
+	EvictModel(context.Context, *connect.Request[v1.EvictModelRequest]) (*connect.Response[v1.EvictModelResponse], error)
 	// SetAlias creates an alias or changes its route. UNKNOWN_MODEL where a model of the route
 	// does not exist, ALIAS_CONFLICT where the alias has another owner or model than expected.
 	SetAlias(context.Context, *connect.Request[v1.SetAliasRequest]) (*connect.Response[v1.SetAliasResponse], error)
@@ -122,6 +134,18 @@ func NewModelServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			connect.WithSchema(modelServiceMethods.ByName("ListModels")),
 			connect.WithClientOptions(opts...),
 		),
+		ensureLoaded: connect.NewClient[v1.EnsureLoadedRequest, v1.EnsureLoadedResponse](
+			httpClient,
+			baseURL+ModelServiceEnsureLoadedProcedure,
+			connect.WithSchema(modelServiceMethods.ByName("EnsureLoaded")),
+			connect.WithClientOptions(opts...),
+		),
+		evictModel: connect.NewClient[v1.EvictModelRequest, v1.EvictModelResponse](
+			httpClient,
+			baseURL+ModelServiceEvictModelProcedure,
+			connect.WithSchema(modelServiceMethods.ByName("EvictModel")),
+			connect.WithClientOptions(opts...),
+		),
 		setAlias: connect.NewClient[v1.SetAliasRequest, v1.SetAliasResponse](
 			httpClient,
 			baseURL+ModelServiceSetAliasProcedure,
@@ -167,6 +191,8 @@ type modelServiceClient struct {
 	unregisterModel *connect.Client[v1.UnregisterModelRequest, v1.UnregisterModelResponse]
 	getModel        *connect.Client[v1.GetModelRequest, v1.GetModelResponse]
 	listModels      *connect.Client[v1.ListModelsRequest, v1.ListModelsResponse]
+	ensureLoaded    *connect.Client[v1.EnsureLoadedRequest, v1.EnsureLoadedResponse]
+	evictModel      *connect.Client[v1.EvictModelRequest, v1.EvictModelResponse]
 	setAlias        *connect.Client[v1.SetAliasRequest, v1.SetAliasResponse]
 	deleteAlias     *connect.Client[v1.DeleteAliasRequest, v1.DeleteAliasResponse]
 	getAlias        *connect.Client[v1.GetAliasRequest, v1.GetAliasResponse]
@@ -193,6 +219,16 @@ func (c *modelServiceClient) GetModel(ctx context.Context, req *connect.Request[
 // ListModels calls stagemesh.admin.v1.ModelService.ListModels.
 func (c *modelServiceClient) ListModels(ctx context.Context, req *connect.Request[v1.ListModelsRequest]) (*connect.Response[v1.ListModelsResponse], error) {
 	return c.listModels.CallUnary(ctx, req)
+}
+
+// EnsureLoaded calls stagemesh.admin.v1.ModelService.EnsureLoaded.
+func (c *modelServiceClient) EnsureLoaded(ctx context.Context, req *connect.Request[v1.EnsureLoadedRequest]) (*connect.Response[v1.EnsureLoadedResponse], error) {
+	return c.ensureLoaded.CallUnary(ctx, req)
+}
+
+// EvictModel calls stagemesh.admin.v1.ModelService.EvictModel.
+func (c *modelServiceClient) EvictModel(ctx context.Context, req *connect.Request[v1.EvictModelRequest]) (*connect.Response[v1.EvictModelResponse], error) {
+	return c.evictModel.CallUnary(ctx, req)
 }
 
 // SetAlias calls stagemesh.admin.v1.ModelService.SetAlias.
@@ -236,6 +272,13 @@ type ModelServiceHandler interface {
 	GetModel(context.Context, *connect.Request[v1.GetModelRequest]) (*connect.Response[v1.GetModelResponse], error)
 	// ListModels returns the models, sorted by ID, in pages.
 	ListModels(context.Context, *connect.Request[v1.ListModelsRequest]) (*connect.Response[v1.ListModelsResponse], error)
+	// EnsureLoaded has a host load a model that none has, and counts as a use of it. A load that
+	// fails is MODEL_LOAD_FAILED, MODEL_TOO_LARGE or CACHE_FULL; one that does not end in time is
+	// MODEL_LOADING, and goes on.
+	EnsureLoaded(context.Context, *connect.Request[v1.EnsureLoadedRequest]) (*connect.Response[v1.EnsureLoadedResponse], error)
+	// EvictModel has all hosts unload a model once its requests have ended, and forgets the
+	// loads that failed. The next request loads it again.
+	EvictModel(context.Context, *connect.Request[v1.EvictModelRequest]) (*connect.Response[v1.EvictModelResponse], error)
 	// SetAlias creates an alias or changes its route. UNKNOWN_MODEL where a model of the route
 	// does not exist, ALIAS_CONFLICT where the alias has another owner or model than expected.
 	SetAlias(context.Context, *connect.Request[v1.SetAliasRequest]) (*connect.Response[v1.SetAliasResponse], error)
@@ -280,6 +323,18 @@ func NewModelServiceHandler(svc ModelServiceHandler, opts ...connect.HandlerOpti
 		ModelServiceListModelsProcedure,
 		svc.ListModels,
 		connect.WithSchema(modelServiceMethods.ByName("ListModels")),
+		connect.WithHandlerOptions(opts...),
+	)
+	modelServiceEnsureLoadedHandler := connect.NewUnaryHandler(
+		ModelServiceEnsureLoadedProcedure,
+		svc.EnsureLoaded,
+		connect.WithSchema(modelServiceMethods.ByName("EnsureLoaded")),
+		connect.WithHandlerOptions(opts...),
+	)
+	modelServiceEvictModelHandler := connect.NewUnaryHandler(
+		ModelServiceEvictModelProcedure,
+		svc.EvictModel,
+		connect.WithSchema(modelServiceMethods.ByName("EvictModel")),
 		connect.WithHandlerOptions(opts...),
 	)
 	modelServiceSetAliasHandler := connect.NewUnaryHandler(
@@ -328,6 +383,10 @@ func NewModelServiceHandler(svc ModelServiceHandler, opts ...connect.HandlerOpti
 			modelServiceGetModelHandler.ServeHTTP(w, r)
 		case ModelServiceListModelsProcedure:
 			modelServiceListModelsHandler.ServeHTTP(w, r)
+		case ModelServiceEnsureLoadedProcedure:
+			modelServiceEnsureLoadedHandler.ServeHTTP(w, r)
+		case ModelServiceEvictModelProcedure:
+			modelServiceEvictModelHandler.ServeHTTP(w, r)
 		case ModelServiceSetAliasProcedure:
 			modelServiceSetAliasHandler.ServeHTTP(w, r)
 		case ModelServiceDeleteAliasProcedure:
@@ -363,6 +422,14 @@ func (UnimplementedModelServiceHandler) GetModel(context.Context, *connect.Reque
 
 func (UnimplementedModelServiceHandler) ListModels(context.Context, *connect.Request[v1.ListModelsRequest]) (*connect.Response[v1.ListModelsResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("stagemesh.admin.v1.ModelService.ListModels is not implemented"))
+}
+
+func (UnimplementedModelServiceHandler) EnsureLoaded(context.Context, *connect.Request[v1.EnsureLoadedRequest]) (*connect.Response[v1.EnsureLoadedResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("stagemesh.admin.v1.ModelService.EnsureLoaded is not implemented"))
+}
+
+func (UnimplementedModelServiceHandler) EvictModel(context.Context, *connect.Request[v1.EvictModelRequest]) (*connect.Response[v1.EvictModelResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("stagemesh.admin.v1.ModelService.EvictModel is not implemented"))
 }
 
 func (UnimplementedModelServiceHandler) SetAlias(context.Context, *connect.Request[v1.SetAliasRequest]) (*connect.Response[v1.SetAliasResponse], error) {
