@@ -18,9 +18,12 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/model"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
+	"github.com/stagemesh/stagemesh/stagehost/runner/modelserver"
+	"github.com/stagemesh/stagemesh/stagehost/runner/modelserver/modelservertest"
 )
 
 // signModels returns a runner whose models append their names to each input.
@@ -94,6 +97,47 @@ func TestModelsAreServedByNameAndAlias(t *testing.T) {
 	for _, name := range []string{"model:none", "alias:none"} {
 		if _, err := infer(name, nil); fault.From(err).Reason != fault.UnknownModel {
 			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestModelServerServesModels(t *testing.T) {
+	t.Parallel()
+	server := &modelservertest.Server{}
+	r, err := modelserver.New(modelserver.Settings{Address: server.Start(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := start(t, newMesh(t, stagemesh.Settings{
+		Registry: &meshfile.RegistryConfig{},
+		Gateway:  gateway.Settings{Models: []model.Model{{ID: "a", Stage: "score", Options: map[string]string{"add": "10", "size": "4096"}}}},
+	}, stagemesh.Stage{
+		Name: "score", Runner: r,
+		Config: stagehost.Config{Models: &stagehost.ModelSettings{Capacity: 1 << 20}},
+	}))
+	ask := func() (int64, error) {
+		x, err := tensor.FromInt64([]int64{1}, []int64{1})
+		if err != nil {
+			return 0, err
+		}
+		out, err := m.Infer(t.Context(), &call.Request{Pipeline: "model:a", Inputs: []payload.Part{payload.OfTensor("x", x)}})
+		if err != nil {
+			return 0, err
+		}
+		rows, err := out.Outputs[0].Tensor.Int64Values()
+		return rows[0], err
+	}
+	testbed.Eventually(t, "the model answers", func() bool {
+		row, err := ask()
+		return err == nil && row == 11
+	})
+	for name, lose := range map[string]func(){
+		"the server forgot the model": func() { server.Forget("a") },
+		"the server restarted":        func() { server.Stop(); server.Restart() },
+	} {
+		lose()
+		if row, err := ask(); err != nil || row != 11 {
+			t.Errorf("%s: %d, %v", name, row, err)
 		}
 	}
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/stagemesh/stagemesh/services/onnx"
 	"github.com/stagemesh/stagemesh/services/runners"
 	"github.com/stagemesh/stagemesh/stagehost"
+	"github.com/stagemesh/stagemesh/stagehost/runner/modelserver"
 )
 
 // reference is what docs_test holds against the File; the paths start at this
@@ -70,6 +71,7 @@ func TestDocumentedFilesAreValid(t *testing.T) {
 // settings are those of each kind of runner.
 var settings = map[string]reflect.Type{
 	"image_decode": reflect.TypeFor[runners.ImageDecodeSettings](),
+	"model_server": reflect.TypeFor[modelserver.Settings](),
 	"onnx":         reflect.TypeFor[onnx.Settings](),
 	"top_k":        reflect.TypeFor[runners.TopKSettings](),
 	"echo":         reflect.TypeFor[runners.EchoSettings](),

@@ -1,7 +1,7 @@
 // Package runners has the runners that are shipped, for programs that serve whatever a
 // mesh's file names. Each has settings with the keys of docs/configuration.md, which its
-// constructor checks; errors begin with the wrong key. The runner of ONNX models is a
-// package of its own.
+// constructor checks; errors begin with the wrong key. The runners of ONNX models and of model
+// servers are packages of their own.
 package runners
 
 import (
@@ -10,12 +10,14 @@ import (
 	"github.com/stagemesh/stagemesh/internal/meshfile"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/services/onnx"
+	"github.com/stagemesh/stagemesh/stagehost/runner/modelserver"
 )
 
 // All returns every kind of runner that is shipped.
 func All() []meshfile.Kind {
 	return []meshfile.Kind{
 		meshfile.KindOf("image_decode", NewImageDecode),
+		meshfile.KindOf("model_server", modelserver.New),
 		meshfile.KindOf("onnx", onnx.New),
 		meshfile.KindOf("top_k", NewTopK),
 		meshfile.KindOf("worker", NewWorker),

@@ -197,6 +197,25 @@ func (it Item) Err(ctx context.Context) error {
 	}
 }
 
+// Context returns a context that ends when the item is cancelled, too. The function ends the
+// context and its goroutine.
+func (it Item) Context(ctx context.Context) (context.Context, func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		select {
+		case <-it.Cancelled:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func() {
+		cancel()
+		<-watched
+	}
+}
+
 // Outcome is the result of one item: Fault, or else Parts.
 type Outcome struct {
 	Parts []payload.Part

@@ -190,7 +190,7 @@ func Stream(settings Settings, answer StreamFunc) *Runner {
 
 // streamItem sends the chunks of an item to the sink, and returns its outcome.
 func streamItem(ctx context.Context, i int, item runner.Item, sink runner.Sink, answer StreamFunc) runner.Outcome {
-	ctx, end := withCancelled(ctx, item)
+	ctx, end := item.Context(ctx)
 	defer end()
 	return answerItem(ctx, item, func(ctx context.Context, item runner.Item) ([]payload.Part, error) {
 		parts, err := answer(ctx, item, func(chunk ...payload.Part) error {
@@ -205,25 +205,6 @@ func streamItem(ctx context.Context, i int, item runner.Item, sink runner.Sink, 
 		}
 		return parts, err
 	})
-}
-
-// withCancelled returns a context that ends when the item is cancelled, too. The function
-// ends the context and its goroutine.
-func withCancelled(ctx context.Context, item runner.Item) (context.Context, func()) {
-	ctx, cancel := context.WithCancel(ctx)
-	watched := make(chan struct{})
-	go func() {
-		defer close(watched)
-		select {
-		case <-item.Cancelled:
-			cancel()
-		case <-ctx.Done():
-		}
-	}()
-	return ctx, func() {
-		cancel()
-		<-watched
-	}
 }
 
 // RowsFunc computes a whole batch at once: in holds, by input name, tensors

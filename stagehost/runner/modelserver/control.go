@@ -1,0 +1,133 @@
+package modelserver
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/stagemesh/stagemesh/proto/gen/go/mmesh"
+	oipv2 "github.com/stagemesh/stagemesh/proto/gen/go/oip/v2"
+
+	"github.com/stagemesh/stagemesh/mesh/model"
+	"github.com/stagemesh/stagemesh/stagehost/runner"
+)
+
+// control is how a server loads models. Errors are those of gRPC.
+type control interface {
+	// status returns the limits of a server that is ready and has no models.
+	status(ctx context.Context) (runner.ModelLimits, error)
+	load(ctx context.Context, m model.Model) (runner.LoadedModel, error)
+	// unload is called for models that are absent, too.
+	unload(ctx context.Context, id model.ID) error
+	// predict returns the size of a model before its load; zero where the server does not know.
+	predict(ctx context.Context, m model.Model) (model.Size, error)
+}
+
+// spi is the control by mmesh.ModelRuntime.
+type spi struct{ mmesh.ModelRuntimeClient }
+
+func (s spi) status(ctx context.Context) (out runner.ModelLimits, err error) {
+	at, err := s.RuntimeStatus(ctx, &mmesh.RuntimeStatusRequest{}, grpc.WaitForReady(true))
+	switch {
+	case err != nil:
+		return out, err
+	case at.GetStatus() != mmesh.RuntimeStatusResponse_READY:
+		return out, fmt.Errorf("its status is %s", at.GetStatus())
+	}
+	return runner.ModelLimits{
+		Capacity: bytesOf(at.GetCapacityInBytes()), DefaultSize: bytesOf(at.GetDefaultModelSizeInBytes()),
+		LoadSlots: max(1, int(at.GetMaxLoadingConcurrency())), LoadTimeout: time.Duration(at.GetModelLoadingTimeoutMs()) * time.Millisecond,
+	}, nil
+}
+
+func bytesOf(n uint64) model.Size { return model.Size{Host: int64(min(n, math.MaxInt64))} }
+
+func (s spi) load(ctx context.Context, m model.Model) (out runner.LoadedModel, err error) {
+	loaded, err := s.LoadModel(ctx, &mmesh.LoadModelRequest{ModelId: string(m.ID), ModelType: m.Type, ModelPath: m.Source, ModelKey: keyOf(m)})
+	if err != nil {
+		return out, err
+	}
+	out = runner.LoadedModel{Size: bytesOf(loaded.GetSizeInBytes()), MaxConcurrency: int(loaded.GetMaxConcurrency())}
+	if out.Size == (model.Size{}) {
+		ctx, cancel := context.WithTimeout(ctx, sizeTimeout)
+		defer cancel()
+		size, err := s.ModelSize(ctx, &mmesh.ModelSizeRequest{ModelId: string(m.ID)})
+		if err != nil && status.Code(err) != codes.Unimplemented {
+			return out, status.Errorf(codes.Internal, "its size: %v", err) // it is loaded, whatever the code
+		}
+		out.Size = bytesOf(size.GetSizeInBytes())
+	}
+	return out, nil
+}
+
+// keyOf returns the options of a model as the adapters of KServe read them.
+func keyOf(m model.Model) string {
+	if len(m.Options) == 0 {
+		return ""
+	}
+	key, _ := json.Marshal(m.Options) // a map of strings always has a form in JSON
+	return string(key)
+}
+
+func (s spi) unload(ctx context.Context, id model.ID) error {
+	_, err := s.UnloadModel(ctx, &mmesh.UnloadModelRequest{ModelId: string(id)})
+	return err
+}
+
+func (s spi) predict(ctx context.Context, m model.Model) (model.Size, error) {
+	size, err := s.PredictModelSize(ctx, &mmesh.PredictModelSizeRequest{
+		ModelId: string(m.ID), ModelType: m.Type, ModelPath: m.Source, ModelKey: keyOf(m),
+	})
+	if status.Code(err) == codes.Unimplemented {
+		err = nil
+	}
+	return bytesOf(size.GetSizeInBytes()), err
+}
+
+// repository is the control by the repository extension of the Open Inference Protocol. The ID of a
+// model is its name in the server's repository. Sizes are not known.
+type repository struct {
+	oipv2.GRPCInferenceServiceClient
+}
+
+// repositoryLoads is how many models such a server loads at a time.
+const repositoryLoads = 2
+
+func (s repository) status(ctx context.Context) (out runner.ModelLimits, err error) {
+	ready, err := s.ServerReady(ctx, &oipv2.ServerReadyRequest{}, grpc.WaitForReady(true))
+	if err == nil && !ready.GetReady() {
+		err = errors.New("its answer to ServerReady is false")
+	}
+	if err != nil {
+		return out, err
+	}
+	index, err := s.RepositoryIndex(ctx, &oipv2.RepositoryIndexRequest{Ready: true})
+	for _, m := range index.GetModels() {
+		if err == nil {
+			err = s.unload(ctx, model.ID(m.GetName()))
+		}
+	}
+	return runner.ModelLimits{LoadSlots: repositoryLoads}, err
+}
+
+func (s repository) load(ctx context.Context, m model.Model) (out runner.LoadedModel, err error) {
+	_, err = s.RepositoryModelLoad(ctx, &oipv2.RepositoryModelLoadRequest{ModelName: string(m.ID)})
+	return out, err
+}
+
+func (s repository) unload(ctx context.Context, id model.ID) error {
+	_, err := s.RepositoryModelUnload(ctx, &oipv2.RepositoryModelUnloadRequest{ModelName: string(id)})
+	if isUnknownModel(err) {
+		return nil
+	}
+	return err
+}
+
+func (repository) predict(context.Context, model.Model) (out model.Size, err error) { return out, nil }

@@ -1,0 +1,375 @@
+// Package modelserver runs the models of a stage on a server that somebody else starts, such as
+// Triton, MLServer, OpenVINO Model Server or TensorFlow Serving: a client of the server, in the
+// host's process. It is a runner.ModelLoader.
+//
+// A server is controlled by mmesh.ModelRuntime, the runtime interface of KServe ModelMesh, which
+// servers implement themselves or by an adapter of KServe, or by the repository extension of the
+// Open Inference Protocol over gRPC, which Triton and MLServer have. Batches reach it by that
+// protocol, too, item by item and all at once: servers form batches of their own.
+//
+// A connection is one life of the server, and the number of Models. The server is asked for its
+// status every two seconds until it is ready and has unloaded all models. When the connection ends
+// all models count as gone, and the next one begins the same way. So a server must not end connections because of their age. Batches and loads that run
+// when it ends fail with runner.ErrCrashed.
+//
+// Everything is safe for concurrent use. To test with it, use the server of modelservertest.
+package modelserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/stagemesh/stagemesh/proto/gen/go/mmesh"
+	oipv2 "github.com/stagemesh/stagemesh/proto/gen/go/oip/v2"
+
+	"github.com/stagemesh/stagemesh/mesh/model"
+	"github.com/stagemesh/stagemesh/stagehost/runner"
+	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
+)
+
+const (
+	// DefaultConcurrency is the number of batches that a server runs at a time.
+	DefaultConcurrency = 16
+	maxConcurrency     = 1024
+
+	// statusInterval is the pause between questions for the status of a server that is not ready,
+	// statusTimeout the time for its answer: it may unload models first.
+	statusInterval = 2 * time.Second
+	statusTimeout  = 30 * time.Second
+	// sizeTimeout bounds the question for the size of a loaded model, and undoTimeout the unload
+	// after a failed load.
+	sizeTimeout = 30 * time.Second
+	undoTimeout = 30 * time.Second
+)
+
+var (
+	// ErrNoModels means that the stage has no section models.
+	ErrNoModels = errors.New("the stage has a model server: give it a section models")
+	errNotReady = errors.New("the model server is not ready")
+	errLost     = errors.New("the connection to the model server ended")
+)
+
+// How a server is controlled.
+const (
+	// ControlRuntime is mmesh.ModelRuntime.
+	ControlRuntime = "mmesh"
+	// ControlRepository is the repository extension of the Open Inference Protocol.
+	ControlRepository = "repository"
+)
+
+// Settings configure a runner. Addresses are unix:<absolute path>, or <host>:<port>.
+type Settings struct {
+	// Address is where the server is controlled.
+	Address string `yaml:"address"`
+	// Control is how: ControlRuntime, which empty means, or ControlRepository.
+	Control string `yaml:"control"`
+	// DataAddress is where it takes batches; empty means Address.
+	DataAddress string `yaml:"data_address"`
+	// Concurrency is the number of batches at a time; 0 means DefaultConcurrency.
+	Concurrency int `yaml:"concurrency"`
+}
+
+func (s Settings) validate() error {
+	if err := validAddress(s.Address); err != nil {
+		return fmt.Errorf("address: %w", err)
+	}
+	if err := validAddress(s.DataAddress); s.DataAddress != "" && err != nil {
+		return fmt.Errorf("data_address: %w", err)
+	}
+	if s.Control != "" && s.Control != ControlRuntime && s.Control != ControlRepository {
+		return fmt.Errorf("control: %q is neither %s nor %s", s.Control, ControlRuntime, ControlRepository)
+	}
+	if s.Concurrency < 0 || s.Concurrency > maxConcurrency {
+		return fmt.Errorf("concurrency: %d is not between 1 and %d", s.Concurrency, maxConcurrency)
+	}
+	return nil
+}
+
+func validAddress(s string) error {
+	if path, ok := strings.CutPrefix(s, "unix:"); ok && filepath.IsAbs(path) {
+		return nil
+	}
+	if _, port, err := net.SplitHostPort(s); err != nil || port == "" {
+		return fmt.Errorf("%q is neither unix:<absolute path> nor <host>:<port>", s)
+	}
+	return nil
+}
+
+// Runner is a client of a model server. Its batches run as those of an inproc.Runner.
+type Runner struct {
+	*inproc.Runner
+	settings     Settings
+	server, data *link
+	control      control
+	memory       *model.Size
+	// life ends with Stop; watched is closed when watch has ended.
+	life    context.Context
+	end     context.CancelFunc
+	watched chan struct{}
+
+	mu sync.Mutex
+	// ready is the connection whose server is ready; without one err says why.
+	ready   uint64
+	err     error
+	changed chan struct{}
+	limits  runner.ModelLimits
+	loading int
+}
+
+var (
+	_ runner.ModelLoader    = (*Runner)(nil)
+	_ runner.HealthReporter = (*Runner)(nil)
+	_ runner.HostAware      = (*Runner)(nil)
+)
+
+// New returns a runner. Errors begin with the key of a wrong setting.
+func New(s Settings) (*Runner, error) {
+	if err := s.validate(); err != nil {
+		return nil, err
+	}
+	if s.Concurrency == 0 {
+		s.Concurrency = DefaultConcurrency
+	}
+	r := &Runner{settings: s, err: errNotReady, changed: make(chan struct{}), watched: make(chan struct{})}
+	r.life, r.end = context.WithCancel(context.Background())
+	r.Runner = inproc.New(inproc.Settings{Concurrency: s.Concurrency, Setup: r.connect, Teardown: r.disconnect}, r.do)
+	return r, nil
+}
+
+// SetHost implements runner.HostAware.
+func (r *Runner) SetHost(h runner.HostInfo) { r.memory = h.Models }
+
+// connect begins to follow the server, and returns when it is ready.
+func (r *Runner) connect(ctx context.Context) error {
+	if r.memory == nil {
+		return ErrNoModels
+	}
+	var err error
+	if r.server, err = dial(r.settings.Address, r.notify); err != nil {
+		return fmt.Errorf("address: %w", err)
+	}
+	r.data, r.control = r.server, spi{mmesh.NewModelRuntimeClient(r.server.conn)}
+	if r.settings.Control == ControlRepository {
+		r.control = repository{oipv2.NewGRPCInferenceServiceClient(r.server.conn)}
+	}
+	if r.settings.DataAddress != "" {
+		if r.data, err = dial(r.settings.DataAddress, func() {}); err != nil {
+			return errors.Join(fmt.Errorf("data_address: %w", err), r.server.conn.Close())
+		}
+	}
+	go r.watch()
+	if !r.await(ctx, true) {
+		_, err = r.Health()
+		return errors.Join(fmt.Errorf("%s: %w", r.settings.Address, err), r.disconnect())
+	}
+	return nil
+}
+
+func (r *Runner) disconnect() error {
+	r.end()
+	<-r.watched
+	err := r.server.conn.Close()
+	if r.data != r.server {
+		err = errors.Join(err, r.data.conn.Close())
+	}
+	return err
+}
+
+// watch asks a server for its status until it is ready, and again after each end of the
+// connection.
+func (r *Runner) watch() {
+	defer close(r.watched)
+	for r.life.Err() == nil {
+		serial := r.server.serial.Load()
+		ctx, cancel := context.WithTimeout(r.life, statusTimeout)
+		limits, err := r.control.status(ctx)
+		cancel()
+		switch {
+		case err != nil:
+			r.setStatus(0, runner.ModelLimits{}, fmt.Errorf("%w: %w", errNotReady, err))
+			select {
+			case <-time.After(statusInterval):
+			case <-r.life.Done():
+			}
+		case serial == r.server.serial.Load(): // else the call began the connection, or it ended
+			r.setStatus(serial, limits, nil)
+			r.await(r.life, false)
+			r.setStatus(0, runner.ModelLimits{}, errLost)
+		}
+	}
+}
+
+// setStatus sets the connection whose server is ready, 0 for none.
+func (r *Runner) setStatus(ready uint64, limits runner.ModelLimits, err error) {
+	r.mu.Lock()
+	r.ready, r.err = ready, err
+	if ready != 0 {
+		r.limits = limits
+	}
+	r.mu.Unlock()
+	r.notify()
+}
+
+// notify is called after each change of Models and Health.
+func (r *Runner) notify() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	close(r.changed)
+	r.changed = make(chan struct{})
+}
+
+// await waits until a server is ready, or is not, and returns false where the context ends before.
+func (r *Runner) await(ctx context.Context, isReady bool) bool {
+	for {
+		generation, changed := r.Models()
+		if (generation != 0) == isReady {
+			return true
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return false
+		}
+	}
+}
+
+// Models implements runner.ModelLoader: its number is that of the connection.
+func (r *Runner) Models() (generation uint64, changed <-chan struct{}) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.generation(), r.changed
+}
+
+func (r *Runner) generation() uint64 {
+	if r.ready == 0 || r.ready != r.server.serial.Load() {
+		return 0
+	}
+	return r.ready
+}
+
+// Health implements runner.HealthReporter.
+func (r *Runner) Health() (changed <-chan struct{}, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err = r.err; err == nil && r.generation() == 0 {
+		err = errLost
+	}
+	return r.changed, err
+}
+
+// ModelLimits implements runner.ModelLoader: those of the server, within those of the host.
+func (r *Runner) ModelLimits() runner.ModelLimits {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	out := r.limits
+	if most := r.memory.Host; most > 0 && (out.Capacity.Host == 0 || most < out.Capacity.Host) {
+		out.Capacity.Host = most
+	}
+	return out
+}
+
+// call calls the server, and fails where that is not ready before and after.
+func (r *Runner) call(do func() error) error {
+	before, _ := r.Models()
+	if before == 0 {
+		_, err := r.Health()
+		return fmt.Errorf("%w: %w", runner.ErrNotStarted, err)
+	}
+	err := do()
+	if after, _ := r.Models(); after != before {
+		return fmt.Errorf("%w: %w", runner.ErrCrashed, errors.Join(errLost, err))
+	}
+	return err
+}
+
+// Load implements runner.ModelLoader. A load that fails is undone, unless the server says that
+// it did not begin.
+func (r *Runner) Load(ctx context.Context, m model.Model) (out runner.LoadedModel, err error) {
+	if ctx.Err() != nil {
+		return out, context.Cause(ctx)
+	}
+	if !r.takeSlot() {
+		return out, fmt.Errorf("%w: as many models are being loaded as the server allows", runner.ErrNotStarted)
+	}
+	defer func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.loading--
+	}()
+	life, stop := context.WithCancel(ctx)
+	defer stop()
+	defer context.AfterFunc(r.life, stop)()
+	err = r.call(func() (err error) {
+		out, err = r.control.load(life, m)
+		return err
+	})
+	switch code := status.Code(err); {
+	case err == nil, errors.Is(err, runner.ErrNotStarted), errors.Is(err, runner.ErrCrashed):
+		return out, err
+	case code == codes.FailedPrecondition, code == codes.InvalidArgument:
+		return out, fmt.Errorf("%w: %w", runner.ErrInvalidModel, err)
+	case code == codes.ResourceExhausted:
+		err = fmt.Errorf("%w: %w", runner.ErrOutOfMemory, err)
+	case ctx.Err() != nil:
+		err = context.Cause(ctx)
+	}
+	undo, end := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+	defer end()
+	if failed := r.Unload(undo, m.ID); failed != nil {
+		err = fmt.Errorf("%w; the unload after it: %w", err, failed)
+	}
+	return out, err
+}
+
+func (r *Runner) takeSlot() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.ready != 0 && r.loading >= r.limits.LoadSlots {
+		return false
+	}
+	r.loading++
+	return true
+}
+
+// Unload implements runner.ModelLoader.
+func (r *Runner) Unload(ctx context.Context, id model.ID) error {
+	return r.call(func() error { return r.control.unload(ctx, id) })
+}
+
+// Size implements runner.ModelLoader: the predicted size, as Load has returned that of a loaded
+// model.
+func (r *Runner) Size(ctx context.Context, m model.Model) (size model.Size, err error) {
+	err = r.call(func() (err error) {
+		size, err = r.control.predict(ctx, m)
+		return err
+	})
+	return size, err
+}
+
+// do runs the items of a batch at once.
+func (r *Runner) do(ctx context.Context, batch runner.Batch, sink runner.Sink) error {
+	var items errgroup.Group
+	for i, item := range batch.Items {
+		items.Go(func() error {
+			ctx, end := item.Context(ctx)
+			defer end()
+			parts, err := r.data.infer(ctx, batch.Model.Model, item)
+			outcome, err := outcomeOf(ctx, parts, err)
+			if err != nil {
+				return err
+			}
+			return sink.SetOutcome(i, outcome)
+		})
+	}
+	return items.Wait()
+}
