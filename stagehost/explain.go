@@ -42,11 +42,15 @@ func (h *Host) report(it *item) *meshv1.RequestReport {
 	case sending:
 		timing = it.timing
 	}
+	state := it.state.String()
+	if it.isWaiting {
+		state, since = "waits for its model", it.waitsForModelSince
+	}
 	out := it.env.Report(meshv1.RequestSource_REQUEST_SOURCE_IN_FLIGHT)
 	out.TraceId = it.env.Trace.ID()
 	out.Steps = append(out.Steps, &meshv1.ReportedStep{Timing: timing.ToProto()})
 	out.Holders = []*meshv1.RequestHolder{{
-		Stage: string(h.settings.Stage), Host: string(h.settings.Host), State: it.state.String(), Since: timestamppb.New(since),
+		Stage: string(h.settings.Stage), Host: string(h.settings.Host), State: state, Since: timestamppb.New(since),
 	}}
 	return out
 }

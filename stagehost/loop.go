@@ -260,6 +260,7 @@ func (l *loop) extend(now time.Time) {
 	l.host.load.recordLearned(l.batcher)
 	if l.models != nil {
 		l.host.load.recordCache(l.models.published(now))
+		l.host.metrics.recordModels(l.models, now)
 	}
 	l.cancelledIDs.expire(now)
 	if l.abandoned || !l.host.bus.Connected() {

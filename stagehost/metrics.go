@@ -14,6 +14,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/stagehost/batch"
+	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
 // series are attributes in the forms that instruments take, made once: each call would
@@ -55,6 +56,14 @@ type metrics struct {
 	sendRetries, duplicateReplies, chunks                      counter
 	ackFailures, internalErrors                                counter
 
+	// Of a stage that loads models; no series is of one model.
+	modelRequests, modelLoads                      metric.Int64Counter
+	modelEvictions, modelForwards                  counter
+	modelLoad                                      metric.Float64Histogram
+	models, modelWaiting, modelUsed, modelCapacity metric.Int64Gauge
+	modelAge                                       metric.Float64Gauge
+	host                                           attribute.KeyValue
+
 	inFlight                                  metric.Int64Gauge
 	batchItems, batchRows                     metric.Int64Histogram
 	queueWait, batchWait, runTime, firstChunk metric.Float64Histogram
@@ -82,9 +91,25 @@ func newMetrics(meter metric.Meter, stage pipeline.StageName, host pipeline.Host
 		errs = append(errs, err)
 		return h
 	}
-	inFlight, err := meter.Int64Gauge("stagemesh.stage.items_in_flight", metric.WithDescription("Items in flight, by state."))
+	gauge := func(name, unit, help string) metric.Int64Gauge {
+		g, err := meter.Int64Gauge(name, metric.WithUnit(unit), metric.WithDescription(help))
+		errs = append(errs, err)
+		return g
+	}
+	age, err := meter.Float64Gauge("stagemesh.stage.model_oldest_use", metric.WithUnit("s"), metric.WithDescription("Time since the last use of the model that is evicted next."))
 	m := &metrics{
-		stage: key, base: base, reasons: map[batch.Reason]series{}, inFlight: inFlight,
+		stage: key, base: base, reasons: map[batch.Reason]series{}, host: attribute.String("host", string(host)), modelAge: age,
+		inFlight:      gauge("stagemesh.stage.items_in_flight", "", "Items in flight, by state."),
+		models:        gauge("stagemesh.stage.models", "", "Models of a host: loaded, loading, or queued for a load."),
+		modelWaiting:  gauge("stagemesh.stage.model_waiting_items", "", "Items that wait for models."),
+		modelUsed:     gauge("stagemesh.stage.model_memory_used", "By", "Memory of models that are loaded or being loaded."),
+		modelCapacity: gauge("stagemesh.stage.model_memory_capacity", "By", "Memory for models."),
+
+		modelRequests:  vector("stagemesh.stage.model_requests", "Items that found their model loaded (hit) or not (miss)."),
+		modelLoads:     vector("stagemesh.stage.model_loads", "Loads that ended, by outcome."),
+		modelEvictions: count("stagemesh.stage.model_evictions", "Models unloaded to make room."),
+		modelForwards:  count("stagemesh.stage.model_forwards", "Items passed on to another host that has their model."),
+		modelLoad:      seconds("stagemesh.stage.model_load", "Time of a load that succeeded."),
 
 		items:       vector("stagemesh.stage.items", "Items with an outcome, by outcome."),
 		faults:      vector("stagemesh.stage.faults", "Items that failed, by reason."),
@@ -117,7 +142,7 @@ func newMetrics(meter metric.Meter, stage pipeline.StageName, host pipeline.Host
 		m.reasons[reason] = m.with("reason", string(reason))
 	}
 	for s := range m.states {
-		m.states[s] = seriesOf(key, attribute.String("host", string(host)), attribute.String("state", itemState(s).String()))
+		m.states[s] = m.ofHost("state", itemState(s).String())
 	}
 	return m, errors.Join(append(errs, err)...)
 }
@@ -172,6 +197,11 @@ func (m *metrics) with(key, value string) series {
 	return seriesOf(m.stage, attribute.String(key, value))
 }
 
+// ofHost is for gauges, which are of one host.
+func (m *metrics) ofHost(key, value string) series {
+	return seriesOf(m.stage, m.host, attribute.String(key, value))
+}
+
 func (m *metrics) countArrival(it *item) {
 	if it.delivery.Item != nil {
 		m.local.inc()
@@ -213,6 +243,50 @@ func (m *metrics) countFault(reason string) {
 func (m *metrics) recordItems(l *ledger) {
 	for s, count := range l.counts {
 		m.inFlight.Record(context.Background(), int64(count), m.states[s].record...)
+	}
+}
+
+// countModelRequest counts an item that has come to a host of many models.
+func (m *metrics) countModelRequest(isHit bool) {
+	result := "miss"
+	if isHit {
+		result = "hit"
+	}
+	m.modelRequests.Add(context.Background(), 1, m.with("result", result).add...)
+}
+
+// countLoad counts a load that has ended.
+func (m *metrics) countLoad(took time.Duration, err error) {
+	outcome := "loaded"
+	switch {
+	case err == nil:
+		m.modelLoad.Record(context.Background(), took.Seconds(), m.base.record...)
+	case errors.Is(err, runner.ErrCrashed):
+		outcome = "crashed"
+	default:
+		outcome = "failed"
+	}
+	m.modelLoads.Add(context.Background(), 1, m.with("outcome", outcome).add...)
+}
+
+// recordModels records the gauges of the models.
+func (m *metrics) recordModels(s *modelSet, now time.Time) {
+	f, ctx := s.cache.Figures(now), context.Background()
+	for state, n := range map[string]int{"loaded": f.Models, "loading": f.Loading, "queued": f.Queued} {
+		m.models.Record(ctx, int64(n), m.ofHost("state", state).record...)
+	}
+	of := seriesOf(m.stage, m.host).record
+	m.modelWaiting.Record(ctx, int64(s.items), of...)
+	age := time.Duration(0)
+	if !f.OldestUse.IsZero() {
+		age = now.Sub(f.OldestUse)
+	}
+	m.modelAge.Record(ctx, age.Seconds(), of...)
+	for memory, size := range map[string][2]int64{"host": {f.Used.Host, f.Capacity.Host}, "device": {f.Used.Device, f.Capacity.Device}} {
+		if size[1] > 0 {
+			m.modelUsed.Record(ctx, size[0], m.ofHost("memory", memory).record...)
+			m.modelCapacity.Record(ctx, size[1], m.ofHost("memory", memory).record...)
+		}
 	}
 }
 

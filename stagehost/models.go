@@ -86,8 +86,9 @@ type modelSet struct {
 // itemModel is an item's place among the models.
 type itemModel struct {
 	// replica is that which the item pins, isWaiting is true while it waits for a model.
-	replica   *modelcache.Replica
-	isWaiting bool
+	replica            *modelcache.Replica
+	isWaiting          bool
+	waitsForModelSince time.Time
 	// isFree is true once the item counts no more for the host's bound.
 	isFree bool
 	// limit is that of its model when it was given to the batcher; it may be nil.
@@ -119,6 +120,10 @@ func (h *Host) contractOf(id model.ID) *schema.Contract {
 // its fault.
 func (s *modelSet) admit(now time.Time, it *item) bool {
 	id := modelOf(it.env)
+	if it.run == nil {
+		r := s.cache.Replica(id)
+		s.loop.host.metrics.countModelRequest(r != nil && r.State() == modelcache.Loaded)
+	}
 	switch err := id.Validate(); {
 	case err != nil:
 		s.loop.fail(it, fault.InField(fault.InvalidRequest, "model", "stage %s loads models by name: %w", s.loop.host.settings.Stage, err))
@@ -205,7 +210,7 @@ func (s *modelSet) wait(it *item) bool {
 		return false
 	}
 	id := modelOf(it.env)
-	it.isWaiting = true
+	it.isWaiting, it.waitsForModelSince = true, time.Now()
 	s.waiting[id] = append(s.waiting[id], it)
 	s.items, s.bytes = s.items+1, s.bytes+int64(it.bytes)
 	if !it.isFree && it.direct == nil {
@@ -241,6 +246,7 @@ func (s *modelSet) endWait(it *item) {
 		return
 	}
 	it.isWaiting = false
+	s.loop.host.traceModelWait(it)
 	id := modelOf(it.env)
 	s.waiting[id] = slices.DeleteFunc(s.waiting[id], func(other *item) bool { return other == it })
 	if len(s.waiting[id]) == 0 {
@@ -594,6 +600,9 @@ func (s *modelSet) act(now time.Time) {
 			m := s.known[r.ID]
 			s.start(func(ctx context.Context) event { return h.loadModel(ctx, r, m) })
 		case modelcache.Unload:
+			if a.Evict {
+				h.metrics.modelEvictions.inc()
+			}
 			lastUse, isRefused := r.LastUse, s.refused[r]
 			s.busy[r.ID]++
 			h.contracts.Delete(r.ID)
@@ -690,7 +699,9 @@ func (h *Host) loadModel(ctx context.Context, r *modelcache.Replica, m model.Mod
 			e.err = fmt.Errorf("its spec: %w", e.err)
 		}
 	}
-	log := h.settings.Logger.With("model", m.ID, "took", time.Since(begin).Round(time.Millisecond))
+	took := time.Since(begin)
+	h.metrics.countLoad(took, e.err)
+	log := h.settings.Logger.With("model", m.ID, "took", took.Round(time.Millisecond))
 	ctx, cancel := context.WithTimeout(h.runCtx, registryTimeout)
 	defer cancel()
 	registry, own := h.models, h.settings.Host
@@ -873,6 +884,7 @@ func (l *loop) forward(it *item, to pipeline.HostID) {
 	if !l.beginSend(it) {
 		return
 	}
+	l.host.metrics.modelForwards.inc()
 	it.trace.process.Event("passed on", attribute.String("stagemesh.host", string(to)))
 	l.replaceOutbox(it, []outgoing{{message, toHost}})
 	l.send(it)

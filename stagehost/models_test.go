@@ -182,9 +182,17 @@ func TestColdModelIsLoadedOnceAndAnswersAll(t *testing.T) {
 	}
 	close(goOn)
 	for _, c := range calls {
-		checkModel(t, "iris", c)
+		got := checkModel(t, "iris", c).Timings[0]
+		if got.ModelWait <= 0 || got.ModelWait > got.BatchWait {
+			t.Errorf("it waited %s for its model, %s in all", got.ModelWait, got.BatchWait)
+		}
 	}
-	checkModel(t, "iris", b.ask("to its own queue", of("iris"), at(h)))
+	if got := checkModel(t, "iris", b.ask("to its own queue", of("iris"), at(h))).Timings[0]; got.ModelWait != 0 {
+		t.Errorf("it waited %s for a model that is loaded", got.ModelWait)
+	}
+	h.awaitCount("stagemesh.stage.model_requests hit", 1)
+	h.awaitCount("stagemesh.stage.model_requests miss", int64(len(calls)))
+	h.awaitCount("stagemesh.stage.model_loads loaded", 1)
 	if n := l.count("iris"); n != 1 {
 		t.Errorf("it was loaded %d times", n)
 	}
@@ -200,7 +208,7 @@ func TestFullHostEvictsTheModelUsedLongestAgo(t *testing.T) {
 	ids := []model.ID{"a", "b", "c", "d", "e", "f"}
 	b.register(ids...)
 	l := &loads{}
-	b.host(l, 4)
+	h := b.host(l, 4)
 	for range 3 {
 		for _, id := range ids {
 			var reply *envelope.Reply
@@ -218,6 +226,10 @@ func TestFullHostEvictsTheModelUsedLongestAgo(t *testing.T) {
 				t.Fatalf("%d models are loaded", loaded)
 			}
 		}
+	}
+	loaded, evicted := h.counts.of("stagemesh.stage.model_loads loaded"), h.counts.of("stagemesh.stage.model_evictions")
+	if left := loaded - evicted; evicted == 0 || left < 1 || left > 5 {
+		t.Errorf("%d loads and %d evictions", loaded, evicted)
 	}
 	testbed.Eventually(t, "the registry has what is loaded", func() bool {
 		l.mu.Lock()
@@ -245,6 +257,7 @@ func TestModelIsServedByTheHostThatHasIt(t *testing.T) {
 	if n := both[1].count("iris"); n != 0 {
 		t.Errorf("the other host loaded it too")
 	}
+	other.awaitCount("stagemesh.stage.model_forwards", 1)
 	one.stop()
 	if got := b.states("iris"); len(got) != 0 {
 		t.Errorf("the registry has %v of a host that has left", got)
@@ -270,7 +283,7 @@ func TestBadModelsGetTheirFaults(t *testing.T) {
 		t.Fatal(err)
 	}
 	slow := make(chan struct{})
-	b.host(&loads{load: func(ctx context.Context, id model.ID) error {
+	h := b.host(&loads{load: func(ctx context.Context, id model.ID) error {
 		if id == "broken" {
 			return fmt.Errorf("%w: it has no weights", runner.ErrInvalidModel)
 		}
@@ -299,6 +312,7 @@ func TestBadModelsGetTheirFaults(t *testing.T) {
 	if f := b.ask("x", of("slow"), deadline(500*time.Millisecond)).fault(fault.ModelLoading); f.RetryAfter <= 0 {
 		t.Errorf("no retry after: %+v", f)
 	}
+	h.awaitCount("stagemesh.stage.model_loads failed", 1)
 	testbed.Eventually(t, "the failure is on record", func() bool {
 		got := b.states("broken")
 		return len(got) == 1 && got[0] == meshv1.ReplicaState_REPLICA_STATE_FAILED

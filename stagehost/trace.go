@@ -67,6 +67,16 @@ func (it *item) traceRun(r *run) {
 	own.End(t.waitsSince)
 }
 
+// traceModelWait records that the item waits for its model no more.
+func (h *Host) traceModelWait(it *item) {
+	now, t := time.Now(), &it.trace
+	it.timing.ModelWait += now.Sub(it.waitsForModelSince)
+	if t.process != nil {
+		h.startSpan(t.process.Context(), "load", it.waitsForModelSince).End(now)
+		t.waitsSince = now
+	}
+}
+
 // tracePublish begins the span of the item's message to the next stage.
 func (h *Host) tracePublish(it *item, next *envelope.Envelope) {
 	if it.trace.process != nil {

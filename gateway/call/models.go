@@ -102,13 +102,17 @@ func (s *Service) routeModels(env *envelope.Envelope) *fault.Fault {
 		}
 		hop.Model = payload.ModelRef{Model: string(m.ID)}
 		if !ownQueues {
+			count(s.metrics.models, "to", "queue")
 			continue
 		}
+		to := "holder"
 		if hop.Host = models.Holder(replicas, nil); hop.Host == "" {
+			to = "placed"
 			if hop.Host, f = s.settings.Placer.Place(env.AdmittedAt, m, replicas, nil); f != nil {
 				return f.At(string(hop.Stage), string(hop.Step), "")
 			}
 		}
+		count(s.metrics.models, "to", to)
 	}
 	return nil
 }

@@ -226,7 +226,11 @@ func (t *tracer) rebuild(server *tracing.Span, begin time.Time, step *StepTiming
 	}
 	process := span(server, "process", arrived, ended, attribute.String("stagemesh.step", string(step.Step)),
 		attribute.String("stagemesh.host", string(step.Host)), attribute.Int64("stagemesh.delivery", int64(step.Attempt)))
-	span(process, "wait", arrived, ran)
+	loaded := arrived.Add(step.ModelWait)
+	if step.ModelWait > 0 {
+		span(process, "load", arrived, loaded)
+	}
+	span(process, "wait", loaded, ran)
 	span(process, "run", ran, ended, attribute.Int64("stagemesh.batch.size", int64(step.BatchSize)),
 		attribute.Int64("stagemesh.batch.rows", int64(step.BatchRows)), attribute.String("stagemesh.batch.reason", step.Dispatch))
 }

@@ -79,7 +79,8 @@ func partsOf(r *meshv1.RequestReport) []part {
 		t, u, advice := s.GetTiming(), s.GetUsual(), adviceOn(s)
 		for _, p := range []part{
 			{"in the queue of step ", advice.queue, t.GetQueueWait().AsDuration(), u.GetQueueWait().AsDuration()},
-			{"in the batcher of step ", advice.batcher, t.GetBatchWait().AsDuration(), u.GetBatchWait().AsDuration()},
+			{"in the batcher of step ", advice.batcher, t.GetBatchWait().AsDuration() - t.GetModelWait().AsDuration(), u.GetBatchWait().AsDuration()},
+			{"in the wait for the model of step ", "It was not loaded: more memory for models of stage " + t.GetStage() + " would have helped.", t.GetModelWait().AsDuration(), 0},
 			{"in the run of step ", advice.run, t.GetRun().AsDuration(), u.GetRun().AsDuration()},
 		} {
 			p.of += t.GetStep()

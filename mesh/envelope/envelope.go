@@ -435,6 +435,8 @@ type StepTiming struct {
 	QueueWait time.Duration
 	// BatchWait is from the item's arrival at the host until its dispatch.
 	BatchWait time.Duration
+	// ModelWait is the part of BatchWait before the item's model was loaded.
+	ModelWait time.Duration
 	// Run is the runner's time for the whole batch.
 	Run time.Duration
 	// BatchSize counts items, BatchRows rows.
@@ -460,7 +462,16 @@ func (t StepTiming) ToProto() *inferencev1.StepTiming {
 		DispatchReason: t.Dispatch,
 		Local:          t.Local,
 		Arrival:        durationpb.New(t.Arrival),
+		ModelWait:      t.modelWait(),
 	}
+}
+
+// modelWait returns nil where the item did not wait for a model.
+func (t StepTiming) modelWait() *durationpb.Duration {
+	if t.ModelWait == 0 {
+		return nil
+	}
+	return durationpb.New(t.ModelWait)
 }
 
 // codeTimings codes field n as a list of inference.proto's StepTiming.
@@ -480,6 +491,9 @@ func codeTimings(c *wire.Coder, n uint32, timings *[]StepTiming) {
 			c.Text(10, &t.Dispatch)
 			c.Bool(11, &t.Local)
 			c.Duration(12, &t.Arrival)
+			if !c.Writing() || t.ModelWait != 0 {
+				c.Duration(13, &t.ModelWait)
+			}
 		}
 	}
 }

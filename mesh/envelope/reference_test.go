@@ -152,6 +152,7 @@ func referenceTimings(in []*inferencev1.StepTiming, most int) ([]envelope.StepTi
 			Dispatch:  t.GetDispatchReason(),
 			Local:     t.GetLocal(),
 			Arrival:   t.GetArrival().AsDuration(),
+			ModelWait: t.GetModelWait().AsDuration(),
 		}
 	}
 	return out, nil

@@ -259,8 +259,12 @@ func Milliseconds(d time.Duration) string {
 
 // RenderStep returns what a step cost, on one line.
 func RenderStep(s *inferencev1.StepTiming) string {
+	batch := Milliseconds(s.GetBatchWait().AsDuration())
+	if s.GetModelWait() != nil {
+		batch += ", of that for the model " + Milliseconds(s.GetModelWait().AsDuration())
+	}
 	return fmt.Sprintf("%s: queue %s, batch %s, run %s (batch of %d, %s)", s.GetStep(),
-		Milliseconds(s.GetQueueWait().AsDuration()), Milliseconds(s.GetBatchWait().AsDuration()),
+		Milliseconds(s.GetQueueWait().AsDuration()), batch,
 		Milliseconds(s.GetRun().AsDuration()), s.GetBatchSize(), s.GetDispatchReason())
 }
 

@@ -39,6 +39,8 @@ type Action struct {
 	// Move is true where a model is evicted that was loaded for long. If another host has
 	// room, it goes there.
 	Move bool
+	// Evict is true where a model is unloaded to make room.
+	Evict bool
 }
 
 // Reason is why a model is not loaded.
@@ -205,7 +207,8 @@ func (c *Cache) LoadFailed(now time.Time, r *Replica, usesMemory bool) {
 // evict unloads a loaded replica that is not pinned.
 func (c *Cache) evict(now time.Time, r *Replica) {
 	c.leave(now, r)
-	c.actions[len(c.actions)-1].Move = now.Sub(r.since) >= 2*c.settings.LoadTimeout
+	last := &c.actions[len(c.actions)-1]
+	last.Evict, last.Move = true, now.Sub(r.since) >= 2*c.settings.LoadTimeout
 }
 
 // leave unloads a replica, once items that run have ended.

@@ -249,6 +249,9 @@ func timeline(t call.Timeline) *inferencev1.Timeline {
 		step.QueueWait, step.BatchWait, step.Run = times.next(s.QueueWait), times.next(s.BatchWait), times.next(s.Run)
 		step.BatchSize, step.BatchRows, step.DispatchReason = s.BatchSize, s.BatchRows, s.Dispatch
 		step.Local, step.Arrival = s.Local, times.next(s.Arrival)
+		if s.ModelWait > 0 {
+			step.ModelWait = durationpb.New(s.ModelWait)
+		}
 		out.Steps[i] = step
 	}
 	return out

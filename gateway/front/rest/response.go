@@ -174,6 +174,7 @@ type step struct {
 	Attempt        uint32  `json:"attempt"`
 	QueueWaitMS    float64 `json:"queue_wait_ms"`
 	BatchWaitMS    float64 `json:"batch_wait_ms"`
+	ModelWaitMS    float64 `json:"model_wait_ms,omitempty"`
 	RunMS          float64 `json:"run_ms"`
 	BatchSize      uint32  `json:"batch_size"`
 	BatchRows      uint32  `json:"batch_rows"`
@@ -186,7 +187,7 @@ func timelineOf(t call.Timeline) timeline {
 	for i, s := range t.Steps {
 		out.Steps[i] = step{
 			Step: string(s.Step), Stage: string(s.Stage), Host: string(s.Host), Attempt: s.Attempt,
-			QueueWaitMS: transport.Milliseconds(s.QueueWait), BatchWaitMS: transport.Milliseconds(s.BatchWait), RunMS: transport.Milliseconds(s.Run),
+			QueueWaitMS: transport.Milliseconds(s.QueueWait), BatchWaitMS: transport.Milliseconds(s.BatchWait), ModelWaitMS: transport.Milliseconds(s.ModelWait), RunMS: transport.Milliseconds(s.Run),
 			BatchSize: s.BatchSize, BatchRows: s.BatchRows, DispatchReason: s.Dispatch, Local: s.Local,
 		}
 	}

@@ -691,7 +691,9 @@ type StepTiming struct {
 	Local bool `protobuf:"varint,11,opt,name=local,proto3" json:"local,omitempty"`
 	// From the request's admission until the item arrived at the host, by the
 	// clocks of both, which may differ.
-	Arrival       *durationpb.Duration `protobuf:"bytes,12,opt,name=arrival,proto3" json:"arrival,omitempty"`
+	Arrival *durationpb.Duration `protobuf:"bytes,12,opt,name=arrival,proto3" json:"arrival,omitempty"`
+	// The part of batch_wait before the item's model was loaded.
+	ModelWait     *durationpb.Duration `protobuf:"bytes,13,opt,name=model_wait,json=modelWait,proto3" json:"model_wait,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -810,6 +812,13 @@ func (x *StepTiming) GetArrival() *durationpb.Duration {
 	return nil
 }
 
+func (x *StepTiming) GetModelWait() *durationpb.Duration {
+	if x != nil {
+		return x.ModelWait
+	}
+	return nil
+}
+
 var File_stagemesh_inference_v1_payload_proto protoreflect.FileDescriptor
 
 const file_stagemesh_inference_v1_payload_proto_rawDesc = "" +
@@ -854,7 +863,7 @@ const file_stagemesh_inference_v1_payload_proto_rawDesc = "" +
 	"\x04name\"u\n" +
 	"\bTimeline\x12/\n" +
 	"\x05total\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x05total\x128\n" +
-	"\x05steps\x18\x02 \x03(\v2\".stagemesh.inference.v1.StepTimingR\x05steps\"\xb7\x03\n" +
+	"\x05steps\x18\x02 \x03(\v2\".stagemesh.inference.v1.StepTimingR\x05steps\"\xf1\x03\n" +
 	"\n" +
 	"StepTiming\x12\x12\n" +
 	"\x04step\x18\x01 \x01(\tR\x04step\x12\x14\n" +
@@ -873,7 +882,9 @@ const file_stagemesh_inference_v1_payload_proto_rawDesc = "" +
 	"\x0fdispatch_reason\x18\n" +
 	" \x01(\tR\x0edispatchReason\x12\x14\n" +
 	"\x05local\x18\v \x01(\bR\x05local\x123\n" +
-	"\aarrival\x18\f \x01(\v2\x19.google.protobuf.DurationR\aarrival*T\n" +
+	"\aarrival\x18\f \x01(\v2\x19.google.protobuf.DurationR\aarrival\x128\n" +
+	"\n" +
+	"model_wait\x18\r \x01(\v2\x19.google.protobuf.DurationR\tmodelWait*T\n" +
 	"\n" +
 	"Durability\x12\x1a\n" +
 	"\x16DURABILITY_UNSPECIFIED\x10\x00\x12\x15\n" +
@@ -918,12 +929,13 @@ var file_stagemesh_inference_v1_payload_proto_depIdxs = []int32{
 	10, // 7: stagemesh.inference.v1.StepTiming.batch_wait:type_name -> google.protobuf.Duration
 	10, // 8: stagemesh.inference.v1.StepTiming.run:type_name -> google.protobuf.Duration
 	10, // 9: stagemesh.inference.v1.StepTiming.arrival:type_name -> google.protobuf.Duration
-	5,  // 10: stagemesh.inference.v1.Part.ParametersEntry.value:type_name -> stagemesh.inference.v1.Value
-	11, // [11:11] is the sub-list for method output_type
-	11, // [11:11] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	10, // 10: stagemesh.inference.v1.StepTiming.model_wait:type_name -> google.protobuf.Duration
+	5,  // 11: stagemesh.inference.v1.Part.ParametersEntry.value:type_name -> stagemesh.inference.v1.Value
+	12, // [12:12] is the sub-list for method output_type
+	12, // [12:12] is the sub-list for method input_type
+	12, // [12:12] is the sub-list for extension type_name
+	12, // [12:12] is the sub-list for extension extendee
+	0,  // [0:12] is the sub-list for field type_name
 }
 
 func init() { file_stagemesh_inference_v1_payload_proto_init() }
