@@ -8,13 +8,17 @@ import (
 	"strings"
 	"testing"
 
+	"connectrpc.com/connect"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 
+	"github.com/stagemesh/stagemesh/proto/gen/go/mmesh"
 	oipv2 "github.com/stagemesh/stagemesh/proto/gen/go/oip/v2"
+	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
+	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1/adminv1connect"
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
 	"github.com/stagemesh/stagemesh"
@@ -197,5 +201,31 @@ func TestRepositoryIndexHasTheLoadedModels(t *testing.T) {
 		}
 	}); len(names) != 5 {
 		t.Errorf("listed are %v", names)
+	}
+}
+
+func TestModelsAreManagedOnThePublicPortOnlyIfAllowed(t *testing.T) {
+	t.Parallel()
+	for _, allowed := range []bool{false, true} {
+		m := startModelMesh(t, gateway.Config{GRPCListen: "127.0.0.1:0", ModelControl: allowed})
+		second, err := grpc.NewClient(strings.TrimPrefix(m.GRPCURL(), "http://"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = second.Close() })
+		want := map[bool]codes.Code{false: codes.Unimplemented, true: codes.OK}[allowed]
+		for _, conn := range []*grpc.ClientConn{m.conn, second} {
+			_, admin := adminv1.NewModelServiceClient(conn).GetModel(t.Context(), &adminv1.GetModelRequest{Id: "iris-v1"})
+			_, mesh := mmesh.NewModelMeshClient(conn).RegisterModel(t.Context(), &mmesh.RegisterModelRequest{ModelId: "another"})
+			_, other := adminv1.NewDeadLetterServiceClient(conn).ListDeadLetters(t.Context(), &adminv1.ListDeadLettersRequest{})
+			if status.Code(admin) != want || status.Code(mesh) != want || status.Code(other) != codes.Unimplemented {
+				t.Errorf("allowed is %t: %v, %v, %v", allowed, admin, mesh, other)
+			}
+		}
+		_, err = adminv1connect.NewModelServiceClient(http.DefaultClient, m.URL()).GetModel(t.Context(), connect.NewRequest(&adminv1.GetModelRequest{Id: "iris-v1"}))
+		if (err == nil) != allowed {
+			t.Errorf("allowed is %t, over Connect: %v", allowed, err)
+		}
+		http.DefaultClient.CloseIdleConnections()
 	}
 }

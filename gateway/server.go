@@ -76,7 +76,7 @@ func (g *Gateway) open(ctx context.Context) (p ports, err error) {
 
 // publicSettings are those of the port at that address, for callers.
 func (g *Gateway) publicSettings(listen string) port.PublicSettings {
-	return port.PublicSettings{
+	out := port.PublicSettings{
 		Settings: transport.Settings{MaxMessageBytes: admission.MaxBody(g.settings.MaxPayload), MaxPayload: g.settings.MaxPayload, Stopping: g.stopping, Closing: g.closing},
 		Caller:   transport.ReservingCaller{Caller: g.service, Most: int64(g.settings.MaxInFlightBytes) / leastRequests}, Models: g.models,
 		Port: port.Port{
@@ -86,6 +86,10 @@ func (g *Gateway) publicSettings(listen string) port.PublicSettings {
 			IsPrivate: g.public.tls == nil && g.settings.exposure(listen).IsPrivate(),
 		},
 	}
+	if g.settings.ModelControl {
+		out.More = adminapi.ModelServices(g.adminSettings())
+	}
+	return out
 }
 
 func (g *Gateway) publicServer() (*server, error) {
@@ -114,6 +118,10 @@ func (g *Gateway) httpServer(h http.Handler, files secrets) *server {
 }
 
 func (g *Gateway) adminServer() (*server, error) {
+	return g.httpServer(adminapi.Handler(g.adminSettings()), g.operators), nil
+}
+
+func (g *Gateway) adminSettings() adminapi.Settings {
 	s := adminapi.Settings{
 		DeadLetters: store.NewDeadLetters(g.bus, store.Settings{}), Health: g.Ready, Logger: g.log,
 		Pipelines: g.pipelines, Models: g.registry, Placer: g.placer, Traffic: g.service, MaxPayload: g.settings.MaxPayload, Stopping: g.stopping,
@@ -123,7 +131,7 @@ func (g *Gateway) adminServer() (*server, error) {
 	if g.membership != nil {
 		s.Membership = g.membership
 	}
-	return g.httpServer(adminapi.Handler(s), g.operators), nil
+	return s
 }
 
 // listen opens a port, whose address is the value of that key. Without an address there is none.

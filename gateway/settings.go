@@ -34,6 +34,8 @@ type Config struct {
 	// StagePipelines enables the pipelines "stage:<name>" of single stages; nil means
 	// enabled.
 	StagePipelines *bool `yaml:"stage_pipelines"`
+	// ModelControl lets callers of the public ports register, load and unload models.
+	ModelControl bool `yaml:"model_control"`
 	// AllowOrigins are the web origins from which browsers may call.
 	AllowOrigins []string `yaml:"allow_origins"`
 	// MaxInFlightBytes bounds the bytes of all requests together. 0 means

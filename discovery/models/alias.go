@@ -21,7 +21,8 @@ type AliasChange struct {
 	Route *meshv1.AliasRoute
 	// Owner is the one that the alias has, or gets.
 	Owner string
-	// ExpectModel is the model that the alias has to have; empty takes any.
+	// ExpectModel is the model that the alias has to have; empty takes any. If it is the route's
+	// model, the alias may also be missing.
 	ExpectModel model.ID
 	// UpdateOnly fails where there is no alias.
 	UpdateOnly bool
@@ -176,7 +177,7 @@ func (in AliasChange) check(before *meshv1.Alias) error {
 		now = before.GetActive().GetModel()
 	}
 	switch exists := before.GetName() != ""; {
-	case !exists && (in.UpdateOnly || in.ExpectModel != ""):
+	case !exists && (in.UpdateOnly || in.ExpectModel != "" && string(in.ExpectModel) != in.Route.GetModel()):
 		return unknownAlias(in.Name)
 	case !exists:
 		return nil

@@ -21,6 +21,7 @@ import (
 	"log/slog"
 	"net/http"
 
+	"github.com/stagemesh/stagemesh/proto/gen/go/mmesh"
 	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1/adminv1connect"
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
@@ -108,7 +109,21 @@ func Handler(s Settings) http.Handler {
 	unary(routes, "ApplyPipeline", h.applyPipeline)
 	unary(routes, "DeletePipeline", h.deletePipeline)
 	watch(routes, "WatchPipelines", s.Pipelines.Changed, h.currentPipelines)
-	loadable := h.mount(mux, adminv1.File_stagemesh_admin_v1_model_proto, "models", maxMessageBytes)
+	loadable := h.modelService()
+	mux.Handle(loadable.Path(), loadable)
+	mux.HandleFunc("/", notFound)
+	p := port.Port{
+		Health: h.health, Tokens: s.Tokens, TokensKey: "gateway.admin.token_file", IsPrivate: !s.Insecure,
+		Services: []string{adminv1connect.DeadLetterServiceName, adminv1connect.MeshServiceName, adminv1connect.PipelineServiceName, adminv1connect.ModelServiceName},
+	}
+	// Only a list of origins can be wrong.
+	out, _ := p.Handler(mux)
+	return out
+}
+
+// modelService returns ModelService.
+func (h *handler) modelService() *service {
+	loadable := h.newService(adminv1.File_stagemesh_admin_v1_model_proto, "models", maxMessageBytes)
 	unary(loadable, "RegisterModel", h.registerModel)
 	unary(loadable, "UnregisterModel", h.unregisterModel)
 	unary(loadable, "EnsureLoaded", h.ensureLoaded)
@@ -121,14 +136,20 @@ func Handler(s Settings) http.Handler {
 	unary(loadable, "ListAliases", h.listAliases)
 	unary(loadable, "GetSettings", h.getModelSettings)
 	unary(loadable, "SetSettings", h.setModelSettings)
-	mux.HandleFunc("/", notFound)
-	p := port.Port{
-		Health: h.health, Tokens: s.Tokens, TokensKey: "gateway.admin.token_file", IsPrivate: !s.Insecure,
-		Services: []string{adminv1connect.DeadLetterServiceName, adminv1connect.MeshServiceName, adminv1connect.PipelineServiceName, adminv1connect.ModelServiceName},
-	}
-	// Only a list of origins can be wrong.
-	out, _ := p.Handler(mux)
-	return out
+	return loadable
+}
+
+// ModelServices returns ModelService and mmesh.ModelMesh, for a public port.
+func ModelServices(s Settings) []*transport.Service {
+	h := modelMesh{&handler{s}}
+	old := h.newService(mmesh.File_mmesh_model_mesh_proto, "models", maxMessageBytes)
+	unary(old, "registerModel", h.registerModel)
+	unary(old, "unregisterModel", h.unregisterModel)
+	unary(old, "getModelStatus", h.getModelStatus)
+	unary(old, "setVModel", h.setVModel)
+	unary(old, "deleteVModel", h.deleteVModel)
+	unary(old, "getVModelStatus", h.getVModelStatus)
+	return []*transport.Service{h.modelService().Service, old.Service}
 }
 
 // health answers for the gateway, and rejects other names.

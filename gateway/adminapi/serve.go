@@ -40,12 +40,16 @@ type service struct {
 
 // mount adds a service to the mux. The caller adds its methods.
 func (h *handler) mount(mux *http.ServeMux, file protoreflect.FileDescriptor, subject string, maxMessageBytes int) *service {
-	out := &service{
+	out := h.newService(file, subject, maxMessageBytes)
+	mux.Handle(out.Path(), out)
+	return out
+}
+
+func (h *handler) newService(file protoreflect.FileDescriptor, subject string, maxMessageBytes int) *service {
+	return &service{
 		Service: transport.NewService(file.Services().Get(0), transport.Settings{MaxMessageBytes: maxMessageBytes}),
 		subject: subject, calls: make(chan struct{}, maxCalls), watches: make(chan struct{}, maxWatches), stopping: h.Stopping, log: h.Logger,
 	}
-	mux.Handle(out.Path(), out)
-	return out
 }
 
 // acquire takes a slot, or returns OVERLOADED.

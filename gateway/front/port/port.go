@@ -37,8 +37,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/reflection"
 
-	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
-
 	"github.com/stagemesh/stagemesh/gateway/front/oip"
 	"github.com/stagemesh/stagemesh/gateway/front/rest"
 	"github.com/stagemesh/stagemesh/gateway/front/transport"
@@ -53,6 +51,8 @@ type PublicSettings struct {
 	Caller transport.Caller
 	// Models are the pipelines to clients of the Open Inference Protocol; nil serves none.
 	Models oip.Models
+	// More are further RPC services.
+	More []*transport.Service
 	// Docs has the OpenAPI document; nil serves neither it nor the page that shows it.
 	Docs openapi.Source
 	// Port is what is around the services; PublicHandler adds their names, paths and forms. A
@@ -103,10 +103,13 @@ func NewGRPC(s PublicSettings, secure *tls.Config, log *slog.Logger) (*grpc.Serv
 // services returns the port with the names of its RPC services, and these.
 func (s PublicSettings) services() (*Port, []*transport.Service) {
 	p, out := s.Port, []*transport.Service{newRPC(s.Caller, s.Settings)}
-	p.Services, p.Forms = []string{inferencev1connect.InferenceServiceName}, Forms{}
 	if s.Models != nil {
 		out = append(out, oip.New(s.Caller, s.Models, s.Settings))
-		p.Services = append(p.Services, oip.ServiceName)
+	}
+	out = append(out, s.More...)
+	p.Services, p.Forms = nil, Forms{}
+	for _, one := range out {
+		p.Services = append(p.Services, one.Name())
 	}
 	if p.Health == nil {
 		p.Health = func(context.Context, string) error { return nil }

@@ -91,8 +91,11 @@ func (s *Service) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	http.NotFound(w, r)
 }
 
+// Name is the service's.
+func (s *Service) Name() string { return string(s.descriptor.FullName()) }
+
 // Path is where the service is to be mounted.
-func (s *Service) Path() string { return "/" + string(s.descriptor.FullName()) + "/" }
+func (s *Service) Path() string { return "/" + s.Name() + "/" }
 
 // Call is what a method learns of a call beside its message, and what it answers beside it.
 type Call struct {

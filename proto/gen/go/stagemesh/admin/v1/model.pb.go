@@ -787,7 +787,8 @@ type SetAliasRequest struct {
 	Route *v1.AliasRoute         `protobuf:"bytes,2,opt,name=route,proto3" json:"route,omitempty"`
 	// The owner that the alias has, or gets when it is created.
 	Owner string `protobuf:"bytes,3,opt,name=owner,proto3" json:"owner,omitempty"`
-	// The model that the alias has to have now, or ALIAS_CONFLICT; empty takes any.
+	// The model that the alias has to have now, or ALIAS_CONFLICT; empty takes any. If it is the
+	// route's model, the alias may also be missing.
 	ExpectModel string `protobuf:"bytes,4,opt,name=expect_model,json=expectModel,proto3" json:"expect_model,omitempty"`
 	// UNKNOWN_MODEL where the alias does not exist.
 	UpdateOnly bool `protobuf:"varint,5,opt,name=update_only,json=updateOnly,proto3" json:"update_only,omitempty"`

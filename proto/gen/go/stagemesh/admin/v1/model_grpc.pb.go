@@ -38,7 +38,8 @@ const (
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
 // ModelService registers models and their aliases. It is served on the admin port of every
-// gateway. All gateways follow a change at once; the gateway asked has it when it answers.
+// gateway, and on the public port with gateway.model_control. All gateways follow a change at
+// once; the gateway asked has it when it answers.
 //
 // Without a registry all calls are NOT_SUPPORTED. While the registry cannot be reached,
 // changes are REGISTRY_UNAVAILABLE, and reads return what it said last.
@@ -207,7 +208,8 @@ func (c *modelServiceClient) SetSettings(ctx context.Context, in *SetSettingsReq
 // for forward compatibility.
 //
 // ModelService registers models and their aliases. It is served on the admin port of every
-// gateway. All gateways follow a change at once; the gateway asked has it when it answers.
+// gateway, and on the public port with gateway.model_control. All gateways follow a change at
+// once; the gateway asked has it when it answers.
 //
 // Without a registry all calls are NOT_SUPPORTED. While the registry cannot be reached,
 // changes are REGISTRY_UNAVAILABLE, and reads return what it said last.
