@@ -62,11 +62,13 @@ func startModelMesh(t *testing.T, c gateway.Config) modelMesh {
 	}
 	t.Cleanup(func() { _ = out.conn.Close() })
 	out.grpc = oipv2.NewGRPCInferenceServiceClient(out.conn)
-	testbed.Eventually(t, "the models and the inputs of the stage are known", func() bool {
-		m, err := out.grpc.ModelMetadata(t.Context(), &oipv2.ModelMetadataRequest{Name: "team/iris"})
-		_, err2 := out.grpc.ModelMetadata(t.Context(), &oipv2.ModelMetadataRequest{Name: "both"})
-		return err == nil && err2 == nil && len(m.GetInputs()) == 1
-	})
+	// Aliases are registered after the models.
+	for _, alias := range []string{"alias:iris", "alias:both"} {
+		testbed.Eventually(t, "the alias and the inputs of the stage are known", func() bool {
+			m, err := out.grpc.ModelMetadata(t.Context(), &oipv2.ModelMetadataRequest{Name: alias})
+			return err == nil && len(m.GetInputs()) == 1
+		})
+	}
 	return out
 }
 

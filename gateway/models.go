@@ -12,6 +12,7 @@ import (
 	"github.com/stagemesh/stagemesh/discovery"
 	registry "github.com/stagemesh/stagemesh/discovery/models"
 	"github.com/stagemesh/stagemesh/gateway/front/oip"
+	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/model"
 	"github.com/stagemesh/stagemesh/mesh/process"
 )
@@ -83,6 +84,28 @@ func (m *models) Index(onlyReady bool) (iter.Seq[oip.Indexed], error) {
 			}
 		}
 	}, nil
+}
+
+// Load implements oip.Models.
+func (m *models) Load(ctx context.Context, name string) error {
+	return m.control(ctx, "loaded", name, m.gateway.service.LoadModel)
+}
+
+// Unload implements oip.Models.
+func (m *models) Unload(ctx context.Context, name string) error {
+	return m.control(ctx, "unloaded", name, m.gateway.service.UnloadModel)
+}
+
+// control changes a model, if callers may do that.
+func (m *models) control(ctx context.Context, how, name string, change func(context.Context, string) error) error {
+	if !m.gateway.settings.ModelControl {
+		return fault.New(fault.PermissionDenied, "callers of this port may not load or unload models; gateway.model_control allows it")
+	}
+	err := change(ctx, name)
+	if err == nil {
+		m.gateway.log.Info("model "+how, "name", name)
+	}
+	return err
 }
 
 // stageSpecs returns the inputs and outputs of stages, by stage name.

@@ -146,6 +146,7 @@ func ModelServices(s Settings) []*transport.Service {
 	unary(old, "registerModel", h.registerModel)
 	unary(old, "unregisterModel", h.unregisterModel)
 	unary(old, "getModelStatus", h.getModelStatus)
+	unary(old, "ensureLoaded", h.ensureLoaded)
 	unary(old, "setVModel", h.setVModel)
 	unary(old, "deleteVModel", h.deleteVModel)
 	unary(old, "getVModelStatus", h.getVModelStatus)

@@ -79,7 +79,7 @@ func (h modelMesh) registerModel(ctx context.Context, in *mmesh.RegisterModelReq
 	if err != nil {
 		return nil, err
 	}
-	out, err := h.handler.registerModel(ctx, &adminv1.RegisterModelRequest{Model: m, LastUse: timeOf(in.GetLastUsedTime())})
+	out, err := h.handler.registerModel(ctx, &adminv1.RegisterModelRequest{Model: m, LastUse: timeOf(in.GetLastUsedTime()), LoadNow: in.GetLoadNow(), Wait: in.GetSync()})
 	return statusInfo(out.GetModel()), err
 }
 
@@ -95,6 +95,23 @@ func (h modelMesh) getModelStatus(ctx context.Context, in *mmesh.GetStatusReques
 		return &mmesh.ModelStatusInfo{Status: mmesh.ModelStatusInfo_NOT_FOUND}, nil
 	}
 	return statusInfo(out.GetModel()), err
+}
+
+// ensureLoaded reports a load that failed or goes on as a status.
+func (h modelMesh) ensureLoaded(ctx context.Context, in *mmesh.EnsureLoadedRequest) (*mmesh.ModelStatusInfo, error) {
+	id, err := validID("modelId", in.GetModelId())
+	if err != nil {
+		return nil, err
+	}
+	lastUse := time.Now()
+	if at := timeOf(in.GetLastUsedTime()); at != nil {
+		lastUse = at.AsTime()
+	}
+	err = h.Placer.EnsureLoaded(ctx, id, in.GetSync(), lastUse)
+	if f := fault.From(err); err != nil && f.Reason != fault.ModelLoadFailed && f.Reason != fault.ModelLoading {
+		return nil, f
+	}
+	return h.getModelStatus(ctx, &mmesh.GetStatusRequest{ModelId: in.GetModelId()})
 }
 
 func isUnknown(err error) bool {

@@ -1,11 +1,14 @@
 package call
 
 import (
+	"context"
 	"strings"
+	"time"
 
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
 	"github.com/stagemesh/stagemesh/discovery/models"
+	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/model"
@@ -80,6 +83,55 @@ func (s *Service) findModel(ref payload.ModelRef) (*models.Model, *meshv1.Replic
 		return nil, nil, fault.From(err)
 	}
 	return m, replicas, nil
+}
+
+// modelID returns the model that a name means.
+func (s *Service) modelID(name string) (model.ID, *fault.Fault) {
+	ref, f := s.refOf(name, true)
+	if f == nil && ref == (payload.ModelRef{}) {
+		if _, f = s.settings.Pipelines.Resolve(name); f == nil {
+			f = fault.Newf(fault.NotSupported, "%.*q is a pipeline or a stage, and only models are loaded", shown, name)
+		}
+	}
+	if f != nil {
+		return "", f
+	}
+	m, _, f := s.findModel(ref)
+	if f != nil {
+		return "", f
+	}
+	return m.ID, nil
+}
+
+// LoadModel has a host load a model or that of an alias, if none has it, and waits for that,
+// MaxTimeout at most. It counts as a request in flight meanwhile, and as a use. A gateway that
+// stops ends the wait; the load goes on.
+func (s *Service) LoadModel(ctx context.Context, name string) error {
+	id, f := s.modelID(name)
+	if f == nil {
+		f = s.limiter.Acquire()
+	}
+	if f != nil {
+		return f
+	}
+	defer s.limiter.Release()
+	if !s.waits.TryAcquire(1) {
+		return fault.New(fault.Overloaded, "a quarter of gateway.max_in_flight requests wait for loads or results, as many as may").WithRetryAfter(admission.RetryAfter)
+	}
+	defer s.waits.Release(1)
+	ctx, cancel := context.WithTimeout(ctx, s.settings.MaxTimeout)
+	defer cancel()
+	defer context.AfterFunc(s.limiter.Closing(), cancel)()
+	return s.settings.Placer.EnsureLoaded(ctx, id, true, time.Now())
+}
+
+// UnloadModel has all hosts unload a model or that of an alias.
+func (s *Service) UnloadModel(ctx context.Context, name string) error {
+	id, f := s.modelID(name)
+	if f != nil {
+		return f
+	}
+	return s.settings.Models.Evict(ctx, id)
 }
 
 // routeModels sends the steps that name a registered model of their stage to a host that has

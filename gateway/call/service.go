@@ -160,8 +160,8 @@ type Service struct {
 	// These reject requests.
 	limiter      *admission.Limiter
 	availability *admission.Availability
-	// waits bounds the requests that wait for a stored result: they must leave room for
-	// others.
+	// waits bounds the requests that wait for a stored result or a load: they must leave room
+	// for others.
 	waits *semaphore.Weighted
 
 	table *table

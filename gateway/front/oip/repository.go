@@ -9,6 +9,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway/front/oipjson"
 	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 )
 
@@ -36,6 +37,43 @@ func (s *service) repositoryIndex(ctx context.Context, _ *transport.Call, in *oi
 		out.Models = append(out.Models, &oipv2.RepositoryIndexResponse_ModelIndex{Name: one.Name, Version: onlyVersion, State: one.State, Reason: one.Reason})
 	}
 	return out, nil
+}
+
+func (s *service) repositoryModelLoad(ctx context.Context, _ *transport.Call, in *oipv2.RepositoryModelLoadRequest) (*oipv2.RepositoryModelLoadResponse, error) {
+	err := checkLoad(len(in.GetParameters()))
+	if err == nil {
+		err = s.models.Load(ctx, in.GetModelName())
+	}
+	return &oipv2.RepositoryModelLoadResponse{}, err
+}
+
+// checkLoad rejects the parameters of a load, which replace a model's configuration or files.
+func checkLoad(parameters int) error {
+	if parameters > 0 {
+		return fault.InField(fault.NotSupported, parametersKey, "a registered model never changes; register another one")
+	}
+	return nil
+}
+
+// repositoryModelUnload ignores parameters: no model has dependents.
+func (s *service) repositoryModelUnload(ctx context.Context, _ *transport.Call, in *oipv2.RepositoryModelUnloadRequest) (*oipv2.RepositoryModelUnloadResponse, error) {
+	return &oipv2.RepositoryModelUnloadResponse{}, s.models.Unload(ctx, in.GetModelName())
+}
+
+// findRepository returns the endpoint of a model in the repository.
+func (h *rest) findRepository(name, verb string) (endpoint, bool) {
+	change := map[string]func(context.Context, string) error{"load": h.models.Load, "unload": h.models.Unload}[verb]
+	return endpoint{http.MethodPost, func(w http.ResponseWriter, r *http.Request) error {
+		var in struct{ Parameters map[string]json.RawMessage }
+		err := h.readOptional(w, r, &in)
+		if err == nil && verb == "load" {
+			err = checkLoad(len(in.Parameters))
+		}
+		if err == nil {
+			err = change(r.Context(), name)
+		}
+		return err
+	}}, change != nil
 }
 
 // repositoryIndex is that of the service, written as it is read.

@@ -67,12 +67,16 @@ func (h *rest) find(path string) (endpoint, bool) {
 	case "/repository/index":
 		return endpoint{http.MethodPost, h.repositoryIndex}, true
 	}
-	name, ok := strings.CutPrefix(path, "/models/")
-	if !ok {
-		return endpoint{}, false
-	}
-	escaped, rest, _ := strings.Cut(name, "/")
+	path, isRepository := strings.CutPrefix(path, "/repository")
+	path, ok := strings.CutPrefix(path, "/models/")
+	escaped, rest, _ := strings.Cut(path, "/")
 	name, err := url.PathUnescape(escaped)
+	switch {
+	case !ok || name == "" || err != nil:
+		return endpoint{}, false
+	case isRepository:
+		return h.findRepository(name, rest)
+	}
 	version := ""
 	if after, ok := strings.CutPrefix(rest, "versions/"); ok {
 		version, rest, _ = strings.Cut(after, "/")
@@ -95,7 +99,7 @@ func (h *rest) find(path string) (endpoint, bool) {
 			return err
 		}
 		return serve(w, r, name)
-	}}, serve != nil && name != "" && err == nil
+	}}, serve != nil
 }
 
 func (h *rest) serverMetadata(w http.ResponseWriter, _ *http.Request) error {

@@ -39,6 +39,10 @@ type Models interface {
 	// Index returns the models that are registered, sorted, if onlyReady is true those that are
 	// loaded.
 	Index(onlyReady bool) (iter.Seq[Indexed], error)
+	// Load loads a model, and returns when it is loaded or why it cannot be.
+	Load(ctx context.Context, name string) error
+	// Unload has all hosts unload a model.
+	Unload(ctx context.Context, name string) error
 	// Version is that of the server.
 	Version() string
 }
@@ -77,6 +81,8 @@ func New(caller transport.Caller, models Models, s transport.Settings) *transpor
 	transport.Unary(out, "ModelMetadata", svc.modelMetadata)
 	transport.Unary(out, "ModelInfer", svc.modelInfer)
 	transport.Unary(out, "RepositoryIndex", svc.repositoryIndex)
+	transport.Unary(out, "RepositoryModelLoad", svc.repositoryModelLoad)
+	transport.Unary(out, "RepositoryModelUnload", svc.repositoryModelUnload)
 	transport.BidiStream(out, "ModelStreamInfer", maxInFlight, svc.modelStreamInfer)
 	return out
 }
