@@ -26,10 +26,14 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner/modelserver/modelservertest"
 )
 
-// signModels returns a runner whose models append their names to each input.
+// signModels returns a runner whose models append their names to each input. It cannot load
+// those whose source is "broken".
 func signModels() runner.Runner {
 	return inproc.NewModels(inproc.Settings{}, inproc.Models{
 		Load: func(_ context.Context, m model.Model) (any, runner.LoadedModel, error) {
+			if m.Source == "broken" {
+				return nil, runner.LoadedModel{}, errors.New("no such file")
+			}
 			return string(m.ID), runner.LoadedModel{Size: m.Size}, nil
 		},
 	}, func(_ context.Context, name any, b runner.Batch, sink runner.Sink) error {

@@ -231,3 +231,89 @@ func TestModelsAreManagedOnThePublicPortOnlyIfAllowed(t *testing.T) {
 		http.DefaultClient.CloseIdleConnections()
 	}
 }
+
+func TestRepositoryLoadsAndUnloads(t *testing.T) {
+	t.Parallel()
+	m := startModelMesh(t, gateway.Config{ModelControl: true})
+	load := func(name string) error {
+		_, err := m.grpc.RepositoryModelLoad(t.Context(), &oipv2.RepositoryModelLoadRequest{ModelName: name})
+		return err
+	}
+	if err := load("iris"); err != nil {
+		t.Fatal(err)
+	}
+	if code, text := m.rest(t, http.MethodPost, "/repository/models/team%2Firis/load", ""); code != http.StatusOK {
+		t.Fatalf("%d %s", code, text)
+	}
+	for name, state := range m.states(t) {
+		if want := map[bool]string{true: "READY", false: "UNAVAILABLE"}[name == "iris-v1" || name == "team/iris"]; state != want {
+			t.Errorf("%s is %s, not %s", name, state, want)
+		}
+	}
+	if _, err := m.grpc.RepositoryModelUnload(t.Context(), &oipv2.RepositoryModelUnloadRequest{ModelName: "iris-v1"}); err != nil {
+		t.Fatal(err)
+	}
+	if code, text := m.rest(t, http.MethodPost, "/repository/models/team%2Firis/unload", `{"parameters": {"unload_dependents": false}}`); code != http.StatusOK {
+		t.Fatalf("%d %s", code, text)
+	}
+	for name, state := range m.states(t) {
+		if state != "UNAVAILABLE" {
+			t.Errorf("%s is %s after all were unloaded", name, state)
+		}
+	}
+	// A request loads it again.
+	if got, err := m.inferText(t, "iris"); err != nil || got != "to iris-v1" {
+		t.Errorf("%q, %v", got, err)
+	}
+	for name, want := range map[string]codes.Code{"all": codes.Unimplemented, "stage:score": codes.Unimplemented, "model:all": codes.OK, "none": codes.NotFound, "model:none": codes.NotFound} {
+		if err := load(name); status.Code(err) != want {
+			t.Errorf("load of %s: %v", name, err)
+		}
+	}
+	mesh := mmesh.NewModelMeshClient(m.conn)
+	for id, want := range map[string]codes.Code{"iris-v2": codes.OK, "none": codes.NotFound} {
+		got, err := mesh.EnsureLoaded(t.Context(), &mmesh.EnsureLoadedRequest{ModelId: id, Sync: true})
+		if status.Code(err) != want || err == nil && got.GetStatus() != mmesh.ModelStatusInfo_LOADED {
+			t.Errorf("ModelMesh loads %s: %v, %v", id, got, err)
+		}
+	}
+	got, err := mesh.RegisterModel(t.Context(), &mmesh.RegisterModelRequest{ModelId: "broken", ModelInfo: &mmesh.ModelInfo{Path: "broken"}, LoadNow: true, Sync: true})
+	if err != nil || got.GetStatus() != mmesh.ModelStatusInfo_LOADING_FAILED || len(got.GetErrors()) != 1 {
+		t.Errorf("a model that cannot be loaded is registered as %v, %v", got, err)
+	}
+	if err := load("broken"); status.Code(err) != codes.Unavailable {
+		t.Errorf("load of a broken model: %v", err)
+	}
+	if again, err := mesh.EnsureLoaded(t.Context(), &mmesh.EnsureLoadedRequest{ModelId: "broken", Sync: true}); err != nil || again.GetStatus() != mmesh.ModelStatusInfo_LOADING_FAILED {
+		t.Errorf("ModelMesh loads a broken model: %v, %v", again, err)
+	}
+	if reason := m.reason(t, "broken"); !strings.Contains(reason, "no such file") {
+		t.Errorf("the index says %q of a broken model", reason)
+	}
+}
+
+// reason returns why a model is in its state.
+func (m modelMesh) reason(t *testing.T, name string) string {
+	t.Helper()
+	index, err := m.grpc.RepositoryIndex(t.Context(), &oipv2.RepositoryIndexRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := slices.IndexFunc(index.GetModels(), func(one *oipv2.RepositoryIndexResponse_ModelIndex) bool { return one.GetName() == name })
+	return index.GetModels()[at].GetReason()
+}
+
+func TestRepositoryIsNotChangedWithoutLeave(t *testing.T) {
+	t.Parallel()
+	m := startModelMesh(t, gateway.Config{})
+	for _, verb := range []string{"load", "unload"} {
+		if code, text := m.rest(t, http.MethodPost, "/repository/models/iris/"+verb, ""); code != http.StatusForbidden || !strings.Contains(text, "PERMISSION_DENIED") {
+			t.Errorf("%s: %d %s", verb, code, text)
+		}
+	}
+	_, load := m.grpc.RepositoryModelLoad(t.Context(), &oipv2.RepositoryModelLoadRequest{ModelName: "iris"})
+	_, unload := m.grpc.RepositoryModelUnload(t.Context(), &oipv2.RepositoryModelUnloadRequest{ModelName: "iris"})
+	if status.Code(load) != codes.PermissionDenied || status.Code(unload) != codes.PermissionDenied {
+		t.Errorf("%v, %v", load, unload)
+	}
+}

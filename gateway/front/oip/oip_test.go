@@ -69,6 +69,12 @@ func (s shelf) Index(onlyReady bool) (iter.Seq[oip.Indexed], error) {
 
 const shelfModels = 3000
 
+// Load loads "simple" alone.
+func (s shelf) Load(ctx context.Context, name string) error { return s.Ready(ctx, name) }
+
+// Unload unloads "simple" alone.
+func (s shelf) Unload(ctx context.Context, name string) error { return s.Ready(ctx, name) }
+
 func tensorOf(name, datatype string, shape ...int64) *stagev1.PartSpec {
 	return &stagev1.PartSpec{Name: name, Body: &stagev1.PartSpec_Tensor{Tensor: &stagev1.TensorSpec{Datatype: datatype, Shape: shape}}}
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"net/http"
+	"strings"
 	"testing"
 
 	"google.golang.org/grpc/codes"
@@ -78,6 +79,48 @@ func TestRepositoryIndexCountsAgainstTheBudget(t *testing.T) {
 		_, err := c.RepositoryIndex(t.Context(), &oipv2.RepositoryIndexRequest{})
 		if status.Code(err) != want {
 			t.Errorf("with %d bytes: %v", size, err)
+		}
+	}
+}
+
+func TestRepositoryLoadsAndUnloadsModels(t *testing.T) {
+	t.Parallel()
+	c, g := rest(t, &fronttest.Caller{}, oip.Model{}, transport.Settings{}), client(t, &fronttest.Caller{}, oip.Model{})
+	config := map[string]*oipv2.ModelRepositoryParameter{"config": {ParameterChoice: &oipv2.ModelRepositoryParameter_StringParam{StringParam: "{}"}}}
+	for _, test := range []struct {
+		path, body string
+		http       int
+		grpc       codes.Code
+	}{
+		{"simple/load", "", http.StatusOK, codes.OK},
+		{"simple/load", "{}", http.StatusOK, codes.OK},
+		{"idle/load", "{}", http.StatusServiceUnavailable, codes.Unavailable},
+		{"none/load", "{}", http.StatusNotFound, codes.NotFound},
+		{"simple/load", `{"parameters": {"config": "{}"}}`, http.StatusNotImplemented, codes.Unimplemented},
+		{"simple/unload", `{"parameters": {"config": "{}"}}`, http.StatusOK, codes.OK},
+		{"none/unload", "", http.StatusNotFound, codes.NotFound},
+	} {
+		if code, _, text := c.ask(http.MethodPost, "/v2/repository/models/"+test.path, test.body); code != test.http {
+			t.Errorf("%s %s: %d %s", test.path, test.body, code, text)
+		}
+		name, verb, _ := strings.Cut(test.path, "/")
+		parameters := config
+		if !strings.Contains(test.body, "config") {
+			parameters = nil
+		}
+		var err error
+		if verb == "load" {
+			_, err = g.RepositoryModelLoad(t.Context(), &oipv2.RepositoryModelLoadRequest{ModelName: name, Parameters: parameters})
+		} else {
+			_, err = g.RepositoryModelUnload(t.Context(), &oipv2.RepositoryModelUnloadRequest{ModelName: name, Parameters: parameters})
+		}
+		if status.Code(err) != test.grpc {
+			t.Errorf("%s %s over gRPC: %v", test.path, test.body, err)
+		}
+	}
+	for _, path := range []string{"/v2/repository", "/v2/repository/models/simple", "/v2/repository/models/simple/infer", "/v2/repository/models//load"} {
+		if code, _, _ := c.ask(http.MethodPost, path, ""); code != http.StatusNotFound {
+			t.Errorf("%s is answered %d", path, code)
 		}
 	}
 }

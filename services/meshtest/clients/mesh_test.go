@@ -7,6 +7,8 @@
 //	        too, has the words with a meaning of their own
 //	echo    its inputs
 //	slow    no answer before the deadline
+//	one     its inputs; registered, with the alias first, and loaded on demand. So are two and
+//	        broken, which cannot be loaded
 //
 // The clients are tritonclient (folder python), @grpc/grpc-js with @grpc/proto-loader
 // (folder node), grpcurl and curl. The files there pin the versions of the first two;
@@ -17,6 +19,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -30,13 +33,18 @@ import (
 
 	"go.uber.org/goleak"
 
+	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
+
 	"github.com/stagemesh/stagemesh"
+	"github.com/stagemesh/stagemesh/discovery/models"
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/gateway/front/oiptest"
 	"github.com/stagemesh/stagemesh/internal/meshfile"
 	"github.com/stagemesh/stagemesh/internal/testbed"
+	"github.com/stagemesh/stagemesh/mesh/model"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 	"github.com/stagemesh/stagemesh/sdk/python"
 	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
@@ -53,7 +61,11 @@ type testMesh struct{ *stagemesh.Mesh }
 func startMesh(t *testing.T) testMesh {
 	t.Helper()
 	m, err := stagemesh.New(stagemesh.Settings{
-		Gateway:  gateway.Settings{Config: gateway.Config{Listen: "127.0.0.1:0", GRPCListen: "127.0.0.1:0"}},
+		Gateway: gateway.Settings{
+			Config:  gateway.Config{Listen: "127.0.0.1:0", GRPCListen: "127.0.0.1:0", ModelControl: true},
+			Models:  []model.Model{{ID: "one", Stage: "score"}, {ID: "two", Stage: "score"}, {ID: "broken", Stage: "score"}},
+			Aliases: []models.AliasChange{{Name: "first", Route: &meshv1.AliasRoute{Model: "one"}}},
+		},
 		Registry: &meshfile.RegistryConfig{},
 	})
 	if err != nil {
@@ -67,6 +79,12 @@ func startMesh(t *testing.T) testMesh {
 	} {
 		add(t, m, name, r)
 	}
+	if err := m.AddStage(stagemesh.Stage{
+		Name: "score", Runner: loadable(), Inputs: []runner.PartSpec{{Name: "x", Datatype: tensor.Int32, Shape: []int64{-1, 16}}},
+		Config: stagehost.Config{DrainTimeout: time.Second, Models: &stagehost.ModelSettings{Capacity: 16 << 20, DefaultSize: 1 << 20}},
+	}); err != nil {
+		t.Fatal(err)
+	}
 	ctx, cancel := context.WithTimeout(t.Context(), testbed.Patience)
 	defer cancel()
 	if err := m.Start(ctx); err != nil {
@@ -78,7 +96,7 @@ func startMesh(t *testing.T) testMesh {
 		}
 	})
 	out := testMesh{m}
-	for model, inputs := range map[string]int{"simple": 2, "words": 1} {
+	for model, inputs := range map[string]int{"simple": 2, "words": 1, "first": 1} {
 		testbed.Eventually(t, "the gateway knows the inputs of "+model+"", func() bool { return out.inputs(t, model) == inputs })
 	}
 	return out
@@ -147,6 +165,23 @@ func python3(t *testing.T, name string) runner.Runner {
 		t.Fatal(err)
 	}
 	return r
+}
+
+// loadable returns a runner whose models answer their inputs.
+func loadable() runner.Runner {
+	return inproc.NewModels(inproc.Settings{}, inproc.Models{Load: func(_ context.Context, m model.Model) (any, runner.LoadedModel, error) {
+		if m.ID == "broken" {
+			return nil, runner.LoadedModel{}, errors.New("no such file")
+		}
+		return nil, runner.LoadedModel{Size: model.Size{Host: 1 << 20}}, nil
+	}}, func(_ context.Context, _ any, b runner.Batch, sink runner.Sink) error {
+		for i, item := range b.Items {
+			if err := sink.SetOutcome(i, runner.Output(item.Inputs...)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }
 
 func echo(_ context.Context, item runner.Item) ([]payload.Part, error) { return item.Inputs, nil }

@@ -32,6 +32,7 @@ class Promises:
     invalid: str
     unserved: str
     late: str
+    unavailable: str
 
     def tensor(self, name: str, value: np.ndarray, **how: Any) -> Any:
         out = self.api.InferInput(name, list(value.shape), np_to_triton_dtype(value.dtype))
@@ -129,6 +130,28 @@ class Promises:
         outputs = [self.api.InferRequestedOutput("OUTPUT0", class_count=2)]
         self.refused(self.unserved, "classification", lambda: self.simple(outputs=outputs))
 
+    def test_models_are_listed_loaded_and_unloaded(self) -> None:
+        self.client.load_model("one")
+        self.assertEqual(self.states()["one"], "READY")
+        self.client.load_model("two")
+        self.assertTrue(self.client.is_model_ready("two"))
+        self.client.unload_model("two")
+        states = self.states()
+        self.assertEqual((states["one"], states["two"]), ("READY", "UNAVAILABLE"))
+        self.client.unload_model("one", unload_dependents=True)
+        self.assertEqual(self.states()["one"], "UNAVAILABLE")
+        np.testing.assert_array_equal(self.client.infer("first", [self.tensor("x", A)]).as_numpy("x"), A)
+        self.assertEqual(self.states()["one"], "READY")
+
+    def test_a_model_that_cannot_be_loaded_is_refused_with_the_reason(self) -> None:
+        self.refused(self.unavailable, "no such file", lambda: self.client.load_model("broken"))
+        self.refused(self.not_found, "nothing", lambda: self.client.load_model("nothing"))
+        self.refused(self.unserved, "never changes", lambda: self.client.load_model("one", config="{}"))
+
+    def states(self) -> Dict[str, str]:
+        """Returns the states of the models by their names."""
+        return {m["name"]: m["state"] for m in self.index()}
+
     def refused(self, status: str, text: str, ask: Callable[[], Any]) -> None:
         with self.assertRaisesRegex(InferenceServerException, text) as caught:
             ask()
@@ -141,10 +164,14 @@ class GRPCTest(Promises, unittest.TestCase):
     invalid = "StatusCode.INVALID_ARGUMENT"
     unserved = "StatusCode.UNIMPLEMENTED"
     late = "StatusCode.DEADLINE_EXCEEDED"
+    unavailable = "StatusCode.UNAVAILABLE"
 
     def setUp(self) -> None:
         self.client = tritonclient.grpc.InferenceServerClient(os.environ["MESH"])
         self.addCleanup(self.client.close)
+
+    def index(self) -> List[Dict[str, Any]]:
+        return self.client.get_model_repository_index(as_json=True)["models"]
 
     def metadata(self, name: str) -> Dict[str, Any]:
         return self.client.get_model_metadata(name, as_json=True)
@@ -191,10 +218,14 @@ class HTTPTest(Promises, unittest.TestCase):
     invalid = "400"
     unserved = "501"
     late = "504"
+    unavailable = "503"
 
     def setUp(self) -> None:
         self.client = tritonclient.http.InferenceServerClient(os.environ["MESH_HTTP"], concurrency=4)
         self.addCleanup(self.client.close)
+
+    def index(self) -> List[Dict[str, Any]]:
+        return self.client.get_model_repository_index()
 
     def metadata(self, name: str) -> Dict[str, Any]:
         return self.client.get_model_metadata(name)
