@@ -354,7 +354,15 @@ func (h *Host) connect() error {
 
 // pull prepares to pull from the queues of that name.
 func (h *Host) pull(name pipeline.StageName, s QueueSettings) error {
-	puller, err := h.bus.Pull(bus.PullSettings{
+	puller, err := h.newPuller(name, s)
+	if err == nil {
+		h.pulled = append(h.pulled, &pulledQueues{name: name, settings: s, puller: puller})
+	}
+	return err
+}
+
+func (h *Host) newPuller(name pipeline.StageName, s QueueSettings) (*bus.Puller, error) {
+	return h.bus.Pull(bus.PullSettings{
 		Stage:        name,
 		Durabilities: s.Durabilities,
 		Bound:        h.settings.MaxInFlight,
@@ -364,10 +372,6 @@ func (h *Host) pull(name pipeline.StageName, s QueueSettings) error {
 		Malformed:    h.receiveMalformed,
 		QueueMissing: h.queueMissing,
 	}, h.receive)
-	if err == nil {
-		h.pulled = append(h.pulled, &pulledQueues{name: name, settings: s, puller: puller})
-	}
-	return err
 }
 
 func (h *Host) closePullers() {
@@ -411,7 +415,13 @@ func (h *Host) serve(ctx context.Context) error {
 		defer close(h.loopDone)
 		loop.run(loopCtx)
 	})
-	pumps, pumping := errgroup.WithContext(ctx)
+	serving, leave := context.WithCancel(context.WithoutCancel(ctx))
+	defer leave()
+	pumps, pumping := errgroup.WithContext(serving)
+	pumps.Go(func() error {
+		defer leave()
+		return h.awaitLeave(ctx, pumping)
+	})
 	pumps.Go(func() error { return h.acquireSlots(pumping) })
 	pumps.Go(func() error { return h.reconcile(pumping) })
 	pumps.Go(func() error { return h.serveAPI(pumping) })
@@ -419,6 +429,7 @@ func (h *Host) serve(ctx context.Context) error {
 	if h.loader != nil {
 		pumps.Go(func() error { return h.watchRuntime(pumping) })
 		pumps.Go(func() error { return h.followModels(pumping) })
+		pumps.Go(func() error { return h.lead(pumping) })
 	}
 	// The pumps have ended before the drain waits for goroutines that they started.
 	err = pumps.Wait()
@@ -433,6 +444,24 @@ func (h *Host) serve(ctx context.Context) error {
 		err = errors.Join(err, h.leftBehindError(loop.running))
 	}
 	return err
+}
+
+// awaitLeave waits until the host is to leave, and then until its models are where they will be
+// used next. It returns early if a pump has failed.
+func (h *Host) awaitLeave(ctx, pumping context.Context) error {
+	select {
+	case <-ctx.Done():
+	case <-pumping.Done():
+		return pumping.Err()
+	}
+	if h.loader != nil {
+		h.status.set(stateDraining)
+		moving, cancel := process.DrainContext(pumping, h.settings.DrainTimeout/2)
+		defer cancel()
+		defer context.AfterFunc(pumping, cancel)()
+		h.moveModels(moving)
+	}
+	return ctx.Err()
 }
 
 // acquireSlots posts every slot that falls idle, also while the host drains.

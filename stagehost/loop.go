@@ -49,7 +49,11 @@ type loop struct {
 }
 
 func newLoop(h *Host) *loop {
-	bound := len(h.pulled)*(h.settings.MaxInFlight+int(h.settings.localPlaces().Items)) + maxDirectCalls
+	queues := len(h.pulled)
+	if h.loader != nil {
+		queues++ // a leader adopts one more
+	}
+	bound := queues*(h.settings.MaxInFlight+int(h.settings.localPlaces().Items)) + maxDirectCalls
 	if h.loader != nil {
 		bound += maxWaitingItems
 	}

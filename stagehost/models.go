@@ -303,6 +303,7 @@ func (s *modelSet) claim(id model.ID) {
 	for _, it := range s.waiting[id] {
 		// Only items in memory are passed on, and no further than may be.
 		q.isHere = q.isHere || !it.mayPassOn() || it.durable()
+		q.isChosen = q.isChosen || it.env.Hop().Host == h.settings.Host
 		q.isRefused = q.isRefused || it.refusal != nil
 		for _, host := range it.env.Hop().Visited {
 			q.visited = append(q.visited, pipeline.HostID(host))
@@ -358,11 +359,12 @@ func (s *modelSet) free(id model.ID) {
 	}
 }
 
-// claimQuestion is about a model for which items wait. If isHere is true this host is to load
-// it, if isRefused is true another one.
+// claimQuestion is about a model for which items wait. If isHere is true this host has to load
+// it, if isChosen is true it is the one that should, and if isRefused is true another one has
+// to.
 type claimQuestion struct {
-	visited           []pipeline.HostID
-	isHere, isRefused bool
+	visited                     []pipeline.HostID
+	isHere, isChosen, isRefused bool
 }
 
 // claimModel returns the host that requests for a model go to, and the model if that is this
@@ -371,7 +373,7 @@ func (h *Host) claimModel(ctx context.Context, id model.ID, q claimQuestion) (mo
 	registry, own, visited := h.models, h.settings.Host, q.visited
 	for {
 		there, _, err := registry.ClaimLoading(ctx, id, own, func(there *meshv1.ReplicasRecord) bool {
-			return !q.isRefused && models.FailureOf(there, own, time.Now()) == nil && (q.isHere || models.Holder(there, visited) == "")
+			return !q.isRefused && models.FailureOf(there, own, time.Now()) == nil && (q.isHere || q.isChosen && models.Holder(there, visited) == "")
 		})
 		if err != nil {
 			return model.Model{}, "", err
@@ -395,11 +397,20 @@ func (h *Host) claimModel(ctx context.Context, id model.ID, q claimQuestion) (mo
 		}
 		holder := models.Holder(there, append(slices.Clip(visited), own))
 		if holder == "" {
-			holder, err = h.placer.Load(ctx, id, models.Wanted{Replicas: 1, Without: append(slices.Clip(visited), own)})
-			if holder != "" || err != nil {
-				return model.Model{}, holder, err
+			without := visited
+			if q.isRefused {
+				without = append(slices.Clip(without), own)
 			}
-			continue // another host has begun to load it
+			holder, err = h.placer.Load(ctx, id, models.Wanted{Replicas: 1, Without: without})
+			switch {
+			case holder != own && holder != "":
+				return model.Model{}, holder, nil
+			case err != nil && !q.isRefused && fault.From(err).Reason == fault.NoCapacity:
+				q.isChosen = true // this host may not be known yet
+			case err != nil:
+				return model.Model{}, "", err
+			}
+			continue // some host has begun to load it
 		}
 		if _, err = h.bus.Alive(ctx, pipeline.HostQueue(h.settings.Stage, holder)); !errors.Is(err, bus.ErrNoHost) {
 			return model.Model{}, holder, nil
@@ -781,22 +792,29 @@ func (e *modelUnloaded) apply(l *loop) {
 // leaveModels has senders give this host no more items: no replica of it is in the registry any
 // more. It goes on to serve what comes all the same.
 func (h *Host) leaveModels(ctx context.Context) {
+	replicas := h.listModels(ctx)
+	var removals errgroup.Group
+	removals.SetLimit(removalsAtOnce)
+	for id, lastUse := range replicas {
+		removals.Go(func() error {
+			_, err := h.models.RemoveReplica(ctx, id, h.settings.Host, lastUse)
+			return err
+		})
+	}
+	if err := removals.Wait(); err != nil {
+		h.settings.Logger.Warn("the registry may show models of this host for a while", "error", err)
+	}
+}
+
+// listModels returns the models that are here, and their last uses; nil where the context ends.
+func (h *Host) listModels(ctx context.Context) map[model.ID]time.Time {
 	own := make(chan map[model.ID]time.Time, 1)
 	h.post(listModels{own})
 	select {
-	case replicas := <-own:
-		var removals errgroup.Group
-		removals.SetLimit(removalsAtOnce)
-		for id, lastUse := range replicas {
-			removals.Go(func() error {
-				_, err := h.models.RemoveReplica(ctx, id, h.settings.Host, lastUse)
-				return err
-			})
-		}
-		if err := removals.Wait(); err != nil {
-			h.settings.Logger.Warn("the registry may show models of this host for a while", "error", err)
-		}
+	case out := <-own:
+		return out
 	case <-ctx.Done():
+		return nil
 	}
 }
 

@@ -259,8 +259,9 @@ func TestModelIsServedByTheHostThatHasIt(t *testing.T) {
 	}
 	other.awaitCount("stagemesh.stage.model_forwards", 1)
 	one.stop()
-	if got := b.states("iris"); len(got) != 0 {
-		t.Errorf("the registry has %v of a host that has left", got)
+	_, there, err := b.registry.Find(t.Context(), "iris")
+	if err != nil || models.HasReplica(there, pipeline.HostID(one.Record().GetHost())) {
+		t.Errorf("the registry has %v of a host that has left, %v", there, err)
 	}
 	if _, err := b.bus.Queue(t.Context(), pipeline.HostQueue(stage, pipeline.HostID(one.Record().GetHost())), pipeline.Memory); !errors.Is(err, bus.ErrNoQueue) {
 		t.Errorf("the queue of a host that has left: %v", err)
@@ -309,7 +310,7 @@ func TestBadModelsGetTheirFaults(t *testing.T) {
 			t.Errorf("model %q: %s", id, f.Message)
 		}
 	}
-	if f := b.ask("x", of("slow"), deadline(500*time.Millisecond)).fault(fault.ModelLoading); f.RetryAfter <= 0 {
+	if f := b.ask("x", of("slow"), deadline(3*time.Second)).fault(fault.ModelLoading); f.RetryAfter <= 0 {
 		t.Errorf("no retry after: %+v", f)
 	}
 	h.awaitCount("stagemesh.stage.model_loads failed", 1)
@@ -467,5 +468,72 @@ func TestPlacerEnsuresThatAModelIsLoaded(t *testing.T) {
 	}
 	if err := placer.EnsureLoaded(t.Context(), "none", true, time.Now()); fault.From(err).Reason != fault.UnknownModel {
 		t.Errorf("an unknown model: %v", err)
+	}
+}
+
+func TestRequestsOfADeadHostAreTakenOver(t *testing.T) {
+	t.Parallel()
+	const dead pipeline.HostID = "dead"
+	b := newModelBed(t)
+	b.register("iris", "lily")
+	for _, id := range []model.ID{"iris", "lily"} {
+		if _, _, err := b.registry.ClaimLoading(t.Context(), id, dead, func(*meshv1.ReplicasRecord) bool { return true }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, _, err := b.registry.SetLoaded(t.Context(), "iris", dead, model.Size{Host: 1 << 20}); err != nil {
+		t.Fatal(err)
+	}
+	l := &loads{}
+	h := b.host(l, 8)
+	if _, err := b.bus.EnsureQueue(t.Context(), bus.QueueSettings{
+		Stage: pipeline.HostQueue(stage, dead), Durability: pipeline.Memory, MaxItems: 100, MaxBytes: 1 << 20, MaxAge: time.Minute, AckWait: time.Second, Replicas: 1,
+	}); err != nil {
+		t.Fatal(err)
+	}
+	var calls []*call
+	for i := range 20 {
+		calls = append(calls, b.ask(fmt.Sprint(i), of("iris"), func(e *envelope.Envelope) { e.Route[0].Host = dead }))
+	}
+	checkModel(t, "lily", b.ask("x", of("lily"), at(h)))
+	for _, c := range calls {
+		checkModel(t, "iris", c)
+	}
+	testbed.Eventually(t, "its queue is deleted", func() bool {
+		_, err := b.bus.Queue(t.Context(), pipeline.HostQueue(stage, dead), pipeline.Memory)
+		return errors.Is(err, bus.ErrNoQueue)
+	})
+	for _, id := range []model.ID{"iris", "lily"} {
+		testbed.Eventually(t, "its replicas are removed", func() bool { return len(b.states(id)) == 1 })
+	}
+}
+
+func TestLeavingHostMovesItsModels(t *testing.T) {
+	t.Parallel()
+	b := newModelBed(t)
+	ids := []model.ID{"a", "b", "c", "d"}
+	b.register(ids...)
+	var both [2]loads
+	one := b.host(&both[0], 8)
+	for _, id := range ids {
+		checkModel(t, id, b.ask("x", of(id), at(one)))
+	}
+	other := b.host(&both[1], 8)
+	members := discovery.NewMembership(b.table, b.table, string(mesh), discard())
+	b.background(members.Run)
+	testbed.Eventually(t, "both hosts are known", func() bool {
+		known := members.Hosts()
+		return len(known) == 2 && known[0].Alive && known[1].Alive
+	})
+	one.stop()
+	for _, id := range ids {
+		_, there, err := b.registry.Find(t.Context(), id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := there.GetReplicas(); len(got) != 1 || got[0].GetHost() != other.Record().GetHost() || got[0].GetState() != meshv1.ReplicaState_REPLICA_STATE_LOADED {
+			t.Errorf("model %s is on record as %v", id, got)
+		}
+		checkModel(t, id, b.ask("y", of(id)))
 	}
 }

@@ -3,6 +3,7 @@ package models
 import (
 	"cmp"
 	"context"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -26,6 +27,10 @@ type Placer struct {
 	members  *discovery.Membership
 
 	mu sync.Mutex
+	// alive are the hosts that were alive when changed was made, which closes when they may
+	// be others.
+	alive   map[pipeline.HostID]*meshv1.HostRecord
+	changed <-chan struct{}
 	// promised are the models placed on hosts since their records.
 	promised map[hostKey]promise
 }
@@ -49,7 +54,9 @@ const (
 
 // NewPlacer returns a placer; members may be nil, and then it finds no host.
 func NewPlacer(r *Registry, members *discovery.Membership) *Placer {
-	return &Placer{registry: r, members: members, promised: map[hostKey]promise{}}
+	unknown := make(chan struct{})
+	close(unknown)
+	return &Placer{registry: r, members: members, promised: map[hostKey]promise{}, changed: unknown}
 }
 
 // Place returns the host that should load a model for a request, or why there is none.
@@ -139,20 +146,71 @@ func (p *Placer) Load(ctx context.Context, id model.ID, w Wanted) (pipeline.Host
 
 // staying returns the replicas on hosts that do not leave.
 func (p *Placer) staying(there *meshv1.ReplicasRecord, without []pipeline.HostID) (out []*meshv1.Replica) {
-	if p.members == nil {
-		return nil
-	}
-	members := p.members.Hosts()
+	hosts := p.aliveHosts()
 	for _, one := range there.GetReplicas() {
 		host := pipeline.HostID(one.GetHost())
-		stays := slices.ContainsFunc(members, func(member discovery.Host) bool {
-			return member.Record.GetHost() == one.GetHost() && member.Alive && !member.Record.GetDraining()
-		})
-		if stays && HasReplica(there, host) && !slices.Contains(without, host) {
+		if r := hosts[host]; r != nil && !r.GetDraining() && one.GetState() != failed && !slices.Contains(without, host) {
 			out = append(out, one)
 		}
 	}
 	return out
+}
+
+// aliveHosts returns the records of the hosts that are alive.
+func (p *Placer) aliveHosts() map[pipeline.HostID]*meshv1.HostRecord {
+	if p.members == nil {
+		return nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	select {
+	case <-p.changed:
+		p.changed = p.members.Changed()
+		p.alive = map[pipeline.HostID]*meshv1.HostRecord{}
+		for _, member := range p.members.Hosts() {
+			if member.Alive {
+				p.alive[pipeline.HostID(member.Record.GetHost())] = member.Record
+			}
+		}
+	default:
+	}
+	return p.alive
+}
+
+// Holder returns the host to which a request for a model goes: any that has loaded it, one that
+// does not leave if possible, else that which began to load it first; "" if there is none.
+func (p *Placer) Holder(there *meshv1.ReplicasRecord) pipeline.HostID {
+	if p.members == nil {
+		return Holder(there, nil)
+	}
+	hosts := p.aliveHosts()
+	var best *meshv1.Replica
+	bestRank, equals := 0, 0
+	for _, one := range there.GetReplicas() {
+		r, rank := hosts[pipeline.HostID(one.GetHost())], 0
+		switch {
+		case r == nil, one.GetState() == failed:
+			continue
+		case one.GetState() == loaded && !r.GetDraining():
+			rank = 3
+		case one.GetState() == loaded:
+			rank = 2
+		default:
+			rank = 1
+		}
+		switch {
+		case rank > bestRank:
+			best, bestRank, equals = one, rank, 1
+		case rank == bestRank && rank == 1 && earlier(one, best):
+			best = one
+		case rank == bestRank && rank > 1:
+			// Of n equal ones each is chosen with probability 1/n.
+			if equals++; rand.N(equals) == 0 { //nolint:gosec // it keeps no secret
+				best = one
+			}
+		}
+	}
+	return pipeline.HostID(best.GetHost())
 }
 
 // membershipPoll is how often a wait looks for changes of the hosts.
@@ -161,6 +219,11 @@ const membershipPoll = time.Second
 // EnsureLoaded has a host load a model, if none has it, and notes its last use. If wait is true
 // it returns once the model is loaded. The faults are those of a request for the model.
 func (p *Placer) EnsureLoaded(ctx context.Context, id model.ID, wait bool, lastUse time.Time) error {
+	return p.Ensure(ctx, id, Wanted{Replicas: 1, LastUse: lastUse}, wait)
+}
+
+// Ensure is EnsureLoaded of several replicas.
+func (p *Placer) Ensure(ctx context.Context, id model.ID, w Wanted, wait bool) error {
 	if err := p.registry.changeable(); err != nil {
 		return err
 	}
@@ -169,7 +232,9 @@ func (p *Placer) EnsureLoaded(ctx context.Context, id model.ID, wait bool, lastU
 	var asked, full []pipeline.HostID
 	for {
 		changed := p.registry.mirror.Changed()
-		host, err := p.Load(ctx, id, Wanted{Replicas: 1, Without: full, LastUse: lastUse})
+		next := w
+		next.Without = slices.Concat(w.Without, full)
+		host, err := p.Load(ctx, id, next)
 		if f := fault.From(err); err != nil && f.Reason == fault.NoCapacity && len(full) > 0 {
 			return fault.Newf(fault.CacheFull, "model %s is not loaded: all models of hosts that may have it are in use", id).WithRetryAfter(time.Second)
 		}
@@ -177,11 +242,18 @@ func (p *Placer) EnsureLoaded(ctx context.Context, id model.ID, wait bool, lastU
 			return err
 		}
 		if host != "" {
-			asked = append(asked, host)
+			if asked = append(asked, host); w.Replicas > 1 {
+				continue
+			}
 		}
 		_, there, err := p.registry.Find(ctx, id)
-		isLoaded := slices.ContainsFunc(p.staying(there, nil), func(one *meshv1.Replica) bool { return one.GetState() == loaded })
-		if err != nil || isLoaded || !wait {
+		missing := w.Replicas
+		for _, one := range p.staying(there, w.Without) {
+			if one.GetState() == loaded {
+				missing--
+			}
+		}
+		if err != nil || missing <= 0 || !wait {
 			return err
 		}
 		select {

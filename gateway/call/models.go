@@ -158,7 +158,7 @@ func (s *Service) routeModels(env *envelope.Envelope) *fault.Fault {
 			continue
 		}
 		to := "holder"
-		if hop.Host = models.Holder(replicas, nil); hop.Host == "" {
+		if hop.Host = s.settings.Placer.Holder(replicas); hop.Host == "" {
 			to = "placed"
 			if hop.Host, f = s.settings.Placer.Place(env.AdmittedAt, m, replicas, nil); f != nil {
 				return f.At(string(hop.Stage), string(hop.Step), "")

@@ -1,0 +1,210 @@
+package stagehost
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
+
+	"github.com/stagemesh/stagemesh/discovery/models"
+	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/model"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+)
+
+const (
+	// leadEvery is how often the leader of a stage looks for hosts that died.
+	leadEvery = 500 * time.Millisecond
+	// forgetAfter is how long a host is dead before its replicas are removed. Requests pass
+	// it over at once; its models would be unloaded if it came back.
+	forgetAfter = 10 * time.Second
+	// A host that leaves loads the models elsewhere that were used within movedUse, movesAtOnce
+	// at a time.
+	movedUse    = time.Hour
+	movesAtOnce = 8
+)
+
+// leader looks after what no host of the stage has: the queues and replicas of those that
+// died. The host that joined first leads. There may be two for a moment, which does no harm:
+// both pull from a queue, and change records by compare-and-set.
+type leader struct {
+	host *Host
+	// deadSince is when a host was first seen dead.
+	deadSince map[pipeline.HostID]time.Time
+	// adopted is the queue that this host pulls from in place of its own host, and of is that
+	// host; nil where there is none.
+	adopted *bus.Puller
+	of      pipeline.HostID
+}
+
+// lead looks after the stage while this host is its leader, until the context ends.
+func (h *Host) lead(ctx context.Context) error {
+	l := leader{host: h, deadSince: map[pipeline.HostID]time.Time{}}
+	defer l.release()
+	tick := time.NewTicker(leadEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		if err := l.look(ctx, time.Now()); err != nil && ctx.Err() == nil {
+			h.settings.Logger.Debug("what a dead host has left stays for now", "error", err)
+		}
+	}
+}
+
+// look does what is to be done now.
+func (l *leader) look(ctx context.Context, now time.Time) error {
+	alive, isFirst := l.alive()
+	if since, _ := l.host.members.Stale(); !since.IsZero() || !isFirst {
+		clear(l.deadSince)
+		l.release()
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, registryTimeout)
+	defer cancel()
+	replicas := map[pipeline.HostID][]model.ID{}
+	for m, there := range l.host.models.Replicated() {
+		for _, one := range there.GetReplicas() {
+			if host := pipeline.HostID(one.GetHost()); m.Stage == l.host.settings.Stage && !alive[host] {
+				replicas[host] = append(replicas[host], m.ID)
+			}
+		}
+	}
+	for host := range l.deadSince {
+		if alive[host] {
+			delete(l.deadSince, host)
+		}
+	}
+	for _, host := range l.dead(alive, replicas) {
+		if _, known := l.deadSince[host]; !known {
+			l.deadSince[host] = now
+			continue
+		}
+		if err := l.adopt(ctx, host); err != nil {
+			return err
+		}
+		if now.Sub(l.deadSince[host]) < forgetAfter {
+			continue
+		}
+		for _, id := range replicas[host] {
+			if _, err := l.host.models.RemoveReplica(ctx, id, host, time.Time{}); err != nil && fault.From(err).Reason != fault.UnknownModel {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// alive returns the hosts of the stage that are alive, and whether this one joined first.
+func (l *leader) alive() (alive map[pipeline.HostID]bool, isFirst bool) {
+	alive = map[pipeline.HostID]bool{}
+	var first *meshv1.HostRecord
+	for _, member := range l.host.members.Hosts() {
+		r := member.Record
+		if r.GetStage() != string(l.host.settings.Stage) || !member.Alive {
+			continue
+		}
+		alive[pipeline.HostID(r.GetHost())] = true
+		if since := r.GetStartedAt().AsTime(); !r.GetDraining() && (first == nil || since.Before(first.GetStartedAt().AsTime())) {
+			first = r
+		}
+	}
+	return alive, first.GetHost() == string(l.host.settings.Host)
+}
+
+// dead returns the hosts that are not alive and have left something.
+func (l *leader) dead(alive map[pipeline.HostID]bool, replicas map[pipeline.HostID][]model.ID) (out []pipeline.HostID) {
+	for host := range replicas {
+		out = append(out, host)
+	}
+	for _, member := range l.host.members.Hosts() {
+		r := member.Record
+		if host := pipeline.HostID(r.GetHost()); r.GetStage() == string(l.host.settings.Stage) && r.GetCache() != nil && !alive[host] {
+			out = append(out, host)
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+// adopt pulls what waits in the queue of a dead host, one queue at a time, and deletes the queue
+// once it is empty. What the host had in hand comes after its ack wait.
+func (l *leader) adopt(ctx context.Context, host pipeline.HostID) error {
+	h := l.host
+	name := pipeline.HostQueue(h.settings.Stage, host)
+	queue, err := h.bus.Queue(ctx, name, pipeline.Memory)
+	if errors.Is(err, bus.ErrNoQueue) {
+		if l.of == host {
+			l.release()
+		}
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if _, err := h.bus.Alive(ctx, name); !errors.Is(err, bus.ErrNoHost) {
+		return err
+	}
+	switch {
+	case queue.Items == 0:
+		if l.of == host {
+			l.release()
+		}
+		return h.bus.DeleteQueue(ctx, name, pipeline.Memory)
+	case l.adopted == nil:
+		h.settings.Logger.Info("taking over the requests of a host that is gone", "of", host, "requests", queue.Items)
+		if l.adopted, err = h.newPuller(name, h.settings.OwnQueue()); err != nil {
+			return err
+		}
+		l.of = host
+	}
+	if l.of == host {
+		l.adopted.Use(pipeline.Memory, queue.Epoch)
+	}
+	return nil
+}
+
+// release ends the pull from an adopted queue. Requests that are on their way return to it.
+func (l *leader) release() {
+	if l.adopted == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(l.host.runCtx), pullDrainTimeout)
+	defer cancel()
+	_ = l.adopted.Drain(ctx) // what is left is delivered again
+	l.adopted.Close()
+	l.adopted, l.of = nil, ""
+}
+
+// moveModels has other hosts load the models that were used lately, the latest use first. This
+// one serves them meanwhile, and is passed over by senders as soon as another has a model.
+func (h *Host) moveModels(ctx context.Context) {
+	replicas := h.listModels(ctx)
+	ids := make([]model.ID, 0, len(replicas))
+	for id, lastUse := range replicas {
+		if time.Since(lastUse) < movedUse {
+			ids = append(ids, id)
+		}
+	}
+	slices.SortFunc(ids, func(a, b model.ID) int { return replicas[b].Compare(replicas[a]) })
+	var moves errgroup.Group
+	moves.SetLimit(movesAtOnce)
+	own := []pipeline.HostID{h.settings.Host}
+	for _, id := range ids {
+		moves.Go(func() error {
+			if err := h.placer.Ensure(ctx, id, models.Wanted{Replicas: 1, Without: own, LastUse: replicas[id]}, true); err != nil {
+				h.settings.Logger.Debug("no other host loads the model", "model", id, "error", err)
+			}
+			return nil
+		})
+	}
+	_ = moves.Wait() // no error
+}
