@@ -223,7 +223,7 @@ func (h *Host) startRunner(ctx context.Context) error {
 	if r, ok := s.Runner.(runner.HostAware); ok {
 		r.SetHost(runner.HostInfo{
 			Stage: string(s.Stage), Host: string(s.Host), MaxSize: s.Batch.MaxSize, StartTimeout: s.StartTimeout,
-			Complete: s.complete, Logger: s.Logger, Meter: s.Meter, Models: s.Models.memory(),
+			Complete: s.complete, Logger: s.Logger, Meter: s.Meter, Models: s.Models.memory(), ModelRoot: s.Models.root(),
 		})
 	}
 	if r, ok := h.settings.Runner.(runner.Killer); ok {

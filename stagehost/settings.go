@@ -126,6 +126,8 @@ type ModelSettings struct {
 	// LoadSlots is how many models load at a time, LoadTimeout bounds each load.
 	LoadSlots   int           `yaml:"load_slots"`
 	LoadTimeout time.Duration `yaml:"load_timeout"`
+	// Root is the folder that the sources of onnx_models are below.
+	Root string `yaml:"root,path"`
 }
 
 // Defaults of ModelSettings where the runner says nothing.
@@ -134,6 +136,13 @@ const (
 	DefaultLoadSlots   = 2
 	DefaultLoadTimeout = 90 * time.Second
 )
+
+func (s *ModelSettings) root() string {
+	if s == nil {
+		return ""
+	}
+	return s.Root
+}
 
 // memory is what a runner may use; nil where it has one model.
 func (s *ModelSettings) memory() *model.Size {
@@ -150,6 +159,9 @@ func (s ModelSettings) cache(of runner.ModelLimits) modelcache.Settings {
 		DefaultSize: model.Size{Host: s.DefaultSize, Device: s.DeviceDefaultSize},
 		LoadSlots:   cmp.Or(s.LoadSlots, of.LoadSlots, DefaultLoadSlots),
 		LoadTimeout: cmp.Or(s.LoadTimeout, of.LoadTimeout, DefaultLoadTimeout),
+	}
+	if of.LoadSlots > 0 {
+		out.LoadSlots = min(out.LoadSlots, of.LoadSlots) // more do not start
 	}
 	out.Capacity, out.DefaultSize = cmp.Or(out.Capacity, of.Capacity), cmp.Or(out.DefaultSize, of.DefaultSize)
 	if out.DefaultSize == (model.Size{}) && out.Capacity.Host > 0 {

@@ -73,6 +73,7 @@ var settings = map[string]reflect.Type{
 	"image_decode": reflect.TypeFor[runners.ImageDecodeSettings](),
 	"model_server": reflect.TypeFor[modelserver.Settings](),
 	"onnx":         reflect.TypeFor[onnx.Settings](),
+	"onnx_models":  reflect.TypeFor[onnx.ModelsSettings](),
 	"top_k":        reflect.TypeFor[runners.TopKSettings](),
 	"echo":         reflect.TypeFor[runners.EchoSettings](),
 	"worker":       reflect.TypeFor[runners.WorkerSettings](),

@@ -56,6 +56,7 @@ mesh: m
 stages:
   image-decode: {runner: {image_decode: {width: 8, height: 4, concurrency: 2}}}
   onnx: {runner: {onnx: {model: m.onnx, concurrency: 3, axes: {sequence: 128}}}}
+  onnx-models: {runner: {onnx_models: {max_rows: 8, concurrency: 11}}, models: {root: models}}
   model-server: {runner: {model_server: {address: "unix:/run/s", control: repository, data_address: "[::1]:9000", concurrency: 10}}}
   top-k: {runner: {top_k: {labels: [0, one, 2], concurrency: 4}}}
   echo: {runner: {echo: {concurrency: 5}}}
@@ -65,7 +66,7 @@ stages:
   stream: {runner: {stream: {chunks: 3, concurrency: 9}}}
   worker: {runner: {worker: {command: [go, run, .], workers: 2, concurrency: 8}}}
 `)
-	want := map[string]int{"image-decode": 2, "onnx": 3, "top-k": 4, "echo": 5, "echo-of-nothing": 1, "sleep": 6, "burn": 7, "stream": 9, "model-server": 10, "worker": 16}
+	want := map[string]int{"image-decode": 2, "onnx": 3, "top-k": 4, "echo": 5, "echo-of-nothing": 1, "sleep": 6, "burn": 7, "stream": 9, "model-server": 10, "onnx-models": 11, "worker": 16}
 	for stage, concurrency := range want {
 		s, err := f.Host(stage)
 		if err != nil {

@@ -207,7 +207,7 @@ func TestEveryBatchSizeGivesTheSameResults(t *testing.T) {
 	p := newPerceptron()
 	// 48 is no power of two; batches up to 3x are cut into slices.
 	for _, maxRows := range []int{1, 8, 48} {
-		r := start(t, p.file(), onnx.Settings{MaxRows: maxRows})
+		r := start(t, p.file(), onnx.Settings{Options: onnx.Options{MaxRows: maxRows}})
 		source := rand.New(rand.NewPCG(3, uint64(maxRows)))
 		for rows := 1; rows <= 3*maxRows && rows <= 140; rows++ {
 			x := random(source, rows*features)
@@ -225,7 +225,7 @@ func TestEveryBatchSizeGivesTheSameResults(t *testing.T) {
 func TestEachItemGetsItsOwnRows(t *testing.T) {
 	t.Parallel()
 	p := newPerceptron()
-	r := start(t, p.file(), onnx.Settings{MaxRows: 4})
+	r := start(t, p.file(), onnx.Settings{Options: onnx.Options{MaxRows: 4}})
 	source := rand.New(rand.NewPCG(5, 6))
 	var items []runner.Item
 	var inputs [][]float32
@@ -248,7 +248,7 @@ func TestEachItemGetsItsOwnRows(t *testing.T) {
 func TestBatchesRunAtTheSameTime(t *testing.T) {
 	t.Parallel()
 	p := newPerceptron()
-	r := start(t, p.file(), onnx.Settings{MaxRows: 16, Concurrency: 4})
+	r := start(t, p.file(), onnx.Settings{Options: onnx.Options{MaxRows: 16, Concurrency: 4}})
 	var callers sync.WaitGroup
 	for caller := range 8 {
 		callers.Go(func() {
@@ -271,7 +271,7 @@ func TestBatchesRunAtTheSameTime(t *testing.T) {
 
 func TestWrongTensorsAreRefused(t *testing.T) {
 	t.Parallel()
-	r := start(t, newPerceptron().file(), onnx.Settings{MaxRows: 2})
+	r := start(t, newPerceptron().file(), onnx.Settings{Options: onnx.Options{MaxRows: 2}})
 	part := func(d tensor.Datatype, raw int, shape ...int64) []payload.Part {
 		return []payload.Part{payload.OfTensor("x", tensor.Tensor{Datatype: d, Shape: shape, Raw: make([]byte, raw)})}
 	}
@@ -301,7 +301,7 @@ func TestWrongTensorsAreRefused(t *testing.T) {
 
 func TestAWrongTensorIsAnInvalidInput(t *testing.T) {
 	t.Parallel()
-	r := start(t, newPerceptron().file(), onnx.Settings{MaxRows: 2})
+	r := start(t, newPerceptron().file(), onnx.Settings{Options: onnx.Options{MaxRows: 2}})
 	_, err := do(t.Context(), r, item(t, "x", make([]float32, 63), 1, 63))
 	if f := fault.From(err); f.Reason != fault.InvalidInput || !strings.Contains(f.Message, "input x is FP32[1 63], the model takes FP32[-1 64]") {
 		t.Errorf("got %v", err)
@@ -398,7 +398,7 @@ func TestModelsThatCannotRunAreRefusedAtStart(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
-			_, err := load(t, row.data, onnx.Settings{MaxRows: 4})
+			_, err := load(t, row.data, onnx.Settings{Options: onnx.Options{MaxRows: 4}})
 			if err == nil || !strings.Contains(err.Error(), row.want) || !strings.HasPrefix(err.Error(), "model: /") || !strings.Contains(err.Error(), "/m.onnx: ") {
 				t.Errorf("got %v, want %q", err, row.want)
 			}
@@ -410,7 +410,7 @@ func TestATruncatedFileIsRefused(t *testing.T) {
 	t.Parallel()
 	whole := newPerceptron().file().bytes()
 	for n := 0; n < len(whole); n += 1 + n/8 {
-		if _, err := load(t, whole[:n], onnx.Settings{MaxRows: 1}); err == nil {
+		if _, err := load(t, whole[:n], onnx.Settings{Options: onnx.Options{MaxRows: 1}}); err == nil {
 			t.Errorf("%d of %d bytes are taken for a model", n, len(whole))
 		}
 	}
@@ -447,7 +447,7 @@ func TestUnusualFilesRun(t *testing.T) {
 	for name, f := range map[string]file{"weights among the inputs": old, "output without a shape": shapeless} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			r := start(t, f, onnx.Settings{MaxRows: 4})
+			r := start(t, f, onnx.Settings{Options: onnx.Options{MaxRows: 4}})
 			if got := r.Spec(); len(got.Inputs) != 1 || !slices.Equal(got.Outputs[0].Shape, []int64{-1, classes}) {
 				t.Errorf("got %v", got)
 			}
@@ -482,7 +482,7 @@ func TestSeveralInputsOutputsAndDatatypes(t *testing.T) {
 			{name: "af", element: elementFloat, shape: []int64{0, 2}},
 		},
 	}
-	r := start(t, f, onnx.Settings{MaxRows: 2, Axes: map[string]int{"width": 2}})
+	r := start(t, f, onnx.Settings{Options: onnx.Options{MaxRows: 2, Axes: map[string]int{"width": 2}}})
 	a, _ := tensor.FromInt64([]int64{3, 2}, []int64{1, 2, 3, 4, 5, 6})
 	b, _ := tensor.FromInt64([]int64{3, 2}, []int64{-1, -2, -3, -4, -5, -6})
 	// 7 is no proper boolean, and must not become one that is neither.
@@ -507,7 +507,7 @@ func TestSeveralInputsOutputsAndDatatypes(t *testing.T) {
 
 func TestAxesThatTheModelLacksAreRefused(t *testing.T) {
 	t.Parallel()
-	_, err := load(t, newPerceptron().file().bytes(), onnx.Settings{Axes: map[string]int{"width": 2}})
+	_, err := load(t, newPerceptron().file().bytes(), onnx.Settings{Options: onnx.Options{Axes: map[string]int{"width": 2}}})
 	if err == nil || !strings.Contains(err.Error(), `axes: no dynamic axis of an input is named "width"`) {
 		t.Errorf("got %v", err)
 	}
@@ -526,7 +526,7 @@ func TestConvolutionsRun(t *testing.T) {
 		outputs: []value{{name: "y", element: elementFloat, shape: []int64{0, 4}}},
 		weights: []weight{{name: "k", shape: []int64{1, 1, 3, 3}, values: kernel}},
 	}
-	r := start(t, f, onnx.Settings{MaxRows: 4})
+	r := start(t, f, onnx.Settings{Options: onnx.Options{MaxRows: 4}})
 	const rows = 7
 	x := random(rand.New(rand.NewPCG(10, 11)), rows*36)
 	out, err := do(t.Context(), r, item(t, "x", x, rows, 1, 6, 6))
@@ -565,7 +565,7 @@ func TestPanicIsTheBatchsError(t *testing.T) {
 		inputs:  []value{{name: "x", element: elementInt64, shape: []int64{0, 1}}},
 		outputs: []value{{name: "y", element: elementInt64, shape: []int64{0, 1}}},
 	}
-	r := start(t, f, onnx.Settings{MaxRows: 2})
+	r := start(t, f, onnx.Settings{Options: onnx.Options{MaxRows: 2}})
 	run := func(v int64) error {
 		x, _ := tensor.FromInt64([]int64{1, 1}, []int64{v})
 		_, err := do(t.Context(), r, runner.Item{Rows: 1, Inputs: []payload.Part{payload.OfTensor("x", x)}})
@@ -599,7 +599,7 @@ func TestMissingFileIsNamed(t *testing.T) {
 
 func TestAModelIsReadFromDisk(t *testing.T) {
 	t.Parallel()
-	r, err := onnx.New(onnx.Settings{Model: write(t, newPerceptron().file().bytes()), MaxRows: 1})
+	r, err := onnx.New(onnx.Settings{Model: write(t, newPerceptron().file().bytes()), Options: onnx.Options{MaxRows: 1}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -632,10 +632,10 @@ func TestSettingsAreChecked(t *testing.T) {
 		want     string
 	}{
 		{"no model", onnx.Settings{}, "model: "},
-		{"negative rows", onnx.Settings{Model: "m", MaxRows: -1}, "max_rows: -1 "},
-		{"too many rows", onnx.Settings{Model: "m", MaxRows: 1 << 20}, "max_rows: 1048576 "},
-		{"negative concurrency", onnx.Settings{Model: "m", Concurrency: -2}, "concurrency: -2 "},
-		{"empty axis", onnx.Settings{Model: "m", Axes: map[string]int{"seq": 0}}, "axes: seq: 0 "},
+		{"negative rows", onnx.Settings{Model: "m", Options: onnx.Options{MaxRows: -1}}, "max_rows: -1 "},
+		{"too many rows", onnx.Settings{Model: "m", Options: onnx.Options{MaxRows: 1 << 20}}, "max_rows: 1048576 "},
+		{"negative concurrency", onnx.Settings{Model: "m", Options: onnx.Options{Concurrency: -2}}, "concurrency: -2 "},
+		{"empty axis", onnx.Settings{Model: "m", Options: onnx.Options{Axes: map[string]int{"seq": 0}}}, "axes: seq: 0 "},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
@@ -647,7 +647,7 @@ func TestSettingsAreChecked(t *testing.T) {
 }
 
 func BenchmarkRun(b *testing.B) {
-	r := start(b, newPerceptron().file(), onnx.Settings{MaxRows: 32})
+	r := start(b, newPerceptron().file(), onnx.Settings{Options: onnx.Options{MaxRows: 32}})
 	for _, rows := range []int{1, 8, 32} {
 		b.Run(fmt.Sprintf("rows=%d", rows), func(b *testing.B) {
 			in := item(b, "x", make([]float32, rows*features), int64(rows), features)

@@ -44,18 +44,23 @@ func newProgram(ctx context.Context, s Settings) (*program, error) {
 	if err != nil {
 		return nil, fmt.Errorf("model: %w", err)
 	}
-	var p *program
-	err = guard(func() error {
-		p, err = compileAll(ctx, data, s)
-		return err
-	})
+	p, err := compileAll(ctx, data, s.Options)
 	if err != nil {
 		return nil, fmt.Errorf("model: %s: %w", s.Model, err)
 	}
 	return p, nil
 }
 
-func compileAll(ctx context.Context, data []byte, s Settings) (*program, error) {
+// compileAll compiles and runs a model.
+func compileAll(ctx context.Context, data []byte, s Options) (p *program, err error) {
+	err = guard(func() error {
+		p, err = s.compileAll(ctx, data)
+		return err
+	})
+	return p, err
+}
+
+func (s Options) compileAll(ctx context.Context, data []byte) (*program, error) {
 	c, err := newCompiler(data, s.Axes)
 	if err != nil {
 		return nil, err

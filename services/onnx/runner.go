@@ -19,6 +19,9 @@
 // also uses several cores by itself where the network is large enough. Dense
 // layers run fastest as Gemm with transB=1, as PyTorch exports them: all other
 // weights are transposed anew for every batch.
+//
+// NewModels returns a runner of many models, which are files below one folder. It compiles a
+// model as it is loaded.
 package onnx
 
 import (
@@ -43,6 +46,11 @@ const maxMaxRows = 1 << 16
 type Settings struct {
 	// Model is the path of the model.
 	Model string `yaml:"model,path"`
+	Options
+}
+
+// Options say how models run.
+type Options struct {
 	// MaxRows is the largest number of rows that runs at once; 0 means 64. Larger batches are run in slices.
 	MaxRows int `yaml:"max_rows"`
 	// Axes fixes the extents of dynamic axes other than rows, by their names
@@ -57,6 +65,10 @@ func (s Settings) validate() error {
 	if s.Model == "" {
 		return fmt.Errorf("model: is the path of an ONNX file and is missing")
 	}
+	return s.Options.validate()
+}
+
+func (s Options) validate() error {
 	if s.MaxRows < 0 || s.MaxRows > maxMaxRows {
 		return fmt.Errorf("max_rows: %d is not between 1 and %d", s.MaxRows, maxMaxRows)
 	}
@@ -73,7 +85,7 @@ func (s Settings) validate() error {
 
 // sizes returns the batch sizes to compile: the powers of two below MaxRows,
 // and MaxRows.
-func (s Settings) sizes() []int {
+func (s Options) sizes() []int {
 	most := cmp.Or(s.MaxRows, defaultMaxRows)
 	var out []int
 	for n := 1; n < most; n *= 2 {

@@ -19,6 +19,7 @@ func All() []meshfile.Kind {
 		meshfile.KindOf("image_decode", NewImageDecode),
 		meshfile.KindOf("model_server", modelserver.New),
 		meshfile.KindOf("onnx", onnx.New),
+		meshfile.KindOf("onnx_models", onnx.NewModels),
 		meshfile.KindOf("top_k", NewTopK),
 		meshfile.KindOf("worker", NewWorker),
 		meshfile.KindOf("echo", NewEcho),

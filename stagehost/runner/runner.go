@@ -267,6 +267,8 @@ type HostInfo struct {
 	MaxSize int
 	// Models is set for a stage that loads many models: the memory that they may take.
 	Models *model.Size
+	// ModelRoot is the folder of the models' files; empty where the stage has none.
+	ModelRoot string
 	// StartTimeout bounds the start of the runner.
 	StartTimeout time.Duration
 	// Complete, where set, returns the stage's full spec for the one that the runner

@@ -217,8 +217,12 @@ type RowsFunc func(ctx context.Context, in map[string]tensor.Tensor) (map[string
 // tensors with runner.BatchRows, and name its outputs.
 func Rows(settings Settings, compute RowsFunc) *Runner {
 	settings.Spec.BatchAxis = runner.BatchRows
-	spec := settings.Spec
-	return New(settings, func(ctx context.Context, batch runner.Batch, sink runner.Sink) error {
+	return New(settings, OnRows(settings.Spec, compute))
+}
+
+// OnRows returns the function of Rows for that spec.
+func OnRows(spec runner.Spec, compute RowsFunc) Func {
+	return func(ctx context.Context, batch runner.Batch, sink runner.Sink) error {
 		in, err := joinInputs(spec, batch)
 		if err != nil {
 			return err
@@ -237,7 +241,7 @@ func Rows(settings Settings, compute RowsFunc) *Runner {
 			}
 		}
 		return nil
-	})
+	}
 }
 
 func joinInputs(spec runner.Spec, batch runner.Batch) (map[string]tensor.Tensor, error) {
