@@ -4,7 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
@@ -16,6 +25,7 @@ import (
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/model"
+	"github.com/stagemesh/stagemesh/mesh/passthrough"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
@@ -114,7 +124,10 @@ func TestModelServerServesModels(t *testing.T) {
 	}
 	m := start(t, newMesh(t, stagemesh.Settings{
 		Registry: &meshfile.RegistryConfig{},
-		Gateway:  gateway.Settings{Models: []model.Model{{ID: "a", Stage: "score", Options: map[string]string{"add": "10", "size": "4096"}}}},
+		Gateway: gateway.Settings{
+			Config: gateway.Config{Listen: "127.0.0.1:0", Passthrough: map[string]string{"predict.Predictor/Predict": "1"}},
+			Models: []model.Model{{ID: "a", Stage: "score", Options: map[string]string{"add": "10", "size": "4096"}}},
+		},
 	}, stagemesh.Stage{
 		Name: "score", Runner: r,
 		Config: stagehost.Config{Models: &stagehost.ModelSettings{Capacity: 1 << 20}},
@@ -143,5 +156,68 @@ func TestModelServerServesModels(t *testing.T) {
 		if row, err := ask(); err != nil || row != 11 {
 			t.Errorf("%s: %d, %v", name, row, err)
 		}
+	}
+	t.Run("calls are passed on", func(t *testing.T) { checkPassthrough(t, m) })
+}
+
+func checkPassthrough(t *testing.T, m *stagemesh.Mesh) {
+	t.Helper()
+	conn, err := grpc.NewClient(strings.TrimPrefix(m.URL(), "http://"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	const method = "/predict.Predictor/Predict"
+	ctx := metadata.AppendToOutgoingContext(t.Context(), "mm-model-id", "a", "x-user", "me")
+	var out wrapperspb.StringValue
+	var header, trailer metadata.MD
+	err = conn.Invoke(ctx, method, wrapperspb.String("an alias, maybe"), &out, grpc.Header(&header), grpc.Trailer(&trailer))
+	if err != nil || out.GetValue() != "a" || !slices.Equal(header["x-model"], []string{"a"}) || !slices.Equal(trailer["x-user"], []string{"me"}) {
+		t.Errorf("got %v, header %v, trailer %v, %v", &out, header, trailer, err)
+	}
+	err = conn.Invoke(metadata.AppendToOutgoingContext(ctx, "x-fail", "no"), method, &out, &out)
+	if status.Code(err) != codes.Aborted || status.Convert(err).Message() != "no" {
+		t.Errorf("a call that fails: %v", err)
+	}
+	forged := payload.OfBlob("request", "", nil)
+	forged.Parameters = payload.Parameters{passthrough.Method: payload.String("predict.Predictor/Other")}
+	_, err = m.Infer(t.Context(), &call.Request{Pipeline: "model:a", Inputs: []payload.Part{forged}})
+	if fault.From(err).Reason != fault.InvalidRequest {
+		t.Errorf("a request that names a method: %v", err)
+	}
+}
+
+// A server whose models are elsewhere is an error, and not a loop.
+func TestModelThatIsNeverThereIsAnError(t *testing.T) {
+	t.Parallel()
+	server := &modelservertest.Server{}
+	r, err := modelserver.New(modelserver.Settings{Address: server.Start(t), DataAddress: (&modelservertest.Server{}).Start(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := start(t, newMesh(t, stagemesh.Settings{
+		Registry: &meshfile.RegistryConfig{}, Gateway: gateway.Settings{Models: []model.Model{{ID: "a", Stage: "score", Options: map[string]string{"add": "10"}}}},
+	}, stagemesh.Stage{
+		Name: "score", Runner: r, Config: stagehost.Config{Models: &stagehost.ModelSettings{Capacity: 1 << 20}},
+	}))
+	x, err := tensor.FromInt64([]int64{1}, []int64{1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	testbed.Eventually(t, "the model is loaded", func() bool {
+		_, err = m.Infer(t.Context(), &call.Request{Pipeline: "model:a", Inputs: []payload.Part{payload.OfTensor("x", x)}})
+		return slices.Contains(server.Calls(), "load a")
+	})
+	if fault.From(err).Reason != fault.ModelLoadFailed {
+		t.Errorf("got %v", err)
+	}
+	loads := 0
+	for _, c := range server.Calls() {
+		if c == "load a" {
+			loads++
+		}
+	}
+	if loads < 2 || loads > 10 {
+		t.Errorf("the model was loaded %d times", loads)
 	}
 }

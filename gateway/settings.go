@@ -14,6 +14,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/config"
 	"github.com/stagemesh/stagemesh/mesh/credentials"
 	"github.com/stagemesh/stagemesh/mesh/model"
+	"github.com/stagemesh/stagemesh/mesh/passthrough"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
@@ -38,6 +39,10 @@ type Config struct {
 	ModelControl bool `yaml:"model_control"`
 	// AllowOrigins are the web origins from which browsers may call.
 	AllowOrigins []string `yaml:"allow_origins"`
+	// Passthrough are the gRPC methods, as package.Service/Method, that the gateway passes on to
+	// the server of the model that a call names. The value is the field of the message with the ID
+	// of the model, such as 1.2; empty where it has none.
+	Passthrough map[string]string `yaml:"passthrough"`
 	// MaxInFlightBytes bounds the bytes of all requests together. 0 means
 	// DefaultMaxInFlightBytes, or space for four requests if that is more.
 	MaxInFlightBytes int `yaml:"max_in_flight_bytes,size"`
@@ -131,7 +136,22 @@ func (c Config) Validate() error {
 	if least := admission.MaxRequest(c.MaxPayload); c.MaxInFlightBytes != 0 && c.MaxInFlightBytes < least {
 		errs = append(errs, fmt.Errorf("max_in_flight_bytes: %s is less than the %s that one request may need, five times max_payload", config.Bytes(c.MaxInFlightBytes), config.Bytes(least)))
 	}
+	_, err := c.passthrough()
+	errs = append(errs, err)
 	return errors.Join(append(errs, port.CheckOrigins(c.AllowOrigins)...)...)
+}
+
+// passthrough returns the methods that the gateway passes on.
+func (c Config) passthrough() (map[string]passthrough.Path, error) {
+	out := map[string]passthrough.Path{}
+	for method, field := range c.Passthrough {
+		path, err := passthrough.ParsePath(field)
+		if err = errors.Join(passthrough.CheckMethod(method), err); err != nil {
+			return nil, fmt.Errorf("passthrough: %s: %w", method, err)
+		}
+		out[method] = path
+	}
+	return out, nil
 }
 
 // Access configures a port's TLS and tokens. ReadFiles reads the files.

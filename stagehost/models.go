@@ -872,6 +872,10 @@ func (h *Host) watchRuntime(ctx context.Context) error {
 // have it.
 func (s *modelSet) runAgain(now time.Time, items []*item) {
 	for _, it := range items {
+		if it.failedStarts++; it.failedStarts > maxFailedStarts {
+			s.loop.fail(it, fault.Newf(fault.ModelLoadFailed, "model %s is not there after each load", it.replica.ID))
+			continue
+		}
 		if err := s.loop.ledger.move(it, queued, running); err != nil {
 			s.loop.host.internalError("item requeued out of turn", err)
 		}

@@ -18,8 +18,8 @@ import (
 
 // Prefixes of the implicit pipelines of one model: "model:<id>", "alias:<name>".
 const (
-	modelPrefix = "model:"
-	aliasPrefix = "alias:"
+	ModelPrefix = "model:"
+	AliasPrefix = "alias:"
 )
 
 // Resolve returns the pipeline of that name. If byModel is true, the name may also be that of
@@ -47,10 +47,10 @@ func (s *Service) refOf(name string, byModel bool) (ref payload.ModelRef, _ *fau
 	if s.settings.Models == nil {
 		return ref, nil
 	}
-	if id, ok := strings.CutPrefix(name, modelPrefix); ok {
+	if id, ok := strings.CutPrefix(name, ModelPrefix); ok {
 		return payload.ModelRef{Model: id}, nil
 	}
-	if alias, ok := strings.CutPrefix(name, aliasPrefix); ok {
+	if alias, ok := strings.CutPrefix(name, AliasPrefix); ok {
 		return payload.ModelRef{Alias: alias}, nil
 	}
 	if !byModel || s.settings.Pipelines.Has(name) {

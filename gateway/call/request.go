@@ -10,6 +10,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/pipelines"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/passthrough"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
@@ -43,6 +44,9 @@ type Request struct {
 	Metadata        map[string]string
 	// Outputs are the names to return; empty means all.
 	Outputs []string
+	// Passthrough is true for a gRPC call that is passed on to a model server. Only its input may
+	// have the parameters of package passthrough.
+	Passthrough bool
 	// Trace is the caller's W3C trace context, and Origin how the request came.
 	Trace  envelope.Trace
 	Origin Origin
@@ -106,7 +110,7 @@ const shown = 80
 // check checks all of a request that needs no other part of the mesh, and returns
 // its envelope, which has no execution yet.
 func (s *Service) check(id pipeline.RequestID, r *Request, p *pipeline.Pipeline, begin time.Time) (*envelope.Envelope, *fault.Fault) {
-	if f := s.checkInputs(r.Inputs); f != nil {
+	if f := s.checkInputs(r.Inputs, r.Passthrough); f != nil {
 		return nil, f
 	}
 	if f := s.checkOptions(r); f != nil {
@@ -148,12 +152,17 @@ func (s *Service) check(id pipeline.RequestID, r *Request, p *pipeline.Pipeline,
 
 // checkInputs rejects what hosts cannot read: they drop such an item without a
 // reply.
-func (s *Service) checkInputs(inputs []payload.Part) *fault.Fault {
+func (s *Service) checkInputs(inputs []payload.Part, isPassthrough bool) *fault.Fault {
 	if len(inputs) == 0 {
 		return fault.New(fault.InvalidRequest, "inputs: there are none; send at least one").WithViolation("inputs", "empty")
 	}
 	if size, limit := payload.Size(inputs), s.settings.MaxPayload; limit > 0 && size > limit {
 		return fault.Newf(fault.PayloadTooLarge, "the inputs are %d bytes, gateway.max_payload is %d", size, limit)
+	}
+	for i, part := range inputs {
+		if _, ok := part.Parameters[passthrough.Method]; ok && !isPassthrough {
+			return fault.InField(fault.InvalidRequest, payload.Path("inputs", i, part.Name), "parameter %s is the gateway's own", passthrough.Method)
+		}
 	}
 	if err := payload.Validate("inputs", inputs); err != nil {
 		return fault.From(err)

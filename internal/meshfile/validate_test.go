@@ -116,6 +116,8 @@ func TestErrorsHaveTheirPlace(t *testing.T) {
 		"gateway drain delay": {good + "gateway: {drain_delay: -1s}", "m.yaml:4:11: gateway.drain_delay: -1s is negative"},
 		"gateway payload":     {good + "gateway: {max_payload: -1}", `m.yaml:4:24: gateway.max_payload: "-1" is not a size`},
 		"an origin's path":    {good + "gateway: {allow_origins: [\"https://a\", \"https://b/\"]}", `m.yaml:4:40: gateway.allow_origins[1]: "https://b/" is no origin such as https://app.example.com`},
+		"a passed method":     {good + "gateway: {passthrough: {mmesh.ModelRuntime/loadModel: \"\"}}", `m.yaml:4:11: gateway.passthrough: mmesh.ModelRuntime/loadModel: methods of mmesh are not passed on`},
+		"a passed field":      {good + "gateway: {passthrough: {a.B/C: \"x\"}}", `m.yaml:4:11: gateway.passthrough: a.B/C: "x" is no path`},
 		"an origin's name":    {good + "gateway: {allow_origins: [app.example.com]}", `m.yaml:4:27: gateway.allow_origins[0]: "app.example.com" is no origin`},
 		"parts of origins":    {good + "gateway: {allow_origins: [\"https://*.example.com\"]}", `m.yaml:4:27: gateway.allow_origins[0]: "https://*.example.com" is no origin`},
 		"all origins":         {good + "gateway: {allow_origins: [\"https://a\", \"*\"]}", `m.yaml:4:40: gateway.allow_origins[1]: "*" allows every origin, so it stands alone`},

@@ -16,6 +16,7 @@ const (
 	envelope  = "mesh/envelope"
 	model     = "mesh/model"
 	oipcodec  = "mesh/oipcodec"
+	raw       = "mesh/passthrough"
 	bus       = "mesh/bus"
 	runner    = "stagehost/runner/..."
 	auth      = "mesh/credentials"
@@ -38,6 +39,7 @@ var importTable = rules{
 		{packages: list(payload), mayImport: list(proto, tensor, fault, wire)},
 		{packages: list(msgpack), mayImport: list(fault)},
 		{packages: list(oipcodec), mayImport: list(proto, tensor, fault, payload), pure: true},
+		{packages: list(raw), mayImport: nothing, inTests: list(proto), pure: true},
 		{packages: list(pipeline), mayImport: list(proto, tensor, fault, payload)},
 		{packages: list(model), mayImport: list(pipeline), pure: true},
 		{packages: list("mesh/placement"), mayImport: list(pipeline, model), pure: true},
@@ -59,7 +61,7 @@ var importTable = rules{
 		// The stage host.
 		{packages: list("stagehost/batch"), mayImport: list(fault, pipeline), pure: true},
 		{packages: list("stagehost/runner", "stagehost/runner/inproc", "stagehost/runner/runnertest", "stagehost/runner/worker"), mayImport: list(fault, payload, model, sdk, runner)},
-		{packages: list("stagehost/runner/modelserver/..."), mayImport: list(proto, fault, payload, oipcodec, model, sdk, runner)},
+		{packages: list("stagehost/runner/modelserver/..."), mayImport: list(proto, fault, payload, oipcodec, raw, model, sdk, runner)},
 		{packages: list("stagehost/schema"), mayImport: list(fault, payload, msgpack, sdk, "stagehost/runner")},
 		{packages: list("stagehost/modelcache"), mayImport: list(model), pure: true},
 		{packages: list("stagehost"), mayImport: list(proto, sdk, "mesh/...", "stagehost/...", discovery)},
@@ -75,9 +77,9 @@ var importTable = rules{
 		},
 		{
 			packages:  list("gateway/call"),
-			mayImport: list(proto, tensor, fault, payload, pipeline, envelope, bus, "mesh/config", "mesh/store", "mesh/tracing", model, "discovery/models", "gateway/admission", "gateway/explain", "gateway/pipelines"),
+			mayImport: list(proto, tensor, fault, payload, raw, pipeline, envelope, bus, "mesh/config", "mesh/store", "mesh/tracing", model, "discovery/models", "gateway/admission", "gateway/explain", "gateway/pipelines"),
 		},
-		{packages: list("gateway/front/*"), mayImport: list(proto, tensor, fault, payload, oipcodec, msgpack, pipeline, auth, "mesh/config", "gateway/admission", "gateway/call", "gateway/front/*", "gateway/openapi")},
+		{packages: list("gateway/front/*"), mayImport: list(proto, tensor, fault, payload, oipcodec, raw, model, msgpack, pipeline, auth, "mesh/config", "gateway/admission", "gateway/call", "gateway/front/*", "gateway/openapi")},
 		// What the operators' port shows is what the stores keep: it reads letters
 		// and their items, through interfaces of its own. A front, so never the bus.
 		{

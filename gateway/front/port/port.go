@@ -41,6 +41,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/front/rest"
 	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/gateway/openapi"
+	"github.com/stagemesh/stagemesh/mesh/passthrough"
 )
 
 // PublicSettings are the settings of PublicHandler.
@@ -55,6 +56,9 @@ type PublicSettings struct {
 	More []*transport.Service
 	// Docs has the OpenAPI document; nil serves neither it nor the page that shows it.
 	Docs openapi.Source
+	// Passthrough are the methods that models' servers answer, with the fields that have the ID
+	// of the model.
+	Passthrough map[string]passthrough.Path
 	// Port is what is around the services; PublicHandler adds their names, paths and forms. A
 	// nil Health is always healthy.
 	Port
@@ -91,7 +95,7 @@ func NewGRPC(s PublicSettings, secure *tls.Config, log *slog.Logger) (*grpc.Serv
 		return nil, err
 	}
 	out := transport.NewGRPC(transport.GRPCSettings{
-		Settings: s.Settings, Budget: p.Budget, TLS: secure, Guard: p.guardCalls(protection), Logger: log,
+		Settings: s.Settings, Budget: p.Budget, TLS: secure, Guard: p.guardCalls(protection), Unknown: s.passOn, Logger: log,
 	}, append(services, p.healthService())...)
 	reflection.Register(struct {
 		grpc.ServiceRegistrar

@@ -1,6 +1,7 @@
 package transport
 
 import (
+	"bytes"
 	"compress/gzip"
 	"errors"
 	"fmt"
@@ -21,6 +22,25 @@ import (
 type incoming[M any, P message[M]] struct {
 	message M
 	err     error
+}
+
+// decodable takes a message.
+type decodable interface {
+	decode(unmarshal unmarshaler, data []byte)
+}
+
+// rawMessage is a message of protobuf that is not decoded.
+type rawMessage struct {
+	data []byte
+	err  error
+}
+
+func (m *rawMessage) decode(unmarshal unmarshaler, data []byte) {
+	if bytes.HasPrefix(data, []byte{gunzipFailed}) {
+		m.err = unmarshal(data, nil)
+		return
+	}
+	m.data = bytes.Clone(data)
 }
 
 // message is a pointer to a generated message.
@@ -77,9 +97,7 @@ func (c codec) MarshalAppend(dst []byte, message any) ([]byte, error) {
 
 // Unmarshal implements connect.Codec.
 func (c codec) Unmarshal(data []byte, message any) error {
-	in, ok := message.(interface {
-		decode(unmarshal unmarshaler, data []byte)
-	})
+	in, ok := message.(decodable)
 	if !ok {
 		return errNoMessage(message)
 	}

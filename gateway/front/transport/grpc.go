@@ -47,6 +47,9 @@ type GRPCSettings struct {
 	TLS *tls.Config
 	// Guard returns the context of a call that is admitted, or why it is not.
 	Guard func(ctx context.Context, path string, header GRPCHeader) (context.Context, error)
+	// Unknown answers methods that no service has: it receives the message of the call, and returns
+	// that of the answer. nil knows none, and an error of ErrNoMethod is that, too.
+	Unknown func(ctx context.Context, c *Call, header GRPCHeader, receive func() ([]byte, error)) ([]byte, error)
 	// Logger logs panics of methods, as net/http does; their callers get INTERNAL.
 	Logger *slog.Logger
 }
@@ -86,9 +89,7 @@ func NewGRPC(s GRPCSettings, services ...*Service) *grpc.Server {
 		grpc.Creds(grpcCredentials{insecure.NewCredentials(), s}),
 		grpc.InTapHandle(openStream),
 		grpc.ChainStreamInterceptor(s.serve),
-		grpc.UnknownServiceHandler(func(any, grpc.ServerStream) error {
-			return grpcstatus.Error(codes.Unimplemented, "there is no such method")
-		}),
+		grpc.UnknownServiceHandler(s.serveUnknown),
 		grpc.ForceServerCodecV2(grpcCodec{encoding.GetCodecV2(grpcproto.Name)}),
 		grpc.RPCDecompressor(gunzip{s.MaxMessageBytes}), //nolint:staticcheck // the other API compresses the responses too
 		// The connection bounds messages: the library's error has no details.
@@ -211,6 +212,32 @@ func grpcError(ss grpc.ServerStream, err error) error {
 	return grpcstatus.ErrorProto(f.Status())
 }
 
+// ErrNoMethod is the status of a method that nobody has.
+var ErrNoMethod = grpcstatus.Error(codes.Unimplemented, "there is no such method")
+
+// serveUnknown serves a method by Unknown.
+func (s GRPCSettings) serveUnknown(_ any, ss grpc.ServerStream) error {
+	if s.Unknown == nil {
+		return ErrNoMethod
+	}
+	stream, c, err := newGRPCCall(ss)
+	if err != nil {
+		return err
+	}
+	out, err := s.Unknown(ss.Context(), c, stream.header, func() ([]byte, error) {
+		if strings.HasSuffix(stream.header.First("content-type"), "json") {
+			return nil, fault.New(fault.UnsupportedMedia, "messages of this method are protobuf")
+		}
+		in := &rawMessage{}
+		err := stream.receiveOnly(ss, in)
+		return in.data, cmp.Or(err, in.err)
+	})
+	if err != nil {
+		return err
+	}
+	return stream.send(ss, &rawMessage{data: out})
+}
+
 // newGRPCCall returns the stream of a call, and the Call for its method.
 func newGRPCCall(ss grpc.ServerStream) (*grpcStream, *Call, error) {
 	s := streamOf(ss)
@@ -250,15 +277,20 @@ func receive[M any, P message[M]](ss grpc.ServerStream) (*grpcStream, *Call, P, 
 		return nil, nil, nil, err
 	}
 	in := &incoming[M, P]{}
-	s.into = in
-	err = s.receive(ss, true)
-	if errors.Is(err, io.EOF) {
-		err = grpcstatus.Error(codes.Unimplemented, "the request has no message")
-	}
-	if err == nil {
+	if err = s.receiveOnly(ss, in); err == nil {
 		err = in.err
 	}
 	return s, c, &in.message, err
+}
+
+// receiveOnly receives the only message of a call.
+func (s *grpcStream) receiveOnly(ss grpc.ServerStream, into decodable) error {
+	s.into = into
+	err := s.receive(ss, true)
+	if errors.Is(err, io.EOF) {
+		err = grpcstatus.Error(codes.Unimplemented, "the request has no message")
+	}
+	return err
 }
 
 // grpcBidi is the stream of a BidiStream.

@@ -254,10 +254,8 @@ type grpcStream struct {
 	// These belong to the handler: its form of messages, where RecvMsg decodes one, and the
 	// bytes of that message.
 	codec codec
-	into  interface {
-		decode(unmarshal unmarshaler, data []byte)
-	}
-	held int64
+	into  decodable
+	held  int64
 
 	mu sync.Mutex
 	// failure is why the stream failed, interrupt has the handler answer it, which is nil
@@ -407,14 +405,19 @@ const minBuffer = 4 << 10
 
 // send sends a message.
 func (s *grpcStream) send(ss grpc.ServerStream, message any) error {
-	m, ok := message.(proto.Message)
-	if !ok {
+	var data *[]byte
+	switch m := message.(type) {
+	case *rawMessage:
+		data = mem.DefaultBufferPool().Get(max(len(m.data), minBuffer))
+		*data = append((*data)[:0], m.data...)
+	case proto.Message:
+		data = mem.DefaultBufferPool().Get(max(proto.Size(m), minBuffer))
+		var err error
+		if *data, err = s.codec.marshal((*data)[:0], m); err != nil {
+			return err
+		}
+	default:
 		return errNoMessage(message)
-	}
-	data := mem.DefaultBufferPool().Get(max(proto.Size(m), minBuffer))
-	var err error
-	if *data, err = s.codec.marshal((*data)[:0], m); err != nil {
-		return err
 	}
 	if f := s.reserveResponse(int64(len(*data))); f != nil {
 		return f

@@ -19,8 +19,9 @@ import (
 )
 
 const (
-	// maxMessage bounds the answers of a server, in bytes.
+	// maxMessage and maxHeaders bound the answers of a server, in bytes.
 	maxMessage = 64 << 20
+	maxHeaders = 64 << 10
 	// The pauses between tries to connect.
 	minPause, maxPause = 100 * time.Millisecond, 2 * time.Second
 )
@@ -44,7 +45,7 @@ func dial(address string, changed func()) (*link, error) {
 	var err error
 	l.conn, err = grpc.NewClient("passthrough:///"+authority,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithIdleTimeout(0),
+		grpc.WithIdleTimeout(0), grpc.WithMaxHeaderListSize(maxHeaders),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff: backoff.Config{BaseDelay: minPause, Multiplier: 2, Jitter: 0.2, MaxDelay: maxPause}, MinConnectTimeout: maxPause,

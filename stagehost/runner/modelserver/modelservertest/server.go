@@ -9,12 +9,15 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/stagemesh/stagemesh/proto/gen/go/mmesh"
 	oipv2 "github.com/stagemesh/stagemesh/proto/gen/go/oip/v2"
@@ -91,7 +94,7 @@ func (s *Server) Restart() {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.server, s.models = grpc.NewServer(), map[string]*loaded{}
+	s.server, s.models = grpc.NewServer(grpc.UnknownServiceHandler(s.echo)), map[string]*loaded{}
 	mmesh.RegisterModelRuntimeServer(s.server, s)
 	oipv2.RegisterGRPCInferenceServiceServer(s.server, s)
 	server := s.server
@@ -275,4 +278,29 @@ func (s *Server) RepositoryIndex(context.Context, *oipv2.RepositoryIndexRequest)
 // ServerReady implements oipv2.GRPCInferenceServiceServer.
 func (*Server) ServerReady(context.Context, *oipv2.ServerReadyRequest) (*oipv2.ServerReadyResponse, error) {
 	return &oipv2.ServerReadyResponse{Ready: true}, nil
+}
+
+// echo answers any other method with its message, the header x-model with the model that the
+// call names, and the caller's header x-user as a trailer. The header x-fail is its error.
+func (s *Server) echo(_ any, stream grpc.ServerStream) error {
+	in := &emptypb.Empty{}
+	if err := stream.RecvMsg(in); err != nil {
+		return err
+	}
+	headers, _ := metadata.FromIncomingContext(stream.Context())
+	if fail := headers.Get("x-fail"); len(fail) > 0 {
+		return status.Error(codes.Aborted, fail[0])
+	}
+	name := strings.Join(headers.Get("mm-model-id"), ",")
+	s.mu.Lock()
+	_, ok := s.models[name]
+	s.mu.Unlock()
+	if !ok {
+		return status.Errorf(codes.NotFound, "model %q", name)
+	}
+	stream.SetTrailer(metadata.MD{"x-user": headers.Get("x-user")})
+	if err := stream.SetHeader(metadata.Pairs("x-model", name)); err != nil {
+		return err
+	}
+	return stream.SendMsg(in)
 }

@@ -1,0 +1,148 @@
+package port
+
+import (
+	"context"
+	"slices"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/model"
+	"github.com/stagemesh/stagemesh/mesh/passthrough"
+	"github.com/stagemesh/stagemesh/mesh/payload"
+)
+
+const (
+	modelHeader    = "mm-model-id"
+	aliasHeader    = "mm-vmodel-id"
+	requiredHeader = "mm-required"
+	binarySuffix   = "-bin"
+
+	// Bounds of a call for several models.
+	maxModels    = 100
+	modelsAtOnce = 4
+)
+
+// passOn passes a call on to the servers of the models that it names: by headers, or else within
+// the message. The answers of several are concatenated in their order, which for protobuf is to
+// merge them; the headers and trailers are those of the first.
+func (s PublicSettings) passOn(ctx context.Context, c *transport.Call, header transport.GRPCHeader, receive func() ([]byte, error)) ([]byte, error) {
+	path, ok := s.Passthrough[c.Origin.Method]
+	if !ok {
+		return nil, transport.ErrNoMethod
+	}
+	targets, err := targetsOf(header)
+	if err != nil {
+		return nil, err
+	}
+	message, err := receive()
+	if err != nil {
+		return nil, err
+	}
+	if len(targets) == 0 && len(path) > 0 {
+		id, err := path.Get(message)
+		if err != nil {
+			return nil, fault.Newf(fault.InvalidRequest, "the message has no model in field %s: %w", path, err)
+		}
+		if targets, err = pipelinesOf(call.ModelPrefix, []string{id}); err != nil {
+			return nil, err
+		}
+	}
+	if len(targets) == 0 {
+		return nil, fault.Newf(fault.InvalidRequest, "no model is named; give %s or %s", modelHeader, aliasHeader)
+	}
+	r := call.Request{Trace: c.Trace, Origin: c.Origin, Passthrough: true}
+	if r.Timeout, err = transport.EarlierTimeout(ctx, 0); err != nil {
+		return nil, err
+	}
+	part := payload.OfBlob("request", "application/grpc+proto", message)
+	part.Parameters = payload.Parameters{
+		passthrough.Method: payload.String(c.Origin.Method), passthrough.IDPath: payload.String(path.String()),
+		passthrough.Headers: payload.String(passthrough.EncodeHeaders(header)),
+	}
+	r.Inputs = []payload.Part{part}
+	answers, err := s.askAll(ctx, r, targets, slices.Contains(header[requiredHeader], "all"))
+	if err != nil {
+		return nil, err
+	}
+	return answer(c, answers)
+}
+
+// askAll sends the request to all targets, and returns their answers in order. Models that are not
+// known have none, unless all are required, or none is known.
+func (s PublicSettings) askAll(ctx context.Context, r call.Request, targets []string, areRequired bool) ([]*call.Response, error) {
+	answers, unknown := make([]*call.Response, len(targets)), make([]error, len(targets))
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(modelsAtOnce)
+	for i, target := range targets {
+		group.Go(func() error {
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
+			own := r
+			own.Pipeline = target
+			var err error
+			answers[i], err = s.Caller.Infer(ctx, &own)
+			if err != nil && !areRequired && fault.From(err).Reason == fault.UnknownModel {
+				unknown[i], err = err, nil
+			}
+			return err
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return nil, err
+	}
+	if answers = slices.DeleteFunc(answers, func(a *call.Response) bool { return a == nil }); len(answers) == 0 {
+		return nil, unknown[0]
+	}
+	return answers, nil
+}
+
+// answer returns the message of an answer, and sets its headers.
+func answer(c *transport.Call, answers []*call.Response) (out []byte, err error) {
+	for i, a := range answers {
+		if len(a.Outputs) != 1 || a.Outputs[0].Tensor != nil {
+			return nil, fault.New(fault.NotSupported, "the stage of the model passes no calls on")
+		}
+		part := a.Outputs[0]
+		out = append(out, part.Blob.Data...)
+		if i > 0 {
+			continue
+		}
+		c.SetHeader(transport.HeaderRequestID, a.RequestID)
+		for parameter, set := range map[string]func(name, value string){passthrough.Headers: c.SetHeader, passthrough.Trailers: c.SetTrailer} {
+			for name, values := range passthrough.DecodeHeaders(part.Parameters[parameter].String()) {
+				for _, value := range values {
+					set(name, value)
+				}
+			}
+		}
+	}
+	return out, nil
+}
+
+// targetsOf returns the implicit pipelines of the models or aliases in the headers.
+func targetsOf(header transport.GRPCHeader) ([]string, error) {
+	models, aliases := slices.Concat(header[modelHeader], header[modelHeader+binarySuffix]), slices.Concat(header[aliasHeader], header[aliasHeader+binarySuffix])
+	switch n := len(models) + len(aliases); {
+	case len(models) > 0 && len(aliases) > 0:
+		return nil, fault.Newf(fault.InvalidRequest, "give %s or %s, and not both", modelHeader, aliasHeader)
+	case n > maxModels:
+		return nil, fault.Newf(fault.InvalidRequest, "%d models are named, at most %d are taken", n, maxModels)
+	case len(aliases) > 0:
+		return pipelinesOf(call.AliasPrefix, aliases)
+	}
+	return pipelinesOf(call.ModelPrefix, models)
+}
+
+func pipelinesOf(prefix string, names []string) (out []string, err error) {
+	for _, name := range names {
+		if err := model.ID(name).Validate(); err != nil {
+			return nil, fault.Newf(fault.InvalidRequest, "%w", err)
+		}
+		out = append(out, prefix+name)
+	}
+	return out, nil
+}
