@@ -66,7 +66,10 @@ func TestModelsAreServedByNameAndAlias(t *testing.T) {
 		Registry: &meshfile.RegistryConfig{},
 		Gateway: gateway.Settings{
 			Models:  registered,
-			Aliases: []models.AliasChange{{Name: "best", Route: &meshv1.AliasRoute{Model: "m7"}}},
+			Aliases: []models.AliasChange{
+				{Name: "best", Route: &meshv1.AliasRoute{Model: "m7"}},
+				{Name: "canary", Route: &meshv1.AliasRoute{Model: "m7", Weights: map[string]uint32{"m8": 30, "m9": 20}}},
+			},
 		},
 	}, stagemesh.Stage{
 		Name: "score", Runners: []runner.Runner{signModels(), signModels(), signModels()},
@@ -108,6 +111,23 @@ func TestModelsAreServedByNameAndAlias(t *testing.T) {
 	}
 	answers("m7", "alias:best", nil)
 	answers("m7", "all", map[pipeline.StepName]pipeline.StepOptions{"score": {Model: payload.ModelRef{Alias: "best"}}})
+	for _, name := range []string{"m7", "m8", "m9"} {
+		answers(name, "model:"+name, nil)
+	}
+	const asked = 400
+	answered := map[string]int{}
+	for range asked {
+		got, err := infer("alias:canary", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		answered[got]++
+	}
+	for name, percent := range map[string]int{"m7": 50, "m8": 30, "m9": 20} {
+		if got, want := answered["to "+name], asked*percent/100; got < want/2 || got > want*2 {
+			t.Errorf("%s answered %d of %d requests, want about %d", name, got, asked, want)
+		}
+	}
 	for _, name := range []string{"model:none", "alias:none"} {
 		if _, err := infer(name, nil); fault.From(err).Reason != fault.UnknownModel {
 			t.Errorf("%s: %v", name, err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -27,6 +28,9 @@ const (
 	// at a time.
 	movedUse    = time.Hour
 	movesAtOnce = 8
+	// switchesAtOnce is how many aliases switch at a time, and switchTimeout bounds a try.
+	switchesAtOnce = 8
+	switchTimeout  = time.Minute
 )
 
 // leader looks after what no host of the stage has: the queues and replicas of those that
@@ -40,12 +44,17 @@ type leader struct {
 	// host; nil where there is none.
 	adopted *bus.Puller
 	of      pipeline.HostID
+	// switches run, those of the aliases in switching.
+	switches  errgroup.Group
+	switching sync.Map
 }
 
 // lead looks after the stage while this host is its leader, until the context ends.
 func (h *Host) lead(ctx context.Context) error {
 	l := leader{host: h, deadSince: map[pipeline.HostID]time.Time{}}
+	l.switches.SetLimit(switchesAtOnce)
 	defer l.release()
+	defer l.switches.Wait() //nolint:errcheck // there is none
 	tick := time.NewTicker(leadEvery)
 	defer tick.Stop()
 	for {
@@ -68,6 +77,7 @@ func (l *leader) look(ctx context.Context, now time.Time) error {
 		l.release()
 		return nil
 	}
+	l.switchAliases(ctx)
 	ctx, cancel := context.WithTimeout(ctx, registryTimeout)
 	defer cancel()
 	replicas := map[pipeline.HostID][]model.ID{}
@@ -101,6 +111,47 @@ func (l *leader) look(ctx context.Context, now time.Time) error {
 		}
 	}
 	return nil
+}
+
+// switchAliases begins to switch the aliases that have a target.
+func (l *leader) switchAliases(ctx context.Context) {
+	for _, alias := range l.host.models.Switching(l.host.settings.Stage) {
+		name := alias.GetName()
+		if _, running := l.switching.LoadOrStore(name, true); running {
+			continue
+		}
+		begun := l.switches.TryGo(func() error {
+			defer l.switching.Delete(name)
+			l.switchAlias(ctx, alias)
+			return nil
+		})
+		if !begun {
+			l.switching.Delete(name)
+			return
+		}
+	}
+}
+
+// switchAlias has the new model of an alias loaded as often as the old one is, or as often as
+// it fits, and then makes it the active one. While it cannot be loaded the old one stays.
+func (l *leader) switchAlias(ctx context.Context, alias *meshv1.Alias) {
+	h := l.host
+	ctx, cancel := context.WithTimeout(ctx, switchTimeout)
+	defer cancel()
+	_, old, _ := h.models.Model(model.ID(alias.GetActive().GetModel()))
+	wanted := models.Wanted{Replicas: max(1, h.placer.Replicas(old)), LastUse: time.Now()}
+	target := model.ID(alias.GetTarget().GetModel())
+	err := h.placer.Ensure(ctx, target, wanted, true)
+	if err != nil && wanted.Replicas > 1 {
+		wanted.Replicas = 1
+		err = h.placer.Ensure(ctx, target, wanted, true)
+	}
+	if err == nil {
+		err = h.models.Switch(ctx, alias)
+	}
+	if err != nil {
+		h.settings.Logger.Debug("an alias does not switch yet", "alias", alias.GetName(), "model", target, "error", err)
+	}
 }
 
 // alive returns the hosts of the stage that are alive, and whether this one joined first.

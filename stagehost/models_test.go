@@ -537,3 +537,59 @@ func TestLeavingHostMovesItsModels(t *testing.T) {
 		checkModel(t, id, b.ask("y", of(id)))
 	}
 }
+
+func TestAliasSwitchesOnceItsModelIsLoaded(t *testing.T) {
+	t.Parallel()
+	b := newModelBed(t)
+	b.register("v1", "v2", "broken")
+	goOn := make(chan struct{})
+	l := &loads{load: func(ctx context.Context, id model.ID) error {
+		switch id {
+		case "broken":
+			return errors.New("it has no weights")
+		case "v2":
+			select {
+			case <-goOn:
+			case <-ctx.Done():
+			}
+		}
+		return nil
+	}}
+	h := b.host(l, 8)
+	set := func(id string, force bool) *meshv1.Alias {
+		t.Helper()
+		alias, err := b.registry.SetAlias(t.Context(), models.AliasChange{Name: "best", Route: &meshv1.AliasRoute{Model: id}, Force: force})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return alias
+	}
+	if alias := set("v1", false); alias.GetActive().GetModel() != "v1" || alias.GetTarget() != nil {
+		t.Errorf("a new alias: %v", alias)
+	}
+	checkModel(t, "v1", b.ask("x", of("v1"), at(h)))
+	testbed.Eventually(t, "the registry has v1 as loaded", func() bool {
+		return slices.Equal(b.states("v1"), []meshv1.ReplicaState{meshv1.ReplicaState_REPLICA_STATE_LOADED})
+	})
+	if alias := set("broken", false); alias.GetActive().GetModel() != "v1" || alias.GetTarget().GetModel() != "broken" {
+		t.Errorf("an alias of a model that cannot be loaded: %v", alias)
+	}
+	testbed.Eventually(t, "the load of the target has failed", func() bool {
+		return slices.Equal(b.states("broken"), []meshv1.ReplicaState{meshv1.ReplicaState_REPLICA_STATE_FAILED})
+	})
+	if alias := set("v2", false); alias.GetActive().GetModel() != "v1" || alias.GetTarget().GetModel() != "v2" {
+		t.Errorf("an alias of a model that is not loaded: %v", alias)
+	}
+	testbed.Eventually(t, "the target is being loaded", func() bool { return len(b.states("v2")) == 1 })
+	if alias, err := b.registry.Alias("best", ""); err != nil || alias.GetActive().GetModel() != "v1" {
+		t.Errorf("while its target is being loaded: %v, %v", alias, err)
+	}
+	close(goOn)
+	alias, err := b.registry.AwaitSwitch(t.Context(), "best")
+	if err != nil || alias.GetActive().GetModel() != "v2" || alias.GetTarget() != nil {
+		t.Errorf("after the load: %v, %v", alias, err)
+	}
+	if alias := set("broken", true); alias.GetActive().GetModel() != "broken" {
+		t.Errorf("a forced switch: %v", alias)
+	}
+}

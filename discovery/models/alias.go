@@ -3,8 +3,10 @@ package models
 import (
 	"context"
 	"errors"
+	"hash/fnv"
 	"maps"
 	"slices"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 
@@ -13,6 +15,7 @@ import (
 	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/model"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
 // AliasChange is what SetAlias makes of an alias.
@@ -26,6 +29,8 @@ type AliasChange struct {
 	ExpectModel model.ID
 	// UpdateOnly fails where there is no alias.
 	UpdateOnly bool
+	// Force switches to a model that is not loaded, too.
+	Force bool
 	// AutoDelete unregisters the route's model when no alias points at it any more.
 	AutoDelete bool
 }
@@ -125,6 +130,11 @@ func (r *Registry) trySet(ctx context.Context, in AliasChange) (*meshv1.Alias, e
 		return before, nil
 	}
 	missing := r.checkModels(ctx, in)
+	if missing == nil && !in.Force && r.hasFewer(in.Route, before.Active) {
+		r.await(ctx, func(c *content) bool { return c.seen >= target })
+		r.deleteUnused(ctx, before.Target)
+		return after, nil
+	}
 	next := edit{put: after}
 	switch after.Target = nil; {
 	case missing == nil:
@@ -146,9 +156,92 @@ func (r *Registry) trySet(ctx context.Context, in AliasChange) (*meshv1.Alias, e
 	return after, nil
 }
 
-// checkModels reads the models of a route. One that is being unregistered may come back, so
+// hasFewer reports whether the model of a route has fewer loaded replicas than that of another.
+func (r *Registry) hasFewer(route, than *meshv1.AliasRoute) bool {
+	return route.GetModel() != than.GetModel() && r.countLoaded(route) < r.countLoaded(than)
+}
+
+func (r *Registry) countLoaded(route *meshv1.AliasRoute) (n int) {
+	_, there, _ := r.Model(model.ID(route.GetModel()))
+	for _, one := range there.GetReplicas() {
+		if one.GetState() == loaded {
+			n++
+		}
+	}
+	return n
+}
+
+// Switching returns the aliases whose target waits for models of a stage to be loaded.
+func (r *Registry) Switching(stage pipeline.StageName) (out []*meshv1.Alias) {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	for _, a := range r.served.aliases.all {
+		if m := r.served.models.get(model.ID(a.Target.GetModel())); a.GetActive() != nil && a.Target != nil && m != nil && m.Stage == stage {
+			out = append(out, a.Alias)
+		}
+	}
+	return out
+}
+
+// Switch makes the target of an alias active, if it is that of the alias still.
+func (r *Registry) Switch(ctx context.Context, of *meshv1.Alias) error {
+	ctx, cancel := context.WithTimeout(ctx, changeTimeout)
+	defer cancel()
+	isSwitched := false
+	revision, err := r.change(ctx, aliasKey(model.ID(of.GetName())), false, func(e discovery.Entry) (edit, error) {
+		there, err := decodeAlias(e)
+		if isSwitched = err == nil && e.Revision != 0 && proto.Equal(there.Alias, of); !isSwitched {
+			return edit{}, nil
+		}
+		next := proto.CloneOf(of)
+		next.Active, next.Target = of.GetTarget(), nil
+		return edit{put: next}, nil
+	})
+	if err == nil && isSwitched {
+		r.await(ctx, func(c *content) bool { return c.seen >= revision })
+		r.deleteUnused(ctx, of.GetActive())
+	}
+	return err
+}
+
+// AwaitSwitch waits until an alias has its target no more, and returns it then.
+func (r *Registry) AwaitSwitch(ctx context.Context, name model.ID) (*meshv1.Alias, error) {
+	for {
+		changed := r.mirror.Changed()
+		alias, err := r.Alias(name, "")
+		if err != nil || alias.GetTarget() == nil {
+			return alias, err
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil, fault.Newf(fault.ModelLoading, "alias %.*q waits for model %.*q to be loaded", shown, string(name), shown, alias.GetTarget().GetModel()).WithRetryAfter(time.Second)
+		}
+	}
+}
+
+// Choose returns the model of a route that gets a request: the same for each try of it.
+func Choose(route *meshv1.AliasRoute, request pipeline.RequestID) model.ID {
+	if len(route.GetWeights()) == 0 {
+		return model.ID(route.GetModel())
+	}
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(request))
+	percent := h.Sum32() % maxPercent
+	for _, id := range slices.Sorted(maps.Keys(route.GetWeights())) {
+		if weight := route.GetWeights()[id]; percent >= weight {
+			percent -= weight
+		} else {
+			return model.ID(id)
+		}
+	}
+	return model.ID(route.GetModel())
+}
+
+// checkModels reads the models of a route, which are all of one stage. One that is being unregistered may come back, so
 // that is errRepeat, too.
 func (r *Registry) checkModels(ctx context.Context, in AliasChange) error {
+	stage := pipeline.StageName("")
 	for id := range models(in.Route) {
 		e, err := r.get(ctx, modelKey(id))
 		if err != nil {
@@ -160,7 +253,10 @@ func (r *Registry) checkModels(ctx context.Context, in AliasChange) error {
 			return errors.Join(errRepeat, Unknown(id))
 		case m == nil:
 			return Unknown(id)
+		case stage != "" && m.Stage != stage:
+			return fault.InField(fault.InvalidRequest, "route", "model %.*q is one of stage %s, and others of the route are of stage %s", shown, string(id), m.Stage, stage)
 		}
+		stage = m.Stage
 		if in.AutoDelete && !m.AutoDelete && string(id) == in.Route.GetModel() {
 			if _, _, err := r.Register(ctx, Registration{Model: m.Model, AutoDelete: true}); err != nil {
 				return err

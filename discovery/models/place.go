@@ -156,6 +156,9 @@ func (p *Placer) staying(there *meshv1.ReplicasRecord, without []pipeline.HostID
 	return out
 }
 
+// Replicas returns how many replicas there are, and are being loaded, on hosts that do not leave.
+func (p *Placer) Replicas(there *meshv1.ReplicasRecord) int { return len(p.staying(there, nil)) }
+
 // aliveHosts returns the records of the hosts that are alive.
 func (p *Placer) aliveHosts() map[pipeline.HostID]*meshv1.HostRecord {
 	if p.members == nil {

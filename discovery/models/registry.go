@@ -29,7 +29,8 @@
 //
 //   - SetAlias writes the new route as the alias's target, reads its models again, and only
 //     then makes it active. If a model is gone, it drops the target. So a process that stops
-//     in between leaves an alias with its old route.
+//     in between leaves an alias with its old route. A target whose model has fewer loaded
+//     replicas than the active one stays until the leader of the stage has it loaded (Switch).
 //   - Unregister marks the model as deleting, and waits until it has seen its own mark: it
 //     then knows all aliases that were written before. If one points at the model, actively or
 //     as target, it takes back the mark. Else it deletes the model. A model with the mark

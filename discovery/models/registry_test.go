@@ -515,3 +515,26 @@ func TestChangesNeedTheRegistry(t *testing.T) {
 		t.Error("an outage hides a model")
 	}
 }
+
+func TestRouteChoosesTheSameModelForEachTry(t *testing.T) {
+	t.Parallel()
+	route := &meshv1.AliasRoute{Model: "a", Weights: map[string]uint32{"b": 10, "c": 25}}
+	const requests = 10000
+	counts := map[model.ID]int{}
+	for i := range requests {
+		request := pipeline.RequestID(fmt.Sprint("request ", i))
+		id := models.Choose(route, request)
+		if again := models.Choose(route, request); again != id {
+			t.Fatalf("%s goes to %s and to %s", request, id, again)
+		}
+		counts[id]++
+	}
+	for id, percent := range map[model.ID]int{"a": 65, "b": 10, "c": 25} {
+		if got := counts[id] * 100 / requests; got < percent-3 || got > percent+3 {
+			t.Errorf("%s gets %d%%, want %d%%", id, got, percent)
+		}
+	}
+	if id := models.Choose(&meshv1.AliasRoute{Model: "a", Weights: map[string]uint32{"b": 100}}, "x"); id != "b" {
+		t.Errorf("all requests go to b, this one to %s", id)
+	}
+}

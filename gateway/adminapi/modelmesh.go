@@ -139,6 +139,7 @@ func (h modelMesh) setVModel(ctx context.Context, in *mmesh.SetVModelRequest) (*
 	change := &adminv1.SetAliasRequest{
 		Name: in.GetVModelId(), Route: &meshv1.AliasRoute{Model: in.GetTargetModelId()}, Owner: in.GetOwner(),
 		ExpectModel: in.GetExpectedTargetModelId(), UpdateOnly: in.GetUpdateOnly(),
+		Force: in.GetForce(), Wait: in.GetSync(),
 	}
 	if in.GetModelInfo() != nil {
 		var err error

@@ -159,7 +159,7 @@ func (h *handler) listModels(_ context.Context, in *adminv1.ListModelsRequest) (
 func (h *handler) setAlias(ctx context.Context, in *adminv1.SetAliasRequest) (*adminv1.SetAliasResponse, error) {
 	change := models.AliasChange{
 		Name: model.ID(in.GetName()), Route: in.GetRoute(), Owner: in.GetOwner(), ExpectModel: model.ID(in.GetExpectModel()),
-		UpdateOnly: in.GetUpdateOnly(), AutoDelete: in.GetAutoDelete(),
+		UpdateOnly: in.GetUpdateOnly(), AutoDelete: in.GetAutoDelete(), Force: in.GetForce(),
 	}
 	if err := change.Validate(); err != nil {
 		return nil, err
@@ -174,6 +174,9 @@ func (h *handler) setAlias(ctx context.Context, in *adminv1.SetAliasRequest) (*a
 		}
 	}
 	alias, err := h.Models.SetAlias(ctx, change)
+	if err == nil && in.GetWait() {
+		alias, err = h.Models.AwaitSwitch(ctx, change.Name)
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -32,7 +32,7 @@ func (s *Service) Resolve(name string, byModel bool) (pipeline.Pipeline, *fault.
 	if ref == (payload.ModelRef{}) {
 		return s.settings.Pipelines.Resolve(name)
 	}
-	m, _, f := s.findModel(ref)
+	m, _, f := s.findModel(ref, "")
 	if f != nil {
 		return pipeline.Pipeline{}, f
 	}
@@ -68,15 +68,18 @@ func (s *Service) refOf(name string, byModel bool) (ref payload.ModelRef, _ *fau
 	return ref, nil
 }
 
-// findModel returns a registered model, by an alias too, and its replicas.
-func (s *Service) findModel(ref payload.ModelRef) (*models.Model, *meshv1.ReplicasRecord, *fault.Fault) {
+// findModel returns a registered model, by an alias too, and its replicas. Without a request it
+// is the first model of an alias.
+func (s *Service) findModel(ref payload.ModelRef, request pipeline.RequestID) (*models.Model, *meshv1.ReplicasRecord, *fault.Fault) {
 	id := model.ID(ref.Model)
 	if ref.Alias != "" {
 		alias, err := s.settings.Models.Alias(model.ID(ref.Alias), "")
 		if err != nil {
 			return nil, nil, fault.From(err)
 		}
-		id = model.ID(alias.GetActive().GetModel())
+		if id = model.ID(alias.GetActive().GetModel()); request != "" {
+			id = models.Choose(alias.GetActive(), request)
+		}
 	}
 	m, replicas, err := s.settings.Models.Get(id)
 	if err != nil {
@@ -96,7 +99,7 @@ func (s *Service) modelID(name string) (model.ID, *fault.Fault) {
 	if f != nil {
 		return "", f
 	}
-	m, _, f := s.findModel(ref)
+	m, _, f := s.findModel(ref, "")
 	if f != nil {
 		return "", f
 	}
@@ -148,7 +151,7 @@ func (s *Service) routeModels(env *envelope.Envelope) *fault.Fault {
 		if hop.Model == (payload.ModelRef{}) {
 			continue
 		}
-		m, replicas, f := s.findModel(hop.Model)
+		m, replicas, f := s.findModel(hop.Model, env.RequestID)
 		if f != nil || m.Stage != hop.Stage {
 			continue // it may be a stage that has models of its own
 		}

@@ -398,7 +398,11 @@ func newAliasesSet() *cobra.Command {
 			return admin.reach(func(client clients) error {
 				answer, err := client.SetAlias(cmd.Context(), connect.NewRequest(in))
 				if err == nil {
-					fmt.Fprintf(cmd.OutOrStdout(), "alias %s points at %s\n", visible(args[0]), describeRoute(answer.Msg.GetAlias().GetActive()))
+					alias := answer.Msg.GetAlias()
+					fmt.Fprintf(cmd.OutOrStdout(), "alias %s points at %s\n", visible(args[0]), describeRoute(alias.GetActive()))
+					if alias.GetTarget() != nil {
+						fmt.Fprintf(cmd.OutOrStdout(), "it switches to %s when that is loaded\n", describeRoute(alias.GetTarget()))
+					}
 				}
 				return err
 			})
@@ -408,6 +412,8 @@ func newAliasesSet() *cobra.Command {
 	flags := set.Flags()
 	flags.StringVar(&in.Owner, "owner", "", "the owner that the alias has, or gets")
 	flags.StringVar(&in.ExpectModel, "expect", "", "set it only if it points at this model")
+	flags.BoolVar(&in.Force, "force", false, "switch at once, before the new model is loaded")
+	flags.BoolVar(&in.Wait, "wait", false, "wait until the alias has switched")
 	flags.BoolVar(&in.UpdateOnly, "update-only", false, "set it only if it exists")
 	flags.BoolVar(&in.AutoDelete, "auto-delete", false, "unregister the model when no alias points at it any more")
 	flags.StringToIntVar(&weights, "weight", nil, "another model and its percent of the requests, as ID=10; may be repeated")

@@ -795,7 +795,11 @@ type SetAliasRequest struct {
 	// Unregister the model of the route when no alias points at it any more.
 	AutoDelete bool `protobuf:"varint,6,opt,name=auto_delete,json=autoDelete,proto3" json:"auto_delete,omitempty"`
 	// A model to register first.
-	Register      *v1.Model `protobuf:"bytes,7,opt,name=register,proto3" json:"register,omitempty"`
+	Register *v1.Model `protobuf:"bytes,7,opt,name=register,proto3" json:"register,omitempty"`
+	// Switch at once, also to a model that has fewer loaded replicas than the one before.
+	Force bool `protobuf:"varint,8,opt,name=force,proto3" json:"force,omitempty"`
+	// Answer when the alias has switched; MODEL_LOADING where that does not happen in time.
+	Wait          bool `protobuf:"varint,9,opt,name=wait,proto3" json:"wait,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -877,6 +881,20 @@ func (x *SetAliasRequest) GetRegister() *v1.Model {
 		return x.Register
 	}
 	return nil
+}
+
+func (x *SetAliasRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
+}
+
+func (x *SetAliasRequest) GetWait() bool {
+	if x != nil {
+		return x.Wait
+	}
+	return false
 }
 
 type SetAliasResponse struct {
@@ -1454,7 +1472,7 @@ const file_stagemesh_admin_v1_model_proto_rawDesc = "" +
 	"\vstale_since\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"staleSince\x12\x1f\n" +
 	"\vstale_cause\x18\x04 \x01(\tR\n" +
-	"staleCause\"\x8b\x02\n" +
+	"staleCause\"\xb5\x02\n" +
 	"\x0fSetAliasRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x123\n" +
 	"\x05route\x18\x02 \x01(\v2\x1d.stagemesh.mesh.v1.AliasRouteR\x05route\x12\x14\n" +
@@ -1464,7 +1482,9 @@ const file_stagemesh_admin_v1_model_proto_rawDesc = "" +
 	"updateOnly\x12\x1f\n" +
 	"\vauto_delete\x18\x06 \x01(\bR\n" +
 	"autoDelete\x124\n" +
-	"\bregister\x18\a \x01(\v2\x18.stagemesh.mesh.v1.ModelR\bregister\"B\n" +
+	"\bregister\x18\a \x01(\v2\x18.stagemesh.mesh.v1.ModelR\bregister\x12\x14\n" +
+	"\x05force\x18\b \x01(\bR\x05force\x12\x12\n" +
+	"\x04wait\x18\t \x01(\bR\x04wait\"B\n" +
 	"\x10SetAliasResponse\x12.\n" +
 	"\x05alias\x18\x01 \x01(\v2\x18.stagemesh.mesh.v1.AliasR\x05alias\">\n" +
 	"\x12DeleteAliasRequest\x12\x12\n" +

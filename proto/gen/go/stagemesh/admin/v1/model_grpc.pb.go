@@ -60,7 +60,8 @@ type ModelServiceClient interface {
 	// EvictModel has all hosts unload a model once its requests have ended, and forgets the
 	// loads that failed. The next request loads it again.
 	EvictModel(ctx context.Context, in *EvictModelRequest, opts ...grpc.CallOption) (*EvictModelResponse, error)
-	// SetAlias creates an alias or changes its route. UNKNOWN_MODEL where a model of the route
+	// SetAlias creates an alias or changes its route. The new route is its target, and the old one
+	// gets the requests, until the new model has as many replicas as the old one. UNKNOWN_MODEL where a model of the route
 	// does not exist, ALIAS_CONFLICT where the alias has another owner or model than expected.
 	SetAlias(ctx context.Context, in *SetAliasRequest, opts ...grpc.CallOption) (*SetAliasResponse, error)
 	// DeleteAlias removes an alias, if it exists. UNKNOWN_MODEL where another owner has it.
@@ -230,7 +231,8 @@ type ModelServiceServer interface {
 	// EvictModel has all hosts unload a model once its requests have ended, and forgets the
 	// loads that failed. The next request loads it again.
 	EvictModel(context.Context, *EvictModelRequest) (*EvictModelResponse, error)
-	// SetAlias creates an alias or changes its route. UNKNOWN_MODEL where a model of the route
+	// SetAlias creates an alias or changes its route. The new route is its target, and the old one
+	// gets the requests, until the new model has as many replicas as the old one. UNKNOWN_MODEL where a model of the route
 	// does not exist, ALIAS_CONFLICT where the alias has another owner or model than expected.
 	SetAlias(context.Context, *SetAliasRequest) (*SetAliasResponse, error)
 	// DeleteAlias removes an alias, if it exists. UNKNOWN_MODEL where another owner has it.

@@ -84,7 +84,8 @@ type ModelServiceClient interface {
 	// EvictModel has all hosts unload a model once its requests have ended, and forgets the
 	// loads that failed. The next request loads it again.
 	EvictModel(context.Context, *connect.Request[v1.EvictModelRequest]) (*connect.Response[v1.EvictModelResponse], error)
-	// SetAlias creates an alias or changes its route. UNKNOWN_MODEL where a model of the route
+	// SetAlias creates an alias or changes its route. The new route is its target, and the old one
+	// gets the requests, until the new model has as many replicas as the old one. UNKNOWN_MODEL where a model of the route
 	// does not exist, ALIAS_CONFLICT where the alias has another owner or model than expected.
 	SetAlias(context.Context, *connect.Request[v1.SetAliasRequest]) (*connect.Response[v1.SetAliasResponse], error)
 	// DeleteAlias removes an alias, if it exists. UNKNOWN_MODEL where another owner has it.
@@ -279,7 +280,8 @@ type ModelServiceHandler interface {
 	// EvictModel has all hosts unload a model once its requests have ended, and forgets the
 	// loads that failed. The next request loads it again.
 	EvictModel(context.Context, *connect.Request[v1.EvictModelRequest]) (*connect.Response[v1.EvictModelResponse], error)
-	// SetAlias creates an alias or changes its route. UNKNOWN_MODEL where a model of the route
+	// SetAlias creates an alias or changes its route. The new route is its target, and the old one
+	// gets the requests, until the new model has as many replicas as the old one. UNKNOWN_MODEL where a model of the route
 	// does not exist, ALIAS_CONFLICT where the alias has another owner or model than expected.
 	SetAlias(context.Context, *connect.Request[v1.SetAliasRequest]) (*connect.Response[v1.SetAliasResponse], error)
 	// DeleteAlias removes an alias, if it exists. UNKNOWN_MODEL where another owner has it.
