@@ -123,7 +123,8 @@ func isUnknown(err error) bool {
 // replicas has no NOT_LOADED.
 func statusInfo(in *adminv1.ModelStatus) *mmesh.ModelStatusInfo {
 	out := &mmesh.ModelStatusInfo{Status: mmesh.ModelStatusInfo_ModelStatus(in.GetState())}
-	for _, one := range in.GetReplicas() {
+	latestFirst := slices.SortedFunc(slices.Values(in.GetReplicas()), func(a, b *meshv1.Replica) int { return b.GetSince().AsTime().Compare(a.GetSince().AsTime()) })
+	for _, one := range latestFirst {
 		out.ModelCopyInfos = append(out.ModelCopyInfos, &mmesh.ModelStatusInfo_ModelCopyInfo{
 			Location: one.GetHost(), CopyStatus: mmesh.ModelStatusInfo_ModelStatus(one.GetState() + 1), Time: uint64(max(0, one.GetSince().AsTime().UnixMilli())),
 		})
@@ -131,7 +132,6 @@ func statusInfo(in *adminv1.ModelStatus) *mmesh.ModelStatusInfo {
 			out.Errors = append(out.Errors, one.GetHost()+": "+one.GetMessage())
 		}
 	}
-	slices.SortStableFunc(out.ModelCopyInfos, func(a, b *mmesh.ModelStatusInfo_ModelCopyInfo) int { return cmp.Compare(b.GetTime(), a.GetTime()) })
 	return out
 }
 
