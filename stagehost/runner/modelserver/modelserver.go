@@ -5,7 +5,8 @@
 // A server is controlled by mmesh.ModelRuntime, the runtime interface of KServe ModelMesh, which
 // servers implement themselves or by an adapter of KServe, or by the repository extension of the
 // Open Inference Protocol over gRPC, which Triton and MLServer have. Batches reach it by that
-// protocol, too, item by item and all at once: servers form batches of their own.
+// protocol, too, item by item and all at once: servers form batches of their own. A call that a
+// gateway passes on, package passthrough, reaches the server as it is.
 //
 // A connection is one life of the server, and the number of Models. The server is asked for its
 // status every two seconds until it is ready and has unloaded all models. When the connection ends
