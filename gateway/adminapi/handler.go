@@ -5,6 +5,8 @@
 //	handler := adminapi.Handler(adminapi.Settings{DeadLetters: store, Health: health, Tokens: tokens})
 //	server := port.NewServer(handler, logger)
 //
+// A page shows models and their hosts; its scripts call these services.
+//
 // With Tokens every call needs one. Without any the port is for this machine alone: callers
 // have to name it by a loopback address, which stops pages whose own name resolves to
 // 127.0.0.1. Pages of other origins may
@@ -111,8 +113,10 @@ func Handler(s Settings) http.Handler {
 	watch(routes, "WatchPipelines", s.Pipelines.Changed, h.currentPipelines)
 	loadable := h.modelService()
 	mux.Handle(loadable.Path(), loadable)
+	mountPage(mux)
 	mux.HandleFunc("/", notFound)
 	p := port.Port{
+		Open:   []string{pagePath},
 		Health: h.health, Tokens: s.Tokens, TokensKey: "gateway.admin.token_file", IsPrivate: !s.Insecure,
 		Services: []string{adminv1connect.DeadLetterServiceName, adminv1connect.MeshServiceName, adminv1connect.PipelineServiceName, adminv1connect.ModelServiceName},
 	}

@@ -3,8 +3,10 @@ package adminapi
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -141,11 +143,17 @@ func (h *handler) listModels(_ context.Context, in *adminv1.ListModelsRequest) (
 	if err == nil && in.GetStage() != "" {
 		_, err = validStageName(in.GetStage())
 	}
+	if !in.GetLatest() && in.GetIdPrefix() != "" {
+		err = transport.InvalidField("id_prefix", errors.New("it is for the latest models"))
+	}
 	if err == nil {
 		err = h.Models.Ready()
 	}
 	if err != nil {
 		return nil, err
+	}
+	if in.GetLatest() {
+		return h.latestModels(in, size), nil
 	}
 	page, replicas, next := h.Models.List(pipeline.StageName(in.GetStage()), model.ID(in.GetPageToken()), size)
 	out := &adminv1.ListModelsResponse{NextPageToken: string(next)}
@@ -154,6 +162,35 @@ func (h *handler) listModels(_ context.Context, in *adminv1.ListModelsRequest) (
 		out.Models = append(out.Models, modelStatus(m, replicas[i]))
 	}
 	return out, nil
+}
+
+// latestModels reads all models in pages, and keeps those used last.
+func (h *handler) latestModels(in *adminv1.ListModelsRequest, size int) *adminv1.ListModelsResponse {
+	type used struct {
+		*models.Model
+		replicas *meshv1.ReplicasRecord
+	}
+	var latest []used
+	for next, begun := model.ID(""), false; next != "" || !begun; begun = true {
+		var page []*models.Model
+		var replicas []*meshv1.ReplicasRecord
+		page, replicas, next = h.Models.List(pipeline.StageName(in.GetStage()), next, maxPage)
+		for i, m := range page {
+			if strings.HasPrefix(string(m.ID), in.GetIdPrefix()) {
+				latest = append(latest, used{m, replicas[i]})
+			}
+		}
+		slices.SortStableFunc(latest, func(a, b used) int {
+			return b.replicas.GetLastUse().AsTime().Compare(a.replicas.GetLastUse().AsTime())
+		})
+		latest = latest[:min(size, len(latest))]
+	}
+	out := &adminv1.ListModelsResponse{}
+	out.StaleSince, out.StaleCause = stale(h.Models.Stale())
+	for _, one := range latest {
+		out.Models = append(out.Models, modelStatus(one.Model, one.replicas))
+	}
+	return out
 }
 
 func (h *handler) setAlias(ctx context.Context, in *adminv1.SetAliasRequest) (*adminv1.SetAliasResponse, error) {

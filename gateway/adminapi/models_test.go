@@ -175,6 +175,38 @@ func TestModelsAreManaged(t *testing.T) {
 	}
 }
 
+func TestLatestModelsAreThoseUsedLast(t *testing.T) {
+	t.Parallel()
+	client, registry := openModels(t)
+	now := time.Now()
+	for i := range 5 {
+		id := model.ID(fmt.Sprintf("%c%d", 'a'+i%2, i))
+		if _, _, err := registry.Register(t.Context(), models.Registration{Model: model.Model{ID: id, Stage: "score"}, LastUse: now.Add(time.Duration(i*7%5) * time.Minute)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for want, in := range map[string]*adminv1.ListModelsRequest{
+		"a2 a4 b1 b3 a0": {Latest: true},
+		"a2 a4":          {Latest: true, PageSize: 2},
+		"b1 b3":          {Latest: true, IdPrefix: "b"},
+		"":               {Latest: true, Stage: "other"},
+	} {
+		out, err := client.ListModels(t.Context(), connect.NewRequest(in))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var ids []string
+		for _, m := range out.Msg.GetModels() {
+			ids = append(ids, m.GetModel().GetId())
+		}
+		if got := strings.Join(ids, " "); got != want || out.Msg.GetNextPageToken() != "" {
+			t.Errorf("%v lists %s, not %s", in, got, want)
+		}
+	}
+	_, err := client.ListModels(t.Context(), connect.NewRequest(&adminv1.ListModelsRequest{IdPrefix: "b"}))
+	expect(t, "a prefix without latest", err, fault.InvalidRequest)
+}
+
 func TestBadModelsNameTheirField(t *testing.T) {
 	t.Parallel()
 	client, _ := openModels(t)

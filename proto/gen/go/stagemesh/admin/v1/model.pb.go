@@ -654,7 +654,11 @@ type ListModelsRequest struct {
 	// 0 means 100, at most 1000.
 	PageSize uint32 `protobuf:"varint,2,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
 	// next_page_token of the page before; empty for the first.
-	PageToken     string `protobuf:"bytes,3,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	PageToken string `protobuf:"bytes,3,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	// The models used last, latest first, in a single page.
+	Latest bool `protobuf:"varint,4,opt,name=latest,proto3" json:"latest,omitempty"`
+	// With latest: only models whose IDs begin so.
+	IdPrefix      string `protobuf:"bytes,5,opt,name=id_prefix,json=idPrefix,proto3" json:"id_prefix,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -706,6 +710,20 @@ func (x *ListModelsRequest) GetPageSize() uint32 {
 func (x *ListModelsRequest) GetPageToken() string {
 	if x != nil {
 		return x.PageToken
+	}
+	return ""
+}
+
+func (x *ListModelsRequest) GetLatest() bool {
+	if x != nil {
+		return x.Latest
+	}
+	return false
+}
+
+func (x *ListModelsRequest) GetIdPrefix() string {
+	if x != nil {
+		return x.IdPrefix
 	}
 	return ""
 }
@@ -1460,12 +1478,14 @@ const file_stagemesh_admin_v1_model_proto_rawDesc = "" +
 	"\x0fGetModelRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"I\n" +
 	"\x10GetModelResponse\x125\n" +
-	"\x05model\x18\x01 \x01(\v2\x1f.stagemesh.admin.v1.ModelStatusR\x05model\"e\n" +
+	"\x05model\x18\x01 \x01(\v2\x1f.stagemesh.admin.v1.ModelStatusR\x05model\"\x9a\x01\n" +
 	"\x11ListModelsRequest\x12\x14\n" +
 	"\x05stage\x18\x01 \x01(\tR\x05stage\x12\x1b\n" +
 	"\tpage_size\x18\x02 \x01(\rR\bpageSize\x12\x1d\n" +
 	"\n" +
-	"page_token\x18\x03 \x01(\tR\tpageToken\"\xd3\x01\n" +
+	"page_token\x18\x03 \x01(\tR\tpageToken\x12\x16\n" +
+	"\x06latest\x18\x04 \x01(\bR\x06latest\x12\x1b\n" +
+	"\tid_prefix\x18\x05 \x01(\tR\bidPrefix\"\xd3\x01\n" +
 	"\x12ListModelsResponse\x127\n" +
 	"\x06models\x18\x01 \x03(\v2\x1f.stagemesh.admin.v1.ModelStatusR\x06models\x12&\n" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\x12;\n" +
