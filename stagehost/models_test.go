@@ -177,9 +177,11 @@ func TestColdModelIsLoadedOnceAndAnswersAll(t *testing.T) {
 		calls = append(calls, b.ask(fmt.Sprint(i), of("iris")))
 	}
 	testbed.Receive(t, "begin of the load", begun)
-	if got := b.states("iris"); len(got) != 1 || got[0] != meshv1.ReplicaState_REPLICA_STATE_LOADING {
-		t.Errorf("the registry has %v", got)
-	}
+	testbed.Eventually(t, "the registry shows the load", func() bool {
+		got := b.states("iris")
+		return len(got) == 1 && got[0] == meshv1.ReplicaState_REPLICA_STATE_LOADING
+	})
+	h.awaitCount("stagemesh.stage.model_requests miss", int64(len(calls)))
 	close(goOn)
 	for _, c := range calls {
 		got := checkModel(t, "iris", c).Timings[0]
@@ -341,7 +343,7 @@ func TestFailedLoadMovesToAnotherHost(t *testing.T) {
 			b.register("iris")
 			var good loads
 			bad := b.host(&loads{load: func(context.Context, model.ID) error { return errors.New("its disk is broken") }}, 8)
-			b.ask("x", append(edits, of("iris"))...).fault(fault.ModelLoadFailed)
+			b.ask("x", append(edits, of("iris"))...).fails(fault.ModelLoadFailed)
 			b.host(&good, 8)
 			if name == "memory" {
 				edits = append(edits, at(bad))
@@ -378,7 +380,7 @@ func TestFullHostPassesRequestsOn(t *testing.T) {
 	b.ask("x", of("m2"), at(full))
 	testbed.Receive(t, "begin of a load", held)
 	testbed.Receive(t, "begin of a load", held)
-	b.ask("x", of("m3"), at(full)).fault(fault.CacheFull)
+	b.ask("x", of("m3"), at(full)).fails(fault.CacheFull)
 	b.host(&loads{}, 8)
 	for _, id := range ids[3:] {
 		c := b.asked(fault.CacheFull, of(id), at(full))
@@ -424,7 +426,7 @@ func TestHostDoesWhatTheRegistrySays(t *testing.T) {
 		defer l.mu.Unlock()
 		return l.now["b"] == 0
 	})
-	b.ask("x", of("b")).fault(fault.UnknownModel)
+	b.ask("x", of("b")).fails(fault.UnknownModel)
 	claim("c")
 	claim("a")
 	checkModel(t, "a", b.ask("x", of("a"), at(h)))
