@@ -85,7 +85,7 @@ env_dir = $(TOOLS)/$(1)-$(shell { $(2) --version || :; cat $(3); } 2>/dev/null |
 PYTHON     ?= python3
 PYTHON_ENV := $(call env_dir,python,$(PYTHON),sdk/python/requirements-dev.txt)
 # Examples in Python: each folder has tests of its own.
-PYTHON_EXAMPLES := examples/digits-python examples/text-stream examples/tokenize examples/pytorch
+PYTHON_EXAMPLES := examples/digits-python examples/modelmesh examples/text-stream examples/tokenize examples/pytorch
 
 # What else is linted as sdk/python is.
 PYTHON_OTHERS   := $(PYTHON_EXAMPLES) services/meshtest/clients bench

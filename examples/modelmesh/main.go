@@ -1,0 +1,246 @@
+// Command modelmesh serves 300 models on three hosts that hold a third of them. Reader k reads
+// a handwritten digit and answers (digit + k) mod 10, so that an answer of a wrong model shows.
+// 270 readers are softmax models for a worker in Python, 30 are ONNX files. It sends requests
+// for readers by Zipf's law, prints how the cache did, and ends.
+package main
+
+import (
+	"bufio"
+	"context"
+	"embed"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"io/fs"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"os"
+	"path"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"connectrpc.com/connect"
+	"golang.org/x/sync/errgroup"
+
+	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
+	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1/adminv1connect"
+	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
+
+	"github.com/stagemesh/stagemesh"
+	"github.com/stagemesh/stagemesh/examples/digits"
+	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/internal/meshfile"
+	"github.com/stagemesh/stagemesh/internal/program"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/mesh/process"
+	"github.com/stagemesh/stagemesh/services/runners"
+)
+
+//go:embed mesh.yaml reader.py softmax.json
+var files embed.FS
+
+// inFlight is how many requests are sent at a time.
+const inFlight = 64
+
+func main() {
+	requests := flag.Int("requests", 3000, "requests to send")
+	level := flag.String("log-level", "warn", "debug, info, warn or error")
+	flag.Parse()
+	ctx, stop := process.SignalContext(context.Background())
+	defer stop()
+	if err := run(ctx, os.Stdout, *requests, *level); err != nil {
+		fmt.Fprintln(os.Stderr, "modelmesh:", err)
+		os.Exit(1)
+	}
+}
+
+// errDone ends the mesh after the requests.
+var errDone = errors.New("done")
+
+func run(ctx context.Context, out io.Writer, requests int, level string) error {
+	folder, err := os.MkdirTemp("", "modelmesh-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(folder) //nolint:errcheck // what stays behind is in the system's folder for such things
+	models := filepath.Join(folder, "models")
+	if err := errors.Join(os.CopyFS(folder, files), os.Mkdir(models, 0o700)); err != nil {
+		return err
+	}
+	all, err := generate(models)
+	if err != nil {
+		return err
+	}
+	file, err := meshfile.Load(filepath.Join(folder, "mesh.yaml"), runners.All()...)
+	if err != nil {
+		return err
+	}
+	file.Gateway.Listen, file.Gateway.Admin.Listen, file.Ops.Listen = "127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0"
+	log, err := program.LogFlags{Level: level, Format: "text"}.Logger(os.Stderr)
+	if err != nil {
+		return err
+	}
+	p := stagemesh.Program{File: file, FileSettings: stagemesh.FileSettings{Logger: log}, Ready: func(m *stagemesh.Mesh, ops net.Addr) error {
+		if err := register(ctx, m.AdminURL(), all); err != nil {
+			return err
+		}
+		c := &caller{mesh: m}
+		if err := c.send(ctx, requests); err != nil {
+			return err
+		}
+		if err := c.print(ctx, out, "http://"+ops.String()+"/metrics"); err != nil {
+			return err
+		}
+		return errDone
+	}}
+	if err := p.Run(ctx); !errors.Is(err, errDone) {
+		return errors.Join(err, ctx.Err())
+	}
+	return nil
+}
+
+// register registers the models by the admin port.
+func register(ctx context.Context, address string, all []*meshv1.Model) error {
+	transport := &http.Transport{}
+	defer transport.CloseIdleConnections()
+	client := adminv1connect.NewModelServiceClient(&http.Client{Transport: transport}, address)
+	for _, m := range all {
+		_, err := client.RegisterModel(ctx, connect.NewRequest(&adminv1.RegisterModelRequest{Model: m}))
+		for connect.CodeOf(err) == connect.CodeUnavailable && pause(ctx, time.Second/10) == nil {
+			// The gateway does not know the registry yet.
+			_, err = client.RegisterModel(ctx, connect.NewRequest(&adminv1.RegisterModelRequest{Model: m}))
+		}
+		if err != nil {
+			return fmt.Errorf("model %s: %w", m.GetId(), err)
+		}
+	}
+	return nil
+}
+
+// pause waits, unless the context ends.
+func pause(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// caller asks readers and counts their right answers.
+type caller struct {
+	mesh         *stagemesh.Mesh
+	asked, right [2]atomic.Int64 // of softmax models, and of networks
+}
+
+// send sends requests to readers that Zipf's law chooses.
+func (c *caller) send(ctx context.Context, requests int) error {
+	images, err := fs.Glob(digits.FS, "images/*.png")
+	if err != nil {
+		return err
+	}
+	// A fixed seed: each run asks the same.
+	popular := rand.NewZipf(rand.New(rand.NewPCG(1, 2)), 1.1, 1, readers-1) //nolint:gosec // it is no secret
+	calls, calling := errgroup.WithContext(ctx)
+	calls.SetLimit(inFlight)
+	for i := range requests {
+		// Readers of both kinds are popular.
+		k := int(popular.Uint64()) * 7 % readers
+		calls.Go(func() error { return c.ask(calling, k, images[i%len(images)]) })
+	}
+	return calls.Wait()
+}
+
+// ask asks reader k for the digit of an image, again where a host has no room for it yet.
+func (c *caller) ask(ctx context.Context, k int, image string) error {
+	data, err := digits.FS.ReadFile(image)
+	if err != nil {
+		return err
+	}
+	request := &call.Request{
+		Pipeline: stageOf(k),
+		Inputs:   []payload.Part{payload.OfBlob("image", "image/png", data)},
+		Steps:    map[pipeline.StepName]pipeline.StepOptions{"read": {Model: payload.ModelRef{Model: readerID(k)}}},
+	}
+	for {
+		response, err := c.mesh.Infer(ctx, request)
+		if f := fault.From(err); err != nil && f.RetryAfter > 0 {
+			if err := pause(ctx, f.RetryAfter); err != nil {
+				return err
+			}
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", readerID(k), err)
+		}
+		scores, err := response.Outputs[0].Tensor.FP32Values()
+		if err != nil {
+			return err
+		}
+		_, label, _ := strings.Cut(strings.TrimSuffix(path.Base(image), ".png"), "-")
+		digit, err := strconv.Atoi(label)
+		if err != nil {
+			return err
+		}
+		kind := 0
+		if k >= softmaxReaders {
+			kind = 1
+		}
+		c.asked[kind].Add(1)
+		if best(scores) == (digit+k)%digitCount {
+			c.right[kind].Add(1)
+		}
+		return nil
+	}
+}
+
+func best(scores []float32) int {
+	out := 0
+	for i, score := range scores {
+		if score > scores[out] {
+			out = i
+		}
+	}
+	return out
+}
+
+// print prints what was counted, here and by the hosts.
+func (c *caller) print(ctx context.Context, out io.Writer, metrics string) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, metrics, http.NoBody)
+	if err != nil {
+		return err
+	}
+	transport := &http.Transport{}
+	defer transport.CloseIdleConnections()
+	response, err := (&http.Client{Transport: transport}).Do(request)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close() //nolint:errcheck // it was only read
+	sums := map[string]float64{}
+	for lines := bufio.NewScanner(response.Body); lines.Scan(); {
+		for _, name := range []string{`_requests_total{result="hit"`, `_requests_total{result="miss"`, `_loads_total{outcome="loaded"`, `_evictions_total{`} {
+			if line := lines.Text(); strings.HasPrefix(line, "stagemesh_stage_model"+name) {
+				value, _ := strconv.ParseFloat(line[strings.LastIndexByte(line, ' ')+1:], 64)
+				sums[name] += value
+			}
+		}
+	}
+	hits, misses := sums[`_requests_total{result="hit"`], sums[`_requests_total{result="miss"`]
+	fmt.Fprintf(out, "requests   %d\n", c.asked[0].Load()+c.asked[1].Load())
+	fmt.Fprintf(out, "hits       %.0f of %.0f, %.0f %%\n", hits, hits+misses, 100*hits/(hits+misses))
+	fmt.Fprintf(out, "loads      %.0f\n", sums[`_loads_total{outcome="loaded"`])
+	fmt.Fprintf(out, "evictions  %.0f\n", sums[`_evictions_total{`])
+	for kind, name := range []string{"softmax", "network"} {
+		asked, right := c.asked[kind].Load(), c.right[kind].Load()
+		fmt.Fprintf(out, "%s    %d of %d right: accuracy %.2f\n", name, right, asked, float64(right)/float64(max(1, asked)))
+	}
+	return nil
+}

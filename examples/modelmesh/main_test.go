@@ -1,0 +1,45 @@
+package main
+
+import (
+	"bytes"
+	"regexp"
+	"strconv"
+	"testing"
+
+	"go.uber.org/goleak"
+)
+
+// A broker that ends while a queue is being made forgets the clock that all
+// brokers of a process share.
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/nats-io/nats-server/v2/server/ats.Register.func1"))
+}
+
+func TestReadersAnswerAsThemselves(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	if err := run(t.Context(), &out, 400, "error"); err != nil {
+		t.Fatal(err)
+	}
+	figure := func(pattern string) float64 {
+		t.Helper()
+		found := regexp.MustCompile("(?m)^" + pattern).FindSubmatch(out.Bytes())
+		if found == nil {
+			t.Fatalf("no %s in\n%s", pattern, out.String())
+		}
+		value, err := strconv.ParseFloat(string(found[1]), 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return value
+	}
+	requests, hits := figure(`requests +(\d+)$`), figure(`hits +(\d+) of `)
+	loads, evictions := figure(`loads +(\d+)$`), figure(`evictions +(\d+)$`)
+	if requests != 400 || hits < 1 || loads <= evictions || evictions < 1 || loads-evictions > 110 {
+		t.Errorf("the figures are\n%s", out.String())
+	}
+	// An answer of another model is wrong in nine of ten cases.
+	if softmax, network := figure(`softmax .* accuracy ([\d.]+)$`), figure(`network .* accuracy ([\d.]+)$`); softmax < 0.9 || network < 1 {
+		t.Errorf("the accuracies are\n%s", out.String())
+	}
+}
