@@ -417,6 +417,9 @@ func (e *batchEnded) apply(l *loop) {
 		it.traceRun(e.run)
 	}
 	l.host.metrics.recordRun(e.run.span.Exemplar(), e.took)
+	if l.models != nil {
+		l.models.ran(e.run, e.took)
+	}
 	l.host.logRun(e, len(left))
 	if len(left) > 0 {
 		l.retryBatch(e, left)

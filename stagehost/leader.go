@@ -28,6 +28,9 @@ const (
 	// at a time.
 	movedUse    = time.Hour
 	movesAtOnce = 8
+	// Models are loaded ahead of requests firstPreload after the start, and every preloadEvery.
+	firstPreload = 2 * time.Minute
+	preloadEvery = 7 * time.Minute
 	// switchesAtOnce is how many aliases switch at a time, and switchTimeout bounds a try.
 	switchesAtOnce = 8
 	switchTimeout  = time.Minute
@@ -44,6 +47,8 @@ type leader struct {
 	// host; nil where there is none.
 	adopted *bus.Puller
 	of      pipeline.HostID
+	// preloadAt is when models are loaded ahead of requests.
+	preloadAt time.Time
 	// switches run, those of the aliases in switching.
 	switches  errgroup.Group
 	switching sync.Map
@@ -51,7 +56,7 @@ type leader struct {
 
 // lead looks after the stage while this host is its leader, until the context ends.
 func (h *Host) lead(ctx context.Context) error {
-	l := leader{host: h, deadSince: map[pipeline.HostID]time.Time{}}
+	l := leader{host: h, deadSince: map[pipeline.HostID]time.Time{}, preloadAt: time.Now().Add(firstPreload)}
 	l.switches.SetLimit(switchesAtOnce)
 	defer l.release()
 	defer l.switches.Wait() //nolint:errcheck // there is none
@@ -80,6 +85,12 @@ func (l *leader) look(ctx context.Context, now time.Time) error {
 	l.switchAliases(ctx)
 	ctx, cancel := context.WithTimeout(ctx, registryTimeout)
 	defer cancel()
+	if now.After(l.preloadAt) {
+		l.preloadAt = now.Add(preloadEvery)
+		if err := l.host.placer.Preload(ctx, l.host.settings.Stage); err != nil {
+			return err
+		}
+	}
 	replicas := map[pipeline.HostID][]model.ID{}
 	for m, there := range l.host.models.Replicated() {
 		for _, one := range there.GetReplicas() {

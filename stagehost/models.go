@@ -81,6 +81,8 @@ type modelSet struct {
 	refused map[*modelcache.Replica]bool
 	// generation is the process that has the models; 0 while there is none.
 	generation uint64
+	// uses are those of the models since scale asked last.
+	uses map[model.ID]modelUse
 }
 
 // itemModel is an item's place among the models.
@@ -103,7 +105,7 @@ func newModelSet(l *loop) *modelSet {
 		loop: l, registry: h.models, cache: modelcache.New(h.cacheSettings),
 		known: map[model.ID]model.Model{}, waiting: map[model.ID][]*item{}, busy: map[model.ID]int{},
 		failures: map[*modelcache.Replica]*fault.Fault{}, refused: map[*modelcache.Replica]bool{},
-		limits: map[model.ID]*batch.Limit{},
+		limits: map[model.ID]*batch.Limit{}, uses: map[model.ID]modelUse{},
 	}
 }
 

@@ -22,6 +22,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/model"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/mesh/placement"
 	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
@@ -594,4 +595,50 @@ func TestAliasSwitchesOnceItsModelIsLoaded(t *testing.T) {
 	if alias := set("broken", true); alias.GetActive().GetModel() != "broken" {
 		t.Errorf("a forced switch: %v", alias)
 	}
+}
+
+func TestReplicasFollowTheUse(t *testing.T) {
+	t.Parallel()
+	b := newModelBed(t)
+	b.register("busy", "idle", "next")
+	var both [2]loads
+	one := b.host(&both[0], 8)
+	b.host(&both[1], 8)
+	members := discovery.NewMembership(b.table, b.table, string(mesh), discard())
+	b.background(members.Run)
+	placer := models.NewPlacer(b.registry, members)
+	testbed.Eventually(t, "both hosts have published their memory", func() bool {
+		known := members.Hosts()
+		return len(known) == 2 && known[0].Record.GetCache() != nil && known[1].Record.GetCache() != nil
+	})
+	await := func(id model.ID, want int) {
+		t.Helper()
+		testbed.Eventually(t, fmt.Sprintf("model %s has %d replicas", id, want), func() bool {
+			got := b.states(id)
+			return len(got) == want && !slices.Contains(got, meshv1.ReplicaState_REPLICA_STATE_LOADING)
+		})
+	}
+	checkModel(t, "busy", b.ask("x", of("busy"), at(one)))
+	checkModel(t, "idle", b.ask("x", of("idle"), at(one)))
+	await("busy", 1)
+	// Young replicas stay alone.
+	later := time.Now().Add(time.Hour)
+	used := map[model.ID]*placement.Usage{"busy": {}, "idle": {}}
+	used["busy"].Observe(later, placement.Sample{Rate: 3})
+	used["idle"].Observe(later, placement.Sample{Rate: 0.1})
+	own := pipeline.HostID(one.Record().GetHost())
+	placer.Scale(t.Context(), later, stage, own, used, false)
+	await("busy", 2)
+	await("idle", 1)
+	for id, want := range map[model.ID]int{"busy": 1, "idle": 1} {
+		if err := b.registry.RemoveSpare(t.Context(), id, own, 0); err != nil {
+			t.Fatal(err)
+		}
+		await(id, want)
+	}
+	await("next", 0)
+	if err := placer.Preload(t.Context(), stage); err != nil {
+		t.Fatal(err)
+	}
+	await("next", 1)
 }

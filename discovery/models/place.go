@@ -50,6 +50,8 @@ const (
 	// it publishes a record each second.
 	maxPromised = 4096
 	maxPromises = 1024
+	// maxPreloads bounds the models that are loaded ahead of requests at a time.
+	maxPreloads = 1024
 )
 
 // NewPlacer returns a placer; members may be nil, and then it finds no host.
@@ -66,47 +68,131 @@ func (p *Placer) Place(now time.Time, m *Model, there *meshv1.ReplicasRecord, vi
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	view := placement.View{Types: map[string]placement.Constraint{}}
-	for name, t := range p.registry.StageSettings(m.Stage).GetTypes() {
-		view.Types[name] = placement.Constraint{Required: t.GetRequired(), Preferred: t.GetPreferred()}
+	v := p.view(m.Stage)
+	if len(v.Hosts) == 0 {
+		return "", nil
 	}
-	records := map[pipeline.HostID]*meshv1.HostRecord{}
-	var cache *meshv1.CacheRecord
+	wanted := v.modelOf(now, m, there)
+	wanted.Visited, wanted.LastUse = visited, now
+	host, refusal := v.Place(now, wanted)
+	if refusal != nil {
+		return "", refusalFault(now, m, refusal)
+	}
+	p.promise(hostKey{m.Stage, host}, v.records[host], wanted.Need)
+	return host, nil
+}
+
+// stageView is a stage as its hosts publish it.
+type stageView struct {
+	placement.View
+	records map[pipeline.HostID]*meshv1.HostRecord
+	// cache is that of any host.
+	cache *meshv1.CacheRecord
+}
+
+// view returns the view of a stage. The caller holds the lock.
+func (p *Placer) view(stage pipeline.StageName) stageView {
+	v := stageView{View: placement.View{Types: map[string]placement.Constraint{}}, records: map[pipeline.HostID]*meshv1.HostRecord{}}
+	for name, t := range p.registry.StageSettings(stage).GetTypes() {
+		v.Types[name] = placement.Constraint{Required: t.GetRequired(), Preferred: t.GetPreferred()}
+	}
 	for _, member := range p.members.Hosts() {
 		r := member.Record
-		if r.GetStage() != string(m.Stage) || r.GetCache() == nil {
+		if r.GetStage() != string(stage) || r.GetCache() == nil {
 			continue
 		}
 		h := hostOf(member)
-		if known := p.promised[hostKey{m.Stage, h.ID}]; known.since == r {
+		if known := p.promised[hostKey{stage, h.ID}]; known.since == r {
 			for _, need := range known.needs {
 				h.Promise(need)
 			}
 		}
-		view.Hosts = append(view.Hosts, h)
-		records[h.ID], cache = r, r.GetCache()
+		v.Hosts = append(v.Hosts, h)
+		v.records[h.ID], v.cache = r, r.GetCache()
 	}
-	if len(view.Hosts) == 0 {
-		return "", nil
-	}
-	wanted := placement.Model{
-		Model: &m.Model, Need: cmp.Or(m.Size, sizeOf(cache.GetDefaultSize())), Visited: visited, LastUse: now,
-		LoadTime: cache.GetLoadTimes()[m.Type].AsDuration(),
+	return v
+}
+
+// modelOf returns a model as it is on record.
+func (v *stageView) modelOf(now time.Time, m *Model, there *meshv1.ReplicasRecord) *placement.Model {
+	out := &placement.Model{
+		Model: &m.Model, Need: cmp.Or(m.Size, sizeOf(v.cache.GetDefaultSize())), LastUse: there.GetLastUse().AsTime(),
+		LoadTime: v.cache.GetLoadTimes()[m.Type].AsDuration(),
 	}
 	for _, one := range LiveReplicas(there, now) {
 		host, since := pipeline.HostID(one.GetHost()), one.GetSince().AsTime()
 		if one.GetState() == failed {
-			wanted.Failures = append(wanted.Failures, placement.Failure{Host: host, At: since, Crashed: one.GetKind() == KindCrashed, Message: one.GetMessage()})
-		} else {
-			wanted.Replicas = append(wanted.Replicas, placement.Replica{Host: host, Loaded: one.GetState() == loaded, Since: since})
+			out.Failures = append(out.Failures, placement.Failure{Host: host, At: since, Crashed: one.GetKind() == KindCrashed, Message: one.GetMessage()})
+			continue
+		}
+		out.Replicas = append(out.Replicas, placement.Replica{Host: host, Loaded: one.GetState() == loaded, Since: since})
+		if size := sizeOf(one.GetSize()); size != (model.Size{}) {
+			out.Need = size
 		}
 	}
-	host, refusal := view.Place(now, &wanted)
-	if refusal != nil {
-		return "", refusalFault(now, m, refusal)
+	return out
+}
+
+// Scale has hosts load more replicas of those models that need them, one of each, and returns
+// those of which a host should remove its replica. It takes the use of the models that the host
+// has; isDown says whether replicas are to be removed.
+func (p *Placer) Scale(ctx context.Context, now time.Time, stage pipeline.StageName, host pipeline.HostID, used map[model.ID]*placement.Usage, isDown bool) (remove []model.ID) {
+	p.mu.Lock()
+	v := p.view(stage)
+	p.mu.Unlock()
+	self := slices.IndexFunc(v.Hosts, func(h placement.Host) bool { return h.ID == host })
+	if self < 0 {
+		return nil
 	}
-	p.promise(hostKey{m.Stage, host}, records[host], wanted.Need)
-	return host, nil
+	var own []*placement.Model
+	for id, usage := range used {
+		m, there, ok := p.registry.Model(id)
+		if !ok || !HasReplica(there, host) {
+			continue
+		}
+		one := v.modelOf(now, m, there)
+		one.Usage = usage
+		own = append(own, one)
+		oldest := slices.MinFunc(one.Replicas, func(a, b placement.Replica) int { return a.Since.Compare(b.Since) })
+		if more := v.ScaleUp(now, one); more > 0 && oldest.Host == host {
+			if _, err := p.Load(ctx, id, Wanted{Replicas: len(p.staying(there, nil)) + 1}); err != nil {
+				p.registry.log.Debug("a busy model gets no other replica", "model", id, "error", err)
+			}
+		}
+	}
+	if !isDown {
+		return nil
+	}
+	return v.ScaleDown(now, &v.Hosts[self], own)
+}
+
+// Preload has hosts load models ahead of requests: those used last, into memory that is free or
+// has older ones, and those with fewer replicas than they should have.
+func (p *Placer) Preload(ctx context.Context, stage pipeline.StageName) error {
+	now := time.Now()
+	p.mu.Lock()
+	v := p.view(stage)
+	p.mu.Unlock()
+	if len(v.Hosts) == 0 {
+		return nil
+	}
+	var wanted []*placement.Model
+	for m, there := range p.registry.all(stage) {
+		if len(p.staying(there, nil)) < max(1, m.MinReplicas) {
+			wanted = append(wanted, v.modelOf(now, m, there))
+		}
+	}
+	slices.SortFunc(wanted, func(a, b *placement.Model) int { return b.LastUse.Compare(a.LastUse) })
+	for _, load := range v.Proactive(now, wanted[:min(len(wanted), maxPreloads)]) {
+		_, _, err := p.registry.ClaimLoading(ctx, load.Model, load.Host, func(there *meshv1.ReplicasRecord) bool {
+			m, _, ok := p.registry.Model(load.Model)
+			return ok && len(p.staying(there, nil)) < max(1, m.MinReplicas)
+		})
+		if err != nil && fault.From(err).Reason != fault.UnknownModel {
+			return err
+		}
+	}
+	return nil
 }
 
 // Wanted says which replicas of a model there should be.

@@ -336,6 +336,23 @@ func (r *Registry) Model(id model.ID) (*Model, *meshv1.ReplicasRecord, bool) {
 	return m, r.served.replicasOf(m), true
 }
 
+// all yields the models of a stage and their replicas.
+func (r *Registry) all(stage pipeline.StageName) iter.Seq2[*Model, *meshv1.ReplicasRecord] {
+	return func(yield func(*Model, *meshv1.ReplicasRecord) bool) {
+		r.mu.RLock()
+		of := slices.Collect(maps.Values(r.served.models.all))
+		r.mu.RUnlock()
+		for _, m := range of {
+			if m.Stage != stage {
+				continue
+			}
+			if m, there, ok := r.Model(m.ID); ok && !yield(m, there) {
+				return
+			}
+		}
+	}
+}
+
 // Get is Model, or the fault: UNKNOWN_MODEL, or that the models are not known.
 func (r *Registry) Get(id model.ID) (*Model, *meshv1.ReplicasRecord, error) {
 	m, replicas, ok := r.Model(id)

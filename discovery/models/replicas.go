@@ -207,6 +207,30 @@ func (r *Registry) RemoveReplica(ctx context.Context, id model.ID, host pipeline
 	return out, err
 }
 
+// RemoveSpare removes the replica of a host if at least one other, and least others, are loaded.
+func (r *Registry) RemoveSpare(ctx context.Context, id model.ID, host pipeline.HostID, least int) error {
+	_, _, err := r.changeReplicas(ctx, id, func(now time.Time, there *meshv1.ReplicasRecord) bool {
+		others := 0
+		for _, one := range there.GetReplicas() {
+			if one.GetHost() != string(host) && one.GetState() == loaded {
+				others++
+			}
+		}
+		if others < max(1, least) || StateOf(there, host) != loaded {
+			return false
+		}
+		setReplica(there, &meshv1.Replica{Host: string(host)}, now)
+		return true
+	})
+	return err
+}
+
+// Touch notes a later last use of a model.
+func (r *Registry) Touch(ctx context.Context, id model.ID, lastUse time.Time) error {
+	_, err := r.RemoveReplica(ctx, id, "", lastUse)
+	return err
+}
+
 // changeReplicas changes the replicas of a registered model; decide reports whether it has.
 // Those of an earlier registration count as none. The record of a model that is gone is
 // removed, which is UNKNOWN_MODEL.

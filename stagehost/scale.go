@@ -1,0 +1,134 @@
+package stagehost
+
+import (
+	"context"
+	"time"
+
+	"github.com/stagemesh/stagemesh/discovery/models"
+	"github.com/stagemesh/stagemesh/mesh/model"
+	"github.com/stagemesh/stagemesh/mesh/placement"
+)
+
+const (
+	// scaleEvery is how often a host decides whether its models need more replicas, downEvery
+	// whether they need fewer.
+	scaleEvery = 10 * time.Second
+	downEvery  = 6 * time.Minute
+	// fullRate is how many requests a minute one replica should get.
+	fullRate = 2000
+	// touchAfter is how old the last use on record may become.
+	touchAfter = time.Hour
+	// usageKept is for how long the use of a model is remembered.
+	usageKept = 2 * time.Hour
+)
+
+// modelUse is the use of a model since it was last asked for.
+type modelUse struct {
+	requests int
+	busy     time.Duration
+	// slots is how many of its batches may run at a time.
+	slots int
+}
+
+// ran counts a batch of a model.
+func (s *modelSet) ran(r *run, took time.Duration) {
+	it := r.items[0]
+	id := modelOf(it.env)
+	use := s.uses[id]
+	use.requests += len(r.items)
+	use.busy += took
+	if use.slots = s.loop.host.settings.Runner.Concurrency(); it.limit != nil {
+		use.slots = min(use.slots, it.limit.Most)
+	}
+	s.uses[id] = use
+}
+
+// takeUses asks for the uses of models since the last time.
+type takeUses struct {
+	to chan<- map[model.ID]modelUse
+}
+
+func (e takeUses) apply(l *loop) {
+	e.to <- l.models.uses
+	l.models.uses = map[model.ID]modelUse{}
+}
+
+// knownUse is what the host knows of the use of a model.
+type knownUse struct {
+	placement.Usage
+	last time.Time
+}
+
+// scale has more hosts load the models that are busy here, or are used regularly, and has this
+// one unload those that others have, too, where room is short. It ends with the context.
+func (h *Host) scale(ctx context.Context) error {
+	tick := time.NewTicker(scaleEvery)
+	defer tick.Stop()
+	known, downAt := map[model.ID]*knownUse{}, time.Now().Add(downEvery)
+	for {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		if h.isDraining() {
+			continue
+		}
+		now := time.Now()
+		isDown := now.After(downAt)
+		if isDown {
+			downAt = now.Add(downEvery)
+		}
+		if err := h.scaleOnce(ctx, now, known, isDown); err != nil && ctx.Err() == nil {
+			h.settings.Logger.Debug("the replicas of models stay as they are", "error", err)
+		}
+	}
+}
+
+func (h *Host) scaleOnce(ctx context.Context, now time.Time, known map[model.ID]*knownUse, isDown bool) error {
+	ctx, cancel := context.WithTimeout(ctx, scaleEvery)
+	defer cancel()
+	uses := make(chan map[model.ID]modelUse, 1)
+	h.post(takeUses{uses})
+	used := map[model.ID]*placement.Usage{}
+	select {
+	case latest := <-uses:
+		for id, use := range latest {
+			if known[id] == nil {
+				known[id] = &knownUse{}
+			}
+			k := known[id]
+			k.Observe(now, placement.Sample{
+				Rate: float64(use.requests) / scaleEvery.Minutes() / fullRate,
+				Busy: use.busy.Seconds() / scaleEvery.Seconds() / float64(max(1, use.slots)),
+			})
+			k.last = now
+			used[id] = &k.Usage
+		}
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	for id, k := range known {
+		switch {
+		case now.Sub(k.last) > usageKept:
+			delete(known, id)
+		case isDown:
+			used[id] = &k.Usage
+		}
+	}
+	for _, id := range h.placer.Scale(ctx, now, h.settings.Stage, h.settings.Host, used, isDown) {
+		if m, _, ok := h.models.Model(id); ok {
+			if err := h.models.RemoveSpare(ctx, id, h.settings.Host, m.MinReplicas); err != nil {
+				return err
+			}
+		}
+	}
+	for id := range used {
+		if _, there, ok := h.models.Model(id); ok && models.HasReplica(there, h.settings.Host) && now.Sub(there.GetLastUse().AsTime()) > touchAfter {
+			if err := h.models.Touch(ctx, id, known[id].last); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
