@@ -65,7 +65,7 @@ func TestModelsAreServedByNameAndAlias(t *testing.T) {
 	m := start(t, newMesh(t, stagemesh.Settings{
 		Registry: &meshfile.RegistryConfig{},
 		Gateway: gateway.Settings{
-			Models:  registered,
+			Models: registered,
 			Aliases: []models.AliasChange{
 				{Name: "best", Route: &meshv1.AliasRoute{Model: "m7"}},
 				{Name: "canary", Route: &meshv1.AliasRoute{Model: "m7", Weights: map[string]uint32{"m8": 30, "m9": 20}}},
