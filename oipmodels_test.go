@@ -287,6 +287,10 @@ func TestRepositoryLoadsAndUnloads(t *testing.T) {
 	if again, err := mesh.EnsureLoaded(t.Context(), &mmesh.EnsureLoadedRequest{ModelId: "broken", Sync: true}); err != nil || again.GetStatus() != mmesh.ModelStatusInfo_LOADING_FAILED {
 		t.Errorf("ModelMesh loads a broken model: %v, %v", again, err)
 	}
+	alias, err := mesh.SetVModel(t.Context(), &mmesh.SetVModelRequest{VModelId: "fresh", TargetModelId: "team/iris", LoadNow: true, Sync: true})
+	if err != nil || alias.GetActiveModelId() != "team/iris" || alias.GetActiveModelStatus().GetStatus() != mmesh.ModelStatusInfo_LOADED {
+		t.Errorf("an alias whose target is loaded is %v, %v", alias, err)
+	}
 	if reason := m.reason(t, "broken"); !strings.Contains(reason, "no such file") {
 		t.Errorf("the index says %q of a broken model", reason)
 	}

@@ -152,6 +152,11 @@ func (h modelMesh) setVModel(ctx context.Context, in *mmesh.SetVModelRequest) (*
 	if err != nil {
 		return nil, err
 	}
+	if in.GetLoadNow() {
+		if _, err := h.ensureLoaded(ctx, &mmesh.EnsureLoadedRequest{ModelId: in.GetTargetModelId(), Sync: in.GetSync()}); err != nil {
+			h.Logger.Warn("the target of an alias is not loaded", "alias", in.GetVModelId(), "model", in.GetTargetModelId(), "error", err)
+		}
+	}
 	return h.vModelStatus(ctx, out.GetAlias())
 }
 

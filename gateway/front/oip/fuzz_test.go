@@ -5,10 +5,13 @@ import (
 	"context"
 	"encoding/json"
 	"io"
+	"iter"
 	"math"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -40,11 +43,15 @@ func (s *sink) Stream(ctx context.Context, r *call.Request, _ func(call.Chunk) e
 }
 
 // blobs is a model whose input x is a blob and whose input y is a tensor.
-type blobs struct{ Models }
+type blobs struct{}
 
 func (blobs) Version() string                     { return "" }
 func (blobs) Ready(context.Context, string) error { return nil }
 func (blobs) Model(string) (Model, error)         { return blobModel(), nil }
+
+func (blobs) Index(bool) (iter.Seq[Indexed], error) { return func(func(Indexed) bool) {}, nil }
+func (blobs) Load(context.Context, string) error    { return nil }
+func (blobs) Unload(context.Context, string) error  { return nil }
 
 func blobModel() Model {
 	return Model{Inputs: []*stagev1.PartSpec{{Name: "x", Body: &stagev1.PartSpec_Blob{Blob: &stagev1.BlobSpec{}}}, {Name: "y"}}}
@@ -106,6 +113,34 @@ type recorder struct {
 func (r *recorder) Header() http.Header         { return r.header }
 func (r *recorder) WriteHeader(status int)      { r.status = status }
 func (r *recorder) Write(p []byte) (int, error) { return io.Discard.Write(p) }
+
+// A body of the repository may be anything.
+func FuzzRepository(f *testing.F) {
+	for _, body := range []string{"", "{}", `{"ready": true}`, `{"ready": "x"}`, `{"parameters": {"config": "{}", "file:1/model": "AA=="}}`, `{"parameters": []}`, "[", "null"} {
+		f.Add("index", []byte(body))
+		f.Add("models/m/load", []byte(body))
+		f.Add("models/%2F/unload", []byte(body))
+	}
+	const factor = 100
+	f.Add("index", []byte(`{"x": "`+strings.Repeat("x", maxRepositoryBody)+`"}`))
+	h := NewREST(&sink{}, blobs{}, transport.Settings{})
+	statuses := []int{0, http.StatusOK, http.StatusBadRequest, http.StatusNotFound, http.StatusMethodNotAllowed, http.StatusNotImplemented, http.StatusRequestEntityTooLarge}
+	f.Fuzz(func(t *testing.T, path string, body []byte) {
+		u, err := url.Parse(Root + "/repository/" + path)
+		if err != nil {
+			return
+		}
+		r := httptest.NewRequestWithContext(context.Background(), http.MethodPost, Root, bytes.NewReader(body))
+		r.URL = u
+		w := &recorder{header: http.Header{}}
+		if got := allocated(func() { h.ServeHTTP(w, r) }); got > uint64(factor*len(body)+beside) {
+			t.Errorf("%d bytes are allocated for %d", got, len(body))
+		}
+		if !slices.Contains(statuses, w.status) {
+			t.Errorf("%s %.100q is answered %d", path, body, w.status)
+		}
+	})
+}
 
 // A body may have wrong lengths, shapes and types.
 func FuzzBody(f *testing.F) {

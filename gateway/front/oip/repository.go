@@ -19,6 +19,8 @@ const (
 	entryBytes = 256
 	// indexChunk is how much of the index in JSON is in memory.
 	indexChunk = 64 << 10
+	// maxRepositoryBody bounds a body, whose members take many times its bytes when decoded.
+	maxRepositoryBody = 64 << 10
 )
 
 // repositoryIndex lists the models in one message, which counts against the budget of the
@@ -109,7 +111,9 @@ func (h *rest) repositoryIndex(w http.ResponseWriter, r *http.Request) error {
 
 // readOptional reads a body in JSON, if there is one.
 func (h *rest) readOptional(w http.ResponseWriter, r *http.Request, into any) error {
-	data, err := h.readBody(w, r)
+	small := *h
+	small.settings.MaxMessageBytes = min(maxRepositoryBody, h.settings.MaxMessageBytes)
+	data, err := small.readBody(w, r)
 	if err != nil || len(data) == 0 {
 		return err
 	}
