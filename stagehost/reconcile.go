@@ -117,7 +117,9 @@ func (h *Host) ensure(ctx context.Context) error {
 		h.known.streams = true
 	}
 	if h.models != nil {
-		if err := h.models.Ready(); err != nil {
+		ctx, cancel := context.WithTimeout(ctx, knownWait)
+		defer cancel()
+		if err := h.models.AwaitReady(ctx); err != nil {
 			return err
 		}
 	}

@@ -261,6 +261,22 @@ func (r *Registry) Ready() error {
 	return nil
 }
 
+// AwaitReady waits for Ready, until the context ends.
+func (r *Registry) AwaitReady(ctx context.Context) error {
+	for {
+		changed := r.mirror.Changed()
+		err := r.Ready()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return err
+		}
+	}
+}
+
 // changeable returns nil if the registry can be changed now.
 func (r *Registry) changeable() error {
 	if err := r.Ready(); err != nil {
