@@ -246,6 +246,13 @@ func (m *metrics) recordItems(l *ledger) {
 	}
 }
 
+// showModels has the counters of a stage that loads models begin at 0.
+func (m *metrics) showModels() {
+	for _, c := range []counter{m.modelEvictions, m.modelForwards} {
+		c.Add(context.Background(), 0, c.base...)
+	}
+}
+
 // countModelRequest counts an item that has come to a host of many models.
 func (m *metrics) countModelRequest(isHit bool) {
 	result := "miss"

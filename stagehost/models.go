@@ -101,6 +101,7 @@ type itemModel struct {
 
 func newModelSet(l *loop) *modelSet {
 	h := l.host
+	h.metrics.showModels()
 	return &modelSet{
 		loop: l, registry: h.models, cache: modelcache.New(h.cacheSettings),
 		known: map[model.ID]model.Model{}, waiting: map[model.ID][]*item{}, busy: map[model.ID]int{},

@@ -201,7 +201,7 @@ func dashboards(t *testing.T) map[string]dashboard {
 	out := map[string]dashboard{}
 	files := os.DirFS(filepath.Join(root, "deploy/grafana/dashboards"))
 	names, err := fs.Glob(files, "*.json")
-	if err != nil || len(names) != 2 {
+	if err != nil || len(names) != 3 {
 		t.Fatalf("the dashboards are %q: %v", names, err)
 	}
 	for _, name := range names {
