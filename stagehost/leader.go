@@ -197,7 +197,7 @@ func (l *leader) dead(alive map[pipeline.HostID]bool, replicas map[pipeline.Host
 	return slices.Compact(out)
 }
 
-// adopt pulls what waits in the queue of a dead host, one queue at a time, and deletes the queue
+// adopt pulls what waits in the queue of a host that died or hangs, one queue at a time, and deletes the queue
 // once it is empty. What the host had in hand comes after its ack wait.
 func (l *leader) adopt(ctx context.Context, host pipeline.HostID) error {
 	h := l.host
@@ -212,7 +212,8 @@ func (l *leader) adopt(ctx context.Context, host pipeline.HostID) error {
 	if err != nil {
 		return err
 	}
-	if _, err := h.bus.Alive(ctx, name); !errors.Is(err, bus.ErrNoHost) {
+	// A host that is only unknown to the registry answers; one that hangs does not.
+	if answer, err := h.bus.Alive(ctx, name); answer.Answered || err != nil && !errors.Is(err, bus.ErrNoHost) {
 		return err
 	}
 	switch {

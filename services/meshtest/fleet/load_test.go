@@ -59,6 +59,8 @@ type loadSpec struct {
 	through balancer
 	// http2 sends many requests over one connection.
 	http2 bool
+	// models is how many models get the requests in turn, instead of the pipeline.
+	models int
 }
 
 // load is a client that sends requests and checks their answers.
@@ -206,6 +208,9 @@ func (l *load) request(i int) {
 // try sends the request to the gateway whose turn it is.
 func (l *load) try(ctx context.Context, text string, turn int) (answer, error) {
 	a := answer{text: text}
+	if l.spec.models > 0 {
+		a.model = fmt.Sprintf("m%d", turn%l.spec.models)
+	}
 	err := l.ready.through(l.spec.through, turn, func(addr string) error {
 		if l.spec.chunks > 0 {
 			return l.stream(ctx, addr, &a)
@@ -245,8 +250,8 @@ const retryEvery = 100 * time.Millisecond
 
 // answer is what one caller receives.
 type answer struct {
-	// text is the request's, id the gateway's.
-	text, id string
+	// text is the request's, id the gateway's, and model that which is to answer, if any.
+	text, id, model string
 	// body is the answer, or reason that of its fault.
 	body, reason string
 	// finals is the number of ends of the answer: an output or a fault each.
@@ -263,12 +268,19 @@ type answer struct {
 
 // isRight reports whether it answers its text, by any run.
 func (a answer) isRight() bool {
+	if a.model != "" {
+		return a.body == a.text+" "+a.model
+	}
 	got, _, _ := strings.Cut(a.body, " ")
 	return got == a.text && !a.corrupt
 }
 
 func (l *load) infer(ctx context.Context, addr string, a *answer) error {
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+addr+"/v1/pipelines/"+l.spec.pipeline+":infer", strings.NewReader(a.text))
+	pipeline := l.spec.pipeline
+	if a.model != "" {
+		pipeline = "model:" + a.model
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+addr+"/v1/pipelines/"+pipeline+":infer", strings.NewReader(a.text))
 	if err != nil {
 		return err
 	}

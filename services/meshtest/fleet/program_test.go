@@ -19,6 +19,7 @@ import (
 
 	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/internal/testbed"
+	"github.com/stagemesh/stagemesh/mesh/model"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/process"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
@@ -41,7 +42,7 @@ func program(args []string) int {
 	case "broker":
 		err = runBroker(ctx, args[1:])
 	case "stage":
-		cmd := stagemesh.StageCommand(stagemesh.KindOf(runnerKind, newRunner))
+		cmd := stagemesh.StageCommand(stagemesh.KindOf(runnerKind, newRunner), stagemesh.KindOf(modelsKind, newModels))
 		cmd.SetArgs(args[1:])
 		err = cmd.ExecuteContext(ctx)
 	default:
@@ -129,6 +130,8 @@ func recordStalls(ctx context.Context, path string) {
 const (
 	// runnerKind is the key of this runner in mesh files.
 	runnerKind = "record"
+	// modelsKind is the key of a runner of models, which add their names to the texts.
+	modelsKind = "models"
 	// holdPrefix begins a text that holds its runner.
 	holdPrefix = "hold"
 	// cancelledSuffix is added to the path of the record of runs: when they were cancelled.
@@ -238,3 +241,27 @@ func wait(ctx context.Context, d time.Duration) error {
 }
 
 func textOf(item runner.Item) string { return string(item.Inputs[0].Blob.Data) }
+
+// modelsSettings are how long a load and a batch take, in a mesh file.
+type modelsSettings struct {
+	Load time.Duration `yaml:"load"`
+	Run  time.Duration `yaml:"run"`
+}
+
+func newModels(s modelsSettings) (*inproc.ModelRunner, error) {
+	return inproc.NewModels(inproc.Settings{Concurrency: 2}, inproc.Models{
+		Limits: runner.ModelLimits{LoadSlots: 4},
+		Load: func(ctx context.Context, m model.Model) (any, runner.LoadedModel, error) {
+			return string(m.ID), runner.LoadedModel{Size: m.Size}, wait(ctx, s.Load)
+		},
+	}, func(ctx context.Context, name any, batch runner.Batch, sink runner.Sink) error {
+		if err := wait(ctx, s.Run); err != nil {
+			return err
+		}
+		var errs []error
+		for i, item := range batch.Items {
+			errs = append(errs, sink.SetOutcome(i, runner.Output(payload.OfBlob("", "text/plain", fmt.Appendf(nil, "%s %s", textOf(item), name)))))
+		}
+		return errors.Join(errs...)
+	}), nil
+}

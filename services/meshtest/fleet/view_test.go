@@ -49,6 +49,21 @@ func (f *fleet) stream(name string) stream {
 	return stream{f.t, s}
 }
 
+// streamNames returns the names of all streams.
+func (f *fleet) streamNames() []string {
+	f.t.Helper()
+	names := f.jetStream().StreamNames(f.t.Context())
+	out := slices.Collect(func(yield func(string) bool) {
+		for name := range names.Name() {
+			if !yield(name) {
+				return
+			}
+		}
+	})
+	must(f.t, names.Err())
+	return out
+}
+
 func (f *fleet) jetStream() jetstream.JetStream {
 	f.t.Helper()
 	conn, err := nats.Connect(f.url())
