@@ -277,10 +277,12 @@ func (x *call) memoryStages(d pipeline.Durability) []pipeline.StageName {
 	return stagesOf(x.env.Route)
 }
 
+// stagesOf returns the stages of a route. A request that waits in a host's own queue is not
+// lost with that: others take it over.
 func stagesOf(route []pipeline.Hop) []pipeline.StageName {
 	out := make([]pipeline.StageName, len(route))
 	for i := range route {
-		out[i] = route[i].Queue()
+		out[i] = route[i].Stage
 	}
 	return out
 }
@@ -470,6 +472,13 @@ func (x *call) handleFailedPublish(ctx context.Context) error {
 			s.tries = 0 // the item was never queued
 		}
 		s.retry = time.After(retryPause)
+	case errors.Is(o.err, bus.ErrNoQueue) && s.tries == 1 && x.env.Hop().Host != "":
+		// The host has left, and its queue with it.
+		forAnyHost(x.env.Route)
+		if err := x.encode(); err != nil {
+			return err
+		}
+		x.publish()
 	case o.err != nil:
 		return admission.Rejection(o.err, x.env.Hop())
 	case o.receipt.Duplicate && s.tries == 1:

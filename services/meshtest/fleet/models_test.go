@@ -85,16 +85,7 @@ func TestModelsSurviveTheirHosts(t *testing.T) {
 		}
 		l.flow(300)
 	}
-	r := l.finish()
-	t.Logf("%s", r)
-	for reason, n := range r.refused {
-		if !slices.Contains(rejections, reason) {
-			t.Errorf("%d requests ended with %s", n, reason)
-		}
-	}
-	if r.right == 0 || r.wrong+r.duplicates+r.left+len(r.broken) > 0 {
-		t.Errorf("not every request has one end and its model's answer: %s", r)
-	}
+	l.finish().checkAllRight(t)
 	// Nothing is left of the hosts that were killed.
 	testbed.Eventually(t, "only queues of hosts exist", func() bool {
 		for _, name := range f.streamNames() {
