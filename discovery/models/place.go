@@ -3,6 +3,7 @@ package models
 import (
 	"cmp"
 	"context"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -42,14 +43,22 @@ type hostKey struct {
 
 type promise struct {
 	since *meshv1.HostRecord
-	needs []model.Size
+	needs map[model.ID]need
+}
+
+// need is the memory that a model takes, since it was placed.
+type need struct {
+	model.Size
+	at time.Time
 }
 
 const (
-	// maxPromised bounds the hosts that are remembered, and maxPromises the models of each:
-	// it publishes a record each second.
+	// maxPromised bounds the hosts that are remembered, and maxPromises the models of each. A
+	// host publishes each second what has changed, so what it took is there after
+	// promiseLife, and all else was refused.
 	maxPromised = 4096
 	maxPromises = 1024
+	promiseLife = 2 * time.Second
 	// maxPreloads bounds the models that are loaded ahead of requests at a time.
 	maxPreloads = 1024
 )
@@ -68,7 +77,7 @@ func (p *Placer) Place(now time.Time, m *Model, there *meshv1.ReplicasRecord, vi
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	v := p.view(m.Stage)
+	v := p.view(now, m.Stage)
 	if len(v.Hosts) == 0 {
 		return "", nil
 	}
@@ -78,7 +87,7 @@ func (p *Placer) Place(now time.Time, m *Model, there *meshv1.ReplicasRecord, vi
 	if refusal != nil {
 		return "", refusalFault(now, m, refusal)
 	}
-	p.promise(hostKey{m.Stage, host}, v.records[host], wanted.Need)
+	p.promise(now, hostKey{m.Stage, host}, v.records[host], wanted)
 	return host, nil
 }
 
@@ -91,7 +100,7 @@ type stageView struct {
 }
 
 // view returns the view of a stage. The caller holds the lock.
-func (p *Placer) view(stage pipeline.StageName) stageView {
+func (p *Placer) view(now time.Time, stage pipeline.StageName) stageView {
 	v := stageView{View: placement.View{Types: map[string]placement.Constraint{}}, records: map[pipeline.HostID]*meshv1.HostRecord{}}
 	for name, t := range p.registry.StageSettings(stage).GetTypes() {
 		v.Types[name] = placement.Constraint{Required: t.GetRequired(), Preferred: t.GetPreferred()}
@@ -104,7 +113,9 @@ func (p *Placer) view(stage pipeline.StageName) stageView {
 		h := hostOf(member)
 		if known := p.promised[hostKey{stage, h.ID}]; known.since == r {
 			for _, need := range known.needs {
-				h.Promise(need)
+				if now.Sub(need.at) < promiseLife {
+					h.Promise(need.Size)
+				}
 			}
 		}
 		v.Hosts = append(v.Hosts, h)
@@ -138,7 +149,7 @@ func (v *stageView) modelOf(now time.Time, m *Model, there *meshv1.ReplicasRecor
 // has; isDown says whether replicas are to be removed.
 func (p *Placer) Scale(ctx context.Context, now time.Time, stage pipeline.StageName, host pipeline.HostID, used map[model.ID]*placement.Usage, isDown bool) (remove []model.ID) {
 	p.mu.Lock()
-	v := p.view(stage)
+	v := p.view(now, stage)
 	p.mu.Unlock()
 	self := slices.IndexFunc(v.Hosts, func(h placement.Host) bool { return h.ID == host })
 	if self < 0 {
@@ -171,7 +182,7 @@ func (p *Placer) Scale(ctx context.Context, now time.Time, stage pipeline.StageN
 func (p *Placer) Preload(ctx context.Context, stage pipeline.StageName) error {
 	now := time.Now()
 	p.mu.Lock()
-	v := p.view(stage)
+	v := p.view(now, stage)
 	p.mu.Unlock()
 	if len(v.Hosts) == 0 {
 		return nil
@@ -356,17 +367,20 @@ func (p *Placer) Ensure(ctx context.Context, id model.ID, w Wanted, wait bool) e
 	}
 }
 
-// promise notes that a host is to load a model of a size. The caller holds the lock.
-func (p *Placer) promise(of hostKey, record *meshv1.HostRecord, need model.Size) {
+// promise notes that a host is to load a model. The caller holds the lock.
+func (p *Placer) promise(now time.Time, of hostKey, record *meshv1.HostRecord, m *placement.Model) {
 	known, ok := p.promised[of]
 	if !ok && len(p.promised) >= maxPromised {
 		clear(p.promised)
 	}
 	if known.since != record {
-		known = promise{since: record}
+		known = promise{since: record, needs: map[model.ID]need{}}
+	}
+	if len(known.needs) >= maxPromises {
+		maps.DeleteFunc(known.needs, func(_ model.ID, n need) bool { return now.Sub(n.at) >= promiseLife })
 	}
 	if len(known.needs) < maxPromises {
-		known.needs = append(known.needs, need)
+		known.needs[m.ID] = need{m.Need, now}
 	}
 	p.promised[of] = known
 }
