@@ -3,6 +3,7 @@ package stagehost
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -21,8 +22,8 @@ import (
 const (
 	// leadEvery is how often the leader of a stage looks for hosts that died.
 	leadEvery = 500 * time.Millisecond
-	// forgetAfter is how long a host is dead before its replicas are removed. Requests pass
-	// it over at once; its models would be unloaded if it came back.
+	// forgetAfter is how long a host is dead before its replicas are removed, and its queue.
+	// Senders pass it over as soon as they know; its models would be unloaded if it came back.
 	forgetAfter = 10 * time.Second
 	// A host that leaves loads the models elsewhere that were used within movedUse, movesAtOnce
 	// at a time.
@@ -76,7 +77,7 @@ func (h *Host) lead(ctx context.Context) error {
 
 // look does what is to be done now.
 func (l *leader) look(ctx context.Context, now time.Time) error {
-	alive, isFirst := l.alive()
+	alive, isFirst := l.host.aliveHosts()
 	if since, _ := l.host.members.Stale(); !since.IsZero() || !isFirst {
 		clear(l.deadSince)
 		l.release()
@@ -99,20 +100,24 @@ func (l *leader) look(ctx context.Context, now time.Time) error {
 			}
 		}
 	}
-	for host := range l.deadSince {
-		if alive[host] {
-			delete(l.deadSince, host)
-		}
+	dead, err := l.host.bus.HostQueues(ctx, l.host.settings.Stage)
+	if err != nil {
+		return err
 	}
-	for _, host := range l.dead(alive, replicas) {
+	dead = slices.AppendSeq(dead, maps.Keys(replicas))
+	slices.Sort(dead)
+	dead = slices.DeleteFunc(slices.Compact(dead), func(host pipeline.HostID) bool { return alive[host] })
+	maps.DeleteFunc(l.deadSince, func(host pipeline.HostID, _ time.Time) bool { return !slices.Contains(dead, host) })
+	for _, host := range dead {
 		if _, known := l.deadSince[host]; !known {
 			l.deadSince[host] = now
 			continue
 		}
-		if err := l.adopt(ctx, host); err != nil {
+		isForgotten := now.Sub(l.deadSince[host]) >= forgetAfter
+		if err := l.adopt(ctx, host, isForgotten); err != nil {
 			return err
 		}
-		if now.Sub(l.deadSince[host]) < forgetAfter {
+		if !isForgotten {
 			continue
 		}
 		for _, id := range replicas[host] {
@@ -165,13 +170,13 @@ func (l *leader) switchAlias(ctx context.Context, alias *meshv1.Alias) {
 	}
 }
 
-// alive returns the hosts of the stage that are alive, and whether this one joined first.
-func (l *leader) alive() (alive map[pipeline.HostID]bool, isFirst bool) {
+// aliveHosts returns the hosts of the stage that are alive, and whether this one joined first.
+func (h *Host) aliveHosts() (alive map[pipeline.HostID]bool, isFirst bool) {
 	alive = map[pipeline.HostID]bool{}
 	var first *meshv1.HostRecord
-	for _, member := range l.host.members.Hosts() {
+	for _, member := range h.members.Hosts() {
 		r := member.Record
-		if r.GetStage() != string(l.host.settings.Stage) || !member.Alive {
+		if r.GetStage() != string(h.settings.Stage) || !member.Alive {
 			continue
 		}
 		alive[pipeline.HostID(r.GetHost())] = true
@@ -179,27 +184,13 @@ func (l *leader) alive() (alive map[pipeline.HostID]bool, isFirst bool) {
 			first = r
 		}
 	}
-	return alive, first.GetHost() == string(l.host.settings.Host)
-}
-
-// dead returns the hosts that are not alive and have left something.
-func (l *leader) dead(alive map[pipeline.HostID]bool, replicas map[pipeline.HostID][]model.ID) (out []pipeline.HostID) {
-	for host := range replicas {
-		out = append(out, host)
-	}
-	for _, member := range l.host.members.Hosts() {
-		r := member.Record
-		if host := pipeline.HostID(r.GetHost()); r.GetStage() == string(l.host.settings.Stage) && r.GetCache() != nil && !alive[host] {
-			out = append(out, host)
-		}
-	}
-	slices.Sort(out)
-	return slices.Compact(out)
+	return alive, first.GetHost() == string(h.settings.Host)
 }
 
 // adopt pulls what waits in the queue of a host that died or hangs, one queue at a time, and deletes the queue
-// once it is empty. What the host had in hand comes after its ack wait.
-func (l *leader) adopt(ctx context.Context, host pipeline.HostID) error {
+// if it is empty once nobody sends to it any more. What the host had in hand comes after its ack
+// wait.
+func (l *leader) adopt(ctx context.Context, host pipeline.HostID, isForgotten bool) error {
 	h := l.host
 	name := pipeline.HostQueue(h.settings.Stage, host)
 	queue, err := h.bus.Queue(ctx, name, pipeline.Memory)
@@ -221,7 +212,10 @@ func (l *leader) adopt(ctx context.Context, host pipeline.HostID) error {
 		if l.of == host {
 			l.release()
 		}
-		return h.bus.DeleteQueue(ctx, name, pipeline.Memory)
+		if isForgotten {
+			return h.bus.DeleteQueue(ctx, name, pipeline.Memory)
+		}
+		return nil
 	case l.adopted == nil:
 		h.settings.Logger.Info("taking over the requests of a host that is gone", "of", host, "requests", queue.Items)
 		if l.adopted, err = h.newPuller(name, h.settings.OwnQueue()); err != nil {

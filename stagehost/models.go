@@ -821,16 +821,21 @@ func (h *Host) listModels(ctx context.Context) map[model.ID]time.Time {
 	}
 }
 
-// deleteOwnQueue deletes the queue that nobody else pulls from.
+// deleteOwnQueue deletes the host's own queue if no other host takes over what a sender may still
+// put there.
 func (h *Host) deleteOwnQueue() {
+	if h.loader == nil {
+		return
+	}
+	alive, _ := h.aliveHosts()
+	delete(alive, h.settings.Host)
+	if len(alive) > 0 || len(h.pulled) == 1 {
+		return
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), registryTimeout)
 	defer cancel()
-	for _, q := range h.pulled[1:] {
-		for _, d := range q.settings.Durabilities {
-			if err := h.bus.DeleteQueue(ctx, q.name, d); err != nil {
-				h.settings.Logger.Warn("the host's own queue stays behind", "error", err)
-			}
-		}
+	if err := h.bus.DeleteQueue(ctx, pipeline.HostQueue(h.settings.Stage, h.settings.Host), pipeline.Memory); err != nil {
+		h.settings.Logger.Warn("the host's own queue stays behind", "error", err)
 	}
 }
 

@@ -266,12 +266,19 @@ func TestModelIsServedByTheHostThatHasIt(t *testing.T) {
 	if err != nil || models.HasReplica(there, pipeline.HostID(one.Record().GetHost())) {
 		t.Errorf("the registry has %v of a host that has left, %v", there, err)
 	}
-	if _, err := b.bus.Queue(t.Context(), pipeline.HostQueue(stage, pipeline.HostID(one.Record().GetHost())), pipeline.Memory); !errors.Is(err, bus.ErrNoQueue) {
-		t.Errorf("the queue of a host that has left: %v", err)
-	}
 	checkModel(t, "iris", b.ask("z", of("iris"), at(other)))
 	if n := both[1].count("iris"); n != 1 {
 		t.Errorf("the other host loaded it %d times", n)
+	}
+	own := pipeline.HostQueue(stage, pipeline.HostID(one.Record().GetHost()))
+	checkModel(t, "iris", b.ask("late", of("iris"), at(one)))
+	testbed.Eventually(t, "the queue of the host that has left is deleted", func() bool {
+		_, err := b.bus.Queue(t.Context(), own, pipeline.Memory)
+		return errors.Is(err, bus.ErrNoQueue)
+	})
+	other.stop()
+	if _, err := b.bus.Queue(t.Context(), pipeline.HostQueue(stage, pipeline.HostID(other.Record().GetHost())), pipeline.Memory); !errors.Is(err, bus.ErrNoQueue) {
+		t.Errorf("the queue of the last host: %v", err)
 	}
 }
 

@@ -236,6 +236,33 @@ func (b *Bus) Queue(ctx context.Context, stage pipeline.StageName, d pipeline.Du
 	}, nil
 }
 
+// HostQueues returns the hosts of a stage that have a queue of their own.
+func (b *Bus) HostQueues(ctx context.Context, stage pipeline.StageName) (out []pipeline.HostID, err error) {
+	question := struct {
+		Subject string `json:"subject"`
+		Offset  int    `json:"offset"`
+	}{Subject: b.Stage("*", pipeline.Memory, "*")}
+	for {
+		var answer struct {
+			Streams []string `json:"streams"`
+			Total   int      `json:"total"`
+		}
+		if err := b.api(ctx, "STREAM.NAMES", question, &answer); err != nil {
+			return nil, fmt.Errorf("queues of stage %s: %w", stage, err)
+		}
+		for _, name := range answer.Streams {
+			before, after, _ := strings.Cut(b.Stream(pipeline.HostQueue(stage, "/"), pipeline.Memory), "/")
+			host, isHost := strings.CutPrefix(name, before)
+			if host, isMemory := strings.CutSuffix(host, after); isHost && isMemory {
+				out = append(out, pipeline.HostID(host))
+			}
+		}
+		if question.Offset += len(answer.Streams); len(answer.Streams) == 0 || question.Offset >= answer.Total {
+			return out, nil
+		}
+	}
+}
+
 // DeleteQueue deletes a queue with what waits there. Gateways fail those requests with
 // QUEUE_LOST.
 func (b *Bus) DeleteQueue(ctx context.Context, stage pipeline.StageName, d pipeline.Durability) error {
