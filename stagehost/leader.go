@@ -35,6 +35,7 @@ const (
 	// switchesAtOnce is how many aliases switch at a time, and switchTimeout bounds a try.
 	switchesAtOnce = 8
 	switchTimeout  = time.Minute
+	switchPause    = 2 * time.Second
 )
 
 // leader looks after what no host of the stage has: the queues and replicas of those that
@@ -50,7 +51,7 @@ type leader struct {
 	of      pipeline.HostID
 	// preloadAt is when models are loaded ahead of requests.
 	preloadAt time.Time
-	// switches run, those of the aliases in switching.
+	// switches run. switching has when an alias may be tried again, by its name and target.
 	switches  errgroup.Group
 	switching sync.Map
 }
@@ -83,15 +84,12 @@ func (l *leader) look(ctx context.Context, now time.Time) error {
 		l.release()
 		return nil
 	}
-	l.switchAliases(ctx)
+	l.switchAliases(ctx, now)
+	if now.After(l.preloadAt) && l.switches.TryGo(func() error { l.preload(ctx); return nil }) {
+		l.preloadAt = now.Add(preloadEvery)
+	}
 	ctx, cancel := context.WithTimeout(ctx, registryTimeout)
 	defer cancel()
-	if now.After(l.preloadAt) {
-		l.preloadAt = now.Add(preloadEvery)
-		if err := l.host.placer.Preload(ctx, l.host.settings.Stage); err != nil {
-			return err
-		}
-	}
 	replicas := map[pipeline.HostID][]model.ID{}
 	for m, there := range l.host.models.Replicated() {
 		for _, one := range there.GetReplicas() {
@@ -114,10 +112,11 @@ func (l *leader) look(ctx context.Context, now time.Time) error {
 			continue
 		}
 		isForgotten := now.Sub(l.deadSince[host]) >= forgetAfter
-		if err := l.adopt(ctx, host, isForgotten); err != nil {
-			return err
+		isAlive, err := l.adopt(ctx, host, isForgotten)
+		if err != nil {
+			l.host.settings.Logger.Debug("the queue of a dead host stays for now", "of", host, "error", err)
 		}
-		if !isForgotten {
+		if !isForgotten || isAlive || err != nil {
 			continue
 		}
 		for _, id := range replicas[host] {
@@ -129,16 +128,29 @@ func (l *leader) look(ctx context.Context, now time.Time) error {
 	return nil
 }
 
+func (l *leader) preload(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, switchTimeout)
+	defer cancel()
+	if err := l.host.placer.Preload(ctx, l.host.settings.Stage); err != nil {
+		l.host.settings.Logger.Debug("models are not loaded ahead of requests", "error", err)
+	}
+}
+
 // switchAliases begins to switch the aliases that have a target.
-func (l *leader) switchAliases(ctx context.Context) {
+func (l *leader) switchAliases(ctx context.Context, now time.Time) {
 	for _, alias := range l.host.models.Switching(l.host.settings.Stage) {
-		name := alias.GetName()
-		if _, running := l.switching.LoadOrStore(name, true); running {
+		// A newer target does not wait for the one before.
+		name := [2]string{alias.GetName(), alias.GetTarget().GetModel()}
+		if after, tried := l.switching.Load(name); tried && now.Before(after.(time.Time)) {
 			continue
 		}
+		l.switching.Store(name, now.Add(2*switchTimeout))
 		begun := l.switches.TryGo(func() error {
-			defer l.switching.Delete(name)
-			l.switchAlias(ctx, alias)
+			if l.switchAlias(ctx, alias) {
+				l.switching.Delete(name)
+			} else {
+				l.switching.Store(name, time.Now().Add(switchPause))
+			}
 			return nil
 		})
 		if !begun {
@@ -146,11 +158,17 @@ func (l *leader) switchAliases(ctx context.Context) {
 			return
 		}
 	}
+	l.switching.Range(func(name, after any) bool {
+		if now.Sub(after.(time.Time)) > switchTimeout {
+			l.switching.Delete(name) // it has no such target any more
+		}
+		return true
+	})
 }
 
 // switchAlias has the new model of an alias loaded as often as the old one is, or as often as
 // it fits, and then makes it the active one. While it cannot be loaded the old one stays.
-func (l *leader) switchAlias(ctx context.Context, alias *meshv1.Alias) {
+func (l *leader) switchAlias(ctx context.Context, alias *meshv1.Alias) (isSwitched bool) {
 	h := l.host
 	ctx, cancel := context.WithTimeout(ctx, switchTimeout)
 	defer cancel()
@@ -168,6 +186,7 @@ func (l *leader) switchAlias(ctx context.Context, alias *meshv1.Alias) {
 	if err != nil {
 		h.settings.Logger.Debug("an alias does not switch yet", "alias", alias.GetName(), "model", target, "error", err)
 	}
+	return err == nil
 }
 
 // aliveHosts returns the hosts of the stage that are alive, and whether this one joined first.
@@ -190,7 +209,7 @@ func (h *Host) aliveHosts() (alive map[pipeline.HostID]bool, isFirst bool) {
 // adopt pulls what waits in the queue of a host that died or hangs, one queue at a time, and deletes the queue
 // if it is empty once nobody sends to it any more. What the host had in hand comes after its ack
 // wait.
-func (l *leader) adopt(ctx context.Context, host pipeline.HostID, isForgotten bool) error {
+func (l *leader) adopt(ctx context.Context, host pipeline.HostID, isForgotten bool) (isAlive bool, err error) {
 	h := l.host
 	name := pipeline.HostQueue(h.settings.Stage, host)
 	queue, err := h.bus.Queue(ctx, name, pipeline.Memory)
@@ -198,14 +217,14 @@ func (l *leader) adopt(ctx context.Context, host pipeline.HostID, isForgotten bo
 		if l.of == host {
 			l.release()
 		}
-		return nil
+		return false, nil
 	}
 	if err != nil {
-		return err
+		return false, err
 	}
 	// A host that is only unknown to the registry answers; one that hangs does not.
 	if answer, err := h.bus.Alive(ctx, name); answer.Answered || err != nil && !errors.Is(err, bus.ErrNoHost) {
-		return err
+		return answer.Answered, err
 	}
 	switch {
 	case queue.Items == 0:
@@ -213,20 +232,20 @@ func (l *leader) adopt(ctx context.Context, host pipeline.HostID, isForgotten bo
 			l.release()
 		}
 		if isForgotten {
-			return h.bus.DeleteQueue(ctx, name, pipeline.Memory)
+			return false, h.bus.DeleteQueue(ctx, name, pipeline.Memory)
 		}
-		return nil
+		return false, nil
 	case l.adopted == nil:
 		h.settings.Logger.Info("taking over the requests of a host that is gone", "of", host, "requests", queue.Items)
 		if l.adopted, err = h.newPuller(name, h.settings.OwnQueue()); err != nil {
-			return err
+			return false, err
 		}
 		l.of = host
 	}
 	if l.of == host {
 		l.adopted.Use(pipeline.Memory, queue.Epoch)
 	}
-	return nil
+	return false, nil
 }
 
 // release ends the pull from an adopted queue. Requests that are on their way return to it.

@@ -37,6 +37,10 @@ const (
 	registryTimeout = 5 * time.Second
 	// removalsAtOnce is how many records are removed at a time when the host leaves.
 	removalsAtOnce = 8
+	// recheckPause is the pause after a change that the registry did not take, claimPause that
+	// before a claim is decided again.
+	recheckPause = time.Second
+	claimPause   = 20 * time.Millisecond
 	// predictTimeout bounds the question for the size of a model before its load.
 	predictTimeout = 500 * time.Millisecond
 	// An item that waits gets its answer so long before its deadline.
@@ -81,6 +85,9 @@ type modelSet struct {
 	refused map[*modelcache.Replica]bool
 	// generation is the process that has the models; 0 while there is none.
 	generation uint64
+	// recheckAt is when the registry is looked at again, after it could not be changed; zero
+	// where that is not due.
+	recheckAt time.Time
 	// uses are those of the models since scale asked last.
 	uses map[model.ID]modelUse
 }
@@ -263,6 +270,9 @@ func (s *modelSet) next(than time.Time) time.Time {
 	if s.items > 0 {
 		than = earlier(than, s.answerBy)
 	}
+	if !s.recheckAt.IsZero() {
+		than = earlier(than, s.recheckAt)
+	}
 	if at, ok := s.cache.Wake(); ok {
 		than = earlier(than, at)
 	}
@@ -302,7 +312,7 @@ func (s *modelSet) expire(now time.Time) {
 func (s *modelSet) claim(id model.ID) {
 	s.busy[id]++
 	h := s.loop.host
-	var q claimQuestion
+	q := claimQuestion{isUnwanted: len(s.waiting[id]) == 0}
 	for _, it := range s.waiting[id] {
 		// Only items in memory are passed on, and no further than may be.
 		q.isHere = q.isHere || !it.mayPassOn() || it.durable()
@@ -316,7 +326,7 @@ func (s *modelSet) claim(id model.ID) {
 		ctx, cancel := context.WithTimeout(h.runCtx, registryTimeout)
 		defer cancel()
 		m, to, err := h.claimModel(ctx, id, q)
-		h.post(&modelClaimed{id: id, model: m, to: to, err: err})
+		h.post(&modelClaimed{id: id, isRefused: q.isRefused, model: m, to: to, err: err})
 	})
 }
 
@@ -342,22 +352,28 @@ func (s *modelSet) passOn(id model.ID, items []*item, f *fault.Fault) {
 			isWaiting = s.wait(it) || isWaiting
 		}
 	}
-	if isWaiting {
+	if isWaiting && s.busy[id] == 0 {
 		s.claim(id)
 	}
 }
 
-// free ends something that was done about a model, and has its items go on.
-func (s *modelSet) free(id model.ID) {
+// free ends something that was done about a model, and has its items go on. After an error what
+// is left to do waits until recheckAt.
+func (s *modelSet) free(id model.ID, err error) {
 	if s.busy[id]--; s.busy[id] > 0 {
 		return
 	}
 	delete(s.busy, id)
-	if s.cache.Replica(id) == nil && len(s.waiting[id]) > 0 {
+	switch isHere := s.cache.Replica(id) != nil; {
+	case !isHere && len(s.waiting[id]) > 0:
 		s.claim(id)
 		return
+	case err != nil:
+		s.recheckAt = time.Now().Add(recheckPause)
+	default:
+		s.reconcile(time.Now(), id)
 	}
-	if s.reconcile(time.Now(), id); s.busy[id] == 0 && s.cache.Replica(id) == nil {
+	if s.busy[id] == 0 && s.cache.Replica(id) == nil {
 		delete(s.known, id)
 	}
 }
@@ -368,12 +384,21 @@ func (s *modelSet) free(id model.ID) {
 type claimQuestion struct {
 	visited                     []pipeline.HostID
 	isHere, isChosen, isRefused bool
+	// isUnwanted is true where no item waits: the host loads it only if it has the claim.
+	isUnwanted bool
 }
 
 // claimModel returns the host that requests for a model go to, and the model if that is this
 // host: then it has the claim to load it. An error with this host is why it does not load it.
 func (h *Host) claimModel(ctx context.Context, id model.ID, q claimQuestion) (model.Model, pipeline.HostID, error) {
 	registry, own, visited := h.models, h.settings.Host, q.visited
+	m, _, err := registry.Find(ctx, id)
+	if err == nil && m.Stage != h.settings.Stage {
+		err = fault.InField(fault.InvalidRequest, "model", "model %s is one of stage %s", id, m.Stage)
+	}
+	if err != nil {
+		return model.Model{}, "", err
+	}
 	for {
 		there, _, err := registry.ClaimLoading(ctx, id, own, func(there *meshv1.ReplicasRecord) bool {
 			return !q.isRefused && models.FailureOf(there, own, time.Now()) == nil && (q.isHere || q.isChosen && models.Holder(there, visited) == "")
@@ -385,18 +410,14 @@ func (h *Host) claimModel(ctx context.Context, id model.ID, q claimQuestion) (mo
 			return model.Model{}, own, fault.Newf(fault.ModelLoadFailed, "model %s is not loaded: %s", id, failure.GetMessage()).WithRetryAfter(time.Second)
 		}
 		if models.HasReplica(there, own) && !q.isRefused {
-			m, _, err := registry.Find(ctx, id)
-			if err == nil && m.Stage != h.settings.Stage {
-				err = fault.InField(fault.InvalidRequest, "model", "model %s is one of stage %s", id, m.Stage)
-			}
-			if err != nil {
-				return model.Model{}, "", err
-			}
 			out := m.Model
 			if out.Size == (model.Size{}) {
 				out.Size = h.predictSize(ctx, out)
 			}
 			return out, own, nil
+		}
+		if q.isUnwanted {
+			return model.Model{}, "", nil
 		}
 		holder := models.Holder(there, append(slices.Clip(visited), own))
 		if holder == "" {
@@ -413,7 +434,12 @@ func (h *Host) claimModel(ctx context.Context, id model.ID, q claimQuestion) (mo
 			case err != nil:
 				return model.Model{}, "", err
 			}
-			continue // some host has begun to load it
+			// Some host has begun to load it, or the record changes at this moment.
+			select {
+			case <-time.After(claimPause):
+			case <-ctx.Done():
+			}
+			continue
 		}
 		if _, err = h.bus.Alive(ctx, pipeline.HostQueue(h.settings.Stage, holder)); !errors.Is(err, bus.ErrNoHost) {
 			return model.Model{}, holder, nil
@@ -435,26 +461,30 @@ func (h *Host) predictSize(ctx context.Context, m model.Model) model.Size {
 
 // modelClaimed is the answer of the registry: the host of the model, or why there is none.
 type modelClaimed struct {
-	id    model.ID
-	model model.Model
-	to    pipeline.HostID
-	err   error
+	id model.ID
+	// isRefused is true where this host did not count.
+	isRefused bool
+	model     model.Model
+	to        pipeline.HostID
+	err       error
 }
 
 func (e *modelClaimed) apply(l *loop) {
 	s := l.models
-	defer s.free(e.id)
+	defer s.free(e.id, e.err)
 	items := slices.Clone(s.waiting[e.id])
 	switch {
 	case e.err != nil && e.to == l.host.settings.Host:
 		s.passOn(e.id, items, fault.From(e.err))
 	case e.err != nil:
 		for _, it := range items {
-			l.fail(it, cmp.Or(it.refusal, fault.From(e.err)))
+			if it.refusal != nil || !e.isRefused {
+				l.fail(it, cmp.Or(it.refusal, fault.From(e.err)))
+			}
 		}
 	case e.to != l.host.settings.Host:
 		for _, it := range items {
-			if it.durable() || !it.mayPassOn() {
+			if e.to == "" || it.durable() || !it.mayPassOn() {
 				continue // free claims the model again, for this host
 			}
 			l.forward(it, e.to)
@@ -578,15 +608,19 @@ func (s *modelSet) change(id model.ID, change func(context.Context) error) {
 	h.runs.Go(func() {
 		ctx, cancel := context.WithTimeout(h.runCtx, registryTimeout)
 		defer cancel()
-		h.logUnchanged(id, change(ctx))
-		h.post(recordChanged{id})
+		err := change(ctx)
+		h.logUnchanged(id, err)
+		h.post(recordChanged{id, err})
 	})
 }
 
 // recordChanged is the end of a change.
-type recordChanged struct{ id model.ID }
+type recordChanged struct {
+	id  model.ID
+	err error
+}
 
-func (e recordChanged) apply(l *loop) { l.models.free(e.id) }
+func (e recordChanged) apply(l *loop) { l.models.free(e.id, e.err) }
 
 // published returns what the host publishes of its memory for models.
 func (s *modelSet) published(now time.Time) *meshv1.CacheRecord {
@@ -608,6 +642,10 @@ func (s *modelSet) published(now time.Time) *meshv1.CacheRecord {
 // act does what the cache decides.
 func (s *modelSet) act(now time.Time) {
 	h := s.loop.host
+	if !s.recheckAt.IsZero() && !now.Before(s.recheckAt) {
+		s.recheckAt = time.Time{}
+		registryChanged{models.Changed{All: true}}.apply(s.loop)
+	}
 	for _, a := range s.cache.Actions(now) {
 		switch r := a.Replica; a.Kind {
 		case modelcache.Load:
@@ -617,7 +655,8 @@ func (s *modelSet) act(now time.Time) {
 			if a.Evict {
 				h.metrics.modelEvictions.inc()
 			}
-			lastUse, isRefused := r.LastUse, s.refused[r]
+			// What the registry has may be about a new replica already.
+			lastUse, isRefused := r.LastUse, s.refused[r] || s.cache.Replica(r.ID) != nil
 			s.busy[r.ID]++
 			h.contracts.Delete(r.ID)
 			delete(s.limits, r.ID)
@@ -646,7 +685,7 @@ type actionEnded struct {
 
 func (e *actionEnded) apply(l *loop) {
 	if unloaded, ok := e.end.(*modelUnloaded); ok {
-		defer l.models.free(unloaded.replica.ID)
+		defer l.models.free(unloaded.replica.ID, nil)
 	}
 	if e.generation == l.models.generation {
 		e.end.apply(l)
@@ -665,12 +704,13 @@ func (s *modelSet) refuse(r *modelcache.Replica, refusal *modelcache.Refusal) {
 	default:
 		s.record(r.ID, refusal, r.LastUse)
 	}
-	if r.State() == modelcache.Ended {
+	switch {
+	case r.State() != modelcache.Ended:
+		s.refused[r] = true
+	case s.cache.Replica(r.ID) == nil:
 		delete(s.known, r.ID)
 		s.loop.host.contracts.Delete(r.ID)
 		delete(s.limits, r.ID)
-	} else {
-		s.refused[r] = true
 	}
 	if refusal.Reason != modelcache.Dropped {
 		s.passOn(r.ID, items, f)
@@ -752,6 +792,9 @@ func (e *modelLoaded) apply(l *loop) {
 	switch {
 	case e.err == nil:
 		s.cache.Loaded(now, r, e.loaded.Size)
+		if r.State() != modelcache.Loaded {
+			return // it was dropped meanwhile
+		}
 		l.host.contracts.Store(r.ID, e.contract)
 		delete(s.limits, r.ID)
 		if most := e.loaded.MaxConcurrency; 0 < most && most < l.host.settings.Runner.Concurrency() {
@@ -857,6 +900,9 @@ func (e runtimeChanged) apply(l *loop) {
 	s := l.models
 	if s.generation != 0 && e.generation != s.generation {
 		s.cache.RuntimeLost()
+		l.host.contracts.Clear()
+		clear(s.limits)
+		clear(s.refused)
 	}
 	if s.generation = e.generation; s.generation != 0 {
 		s.cache.RuntimeReady()

@@ -124,7 +124,7 @@ func (h *Host) scaleOnce(ctx context.Context, now time.Time, known map[model.ID]
 		}
 	}
 	for id := range used {
-		if _, there, ok := h.models.Model(id); ok && models.HasReplica(there, h.settings.Host) && now.Sub(there.GetLastUse().AsTime()) > touchAfter {
+		if _, there, ok := h.models.Model(id); ok && known[id] != nil && models.HasReplica(there, h.settings.Host) && now.Sub(there.GetLastUse().AsTime()) > touchAfter {
 			if err := h.models.Touch(ctx, id, known[id].last); err != nil {
 				return err
 			}

@@ -189,13 +189,19 @@ func (r *Registry) Switch(ctx context.Context, of *meshv1.Alias) error {
 	defer cancel()
 	isSwitched := false
 	revision, err := r.change(ctx, aliasKey(model.ID(of.GetName())), false, func(e discovery.Entry) (edit, error) {
-		there, err := decodeAlias(e)
-		if isSwitched = err == nil && e.Revision != 0 && proto.Equal(there.Alias, of); !isSwitched {
-			return edit{}, nil
-		}
 		next := proto.CloneOf(of)
 		next.Active, next.Target = of.GetTarget(), nil
-		return edit{put: next}, nil
+		there, err := decodeAlias(e)
+		switch {
+		case err != nil || e.Revision == 0:
+			isSwitched = false
+		case proto.Equal(there.Alias, of):
+			isSwitched = true
+			return edit{put: next}, nil
+		default:
+			isSwitched = proto.Equal(there.Alias, next) // by a try whose answer was lost
+		}
+		return edit{}, nil
 	})
 	if err == nil && isSwitched {
 		r.await(ctx, func(c *content) bool { return c.seen >= revision })

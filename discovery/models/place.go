@@ -155,6 +155,13 @@ func (p *Placer) Scale(ctx context.Context, now time.Time, stage pipeline.StageN
 	if self < 0 {
 		return nil
 	}
+	if isDown {
+		for m, there := range p.registry.Replicated() {
+			if HasReplica(there, host) && used[m.ID] == nil {
+				used[m.ID] = &placement.Usage{}
+			}
+		}
+	}
 	var own []*placement.Model
 	for id, usage := range used {
 		m, there, ok := p.registry.Model(id)

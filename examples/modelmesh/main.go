@@ -19,6 +19,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -158,6 +159,9 @@ func (c *caller) send(ctx context.Context, requests int) error {
 	return calls.Wait()
 }
 
+// busy are the faults after which a caller tries again.
+var busy = []fault.Reason{fault.CacheFull, fault.ModelLoading, fault.Overloaded}
+
 // ask asks reader k for the digit of an image, again where a host has no room for it yet.
 func (c *caller) ask(ctx context.Context, k int, image string) error {
 	data, err := digits.FS.ReadFile(image)
@@ -171,7 +175,7 @@ func (c *caller) ask(ctx context.Context, k int, image string) error {
 	}
 	for {
 		response, err := c.mesh.Infer(ctx, request)
-		if f := fault.From(err); err != nil && f.RetryAfter > 0 {
+		if f := fault.From(err); err != nil && slices.Contains(busy, f.Reason) {
 			if err := pause(ctx, f.RetryAfter); err != nil {
 				return err
 			}

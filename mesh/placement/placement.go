@@ -5,7 +5,7 @@
 // Place returns a host or a *Refusal. The caller counts the load by Promise until the host
 // publishes its next record. Every 10 s a holder gives the Usage of each model in use a
 // Sample, and the holder of the oldest replica asks ScaleUp. Every 6 min a host asks
-// ScaleDown, every 7 min a leader asks Proactive. A draining host asks Moves.
+// ScaleDown, every 7 min a leader asks Proactive.
 //
 // The hosts of least cost in seconds make a shortlist. The cost is the wait for a load slot
 // and the price of an eviction; a host with an idle slot has no wait. Free memory, labels

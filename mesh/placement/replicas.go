@@ -23,8 +23,6 @@ const (
 	// full, they replace 1/turnover of the models, and only by younger ones.
 	reserve, turnover = 8, 20
 	turnoverAge       = 20 * time.Minute
-	// A model unused for this long need not be loaded before its host leaves.
-	drainAge = time.Hour
 )
 
 // Pool sums up the hosts that a type may use. Free is the mean free share of their memory.
@@ -93,7 +91,7 @@ func (v View) staying(m *Model) (hosts []pipeline.HostID, latest time.Time, load
 func (v View) ScaleUp(now time.Time, m *Model) int {
 	hosts, latest, loading := v.staying(m)
 	n, pool := len(hosts), v.Pool(now, v.Types[m.Type])
-	if n == 0 || loading || now.Sub(latest) < 20*time.Second+2*m.LoadTime {
+	if n == 0 || loading || now.Sub(m.Usage.last) > time.Minute || now.Sub(latest) < 20*time.Second+2*m.LoadTime {
 		return 0
 	}
 	wanted := max(m.MinReplicas, int(math.Ceil(float64(n)*min(m.Usage.load, float64(pool.Hosts)))))
@@ -104,9 +102,9 @@ func (v View) ScaleUp(now time.Time, m *Model) int {
 }
 
 // ScaleDown returns which of its replicas the host should remove, the least recently used
-// first, of those whose model has several. Before the caller removes one of two it asks the
-// other holder when that used the model. It removes by compare-and-set, and asks again on a
-// conflict, so holders never remove all replicas. It sorts own.
+// first, of those whose model has several. Senders spread requests, so the use of one replica
+// stands for the others. The caller removes by compare-and-set, so holders never remove all
+// replicas. It sorts own.
 func (v View) ScaleDown(now time.Time, self *Host, own []*Model) []model.ID {
 	slices.SortFunc(own, func(a, b *Model) int { return a.LastUse.Compare(b.LastUse) })
 	var remove []model.ID
@@ -139,7 +137,11 @@ func (v View) canRemove(now time.Time, self pipeline.HostID, m *Model) bool {
 		return now.Sub(m.Usage.last) > time.Minute || m.Usage.load*float64(n)/float64(n-1) < lowLoad
 	}
 	lowest := slices.MinFunc(hosts, func(a, b pipeline.HostID) int { return compareHosts(m.ID, a, b) })
-	return self == lowest && now.Sub(m.LastUse) >= min(10*time.Hour, pool.LRUAge/10)
+	lastUse := m.LastUse
+	if m.Usage.last.After(lastUse) {
+		lastUse = m.Usage.last
+	}
+	return self == lowest && now.Sub(lastUse) >= min(10*time.Hour, pool.LRUAge/10)
 }
 
 // Load is a load ahead of requests.
@@ -184,15 +186,4 @@ func (v View) Proactive(now time.Time, models []*Model) []Load {
 		loads = append(loads, Load{m.ID, id})
 	}
 	return loads
-}
-
-// Moves returns which models of a draining host must be loaded elsewhere before it leaves,
-// the latest use first. The caller requests a load for each, and serves until it is done.
-func (v View) Moves(now time.Time, own []*Model) []*Model {
-	moves := slices.DeleteFunc(slices.Clone(own), func(m *Model) bool {
-		hosts, _, loading := v.staying(m)
-		return now.Sub(m.LastUse) >= drainAge || !loading && len(hosts) >= max(1, m.MinReplicas)
-	})
-	slices.SortFunc(moves, func(a, b *Model) int { return b.LastUse.Compare(a.LastUse) })
-	return moves
 }

@@ -389,31 +389,3 @@ func TestFullHostsTurnOver(t *testing.T) {
 		t.Error("MinReplicas does not hold on full hosts")
 	}
 }
-
-func TestDrainingHostMovesTheLatestUsedFirst(t *testing.T) {
-	t.Parallel()
-	v := view(newHost("a", func(h *placement.Host) { h.Draining = true }), newHost("b"), newHost("c"))
-	on := func(m *placement.Model, loaded bool, hosts ...pipeline.HostID) *placement.Model {
-		for _, h := range hosts {
-			m.Replicas = append(m.Replicas, placement.Replica{Host: h, Loaded: loaded})
-		}
-		return m
-	}
-	two := on(newModel("two", unused(2*time.Minute)), true, "a", "b")
-	two.MinReplicas = 2
-	own := []*placement.Model{
-		on(newModel("unused", unused(time.Hour)), true, "a"),
-		on(newModel("older", unused(59*time.Minute)), true, "a"),
-		on(newModel("safe"), true, "a", "b"),
-		on(newModel("loading", unused(time.Minute)), false, "b"),
-		on(newModel("dead elsewhere", unused(3*time.Minute)), true, "a", "gone"),
-		two,
-	}
-	got := ""
-	for _, m := range v.Moves(start, own) {
-		got += string(m.ID) + ", "
-	}
-	if got != "loading, two, dead elsewhere, older, " {
-		t.Errorf("moves %s", got)
-	}
-}
