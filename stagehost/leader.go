@@ -207,7 +207,7 @@ func (h *Host) aliveHosts() (alive map[pipeline.HostID]bool, isFirst bool) {
 }
 
 // adopt pulls what waits in the queue of a host that died or hangs, one queue at a time, and deletes the queue
-// if it is empty once nobody sends to it any more. What the host had in hand comes after its ack
+// if it is empty once nobody sends to it any more. What had been delivered to the host comes after its ack
 // wait.
 func (l *leader) adopt(ctx context.Context, host pipeline.HostID, isForgotten bool) (isAlive bool, err error) {
 	h := l.host

@@ -211,19 +211,15 @@ func (r *Registry) Switch(ctx context.Context, of *meshv1.Alias) error {
 }
 
 // AwaitSwitch waits until an alias has its target no more, and returns it then.
-func (r *Registry) AwaitSwitch(ctx context.Context, name model.ID) (*meshv1.Alias, error) {
-	for {
-		changed := r.mirror.Changed()
-		alias, err := r.Alias(name, "")
-		if err != nil || alias.GetTarget() == nil {
-			return alias, err
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return nil, fault.Newf(fault.ModelLoading, "alias %.*q waits for model %.*q to be loaded", shown, string(name), shown, alias.GetTarget().GetModel()).WithRetryAfter(time.Second)
-		}
+func (r *Registry) AwaitSwitch(ctx context.Context, name model.ID) (alias *meshv1.Alias, err error) {
+	isSwitched := r.until(ctx, func() bool {
+		alias, err = r.Alias(name, "")
+		return err != nil || alias.GetTarget() == nil
+	})
+	if !isSwitched {
+		return nil, fault.Newf(fault.ModelLoading, "alias %.*q waits for model %.*q to be loaded", shown, string(name), shown, alias.GetTarget().GetModel()).WithRetryAfter(time.Second)
 	}
+	return alias, err
 }
 
 // Choose returns the model of a route that gets a request: the same for each try of it.

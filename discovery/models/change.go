@@ -103,17 +103,24 @@ func (r *Registry) write(ctx context.Context, e discovery.Entry, next edit) (dis
 	return r.settings.Table.Put(ctx, e.Key, value, e.Revision)
 }
 
-// await waits until the content that readers get meets a condition. It reports whether it
-// does.
+// await waits until the content that readers get meets a condition, awaitTimeout at most. It
+// reports whether it does.
 func (r *Registry) await(ctx context.Context, met func(*content) bool) bool {
 	ctx, cancel := context.WithTimeout(ctx, awaitTimeout)
 	defer cancel()
+	return r.until(ctx, func() bool {
+		r.mu.RLock()
+		defer r.mu.RUnlock()
+		return met(r.served)
+	})
+}
+
+// until asks after each change whether a condition is met. It reports whether it was before
+// the context ended.
+func (r *Registry) until(ctx context.Context, met func() bool) bool {
 	for {
 		changed := r.mirror.Changed()
-		r.mu.RLock()
-		done := met(r.served)
-		r.mu.RUnlock()
-		if done {
+		if met() {
 			return true
 		}
 		select {

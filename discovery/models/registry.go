@@ -262,19 +262,12 @@ func (r *Registry) Ready() error {
 }
 
 // AwaitReady waits for Ready, until the context ends.
-func (r *Registry) AwaitReady(ctx context.Context) error {
-	for {
-		changed := r.mirror.Changed()
-		err := r.Ready()
-		if err == nil {
-			return nil
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return err
-		}
-	}
+func (r *Registry) AwaitReady(ctx context.Context) (err error) {
+	r.until(ctx, func() bool {
+		err = r.Ready()
+		return err == nil
+	})
+	return err
 }
 
 // changeable returns nil if the registry can be changed now.

@@ -14,6 +14,7 @@ import (
 	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/mesh/model"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/mesh/placement"
 )
 
 // The states of a replica.
@@ -32,11 +33,6 @@ const (
 )
 
 const (
-	// failureTTL is how long a failed load counts, recentTTL if the model was used within
-	// recentUse.
-	failureTTL = 10 * time.Minute
-	recentTTL  = 5 * time.Minute
-	recentUse  = 3 * time.Minute
 	// maxFailures is how many failures a record has, and maxMessage their longest message in
 	// runes.
 	maxFailures = 8
@@ -45,12 +41,9 @@ const (
 
 // LiveReplicas returns the entries that count: failures expire.
 func LiveReplicas(r *meshv1.ReplicasRecord, now time.Time) []*meshv1.Replica {
-	ttl := failureTTL
-	if now.Sub(r.GetLastUse().AsTime()) < recentUse {
-		ttl = recentTTL
-	}
+	lastUse := r.GetLastUse().AsTime()
 	return slices.DeleteFunc(slices.Clone(r.GetReplicas()), func(one *meshv1.Replica) bool {
-		return one.GetState() == failed && now.Sub(one.GetSince().AsTime()) >= ttl
+		return one.GetState() == failed && !now.Before(placement.Failure{At: one.GetSince().AsTime()}.Expiry(now, lastUse))
 	})
 }
 
