@@ -26,6 +26,9 @@ const (
 	Trailers = "grpc.trailers"
 )
 
+// ModelHeader names the model of a call that is passed on, to the gateway and to a model server.
+const ModelHeader = "mm-model-id"
+
 // management are the services that load and unload models, or serve the port itself.
 var management = []string{"mmesh", "inference", "stagemesh", "grpc"}
 

@@ -16,9 +16,6 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
-// modelHeader names the model of a call that is passed on.
-const modelHeader = "mm-model-id"
-
 // pass passes a call of a gateway on to a model: the only input is the message.
 func (l *link) pass(ctx context.Context, id, method string, call payload.Part) ([]payload.Part, error) {
 	path, err := passthrough.ParsePath(call.Parameters[passthrough.IDPath].String())
@@ -32,7 +29,7 @@ func (l *link) pass(ctx context.Context, id, method string, call payload.Part) (
 	if err != nil {
 		return nil, fault.Newf(fault.InvalidRequest, "the message takes no ID of a model in field %s: %w", path, err)
 	}
-	name := modelHeader
+	name := passthrough.ModelHeader
 	if strings.ContainsFunc(id, func(r rune) bool { return r < ' ' || r > '~' }) {
 		name += "-bin"
 	}
