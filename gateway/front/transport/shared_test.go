@@ -111,6 +111,7 @@ func TestFirstRequestDecidesWhichServerAnswers(t *testing.T) {
 		wantOver string
 	}{
 		"a gRPC client":             {header: map[string]string{"Content-Type": "application/grpc", "User-Agent": "grpc-c/1"}, want: "gRPC", wantOver: "gRPC"},
+		"Connect's gRPC":            {header: map[string]string{"Content-Type": "application/grpc", "User-Agent": "grpc-go-connect/1.21.1 (go1.26)"}, want: "HTTP/2.0 - 0", wantOver: "HTTP/2.0 h2 0"},
 		"a gRPC client with a name": {header: map[string]string{"Content-Type": "application/grpc", "User-Agent": "app/1 grpc-c/1"}, want: "gRPC", wantOver: "gRPC"},
 		"its JSON":                  {header: map[string]string{"Content-Type": "application/grpc+json", "User-Agent": "grpc-c/1"}, want: "gRPC", wantOver: "gRPC"},
 		"its parameter":             {header: map[string]string{"Content-Type": "application/grpc;proto", "User-Agent": "grpc-c/1"}, want: "gRPC", wantOver: "gRPC"},
