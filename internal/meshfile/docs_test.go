@@ -76,6 +76,7 @@ var settings = map[string]reflect.Type{
 	"onnx_models":  reflect.TypeFor[onnx.ModelsSettings](),
 	"top_k":        reflect.TypeFor[runners.TopKSettings](),
 	"echo":         reflect.TypeFor[runners.EchoSettings](),
+	"echo_models":  reflect.TypeFor[runners.EchoSettings](),
 	"worker":       reflect.TypeFor[runners.WorkerSettings](),
 	"sleep":        reflect.TypeFor[runners.SleepSettings](),
 	"burn":         reflect.TypeFor[runners.BurnSettings](),

@@ -60,13 +60,14 @@ stages:
   model-server: {runner: {model_server: {address: "unix:/run/s", control: repository, data_address: "[::1]:9000", concurrency: 10}}}
   top-k: {runner: {top_k: {labels: [0, one, 2], concurrency: 4}}}
   echo: {runner: {echo: {concurrency: 5}}}
+  echo-models: {runner: {echo_models: {concurrency: 12}}, models: {}}
   echo-of-nothing: {runner: {echo: }}
   sleep: {runner: {sleep: {base: 5ms, per_item: 1ms, concurrency: 6}}}
   burn: {runner: {burn: {duration: 1ms, concurrency: 7}}}
   stream: {runner: {stream: {chunks: 3, concurrency: 9}}}
   worker: {runner: {worker: {command: [go, run, .], workers: 2, concurrency: 8}}}
 `)
-	want := map[string]int{"image-decode": 2, "onnx": 3, "top-k": 4, "echo": 5, "echo-of-nothing": 1, "sleep": 6, "burn": 7, "stream": 9, "model-server": 10, "onnx-models": 11, "worker": 16}
+	want := map[string]int{"image-decode": 2, "onnx": 3, "top-k": 4, "echo": 5, "echo-models": 12, "echo-of-nothing": 1, "sleep": 6, "burn": 7, "stream": 9, "model-server": 10, "onnx-models": 11, "worker": 16}
 	for stage, concurrency := range want {
 		s, err := f.Host(stage)
 		if err != nil {

@@ -23,6 +23,7 @@ func All() []meshfile.Kind {
 		meshfile.KindOf("top_k", NewTopK),
 		meshfile.KindOf("worker", NewWorker),
 		meshfile.KindOf("echo", NewEcho),
+		meshfile.KindOf("echo_models", NewEchoModels),
 		meshfile.KindOf("sleep", NewSleep),
 		meshfile.KindOf("burn", NewBurn),
 		meshfile.KindOf("stream", NewStream),

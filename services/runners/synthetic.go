@@ -1,12 +1,15 @@
 package runners
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"sync/atomic"
 	"time"
 
 	"github.com/stagemesh/stagemesh/mesh/config"
+	"github.com/stagemesh/stagemesh/mesh/model"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
@@ -30,6 +33,51 @@ func NewEcho(s EchoSettings) (*inproc.Runner, error) {
 	return inproc.Each(inproc.Settings{Concurrency: s.Concurrency}, echo), nil
 }
 
+// NewEchoModels returns a runner of models that return their inputs. To load and to unload one
+// takes as long as its options load and unload say, which are durations.
+func NewEchoModels(s EchoSettings) (*inproc.ModelRunner, error) {
+	if err := config.NotNegative("concurrency", s.Concurrency); err != nil {
+		return nil, err
+	}
+	return inproc.NewModels(inproc.Settings{Concurrency: s.Concurrency}, inproc.Models{
+		Limits: runner.ModelLimits{LoadSlots: echoLoads},
+		Load: func(ctx context.Context, m model.Model) (any, runner.LoadedModel, error) {
+			load, err := time.ParseDuration(cmp.Or(m.Options["load"], "0s"))
+			unload, err2 := time.ParseDuration(cmp.Or(m.Options["unload"], "0s"))
+			if err := errors.Join(err, err2); err != nil {
+				return nil, runner.LoadedModel{}, fmt.Errorf("%w: %w", runner.ErrInvalidModel, err)
+			}
+			return unload, runner.LoadedModel{Size: m.Size}, sleep(ctx, load)
+		},
+		Unload: func(ctx context.Context, _ model.ID, unload any) error { return sleep(ctx, unload.(time.Duration)) },
+	}, func(_ context.Context, _ any, batch runner.Batch, sink runner.Sink) error { return echo(batch, sink) }), nil
+}
+
+// echoLoads is how many of its models load at a time.
+const echoLoads = 2
+
+// sleep waits for a time.
+func sleep(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// echo returns the inputs of a batch.
+func echo(batch runner.Batch, sink runner.Sink) error {
+	for i, item := range batch.Items {
+		if err := sink.SetOutcome(i, runner.Output(item.Inputs...)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // SleepSettings are those of a stage that waits once for a batch, as an accelerator does
 // whose start has a cost: a batch of n items takes Base + n*PerItem.
 type SleepSettings struct {
@@ -48,19 +96,10 @@ func NewSleep(s SleepSettings) (*inproc.Runner, error) {
 }
 
 func (s SleepSettings) run(ctx context.Context, batch runner.Batch, sink runner.Sink) error {
-	timer := time.NewTimer(s.Base + time.Duration(len(batch.Items))*s.PerItem)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-		return ctx.Err()
+	if err := sleep(ctx, s.Base+time.Duration(len(batch.Items))*s.PerItem); err != nil {
+		return err
 	}
-	for i, item := range batch.Items {
-		if err := sink.SetOutcome(i, runner.Output(item.Inputs...)); err != nil {
-			return err
-		}
-	}
-	return nil
+	return echo(batch, sink)
 }
 
 // BurnSettings are those of a stage that keeps a processor busy with each item until the

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/model"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 	"github.com/stagemesh/stagemesh/services/runners"
@@ -205,6 +206,7 @@ func TestBurnEndsOnCancel(t *testing.T) {
 func TestSyntheticSettingsAreChecked(t *testing.T) {
 	t.Parallel()
 	echo := func(s runners.EchoSettings) error { _, err := runners.NewEcho(s); return err }
+	echoModels := func(s runners.EchoSettings) error { _, err := runners.NewEchoModels(s); return err }
 	sleep := func(s runners.SleepSettings) error { _, err := runners.NewSleep(s); return err }
 	burn := func(s runners.BurnSettings) error { _, err := runners.NewBurn(s); return err }
 	stream := func(s runners.StreamSettings) error { _, err := runners.NewStream(s); return err }
@@ -213,6 +215,7 @@ func TestSyntheticSettingsAreChecked(t *testing.T) {
 		want string
 	}{
 		"echo":               {echo(runners.EchoSettings{Concurrency: -1}), "concurrency: -1 "},
+		"echo models":        {echoModels(runners.EchoSettings{Concurrency: -1}), "concurrency: -1 "},
 		"sleep base":         {sleep(runners.SleepSettings{Base: -time.Second}), "base: -1s "},
 		"sleep per item":     {sleep(runners.SleepSettings{PerItem: -time.Second}), "per_item: -1s "},
 		"sleep concurrency":  {sleep(runners.SleepSettings{Concurrency: -1}), "concurrency: -1 "},
@@ -228,4 +231,27 @@ func TestSyntheticSettingsAreChecked(t *testing.T) {
 			t.Errorf("%s: got %v, want %q", name, row.err, row.want)
 		}
 	}
+}
+
+func TestModelTakesItsTimesToLoadAndUnload(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r, err := runners.NewEchoModels(runners.EchoSettings{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		start := time.Now()
+		loaded, err := r.Load(t.Context(), model.Model{ID: "m", Size: model.Size{Host: 7}, Options: map[string]string{"load": "20ms", "unload": "2s"}})
+		if got := time.Since(start); err != nil || loaded.Size.Host != 7 || got != 20*time.Millisecond {
+			t.Errorf("the load took %v: %+v, %v", got, loaded, err)
+		}
+		start = time.Now()
+		err = r.Unload(t.Context(), "m")
+		if got := time.Since(start); err != nil || got != 2*time.Second {
+			t.Errorf("the unload took %v: %v", got, err)
+		}
+		if _, err := r.Load(t.Context(), model.Model{ID: "n", Options: map[string]string{"load": "soon"}}); !errors.Is(err, runner.ErrInvalidModel) {
+			t.Errorf("a load time that is none: %v", err)
+		}
+	})
 }
