@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -33,63 +34,84 @@ func newModels() *cobra.Command {
 	return group("models", "Register, load, evict or list models",
 		"Register, unregister, load, evict, list or show the models that stages load on demand. The commands ask the admin port of any\n"+
 			"gateway of the mesh; all gateways follow a change at once.",
-		newModelsRegister(), newModelsUnregister(), newModelsLoad(), newModelsEvict(), newModelsList(), newModelsShow())
+		newModelsRegister(),
+		newForEach("unregister ID...", "Unregister models", "Unregister models, if they exist. A model that an alias points at stays.", "model %s unregistered\n",
+			func(ctx context.Context, client clients, id string) error {
+				_, err := client.UnregisterModel(ctx, connect.NewRequest(&adminv1.UnregisterModelRequest{Id: id}))
+				return err
+			}),
+		newForEach("load ID...", "Load models", "Load models that no host has, and wait until they are loaded.", "model %s loaded\n",
+			func(ctx context.Context, client clients, id string) error {
+				_, err := client.EnsureLoaded(ctx, connect.NewRequest(&adminv1.EnsureLoadedRequest{Id: id, Wait: true}))
+				return err
+			}),
+		newForEach("evict ID...", "Unload models from all hosts",
+			"Have all hosts unload models once their requests have ended, and forget loads that failed. The next request loads them again.", "model %s evicted\n",
+			func(ctx context.Context, client clients, id string) error {
+				_, err := client.EvictModel(ctx, connect.NewRequest(&adminv1.EvictModelRequest{Id: id}))
+				return err
+			}),
+		newModelsList(), newModelsShow())
+}
+
+// newForEach returns a command that does the same with each of its arguments, and then prints the
+// text with it.
+func newForEach(use, short, long, text string, do func(ctx context.Context, client clients, name string) error) *cobra.Command {
+	_, argument, _ := strings.Cut(strings.TrimSuffix(use, "..."), " ")
+	cmd := &cobra.Command{Use: use, Short: short, Long: long, Args: between(1, unlimited, "give at least one "+argument)}
+	return askAdmin(cmd, func(cmd *cobra.Command, client clients, args []string) error {
+		for _, name := range args {
+			if err := do(cmd.Context(), client, name); err != nil {
+				return err
+			}
+			fmt.Fprintf(cmd.OutOrStdout(), text, visible(name))
+		}
+		return nil
+	})
 }
 
 func newModelsRegister() *cobra.Command {
-	var admin port
-	var file, size, deviceSize string
-	var loadNow bool
-	m := &meshv1.Model{}
+	var file string
+	m, r := &meshv1.Model{Size: &meshv1.ModelSize{}}, &registration{}
 	register := &cobra.Command{
 		Use:   "register ID | --file FILE",
 		Short: "Register a model, or those of a file",
 		Long: "Register a model, or the models and then the aliases of a file. The file is a mesh's, has only models and aliases,\n" +
 			"or has one model in JSON a line (.jsonl). A model never changes: the same one again is no error, another one of that ID is.",
 		Example: "  stagemesh models register iris-v1 --stage score --type linear --source iris.json --size 12KiB\n  stagemesh models register --file models.jsonl",
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if (file == "") != (len(args) == 1) || len(args) > 1 {
-				return usageError(cmd, errors.New("give the ID of one model, or --file"))
-			}
-			wanted, aliases, err := []*meshv1.Model{m}, []models.AliasChange(nil), error(nil)
-			if file != "" {
-				wanted, aliases, err = modelsOf(file)
-			} else {
-				m.Id = args[0]
-				m.Size, err = sizeOf(size, deviceSize)
-			}
-			if err != nil {
-				return err
-			}
-			return admin.reach(func(client clients) error {
-				return registerAll(cmd.Context(), client, wanted, aliases, loadNow, cmd.OutOrStdout(), cmd.ErrOrStderr())
-			})
-		},
 	}
-	admin.addAdmin(register)
 	flags := register.Flags()
 	flags.StringVar(&file, "file", "", "the file with the models")
 	flags.StringVar(&m.Stage, "stage", "", "the stage that loads the model")
 	flags.StringVar(&m.Type, "type", "", "the model's type: what it needs of a host")
 	flags.StringVar(&m.Source, "source", "", "text for the runtime, such as a path below the stage's root")
 	flags.StringToStringVar(&m.Options, "option", nil, "an option for the runtime, as name=value; may be repeated")
-	flags.StringVar(&size, "size", "0", "how much memory it takes about; 0 means unknown")
-	flags.StringVar(&deviceSize, "device-size", "0", "how much memory of a device it takes about")
-	flags.BoolVar(&loadNow, "load-now", false, "have hosts load what is registered, before requests come")
+	flags.Func("size", "how much memory it takes about, such as 12KiB", parseSize(&m.Size.Host))
+	flags.Func("device-size", "how much memory of a device it takes about", parseSize(&m.Size.Device))
+	flags.BoolVar(&r.loadNow, "load-now", false, "have hosts load what is registered, before requests come")
 	flags.Uint32Var(&m.MinReplicas, "min-replicas", 0, "the number of replicas that no eviction goes below")
-	return register
+	addJSON(register, &r.json, "the outcome for each model and alias")
+	return askAdmin(register, func(cmd *cobra.Command, client clients, args []string) (err error) {
+		if (file == "") != (len(args) == 1) || len(args) > 1 {
+			return usageError(cmd, errors.New("give the ID of one model, or --file"))
+		}
+		wanted, aliases := []*meshv1.Model{m}, []models.AliasChange(nil)
+		if file == "" {
+			m.Id = args[0]
+		} else if wanted, aliases, err = modelsOf(file); err != nil {
+			return err
+		}
+		r.clients, r.out, r.hints = client, cmd.OutOrStdout(), cmd.ErrOrStderr()
+		return r.run(cmd.Context(), wanted, aliases)
+	})
 }
 
-func sizeOf(host, device string) (*meshv1.ModelSize, error) {
-	bytes, err := config.ParseBytes(host)
-	if err != nil {
-		return nil, fmt.Errorf("--size: %w", err)
+func parseSize(into *uint64) func(string) error {
+	return func(text string) error {
+		size, err := config.ParseBytes(text)
+		*into = uint64(size) //nolint:gosec // no size is negative
+		return err
 	}
-	deviceBytes, err := config.ParseBytes(device)
-	if err != nil {
-		return nil, fmt.Errorf("--device-size: %w", err)
-	}
-	return &meshv1.ModelSize{Host: uint64(bytes), Device: uint64(deviceBytes)}, nil //nolint:gosec // no size is negative
 }
 
 // modelsOf reads the models and aliases of a file.
@@ -134,28 +156,40 @@ const (
 // have been printed.
 var errNotRegistered = errors.New("not everything was registered; after the cause is fixed, the same command continues")
 
-// registerAll registers models, and then sets aliases. One that is rejected does not stop the
+// registration registers models, and then sets aliases. One that is rejected does not stop the
 // others.
-func registerAll(ctx context.Context, client clients, wanted []*meshv1.Model, aliases []models.AliasChange, loadNow bool, out, hints io.Writer) error {
-	bar := progressbar.NewOptions(len(wanted), progressbar.OptionSetWriter(hints), progressbar.OptionSetVisibility(isTerminal(hints)),
+type registration struct {
+	clients
+	loadNow, json bool
+	out, hints    io.Writer
+
+	mu    sync.Mutex
+	bar   *progressbar.ProgressBar
+	total int
+	// counts are how often each outcome was, by its name.
+	counts map[string]int
+}
+
+// registrationOutcome is the outcome for a model or an alias.
+type registrationOutcome struct {
+	Model   string `json:"model,omitempty"`
+	Alias   string `json:"alias,omitempty"`
+	Outcome string `json:"outcome"`
+	Error   string `json:"error,omitempty"`
+}
+
+// The outcomes.
+const (
+	outcomeRegistered = "registered"
+	outcomeUnchanged  = "unchanged"
+	outcomeSet        = "set"
+	outcomeRejected   = "rejected"
+)
+
+func (r *registration) run(ctx context.Context, wanted []*meshv1.Model, aliases []models.AliasChange) error {
+	r.total, r.counts = len(wanted)+len(aliases), map[string]int{}
+	r.bar = progressbar.NewOptions(r.total, progressbar.OptionSetWriter(r.hints), progressbar.OptionSetVisibility(isTerminal(r.hints)),
 		progressbar.OptionClearOnFinish(), progressbar.OptionSetDescription("register"))
-	var mu sync.Mutex
-	created, failures := 0, 0
-	note := func(isNew bool, what, id string, err error) error {
-		mu.Lock()
-		defer mu.Unlock()
-		_ = bar.Add(1) // only a broken terminal fails
-		switch rpc, ok := errors.AsType[*connect.Error](err); {
-		case err == nil && isNew:
-			created++
-		case ok && len(wanted)+len(aliases) > 1 && infoOf(rpc) != nil && rpc.Code() != connect.CodeUnavailable && !isRefused(err):
-			if failures++; failures <= maxShownErrors {
-				fmt.Fprintf(hints, "%s %s: %s\n", what, visible(id), visible(Describe(err)))
-			}
-			return nil
-		}
-		return err
-	}
 	calls, within := errgroup.WithContext(ctx)
 	calls.SetLimit(maxRegistrations)
 	for _, m := range wanted {
@@ -163,138 +197,104 @@ func registerAll(ctx context.Context, client clients, wanted []*meshv1.Model, al
 			break
 		}
 		calls.Go(func() error {
-			answer, err := client.RegisterModel(within, connect.NewRequest(&adminv1.RegisterModelRequest{Model: m, LoadNow: loadNow}))
-			return note(err == nil && answer.Msg.GetCreated(), "model", m.GetId(), err)
+			out := registrationOutcome{Model: m.GetId(), Outcome: outcomeUnchanged}
+			answer, err := r.RegisterModel(within, connect.NewRequest(&adminv1.RegisterModelRequest{Model: m, LoadNow: r.loadNow}))
+			if err == nil && answer.Msg.GetCreated() {
+				out.Outcome = outcomeRegistered
+			}
+			return r.report(out, err)
 		})
 	}
 	if err := calls.Wait(); err != nil {
 		return err
 	}
-	rejected := failures // models; aliases follow
 	for _, a := range aliases {
-		_, err := client.SetAlias(ctx, connect.NewRequest(&adminv1.SetAliasRequest{Name: string(a.Name), Route: a.Route, Owner: a.Owner}))
-		if err := note(false, "alias", string(a.Name), err); err != nil {
+		_, err := r.SetAlias(ctx, connect.NewRequest(&adminv1.SetAliasRequest{Name: string(a.Name), Route: a.Route, Owner: a.Owner}))
+		if err := r.report(registrationOutcome{Alias: string(a.Name), Outcome: outcomeSet}, err); err != nil {
 			return err
 		}
 	}
-	_ = bar.Finish()
-	fmt.Fprintf(out, "%s registered, %d unchanged", count(created, "model"), len(wanted)-created-rejected)
-	if len(aliases) > 0 {
-		fmt.Fprintf(out, "; %d of %d aliases set", len(aliases)-failures+rejected, len(aliases))
+	_ = r.bar.Finish()
+	if !r.json {
+		fmt.Fprintf(r.out, "%s registered, %d unchanged", count(r.counts[outcomeRegistered], "model"), r.counts[outcomeUnchanged])
+		if len(aliases) > 0 {
+			fmt.Fprintf(r.out, "; %d of %d aliases set", r.counts[outcomeSet], len(aliases))
+		}
+		fmt.Fprintln(r.out)
 	}
-	fmt.Fprintln(out)
-	if failures > 0 {
-		fmt.Fprintf(hints, "%d of %d were rejected\n", failures, len(wanted)+len(aliases))
+	if rejected := r.counts[outcomeRejected]; rejected > 0 {
+		fmt.Fprintf(r.hints, "%d of %d were rejected\n", rejected, r.total)
 		return errNotRegistered
 	}
 	return nil
 }
 
-// newForModels returns a command that asks for the same about each of some models.
-func newForModels(use, short, long string, ask func(ctx context.Context, client clients, id string) (done string, err error)) *cobra.Command {
-	var admin port
-	cmd := &cobra.Command{
-		Use: use + " ID...", Short: short, Long: long,
-		Example: "  stagemesh models " + use + " iris-v1",
-		Args:    between(1, unlimited, "give the ID of at least one model"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return admin.reach(func(client clients) error {
-				for _, id := range args {
-					done, err := ask(cmd.Context(), client, id)
-					if err != nil {
-						return err
-					}
-					fmt.Fprintf(cmd.OutOrStdout(), "model %s %s\n", visible(id), done)
-				}
-				return nil
-			})
-		},
+// report counts and prints an outcome. It returns an error that is not about one of several models
+// or aliases.
+func (r *registration) report(out registrationOutcome, err error) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err != nil {
+		rpc, ok := errors.AsType[*connect.Error](err)
+		if !ok || r.total == 1 || infoOf(rpc) == nil || rpc.Code() == connect.CodeUnavailable || isRefused(err) {
+			return err
+		}
+		out.Outcome, out.Error = outcomeRejected, Describe(err)
 	}
-	admin.addAdmin(cmd)
-	return cmd
-}
-
-func newModelsUnregister() *cobra.Command {
-	return newForModels("unregister", "Unregister models", "Unregister models, if they exist. A model that an alias points at stays.",
-		func(ctx context.Context, client clients, id string) (string, error) {
-			_, err := client.UnregisterModel(ctx, connect.NewRequest(&adminv1.UnregisterModelRequest{Id: id}))
-			return "unregistered", err
-		})
-}
-
-func newModelsLoad() *cobra.Command {
-	return newForModels("load", "Load models", "Load models that no host has, and wait until they are loaded.",
-		func(ctx context.Context, client clients, id string) (string, error) {
-			_, err := client.EnsureLoaded(ctx, connect.NewRequest(&adminv1.EnsureLoadedRequest{Id: id, Wait: true}))
-			return "loaded", err
-		})
-}
-
-func newModelsEvict() *cobra.Command {
-	return newForModels("evict", "Unload models from all hosts",
-		"Have all hosts unload models once their requests have ended, and forget loads that failed. The next request loads them again.",
-		func(ctx context.Context, client clients, id string) (string, error) {
-			_, err := client.EvictModel(ctx, connect.NewRequest(&adminv1.EvictModelRequest{Id: id}))
-			return "evicted", err
-		})
+	_ = r.bar.Add(1) // only a broken terminal fails
+	r.counts[out.Outcome]++
+	switch {
+	case r.json:
+		return json.NewEncoder(r.out).Encode(out)
+	case err != nil && r.counts[outcomeRejected] <= maxShownErrors:
+		fmt.Fprintf(r.hints, "%s: %s\n", visible(cmp.Or(out.Model, "alias "+out.Alias)), visible(out.Error))
+	}
+	return nil
 }
 
 // pageSize is how much of a list is asked for at a time.
 const pageSize = 1000
 
 func newModelsList() *cobra.Command {
-	var admin port
-	var stage string
 	var asJSON bool
+	request := &adminv1.ListModelsRequest{PageSize: pageSize}
 	list := &cobra.Command{
 		Use:     "list",
 		Short:   "List the models",
 		Example: "  stagemesh models list\n  stagemesh models list --stage score --json",
 		Args:    cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := validStage(cmd, stage); err != nil {
-				return err
-			}
-			return admin.reach(func(client clients) error {
-				request := &adminv1.ListModelsRequest{Stage: stage, PageSize: pageSize}
-				for first := true; first || request.GetPageToken() != ""; first = false {
-					answer, err := client.ListModels(cmd.Context(), connect.NewRequest(request))
-					if err != nil {
-						return err
-					}
-					if asJSON {
-						err = printJSON(cmd.OutOrStdout(), answer.Msg.GetModels()...)
-					} else {
-						err = printModels(cmd.OutOrStdout(), answer.Msg, first)
-					}
-					if err != nil {
-						return err
-					}
-					request.PageToken = answer.Msg.GetNextPageToken()
-				}
-				return nil
-			})
-		},
 	}
-	admin.addAdmin(list)
-	list.Flags().StringVar(&stage, "stage", "", "list only the models of this stage")
+	list.Flags().StringVar(&request.Stage, "stage", "", "list only the models of this stage")
 	addJSON(list, &asJSON, "each model and its status")
-	return list
-}
-
-func printModels(out io.Writer, page *adminv1.ListModelsResponse, first bool) error {
-	if first {
-		printStale(out, page, time.Now())
-		if len(page.GetModels()) == 0 {
-			_, err := fmt.Fprintln(out, "there is no model")
+	return askAdmin(list, func(cmd *cobra.Command, client clients, _ []string) error {
+		if err := validStage(cmd, request.Stage); err != nil {
 			return err
 		}
+		var all []*adminv1.ModelStatus
+		for more := true; more; more = request.GetPageToken() != "" {
+			answer, err := client.ListModels(cmd.Context(), connect.NewRequest(request))
+			if err != nil {
+				return err
+			}
+			if len(all) == 0 && !asJSON {
+				printStale(cmd.OutOrStdout(), answer.Msg, time.Now())
+			}
+			all = append(all, answer.Msg.GetModels()...)
+			request.PageToken = answer.Msg.GetNextPageToken()
+		}
+		if asJSON {
+			return printJSON(cmd.OutOrStdout(), all...)
+		}
+		return printModels(cmd.OutOrStdout(), all)
+	})
+}
+
+func printModels(out io.Writer, all []*adminv1.ModelStatus) error {
+	if len(all) == 0 {
+		_, err := fmt.Fprintln(out, "there is no model")
+		return err
 	}
-	heads := ""
-	if first {
-		heads = "MODEL\tSTAGE\tTYPE\tSTATE\tREPLICAS\tSIZE\tLAST USE"
-	}
-	return printTable(out, heads, texts(page.GetModels(), func(m *adminv1.ModelStatus) []string {
+	return printTable(out, "MODEL\tSTAGE\tTYPE\tSTATE\tREPLICAS\tSIZE\tLAST USE", texts(all, func(m *adminv1.ModelStatus) []string {
 		loaded := 0
 		for _, r := range m.GetReplicas() {
 			if r.GetState() == meshv1.ReplicaState_REPLICA_STATE_LOADED {
@@ -324,29 +324,19 @@ func sizeText(s *meshv1.ModelSize) string {
 }
 
 func newModelsShow() *cobra.Command {
-	var admin port
 	var asJSON bool
-	show := &cobra.Command{
-		Use:     "show ID",
-		Short:   "Show a model and its replicas",
-		Example: "  stagemesh models show iris-v1",
-		Args:    between(1, 1, "give the ID of one model"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return admin.reach(func(client clients) error {
-				answer, err := client.GetModel(cmd.Context(), connect.NewRequest(&adminv1.GetModelRequest{Id: args[0]}))
-				if err != nil {
-					return err
-				}
-				if asJSON {
-					return printJSON(cmd.OutOrStdout(), answer.Msg.GetModel())
-				}
-				return printModel(cmd.OutOrStdout(), answer.Msg.GetModel())
-			})
-		},
-	}
-	admin.addAdmin(show)
+	show := &cobra.Command{Use: "show ID", Short: "Show a model and its replicas", Args: between(1, 1, "give the ID of one model")}
 	addJSON(show, &asJSON, "the model and its status")
-	return show
+	return askAdmin(show, func(cmd *cobra.Command, client clients, args []string) error {
+		answer, err := client.GetModel(cmd.Context(), connect.NewRequest(&adminv1.GetModelRequest{Id: args[0]}))
+		switch {
+		case err != nil:
+			return err
+		case asJSON:
+			return printJSON(cmd.OutOrStdout(), answer.Msg.GetModel())
+		}
+		return printModel(cmd.OutOrStdout(), answer.Msg.GetModel())
+	})
 }
 
 func printModel(out io.Writer, m *adminv1.ModelStatus) error {
@@ -370,45 +360,26 @@ func printModel(out io.Writer, m *adminv1.ModelStatus) error {
 }
 
 func newAliases() *cobra.Command {
+	var owner string
+	remove := newForEach("delete NAME...", "Delete aliases", "Delete aliases. Their models stay.", "alias %s deleted\n",
+		func(ctx context.Context, client clients, name string) error {
+			_, err := client.DeleteAlias(ctx, connect.NewRequest(&adminv1.DeleteAliasRequest{Name: name, Owner: owner}))
+			return err
+		})
+	remove.Flags().StringVar(&owner, "owner", "", "the owner that the aliases have")
 	return group("aliases", "Set, delete, list or show aliases of models", "Set, delete, list or show the aliases of models: names that can be moved from one model to another.",
-		newAliasesSet(), newAliasesDelete(), newAliasesList(), newAliasesShow())
+		newAliasesSet(), remove, newAliasesList(), newAliasesShow())
 }
 
 func newAliasesSet() *cobra.Command {
-	var admin port
-	var weights map[string]int
-	var shadow map[string]int
+	var weights, shadow map[string]int
 	in := &adminv1.SetAliasRequest{Route: &meshv1.AliasRoute{Weights: map[string]uint32{}}}
 	set := &cobra.Command{
 		Use:     "set NAME MODEL",
 		Short:   "Point an alias at a model",
 		Example: "  stagemesh aliases set iris iris-v2 --expect iris-v1\n  stagemesh aliases set iris iris-v1 --weight iris-v2=10",
 		Args:    between(2, 2, "give the NAME of the alias and the ID of a MODEL"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			in.Name, in.Route.Model = args[0], args[1]
-			for id, weight := range weights {
-				in.Route.Weights[id] = uint32(max(0, weight)) //nolint:gosec // the gateway bounds it
-			}
-			for id, percent := range shadow {
-				in.Route.Shadow = &meshv1.AliasShadow{Model: id, Percent: uint32(max(0, percent))} //nolint:gosec // the gateway bounds it
-			}
-			if len(shadow) > 1 {
-				return usageError(cmd, errors.New("--shadow: an alias has one"))
-			}
-			return admin.reach(func(client clients) error {
-				answer, err := client.SetAlias(cmd.Context(), connect.NewRequest(in))
-				if err == nil {
-					alias := answer.Msg.GetAlias()
-					fmt.Fprintf(cmd.OutOrStdout(), "alias %s points at %s\n", visible(args[0]), describeRoute(alias.GetActive()))
-					if alias.GetTarget() != nil {
-						fmt.Fprintf(cmd.OutOrStdout(), "it switches to %s when that is loaded\n", describeRoute(alias.GetTarget()))
-					}
-				}
-				return err
-			})
-		},
 	}
-	admin.addAdmin(set)
 	flags := set.Flags()
 	flags.StringVar(&in.Owner, "owner", "", "the owner that the alias has, or gets")
 	flags.StringVar(&in.ExpectModel, "expect", "", "set it only if it points at this model")
@@ -418,7 +389,28 @@ func newAliasesSet() *cobra.Command {
 	flags.BoolVar(&in.AutoDelete, "auto-delete", false, "unregister the model when no alias points at it any more")
 	flags.StringToIntVar(&weights, "weight", nil, "another model and its percent of the requests, as ID=10; may be repeated")
 	flags.StringToIntVar(&shadow, "shadow", nil, "a model that also runs a percent of the requests, as ID=5")
-	return set
+	return askAdmin(set, func(cmd *cobra.Command, client clients, args []string) error {
+		in.Name, in.Route.Model = args[0], args[1]
+		for id, weight := range weights {
+			in.Route.Weights[id] = uint32(max(0, weight)) //nolint:gosec // the gateway bounds it
+		}
+		for id, percent := range shadow {
+			in.Route.Shadow = &meshv1.AliasShadow{Model: id, Percent: uint32(max(0, percent))} //nolint:gosec // the gateway bounds it
+		}
+		if len(shadow) > 1 {
+			return usageError(cmd, errors.New("--shadow: an alias has one"))
+		}
+		answer, err := client.SetAlias(cmd.Context(), connect.NewRequest(in))
+		if err != nil {
+			return err
+		}
+		alias := answer.Msg.GetAlias()
+		fmt.Fprintf(cmd.OutOrStdout(), "alias %s points at %s\n", visible(args[0]), describeRoute(alias.GetActive()))
+		if alias.GetTarget() != nil {
+			fmt.Fprintf(cmd.OutOrStdout(), "it switches to %s when that is loaded\n", describeRoute(alias.GetTarget()))
+		}
+		return nil
+	})
 }
 
 func describeRoute(r *meshv1.AliasRoute) string {
@@ -432,60 +424,39 @@ func describeRoute(r *meshv1.AliasRoute) string {
 	return out
 }
 
-func newAliasesDelete() *cobra.Command {
-	var admin port
-	var owner string
-	remove := &cobra.Command{
-		Use:     "delete NAME...",
-		Short:   "Delete aliases",
-		Example: "  stagemesh aliases delete iris",
-		Args:    between(1, unlimited, "give the NAME of at least one alias"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return admin.reach(func(client clients) error {
-				for _, name := range args {
-					if _, err := client.DeleteAlias(cmd.Context(), connect.NewRequest(&adminv1.DeleteAliasRequest{Name: name, Owner: owner})); err != nil {
-						return err
-					}
-					fmt.Fprintf(cmd.OutOrStdout(), "alias %s deleted\n", visible(name))
-				}
-				return nil
-			})
-		},
-	}
-	admin.addAdmin(remove)
-	remove.Flags().StringVar(&owner, "owner", "", "the owner that the aliases have")
-	return remove
+func newAliasesList() *cobra.Command {
+	var asJSON bool
+	list := &cobra.Command{Use: "list", Short: "List the aliases", Args: cobra.NoArgs}
+	addJSON(list, &asJSON, "each alias")
+	return askAdmin(list, func(cmd *cobra.Command, client clients, _ []string) error {
+		var all []*meshv1.Alias
+		request := &adminv1.ListAliasesRequest{PageSize: pageSize}
+		for more := true; more; more = request.GetPageToken() != "" {
+			answer, err := client.ListAliases(cmd.Context(), connect.NewRequest(request))
+			if err != nil {
+				return err
+			}
+			if len(all) == 0 && !asJSON {
+				printStale(cmd.OutOrStdout(), answer.Msg, time.Now())
+			}
+			all = append(all, answer.Msg.GetAliases()...)
+			request.PageToken = answer.Msg.GetNextPageToken()
+		}
+		return printAliases(cmd.OutOrStdout(), all, asJSON)
+	})
 }
 
-func newAliasesList() *cobra.Command {
-	var admin port
+func newAliasesShow() *cobra.Command {
 	var asJSON bool
-	list := &cobra.Command{
-		Use:   "list",
-		Short: "List the aliases",
-		Args:  cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return admin.reach(func(client clients) error {
-				var all []*meshv1.Alias
-				request := &adminv1.ListAliasesRequest{PageSize: pageSize}
-				for first := true; first || request.GetPageToken() != ""; first = false {
-					answer, err := client.ListAliases(cmd.Context(), connect.NewRequest(request))
-					if err != nil {
-						return err
-					}
-					if first && !asJSON {
-						printStale(cmd.OutOrStdout(), answer.Msg, time.Now())
-					}
-					all = append(all, answer.Msg.GetAliases()...)
-					request.PageToken = answer.Msg.GetNextPageToken()
-				}
-				return printAliases(cmd.OutOrStdout(), all, asJSON)
-			})
-		},
-	}
-	admin.addAdmin(list)
-	addJSON(list, &asJSON, "each alias")
-	return list
+	show := &cobra.Command{Use: "show NAME", Short: "Show an alias", Args: between(1, 1, "give the NAME of one alias")}
+	addJSON(show, &asJSON, "the alias")
+	return askAdmin(show, func(cmd *cobra.Command, client clients, args []string) error {
+		answer, err := client.GetAlias(cmd.Context(), connect.NewRequest(&adminv1.GetAliasRequest{Name: args[0]}))
+		if err != nil {
+			return err
+		}
+		return printAliases(cmd.OutOrStdout(), []*meshv1.Alias{answer.Msg.GetAlias()}, asJSON)
+	})
 }
 
 func printAliases(out io.Writer, all []*meshv1.Alias, asJSON bool) error {
@@ -499,26 +470,4 @@ func printAliases(out io.Writer, all []*meshv1.Alias, asJSON bool) error {
 	return printTable(out, "ALIAS\tMODEL\tOWNER", texts(all, func(a *meshv1.Alias) []string {
 		return []string{visible(a.GetName()), describeRoute(a.GetActive()), cmp.Or(visible(a.GetOwner()), "-")}
 	}))
-}
-
-func newAliasesShow() *cobra.Command {
-	var admin port
-	var asJSON bool
-	show := &cobra.Command{
-		Use:   "show NAME",
-		Short: "Show an alias",
-		Args:  between(1, 1, "give the NAME of one alias"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return admin.reach(func(client clients) error {
-				answer, err := client.GetAlias(cmd.Context(), connect.NewRequest(&adminv1.GetAliasRequest{Name: args[0]}))
-				if err != nil {
-					return err
-				}
-				return printAliases(cmd.OutOrStdout(), []*meshv1.Alias{answer.Msg.GetAlias()}, asJSON)
-			})
-		},
-	}
-	admin.addAdmin(show)
-	addJSON(show, &asJSON, "the alias")
-	return show
 }

@@ -2,6 +2,7 @@ package cli_test
 
 import (
 	"fmt"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -37,6 +38,10 @@ func TestModelsAreRegisteredFromFiles(t *testing.T) {
 	mixed := c.file("mixed.yaml", "models: {one: {stage: label}, three: {stage: echo, size: 1KiB}}\naliases: {best: {model: three}, other: {model: unknown}}\n")
 	c.shows(c.fails("not everything was registered", "models", "register", "--file", mixed), `(?m)^1 model registered, 0 unchanged; 1 of 2 aliases set$`)
 	c.shows(c.run("aliases", "show", "best"), `best +three +-`)
+	report := c.fails("not everything was registered", "models", "register", "--json", "--file", mixed)
+	for _, line := range []string{`{"model":"three","outcome":"unchanged"}`, `{"model":"one","outcome":"rejected","error":"MODEL_EXISTS: `, `{"alias":"best","outcome":"set"}`, `{"alias":"other","outcome":"rejected","error":"UNKNOWN_MODEL: `} {
+		c.shows(report, `(?m)^`+regexp.QuoteMeta(line))
+	}
 
 	c.shows(c.run("aliases", "set", "iris", "m01", "--weight", "m02=10", "--shadow", "m03=5", "--owner", "me"), `^alias iris points at m01, m02=10%, shadow m03=5%\n$`)
 	c.fails("ALIAS_CONFLICT", "aliases", "set", "iris", "m02", "--expect", "m05", "--owner", "me")
@@ -47,4 +52,7 @@ func TestModelsAreRegisteredFromFiles(t *testing.T) {
 	c.shows(c.run("models", "unregister", "m02", "m03"), `^model m02 unregistered\nmodel m03 unregistered\n$`)
 	c.fails("UNKNOWN_MODEL", "models", "show", "m02")
 	c.shows(c.run("aliases", "list", "--json"), `"name": ?"best"`)
+	if err := c.end(t); err != nil {
+		t.Error(err)
+	}
 }

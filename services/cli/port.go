@@ -102,6 +102,17 @@ func (p *port) reach(ask func(clients) error) error {
 	})))
 }
 
+// askAdmin completes a command: it gets the flags of the admin port, and calls the function with
+// clients of that.
+func askAdmin(cmd *cobra.Command, run func(cmd *cobra.Command, client clients, args []string) error) *cobra.Command {
+	var admin port
+	admin.addAdmin(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		return admin.reach(func(client clients) error { return run(cmd, client, args) })
+	}
+	return cmd
+}
+
 // Bounds on the silence of a port.
 const (
 	handshakeTime = 10 * time.Second
