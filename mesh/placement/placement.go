@@ -81,7 +81,7 @@ type Model struct {
 	// Visited are the hosts that the request was at.
 	Visited []pipeline.HostID
 	// LastUse is the present where a request waits for the model.
-	LastUse, LastUnload time.Time
+	LastUse time.Time
 	// LoadTime is t_load of the type.
 	LoadTime time.Duration
 	// Usage is that of the replica on the host that decides; only ScaleUp and ScaleDown read it.

@@ -50,9 +50,6 @@ type Sample struct {
 	// Rate is the rate of requests over that which one replica should get (2,000 per minute).
 	// Busy is the share of its concurrency that ran.
 	Rate, Busy float64
-	// Wait is the median time that requests waited for the runtime, without the time that
-	// they waited for others of their batch. Run is the median run time.
-	Wait, Run time.Duration
 }
 
 // Usage is what a holder knows about the use of its replica.
@@ -65,7 +62,7 @@ type Usage struct {
 // Observe adds a sample of a replica that was used.
 func (u *Usage) Observe(now time.Time, s Sample) {
 	u.minutes = u.minutes<<max(0, now.Unix()/60-u.last.Unix()/60) | 1
-	u.last, u.load = now, max(s.Rate, s.Busy/maxBusy, float64(s.Wait)/float64(max(1, s.Run)))
+	u.last, u.load = now, max(s.Rate, s.Busy/maxBusy)
 	if u.load >= lowLoad {
 		u.high = now
 	}
@@ -123,14 +120,14 @@ func (v View) ScaleDown(now time.Time, self *Host, own []*Model) []model.ID {
 }
 
 // canRemove is true where room is short and the host's replica is not needed. A load that
-// was high lately, or a model that was loaded or unloaded lately, keeps all replicas. Of two
+// was high lately, or a model that was loaded lately, keeps all replicas. Of two
 // replicas the one with the higher hash stays: placement would choose it again.
 func (v View) canRemove(now time.Time, self pipeline.HostID, m *Model) bool {
 	hosts, latest, loading := v.staying(m)
 	n, pool := len(hosts), v.Pool(now, v.Types[m.Type])
 	switch {
 	case n <= max(1, m.MinReplicas), loading, !slices.Contains(hosts, self), pool.Free > scaleDownFree,
-		now.Sub(latest) < 30*time.Minute, now.Sub(m.LastUnload) < 80*time.Second,
+		now.Sub(latest) < 30*time.Minute,
 		now.Sub(m.Usage.high) < min(5*time.Hour, max(10*time.Minute, pool.LRUAge*3/100)):
 		return false
 	case n > 2:

@@ -60,7 +60,7 @@ func (s *simulation) step(requests float64) {
 	if requests > 0 {
 		share := requests / float64(len(s.model.Replicas))
 		for _, u := range s.usages {
-			u.Observe(s.now, placement.Sample{Rate: share / 2000, Run: time.Millisecond})
+			u.Observe(s.now, placement.Sample{Rate: share / 2000})
 		}
 		s.model.Usage = s.usages[s.model.Replicas[0].Host]
 		if more := s.view.ScaleUp(s.now, s.model); more > 0 {
@@ -79,7 +79,6 @@ func (s *simulation) step(requests float64) {
 		h := &s.view.Hosts[i]
 		if s.model.Usage = s.usages[h.ID]; s.model.Usage != nil && len(s.view.ScaleDown(s.now, h, []*placement.Model{s.model})) > 0 {
 			s.downs++
-			s.model.LastUnload = s.now
 			s.model.Replicas = slices.DeleteFunc(s.model.Replicas, func(r placement.Replica) bool { return r.Host == h.ID })
 			delete(s.usages, h.ID)
 		}
@@ -214,8 +213,6 @@ func TestScaleUpIsBoundedAndWaitsForLoads(t *testing.T) {
 		"a little too much":             {5, at(time.Hour, "h0", "h1"), placement.Sample{Rate: 1.01}, 1},
 		"concurrency":                   {5, at(time.Hour, "h0"), placement.Sample{Busy: 0.91}, 1},
 		"idle concurrency":              {5, at(time.Hour, "h0"), placement.Sample{Busy: 0.89}, 0},
-		"waits":                         {5, at(time.Hour, "h0"), placement.Sample{Wait: 30, Run: 20}, 1},
-		"short waits":                   {5, at(time.Hour, "h0"), placement.Sample{Wait: 20, Run: 20}, 0},
 		"a load just before":            {5, at(27*time.Second, "h0"), busy, 0},
 		"a load before":                 {5, at(28*time.Second, "h0"), busy, 2},
 		"a load now":                    {5, append(at(time.Hour, "h0"), placement.Replica{Host: "h1", Since: start.Add(-time.Hour)}), busy, 0},
