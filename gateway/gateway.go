@@ -49,9 +49,11 @@ type Gateway struct {
 	// addr, grpcAddr and admin are the listening addresses. They are set before ready closes.
 	addr, grpcAddr, admin net.Addr
 	ready                 chan struct{}
-	// stopping closes when the gateway begins to stop, and closing when it admits no more
-	// requests.
-	stopping, closing chan struct{}
+	// stopping ends when the gateway begins to stop, by beginStop, and closing closes when it
+	// admits no more requests.
+	stopping  context.Context
+	beginStop context.CancelFunc
+	closing   chan struct{}
 }
 
 // New returns a gateway. It dials nothing and starts nothing.
@@ -63,7 +65,8 @@ func New(s Settings) (*Gateway, error) {
 	s.Call.Logger = s.Call.Logger.With("gateway", s.Call.Gateway)
 	s.Bus.Mesh, s.Bus.Name, s.Bus.Logger = s.Call.Mesh, "gateway "+string(s.Call.Gateway), s.Call.Logger
 	s.Call.Budget = admission.NewByteBudget(int64(s.MaxInFlightBytes))
-	g := &Gateway{settings: s, log: s.Call.Logger, ready: make(chan struct{}), stopping: make(chan struct{}), closing: make(chan struct{})}
+	g := &Gateway{settings: s, log: s.Call.Logger, ready: make(chan struct{}), closing: make(chan struct{})}
+	g.stopping, g.beginStop = context.WithCancel(context.Background())
 	seeded := pipelines.Settings{Seeds: s.Pipelines, NoStages: !s.servesStages(), Logger: g.log}
 	loadable := registry.Settings{Fills: true, Models: s.Models, Aliases: s.Aliases, Logger: g.log}
 	if r := s.Registry; r != nil {
@@ -156,7 +159,7 @@ func (g *Gateway) serve(ctx context.Context) error {
 	}
 	close(g.ready)
 	err = ports.until(ctx)
-	close(g.stopping)
+	g.beginStop()
 	g.log.Info("draining", "delay", g.settings.DrainDelay)
 	if err == nil {
 		err = ports.linger(ctx, g.settings.DrainDelay)
@@ -255,14 +258,7 @@ func (g *Gateway) Ready() error {
 	return err
 }
 
-func (g *Gateway) isStopping() bool {
-	select {
-	case <-g.stopping:
-		return true
-	default:
-		return false
-	}
-}
+func (g *Gateway) isStopping() bool { return g.stopping.Err() != nil }
 
 // probe is health for callers without a token. Stages and models are unknown to it: they have
 // any name, and each would be a question to the broker.

@@ -63,8 +63,8 @@ type Settings struct {
 	Metrics func(context.Context) ([]*meshv1.ProcessMetrics, error)
 	// MaxPayload bounds the inputs of a request to the gateway, in bytes.
 	MaxPayload int
-	// Stopping closes when the gateway stops. Watches end then.
-	Stopping <-chan struct{}
+	// Stopping ends when the gateway stops, and then watches and waits do; nil means never.
+	Stopping context.Context
 	// Health returns nil when the gateway can be used; nil means always healthy.
 	Health func() error
 	// Tokens are the accepted tokens. Without any, only callers on this machine are
@@ -86,12 +86,19 @@ const (
 // handler implements the services of the port.
 type handler struct{ Settings }
 
-// Handler returns the handler of everything on the admin port.
-func Handler(s Settings) http.Handler {
+func newHandler(s Settings) *handler {
 	if s.Logger == nil {
 		s.Logger = slog.New(slog.DiscardHandler)
 	}
-	h, mux := &handler{s}, http.NewServeMux()
+	if s.Stopping == nil {
+		s.Stopping = context.Background()
+	}
+	return &handler{s}
+}
+
+// Handler returns the handler of everything on the admin port.
+func Handler(s Settings) http.Handler {
+	h, mux := newHandler(s), http.NewServeMux()
 	dead := h.mount(mux, adminv1.File_stagemesh_admin_v1_deadletter_proto, "dead letters", maxMessageBytes)
 	unary(dead, "ListDeadLetters", h.listDeadLetters)
 	unary(dead, "GetDeadLetter", h.getDeadLetter)
@@ -128,7 +135,7 @@ func Handler(s Settings) http.Handler {
 
 // modelService returns ModelService.
 func (h *handler) modelService() *service {
-	loadable := h.newService(adminv1.File_stagemesh_admin_v1_model_proto, "models", maxMessageBytes)
+	loadable := h.newService(adminv1.File_stagemesh_admin_v1_model_proto, "models", maxMessageBytes, maxModelCalls)
 	unary(loadable, "RegisterModel", h.registerModel)
 	unary(loadable, "UnregisterModel", h.unregisterModel)
 	unary(loadable, "EnsureLoaded", h.ensureLoaded)
@@ -146,8 +153,8 @@ func (h *handler) modelService() *service {
 
 // ModelServices returns ModelService and mmesh.ModelMesh, for a public port.
 func ModelServices(s Settings) []*transport.Service {
-	h := modelMesh{&handler{s}}
-	old := h.newService(mmesh.File_mmesh_model_mesh_proto, "models", maxMessageBytes)
+	h := modelMesh{newHandler(s)}
+	old := h.newService(mmesh.File_mmesh_model_mesh_proto, "models", maxMessageBytes, maxModelCalls)
 	unary(old, "registerModel", h.registerModel)
 	unary(old, "unregisterModel", h.unregisterModel)
 	unary(old, "getModelStatus", h.getModelStatus)

@@ -107,7 +107,7 @@ func (h modelMesh) ensureLoaded(ctx context.Context, in *mmesh.EnsureLoadedReque
 	if at := timeOf(in.GetLastUsedTime()); at != nil {
 		lastUse = at.AsTime()
 	}
-	err = h.Placer.EnsureLoaded(ctx, id, in.GetSync(), lastUse)
+	err = h.load(ctx, id, in.GetSync(), lastUse)
 	if f := fault.From(err); err != nil && f.Reason != fault.ModelLoadFailed && f.Reason != fault.ModelLoading {
 		return nil, f
 	}

@@ -35,7 +35,7 @@ func modelHosts(stages ...string) fakeMembership {
 // registry.
 func openModelMesh(t *testing.T, hosts fakeMembership) (mmesh.ModelMeshClient, *models.Registry) {
 	t.Helper()
-	_, registry := openModels(t)
+	_, registry, _ := openModels(t)
 	mux := http.NewServeMux()
 	for _, service := range adminapi.ModelServices(adminapi.Settings{Models: registry, Membership: hosts, Logger: slog.New(slog.DiscardHandler)}) {
 		mux.Handle(service.Path(), service)

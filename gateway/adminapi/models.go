@@ -79,12 +79,20 @@ func (h *handler) registerModel(ctx context.Context, in *adminv1.RegisterModelRe
 		return nil, err
 	}
 	if in.GetLoadNow() {
-		if err := h.Placer.EnsureLoaded(ctx, wanted.ID, in.GetWait(), change.LastUse); err != nil {
+		if err := h.load(ctx, wanted.ID, in.GetWait(), change.LastUse); err != nil {
 			h.Logger.Warn("a registered model is not loaded", "model", wanted.ID, "error", err)
 		}
 	}
 	out, err := h.getModel(ctx, &adminv1.GetModelRequest{Id: string(wanted.ID)})
 	return &adminv1.RegisterModelResponse{Model: out.GetModel(), Created: created}, err
+}
+
+// load has a host load a model. A gateway that stops ends the wait for that.
+func (h *handler) load(ctx context.Context, id model.ID, wait bool, lastUse time.Time) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(h.Stopping, cancel)()
+	return h.Placer.EnsureLoaded(ctx, id, wait, lastUse)
 }
 
 func (h *handler) unregisterModel(ctx context.Context, in *adminv1.UnregisterModelRequest) (*adminv1.UnregisterModelResponse, error) {
@@ -98,7 +106,7 @@ func (h *handler) unregisterModel(ctx context.Context, in *adminv1.UnregisterMod
 func (h *handler) ensureLoaded(ctx context.Context, in *adminv1.EnsureLoadedRequest) (*adminv1.EnsureLoadedResponse, error) {
 	id, err := validID("id", in.GetId())
 	if err == nil {
-		err = h.Placer.EnsureLoaded(ctx, id, in.GetWait(), time.Now())
+		err = h.load(ctx, id, in.GetWait(), time.Now())
 	}
 	if err != nil {
 		return nil, err
@@ -212,7 +220,10 @@ func (h *handler) setAlias(ctx context.Context, in *adminv1.SetAliasRequest) (*a
 	}
 	alias, err := h.Models.SetAlias(ctx, change)
 	if err == nil && in.GetWait() {
-		alias, err = h.Models.AwaitSwitch(ctx, change.Name)
+		waiting, cancel := context.WithCancel(ctx)
+		defer cancel()
+		defer context.AfterFunc(h.Stopping, cancel)()
+		alias, err = h.Models.AwaitSwitch(waiting, change.Name)
 	}
 	if err != nil {
 		return nil, err

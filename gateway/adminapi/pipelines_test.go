@@ -278,7 +278,8 @@ func TestPlanReportsChanges(t *testing.T) {
 func TestPipelineWatchEndsWhenGatewayStops(t *testing.T) {
 	t.Parallel()
 	for _, p := range protocols() {
-		b, stopping := &fakePipelines{}, make(chan struct{})
+		b := &fakePipelines{}
+		stopping, stop := context.WithCancel(t.Context())
 		client := planner(t, adminapi.Settings{Pipelines: b, Traffic: traffic{}, Stopping: stopping}, p)
 		stream, err := client.WatchPipelines(t.Context(), connect.NewRequest(&adminv1.WatchPipelinesRequest{}))
 		if err != nil {
@@ -301,7 +302,7 @@ func TestPipelineWatchEndsWhenGatewayStops(t *testing.T) {
 		if n := testbed.Receive(t, "the change", seen); n != 1 {
 			t.Errorf("%s: after a change the message has %d", p.name, n)
 		}
-		close(stopping)
+		stop()
 		expect(t, p.name+": the end", testbed.Receive(t, "the end", ended), fault.ShuttingDown)
 		if err := stream.Close(); err != nil {
 			t.Error(err)

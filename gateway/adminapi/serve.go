@@ -18,7 +18,9 @@ const (
 	// limit of each.
 	maxCalls    = 8
 	callTimeout = 30 * time.Second
-	retryAfter  = time.Second
+	// maxModelCalls is maxCalls of services about models, whose calls may wait for loads.
+	maxModelCalls = 64
+	retryAfter    = time.Second
 	// maxWatches is how many watches of a service run at a time.
 	maxWatches = 64
 	// pollInterval is how often a watch polls for changes without notification, and
@@ -34,21 +36,21 @@ type service struct {
 	// subject of the calls, for messages.
 	subject        string
 	calls, watches chan struct{}
-	stopping       <-chan struct{}
+	stopping       context.Context
 	log            *slog.Logger
 }
 
 // mount adds a service to the mux. The caller adds its methods.
 func (h *handler) mount(mux *http.ServeMux, file protoreflect.FileDescriptor, subject string, maxMessageBytes int) *service {
-	out := h.newService(file, subject, maxMessageBytes)
+	out := h.newService(file, subject, maxMessageBytes, maxCalls)
 	mux.Handle(out.Path(), out)
 	return out
 }
 
-func (h *handler) newService(file protoreflect.FileDescriptor, subject string, maxMessageBytes int) *service {
+func (h *handler) newService(file protoreflect.FileDescriptor, subject string, maxMessageBytes, calls int) *service {
 	return &service{
 		Service: transport.NewService(file.Services().Get(0), transport.Settings{MaxMessageBytes: maxMessageBytes}),
-		subject: subject, calls: make(chan struct{}, maxCalls), watches: make(chan struct{}, maxWatches), stopping: h.Stopping, log: h.Logger,
+		subject: subject, calls: make(chan struct{}, calls), watches: make(chan struct{}, maxWatches), stopping: h.Stopping, log: h.Logger,
 	}
 }
 
@@ -143,7 +145,7 @@ func (s *service) wait(ctx context.Context, changed <-chan struct{}, due <-chan 
 	select {
 	case <-changed:
 	case <-due:
-	case <-s.stopping:
+	case <-s.stopping.Done():
 		return fault.New(fault.ShuttingDown, "the gateway is stopping; watch another one")
 	case <-ctx.Done():
 		return ctx.Err()
