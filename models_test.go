@@ -37,14 +37,18 @@ import (
 )
 
 // signModels returns a runner whose models append their names to each input. It cannot load
-// those whose source is "broken".
+// those whose source is "broken"; those whose source is "own" have an input of that name.
 func signModels() runner.Runner {
 	return inproc.NewModels(inproc.Settings{}, inproc.Models{
 		Load: func(_ context.Context, m model.Model) (any, runner.LoadedModel, error) {
 			if m.Source == "broken" {
 				return nil, runner.LoadedModel{}, errors.New("no such file")
 			}
-			return string(m.ID), runner.LoadedModel{Size: m.Size}, nil
+			out := runner.LoadedModel{Size: m.Size}
+			if m.Source == "own" {
+				out.Spec = &runner.Spec{Inputs: []runner.PartSpec{{Name: "own", ContentTypes: []string{"text/plain"}}}}
+			}
+			return string(m.ID), out, nil
 		},
 	}, func(_ context.Context, name any, b runner.Batch, sink runner.Sink) error {
 		var errs []error

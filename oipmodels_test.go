@@ -131,6 +131,27 @@ func (m modelMesh) states(t *testing.T) map[string]string {
 	return out
 }
 
+func TestMetadataOfALoadedModelIsItsOwn(t *testing.T) {
+	t.Parallel()
+	m := startModelMesh(t, gateway.Config{ModelControl: true})
+	client := adminv1connect.NewModelServiceClient(http.DefaultClient, m.URL())
+	own := &meshv1.Model{Id: "own", Stage: "score", Source: "own"}
+	if _, err := client.SetAlias(t.Context(), connect.NewRequest(&adminv1.SetAliasRequest{Name: "mine", Register: own, Route: &meshv1.AliasRoute{Model: "own"}})); err != nil {
+		t.Fatal(err)
+	}
+	for _, row := range []struct{ change, want string }{{"unload", "text"}, {"load", "own"}, {"unload", "own"}} {
+		if code, text := m.rest(t, http.MethodPost, "/repository/models/own/"+row.change, ""); code != http.StatusOK {
+			t.Fatalf("%d: %s", code, text)
+		}
+		for _, name := range []string{"own", "mine", "model:own"} {
+			got, err := m.grpc.ModelMetadata(t.Context(), &oipv2.ModelMetadataRequest{Name: name})
+			if err != nil || len(got.GetInputs()) != 1 || got.GetInputs()[0].GetName() != row.want {
+				t.Errorf("%s after %s: %v, %v, want input %s", name, row.change, got, err, row.want)
+			}
+		}
+	}
+}
+
 func TestOIPNamesPipelinesAliasesAndModels(t *testing.T) {
 	t.Parallel()
 	m := startModelMesh(t, gateway.Config{})

@@ -14,6 +14,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/front/oip"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/model"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/process"
 )
 
@@ -46,9 +47,21 @@ func (m *models) Model(name string) (oip.Model, error) {
 	if f != nil {
 		return oip.Model{}, f
 	}
-	first, last := string(p.Steps[0].Stage), string(p.Steps[len(p.Steps)-1].Stage)
-	specs := m.stageSpecs()
-	return oip.Model{Inputs: specs[first].GetInputs(), Outputs: specs[last].GetOutputs()}, nil
+	return oip.Model{Inputs: m.specOf(p.Steps[0]).GetInputs(), Outputs: m.specOf(p.Steps[len(p.Steps)-1]).GetOutputs()}, nil
+}
+
+// specOf returns the inputs and outputs of a step: its model's own, as far as they are known, or
+// those of its stage.
+func (m *models) specOf(step pipeline.Step) *stagev1.Spec {
+	id := model.ID(step.Model.Model)
+	if name := step.Model.Alias; name != "" {
+		alias, _ := m.gateway.registry.Alias(model.ID(name), "")
+		id = model.ID(alias.GetActive().GetModel())
+	}
+	if _, replicas, ok := m.gateway.registry.Model(id); ok && replicas.GetSpec() != nil {
+		return replicas.GetSpec()
+	}
+	return m.stageSpecs()[string(step.Stage)]
 }
 
 // indexPage is how many models are read from the registry at a time.

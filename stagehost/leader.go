@@ -25,6 +25,8 @@ const (
 	// forgetAfter is how long a host is dead before its replicas are removed, and its queue.
 	// Senders pass it over as soon as they know; its models would be unloaded if it came back.
 	forgetAfter = 10 * time.Second
+	// listEvery is how often the leader looks at all models.
+	listEvery = 5 * time.Second
 	// A host that leaves loads the models elsewhere that were used within movedUse, movesAtOnce
 	// at a time.
 	movedUse    = time.Hour
@@ -51,6 +53,9 @@ type leader struct {
 	of      pipeline.HostID
 	// preloadAt is when models are loaded ahead of requests.
 	preloadAt time.Time
+	// replicas are the models of each host, as the registry had them at listedAt.
+	replicas map[pipeline.HostID][]model.ID
+	listedAt time.Time
 	// switches run. switching has when an alias may be tried again, by its name and target.
 	switches  errgroup.Group
 	switching sync.Map
@@ -90,11 +95,12 @@ func (l *leader) look(ctx context.Context, now time.Time) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, registryTimeout)
 	defer cancel()
-	replicas := map[pipeline.HostID][]model.ID{}
-	for m, there := range l.host.models.Replicated() {
-		for _, one := range there.GetReplicas() {
-			if host := pipeline.HostID(one.GetHost()); m.Stage == l.host.settings.Stage && !alive[host] {
-				replicas[host] = append(replicas[host], m.ID)
+	if now.Sub(l.listedAt) >= listEvery {
+		l.replicas, l.listedAt = map[pipeline.HostID][]model.ID{}, now
+		for m, there := range l.host.models.Models(l.host.settings.Stage) {
+			for _, one := range there.GetReplicas() {
+				host := pipeline.HostID(one.GetHost())
+				l.replicas[host] = append(l.replicas[host], m.ID)
 			}
 		}
 	}
@@ -102,7 +108,7 @@ func (l *leader) look(ctx context.Context, now time.Time) error {
 	if err != nil {
 		return err
 	}
-	dead = slices.AppendSeq(dead, maps.Keys(replicas))
+	dead = slices.AppendSeq(dead, maps.Keys(l.replicas))
 	slices.Sort(dead)
 	dead = slices.DeleteFunc(slices.Compact(dead), func(host pipeline.HostID) bool { return alive[host] })
 	maps.DeleteFunc(l.deadSince, func(host pipeline.HostID, _ time.Time) bool { return !slices.Contains(dead, host) })
@@ -119,11 +125,12 @@ func (l *leader) look(ctx context.Context, now time.Time) error {
 		if !isForgotten || isAlive || err != nil {
 			continue
 		}
-		for _, id := range replicas[host] {
+		for _, id := range l.replicas[host] {
 			if _, err := l.host.models.RemoveReplica(ctx, id, host, time.Time{}); err != nil && fault.From(err).Reason != fault.UnknownModel {
 				return err
 			}
 		}
+		delete(l.replicas, host)
 	}
 	return nil
 }

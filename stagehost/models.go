@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
+	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 
 	"github.com/stagemesh/stagemesh/discovery/models"
 	"github.com/stagemesh/stagemesh/mesh/bus"
@@ -90,6 +91,8 @@ type modelSet struct {
 	recheckAt time.Time
 	// uses are those of the models since scale asked last.
 	uses map[model.ID]modelUse
+	// rate is how many requests a minute they were.
+	rate uint32
 }
 
 // itemModel is an item's place among the models.
@@ -124,6 +127,14 @@ func (h *Host) contractOf(id model.ID) *schema.Contract {
 	contract, _ := h.contracts.Load(id)
 	out, _ := contract.(*schema.Contract)
 	return out
+}
+
+// ownSpec returns the spec of a model's contract; nil where that is the stage's.
+func (h *Host) ownSpec(c *schema.Contract) *stagev1.Spec {
+	if c == nil || c == h.contract {
+		return nil
+	}
+	return specToProto(c.Spec())
 }
 
 // admit reports whether the item may run: its model is loaded. Otherwise it waits, or has got
@@ -560,7 +571,7 @@ func (s *modelSet) mayDiffer() iter.Seq[model.ID] {
 	for r := range s.cache.All() {
 		ids[r.ID] = true
 	}
-	for m, there := range s.registry.Replicated() {
+	for m, there := range s.registry.Models(s.loop.host.settings.Stage) {
 		if models.HasReplica(there, s.loop.host.settings.Host) {
 			ids[m.ID] = true
 		}
@@ -586,10 +597,14 @@ func (s *modelSet) reconcile(now time.Time, id model.ID) {
 	case r == nil && isThere:
 		s.giveUp(id, time.Time{})
 	case r != nil && r.State() == modelcache.Loaded && state == meshv1.ReplicaState_REPLICA_STATE_LOADING:
+		spec := s.loop.host.ownSpec(s.loop.host.contractOf(id))
 		s.change(id, func(ctx context.Context) error {
-			_, _, err := s.registry.SetLoaded(ctx, id, own, r.Size)
+			_, _, err := s.registry.SetLoaded(ctx, id, own, r.Size, spec)
 			return err
 		})
+	case r != nil && there.GetLastUse().AsTime().After(r.LastUse):
+		// Somebody wants it to stay.
+		_, _ = s.cache.Want(now, modelcache.Model{ID: id, LastUse: there.GetLastUse().AsTime()}, modelcache.Requested) // it is here
 	}
 }
 
@@ -628,7 +643,7 @@ func (s *modelSet) published(now time.Time) *meshv1.CacheRecord {
 	out := &meshv1.CacheRecord{
 		Capacity: models.SizeToProto(f.Capacity), Used: models.SizeToProto(f.Used), DefaultSize: models.SizeToProto(settings.DefaultSize),
 		Models: uint32(f.Models), Full: f.Full, LoadSlots: uint32(settings.LoadSlots), Queued: uint32(f.Queued), Loading: uint32(f.Loading),
-		LoadTimes: map[string]*durationpb.Duration{},
+		LoadTimes: map[string]*durationpb.Duration{}, Rate: s.rate,
 	}
 	if !f.OldestUse.IsZero() {
 		out.OldestUse = timestamppb.New(f.OldestUse)
@@ -763,7 +778,7 @@ func (h *Host) loadModel(ctx context.Context, r *modelcache.Replica, m model.Mod
 	switch {
 	case e.err == nil:
 		log.Debug("model loaded")
-		_, _, err = registry.SetLoaded(ctx, m.ID, own, e.loaded.Size)
+		_, _, err = registry.SetLoaded(ctx, m.ID, own, e.loaded.Size, h.ownSpec(e.contract))
 	case errors.Is(e.err, runner.ErrCrashed), errors.Is(e.err, runner.ErrNotStarted):
 		// The cache finds out which load ended the runtime.
 	default:

@@ -464,11 +464,20 @@ func TestPlacerEnsuresThatAModelIsLoaded(t *testing.T) {
 	testbed.Eventually(t, "all hosts are known", func() bool {
 		return !slices.ContainsFunc(members.Hosts(), func(h discovery.Host) bool { return !h.Alive }) && len(members.Hosts()) == len(all)
 	})
-	for range 2 {
-		if err := placer.EnsureLoaded(t.Context(), "iris", true, time.Now()); err != nil {
+	later := time.Now().Add(time.Hour)
+	for _, lastUse := range []time.Time{time.Now(), later} {
+		if err := placer.EnsureLoaded(t.Context(), "iris", true, lastUse); err != nil {
 			t.Fatal(err)
 		}
 	}
+	if _, there, _ := b.registry.Model("iris"); !there.GetLastUse().AsTime().Equal(later) {
+		t.Errorf("its last use is %v, want %v", there.GetLastUse().AsTime(), later)
+	}
+	testbed.Eventually(t, "its host keeps it as one used later", func() bool {
+		return slices.ContainsFunc(members.Hosts(), func(h discovery.Host) bool {
+			return h.Record.GetCache().GetOldestUse().AsTime().Equal(later)
+		})
+	})
 	if n := all[0].count("iris") + all[1].count("iris") + all[2].count("iris"); n != 1 {
 		t.Errorf("it was loaded %d times", n)
 	}
@@ -491,7 +500,7 @@ func TestRequestsOfADeadHostAreTakenOver(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, _, err := b.registry.SetLoaded(t.Context(), "iris", dead, model.Size{Host: 1 << 20}); err != nil {
+	if _, _, err := b.registry.SetLoaded(t.Context(), "iris", dead, model.Size{Host: 1 << 20}, nil); err != nil {
 		t.Fatal(err)
 	}
 	l := &loads{}

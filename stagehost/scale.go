@@ -49,8 +49,13 @@ type takeUses struct {
 }
 
 func (e takeUses) apply(l *loop) {
-	e.to <- l.models.uses
-	l.models.uses = map[model.ID]modelUse{}
+	s, requests := l.models, 0
+	for _, use := range s.uses {
+		requests += use.requests
+	}
+	s.rate = uint32(float64(requests) / scaleEvery.Minutes())
+	e.to <- s.uses
+	s.uses = map[model.ID]modelUse{}
 }
 
 // knownUse is what the host knows of the use of a model.

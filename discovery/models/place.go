@@ -59,6 +59,8 @@ const (
 	maxPromised = 4096
 	maxPromises = 1024
 	promiseLife = 2 * time.Second
+	// touchAfter is the least difference of a later last use that is written.
+	touchAfter = time.Second
 	// maxPreloads bounds the models that are loaded ahead of requests at a time.
 	maxPreloads = 1024
 )
@@ -156,7 +158,7 @@ func (p *Placer) Scale(ctx context.Context, now time.Time, stage pipeline.StageN
 		return nil
 	}
 	if isDown {
-		for m, there := range p.registry.Replicated() {
+		for m, there := range p.registry.Models(stage) {
 			if HasReplica(there, host) && used[m.ID] == nil {
 				used[m.ID] = &placement.Usage{}
 			}
@@ -195,7 +197,7 @@ func (p *Placer) Preload(ctx context.Context, stage pipeline.StageName) error {
 		return nil
 	}
 	var wanted []*placement.Model
-	for m, there := range p.registry.all(stage) {
+	for m, there := range p.registry.Models(stage) {
 		if len(p.staying(there, nil)) < max(1, m.MinReplicas) {
 			wanted = append(wanted, v.modelOf(now, m, there))
 		}
@@ -226,7 +228,13 @@ type Wanted struct {
 // the replicas wanted. The host finds the claim in the registry.
 func (p *Placer) Load(ctx context.Context, id model.ID, w Wanted) (pipeline.HostID, error) {
 	m, there, err := p.registry.Find(ctx, id)
-	if err != nil || len(p.staying(there, w.Without)) >= w.Replicas {
+	if err == nil && len(p.staying(there, w.Without)) >= w.Replicas {
+		if w.LastUse.Sub(there.GetLastUse().AsTime()) > touchAfter {
+			err = p.registry.Touch(ctx, id, w.LastUse)
+		}
+		return "", err
+	}
+	if err != nil {
 		return "", err
 	}
 	host, f := p.Place(time.Now(), m, there, w.Without)
@@ -397,7 +405,7 @@ func hostOf(member discovery.Host) placement.Host {
 	h := placement.Host{
 		ID: pipeline.HostID(r.GetHost()), Version: r.GetVersion(), JoinedAt: r.GetStartedAt().AsTime(), Alive: member.Alive, Draining: r.GetDraining(),
 		Capacity: sizeOf(c.GetCapacity()), Used: sizeOf(c.GetUsed()), Models: int(c.GetModels() + c.GetQueued() + c.GetLoading()), Full: c.GetFull(),
-		LoadSlots: int(c.GetLoadSlots()), Queued: int(c.GetQueued()), Loading: int(c.GetLoading()),
+		LoadSlots: int(c.GetLoadSlots()), Queued: int(c.GetQueued()), Loading: int(c.GetLoading()), Rate: float64(c.GetRate()),
 	}
 	if c.GetOldestUse() != nil {
 		h.OldestUse = c.GetOldestUse().AsTime()

@@ -320,20 +320,6 @@ func (r *Registry) ChangedModels(ctx context.Context) iter.Seq[Changed] {
 	}
 }
 
-// Replicated yields the models that have a record of replicas, and that. Do not change them.
-func (r *Registry) Replicated() iter.Seq2[*Model, *meshv1.ReplicasRecord] {
-	return func(yield func(*Model, *meshv1.ReplicasRecord) bool) {
-		r.mu.RLock()
-		ids := slices.Collect(maps.Keys(r.served.replicas))
-		r.mu.RUnlock()
-		for _, id := range ids {
-			if m, there, ok := r.Model(id); ok && !yield(m, there) {
-				return
-			}
-		}
-	}
-}
-
 // Model returns a registered model and its replicas. Do not change them.
 func (r *Registry) Model(id model.ID) (*Model, *meshv1.ReplicasRecord, bool) {
 	r.mu.RLock()
@@ -345,8 +331,8 @@ func (r *Registry) Model(id model.ID) (*Model, *meshv1.ReplicasRecord, bool) {
 	return m, r.served.replicasOf(m), true
 }
 
-// all yields the models of a stage and their replicas.
-func (r *Registry) all(stage pipeline.StageName) iter.Seq2[*Model, *meshv1.ReplicasRecord] {
+// Models yields the models of a stage and their replicas. Do not change them.
+func (r *Registry) Models(stage pipeline.StageName) iter.Seq2[*Model, *meshv1.ReplicasRecord] {
 	return func(yield func(*Model, *meshv1.ReplicasRecord) bool) {
 		r.mu.RLock()
 		of := slices.Collect(maps.Values(r.served.models.all))

@@ -449,7 +449,7 @@ func TestReplicasAreRecorded(t *testing.T) {
 	register(t, r, "m")
 	_, _, err := r.ClaimLoading(ctx, "unknown", "a", anyway)
 	expect(t, "unknown model", err, fault.UnknownModel)
-	_, noted, err := r.SetLoaded(ctx, "m", "a", model.Size{Host: 5})
+	_, noted, err := r.SetLoaded(ctx, "m", "a", model.Size{Host: 5}, nil)
 	if expect(t, "loaded without a claim", err, ""); noted {
 		t.Error("a load without a claim counts")
 	}
@@ -459,7 +459,7 @@ func TestReplicasAreRecorded(t *testing.T) {
 			t.Error("nothing was claimed")
 		}
 	}
-	_, noted, err = r.SetLoaded(ctx, "m", "a", model.Size{Host: 5, Device: 6})
+	_, noted, err = r.SetLoaded(ctx, "m", "a", model.Size{Host: 5, Device: 6}, nil)
 	if expect(t, "loaded", err, ""); !noted {
 		t.Error("a load does not count")
 	}
@@ -488,7 +488,7 @@ func TestReplicasAreRecorded(t *testing.T) {
 	if _, there, _ := r.Model("m"); len(there.GetReplicas()) != 0 {
 		t.Errorf("a new registration has the replicas %v", there)
 	}
-	_, noted, err = r.SetLoaded(ctx, "m", "a", model.Size{})
+	_, noted, err = r.SetLoaded(ctx, "m", "a", model.Size{}, nil)
 	if expect(t, "an old load", err, ""); noted {
 		t.Error("a load for another registration counts")
 	}

@@ -7,9 +7,11 @@ import (
 	"slices"
 	"time"
 
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
+	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 
 	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/mesh/model"
@@ -33,10 +35,11 @@ const (
 )
 
 const (
-	// maxFailures is how many failures a record has, and maxMessage their longest message in
-	// runes.
+	// maxFailures is how many failures a record has, maxMessage their longest message in runes,
+	// and maxSpec the bytes of a spec.
 	maxFailures = 8
 	maxMessage  = 256
+	maxSpec     = 2 << 10
 )
 
 // LiveReplicas returns the entries that count: failures expire.
@@ -149,14 +152,17 @@ func (r *Registry) ClaimLoading(ctx context.Context, id model.ID, host pipeline.
 }
 
 // SetLoaded notes that a host has loaded a model. If noted is false its claim was removed, and
-// it has to unload the model.
-func (r *Registry) SetLoaded(ctx context.Context, id model.ID, host pipeline.HostID, size model.Size) (there *meshv1.ReplicasRecord, noted bool, err error) {
+// it has to unload the model. The spec is the model's own; nil where it has the stage's.
+func (r *Registry) SetLoaded(ctx context.Context, id model.ID, host pipeline.HostID, size model.Size, spec *stagev1.Spec) (there *meshv1.ReplicasRecord, noted bool, err error) {
 	return r.changeReplicas(ctx, id, func(now time.Time, there *meshv1.ReplicasRecord) bool {
 		if StateOf(there, host) != loading {
 			return false
 		}
 		setReplica(there, &meshv1.Replica{Host: string(host), State: loaded, Size: SizeToProto(size)}, now)
 		there.LastUse = timestamppb.New(now)
+		if there.Spec = spec; proto.Size(spec) > maxSpec {
+			there.Spec = nil
+		}
 		return true
 	})
 }

@@ -26,15 +26,16 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/model"
 )
 
-// openModels returns a client of a port that serves models, and its registry on a real broker.
-func openModels(t *testing.T) (adminv1connect.ModelServiceClient, *models.Registry) {
+// openModels returns a client of a port that serves models, its registry on a real broker, and
+// what has the gateway begin to stop.
+func openModels(t *testing.T) (client adminv1connect.ModelServiceClient, registry *models.Registry, stop context.CancelFunc) {
 	t.Helper()
 	log := slog.New(slog.DiscardHandler)
 	table, err := natskv.New(natskv.Settings{Mesh: string(mesh), URL: testbed.StartBroker(t).URL(), Logger: log})
 	if err != nil {
 		t.Fatal(err)
 	}
-	registry := models.New(models.Settings{Table: table, Fills: true, Logger: log})
+	registry = models.New(models.Settings{Table: table, Fills: true, Logger: log})
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	var running errgroup.Group
 	running.Go(func() error { return table.Run(ctx) })
@@ -46,8 +47,9 @@ func openModels(t *testing.T) (adminv1connect.ModelServiceClient, *models.Regist
 		}
 	})
 	testbed.Eventually(t, "the models are known", func() bool { return registry.Ready() == nil })
-	url := serve(t, adminapi.Settings{DeadLetters: &fake{}, Models: registry, Placer: models.NewPlacer(registry, nil)})
-	return adminv1connect.NewModelServiceClient(fronttest.Client(t, false), url), registry
+	stopping, stop := context.WithCancel(t.Context())
+	url := serve(t, adminapi.Settings{DeadLetters: &fake{}, Models: registry, Placer: models.NewPlacer(registry, nil), Stopping: stopping})
+	return adminv1connect.NewModelServiceClient(fronttest.Client(t, false), url), registry, stop
 }
 
 func registerModel(t *testing.T, client adminv1connect.ModelServiceClient, m *meshv1.Model) (*adminv1.RegisterModelResponse, error) {
@@ -69,7 +71,7 @@ func to(id string) *meshv1.AliasRoute { return &meshv1.AliasRoute{Model: id} }
 
 func TestModelsAreManaged(t *testing.T) {
 	t.Parallel()
-	client, registry := openModels(t)
+	client, registry, _ := openModels(t)
 	ctx := t.Context()
 	for i := range 5 {
 		in := &meshv1.Model{Id: fmt.Sprint("m", i), Stage: "score", Type: "linear", Source: "a.json", Options: map[string]string{"k": "v"}, Size: &meshv1.ModelSize{Host: 5}, MinReplicas: 1}
@@ -91,7 +93,7 @@ func TestModelsAreManaged(t *testing.T) {
 		out, err := client.GetModel(ctx, connect.NewRequest(&adminv1.GetModelRequest{Id: "m1"}))
 		return err == nil && out.Msg.GetModel().GetState() == adminv1.ModelState_MODEL_STATE_LOADING && out.Msg.GetModel().GetReplicas()[0].GetHost() == "host"
 	})
-	if _, _, err := registry.SetLoaded(ctx, "m1", "host", model.Size{Host: 1}); err != nil {
+	if _, _, err := registry.SetLoaded(ctx, "m1", "host", model.Size{Host: 1}, nil); err != nil {
 		t.Fatal(err)
 	}
 	testbed.Eventually(t, "the model is loaded", func() bool {
@@ -175,9 +177,38 @@ func TestModelsAreManaged(t *testing.T) {
 	}
 }
 
+func TestWaitEndsWhenGatewayStops(t *testing.T) {
+	t.Parallel()
+	client, registry, stop := openModels(t)
+	for _, id := range []model.ID{"old", "new"} {
+		if _, _, err := registry.Register(t.Context(), models.Registration{Model: model.Model{ID: id, Stage: "score"}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, _, err := registry.ClaimLoading(t.Context(), "old", "host", func(*meshv1.ReplicasRecord) bool { return true }); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := registry.SetLoaded(t.Context(), "old", "host", model.Size{Host: 1}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := setAlias(t, client, &adminv1.SetAliasRequest{Name: "iris", Route: to("old")}); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() {
+		ended <- setAlias(t, client, &adminv1.SetAliasRequest{Name: "iris", Route: to("new"), Wait: true})
+	}()
+	testbed.Eventually(t, "the alias has a target", func() bool {
+		alias, err := registry.Alias("iris", "")
+		return err == nil && alias.GetTarget() != nil
+	})
+	stop()
+	expect(t, "the wait", testbed.Receive(t, "the end of the wait", ended), fault.ModelLoading)
+}
+
 func TestLatestModelsAreThoseUsedLast(t *testing.T) {
 	t.Parallel()
-	client, registry := openModels(t)
+	client, registry, _ := openModels(t)
 	now := time.Now()
 	for i := range 5 {
 		id := model.ID(fmt.Sprintf("%c%d", 'a'+i%2, i))
@@ -209,7 +240,7 @@ func TestLatestModelsAreThoseUsedLast(t *testing.T) {
 
 func TestBadModelsNameTheirField(t *testing.T) {
 	t.Parallel()
-	client, _ := openModels(t)
+	client, _, _ := openModels(t)
 	edit := func(change func(m *meshv1.Model)) *meshv1.Model {
 		m := &meshv1.Model{Id: "m", Stage: "score"}
 		change(m)

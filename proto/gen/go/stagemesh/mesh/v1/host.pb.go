@@ -272,7 +272,9 @@ type CacheRecord struct {
 	Queued    uint32 `protobuf:"varint,8,opt,name=queued,proto3" json:"queued,omitempty"`
 	Loading   uint32 `protobuf:"varint,9,opt,name=loading,proto3" json:"loading,omitempty"`
 	// How long a load may well take, by type of model.
-	LoadTimes     map[string]*durationpb.Duration `protobuf:"bytes,10,rep,name=load_times,json=loadTimes,proto3" json:"load_times,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	LoadTimes map[string]*durationpb.Duration `protobuf:"bytes,10,rep,name=load_times,json=loadTimes,proto3" json:"load_times,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Requests for models a minute.
+	Rate          uint32 `protobuf:"varint,11,opt,name=rate,proto3" json:"rate,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -375,6 +377,13 @@ func (x *CacheRecord) GetLoadTimes() map[string]*durationpb.Duration {
 		return x.LoadTimes
 	}
 	return nil
+}
+
+func (x *CacheRecord) GetRate() uint32 {
+	if x != nil {
+		return x.Rate
+	}
+	return 0
 }
 
 // BatchEstimate is how long recent batches of one key ran and were held.
@@ -548,7 +557,7 @@ const file_stagemesh_mesh_v1_host_proto_rawDesc = "" +
 	"\x05cache\x18\x16 \x01(\v2\x1e.stagemesh.mesh.v1.CacheRecordR\x05cache\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x99\x04\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xad\x04\n" +
 	"\vCacheRecord\x128\n" +
 	"\bcapacity\x18\x01 \x01(\v2\x1c.stagemesh.mesh.v1.ModelSizeR\bcapacity\x120\n" +
 	"\x04used\x18\x02 \x01(\v2\x1c.stagemesh.mesh.v1.ModelSizeR\x04used\x12?\n" +
@@ -563,7 +572,8 @@ const file_stagemesh_mesh_v1_host_proto_rawDesc = "" +
 	"\aloading\x18\t \x01(\rR\aloading\x12L\n" +
 	"\n" +
 	"load_times\x18\n" +
-	" \x03(\v2-.stagemesh.mesh.v1.CacheRecord.LoadTimesEntryR\tloadTimes\x1aW\n" +
+	" \x03(\v2-.stagemesh.mesh.v1.CacheRecord.LoadTimesEntryR\tloadTimes\x12\x12\n" +
+	"\x04rate\x18\v \x01(\rR\x04rate\x1aW\n" +
 	"\x0eLoadTimesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12/\n" +
 	"\x05value\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05value:\x028\x01\"\xa3\x01\n" +

@@ -7,6 +7,7 @@
 package meshv1
 
 import (
+	v1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
@@ -316,7 +317,10 @@ type ReplicasRecord struct {
 	RegisteredAt *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=registered_at,json=registeredAt,proto3" json:"registered_at,omitempty"`
 	LastUse      *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=last_use,json=lastUse,proto3" json:"last_use,omitempty"`
 	// Sorted by host.
-	Replicas      []*Replica `protobuf:"bytes,3,rep,name=replicas,proto3" json:"replicas,omitempty"`
+	Replicas []*Replica `protobuf:"bytes,3,rep,name=replicas,proto3" json:"replicas,omitempty"`
+	// The model's own inputs and outputs, as it was last loaded; unset where it has its stage's,
+	// was never loaded, or they are too large.
+	Spec          *v1.Spec `protobuf:"bytes,4,opt,name=spec,proto3" json:"spec,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -368,6 +372,13 @@ func (x *ReplicasRecord) GetLastUse() *timestamppb.Timestamp {
 func (x *ReplicasRecord) GetReplicas() []*Replica {
 	if x != nil {
 		return x.Replicas
+	}
+	return nil
+}
+
+func (x *ReplicasRecord) GetSpec() *v1.Spec {
+	if x != nil {
+		return x.Spec
 	}
 	return nil
 }
@@ -756,7 +767,7 @@ var File_stagemesh_mesh_v1_model_proto protoreflect.FileDescriptor
 
 const file_stagemesh_mesh_v1_model_proto_rawDesc = "" +
 	"\n" +
-	"\x1dstagemesh/mesh/v1/model.proto\x12\x11stagemesh.mesh.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xab\x02\n" +
+	"\x1dstagemesh/mesh/v1/model.proto\x12\x11stagemesh.mesh.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1estagemesh/stage/v1/stage.proto\"\xab\x02\n" +
 	"\x05Model\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
 	"\x05stage\x18\x02 \x01(\tR\x05stage\x12\x12\n" +
@@ -777,11 +788,12 @@ const file_stagemesh_mesh_v1_model_proto_rawDesc = "" +
 	"\blast_use\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\alastUse\x12\x1f\n" +
 	"\vauto_delete\x18\x04 \x01(\bR\n" +
 	"autoDelete\x12\x1a\n" +
-	"\bdeleting\x18\x05 \x01(\bR\bdeleting\"\xc0\x01\n" +
+	"\bdeleting\x18\x05 \x01(\bR\bdeleting\"\xee\x01\n" +
 	"\x0eReplicasRecord\x12?\n" +
 	"\rregistered_at\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\fregisteredAt\x125\n" +
 	"\blast_use\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\alastUse\x126\n" +
-	"\breplicas\x18\x03 \x03(\v2\x1a.stagemesh.mesh.v1.ReplicaR\breplicas\"\xe6\x01\n" +
+	"\breplicas\x18\x03 \x03(\v2\x1a.stagemesh.mesh.v1.ReplicaR\breplicas\x12,\n" +
+	"\x04spec\x18\x04 \x01(\v2\x18.stagemesh.stage.v1.SpecR\x04spec\"\xe6\x01\n" +
 	"\aReplica\x12\x12\n" +
 	"\x04host\x18\x01 \x01(\tR\x04host\x125\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x1f.stagemesh.mesh.v1.ReplicaStateR\x05state\x120\n" +
@@ -850,6 +862,7 @@ var file_stagemesh_mesh_v1_model_proto_goTypes = []any{
 	nil,                           // 12: stagemesh.mesh.v1.AliasRoute.WeightsEntry
 	nil,                           // 13: stagemesh.mesh.v1.ModelSettings.TypesEntry
 	(*timestamppb.Timestamp)(nil), // 14: google.protobuf.Timestamp
+	(*v1.Spec)(nil),               // 15: stagemesh.stage.v1.Spec
 }
 var file_stagemesh_mesh_v1_model_proto_depIdxs = []int32{
 	11, // 0: stagemesh.mesh.v1.Model.options:type_name -> stagemesh.mesh.v1.Model.OptionsEntry
@@ -860,20 +873,21 @@ var file_stagemesh_mesh_v1_model_proto_depIdxs = []int32{
 	14, // 5: stagemesh.mesh.v1.ReplicasRecord.registered_at:type_name -> google.protobuf.Timestamp
 	14, // 6: stagemesh.mesh.v1.ReplicasRecord.last_use:type_name -> google.protobuf.Timestamp
 	5,  // 7: stagemesh.mesh.v1.ReplicasRecord.replicas:type_name -> stagemesh.mesh.v1.Replica
-	0,  // 8: stagemesh.mesh.v1.Replica.state:type_name -> stagemesh.mesh.v1.ReplicaState
-	14, // 9: stagemesh.mesh.v1.Replica.since:type_name -> google.protobuf.Timestamp
-	2,  // 10: stagemesh.mesh.v1.Replica.size:type_name -> stagemesh.mesh.v1.ModelSize
-	7,  // 11: stagemesh.mesh.v1.Alias.active:type_name -> stagemesh.mesh.v1.AliasRoute
-	7,  // 12: stagemesh.mesh.v1.Alias.target:type_name -> stagemesh.mesh.v1.AliasRoute
-	12, // 13: stagemesh.mesh.v1.AliasRoute.weights:type_name -> stagemesh.mesh.v1.AliasRoute.WeightsEntry
-	8,  // 14: stagemesh.mesh.v1.AliasRoute.shadow:type_name -> stagemesh.mesh.v1.AliasShadow
-	13, // 15: stagemesh.mesh.v1.ModelSettings.types:type_name -> stagemesh.mesh.v1.ModelSettings.TypesEntry
-	10, // 16: stagemesh.mesh.v1.ModelSettings.TypesEntry.value:type_name -> stagemesh.mesh.v1.TypeConstraint
-	17, // [17:17] is the sub-list for method output_type
-	17, // [17:17] is the sub-list for method input_type
-	17, // [17:17] is the sub-list for extension type_name
-	17, // [17:17] is the sub-list for extension extendee
-	0,  // [0:17] is the sub-list for field type_name
+	15, // 8: stagemesh.mesh.v1.ReplicasRecord.spec:type_name -> stagemesh.stage.v1.Spec
+	0,  // 9: stagemesh.mesh.v1.Replica.state:type_name -> stagemesh.mesh.v1.ReplicaState
+	14, // 10: stagemesh.mesh.v1.Replica.since:type_name -> google.protobuf.Timestamp
+	2,  // 11: stagemesh.mesh.v1.Replica.size:type_name -> stagemesh.mesh.v1.ModelSize
+	7,  // 12: stagemesh.mesh.v1.Alias.active:type_name -> stagemesh.mesh.v1.AliasRoute
+	7,  // 13: stagemesh.mesh.v1.Alias.target:type_name -> stagemesh.mesh.v1.AliasRoute
+	12, // 14: stagemesh.mesh.v1.AliasRoute.weights:type_name -> stagemesh.mesh.v1.AliasRoute.WeightsEntry
+	8,  // 15: stagemesh.mesh.v1.AliasRoute.shadow:type_name -> stagemesh.mesh.v1.AliasShadow
+	13, // 16: stagemesh.mesh.v1.ModelSettings.types:type_name -> stagemesh.mesh.v1.ModelSettings.TypesEntry
+	10, // 17: stagemesh.mesh.v1.ModelSettings.TypesEntry.value:type_name -> stagemesh.mesh.v1.TypeConstraint
+	18, // [18:18] is the sub-list for method output_type
+	18, // [18:18] is the sub-list for method input_type
+	18, // [18:18] is the sub-list for extension type_name
+	18, // [18:18] is the sub-list for extension extendee
+	0,  // [0:18] is the sub-list for field type_name
 }
 
 func init() { file_stagemesh_mesh_v1_model_proto_init() }
