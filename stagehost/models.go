@@ -489,8 +489,13 @@ func (e *modelClaimed) apply(l *loop) {
 		s.passOn(e.id, items, fault.From(e.err))
 	case e.err != nil:
 		for _, it := range items {
-			if it.refusal != nil || !e.isRefused {
-				l.fail(it, cmp.Or(it.refusal, fault.From(e.err)))
+			f := cmp.Or(it.refusal, fault.From(e.err))
+			switch {
+			case it.refusal == nil && e.isRefused:
+			case f.Reason == fault.RegistryUnavailable:
+				l.overflow(it, f)
+			default:
+				l.fail(it, f)
 			}
 		}
 	case e.to != l.host.settings.Host:

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -439,6 +440,35 @@ func TestHostDoesWhatTheRegistrySays(t *testing.T) {
 	claim("a")
 	checkModel(t, "a", b.ask("x", of("a"), at(h)))
 	await("c", 1, meshv1.ReplicaState_REPLICA_STATE_LOADED)
+}
+
+// tableAway is a table that cannot be read or written while it is away.
+type tableAway struct {
+	discovery.Table
+	away atomic.Bool
+}
+
+func (t *tableAway) Get(ctx context.Context, key discovery.Key) (discovery.Entry, error) {
+	if t.away.Load() {
+		return discovery.Entry{}, errors.New("away")
+	}
+	return t.Table.Get(ctx, key)
+}
+
+func TestDurableRequestsAwaitTheRegistry(t *testing.T) {
+	t.Parallel()
+	b := newModelBed(t)
+	b.register("a", "b")
+	table := &tableAway{Table: b.table}
+	h := b.host(&loads{}, 8, func(s *stagehost.Settings) { s.Registry.Models = table })
+	checkModel(t, "a", b.ask("x", of("a")))
+	table.away.Store(true)
+	b.ask("y", of("b")).fails(fault.RegistryUnavailable)
+	checkModel(t, "a", b.ask("y", of("a")))
+	c := b.ask("z", of("b"), durable)
+	testbed.Eventually(t, "the durable request has returned to its queue, and comes again", func() bool { return h.counts.of("stagemesh.stage.redelivered") > 0 })
+	table.away.Store(false)
+	checkModel(t, "b", c)
 }
 
 func TestPlacerEnsuresThatAModelIsLoaded(t *testing.T) {
