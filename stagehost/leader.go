@@ -291,3 +291,21 @@ func (h *Host) moveModels(ctx context.Context) {
 	}
 	_ = moves.Wait() // no error
 }
+
+// deleteOwnQueue deletes the host's own queue if no other host takes over what a sender may still
+// put there.
+func (h *Host) deleteOwnQueue() {
+	if h.loader == nil {
+		return
+	}
+	alive, _ := h.aliveHosts()
+	delete(alive, h.settings.Host)
+	if len(alive) > 0 || len(h.pulled) == 1 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), registryTimeout)
+	defer cancel()
+	if err := h.bus.DeleteQueue(ctx, pipeline.HostQueue(h.settings.Stage, h.settings.Host), pipeline.Memory); err != nil {
+		h.settings.Logger.Warn("the host's own queue stays behind", "error", err)
+	}
+}

@@ -263,7 +263,7 @@ func (l *loop) extend(now time.Time) {
 	l.host.load.recordInFlight(&l.ledger)
 	l.host.load.recordLearned(l.batcher)
 	if l.models != nil {
-		l.host.load.recordCache(l.models.published(now))
+		l.host.load.recordCache(l.models.cacheRecord(now))
 		l.host.metrics.recordModels(l.models, now)
 	}
 	l.cancelledIDs.expire(now)

@@ -1,0 +1,260 @@
+package stagehost
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
+
+	"github.com/stagemesh/stagemesh/discovery/models"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/model"
+	"github.com/stagemesh/stagemesh/stagehost/batch"
+	"github.com/stagemesh/stagemesh/stagehost/modelcache"
+	"github.com/stagemesh/stagemesh/stagehost/runner"
+	"github.com/stagemesh/stagemesh/stagehost/schema"
+)
+
+// contractOf returns the contract of a loaded model; nil where it is not loaded.
+func (h *Host) contractOf(id model.ID) *schema.Contract {
+	contract, _ := h.contracts.Load(id)
+	out, _ := contract.(*schema.Contract)
+	return out
+}
+
+// ownSpec returns the spec of a model's contract; nil where that is the stage's.
+func (h *Host) ownSpec(c *schema.Contract) *stagev1.Spec {
+	if c == nil || c == h.contract {
+		return nil
+	}
+	return specToProto(c.Spec())
+}
+
+// act does what the cache decides.
+func (s *modelSet) act(now time.Time) {
+	h := s.loop.host
+	if !s.recheckAt.IsZero() && !now.Before(s.recheckAt) {
+		s.recheckAt = time.Time{}
+		registryChanged{models.Changed{All: true}}.apply(s.loop)
+	}
+	for _, a := range s.cache.Actions(now) {
+		switch r := a.Replica; a.Kind {
+		case modelcache.Load:
+			m := s.known[r.ID]
+			s.start(func(ctx context.Context) event { return h.loadModel(ctx, r, m) })
+		case modelcache.Unload:
+			if a.Evict {
+				h.metrics.modelEvictions.inc()
+			}
+			// What the registry has may be about a new replica already.
+			lastUse, isRefused := r.LastUse, s.refused[r] || s.cache.Replica(r.ID) != nil
+			s.busy[r.ID]++
+			h.contracts.Delete(r.ID)
+			delete(s.limits, r.ID)
+			s.start(func(ctx context.Context) event { return h.unloadModel(ctx, r, lastUse, isRefused) })
+		case modelcache.Refuse:
+			s.refuse(r, a.Refusal)
+		}
+	}
+}
+
+// start runs what the cache decides in a goroutine, which posts the end.
+func (s *modelSet) start(run func(context.Context) event) {
+	h, generation := s.loop.host, s.generation
+	h.runs.Go(func() {
+		ctx, cancel := context.WithTimeout(h.runCtx, h.cacheSettings.LoadTimeout)
+		defer cancel()
+		h.post(&actionEnded{generation, run(ctx)})
+	})
+}
+
+// actionEnded is the end of an action at a runtime. That of one that is gone says nothing.
+type actionEnded struct {
+	generation uint64
+	end        event
+}
+
+func (e *actionEnded) apply(l *loop) {
+	if unloaded, ok := e.end.(*modelUnloaded); ok {
+		defer l.models.free(unloaded.replica.ID, nil)
+	}
+	if e.generation == l.models.generation {
+		e.end.apply(l)
+	}
+}
+
+// refuse ends a replica that is not loaded.
+func (s *modelSet) refuse(r *modelcache.Replica, refusal *modelcache.Refusal) {
+	items, f := s.of(r), refusalFault(r.ID, refusal)
+	switch refusal.Reason {
+	case modelcache.Failed:
+		// The registry has it.
+		f = s.failures[r]
+		delete(s.failures, r)
+	case modelcache.Dropped:
+	default:
+		s.record(r.ID, refusal, r.LastUse)
+	}
+	switch {
+	case r.State() != modelcache.Ended:
+		s.refused[r] = true
+	case s.cache.Replica(r.ID) == nil:
+		delete(s.known, r.ID)
+		s.loop.host.contracts.Delete(r.ID)
+		delete(s.limits, r.ID)
+	}
+	if refusal.Reason != modelcache.Dropped {
+		s.passOn(r.ID, items, f)
+		return
+	}
+	for _, it := range items {
+		s.unpin(it)
+	}
+	if len(items) > 0 && s.busy[r.ID] == 0 {
+		s.claim(r.ID)
+	}
+}
+
+// of returns the items that wait for a replica.
+func (s *modelSet) of(r *modelcache.Replica) (out []*item) {
+	for _, it := range s.waiting[r.ID] {
+		if it.replica == r {
+			out = append(out, it)
+		}
+	}
+	return out
+}
+
+// modelLoaded is the end of a load.
+type modelLoaded struct {
+	replica *modelcache.Replica
+	loaded  runner.LoadedModel
+	// contract is what the model takes.
+	contract *schema.Contract
+	err      error
+}
+
+// loadModel loads a model, and tells the registry how that ended.
+func (h *Host) loadModel(ctx context.Context, r *modelcache.Replica, m model.Model) event {
+	begin := time.Now()
+	e := &modelLoaded{replica: r, contract: h.contract}
+	e.loaded, e.err = h.loader.Load(ctx, m)
+	if own := e.loaded.Spec; e.err == nil && own != nil {
+		if e.contract, e.err = schema.Compile(*own); e.err != nil {
+			e.err = fmt.Errorf("its spec: %w", e.err)
+		}
+	}
+	took := time.Since(begin)
+	h.metrics.countLoad(took, e.err)
+	log := h.settings.Logger.With("model", m.ID, "took", took.Round(time.Millisecond))
+	ctx, cancel := context.WithTimeout(h.runCtx, registryTimeout)
+	defer cancel()
+	registry, own := h.models, h.settings.Host
+	var err error
+	switch {
+	case e.err == nil:
+		log.Debug("model loaded")
+		_, _, err = registry.SetLoaded(ctx, m.ID, own, e.loaded.Size, h.ownSpec(e.contract))
+	case errors.Is(e.err, runner.ErrCrashed), errors.Is(e.err, runner.ErrNotStarted):
+		// The cache finds out which load ended the runtime.
+	default:
+		log.Warn("a model is not loaded", "error", e.err)
+		_, err = registry.SetFailed(ctx, m.ID, own, models.KindLoad, e.err.Error())
+	}
+	h.logUnchanged(m.ID, err)
+	return e
+}
+
+func (e *modelLoaded) apply(l *loop) {
+	s, r, now := l.models, e.replica, time.Now()
+	items := s.of(r)
+	switch {
+	case e.err == nil:
+		s.cache.Loaded(now, r, e.loaded.Size)
+		if r.State() != modelcache.Loaded {
+			return // it was dropped meanwhile
+		}
+		l.host.contracts.Store(r.ID, e.contract)
+		delete(s.limits, r.ID)
+		if most := e.loaded.MaxConcurrency; 0 < most && most < l.host.settings.Runner.Concurrency() {
+			s.limits[r.ID] = &batch.Limit{Most: most}
+		}
+		s.fit(items...)
+	case errors.Is(e.err, runner.ErrCrashed):
+		// RuntimeLost takes the place of this report.
+	default:
+		s.failures[r] = fault.Newf(fault.ModelLoadFailed, "model %s is not loaded: %w", r.ID, e.err)
+		s.cache.LoadFailed(now, r, !errors.Is(e.err, runner.ErrInvalidModel) && !errors.Is(e.err, runner.ErrNotStarted))
+	}
+}
+
+// modelUnloaded is the end of an unload.
+type modelUnloaded struct {
+	replica *modelcache.Replica
+	err     error
+}
+
+// unloadModel unloads a model once the registry does not show it any more.
+func (h *Host) unloadModel(ctx context.Context, r *modelcache.Replica, lastUse time.Time, isRefused bool) event {
+	if !isRefused {
+		_, err := h.models.RemoveReplica(ctx, r.ID, h.settings.Host, lastUse)
+		h.logUnchanged(r.ID, err)
+	}
+	err := h.loader.Unload(ctx, r.ID)
+	return &modelUnloaded{replica: r, err: err}
+}
+
+func (e *modelUnloaded) apply(l *loop) {
+	if e.err != nil {
+		l.host.settings.Logger.Warn("a model is not unloaded", "model", e.replica.ID, "error", e.err)
+	}
+	l.models.cache.Unloaded(time.Now(), e.replica, e.err)
+	if e.replica.State() == modelcache.Ended {
+		delete(l.models.refused, e.replica)
+	}
+}
+
+// runtimeChanged is another process that has the models, none of which are loaded.
+type runtimeChanged struct{ generation uint64 }
+
+func (e runtimeChanged) apply(l *loop) {
+	s := l.models
+	if s.generation != 0 && e.generation != s.generation {
+		s.cache.RuntimeLost()
+		l.host.contracts.Clear()
+		clear(s.limits)
+		clear(s.refused)
+	}
+	if s.generation = e.generation; s.generation != 0 {
+		s.cache.RuntimeReady()
+	}
+}
+
+// watchRuntime posts the changes of the process that has the models.
+func (h *Host) watchRuntime(ctx context.Context) error {
+	for {
+		generation, changed := h.loader.Models()
+		h.post(runtimeChanged{generation})
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+func refusalFault(id model.ID, err error) *fault.Fault {
+	refusal, ok := errors.AsType[*modelcache.Refusal](err)
+	if !ok {
+		return fault.From(err)
+	}
+	switch refusal.Reason {
+	case modelcache.TooLarge:
+		return fault.Newf(fault.ModelTooLarge, "model %s: %w", id, err)
+	case modelcache.Crashed:
+		return fault.Newf(fault.ModelLoadFailed, "model %s: %w", id, err)
+	}
+	return fault.Newf(fault.CacheFull, "model %s: %w", id, err).WithRetryAfter(max(refusal.RetryAfter, time.Second))
+}

@@ -1,0 +1,398 @@
+package stagehost
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"iter"
+	"maps"
+	"slices"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
+
+	"github.com/stagemesh/stagemesh/discovery/models"
+	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/model"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/stagehost/modelcache"
+)
+
+const (
+	// registryTimeout bounds a change of the registry, and the search for another host.
+	registryTimeout = 5 * time.Second
+	// removalsAtOnce is how many records are removed at a time when the host leaves.
+	removalsAtOnce = 8
+	// recheckPause is the pause after a change that the registry did not take, claimPause that
+	// before a claim is decided again.
+	recheckPause = time.Second
+	claimPause   = 20 * time.Millisecond
+	// predictTimeout bounds the question for the size of a model before its load.
+	predictTimeout = 500 * time.Millisecond
+)
+
+// claim asks the registry for the host of a model that is not here, for all items that wait
+// for it.
+func (s *modelSet) claim(id model.ID) {
+	s.busy[id]++
+	h := s.loop.host
+	q := claimQuestion{isUnwanted: len(s.waiting[id]) == 0}
+	for _, it := range s.waiting[id] {
+		// Only items in memory are passed on, and no further than may be.
+		q.isHere = q.isHere || !it.mayPassOn() || it.durable()
+		q.isChosen = q.isChosen || it.env.Hop().Host == h.settings.Host
+		q.isRefused = q.isRefused || it.refusal != nil
+		for _, host := range it.env.Hop().Visited {
+			q.visited = append(q.visited, pipeline.HostID(host))
+		}
+	}
+	h.runs.Go(func() {
+		ctx, cancel := context.WithTimeout(h.runCtx, registryTimeout)
+		defer cancel()
+		m, to, err := h.claimModel(ctx, id, q)
+		h.post(&modelClaimed{id: id, isRefused: q.isRefused, model: m, to: to, err: err})
+	})
+}
+
+// free ends something that was done about a model, and has its items go on. After an error what
+// is left to do waits until recheckAt.
+func (s *modelSet) free(id model.ID, err error) {
+	if s.busy[id]--; s.busy[id] > 0 {
+		return
+	}
+	delete(s.busy, id)
+	switch isHere := s.cache.Replica(id) != nil; {
+	case !isHere && len(s.waiting[id]) > 0:
+		s.claim(id)
+		return
+	case err != nil:
+		s.recheckAt = time.Now().Add(recheckPause)
+	default:
+		s.reconcile(time.Now(), id)
+	}
+	if s.busy[id] == 0 && s.cache.Replica(id) == nil {
+		delete(s.known, id)
+	}
+}
+
+// claimQuestion is about a model for which items wait. If isHere is true this host has to load
+// it, if isChosen is true it is the one that should, and if isRefused is true another one has
+// to.
+type claimQuestion struct {
+	visited                     []pipeline.HostID
+	isHere, isChosen, isRefused bool
+	// isUnwanted is true where no item waits: the host loads it only if it has the claim.
+	isUnwanted bool
+}
+
+// claimModel returns the host that requests for a model go to, and the model if that is this
+// host: then it has the claim to load it. An error with this host is why it does not load it.
+func (h *Host) claimModel(ctx context.Context, id model.ID, q claimQuestion) (model.Model, pipeline.HostID, error) {
+	registry, own, visited := h.models, h.settings.Host, q.visited
+	m, _, err := registry.Find(ctx, id)
+	if err == nil && m.Stage != h.settings.Stage {
+		err = fault.InField(fault.InvalidRequest, "model", "model %s is one of stage %s", id, m.Stage)
+	}
+	if err != nil {
+		return model.Model{}, "", err
+	}
+	for {
+		there, _, err := registry.ClaimLoading(ctx, id, own, func(there *meshv1.ReplicasRecord) bool {
+			return !q.isRefused && models.FailureOf(there, own, time.Now()) == nil && (q.isHere || q.isChosen && models.Holder(there, visited) == "")
+		})
+		if err != nil {
+			return model.Model{}, "", err
+		}
+		if failure := models.FailureOf(there, own, time.Now()); failure != nil && !q.isRefused {
+			return model.Model{}, own, fault.Newf(fault.ModelLoadFailed, "model %s is not loaded: %s", id, failure.GetMessage()).WithRetryAfter(time.Second)
+		}
+		if models.HasReplica(there, own) && !q.isRefused {
+			out := m.Model
+			if out.Size == (model.Size{}) {
+				out.Size = h.predictSize(ctx, out)
+			}
+			return out, own, nil
+		}
+		if q.isUnwanted {
+			return model.Model{}, "", nil
+		}
+		holder := models.Holder(there, append(slices.Clip(visited), own))
+		if holder == "" {
+			without := visited
+			if q.isRefused {
+				without = append(slices.Clip(without), own)
+			}
+			holder, err = h.placer.Load(ctx, id, models.Wanted{Replicas: 1, Without: without})
+			switch {
+			case holder != own && holder != "":
+				return model.Model{}, holder, nil
+			case err != nil && !q.isRefused && fault.From(err).Reason == fault.NoCapacity:
+				q.isChosen = true // this host may not be known yet
+			case err != nil:
+				return model.Model{}, "", err
+			}
+			// Some host has begun to load it, or the record changes at this moment.
+			select {
+			case <-time.After(claimPause):
+			case <-ctx.Done():
+			}
+			continue
+		}
+		if _, err = h.bus.Alive(ctx, pipeline.HostQueue(h.settings.Stage, holder)); !errors.Is(err, bus.ErrNoHost) {
+			return model.Model{}, holder, nil
+		}
+		visited = append(slices.Clip(visited), holder)
+	}
+}
+
+// predictSize returns the size of a model, zero where the runtime does not know.
+func (h *Host) predictSize(ctx context.Context, m model.Model) model.Size {
+	ctx, cancel := context.WithTimeout(ctx, predictTimeout)
+	defer cancel()
+	size, err := h.loader.Size(ctx, m)
+	if err != nil {
+		h.settings.Logger.Debug("the size of a model is not known", "model", m.ID, "error", err)
+	}
+	return size
+}
+
+// modelClaimed is the answer of the registry: the host of the model, or why there is none.
+type modelClaimed struct {
+	id model.ID
+	// isRefused is true where this host did not count.
+	isRefused bool
+	model     model.Model
+	to        pipeline.HostID
+	err       error
+}
+
+func (e *modelClaimed) apply(l *loop) {
+	s := l.models
+	defer s.free(e.id, e.err)
+	items := slices.Clone(s.waiting[e.id])
+	switch {
+	case e.err != nil && e.to == l.host.settings.Host:
+		s.passOn(e.id, items, fault.From(e.err))
+	case e.err != nil:
+		for _, it := range items {
+			f := cmp.Or(it.refusal, fault.From(e.err))
+			switch {
+			case it.refusal == nil && e.isRefused:
+			case f.Reason == fault.RegistryUnavailable:
+				l.overflow(it, f)
+			default:
+				l.fail(it, f)
+			}
+		}
+	case e.to != l.host.settings.Host:
+		for _, it := range items {
+			if e.to == "" || it.durable() || !it.mayPassOn() {
+				continue // free claims the model again, for this host
+			}
+			l.forward(it, e.to)
+		}
+	default:
+		s.known[e.id] = e.model
+		for _, it := range items {
+			if s.pin(time.Now(), it) {
+				l.ready(it)
+			}
+		}
+		if s.cache.Replica(e.id) == nil {
+			s.request(e.model)
+		}
+	}
+}
+
+// request has the cache load a model that no item waits for.
+func (s *modelSet) request(m model.Model) {
+	lastUse := time.Time{}
+	if _, there, ok := s.registry.Model(m.ID); ok {
+		lastUse = there.GetLastUse().AsTime()
+	}
+	_, err := s.cache.Want(time.Now(), modelcache.Model{ID: m.ID, Type: m.Type, Size: m.Size, LastUse: lastUse}, modelcache.Requested)
+	if refusal, ok := errors.AsType[*modelcache.Refusal](err); ok {
+		s.record(m.ID, refusal, lastUse)
+	}
+}
+
+// record tells the registry that a model is not loaded here.
+func (s *modelSet) record(id model.ID, refusal *modelcache.Refusal, lastUse time.Time) {
+	kind := models.KindTooLarge
+	switch refusal.Reason {
+	case modelcache.TooLarge:
+	case modelcache.Crashed:
+		kind = models.KindCrashed
+	default:
+		s.giveUp(id, lastUse)
+		return
+	}
+	s.change(id, func(ctx context.Context) error {
+		_, err := s.registry.SetFailed(ctx, id, s.loop.host.settings.Host, kind, refusalFault(id, refusal).Message)
+		return err
+	})
+}
+
+// followModels posts the changes of the registry.
+func (h *Host) followModels(ctx context.Context) error {
+	for changed := range h.models.ChangedModels(ctx) {
+		h.post(registryChanged{changed})
+	}
+	return ctx.Err()
+}
+
+// registryChanged has the models whose records have changed.
+type registryChanged struct{ models.Changed }
+
+func (e registryChanged) apply(l *loop) {
+	s := l.models
+	ids := slices.Values(e.IDs)
+	if e.All {
+		ids = s.mayDiffer()
+	}
+	now := time.Now()
+	for id := range ids {
+		s.reconcile(now, id)
+	}
+}
+
+// mayDiffer returns the models that this host has, here or in the registry.
+func (s *modelSet) mayDiffer() iter.Seq[model.ID] {
+	ids := map[model.ID]bool{}
+	for r := range s.cache.All() {
+		ids[r.ID] = true
+	}
+	for m, there := range s.registry.Models(s.loop.host.settings.Stage) {
+		if models.HasReplica(there, s.loop.host.settings.Host) {
+			ids[m.ID] = true
+		}
+	}
+	return maps.Keys(ids)
+}
+
+// reconcile makes the host do what the registry says of a model: others have it loaded here, or
+// evicted.
+func (s *modelSet) reconcile(now time.Time, id model.ID) {
+	if s.busy[id] > 0 || s.loop.host.isDraining() {
+		return
+	}
+	_, there, _ := s.registry.Model(id)
+	own := s.loop.host.settings.Host
+	r, state := s.cache.Replica(id), models.StateOf(there, own)
+	isThere := models.HasReplica(there, own)
+	switch {
+	case r != nil && !isThere:
+		s.cache.Drop(now, id)
+	case r == nil && state == meshv1.ReplicaState_REPLICA_STATE_LOADING:
+		s.claim(id)
+	case r == nil && isThere:
+		s.giveUp(id, time.Time{})
+	case r != nil && r.State() == modelcache.Loaded && state == meshv1.ReplicaState_REPLICA_STATE_LOADING:
+		spec := s.loop.host.ownSpec(s.loop.host.contractOf(id))
+		s.change(id, func(ctx context.Context) error {
+			_, _, err := s.registry.SetLoaded(ctx, id, own, r.Size, spec)
+			return err
+		})
+	case r != nil && there.GetLastUse().AsTime().After(r.LastUse):
+		// Somebody wants it to stay.
+		_, _ = s.cache.Want(now, modelcache.Model{ID: id, LastUse: there.GetLastUse().AsTime()}, modelcache.Requested) // it is here
+	}
+}
+
+// giveUp removes the host's claim of a model.
+func (s *modelSet) giveUp(id model.ID, lastUse time.Time) {
+	s.change(id, func(ctx context.Context) error {
+		_, err := s.registry.RemoveReplica(ctx, id, s.loop.host.settings.Host, lastUse)
+		return err
+	})
+}
+
+// change changes what the registry has of a model that is not here.
+func (s *modelSet) change(id model.ID, change func(context.Context) error) {
+	s.busy[id]++
+	h := s.loop.host
+	h.runs.Go(func() {
+		ctx, cancel := context.WithTimeout(h.runCtx, registryTimeout)
+		defer cancel()
+		err := change(ctx)
+		h.logUnchanged(id, err)
+		h.post(recordChanged{id, err})
+	})
+}
+
+// recordChanged is the end of a change.
+type recordChanged struct {
+	id  model.ID
+	err error
+}
+
+func (e recordChanged) apply(l *loop) { l.models.free(e.id, e.err) }
+
+// cacheRecord returns what the host publishes of its memory for models.
+func (s *modelSet) cacheRecord(now time.Time) *meshv1.CacheRecord {
+	f, settings := s.cache.Figures(now), s.loop.host.cacheSettings
+	out := &meshv1.CacheRecord{
+		Capacity: models.SizeToProto(f.Capacity), Used: models.SizeToProto(f.Used), DefaultSize: models.SizeToProto(settings.DefaultSize),
+		Models: uint32(f.Models), Full: f.Full, LoadSlots: uint32(settings.LoadSlots), Queued: uint32(f.Queued), Loading: uint32(f.Loading),
+		LoadTimes: map[string]*durationpb.Duration{}, Rate: s.rate,
+	}
+	if !f.OldestUse.IsZero() {
+		out.OldestUse = timestamppb.New(f.OldestUse)
+	}
+	for modelType, took := range f.LoadTimes {
+		out.LoadTimes[modelType] = durationpb.New(took)
+	}
+	return out
+}
+
+// logUnchanged logs that the registry does not take a change, where that is so.
+func (h *Host) logUnchanged(id model.ID, err error) {
+	if err != nil {
+		h.settings.Logger.Debug("the registry of models is not changed", "model", id, "error", err)
+	}
+}
+
+// leaveModels has senders give this host no more items: no replica of it is in the registry any
+// more. It goes on to serve what comes all the same.
+func (h *Host) leaveModels(ctx context.Context) {
+	replicas := h.listModels(ctx)
+	var removals errgroup.Group
+	removals.SetLimit(removalsAtOnce)
+	for id, lastUse := range replicas {
+		removals.Go(func() error {
+			_, err := h.models.RemoveReplica(ctx, id, h.settings.Host, lastUse)
+			return err
+		})
+	}
+	if err := removals.Wait(); err != nil {
+		h.settings.Logger.Warn("the registry may show models of this host for a while", "error", err)
+	}
+}
+
+// listModels returns the models that are here, and their last uses; nil where the context ends.
+func (h *Host) listModels(ctx context.Context) map[model.ID]time.Time {
+	own := make(chan map[model.ID]time.Time, 1)
+	h.post(listModels{own})
+	select {
+	case out := <-own:
+		return out
+	case <-ctx.Done():
+		return nil
+	}
+}
+
+// listModels asks for the models that are here, and their last uses.
+type listModels struct{ to chan<- map[model.ID]time.Time }
+
+func (e listModels) apply(l *loop) {
+	out := map[model.ID]time.Time{}
+	for r := range l.models.cache.All() {
+		out[r.ID] = r.LastUse
+	}
+	e.to <- out
+}
