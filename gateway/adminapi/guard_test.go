@@ -87,7 +87,7 @@ func do(t *testing.T, method, url string, edits ...func(*http.Request)) (head, s
 func TestRejectedCallReportsRequiredToken(t *testing.T) {
 	t.Parallel()
 	url := serve(t, adminapi.Settings{DeadLetters: &fake{}, Tokens: tokens(t, "open-sesame")})
-	for _, path := range []string{adminv1connect.DeadLetterServiceListDeadLettersProcedure, "/", "/elsewhere", "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"} {
+	for _, path := range []string{adminv1connect.DeadLetterServiceListDeadLettersProcedure, "/", "/elsewhere", "/pages/", "/page/.." + adminv1connect.ModelServiceListModelsProcedure, "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"} {
 		response, body := do(t, http.MethodPost, url+path)
 		if response.StatusCode != http.StatusUnauthorized || response.Header.Get("WWW-Authenticate") != "Bearer" || !strings.Contains(body, "Authorization: Bearer TOKEN") {
 			t.Errorf("%s: %s %s", path, response.Status, body)
@@ -125,8 +125,10 @@ func TestProbesNeedNoToken(t *testing.T) {
 			}
 		}
 	}
-	if response, body := do(t, http.MethodGet, url+"/livez"); response.StatusCode != http.StatusOK {
-		t.Errorf("livez: %s %s", response.Status, body)
+	for _, path := range []string{"/livez", "/page/"} {
+		if response, body := do(t, http.MethodGet, url+path); response.StatusCode != http.StatusOK {
+			t.Errorf("%s: %s %s", path, response.Status, body)
+		}
 	}
 	if _, err := healthpb.NewHealthClient(conn).Check(t.Context(), &healthpb.HealthCheckRequest{Service: "pipeline"}); err == nil {
 		t.Error("the health of an unknown service is known")
