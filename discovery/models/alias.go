@@ -222,22 +222,34 @@ func (r *Registry) AwaitSwitch(ctx context.Context, name model.ID) (alias *meshv
 	return alias, err
 }
 
-// Choose returns the model of a route that gets a request: the same for each try of it.
-func Choose(route *meshv1.AliasRoute, request pipeline.RequestID) model.ID {
-	if len(route.GetWeights()) == 0 {
-		return model.ID(route.GetModel())
-	}
-	h := fnv.New32a()
-	_, _ = h.Write([]byte(request))
-	percent := h.Sum32() % maxPercent
-	for _, id := range slices.Sorted(maps.Keys(route.GetWeights())) {
-		if weight := route.GetWeights()[id]; percent >= weight {
-			percent -= weight
-		} else {
-			return model.ID(id)
+// Choose returns the model of a route that gets a request, and the one that also runs it for
+// comparison, if any: the same for each try of it.
+func Choose(route *meshv1.AliasRoute, request pipeline.RequestID) (chosen, shadow model.ID) {
+	chosen = model.ID(route.GetModel())
+	if len(route.GetWeights()) > 0 {
+		percent := percentOf("", request)
+		for _, id := range slices.Sorted(maps.Keys(route.GetWeights())) {
+			if weight := route.GetWeights()[id]; percent >= weight {
+				percent -= weight
+			} else {
+				chosen = model.ID(id)
+				break
+			}
 		}
 	}
-	return model.ID(route.GetModel())
+	// Another hash: weights and shadow choose independently.
+	if s := route.GetShadow(); s != nil && s.GetModel() != string(chosen) && percentOf("shadow", request) < s.GetPercent() {
+		shadow = model.ID(s.GetModel())
+	}
+	return chosen, shadow
+}
+
+// percentOf returns a number below 100, by the hash of a request's ID.
+func percentOf(purpose string, request pipeline.RequestID) uint32 {
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(purpose))
+	_, _ = h.Write([]byte(request))
+	return h.Sum32() % maxPercent
 }
 
 // checkModels reads the models of a route, which are all of one stage. One that is being unregistered may come back, so

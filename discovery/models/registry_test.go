@@ -518,23 +518,29 @@ func TestChangesNeedTheRegistry(t *testing.T) {
 
 func TestRouteChoosesTheSameModelForEachTry(t *testing.T) {
 	t.Parallel()
-	route := &meshv1.AliasRoute{Model: "a", Weights: map[string]uint32{"b": 10, "c": 25}}
+	route := &meshv1.AliasRoute{Model: "a", Weights: map[string]uint32{"b": 10, "c": 25}, Shadow: &meshv1.AliasShadow{Model: "c", Percent: 40}}
 	const requests = 10000
-	counts := map[model.ID]int{}
+	counts, shadows := map[model.ID]int{}, map[model.ID]int{}
 	for i := range requests {
 		request := pipeline.RequestID(fmt.Sprint("request ", i))
-		id := models.Choose(route, request)
-		if again := models.Choose(route, request); again != id {
-			t.Fatalf("%s goes to %s and to %s", request, id, again)
+		id, shadow := models.Choose(route, request)
+		if again, same := models.Choose(route, request); again != id || same != shadow {
+			t.Fatalf("%s goes to %s and to %s, its shadows are %q and %q", request, id, again, shadow, same)
 		}
-		counts[id]++
+		if counts[id]++; shadow != "" {
+			shadows[id]++
+		}
 	}
 	for id, percent := range map[model.ID]int{"a": 65, "b": 10, "c": 25} {
 		if got := counts[id] * 100 / requests; got < percent-3 || got > percent+3 {
 			t.Errorf("%s gets %d%%, want %d%%", id, got, percent)
 		}
+		// Each model has its share of the shadows, but none is its own.
+		if got := shadows[id] * 100 / counts[id]; id == "c" && got != 0 || id != "c" && (got < 36 || got > 44) {
+			t.Errorf("%d%% of the requests of %s have a shadow", got, id)
+		}
 	}
-	if id := models.Choose(&meshv1.AliasRoute{Model: "a", Weights: map[string]uint32{"b": 100}}, "x"); id != "b" {
+	if id, _ := models.Choose(&meshv1.AliasRoute{Model: "a", Weights: map[string]uint32{"b": 100}}, "x"); id != "b" {
 		t.Errorf("all requests go to b, this one to %s", id)
 	}
 }

@@ -46,14 +46,19 @@ func (s *Service) Stream(ctx context.Context, r *Request, emit func(Chunk) error
 // near 8 KiB. Growing beyond takes 7 % of the gateway's time, so no function on this
 // path has large values.
 func (s *Service) infer(ctx context.Context, r *Request, emit func(Chunk) error, begin time.Time, span *tracing.Span, carried envelope.Trace) (*Response, *fault.Fault) {
-	if f := s.admit(r); f != nil {
-		return nil, f
+	if !r.isShadow {
+		if f := s.admit(r); f != nil {
+			return nil, f
+		}
+		defer s.release(r)
 	}
-	defer s.release(r)
 	id := pipeline.RequestID(uuid.Must(uuid.NewV7()).String())
 	p, f := s.Resolve(r.Pipeline, r.ByModel)
 	if f != nil {
 		return nil, s.reject(id, r, f, span, begin)
+	}
+	if r.isShadow {
+		p.MaxInFlight = 0
 	}
 	if f := s.limiter.AcquirePipeline(p.Name, p.MaxInFlight); f != nil {
 		return nil, s.reject(id, r, f, span, begin)
@@ -63,7 +68,8 @@ func (s *Service) infer(ctx context.Context, r *Request, emit func(Chunk) error,
 	if f != nil {
 		return nil, s.reject(id, r, f, span, begin)
 	}
-	if f := s.routeModels(env); f != nil {
+	again, f := s.routeModels(env)
+	if f != nil {
 		return nil, s.reject(id, r, f, span, begin)
 	}
 	env.Trace = carried
@@ -89,6 +95,9 @@ func (s *Service) infer(ctx context.Context, r *Request, emit func(Chunk) error,
 	}
 	x.remember(id, took, nil, s.tracer.keep(x, nil, took))
 	response.Timeline.Total = took
+	if again != nil && id == x.env.RequestID {
+		s.startShadow(x, again, response)
+	}
 	return response, nil
 }
 

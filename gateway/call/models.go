@@ -32,7 +32,7 @@ func (s *Service) Resolve(name string, byModel bool) (pipeline.Pipeline, *fault.
 	if ref == (payload.ModelRef{}) {
 		return s.settings.Pipelines.Resolve(name)
 	}
-	m, _, f := s.findModel(ref, "")
+	m, _, _, f := s.findModel(ref, "")
 	if f != nil {
 		return pipeline.Pipeline{}, f
 	}
@@ -68,24 +68,24 @@ func (s *Service) refOf(name string, byModel bool) (ref payload.ModelRef, _ *fau
 	return ref, nil
 }
 
-// findModel returns a registered model, by an alias too, and its replicas. Without a request it
-// is the first model of an alias.
-func (s *Service) findModel(ref payload.ModelRef, request pipeline.RequestID) (*models.Model, *meshv1.ReplicasRecord, *fault.Fault) {
+// findModel returns a registered model, by an alias too, its replicas, and the shadow that also
+// runs the request, if any. Without a request it is the first model of an alias.
+func (s *Service) findModel(ref payload.ModelRef, request pipeline.RequestID) (m *models.Model, replicas *meshv1.ReplicasRecord, shadow model.ID, _ *fault.Fault) {
 	id := model.ID(ref.Model)
 	if ref.Alias != "" {
 		alias, err := s.settings.Models.Alias(model.ID(ref.Alias), "")
 		if err != nil {
-			return nil, nil, fault.From(err)
+			return nil, nil, "", fault.From(err)
 		}
 		if id = model.ID(alias.GetActive().GetModel()); request != "" {
-			id = models.Choose(alias.GetActive(), request)
+			id, shadow = models.Choose(alias.GetActive(), request)
 		}
 	}
 	m, replicas, err := s.settings.Models.Get(id)
 	if err != nil {
-		return nil, nil, fault.From(err)
+		return nil, nil, "", fault.From(err)
 	}
-	return m, replicas, nil
+	return m, replicas, shadow, nil
 }
 
 // modelID returns the model that a name means.
@@ -99,7 +99,7 @@ func (s *Service) modelID(name string) (model.ID, *fault.Fault) {
 	if f != nil {
 		return "", f
 	}
-	m, _, f := s.findModel(ref, "")
+	m, _, _, f := s.findModel(ref, "")
 	if f != nil {
 		return "", f
 	}
@@ -139,10 +139,10 @@ func (s *Service) UnloadModel(ctx context.Context, name string) error {
 
 // routeModels sends the steps that name a registered model of their stage to a host that has
 // it, or else to the one that should load it. A host of the stage decides where the model or
-// the hosts are not known here.
-func (s *Service) routeModels(env *envelope.Envelope) *fault.Fault {
+// the hosts are not known here. It returns the first step that also runs on a shadow, if any.
+func (s *Service) routeModels(env *envelope.Envelope) (again *shadow, _ *fault.Fault) {
 	if s.settings.Models == nil {
-		return nil
+		return nil, nil
 	}
 	// A host's own queue is in memory.
 	ownQueues := env.Durability == pipeline.Memory
@@ -151,9 +151,12 @@ func (s *Service) routeModels(env *envelope.Envelope) *fault.Fault {
 		if hop.Model == (payload.ModelRef{}) {
 			continue
 		}
-		m, replicas, f := s.findModel(hop.Model, env.RequestID)
+		m, replicas, other, f := s.findModel(hop.Model, env.RequestID)
 		if f != nil || m.Stage != hop.Stage {
 			continue // it may be a stage that has models of its own
+		}
+		if other != "" && again == nil {
+			again = &shadow{hop.Step, hop.Stage, string(other)}
 		}
 		hop.Model = payload.ModelRef{Model: string(m.ID)}
 		if !ownQueues {
@@ -164,12 +167,12 @@ func (s *Service) routeModels(env *envelope.Envelope) *fault.Fault {
 		if hop.Host = s.settings.Placer.Holder(replicas); hop.Host == "" {
 			to = "placed"
 			if hop.Host, f = s.settings.Placer.Place(env.AdmittedAt, m, replicas, nil); f != nil {
-				return f.At(string(hop.Stage), string(hop.Step), "")
+				return nil, f.At(string(hop.Stage), string(hop.Step), "")
 			}
 		}
 		count(s.metrics.models, "to", to)
 	}
-	return nil
+	return again, nil
 }
 
 // forAnyHost has the items of all steps wait in the queues of their stages.

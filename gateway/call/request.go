@@ -50,6 +50,9 @@ type Request struct {
 	// Trace is the caller's W3C trace context, and Origin how the request came.
 	Trace  envelope.Trace
 	Origin Origin
+	// isShadow is true for a request that a gateway repeats on another model: it takes no place of
+	// callers' requests.
+	isShadow bool
 }
 
 // tenantKey is the key of a context's tenant.

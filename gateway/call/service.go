@@ -163,6 +163,9 @@ type Service struct {
 	// waits bounds the requests that wait for a stored result or a load: they must leave room
 	// for others.
 	waits *semaphore.Weighted
+	// shadows run answered requests again; shadowBytes bounds what they hold.
+	shadows     *tasks
+	shadowBytes *admission.ByteBudget
 
 	table *table
 	// finished has the last requests that ended.
@@ -197,8 +200,8 @@ func New(s Settings) (*Service, error) {
 	s.Idempotency.Retention = cmp.Or(s.Idempotency.Retention, s.Results.Retention)
 	out := &Service{
 		settings: s, limiter: admission.NewLimiter(s.MaxInFlight), waits: semaphore.NewWeighted(int64(max(1, s.MaxInFlight/waitsShare))),
-		table:    newTable(tableLimits{calls: s.MaxInFlight, replies: streamReplies, bytes: streamBytes, shared: streamsBytes}),
-		finished: explain.NewRing(),
+		table:    newTable(tableLimits{calls: s.MaxInFlight + maxShadows, replies: streamReplies, bytes: streamBytes, shared: streamsBytes}),
+		finished: explain.NewRing(), shadows: newTasks(maxShadows), shadowBytes: admission.NewByteBudget(maxShadowBytes),
 	}
 	var err error
 	if out.metrics, err = newMetrics(out); err == nil {
@@ -244,6 +247,7 @@ func (s *Service) Start(b *bus.Bus) error {
 // idempotency keys that are released. Then it stops receiving replies.
 func (s *Service) Stop(ctx context.Context) error {
 	s.limiter.Close()
+	s.shadows.stop(0)
 	err := s.limiter.AwaitIdle(ctx)
 	if err != nil {
 		err = errors.Join(context.Cause(ctx), s.failPending())

@@ -1,0 +1,151 @@
+package stagemesh_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/metric/noop"
+
+	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
+
+	"github.com/stagemesh/stagemesh"
+	"github.com/stagemesh/stagemesh/discovery/models"
+	"github.com/stagemesh/stagemesh/gateway"
+	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/internal/meshfile"
+	"github.com/stagemesh/stagemesh/internal/testbed"
+	"github.com/stagemesh/stagemesh/mesh/model"
+	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/stagehost"
+	"github.com/stagemesh/stagemesh/stagehost/runner"
+	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
+)
+
+// countingMeter counts by instrument and attributes.
+type countingMeter struct {
+	noop.Meter
+
+	mu     sync.Mutex
+	counts map[string]int64
+}
+
+func (m *countingMeter) Int64Counter(name string, _ ...metric.Int64CounterOption) (metric.Int64Counter, error) {
+	return countingCounter{name: name, meter: m}, nil
+}
+
+func (m *countingMeter) count(key string) int64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.counts[key]
+}
+
+type countingCounter struct {
+	noop.Int64Counter
+
+	name  string
+	meter *countingMeter
+}
+
+func (c countingCounter) Add(_ context.Context, n int64, options ...metric.AddOption) {
+	of := metric.NewAddConfig(options).Attributes()
+	c.meter.mu.Lock()
+	defer c.meter.mu.Unlock()
+	c.meter.counts[c.name+" "+of.Encoded(attribute.DefaultEncoder())] += n
+}
+
+// sourceModels returns a runner whose models answer with their source. Those of the source
+// "broken" cannot be loaded, those of "stuck" answer when the runner stops.
+func sourceModels() runner.Runner {
+	return inproc.NewModels(inproc.Settings{Concurrency: 4}, inproc.Models{
+		Load: func(_ context.Context, m model.Model) (any, runner.LoadedModel, error) {
+			if m.Source == "broken" {
+				return nil, runner.LoadedModel{}, errors.New("no such file")
+			}
+			return m.Source, runner.LoadedModel{Size: m.Size, MaxConcurrency: 1}, nil
+		},
+	}, func(ctx context.Context, source any, b runner.Batch, sink runner.Sink) error {
+		if source == "stuck" {
+			<-ctx.Done()
+			return ctx.Err()
+		}
+		var errs []error
+		for i := range b.Items {
+			errs = append(errs, sink.SetOutcome(i, runner.Output(payload.OfBlob("text", "text/plain", []byte(source.(string))))))
+		}
+		return errors.Join(errs...)
+	})
+}
+
+func TestShadowsAreComparedBesideTheAnswers(t *testing.T) {
+	t.Parallel()
+	meter := &countingMeter{counts: map[string]int64{}}
+	shadow := func(id string, percent uint32) *meshv1.AliasRoute {
+		return &meshv1.AliasRoute{Model: "first", Shadow: &meshv1.AliasShadow{Model: id, Percent: percent}}
+	}
+	s := stagemesh.Settings{
+		Registry: &meshfile.RegistryConfig{}, Meter: meter,
+		Gateway: gateway.Settings{Aliases: []models.AliasChange{
+			{Name: "equal", Route: shadow("twin", 100)},
+			{Name: "different", Route: shadow("other", 100)},
+			{Name: "failed", Route: shadow("broken", 100)},
+			{Name: "dropped", Route: shadow("stuck", 100)},
+			{Name: "half", Route: shadow("other", 50)},
+			{Name: "own", Route: shadow("first", 100)},
+		}},
+	}
+	for id, source := range map[model.ID]string{"first": "a", "twin": "a", "other": "b", "broken": "broken", "stuck": "stuck"} {
+		s.Gateway.Models = append(s.Gateway.Models, model.Model{ID: id, Stage: "score", Source: source, Size: model.Size{Host: 1 << 20}})
+	}
+	m := newMesh(t, s, stagemesh.Stage{
+		Name: "score", Runner: sourceModels(),
+		Config: stagehost.Config{Models: &stagehost.ModelSettings{Capacity: 16 << 20, DefaultSize: 1 << 20}},
+	})
+	start(t, m)
+	ask := func(alias string) error {
+		response, err := m.Infer(t.Context(), &call.Request{
+			Pipeline: "all", Inputs: []payload.Part{payload.OfBlob("", "text/plain", []byte("x"))},
+			Steps: map[pipeline.StepName]pipeline.StepOptions{"score": {Model: payload.ModelRef{Alias: alias}}},
+		})
+		if err == nil && string(response.Outputs[0].Blob.Data) != "a" {
+			t.Errorf("%s: the caller got %s", alias, response.Outputs[0].Blob.Data)
+		}
+		return err
+	}
+	counted := func(result string) int64 {
+		return meter.count("stagemesh.gateway.shadow_requests result=" + result + ",stage=score")
+	}
+	askOften := func(alias string, times int) {
+		testbed.Eventually(t, "the alias is there", func() bool { return ask(alias) == nil })
+		for range times - 1 {
+			if err := ask(alias); err != nil {
+				t.Fatalf("%s: %v", alias, err)
+			}
+		}
+	}
+	const asked = 40
+	for _, alias := range []string{"equal", "different", "failed", "own"} {
+		askOften(alias, asked)
+		testbed.Eventually(t, "all are counted", func() bool { return alias == "own" || counted(alias) == asked })
+	}
+	before := counted("different")
+	askOften("half", 5*asked)
+	testbed.Eventually(t, "half are counted", func() bool { return counted("different")-before > asked })
+	// Shadows that are stuck fill their places, and hold up neither callers nor the end.
+	askOften("dropped", 5*asked)
+	full := counted("dropped")
+	if full < asked || full > 5*asked-100 {
+		t.Errorf("%d of %d were dropped before the end", full, 5*asked)
+	}
+	stop(t, m)
+	if share := counted("different") - before; share < 70 || share > 130 {
+		t.Errorf("%d of %d had a shadow, want half", share, 5*asked)
+	}
+	if all := counted("equal") + counted("failed") + counted("dropped"); all != 7*asked {
+		t.Errorf("%d were counted, want each of %d", all, 7*asked)
+	}
+}
