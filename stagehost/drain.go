@@ -238,8 +238,3 @@ func (l *loop) publishLocal(it *item) {
 }
 
 func stoppingFault() *fault.Fault { return fault.New(fault.ShuttingDown, "the host is stopping") }
-
-func (h *Host) isDraining() bool {
-	state, _, _ := h.status.get()
-	return state == stateDraining
-}

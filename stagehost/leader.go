@@ -83,8 +83,8 @@ func (h *Host) lead(ctx context.Context) error {
 
 // look does what is to be done now.
 func (l *leader) look(ctx context.Context, now time.Time) error {
-	alive, isFirst := l.host.aliveHosts()
-	if since, _ := l.host.members.Stale(); !since.IsZero() || !isFirst {
+	alive, first := l.host.aliveHosts()
+	if since, _ := l.host.members.Stale(); !since.IsZero() || first != l.host.settings.Host {
 		clear(l.deadSince)
 		l.release()
 		return nil
@@ -196,8 +196,9 @@ func (l *leader) switchAlias(ctx context.Context, alias *meshv1.Alias) (isSwitch
 	return err == nil
 }
 
-// aliveHosts returns the hosts of the stage that are alive, and whether this one joined first.
-func (h *Host) aliveHosts() (alive map[pipeline.HostID]bool, isFirst bool) {
+// aliveHosts returns the hosts of the stage that are alive, and which of those that do not leave
+// joined first.
+func (h *Host) aliveHosts() (alive map[pipeline.HostID]bool, leader pipeline.HostID) {
 	alive = map[pipeline.HostID]bool{}
 	var first *meshv1.HostRecord
 	for _, member := range h.members.Hosts() {
@@ -206,11 +207,12 @@ func (h *Host) aliveHosts() (alive map[pipeline.HostID]bool, isFirst bool) {
 			continue
 		}
 		alive[pipeline.HostID(r.GetHost())] = true
-		if since := r.GetStartedAt().AsTime(); !r.GetDraining() && (first == nil || since.Before(first.GetStartedAt().AsTime())) {
+		leaves := r.GetDraining() || r.GetHost() == string(h.settings.Host) && h.status.isLeaving()
+		if since := r.GetStartedAt().AsTime(); !leaves && (first == nil || since.Before(first.GetStartedAt().AsTime())) {
 			first = r
 		}
 	}
-	return alive, first.GetHost() == string(h.settings.Host)
+	return alive, pipeline.HostID(first.GetHost())
 }
 
 // adopt pulls what waits in the queue of a host that died or hangs, one queue at a time, and deletes the queue
@@ -298,9 +300,7 @@ func (h *Host) deleteOwnQueue() {
 	if h.loader == nil {
 		return
 	}
-	alive, _ := h.aliveHosts()
-	delete(alive, h.settings.Host)
-	if len(alive) > 0 || len(h.pulled) == 1 {
+	if _, leader := h.aliveHosts(); leader != "" || len(h.pulled) == 1 {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), registryTimeout)

@@ -278,7 +278,7 @@ func (s *modelSet) mayDiffer() iter.Seq[model.ID] {
 // reconcile makes the host do what the registry says of a model: others have it loaded here, or
 // evicted.
 func (s *modelSet) reconcile(now time.Time, id model.ID) {
-	if s.busy[id] > 0 || s.loop.host.isDraining() {
+	if s.busy[id] > 0 || s.loop.host.status.isLeaving() {
 		return
 	}
 	_, there, _ := s.registry.Model(id)

@@ -153,8 +153,7 @@ func (h *Host) Record() *meshv1.HostRecord {
 	if r.Ready = err == nil; !r.GetReady() {
 		r.Cause = err.Error()
 	}
-	at, _, _ := h.status.get()
-	r.Draining = at == stateDraining
+	r.Draining = h.status.isLeaving()
 	if staffed, ok := s.Runner.(runner.WorkerReporter); ok {
 		for i, w := range staffed.Workers() {
 			r.Workers = append(r.Workers, &meshv1.WorkerRecord{Index: uint32(i), State: w.State, Incarnation: w.Incarnation, Cause: w.Cause})

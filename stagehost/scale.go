@@ -76,7 +76,7 @@ func (h *Host) scale(ctx context.Context) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		}
-		if h.isDraining() {
+		if h.status.isLeaving() {
 			continue
 		}
 		now := time.Now()

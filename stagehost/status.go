@@ -33,6 +33,8 @@ type status struct {
 	state   state
 	cause   error
 	changed chan struct{}
+	// leaving is true for a host that serves on until its models are elsewhere.
+	leaving bool
 	// unregistered is why the host was never registered; nil once it was, and where
 	// there is no registry.
 	unregistered error
@@ -52,6 +54,21 @@ func (s *status) setCause(next state, cause error) {
 	}
 	s.state = next
 	s.notify()
+}
+
+// leave has the registry show the host as draining. It stays ready: a host whose health
+// check fails gets no more requests.
+func (s *status) leave() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.leaving = true
+	s.notify()
+}
+
+func (s *status) isLeaving() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.leaving || s.state == stateDraining
 }
 
 // notify wakes everyone who waits for a change; the caller holds the lock.
