@@ -204,7 +204,7 @@ batch-grid: ## Simulate the adaptive mode of batches under all loads, ten minute
 	@go test -vet=off -count=1 -v -timeout 60m -run TestAdaptiveIsAsGood ./stagehost/batch -args -whole-grid
 
 .PHONY: bench
-bench: bin/bench ## Run the standard suite, under 40 minutes, and write docs/performance.md (ITEMS=1,5 QUICK=1)
+bench: bin/bench ## Run the standard suite, under 50 minutes, and write docs/performance.md (ITEMS=1,5 QUICK=1)
 	@bin/bench suite $(if $(QUICK),--quick) $(ITEMS:%=--only %)
 
 .PHONY: bench-peers

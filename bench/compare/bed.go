@@ -44,6 +44,10 @@ type Bed struct {
 	url      string
 	baseline string
 	stop     func() error
+	// broker and hosts, which are in the order of their starts, are those of a mesh in processes.
+	broker    string
+	hosts     []*child
+	startHost func(ctx context.Context, stage string) (*child, error)
 }
 
 // URL is the address of the mesh's gateway.
@@ -51,6 +55,30 @@ func (b *Bed) URL() string { return b.url }
 
 // BaselineURL is the address of the baseline or the peer; empty if there is none.
 func (b *Bed) BaselineURL() string { return b.baseline }
+
+// BrokerURL is the address of the broker of a mesh in processes.
+func (b *Bed) BrokerURL() string { return b.broker }
+
+// StopHost stops the first of the mesh's hosts, or kills it, and waits for its end.
+func (b *Bed) StopHost(kill bool) error {
+	first := b.hosts[0]
+	b.hosts = b.hosts[1:]
+	if !kill {
+		return first.stop()
+	}
+	err := killGroup(first.cmd.Process)
+	<-first.ended
+	return err
+}
+
+// AddHost starts another host of a stage.
+func (b *Bed) AddHost(ctx context.Context, stage string) error {
+	host, err := b.startHost(ctx, stage)
+	if err == nil {
+		b.hosts = append(b.hosts, host)
+	}
+	return err
+}
 
 // Stop stops everything, and returns the errors that the mesh ended with.
 func (b *Bed) Stop() error { return b.stop() }

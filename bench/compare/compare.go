@@ -45,6 +45,8 @@ type Report struct {
 	Peer string `json:"peer,omitempty"`
 	// Comparisons are one per load, of all pairs.
 	Comparisons []Comparison `json:"comparisons,omitempty"`
+	// Values are those of a measurement that has no runs, by name.
+	Values map[string][]float64 `json:"values,omitempty"`
 }
 
 // other names what the mesh is compared with.

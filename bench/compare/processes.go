@@ -35,13 +35,16 @@ func startProcesses(ctx context.Context, s BedSettings, f *meshfile.File, route 
 		return nil, err
 	}
 	arguments = append(arguments, "--"+brokerFlag, front.ready.Broker)
-	hosts, err := startHosts(ctx, s, f, route, arguments)
-	// Hosts stop before the broker.
-	stop := func() error { return errors.Join(stopAll(hosts), front.stop()) }
-	if err != nil {
-		return nil, errors.Join(err, stop())
+	b := &Bed{url: front.ready.URL, baseline: front.ready.Baseline, broker: front.ready.Broker}
+	b.startHost = func(ctx context.Context, stage string) (*child, error) {
+		return startChild(ctx, s, "a host of stage "+stage, slices.Concat(arguments, []string{"--" + stageFlag, stage, "--" + baselineFlag, ""})...)
 	}
-	return &Bed{url: front.ready.URL, baseline: front.ready.Baseline, stop: stop}, nil
+	// Hosts stop before the broker.
+	b.stop = func() error { return errors.Join(stopAll(b.hosts), front.stop()) }
+	if b.hosts, err = startHosts(ctx, s, f, route, arguments); err != nil {
+		return nil, errors.Join(err, b.stop())
+	}
+	return b, nil
 }
 
 // startHosts starts the hosts of mesh and baseline. It returns those that run, also if

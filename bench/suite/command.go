@@ -16,10 +16,13 @@ import (
 	"github.com/stagemesh/stagemesh/bench/compare"
 )
 
-// Command is one command line of `bench run`.
+// Command is one command line of `bench run`, or of `bench models`.
 type Command struct {
 	// Name is unique in its item.
 	Name string
+	// Models is true for the measurement of that name of `bench models`, which has no more than
+	// Pairs and Duration.
+	Models bool
 	// Pipeline of the mesh in the file Mesh of the suite's folder.
 	Pipeline, Mesh string
 	// Processes runs the parts of the mesh as processes.
@@ -58,6 +61,9 @@ type Command struct {
 
 // Arguments returns the arguments of the program, with mesh files in that folder.
 func (c Command) Arguments(in string) []string {
+	if c.Models {
+		return []string{"models", c.Name, "--pairs", strconv.Itoa(c.Pairs), "--duration", c.Duration.String()}
+	}
 	out := []string{"run", c.Pipeline}
 	add := func(given bool, words ...string) {
 		if given {
@@ -161,7 +167,7 @@ func parseReport(text []byte) (compare.Report, error) {
 	if err != nil {
 		return out, err
 	}
-	if len(out.Runs) == 0 {
+	if len(out.Runs)+len(out.Values) == 0 {
 		return out, errors.New("the report has no run")
 	}
 	for _, run := range out.Runs {

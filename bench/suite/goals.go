@@ -121,6 +121,14 @@ func Goals(r Results) []Goal {
 	}
 	got, known := tracing.ratioToUntraced(sampled, 1, p50)
 	out.atMost(Tracing, 1.02, ratio, got, known, "P50 over that without tracing: %s, 1 in flight", sampled)
+	item, _ := r.Item(Models)
+	for _, goal := range modelGoals {
+		values, add := item.answer(goal.measurement).Values[goal.value], out.atMost
+		if goal.atLeast {
+			add = out.atLeast
+		}
+		add(Models, goal.want, quantity{number, number}, compare.RatioOf(values), len(values) > 0, "%s", goal.value)
+	}
 	samples := r.soakSamples()
 	for _, f := range steadyFigures() {
 		g := Goal{Number: Soak, What: f.name + " during a long load", Want: "flat"}

@@ -48,6 +48,9 @@ func TestGoalsApplyToTheMedian(t *testing.T) {
 		"too little":    {1, 1, 969, 0, suite.Overload, []string{reached, notReached, notReached, reached}},
 		"memory stays":  {1, 1, 1000, 13, suite.Soak, []string{reached, reached, reached}},
 		"memory grows":  {1, 1, 1000, 15, suite.Soak, []string{notReached, reached, reached}},
+		"models": {1, 1, 1000, 0, suite.Models, []string{
+			reached, notReached, reached, reached, notReached, reached, reached, notReached, reached, reached, reached, reached, notReached, reached, reached,
+		}},
 		"no goal at it": {1, 1, 1000, 0, suite.Payloads, nil},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -33,9 +33,12 @@ package suite
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/stagemesh/stagemesh/services/bench"
+
+	"github.com/stagemesh/stagemesh/bench/models"
 )
 
 // Number identifies an item.
@@ -105,7 +108,7 @@ func Quick() Pace {
 	return Pace{Quick: true, Warmup: 300 * time.Millisecond, Run: 700 * time.Millisecond, Long: 2 * time.Second, Pairs: 2, Repeats: 2, Soak: 20 * time.Second}
 }
 
-// The items of the suite; those after Handlers are with other servers.
+// The items of the suite; PeersBatching and PeersNoop are with other servers.
 const (
 	Processes Number = 1 + iota
 	InProcess
@@ -121,6 +124,7 @@ const (
 	Handlers
 	PeersBatching
 	PeersNoop
+	Models
 )
 
 // Names of commands that other commands or the page refer to.
@@ -163,6 +167,7 @@ func Items(p Pace) []Item {
 		{Soak, "A long load", p.soak()},
 		{Tracing, "Tracing", p.tracing()},
 		{Handlers, "A handler without a mesh", p.handlers()},
+		{Models, "Many models", p.models()},
 	}
 }
 
@@ -288,6 +293,42 @@ func (p Pace) handlers() []Round {
 		commands[i].Handler = true
 	}
 	return p.comparePairs(commands...)
+}
+
+// modelGoals are the measurements of models, and the bounds of their values: the least, or the
+// most.
+var modelGoals = []struct {
+	measurement, value string
+	atLeast            bool
+	want               float64
+}{
+	{models.Registered, models.RegisterTime, false, 20},
+	{models.Registered, models.GatewayMemory, false, 1024},
+	{models.Registered, models.HostMemory, false, 1024},
+	{models.Loaded, models.ToFew, true, 0.97},
+	{models.Loaded, models.ToPlain, true, 0.95},
+	{models.Loaded, models.P50ToPlain, false, 1.1},
+	{models.Cold, models.ColdP50, false, 10},
+	{models.Cold, models.ColdP99, false, 50},
+	{models.Hits, models.BelowLRU, false, 2},
+	{models.Loads, models.P99WithLoads, false, 1.5},
+	{models.Unload, models.LoadBeside, false, 50},
+	{models.Burst, models.LongestQueue, false, 1.5},
+	{models.Drain, models.P99WithDrain, false, 1.2},
+	{models.Kill, models.Elsewhere, false, 1},
+	{models.Kill, models.LastAnswer, false, 8},
+}
+
+// models are the measurements, each with as many repetitions as other items have pairs.
+func (p Pace) models() []Round {
+	out := Round{Times: 1}
+	for _, goal := range modelGoals {
+		c := Command{Name: goal.measurement, Models: true, Pairs: p.Pairs, Warmup: p.Warmup, Duration: p.Run * 2 / 3}
+		if !slices.ContainsFunc(out.Commands, func(other Command) bool { return other.Name == c.Name }) {
+			out.Commands = append(out.Commands, c)
+		}
+	}
+	return []Round{out}
 }
 
 func (p Pace) tracing() []Round {

@@ -7,6 +7,7 @@ import (
 	"github.com/stagemesh/stagemesh/services/bench"
 
 	"github.com/stagemesh/stagemesh/bench/compare"
+	"github.com/stagemesh/stagemesh/bench/models"
 	"github.com/stagemesh/stagemesh/bench/suite"
 )
 
@@ -110,7 +111,17 @@ func known(ratio, slower, goodput, grows float64) suite.Results {
 			servers[i].Loads = append(servers[i].Loads, paired(n, 1000*ratio, 1000, 6*slower, 6))
 		}
 	}
-	items = append(items, servers, servers)
+	items = append(items, servers, servers, []suite.Answer{
+		{Name: models.Registered, Line: "bin/bench models registered", Values: map[string][]float64{models.RegisterTime: {4, 5, 19}, models.HostMemory: {700}, models.GatewayMemory: {1025}}},
+		{Name: models.Loaded, Line: "bin/bench models loaded", Values: map[string][]float64{models.ToFew: {0.9, 0.98, 1}, models.ToPlain: {0.949}, models.P50ToPlain: {1.1}}},
+		{Name: models.Cold, Values: map[string][]float64{models.ColdP50: {10}, models.ColdP99: {51}}},
+		{Name: models.Hits, Values: map[string][]float64{models.BelowLRU: {-0.1}}},
+		{Name: models.Loads, Values: map[string][]float64{models.P99WithLoads: {1.5}}},
+		{Name: models.Unload, Values: map[string][]float64{models.LoadBeside: {12}}},
+		{Name: models.Burst, Values: map[string][]float64{models.LongestQueue: {1.2}}},
+		{Name: models.Drain, Values: map[string][]float64{models.P99WithDrain: {1.21}}},
+		{Name: models.Kill, Values: map[string][]float64{models.Elsewhere: {0}, models.LastAnswer: {2.5}}},
+	})
 	for _, n := range []int{1, 8, 32, 64, 128} {
 		items[4][0].Loads = append(items[4][0].Loads, alone(callers(n), suite.Trial{Figures: figures(float64(min(100*n, 2400)), 6), BatchSize: float64(n) / 2}))
 	}

@@ -3,6 +3,7 @@ package suite
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -13,6 +14,8 @@ import (
 	_ "embed" // the page's text
 
 	"github.com/stagemesh/stagemesh/services/bench"
+
+	"github.com/stagemesh/stagemesh/bench/compare"
 )
 
 //go:embed performance.md.tmpl
@@ -172,6 +175,8 @@ func (v view) tables(item Measured) []string {
 		return []string{item.comparisonTable("server")}
 	case Handlers:
 		return []string{item.comparisonTable("requests")}
+	case Models:
+		return []string{item.values()}
 	}
 	return nil
 }
@@ -282,6 +287,20 @@ func (m Measured) shares(of func(Trial) float64) string {
 	}
 	return t.String()
 }
+
+// values is a table of the values of measurements without loads.
+func (m Measured) values() string {
+	t := table{head: []string{"measurement", "what", "value"}}
+	for _, a := range m.Commands {
+		for _, name := range slices.Sorted(maps.Keys(a.Values)) {
+			t.add(a.Name, name, formatSpread(compare.RatioOf(a.Values[name]), number))
+		}
+	}
+	return t.String()
+}
+
+// number formats a value to four digits.
+func number(v float64) string { return strconv.FormatFloat(v, 'g', 4, 64) }
 
 func batchSize(t Trial) float64 { return t.BatchSize }
 

@@ -47,6 +47,8 @@ type Answer struct {
 	// Line is the command line.
 	Line  string   `json:"line"`
 	Loads []Series `json:"loads"`
+	// Values are those of a measurement without loads, by name.
+	Values map[string][]float64 `json:"values,omitempty"`
 }
 
 // Series is the repetitions of one load.

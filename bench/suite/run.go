@@ -108,6 +108,10 @@ func (m *measurement) turn(ctx context.Context, commands []Command, turn int) er
 // add adds the report of a command.
 func (m *measurement) add(c Command, got compare.Report) error {
 	answer := &m.out.Commands[slices.IndexFunc(m.out.Commands, func(a Answer) bool { return a.Name == c.Name })]
+	if c.Models {
+		answer.Values = got.Values
+		return nil
+	}
 	runs, comparisons := got.Runs, got.Comparisons
 	if want := max(1, len(c.Concurrency)); len(runs) != want || c.Pairs > 0 && len(comparisons) != want {
 		return fmt.Errorf("the report has %d runs and %d comparisons for %d loads", len(runs), len(comparisons), want)
