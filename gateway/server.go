@@ -76,10 +76,9 @@ func (g *Gateway) open(ctx context.Context) (p ports, err error) {
 
 // publicSettings are those of the port at that address, for callers.
 func (g *Gateway) publicSettings(listen string) port.PublicSettings {
-	methods, _ := g.settings.passthrough() // New has validated it
 	out := port.PublicSettings{
 		Settings: transport.Settings{MaxMessageBytes: admission.MaxBody(g.settings.MaxPayload), MaxPayload: g.settings.MaxPayload, Stopping: g.stopping.Done(), Closing: g.closing},
-		Caller:   transport.ReservingCaller{Caller: g.service, Most: int64(g.settings.MaxInFlightBytes) / leastRequests}, Models: g.models, Passthrough: methods,
+		Caller:   transport.ReservingCaller{Caller: g.service, Most: int64(g.settings.MaxInFlightBytes) / leastRequests}, Models: g.models, Passthrough: g.settings.Passthrough,
 		Port: port.Port{
 			Health: g.probe, Origins: g.settings.AllowOrigins, Budget: g.settings.Call.Budget,
 			Tokens: g.public.tokens, TokensKey: publicKey + ".token_file",

@@ -136,22 +136,13 @@ func (c Config) Validate() error {
 	if least := admission.MaxRequest(c.MaxPayload); c.MaxInFlightBytes != 0 && c.MaxInFlightBytes < least {
 		errs = append(errs, fmt.Errorf("max_in_flight_bytes: %s is less than the %s that one request may need, five times max_payload", config.Bytes(c.MaxInFlightBytes), config.Bytes(least)))
 	}
-	_, err := c.passthrough()
-	errs = append(errs, err)
-	return errors.Join(append(errs, port.CheckOrigins(c.AllowOrigins)...)...)
-}
-
-// passthrough returns the methods that the gateway passes on.
-func (c Config) passthrough() (map[string]passthrough.Path, error) {
-	out := map[string]passthrough.Path{}
-	for method, field := range c.Passthrough {
-		path, err := passthrough.ParsePath(field)
+	for method, path := range c.Passthrough {
+		_, err := passthrough.ParsePath(path)
 		if err = errors.Join(passthrough.CheckMethod(method), err); err != nil {
-			return nil, fmt.Errorf("passthrough: %s: %w", method, err)
+			errs = append(errs, fmt.Errorf("passthrough: %s: %w", method, err))
 		}
-		out[method] = path
 	}
-	return out, nil
+	return errors.Join(append(errs, port.CheckOrigins(c.AllowOrigins)...)...)
 }
 
 // Access configures a port's TLS and tokens. ReadFiles reads the files.

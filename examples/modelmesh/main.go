@@ -198,21 +198,11 @@ func (c *caller) ask(ctx context.Context, k int, image string) error {
 			kind = 1
 		}
 		c.asked[kind].Add(1)
-		if best(scores) == (digit+k)%digitCount {
+		if slices.Index(scores, slices.Max(scores)) == (digit+k)%digitCount {
 			c.right[kind].Add(1)
 		}
 		return nil
 	}
-}
-
-func best(scores []float32) int {
-	out := 0
-	for i, score := range scores {
-		if score > scores[out] {
-			out = i
-		}
-	}
-	return out
 }
 
 // print prints what was counted, here and by the hosts.

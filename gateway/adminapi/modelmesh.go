@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -114,10 +113,7 @@ func (h modelMesh) ensureLoaded(ctx context.Context, in *mmesh.EnsureLoadedReque
 	return h.getModelStatus(ctx, &mmesh.GetStatusRequest{ModelId: in.GetModelId()})
 }
 
-func isUnknown(err error) bool {
-	f, ok := errors.AsType[*fault.Fault](err)
-	return ok && f.Reason == fault.UnknownModel
-}
+func isUnknown(err error) bool { return fault.From(err).Reason == fault.UnknownModel }
 
 // statusInfo returns the message of a status. The enums have the same numbers, and that of
 // replicas has no NOT_LOADED.

@@ -5,10 +5,10 @@
 package passthrough
 
 import (
-	"encoding/base64"
-	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -20,7 +20,7 @@ import (
 const (
 	// Method is package.Service/Method.
 	Method = "grpc.method"
-	// IDPath is a Path; empty or missing for a message without the ID of its model.
+	// IDPath is the text of a Path; empty or missing for a message without the ID of its model.
 	IDPath   = "grpc.id_path"
 	Headers  = "grpc.headers"
 	Trailers = "grpc.trailers"
@@ -53,7 +53,7 @@ type Path []protowire.Number
 // MaxPath bounds a Path.
 const MaxPath = 16
 
-// ParsePath parses the form of String.
+// ParsePath parses the numbers, with dots between them.
 func ParsePath(s string) (out Path, err error) {
 	if s == "" {
 		return nil, nil
@@ -66,15 +66,6 @@ func ParsePath(s string) (out Path, err error) {
 		out = append(out, protowire.Number(n))
 	}
 	return out, nil
-}
-
-// String returns the numbers with dots between them.
-func (p Path) String() string {
-	out := make([]string, len(p))
-	for i, n := range p {
-		out[i] = strconv.Itoa(int(n))
-	}
-	return strings.Join(out, ".")
 }
 
 var errType = errors.New("is neither a string nor a message")
@@ -153,39 +144,23 @@ func (p Path) Set(message []byte, id string) ([]byte, error) {
 // EncodeHeaders returns headers as text, without those of the connection, of gRPC and of the mesh.
 // Names are in lower case; the values of names that end in "-bin" are any bytes.
 func EncodeHeaders(headers map[string][]string) string {
-	out := map[string][]string{}
+	out := url.Values{}
 	for name, values := range headers {
-		if !isForwarded(name) {
-			continue
-		}
 		for _, value := range values {
-			if strings.HasSuffix(name, "-bin") {
-				value = base64.StdEncoding.EncodeToString([]byte(value))
-			} else if strings.ContainsFunc(value, func(r rune) bool { return r < ' ' || r > '~' }) {
-				continue
+			if isForwarded(name) && (strings.HasSuffix(name, "-bin") || !strings.ContainsFunc(value, isUnprintable)) {
+				out.Add(name, value)
 			}
-			out[name] = append(out[name], value)
 		}
 	}
-	text, _ := json.Marshal(out) // strings always have a form
-	return string(text)
+	return out.Encode()
 }
+
+func isUnprintable(r rune) bool { return r < ' ' || r > '~' }
 
 // DecodeHeaders returns the headers of EncodeHeaders.
 func DecodeHeaders(text string) map[string][]string {
-	var out map[string][]string
-	_ = json.Unmarshal([]byte(text), &out) // others have no headers
-	for name, values := range out {
-		if !isForwarded(name) {
-			delete(out, name)
-		}
-		for i, value := range values {
-			if strings.HasSuffix(name, "-bin") {
-				raw, _ := base64.StdEncoding.DecodeString(value)
-				values[i] = string(raw)
-			}
-		}
-	}
+	out, _ := url.ParseQuery(text) // other text has no headers
+	maps.DeleteFunc(out, func(name string, _ []string) bool { return !isForwarded(name) })
 	return out
 }
 

@@ -28,7 +28,7 @@ const (
 // the message. The answers of several are concatenated in their order, which for protobuf is to
 // merge them; the headers and trailers are those of the first.
 func (s PublicSettings) passOn(ctx context.Context, c *transport.Call, header transport.GRPCHeader, receive func() ([]byte, error)) ([]byte, error) {
-	path, ok := s.Passthrough[c.Origin.Method]
+	field, ok := s.Passthrough[c.Origin.Method]
 	if !ok {
 		return nil, transport.ErrNoMethod
 	}
@@ -40,10 +40,11 @@ func (s PublicSettings) passOn(ctx context.Context, c *transport.Call, header tr
 	if err != nil {
 		return nil, err
 	}
-	if len(targets) == 0 && len(path) > 0 {
+	if len(targets) == 0 && field != "" {
+		path, _ := passthrough.ParsePath(field) // the settings are valid
 		id, err := path.Get(message)
 		if err != nil {
-			return nil, fault.Newf(fault.InvalidRequest, "the message has no model in field %s: %w", path, err)
+			return nil, fault.Newf(fault.InvalidRequest, "the message has no model in field %s: %w", field, err)
 		}
 		if targets, err = pipelinesOf(call.ModelPrefix, []string{id}); err != nil {
 			return nil, err
@@ -52,16 +53,16 @@ func (s PublicSettings) passOn(ctx context.Context, c *transport.Call, header tr
 	if len(targets) == 0 {
 		return nil, fault.Newf(fault.InvalidRequest, "no model is named; give %s or %s", passthrough.ModelHeader, aliasHeader)
 	}
-	r := call.Request{Trace: c.Trace, Origin: c.Origin, Passthrough: true}
-	if r.Timeout, err = transport.EarlierTimeout(ctx, 0); err != nil {
+	timeout, err := transport.EarlierTimeout(ctx, 0)
+	if err != nil {
 		return nil, err
 	}
 	part := payload.OfBlob("request", "application/grpc+proto", message)
 	part.Parameters = payload.Parameters{
-		passthrough.Method: payload.String(c.Origin.Method), passthrough.IDPath: payload.String(path.String()),
+		passthrough.Method: payload.String(c.Origin.Method), passthrough.IDPath: payload.String(field),
 		passthrough.Headers: payload.String(passthrough.EncodeHeaders(header)),
 	}
-	r.Inputs = []payload.Part{part}
+	r := call.Request{Inputs: []payload.Part{part}, Timeout: timeout, Trace: c.Trace, Origin: c.Origin, Passthrough: true}
 	answers, err := s.askAll(ctx, r, targets, slices.Contains(header[requiredHeader], "all"))
 	if err != nil {
 		return nil, err

@@ -33,7 +33,7 @@ func passOn(t *testing.T, answer func(ctx context.Context, r *call.Request) (*ca
 	t.Helper()
 	return dial(t, startGRPC(t, port.PublicSettings{
 		Settings: limited(), Caller: &fronttest.Caller{Answer: answer},
-		Passthrough: map[string]passthrough.Path{predict: nil, byField: {1}},
+		Passthrough: map[string]string{predict: "", byField: "1"},
 	}))
 }
 

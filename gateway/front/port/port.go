@@ -41,7 +41,6 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/front/rest"
 	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/gateway/openapi"
-	"github.com/stagemesh/stagemesh/mesh/passthrough"
 )
 
 // PublicSettings are the settings of PublicHandler.
@@ -56,9 +55,9 @@ type PublicSettings struct {
 	More []*transport.Service
 	// Docs has the OpenAPI document; nil serves neither it nor the page that shows it.
 	Docs openapi.Source
-	// Passthrough are the methods that models' servers answer, with the fields that have the ID
-	// of the model.
-	Passthrough map[string]passthrough.Path
+	// Passthrough are the methods that models' servers answer, with the text of the
+	// passthrough.Path to the ID of the model.
+	Passthrough map[string]string
 	// Port is what is around the services; PublicHandler adds their names, paths and forms. A
 	// nil Health is always healthy.
 	Port

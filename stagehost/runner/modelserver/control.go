@@ -56,7 +56,7 @@ func (s spi) load(ctx context.Context, m model.Model) (out runner.LoadedModel, e
 	}
 	out = runner.LoadedModel{Size: bytesOf(loaded.GetSizeInBytes()), MaxConcurrency: int(loaded.GetMaxConcurrency())}
 	if out.Size == (model.Size{}) {
-		ctx, cancel := context.WithTimeout(ctx, sizeTimeout)
+		ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 		defer cancel()
 		size, err := s.ModelSize(ctx, &mmesh.ModelSizeRequest{ModelId: string(m.ID)})
 		if err != nil && status.Code(err) != codes.Unimplemented {

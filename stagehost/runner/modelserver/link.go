@@ -28,7 +28,7 @@ const (
 
 // link is a connection to a server, which is made again after it ended.
 type link struct {
-	conn *grpc.ClientConn
+	*grpc.ClientConn
 	// serial changes whenever a connection begins or ends.
 	serial  atomic.Uint64
 	changed func()
@@ -43,7 +43,7 @@ func dial(address string, changed func()) (*link, error) {
 		network, to, authority = "unix", path, "localhost"
 	}
 	var err error
-	l.conn, err = grpc.NewClient("passthrough:///"+authority,
+	l.ClientConn, err = grpc.NewClient("passthrough:///"+authority,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithIdleTimeout(0), grpc.WithMaxHeaderListSize(maxHeaders),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
@@ -76,11 +76,12 @@ func (c *watchedConn) Close() error {
 	return c.Conn.Close()
 }
 
-// invoke calls a method on data. An error that wraps runner.ErrCrashed or runner.ErrNotStarted
-// means that the connection ended during the call, or that the server cannot be called.
-func (l *link) invoke(ctx context.Context, method string, in, out any, options ...grpc.CallOption) error {
+// Invoke implements grpc.ClientConnInterface. An error that wraps runner.ErrCrashed or
+// runner.ErrNotStarted means that the connection ended during the call, or that the server cannot
+// be called.
+func (l *link) Invoke(ctx context.Context, method string, in, out any, options ...grpc.CallOption) error {
 	before := l.serial.Load()
-	err := l.conn.Invoke(ctx, method, in, out, options...)
+	err := l.ClientConn.Invoke(ctx, method, in, out, options...)
 	switch {
 	case status.Code(err) != codes.Unavailable || isUnknownModel(err):
 		return err

@@ -10,13 +10,15 @@
 //
 // A connection is one life of the server, and the number of Models. The server is asked for its
 // status every two seconds until it is ready and has unloaded all models. When the connection ends
-// all models count as gone, and the next one begins the same way. So a server must not end connections because of their age. Batches and loads that run
-// when it ends fail with runner.ErrCrashed.
+// all models count as gone, and the next one begins the same way. So a server must not end
+// connections because of their age. Batches and loads that run when it ends fail with
+// runner.ErrCrashed.
 //
 // Everything is safe for concurrent use. To test with it, use the server of modelservertest.
 package modelserver
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -39,18 +41,12 @@ import (
 )
 
 const (
-	// DefaultConcurrency is the number of batches that a server runs at a time.
-	DefaultConcurrency = 16
-	maxConcurrency     = 1024
-
-	// statusInterval is the pause between questions for the status of a server that is not ready,
-	// statusTimeout the time for its answer: it may unload models first.
+	defaultConcurrency, maxConcurrency = 16, 1024
+	// statusInterval is the pause between questions for the status of a server that is not ready.
 	statusInterval = 2 * time.Second
-	statusTimeout  = 30 * time.Second
-	// sizeTimeout bounds the question for the size of a loaded model, and undoTimeout the unload
-	// after a failed load.
-	sizeTimeout = 30 * time.Second
-	undoTimeout = 30 * time.Second
+	// answerTimeout bounds the questions for the status, before which a server may unload models,
+	// and for the size of a loaded model, and the unload after a failed load.
+	answerTimeout = 30 * time.Second
 )
 
 var (
@@ -76,7 +72,7 @@ type Settings struct {
 	Control string `yaml:"control"`
 	// DataAddress is where it takes batches; empty means Address.
 	DataAddress string `yaml:"data_address"`
-	// Concurrency is the number of batches at a time; 0 means DefaultConcurrency.
+	// Concurrency is the number of batches at a time; 0 means 16.
 	Concurrency int `yaml:"concurrency"`
 }
 
@@ -138,9 +134,7 @@ func New(s Settings) (*Runner, error) {
 	if err := s.validate(); err != nil {
 		return nil, err
 	}
-	if s.Concurrency == 0 {
-		s.Concurrency = DefaultConcurrency
-	}
+	s.Concurrency = cmp.Or(s.Concurrency, defaultConcurrency)
 	r := &Runner{settings: s, err: errNotReady, changed: make(chan struct{}), watched: make(chan struct{})}
 	r.life, r.end = context.WithCancel(context.Background())
 	r.Runner = inproc.New(inproc.Settings{Concurrency: s.Concurrency, Setup: r.connect, Teardown: r.disconnect}, r.do)
@@ -159,13 +153,13 @@ func (r *Runner) connect(ctx context.Context) error {
 	if r.server, err = dial(r.settings.Address, r.notify); err != nil {
 		return fmt.Errorf("address: %w", err)
 	}
-	r.data, r.control = r.server, spi{mmesh.NewModelRuntimeClient(r.server.conn)}
+	r.data, r.control = r.server, spi{mmesh.NewModelRuntimeClient(r.server)}
 	if r.settings.Control == ControlRepository {
-		r.control = repository{oipv2.NewGRPCInferenceServiceClient(r.server.conn)}
+		r.control = repository{oipv2.NewGRPCInferenceServiceClient(r.server)}
 	}
 	if r.settings.DataAddress != "" {
 		if r.data, err = dial(r.settings.DataAddress, func() {}); err != nil {
-			return errors.Join(fmt.Errorf("data_address: %w", err), r.server.conn.Close())
+			return errors.Join(fmt.Errorf("data_address: %w", err), r.server.Close())
 		}
 	}
 	go r.watch()
@@ -179,9 +173,9 @@ func (r *Runner) connect(ctx context.Context) error {
 func (r *Runner) disconnect() error {
 	r.end()
 	<-r.watched
-	err := r.server.conn.Close()
+	err := r.server.Close()
 	if r.data != r.server {
-		err = errors.Join(err, r.data.conn.Close())
+		err = errors.Join(err, r.data.Close())
 	}
 	return err
 }
@@ -192,7 +186,7 @@ func (r *Runner) watch() {
 	defer close(r.watched)
 	for r.life.Err() == nil {
 		serial := r.server.serial.Load()
-		ctx, cancel := context.WithTimeout(r.life, statusTimeout)
+		ctx, cancel := context.WithTimeout(r.life, answerTimeout)
 		limits, err := r.control.status(ctx)
 		cancel()
 		switch {
@@ -279,18 +273,12 @@ func (r *Runner) ModelLimits() runner.ModelLimits {
 	return out
 }
 
-// call calls the server, and fails where that is not ready before and after.
-func (r *Runner) call(do func() error) error {
-	before, _ := r.Models()
-	if before == 0 {
-		_, err := r.Health()
+// checkReady fails with runner.ErrNotStarted where the server is not ready.
+func (r *Runner) checkReady() error {
+	if _, err := r.Health(); err != nil {
 		return fmt.Errorf("%w: %w", runner.ErrNotStarted, err)
 	}
-	err := do()
-	if after, _ := r.Models(); after != before {
-		return fmt.Errorf("%w: %w", runner.ErrCrashed, errors.Join(errLost, err))
-	}
-	return err
+	return nil
 }
 
 // Load implements runner.ModelLoader. A load that fails is undone, unless the server says that
@@ -299,8 +287,8 @@ func (r *Runner) Load(ctx context.Context, m model.Model) (out runner.LoadedMode
 	if ctx.Err() != nil {
 		return out, context.Cause(ctx)
 	}
-	if !r.takeSlot() {
-		return out, fmt.Errorf("%w: as many models are being loaded as the server allows", runner.ErrNotStarted)
+	if err := r.takeSlot(); err != nil {
+		return out, err
 	}
 	defer func() {
 		r.mu.Lock()
@@ -310,10 +298,7 @@ func (r *Runner) Load(ctx context.Context, m model.Model) (out runner.LoadedMode
 	life, stop := context.WithCancel(ctx)
 	defer stop()
 	defer context.AfterFunc(r.life, stop)()
-	err = r.call(func() (err error) {
-		out, err = r.control.load(life, m)
-		return err
-	})
+	out, err = r.control.load(life, m)
 	switch code := status.Code(err); {
 	case err == nil, errors.Is(err, runner.ErrNotStarted), errors.Is(err, runner.ErrCrashed):
 		return out, err
@@ -324,7 +309,7 @@ func (r *Runner) Load(ctx context.Context, m model.Model) (out runner.LoadedMode
 	case ctx.Err() != nil:
 		err = context.Cause(ctx)
 	}
-	undo, end := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+	undo, end := context.WithTimeout(context.WithoutCancel(ctx), answerTimeout)
 	defer end()
 	if failed := r.Unload(undo, m.ID); failed != nil {
 		err = fmt.Errorf("%w; the unload after it: %w", err, failed)
@@ -332,29 +317,35 @@ func (r *Runner) Load(ctx context.Context, m model.Model) (out runner.LoadedMode
 	return out, err
 }
 
-func (r *Runner) takeSlot() bool {
+// takeSlot takes a slot for a load.
+func (r *Runner) takeSlot() error {
+	if err := r.checkReady(); err != nil {
+		return err
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.ready != 0 && r.loading >= r.limits.LoadSlots {
-		return false
+	if r.loading >= r.limits.LoadSlots {
+		return fmt.Errorf("%w: as many models are being loaded as the server allows", runner.ErrNotStarted)
 	}
 	r.loading++
-	return true
+	return nil
 }
 
 // Unload implements runner.ModelLoader.
 func (r *Runner) Unload(ctx context.Context, id model.ID) error {
-	return r.call(func() error { return r.control.unload(ctx, id) })
+	if err := r.checkReady(); err != nil {
+		return err
+	}
+	return r.control.unload(ctx, id)
 }
 
 // Size implements runner.ModelLoader: the predicted size, as Load has returned that of a loaded
 // model.
-func (r *Runner) Size(ctx context.Context, m model.Model) (size model.Size, err error) {
-	err = r.call(func() (err error) {
-		size, err = r.control.predict(ctx, m)
-		return err
-	})
-	return size, err
+func (r *Runner) Size(ctx context.Context, m model.Model) (model.Size, error) {
+	if err := r.checkReady(); err != nil {
+		return model.Size{}, err
+	}
+	return r.control.predict(ctx, m)
 }
 
 // do runs the items of a batch at once.

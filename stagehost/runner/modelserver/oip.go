@@ -33,8 +33,8 @@ func (l *link) infer(ctx context.Context, id string, item runner.Item) ([]payloa
 		})
 		in.RawInputContents = append(in.RawInputContents, part.Tensor.Raw)
 	}
-	out := &oipv2.ModelInferResponse{}
-	if err := l.invoke(ctx, oipv2.GRPCInferenceService_ModelInfer_FullMethodName, in, out); err != nil {
+	out, err := oipv2.NewGRPCInferenceServiceClient(l).ModelInfer(ctx, in)
+	if err != nil {
 		return nil, err
 	}
 	return outputs(out)

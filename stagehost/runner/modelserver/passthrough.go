@@ -18,7 +18,8 @@ import (
 
 // pass passes a call of a gateway on to a model: the only input is the message.
 func (l *link) pass(ctx context.Context, id, method string, call payload.Part) ([]payload.Part, error) {
-	path, err := passthrough.ParsePath(call.Parameters[passthrough.IDPath].String())
+	field := call.Parameters[passthrough.IDPath].String()
+	path, err := passthrough.ParsePath(field)
 	if err == nil {
 		err = passthrough.CheckMethod(method)
 	}
@@ -27,7 +28,7 @@ func (l *link) pass(ctx context.Context, id, method string, call payload.Part) (
 	}
 	in, err := path.Set(call.Blob.Data, id)
 	if err != nil {
-		return nil, fault.Newf(fault.InvalidRequest, "the message takes no ID of a model in field %s: %w", path, err)
+		return nil, fault.Newf(fault.InvalidRequest, "the message takes no ID of a model in field %s: %w", field, err)
 	}
 	name := passthrough.ModelHeader
 	if strings.ContainsFunc(id, func(r rune) bool { return r < ' ' || r > '~' }) {
@@ -36,7 +37,7 @@ func (l *link) pass(ctx context.Context, id, method string, call payload.Part) (
 	headers := metadata.Join(passthrough.DecodeHeaders(call.Parameters[passthrough.Headers].String()), metadata.Pairs(name, id))
 	var out []byte
 	var header, trailer metadata.MD
-	err = l.invoke(metadata.NewOutgoingContext(ctx, headers), "/"+method, in, &out,
+	err = l.Invoke(metadata.NewOutgoingContext(ctx, headers), "/"+method, in, &out,
 		grpc.ForceCodecV2(rawCodec{}), grpc.Header(&header), grpc.Trailer(&trailer))
 	if err != nil {
 		return nil, err
