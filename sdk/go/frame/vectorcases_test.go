@@ -114,7 +114,7 @@ func hostMessages() []vectorCase {
 }
 
 func modelMessages() []vectorCase {
-	var examples frame.Body
+	var examples, run frame.Body
 	load, batch := uint64(3), uint64(7)
 	record := frame.Load{
 		Load: 1, Model: "Ирис/7", ModelType: "linear", Source: "iris/7.json", Options: map[string]string{"precision": "fp16", "": "π"}, Timeout: 90_000,
@@ -136,6 +136,11 @@ func modelMessages() []vectorCase {
 			Outputs:  []frame.PartSpec{{Name: "p", Datatype: tensor.FP32, Shape: []int64{-1, 3}}},
 			Examples: []frame.Example{{Name: "one", Inputs: []frame.Part{examples.Tensor("x", -1, fp32([]int64{1, 2}, 1, 2))}}},
 		}}},
+		{name: "predict-of-a-model", direction: host, body: &run, m: &frame.Predict{
+			Batch: 8, Model: &frame.Model{ID: "Ирис/7", Alias: "iris"}, Items: []frame.Item{{ID: "a"}},
+			Parts: []frame.Part{run.Tensor("x", -1, fp32([]int64{1, 2}, 1, 2))},
+		}},
+		{name: "error-of-a-load-out-of-memory", direction: worker, m: &frame.Error{Load: &load, Kind: frame.OutOfMemory, Name: "MemoryError", Message: "12 KiB"}},
 		{name: "error-of-a-load", direction: worker, m: &frame.Error{Load: &load, Kind: frame.InvalidModel, Name: "FileNotFoundError", Message: "iris/7.json"}},
 		{name: "error-of-a-cancelled-load", direction: worker, m: &frame.Error{Load: &load, Kind: frame.Cancelled, Name: "Cancelled", Message: ""}},
 		{name: "error-of-a-missing-model", direction: worker, m: &frame.Error{Batch: &batch, Kind: frame.InvalidModel, Name: "InvalidModel", Message: "iris"}},
@@ -450,6 +455,7 @@ func brokenHostMessages() []vectorCase {
 		{"batch-negative", "a negative number", `"batch":-1,"items":[{"id":"a"}],"parts":[]`},
 		{"warmup-number", "a boolean is a number", item("") + `,"warmup":1`},
 		{"trace-number", "a trace is a number", item("") + `,"trace":1`},
+		{"model-text", "a model is a string", item("") + `,"model":"m"`},
 		{"item-without-id", "id is missing", `"batch":1,"items":[{}],"parts":[]`},
 		{"rows-0", "rows are at least 1", item(`,"rows":0`)},
 		{"rows-negative", "a negative number", item(`,"rows":-1`)},
@@ -543,8 +549,10 @@ func brokenWorkerMessages() []vectorCase {
 		{"loaded-size-huge", "a size beyond 9,007,199,254,740,991", `{"type":"loaded","load":1,"size":{"host":9007199254740992}}`},
 		{"loaded-size-float", "a size that is not whole", `{"type":"loaded","load":1,"size":{"device":0.5}}`},
 		{"loaded-max-concurrency-0", "max_concurrency is at least 1", `{"type":"loaded","load":1,"max_concurrency":0}`},
+		{"loaded-max-concurrency-many", "max_concurrency is at most 1,024", `{"type":"loaded","load":1,"max_concurrency":1025}`},
 		{"loaded-spec-example-outside", "a place outside the body", `{"type":"loaded","load":1,"spec":{"examples":[{"name":"a","inputs":[{"name":"x","content_type":"","at":8,"size":1}]}]}}`},
 		{"unloaded-without-load", "load is missing", `{"type":"unloaded","model":"m"}`},
+		{"sized-without-load", "load is missing", `{"type":"sized","size":{"host":1}}`},
 		{"sized-negative", "a negative size", `{"type":"sized","load":1,"size":{"host":-1}}`},
 		{"error-load-negative", "a negative number", `{"type":"error","load":-1,"kind":"exception","error":"E","message":""}`},
 		{"error-of-two", "an error of a batch and of a load", `{"type":"error","batch":1,"load":1,"kind":"exception","error":"E","message":""}`},
