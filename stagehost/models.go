@@ -291,13 +291,13 @@ func (it *item) mayPassOn() bool {
 func (s *modelSet) passOn(id model.ID, items []*item, f *fault.Fault) {
 	isWaiting := false
 	for _, it := range items {
+		it.refusal = f
 		switch {
 		case !it.mayPassOn():
 			s.loop.fail(it, f)
 		case it.durable():
 			s.loop.forward(it, "")
 		default:
-			it.refusal = f
 			s.unpin(it)
 			isWaiting = s.wait(it) || isWaiting
 		}
@@ -336,7 +336,11 @@ func (l *loop) forward(it *item, to pipeline.HostID) {
 	env.Route = slices.Clone(env.Route)
 	hop := env.Hop()
 	env.Generation++
-	hop.Host, hop.Visited = to, append(slices.Clip(hop.Visited), string(l.host.settings.Host))
+	own := string(l.host.settings.Host)
+	if it.refusal == nil {
+		own = "" // it may come back, should the other host not load its model
+	}
+	hop.Host, hop.Visited = to, append(slices.Clip(hop.Visited), own)
 	message, err := l.host.bus.Item(&env)
 	if err != nil {
 		l.fail(it, bus.FaultOf(err, hop.Stage))

@@ -255,7 +255,8 @@ type Hop struct {
 	Keep []string
 	// Host is in whose queue the item waits; empty means that of the stage.
 	Host HostID
-	// Visited are hosts that passed the item on, because they do not have its model.
+	// Visited are hosts that passed the item on, "" for one that did not refuse to load its
+	// model.
 	Visited []string
 }
 

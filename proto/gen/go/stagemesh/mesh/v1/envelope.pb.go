@@ -379,7 +379,7 @@ type Step struct {
 	Keep []string `protobuf:"bytes,6,rep,name=keep,proto3" json:"keep,omitempty"`
 	// Host in whose queue the item waits; empty means that of the stage.
 	Host string `protobuf:"bytes,7,opt,name=host,proto3" json:"host,omitempty"`
-	// Hosts that passed the item on, because they do not have its model.
+	// Hosts that passed the item on, "" for one that did not refuse to load its model.
 	Visited       []string `protobuf:"bytes,8,rep,name=visited,proto3" json:"visited,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
