@@ -25,6 +25,9 @@ import (
 	"github.com/stagemesh/stagemesh/services/bench"
 )
 
+// warmup precedes each load.
+const warmup = time.Second
+
 // measurement is one call of bench models.
 type measurement struct {
 	times    int
@@ -35,51 +38,40 @@ type measurement struct {
 	report compare.Report
 }
 
-// Names of the measurements.
-const (
-	Registered = "registered"
-	Loaded     = "loaded"
-	Cold       = "cold"
-	Hits       = "hits"
-	Loads      = "loads"
-	Unload     = "unload"
-	Burst      = "burst"
-	Drain      = "drain"
-	Kill       = "kill"
-)
-
-// Names of their values.
-const (
-	RegisterTime  = "seconds to register 20,000 models from one file"
-	GatewayMemory = "bytes of a gateway's heap per registered model"
-	HostMemory    = "bytes of a host's heap per registered model"
-	ToPlain       = "answers per second of a loaded model over those of a plain stage, 64 in flight"
-	P50ToPlain    = "P50 of a loaded model over that of a plain stage, 1 in flight"
-	ToFew         = "answers per second of 20 loaded models with 20,000 registered over those with 20, 64 in flight"
-	ColdP50       = "ms until the first answer of a cold model less its load, P50"
-	ColdP99       = "ms until the first answer of a cold model less its load, P99"
-	HitRatio      = "hit ratio of three hosts, 20,000 models by Zipf 1.1, room for 1,000"
-	BelowLRU      = "percent points of the hit ratio below one LRU's"
-	P99WithLoads  = "P99 of loaded models during 20 loads per second over that without"
-	LoadBeside    = "ms until a load starts while the model that it evicted unloads for 2 s"
-	LongestQueue  = "longest load queue over the mean, 100 cold models at once, 3 hosts"
-	P99WithDrain  = "P99 while 1 of 3 hosts with 300 models leaves over that without, 200 requests per second"
-	Elsewhere     = "seconds until no request goes to a killed host, 1 of 3"
-	LastAnswer    = "seconds until the last answer to a request that did"
-	Failed        = "failed requests"
-)
-
 // all are the measurements, by name.
 var all = map[string]func(*measurement, context.Context) error{
-	Registered: (*measurement).registered,
-	Loaded:     (*measurement).loaded,
-	Cold:       (*measurement).cold,
-	Hits:       (*measurement).hits,
-	Loads:      (*measurement).loads,
-	Unload:     (*measurement).unload,
-	Burst:      (*measurement).burst,
-	Drain:      (*measurement).drain,
-	Kill:       (*measurement).kill,
+	"registered": (*measurement).registered, "loaded": (*measurement).loaded, "cold": (*measurement).cold,
+	"hits": (*measurement).hits, "loads": (*measurement).loads, "unload": (*measurement).unload,
+	"burst": (*measurement).burst, "drain": (*measurement).drain, "kill": (*measurement).kill,
+}
+
+// Goal is a bound of a value: the least, or else the most.
+type Goal struct {
+	Measurement, Value string
+	AtLeast            bool
+	Want               float64
+	What               string
+}
+
+// Goals are those of all measurements.
+func Goals() []Goal {
+	return []Goal{
+		{"registered", "register", false, 20, "seconds to register 20,000 models from one file"},
+		{"registered", "gateway", false, 1024, "bytes of a gateway's heap per registered model"},
+		{"registered", "host", false, 1024, "bytes of a host's heap per registered model"},
+		{"loaded", "few", true, 0.97, "answers per second of 20 loaded models with 20,000 registered over those with 20, 64 in flight"},
+		{"loaded", "plain", true, 0.95, "answers per second of a loaded model over those of a plain stage, 64 in flight"},
+		{"loaded", "plain P50", false, 1.1, "P50 of a loaded model over that of a plain stage, 1 in flight"},
+		{"cold", "P50", false, 10, "ms until the first answer of a cold model less its load, P50"},
+		{"cold", "P99", false, 50, "ms until the first answer of a cold model less its load, P99"},
+		{"hits", "below LRU", false, 2, "percent points of the hit ratio below one LRU's: 20,000 models by Zipf 1.1, room for 1,000 on 3 hosts"},
+		{"loads", "loads", false, 1.5, "P99 of loaded models during 20 loads per second over that without"},
+		{"unload", "unload", false, 50, "ms until a load starts while the model that it evicted unloads for 2 s"},
+		{"burst", "queue", false, 1.5, "longest load queue over the mean: 100 cold models at once, 3 hosts"},
+		{"drain", "drain", false, 1.2, "P99 while 1 of 3 hosts with 300 models leaves over that without, 200 requests per second"},
+		{"kill", "elsewhere", false, 1, "seconds until no new request goes to a killed host, 1 of 3"},
+		{"kill", "last answer", false, 8, "seconds until the last answer to a request that went there"},
+	}
 }
 
 // NewCommand returns the command models. It starts this program's command part.
@@ -137,14 +129,24 @@ func (m *measurement) add(name string, value float64) {
 	m.report.Values[name] = append(m.report.Values[name], value)
 }
 
-// pair makes two runs, of which the first alternates with the number of the pair.
-func pair(number int, a, b func() (bench.Run, error)) (ofA, ofB bench.Run, err error) {
-	if number%2 == 1 {
-		ofB, ofA, err = pair(0, b, a)
-		return ofA, ofB, err
+// pairs makes runs in pairs, of which the first alternates, and adds the ratios of a figure.
+func (m *measurement) pairs(value string, figure func(bench.Run) float64, sides ...func() (bench.Run, error)) error {
+	for i := range m.times {
+		var figures [2]float64
+		for turn := range figures {
+			side := (i + turn) % len(figures)
+			run, err := sides[side]()
+			if err != nil {
+				return err
+			}
+			figures[side] = figure(run)
+		}
+		m.add(value, figures[0]/figures[1])
 	}
-	if ofA, err = a(); err == nil {
-		ofB, err = b()
-	}
-	return ofA, ofB, err
+	return nil
 }
+
+func throughput(r bench.Run) float64 { return r.ThroughputPerS }
+func p50(r bench.Run) float64        { return r.Latency.P50MS }
+func p99(r bench.Run) float64        { return r.Latency.P99MS }
+func inMS(d time.Duration) float64   { return float64(d) / float64(time.Millisecond) }

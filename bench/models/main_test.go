@@ -37,14 +37,14 @@ func TestMeasurementHasValues(t *testing.T) {
 	var out bytes.Buffer
 	cmd := models.NewCommand()
 	cmd.SetOut(&out)
-	if err := execute(t.Context(), cmd, models.Burst, "--pairs", "2", "--json", "-"); err != nil {
+	if err := execute(t.Context(), cmd, "burst", "--pairs", "2", "--json", "-"); err != nil {
 		t.Fatal(err)
 	}
 	report, err := compare.ReadJSON(&out)
-	if err != nil || len(report.Values) != 1 || len(report.Values[models.LongestQueue]) != 2 {
+	if err != nil || len(report.Values) != 1 || len(report.Values["queue"]) != 2 {
 		t.Fatalf("got %+v, %v", report, err)
 	}
-	for _, value := range report.Values[models.LongestQueue] {
+	for _, value := range report.Values["queue"] {
 		if value < 1 || value > 3 {
 			t.Errorf("the longest of three queues has %v of the mean", value)
 		}
@@ -55,7 +55,7 @@ func TestCommandNamesWrongArguments(t *testing.T) {
 	t.Parallel()
 	for want, args := range map[string][]string{
 		"give one of burst, cold, ":           {"nothing"},
-		"--pairs and --duration: are above 0": {models.Burst, "--pairs", "0"},
+		"--pairs and --duration: are above 0": {"burst", "--pairs", "0"},
 	} {
 		if err := execute(t.Context(), models.NewCommand(), args...); err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("%v: %v", args, err)

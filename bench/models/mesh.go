@@ -3,12 +3,14 @@ package models
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"os"
 	"path/filepath"
 	"runtime"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -30,58 +32,65 @@ import (
 const (
 	// size is that of a model, in KiB.
 	size = 64
-	// score loads models, plain has the same runner without models.
+	// score loads models, plain is a stage with the same runner without models.
 	score, plain = "score", "stage:plain"
 )
 
-// mesh is a running mesh of processes: broker and gateway, hosts of the stage score, and one of
-// the stage plain.
+// mesh is a running mesh of processes.
 type mesh struct {
 	*compare.Bed
-	folder, file string
-	http         *http.Client
-	client       inferencev1connect.InferenceServiceClient
-	input        []*inferencev1.Part
+	file   string
+	client inferencev1connect.InferenceServiceClient
+	input  []*inferencev1.Part
 }
 
-// start starts a mesh whose hosts have room for so many models each, besides what loads borrow.
-func (m *measurement) start(ctx context.Context, hosts, room int) (*mesh, error) {
-	folder, err := os.MkdirTemp(m.folder, "")
-	if err != nil {
-		return nil, err
-	}
-	out := &mesh{folder: folder, file: filepath.Join(folder, "mesh.yaml")}
-	capacity := max(room+1, (100*room+98)/99) * size
+// setup is a mesh to measure.
+type setup struct {
+	// hosts have room for so many models each, besides what loads borrow.
+	hosts, room int
+	// models are registered, whose loads and unloads take so long; and loaded if isLoaded is true.
+	models       int
+	load, unload time.Duration
+	isLoaded     bool
+}
+
+// with measures on a mesh that it starts, with the names of its models.
+func (m *measurement) with(ctx context.Context, s setup, measure func(b *mesh, all []string) error) error {
+	b := &mesh{file: filepath.Join(m.folder, fmt.Sprint(time.Now().UnixNano(), ".yaml"))}
 	text := fmt.Sprintf(`mesh: bench
 gateway: {model_control: true}
 stages:
   score: {hosts: %d, runner: {echo_models: {}}, models: {capacity: %dKiB, default_size: %dKiB}}
   plain: {runner: {echo: {}}}
-`, hosts, capacity, size)
-	if err := os.WriteFile(out.file, []byte(text), 0o600); err != nil {
-		return nil, err
+`, s.hosts, max(s.room+1, (100*s.room+98)/99)*size, size)
+	if err := os.WriteFile(b.file, []byte(text), 0o600); err != nil {
+		return err
 	}
 	program, err := os.Executable()
 	if err != nil {
-		return nil, err
+		return err
 	}
-	if out.Bed, err = compare.StartBed(ctx, compare.BedSettings{File: out.file, Program: program, Arguments: []string{compare.PartName}}); err != nil {
-		return nil, err
+	if b.Bed, err = compare.StartBed(ctx, compare.BedSettings{File: b.file, Program: program, Arguments: []string{compare.PartName}}); err != nil {
+		return err
 	}
 	transport := &http.Transport{Protocols: new(http.Protocols)}
 	transport.Protocols.SetUnencryptedHTTP2(true)
-	out.http = &http.Client{Transport: transport}
-	out.client = inferencev1connect.NewInferenceServiceClient(out.http, out.URL(), connect.WithGRPC())
+	defer transport.CloseIdleConnections()
+	b.client = inferencev1connect.NewInferenceServiceClient(&http.Client{Transport: transport}, b.URL(), connect.WithGRPC())
 	data := make([]byte, 1<<10)
 	rand.Read(data)
-	out.input = payload.ToProto([]payload.Part{payload.OfBlob("", "application/octet-stream", data)})
-	return out, nil
-}
-
-// stop stops the mesh.
-func (b *mesh) stop() error {
-	b.http.CloseIdleConnections()
-	return b.Stop()
+	b.input = payload.ToProto([]payload.Part{payload.OfBlob("", "application/octet-stream", data)})
+	all := names("m", s.models)
+	if s.models > 0 {
+		_, err = b.register(ctx, all, s.load, s.unload)
+	}
+	if err == nil && s.isLoaded {
+		err = b.each(ctx, all, few, first)
+	}
+	if err == nil {
+		err = measure(b, all)
+	}
+	return errors.Join(err, b.Stop())
 }
 
 // names are those of n models.
@@ -95,69 +104,79 @@ func names(prefix string, n int) []string {
 
 // register registers models from a file, and returns how long that takes.
 func (b *mesh) register(ctx context.Context, all []string, load, unload time.Duration) (time.Duration, error) {
-	path := filepath.Join(b.folder, "models.jsonl")
-	file, err := os.Create(path)
-	if err != nil {
-		return 0, err
-	}
+	var lines []byte
 	for _, name := range all {
-		fmt.Fprintf(file, `{"id": %q, "stage": %q, "type": "echo", "source": %q, "size": {"host": %d}, "options": {"load": %q, "unload": %q}}`+"\n",
-			name[len("model:"):], score, "models/"+name, size<<10, load, unload)
+		lines = fmt.Appendf(lines, `{"id": %q, "stage": %q, "type": "echo", "source": %q, "size": {"host": %d}, "options": {"load": %q, "unload": %q}}`+"\n",
+			name[len("model:"):], score, name, size<<10, load, unload)
 	}
-	if err := file.Close(); err != nil {
+	file := b.file + ".jsonl"
+	if err := os.WriteFile(file, lines, 0o600); err != nil {
 		return 0, err
 	}
 	cmd := cli.New()
-	cmd.SetArgs([]string{"models", "register", "--file", path, "--admin", b.URL()})
+	cmd.SetArgs([]string{"models", "register", "--file", file, "--admin", b.URL()})
 	cmd.SetOut(io.Discard)
 	begin := time.Now()
-	err = cmd.ExecuteContext(ctx)
+	err := cmd.ExecuteContext(ctx)
 	return time.Since(begin), err
 }
 
-// infer sends a request, and returns the timeline of its step.
+// infer sends a request, and returns the timing of its step.
 func (b *mesh) infer(ctx context.Context, name string) (*inferencev1.StepTiming, error) {
 	request := connect.NewRequest(&inferencev1.InferRequest{Pipeline: name, Inputs: b.input})
-	request.Header().Set("User-Agent", "stagemesh-bench grpc-go")
+	request.Header().Set("User-Agent", bench.GRPCUserAgent)
 	answer, err := b.client.Infer(ctx, request)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
-	if steps := answer.Msg.GetTimeline().GetSteps(); len(steps) == 1 {
-		return steps[0], nil
-	}
-	return nil, fmt.Errorf("%s: the answer has the timeline %v", name, answer.Msg.GetTimeline())
+	return answer.Msg.GetTimeline().GetSteps()[0], nil
 }
 
-// load has hosts load models.
-func (b *mesh) load(ctx context.Context, all []string) error {
+// each sends a request for each model, so many at a time, and gives each answer to a function,
+// one at a time.
+func (b *mesh) each(ctx context.Context, all []string, atOnce int, answered func(step *inferencev1.StepTiming, took time.Duration, err error) error) error {
+	var mu sync.Mutex
 	calls, ctx := errgroup.WithContext(ctx)
-	calls.SetLimit(16)
+	calls.SetLimit(atOnce)
 	for _, name := range all {
 		calls.Go(func() error {
-			_, err := b.infer(ctx, name)
-			return err
+			begin := time.Now()
+			step, err := b.infer(ctx, name)
+			took := time.Since(begin)
+			mu.Lock()
+			defer mu.Unlock()
+			return answered(step, took, err)
 		})
 	}
 	return calls.Wait()
 }
 
-// run sends a load to pipelines in turn. A request that fails is an error.
-func (b *mesh) run(ctx context.Context, s bench.Settings, all ...string) (bench.Run, error) {
+// first takes the first answers of models that are loaded so.
+func first(_ *inferencev1.StepTiming, _ time.Duration, err error) error { return err }
+
+// target sends requests for models in turn.
+func (b *mesh) target(all ...string) bench.Target {
 	var next atomic.Int64
-	recorder := bench.NewRecorder(0)
-	outcome, err := bench.RunLoad(ctx, s, func(ctx context.Context, _ *bench.Answer) error {
-		_, err := b.infer(ctx, all[int(next.Add(1))%len(all)])
+	return func(ctx context.Context, _ *bench.Answer) error {
+		_, err := b.infer(ctx, all[int(next.Add(1)-1)%len(all)])
 		return err
-	}, recorder.Record)
-	if err != nil {
-		return bench.Run{}, err
 	}
-	out := recorder.Run(s, outcome)
-	if out.Failed > 0 {
-		err = fmt.Errorf("%d of %d requests failed: %s", out.Failed, out.Sent, out.Failures[0].Example)
+}
+
+// load returns a function that sends a load. A request that fails is an error.
+func (b *mesh) load(ctx context.Context, s bench.Settings, all ...string) func() (bench.Run, error) {
+	return func() (bench.Run, error) {
+		recorder := bench.NewRecorder(0)
+		outcome, err := bench.RunLoad(ctx, s, b.target(all...), recorder.Record)
+		if err != nil {
+			return bench.Run{}, err
+		}
+		out := recorder.Run(s, outcome)
+		if out.Failed > 0 {
+			err = fmt.Errorf("%d of %d requests failed: %s", out.Failed, out.Sent, out.Failures[0].Example)
+		}
+		return out, err
 	}
-	return out, err
 }
 
 // heap returns the heap of this process after a gateway, or else a host, has joined the mesh

@@ -8,6 +8,7 @@ import (
 	"github.com/stagemesh/stagemesh/services/bench"
 
 	"github.com/stagemesh/stagemesh/bench/compare"
+	"github.com/stagemesh/stagemesh/bench/models"
 )
 
 // Goal is a target that the project has set for itself.
@@ -122,12 +123,12 @@ func Goals(r Results) []Goal {
 	got, known := tracing.ratioToUntraced(sampled, 1, p50)
 	out.atMost(Tracing, 1.02, ratio, got, known, "P50 over that without tracing: %s, 1 in flight", sampled)
 	item, _ := r.Item(Models)
-	for _, goal := range modelGoals {
-		values, add := item.answer(goal.measurement).Values[goal.value], out.atMost
-		if goal.atLeast {
+	for _, goal := range models.Goals() {
+		values, add := item.answer(goal.Measurement).Values[goal.Value], out.atMost
+		if goal.AtLeast {
 			add = out.atLeast
 		}
-		add(Models, goal.want, quantity{number, number}, compare.RatioOf(values), len(values) > 0, "%s", goal.value)
+		add(Models, goal.Want, quantity{number, number}, compare.RatioOf(values), len(values) > 0, "%s", goal.What)
 	}
 	samples := r.soakSamples()
 	for _, f := range steadyFigures() {

@@ -295,35 +295,11 @@ func (p Pace) handlers() []Round {
 	return p.comparePairs(commands...)
 }
 
-// modelGoals are the measurements of models, and the bounds of their values: the least, or the
-// most.
-var modelGoals = []struct {
-	measurement, value string
-	atLeast            bool
-	want               float64
-}{
-	{models.Registered, models.RegisterTime, false, 20},
-	{models.Registered, models.GatewayMemory, false, 1024},
-	{models.Registered, models.HostMemory, false, 1024},
-	{models.Loaded, models.ToFew, true, 0.97},
-	{models.Loaded, models.ToPlain, true, 0.95},
-	{models.Loaded, models.P50ToPlain, false, 1.1},
-	{models.Cold, models.ColdP50, false, 10},
-	{models.Cold, models.ColdP99, false, 50},
-	{models.Hits, models.BelowLRU, false, 2},
-	{models.Loads, models.P99WithLoads, false, 1.5},
-	{models.Unload, models.LoadBeside, false, 50},
-	{models.Burst, models.LongestQueue, false, 1.5},
-	{models.Drain, models.P99WithDrain, false, 1.2},
-	{models.Kill, models.Elsewhere, false, 1},
-	{models.Kill, models.LastAnswer, false, 8},
-}
-
 // models are the measurements, each with as many repetitions as other items have pairs.
 func (p Pace) models() []Round {
 	out := Round{Times: 1}
-	for _, goal := range modelGoals {
-		c := Command{Name: goal.measurement, Models: true, Pairs: p.Pairs, Warmup: p.Warmup, Duration: p.Run * 2 / 3}
+	for _, goal := range models.Goals() {
+		c := Command{Name: goal.Measurement, Models: true, Pairs: p.Pairs, Warmup: p.Warmup, Duration: p.Run * 2 / 3}
 		if !slices.ContainsFunc(out.Commands, func(other Command) bool { return other.Name == c.Name }) {
 			out.Commands = append(out.Commands, c)
 		}

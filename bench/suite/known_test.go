@@ -7,7 +7,6 @@ import (
 	"github.com/stagemesh/stagemesh/services/bench"
 
 	"github.com/stagemesh/stagemesh/bench/compare"
-	"github.com/stagemesh/stagemesh/bench/models"
 	"github.com/stagemesh/stagemesh/bench/suite"
 )
 
@@ -112,15 +111,15 @@ func known(ratio, slower, goodput, grows float64) suite.Results {
 		}
 	}
 	items = append(items, servers, servers, []suite.Answer{
-		{Name: models.Registered, Line: "bin/bench models registered", Values: map[string][]float64{models.RegisterTime: {4, 5, 19}, models.HostMemory: {700}, models.GatewayMemory: {1025}}},
-		{Name: models.Loaded, Line: "bin/bench models loaded", Values: map[string][]float64{models.ToFew: {0.9, 0.98, 1}, models.ToPlain: {0.949}, models.P50ToPlain: {1.1}}},
-		{Name: models.Cold, Values: map[string][]float64{models.ColdP50: {10}, models.ColdP99: {51}}},
-		{Name: models.Hits, Values: map[string][]float64{models.BelowLRU: {-0.1}}},
-		{Name: models.Loads, Values: map[string][]float64{models.P99WithLoads: {1.5}}},
-		{Name: models.Unload, Values: map[string][]float64{models.LoadBeside: {12}}},
-		{Name: models.Burst, Values: map[string][]float64{models.LongestQueue: {1.2}}},
-		{Name: models.Drain, Values: map[string][]float64{models.P99WithDrain: {1.21}}},
-		{Name: models.Kill, Values: map[string][]float64{models.Elsewhere: {0}, models.LastAnswer: {2.5}}},
+		{Name: "registered", Line: "bin/bench models registered", Values: map[string][]float64{"register": {4, 5, 19}, "host": {700}, "gateway": {1025}}},
+		{Name: "loaded", Values: map[string][]float64{"few": {0.9, 0.98, 1}, "plain": {0.949}, "plain P50": {1.1}}},
+		{Name: "cold", Values: map[string][]float64{"P50": {10}, "P99": {51}}},
+		{Name: "hits", Values: map[string][]float64{"below LRU": {-0.1}}},
+		{Name: "loads", Values: map[string][]float64{"loads": {1.5}}},
+		{Name: "unload", Values: map[string][]float64{"unload": {12}}},
+		{Name: "burst", Values: map[string][]float64{"queue": {1.2}}},
+		{Name: "drain", Values: map[string][]float64{"drain": {1.21}}},
+		{Name: "kill", Values: map[string][]float64{"elsewhere": {0}, "last answer": {2.5}}},
 	})
 	for _, n := range []int{1, 8, 32, 64, 128} {
 		items[4][0].Loads = append(items[4][0].Loads, alone(callers(n), suite.Trial{Figures: figures(float64(min(100*n, 2400)), 6), BatchSize: float64(n) / 2}))

@@ -115,7 +115,7 @@ func TestEveryItemHasFiguresAndCommands(t *testing.T) {
 		"| file | 8 | 200 | 250 |",
 		"| the heap | 100 MB | 100 MB |",
 		"| context carried | 64 | 945 (900-990) | 0.90x | 6.00 ms | 1.20x |",
-		"| loaded | P50 of a loaded model over that of a plain stage, 1 in flight | 1.1 |",
+		"| loaded | plain P50 | 1.1 |",
 		"| 15 | seconds to register 20,000 models from one file | at most 20 | 5 (4-19) | reached |",
 		"| Ray Serve 2.60.0 | 64 | 850 | 1000 | 0.85x (0.77x-0.94x) |",
 		"2 cores of Some <CPU>, linux/amd64", "2026-11-21 to 2026-11-22", "nats-server v2.15.2", "nats.go v1.55.0", "| v1.2.3 |", "| 3.11.7 |",
