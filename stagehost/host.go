@@ -282,10 +282,7 @@ func (h *Host) configureModels() error {
 	if h.settings.Models == nil {
 		return nil
 	}
-	var ok bool
-	if h.loader, ok = h.settings.Runner.(runner.ModelLoader); !ok {
-		return errors.New("models: the runner of this stage has one model; leave the section out")
-	}
+	h.loader = h.settings.Runner.(runner.ModelLoader) // Validate has checked it
 	if h.settings.Registry == nil || h.settings.Registry.Models == nil {
 		return errors.New("models: the mesh has no registry; the section registry of its file names one")
 	}

@@ -292,6 +292,9 @@ func (s Settings) Validate() error {
 	if s.Runner == nil {
 		return errors.New("runner: there is none")
 	}
+	if _, ok := s.Runner.(runner.ModelLoader); s.Models != nil && !ok {
+		return errors.New("models: the runner of this stage has one model; leave the section out")
+	}
 	return errors.Join(
 		pipeline.ValidName("mesh", string(s.Mesh)),
 		pipeline.ValidName("stage", string(s.Stage)),

@@ -55,6 +55,10 @@ func TestConfigCheckReportsErrorsWithPlaces(t *testing.T) {
 			"mesh: m\nstages:\n  label: {runner: {top_k: {labels: [a, b, c]}}}\npipelines:\n  p:\n    steps: [{name: one, stage: label, parameters: {kk: 9}}]\n",
 			[]string{":6:52: pipelines.p.steps[0].parameters.kk: the stage label reads no such parameter; it reads none"},
 		},
+		"models of a runner that has one": {
+			"mesh: m\nstages:\n  a:\n    runner: {echo: {}}\n    models: {}\n",
+			[]string{":5:5: stages.a.models: the runner of this stage has one model; leave the section out"},
+		},
 		"origins":        {stages + "gateway:\n  allow_origins: [\"*\", \"http://x\"]\n", []string{`:5:19: gateway.allow_origins[0]: "*" allows every origin`}},
 		"a misspelt key": {stages + "gateway: {max_paylod: 1MiB}\n", []string{`:4:11: gateway: "max_paylod" is not a key here; there are admin, allow_origins,`}},
 	} {
