@@ -68,7 +68,7 @@ func New(s Settings) (*Gateway, error) {
 	g := &Gateway{settings: s, log: s.Call.Logger, ready: make(chan struct{}), closing: make(chan struct{})}
 	g.stopping, g.beginStop = context.WithCancel(context.Background())
 	seeded := pipelines.Settings{Seeds: s.Pipelines, NoStages: !s.servesStages(), Logger: g.log}
-	loadable := registry.Settings{Fills: true, Models: s.Models, Aliases: s.Aliases, Logger: g.log}
+	loadable := registry.Settings{Models: s.Models, Aliases: s.Aliases, Logger: g.log}
 	if r := s.Registry; r != nil {
 		seeded.Table, loadable.Table = r.Table, r.Models
 		g.membership = discovery.NewMembership(r.Watcher, r.Table, string(s.Call.Mesh), g.log)

@@ -77,33 +77,23 @@ func (in AliasChange) Validate() error {
 	return nil
 }
 
-// errRepeat means that a change has to begin again.
-var errRepeat = errors.New("the alias or its models are being changed")
-
 // SetAlias creates an alias or replaces its route. The package comment says how it works.
-func (r *Registry) SetAlias(ctx context.Context, in AliasChange) (*meshv1.Alias, error) {
+func (r *Registry) SetAlias(ctx context.Context, in AliasChange) (out *meshv1.Alias, err error) {
 	if err := r.changeable(); err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), changeTimeout)
 	defer cancel()
-	var err error
-	for range maxTries {
-		var out *meshv1.Alias
-		if out, err = r.trySet(ctx, in); err == nil || !errors.Is(err, errRepeat) {
-			return out, err
-		}
-		pause(ctx)
-	}
-	if f, ok := errors.AsType[*fault.Fault](err); ok {
-		return nil, f
-	}
-	return nil, discovery.Classify(discovery.ErrConflict)
+	err = retry(ctx, func() error {
+		out, err = r.trySet(ctx, in)
+		return err
+	})
+	return out, err
 }
 
 // trySet sets an alias once.
 func (r *Registry) trySet(ctx context.Context, in AliasChange) (*meshv1.Alias, error) {
-	if err := r.checkModels(ctx, in); err != nil {
+	if err := r.checkModels(ctx, in, false); err != nil {
 		return nil, err
 	}
 	var before, after *meshv1.Alias
@@ -129,9 +119,8 @@ func (r *Registry) trySet(ctx context.Context, in AliasChange) (*meshv1.Alias, e
 	if after == before {
 		return before, nil
 	}
-	missing := r.checkModels(ctx, in)
+	missing := r.checkModels(ctx, in, in.AutoDelete)
 	if missing == nil && !in.Force && r.hasFewer(in.Route, before.Active) {
-		r.await(ctx, func(c *content) bool { return c.seen >= target })
 		r.deleteUnused(ctx, before.Target)
 		return after, nil
 	}
@@ -146,10 +135,8 @@ func (r *Registry) trySet(ctx context.Context, in AliasChange) (*meshv1.Alias, e
 	switch {
 	case missing != nil:
 		return nil, missing
-	case isRetryable(ctx, err):
-		return nil, errRepeat // a newer target wins, or this one is set again
 	case err != nil:
-		return nil, discovery.Classify(err)
+		return nil, err // after a conflict a newer target wins, or this one is set again
 	}
 	r.await(ctx, func(c *content) bool { a := c.aliases.get(in.Name); return a == nil || a.revision >= revision })
 	r.deleteUnused(ctx, before.Active, before.Target)
@@ -188,7 +175,7 @@ func (r *Registry) Switch(ctx context.Context, of *meshv1.Alias) error {
 	ctx, cancel := context.WithTimeout(ctx, changeTimeout)
 	defer cancel()
 	isSwitched := false
-	revision, err := r.change(ctx, aliasKey(model.ID(of.GetName())), false, func(e discovery.Entry) (edit, error) {
+	_, err := r.change(ctx, aliasKey(model.ID(of.GetName())), false, func(e discovery.Entry) (edit, error) {
 		next := proto.CloneOf(of)
 		next.Active, next.Target = of.GetTarget(), nil
 		there, err := decodeAlias(e)
@@ -204,7 +191,6 @@ func (r *Registry) Switch(ctx context.Context, of *meshv1.Alias) error {
 		return edit{}, nil
 	})
 	if err == nil && isSwitched {
-		r.await(ctx, func(c *content) bool { return c.seen >= revision })
 		r.deleteUnused(ctx, of.GetActive())
 	}
 	return err
@@ -252,9 +238,10 @@ func percentOf(purpose string, request pipeline.RequestID) uint32 {
 	return h.Sum32() % maxPercent
 }
 
-// checkModels reads the models of a route, which are all of one stage. One that is being unregistered may come back, so
-// that is errRepeat, too.
-func (r *Registry) checkModels(ctx context.Context, in AliasChange) error {
+// checkModels reads the models of a route, which are all of one stage. One that is being
+// unregistered may come back, so that is errRepeat, too. If autoDelete is true, the route's model
+// gets AutoDelete.
+func (r *Registry) checkModels(ctx context.Context, in AliasChange, autoDelete bool) error {
 	stage := pipeline.StageName("")
 	for id := range models(in.Route) {
 		e, err := r.get(ctx, modelKey(id))
@@ -271,8 +258,8 @@ func (r *Registry) checkModels(ctx context.Context, in AliasChange) error {
 			return fault.InField(fault.InvalidRequest, "route", "model %.*q is one of stage %s, and others of the route are of stage %s", shown, string(id), m.Stage, stage)
 		}
 		stage = m.Stage
-		if in.AutoDelete && !m.AutoDelete && string(id) == in.Route.GetModel() {
-			if _, _, err := r.Register(ctx, Registration{Model: m.Model, AutoDelete: true}); err != nil {
+		if autoDelete && !m.AutoDelete && string(id) == in.Route.GetModel() {
+			if _, err := r.Register(ctx, Registration{Model: m.Model, AutoDelete: true}); err != nil {
 				return err
 			}
 		}

@@ -3,6 +3,7 @@ package models
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"math/rand/v2"
 	"time"
@@ -47,36 +48,49 @@ func pause(ctx context.Context) {
 	}
 }
 
+// errRepeat means that a change has to be decided again.
+var errRepeat = fmt.Errorf("the alias or its models are being changed: %w", discovery.ErrConflict)
+
 // isRetryable reports whether a change has to be decided again.
-func isRetryable(ctx context.Context, err error) bool {
-	return (errors.Is(err, discovery.ErrConflict) || errors.Is(err, discovery.ErrUnknown)) && ctx.Err() == nil
+func isRetryable(err error) bool {
+	return errors.Is(err, discovery.ErrConflict) || errors.Is(err, discovery.ErrUnknown)
+}
+
+// retry decides a change, again where that is necessary, and returns a fault.
+func retry(ctx context.Context, decide func() error) error {
+	err := decide()
+	for tries := 1; isRetryable(err) && tries < maxTries && ctx.Err() == nil; tries++ {
+		pause(ctx)
+		err = decide()
+	}
+	if err != nil {
+		return discovery.Classify(err)
+	}
+	return nil
 }
 
 // change edits a record as decide says for the current entry, whose revision is 0 if there is
-// none. It returns the revision of the record, 0 where there is none any more. If isNew is
-// true it expects none at first, which saves a read.
+// none. It returns the revision of the record, 0 where there is none any more, once this process
+// has seen it. If isNew is true it expects none at first, which saves a read.
 func (r *Registry) change(ctx context.Context, key discovery.Key, isNew bool, decide func(discovery.Entry) (edit, error)) (revision discovery.Revision, err error) {
-	for try := range maxTries {
-		if try > 1 || try == 1 && !isNew {
-			pause(ctx)
-		}
+	err = retry(ctx, func() error {
 		e := discovery.Entry{Key: key}
-		if !isNew || try > 0 {
+		if !isNew {
 			if e, err = r.get(ctx, key); err != nil {
-				return 0, discovery.Classify(err)
+				return err
 			}
 		}
-		next, err2 := decide(e)
-		if err2 != nil {
-			return 0, err2
+		isNew = false
+		next, err := decide(e)
+		if err == nil {
+			revision, err = r.write(ctx, e, next)
 		}
-		if revision, err = r.write(ctx, e, next); err == nil || !isRetryable(ctx, err) {
-			break
-		}
-	}
+		return err
+	})
 	if err != nil {
-		return 0, discovery.Classify(err)
+		return 0, err
 	}
+	r.await(ctx, func(c *content) bool { return c.seen >= revision })
 	return revision, nil
 }
 
@@ -140,40 +154,33 @@ type Registration struct {
 	AutoDelete bool
 }
 
-// Register adds a model. It reports whether it has created it; the same model again changes
-// nothing but sets AutoDelete.
-func (r *Registry) Register(ctx context.Context, in Registration) (out *Model, created bool, err error) {
+// Register adds a model, and reports whether there was none. The same model again changes nothing
+// but sets AutoDelete.
+func (r *Registry) Register(ctx context.Context, in Registration) (created bool, err error) {
 	if err := r.changeable(); err != nil {
-		return nil, false, err
+		return false, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, changeTimeout)
 	defer cancel()
 	_, _, exists := r.Model(in.ID)
-	revision, err := r.change(ctx, modelKey(in.ID), !exists, func(e discovery.Entry) (edit, error) {
-		there := current(e)
-		if created = there == nil; created {
+	_, err = r.change(ctx, modelKey(in.ID), !exists, func(e discovery.Entry) (edit, error) {
+		m := current(e)
+		switch created = m == nil; {
+		case created:
 			now := time.Now()
-			out = &Model{Model: in.Model, RegisteredAt: now, LastUse: in.LastUse, AutoDelete: in.AutoDelete}
+			m = &Model{Model: in.Model, RegisteredAt: now, LastUse: in.LastUse}
 			if in.LastUse.IsZero() {
-				out.LastUse = now.Add(-unusedFor)
+				m.LastUse = now.Add(-unusedFor)
 			}
-			return edit{put: out.toProto()}, nil
-		}
-		if !isEqual(there.Model, in.Model) {
+		case !isEqual(m.Model, in.Model):
 			return edit{}, fault.Newf(fault.ModelExists, "model %.*q is registered with other attributes, and never changes; choose another ID, or unregister it first", shown, string(in.ID))
+		case m.AutoDelete || !in.AutoDelete:
+			return edit{}, nil
 		}
-		if out = there; in.AutoDelete && !there.AutoDelete {
-			out.AutoDelete = true
-			return edit{put: out.toProto()}, nil
-		}
-		return edit{}, nil
+		m.AutoDelete = in.AutoDelete
+		return edit{put: m.toProto()}, nil
 	})
-	if err != nil {
-		return nil, false, err
-	}
-	out.revision = revision
-	r.await(ctx, func(c *content) bool { m := c.models.get(in.ID); return m != nil && m.revision >= revision })
-	return out, created, nil
+	return created, err
 }
 
 // current returns the model in an entry, nil if there is none. One that is being unregistered
@@ -199,24 +206,20 @@ func (r *Registry) Unregister(ctx context.Context, id model.ID) error {
 	// A mark that stays would hide the model, so callers do not end this.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), changeTimeout)
 	defer cancel()
-	for range maxTries {
-		done, err := r.tryUnregister(ctx, id)
-		if done || err != nil {
-			return err
-		}
-		pause(ctx)
-	}
-	return discovery.Classify(discovery.ErrConflict)
+	return retry(ctx, func() error { return r.tryUnregister(ctx, id) })
 }
 
-// tryUnregister reports whether the model is gone.
-func (r *Registry) tryUnregister(ctx context.Context, id model.ID) (done bool, err error) {
+func (r *Registry) tryUnregister(ctx context.Context, id model.ID) error {
+	if r.isPointedAt(id) {
+		return inUse(id) // nobody sees a mark that would be taken back
+	}
 	var marked *Model
 	mark, err := r.change(ctx, modelKey(id), false, func(e discovery.Entry) (edit, error) {
 		if e.Revision == 0 {
 			marked = nil
 			return edit{}, nil
 		}
+		var err error
 		if marked, err = decodeModel(e); err != nil {
 			return edit{remove: true}, nil //nolint:nilerr // nobody knows the model, so it may go
 		}
@@ -226,23 +229,21 @@ func (r *Registry) tryUnregister(ctx context.Context, id model.ID) (done bool, e
 		marked.deleting = true
 		return edit{put: marked.toProto()}, nil
 	})
-	if err != nil || mark == 0 {
-		return err == nil, err
+	if err != nil {
+		return err
 	}
-	isPointedAt := false
-	saw := r.await(ctx, func(c *content) bool {
-		isPointedAt = c.pointing[id] > 0
-		return c.seen >= mark
-	})
-	if saw && !isPointedAt {
-		if err := r.settings.Table.Delete(ctx, modelKey(id), mark); isRetryable(ctx, err) {
-			return false, nil
-		} else if err != nil {
-			return false, discovery.Classify(err)
+	if mark == 0 {
+		r.removeReplicas(ctx, id)
+		return nil
+	}
+	saw := r.await(ctx, func(c *content) bool { return c.seen >= mark })
+	if saw && !r.isPointedAt(id) {
+		if err := r.settings.Table.Delete(ctx, modelKey(id), mark); err != nil {
+			return err
 		}
 		r.await(ctx, func(c *content) bool { m := c.models.get(id); return m == nil || m.revision > mark })
 		r.removeReplicas(ctx, id)
-		return true, nil
+		return nil
 	}
 	marked.deleting = false
 	value, err := encode(marked.toProto())
@@ -250,14 +251,23 @@ func (r *Registry) tryUnregister(ctx context.Context, id model.ID) (done bool, e
 		_, err = r.settings.Table.Put(ctx, modelKey(id), value, mark)
 	}
 	switch {
-	case isRetryable(ctx, err):
-		return false, nil // somebody else has changed the model meanwhile
 	case err != nil:
-		return false, discovery.Classify(err)
+		return err // it may be that somebody else has changed the model meanwhile
 	case !saw:
-		return false, nil
+		return errRepeat
 	}
-	return false, fault.Newf(fault.ModelInUse, "an alias points at model %.*q; change or delete it first, stagemesh aliases list shows it", shown, string(id))
+	return inUse(id)
+}
+
+// isPointedAt reports whether an alias points at a model.
+func (r *Registry) isPointedAt(id model.ID) bool {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return r.served.pointing[id] > 0
+}
+
+func inUse(id model.ID) *fault.Fault {
+	return fault.Newf(fault.ModelInUse, "an alias points at model %.*q; change or delete it first, stagemesh aliases list shows it", shown, string(id))
 }
 
 // SetStageSettings replaces the settings of a stage.
@@ -267,9 +277,6 @@ func (r *Registry) SetStageSettings(ctx context.Context, stage pipeline.StageNam
 	}
 	ctx, cancel := context.WithTimeout(ctx, changeTimeout)
 	defer cancel()
-	revision, err := r.change(ctx, settingsKey(stage), false, func(discovery.Entry) (edit, error) { return edit{put: s}, nil })
-	if err == nil {
-		r.await(ctx, func(c *content) bool { return c.seen >= revision })
-	}
+	_, err := r.change(ctx, settingsKey(stage), false, func(discovery.Entry) (edit, error) { return edit{put: s}, nil })
 	return err
 }

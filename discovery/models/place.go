@@ -65,7 +65,7 @@ const (
 	maxPreloads = 1024
 )
 
-// NewPlacer returns a placer; members may be nil, and then it finds no host.
+// NewPlacer returns a placer.
 func NewPlacer(r *Registry, members *discovery.Membership) *Placer {
 	unknown := make(chan struct{})
 	close(unknown)
@@ -74,9 +74,6 @@ func NewPlacer(r *Registry, members *discovery.Membership) *Placer {
 
 // Place returns the host that should load a model for a request, or why there is none.
 func (p *Placer) Place(now time.Time, m *Model, there *meshv1.ReplicasRecord, visited []pipeline.HostID) (pipeline.HostID, *fault.Fault) {
-	if p.members == nil {
-		return "", nil
-	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	v := p.view(now, m.Stage)
@@ -84,7 +81,7 @@ func (p *Placer) Place(now time.Time, m *Model, there *meshv1.ReplicasRecord, vi
 		return "", nil
 	}
 	wanted := v.modelOf(now, m, there)
-	wanted.Visited, wanted.LastUse = visited, now
+	wanted.Visited, wanted.LastUse, wanted.ScaleUp = visited, now, len(wanted.Replicas) > 0
 	host, refusal := v.Place(now, wanted)
 	if refusal != nil {
 		return "", refusalFault(now, m, refusal)
@@ -273,9 +270,6 @@ func (p *Placer) Replicas(there *meshv1.ReplicasRecord) int { return len(p.stayi
 
 // aliveHosts returns the records of the hosts that are alive.
 func (p *Placer) aliveHosts() map[pipeline.HostID]*meshv1.HostRecord {
-	if p.members == nil {
-		return nil
-	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	select {
@@ -295,9 +289,6 @@ func (p *Placer) aliveHosts() map[pipeline.HostID]*meshv1.HostRecord {
 // Holder returns the host to which a request for a model goes: any that has loaded it, one that
 // does not leave if possible, else that which began to load it first; "" if there is none.
 func (p *Placer) Holder(there *meshv1.ReplicasRecord) pipeline.HostID {
-	if p.members == nil {
-		return Holder(there, nil)
-	}
 	hosts := p.aliveHosts()
 	var best *meshv1.Replica
 	bestRank, equals := 0, 0

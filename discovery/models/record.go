@@ -28,14 +28,16 @@ const MaxRecord = 8 << 10
 
 // The keys of the records.
 const (
-	folder      = "models"
-	modelsIn    = "records"
-	replicasIn  = "replicas"
-	aliasesIn   = "aliases"
-	settingsIn  = "settings"
-	depth       = 3
-	maxReplicas = 1 << 16
+	folder     = "models"
+	modelsIn   = "records"
+	replicasIn = "replicas"
+	aliasesIn  = "aliases"
+	settingsIn = "settings"
+	depth      = 3
 )
+
+// maxReplicas bounds the replicas that a model asks for.
+const maxReplicas = 1 << 16
 
 var epochKey = discovery.KeyOf(folder, "epoch")
 
@@ -229,10 +231,6 @@ func (c *content) apply(change discovery.Change) {
 	for _, key := range change.Deleted {
 		c.remove(key)
 	}
-	if change.Reset {
-		c.models.sort()
-		c.aliases.sort()
-	}
 }
 
 // locate returns the kind of a record and what it is of.
@@ -377,48 +375,33 @@ func (c *content) records() iter.Seq2[discovery.Key, func() proto.Message] {
 	}
 }
 
-// index holds values by ID, and their IDs in order.
+// index holds values by ID, and sorts their IDs when they are listed.
 type index[V any] struct {
-	all   map[model.ID]V
+	all map[model.ID]V
+	// order has the IDs in order; nil until it is needed again.
 	order []model.ID
-	// sorted is true once order is.
-	sorted bool
 }
 
 func (x *index[V]) get(id model.ID) V { return x.all[id] }
 
 func (x *index[V]) put(id model.ID, v V) {
 	if _, ok := x.all[id]; !ok {
-		at := len(x.order)
-		if x.sorted {
-			at, _ = slices.BinarySearch(x.order, id)
-		}
-		x.order = slices.Insert(x.order, at, id)
+		x.order = nil
 	}
 	x.all[id] = v
 }
 
 func (x *index[V]) remove(id model.ID) {
-	if _, ok := x.all[id]; !ok {
-		return
-	}
 	delete(x.all, id)
-	x.sort()
-	if at, ok := slices.BinarySearch(x.order, id); ok {
-		x.order = slices.Delete(x.order, at, at+1)
-	}
-}
-
-func (x *index[V]) sort() {
-	if !x.sorted {
-		slices.Sort(x.order)
-		x.sorted = true
-	}
+	x.order = nil
 }
 
 // page returns up to limit values after an ID that are to be listed, and the last ID if
-// there are more.
+// there are more. It may change the index.
 func (x *index[V]) page(after model.ID, limit int, listed func(V) bool) (out []V, next model.ID) {
+	if x.order == nil {
+		x.order = slices.Sorted(maps.Keys(x.all))
+	}
 	at, found := slices.BinarySearch(x.order, after)
 	if found {
 		at++

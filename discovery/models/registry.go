@@ -3,7 +3,7 @@
 //
 //	registry := models.New(models.Settings{Table: table, Logger: log})
 //	err := registry.Run(ctx)                            // follows the table; on a goroutine
-//	m, created, err := registry.Register(ctx, models.Registration{Model: m})
+//	created, err := registry.Register(ctx, models.Registration{Model: m})
 //	alias, err := registry.SetAlias(ctx, models.AliasChange{Name: "iris", Route: route})
 //	m, replicas, ok := registry.Model("iris-v1")        // from memory
 //
@@ -41,9 +41,8 @@
 //
 // # A wiped table
 //
-// A table without the known epoch was wiped. Readers keep what they had; the processes with
-// Fills write back all records that are missing, then the epoch. Each process then adopts the
-// table.
+// A table without the known epoch was wiped. Readers keep what they had; all processes write
+// back all records that are missing, then the epoch. Each then adopts the table.
 //
 // All methods are safe for concurrent use; call Run once.
 package models
@@ -74,8 +73,6 @@ import (
 type Settings struct {
 	// Table is that of the mesh's broker; without one there are no models.
 	Table discovery.Table
-	// Fills is true for a process that writes back what a wiped table has lost.
-	Fills bool
 	// Models and Aliases are written once the table is known, those that are missing.
 	Models  []model.Model
 	Aliases []AliasChange
@@ -163,31 +160,29 @@ func (r *Registry) reconcile(ctx context.Context) error {
 	if pending == nil {
 		return nil
 	}
-	if r.settings.Fills {
-		missing := 0
-		written, err := discovery.Restore(ctx, r.settings.Table, func(yield func(discovery.Key, []byte) bool) {
-			for key, encode := range served.records() {
-				r.mu.RLock()
-				there := pending.has(key)
-				r.mu.RUnlock()
-				if there {
-					continue
-				}
-				missing++
-				if value, err := protojson.Marshal(encode()); err != nil || !yield(key, value) {
-					return
-				}
+	missing := 0
+	written, err := discovery.Restore(ctx, r.settings.Table, func(yield func(discovery.Key, []byte) bool) {
+		for key, encode := range served.records() {
+			r.mu.RLock()
+			there := pending.has(key)
+			r.mu.RUnlock()
+			if there {
+				continue
 			}
-		})
-		if written > 0 {
-			r.log.Warn("the registry was wiped; wrote its models again", "records", written)
+			missing++
+			if value, err := protojson.Marshal(encode()); err != nil || !yield(key, value) {
+				return
+			}
 		}
-		if err == nil && missing == 0 && pending.epochOf(&r.mu) == "" {
-			err = discovery.CreateEpoch(ctx, r.settings.Table, epochKey)
-		}
-		if err != nil || missing > 0 {
-			return err // the writes come back as changes
-		}
+	})
+	if written > 0 {
+		r.log.Warn("the registry was wiped; wrote its models again", "records", written)
+	}
+	if err == nil && missing == 0 && pending.epochOf(&r.mu) == "" {
+		err = discovery.CreateEpoch(ctx, r.settings.Table, epochKey)
+	}
+	if err != nil || missing > 0 {
+		return err // the writes come back as changes
 	}
 	r.mu.Lock()
 	isAdopted := r.pending == pending && pending.epoch != ""
@@ -213,7 +208,7 @@ func (r *Registry) seed(ctx context.Context) error {
 		write func(i int) error
 	}{
 		{len(r.settings.Models), func(i int) error {
-			_, _, err := r.Register(ctx, Registration{Model: r.settings.Models[i]})
+			_, err := r.Register(ctx, Registration{Model: r.settings.Models[i]})
 			return err
 		}},
 		{len(r.settings.Aliases), func(i int) error {
@@ -384,8 +379,8 @@ func (r *Registry) Find(ctx context.Context, id model.ID) (*Model, *meshv1.Repli
 // List returns up to limit models of a stage after an ID, sorted by ID, and where the next
 // page goes on, "" after the last. An empty stage means all.
 func (r *Registry) List(stage pipeline.StageName, after model.ID, limit int) (page []*Model, replicas []*meshv1.ReplicasRecord, next model.ID) {
-	r.mu.RLock()
-	defer r.mu.RUnlock()
+	r.mu.Lock() // page may sort
+	defer r.mu.Unlock()
 	page, next = r.served.models.page(after, limit, func(m *Model) bool { return !m.deleting && (stage == "" || m.Stage == stage) })
 	for _, m := range page {
 		replicas = append(replicas, r.served.replicasOf(m))
@@ -409,8 +404,8 @@ func (r *Registry) Alias(name model.ID, owner string) (*meshv1.Alias, error) {
 
 // ListAliases is List of the aliases.
 func (r *Registry) ListAliases(after model.ID, limit int) (out []*meshv1.Alias, next model.ID) {
-	r.mu.RLock()
-	defer r.mu.RUnlock()
+	r.mu.Lock() // page may sort
+	defer r.mu.Unlock()
 	page, next := r.served.aliases.page(after, limit, func(a *alias) bool { return a.GetActive() != nil })
 	for _, a := range page {
 		out = append(out, a.Alias)

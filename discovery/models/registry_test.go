@@ -56,7 +56,7 @@ func run(t testing.TB, f func(context.Context) error) {
 // gateway returns a registry as a gateway has it.
 func gateway(t testing.TB, b *testbed.Broker, edits ...func(*models.Settings)) *models.Registry {
 	t.Helper()
-	s := models.Settings{Table: table(t, b), Fills: true, Logger: slog.New(slog.DiscardHandler)}
+	s := models.Settings{Table: table(t, b), Logger: slog.New(slog.DiscardHandler)}
 	for _, edit := range edits {
 		edit(&s)
 	}
@@ -73,7 +73,7 @@ func of(id string) models.Registration {
 func register(t testing.TB, r *models.Registry, ids ...string) {
 	t.Helper()
 	for _, id := range ids {
-		if _, _, err := r.Register(t.Context(), of(id)); err != nil {
+		if _, err := r.Register(t.Context(), of(id)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -120,13 +120,13 @@ func TestAllGatewaysHaveAModel(t *testing.T) {
 	if unused := time.Since(m.LastUse); unused < 5*time.Hour || unused > 7*time.Hour {
 		t.Errorf("it is unused for %s", unused)
 	}
-	_, created, err := two.Register(t.Context(), of("b"))
+	created, err := two.Register(t.Context(), of("b"))
 	if expect(t, "the same again", err, ""); created {
 		t.Error("the same model was created again")
 	}
 	other := of("b")
 	other.Options = map[string]string{"k": "v"}
-	_, _, err = two.Register(t.Context(), other)
+	_, err = two.Register(t.Context(), other)
 	expect(t, "other attributes", err, fault.ModelExists)
 	for range 2 {
 		expect(t, "unregister", two.Unregister(t.Context(), "b"), "")
@@ -137,7 +137,7 @@ func TestAllGatewaysHaveAModel(t *testing.T) {
 	register(t, one, "b")
 	large := of("large")
 	large.Source = strings.Repeat("x", models.MaxRecord)
-	_, _, err = one.Register(t.Context(), large)
+	_, err = one.Register(t.Context(), large)
 	expect(t, "a large record", err, fault.InvalidRequest)
 }
 
@@ -149,7 +149,7 @@ func TestListsComeInPages(t *testing.T) {
 		if i%5 == 0 {
 			m.Stage = "other"
 		}
-		if _, _, err := r.Register(t.Context(), m); err != nil {
+		if _, err := r.Register(t.Context(), m); err != nil {
 			t.Fatal(err)
 		}
 		set(t, r, fmt.Sprintf("a%02d", (i*7)%25), string(m.ID))
@@ -193,7 +193,7 @@ func TestOneOfTwoRegistrationsWins(t *testing.T) {
 		work.Go(func() {
 			m := of("m")
 			m.Source = fmt.Sprint(i / 2 % 2)
-			_, isNew, err := gateways[i%2].Register(t.Context(), m)
+			isNew, err := gateways[i%2].Register(t.Context(), m)
 			var f *fault.Fault
 			switch {
 			case err == nil && isNew:
@@ -311,7 +311,7 @@ func TestNoAliasPointsAtNothing(t *testing.T) {
 				var err error
 				switch kind {
 				case 0:
-					_, _, err = r.Register(t.Context(), of(id))
+					_, err = r.Register(t.Context(), of(id))
 				case 1:
 					_, err = r.SetAlias(t.Context(), models.AliasChange{Name: name, Route: to(id), AutoDelete: random.IntN(4) == 0})
 				case 2:
@@ -449,9 +449,13 @@ func TestReplicasAreRecorded(t *testing.T) {
 	register(t, r, "m")
 	_, _, err := r.ClaimLoading(ctx, "unknown", "a", anyway)
 	expect(t, "unknown model", err, fault.UnknownModel)
-	_, noted, err := r.SetLoaded(ctx, "m", "a", model.Size{Host: 5}, nil)
-	if expect(t, "loaded without a claim", err, ""); noted {
-		t.Error("a load without a claim counts")
+	state := func() meshv1.ReplicaState {
+		_, there, _ := r.Model("m")
+		return models.StateOf(there, "a")
+	}
+	expect(t, "loaded without a claim", r.SetLoaded(ctx, "m", "a", model.Size{Host: 5}, nil), "")
+	if got := state(); got != 0 {
+		t.Errorf("a load without a claim counts: %v", got)
 	}
 	for _, host := range []pipeline.HostID{"b", "a"} {
 		_, claimed, err := r.ClaimLoading(ctx, "m", host, anyway)
@@ -459,12 +463,8 @@ func TestReplicasAreRecorded(t *testing.T) {
 			t.Error("nothing was claimed")
 		}
 	}
-	_, noted, err = r.SetLoaded(ctx, "m", "a", model.Size{Host: 5, Device: 6}, nil)
-	if expect(t, "loaded", err, ""); !noted {
-		t.Error("a load does not count")
-	}
-	_, err = r.SetFailed(ctx, "m", "b", "crashed", strings.Repeat("x", 1000))
-	expect(t, "failed", err, "")
+	expect(t, "loaded", r.SetLoaded(ctx, "m", "a", model.Size{Host: 5, Device: 6}, nil), "")
+	expect(t, "failed", r.SetFailed(ctx, "m", "b", "crashed", strings.Repeat("x", 1000)), "")
 	testbed.Eventually(t, "the gateway knows", func() bool {
 		_, there, _ := r.Model("m")
 		all := there.GetReplicas()
@@ -476,8 +476,8 @@ func TestReplicasAreRecorded(t *testing.T) {
 		t.Errorf("after an hour there is %v", live)
 	}
 	used := time.Now().Add(time.Minute)
-	there, err = r.RemoveReplica(ctx, "m", "a", used)
-	if expect(t, "remove", err, ""); len(there.GetReplicas()) != 1 || !there.GetLastUse().AsTime().Equal(used) {
+	expect(t, "remove", r.RemoveReplica(ctx, "m", "a", used), "")
+	if _, there, _ := r.Model("m"); len(there.GetReplicas()) != 1 || !there.GetLastUse().AsTime().Equal(used) {
 		t.Errorf("got %v", there)
 	}
 	// The replicas of another registration are not those of this one.
@@ -488,16 +488,60 @@ func TestReplicasAreRecorded(t *testing.T) {
 	if _, there, _ := r.Model("m"); len(there.GetReplicas()) != 0 {
 		t.Errorf("a new registration has the replicas %v", there)
 	}
-	_, noted, err = r.SetLoaded(ctx, "m", "a", model.Size{}, nil)
-	if expect(t, "an old load", err, ""); noted {
-		t.Error("a load for another registration counts")
+	expect(t, "an old load", r.SetLoaded(ctx, "m", "a", model.Size{}, nil), "")
+	if got := state(); got != 0 {
+		t.Errorf("a load for another registration counts: %v", got)
+	}
+}
+
+// A model that an alias keeps stays visible, with its replicas, at all times.
+func TestModelInUseKeepsItsReplicas(t *testing.T) {
+	t.Parallel()
+	r := gateway(t, testbed.StartBroker(t))
+	ctx := t.Context()
+	register(t, r, "m", "canary")
+	_, err := r.SetAlias(ctx, models.AliasChange{Name: "iris", Route: to("m"), AutoDelete: true})
+	expect(t, "set", err, "")
+	_, _, err = r.ClaimLoading(ctx, "m", "a", anyway)
+	expect(t, "claim", err, "")
+	changes, stop := context.WithCancel(ctx)
+	defer stop()
+	missing := make(chan bool, 1)
+	go func() {
+		isMissing := false
+		for range r.ChangedModels(changes) {
+			_, there, ok := r.Model("m")
+			isMissing = isMissing || !ok || len(there.GetReplicas()) == 0
+		}
+		missing <- isMissing
+	}()
+	expect(t, "unregister", r.Unregister(ctx, "m"), fault.ModelInUse)
+	route := &meshv1.AliasRoute{Model: "m", Weights: map[string]uint32{"canary": 10}}
+	_, err = r.SetAlias(ctx, models.AliasChange{Name: "iris", Route: route, AutoDelete: true})
+	expect(t, "another route", err, "")
+	stop()
+	if testbed.Receive(t, "the end of the changes", missing) {
+		t.Error("the model was gone for a moment")
+	}
+}
+
+func TestRefusedAliasMarksNoModel(t *testing.T) {
+	t.Parallel()
+	r := gateway(t, testbed.StartBroker(t))
+	register(t, r, "m", "n")
+	_, err := r.SetAlias(t.Context(), models.AliasChange{Name: "iris", Route: to("n"), Owner: "me"})
+	expect(t, "set", err, "")
+	_, err = r.SetAlias(t.Context(), models.AliasChange{Name: "iris", Route: to("m"), Owner: "you", AutoDelete: true})
+	expect(t, "another owner", err, fault.AliasConflict)
+	if m, _, _ := r.Model("m"); m.AutoDelete {
+		t.Error("the model of a refused change is deleted automatically")
 	}
 }
 
 func TestChangesNeedTheRegistry(t *testing.T) {
 	t.Parallel()
 	none := models.New(models.Settings{Logger: slog.New(slog.DiscardHandler)})
-	_, _, err := none.Register(t.Context(), of("m"))
+	_, err := none.Register(t.Context(), of("m"))
 	expect(t, "without a table", err, fault.NotSupported)
 	b := testbed.StartBroker(t)
 	r := gateway(t, b)

@@ -3,7 +3,6 @@ package models
 import (
 	"cmp"
 	"context"
-	"errors"
 	"slices"
 	"time"
 
@@ -14,6 +13,7 @@ import (
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 
 	"github.com/stagemesh/stagemesh/discovery"
+	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/model"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/placement"
@@ -128,10 +128,11 @@ func setReplica(r *meshv1.ReplicasRecord, one *meshv1.Replica, now time.Time) {
 	r.Replicas = all
 }
 
-// FailureOf returns the failure to load a model on a host, if that counts still, else nil.
+// FailureOf returns the failure to load a model on a host, if that counts still for a request,
+// which is a use of the model, else nil.
 func FailureOf(r *meshv1.ReplicasRecord, host pipeline.HostID, now time.Time) *meshv1.Replica {
-	for _, one := range LiveReplicas(r, now) {
-		if one.GetHost() == string(host) && one.GetState() == failed {
+	for _, one := range r.GetReplicas() {
+		if one.GetHost() == string(host) && one.GetState() == failed && now.Before(placement.Failure{At: one.GetSince().AsTime()}.Expiry(now, now)) {
 			return one
 		}
 	}
@@ -151,10 +152,10 @@ func (r *Registry) ClaimLoading(ctx context.Context, id model.ID, host pipeline.
 	})
 }
 
-// SetLoaded notes that a host has loaded a model. If noted is false its claim was removed, and
-// it has to unload the model. The spec is the model's own; nil where it has the stage's.
-func (r *Registry) SetLoaded(ctx context.Context, id model.ID, host pipeline.HostID, size model.Size, spec *stagev1.Spec) (there *meshv1.ReplicasRecord, noted bool, err error) {
-	return r.changeReplicas(ctx, id, func(now time.Time, there *meshv1.ReplicasRecord) bool {
+// SetLoaded notes that a host has loaded a model, unless its claim was removed. The spec is the
+// model's own; nil where it has the stage's.
+func (r *Registry) SetLoaded(ctx context.Context, id model.ID, host pipeline.HostID, size model.Size, spec *stagev1.Spec) error {
+	_, _, err := r.changeReplicas(ctx, id, func(now time.Time, there *meshv1.ReplicasRecord) bool {
 		if StateOf(there, host) != loading {
 			return false
 		}
@@ -165,18 +166,19 @@ func (r *Registry) SetLoaded(ctx context.Context, id model.ID, host pipeline.Hos
 		}
 		return true
 	})
+	return err
 }
 
 // SetFailed replaces the replica of a host by the failure to load it. The message is cut.
-func (r *Registry) SetFailed(ctx context.Context, id model.ID, host pipeline.HostID, kind, message string) (*meshv1.ReplicasRecord, error) {
+func (r *Registry) SetFailed(ctx context.Context, id model.ID, host pipeline.HostID, kind, message string) error {
 	if runes := []rune(message); len(runes) > maxMessage {
 		message = string(runes[:maxMessage]) + "..."
 	}
-	out, _, err := r.changeReplicas(ctx, id, func(now time.Time, there *meshv1.ReplicasRecord) bool {
+	_, _, err := r.changeReplicas(ctx, id, func(now time.Time, there *meshv1.ReplicasRecord) bool {
 		setReplica(there, &meshv1.Replica{Host: string(host), State: failed, Kind: kind, Message: message}, now)
 		return true
 	})
-	return out, err
+	return err
 }
 
 // Evict removes the replicas of a model, and the failures to load it. The hosts unload it.
@@ -191,8 +193,8 @@ func (r *Registry) Evict(ctx context.Context, id model.ID) error {
 
 // RemoveReplica removes what there is of a host, and notes the last use there, if that is
 // later. A host calls it before it unloads.
-func (r *Registry) RemoveReplica(ctx context.Context, id model.ID, host pipeline.HostID, lastUse time.Time) (*meshv1.ReplicasRecord, error) {
-	out, _, err := r.changeReplicas(ctx, id, func(now time.Time, there *meshv1.ReplicasRecord) bool {
+func (r *Registry) RemoveReplica(ctx context.Context, id model.ID, host pipeline.HostID, lastUse time.Time) error {
+	_, _, err := r.changeReplicas(ctx, id, func(now time.Time, there *meshv1.ReplicasRecord) bool {
 		isLater := lastUse.After(there.GetLastUse().AsTime())
 		if StateOf(there, host) == 0 && !isLater {
 			return false
@@ -203,7 +205,7 @@ func (r *Registry) RemoveReplica(ctx context.Context, id model.ID, host pipeline
 		}
 		return true
 	})
-	return out, err
+	return err
 }
 
 // RemoveSpare removes the replica of a host if at least one other, and least others, are loaded.
@@ -226,13 +228,12 @@ func (r *Registry) RemoveSpare(ctx context.Context, id model.ID, host pipeline.H
 
 // Touch notes a later last use of a model.
 func (r *Registry) Touch(ctx context.Context, id model.ID, lastUse time.Time) error {
-	_, err := r.RemoveReplica(ctx, id, "", lastUse)
-	return err
+	return r.RemoveReplica(ctx, id, "", lastUse)
 }
 
 // changeReplicas changes the replicas of a registered model; decide reports whether it has.
-// Those of an earlier registration count as none. The record of a model that is gone is
-// removed, which is UNKNOWN_MODEL.
+// Those of an earlier registration count as none. Where there is no such model its record is
+// removed, and that is UNKNOWN_MODEL.
 func (r *Registry) changeReplicas(ctx context.Context, id model.ID, decide func(now time.Time, there *meshv1.ReplicasRecord) bool) (out *meshv1.ReplicasRecord, changed bool, err error) {
 	if err := r.changeable(); err != nil {
 		return nil, false, err
@@ -240,14 +241,14 @@ func (r *Registry) changeReplicas(ctx context.Context, id model.ID, decide func(
 	ctx, cancel := context.WithTimeout(ctx, changeTimeout)
 	defer cancel()
 	isGone := false
-	revision, err := r.change(ctx, replicasKey(id), false, func(e discovery.Entry) (edit, error) {
+	_, err = r.change(ctx, replicasKey(id), false, func(e discovery.Entry) (edit, error) {
 		found, err := r.get(ctx, modelKey(id))
 		if err != nil {
 			return edit{}, discovery.Classify(err)
 		}
 		m := current(found)
 		if isGone = m == nil; isGone {
-			return edit{remove: true}, nil
+			return edit{remove: found.Revision == 0}, nil // one that is being unregistered may come back
 		}
 		out = &meshv1.ReplicasRecord{}
 		if e.Revision == 0 || unmarshal(e, out) != nil || !isOf(out, m) {
@@ -261,21 +262,13 @@ func (r *Registry) changeReplicas(ctx context.Context, id model.ID, decide func(
 	if err == nil && isGone {
 		err = Unknown(id)
 	}
-	if err == nil && changed {
-		r.await(ctx, func(c *content) bool { return c.seen >= revision })
-	}
 	return out, changed, err
 }
 
-// removeReplicas removes the record of a model that is gone if no host has a replica; else the
-// last of those does.
+// removeReplicas removes the record of a model that is gone. Its hosts unload it because of that.
 func (r *Registry) removeReplicas(ctx context.Context, id model.ID) {
-	e, err := r.get(ctx, replicasKey(id))
-	there := &meshv1.ReplicasRecord{}
-	if err != nil || e.Revision == 0 || unmarshal(e, there) != nil || slices.ContainsFunc(there.GetReplicas(), func(one *meshv1.Replica) bool { return one.GetState() != failed }) {
-		return
-	}
-	if err := r.settings.Table.Delete(ctx, e.Key, e.Revision); err != nil && !errors.Is(err, discovery.ErrConflict) {
+	_, _, err := r.changeReplicas(ctx, id, func(time.Time, *meshv1.ReplicasRecord) bool { return false })
+	if err != nil && fault.From(err).Reason != fault.UnknownModel {
 		r.log.Warn("the record of the replicas of an unregistered model stays", "model", id, "error", err)
 	}
 }

@@ -120,7 +120,7 @@ func TestModelMeshReportsCopies(t *testing.T) {
 		t.Fatal(err)
 	}
 	always := func(*meshv1.ReplicasRecord) bool { return true }
-	if _, err := registry.SetFailed(t.Context(), "m", "h1", models.KindLoad, "no file"); err != nil {
+	if err := registry.SetFailed(t.Context(), "m", "h1", models.KindLoad, "no file"); err != nil {
 		t.Fatal(err)
 	}
 	if _, _, err := registry.ClaimLoading(t.Context(), "m", "h2", always); err != nil {
@@ -141,7 +141,7 @@ func TestModelMeshReportsCopies(t *testing.T) {
 		}
 	}
 	check(mmesh.ModelStatusInfo_LOADING, "h2 LOADING, h1 LOADING_FAILED")
-	if _, err := registry.RemoveReplica(t.Context(), "m", "h2", time.Time{}); err != nil {
+	if err := registry.RemoveReplica(t.Context(), "m", "h2", time.Time{}); err != nil {
 		t.Fatal(err)
 	}
 	check(mmesh.ModelStatusInfo_LOADING_FAILED, "h1 LOADING_FAILED")

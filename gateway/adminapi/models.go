@@ -74,7 +74,7 @@ func (h *handler) registerModel(ctx context.Context, in *adminv1.RegisterModelRe
 		}
 		change.LastUse = at.AsTime()
 	}
-	_, created, err := h.Models.Register(ctx, change)
+	created, err := h.Models.Register(ctx, change)
 	if err != nil {
 		return nil, err
 	}
@@ -212,7 +212,7 @@ func (h *handler) setAlias(ctx context.Context, in *adminv1.SetAliasRequest) (*a
 	if in.GetRegister() != nil {
 		wanted, err := models.FromProto("register.", in.GetRegister())
 		if err == nil {
-			_, _, err = h.Models.Register(ctx, models.Registration{Model: wanted})
+			_, err = h.Models.Register(ctx, models.Registration{Model: wanted})
 		}
 		if err != nil {
 			return nil, err

@@ -17,6 +17,7 @@ import (
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1/adminv1connect"
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
+	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/discovery/models"
 	"github.com/stagemesh/stagemesh/discovery/natskv"
 	"github.com/stagemesh/stagemesh/gateway/adminapi"
@@ -35,7 +36,7 @@ func openModels(t *testing.T) (client adminv1connect.ModelServiceClient, registr
 	if err != nil {
 		t.Fatal(err)
 	}
-	registry = models.New(models.Settings{Table: table, Fills: true, Logger: log})
+	registry = models.New(models.Settings{Table: table, Logger: log})
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	var running errgroup.Group
 	running.Go(func() error { return table.Run(ctx) })
@@ -48,7 +49,7 @@ func openModels(t *testing.T) (client adminv1connect.ModelServiceClient, registr
 	})
 	testbed.Eventually(t, "the models are known", func() bool { return registry.Ready() == nil })
 	stopping, stop := context.WithCancel(t.Context())
-	url := serve(t, adminapi.Settings{DeadLetters: &fake{}, Models: registry, Placer: models.NewPlacer(registry, nil), Stopping: stopping})
+	url := serve(t, adminapi.Settings{DeadLetters: &fake{}, Models: registry, Placer: models.NewPlacer(registry, discovery.NewMembership(nil, nil, string(mesh), log)), Stopping: stopping})
 	return adminv1connect.NewModelServiceClient(fronttest.Client(t, false), url), registry, stop
 }
 
@@ -93,7 +94,7 @@ func TestModelsAreManaged(t *testing.T) {
 		out, err := client.GetModel(ctx, connect.NewRequest(&adminv1.GetModelRequest{Id: "m1"}))
 		return err == nil && out.Msg.GetModel().GetState() == adminv1.ModelState_MODEL_STATE_LOADING && out.Msg.GetModel().GetReplicas()[0].GetHost() == "host"
 	})
-	if _, _, err := registry.SetLoaded(ctx, "m1", "host", model.Size{Host: 1}, nil); err != nil {
+	if err := registry.SetLoaded(ctx, "m1", "host", model.Size{Host: 1}, nil); err != nil {
 		t.Fatal(err)
 	}
 	testbed.Eventually(t, "the model is loaded", func() bool {
@@ -115,7 +116,7 @@ func TestModelsAreManaged(t *testing.T) {
 	if err := registry.Unregister(ctx, "hurried"); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := registry.SetFailed(ctx, "m2", "host", "crashed", "it is broken"); err != nil {
+	if err := registry.SetFailed(ctx, "m2", "host", "crashed", "it is broken"); err != nil {
 		t.Fatal(err)
 	}
 	testbed.Eventually(t, "the failure shows", func() bool {
@@ -181,14 +182,14 @@ func TestWaitEndsWhenGatewayStops(t *testing.T) {
 	t.Parallel()
 	client, registry, stop := openModels(t)
 	for _, id := range []model.ID{"old", "new"} {
-		if _, _, err := registry.Register(t.Context(), models.Registration{Model: model.Model{ID: id, Stage: "score"}}); err != nil {
+		if _, err := registry.Register(t.Context(), models.Registration{Model: model.Model{ID: id, Stage: "score"}}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if _, _, err := registry.ClaimLoading(t.Context(), "old", "host", func(*meshv1.ReplicasRecord) bool { return true }); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := registry.SetLoaded(t.Context(), "old", "host", model.Size{Host: 1}, nil); err != nil {
+	if err := registry.SetLoaded(t.Context(), "old", "host", model.Size{Host: 1}, nil); err != nil {
 		t.Fatal(err)
 	}
 	if err := setAlias(t, client, &adminv1.SetAliasRequest{Name: "iris", Route: to("old")}); err != nil {
@@ -212,7 +213,7 @@ func TestLatestModelsAreThoseUsedLast(t *testing.T) {
 	now := time.Now()
 	for i := range 5 {
 		id := model.ID(fmt.Sprintf("%c%d", 'a'+i%2, i))
-		if _, _, err := registry.Register(t.Context(), models.Registration{Model: model.Model{ID: id, Stage: "score"}, LastUse: now.Add(time.Duration(i*7%5) * time.Minute)}); err != nil {
+		if _, err := registry.Register(t.Context(), models.Registration{Model: model.Model{ID: id, Stage: "score"}, LastUse: now.Add(time.Duration(i*7%5) * time.Minute)}); err != nil {
 			t.Fatal(err)
 		}
 	}
