@@ -287,7 +287,7 @@ func (h *Host) configureModels() error {
 		return errors.New("models: the mesh has no registry; the section registry of its file names one")
 	}
 	r := h.settings.Registry
-	h.models = models.New(models.Settings{Table: r.Models, Fills: true, Logger: h.settings.Logger})
+	h.models = models.New(models.Settings{Table: r.Models, Logger: h.settings.Logger})
 	h.members = discovery.NewMembership(r.Watcher, r.Table, string(h.settings.Mesh), h.settings.Logger)
 	h.placer = models.NewPlacer(h.models, h.members)
 	h.cacheSettings = h.settings.Models.cache(h.loader.ModelLimits())

@@ -112,6 +112,9 @@ func (l *leader) look(ctx context.Context, now time.Time) error {
 	slices.Sort(dead)
 	dead = slices.DeleteFunc(slices.Compact(dead), func(host pipeline.HostID) bool { return alive[host] })
 	maps.DeleteFunc(l.deadSince, func(host pipeline.HostID, _ time.Time) bool { return !slices.Contains(dead, host) })
+	if l.adopted != nil && alive[l.of] {
+		l.release()
+	}
 	for _, host := range dead {
 		if _, known := l.deadSince[host]; !known {
 			l.deadSince[host] = now
@@ -126,7 +129,7 @@ func (l *leader) look(ctx context.Context, now time.Time) error {
 			continue
 		}
 		for _, id := range l.replicas[host] {
-			if _, err := l.host.models.RemoveReplica(ctx, id, host, time.Time{}); err != nil && fault.From(err).Reason != fault.UnknownModel {
+			if err := l.host.models.RemoveReplica(ctx, id, host, time.Time{}); err != nil && fault.From(err).Reason != fault.UnknownModel {
 				return err
 			}
 		}
@@ -233,6 +236,9 @@ func (l *leader) adopt(ctx context.Context, host pipeline.HostID, isForgotten bo
 	}
 	// A host that is only unknown to the registry answers; one that hangs does not.
 	if answer, err := h.bus.Alive(ctx, name); answer.Answered || err != nil && !errors.Is(err, bus.ErrNoHost) {
+		if l.of == host && answer.Answered {
+			l.release()
+		}
 		return answer.Answered, err
 	}
 	switch {

@@ -134,6 +134,8 @@ type modelLoaded struct {
 	// contract is what the model takes.
 	contract *schema.Contract
 	err      error
+	// unrecorded is why the registry does not know the end yet.
+	unrecorded error
 }
 
 // loadModel loads a model, and tells the registry how that ended.
@@ -141,6 +143,9 @@ func (h *Host) loadModel(ctx context.Context, r *modelcache.Replica, m model.Mod
 	begin := time.Now()
 	e := &modelLoaded{replica: r, contract: h.contract}
 	e.loaded, e.err = h.loader.Load(ctx, m)
+	if e.err == nil && e.loaded.Size == (model.Size{}) {
+		e.loaded.Size = h.sizeOf(ctx, m)
+	}
 	if own := e.loaded.Spec; e.err == nil && own != nil {
 		if e.contract, e.err = schema.Compile(*own); e.err != nil {
 			e.err = fmt.Errorf("its spec: %w", e.err)
@@ -152,24 +157,26 @@ func (h *Host) loadModel(ctx context.Context, r *modelcache.Replica, m model.Mod
 	ctx, cancel := context.WithTimeout(h.runCtx, registryTimeout)
 	defer cancel()
 	registry, own := h.models, h.settings.Host
-	var err error
 	switch {
 	case e.err == nil:
 		log.Debug("model loaded")
-		_, _, err = registry.SetLoaded(ctx, m.ID, own, e.loaded.Size, h.ownSpec(e.contract))
+		e.unrecorded = registry.SetLoaded(ctx, m.ID, own, e.loaded.Size, h.ownSpec(e.contract))
 	case errors.Is(e.err, runner.ErrCrashed), errors.Is(e.err, runner.ErrNotStarted):
 		// The cache finds out which load ended the runtime.
 	default:
 		log.Warn("a model is not loaded", "error", e.err)
-		_, err = registry.SetFailed(ctx, m.ID, own, models.KindLoad, e.err.Error())
+		e.unrecorded = registry.SetFailed(ctx, m.ID, own, models.KindLoad, e.err.Error())
 	}
-	h.logUnchanged(m.ID, err)
+	h.logUnchanged(m.ID, e.unrecorded)
 	return e
 }
 
 func (e *modelLoaded) apply(l *loop) {
 	s, r, now := l.models, e.replica, time.Now()
 	items := s.of(r)
+	if e.unrecorded != nil {
+		s.recheckAt = now.Add(recheckPause)
+	}
 	switch {
 	case e.err == nil:
 		s.cache.Loaded(now, r, e.loaded.Size)
@@ -184,7 +191,7 @@ func (e *modelLoaded) apply(l *loop) {
 		s.fit(items...)
 	case errors.Is(e.err, runner.ErrCrashed):
 		// RuntimeLost takes the place of this report.
-	default:
+	case r.State() == modelcache.Loading:
 		s.failures[r] = fault.Newf(fault.ModelLoadFailed, "model %s is not loaded: %w", r.ID, e.err)
 		s.cache.LoadFailed(now, r, !errors.Is(e.err, runner.ErrInvalidModel) && !errors.Is(e.err, runner.ErrNotStarted))
 	}
@@ -199,7 +206,7 @@ type modelUnloaded struct {
 // unloadModel unloads a model once the registry does not show it any more.
 func (h *Host) unloadModel(ctx context.Context, r *modelcache.Replica, lastUse time.Time, isRefused bool) event {
 	if !isRefused {
-		_, err := h.models.RemoveReplica(ctx, r.ID, h.settings.Host, lastUse)
+		err := h.models.RemoveReplica(ctx, r.ID, h.settings.Host, lastUse)
 		h.logUnchanged(r.ID, err)
 	}
 	err := h.loader.Unload(ctx, r.ID)

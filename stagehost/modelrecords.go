@@ -32,8 +32,8 @@ const (
 	// before a claim is decided again.
 	recheckPause = time.Second
 	claimPause   = 20 * time.Millisecond
-	// predictTimeout bounds the question for the size of a model before its load.
-	predictTimeout = 500 * time.Millisecond
+	// sizeTimeout bounds the question for the size of a model.
+	sizeTimeout = 500 * time.Millisecond
 )
 
 // claim asks the registry for the host of a model that is not here, for all items that wait
@@ -114,7 +114,7 @@ func (h *Host) claimModel(ctx context.Context, id model.ID, q claimQuestion) (mo
 		if models.HasReplica(there, own) && !q.isRefused {
 			out := m.Model
 			if out.Size == (model.Size{}) {
-				out.Size = h.predictSize(ctx, out)
+				out.Size = h.sizeOf(ctx, out)
 			}
 			return out, own, nil
 		}
@@ -150,9 +150,9 @@ func (h *Host) claimModel(ctx context.Context, id model.ID, q claimQuestion) (mo
 	}
 }
 
-// predictSize returns the size of a model, zero where the runtime does not know.
-func (h *Host) predictSize(ctx context.Context, m model.Model) model.Size {
-	ctx, cancel := context.WithTimeout(ctx, predictTimeout)
+// sizeOf asks the runtime for the size of a model, loaded or not; zero means that it does not know.
+func (h *Host) sizeOf(ctx context.Context, m model.Model) model.Size {
+	ctx, cancel := context.WithTimeout(ctx, sizeTimeout)
 	defer cancel()
 	size, err := h.loader.Size(ctx, m)
 	if err != nil {
@@ -233,8 +233,7 @@ func (s *modelSet) record(id model.ID, refusal *modelcache.Refusal, lastUse time
 		return
 	}
 	s.change(id, func(ctx context.Context) error {
-		_, err := s.registry.SetFailed(ctx, id, s.loop.host.settings.Host, kind, refusalFault(id, refusal).Message)
-		return err
+		return s.registry.SetFailed(ctx, id, s.loop.host.settings.Host, kind, refusalFault(id, refusal).Message)
 	})
 }
 
@@ -295,8 +294,7 @@ func (s *modelSet) reconcile(now time.Time, id model.ID) {
 	case r != nil && r.State() == modelcache.Loaded && state == meshv1.ReplicaState_REPLICA_STATE_LOADING:
 		spec := s.loop.host.ownSpec(s.loop.host.contractOf(id))
 		s.change(id, func(ctx context.Context) error {
-			_, _, err := s.registry.SetLoaded(ctx, id, own, r.Size, spec)
-			return err
+			return s.registry.SetLoaded(ctx, id, own, r.Size, spec)
 		})
 	case r != nil && there.GetLastUse().AsTime().After(r.LastUse):
 		// Somebody wants it to stay.
@@ -307,8 +305,7 @@ func (s *modelSet) reconcile(now time.Time, id model.ID) {
 // giveUp removes the host's claim of a model.
 func (s *modelSet) giveUp(id model.ID, lastUse time.Time) {
 	s.change(id, func(ctx context.Context) error {
-		_, err := s.registry.RemoveReplica(ctx, id, s.loop.host.settings.Host, lastUse)
-		return err
+		return s.registry.RemoveReplica(ctx, id, s.loop.host.settings.Host, lastUse)
 	})
 }
 
@@ -365,8 +362,7 @@ func (h *Host) leaveModels(ctx context.Context) {
 	removals.SetLimit(removalsAtOnce)
 	for id, lastUse := range replicas {
 		removals.Go(func() error {
-			_, err := h.models.RemoveReplica(ctx, id, h.settings.Host, lastUse)
-			return err
+			return h.models.RemoveReplica(ctx, id, h.settings.Host, lastUse)
 		})
 	}
 	if err := removals.Wait(); err != nil {

@@ -271,7 +271,7 @@ func (s *modelSet) expire(now time.Time) {
 	}
 	for _, it := range late {
 		retry := time.Second
-		if r := it.replica; r != nil {
+		if r := it.replica; r != nil && s.cache.Replica(r.ID) == r {
 			retry = s.cache.LoadTime(r.Type)
 			// The replica exists, so this is no new load, and is not refused.
 			_, _ = s.cache.Want(now, modelcache.Model{ID: r.ID, LastUse: now}, modelcache.Requested)

@@ -40,7 +40,7 @@ func newModelBed(t *testing.T) *modelBed {
 	t.Helper()
 	b := newBed(t)
 	m := &modelBed{bed: b, table: b.store(b.broker.URL())}
-	m.registry = models.New(models.Settings{Table: m.table, Fills: true, Logger: discard()})
+	m.registry = models.New(models.Settings{Table: m.table, Logger: discard()})
 	b.background(m.registry.Run)
 	testbed.Eventually(t, "the models are known", func() bool { return m.registry.Ready() == nil })
 	return m
@@ -50,7 +50,7 @@ func newModelBed(t *testing.T) *modelBed {
 func (b *modelBed) register(ids ...model.ID) {
 	b.t.Helper()
 	for _, id := range ids {
-		_, _, err := b.registry.Register(b.t.Context(), models.Registration{Model: model.Model{ID: id, Stage: stage, Source: string(id), Size: model.Size{Host: 1 << 20}}})
+		_, err := b.registry.Register(b.t.Context(), models.Registration{Model: model.Model{ID: id, Stage: stage, Source: string(id), Size: model.Size{Host: 1 << 20}}})
 		if err != nil {
 			b.t.Fatal(err)
 		}
@@ -67,6 +67,8 @@ type loads struct {
 	// describe returns what a load does; run runs before each batch. They may be nil.
 	describe func(id model.ID) runner.LoadedModel
 	run      func(id model.ID, batch runner.Batch) error
+	// measured is the size of each model where loads do not tell it.
+	measured model.Size
 }
 
 func (l *loads) count(id model.ID) int {
@@ -96,9 +98,12 @@ func (b *modelBed) host(l *loads, room int64, edits ...func(*stagehost.Settings)
 			if l.describe != nil {
 				out = l.describe(m.ID)
 			}
-			out.Size = m.Size
+			if l.measured == (model.Size{}) {
+				out.Size = m.Size
+			}
 			return string(m.ID), out, nil
 		},
+		Size: func(context.Context, model.Model) (model.Size, error) { return l.measured, nil },
 		Unload: func(_ context.Context, id model.ID, _ any) error {
 			l.mu.Lock()
 			defer l.mu.Unlock()
@@ -288,10 +293,10 @@ func TestBadModelsGetTheirFaults(t *testing.T) {
 	b := newModelBed(t)
 	b.register("broken", "slow")
 	size := model.Size{Host: 1 << 40}
-	if _, _, err := b.registry.Register(t.Context(), models.Registration{Model: model.Model{ID: "large", Stage: stage, Size: size}}); err != nil {
+	if _, err := b.registry.Register(t.Context(), models.Registration{Model: model.Model{ID: "large", Stage: stage, Size: size}}); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := b.registry.Register(t.Context(), models.Registration{Model: model.Model{ID: "elsewhere", Stage: "other"}}); err != nil {
+	if _, err := b.registry.Register(t.Context(), models.Registration{Model: model.Model{ID: "elsewhere", Stage: "other"}}); err != nil {
 		t.Fatal(err)
 	}
 	slow := make(chan struct{})
@@ -442,6 +447,19 @@ func TestHostDoesWhatTheRegistrySays(t *testing.T) {
 	await("c", 1, meshv1.ReplicaState_REPLICA_STATE_LOADED)
 }
 
+func TestSizeOfALoadedModelIsMeasured(t *testing.T) {
+	t.Parallel()
+	b := newModelBed(t)
+	b.register("a")
+	measured := model.Size{Host: 3 << 20}
+	b.host(&loads{measured: measured}, 8)
+	checkModel(t, "a", b.ask("x", of("a")))
+	testbed.Eventually(t, "the registry has the size", func() bool {
+		_, there, _ := b.registry.Model("a")
+		return len(there.GetReplicas()) == 1 && there.GetReplicas()[0].GetSize().GetHost() == uint64(measured.Host)
+	})
+}
+
 // tableAway is a table that cannot be read or written while it is away.
 type tableAway struct {
 	discovery.Table
@@ -530,7 +548,7 @@ func TestRequestsOfADeadHostAreTakenOver(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, _, err := b.registry.SetLoaded(t.Context(), "iris", dead, model.Size{Host: 1 << 20}, nil); err != nil {
+	if err := b.registry.SetLoaded(t.Context(), "iris", dead, model.Size{Host: 1 << 20}, nil); err != nil {
 		t.Fatal(err)
 	}
 	l := &loads{}
