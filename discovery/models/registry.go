@@ -281,6 +281,19 @@ func (r *Registry) changeable() error {
 	return nil
 }
 
+// checkFilled returns an error if a record may be missing only because the table was wiped, which
+// this process need not have seen yet.
+func (r *Registry) checkFilled(ctx context.Context) error {
+	e, err := r.get(ctx, epochKey)
+	switch {
+	case err != nil:
+		return discovery.Classify(err)
+	case e.Revision == 0:
+		return discovery.Unavailable(errors.New("the registry was wiped and is being filled"))
+	}
+	return nil
+}
+
 // Stale returns since when the table is unavailable, and why; the zero time if it is
 // available, or there is none.
 func (r *Registry) Stale() (since time.Time, why error) {
@@ -345,14 +358,13 @@ func (r *Registry) Models(stage pipeline.StageName) iter.Seq2[*Model, *meshv1.Re
 
 // Get is Model, or the fault: UNKNOWN_MODEL, or that the models are not known.
 func (r *Registry) Get(id model.ID) (*Model, *meshv1.ReplicasRecord, error) {
-	m, replicas, ok := r.Model(id)
 	if err := r.Ready(); err != nil {
 		return nil, nil, err
 	}
-	if !ok {
-		return nil, nil, Unknown(id)
+	if m, replicas, ok := r.Model(id); ok {
+		return m, replicas, nil
 	}
-	return m, replicas, nil
+	return nil, nil, Unknown(id)
 }
 
 // Find is Model that also finds a model which the mirror does not have yet. The error is

@@ -248,7 +248,8 @@ func (r *Registry) changeReplicas(ctx context.Context, id model.ID, decide func(
 		}
 		m := current(found)
 		if isGone = m == nil; isGone {
-			return edit{remove: found.Revision == 0}, nil // one that is being unregistered may come back
+			// One that is being unregistered may come back.
+			return edit{remove: found.Revision == 0}, r.checkFilled(ctx)
 		}
 		out = &meshv1.ReplicasRecord{}
 		if e.Revision == 0 || unmarshal(e, out) != nil || !isOf(out, m) {
