@@ -304,7 +304,7 @@ test-workers: ## Kill, freeze and mislead the worker processes of a mesh while r
 	@go test -vet=off -count=1 $(WORKERS)
 
 .PHONY: test-clients
-test-clients: $(CLIENTS_PYTHON)/.built $(CLIENTS_NODE)/.built $(GRPCURL_BIN)/.built ## Ask a mesh with clients of other servers: tritonclient, Node, grpcurl, curl
+test-clients: $(CLIENTS_PYTHON)/.built $(CLIENTS_NODE)/.built $(GRPCURL_BIN)/.built ## Ask a mesh with clients of other servers: tritonclient, Node, grpcurl, curl; load models on MLServer
 	@echo "== test with other servers' clients"
 	@go test -vet=off -count=1 $(CLIENTS)
 

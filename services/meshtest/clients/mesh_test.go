@@ -11,8 +11,9 @@
 //	        broken, which cannot be loaded
 //
 // The clients are tritonclient (folder python), @grpc/grpc-js with @grpc/proto-loader
-// (folder node), grpcurl and curl. The files there pin the versions of the first two;
-// `make clients` installs them outside the tree. Without them the tests fail.
+// (folder node), grpcurl and curl. MLServer is a server: it loads testdata/adder.py, again
+// and again, for a modelserver.Runner. The files there pin the versions of all but the last
+// two; `make clients` installs them outside the tree. Without them the tests fail.
 package clients
 
 import (
@@ -252,8 +253,8 @@ func keepBody(next http.Handler) http.Handler {
 type tools struct {
 	// repository is its root.
 	repository string
-	// python is the program that has tritonclient and numpy, nodeModules the folder of the
-	// packages for Node, and grpcurl the program.
+	// python is the program that has tritonclient, MLServer and numpy, nodeModules the folder of
+	// the packages for Node, and grpcurl the program.
 	python, nodeModules, grpcurl string
 }
 

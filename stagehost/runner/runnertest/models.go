@@ -95,21 +95,38 @@ func AnswerModel(ctx context.Context, add int64, in tensor.Tensor) (tensor.Tenso
 // TestModels tests the runners of newRunner, which are ModelLoaders with ModelLimits.
 func TestModels(t *testing.T, newRunner New) {
 	t.Helper()
+	runAll(t, newRunner, repositoryTests())
 	runAll(t, newRunner, map[string]func(*testing.T, New){
+		"IDsAreAnyText":        testAnyID,
+		"ManyModelsLoadAtOnce": testManyModels,
+		"LimitsAreReported":    testModelLimits,
+		"FailedLoadHasItsKind": testFailedLoad,
+		"CancelledLoadEnds":    testCancelledLoad,
+		"SizesAreReported":     testSizes,
+		"LoadSlotsBoundLoads":  testLoadSlots,
+		"StopEndsLoads":        testStopEndsLoads,
+	})
+}
+
+// TestRepository tests the runners of newRunner one after the other: ModelLoaders of one server
+// that knows neither limits nor sizes, whose failures have no kinds, and which is slow with many
+// models.
+func TestRepository(t *testing.T, newRunner New) {
+	t.Helper()
+	for name, test := range repositoryTests() {
+		t.Run(name, func(t *testing.T) { test(t, newRunner) })
+	}
+}
+
+func repositoryTests() map[string]func(*testing.T, New) {
+	return map[string]func(*testing.T, New){
 		"ModelsAnswerAsThemselves": testModelsAnswer,
-		"LimitsAreReported":        testModelLimits,
 		"UnloadedModelIsGone":      testUnloadedModelIsGone,
 		"AbsentUnloadSucceeds":     testAbsentUnload,
-		"FailedLoadHasItsKind":     testFailedLoad,
 		"LoadsRunBesideBatches":    testLoadsBesideBatch,
-		"CancelledLoadEnds":        testCancelledLoad,
 		"CrashDuringLoadFailsIt":   testCrashDuringLoad,
-		"SizesAreReported":         testSizes,
-		"LoadSlotsBoundLoads":      testLoadSlots,
-		"StopEndsLoads":            testStopEndsLoads,
 		"SecondLoadKeepsTheModel":  testSecondLoad,
-		"ManyModelsLoadAtOnce":     testManyModels,
-	})
+	}
 }
 
 // modelBed is a bed of a runner with models.
@@ -228,12 +245,20 @@ func testModelsAnswer(t *testing.T, newRunner New) {
 	b := startModels(t, newRunner)
 	b.checkGone("")
 	b.load(modelOf("a", 10))
-	b.load(modelOf("Ирис/7 ö", 20))
+	b.load(modelOf("b", 20))
 	for range 3 {
 		b.checkAdds("a", 10)
-		b.checkAdds("Ирис/7 ö", 20)
-		b.checkGone("b")
+		b.checkAdds("b", 20)
+		b.checkGone("c")
 	}
+}
+
+func testAnyID(t *testing.T, newRunner New) {
+	b := startModels(t, newRunner)
+	b.load(modelOf("Ирис/7 ö", 20))
+	b.checkAdds("Ирис/7 ö", 20)
+	b.unload("Ирис/7 ö")
+	b.checkGone("Ирис/7 ö")
 }
 
 func testModelLimits(t *testing.T, newRunner New) {
