@@ -274,16 +274,19 @@ func (s *modelSet) mayDiffer() iter.Seq[model.ID] {
 	return maps.Keys(ids)
 }
 
-// reconcile makes the host do what the registry says of a model: others have it loaded here, or
-// evicted.
+// reconcile makes the cache match the registry: it loads a model that this host has a claim of,
+// unloads one without a record, and keeps one that has no more replicas than it should have.
 func (s *modelSet) reconcile(now time.Time, id model.ID) {
 	if s.busy[id] > 0 || s.loop.host.status.isLeaving() {
 		return
 	}
-	_, there, _ := s.registry.Model(id)
+	m, there, _ := s.registry.Model(id)
 	own := s.loop.host.settings.Host
 	r, state := s.cache.Replica(id), models.StateOf(there, own)
 	isThere := models.HasReplica(there, own)
+	if r != nil {
+		s.cache.Keep(r, state == meshv1.ReplicaState_REPLICA_STATE_LOADED && models.CountLoaded(there) <= m.MinReplicas)
+	}
 	switch {
 	case r != nil && !isThere:
 		s.cache.Drop(now, id)

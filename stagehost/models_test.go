@@ -460,6 +460,31 @@ func TestSizeOfALoadedModelIsMeasured(t *testing.T) {
 	})
 }
 
+func TestModelWithMinReplicasIsNotEvicted(t *testing.T) {
+	t.Parallel()
+	b := newModelBed(t)
+	_, err := b.registry.Register(t.Context(), models.Registration{Model: model.Model{ID: "kept", Stage: stage, Size: model.Size{Host: 1 << 20}, MinReplicas: 1}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ids := []model.ID{"a", "b", "c", "d"}
+	b.register(ids...)
+	l := &loads{}
+	b.host(l, 3)
+	checkModel(t, "kept", b.ask("x", of("kept")))
+	for range 3 {
+		for _, id := range ids {
+			testbed.Eventually(t, "there is room", func() bool {
+				reply := b.ask("x", of(id)).next()
+				return reply.Fault == nil || reply.Fault.Reason != fault.CacheFull
+			})
+		}
+	}
+	if n, a := l.count("kept"), l.count("a"); n != 1 || a < 2 {
+		t.Errorf("the kept model was loaded %d times, another one %d times", n, a)
+	}
+}
+
 // tableAway is a table that cannot be read or written while it is away.
 type tableAway struct {
 	discovery.Table

@@ -145,17 +145,9 @@ func (r *Registry) trySet(ctx context.Context, in AliasChange) (*meshv1.Alias, e
 
 // hasFewer reports whether the model of a route has fewer loaded replicas than that of another.
 func (r *Registry) hasFewer(route, than *meshv1.AliasRoute) bool {
-	return route.GetModel() != than.GetModel() && r.countLoaded(route) < r.countLoaded(than)
-}
-
-func (r *Registry) countLoaded(route *meshv1.AliasRoute) (n int) {
-	_, there, _ := r.Model(model.ID(route.GetModel()))
-	for _, one := range there.GetReplicas() {
-		if one.GetState() == loaded {
-			n++
-		}
-	}
-	return n
+	_, of, _ := r.Model(model.ID(route.GetModel()))
+	_, before, _ := r.Model(model.ID(than.GetModel()))
+	return route.GetModel() != than.GetModel() && CountLoaded(of) < CountLoaded(before)
 }
 
 // Switching returns the aliases whose target waits for models of a stage to be loaded.

@@ -102,6 +102,16 @@ func Holder(r *meshv1.ReplicasRecord, without []pipeline.HostID) pipeline.HostID
 
 func earlier(a, b *meshv1.Replica) bool { return a.GetSince().AsTime().Before(b.GetSince().AsTime()) }
 
+// CountLoaded returns how many hosts have loaded a model.
+func CountLoaded(r *meshv1.ReplicasRecord) (n int) {
+	for _, one := range r.GetReplicas() {
+		if one.GetState() == loaded {
+			n++
+		}
+	}
+	return n
+}
+
 // HasReplica reports whether a host has a replica, or loads one.
 func HasReplica(r *meshv1.ReplicasRecord, host pipeline.HostID) bool {
 	state := StateOf(r, host)

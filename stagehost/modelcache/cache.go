@@ -22,11 +22,11 @@ type Cache struct {
 	}
 	queue  order // Queued, and no replica of the model is leaving
 	room   order // MakingRoom
-	lru    order // Loaded and not pinned
+	lru    order // Loaded, neither pinned nor to keep
 	timers order // Draining and Retrying
 
 	arrivals       uint64
-	stopped        bool                  // from Replace or RuntimeLost to RuntimeReady
+	stopped        bool                  // from RuntimeLost to RuntimeReady
 	suspects       map[*Replica]struct{} // were being loaded together when the runtime ended
 	loadTimes      map[string]*loadTime  // by type
 	otherLoadTimes loadTime
@@ -110,6 +110,12 @@ func (c *Cache) Unpin(now time.Time, r *Replica) {
 	}
 }
 
+// Keep says whether a replica is never evicted.
+func (c *Cache) Keep(r *Replica, keep bool) {
+	r.isKept = keep
+	c.place(r)
+}
+
 // Drop takes a model away: it is not loaded, or unloaded.
 func (c *Cache) Drop(now time.Time, id model.ID) {
 	r := c.replicas[id]
@@ -144,7 +150,7 @@ func (c *Cache) place(r *Replica) {
 		r.move(&c.queue)
 	case r.state == MakingRoom:
 		r.move(&c.room)
-	case r.state == Loaded && r.pins == 0:
+	case r.state == Loaded && r.pins == 0 && !r.isKept:
 		r.move(&c.lru)
 	case r.state == Draining || r.state == Retrying:
 		r.move(&c.timers)

@@ -165,19 +165,6 @@ func TestOldestModelsAreEvicted(t *testing.T) {
 	wantActions(t, h.act(), "load large")
 }
 
-func TestLongLoadedModelMovesWhenEvicted(t *testing.T) {
-	t.Parallel()
-	for _, age := range []time.Duration{179 * time.Second, 180 * time.Second} {
-		h := newHost(t, roomFor(10))
-		h.load(ids("m", 10)...)
-		h.now = h.now.Add(age)
-		h.pin("next")
-		if actions := h.act(); actions[0].Kind != modelcache.Unload || actions[0].Move != (age >= 180*time.Second) {
-			t.Errorf("after %s: %+v", age, actions[0])
-		}
-	}
-}
-
 func TestPinnedModelsAreNotEvicted(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, roomFor(10))
@@ -303,22 +290,20 @@ func TestQueueOrderAndPromotion(t *testing.T) {
 	h := newHost(t, roomFor(100))
 	running := h.pin("running")
 	h.act()
-	for i, p := range []modelcache.Priority{modelcache.Proactive, modelcache.Requested} {
-		for age, id := range ids([]string{"pro", "req"}[i], 4) {
-			if _, err := h.want(modelcache.Model{ID: id, LastUse: epoch.Add(-time.Duration(age) * time.Hour)}, p); err != nil {
-				t.Fatal(err)
-			}
+	for age, id := range ids("req", 6) {
+		if _, err := h.want(modelcache.Model{ID: id, LastUse: epoch.Add(-time.Duration(age) * time.Hour)}, modelcache.Requested); err != nil {
+			t.Fatal(err)
 		}
 	}
 	first, gone := h.pin("item1"), h.pin("gone")
 	h.pin("item2")
-	h.pin("pro3") // promoted
+	h.pin("req5") // promoted
 	h.pin("item1")
 	h.unpin(first) // another item still waits
 	h.now = h.now.Add(time.Second)
 	again := h.pin("req3")
 	h.unpin(again) // back among the requested
-	if _, err := h.want(modelcache.Model{ID: "pro2", LastUse: h.now.Add(1)}, modelcache.Requested); err != nil {
+	if _, err := h.want(modelcache.Model{ID: "req4", LastUse: h.now.Add(1)}, modelcache.Requested); err != nil {
 		t.Fatal(err)
 	}
 	h.unpin(gone) // nobody wants it
@@ -332,7 +317,7 @@ func TestQueueOrderAndPromotion(t *testing.T) {
 		running = actions[0].Replica
 		order = append(order, running.ID)
 	}
-	want := []model.ID{"item1", "item2", "pro3", "pro2", "req3", "req0", "req1", "req2", "pro0", "pro1"}
+	want := []model.ID{"item1", "item2", "req5", "req4", "req3", "req0", "req1", "req2"}
 	if !slices.Equal(order, want) {
 		t.Fatalf("got %q, want %q", order, want)
 	}
@@ -342,7 +327,7 @@ func TestQueueIsBounded(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, roomFor(1000))
 	for i, id := range ids("m", modelcache.MaxQueued+1) {
-		p := modelcache.Proactive
+		p := modelcache.Requested
 		if i >= modelcache.MaxQueued/2 {
 			_, err := h.want(modelcache.Model{ID: id}, modelcache.Requested)
 			wantRefusal(t, err, modelcache.QueueFull, 30*time.Second)
@@ -475,39 +460,51 @@ func TestDroppedModelWaitsForItsItems(t *testing.T) {
 
 func TestFailedUnloadIsRetried(t *testing.T) {
 	t.Parallel()
-	for _, replaceable := range []bool{true, false} {
-		s := roomFor(100)
-		s.Replaceable = replaceable
-		h := newHost(t, s)
-		h.load("m", "other")
-		r := h.c.Replica("m")
-		h.drop("m")
-		capacity := h.c.Figures(h.now).Capacity.Host
-		for try := range 6 {
-			if try > 0 {
-				if wake, ok := h.c.Wake(); !ok || wake.Sub(h.now) != 10*time.Second {
-					t.Fatalf("try %d: wakes at %s, %t", try, wake, ok)
-				}
-				h.now = h.now.Add(10 * time.Second)
+	h := newHost(t, roomFor(100))
+	h.load("m", "other")
+	r := h.c.Replica("m")
+	h.drop("m")
+	capacity := h.c.Figures(h.now).Capacity.Host
+	for try := range 6 {
+		if try > 0 {
+			if wake, ok := h.c.Wake(); !ok || wake.Sub(h.now) != 10*time.Second {
+				t.Fatalf("try %d: wakes at %s, %t", try, wake, ok)
 			}
-			wantActions(t, h.act(), "unload m")
-			h.unloadFailed(r)
+			h.now = h.now.Add(10 * time.Second)
 		}
-		next := h.pin("m")
-		if replaceable {
-			wantActions(t, h.act(), "replace")
-			h.now = h.now.Add(time.Hour)
-			wantActions(t, h.act()) // no load before the runtime is another
-			h.finish(0, model.Size{})
-			wantActions(t, h.act(), "refuse other: "+string(modelcache.Lost), "load m")
-		} else {
-			wantActions(t, h.act(), "load m")
-			if f := h.c.Figures(h.now); f.Lost != units(1) || f.Capacity.Host != capacity-unit {
-				t.Fatalf("figures %+v", f)
-			}
-		}
+		wantActions(t, h.act(), "unload m")
+		h.unloadFailed(r)
+	}
+	next := h.pin("m")
+	wantActions(t, h.act(), "load m")
+	if f := h.c.Figures(h.now); f.Lost != units(1) || f.Capacity.Host != capacity-unit {
+		t.Fatalf("figures %+v", f)
+	}
+	h.loaded(next)
+	h.settle()
+	h.lose()
+	if f := h.c.Figures(h.now); f.Lost != (model.Size{}) || f.Capacity.Host != capacity {
+		t.Fatalf("figures without the runtime %+v", f)
+	}
+}
+
+func TestKeptModelsAreNotEvicted(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, roomFor(10))
+	h.load(ids("m", 10)...)
+	h.now = h.now.Add(time.Hour)
+	kept := h.c.Replica("m0")
+	for _, row := range []struct {
+		keep bool
+		want string
+	}{{true, "unload m1"}, {false, "unload m0"}} {
+		h.known[kept].kept = row.keep
+		h.c.Keep(kept, row.keep)
+		next := h.pin(model.ID("next " + row.want))
+		wantActions(t, h.act(), row.want, "load "+string(next.ID)) // in the buffer
+		h.finish(0, model.Size{})
 		h.loaded(next)
-		h.settle()
+		h.unpin(next)
 	}
 }
 
@@ -630,52 +627,6 @@ func TestSuspicionEndsWithItsLoads(t *testing.T) {
 	wantActions(t, h.act(), "load m2")
 	h.loaded(h.c.Replica("m2"))
 	wantActions(t, h.act(), "load m3", "load m4")
-}
-
-func TestReplacedRuntimeBlamesNoLoad(t *testing.T) {
-	t.Parallel()
-	s := roomFor(10)
-	s.LoadSlots = 2
-	h := newHost(t, s)
-	h.load(ids("m", 9)...)
-	h.now = h.now.Add(time.Hour)
-	h.pin("a")
-	h.pin("b")
-	wantActions(t, h.act(), "load a", "unload m0", "load b")
-	h.loaded(h.c.Replica("a"))
-	h.pin("c")
-	wantActions(t, h.act(), "unload m1")
-	h.drop("m2")
-	wantActions(t, h.act(), "unload m2")
-	replaced := 0
-	for range 6 {
-		for _, a := range slices.Clone(h.running) {
-			if a.Kind == modelcache.Unload && a.Replica.ID != "m1" {
-				h.unloadFailed(a.Replica)
-			}
-		}
-		h.now = h.now.Add(10 * time.Second)
-		for _, a := range h.act() {
-			if a.Kind == modelcache.Replace {
-				replaced++
-			}
-		}
-	}
-	h.unloaded(h.memory["m1"])
-	wantActions(t, h.act()) // c has memory, but no runtime
-	if replaced != 1 {
-		t.Fatalf("the runtime is replaced %d times", replaced)
-	}
-	h.lose()
-	h.ready()
-	for _, a := range h.act() {
-		if a.Refusal != nil && a.Refusal.Reason != modelcache.Lost {
-			t.Fatalf("got %q", describe([]modelcache.Action{a}))
-		}
-	}
-	if r := h.c.Replica("b"); r == nil || r.State() != modelcache.Loading {
-		t.Fatalf("b is not loaded again: %v", r)
-	}
 }
 
 func TestFiguresTellOldestUse(t *testing.T) {

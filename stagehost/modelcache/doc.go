@@ -11,7 +11,6 @@
 //	Load     load the model: Loaded or LoadFailed; Resize if its size is measured later
 //	Unload   remove the replica's record, then unload the model: Unloaded
 //	Refuse   the replica is not loaded: remove its record, forward or answer its items
-//	Replace  stop the runtime, start another: RuntimeLost, then RuntimeReady
 //
 // RuntimeLost stands for the reports of all actions before it. A report that does not fit the
 // state of a replica, such as Loaded after Drop, does nothing. Each Want is refused at once, or
@@ -27,19 +26,17 @@
 // refused after 3 minutes. Live sizes exceed the capacity only if a model is larger than
 // predicted. Then models are evicted, and no load starts until they fit.
 //
-// The model used longest ago is evicted first, never a pinned one: a host protects
-// min_replicas by a pin. A load without items displaces no model used later than its own.
+// The model used longest ago is evicted first, never a pinned one, nor one to Keep. A load without items displaces no model used later than its own.
 // The churn guard lets no load displace a model used less than 10 load times ago. It begins
 // after three loads of the type: earlier it would prevent the loads that it learns from.
 //
 // A dropped model unloads when its items have ended, or after 127 s. A failed unload is tried
-// 6 times, 10 s apart. Then the runtime is replaced or, if it cannot be, the capacity shrinks.
+// 6 times, 10 s apart. Then the capacity shrinks, until the runtime is replaced.
 //
 // # Loads
 //
-// First are the loads that items wait for, by arrival, then the requested ones, then the
-// proactive ones, both the latest use first; these two fill at most half of the queue. A
-// queued load that nobody wants is refused. A model that is wanted while its old replica
+// First are the loads that items wait for, by arrival, then the requested ones, the latest use
+// first, which fill at most half of the queue. A queued load that nobody wants is refused. A model that is wanted while its old replica
 // unloads stays queued until that has ended, and delays no other.
 //
 // RuntimeLost queues the models in use and refuses the others as Lost. A model that was being

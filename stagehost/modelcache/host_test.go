@@ -25,7 +25,7 @@ func units(n int64) model.Size { return model.Size{Host: n * unit} }
 
 // roomFor returns settings for models of one unit each, that many beside the unload buffer.
 func roomFor(models int64) modelcache.Settings {
-	s := modelcache.Settings{DefaultSize: units(1), LoadSlots: 1, LoadTimeout: 90 * time.Second, Replaceable: true}
+	s := modelcache.Settings{DefaultSize: units(1), LoadSlots: 1, LoadTimeout: 90 * time.Second}
 	s.Capacity = model.Size{Host: max(models+models/10, 10) * unit}
 	return s
 }
@@ -45,6 +45,7 @@ type known struct {
 	droppedAt time.Time
 	loaded    bool
 	unloading bool
+	kept      bool
 	refused   modelcache.Reason
 }
 
@@ -168,9 +169,6 @@ func (h *host) execute(a modelcache.Action) {
 			h.t.Fatalf("%s is refused twice: %s, %s", r.ID, k.refused, a.Refusal)
 		}
 		k.refused = a.Refusal.Reason
-	case modelcache.Replace:
-		h.stopped = true
-		h.running = append(h.running, a)
 	}
 }
 
@@ -184,6 +182,9 @@ func (h *host) checkUnload(r *modelcache.Replica, k *known) {
 	case k.droppedAt.IsZero():
 		if k.pins > 0 {
 			h.t.Fatalf("%s is evicted with %d pins", r.ID, k.pins)
+		}
+		if k.kept {
+			h.t.Fatalf("%s is evicted, and to be kept", r.ID)
 		}
 		h.evicted = append(h.evicted, r)
 	case k.pins > 0 && h.now.Before(k.droppedAt.Add(127*time.Second)):
@@ -252,7 +253,7 @@ func (h *host) check() {
 			models++
 			used = sum(used, r.Size)
 			for _, e := range h.evicted {
-				if h.known[r].pins == 0 && h.known[r].lastUse.Before(h.known[e].lastUse) {
+				if h.known[r].pins == 0 && !h.known[r].kept && h.known[r].lastUse.Before(h.known[e].lastUse) {
 					h.t.Fatalf("%s is evicted, %s was used before it", e.ID, r.ID)
 				}
 			}
@@ -311,9 +312,6 @@ func (h *host) finish(i int, size model.Size) {
 	case modelcache.Unload:
 		delete(h.memory, a.Replica.ID)
 		h.c.Unloaded(h.now, a.Replica, nil)
-	case modelcache.Replace:
-		h.lose()
-		h.ready()
 	}
 }
 

@@ -25,20 +25,16 @@ type Kind string
 
 // The kinds of actions.
 const (
-	Load    Kind = "load"
-	Unload  Kind = "unload"
-	Refuse  Kind = "refuse"
-	Replace Kind = "replace"
+	Load   Kind = "load"
+	Unload Kind = "unload"
+	Refuse Kind = "refuse"
 )
 
 // Action is something that the host executes once.
 type Action struct {
 	Kind    Kind
-	Replica *Replica // nil for Replace
+	Replica *Replica
 	Refusal *Refusal // for Refuse
-	// Move is true where a model is evicted that was loaded for long. If another host has
-	// room, it goes there.
-	Move bool
 	// Evict is true where a model is unloaded to make room.
 	Evict bool
 }
@@ -172,7 +168,7 @@ func (c *Cache) startLoads(now time.Time) {
 func (c *Cache) Loaded(now time.Time, r *Replica, size model.Size) {
 	if r.state == Loading {
 		c.times(r.Type).learn(now.Sub(r.since))
-		r.since, r.want = now, 0
+		r.want = 0
 		c.become(r, Loaded)
 		c.Resize(now, r, size)
 	}
@@ -207,8 +203,7 @@ func (c *Cache) LoadFailed(now time.Time, r *Replica, usesMemory bool) {
 // evict unloads a loaded replica that is not pinned.
 func (c *Cache) evict(now time.Time, r *Replica) {
 	c.leave(now, r)
-	last := &c.actions[len(c.actions)-1]
-	last.Evict, last.Move = true, now.Sub(r.since) >= 2*c.settings.LoadTimeout
+	c.actions[len(c.actions)-1].Evict = true
 }
 
 // leave unloads a replica, once items that run have ended.
@@ -240,12 +235,9 @@ func (c *Cache) Unloaded(now time.Time, r *Replica, err error) {
 	case r.tries < unloadTries:
 		r.due = now.Add(unloadRetry)
 		c.become(r, Retrying)
-	case !c.settings.Replaceable:
+	default:
 		c.capacity = sub(c.capacity, r.Size)
 		c.end(r)
-	case !c.stopped:
-		c.stopped = true
-		c.actions = append(c.actions, Action{Kind: Replace})
 	}
 }
 
@@ -267,7 +259,7 @@ func (c *Cache) RuntimeLost() {
 			c.suspects[r] = struct{}{}
 		}
 	}
-	c.stopped = true
+	c.stopped, c.capacity = true, c.settings.Capacity
 }
 
 // RuntimeReady reports that another runtime can load models.

@@ -14,7 +14,7 @@ import (
 func drawSettings(t *rapid.T) modelcache.Settings {
 	s := modelcache.Settings{
 		DefaultSize: units(2), LoadSlots: rapid.IntRange(1, 4).Draw(t, "slots"),
-		LoadTimeout: 90 * time.Second, Replaceable: rapid.Bool().Draw(t, "replaceable"),
+		LoadTimeout: 90 * time.Second,
 	}
 	s.Capacity = units(rapid.Int64Range(20, 60).Draw(t, "capacity"))
 	if rapid.Bool().Draw(t, "has a device") {
@@ -74,7 +74,13 @@ func TestPromisesHoldAfterEveryEvent(t *testing.T) {
 		t.Repeat(map[string]func(*rapid.T){
 			"pin": pin, "pin another": pin, "unpin": unpin, "unpin another": unpin, "finish": finish, "finish another": finish,
 			"want": func(t *rapid.T) {
-				_, _ = h.want(drawModel(t, h.now), rapid.SampledFrom([]modelcache.Priority{modelcache.Proactive, modelcache.Requested}).Draw(t, "priority"))
+				_, _ = h.want(drawModel(t, h.now), modelcache.Requested)
+			},
+			"keep": func(t *rapid.T) {
+				if r := h.c.Replica(drawModel(t, h.now).ID); r != nil {
+					h.known[r].kept = rapid.Bool().Draw(t, "kept")
+					h.c.Keep(r, h.known[r].kept)
+				}
 			},
 			"drop": func(t *rapid.T) { h.drop(drawModel(t, h.now).ID) },
 			"fail": func(t *rapid.T) {

@@ -21,8 +21,7 @@ type Priority int
 
 // The priorities, the lowest first.
 const (
-	Proactive Priority = iota + 1
-	Requested
+	Requested Priority = iota + 1
 	Waiting
 )
 
@@ -49,9 +48,10 @@ type Replica struct {
 
 	state   State
 	pins    int
+	isKept  bool
 	want    Priority  // without items; 0 where nobody wants it
 	arrival uint64    // numbers the arrivals of items at replicas that had none
-	since   time.Time // the start of its load, later the end
+	since   time.Time // the start of its load
 	due     time.Time // the end of a state of limited time
 	tries   int
 

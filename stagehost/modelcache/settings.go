@@ -21,8 +21,6 @@ type Settings struct {
 	LoadSlots             int
 	// LoadTimeout bounds a load and an unload.
 	LoadTimeout time.Duration
-	// Replaceable is false where the runtime is an external server.
-	Replaceable bool
 }
 
 // Validate reports a setting that cannot be used, by its key.
