@@ -75,14 +75,14 @@ func (h *Host) lead(ctx context.Context) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		}
-		if err := l.look(ctx, time.Now()); err != nil && ctx.Err() == nil {
+		if err := l.tick(ctx, time.Now()); err != nil && ctx.Err() == nil {
 			h.settings.Logger.Debug("what a dead host has left stays for now", "error", err)
 		}
 	}
 }
 
-// look does what is to be done now.
-func (l *leader) look(ctx context.Context, now time.Time) error {
+// tick does what is to be done now.
+func (l *leader) tick(ctx context.Context, now time.Time) error {
 	alive, first := l.host.aliveHosts()
 	if since, _ := l.host.members.Stale(); !since.IsZero() || first != l.host.settings.Host {
 		clear(l.deadSince)
@@ -185,10 +185,10 @@ func (l *leader) switchAlias(ctx context.Context, alias *meshv1.Alias) (isSwitch
 	_, old, _ := h.models.Model(model.ID(alias.GetActive().GetModel()))
 	wanted := models.Wanted{Replicas: max(1, h.placer.Replicas(old)), LastUse: time.Now()}
 	target := model.ID(alias.GetTarget().GetModel())
-	err := h.placer.Ensure(ctx, target, wanted, true)
+	err := h.placer.EnsureLoaded(ctx, target, wanted, true)
 	if err != nil && wanted.Replicas > 1 {
 		wanted.Replicas = 1
-		err = h.placer.Ensure(ctx, target, wanted, true)
+		err = h.placer.EnsureLoaded(ctx, target, wanted, true)
 	}
 	if err == nil {
 		err = h.models.Switch(ctx, alias)
@@ -218,9 +218,9 @@ func (h *Host) aliveHosts() (alive map[pipeline.HostID]bool, leader pipeline.Hos
 	return alive, pipeline.HostID(first.GetHost())
 }
 
-// adopt pulls what waits in the queue of a host that died or hangs, one queue at a time, and deletes the queue
-// if it is empty once nobody sends to it any more. What had been delivered to the host comes after its ack
-// wait.
+// adopt pulls what waits in the queue of a host that died or hangs, one queue at a time, and
+// deletes the queue if it is empty once nobody sends to it any more. What had been delivered to
+// the host comes after its ack wait.
 func (l *leader) adopt(ctx context.Context, host pipeline.HostID, isForgotten bool) (isAlive bool, err error) {
 	h := l.host
 	name := pipeline.HostQueue(h.settings.Stage, host)
@@ -291,7 +291,7 @@ func (h *Host) moveModels(ctx context.Context) {
 	own := []pipeline.HostID{h.settings.Host}
 	for _, id := range ids {
 		moves.Go(func() error {
-			if err := h.placer.Ensure(ctx, id, models.Wanted{Replicas: 1, Without: own, LastUse: replicas[id]}, true); err != nil {
+			if err := h.placer.EnsureLoaded(ctx, id, models.Wanted{Replicas: 1, Without: own, LastUse: replicas[id]}, true); err != nil {
 				h.settings.Logger.Debug("no other host loads the model", "model", id, "error", err)
 			}
 			return nil

@@ -160,6 +160,23 @@ func earlier(a, b time.Time) time.Time {
 // event is something that happened; the loop applies one after the other.
 type event interface{ apply(l *loop) }
 
+// question is an event that asks the loop something.
+type question func(l *loop)
+
+func (q question) apply(l *loop) { q(l) }
+
+// ask returns what the loop answers, or the error of the context.
+func ask[T any](ctx context.Context, h *Host, f func(*loop) T) (answer T, err error) {
+	answers := make(chan T, 1)
+	h.post(question(func(l *loop) { answers <- f(l) }))
+	select {
+	case answer = <-answers:
+	case <-ctx.Done():
+		err = ctx.Err()
+	}
+	return answer, err
+}
+
 // post gives an event to the loop, and drops it after the loop has ended.
 func (h *Host) post(e event) {
 	select {

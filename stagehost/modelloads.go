@@ -70,7 +70,7 @@ func (s *modelSet) start(run func(context.Context) event) {
 	})
 }
 
-// actionEnded is the end of an action at a runtime. That of one that is gone says nothing.
+// actionEnded is the end of an action at a runtime. Results of an earlier process are ignored.
 type actionEnded struct {
 	generation uint64
 	end        event

@@ -41,7 +41,7 @@ const (
 func (s *modelSet) claim(id model.ID) {
 	s.busy[id]++
 	h := s.loop.host
-	q := claimQuestion{isUnwanted: len(s.waiting[id]) == 0}
+	q := claimRequest{isUnwanted: len(s.waiting[id]) == 0}
 	for _, it := range s.waiting[id] {
 		// Only items in memory are passed on, and no further than may be.
 		q.isHere = q.isHere || !it.mayPassOn() || it.durable()
@@ -80,10 +80,10 @@ func (s *modelSet) free(id model.ID, err error) {
 	}
 }
 
-// claimQuestion is about a model for which items wait. If isHere is true this host has to load
+// claimRequest is about a model for which items wait. If isHere is true this host has to load
 // it, if isChosen is true it is the one that should, and if isRefused is true another one has
 // to.
-type claimQuestion struct {
+type claimRequest struct {
 	visited                     []pipeline.HostID
 	isHere, isChosen, isRefused bool
 	// isUnwanted is true where no item waits: the host loads it only if it has the claim.
@@ -92,7 +92,7 @@ type claimQuestion struct {
 
 // claimModel returns the host that requests for a model go to, and the model if that is this
 // host: then it has the claim to load it. An error with this host is why it does not load it.
-func (h *Host) claimModel(ctx context.Context, id model.ID, q claimQuestion) (model.Model, pipeline.HostID, error) {
+func (h *Host) claimModel(ctx context.Context, id model.ID, q claimRequest) (model.Model, pipeline.HostID, error) {
 	registry, own, visited := h.models, h.settings.Host, q.visited
 	m, _, err := registry.Find(ctx, id)
 	if err == nil && m.Stage != h.settings.Stage {
@@ -229,7 +229,7 @@ func (s *modelSet) record(id model.ID, refusal *modelcache.Refusal, lastUse time
 	case modelcache.Crashed:
 		kind = models.KindCrashed
 	default:
-		s.giveUp(id, lastUse)
+		s.removeClaim(id, lastUse)
 		return
 	}
 	s.change(id, func(ctx context.Context) error {
@@ -293,7 +293,7 @@ func (s *modelSet) reconcile(now time.Time, id model.ID) {
 	case r == nil && state == meshv1.ReplicaState_REPLICA_STATE_LOADING:
 		s.claim(id)
 	case r == nil && isThere:
-		s.giveUp(id, time.Time{})
+		s.removeClaim(id, time.Time{})
 	case r != nil && r.State() == modelcache.Loaded && state == meshv1.ReplicaState_REPLICA_STATE_LOADING:
 		spec := s.loop.host.ownSpec(s.loop.host.contractOf(id))
 		s.change(id, func(ctx context.Context) error {
@@ -305,8 +305,8 @@ func (s *modelSet) reconcile(now time.Time, id model.ID) {
 	}
 }
 
-// giveUp removes the host's claim of a model.
-func (s *modelSet) giveUp(id model.ID, lastUse time.Time) {
+// removeClaim removes the host's claim of a model.
+func (s *modelSet) removeClaim(id model.ID, lastUse time.Time) {
 	s.change(id, func(ctx context.Context) error {
 		return s.registry.RemoveReplica(ctx, id, s.loop.host.settings.Host, lastUse)
 	})
@@ -375,23 +375,12 @@ func (h *Host) leaveModels(ctx context.Context) {
 
 // listModels returns the models that are here, and their last uses; nil where the context ends.
 func (h *Host) listModels(ctx context.Context) map[model.ID]time.Time {
-	own := make(chan map[model.ID]time.Time, 1)
-	h.post(listModels{own})
-	select {
-	case out := <-own:
-		return out
-	case <-ctx.Done():
-		return nil
-	}
-}
-
-// listModels asks for the models that are here, and their last uses.
-type listModels struct{ to chan<- map[model.ID]time.Time }
-
-func (e listModels) apply(l *loop) {
-	out := map[model.ID]time.Time{}
-	for r := range l.models.cache.All() {
-		out[r.ID] = r.LastUse
-	}
-	e.to <- out
+	out, _ := ask(ctx, h, func(l *loop) map[model.ID]time.Time {
+		uses := map[model.ID]time.Time{}
+		for r := range l.models.cache.All() {
+			uses[r.ID] = r.LastUse
+		}
+		return uses
+	})
+	return out
 }

@@ -29,13 +29,13 @@ const (
 
 // modelSet is the part of a loop whose runner loads models: which of them are here, and the
 // items that wait for one. The loop calls its methods; what takes long runs in goroutines that
-// post an event at their end. modelrecords.go is what it and the registry tell each other,
-// modelloads.go does what its cache decides.
+// post an event at their end. modelrecords.go reads and writes the registry, modelloads.go does
+// what the cache decides.
 //
 // An item first finds the replica of its model. Where there is none, the registry says which
 // other host has one, or makes this host the one that loads it (claim). An item pins its
-// replica from then until it has its outcome. What the model takes is known once it is loaded:
-// then the inputs of the items are checked, beside the loop.
+// replica from then until it has its outcome. A model's inputs are known after its load; the items
+// are checked then, off the loop.
 //
 // A model may have fewer batches run at a time than there are slots. So that its items do not
 // fill the host, no more of them may be here than itemsPerBatch times what those batches hold.
@@ -78,8 +78,8 @@ type itemModel struct {
 	replica            *modelcache.Replica
 	isWaiting          bool
 	waitsForModelSince time.Time
-	// isFree is true once the item counts no more for the host's bound.
-	isFree bool
+	// isReleased is true once the item counts no more for the host's bound.
+	isReleased bool
 	// limit is that of its model when it was given to the batcher; it may be nil.
 	limit *batch.Limit
 	// refusal is why this host does not load its model, where another one may.
@@ -196,8 +196,8 @@ func (s *modelSet) wait(it *item) bool {
 	it.isWaiting, it.waitsForModelSince = true, time.Now()
 	s.waiting[id] = append(s.waiting[id], it)
 	s.items, s.bytes = s.items+1, s.bytes+int64(it.bytes)
-	if !it.isFree && it.direct == nil {
-		it.isFree = true
+	if !it.isReleased && it.direct == nil {
+		it.isReleased = true
 		it.delivery.Release()
 	}
 	if at := it.answerBy(); s.items == 1 || at.Before(s.answerBy) {

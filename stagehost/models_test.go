@@ -521,7 +521,7 @@ func TestPlacerEnsuresThatAModelIsLoaded(t *testing.T) {
 	members := discovery.NewMembership(b.table, b.table, string(mesh), discard())
 	b.background(members.Run)
 	placer := models.NewPlacer(b.registry, members)
-	if err := placer.EnsureLoaded(t.Context(), "iris", true, time.Now()); fault.From(err).Reason != fault.NoCapacity {
+	if err := placer.EnsureLoaded(t.Context(), "iris", models.Wanted{Replicas: 1, LastUse: time.Now()}, true); fault.From(err).Reason != fault.NoCapacity {
 		t.Errorf("without hosts: %v", err)
 	}
 	var all [3]loads
@@ -539,7 +539,7 @@ func TestPlacerEnsuresThatAModelIsLoaded(t *testing.T) {
 	})
 	later := time.Now().Add(time.Hour)
 	for _, lastUse := range []time.Time{time.Now(), later} {
-		if err := placer.EnsureLoaded(t.Context(), "iris", true, lastUse); err != nil {
+		if err := placer.EnsureLoaded(t.Context(), "iris", models.Wanted{Replicas: 1, LastUse: lastUse}, true); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -554,11 +554,11 @@ func TestPlacerEnsuresThatAModelIsLoaded(t *testing.T) {
 	if n := all[0].count("iris") + all[1].count("iris") + all[2].count("iris"); n != 1 {
 		t.Errorf("it was loaded %d times", n)
 	}
-	f := fault.From(placer.EnsureLoaded(t.Context(), "broken", true, time.Now()))
+	f := fault.From(placer.EnsureLoaded(t.Context(), "broken", models.Wanted{Replicas: 1, LastUse: time.Now()}, true))
 	if f.Reason != fault.ModelLoadFailed || !strings.Contains(f.Message, "it has no weights") {
 		t.Errorf("a broken model: %v", f)
 	}
-	if err := placer.EnsureLoaded(t.Context(), "none", true, time.Now()); fault.From(err).Reason != fault.UnknownModel {
+	if err := placer.EnsureLoaded(t.Context(), "none", models.Wanted{Replicas: 1, LastUse: time.Now()}, true); fault.From(err).Reason != fault.UnknownModel {
 		t.Errorf("an unknown model: %v", err)
 	}
 }

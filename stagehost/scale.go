@@ -43,25 +43,14 @@ func (s *modelSet) ran(r *run, took time.Duration) {
 	s.uses[id] = use
 }
 
-// takeUses asks for the uses of models since the last time.
-type takeUses struct {
-	to chan<- map[model.ID]modelUse
-}
-
-func (e takeUses) apply(l *loop) {
-	s, requests := l.models, 0
-	for _, use := range s.uses {
+// takeUses returns the uses of models since the last time.
+func (s *modelSet) takeUses() map[model.ID]modelUse {
+	uses, requests := s.uses, 0
+	for _, use := range uses {
 		requests += use.requests
 	}
-	s.rate = uint32(float64(requests) / scaleEvery.Minutes())
-	e.to <- s.uses
-	s.uses = map[model.ID]modelUse{}
-}
-
-// knownUse is what the host knows of the use of a model.
-type knownUse struct {
-	placement.Usage
-	last time.Time
+	s.uses, s.rate = map[model.ID]modelUse{}, uint32(float64(requests)/scaleEvery.Minutes())
+	return uses
 }
 
 // scale has more hosts load the models that are busy here, or are used regularly, and has this
@@ -69,7 +58,7 @@ type knownUse struct {
 func (h *Host) scale(ctx context.Context) error {
 	tick := time.NewTicker(scaleEvery)
 	defer tick.Stop()
-	known, downAt := map[model.ID]*knownUse{}, time.Now().Add(downEvery)
+	known, downAt := map[model.ID]*placement.Usage{}, time.Now().Add(downEvery)
 	for {
 		select {
 		case <-tick.C:
@@ -90,35 +79,30 @@ func (h *Host) scale(ctx context.Context) error {
 	}
 }
 
-func (h *Host) scaleOnce(ctx context.Context, now time.Time, known map[model.ID]*knownUse, isDown bool) error {
+func (h *Host) scaleOnce(ctx context.Context, now time.Time, known map[model.ID]*placement.Usage, isDown bool) error {
 	ctx, cancel := context.WithTimeout(ctx, scaleEvery)
 	defer cancel()
-	uses := make(chan map[model.ID]modelUse, 1)
-	h.post(takeUses{uses})
-	used := map[model.ID]*placement.Usage{}
-	select {
-	case latest := <-uses:
-		for id, use := range latest {
-			if known[id] == nil {
-				known[id] = &knownUse{}
-			}
-			k := known[id]
-			k.Observe(now, placement.Sample{
-				Rate: float64(use.requests) / scaleEvery.Minutes() / fullRate,
-				Busy: use.busy.Seconds() / scaleEvery.Seconds() / float64(max(1, use.slots)),
-			})
-			k.last = now
-			used[id] = &k.Usage
-		}
-	case <-ctx.Done():
-		return ctx.Err()
+	uses, err := ask(ctx, h, func(l *loop) map[model.ID]modelUse { return l.models.takeUses() })
+	if err != nil {
+		return err
 	}
-	for id, k := range known {
+	used := map[model.ID]*placement.Usage{}
+	for id, use := range uses {
+		if known[id] == nil {
+			known[id] = &placement.Usage{}
+		}
+		used[id] = known[id]
+		used[id].Observe(now, placement.Sample{
+			Rate: float64(use.requests) / scaleEvery.Minutes() / fullRate,
+			Busy: use.busy.Seconds() / scaleEvery.Seconds() / float64(max(1, use.slots)),
+		})
+	}
+	for id, usage := range known {
 		switch {
-		case now.Sub(k.last) > usageKept:
+		case now.Sub(usage.Last()) > usageKept:
 			delete(known, id)
 		case isDown:
-			used[id] = &k.Usage
+			used[id] = usage
 		}
 	}
 	for _, id := range h.placer.Scale(ctx, now, h.settings.Stage, h.settings.Host, used, isDown) {
@@ -128,9 +112,9 @@ func (h *Host) scaleOnce(ctx context.Context, now time.Time, known map[model.ID]
 			}
 		}
 	}
-	for id := range used {
-		if _, there, ok := h.models.Model(id); ok && known[id] != nil && models.HasReplica(there, h.settings.Host) && now.Sub(there.GetLastUse().AsTime()) > touchAfter {
-			if err := h.models.Touch(ctx, id, known[id].last); err != nil {
+	for id, usage := range used {
+		if _, there, ok := h.models.Model(id); ok && models.HasReplica(there, h.settings.Host) && now.Sub(there.GetLastUse().AsTime()) > touchAfter {
+			if err := h.models.Touch(ctx, id, usage.Last()); err != nil {
 				return err
 			}
 		}

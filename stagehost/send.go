@@ -537,7 +537,7 @@ func (l *loop) settleWith(it *item, settle func(bus.Delivery) error, from ...ite
 	if !it.noQueue {
 		l.host.checkAck(settle(it.delivery))
 	}
-	if !it.isFree {
+	if !it.isReleased {
 		it.delivery.Release()
 	}
 }

@@ -155,6 +155,7 @@ func (p *Placer) Scale(ctx context.Context, now time.Time, stage pipeline.StageN
 		return nil
 	}
 	if isDown {
+		used = maps.Clone(used)
 		for m, there := range p.registry.Models(stage) {
 			if HasReplica(there, host) && used[m.ID] == nil {
 				used[m.ID] = &placement.Usage{}
@@ -172,7 +173,7 @@ func (p *Placer) Scale(ctx context.Context, now time.Time, stage pipeline.StageN
 		own = append(own, one)
 		oldest := slices.MinFunc(one.Replicas, func(a, b placement.Replica) int { return a.Since.Compare(b.Since) })
 		if more := v.ScaleUp(now, one); more > 0 && oldest.Host == host {
-			if _, err := p.Load(ctx, id, Wanted{Replicas: len(p.staying(there, nil)) + 1}); err != nil {
+			if _, err := p.Load(ctx, id, Wanted{Replicas: p.Replicas(there) + 1}); err != nil {
 				p.registry.log.Debug("a busy model gets no other replica", "model", id, "error", err)
 			}
 		}
@@ -195,7 +196,7 @@ func (p *Placer) Preload(ctx context.Context, stage pipeline.StageName) error {
 	}
 	var wanted []*placement.Model
 	for m, there := range p.registry.Models(stage) {
-		if len(p.staying(there, nil)) < max(1, m.MinReplicas) {
+		if p.Replicas(there) < max(1, m.MinReplicas) {
 			wanted = append(wanted, v.modelOf(now, m, there))
 		}
 	}
@@ -203,7 +204,7 @@ func (p *Placer) Preload(ctx context.Context, stage pipeline.StageName) error {
 	for _, load := range v.Proactive(now, wanted[:min(len(wanted), maxPreloads)]) {
 		_, _, err := p.registry.ClaimLoading(ctx, load.Model, load.Host, func(there *meshv1.ReplicasRecord) bool {
 			m, _, ok := p.registry.Model(load.Model)
-			return ok && len(p.staying(there, nil)) < max(1, m.MinReplicas)
+			return ok && p.Replicas(there) < max(1, m.MinReplicas)
 		})
 		if err != nil && fault.From(err).Reason != fault.UnknownModel {
 			return err
@@ -322,33 +323,28 @@ func (p *Placer) Holder(there *meshv1.ReplicasRecord) pipeline.HostID {
 // membershipPoll is how often a wait looks for changes of the hosts.
 const membershipPoll = time.Second
 
-// EnsureLoaded has a host load a model, if none has it, and notes its last use. If wait is true
-// it returns once the model is loaded. The faults are those of a request for the model.
-func (p *Placer) EnsureLoaded(ctx context.Context, id model.ID, wait bool, lastUse time.Time) error {
-	return p.Ensure(ctx, id, Wanted{Replicas: 1, LastUse: lastUse}, wait)
-}
-
-// Ensure is EnsureLoaded of several replicas.
-func (p *Placer) Ensure(ctx context.Context, id model.ID, w Wanted, wait bool) error {
+// EnsureLoaded has hosts load a model until it has the replicas wanted, and notes its last use. If
+// wait is true it returns once they are loaded. The faults are those of a request for the model.
+func (p *Placer) EnsureLoaded(ctx context.Context, id model.ID, w Wanted, wait bool) error {
 	if err := p.registry.changeable(); err != nil {
 		return err
 	}
 	tick := time.NewTicker(membershipPoll)
 	defer tick.Stop()
-	var asked, full []pipeline.HostID
+	var claimedBy, rejectedBy []pipeline.HostID
 	for {
 		changed := p.registry.mirror.Changed()
 		next := w
-		next.Without = slices.Concat(w.Without, full)
+		next.Without = slices.Concat(w.Without, rejectedBy)
 		host, err := p.Load(ctx, id, next)
-		if f := fault.From(err); err != nil && f.Reason == fault.NoCapacity && len(full) > 0 {
+		if f := fault.From(err); err != nil && f.Reason == fault.NoCapacity && len(rejectedBy) > 0 {
 			return fault.Newf(fault.CacheFull, "model %s is not loaded: all models of hosts that may have it are in use", id).WithRetryAfter(time.Second)
 		}
 		if err != nil {
 			return err
 		}
 		if host != "" {
-			if asked = append(asked, host); w.Replicas > 1 {
+			if claimedBy = append(claimedBy, host); w.Replicas > 1 {
 				continue
 			}
 		}
@@ -369,7 +365,7 @@ func (p *Placer) Ensure(ctx context.Context, id model.ID, w Wanted, wait bool) e
 			return fault.Newf(fault.ModelLoading, "model %s is being loaded", id).WithRetryAfter(time.Second)
 		}
 		_, there, _ = p.registry.Model(id)
-		full = slices.DeleteFunc(slices.Clone(asked), func(host pipeline.HostID) bool { return StateOf(there, host) != 0 })
+		rejectedBy = slices.DeleteFunc(slices.Clone(claimedBy), func(host pipeline.HostID) bool { return StateOf(there, host) != 0 })
 	}
 }
 

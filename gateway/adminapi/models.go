@@ -87,12 +87,21 @@ func (h *handler) registerModel(ctx context.Context, in *adminv1.RegisterModelRe
 	return &adminv1.RegisterModelResponse{Model: out.GetModel(), Created: created}, err
 }
 
-// load has a host load a model. A gateway that stops ends the wait for that.
-func (h *handler) load(ctx context.Context, id model.ID, wait bool, lastUse time.Time) error {
+// untilStop returns a context that also ends when the gateway stops, for a call that waits.
+func (h *handler) untilStop(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(ctx)
+	release := context.AfterFunc(h.Stopping, cancel)
+	return ctx, func() {
+		release()
+		cancel()
+	}
+}
+
+// load has a host load a model.
+func (h *handler) load(ctx context.Context, id model.ID, wait bool, lastUse time.Time) error {
+	ctx, cancel := h.untilStop(ctx)
 	defer cancel()
-	defer context.AfterFunc(h.Stopping, cancel)()
-	return h.Placer.EnsureLoaded(ctx, id, wait, lastUse)
+	return h.Placer.EnsureLoaded(ctx, id, models.Wanted{Replicas: 1, LastUse: lastUse}, wait)
 }
 
 func (h *handler) unregisterModel(ctx context.Context, in *adminv1.UnregisterModelRequest) (*adminv1.UnregisterModelResponse, error) {
@@ -220,9 +229,8 @@ func (h *handler) setAlias(ctx context.Context, in *adminv1.SetAliasRequest) (*a
 	}
 	alias, err := h.Models.SetAlias(ctx, change)
 	if err == nil && in.GetWait() {
-		waiting, cancel := context.WithCancel(ctx)
+		waiting, cancel := h.untilStop(ctx)
 		defer cancel()
-		defer context.AfterFunc(h.Stopping, cancel)()
 		alias, err = h.Models.AwaitSwitch(waiting, change.Name)
 	}
 	if err != nil {

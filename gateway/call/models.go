@@ -125,7 +125,7 @@ func (s *Service) LoadModel(ctx context.Context, name string) error {
 	ctx, cancel := context.WithTimeout(ctx, s.settings.MaxTimeout)
 	defer cancel()
 	defer context.AfterFunc(s.limiter.Closing(), cancel)()
-	return s.settings.Placer.EnsureLoaded(ctx, id, true, time.Now())
+	return s.settings.Placer.EnsureLoaded(ctx, id, models.Wanted{Replicas: 1, LastUse: time.Now()}, true)
 }
 
 // UnloadModel has all hosts unload a model or that of an alias.

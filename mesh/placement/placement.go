@@ -64,7 +64,7 @@ type Host struct {
 	OldestUse time.Time
 	// Full is true where the next loads are likely to evict.
 	Full bool
-	// LoadSlots load at once. Queued loads exclude proactive ones, which others overtake.
+	// LoadSlots load at once.
 	LoadSlots, Queued, Loading int
 	// Rate is in requests per minute, for all models.
 	Rate float64

@@ -68,6 +68,9 @@ func (u *Usage) Observe(now time.Time, s Sample) {
 	}
 }
 
+// Last returns when the replica was used last.
+func (u *Usage) Last() time.Time { return u.last }
+
 // staying returns the hosts with a replica that stay, and when the latest load began.
 func (v View) staying(m *Model) (hosts []pipeline.HostID, latest time.Time, loading bool) {
 	for _, r := range m.Replicas {
@@ -148,8 +151,7 @@ type Load struct {
 }
 
 // Proactive returns the loads that a leader requests, of models with fewer replicas than
-// one or MinReplicas. The models come in the order of their last use, the latest first; the
-// caller leaves out those that are too old to find room.
+// one or MinReplicas. The models come in the order of their last use, the latest first.
 func (v View) Proactive(now time.Time, models []*Model) []Load {
 	full := !slices.ContainsFunc(v.Hosts, func(h Host) bool { return h.stays() && !h.Full })
 	// A copy in which the budgets of the hosts are all that is free.
