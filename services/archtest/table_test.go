@@ -61,7 +61,7 @@ var importTable = rules{
 		// The stage host.
 		{packages: list("stagehost/batch"), mayImport: list(fault, pipeline), pure: true},
 		{packages: list("stagehost/runner", "stagehost/runner/inproc", "stagehost/runner/runnertest", "stagehost/runner/worker"), mayImport: list(fault, payload, model, sdk, runner)},
-		{packages: list("stagehost/runner/modelserver/..."), mayImport: list(proto, fault, payload, oipcodec, raw, model, sdk, runner)},
+		{packages: list("stagehost/runner/modelserver/..."), mayImport: list(proto, fault, payload, oipcodec, raw, model, auth, sdk, runner)},
 		{packages: list("stagehost/schema"), mayImport: list(fault, payload, msgpack, sdk, "stagehost/runner")},
 		{packages: list("stagehost/modelcache"), mayImport: list(model), pure: true},
 		{packages: list("stagehost"), mayImport: list(proto, sdk, "mesh/...", "stagehost/...", discovery)},

@@ -2,6 +2,7 @@ package modelserver
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -12,9 +13,11 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
+	grpccredentials "google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
+	"github.com/stagemesh/stagemesh/mesh/credentials"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
@@ -34,9 +37,24 @@ type link struct {
 	changed func()
 }
 
+// credentials returns what secures the connections.
+func (s Settings) credentials() (grpccredentials.TransportCredentials, error) {
+	if !s.TLS && s.CAFile == "" {
+		return insecure.NewCredentials(), nil
+	}
+	config := &tls.Config{MinVersion: tls.VersionTLS12}
+	if s.CAFile != "" {
+		var err error
+		if config.RootCAs, err = credentials.Roots(s.CAFile); err != nil {
+			return nil, fmt.Errorf("ca_file: %w", err)
+		}
+	}
+	return grpccredentials.NewTLS(config), nil
+}
+
 // dial returns a link, which connects with its first call. Changed is called after each change of
 // the serial, and does not block.
-func dial(address string, changed func()) (*link, error) {
+func dial(address string, security grpccredentials.TransportCredentials, changed func()) (*link, error) {
 	l := &link{changed: changed}
 	network, to, authority := "tcp", address, address
 	if path, ok := strings.CutPrefix(address, "unix:"); ok {
@@ -44,7 +62,7 @@ func dial(address string, changed func()) (*link, error) {
 	}
 	var err error
 	l.ClientConn, err = grpc.NewClient("passthrough:///"+authority,
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithTransportCredentials(security),
 		grpc.WithIdleTimeout(0), grpc.WithMaxHeaderListSize(maxHeaders),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
 		grpc.WithConnectParams(grpc.ConnectParams{

@@ -72,6 +72,10 @@ type Settings struct {
 	Control string `yaml:"control"`
 	// DataAddress is where it takes batches; empty means Address.
 	DataAddress string `yaml:"data_address"`
+	// TLS encrypts the connections to both. CAFile has the certificates, in PEM, that vouch for
+	// the server, and enables TLS; the system's own if empty.
+	TLS    bool   `yaml:"tls"`
+	CAFile string `yaml:"ca_file,path"`
 	// Concurrency is the number of batches at a time; 0 means 16.
 	Concurrency int `yaml:"concurrency"`
 }
@@ -149,8 +153,11 @@ func (r *Runner) connect(ctx context.Context) error {
 	if r.memory == nil {
 		return ErrNoModels
 	}
-	var err error
-	if r.server, err = dial(r.settings.Address, r.notify); err != nil {
+	security, err := r.settings.credentials()
+	if err != nil {
+		return err
+	}
+	if r.server, err = dial(r.settings.Address, security, r.notify); err != nil {
 		return fmt.Errorf("address: %w", err)
 	}
 	r.data, r.control = r.server, spi{mmesh.NewModelRuntimeClient(r.server)}
@@ -158,7 +165,7 @@ func (r *Runner) connect(ctx context.Context) error {
 		r.control = repository{oipv2.NewGRPCInferenceServiceClient(r.server)}
 	}
 	if r.settings.DataAddress != "" {
-		if r.data, err = dial(r.settings.DataAddress, func() {}); err != nil {
+		if r.data, err = dial(r.settings.DataAddress, security, func() {}); err != nil {
 			return errors.Join(fmt.Errorf("data_address: %w", err), r.server.Close())
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/model"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -258,6 +259,31 @@ func TestStartNeedsModelsAndAServer(t *testing.T) {
 	r.SetHost(runner.HostInfo{})
 	if err := r.Start(t.Context()); !errors.Is(err, modelserver.ErrNoModels) {
 		t.Errorf("a stage without models: %v", err)
+	}
+}
+
+func TestServerWithTLSLoadsModels(t *testing.T) {
+	t.Parallel()
+	authority := testbed.NewAuthority(t)
+	address := (&modelservertest.Server{TLS: authority.Server("localhost")}).Start(t)
+	r := newRunner(t, modelserver.Settings{Address: address, CAFile: authority.File})
+	if err := r.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	load(t, r, adder("a"))
+	if rows, _, err := ask(t.Context(), t, r, "a", itemOf(1)); err != nil || rows[0] != 11 {
+		t.Errorf("rows %d, %v", rows, err)
+	}
+	for name, s := range map[string]modelserver.Settings{
+		"without TLS":          {Address: address},
+		"of another authority": {Address: address, CAFile: testbed.NewAuthority(t).File},
+		"without its file":     {Address: address, CAFile: "none.pem"},
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		if err := newRunner(t, s).Start(ctx); err == nil {
+			t.Errorf("a client %s is taken", name)
+		}
 	}
 }
 

@@ -4,6 +4,7 @@ package modelservertest
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"net"
@@ -15,6 +16,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/emptypb"
@@ -35,6 +37,8 @@ type Server struct {
 	StartsSlowly int
 	// HidesSizes has loads not return sizes.
 	HidesSizes bool
+	// TLS is that of its socket; none where it is nil.
+	TLS *tls.Config
 	// Unknown is the error of a batch whose model is not loaded; NOT_FOUND where it is nil.
 	Unknown error
 
@@ -94,7 +98,11 @@ func (s *Server) Restart() {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.server, s.models = grpc.NewServer(grpc.UnknownServiceHandler(s.echo)), map[string]*loaded{}
+	options := []grpc.ServerOption{grpc.UnknownServiceHandler(s.echo)}
+	if s.TLS != nil {
+		options = append(options, grpc.Creds(credentials.NewTLS(s.TLS)))
+	}
+	s.server, s.models = grpc.NewServer(options...), map[string]*loaded{}
 	mmesh.RegisterModelRuntimeServer(s.server, s)
 	oipv2.RegisterGRPCInferenceServiceServer(s.server, s)
 	server := s.server
