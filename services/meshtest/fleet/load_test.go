@@ -59,8 +59,11 @@ type loadSpec struct {
 	through balancer
 	// http2 sends many requests over one connection.
 	http2 bool
-	// models is how many models get the requests in turn, instead of the pipeline.
-	models int
+	// models is how many models get the requests in turn, instead of the pipeline, and
+	// firstModel the number of the first.
+	models, firstModel int
+	// gateway gets all requests, if it is set.
+	gateway *member
 }
 
 // load is a client that sends requests and checks their answers.
@@ -153,6 +156,13 @@ func (l *load) answerCount() int {
 	return len(l.results.answers) + l.results.left + len(l.results.broken)
 }
 
+// rightCount returns the number of right answers.
+func (l *load) rightCount() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.results.right
+}
+
 // flow waits until that many more requests have ended. The load must not end before.
 func (l *load) flow(more int) {
 	l.fleet.t.Helper()
@@ -209,14 +219,18 @@ func (l *load) request(i int) {
 func (l *load) try(ctx context.Context, text string, turn int) (answer, error) {
 	a := answer{text: text}
 	if l.spec.models > 0 {
-		a.model = fmt.Sprintf("m%d", turn%l.spec.models)
+		a.model = modelName(l.spec.firstModel + turn%l.spec.models)
 	}
-	err := l.ready.through(l.spec.through, turn, func(addr string) error {
+	send := func(addr string) error {
 		if l.spec.chunks > 0 {
 			return l.stream(ctx, addr, &a)
 		}
 		return l.infer(ctx, addr, &a)
-	})
+	}
+	if g := l.spec.gateway; g != nil {
+		return a, send(g.address())
+	}
+	err := l.ready.through(l.spec.through, turn, send)
 	return a, err
 }
 

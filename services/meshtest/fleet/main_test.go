@@ -32,6 +32,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/sdk/go/worker"
 )
 
 // soak is true for the long forms of the tests: make soak.
@@ -46,6 +47,9 @@ func pick(short, long int) int {
 }
 
 func TestMain(m *testing.M) {
+	if os.Getenv(workerVariable) != "" {
+		os.Exit(worker.Main(modelWorker())) //nolint:forbidigo // this is main
+	}
 	if os.Getenv(programVariable) != "" {
 		os.Exit(program(os.Args[1:])) //nolint:forbidigo // this is main
 	}
@@ -310,6 +314,8 @@ type member struct {
 	link *testbed.Link
 	// record is the file in which a host records its runs.
 	record string
+	// models is the folder of a host's worker of models.
+	models string
 	// stalls is the file in which the process records late timers.
 	stalls string
 
