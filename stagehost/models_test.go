@@ -69,6 +69,8 @@ type loads struct {
 	run      func(id model.ID, batch runner.Batch) error
 	// measured is the size of each model where loads do not tell it.
 	measured model.Size
+	// capacity is that of the runtime; zero is no limit.
+	capacity model.Size
 }
 
 func (l *loads) count(id model.ID) int {
@@ -83,7 +85,7 @@ func (b *modelBed) host(l *loads, room int64, edits ...func(*stagehost.Settings)
 	b.t.Helper()
 	l.of, l.now = map[model.ID]int{}, map[model.ID]int{}
 	r := inproc.NewModels(inproc.Settings{Concurrency: 2}, inproc.Models{
-		Limits: runner.ModelLimits{LoadSlots: 2},
+		Limits: runner.ModelLimits{LoadSlots: 2, Capacity: l.capacity},
 		Load: func(ctx context.Context, m model.Model) (any, runner.LoadedModel, error) {
 			if l.load != nil {
 				if err := l.load(ctx, m.ID); err != nil {
@@ -458,6 +460,16 @@ func TestSizeOfALoadedModelIsMeasured(t *testing.T) {
 		_, there, _ := b.registry.Model("a")
 		return len(there.GetReplicas()) == 1 && there.GetReplicas()[0].GetSize().GetHost() == uint64(measured.Host)
 	})
+}
+
+func TestCapacityIsAtMostTheRuntimes(t *testing.T) {
+	t.Parallel()
+	b := newModelBed(t)
+	h := b.host(&loads{capacity: model.Size{Host: 4 << 20, Device: 2 << 20}}, 8)
+	testbed.Eventually(t, "the host publishes its memory", func() bool { return h.Record().GetCache() != nil })
+	if c := h.Record().GetCache().GetCapacity(); c.GetHost() > 4<<20 || c.GetHost() < 3<<20 || c.GetDevice() > 2<<20 || c.GetDevice() == 0 {
+		t.Errorf("models may use %v", c)
+	}
 }
 
 func TestModelWithMinReplicasIsNotEvicted(t *testing.T) {

@@ -155,19 +155,26 @@ func (s *ModelSettings) memory() *model.Size {
 // cache returns the settings of the cache for a runner.
 func (s ModelSettings) cache(of runner.ModelLimits) modelcache.Settings {
 	out := modelcache.Settings{
-		Capacity:    model.Size{Host: s.Capacity, Device: s.DeviceCapacity},
-		DefaultSize: model.Size{Host: s.DefaultSize, Device: s.DeviceDefaultSize},
+		Capacity:    model.Size{Host: lesser(s.Capacity, of.Capacity.Host), Device: lesser(s.DeviceCapacity, of.Capacity.Device)},
+		DefaultSize: model.Size{Host: cmp.Or(s.DefaultSize, of.DefaultSize.Host), Device: cmp.Or(s.DeviceDefaultSize, of.DefaultSize.Device)},
 		LoadSlots:   cmp.Or(s.LoadSlots, of.LoadSlots, DefaultLoadSlots),
 		LoadTimeout: cmp.Or(s.LoadTimeout, of.LoadTimeout, DefaultLoadTimeout),
 	}
 	if of.LoadSlots > 0 {
 		out.LoadSlots = min(out.LoadSlots, of.LoadSlots) // more do not start
 	}
-	out.Capacity, out.DefaultSize = cmp.Or(out.Capacity, of.Capacity), cmp.Or(out.DefaultSize, of.DefaultSize)
 	if out.DefaultSize == (model.Size{}) && out.Capacity.Host > 0 {
 		out.DefaultSize.Host = DefaultModelSize
 	}
 	return out
+}
+
+// lesser returns the lesser of two limits, where 0 is none.
+func lesser(a, b int64) int64 {
+	if a == 0 || b == 0 {
+		return max(a, b)
+	}
+	return min(a, b)
 }
 
 // QueueSettings bound each of the stage's queues. 0 means the default.
