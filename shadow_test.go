@@ -59,7 +59,7 @@ func (c countingCounter) Add(_ context.Context, n int64, options ...metric.AddOp
 }
 
 // sourceModels returns a runner whose models answer with their source. Those of the source
-// "broken" cannot be loaded, those of "stuck" answer when the runner stops.
+// "broken" cannot be loaded, those of "stuck" answer when the runner stops, and those of "failing" fail.
 func sourceModels() runner.Runner {
 	return inproc.NewModels(inproc.Settings{Concurrency: 4}, inproc.Models{
 		Load: func(_ context.Context, m model.Model) (any, runner.LoadedModel, error) {
@@ -72,6 +72,9 @@ func sourceModels() runner.Runner {
 		if source == "stuck" {
 			<-ctx.Done()
 			return ctx.Err()
+		}
+		if source == "failing" {
+			return errors.New("no answer")
 		}
 		var errs []error
 		for i := range b.Items {

@@ -120,6 +120,7 @@ func Handler(s Settings) http.Handler {
 	unary(routes, "DeletePipeline", h.deletePipeline)
 	watch(routes, "WatchPipelines", s.Pipelines.Changed, h.currentPipelines)
 	loadable := h.modelService()
+	transport.ServerStream(loadable.Service, "TapModel", h.tapModel)
 	mux.Handle(loadable.Path(), loadable)
 	mountPage(mux)
 	mux.HandleFunc("/", notFound)

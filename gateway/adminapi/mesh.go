@@ -16,6 +16,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/pipelines"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
@@ -90,6 +91,8 @@ type Traffic interface {
 	// Explain returns what gateways, hosts and stored results say of a request, NOT_FOUND
 	// where that is nothing.
 	Explain(ctx context.Context, requestID string) (*meshv1.RequestReport, error)
+	// Tap hands requests of a model or an alias to emit, as they end.
+	Tap(ctx context.Context, of payload.ModelRef, percent int, emit func(call.Tapped) error) error
 }
 
 var _ Traffic = (*call.Service)(nil)

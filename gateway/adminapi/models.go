@@ -9,14 +9,18 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
 	"github.com/stagemesh/stagemesh/discovery/models"
+	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/model"
+	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
@@ -307,4 +311,42 @@ func (h *handler) setModelSettings(ctx context.Context, in *adminv1.SetSettingsR
 		h.Logger.Info("settings of models set", "stage", stage)
 	}
 	return &adminv1.SetSettingsResponse{}, err
+}
+
+// tapModel is for operators alone: what it shows belongs to callers.
+func (h *handler) tapModel(ctx context.Context, _ *transport.Call, in *adminv1.TapModelRequest, send func(*adminv1.TapModelResponse) error) error {
+	var err error
+	switch {
+	case (in.GetModel() == "") == (in.GetAlias() == ""):
+		err = transport.InvalidField("model", errors.New("name a model or an alias"))
+	case in.GetPercent() > 100:
+		err = transport.InvalidField("percent", fmt.Errorf("%d, at most 100 are possible", in.GetPercent()))
+	case in.GetAlias() != "":
+		_, err = h.Models.Alias(model.ID(in.GetAlias()), "")
+	default:
+		_, _, err = h.Models.Get(model.ID(in.GetModel()))
+	}
+	if err != nil {
+		return err
+	}
+	h.Logger.Info("tap begins", "model", in.GetModel(), "alias", in.GetAlias())
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(h.Stopping, cancel)()
+	err = h.Traffic.Tap(ctx, payload.ModelRef{Model: in.GetModel(), Alias: in.GetAlias()}, cmp.Or(int(in.GetPercent()), 100), func(one call.Tapped) error {
+		out := &adminv1.TapModelResponse{
+			RequestId: string(one.Env.RequestID), Pipeline: string(one.Env.Pipeline), Model: one.Model, Shadow: one.IsShadow,
+			AdmittedAt: timestamppb.New(one.Env.AdmittedAt), Took: durationpb.New(one.Took), Inputs: payload.ToProto(one.Env.Parts), Dropped: one.Dropped,
+		}
+		if one.Fault != nil {
+			out.Fault = one.Fault.ToProto()
+		} else {
+			out.Outputs = payload.ToProto(one.Response.Outputs)
+		}
+		return send(out)
+	})
+	if h.Stopping.Err() != nil {
+		return fault.New(fault.ShuttingDown, "the gateway is stopping; tap another one")
+	}
+	return err
 }

@@ -24,6 +24,7 @@ import (
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
@@ -123,6 +124,8 @@ type traffic struct {
 	// report is what it says of any request; nil for nothing.
 	report *meshv1.RequestReport
 }
+
+func (traffic) Tap(context.Context, payload.ModelRef, int, func(call.Tapped) error) error { return nil }
 
 func (t traffic) Explain(context.Context, string) (*meshv1.RequestReport, error) {
 	if t.report == nil {

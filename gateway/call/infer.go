@@ -91,10 +91,12 @@ func (s *Service) infer(ctx context.Context, r *Request, emit func(Chunk) error,
 	if err != nil {
 		f := s.logFailure(id, r, deadlineFault(fault.From(err), env), span)
 		x.remember(id, took, f, s.tracer.keep(x, f, took))
+		s.tap(x, &p, nil, f, took)
 		return nil, f
 	}
 	x.remember(id, took, nil, s.tracer.keep(x, nil, took))
 	response.Timeline.Total = took
+	s.tap(x, &p, response, nil, took)
 	if again != nil && id == x.env.RequestID {
 		s.startShadow(x, again, response)
 	}

@@ -166,6 +166,8 @@ type Service struct {
 	// shadows run answered requests again; shadowBytes bounds what they hold.
 	shadows     *tasks
 	shadowBytes *admission.ByteBudget
+	// taps look at requests that have ended; nil ones are free.
+	taps [maxTaps]atomic.Pointer[tap]
 
 	table *table
 	// finished has the last requests that ended.

@@ -31,8 +31,8 @@ import (
 )
 
 func newModels() *cobra.Command {
-	return group("models", "Register, load, evict or list models",
-		"Register, unregister, load, evict, list or show the models that stages load on demand. The commands ask the admin port of any\n"+
+	return group("models", "Register, load, evict, list or tap models",
+		"Register, unregister, load, evict, list, show or tap the models that stages load on demand. The commands ask the admin port of any\n"+
 			"gateway of the mesh; all gateways follow a change at once.",
 		newModelsRegister(),
 		newForEach("unregister ID...", "Unregister models", "Unregister models, if they exist. A model that an alias points at stays.", "model %s unregistered\n",
@@ -51,7 +51,7 @@ func newModels() *cobra.Command {
 				_, err := client.EvictModel(ctx, connect.NewRequest(&adminv1.EvictModelRequest{Id: id}))
 				return err
 			}),
-		newModelsList(), newModelsShow())
+		newModelsList(), newModelsShow(), newModelsTap())
 }
 
 // newForEach returns a command that does the same with each of its arguments, and then prints the
@@ -357,6 +357,67 @@ func printModel(out io.Writer, m *adminv1.ModelStatus) error {
 		return text
 	}))
 	return p.Flush()
+}
+
+func newModelsTap() *cobra.Command {
+	var asJSON, ofAlias bool
+	var limit int
+	in := &adminv1.TapModelRequest{}
+	tap := &cobra.Command{
+		Use: "tap ID", Short: "Show the requests of a model and their answers",
+		Long: "Show the requests of a model, or of an alias, with their answers, as they end at the gateway asked, until Ctrl-C. What is not\n" +
+			"read in time is dropped and counted; no request waits.",
+		Example: "  stagemesh models tap iris-v1 --limit 10\n  stagemesh models tap iris --alias --percent 1 --json",
+		Args:    between(1, 1, "give the ID of one model, or with --alias the name of an alias"),
+	}
+	flags := tap.Flags()
+	flags.BoolVar(&ofAlias, "alias", false, "the ID is the name of an alias")
+	flags.Uint32Var(&in.Percent, "percent", 100, "percent of the requests that are shown")
+	flags.IntVar(&limit, "limit", 0, "end after so many requests; 0 means never")
+	addJSON(tap, &asJSON, "each request")
+	return askAdmin(tap, func(cmd *cobra.Command, client clients, args []string) error {
+		if in.Model = args[0]; ofAlias {
+			in.Model, in.Alias = "", args[0]
+		}
+		stream, err := client.TapModel(cmd.Context(), connect.NewRequest(in))
+		if err != nil {
+			return err
+		}
+		defer stream.Close() //nolint:errcheck // nothing more is read
+		dropped := uint64(0)
+		for shown := 0; (limit == 0 || shown < limit) && stream.Receive(); shown++ {
+			one := stream.Msg()
+			if more := one.GetDropped() - dropped; more > 0 {
+				dropped = one.GetDropped()
+				fmt.Fprintf(cmd.ErrOrStderr(), "%d requests were dropped\n", more)
+			}
+			if asJSON {
+				err = printJSON(cmd.OutOrStdout(), one)
+			} else {
+				err = printTapped(cmd.OutOrStdout(), one)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		if cmd.Context().Err() != nil {
+			return nil
+		}
+		return stream.Err()
+	})
+}
+
+func printTapped(out io.Writer, r *adminv1.TapModelResponse) error {
+	kind, answer := "", strings.Join(texts(r.GetOutputs(), Render), "  ")
+	if r.GetShadow() {
+		kind = " (shadow)"
+	}
+	if f := r.GetFault(); f != nil {
+		answer = f.GetReason() + ": " + f.GetMessage()
+	}
+	_, err := fmt.Fprintf(out, "%s %s%s %s %s -> %s\n", moment(r.GetAdmittedAt()), visible(r.GetModel()), kind,
+		Milliseconds(r.GetTook().AsDuration()), visible(strings.Join(texts(r.GetInputs(), Render), "  ")), visible(answer))
+	return err
 }
 
 func newAliases() *cobra.Command {

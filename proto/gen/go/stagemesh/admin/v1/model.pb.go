@@ -7,9 +7,11 @@
 package adminv1
 
 import (
+	v11 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 	v1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
+	durationpb "google.golang.org/protobuf/types/known/durationpb"
 	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
 	reflect "reflect"
 	sync "sync"
@@ -1442,11 +1444,195 @@ func (*SetSettingsResponse) Descriptor() ([]byte, []int) {
 	return file_stagemesh_admin_v1_model_proto_rawDescGZIP(), []int{24}
 }
 
+type TapModelRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// One of the two.
+	Model string `protobuf:"bytes,1,opt,name=model,proto3" json:"model,omitempty"`
+	Alias string `protobuf:"bytes,2,opt,name=alias,proto3" json:"alias,omitempty"`
+	// Percent of the requests; 0 means all.
+	Percent       uint32 `protobuf:"varint,3,opt,name=percent,proto3" json:"percent,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TapModelRequest) Reset() {
+	*x = TapModelRequest{}
+	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TapModelRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TapModelRequest) ProtoMessage() {}
+
+func (x *TapModelRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TapModelRequest.ProtoReflect.Descriptor instead.
+func (*TapModelRequest) Descriptor() ([]byte, []int) {
+	return file_stagemesh_admin_v1_model_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *TapModelRequest) GetModel() string {
+	if x != nil {
+		return x.Model
+	}
+	return ""
+}
+
+func (x *TapModelRequest) GetAlias() string {
+	if x != nil {
+		return x.Alias
+	}
+	return ""
+}
+
+func (x *TapModelRequest) GetPercent() uint32 {
+	if x != nil {
+		return x.Percent
+	}
+	return 0
+}
+
+// TapModelResponse is a request that has ended.
+type TapModelResponse struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	RequestId string                 `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	Pipeline  string                 `protobuf:"bytes,2,opt,name=pipeline,proto3" json:"pipeline,omitempty"`
+	// The model that ran it.
+	Model string `protobuf:"bytes,3,opt,name=model,proto3" json:"model,omitempty"`
+	// A shadow of an alias ran it; no caller got the answer.
+	Shadow     bool                   `protobuf:"varint,4,opt,name=shadow,proto3" json:"shadow,omitempty"`
+	AdmittedAt *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=admitted_at,json=admittedAt,proto3" json:"admitted_at,omitempty"`
+	Took       *durationpb.Duration   `protobuf:"bytes,6,opt,name=took,proto3" json:"took,omitempty"`
+	Inputs     []*v11.Part            `protobuf:"bytes,7,rep,name=inputs,proto3" json:"inputs,omitempty"`
+	// Of the last step; without those that the caller got in chunks.
+	Outputs []*v11.Part `protobuf:"bytes,8,rep,name=outputs,proto3" json:"outputs,omitempty"`
+	// Why there are none; unset where the request succeeded.
+	Fault *v1.Fault `protobuf:"bytes,9,opt,name=fault,proto3" json:"fault,omitempty"`
+	// How many requests this call has dropped so far.
+	Dropped       uint64 `protobuf:"varint,10,opt,name=dropped,proto3" json:"dropped,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TapModelResponse) Reset() {
+	*x = TapModelResponse{}
+	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TapModelResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TapModelResponse) ProtoMessage() {}
+
+func (x *TapModelResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_admin_v1_model_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TapModelResponse.ProtoReflect.Descriptor instead.
+func (*TapModelResponse) Descriptor() ([]byte, []int) {
+	return file_stagemesh_admin_v1_model_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *TapModelResponse) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+func (x *TapModelResponse) GetPipeline() string {
+	if x != nil {
+		return x.Pipeline
+	}
+	return ""
+}
+
+func (x *TapModelResponse) GetModel() string {
+	if x != nil {
+		return x.Model
+	}
+	return ""
+}
+
+func (x *TapModelResponse) GetShadow() bool {
+	if x != nil {
+		return x.Shadow
+	}
+	return false
+}
+
+func (x *TapModelResponse) GetAdmittedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.AdmittedAt
+	}
+	return nil
+}
+
+func (x *TapModelResponse) GetTook() *durationpb.Duration {
+	if x != nil {
+		return x.Took
+	}
+	return nil
+}
+
+func (x *TapModelResponse) GetInputs() []*v11.Part {
+	if x != nil {
+		return x.Inputs
+	}
+	return nil
+}
+
+func (x *TapModelResponse) GetOutputs() []*v11.Part {
+	if x != nil {
+		return x.Outputs
+	}
+	return nil
+}
+
+func (x *TapModelResponse) GetFault() *v1.Fault {
+	if x != nil {
+		return x.Fault
+	}
+	return nil
+}
+
+func (x *TapModelResponse) GetDropped() uint64 {
+	if x != nil {
+		return x.Dropped
+	}
+	return 0
+}
+
 var File_stagemesh_admin_v1_model_proto protoreflect.FileDescriptor
 
 const file_stagemesh_admin_v1_model_proto_rawDesc = "" +
 	"\n" +
-	"\x1estagemesh/admin/v1/model.proto\x12\x12stagemesh.admin.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1dstagemesh/mesh/v1/model.proto\"\xac\x01\n" +
+	"\x1estagemesh/admin/v1/model.proto\x12\x12stagemesh.admin.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a$stagemesh/inference/v1/payload.proto\x1a\x1dstagemesh/mesh/v1/fault.proto\x1a\x1dstagemesh/mesh/v1/model.proto\"\xac\x01\n" +
 	"\x14RegisterModelRequest\x12.\n" +
 	"\x05model\x18\x01 \x01(\v2\x18.stagemesh.mesh.v1.ModelR\x05model\x125\n" +
 	"\blast_use\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\alastUse\x12\x19\n" +
@@ -1534,14 +1720,32 @@ const file_stagemesh_admin_v1_model_proto_rawDesc = "" +
 	"\x12SetSettingsRequest\x12\x14\n" +
 	"\x05stage\x18\x01 \x01(\tR\x05stage\x12<\n" +
 	"\bsettings\x18\x02 \x01(\v2 .stagemesh.mesh.v1.ModelSettingsR\bsettings\"\x15\n" +
-	"\x13SetSettingsResponse*\x96\x01\n" +
+	"\x13SetSettingsResponse\"W\n" +
+	"\x0fTapModelRequest\x12\x14\n" +
+	"\x05model\x18\x01 \x01(\tR\x05model\x12\x14\n" +
+	"\x05alias\x18\x02 \x01(\tR\x05alias\x12\x18\n" +
+	"\apercent\x18\x03 \x01(\rR\apercent\"\x9f\x03\n" +
+	"\x10TapModelResponse\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x01 \x01(\tR\trequestId\x12\x1a\n" +
+	"\bpipeline\x18\x02 \x01(\tR\bpipeline\x12\x14\n" +
+	"\x05model\x18\x03 \x01(\tR\x05model\x12\x16\n" +
+	"\x06shadow\x18\x04 \x01(\bR\x06shadow\x12;\n" +
+	"\vadmitted_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"admittedAt\x12-\n" +
+	"\x04took\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x04took\x124\n" +
+	"\x06inputs\x18\a \x03(\v2\x1c.stagemesh.inference.v1.PartR\x06inputs\x126\n" +
+	"\aoutputs\x18\b \x03(\v2\x1c.stagemesh.inference.v1.PartR\aoutputs\x12.\n" +
+	"\x05fault\x18\t \x01(\v2\x18.stagemesh.mesh.v1.FaultR\x05fault\x12\x18\n" +
+	"\adropped\x18\n" +
+	" \x01(\x04R\adropped*\x96\x01\n" +
 	"\n" +
 	"ModelState\x12\x1b\n" +
 	"\x17MODEL_STATE_UNSPECIFIED\x10\x00\x12\x1a\n" +
 	"\x16MODEL_STATE_NOT_LOADED\x10\x01\x12\x17\n" +
 	"\x13MODEL_STATE_LOADING\x10\x02\x12\x16\n" +
 	"\x12MODEL_STATE_LOADED\x10\x03\x12\x1e\n" +
-	"\x1aMODEL_STATE_LOADING_FAILED\x10\x042\x82\t\n" +
+	"\x1aMODEL_STATE_LOADING_FAILED\x10\x042\xdb\t\n" +
 	"\fModelService\x12d\n" +
 	"\rRegisterModel\x12(.stagemesh.admin.v1.RegisterModelRequest\x1a).stagemesh.admin.v1.RegisterModelResponse\x12j\n" +
 	"\x0fUnregisterModel\x12*.stagemesh.admin.v1.UnregisterModelRequest\x1a+.stagemesh.admin.v1.UnregisterModelResponse\x12U\n" +
@@ -1556,7 +1760,8 @@ const file_stagemesh_admin_v1_model_proto_rawDesc = "" +
 	"\bGetAlias\x12#.stagemesh.admin.v1.GetAliasRequest\x1a$.stagemesh.admin.v1.GetAliasResponse\x12^\n" +
 	"\vListAliases\x12&.stagemesh.admin.v1.ListAliasesRequest\x1a'.stagemesh.admin.v1.ListAliasesResponse\x12^\n" +
 	"\vGetSettings\x12&.stagemesh.admin.v1.GetSettingsRequest\x1a'.stagemesh.admin.v1.GetSettingsResponse\x12^\n" +
-	"\vSetSettings\x12&.stagemesh.admin.v1.SetSettingsRequest\x1a'.stagemesh.admin.v1.SetSettingsResponseBHZFgithub.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1;adminv1b\x06proto3"
+	"\vSetSettings\x12&.stagemesh.admin.v1.SetSettingsRequest\x1a'.stagemesh.admin.v1.SetSettingsResponse\x12W\n" +
+	"\bTapModel\x12#.stagemesh.admin.v1.TapModelRequest\x1a$.stagemesh.admin.v1.TapModelResponse0\x01BHZFgithub.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1;adminv1b\x06proto3"
 
 var (
 	file_stagemesh_admin_v1_model_proto_rawDescOnce sync.Once
@@ -1571,7 +1776,7 @@ func file_stagemesh_admin_v1_model_proto_rawDescGZIP() []byte {
 }
 
 var file_stagemesh_admin_v1_model_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_stagemesh_admin_v1_model_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
+var file_stagemesh_admin_v1_model_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
 var file_stagemesh_admin_v1_model_proto_goTypes = []any{
 	(ModelState)(0),                 // 0: stagemesh.admin.v1.ModelState
 	(*RegisterModelRequest)(nil),    // 1: stagemesh.admin.v1.RegisterModelRequest
@@ -1599,64 +1804,76 @@ var file_stagemesh_admin_v1_model_proto_goTypes = []any{
 	(*GetSettingsResponse)(nil),     // 23: stagemesh.admin.v1.GetSettingsResponse
 	(*SetSettingsRequest)(nil),      // 24: stagemesh.admin.v1.SetSettingsRequest
 	(*SetSettingsResponse)(nil),     // 25: stagemesh.admin.v1.SetSettingsResponse
-	(*v1.Model)(nil),                // 26: stagemesh.mesh.v1.Model
-	(*timestamppb.Timestamp)(nil),   // 27: google.protobuf.Timestamp
-	(*v1.Replica)(nil),              // 28: stagemesh.mesh.v1.Replica
-	(*v1.AliasRoute)(nil),           // 29: stagemesh.mesh.v1.AliasRoute
-	(*v1.Alias)(nil),                // 30: stagemesh.mesh.v1.Alias
-	(*v1.ModelSettings)(nil),        // 31: stagemesh.mesh.v1.ModelSettings
+	(*TapModelRequest)(nil),         // 26: stagemesh.admin.v1.TapModelRequest
+	(*TapModelResponse)(nil),        // 27: stagemesh.admin.v1.TapModelResponse
+	(*v1.Model)(nil),                // 28: stagemesh.mesh.v1.Model
+	(*timestamppb.Timestamp)(nil),   // 29: google.protobuf.Timestamp
+	(*v1.Replica)(nil),              // 30: stagemesh.mesh.v1.Replica
+	(*v1.AliasRoute)(nil),           // 31: stagemesh.mesh.v1.AliasRoute
+	(*v1.Alias)(nil),                // 32: stagemesh.mesh.v1.Alias
+	(*v1.ModelSettings)(nil),        // 33: stagemesh.mesh.v1.ModelSettings
+	(*durationpb.Duration)(nil),     // 34: google.protobuf.Duration
+	(*v11.Part)(nil),                // 35: stagemesh.inference.v1.Part
+	(*v1.Fault)(nil),                // 36: stagemesh.mesh.v1.Fault
 }
 var file_stagemesh_admin_v1_model_proto_depIdxs = []int32{
-	26, // 0: stagemesh.admin.v1.RegisterModelRequest.model:type_name -> stagemesh.mesh.v1.Model
-	27, // 1: stagemesh.admin.v1.RegisterModelRequest.last_use:type_name -> google.protobuf.Timestamp
+	28, // 0: stagemesh.admin.v1.RegisterModelRequest.model:type_name -> stagemesh.mesh.v1.Model
+	29, // 1: stagemesh.admin.v1.RegisterModelRequest.last_use:type_name -> google.protobuf.Timestamp
 	3,  // 2: stagemesh.admin.v1.RegisterModelResponse.model:type_name -> stagemesh.admin.v1.ModelStatus
-	26, // 3: stagemesh.admin.v1.ModelStatus.model:type_name -> stagemesh.mesh.v1.Model
+	28, // 3: stagemesh.admin.v1.ModelStatus.model:type_name -> stagemesh.mesh.v1.Model
 	0,  // 4: stagemesh.admin.v1.ModelStatus.state:type_name -> stagemesh.admin.v1.ModelState
-	28, // 5: stagemesh.admin.v1.ModelStatus.replicas:type_name -> stagemesh.mesh.v1.Replica
-	27, // 6: stagemesh.admin.v1.ModelStatus.registered_at:type_name -> google.protobuf.Timestamp
-	27, // 7: stagemesh.admin.v1.ModelStatus.last_use:type_name -> google.protobuf.Timestamp
+	30, // 5: stagemesh.admin.v1.ModelStatus.replicas:type_name -> stagemesh.mesh.v1.Replica
+	29, // 6: stagemesh.admin.v1.ModelStatus.registered_at:type_name -> google.protobuf.Timestamp
+	29, // 7: stagemesh.admin.v1.ModelStatus.last_use:type_name -> google.protobuf.Timestamp
 	3,  // 8: stagemesh.admin.v1.EnsureLoadedResponse.model:type_name -> stagemesh.admin.v1.ModelStatus
 	3,  // 9: stagemesh.admin.v1.EvictModelResponse.model:type_name -> stagemesh.admin.v1.ModelStatus
 	3,  // 10: stagemesh.admin.v1.GetModelResponse.model:type_name -> stagemesh.admin.v1.ModelStatus
 	3,  // 11: stagemesh.admin.v1.ListModelsResponse.models:type_name -> stagemesh.admin.v1.ModelStatus
-	27, // 12: stagemesh.admin.v1.ListModelsResponse.stale_since:type_name -> google.protobuf.Timestamp
-	29, // 13: stagemesh.admin.v1.SetAliasRequest.route:type_name -> stagemesh.mesh.v1.AliasRoute
-	26, // 14: stagemesh.admin.v1.SetAliasRequest.register:type_name -> stagemesh.mesh.v1.Model
-	30, // 15: stagemesh.admin.v1.SetAliasResponse.alias:type_name -> stagemesh.mesh.v1.Alias
-	30, // 16: stagemesh.admin.v1.GetAliasResponse.alias:type_name -> stagemesh.mesh.v1.Alias
-	30, // 17: stagemesh.admin.v1.ListAliasesResponse.aliases:type_name -> stagemesh.mesh.v1.Alias
-	27, // 18: stagemesh.admin.v1.ListAliasesResponse.stale_since:type_name -> google.protobuf.Timestamp
-	31, // 19: stagemesh.admin.v1.GetSettingsResponse.settings:type_name -> stagemesh.mesh.v1.ModelSettings
-	31, // 20: stagemesh.admin.v1.SetSettingsRequest.settings:type_name -> stagemesh.mesh.v1.ModelSettings
-	1,  // 21: stagemesh.admin.v1.ModelService.RegisterModel:input_type -> stagemesh.admin.v1.RegisterModelRequest
-	4,  // 22: stagemesh.admin.v1.ModelService.UnregisterModel:input_type -> stagemesh.admin.v1.UnregisterModelRequest
-	10, // 23: stagemesh.admin.v1.ModelService.GetModel:input_type -> stagemesh.admin.v1.GetModelRequest
-	12, // 24: stagemesh.admin.v1.ModelService.ListModels:input_type -> stagemesh.admin.v1.ListModelsRequest
-	6,  // 25: stagemesh.admin.v1.ModelService.EnsureLoaded:input_type -> stagemesh.admin.v1.EnsureLoadedRequest
-	8,  // 26: stagemesh.admin.v1.ModelService.EvictModel:input_type -> stagemesh.admin.v1.EvictModelRequest
-	14, // 27: stagemesh.admin.v1.ModelService.SetAlias:input_type -> stagemesh.admin.v1.SetAliasRequest
-	16, // 28: stagemesh.admin.v1.ModelService.DeleteAlias:input_type -> stagemesh.admin.v1.DeleteAliasRequest
-	18, // 29: stagemesh.admin.v1.ModelService.GetAlias:input_type -> stagemesh.admin.v1.GetAliasRequest
-	20, // 30: stagemesh.admin.v1.ModelService.ListAliases:input_type -> stagemesh.admin.v1.ListAliasesRequest
-	22, // 31: stagemesh.admin.v1.ModelService.GetSettings:input_type -> stagemesh.admin.v1.GetSettingsRequest
-	24, // 32: stagemesh.admin.v1.ModelService.SetSettings:input_type -> stagemesh.admin.v1.SetSettingsRequest
-	2,  // 33: stagemesh.admin.v1.ModelService.RegisterModel:output_type -> stagemesh.admin.v1.RegisterModelResponse
-	5,  // 34: stagemesh.admin.v1.ModelService.UnregisterModel:output_type -> stagemesh.admin.v1.UnregisterModelResponse
-	11, // 35: stagemesh.admin.v1.ModelService.GetModel:output_type -> stagemesh.admin.v1.GetModelResponse
-	13, // 36: stagemesh.admin.v1.ModelService.ListModels:output_type -> stagemesh.admin.v1.ListModelsResponse
-	7,  // 37: stagemesh.admin.v1.ModelService.EnsureLoaded:output_type -> stagemesh.admin.v1.EnsureLoadedResponse
-	9,  // 38: stagemesh.admin.v1.ModelService.EvictModel:output_type -> stagemesh.admin.v1.EvictModelResponse
-	15, // 39: stagemesh.admin.v1.ModelService.SetAlias:output_type -> stagemesh.admin.v1.SetAliasResponse
-	17, // 40: stagemesh.admin.v1.ModelService.DeleteAlias:output_type -> stagemesh.admin.v1.DeleteAliasResponse
-	19, // 41: stagemesh.admin.v1.ModelService.GetAlias:output_type -> stagemesh.admin.v1.GetAliasResponse
-	21, // 42: stagemesh.admin.v1.ModelService.ListAliases:output_type -> stagemesh.admin.v1.ListAliasesResponse
-	23, // 43: stagemesh.admin.v1.ModelService.GetSettings:output_type -> stagemesh.admin.v1.GetSettingsResponse
-	25, // 44: stagemesh.admin.v1.ModelService.SetSettings:output_type -> stagemesh.admin.v1.SetSettingsResponse
-	33, // [33:45] is the sub-list for method output_type
-	21, // [21:33] is the sub-list for method input_type
-	21, // [21:21] is the sub-list for extension type_name
-	21, // [21:21] is the sub-list for extension extendee
-	0,  // [0:21] is the sub-list for field type_name
+	29, // 12: stagemesh.admin.v1.ListModelsResponse.stale_since:type_name -> google.protobuf.Timestamp
+	31, // 13: stagemesh.admin.v1.SetAliasRequest.route:type_name -> stagemesh.mesh.v1.AliasRoute
+	28, // 14: stagemesh.admin.v1.SetAliasRequest.register:type_name -> stagemesh.mesh.v1.Model
+	32, // 15: stagemesh.admin.v1.SetAliasResponse.alias:type_name -> stagemesh.mesh.v1.Alias
+	32, // 16: stagemesh.admin.v1.GetAliasResponse.alias:type_name -> stagemesh.mesh.v1.Alias
+	32, // 17: stagemesh.admin.v1.ListAliasesResponse.aliases:type_name -> stagemesh.mesh.v1.Alias
+	29, // 18: stagemesh.admin.v1.ListAliasesResponse.stale_since:type_name -> google.protobuf.Timestamp
+	33, // 19: stagemesh.admin.v1.GetSettingsResponse.settings:type_name -> stagemesh.mesh.v1.ModelSettings
+	33, // 20: stagemesh.admin.v1.SetSettingsRequest.settings:type_name -> stagemesh.mesh.v1.ModelSettings
+	29, // 21: stagemesh.admin.v1.TapModelResponse.admitted_at:type_name -> google.protobuf.Timestamp
+	34, // 22: stagemesh.admin.v1.TapModelResponse.took:type_name -> google.protobuf.Duration
+	35, // 23: stagemesh.admin.v1.TapModelResponse.inputs:type_name -> stagemesh.inference.v1.Part
+	35, // 24: stagemesh.admin.v1.TapModelResponse.outputs:type_name -> stagemesh.inference.v1.Part
+	36, // 25: stagemesh.admin.v1.TapModelResponse.fault:type_name -> stagemesh.mesh.v1.Fault
+	1,  // 26: stagemesh.admin.v1.ModelService.RegisterModel:input_type -> stagemesh.admin.v1.RegisterModelRequest
+	4,  // 27: stagemesh.admin.v1.ModelService.UnregisterModel:input_type -> stagemesh.admin.v1.UnregisterModelRequest
+	10, // 28: stagemesh.admin.v1.ModelService.GetModel:input_type -> stagemesh.admin.v1.GetModelRequest
+	12, // 29: stagemesh.admin.v1.ModelService.ListModels:input_type -> stagemesh.admin.v1.ListModelsRequest
+	6,  // 30: stagemesh.admin.v1.ModelService.EnsureLoaded:input_type -> stagemesh.admin.v1.EnsureLoadedRequest
+	8,  // 31: stagemesh.admin.v1.ModelService.EvictModel:input_type -> stagemesh.admin.v1.EvictModelRequest
+	14, // 32: stagemesh.admin.v1.ModelService.SetAlias:input_type -> stagemesh.admin.v1.SetAliasRequest
+	16, // 33: stagemesh.admin.v1.ModelService.DeleteAlias:input_type -> stagemesh.admin.v1.DeleteAliasRequest
+	18, // 34: stagemesh.admin.v1.ModelService.GetAlias:input_type -> stagemesh.admin.v1.GetAliasRequest
+	20, // 35: stagemesh.admin.v1.ModelService.ListAliases:input_type -> stagemesh.admin.v1.ListAliasesRequest
+	22, // 36: stagemesh.admin.v1.ModelService.GetSettings:input_type -> stagemesh.admin.v1.GetSettingsRequest
+	24, // 37: stagemesh.admin.v1.ModelService.SetSettings:input_type -> stagemesh.admin.v1.SetSettingsRequest
+	26, // 38: stagemesh.admin.v1.ModelService.TapModel:input_type -> stagemesh.admin.v1.TapModelRequest
+	2,  // 39: stagemesh.admin.v1.ModelService.RegisterModel:output_type -> stagemesh.admin.v1.RegisterModelResponse
+	5,  // 40: stagemesh.admin.v1.ModelService.UnregisterModel:output_type -> stagemesh.admin.v1.UnregisterModelResponse
+	11, // 41: stagemesh.admin.v1.ModelService.GetModel:output_type -> stagemesh.admin.v1.GetModelResponse
+	13, // 42: stagemesh.admin.v1.ModelService.ListModels:output_type -> stagemesh.admin.v1.ListModelsResponse
+	7,  // 43: stagemesh.admin.v1.ModelService.EnsureLoaded:output_type -> stagemesh.admin.v1.EnsureLoadedResponse
+	9,  // 44: stagemesh.admin.v1.ModelService.EvictModel:output_type -> stagemesh.admin.v1.EvictModelResponse
+	15, // 45: stagemesh.admin.v1.ModelService.SetAlias:output_type -> stagemesh.admin.v1.SetAliasResponse
+	17, // 46: stagemesh.admin.v1.ModelService.DeleteAlias:output_type -> stagemesh.admin.v1.DeleteAliasResponse
+	19, // 47: stagemesh.admin.v1.ModelService.GetAlias:output_type -> stagemesh.admin.v1.GetAliasResponse
+	21, // 48: stagemesh.admin.v1.ModelService.ListAliases:output_type -> stagemesh.admin.v1.ListAliasesResponse
+	23, // 49: stagemesh.admin.v1.ModelService.GetSettings:output_type -> stagemesh.admin.v1.GetSettingsResponse
+	25, // 50: stagemesh.admin.v1.ModelService.SetSettings:output_type -> stagemesh.admin.v1.SetSettingsResponse
+	27, // 51: stagemesh.admin.v1.ModelService.TapModel:output_type -> stagemesh.admin.v1.TapModelResponse
+	39, // [39:52] is the sub-list for method output_type
+	26, // [26:39] is the sub-list for method input_type
+	26, // [26:26] is the sub-list for extension type_name
+	26, // [26:26] is the sub-list for extension extendee
+	0,  // [0:26] is the sub-list for field type_name
 }
 
 func init() { file_stagemesh_admin_v1_model_proto_init() }
@@ -1670,7 +1887,7 @@ func file_stagemesh_admin_v1_model_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_stagemesh_admin_v1_model_proto_rawDesc), len(file_stagemesh_admin_v1_model_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   25,
+			NumMessages:   27,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -31,6 +31,7 @@ const (
 	ModelService_ListAliases_FullMethodName     = "/stagemesh.admin.v1.ModelService/ListAliases"
 	ModelService_GetSettings_FullMethodName     = "/stagemesh.admin.v1.ModelService/GetSettings"
 	ModelService_SetSettings_FullMethodName     = "/stagemesh.admin.v1.ModelService/SetSettings"
+	ModelService_TapModel_FullMethodName        = "/stagemesh.admin.v1.ModelService/TapModel"
 )
 
 // ModelServiceClient is the client API for ModelService service.
@@ -74,6 +75,10 @@ type ModelServiceClient interface {
 	GetSettings(ctx context.Context, in *GetSettingsRequest, opts ...grpc.CallOption) (*GetSettingsResponse, error)
 	// SetSettings replaces the settings of a stage.
 	SetSettings(ctx context.Context, in *SetSettingsRequest, opts ...grpc.CallOption) (*SetSettingsResponse, error)
+	// TapModel streams the requests of a model or an alias, with their answers, as they end at the
+	// gateway asked. Only the admin port serves it. A gateway has at most four taps, then OVERLOADED.
+	// Requests that the caller does not read in time are dropped.
+	TapModel(ctx context.Context, in *TapModelRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[TapModelResponse], error)
 }
 
 type modelServiceClient struct {
@@ -204,6 +209,25 @@ func (c *modelServiceClient) SetSettings(ctx context.Context, in *SetSettingsReq
 	return out, nil
 }
 
+func (c *modelServiceClient) TapModel(ctx context.Context, in *TapModelRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[TapModelResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &ModelService_ServiceDesc.Streams[0], ModelService_TapModel_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[TapModelRequest, TapModelResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type ModelService_TapModelClient = grpc.ServerStreamingClient[TapModelResponse]
+
 // ModelServiceServer is the server API for ModelService service.
 // All implementations must embed UnimplementedModelServiceServer
 // for forward compatibility.
@@ -245,6 +269,10 @@ type ModelServiceServer interface {
 	GetSettings(context.Context, *GetSettingsRequest) (*GetSettingsResponse, error)
 	// SetSettings replaces the settings of a stage.
 	SetSettings(context.Context, *SetSettingsRequest) (*SetSettingsResponse, error)
+	// TapModel streams the requests of a model or an alias, with their answers, as they end at the
+	// gateway asked. Only the admin port serves it. A gateway has at most four taps, then OVERLOADED.
+	// Requests that the caller does not read in time are dropped.
+	TapModel(*TapModelRequest, grpc.ServerStreamingServer[TapModelResponse]) error
 	mustEmbedUnimplementedModelServiceServer()
 }
 
@@ -290,6 +318,9 @@ func (UnimplementedModelServiceServer) GetSettings(context.Context, *GetSettings
 }
 func (UnimplementedModelServiceServer) SetSettings(context.Context, *SetSettingsRequest) (*SetSettingsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method SetSettings not implemented")
+}
+func (UnimplementedModelServiceServer) TapModel(*TapModelRequest, grpc.ServerStreamingServer[TapModelResponse]) error {
+	return status.Error(codes.Unimplemented, "method TapModel not implemented")
 }
 func (UnimplementedModelServiceServer) mustEmbedUnimplementedModelServiceServer() {}
 func (UnimplementedModelServiceServer) testEmbeddedByValue()                      {}
@@ -528,6 +559,17 @@ func _ModelService_SetSettings_Handler(srv interface{}, ctx context.Context, dec
 	return interceptor(ctx, in, info, handler)
 }
 
+func _ModelService_TapModel_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(TapModelRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(ModelServiceServer).TapModel(m, &grpc.GenericServerStream[TapModelRequest, TapModelResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type ModelService_TapModelServer = grpc.ServerStreamingServer[TapModelResponse]
+
 // ModelService_ServiceDesc is the grpc.ServiceDesc for ModelService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -584,6 +626,12 @@ var ModelService_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _ModelService_SetSettings_Handler,
 		},
 	},
-	Streams:  []grpc.StreamDesc{},
+	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "TapModel",
+			Handler:       _ModelService_TapModel_Handler,
+			ServerStreams: true,
+		},
+	},
 	Metadata: "stagemesh/admin/v1/model.proto",
 }

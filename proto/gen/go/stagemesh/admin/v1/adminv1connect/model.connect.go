@@ -64,6 +64,8 @@ const (
 	// ModelServiceSetSettingsProcedure is the fully-qualified name of the ModelService's SetSettings
 	// RPC.
 	ModelServiceSetSettingsProcedure = "/stagemesh.admin.v1.ModelService/SetSettings"
+	// ModelServiceTapModelProcedure is the fully-qualified name of the ModelService's TapModel RPC.
+	ModelServiceTapModelProcedure = "/stagemesh.admin.v1.ModelService/TapModel"
 )
 
 // ModelServiceClient is a client for the stagemesh.admin.v1.ModelService service.
@@ -98,6 +100,10 @@ type ModelServiceClient interface {
 	GetSettings(context.Context, *connect.Request[v1.GetSettingsRequest]) (*connect.Response[v1.GetSettingsResponse], error)
 	// SetSettings replaces the settings of a stage.
 	SetSettings(context.Context, *connect.Request[v1.SetSettingsRequest]) (*connect.Response[v1.SetSettingsResponse], error)
+	// TapModel streams the requests of a model or an alias, with their answers, as they end at the
+	// gateway asked. Only the admin port serves it. A gateway has at most four taps, then OVERLOADED.
+	// Requests that the caller does not read in time are dropped.
+	TapModel(context.Context, *connect.Request[v1.TapModelRequest]) (*connect.ServerStreamForClient[v1.TapModelResponse], error)
 }
 
 // NewModelServiceClient constructs a client for the stagemesh.admin.v1.ModelService service. By
@@ -183,6 +189,12 @@ func NewModelServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			connect.WithSchema(modelServiceMethods.ByName("SetSettings")),
 			connect.WithClientOptions(opts...),
 		),
+		tapModel: connect.NewClient[v1.TapModelRequest, v1.TapModelResponse](
+			httpClient,
+			baseURL+ModelServiceTapModelProcedure,
+			connect.WithSchema(modelServiceMethods.ByName("TapModel")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -200,6 +212,7 @@ type modelServiceClient struct {
 	listAliases     *connect.Client[v1.ListAliasesRequest, v1.ListAliasesResponse]
 	getSettings     *connect.Client[v1.GetSettingsRequest, v1.GetSettingsResponse]
 	setSettings     *connect.Client[v1.SetSettingsRequest, v1.SetSettingsResponse]
+	tapModel        *connect.Client[v1.TapModelRequest, v1.TapModelResponse]
 }
 
 // RegisterModel calls stagemesh.admin.v1.ModelService.RegisterModel.
@@ -262,6 +275,11 @@ func (c *modelServiceClient) SetSettings(ctx context.Context, req *connect.Reque
 	return c.setSettings.CallUnary(ctx, req)
 }
 
+// TapModel calls stagemesh.admin.v1.ModelService.TapModel.
+func (c *modelServiceClient) TapModel(ctx context.Context, req *connect.Request[v1.TapModelRequest]) (*connect.ServerStreamForClient[v1.TapModelResponse], error) {
+	return c.tapModel.CallServerStream(ctx, req)
+}
+
 // ModelServiceHandler is an implementation of the stagemesh.admin.v1.ModelService service.
 type ModelServiceHandler interface {
 	// RegisterModel adds a model. The same model again changes nothing; MODEL_EXISTS where one
@@ -294,6 +312,10 @@ type ModelServiceHandler interface {
 	GetSettings(context.Context, *connect.Request[v1.GetSettingsRequest]) (*connect.Response[v1.GetSettingsResponse], error)
 	// SetSettings replaces the settings of a stage.
 	SetSettings(context.Context, *connect.Request[v1.SetSettingsRequest]) (*connect.Response[v1.SetSettingsResponse], error)
+	// TapModel streams the requests of a model or an alias, with their answers, as they end at the
+	// gateway asked. Only the admin port serves it. A gateway has at most four taps, then OVERLOADED.
+	// Requests that the caller does not read in time are dropped.
+	TapModel(context.Context, *connect.Request[v1.TapModelRequest], *connect.ServerStream[v1.TapModelResponse]) error
 }
 
 // NewModelServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -375,6 +397,12 @@ func NewModelServiceHandler(svc ModelServiceHandler, opts ...connect.HandlerOpti
 		connect.WithSchema(modelServiceMethods.ByName("SetSettings")),
 		connect.WithHandlerOptions(opts...),
 	)
+	modelServiceTapModelHandler := connect.NewServerStreamHandler(
+		ModelServiceTapModelProcedure,
+		svc.TapModel,
+		connect.WithSchema(modelServiceMethods.ByName("TapModel")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/stagemesh.admin.v1.ModelService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case ModelServiceRegisterModelProcedure:
@@ -401,6 +429,8 @@ func NewModelServiceHandler(svc ModelServiceHandler, opts ...connect.HandlerOpti
 			modelServiceGetSettingsHandler.ServeHTTP(w, r)
 		case ModelServiceSetSettingsProcedure:
 			modelServiceSetSettingsHandler.ServeHTTP(w, r)
+		case ModelServiceTapModelProcedure:
+			modelServiceTapModelHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -456,4 +486,8 @@ func (UnimplementedModelServiceHandler) GetSettings(context.Context, *connect.Re
 
 func (UnimplementedModelServiceHandler) SetSettings(context.Context, *connect.Request[v1.SetSettingsRequest]) (*connect.Response[v1.SetSettingsResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("stagemesh.admin.v1.ModelService.SetSettings is not implemented"))
+}
+
+func (UnimplementedModelServiceHandler) TapModel(context.Context, *connect.Request[v1.TapModelRequest], *connect.ServerStream[v1.TapModelResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("stagemesh.admin.v1.ModelService.TapModel is not implemented"))
 }
