@@ -1,7 +1,8 @@
 // Command modelmesh serves 300 models on three hosts that hold a third of them. Reader k reads
 // a handwritten digit and answers (digit + k) mod 10, so that an answer of a wrong model shows.
 // 270 readers are softmax models for a worker in Python, 30 are ONNX files. It sends requests
-// for readers by Zipf's law, prints how the cache did, and ends.
+// for readers by Zipf's law, prints how the cache did, and ends. With the argument switch it moves
+// an alias from reader to reader under load instead.
 package main
 
 import (
@@ -56,7 +57,11 @@ func main() {
 	flag.Parse()
 	ctx, stop := process.SignalContext(context.Background())
 	defer stop()
-	if err := run(ctx, os.Stdout, *requests, *level); err != nil {
+	do := sendZipf
+	if flag.Arg(0) == "switch" {
+		do = switchReaders
+	}
+	if err := run(ctx, os.Stdout, *requests, *level, do); err != nil {
 		fmt.Fprintln(os.Stderr, "modelmesh:", err)
 		os.Exit(1)
 	}
@@ -65,7 +70,10 @@ func main() {
 // errDone ends the mesh after the requests.
 var errDone = errors.New("done")
 
-func run(ctx context.Context, out io.Writer, requests int, level string) error {
+// demo sends requests to the readers and prints what it saw.
+type demo func(ctx context.Context, out io.Writer, c *caller, requests int) error
+
+func run(ctx context.Context, out io.Writer, requests int, level string, do demo) error {
 	folder, err := os.MkdirTemp("", "modelmesh-")
 	if err != nil {
 		return err
@@ -89,14 +97,14 @@ func run(ctx context.Context, out io.Writer, requests int, level string) error {
 		return err
 	}
 	p := stagemesh.Program{File: file, FileSettings: stagemesh.FileSettings{Logger: log}, Ready: func(m *stagemesh.Mesh, ops net.Addr) error {
-		if err := register(ctx, m.AdminURL(), all); err != nil {
+		transport := &http.Transport{}
+		defer transport.CloseIdleConnections()
+		client := &http.Client{Transport: transport}
+		c := &caller{mesh: m, client: client, models: adminv1connect.NewModelServiceClient(client, m.AdminURL()), metrics: "http://" + ops.String() + "/metrics"}
+		if err := c.register(ctx, all...); err != nil {
 			return err
 		}
-		c := &caller{mesh: m}
-		if err := c.send(ctx, requests); err != nil {
-			return err
-		}
-		if err := c.print(ctx, out, "http://"+ops.String()+"/metrics"); err != nil {
+		if err := do(ctx, out, c, requests); err != nil {
 			return err
 		}
 		return errDone
@@ -108,15 +116,12 @@ func run(ctx context.Context, out io.Writer, requests int, level string) error {
 }
 
 // register registers the models by the admin port.
-func register(ctx context.Context, address string, all []*meshv1.Model) error {
-	transport := &http.Transport{}
-	defer transport.CloseIdleConnections()
-	client := adminv1connect.NewModelServiceClient(&http.Client{Transport: transport}, address)
+func (c *caller) register(ctx context.Context, all ...*meshv1.Model) error {
 	for _, m := range all {
-		_, err := client.RegisterModel(ctx, connect.NewRequest(&adminv1.RegisterModelRequest{Model: m}))
+		_, err := c.models.RegisterModel(ctx, connect.NewRequest(&adminv1.RegisterModelRequest{Model: m}))
 		for connect.CodeOf(err) == connect.CodeUnavailable && pause(ctx, time.Second/10) == nil {
 			// The gateway does not know the registry yet.
-			_, err = client.RegisterModel(ctx, connect.NewRequest(&adminv1.RegisterModelRequest{Model: m}))
+			_, err = c.models.RegisterModel(ctx, connect.NewRequest(&adminv1.RegisterModelRequest{Model: m}))
 		}
 		if err != nil {
 			return fmt.Errorf("model %s: %w", m.GetId(), err)
@@ -137,12 +142,16 @@ func pause(ctx context.Context, d time.Duration) error {
 
 // caller asks readers and counts their right answers.
 type caller struct {
-	mesh         *stagemesh.Mesh
+	mesh    *stagemesh.Mesh
+	client  *http.Client
+	models  adminv1connect.ModelServiceClient
+	metrics string // their URL
+
 	asked, right [2]atomic.Int64 // of softmax models, and of networks
 }
 
-// send sends requests to readers that Zipf's law chooses.
-func (c *caller) send(ctx context.Context, requests int) error {
+// sendZipf sends requests to readers that Zipf's law chooses.
+func sendZipf(ctx context.Context, out io.Writer, c *caller, requests int) error {
 	images, err := fs.Glob(digits.FS, "images/*.png")
 	if err != nil {
 		return err
@@ -156,7 +165,10 @@ func (c *caller) send(ctx context.Context, requests int) error {
 		k := int(popular.Uint64()) * 7 % readers
 		calls.Go(func() error { return c.ask(calling, k, images[i%len(images)]) })
 	}
-	return calls.Wait()
+	if err := calls.Wait(); err != nil {
+		return err
+	}
+	return c.print(ctx, out)
 }
 
 // busy are the faults after which a caller tries again.
@@ -164,17 +176,8 @@ var busy = []fault.Reason{fault.CacheFull, fault.ModelLoading, fault.Overloaded}
 
 // ask asks reader k for the digit of an image, again where a host has no room for it yet.
 func (c *caller) ask(ctx context.Context, k int, image string) error {
-	data, err := digits.FS.ReadFile(image)
-	if err != nil {
-		return err
-	}
-	request := &call.Request{
-		Pipeline: stageOf(k),
-		Inputs:   []payload.Part{payload.OfBlob("image", "image/png", data)},
-		Steps:    map[pipeline.StepName]pipeline.StepOptions{"read": {Model: payload.ModelRef{Model: readerID(k)}}},
-	}
 	for {
-		response, err := c.mesh.Infer(ctx, request)
+		answer, err := c.read(ctx, stageOf(k), payload.ModelRef{Model: readerID(k)}, image)
 		if f := fault.From(err); err != nil && slices.Contains(busy, f.Reason) {
 			if err := pause(ctx, f.RetryAfter); err != nil {
 				return err
@@ -183,10 +186,6 @@ func (c *caller) ask(ctx context.Context, k int, image string) error {
 		}
 		if err != nil {
 			return fmt.Errorf("%s: %w", readerID(k), err)
-		}
-		scores, err := response.Outputs[0].Tensor.FP32Values()
-		if err != nil {
-			return err
 		}
 		_, label, _ := strings.Cut(strings.TrimSuffix(path.Base(image), ".png"), "-")
 		digit, err := strconv.Atoi(label)
@@ -198,40 +197,70 @@ func (c *caller) ask(ctx context.Context, k int, image string) error {
 			kind = 1
 		}
 		c.asked[kind].Add(1)
-		if slices.Index(scores, slices.Max(scores)) == (digit+k)%digitCount {
+		if answer == (digit+k)%digitCount {
 			c.right[kind].Add(1)
 		}
 		return nil
 	}
 }
 
-// print prints what was counted, here and by the hosts.
-func (c *caller) print(ctx context.Context, out io.Writer, metrics string) error {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, metrics, http.NoBody)
+// read returns the answer of a reader of the pipeline to an image.
+func (c *caller) read(ctx context.Context, name string, by payload.ModelRef, image string) (int, error) {
+	data, err := digits.FS.ReadFile(image)
 	if err != nil {
-		return err
+		return 0, err
 	}
-	transport := &http.Transport{}
-	defer transport.CloseIdleConnections()
-	response, err := (&http.Client{Transport: transport}).Do(request)
+	response, err := c.mesh.Infer(ctx, &call.Request{
+		Pipeline: name,
+		Inputs:   []payload.Part{payload.OfBlob("image", "image/png", data)},
+		Steps:    map[pipeline.StepName]pipeline.StepOptions{"read": {Model: by}},
+	})
 	if err != nil {
-		return err
+		return 0, err
+	}
+	scores, err := response.Outputs[0].Tensor.FP32Values()
+	if err != nil {
+		return 0, err
+	}
+	return slices.Index(scores, slices.Max(scores)), nil
+}
+
+// sum returns the sums of metrics whose lines begin so.
+func (c *caller) sum(ctx context.Context, prefixes ...string) (map[string]float64, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, c.metrics, http.NoBody)
+	if err != nil {
+		return nil, err
+	}
+	response, err := c.client.Do(request)
+	if err != nil {
+		return nil, err
 	}
 	defer response.Body.Close() //nolint:errcheck // it was only read
 	sums := map[string]float64{}
 	for lines := bufio.NewScanner(response.Body); lines.Scan(); {
-		for _, name := range []string{`_requests_total{result="hit"`, `_requests_total{result="miss"`, `_loads_total{outcome="loaded"`, `_evictions_total{`} {
-			if line := lines.Text(); strings.HasPrefix(line, "stagemesh_stage_model"+name) {
+		for _, prefix := range prefixes {
+			if line := lines.Text(); strings.HasPrefix(line, "stagemesh_"+prefix) {
 				value, _ := strconv.ParseFloat(line[strings.LastIndexByte(line, ' ')+1:], 64)
-				sums[name] += value
+				sums[prefix] += value
 			}
 		}
 	}
-	hits, misses := sums[`_requests_total{result="hit"`], sums[`_requests_total{result="miss"`]
+	return sums, nil
+}
+
+// print prints what was counted, here and by the hosts.
+func (c *caller) print(ctx context.Context, out io.Writer) error {
+	const hit, miss = `stage_model_requests_total{result="hit"`, `stage_model_requests_total{result="miss"`
+	const loaded, evicted = `stage_model_loads_total{outcome="loaded"`, `stage_model_evictions_total{`
+	sums, err := c.sum(ctx, hit, miss, loaded, evicted)
+	if err != nil {
+		return err
+	}
+	hits, misses := sums[hit], sums[miss]
 	fmt.Fprintf(out, "requests   %d\n", c.asked[0].Load()+c.asked[1].Load())
 	fmt.Fprintf(out, "hits       %.0f of %.0f, %.0f %%\n", hits, hits+misses, 100*hits/(hits+misses))
-	fmt.Fprintf(out, "loads      %.0f\n", sums[`_loads_total{outcome="loaded"`])
-	fmt.Fprintf(out, "evictions  %.0f\n", sums[`_evictions_total{`])
+	fmt.Fprintf(out, "loads      %.0f\n", sums[loaded])
+	fmt.Fprintf(out, "evictions  %.0f\n", sums[evicted])
 	for kind, name := range []string{"softmax", "network"} {
 		asked, right := c.asked[kind].Load(), c.right[kind].Load()
 		fmt.Fprintf(out, "%s    %d of %d right: accuracy %.2f\n", name, right, asked, float64(right)/float64(max(1, asked)))

@@ -18,7 +18,7 @@ func TestMain(m *testing.M) {
 func TestReadersAnswerAsThemselves(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
-	if err := run(t.Context(), &out, 400, "error"); err != nil {
+	if err := run(t.Context(), &out, 400, "error", sendZipf); err != nil {
 		t.Fatal(err)
 	}
 	figure := func(pattern string) float64 {
@@ -41,5 +41,25 @@ func TestReadersAnswerAsThemselves(t *testing.T) {
 	// An answer of another model is wrong in nine of ten cases.
 	if softmax, network := figure(`softmax .* accuracy ([\d.]+)$`), figure(`network .* accuracy ([\d.]+)$`); softmax < 0.9 || network < 1 {
 		t.Errorf("the accuracies are\n%s", out.String())
+	}
+}
+
+func TestAliasMovesUnderLoadWithoutFailures(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	if err := run(t.Context(), &out, 1200, "error", switchReaders); err != nil {
+		t.Fatal(err)
+	}
+	for _, line := range []string{
+		`reader-000 +\d+ by reader 0`, `reader-new, which is reader 1 +\d+ by reader 1`,
+		`canary: 10 % to reader-002 +1\d\d by reader 1, ([5-9]|[1-4]\d) by reader 2`,
+		`shadow: 50 % also to reader-011 +\d+ by reader 1`, `shadow: 50 % also to reader-003 +\d+ by reader 1`,
+		// Of 200 each, and of those while the alias changes.
+		`answers of shadows +([5-9]\d|[1-3]\d\d) equal, ([5-9]\d|[1-3]\d\d) different, 0 failed, 0 dropped`,
+		`failed requests +0`,
+	} {
+		if !regexp.MustCompile("(?m)^" + line + "$").Match(out.Bytes()) {
+			t.Errorf("no %s in\n%s", line, out.String())
+		}
 	}
 }
