@@ -51,7 +51,7 @@ func newModels() *cobra.Command {
 				_, err := client.EvictModel(ctx, connect.NewRequest(&adminv1.EvictModelRequest{Id: id}))
 				return err
 			}),
-		newModelsList(), newModelsShow(), newModelsTap())
+		newModelsList(), newModelsShow(), newModelsTap(), newModelsSettings())
 }
 
 // newForEach returns a command that does the same with each of its arguments, and then prints the
@@ -418,6 +418,43 @@ func printTapped(out io.Writer, r *adminv1.TapModelResponse) error {
 	_, err := fmt.Fprintf(out, "%s %s%s %s %s -> %s\n", moment(r.GetAdmittedAt()), visible(r.GetModel()), kind,
 		Milliseconds(r.GetTook().AsDuration()), visible(strings.Join(texts(r.GetInputs(), Render), "  ")), visible(answer))
 	return err
+}
+
+func newModelsSettings() *cobra.Command {
+	var file string
+	settings := &cobra.Command{
+		Use: "settings STAGE", Short: "Show or replace the settings of a stage's models",
+		Long: "Show the settings of a stage that loads models as a line of JSON, or replace them by those of a file, while the stage runs:\n" +
+			"types: which labels a host needs for models of a type (required), and which make it a better choice (preferred).",
+		Example: "  stagemesh models settings score\n  echo 'types: {gpu: {required: [gpu], preferred: [big]}}' >settings.yaml\n  stagemesh models settings score --file settings.yaml",
+		Args:    between(1, 1, "give the name of one STAGE"),
+	}
+	settings.Flags().StringVar(&file, "file", "", "the file that replaces the settings")
+	return askAdmin(settings, func(cmd *cobra.Command, client clients, args []string) error {
+		if file != "" {
+			var in struct {
+				Types map[string]struct {
+					Required  []string `yaml:"required"`
+					Preferred []string `yaml:"preferred"`
+				} `yaml:"types"`
+			}
+			if _, err := config.Load(file, &in); err != nil {
+				return err
+			}
+			wanted := &meshv1.ModelSettings{Types: map[string]*meshv1.TypeConstraint{}}
+			for name, one := range in.Types {
+				wanted.Types[name] = &meshv1.TypeConstraint{Required: one.Required, Preferred: one.Preferred}
+			}
+			if _, err := client.SetSettings(cmd.Context(), connect.NewRequest(&adminv1.SetSettingsRequest{Stage: args[0], Settings: wanted})); err != nil {
+				return err
+			}
+		}
+		answer, err := client.GetSettings(cmd.Context(), connect.NewRequest(&adminv1.GetSettingsRequest{Stage: args[0]}))
+		if err != nil {
+			return err
+		}
+		return printJSON(cmd.OutOrStdout(), answer.Msg.GetSettings())
+	})
 }
 
 func newAliases() *cobra.Command {

@@ -30,6 +30,13 @@ func TestModelsAreRegisteredFromFiles(t *testing.T) {
 	c.shows(c.run("models", "register", "one", "--stage", "echo", "--size", "1MiB", "--option", "k=v"), `^1 model registered, 0 unchanged\n$`)
 	c.shows(c.run("models", "show", "one"), `(?s)^model one: not loaded\n.*options +k=v\n  size +1MiB\n`)
 
+	c.shows(c.run("models", "settings", "echo"), `^{}\n$`)
+	labels := `^{"types": ?{"gpu": ?{"required": ?\["gpu"\], ?"preferred": ?\["big=yes"\]}}}\n$`
+	c.shows(c.run("models", "settings", "echo", "--file", c.file("settings.yaml", "types: {gpu: {required: [gpu], preferred: [big=yes]}}\n")), labels)
+	c.fails("workers", "models", "settings", "echo", "--file", c.file("wrong.yaml", "workers: 2\ntypes: {}\n"))
+	c.fails("settings.types.gpu", "models", "settings", "echo", "--file", c.file("wrong.yaml", "types: {gpu: {required: ['']}}\n"))
+	c.shows(c.run("models", "settings", "echo"), labels)
+
 	c.fails("MODEL_EXISTS", "models", "register", "one", "--stage", "label")
 	c.fails("model.stage", "models", "register", "two")
 	c.fails("--size", "models", "register", "two", "--size", "much")
