@@ -132,6 +132,9 @@ func TestModelsAreServedByNameAndAlias(t *testing.T) {
 			t.Errorf("%s answered %d of %d requests, want about %d", name, got, asked, want)
 		}
 	}
+	if _, err := infer("all", map[pipeline.StepName]pipeline.StepOptions{"score": {Model: payload.ModelRef{Alias: "none"}}}); fault.From(err).Reason != fault.UnknownModel {
+		t.Errorf("a step with an unknown alias: %v", err)
+	}
 	for _, name := range []string{"model:none", "alias:none"} {
 		if _, err := infer(name, nil); fault.From(err).Reason != fault.UnknownModel {
 			t.Errorf("%s: %v", name, err)

@@ -152,7 +152,13 @@ func (s *Service) routeModels(env *envelope.Envelope) (again *shadow, _ *fault.F
 			continue
 		}
 		m, replicas, other, f := s.findModel(hop.Model, env.RequestID)
-		if f != nil || m.Stage != hop.Stage {
+		if f == nil && m.Stage != hop.Stage {
+			f = fault.InField(fault.InvalidRequest, "model", "model %s is one of stage %s", m.ID, m.Stage)
+		}
+		if f != nil && hop.Model.Alias != "" {
+			return nil, f.At(string(hop.Stage), string(hop.Step), "")
+		}
+		if f != nil {
 			continue // it may be a stage that has models of its own
 		}
 		if other != "" && again == nil {
