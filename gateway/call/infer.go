@@ -346,7 +346,7 @@ func (x *call) finish(err error) {
 	}
 	switch {
 	case err != nil && fault.From(err).Reason == fault.DeadlineExceeded:
-		if x.slowestQueue != nil {
+		if x.slowestQueue != nil && !x.request.isShadow {
 			x.service.availability.Late(x.slowestQueue)
 		}
 	case x.progress.isFinal:
