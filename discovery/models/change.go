@@ -210,7 +210,7 @@ func (r *Registry) Unregister(ctx context.Context, id model.ID) error {
 }
 
 func (r *Registry) tryUnregister(ctx context.Context, id model.ID) error {
-	if r.isPointedAt(id) {
+	if _, _, ok := r.Model(id); ok && r.isPointedAt(id) {
 		return inUse(id) // nobody sees a mark that would be taken back
 	}
 	var marked *Model
