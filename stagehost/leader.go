@@ -300,8 +300,8 @@ func (h *Host) moveModels(ctx context.Context) {
 	_ = moves.Wait() // no error
 }
 
-// deleteOwnQueue deletes the host's own queue if no other host takes over what a sender may still
-// put there.
+// deleteOwnQueue deletes the host's own queue if it is empty and no other host takes over what a
+// sender may still put there.
 func (h *Host) deleteOwnQueue() {
 	if h.loader == nil {
 		return
@@ -311,7 +311,15 @@ func (h *Host) deleteOwnQueue() {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), registryTimeout)
 	defer cancel()
-	if err := h.bus.DeleteQueue(ctx, pipeline.HostQueue(h.settings.Stage, h.settings.Host), pipeline.Memory); err != nil {
+	name := pipeline.HostQueue(h.settings.Stage, h.settings.Host)
+	queue, err := h.bus.Queue(ctx, name, pipeline.Memory)
+	if err == nil && queue.Items > 0 {
+		return // the next host of the stage takes it over
+	}
+	if err == nil {
+		err = h.bus.DeleteQueue(ctx, name, pipeline.Memory)
+	}
+	if err != nil {
 		h.settings.Logger.Warn("the host's own queue stays behind", "error", err)
 	}
 }

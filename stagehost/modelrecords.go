@@ -285,7 +285,9 @@ func (s *modelSet) reconcile(now time.Time, id model.ID) {
 	r, state := s.cache.Replica(id), models.StateOf(there, own)
 	isThere := models.HasReplica(there, own)
 	if r != nil {
-		s.cache.Keep(r, state == meshv1.ReplicaState_REPLICA_STATE_LOADED && models.CountLoaded(there) <= m.MinReplicas)
+		// The hosts agree on who keeps it, so that no two evict the last ones at once.
+		rank := models.RankOf(there, own)
+		s.cache.Keep(r, 0 < rank && rank <= m.MinReplicas)
 	}
 	switch {
 	case r != nil && !isThere:

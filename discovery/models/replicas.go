@@ -6,7 +6,7 @@ import (
 	"slices"
 	"time"
 
-	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
@@ -112,6 +112,20 @@ func CountLoaded(r *meshv1.ReplicasRecord) (n int) {
 	return n
 }
 
+// RankOf returns the place of a host among those that have loaded a model, 1 for the first and 0
+// if it has not.
+func RankOf(r *meshv1.ReplicasRecord, host pipeline.HostID) (rank int) {
+	for _, one := range r.GetReplicas() { // sorted by host
+		if one.GetState() != loaded {
+			continue
+		}
+		if rank++; one.GetHost() == string(host) {
+			return rank
+		}
+	}
+	return 0
+}
+
 // HasReplica reports whether a host has a replica, or loads one.
 func HasReplica(r *meshv1.ReplicasRecord, host pipeline.HostID) bool {
 	state := StateOf(r, host)
@@ -171,7 +185,7 @@ func (r *Registry) SetLoaded(ctx context.Context, id model.ID, host pipeline.Hos
 		}
 		setReplica(there, &meshv1.Replica{Host: string(host), State: loaded, Size: SizeToProto(size)}, now)
 		there.LastUse = timestamppb.New(now)
-		if there.Spec = spec; proto.Size(spec) > maxSpec {
+		if there.Spec = spec; len(protojson.Format(spec)) > maxSpec {
 			there.Spec = nil
 		}
 		return true
