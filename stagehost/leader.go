@@ -65,7 +65,7 @@ type leader struct {
 func (h *Host) lead(ctx context.Context) error {
 	l := leader{host: h, deadSince: map[pipeline.HostID]time.Time{}, preloadAt: time.Now().Add(firstPreload)}
 	l.switches.SetLimit(switchesAtOnce)
-	defer l.release()
+	defer func() { l.release(l.of) }()
 	defer l.switches.Wait() //nolint:errcheck // there is none
 	tick := time.NewTicker(leadEvery)
 	defer tick.Stop()
@@ -86,7 +86,7 @@ func (l *leader) tick(ctx context.Context, now time.Time) error {
 	alive, first := l.host.aliveHosts()
 	if since, _ := l.host.members.Stale(); !since.IsZero() || first != l.host.settings.Host {
 		clear(l.deadSince)
-		l.release()
+		l.release(l.of)
 		return nil
 	}
 	l.switchAliases(ctx, now)
@@ -112,8 +112,8 @@ func (l *leader) tick(ctx context.Context, now time.Time) error {
 	slices.Sort(dead)
 	dead = slices.DeleteFunc(slices.Compact(dead), func(host pipeline.HostID) bool { return alive[host] })
 	maps.DeleteFunc(l.deadSince, func(host pipeline.HostID, _ time.Time) bool { return !slices.Contains(dead, host) })
-	if l.adopted != nil && alive[l.of] {
-		l.release()
+	if alive[l.of] {
+		l.release(l.of)
 	}
 	for _, host := range dead {
 		if _, known := l.deadSince[host]; !known {
@@ -226,9 +226,7 @@ func (l *leader) adopt(ctx context.Context, host pipeline.HostID, isForgotten bo
 	name := pipeline.HostQueue(h.settings.Stage, host)
 	queue, err := h.bus.Queue(ctx, name, pipeline.Memory)
 	if errors.Is(err, bus.ErrNoQueue) {
-		if l.of == host {
-			l.release()
-		}
+		l.release(host)
 		return false, nil
 	}
 	if err != nil {
@@ -236,16 +234,14 @@ func (l *leader) adopt(ctx context.Context, host pipeline.HostID, isForgotten bo
 	}
 	// A host that is only unknown to the registry answers; one that hangs does not.
 	if answer, err := h.bus.Alive(ctx, name); answer.Answered || err != nil && !errors.Is(err, bus.ErrNoHost) {
-		if l.of == host && answer.Answered {
-			l.release()
+		if answer.Answered {
+			l.release(host)
 		}
 		return answer.Answered, err
 	}
 	switch {
 	case queue.Items == 0:
-		if l.of == host {
-			l.release()
-		}
+		l.release(host)
 		if isForgotten {
 			return false, h.bus.DeleteQueue(ctx, name, pipeline.Memory)
 		}
@@ -263,9 +259,10 @@ func (l *leader) adopt(ctx context.Context, host pipeline.HostID, isForgotten bo
 	return false, nil
 }
 
-// release ends the pull from an adopted queue. Requests that are on their way return to it.
-func (l *leader) release() {
-	if l.adopted == nil {
+// release ends the pull from the queue of a host, if that is adopted. Requests that are on their
+// way return to it.
+func (l *leader) release(of pipeline.HostID) {
+	if l.adopted == nil || l.of != of {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(l.host.runCtx), pullDrainTimeout)

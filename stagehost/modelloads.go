@@ -167,7 +167,7 @@ func (h *Host) loadModel(ctx context.Context, r *modelcache.Replica, m model.Mod
 		log.Warn("a model is not loaded", "error", e.err)
 		e.unrecorded = registry.SetFailed(ctx, m.ID, own, models.KindLoad, e.err.Error())
 	}
-	h.logUnchanged(m.ID, e.unrecorded)
+	h.logRegistryError(m.ID, e.unrecorded)
 	return e
 }
 
@@ -207,7 +207,7 @@ type modelUnloaded struct {
 func (h *Host) unloadModel(ctx context.Context, r *modelcache.Replica, lastUse time.Time, isRefused bool) event {
 	if !isRefused {
 		err := h.models.RemoveReplica(ctx, r.ID, h.settings.Host, lastUse)
-		h.logUnchanged(r.ID, err)
+		h.logRegistryError(r.ID, err)
 	}
 	err := h.loader.Unload(ctx, r.ID)
 	return &modelUnloaded{replica: r, err: err}

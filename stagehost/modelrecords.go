@@ -322,7 +322,7 @@ func (s *modelSet) change(id model.ID, change func(context.Context) error) {
 		ctx, cancel := context.WithTimeout(h.runCtx, registryTimeout)
 		defer cancel()
 		err := change(ctx)
-		h.logUnchanged(id, err)
+		h.logRegistryError(id, err)
 		h.post(recordChanged{id, err})
 	})
 }
@@ -352,8 +352,8 @@ func (s *modelSet) cacheRecord(now time.Time) *meshv1.CacheRecord {
 	return out
 }
 
-// logUnchanged logs that the registry does not take a change, where that is so.
-func (h *Host) logUnchanged(id model.ID, err error) {
+// logRegistryError logs that the registry does not take a change, where that is so.
+func (h *Host) logRegistryError(id model.ID, err error) {
 	if err != nil {
 		h.settings.Logger.Debug("the registry of models is not changed", "model", id, "error", err)
 	}

@@ -40,7 +40,7 @@ type measurement struct {
 
 // all are the measurements, by name.
 var all = map[string]func(*measurement, context.Context) error{
-	"registered": (*measurement).registered, "loaded": (*measurement).loaded, "cold": (*measurement).cold,
+	"registered": (*measurement).registration, "loaded": (*measurement).throughput, "cold": (*measurement).cold,
 	"hits": (*measurement).hits, "loads": (*measurement).loads, "unload": (*measurement).unload,
 	"burst": (*measurement).burst, "drain": (*measurement).drain, "kill": (*measurement).kill,
 }

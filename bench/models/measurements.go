@@ -27,8 +27,8 @@ const (
 	leavesAfter                = warmup
 )
 
-// registered measures registrations, and the memory of what joins later.
-func (m *measurement) registered(ctx context.Context) error {
+// registration measures registrations, and the memory of what joins later.
+func (m *measurement) registration(ctx context.Context) error {
 	for range m.times {
 		err := m.with(ctx, setup{hosts: 1, room: few}, func(b *mesh, _ []string) error {
 			for round := range 2 {
@@ -60,8 +60,8 @@ func (m *measurement) registered(ctx context.Context) error {
 	return nil
 }
 
-// loaded compares a loaded model with a plain stage, and a mesh of many models with one of few.
-func (m *measurement) loaded(ctx context.Context) error {
+// throughput compares a loaded model with a plain stage, and a mesh of many models with one of few.
+func (m *measurement) throughput(ctx context.Context) error {
 	return m.with(ctx, setup{hosts: 1, room: 2 * few, models: few, isLoaded: true}, func(b *mesh, all []string) error {
 		closed := bench.Settings{Concurrency: 64, Warmup: warmup, Duration: m.duration}
 		alone := closed

@@ -394,7 +394,7 @@ func newModelsTap() *cobra.Command {
 			if asJSON {
 				err = printJSON(cmd.OutOrStdout(), one)
 			} else {
-				err = printTapped(cmd.OutOrStdout(), one)
+				err = printRequest(cmd.OutOrStdout(), one)
 			}
 			if err != nil {
 				return err
@@ -407,7 +407,7 @@ func newModelsTap() *cobra.Command {
 	})
 }
 
-func printTapped(out io.Writer, r *adminv1.TapModelResponse) error {
+func printRequest(out io.Writer, r *adminv1.TapModelResponse) error {
 	kind, answer := "", strings.Join(texts(r.GetOutputs(), Render), "  ")
 	if r.GetShadow() {
 		kind = " (shadow)"

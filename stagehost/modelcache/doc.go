@@ -26,7 +26,8 @@
 // refused after 3 minutes. Live sizes exceed the capacity only if a model is larger than
 // predicted. Then models are evicted, and no load starts until they fit.
 //
-// The model used longest ago is evicted first, never a pinned one, nor one to Keep. A load without items displaces no model used later than its own.
+// The model used longest ago is evicted first, never a pinned one, nor one to Keep. A load
+// without items displaces no model used later than its own.
 // The churn guard lets no load displace a model used less than 10 load times ago. It begins
 // after three loads of the type: earlier it would prevent the loads that it learns from.
 //
@@ -36,8 +37,9 @@
 // # Loads
 //
 // First are the loads that items wait for, by arrival, then the requested ones, the latest use
-// first, which fill at most half of the queue. A queued load that nobody wants is refused. A model that is wanted while its old replica
-// unloads stays queued until that has ended, and delays no other.
+// first, which fill at most half of the queue. A queued load that nobody wants is refused. A
+// model that is wanted while its old replica unloads stays queued until that has ended, and
+// delays no other.
 //
 // RuntimeLost queues the models in use and refuses the others as Lost. A model that was being
 // loaded alone is refused as Crashed. If several were, models load one at a time until one of

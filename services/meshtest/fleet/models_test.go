@@ -115,8 +115,8 @@ func (m *member) statuses() map[string]*adminv1.ModelStatus {
 	return out
 }
 
-// recorded returns the replicas that a gateway shows, loaded or not, as "host model", sorted.
-func (m *member) recorded() (out []string) {
+// replicas returns the replicas that a gateway shows, loaded or not, as "host model", sorted.
+func (m *member) replicas() (out []string) {
 	m.fleet.t.Helper()
 	for name, status := range m.statuses() {
 		for _, r := range status.GetReplicas() {
@@ -206,7 +206,7 @@ func TestModelsStayLoadedWhileHostsLeave(t *testing.T) {
 				t.Errorf("%d requests wait for loads", missed)
 			}
 			testbed.Eventually(t, "the registry has what is loaded", func() bool {
-				return slices.Equal(f.gateways[0].recorded(), loaded(f.hosts[3:]))
+				return slices.Equal(f.gateways[0].replicas(), loaded(f.hosts[3:]))
 			})
 		})
 	}
@@ -429,7 +429,7 @@ func TestModelsSurviveChaos(t *testing.T) {
 	}
 	t.Logf("%d faults, %d answers", count, answers())
 	f.awaitModels(models)
-	testbed.Eventually(t, "the registry has what is loaded", func() bool { return slices.Equal(gateways[0].recorded(), loaded(f.hosts)) })
+	testbed.Eventually(t, "the registry has what is loaded", func() bool { return slices.Equal(gateways[0].replicas(), loaded(f.hosts)) })
 	testbed.Eventually(t, "only queues of hosts exist", func() bool {
 		return !slices.ContainsFunc(f.streamNames(), func(name string) bool {
 			_, host, isOwn := strings.Cut(name, "@")
