@@ -3,6 +3,7 @@ package stagemesh_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"testing"
 
@@ -150,5 +151,84 @@ func TestShadowsAreComparedBesideTheAnswers(t *testing.T) {
 	}
 	if all := counted("equal") + counted("failed") + counted("dropped"); all != 7*asked {
 		t.Errorf("%d were counted, want each of %d", all, 7*asked)
+	}
+}
+
+func TestShadowKeepsModelsOfOtherSteps(t *testing.T) {
+	t.Parallel()
+	meter := &countingMeter{counts: map[string]int64{}}
+	s := stagemesh.Settings{
+		Registry: &meshfile.RegistryConfig{}, Meter: meter,
+		Gateway: gateway.Settings{Aliases: []models.AliasChange{
+			{Name: "shadowed", Route: &meshv1.AliasRoute{Model: "first", Shadow: &meshv1.AliasShadow{Model: "twin", Percent: 100}}},
+			{Name: "split", Route: &meshv1.AliasRoute{Model: "first", Weights: map[string]uint32{"other": 50}}},
+		}},
+	}
+	for id, source := range map[model.ID]string{"first": "a", "twin": "a", "other": "b"} {
+		s.Gateway.Models = append(s.Gateway.Models, model.Model{ID: id, Stage: "score", Source: source, Size: model.Size{Host: 1 << 20}})
+	}
+	m := newMesh(t, s, stagemesh.Stage{
+		Name: "score", Runner: sourceModels(),
+		Config: stagehost.Config{Models: &stagehost.ModelSettings{Capacity: 16 << 20, DefaultSize: 1 << 20}},
+	})
+	if err := m.AddPipeline(pipeline.Pipeline{Name: "two", Steps: []pipeline.Step{
+		{Name: "one", Stage: "score", Model: payload.ModelRef{Alias: "shadowed"}},
+		{Name: "two", Stage: "score", Model: payload.ModelRef{Alias: "split"}},
+	}}); err != nil {
+		t.Fatal(err)
+	}
+	start(t, m)
+	ask := func() error {
+		_, err := m.Infer(t.Context(), &call.Request{Pipeline: "two", Inputs: []payload.Part{payload.OfBlob("", "text/plain", []byte("x"))}})
+		return err
+	}
+	testbed.Eventually(t, "the aliases are there", func() bool { return ask() == nil })
+	const asked = 20
+	for range asked - 1 {
+		if err := ask(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const key = "stagemesh.gateway.shadow_requests result=%s,stage=score"
+	testbed.Eventually(t, "all are counted", func() bool {
+		return meter.count(fmt.Sprintf(key, "equal"))+meter.count(fmt.Sprintf(key, "different")) == asked
+	})
+	if got := meter.count(fmt.Sprintf(key, "different")); got != 0 {
+		t.Errorf("%d of %d answers are different", got, asked)
+	}
+}
+
+func TestShadowThatCannotRunIsDropped(t *testing.T) {
+	t.Parallel()
+	meter := &countingMeter{counts: map[string]int64{}}
+	s := stagemesh.Settings{
+		Registry: &meshfile.RegistryConfig{}, Meter: meter,
+		Gateway: gateway.Settings{Aliases: []models.AliasChange{
+			{Name: "shadowed", Route: &meshv1.AliasRoute{Model: "first", Shadow: &meshv1.AliasShadow{Model: "twin", Percent: 100}}},
+		}},
+	}
+	for _, id := range []model.ID{"first", "twin"} {
+		s.Gateway.Models = append(s.Gateway.Models, model.Model{ID: id, Stage: "score", Source: "a", Size: model.Size{Host: 1 << 20}})
+	}
+	m := newMesh(t, s, stagemesh.Stage{
+		Name: "score", Runner: sourceModels(),
+		Config: stagehost.Config{
+			Models: &stagehost.ModelSettings{Capacity: 16 << 20, DefaultSize: 1 << 20},
+			Queue:  stagehost.QueueSettings{Durabilities: []pipeline.Durability{pipeline.File}},
+		},
+	})
+	start(t, m)
+	testbed.Eventually(t, "the alias is there", func() bool {
+		_, err := m.Infer(t.Context(), &call.Request{
+			Pipeline: "alias:shadowed", Durability: pipeline.File, Inputs: []payload.Part{payload.OfBlob("", "text/plain", []byte("x"))},
+		})
+		return err == nil
+	})
+	const key = "stagemesh.gateway.shadow_requests result=%s,stage=score"
+	testbed.Eventually(t, "the shadow is counted", func() bool {
+		return meter.count(fmt.Sprintf(key, "dropped"))+meter.count(fmt.Sprintf(key, "failed")) == 1
+	})
+	if meter.count(fmt.Sprintf(key, "dropped")) != 1 {
+		t.Error("a shadow that no queue takes counts as failed")
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
-	"maps"
 	"math"
 	"slices"
 	"time"
@@ -13,6 +12,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 
 	"github.com/stagemesh/stagemesh/mesh/envelope"
+	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
@@ -39,7 +39,9 @@ func (s *Service) startShadow(x *call, of *shadow, answer *Response) {
 		return // the answer went to the caller in chunks
 	}
 	again, steps := *x.request, map[pipeline.StepName]pipeline.StepOptions{}
-	maps.Copy(steps, again.Steps)
+	for _, hop := range x.env.Route { // another request may get other models of an alias
+		steps[hop.Step] = pipeline.StepOptions{Parameters: again.Steps[hop.Step].Parameters, Model: hop.Model}
+	}
 	steps[of.step] = pipeline.StepOptions{Parameters: steps[of.step].Parameters, Model: payload.ModelRef{Model: of.model}}
 	again.Steps, again.Timeout = steps, x.env.Deadline.Sub(x.env.AdmittedAt)
 	again.isShadow, again.IdempotencyKey, again.Durability, again.Priority = true, "", pipeline.Memory, -1
@@ -50,7 +52,7 @@ func (s *Service) startShadow(x *call, of *shadow, answer *Response) {
 			defer s.shadowBytes.Release(size)
 			got, f := s.infer(WithTenant(ctx, tenant), &again, nil, time.Now(), nil, envelope.Trace{})
 			switch {
-			case ctx.Err() != nil:
+			case ctx.Err() != nil, f != nil && didNotRun(f.Reason):
 			case f != nil:
 				result = "failed"
 			case sameOutputs(answer.Outputs, got.Outputs):
@@ -64,6 +66,16 @@ func (s *Service) startShadow(x *call, of *shadow, answer *Response) {
 		s.shadowBytes.Release(size)
 	}
 	s.metrics.shadow(of, result)
+}
+
+// didNotRun reports whether the mesh could not run a request, which says nothing of its model.
+func didNotRun(r fault.Reason) bool {
+	switch r {
+	case fault.NotSupported, fault.UnknownPipeline, fault.UnknownModel, fault.NoCapacity, fault.ModelLoading, fault.CacheFull,
+		fault.BrokerUnavailable, fault.RegistryUnavailable, fault.QueueLost, fault.QueueFull, fault.Overloaded, fault.ShuttingDown:
+		return true
+	}
+	return false
 }
 
 func (m *metrics) shadow(of *shadow, result string) {
@@ -93,7 +105,11 @@ var tolerances = map[tensor.Datatype]struct {
 }{
 	tensor.FP16: {1e-3, 1e-5, func(raw []byte) float64 {
 		bits := uint32(binary.LittleEndian.Uint16(raw))
-		return float64(math.Float32frombits(bits&0x8000<<16|bits&0x7fff<<13)) * 0x1p112 // the difference of the exponents' biases
+		wide := bits&0x8000<<16 | bits&0x7fff<<13
+		if bits&0x7c00 == 0x7c00 { // infinite, or not a number
+			return float64(math.Float32frombits(wide | 0x7f800000))
+		}
+		return float64(math.Float32frombits(wide)) * 0x1p112 // the difference of the exponents' biases
 	}},
 	tensor.BF16: {1.6e-2, 1e-5, func(raw []byte) float64 {
 		return float64(math.Float32frombits(uint32(binary.LittleEndian.Uint16(raw)) << 16))

@@ -53,6 +53,11 @@ func TestOutputsOfShadowsAreCompared(t *testing.T) {
 		"halves apart":         {[]payload.Part{half(0x3c00)}, []payload.Part{half(0x3c03)}, false},
 		"halves of two signs":  {[]payload.Part{half(0x3c00)}, []payload.Part{half(0xbc00)}, false},
 		"subnormal halves":     {[]payload.Part{half(0x0001)}, []payload.Part{half(0x8001)}, true},
+		"infinite half":        {[]payload.Part{half(0x7c00)}, []payload.Part{half(0x7bff)}, false}, // and 65504
+		"infinite halves":      {[]payload.Part{half(0xfc00)}, []payload.Part{half(0xfc00)}, true},
+		"half that is none":    {[]payload.Part{half(0x7e00)}, []payload.Part{half(0x7fff)}, true},
+		"none for a half":      {[]payload.Part{half(0x7bff)}, []payload.Part{half(0x7e00)}, false},
+		"infinite brain float": {[]payload.Part{raw(tensor.BF16, 0x80, 0x7f)}, []payload.Part{raw(tensor.BF16, 0x7f, 0x7f)}, false},
 		"close brain floats":   {[]payload.Part{raw(tensor.BF16, 0x80, 0x3f)}, []payload.Part{raw(tensor.BF16, 0x81, 0x3f)}, true},
 		"brain floats apart":   {[]payload.Part{raw(tensor.BF16, 0x80, 0x3f)}, []payload.Part{raw(tensor.BF16, 0x84, 0x3f)}, false},
 		"close doubles":        {[]payload.Part{double(1)}, []payload.Part{double(1 + 1e-8)}, true},
