@@ -52,7 +52,10 @@ func (s *Service) infer(ctx context.Context, r *Request, emit func(Chunk) error,
 		}
 		defer s.release(r)
 	}
-	id := pipeline.RequestID(uuid.Must(uuid.NewV7()).String())
+	id := r.ID
+	if id == "" {
+		id = pipeline.RequestID(uuid.Must(uuid.NewV7()).String())
+	}
 	p, f := s.Resolve(r.Pipeline, r.ByModel)
 	if f != nil {
 		return nil, s.reject(id, r, f, span, begin)
@@ -237,11 +240,10 @@ func (s *Service) awaitCapacity(ctx context.Context, x *call) (f *fault.Fault) {
 	if f == nil {
 		f = s.checkClock() // the broker has just reported a queue, and its time
 	}
-	if f == nil && x.env.Durability == pipeline.File {
-		f = s.resultsStream.ensure(ctx)
-	}
 	if f == nil && x.env.StoresResult() {
-		f = s.checkResultSpace(ctx)
+		if f = s.resultsStream.ensure(ctx); f == nil {
+			f = s.checkResultSpace(ctx)
+		}
 	}
 	return f
 }

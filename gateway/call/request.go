@@ -42,6 +42,10 @@ type Request struct {
 	// route has no capacity for it; nil means the pipeline's option.
 	WaitForCapacity *bool
 	Metadata        map[string]string
+	// ID is the request's, which is new; empty means that the service mints one. StoreResult has
+	// the result stored, also without a key, so that Result returns it.
+	ID          pipeline.RequestID
+	StoreResult bool
 	// Outputs are the names to return; empty means all.
 	Outputs []string
 	// Passthrough is true for a gRPC call that is passed on to a model server. Only its input may
@@ -148,6 +152,7 @@ func (s *Service) check(id pipeline.RequestID, r *Request, p *pipeline.Pipeline,
 		Durability:     durability,
 		Priority:       r.Priority,
 		IdempotencyKey: r.IdempotencyKey,
+		StoreResult:    r.StoreResult,
 		Metadata:       r.Metadata,
 		Parts:          r.Inputs,
 	}, nil

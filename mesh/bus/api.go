@@ -122,11 +122,17 @@ func isStreamNotFound(answer []byte) bool {
 
 // StoredMessage is a message that a stream holds.
 type StoredMessage struct {
-	Seq  uint64
-	Data []byte
+	Seq     uint64
+	Subject string
+	// At is when the broker stored it.
+	At     time.Time
+	Header nats.Header
+	Data   []byte
 }
 
 const (
+	subjectHeader  = "Nats-Subject"
+	timeHeader     = "Nats-Time-Stamp"
 	statusNotFound = "404"
 	sequenceHeader = "Nats-Sequence"
 )
@@ -134,7 +140,22 @@ const (
 // Last returns the last message of a subject in a stream that allows direct
 // reads: nil where there is none, ErrNoQueue where there is no stream.
 func (b *Bus) Last(ctx context.Context, stream, subject string) (*StoredMessage, error) {
-	msg, err := b.request(ctx, "$JS.API.DIRECT.GET."+stream+"."+subject, nil)
+	return b.read(ctx, stream, "$JS.API.DIRECT.GET."+stream+"."+subject, nil)
+}
+
+// At is Last of the message at a sequence number.
+func (b *Bus) At(ctx context.Context, stream string, seq uint64) (*StoredMessage, error) {
+	return b.read(ctx, stream, "$JS.API.DIRECT.GET."+stream, fmt.Appendf(nil, `{"seq":%d}`, seq))
+}
+
+// Next is Last of the first message of a subject, which may have wildcards, from a sequence
+// number on.
+func (b *Bus) Next(ctx context.Context, stream, subject string, from uint64) (*StoredMessage, error) {
+	return b.read(ctx, stream, "$JS.API.DIRECT.GET."+stream, fmt.Appendf(nil, `{"seq":%d,"next_by_subj":%q}`, from, subject))
+}
+
+func (b *Bus) read(ctx context.Context, stream, subject string, question []byte) (*StoredMessage, error) {
+	msg, err := b.request(ctx, subject, question)
 	if err != nil {
 		return nil, err
 	}
@@ -152,7 +173,9 @@ func (b *Bus) Last(ctx context.Context, stream, subject string) (*StoredMessage,
 	if err != nil {
 		return nil, fmt.Errorf("%w: %s of stream %s has no place: %w", ErrUnknown, subject, stream, err)
 	}
-	return &StoredMessage{Seq: seq, Data: msg.Data}, nil
+	out := &StoredMessage{Seq: seq, Subject: msg.Header.Get(subjectHeader), Header: msg.Header, Data: msg.Data}
+	out.At, _ = time.Parse(time.RFC3339Nano, msg.Header.Get(timeHeader))
+	return out, nil
 }
 
 // StoredResult returns the bytes of a request's stored result: nil where there is
@@ -222,7 +245,7 @@ func (b *Bus) DeleteQueued(ctx context.Context, m Message, seq uint64) (bool, er
 	if err != nil {
 		return false, err
 	}
-	return b.delete(ctx, m.stream, seq)
+	return b.Delete(ctx, m.stream, seq)
 }
 
 // apiMessage is a message in an answer of the JetStream API.
@@ -242,8 +265,8 @@ func (b *Bus) messageAt(ctx context.Context, stream string, seq uint64) (apiMess
 	return answer.Message, err
 }
 
-// delete removes a message from a stream, and reports whether it was there.
-func (b *Bus) delete(ctx context.Context, stream string, seq uint64) (bool, error) {
+// Delete removes a message from a stream, and reports whether it was there.
+func (b *Bus) Delete(ctx context.Context, stream string, seq uint64) (bool, error) {
 	var answer struct {
 		Success bool `json:"success"`
 	}
@@ -304,6 +327,6 @@ func (b *Bus) fetchExhausted(stream string, advisory []byte) (Exhausted, error) 
 
 // Remove deletes an exhausted item from its queue.
 func (b *Bus) Remove(ctx context.Context, g Exhausted) error {
-	_, err := b.delete(ctx, g.stream, g.seq)
+	_, err := b.Delete(ctx, g.stream, g.seq)
 	return err
 }

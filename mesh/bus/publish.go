@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"strconv"
 	"strings"
 	"sync"
@@ -15,6 +16,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"google.golang.org/protobuf/proto"
 
+	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
 	"github.com/stagemesh/stagemesh/mesh/envelope"
@@ -32,6 +34,7 @@ type Message struct {
 	// the one at expectedLastSeq; 0 means that the subject has none.
 	conditional     bool
 	expectedLastSeq uint64
+	header          nats.Header
 	data            []byte
 	// missing is the error where no subscriber takes messages for the subject.
 	missing error
@@ -93,6 +96,85 @@ func (b *Bus) Claim(key string, c *envelope.Claim, after uint64) (Message, error
 	}, err
 }
 
+// JobHeader is what orders a job in its queue, and its size.
+type JobHeader struct {
+	Deadline time.Time
+	Priority int32
+	// Tokens are what the job may use of a language model; 0 where that is not known.
+	Tokens int64
+	// Size is the job's, in bytes.
+	Size int64
+}
+
+const (
+	jobDeadlineHeader = "Job-Deadline"
+	jobPriorityHeader = "Job-Priority"
+	jobTokensHeader   = "Job-Tokens"
+)
+
+func (h JobHeader) encode() nats.Header {
+	out := nats.Header{jobDeadlineHeader: {strconv.FormatInt(h.Deadline.UnixNano(), 10)}}
+	if h.Priority != 0 {
+		out[jobPriorityHeader] = []string{strconv.Itoa(int(h.Priority))}
+	}
+	if h.Tokens != 0 {
+		out[jobTokensHeader] = []string{strconv.FormatInt(h.Tokens, 10)}
+	}
+	return out
+}
+
+// DecodeJobHeader reads the header of a job's message; false where it is none.
+func DecodeJobHeader(h nats.Header) (out JobHeader, ok bool) {
+	number := func(name string) int64 {
+		n, _ := strconv.ParseInt(h.Get(name), 10, 64)
+		return n
+	}
+	deadline := number(jobDeadlineHeader)
+	out = JobHeader{Deadline: time.Unix(0, deadline), Priority: int32(number(jobPriorityHeader)), Tokens: max(0, number(jobTokensHeader)), Size: number(nats.MsgSize)}
+	return out, deadline > 0
+}
+
+// stateHeader is the state of a job's record, so that readers can leave out the ends.
+const stateHeader = "Job-State"
+
+// Job returns the message that puts a job into its queue, unless it is there.
+func (b *Bus) Job(id pipeline.JobID, tenant string, h JobHeader, job proto.Message) (Message, error) {
+	m, err := b.stored(b.Subjects.Job(id, tenant), b.JobStream(id.Queue), 0, job)
+	m.header = h.encode()
+	return m, err
+}
+
+// JobRecord returns the message that makes r the record of a job, while its record is the one
+// at sequence number after; 0 means that there is none.
+func (b *Bus) JobRecord(id pipeline.JobID, tenant string, after uint64, r *meshv1.JobRecord) (Message, error) {
+	m, err := b.stored(b.Subjects.JobRecord(id, tenant), b.JobRecordStream(), after, r)
+	m.header = nats.Header{stateHeader: {strconv.Itoa(int(r.GetJob().GetState()))}}
+	return m, err
+}
+
+// RecordState returns the state that the header of a record has.
+func RecordState(h nats.Header) inferencev1.JobState {
+	n, _ := strconv.Atoi(h.Get(stateHeader))
+	return inferencev1.JobState(n)
+}
+
+// JobControl returns the message that sets a value that dispatchers share, while the value is
+// the one at sequence number after; 0 means that there is none.
+func (b *Bus) JobControl(kind, name string, after uint64, value []byte) Message {
+	return Message{subject: b.Subjects.JobControl(kind, name), stream: b.JobControlStream(), conditional: true, expectedLastSeq: after, data: value, missing: ErrNoQueue}
+}
+
+func (b *Bus) stored(subject, stream string, after uint64, m proto.Message) (Message, error) {
+	data, err := b.encode(protoMessage{m})
+	return Message{subject: subject, stream: stream, conditional: true, expectedLastSeq: after, data: data, missing: ErrNoQueue}, err
+}
+
+// protoMessage encodes a message of the contract.
+type protoMessage struct{ proto.Message }
+
+// Encode returns its bytes.
+func (m protoMessage) Encode() ([]byte, error) { return proto.Marshal(m.Message) }
+
 // DeadLetter returns the message that stores a dead letter about a delivery. Its
 // deduplication id is the delivery's, so a repeated one is not stored twice.
 func (b *Bus) DeadLetter(d *envelope.DeadLetter, of Delivery) (Message, error) {
@@ -121,6 +203,7 @@ func (b *Bus) Publish(m Message, done func(Receipt, error)) {
 		msg.Header = nats.Header{nats.MsgIdHdr: []string{m.id}}
 	case m.conditional:
 		msg.Header = nats.Header{nats.ExpectedLastSubjSeqHdr: []string{strconv.FormatUint(m.expectedLastSeq, 10)}}
+		maps.Copy(msg.Header, m.header)
 	}
 	b.requests.send(msg, func(answer *nats.Msg, err error) {
 		switch {

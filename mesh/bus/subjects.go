@@ -117,6 +117,74 @@ func (s Subjects) runRecord(execution, position string) string {
 // RunRecordStream is the name of the stream that holds them.
 func (s Subjects) RunRecordStream() string { return string(s.mesh) + "_starts" }
 
+// Job is the subject of a job in its queue.
+func (s Subjects) Job(id pipeline.JobID, tenant string) string {
+	return s.jobSubject("job", string(id.Queue), tenantToken(tenant), id.UUID.String())
+}
+
+// Jobs matches all jobs of a queue, of one tenant or, for "*", of all.
+func (s Subjects) Jobs(queue pipeline.QueueName, tenant string) string {
+	return s.jobSubject("job", string(queue), tenantToken(tenant), "*")
+}
+
+// JobStream is the name of the stream that is a queue of jobs.
+func (s Subjects) JobStream(queue pipeline.QueueName) string {
+	return string(s.mesh) + "_job_queue_" + string(queue)
+}
+
+// JobRecord is the subject of what became of a job.
+func (s Subjects) JobRecord(id pipeline.JobID, tenant string) string {
+	return s.jobSubject("jobrecord", string(id.Queue), tenantToken(tenant), id.UUID.String())
+}
+
+// JobRecords matches the records of a queue's jobs, of one tenant or all; "*" is any queue.
+func (s Subjects) JobRecords(queue pipeline.QueueName, tenant string) string {
+	return s.jobSubject("jobrecord", string(queue), tenantToken(tenant), "*")
+}
+
+// JobRecordStream is the name of the stream that holds them.
+func (s Subjects) JobRecordStream() string { return string(s.mesh) + "_job_records" }
+
+// JobOf returns the job and the tenant of a subject of Job or JobRecord.
+func (s Subjects) JobOf(subject string) (id pipeline.JobID, tenant string, ok bool) {
+	tokens := strings.Split(subject, ".")
+	const queue, of, uuid, count = 2, 3, 4, 5
+	if len(tokens) != count {
+		return pipeline.JobID{}, "", false
+	}
+	id, err := pipeline.ParseJobID(tokens[queue] + "." + tokens[uuid])
+	return id, strings.TrimPrefix(tokens[of], noTenant), err == nil
+}
+
+// JobCancel is the subject on which gateways say that a job was cancelled.
+func (s Subjects) JobCancel() string { return string(s.mesh) + ".jobcancel" }
+
+// Pools is the subject on which dispatchers answer about the pools that they own.
+func (s Subjects) Pools() string { return string(s.mesh) + ".pools" }
+
+// JobControl is the subject of a value that dispatchers share, such as the lease of a pool;
+// "*" matches any.
+func (s Subjects) JobControl(kind, name string) string {
+	return string(s.mesh) + ".jobcontrol." + kind + "." + name
+}
+
+// JobControlStream is the name of the stream that holds them.
+func (s Subjects) JobControlStream() string { return string(s.mesh) + "_job_control" }
+
+func (s Subjects) jobSubject(kind, queue, tenant, id string) string {
+	return string(s.mesh) + "." + kind + "." + queue + "." + tenant + "." + id
+}
+
+// noTenant is the token of callers without a tenant, which no tenant's name is.
+const noTenant = "_"
+
+func tenantToken(tenant string) string {
+	if tenant == "" {
+		return noTenant
+	}
+	return tenant
+}
+
 // DeadLetterSubject is the subject of a stage's dead letters.
 func (s Subjects) DeadLetterSubject(stage pipeline.StageName) string {
 	return string(s.mesh) + ".dead." + string(stage)

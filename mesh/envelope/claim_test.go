@@ -86,18 +86,20 @@ func TestMeaninglessClaimIsRejected(t *testing.T) {
 	}
 }
 
-func TestDurableAndIdempotentResultsAreStored(t *testing.T) {
+func TestDurableAndIdempotentResultsAndThoseOfJobsAreStored(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		durability pipeline.Durability
 		key        string
+		isOfJob    bool
 		want       bool
 	}{
-		{pipeline.Memory, "", false}, {pipeline.Memory, "key", true}, {pipeline.File, "", true}, {pipeline.File, "key", true},
+		{pipeline.Memory, "", false, false}, {pipeline.Memory, "key", false, true}, {pipeline.Memory, "", true, true},
+		{pipeline.File, "", false, true}, {pipeline.File, "key", false, true},
 	} {
-		e := envelope.Envelope{Durability: test.durability, IdempotencyKey: test.key}
+		e := envelope.Envelope{Durability: test.durability, IdempotencyKey: test.key, StoreResult: test.isOfJob}
 		if got := e.StoresResult(); got != test.want {
-			t.Errorf("%s, %q: %t", test.durability, test.key, got)
+			t.Errorf("%s, %q, %t: %t", test.durability, test.key, test.isOfJob, got)
 		}
 	}
 }

@@ -148,6 +148,7 @@ func drawEnvelope(t *rapid.T) *envelope.Envelope {
 		Timings:        drawTimings(t),
 		LocalAttempts:  rapid.Uint32().Draw(t, "local attempts"),
 		LocalCrash:     rapid.Bool().Draw(t, "local crash"),
+		StoreResult:    rapid.Bool().Draw(t, "store result"),
 	}
 }
 

@@ -56,6 +56,8 @@ type Envelope struct {
 	Durability     pipeline.Durability
 	Priority       int32
 	IdempotencyKey string
+	// StoreResult asks for what StoresResult reports, also without a key.
+	StoreResult bool
 	// TakesChunks is true where the caller takes chunks before the final reply.
 	TakesChunks bool
 
@@ -172,10 +174,10 @@ func (e *Envelope) TimeoutText() string {
 }
 
 // StoresResult reports whether the request's result is stored before the reply:
-// that of a durable request, and of one with an idempotency key, which other calls
-// may share.
+// that of a durable request, of an attempt of a job, and of one with an idempotency key,
+// which other calls may share.
 func (e *Envelope) StoresResult() bool {
-	return e.Durability == pipeline.File || e.IdempotencyKey != ""
+	return e.Durability == pipeline.File || e.IdempotencyKey != "" || e.StoreResult
 }
 
 // MsgID is the broker's deduplication id: the same for every publish of one
@@ -331,6 +333,7 @@ func (e *envelopeCoder) code(c *wire.Coder) {
 	c.Bool(25, &e.TakesChunks)
 	wire.Varint(c, 26, &e.LocalAttempts)
 	c.Bool(27, &e.LocalCrash)
+	c.Bool(28, &e.StoreResult)
 }
 
 // checkReserved rejects a reserved field that is malformed; no sender writes one yet.

@@ -21,6 +21,8 @@ type (
 	HostID string
 	// GatewayID names one running gateway process.
 	GatewayID string
+	// QueueName names a queue of jobs.
+	QueueName string
 	// RequestID identifies a request to its caller.
 	RequestID string
 	// ExecutionID is one run of a request through its route.

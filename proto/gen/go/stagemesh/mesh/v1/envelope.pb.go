@@ -141,7 +141,9 @@ type Envelope struct {
 	// Hosts of the stage that got the item in memory before it was published.
 	LocalAttempts uint32 `protobuf:"varint,26,opt,name=local_attempts,json=localAttempts,proto3" json:"local_attempts,omitempty"`
 	// A process crashed there that ran the item.
-	LocalCrash    bool `protobuf:"varint,27,opt,name=local_crash,json=localCrash,proto3" json:"local_crash,omitempty"`
+	LocalCrash bool `protobuf:"varint,27,opt,name=local_crash,json=localCrash,proto3" json:"local_crash,omitempty"`
+	// The final reply is stored, as that of a durable request.
+	StoreResult   bool `protobuf:"varint,28,opt,name=store_result,json=storeResult,proto3" json:"store_result,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -361,6 +363,13 @@ func (x *Envelope) GetLocalAttempts() uint32 {
 func (x *Envelope) GetLocalCrash() bool {
 	if x != nil {
 		return x.LocalCrash
+	}
+	return false
+}
+
+func (x *Envelope) GetStoreResult() bool {
+	if x != nil {
+		return x.StoreResult
 	}
 	return false
 }
@@ -1048,7 +1057,7 @@ var File_stagemesh_mesh_v1_envelope_proto protoreflect.FileDescriptor
 
 const file_stagemesh_mesh_v1_envelope_proto_rawDesc = "" +
 	"\n" +
-	" stagemesh/mesh/v1/envelope.proto\x12\x11stagemesh.mesh.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a$stagemesh/inference/v1/payload.proto\x1a\x1dstagemesh/mesh/v1/fault.proto\"\x95\n" +
+	" stagemesh/mesh/v1/envelope.proto\x12\x11stagemesh.mesh.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a$stagemesh/inference/v1/payload.proto\x1a\x1dstagemesh/mesh/v1/fault.proto\"\xb8\n" +
 	"\n" +
 	"\bEnvelope\x12\x12\n" +
 	"\x04mesh\x18\x01 \x01(\tR\x04mesh\x12\x16\n" +
@@ -1085,7 +1094,8 @@ const file_stagemesh_mesh_v1_envelope_proto_rawDesc = "" +
 	"\ftakes_chunks\x18\x19 \x01(\bR\vtakesChunks\x12%\n" +
 	"\x0elocal_attempts\x18\x1a \x01(\rR\rlocalAttempts\x12\x1f\n" +
 	"\vlocal_crash\x18\x1b \x01(\bR\n" +
-	"localCrash\x1a?\n" +
+	"localCrash\x12!\n" +
+	"\fstore_result\x18\x1c \x01(\bR\vstoreResult\x1a?\n" +
 	"\x11TraceContextEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a;\n" +

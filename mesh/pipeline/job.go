@@ -1,0 +1,55 @@
+package pipeline
+
+import (
+	"errors"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+// JobID identifies a job: its queue, and a UUID, which is the job's alone. A tenant's jobs are
+// known to that tenant only.
+type JobID struct {
+	Queue QueueName
+	UUID  uuid.UUID
+}
+
+// NewJobID returns the ID of a new job.
+func NewJobID(queue QueueName) JobID { return JobID{Queue: queue, UUID: uuid.Must(uuid.NewV7())} }
+
+// KeyedJobID returns the ID of the tenant's job with that idempotency key.
+func KeyedJobID(queue QueueName, tenant, key string) JobID {
+	return JobID{Queue: queue, UUID: uuid.NewSHA1(uuid.NewSHA1(uuid.NameSpaceOID, []byte(string(queue)+" "+tenant)), []byte(key))}
+}
+
+var errJobID = errors.New("a job's ID is its queue, a dot and a UUID, such as nightly.0192d3f4-1c2a-7000-8000-000000000000")
+
+// ParseJobID reads the ID of a job.
+func ParseJobID(s string) (JobID, error) {
+	queue, text, ok := strings.Cut(s, ".")
+	id, err := uuid.Parse(text)
+	if !ok || err != nil || id.String() != text || !validName(queue) {
+		return JobID{}, errJobID
+	}
+	return JobID{Queue: QueueName(queue), UUID: id}, nil
+}
+
+// String returns the ID as callers know it.
+func (id JobID) String() string { return string(id.Queue) + "." + id.UUID.String() }
+
+// Request returns the ID of the request that an attempt of the job makes in a mesh. It differs
+// for each attempt.
+func (id JobID) Request(attempt uint32) RequestID {
+	return RequestID(uuid.NewSHA1(id.UUID, []byte{byte(attempt >> 24), byte(attempt >> 16), byte(attempt >> 8), byte(attempt)}).String())
+}
+
+// MintedAt returns when the ID was minted, and false for one with an idempotency key.
+func (id JobID) MintedAt() (at time.Time, ok bool) {
+	const v7 = 7
+	if id.UUID.Version() != v7 {
+		return time.Time{}, false
+	}
+	seconds, nanos := id.UUID.Time().UnixTime()
+	return time.Unix(seconds, nanos), true
+}
