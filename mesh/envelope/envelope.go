@@ -469,6 +469,25 @@ func (t StepTiming) ToProto() *inferencev1.StepTiming {
 	}
 }
 
+// TimingFromProto converts a timing from its protobuf message.
+func TimingFromProto(t *inferencev1.StepTiming) StepTiming {
+	return StepTiming{
+		Step:      pipeline.StepName(t.GetStep()),
+		Stage:     pipeline.StageName(t.GetStage()),
+		Host:      pipeline.HostID(t.GetHost()),
+		Attempt:   t.GetAttempt(),
+		Arrival:   t.GetArrival().AsDuration(),
+		QueueWait: t.GetQueueWait().AsDuration(),
+		BatchWait: t.GetBatchWait().AsDuration(),
+		ModelWait: t.GetModelWait().AsDuration(),
+		Run:       t.GetRun().AsDuration(),
+		BatchSize: t.GetBatchSize(),
+		BatchRows: t.GetBatchRows(),
+		Dispatch:  t.GetDispatchReason(),
+		Local:     t.GetLocal(),
+	}
+}
+
 // modelWait returns nil where the item did not wait for a model.
 func (t StepTiming) modelWait() *durationpb.Duration {
 	if t.ModelWait == 0 {

@@ -3,10 +3,6 @@ package port
 import (
 	"context"
 	"errors"
-	"fmt"
-	"time"
-
-	"google.golang.org/protobuf/types/known/durationpb"
 
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 
@@ -47,11 +43,11 @@ func (s *rpc) infer(ctx context.Context, c *transport.Call, in *inferencev1.Infe
 		return nil, err
 	}
 	setHeaders(c, out)
-	return response(out), nil
+	return out.ToProto(), nil
 }
 
 func (s *rpc) getResult(ctx context.Context, c *transport.Call, in *inferencev1.GetResultRequest) (*inferencev1.GetResultResponse, error) {
-	wait, err := duration("wait", in.GetWait())
+	wait, err := call.DurationFromProto("wait", in.GetWait())
 	if err != nil {
 		return nil, err
 	}
@@ -64,7 +60,7 @@ func (s *rpc) getResult(ctx context.Context, c *transport.Call, in *inferencev1.
 		return nil, err
 	}
 	setHeaders(c, out)
-	return &inferencev1.GetResultResponse{Result: response(out)}, nil
+	return &inferencev1.GetResultResponse{Result: out.ToProto()}, nil
 }
 
 // setHeaders sets the headers of a unary response. The message has the timeline, so only the
@@ -148,7 +144,7 @@ func (s *stream) sendFinal(r *call.Response) error {
 	}
 	s.call.SetTrailer(transport.HeaderRequestID, r.RequestID)
 	return s.sendMessage(&inferencev1.InferStreamResponse{
-		Message: &inferencev1.InferStreamResponse_Final{Final: response(r)},
+		Message: &inferencev1.InferStreamResponse_Final{Final: r.ToProto()},
 	})
 }
 
@@ -162,107 +158,11 @@ func (s *stream) sendMessage(m *inferencev1.InferStreamResponse) error {
 
 // request converts the message of Infer and InferStream, or returns why it is not valid.
 func request(ctx context.Context, c *transport.Call, in *inferencev1.InferRequest) (*call.Request, error) {
-	out := &call.Request{
-		Pipeline:        in.GetPipeline(),
-		IdempotencyKey:  in.GetIdempotencyKey(),
-		Priority:        in.GetPriority(),
-		Metadata:        in.GetMetadata(),
-		Outputs:         in.GetOutputs(),
-		WaitForCapacity: in.WaitForCapacity,
-		Trace:           c.Trace,
-		Origin:          c.Origin,
-	}
-	var err error
-	if out.Inputs, err = payload.FromProto("inputs", in.GetInputs()); err != nil {
+	out, err := call.RequestFromProto(in)
+	if err != nil {
 		return nil, err
 	}
-	if out.Parameters, err = parameters("parameters", in.GetParameters()); err != nil {
-		return nil, err
-	}
-	if out.Steps, err = steps(in.GetSteps()); err != nil {
-		return nil, err
-	}
-	if out.Durability, err = pipeline.DurabilityFromProto(in.GetDurability()); err != nil {
-		return nil, transport.InvalidField("durability", err)
-	}
-	if out.Timeout, err = duration("timeout", in.GetTimeout()); err != nil {
-		return nil, err
-	}
+	out.Trace, out.Origin = c.Trace, c.Origin
 	out.Timeout, err = transport.EarlierTimeout(ctx, out.Timeout)
 	return out, err
-}
-
-func steps(in map[string]*inferencev1.StepOptions) (map[pipeline.StepName]pipeline.StepOptions, error) {
-	if len(in) == 0 {
-		return nil, nil
-	}
-	out := make(map[pipeline.StepName]pipeline.StepOptions, len(in))
-	for name, options := range in {
-		params, err := parameters(fmt.Sprintf("steps.%.*s.parameters", maxQuoted, name), options.GetParameters())
-		if err != nil {
-			return nil, err
-		}
-		out[pipeline.StepName(name)] = pipeline.StepOptions{Model: payload.ModelFromProto(options.GetModel()), Parameters: params}
-	}
-	return out, nil
-}
-
-func parameters(field string, in map[string]*inferencev1.Value) (payload.Parameters, error) {
-	out, err := payload.ParametersFromProto(in)
-	if err != nil {
-		return nil, transport.InvalidField(field, err)
-	}
-	return out, nil
-}
-
-// duration converts an optional duration, 0 where there is none. The Caller rejects negative
-// ones.
-func duration(field string, in *durationpb.Duration) (time.Duration, error) {
-	if in == nil {
-		return 0, nil
-	}
-	if err := in.CheckValid(); err != nil {
-		return 0, transport.InvalidField(field, err)
-	}
-	return in.AsDuration(), nil
-}
-
-func response(r *call.Response) *inferencev1.InferResponse {
-	return &inferencev1.InferResponse{
-		RequestId: r.RequestID,
-		Outputs:   payload.ToProto(r.Outputs),
-		Metadata:  r.Metadata,
-		Timeline:  timeline(r.Timeline),
-	}
-}
-
-// timeline allocates all messages of one kind together: each response has as many as its
-// route has steps, and they live equally long.
-func timeline(t call.Timeline) *inferencev1.Timeline {
-	const durationsPerStep = 4
-	n := len(t.Steps)
-	times := make(durations, 0, 1+durationsPerStep*n)
-	steps, out := make([]inferencev1.StepTiming, n), &inferencev1.Timeline{Total: times.next(t.Total), Steps: make([]*inferencev1.StepTiming, n)}
-	for i, s := range t.Steps {
-		step := &steps[i]
-		step.Step, step.Stage, step.Host, step.Attempt = string(s.Step), string(s.Stage), string(s.Host), s.Attempt
-		step.QueueWait, step.BatchWait, step.Run = times.next(s.QueueWait), times.next(s.BatchWait), times.next(s.Run)
-		step.BatchSize, step.BatchRows, step.DispatchReason = s.BatchSize, s.BatchRows, s.Dispatch
-		step.Local, step.Arrival = s.Local, times.next(s.Arrival)
-		if s.ModelWait > 0 {
-			step.ModelWait = durationpb.New(s.ModelWait)
-		}
-		out.Steps[i] = step
-	}
-	return out
-}
-
-// durations are messages in one allocation, whose capacity covers all of them.
-type durations []durationpb.Duration
-
-func (d *durations) next(of time.Duration) *durationpb.Duration {
-	*d = (*d)[:len(*d)+1]
-	out := &(*d)[len(*d)-1]
-	out.Seconds, out.Nanos = int64(of/time.Second), int32(of%time.Second)
-	return out
 }
