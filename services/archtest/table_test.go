@@ -96,6 +96,9 @@ var importTable = rules{
 		{packages: list("gateway/dashboard"), mayImport: nothing},
 		{packages: list("gateway"), mayImport: list(proto, sdk, "mesh/...", "gateway/...", discovery)},
 
+		// The dispatcher of jobs reaches its targets through an interface.
+		{packages: list("dispatch"), mayImport: list(proto, fault, payload, pipeline, envelope, auth, "mesh/config", "mesh/store", discovery)},
+
 		// What is built out of all this.
 		{packages: list("internal/program"), mayImport: list(proto, auth, "mesh/config", "mesh/tracing")},
 		{packages: list("internal/meshfile"), mayImport: list(proto, sdk, "mesh/...", "gateway/...", "stagehost/...", discovery), inTests: list("services/runners", "services/onnx")},
@@ -140,7 +143,7 @@ var importTable = rules{
 	// What a pure package cannot need: it decides, others wait, lock and talk. net/url is pure.
 	impure: list("context", "log/...", "net", "net/http/...", "net/rpc/...", "os/...", "sync/..."),
 	// Pure parts of packages that are not pure.
-	pureFiles: list("gateway/admission/estimate.go", "gateway/explain/summary.go", "stagehost/runner/worker/machine.go", "stagehost/runner/worker/limits.go"),
+	pureFiles: list("dispatch/order.go", "gateway/admission/estimate.go", "gateway/explain/summary.go", "stagehost/runner/worker/machine.go", "stagehost/runner/worker/limits.go"),
 }
 
 var nothing []string

@@ -1,0 +1,584 @@
+package dispatch
+
+import (
+	"container/heap"
+	"math"
+
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+)
+
+// mergePolicy says which queue of a pool goes next.
+type mergePolicy string
+
+const (
+	// weighted gives each queue its share by weight.
+	weighted mergePolicy = "weighted"
+	// strict serves the queue of the highest weight first, but keeps a small share for
+	// each of the others.
+	strict mergePolicy = "strict"
+	// byDeadline has no level of queues: among the jobs of a class and tenant, the
+	// earliest deadline of all queues goes first.
+	byDeadline mergePolicy = "deadline"
+)
+
+const (
+	// A queue that got less than 1/starvedShare of the cost of the last recentJobs jobs
+	// goes before the queues of higher weight. With costs in requests, a job is a unit.
+	recentJobs   = 256
+	starvedShare = 16
+	// idleKept is how many idle queues, or tenants of a class, keep what they owe.
+	idleKept = 1024
+	// minCompacted is the least number of places that are worth compacting.
+	minCompacted = 64
+)
+
+// entry is one job of a pool. It is small, because there are a million of them.
+type entry struct {
+	id [16]byte
+	// seq is the sequence of the job's message in the stream of its queue, so it has
+	// the order of acceptance.
+	seq  uint64
+	line *line
+	// deadline and notBefore are Unix times in nanoseconds; deadline is never 0.
+	deadline, notBefore int64
+	// cost is in the pool's unit; less than 1 counts as 1.
+	cost int64
+
+	place    int // in the run or heap that has the entry
+	standing standing
+}
+
+// standing is where the order has an entry.
+type standing uint8
+
+const (
+	absent standing = iota
+	inRun
+	inRest
+	delayed
+)
+
+// before is the order within a line: earliest deadline, then acceptance.
+func (e *entry) before(other *entry) bool {
+	if e.deadline != other.deadline {
+		return e.deadline < other.deadline
+	}
+	return e.seq < other.seq
+}
+
+// event is when a delayed entry may run or expires.
+func (e *entry) event() int64 { return min(e.notBefore, e.deadline) }
+
+// line has the waiting jobs of one queue, class and tenant. Jobs that come in order,
+// as those with one time to live do, are appended to run; others go to the heap rest.
+type line struct {
+	queue  string
+	class  pipeline.Class
+	tenant string
+
+	node          node
+	run           []*entry // sorted, with nil for removed entries; both ends are not nil
+	left          int      // how many places have left the front of run
+	inRun         int      // entries in run
+	rest          heapOf[*entry]
+	deadlinePlace int
+	count         *queueCount
+}
+
+// queueCount is how many jobs of a queue wait, and how many are delayed.
+type queueCount struct{ waiting, delayed int }
+
+func (l *line) size() int { return l.inRun + len(l.rest.items) }
+
+// head returns the entry that goes first. The line is not empty.
+func (l *line) head() *entry {
+	if l.inRun == 0 || len(l.rest.items) > 0 && l.rest.items[0].before(l.run[0]) {
+		return l.rest.items[0]
+	}
+	return l.run[0]
+}
+
+func (l *line) push(e *entry) {
+	if l.inRun > 0 && !l.run[len(l.run)-1].before(e) {
+		e.standing = inRest
+		heap.Push(&l.rest, e)
+		return
+	}
+	e.standing, e.place = inRun, l.left+len(l.run)
+	l.run = append(l.run, e)
+	l.inRun++
+}
+
+func (l *line) remove(e *entry) {
+	if e.standing == inRest {
+		heap.Remove(&l.rest, e.place)
+		return
+	}
+	l.run[e.place-l.left] = nil
+	l.inRun--
+	for len(l.run) > 0 && l.run[0] == nil {
+		l.run = l.run[1:]
+		l.left++
+	}
+	for len(l.run) > 0 && l.run[len(l.run)-1] == nil {
+		l.run = l.run[:len(l.run)-1]
+	}
+	if len(l.run) < 2*l.inRun+minCompacted {
+		return
+	}
+	kept := make([]*entry, 0, l.inRun)
+	for _, e := range l.run {
+		if e != nil {
+			e.place = l.left + len(kept)
+			kept = append(kept, e)
+		}
+	}
+	l.run = kept
+}
+
+// order is the order of a pool's queued jobs: by queue, class, tenant, deadline and
+// acceptance. Queues, classes and tenants are levels of a tree whose leaves are lines.
+// A job is found and taken in a time that does not depend on how many jobs wait, and
+// that grows with the number of lines that are passed over. It is pure, and not safe for
+// concurrent use.
+type order struct {
+	policy    mergePolicy
+	root      node
+	weights   map[weightKey]float64
+	queues    map[string]*queueCount
+	delayed   heapOf[*entry]
+	deadlines heapOf[*line] // the lines that are not empty
+	// recent are the last jobs taken and spent their cost, where the policy is strict.
+	recent [recentJobs]struct {
+		queue *node
+		cost  float64
+	}
+	taken int
+	spent float64
+}
+
+// level says what a node stands for.
+type level uint8
+
+const (
+	ofPool level = iota
+	ofQueue
+	ofClass
+	ofTenant
+)
+
+type weightKey struct {
+	of   level
+	name string
+}
+
+func newOrder(policy mergePolicy) *order {
+	o := &order{policy: policy, queues: map[string]*queueCount{}, weights: map[weightKey]float64{
+		{ofClass, string(pipeline.High)}:   16,
+		{ofClass, string(pipeline.Normal)}: 4,
+		{ofClass, string(pipeline.Low)}:    1,
+	}}
+	o.delayed.less = func(a, b *entry) bool { return a.event() < b.event() }
+	o.delayed.place = func(e *entry) *int { return &e.place }
+	o.deadlines.less = func(a, b *line) bool { return a.head().deadline < b.head().deadline }
+	o.deadlines.place = func(l *line) *int { return &l.deadlinePlace }
+	o.initNode(&o.root, nil, weightKey{})
+	return o
+}
+
+// setQueue sets the weight of a queue, which is positive; 1 is the default.
+func (o *order) setQueue(name string, weight float64) {
+	o.weights[weightKey{ofQueue, name}] = weight
+	o.root.reweigh(o)
+}
+
+// setTenantWeight is setQueue for a tenant.
+func (o *order) setTenantWeight(tenant string, weight float64) {
+	o.weights[weightKey{ofTenant, tenant}] = weight
+	o.root.reweigh(o)
+}
+
+// line returns the line of a queue, class and tenant. A line that stays empty may be
+// replaced by another with the same names.
+func (o *order) line(queue string, class pipeline.Class, tenant string) *line {
+	path := [3]weightKey{{ofQueue, queue}, {ofClass, string(class)}, {ofTenant, tenant}}
+	if o.policy == byDeadline {
+		path = [3]weightKey{path[1], path[2], path[0]}
+	}
+	at := &o.root
+	for i, key := range path {
+		child := at.children[key.name]
+		switch {
+		case child != nil:
+		case i < len(path)-1:
+			child = new(node)
+			o.initNode(child, at, key)
+		default:
+			l := &line{queue: queue, class: class, tenant: tenant, count: o.queues[queue]}
+			if l.count == nil {
+				l.count = new(queueCount)
+				o.queues[queue] = l.count
+			}
+			l.rest.less, l.rest.place = (*entry).before, func(e *entry) *int { return &e.place }
+			child = &l.node
+			child.line = l
+			o.initNode(child, at, key)
+		}
+		at = child
+	}
+	return at.line
+}
+
+// add has a new or returning job wait in its line, or apart until its notBefore.
+func (o *order) add(e *entry, now int64) {
+	if now < e.notBefore {
+		e.standing = delayed
+		e.line.count.delayed++
+		heap.Push(&o.delayed, e)
+		return
+	}
+	l := e.line
+	if l.node.place < 0 { // other lines may have replaced it
+		l = o.line(l.queue, l.class, l.tenant)
+		e.line = l
+	}
+	l.push(e)
+	l.count.waiting++
+	if l.node.place >= 0 {
+		o.fix(l)
+		return
+	}
+	heap.Push(&o.deadlines, l)
+	for n := &l.node; n.parent != nil && n.place < 0; n = n.parent {
+		n.wake()
+	}
+}
+
+// remove removes a job that waits or is delayed, and no other.
+func (o *order) remove(e *entry) {
+	l := e.line
+	switch e.standing {
+	case absent:
+		return
+	case delayed:
+		heap.Remove(&o.delayed, e.place)
+		l.count.delayed--
+	default:
+		l.remove(e)
+		l.count.waiting--
+		if l.size() > 0 {
+			o.fix(l)
+			break
+		}
+		heap.Remove(&o.deadlines, l.deadlinePlace)
+		for n := &l.node; n.parent != nil && len(n.awake.items) == 0; n = n.parent {
+			n.sleep()
+		}
+	}
+	e.standing = absent
+}
+
+// fix restores the heaps after a line, which is not empty, got another head.
+func (o *order) fix(l *line) {
+	heap.Fix(&o.deadlines, l.deadlinePlace)
+	heap.Fix(&l.node.parent.awake, l.node.place)
+}
+
+// wake has the delayed jobs wait whose time has come. Those whose deadline has passed
+// are among them, so expired is to be asked before next.
+func (o *order) wake(now int64) {
+	for len(o.delayed.items) > 0 && o.delayed.items[0].event() <= now {
+		e := o.delayed.items[0]
+		o.remove(e)
+		e.notBefore = min(e.notBefore, now)
+		o.add(e, now)
+	}
+}
+
+// next returns the job that goes next, and nil if there is none. It stays until it is
+// taken. Lines for which passOver is true are passed over.
+func (o *order) next(passOver func(*line) bool) *entry {
+	if l := o.root.first(passOver); l != nil {
+		return l.head()
+	}
+	return nil
+}
+
+// take removes a waiting job that is about to run, and charges its queue, class and
+// tenant.
+func (o *order) take(e *entry) {
+	cost := float64(max(1, e.cost))
+	n := &e.line.node
+	for {
+		n.charge(cost)
+		if n.parent == &o.root {
+			break
+		}
+		n = n.parent
+	}
+	if o.policy == strict {
+		slot := &o.recent[o.taken%recentJobs]
+		if slot.queue != nil {
+			slot.queue.recent -= slot.cost
+			o.spent -= slot.cost
+		}
+		slot.queue, slot.cost = n, cost
+		n.recent += cost
+		o.spent += cost
+		o.taken++
+		heap.Init(&o.root.awake)
+	}
+	o.remove(e)
+}
+
+// expired returns a waiting or delayed job whose deadline has passed, and nil if there
+// is none.
+func (o *order) expired(now int64) *entry {
+	o.wake(now)
+	if len(o.deadlines.items) == 0 {
+		return nil
+	}
+	if e := o.deadlines.items[0].head(); e.deadline <= now {
+		return e
+	}
+	return nil
+}
+
+// nextEvent returns when the next job expires, or ends its delay.
+func (o *order) nextEvent() (at int64, ok bool) {
+	at = math.MaxInt64
+	if len(o.delayed.items) > 0 {
+		at = o.delayed.items[0].event()
+	}
+	if len(o.deadlines.items) > 0 {
+		at = min(at, o.deadlines.items[0].head().deadline)
+	}
+	return at, at < math.MaxInt64
+}
+
+// ahead returns how many waiting jobs of its line go before a job. It looks at all of
+// them.
+func (o *order) ahead(e *entry) int {
+	n := 0
+	for _, jobs := range [][]*entry{e.line.run, e.line.rest.items} {
+		for _, other := range jobs {
+			if other != nil && other.before(e) {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+// count returns how many jobs of a queue wait, and how many are delayed.
+func (o *order) count(queue string) queueCount {
+	if c := o.queues[queue]; c != nil {
+		return *c
+	}
+	return queueCount{}
+}
+
+// oldest returns the least sequence of the jobs of a queue that wait or are delayed. It
+// looks at all of them.
+func (o *order) oldest(queue string) (seq uint64, ok bool) {
+	seq = math.MaxUint64
+	look := func(jobs []*entry) {
+		for _, e := range jobs {
+			if e != nil && e.line.queue == queue {
+				seq, ok = min(seq, e.seq), true
+			}
+		}
+	}
+	look(o.delayed.items)
+	for _, l := range o.deadlines.items {
+		if l.queue == queue {
+			look(l.run)
+			look(l.rest.items)
+		}
+	}
+	return seq, ok
+}
+
+// node is a queue, class or tenant of the tree. Its children share what it gets by
+// stride scheduling: a child's v is the cost that it got, divided by its weight, and the
+// least v goes next. The heap awake has the children with waiting jobs.
+type node struct {
+	parent *node
+	line   *line // of a leaf
+	key    weightKey
+	weight float64
+	v      float64
+	// floor is the v at which the last child went. No child goes from below it, so
+	// nobody saves up a share while it is idle or passed over.
+	floor    float64
+	recent   float64 // what a queue got of the last jobs
+	place    int     // in the parent's heap; -1 while it is idle
+	children map[string]*node
+	awake    heapOf[*node]
+}
+
+func (o *order) initNode(n, parent *node, key weightKey) {
+	n.parent, n.key, n.place = parent, key, -1
+	n.weight = o.weightOf(key)
+	if parent != nil {
+		parent.children[key.name] = n
+	}
+	if n.line != nil {
+		return
+	}
+	n.children = map[string]*node{}
+	n.awake.place = func(n *node) *int { return &n.place }
+	n.awake.less = lessByShare
+	switch {
+	case o.policy == byDeadline && key.of == ofTenant:
+		n.awake.less = func(a, b *node) bool { return a.line.head().before(b.line.head()) }
+	case o.policy == strict && parent == nil:
+		n.awake.less = o.lessStrictly
+	}
+}
+
+func lessByShare(a, b *node) bool {
+	if a.v != b.v {
+		return a.v < b.v
+	}
+	return a.precedes(b)
+}
+
+// precedes is for nodes that are equal otherwise.
+func (n *node) precedes(other *node) bool {
+	if n.weight != other.weight {
+		return n.weight > other.weight
+	}
+	return n.key.name < other.key.name
+}
+
+// lessStrictly puts starved queues first, and of these the one that got least.
+func (o *order) lessStrictly(a, b *node) bool {
+	starved := o.isStarved(a)
+	switch {
+	case starved != o.isStarved(b):
+		return starved
+	case starved && a.recent != b.recent:
+		return a.recent < b.recent
+	}
+	return a.precedes(b)
+}
+
+func (o *order) isStarved(queue *node) bool {
+	return o.taken >= recentJobs && queue.recent*starvedShare < o.spent
+}
+
+func (o *order) weightOf(key weightKey) float64 {
+	if weight, ok := o.weights[key]; ok {
+		return weight
+	}
+	return 1
+}
+
+func (n *node) reweigh(o *order) {
+	n.weight = o.weightOf(n.key)
+	for _, child := range n.children {
+		child.reweigh(o)
+	}
+	heap.Init(&n.awake)
+}
+
+// wake puts the node among the awake ones, at the least v of these.
+func (n *node) wake() {
+	p := n.parent
+	n.v = max(n.v, p.floor)
+	if len(p.awake.items) > 0 {
+		n.v = max(n.v, p.awake.items[0].v)
+	}
+	heap.Push(&p.awake, n)
+}
+
+// sleep is for a node without waiting jobs. What it owes is kept for when it returns,
+// unless too many are idle.
+func (n *node) sleep() {
+	p := n.parent
+	heap.Remove(&p.awake, n.place)
+	n.place = -1
+	if len(p.children) <= 2*len(p.awake.items)+idleKept {
+		return
+	}
+	for name, child := range p.children {
+		if child.place < 0 {
+			delete(p.children, name)
+		}
+	}
+}
+
+// charge counts a job that goes. The node is awake.
+func (n *node) charge(cost float64) {
+	n.v = max(n.v, n.parent.floor)
+	n.parent.floor = n.v
+	n.v += cost / n.weight
+	heap.Fix(&n.parent.awake, n.place)
+}
+
+// first returns the line below the node that goes next.
+func (n *node) first(passOver func(*line) bool) *line {
+	if n.line != nil {
+		if passOver != nil && passOver(n.line) {
+			return nil
+		}
+		return n.line
+	}
+	s := search{in: n, passOver: passOver}
+	s.visit(0)
+	return s.found
+}
+
+// search finds the first child of a node that is not passed over. It looks below those
+// only that are.
+type search struct {
+	in       *node
+	passOver func(*line) bool
+	best     *node
+	found    *line
+}
+
+func (s *search) visit(place int) {
+	awake := &s.in.awake
+	if place >= len(awake.items) || s.best != nil && !awake.less(awake.items[place], s.best) {
+		return
+	}
+	child := awake.items[place]
+	if found := child.first(s.passOver); found != nil {
+		s.best, s.found = child, found
+		return
+	}
+	s.visit(2*place + 1)
+	s.visit(2*place + 2)
+}
+
+// heapOf is a heap.Interface of items that know their places.
+type heapOf[T any] struct {
+	items []T
+	less  func(a, b T) bool
+	place func(T) *int
+}
+
+func (h *heapOf[T]) Len() int           { return len(h.items) }
+func (h *heapOf[T]) Less(i, j int) bool { return h.less(h.items[i], h.items[j]) }
+
+func (h *heapOf[T]) Swap(i, j int) {
+	h.items[i], h.items[j] = h.items[j], h.items[i]
+	*h.place(h.items[i]), *h.place(h.items[j]) = i, j
+}
+
+func (h *heapOf[T]) Push(x any) {
+	item := x.(T)
+	*h.place(item) = len(h.items)
+	h.items = append(h.items, item)
+}
+
+func (h *heapOf[T]) Pop() any {
+	last := len(h.items) - 1
+	item := h.items[last]
+	var none T
+	h.items[last] = none
+	h.items = h.items[:last]
+	return item
+}
