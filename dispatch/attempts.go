@@ -1,0 +1,224 @@
+package dispatch
+
+import (
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/stagemesh/stagemesh/mesh/fault"
+)
+
+const (
+	// defaultAttempts is how often a job may fail.
+	defaultAttempts = 5
+	// maxInterruptions is how often the death of a dispatcher may interrupt a job.
+	maxInterruptions = 20
+	// Pauses double from firstPause to longestPause: between retries, while the breaker
+	// is open, and after refusals where no gate tells when the target has room.
+	firstPause, longestPause = time.Second, time.Minute
+	// breakerFailures in a row open the breaker.
+	breakerFailures = 10
+)
+
+// outcome is how one attempt ended.
+type outcome uint8
+
+const (
+	// interrupted attempts tell nothing about the job or the target: the job was
+	// cancelled, or its dispatcher stopped.
+	interrupted outcome = iota
+	succeeded
+	// latched attempts were refused for want of capacity, so the job did not run.
+	latched
+	// retried attempts failed in a way that a later one may not.
+	retried
+	// failed attempts failed for good.
+	failed
+	// poison jobs end the process that runs them.
+	poison
+)
+
+// outcomeOfStatus is the outcome of an attempt that got an HTTP answer. Redirects are not
+// followed, so they are failures.
+func outcomeOfStatus(status int) outcome {
+	switch {
+	case status >= 200 && status <= 299:
+		return succeeded
+	case status == 429, status == 503:
+		return latched
+	case status == 408, status == 425:
+		return retried
+	case status >= 500 && status <= 599 && status != 501 && status != 505:
+		return retried
+	}
+	return failed
+}
+
+// outcomeOfReason is the outcome of an attempt that ended with a fault.
+func outcomeOfReason(reason fault.Reason) outcome {
+	switch reason {
+	case fault.QueueFull, fault.Overloaded, fault.NoCapacity,
+		// The target was not reached.
+		fault.BrokerUnavailable, fault.RegistryUnavailable, fault.ShuttingDown:
+		return latched
+	case fault.RunnerCrashed:
+		return poison
+	}
+	if fault.Classify(reason).Retryable {
+		return retried
+	}
+	return failed
+}
+
+// step is what happens to a job after an attempt.
+type step uint8
+
+const (
+	// again: the job returns to its line, at once or after a pause.
+	again step = iota
+	endSucceeded
+	endFailed
+	// endDead: the job has failed and is a dead letter.
+	endDead
+)
+
+// attempt is an attempt that has ended, with what its job has behind and before it.
+type attempt struct {
+	outcome outcome
+	// counts is true where the attempt is one of the job's; see credit.ended.
+	counts bool
+	// failures and interruptions are the job's before this attempt; most is how many
+	// failures it may have.
+	failures, interruptions, most int
+	// retryAfter is what the target asked for; 0 means nothing.
+	retryAfter time.Duration
+	// left is the time until the job's deadline.
+	left time.Duration
+}
+
+// next returns what happens to the job, and how long it pauses before it goes again.
+// random is uniform in [0, 1). A latched job does not pause, because its pool is closed.
+func (a attempt) next(random float64) (step, time.Duration) {
+	switch a.outcome {
+	case succeeded:
+		return endSucceeded, 0
+	case failed:
+		return endFailed, 0
+	case poison:
+		return endDead, 0
+	case interrupted:
+		if a.interruptions+1 > maxInterruptions {
+			return endDead, 0
+		}
+		return again, 0
+	case latched:
+		return again, 0
+	}
+	failures := a.failures
+	if a.counts {
+		failures++
+	}
+	if failures >= a.most {
+		return endDead, 0
+	}
+	pause := retryPause(max(1, failures), a.retryAfter, a.left, random)
+	if pause >= a.left {
+		return endFailed, 0
+	}
+	return again, pause
+}
+
+// retryPause returns the pause before retry k, which is 1 for the first: between a half
+// and all of a time that doubles. The target's Retry-After makes it longer, by up to a
+// quarter more than that, but to at most half the time that is left.
+func retryPause(k int, retryAfter, left time.Duration, random float64) time.Duration {
+	half := doubled(k) / 2
+	pause := half + time.Duration(random*float64(half))
+	asked := float64(retryAfter) * (1 + random/4)
+	return max(pause, time.Duration(min(asked, float64(left)/2)))
+}
+
+// doubled returns pause k, which is 1 for the first.
+func doubled(k int) time.Duration {
+	if k > 6 {
+		return longestPause
+	}
+	return min(longestPause, firstPause<<(k-1))
+}
+
+// parseRetryAfter reads the header Retry-After: seconds, or a date. It returns 0 for
+// anything else.
+func parseRetryAfter(value string, now time.Time) time.Duration {
+	value = strings.TrimSpace(value)
+	if seconds, err := strconv.ParseUint(value, 10, 31); err == nil {
+		return time.Duration(seconds) * time.Second
+	}
+	// The form of RFC 9110 that senders must use.
+	at, err := time.Parse("Mon, 02 Jan 2006 15:04:05 GMT", value)
+	if err != nil {
+		return 0
+	}
+	return max(0, at.Sub(now))
+}
+
+// breaker closes a pool whose target fails for every job. It lets one job at a time
+// probe the target, after pauses that double, until the target answers. It is pure.
+type breaker struct {
+	failures int // in a row
+	opened   int // how often in a row; 0 while the breaker is closed
+	until    time.Time
+	probing  bool
+	probe    [16]byte
+}
+
+// blocks returns why nothing may be sent; empty if something may.
+func (b *breaker) blocks(now time.Time) string {
+	switch {
+	case b.opened == 0:
+		return ""
+	case b.probing:
+		return "breaker: a probe runs"
+	case now.Before(b.until):
+		return "breaker: " + strconv.Itoa(b.failures) + " failures in a row"
+	}
+	return ""
+}
+
+// sent takes note of a job that is sent.
+func (b *breaker) sent(id [16]byte) {
+	if b.opened > 0 {
+		b.probing, b.probe = true, id
+	}
+}
+
+// ended takes note of an attempt's outcome, and reports whether it counts as an attempt
+// of its job: a failure does while the breaker is closed.
+func (b *breaker) ended(id [16]byte, o outcome, now time.Time) (counts bool) {
+	probe := b.probing && b.probe == id
+	if probe {
+		b.probing = false
+	}
+	switch o {
+	case interrupted:
+		return false
+	case latched:
+		if probe {
+			b.open(now)
+		}
+		return false
+	case retried:
+		wasOpen := b.opened > 0
+		b.failures++
+		if probe || !wasOpen && b.failures >= breakerFailures {
+			b.open(now)
+		}
+		return !wasOpen
+	}
+	*b = breaker{} // the target answers
+	return true
+}
+
+func (b *breaker) open(now time.Time) {
+	b.opened++
+	b.until = now.Add(doubled(b.opened))
+}
