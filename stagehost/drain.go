@@ -25,6 +25,7 @@ func (h *Host) drain(l *loop) bool {
 	if h.loader != nil {
 		h.leaveModels(ctx)
 	}
+	h.stopAnswers(&h.forwarded)
 	for _, q := range h.pulled {
 		if err := q.puller.Drain(ctx); err != nil {
 			h.settings.Logger.Warn("items may be on their way still; they will be delivered again", "error", err)

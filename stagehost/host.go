@@ -31,7 +31,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -127,9 +126,9 @@ type reconciler struct {
 	// true when a reply has found no stream to be stored in.
 	missing      chan struct{}
 	storeMissing atomic.Bool
-	// inFlight ends the answers that the host may hold items, and failing those why it does
-	// not serve; nil while there are none.
-	inFlight, failing func() error
+	// inFlight ends the answers that the host may hold items, failing those why it does not
+	// serve, and forwarded the intake of items that other hosts forward; nil while there is none.
+	inFlight, failing, forwarded func() error
 	// servedAt is when another host served the stage last, as far as this one knows; while
 	// it does not serve itself. refusal is what items get that it pulls all the same.
 	servedAt time.Time
@@ -329,7 +328,7 @@ func (h *Host) connect() error {
 	h.dead = store.NewDeadLetters(conn, h.settings.DeadLetters)
 	h.runRecords = store.NewRuns(conn, h.settings.RunRecords)
 	err = h.pull(h.settings.Stage, h.settings.Queue)
-	if err == nil && h.loader != nil && slices.Contains(h.settings.Queue.Durabilities, pipeline.Memory) {
+	if err == nil && h.loader != nil {
 		err = h.pull(pipeline.HostQueue(h.settings.Stage, h.settings.Host), h.settings.OwnQueue())
 	}
 	if err == nil {

@@ -397,8 +397,9 @@ func (l *loop) replaceDelivery(it *item) bool {
 			l.host.metrics.duplicateDeliveries.inc()
 			// This redelivery does not make it suspect.
 			it.delivery.Deliveries, it.delivery.Returned = held.delivery.Deliveries, held.delivery.Returned
-			held.delivery = it.delivery
 			it.delivery.Release()
+			it.delivery.Forwarded = held.delivery.Forwarded
+			held.delivery = it.delivery
 			return true
 		}
 	}

@@ -303,7 +303,7 @@ func (h *Host) deleteOwnQueue() {
 	if h.loader == nil {
 		return
 	}
-	if _, leader := h.aliveHosts(); leader != "" || len(h.pulled) == 1 {
+	if _, leader := h.aliveHosts(); leader != "" {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), registryTimeout)

@@ -51,7 +51,7 @@ type loop struct {
 func newLoop(h *Host) *loop {
 	queues := len(h.pulled)
 	if h.loader != nil {
-		queues++ // a leader adopts one more
+		queues += 2 // a leader adopts one more, and other hosts forward durable items
 	}
 	bound := queues*(h.settings.MaxInFlight+int(h.settings.localPlaces().Items)) + maxDirectCalls
 	if h.loader != nil {

@@ -43,8 +43,7 @@ func (s *modelSet) claim(id model.ID) {
 	h := s.loop.host
 	q := claimRequest{isUnwanted: len(s.waiting[id]) == 0}
 	for _, it := range s.waiting[id] {
-		// Only items in memory are passed on, and no further than may be.
-		q.isHere = q.isHere || !it.mayPassOn() || it.durable()
+		q.isHere = q.isHere || !it.mayPassOn()
 		q.isChosen = q.isChosen || it.env.Hop().Host == h.settings.Host
 		q.isRefused = q.isRefused || it.refusal != nil
 		for _, host := range it.env.Hop().Visited {
@@ -180,18 +179,13 @@ func (e *modelClaimed) apply(l *loop) {
 		s.passOn(e.id, items, fault.From(e.err))
 	case e.err != nil:
 		for _, it := range items {
-			f := cmp.Or(it.refusal, fault.From(e.err))
-			switch {
-			case it.refusal == nil && e.isRefused:
-			case f.Reason == fault.RegistryUnavailable:
-				l.overflow(it, f)
-			default:
-				l.fail(it, f)
+			if it.refusal != nil || !e.isRefused {
+				s.giveUp(it, cmp.Or(it.refusal, fault.From(e.err)))
 			}
 		}
 	case e.to != l.host.settings.Host:
 		for _, it := range items {
-			if e.to == "" || it.durable() || !it.mayPassOn() {
+			if e.to == "" || !it.mayPassOn() {
 				continue // free claims the model again, for this host
 			}
 			l.forward(it, e.to)

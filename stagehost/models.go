@@ -280,30 +280,36 @@ func (s *modelSet) expire(now time.Time) {
 	}
 }
 
-// mayPassOn reports whether another host may get the item.
+// mayPassOn reports whether another host may get the item. A durable one without a queue is
+// nowhere else.
 func (it *item) mayPassOn() bool {
-	return it.direct == nil && len(it.env.Hop().Visited) < pipeline.MaxVisited
+	return it.direct == nil && !(it.durable() && it.noQueue) && len(it.env.Hop().Visited) < pipeline.MaxVisited
 }
 
 // passOn has items go to another host, since this one does not load their model. Where that is
-// not possible they get the fault. Durable ones return to the queue of the stage: a host's own
-// queue is in memory.
+// not possible they get the fault.
 func (s *modelSet) passOn(id model.ID, items []*item, f *fault.Fault) {
 	isWaiting := false
 	for _, it := range items {
-		it.refusal = f
-		switch {
-		case !it.mayPassOn():
-			s.loop.fail(it, f)
-		case it.durable():
-			s.loop.forward(it, "")
-		default:
-			s.unpin(it)
-			isWaiting = s.wait(it) || isWaiting
+		if it.refusal = f; !it.mayPassOn() {
+			s.giveUp(it, f)
+			continue
 		}
+		s.unpin(it)
+		isWaiting = s.wait(it) || isWaiting
 	}
 	if isWaiting && s.busy[id] == 0 {
 		s.claim(id)
+	}
+}
+
+// giveUp ends an item that no host runs now. A durable one returns to its queue if one may later.
+func (s *modelSet) giveUp(it *item, f *fault.Fault) {
+	switch f.Reason {
+	case fault.RegistryUnavailable, fault.CacheFull:
+		s.loop.overflow(it, f)
+	default:
+		s.loop.fail(it, f)
 	}
 }
 
@@ -330,7 +336,7 @@ func (s *modelSet) runAgain(now time.Time, items []*item) {
 	}
 }
 
-// forward gives an item to the queue of another host, or to that of the stage.
+// forward gives an item to another host.
 func (l *loop) forward(it *item, to pipeline.HostID) {
 	env := *it.env
 	env.Route = slices.Clone(env.Route)
@@ -341,7 +347,7 @@ func (l *loop) forward(it *item, to pipeline.HostID) {
 		own = "" // it may come back, should the other host not load its model
 	}
 	hop.Host, hop.Visited = to, append(slices.Clip(hop.Visited), own)
-	message, err := l.host.bus.Item(&env)
+	message, err := l.host.bus.Forward(&env, it.delivery)
 	if err != nil {
 		l.fail(it, bus.FaultOf(err, hop.Stage))
 		return

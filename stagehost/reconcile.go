@@ -152,6 +152,9 @@ func (h *Host) ensure(ctx context.Context) error {
 			q.alive, err = h.bus.ServeAlive(q.name, h.settings.Host, q.settings.Durabilities, h.busy.Load)
 		}
 	}
+	if err == nil && h.forwarded == nil && h.loader != nil && h.settings.Queue.durable() {
+		h.forwarded, err = h.pulled[0].puller.ServeForwarded(h.settings.Host)
+	}
 	return err
 }
 
@@ -258,6 +261,7 @@ func (h *Host) checkRunner(ctx context.Context, now time.Time) error {
 // a slot only once no pull is open any more: else they would be redelivered to
 // this host, and naked again, until they are exhausted.
 func (h *Host) leaveStage(ctx context.Context, now time.Time) {
+	h.stopAnswers(&h.forwarded)
 	for _, q := range h.pulled {
 		h.stopAnswers(&q.alive)
 	}

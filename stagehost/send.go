@@ -69,7 +69,7 @@ const (
 	toResults
 	toDead
 	// toOwn is the queue of the item's own step, for a local item that is published; toHost
-	// that of another host of the stage.
+	// another host of the stage.
 	toOwn
 	toHost
 )
@@ -267,7 +267,11 @@ func (e *messageSent) apply(l *loop) {
 			it.env.Local.Queued(it.env.ExecutionID, it.receiver(), e.receipt.Seq)
 		}
 		l.host.metrics.countDisposition(e.receipt.Disposition)
-		l.settle(it)
+		if it.givesDelivery() {
+			l.settleWith(it, func(bus.Delivery) error { return nil }, sending) // the other host does
+		} else {
+			l.settle(it)
+		}
 	case l.mayRetry(it, e.err):
 		it.retryAt = time.Now().Add(backoff(it.tries, retryMin, retryMax))
 		l.retries[it.id] = it
@@ -332,6 +336,8 @@ func (l *loop) mayRetry(it *item, err error) bool {
 	switch {
 	case it.outbox[0].to == toOwn && !errors.Is(err, bus.ErrUnknown):
 		return false // this host is leaving
+	case it.givesDelivery() && !errors.Is(err, bus.ErrQueueFull):
+		return false // the other host may be gone
 	case it.expired(now), it.replyStored && errors.Is(err, bus.ErrNoGateway):
 		return false
 	case it.replyStored && now.Sub(it.firstTry) >= missingGrace:
@@ -399,6 +405,9 @@ func (it *item) destination() string {
 	return "stage " + string(it.env.Route[it.receiver()].Stage)
 }
 
+// givesDelivery reports whether the item's message has another host settle its delivery.
+func (it *item) givesDelivery() bool { return it.durable() && it.outbox[0].to == toHost }
+
 // receiver is the position of the step that the item's message is for, where that is no reply.
 func (it *item) receiver() int {
 	if to := it.outbox[0].to; to == toOwn || to == toHost {
@@ -435,7 +444,7 @@ func (l *loop) giveUpSending(it *item, err error) {
 	case it.isReply, errors.Is(err, bus.ErrClosed), it.expired(time.Now()):
 		l.host.metrics.countUndelivered("dropped")
 		l.settle(it)
-	case it.durable() && it.mayReturn(err):
+	case it.givesDelivery(), it.durable() && it.mayReturn(err):
 		l.giveBack(it)
 	default:
 		l.host.settings.Logger.Debug("item cannot go on", "next", it.destination(), "error", err)

@@ -144,7 +144,7 @@ func (s *Service) routeModels(env *envelope.Envelope) (again *shadow, _ *fault.F
 	if s.settings.Models == nil {
 		return nil, nil
 	}
-	// A host's own queue is in memory.
+	// A host's own queue is in memory. Durable items are forwarded by the host that pulls them.
 	ownQueues := env.Durability == pipeline.Memory
 	for i := range env.Route {
 		hop := &env.Route[i]

@@ -71,6 +71,19 @@ func (b *Bus) Item(e *envelope.Envelope) (Message, error) {
 	}, err
 }
 
+// Forward returns the message that gives a delivered item to the host of its hop. An item in
+// memory goes to that host's own queue. One on file stays in its queue, and the host gets the
+// delivery: it settles that as if it had pulled the item, so the sender may not. Should the host
+// die, or the message get lost, the item is redelivered. The errors of the message are those of
+// a queue; ErrNoQueue is a host that is gone.
+func (b *Bus) Forward(e *envelope.Envelope, d Delivery) (Message, error) {
+	m, err := b.Item(e)
+	if e.Durability == pipeline.File {
+		m.id, m.header = "", nats.Header{deliveryHeader: {d.reply}}
+	}
+	return m, err
+}
+
 // Reply returns the message that delivers the reply to its gateway.
 func (b *Bus) Reply(gateway pipeline.GatewayID, r *envelope.Reply) (Message, error) {
 	data, err := b.encode(r)
@@ -197,7 +210,7 @@ func (b *Bus) encode(e interface{ Encode() ([]byte, error) }) ([]byte, error) {
 // before it returns: with a receipt when the queue or the gateway has it, else
 // with one of this package's errors. done must not block.
 func (b *Bus) Publish(m Message, done func(Receipt, error)) {
-	msg := &nats.Msg{Subject: m.subject, Data: m.data}
+	msg := &nats.Msg{Subject: m.subject, Data: m.data, Header: m.header}
 	switch {
 	case m.id != "":
 		msg.Header = nats.Header{nats.MsgIdHdr: []string{m.id}}

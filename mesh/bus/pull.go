@@ -56,6 +56,8 @@ type Puller struct {
 	epochs  []Epoch
 	returns returns
 	local   localCredit
+	// forwarded counts the items in flight that other hosts have pulled.
+	forwarded int
 	// handling counts the items that the handler has not taken yet.
 	handling int
 	draining bool
@@ -195,9 +197,13 @@ func (d Delivery) Release() {
 	p := d.puller
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if d.Item != nil {
+	switch {
+	case d.Item != nil:
 		p.local.inFlight[indexOf(d.Class)]--
 		p.local.bytes -= d.size
+		return
+	case d.Forwarded:
+		p.forwarded--
 		return
 	}
 	p.credit.release(p.credit.index(indexOf(d.Class), p.queue(d.Durability)))
@@ -365,11 +371,7 @@ func (p *Puller) receive(i int, msg *nats.Msg) {
 		return
 	}
 	p.mu.Lock()
-	if delivery.Deliveries > 1 {
-		delivery.Returned = p.returns.of(delivery)
-		p.checkReconnect(delivery.Arrived)
-		delivery.AfterSilence = p.silence.mayRedeliver(delivery.QueuedAt)
-	}
+	p.explainRedelivery(&delivery)
 	if !p.credit.deliver(i, delivery.Pending) {
 		p.mu.Unlock()
 		// By then the broker has ended the request that brought it. A nak that is not sent
@@ -380,7 +382,61 @@ func (p *Puller) receive(i int, msg *nats.Msg) {
 	p.handling++
 	p.pull()
 	p.mu.Unlock()
-	p.handle(delivery)
+	p.pass(delivery)
+}
+
+// explainRedelivery records why an item may be delivered again. The caller holds the lock.
+func (p *Puller) explainRedelivery(d *Delivery) {
+	if d.Deliveries > 1 {
+		d.Returned = p.returns.of(*d)
+		p.checkReconnect(d.Arrived)
+		d.AfterSilence = p.silence.mayRedeliver(d.QueuedAt)
+	}
+}
+
+// deliveryHeader has the reply subject of a delivery that another host passes on.
+const deliveryHeader = "Stagemesh-Delivery"
+
+// ServeForwarded takes deliveries of durable items that other hosts of the stage pass on to this
+// one, as many in flight as the bound, until the returned function is called.
+func (p *Puller) ServeForwarded(host pipeline.HostID) (stop func() error, err error) {
+	subject := p.bus.Stage(pipeline.HostQueue(p.settings.Stage, host), pipeline.File, "*")
+	return p.bus.subscribe(subject, "", -1, p.receiveForwarded)
+}
+
+// receiveForwarded answers as a stream does that has taken the item, or is full.
+func (p *Puller) receiveForwarded(msg *nats.Msg) {
+	delivery, err := p.newDelivery(&nats.Msg{Sub: msg.Sub, Reply: msg.Header.Get(deliveryHeader), Data: msg.Data})
+	if own := p.bus.Stream(p.settings.Stage, pipeline.File); err == nil && delivery.stream != own {
+		err = fmt.Errorf("delivery of stream %s on the subject of %s", delivery.stream, own)
+	}
+	if err != nil {
+		p.settings.Malformed(err)
+		return
+	}
+	delivery.Durability, delivery.Forwarded = pipeline.File, true
+	answer := `{"stream":"forwarded","seq":1}`
+	p.mu.Lock()
+	p.explainRedelivery(&delivery)
+	isTaken := !p.draining && p.forwarded < p.settings.Bound
+	if isTaken {
+		p.forwarded++
+		p.handling++
+	} else {
+		answer = fmt.Sprintf(`{"error": {"err_code": %d, "description": "the host has %d forwarded items"}}`, codeStoreFailed, p.forwarded)
+	}
+	p.mu.Unlock()
+	// Without an answer the sender gives the item back, which does no harm.
+	_ = p.bus.nc.Publish(msg.Reply, []byte(answer))
+	if isTaken {
+		_ = delivery.InProgress()
+		p.pass(delivery)
+	}
+}
+
+// pass gives a delivery that counts as handling to the handler.
+func (p *Puller) pass(d Delivery) {
+	p.handle(d)
 	p.mu.Lock()
 	p.handling--
 	p.checkDrained()
@@ -457,6 +513,8 @@ type Delivery struct {
 	// AfterSilence is true where the broker was away for half an ack wait since the item
 	// was queued. Then a redelivery may be its doing, and not that of a host that died.
 	AfterSilence bool
+	// Forwarded is true where another host pulled the item; it counts for a bound of its own.
+	Forwarded bool
 	// Pending items wait behind this one in its class.
 	Pending uint64
 	// QueuedAt is when the broker received the item, on the broker's clock.
@@ -489,9 +547,10 @@ func (p *Puller) newDelivery(msg *nats.Msg) (Delivery, error) {
 	if err != nil {
 		return Delivery{}, fmt.Errorf("delivery without metadata: %w", err)
 	}
-	_, epoch, _ := strings.Cut(meta.Consumer, "-")
+	class, epoch, _ := strings.Cut(meta.Consumer, "-")
 	return Delivery{
 		Data:       msg.Data,
+		Class:      pipeline.Class(class),
 		Epoch:      Epoch(epoch),
 		Seq:        meta.Sequence.Stream,
 		Deliveries: int(meta.NumDelivered),

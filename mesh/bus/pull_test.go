@@ -545,3 +545,61 @@ func TestMessageThatIsNoDeliveryIsReported(t *testing.T) {
 	publish(t, b, item("good"))
 	h.ack(t, h.next(t))
 }
+
+func TestForwardedDeliveryIsSettledByItsTaker(t *testing.T) {
+	t.Parallel()
+	broker := testbed.StartBroker(t)
+	b, s := broker.Connect(mesh), queue(func(s *bus.QueueSettings) { s.Durability = pipeline.File })
+	info := ensure(t, b, s)
+	const bound = 4
+	puller, taker := pull(t, b, s, 2*bound), pull(t, broker.Connect(mesh), s, bound)
+	puller.Use(info.Epoch)
+	forward := func() (pulled bus.Delivery, err error) {
+		t.Helper()
+		publish(t, b, item("x", func(e *envelope.Envelope) { e.Durability = pipeline.File }))
+		pulled = puller.next(t)
+		e, err := envelope.Decode(pulled.Data)
+		if err != nil {
+			t.Fatal(err)
+		}
+		e.Hop().Host = "taker"
+		m, err := b.Forward(e, pulled)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = send(t, b, m)
+		return pulled, err
+	}
+	if _, err := forward(); !errors.Is(err, bus.ErrNoQueue) {
+		t.Errorf("a host that is gone: %v", err)
+	}
+	stop, err := taker.ServeForwarded("taker")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var taken []bus.Delivery
+	for range bound {
+		pulled, err := forward()
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := taker.next(t)
+		if !got.Same(pulled) || got.Deliveries != 1 || got.Class != pulled.Class || got.Durability != pipeline.File || text(t, got.Data) != "x" {
+			t.Errorf("taken as %+v, pulled as %+v", got, pulled)
+		}
+		taken = append(taken, got)
+	}
+	if _, err := forward(); !errors.Is(err, bus.ErrQueueFull) {
+		t.Errorf("beyond the bound: %v", err)
+	}
+	for _, d := range taken {
+		taker.ack(t, d)
+	}
+	awaitItems(t, b, s, 2)
+	if _, err := forward(); err != nil {
+		t.Errorf("after the end of the others: %v", err)
+	}
+	if err := stop(); err != nil {
+		t.Fatal(err)
+	}
+}

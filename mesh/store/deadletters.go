@@ -320,6 +320,7 @@ func renew(item *envelope.Envelope, dead DeadLetter, now time.Time) {
 	item.RequestID = pipeline.RequestID(id("request"))
 	item.ExecutionID = pipeline.ExecutionID(id("execution"))
 	item.Generation = 0
+	item.Hop().Host, item.Hop().Visited = "", nil
 	item.IdempotencyKey, item.TakesChunks = "", false
 	item.Durability = pipeline.File
 	item.AdmittedAt, item.Deadline = now, now.Add(timeout)

@@ -244,6 +244,35 @@ func TestBrokenRuntimesLeaveTheModelsToTheThird(t *testing.T) {
 	}
 }
 
+// Each host has room for two thirds of the models.
+func TestDurableRequestsRunWhereTheirModelIs(t *testing.T) {
+	t.Parallel()
+	const models, room = 18, 12
+	f := newFleet(t, brokerRegistry)
+	for range 2 {
+		f.modelHost(modelSpec{room: room, load: 200 * time.Millisecond})
+	}
+	f.modelGateways(2, models)
+	f.load(loadSpec{durable: true, requests: pick(20, 500) * models, inFlight: 16, models: models, timeout: time.Minute}).wait().checkAllRight(t)
+	if loads := sum(f.hosts, "stagemesh_stage_model_loads_total"); loads > models+2 {
+		t.Errorf("%d loads of %d models", loads, models)
+	}
+	if sum(f.hosts, "stagemesh_stage_model_forwards_total") == 0 {
+		t.Error("no request was forwarded to the host of its model")
+	}
+	l := f.load(loadSpec{durable: true, inFlight: 16, every: 2 * time.Millisecond, models: room / 2, timeout: time.Minute})
+	for i := range pick(2, 20) {
+		holder := f.hosts[i%2]
+		l.flow(100)
+		holder.pause()
+		testbed.Eventually(t, "requests wait for the host", func() bool { return int(l.next.Load()) >= l.answerCount()+16 })
+		holder.Kill()
+		holder.start()
+	}
+	l.flow(100)
+	l.finish().checkAllRight(t)
+}
+
 // period is when requests of an alias may be answered by some models.
 type period struct {
 	models   []string
