@@ -19,6 +19,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/internal/meshfile"
 	"github.com/stagemesh/stagemesh/internal/testbed"
+	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/model"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -230,5 +231,53 @@ func TestShadowThatCannotRunIsDropped(t *testing.T) {
 	})
 	if meter.count(fmt.Sprintf(key, "dropped")) != 1 {
 		t.Error("a shadow that no queue takes counts as failed")
+	}
+}
+
+func TestRequestsOfModelsKeepTheirNames(t *testing.T) {
+	t.Parallel()
+	meter := &countingMeter{counts: map[string]int64{}}
+	s := stagemesh.Settings{Registry: &meshfile.RegistryConfig{}, Meter: meter, Gateway: gateway.Settings{
+		Aliases: []models.AliasChange{{Name: "best", Route: &meshv1.AliasRoute{Model: "first"}}},
+	}}
+	for id, source := range map[model.ID]string{"first": "a", "other": "b"} {
+		s.Gateway.Models = append(s.Gateway.Models, model.Model{ID: id, Stage: "score", Source: source, Size: model.Size{Host: 1 << 20}})
+	}
+	m := start(t, newMesh(t, s, stagemesh.Stage{
+		Name: "score", Runner: sourceModels(), Config: stagehost.Config{Models: &stagehost.ModelSettings{Capacity: 16 << 20, DefaultSize: 1 << 20}},
+	}))
+	ask := func(name, key string) (*call.Response, error) {
+		return m.Infer(t.Context(), &call.Request{
+			Pipeline: name, ByModel: true, IdempotencyKey: key, Inputs: []payload.Part{payload.OfBlob("", "text/plain", []byte("x"))},
+		})
+	}
+	testbed.Eventually(t, "the alias answers", func() bool {
+		_, err := ask("best", "")
+		return err == nil
+	})
+	before := meter.count("stagemesh.gateway.requests pipeline=alias:,reason=OK")
+	for _, row := range []struct{ name, pipeline, answer string }{
+		{"model:first", "model:first", "a"},
+		{"model:other", "model:other", "b"},
+		{"other", "model:other", "b"},
+		{"alias:best", "alias:best", "a"},
+		{"best", "alias:best", "a"},
+	} {
+		// The key belongs to the model or alias.
+		if got, err := ask(row.name, "key"); err != nil || got.Pipeline != row.pipeline || string(got.Outputs[0].Blob.Data) != row.answer {
+			t.Errorf("%s: %v, %v", row.name, got, err)
+		}
+	}
+	if _, err := ask("model:none", ""); fault.From(err).Reason != fault.UnknownModel {
+		t.Errorf("an unknown model: %v", err)
+	}
+	if got := meter.count("stagemesh.gateway.requests pipeline=model:,reason=OK"); got != 3 {
+		t.Errorf("%d requests of models are counted", got)
+	}
+	if got := meter.count("stagemesh.gateway.requests pipeline=alias:,reason=OK") - before; before != 1 || got != 2 {
+		t.Errorf("%d and %d requests of aliases are counted", before, got)
+	}
+	if got := meter.count("stagemesh.gateway.requests pipeline=model:,reason=UNKNOWN_MODEL"); got != 1 {
+		t.Errorf("%d requests of unknown models are counted", got)
 	}
 }

@@ -53,13 +53,8 @@ func (m *models) Model(name string) (oip.Model, error) {
 // specOf returns the inputs and outputs of a step: its model's own, as far as they are known, or
 // those of its stage.
 func (m *models) specOf(step pipeline.Step) *stagev1.Spec {
-	id := model.ID(step.Model.Model)
-	if name := step.Model.Alias; name != "" {
-		alias, _ := m.gateway.registry.Alias(model.ID(name), "")
-		id = model.ID(alias.GetActive().GetModel())
-	}
-	if _, replicas, ok := m.gateway.registry.Model(id); ok && replicas.GetSpec() != nil {
-		return replicas.GetSpec()
+	if spec := m.gateway.service.SpecOf(step.Model); spec != nil {
+		return spec
 	}
 	return m.stageSpecs()[string(step.Stage)]
 }

@@ -29,7 +29,7 @@ func (s *Service) Infer(ctx context.Context, r *Request) (*Response, error) {
 // Stream is Infer that hands chunks to emit, in order, as they come; emit may be
 // nil. An error of emit ends the call as CANCELLED: its caller has disconnected.
 func (s *Service) Stream(ctx context.Context, r *Request, emit func(Chunk) error) (*Response, error) {
-	begin, label := time.Now(), s.settings.Pipelines.Label(r.Pipeline)
+	begin, label := time.Now(), s.label(r)
 	span, carried := s.tracer.begin(r, begin)
 	response, f := s.infer(ctx, r, emit, begin, span, carried)
 	now := time.Now()
@@ -180,9 +180,9 @@ type call struct {
 	service *Service
 	request *Request
 	env     *envelope.Envelope
-	// emit takes the chunks; nil where the caller wants the response alone.
-	emit func(Chunk) error
-	// label is the pipeline's in metrics.
+	// emit takes the chunks, label is the pipeline's in their metrics; nil and empty where the
+	// caller wants the response alone.
+	emit  func(Chunk) error
 	label string
 	// waitForCapacity is true where the request waits for capacity. slowestQueue is the queue
 	// where it is expected to wait longest, if any.
@@ -203,7 +203,11 @@ type call struct {
 }
 
 func newCall(s *Service, r *Request, env *envelope.Envelope, emit func(Chunk) error, waitForCapacity bool) *call {
-	return &call{service: s, request: r, env: env, emit: emit, label: s.settings.Pipelines.Label(r.Pipeline), waitForCapacity: waitForCapacity}
+	x := &call{service: s, request: r, env: env, emit: emit, waitForCapacity: waitForCapacity}
+	if emit != nil {
+		x.label = s.label(r)
+	}
+	return x
 }
 
 // admit takes a request into flight, with those bytes of its inputs that the caller

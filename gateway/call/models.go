@@ -1,11 +1,13 @@
 package call
 
 import (
+	"cmp"
 	"context"
 	"strings"
 	"time"
 
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
+	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 
 	"github.com/stagemesh/stagemesh/discovery/models"
 	"github.com/stagemesh/stagemesh/gateway/admission"
@@ -37,8 +39,24 @@ func (s *Service) Resolve(name string, byModel bool) (pipeline.Pipeline, *fault.
 		return pipeline.Pipeline{}, f
 	}
 	p := pipeline.OfStage(m.Stage)
-	p.Steps[0].Model = ref
+	p.Name, p.Steps[0].Model = pipeline.Name(prefixOf(ref)+cmp.Or(ref.Alias, ref.Model)), ref
 	return p, nil
+}
+
+func prefixOf(ref payload.ModelRef) string {
+	if ref.Alias != "" {
+		return AliasPrefix
+	}
+	return ModelPrefix
+}
+
+// label returns the pipeline's label in metrics. It is only the prefix for all models and aliases:
+// there are many.
+func (s *Service) label(r *Request) string {
+	if ref, _ := s.refOf(r.Pipeline, r.ByModel); ref != (payload.ModelRef{}) {
+		return prefixOf(ref)
+	}
+	return s.settings.Pipelines.Label(r.Pipeline)
 }
 
 // refOf returns the model or alias of a name, none for the name of a pipeline and for unknown
@@ -86,6 +104,15 @@ func (s *Service) findModel(ref payload.ModelRef, request pipeline.RequestID) (m
 		return nil, nil, "", fault.From(err)
 	}
 	return m, replicas, shadow, nil
+}
+
+// SpecOf returns a model's own inputs and outputs, by an alias too; nil where none are known.
+func (s *Service) SpecOf(ref payload.ModelRef) *stagev1.Spec {
+	if ref == (payload.ModelRef{}) {
+		return nil
+	}
+	_, replicas, _, _ := s.findModel(ref, "")
+	return replicas.GetSpec()
 }
 
 // modelID returns the model that a name means.

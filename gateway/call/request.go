@@ -81,7 +81,7 @@ func tenantOf(ctx context.Context) string {
 // stage in the process may share it.
 type Response struct {
 	RequestID string
-	// Pipeline is the name that the request asked for.
+	// Pipeline is the name that the request asked for, of a model or an alias with its prefix.
 	Pipeline string
 	Outputs  []payload.Part
 	Metadata map[string]string

@@ -15,7 +15,7 @@ type (
 	StageName string
 	// StepName names a place in a pipeline.
 	StepName string
-	// Name names a pipeline, or is "stage:<stage>".
+	// Name names a pipeline, or is "stage:<stage>", "model:<id>" or "alias:<name>".
 	Name string
 	// HostID names one running stage-host process.
 	HostID string
