@@ -16,6 +16,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/internal/meshfile"
 	"github.com/stagemesh/stagemesh/internal/testbed"
+	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/model"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/stagehost"
@@ -39,10 +40,13 @@ func TestTapShowsRequestsAndDelaysNone(t *testing.T) {
 	}, stagemesh.Stage{
 		Name: "score", Runner: sourceModels(), Config: stagehost.Config{Models: &stagehost.ModelSettings{Capacity: 16 << 20, DefaultSize: 1 << 20}},
 	}))
-	ask := func(name string, data []byte) error {
-		_, err := m.Infer(t.Context(), &call.Request{Pipeline: name, Inputs: []payload.Part{payload.OfBlob("x", "text/plain", data)}})
+	askWithKey := func(name string, data []byte, key string) error {
+		_, err := m.Infer(call.WithTenant(t.Context(), "blue"), &call.Request{
+			Pipeline: name, Inputs: []payload.Part{payload.OfBlob("x", "text/plain", data)}, IdempotencyKey: key,
+		})
 		return err
 	}
+	ask := func(name string, data []byte) error { return askWithKey(name, data, "") }
 	testbed.Eventually(t, "the alias answers", func() bool { return ask("alias:best", []byte("to")) == nil })
 
 	transport := &http.Transport{}
@@ -84,13 +88,33 @@ func TestTapShowsRequestsAndDelaysNone(t *testing.T) {
 		})
 		stream.Receive()
 		one := stream.Msg()
-		if one.GetModel() != row.model || string(one.GetInputs()[0].GetBlob().GetData()) != "to" || one.GetShadow() != row.isShadow || one.GetFault().GetReason() != row.fail ||
+		if one.GetModel() != row.model || string(one.GetInputs()[0].GetBlob().GetData()) != "to" || one.GetShadow() != row.isShadow || one.GetTenant() != "blue" || one.GetFault().GetReason() != row.fail ||
 			row.fail == "" && string(one.GetOutputs()[0].GetBlob().GetData()) != row.answer {
 			t.Errorf("%s: %v, %v", name, one, stream.Err())
 		}
 		if err := stream.Close(); err != nil {
 			t.Error(err)
 		}
+	}
+
+	// Requests that get the answer of another, or that are rejected, do not run.
+	stream := tap(&adminv1.TapModelRequest{Model: "first"}, func() { _ = ask("model:first", []byte("to")) })
+	if first, again, other := askWithKey("model:first", []byte("keyed"), "key"), askWithKey("model:first", []byte("keyed"), "key"),
+		askWithKey("model:first", []byte("other"), "key"); first != nil || again != nil || fault.From(other).Reason != fault.IdempotencyMismatch {
+		t.Fatal(first, again, other)
+	}
+	if err := ask("model:first", []byte("end")); err != nil {
+		t.Fatal(err)
+	}
+	shown := map[string]int{}
+	for shown["end"] == 0 && stream.Receive() {
+		shown[string(stream.Msg().GetInputs()[0].GetBlob().GetData())]++
+	}
+	if shown["keyed"] != 1 || shown["other"] != 0 {
+		t.Errorf("the tap shows %v", shown)
+	}
+	if err := stream.Close(); err != nil {
+		t.Error(err)
 	}
 
 	for name, row := range map[string]struct {

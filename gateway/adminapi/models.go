@@ -336,7 +336,7 @@ func (h *handler) tapModel(ctx context.Context, _ *transport.Call, in *adminv1.T
 	err = h.Traffic.Tap(ctx, payload.ModelRef{Model: in.GetModel(), Alias: in.GetAlias()}, cmp.Or(int(in.GetPercent()), 100), func(one call.Tapped) error {
 		out := &adminv1.TapModelResponse{
 			RequestId: string(one.Env.RequestID), Pipeline: string(one.Env.Pipeline), Model: one.Model, Shadow: one.IsShadow,
-			AdmittedAt: timestamppb.New(one.Env.AdmittedAt), Took: durationpb.New(one.Took), Inputs: payload.ToProto(one.Env.Parts), Dropped: one.Dropped,
+			AdmittedAt: timestamppb.New(one.Env.AdmittedAt), Took: durationpb.New(one.Took), Inputs: payload.ToProto(one.Env.Parts), Dropped: one.Dropped, Tenant: one.Env.Tenant,
 		}
 		if one.Fault != nil {
 			out.Fault = one.Fault.ToProto()

@@ -75,8 +75,12 @@ func (s *Service) Tap(ctx context.Context, of payload.ModelRef, percent int, emi
 	}
 }
 
-// tap hands a request that has ended to the taps of its models.
+// tap hands a request that has ended to the taps of its models. One that was rejected, or that got
+// the answer of another one with its key, ran on no model.
 func (s *Service) tap(x *call, p *pipeline.Pipeline, response *Response, f *fault.Fault, took time.Duration) {
+	if x.pending == nil {
+		return
+	}
 	for i := range s.taps {
 		if t := s.taps[i].Load(); t != nil {
 			t.offer(x, p, response, f, took)

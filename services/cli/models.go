@@ -412,6 +412,9 @@ func printRequest(out io.Writer, r *adminv1.TapModelResponse) error {
 	if r.GetShadow() {
 		kind = " (shadow)"
 	}
+	if r.GetTenant() != "" {
+		kind += " of tenant " + visible(r.GetTenant())
+	}
 	if f := r.GetFault(); f != nil {
 		answer = f.GetReason() + ": " + f.GetMessage()
 	}

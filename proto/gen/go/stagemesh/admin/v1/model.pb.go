@@ -1523,7 +1523,9 @@ type TapModelResponse struct {
 	// Why there are none; unset where the request succeeded.
 	Fault *v1.Fault `protobuf:"bytes,9,opt,name=fault,proto3" json:"fault,omitempty"`
 	// How many requests this call has dropped so far.
-	Dropped       uint64 `protobuf:"varint,10,opt,name=dropped,proto3" json:"dropped,omitempty"`
+	Dropped uint64 `protobuf:"varint,10,opt,name=dropped,proto3" json:"dropped,omitempty"`
+	// Who asked; empty for a gateway without tenants.
+	Tenant        string `protobuf:"bytes,11,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1628,6 +1630,13 @@ func (x *TapModelResponse) GetDropped() uint64 {
 	return 0
 }
 
+func (x *TapModelResponse) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
 var File_stagemesh_admin_v1_model_proto protoreflect.FileDescriptor
 
 const file_stagemesh_admin_v1_model_proto_rawDesc = "" +
@@ -1724,7 +1733,7 @@ const file_stagemesh_admin_v1_model_proto_rawDesc = "" +
 	"\x0fTapModelRequest\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12\x14\n" +
 	"\x05alias\x18\x02 \x01(\tR\x05alias\x12\x18\n" +
-	"\apercent\x18\x03 \x01(\rR\apercent\"\x9f\x03\n" +
+	"\apercent\x18\x03 \x01(\rR\apercent\"\xb7\x03\n" +
 	"\x10TapModelResponse\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x1a\n" +
@@ -1738,7 +1747,8 @@ const file_stagemesh_admin_v1_model_proto_rawDesc = "" +
 	"\aoutputs\x18\b \x03(\v2\x1c.stagemesh.inference.v1.PartR\aoutputs\x12.\n" +
 	"\x05fault\x18\t \x01(\v2\x18.stagemesh.mesh.v1.FaultR\x05fault\x12\x18\n" +
 	"\adropped\x18\n" +
-	" \x01(\x04R\adropped*\x96\x01\n" +
+	" \x01(\x04R\adropped\x12\x16\n" +
+	"\x06tenant\x18\v \x01(\tR\x06tenant*\x96\x01\n" +
 	"\n" +
 	"ModelState\x12\x1b\n" +
 	"\x17MODEL_STATE_UNSPECIFIED\x10\x00\x12\x1a\n" +
