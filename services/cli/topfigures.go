@@ -28,8 +28,10 @@ const (
 	topSamples = 6
 	// topPresent is how long a process that does not answer counts as running.
 	topPresent = 2500 * time.Millisecond
-	// maxFamilies bounds the metrics of a process, in bytes.
-	maxFamilies = 64 << 20
+	// maxFamilies and maxAllFamilies bound the metrics of a process, and of all, in bytes. Any
+	// client of the broker may send some, and they are packed.
+	maxFamilies    = 4 << 20
+	maxAllFamilies = 32 << 20
 )
 
 // topSample is what a gateway knows of the mesh at one time.
@@ -54,21 +56,26 @@ type series struct {
 
 // readProcesses reads the metrics of processes. Those that cannot be read are left out.
 func readProcesses(all []*meshv1.ProcessMetrics) map[string]topProcess {
-	out := map[string]topProcess{}
+	out, left := map[string]topProcess{}, int64(maxAllFamilies)
 	for _, p := range all {
-		if read, err := readMetrics(p.GetFamilies()); err == nil {
+		bound := min(maxFamilies, left)
+		limited := &io.LimitedReader{N: bound}
+		if read, err := readMetrics(p.GetFamilies(), limited); err == nil && limited.N > 0 {
 			out[p.GetProcess()] = read
 		}
+		left -= bound - limited.N
 	}
 	return out
 }
 
-func readMetrics(families []byte) (topProcess, error) {
+// readMetrics unpacks metrics as far as limited allows.
+func readMetrics(families []byte, limited *io.LimitedReader) (topProcess, error) {
 	unpacked, err := gzip.NewReader(bytes.NewReader(families))
 	if err != nil {
 		return nil, err
 	}
-	in, out := bufio.NewReader(io.LimitReader(unpacked, maxFamilies)), topProcess{}
+	limited.R = unpacked
+	in, out := bufio.NewReader(limited), topProcess{}
 	for {
 		var f dto.MetricFamily
 		if err := protodelim.UnmarshalFrom(in, &f); errors.Is(err, io.EOF) {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"encoding/json"
+	"fmt"
 	"math"
 	"strings"
 	"testing"
@@ -120,6 +121,27 @@ func hostProcess(t *testing.T, id string, batches float64) *meshv1.ProcessMetric
 		"stagemesh_stage_slots":              {gauge(2, "stage=s", "host="+id)},
 		"stagemesh_stage_busy_seconds_total": {counter(batches/100, "stage=s", "host="+id)},
 	})
+}
+
+func TestPackedMetricsAreBounded(t *testing.T) {
+	t.Parallel()
+	large := func(id string, mebibytes int) *meshv1.ProcessMetrics {
+		families := map[string][]*dto.Metric{}
+		for i := range mebibytes {
+			families[fmt.Sprint(i)] = []*dto.Metric{gauge(1, "x="+strings.Repeat("0", 1<<20))}
+		}
+		return processOf(t, id, families)
+	}
+	if got := readProcesses([]*meshv1.ProcessMetrics{large("a", 3), large("bomb", 5), hostProcess(t, "h", 1)}); len(got) != 2 || got["a"] == nil || got["h"] == nil {
+		t.Errorf("%d processes are read", len(got))
+	}
+	var many []*meshv1.ProcessMetrics
+	for i := range 20 {
+		many = append(many, large(fmt.Sprint(i), 3))
+	}
+	if got := readProcesses(many); len(got) != 10 {
+		t.Errorf("%d of many are read", len(got))
+	}
 }
 
 func TestFiguresAddUpAllProcesses(t *testing.T) {
