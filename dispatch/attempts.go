@@ -171,17 +171,9 @@ type breaker struct {
 	probe    [16]byte
 }
 
-// blocks returns why nothing may be sent; empty if something may.
-func (b *breaker) blocks(now time.Time) string {
-	switch {
-	case b.opened == 0:
-		return ""
-	case b.probing:
-		return "breaker: a probe runs"
-	case now.Before(b.until):
-		return "breaker: " + strconv.Itoa(b.failures) + " failures in a row"
-	}
-	return ""
+// blocks reports whether nothing may be sent now.
+func (b *breaker) blocks(now time.Time) bool {
+	return b.opened > 0 && (b.probing || now.Before(b.until))
 }
 
 // sent takes note of a job that is sent.

@@ -134,8 +134,8 @@ func TestBreakerProbesUntilTargetAnswers(t *testing.T) {
 	now, job := epoch, func(n int) [16]byte { return [16]byte{byte(n)} }
 	blocked := func(want bool) {
 		t.Helper()
-		if why := b.blocks(now); (why != "") != want {
-			t.Fatalf("at %s: blocks %q, want %t", now.Sub(epoch), why, want)
+		if got := b.blocks(now); got != want {
+			t.Fatalf("at %s: blocks %t, want %t", now.Sub(epoch), got, want)
 		}
 	}
 	b.ended(job(0), succeeded, now)
