@@ -153,7 +153,7 @@ func TestModelServerServesModels(t *testing.T) {
 		Registry: &meshfile.RegistryConfig{},
 		Gateway: gateway.Settings{
 			Config: gateway.Config{Listen: "127.0.0.1:0", Passthrough: map[string]string{"predict.Predictor/Predict": "1"}},
-			Models: []model.Model{{ID: "a", Stage: "score", Options: map[string]string{"add": "10", "size": "4096"}}},
+			Models: []model.Model{{ID: "a", Stage: "score", Options: model.NewOptions(map[string]string{"add": "10", "size": "4096"})}},
 		},
 	}, stagemesh.Stage{
 		Name: "score", Runner: r,
@@ -223,7 +223,7 @@ func TestModelThatIsNeverThereIsAnError(t *testing.T) {
 		t.Fatal(err)
 	}
 	m := start(t, newMesh(t, stagemesh.Settings{
-		Registry: &meshfile.RegistryConfig{}, Gateway: gateway.Settings{Models: []model.Model{{ID: "a", Stage: "score", Options: map[string]string{"add": "10"}}}},
+		Registry: &meshfile.RegistryConfig{}, Gateway: gateway.Settings{Models: []model.Model{{ID: "a", Stage: "score", Options: model.NewOptions(map[string]string{"add": "10"})}}},
 	}, stagemesh.Stage{
 		Name: "score", Runner: r, Config: stagehost.Config{Models: &stagehost.ModelSettings{Capacity: 1 << 20}},
 	}))

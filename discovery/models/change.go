@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"math/rand/v2"
 	"time"
 
@@ -172,7 +171,7 @@ func (r *Registry) Register(ctx context.Context, in Registration) (created bool,
 			if in.LastUse.IsZero() {
 				m.LastUse = now.Add(-unusedFor)
 			}
-		case !isEqual(m.Model, in.Model):
+		case m.Model != in.Model:
 			return edit{}, fault.Newf(fault.ModelExists, "model %.*q is registered with other attributes, and never changes; choose another ID, or unregister it first", shown, string(in.ID))
 		case m.AutoDelete || !in.AutoDelete:
 			return edit{}, nil
@@ -191,11 +190,6 @@ func current(e discovery.Entry) *Model {
 		return nil
 	}
 	return m
-}
-
-func isEqual(a, b model.Model) bool {
-	return a.Stage == b.Stage && a.Type == b.Type && a.Source == b.Source && maps.Equal(a.Options, b.Options) &&
-		a.Size == b.Size && a.MinReplicas == b.MinReplicas
 }
 
 // Unregister removes a model, if it exists. The package comment says how it works.

@@ -111,12 +111,12 @@ func intern(s string) string { return unique.Make(s).Value() }
 // FromProto returns the model of a message, or INVALID_REQUEST with the field; within is what
 // precedes its name.
 func FromProto(within string, in *meshv1.Model) (model.Model, error) {
+	// The texts of a model are one object, which the garbage collector need not look into.
+	options := string(model.NewOptions(in.GetOptions()))
+	texts, id, source := in.GetId()+in.GetSource()+options, len(in.GetId()), len(in.GetSource())
 	out := model.Model{
-		ID: model.ID(in.GetId()), Stage: pipeline.StageName(intern(in.GetStage())), Type: intern(in.GetType()), Source: in.GetSource(),
-		Options: in.GetOptions(), Size: sizeOf(in.GetSize()), MinReplicas: int(in.GetMinReplicas()),
-	}
-	if len(out.Options) == 0 {
-		out.Options = nil
+		ID: model.ID(texts[:id]), Stage: pipeline.StageName(intern(in.GetStage())), Type: intern(in.GetType()), Source: texts[id:][:source],
+		Options: model.Options(texts[id+source:]), Size: sizeOf(in.GetSize()), MinReplicas: int(in.GetMinReplicas()),
 	}
 	if err := out.ID.Validate(); err != nil {
 		return out, fault.InField(fault.InvalidRequest, within+"id", "%w", err)
@@ -158,7 +158,7 @@ func SizeToProto(s model.Size) *meshv1.ModelSize {
 // ToProto returns the message of a model.
 func ToProto(m model.Model) *meshv1.Model {
 	return &meshv1.Model{
-		Id: string(m.ID), Stage: string(m.Stage), Type: m.Type, Source: m.Source, Options: m.Options,
+		Id: string(m.ID), Stage: string(m.Stage), Type: m.Type, Source: m.Source, Options: m.Options.Map(),
 		Size: SizeToProto(m.Size), MinReplicas: uint32(max(0, m.MinReplicas)),
 	}
 }

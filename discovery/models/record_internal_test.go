@@ -40,7 +40,7 @@ func TestModelTakesAtMostOneKiB(t *testing.T) {
 	for i := range count {
 		id := model.ID(fmt.Sprintf("digit-reader-%05d", (i*7919)%count))
 		m := &Model{Model: model.Model{
-			ID: id, Stage: "score", Type: "linear", Source: "models/" + string(id) + ".json", Options: map[string]string{"threads": "1"}, Size: model.Size{Host: 12 << 10},
+			ID: id, Stage: "score", Type: "linear", Source: "models/" + string(id) + ".json", Options: model.NewOptions(map[string]string{"threads": "1"}), Size: model.Size{Host: 12 << 10},
 		}, RegisteredAt: now, LastUse: now}
 		value, err := encode(m.toProto())
 		put(modelKey(id), value, err, i)

@@ -125,7 +125,7 @@ func TestAllGatewaysHaveAModel(t *testing.T) {
 		t.Error("the same model was created again")
 	}
 	other := of("b")
-	other.Options = map[string]string{"k": "v"}
+	other.Options = model.NewOptions(map[string]string{"k": "v"})
 	_, err = two.Register(t.Context(), other)
 	expect(t, "other attributes", err, fault.ModelExists)
 	for range 2 {

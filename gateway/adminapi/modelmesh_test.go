@@ -2,6 +2,7 @@ package adminapi_test
 
 import (
 	"log/slog"
+	"maps"
 	"net/http"
 	"strings"
 	"testing"
@@ -61,7 +62,7 @@ func TestModelMeshRegistersModels(t *testing.T) {
 	}
 	m, _, ok := registry.Model("iris")
 	if !ok || m.Stage != "score" || m.Type != "linear" || m.Source != "iris.json" || !m.LastUse.Equal(used) ||
-		m.Options["bucket"] != "b" || m.Options["disk_size_bytes"] != "12" || m.Options["model_type"] != `{"name": "x"}` {
+		!maps.Equal(m.Options.Map(), map[string]string{"bucket": "b", "disk_size_bytes": "12", "model_type": `{"name": "x"}`}) {
 		t.Errorf("registered is %+v", m)
 	}
 	info.Path = "other.json"
@@ -71,7 +72,7 @@ func TestModelMeshRegistersModels(t *testing.T) {
 	if _, err := client.RegisterModel(t.Context(), &mmesh.RegisterModelRequest{ModelId: "plain", ModelInfo: &mmesh.ModelInfo{Key: "secret text"}}); err != nil {
 		t.Error(err)
 	}
-	if m, _, _ := registry.Model("plain"); m == nil || m.Options["key"] != "secret text" {
+	if m, _, _ := registry.Model("plain"); m == nil || m.Options.Map()["key"] != "secret text" {
 		t.Errorf("a key that is no JSON becomes %+v", m)
 	}
 	if _, err := client.RegisterModel(t.Context(), &mmesh.RegisterModelRequest{ModelInfo: info}); status.Code(err) != codes.InvalidArgument {

@@ -28,7 +28,7 @@ aliases:
 		t.Fatal(err)
 	}
 	s, err := f.GatewaySettings()
-	if err != nil || len(s.Models) != 2 || s.Models[0].ID != "v1" || s.Models[1].Size != (model.Size{Host: 12 << 10, Device: 1 << 30}) || s.Models[1].MinReplicas != 2 || s.Models[1].Options["k"] != "v" {
+	if err != nil || len(s.Models) != 2 || s.Models[0].ID != "v1" || s.Models[1].Size != (model.Size{Host: 12 << 10, Device: 1 << 30}) || s.Models[1].MinReplicas != 2 || s.Models[1].Options.Map()["k"] != "v" {
 		t.Errorf("got %+v, %v", s.Models, err)
 	}
 	if len(s.Aliases) != 1 || s.Aliases[0].Owner != "me" || s.Aliases[0].Route.GetWeights()["v2"] != 10 || s.Aliases[0].Route.GetShadow().GetPercent() != 5 {

@@ -3,6 +3,7 @@
 package model
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
@@ -34,6 +35,25 @@ func (id ID) Validate() error {
 	return nil
 }
 
+// Options are texts by name, as a JSON object with sorted names; empty for none. As one text they
+// cost the garbage collector little where thousands of models are in memory.
+type Options string
+
+// NewOptions returns options.
+func NewOptions(of map[string]string) Options {
+	if len(of) == 0 {
+		return ""
+	}
+	text, _ := json.Marshal(of) // a map of strings always has a form in JSON
+	return Options(text)
+}
+
+// Map returns the options by name; nil for none.
+func (o Options) Map() (out map[string]string) {
+	_ = json.Unmarshal([]byte(o), &out) // NewOptions has made it
+	return out
+}
+
 // Size is the memory of a model, or of all models of a host, in bytes.
 type Size struct{ Host, Device int64 }
 
@@ -47,7 +67,7 @@ type Model struct {
 	// fetches nothing.
 	Source string
 	// Options are for the runtime.
-	Options map[string]string
+	Options Options
 	// Size is a hint; zero where it is unknown.
 	Size Size
 	// MinReplicas is the number of replicas that no eviction goes below.

@@ -22,7 +22,7 @@ type adders struct{ runnertest.ModelRuntime }
 
 // Read implements onnx.Files.
 func (a *adders) Read(ctx context.Context, m model.Model) ([]byte, error) {
-	add, err := a.Load(ctx, m.Source, m.Options)
+	add, err := a.Load(ctx, m.Source, m.Options.Map())
 	switch {
 	case errors.Is(err, runnertest.ErrInvalidSource):
 		err = fmt.Errorf("%w: %w", runner.ErrInvalidModel, err)
@@ -43,7 +43,7 @@ func (a *adders) Read(ctx context.Context, m model.Model) ([]byte, error) {
 
 // Size implements onnx.Files.
 func (a *adders) Size(m model.Model) (int64, error) {
-	return a.ModelRuntime.Size(m.Source, m.Options), nil
+	return a.ModelRuntime.Size(m.Source, m.Options.Map()), nil
 }
 
 // suited adds to a runner what the suite asks for and no file can have: rows that are held, and

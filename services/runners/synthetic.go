@@ -42,8 +42,9 @@ func NewEchoModels(s EchoSettings) (*inproc.ModelRunner, error) {
 	return inproc.NewModels(inproc.Settings{Concurrency: s.Concurrency}, inproc.Models{
 		Limits: runner.ModelLimits{LoadSlots: echoLoads},
 		Load: func(ctx context.Context, m model.Model) (any, runner.LoadedModel, error) {
-			load, err := time.ParseDuration(cmp.Or(m.Options["load"], "0s"))
-			unload, err2 := time.ParseDuration(cmp.Or(m.Options["unload"], "0s"))
+			options := m.Options.Map()
+			load, err := time.ParseDuration(cmp.Or(options["load"], "0s"))
+			unload, err2 := time.ParseDuration(cmp.Or(options["unload"], "0s"))
 			if err := errors.Join(err, err2); err != nil {
 				return nil, runner.LoadedModel{}, fmt.Errorf("%w: %w", runner.ErrInvalidModel, err)
 			}

@@ -241,7 +241,7 @@ func TestModelTakesItsTimesToLoadAndUnload(t *testing.T) {
 			t.Fatal(err)
 		}
 		start := time.Now()
-		loaded, err := r.Load(t.Context(), model.Model{ID: "m", Size: model.Size{Host: 7}, Options: map[string]string{"load": "20ms", "unload": "2s"}})
+		loaded, err := r.Load(t.Context(), model.Model{ID: "m", Size: model.Size{Host: 7}, Options: model.NewOptions(map[string]string{"load": "20ms", "unload": "2s"})})
 		if got := time.Since(start); err != nil || loaded.Size.Host != 7 || got != 20*time.Millisecond {
 			t.Errorf("the load took %v: %+v, %v", got, loaded, err)
 		}
@@ -250,7 +250,7 @@ func TestModelTakesItsTimesToLoadAndUnload(t *testing.T) {
 		if got := time.Since(start); err != nil || got != 2*time.Second {
 			t.Errorf("the unload took %v: %v", got, err)
 		}
-		if _, err := r.Load(t.Context(), model.Model{ID: "n", Options: map[string]string{"load": "soon"}}); !errors.Is(err, runner.ErrInvalidModel) {
+		if _, err := r.Load(t.Context(), model.Model{ID: "n", Options: model.NewOptions(map[string]string{"load": "soon"})}); !errors.Is(err, runner.ErrInvalidModel) {
 			t.Errorf("a load time that is none: %v", err)
 		}
 	})

@@ -42,7 +42,7 @@ type mlServer struct {
 func (r *mlServer) Load(ctx context.Context, m model.Model) (runner.LoadedModel, error) {
 	settings, err := json.Marshal(map[string]any{
 		"name": m.ID, "implementation": "adder.Adder",
-		"parameters": map[string]any{"extra": map[string]string{"add": m.Options["add"], "source": m.Source}},
+		"parameters": map[string]any{"extra": map[string]string{"add": m.Options.Map()["add"], "source": m.Source}},
 	})
 	if err != nil {
 		return runner.LoadedModel{}, err

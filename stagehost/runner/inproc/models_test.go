@@ -18,12 +18,12 @@ func TestFunctionWithModelsIsAModelLoader(t *testing.T) {
 	runnertest.TestModels(t, func(_ *testing.T, slots int) runner.Runner {
 		runtime := &runnertest.ModelRuntime{}
 		size := func(_ context.Context, m model.Model) (model.Size, error) {
-			return model.Size{Host: runtime.Size(m.Source, m.Options)}, nil
+			return model.Size{Host: runtime.Size(m.Source, m.Options.Map())}, nil
 		}
 		return inproc.NewModels(settings(slots), inproc.Models{
 			Limits: runnertest.ModelLimits(),
 			Load: func(ctx context.Context, m model.Model) (any, runner.LoadedModel, error) {
-				add, err := runtime.Load(ctx, m.Source, m.Options)
+				add, err := runtime.Load(ctx, m.Source, m.Options.Map())
 				switch {
 				case errors.Is(err, runnertest.ErrInvalidSource):
 					err = fmt.Errorf("%w: %w", runner.ErrInvalidModel, err)

@@ -2,7 +2,6 @@ package modelserver
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
@@ -50,7 +49,7 @@ func (s spi) status(ctx context.Context) (out runner.ModelLimits, err error) {
 func bytesOf(n uint64) model.Size { return model.Size{Host: int64(min(n, math.MaxInt64))} }
 
 func (s spi) load(ctx context.Context, m model.Model) (out runner.LoadedModel, err error) {
-	loaded, err := s.LoadModel(ctx, &mmesh.LoadModelRequest{ModelId: string(m.ID), ModelType: m.Type, ModelPath: m.Source, ModelKey: keyOf(m)})
+	loaded, err := s.LoadModel(ctx, &mmesh.LoadModelRequest{ModelId: string(m.ID), ModelType: m.Type, ModelPath: m.Source, ModelKey: string(m.Options)})
 	if err != nil {
 		return out, err
 	}
@@ -67,15 +66,6 @@ func (s spi) load(ctx context.Context, m model.Model) (out runner.LoadedModel, e
 	return out, nil
 }
 
-// keyOf returns the options of a model as the adapters of KServe read them.
-func keyOf(m model.Model) string {
-	if len(m.Options) == 0 {
-		return ""
-	}
-	key, _ := json.Marshal(m.Options) // a map of strings always has a form in JSON
-	return string(key)
-}
-
 func (s spi) unload(ctx context.Context, id model.ID) error {
 	_, err := s.UnloadModel(ctx, &mmesh.UnloadModelRequest{ModelId: string(id)})
 	return err
@@ -83,7 +73,7 @@ func (s spi) unload(ctx context.Context, id model.ID) error {
 
 func (s spi) predict(ctx context.Context, m model.Model) (model.Size, error) {
 	size, err := s.PredictModelSize(ctx, &mmesh.PredictModelSizeRequest{
-		ModelId: string(m.ID), ModelType: m.Type, ModelPath: m.Source, ModelKey: keyOf(m),
+		ModelId: string(m.ID), ModelType: m.Type, ModelPath: m.Source, ModelKey: string(m.Options),
 	})
 	if status.Code(err) == codes.Unimplemented {
 		err = nil

@@ -60,7 +60,7 @@ func load(t *testing.T, r *modelserver.Runner, m model.Model) runner.LoadedModel
 }
 
 func adder(id model.ID) model.Model {
-	return model.Model{ID: id, Options: map[string]string{"add": "10", "size": "4096"}}
+	return model.Model{ID: id, Options: model.NewOptions(map[string]string{"add": "10", "size": "4096"})}
 }
 
 func TestServerIsAModelLoader(t *testing.T) {

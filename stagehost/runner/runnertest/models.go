@@ -142,7 +142,7 @@ func startModels(t *testing.T, newRunner New) modelBed {
 }
 
 func modelOf(id model.ID, add int64) model.Model {
-	return model.Model{ID: id, Type: "adder", Options: map[string]string{"add": strconv.FormatInt(add, 10), "size": "4096"}}
+	return model.Model{ID: id, Type: "adder", Options: model.NewOptions(map[string]string{"add": strconv.FormatInt(add, 10), "size": "4096"})}
 }
 
 func sourced(id model.ID, source string) model.Model {

@@ -157,7 +157,7 @@ func (q *modelRequest) await(ctx context.Context) error {
 }
 
 func record(m model.Model) frame.Load {
-	return frame.Load{Model: string(m.ID), ModelType: m.Type, Source: m.Source, Options: m.Options}
+	return frame.Load{Model: string(m.ID), ModelType: m.Type, Source: m.Source, Options: m.Options.Map()}
 }
 
 // ModelLimits implements runner.ModelLoader.

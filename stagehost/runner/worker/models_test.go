@@ -196,7 +196,7 @@ func TestLoadThatIgnoresItsCancelReplacesTheWorker(t *testing.T) {
 func TestUnloadThatDoesNotEndReplacesTheWorker(t *testing.T) {
 	t.Parallel()
 	b := startLoader(t, func(*worker.Settings) {})
-	if _, err := b.Load(b.patient(), model.Model{ID: "a", Options: map[string]string{"add": "1", "unload": "stuck"}}); err != nil {
+	if _, err := b.Load(b.patient(), model.Model{ID: "a", Options: model.NewOptions(map[string]string{"add": "1", "unload": "stuck"})}); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), brief)
@@ -212,7 +212,7 @@ func TestUnloadThatDoesNotEndReplacesTheWorker(t *testing.T) {
 func TestModelStaysWhenItsUnloadFails(t *testing.T) {
 	t.Parallel()
 	b := startLoader(t, func(*worker.Settings) {})
-	m := model.Model{ID: "a", Options: map[string]string{"add": "1", "unload": "the device is busy"}}
+	m := model.Model{ID: "a", Options: model.NewOptions(map[string]string{"add": "1", "unload": "the device is busy"})}
 	if _, err := b.Load(b.patient(), m); err != nil {
 		t.Fatal(err)
 	}
@@ -346,11 +346,11 @@ func TestCapacityIsAtMostTheMemory(t *testing.T) {
 func TestLoadThatFailsOnOneRankLeavesNothing(t *testing.T) {
 	t.Parallel()
 	b := startLoader(t, func(s *worker.Settings) { s.Replicas = []worker.Replica{{Ranks: 2}} })
-	if _, err := b.Load(b.patient(), model.Model{ID: "a", Source: "bad on rank 1", Options: map[string]string{"add": "1"}}); err == nil {
+	if _, err := b.Load(b.patient(), model.Model{ID: "a", Source: "bad on rank 1", Options: model.NewOptions(map[string]string{"add": "1"})}); err == nil {
 		t.Error("a load that fails on a rank succeeds")
 	}
 	b.logs("unload a", "rank=0")
-	if _, err := b.Load(b.patient(), model.Model{ID: "a", Options: map[string]string{"add": "1"}}); err != nil {
+	if _, err := b.Load(b.patient(), model.Model{ID: "a", Options: model.NewOptions(map[string]string{"add": "1"})}); err != nil {
 		t.Error(err)
 	}
 }
