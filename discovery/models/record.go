@@ -8,6 +8,7 @@ import (
 	"math"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 	"unique"
 
@@ -201,8 +202,8 @@ func decodeAlias(e discovery.Entry) (*alias, error) {
 // content is what a table has.
 type content struct {
 	epoch    string
-	models   index[*Model]
-	aliases  index[*alias]
+	models   *index[*Model]
+	aliases  *index[*alias]
 	replicas map[model.ID]*meshv1.ReplicasRecord
 	settings map[pipeline.StageName]*meshv1.ModelSettings
 	// pointing counts the routes that name a model.
@@ -214,7 +215,7 @@ type content struct {
 
 func newContent(log *slog.Logger) *content {
 	return &content{
-		models: index[*Model]{all: map[model.ID]*Model{}}, aliases: index[*alias]{all: map[model.ID]*alias{}},
+		models: newIndex[*Model](), aliases: newIndex[*alias](),
 		replicas: map[model.ID]*meshv1.ReplicasRecord{}, settings: map[pipeline.StageName]*meshv1.ModelSettings{}, pointing: map[model.ID]int{}, log: log,
 	}
 }
@@ -378,37 +379,48 @@ func (c *content) records() iter.Seq2[discovery.Key, func() proto.Message] {
 // index holds values by ID, and sorts their IDs when they are listed.
 type index[V any] struct {
 	all map[model.ID]V
-	// order has the IDs in order; nil until it is needed again.
-	order []model.ID
+	// order returns the IDs in order; it is nil until they are needed again.
+	order atomic.Pointer[func() []model.ID]
 }
+
+func newIndex[V any]() *index[V] { return &index[V]{all: map[model.ID]V{}} }
 
 func (x *index[V]) get(id model.ID) V { return x.all[id] }
 
 func (x *index[V]) put(id model.ID, v V) {
 	if _, ok := x.all[id]; !ok {
-		x.order = nil
+		x.order.Store(nil)
 	}
 	x.all[id] = v
 }
 
 func (x *index[V]) remove(id model.ID) {
 	delete(x.all, id)
-	x.order = nil
+	x.order.Store(nil)
 }
 
 // page returns up to limit values after an ID that are to be listed, and the last ID if
-// there are more. It may change the index.
-func (x *index[V]) page(after model.ID, limit int, listed func(V) bool) (out []V, next model.ID) {
-	if x.order == nil {
-		x.order = slices.Sorted(maps.Keys(x.all))
+// there are more. It sorts without the lock, so that requests do not wait for that.
+func (x *index[V]) page(mu *sync.RWMutex, after model.ID, limit int, listed func(V) bool) (out []V, next model.ID) {
+	mu.RLock()
+	order := x.order.Load()
+	if order == nil {
+		ids := slices.AppendSeq(make([]model.ID, 0, len(x.all)), maps.Keys(x.all))
+		sort := sync.OnceValue(func() []model.ID { slices.Sort(ids); return ids })
+		order = &sort
+		x.order.Store(order)
 	}
-	at, found := slices.BinarySearch(x.order, after)
+	mu.RUnlock()
+	ids := (*order)()
+	at, found := slices.BinarySearch(ids, after)
 	if found {
 		at++
 	}
-	for _, id := range x.order[at:] {
-		v := x.all[id]
-		if !listed(v) {
+	mu.RLock()
+	defer mu.RUnlock()
+	for _, id := range ids[at:] {
+		v, ok := x.all[id]
+		if !ok || !listed(v) {
 			continue
 		}
 		if len(out) == limit {

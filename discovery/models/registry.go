@@ -391,11 +391,12 @@ func (r *Registry) Find(ctx context.Context, id model.ID) (*Model, *meshv1.Repli
 // List returns up to limit models of a stage after an ID, sorted by ID, and where the next
 // page goes on, "" after the last. An empty stage means all.
 func (r *Registry) List(stage pipeline.StageName, after model.ID, limit int) (page []*Model, replicas []*meshv1.ReplicasRecord, next model.ID) {
-	r.mu.Lock() // page may sort
-	defer r.mu.Unlock()
-	page, next = r.served.models.page(after, limit, func(m *Model) bool { return !m.deleting && (stage == "" || m.Stage == stage) })
+	c := r.content()
+	page, next = c.models.page(&r.mu, after, limit, func(m *Model) bool { return !m.deleting && (stage == "" || m.Stage == stage) })
+	r.mu.RLock()
+	defer r.mu.RUnlock()
 	for _, m := range page {
-		replicas = append(replicas, r.served.replicasOf(m))
+		replicas = append(replicas, c.replicasOf(m))
 	}
 	return page, replicas, next
 }
@@ -416,13 +417,18 @@ func (r *Registry) Alias(name model.ID, owner string) (*meshv1.Alias, error) {
 
 // ListAliases is List of the aliases.
 func (r *Registry) ListAliases(after model.ID, limit int) (out []*meshv1.Alias, next model.ID) {
-	r.mu.Lock() // page may sort
-	defer r.mu.Unlock()
-	page, next := r.served.aliases.page(after, limit, func(a *alias) bool { return a.GetActive() != nil })
+	page, next := r.content().aliases.page(&r.mu, after, limit, func(a *alias) bool { return a.GetActive() != nil })
 	for _, a := range page {
 		out = append(out, a.Alias)
 	}
 	return out, next
+}
+
+// content returns what readers get. It changes under the lock.
+func (r *Registry) content() *content {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return r.served
 }
 
 // StageSettings returns the settings of a stage. Do not change them.
