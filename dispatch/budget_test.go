@@ -120,6 +120,24 @@ func TestWholeJobsInBytes(t *testing.T) {
 	}
 }
 
+func TestLargeJobSpendsReading(t *testing.T) {
+	t.Parallel()
+	p := newPool(func(b *budget) { b.unit, b.refill = unitTokens, refillReading })
+	p.poll(.7)
+	for range 3 {
+		if ids := p.send(40); len(ids) != 1 {
+			t.Fatalf("sent %d jobs of 40 tokens at N = 30", len(ids))
+		} else {
+			p.finishAll(ids, succeeded)
+		}
+		if ids := p.send(40); len(ids) != 0 {
+			t.Fatal("another job goes alone by the same reading")
+		}
+		p.now = p.now.Add(time.Second)
+		p.poll(.7)
+	}
+}
+
 func TestClosedPoolSendsNothing(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {

@@ -486,7 +486,6 @@ func (n *node) reweigh(o *order) {
 // wake puts the node among the awake ones, at the least v of these.
 func (n *node) wake() {
 	p := n.parent
-	n.v = max(n.v, p.floor)
 	if len(p.awake.items) > 0 {
 		n.v = max(n.v, p.awake.items[0].v)
 	}

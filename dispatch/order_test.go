@@ -132,6 +132,60 @@ func TestPassedOverLineSavesNoShare(t *testing.T) {
 	}
 }
 
+func TestWakingTenantStartsAtLeastShare(t *testing.T) {
+	t.Parallel()
+	b := newBed(weighted)
+	b.put("a", pipeline.Normal, "x", 1).cost = 9
+	b.fill(1, "a", pipeline.Normal, "x")
+	b.run(1, byTenant)
+	b.fill(1, "a", pipeline.Normal, "y")
+	if e := b.next(nil); e.line.tenant != "x" {
+		t.Error("y goes before x, as if it had waited while x ran")
+	}
+}
+
+func TestWakingTenantIgnoresPassedOverLine(t *testing.T) {
+	t.Parallel()
+	b := newBed(weighted)
+	b.fill(200, "a", pipeline.Normal, "x")
+	b.fill(1, "a", pipeline.Normal, "limited")
+	for range 100 {
+		b.take(b.next(func(l *line) bool { return l.tenant == "limited" }))
+	}
+	b.fill(100, "a", pipeline.Normal, "y")
+	if got := b.run(41, byTenant); got["x"] < 19 {
+		t.Errorf("got %v; y saved up a share", got)
+	}
+}
+
+func TestCancelledJobsLeaveNothing(t *testing.T) {
+	t.Parallel()
+	b := newBed(weighted)
+	var jobs []*entry
+	for i := range 1000 {
+		jobs = append(jobs, b.put("a", pipeline.Normal, "x", int64(i)))
+	}
+	b.take(jobs[0])
+	for i, e := range jobs {
+		if i%10 != 5 {
+			b.remove(e)
+		}
+	}
+	if l := jobs[5].line; len(l.run) > 2*100+minCompacted {
+		t.Errorf("%d places for 100 jobs", len(l.run))
+	}
+	b.remove(jobs[505])
+	for i := 5; i < 1000; i += 10 {
+		if i == 505 {
+			continue
+		}
+		if e := b.next(nil); e != jobs[i] {
+			t.Fatalf("job %d goes, not %d", e.deadline, i)
+		}
+		b.take(jobs[i])
+	}
+}
+
 func TestOneJobAtATimeGetsNoMoreThanItsShare(t *testing.T) {
 	t.Parallel()
 	b := newBed(weighted)
@@ -166,6 +220,9 @@ func TestStrictServesHighestWeightFirst(t *testing.T) {
 		t.Errorf("got %v, not a sixteenth for b and for c", got)
 	}
 	b.setQueue("c", 9)
+	if e := b.next(nil); e.line.queue != "c" {
+		t.Errorf("%s goes after c became first", e.line.queue)
+	}
 	if got := b.run(256, byQueue); got["c"] < 200 {
 		t.Errorf("got %v after c became first", got)
 	}
@@ -285,6 +342,12 @@ func TestOrderAgreesWithModel(t *testing.T) {
 				}
 				if e.line.class == class || b.ahead(e) != 0 {
 					t.Fatalf("%+v goes, a job of class %s, and %d are ahead", e, e.line.class, b.ahead(e))
+				}
+				for _, other := range jobs {
+					if b.policy == byDeadline && other.standing != delayed && other.before(e) &&
+						other.line.class == e.line.class && other.line.tenant == e.line.tenant {
+						t.Fatalf("%+v goes before %+v", e, other)
+					}
 				}
 				b.take(e)
 				drop(e)
