@@ -143,7 +143,7 @@ var importTable = rules{
 	// What a pure package cannot need: it decides, others wait, lock and talk. net/url is pure.
 	impure: list("context", "log/...", "net", "net/http/...", "net/rpc/...", "os/...", "sync/..."),
 	// Pure parts of packages that are not pure.
-	pureFiles: list("dispatch/attempts.go", "dispatch/budget.go", "dispatch/order.go", "gateway/admission/estimate.go", "gateway/explain/summary.go", "stagehost/runner/worker/machine.go", "stagehost/runner/worker/limits.go"),
+	pureFiles: list("dispatch/attempts.go", "dispatch/budget.go", "dispatch/limits.go", "dispatch/order.go", "gateway/admission/estimate.go", "gateway/explain/summary.go", "stagehost/runner/worker/machine.go", "stagehost/runner/worker/limits.go"),
 }
 
 var nothing []string
