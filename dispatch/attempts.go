@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -92,6 +93,8 @@ type attempt struct {
 	failures, interruptions, most int
 	// retryAfter is what the target asked for; 0 means nothing.
 	retryAfter time.Duration
+	// hold is how long the breaker wants the job back no earlier; see breaker.hold.
+	hold time.Duration
 	// left is the time until the job's deadline.
 	left time.Duration
 }
@@ -121,7 +124,7 @@ func (a attempt) next(random float64) (step, time.Duration) {
 	if failures >= a.most {
 		return endDead, 0
 	}
-	pause := retryPause(max(1, failures), a.retryAfter, a.left, random)
+	pause := max(retryPause(max(1, failures), a.retryAfter, a.left, random), min(a.hold, a.left/2))
 	if pause >= a.left {
 		return endFailed, 0
 	}
@@ -144,6 +147,23 @@ func doubled(k int) time.Duration {
 		return longestPause
 	}
 	return min(longestPause, firstPause<<(k-1))
+}
+
+// attemptTimes knows how long the last attempts of a pool took that succeeded.
+type attemptTimes struct {
+	last [63]time.Duration
+	n    int
+	// median is 0 while nothing is known. No attempt starts with less time than that.
+	median time.Duration
+}
+
+func (t *attemptTimes) add(took time.Duration) {
+	t.last[t.n%len(t.last)] = took
+	t.n++
+	sorted := t.last
+	known := sorted[:min(t.n, len(sorted))]
+	slices.Sort(known)
+	t.median = known[len(known)/2]
 }
 
 // parseRetryAfter reads the header Retry-After: seconds, or a date. It returns 0 for
@@ -174,6 +194,15 @@ type breaker struct {
 // blocks reports whether nothing may be sent now.
 func (b *breaker) blocks(now time.Time) bool {
 	return b.opened > 0 && (b.probing || now.Before(b.until))
+}
+
+// hold returns how long a job that failed stays away: until after the next probe, so that
+// a job that always fails does not keep the breaker open for all.
+func (b *breaker) hold(now time.Time) time.Duration {
+	if b.opened == 0 {
+		return 0
+	}
+	return b.until.Sub(now) + firstPause
 }
 
 // sent takes note of a job that is sent.

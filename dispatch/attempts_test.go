@@ -69,6 +69,8 @@ func TestAttemptDecidesNextStep(t *testing.T) {
 		"retry after":                     {attempt{outcome: retried, counts: true, retryAfter: 8 * time.Second, left: time.Hour}, again, 9 * time.Second},
 		"retry after most of the time":    {attempt{outcome: retried, counts: true, retryAfter: time.Hour, left: time.Minute}, again, 30 * time.Second},
 		"retry after ages":                {attempt{outcome: retried, counts: true, retryAfter: math.MaxInt64, left: time.Minute}, again, 30 * time.Second},
+		"failed probe":                    {attempt{outcome: retried, hold: 3 * time.Second, left: time.Hour}, again, 3 * time.Second},
+		"failed probe shortly before end": {attempt{outcome: retried, hold: time.Hour, left: time.Minute}, again, 30 * time.Second},
 		"pause past the deadline":         {attempt{outcome: retried, counts: true, left: 750 * time.Millisecond}, endFailed, 0},
 		"deadline passed":                 {attempt{outcome: retried, counts: true, retryAfter: time.Second, left: -time.Second}, endFailed, 0},
 		"twentieth interruption":          {attempt{outcome: interrupted, failures: 4, interruptions: 19}, again, 0},
@@ -126,6 +128,59 @@ func FuzzRetryAfter(f *testing.F) {
 			t.Errorf("%q: %s", value, got)
 		}
 	})
+}
+
+func TestMedianIsOfLastAttempts(t *testing.T) {
+	t.Parallel()
+	var times attemptTimes
+	if times.median != 0 {
+		t.Errorf("median of nothing is %s", times.median)
+	}
+	for _, took := range []time.Duration{9, 1, 5} {
+		times.add(took)
+	}
+	if times.median != 5 {
+		t.Errorf("median is %s", times.median)
+	}
+	for range 40 {
+		times.add(100)
+	}
+	for range 40 {
+		times.add(7)
+	}
+	if times.median != 7 {
+		t.Errorf("median of the last ones is %s", times.median)
+	}
+}
+
+func TestBadJobKeepsNoOtherFromProbing(t *testing.T) {
+	t.Parallel()
+	var b breaker
+	o := newBed(weighted)
+	bad := o.put("a", "normal", "x", epoch.Add(time.Hour).UnixNano())
+	good := o.put("a", "normal", "x", epoch.Add(2*time.Hour).UnixNano())
+	now := epoch
+	for range breakerFailures {
+		b.ended(bad.id, retried, now)
+	}
+	for range 2 {
+		now = b.until
+		o.wake(now.UnixNano())
+		e := o.next(nil)
+		if b.blocks(now) || e == nil {
+			t.Fatal("no probe")
+		}
+		o.take(e)
+		b.sent(e.id)
+		if e == good {
+			return
+		}
+		b.ended(e.id, retried, now)
+		_, pause := attempt{outcome: retried, most: defaultAttempts, hold: b.hold(now), left: time.Hour}.next(.99)
+		e.notBefore = now.Add(pause).UnixNano()
+		o.add(e, now.UnixNano())
+	}
+	t.Error("the job that fails is probed again while another waits")
 }
 
 func TestBreakerProbesUntilTargetAnswers(t *testing.T) {
