@@ -302,6 +302,11 @@ func (s Settings) Validate() error {
 	if _, ok := s.Runner.(runner.ModelLoader); s.Models != nil && !ok {
 		return errors.New("models: the runner of this stage has one model; leave the section out")
 	}
+	if r, ok := s.Runner.(interface{ ValidateModels() error }); s.Models != nil && ok {
+		if err := r.ValidateModels(); err != nil {
+			return fmt.Errorf("runner: %w", err)
+		}
+	}
 	return errors.Join(
 		pipeline.ValidName("mesh", string(s.Mesh)),
 		pipeline.ValidName("stage", string(s.Stage)),

@@ -82,7 +82,7 @@ func newConfigCheck() *cobra.Command {
 		Use:   "check FILE",
 		Short: "Report every error in a mesh file, or one of pipelines, with line and column",
 		Long: "Report every error in a mesh file, with line and column, and start nothing.\n" +
-			"Models are read when their stage starts, so their errors are not reported here.",
+			"The files of models, certificates, keys and tokens may be elsewhere: they are read at the start, so their errors are not reported here.",
 		Example: "  stagemesh config check mesh.yaml",
 		Args:    between(1, 1, "give one FILE to check"),
 		RunE: func(cmd *cobra.Command, args []string) error {

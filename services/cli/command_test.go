@@ -59,6 +59,10 @@ func TestConfigCheckReportsErrorsWithPlaces(t *testing.T) {
 			"mesh: m\nstages:\n  a:\n    runner: {echo: {}}\n    models: {}\n",
 			[]string{":5:5: stages.a.models: the runner of this stage has one model; leave the section out"},
 		},
+		"models in several workers": {
+			"mesh: m\nstages:\n  a:\n    runner: {worker: {command: [python3, a.py], workers: 2}}\n    models: {}\n",
+			[]string{":4:5: stages.a.runner: workers: a stage with models has one worker or one gang on a host, not 2; start more hosts"},
+		},
 		"origins":        {stages + "gateway:\n  allow_origins: [\"*\", \"http://x\"]\n", []string{`:5:19: gateway.allow_origins[0]: "*" allows every origin`}},
 		"a misspelt key": {stages + "gateway: {max_paylod: 1MiB}\n", []string{`:4:11: gateway: "max_paylod" is not a key here; there are admin, allow_origins,`}},
 	} {

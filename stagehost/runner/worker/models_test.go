@@ -168,8 +168,7 @@ func TestModelsHaveOneWorker(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.SetHost(runner.HostInfo{Models: &model.Size{}})
-	if err := r.Start(t.Context()); err == nil || !strings.HasPrefix(err.Error(), "workers: ") {
+	if err := r.ValidateModels(); err == nil || !strings.HasPrefix(err.Error(), "workers: ") {
 		t.Errorf("two workers on a host with models: %v", err)
 	}
 }

@@ -229,7 +229,7 @@ func (r *Runner) workersChooseSlots() bool { return r.given.Slots == 0 && r.Spec
 // reason why one is not; then no worker is left.
 func (r *Runner) Start(ctx context.Context) error {
 	r.settings = r.settings.withDefaults()
-	if err := errors.Join(r.settings.validateModels(), r.settings.validateHere()); err != nil {
+	if err := r.settings.validateHere(); err != nil {
 		return err
 	}
 	if err := r.open(); err != nil {

@@ -148,16 +148,21 @@ func (s Settings) Validate() error {
 	for i := range s.Replicas {
 		errs = append(errs, s.validateReplica(i))
 	}
-	errs = append(errs, s.validateModels())
+	if s.Models != nil {
+		errs = append(errs, s.validateModels())
+	}
 	if (s.Files == nil) != (s.FilesPath == "") {
 		errs = append(errs, errors.New("files: set files and the variable with their folder, or neither"))
 	}
 	return errors.Join(errs...)
 }
 
-// validateModels refuses several workers, because each would have models of its own.
+// ValidateModels returns why the runner cannot be that of a stage with models: several workers
+// would each have models of their own.
+func (r *Runner) ValidateModels() error { return r.given.validateModels() }
+
 func (s Settings) validateModels() error {
-	if s.Models == nil || len(s.Replicas) < 2 {
+	if len(s.Replicas) < 2 {
 		return nil
 	}
 	return fmt.Errorf("workers: a stage with models has one worker or one gang on a host, not %d; start more hosts", len(s.Replicas))
