@@ -160,7 +160,7 @@ run: ## Run the whole mesh with its example pipeline in one process (ONCE=1 exit
 .PHONY: stack
 stack: ## Run docker-compose.yml without Docker, all but Grafana (SCALE=classify=3)
 	@go build -o bin/stack ./deploy/local
-	@programs=$$($(MAKE) --no-print-directory stack-programs) && exec bin/stack --scale '$(SCALE)' $$programs
+	@programs=$$($(MAKE) --no-print-directory stack-programs) && IFS=$$'\n' && exec bin/stack --scale '$(SCALE)' $$programs
 
 .PHONY: quick
 quick: build vet test-plain python-quick ## Build, vet and test without the race detector; under a minute when warm
@@ -232,8 +232,8 @@ bin/bench:
 
 .PHONY: bench-go
 bench-go: ## Run the benchmarks in Go (BENCH=regexp COUNT=n BENCHTIME=t); the output suits benchstat
-	@packages=$$(go list -f '{{.Dir}}' $(PACKAGES) | while read -r dir; do \
-	      if grep -qs '^func Benchmark' "$$dir"/*_test.go; then echo "$$dir"; fi; done); \
+	@packages=$$(go list -f '{{.ImportPath}} {{.Dir}}' $(PACKAGES) | while read -r package dir; do \
+	      if grep -qs '^func Benchmark' "$$dir"/*_test.go; then echo "$$package"; fi; done); \
 	  if [ -z "$$packages" ]; then echo "no package has benchmarks"; exit 0; fi; \
 	  go test -run '^$$' -bench '$(BENCH)' -benchmem -count $(COUNT) -benchtime $(BENCHTIME) $$packages
 
@@ -264,7 +264,7 @@ consul: $(CONSUL_BIN)/.built ## Build a Consul agent for tests and print its pat
 .PHONY: stack-programs
 stack-programs: $(STACK_TOOLS) bin/stagemesh ## Build what the stack runs and print the paths (minutes, the first time)
 	@CGO_ENABLED=0 go build -o bin/nats github.com/nats-io/nats-server/v2
-	@printf '%s\n' $(CURDIR)/bin/stagemesh $(CURDIR)/bin/nats $(CONSUL_BIN)/consul $(JAEGER_BIN)/jaeger $(PROMETHEUS_BIN)/prometheus $(PROMETHEUS_BIN)/promtool
+	@printf '%s\n' "$(CURDIR)/bin/stagemesh" "$(CURDIR)/bin/nats" $(CONSUL_BIN)/consul $(JAEGER_BIN)/jaeger $(PROMETHEUS_BIN)/prometheus $(PROMETHEUS_BIN)/promtool
 
 .PHONY: clients
 clients: $(CLIENTS_PYTHON)/.built $(CLIENTS_NODE)/.built $(GRPCURL_BIN)/.built ## Install the clients of other servers for tests and print where they are
@@ -352,7 +352,7 @@ python-lint: $(PYTHON_ENV)/.built ## Lint sdk/python and the examples in Python,
 	@[ -e $(PYTHON_ENV)/bin/mypy ] || { echo "mypy needs Python 3.11 or newer: PYTHON=<program> says which" >&2; exit 1; }
 	@cd sdk/python && $(PYTHON_ENV)/bin/mypy --no-error-summary --cache-dir $(PYTHON_ENV)/mypy
 
-python_tests = PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$(CURDIR)/sdk/python $(PYTHON_ENV)/bin/python -W error::ResourceWarning -m unittest
+python_tests = PYTHONDONTWRITEBYTECODE=1 PYTHONPATH="$(CURDIR)/sdk/python" $(PYTHON_ENV)/bin/python -W error::ResourceWarning -m unittest
 
 .PHONY: python-test
 python-test: $(PYTHON_ENV)/.built ## Test sdk/python, and the examples in Python with it

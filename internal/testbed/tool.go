@@ -30,7 +30,7 @@ func makeTools(target string) ([]string, error) {
 	var log strings.Builder
 	cmd.Stderr = &log
 	out, err := cmd.Output()
-	paths := strings.Fields(string(out))
+	paths := strings.FieldsFunc(string(out), func(r rune) bool { return r == '\n' })
 	if err == nil && len(paths) == 0 {
 		err = errors.New("it prints no path")
 	}
