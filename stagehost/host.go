@@ -63,11 +63,10 @@ type Host struct {
 	// are its hosts, and placer chooses among these.
 	cacheSettings modelcache.Settings
 	models        *models.Registry
-	// contracts has a *schema.Contract for each model.ID that is loaded: its own, or the
-	// runner's.
-	contracts sync.Map
-	members   *discovery.Membership
-	placer    *models.Placer
+	// loaded has a *loadedModel for each model.ID that is loaded.
+	loaded  sync.Map
+	members *discovery.Membership
+	placer  *models.Placer
 	// spec, its parameters and contract are set once the runner has started.
 	spec       runner.Spec
 	parameters *stagev1.ParameterSpecs

@@ -231,7 +231,7 @@ func (h *Host) check(env *envelope.Envelope) (out itemInputs, err error) {
 	hop := env.Hop()
 	contract := h.contract
 	if h.loader != nil {
-		if contract = h.contractOf(modelOf(env)); contract == nil {
+		if contract = h.loadedModel(modelOf(env)).contract; contract == nil {
 			return itemInputs{bytes: payload.Size(env.Parts)}, nil
 		}
 	}

@@ -17,11 +17,20 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/schema"
 )
 
-// contractOf returns the contract of a loaded model; nil where it is not loaded.
-func (h *Host) contractOf(id model.ID) *schema.Contract {
-	contract, _ := h.contracts.Load(id)
-	out, _ := contract.(*schema.Contract)
-	return out
+// loadedModel is how a loaded model takes requests.
+type loadedModel struct {
+	// contract is its own, or the runner's.
+	contract *schema.Contract
+	// limit is that of a model that takes fewer batches at a time than there are slots, else nil.
+	limit *batch.Limit
+}
+
+// loadedModel returns a model that is loaded; nothing where it is not.
+func (h *Host) loadedModel(id model.ID) *loadedModel {
+	if loaded, ok := h.loaded.Load(id); ok {
+		return loaded.(*loadedModel)
+	}
+	return &loadedModel{}
 }
 
 // ownSpec returns the spec of a model's contract; nil where that is the stage's.
@@ -49,10 +58,9 @@ func (s *modelSet) act(now time.Time) {
 				h.metrics.modelEvictions.inc()
 			}
 			// What the registry has may be about a new replica already.
-			lastUse, isRefused := r.LastUse, s.refused[r] || s.cache.Replica(r.ID) != nil
+			lastUse, isRefused := r.LastUse, r.IsRefused() || s.cache.Replica(r.ID) != nil
 			s.busy[r.ID]++
-			h.contracts.Delete(r.ID)
-			delete(s.limits, r.ID)
+			h.loaded.Delete(r.ID)
 			s.start(func(ctx context.Context) event { return h.unloadModel(ctx, r, lastUse, isRefused) })
 		case modelcache.Refuse:
 			s.refuse(r, a.Refusal)
@@ -87,26 +95,14 @@ func (e *actionEnded) apply(l *loop) {
 
 // refuse ends a replica that is not loaded.
 func (s *modelSet) refuse(r *modelcache.Replica, refusal *modelcache.Refusal) {
-	items, f := s.of(r), refusalFault(r.ID, refusal)
-	switch refusal.Reason {
-	case modelcache.Failed:
-		// The registry has it.
-		f = s.failures[r]
-		delete(s.failures, r)
-	case modelcache.Dropped:
-	default:
-		s.record(r.ID, refusal, r.LastUse)
-	}
-	switch {
-	case r.State() != modelcache.Ended:
-		s.refused[r] = true
-	case s.cache.Replica(r.ID) == nil:
+	items := s.of(r)
+	s.record(r.ID, refusal, r.LastUse)
+	if r.State() == modelcache.Ended && s.cache.Replica(r.ID) == nil {
 		delete(s.known, r.ID)
-		s.loop.host.contracts.Delete(r.ID)
-		delete(s.limits, r.ID)
+		s.loop.host.loaded.Delete(r.ID)
 	}
 	if refusal.Reason != modelcache.Dropped {
-		s.passOn(r.ID, items, f)
+		s.passOn(r.ID, items, refusalFault(r.ID, refusal))
 		return
 	}
 	for _, it := range items {
@@ -183,17 +179,16 @@ func (e *modelLoaded) apply(l *loop) {
 		if r.State() != modelcache.Loaded {
 			return // it was dropped meanwhile
 		}
-		l.host.contracts.Store(r.ID, e.contract)
-		delete(s.limits, r.ID)
+		loaded := &loadedModel{contract: e.contract}
 		if most := e.loaded.MaxConcurrency; 0 < most && most < l.host.settings.Runner.Concurrency() {
-			s.limits[r.ID] = &batch.Limit{Most: most}
+			loaded.limit = &batch.Limit{Most: most}
 		}
+		l.host.loaded.Store(r.ID, loaded)
 		s.fit(items...)
 	case errors.Is(e.err, runner.ErrCrashed):
 		// RuntimeLost takes the place of this report.
 	case r.State() == modelcache.Loading:
-		s.failures[r] = fault.Newf(fault.ModelLoadFailed, "model %s is not loaded: %w", r.ID, e.err)
-		s.cache.LoadFailed(now, r, !errors.Is(e.err, runner.ErrInvalidModel) && !errors.Is(e.err, runner.ErrNotStarted))
+		s.cache.LoadFailed(now, r, e.err, !errors.Is(e.err, runner.ErrInvalidModel) && !errors.Is(e.err, runner.ErrNotStarted))
 	}
 }
 
@@ -218,9 +213,6 @@ func (e *modelUnloaded) apply(l *loop) {
 		l.host.settings.Logger.Warn("a model is not unloaded", "model", e.replica.ID, "error", e.err)
 	}
 	l.models.cache.Unloaded(time.Now(), e.replica, e.err)
-	if e.replica.State() == modelcache.Ended {
-		delete(l.models.refused, e.replica)
-	}
 }
 
 // runtimeChanged is another process that has the models, none of which are loaded.
@@ -230,9 +222,7 @@ func (e runtimeChanged) apply(l *loop) {
 	s := l.models
 	if s.generation != 0 && e.generation != s.generation {
 		s.cache.RuntimeLost()
-		l.host.contracts.Clear()
-		clear(s.limits)
-		clear(s.refused)
+		l.host.loaded.Clear()
 	}
 	if s.generation = e.generation; s.generation != 0 {
 		s.cache.RuntimeReady()
@@ -260,6 +250,8 @@ func refusalFault(id model.ID, err error) *fault.Fault {
 	switch refusal.Reason {
 	case modelcache.TooLarge:
 		return fault.Newf(fault.ModelTooLarge, "model %s: %w", id, err)
+	case modelcache.Failed:
+		return fault.Newf(fault.ModelLoadFailed, "model %s is not loaded: %w", id, refusal.Cause)
 	case modelcache.Crashed:
 		return fault.Newf(fault.ModelLoadFailed, "model %s: %w", id, err)
 	}

@@ -50,6 +50,9 @@ func (s *modelSet) claim(id model.ID) {
 			q.visited = append(q.visited, pipeline.HostID(host))
 		}
 	}
+	if q.isRefused {
+		q.visited = append(q.visited, h.settings.Host)
+	}
 	h.runs.Go(func() {
 		ctx, cancel := context.WithTimeout(h.runCtx, registryTimeout)
 		defer cancel()
@@ -92,61 +95,54 @@ type claimRequest struct {
 // claimModel returns the host that requests for a model go to, and the model if that is this
 // host: then it has the claim to load it. An error with this host is why it does not load it.
 func (h *Host) claimModel(ctx context.Context, id model.ID, q claimRequest) (model.Model, pipeline.HostID, error) {
-	registry, own, visited := h.models, h.settings.Host, q.visited
-	m, _, err := registry.Find(ctx, id)
+	own := h.settings.Host
+	m, _, err := h.models.Find(ctx, id)
 	if err == nil && m.Stage != h.settings.Stage {
 		err = fault.InField(fault.InvalidRequest, "model", "model %s is one of stage %s", id, m.Stage)
 	}
-	if err != nil {
-		return model.Model{}, "", err
-	}
-	for {
-		there, _, err := registry.ClaimLoading(ctx, id, own, func(there *meshv1.ReplicasRecord) bool {
-			return !q.isRefused && models.FailureOf(there, own, time.Now()) == nil && (q.isHere || q.isChosen && models.Holder(there, visited) == "")
+	for err == nil {
+		var there *meshv1.ReplicasRecord
+		there, _, err = h.models.ClaimLoading(ctx, id, own, func(there *meshv1.ReplicasRecord) bool {
+			isNext := q.isHere || q.isChosen && models.Holder(there, q.visited) == ""
+			return isNext && !q.isRefused && models.FailureOf(there, own, time.Now()) == nil
 		})
-		if err != nil {
+		failure, holder := models.FailureOf(there, own, time.Now()), models.Holder(there, q.visited)
+		switch {
+		case err != nil:
 			return model.Model{}, "", err
-		}
-		if failure := models.FailureOf(there, own, time.Now()); failure != nil && !q.isRefused {
+		case q.isRefused: // another host has to
+		case failure != nil:
 			return model.Model{}, own, fault.Newf(fault.ModelLoadFailed, "model %s is not loaded: %s", id, failure.GetMessage()).WithRetryAfter(time.Second)
-		}
-		if models.HasReplica(there, own) && !q.isRefused {
+		case models.HasReplica(there, own):
 			out := m.Model
 			if out.Size == (model.Size{}) {
 				out.Size = h.sizeOf(ctx, out)
 			}
 			return out, own, nil
-		}
-		if q.isUnwanted {
+		case q.isUnwanted:
 			return model.Model{}, "", nil
 		}
-		holder := models.Holder(there, append(slices.Clip(visited), own))
-		if holder == "" {
-			without := visited
-			if q.isRefused {
-				without = append(slices.Clip(without), own)
-			}
-			holder, err = h.placer.Load(ctx, id, models.Wanted{Replicas: 1, Without: without})
-			switch {
-			case holder != own && holder != "":
+		if holder != "" {
+			if _, err := h.bus.Alive(ctx, pipeline.HostQueue(h.settings.Stage, holder)); !errors.Is(err, bus.ErrNoHost) {
 				return model.Model{}, holder, nil
-			case err != nil && !q.isRefused && fault.From(err).Reason == fault.NoCapacity:
-				q.isChosen = true // this host may not be known yet
-			case err != nil:
-				return model.Model{}, "", err
 			}
-			// Some host has begun to load it, or the record changes at this moment.
-			select {
-			case <-time.After(claimPause):
-			case <-ctx.Done():
-			}
+			q.visited = append(q.visited, holder)
 			continue
 		}
-		if _, err = h.bus.Alive(ctx, pipeline.HostQueue(h.settings.Stage, holder)); !errors.Is(err, bus.ErrNoHost) {
+		holder, err = h.placer.Load(ctx, id, models.Wanted{Replicas: 1, Without: q.visited})
+		switch {
+		case holder != "" && holder != own:
 			return model.Model{}, holder, nil
+		case err != nil && !q.isRefused && fault.From(err).Reason == fault.NoCapacity:
+			q.isChosen, err = true, nil // this host may not be known yet
 		}
-		visited = append(slices.Clip(visited), holder)
+		// This host has the claim now, another one has begun to load it, or the record changes.
+		select {
+		case <-time.After(claimPause):
+		case <-ctx.Done():
+		}
 	}
+	return model.Model{}, "", err
 }
 
 // sizeOf asks the runtime for the size of a model, loaded or not; zero means that it does not know.
@@ -219,6 +215,8 @@ func (s *modelSet) request(m model.Model) {
 func (s *modelSet) record(id model.ID, refusal *modelcache.Refusal, lastUse time.Time) {
 	kind := models.KindTooLarge
 	switch refusal.Reason {
+	case modelcache.Failed, modelcache.Dropped:
+		return // it knows
 	case modelcache.TooLarge:
 	case modelcache.Crashed:
 		kind = models.KindCrashed
@@ -291,7 +289,7 @@ func (s *modelSet) reconcile(now time.Time, id model.ID) {
 	case r == nil && isThere:
 		s.removeClaim(id, time.Time{})
 	case r != nil && r.State() == modelcache.Loaded && state == meshv1.ReplicaState_REPLICA_STATE_LOADING:
-		spec := s.loop.host.ownSpec(s.loop.host.contractOf(id))
+		spec := s.loop.host.ownSpec(s.loop.host.loadedModel(id).contract)
 		s.change(id, func(ctx context.Context) error {
 			return s.registry.SetLoaded(ctx, id, own, r.Size, spec)
 		})

@@ -53,14 +53,8 @@ type modelSet struct {
 	// busy counts what goroutines do about a model that has no replica here: they claim it,
 	// or remove its record and unload it. Until they have ended it is not claimed again.
 	busy map[model.ID]int
-	// limits are those of loaded models that take fewer batches at a time than there are slots.
-	limits map[model.ID]*batch.Limit
 	// answerBy is when the first waiting item gets an answer at the latest.
 	answerBy time.Time
-	// failures are the faults of the items of replicas whose load has failed.
-	failures map[*modelcache.Replica]*fault.Fault
-	// refused are those that are unloaded, and not in the registry any more.
-	refused map[*modelcache.Replica]bool
 	// generation is the process that has the models; 0 while there is none.
 	generation uint64
 	// recheckAt is when the registry is looked at again, after it could not be changed; zero
@@ -91,9 +85,7 @@ func newModelSet(l *loop) *modelSet {
 	h.metrics.showModels()
 	return &modelSet{
 		loop: l, registry: h.models, cache: modelcache.New(h.cacheSettings),
-		known: map[model.ID]model.Model{}, waiting: map[model.ID][]*item{}, busy: map[model.ID]int{},
-		failures: map[*modelcache.Replica]*fault.Fault{}, refused: map[*modelcache.Replica]bool{},
-		limits: map[model.ID]*batch.Limit{}, uses: map[model.ID]modelUse{},
+		known: map[model.ID]model.Model{}, waiting: map[model.ID][]*item{}, busy: map[model.ID]int{}, uses: map[model.ID]modelUse{},
 	}
 }
 
@@ -127,14 +119,14 @@ func (s *modelSet) pin(now time.Time, it *item) bool {
 		s.passOn(m.ID, []*item{it}, refusalFault(m.ID, err))
 		return false
 	}
-	it.replica = replica
-	it.limit = s.limits[m.ID]
-	switch contract := s.loop.host.contractOf(m.ID); {
+	loaded := s.loop.host.loadedModel(m.ID)
+	it.replica, it.limit = replica, loaded.limit
+	switch {
 	case replica.State() != modelcache.Loaded:
 		s.wait(it)
 	case it.limit != nil && replica.Pins() > max(minItems, itemsPerBatch*it.limit.Most*s.loop.host.settings.Batch.MaxSize):
 		s.loop.overflow(it, fault.Newf(fault.Overloaded, "%d requests for model %s are on this host", replica.Pins()-1, m.ID).WithRetryAfter(time.Second))
-	case it.contract != contract:
+	case it.contract != loaded.contract:
 		if s.wait(it) {
 			s.fit(it)
 		}
@@ -168,17 +160,18 @@ func (e *itemFitted) apply(l *loop) {
 	if !it.isWaiting || it.replica == nil {
 		return // it has its outcome, or its model is claimed again
 	}
+	loaded := l.host.loadedModel(modelOf(it.env))
 	l.models.endWait(it)
 	it.itemInputs = e.inputs
 	switch {
 	case e.fault != nil:
 		l.fail(it, e.fault)
-	case it.contract == nil || it.contract != l.host.contractOf(modelOf(it.env)):
+	case it.contract == nil || it.contract != loaded.contract:
 		// The model was lost meanwhile.
 		l.models.leave(it)
 		l.enqueue(it)
 	default:
-		it.limit = l.models.limits[modelOf(it.env)]
+		it.limit = loaded.limit
 		l.ready(it)
 	}
 }

@@ -321,7 +321,7 @@ func (h *host) loadFailed(r *modelcache.Replica, usesMemory bool) {
 	if !usesMemory && r.State() == modelcache.Loading {
 		delete(h.memory, r.ID)
 	}
-	h.c.LoadFailed(h.now, r, usesMemory)
+	h.c.LoadFailed(h.now, r, nil, usesMemory)
 }
 
 func (h *host) unloadFailed(r *modelcache.Replica) {

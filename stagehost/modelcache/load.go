@@ -58,6 +58,7 @@ const (
 type Refusal struct {
 	Reason     Reason
 	RetryAfter time.Duration // for Full and QueueFull
+	Cause      error         // for Failed
 }
 
 // Error implements error.
@@ -66,6 +67,7 @@ func (r *Refusal) Error() string { return "the model is not loaded: " + string(r
 // refuse refuses a replica, and ends it where the runtime has not begun to load it.
 func (c *Cache) refuse(r *Replica, reason Reason) {
 	c.actions = append(c.actions, Action{Kind: Refuse, Replica: r, Refusal: c.refusal(r, reason)})
+	r.isRefused = true
 	if r.state < Loading {
 		c.end(r)
 	}
@@ -189,11 +191,13 @@ func (c *Cache) Resize(now time.Time, r *Replica, size model.Size) {
 }
 
 // LoadFailed reports the end of Load. A replica that may use memory is unloaded.
-func (c *Cache) LoadFailed(now time.Time, r *Replica, usesMemory bool) {
+func (c *Cache) LoadFailed(now time.Time, r *Replica, cause error, usesMemory bool) {
 	if r.state != Loading {
 		return
 	}
-	if c.refuse(r, Failed); usesMemory {
+	c.refuse(r, Failed)
+	c.actions[len(c.actions)-1].Refusal.Cause = cause
+	if usesMemory {
 		c.leave(now, r)
 	} else {
 		c.end(r)

@@ -46,14 +46,15 @@ type Replica struct {
 	// Size is what it takes of the capacity, LastUse the end of the last batch.
 	Model
 
-	state   State
-	pins    int
-	isKept  bool
-	want    Priority  // without items; 0 where nobody wants it
-	arrival uint64    // numbers the arrivals of items at replicas that had none
-	since   time.Time // the start of its load
-	due     time.Time // the end of a state of limited time
-	tries   int
+	state     State
+	pins      int
+	isKept    bool
+	isRefused bool
+	want      Priority  // without items; 0 where nobody wants it
+	arrival   uint64    // numbers the arrivals of items at replicas that had none
+	since     time.Time // the start of its load
+	due       time.Time // the end of a state of limited time
+	tries     int
 
 	in *order
 	at int
@@ -64,6 +65,9 @@ func (r *Replica) State() State { return r.state }
 
 // Pins returns how many items use the replica.
 func (r *Replica) Pins() int { return r.pins }
+
+// IsRefused reports whether the replica is not loaded, or no longer, because of a refusal.
+func (r *Replica) IsRefused() bool { return r.isRefused }
 
 func (r *Replica) priority() Priority {
 	if r.pins > 0 {
