@@ -44,7 +44,11 @@ func (s *modelSet) claim(id model.ID) {
 	q := claimRequest{isUnwanted: len(s.waiting[id]) == 0}
 	for _, it := range s.waiting[id] {
 		q.isHere = q.isHere || !it.mayPassOn()
-		q.isChosen = q.isChosen || it.env.Hop().Host == h.settings.Host
+		if host := it.env.Hop().Host; host == h.settings.Host {
+			q.isChosen = true
+		} else {
+			q.visited = append(q.visited, host) // it died with the item, and may live again for a moment
+		}
 		q.isRefused = q.isRefused || it.refusal != nil
 		for _, host := range it.env.Hop().Visited {
 			q.visited = append(q.visited, pipeline.HostID(host))

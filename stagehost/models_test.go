@@ -591,7 +591,7 @@ func TestRequestsOfADeadHostAreTakenOver(t *testing.T) {
 	l := &loads{}
 	h := b.host(l, 8)
 	if _, err := b.bus.EnsureQueue(t.Context(), bus.QueueSettings{
-		Stage: pipeline.HostQueue(stage, dead), Durability: pipeline.Memory, MaxItems: 100, MaxBytes: 1 << 20, MaxAge: time.Minute, AckWait: time.Second, Replicas: 1,
+		Stage: pipeline.HostQueue(stage, dead), Durability: pipeline.Memory, MaxItems: 100, MaxBytes: 1 << 20, MaxAge: time.Minute, AckWait: stagehost.DefaultAckWait, Replicas: 1,
 	}); err != nil {
 		t.Fatal(err)
 	}
