@@ -738,8 +738,18 @@ func TestReplicasFollowTheUse(t *testing.T) {
 		await(id, want)
 	}
 	await("next", 0)
+	if _, err := b.registry.SetAlias(t.Context(), models.AliasChange{Name: "iris", Route: &meshv1.AliasRoute{Model: "next"}, AutoDelete: true}); err != nil {
+		t.Fatal(err)
+	}
+	// As if the process that moved its last alias had stopped then.
+	if _, err := b.registry.Register(t.Context(), models.Registration{Model: model.Model{ID: "left", Stage: stage}, AutoDelete: true}); err != nil {
+		t.Fatal(err)
+	}
 	if err := placer.Preload(t.Context(), stage); err != nil {
 		t.Fatal(err)
 	}
 	await("next", 1)
+	if _, _, err := b.registry.Find(t.Context(), "left"); err == nil {
+		t.Error("a model that is to be deleted with its last alias outlives that")
+	}
 }

@@ -235,6 +235,7 @@ func percentOf(purpose string, request pipeline.RequestID) uint32 {
 // gets AutoDelete.
 func (r *Registry) checkModels(ctx context.Context, in AliasChange, autoDelete bool) error {
 	stage := pipeline.StageName("")
+	var first *Model
 	for id := range models(in.Route) {
 		e, err := r.get(ctx, modelKey(id))
 		if err != nil {
@@ -249,14 +250,15 @@ func (r *Registry) checkModels(ctx context.Context, in AliasChange, autoDelete b
 		case stage != "" && m.Stage != stage:
 			return fault.InField(fault.InvalidRequest, "route", "model %.*q is one of stage %s, and others of the route are of stage %s", shown, string(id), m.Stage, stage)
 		}
-		stage = m.Stage
-		if autoDelete && !m.AutoDelete && string(id) == in.Route.GetModel() {
-			if _, err := r.Register(ctx, Registration{Model: m.Model, AutoDelete: true}); err != nil {
-				return err
-			}
+		if stage = m.Stage; string(id) == in.Route.GetModel() {
+			first = m
 		}
 	}
-	return nil
+	if !autoDelete || first == nil || first.AutoDelete {
+		return nil
+	}
+	_, err := r.Register(ctx, Registration{Model: first.Model, AutoDelete: true})
+	return err
 }
 
 // check checks an alias before its change; one without a name does not exist.

@@ -185,7 +185,8 @@ func (p *Placer) Scale(ctx context.Context, now time.Time, stage pipeline.StageN
 }
 
 // Preload has hosts load models ahead of requests: those used last, into memory that is free or
-// has older ones, and those with fewer replicas than they should have.
+// has older ones, and those with fewer replicas than they should have. It unregisters those with
+// AutoDelete that no alias points at.
 func (p *Placer) Preload(ctx context.Context, stage pipeline.StageName) error {
 	now := time.Now()
 	p.mu.Lock()
@@ -196,7 +197,10 @@ func (p *Placer) Preload(ctx context.Context, stage pipeline.StageName) error {
 	}
 	var wanted []*placement.Model
 	for m, there := range p.registry.Models(stage) {
-		if p.Replicas(there) < max(1, m.MinReplicas) {
+		if m.AutoDelete && !p.registry.isPointedAt(m.ID) {
+			// The process that moved its last alias stopped before it was unregistered.
+			p.registry.deleteUnused(ctx, &meshv1.AliasRoute{Model: string(m.ID)})
+		} else if p.Replicas(there) < max(1, m.MinReplicas) {
 			wanted = append(wanted, v.modelOf(now, m, there))
 		}
 	}
