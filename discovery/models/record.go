@@ -208,8 +208,9 @@ type content struct {
 	settings map[pipeline.StageName]*meshv1.ModelSettings
 	// pointing counts the routes that name a model.
 	pointing map[model.ID]int
-	// seen is the highest revision in the content so far.
-	seen discovery.Revision
+	// seen is the highest revision in the content so far, and writtenAt when records came.
+	seen      discovery.Revision
+	writtenAt time.Time
 	log  *slog.Logger
 }
 
@@ -222,6 +223,9 @@ func newContent(log *slog.Logger) *content {
 
 // apply takes a change. It logs unreadable records, which count as missing.
 func (c *content) apply(change discovery.Change) {
+	if len(change.Entries) > 0 {
+		c.writtenAt = time.Now()
+	}
 	for _, e := range change.Entries {
 		if err := c.put(e); err != nil {
 			c.log.Warn("a record of the models is unreadable, and ignored", "error", err)

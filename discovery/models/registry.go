@@ -42,7 +42,8 @@
 // # A wiped table
 //
 // A table without the known epoch was wiped. Readers keep what they had; all processes write
-// back all records that are missing, then the epoch. Each then adopts the table.
+// back all records that are missing, then the epoch. Each then adopts the table. A process that
+// starts meanwhile waits for the epoch while records come.
 //
 // All methods are safe for concurrent use; call Run once.
 package models
@@ -78,6 +79,13 @@ type Settings struct {
 	Aliases []AliasChange
 	Logger  *slog.Logger
 }
+
+// errFilling means that the records of a wiped table are not all back.
+var errFilling = errors.New("the registry was wiped and is being filled")
+
+// fillPause is the longest pause between two records of those that fill a table, unless they
+// stopped.
+const fillPause = 10 * time.Second
 
 // Registry has the models of a mesh.
 type Registry struct {
@@ -179,6 +187,9 @@ func (r *Registry) reconcile(ctx context.Context) error {
 		r.log.Warn("the registry was wiped; wrote its models again", "records", written)
 	}
 	if err == nil && missing == 0 && pending.epochOf(&r.mu) == "" {
+		if served.epochOf(&r.mu) == "" && r.isBeingFilled(pending) {
+			return errFilling
+		}
 		err = discovery.CreateEpoch(ctx, r.settings.Table, epochKey)
 	}
 	if err != nil || missing > 0 {
@@ -194,6 +205,14 @@ func (r *Registry) reconcile(ctx context.Context) error {
 		r.mirror.Reset()
 	}
 	return nil
+}
+
+// isBeingFilled reports whether other processes write back the records of a table that was wiped:
+// a new table gets its epoch first.
+func (r *Registry) isBeingFilled(pending *content) bool {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return time.Since(pending.writtenAt) < fillPause
 }
 
 // seed writes the models and aliases of the settings that are missing. It logs those that
@@ -276,7 +295,7 @@ func (r *Registry) changeable() error {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	if r.pending != nil {
-		return discovery.Unavailable(errors.New("the registry was wiped and is being filled"))
+		return discovery.Unavailable(errFilling)
 	}
 	return nil
 }
@@ -289,7 +308,7 @@ func (r *Registry) checkFilled(ctx context.Context) error {
 	case err != nil:
 		return discovery.Classify(err)
 	case e.Revision == 0:
-		return discovery.Unavailable(errors.New("the registry was wiped and is being filled"))
+		return discovery.Unavailable(errFilling)
 	}
 	return nil
 }

@@ -395,6 +395,38 @@ func TestWipedRegistryIsFilled(t *testing.T) {
 	testbed.Eventually(t, "the others follow", func() bool { return !has(one, "m8") && !has(two, "m8") })
 }
 
+// lines receives what is logged.
+type lines chan string
+
+func (l lines) Write(p []byte) (int, error) {
+	l <- string(p)
+	return len(p), nil
+}
+
+func TestNewProcessAwaitsTheRefill(t *testing.T) {
+	t.Parallel()
+	b := testbed.StartBroker(t)
+	other, logged := table(t, b), make(lines, 8)
+	put := func(value string, segments ...string) {
+		t.Helper()
+		if _, err := other.Put(t.Context(), discovery.KeyOf(append([]string{"models"}, segments...)...), []byte(value), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put(`{"model": {"id": "m", "stage": "score"}}`, "records", "m")
+	r := models.New(models.Settings{Table: table(t, b), Logger: slog.New(slog.NewTextHandler(logged, nil))})
+	run(t, r.Run)
+	testbed.Receive(t, "the warning that the registry is being filled", logged)
+	_, _, err := r.Find(t.Context(), "n")
+	expect(t, "a model that is not there yet", err, fault.RegistryUnavailable)
+	put(`{"model": {"id": "n", "stage": "score"}}`, "records", "n")
+	put(`{"id": "e"}`, "epoch")
+	testbed.Eventually(t, "the models are known", func() bool { return r.Ready() == nil })
+	if !has(r, "m") || !has(r, "n") {
+		t.Error("a model is missing")
+	}
+}
+
 func TestSeedsAreRegistered(t *testing.T) {
 	t.Parallel()
 	b := testbed.StartBroker(t)
