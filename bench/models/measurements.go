@@ -13,6 +13,7 @@ import (
 
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 
+	"github.com/stagemesh/stagemesh/mesh/process"
 	"github.com/stagemesh/stagemesh/services/bench"
 )
 
@@ -179,10 +180,10 @@ func (m *measurement) unload(ctx context.Context) error {
 			return err
 		}
 		// Models that were used a moment ago are not evicted.
-		pause(ctx, unloadTime)
+		_ = process.Sleep(ctx, unloadTime)
 		return b.each(ctx, unused, 1, func(_ *inferencev1.StepTiming, took time.Duration, err error) error {
 			m.add("unload", inMS(took-loadTime))
-			pause(ctx, unloadTime+time.Second/2)
+			_ = process.Sleep(ctx, unloadTime+time.Second/2)
 			return err
 		})
 	})
@@ -215,7 +216,7 @@ func (m *measurement) drain(ctx context.Context) error {
 		return m.pairs("drain", p99, func() (bench.Run, error) {
 			var leave errgroup.Group
 			leave.Go(func() error {
-				pause(ctx, leavesAfter)
+				_ = process.Sleep(ctx, leavesAfter)
 				return b.StopHost(false)
 			})
 			out, err := all3()
@@ -252,14 +253,14 @@ func (m *measurement) kill(ctx context.Context) error {
 			var killed time.Time
 			var calls errgroup.Group
 			calls.Go(func() error {
-				pause(ctx, leavesAfter-loadTime)
+				_ = process.Sleep(ctx, leavesAfter-loadTime)
 				return b.each(ctx, some, waiting, func(_ *inferencev1.StepTiming, took time.Duration, err error) error {
 					note(took, err)
 					return nil
 				})
 			})
 			calls.Go(func() error {
-				pause(ctx, leavesAfter)
+				_ = process.Sleep(ctx, leavesAfter)
 				killed = time.Now()
 				return b.StopHost(true)
 			})

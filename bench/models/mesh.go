@@ -24,6 +24,7 @@ import (
 	"github.com/stagemesh/stagemesh/bench/compare"
 	"github.com/stagemesh/stagemesh/internal/meshfile"
 	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/mesh/process"
 	"github.com/stagemesh/stagemesh/services/bench"
 	"github.com/stagemesh/stagemesh/services/cli"
 	"github.com/stagemesh/stagemesh/services/runners"
@@ -202,18 +203,10 @@ func (b *mesh) heap(ctx context.Context, gateway bool) (float64, error) {
 	var before, stats runtime.MemStats
 	for before.HeapAlloc == 0 || stats.HeapAlloc > before.HeapAlloc+(64<<10) {
 		before = stats
-		pause(ctx, time.Second/2)
+		_ = process.Sleep(ctx, time.Second/2)
 		runtime.GC()
 		runtime.GC()
 		runtime.ReadMemStats(&stats)
 	}
 	return float64(stats.HeapAlloc), m.Stop()
-}
-
-// pause waits, unless the context ends.
-func pause(ctx context.Context, d time.Duration) {
-	select {
-	case <-time.After(d):
-	case <-ctx.Done():
-	}
 }

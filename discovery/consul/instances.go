@@ -16,6 +16,7 @@ import (
 	"github.com/hashicorp/consul/api"
 
 	"github.com/stagemesh/stagemesh/discovery"
+	"github.com/stagemesh/stagemesh/mesh/process"
 )
 
 const (
@@ -40,7 +41,7 @@ func (r *Registry) Announce(ctx context.Context, i discovery.Instance, report fu
 			return err
 		}
 		a.reportChange(ctx, err)
-		sleep(ctx, checkInterval)
+		_ = process.Sleep(ctx, checkInterval)
 	}
 	return a.remove(ctx)
 }

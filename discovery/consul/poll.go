@@ -10,6 +10,7 @@ import (
 	"github.com/hashicorp/consul/api"
 
 	"github.com/stagemesh/stagemesh/discovery"
+	"github.com/stagemesh/stagemesh/mesh/process"
 )
 
 // poll repeats a blocking query, and calls update after each change until the context
@@ -83,17 +84,5 @@ func (b *backoff) reset() { b.delay = 0 }
 // wait waits, longer each time, and returns false if the context has ended.
 func (b *backoff) wait(ctx context.Context) bool {
 	b.delay = min(max(minDelay, 2*b.delay), maxDelay)
-	return sleep(ctx, b.delay/2+rand.N(b.delay/2))
-}
-
-// sleep waits, and returns false if the context has ended.
-func sleep(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
+	return process.Sleep(ctx, b.delay/2+rand.N(b.delay/2)) == nil
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/model"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/mesh/process"
 )
 
 const (
@@ -39,12 +40,7 @@ type edit struct {
 
 // pause waits before the next try.
 func pause(ctx context.Context) {
-	timer := time.NewTimer(minPause + rand.N(maxPause-minPause)) //nolint:gosec // it keeps no secret
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
+	_ = process.Sleep(ctx, minPause+rand.N(maxPause-minPause)) //nolint:gosec // it keeps no secret
 }
 
 // errRepeat means that a change has to be decided again.

@@ -16,6 +16,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/mesh/credentials"
+	"github.com/stagemesh/stagemesh/mesh/process"
 )
 
 const (
@@ -337,12 +338,7 @@ func decode(data []byte, out any) error {
 
 // pause waits a moment, or until the context ends.
 func pause(ctx context.Context) {
-	timer := time.NewTimer(pauseBase + rand.N(pauseJitter))
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
+	_ = process.Sleep(ctx, pauseBase+rand.N(pauseJitter))
 }
 
 const (

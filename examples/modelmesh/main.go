@@ -119,7 +119,7 @@ func run(ctx context.Context, out io.Writer, requests int, level string, do demo
 func (c *caller) register(ctx context.Context, all ...*meshv1.Model) error {
 	for _, m := range all {
 		_, err := c.models.RegisterModel(ctx, connect.NewRequest(&adminv1.RegisterModelRequest{Model: m}))
-		for connect.CodeOf(err) == connect.CodeUnavailable && pause(ctx, time.Second/10) == nil {
+		for connect.CodeOf(err) == connect.CodeUnavailable && process.Sleep(ctx, time.Second/10) == nil {
 			// The gateway does not know the registry yet.
 			_, err = c.models.RegisterModel(ctx, connect.NewRequest(&adminv1.RegisterModelRequest{Model: m}))
 		}
@@ -128,16 +128,6 @@ func (c *caller) register(ctx context.Context, all ...*meshv1.Model) error {
 		}
 	}
 	return nil
-}
-
-// pause waits, unless the context ends.
-func pause(ctx context.Context, d time.Duration) error {
-	select {
-	case <-time.After(d):
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }
 
 // caller asks readers and counts their right answers.
@@ -179,7 +169,7 @@ func (c *caller) ask(ctx context.Context, k int, image string) error {
 	for {
 		answer, err := c.read(ctx, stageOf(k), payload.ModelRef{Model: readerID(k)}, image)
 		if f := fault.From(err); err != nil && slices.Contains(busy, f.Reason) {
-			if err := pause(ctx, f.RetryAfter); err != nil {
+			if err := process.Sleep(ctx, f.RetryAfter); err != nil {
 				return err
 			}
 			continue

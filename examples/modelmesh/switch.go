@@ -18,6 +18,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/examples/digits"
 	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/mesh/process"
 )
 
 const (
@@ -94,7 +95,7 @@ func (l *load) phases(ctx context.Context, out io.Writer, answers int) error {
 			return err
 		}
 		for l.enter(one.name); l.count(one.name) < answers; {
-			if err := pause(ctx, 10*time.Millisecond); err != nil {
+			if err := process.Sleep(ctx, 10*time.Millisecond); err != nil {
 				return err
 			}
 		}

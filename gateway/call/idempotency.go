@@ -16,6 +16,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/mesh/process"
 	"github.com/stagemesh/stagemesh/mesh/store"
 )
 
@@ -106,21 +107,9 @@ func untilAnswered(ctx context.Context, ask func() error) error {
 		if err := ask(); err == nil || errors.Is(err, envelope.ErrMalformed) {
 			return err
 		}
-		if err := pauseLookUp(ctx); err != nil {
+		if err := process.Sleep(ctx, lookUpPause); err != nil {
 			return err
 		}
-	}
-}
-
-// pauseLookUp waits for lookUpPause. Its error is the context's.
-func pauseLookUp(ctx context.Context) error {
-	pause := time.NewTimer(lookUpPause)
-	defer pause.Stop()
-	select {
-	case <-pause.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
 	}
 }
 
@@ -194,7 +183,7 @@ func (i *idempotent) retryIfDisconnected(ctx context.Context, err error) error {
 	if !i.isCounted || fault.From(err).Reason != fault.BrokerUnavailable {
 		return err
 	}
-	_ = pauseLookUp(ctx) // the next look-up fails if the context has ended
+	_ = process.Sleep(ctx, lookUpPause) // the next look-up fails if the context has ended
 	return store.ErrKeyTaken
 }
 

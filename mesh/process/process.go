@@ -1,6 +1,6 @@
 // Package process is what every program does around its work: it handles signals,
 // starts the program's parts in order and stops them in reverse, returns the
-// version, and reduces garbage collections.
+// version, reduces garbage collections, and pauses between tries (Sleep).
 //
 //	ctx, stop := process.SignalContext(ctx)
 //	defer stop()
@@ -29,6 +29,16 @@ import (
 	"syscall"
 	"time"
 )
+
+// Sleep waits, unless the context ends first: then it returns the context's error.
+func Sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
 
 // Part is a part of a program.
 type Part struct {

@@ -9,6 +9,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/mesh/process"
 )
 
 // ErrKeyTaken means that the key's record is not the one that the caller has seen.
@@ -111,7 +112,7 @@ const keyRetryPause = 50 * time.Millisecond
 // that claim, or another request's, or still the one before; then find sends the
 // claim again.
 func (s *Keys) find(ctx context.Context, k Key, message bus.Message, c *envelope.Claim, after uint64) (KeyRecord, error) {
-	for pause(ctx) {
+	for process.Sleep(ctx, keyRetryPause) == nil {
 		r, err := s.Get(ctx, k)
 		switch {
 		case err != nil:
@@ -158,22 +159,9 @@ func (s *Keys) Release(ctx context.Context, k Key, r KeyRecord) error {
 			return ErrKeyTaken // or an earlier try released it and its acknowledgement was lost
 		case err == nil:
 			return nil
-		case !isTransient(err), !pause(ctx):
+		case !isTransient(err), process.Sleep(ctx, keyRetryPause) != nil:
 			return s.wrap(err)
 		}
-	}
-}
-
-// pause waits between two tries while the broker does not answer. It is false when
-// the context has ended.
-func pause(ctx context.Context) bool {
-	timer := time.NewTimer(keyRetryPause)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
 	}
 }
 

@@ -46,7 +46,7 @@ var importTable = rules{
 		{packages: list(envelope), mayImport: list(proto, tensor, fault, wire, payload, pipeline)},
 		{packages: list(auth), mayImport: list(pipeline)},
 		{packages: list(bus), mayImport: list(proto, tensor, fault, payload, pipeline, envelope, auth)},
-		{packages: list("mesh/store"), mayImport: list(proto, tensor, fault, payload, pipeline, envelope, bus, "mesh/config")},
+		{packages: list("mesh/store"), mayImport: list(proto, tensor, fault, payload, pipeline, envelope, bus, "mesh/config", "mesh/process")},
 		{packages: list("mesh/process", "mesh/config"), mayImport: nothing},
 		{packages: list("mesh/tracing"), mayImport: list(fault, envelope, wire, "mesh/config")},
 
@@ -55,8 +55,8 @@ var importTable = rules{
 
 		// Who is alive: the interfaces, and what implements or reads them.
 		{packages: list("discovery"), mayImport: list(proto, fault)},
-		{packages: list("discovery/consul", "discovery/natskv", "discovery/internal/*"), mayImport: list("discovery", "discovery/internal/...", auth)},
-		{packages: list("discovery/models"), mayImport: list(proto, fault, pipeline, model, "mesh/placement", "discovery"), inTests: list("discovery/natskv")},
+		{packages: list("discovery/consul", "discovery/natskv", "discovery/internal/*"), mayImport: list("discovery", "discovery/internal/...", auth, "mesh/process")},
+		{packages: list("discovery/models"), mayImport: list(proto, fault, pipeline, model, "mesh/placement", "mesh/process", "discovery"), inTests: list("discovery/natskv")},
 
 		// The stage host.
 		{packages: list("stagehost/batch"), mayImport: list(fault, pipeline), pure: true},
@@ -77,7 +77,7 @@ var importTable = rules{
 		},
 		{
 			packages:  list("gateway/call"),
-			mayImport: list(proto, tensor, fault, payload, raw, pipeline, envelope, bus, "mesh/config", "mesh/store", "mesh/tracing", model, "discovery/models", "gateway/admission", "gateway/explain", "gateway/pipelines"),
+			mayImport: list(proto, tensor, fault, payload, raw, pipeline, envelope, bus, "mesh/config", "mesh/process", "mesh/store", "mesh/tracing", model, "discovery/models", "gateway/admission", "gateway/explain", "gateway/pipelines"),
 		},
 		{packages: list("gateway/front/*"), mayImport: list(proto, tensor, fault, payload, oipcodec, raw, model, msgpack, pipeline, auth, "mesh/config", "gateway/admission", "gateway/call", "gateway/front/*", "gateway/openapi")},
 		// What the operators' port shows is what the stores keep: it reads letters

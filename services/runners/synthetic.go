@@ -11,6 +11,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/config"
 	"github.com/stagemesh/stagemesh/mesh/model"
 	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/mesh/process"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
 )
@@ -48,26 +49,16 @@ func NewEchoModels(s EchoSettings) (*inproc.ModelRunner, error) {
 			if err := errors.Join(err, err2); err != nil {
 				return nil, runner.LoadedModel{}, fmt.Errorf("%w: %w", runner.ErrInvalidModel, err)
 			}
-			return unload, runner.LoadedModel{Size: m.Size}, sleep(ctx, load)
+			return unload, runner.LoadedModel{Size: m.Size}, process.Sleep(ctx, load)
 		},
-		Unload: func(ctx context.Context, _ model.ID, unload any) error { return sleep(ctx, unload.(time.Duration)) },
+		Unload: func(ctx context.Context, _ model.ID, unload any) error {
+			return process.Sleep(ctx, unload.(time.Duration))
+		},
 	}, func(_ context.Context, _ any, batch runner.Batch, sink runner.Sink) error { return echo(batch, sink) }), nil
 }
 
 // echoLoads is how many of its models load at a time.
 const echoLoads = 2
-
-// sleep waits for a time.
-func sleep(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
 
 // echo returns the inputs of a batch.
 func echo(batch runner.Batch, sink runner.Sink) error {
@@ -97,7 +88,7 @@ func NewSleep(s SleepSettings) (*inproc.Runner, error) {
 }
 
 func (s SleepSettings) run(ctx context.Context, batch runner.Batch, sink runner.Sink) error {
-	if err := sleep(ctx, s.Base+time.Duration(len(batch.Items))*s.PerItem); err != nil {
+	if err := process.Sleep(ctx, s.Base+time.Duration(len(batch.Items))*s.PerItem); err != nil {
 		return err
 	}
 	return echo(batch, sink)
