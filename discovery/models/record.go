@@ -211,7 +211,7 @@ type content struct {
 	// seen is the highest revision in the content so far, and writtenAt when records came.
 	seen      discovery.Revision
 	writtenAt time.Time
-	log  *slog.Logger
+	log       *slog.Logger
 }
 
 func newContent(log *slog.Logger) *content {
