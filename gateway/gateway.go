@@ -23,6 +23,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/pipelines"
 	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/config"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/process"
@@ -58,7 +59,7 @@ type Gateway struct {
 
 // New returns a gateway. It dials nothing and starts nothing.
 func New(s Settings) (*Gateway, error) {
-	if err := errors.Join(inSection(publicKey, s.Config.Validate()), inSection(adminKey, s.Admin.Validate())); err != nil {
+	if err := errors.Join(config.InSection(publicKey, s.Config.Validate()), config.InSection(adminKey, s.Admin.Validate())); err != nil {
 		return nil, err
 	}
 	s = s.withDefaults()
@@ -93,12 +94,12 @@ func (g *Gateway) ReadFiles() (err error) {
 	}
 	if g.settings.Listen != "" || g.settings.GRPCListen != "" {
 		if g.public, err = g.settings.Access.read(); err != nil {
-			return inSection(publicKey, err)
+			return config.InSection(publicKey, err)
 		}
 	}
 	if g.settings.Admin.Listen != "" {
 		if g.operators, err = g.settings.Admin.read(); err != nil {
-			return inSection(adminKey, err)
+			return config.InSection(adminKey, err)
 		}
 	}
 	g.isRead = true

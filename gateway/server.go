@@ -78,7 +78,7 @@ func (g *Gateway) open(ctx context.Context) (p ports, err error) {
 func (g *Gateway) publicSettings(listen string) port.PublicSettings {
 	out := port.PublicSettings{
 		Settings: transport.Settings{MaxMessageBytes: admission.MaxBody(g.settings.MaxPayload), MaxPayload: g.settings.MaxPayload, Stopping: g.stopping.Done(), Closing: g.closing},
-		Caller:   transport.ReservingCaller{Caller: g.service, Most: int64(g.settings.MaxInFlightBytes) / leastRequests}, Models: g.models, Passthrough: g.settings.Passthrough,
+		Caller:   transport.ReservingCaller{Caller: g.service, Most: int64(g.settings.MaxInFlightBytes) / leastRequests}, Jobs: g.service, Models: g.models, Passthrough: g.settings.Passthrough,
 		Port: port.Port{
 			Health: g.probe, Origins: g.settings.AllowOrigins, Budget: g.settings.Call.Budget,
 			Tokens: g.public.tokens, TokensKey: publicKey + ".token_file",

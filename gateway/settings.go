@@ -203,18 +203,3 @@ const (
 	listenKey     = publicKey + ".listen"
 	grpcListenKey = publicKey + ".grpc_listen"
 )
-
-// inSection prefixes the key that each error begins with by the section.
-func inSection(section string, err error) error {
-	if several, ok := err.(interface{ Unwrap() []error }); ok {
-		var errs []error
-		for _, one := range several.Unwrap() {
-			errs = append(errs, inSection(section, one))
-		}
-		return errors.Join(errs...)
-	}
-	if err == nil {
-		return nil
-	}
-	return fmt.Errorf("%s.%w", section, err)
-}

@@ -197,7 +197,7 @@ func (s *Service) routeModels(env *envelope.Envelope) (again *shadow, _ *fault.F
 			continue
 		}
 		to := "holder"
-		if hop.Host = s.settings.Placer.Holder(m.Stage, replicas); hop.Host == "" {
+		if hop.Host = s.settings.Placer.Holder(replicas); hop.Host == "" {
 			to = "placed"
 			if hop.Host, f = s.settings.Placer.Place(env.AdmittedAt, m, replicas, nil); f != nil {
 				return nil, f.At(string(hop.Stage), string(hop.Step), "")

@@ -11,6 +11,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/store"
 )
 
@@ -66,6 +67,10 @@ func (s *Service) Result(ctx context.Context, requestID string, wait time.Durati
 	if f != nil {
 		return nil, f.WithMetadata(requestIDKey, string(id))
 	}
+	return storedResponse(r), nil
+}
+
+func storedResponse(r *envelope.Result) *Response {
 	return &Response{
 		RequestID: string(r.Reply.RequestID),
 		Pipeline:  string(r.Pipeline),
@@ -73,7 +78,27 @@ func (s *Service) Result(ctx context.Context, requestID string, wait time.Durati
 		Metadata:  r.Reply.Metadata,
 		// Of two clocks, which may differ by more than the request took.
 		Timeline: Timeline{Total: max(0, r.FinishedAt.Sub(r.AdmittedAt)), Steps: r.Reply.Timings},
-	}, nil
+	}
+}
+
+// AwaitStored is Result for the process itself: it waits until the context ends, also while the
+// broker is unavailable, and is not admitted. It returns false if there is no result then.
+func (s *Service) AwaitStored(ctx context.Context, id pipeline.RequestID) (r *Response, f *fault.Fault, ok bool) {
+	var found *envelope.Result
+	var err error
+	_ = untilAnswered(ctx, func() error {
+		found, err = s.results.Wait(ctx, id)
+		return err
+	})
+	switch {
+	case errors.Is(err, envelope.ErrMalformed):
+		return nil, unreadable(err), true
+	case found == nil || found.Tenant != tenantOf(ctx):
+		return nil, nil, false
+	case found.Reply.Fault != nil:
+		return nil, found.Reply.Fault, true
+	}
+	return storedResponse(found), nil, true
 }
 
 // Key is an idempotency key. Calls replace its tenant by their own.

@@ -105,6 +105,8 @@ type Settings struct {
 	Budget *admission.ByteBudget
 	// Results are where results are stored: the same as the hosts'.
 	Results store.Settings
+	// Jobs are the queues of jobs.
+	Jobs JobSettings
 	// Idempotency is where idempotency keys are stored. Its retention is how long a
 	// key means its request; 0 means as long as results are stored. See ValidateWindow.
 	Idempotency store.Settings
@@ -177,6 +179,7 @@ type Service struct {
 	resultSpace   resultSpace
 	keys          *keys
 	cancels       *cancels
+	jobs          *jobs
 	// connections counts the connections to the broker.
 	connections atomic.Int64
 
@@ -223,6 +226,7 @@ func (s *Service) Start(b *bus.Bus) error {
 	s.results = store.NewResults(b, s.settings.Results)
 	s.resultsStream = s.newLazyStream("the broker stores no results", s.results.Ensure)
 	s.keys = newKeys(s)
+	s.jobs = newJobs(s)
 	s.cancels = newCancels(b, s.settings.MaxInFlight, s.metrics.countCancel)
 	s.cancels.onDeleted = s.availability.Deleted
 	var err error

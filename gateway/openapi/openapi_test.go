@@ -105,7 +105,9 @@ func TestStaticPartsMatchTheCode(t *testing.T) {
 	text := build(t, openapi.Settings{Mesh: "m", Pipelines: []openapi.Pipeline{single("p", nil)}})
 	faults := []string{"200"}
 	for name := range at(t, text, "components", "responses").(object) {
-		faults = append(faults, strings.TrimPrefix(name, "Fault"))
+		if name != "Fault410" && name != "Fault502" { // those are of jobs
+			faults = append(faults, strings.TrimPrefix(name, "Fault"))
+		}
 	}
 	slices.Sort(faults)
 	for _, path := range []string{"/v1/pipelines/{pipeline}:infer", "/v1/pipelines/{pipeline}:stream", "/v1/pipelines/p:infer"} {

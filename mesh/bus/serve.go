@@ -103,6 +103,22 @@ func (b *Bus) ServeCancels(handle func([]byte)) (stop func() error, err error) {
 	return b.Watch(b.Subjects.Cancel(), handle)
 }
 
+// NotifyJobCancel tells dispatchers that a job was cancelled, whose record says so. It is best
+// effort.
+func (b *Bus) NotifyJobCancel(id pipeline.JobID) {
+	_ = b.nc.Publish(b.JobCancel(), []byte(id.String()))
+}
+
+// ServeJobCancels passes the ID of each job that was cancelled to handle, which must not block,
+// until the returned function is called. Any client may have sent it.
+func (b *Bus) ServeJobCancels(handle func(pipeline.JobID)) (stop func() error, err error) {
+	return b.Watch(b.JobCancel(), func(data []byte) {
+		if id, err := pipeline.ParseJobID(string(data)); err == nil {
+			handle(id)
+		}
+	})
+}
+
 // aliveWait is how long a host may take to answer. A slow host is still a host:
 // only the broker's no-responders status means that there is none.
 const aliveWait = 100 * time.Millisecond

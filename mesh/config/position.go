@@ -145,3 +145,18 @@ func (d *Doc) find(path Path) (at place, ok bool) {
 	}
 	return at, ok
 }
+
+// InSection prefixes the key that each error begins with by the section.
+func InSection(section string, err error) error {
+	if several, ok := err.(interface{ Unwrap() []error }); ok {
+		var errs []error
+		for _, one := range several.Unwrap() {
+			errs = append(errs, InSection(section, one))
+		}
+		return errors.Join(errs...)
+	}
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s.%w", section, err)
+}

@@ -94,8 +94,11 @@ func TestDurableAndIdempotentResultsAndThoseOfJobsAreStored(t *testing.T) {
 		isOfJob    bool
 		want       bool
 	}{
-		{pipeline.Memory, "", false, false}, {pipeline.Memory, "key", false, true}, {pipeline.Memory, "", true, true},
-		{pipeline.File, "", false, true}, {pipeline.File, "key", false, true},
+		{pipeline.Memory, "", false, false},
+		{pipeline.Memory, "key", false, true},
+		{pipeline.Memory, "", true, true},
+		{pipeline.File, "", false, true},
+		{pipeline.File, "key", false, true},
 	} {
 		e := envelope.Envelope{Durability: test.durability, IdempotencyKey: test.key, StoreResult: test.isOfJob}
 		if got := e.StoresResult(); got != test.want {

@@ -15,6 +15,7 @@ type Reason string
 // The reasons, in the order of a request's life.
 const (
 	UnknownPipeline     Reason = "UNKNOWN_PIPELINE"
+	UnknownQueue        Reason = "UNKNOWN_QUEUE"
 	InvalidRequest      Reason = "INVALID_REQUEST"
 	InvalidInput        Reason = "INVALID_INPUT"
 	SchemaViolation     Reason = "SCHEMA_VIOLATION"
@@ -24,6 +25,7 @@ const (
 	Unauthenticated     Reason = "UNAUTHENTICATED"
 	PermissionDenied    Reason = "PERMISSION_DENIED"
 	NotFound            Reason = "NOT_FOUND"
+	Gone                Reason = "GONE"
 	IdempotencyMismatch Reason = "IDEMPOTENCY_MISMATCH"
 	NotReplayable       Reason = "NOT_REPLAYABLE"
 	RevisionMismatch    Reason = "REVISION_MISMATCH"
@@ -48,6 +50,7 @@ const (
 	DeadlineExceeded Reason = "DEADLINE_EXCEEDED"
 	Cancelled        Reason = "CANCELLED"
 
+	TargetFailed        Reason = "TARGET_FAILED"
 	RunnerFailed        Reason = "RUNNER_FAILED"
 	RunnerCrashed       Reason = "RUNNER_CRASHED"
 	RunnerStalled       Reason = "RUNNER_STALLED"
@@ -78,6 +81,7 @@ const statusClientClosedRequest = 499
 // classes is never written after start-up.
 var classes = map[Reason]Class{
 	UnknownPipeline:     {code.Code_NOT_FOUND, http.StatusNotFound, false, "no pipeline of that name is served"},
+	UnknownQueue:        {code.Code_NOT_FOUND, http.StatusNotFound, false, "no queue of jobs of that name is there"},
 	InvalidRequest:      {code.Code_INVALID_ARGUMENT, http.StatusBadRequest, false, "the request itself is malformed: bad JSON, an unknown step, a negative timeout"},
 	InvalidInput:        {code.Code_INVALID_ARGUMENT, http.StatusBadRequest, false, "an input cannot be used: not an image, a tensor of the wrong type or shape"},
 	SchemaViolation:     {code.Code_INVALID_ARGUMENT, http.StatusUnprocessableEntity, false, "an input breaks the stage's schema"},
@@ -87,6 +91,7 @@ var classes = map[Reason]Class{
 	Unauthenticated:     {code.Code_UNAUTHENTICATED, http.StatusUnauthorized, false, "credentials are missing or wrong"},
 	PermissionDenied:    {code.Code_PERMISSION_DENIED, http.StatusForbidden, false, "the caller may not do that"},
 	NotFound:            {code.Code_NOT_FOUND, http.StatusNotFound, false, "the thing named does not exist"},
+	Gone:                {code.Code_NOT_FOUND, http.StatusGone, false, "the job is past its retention"},
 	IdempotencyMismatch: {code.Code_ALREADY_EXISTS, http.StatusConflict, false, "the idempotency key was used with another payload"},
 	NotReplayable:       {code.Code_FAILED_PRECONDITION, http.StatusBadRequest, false, "the dead letter holds no item that could be run again"},
 
@@ -113,6 +118,7 @@ var classes = map[Reason]Class{
 	DeadlineExceeded: {code.Code_DEADLINE_EXCEEDED, http.StatusGatewayTimeout, true, "the deadline passed before the answer"},
 	Cancelled:        {code.Code_CANCELLED, statusClientClosedRequest, false, "the caller went away or cancelled"},
 
+	TargetFailed:        {code.Code_UNAVAILABLE, http.StatusBadGateway, true, "the HTTP target of a job failed, or could not be reached"},
 	RunnerFailed:        {code.Code_INTERNAL, http.StatusInternalServerError, false, "the stage's code failed on this item"},
 	RunnerCrashed:       {code.Code_INTERNAL, http.StatusInternalServerError, false, "the item ends the process that runs it"},
 	RunnerStalled:       {code.Code_DEADLINE_EXCEEDED, http.StatusGatewayTimeout, true, "the stage's code sent no part of a streamed answer in the time that the stage gives it"},

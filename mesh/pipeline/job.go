@@ -38,12 +38,6 @@ func ParseJobID(s string) (JobID, error) {
 // String returns the ID as callers know it.
 func (id JobID) String() string { return string(id.Queue) + "." + id.UUID.String() }
 
-// Request returns the ID of the request that an attempt of the job makes in a mesh. It differs
-// for each attempt.
-func (id JobID) Request(attempt uint32) RequestID {
-	return RequestID(uuid.NewSHA1(id.UUID, []byte{byte(attempt >> 24), byte(attempt >> 16), byte(attempt >> 8), byte(attempt)}).String())
-}
-
 // MintedAt returns when the ID was minted, and false for one with an idempotency key.
 func (id JobID) MintedAt() (at time.Time, ok bool) {
 	const v7 = 7

@@ -18,16 +18,6 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-// JobSettings are those of all queues of jobs.
-type JobSettings struct {
-	// Retention is how long the ends of jobs are kept. It is longer than any job waits.
-	Retention time.Duration `yaml:"retention"`
-	// MaxBytes bounds the records of jobs together; the broker reserves it.
-	MaxBytes int64 `yaml:"max_bytes,size"`
-	Replicas int   `yaml:"replicas"`
-	Version  int   `yaml:"version"`
-}
-
 // JobQueueSettings bound one queue. 0 means the default.
 type JobQueueSettings struct {
 	// MaxJobs and MaxBytes bound the jobs that have not ended; the broker reserves MaxBytes.
@@ -38,17 +28,20 @@ type JobQueueSettings struct {
 	Version int           `yaml:"version"`
 }
 
-// Defaults of JobSettings and JobQueueSettings.
+// Defaults of the settings of jobs.
 const (
 	DefaultJobRetention     = 48 * time.Hour
 	DefaultJobMaxBytes      = 1 << 30
 	DefaultMaxJobs          = 1_000_000
 	DefaultJobQueueMaxBytes = 1 << 30
 	DefaultJobTTL           = 24 * time.Hour
+
+	// JobControlBytes bounds what dispatchers share.
+	JobControlBytes = 16 << 20
 )
 
-// WithDefaults returns the settings with the defaults of what is not set.
-func (s JobSettings) WithDefaults() JobSettings {
+// WithJobDefaults returns the settings of the store of jobs, with its defaults.
+func (s Settings) WithJobDefaults() Settings {
 	s.Retention, s.MaxBytes = cmp.Or(s.Retention, DefaultJobRetention), cmp.Or(s.MaxBytes, DefaultJobMaxBytes)
 	return s
 }
@@ -57,11 +50,6 @@ func (s JobSettings) WithDefaults() JobSettings {
 func (s JobQueueSettings) WithDefaults() JobQueueSettings {
 	s.MaxJobs, s.MaxBytes, s.TTL = cmp.Or(s.MaxJobs, DefaultMaxJobs), cmp.Or(s.MaxBytes, DefaultJobQueueMaxBytes), cmp.Or(s.TTL, DefaultJobTTL)
 	return s
-}
-
-// Validate checks a mesh file's section jobs; messages begin with the key in it.
-func (s JobSettings) Validate() error {
-	return Settings{Retention: s.Retention, MaxBytes: s.MaxBytes, Replicas: s.Replicas, Version: s.Version}.Validate()
 }
 
 // Validate checks a queue's section of a mesh file; messages begin with the key in it.
@@ -103,28 +91,26 @@ var (
 type Jobs struct {
 	stream
 
-	control  stream
-	settings JobSettings
+	control   stream
+	retention time.Duration
 }
 
 // NewJobs returns the store of jobs. It makes no call to the broker.
-func NewJobs(b *bus.Bus, s JobSettings) *Jobs {
-	s = s.WithDefaults()
-	common := Settings{Retention: s.Retention, MaxBytes: s.MaxBytes, Replicas: s.Replicas, Version: s.Version}
+func NewJobs(b *bus.Bus, s Settings) *Jobs {
+	s = s.WithJobDefaults()
 	out := &Jobs{
-		settings: s,
-		stream:   newStream(b, "jobs", b.JobRecordStream(), b.JobRecords("*", "*"), common, Settings{}),
-		control:  newStream(b, "jobs", b.JobControlStream(), b.Subjects.JobControl("*", "*"), common, Settings{}),
+		retention: s.Retention,
+		stream:    newStream(b, "jobs", b.JobRecordStream(), b.JobRecords("*", "*"), s, s),
+		control:   newStream(b, "jobs", b.JobControlStream(), b.Subjects.JobControl("*", "*"), s, s),
 	}
-	const controlBytes = 16 << 20
 	out.config.Description = "What became of jobs"
 	out.control.config.Description = "Leases of pools, and what operators have paused"
-	out.control.config.MaxAge, out.control.config.MaxBytes = 0, controlBytes
+	out.control.config.MaxAge, out.control.config.MaxBytes = 0, JobControlBytes
 	return out
 }
 
 // Retention is how long ends are kept.
-func (s *Jobs) Retention() time.Duration { return s.settings.Retention }
+func (s *Jobs) Retention() time.Duration { return s.retention }
 
 // Ensure creates the streams that all queues share.
 func (s *Jobs) Ensure(ctx context.Context) error {
@@ -265,10 +251,10 @@ func (s *Jobs) AwaitEnd(ctx context.Context, id pipeline.JobID, tenant string) (
 
 // Follow passes all jobs of a queue to handle, in the order of acceptance and without their
 // payloads, and then each new one, until the context ends. caughtUp is called once, after those
-// that were there. Messages that are no jobs have an empty ID. Neither may block for long.
+// that were there. Messages that are no jobs have no UUID. Neither may block for long.
 func (s *Jobs) Follow(ctx context.Context, queue pipeline.QueueName, handle func(StoredJob), caughtUp func()) error {
 	return s.follow(ctx, s.bus.JobStream(queue), jetstream.OrderedConsumerConfig{HeadersOnly: true}, caughtUp, func(msg jetstream.Msg, at *jetstream.MsgMetadata) {
-		out := StoredJob{Seq: at.Sequence.Stream, AcceptedAt: at.Timestamp}
+		out := StoredJob{Seq: at.Sequence.Stream, AcceptedAt: at.Timestamp, ID: pipeline.JobID{Queue: queue}}
 		id, tenant, isOne := s.bus.JobOf(msg.Subject())
 		if header, ok := bus.DecodeJobHeader(msg.Headers()); isOne && ok {
 			out.ID, out.Tenant, out.JobHeader = id, tenant, header

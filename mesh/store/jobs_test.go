@@ -21,7 +21,7 @@ const queue pipeline.QueueName = "nightly"
 
 func newJobs(t *testing.T, b *bus.Bus, q store.JobQueueSettings) *store.Jobs {
 	t.Helper()
-	s := ensure(t, store.NewJobs(b, store.JobSettings{MaxBytes: 16 << 20}))
+	s := ensure(t, store.NewJobs(b, store.Settings{MaxBytes: 16 << 20}))
 	q.MaxBytes = 16 << 20
 	if err := s.EnsureQueue(t.Context(), queue, q); err != nil {
 		t.Fatal(err)
@@ -167,7 +167,7 @@ func TestQueueIsFollowed(t *testing.T) {
 	if first := <-got; first.ID != ids[0] || first.Tenant != "a" || first.Tokens != 7 || first.Size == 0 {
 		t.Errorf("first %+v", first)
 	}
-	if second := <-got; second.ID != (pipeline.JobID{}) || second.Seq != 2 {
+	if second := <-got; second.ID != (pipeline.JobID{Queue: queue}) || second.Seq != 2 {
 		t.Errorf("second %+v", second)
 	}
 	<-caughtUp

@@ -49,6 +49,8 @@ type PublicSettings struct {
 	transport.Settings
 	// Caller runs the requests: gateway/call's service.
 	Caller transport.Caller
+	// Jobs keeps jobs; nil serves none.
+	Jobs transport.Jobs
 	// Models are the pipelines to clients of the Open Inference Protocol; nil serves none.
 	Models oip.Models
 	// More are further RPC services.
@@ -71,6 +73,11 @@ func PublicHandler(s PublicSettings) (http.Handler, error) {
 		mux.Handle(service.Path(), service)
 	}
 	mux.Handle(rest.Prefix, rest.New(s.Caller, s.Settings))
+	if s.Jobs != nil {
+		jobs := rest.NewJobs(s.Jobs, s.Settings)
+		mux.Handle(rest.QueuesPrefix, jobs)
+		mux.Handle(rest.JobsPrefix, jobs)
+	}
 	if s.Models != nil {
 		tensors := oip.NewREST(s.Caller, s.Models, s.Settings)
 		mux.Handle(oip.Root, tensors)
@@ -106,6 +113,9 @@ func NewGRPC(s PublicSettings, secure *tls.Config, log *slog.Logger) (*grpc.Serv
 // services returns the port with the names of its RPC services, and these.
 func (s PublicSettings) services() (*Port, []*transport.Service) {
 	p, out := s.Port, []*transport.Service{newRPC(s.Caller, s.Settings)}
+	if s.Jobs != nil {
+		out = append(out, newJobs(s.Jobs, s.Settings))
+	}
 	if s.Models != nil {
 		out = append(out, oip.New(s.Caller, s.Models, s.Settings))
 	}

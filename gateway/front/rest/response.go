@@ -69,6 +69,13 @@ func (f format) encode(r *call.Response) (*response, error) {
 
 // write sends the response. A failed write is no error: the caller has disconnected.
 func (a *response) write(w http.ResponseWriter) {
+	w.Header().Set(transport.HeaderRequestID, a.requestID)
+	w.Header().Set(transport.HeaderServerTiming, a.timing)
+	a.writeStatus(w, http.StatusOK)
+}
+
+// writeStatus is write with another status, and without what only requests to pipelines have.
+func (a *response) writeStatus(w http.ResponseWriter, status int) {
 	h := w.Header()
 	h.Set("Content-Type", a.contentType)
 	h.Set("Content-Length", strconv.Itoa(len(a.body)))
@@ -77,8 +84,7 @@ func (a *response) write(w http.ResponseWriter) {
 		// A browser must not run a stage's output as this gateway's own page.
 		h.Set("Content-Security-Policy", "sandbox; default-src 'none'")
 	}
-	h.Set(transport.HeaderRequestID, a.requestID)
-	h.Set(transport.HeaderServerTiming, a.timing)
+	w.WriteHeader(status)
 	_, _ = w.Write(a.body)
 }
 

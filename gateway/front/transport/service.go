@@ -12,6 +12,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
+	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
+
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
@@ -63,6 +65,14 @@ type Caller interface {
 	Cancel(ctx context.Context, requestID string) error
 	// RequestOf returns the ID of the request that has an idempotency key.
 	RequestOf(ctx context.Context, k call.Key) (requestID string, err error)
+}
+
+// Jobs keeps jobs: gateway/call's service. Its errors are as those of Caller.
+type Jobs interface {
+	SubmitJob(ctx context.Context, in *inferencev1.SubmitJobRequest) (*inferencev1.Job, error)
+	GetJob(ctx context.Context, id string, wait time.Duration) (*inferencev1.GetJobResponse, error)
+	CancelJob(ctx context.Context, id string) (*inferencev1.Job, error)
+	ListJobs(ctx context.Context, in *inferencev1.ListJobsRequest) (*inferencev1.ListJobsResponse, error)
 }
 
 // Service is the HTTP handler of a service's methods.

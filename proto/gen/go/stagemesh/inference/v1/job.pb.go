@@ -121,7 +121,9 @@ type Job struct {
 	Reason  string `protobuf:"bytes,14,opt,name=reason,proto3" json:"reason,omitempty"`
 	Message string `protobuf:"bytes,15,opt,name=message,proto3" json:"message,omitempty"`
 	// Free text of the submitter, for limits and lists.
-	Attributes    map[string]string `protobuf:"bytes,16,rep,name=attributes,proto3" json:"attributes,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Attributes map[string]string `protobuf:"bytes,16,rep,name=attributes,proto3" json:"attributes,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Of a job for this mesh.
+	Pipeline      string `protobuf:"bytes,17,opt,name=pipeline,proto3" json:"pipeline,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -266,6 +268,13 @@ func (x *Job) GetAttributes() map[string]string {
 		return x.Attributes
 	}
 	return nil
+}
+
+func (x *Job) GetPipeline() string {
+	if x != nil {
+		return x.Pipeline
+	}
+	return ""
 }
 
 // HttpCall is a call of an HTTP target.
@@ -940,7 +949,7 @@ var File_stagemesh_inference_v1_job_proto protoreflect.FileDescriptor
 
 const file_stagemesh_inference_v1_job_proto_rawDesc = "" +
 	"\n" +
-	" stagemesh/inference/v1/job.proto\x12\x16stagemesh.inference.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a&stagemesh/inference/v1/inference.proto\"\xeb\x05\n" +
+	" stagemesh/inference/v1/job.proto\x12\x16stagemesh.inference.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a&stagemesh/inference/v1/inference.proto\"\x87\x06\n" +
 	"\x03Job\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
 	"\x05queue\x18\x02 \x01(\tR\x05queue\x126\n" +
@@ -964,7 +973,8 @@ const file_stagemesh_inference_v1_job_proto_rawDesc = "" +
 	"\amessage\x18\x0f \x01(\tR\amessage\x12K\n" +
 	"\n" +
 	"attributes\x18\x10 \x03(\v2+.stagemesh.inference.v1.Job.AttributesEntryR\n" +
-	"attributes\x1a=\n" +
+	"attributes\x12\x1a\n" +
+	"\bpipeline\x18\x11 \x01(\tR\bpipeline\x1a=\n" +
 	"\x0fAttributesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"U\n" +

@@ -1,0 +1,518 @@
+package call
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
+	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
+
+	"github.com/stagemesh/stagemesh/gateway/admission"
+	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/mesh/store"
+)
+
+// JobSettings are the queues of jobs. Package dispatch forwards their jobs.
+type JobSettings struct {
+	store.Settings
+
+	Queues map[pipeline.QueueName]JobQueue
+}
+
+// JobQueue is a queue as its submitters see it.
+type JobQueue struct {
+	store.JobQueueSettings
+
+	// Pipelines are those that its jobs may use, the first unless they say.
+	Pipelines []string
+	// HTTP is true if its target is not this mesh, and its jobs are calls of HTTP.
+	HTTP bool
+}
+
+// Bounds of a job's attributes. Texts are in bytes.
+const (
+	maxAttributes    = 16
+	maxAttributeText = 64
+)
+
+// Bounds of ListJobs.
+const (
+	defaultJobPage = 50
+	maxJobPage     = 1000
+)
+
+// jobs are the queues of a gateway.
+type jobs struct {
+	store  *store.Jobs
+	stream *lazyStream
+	// queues have the streams.
+	queues map[pipeline.QueueName]*lazyStream
+}
+
+func newJobs(s *Service) *jobs {
+	out := &jobs{store: store.NewJobs(s.bus, s.settings.Jobs.Settings), queues: map[pipeline.QueueName]*lazyStream{}}
+	out.stream = s.newLazyStream("the broker stores no jobs", out.store.Ensure)
+	for name, q := range s.settings.Jobs.Queues {
+		out.queues[name] = s.newLazyStream("the broker has no queue of jobs "+string(name), func(ctx context.Context) error {
+			return out.store.EnsureQueue(ctx, name, q.JobQueueSettings)
+		})
+	}
+	return out
+}
+
+// SubmitJob stores a job and returns it; with an idempotency key also the job that has it.
+func (s *Service) SubmitJob(ctx context.Context, in *inferencev1.SubmitJobRequest) (*inferencev1.Job, error) {
+	if f := s.limiter.Acquire(); f != nil {
+		return nil, f
+	}
+	defer s.limiter.Release()
+	name := pipeline.QueueName(in.GetQueue())
+	q, f := s.queueOf(name)
+	if f != nil {
+		return nil, f
+	}
+	now, tenant := time.Now(), tenantOf(ctx)
+	job := &meshv1.QueuedJob{Tenant: tenant, Job: &inferencev1.Job{
+		Queue: in.GetQueue(), State: inferencev1.JobState_JOB_STATE_QUEUED, Priority: in.GetPriority(),
+		AcceptedAt: timestamppb.New(now), Attributes: in.GetAttributes(),
+	}}
+	if f := s.takePayload(in, &q, job); f != nil {
+		return nil, f
+	}
+	deadline, f := jobDeadline(in, &q, now)
+	if f == nil {
+		f = checkAttributes(in.GetAttributes())
+	}
+	if f != nil {
+		return nil, f
+	}
+	job.Job.Deadline = timestamppb.New(deadline)
+	for _, stream := range []*lazyStream{s.jobs.stream, s.jobs.queues[name]} {
+		if f := stream.ensure(ctx); f != nil {
+			return nil, f
+		}
+	}
+	id := pipeline.NewJobID(name)
+	if key := in.GetIdempotencyKey(); key != "" {
+		if len(key) > MaxIdempotencyKey {
+			return nil, fault.InField(fault.InvalidRequest, "idempotency_key", "%d bytes, at most %d are allowed", len(key), MaxIdempotencyKey)
+		}
+		id, job.Digest = pipeline.KeyedJobID(name, tenant, key), digestOf(job)
+		if known, err := s.keyedJob(ctx, id, tenant, job.GetDigest()); known != nil || err != nil {
+			return known, err
+		}
+	}
+	job.Job.Id = id.String()
+	_, added, err := s.jobs.store.Submit(ctx, id, tenant, bus.JobHeader{Deadline: deadline, Priority: in.GetPriority()}, job)
+	switch {
+	case err != nil:
+		return nil, s.submitFault(ctx, name, err)
+	case !added:
+		known, err := s.keyedJob(ctx, id, tenant, job.GetDigest())
+		if known == nil && err == nil {
+			err = fault.New(fault.BrokerUnavailable, "the job with this idempotency key has ended meanwhile").WithRetryAfter(admission.RetryAfter)
+		}
+		return known, err
+	}
+	return job.GetJob(), nil
+}
+
+func (s *Service) queueOf(name pipeline.QueueName) (JobQueue, *fault.Fault) {
+	q, ok := s.settings.Jobs.Queues[name]
+	if !ok {
+		known := "there is none"
+		if names := slices.Sorted(maps.Keys(s.settings.Jobs.Queues)); len(names) > 0 {
+			known = "there are " + strings.Trim(fmt.Sprint(names), "[]")
+		}
+		return q, fault.Newf(fault.UnknownQueue, "there is no queue %.*q; %s", shown, string(name), known)
+	}
+	return q, nil
+}
+
+// takePayload checks the payload and puts it into the job.
+func (s *Service) takePayload(in *inferencev1.SubmitJobRequest, q *JobQueue, job *meshv1.QueuedJob) *fault.Fault {
+	switch {
+	case in.GetInfer() == nil && in.GetHttp() == nil:
+		return fault.InField(fault.InvalidRequest, "payload", "a job needs a payload")
+	case q.HTTP != (in.GetHttp() != nil):
+		return fault.InField(fault.InvalidRequest, "payload", "the jobs of queue %s are %s", in.GetQueue(), map[bool]string{true: "calls of HTTP", false: "requests to pipelines"}[q.HTTP])
+	case q.HTTP:
+		return s.takeHTTPCall(in.GetHttp(), job)
+	}
+	r, err := RequestFromProto(in.GetInfer())
+	if err != nil {
+		return fault.From(err)
+	}
+	r.Pipeline = cmp.Or(r.Pipeline, q.Pipelines[0])
+	p, f := s.Resolve(r.Pipeline, false)
+	if f != nil {
+		return f
+	}
+	if !slices.Contains(q.Pipelines, r.Pipeline) {
+		return fault.InField(fault.InvalidRequest, "pipeline", "queue %s is for %s", in.GetQueue(), strings.Join(q.Pipelines, ", "))
+	}
+	if r.IdempotencyKey != "" || r.WaitForCapacity != nil {
+		return fault.InField(fault.InvalidRequest, "infer", "idempotency_key and wait_for_capacity are not those of a job's request")
+	}
+	if _, f := s.check("", r, &p, time.Now()); f != nil {
+		return f
+	}
+	infer := proto.CloneOf(in.GetInfer())
+	infer.Pipeline, job.Job.Pipeline = r.Pipeline, r.Pipeline
+	job.Payload = &meshv1.QueuedJob_Infer{Infer: infer}
+	return nil
+}
+
+func (s *Service) takeHTTPCall(call *inferencev1.HttpCall, job *meshv1.QueuedJob) *fault.Fault {
+	if !strings.HasPrefix(call.GetPath(), "/") {
+		return fault.InField(fault.InvalidRequest, "http.path", "%.*q does not begin with /", shown, call.GetPath())
+	}
+	if size, limit := len(call.GetBody()), s.settings.MaxPayload; limit > 0 && size > limit {
+		return fault.Newf(fault.PayloadTooLarge, "the body is %d bytes, gateway.max_payload is %d", size, limit)
+	}
+	job.Payload = &meshv1.QueuedJob_Http{Http: call}
+	return nil
+}
+
+// jobDeadline returns when the job expires.
+func jobDeadline(in *inferencev1.SubmitJobRequest, q *JobQueue, now time.Time) (time.Time, *fault.Fault) {
+	ttl, err := DurationFromProto("ttl", in.GetTtl())
+	if err != nil {
+		return time.Time{}, fault.From(err)
+	}
+	if ttl < 0 {
+		return time.Time{}, fault.InField(fault.InvalidRequest, "ttl", "%s is negative", ttl)
+	}
+	limit := q.WithDefaults().TTL
+	out := now.Add(min(cmp.Or(ttl, limit), limit))
+	if in.GetDeadline() == nil {
+		return out, nil
+	}
+	if err := in.GetDeadline().CheckValid(); err != nil {
+		return out, invalidField("deadline", err)
+	}
+	deadline := in.GetDeadline().AsTime()
+	if !deadline.After(now) {
+		return out, fault.InField(fault.InvalidRequest, "deadline", "%s has passed", deadline.Format(time.RFC3339))
+	}
+	if deadline.Before(out) {
+		out = deadline
+	}
+	return out, nil
+}
+
+func checkAttributes(attributes map[string]string) *fault.Fault {
+	if len(attributes) > maxAttributes {
+		return fault.InField(fault.InvalidRequest, "attributes", "%d, at most %d are possible", len(attributes), maxAttributes)
+	}
+	for key, value := range attributes {
+		if key == "" || len(key) > maxAttributeText || len(value) > maxAttributeText || !utf8.ValidString(key+value) {
+			return fault.InField(fault.InvalidRequest, "attributes", "%.*q: a key and a value are UTF-8 of at most %d bytes", shown, key, maxAttributeText)
+		}
+	}
+	return nil
+}
+
+// digestOf identifies the payload of a job.
+func digestOf(job *meshv1.QueuedJob) []byte {
+	data, _ := proto.MarshalOptions{Deterministic: true}.Marshal(&meshv1.QueuedJob{Payload: job.GetPayload()})
+	digest := sha256.Sum256(data)
+	return digest[:]
+}
+
+// keyedJob returns the job that has an idempotency key; nil if there is none.
+func (s *Service) keyedJob(ctx context.Context, id pipeline.JobID, tenant string, digest []byte) (*inferencev1.Job, error) {
+	found, has, err := s.findJob(ctx, id, tenant)
+	switch {
+	case errors.Is(err, store.ErrNoJob):
+		return nil, nil
+	case err != nil:
+		return nil, err
+	case !bytes.Equal(has, digest):
+		return nil, fault.InField(fault.IdempotencyMismatch, "idempotency_key", "job %s has it, with another payload; use a new key for a new job", id)
+	}
+	return found.GetJob(), nil
+}
+
+// submitFault returns the fault of a job that was not stored.
+func (s *Service) submitFault(ctx context.Context, queue pipeline.QueueName, err error) *fault.Fault {
+	switch {
+	case ctx.Err() != nil:
+		return fault.From(ctx.Err())
+	case errors.Is(err, bus.ErrQueueFull):
+		return fault.Newf(fault.QueueFull, "queue %s is full", queue).WithRetryAfter(admission.RetryAfter).Caused(err)
+	case errors.Is(err, bus.ErrTooLarge):
+		return fault.Newf(fault.PayloadTooLarge, "the job is too large: %w", err)
+	case errors.Is(err, bus.ErrNoQueue):
+		s.jobs.queues[queue].reset(ctx)
+	}
+	return unavailable(err)
+}
+
+// GetJob returns a job, and its result once it has ended. It waits for the end as long as wait
+// says, MaxTimeout at most.
+func (s *Service) GetJob(ctx context.Context, jobID string, wait time.Duration) (*inferencev1.GetJobResponse, error) {
+	if wait < 0 {
+		return nil, fault.InField(fault.InvalidRequest, "wait", "%s is negative", wait)
+	}
+	id, f := s.jobID(jobID)
+	if f != nil {
+		return nil, f
+	}
+	if f := s.limiter.Acquire(); f != nil {
+		return nil, f
+	}
+	defer s.limiter.Release()
+	tenant := tenantOf(ctx)
+	found, _, err := s.findJob(ctx, id, tenant)
+	if err == nil && wait > 0 && !store.IsEnd(found.GetJob().GetState()) {
+		found, err = s.awaitJob(ctx, id, tenant, wait, found)
+	}
+	if err != nil {
+		return nil, s.jobFault(ctx, id, err)
+	}
+	return found, nil
+}
+
+// awaitJob waits for the end of a job, and returns the job as it is then.
+func (s *Service) awaitJob(ctx context.Context, id pipeline.JobID, tenant string, wait time.Duration, now *inferencev1.GetJobResponse) (*inferencev1.GetJobResponse, error) {
+	if !s.waits.TryAcquire(1) {
+		return nil, fault.New(fault.Overloaded, "a quarter of gateway.max_in_flight requests wait for results, as many as may; ask without a wait").WithRetryAfter(admission.RetryAfter)
+	}
+	defer s.waits.Release(1)
+	waiting, cancel := context.WithTimeout(ctx, min(wait, s.settings.MaxTimeout))
+	defer cancel()
+	defer context.AfterFunc(s.limiter.Closing(), cancel)()
+	r, err := s.jobs.store.AwaitEnd(waiting, id, tenant)
+	switch {
+	case err == nil:
+		return fromRecord(r), nil
+	case ctx.Err() != nil:
+		return nil, ctx.Err()
+	case s.limiter.Closing().Err() != nil:
+		return nil, admission.Stopping()
+	case waiting.Err() != nil:
+		if found, _, err := s.findJob(ctx, id, tenant); err == nil {
+			return found, nil
+		}
+		return now, nil
+	}
+	return nil, err
+}
+
+// jobID reads the ID of a job in one of the queues.
+func (s *Service) jobID(text string) (pipeline.JobID, *fault.Fault) {
+	id, err := pipeline.ParseJobID(text)
+	if err != nil {
+		return id, fault.InField(fault.InvalidRequest, "id", "%.*q: %w", shown, text, err)
+	}
+	_, f := s.queueOf(id.Queue)
+	return id, f
+}
+
+// findJob returns a job and the digest of its payload, or store.ErrNoJob.
+func (s *Service) findJob(ctx context.Context, id pipeline.JobID, tenant string) (*inferencev1.GetJobResponse, []byte, error) {
+	r, err := s.jobs.store.Record(ctx, id, tenant)
+	if errors.Is(err, store.ErrNoJob) {
+		var queued store.StoredJob
+		if queued, err = s.jobs.store.Queued(ctx, id, tenant); err == nil {
+			return &inferencev1.GetJobResponse{Job: fromQueue(queued)}, queued.Job.GetDigest(), nil
+		}
+		if errors.Is(err, store.ErrNoJob) { // it may have ended between the two reads
+			r, err = s.jobs.store.Record(ctx, id, tenant)
+		}
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	return fromRecord(r), r.GetDigest(), nil
+}
+
+// fromQueue returns a job that no attempt has begun of.
+func fromQueue(q store.StoredJob) *inferencev1.Job {
+	out := q.Job.GetJob()
+	out.AcceptedAt = timestamppb.New(q.AcceptedAt)
+	return out
+}
+
+func fromRecord(r store.StoredRecord) *inferencev1.GetJobResponse {
+	out := &inferencev1.GetJobResponse{Job: r.GetJob()}
+	switch result := r.GetResult().(type) {
+	case *meshv1.JobRecord_Infer:
+		out.Result = &inferencev1.GetJobResponse_Infer{Infer: result.Infer}
+	case *meshv1.JobRecord_Http:
+		out.Result = &inferencev1.GetJobResponse_Http{Http: result.Http}
+	}
+	return out
+}
+
+// jobFault returns the fault of a job that was not found or read.
+func (s *Service) jobFault(ctx context.Context, id pipeline.JobID, err error) *fault.Fault {
+	if f, ok := errors.AsType[*fault.Fault](err); ok {
+		return f
+	}
+	at, ok := id.MintedAt()
+	switch {
+	case ctx.Err() != nil:
+		return fault.From(ctx.Err())
+	case errors.Is(err, store.ErrNoJob) && ok && time.Since(at) > s.jobs.store.Retention():
+		return fault.Newf(fault.Gone, "job %s is past the %s of jobs.retention", id, s.jobs.store.Retention())
+	case errors.Is(err, store.ErrNoJob):
+		return fault.Newf(fault.NotFound, "there is no job %s: it never was, is another tenant's, or is past its retention", id)
+	case errors.Is(err, store.ErrNotAJob):
+		return fault.Newf(fault.Internal, "job %s cannot be read: %w", id, err)
+	}
+	return unavailable(err)
+}
+
+// maxCancelTries is how often CancelJob begins again if others change the job meanwhile.
+const maxCancelTries = 8
+
+// CancelJob cancels a job, and returns it as it is then. One that waits has ended then; one that
+// runs is stopped soon after; one that has ended stays as it is.
+func (s *Service) CancelJob(ctx context.Context, jobID string) (*inferencev1.Job, error) {
+	id, f := s.jobID(jobID)
+	if f != nil {
+		return nil, f
+	}
+	if f := s.limiter.Acquire(); f != nil {
+		return nil, f
+	}
+	defer s.limiter.Release()
+	tenant := tenantOf(ctx)
+	err := store.ErrJobChanged
+	for range maxCancelTries {
+		var out *inferencev1.Job
+		if out, err = s.cancelJob(ctx, id, tenant); err == nil {
+			return out, nil
+		}
+		if !errors.Is(err, store.ErrJobChanged) && !errors.Is(err, store.ErrNoJob) {
+			break
+		}
+	}
+	return nil, s.jobFault(ctx, id, err)
+}
+
+func (s *Service) cancelJob(ctx context.Context, id pipeline.JobID, tenant string) (*inferencev1.Job, error) {
+	r, err := s.jobs.store.Record(ctx, id, tenant)
+	if err != nil && !errors.Is(err, store.ErrNoJob) {
+		return nil, err
+	}
+	queued := store.StoredJob{}
+	if state := r.GetJob().GetState(); err != nil || state != inferencev1.JobState_JOB_STATE_RUNNING && !store.IsEnd(state) {
+		var missing error
+		if queued, missing = s.jobs.store.Queued(ctx, id, tenant); missing != nil {
+			return nil, missing
+		}
+	}
+	record := &meshv1.JobRecord{Tenant: tenant, Digest: queued.Job.GetDigest(), Job: r.GetJob()}
+	if record.Job == nil {
+		record.Job = fromQueue(queued)
+	}
+	isRunning := false
+	switch job := record.GetJob(); {
+	case store.IsEnd(job.GetState()), job.GetCancelRequested():
+		return job, nil
+	case job.GetState() == inferencev1.JobState_JOB_STATE_RUNNING:
+		isRunning, record = true, r.JobRecord
+		job.CancelRequested = true
+	default:
+		f := fault.New(fault.Cancelled, "the job was cancelled before it ran")
+		job.State, job.EndedAt, job.Reason, job.Message = inferencev1.JobState_JOB_STATE_CANCELLED, timestamppb.Now(), string(f.Reason), f.Message
+		record.Fault = f.ToProto()
+	}
+	if _, err := s.jobs.store.PutRecord(ctx, id, tenant, r.Seq, record); err != nil {
+		return nil, err
+	}
+	// Both only hasten what follows from the record.
+	if isRunning {
+		if request := record.GetJob().GetRequestId(); request != "" {
+			_ = s.Cancel(ctx, request)
+		}
+	} else {
+		_ = s.jobs.store.Remove(ctx, id.Queue, queued.Seq)
+	}
+	s.bus.NotifyJobCancel(id)
+	return record.GetJob(), nil
+}
+
+// ListJobs lists the tenant's jobs of a queue.
+func (s *Service) ListJobs(ctx context.Context, in *inferencev1.ListJobsRequest) (*inferencev1.ListJobsResponse, error) {
+	queue := pipeline.QueueName(in.GetQueue())
+	if _, f := s.queueOf(queue); f != nil {
+		return nil, f
+	}
+	if f := s.limiter.Acquire(); f != nil {
+		return nil, f
+	}
+	defer s.limiter.Release()
+	limit, out, tenant := int(min(cmp.Or(in.GetLimit(), defaultJobPage), maxJobPage)), new(inferencev1.ListJobsResponse), tenantOf(ctx)
+	next := s.nextQueued
+	if in.GetEnded() {
+		next = s.nextEnded
+	}
+	for at, reads := in.GetAfter(), 0; ; reads++ {
+		job, seq, err := next(ctx, queue, tenant, at+1)
+		if errors.Is(err, store.ErrNoJob) {
+			return out, nil
+		}
+		if err != nil {
+			return nil, s.jobFault(ctx, pipeline.JobID{Queue: queue}, err)
+		}
+		at = seq
+		if job != nil {
+			out.Jobs = append(out.Jobs, job)
+		}
+		if len(out.GetJobs()) == limit || reads == maxJobPage {
+			out.Next = seq
+			return out, nil
+		}
+	}
+}
+
+// nextQueued returns the next job that has not ended; nil for a message that is none.
+func (s *Service) nextQueued(ctx context.Context, queue pipeline.QueueName, tenant string, from uint64) (*inferencev1.Job, uint64, error) {
+	q, err := s.jobs.store.NextQueued(ctx, queue, tenant, from)
+	if errors.Is(err, store.ErrNotAJob) {
+		return nil, q.Seq, nil
+	}
+	if err != nil {
+		return nil, 0, err
+	}
+	r, err := s.jobs.store.Record(ctx, q.ID, q.Tenant)
+	switch {
+	case errors.Is(err, store.ErrNoJob):
+		return fromQueue(q), q.Seq, nil
+	case err != nil:
+		return nil, 0, err
+	}
+	return r.GetJob(), q.Seq, nil
+}
+
+// nextEnded returns the next job that has ended; nil for another one.
+func (s *Service) nextEnded(ctx context.Context, queue pipeline.QueueName, tenant string, from uint64) (*inferencev1.Job, uint64, error) {
+	r, err := s.jobs.store.NextRecord(ctx, queue, tenant, from)
+	switch {
+	case errors.Is(err, store.ErrNotAJob):
+		return nil, r.Seq, nil
+	case err != nil:
+		return nil, 0, err
+	case !store.IsEnd(r.GetJob().GetState()):
+		return nil, r.Seq, nil
+	}
+	return r.GetJob(), r.Seq, nil
+}

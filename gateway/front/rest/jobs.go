@@ -1,0 +1,302 @@
+package rest
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
+
+	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+)
+
+// Paths of jobs; a path below one of them is of NewJobs.
+const (
+	QueuesPrefix = Prefix + "queues/"
+	JobsPrefix   = Prefix + "jobs/"
+)
+
+// jobsHandler serves jobs on plain HTTP:
+//
+//	POST   /v1/queues/{queue}/jobs?pipeline=NAME&ttl=6h
+//	GET    /v1/queues/{queue}/jobs?after=N&limit=50
+//	GET    /v1/queues/{queue}/results?after=N&limit=50
+//	GET    /v1/jobs/{id}
+//	GET    /v1/jobs/{id}/result?wait=30s
+//	DELETE /v1/jobs/{id}
+//
+// A body is read as that of inference; for a queue with an HTTP target it is passed on as it is,
+// to the path of ?path=. A result that is not there yet is 202 with the job.
+type jobsHandler struct {
+	handler
+
+	jobs transport.Jobs
+}
+
+// NewJobs returns the handler of what is below QueuesPrefix and JobsPrefix.
+func NewJobs(jobs transport.Jobs, s transport.Settings) http.Handler {
+	s = s.WithDefaults()
+	return transport.WithStallTimeout(&jobsHandler{handler: handler{settings: s}, jobs: jobs}, s.StallTimeout)
+}
+
+// ServeHTTP implements http.Handler.
+func (h *jobsHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Cache-Control", "no-store") // a job changes
+	start := time.Now()
+	serve, methods := h.route(r)
+	err := error(nil)
+	switch {
+	case methods == "":
+		err = fault.Newf(fault.NotFound, "there is nothing at %.*q; jobs are submitted by POST %s<queue>/jobs, and read at %s<id>", maxQuoted, r.URL.Path, QueuesPrefix, JobsPrefix)
+	case serve == nil:
+		w.Header().Set("Allow", methods)
+		transport.WriteFaultStatus(w, fault.Newf(fault.InvalidRequest, "%.*q is not one of the methods %s of this path", maxQuoted, r.Method, methods), http.StatusMethodNotAllowed)
+		return
+	default:
+		err = serve(w, r)
+	}
+	if err != nil {
+		h.fail(w, err, start)
+	}
+}
+
+// route returns the handler of a request, and the methods of its path: "" if there is no such
+// path.
+func (h *jobsHandler) route(r *http.Request) (serve func(http.ResponseWriter, *http.Request) error, methods string) {
+	type methodMap = map[string]func(http.ResponseWriter, *http.Request) error
+	var of methodMap
+	kind, rest, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, Prefix), "/")
+	name, verb, _ := strings.Cut(rest, "/")
+	r.SetPathValue("name", name)
+	switch kind + "/" + verb {
+	case "queues/jobs":
+		of, methods = methodMap{http.MethodPost: h.submit, http.MethodGet: h.list}, "GET, POST"
+	case "queues/results":
+		of, methods = methodMap{http.MethodGet: h.list}, "GET"
+	case "jobs/":
+		of, methods = methodMap{http.MethodGet: h.get, http.MethodDelete: h.cancelJob}, "GET, DELETE"
+	case "jobs/result":
+		of, methods = methodMap{http.MethodGet: h.jobResult}, "GET"
+	}
+	if name == "" {
+		methods = ""
+	}
+	return of[r.Method], methods
+}
+
+// submit stores one job.
+func (h *jobsHandler) submit(w http.ResponseWriter, r *http.Request) error {
+	in := &inferencev1.SubmitJobRequest{Queue: r.PathValue("name")}
+	rest, err := takeJobQuery(in, r.URL.RawQuery)
+	if err != nil {
+		return err
+	}
+	memory := transport.NewReservation(r.Context(), h.settings.MaxPayload)
+	defer memory.Release()
+	r.URL.RawQuery = rest
+	pipeline := in.GetInfer().GetPipeline()
+	request, _, err := h.readRequest(w, r, pipeline, QueuesPrefix+"{queue}/jobs", memory)
+	if err != nil {
+		return err
+	}
+	in.IdempotencyKey, in.Priority = request.IdempotencyKey, request.Priority
+	request.IdempotencyKey, request.Priority = "", 0
+	if path := in.GetHttp().GetPath(); path == "" {
+		in.Payload = &inferencev1.SubmitJobRequest_Infer{Infer: request.ToProto()}
+	} else if in.GetHttp().Body, in.GetHttp().ContentType, err = rawBody(request, r); err != nil {
+		return err
+	}
+	job, err := h.jobs.SubmitJob(r.Context(), in)
+	if err != nil {
+		return err
+	}
+	w.Header().Set("Location", JobsPrefix+job.GetId())
+	writeJSON(w, http.StatusAccepted, documentOf(job))
+	return nil
+}
+
+// rawBody returns the body of a call that is passed on. Its content type keeps the front from
+// decoding it.
+func rawBody(request *call.Request, r *http.Request) (body []byte, contentType string, err error) {
+	if len(request.Inputs) != 1 || request.Inputs[0].Tensor != nil {
+		return nil, "", fault.New(fault.InvalidRequest, "the body cannot be passed on; send it as one blob, or as JSON without tensors")
+	}
+	return request.Inputs[0].Blob.Data, r.Header.Get("Content-Type"), nil
+}
+
+// takeJobQuery takes what is the job's from a query, and returns the rest.
+func takeJobQuery(in *inferencev1.SubmitJobRequest, raw string) (rest string, err error) {
+	others := url.Values{}
+	err = eachQuery(raw, func(key, value string) error {
+		attribute, isAttribute := strings.CutPrefix(key, "attributes.")
+		switch {
+		case key == "pipeline":
+			in.Payload = &inferencev1.SubmitJobRequest_Infer{Infer: &inferencev1.InferRequest{Pipeline: value}}
+		case key == "path":
+			in.Payload = &inferencev1.SubmitJobRequest_Http{Http: &inferencev1.HttpCall{Path: value}}
+		case key == "ttl":
+			ttl, err := duration(value)
+			in.Ttl = durationpb.New(ttl)
+			return err
+		case key == "deadline":
+			at, err := time.Parse(time.RFC3339, value)
+			in.Deadline = timestamppb.New(at)
+			if err != nil {
+				return fmt.Errorf("%.*q is no time such as 2006-01-02T15:04:05Z", maxQuoted, value)
+			}
+		case isAttribute:
+			if in.Attributes == nil {
+				in.Attributes = map[string]string{}
+			}
+			in.Attributes[attribute] = value
+		default:
+			others.Set(key, value)
+		}
+		return nil
+	})
+	return others.Encode(), err
+}
+
+// list lists jobs: those that have not ended, or the results.
+func (h *jobsHandler) list(w http.ResponseWriter, r *http.Request) error {
+	in := &inferencev1.ListJobsRequest{Queue: r.PathValue("name"), Ended: strings.HasSuffix(r.URL.Path, "/results")}
+	if err := eachQuery(r.URL.RawQuery, func(key, value string) (err error) {
+		switch key {
+		case "after":
+			in.After, err = strconv.ParseUint(value, 10, 64)
+		case "limit":
+			var limit uint64
+			limit, err = strconv.ParseUint(value, 10, 32)
+			in.Limit = uint32(limit)
+		default:
+			err = errors.New("is no key; there are after and limit")
+		}
+		return err
+	}); err != nil {
+		return err
+	}
+	page, err := h.jobs.ListJobs(r.Context(), in)
+	if err != nil {
+		return err
+	}
+	out := struct {
+		Jobs []jobDocument `json:"jobs"`
+		Next uint64        `json:"next,omitempty"`
+	}{make([]jobDocument, len(page.GetJobs())), page.GetNext()}
+	for i, job := range page.GetJobs() {
+		out.Jobs[i] = documentOf(job)
+	}
+	writeJSON(w, http.StatusOK, out)
+	return nil
+}
+
+func (h *jobsHandler) get(w http.ResponseWriter, r *http.Request) error {
+	out, err := h.jobs.GetJob(r.Context(), r.PathValue("name"), 0)
+	if err != nil {
+		return err
+	}
+	writeJSON(w, http.StatusOK, documentOf(out.GetJob()))
+	return nil
+}
+
+func (h *jobsHandler) cancelJob(w http.ResponseWriter, r *http.Request) error {
+	job, err := h.jobs.CancelJob(r.Context(), r.PathValue("name"))
+	if err != nil {
+		return err
+	}
+	writeJSON(w, http.StatusOK, documentOf(job))
+	return nil
+}
+
+// jobResult answers as inference would have, or with the job while it has not ended.
+func (h *jobsHandler) jobResult(w http.ResponseWriter, r *http.Request) error {
+	wait, err := waitOf(r.URL.RawQuery)
+	if err != nil {
+		return err
+	}
+	out, err := h.jobs.GetJob(r.Context(), r.PathValue("name"), wait)
+	if err != nil {
+		return err
+	}
+	job := out.GetJob()
+	w.Header().Set(headerJobState, stateName(job.GetState()))
+	switch {
+	case job.GetEndedAt() == nil:
+		writeJSON(w, http.StatusAccepted, documentOf(job))
+	case out.GetHttp() != nil:
+		answer := &response{contentType: out.GetHttp().GetContentType(), body: out.GetHttp().GetBody(), blob: true}
+		answer.writeStatus(w, int(out.GetHttp().GetStatus()))
+	case out.GetInfer() != nil:
+		result, err := call.ResponseFromProto(job.GetPipeline(), out.GetInfer())
+		if err != nil {
+			return err
+		}
+		encoded, err := formatOf(r.Header).encode(result)
+		if err != nil {
+			return err
+		}
+		encoded.write(w)
+	default:
+		return fault.New(fault.Reason(job.GetReason()), job.GetMessage())
+	}
+	return nil
+}
+
+const headerJobState = "Stagemesh-Job-State"
+
+// jobDocument is a job as JSON.
+type jobDocument struct {
+	ID              string            `json:"id"`
+	Queue           string            `json:"queue"`
+	Pipeline        string            `json:"pipeline,omitempty"`
+	State           string            `json:"state"`
+	Priority        int32             `json:"priority,omitempty"`
+	AcceptedAt      string            `json:"accepted_at"`
+	Deadline        string            `json:"deadline"`
+	Attempts        uint32            `json:"attempts"`
+	Interruptions   uint32            `json:"interruptions,omitempty"`
+	StartedAt       string            `json:"started_at,omitempty"`
+	RequestID       string            `json:"request_id,omitempty"`
+	NotBefore       string            `json:"not_before,omitempty"`
+	EndedAt         string            `json:"ended_at,omitempty"`
+	CancelRequested bool              `json:"cancel_requested,omitempty"`
+	Reason          string            `json:"reason,omitempty"`
+	Message         string            `json:"message,omitempty"`
+	Attributes      map[string]string `json:"attributes,omitempty"`
+}
+
+func documentOf(j *inferencev1.Job) jobDocument {
+	at := func(t *timestamppb.Timestamp) string {
+		if t == nil {
+			return ""
+		}
+		return t.AsTime().Format(time.RFC3339Nano)
+	}
+	return jobDocument{
+		ID: j.GetId(), Queue: j.GetQueue(), Pipeline: j.GetPipeline(), State: stateName(j.GetState()), Priority: j.GetPriority(),
+		AcceptedAt: at(j.GetAcceptedAt()), Deadline: at(j.GetDeadline()), Attempts: j.GetAttempts(), Interruptions: j.GetInterruptions(),
+		StartedAt: at(j.GetStartedAt()), RequestID: j.GetRequestId(), NotBefore: at(j.GetNotBefore()), EndedAt: at(j.GetEndedAt()),
+		CancelRequested: j.GetCancelRequested(), Reason: j.GetReason(), Message: j.GetMessage(), Attributes: j.GetAttributes(),
+	}
+}
+
+// stateName returns a state as JSON has it: queued, running and so on.
+func stateName(s inferencev1.JobState) string {
+	return strings.ToLower(strings.TrimPrefix(s.String(), "JOB_STATE_"))
+}
+
+func writeJSON(w http.ResponseWriter, status int, value any) {
+	w.Header().Set("Content-Type", jsonType)
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(value) // a failed write is no error: the caller has disconnected
+}
