@@ -13,6 +13,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/stagemesh/stagemesh/dispatch"
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/internal/meshfile"
 	"github.com/stagemesh/stagemesh/mesh/bus"
@@ -28,7 +29,9 @@ type parts struct {
 	registry *meshfile.Registry // nil where there is none
 	hosts    []*stagehost.Host
 	gateway  *gateway.Gateway // nil where there is none
-	group    *process.Group
+	// dispatcher is nil where none runs.
+	dispatcher *dispatch.Dispatcher
+	group      *process.Group
 }
 
 // assemble makes the parts. It starts nothing.
@@ -81,6 +84,15 @@ func (m *Mesh) assemble() (p *parts, err error) {
 	if p.gateway != nil {
 		order = append(order, process.Part{Name: "gateway", Run: p.gateway.Run, Ready: p.gateway.WaitReady})
 	}
+	if m.settings.Dispatcher && p.gateway != nil && len(m.settings.Jobs.Queues) > 0 {
+		if p.dispatcher, err = dispatch.New(dispatch.Settings{
+			Config: m.settings.Jobs, Mesh: m.settings.Mesh, Bus: to, Logger: m.settings.Logger,
+			Target: func(dispatch.PoolConfig) dispatch.Target { return meshTarget{p.gateway} },
+		}); err != nil {
+			return nil, err
+		}
+		order = append(order, process.Part{Name: "dispatcher", Run: p.dispatcher.Run, Ready: p.dispatcher.WaitReady})
+	}
 	p.group = process.New(m.settings.Logger, order...)
 	return p, nil
 }
@@ -125,7 +137,7 @@ func (m *Mesh) reserve() meshfile.Reserve {
 			}
 		}
 	}
-	return meshfile.ReserveOf(queues, m.settings.Results, m.settings.DeadLetters, m.settings.Idempotency).Registry(m.registryConfig())
+	return meshfile.ReserveOf(queues, m.settings.Results, m.settings.DeadLetters, m.settings.Idempotency).Registry(m.registryConfig()).Jobs(m.settings.Jobs)
 }
 
 // inProcess is the broker's URL where connections do not use it.
@@ -200,6 +212,8 @@ type FileSettings struct {
 	Stages []string
 	// NoGateway is true for a process that only serves stages.
 	NoGateway bool
+	// Dispatcher has this process forward the jobs of the file.
+	Dispatcher bool
 	// Host is the id of the host, for one stage with one host; empty means a new one.
 	Host pipeline.HostID
 	// Logger, Meter and Version are as in Settings.
@@ -226,6 +240,7 @@ func FromFile(f *meshfile.File, s FileSettings) (*Mesh, error) {
 		Mesh: pipeline.MeshName(f.Mesh), NATS: f.NATS, Gateway: front, NoGateway: s.NoGateway,
 		NoLocalHops: f.LocalHops != nil && !*f.LocalHops,
 		Results:     f.Results, DeadLetters: f.DeadLetters, Idempotency: f.Idempotency, Registry: &f.Registry,
+		Jobs: f.Jobs, Dispatcher: s.Dispatcher,
 		Logger: s.Logger, Meter: s.Meter, Version: s.Version, Advertise: s.Advertise, Tracer: s.Tracer,
 	})
 	if err != nil {

@@ -40,6 +40,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/metric/noop"
 
+	"github.com/stagemesh/stagemesh/dispatch"
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/internal/meshfile"
@@ -88,6 +89,10 @@ type Settings struct {
 	Results     store.Settings
 	DeadLetters store.Settings
 	Idempotency store.Settings
+	// Jobs are the queues of jobs, and where they go. Dispatcher has this process forward them; it
+	// needs the gateway.
+	Jobs       dispatch.Config
+	Dispatcher bool
 	// Registry is where hosts register; nil means nowhere.
 	Registry *RegistryConfig
 	// Logger may be nil: nothing is logged.

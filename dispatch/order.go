@@ -43,6 +43,10 @@ type entry struct {
 	deadline, notBefore int64
 	// cost is in the pool's unit; less than 1 counts as 1.
 	cost int64
+	// record is the number of the job's record, 0 for none. attempts and interruptions are as in
+	// the job.
+	record                  uint64
+	attempts, interruptions uint16
 
 	place    int // in the run or heap that has the entry
 	standing standing

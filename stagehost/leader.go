@@ -183,7 +183,7 @@ func (l *leader) switchAlias(ctx context.Context, alias *meshv1.Alias) (isSwitch
 	ctx, cancel := context.WithTimeout(ctx, switchTimeout)
 	defer cancel()
 	_, old, _ := h.models.Model(model.ID(alias.GetActive().GetModel()))
-	wanted := models.Wanted{Replicas: max(1, h.placer.Replicas(h.settings.Stage, old)), LastUse: time.Now()}
+	wanted := models.Wanted{Replicas: max(1, h.placer.Replicas(old)), LastUse: time.Now()}
 	target := model.ID(alias.GetTarget().GetModel())
 	err := h.placer.EnsureLoaded(ctx, target, wanted, true)
 	if err != nil && wanted.Replicas > 1 {

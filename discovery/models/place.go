@@ -30,7 +30,7 @@ type Placer struct {
 	mu sync.Mutex
 	// alive are the hosts that were alive when changed was made, which closes when they may
 	// be others.
-	alive   map[hostKey]*meshv1.HostRecord
+	alive   map[pipeline.HostID]*meshv1.HostRecord
 	changed <-chan struct{}
 	// promised are the models placed on hosts since their records.
 	promised map[hostKey]promise
@@ -173,7 +173,7 @@ func (p *Placer) Scale(ctx context.Context, now time.Time, stage pipeline.StageN
 		own = append(own, one)
 		oldest := slices.MinFunc(one.Replicas, func(a, b placement.Replica) int { return a.Since.Compare(b.Since) })
 		if more := v.ScaleUp(now, one); more > 0 && oldest.Host == host {
-			if _, err := p.Load(ctx, id, Wanted{Replicas: p.Replicas(stage, there) + 1}); err != nil {
+			if _, err := p.Load(ctx, id, Wanted{Replicas: p.Replicas(there) + 1}); err != nil {
 				p.registry.log.Debug("a busy model gets no other replica", "model", id, "error", err)
 			}
 		}
@@ -200,7 +200,7 @@ func (p *Placer) Preload(ctx context.Context, stage pipeline.StageName) error {
 		if m.AutoDelete && !p.registry.isPointedAt(m.ID) {
 			// The process that moved its last alias stopped before it was unregistered.
 			p.registry.deleteUnused(ctx, &meshv1.AliasRoute{Model: string(m.ID)})
-		} else if p.Replicas(stage, there) < max(1, m.MinReplicas) {
+		} else if p.Replicas(there) < max(1, m.MinReplicas) {
 			wanted = append(wanted, v.modelOf(now, m, there))
 		}
 	}
@@ -208,7 +208,7 @@ func (p *Placer) Preload(ctx context.Context, stage pipeline.StageName) error {
 	for _, load := range v.Proactive(now, wanted[:min(len(wanted), maxPreloads)]) {
 		_, _, err := p.registry.ClaimLoading(ctx, load.Model, load.Host, func(there *meshv1.ReplicasRecord) bool {
 			m, _, ok := p.registry.Model(load.Model)
-			return ok && p.Replicas(stage, there) < max(1, m.MinReplicas)
+			return ok && p.Replicas(there) < max(1, m.MinReplicas)
 		})
 		if err != nil && fault.From(err).Reason != fault.UnknownModel {
 			return err
@@ -230,7 +230,7 @@ type Wanted struct {
 // the replicas wanted. The host finds the claim in the registry.
 func (p *Placer) Load(ctx context.Context, id model.ID, w Wanted) (pipeline.HostID, error) {
 	m, there, err := p.registry.Find(ctx, id)
-	if err == nil && len(p.staying(m.Stage, there, w.Without)) >= w.Replicas {
+	if err == nil && len(p.staying(there, w.Without)) >= w.Replicas {
 		if w.LastUse.Sub(there.GetLastUse().AsTime()) > touchAfter {
 			err = p.registry.Touch(ctx, id, w.LastUse)
 		}
@@ -250,7 +250,7 @@ func (p *Placer) Load(ctx context.Context, id model.ID, w Wanted) (pipeline.Host
 		if w.LastUse.After(there.GetLastUse().AsTime()) {
 			there.LastUse = timestamppb.New(w.LastUse)
 		}
-		return len(p.staying(m.Stage, there, w.Without)) < w.Replicas
+		return len(p.staying(there, w.Without)) < w.Replicas
 	})
 	if err != nil || !claimed {
 		return "", err
@@ -259,11 +259,11 @@ func (p *Placer) Load(ctx context.Context, id model.ID, w Wanted) (pipeline.Host
 }
 
 // staying returns the replicas on hosts that do not leave.
-func (p *Placer) staying(stage pipeline.StageName, there *meshv1.ReplicasRecord, without []pipeline.HostID) (out []*meshv1.Replica) {
+func (p *Placer) staying(there *meshv1.ReplicasRecord, without []pipeline.HostID) (out []*meshv1.Replica) {
 	hosts := p.aliveHosts()
 	for _, one := range there.GetReplicas() {
 		host := pipeline.HostID(one.GetHost())
-		if r := hosts[hostKey{stage, host}]; r != nil && !r.GetDraining() && one.GetState() != failed && !slices.Contains(without, host) {
+		if r := hosts[host]; r != nil && !r.GetDraining() && one.GetState() != failed && !slices.Contains(without, host) {
 			out = append(out, one)
 		}
 	}
@@ -271,21 +271,19 @@ func (p *Placer) staying(stage pipeline.StageName, there *meshv1.ReplicasRecord,
 }
 
 // Replicas returns how many replicas there are, and are being loaded, on hosts that do not leave.
-func (p *Placer) Replicas(stage pipeline.StageName, there *meshv1.ReplicasRecord) int {
-	return len(p.staying(stage, there, nil))
-}
+func (p *Placer) Replicas(there *meshv1.ReplicasRecord) int { return len(p.staying(there, nil)) }
 
 // aliveHosts returns the records of the hosts that are alive.
-func (p *Placer) aliveHosts() map[hostKey]*meshv1.HostRecord {
+func (p *Placer) aliveHosts() map[pipeline.HostID]*meshv1.HostRecord {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	select {
 	case <-p.changed:
 		p.changed = p.members.Changed()
-		p.alive = map[hostKey]*meshv1.HostRecord{}
+		p.alive = map[pipeline.HostID]*meshv1.HostRecord{}
 		for _, member := range p.members.Hosts() {
-			if r := member.Record; member.Alive {
-				p.alive[hostKey{pipeline.StageName(r.GetStage()), pipeline.HostID(r.GetHost())}] = r
+			if member.Alive {
+				p.alive[pipeline.HostID(member.Record.GetHost())] = member.Record
 			}
 		}
 	default:
@@ -295,12 +293,12 @@ func (p *Placer) aliveHosts() map[hostKey]*meshv1.HostRecord {
 
 // Holder returns the host to which a request for a model goes: any that has loaded it, one that
 // does not leave if possible, else that which began to load it first; "" if there is none.
-func (p *Placer) Holder(stage pipeline.StageName, there *meshv1.ReplicasRecord) pipeline.HostID {
+func (p *Placer) Holder(there *meshv1.ReplicasRecord) pipeline.HostID {
 	hosts := p.aliveHosts()
 	var best *meshv1.Replica
 	bestRank, equals := 0, 0
 	for _, one := range there.GetReplicas() {
-		r, rank := hosts[hostKey{stage, pipeline.HostID(one.GetHost())}], 0
+		r, rank := hosts[pipeline.HostID(one.GetHost())], 0
 		switch {
 		case r == nil, one.GetState() == failed:
 			continue
@@ -354,18 +352,15 @@ func (p *Placer) EnsureLoaded(ctx context.Context, id model.ID, w Wanted, wait b
 				continue
 			}
 		}
-		m, there, err := p.registry.Find(ctx, id)
-		if err != nil || !wait {
-			return err
-		}
+		_, there, err := p.registry.Find(ctx, id)
 		missing := w.Replicas
-		for _, one := range p.staying(m.Stage, there, w.Without) {
+		for _, one := range p.staying(there, w.Without) {
 			if one.GetState() == loaded {
 				missing--
 			}
 		}
-		if missing <= 0 {
-			return nil
+		if err != nil || missing <= 0 || !wait {
+			return err
 		}
 		select {
 		case <-changed:

@@ -25,6 +25,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/stagemesh/stagemesh/dispatch"
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/mesh/bus"
@@ -53,6 +54,8 @@ type File struct {
 	Results     store.Settings `yaml:"results"`
 	DeadLetters store.Settings `yaml:"dead_letters"`
 	Idempotency store.Settings `yaml:"idempotency"`
+	// Jobs are the queues of jobs, and where they go.
+	Jobs dispatch.Config `yaml:"jobs"`
 
 	Stages    map[string]Stage    `yaml:"stages"`
 	Pipelines map[string]Pipeline `yaml:"pipelines"`
@@ -251,6 +254,11 @@ func (f *File) GatewaySettings() (out gateway.Settings, err error) {
 	out.Config, out.Bus = f.Gateway, bus.Settings{URL: f.NATS.URL, Auth: f.NATS.Broker}
 	out.Listen, out.Admin.Listen = cmp.Or(out.Listen, DefaultListen), cmp.Or(out.Admin.Listen, DefaultAdmin)
 	out.Call = call.Settings{Mesh: pipeline.MeshName(f.Mesh), Results: f.Results, Idempotency: f.Idempotency, Sampling: f.Tracing.Sampling}
+	out.Call.Jobs = call.JobSettings{Settings: f.Jobs.Settings, Queues: map[pipeline.QueueName]call.JobQueue{}}
+	for name, q := range f.Jobs.Queues {
+		pool, _ := f.Jobs.PoolOf(name)
+		out.Call.Jobs.Queues[pipeline.QueueName(name)] = call.JobQueue{JobQueueSettings: q.JobQueueSettings, Pipelines: f.Jobs.Pools[pool].Target.Pipelines}
+	}
 	if err := errors.Join(f.At(out.Config.Validate(), "gateway"), f.At(out.Admin.Validate(), "gateway", "admin")); err != nil {
 		return out, err
 	}

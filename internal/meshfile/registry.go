@@ -11,6 +11,7 @@ import (
 	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/discovery/consul"
 	"github.com/stagemesh/stagemesh/discovery/natskv"
+	"github.com/stagemesh/stagemesh/dispatch"
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/config"
@@ -221,6 +222,14 @@ func (r Reserve) Registry(c RegistryConfig) Reserve {
 		memory = 0 // only models are on the broker
 	}
 	return Reserve{Memory: r.Memory + memory, Store: r.Store + store}
+}
+
+// Jobs adds the reservation of queues of jobs.
+func (r Reserve) Jobs(c dispatch.Config) Reserve {
+	if len(c.Queues) > 0 {
+		r.Store += c.Reserves()
+	}
+	return r
 }
 
 // has reports whether a stage has a queue of that durability; one that lists

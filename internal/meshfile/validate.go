@@ -135,6 +135,7 @@ func (f *File) validateShared() error {
 		f.At(f.Results.Validate(), "results"),
 		f.At(f.DeadLetters.Validate(), "dead_letters"),
 		f.At(f.Idempotency.Validate(), "idempotency"),
+		f.At(f.Jobs.Validate(), "jobs"),
 		f.At(call.Settings{Limits: f.Gateway.Limits, Results: f.Results, Idempotency: f.Idempotency}.ValidateWindow()),
 	)
 }

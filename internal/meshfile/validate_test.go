@@ -39,7 +39,7 @@ func TestErrorsHaveTheirPlace(t *testing.T) {
 			`m.yaml:1:1: mesh: mesh name "My": use 1 to 63 of a-z, 0-9 and -, neither first nor last a -`,
 		},
 		"no stages":            {"mesh: m\nstages: {}\n", "m.yaml:2:1: stages: there are none"},
-		"an unknown key":       {good + "pipeline: {}\n", `m.yaml:4:1: "pipeline" is not a key here; there are aliases, dead_letters, gateway, idempotency, local_hops, mesh, models, nats, ops, pipelines, registry, results, stages`},
+		"an unknown key":       {good + "pipeline: {}\n", `m.yaml:4:1: "pipeline" is not a key here; there are aliases, dead_letters, gateway, idempotency, jobs, local_hops, mesh, models, nats, ops, pipelines, registry, results, stages`},
 		"an unknown stage key": {stage("batching: {}"), `m.yaml:5:5: stages.a: "batching" is not a key here; there are batch, cert_file, client_ca_file, crash_limit, drain_timeout, hosts,`},
 		"a wrong type":         {stage("batch: {max_size: 0x}"), `m.yaml:5:23: stages.a.batch.max_size: "0x" is not a whole number`},
 

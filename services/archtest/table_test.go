@@ -97,15 +97,15 @@ var importTable = rules{
 		{packages: list("gateway"), mayImport: list(proto, sdk, "mesh/...", "gateway/...", discovery)},
 
 		// The dispatcher of jobs reaches its targets through an interface.
-		{packages: list("dispatch"), mayImport: list(proto, fault, payload, pipeline, envelope, auth, "mesh/config", "mesh/store", discovery)},
+		{packages: list("dispatch"), mayImport: list(proto, fault, payload, pipeline, envelope, auth, bus, "mesh/config", "mesh/process", "mesh/store", discovery)},
 
 		// What is built out of all this.
 		{packages: list("internal/program"), mayImport: list(proto, auth, "mesh/config", "mesh/tracing")},
-		{packages: list("internal/meshfile"), mayImport: list(proto, sdk, "mesh/...", "gateway/...", "stagehost/...", discovery), inTests: list("services/runners", "services/onnx")},
+		{packages: list("internal/meshfile"), mayImport: list(proto, sdk, "mesh/...", "gateway/...", "stagehost/...", "dispatch", discovery), inTests: list("services/runners", "services/onnx")},
 		// The library links no shipped stage.
 		{
 			packages:  list("."),
-			mayImport: list(proto, sdk, "mesh/...", "gateway/...", "stagehost/...", discovery, "internal/..."),
+			mayImport: list(proto, sdk, "mesh/...", "gateway/...", "stagehost/...", "dispatch", discovery, "internal/..."),
 			inTests:   list("services/runners", "examples/digits"),
 		},
 		{packages: list("services/...", "examples/...", "bench/...", "deploy/..."), mayImport: list("...")},

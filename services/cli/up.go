@@ -118,7 +118,7 @@ func runUp(ctx context.Context, flags upFlags, out, errOut io.Writer) error {
 		return meshfile.FlagError("--config", err)
 	}
 	flags.override(file)
-	p := stagemesh.Program{File: file, FileSettings: stagemesh.FileSettings{Stages: flags.stages, Logger: log}, Ready: func(m *stagemesh.Mesh, ops net.Addr) error {
+	p := stagemesh.Program{File: file, FileSettings: stagemesh.FileSettings{Stages: flags.stages, Dispatcher: true, Logger: log}, Ready: func(m *stagemesh.Mesh, ops net.Addr) error {
 		_, err := fmt.Fprintf(out, "mesh %s is ready: %s (%sadmin: %s, operations: http://%s); stop with Ctrl-C\n", file.Mesh, m.URL(), docs(file, m), m.AdminURL(), ops)
 		return err
 	}}

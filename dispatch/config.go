@@ -1,0 +1,152 @@
+package dispatch
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/stagemesh/stagemesh/mesh/config"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/mesh/store"
+)
+
+// Config is the section jobs of a mesh file.
+type Config struct {
+	store.Settings
+
+	Pools  map[string]PoolConfig  `yaml:"pools"`
+	Queues map[string]QueueConfig `yaml:"queues"`
+}
+
+// PoolConfig is a target with its capacity.
+type PoolConfig struct {
+	Target TargetConfig `yaml:"target"`
+	// MaxInFlight bounds the jobs that run; 0 means DefaultMaxInFlight.
+	MaxInFlight int `yaml:"max_in_flight"`
+	// Timeout bounds an attempt; 0 means the pipeline's own, or DefaultTimeout of an HTTP
+	// target.
+	Timeout time.Duration `yaml:"timeout"`
+	// Merge is how queues share the pool: weighted, strict or deadline.
+	Merge string `yaml:"merge"`
+}
+
+// TargetConfig is where the jobs of a pool go.
+type TargetConfig struct {
+	// Pipelines of this mesh that jobs may use, the first unless they say.
+	Pipelines []string `yaml:"pipelines"`
+}
+
+// QueueConfig is a queue.
+type QueueConfig struct {
+	store.JobQueueSettings
+
+	// Pool is the one that the queue feeds; it may be empty if there is only one.
+	Pool string `yaml:"pool"`
+	// Weight is the queue's share of its pool; 0 means 1.
+	Weight float64 `yaml:"weight"`
+	// Attempts is how often a job may fail; 0 means DefaultAttempts.
+	Attempts int `yaml:"attempts"`
+	// Class is that of the jobs among the requests of this mesh: low, the default, normal or
+	// high.
+	Class string `yaml:"class"`
+}
+
+// Defaults of Config.
+const (
+	DefaultMaxInFlight = 64
+	DefaultAttempts    = defaultAttempts
+	maxMaxInFlight     = 4096
+)
+
+// Validate checks the section; messages begin with the key in it.
+func (c Config) Validate() error {
+	errs := []error{c.Settings.Validate()}
+	for _, name := range slices.Sorted(maps.Keys(c.Pools)) {
+		errs = append(errs, config.InSection("pools."+name, errors.Join(pipeline.ValidName("pool", name), c.Pools[name].validate())))
+	}
+	retention := c.WithJobDefaults().Retention
+	for _, name := range slices.Sorted(maps.Keys(c.Queues)) {
+		q := c.Queues[name]
+		err := errors.Join(pipeline.ValidName("queue", name), q.validate())
+		if ttl := q.WithDefaults().TTL; ttl > retention {
+			err = errors.Join(err, fmt.Errorf("ttl: %s is longer than the %s of jobs.retention: the end of a job could be forgotten before the job is", ttl, retention))
+		}
+		if _, perr := c.PoolOf(name); perr != nil {
+			err = errors.Join(err, perr)
+		}
+		errs = append(errs, config.InSection("queues."+name, err))
+	}
+	return errors.Join(errs...)
+}
+
+// PoolOf returns the pool that a queue feeds.
+func (c Config) PoolOf(queue string) (string, error) {
+	name, names := c.Queues[queue].Pool, slices.Sorted(maps.Keys(c.Pools))
+	if _, ok := c.Pools[name]; ok {
+		return name, nil
+	}
+	switch {
+	case name == "" && len(names) == 1:
+		return names[0], nil
+	case name == "":
+		return "", fmt.Errorf("pool: name one of %v", names)
+	}
+	return "", fmt.Errorf("pool: there is no %q; there are %v", name, names)
+}
+
+// Reserves returns the bytes that the broker reserves for the queues and records.
+func (c Config) Reserves() int64 {
+	out := c.WithJobDefaults().MaxBytes + store.JobControlBytes
+	for _, q := range c.Queues {
+		out += q.WithDefaults().MaxBytes
+	}
+	return out
+}
+
+func (p PoolConfig) validate() error {
+	var errs []error
+	if len(p.Target.Pipelines) == 0 {
+		errs = append(errs, errors.New("target: there is none; name pipelines of this mesh, as target.pipelines"))
+	}
+	for i, name := range p.Target.Pipelines {
+		if err := pipeline.ValidName("pipeline", name); err != nil {
+			errs = append(errs, fmt.Errorf("target.pipelines[%d]: %w", i, err))
+		}
+	}
+	errs = append(errs, config.NotNegative("max_in_flight", p.MaxInFlight), config.NotNegative("timeout", p.Timeout))
+	if p.MaxInFlight > maxMaxInFlight {
+		errs = append(errs, fmt.Errorf("max_in_flight: %d, at most %d are possible", p.MaxInFlight, maxMaxInFlight))
+	}
+	switch mergePolicy(p.Merge) {
+	case "", weighted, strict, byDeadline:
+	default:
+		errs = append(errs, fmt.Errorf("merge: %q; use weighted, strict or deadline", p.Merge))
+	}
+	return errors.Join(errs...)
+}
+
+func (q QueueConfig) validate() error {
+	errs := []error{q.JobQueueSettings.Validate(), config.NotNegative("weight", q.Weight), config.NotNegative("attempts", q.Attempts)}
+	switch pipeline.Class(q.Class) {
+	case "", pipeline.Low, pipeline.Normal, pipeline.High:
+	default:
+		errs = append(errs, fmt.Errorf("class: %q; use low, normal or high", q.Class))
+	}
+	return errors.Join(errs...)
+}
+
+// priority is the one of the queue's jobs among the requests of a mesh.
+func (q QueueConfig) priority() int32 {
+	switch pipeline.Class(q.Class) {
+	case pipeline.High:
+		return 1
+	case pipeline.Normal:
+		return 0
+	}
+	return -1
+}
+
+func (q QueueConfig) weight() float64 { return cmp.Or(q.Weight, 1) }

@@ -1,0 +1,398 @@
+package dispatch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"testing"
+	"time"
+
+	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
+	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
+
+	"github.com/stagemesh/stagemesh/internal/testbed"
+	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/mesh/store"
+)
+
+const queue pipeline.QueueName = "nightly"
+
+// stub is a target whose answers a test decides.
+type stub struct {
+	answer func(ctx context.Context, a Attempt) Answer
+	resume func(ctx context.Context, a Attempt) (Answer, bool)
+
+	mu       sync.Mutex
+	runs     map[string]int
+	inFlight int
+	most     int
+}
+
+func (s *stub) Do(ctx context.Context, a Attempt) Answer {
+	s.mu.Lock()
+	if s.runs == nil {
+		s.runs = map[string]int{}
+	}
+	s.runs[a.ID.String()]++
+	s.inFlight++
+	s.most = max(s.most, s.inFlight)
+	s.mu.Unlock()
+	defer func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.inFlight--
+	}()
+	if s.answer == nil {
+		return Answer{Infer: &inferencev1.InferResponse{RequestId: string(a.Request)}}
+	}
+	return s.answer(ctx, a)
+}
+
+func (s *stub) Resume(ctx context.Context, a Attempt) (Answer, bool) {
+	if s.resume == nil {
+		return Answer{}, false
+	}
+	return s.resume(ctx, a)
+}
+
+func (s *stub) ran(id pipeline.JobID) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.runs[id.String()]
+}
+
+// meshBed is a broker with a queue.
+type meshBed struct {
+	t      *testing.T
+	broker *testbed.Broker
+	conn   *bus.Bus
+	jobs   *store.Jobs
+	config Config
+}
+
+const mebibytes = 64 << 20
+
+func newMesh(t *testing.T, edits ...func(*Config)) *meshBed {
+	t.Helper()
+	b := &meshBed{t: t, broker: testbed.StartBroker(t), config: Config{
+		Settings: store.Settings{MaxBytes: mebibytes},
+		Pools:    map[string]PoolConfig{"main": {Target: TargetConfig{Pipelines: []string{"echo"}}, MaxInFlight: 4}},
+		Queues:   map[string]QueueConfig{string(queue): {JobQueueSettings: store.JobQueueSettings{MaxBytes: mebibytes}}},
+	}}
+	for _, edit := range edits {
+		edit(&b.config)
+	}
+	b.conn = b.broker.Connect("test")
+	b.jobs = store.NewJobs(b.conn, b.config.Settings)
+	if err := b.jobs.Ensure(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for name, q := range b.config.Queues {
+		if err := b.jobs.EnsureQueue(t.Context(), pipeline.QueueName(name), q.JobQueueSettings); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return b
+}
+
+// start runs a dispatcher until the returned function is called, or the test ends.
+func (b *meshBed) start(target Target) (stop func()) {
+	b.t.Helper()
+	d, err := New(Settings{
+		Config: b.config, Mesh: "test", Bus: bus.Settings{URL: b.broker.URL()}, DrainTimeout: time.Second, Logger: slog.New(slog.DiscardHandler),
+		Target: func(PoolConfig) Target { return target },
+	})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- d.Run(ctx) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			b.t.Error(err)
+		}
+	})
+	b.t.Cleanup(stop)
+	return stop
+}
+
+func (b *meshBed) submit(edits ...func(*bus.JobHeader)) pipeline.JobID {
+	b.t.Helper()
+	id, h := pipeline.NewJobID(queue), bus.JobHeader{Deadline: time.Now().Add(time.Hour)}
+	for _, edit := range edits {
+		edit(&h)
+	}
+	job := &meshv1.QueuedJob{Job: &inferencev1.Job{Id: id.String(), Queue: string(queue)}, Payload: &meshv1.QueuedJob_Infer{Infer: &inferencev1.InferRequest{}}}
+	if _, added, err := b.jobs.Submit(b.t.Context(), id, "", h, job); err != nil || !added {
+		b.t.Fatalf("added %t, %v", added, err)
+	}
+	return id
+}
+
+// end waits for the end of a job, and checks that it leaves its queue.
+func (b *meshBed) end(id pipeline.JobID) store.StoredRecord {
+	b.t.Helper()
+	ctx, cancel := context.WithTimeout(b.t.Context(), 30*time.Second)
+	defer cancel()
+	r, err := b.jobs.AwaitEnd(ctx, id, "")
+	if err != nil {
+		b.t.Fatalf("job %s has no end: %v", id, err)
+	}
+	testbed.Eventually(b.t, "the job leaves its queue", func() bool {
+		_, err := b.jobs.Queued(b.t.Context(), id, "")
+		return err != nil
+	})
+	return r
+}
+
+func (b *meshBed) wantEnd(id pipeline.JobID, state inferencev1.JobState, reason fault.Reason, attempts uint32) {
+	b.t.Helper()
+	if job := b.end(id).GetJob(); job.GetState() != state || job.GetReason() != string(reason) || job.GetAttempts() != attempts {
+		b.t.Errorf("ended as %v, want %s %s after %d attempts", job, state, reason, attempts)
+	}
+}
+
+const (
+	hasSucceeded = inferencev1.JobState_JOB_STATE_SUCCEEDED
+	hasFailed    = inferencev1.JobState_JOB_STATE_FAILED
+	hasExpired   = inferencev1.JobState_JOB_STATE_EXPIRED
+	wasCancelled = inferencev1.JobState_JOB_STATE_CANCELLED
+)
+
+func TestJobsRunOnceWithinTheirPool(t *testing.T) {
+	t.Parallel()
+	b, target := newMesh(t), &stub{}
+	var ids []pipeline.JobID
+	for range 50 {
+		ids = append(ids, b.submit())
+	}
+	b.start(target)
+	for range 50 {
+		ids = append(ids, b.submit())
+	}
+	for _, id := range ids {
+		if r := b.end(id); r.GetJob().GetState() != hasSucceeded || r.GetInfer().GetRequestId() != r.GetJob().GetRequestId() || target.ran(id) != 1 {
+			t.Errorf("%v, %d runs", r, target.ran(id))
+		}
+	}
+	if target.most > 4 {
+		t.Errorf("%d in flight, 4 may be", target.most)
+	}
+}
+
+func TestFailedAttemptsAreRetriedUntilTheLast(t *testing.T) {
+	t.Parallel()
+	b := newMesh(t, func(c *Config) {
+		q := c.Queues[string(queue)]
+		q.Attempts = 2
+		c.Queues[string(queue)] = q
+	})
+	b.start(&stub{answer: func(context.Context, Attempt) Answer {
+		return Answer{Fault: fault.New(fault.QueueLost, "lost")}
+	}})
+	b.wantEnd(b.submit(), hasFailed, fault.QueueLost, 2)
+}
+
+func TestFinalFaultEndsTheJob(t *testing.T) {
+	t.Parallel()
+	b := newMesh(t)
+	b.start(&stub{answer: func(context.Context, Attempt) Answer {
+		return Answer{Fault: fault.New(fault.InvalidInput, "no image")}
+	}})
+	b.wantEnd(b.submit(), hasFailed, fault.InvalidInput, 1)
+}
+
+func TestRefusalIsNoAttempt(t *testing.T) {
+	t.Parallel()
+	b, refused := newMesh(t), make(chan struct{})
+	b.start(&stub{answer: func(context.Context, Attempt) Answer {
+		select {
+		case <-refused:
+			return Answer{Infer: new(inferencev1.InferResponse)}
+		default:
+			close(refused)
+			return Answer{Fault: fault.New(fault.QueueFull, "full")}
+		}
+	}})
+	b.wantEnd(b.submit(), hasSucceeded, "", 1)
+}
+
+func TestJobExpiresOnTime(t *testing.T) {
+	t.Parallel()
+	b := newMesh(t)
+	b.start(&stub{answer: func(ctx context.Context, _ Attempt) Answer {
+		<-ctx.Done()
+		return Answer{Fault: fault.From(ctx.Err())}
+	}})
+	for range 4 { // they fill the pool
+		b.submit()
+	}
+	deadline := time.Now().Add(500 * time.Millisecond)
+	id := b.submit(func(h *bus.JobHeader) { h.Deadline = deadline })
+	if r := b.end(id); r.GetJob().GetState() != hasExpired || r.GetFault().GetReason() != string(fault.DeadlineExceeded) || r.GetJob().GetEndedAt().AsTime().Before(deadline) {
+		t.Errorf("%v", r)
+	}
+}
+
+func TestRunningJobExpires(t *testing.T) {
+	t.Parallel()
+	b := newMesh(t)
+	b.start(&stub{answer: func(ctx context.Context, _ Attempt) Answer {
+		<-ctx.Done()
+		return Answer{Fault: fault.From(ctx.Err())}
+	}})
+	b.wantEnd(b.submit(func(h *bus.JobHeader) { h.Deadline = time.Now().Add(300 * time.Millisecond) }), hasExpired, fault.DeadlineExceeded, 1)
+}
+
+// cancel marks a job as a gateway does.
+func (b *meshBed) cancel(id pipeline.JobID) {
+	b.t.Helper()
+	r, err := b.jobs.Record(b.t.Context(), id, "")
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	r.GetJob().CancelRequested = true
+	if _, err := b.jobs.PutRecord(b.t.Context(), id, "", r.Seq, r.JobRecord); err != nil {
+		b.t.Fatal(err)
+	}
+	b.conn.NotifyJobCancel(id)
+}
+
+func TestRunningJobIsCancelled(t *testing.T) {
+	t.Parallel()
+	b, began := newMesh(t), make(chan struct{})
+	b.start(&stub{answer: func(ctx context.Context, _ Attempt) Answer {
+		close(began)
+		<-ctx.Done()
+		return Answer{Fault: fault.From(ctx.Err())}
+	}})
+	id := b.submit()
+	<-began
+	b.cancel(id)
+	b.wantEnd(id, wasCancelled, fault.Cancelled, 1)
+}
+
+func TestCancelDoesNotUndoASuccess(t *testing.T) {
+	t.Parallel()
+	b, began, finish := newMesh(t), make(chan struct{}), make(chan struct{})
+	b.start(&stub{answer: func(context.Context, Attempt) Answer {
+		close(began)
+		<-finish
+		return Answer{Infer: new(inferencev1.InferResponse)}
+	}})
+	id := b.submit()
+	<-began
+	b.cancel(id)
+	close(finish)
+	b.wantEnd(id, hasSucceeded, "", 1)
+}
+
+func TestCancelledJobNeverStarts(t *testing.T) {
+	t.Parallel()
+	b, target := newMesh(t), &stub{}
+	id := b.submit()
+	end := &meshv1.JobRecord{Job: &inferencev1.Job{State: wasCancelled}}
+	if _, err := b.jobs.PutRecord(t.Context(), id, "", 0, end); err != nil {
+		t.Fatal(err)
+	}
+	b.start(target)
+	other := b.submit()
+	b.wantEnd(other, hasSucceeded, "", 1)
+	b.wantEnd(id, wasCancelled, "", 0)
+	if target.ran(id) != 0 {
+		t.Error("it ran")
+	}
+}
+
+func TestForeignBytesLeaveTheQueue(t *testing.T) {
+	t.Parallel()
+	b := newMesh(t)
+	if _, err := b.conn.JetStream().Publish(t.Context(), b.conn.Subjects.Job(pipeline.NewJobID(queue), ""), []byte("no job")); err != nil {
+		t.Fatal(err)
+	}
+	id := b.submit()
+	b.start(&stub{})
+	b.wantEnd(id, hasSucceeded, "", 1)
+	testbed.Eventually(t, "the queue is empty", func() bool {
+		_, err := b.jobs.NextQueued(t.Context(), queue, "*", 0)
+		return errors.Is(err, store.ErrNoJob)
+	})
+}
+
+func TestOneOfTwoDispatchersOwnsAPool(t *testing.T) {
+	t.Parallel()
+	b, target := newMesh(t), &stub{answer: func(context.Context, Attempt) Answer {
+		return Answer{Infer: new(inferencev1.InferResponse)}
+	}}
+	stop := b.start(target)
+	b.start(target)
+	var ids []pipeline.JobID
+	for i := range 60 {
+		if ids = append(ids, b.submit()); i == 30 {
+			stop()
+		}
+	}
+	for _, id := range ids {
+		if b.wantEnd(id, hasSucceeded, "", 1); target.ran(id) != 1 {
+			t.Errorf("%d runs", target.ran(id))
+		}
+	}
+	if target.most > 4 {
+		t.Errorf("%d in flight, 4 may be", target.most)
+	}
+}
+
+// leave makes the record of an attempt that an owner began and never ended.
+func (b *meshBed) leave(id pipeline.JobID, request string) {
+	b.t.Helper()
+	r := &meshv1.JobRecord{Job: &inferencev1.Job{Id: id.String(), State: inferencev1.JobState_JOB_STATE_RUNNING, Attempts: 1, RequestId: request}}
+	if _, err := b.jobs.PutRecord(b.t.Context(), id, "", 0, r); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+func TestNewOwnerTakesTheAnswerOfARunningAttempt(t *testing.T) {
+	t.Parallel()
+	b := newMesh(t)
+	id := b.submit()
+	b.leave(id, "first")
+	target := &stub{resume: func(_ context.Context, a Attempt) (Answer, bool) {
+		return Answer{Infer: &inferencev1.InferResponse{RequestId: string(a.Request)}}, true
+	}}
+	b.start(target)
+	if r := b.end(id); r.GetInfer().GetRequestId() != "first" || target.ran(id) != 0 || r.GetJob().GetAttempts() != 1 {
+		t.Errorf("%v, %d runs", r, target.ran(id))
+	}
+}
+
+func TestInterruptedAttemptIsRepeated(t *testing.T) {
+	t.Parallel()
+	b, target := newMesh(t), &stub{}
+	id := b.submit()
+	b.leave(id, "first")
+	b.start(target)
+	r := b.end(id)
+	if r.GetJob().GetState() != hasSucceeded || target.ran(id) != 1 || r.GetJob().GetAttempts() != 2 || r.GetJob().GetInterruptions() != 1 {
+		t.Errorf("%v, %d runs", r, target.ran(id))
+	}
+}
+
+func TestConfigNamesWhatIsWrong(t *testing.T) {
+	t.Parallel()
+	for want, c := range map[string]Config{
+		"pools.gpu.target: there is none; name pipelines of this mesh, as target.pipelines":                                               {Pools: map[string]PoolConfig{"gpu": {}}},
+		`queues.nightly.pool: there is no "cpu"; there are []`:                                                                            {Queues: map[string]QueueConfig{"nightly": {Pool: "cpu"}}},
+		"queues.nightly.ttl: 72h0m0s is longer than the 48h0m0s of jobs.retention: the end of a job could be forgotten before the job is": {Pools: map[string]PoolConfig{"gpu": {Target: TargetConfig{Pipelines: []string{"a"}}}}, Queues: map[string]QueueConfig{"nightly": {JobQueueSettings: store.JobQueueSettings{TTL: 72 * time.Hour}}}},
+		`pools.gpu.merge: "fair"; use weighted, strict or deadline`:                                                                       {Pools: map[string]PoolConfig{"gpu": {Target: TargetConfig{Pipelines: []string{"a"}}, Merge: "fair"}}},
+	} {
+		if err := c.Validate(); fmt.Sprint(err) != want {
+			t.Errorf("got %v\nwant %s", err, want)
+		}
+	}
+}

@@ -1,0 +1,212 @@
+package dispatch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/google/uuid"
+	"golang.org/x/sync/errgroup"
+
+	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
+
+	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/mesh/process"
+	"github.com/stagemesh/stagemesh/mesh/store"
+)
+
+// Target makes attempts: a mesh, or an HTTP endpoint. Its methods return by the deadline of the
+// attempt, or soon after their context ends.
+type Target interface {
+	// Do makes an attempt.
+	Do(ctx context.Context, a Attempt) Answer
+	// Resume returns the answer of an attempt that another dispatcher began, and may still run.
+	// It returns false if that attempt is over without an answer, or its answer is unknown and
+	// the job may be sent again.
+	Resume(ctx context.Context, a Attempt) (Answer, bool)
+}
+
+// Attempt is one forward of one job.
+type Attempt struct {
+	store.StoredJob
+
+	// Request is the ID of the request in a mesh.
+	Request pipeline.RequestID
+	// Priority is that of the request.
+	Priority int32
+	Deadline time.Time
+}
+
+// Answer is how an attempt ended: with a result, a fault, or both.
+type Answer struct {
+	Infer *inferencev1.InferResponse
+	HTTP  *inferencev1.HttpAnswer
+	Fault *fault.Fault
+}
+
+// Settings are a dispatcher's.
+type Settings struct {
+	Config
+
+	Mesh pipeline.MeshName
+	Bus  bus.Settings
+	// Target returns the target of a pool.
+	Target func(PoolConfig) Target
+	// DrainTimeout bounds how long a stop waits for running attempts; 0 means
+	// DefaultDrainTimeout.
+	DrainTimeout time.Duration
+	Logger       *slog.Logger
+}
+
+// DefaultDrainTimeout is that of Settings.
+const DefaultDrainTimeout = 30 * time.Second
+
+// Dispatcher owns pools, or stands by until it can.
+type Dispatcher struct {
+	settings Settings
+	log      *slog.Logger
+	// id tells its leases from those of others.
+	id    string
+	jobs  *store.Jobs
+	ready chan struct{}
+}
+
+// New returns a dispatcher. It starts nothing.
+func New(s Settings) (*Dispatcher, error) {
+	if err := s.Validate(); err != nil {
+		return nil, err
+	}
+	if s.DrainTimeout == 0 {
+		s.DrainTimeout = DefaultDrainTimeout
+	}
+	id := uuid.NewString()
+	s.Bus.Mesh, s.Bus.Name, s.Bus.Logger = s.Mesh, "dispatcher "+id, s.Logger
+	return &Dispatcher{settings: s, log: s.Logger, id: id, ready: make(chan struct{})}, nil
+}
+
+// Run dispatches until the context ends, and then waits for running attempts.
+func (d *Dispatcher) Run(ctx context.Context) error {
+	conn, err := bus.Connect(d.settings.Bus)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	if err := conn.WaitConnected(ctx); err != nil {
+		return nil
+	}
+	d.jobs = store.NewJobs(conn, d.settings.Config.Settings)
+	if err := retry(ctx, d.log, "the broker has no streams for jobs", d.ensure); err != nil {
+		return nil
+	}
+	close(d.ready)
+	pools, _ := errgroup.WithContext(ctx)
+	for name := range d.settings.Pools {
+		pools.Go(func() error {
+			d.runPool(ctx, conn, name)
+			return nil
+		})
+	}
+	return pools.Wait()
+}
+
+// WaitReady returns when the streams of the jobs are there.
+func (d *Dispatcher) WaitReady(ctx context.Context) error {
+	select {
+	case <-d.ready:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("dispatcher: %w", ctx.Err())
+	}
+}
+
+func (d *Dispatcher) ensure(ctx context.Context) error {
+	err := d.jobs.Ensure(ctx)
+	for _, name := range slices.Sorted(maps.Keys(d.settings.Queues)) {
+		if err == nil {
+			err = d.jobs.EnsureQueue(ctx, pipeline.QueueName(name), d.settings.Queues[name].JobQueueSettings)
+		}
+	}
+	return err
+}
+
+// retryEvery is the pause after a failure of the broker, and between renewals of a lease.
+const retryEvery = time.Second
+
+// retry calls try until it succeeds or the context ends. It logs the first failure.
+func retry(ctx context.Context, log *slog.Logger, problem string, try func(context.Context) error) error {
+	for isLogged := false; ; {
+		err := try(ctx)
+		if err == nil || ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if !isLogged {
+			log.Warn(problem+"; retrying", "error", err)
+			isLogged = true
+		}
+		if process.Sleep(ctx, retryEvery) != nil {
+			return ctx.Err()
+		}
+	}
+}
+
+// runPool owns a pool whenever it can, until the context ends.
+func (d *Dispatcher) runPool(ctx context.Context, conn *bus.Bus, pool string) {
+	log := d.log.With("pool", pool)
+	for ctx.Err() == nil {
+		l := newLease(d.jobs, pool, d.id)
+		if !l.acquire(ctx, log) {
+			return
+		}
+		log.Info("owns the pool")
+		err := d.ownPool(ctx, conn, pool, l)
+		if ctx.Err() == nil {
+			log.Warn("no longer owns the pool", "error", err)
+			_ = process.Sleep(ctx, retryEvery)
+		}
+	}
+}
+
+// errLeaseLost is why an owner stops.
+var errLeaseLost = errors.New("the lease was lost")
+
+// ownPool owns a pool until the context ends or the lease is lost, and then waits for the
+// attempts that run.
+func (d *Dispatcher) ownPool(ctx context.Context, conn *bus.Bus, pool string, l *lease) error {
+	o := newOwner(d, pool, l)
+	stop, err := conn.ServeJobCancels(o.checkCancelled)
+	if err != nil {
+		return err
+	}
+	defer stop() //nolint:errcheck // its only error is a closed connection
+	// The lease is renewed, and attempts run, until the drain ends.
+	running, end := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer end(nil)
+	var renewal errgroup.Group
+	renewal.Go(func() error {
+		if err := l.keep(running, o.low); err != nil {
+			end(err)
+		}
+		return nil
+	})
+	own, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(running, cancel)()
+	err = o.run(own, running)
+	drain, stopDrain := process.DrainContext(ctx, d.settings.DrainTimeout)
+	defer stopDrain()
+	defer context.AfterFunc(drain, func() { end(context.Cause(drain)) })()
+	o.flights.Wait()
+	lost := context.Cause(running)
+	end(nil)
+	_ = renewal.Wait()
+	if !errors.Is(lost, errLeaseLost) {
+		l.release()
+	}
+	return errors.Join(err, lost)
+}

@@ -1,0 +1,340 @@
+package dispatch
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"time"
+
+	"github.com/google/uuid"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
+	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
+
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/mesh/store"
+)
+
+// brokerTimeout bounds one call of the broker.
+const brokerTimeout = 5 * time.Second
+
+// attempt makes one attempt of a job, and stores what becomes of it.
+func (o *owner) attempt(ctx context.Context, e *entry) {
+	j, ok := o.read(ctx, e)
+	if !ok {
+		return
+	}
+	job := j.Job.GetJob()
+	now := time.Now()
+	job.State, job.AcceptedAt = inferencev1.JobState_JOB_STATE_RUNNING, timestamppb.New(j.AcceptedAt)
+	job.Attempts, job.Interruptions = uint32(e.attempts)+1, uint32(e.interruptions)
+	job.StartedAt, job.RequestId, job.NotBefore = timestamppb.New(now), uuid.Must(uuid.NewV7()).String(), nil
+	job.Reason, job.Message = "", ""
+	deadline := j.Deadline
+	if o.config.Timeout > 0 && now.Add(o.config.Timeout).Before(deadline) {
+		deadline = now.Add(o.config.Timeout)
+	}
+	r := &meshv1.JobRecord{Job: job, Tenant: j.Tenant, Digest: j.Job.GetDigest(), AttemptDeadline: timestamppb.New(deadline)}
+	if !o.put(ctx, e, r) {
+		return
+	}
+	if !o.lease.isHeld(time.Now()) {
+		o.settle(ctx, e, r, Answer{Fault: fault.New(fault.ShuttingDown, "the dispatcher lost its lease before it sent the job")}, interrupted)
+		return
+	}
+	attempting, cancel := context.WithDeadline(ctx, deadline)
+	defer cancel()
+	o.mu.Lock()
+	o.running[e.id].cancel = cancel
+	o.mu.Unlock()
+	answer := o.target.Do(attempting, o.attemptOf(j, r))
+	o.settle(ctx, e, r, answer, outcomeOf(answer))
+}
+
+func (o *owner) attemptOf(j store.StoredJob, r *meshv1.JobRecord) Attempt {
+	return Attempt{
+		StoredJob: j, Request: pipeline.RequestID(r.GetJob().GetRequestId()), Deadline: r.GetAttemptDeadline().AsTime(),
+		Priority: o.settings.Queues[string(j.ID.Queue)].priority(),
+	}
+}
+
+// resume stores what becomes of an attempt that an earlier owner began.
+func (o *owner) resume(ctx context.Context, e *entry, r store.StoredRecord) {
+	j, ok := o.read(ctx, e)
+	if !ok {
+		return
+	}
+	answer, ok := o.target.Resume(ctx, o.attemptOf(j, r.JobRecord))
+	if !ok {
+		answer = Answer{Fault: fault.New(fault.ShuttingDown, "a dispatcher ended while the attempt ran")}
+		o.settle(ctx, e, r.JobRecord, answer, interrupted)
+		return
+	}
+	o.settle(ctx, e, r.JobRecord, answer, outcomeOf(answer))
+}
+
+// outcomeOf classifies an answer.
+func outcomeOf(a Answer) outcome {
+	switch {
+	case a.HTTP != nil:
+		return outcomeOfStatus(int(a.HTTP.GetStatus()))
+	case a.Fault != nil:
+		return outcomeOfReason(a.Fault.Reason)
+	}
+	return succeeded
+}
+
+// read reads the payload of a job. It returns false once there is nothing left to do.
+func (o *owner) read(ctx context.Context, e *entry) (j store.StoredJob, ok bool) {
+	var err error
+	isThere := o.persist(ctx, "a job cannot be read", func(ctx context.Context) error {
+		j, err = o.jobs.QueuedAt(ctx, idOf(e).Queue, e.seq)
+		if errors.Is(err, store.ErrNoJob) || errors.Is(err, store.ErrNotAJob) {
+			return nil
+		}
+		return err
+	})
+	switch {
+	case !isThere:
+		o.giveBack(e)
+	case errors.Is(err, store.ErrNoJob): // it was cancelled
+		o.forget(e)
+	case errors.Is(err, store.ErrNotAJob):
+		o.log.Warn("a message in a queue is no job, and is removed", "seq", e.seq)
+		o.leave(ctx, e)
+	default:
+		return j, true
+	}
+	return j, false
+}
+
+// persist calls the broker until it succeeds; false means that the context has ended.
+func (o *owner) persist(ctx context.Context, problem string, call func(context.Context) error) bool {
+	return retry(ctx, o.log, problem, func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(ctx, brokerTimeout)
+		defer cancel()
+		return call(ctx)
+	}) == nil
+}
+
+// put makes r the record of a job. A job that was cancelled while its attempt ran is cancelled
+// then, unless it has succeeded. put returns false if there is nothing left to do: another
+// process has ended the job, or begun an attempt.
+func (o *owner) put(ctx context.Context, e *entry, r *meshv1.JobRecord) bool {
+	id, tenant, isMine := idOf(e), e.line.tenant, true
+	if !o.persist(ctx, "the record of a job cannot be stored", func(ctx context.Context) error {
+		seq, err := o.jobs.PutRecord(ctx, id, tenant, e.record, r)
+		for errors.Is(err, store.ErrJobChanged) {
+			var now store.StoredRecord
+			if now, err = o.jobs.Record(ctx, id, tenant); err != nil {
+				return err
+			}
+			job, stored := r.GetJob(), now.GetJob()
+			isMine = stored.GetRequestId() == job.GetRequestId()
+			switch {
+			case !isMine:
+				return nil
+			case stored.GetState() == job.GetState():
+				seq = now.Seq // the own write, whose answer was lost
+			case stored.GetCancelRequested():
+				if job.GetState() != inferencev1.JobState_JOB_STATE_SUCCEEDED {
+					setState(r, inferencev1.JobState_JOB_STATE_CANCELLED, fault.New(fault.Cancelled, "the job was cancelled while it ran"))
+				}
+				seq, err = o.jobs.PutRecord(ctx, id, tenant, now.Seq, r)
+			default:
+				isMine = false
+				return nil
+			}
+		}
+		if err == nil {
+			o.noteRecord(e, seq)
+		}
+		return err
+	}) {
+		o.giveBack(e)
+		return false
+	}
+	if !isMine {
+		o.endUnlessOpen(ctx, e)
+	}
+	return isMine
+}
+
+// setState makes r the record of a job in that state.
+func setState(r *meshv1.JobRecord, state inferencev1.JobState, f *fault.Fault) {
+	job := r.GetJob()
+	job.State, job.CancelRequested, job.Reason, job.Message = state, false, "", ""
+	r.AttemptDeadline, r.Fault = nil, nil
+	if f != nil {
+		job.Reason, job.Message, r.Fault = string(f.Reason), f.Message, f.ToProto()
+	}
+	if store.IsEnd(state) {
+		job.EndedAt, job.NotBefore = timestamppb.Now(), nil
+	}
+}
+
+func (o *owner) noteRecord(e *entry, seq uint64) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	e.record = seq
+	for {
+		highest := o.highest.Load()
+		if seq <= highest || o.highest.CompareAndSwap(highest, seq) {
+			return
+		}
+	}
+}
+
+// endUnlessOpen removes a job that another process has ended. One that has not ended waits
+// again, as its record says.
+func (o *owner) endUnlessOpen(ctx context.Context, e *entry) {
+	var r store.StoredRecord
+	var err error
+	if !o.persist(ctx, "the record of a job cannot be read", func(ctx context.Context) error {
+		r, err = o.jobs.Record(ctx, idOf(e), e.line.tenant)
+		if errors.Is(err, store.ErrNoJob) {
+			return nil
+		}
+		return err
+	}) {
+		o.giveBack(e)
+		return
+	}
+	if err == nil && store.IsEnd(r.GetJob().GetState()) {
+		o.leave(ctx, e)
+		return
+	}
+	if err == nil {
+		o.mu.Lock()
+		e.take(r)
+		o.mu.Unlock()
+	}
+	o.giveBack(e)
+}
+
+// settle stores how an attempt ended: the job's end, or that it waits again.
+func (o *owner) settle(ctx context.Context, e *entry, r *meshv1.JobRecord, answer Answer, out outcome) {
+	now := time.Now()
+	o.mu.Lock()
+	a := attempt{
+		outcome: out, failures: int(e.attempts - e.interruptions), interruptions: int(e.interruptions),
+		most: o.attemptsOf(e), left: time.Unix(0, e.deadline).Sub(now), retryAfter: retryAfterOf(answer),
+	}
+	a.counts = o.credit.finish(e.id, out, a.retryAfter, now)
+	a.hold = o.credit.breaker.hold(now)
+	next, pause := a.next(rand.Float64())
+	if out == succeeded {
+		o.times.add(now.Sub(r.GetJob().GetStartedAt().AsTime()))
+	}
+	o.mu.Unlock()
+	job, state := r.GetJob(), inferencev1.JobState_JOB_STATE_FAILED
+	switch {
+	case out == interrupted:
+		job.Interruptions++
+	case !a.counts && next == again:
+		job.Attempts-- // no attempt: the target was not reached
+	}
+	switch {
+	case next == endSucceeded:
+		state = inferencev1.JobState_JOB_STATE_SUCCEEDED
+	case a.left <= 0:
+		state, answer.Fault = inferencev1.JobState_JOB_STATE_EXPIRED, expiredFault()
+	case next == again && job.GetAttempts() == 0:
+		state = inferencev1.JobState_JOB_STATE_QUEUED
+	case next == again:
+		state, job.NotBefore = inferencev1.JobState_JOB_STATE_DELAYED, timestamppb.New(now.Add(pause))
+	}
+	if answer.Infer != nil {
+		r.Result = &meshv1.JobRecord_Infer{Infer: answer.Infer}
+	} else if answer.HTTP != nil {
+		r.Result = &meshv1.JobRecord_Http{Http: answer.HTTP}
+	}
+	setState(r, state, answer.Fault)
+	o.store(ctx, e, r)
+}
+
+func (o *owner) attemptsOf(e *entry) int {
+	if n := o.settings.Queues[e.line.queue].Attempts; n > 0 {
+		return n
+	}
+	return defaultAttempts
+}
+
+func retryAfterOf(a Answer) time.Duration {
+	if a.Fault == nil {
+		return 0
+	}
+	return a.Fault.RetryAfter
+}
+
+// expire ends a job whose deadline has passed before an attempt began.
+func (o *owner) expire(ctx context.Context, e *entry) {
+	j, ok := o.read(ctx, e)
+	if !ok {
+		return
+	}
+	job := j.Job.GetJob()
+	job.AcceptedAt, job.Attempts, job.Interruptions = timestamppb.New(j.AcceptedAt), uint32(e.attempts), uint32(e.interruptions)
+	r := &meshv1.JobRecord{Job: job, Tenant: j.Tenant, Digest: j.Job.GetDigest()}
+	setState(r, inferencev1.JobState_JOB_STATE_EXPIRED, expiredFault())
+	o.store(ctx, e, r)
+}
+
+func expiredFault() *fault.Fault {
+	return fault.New(fault.DeadlineExceeded, "the deadline of the job passed before it succeeded")
+}
+
+// store stores the record of a job of which nothing runs any more. Then the job leaves, or waits
+// again.
+func (o *owner) store(ctx context.Context, e *entry, r *meshv1.JobRecord) {
+	if !o.put(ctx, e, r) {
+		return
+	}
+	if store.IsEnd(r.GetJob().GetState()) {
+		o.leave(ctx, e)
+		return
+	}
+	o.mu.Lock()
+	e.take(store.StoredRecord{Seq: e.record, JobRecord: r})
+	o.mu.Unlock()
+	o.giveBack(e)
+}
+
+// leave removes a job from its queue, whose end is stored.
+func (o *owner) leave(ctx context.Context, e *entry) {
+	if !o.persist(ctx, "a job cannot be removed from its queue", func(ctx context.Context) error {
+		return o.jobs.Remove(ctx, idOf(e).Queue, e.seq)
+	}) {
+		o.giveBack(e) // the next owner finds its end
+		return
+	}
+	o.forget(e)
+}
+
+// forget drops a job that has left.
+func (o *owner) forget(e *entry) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	delete(o.known, e.id)
+	o.finish(e)
+}
+
+// giveBack has a job wait again.
+func (o *owner) giveBack(e *entry) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.order.add(e, time.Now().UnixNano())
+	o.finish(e)
+}
+
+// finish takes note that nothing runs of a job; the lock is held.
+func (o *owner) finish(e *entry) {
+	o.credit.finish(e.id, interrupted, 0, time.Now()) // unless settle has done that
+	if o.running[e.id].isEnding {
+		o.ending--
+	}
+	delete(o.running, e.id)
+	o.wake()
+}

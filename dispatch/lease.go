@@ -1,0 +1,153 @@
+package dispatch
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/stagemesh/stagemesh/mesh/process"
+	"github.com/stagemesh/stagemesh/mesh/store"
+)
+
+const (
+	// sendsFor is how long an owner sends after its last confirmed renewal began. takenOverAfter
+	// is how long others see no change before they take over.
+	sendsFor       = 2500 * time.Millisecond
+	takenOverAfter = 5 * time.Second
+)
+
+// leaseValue is a lease on the broker; an empty owner means that nobody has it.
+type leaseValue struct {
+	Owner string `json:"owner"`
+	// Renewed tells two renewals apart.
+	Renewed int64 `json:"renewed"`
+	// Low is the first number of a job's record that a new owner has to read.
+	Low uint64 `json:"low"`
+}
+
+// lease is the right to own a pool.
+type lease struct {
+	jobs        *store.Jobs
+	pool, owner string
+
+	mu  sync.Mutex
+	seq uint64
+	// confirmed is when the last confirmed renewal began.
+	confirmed time.Time
+	value     leaseValue
+}
+
+const leaseKind = "lease"
+
+func newLease(jobs *store.Jobs, pool, owner string) *lease {
+	return &lease{jobs: jobs, pool: pool, owner: owner}
+}
+
+// acquire waits for the lease; false means that the context has ended.
+func (l *lease) acquire(ctx context.Context, log *slog.Logger) bool {
+	var seen uint64
+	var since time.Time
+	for isLogged := false; ; {
+		began := time.Now()
+		value, seq, err := l.read(ctx)
+		if seq != seen || since.IsZero() {
+			seen, since = seq, began
+		}
+		if err == nil && (value.Owner == "" || value.Owner == l.owner || began.Sub(since) >= takenOverAfter) {
+			if err = l.write(ctx, seq, leaseValue{Owner: l.owner, Low: value.Low}, began); err == nil {
+				return true
+			}
+		}
+		if err != nil && !errors.Is(err, store.ErrJobChanged) && ctx.Err() == nil && !isLogged {
+			log.Warn("the lease of the pool cannot be read; retrying", "error", err)
+			isLogged = true
+		}
+		if process.Sleep(ctx, retryEvery) != nil {
+			return false
+		}
+	}
+}
+
+func (l *lease) read(ctx context.Context) (value leaseValue, seq uint64, err error) {
+	ctx, cancel := context.WithTimeout(ctx, retryEvery)
+	defer cancel()
+	data, seq, err := l.jobs.Control(ctx, leaseKind, l.pool)
+	if err == nil && len(data) > 0 {
+		err = json.Unmarshal(data, &value)
+	}
+	return value, seq, err
+}
+
+// write replaces the lease at a number.
+func (l *lease) write(ctx context.Context, after uint64, value leaseValue, began time.Time) error {
+	ctx, cancel := context.WithTimeout(ctx, retryEvery)
+	defer cancel()
+	value.Renewed = began.UnixNano()
+	data, err := json.Marshal(value)
+	if err != nil {
+		return err
+	}
+	seq, err := l.jobs.SetControl(ctx, leaseKind, l.pool, after, data)
+	if err != nil {
+		return err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.seq, l.confirmed, l.value = seq, began, value
+	return nil
+}
+
+// keep renews the lease until the context ends, or the lease is lost: errLeaseLost. low returns
+// the first number of a record that a new owner has to read.
+func (l *lease) keep(ctx context.Context, low func() uint64) error {
+	for process.Sleep(ctx, retryEvery) == nil {
+		began := time.Now()
+		l.mu.Lock()
+		after, value := l.seq, l.value
+		l.mu.Unlock()
+		value.Low = max(value.Low, low())
+		err := l.write(ctx, after, value, began)
+		if errors.Is(err, store.ErrJobChanged) {
+			// It may be the own renewal before this one, whose answer was lost.
+			var now leaseValue
+			if now, after, err = l.read(ctx); err == nil && now.Owner != l.owner {
+				return errLeaseLost
+			}
+			if err == nil {
+				err = l.write(ctx, after, value, began)
+			}
+		}
+		if err != nil && !l.isHeld(time.Now().Add(sendsFor-takenOverAfter)) {
+			return errLeaseLost
+		}
+	}
+	return nil
+}
+
+// isHeld reports whether the owner may send.
+func (l *lease) isHeld(now time.Time) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return now.Sub(l.confirmed) < sendsFor
+}
+
+// low returns the first number of a record that has to be read.
+func (l *lease) low() uint64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.value.Low
+}
+
+// release lets others take over at once.
+func (l *lease) release() {
+	ctx, cancel := context.WithTimeout(context.Background(), retryEvery)
+	defer cancel()
+	l.mu.Lock()
+	seq, value := l.seq, l.value
+	l.mu.Unlock()
+	value.Owner = ""
+	_ = l.write(ctx, seq, value, time.Now()) // else it is taken over later
+}

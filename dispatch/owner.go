@@ -1,0 +1,325 @@
+package dispatch
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/google/uuid"
+	"golang.org/x/sync/errgroup"
+
+	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
+
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/mesh/store"
+)
+
+// owner is a pool while this process owns it.
+type owner struct {
+	settings Settings
+	config   PoolConfig
+	queues   []pipeline.QueueName
+	jobs     *store.Jobs
+	target   Target
+	lease    *lease
+	log      *slog.Logger
+	// flights are the attempts that run, and the ends that are stored.
+	flights sync.WaitGroup
+	woken   chan struct{}
+	// highest is the highest number of a record that is known.
+	highest atomic.Uint64
+
+	mu     sync.Mutex
+	order  *order
+	credit *credit
+	times  attemptTimes
+	// known are the jobs that have not ended, running those with an attempt.
+	known   map[[16]byte]*entry
+	running map[[16]byte]*running
+	// records are those that an earlier owner left, of jobs that are not known yet.
+	records map[[16]byte]store.StoredRecord
+	// attempts is the context of attempts; nil before the owner runs, and once it has stopped.
+	attempts context.Context //nolint:containedctx // it outlives run, for what checkCancelled starts
+	// ending is how many ends are stored that need no attempt.
+	ending int
+}
+
+// running is what runs of a job: an attempt, or the store of its end.
+type running struct {
+	// cancel ends the attempt; nil where there is none.
+	cancel context.CancelFunc
+	// low is not above the number of the record that it writes.
+	low uint64
+	// isEnding is true for one that is counted in ending.
+	isEnding bool
+}
+
+// maxEnding bounds the ends that are stored at a time, of jobs that expire or were cancelled.
+const maxEnding = 64
+
+func newOwner(d *Dispatcher, pool string, l *lease) *owner {
+	p := d.settings.Pools[pool]
+	o := &owner{
+		settings: d.settings, config: p, jobs: d.jobs, target: d.settings.Target(p), lease: l, log: d.log.With("pool", pool),
+		woken: make(chan struct{}, 1), order: newOrder(cmp.Or(mergePolicy(p.Merge), weighted)),
+		known: map[[16]byte]*entry{}, running: map[[16]byte]*running{}, records: map[[16]byte]store.StoredRecord{},
+	}
+	now := time.Now()
+	limit := cmp.Or(p.MaxInFlight, DefaultMaxInFlight)
+	o.credit = newCredit(budget{each: float64(limit), unit: unitRequests, maxInFlight: limit}, now)
+	o.credit.ready = 1
+	o.credit.read(reading{d: 1, at: now, source: "constant", timeless: true}, nil, now)
+	for name, q := range d.settings.Queues {
+		if of, err := d.settings.PoolOf(name); err == nil && of == pool {
+			o.queues = append(o.queues, pipeline.QueueName(name))
+			o.order.setQueue(name, q.weight())
+		}
+	}
+	return o
+}
+
+// run dispatches until the context ends. Attempts run on until running ends.
+func (o *owner) run(ctx, running context.Context) error {
+	if err := o.takeOver(ctx); err != nil {
+		return err
+	}
+	o.setAttempts(running)
+	defer o.setAttempts(nil) //nolint:staticcheck // nothing is started any more
+	following, ctx := errgroup.WithContext(ctx)
+	var behind atomic.Int64
+	behind.Store(int64(len(o.queues)))
+	caughtUp := make(chan struct{})
+	for _, queue := range o.queues {
+		following.Go(func() error {
+			return o.jobs.Follow(ctx, queue, o.arrived, func() {
+				if behind.Add(-1) == 0 {
+					close(caughtUp)
+				}
+			})
+		})
+	}
+	following.Go(func() error {
+		select {
+		case <-caughtUp:
+			o.dispatch(ctx)
+		case <-ctx.Done():
+		}
+		return ctx.Err()
+	})
+	return following.Wait()
+}
+
+func (o *owner) setAttempts(ctx context.Context) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.attempts = ctx
+}
+
+// maxReads is how many records of an earlier owner are read at a time.
+const maxReads = 64
+
+// takeOver reads the records that an earlier owner left.
+func (o *owner) takeOver(ctx context.Context) error {
+	var left []uint64
+	from := o.lease.low()
+	o.highest.Store(from)
+	if err := o.jobs.UnendedRecords(ctx, o.queues, from, func(seq uint64) { left = append(left, seq) }); err != nil {
+		return err
+	}
+	reads, ctx := errgroup.WithContext(ctx)
+	reads.SetLimit(maxReads)
+	for _, seq := range left {
+		reads.Go(func() error {
+			r, err := o.jobs.RecordAt(ctx, seq)
+			switch {
+			case errors.Is(err, store.ErrNoJob), errors.Is(err, store.ErrNotAJob):
+				return nil
+			case err != nil:
+				return err
+			}
+			o.mu.Lock()
+			defer o.mu.Unlock()
+			o.records[r.ID.UUID] = r
+			return nil
+		})
+	}
+	return reads.Wait()
+}
+
+// arrived takes a job of a queue.
+func (o *owner) arrived(j store.StoredJob) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.attempts == nil {
+		return
+	}
+	if known := o.known[j.ID.UUID]; known != nil && known.seq == j.Seq {
+		return // the broker has delivered it again
+	} else if known != nil || j.ID.UUID == uuid.Nil {
+		// One with an idempotency key, whose job has just ended; or no job.
+		o.discard(j)
+		return
+	}
+	now := time.Now()
+	e := &entry{
+		id: j.ID.UUID, seq: j.Seq, cost: 1, deadline: j.Deadline.UnixNano(),
+		line: o.order.line(string(j.ID.Queue), pipeline.ClassOf(j.Priority), j.Tenant),
+	}
+	o.known[e.id] = e
+	r, ok := o.records[e.id]
+	if !ok {
+		o.order.add(e, now.UnixNano())
+		o.wake()
+		return
+	}
+	delete(o.records, e.id)
+	e.take(r)
+	if r.GetJob().GetState() == inferencev1.JobState_JOB_STATE_RUNNING {
+		o.credit.sent(e.id, e.cost, r.GetJob().GetStartedAt().AsTime())
+		o.start(e, func(ctx context.Context) { o.resume(ctx, e, r) })
+		return
+	}
+	o.order.add(e, now.UnixNano())
+	o.wake()
+}
+
+// take takes what a record says of a job.
+func (e *entry) take(r store.StoredRecord) {
+	job := r.GetJob()
+	e.record, e.attempts, e.interruptions = r.Seq, uint16(job.GetAttempts()), uint16(job.GetInterruptions())
+	if job.GetNotBefore() != nil {
+		e.notBefore = job.GetNotBefore().AsTime().UnixNano()
+	}
+}
+
+// idOf returns the ID of a job.
+func idOf(e *entry) pipeline.JobID {
+	return pipeline.JobID{Queue: pipeline.QueueName(e.line.queue), UUID: e.id}
+}
+
+// wake has dispatch look again.
+func (o *owner) wake() {
+	select {
+	case o.woken <- struct{}{}:
+	default:
+	}
+}
+
+// idlePause is how long dispatch waits where nothing wakes it, so that leases and latches are
+// looked at again.
+const idlePause = 100 * time.Millisecond
+
+// dispatch starts attempts and ends expired jobs until the context ends.
+func (o *owner) dispatch(ctx context.Context) {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-o.woken:
+		case <-timer.C:
+		case <-ctx.Done():
+			return
+		}
+		timer.Reset(o.advance(time.Now()))
+	}
+}
+
+// advance does what is due, and returns when it has to look again at the latest.
+func (o *owner) advance(now time.Time) time.Duration {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.order.wake(now.UnixNano())
+	for o.ending < maxEnding {
+		e := o.order.expired(now.UnixNano())
+		if e == nil {
+			break
+		}
+		o.startEnd(e, func(ctx context.Context) { o.expire(ctx, e) })
+	}
+	for o.lease.isHeld(now) {
+		e := o.order.next(func(*line) bool { return false })
+		if e == nil {
+			break
+		}
+		if e.deadline-now.UnixNano() < int64(o.times.median) {
+			o.order.remove(e) // it cannot end in time
+			e.notBefore = e.deadline
+			o.order.add(e, now.UnixNano())
+			continue
+		}
+		if ok, _ := o.credit.room(now, e.cost); !ok {
+			break
+		}
+		o.order.take(e)
+		o.credit.sent(e.id, e.cost, now)
+		o.start(e, func(ctx context.Context) { o.attempt(ctx, e) })
+	}
+	if at, ok := o.order.nextEvent(); ok && o.ending < maxEnding {
+		return min(idlePause, max(0, time.Until(time.Unix(0, at))))
+	}
+	return idlePause
+}
+
+// start makes an attempt of a job on a goroutine of its own; the lock is held.
+func (o *owner) start(e *entry, do func(context.Context)) {
+	o.running[e.id] = &running{low: o.highest.Load()}
+	ctx := o.attempts
+	o.flights.Go(func() { do(ctx) })
+}
+
+// startEnd is start for a job that ends without an attempt.
+func (o *owner) startEnd(e *entry, do func(context.Context)) {
+	o.order.remove(e)
+	o.start(e, do)
+	o.running[e.id].isEnding = true
+	o.ending++
+}
+
+// discard removes a message that is not to run; the lock is held.
+func (o *owner) discard(j store.StoredJob) {
+	o.log.Warn("a message in a queue is no new job, and is removed", "queue", j.ID.Queue, "seq", j.Seq)
+	ctx := o.attempts
+	o.flights.Go(func() {
+		o.persist(ctx, "a message cannot be removed from its queue", func(ctx context.Context) error {
+			return o.jobs.Remove(ctx, j.ID.Queue, j.Seq)
+		})
+	})
+}
+
+// low returns a number that no record of a job that has not ended is below.
+func (o *owner) low() uint64 {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	out := o.highest.Load()
+	for _, r := range o.running {
+		out = min(out, r.low)
+	}
+	for _, e := range o.order.delayed.items {
+		out = min(out, e.record)
+	}
+	for _, r := range o.records {
+		out = min(out, r.Seq)
+	}
+	return out
+}
+
+// checkCancelled looks at a job that a gateway has cancelled: it leaves, or its attempt ends.
+// The record says so in any case; this only hastens it.
+func (o *owner) checkCancelled(id pipeline.JobID) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	e := o.known[id.UUID]
+	switch {
+	case e == nil || e.line.queue != string(id.Queue) || o.attempts == nil:
+	case o.running[e.id] != nil:
+		if cancel := o.running[e.id].cancel; cancel != nil {
+			cancel()
+		}
+	case o.ending < maxEnding:
+		o.startEnd(e, func(ctx context.Context) { o.endUnlessOpen(ctx, e) })
+	}
+}
