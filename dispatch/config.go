@@ -37,6 +37,8 @@ type PoolConfig struct {
 type TargetConfig struct {
 	// Pipelines of this mesh that jobs may use, the first unless they say.
 	Pipelines []string `yaml:"pipelines"`
+	// HTTP is an endpoint, instead of pipelines.
+	HTTP *HTTPTarget `yaml:"http"`
 }
 
 // QueueConfig is a queue.
@@ -108,8 +110,13 @@ func (c Config) Reserves() int64 {
 
 func (p PoolConfig) validate() error {
 	var errs []error
-	if len(p.Target.Pipelines) == 0 {
-		errs = append(errs, errors.New("target: there is none; name pipelines of this mesh, as target.pipelines"))
+	switch isMesh := len(p.Target.Pipelines) > 0; {
+	case isMesh && p.Target.HTTP != nil:
+		errs = append(errs, errors.New("target: is both pipelines and http; a pool has one"))
+	case p.Target.HTTP != nil:
+		errs = append(errs, config.InSection("target.http", p.Target.HTTP.validate()))
+	case !isMesh:
+		errs = append(errs, errors.New("target: there is none; name pipelines of this mesh, as target.pipelines, or an endpoint, as target.http.url"))
 	}
 	for i, name := range p.Target.Pipelines {
 		if err := pipeline.ValidName("pipeline", name); err != nil {

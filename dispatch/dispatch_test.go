@@ -386,7 +386,7 @@ func TestInterruptedAttemptIsRepeated(t *testing.T) {
 func TestConfigNamesWhatIsWrong(t *testing.T) {
 	t.Parallel()
 	for want, c := range map[string]Config{
-		"pools.gpu.target: there is none; name pipelines of this mesh, as target.pipelines":                                               {Pools: map[string]PoolConfig{"gpu": {}}},
+		"pools.gpu.target: there is none; name pipelines of this mesh, as target.pipelines, or an endpoint, as target.http.url":           {Pools: map[string]PoolConfig{"gpu": {}}},
 		`queues.nightly.pool: there is no "cpu"; there are []`:                                                                            {Queues: map[string]QueueConfig{"nightly": {Pool: "cpu"}}},
 		"queues.nightly.ttl: 72h0m0s is longer than the 48h0m0s of jobs.retention: the end of a job could be forgotten before the job is": {Pools: map[string]PoolConfig{"gpu": {Target: TargetConfig{Pipelines: []string{"a"}}}}, Queues: map[string]QueueConfig{"nightly": {JobQueueSettings: store.JobQueueSettings{TTL: 72 * time.Hour}}}},
 		`pools.gpu.merge: "fair"; use weighted, strict or deadline`:                                                                       {Pools: map[string]PoolConfig{"gpu": {Target: TargetConfig{Pipelines: []string{"a"}}, Merge: "fair"}}},

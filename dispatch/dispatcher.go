@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,6 +16,7 @@ import (
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 
 	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/config"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/process"
@@ -48,6 +50,9 @@ type Answer struct {
 	Infer *inferencev1.InferResponse
 	HTTP  *inferencev1.HttpAnswer
 	Fault *fault.Fault
+
+	// outcome is set where neither the fault nor the status tells it.
+	outcome outcome
 }
 
 // Settings are a dispatcher's.
@@ -56,7 +61,7 @@ type Settings struct {
 
 	Mesh pipeline.MeshName
 	Bus  bus.Settings
-	// Target returns the target of a pool.
+	// Target returns the target of a pool whose jobs go to pipelines.
 	Target func(PoolConfig) Target
 	// DrainTimeout bounds how long a stop waits for running attempts; 0 means
 	// DefaultDrainTimeout.
@@ -75,6 +80,8 @@ type Dispatcher struct {
 	id    string
 	jobs  *store.Jobs
 	ready chan struct{}
+	// targets are those of the pools.
+	targets map[string]Target
 }
 
 // New returns a dispatcher. It starts nothing.
@@ -87,7 +94,19 @@ func New(s Settings) (*Dispatcher, error) {
 	}
 	id := uuid.NewString()
 	s.Bus.Mesh, s.Bus.Name, s.Bus.Logger = s.Mesh, "dispatcher "+id, s.Logger
-	return &Dispatcher{settings: s, log: s.Logger, id: id, ready: make(chan struct{})}, nil
+	d := &Dispatcher{settings: s, log: s.Logger, id: id, ready: make(chan struct{}), targets: map[string]Target{}}
+	for name, p := range s.Pools {
+		if p.Target.HTTP == nil {
+			d.targets[name] = s.Target(p)
+			continue
+		}
+		target, err := newHTTPTarget(*p.Target.HTTP, cmp.Or(p.MaxInFlight, DefaultMaxInFlight))
+		if err != nil {
+			return nil, config.InSection("jobs.pools."+name+".target.http", err)
+		}
+		d.targets[name] = target
+	}
+	return d, nil
 }
 
 // Run dispatches until the context ends, and then waits for running attempts.
@@ -97,6 +116,11 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 		return err
 	}
 	defer conn.Close()
+	for _, target := range d.targets {
+		if t, ok := target.(*httpTarget); ok {
+			defer t.client.CloseIdleConnections()
+		}
+	}
 	if err := conn.WaitConnected(ctx); err != nil {
 		return nil
 	}

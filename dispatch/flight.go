@@ -12,6 +12,7 @@ import (
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
+	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/store"
@@ -78,8 +79,8 @@ func (o *owner) resume(ctx context.Context, e *entry, r store.StoredRecord) {
 // outcomeOf classifies an answer.
 func outcomeOf(a Answer) outcome {
 	switch {
-	case a.HTTP != nil:
-		return outcomeOfStatus(int(a.HTTP.GetStatus()))
+	case a.outcome != interrupted:
+		return a.outcome
 	case a.Fault != nil:
 		return outcomeOfReason(a.Fault.Reason)
 	}
@@ -126,6 +127,11 @@ func (o *owner) put(ctx context.Context, e *entry, r *meshv1.JobRecord) bool {
 	id, tenant, isMine := idOf(e), e.line.tenant, true
 	if !o.persist(ctx, "the record of a job cannot be stored", func(ctx context.Context) error {
 		seq, err := o.jobs.PutRecord(ctx, id, tenant, e.record, r)
+		if errors.Is(err, bus.ErrTooLarge) {
+			r.Result = nil
+			setState(r, inferencev1.JobState_JOB_STATE_FAILED, fault.New(fault.OutputTooLarge, "the result does not fit into a message of the broker"))
+			seq, err = o.jobs.PutRecord(ctx, id, tenant, e.record, r)
+		}
 		for errors.Is(err, store.ErrJobChanged) {
 			var now store.StoredRecord
 			if now, err = o.jobs.Record(ctx, id, tenant); err != nil {
@@ -246,7 +252,9 @@ func (o *owner) settle(ctx context.Context, e *entry, r *meshv1.JobRecord, answe
 	case next == again:
 		state, job.NotBefore = inferencev1.JobState_JOB_STATE_DELAYED, timestamppb.New(now.Add(pause))
 	}
-	if answer.Infer != nil {
+	if !store.IsEnd(state) {
+		// Only an end keeps its answer.
+	} else if answer.Infer != nil {
 		r.Result = &meshv1.JobRecord_Infer{Infer: answer.Infer}
 	} else if answer.HTTP != nil {
 		r.Result = &meshv1.JobRecord_Http{Http: answer.HTTP}

@@ -64,9 +64,12 @@ const maxEnding = 64
 func newOwner(d *Dispatcher, pool string, l *lease) *owner {
 	p := d.settings.Pools[pool]
 	o := &owner{
-		settings: d.settings, config: p, jobs: d.jobs, target: d.settings.Target(p), lease: l, log: d.log.With("pool", pool),
+		settings: d.settings, config: p, jobs: d.jobs, target: d.targets[pool], lease: l, log: d.log.With("pool", pool),
 		woken: make(chan struct{}, 1), order: newOrder(cmp.Or(mergePolicy(p.Merge), weighted)),
 		known: map[[16]byte]*entry{}, running: map[[16]byte]*running{}, records: map[[16]byte]store.StoredRecord{},
+	}
+	if p.Target.HTTP != nil {
+		o.config.Timeout = cmp.Or(p.Timeout, DefaultTimeout)
 	}
 	now := time.Now()
 	limit := cmp.Or(p.MaxInFlight, DefaultMaxInFlight)

@@ -257,7 +257,8 @@ func (f *File) GatewaySettings() (out gateway.Settings, err error) {
 	out.Call.Jobs = call.JobSettings{Settings: f.Jobs.Settings, Queues: map[pipeline.QueueName]call.JobQueue{}}
 	for name, q := range f.Jobs.Queues {
 		pool, _ := f.Jobs.PoolOf(name)
-		out.Call.Jobs.Queues[pipeline.QueueName(name)] = call.JobQueue{JobQueueSettings: q.JobQueueSettings, Pipelines: f.Jobs.Pools[pool].Target.Pipelines}
+		target := f.Jobs.Pools[pool].Target
+		out.Call.Jobs.Queues[pipeline.QueueName(name)] = call.JobQueue{JobQueueSettings: q.JobQueueSettings, Pipelines: target.Pipelines, HTTP: target.HTTP != nil}
 	}
 	if err := errors.Join(f.At(out.Config.Validate(), "gateway"), f.At(out.Admin.Validate(), "gateway", "admin")); err != nil {
 		return out, err

@@ -1,0 +1,222 @@
+package dispatch
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"net/http/httptrace"
+	"net/url"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
+
+	"github.com/stagemesh/stagemesh/mesh/credentials"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+)
+
+// HTTPTarget is an HTTP endpoint, such as an OpenAI-compatible server. The call of a job is
+// sent by POST to its path below URL, with the job's ID as Idempotency-Key on every try.
+// Redirects are not followed.
+type HTTPTarget struct {
+	URL string `yaml:"url"`
+	// Headers are sent along; "{tenant}" in a value is the job's tenant.
+	Headers map[string]string `yaml:"headers"`
+	// TokenFile holds the token that is sent as Authorization: Bearer. It is read for each
+	// attempt.
+	TokenFile string `yaml:"token_file,path"`
+	// CAFile has the certificates, in PEM, that vouch for the endpoint; empty means the
+	// system's. CertFile and KeyFile hold the dispatcher's own certificate.
+	CAFile   string `yaml:"ca_file,path"`
+	CertFile string `yaml:"cert_file,path"`
+	KeyFile  string `yaml:"key_file,path"`
+	// RepeatUnknown has jobs sent again whose dispatcher died before the answer; nil means
+	// true. Otherwise they fail.
+	RepeatUnknown *bool `yaml:"repeat_unknown"`
+}
+
+const (
+	// DefaultTimeout bounds an attempt at an HTTP target.
+	DefaultTimeout = 10 * time.Minute
+
+	// maxAnswer bounds an answer in bytes, so that the end of the job fits into one message
+	// of a broker with the defaults.
+	maxAnswer        = 8<<20 - 128<<10
+	maxAnswerHeader  = 64 << 10
+	connectTimeout   = 5 * time.Second
+	idempotencyKey   = "Idempotency-Key"
+	tenantInHeader   = "{tenant}"
+	idleConnsTimeout = 90 * time.Second
+)
+
+// ownHeaders are set by the target, or are of one connection only.
+var ownHeaders = []string{
+	idempotencyKey, "Content-Type", "Content-Length", "Host",
+	"Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization", "Proxy-Connection", "Te", "Trailer", "Transfer-Encoding", "Upgrade",
+}
+
+func (c HTTPTarget) validate() error {
+	errs := []error{credentials.Pair{CertFile: c.CertFile, KeyFile: c.KeyFile}.Check("")}
+	u, err := url.Parse(c.URL)
+	switch {
+	case err != nil:
+		errs = append(errs, errors.New("url: is no URL such as https://host:8000"))
+	case u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "":
+		errs = append(errs, errors.New("url: is no URL such as https://host:8000, without user, query and fragment"))
+	case u.Scheme == "http" && cmp.Or(c.CAFile, c.CertFile) != "":
+		errs = append(errs, errors.New("url: has no TLS, which ca_file and cert_file are for; say https://"))
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.Headers)) {
+		key := http.CanonicalHeaderKey(name)
+		if slices.Contains(ownHeaders, key) || key == "Authorization" && c.TokenFile != "" {
+			errs = append(errs, fmt.Errorf("headers.%s: is set by the dispatcher, or is of one connection only", name))
+		}
+		if name == "" || strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r > '~' || r == ':' }) || visible(c.Headers[name]) != c.Headers[name] {
+			errs = append(errs, fmt.Errorf("headers.%s: a header is visible ASCII", name))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// visible returns a header's value without what may not be in one.
+func visible(value string) string {
+	return strings.Map(func(r rune) rune {
+		if r < ' ' || r > '~' {
+			return -1
+		}
+		return r
+	}, value)
+}
+
+// httpTarget makes attempts at an HTTP endpoint.
+type httpTarget struct {
+	config HTTPTarget
+	client http.Client
+}
+
+var _ Target = (*httpTarget)(nil)
+
+// newHTTPTarget reads the files, and dials nothing. Its errors begin with the key.
+func newHTTPTarget(c HTTPTarget, maxInFlight int) (*httpTarget, error) {
+	secure := &tls.Config{MinVersion: tls.VersionTLS12}
+	if c.TokenFile != "" {
+		if _, err := credentials.Token(c.TokenFile); err != nil {
+			return nil, fmt.Errorf("token_file: %w", err)
+		}
+	}
+	if c.CAFile != "" {
+		var err error
+		if secure.RootCAs, err = credentials.Roots(c.CAFile); err != nil {
+			return nil, fmt.Errorf("ca_file: %w", err)
+		}
+	}
+	if c.CertFile != "" {
+		certificate, err := credentials.Pair{CertFile: c.CertFile, KeyFile: c.KeyFile}.Load("")
+		if err != nil {
+			return nil, err
+		}
+		secure.Certificates = []tls.Certificate{certificate}
+	}
+	return &httpTarget{config: c, client: http.Client{
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		Transport: &http.Transport{
+			Proxy: http.ProxyFromEnvironment, DialContext: (&net.Dialer{Timeout: connectTimeout}).DialContext, TLSHandshakeTimeout: connectTimeout,
+			TLSClientConfig: secure, ForceAttemptHTTP2: true, MaxIdleConnsPerHost: maxInFlight, IdleConnTimeout: idleConnsTimeout,
+			MaxResponseHeaderBytes: maxAnswerHeader,
+		},
+	}}, nil
+}
+
+// Do implements Target.
+func (t *httpTarget) Do(ctx context.Context, a Attempt) Answer {
+	r, f := t.request(ctx, a)
+	if f != nil {
+		return Answer{Fault: f}
+	}
+	if t.config.TokenFile != "" {
+		token, err := credentials.Token(t.config.TokenFile)
+		if err != nil {
+			return Answer{Fault: fault.Newf(fault.TargetFailed, "the token for the target cannot be read: %w", err), outcome: latched}
+		}
+		r.Header.Set("Authorization", "Bearer "+token)
+	}
+	// A request that had no connection did not reach the target.
+	var isConnected atomic.Bool
+	r = r.WithContext(httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(httptrace.GotConnInfo) { isConnected.Store(true) }}))
+	answer, err := t.client.Do(r)
+	if err != nil {
+		out := Answer{Fault: targetFault(ctx, err)}
+		if !isConnected.Load() && ctx.Err() == nil {
+			out.outcome = latched
+		}
+		return out
+	}
+	defer answer.Body.Close() //nolint:errcheck // it was only read
+	body, err := io.ReadAll(io.LimitReader(answer.Body, maxAnswer+1))
+	if err != nil {
+		return Answer{Fault: targetFault(ctx, err)}
+	}
+	status := answer.StatusCode
+	out := Answer{outcome: outcomeOfStatus(status)}
+	if out.outcome != succeeded {
+		out.Fault = fault.Newf(fault.TargetFailed, "the target answered with status %d", status).
+			WithRetryAfter(parseRetryAfter(answer.Header.Get("Retry-After"), time.Now()))
+	}
+	if len(body) > maxAnswer {
+		if out.outcome == succeeded {
+			out.outcome, out.Fault = failed, fault.Newf(fault.OutputTooLarge, "the answer of the target is over %d bytes", maxAnswer)
+		}
+		return out
+	}
+	out.HTTP = &inferencev1.HttpAnswer{Status: uint32(status), ContentType: answer.Header.Get("Content-Type"), Body: body}
+	return out
+}
+
+// Resume implements Target. Nobody knows what became of an attempt of a dispatcher that died.
+func (t *httpTarget) Resume(context.Context, Attempt) (Answer, bool) {
+	if repeat := t.config.RepeatUnknown; repeat == nil || *repeat {
+		return Answer{}, false
+	}
+	return Answer{Fault: fault.New(fault.TargetFailed, "a dispatcher ended while the attempt ran, and repeat_unknown of its pool forbids another one"), outcome: poison}, true
+}
+
+// request returns what is sent, but for the token. Nothing of it is the caller's but path, body
+// and content type.
+func (t *httpTarget) request(ctx context.Context, a Attempt) (*http.Request, *fault.Fault) {
+	call := a.Job.GetHttp()
+	if call == nil {
+		return nil, fault.New(fault.InvalidRequest, "the job is no call of HTTP, and the target of its queue is")
+	}
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, strings.TrimSuffix(t.config.URL, "/")+call.GetPath(), bytes.NewReader(call.GetBody()))
+	if err != nil || !strings.HasPrefix(call.GetPath(), "/") || slices.Contains(strings.Split(r.URL.Path, "/"), "..") {
+		return nil, fault.InField(fault.InvalidRequest, "http.path", "is no path below the target's URL")
+	}
+	for name, value := range t.config.Headers {
+		r.Header.Set(name, strings.ReplaceAll(value, tenantInHeader, visible(a.Tenant)))
+	}
+	r.Header.Set(idempotencyKey, a.ID.String())
+	if call.GetContentType() != "" {
+		r.Header.Set("Content-Type", visible(call.GetContentType()))
+	}
+	return r, nil
+}
+
+// targetFault returns the fault of an attempt without an answer.
+func targetFault(ctx context.Context, err error) *fault.Fault {
+	if errors.Is(ctx.Err(), context.Canceled) {
+		return fault.From(ctx.Err())
+	}
+	if of, ok := errors.AsType[*url.Error](err); ok {
+		err = of.Err // without the URL
+	}
+	return fault.Newf(fault.TargetFailed, "the target did not answer: %w", err)
+}
