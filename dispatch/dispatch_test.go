@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
@@ -67,7 +69,7 @@ func (s *stub) ran(id pipeline.JobID) int {
 
 // meshBed is a broker with a queue.
 type meshBed struct {
-	t      *testing.T
+	t      testing.TB
 	broker *testbed.Broker
 	conn   *bus.Bus
 	jobs   *store.Jobs
@@ -76,7 +78,7 @@ type meshBed struct {
 
 const mebibytes = 64 << 20
 
-func newMesh(t *testing.T, edits ...func(*Config)) *meshBed {
+func newMesh(t testing.TB, edits ...func(*Config)) *meshBed {
 	t.Helper()
 	b := &meshBed{t: t, broker: testbed.StartBroker(t), config: Config{
 		Settings: store.Settings{MaxBytes: mebibytes},
@@ -133,6 +135,34 @@ func (b *meshBed) submit(edits ...func(*bus.JobHeader)) pipeline.JobID {
 		b.t.Fatalf("added %t, %v", added, err)
 	}
 	return id
+}
+
+// submitMany submits n jobs, many at a time.
+func (b *meshBed) submitMany(n int) {
+	b.t.Helper()
+	var submits errgroup.Group
+	submits.SetLimit(256)
+	for range n {
+		submits.Go(func() error {
+			id := pipeline.NewJobID(queue)
+			job := &meshv1.QueuedJob{Job: &inferencev1.Job{Id: id.String(), Queue: string(queue)}, Payload: &meshv1.QueuedJob_Infer{Infer: &inferencev1.InferRequest{}}}
+			_, _, err := b.jobs.Submit(b.t.Context(), id, "", bus.JobHeader{Deadline: time.Now().Add(time.Hour)}, job)
+			return err
+		})
+	}
+	if err := submits.Wait(); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// backlog is how many jobs have not left the queue.
+func (b *meshBed) backlog() uint64 {
+	b.t.Helper()
+	s, err := b.conn.JetStream().Stream(b.t.Context(), b.conn.JobStream(queue))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return s.CachedInfo().State.Msgs
 }
 
 // end waits for the end of a job, and checks that it leaves its queue.
