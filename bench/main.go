@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/stagemesh/stagemesh/bench/compare"
-	"github.com/stagemesh/stagemesh/bench/models"
+	"github.com/stagemesh/stagemesh/bench/questions"
 	"github.com/stagemesh/stagemesh/bench/suite"
 	"github.com/stagemesh/stagemesh/mesh/process"
 )
@@ -22,7 +22,7 @@ func main() {
 		Version:       process.Version(),
 		SilenceErrors: true, SilenceUsage: true,
 	}
-	root.AddCommand(compare.NewCommand(), suite.NewCommand(), compare.NewPartCommand(), models.NewCommand())
+	root.AddCommand(compare.NewCommand(), suite.NewCommand(), compare.NewPartCommand(), questions.NewModels(), questions.NewJobs())
 	if err := root.ExecuteContext(context.Background()); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)

@@ -21,6 +21,9 @@ import (
 // PartName is the name of the command that runs a process of the mesh.
 const PartName = "part"
 
+// DispatcherFlag has the process of the gateway forward jobs.
+const DispatcherFlag = "dispatcher"
+
 // The flags of the command.
 const (
 	fileFlag     = "mesh"
@@ -39,6 +42,8 @@ type part struct {
 	// baseline is the baseline's route as JSON. With it, the baseline's front runs beside
 	// the gateway, and a host is one of the baseline.
 	baseline string
+	// dispatcher has the process of the gateway forward jobs.
+	dispatcher bool
 }
 
 // NewPartCommand returns the command that runs a process of the mesh. It is for StartBed alone.
@@ -52,6 +57,7 @@ func NewPartCommand() *cobra.Command {
 	cmd.Flags().StringVar(&p.stage, stageFlag, "", "the stage of the host; broker and gateway if empty")
 	cmd.Flags().StringVar(&p.broker, brokerFlag, "", "the broker of a host")
 	cmd.Flags().StringVar(&p.baseline, baselineFlag, "", "the route of a baseline, as JSON; none if empty")
+	cmd.Flags().BoolVar(&p.dispatcher, DispatcherFlag, false, "forward jobs beside the gateway")
 	log := program.AddLog(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		logger, err := log.Logger(cmd.ErrOrStderr())
@@ -96,7 +102,7 @@ func (p part) run(ctx context.Context, in io.Reader, out io.Writer, settings sta
 		if f.NATS.URL == "" {
 			f.NATS.Listen = "127.0.0.1:0" // for the hosts
 		}
-		settings.Stages = []string{}
+		settings.Stages, settings.Dispatcher = []string{}, p.dispatcher
 		return runMesh(ctx, out, f, settings, route)
 	}
 	f, err := meshfile.Flags{Broker: p.broker}.Read(p.file, runners.All()...)

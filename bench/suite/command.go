@@ -16,13 +16,13 @@ import (
 	"github.com/stagemesh/stagemesh/bench/compare"
 )
 
-// Command is one command line of `bench run`, or of `bench models`.
+// Command is one command line of `bench run`, `bench models` or `bench jobs`.
 type Command struct {
 	// Name is unique in its item.
 	Name string
-	// Models is true for the measurement of that name of `bench models`, which has no more than
-	// Pairs and Duration.
-	Models bool
+	// Measure is models or jobs for a measurement of that name of `bench models` or `bench jobs`,
+	// which has no more than Pairs and Duration.
+	Measure string
 	// Pipeline of the mesh in the file Mesh of the suite's folder.
 	Pipeline, Mesh string
 	// Processes runs the parts of the mesh as processes.
@@ -61,8 +61,8 @@ type Command struct {
 
 // Arguments returns the arguments of the program, with mesh files in that folder.
 func (c Command) Arguments(in string) []string {
-	if c.Models {
-		return []string{"models", c.Name, "--pairs", strconv.Itoa(c.Pairs), "--duration", c.Duration.String()}
+	if c.Measure != "" {
+		return []string{c.Measure, c.Name, "--pairs", strconv.Itoa(c.Pairs), "--duration", c.Duration.String()}
 	}
 	out := []string{"run", c.Pipeline}
 	add := func(given bool, words ...string) {

@@ -8,7 +8,7 @@ import (
 	"github.com/stagemesh/stagemesh/services/bench"
 
 	"github.com/stagemesh/stagemesh/bench/compare"
-	"github.com/stagemesh/stagemesh/bench/models"
+	"github.com/stagemesh/stagemesh/bench/questions"
 )
 
 // Goal is a target that the project has set for itself.
@@ -58,6 +58,18 @@ func (g *goals) add(n Number, want string, of quantity, got spread, known, reach
 		out.Measured = formatSpread(got, of.figure)
 	}
 	*g = append(*g, out)
+}
+
+// measured adds the goals of an item's measurements.
+func (g *goals) measured(r Results, n Number, of []questions.Goal) {
+	item, _ := r.Item(n)
+	for _, goal := range of {
+		values, add := item.answer(goal.Measurement).Values[goal.Value], g.atMost
+		if goal.AtLeast {
+			add = g.atLeast
+		}
+		add(n, goal.Want, quantity{number, number}, compare.RatioOf(values), len(values) > 0, "%s", goal.What)
+	}
 }
 
 // Goals returns all goals with their results.
@@ -122,14 +134,8 @@ func Goals(r Results) []Goal {
 	}
 	got, known := tracing.ratioToUntraced(sampled, 1, p50)
 	out.atMost(Tracing, 1.02, ratio, got, known, "P50 over that without tracing: %s, 1 in flight", sampled)
-	item, _ := r.Item(Models)
-	for _, goal := range models.Goals() {
-		values, add := item.answer(goal.Measurement).Values[goal.Value], out.atMost
-		if goal.AtLeast {
-			add = out.atLeast
-		}
-		add(Models, goal.Want, quantity{number, number}, compare.RatioOf(values), len(values) > 0, "%s", goal.What)
-	}
+	out.measured(r, Models, questions.ModelGoals())
+	out.measured(r, Jobs, questions.JobGoals())
 	samples := r.soakSamples()
 	for _, f := range steadyFigures() {
 		g := Goal{Number: Soak, What: f.name + " during a long load", Want: "flat"}

@@ -38,7 +38,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/services/bench"
 
-	"github.com/stagemesh/stagemesh/bench/models"
+	"github.com/stagemesh/stagemesh/bench/questions"
 )
 
 // Number identifies an item.
@@ -125,6 +125,7 @@ const (
 	PeersBatching
 	PeersNoop
 	Models
+	Jobs
 )
 
 // Names of commands that other commands or the page refer to.
@@ -167,7 +168,8 @@ func Items(p Pace) []Item {
 		{Soak, "A long load", p.soak()},
 		{Tracing, "Tracing", p.tracing()},
 		{Handlers, "A handler without a mesh", p.handlers()},
-		{Models, "Many models", p.models()},
+		{Models, "Many models", p.measured("models", questions.ModelGoals())},
+		{Jobs, "Jobs", p.measured("jobs", questions.JobGoals())},
 	}
 }
 
@@ -295,11 +297,12 @@ func (p Pace) handlers() []Round {
 	return p.comparePairs(commands...)
 }
 
-// models are the measurements, each with as many repetitions as other items have pairs.
-func (p Pace) models() []Round {
+// measured are the measurements of a command that have goals, each with as many repetitions as
+// other items have pairs.
+func (p Pace) measured(command string, goals []questions.Goal) []Round {
 	out := Round{Times: 1}
-	for _, goal := range models.Goals() {
-		c := Command{Name: goal.Measurement, Models: true, Pairs: p.Pairs, Warmup: p.Warmup, Duration: p.Run * 2 / 3}
+	for _, goal := range goals {
+		c := Command{Name: goal.Measurement, Measure: command, Pairs: p.Pairs, Warmup: p.Warmup, Duration: p.Run * 2 / 3}
 		if !slices.ContainsFunc(out.Commands, func(other Command) bool { return other.Name == c.Name }) {
 			out.Commands = append(out.Commands, c)
 		}

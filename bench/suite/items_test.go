@@ -11,7 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/stagemesh/stagemesh/bench/compare"
-	"github.com/stagemesh/stagemesh/bench/models"
+	"github.com/stagemesh/stagemesh/bench/questions"
 	"github.com/stagemesh/stagemesh/bench/suite"
 	"github.com/stagemesh/stagemesh/internal/meshfile"
 	"github.com/stagemesh/stagemesh/services/runners"
@@ -20,8 +20,11 @@ import (
 // parse returns the command that has parsed these arguments.
 func parse(arguments []string) (*cobra.Command, error) {
 	cmd := compare.NewCommand()
-	if arguments[0] == "models" {
-		cmd = models.NewCommand()
+	switch arguments[0] {
+	case "models":
+		cmd = questions.NewModels()
+	case "jobs":
+		cmd = questions.NewJobs()
 	}
 	if arguments[0] != cmd.Name() {
 		return nil, fmt.Errorf("the command is %s", arguments[0])
@@ -54,7 +57,7 @@ func TestProgramAcceptsCommandsOfSuite(t *testing.T) {
 		if err != nil {
 			t.Errorf("%s: %v", c.Line(), err)
 		}
-		if err != nil || c.Models {
+		if err != nil || c.Measure != "" {
 			continue
 		}
 		name, _ := cmd.Flags().GetString("mesh")

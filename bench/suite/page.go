@@ -175,7 +175,7 @@ func (v view) tables(item Measured) []string {
 		return []string{item.comparisonTable("server")}
 	case Handlers:
 		return []string{item.comparisonTable("requests")}
-	case Models:
+	case Models, Jobs:
 		return []string{item.values()}
 	}
 	return nil

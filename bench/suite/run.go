@@ -108,7 +108,7 @@ func (m *measurement) turn(ctx context.Context, commands []Command, turn int) er
 // add adds the report of a command.
 func (m *measurement) add(c Command, got compare.Report) error {
 	answer := &m.out.Commands[slices.IndexFunc(m.out.Commands, func(a Answer) bool { return a.Name == c.Name })]
-	if c.Models {
+	if c.Measure != "" {
 		answer.Values = got.Values
 		return nil
 	}

@@ -1,4 +1,4 @@
-package models
+package questions
 
 import (
 	"container/list"

@@ -1,4 +1,4 @@
-package models
+package questions
 
 import (
 	"context"
@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -24,7 +23,6 @@ import (
 	"github.com/stagemesh/stagemesh/bench/compare"
 	"github.com/stagemesh/stagemesh/internal/meshfile"
 	"github.com/stagemesh/stagemesh/mesh/payload"
-	"github.com/stagemesh/stagemesh/mesh/process"
 	"github.com/stagemesh/stagemesh/services/bench"
 	"github.com/stagemesh/stagemesh/services/cli"
 	"github.com/stagemesh/stagemesh/services/runners"
@@ -164,20 +162,23 @@ func (b *mesh) target(all ...string) bench.Target {
 	}
 }
 
-// load returns a function that sends a load. A request that fails is an error.
+// load returns a function that sends a load.
 func (b *mesh) load(ctx context.Context, s bench.Settings, all ...string) func() (bench.Run, error) {
-	return func() (bench.Run, error) {
-		recorder := bench.NewRecorder(0)
-		outcome, err := bench.RunLoad(ctx, s, b.target(all...), recorder.Record)
-		if err != nil {
-			return bench.Run{}, err
-		}
-		out := recorder.Run(s, outcome)
-		if out.Failed > 0 {
-			err = fmt.Errorf("%d of %d requests failed: %s", out.Failed, out.Sent, out.Failures[0].Example)
-		}
-		return out, err
+	return func() (bench.Run, error) { return runLoad(ctx, s, b.target(all...)) }
+}
+
+// runLoad sends a load. A request that fails is an error.
+func runLoad(ctx context.Context, s bench.Settings, target bench.Target) (bench.Run, error) {
+	recorder := bench.NewRecorder(0)
+	outcome, err := bench.RunLoad(ctx, s, target, recorder.Record)
+	if err != nil {
+		return bench.Run{}, err
 	}
+	out := recorder.Run(s, outcome)
+	if out.Failed > 0 {
+		err = fmt.Errorf("%d of %d requests failed: %s", out.Failed, out.Sent, out.Failures[0].Example)
+	}
+	return out, err
 }
 
 // heap returns the heap of this process after a gateway, or else a host, has joined the mesh
@@ -200,13 +201,6 @@ func (b *mesh) heap(ctx context.Context, gateway bool) (float64, error) {
 		return 0, err
 	}
 	// It has read everything when the heap does not grow any more.
-	var before, stats runtime.MemStats
-	for before.HeapAlloc == 0 || stats.HeapAlloc > before.HeapAlloc+(64<<10) {
-		before = stats
-		_ = process.Sleep(ctx, time.Second/2)
-		runtime.GC()
-		runtime.GC()
-		runtime.ReadMemStats(&stats)
-	}
-	return float64(stats.HeapAlloc), m.Stop()
+	heap, err := steadyHeap(ctx)
+	return heap, errors.Join(err, m.Stop())
 }

@@ -1,4 +1,4 @@
-package models_test
+package questions_test
 
 import (
 	"bytes"
@@ -11,7 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/stagemesh/stagemesh/bench/compare"
-	"github.com/stagemesh/stagemesh/bench/models"
+	"github.com/stagemesh/stagemesh/bench/questions"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 )
 
@@ -35,7 +35,7 @@ func execute(ctx context.Context, cmd *cobra.Command, args ...string) error {
 func TestMeasurementHasValues(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
-	cmd := models.NewCommand()
+	cmd := questions.NewModels()
 	cmd.SetOut(&out)
 	if err := execute(t.Context(), cmd, "burst", "--pairs", "2", "--json", "-"); err != nil {
 		t.Fatal(err)
@@ -57,7 +57,7 @@ func TestCommandNamesWrongArguments(t *testing.T) {
 		"give one of burst, cold, ":           {"nothing"},
 		"--pairs and --duration: are above 0": {"burst", "--pairs", "0"},
 	} {
-		if err := execute(t.Context(), models.NewCommand(), args...); err == nil || !strings.HasPrefix(err.Error(), want) {
+		if err := execute(t.Context(), questions.NewModels(), args...); err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("%v: %v", args, err)
 		}
 	}

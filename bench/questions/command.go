@@ -1,10 +1,10 @@
-// Package models measures a mesh of models, in processes that it starts. Its command is
-// `bench models`: each of its measurements is a question about many registered models, and has
-// named values, as many as it was repeated.
+// Package questions measures a mesh of models, or of jobs, in processes that it starts. Its commands are
+// `bench models` and `bench jobs`: each of their measurements is a question, and has named values,
+// as many as it was repeated.
 //
 // Models are those of the runner echo_models, so the time of a load is known, and all other
 // time is the mesh's.
-package models
+package questions
 
 import (
 	"context"
@@ -28,7 +28,7 @@ import (
 // warmup precedes each load.
 const warmup = time.Second
 
-// measurement is one call of bench models.
+// measurement is one call of bench models or bench jobs.
 type measurement struct {
 	times    int
 	duration time.Duration
@@ -38,8 +38,8 @@ type measurement struct {
 	report compare.Report
 }
 
-// all are the measurements, by name.
-var all = map[string]func(*measurement, context.Context) error{
+// ofModels are the measurements of bench models, by name.
+var ofModels = map[string]func(*measurement, context.Context) error{
 	"registered": (*measurement).registration, "loaded": (*measurement).throughput, "cold": (*measurement).cold,
 	"hits": (*measurement).hits, "loads": (*measurement).loads, "unload": (*measurement).unload,
 	"burst": (*measurement).burst, "drain": (*measurement).drain, "kill": (*measurement).kill,
@@ -53,8 +53,8 @@ type Goal struct {
 	What               string
 }
 
-// Goals are those of all measurements.
-func Goals() []Goal {
+// ModelGoals are those of bench models.
+func ModelGoals() []Goal {
 	return []Goal{
 		{"registered", "register", false, 20, "seconds to register 20,000 models from one file"},
 		{"registered", "gateway", false, 1024, "bytes of a gateway's heap per registered model"},
@@ -74,15 +74,17 @@ func Goals() []Goal {
 	}
 }
 
-// NewCommand returns the command models. It starts this program's command part.
-func NewCommand() *cobra.Command {
+// NewModels returns the command models. It starts this program's command part.
+func NewModels() *cobra.Command { return newCommand("models", "a mesh of many models", ofModels) }
+
+func newCommand(name, what string, all map[string]func(*measurement, context.Context) error) *cobra.Command {
 	var m measurement
 	names := strings.Join(slices.Sorted(maps.Keys(all)), ", ")
 	cmd := &cobra.Command{
-		Use:     "models MEASUREMENT",
-		Short:   "Measure a mesh of many models",
-		Long:    "Measure a mesh of many models, in processes that it starts. A MEASUREMENT is one of " + names + ".",
-		Example: "  bench models registered",
+		Use:     name + " MEASUREMENT",
+		Short:   "Measure " + what,
+		Long:    "Measure " + what + ", in processes that it starts. A MEASUREMENT is one of " + names + ".",
+		Example: "  bench " + name + " " + slices.Min(slices.Collect(maps.Keys(all))),
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 || all[args[0]] == nil {
 				return fmt.Errorf("give one of %s", names)
@@ -95,7 +97,7 @@ func NewCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			ctx, stop := process.SignalContext(cmd.Context())
 			defer stop()
-			if m.folder, err = os.MkdirTemp("", "bench-models-"); err != nil {
+			if m.folder, err = os.MkdirTemp("", "bench-"+name+"-"); err != nil {
 				return err
 			}
 			defer func() { err = errors.Join(err, os.RemoveAll(m.folder)) }()
