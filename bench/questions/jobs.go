@@ -49,15 +49,15 @@ func NewJobs() *cobra.Command { return newCommand("jobs", "a mesh with queues of
 // The queues: the jobs of held wait behind one that takes its time.
 const (
 	echo, fast, held = "stage:echo", "fast", "held"
-	// drainedJobs and queuedJobs are as many as wait.
-	drainedJobs, queuedJobs = 20_000, 100_000
-	submitters              = 128
+	// queuedJobs are as many as wait, before a drain or beside it.
+	queuedJobs = 20_000
+	submitters = 128
 )
 
 const jobsFile = `mesh: bench
 stages:
   echo: {runner: {echo: {}}}
-  sleep: {runner: {sleep: {base: 20s}}}
+  sleep: {runner: {sleep: {base: 2s}}}
 pipelines:
   echo: {steps: [{name: echo, stage: echo}]}
   slow: {timeout: 10m, steps: [{name: sleep, stage: sleep}]}
@@ -162,7 +162,7 @@ func (m *measurement) drained(ctx context.Context) error {
 	return m.withJobs(ctx, false, func(b *jobMesh) error {
 		closed := bench.Settings{Concurrency: 256, Warmup: warmup, Duration: m.duration}
 		return m.pairs("drain", throughput, func() (out bench.Run, err error) {
-			if err := b.fill(ctx, fast, drainedJobs); err != nil {
+			if err := b.fill(ctx, fast, queuedJobs); err != nil {
 				return out, err
 			}
 			took, err := b.dispatch(ctx, func(*stagemesh.Mesh) error {
@@ -176,7 +176,7 @@ func (m *measurement) drained(ctx context.Context) error {
 					}
 				}
 			})
-			out.ThroughputPerS = drainedJobs / took.Seconds()
+			out.ThroughputPerS = queuedJobs / took.Seconds()
 			return out, err
 		}, b.load(ctx, closed, b.request("echo", inferencev1.Durability_DURABILITY_FILE)))
 	})

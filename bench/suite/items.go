@@ -105,7 +105,7 @@ func Full() Pace {
 
 // Quick is the pace of a trial.
 func Quick() Pace {
-	return Pace{Quick: true, Warmup: 300 * time.Millisecond, Run: 700 * time.Millisecond, Long: 2 * time.Second, Pairs: 2, Repeats: 2, Soak: 20 * time.Second}
+	return Pace{Quick: true, Warmup: 300 * time.Millisecond, Run: 600 * time.Millisecond, Long: 2 * time.Second, Pairs: 2, Repeats: 2, Soak: 20 * time.Second}
 }
 
 // The items of the suite; PeersBatching and PeersNoop are with other servers.

@@ -120,6 +120,11 @@ func known(ratio, slower, goodput, grows float64) suite.Results {
 		{Name: "burst", Values: map[string][]float64{"queue": {1.2}}},
 		{Name: "drain", Values: map[string][]float64{"drain": {1.21}}},
 		{Name: "kill", Values: map[string][]float64{"elsewhere": {0}, "last answer": {2.5}}},
+	}, []suite.Answer{
+		{Name: "submit", Line: "bin/bench jobs submit", Values: map[string][]float64{"submit": {1.7}}},
+		{Name: "drained", Values: map[string][]float64{"drain": {0.5, 0.59, 0.7}}},
+		{Name: "waited", Values: map[string][]float64{"P50": {3}}},
+		{Name: "queued", Values: map[string][]float64{"bytes": {257}}},
 	})
 	for _, n := range []int{1, 8, 32, 64, 128} {
 		items[4][0].Loads = append(items[4][0].Loads, alone(callers(n), suite.Trial{Figures: figures(float64(min(100*n, 2400)), 6), BatchSize: float64(n) / 2}))
