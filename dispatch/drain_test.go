@@ -2,7 +2,8 @@ package dispatch
 
 import (
 	"testing"
-	"time"
+
+	"github.com/stagemesh/stagemesh/internal/testbed"
 )
 
 // BenchmarkDrain is the time of one job: from a queue that is full when the dispatcher starts
@@ -17,7 +18,5 @@ func BenchmarkDrain(b *testing.B) {
 	target := &stub{}
 	b.ResetTimer()
 	m.start(target)
-	for m.backlog() > 0 {
-		time.Sleep(time.Millisecond)
-	}
+	testbed.Eventually(b, "the queue is empty", func() bool { return m.backlog() == 0 })
 }
