@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
@@ -130,7 +131,7 @@ func (b *meshBed) submit(edits ...func(*bus.JobHeader)) pipeline.JobID {
 	for _, edit := range edits {
 		edit(&h)
 	}
-	job := &meshv1.QueuedJob{Job: &inferencev1.Job{Id: id.String(), Queue: string(queue)}, Payload: &meshv1.QueuedJob_Infer{Infer: &inferencev1.InferRequest{}}}
+	job := &meshv1.QueuedJob{Job: &inferencev1.Job{Id: id.String(), Queue: string(queue), AcceptedAt: timestamppb.Now(), Deadline: timestamppb.New(h.Deadline)}, Payload: &meshv1.QueuedJob_Infer{Infer: &inferencev1.InferRequest{}}}
 	if _, added, err := b.jobs.Submit(b.t.Context(), id, "", h, job); err != nil || !added {
 		b.t.Fatalf("added %t, %v", added, err)
 	}

@@ -63,6 +63,8 @@ type Settings struct {
 	Bus  bus.Settings
 	// Target returns the target of a pool whose jobs go to pipelines.
 	Target func(PoolConfig) Target
+	// DeadLetters are the mesh's dead letters.
+	DeadLetters store.Settings
 	// DrainTimeout bounds how long a stop waits for running attempts; 0 means
 	// DefaultDrainTimeout.
 	DrainTimeout time.Duration
@@ -79,6 +81,7 @@ type Dispatcher struct {
 	// id tells its leases from those of others.
 	id    string
 	jobs  *store.Jobs
+	dead  *store.DeadLetters
 	ready chan struct{}
 	// targets are those of the pools.
 	targets map[string]Target
@@ -124,7 +127,7 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 	if err := conn.WaitConnected(ctx); err != nil {
 		return nil
 	}
-	d.jobs = store.NewJobs(conn, d.settings.Config.Settings)
+	d.jobs, d.dead = store.NewJobs(conn, d.settings.Config.Settings), store.NewDeadLetters(conn, d.settings.DeadLetters)
 	if err := retry(ctx, d.log, "the broker has no streams for jobs", d.ensure); err != nil {
 		return nil
 	}
@@ -150,7 +153,7 @@ func (d *Dispatcher) WaitReady(ctx context.Context) error {
 }
 
 func (d *Dispatcher) ensure(ctx context.Context) error {
-	err := d.jobs.Ensure(ctx)
+	err := errors.Join(d.jobs.Ensure(ctx), d.dead.Ensure(ctx))
 	for _, name := range slices.Sorted(maps.Keys(d.settings.Queues)) {
 		if err == nil {
 			err = d.jobs.EnsureQueue(ctx, pipeline.QueueName(name), d.settings.Queues[name].JobQueueSettings)

@@ -13,6 +13,7 @@ import (
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
 	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/store"
@@ -104,6 +105,10 @@ func (o *owner) read(ctx context.Context, e *entry) (j store.StoredJob, ok bool)
 		o.forget(e)
 	case errors.Is(err, store.ErrNotAJob):
 		o.log.Warn("a message in a queue is no job, and is removed", "seq", e.seq)
+		if !o.deadLetter(ctx, idOf(e).Queue, e.seq, 0, noJob()) {
+			o.giveBack(e)
+			return j, false
+		}
 		o.leave(ctx, e)
 	default:
 		return j, true
@@ -259,8 +264,23 @@ func (o *owner) settle(ctx context.Context, e *entry, r *meshv1.JobRecord, answe
 	} else if answer.HTTP != nil {
 		r.Result = &meshv1.JobRecord_Http{Http: answer.HTTP}
 	}
+	if next == endDead && state == inferencev1.JobState_JOB_STATE_FAILED && !o.deadLetter(ctx, idOf(e).Queue, e.seq, job.GetAttempts(), answer.Fault) {
+		o.giveBack(e)
+		return
+	}
 	setState(r, state, answer.Fault)
 	o.store(ctx, e, r)
+}
+
+// deadLetter stores a dead letter about a message in a queue; false means that the context has
+// ended.
+func (o *owner) deadLetter(ctx context.Context, queue pipeline.QueueName, seq uint64, attempts uint32, f *fault.Fault) bool {
+	d := envelope.DeadLetter{Mesh: o.settings.Mesh, Host: pipeline.HostID(o.by), Queue: queue, Deliveries: int(attempts), Fault: f}
+	return o.persist(ctx, "a dead letter cannot be stored", func(ctx context.Context) error { return o.dead.PutJob(ctx, seq, d) })
+}
+
+func noJob() *fault.Fault {
+	return fault.New(fault.InvalidRequest, "the message in the queue of jobs is none")
 }
 
 func (o *owner) attemptsOf(e *entry) int {

@@ -24,9 +24,12 @@ type owner struct {
 	config   PoolConfig
 	queues   []pipeline.QueueName
 	jobs     *store.Jobs
-	target   Target
-	lease    *lease
-	log      *slog.Logger
+	dead     *store.DeadLetters
+	// by is the dispatcher.
+	by     string
+	target Target
+	lease  *lease
+	log    *slog.Logger
 	// flights are the attempts that run, and the ends that are stored.
 	flights sync.WaitGroup
 	woken   chan struct{}
@@ -64,7 +67,7 @@ const maxEnding = 64
 func newOwner(d *Dispatcher, pool string, l *lease) *owner {
 	p := d.settings.Pools[pool]
 	o := &owner{
-		settings: d.settings, config: p, jobs: d.jobs, target: d.targets[pool], lease: l, log: d.log.With("pool", pool),
+		settings: d.settings, config: p, jobs: d.jobs, dead: d.dead, by: d.id, target: d.targets[pool], lease: l, log: d.log.With("pool", pool),
 		woken: make(chan struct{}, 1), order: newOrder(cmp.Or(mergePolicy(p.Merge), weighted)),
 		known: map[[16]byte]*entry{}, running: map[[16]byte]*running{}, records: map[[16]byte]store.StoredRecord{},
 	}
@@ -282,11 +285,15 @@ func (o *owner) startEnd(e *entry, do func(context.Context)) {
 	o.ending++
 }
 
-// discard removes a message that is not to run; the lock is held.
+// discard removes a message that is not to run; the lock is held. One that is no job becomes a
+// dead letter.
 func (o *owner) discard(j store.StoredJob) {
 	o.log.Warn("a message in a queue is no new job, and is removed", "queue", j.ID.Queue, "seq", j.Seq)
 	ctx := o.attempts
 	o.flights.Go(func() {
+		if j.ID.UUID == uuid.Nil && !o.deadLetter(ctx, j.ID.Queue, j.Seq, 0, noJob()) {
+			return
+		}
 		o.persist(ctx, "a message cannot be removed from its queue", func(ctx context.Context) error {
 			return o.jobs.Remove(ctx, j.ID.Queue, j.Seq)
 		})

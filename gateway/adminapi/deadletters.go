@@ -52,10 +52,10 @@ func (h *handler) getDeadLetter(ctx context.Context, in *adminv1.GetDeadLetterRe
 
 func (h *handler) replayDeadLetter(ctx context.Context, in *adminv1.ReplayDeadLetterRequest) (*adminv1.ReplayDeadLetterResponse, error) {
 	replayed, err := h.DeadLetters.Replay(ctx, in.GetSeq())
-	if err != nil && replayed.RequestID == "" {
+	if err != nil && replayed.RequestID == "" && replayed.JobID == "" {
 		return nil, deadLetterFault(err, in.GetSeq())
 	}
-	h.Logger.Info("dead letter replayed", "dead_letter", in.GetSeq(), "request", replayed.RequestID)
+	h.Logger.Info("dead letter replayed", "dead_letter", in.GetSeq(), "request", replayed.RequestID, "job", replayed.JobID)
 	if err != nil {
 		h.Logger.Warn("replayed dead letter remains", "dead_letter", in.GetSeq(), "error", err)
 	}
@@ -64,6 +64,7 @@ func (h *handler) replayDeadLetter(ctx context.Context, in *adminv1.ReplayDeadLe
 		ExecutionId:       string(replayed.ExecutionID),
 		Deadline:          timestamppb.New(replayed.Deadline),
 		DeadLetterRemains: err != nil,
+		JobId:             replayed.JobID,
 	}, nil
 }
 
@@ -111,6 +112,10 @@ type decodedLetter struct {
 
 func decode(l store.DeadLetter) decodedLetter {
 	out := decodedLetter{DeadLetter: l}
+	if l.Queue != "" {
+		_, out.notReplayable = l.ReplayableJob()
+		return out
+	}
 	if out.item, out.notReplayable = l.Replayable(); out.notReplayable != nil {
 		// It may still be an item, of another mesh.
 		out.item, _ = envelope.Decode(l.Item)
@@ -129,6 +134,9 @@ func summary(l decodedLetter) *adminv1.DeadLetterSummary {
 		DeadLetteredAt: timestamppb.New(l.DeadLetteredAt),
 		Size:           uint64(len(l.Item)),
 		Replayable:     l.notReplayable == nil,
+		Queue:          string(l.Queue),
+		JobId:          l.Job,
+		Tenant:         l.Tenant,
 	}
 	if l.item != nil {
 		out.Pipeline, out.RequestId, out.ExecutionId = string(l.item.Pipeline), string(l.item.RequestID), string(l.item.ExecutionID)

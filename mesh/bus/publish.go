@@ -197,6 +197,13 @@ func (b *Bus) DeadLetter(d *envelope.DeadLetter, of Delivery) (Message, error) {
 	}, err
 }
 
+// DeadJob returns the message that stores a dead letter about a message in a queue of jobs. A
+// repeated one of the same ID is not stored twice.
+func (b *Bus) DeadJob(d *envelope.DeadLetter, id string) (Message, error) {
+	data, err := b.encode(d)
+	return Message{subject: b.DeadJobSubject(d.Queue), stream: b.DeadLetterStream(), id: id, data: data, missing: ErrNoDeadLetters}, err
+}
+
 // encode returns the body of a message, or ErrTooLarge.
 func (b *Bus) encode(e interface{ Encode() ([]byte, error) }) ([]byte, error) {
 	data, err := e.Encode()

@@ -190,5 +190,10 @@ func (s Subjects) DeadLetterSubject(stage pipeline.StageName) string {
 	return string(s.mesh) + ".dead." + string(stage)
 }
 
+// DeadJobSubject is the subject of a queue's dead jobs. No stage has such a name.
+func (s Subjects) DeadJobSubject(queue pipeline.QueueName) string {
+	return s.DeadLetterSubject("queue:" + pipeline.StageName(queue))
+}
+
 // DeadLetterStream is the name of the stream that holds them.
 func (s Subjects) DeadLetterStream() string { return string(s.mesh) + "_dead" }

@@ -222,6 +222,9 @@ func drawDeadLetter(t *rapid.T) *envelope.DeadLetter {
 		Deliveries:     rapid.IntRange(0, 30).Draw(t, "deliveries"),
 		QueuedAt:       drawTime(t, "queued"),
 		DeadLetteredAt: drawTime(t, "died"),
+		Queue:          pipeline.QueueName(drawLabel(t, "queue")),
+		Job:            drawLabel(t, "job"),
+		Tenant:         drawLabel(t, "tenant"),
 	}
 	for range rapid.IntRange(0, 2).Draw(t, "starts") {
 		out.Runs = append(out.Runs, envelope.RunRecord{Host: pipeline.HostID(drawLabel(t, "host")), At: drawTime(t, "start")})

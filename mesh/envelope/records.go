@@ -235,11 +235,15 @@ type DeadLetter struct {
 	Priority   int32
 	// Fault is the cause.
 	Fault *fault.Fault
-	// Item is the message as it was in the queue: an encoded envelope, or malformed
-	// bytes.
+	// Item is the message as it was in the queue: an encoded envelope or job, or
+	// malformed bytes.
 	Item []byte
-	// Deliveries counts deliveries to any host.
+	// Deliveries counts deliveries to any host, or attempts of a job.
 	Deliveries int
+	// Queue of jobs that the message was in, instead of a stage's; ID of the job and who
+	// submitted it, where the message is one.
+	Queue       pipeline.QueueName
+	Job, Tenant string
 	// Runs are the recorded runs, the first one first.
 	Runs                     []RunRecord
 	QueuedAt, DeadLetteredAt time.Time
@@ -270,6 +274,9 @@ func (d *DeadLetter) Encode() ([]byte, error) {
 		QueuedAt:       timestamppb.New(d.QueuedAt),
 		DeadLetteredAt: timestamppb.New(d.DeadLetteredAt),
 		Runs:           runsToProto(d.Runs),
+		Queue:          string(d.Queue),
+		Job:            d.Job,
+		Tenant:         d.Tenant,
 	}
 	return proto.Marshal(out)
 }
@@ -309,6 +316,9 @@ func deadLetterFromProto(in *meshv1.DeadLetter) (*DeadLetter, error) {
 		Runs:           runs,
 		QueuedAt:       in.GetQueuedAt().AsTime(),
 		DeadLetteredAt: in.GetDeadLetteredAt().AsTime(),
+		Queue:          pipeline.QueueName(in.GetQueue()),
+		Job:            in.GetJob(),
+		Tenant:         in.GetTenant(),
 	}, nil
 }
 

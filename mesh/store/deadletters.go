@@ -233,6 +233,8 @@ type Replayed struct {
 	RequestID   pipeline.RequestID
 	ExecutionID pipeline.ExecutionID
 	Deadline    time.Time
+	// JobID is set instead of them for a job.
+	JobID string
 }
 
 // Replay puts the dead letter's item into its queue again, at the step where it
@@ -240,7 +242,9 @@ type Replayed struct {
 // first had, and deletes the dead letter. Its reply is a stored result, because
 // no caller waits. Repeated soon after a failure it does not run the item twice.
 //
-// An error beside a Replayed that has a request says that the item is queued and
+// A job is submitted again, under a new ID.
+//
+// An error beside a Replayed that has a request or a job says that it is queued and
 // the dead letter still there.
 func (s *DeadLetters) Replay(ctx context.Context, seq uint64) (Replayed, error) {
 	dead, err := s.Get(ctx, seq)
@@ -249,6 +253,9 @@ func (s *DeadLetters) Replay(ctx context.Context, seq uint64) (Replayed, error) 
 	}
 	if err != nil {
 		return Replayed{}, err
+	}
+	if dead.Queue != "" {
+		return s.replayJob(ctx, dead)
 	}
 	item, err := dead.Replayable()
 	if err != nil {
@@ -261,11 +268,14 @@ func (s *DeadLetters) Replay(ctx context.Context, seq uint64) (Replayed, error) 
 	if err := s.requeue(ctx, item); err != nil {
 		return Replayed{}, err
 	}
-	out := Replayed{RequestID: item.RequestID, ExecutionID: item.ExecutionID, Deadline: item.Deadline}
+	return Replayed{RequestID: item.RequestID, ExecutionID: item.ExecutionID, Deadline: item.Deadline}, s.deleteReplayed(ctx, seq)
+}
+
+func (s *DeadLetters) deleteReplayed(ctx context.Context, seq uint64) error {
 	if err := s.Delete(ctx, seq); err != nil && !errors.Is(err, ErrNoDeadLetter) {
-		return out, fmt.Errorf("replayed, but the dead letter is still there: %w", err)
+		return fmt.Errorf("replayed, but the dead letter is still there: %w", err)
 	}
-	return out, nil
+	return nil
 }
 
 // Replayable returns the dead letter's item, or ErrNotReplayable: the message is

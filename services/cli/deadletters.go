@@ -115,8 +115,8 @@ func printLetters(out io.Writer, letters []*adminv1.DeadLetterSummary, withHeads
 	rows := make([][]string, len(letters))
 	for i, l := range letters {
 		rows[i] = []string{
-			fmt.Sprint(l.GetSeq()), age(time.Since(l.GetDeadLetteredAt().AsTime())), visible(l.GetStage()),
-			cmp.Or(visible(l.GetPipeline()), "-"), visible(l.GetReason()), fmt.Sprint(l.GetDeliveries()), cmp.Or(l.GetRequestId(), "-"),
+			fmt.Sprint(l.GetSeq()), age(time.Since(l.GetDeadLetteredAt().AsTime())), visible(placeOf(l)),
+			cmp.Or(visible(l.GetPipeline()), "-"), visible(l.GetReason()), fmt.Sprint(l.GetDeliveries()), cmp.Or(l.GetRequestId(), visible(l.GetJobId()), "-"),
 		}
 	}
 	heads := ""
@@ -124,6 +124,14 @@ func printLetters(out io.Writer, letters []*adminv1.DeadLetterSummary, withHeads
 		heads = "NUMBER\tAGE\tSTAGE\tPIPELINE\tREASON\tDELIVERIES\tREQUEST"
 	}
 	return printTable(out, heads, rows)
+}
+
+// placeOf returns the stage, or the queue of jobs.
+func placeOf(l *adminv1.DeadLetterSummary) string {
+	if l.GetQueue() != "" {
+		return "queue " + l.GetQueue()
+	}
+	return l.GetStage()
 }
 
 func numbers(seqs []uint64) string {
@@ -228,6 +236,7 @@ var ErrDeadLetters = errors.New("some dead letters are unchanged")
 type outcome struct {
 	Seq               uint64 `json:"seq,string"`
 	RequestID         string `json:"requestId,omitempty"`
+	JobID             string `json:"jobId,omitempty"`
 	Deadline          string `json:"deadline,omitempty"`
 	DeadLetterRemains bool   `json:"deadLetterRemains,omitempty"`
 	Error             string `json:"error,omitempty"`
@@ -402,6 +411,9 @@ func replayLetter(ctx context.Context, client clients, seq uint64) (outcome, err
 		text: fmt.Sprintf("dead letter %d runs again as request %s: stagemesh get result %s --wait %s",
 			seq, m.GetRequestId(), m.GetRequestId(), max(time.Second, time.Until(deadline).Round(time.Second))),
 	}
+	if m.GetJobId() != "" {
+		out.JobID, out.text = m.GetJobId(), fmt.Sprintf("dead letter %d runs again as job %s", seq, m.GetJobId())
+	}
 	if m.GetDeadLetterRemains() {
 		out.text += fmt.Sprintf("\ndead letter %d is still there; stagemesh dead-letters delete %d removes it", seq, seq)
 	}
@@ -435,8 +447,13 @@ func (p page) lines(word string, values []string) {
 func printLetter(out io.Writer, l *adminv1.DeadLetter) error {
 	p := page{tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)}
 	s := l.GetSummary()
+	place, who := "stage "+s.GetStage(), "host "+l.GetHost()
+	if s.GetQueue() != "" {
+		place, who = placeOf(s), "dispatcher "+l.GetHost()
+	}
 	fmt.Fprintf(p, "dead letter %d\n", s.GetSeq())
-	p.line("failed", "%s, %s ago, at stage %s; host %s gave up", moment(s.GetDeadLetteredAt()), age(time.Since(s.GetDeadLetteredAt().AsTime())), s.GetStage(), l.GetHost())
+	p.line("failed", "%s, %s ago, at %s; %s gave up", moment(s.GetDeadLetteredAt()), age(time.Since(s.GetDeadLetteredAt().AsTime())), place, who)
+	p.line("job", "%s", s.GetJobId())
 	p.line("reason", "%s: %s", l.GetFault().GetReason(), l.GetFault().GetMessage())
 	for _, v := range l.GetFault().GetViolations() {
 		p.line("", "%s: %s", v.GetField(), v.GetDescription())

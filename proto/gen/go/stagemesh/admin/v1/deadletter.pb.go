@@ -174,7 +174,12 @@ type DeadLetterSummary struct {
 	// Size of the message as it was in the queue, in bytes.
 	Size uint64 `protobuf:"varint,11,opt,name=size,proto3" json:"size,omitempty"`
 	// ReplayDeadLetter would take it.
-	Replayable    bool `protobuf:"varint,12,opt,name=replayable,proto3" json:"replayable,omitempty"`
+	Replayable bool `protobuf:"varint,12,opt,name=replayable,proto3" json:"replayable,omitempty"`
+	// Queue of jobs that the message was in, instead of a stage's; the job's ID, and who
+	// submitted it. deliveries are then its attempts.
+	Queue         string `protobuf:"bytes,13,opt,name=queue,proto3" json:"queue,omitempty"`
+	JobId         string `protobuf:"bytes,14,opt,name=job_id,json=jobId,proto3" json:"job_id,omitempty"`
+	Tenant        string `protobuf:"bytes,15,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -291,6 +296,27 @@ func (x *DeadLetterSummary) GetReplayable() bool {
 		return x.Replayable
 	}
 	return false
+}
+
+func (x *DeadLetterSummary) GetQueue() string {
+	if x != nil {
+		return x.Queue
+	}
+	return ""
+}
+
+func (x *DeadLetterSummary) GetJobId() string {
+	if x != nil {
+		return x.JobId
+	}
+	return ""
+}
+
+func (x *DeadLetterSummary) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
 }
 
 type GetDeadLetterRequest struct {
@@ -1046,8 +1072,10 @@ type ReplayDeadLetterResponse struct {
 	// The item is queued, but the dead letter could not be deleted. Delete it: a
 	// second replay minutes later would run the item again.
 	DeadLetterRemains bool `protobuf:"varint,4,opt,name=dead_letter_remains,json=deadLetterRemains,proto3" json:"dead_letter_remains,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// The new job, of a job's dead letter; then there is no request yet.
+	JobId         string `protobuf:"bytes,5,opt,name=job_id,json=jobId,proto3" json:"job_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ReplayDeadLetterResponse) Reset() {
@@ -1106,6 +1134,13 @@ func (x *ReplayDeadLetterResponse) GetDeadLetterRemains() bool {
 		return x.DeadLetterRemains
 	}
 	return false
+}
+
+func (x *ReplayDeadLetterResponse) GetJobId() string {
+	if x != nil {
+		return x.JobId
+	}
+	return ""
 }
 
 type DeleteDeadLetterRequest struct {
@@ -1202,7 +1237,7 @@ const file_stagemesh_admin_v1_deadletter_proto_rawDesc = "" +
 	"\x04next\x18\x02 \x01(\x04R\x04next\x12\x1e\n" +
 	"\n" +
 	"unreadable\x18\x03 \x03(\x04R\n" +
-	"unreadable\"\x86\x03\n" +
+	"unreadable\"\xcb\x03\n" +
 	"\x11DeadLetterSummary\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12\x14\n" +
 	"\x05stage\x18\x02 \x01(\tR\x05stage\x12\x1a\n" +
@@ -1222,7 +1257,10 @@ const file_stagemesh_admin_v1_deadletter_proto_rawDesc = "" +
 	"\x04size\x18\v \x01(\x04R\x04size\x12\x1e\n" +
 	"\n" +
 	"replayable\x18\f \x01(\bR\n" +
-	"replayable\"M\n" +
+	"replayable\x12\x14\n" +
+	"\x05queue\x18\r \x01(\tR\x05queue\x12\x15\n" +
+	"\x06job_id\x18\x0e \x01(\tR\x05jobId\x12\x16\n" +
+	"\x06tenant\x18\x0f \x01(\tR\x06tenant\"M\n" +
 	"\x14GetDeadLetterRequest\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12#\n" +
 	"\rmessage_bytes\x18\x02 \x01(\rR\fmessageBytes\"X\n" +
@@ -1299,13 +1337,14 @@ const file_stagemesh_admin_v1_deadletter_proto_rawDesc = "" +
 	"\bdatatype\x18\x01 \x01(\tR\bdatatype\x12\x14\n" +
 	"\x05shape\x18\x02 \x03(\x03R\x05shape\"+\n" +
 	"\x17ReplayDeadLetterRequest\x12\x10\n" +
-	"\x03seq\x18\x01 \x01(\x04R\x03seq\"\xc4\x01\n" +
+	"\x03seq\x18\x01 \x01(\x04R\x03seq\"\xdb\x01\n" +
 	"\x18ReplayDeadLetterResponse\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12!\n" +
 	"\fexecution_id\x18\x02 \x01(\tR\vexecutionId\x126\n" +
 	"\bdeadline\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\bdeadline\x12.\n" +
-	"\x13dead_letter_remains\x18\x04 \x01(\bR\x11deadLetterRemains\"+\n" +
+	"\x13dead_letter_remains\x18\x04 \x01(\bR\x11deadLetterRemains\x12\x15\n" +
+	"\x06job_id\x18\x05 \x01(\tR\x05jobId\"+\n" +
 	"\x17DeleteDeadLetterRequest\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\"\x1a\n" +
 	"\x18DeleteDeadLetterResponse2\xc3\x03\n" +

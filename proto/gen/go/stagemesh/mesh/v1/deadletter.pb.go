@@ -23,12 +23,12 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// DeadLetter is a message that the mesh gave up on: an item whose
-// retries are used up, or bytes that are no item.
+// DeadLetter is a message that the mesh gave up on: an item or a job whose
+// retries are used up, or bytes that are neither.
 type DeadLetter struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Mesh  string                 `protobuf:"bytes,1,opt,name=mesh,proto3" json:"mesh,omitempty"`
-	// Stage whose queue it was in.
+	// Stage whose queue it was in; empty for a queue of jobs.
 	Stage      string        `protobuf:"bytes,2,opt,name=stage,proto3" json:"stage,omitempty"`
 	Durability v1.Durability `protobuf:"varint,3,opt,name=durability,proto3,enum=stagemesh.inference.v1.Durability" json:"durability,omitempty"`
 	Priority   int32         `protobuf:"varint,4,opt,name=priority,proto3" json:"priority,omitempty"`
@@ -36,17 +36,22 @@ type DeadLetter struct {
 	Host string `protobuf:"bytes,5,opt,name=host,proto3" json:"host,omitempty"`
 	// Why.
 	Fault *Fault `protobuf:"bytes,6,opt,name=fault,proto3" json:"fault,omitempty"`
-	// The message as it was in the queue: an encoded Envelope, or what was taken
-	// for one.
+	// The message as it was in the queue: an encoded Envelope or QueuedJob, or what was
+	// taken for one.
 	Item []byte `protobuf:"bytes,7,opt,name=item,proto3" json:"item,omitempty"`
-	// Deliveries to any host, this last one included.
+	// Deliveries to any host, this last one included; attempts of a job.
 	Deliveries uint64 `protobuf:"varint,8,opt,name=deliveries,proto3" json:"deliveries,omitempty"`
 	// Runs of the item alone that ended with their process.
 	Runs           []*RunRecord           `protobuf:"bytes,9,rep,name=runs,proto3" json:"runs,omitempty"`
 	QueuedAt       *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=queued_at,json=queuedAt,proto3" json:"queued_at,omitempty"`
 	DeadLetteredAt *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=dead_lettered_at,json=deadLetteredAt,proto3" json:"dead_lettered_at,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Queue of jobs that it was in.
+	Queue string `protobuf:"bytes,12,opt,name=queue,proto3" json:"queue,omitempty"`
+	// ID of the job, and who submitted it; empty where the message is none.
+	Job           string `protobuf:"bytes,13,opt,name=job,proto3" json:"job,omitempty"`
+	Tenant        string `protobuf:"bytes,14,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DeadLetter) Reset() {
@@ -154,6 +159,27 @@ func (x *DeadLetter) GetDeadLetteredAt() *timestamppb.Timestamp {
 		return x.DeadLetteredAt
 	}
 	return nil
+}
+
+func (x *DeadLetter) GetQueue() string {
+	if x != nil {
+		return x.Queue
+	}
+	return ""
+}
+
+func (x *DeadLetter) GetJob() string {
+	if x != nil {
+		return x.Job
+	}
+	return ""
+}
+
+func (x *DeadLetter) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
 }
 
 // RunRecords are the runs of one item alone that have not ended, or that ended with
@@ -268,7 +294,7 @@ var File_stagemesh_mesh_v1_deadletter_proto protoreflect.FileDescriptor
 
 const file_stagemesh_mesh_v1_deadletter_proto_rawDesc = "" +
 	"\n" +
-	"\"stagemesh/mesh/v1/deadletter.proto\x12\x11stagemesh.mesh.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a$stagemesh/inference/v1/payload.proto\x1a\x1dstagemesh/mesh/v1/fault.proto\"\xbf\x03\n" +
+	"\"stagemesh/mesh/v1/deadletter.proto\x12\x11stagemesh.mesh.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a$stagemesh/inference/v1/payload.proto\x1a\x1dstagemesh/mesh/v1/fault.proto\"\xff\x03\n" +
 	"\n" +
 	"DeadLetter\x12\x12\n" +
 	"\x04mesh\x18\x01 \x01(\tR\x04mesh\x12\x14\n" +
@@ -286,7 +312,10 @@ const file_stagemesh_mesh_v1_deadletter_proto_rawDesc = "" +
 	"\x04runs\x18\t \x03(\v2\x1c.stagemesh.mesh.v1.RunRecordR\x04runs\x127\n" +
 	"\tqueued_at\x18\n" +
 	" \x01(\v2\x1a.google.protobuf.TimestampR\bqueuedAt\x12D\n" +
-	"\x10dead_lettered_at\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\x0edeadLetteredAt\">\n" +
+	"\x10dead_lettered_at\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\x0edeadLetteredAt\x12\x14\n" +
+	"\x05queue\x18\f \x01(\tR\x05queue\x12\x10\n" +
+	"\x03job\x18\r \x01(\tR\x03job\x12\x16\n" +
+	"\x06tenant\x18\x0e \x01(\tR\x06tenant\">\n" +
 	"\n" +
 	"RunRecords\x120\n" +
 	"\x04runs\x18\x01 \x03(\v2\x1c.stagemesh.mesh.v1.RunRecordR\x04runs\"n\n" +

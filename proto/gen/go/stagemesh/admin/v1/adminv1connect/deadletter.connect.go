@@ -56,8 +56,9 @@ type DeadLetterServiceClient interface {
 	GetDeadLetter(context.Context, *connect.Request[v1.GetDeadLetterRequest]) (*connect.Response[v1.GetDeadLetterResponse], error)
 	// ReplayDeadLetter publishes the item again to the step that failed, as a new
 	// durable request with as much time as the first one had, and deletes the dead
-	// letter. GetResult of InferenceService returns the result. NOT_REPLAYABLE if
-	// the dead letter holds no item; QUEUE_FULL, NO_CAPACITY and similar if the queue
+	// letter. GetResult of InferenceService returns the result. A job is submitted again,
+	// under a new ID. NOT_REPLAYABLE if
+	// the dead letter holds no item or job; QUEUE_FULL, NO_CAPACITY and similar if the queue
 	// rejects it, and then the dead letter stays. A replay repeated soon, because its
 	// response was lost, does not run the item twice.
 	ReplayDeadLetter(context.Context, *connect.Request[v1.ReplayDeadLetterRequest]) (*connect.Response[v1.ReplayDeadLetterResponse], error)
@@ -142,8 +143,9 @@ type DeadLetterServiceHandler interface {
 	GetDeadLetter(context.Context, *connect.Request[v1.GetDeadLetterRequest]) (*connect.Response[v1.GetDeadLetterResponse], error)
 	// ReplayDeadLetter publishes the item again to the step that failed, as a new
 	// durable request with as much time as the first one had, and deletes the dead
-	// letter. GetResult of InferenceService returns the result. NOT_REPLAYABLE if
-	// the dead letter holds no item; QUEUE_FULL, NO_CAPACITY and similar if the queue
+	// letter. GetResult of InferenceService returns the result. A job is submitted again,
+	// under a new ID. NOT_REPLAYABLE if
+	// the dead letter holds no item or job; QUEUE_FULL, NO_CAPACITY and similar if the queue
 	// rejects it, and then the dead letter stays. A replay repeated soon, because its
 	// response was lost, does not run the item twice.
 	ReplayDeadLetter(context.Context, *connect.Request[v1.ReplayDeadLetterRequest]) (*connect.Response[v1.ReplayDeadLetterResponse], error)
