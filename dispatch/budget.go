@@ -42,6 +42,8 @@ type reading struct {
 	// timeless values, as those of a constant, say nothing of what the target does now.
 	// So no job in flight is part of them, and they lift no latch.
 	timeless bool
+	// capacity is what the target takes in all, where the gate knows that.
+	capacity float64
 }
 
 // budget says how many jobs a reading permits.

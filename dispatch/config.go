@@ -31,6 +31,8 @@ type PoolConfig struct {
 	Timeout time.Duration `yaml:"timeout"`
 	// Merge is how queues share the pool: weighted, strict or deadline.
 	Merge string `yaml:"merge"`
+	// Gate says how much room the target has; nil means up to MaxInFlight.
+	Gate *GateConfig `yaml:"gate"`
 }
 
 // TargetConfig is where the jobs of a pool go.
@@ -126,6 +128,9 @@ func (p PoolConfig) validate() error {
 	errs = append(errs, config.NotNegative("max_in_flight", p.MaxInFlight), config.NotNegative("timeout", p.Timeout))
 	if p.MaxInFlight > maxMaxInFlight {
 		errs = append(errs, fmt.Errorf("max_in_flight: %d, at most %d are possible", p.MaxInFlight, maxMaxInFlight))
+	}
+	if p.Gate != nil {
+		errs = append(errs, p.Gate.validate())
 	}
 	switch mergePolicy(p.Merge) {
 	case "", weighted, strict, byDeadline:

@@ -65,6 +65,10 @@ type Settings struct {
 	Target func(PoolConfig) Target
 	// DeadLetters are the mesh's dead letters.
 	DeadLetters store.Settings
+	// Stages returns what the stages of pipelines of the mesh have to do, and ReadyHosts how many
+	// hosts of a stage take items. They are for gates, and may be nil.
+	Stages     func(ctx context.Context, pipelines []string) ([]StageLoad, error)
+	ReadyHosts func(stage string) (int, error)
 	// DrainTimeout bounds how long a stop waits for running attempts; 0 means
 	// DefaultDrainTimeout.
 	DrainTimeout time.Duration

@@ -235,6 +235,7 @@ func (o *owner) settle(ctx context.Context, e *entry, r *meshv1.JobRecord, answe
 	}
 	a.counts = o.credit.finish(e.id, out, a.retryAfter, now)
 	a.hold = o.credit.breaker.hold(now)
+	o.gate.note(answer, out, r, now)
 	next, pause := a.next(rand.Float64())
 	if out == succeeded {
 		o.times.add(now.Sub(r.GetJob().GetStartedAt().AsTime()))

@@ -38,7 +38,8 @@ type owner struct {
 
 	mu     sync.Mutex
 	order  *order
-	credit *credit
+	gate   *poolGate
+	credit *credit // the gate's
 	times  attemptTimes
 	// known are the jobs that have not ended, running those with an attempt.
 	known   map[[16]byte]*entry
@@ -74,11 +75,8 @@ func newOwner(d *Dispatcher, pool string, l *lease) *owner {
 	if p.Target.HTTP != nil {
 		o.config.Timeout = cmp.Or(p.Timeout, DefaultTimeout)
 	}
-	now := time.Now()
-	limit := cmp.Or(p.MaxInFlight, DefaultMaxInFlight)
-	o.credit = newCredit(budget{each: float64(limit), unit: unitRequests, maxInFlight: limit}, now)
-	o.credit.ready = 1
-	o.credit.read(reading{d: 1, at: now, source: "constant", timeless: true}, nil, now)
+	o.gate = newPoolGate(&d.settings, p, time.Now())
+	o.credit = o.gate.credit
 	for name, q := range d.settings.Queues {
 		if of, err := d.settings.PoolOf(name); err == nil && of == pool {
 			o.queues = append(o.queues, pipeline.QueueName(name))
@@ -108,6 +106,10 @@ func (o *owner) run(ctx, running context.Context) error {
 			})
 		})
 	}
+	following.Go(func() error {
+		o.gate.run(ctx, o.wake)
+		return nil
+	})
 	following.Go(func() error {
 		select {
 		case <-caughtUp:
@@ -172,7 +174,7 @@ func (o *owner) arrived(j store.StoredJob) {
 	}
 	now := time.Now()
 	e := &entry{
-		id: j.ID.UUID, seq: j.Seq, cost: 1, deadline: j.Deadline.UnixNano(),
+		id: j.ID.UUID, seq: j.Seq, cost: o.gate.costOf(j.Size, j.Tokens), deadline: j.Deadline.UnixNano(),
 		line: o.order.line(string(j.ID.Queue), pipeline.ClassOf(j.Priority), j.Tenant),
 	}
 	o.known[e.id] = e
@@ -238,6 +240,7 @@ func (o *owner) dispatch(ctx context.Context) {
 func (o *owner) advance(now time.Time) time.Duration {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	o.gate.update(now)
 	o.order.wake(now.UnixNano())
 	for o.ending < maxEnding {
 		e := o.order.expired(now.UnixNano())

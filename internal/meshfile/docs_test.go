@@ -213,7 +213,7 @@ func keysOf(at string, of reflect.Type) map[string][]string {
 			path = at + "." + key
 		}
 		below, inner := structIn(path, field.Type)
-		if inner == nil {
+		if inner == nil || inner == of { // a gate has gates
 			continue
 		}
 		for section, keys := range keysOf(below, inner) {

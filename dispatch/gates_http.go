@@ -1,0 +1,293 @@
+package dispatch
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/stagemesh/stagemesh/mesh/config"
+)
+
+// measure says what a value means.
+type measure string
+
+const (
+	// fullness and saturation are the part that is used, and leave 1 less that.
+	fullness   measure = "fullness"
+	saturation measure = "saturation"
+	// ofBudget is the part that may be used.
+	ofBudget measure = "budget"
+)
+
+func (m measure) validate() error {
+	switch m {
+	case fullness, saturation, ofBudget:
+		return nil
+	}
+	return fmt.Errorf("of: %q; use fullness, saturation or budget", string(m))
+}
+
+func (m measure) d(v float64) float64 {
+	if m == ofBudget {
+		return clamp(v)
+	}
+	return clamp(1 - v)
+}
+
+// PrometheusGate asks a Prometheus server.
+type PrometheusGate struct {
+	// URL is that of the server, Query has one sample as its result.
+	URL   string `yaml:"url"`
+	Query string `yaml:"query"`
+	// TimeQuery returns when that was true, as min(timestamp(x)). Without it that was
+	// ScrapeInterval before the query; 0 means DefaultScrapeInterval.
+	TimeQuery      string        `yaml:"time_query"`
+	ScrapeInterval time.Duration `yaml:"scrape_interval"`
+	// Of says what the sample is: fullness, saturation or budget.
+	Of string `yaml:"of"`
+}
+
+// DefaultScrapeInterval is that of PrometheusGate.
+const DefaultScrapeInterval = 15 * time.Second
+
+func (c *PrometheusGate) validate() error {
+	err := errors.Join(validURL(c.URL), measure(c.Of).validate(), config.NotNegative("scrape_interval", c.ScrapeInterval))
+	if c.Query == "" {
+		err = errors.Join(err, errors.New("query: there is none"))
+	}
+	return err
+}
+
+func validURL(text string) error {
+	u, err := url.Parse(text)
+	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+		return fmt.Errorf("url: %q is no address such as http://127.0.0.1:9090", text)
+	}
+	return nil
+}
+
+func (c *PrometheusGate) build(p *poolGate, name string) gate {
+	return p.poll(func(ctx context.Context) (reading, error) {
+		var at time.Time
+		if c.TimeQuery != "" {
+			// It goes first: a sample that comes between the two is newer than the time says.
+			_, seconds, err := c.ask(ctx, p.client, c.TimeQuery)
+			if err != nil {
+				return reading{}, fmt.Errorf("time_query: %w", err)
+			}
+			at = timeOf(seconds)
+		}
+		evaluated, v, err := c.ask(ctx, p.client, c.Query)
+		if c.TimeQuery == "" {
+			at = timeOf(evaluated).Add(-cmp.Or(c.ScrapeInterval, DefaultScrapeInterval))
+		}
+		return reading{d: measure(c.Of).d(v), at: at, source: name}, err
+	})
+}
+
+// timeOf returns the time of seconds since 1970.
+func timeOf(seconds float64) time.Time {
+	return time.UnixMicro(int64(math.Round(seconds * 1e6)))
+}
+
+// ask returns the one sample that a query has as its result, and when it was evaluated.
+func (c *PrometheusGate) ask(ctx context.Context, client *http.Client, query string) (evaluated, v float64, err error) {
+	body := strings.NewReader(url.Values{"query": {query}}.Encode())
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, strings.TrimSuffix(c.URL, "/")+"/api/v1/query", body)
+	if err != nil {
+		return 0, 0, err
+	}
+	request.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+	page, err := fetch(client, request)
+	if err != nil {
+		return 0, 0, err
+	}
+	return parseSample(page)
+}
+
+// parseSample reads the answer of Prometheus to an instant query.
+func parseSample(page []byte) (evaluated, v float64, err error) {
+	var answer struct {
+		Status, Error string
+		Data          struct {
+			ResultType string
+			Result     json.RawMessage
+		}
+	}
+	if err := json.Unmarshal(page, &answer); err != nil {
+		return 0, 0, fmt.Errorf("the answer is none of Prometheus: %w", err)
+	}
+	var pair [2]json.RawMessage
+	switch {
+	case answer.Status != "success":
+		return 0, 0, fmt.Errorf("status %q: %.200s", answer.Status, answer.Error)
+	case answer.Data.ResultType == "scalar":
+		err = json.Unmarshal(answer.Data.Result, &pair)
+	case answer.Data.ResultType == "vector":
+		var samples []struct{ Value [2]json.RawMessage }
+		err = json.Unmarshal(answer.Data.Result, &samples)
+		if err == nil && len(samples) != 1 {
+			return 0, 0, fmt.Errorf("the query has %d samples as its result, not one", len(samples))
+		}
+		if err == nil {
+			pair = samples[0].Value
+		}
+	default:
+		return 0, 0, fmt.Errorf("the query has a %.20s as its result, not one sample", answer.Data.ResultType)
+	}
+	var text string
+	if err = errors.Join(err, json.Unmarshal(pair[0], &evaluated), json.Unmarshal(pair[1], &text)); err != nil {
+		return 0, 0, fmt.Errorf("the answer is none of Prometheus: %w", err)
+	}
+	v, err = parseNumber(text)
+	return evaluated, v, err
+}
+
+// parseNumber reads a number that is finite.
+func parseNumber(text string) (float64, error) {
+	v, err := strconv.ParseFloat(strings.TrimSpace(text), 64)
+	if err == nil && (math.IsNaN(v) || math.IsInf(v, 0)) {
+		err = fmt.Errorf("the value is %v", v)
+	}
+	return v, err
+}
+
+// maxGatePage bounds what a source of a gate answers.
+const maxGatePage = 16 << 20
+
+// fetch returns the body of an answer.
+func fetch(client *http.Client, r *http.Request) ([]byte, error) {
+	response, err := client.Do(r)
+	if err != nil {
+		return nil, err
+	}
+	defer response.Body.Close() //nolint:errcheck // it was only read
+	page, err := io.ReadAll(io.LimitReader(response.Body, maxGatePage+1))
+	switch {
+	case err != nil:
+		return nil, err
+	case response.StatusCode != http.StatusOK:
+		return nil, fmt.Errorf("status %d: %.200s", response.StatusCode, bytes.TrimSpace(page))
+	case len(page) > maxGatePage:
+		return nil, fmt.Errorf("the answer is larger than %s", config.Bytes(maxGatePage))
+	}
+	return page, nil
+}
+
+func get(ctx context.Context, client *http.Client, address string) ([]byte, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, address, http.NoBody)
+	if err != nil {
+		return nil, err
+	}
+	return fetch(client, request)
+}
+
+// ScrapeGate reads a page of metrics in the text format of Prometheus.
+type ScrapeGate struct {
+	URL string `yaml:"url"`
+	// Metric is summed over its series. The sum is in the unit of the budget, and what ready
+	// servers take less the sum is free.
+	Metric string `yaml:"metric"`
+}
+
+func (c *ScrapeGate) validate() error {
+	err := validURL(c.URL)
+	if c.Metric == "" {
+		err = errors.Join(err, errors.New("metric: there is none"))
+	}
+	return err
+}
+
+func (c *ScrapeGate) build(p *poolGate, name string) gate {
+	return scrape{credit: p.credit, polled: p.poll(func(ctx context.Context) (reading, error) {
+		out := reading{at: time.Now(), source: name}
+		page, err := get(ctx, p.client, c.URL)
+		if err == nil {
+			out.d, err = sumOf(page, c.Metric)
+		}
+		return out, err
+	})}
+}
+
+// scrape has the sum in its polled reading.
+type scrape struct {
+	*polled
+
+	credit *credit
+}
+
+func (s scrape) read(now time.Time) (reading, error) {
+	out, err := s.polled.read(now)
+	if err != nil {
+		return out, err
+	}
+	used := out.d
+	out.d = 0
+	if capacity := s.credit.ready * s.credit.each; capacity > 0 {
+		out.d = saturation.d(used / capacity)
+	}
+	return out, nil
+}
+
+// sumOf returns the sum of a metric over the series of a page.
+func sumOf(page []byte, metric string) (sum float64, err error) {
+	isThere := false
+	for line := range bytes.Lines(page) {
+		rest, ok := bytes.CutPrefix(bytes.TrimSpace(line), []byte(metric))
+		if !ok || len(rest) == 0 || rest[0] != '{' && rest[0] != ' ' && rest[0] != '\t' {
+			continue
+		}
+		if rest[0] == '{' {
+			rest = rest[bytes.LastIndexByte(rest, '}')+1:] // labels may have others
+		}
+		fields := strings.Fields(string(rest))
+		if len(fields) == 0 {
+			return 0, fmt.Errorf("%s has no value", metric)
+		}
+		v, err := parseNumber(fields[0]) // a time may follow
+		if err != nil {
+			return 0, fmt.Errorf("%s: %w", metric, err)
+		}
+		sum, isThere = sum+v, true
+	}
+	if !isThere {
+		return 0, fmt.Errorf("the page has no %s", metric)
+	}
+	if math.IsInf(sum, 0) {
+		return 0, fmt.Errorf("the sum of %s is %v", metric, sum)
+	}
+	return sum, nil
+}
+
+// ValueGate reads a number from a page.
+type ValueGate struct {
+	URL string `yaml:"url"`
+	// Of says what the number is: budget, the default, fullness or saturation.
+	Of string `yaml:"of"`
+}
+
+func (c *ValueGate) of() measure { return cmp.Or(measure(c.Of), ofBudget) }
+
+func (c *ValueGate) validate() error { return errors.Join(validURL(c.URL), c.of().validate()) }
+
+func (c *ValueGate) build(p *poolGate, name string) gate {
+	return p.poll(func(ctx context.Context) (reading, error) {
+		at := time.Now()
+		page, err := get(ctx, p.client, c.URL)
+		if err != nil {
+			return reading{}, err
+		}
+		v, err := parseNumber(string(page))
+		return reading{d: c.of().d(v), at: at, source: name}, err
+	})
+}
