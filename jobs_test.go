@@ -27,7 +27,7 @@ gateway: {listen: "127.0.0.1:0", admin: {listen: "127.0.0.1:0"}}
 stages: {echo: {runner: {echo: {}}}}
 pipelines: {p: {steps: [{name: e, stage: echo}]}}
 jobs:
-  pools: {llm: {target: {http: {url: "`+model.URL+`"}}}, mesh: {target: {pipelines: [p]}}}
+  pools: {llm: {target: {http: {url: "`+model.URL+`"}}}, mesh: {target: {pipelines: [p]}, gate: {mesh: {}, budget: {ready: {stage: echo}, each: 4}}}}
   queues: {nightly: {pool: llm}, others: {pool: mesh}}
 `), stagemesh.FileSettings{Dispatcher: true})
 	if err != nil {

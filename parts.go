@@ -88,6 +88,7 @@ func (m *Mesh) assemble() (p *parts, err error) {
 		if p.dispatcher, err = dispatch.New(dispatch.Settings{
 			Config: m.settings.Jobs, Mesh: m.settings.Mesh, Bus: to, DeadLetters: m.settings.DeadLetters, Logger: m.settings.Logger,
 			Target: func(dispatch.PoolConfig) dispatch.Target { return meshTarget{p.gateway} },
+			Stages: meshTarget{p.gateway}.stages, ReadyHosts: meshTarget{p.gateway}.readyHosts,
 		}); err != nil {
 			return nil, err
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/dispatch"
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/gateway/call"
@@ -41,6 +42,49 @@ func (t meshTarget) Resume(ctx context.Context, a dispatch.Attempt) (dispatch.An
 		return dispatch.Answer{Fault: f}, true
 	}
 	return answerOf(r, nil), true
+}
+
+// readyHosts returns how many hosts of a stage take items.
+func (t meshTarget) readyHosts(stage string) (int, error) {
+	s, err := t.readyStage(stage)
+	return s.Ready, err
+}
+
+func (t meshTarget) readyStage(name string) (discovery.Stage, error) {
+	stages, err := t.gateway.ReadyStages()
+	for _, s := range stages {
+		if s.Name == name {
+			return s, err
+		}
+	}
+	return discovery.Stage{Name: name}, err
+}
+
+// stages returns what the stages of pipelines have to do.
+func (t meshTarget) stages(ctx context.Context, pipelines []string) (out []dispatch.StageLoad, err error) {
+	for _, name := range pipelines {
+		p, f := t.gateway.Service().Resolve(name, true)
+		if f != nil {
+			return nil, f
+		}
+		for _, step := range p.Steps {
+			ready, err := t.readyStage(string(step.Stage))
+			if err != nil {
+				return nil, err
+			}
+			state, err := t.gateway.Service().Stage(ctx, step.Stage)
+			if err != nil {
+				return nil, err
+			}
+			queued := 0
+			for _, q := range state.Queues {
+				queued += int(q.Items)
+			}
+			// Hosts also hold items that come in no queue, and models have queues of their own.
+			out = append(out, dispatch.StageLoad{Name: ready.Name, Items: max(queued, ready.InFlight), MaxInFlight: ready.MaxInFlight, Wait: state.Wait})
+		}
+	}
+	return out, nil
 }
 
 func answerOf(r *call.Response, err error) dispatch.Answer {

@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"slices"
 
 	"golang.org/x/sync/errgroup"
 
@@ -191,6 +192,19 @@ func (g *Gateway) stop(ctx context.Context, p ports) error {
 
 // Service returns the request path, for use as a library.
 func (g *Gateway) Service() *call.Service { return g.service }
+
+// ReadyStages sums up the hosts that take items. It returns an error while they are not known.
+func (g *Gateway) ReadyStages() ([]discovery.Stage, error) {
+	if g.membership == nil {
+		return nil, errors.New("the mesh has no registry, which knows the hosts")
+	}
+	if since, why := g.membership.Stale(); !since.IsZero() {
+		return nil, fmt.Errorf("the registry is unavailable: %w", why)
+	}
+	return discovery.Stages(slices.DeleteFunc(g.membership.Hosts(), func(h discovery.Host) bool {
+		return !h.Alive || !h.Record.GetReady() || h.Record.GetDraining()
+	})), nil
+}
 
 // Addr returns the public listening address. It is nil before WaitReady returns and
 // without a public port.

@@ -367,6 +367,21 @@ func (a *Availability) CheckQueues(env *envelope.Envelope) (slowest *Queue, f *f
 	return slowest, nil
 }
 
+// Wait returns how long an item of the lowest class will be in the queues of a stage, 0 where
+// requests have not shown that lately.
+func (a *Availability) Wait(stage pipeline.StageName) (longest time.Duration) {
+	now := time.Now()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for key, q := range a.queues {
+		if key.stage == stage {
+			wait, _ := q.estimate.wait(pipeline.Low, now)
+			longest = max(longest, wait)
+		}
+	}
+	return longest
+}
+
 // Sent records that this gateway has sent the item to its first queue.
 func (a *Availability) Sent(env *envelope.Envelope) {
 	a.mu.Lock()

@@ -392,6 +392,8 @@ type StageState struct {
 	Served bool
 	// Queues are the stage's queues that exist.
 	Queues []QueueState
+	// Wait is how long an item of the lowest class will wait; 0 where that is not known.
+	Wait time.Duration
 }
 
 // QueueState is what is in a queue, waiting or in flight.
@@ -411,7 +413,7 @@ func (s *Service) Stage(ctx context.Context, name pipeline.StageName) (StageStat
 	}
 	durabilities := []pipeline.Durability{pipeline.Memory, pipeline.File}
 	backlogs := make([]bus.Backlog, len(durabilities))
-	var out StageState
+	out := StageState{Wait: s.availability.Wait(name)}
 	queries, ctx := errgroup.WithContext(ctx)
 	queries.Go(func() error {
 		f := s.availability.CheckHosts(ctx, []pipeline.Hop{{Stage: name, Step: pipeline.StepName(name)}}, pipeline.Memory)
