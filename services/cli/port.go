@@ -61,10 +61,11 @@ func (p *port) add(cmd *cobra.Command, kind port, usage string) {
 	flags.StringVar(&p.caFile, "ca-file", "", "a file with the certificates, in PEM, that vouch for that port; the system's own if empty")
 }
 
-// clients are clients of all services. The public port has the first one, the admin port
+// clients are clients of all services. The public port has the first two, the admin port
 // the others.
 type clients struct {
 	inferencev1connect.InferenceServiceClient
+	inferencev1connect.JobServiceClient
 	adminv1connect.DeadLetterServiceClient
 	adminv1connect.PipelineServiceClient
 	adminv1connect.MeshServiceClient
@@ -95,6 +96,7 @@ func (p *port) reach(ask func(clients) error) error {
 	limited := connect.WithInterceptors(connect.UnaryInterceptorFunc(limitWait))
 	return p.advise(address, describeRPC(ask(clients{
 		inferencev1connect.NewInferenceServiceClient(client, address, limited),
+		inferencev1connect.NewJobServiceClient(client, address, limited),
 		adminv1connect.NewDeadLetterServiceClient(client, address, limited),
 		adminv1connect.NewPipelineServiceClient(client, address, limited),
 		adminv1connect.NewMeshServiceClient(client, address, limited),
@@ -123,12 +125,13 @@ const (
 // errSilent is returned when a port accepts a request and does not answer.
 var errSilent = fmt.Errorf("no answer within %s", answerTime)
 
-// limitWait bounds the wait for each answer, except for inference requests and their
-// results, which have timeouts of their own.
+// limitWait bounds the wait for each answer, except for inference requests, results and jobs,
+// which have timeouts of their own.
 func limitWait(next connect.UnaryFunc) connect.UnaryFunc {
 	return func(ctx context.Context, r connect.AnyRequest) (connect.AnyResponse, error) {
 		switch r.Spec().Procedure {
-		case inferencev1connect.InferenceServiceInferProcedure, inferencev1connect.InferenceServiceGetResultProcedure:
+		case inferencev1connect.InferenceServiceInferProcedure, inferencev1connect.InferenceServiceGetResultProcedure,
+			inferencev1connect.JobServiceGetJobProcedure:
 			return next(ctx, r)
 		}
 		within, cancel := context.WithTimeoutCause(ctx, answerTime, errSilent)

@@ -1,0 +1,360 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
+
+	"github.com/stagemesh/stagemesh/mesh/store"
+)
+
+func newJobs() *cobra.Command {
+	return group("jobs", "Submit, get, wait for, cancel or list jobs",
+		"Submit, get, wait for, cancel or list jobs: requests that wait in a queue on disk until there is room for them.",
+		newJobsSubmit(), newJobsGet(), newJobsWait(), newJobsCancel(), newJobsList())
+}
+
+// askPublic completes a command: it gets the flags of the public port, and calls the function
+// with clients of that.
+func askPublic(cmd *cobra.Command, run func(cmd *cobra.Command, client clients, args []string) error) *cobra.Command {
+	var gateway port
+	gateway.addPublic(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		return gateway.reach(func(client clients) error { return run(cmd, client, args) })
+	}
+	return cmd
+}
+
+// jobsTable prints jobs: a table, or JSON lines.
+type jobsTable struct {
+	json bool
+	// first is the title of a column before the others, if any.
+	first string
+	out   io.Writer
+	rows  [][]string
+}
+
+// add prints a job of a file, and its answer if it has one.
+func (t *jobsTable) add(file string, r *inferencev1.GetJobResponse) error {
+	if t.json && r.GetResult() == nil {
+		return printJSON(t.out, r.GetJob())
+	}
+	if t.json {
+		return printJSON(t.out, r)
+	}
+	job := r.GetJob()
+	t.row(file, job.GetId(), cmp.Or(job.GetPipeline(), "-"), jobState(job), age(time.Since(job.GetAcceptedAt().AsTime())), fmt.Sprint(job.GetAttempts()), detailsOf(r))
+	return nil
+}
+
+// fail prints why there is no job of a file.
+func (t *jobsTable) fail(file string, err error) error {
+	if t.json {
+		return printFailure(t.out, Describe(err), "")
+	}
+	t.row(file, "-", "-", "-", "-", "-", Describe(err))
+	return nil
+}
+
+func (t *jobsTable) row(file string, columns ...string) {
+	if t.first != "" {
+		columns = append([]string{file}, columns...)
+	}
+	t.rows = append(t.rows, columns)
+}
+
+func (t *jobsTable) flush() error {
+	heads := "JOB\tPIPELINE\tSTATE\tAGE\tATTEMPTS\tDETAILS"
+	if t.first != "" {
+		heads = t.first + "\t" + heads
+	}
+	if len(t.rows) == 0 {
+		return nil
+	}
+	return printTable(t.out, heads, t.rows)
+}
+
+// jobState returns the state of a job as its JSON has it.
+func jobState(job *inferencev1.Job) string {
+	return strings.ToLower(strings.TrimPrefix(job.GetState().String(), "JOB_STATE_"))
+}
+
+// detailsOf returns what else to know of a job, on one line: its answer, or why it waits.
+func detailsOf(r *inferencev1.GetJobResponse) string {
+	job := r.GetJob()
+	var out []string
+	switch {
+	case job.GetCancelRequested():
+		out = append(out, "asked to stop")
+	case job.GetState() == inferencev1.JobState_JOB_STATE_DELAYED:
+		out = append(out, "next attempt in "+age(time.Until(job.GetNotBefore().AsTime())))
+	case job.GetState() == inferencev1.JobState_JOB_STATE_QUEUED:
+		out = append(out, "expires in "+age(time.Until(job.GetDeadline().AsTime())))
+	}
+	if job.GetReason() != "" {
+		out = append(out, visible(job.GetReason()+": "+job.GetMessage()))
+	}
+	for _, part := range r.GetInfer().GetOutputs() {
+		out = append(out, Render(part))
+	}
+	if answer := r.GetHttp(); answer != nil {
+		blob := &inferencev1.Blob{ContentType: answer.GetContentType(), Data: answer.GetBody()}
+		out = append(out, fmt.Sprintf("HTTP %d", answer.GetStatus()), Render(&inferencev1.Part{Body: &inferencev1.Part_Blob{Blob: blob}}))
+	}
+	return cmp.Or(strings.Join(out, "  "), "-")
+}
+
+// jobsSubmit is one call of stagemesh jobs submit.
+type jobsSubmit struct {
+	clients
+
+	request  *inferencev1.SubmitJobRequest
+	pipeline string
+	path     string
+	ttl      time.Duration
+	deadline string
+	waits    bool
+	stdin    io.Reader
+	table    jobsTable
+}
+
+func newJobsSubmit() *cobra.Command {
+	c := &jobsSubmit{request: new(inferencev1.SubmitJobRequest), table: jobsTable{first: "FILE"}}
+	submit := &cobra.Command{
+		Use:   "submit QUEUE FILE...",
+		Short: "Submit files as jobs to a queue",
+		Long: "Submit each file as a job to a queue of a running mesh, and print the jobs. A job that is printed is on disk. The content\n" +
+			"type follows from the file's name, or else from its first bytes. - is standard input.",
+		Example: "  stagemesh jobs submit nightly examples/digits/images/*.png --ttl 6h\n  stagemesh jobs submit nightly image.png --idempotency-key order-4711 --wait",
+		Args:    between(2, unlimited, "give a QUEUE and at least one FILE"),
+	}
+	flags := submit.Flags()
+	flags.StringVar(&c.pipeline, "pipeline", "", "the pipeline to run; the queue's first one if empty")
+	flags.StringVar(&c.path, "path", "", "for a queue with an HTTP target: the path to send the file to")
+	flags.DurationVar(&c.ttl, "ttl", 0, "when the job expires, from now; the queue's ttl if 0")
+	flags.StringVar(&c.deadline, "deadline", "", "when the job expires, such as 2006-01-02T15:04:05Z")
+	flags.StringVar(&c.request.IdempotencyKey, "idempotency-key", "", "submit the job with this key once; submitting it again returns the first job. For one FILE")
+	flags.Int32Var(&c.request.Priority, "priority", 0, "above 0 the job goes first in its queue, below 0 last")
+	flags.StringToStringVar(&c.request.Attributes, "attribute", nil, "free text with the job, as name=value; may be repeated")
+	flags.BoolVar(&c.waits, "wait", false, "wait until the jobs have ended, and print their answers")
+	addJSON(submit, &c.table.json, "each job")
+	return askPublic(submit, func(cmd *cobra.Command, client clients, args []string) error {
+		if c.request.GetIdempotencyKey() != "" && len(args) > 2 {
+			return fmt.Errorf("--idempotency-key: needs exactly one FILE, not %d", len(args)-1)
+		}
+		if c.deadline != "" {
+			at, err := time.Parse(time.RFC3339, c.deadline)
+			if err != nil {
+				return usageError(cmd, fmt.Errorf("--deadline: %q is no time such as 2006-01-02T15:04:05Z", c.deadline))
+			}
+			c.request.Deadline = timestamppb.New(at)
+		}
+		if c.ttl != 0 {
+			c.request.Ttl = durationpb.New(c.ttl)
+		}
+		c.clients, c.request.Queue, c.stdin, c.table.out = client, args[0], cmd.InOrStdin(), cmd.OutOrStdout()
+		failed, err := c.run(cmd.Context(), args[1:])
+		if err := cmp.Or(err, c.table.flush()); err != nil {
+			return err
+		}
+		if failed > 0 {
+			return fmt.Errorf("%w: %d of %d", ErrFailed, failed, len(args)-1)
+		}
+		return nil
+	})
+}
+
+// run submits the files, and then waits for the jobs if it has to. It returns how many failed.
+func (c *jobsSubmit) run(ctx context.Context, files []string) (failed int, err error) {
+	names, jobs := []string(nil), []*inferencev1.Job(nil)
+	for _, file := range files {
+		job, err := c.submit(ctx, file)
+		switch {
+		case isHopeless(err):
+			return failed, err
+		case err != nil:
+			failed++
+			err = c.table.fail(filepath.Base(file), err)
+		case c.waits:
+			names, jobs = append(names, filepath.Base(file)), append(jobs, job)
+		default:
+			err = c.table.add(filepath.Base(file), &inferencev1.GetJobResponse{Job: job})
+		}
+		if err != nil {
+			return failed, err
+		}
+	}
+	for i, job := range jobs {
+		r, err := c.await(ctx, job.GetId())
+		if err == nil {
+			err = c.table.add(names[i], r)
+		}
+		if err != nil {
+			return failed, err
+		}
+		if r.GetJob().GetState() != inferencev1.JobState_JOB_STATE_SUCCEEDED {
+			failed++
+		}
+	}
+	return failed, nil
+}
+
+func (c *jobsSubmit) submit(ctx context.Context, file string) (*inferencev1.Job, error) {
+	infer, err := (&inferCommand{pipeline: c.pipeline, stdin: c.stdin}).request(file)
+	if err != nil {
+		return nil, err
+	}
+	c.request.Payload = &inferencev1.SubmitJobRequest_Infer{Infer: infer}
+	if c.path != "" {
+		blob := infer.GetInputs()[0].GetBlob()
+		c.request.Payload = &inferencev1.SubmitJobRequest_Http{Http: &inferencev1.HttpCall{Path: c.path, ContentType: blob.GetContentType(), Body: blob.GetData()}}
+	}
+	out, err := c.SubmitJob(ctx, connect.NewRequest(c.request))
+	if err != nil {
+		return nil, err
+	}
+	return out.Msg.GetJob(), nil
+}
+
+// jobWait is how long one call waits for the end of a job.
+const jobWait = 30 * time.Second
+
+// await returns a job once it has ended.
+func (c clients) await(ctx context.Context, id string) (*inferencev1.GetJobResponse, error) {
+	for {
+		out, err := c.GetJob(ctx, connect.NewRequest(&inferencev1.GetJobRequest{Id: id, Wait: durationpb.New(jobWait)}))
+		if err != nil {
+			return nil, err
+		}
+		if store.IsEnd(out.Msg.GetJob().GetState()) {
+			return out.Msg, nil
+		}
+	}
+}
+
+func newJobsGet() *cobra.Command {
+	var table jobsTable
+	get := &cobra.Command{
+		Use: "get JOB_ID", Short: "Print a job, and its answer if it has one",
+		Args: between(1, 1, "give one JOB_ID"),
+	}
+	addJSON(get, &table.json, "the job")
+	return askPublic(get, func(cmd *cobra.Command, client clients, args []string) error {
+		table.out = cmd.OutOrStdout()
+		out, err := client.GetJob(cmd.Context(), connect.NewRequest(&inferencev1.GetJobRequest{Id: args[0]}))
+		if err == nil {
+			err = table.add("", out.Msg)
+		}
+		return cmp.Or(err, table.flush())
+	})
+}
+
+func newJobsWait() *cobra.Command {
+	var table jobsTable
+	var timeout time.Duration
+	wait := &cobra.Command{
+		Use: "wait JOB_ID...", Short: "Wait until jobs have ended, and print their answers",
+		Long: "Wait until jobs have ended, and print their answers. It fails unless all of them have succeeded.",
+		Args: between(1, unlimited, "give at least one JOB_ID"),
+	}
+	wait.Flags().DurationVar(&timeout, "timeout", 0, "how long to wait at most; 0 means until the end")
+	addJSON(wait, &table.json, "each job")
+	return askPublic(wait, func(cmd *cobra.Command, client clients, args []string) error {
+		ctx := cmd.Context()
+		if timeout > 0 {
+			within, cancel := context.WithTimeout(ctx, timeout)
+			defer cancel()
+			ctx = within
+		}
+		table.out = cmd.OutOrStdout()
+		failed, problem := 0, error(nil)
+		for _, id := range args {
+			out, err := client.await(ctx, id)
+			if err == nil {
+				err = table.add("", out)
+			} else if timeout > 0 && connect.CodeOf(err) == connect.CodeDeadlineExceeded {
+				err = fmt.Errorf("--timeout: not all jobs have ended within %s", timeout)
+			}
+			if problem = err; err != nil {
+				break
+			}
+			if out.GetJob().GetState() != inferencev1.JobState_JOB_STATE_SUCCEEDED {
+				failed++
+			}
+		}
+		if err := cmp.Or(problem, table.flush()); err != nil {
+			return err
+		}
+		if failed > 0 {
+			return fmt.Errorf("%w: %d of %d", ErrFailed, failed, len(args))
+		}
+		return nil
+	})
+}
+
+func newJobsCancel() *cobra.Command {
+	var table jobsTable
+	cancel := &cobra.Command{
+		Use: "cancel JOB_ID...", Short: "Cancel jobs",
+		Long: "Cancel jobs, and print them as they are then. A job that waits never runs, one that runs is asked to stop, and one that has\nended stays as it is.",
+		Args: between(1, unlimited, "give at least one JOB_ID"),
+	}
+	addJSON(cancel, &table.json, "each job")
+	return askPublic(cancel, func(cmd *cobra.Command, client clients, args []string) error {
+		table.out = cmd.OutOrStdout()
+		for _, id := range args {
+			out, err := client.CancelJob(cmd.Context(), connect.NewRequest(&inferencev1.CancelJobRequest{Id: id}))
+			if err == nil {
+				err = table.add("", &inferencev1.GetJobResponse{Job: out.Msg.GetJob()})
+			}
+			if err != nil {
+				return cmp.Or(err, table.flush())
+			}
+		}
+		return table.flush()
+	})
+}
+
+func newJobsList() *cobra.Command {
+	var table jobsTable
+	request := new(inferencev1.ListJobsRequest)
+	list := &cobra.Command{
+		Use: "list QUEUE", Short: "List the jobs of a queue that have not ended, oldest first",
+		Example: "  stagemesh jobs list nightly\n  stagemesh jobs list nightly --ended --limit 1000 --json",
+		Args:    between(1, 1, "give one QUEUE"),
+	}
+	list.Flags().BoolVar(&request.Ended, "ended", false, "list the jobs that have ended instead, in the order of their ends")
+	list.Flags().Uint64Var(&request.After, "after", 0, "start after this number, which the last page has printed")
+	list.Flags().Uint32Var(&request.Limit, "limit", 50, "list at most this many, of 1000")
+	addJSON(list, &table.json, "each job")
+	return askPublic(list, func(cmd *cobra.Command, client clients, args []string) error {
+		request.Queue, table.out = args[0], cmd.OutOrStdout()
+		page, err := client.ListJobs(cmd.Context(), connect.NewRequest(request))
+		if err != nil {
+			return err
+		}
+		for _, job := range page.Msg.GetJobs() {
+			if err := table.add("", &inferencev1.GetJobResponse{Job: job}); err != nil {
+				return err
+			}
+		}
+		if len(page.Msg.GetJobs()) == 0 {
+			fmt.Fprintln(cmd.ErrOrStderr(), "there are no such jobs in queue "+visible(args[0]))
+		}
+		if next := page.Msg.GetNext(); next != 0 {
+			fmt.Fprintf(cmd.ErrOrStderr(), "there are more: --after %d goes on\n", next)
+		}
+		return table.flush()
+	})
+}
