@@ -213,6 +213,8 @@ type FileSettings struct {
 	Stages []string
 	// NoGateway is true for a process that only serves stages.
 	NoGateway bool
+	// NoPorts is true for a process whose gateway nobody calls, such as a dispatcher alone.
+	NoPorts bool
 	// Dispatcher has this process forward the jobs of the file.
 	Dispatcher bool
 	// Host is the id of the host, for one stage with one host; empty means a new one.
@@ -236,6 +238,9 @@ func FromFile(f *meshfile.File, s FileSettings) (*Mesh, error) {
 	front, err := f.GatewaySettings()
 	if err != nil && !s.NoGateway {
 		return nil, err
+	}
+	if s.NoPorts {
+		front.Listen, front.GRPCListen, front.Admin.Listen = "", "", ""
 	}
 	m, err := New(Settings{
 		Mesh: pipeline.MeshName(f.Mesh), NATS: f.NATS, Gateway: front, NoGateway: s.NoGateway,
