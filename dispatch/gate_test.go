@@ -397,15 +397,19 @@ func TestGatesCompose(t *testing.T) {
 func TestMeshGateReadsBusiestStage(t *testing.T) {
 	t.Parallel()
 	var load atomic.Pointer[[]StageLoad]
+	var ready atomic.Int64
+	ready.Store(2)
 	s := Settings{
 		Stages:     func(context.Context, []string) ([]StageLoad, error) { return *load.Load(), nil },
-		ReadyHosts: func(string) (int, error) { return 2, nil },
+		ReadyHosts: func(string) (int, error) { return int(ready.Load()), nil },
 	}
 	load.Store(&[]StageLoad{{Name: "a", Items: 1, MaxInFlight: 40}, {Name: "b", Items: 8, MaxInFlight: 20}})
 	g := runGate(t, s, "gate: {mesh: {max_wait: 2s}, budget: {baseline: 0.1}, interval: 20ms}")
 	g.await("20 * (.6 - .1)", 10, "")
 	h := runGate(t, s, "gate: {mesh: {}, budget: {baseline: 0.1, ready: {stage: b}, each: 5}, interval: 20ms}")
 	h.await("2 hosts with 5 each", 5, "")
+	ready.Store(0)
+	h.await("no host is ready", 0, "no server is ready")
 	load.Store(&[]StageLoad{{Name: "a", Items: 1, MaxInFlight: 40, Wait: 1500 * time.Millisecond}, {Name: "b", MaxInFlight: 20}})
 	g.await("20 * (.25 - .1)", 3, "")
 	load.Store(&[]StageLoad{{Name: "a"}})
