@@ -46,7 +46,7 @@ jobs:
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer response.Body.Close() //nolint:errcheck // it was only read
+		defer response.Body.Close()
 		data, err := io.ReadAll(response.Body)
 		if err != nil {
 			t.Fatal(err)

@@ -276,7 +276,7 @@ func (s *modelSet) expire(now time.Time) {
 // mayPassOn reports whether another host may get the item. A durable one without a queue is
 // nowhere else.
 func (it *item) mayPassOn() bool {
-	return it.direct == nil && !(it.durable() && it.noQueue) && len(it.env.Hop().Visited) < pipeline.MaxVisited
+	return it.direct == nil && (!it.durable() || !it.noQueue) && len(it.env.Hop().Visited) < pipeline.MaxVisited
 }
 
 // passOn has items go to another host, since this one does not load their model. Where that is
