@@ -9,6 +9,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/store"
 )
 
 // meshTarget runs jobs through the pipelines of a mesh, by a gateway in this process. Each
@@ -16,6 +17,15 @@ import (
 type meshTarget struct{ gateway *gateway.Gateway }
 
 var _ dispatch.Target = meshTarget{}
+
+// Timeout implements dispatch.Target.
+func (t meshTarget) Timeout(j store.StoredJob) time.Duration {
+	r, err := call.RequestFromProto(j.Job.GetInfer())
+	if err != nil {
+		return 0
+	}
+	return t.gateway.Service().TimeoutOf(r)
+}
 
 // Do implements dispatch.Target.
 func (t meshTarget) Do(ctx context.Context, a dispatch.Attempt) dispatch.Answer {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -34,6 +35,8 @@ type stub struct {
 	inFlight int
 	most     int
 }
+
+func (s *stub) Timeout(store.StoredJob) time.Duration { return 0 }
 
 func (s *stub) Do(ctx context.Context, a Attempt) Answer {
 	s.mu.Lock()
@@ -127,7 +130,14 @@ func (b *meshBed) start(target Target) (stop func()) {
 
 func (b *meshBed) submit(edits ...func(*bus.JobHeader)) pipeline.JobID {
 	b.t.Helper()
-	id, h := pipeline.NewJobID(queue), bus.JobHeader{Deadline: time.Now().Add(time.Hour)}
+	id := pipeline.NewJobID(queue)
+	b.submitAs(id, edits...)
+	return id
+}
+
+func (b *meshBed) submitAs(id pipeline.JobID, edits ...func(*bus.JobHeader)) {
+	b.t.Helper()
+	h := bus.JobHeader{Deadline: time.Now().Add(time.Hour)}
 	for _, edit := range edits {
 		edit(&h)
 	}
@@ -135,7 +145,6 @@ func (b *meshBed) submit(edits ...func(*bus.JobHeader)) pipeline.JobID {
 	if _, added, err := b.jobs.Submit(b.t.Context(), id, "", h, job); err != nil || !added {
 		b.t.Fatalf("added %t, %v", added, err)
 	}
-	return id
 }
 
 // submitMany submits n jobs, many at a time.
@@ -426,4 +435,125 @@ func TestConfigNamesWhatIsWrong(t *testing.T) {
 			t.Errorf("got %v\nwant %s", err, want)
 		}
 	}
+}
+
+func TestManyJobsExpireAtOnce(t *testing.T) {
+	t.Parallel()
+	b, target := newMesh(t), &stub{answer: untilEnd}
+	b.start(target)
+	for range 4 {
+		b.submit()
+	}
+	testbed.Eventually(t, "the pool is full", func() bool {
+		target.mu.Lock()
+		defer target.mu.Unlock()
+		return target.inFlight == 4
+	})
+	deadline := time.Now().Add(time.Second)
+	var ids []pipeline.JobID
+	for range 3 * maxEnding {
+		ids = append(ids, b.submit(func(h *bus.JobHeader) { h.Deadline = deadline }))
+	}
+	for _, id := range ids {
+		b.wantEnd(id, hasExpired, fault.DeadlineExceeded, 0)
+	}
+}
+
+// untilEnd answers once its context ends.
+func untilEnd(ctx context.Context, _ Attempt) Answer {
+	<-ctx.Done()
+	return Answer{Fault: fault.From(ctx.Err())}
+}
+
+func (b *meshBed) wantRunning(id pipeline.JobID, request string) {
+	b.t.Helper()
+	r, err := b.jobs.Record(b.t.Context(), id, "")
+	if err != nil || r.GetJob().GetState() != inferencev1.JobState_JOB_STATE_RUNNING || request != "" && r.GetJob().GetRequestId() != request {
+		b.t.Errorf("%v, %v, want it to run", r, err)
+	}
+}
+
+func TestStopLeavesItsAttemptsToTheNextOwner(t *testing.T) {
+	t.Parallel()
+	b, began := newMesh(t), make(chan struct{})
+	stop := b.start(&stub{answer: func(ctx context.Context, a Attempt) Answer {
+		close(began)
+		return untilEnd(ctx, a)
+	}})
+	id := b.submit()
+	<-began
+	stop()
+	b.wantRunning(id, "")
+}
+
+func TestStopLeavesResumedAttemptsToTheNextOwner(t *testing.T) {
+	t.Parallel()
+	b, resumed := newMesh(t), make(chan struct{})
+	id := b.submit()
+	b.leave(id, "first")
+	stop := b.start(&stub{resume: func(ctx context.Context, _ Attempt) (Answer, bool) {
+		close(resumed)
+		<-ctx.Done()
+		return Answer{}, false
+	}})
+	<-resumed
+	stop()
+	b.wantRunning(id, "first")
+}
+
+func TestCancelledAttemptOfADeadOwnerIsNotRepeated(t *testing.T) {
+	t.Parallel()
+	b, target := newMesh(t), &stub{}
+	id := b.submit()
+	b.leave(id, "first")
+	b.cancel(id)
+	b.start(target)
+	if b.wantEnd(id, wasCancelled, fault.Cancelled, 1); target.ran(id) != 0 {
+		t.Error("it ran again")
+	}
+}
+
+func TestAttemptThatATakeoverMissedIsResumed(t *testing.T) {
+	t.Parallel()
+	b, target := newMesh(t), &stub{resume: func(context.Context, Attempt) (Answer, bool) {
+		return Answer{Infer: new(inferencev1.InferResponse)}, true
+	}}
+	b.start(target)
+	b.wantEnd(b.submit(), hasSucceeded, "", 1) // the owner has taken over
+	id := pipeline.NewJobID(queue)
+	b.leave(id, "first")
+	b.submitAs(id)
+	if b.wantEnd(id, hasSucceeded, "", 1); target.ran(id) != 0 {
+		t.Error("it was sent again")
+	}
+}
+
+func TestResultThatCannotBeStoredFailsTheJob(t *testing.T) {
+	t.Parallel()
+	b := newMesh(t)
+	b.start(&stub{answer: func(context.Context, Attempt) Answer {
+		return Answer{Infer: &inferencev1.InferResponse{RequestId: strings.Repeat("x", 9<<20)}}
+	}})
+	b.wantEnd(b.submit(), hasFailed, fault.OutputTooLarge, 1)
+}
+
+func TestJobEndsAlthoughItsRecordIsGone(t *testing.T) {
+	t.Parallel()
+	b, began, finish := newMesh(t), make(chan struct{}), make(chan struct{})
+	b.start(&stub{answer: func(context.Context, Attempt) Answer {
+		close(began)
+		<-finish
+		return Answer{Infer: new(inferencev1.InferResponse)}
+	}})
+	id := b.submit()
+	<-began
+	s, err := b.conn.JetStream().Stream(t.Context(), b.conn.JobRecordStream())
+	if err == nil {
+		err = s.Purge(t.Context())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	close(finish)
+	b.wantEnd(id, hasSucceeded, "", 1)
 }

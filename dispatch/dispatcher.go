@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -28,6 +29,8 @@ import (
 type Target interface {
 	// Do makes an attempt.
 	Do(ctx context.Context, a Attempt) Answer
+	// Timeout is how long an attempt of a job may take; 0 means until the job's deadline.
+	Timeout(j store.StoredJob) time.Duration
 	// Resume returns the answer of an attempt that another dispatcher began, and may still run.
 	// It returns false if that attempt is over without an answer, or its answer is unknown and
 	// the job may be sent again.
@@ -89,6 +92,8 @@ type Dispatcher struct {
 	ready chan struct{}
 	// targets are those of the pools.
 	targets map[string]Target
+	// reconnects counts the connections to the broker after the first.
+	reconnects atomic.Int64
 }
 
 // New returns a dispatcher. It starts nothing.
@@ -136,7 +141,18 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 		return nil
 	}
 	close(d.ready)
-	pools, _ := errgroup.WithContext(ctx)
+	pools, ctx := errgroup.WithContext(ctx)
+	reconnected := conn.Reconnects()
+	pools.Go(func() error {
+		for {
+			select {
+			case <-reconnected:
+				d.reconnects.Add(1)
+			case <-ctx.Done():
+				return nil
+			}
+		}
+	})
 	for name := range d.settings.Pools {
 		pools.Go(func() error {
 			d.runPool(ctx, conn, name)
@@ -171,7 +187,7 @@ const retryEvery = time.Second
 
 // retry calls try until it succeeds or the context ends. It logs the first failure.
 func retry(ctx context.Context, log *slog.Logger, problem string, try func(context.Context) error) error {
-	for isLogged := false; ; {
+	for isLogged := false; ctx.Err() == nil; {
 		err := try(ctx)
 		if err == nil || ctx.Err() != nil {
 			return ctx.Err()
@@ -180,18 +196,18 @@ func retry(ctx context.Context, log *slog.Logger, problem string, try func(conte
 			log.Warn(problem+"; retrying", "error", err)
 			isLogged = true
 		}
-		if process.Sleep(ctx, retryEvery) != nil {
-			return ctx.Err()
-		}
+		_ = process.Sleep(ctx, retryEvery)
 	}
+	return ctx.Err()
 }
 
 // runPool owns a pool whenever it can, until the context ends.
 func (d *Dispatcher) runPool(ctx context.Context, conn *bus.Bus, pool string) {
 	log := d.log.With("pool", pool)
 	for ctx.Err() == nil {
+		// A broker that was wiped has no streams.
 		l := newLease(d.jobs, pool, d.id)
-		if !l.acquire(ctx, log) {
+		if retry(ctx, log, "the broker has no streams for jobs", d.ensure) != nil || !l.acquire(ctx, log, d.ensure) {
 			return
 		}
 		log.Info("owns the pool")

@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"math/rand/v2"
@@ -22,8 +23,8 @@ import (
 // brokerTimeout bounds one call of the broker.
 const brokerTimeout = 5 * time.Second
 
-// attempt makes one attempt of a job, and stores what becomes of it.
-func (o *owner) attempt(ctx context.Context, e *entry) {
+// attempt makes one attempt of a job, which ends with cut, and stores what becomes of it.
+func (o *owner) attempt(ctx, cut context.Context, e *entry) {
 	j, ok := o.read(ctx, e)
 	if !ok {
 		return
@@ -35,24 +36,31 @@ func (o *owner) attempt(ctx context.Context, e *entry) {
 	job.StartedAt, job.RequestId, job.NotBefore = timestamppb.New(now), uuid.Must(uuid.NewV7()).String(), nil
 	job.Reason, job.Message = "", ""
 	deadline := j.Deadline
-	if o.config.Timeout > 0 && now.Add(o.config.Timeout).Before(deadline) {
-		deadline = now.Add(o.config.Timeout)
+	if timeout := cmp.Or(o.config.Timeout, o.target.Timeout(j)); timeout > 0 && now.Add(timeout).Before(deadline) {
+		deadline = now.Add(timeout)
 	}
 	r := &meshv1.JobRecord{Job: job, Tenant: j.Tenant, Digest: j.Job.GetDigest(), AttemptDeadline: timestamppb.New(deadline)}
 	if !o.put(ctx, e, r) {
 		return
 	}
-	if !o.lease.isHeld(time.Now()) {
-		o.settle(ctx, e, r, Answer{Fault: fault.New(fault.ShuttingDown, "the dispatcher lost its lease before it sent the job")}, interrupted)
+	switch sent := time.Now(); {
+	case store.IsEnd(job.GetState()): // it was cancelled meanwhile
+		o.leave(ctx, e)
+		return
+	case !o.lease.isHeld(sent), sent.After(deadline):
+		o.settle(ctx, e, r, Answer{Fault: fault.New(fault.ShuttingDown, "the dispatcher could not send the job in time")}, interrupted)
 		return
 	}
-	attempting, cancel := context.WithDeadline(ctx, deadline)
+	attempting, cancel := context.WithDeadline(cut, deadline)
 	defer cancel()
-	o.mu.Lock()
-	o.running[e.id].cancel = cancel
-	o.mu.Unlock()
 	answer := o.target.Do(attempting, o.attemptOf(j, r))
-	o.settle(ctx, e, r, answer, outcomeOf(answer))
+	out := outcomeOf(answer)
+	if out == succeeded {
+		o.mu.Lock()
+		o.times.add(time.Since(now))
+		o.mu.Unlock()
+	}
+	o.settle(ctx, e, r, answer, out)
 }
 
 func (o *owner) attemptOf(j store.StoredJob, r *meshv1.JobRecord) Attempt {
@@ -63,18 +71,17 @@ func (o *owner) attemptOf(j store.StoredJob, r *meshv1.JobRecord) Attempt {
 }
 
 // resume stores what becomes of an attempt that an earlier owner began.
-func (o *owner) resume(ctx context.Context, e *entry, r store.StoredRecord) {
+func (o *owner) resume(ctx, cut context.Context, e *entry, r store.StoredRecord) {
 	j, ok := o.read(ctx, e)
 	if !ok {
 		return
 	}
-	answer, ok := o.target.Resume(ctx, o.attemptOf(j, r.JobRecord))
+	answer, ok := o.target.Resume(cut, o.attemptOf(j, r.JobRecord))
+	out := outcomeOf(answer)
 	if !ok {
-		answer = Answer{Fault: fault.New(fault.ShuttingDown, "a dispatcher ended while the attempt ran")}
-		o.settle(ctx, e, r.JobRecord, answer, interrupted)
-		return
+		answer, out = Answer{Fault: fault.New(fault.ShuttingDown, "a dispatcher ended while the attempt ran")}, interrupted
 	}
-	o.settle(ctx, e, r.JobRecord, answer, outcomeOf(answer))
+	o.settle(ctx, e, r.JobRecord, answer, out)
 }
 
 // outcomeOf classifies an answer.
@@ -93,6 +100,9 @@ func (o *owner) read(ctx context.Context, e *entry) (j store.StoredJob, ok bool)
 	var err error
 	isThere := o.persist(ctx, "a job cannot be read", func(ctx context.Context) error {
 		j, err = o.jobs.QueuedAt(ctx, idOf(e).Queue, e.seq)
+		if err == nil && j.ID.UUID != e.id {
+			err = store.ErrNoJob // the stream is another one
+		}
 		if errors.Is(err, store.ErrNoJob) || errors.Is(err, store.ErrNotAJob) {
 			return nil
 		}
@@ -121,7 +131,11 @@ func (o *owner) persist(ctx context.Context, problem string, call func(context.C
 	return retry(ctx, o.log, problem, func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, brokerTimeout)
 		defer cancel()
-		return call(ctx)
+		err := call(ctx)
+		if errors.Is(err, bus.ErrNoQueue) {
+			err = errors.Join(err, o.ensure(ctx))
+		}
+		return err
 	}) == nil
 }
 
@@ -132,14 +146,19 @@ func (o *owner) put(ctx context.Context, e *entry, r *meshv1.JobRecord) bool {
 	id, tenant, isMine := idOf(e), e.line.tenant, true
 	if !o.persist(ctx, "the record of a job cannot be stored", func(ctx context.Context) error {
 		seq, err := o.jobs.PutRecord(ctx, id, tenant, e.record, r)
-		if errors.Is(err, bus.ErrTooLarge) {
+		if errors.Is(err, store.ErrNotStorable) {
 			r.Result = nil
-			setState(r, inferencev1.JobState_JOB_STATE_FAILED, fault.New(fault.OutputTooLarge, "the result does not fit into a message of the broker"))
+			setState(r, inferencev1.JobState_JOB_STATE_FAILED, fault.New(fault.OutputTooLarge, "the result cannot be stored: it does not fit into a message of the broker, or has text that is not UTF-8"))
 			seq, err = o.jobs.PutRecord(ctx, id, tenant, e.record, r)
 		}
 		for errors.Is(err, store.ErrJobChanged) {
 			var now store.StoredRecord
-			if now, err = o.jobs.Record(ctx, id, tenant); err != nil {
+			now, err = o.jobs.Record(ctx, id, tenant)
+			if errors.Is(err, store.ErrNoJob) { // the stream is another one
+				seq, err = o.jobs.PutRecord(ctx, id, tenant, 0, r)
+				continue
+			}
+			if err != nil {
 				return err
 			}
 			job, stored := r.GetJob(), now.GetJob()
@@ -147,7 +166,7 @@ func (o *owner) put(ctx context.Context, e *entry, r *meshv1.JobRecord) bool {
 			switch {
 			case !isMine:
 				return nil
-			case stored.GetState() == job.GetState():
+			case stored.GetState() == job.GetState() && !stored.GetCancelRequested():
 				seq = now.Seq // the own write, whose answer was lost
 			case stored.GetCancelRequested():
 				if job.GetState() != inferencev1.JobState_JOB_STATE_SUCCEEDED {
@@ -198,8 +217,8 @@ func (o *owner) noteRecord(e *entry, seq uint64) {
 	}
 }
 
-// endUnlessOpen removes a job that another process has ended. One that has not ended waits
-// again, as its record says.
+// endUnlessOpen removes a job that another process has ended. One that has not ended goes on as
+// its record says: it waits, or the attempt of another owner is resumed.
 func (o *owner) endUnlessOpen(ctx context.Context, e *entry) {
 	var r store.StoredRecord
 	var err error
@@ -220,28 +239,33 @@ func (o *owner) endUnlessOpen(ctx context.Context, e *entry) {
 	if err == nil {
 		o.mu.Lock()
 		e.take(r)
+		o.running[e.id].low = min(o.running[e.id].low, r.Seq)
 		o.mu.Unlock()
+	}
+	if r.GetJob().GetState() == inferencev1.JobState_JOB_STATE_RUNNING {
+		o.resume(ctx, ctx, e, r)
+		return
 	}
 	o.giveBack(e)
 }
 
 // settle stores how an attempt ended: the job's end, or that it waits again.
 func (o *owner) settle(ctx context.Context, e *entry, r *meshv1.JobRecord, answer Answer, out outcome) {
-	now := time.Now()
+	if ctx.Err() != nil {
+		o.giveBack(e) // the next owner resumes the attempt
+		return
+	}
+	now, job, state := time.Now(), r.GetJob(), inferencev1.JobState_JOB_STATE_FAILED
 	o.mu.Lock()
 	a := attempt{
-		outcome: out, failures: int(e.attempts - e.interruptions), interruptions: int(e.interruptions),
+		outcome: out, failures: int(job.GetAttempts()) - 1 - int(job.GetInterruptions()), interruptions: int(job.GetInterruptions()),
 		most: o.attemptsOf(e), left: time.Unix(0, e.deadline).Sub(now), retryAfter: retryAfterOf(answer),
 	}
 	a.counts = o.credit.finish(e.id, out, a.retryAfter, now)
 	a.hold = o.credit.breaker.hold(now)
 	o.gate.note(answer, out, r, now)
 	next, pause := a.next(rand.Float64())
-	if out == succeeded {
-		o.times.add(now.Sub(r.GetJob().GetStartedAt().AsTime()))
-	}
 	o.mu.Unlock()
-	job, state := r.GetJob(), inferencev1.JobState_JOB_STATE_FAILED
 	switch {
 	case out == interrupted:
 		job.Interruptions++
@@ -251,6 +275,8 @@ func (o *owner) settle(ctx context.Context, e *entry, r *meshv1.JobRecord, answe
 	switch {
 	case next == endSucceeded:
 		state = inferencev1.JobState_JOB_STATE_SUCCEEDED
+	case job.GetCancelRequested(): // of an earlier owner
+		state, answer.Fault = inferencev1.JobState_JOB_STATE_CANCELLED, fault.New(fault.Cancelled, "the job was cancelled while it ran")
 	case a.left <= 0:
 		state, answer.Fault = inferencev1.JobState_JOB_STATE_EXPIRED, expiredFault()
 	case next == again && job.GetAttempts() == 0:
@@ -334,6 +360,11 @@ func (o *owner) store(ctx context.Context, e *entry, r *meshv1.JobRecord) {
 // leave removes a job from its queue, whose end is stored.
 func (o *owner) leave(ctx context.Context, e *entry) {
 	if !o.persist(ctx, "a job cannot be removed from its queue", func(ctx context.Context) error {
+		if o.isReconnected() { // the broker may have lost the stream, and another one has the number
+			if j, err := o.jobs.QueuedAt(ctx, idOf(e).Queue, e.seq); errors.Is(err, store.ErrNoJob) || err == nil && j.ID.UUID != e.id {
+				return nil
+			}
+		}
 		return o.jobs.Remove(ctx, idOf(e).Queue, e.seq)
 	}) {
 		o.giveBack(e) // the next owner finds its end

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/process"
 	"github.com/stagemesh/stagemesh/mesh/store"
 )
@@ -46,8 +47,9 @@ func newLease(jobs *store.Jobs, pool, owner string) *lease {
 	return &lease{jobs: jobs, pool: pool, owner: owner}
 }
 
-// acquire waits for the lease; false means that the context has ended.
-func (l *lease) acquire(ctx context.Context, log *slog.Logger) bool {
+// acquire waits for the lease; false means that the context has ended. ensure creates the streams
+// that are missing.
+func (l *lease) acquire(ctx context.Context, log *slog.Logger, ensure func(context.Context) error) bool {
 	var seen uint64
 	var since time.Time
 	for isLogged := false; ; {
@@ -60,6 +62,9 @@ func (l *lease) acquire(ctx context.Context, log *slog.Logger) bool {
 			if err = l.write(ctx, seq, leaseValue{Owner: l.owner, Low: value.Low}, began); err == nil {
 				return true
 			}
+		}
+		if errors.Is(err, bus.ErrNoQueue) {
+			err = ensure(ctx)
 		}
 		if err != nil && !errors.Is(err, store.ErrJobChanged) && ctx.Err() == nil && !isLogged {
 			log.Warn("the lease of the pool cannot be read; retrying", "error", err)

@@ -35,6 +35,10 @@ type owner struct {
 	woken   chan struct{}
 	// highest is the highest number of a record that is known.
 	highest atomic.Uint64
+	// ensure creates the streams that are missing. isReconnected reports whether the broker has been
+	// away since the owner began: it may have lost them.
+	ensure        func(context.Context) error
+	isReconnected func() bool
 
 	mu     sync.Mutex
 	order  *order
@@ -48,13 +52,15 @@ type owner struct {
 	records map[[16]byte]store.StoredRecord
 	// attempts is the context of attempts; nil before the owner runs, and once it has stopped.
 	attempts context.Context //nolint:containedctx // it outlives run, for what checkCancelled starts
-	// ending is how many ends are stored that need no attempt.
-	ending int
+	// ending is how many ends are stored that need no attempt, discarded are messages that are
+	// removed one after the other.
+	ending    int
+	discarded []store.StoredJob
 }
 
 // running is what runs of a job: an attempt, or the store of its end.
 type running struct {
-	// cancel ends the attempt; nil where there is none.
+	// cancel ends the attempt.
 	cancel context.CancelFunc
 	// low is not above the number of the record that it writes.
 	low uint64
@@ -72,9 +78,8 @@ func newOwner(d *Dispatcher, pool string, l *lease) *owner {
 		woken: make(chan struct{}, 1), order: newOrder(cmp.Or(mergePolicy(p.Merge), weighted)),
 		known: map[[16]byte]*entry{}, running: map[[16]byte]*running{}, records: map[[16]byte]store.StoredRecord{},
 	}
-	if p.Target.HTTP != nil {
-		o.config.Timeout = cmp.Or(p.Timeout, DefaultTimeout)
-	}
+	connection := d.reconnects.Load()
+	o.ensure, o.isReconnected = d.ensure, func() bool { return d.reconnects.Load() != connection }
 	o.gate = newPoolGate(&d.settings, p, time.Now())
 	o.credit = o.gate.credit
 	for name, q := range d.settings.Queues {
@@ -113,6 +118,9 @@ func (o *owner) run(ctx, running context.Context) error {
 	following.Go(func() error {
 		select {
 		case <-caughtUp:
+			o.mu.Lock()
+			clear(o.records) // what is left is of jobs that have gone
+			o.mu.Unlock()
 			o.dispatch(ctx)
 		case <-ctx.Done():
 		}
@@ -188,7 +196,7 @@ func (o *owner) arrived(j store.StoredJob) {
 	e.take(r)
 	if r.GetJob().GetState() == inferencev1.JobState_JOB_STATE_RUNNING {
 		o.credit.sent(e.id, e.cost, r.GetJob().GetStartedAt().AsTime())
-		o.start(e, func(ctx context.Context) { o.resume(ctx, e, r) })
+		o.start(e, r.Seq, func(ctx, cut context.Context) { o.resume(ctx, cut, e, r) })
 		return
 	}
 	o.order.add(e, now.UnixNano())
@@ -247,14 +255,14 @@ func (o *owner) advance(now time.Time) time.Duration {
 		if e == nil {
 			break
 		}
-		o.startEnd(e, func(ctx context.Context) { o.expire(ctx, e) })
+		o.startEnd(e, func(ctx, _ context.Context) { o.expire(ctx, e) })
 	}
 	for o.lease.isHeld(now) {
 		e := o.order.next(func(*line) bool { return false })
-		if e == nil {
+		if e == nil || e.deadline <= now.UnixNano() { // it ends as soon as other ends are stored
 			break
 		}
-		if e.deadline-now.UnixNano() < int64(o.times.median) {
+		if e.deadline-now.UnixNano() < int64(o.times.median) && len(o.running) > 0 {
 			o.order.remove(e) // it cannot end in time
 			e.notBefore = e.deadline
 			o.order.add(e, now.UnixNano())
@@ -265,7 +273,7 @@ func (o *owner) advance(now time.Time) time.Duration {
 		}
 		o.order.take(e)
 		o.credit.sent(e.id, e.cost, now)
-		o.start(e, func(ctx context.Context) { o.attempt(ctx, e) })
+		o.start(e, o.highest.Load(), func(ctx, cut context.Context) { o.attempt(ctx, cut, e) })
 	}
 	if at, ok := o.order.nextEvent(); ok && o.ending < maxEnding {
 		return min(idlePause, max(0, time.Until(time.Unix(0, at))))
@@ -273,17 +281,23 @@ func (o *owner) advance(now time.Time) time.Duration {
 	return idlePause
 }
 
-// start makes an attempt of a job on a goroutine of its own; the lock is held.
-func (o *owner) start(e *entry, do func(context.Context)) {
-	o.running[e.id] = &running{low: o.highest.Load()}
+// start makes an attempt of a job on a goroutine of its own; the lock is held. No record of the
+// attempt is below low. The first context of do ends with the ownership, the second one also as
+// the job is cancelled.
+func (o *owner) start(e *entry, low uint64, do func(ctx, cut context.Context)) {
 	ctx := o.attempts
-	o.flights.Go(func() { do(ctx) })
+	cut, cancel := context.WithCancel(ctx)
+	o.running[e.id] = &running{low: low, cancel: cancel}
+	o.flights.Go(func() {
+		defer cancel()
+		do(ctx, cut)
+	})
 }
 
 // startEnd is start for a job that ends without an attempt.
-func (o *owner) startEnd(e *entry, do func(context.Context)) {
+func (o *owner) startEnd(e *entry, do func(ctx, cut context.Context)) {
 	o.order.remove(e)
-	o.start(e, do)
+	o.start(e, o.highest.Load(), do)
 	o.running[e.id].isEnding = true
 	o.ending++
 }
@@ -292,14 +306,24 @@ func (o *owner) startEnd(e *entry, do func(context.Context)) {
 // dead letter.
 func (o *owner) discard(j store.StoredJob) {
 	o.log.Warn("a message in a queue is no new job, and is removed", "queue", j.ID.Queue, "seq", j.Seq)
+	if o.discarded = append(o.discarded, j); len(o.discarded) > 1 {
+		return
+	}
 	ctx := o.attempts
 	o.flights.Go(func() {
-		if j.ID.UUID == uuid.Nil && !o.deadLetter(ctx, j.ID.Queue, j.Seq, 0, noJob()) {
-			return
+		for isDone := false; !isDone && ctx.Err() == nil; {
+			if j.ID.UUID != uuid.Nil || o.deadLetter(ctx, j.ID.Queue, j.Seq, 0, noJob()) {
+				o.persist(ctx, "a message cannot be removed from its queue", func(ctx context.Context) error {
+					return o.jobs.Remove(ctx, j.ID.Queue, j.Seq)
+				})
+			}
+			o.mu.Lock()
+			o.discarded = o.discarded[1:]
+			if isDone = len(o.discarded) == 0; !isDone {
+				j = o.discarded[0]
+			}
+			o.mu.Unlock()
 		}
-		o.persist(ctx, "a message cannot be removed from its queue", func(ctx context.Context) error {
-			return o.jobs.Remove(ctx, j.ID.Queue, j.Seq)
-		})
 	})
 }
 
@@ -312,7 +336,9 @@ func (o *owner) low() uint64 {
 		out = min(out, r.low)
 	}
 	for _, e := range o.order.delayed.items {
-		out = min(out, e.record)
+		if e.record > 0 {
+			out = min(out, e.record)
+		}
 	}
 	for _, r := range o.records {
 		out = min(out, r.Seq)
@@ -329,10 +355,8 @@ func (o *owner) checkCancelled(id pipeline.JobID) {
 	switch {
 	case e == nil || e.line.queue != string(id.Queue) || o.attempts == nil:
 	case o.running[e.id] != nil:
-		if cancel := o.running[e.id].cancel; cancel != nil {
-			cancel()
-		}
+		o.running[e.id].cancel()
 	case o.ending < maxEnding:
-		o.startEnd(e, func(ctx context.Context) { o.endUnlessOpen(ctx, e) })
+		o.startEnd(e, func(ctx, _ context.Context) { o.endUnlessOpen(ctx, e) })
 	}
 }

@@ -22,6 +22,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/mesh/credentials"
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/store"
 )
 
 // HTTPTarget is an HTTP endpoint, such as an OpenAI-compatible server. The call of a job is
@@ -135,6 +136,9 @@ func newHTTPTarget(c HTTPTarget, maxInFlight int) (*httpTarget, error) {
 		},
 	}}, nil
 }
+
+// Timeout implements Target.
+func (t *httpTarget) Timeout(store.StoredJob) time.Duration { return DefaultTimeout }
 
 // Do implements Target.
 func (t *httpTarget) Do(ctx context.Context, a Attempt) Answer {

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -259,6 +260,7 @@ func (s *Service) submitFault(ctx context.Context, queue pipeline.QueueName, err
 		return fault.Newf(fault.PayloadTooLarge, "the job is too large: %w", err)
 	case errors.Is(err, bus.ErrNoQueue):
 		s.jobs.queues[queue].reset(ctx)
+		s.jobs.stream.reset(ctx)
 	}
 	return unavailable(err)
 }
@@ -464,6 +466,9 @@ func (s *Service) ListJobs(ctx context.Context, in *inferencev1.ListJobsRequest)
 	next := s.nextQueued
 	if in.GetEnded() {
 		next = s.nextEnded
+	}
+	if in.GetAfter() == math.MaxUint64 {
+		return out, nil
 	}
 	for at, reads := in.GetAfter(), 0; ; reads++ {
 		job, seq, err := next(ctx, queue, tenant, at+1)

@@ -136,7 +136,7 @@ func (s *Service) check(id pipeline.RequestID, r *Request, p *pipeline.Pipeline,
 	if r.Timeout < 0 {
 		return nil, fault.Newf(fault.InvalidRequest, "timeout: %s is negative", r.Timeout).WithViolation("timeout", "negative")
 	}
-	limit := min(cmp.Or(p.Timeout, s.settings.Timeout), s.settings.MaxTimeout)
+	limit := s.limitOf(p)
 	durability, f := durabilityOf(r, p)
 	if f != nil {
 		return nil, f
@@ -156,6 +156,20 @@ func (s *Service) check(id pipeline.RequestID, r *Request, p *pipeline.Pipeline,
 		Metadata:       r.Metadata,
 		Parts:          r.Inputs,
 	}, nil
+}
+
+// limitOf is the longest that a request of the pipeline may take.
+func (s *Service) limitOf(p *pipeline.Pipeline) time.Duration {
+	return min(cmp.Or(p.Timeout, s.settings.Timeout), s.settings.MaxTimeout)
+}
+
+// TimeoutOf returns how long a request may take; MaxTimeout if its pipeline is unknown.
+func (s *Service) TimeoutOf(r *Request) time.Duration {
+	limit := s.settings.MaxTimeout
+	if p, f := s.Resolve(r.Pipeline, r.ByModel); f == nil {
+		limit = s.limitOf(&p)
+	}
+	return min(cmp.Or(max(0, r.Timeout), limit), limit)
 }
 
 // checkInputs rejects what hosts cannot read: they drop such an item without a

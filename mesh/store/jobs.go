@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"google.golang.org/protobuf/proto"
 
@@ -69,6 +70,8 @@ var (
 	ErrNoJob = errors.New("no such job")
 	// ErrJobChanged means that the record of the job is another one than expected.
 	ErrJobChanged = errors.New("another process has changed the job")
+	// ErrNotStorable means that a record is too large, or has text that is not UTF-8.
+	ErrNotStorable = errors.New("the record of the job cannot be stored")
 	// ErrNotAJob means that a message is no job.
 	ErrNotAJob = errors.New("the message is no job")
 )
@@ -231,11 +234,14 @@ func (s *Jobs) record(msg *bus.StoredMessage, err error) (StoredRecord, error) {
 func (s *Jobs) PutRecord(ctx context.Context, id pipeline.JobID, tenant string, after uint64, r *meshv1.JobRecord) (uint64, error) {
 	m, err := s.bus.JobRecord(id, tenant, after, r)
 	if err != nil {
-		return 0, s.wrap(err)
+		return 0, s.wrap(fmt.Errorf("%w: %w", ErrNotStorable, err))
 	}
 	receipt, err := s.bus.PublishAndWait(ctx, m)
-	if err == nil && receipt.Duplicate {
+	switch {
+	case err == nil && receipt.Duplicate:
 		err = ErrJobChanged
+	case errors.Is(err, bus.ErrTooLarge):
+		err = fmt.Errorf("%w: %w", ErrNotStorable, err)
 	}
 	return receipt.Seq, s.wrap(err)
 }
@@ -266,6 +272,9 @@ func (s *Jobs) Follow(ctx context.Context, queue pipeline.QueueName, handle func
 // UnendedRecords passes the numbers of the records from a number on that are no ends, of the
 // jobs of some queues, to handle.
 func (s *Jobs) UnendedRecords(ctx context.Context, queues []pipeline.QueueName, from uint64, handle func(seq uint64)) error {
+	if len(queues) == 0 {
+		return nil
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	config := jetstream.OrderedConsumerConfig{HeadersOnly: true, DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: max(1, from)}
@@ -291,6 +300,10 @@ func (s *Jobs) RecordAt(ctx context.Context, seq uint64) (StoredRecord, error) {
 
 // follow passes the messages of a stream to handle until the context ends.
 func (s *Jobs) follow(ctx context.Context, stream string, config jetstream.OrderedConsumerConfig, caughtUp func(), handle func(jetstream.Msg, *jetstream.MsgMetadata)) error {
+	epoch, err := s.createdAt(ctx, stream)
+	if err != nil {
+		return err
+	}
 	consumer, err := s.bus.JetStream().OrderedConsumer(ctx, stream, config)
 	if err != nil {
 		return s.wrap(err)
@@ -299,10 +312,14 @@ func (s *Jobs) follow(ctx context.Context, stream string, config jetstream.Order
 	if err != nil {
 		return s.wrap(err)
 	}
-	if info.NumPending == 0 {
-		caughtUp()
+	waiting := true
+	catchUp := func(pending uint64) {
+		if waiting && pending == 0 {
+			waiting = false
+			caughtUp()
+		}
 	}
-	waiting := info.NumPending > 0
+	catchUp(info.NumPending)
 	messages, err := consumer.Messages(jetstream.PullMaxMessages(followBatch))
 	if err != nil {
 		return s.wrap(err)
@@ -310,7 +327,22 @@ func (s *Jobs) follow(ctx context.Context, stream string, config jetstream.Order
 	defer context.AfterFunc(ctx, messages.Stop)()
 	defer messages.Stop()
 	for {
-		msg, err := messages.Next()
+		msg, err := messages.Next(jetstream.NextMaxWait(followCheck))
+		if errors.Is(err, nats.ErrTimeout) {
+			// Messages may have been removed, or the stream may be another one.
+			now, err := s.createdAt(ctx, stream)
+			if err == nil && !now.Equal(epoch) {
+				err = s.wrap(fmt.Errorf("stream %s was created again", stream))
+			}
+			if err == nil && waiting {
+				info, err = consumer.Info(ctx)
+			}
+			if err != nil {
+				return cmp.Or(ctx.Err(), err)
+			}
+			catchUp(info.NumPending)
+			continue
+		}
 		if err != nil {
 			return cmp.Or(ctx.Err(), s.wrap(err))
 		}
@@ -319,15 +351,25 @@ func (s *Jobs) follow(ctx context.Context, stream string, config jetstream.Order
 			return s.wrap(err)
 		}
 		handle(msg, at)
-		if waiting && at.NumPending == 0 {
-			waiting = false
-			caughtUp()
-		}
+		catchUp(at.NumPending)
 	}
 }
 
-// followBatch is how many messages without payloads are requested at a time.
-const followBatch = 4096
+// createdAt tells a stream from another one of its name.
+func (s *Jobs) createdAt(ctx context.Context, stream string) (time.Time, error) {
+	found, err := s.bus.JetStream().Stream(ctx, stream)
+	if err != nil {
+		return time.Time{}, s.wrap(err)
+	}
+	return found.CachedInfo().Created, nil
+}
+
+const (
+	// followBatch is how many messages without payloads are requested at a time.
+	followBatch = 4096
+	// followCheck is how often a stream without new messages is looked at.
+	followCheck = 2 * time.Second
+)
 
 // Control returns a value that dispatchers share, and its number; nil and 0 if there is none.
 func (s *Jobs) Control(ctx context.Context, kind, name string) ([]byte, uint64, error) {

@@ -524,8 +524,8 @@ type isSubmitJobRequest_Payload interface {
 
 type SubmitJobRequest_Infer struct {
 	// For a queue whose target is this mesh. Its pipeline may be empty if the queue has one.
-	// Its idempotency_key, priority, timeout and durability are the job's and the attempts';
-	// wait_for_capacity is not used.
+	// Its timeout and durability are those of each attempt. idempotency_key and
+	// wait_for_capacity are refused, and priority is not used: the queue has a class.
 	Infer *InferRequest `protobuf:"bytes,2,opt,name=infer,proto3,oneof"`
 }
 
