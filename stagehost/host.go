@@ -31,6 +31,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -327,7 +328,7 @@ func (h *Host) connect() error {
 	h.dead = store.NewDeadLetters(conn, h.settings.DeadLetters)
 	h.runRecords = store.NewRuns(conn, h.settings.RunRecords)
 	err = h.pull(h.settings.Stage, h.settings.Queue)
-	if err == nil && h.loader != nil {
+	if err == nil && h.loader != nil && slices.Contains(h.settings.Queue.Durabilities, pipeline.Memory) {
 		err = h.pull(pipeline.HostQueue(h.settings.Stage, h.settings.Host), h.settings.OwnQueue())
 	}
 	if err == nil {
