@@ -53,7 +53,7 @@ func TestDispatcherAloneForwardsJobsOfOthers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer response.Body.Close() //nolint:errcheck // it was only read
+	defer response.Body.Close()
 	if body, err := io.ReadAll(response.Body); err != nil || response.StatusCode != http.StatusOK {
 		t.Errorf("/readyz: %s, %s, %v", response.Status, body, err)
 	}
