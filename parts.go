@@ -86,7 +86,7 @@ func (m *Mesh) assemble() (p *parts, err error) {
 	}
 	if m.settings.Dispatcher && p.gateway != nil && len(m.settings.Jobs.Queues) > 0 {
 		if p.dispatcher, err = dispatch.New(dispatch.Settings{
-			Config: m.settings.Jobs, Mesh: m.settings.Mesh, Bus: to, DeadLetters: m.settings.DeadLetters, Logger: m.settings.Logger,
+			Config: m.settings.Jobs, Mesh: m.settings.Mesh, Bus: to, DeadLetters: m.settings.DeadLetters, Logger: m.settings.Logger, Meter: m.settings.Meter,
 			Target: func(dispatch.PoolConfig) dispatch.Target { return meshTarget{p.gateway} },
 			Stages: meshTarget{p.gateway}.stages, ReadyHosts: meshTarget{p.gateway}.readyHosts,
 		}); err != nil {

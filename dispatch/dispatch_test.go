@@ -7,9 +7,11 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"go.opentelemetry.io/otel/metric/noop"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -109,7 +111,7 @@ func newMesh(t testing.TB, edits ...func(*Config)) *meshBed {
 func (b *meshBed) start(target Target) (stop func()) {
 	b.t.Helper()
 	d, err := New(Settings{
-		Config: b.config, Mesh: "test", Bus: bus.Settings{URL: b.broker.URL()}, DrainTimeout: time.Second, Logger: slog.New(slog.DiscardHandler),
+		Config: b.config, Mesh: "test", Bus: bus.Settings{URL: b.broker.URL()}, DrainTimeout: time.Second, Logger: slog.New(slog.DiscardHandler), Meter: noop.Meter{},
 		Target: func(PoolConfig) Target { return target },
 	})
 	if err != nil {
@@ -137,12 +139,17 @@ func (b *meshBed) submit(edits ...func(*bus.JobHeader)) pipeline.JobID {
 
 func (b *meshBed) submitAs(id pipeline.JobID, edits ...func(*bus.JobHeader)) {
 	b.t.Helper()
+	b.submitFor("", id, edits...)
+}
+
+func (b *meshBed) submitFor(tenant string, id pipeline.JobID, edits ...func(*bus.JobHeader)) {
+	b.t.Helper()
 	h := bus.JobHeader{Deadline: time.Now().Add(time.Hour)}
 	for _, edit := range edits {
 		edit(&h)
 	}
 	job := &meshv1.QueuedJob{Job: &inferencev1.Job{Id: id.String(), Queue: string(queue), AcceptedAt: timestamppb.Now(), Deadline: timestamppb.New(h.Deadline)}, Payload: &meshv1.QueuedJob_Infer{Infer: &inferencev1.InferRequest{}}}
-	if _, added, err := b.jobs.Submit(b.t.Context(), id, "", h, job); err != nil || !added {
+	if _, added, err := b.jobs.Submit(b.t.Context(), id, tenant, h, job); err != nil || !added {
 		b.t.Fatalf("added %t, %v", added, err)
 	}
 }
@@ -223,6 +230,45 @@ func TestJobsRunOnceWithinTheirPool(t *testing.T) {
 	}
 	if target.most > 4 {
 		t.Errorf("%d in flight, 4 may be", target.most)
+	}
+}
+
+func TestTenantAtItsLimitIsPassedOver(t *testing.T) {
+	t.Parallel()
+	b := newMesh(t, func(c *Config) {
+		p := c.Pools["main"]
+		p.TenantLimit.Concurrency = 1
+		c.Pools["main"] = p
+	})
+	target, finish := &stub{}, make(chan struct{})
+	var most, a atomic.Int64
+	target.answer = func(_ context.Context, at Attempt) Answer {
+		if at.Tenant == "a" {
+			most.Store(max(most.Load(), a.Add(1)))
+			<-finish
+			a.Add(-1)
+		}
+		return Answer{Infer: new(inferencev1.InferResponse)}
+	}
+	var limited []pipeline.JobID
+	for range 3 {
+		id := pipeline.NewJobID(queue)
+		b.submitFor("a", id)
+		limited = append(limited, id)
+	}
+	other := b.submit()
+	b.start(target)
+	b.wantEnd(other, hasSucceeded, "", 1)
+	close(finish)
+	for _, id := range limited {
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		if r, err := b.jobs.AwaitEnd(ctx, id, "a"); err != nil || r.GetJob().GetState() != hasSucceeded {
+			t.Errorf("%v, %v", r, err)
+		}
+		cancel()
+	}
+	if most.Load() != 1 {
+		t.Errorf("%d jobs of the tenant ran at a time", most.Load())
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"go.opentelemetry.io/otel/metric"
 	"golang.org/x/sync/errgroup"
 
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
@@ -76,6 +77,7 @@ type Settings struct {
 	// DefaultDrainTimeout.
 	DrainTimeout time.Duration
 	Logger       *slog.Logger
+	Meter        metric.Meter
 }
 
 // DefaultDrainTimeout is that of Settings.
@@ -92,6 +94,7 @@ type Dispatcher struct {
 	ready chan struct{}
 	// targets are those of the pools.
 	targets map[string]Target
+	metrics *metrics
 	// reconnects counts the connections to the broker after the first.
 	reconnects atomic.Int64
 }
@@ -118,7 +121,9 @@ func New(s Settings) (*Dispatcher, error) {
 		}
 		d.targets[name] = target
 	}
-	return d, nil
+	var err error
+	d.metrics, err = newMetrics(s.Meter)
+	return d, err
 }
 
 // Run dispatches until the context ends, and then waits for running attempts.
@@ -226,6 +231,7 @@ var errLeaseLost = errors.New("the lease was lost")
 // attempts that run.
 func (d *Dispatcher) ownPool(ctx context.Context, conn *bus.Bus, pool string, l *lease) error {
 	o := newOwner(d, pool, l)
+	defer d.metrics.own(pool, o)()
 	stop, err := conn.ServeJobCancels(o.checkCancelled)
 	if err != nil {
 		return err

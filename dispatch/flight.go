@@ -255,6 +255,7 @@ func (o *owner) settle(ctx context.Context, e *entry, r *meshv1.JobRecord, answe
 		o.giveBack(e) // the next owner resumes the attempt
 		return
 	}
+	o.metrics.attempt(o.pool, out)
 	now, job, state := time.Now(), r.GetJob(), inferencev1.JobState_JOB_STATE_FAILED
 	o.mu.Lock()
 	a := attempt{
@@ -347,7 +348,8 @@ func (o *owner) store(ctx context.Context, e *entry, r *meshv1.JobRecord) {
 	if !o.put(ctx, e, r) {
 		return
 	}
-	if store.IsEnd(r.GetJob().GetState()) {
+	if state := r.GetJob().GetState(); store.IsEnd(state) {
+		o.metrics.end(e.line.queue, state)
 		o.leave(ctx, e)
 		return
 	}
@@ -394,6 +396,8 @@ func (o *owner) finish(e *entry) {
 	o.credit.finish(e.id, interrupted, 0, time.Now()) // unless settle has done that
 	if o.running[e.id].isEnding {
 		o.ending--
+	} else {
+		o.limit.end(e.line.tenant)
 	}
 	delete(o.running, e.id)
 	o.wake()

@@ -2,8 +2,7 @@ package dispatch
 
 import "time"
 
-// The limits of a pool hold for a key each, a tenant or the value of an attribute. They
-// are pure, and not safe for concurrent use. Keys are dropped once they say nothing.
+// The limits of a pool hold for a key each, a tenant. They are pure, and not safe for concurrent use. Keys are dropped once they say nothing.
 
 // concurrencyLimit bounds the jobs of a key in flight.
 type concurrencyLimit struct {
@@ -73,102 +72,47 @@ func (l *rateLimit) start(key string, now time.Time) {
 	l.sweep = max(minSwept, 2*len(l.starts))
 }
 
-// quotaUse is what a store has of a key: how much was reserved in the window that begins
-// then.
-type quotaUse struct {
-	window   time.Time
-	reserved int64
+// tenantLimit bounds the jobs of each tenant in a pool.
+type tenantLimit struct {
+	concurrency *concurrencyLimit // nil where there is none
+	rate        *rateLimit        // nil where there is none
 }
 
-// quota bounds what the jobs of a key cost in each window; windows begin at multiples of
-// their length. What a key may use is first reserved in a store, in blocks. So the death
-// of a dispatcher loses the rest of a block, and the quota is never exceeded.
-type quota struct {
-	most   int64
-	window time.Duration
-	// block is how much is reserved at once.
-	block int64
-	keys  map[string]*quotaKey
-}
-
-type quotaKey struct {
-	quotaUse
-	free int64 // reserved and not used
-}
-
-func newQuota(most int64, window time.Duration, block int64) *quota {
-	return &quota{most: most, window: window, block: block, keys: map[string]*quotaKey{}}
-}
-
-// quotaState is what a quota says of a job.
-type quotaState uint8
-
-const (
-	// within: the job may start.
-	within quotaState = iota
-	// reserve: the store has to be written first.
-	reserve
-	// exhausted: the job waits for the next window.
-	exhausted
-)
-
-// permits reports whether a job of that cost may start now. Where that takes a
-// reservation, it returns what to store; the store confirms that by stored.
-func (q *quota) permits(key string, cost int64, now time.Time) (quotaState, quotaUse) {
-	window := now.Truncate(q.window)
-	k := q.keys[key]
-	if k == nil || k.window.Before(window) {
-		k = &quotaKey{quotaUse: quotaUse{window: window}}
+func newTenantLimit(c LimitConfig, now time.Time) tenantLimit {
+	var out tenantLimit
+	if c.Concurrency > 0 {
+		out.concurrency = newConcurrencyLimit(c.Concurrency)
 	}
-	missing := cost - k.free
-	if missing <= 0 {
-		return within, k.quotaUse
+	if c.Rate > 0 {
+		out.rate = newRateLimit(c.Rate, c.Window, now)
 	}
-	available := q.most - k.reserved
-	if missing > available {
-		return exhausted, k.quotaUse
-	}
-	return reserve, quotaUse{window: k.window, reserved: k.reserved + min(available, max(missing, q.block))}
+	return out
 }
 
-// load takes what the store had when the pool got its owner, or when another wrote it.
-// None of it is free.
-func (q *quota) load(key string, use quotaUse) { q.keys[key] = &quotaKey{quotaUse: use} }
-
-// stored takes what the store has confirmed, which permits returned.
-func (q *quota) stored(key string, use quotaUse) {
-	k := q.keys[key]
-	if k == nil || !k.window.Equal(use.window) {
-		k = &quotaKey{quotaUse: quotaUse{window: use.window}}
-		q.keys[key] = k
+// permits reports whether a job of the tenant may start now.
+func (l tenantLimit) permits(tenant string, now time.Time) bool {
+	if l.concurrency != nil && !l.concurrency.permits(tenant) {
+		return false
 	}
-	k.free += use.reserved - k.reserved
-	k.reserved = use.reserved
+	if l.rate == nil {
+		return true
+	}
+	ok, _ := l.rate.permits(tenant, now)
+	return ok
 }
 
-// use charges a job that starts, and returns the window that pays for it.
-func (q *quota) use(key string, cost int64) (window time.Time) {
-	k := q.keys[key]
-	if k == nil {
-		return window // the job costs nothing
+// start takes note of a job that starts, or was found running.
+func (l tenantLimit) start(tenant string, now time.Time) {
+	if l.concurrency != nil {
+		l.concurrency.start(tenant)
 	}
-	k.free -= cost
-	return k.window
-}
-
-// correct adds what a job cost more than was charged for it, or less if negative. Later
-// windows neither gain nor lose by it.
-func (q *quota) correct(key string, window time.Time, more int64) {
-	if k := q.keys[key]; k != nil && k.window.Equal(window) {
-		k.free -= more
+	if l.rate != nil {
+		l.rate.start(tenant, now)
 	}
 }
 
-// drop forgets the keys whose windows are over.
-func (q *quota) drop(now time.Time) {
-	for key, k := range q.keys {
-		if now.Sub(k.window) >= q.window {
-			delete(q.keys, key)
-		}
+func (l tenantLimit) end(tenant string) {
+	if l.concurrency != nil {
+		l.concurrency.end(tenant)
 	}
 }

@@ -360,47 +360,12 @@ func (o *order) nextEvent() (at int64, ok bool) {
 	return at, at < math.MaxInt64
 }
 
-// ahead returns how many waiting jobs of its line go before a job. It looks at all of
-// them.
-func (o *order) ahead(e *entry) int {
-	n := 0
-	for _, jobs := range [][]*entry{e.line.run, e.line.rest.items} {
-		for _, other := range jobs {
-			if other != nil && other.before(e) {
-				n++
-			}
-		}
-	}
-	return n
-}
-
 // count returns how many jobs of a queue wait, and how many are delayed.
 func (o *order) count(queue string) queueCount {
 	if c := o.queues[queue]; c != nil {
 		return *c
 	}
 	return queueCount{}
-}
-
-// oldest returns the least sequence of the jobs of a queue that wait or are delayed. It
-// looks at all of them.
-func (o *order) oldest(queue string) (seq uint64, ok bool) {
-	seq = math.MaxUint64
-	look := func(jobs []*entry) {
-		for _, e := range jobs {
-			if e != nil && e.line.queue == queue {
-				seq, ok = min(seq, e.seq), true
-			}
-		}
-	}
-	look(o.delayed.items)
-	for _, l := range o.deadlines.items {
-		if l.queue == queue {
-			look(l.run)
-			look(l.rest.items)
-		}
-	}
-	return seq, ok
 }
 
 // node is a queue, class or tenant of the tree. Its children share what it gets by

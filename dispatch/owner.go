@@ -26,10 +26,12 @@ type owner struct {
 	jobs     *store.Jobs
 	dead     *store.DeadLetters
 	// by is the dispatcher.
-	by     string
-	target Target
-	lease  *lease
-	log    *slog.Logger
+	by      string
+	target  Target
+	lease   *lease
+	pool    string
+	metrics *metrics
+	log     *slog.Logger
 	// flights are the attempts that run, and the ends that are stored.
 	flights sync.WaitGroup
 	woken   chan struct{}
@@ -44,6 +46,7 @@ type owner struct {
 	order  *order
 	gate   *poolGate
 	credit *credit // the gate's
+	limit  tenantLimit
 	times  attemptTimes
 	// known are the jobs that have not ended, running those with an attempt.
 	known   map[[16]byte]*entry
@@ -74,14 +77,14 @@ const maxEnding = 64
 func newOwner(d *Dispatcher, pool string, l *lease) *owner {
 	p := d.settings.Pools[pool]
 	o := &owner{
-		settings: d.settings, config: p, jobs: d.jobs, dead: d.dead, by: d.id, target: d.targets[pool], lease: l, log: d.log.With("pool", pool),
+		settings: d.settings, config: p, jobs: d.jobs, dead: d.dead, by: d.id, target: d.targets[pool], lease: l, pool: pool, metrics: d.metrics, log: d.log.With("pool", pool),
 		woken: make(chan struct{}, 1), order: newOrder(cmp.Or(mergePolicy(p.Merge), weighted)),
 		known: map[[16]byte]*entry{}, running: map[[16]byte]*running{}, records: map[[16]byte]store.StoredRecord{},
 	}
 	connection := d.reconnects.Load()
 	o.ensure, o.isReconnected = d.ensure, func() bool { return d.reconnects.Load() != connection }
 	o.gate = newPoolGate(&d.settings, p, time.Now())
-	o.credit = o.gate.credit
+	o.credit, o.limit = o.gate.credit, newTenantLimit(p.TenantLimit, time.Now())
 	for name, q := range d.settings.Queues {
 		if of, err := d.settings.PoolOf(name); err == nil && of == pool {
 			o.queues = append(o.queues, pipeline.QueueName(name))
@@ -196,6 +199,7 @@ func (o *owner) arrived(j store.StoredJob) {
 	e.take(r)
 	if r.GetJob().GetState() == inferencev1.JobState_JOB_STATE_RUNNING {
 		o.credit.sent(e.id, e.cost, r.GetJob().GetStartedAt().AsTime())
+		o.limit.start(e.line.tenant, now)
 		o.start(e, r.Seq, func(ctx, cut context.Context) { o.resume(ctx, cut, e, r) })
 		return
 	}
@@ -258,7 +262,7 @@ func (o *owner) advance(now time.Time) time.Duration {
 		o.startEnd(e, func(ctx, _ context.Context) { o.expire(ctx, e) })
 	}
 	for o.lease.isHeld(now) {
-		e := o.order.next(func(*line) bool { return false })
+		e := o.order.next(func(l *line) bool { return !o.limit.permits(l.tenant, now) })
 		if e == nil || e.deadline <= now.UnixNano() { // it ends as soon as other ends are stored
 			break
 		}
@@ -273,6 +277,7 @@ func (o *owner) advance(now time.Time) time.Duration {
 		}
 		o.order.take(e)
 		o.credit.sent(e.id, e.cost, now)
+		o.limit.start(e.line.tenant, now)
 		o.start(e, o.highest.Load(), func(ctx, cut context.Context) { o.attempt(ctx, cut, e) })
 	}
 	if at, ok := o.order.nextEvent(); ok && o.ending < maxEnding {

@@ -159,9 +159,6 @@ func (s Subjects) JobOf(subject string) (id pipeline.JobID, tenant string, ok bo
 // JobCancel is the subject on which gateways say that a job was cancelled.
 func (s Subjects) JobCancel() string { return string(s.mesh) + ".jobcancel" }
 
-// Pools is the subject on which dispatchers answer about the pools that they own.
-func (s Subjects) Pools() string { return string(s.mesh) + ".pools" }
-
 // JobControl is the subject of a value that dispatchers share, such as the lease of a pool;
 // "*" matches any.
 func (s Subjects) JobControl(kind, name string) string {
