@@ -9,6 +9,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/store"
 )
 
@@ -17,6 +18,11 @@ import (
 type meshTarget struct{ gateway *gateway.Gateway }
 
 var _ dispatch.Target = meshTarget{}
+
+// Forget implements dispatch.Target. A result that stays is gone after its retention.
+func (t meshTarget) Forget(ctx context.Context, request pipeline.RequestID) {
+	_ = t.gateway.Service().DeleteStored(ctx, request)
+}
 
 // Timeout implements dispatch.Target.
 func (t meshTarget) Timeout(j store.StoredJob) time.Duration {

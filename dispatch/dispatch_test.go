@@ -32,10 +32,17 @@ type stub struct {
 	answer func(ctx context.Context, a Attempt) Answer
 	resume func(ctx context.Context, a Attempt) (Answer, bool)
 
+	// forgotten has the requests that Forget was called with.
+	forgotten sync.Map
+
 	mu       sync.Mutex
 	runs     map[string]int
 	inFlight int
 	most     int
+}
+
+func (s *stub) Forget(_ context.Context, request pipeline.RequestID) {
+	s.forgotten.Store(request, true)
 }
 
 func (s *stub) Timeout(store.StoredJob) time.Duration { return 0 }
@@ -224,8 +231,12 @@ func TestJobsRunOnceWithinTheirPool(t *testing.T) {
 		ids = append(ids, b.submit())
 	}
 	for _, id := range ids {
-		if r := b.end(id); r.GetJob().GetState() != hasSucceeded || r.GetInfer().GetRequestId() != r.GetJob().GetRequestId() || target.ran(id) != 1 {
+		r := b.end(id)
+		if r.GetJob().GetState() != hasSucceeded || r.GetInfer().GetRequestId() != r.GetJob().GetRequestId() || target.ran(id) != 1 {
 			t.Errorf("%v, %d runs", r, target.ran(id))
+		}
+		if _, ok := target.forgotten.Load(pipeline.RequestID(r.GetJob().GetRequestId())); !ok {
+			t.Errorf("the target keeps the answer of %s", id)
 		}
 	}
 	if target.most > 4 {

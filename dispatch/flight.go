@@ -348,6 +348,9 @@ func (o *owner) store(ctx context.Context, e *entry, r *meshv1.JobRecord) {
 	if !o.put(ctx, e, r) {
 		return
 	}
+	if request := r.GetJob().GetRequestId(); request != "" {
+		o.target.Forget(ctx, pipeline.RequestID(request))
+	}
 	if state := r.GetJob().GetState(); store.IsEnd(state) {
 		o.metrics.end(e.line.queue, state)
 		o.leave(ctx, e)

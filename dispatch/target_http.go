@@ -22,6 +22,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/mesh/credentials"
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/store"
 )
 
@@ -136,6 +137,9 @@ func newHTTPTarget(c HTTPTarget, maxInFlight int) (*httpTarget, error) {
 		},
 	}}, nil
 }
+
+// Forget implements Target.
+func (t *httpTarget) Forget(context.Context, pipeline.RequestID) {}
 
 // Timeout implements Target.
 func (t *httpTarget) Timeout(store.StoredJob) time.Duration { return DefaultTimeout }

@@ -101,6 +101,11 @@ func (s *Service) AwaitStored(ctx context.Context, id pipeline.RequestID) (r *Re
 	return storedResponse(found), nil, true
 }
 
+// DeleteStored deletes the stored result of a request that the process itself has made.
+func (s *Service) DeleteStored(ctx context.Context, id pipeline.RequestID) error {
+	return s.results.Delete(ctx, id)
+}
+
 // Key is an idempotency key. Calls replace its tenant by their own.
 type Key = store.Key
 

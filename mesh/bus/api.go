@@ -191,6 +191,14 @@ func (b *Bus) StoredResult(ctx context.Context, request pipeline.RequestID) ([]b
 	return msg.Data, nil
 }
 
+// DeleteResult deletes a request's stored result, if it has one.
+func (b *Bus) DeleteResult(ctx context.Context, request pipeline.RequestID) error {
+	var answer struct{}
+	return b.api(ctx, "STREAM.PURGE."+b.ResultStream(), struct {
+		Filter string `json:"filter"`
+	}{b.Subjects.Result(request)}, &answer)
+}
+
 // Backlog is the content of a queue, with the items in flight, also those that were handed
 // to hosts in this process.
 type Backlog struct {

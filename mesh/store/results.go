@@ -69,6 +69,11 @@ func (s *Results) Get(ctx context.Context, request pipeline.RequestID) (*envelop
 	return envelope.DecodeResult(data)
 }
 
+// Delete deletes a request's result, which nobody needs any more.
+func (s *Results) Delete(ctx context.Context, request pipeline.RequestID) error {
+	return s.wrap(s.bus.DeleteResult(ctx, request))
+}
+
 // Pauses between two reads of Results.Wait. A result is published a little before
 // it is stored, so the first is short.
 const (
