@@ -197,6 +197,9 @@ type gatewaySpec struct {
 	// drainDelay is how long it serves on after SIGTERM.
 	drainDelay time.Duration
 	env        []string
+	// jobs is the section of that name; with dispatches the member is a dispatcher too.
+	jobs       map[string]any
+	dispatches bool
 }
 
 // gateway starts a gateway with the pipeline "echo", and waits until it is ready.
@@ -227,8 +230,14 @@ func (f *fleet) launchGateway(s gatewaySpec) *member {
 		pipelines[name] = map[string]any{"steps": steps}
 	}
 	m := &member{fleet: f, env: s.env, link: f.newLink()}
-	m.args = []string{"gateway", "--admin", anyPort, "--config", f.meshFile(m.link,
-		"stages", known, "pipelines", pipelines, "gateway", map[string]any{"drain_delay": s.drainDelay.String()})}
+	sections := []any{"stages", known, "pipelines", pipelines, "gateway", map[string]any{"drain_delay": s.drainDelay.String()}}
+	if s.jobs != nil {
+		sections = append(sections, "jobs", s.jobs)
+	}
+	m.args = []string{"gateway", "--admin", anyPort, "--config", f.meshFile(m.link, sections...)}
+	if s.dispatches {
+		m.args = append([]string{"up", "--stages", "", "--ops", anyPort}, m.args[1:]...)
+	}
 	m.launch()
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -345,7 +354,7 @@ func (m *member) launch() {
 	args := m.args
 	if addr := m.address(); addr != "" && args[0] != "stage" {
 		args = append([]string{args[0], "--listen", addr}, args[1:]...)
-	} else if args[0] == "gateway" {
+	} else if args[0] == "gateway" || args[0] == "up" {
 		args = append([]string{args[0], "--listen", anyPort}, args[1:]...)
 	}
 	if m.stalls == "" {
@@ -357,7 +366,7 @@ func (m *member) launch() {
 }
 
 var (
-	readyLine      = regexp.MustCompile(`is ready on (?:host |http://)?(\S+)(?: \((?:admin: http://(\S+), )?operations: http://(\S+)\))?`)
+	readyLine      = regexp.MustCompile(`is ready(?: on|:) (?:host |http://)?(\S+)(?: \((?:docs: \S+, )?(?:admin: http://(\S+), )?operations: http://(\S+)\))?`)
 	operationsLine = regexp.MustCompile(`operations port listens" address=(\S+)`)
 )
 

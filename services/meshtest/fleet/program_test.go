@@ -138,6 +138,8 @@ const (
 	holdPrefix = "hold"
 	// cancelledSuffix is added to the path of the record of runs: when they were cancelled.
 	cancelledSuffix = ".cancelled"
+	// atOnceSuffix is added to it: how many items have run at once.
+	atOnceSuffix = ".at-once"
 )
 
 // runnerSettings are a hostSpec in a mesh file.
@@ -151,15 +153,18 @@ type runnerSettings struct {
 
 // recorder is a runner that records the items that it runs before it runs them.
 type recorder struct {
-	settings          runnerSettings
-	id                string
-	runs              atomic.Int64
-	record, cancelled *os.File
+	settings runnerSettings
+	id       string
+	runs     atomic.Int64
+	// running are the items that run now, most is the highest number of them so far.
+	running, most atomic.Int64
+	// atOnce has the values of most.
+	record, cancelled, atOnce *os.File
 }
 
 func newRunner(s runnerSettings) (*inproc.Runner, error) {
 	r := &recorder{settings: s, id: uuid.NewString()}
-	for path, file := range map[string]**os.File{s.Record: &r.record, s.Record + cancelledSuffix: &r.cancelled} {
+	for path, file := range map[string]**os.File{s.Record: &r.record, s.Record + cancelledSuffix: &r.cancelled, s.Record + atOnceSuffix: &r.atOnce} {
 		var err error
 		if *file, err = os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600); err != nil {
 			return nil, err
@@ -174,6 +179,14 @@ func (r *recorder) run(ctx context.Context, batch runner.Batch, sink runner.Sink
 		return err
 	}
 	run := r.runs.Add(1)
+	defer r.running.Add(-int64(len(batch.Items)))
+	for now := r.running.Add(int64(len(batch.Items))); now > r.most.Load(); {
+		if most := r.most.Load(); now > most && r.most.CompareAndSwap(most, now) {
+			if _, err := fmt.Fprintf(r.atOnce, "%d items\n", now); err != nil {
+				return err
+			}
+		}
+	}
 	answers := make([][]payload.Part, len(batch.Items))
 	for i, item := range batch.Items {
 		answers[i] = []payload.Part{r.answer(item, run)}

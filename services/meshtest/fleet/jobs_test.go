@@ -1,0 +1,304 @@
+package fleet
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stagemesh/stagemesh/internal/testbed"
+)
+
+// jobsInFlight is the bound of the pool of jobsFleet.
+const jobsInFlight = 8
+
+// jobsFleet is a fleet with a host, a gateway and two dispatchers, which are gateways too.
+type jobsFleet struct {
+	*fleet
+	t           *testing.T
+	stage       *member
+	dispatchers []*member
+	// owner is the dispatcher that owns the pool.
+	owner *member
+	// accepted are the IDs of the jobs, by their texts.
+	mu       sync.Mutex
+	accepted map[string]string
+	next     atomic.Int64
+}
+
+// newJobsFleet starts all but the dispatchers. A job takes that long.
+func newJobsFleet(t *testing.T, run time.Duration) *jobsFleet {
+	t.Helper()
+	f := &jobsFleet{t: t, fleet: newFleet(t, brokerRegistry), accepted: map[string]string{}}
+	f.stage = f.host(hostSpec{run: run, chunks: 1, slots: 8 * jobsInFlight})
+	f.gatewayOf(f.spec(false))
+	return f
+}
+
+func (f *jobsFleet) spec(dispatches bool) gatewaySpec {
+	return gatewaySpec{dispatches: dispatches, jobs: map[string]any{
+		"pools":  map[string]any{"main": map[string]any{"target": map[string]any{"pipelines": []string{"echo"}}, "max_in_flight": jobsInFlight}},
+		"queues": map[string]any{"nightly": map[string]any{}},
+	}}
+}
+
+func (f *jobsFleet) dispatch() {
+	f.t.Helper()
+	for range 2 {
+		f.dispatchers = append(f.dispatchers, f.gatewayOf(f.spec(true)))
+	}
+	f.awaitOwner()
+}
+
+// awaitOwner waits until another dispatcher than the last one owns the pool.
+func (f *jobsFleet) awaitOwner() {
+	f.t.Helper()
+	before := f.owner
+	testbed.Eventually(f.t, "a dispatcher owns the pool", func() bool {
+		for _, m := range f.dispatchers {
+			if m != before && m.Err.Has("owns the pool") {
+				f.owner = m
+				return true
+			}
+		}
+		return false
+	})
+}
+
+// submit submits a job until a gateway has accepted it, with a key of its own.
+func (f *jobsFleet) submit(ctx context.Context, client *http.Client, text string) {
+	for try := 0; ctx.Err() == nil; try++ {
+		f.fleet.mu.Lock()
+		at := f.gateways[try%len(f.gateways)]
+		f.fleet.mu.Unlock()
+		r, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+at.address()+"/v1/queues/nightly/jobs", strings.NewReader(text))
+		if err != nil {
+			f.t.Error(err)
+			return
+		}
+		r.Header.Set("Content-Type", "text/plain")
+		r.Header.Set("Idempotency-Key", text)
+		var job struct{ ID string }
+		answer, err := client.Do(r)
+		if err == nil {
+			err = json.NewDecoder(answer.Body).Decode(&job)
+			_ = answer.Body.Close()
+			if answer.StatusCode == http.StatusAccepted && err == nil {
+				f.mu.Lock()
+				f.accepted[text] = job.ID
+				f.mu.Unlock()
+				return
+			}
+		}
+		_ = wait(ctx, pollEvery)
+	}
+}
+
+// submitMany submits that many jobs, and returns when they are accepted.
+func (f *jobsFleet) submitMany(jobs int) {
+	f.load(jobs, 0)()
+}
+
+// load submits jobs, with a pause before each, until the returned function is called, or that
+// many are accepted.
+func (f *jobsFleet) load(jobs int, pause time.Duration) (finish func()) {
+	const submitters = 16
+	var submitting sync.WaitGroup
+	var stopped atomic.Bool
+	client := &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{MaxIdleConnsPerHost: submitters}}
+	last := f.next.Load() + int64(jobs)
+	for range submitters {
+		submitting.Go(func() {
+			for !stopped.Load() && wait(f.t.Context(), pause) == nil {
+				n := f.next.Add(1)
+				if n > last {
+					return
+				}
+				f.submit(f.t.Context(), client, "job-"+strconv.FormatInt(n, 10))
+			}
+		})
+	}
+	return func() {
+		stopped.Store(jobs > 1<<30)
+		submitting.Wait()
+		client.CloseIdleConnections()
+	}
+}
+
+const endless = 1 << 31
+
+// results returns the ends of all jobs: their states by their IDs.
+func (f *jobsFleet) results() map[string]string {
+	out := map[string]string{}
+	for next := uint64(0); ; {
+		var page struct {
+			Jobs []struct{ ID, State, Message string }
+			Next uint64
+		}
+		status, body := f.get(fmt.Sprintf("http://%s/v1/queues/nightly/results?limit=1000&after=%d", f.gateways[0].address(), next))
+		if err := json.Unmarshal([]byte(body), &page); status != http.StatusOK || err != nil {
+			f.t.Fatalf("%d %s", status, body)
+		}
+		for _, job := range page.Jobs {
+			if _, again := out[job.ID]; again {
+				f.t.Errorf("job %s has two ends", job.ID)
+			}
+			out[job.ID] = job.State + job.Message
+		}
+		if next = page.Next; next == 0 {
+			return out
+		}
+	}
+}
+
+// check waits for the ends of all jobs, and fails the test unless each has succeeded, has run no
+// more often than that, and the pool kept its bound.
+func (f *jobsFleet) check(mostRuns int) {
+	f.t.Helper()
+	testbed.Eventually(f.t, "all jobs have ended", func() bool { return len(f.results()) == len(f.accepted) })
+	results, runs, reruns := f.results(), f.runs(), 0
+	for text, id := range f.accepted {
+		if results[id] != "succeeded" || len(runs[text]) == 0 || len(runs[text]) > mostRuns {
+			f.t.Errorf("%s (%s): %q after runs %v", text, id, results[id], runs[text])
+		}
+		reruns += len(runs[text]) - 1
+	}
+	for _, line := range f.lines(f.stage.record + atOnceSuffix) {
+		if n, err := strconv.Atoi(line[0]); err != nil || n > jobsInFlight {
+			f.t.Errorf("%s items at once, %d may be", line[0], jobsInFlight)
+		}
+	}
+	f.t.Logf("%d jobs, %d reruns", len(f.accepted), reruns)
+}
+
+// Mesh attempts are never sent again while they may run, so no job runs twice.
+func TestJobsRunOnceWhileTheirOwnersDie(t *testing.T) {
+	t.Parallel()
+	f := newJobsFleet(t, 20*time.Millisecond)
+	f.dispatch()
+	finish := f.load(endless, 200*time.Millisecond)
+	for range pick(5, 20) {
+		f.flow(50)
+		f.owner.Kill()
+		f.awaitOwner()
+		for _, m := range f.dispatchers {
+			if m != f.owner {
+				m.start()
+			}
+		}
+	}
+	f.flow(50)
+	finish()
+	f.check(1)
+}
+
+// flow waits until so many more items have run.
+func (f *jobsFleet) flow(more int) {
+	f.t.Helper()
+	before := f.stage.runs()
+	testbed.Eventually(f.t, "jobs run", func() bool { return f.stage.runs() >= before+more })
+}
+
+// The answers of attempts that run for longer than a takeover belong to the next owner.
+func TestAttemptsOutliveTheirDispatcher(t *testing.T) {
+	t.Parallel()
+	f := newJobsFleet(t, 7*time.Second)
+	f.dispatch()
+	f.submitMany(2 * jobsInFlight)
+	testbed.Eventually(t, "the pool is full", func() bool { return f.stage.runs() == jobsInFlight })
+	f.owner.Kill()
+	f.check(1)
+}
+
+func TestPausedOwnerLeavesThePoolToAnother(t *testing.T) {
+	t.Parallel()
+	f := newJobsFleet(t, 20*time.Millisecond)
+	f.dispatch()
+	finish := f.load(endless, 200*time.Millisecond)
+	for range pick(2, 10) {
+		f.flow(50)
+		paused := f.owner
+		paused.pause()
+		f.awaitOwner()
+		f.flow(20)
+		paused.resume()
+		f.flow(50)
+		testbed.Eventually(t, "the paused one stands by", func() bool { return paused.Err.Has("no longer owns the pool") })
+		restart(paused)
+	}
+	finish()
+	f.check(1)
+}
+
+// An owner that wakes up without its lease leaves its attempts to the next owner.
+func TestPausedOwnerCancelsNoAttempt(t *testing.T) {
+	t.Parallel()
+	f := newJobsFleet(t, 12*time.Second)
+	f.dispatch()
+	f.submitMany(jobsInFlight)
+	testbed.Eventually(t, "all run", func() bool { return f.stage.runs() == jobsInFlight })
+	paused := f.owner
+	paused.pause()
+	f.awaitOwner()
+	paused.resume()
+	testbed.Eventually(t, "the paused one stands by", func() bool { return paused.Err.Has("no longer owns the pool") })
+	f.check(1)
+}
+
+func TestCancelledJobIsStoppedAtItsStage(t *testing.T) {
+	t.Parallel()
+	f := newJobsFleet(t, 10*time.Millisecond)
+	f.dispatch()
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	for _, text := range []string{holdPrefix + "-1", holdPrefix + "-2"} {
+		f.submit(t.Context(), client, text)
+		testbed.Eventually(t, "it runs", func() bool { return len(f.runs()[text]) == 1 })
+		if text == holdPrefix+"-2" { // another owner resumes it
+			f.owner.Kill()
+			f.awaitOwner()
+		}
+		if status, body := f.send(client, http.MethodDelete, "http://"+f.gateways[0].address()+"/v1/jobs/"+f.accepted[text]); status != http.StatusOK {
+			t.Fatalf("%d %s", status, body)
+		}
+		testbed.Eventually(t, "its run is cancelled", func() bool { return f.cancellations()[text] != time.Time{} })
+		testbed.Eventually(t, "it has ended", func() bool { return strings.HasPrefix(f.results()[f.accepted[text]], "cancelled") })
+	}
+}
+
+func TestJobsSurviveEveryPart(t *testing.T) {
+	t.Parallel()
+	f := newJobsFleet(t, 20*time.Millisecond)
+	f.host(hostSpec{run: 20 * time.Millisecond, chunks: 1, slots: 8 * jobsInFlight})
+	f.dispatch()
+	finish := f.load(endless, 200*time.Millisecond)
+	for range pick(1, 5) {
+		for _, m := range []*member{f.stage, f.gateways[0], f.broker, f.owner} {
+			f.flow(50)
+			m.Kill()
+			must(t, wait(t.Context(), time.Second))
+			m.start()
+		}
+		f.owner = nil
+		f.awaitOwner()
+	}
+	f.flow(50)
+	finish()
+	f.check(5)
+}
+
+// A queue of 10,000 jobs is followed again soon.
+func TestNextOwnerSendsSoon(t *testing.T) {
+	f := newJobsFleet(t, 20*time.Millisecond)
+	f.submitMany(10_000)
+	f.dispatch()
+	f.flow(50)
+	f.owner.Kill()
+	before := f.stage.runs()
+	until(t, "the next owner sends", 8*time.Second, func() bool { return f.stage.runs() > before+jobsInFlight })
+}
