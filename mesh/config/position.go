@@ -148,15 +148,15 @@ func (d *Doc) find(path Path) (at place, ok bool) {
 
 // InSection prefixes the key that each error begins with by the section.
 func InSection(section string, err error) error {
-	if several, ok := err.(interface{ Unwrap() []error }); ok {
-		var errs []error
-		for _, one := range several.Unwrap() {
-			errs = append(errs, InSection(section, one))
-		}
-		return errors.Join(errs...)
-	}
 	if err == nil {
 		return nil
+	}
+	if several := splitJoined(err); several != nil {
+		errs := make([]error, len(several))
+		for i, one := range several {
+			errs[i] = InSection(section, one)
+		}
+		return errors.Join(errs...)
 	}
 	return fmt.Errorf("%s.%w", section, err)
 }
