@@ -3,6 +3,7 @@ package dispatch
 import (
 	"context"
 	"errors"
+	"maps"
 	"sync"
 	"time"
 
@@ -10,6 +11,8 @@ import (
 	"go.opentelemetry.io/otel/metric"
 
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
+
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
 // metrics are a dispatcher's instruments. Gauges are those of the pools that it owns.
@@ -81,30 +84,20 @@ func (m *metrics) own(pool string, o *owner) (release func()) {
 func (m *metrics) snapshot() map[string]*owner {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	out := make(map[string]*owner, len(m.owners))
-	for pool, o := range m.owners {
-		out[pool] = o
-	}
-	return out
+	return maps.Clone(m.owners)
 }
 
 func (m *metrics) end(queue string, state inferencev1.JobState) {
-	m.ended.Add(context.Background(), 1, metric.WithAttributes(attribute.String("queue", queue), attribute.String("state", stateNames[state])))
+	m.ended.Add(context.Background(), 1, metric.WithAttributes(attribute.String("queue", queue), attribute.String("state", pipeline.JobStateName(state))))
 }
 
 func (m *metrics) attempt(pool string, out outcome) {
 	m.attempts.Add(context.Background(), 1, metric.WithAttributes(attribute.String("pool", pool), attribute.String("outcome", outcomeNames[out])))
 }
 
-var (
-	stateNames = map[inferencev1.JobState]string{
-		inferencev1.JobState_JOB_STATE_SUCCEEDED: "succeeded", inferencev1.JobState_JOB_STATE_FAILED: "failed",
-		inferencev1.JobState_JOB_STATE_EXPIRED: "expired", inferencev1.JobState_JOB_STATE_CANCELLED: "cancelled",
-	}
-	outcomeNames = map[outcome]string{
-		interrupted: "interrupted", succeeded: "succeeded", latched: "refused", retried: "retried", failed: "failed", poison: "poison",
-	}
-)
+var outcomeNames = map[outcome]string{
+	interrupted: "interrupted", succeeded: "succeeded", latched: "refused", retried: "retried", failed: "failed", poison: "poison",
+}
 
 // status returns the state of a pool, and how many jobs its queues have.
 func (o *owner) status(now time.Time) (gateStatus, map[string]queueCount) {

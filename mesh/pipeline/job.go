@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+
+	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 )
 
 // JobID identifies a job: its queue, and a UUID, which is the job's alone. A tenant's jobs are
@@ -46,4 +48,9 @@ func (id JobID) MintedAt() (at time.Time, ok bool) {
 	}
 	seconds, nanos := id.UUID.Time().UnixTime()
 	return time.Unix(seconds, nanos), true
+}
+
+// JobStateName returns a state as people read it: queued, running and so on.
+func JobStateName(s inferencev1.JobState) string {
+	return strings.ToLower(strings.TrimPrefix(s.String(), "JOB_STATE_"))
 }

@@ -16,6 +16,7 @@ import (
 
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/store"
 )
 
@@ -54,7 +55,7 @@ func (t *jobsTable) add(file string, r *inferencev1.GetJobResponse) error {
 		return printJSON(t.out, r)
 	}
 	job := r.GetJob()
-	t.row(file, job.GetId(), cmp.Or(job.GetPipeline(), "-"), jobState(job), age(time.Since(job.GetAcceptedAt().AsTime())), fmt.Sprint(job.GetAttempts()), detailsOf(r))
+	t.row(file, job.GetId(), cmp.Or(job.GetPipeline(), "-"), pipeline.JobStateName(job.GetState()), age(time.Since(job.GetAcceptedAt().AsTime())), fmt.Sprint(job.GetAttempts()), detailsOf(r))
 	return nil
 }
 
@@ -83,11 +84,6 @@ func (t *jobsTable) flush() error {
 		return nil
 	}
 	return printTable(t.out, heads, t.rows)
-}
-
-// jobState returns the state of a job as its JSON has it.
-func jobState(job *inferencev1.Job) string {
-	return strings.ToLower(strings.TrimPrefix(job.GetState().String(), "JOB_STATE_"))
 }
 
 // detailsOf returns what else to know of a job, on one line: its answer, or why it waits.

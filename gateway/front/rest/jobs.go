@@ -18,6 +18,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
 // Paths of jobs; a path below one of them is of NewJobs.
@@ -104,8 +105,7 @@ func (h *jobsHandler) submit(w http.ResponseWriter, r *http.Request) error {
 	memory := transport.NewReservation(r.Context(), h.settings.MaxPayload)
 	defer memory.Release()
 	r.URL.RawQuery = rest
-	pipeline := in.GetInfer().GetPipeline()
-	request, _, err := h.readRequest(w, r, pipeline, QueuesPrefix+"{queue}/jobs", memory)
+	request, _, err := h.readRequest(w, r, in.GetInfer().GetPipeline(), QueuesPrefix+"{queue}/jobs", memory)
 	if err != nil {
 		return err
 	}
@@ -229,7 +229,7 @@ func (h *jobsHandler) jobResult(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	job := out.GetJob()
-	w.Header().Set(headerJobState, stateName(job.GetState()))
+	w.Header().Set(headerJobState, pipeline.JobStateName(job.GetState()))
 	switch {
 	case job.GetEndedAt() == nil:
 		writeJSON(w, http.StatusAccepted, documentOf(job))
@@ -283,16 +283,11 @@ func documentOf(j *inferencev1.Job) jobDocument {
 		return t.AsTime().Format(time.RFC3339Nano)
 	}
 	return jobDocument{
-		ID: j.GetId(), Queue: j.GetQueue(), Pipeline: j.GetPipeline(), State: stateName(j.GetState()), Priority: j.GetPriority(),
+		ID: j.GetId(), Queue: j.GetQueue(), Pipeline: j.GetPipeline(), State: pipeline.JobStateName(j.GetState()), Priority: j.GetPriority(),
 		AcceptedAt: at(j.GetAcceptedAt()), Deadline: at(j.GetDeadline()), Attempts: j.GetAttempts(), Interruptions: j.GetInterruptions(),
 		StartedAt: at(j.GetStartedAt()), RequestID: j.GetRequestId(), NotBefore: at(j.GetNotBefore()), EndedAt: at(j.GetEndedAt()),
 		CancelRequested: j.GetCancelRequested(), Reason: j.GetReason(), Message: j.GetMessage(), Attributes: j.GetAttributes(),
 	}
-}
-
-// stateName returns a state as JSON has it: queued, running and so on.
-func stateName(s inferencev1.JobState) string {
-	return strings.ToLower(strings.TrimPrefix(s.String(), "JOB_STATE_"))
 }
 
 func writeJSON(w http.ResponseWriter, status int, value any) {
