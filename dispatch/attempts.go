@@ -10,8 +10,6 @@ import (
 )
 
 const (
-	// defaultAttempts is how often a job may fail.
-	defaultAttempts = 5
 	// maxInterruptions is how often the death of a dispatcher may interrupt a job.
 	maxInterruptions = 20
 	// Pauses double from firstPause to longestPause: between retries, while the breaker
@@ -135,14 +133,14 @@ func (a attempt) next(random float64) (step, time.Duration) {
 // and all of a time that doubles. The target's Retry-After makes it longer, by up to a
 // quarter more than that, but to at most half the time that is left.
 func retryPause(k int, retryAfter, left time.Duration, random float64) time.Duration {
-	half := doubled(k) / 2
+	half := pauseOf(k) / 2
 	pause := half + time.Duration(random*float64(half))
 	asked := float64(retryAfter) * (1 + random/4)
 	return max(pause, time.Duration(min(asked, float64(left)/2)))
 }
 
-// doubled returns pause k, which is 1 for the first.
-func doubled(k int) time.Duration {
+// pauseOf returns pause k, which is 1 for the first.
+func pauseOf(k int) time.Duration {
 	if k > 6 {
 		return longestPause
 	}
@@ -241,5 +239,5 @@ func (b *breaker) ended(id [16]byte, o outcome, now time.Time) (counts bool) {
 
 func (b *breaker) open(now time.Time) {
 	b.opened++
-	b.until = now.Add(doubled(b.opened))
+	b.until = now.Add(pauseOf(b.opened))
 }

@@ -79,7 +79,7 @@ func TestAttemptDecidesNextStep(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			test.attempt.most = defaultAttempts
+			test.attempt.most = DefaultAttempts
 			if got, pause := test.attempt.next(.5); got != test.want || pause != test.pause {
 				t.Errorf("got %d after %s, want %d after %s", got, pause, test.want, test.pause)
 			}
@@ -177,7 +177,7 @@ func TestBadJobKeepsNoOtherFromProbing(t *testing.T) {
 			return
 		}
 		b.ended(e.id, retried, now)
-		_, pause := attempt{outcome: retried, most: defaultAttempts, hold: b.hold(now), left: time.Hour}.next(.99)
+		_, pause := attempt{outcome: retried, most: DefaultAttempts, hold: b.hold(now), left: time.Hour}.next(.99)
 		e.notBefore = now.Add(pause).UnixNano()
 		o.add(e, now.UnixNano())
 	}

@@ -221,7 +221,7 @@ func (c *credit) finish(id [16]byte, o outcome, retryAfter time.Duration, now ti
 		if l.row == 0 || f.at.After(l.at) {
 			l.row++
 		}
-		l.at, l.pause = now, now.Add(doubled(l.row))
+		l.at, l.pause = now, now.Add(pauseOf(l.row))
 		if until := now.Add(retryAfter); until.After(l.until) {
 			l.until = until
 		}

@@ -86,7 +86,7 @@ type QueueConfig struct {
 // Defaults of Config.
 const (
 	DefaultMaxInFlight = 64
-	DefaultAttempts    = defaultAttempts
+	DefaultAttempts    = 5
 	maxMaxInFlight     = 4096
 )
 

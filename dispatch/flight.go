@@ -208,13 +208,7 @@ func setState(r *meshv1.JobRecord, state inferencev1.JobState, f *fault.Fault) {
 func (o *owner) noteRecord(e *entry, seq uint64) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	e.record = seq
-	for {
-		highest := o.highest.Load()
-		if seq <= highest || o.highest.CompareAndSwap(highest, seq) {
-			return
-		}
-	}
+	e.record, o.highest = seq, max(o.highest, seq)
 }
 
 // endUnlessOpen removes a job that another process has ended. One that has not ended goes on as
@@ -312,10 +306,7 @@ func noJob() *fault.Fault {
 }
 
 func (o *owner) attemptsOf(e *entry) int {
-	if n := o.settings.Queues[e.line.queue].Attempts; n > 0 {
-		return n
-	}
-	return defaultAttempts
+	return cmp.Or(o.settings.Queues[e.line.queue].Attempts, DefaultAttempts)
 }
 
 func retryAfterOf(a Answer) time.Duration {

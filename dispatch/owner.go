@@ -35,8 +35,6 @@ type owner struct {
 	// flights are the attempts that run, and the ends that are stored.
 	flights sync.WaitGroup
 	woken   chan struct{}
-	// highest is the highest number of a record that is known.
-	highest atomic.Uint64
 	// ensure creates the streams that are missing. isReconnected reports whether the broker has been
 	// away since the owner began: it may have lost them.
 	ensure        func(context.Context) error
@@ -55,6 +53,8 @@ type owner struct {
 	records map[[16]byte]store.StoredRecord
 	// attempts is the context of attempts; nil before the owner runs, and once it has stopped.
 	attempts context.Context //nolint:containedctx // it outlives run, for what checkCancelled starts
+	// highest is the highest number of a record that is known.
+	highest uint64
 	// ending is how many ends are stored that need no attempt, discarded are messages that are
 	// removed one after the other.
 	ending    int
@@ -107,7 +107,7 @@ func (o *owner) run(ctx, running context.Context) error {
 	caughtUp := make(chan struct{})
 	for _, queue := range o.queues {
 		following.Go(func() error {
-			return o.jobs.Follow(ctx, queue, o.arrived, func() {
+			return o.jobs.Follow(ctx, queue, o.receive, func() {
 				if behind.Add(-1) == 0 {
 					close(caughtUp)
 				}
@@ -145,7 +145,7 @@ const maxReads = 64
 func (o *owner) takeOver(ctx context.Context) error {
 	var left []uint64
 	from := o.lease.low()
-	o.highest.Store(from)
+	o.highest = from // nothing else runs yet
 	if err := o.jobs.UnendedRecords(ctx, o.queues, from, func(seq uint64) { left = append(left, seq) }); err != nil {
 		return err
 	}
@@ -169,8 +169,8 @@ func (o *owner) takeOver(ctx context.Context) error {
 	return reads.Wait()
 }
 
-// arrived takes a job of a queue.
-func (o *owner) arrived(j store.StoredJob) {
+// receive takes a job of a queue.
+func (o *owner) receive(j store.StoredJob) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.attempts == nil {
@@ -278,7 +278,7 @@ func (o *owner) advance(now time.Time) time.Duration {
 		o.order.take(e)
 		o.credit.sent(e.id, e.cost, now)
 		o.limit.start(e.line.tenant, now)
-		o.start(e, o.highest.Load(), func(ctx, cut context.Context) { o.attempt(ctx, cut, e) })
+		o.start(e, o.highest, func(ctx, cut context.Context) { o.attempt(ctx, cut, e) })
 	}
 	if at, ok := o.order.nextEvent(); ok && o.ending < maxEnding {
 		return min(idlePause, max(0, time.Until(time.Unix(0, at))))
@@ -302,7 +302,7 @@ func (o *owner) start(e *entry, low uint64, do func(ctx, cut context.Context)) {
 // startEnd is start for a job that ends without an attempt.
 func (o *owner) startEnd(e *entry, do func(ctx, cut context.Context)) {
 	o.order.remove(e)
-	o.start(e, o.highest.Load(), do)
+	o.start(e, o.highest, do)
 	o.running[e.id].isEnding = true
 	o.ending++
 }
@@ -336,7 +336,7 @@ func (o *owner) discard(j store.StoredJob) {
 func (o *owner) low() uint64 {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	out := o.highest.Load()
+	out := o.highest
 	for _, r := range o.running {
 		out = min(out, r.low)
 	}
