@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 )
@@ -53,4 +54,41 @@ func (id JobID) MintedAt() (at time.Time, ok bool) {
 // JobStateName returns a state as people read it: queued, running and so on.
 func JobStateName(s inferencev1.JobState) string {
 	return strings.ToLower(strings.TrimPrefix(s.String(), "JOB_STATE_"))
+}
+
+// JobDocument is a job as JSON has it, in answers and webhooks.
+type JobDocument struct {
+	ID              string            `json:"id"`
+	Queue           string            `json:"queue"`
+	Pipeline        string            `json:"pipeline,omitempty"`
+	State           string            `json:"state"`
+	Priority        int32             `json:"priority,omitempty"`
+	AcceptedAt      string            `json:"accepted_at"`
+	Deadline        string            `json:"deadline"`
+	Attempts        uint32            `json:"attempts"`
+	Interruptions   uint32            `json:"interruptions,omitempty"`
+	StartedAt       string            `json:"started_at,omitempty"`
+	RequestID       string            `json:"request_id,omitempty"`
+	NotBefore       string            `json:"not_before,omitempty"`
+	EndedAt         string            `json:"ended_at,omitempty"`
+	CancelRequested bool              `json:"cancel_requested,omitempty"`
+	Reason          string            `json:"reason,omitempty"`
+	Message         string            `json:"message,omitempty"`
+	Attributes      map[string]string `json:"attributes,omitempty"`
+}
+
+// JobDocumentOf returns a job as JSON has it.
+func JobDocumentOf(j *inferencev1.Job) JobDocument {
+	at := func(t *timestamppb.Timestamp) string {
+		if t == nil {
+			return ""
+		}
+		return t.AsTime().Format(time.RFC3339Nano)
+	}
+	return JobDocument{
+		ID: j.GetId(), Queue: j.GetQueue(), Pipeline: j.GetPipeline(), State: JobStateName(j.GetState()), Priority: j.GetPriority(),
+		AcceptedAt: at(j.GetAcceptedAt()), Deadline: at(j.GetDeadline()), Attempts: j.GetAttempts(), Interruptions: j.GetInterruptions(),
+		StartedAt: at(j.GetStartedAt()), RequestID: j.GetRequestId(), NotBefore: at(j.GetNotBefore()), EndedAt: at(j.GetEndedAt()),
+		CancelRequested: j.GetCancelRequested(), Reason: j.GetReason(), Message: j.GetMessage(), Attributes: j.GetAttributes(),
+	}
 }

@@ -121,7 +121,7 @@ func (h *jobsHandler) submit(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	w.Header().Set("Location", JobsPrefix+job.GetId())
-	writeJSON(w, http.StatusAccepted, documentOf(job))
+	writeJSON(w, http.StatusAccepted, pipeline.JobDocumentOf(job))
 	return nil
 }
 
@@ -190,11 +190,11 @@ func (h *jobsHandler) list(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	out := struct {
-		Jobs []jobDocument `json:"jobs"`
+		Jobs []pipeline.JobDocument `json:"jobs"`
 		Next uint64        `json:"next,omitempty"`
-	}{make([]jobDocument, len(page.GetJobs())), page.GetNext()}
+	}{make([]pipeline.JobDocument, len(page.GetJobs())), page.GetNext()}
 	for i, job := range page.GetJobs() {
-		out.Jobs[i] = documentOf(job)
+		out.Jobs[i] = pipeline.JobDocumentOf(job)
 	}
 	writeJSON(w, http.StatusOK, out)
 	return nil
@@ -205,7 +205,7 @@ func (h *jobsHandler) get(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	writeJSON(w, http.StatusOK, documentOf(out.GetJob()))
+	writeJSON(w, http.StatusOK, pipeline.JobDocumentOf(out.GetJob()))
 	return nil
 }
 
@@ -214,7 +214,7 @@ func (h *jobsHandler) cancelJob(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	writeJSON(w, http.StatusOK, documentOf(job))
+	writeJSON(w, http.StatusOK, pipeline.JobDocumentOf(job))
 	return nil
 }
 
@@ -232,7 +232,7 @@ func (h *jobsHandler) jobResult(w http.ResponseWriter, r *http.Request) error {
 	w.Header().Set(headerJobState, pipeline.JobStateName(job.GetState()))
 	switch {
 	case job.GetEndedAt() == nil:
-		writeJSON(w, http.StatusAccepted, documentOf(job))
+		writeJSON(w, http.StatusAccepted, pipeline.JobDocumentOf(job))
 	case out.GetHttp() != nil:
 		answer := &response{contentType: out.GetHttp().GetContentType(), body: out.GetHttp().GetBody(), blob: true}
 		answer.writeStatus(w, int(out.GetHttp().GetStatus()))
@@ -253,42 +253,6 @@ func (h *jobsHandler) jobResult(w http.ResponseWriter, r *http.Request) error {
 }
 
 const headerJobState = "Stagemesh-Job-State"
-
-// jobDocument is a job as JSON.
-type jobDocument struct {
-	ID              string            `json:"id"`
-	Queue           string            `json:"queue"`
-	Pipeline        string            `json:"pipeline,omitempty"`
-	State           string            `json:"state"`
-	Priority        int32             `json:"priority,omitempty"`
-	AcceptedAt      string            `json:"accepted_at"`
-	Deadline        string            `json:"deadline"`
-	Attempts        uint32            `json:"attempts"`
-	Interruptions   uint32            `json:"interruptions,omitempty"`
-	StartedAt       string            `json:"started_at,omitempty"`
-	RequestID       string            `json:"request_id,omitempty"`
-	NotBefore       string            `json:"not_before,omitempty"`
-	EndedAt         string            `json:"ended_at,omitempty"`
-	CancelRequested bool              `json:"cancel_requested,omitempty"`
-	Reason          string            `json:"reason,omitempty"`
-	Message         string            `json:"message,omitempty"`
-	Attributes      map[string]string `json:"attributes,omitempty"`
-}
-
-func documentOf(j *inferencev1.Job) jobDocument {
-	at := func(t *timestamppb.Timestamp) string {
-		if t == nil {
-			return ""
-		}
-		return t.AsTime().Format(time.RFC3339Nano)
-	}
-	return jobDocument{
-		ID: j.GetId(), Queue: j.GetQueue(), Pipeline: j.GetPipeline(), State: pipeline.JobStateName(j.GetState()), Priority: j.GetPriority(),
-		AcceptedAt: at(j.GetAcceptedAt()), Deadline: at(j.GetDeadline()), Attempts: j.GetAttempts(), Interruptions: j.GetInterruptions(),
-		StartedAt: at(j.GetStartedAt()), RequestID: j.GetRequestId(), NotBefore: at(j.GetNotBefore()), EndedAt: at(j.GetEndedAt()),
-		CancelRequested: j.GetCancelRequested(), Reason: j.GetReason(), Message: j.GetMessage(), Attributes: j.GetAttributes(),
-	}
-}
 
 func writeJSON(w http.ResponseWriter, status int, value any) {
 	w.Header().Set("Content-Type", jsonType)
