@@ -7,10 +7,12 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"iter"
 	"maps"
 	"math"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 	"unicode/utf8"
 
@@ -81,6 +83,11 @@ func (s *Service) SubmitJob(ctx context.Context, in *inferencev1.SubmitJobReques
 		return nil, f
 	}
 	defer s.limiter.Release()
+	return s.submitJob(ctx, in)
+}
+
+// submitJob is SubmitJob once the request is admitted.
+func (s *Service) submitJob(ctx context.Context, in *inferencev1.SubmitJobRequest) (*inferencev1.Job, error) {
 	name := pipeline.QueueName(in.GetQueue())
 	q, f := s.queueOf(name)
 	if f != nil {
@@ -130,6 +137,70 @@ func (s *Service) SubmitJob(ctx context.Context, in *inferencev1.SubmitJobReques
 		return known, err
 	}
 	return job.GetJob(), nil
+}
+
+// Bounds of the jobs that SubmitJobs stores at a time.
+const (
+	maxBulkJobs  = 256
+	maxBulkBytes = 8 << 20
+)
+
+// SubmitJobs stores jobs of one caller, several at a time, and passes the answer to each to
+// answer, in their order: the job, or its fault. An error in the place of a job is its answer. It
+// returns an error if the context ends, the gateway stops, or answer fails: then jobs without an
+// answer may be stored.
+func (s *Service) SubmitJobs(ctx context.Context, jobs iter.Seq2[*inferencev1.SubmitJobRequest, error], answer func(*inferencev1.Job, error) error) error {
+	if f := s.limiter.Acquire(); f != nil {
+		return f
+	}
+	defer s.limiter.Release()
+	type submit struct {
+		bytes int
+		done  chan struct{}
+		job   *inferencev1.Job
+		err   error
+	}
+	var submits sync.WaitGroup
+	defer submits.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var window []*submit
+	bytes := 0
+	answerFirst := func() error {
+		first := window[0]
+		window, bytes = window[1:], bytes-first.bytes
+		<-first.done
+		switch {
+		case ctx.Err() != nil:
+			return fault.From(ctx.Err())
+		case s.limiter.Closing().Err() != nil:
+			return admission.Stopping()
+		}
+		return answer(first.job, first.err)
+	}
+	for in, err := range jobs {
+		next := &submit{bytes: proto.Size(in), done: make(chan struct{}), err: err}
+		for len(window) > 0 && (len(window) == maxBulkJobs || bytes+next.bytes > maxBulkBytes) {
+			if err := answerFirst(); err != nil {
+				return err
+			}
+		}
+		window, bytes = append(window, next), bytes+next.bytes
+		if err != nil {
+			close(next.done)
+			continue
+		}
+		submits.Go(func() {
+			defer close(next.done)
+			next.job, next.err = s.submitJob(ctx, in)
+		})
+	}
+	for len(window) > 0 {
+		if err := answerFirst(); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (s *Service) queueOf(name pipeline.QueueName) (JobQueue, *fault.Fault) {

@@ -1,21 +1,26 @@
 package cli
 
 import (
+	"bufio"
 	"cmp"
 	"context"
 	"fmt"
 	"io"
+	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 
+	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/store"
 )
@@ -120,6 +125,7 @@ type jobsSubmit struct {
 	path     string
 	ttl      time.Duration
 	deadline string
+	lines    bool
 	waits    bool
 	stdin    io.Reader
 	table    jobsTable
@@ -132,7 +138,7 @@ func newJobsSubmit() *cobra.Command {
 		Short: "Submit files as jobs to a queue",
 		Long: "Submit each file as a job to a queue of a running mesh, and print the jobs. A job that is printed is on disk. The content\n" +
 			"type follows from the file's name, or else from its first bytes. - is standard input.",
-		Example: "  stagemesh jobs submit nightly examples/digits/images/*.png --ttl 6h\n  stagemesh jobs submit nightly image.png --idempotency-key order-4711 --wait",
+		Example: "  stagemesh jobs submit nightly examples/digits/images/*.png --ttl 6h\n  stagemesh jobs submit nightly requests.ndjson --ndjson\n  stagemesh jobs submit nightly image.png --idempotency-key order-4711 --wait",
 		Args:    between(2, unlimited, "give a QUEUE and at least one FILE"),
 	}
 	flags := submit.Flags()
@@ -143,6 +149,7 @@ func newJobsSubmit() *cobra.Command {
 	flags.StringVar(&c.request.IdempotencyKey, "idempotency-key", "", "submit the job with this key once; submitting it again returns the first job. For one FILE")
 	flags.Int32Var(&c.request.Priority, "priority", 0, "above 0 the job goes first in its queue, below 0 last")
 	flags.StringToStringVar(&c.request.Attributes, "attribute", nil, "free text with the job, as name=value; may be repeated")
+	flags.BoolVar(&c.lines, "ndjson", false, "submit a job for each line of a FILE, which is JSON; its --idempotency-key is that of the FILE and the line's number")
 	flags.BoolVar(&c.waits, "wait", false, "wait until the jobs have ended, and print their answers")
 	addJSON(submit, &c.table.json, "each job")
 	return askPublic(submit, func(cmd *cobra.Command, client clients, args []string) error {
@@ -160,35 +167,44 @@ func newJobsSubmit() *cobra.Command {
 			c.request.Ttl = durationpb.New(c.ttl)
 		}
 		c.clients, c.request.Queue, c.stdin, c.table.out = client, args[0], cmd.InOrStdin(), cmd.OutOrStdout()
-		failed, err := c.run(cmd.Context(), args[1:])
+		failed, all, err := c.run(cmd.Context(), args[1:])
 		if err := cmp.Or(err, c.table.flush()); err != nil {
 			return err
 		}
 		if failed > 0 {
-			return fmt.Errorf("%w: %d of %d", ErrFailed, failed, len(args)-1)
+			return fmt.Errorf("%w: %d of %d", ErrFailed, failed, all)
 		}
 		return nil
 	})
 }
 
-// run submits the files, and then waits for the jobs if it has to. It returns how many failed.
-func (c *jobsSubmit) run(ctx context.Context, files []string) (failed int, err error) {
+// run submits the files, and then waits for the jobs if it has to. It returns how many jobs
+// failed, of how many.
+func (c *jobsSubmit) run(ctx context.Context, files []string) (failed, all int, err error) {
 	names, jobs := []string(nil), []*inferencev1.Job(nil)
-	for _, file := range files {
-		job, err := c.submit(ctx, file)
+	add := func(name string, job *inferencev1.Job, err error) error {
+		all++
 		switch {
 		case isHopeless(err):
-			return failed, err
+			return err
 		case err != nil:
 			failed++
-			err = c.table.fail(filepath.Base(file), err)
+			return c.table.fail(name, err)
 		case c.waits:
-			names, jobs = append(names, filepath.Base(file)), append(jobs, job)
-		default:
-			err = c.table.add(filepath.Base(file), &inferencev1.GetJobResponse{Job: job})
+			names, jobs = append(names, name), append(jobs, job)
+			return nil
+		}
+		return c.table.add(name, &inferencev1.GetJobResponse{Job: job})
+	}
+	for _, file := range files {
+		if c.lines {
+			err = c.submitLines(ctx, file, add)
+		} else {
+			job, problem := c.submit(ctx, file)
+			err = add(filepath.Base(file), job, problem)
 		}
 		if err != nil {
-			return failed, err
+			return failed, all, err
 		}
 	}
 	for i, job := range jobs {
@@ -197,25 +213,96 @@ func (c *jobsSubmit) run(ctx context.Context, files []string) (failed int, err e
 			err = c.table.add(names[i], r)
 		}
 		if err != nil {
-			return failed, err
+			return failed, all, err
 		}
 		if r.GetJob().GetState() != inferencev1.JobState_JOB_STATE_SUCCEEDED {
 			failed++
 		}
 	}
-	return failed, nil
+	return failed, all, nil
+}
+
+// Bounds of the lines that one call submits.
+const (
+	maxLines     = 1000
+	maxLineBytes = 4 << 20
+)
+
+// submitLines submits a job for each line of a file.
+func (c *jobsSubmit) submitLines(ctx context.Context, file string, add func(name string, job *inferencev1.Job, err error) error) error {
+	from := c.stdin
+	if file != "-" {
+		f, err := os.Open(file)
+		if err != nil {
+			return err
+		}
+		defer f.Close() //nolint:errcheck // it was only read
+		from = f
+	}
+	lines := bufio.NewScanner(from)
+	lines.Buffer(nil, maxFile)
+	var numbers []int
+	var bytes int
+	request := new(inferencev1.SubmitJobsRequest)
+	send := func() error {
+		if len(numbers) == 0 {
+			return nil
+		}
+		out, err := c.SubmitJobs(ctx, connect.NewRequest(request))
+		if err != nil {
+			return err
+		}
+		for i, answer := range out.Msg.GetAnswers() {
+			if f := answer.GetFailure(); f != nil {
+				err = fault.New(fault.Reason(f.GetReason()), f.GetMessage())
+			}
+			if err := add(fmt.Sprintf("%s:%d", filepath.Base(file), numbers[i]), answer.GetJob(), err); err != nil {
+				return err
+			}
+			err = nil
+		}
+		numbers, bytes, request.Jobs = nil, 0, nil
+		return nil
+	}
+	for number := 1; lines.Scan(); number++ {
+		line := lines.Bytes()
+		if len(line) == 0 {
+			continue
+		}
+		if len(numbers) == maxLines || bytes+len(line) > maxLineBytes {
+			if err := send(); err != nil {
+				return err
+			}
+		}
+		job := proto.CloneOf(c.request)
+		c.setPayload(job, "application/json", slices.Clone(line))
+		if job.GetIdempotencyKey() != "" {
+			job.IdempotencyKey = fmt.Sprintf("%s/%d", job.GetIdempotencyKey(), number)
+		}
+		numbers, bytes, request.Jobs = append(numbers, number), bytes+len(line), append(request.Jobs, job)
+	}
+	if err := lines.Err(); err != nil {
+		return fmt.Errorf("%s: %w", file, err)
+	}
+	return send()
+}
+
+// setPayload gives a job its input.
+func (c *jobsSubmit) setPayload(job *inferencev1.SubmitJobRequest, contentType string, data []byte) {
+	if c.path != "" {
+		job.Payload = &inferencev1.SubmitJobRequest_Http{Http: &inferencev1.HttpCall{Path: c.path, ContentType: contentType, Body: data}}
+		return
+	}
+	blob := &inferencev1.Part_Blob{Blob: &inferencev1.Blob{ContentType: contentType, Data: data}}
+	job.Payload = &inferencev1.SubmitJobRequest_Infer{Infer: &inferencev1.InferRequest{Pipeline: c.pipeline, Inputs: []*inferencev1.Part{{Body: blob}}}}
 }
 
 func (c *jobsSubmit) submit(ctx context.Context, file string) (*inferencev1.Job, error) {
-	infer, err := (&inferCommand{pipeline: c.pipeline, stdin: c.stdin}).request(file)
+	data, err := readInput(file, c.stdin)
 	if err != nil {
 		return nil, err
 	}
-	c.request.Payload = &inferencev1.SubmitJobRequest_Infer{Infer: infer}
-	if c.path != "" {
-		blob := infer.GetInputs()[0].GetBlob()
-		c.request.Payload = &inferencev1.SubmitJobRequest_Http{Http: &inferencev1.HttpCall{Path: c.path, ContentType: blob.GetContentType(), Body: blob.GetData()}}
-	}
+	c.setPayload(c.request, contentType(file, data), data)
 	out, err := c.SubmitJob(ctx, connect.NewRequest(c.request))
 	if err != nil {
 		return nil, err

@@ -8,9 +8,15 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go/jetstream"
+
+	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
+
+	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/mesh/store"
 	"github.com/stagemesh/stagemesh/services/meshtest"
 	"github.com/stagemesh/stagemesh/services/runners"
 	"github.com/stagemesh/stagemesh/stagehost/batch"
@@ -129,4 +135,53 @@ func report(b *testing.B, times []time.Duration, sizes []map[uint32]int) {
 		batches[size] = n / int(size)
 	}
 	b.Logf("batches by size: %v", batches)
+}
+
+// BenchmarkSubmitJobs is the cost of a job of 1 KiB that is submitted in bulk, beside bare
+// asynchronous publishes to a file stream.
+func BenchmarkSubmitJobs(b *testing.B) {
+	data := make([]byte, 1024)
+	b.Run("bulk", func(b *testing.B) { benchmarkSubmitJobs(b, data, func(int) string { return "" }) })
+	b.Run("bulk-keyed", func(b *testing.B) {
+		benchmarkSubmitJobs(b, data, func(i int) string { return fmt.Sprint("k/", i) })
+	})
+	b.Run("bare", func(b *testing.B) {
+		js, err := jetstream.New(meshtest.New(b).Broker.Client(), jetstream.WithPublishAsyncMaxPending(256))
+		if err != nil {
+			b.Fatal(err)
+		}
+		if _, err := js.CreateStream(b.Context(), jetstream.StreamConfig{Name: "bare", Subjects: []string{"bare.>"}}); err != nil {
+			b.Fatal(err)
+		}
+		b.ResetTimer()
+		for i := range b.N {
+			if _, err := js.PublishAsync(fmt.Sprint("bare.", i), data); err != nil {
+				b.Fatal(err)
+			}
+		}
+		<-js.PublishAsyncComplete()
+		b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "jobs/s")
+	})
+}
+
+func benchmarkSubmitJobs(b *testing.B, data []byte, key func(i int) string) {
+	gateway := meshtest.New(b).Gateway([]pipeline.Pipeline{meshtest.Pipeline("echo", "echo")}, func(s *gateway.Settings) {
+		s.Call.Jobs.Queues = map[pipeline.QueueName]call.JobQueue{"nightly": {
+			JobQueueSettings: store.JobQueueSettings{MaxJobs: 10_000_000, MaxBytes: 1 << 30}, Pipelines: []string{"echo"},
+		}}
+	})
+	request := (&call.Request{Inputs: []payload.Part{payload.OfBlob("x", payload.OctetStream, data)}}).ToProto()
+	b.ReportAllocs()
+	b.ResetTimer()
+	err := gateway.Service().SubmitJobs(b.Context(), func(yield func(*inferencev1.SubmitJobRequest, error) bool) {
+		for i := range b.N {
+			if !yield(&inferencev1.SubmitJobRequest{Queue: "nightly", IdempotencyKey: key(i), Payload: &inferencev1.SubmitJobRequest_Infer{Infer: request}}, nil) {
+				return
+			}
+		}
+	}, func(_ *inferencev1.Job, err error) error { return err })
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "jobs/s")
 }

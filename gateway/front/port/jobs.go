@@ -3,10 +3,13 @@ package port
 import (
 	"context"
 
+	"google.golang.org/protobuf/types/known/durationpb"
+
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
 // jobs implements stagemesh.inference.v1.JobService.
@@ -16,6 +19,7 @@ func newJobs(caller transport.Jobs, s transport.Settings) *transport.Service {
 	descriptor := inferencev1.File_stagemesh_inference_v1_job_proto.Services().ByName("JobService")
 	out, svc := transport.NewService(descriptor, s), jobs{caller}
 	transport.Unary(out, "SubmitJob", svc.submit)
+	transport.Unary(out, "SubmitJobs", svc.submitMany)
 	transport.Unary(out, "GetJob", svc.get)
 	transport.Unary(out, "CancelJob", svc.cancel)
 	transport.Unary(out, "ListJobs", svc.list)
@@ -25,6 +29,36 @@ func newJobs(caller transport.Jobs, s transport.Settings) *transport.Service {
 func (s jobs) submit(ctx context.Context, _ *transport.Call, in *inferencev1.SubmitJobRequest) (*inferencev1.SubmitJobResponse, error) {
 	job, err := s.SubmitJob(ctx, in)
 	return &inferencev1.SubmitJobResponse{Job: job}, err
+}
+
+// maxSubmits bounds the jobs of one call of SubmitJobs.
+const maxSubmits = 1000
+
+func (s jobs) submitMany(ctx context.Context, _ *transport.Call, in *inferencev1.SubmitJobsRequest) (*inferencev1.SubmitJobsResponse, error) {
+	if n := len(in.GetJobs()); n == 0 || n > maxSubmits {
+		return nil, fault.InField(fault.InvalidRequest, "jobs", "%d, from 1 to %d are possible", n, maxSubmits)
+	}
+	requests := func(yield func(*inferencev1.SubmitJobRequest, error) bool) {
+		for _, job := range in.GetJobs() {
+			if !yield(job, nil) {
+				return
+			}
+		}
+	}
+	out := new(inferencev1.SubmitJobsResponse)
+	return out, s.SubmitJobs(ctx, requests, func(job *inferencev1.Job, err error) error {
+		answer := &inferencev1.SubmitJobAnswer{Answer: &inferencev1.SubmitJobAnswer_Job{Job: job}}
+		if err != nil {
+			f := fault.From(err)
+			failure := &inferencev1.SubmitJobFailure{Reason: string(f.Reason), Message: f.Message}
+			if f.RetryAfter > 0 {
+				failure.RetryAfter = durationpb.New(f.RetryAfter)
+			}
+			answer.Answer = &inferencev1.SubmitJobAnswer_Failure{Failure: failure}
+		}
+		out.Answers = append(out.Answers, answer)
+		return nil
+	})
 }
 
 func (s jobs) get(ctx context.Context, _ *transport.Call, in *inferencev1.GetJobRequest) (*inferencev1.GetJobResponse, error) {

@@ -132,19 +132,26 @@ func (h *handler) infer(w http.ResponseWriter, r *http.Request, pipeline string)
 // readRequest reads a request, and the format of its response. Its inputs share the body's bytes
 // or are decoded into reserved memory.
 func (h *handler) readRequest(w http.ResponseWriter, r *http.Request, pipeline, route string, memory *transport.Reservation) (*call.Request, format, error) {
-	request := &call.Request{Pipeline: pipeline, Trace: transport.TraceContext(r.Header), Origin: transport.HTTPOrigin(r, route)}
-	if err := transport.CheckEncoding(r); err != nil {
-		return nil, format{}, err
-	}
 	if err := transport.CheckLength(r, int64(h.settings.MaxMessageBytes)); err != nil {
 		return nil, format{}, err
 	}
-	if err := options(request, r); err != nil {
+	request, err := readOptions(r)
+	if err != nil {
 		return nil, format{}, err
 	}
+	request.Pipeline, request.Trace, request.Origin = pipeline, transport.TraceContext(r.Header), transport.HTTPOrigin(r, route)
 	f, err := h.readInputs(request, w, r, memory)
 	request.Reserved = memory.Inputs()
 	return request, f, err
+}
+
+// readOptions returns a request of what its headers and query say.
+func readOptions(r *http.Request) (*call.Request, error) {
+	if err := transport.CheckEncoding(r); err != nil {
+		return nil, err
+	}
+	out := new(call.Request)
+	return out, options(out, r)
 }
 
 // NotFound is the fault of a path that nothing serves.

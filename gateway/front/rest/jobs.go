@@ -29,7 +29,7 @@ const (
 
 // jobsHandler serves jobs on plain HTTP:
 //
-//	POST   /v1/queues/{queue}/jobs?pipeline=NAME&ttl=6h
+//	POST   /v1/queues/{queue}/jobs?pipeline=NAME&ttl=6h          one job, or one for each line
 //	GET    /v1/queues/{queue}/jobs?after=N&limit=50
 //	GET    /v1/queues/{queue}/results?after=N&limit=50
 //	GET    /v1/jobs/{id}
@@ -102,18 +102,17 @@ func (h *jobsHandler) submit(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	r.URL.RawQuery = rest
+	if kind, _ := contentType(r.Header.Get("Content-Type")); kind.media == linesType {
+		return h.submitLines(w, r, in, kind)
+	}
 	memory := transport.NewReservation(r.Context(), h.settings.MaxPayload)
 	defer memory.Release()
-	r.URL.RawQuery = rest
 	request, _, err := h.readRequest(w, r, in.GetInfer().GetPipeline(), QueuesPrefix+"{queue}/jobs", memory)
 	if err != nil {
 		return err
 	}
-	in.IdempotencyKey, in.Priority = request.IdempotencyKey, request.Priority
-	request.IdempotencyKey, request.Priority = "", 0
-	if path := in.GetHttp().GetPath(); path == "" {
-		in.Payload = &inferencev1.SubmitJobRequest_Infer{Infer: request.ToProto()}
-	} else if in.GetHttp().Body, in.GetHttp().ContentType, err = rawBody(request, r); err != nil {
+	if err := setRequest(in, request, r.Header.Get("Content-Type")); err != nil {
 		return err
 	}
 	job, err := h.jobs.SubmitJob(r.Context(), in)
@@ -125,13 +124,19 @@ func (h *jobsHandler) submit(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// rawBody returns the body of a call that is passed on. Its content type keeps the front from
-// decoding it.
-func rawBody(request *call.Request, r *http.Request) (body []byte, contentType string, err error) {
-	if len(request.Inputs) != 1 || request.Inputs[0].Tensor != nil {
-		return nil, "", fault.New(fault.InvalidRequest, "the body cannot be passed on; send it as one blob, or as JSON without tensors")
+// setRequest makes the request that of the job. A body that is passed on keeps its content type.
+func setRequest(in *inferencev1.SubmitJobRequest, request *call.Request, contentType string) error {
+	in.IdempotencyKey, in.Priority = request.IdempotencyKey, request.Priority
+	request.IdempotencyKey, request.Priority = "", 0
+	if in.GetHttp().GetPath() == "" {
+		in.Payload = &inferencev1.SubmitJobRequest_Infer{Infer: request.ToProto()}
+		return nil
 	}
-	return request.Inputs[0].Blob.Data, r.Header.Get("Content-Type"), nil
+	if len(request.Inputs) != 1 || request.Inputs[0].Tensor != nil {
+		return fault.New(fault.InvalidRequest, "the body cannot be passed on; send it as one blob, or as JSON without tensors")
+	}
+	in.GetHttp().Body, in.GetHttp().ContentType = request.Inputs[0].Blob.Data, contentType
+	return nil
 }
 
 // takeJobQuery takes what is the job's from a query, and returns the rest.
@@ -191,7 +196,7 @@ func (h *jobsHandler) list(w http.ResponseWriter, r *http.Request) error {
 	}
 	out := struct {
 		Jobs []pipeline.JobDocument `json:"jobs"`
-		Next uint64        `json:"next,omitempty"`
+		Next uint64                 `json:"next,omitempty"`
 	}{make([]pipeline.JobDocument, len(page.GetJobs())), page.GetNext()}
 	for i, job := range page.GetJobs() {
 		out.Jobs[i] = pipeline.JobDocumentOf(job)

@@ -70,7 +70,7 @@ func limitMessages(next http.Handler, s Settings) http.Handler {
 		bounded.Body = &envelopedBody{
 			Closer: r.Body, prefixes: r.Body, messages: messages, timeout: s.StallTimeout, limit: int64(s.MaxMessageBytes),
 			beforeMessage: func() {
-				releaseBody(r)
+				ReleaseBody(r)
 				if stall, ok := messages.(*stallReader); ok {
 					stall.next()
 				}

@@ -186,9 +186,15 @@ func (w *responseAfterBody) FlushError() error {
 // Unwrap lets http.ResponseController reach the connection.
 func (w *responseAfterBody) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-// releaseBody releases the budget that the request's body has reserved so far. Streams of
+// EnableFullDuplex lets the response begin before the body's end; http.ResponseController finds it.
+func (w *responseAfterBody) EnableFullDuplex() error {
+	w.body.ended = true
+	return w.body.conn.EnableFullDuplex()
+}
+
+// ReleaseBody releases the budget that the request's body has reserved so far. Streams of
 // messages call it before each message, because only the latest is kept.
-func releaseBody(r *http.Request) {
+func ReleaseBody(r *http.Request) {
 	if from, ok := r.Body.(*requestBody); ok {
 		from.release()
 	}

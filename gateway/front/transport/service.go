@@ -3,6 +3,7 @@ package transport
 import (
 	"context"
 	"errors"
+	"iter"
 	"math"
 	"net/http"
 	"strings"
@@ -70,6 +71,7 @@ type Caller interface {
 // Jobs keeps jobs: gateway/call's service. Its errors are as those of Caller.
 type Jobs interface {
 	SubmitJob(ctx context.Context, in *inferencev1.SubmitJobRequest) (*inferencev1.Job, error)
+	SubmitJobs(ctx context.Context, jobs iter.Seq2[*inferencev1.SubmitJobRequest, error], answer func(*inferencev1.Job, error) error) error
 	GetJob(ctx context.Context, id string, wait time.Duration) (*inferencev1.GetJobResponse, error)
 	CancelJob(ctx context.Context, id string) (*inferencev1.Job, error)
 	ListJobs(ctx context.Context, in *inferencev1.ListJobsRequest) (*inferencev1.ListJobsResponse, error)

@@ -583,6 +583,242 @@ func (x *SubmitJobResponse) GetJob() *Job {
 	return nil
 }
 
+// SubmitJobsRequest is many jobs.
+type SubmitJobsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Jobs          []*SubmitJobRequest    `protobuf:"bytes,1,rep,name=jobs,proto3" json:"jobs,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SubmitJobsRequest) Reset() {
+	*x = SubmitJobsRequest{}
+	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SubmitJobsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SubmitJobsRequest) ProtoMessage() {}
+
+func (x *SubmitJobsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SubmitJobsRequest.ProtoReflect.Descriptor instead.
+func (*SubmitJobsRequest) Descriptor() ([]byte, []int) {
+	return file_stagemesh_inference_v1_job_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *SubmitJobsRequest) GetJobs() []*SubmitJobRequest {
+	if x != nil {
+		return x.Jobs
+	}
+	return nil
+}
+
+// SubmitJobsResponse has the answer to each job, in their order.
+type SubmitJobsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Answers       []*SubmitJobAnswer     `protobuf:"bytes,1,rep,name=answers,proto3" json:"answers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SubmitJobsResponse) Reset() {
+	*x = SubmitJobsResponse{}
+	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SubmitJobsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SubmitJobsResponse) ProtoMessage() {}
+
+func (x *SubmitJobsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SubmitJobsResponse.ProtoReflect.Descriptor instead.
+func (*SubmitJobsResponse) Descriptor() ([]byte, []int) {
+	return file_stagemesh_inference_v1_job_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *SubmitJobsResponse) GetAnswers() []*SubmitJobAnswer {
+	if x != nil {
+		return x.Answers
+	}
+	return nil
+}
+
+// SubmitJobAnswer is a stored job, or why there is none.
+type SubmitJobAnswer struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to Answer:
+	//
+	//	*SubmitJobAnswer_Job
+	//	*SubmitJobAnswer_Failure
+	Answer        isSubmitJobAnswer_Answer `protobuf_oneof:"answer"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SubmitJobAnswer) Reset() {
+	*x = SubmitJobAnswer{}
+	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SubmitJobAnswer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SubmitJobAnswer) ProtoMessage() {}
+
+func (x *SubmitJobAnswer) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SubmitJobAnswer.ProtoReflect.Descriptor instead.
+func (*SubmitJobAnswer) Descriptor() ([]byte, []int) {
+	return file_stagemesh_inference_v1_job_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *SubmitJobAnswer) GetAnswer() isSubmitJobAnswer_Answer {
+	if x != nil {
+		return x.Answer
+	}
+	return nil
+}
+
+func (x *SubmitJobAnswer) GetJob() *Job {
+	if x != nil {
+		if x, ok := x.Answer.(*SubmitJobAnswer_Job); ok {
+			return x.Job
+		}
+	}
+	return nil
+}
+
+func (x *SubmitJobAnswer) GetFailure() *SubmitJobFailure {
+	if x != nil {
+		if x, ok := x.Answer.(*SubmitJobAnswer_Failure); ok {
+			return x.Failure
+		}
+	}
+	return nil
+}
+
+type isSubmitJobAnswer_Answer interface {
+	isSubmitJobAnswer_Answer()
+}
+
+type SubmitJobAnswer_Job struct {
+	Job *Job `protobuf:"bytes,1,opt,name=job,proto3,oneof"`
+}
+
+type SubmitJobAnswer_Failure struct {
+	Failure *SubmitJobFailure `protobuf:"bytes,2,opt,name=failure,proto3,oneof"`
+}
+
+func (*SubmitJobAnswer_Job) isSubmitJobAnswer_Answer() {}
+
+func (*SubmitJobAnswer_Failure) isSubmitJobAnswer_Answer() {}
+
+// SubmitJobFailure is the status that SubmitJob would have had.
+type SubmitJobFailure struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// A reason of docs/faults.md and a sentence.
+	Reason  string `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"`
+	Message string `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
+	// When to try again, if that may help.
+	RetryAfter    *durationpb.Duration `protobuf:"bytes,3,opt,name=retry_after,json=retryAfter,proto3" json:"retry_after,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SubmitJobFailure) Reset() {
+	*x = SubmitJobFailure{}
+	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SubmitJobFailure) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SubmitJobFailure) ProtoMessage() {}
+
+func (x *SubmitJobFailure) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SubmitJobFailure.ProtoReflect.Descriptor instead.
+func (*SubmitJobFailure) Descriptor() ([]byte, []int) {
+	return file_stagemesh_inference_v1_job_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *SubmitJobFailure) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *SubmitJobFailure) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *SubmitJobFailure) GetRetryAfter() *durationpb.Duration {
+	if x != nil {
+		return x.RetryAfter
+	}
+	return nil
+}
+
 // GetJobRequest asks for one job.
 type GetJobRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -595,7 +831,7 @@ type GetJobRequest struct {
 
 func (x *GetJobRequest) Reset() {
 	*x = GetJobRequest{}
-	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[5]
+	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -607,7 +843,7 @@ func (x *GetJobRequest) String() string {
 func (*GetJobRequest) ProtoMessage() {}
 
 func (x *GetJobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[5]
+	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -620,7 +856,7 @@ func (x *GetJobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetJobRequest.ProtoReflect.Descriptor instead.
 func (*GetJobRequest) Descriptor() ([]byte, []int) {
-	return file_stagemesh_inference_v1_job_proto_rawDescGZIP(), []int{5}
+	return file_stagemesh_inference_v1_job_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *GetJobRequest) GetId() string {
@@ -652,7 +888,7 @@ type GetJobResponse struct {
 
 func (x *GetJobResponse) Reset() {
 	*x = GetJobResponse{}
-	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[6]
+	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -664,7 +900,7 @@ func (x *GetJobResponse) String() string {
 func (*GetJobResponse) ProtoMessage() {}
 
 func (x *GetJobResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[6]
+	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -677,7 +913,7 @@ func (x *GetJobResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetJobResponse.ProtoReflect.Descriptor instead.
 func (*GetJobResponse) Descriptor() ([]byte, []int) {
-	return file_stagemesh_inference_v1_job_proto_rawDescGZIP(), []int{6}
+	return file_stagemesh_inference_v1_job_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *GetJobResponse) GetJob() *Job {
@@ -739,7 +975,7 @@ type CancelJobRequest struct {
 
 func (x *CancelJobRequest) Reset() {
 	*x = CancelJobRequest{}
-	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[7]
+	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -751,7 +987,7 @@ func (x *CancelJobRequest) String() string {
 func (*CancelJobRequest) ProtoMessage() {}
 
 func (x *CancelJobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[7]
+	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -764,7 +1000,7 @@ func (x *CancelJobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelJobRequest.ProtoReflect.Descriptor instead.
 func (*CancelJobRequest) Descriptor() ([]byte, []int) {
-	return file_stagemesh_inference_v1_job_proto_rawDescGZIP(), []int{7}
+	return file_stagemesh_inference_v1_job_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *CancelJobRequest) GetId() string {
@@ -784,7 +1020,7 @@ type CancelJobResponse struct {
 
 func (x *CancelJobResponse) Reset() {
 	*x = CancelJobResponse{}
-	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[8]
+	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -796,7 +1032,7 @@ func (x *CancelJobResponse) String() string {
 func (*CancelJobResponse) ProtoMessage() {}
 
 func (x *CancelJobResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[8]
+	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -809,7 +1045,7 @@ func (x *CancelJobResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelJobResponse.ProtoReflect.Descriptor instead.
 func (*CancelJobResponse) Descriptor() ([]byte, []int) {
-	return file_stagemesh_inference_v1_job_proto_rawDescGZIP(), []int{8}
+	return file_stagemesh_inference_v1_job_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *CancelJobResponse) GetJob() *Job {
@@ -835,7 +1071,7 @@ type ListJobsRequest struct {
 
 func (x *ListJobsRequest) Reset() {
 	*x = ListJobsRequest{}
-	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[9]
+	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -847,7 +1083,7 @@ func (x *ListJobsRequest) String() string {
 func (*ListJobsRequest) ProtoMessage() {}
 
 func (x *ListJobsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[9]
+	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -860,7 +1096,7 @@ func (x *ListJobsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListJobsRequest.ProtoReflect.Descriptor instead.
 func (*ListJobsRequest) Descriptor() ([]byte, []int) {
-	return file_stagemesh_inference_v1_job_proto_rawDescGZIP(), []int{9}
+	return file_stagemesh_inference_v1_job_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ListJobsRequest) GetQueue() string {
@@ -903,7 +1139,7 @@ type ListJobsResponse struct {
 
 func (x *ListJobsResponse) Reset() {
 	*x = ListJobsResponse{}
-	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[10]
+	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -915,7 +1151,7 @@ func (x *ListJobsResponse) String() string {
 func (*ListJobsResponse) ProtoMessage() {}
 
 func (x *ListJobsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[10]
+	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -928,7 +1164,7 @@ func (x *ListJobsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListJobsResponse.ProtoReflect.Descriptor instead.
 func (*ListJobsResponse) Descriptor() ([]byte, []int) {
-	return file_stagemesh_inference_v1_job_proto_rawDescGZIP(), []int{10}
+	return file_stagemesh_inference_v1_job_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ListJobsResponse) GetJobs() []*Job {
@@ -1003,7 +1239,20 @@ const file_stagemesh_inference_v1_job_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\t\n" +
 	"\apayload\"B\n" +
 	"\x11SubmitJobResponse\x12-\n" +
-	"\x03job\x18\x01 \x01(\v2\x1b.stagemesh.inference.v1.JobR\x03job\"N\n" +
+	"\x03job\x18\x01 \x01(\v2\x1b.stagemesh.inference.v1.JobR\x03job\"Q\n" +
+	"\x11SubmitJobsRequest\x12<\n" +
+	"\x04jobs\x18\x01 \x03(\v2(.stagemesh.inference.v1.SubmitJobRequestR\x04jobs\"W\n" +
+	"\x12SubmitJobsResponse\x12A\n" +
+	"\aanswers\x18\x01 \x03(\v2'.stagemesh.inference.v1.SubmitJobAnswerR\aanswers\"\x92\x01\n" +
+	"\x0fSubmitJobAnswer\x12/\n" +
+	"\x03job\x18\x01 \x01(\v2\x1b.stagemesh.inference.v1.JobH\x00R\x03job\x12D\n" +
+	"\afailure\x18\x02 \x01(\v2(.stagemesh.inference.v1.SubmitJobFailureH\x00R\afailureB\b\n" +
+	"\x06answer\"\x80\x01\n" +
+	"\x10SubmitJobFailure\x12\x16\n" +
+	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x18\n" +
+	"\amessage\x18\x02 \x01(\tR\amessage\x12:\n" +
+	"\vretry_after\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\n" +
+	"retryAfter\"N\n" +
 	"\rGetJobRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12-\n" +
 	"\x04wait\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x04wait\"\xc2\x01\n" +
@@ -1032,10 +1281,12 @@ const file_stagemesh_inference_v1_job_proto_rawDesc = "" +
 	"\x13JOB_STATE_SUCCEEDED\x10\x04\x12\x14\n" +
 	"\x10JOB_STATE_FAILED\x10\x05\x12\x15\n" +
 	"\x11JOB_STATE_EXPIRED\x10\x06\x12\x17\n" +
-	"\x13JOB_STATE_CANCELLED\x10\a2\x88\x03\n" +
+	"\x13JOB_STATE_CANCELLED\x10\a2\xed\x03\n" +
 	"\n" +
 	"JobService\x12`\n" +
-	"\tSubmitJob\x12(.stagemesh.inference.v1.SubmitJobRequest\x1a).stagemesh.inference.v1.SubmitJobResponse\x12W\n" +
+	"\tSubmitJob\x12(.stagemesh.inference.v1.SubmitJobRequest\x1a).stagemesh.inference.v1.SubmitJobResponse\x12c\n" +
+	"\n" +
+	"SubmitJobs\x12).stagemesh.inference.v1.SubmitJobsRequest\x1a*.stagemesh.inference.v1.SubmitJobsResponse\x12W\n" +
 	"\x06GetJob\x12%.stagemesh.inference.v1.GetJobRequest\x1a&.stagemesh.inference.v1.GetJobResponse\x12`\n" +
 	"\tCancelJob\x12(.stagemesh.inference.v1.CancelJobRequest\x1a).stagemesh.inference.v1.CancelJobResponse\x12]\n" +
 	"\bListJobs\x12'.stagemesh.inference.v1.ListJobsRequest\x1a(.stagemesh.inference.v1.ListJobsResponseBPZNgithub.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1;inferencev1b\x06proto3"
@@ -1053,7 +1304,7 @@ func file_stagemesh_inference_v1_job_proto_rawDescGZIP() []byte {
 }
 
 var file_stagemesh_inference_v1_job_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_stagemesh_inference_v1_job_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
+var file_stagemesh_inference_v1_job_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
 var file_stagemesh_inference_v1_job_proto_goTypes = []any{
 	(JobState)(0),                 // 0: stagemesh.inference.v1.JobState
 	(*Job)(nil),                   // 1: stagemesh.inference.v1.Job
@@ -1061,52 +1312,63 @@ var file_stagemesh_inference_v1_job_proto_goTypes = []any{
 	(*HttpAnswer)(nil),            // 3: stagemesh.inference.v1.HttpAnswer
 	(*SubmitJobRequest)(nil),      // 4: stagemesh.inference.v1.SubmitJobRequest
 	(*SubmitJobResponse)(nil),     // 5: stagemesh.inference.v1.SubmitJobResponse
-	(*GetJobRequest)(nil),         // 6: stagemesh.inference.v1.GetJobRequest
-	(*GetJobResponse)(nil),        // 7: stagemesh.inference.v1.GetJobResponse
-	(*CancelJobRequest)(nil),      // 8: stagemesh.inference.v1.CancelJobRequest
-	(*CancelJobResponse)(nil),     // 9: stagemesh.inference.v1.CancelJobResponse
-	(*ListJobsRequest)(nil),       // 10: stagemesh.inference.v1.ListJobsRequest
-	(*ListJobsResponse)(nil),      // 11: stagemesh.inference.v1.ListJobsResponse
-	nil,                           // 12: stagemesh.inference.v1.Job.AttributesEntry
-	nil,                           // 13: stagemesh.inference.v1.SubmitJobRequest.AttributesEntry
-	(*timestamppb.Timestamp)(nil), // 14: google.protobuf.Timestamp
-	(*InferRequest)(nil),          // 15: stagemesh.inference.v1.InferRequest
-	(*durationpb.Duration)(nil),   // 16: google.protobuf.Duration
-	(*InferResponse)(nil),         // 17: stagemesh.inference.v1.InferResponse
+	(*SubmitJobsRequest)(nil),     // 6: stagemesh.inference.v1.SubmitJobsRequest
+	(*SubmitJobsResponse)(nil),    // 7: stagemesh.inference.v1.SubmitJobsResponse
+	(*SubmitJobAnswer)(nil),       // 8: stagemesh.inference.v1.SubmitJobAnswer
+	(*SubmitJobFailure)(nil),      // 9: stagemesh.inference.v1.SubmitJobFailure
+	(*GetJobRequest)(nil),         // 10: stagemesh.inference.v1.GetJobRequest
+	(*GetJobResponse)(nil),        // 11: stagemesh.inference.v1.GetJobResponse
+	(*CancelJobRequest)(nil),      // 12: stagemesh.inference.v1.CancelJobRequest
+	(*CancelJobResponse)(nil),     // 13: stagemesh.inference.v1.CancelJobResponse
+	(*ListJobsRequest)(nil),       // 14: stagemesh.inference.v1.ListJobsRequest
+	(*ListJobsResponse)(nil),      // 15: stagemesh.inference.v1.ListJobsResponse
+	nil,                           // 16: stagemesh.inference.v1.Job.AttributesEntry
+	nil,                           // 17: stagemesh.inference.v1.SubmitJobRequest.AttributesEntry
+	(*timestamppb.Timestamp)(nil), // 18: google.protobuf.Timestamp
+	(*InferRequest)(nil),          // 19: stagemesh.inference.v1.InferRequest
+	(*durationpb.Duration)(nil),   // 20: google.protobuf.Duration
+	(*InferResponse)(nil),         // 21: stagemesh.inference.v1.InferResponse
 }
 var file_stagemesh_inference_v1_job_proto_depIdxs = []int32{
 	0,  // 0: stagemesh.inference.v1.Job.state:type_name -> stagemesh.inference.v1.JobState
-	14, // 1: stagemesh.inference.v1.Job.accepted_at:type_name -> google.protobuf.Timestamp
-	14, // 2: stagemesh.inference.v1.Job.deadline:type_name -> google.protobuf.Timestamp
-	14, // 3: stagemesh.inference.v1.Job.started_at:type_name -> google.protobuf.Timestamp
-	14, // 4: stagemesh.inference.v1.Job.not_before:type_name -> google.protobuf.Timestamp
-	14, // 5: stagemesh.inference.v1.Job.ended_at:type_name -> google.protobuf.Timestamp
-	12, // 6: stagemesh.inference.v1.Job.attributes:type_name -> stagemesh.inference.v1.Job.AttributesEntry
-	15, // 7: stagemesh.inference.v1.SubmitJobRequest.infer:type_name -> stagemesh.inference.v1.InferRequest
+	18, // 1: stagemesh.inference.v1.Job.accepted_at:type_name -> google.protobuf.Timestamp
+	18, // 2: stagemesh.inference.v1.Job.deadline:type_name -> google.protobuf.Timestamp
+	18, // 3: stagemesh.inference.v1.Job.started_at:type_name -> google.protobuf.Timestamp
+	18, // 4: stagemesh.inference.v1.Job.not_before:type_name -> google.protobuf.Timestamp
+	18, // 5: stagemesh.inference.v1.Job.ended_at:type_name -> google.protobuf.Timestamp
+	16, // 6: stagemesh.inference.v1.Job.attributes:type_name -> stagemesh.inference.v1.Job.AttributesEntry
+	19, // 7: stagemesh.inference.v1.SubmitJobRequest.infer:type_name -> stagemesh.inference.v1.InferRequest
 	2,  // 8: stagemesh.inference.v1.SubmitJobRequest.http:type_name -> stagemesh.inference.v1.HttpCall
-	14, // 9: stagemesh.inference.v1.SubmitJobRequest.deadline:type_name -> google.protobuf.Timestamp
-	16, // 10: stagemesh.inference.v1.SubmitJobRequest.ttl:type_name -> google.protobuf.Duration
-	13, // 11: stagemesh.inference.v1.SubmitJobRequest.attributes:type_name -> stagemesh.inference.v1.SubmitJobRequest.AttributesEntry
+	18, // 9: stagemesh.inference.v1.SubmitJobRequest.deadline:type_name -> google.protobuf.Timestamp
+	20, // 10: stagemesh.inference.v1.SubmitJobRequest.ttl:type_name -> google.protobuf.Duration
+	17, // 11: stagemesh.inference.v1.SubmitJobRequest.attributes:type_name -> stagemesh.inference.v1.SubmitJobRequest.AttributesEntry
 	1,  // 12: stagemesh.inference.v1.SubmitJobResponse.job:type_name -> stagemesh.inference.v1.Job
-	16, // 13: stagemesh.inference.v1.GetJobRequest.wait:type_name -> google.protobuf.Duration
-	1,  // 14: stagemesh.inference.v1.GetJobResponse.job:type_name -> stagemesh.inference.v1.Job
-	17, // 15: stagemesh.inference.v1.GetJobResponse.infer:type_name -> stagemesh.inference.v1.InferResponse
-	3,  // 16: stagemesh.inference.v1.GetJobResponse.http:type_name -> stagemesh.inference.v1.HttpAnswer
-	1,  // 17: stagemesh.inference.v1.CancelJobResponse.job:type_name -> stagemesh.inference.v1.Job
-	1,  // 18: stagemesh.inference.v1.ListJobsResponse.jobs:type_name -> stagemesh.inference.v1.Job
-	4,  // 19: stagemesh.inference.v1.JobService.SubmitJob:input_type -> stagemesh.inference.v1.SubmitJobRequest
-	6,  // 20: stagemesh.inference.v1.JobService.GetJob:input_type -> stagemesh.inference.v1.GetJobRequest
-	8,  // 21: stagemesh.inference.v1.JobService.CancelJob:input_type -> stagemesh.inference.v1.CancelJobRequest
-	10, // 22: stagemesh.inference.v1.JobService.ListJobs:input_type -> stagemesh.inference.v1.ListJobsRequest
-	5,  // 23: stagemesh.inference.v1.JobService.SubmitJob:output_type -> stagemesh.inference.v1.SubmitJobResponse
-	7,  // 24: stagemesh.inference.v1.JobService.GetJob:output_type -> stagemesh.inference.v1.GetJobResponse
-	9,  // 25: stagemesh.inference.v1.JobService.CancelJob:output_type -> stagemesh.inference.v1.CancelJobResponse
-	11, // 26: stagemesh.inference.v1.JobService.ListJobs:output_type -> stagemesh.inference.v1.ListJobsResponse
-	23, // [23:27] is the sub-list for method output_type
-	19, // [19:23] is the sub-list for method input_type
-	19, // [19:19] is the sub-list for extension type_name
-	19, // [19:19] is the sub-list for extension extendee
-	0,  // [0:19] is the sub-list for field type_name
+	4,  // 13: stagemesh.inference.v1.SubmitJobsRequest.jobs:type_name -> stagemesh.inference.v1.SubmitJobRequest
+	8,  // 14: stagemesh.inference.v1.SubmitJobsResponse.answers:type_name -> stagemesh.inference.v1.SubmitJobAnswer
+	1,  // 15: stagemesh.inference.v1.SubmitJobAnswer.job:type_name -> stagemesh.inference.v1.Job
+	9,  // 16: stagemesh.inference.v1.SubmitJobAnswer.failure:type_name -> stagemesh.inference.v1.SubmitJobFailure
+	20, // 17: stagemesh.inference.v1.SubmitJobFailure.retry_after:type_name -> google.protobuf.Duration
+	20, // 18: stagemesh.inference.v1.GetJobRequest.wait:type_name -> google.protobuf.Duration
+	1,  // 19: stagemesh.inference.v1.GetJobResponse.job:type_name -> stagemesh.inference.v1.Job
+	21, // 20: stagemesh.inference.v1.GetJobResponse.infer:type_name -> stagemesh.inference.v1.InferResponse
+	3,  // 21: stagemesh.inference.v1.GetJobResponse.http:type_name -> stagemesh.inference.v1.HttpAnswer
+	1,  // 22: stagemesh.inference.v1.CancelJobResponse.job:type_name -> stagemesh.inference.v1.Job
+	1,  // 23: stagemesh.inference.v1.ListJobsResponse.jobs:type_name -> stagemesh.inference.v1.Job
+	4,  // 24: stagemesh.inference.v1.JobService.SubmitJob:input_type -> stagemesh.inference.v1.SubmitJobRequest
+	6,  // 25: stagemesh.inference.v1.JobService.SubmitJobs:input_type -> stagemesh.inference.v1.SubmitJobsRequest
+	10, // 26: stagemesh.inference.v1.JobService.GetJob:input_type -> stagemesh.inference.v1.GetJobRequest
+	12, // 27: stagemesh.inference.v1.JobService.CancelJob:input_type -> stagemesh.inference.v1.CancelJobRequest
+	14, // 28: stagemesh.inference.v1.JobService.ListJobs:input_type -> stagemesh.inference.v1.ListJobsRequest
+	5,  // 29: stagemesh.inference.v1.JobService.SubmitJob:output_type -> stagemesh.inference.v1.SubmitJobResponse
+	7,  // 30: stagemesh.inference.v1.JobService.SubmitJobs:output_type -> stagemesh.inference.v1.SubmitJobsResponse
+	11, // 31: stagemesh.inference.v1.JobService.GetJob:output_type -> stagemesh.inference.v1.GetJobResponse
+	13, // 32: stagemesh.inference.v1.JobService.CancelJob:output_type -> stagemesh.inference.v1.CancelJobResponse
+	15, // 33: stagemesh.inference.v1.JobService.ListJobs:output_type -> stagemesh.inference.v1.ListJobsResponse
+	29, // [29:34] is the sub-list for method output_type
+	24, // [24:29] is the sub-list for method input_type
+	24, // [24:24] is the sub-list for extension type_name
+	24, // [24:24] is the sub-list for extension extendee
+	0,  // [0:24] is the sub-list for field type_name
 }
 
 func init() { file_stagemesh_inference_v1_job_proto_init() }
@@ -1119,7 +1381,11 @@ func file_stagemesh_inference_v1_job_proto_init() {
 		(*SubmitJobRequest_Infer)(nil),
 		(*SubmitJobRequest_Http)(nil),
 	}
-	file_stagemesh_inference_v1_job_proto_msgTypes[6].OneofWrappers = []any{
+	file_stagemesh_inference_v1_job_proto_msgTypes[7].OneofWrappers = []any{
+		(*SubmitJobAnswer_Job)(nil),
+		(*SubmitJobAnswer_Failure)(nil),
+	}
+	file_stagemesh_inference_v1_job_proto_msgTypes[10].OneofWrappers = []any{
 		(*GetJobResponse_Infer)(nil),
 		(*GetJobResponse_Http)(nil),
 	}
@@ -1129,7 +1395,7 @@ func file_stagemesh_inference_v1_job_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_stagemesh_inference_v1_job_proto_rawDesc), len(file_stagemesh_inference_v1_job_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   13,
+			NumMessages:   17,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -19,10 +19,11 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	JobService_SubmitJob_FullMethodName = "/stagemesh.inference.v1.JobService/SubmitJob"
-	JobService_GetJob_FullMethodName    = "/stagemesh.inference.v1.JobService/GetJob"
-	JobService_CancelJob_FullMethodName = "/stagemesh.inference.v1.JobService/CancelJob"
-	JobService_ListJobs_FullMethodName  = "/stagemesh.inference.v1.JobService/ListJobs"
+	JobService_SubmitJob_FullMethodName  = "/stagemesh.inference.v1.JobService/SubmitJob"
+	JobService_SubmitJobs_FullMethodName = "/stagemesh.inference.v1.JobService/SubmitJobs"
+	JobService_GetJob_FullMethodName     = "/stagemesh.inference.v1.JobService/GetJob"
+	JobService_CancelJob_FullMethodName  = "/stagemesh.inference.v1.JobService/CancelJob"
+	JobService_ListJobs_FullMethodName   = "/stagemesh.inference.v1.JobService/ListJobs"
 )
 
 // JobServiceClient is the client API for JobService service.
@@ -38,6 +39,8 @@ type JobServiceClient interface {
 	// SubmitJob stores a job. Its answer means that the job is on disk. NOT_FOUND: there is no
 	// such queue or pipeline. RESOURCE_EXHAUSTED, QUEUE_FULL: retry later.
 	SubmitJob(ctx context.Context, in *SubmitJobRequest, opts ...grpc.CallOption) (*SubmitJobResponse, error)
+	// SubmitJobs stores up to 1,000 jobs, and answers each in its place: a bad one fails alone.
+	SubmitJobs(ctx context.Context, in *SubmitJobsRequest, opts ...grpc.CallOption) (*SubmitJobsResponse, error)
 	// GetJob returns a job's state and, once it has ended, its result. It may wait for the end.
 	// NOT_FOUND: there is no such job of this tenant, or its retention has passed.
 	GetJob(ctx context.Context, in *GetJobRequest, opts ...grpc.CallOption) (*GetJobResponse, error)
@@ -61,6 +64,16 @@ func (c *jobServiceClient) SubmitJob(ctx context.Context, in *SubmitJobRequest, 
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(SubmitJobResponse)
 	err := c.cc.Invoke(ctx, JobService_SubmitJob_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *jobServiceClient) SubmitJobs(ctx context.Context, in *SubmitJobsRequest, opts ...grpc.CallOption) (*SubmitJobsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SubmitJobsResponse)
+	err := c.cc.Invoke(ctx, JobService_SubmitJobs_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -110,6 +123,8 @@ type JobServiceServer interface {
 	// SubmitJob stores a job. Its answer means that the job is on disk. NOT_FOUND: there is no
 	// such queue or pipeline. RESOURCE_EXHAUSTED, QUEUE_FULL: retry later.
 	SubmitJob(context.Context, *SubmitJobRequest) (*SubmitJobResponse, error)
+	// SubmitJobs stores up to 1,000 jobs, and answers each in its place: a bad one fails alone.
+	SubmitJobs(context.Context, *SubmitJobsRequest) (*SubmitJobsResponse, error)
 	// GetJob returns a job's state and, once it has ended, its result. It may wait for the end.
 	// NOT_FOUND: there is no such job of this tenant, or its retention has passed.
 	GetJob(context.Context, *GetJobRequest) (*GetJobResponse, error)
@@ -131,6 +146,9 @@ type UnimplementedJobServiceServer struct{}
 
 func (UnimplementedJobServiceServer) SubmitJob(context.Context, *SubmitJobRequest) (*SubmitJobResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method SubmitJob not implemented")
+}
+func (UnimplementedJobServiceServer) SubmitJobs(context.Context, *SubmitJobsRequest) (*SubmitJobsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method SubmitJobs not implemented")
 }
 func (UnimplementedJobServiceServer) GetJob(context.Context, *GetJobRequest) (*GetJobResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetJob not implemented")
@@ -176,6 +194,24 @@ func _JobService_SubmitJob_Handler(srv interface{}, ctx context.Context, dec fun
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(JobServiceServer).SubmitJob(ctx, req.(*SubmitJobRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _JobService_SubmitJobs_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SubmitJobsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(JobServiceServer).SubmitJobs(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: JobService_SubmitJobs_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(JobServiceServer).SubmitJobs(ctx, req.(*SubmitJobsRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -244,6 +280,10 @@ var JobService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "SubmitJob",
 			Handler:    _JobService_SubmitJob_Handler,
+		},
+		{
+			MethodName: "SubmitJobs",
+			Handler:    _JobService_SubmitJobs_Handler,
 		},
 		{
 			MethodName: "GetJob",

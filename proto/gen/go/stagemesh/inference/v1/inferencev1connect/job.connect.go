@@ -35,6 +35,8 @@ const (
 const (
 	// JobServiceSubmitJobProcedure is the fully-qualified name of the JobService's SubmitJob RPC.
 	JobServiceSubmitJobProcedure = "/stagemesh.inference.v1.JobService/SubmitJob"
+	// JobServiceSubmitJobsProcedure is the fully-qualified name of the JobService's SubmitJobs RPC.
+	JobServiceSubmitJobsProcedure = "/stagemesh.inference.v1.JobService/SubmitJobs"
 	// JobServiceGetJobProcedure is the fully-qualified name of the JobService's GetJob RPC.
 	JobServiceGetJobProcedure = "/stagemesh.inference.v1.JobService/GetJob"
 	// JobServiceCancelJobProcedure is the fully-qualified name of the JobService's CancelJob RPC.
@@ -48,6 +50,8 @@ type JobServiceClient interface {
 	// SubmitJob stores a job. Its answer means that the job is on disk. NOT_FOUND: there is no
 	// such queue or pipeline. RESOURCE_EXHAUSTED, QUEUE_FULL: retry later.
 	SubmitJob(context.Context, *connect.Request[v1.SubmitJobRequest]) (*connect.Response[v1.SubmitJobResponse], error)
+	// SubmitJobs stores up to 1,000 jobs, and answers each in its place: a bad one fails alone.
+	SubmitJobs(context.Context, *connect.Request[v1.SubmitJobsRequest]) (*connect.Response[v1.SubmitJobsResponse], error)
 	// GetJob returns a job's state and, once it has ended, its result. It may wait for the end.
 	// NOT_FOUND: there is no such job of this tenant, or its retention has passed.
 	GetJob(context.Context, *connect.Request[v1.GetJobRequest]) (*connect.Response[v1.GetJobResponse], error)
@@ -76,6 +80,12 @@ func NewJobServiceClient(httpClient connect.HTTPClient, baseURL string, opts ...
 			connect.WithSchema(jobServiceMethods.ByName("SubmitJob")),
 			connect.WithClientOptions(opts...),
 		),
+		submitJobs: connect.NewClient[v1.SubmitJobsRequest, v1.SubmitJobsResponse](
+			httpClient,
+			baseURL+JobServiceSubmitJobsProcedure,
+			connect.WithSchema(jobServiceMethods.ByName("SubmitJobs")),
+			connect.WithClientOptions(opts...),
+		),
 		getJob: connect.NewClient[v1.GetJobRequest, v1.GetJobResponse](
 			httpClient,
 			baseURL+JobServiceGetJobProcedure,
@@ -99,15 +109,21 @@ func NewJobServiceClient(httpClient connect.HTTPClient, baseURL string, opts ...
 
 // jobServiceClient implements JobServiceClient.
 type jobServiceClient struct {
-	submitJob *connect.Client[v1.SubmitJobRequest, v1.SubmitJobResponse]
-	getJob    *connect.Client[v1.GetJobRequest, v1.GetJobResponse]
-	cancelJob *connect.Client[v1.CancelJobRequest, v1.CancelJobResponse]
-	listJobs  *connect.Client[v1.ListJobsRequest, v1.ListJobsResponse]
+	submitJob  *connect.Client[v1.SubmitJobRequest, v1.SubmitJobResponse]
+	submitJobs *connect.Client[v1.SubmitJobsRequest, v1.SubmitJobsResponse]
+	getJob     *connect.Client[v1.GetJobRequest, v1.GetJobResponse]
+	cancelJob  *connect.Client[v1.CancelJobRequest, v1.CancelJobResponse]
+	listJobs   *connect.Client[v1.ListJobsRequest, v1.ListJobsResponse]
 }
 
 // SubmitJob calls stagemesh.inference.v1.JobService.SubmitJob.
 func (c *jobServiceClient) SubmitJob(ctx context.Context, req *connect.Request[v1.SubmitJobRequest]) (*connect.Response[v1.SubmitJobResponse], error) {
 	return c.submitJob.CallUnary(ctx, req)
+}
+
+// SubmitJobs calls stagemesh.inference.v1.JobService.SubmitJobs.
+func (c *jobServiceClient) SubmitJobs(ctx context.Context, req *connect.Request[v1.SubmitJobsRequest]) (*connect.Response[v1.SubmitJobsResponse], error) {
+	return c.submitJobs.CallUnary(ctx, req)
 }
 
 // GetJob calls stagemesh.inference.v1.JobService.GetJob.
@@ -130,6 +146,8 @@ type JobServiceHandler interface {
 	// SubmitJob stores a job. Its answer means that the job is on disk. NOT_FOUND: there is no
 	// such queue or pipeline. RESOURCE_EXHAUSTED, QUEUE_FULL: retry later.
 	SubmitJob(context.Context, *connect.Request[v1.SubmitJobRequest]) (*connect.Response[v1.SubmitJobResponse], error)
+	// SubmitJobs stores up to 1,000 jobs, and answers each in its place: a bad one fails alone.
+	SubmitJobs(context.Context, *connect.Request[v1.SubmitJobsRequest]) (*connect.Response[v1.SubmitJobsResponse], error)
 	// GetJob returns a job's state and, once it has ended, its result. It may wait for the end.
 	// NOT_FOUND: there is no such job of this tenant, or its retention has passed.
 	GetJob(context.Context, *connect.Request[v1.GetJobRequest]) (*connect.Response[v1.GetJobResponse], error)
@@ -154,6 +172,12 @@ func NewJobServiceHandler(svc JobServiceHandler, opts ...connect.HandlerOption) 
 		connect.WithSchema(jobServiceMethods.ByName("SubmitJob")),
 		connect.WithHandlerOptions(opts...),
 	)
+	jobServiceSubmitJobsHandler := connect.NewUnaryHandler(
+		JobServiceSubmitJobsProcedure,
+		svc.SubmitJobs,
+		connect.WithSchema(jobServiceMethods.ByName("SubmitJobs")),
+		connect.WithHandlerOptions(opts...),
+	)
 	jobServiceGetJobHandler := connect.NewUnaryHandler(
 		JobServiceGetJobProcedure,
 		svc.GetJob,
@@ -176,6 +200,8 @@ func NewJobServiceHandler(svc JobServiceHandler, opts ...connect.HandlerOption) 
 		switch r.URL.Path {
 		case JobServiceSubmitJobProcedure:
 			jobServiceSubmitJobHandler.ServeHTTP(w, r)
+		case JobServiceSubmitJobsProcedure:
+			jobServiceSubmitJobsHandler.ServeHTTP(w, r)
 		case JobServiceGetJobProcedure:
 			jobServiceGetJobHandler.ServeHTTP(w, r)
 		case JobServiceCancelJobProcedure:
@@ -193,6 +219,10 @@ type UnimplementedJobServiceHandler struct{}
 
 func (UnimplementedJobServiceHandler) SubmitJob(context.Context, *connect.Request[v1.SubmitJobRequest]) (*connect.Response[v1.SubmitJobResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("stagemesh.inference.v1.JobService.SubmitJob is not implemented"))
+}
+
+func (UnimplementedJobServiceHandler) SubmitJobs(context.Context, *connect.Request[v1.SubmitJobsRequest]) (*connect.Response[v1.SubmitJobsResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("stagemesh.inference.v1.JobService.SubmitJobs is not implemented"))
 }
 
 func (UnimplementedJobServiceHandler) GetJob(context.Context, *connect.Request[v1.GetJobRequest]) (*connect.Response[v1.GetJobResponse], error) {

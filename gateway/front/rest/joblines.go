@@ -1,0 +1,184 @@
+package rest
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+
+	"google.golang.org/protobuf/proto"
+
+	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
+
+	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+)
+
+// linesType is the media type of one JSON document a line.
+const linesType = "application/x-ndjson"
+
+// jobLine is a line that has no answer yet.
+type jobLine struct {
+	number int
+	memory *transport.Reservation
+}
+
+// submitLines stores a job for each line of the body, which are as the template. It answers with
+// a line for each: the job, or why there is none.
+func (h *jobsHandler) submitLines(w http.ResponseWriter, r *http.Request, template *inferencev1.SubmitJobRequest, kind kind) error {
+	options, err := readOptions(r)
+	if err != nil {
+		return err
+	}
+	kind.media, kind.full = jsonType, jsonType
+	if template.GetHttp() != nil {
+		kind.params = map[string]string{"form": "blob"}
+	}
+	var unanswered []jobLine
+	answers := &lineWriter{w: w, memory: transport.NewReservation(r.Context(), 0)}
+	defer func() {
+		answers.memory.Release()
+		for _, line := range unanswered {
+			line.memory.Release()
+		}
+	}()
+	jobs := func(yield func(*inferencev1.SubmitJobRequest, error) bool) {
+		from := bufio.NewReaderSize(transport.StallReader(w, r, h.settings), lineBuffer)
+		for number := 1; ; number++ {
+			data, err := readLine(from, h.settings.MaxMessageBytes)
+			isLong, isEOF := errors.Is(err, errLongLine), errors.Is(err, io.EOF)
+			if len(data) == 0 && isEOF {
+				return
+			}
+			if len(data) == 0 && err == nil {
+				continue
+			}
+			transport.ReleaseBody(r)
+			line, isLast := jobLine{number, transport.NewReservation(r.Context(), h.settings.MaxPayload)}, err != nil && !isLong
+			unanswered = append(unanswered, line)
+			var in *inferencev1.SubmitJobRequest
+			switch {
+			case isLong:
+				err = transport.TooLarge(int64(h.settings.MaxMessageBytes))
+			case isLast && !isEOF:
+				err = transport.ReadFault(err)
+			default:
+				in, err = h.jobOfLine(template, *options, kind, data, line)
+			}
+			if !yield(in, err) || isLast {
+				return
+			}
+		}
+	}
+	err = h.jobs.SubmitJobs(r.Context(), jobs, func(job *inferencev1.Job, err error) error {
+		line := unanswered[0]
+		unanswered = unanswered[1:]
+		line.memory.Release()
+		if err != nil {
+			return answers.add(failedLine(line.number, err))
+		}
+		document, err := json.Marshal(pipeline.JobDocumentOf(job))
+		if err != nil {
+			return err
+		}
+		return answers.add(document)
+	})
+	switch {
+	case err != nil && len(unanswered) > 0 && answers.hasAny:
+		err = answers.add(failedLine(unanswered[0].number, err))
+	case err == nil && !answers.hasAny:
+		err = emptyBody()
+	}
+	if err != nil && !answers.hasAny {
+		return err
+	}
+	_ = answers.flush() // a failed write is no error: the caller has disconnected
+	return nil
+}
+
+// jobOfLine returns the job of a line.
+func (h *jobsHandler) jobOfLine(template *inferencev1.SubmitJobRequest, request call.Request, kind kind, data []byte, line jobLine) (*inferencev1.SubmitJobRequest, error) {
+	if err := line.memory.ReserveTemporary(int64(len(data))); err != nil {
+		return nil, err
+	}
+	if err := h.takeBody(&request, new(format), kind, data, line.memory); err != nil {
+		return nil, err
+	}
+	if err := payload.Validate("inputs", request.Inputs); err != nil {
+		return nil, err
+	}
+	request.Pipeline = template.GetInfer().GetPipeline()
+	if request.IdempotencyKey != "" {
+		request.IdempotencyKey = fmt.Sprintf("%s/%d", request.IdempotencyKey, line.number)
+	}
+	out := proto.CloneOf(template)
+	return out, setRequest(out, &request, jsonType)
+}
+
+func failedLine(number int, err error) []byte {
+	return append(fmt.Appendf(nil, `{"line":%d,`, number), transport.FaultJSON(err)[1:]...)
+}
+
+const lineBuffer = 64 << 10
+
+var errLongLine = errors.New("the line is too long")
+
+// readLine returns the next line without its end and the spaces around it, or errLongLine if it
+// is longer than limit. The last line may come with io.EOF.
+func readLine(from *bufio.Reader, limit int) (line []byte, err error) {
+	for {
+		part, err := from.ReadSlice('\n')
+		isLong := len(line)+len(part) > limit
+		if !isLong {
+			line = append(line, part...)
+		}
+		switch {
+		case errors.Is(err, bufio.ErrBufferFull) && !isLong:
+		case errors.Is(err, bufio.ErrBufferFull):
+			line, limit = nil, -1
+		case isLong && (err == nil || errors.Is(err, io.EOF)):
+			return nil, errLongLine
+		default:
+			return bytes.TrimSpace(line), err
+		}
+	}
+}
+
+// lineWriter answers with lines. It holds them until they are many, since a client may read
+// nothing before it has sent everything; then the answer begins while the body still comes.
+type lineWriter struct {
+	w      http.ResponseWriter
+	memory *transport.Reservation
+	buf    []byte
+	hasAny bool
+	begun  bool
+}
+
+// maxHeldLines bounds what a lineWriter holds, in bytes.
+const maxHeldLines = 4 << 20
+
+func (l *lineWriter) add(line []byte) error {
+	l.buf, l.hasAny = append(append(l.buf, line...), '\n'), true
+	if len(l.buf) < maxHeldLines && l.memory.ReserveTemporary(int64(len(line))) == nil {
+		return nil
+	}
+	return l.flush()
+}
+
+func (l *lineWriter) flush() error {
+	if !l.begun {
+		l.begun = true
+		_ = http.NewResponseController(l.w).EnableFullDuplex() // without it, in tests, there is no connection
+		l.w.Header().Set("Content-Type", linesType)
+		l.w.WriteHeader(http.StatusOK)
+	}
+	_, err := l.w.Write(l.buf)
+	l.buf = l.buf[:0]
+	l.memory.Release()
+	return err
+}
