@@ -203,6 +203,15 @@ func (s *Service) SubmitJobs(ctx context.Context, jobs iter.Seq2[*inferencev1.Su
 	return nil
 }
 
+// QueueOf returns the queue that takes requests to a pipeline as jobs; empty if there is none.
+func (s *Service) QueueOf(name string) pipeline.QueueName {
+	p, f := s.Resolve(name, false)
+	if f != nil || !slices.Contains(s.settings.Jobs.Queues[p.Queue].Pipelines, name) {
+		return ""
+	}
+	return p.Queue
+}
+
 func (s *Service) queueOf(name pipeline.QueueName) (JobQueue, *fault.Fault) {
 	q, ok := s.settings.Jobs.Queues[name]
 	if !ok {

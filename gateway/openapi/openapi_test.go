@@ -112,8 +112,12 @@ func TestStaticPartsMatchTheCode(t *testing.T) {
 	}
 	slices.Sort(faults)
 	for _, path := range []string{"/v1/pipelines/{pipeline}:infer", "/v1/pipelines/{pipeline}:stream", "/v1/pipelines/p:infer"} {
-		if got := slices.Sorted(maps.Keys(at(t, text, "paths", path, "post", "responses").(object))); !slices.Equal(got, faults) {
-			t.Errorf("responses of %s are %v, want %v", path, got, faults)
+		want := faults
+		if strings.HasSuffix(path, ":infer") { // it may become a job
+			want = slices.Insert(slices.Clone(faults), 1, "202")
+		}
+		if got := slices.Sorted(maps.Keys(at(t, text, "paths", path, "post", "responses").(object))); !slices.Equal(got, want) {
+			t.Errorf("responses of %s are %v, want %v", path, got, want)
 		}
 	}
 	reasons := []any{}

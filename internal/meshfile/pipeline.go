@@ -29,6 +29,8 @@ type Pipeline struct {
 	// WaitForCapacity makes requests wait, until their deadline, where a stage has
 	// no capacity for them.
 	WaitForCapacity bool `yaml:"wait_for_capacity"`
+	// Queue takes requests over HTTP that prefer to be answered later.
+	Queue string `yaml:"queue"`
 }
 
 // Step is a place in a pipeline.
@@ -67,7 +69,7 @@ func (f *File) route(name string) (pipeline.Pipeline, error) {
 	out := pipeline.Pipeline{
 		Name: pipeline.Name(name), Timeout: in.Timeout,
 		Durability: pipeline.Durability(in.Durability), Keep: in.Keep,
-		MaxInFlight: in.MaxInFlight, WaitForCapacity: in.WaitForCapacity,
+		MaxInFlight: in.MaxInFlight, WaitForCapacity: in.WaitForCapacity, Queue: pipeline.QueueName(in.Queue),
 	}
 	var errs []error
 	for i, step := range in.Steps {
@@ -226,6 +228,7 @@ func keysOf(p pipeline.Pipeline) (out []key) {
 	if p.WaitForCapacity {
 		add("", indent, "", "wait_for_capacity", "true")
 	}
+	optional("", indent, "queue", string(p.Queue))
 	return out
 }
 

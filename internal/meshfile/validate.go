@@ -4,7 +4,9 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"net/url"
+	"slices"
 	"strings"
 
 	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
@@ -120,9 +122,28 @@ func (f *File) buildParts(stages []string) (hosts []stagehost.Settings, routes [
 		}
 		errs = append(errs, err)
 	}
+	for _, name := range slices.Sorted(maps.Keys(f.Pipelines)) {
+		errs = append(errs, f.At(f.validateQueue(name), "pipelines", name))
+	}
 	routes, err = f.Routes()
 	_, _, loadable := f.models()
 	return hosts, routes, errors.Join(append(errs, err, loadable, f.validateOwnBroker())...)
+}
+
+// validateQueue checks the queue of a pipeline.
+func (f *File) validateQueue(name string) error {
+	queue := f.Pipelines[name].Queue
+	if queue == "" {
+		return nil
+	}
+	if _, ok := f.Jobs.Queues[queue]; !ok {
+		return fmt.Errorf("queue: there is no %q in jobs.queues", queue)
+	}
+	// An error of the pool is one of the section jobs.
+	if pool, err := f.Jobs.PoolOf(queue); err == nil && !slices.Contains(f.Jobs.Pools[pool].Target.Pipelines, name) {
+		return fmt.Errorf("queue: the target of its pool %s has no pipeline %s", pool, name)
+	}
+	return nil
 }
 
 // validateShared checks what every process of the mesh has to agree on.

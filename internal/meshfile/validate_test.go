@@ -63,7 +63,12 @@ func TestErrorsHaveTheirPlace(t *testing.T) {
 			strings.Replace(good, "  a:", "  A.b:", 1),
 			`m.yaml:3:3: stages.A.b: stage name "A.b": use 1 to 63`,
 		},
-		"no runner":               {"mesh: m\nstages:\n  a: {hosts: 2}", "m.yaml:3:3: stages.a.runner: there is none; use image_decode, model_server, onnx, onnx_models, top_k, worker, echo, echo_models, sleep, burn or stream, with its settings or {}"},
+		"no runner":        {"mesh: m\nstages:\n  a: {hosts: 2}", "m.yaml:3:3: stages.a.runner: there is none; use image_decode, model_server, onnx, onnx_models, top_k, worker, echo, echo_models, sleep, burn or stream, with its settings or {}"},
+		"an unknown queue": {pipeline("steps: [{name: a, stage: a}]\n    queue: nightly"), `m.yaml:7:5: pipelines.p.queue: there is no "nightly" in jobs.queues`},
+		"a queue of another pipeline": {
+			pipeline("steps: [{name: a, stage: a}]\n    queue: nightly\n  o: {steps: [{name: a, stage: a}]}\njobs: {pools: {main: {target: {pipelines: [o]}}}, queues: {nightly: {}}}"),
+			"m.yaml:7:5: pipelines.p.queue: the target of its pool main has no pipeline p",
+		},
 		"an empty runner":         {running("{}"), "m.yaml:4:5: stages.a.runner: there is none; use"},
 		"two runners":             {running("{sleep: {}, echo: {}}"), "m.yaml:4:5: stages.a.runner: echo and sleep; a stage has one"},
 		"an unknown runner":       {running("{ecco: {}}"), "m.yaml:4:14: stages.a.runner.ecco: this program has no such runner; it has image_decode, model_server, onnx, onnx_models, top_k, worker, echo, echo_models, sleep, burn or stream"},

@@ -44,6 +44,8 @@ type Pipeline struct {
 	// WaitForCapacity has requests wait, until their deadline, where a stage has no
 	// capacity. It is the default of requests that do not set it.
 	WaitForCapacity bool
+	// Queue takes requests over HTTP that prefer to be answered later; empty means none.
+	Queue QueueName
 }
 
 // Step is a place in a pipeline.
@@ -97,6 +99,9 @@ func (p Pipeline) validate() error {
 	}
 	if p.Timeout < 0 {
 		return fmt.Errorf("timeout: %s is negative", p.Timeout)
+	}
+	if err := ValidName("queue", string(p.Queue)); p.Queue != "" && err != nil {
+		return err
 	}
 	if p.MaxInFlight < 0 {
 		return fmt.Errorf("max_in_flight: %d is negative", p.MaxInFlight)
@@ -172,7 +177,7 @@ func (s Step) validate() error {
 func (p Pipeline) ToProto() *meshv1.Pipeline {
 	out := &meshv1.Pipeline{
 		Name: string(p.Name), Steps: make([]*meshv1.PipelineStep, len(p.Steps)), Keep: p.Keep,
-		Durability: p.Durability.ToProto(), MaxInFlight: uint32(p.MaxInFlight), WaitForCapacity: p.WaitForCapacity,
+		Durability: p.Durability.ToProto(), MaxInFlight: uint32(p.MaxInFlight), WaitForCapacity: p.WaitForCapacity, Queue: string(p.Queue),
 	}
 	if p.Timeout != 0 {
 		out.Timeout = durationpb.New(p.Timeout)
@@ -208,7 +213,7 @@ func fromProto(in *meshv1.Pipeline) (Pipeline, error) {
 	}
 	out := Pipeline{
 		Name: Name(in.GetName()), Durability: durability, Keep: in.GetKeep(),
-		MaxInFlight: int(in.GetMaxInFlight()), WaitForCapacity: in.GetWaitForCapacity(),
+		MaxInFlight: int(in.GetMaxInFlight()), WaitForCapacity: in.GetWaitForCapacity(), Queue: QueueName(in.GetQueue()),
 	}
 	if d := in.GetTimeout(); d != nil {
 		if err := d.CheckValid(); err != nil {

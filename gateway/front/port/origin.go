@@ -88,10 +88,10 @@ func withCORS(next http.Handler, origins []string) http.Handler {
 		AllowedMethods: slices.Concat(connectcors.AllowedMethods(), []string{http.MethodDelete}),
 		AllowedHeaders: slices.Concat(connectcors.AllowedHeaders(), []string{
 			transport.HeaderTimeout, transport.HeaderPriority, transport.HeaderDurability, transport.HeaderIdempotencyKey, transport.HeaderWaitForCapacity,
-			transport.HeaderTraceParent, transport.HeaderTraceState, transport.HeaderJSONLength, "Authorization", "If-None-Match",
+			transport.HeaderTraceParent, transport.HeaderTraceState, transport.HeaderJSONLength, "Authorization", "If-None-Match", "Prefer",
 		}),
 		ExposedHeaders: slices.Concat(connectcors.ExposedHeaders(), []string{
-			transport.HeaderRequestID, transport.HeaderServerTiming, "Trailer-" + transport.HeaderServerTiming, transport.HeaderJSONLength, "Retry-After", "ETag",
+			transport.HeaderRequestID, transport.HeaderServerTiming, "Trailer-" + transport.HeaderServerTiming, transport.HeaderJSONLength, "Retry-After", "ETag", "Location", "Preference-Applied",
 		}),
 		MaxAge: int(preflightAge / time.Second),
 	}).Handler(next)

@@ -72,7 +72,7 @@ func PublicHandler(s PublicSettings) (http.Handler, error) {
 	for _, service := range services {
 		mux.Handle(service.Path(), service)
 	}
-	mux.Handle(rest.Prefix, rest.New(s.Caller, s.Settings))
+	mux.Handle(rest.Prefix, rest.New(s.Caller, s.Jobs, s.Settings))
 	if s.Jobs != nil {
 		jobs := rest.NewJobs(s.Jobs, s.Settings)
 		mux.Handle(rest.QueuesPrefix, jobs)

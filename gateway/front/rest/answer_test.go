@@ -213,7 +213,7 @@ func TestOneConnectionCarriesManyRequests(t *testing.T) {
 	for name, h2c := range map[string]bool{"HTTP/1": false, "HTTP/2": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			url := fronttest.Serve(t, rest.New(&fronttest.Caller{}, transport.Settings{}))
+			url := fronttest.Serve(t, rest.New(&fronttest.Caller{}, nil, transport.Settings{}))
 			client := fronttest.Client(t, h2c)
 			for i := range 3 {
 				body := strconv.Itoa(i)

@@ -20,7 +20,7 @@ func BenchmarkInfer(b *testing.B) {
 		{"tensors", "application/json", tensorBody},
 	} {
 		b.Run(row.name, func(b *testing.B) {
-			handler := rest.New(&fronttest.Caller{}, transport.Settings{})
+			handler := rest.New(&fronttest.Caller{}, nil, transport.Settings{})
 			b.SetBytes(int64(len(row.body)))
 			b.ReportAllocs()
 			for b.Loop() {

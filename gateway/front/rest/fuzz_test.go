@@ -40,7 +40,7 @@ func FuzzInfer(f *testing.F) {
 		r.URL.RawQuery = query
 		r.Header.Set("Content-Type", contentType)
 		w := httptest.NewRecorder()
-		rest.New(caller, transport.Settings{MaxMessageBytes: 1 << 16}).ServeHTTP(w, r)
+		rest.New(caller, nil, transport.Settings{MaxMessageBytes: 1 << 16}).ServeHTTP(w, r)
 		if w.Header().Get("Content-Type") == msgpack.Type {
 			if err := msgpack.Check(w.Body.Bytes()); err != nil {
 				t.Errorf("%d is no MessagePack: %x: %v", w.Code, w.Body, err)

@@ -45,14 +45,16 @@ import (
 const Prefix = "/v1/"
 
 type handler struct {
-	caller   transport.Caller
+	caller transport.Caller
+	// jobs is nil where there are none.
+	jobs     transport.Jobs
 	settings transport.Settings
 }
 
-// New returns the handler of everything under Prefix.
-func New(caller transport.Caller, s transport.Settings) http.Handler {
+// New returns the handler of everything under Prefix. The jobs may be nil.
+func New(caller transport.Caller, jobs transport.Jobs, s transport.Settings) http.Handler {
 	s = s.WithDefaults()
-	return transport.WithStallTimeout(&handler{caller: caller, settings: s}, s.StallTimeout)
+	return transport.WithStallTimeout(&handler{caller: caller, jobs: jobs, settings: s}, s.StallTimeout)
 }
 
 // ServeHTTP implements http.Handler.
@@ -81,6 +83,13 @@ func (h *handler) route(path string) (method, what string, serve http.HandlerFun
 	case strings.Contains(name, "/"), name == "":
 	case kind == "pipelines" && verb == ":infer":
 		return http.MethodPost, "inference", func(w http.ResponseWriter, r *http.Request) {
+			if wait, ok := asyncPreference(r.Header); ok && h.jobs != nil && h.jobs.QueueOf(name) != "" {
+				start := time.Now()
+				if err := h.inferAsync(w, r, name, wait); err != nil {
+					h.fail(w, err, start)
+				}
+				return
+			}
 			h.write(w, func() (*response, error) { return h.infer(w, r, name) })
 		}
 	case kind == "pipelines" && verb == ":stream":

@@ -40,14 +40,12 @@ const (
 // to the path of ?path=. A result that is not there yet is 202 with the job.
 type jobsHandler struct {
 	handler
-
-	jobs transport.Jobs
 }
 
 // NewJobs returns the handler of what is below QueuesPrefix and JobsPrefix.
 func NewJobs(jobs transport.Jobs, s transport.Settings) http.Handler {
 	s = s.WithDefaults()
-	return transport.WithStallTimeout(&jobsHandler{handler: handler{settings: s}, jobs: jobs}, s.StallTimeout)
+	return transport.WithStallTimeout(&jobsHandler{handler{jobs: jobs, settings: s}}, s.StallTimeout)
 }
 
 // ServeHTTP implements http.Handler.
@@ -233,6 +231,11 @@ func (h *jobsHandler) jobResult(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	return writeResult(w, out, formatOf(r.Header))
+}
+
+// writeResult answers with the result of a job, or with the job while it has not ended.
+func writeResult(w http.ResponseWriter, out *inferencev1.GetJobResponse, f format) error {
 	job := out.GetJob()
 	w.Header().Set(headerJobState, pipeline.JobStateName(job.GetState()))
 	switch {
@@ -246,7 +249,7 @@ func (h *jobsHandler) jobResult(w http.ResponseWriter, r *http.Request) error {
 		if err != nil {
 			return err
 		}
-		encoded, err := formatOf(r.Header).encode(result)
+		encoded, err := f.encode(result)
 		if err != nil {
 			return err
 		}
@@ -255,6 +258,59 @@ func (h *jobsHandler) jobResult(w http.ResponseWriter, r *http.Request) error {
 		return fault.New(fault.Reason(job.GetReason()), job.GetMessage())
 	}
 	return nil
+}
+
+// inferAsync runs a request as a job, and waits for its end.
+func (h *handler) inferAsync(w http.ResponseWriter, r *http.Request, name string, wait time.Duration) error {
+	memory := transport.NewReservation(r.Context(), h.settings.MaxPayload)
+	defer memory.Release()
+	request, f, err := h.readRequest(w, r, name, Prefix+"pipelines/{pipeline}:infer", memory)
+	if err != nil {
+		return err
+	}
+	request.WaitForCapacity = nil // a job waits in its queue
+	in := &inferencev1.SubmitJobRequest{Queue: string(h.jobs.QueueOf(name))}
+	if err := setRequest(in, request, ""); err != nil {
+		return err
+	}
+	job, err := h.jobs.SubmitJob(r.Context(), in)
+	if err != nil {
+		return err
+	}
+	out, applied := &inferencev1.GetJobResponse{Job: job}, "respond-async"
+	if wait > 0 {
+		applied += fmt.Sprintf(", wait=%d", wait/time.Second)
+		if ended, err := h.jobs.GetJob(r.Context(), job.GetId(), wait); err == nil {
+			out = ended
+		} // else the job is there all the same
+	}
+	w.Header().Set("Preference-Applied", applied)
+	w.Header().Set("Location", JobsPrefix+job.GetId())
+	return writeResult(w, out, f)
+}
+
+// maxPreferredWait is far above what GetJob waits, in seconds.
+const maxPreferredWait = 1 << 20
+
+// asyncPreference reports whether a request prefers to be answered later, by RFC 7240, and how
+// long it waits before. What cannot be read is as if it were not there.
+func asyncPreference(h http.Header) (wait time.Duration, async bool) {
+	hasWait := false
+	for preference := range strings.SplitSeq(strings.Join(h.Values("Prefer"), ","), ",") {
+		preference, _, _ = strings.Cut(preference, ";")
+		name, value, _ := strings.Cut(preference, "=")
+		switch strings.ToLower(strings.TrimSpace(name)) {
+		case "respond-async":
+			async = true
+		case "wait":
+			seconds, err := strconv.ParseUint(strings.Trim(strings.TrimSpace(value), `"`), 10, 32)
+			if err == nil && !hasWait {
+				wait = time.Duration(min(seconds, maxPreferredWait)) * time.Second
+			}
+			hasWait = true
+		}
+	}
+	return wait, async
 }
 
 const headerJobState = "Stagemesh-Job-State"

@@ -30,7 +30,7 @@ func TestDeclaredSizeOverTheLimitIsRejectedUnread(t *testing.T) {
 	r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/v1/pipelines/photos:infer", unread{t})
 	r.ContentLength = limitBytes + 1
 	w := httptest.NewRecorder()
-	rest.New(&fronttest.Caller{}, transport.Settings{MaxMessageBytes: limitBytes}).ServeHTTP(w, r)
+	rest.New(&fronttest.Caller{}, nil, transport.Settings{MaxMessageBytes: limitBytes}).ServeHTTP(w, r)
 	if w.Code != http.StatusRequestEntityTooLarge || !strings.Contains(w.Body.String(), "65536 bytes") {
 		t.Errorf("%d %s", w.Code, w.Body)
 	}
@@ -61,7 +61,7 @@ func TestNoMoreThanOneByteOverTheLimitIsRead(t *testing.T) {
 		r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/v1/pipelines/photos:infer", body)
 		r.Header.Set("Content-Type", contentType)
 		w := httptest.NewRecorder()
-		rest.New(&fronttest.Caller{}, transport.Settings{MaxMessageBytes: limitBytes}).ServeHTTP(w, r)
+		rest.New(&fronttest.Caller{}, nil, transport.Settings{MaxMessageBytes: limitBytes}).ServeHTTP(w, r)
 		if w.Code != http.StatusRequestEntityTooLarge || body.n > limitBytes+1 {
 			t.Errorf("%s: %d after %d bytes: %s", contentType, w.Code, body.n, w.Body)
 		}
@@ -73,7 +73,7 @@ func TestBodyOverTheLimitIsTooLarge(t *testing.T) {
 	for name, h2c := range map[string]bool{"HTTP/1": false, "HTTP/2": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			url := fronttest.Serve(t, rest.New(&fronttest.Caller{}, transport.Settings{MaxMessageBytes: limitBytes}))
+			url := fronttest.Serve(t, rest.New(&fronttest.Caller{}, nil, transport.Settings{MaxMessageBytes: limitBytes}))
 			for _, size := range []int{limitBytes + 1, 50 * limitBytes} {
 				data := strings.Repeat("x", size)
 				post("image/png", data).at(t, url, h2c).wantFailure(t, 413, fault.PayloadTooLarge, "65536 bytes")
@@ -94,7 +94,7 @@ func TestStalledBodyFails(t *testing.T) {
 	for name, h2c := range map[string]bool{"HTTP/1": false, "HTTP/2": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			url := fronttest.Serve(t, rest.New(&fronttest.Caller{}, transport.Settings{StallTimeout: 50 * time.Millisecond}))
+			url := fronttest.Serve(t, rest.New(&fronttest.Caller{}, nil, transport.Settings{StallTimeout: 50 * time.Millisecond}))
 			out, in := io.Pipe()
 			t.Cleanup(func() { _ = in.Close() })
 			go func() { _, _ = in.Write([]byte("some")) }()
@@ -112,7 +112,7 @@ func TestTornBodyReachesNoCaller(t *testing.T) {
 	r := httptest.NewRequestWithContext(ctx, http.MethodPost, "/v1/pipelines/photos:infer", io.MultiReader(bytes.NewReader([]byte("x")), torn{}))
 	cancel()
 	w := httptest.NewRecorder()
-	rest.New(caller, transport.Settings{}).ServeHTTP(w, r)
+	rest.New(caller, nil, transport.Settings{}).ServeHTTP(w, r)
 	if w.Code != 499 || caller.Last() != nil {
 		t.Errorf("%d %s", w.Code, w.Body)
 	}
@@ -127,7 +127,7 @@ func (torn) Read([]byte) (int, error) { return 0, io.ErrUnexpectedEOF }
 func TestUnreadSmallResponseEnds(t *testing.T) {
 	t.Parallel()
 	const window = 64 << 10
-	url := fronttest.Serve(t, rest.New(&fronttest.Caller{}, transport.Settings{StallTimeout: 300 * time.Millisecond}))
+	url := fronttest.Serve(t, rest.New(&fronttest.Caller{}, nil, transport.Settings{StallTimeout: 300 * time.Millisecond}))
 	client := fronttest.Client(t, true)
 	client.Transport.(*http.Transport).HTTP2 = &http.HTTP2Config{MaxReceiveBufferPerConnection: window, MaxReceiveBufferPerStream: 2 * window}
 	_ = unreadAnswer(t, client, url+"/v1/pipelines/echo:infer", strings.Repeat("x", 2*window))

@@ -33,7 +33,7 @@ type reply struct {
 
 func (a ask) of(t *testing.T, caller transport.Caller) reply {
 	t.Helper()
-	return a.at(t, fronttest.Serve(t, rest.New(caller, transport.Settings{MaxMessageBytes: limitBytes})), false)
+	return a.at(t, fronttest.Serve(t, rest.New(caller, nil, transport.Settings{MaxMessageBytes: limitBytes})), false)
 }
 
 func (a ask) at(t *testing.T, url string, h2c bool) reply {

@@ -70,7 +70,7 @@ func send(ctx context.Context, h http.Handler, mediaType string, data []byte) *h
 // Not parallel: it counts what is allocated.
 func TestOversizedTensorIsRejectedBeforeAllocation(t *testing.T) {
 	budget := &purse{bound: 1 << 30}
-	h := transport.WithBudget(rest.New(&fronttest.Caller{}, transport.Settings{MaxPayload: mostPayload}), budget)
+	h := transport.WithBudget(rest.New(&fronttest.Caller{}, nil, transport.Settings{MaxPayload: mostPayload}), budget)
 	for mediaType, data := range swelling(t) {
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
@@ -102,7 +102,7 @@ func TestTensorsAreReservedUntilTheyAreAnswered(t *testing.T) {
 				}
 				return nil, fault.New(fault.NoCapacity, "it is a test")
 			}}
-			send(t.Context(), transport.WithBudget(rest.New(caller, transport.Settings{}), budget), mediaType, data)
+			send(t.Context(), transport.WithBudget(rest.New(caller, nil, transport.Settings{}), budget), mediaType, data)
 			if want := int64(len(data) + made); made < 4*len(data)-4096 || reserved != want {
 				t.Errorf("%d bytes are reserved of a body of %d and inputs of %d", reserved, len(data), made)
 			}
@@ -117,7 +117,7 @@ func TestTensorBeyondTheBudgetIsRejected(t *testing.T) {
 	t.Parallel()
 	for mediaType, data := range swelling(t) {
 		budget := &purse{bound: int64(3 * len(data))}
-		w := send(t.Context(), transport.WithBudget(rest.New(&fronttest.Caller{}, transport.Settings{}), budget), mediaType, data)
+		w := send(t.Context(), transport.WithBudget(rest.New(&fronttest.Caller{}, nil, transport.Settings{}), budget), mediaType, data)
 		if !strings.Contains(w.Body.String(), `"OVERLOADED"`) || budget.reserved.Load() != 0 {
 			t.Errorf("%s: %d %s, and %d bytes are taken", mediaType, w.Code, w.Body, budget.reserved.Load())
 		}
@@ -130,7 +130,7 @@ func TestNothingIsMadeForACallerThatIsGone(t *testing.T) {
 	leave()
 	for mediaType, data := range swelling(t) {
 		caller := &fronttest.Caller{}
-		if w := send(ctx, rest.New(caller, transport.Settings{}), mediaType, data); w.Code != 499 || caller.Last() != nil {
+		if w := send(ctx, rest.New(caller, nil, transport.Settings{}), mediaType, data); w.Code != 499 || caller.Last() != nil {
 			t.Errorf("%s: %d %.200s", mediaType, w.Code, w.Body)
 		}
 	}
@@ -142,7 +142,7 @@ func TestManySwellingBodiesAtOnceStayWithinTheBudget(t *testing.T) {
 	budget := &purse{bound: bound}
 	h := transport.WithBudget(rest.New(&fronttest.Caller{Answer: func(context.Context, *call.Request) (*call.Response, error) {
 		return nil, fault.New(fault.NoCapacity, "it is a test")
-	}}, transport.Settings{MaxPayload: 8 * mostPayload}), budget)
+	}}, nil, transport.Settings{MaxPayload: 8 * mostPayload}), budget)
 	bodies := swelling(t)
 	runtime.GC()
 	var before, after runtime.MemStats

@@ -62,7 +62,7 @@ func TestStreamIsChunksThenTheResponse(t *testing.T) {
 	t.Parallel()
 	overEach(t, func(t *testing.T, h2c bool) {
 		caller := &fronttest.Caller{Chunks: fronttest.Words("one", "two")}
-		url := fronttest.Serve(t, rest.New(caller, transport.Settings{}))
+		url := fronttest.Serve(t, rest.New(caller, nil, transport.Settings{}))
 		got := streaming("text/plain", "hi").at(t, url, h2c)
 		events := got.events(t)
 		if len(events) != 3 {
@@ -118,7 +118,7 @@ func stepwise(t *testing.T, h2c bool, s transport.Settings) (*fronttest.SteppedC
 	caller := fronttest.NewSteppedCaller()
 	ctx, cancel := context.WithCancel(t.Context())
 	t.Cleanup(cancel)
-	r, err := http.NewRequestWithContext(ctx, http.MethodPost, fronttest.Serve(t, rest.New(caller, s))+"/v1/pipelines/p:stream", strings.NewReader("hi"))
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, fronttest.Serve(t, rest.New(caller, nil, s))+"/v1/pipelines/p:stream", strings.NewReader("hi"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -220,7 +220,7 @@ func TestStalledReaderFailsAlone(t *testing.T) {
 	t.Parallel()
 	overEach(t, func(t *testing.T, h2c bool) {
 		caller := &endless{ended: make(chan error, 1)}
-		url := fronttest.Serve(t, rest.New(caller, transport.Settings{StallTimeout: 500 * time.Millisecond}))
+		url := fronttest.Serve(t, rest.New(caller, nil, transport.Settings{StallTimeout: 500 * time.Millisecond}))
 		client := fronttest.Client(t, h2c)
 		_ = unreadAnswer(t, client, url+"/v1/pipelines/p:stream", "x")
 		if got := post("text/plain", "hi").by(t, client, url); got.status != http.StatusOK {
@@ -240,7 +240,7 @@ func TestStalledReaderFailsAlone(t *testing.T) {
 func TestFailureBeforeTheFirstEventIsAnOrdinaryResponse(t *testing.T) {
 	t.Parallel()
 	overEach(t, func(t *testing.T, h2c bool) {
-		url := fronttest.Serve(t, rest.New(fronttest.FailWith(fronttest.Fault(fault.QueueFull)), transport.Settings{}))
+		url := fronttest.Serve(t, rest.New(fronttest.FailWith(fronttest.Fault(fault.QueueFull)), nil, transport.Settings{}))
 		got := streaming("text/plain", "hi").at(t, url, h2c)
 		got.wantFailure(t, 429, fault.QueueFull, "what went wrong")
 		if got.header.Get("Retry-After") != "2" || got.header.Get("Stagemesh-Request-Id") != fronttest.RequestID || got.header.Get("Server-Timing") == "" {

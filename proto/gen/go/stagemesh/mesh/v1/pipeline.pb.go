@@ -42,8 +42,10 @@ type Pipeline struct {
 	MaxInFlight uint32 `protobuf:"varint,6,opt,name=max_in_flight,json=maxInFlight,proto3" json:"max_in_flight,omitempty"`
 	// Default of InferRequest.wait_for_capacity for this pipeline.
 	WaitForCapacity bool `protobuf:"varint,7,opt,name=wait_for_capacity,json=waitForCapacity,proto3" json:"wait_for_capacity,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// Queue of jobs for requests over HTTP that prefer to be answered later; empty means none.
+	Queue         string `protobuf:"bytes,8,opt,name=queue,proto3" json:"queue,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Pipeline) Reset() {
@@ -123,6 +125,13 @@ func (x *Pipeline) GetWaitForCapacity() bool {
 		return x.WaitForCapacity
 	}
 	return false
+}
+
+func (x *Pipeline) GetQueue() string {
+	if x != nil {
+		return x.Queue
+	}
+	return ""
 }
 
 // PipelineStep is a named place in a pipeline.
@@ -327,7 +336,7 @@ var File_stagemesh_mesh_v1_pipeline_proto protoreflect.FileDescriptor
 
 const file_stagemesh_mesh_v1_pipeline_proto_rawDesc = "" +
 	"\n" +
-	" stagemesh/mesh/v1/pipeline.proto\x12\x11stagemesh.mesh.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a$stagemesh/inference/v1/payload.proto\"\xb2\x02\n" +
+	" stagemesh/mesh/v1/pipeline.proto\x12\x11stagemesh.mesh.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a$stagemesh/inference/v1/payload.proto\"\xc8\x02\n" +
 	"\bPipeline\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x125\n" +
 	"\x05steps\x18\x02 \x03(\v2\x1f.stagemesh.mesh.v1.PipelineStepR\x05steps\x123\n" +
@@ -337,7 +346,8 @@ const file_stagemesh_mesh_v1_pipeline_proto_rawDesc = "" +
 	"durability\x12\x12\n" +
 	"\x04keep\x18\x05 \x03(\tR\x04keep\x12\"\n" +
 	"\rmax_in_flight\x18\x06 \x01(\rR\vmaxInFlight\x12*\n" +
-	"\x11wait_for_capacity\x18\a \x01(\bR\x0fwaitForCapacity\"\xb7\x03\n" +
+	"\x11wait_for_capacity\x18\a \x01(\bR\x0fwaitForCapacity\x12\x14\n" +
+	"\x05queue\x18\b \x01(\tR\x05queue\"\xb7\x03\n" +
 	"\fPipelineStep\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05stage\x18\x02 \x01(\tR\x05stage\x126\n" +

@@ -1,0 +1,84 @@
+package stagemesh_test
+
+import (
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/stagemesh/stagemesh"
+)
+
+func startAsync(t *testing.T) *stagemesh.Mesh {
+	t.Helper()
+	m, err := stagemesh.FromFile(parse(t, `
+mesh: m
+gateway: {listen: "127.0.0.1:0", admin: {listen: "127.0.0.1:0"}}
+stages: {echo: {runner: {echo: {}}}, slow: {runner: {sleep: {base: 1m}}}}
+pipelines:
+  p: {steps: [{name: e, stage: echo}], queue: nightly}
+  slow: {steps: [{name: s, stage: slow}], queue: nightly}
+  plain: {steps: [{name: e, stage: echo}]}
+jobs:
+  pools: {main: {target: {pipelines: [p, slow]}}}
+  queues: {nightly: {}}
+`), stagemesh.FileSettings{Dispatcher: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return start(t, m)
+}
+
+func TestPreferenceMakesASlowRequestAJob(t *testing.T) {
+	t.Parallel()
+	m := startAsync(t)
+	for name, c := range map[string]struct {
+		pipeline, prefer string
+		status           int
+		applied          string
+	}{
+		"in time":          {"p", "respond-async, wait=30", 200, "respond-async, wait=30"},
+		"quoted":           {"p", `handling=lenient, Respond-Async; x, WAIT="30"`, 200, "respond-async, wait=30"},
+		"slow":             {"slow", "respond-async, wait=1", 202, "respond-async, wait=1"},
+		"at once":          {"slow", "respond-async", 202, "respond-async"},
+		"unreadable wait":  {"slow", "respond-async, wait=soon", 202, "respond-async"},
+		"wait alone":       {"p", "wait=5", 200, ""},
+		"without a queue":  {"plain", "respond-async, wait=5", 200, ""},
+		"of another thing": {"p", "return=minimal", 200, ""},
+	} {
+		response, body := jobCall(t, m, "POST", "/v1/pipelines/"+c.pipeline+":infer", "a", "Prefer", c.prefer)
+		if response.StatusCode != c.status || response.Header.Get("Preference-Applied") != c.applied || c.status == 200 && body != "a" {
+			t.Errorf("%s: %d %v %s", name, response.StatusCode, response.Header, body)
+		}
+		at := response.Header.Get("Location")
+		if strings.HasPrefix(at, "/v1/jobs/nightly.") != (c.applied != "") {
+			t.Errorf("%s: Location %q", name, at)
+		}
+		if c.status == http.StatusAccepted {
+			if response, body := jobCall(t, m, "DELETE", at, ""); response.StatusCode != 200 {
+				t.Errorf("%s: cancel %d %s", name, response.StatusCode, body)
+			}
+		}
+	}
+}
+
+func TestFailureOfARequestThatBecameAJob(t *testing.T) {
+	t.Parallel()
+	m := startAsync(t)
+	call := func(path, body string) (jobAnswer, string) {
+		return jobCall(t, m, "POST", path, body, "Prefer", "respond-async, wait=30", "Idempotency-Key", "k")
+	}
+	if response, body := call("/v1/pipelines/p:infer", ""); response.StatusCode != 400 || reasonOf(body) != "INVALID_REQUEST" {
+		t.Errorf("without a body: %d %s", response.StatusCode, body)
+	}
+	first, body := call("/v1/pipelines/p:infer", "a")
+	second, _ := call("/v1/pipelines/p:infer", "a")
+	if first.StatusCode != 200 || first.Header.Get("Location") != second.Header.Get("Location") {
+		t.Errorf("%d %s, then %v", first.StatusCode, body, second)
+	}
+	if response, body := call("/v1/pipelines/p:infer", "b"); response.StatusCode != 409 || reasonOf(body) != "IDEMPOTENCY_MISMATCH" {
+		t.Errorf("another payload: %d %s", response.StatusCode, body)
+	}
+	if response, body := jobCall(t, m, "POST", "/v1/pipelines/p:infer", "a", "Prefer", "respond-async, wait=30", "Stagemesh-Timeout", "-1s"); response.StatusCode != 400 || reasonOf(body) != "INVALID_REQUEST" {
+		t.Errorf("no timeout: %d %s", response.StatusCode, body)
+	}
+}
