@@ -1,7 +1,10 @@
 package stagemesh_test
 
 import (
+	"encoding/json"
+	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 
@@ -80,5 +83,54 @@ func TestFailureOfARequestThatBecameAJob(t *testing.T) {
 	}
 	if response, body := jobCall(t, m, "POST", "/v1/pipelines/p:infer", "a", "Prefer", "respond-async, wait=30", "Stagemesh-Timeout", "-1s"); response.StatusCode != 400 || reasonOf(body) != "INVALID_REQUEST" {
 		t.Errorf("no timeout: %d %s", response.StatusCode, body)
+	}
+}
+
+func TestResultFeedWaitsForTheFirstEnd(t *testing.T) {
+	t.Parallel()
+	m := startJobs(t, true)
+	feed := func(after uint64, wait string) (jobs []string, next uint64) {
+		t.Helper()
+		response, body := jobCall(t, m, "GET", fmt.Sprintf("/v1/queues/nightly/results?after=%d&wait=%s", after, wait), "")
+		var page struct {
+			Jobs []struct{ ID, State string }
+			Next uint64
+		}
+		if err := json.Unmarshal([]byte(body), &page); err != nil || response.StatusCode != 200 {
+			t.Fatalf("%d %s", response.StatusCode, body)
+		}
+		for _, job := range page.Jobs {
+			jobs = append(jobs, job.ID+" "+job.State)
+		}
+		return jobs, page.Next
+	}
+	if jobs, next := feed(0, "1ms"); len(jobs) != 0 || next != 0 {
+		t.Errorf("an empty queue: %v, %d", jobs, next)
+	}
+	var seen []string
+	for after := uint64(0); len(seen) < 3; {
+		type page struct {
+			jobs []string
+			next uint64
+		}
+		waited := make(chan page, 1)
+		go func() {
+			jobs, next := feed(after, "30s")
+			waited <- page{jobs, next}
+		}()
+		response, _ := jobCall(t, m, "POST", "/v1/queues/nightly/jobs", "a")
+		got := <-waited
+		if want := strings.TrimPrefix(response.Header.Get("Location"), "/v1/jobs/") + " succeeded"; len(got.jobs) != 1 || got.jobs[0] != want || got.next <= after {
+			t.Fatalf("after %d: %v, want %s", after, got, want)
+		}
+		seen, after = append(seen, got.jobs...), got.next
+	}
+	if all, _ := feed(0, "0"); !slices.Equal(all, seen) {
+		t.Errorf("all are %v, seen were %v", all, seen)
+	}
+	for _, path := range []string{"/v1/queues/nightly/results?wait=-1s", "/v1/queues/nightly/results?wait=soon", "/v1/queues/nightly/jobs?wait=1s"} {
+		if response, body := jobCall(t, m, "GET", path, ""); response.StatusCode != 400 || reasonOf(body) != "INVALID_REQUEST" {
+			t.Errorf("%s: %d %s", path, response.StatusCode, body)
+		}
 	}
 }

@@ -372,13 +372,11 @@ func (s *Service) GetJob(ctx context.Context, jobID string, wait time.Duration) 
 
 // awaitJob waits for the end of a job, and returns the job as it is then.
 func (s *Service) awaitJob(ctx context.Context, id pipeline.JobID, tenant string, wait time.Duration, now *inferencev1.GetJobResponse) (*inferencev1.GetJobResponse, error) {
-	if !s.waits.TryAcquire(1) {
-		return nil, fault.New(fault.Overloaded, "a quarter of gateway.max_in_flight requests wait for results, as many as may; ask without a wait").WithRetryAfter(admission.RetryAfter)
+	waiting, stop, f := s.startWait(ctx, wait)
+	if f != nil {
+		return nil, f
 	}
-	defer s.waits.Release(1)
-	waiting, cancel := context.WithTimeout(ctx, min(wait, s.settings.MaxTimeout))
-	defer cancel()
-	defer context.AfterFunc(s.limiter.Closing(), cancel)()
+	defer stop()
 	r, err := s.jobs.store.AwaitEnd(waiting, id, tenant)
 	switch {
 	case err == nil:
@@ -394,6 +392,21 @@ func (s *Service) awaitJob(ctx context.Context, id pipeline.JobID, tenant string
 		return now, nil
 	}
 	return nil, err
+}
+
+// startWait returns the context of a wait for jobs, MaxTimeout at most, which also ends as the
+// gateway stops. The caller calls stop after the wait.
+func (s *Service) startWait(ctx context.Context, wait time.Duration) (waiting context.Context, stop func(), f *fault.Fault) {
+	if !s.waits.TryAcquire(1) {
+		return nil, nil, fault.New(fault.Overloaded, "a quarter of gateway.max_in_flight requests wait for results, as many as may; ask without a wait").WithRetryAfter(admission.RetryAfter)
+	}
+	waiting, cancel := context.WithTimeout(ctx, min(wait, s.settings.MaxTimeout))
+	release := context.AfterFunc(s.limiter.Closing(), cancel)
+	return waiting, func() {
+		release()
+		cancel()
+		s.waits.Release(1)
+	}, nil
 }
 
 // jobID reads the ID of a job in one of the queues.
@@ -532,11 +545,18 @@ func (s *Service) cancelJob(ctx context.Context, id pipeline.JobID, tenant strin
 	return record.GetJob(), nil
 }
 
-// ListJobs lists the tenant's jobs of a queue.
+// ListJobs lists the tenant's jobs of a queue. It may wait for the first end.
 func (s *Service) ListJobs(ctx context.Context, in *inferencev1.ListJobsRequest) (*inferencev1.ListJobsResponse, error) {
 	queue := pipeline.QueueName(in.GetQueue())
 	if _, f := s.queueOf(queue); f != nil {
 		return nil, f
+	}
+	wait, err := DurationFromProto("wait", in.GetWait())
+	switch {
+	case err != nil:
+		return nil, err
+	case wait < 0 || in.GetWait() != nil && !in.GetEnded():
+		return nil, fault.InField(fault.InvalidRequest, "wait", "is for jobs that have ended, and not negative")
 	}
 	if f := s.limiter.Acquire(); f != nil {
 		return nil, f
@@ -550,23 +570,63 @@ func (s *Service) ListJobs(ctx context.Context, in *inferencev1.ListJobsRequest)
 	if in.GetAfter() == math.MaxUint64 {
 		return out, nil
 	}
-	for at, reads := in.GetAfter(), 0; ; reads++ {
-		job, seq, err := next(ctx, queue, tenant, at+1)
-		if errors.Is(err, store.ErrNoJob) {
-			return out, nil
-		}
-		if err != nil {
-			return nil, s.jobFault(ctx, pipeline.JobID{Queue: queue}, err)
-		}
-		at = seq
-		if job != nil {
-			out.Jobs = append(out.Jobs, job)
-		}
-		if len(out.GetJobs()) == limit || reads == maxJobPage {
-			out.Next = seq
-			return out, nil
+	// A job that ends has another number then, above all others.
+	at := in.GetAfter()
+	read := func() error {
+		for reads := 0; ; reads++ {
+			job, seq, err := next(ctx, queue, tenant, at+1)
+			if errors.Is(err, store.ErrNoJob) {
+				return nil
+			}
+			if err != nil {
+				return s.jobFault(ctx, pipeline.JobID{Queue: queue}, err)
+			}
+			at = seq
+			if job != nil {
+				out.Jobs = append(out.Jobs, job)
+			}
+			if len(out.GetJobs()) == limit || reads == maxJobPage {
+				out.Next = seq
+				return nil
+			}
 		}
 	}
+	if err = read(); err == nil && wait > 0 && len(out.GetJobs()) == 0 {
+		err = s.awaitRecords(ctx, queue, tenant, wait, func() (bool, error) {
+			err := read()
+			return len(out.GetJobs()) > 0, err
+		})
+	}
+	if in.GetWait() != nil {
+		out.Next = at
+	}
+	return out, err
+}
+
+// awaitRecords waits until a function of the records of a queue is true or fails, and returns its
+// error. The end of the wait is none.
+func (s *Service) awaitRecords(ctx context.Context, queue pipeline.QueueName, tenant string, wait time.Duration, holds func() (bool, error)) error {
+	waiting, stop, f := s.startWait(ctx, wait)
+	if f != nil {
+		return f
+	}
+	defer stop()
+	var err error
+	waited := s.jobs.store.AwaitRecords(waiting, queue, tenant, func() (ok bool) {
+		ok, err = holds()
+		return ok || err != nil
+	})
+	switch {
+	case err != nil:
+		return err
+	case ctx.Err() != nil:
+		return fault.From(ctx.Err())
+	case s.limiter.Closing().Err() != nil:
+		return admission.Stopping()
+	case waited != nil && waiting.Err() == nil:
+		return unavailable(waited)
+	}
+	return nil
 }
 
 // nextQueued returns the next job that has not ended; nil for a message that is none.

@@ -255,6 +255,12 @@ func (s *Jobs) AwaitEnd(ctx context.Context, id pipeline.JobID, tenant string) (
 	return r, cmp.Or(waited, err)
 }
 
+// AwaitRecords returns once holds does, which it calls after changes of a queue's records, or the
+// context's error.
+func (s *Jobs) AwaitRecords(ctx context.Context, queue pipeline.QueueName, tenant string, holds func() bool) error {
+	return s.wait(ctx, s.bus.JobRecords(queue, tenant), minResultPause, maxResultPause, holds)
+}
+
 // Follow passes all jobs of a queue to handle, in the order of acceptance and without their
 // payloads, and then each new one, until the context ends. caughtUp is called once, after those
 // that were there. Messages that are no jobs have no UUID. Neither may block for long.

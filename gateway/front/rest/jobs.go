@@ -31,7 +31,7 @@ const (
 //
 //	POST   /v1/queues/{queue}/jobs?pipeline=NAME&ttl=6h          one job, or one for each line
 //	GET    /v1/queues/{queue}/jobs?after=N&limit=50
-//	GET    /v1/queues/{queue}/results?after=N&limit=50
+//	GET    /v1/queues/{queue}/results?after=N&limit=50&wait=30s
 //	GET    /v1/jobs/{id}
 //	GET    /v1/jobs/{id}/result?wait=30s
 //	DELETE /v1/jobs/{id}
@@ -181,8 +181,12 @@ func (h *jobsHandler) list(w http.ResponseWriter, r *http.Request) error {
 			var limit uint64
 			limit, err = strconv.ParseUint(value, 10, 32)
 			in.Limit = uint32(limit)
+		case "wait":
+			var wait time.Duration
+			wait, err = duration(value)
+			in.Wait = durationpb.New(wait)
 		default:
-			err = errors.New("is no key; there are after and limit")
+			err = errors.New("is no key; there are after, limit and wait")
 		}
 		return err
 	}); err != nil {

@@ -1064,7 +1064,10 @@ type ListJobsRequest struct {
 	// Where to go on, from the last page.
 	After uint64 `protobuf:"varint,3,opt,name=after,proto3" json:"after,omitempty"`
 	// 50 if 0, at most 1000.
-	Limit         uint32 `protobuf:"varint,4,opt,name=limit,proto3" json:"limit,omitempty"`
+	Limit uint32 `protobuf:"varint,4,opt,name=limit,proto3" json:"limit,omitempty"`
+	// Of ended jobs: if there is none after that number, wait for the first so long at most. next
+	// is then set unless the queue never had an end.
+	Wait          *durationpb.Duration `protobuf:"bytes,5,opt,name=wait,proto3" json:"wait,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1125,6 +1128,13 @@ func (x *ListJobsRequest) GetLimit() uint32 {
 		return x.Limit
 	}
 	return 0
+}
+
+func (x *ListJobsRequest) GetWait() *durationpb.Duration {
+	if x != nil {
+		return x.Wait
+	}
+	return nil
 }
 
 // ListJobsResponse is a page of jobs.
@@ -1264,12 +1274,13 @@ const file_stagemesh_inference_v1_job_proto_rawDesc = "" +
 	"\x10CancelJobRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"B\n" +
 	"\x11CancelJobResponse\x12-\n" +
-	"\x03job\x18\x01 \x01(\v2\x1b.stagemesh.inference.v1.JobR\x03job\"i\n" +
+	"\x03job\x18\x01 \x01(\v2\x1b.stagemesh.inference.v1.JobR\x03job\"\x98\x01\n" +
 	"\x0fListJobsRequest\x12\x14\n" +
 	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x14\n" +
 	"\x05ended\x18\x02 \x01(\bR\x05ended\x12\x14\n" +
 	"\x05after\x18\x03 \x01(\x04R\x05after\x12\x14\n" +
-	"\x05limit\x18\x04 \x01(\rR\x05limit\"W\n" +
+	"\x05limit\x18\x04 \x01(\rR\x05limit\x12-\n" +
+	"\x04wait\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\x04wait\"W\n" +
 	"\x10ListJobsResponse\x12/\n" +
 	"\x04jobs\x18\x01 \x03(\v2\x1b.stagemesh.inference.v1.JobR\x04jobs\x12\x12\n" +
 	"\x04next\x18\x02 \x01(\x04R\x04next*\xc8\x01\n" +
@@ -1353,22 +1364,23 @@ var file_stagemesh_inference_v1_job_proto_depIdxs = []int32{
 	21, // 20: stagemesh.inference.v1.GetJobResponse.infer:type_name -> stagemesh.inference.v1.InferResponse
 	3,  // 21: stagemesh.inference.v1.GetJobResponse.http:type_name -> stagemesh.inference.v1.HttpAnswer
 	1,  // 22: stagemesh.inference.v1.CancelJobResponse.job:type_name -> stagemesh.inference.v1.Job
-	1,  // 23: stagemesh.inference.v1.ListJobsResponse.jobs:type_name -> stagemesh.inference.v1.Job
-	4,  // 24: stagemesh.inference.v1.JobService.SubmitJob:input_type -> stagemesh.inference.v1.SubmitJobRequest
-	6,  // 25: stagemesh.inference.v1.JobService.SubmitJobs:input_type -> stagemesh.inference.v1.SubmitJobsRequest
-	10, // 26: stagemesh.inference.v1.JobService.GetJob:input_type -> stagemesh.inference.v1.GetJobRequest
-	12, // 27: stagemesh.inference.v1.JobService.CancelJob:input_type -> stagemesh.inference.v1.CancelJobRequest
-	14, // 28: stagemesh.inference.v1.JobService.ListJobs:input_type -> stagemesh.inference.v1.ListJobsRequest
-	5,  // 29: stagemesh.inference.v1.JobService.SubmitJob:output_type -> stagemesh.inference.v1.SubmitJobResponse
-	7,  // 30: stagemesh.inference.v1.JobService.SubmitJobs:output_type -> stagemesh.inference.v1.SubmitJobsResponse
-	11, // 31: stagemesh.inference.v1.JobService.GetJob:output_type -> stagemesh.inference.v1.GetJobResponse
-	13, // 32: stagemesh.inference.v1.JobService.CancelJob:output_type -> stagemesh.inference.v1.CancelJobResponse
-	15, // 33: stagemesh.inference.v1.JobService.ListJobs:output_type -> stagemesh.inference.v1.ListJobsResponse
-	29, // [29:34] is the sub-list for method output_type
-	24, // [24:29] is the sub-list for method input_type
-	24, // [24:24] is the sub-list for extension type_name
-	24, // [24:24] is the sub-list for extension extendee
-	0,  // [0:24] is the sub-list for field type_name
+	20, // 23: stagemesh.inference.v1.ListJobsRequest.wait:type_name -> google.protobuf.Duration
+	1,  // 24: stagemesh.inference.v1.ListJobsResponse.jobs:type_name -> stagemesh.inference.v1.Job
+	4,  // 25: stagemesh.inference.v1.JobService.SubmitJob:input_type -> stagemesh.inference.v1.SubmitJobRequest
+	6,  // 26: stagemesh.inference.v1.JobService.SubmitJobs:input_type -> stagemesh.inference.v1.SubmitJobsRequest
+	10, // 27: stagemesh.inference.v1.JobService.GetJob:input_type -> stagemesh.inference.v1.GetJobRequest
+	12, // 28: stagemesh.inference.v1.JobService.CancelJob:input_type -> stagemesh.inference.v1.CancelJobRequest
+	14, // 29: stagemesh.inference.v1.JobService.ListJobs:input_type -> stagemesh.inference.v1.ListJobsRequest
+	5,  // 30: stagemesh.inference.v1.JobService.SubmitJob:output_type -> stagemesh.inference.v1.SubmitJobResponse
+	7,  // 31: stagemesh.inference.v1.JobService.SubmitJobs:output_type -> stagemesh.inference.v1.SubmitJobsResponse
+	11, // 32: stagemesh.inference.v1.JobService.GetJob:output_type -> stagemesh.inference.v1.GetJobResponse
+	13, // 33: stagemesh.inference.v1.JobService.CancelJob:output_type -> stagemesh.inference.v1.CancelJobResponse
+	15, // 34: stagemesh.inference.v1.JobService.ListJobs:output_type -> stagemesh.inference.v1.ListJobsResponse
+	30, // [30:35] is the sub-list for method output_type
+	25, // [25:30] is the sub-list for method input_type
+	25, // [25:25] is the sub-list for extension type_name
+	25, // [25:25] is the sub-list for extension extendee
+	0,  // [0:25] is the sub-list for field type_name
 }
 
 func init() { file_stagemesh_inference_v1_job_proto_init() }
