@@ -28,8 +28,6 @@ const (
 	starvedShare = 16
 	// idleKept is how many idle queues, or tenants of a class, keep what they owe.
 	idleKept = 1024
-	// minCompacted is the least number of places that are worth compacting.
-	minCompacted = 64
 )
 
 // entry is one job of a pool. It is small, because there are a million of them.
@@ -48,7 +46,7 @@ type entry struct {
 	record                  uint64
 	attempts, interruptions uint16
 
-	place    int // in the run or heap that has the entry
+	place    int // in the heap that has the entry
 	standing standing
 }
 
@@ -57,8 +55,7 @@ type standing uint8
 
 const (
 	absent standing = iota
-	inRun
-	inRest
+	waiting
 	delayed
 )
 
@@ -73,18 +70,14 @@ func (e *entry) before(other *entry) bool {
 // event is when a delayed entry may run or expires.
 func (e *entry) event() int64 { return min(e.notBefore, e.deadline) }
 
-// line has the waiting jobs of one queue, class and tenant. Jobs that come in order,
-// as those with one time to live do, are appended to run; others go to the heap rest.
+// line has the waiting jobs of one queue, class and tenant.
 type line struct {
 	queue  string
 	class  pipeline.Class
 	tenant string
 
 	node          node
-	run           []*entry // sorted, with nil for removed entries; both ends are not nil
-	left          int      // how many places have left the front of run
-	inRun         int      // entries in run
-	rest          heapOf[*entry]
+	jobs          heapOf[*entry]
 	deadlinePlace int
 	count         *queueCount
 }
@@ -92,59 +85,14 @@ type line struct {
 // queueCount is how many jobs of a queue wait, and how many are delayed.
 type queueCount struct{ waiting, delayed int }
 
-func (l *line) size() int { return l.inRun + len(l.rest.items) }
-
 // head returns the entry that goes first. The line is not empty.
-func (l *line) head() *entry {
-	if l.inRun == 0 || len(l.rest.items) > 0 && l.rest.items[0].before(l.run[0]) {
-		return l.rest.items[0]
-	}
-	return l.run[0]
-}
-
-func (l *line) push(e *entry) {
-	if l.inRun > 0 && !l.run[len(l.run)-1].before(e) {
-		e.standing = inRest
-		heap.Push(&l.rest, e)
-		return
-	}
-	e.standing, e.place = inRun, l.left+len(l.run)
-	l.run = append(l.run, e)
-	l.inRun++
-}
-
-func (l *line) remove(e *entry) {
-	if e.standing == inRest {
-		heap.Remove(&l.rest, e.place)
-		return
-	}
-	l.run[e.place-l.left] = nil
-	l.inRun--
-	for len(l.run) > 0 && l.run[0] == nil {
-		l.run = l.run[1:]
-		l.left++
-	}
-	for len(l.run) > 0 && l.run[len(l.run)-1] == nil {
-		l.run = l.run[:len(l.run)-1]
-	}
-	if len(l.run) < 2*l.inRun+minCompacted {
-		return
-	}
-	kept := make([]*entry, 0, l.inRun)
-	for _, e := range l.run {
-		if e != nil {
-			e.place = l.left + len(kept)
-			kept = append(kept, e)
-		}
-	}
-	l.run = kept
-}
+func (l *line) head() *entry { return l.jobs.items[0] }
 
 // order is the order of a pool's queued jobs: by queue, class, tenant, deadline and
 // acceptance. Queues, classes and tenants are levels of a tree whose leaves are lines.
-// A job is found and taken in a time that does not depend on how many jobs wait, and
-// that grows with the number of lines that are passed over. It is pure, and not safe for
-// concurrent use.
+// To find a job takes a time that does not depend on how many jobs wait, and grows with the
+// number of lines that are passed over; to take it, a time that grows with their logarithm.
+// It is pure, and not safe for concurrent use.
 type order struct {
 	policy    mergePolicy
 	root      node
@@ -152,13 +100,8 @@ type order struct {
 	queues    map[string]*queueCount
 	delayed   heapOf[*entry]
 	deadlines heapOf[*line] // the lines that are not empty
-	// recent are the last jobs taken and spent their cost, where the policy is strict.
-	recent [recentJobs]struct {
-		queue *node
-		cost  float64
-	}
-	taken int
-	spent float64
+	// taken counts the jobs taken and spent is their cost, where the policy is strict.
+	taken, spent float64
 }
 
 // level says what a node stands for.
@@ -223,7 +166,7 @@ func (o *order) line(queue string, class pipeline.Class, tenant string) *line {
 				l.count = new(queueCount)
 				o.queues[queue] = l.count
 			}
-			l.rest.less, l.rest.place = (*entry).before, func(e *entry) *int { return &e.place }
+			l.jobs.less, l.jobs.place = (*entry).before, func(e *entry) *int { return &e.place }
 			child = &l.node
 			child.line = l
 			o.initNode(child, at, key)
@@ -246,7 +189,8 @@ func (o *order) add(e *entry, now int64) {
 		l = o.line(l.queue, l.class, l.tenant)
 		e.line = l
 	}
-	l.push(e)
+	e.standing = waiting
+	heap.Push(&l.jobs, e)
 	l.count.waiting++
 	if l.node.place >= 0 {
 		o.fix(l)
@@ -268,9 +212,9 @@ func (o *order) remove(e *entry) {
 		heap.Remove(&o.delayed, e.place)
 		l.count.delayed--
 	default:
-		l.remove(e)
+		heap.Remove(&l.jobs, e.place)
 		l.count.waiting--
-		if l.size() > 0 {
+		if len(l.jobs.items) > 0 {
 			o.fix(l)
 			break
 		}
@@ -302,7 +246,7 @@ func (o *order) wake(now int64) {
 // next returns the job that goes next, and nil if there is none. It stays until it is
 // taken. Lines for which passOver is true are passed over.
 func (o *order) next(passOver func(*line) bool) *entry {
-	if l := o.root.first(passOver); l != nil {
+	if _, l := o.root.first(0, passOver, nil, nil); l != nil {
 		return l.head()
 	}
 	return nil
@@ -321,15 +265,9 @@ func (o *order) take(e *entry) {
 		n = n.parent
 	}
 	if o.policy == strict {
-		slot := &o.recent[o.taken%recentJobs]
-		if slot.queue != nil {
-			slot.queue.recent -= slot.cost
-			o.spent -= slot.cost
-		}
-		slot.queue, slot.cost = n, cost
-		n.recent += cost
-		o.spent += cost
-		o.taken++
+		o.taken, o.spent = o.taken+1, o.spent+cost
+		recent := recentJobs * o.spent / o.taken
+		n.served = min(o.spent, max(n.served, o.spent-recent)) + starvedShare*cost
 		heap.Init(&o.root.awake)
 	}
 	o.remove(e)
@@ -380,7 +318,7 @@ type node struct {
 	// floor is the v at which the last child went. No child goes from below it, so
 	// nobody saves up a share while it is idle or passed over.
 	floor    float64
-	recent   float64 // what a queue got of the last jobs
+	served   float64 // what may be spent in the pool until a queue is starved
 	place    int     // in the parent's heap; -1 while it is idle
 	children map[string]*node
 	awake    heapOf[*node]
@@ -427,15 +365,13 @@ func (o *order) lessStrictly(a, b *node) bool {
 	switch {
 	case starved != o.isStarved(b):
 		return starved
-	case starved && a.recent != b.recent:
-		return a.recent < b.recent
+	case starved && a.served != b.served:
+		return a.served < b.served
 	}
 	return a.precedes(b)
 }
 
-func (o *order) isStarved(queue *node) bool {
-	return o.taken >= recentJobs && queue.recent*starvedShare < o.spent
-}
+func (o *order) isStarved(queue *node) bool { return o.taken >= recentJobs && queue.served < o.spent }
 
 func (o *order) weightOf(key weightKey) float64 {
 	if weight, ok := o.weights[key]; ok {
@@ -485,40 +421,25 @@ func (n *node) charge(cost float64) {
 	heap.Fix(&n.parent.awake, n.place)
 }
 
-// first returns the line below the node that goes next.
-func (n *node) first(passOver func(*line) bool) *line {
-	if n.line != nil {
-		if passOver != nil && passOver(n.line) {
-			return nil
-		}
-		return n.line
+// first returns the child of the node that goes first, and the line below it, of the child at
+// a place of the heap awake and those below that. best and its line go first unless another
+// child goes before. It looks below those children only that are passed over.
+func (n *node) first(place int, passOver func(*line) bool, best *node, of *line) (*node, *line) {
+	if place >= len(n.awake.items) || best != nil && !n.awake.less(n.awake.items[place], best) {
+		return best, of
 	}
-	s := search{in: n, passOver: passOver}
-	s.visit(0)
-	return s.found
-}
-
-// search finds the first child of a node that is not passed over. It looks below those
-// only that are.
-type search struct {
-	in       *node
-	passOver func(*line) bool
-	best     *node
-	found    *line
-}
-
-func (s *search) visit(place int) {
-	awake := &s.in.awake
-	if place >= len(awake.items) || s.best != nil && !awake.less(awake.items[place], s.best) {
-		return
+	child := n.awake.items[place]
+	found := child.line
+	if found == nil {
+		_, found = child.first(0, passOver, nil, nil)
+	} else if passOver != nil && passOver(found) {
+		found = nil
 	}
-	child := awake.items[place]
-	if found := child.first(s.passOver); found != nil {
-		s.best, s.found = child, found
-		return
+	if found != nil {
+		return child, found
 	}
-	s.visit(2*place + 1)
-	s.visit(2*place + 2)
+	best, of = n.first(2*place+1, passOver, best, of)
+	return n.first(2*place+2, passOver, best, of)
 }
 
 // heapOf is a heap.Interface of items that know their places.

@@ -171,8 +171,8 @@ func TestCancelledJobsLeaveNothing(t *testing.T) {
 			b.remove(e)
 		}
 	}
-	if l := jobs[5].line; len(l.run) > 2*100+minCompacted {
-		t.Errorf("%d places for 100 jobs", len(l.run))
+	if l := jobs[5].line; len(l.jobs.items) != 100 {
+		t.Errorf("%d places for 100 jobs", len(l.jobs.items))
 	}
 	b.remove(jobs[505])
 	for i := 5; i < 1000; i += 10 {
@@ -193,7 +193,7 @@ func TestOneJobAtATimeGetsNoMoreThanItsShare(t *testing.T) {
 	b.fill(300, "a", pipeline.Normal, "x")
 	got := map[string]int{}
 	for range 110 {
-		if b.line("a", pipeline.Normal, "y").size() == 0 {
+		if len(b.line("a", pipeline.Normal, "y").jobs.items) == 0 {
 			b.fill(1, "a", pipeline.Normal, "y")
 		}
 		e := b.next(nil)
@@ -436,11 +436,9 @@ func (b *bed) compare(t *rapid.T, jobs []*entry) {
 // them.
 func (o *order) ahead(e *entry) int {
 	n := 0
-	for _, jobs := range [][]*entry{e.line.run, e.line.rest.items} {
-		for _, other := range jobs {
-			if other != nil && other.before(e) {
-				n++
-			}
+	for _, other := range e.line.jobs.items {
+		if other.before(e) {
+			n++
 		}
 	}
 	return n
