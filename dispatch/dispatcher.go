@@ -189,7 +189,7 @@ func (d *Dispatcher) ensure(ctx context.Context) error {
 	return err
 }
 
-// retryEvery is the pause after a failure of the broker, and between renewals of a lease.
+// retryEvery is the pause after a failure of the broker.
 const retryEvery = time.Second
 
 // retry calls try until it succeeds or the context ends. It logs the first failure.
@@ -213,8 +213,8 @@ func (d *Dispatcher) runPool(ctx context.Context, conn *bus.Bus, pool string) {
 	log := d.log.With("pool", pool)
 	for ctx.Err() == nil {
 		// A broker that was wiped has no streams.
-		l := newLease(d.jobs, pool, d.id)
-		if retry(ctx, log, "the broker has no streams for jobs", d.ensure) != nil || !l.acquire(ctx, log, d.ensure) {
+		l := store.NewLease(d.jobs, store.PoolLease, pool, d.id)
+		if retry(ctx, log, "the broker has no streams for jobs", d.ensure) != nil || !l.Acquire(ctx, log, d.ensure) {
 			return
 		}
 		log.Info("owns the pool")
@@ -226,12 +226,9 @@ func (d *Dispatcher) runPool(ctx context.Context, conn *bus.Bus, pool string) {
 	}
 }
 
-// errLeaseLost is why an owner stops.
-var errLeaseLost = errors.New("the lease was lost")
-
 // ownPool owns a pool until the context ends or the lease is lost, and then waits for the
 // attempts that run.
-func (d *Dispatcher) ownPool(ctx context.Context, conn *bus.Bus, pool string, l *lease) error {
+func (d *Dispatcher) ownPool(ctx context.Context, conn *bus.Bus, pool string, l *store.Lease) error {
 	o := newOwner(d, pool, l)
 	defer d.metrics.own(pool, o)()
 	stop, err := conn.ServeJobCancels(o.checkCancelled)
@@ -244,7 +241,7 @@ func (d *Dispatcher) ownPool(ctx context.Context, conn *bus.Bus, pool string, l 
 	defer end(nil)
 	var renewal errgroup.Group
 	renewal.Go(func() error {
-		if err := l.keep(running, o.low); err != nil {
+		if err := l.Keep(running, o.low); err != nil {
 			end(err)
 		}
 		return nil
@@ -260,8 +257,8 @@ func (d *Dispatcher) ownPool(ctx context.Context, conn *bus.Bus, pool string, l 
 	lost := context.Cause(running)
 	end(nil)
 	_ = renewal.Wait()
-	if !errors.Is(lost, errLeaseLost) {
-		l.release()
+	if !errors.Is(lost, store.ErrLeaseLost) {
+		l.Release()
 	}
 	return errors.Join(err, lost)
 }

@@ -47,7 +47,7 @@ func (o *owner) attempt(ctx, cut context.Context, e *entry) {
 	case store.IsEnd(job.GetState()): // it was cancelled meanwhile
 		o.leave(ctx, e)
 		return
-	case !o.lease.isHeld(sent), sent.After(deadline):
+	case !o.lease.IsHeld(sent), sent.After(deadline):
 		o.settle(ctx, e, r, Answer{Fault: fault.New(fault.ShuttingDown, "the dispatcher could not send the job in time")}, interrupted)
 		return
 	}

@@ -28,7 +28,7 @@ type owner struct {
 	// by is the dispatcher.
 	by      string
 	target  Target
-	lease   *lease
+	lease   *store.Lease
 	pool    string
 	metrics *metrics
 	log     *slog.Logger
@@ -74,7 +74,7 @@ type running struct {
 // maxEnding bounds the ends that are stored at a time, of jobs that expire or were cancelled.
 const maxEnding = 64
 
-func newOwner(d *Dispatcher, pool string, l *lease) *owner {
+func newOwner(d *Dispatcher, pool string, l *store.Lease) *owner {
 	p := d.settings.Pools[pool]
 	o := &owner{
 		settings: d.settings, config: p, jobs: d.jobs, dead: d.dead, by: d.id, target: d.targets[pool], lease: l, pool: pool, metrics: d.metrics, log: d.log.With("pool", pool),
@@ -144,7 +144,7 @@ const maxReads = 64
 // takeOver reads the records that an earlier owner left.
 func (o *owner) takeOver(ctx context.Context) error {
 	var left []uint64
-	from := o.lease.low()
+	from := o.lease.Low()
 	o.highest = from // nothing else runs yet
 	if err := o.jobs.UnendedRecords(ctx, o.queues, from, func(seq uint64) { left = append(left, seq) }); err != nil {
 		return err
@@ -261,7 +261,7 @@ func (o *owner) advance(now time.Time) time.Duration {
 		}
 		o.startEnd(e, func(ctx, _ context.Context) { o.expire(ctx, e) })
 	}
-	for o.lease.isHeld(now) {
+	for o.lease.IsHeld(now) {
 		e := o.order.next(func(l *line) bool { return !o.limit.permits(l.tenant, now) })
 		if e == nil || e.deadline <= now.UnixNano() { // it ends as soon as other ends are stored
 			break

@@ -1,4 +1,4 @@
-package dispatch
+package store
 
 import (
 	"context"
@@ -10,7 +10,6 @@ import (
 
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/process"
-	"github.com/stagemesh/stagemesh/mesh/store"
 )
 
 const (
@@ -25,14 +24,14 @@ type leaseValue struct {
 	Owner string `json:"owner"`
 	// Renewed tells two renewals apart.
 	Renewed int64 `json:"renewed"`
-	// Low is the first number of a job's record that a new owner has to read.
+	// Low is, of a pool, the first number of a job's record that a new owner has to read.
 	Low uint64 `json:"low"`
 }
 
-// lease is the right to own a pool.
-type lease struct {
-	jobs        *store.Jobs
-	pool, owner string
+// Lease is the right to own something, such as a pool, which one process has at a time.
+type Lease struct {
+	jobs              *Jobs
+	kind, name, owner string
 
 	mu  sync.Mutex
 	seq uint64
@@ -41,15 +40,26 @@ type lease struct {
 	value     leaseValue
 }
 
-const leaseKind = "lease"
+// Kinds of leases.
+const (
+	PoolLease  = "lease"
+	BatchLease = "batches"
+)
 
-func newLease(jobs *store.Jobs, pool, owner string) *lease {
-	return &lease{jobs: jobs, pool: pool, owner: owner}
+// leaseEvery is the pause between renewals, and before another try.
+const leaseEvery = time.Second
+
+// ErrLeaseLost is why an owner stops.
+var ErrLeaseLost = errors.New("the lease was lost")
+
+// NewLease returns a lease that the owner does not have yet.
+func NewLease(jobs *Jobs, kind, name, owner string) *Lease {
+	return &Lease{jobs: jobs, kind: kind, name: name, owner: owner}
 }
 
-// acquire waits for the lease; false means that the context has ended. ensure creates the streams
+// Acquire waits for the lease; false means that the context has ended. ensure creates the streams
 // that are missing.
-func (l *lease) acquire(ctx context.Context, log *slog.Logger, ensure func(context.Context) error) bool {
+func (l *Lease) Acquire(ctx context.Context, log *slog.Logger, ensure func(context.Context) error) bool {
 	var seen uint64
 	var since time.Time
 	for isLogged := false; ; {
@@ -66,20 +76,20 @@ func (l *lease) acquire(ctx context.Context, log *slog.Logger, ensure func(conte
 		if errors.Is(err, bus.ErrNoQueue) {
 			err = ensure(ctx)
 		}
-		if err != nil && !errors.Is(err, store.ErrJobChanged) && ctx.Err() == nil && !isLogged {
-			log.Warn("the lease of the pool cannot be read; retrying", "error", err)
+		if err != nil && !errors.Is(err, ErrJobChanged) && ctx.Err() == nil && !isLogged {
+			log.Warn("a lease cannot be read; retrying", "error", err)
 			isLogged = true
 		}
-		if process.Sleep(ctx, retryEvery) != nil {
+		if process.Sleep(ctx, leaseEvery) != nil {
 			return false
 		}
 	}
 }
 
-func (l *lease) read(ctx context.Context) (value leaseValue, seq uint64, err error) {
-	ctx, cancel := context.WithTimeout(ctx, retryEvery)
+func (l *Lease) read(ctx context.Context) (value leaseValue, seq uint64, err error) {
+	ctx, cancel := context.WithTimeout(ctx, leaseEvery)
 	defer cancel()
-	data, seq, err := l.jobs.Control(ctx, leaseKind, l.pool)
+	data, seq, err := l.jobs.Control(ctx, l.kind, l.name)
 	if err == nil && len(data) > 0 {
 		err = json.Unmarshal(data, &value)
 	}
@@ -87,15 +97,15 @@ func (l *lease) read(ctx context.Context) (value leaseValue, seq uint64, err err
 }
 
 // write replaces the lease at a number.
-func (l *lease) write(ctx context.Context, after uint64, value leaseValue, began time.Time) error {
-	ctx, cancel := context.WithTimeout(ctx, retryEvery)
+func (l *Lease) write(ctx context.Context, after uint64, value leaseValue, began time.Time) error {
+	ctx, cancel := context.WithTimeout(ctx, leaseEvery)
 	defer cancel()
 	value.Renewed = began.UnixNano()
 	data, err := json.Marshal(value)
 	if err != nil {
 		return err
 	}
-	seq, err := l.jobs.SetControl(ctx, leaseKind, l.pool, after, data)
+	seq, err := l.jobs.SetControl(ctx, l.kind, l.name, after, data)
 	if err != nil {
 		return err
 	}
@@ -105,50 +115,50 @@ func (l *lease) write(ctx context.Context, after uint64, value leaseValue, began
 	return nil
 }
 
-// keep renews the lease until the context ends, or the lease is lost: errLeaseLost. low returns
+// Keep renews the lease until the context ends, or the lease is lost: ErrLeaseLost. low returns
 // the first number of a record that a new owner has to read.
-func (l *lease) keep(ctx context.Context, low func() uint64) error {
-	for process.Sleep(ctx, retryEvery) == nil {
+func (l *Lease) Keep(ctx context.Context, low func() uint64) error {
+	for process.Sleep(ctx, leaseEvery) == nil {
 		began := time.Now()
 		l.mu.Lock()
 		after, value := l.seq, l.value
 		l.mu.Unlock()
 		value.Low = max(value.Low, low())
 		err := l.write(ctx, after, value, began)
-		if errors.Is(err, store.ErrJobChanged) {
+		if errors.Is(err, ErrJobChanged) {
 			// It may be the own renewal before this one, whose answer was lost.
 			var now leaseValue
 			if now, after, err = l.read(ctx); err == nil && now.Owner != l.owner {
-				return errLeaseLost
+				return ErrLeaseLost
 			}
 			if err == nil {
 				err = l.write(ctx, after, value, began)
 			}
 		}
-		if err != nil && !l.isHeld(time.Now().Add(sendsFor-takenOverAfter)) {
-			return errLeaseLost
+		if err != nil && !l.IsHeld(time.Now().Add(sendsFor-takenOverAfter)) {
+			return ErrLeaseLost
 		}
 	}
 	return nil
 }
 
-// isHeld reports whether the owner may send.
-func (l *lease) isHeld(now time.Time) bool {
+// IsHeld reports whether the owner may send.
+func (l *Lease) IsHeld(now time.Time) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return now.Sub(l.confirmed) < sendsFor
 }
 
-// low returns the first number of a record that has to be read.
-func (l *lease) low() uint64 {
+// Low returns the first number of a record that has to be read.
+func (l *Lease) Low() uint64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.value.Low
 }
 
-// release lets others take over at once.
-func (l *lease) release() {
-	ctx, cancel := context.WithTimeout(context.Background(), retryEvery)
+// Release lets others take over at once.
+func (l *Lease) Release() {
+	ctx, cancel := context.WithTimeout(context.Background(), leaseEvery)
 	defer cancel()
 	l.mu.Lock()
 	seq, value := l.seq, l.value
