@@ -60,6 +60,9 @@ type budget struct {
 	refill refillMode
 }
 
+// capacity is what the ready servers take.
+func (c *credit) capacity() float64 { return c.ready * c.each }
+
 // size returns N = ready * each * (D - B), in whole requests where that is the unit, and
 // whether the budget is open at all.
 func (b budget) size(ready, d float64) (n float64, open bool) {
@@ -259,7 +262,7 @@ func (c *credit) closedBy(now time.Time) reason {
 		return invalid
 	case !c.reading.timeless && now.Sub(c.reading.at) > c.maxAge:
 		return stale
-	case !(c.ready*c.each > 0):
+	case !(c.capacity() > 0):
 		return noServers
 	case c.isLatched(now):
 		return refused

@@ -156,7 +156,8 @@ func (p PoolConfig) validate() error {
 	}
 	errs = append(errs, config.InSection("tenant_limit", p.TenantLimit.validate()))
 	if p.Gate != nil {
-		errs = append(errs, p.Gate.validate())
+		_, err := newPoolGate(new(Settings), p, time.Time{})
+		errs = append(errs, err)
 	}
 	switch mergePolicy(p.Merge) {
 	case "", weighted, strict, byDeadline:

@@ -7,8 +7,7 @@ import (
 	"fmt"
 	"math"
 	"net/http"
-	"reflect"
-	"strings"
+	"slices"
 	"sync"
 	"time"
 
@@ -39,9 +38,9 @@ type Gate struct {
 
 	// First is the first gate with a valid reading, Min the one with the least, Product all
 	// of them multiplied.
-	First   Gates `yaml:"first"`
-	Min     Gates `yaml:"min"`
-	Product Gates `yaml:"product"`
+	First   []Gate `yaml:"first"`
+	Min     []Gate `yaml:"min"`
+	Product []Gate `yaml:"product"`
 }
 
 // BudgetConfig says how many jobs a reading permits: ready * each * (reading - baseline).
@@ -69,230 +68,194 @@ const (
 // gateTimeout bounds one question.
 const gateTimeout = 2 * time.Second
 
-// gate says how much room there is. read does not wait; the owner's lock is held.
-type gate interface {
-	read(now time.Time) (reading, error)
-}
+// gate returns how much room there is. It does not wait; the owner's lock is held.
+type gate func(now time.Time) (reading, error)
 
-// gateConfig is a kind of gate as a file has it.
-type gateConfig interface {
-	validate() error
-	build(g *poolGate, name string) gate
-}
-
-func (c GateConfig) validate() error {
-	return errors.Join(c.Gate.validate("gate"), config.InSection("gate.budget", c.Budget.validate()), config.NotNegative("gate.interval", c.Interval))
-}
-
-func (b BudgetConfig) validate() error {
-	errs := []error{config.NotNegative("max_age", b.MaxAge)}
-	if v := b.Baseline; v != nil && !(*v >= 0 && *v < 1) {
-		errs = append(errs, fmt.Errorf("baseline: %v is not within 0 and 1, without 1", *v))
-	}
-	if _, _, err := b.servers(); err != nil {
-		errs = append(errs, err)
-	}
-	if !(b.Each >= 0) || math.IsInf(b.Each, 1) {
-		errs = append(errs, fmt.Errorf("each: %v is no amount", b.Each))
-	}
-	if b.Each == 0 && (b.Ready != nil || unit(b.Unit) == unitBytes || unit(b.Unit) == unitTokens) {
-		errs = append(errs, errors.New("each: say how much one server takes"))
-	}
-	switch unit(b.Unit) {
-	case "", unitRequests, unitBytes, unitTokens:
-	default:
-		errs = append(errs, fmt.Errorf("unit: %q; use requests, bytes or tokens", b.Unit))
-	}
-	switch refillMode(b.Refill) {
-	case "", refillEnd, refillReading:
-	default:
-		errs = append(errs, fmt.Errorf("refill: %q; use end or reading", b.Refill))
-	}
-	return errors.Join(errs...)
-}
-
-// servers returns how many servers are ready, or the stage whose hosts they are.
-func (b BudgetConfig) servers() (n float64, stage string, err error) {
-	switch ready := b.Ready.(type) {
-	case nil:
-		return 1, "", nil
-	case int:
-		n = float64(ready)
-	case int64:
-		n = float64(ready)
-	case float64:
-		n = ready
-	case map[string]any:
-		if stage, ok := ready["stage"].(string); ok && len(ready) == 1 {
-			if err := pipeline.ValidName("stage", stage); err != nil {
-				return 0, "", fmt.Errorf("ready.stage: %w", err)
-			}
-			return 0, stage, nil
+// build returns the gate at a key. number is behind its name where it is one of several.
+func (g Gate) build(p *poolGate, at, number string) (out gate, err error) {
+	n := 0
+	for _, kind := range []struct {
+		key   string
+		has   bool
+		build func(p *poolGate, source string) (gate, error)
+	}{
+		{"constant", g.Constant != nil, g.Constant.build},
+		{"prometheus", g.Prometheus != nil, g.Prometheus.build},
+		{"scrape", g.Scrape != nil, g.Scrape.build},
+		{"value", g.Value != nil, g.Value.build},
+		{"schedule", g.Schedule != nil, g.Schedule.build},
+		{"adaptive", g.Adaptive != nil, g.Adaptive.build},
+		{"mesh", g.Mesh != nil, g.Mesh.build},
+	} {
+		if kind.has {
+			n++
+			out, err = kind.build(p, kind.key+number)
+			err = config.InSection(at+"."+kind.key, err)
 		}
 	}
-	if !(n > 0) || math.IsInf(n, 1) {
-		return 0, "", errors.New("ready: use a number above 0, or {stage: name}")
-	}
-	return n, "", nil
-}
-
-// kind returns the key that the gate has, and what is there. The key is empty unless it is one.
-func (g Gate) kind() (key string, of gateConfig, keys []string) {
-	n, v := 0, reflect.ValueOf(g)
-	for i := range v.NumField() {
-		name := v.Type().Field(i).Tag.Get("yaml")
-		keys = append(keys, name)
-		if f := v.Field(i); !f.IsNil() {
-			key, of, n = name, f.Interface().(gateConfig), n+1
+	for key, gates := range map[string][]Gate{"first": g.First, "min": g.Min, "product": g.Product} {
+		if gates != nil {
+			n++
+			out, err = compose(p, gates, at, key, number)
 		}
 	}
 	if n != 1 {
-		key = ""
+		return nil, fmt.Errorf("%s: a gate has exactly one of constant, prometheus, scrape, value, schedule, adaptive, mesh, first, min and product", at)
 	}
-	return key, of, keys
+	return out, err
 }
 
-// validate checks the gate at a key.
-func (g Gate) validate(at string) error {
-	key, of, keys := g.kind()
-	if key == "" {
-		return fmt.Errorf("%s: a gate has exactly one of %s", at, strings.Join(keys, ", "))
-	}
+// compose returns one gate of several.
+func compose(p *poolGate, of []Gate, at, key, number string) (gate, error) {
 	at += "." + key
-	gates, isComposed := of.(Gates)
-	if !isComposed {
-		return config.InSection(at, of.validate())
-	}
+	var gates []gate
 	var errs []error
-	for i, g := range gates {
-		errs = append(errs, g.validate(fmt.Sprintf("%s[%d]", at, i)))
+	for i, g := range of {
+		one, err := g.build(p, fmt.Sprintf("%s[%d]", at, i), fmt.Sprintf(" %d", i+1))
+		gates, errs = append(gates, one), append(errs, err)
 	}
-	if len(gates) == 0 {
+	if len(of) == 0 {
 		errs = append(errs, fmt.Errorf("%s: there is no gate in it", at))
 	}
-	return errors.Join(errs...)
-}
-
-func (g Gate) build(p *poolGate, suffix string) gate {
-	key, of, _ := g.kind()
-	return of.build(p, key+suffix)
-}
-
-// Gates are those of first, min or product.
-type Gates []Gate
-
-func (c Gates) validate() error { return nil } // Gate does
-
-func (c Gates) build(p *poolGate, name string) gate {
-	kind, _, _ := strings.Cut(name, " ")
-	out := composed{kind: kind, source: name, maxAge: p.credit.maxAge}
-	for i, g := range c {
-		out.gates = append(out.gates, g.build(p, fmt.Sprintf(" %d", i+1)))
+	if key == "first" {
+		return func(now time.Time) (reading, error) { return firstValid(gates, now, p.credit.maxAge) }, errors.Join(errs...)
 	}
-	return out
-}
-
-// composed makes one reading of several.
-type composed struct {
-	kind, source string
-	gates        []gate
-	maxAge       time.Duration
-}
-
-func (c composed) read(now time.Time) (out reading, err error) {
-	if c.kind == "first" {
-		for _, g := range c.gates {
-			if out, err = g.read(now); err == nil && (out.timeless || now.Sub(out.at) <= c.maxAge) {
-				return out, nil
+	return func(now time.Time) (reading, error) {
+		out, err := gates[0](now)
+		for _, g := range gates[1:] {
+			r, rerr := g(now)
+			err = cmp.Or(err, rerr)
+			switch {
+			case key == "product":
+				out.d *= r.d
+			case r.d < out.d:
+				out.d, out.source = r.d, r.source
+			}
+			// It is as old as the oldest.
+			if !r.timeless && (out.timeless || r.at.Before(out.at)) {
+				out.at, out.timeless = r.at, false
+			}
+			if r.capacity > 0 && (out.capacity == 0 || r.capacity < out.capacity) {
+				out.capacity = r.capacity
 			}
 		}
-		return c.gates[0].read(now)
-	}
-	for i, g := range c.gates {
-		r, err := g.read(now)
-		switch {
-		case err != nil:
-			return reading{}, err
-		case i == 0:
-			out = r
-			continue
-		case c.kind == "product":
-			out.d *= r.d
-		case r.d < out.d:
-			out.d, out.source = r.d, r.source
+		if key == "product" {
+			out.source = key + number
 		}
-		// It is as old as the oldest.
-		if !r.timeless && (out.timeless || r.at.Before(out.at)) {
-			out.at, out.timeless = r.at, false
-		}
-		if r.capacity > 0 && (out.capacity == 0 || r.capacity < out.capacity) {
-			out.capacity = r.capacity
+		return out, err
+	}, errors.Join(errs...)
+}
+
+func firstValid(gates []gate, now time.Time, maxAge time.Duration) (reading, error) {
+	for _, g := range gates {
+		if out, err := g(now); err == nil && (out.timeless || now.Sub(out.at) <= maxAge) {
+			return out, nil
 		}
 	}
-	if c.kind == "product" {
-		out.source = c.source
-	}
-	return out, nil
+	return gates[0](now)
 }
 
 // poolGate is the gate of a pool that this process owns. Its methods but run need the owner's
 // lock.
 type poolGate struct {
-	settings *Settings
-	config   PoolConfig
-	credit   *credit
-	interval time.Duration
-	client   *http.Client
+	settings  *Settings
+	pipelines []string
+	credit    *credit
+	interval  time.Duration
+	client    *http.Client
 
 	gate gate
-	// ready has the number of ready hosts as its value; nil where it is constant.
-	ready    *polled
-	polls    []*polled
-	adaptive []*adaptiveGate
+	// ready has the number of ready servers as its value; nil where it is constant.
+	ready gate
+	// takesCapacity is true where the gate says what one server takes, if it knows that.
+	takesCapacity bool
+	polls         []*polled
+	// notes are called with how each attempt ended.
+	notes []func(out outcome, isLate bool, began, now time.Time)
 
 	// last is what the credit knows.
 	last    reading
 	lastErr error
 }
 
-// newPoolGate returns a pool's gate, with the credit that it feeds. Without a gate in the file
-// a pool is open up to max_in_flight.
-func newPoolGate(s *Settings, p PoolConfig, now time.Time) *poolGate {
-	limit := cmp.Or(p.MaxInFlight, DefaultMaxInFlight)
-	c := cmp.Or(p.Gate, &GateConfig{Gate: Gate{Constant: &ConstantGate{}}, Budget: BudgetConfig{Baseline: new(float64)}})
-	b := budget{
-		baseline: DefaultBaseline, each: cmp.Or(c.Budget.Each, float64(limit)), unit: cmp.Or(unit(c.Budget.Unit), unitRequests),
-		maxInFlight: limit, maxAge: c.Budget.MaxAge, refill: cmp.Or(refillMode(c.Budget.Refill), refillEnd),
-	}
-	if c.Budget.Baseline != nil {
-		b.baseline = *c.Budget.Baseline
-	}
+// newPoolGate returns a pool's gate, with the credit that it feeds, or what is wrong with its
+// configuration. Without a gate in the file a pool is open up to max_in_flight.
+func newPoolGate(s *Settings, p PoolConfig, now time.Time) (*poolGate, error) {
+	c := cmp.Or(p.Gate, &GateConfig{Gate: Gate{Constant: new(ConstantGate)}, Budget: BudgetConfig{Baseline: new(float64)}})
+	b, err := c.Budget.budget(cmp.Or(p.MaxInFlight, DefaultMaxInFlight))
 	g := &poolGate{
-		settings: s, config: p, credit: newCredit(b, now), interval: cmp.Or(c.Interval, DefaultGateInterval),
+		settings: s, pipelines: p.Target.Pipelines, credit: newCredit(b, now), interval: cmp.Or(c.Interval, DefaultGateInterval),
+		takesCapacity: c.Budget.Each == 0,
 		// A question every few seconds needs no connection that stays open.
 		client: &http.Client{Transport: &http.Transport{Proxy: http.ProxyFromEnvironment, DisableKeepAlives: true}},
 	}
-	ready, stage, _ := c.Budget.servers() // Validate has seen it
+	ready, rerr := g.servers(c.Budget.Ready)
 	g.credit.ready = ready
-	if stage != "" {
-		g.ready = g.poll(func(context.Context) (reading, error) {
-			if s.ReadyHosts == nil {
-				return reading{}, errors.New("this process knows no hosts")
-			}
-			n, err := s.ReadyHosts(stage)
-			return reading{d: float64(n)}, err
-		})
+	var gerr error
+	g.gate, gerr = c.build(g, "gate", "")
+	return g, errors.Join(gerr, config.InSection("gate.budget", errors.Join(err, rerr)), config.NotNegative("gate.interval", c.Interval))
+}
+
+// budget returns the budget, or what is wrong with it.
+func (b BudgetConfig) budget(maxInFlight int) (budget, error) {
+	out := budget{
+		baseline: DefaultBaseline, each: cmp.Or(b.Each, float64(maxInFlight)), unit: cmp.Or(unit(b.Unit), unitRequests),
+		maxInFlight: maxInFlight, maxAge: b.MaxAge, refill: cmp.Or(refillMode(b.Refill), refillEnd),
 	}
-	g.gate = c.build(g, "")
-	g.update(now)
-	return g
+	if b.Baseline != nil {
+		out.baseline = *b.Baseline
+	}
+	errs := []error{config.NotNegative("max_age", b.MaxAge)}
+	if !(out.baseline >= 0 && out.baseline < 1) {
+		errs = append(errs, fmt.Errorf("baseline: %v is not within 0 and 1, without 1", out.baseline))
+	}
+	if !(b.Each >= 0) || math.IsInf(b.Each, 1) {
+		errs = append(errs, fmt.Errorf("each: %v is no amount", b.Each))
+	}
+	if b.Each == 0 && (b.Ready != nil || out.unit == unitBytes || out.unit == unitTokens) {
+		errs = append(errs, errors.New("each: say how much one server takes"))
+	}
+	if !slices.Contains([]unit{unitRequests, unitBytes, unitTokens}, out.unit) {
+		errs = append(errs, fmt.Errorf("unit: %q; use requests, bytes or tokens", b.Unit))
+	}
+	if out.refill != refillEnd && out.refill != refillReading {
+		errs = append(errs, fmt.Errorf("refill: %q; use end or reading", b.Refill))
+	}
+	return out, errors.Join(errs...)
+}
+
+// servers returns how many servers are ready, or polls their number.
+func (g *poolGate) servers(ready any) (n float64, err error) {
+	switch ready := ready.(type) {
+	case nil:
+		return 1, nil
+	case int64:
+		n = float64(ready)
+	case float64:
+		n = ready
+	case map[string]any:
+		if stage, ok := ready["stage"].(string); ok && len(ready) == 1 {
+			g.ready = g.poll(func(context.Context) (reading, error) {
+				if g.settings.ReadyHosts == nil {
+					return reading{}, errors.New("this process knows no hosts")
+				}
+				n, err := g.settings.ReadyHosts(stage)
+				return reading{d: float64(n)}, err
+			})
+			return 0, config.InSection("ready", pipeline.ValidName("stage", stage))
+		}
+	}
+	if !(n > 0) || math.IsInf(n, 1) {
+		return 0, errors.New("ready: use a number above 0, or {stage: name}")
+	}
+	return n, nil
 }
 
 // poll returns a gate that asks while the pool is owned.
-func (g *poolGate) poll(ask func(context.Context) (reading, error)) *polled {
+func (g *poolGate) poll(ask func(context.Context) (reading, error)) gate {
 	p := &polled{ask: ask, err: errNotAsked}
 	g.polls = append(g.polls, p)
-	return p
+	return p.read
 }
 
 // update passes on what the gate says now, if that is new.
@@ -300,15 +263,15 @@ func (g *poolGate) update(now time.Time) {
 	var err error
 	before := g.credit.ready
 	if g.ready != nil {
-		var hosts reading
-		hosts, err = g.ready.read(now)
-		g.credit.ready = hosts.d
+		var servers reading
+		servers, err = g.ready(now)
+		g.credit.ready = servers.d
 	}
 	var r reading
 	if err == nil {
-		r, err = g.gate.read(now)
+		r, err = g.gate(now)
 	}
-	if r.capacity > 0 && g.config.Gate.Budget.Each == 0 {
+	if r.capacity > 0 && g.takesCapacity {
 		g.credit.each = r.capacity
 	}
 	if r != g.last || err != g.lastErr || g.credit.ready != before { //nolint:errorlint // it is the same error until the next question
@@ -321,8 +284,8 @@ func (g *poolGate) update(now time.Time) {
 func (g *poolGate) note(a Answer, out outcome, r *meshv1.JobRecord, now time.Time) {
 	status := a.HTTP.GetStatus()
 	isLate := !now.Before(r.GetAttemptDeadline().AsTime()) || status == http.StatusRequestTimeout || status == http.StatusGatewayTimeout
-	for _, gate := range g.adaptive {
-		gate.note(out, isLate, r.GetJob().GetStartedAt().AsTime(), now)
+	for _, note := range g.notes {
+		note(out, isLate, r.GetJob().GetStartedAt().AsTime(), now)
 	}
 }
 
@@ -355,7 +318,7 @@ const unsaidTokens = 256
 
 var errNotAsked = errors.New("not asked yet")
 
-// polled is a gate that asks its source at intervals. No lock is held meanwhile.
+// polled has the last answer of a source that is asked at intervals. No lock is held meanwhile.
 type polled struct {
 	ask func(context.Context) (reading, error)
 

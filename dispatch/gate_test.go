@@ -47,6 +47,15 @@ func mustPool(t *testing.T, text string) PoolConfig {
 	return p
 }
 
+func mustGate(t *testing.T, s Settings, text string, now time.Time) *poolGate {
+	t.Helper()
+	g, err := newPoolGate(&s, mustPool(t, text), now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return g
+}
+
 // runningGate is a gate that asks its sources.
 type runningGate struct {
 	t    *testing.T
@@ -56,7 +65,7 @@ type runningGate struct {
 
 func runGate(t *testing.T, s Settings, text string) *runningGate {
 	t.Helper()
-	g := &runningGate{t: t, gate: newPoolGate(&s, mustPool(t, text), time.Now())}
+	g := &runningGate{t: t, gate: mustGate(t, s, text, time.Now())}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	go func() {
@@ -429,8 +438,8 @@ func TestScheduleOpensAtItsHours(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		g := newPoolGate(new(Settings), mustPool(t, "gate: {schedule: {days: [mon], hours: 22:00-06:00, zone: Europe/Berlin}}"), now)
-		if r, err := g.gate.read(now); err != nil || r.d != want {
+		g := mustGate(t, Settings{}, "gate: {schedule: {days: [mon], hours: 22:00-06:00, zone: Europe/Berlin}}", now)
+		if r, err := g.gate(now); err != nil || r.d != want {
 			t.Errorf("%s: %v, %v", at, r.d, err)
 		}
 	}
@@ -439,7 +448,7 @@ func TestScheduleOpensAtItsHours(t *testing.T) {
 func TestAdaptiveWindowGrowsAndHalves(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
-	g := newPoolGate(new(Settings), mustPool(t, "gate: {adaptive: {max_window: 6}, budget: {baseline: 0.2}}"), now)
+	g := mustGate(t, Settings{}, "gate: {adaptive: {max_window: 6}, budget: {baseline: 0.2}}", now)
 	want := func(n float64) {
 		t.Helper()
 		g.update(now)

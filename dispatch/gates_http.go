@@ -60,23 +60,11 @@ type PrometheusGate struct {
 // DefaultScrapeInterval is that of PrometheusGate.
 const DefaultScrapeInterval = 15 * time.Second
 
-func (c *PrometheusGate) validate() error {
+func (c *PrometheusGate) build(p *poolGate, source string) (gate, error) {
 	err := errors.Join(validURL(c.URL), measure(c.Of).validate(), config.NotNegative("scrape_interval", c.ScrapeInterval))
 	if c.Query == "" {
 		err = errors.Join(err, errors.New("query: there is none"))
 	}
-	return err
-}
-
-func validURL(text string) error {
-	u, err := url.Parse(text)
-	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-		return fmt.Errorf("url: %q is no address such as http://127.0.0.1:9090", text)
-	}
-	return nil
-}
-
-func (c *PrometheusGate) build(p *poolGate, name string) gate {
 	return p.poll(func(ctx context.Context) (reading, error) {
 		var at time.Time
 		if c.TimeQuery != "" {
@@ -91,8 +79,16 @@ func (c *PrometheusGate) build(p *poolGate, name string) gate {
 		if c.TimeQuery == "" {
 			at = timeOf(evaluated).Add(-cmp.Or(c.ScrapeInterval, DefaultScrapeInterval))
 		}
-		return reading{d: measure(c.Of).d(v), at: at, source: name}, err
-	})
+		return reading{d: measure(c.Of).d(v), at: at, source: source}, err
+	}), err
+}
+
+func validURL(text string) error {
+	u, err := url.Parse(text)
+	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+		return fmt.Errorf("url: %q is no address such as http://127.0.0.1:9090", text)
+	}
+	return nil
 }
 
 // timeOf returns the time of seconds since 1970.
@@ -102,13 +98,7 @@ func timeOf(seconds float64) time.Time {
 
 // ask returns the one sample that a query has as its result, and when it was evaluated.
 func (c *PrometheusGate) ask(ctx context.Context, client *http.Client, query string) (evaluated, v float64, err error) {
-	body := strings.NewReader(url.Values{"query": {query}}.Encode())
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, strings.TrimSuffix(c.URL, "/")+"/api/v1/query", body)
-	if err != nil {
-		return 0, 0, err
-	}
-	request.Header.Set("Content-Type", "application/x-www-form-urlencoded")
-	page, err := fetch(client, request)
+	page, _, err := fetch(ctx, client, strings.TrimSuffix(c.URL, "/")+"/api/v1/query", url.Values{"query": {query}})
 	if err != nil {
 		return 0, 0, err
 	}
@@ -165,31 +155,32 @@ func parseNumber(text string) (float64, error) {
 // maxGatePage bounds what a source of a gate answers.
 const maxGatePage = 16 << 20
 
-// fetch returns the body of an answer.
-func fetch(client *http.Client, r *http.Request) ([]byte, error) {
-	response, err := client.Do(r)
+// fetch returns a page, and when it was asked for. A form is posted.
+func fetch(ctx context.Context, client *http.Client, address string, form url.Values) (page []byte, at time.Time, err error) {
+	method, at := http.MethodGet, time.Now()
+	if form != nil {
+		method = http.MethodPost
+	}
+	request, err := http.NewRequestWithContext(ctx, method, address, strings.NewReader(form.Encode()))
 	if err != nil {
-		return nil, err
+		return nil, at, err
+	}
+	request.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+	response, err := client.Do(request)
+	if err != nil {
+		return nil, at, err
 	}
 	defer response.Body.Close() //nolint:errcheck // it was only read
-	page, err := io.ReadAll(io.LimitReader(response.Body, maxGatePage+1))
+	page, err = io.ReadAll(io.LimitReader(response.Body, maxGatePage+1))
 	switch {
 	case err != nil:
-		return nil, err
+		return nil, at, err
 	case response.StatusCode != http.StatusOK:
-		return nil, fmt.Errorf("status %d: %.200s", response.StatusCode, bytes.TrimSpace(page))
+		return nil, at, fmt.Errorf("status %d: %.200s", response.StatusCode, bytes.TrimSpace(page))
 	case len(page) > maxGatePage:
-		return nil, fmt.Errorf("the answer is larger than %s", config.Bytes(maxGatePage))
+		return nil, at, fmt.Errorf("the answer is larger than %s", config.Bytes(maxGatePage))
 	}
-	return page, nil
-}
-
-func get(ctx context.Context, client *http.Client, address string) ([]byte, error) {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, address, http.NoBody)
-	if err != nil {
-		return nil, err
-	}
-	return fetch(client, request)
+	return page, at, nil
 }
 
 // ScrapeGate reads a page of metrics in the text format of Prometheus.
@@ -200,43 +191,27 @@ type ScrapeGate struct {
 	Metric string `yaml:"metric"`
 }
 
-func (c *ScrapeGate) validate() error {
+func (c *ScrapeGate) build(p *poolGate, source string) (gate, error) {
 	err := validURL(c.URL)
 	if c.Metric == "" {
 		err = errors.Join(err, errors.New("metric: there is none"))
 	}
-	return err
-}
-
-func (c *ScrapeGate) build(p *poolGate, name string) gate {
-	return scrape{credit: p.credit, polled: p.poll(func(ctx context.Context) (reading, error) {
-		out := reading{at: time.Now(), source: name}
-		page, err := get(ctx, p.client, c.URL)
-		if err == nil {
-			out.d, err = sumOf(page, c.Metric)
+	sum := p.poll(func(ctx context.Context) (reading, error) {
+		page, at, err := fetch(ctx, p.client, c.URL, nil)
+		if err != nil {
+			return reading{}, err
+		}
+		sum, err := sumOf(page, c.Metric)
+		return reading{d: sum, at: at, source: source}, err
+	})
+	return func(now time.Time) (reading, error) {
+		out, err := sum(now)
+		used := out.d
+		if out.d = 0; p.credit.capacity() > 0 {
+			out.d = saturation.d(used / p.credit.capacity())
 		}
 		return out, err
-	})}
-}
-
-// scrape has the sum in its polled reading.
-type scrape struct {
-	*polled
-
-	credit *credit
-}
-
-func (s scrape) read(now time.Time) (reading, error) {
-	out, err := s.polled.read(now)
-	if err != nil {
-		return out, err
-	}
-	used := out.d
-	out.d = 0
-	if capacity := s.credit.ready * s.credit.each; capacity > 0 {
-		out.d = saturation.d(used / capacity)
-	}
-	return out, nil
+	}, err
 }
 
 // sumOf returns the sum of a metric over the series of a page.
@@ -276,18 +251,14 @@ type ValueGate struct {
 	Of string `yaml:"of"`
 }
 
-func (c *ValueGate) of() measure { return cmp.Or(measure(c.Of), ofBudget) }
-
-func (c *ValueGate) validate() error { return errors.Join(validURL(c.URL), c.of().validate()) }
-
-func (c *ValueGate) build(p *poolGate, name string) gate {
+func (c *ValueGate) build(p *poolGate, source string) (gate, error) {
+	of := cmp.Or(measure(c.Of), ofBudget)
 	return p.poll(func(ctx context.Context) (reading, error) {
-		at := time.Now()
-		page, err := get(ctx, p.client, c.URL)
+		page, at, err := fetch(ctx, p.client, c.URL, nil)
 		if err != nil {
 			return reading{}, err
 		}
 		v, err := parseNumber(string(page))
-		return reading{d: c.of().d(v), at: at, source: name}, err
-	})
+		return reading{d: of.d(v), at: at, source: source}, err
+	}), errors.Join(validURL(c.URL), of.validate())
 }

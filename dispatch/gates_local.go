@@ -18,24 +18,16 @@ type ConstantGate struct {
 	Value *float64 `yaml:"value"`
 }
 
-func (c *ConstantGate) validate() error {
-	if v := c.Value; v != nil && !(*v >= 0 && *v <= 1) {
-		return fmt.Errorf("value: %v is not within 0 and 1", *v)
-	}
-	return nil
-}
-
-func (c *ConstantGate) build(_ *poolGate, name string) gate {
-	out := constant{d: 1, at: time.Now(), source: name, timeless: true}
+func (c *ConstantGate) build(_ *poolGate, source string) (gate, error) {
+	out := reading{d: 1, at: time.Now(), source: source, timeless: true}
 	if c.Value != nil {
 		out.d = *c.Value
 	}
-	return out
+	if !(out.d >= 0 && out.d <= 1) {
+		return nil, fmt.Errorf("value: %v is not within 0 and 1", out.d)
+	}
+	return func(time.Time) (reading, error) { return out, nil }, nil
 }
-
-type constant reading
-
-func (c constant) read(time.Time) (reading, error) { return reading(c), nil }
 
 // ScheduleGate is open at some hours of some days.
 type ScheduleGate struct {
@@ -50,33 +42,36 @@ type ScheduleGate struct {
 
 var weekdays = []string{"sun", "mon", "tue", "wed", "thu", "fri", "sat"}
 
-func (c *ScheduleGate) validate() error {
-	_, err := c.parse()
-	return err
-}
-
-func (c *ScheduleGate) parse() (out schedule, err error) {
+func (c *ScheduleGate) build(_ *poolGate, source string) (gate, error) {
 	var errs []error
 	for i, day := range c.Days {
-		at := slices.Index(weekdays, day)
-		if at < 0 {
+		if !slices.Contains(weekdays, day) {
 			errs = append(errs, fmt.Errorf("days[%d]: %q; use %s", i, day, strings.Join(weekdays, ", ")))
-			continue
 		}
-		out.days[at] = true
 	}
-	if len(c.Days) == 0 {
-		out.days = [7]bool{true, true, true, true, true, true, true}
-	}
-	from, to, ok := strings.Cut(cmp.Or(c.Hours, "00:00-24:00"), "-")
-	out.from, out.to = minutesOf(from), minutesOf(to)
-	if !ok || out.from < 0 || out.to < 0 || out.from == out.to || out.from == wholeDay {
+	begin, end, ok := strings.Cut(cmp.Or(c.Hours, "00:00-24:00"), "-")
+	from, to := minutesOf(begin), minutesOf(end)
+	if !ok || from < 0 || to < 0 || from == to || from == wholeDay {
 		errs = append(errs, fmt.Errorf("hours: %q; use such as 22:00-06:00", c.Hours))
 	}
-	if out.zone, err = time.LoadLocation(c.Zone); err != nil {
+	zone, err := time.LoadLocation(c.Zone)
+	if err != nil {
 		errs = append(errs, fmt.Errorf("zone: %w", err))
 	}
-	return out, errors.Join(errs...)
+	isOn := func(day time.Weekday) bool { return len(c.Days) == 0 || slices.Contains(c.Days, weekdays[day]) }
+	out := reading{at: time.Now(), source: source, timeless: true}
+	return func(now time.Time) (reading, error) {
+		now = now.In(zone)
+		minute, today := now.Hour()*60+now.Minute(), now.Weekday()
+		isOpen := minute >= from && minute < to && isOn(today)
+		if from > to { // over midnight
+			isOpen = minute >= from && isOn(today) || minute < to && isOn((today+6)%7)
+		}
+		if out.d = 0; isOpen {
+			out.d = 1
+		}
+		return out, nil
+	}, errors.Join(errs...)
 }
 
 const wholeDay = 24 * 60
@@ -93,33 +88,6 @@ func minutesOf(text string) int {
 	return t.Hour()*60 + t.Minute()
 }
 
-func (c *ScheduleGate) build(_ *poolGate, name string) gate {
-	out, _ := c.parse() // Validate has seen it
-	out.reading = reading{at: time.Now(), source: name, timeless: true}
-	return out
-}
-
-type schedule struct {
-	reading  reading
-	days     [7]bool
-	from, to int
-	zone     *time.Location
-}
-
-func (s schedule) read(now time.Time) (reading, error) {
-	now = now.In(s.zone)
-	minute, today := now.Hour()*60+now.Minute(), int(now.Weekday())
-	isOpen := minute >= s.from && minute < s.to && s.days[today]
-	if s.from > s.to { // over midnight
-		isOpen = minute >= s.from && s.days[today] || minute < s.to && s.days[(today+6)%7]
-	}
-	out := s.reading
-	if isOpen {
-		out.d = 1
-	}
-	return out, nil
-}
-
 // AdaptiveGate finds out how many jobs the target takes: one more after each window of
 // successes, half as many after a refusal or a timeout.
 type AdaptiveGate struct {
@@ -133,54 +101,33 @@ const (
 	defaultMaxWindow = 256
 )
 
-func (c *AdaptiveGate) validate() error {
+func (c *AdaptiveGate) build(p *poolGate, source string) (gate, error) {
+	window, most, successes := cmp.Or(c.Window, defaultWindow), cmp.Or(c.MaxWindow, defaultMaxWindow), 0
 	err := errors.Join(config.NotNegative("window", c.Window), config.NotNegative("max_window", c.MaxWindow))
-	if most := cmp.Or(c.MaxWindow, defaultMaxWindow); cmp.Or(c.Window, defaultWindow) > most {
-		err = errors.Join(err, fmt.Errorf("window: %d is over the %d of max_window", cmp.Or(c.Window, defaultWindow), most))
+	if window > most {
+		err = errors.Join(err, fmt.Errorf("window: %d is over the %d of max_window", window, most))
 	}
-	return err
-}
-
-func (c *AdaptiveGate) build(p *poolGate, name string) gate {
-	out := &adaptiveGate{
-		credit: p.credit, source: name, began: time.Now(),
-		window: cmp.Or(c.Window, defaultWindow), most: cmp.Or(c.MaxWindow, defaultMaxWindow),
-	}
-	p.adaptive = append(p.adaptive, out)
-	return out
-}
-
-type adaptiveGate struct {
-	credit *credit
-	source string
-	began  time.Time
-
-	window, most, successes int
-	// halved is when the window was halved last.
-	halved time.Time
-}
-
-// read returns the reading whose budget is the window.
-func (g *adaptiveGate) read(time.Time) (reading, error) {
-	out := reading{at: g.began, source: g.source, timeless: true}
-	if capacity := g.credit.ready * g.credit.each; capacity > 0 {
-		out.d = clamp(g.credit.baseline + float64(g.window)/capacity)
-	}
-	return out, nil
-}
-
-func (g *adaptiveGate) note(out outcome, isLate bool, began, now time.Time) {
-	switch {
-	case out == latched || out != succeeded && isLate:
-		// The attempts that began before are of the same flight.
-		if began.After(g.halved) {
-			g.window, g.halved, g.successes = max(1, g.window/2), now, 0
+	var halved time.Time
+	p.notes = append(p.notes, func(out outcome, isLate bool, began, now time.Time) {
+		switch {
+		case out == latched || out != succeeded && isLate:
+			// The attempts that began before are of the same flight.
+			if began.After(halved) {
+				window, halved, successes = max(1, window/2), now, 0
+			}
+		case out == succeeded:
+			if successes++; successes >= window {
+				window, successes = min(most, window+1), 0
+			}
 		}
-	case out == succeeded:
-		if g.successes++; g.successes >= g.window {
-			g.window, g.successes = min(g.most, g.window+1), 0
+	})
+	out := reading{at: time.Now(), source: source, timeless: true}
+	return func(time.Time) (reading, error) {
+		if out.d = 0; p.credit.capacity() > 0 {
+			out.d = clamp(p.credit.baseline + float64(window)/p.credit.capacity()) // the budget is the window
 		}
-	}
+		return out, nil
+	}, err
 }
 
 // MeshGate looks at the stages of the pool's pipelines. The one that is busiest counts.
@@ -203,16 +150,14 @@ type StageLoad struct {
 	Wait time.Duration
 }
 
-func (c *MeshGate) validate() error { return config.NotNegative("max_wait", c.MaxWait) }
-
-func (c *MeshGate) build(p *poolGate, name string) gate {
+func (c *MeshGate) build(p *poolGate, source string) (gate, error) {
 	most := cmp.Or(c.MaxWait, DefaultGateMaxWait)
 	return p.poll(func(ctx context.Context) (reading, error) {
 		if p.settings.Stages == nil {
 			return reading{}, errors.New("this process knows no stages")
 		}
-		out := reading{d: 1, at: time.Now(), source: name}
-		stages, err := p.settings.Stages(ctx, p.config.Target.Pipelines)
+		out := reading{d: 1, at: time.Now(), source: source}
+		stages, err := p.settings.Stages(ctx, p.pipelines)
 		if err == nil && len(stages) == 0 {
 			err = errors.New("the pipelines have no stages")
 		}
@@ -227,5 +172,5 @@ func (c *MeshGate) build(p *poolGate, name string) gate {
 			}
 		}
 		return out, err
-	})
+	}), config.NotNegative("max_wait", c.MaxWait)
 }

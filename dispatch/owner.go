@@ -83,7 +83,7 @@ func newOwner(d *Dispatcher, pool string, l *store.Lease) *owner {
 	}
 	connection := d.reconnects.Load()
 	o.ensure, o.isReconnected = d.ensure, func() bool { return d.reconnects.Load() != connection }
-	o.gate = newPoolGate(&d.settings, p, time.Now())
+	o.gate, _ = newPoolGate(&d.settings, p, time.Now()) // New has checked it
 	o.credit, o.limit = o.gate.credit, newTenantLimit(p.TenantLimit, time.Now())
 	for name, q := range d.settings.Queues {
 		if of, err := d.settings.PoolOf(name); err == nil && of == pool {
