@@ -34,7 +34,7 @@ type PoolConfig struct {
 	// Merge is how queues share the pool: weighted, strict or deadline.
 	Merge string `yaml:"merge"`
 	// Gate says how much room the target has; nil means up to MaxInFlight.
-	Gate *GateConfig `yaml:"gate"`
+	Gate *GateConfig `yaml:"gate,value"`
 }
 
 // LimitConfig bounds jobs in a pool; 0 means no bound.

@@ -614,3 +614,26 @@ func TestJobEndsAlthoughItsRecordIsGone(t *testing.T) {
 	close(finish)
 	b.wantEnd(id, hasSucceeded, "", 1)
 }
+
+func TestJobOfARecreatedQueueStays(t *testing.T) {
+	t.Parallel()
+	b, began, finish := newMesh(t), make(chan struct{}), make(chan struct{})
+	once := sync.OnceFunc(func() { close(began) })
+	b.start(&stub{answer: func(context.Context, Attempt) Answer {
+		once()
+		<-finish
+		return Answer{Infer: new(inferencev1.InferResponse)}
+	}})
+	old := b.submit()
+	<-began
+	if err := b.conn.JetStream().DeleteStream(t.Context(), b.conn.JobStream(queue)); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.jobs.EnsureQueue(t.Context(), queue, b.config.Queues[string(queue)].JobQueueSettings); err != nil {
+		t.Fatal(err)
+	}
+	id := b.submit()
+	close(finish)
+	b.wantEnd(old, hasSucceeded, "", 1)
+	b.wantEnd(id, hasSucceeded, "", 1)
+}

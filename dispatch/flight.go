@@ -356,7 +356,7 @@ func (o *owner) store(ctx context.Context, e *entry, r *meshv1.JobRecord) {
 // leave removes a job from its queue, whose end is stored.
 func (o *owner) leave(ctx context.Context, e *entry) {
 	if !o.persist(ctx, "a job cannot be removed from its queue", func(ctx context.Context) error {
-		if o.isReconnected() { // the broker may have lost the stream, and another one has the number
+		if o.isReconnected() { // the broker may have lost the end of the stream, and another job has the number
 			if j, err := o.jobs.QueuedAt(ctx, idOf(e).Queue, e.seq); errors.Is(err, store.ErrNoJob) || err == nil && j.ID.UUID != e.id {
 				return nil
 			}

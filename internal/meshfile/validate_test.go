@@ -63,7 +63,10 @@ func TestErrorsHaveTheirPlace(t *testing.T) {
 			strings.Replace(good, "  a:", "  A.b:", 1),
 			`m.yaml:3:3: stages.A.b: stage name "A.b": use 1 to 63`,
 		},
-		"no runner":        {"mesh: m\nstages:\n  a: {hosts: 2}", "m.yaml:3:3: stages.a.runner: there is none; use image_decode, model_server, onnx, onnx_models, top_k, worker, echo, echo_models, sleep, burn or stream, with its settings or {}"},
+		"no runner": {"mesh: m\nstages:\n  a: {hosts: 2}", "m.yaml:3:3: stages.a.runner: there is none; use image_decode, model_server, onnx, onnx_models, top_k, worker, echo, echo_models, sleep, burn or stream, with its settings or {}"},
+		"a gate without a value": {
+			good + "jobs:\n  pools:\n    main:\n      target: {pipelines: [p]}\n      gate:\n", `m.yaml:8:7: jobs.pools.main.gate: has no value; give it one or remove the key`,
+		},
 		"an unknown queue": {pipeline("steps: [{name: a, stage: a}]\n    queue: nightly"), `m.yaml:7:5: pipelines.p.queue: there is no "nightly" in jobs.queues`},
 		"a queue of another pipeline": {
 			pipeline("steps: [{name: a, stage: a}]\n    queue: nightly\n  o: {steps: [{name: a, stage: a}]}\njobs: {pools: {main: {target: {pipelines: [o]}}}, queues: {nightly: {}}}"),

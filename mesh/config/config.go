@@ -20,7 +20,7 @@
 // time.Duration ("250ms") and types with UnmarshalText; pointers, slices and maps by
 // string of these; structs; any for
 // values of any kind; and Section for parts that are decoded later.
-// A key without a value leaves its field as it is.
+// A key without a value leaves its field as it is; for yaml:"key,value" it is an error.
 //
 // A string may be written as any scalar and is then that text: 010 stays "010".
 // Everything else is strict: a number in quotes is no number, 1.5 no whole one,

@@ -38,6 +38,7 @@ type file struct {
 	Most     int64             `yaml:"most,size"`
 	Key      string            `yaml:"key,path"`
 	Weights  weights           `yaml:"weights"`
+	Gate     *batch            `yaml:"gate,value"`
 	embedded
 
 	Skipped  string `yaml:"-"`
@@ -180,6 +181,7 @@ func TestMismatchesAreRejectedAtTheirPlace(t *testing.T) {
 		"a list for a size":            {"limit: [1]", `f.yaml:1:8: limit: a list is not a single value`},
 		"keys for text":                {"name: {a: b}", `f.yaml:1:7: name: a set of keys is not text; if it is to be, put what has a colon in quotes`},
 		"text for a list":              {"list: a", `f.yaml:1:7: list: "a" is not a list`},
+		"a key that needs a value":     {"gate:", `f.yaml:1:1: gate: has no value; give it one or remove the key`},
 		"a hole in a list":             {"list: [a, ]\nnumbers:\n- 1\n-\n- 2", `f.yaml:4:2: numbers[1]: nothing is not allowed in a list`},
 		"a list in a list":             {"list: [[a]]", `f.yaml:1:8: list[0]: a list is not text`},
 		"a list for keys":              {"stages: [a]", `f.yaml:1:9: stages: a list is not a set of keys`},

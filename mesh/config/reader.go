@@ -211,6 +211,8 @@ func (r *reader) fields(v reflect.Value, n *node, path Path) {
 		}
 		target, at := v.FieldByIndex(f.index), path.with(e.key)
 		switch {
+		case e.value.kind == null && f.option == "value":
+			r.fail(e.place, at, "has no value; give it one or remove the key")
 		case e.value.kind == null:
 			r.value(target, e.value, at)
 		case f.option == "size":

@@ -126,6 +126,9 @@ func (s *Jobs) EnsureQueue(ctx context.Context, queue pipeline.QueueName, q JobQ
 	config := s.config
 	config.Name, config.Subjects, config.Description = s.bus.JobStream(queue), []string{s.bus.Jobs(queue, "*")}, "Queue of jobs"
 	config.MaxMsgs, config.MaxBytes, config.MaxAge = q.MaxJobs, q.MaxBytes, 0
+	// A stream that is deleted and created again gives no number a second time, so Remove by a
+	// number of the old one removes nothing. JSON readers know whole numbers up to 2^53.
+	config.FirstSeq = uint64(time.Now().UnixMicro())
 	return s.wrap(s.bus.EnsureStream(ctx, config, max(1, q.Version)))
 }
 

@@ -164,10 +164,11 @@ func TestQueueIsFollowed(t *testing.T) {
 	go func() {
 		followed <- s.Follow(ctx, queue, func(j store.StoredJob) { got <- j }, func() { close(caughtUp) })
 	}()
-	if first := <-got; first.ID != ids[0] || first.Tenant != "a" || first.Tokens != 7 || first.Size == 0 {
+	first := <-got
+	if first.ID != ids[0] || first.Tenant != "a" || first.Tokens != 7 || first.Size == 0 {
 		t.Errorf("first %+v", first)
 	}
-	if second := <-got; second.ID != (pipeline.JobID{Queue: queue}) || second.Seq != 2 {
+	if second := <-got; second.ID != (pipeline.JobID{Queue: queue}) || second.Seq != first.Seq+1 {
 		t.Errorf("second %+v", second)
 	}
 	<-caughtUp
