@@ -72,6 +72,11 @@ var workerLine = regexp.MustCompile(`^my-adder is ready: (http://\S+/v1/pipeline
 // returns where operators ask, and the line to copy.
 func (p *process) served(t *testing.T, nth int) (operations, curl string) {
 	t.Helper()
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log(p.errOut.String())
+		}
+	})
 	testbed.Eventually(t, "the worker is served", func() bool {
 		select {
 		case err := <-p.ended:
