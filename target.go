@@ -19,10 +19,8 @@ type meshTarget struct{ gateway *gateway.Gateway }
 
 var _ dispatch.Target = meshTarget{}
 
-// Forget implements dispatch.Target. A result that stays is gone after its retention.
-func (t meshTarget) Forget(ctx context.Context, request pipeline.RequestID) {
-	_ = t.gateway.Service().DeleteStored(ctx, request)
-}
+// Forget implements dispatch.Target.
+func (t meshTarget) Forget(request pipeline.RequestID) { t.gateway.Service().DeleteStored(request) }
 
 // Timeout implements dispatch.Target.
 func (t meshTarget) Timeout(j store.StoredJob) time.Duration {

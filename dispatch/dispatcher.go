@@ -36,8 +36,9 @@ type Target interface {
 	// It returns false if that attempt is over without an answer, or its answer is unknown and
 	// the job may be sent again.
 	Resume(ctx context.Context, a Attempt) (Answer, bool)
-	// Forget drops what the target keeps of an attempt for Resume. The job's record has its answer.
-	Forget(ctx context.Context, request pipeline.RequestID)
+	// Forget drops what the target keeps of an attempt for Resume, as far as it can without a wait.
+	// The job's record has its answer.
+	Forget(request pipeline.RequestID)
 }
 
 // Attempt is one forward of one job.

@@ -340,7 +340,7 @@ func (o *owner) store(ctx context.Context, e *entry, r *meshv1.JobRecord) {
 		return
 	}
 	if request := r.GetJob().GetRequestId(); request != "" {
-		o.target.Forget(ctx, pipeline.RequestID(request))
+		o.target.Forget(pipeline.RequestID(request))
 	}
 	if state := r.GetJob().GetState(); store.IsEnd(state) {
 		o.metrics.end(e.line.queue, state)

@@ -88,11 +88,11 @@ func (m *metrics) snapshot() map[string]*owner {
 }
 
 func (m *metrics) end(queue string, state inferencev1.JobState) {
-	m.ended.Add(context.Background(), 1, metric.WithAttributes(attribute.String("queue", queue), attribute.String("state", pipeline.JobStateName(state))))
+	m.ended.Add(context.Background(), 1, metric.WithAttributeSet(attribute.NewSet(attribute.String("queue", queue), attribute.String("state", pipeline.JobStateName(state)))))
 }
 
 func (m *metrics) attempt(pool string, out outcome) {
-	m.attempts.Add(context.Background(), 1, metric.WithAttributes(attribute.String("pool", pool), attribute.String("outcome", outcomeNames[out])))
+	m.attempts.Add(context.Background(), 1, metric.WithAttributeSet(attribute.NewSet(attribute.String("pool", pool), attribute.String("outcome", outcomeNames[out]))))
 }
 
 var outcomeNames = map[outcome]string{

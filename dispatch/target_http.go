@@ -139,7 +139,7 @@ func newHTTPTarget(c HTTPTarget, maxInFlight int) (*httpTarget, error) {
 }
 
 // Forget implements Target.
-func (t *httpTarget) Forget(context.Context, pipeline.RequestID) {}
+func (t *httpTarget) Forget(pipeline.RequestID) {}
 
 // Timeout implements Target.
 func (t *httpTarget) Timeout(store.StoredJob) time.Duration { return DefaultTimeout }

@@ -102,9 +102,8 @@ func (s *Service) AwaitStored(ctx context.Context, id pipeline.RequestID) (r *Re
 }
 
 // DeleteStored deletes the stored result of a request that the process itself has made.
-func (s *Service) DeleteStored(ctx context.Context, id pipeline.RequestID) error {
-	return s.results.Delete(ctx, id)
-}
+// It is best effort.
+func (s *Service) DeleteStored(id pipeline.RequestID) { s.results.Delete(id) }
 
 // Key is an idempotency key. Calls replace its tenant by their own.
 type Key = store.Key

@@ -6,7 +6,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -148,10 +150,25 @@ func (b *Bus) At(ctx context.Context, stream string, seq uint64) (*StoredMessage
 	return b.read(ctx, stream, "$JS.API.DIRECT.GET."+stream, fmt.Appendf(nil, `{"seq":%d}`, seq))
 }
 
-// Next is Last of the first message of a subject, which may have wildcards, from a sequence
-// number on.
+// Next is Last of the first message of a subject, whose tokens may be *, from a sequence number
+// on.
 func (b *Bus) Next(ctx context.Context, stream, subject string, from uint64) (*StoredMessage, error) {
-	return b.read(ctx, stream, "$JS.API.DIRECT.GET."+stream, fmt.Appendf(nil, `{"seq":%d,"next_by_subj":%q}`, from, subject))
+	next := func(subject string, from uint64) (*StoredMessage, error) {
+		return b.read(ctx, stream, "$JS.API.DIRECT.GET."+stream, fmt.Appendf(nil, `{"seq":%d,"next_by_subj":%q}`, from, subject))
+	}
+	// From a stream's first message on, the broker looks for a subject among all that the stream
+	// has, so that message is read without one.
+	out, err := next(">", from)
+	if err != nil || out == nil || matches(subject, out.Subject) {
+		return out, err
+	}
+	return next(subject, out.Seq+1)
+}
+
+// matches reports whether a subject matches a pattern with the wildcard *.
+func matches(pattern, subject string) bool {
+	wanted, tokens := strings.Split(pattern, "."), strings.Split(subject, ".")
+	return slices.EqualFunc(wanted, tokens, func(want, token string) bool { return want == "*" || want == token })
 }
 
 func (b *Bus) read(ctx context.Context, stream, subject string, question []byte) (*StoredMessage, error) {
@@ -191,12 +208,10 @@ func (b *Bus) StoredResult(ctx context.Context, request pipeline.RequestID) ([]b
 	return msg.Data, nil
 }
 
-// DeleteResult deletes a request's stored result, if it has one.
-func (b *Bus) DeleteResult(ctx context.Context, request pipeline.RequestID) error {
-	var answer struct{}
-	return b.api(ctx, "STREAM.PURGE."+b.ResultStream(), struct {
-		Filter string `json:"filter"`
-	}{b.Subjects.Result(request)}, &answer)
+// DeleteResult deletes a request's stored result, if it has one. It is best effort and does not
+// wait for the broker, where a request with an answer costs twice as much.
+func (b *Bus) DeleteResult(request pipeline.RequestID) error {
+	return b.nc.Publish("$JS.API.STREAM.PURGE."+b.ResultStream(), fmt.Appendf(nil, `{"filter":%q}`, b.Subjects.Result(request)))
 }
 
 // Backlog is the content of a queue, with the items in flight, also those that were handed

@@ -69,10 +69,9 @@ func (s *Results) Get(ctx context.Context, request pipeline.RequestID) (*envelop
 	return envelope.DecodeResult(data)
 }
 
-// Delete deletes a request's result, which nobody needs any more.
-func (s *Results) Delete(ctx context.Context, request pipeline.RequestID) error {
-	return s.wrap(s.bus.DeleteResult(ctx, request))
-}
+// Delete deletes a request's result, which nobody needs any more. It is best effort: a result that
+// stays is gone after its retention.
+func (s *Results) Delete(request pipeline.RequestID) { _ = s.bus.DeleteResult(request) }
 
 // Pauses between two reads of Results.Wait. A result is published a little before
 // it is stored, so the first is short.
