@@ -19,6 +19,8 @@ type Config struct {
 
 	Pools  map[string]PoolConfig  `yaml:"pools"`
 	Queues map[string]QueueConfig `yaml:"queues"`
+	// Batches are those of the OpenAI API.
+	Batches store.BatchSettings `yaml:"batches"`
 }
 
 // PoolConfig is a target with its capacity.
@@ -108,7 +110,27 @@ func (c Config) Validate() error {
 		}
 		errs = append(errs, config.InSection("queues."+name, err))
 	}
+	errs = append(errs, config.InSection("batches", c.validateBatches()))
 	return errors.Join(errs...)
+}
+
+// validateBatches checks that the ends of lines are there when their batch ends.
+func (c Config) validateBatches() error {
+	err := c.Batches.Validate()
+	if c.Batches.Queue == "" {
+		return err
+	}
+	q, ok := c.Queues[string(c.Batches.Queue)]
+	ttl, retention := q.WithDefaults().TTL, c.WithJobDefaults().Retention
+	switch {
+	case !ok:
+		return errors.Join(err, fmt.Errorf("queue: there is no %q in jobs.queues", c.Batches.Queue))
+	case ttl < store.BatchWindow:
+		return errors.Join(err, fmt.Errorf("queue: the ttl of %s is %s, at least the %s of a batch are needed", c.Batches.Queue, ttl, store.BatchWindow))
+	case retention <= store.BatchWindow:
+		return errors.Join(err, fmt.Errorf("queue: jobs.retention is %s, more than the %s of a batch are needed", retention, store.BatchWindow))
+	}
+	return err
 }
 
 // PoolOf returns the pool that a queue feeds.
@@ -131,6 +153,9 @@ func (c Config) Reserves() int64 {
 	out := c.WithJobDefaults().MaxBytes + store.JobControlBytes
 	for _, q := range c.Queues {
 		out += q.WithDefaults().MaxBytes
+	}
+	if c.Batches.Queue != "" {
+		out += c.Batches.WithDefaults().MaxBytes + store.BatchRecordBytes
 	}
 	return out
 }

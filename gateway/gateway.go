@@ -22,6 +22,7 @@ import (
 	registry "github.com/stagemesh/stagemesh/discovery/models"
 	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/gateway/front/rest"
 	"github.com/stagemesh/stagemesh/gateway/pipelines"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/config"
@@ -82,7 +83,7 @@ func New(s Settings) (*Gateway, error) {
 	g.models, g.registry = &models{gateway: g}, registry.New(loadable)
 	s.Call.Pipelines, s.Call.Specs = g.pipelines, g.models.stageSpecs
 	g.placer = registry.NewPlacer(g.registry, g.membership)
-	s.Call.Models, s.Call.Placer = g.registry, g.placer
+	s.Call.Models, s.Call.Placer, s.Call.Document = g.registry, g.placer, rest.Document
 	g.service, err = call.New(s.Call)
 	return g, err
 }

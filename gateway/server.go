@@ -86,6 +86,9 @@ func (g *Gateway) publicSettings(listen string) port.PublicSettings {
 			IsPrivate: g.public.tls == nil && g.settings.exposure(listen).IsPrivate(),
 		},
 	}
+	if g.service.ServesBatches() {
+		out.Batches = g.service
+	}
 	if g.settings.ModelControl {
 		out.More = adminapi.ModelServices(g.adminSettings())
 	}

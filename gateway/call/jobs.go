@@ -34,6 +34,8 @@ type JobSettings struct {
 	store.Settings
 
 	Queues map[pipeline.QueueName]JobQueue
+	// Batches are those of the OpenAI API.
+	Batches store.BatchSettings
 }
 
 // JobQueue is a queue as its submitters see it.
@@ -88,6 +90,12 @@ func (s *Service) SubmitJob(ctx context.Context, in *inferencev1.SubmitJobReques
 
 // submitJob is SubmitJob once the request is admitted.
 func (s *Service) submitJob(ctx context.Context, in *inferencev1.SubmitJobRequest) (*inferencev1.Job, error) {
+	return s.submitJobAs(ctx, in, pipeline.JobID{})
+}
+
+// submitJobAs is submitJob of a job with that ID, which stands for an idempotency key; the zero
+// ID mints one.
+func (s *Service) submitJobAs(ctx context.Context, in *inferencev1.SubmitJobRequest, id pipeline.JobID) (*inferencev1.Job, error) {
 	name := pipeline.QueueName(in.GetQueue())
 	q, f := s.queueOf(name)
 	if f != nil {
@@ -114,12 +122,19 @@ func (s *Service) submitJob(ctx context.Context, in *inferencev1.SubmitJobReques
 			return nil, f
 		}
 	}
-	id := pipeline.NewJobID(name)
-	if key := in.GetIdempotencyKey(); key != "" {
-		if len(key) > MaxIdempotencyKey {
-			return nil, fault.InField(fault.InvalidRequest, "idempotency_key", "%d bytes, at most %d are allowed", len(key), MaxIdempotencyKey)
-		}
-		id, job.Digest = pipeline.KeyedJobID(name, tenant, key), digestOf(job)
+	key := in.GetIdempotencyKey()
+	if len(key) > MaxIdempotencyKey {
+		return nil, fault.InField(fault.InvalidRequest, "idempotency_key", "%d bytes, at most %d are allowed", len(key), MaxIdempotencyKey)
+	}
+	isNew := id == pipeline.JobID{}
+	switch {
+	case isNew && key == "":
+		id = pipeline.NewJobID(name)
+	case isNew:
+		id, isNew = pipeline.KeyedJobID(name, tenant, key), false
+	}
+	if !isNew {
+		job.Digest = digestOf(job)
 		if known, err := s.keyedJob(ctx, id, tenant, job.GetDigest()); known != nil || err != nil {
 			return known, err
 		}

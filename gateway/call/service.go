@@ -107,6 +107,8 @@ type Settings struct {
 	Results store.Settings
 	// Jobs are the queues of jobs.
 	Jobs JobSettings
+	// Document returns a response as JSON, for the output of batches.
+	Document func(*Response) ([]byte, error)
 	// Idempotency is where idempotency keys are stored. Its retention is how long a
 	// key means its request; 0 means as long as results are stored. See ValidateWindow.
 	Idempotency store.Settings
@@ -180,6 +182,7 @@ type Service struct {
 	keys          *keys
 	cancels       *cancels
 	jobs          *jobs
+	batches       *batches
 	// connections counts the connections to the broker.
 	connections atomic.Int64
 
@@ -244,6 +247,10 @@ func (s *Service) Start(b *bus.Bus) error {
 	s.watches.Go(func() { s.watchQueues(ctx, b.Reconnects()) })
 	s.watches.Go(func() { s.watchConnection(ctx, b.Reconnects()) })
 	s.watches.Go(func() { s.watchClock(ctx, b.Reconnects()) })
+	if s.ServesBatches() {
+		s.batches = newBatches(s)
+		s.watches.Go(func() { s.runBatches(ctx) })
+	}
 	return nil
 }
 

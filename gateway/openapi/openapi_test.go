@@ -374,7 +374,7 @@ func TestDocumentSizeIsBoundedAndReportsOmissions(t *testing.T) {
 	pipelines := thousands(1000)
 	slices.Reverse(pipelines)
 	text := build(t, openapi.Settings{Mesh: "m", Pipelines: pipelines, MaxBytes: limit})
-	described := len(at(t, text, "tags").([]any)) - 6
+	described := len(at(t, text, "tags").([]any)) - 7
 	if rest := build(t, openapi.Settings{Mesh: "m"}); len(text) > limit*5/4+len(rest) || described < 10 || described >= 1000 {
 		t.Errorf("%d bytes of %d pipelines", len(text), described)
 	}

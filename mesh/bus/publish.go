@@ -177,6 +177,17 @@ func (b *Bus) JobControl(kind, name string, after uint64, value []byte) Message 
 	return Message{subject: b.Subjects.JobControl(kind, name), stream: b.JobControlStream(), conditional: true, expectedLastSeq: after, data: value, missing: ErrNoQueue}
 }
 
+// BatchRecord returns the message that makes data the record of a batch or a file, while its
+// record is the one at sequence number after; 0 means that there is none.
+func (b *Bus) BatchRecord(kind, tenant, id string, after uint64, data []byte) Message {
+	return Message{subject: b.Subjects.BatchRecord(kind, tenant, id), stream: b.BatchRecordStream(), conditional: true, expectedLastSeq: after, data: data, missing: ErrNoQueue}
+}
+
+// FileData returns the message with the next bytes of a file.
+func (b *Bus) FileData(id string, data []byte) Message {
+	return Message{subject: b.Subjects.FileData(id), stream: b.FileDataStream(), data: data, missing: ErrNoQueue}
+}
+
 func (b *Bus) stored(subject, stream string, after uint64, m proto.Message) (Message, error) {
 	data, err := b.encode(protoMessage{m})
 	return Message{subject: subject, stream: stream, conditional: true, expectedLastSeq: after, data: data, missing: ErrNoQueue}, err

@@ -168,6 +168,29 @@ func (s Subjects) JobControl(kind, name string) string {
 // JobControlStream is the name of the stream that holds them.
 func (s Subjects) JobControlStream() string { return string(s.mesh) + "_job_control" }
 
+// BatchRecord is the subject of the record of a batch or a file; "*" matches any.
+func (s Subjects) BatchRecord(kind, tenant, id string) string {
+	return s.jobSubject("batch", kind, tenantToken(tenant), id)
+}
+
+// BatchRecordOf returns what a subject of BatchRecord was made of.
+func (s Subjects) BatchRecordOf(subject string) (kind, tenant, id string) {
+	tokens := strings.Split(strings.TrimPrefix(subject, string(s.mesh)+".batch."), ".")
+	if len(tokens) != 3 { //nolint:mnd // kind, tenant, ID
+		return "", "", ""
+	}
+	return tokens[0], strings.TrimPrefix(tokens[1], noTenant), tokens[2]
+}
+
+// BatchRecordStream is the name of the stream that holds them.
+func (s Subjects) BatchRecordStream() string { return string(s.mesh) + "_batches" }
+
+// FileData is the subject of the bytes of a file; "*" matches any.
+func (s Subjects) FileData(id string) string { return string(s.mesh) + ".filedata." + id }
+
+// FileDataStream is the name of the stream that holds them.
+func (s Subjects) FileDataStream() string { return string(s.mesh) + "_file_data" }
+
 func (s Subjects) jobSubject(kind, queue, tenant, id string) string {
 	return string(s.mesh) + "." + kind + "." + queue + "." + tenant + "." + id
 }

@@ -1,6 +1,7 @@
 package pipeline
 
 import (
+	"encoding/binary"
 	"errors"
 	"strings"
 	"time"
@@ -24,6 +25,21 @@ func NewJobID(queue QueueName) JobID { return JobID{Queue: queue, UUID: uuid.Mus
 // KeyedJobID returns the ID of the tenant's job with that idempotency key.
 func KeyedJobID(queue QueueName, tenant, key string) JobID {
 	return JobID{Queue: queue, UUID: uuid.NewSHA1(uuid.NewSHA1(uuid.NameSpaceOID, []byte(string(queue)+" "+tenant)), []byte(key))}
+}
+
+// LinePrefix is what the UUIDs of the jobs of one batch have in common.
+type LinePrefix [12]byte
+
+// LineJobID returns the ID of the job of a batch's line.
+func LineJobID(queue QueueName, batch uuid.UUID, line int) JobID {
+	id := JobID{Queue: queue, UUID: uuid.NewSHA1(batch, []byte(queue))}
+	binary.BigEndian.PutUint32(id.UUID[len(LinePrefix{}):], uint32(line)) //nolint:gosec // a batch has far fewer lines
+	return id
+}
+
+// Line returns what LineJobID has made a job's ID of; of another ID both are random.
+func (id JobID) Line() (LinePrefix, int) {
+	return LinePrefix(id.UUID[:]), int(binary.BigEndian.Uint32(id.UUID[len(LinePrefix{}):]))
 }
 
 var errJobID = errors.New("a job's ID is its queue, a dot and a UUID, such as nightly.0192d3f4-1c2a-7000-8000-000000000000")

@@ -307,8 +307,32 @@ func (s *Jobs) RecordAt(ctx context.Context, seq uint64) (StoredRecord, error) {
 	return s.record(s.bus.At(ctx, s.bus.JobRecordStream(), seq))
 }
 
+// LastRecord returns the number of the latest record.
+func (s *Jobs) LastRecord(ctx context.Context) (uint64, error) {
+	found, err := s.bus.JetStream().Stream(ctx, s.bus.JobRecordStream())
+	if err != nil {
+		return 0, s.wrap(err)
+	}
+	return found.CachedInfo().State.LastSeq, nil
+}
+
+// FollowEnds passes the ends of a queue's jobs to handle, from a number of their records on,
+// until the context ends.
+func (s *Jobs) FollowEnds(ctx context.Context, queue pipeline.QueueName, from uint64, handle func(pipeline.JobID, inferencev1.JobState)) error {
+	config := jetstream.OrderedConsumerConfig{
+		HeadersOnly: true, FilterSubjects: []string{s.bus.JobRecords(queue, "*")},
+		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: max(1, from),
+	}
+	return s.follow(ctx, s.bus.JobRecordStream(), config, func() {}, func(msg jetstream.Msg, _ *jetstream.MsgMetadata) {
+		state := bus.RecordState(msg.Headers())
+		if id, _, isOne := s.bus.JobOf(msg.Subject()); isOne && IsEnd(state) {
+			handle(id, state)
+		}
+	})
+}
+
 // follow passes the messages of a stream to handle until the context ends.
-func (s *Jobs) follow(ctx context.Context, stream string, config jetstream.OrderedConsumerConfig, caughtUp func(), handle func(jetstream.Msg, *jetstream.MsgMetadata)) error {
+func (s *stream) follow(ctx context.Context, stream string, config jetstream.OrderedConsumerConfig, caughtUp func(), handle func(jetstream.Msg, *jetstream.MsgMetadata)) error {
 	epoch, err := s.createdAt(ctx, stream)
 	if err != nil {
 		return err
@@ -365,7 +389,7 @@ func (s *Jobs) follow(ctx context.Context, stream string, config jetstream.Order
 }
 
 // createdAt tells a stream from another one of its name.
-func (s *Jobs) createdAt(ctx context.Context, stream string) (time.Time, error) {
+func (s *stream) createdAt(ctx context.Context, stream string) (time.Time, error) {
 	found, err := s.bus.JetStream().Stream(ctx, stream)
 	if err != nil {
 		return time.Time{}, s.wrap(err)

@@ -38,6 +38,7 @@ import (
 	"google.golang.org/grpc/reflection"
 
 	"github.com/stagemesh/stagemesh/gateway/front/oip"
+	"github.com/stagemesh/stagemesh/gateway/front/openai"
 	"github.com/stagemesh/stagemesh/gateway/front/rest"
 	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/gateway/openapi"
@@ -51,6 +52,8 @@ type PublicSettings struct {
 	Caller transport.Caller
 	// Jobs keeps jobs; nil serves none.
 	Jobs transport.Jobs
+	// Batches keeps files and batches; nil serves none.
+	Batches openai.Batches
 	// Models are the pipelines to clients of the Open Inference Protocol; nil serves none.
 	Models oip.Models
 	// More are further RPC services.
@@ -77,6 +80,14 @@ func PublicHandler(s PublicSettings) (http.Handler, error) {
 		jobs := rest.NewJobs(s.Jobs, s.Settings)
 		mux.Handle(rest.QueuesPrefix, jobs)
 		mux.Handle(rest.JobsPrefix, jobs)
+	}
+	if s.Batches != nil {
+		batches := openai.New(s.Batches, s.Settings)
+		for _, path := range []string{openai.FilesPath, openai.BatchesPath} {
+			mux.Handle(path, batches)
+			mux.Handle(path+"/", batches)
+			p.Forms[path] = openai.WriteError
+		}
 	}
 	if s.Models != nil {
 		tensors := oip.NewREST(s.Caller, s.Models, s.Settings)

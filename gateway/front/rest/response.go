@@ -88,6 +88,9 @@ func (a *response) writeStatus(w http.ResponseWriter, status int) {
 	_, _ = w.Write(a.body)
 }
 
+// Document returns a response as JSON.
+func Document(r *call.Response) ([]byte, error) { return format{}.document(r) }
+
 // document returns the response as JSON.
 func (f format) document(r *call.Response) ([]byte, error) {
 	dst := make([]byte, 0, 1024+2*payload.Size(r.Outputs))

@@ -1,0 +1,372 @@
+package call
+
+import (
+	"cmp"
+	"context"
+	"encoding/hex"
+	"errors"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/stagemesh/stagemesh/gateway/admission"
+	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/store"
+)
+
+// The records of files and batches.
+type (
+	File  = store.File
+	Batch = store.Batch
+)
+
+// MaxFileBytes bounds a file.
+const MaxFileBytes = 200 << 20
+
+// Purposes of files: the input of a batch, and its output.
+const (
+	PurposeBatch  = "batch"
+	PurposeOutput = "batch_output"
+)
+
+// ExpiresAfter is when a file expires.
+type ExpiresAfter struct {
+	Anchor  string `json:"anchor"`
+	Seconds int64  `json:"seconds"`
+}
+
+// minFileAge is the shortest that a file may last.
+const minFileAge = time.Hour
+
+// seconds returns how long a file lasts; nil is the longest.
+func (e *ExpiresAfter) seconds(field string, longest time.Duration) (int64, *fault.Fault) {
+	most := int64(longest / time.Second)
+	switch {
+	case e == nil:
+		return most, nil
+	case e.Anchor != "created_at":
+		return 0, fault.InField(fault.InvalidRequest, field+".anchor", "%.*q; only created_at is possible", shown, e.Anchor)
+	case e.Seconds < int64(minFileAge/time.Second) || e.Seconds > most:
+		return 0, fault.InField(fault.InvalidRequest, field+".seconds", "%d, from %d to %d are possible", e.Seconds, int64(minFileAge/time.Second), most)
+	}
+	return e.Seconds, nil
+}
+
+// FileOptions are what an upload says of its file.
+type FileOptions struct {
+	Name, Purpose string
+	ExpiresAfter  *ExpiresAfter
+}
+
+// NewBatch is what a caller says of a batch.
+type NewBatch struct {
+	InputFileID        string            `json:"input_file_id"`
+	Endpoint           string            `json:"endpoint"`
+	CompletionWindow   string            `json:"completion_window"`
+	Metadata           map[string]string `json:"metadata"`
+	OutputExpiresAfter *ExpiresAfter     `json:"output_expires_after"`
+}
+
+// ListOptions choose a page of files or batches.
+type ListOptions struct {
+	// After is the last ID of the page before.
+	After string
+	Limit int
+	// Purpose is that of files; empty is any.
+	Purpose string
+	// Ascending lists the oldest first.
+	Ascending bool
+}
+
+// batches are those of a gateway.
+type batches struct {
+	store    *store.Batches
+	stream   *lazyStream
+	settings store.BatchSettings
+}
+
+func newBatches(s *Service) *batches {
+	settings := s.settings.Jobs.Batches.WithDefaults()
+	out := &batches{store: store.NewBatches(s.bus, settings), settings: settings}
+	out.stream = s.newLazyStream("the broker stores no batches", out.store.Ensure)
+	return out
+}
+
+// ServesBatches reports whether there are files and batches.
+func (s *Service) ServesBatches() bool { return s.settings.Jobs.Batches.Queue != "" }
+
+// AdmitBatchCall admits a call of one of the methods of files and batches. The caller calls
+// release after it.
+func (s *Service) AdmitBatchCall(ctx context.Context) (release func(), err error) {
+	if f := s.limiter.Acquire(); f != nil {
+		return nil, f
+	}
+	if f := s.batches.stream.ensure(ctx); f != nil {
+		s.limiter.Release()
+		return nil, f
+	}
+	return s.limiter.Release, nil
+}
+
+// CreateFile stores a file. It calls describe once it has read all of it.
+func (s *Service) CreateFile(ctx context.Context, from io.Reader, describe func() (FileOptions, error)) (*store.File, error) {
+	data, size, err := s.batches.store.Write(ctx, io.LimitReader(from, MaxFileBytes+1))
+	if err != nil {
+		return nil, s.batchFault(ctx, err)
+	}
+	file, err := s.describeFile(ctx, data, size, describe)
+	if err != nil {
+		_ = s.batches.store.Purge(context.WithoutCancel(ctx), data) // else it is purged later
+		return nil, s.batchFault(ctx, err)
+	}
+	return file, nil
+}
+
+func (s *Service) describeFile(ctx context.Context, data uuid.UUID, size int64, describe func() (FileOptions, error)) (*store.File, error) {
+	if size > MaxFileBytes {
+		return nil, fault.Newf(fault.PayloadTooLarge, "a file has at most %d bytes", MaxFileBytes)
+	}
+	options, err := describe()
+	if err != nil {
+		return nil, err
+	}
+	if options.Purpose != PurposeBatch {
+		return nil, fault.InField(fault.InvalidRequest, "purpose", "%.*q; only %s is possible", shown, options.Purpose, PurposeBatch)
+	}
+	seconds, f := options.ExpiresAfter.seconds("expires_after", s.batches.settings.Retention)
+	if f != nil {
+		return nil, f
+	}
+	id := uuid.Must(uuid.NewV7())
+	file := newFile(id, options.Name, PurposeBatch, seconds)
+	file.Data, file.Bytes = data, size
+	_, err = s.batches.store.Put(ctx, store.FileRecords, tenantOf(ctx), id, 0, file)
+	return file, err
+}
+
+func newFile(id uuid.UUID, name, purpose string, seconds int64) *store.File {
+	now := time.Now().Unix()
+	return &store.File{ID: recordID(filePrefix, id), Object: "file", CreatedAt: now, ExpiresAt: now + seconds, Filename: name, Purpose: purpose, Status: "processed"}
+}
+
+const (
+	filePrefix  = "file-"
+	batchPrefix = "batch_"
+)
+
+func recordID(prefix string, id uuid.UUID) string { return prefix + hex.EncodeToString(id[:]) }
+
+// getRecord reads a record of the caller.
+func (s *Service) getRecord(ctx context.Context, kind, prefix, id string, into any) (uuid.UUID, uint64, error) {
+	text, ok := strings.CutPrefix(id, prefix)
+	parsed, err := uuid.Parse(text)
+	if !ok || err != nil || recordID(prefix, parsed) != id {
+		return parsed, 0, noRecord(kind, id)
+	}
+	seq, err := s.batches.store.Get(ctx, kind, tenantOf(ctx), parsed, into)
+	if errors.Is(err, store.ErrNoRecord) {
+		return parsed, 0, noRecord(kind, id)
+	}
+	if err != nil {
+		return parsed, 0, s.batchFault(ctx, err)
+	}
+	return parsed, seq, nil
+}
+
+func noRecord(kind, id string) *fault.Fault {
+	return fault.Newf(fault.NotFound, "there is no %s %.*q: it never was, is another tenant's, or has expired", kind, shown, id)
+}
+
+// batchFault returns the fault of an error of the store, or of the caller.
+func (s *Service) batchFault(ctx context.Context, err error) *fault.Fault {
+	f, isFault := errors.AsType[*fault.Fault](err)
+	switch {
+	case isFault:
+		return f
+	case ctx.Err() != nil:
+		return fault.From(ctx.Err())
+	case errors.Is(err, bus.ErrQueueFull):
+		return fault.New(fault.QueueFull, "the space for files and batches is full; delete files").WithRetryAfter(admission.RetryAfter).Caused(err)
+	case errors.Is(err, bus.ErrNoQueue):
+		s.batches.stream.reset(ctx)
+	}
+	return unavailable(err)
+}
+
+// GetFile returns a file of the caller.
+func (s *Service) GetFile(ctx context.Context, id string) (*store.File, error) {
+	out := new(store.File)
+	if _, _, err := s.getRecord(ctx, store.FileRecords, filePrefix, id, out); err != nil {
+		return nil, err
+	}
+	if !isThere(out) {
+		return nil, noRecord(store.FileRecords, id)
+	}
+	return out, nil
+}
+
+func isThere(f *store.File) bool { return !f.Deleted && time.Now().Unix() < f.ExpiresAt }
+
+// OpenFile returns a file and its bytes.
+func (s *Service) OpenFile(ctx context.Context, id string) (*store.File, io.Reader, error) {
+	file, err := s.GetFile(ctx, id)
+	if err != nil {
+		return nil, nil, err
+	}
+	return file, s.batches.store.Open(ctx, file.Data, file.Bytes), nil
+}
+
+// DeleteFile deletes a file. A batch that has begun with it goes on.
+func (s *Service) DeleteFile(ctx context.Context, id string) error {
+	var file store.File
+	parsed, seq, err := s.getRecord(ctx, store.FileRecords, filePrefix, id, &file)
+	if err != nil {
+		return err
+	}
+	if !isThere(&file) {
+		return noRecord(store.FileRecords, id)
+	}
+	file.Deleted = true
+	if _, err = s.batches.store.Put(ctx, store.FileRecords, tenantOf(ctx), parsed, seq, &file); err != nil {
+		return s.batchFault(ctx, err)
+	}
+	return nil
+}
+
+// ListFiles returns a page of the caller's files, and whether there are more.
+func (s *Service) ListFiles(ctx context.Context, o ListOptions) ([]store.File, bool, error) {
+	return listRecords(ctx, s, store.FileRecords, filePrefix, o, func(f *store.File) bool {
+		return isThere(f) && (o.Purpose == "" || o.Purpose == f.Purpose)
+	})
+}
+
+// ListBatches returns a page of the caller's batches, and whether there are more.
+func (s *Service) ListBatches(ctx context.Context, o ListOptions) ([]store.Batch, bool, error) {
+	return listRecords(ctx, s, store.BatchRecords, batchPrefix, o, func(*store.Batch) bool { return true })
+}
+
+func listRecords[T any](ctx context.Context, s *Service, kind, prefix string, o ListOptions, isListed func(*T) bool) (out []T, hasMore bool, err error) {
+	ids, err := s.batches.store.List(ctx, kind, tenantOf(ctx))
+	if err != nil {
+		return nil, false, s.batchFault(ctx, err)
+	}
+	if o.Ascending {
+		slices.Reverse(ids)
+	}
+	for _, id := range ids {
+		// IDs sort by age.
+		if order := strings.Compare(recordID(prefix, id), o.After); o.After != "" && (order == 0 || o.Ascending == (order < 0)) {
+			continue
+		}
+		var one T
+		_, err := s.batches.store.Get(ctx, kind, tenantOf(ctx), id, &one)
+		switch {
+		case errors.Is(err, store.ErrNoRecord):
+			continue
+		case err != nil:
+			return nil, false, s.batchFault(ctx, err)
+		case !isListed(&one):
+			continue
+		case len(out) == o.Limit:
+			return out, true, nil
+		}
+		out = append(out, one)
+	}
+	return out, false, nil
+}
+
+// Bounds of a batch's texts, in bytes.
+const (
+	maxEndpoint      = 256
+	maxBatchMetadata = 16
+	maxMetadataKey   = 64
+	maxMetadataValue = 512
+)
+
+// CreateBatch stores a batch, which is processed later.
+func (s *Service) CreateBatch(ctx context.Context, in NewBatch) (*store.Batch, error) {
+	window, err := time.ParseDuration(in.CompletionWindow)
+	switch {
+	case err != nil || window < time.Second || window > store.BatchWindow:
+		return nil, fault.InField(fault.InvalidRequest, "completion_window", "%.*q; it is 24h, or as short as 1s", shown, in.CompletionWindow)
+	case !strings.HasPrefix(in.Endpoint, "/") || len(in.Endpoint) > maxEndpoint:
+		return nil, fault.InField(fault.InvalidRequest, "endpoint", "%.*q is no path such as /v1/chat/completions", shown, in.Endpoint)
+	case len(in.Metadata) > maxBatchMetadata:
+		return nil, fault.InField(fault.InvalidRequest, "metadata", "%d, at most %d are possible", len(in.Metadata), maxBatchMetadata)
+	}
+	for key, value := range in.Metadata {
+		if len(key) > maxMetadataKey || len(value) > maxMetadataValue {
+			return nil, fault.InField(fault.InvalidRequest, "metadata", "%.*q: a key has at most %d bytes, a value %d", shown, key, maxMetadataKey, maxMetadataValue)
+		}
+	}
+	seconds, f := in.OutputExpiresAfter.seconds("output_expires_after", s.batches.settings.Retention)
+	if f != nil {
+		return nil, f
+	}
+	file, err := s.GetFile(ctx, in.InputFileID)
+	if err != nil {
+		return nil, err
+	}
+	if file.Purpose != PurposeBatch {
+		return nil, fault.InField(fault.InvalidRequest, "input_file_id", "the purpose of the file is %s, not %s", file.Purpose, PurposeBatch)
+	}
+	if f := s.jobs.stream.ensure(ctx); f != nil {
+		return nil, f
+	}
+	records, err := s.jobs.store.LastRecord(ctx)
+	if err != nil {
+		return nil, s.batchFault(ctx, err)
+	}
+	id, now := uuid.Must(uuid.NewV7()), time.Now()
+	out := &store.Batch{
+		ID: recordID(batchPrefix, id), Object: "batch", Endpoint: in.Endpoint, InputFileID: in.InputFileID, CompletionWindow: in.CompletionWindow, Metadata: in.Metadata,
+		Status: store.BatchValidating, CreatedAt: now.Unix(), ExpiresAt: now.Add(window).Unix(),
+		Run: store.BatchRun{Input: file.Data, InputBytes: file.Bytes, Records: records, FileSeconds: seconds},
+	}
+	if _, err = s.batches.store.Put(ctx, store.BatchRecords, tenantOf(ctx), id, 0, out); err != nil {
+		return nil, s.batchFault(ctx, err)
+	}
+	return out, nil
+}
+
+// GetBatch returns a batch of the caller.
+func (s *Service) GetBatch(ctx context.Context, id string) (*store.Batch, error) {
+	out := new(store.Batch)
+	if _, _, err := s.getRecord(ctx, store.BatchRecords, batchPrefix, id, out); err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// CancelBatch has a batch end with what it has.
+func (s *Service) CancelBatch(ctx context.Context, id string) (*store.Batch, error) {
+	err := store.ErrJobChanged
+	for range maxCancelTries {
+		var (
+			out    store.Batch
+			parsed uuid.UUID
+			seq    uint64
+		)
+		if parsed, seq, err = s.getRecord(ctx, store.BatchRecords, batchPrefix, id, &out); err != nil {
+			break
+		}
+		switch {
+		case out.Status == store.BatchCancelling:
+			return &out, nil
+		case out.Status == store.BatchFinalizing || out.Status.IsEnd():
+			return nil, fault.Newf(fault.InvalidRequest, "a batch with status %s cannot be cancelled", out.Status)
+		}
+		out.Status, out.CancellingAt = store.BatchCancelling, time.Now().Unix()
+		if _, err = s.batches.store.Put(ctx, store.BatchRecords, tenantOf(ctx), parsed, seq, &out); err == nil {
+			return &out, nil
+		}
+		if !errors.Is(err, store.ErrJobChanged) {
+			break
+		}
+	}
+	return nil, s.batchFault(ctx, cmp.Or(err, ctx.Err()))
+}

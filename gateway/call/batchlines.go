@@ -1,0 +1,273 @@
+package call
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+
+	"golang.org/x/sync/errgroup"
+
+	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
+
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/mesh/store"
+)
+
+// Bounds of an input file.
+const (
+	maxBatchLines = 50_000
+	// maxBatchLine is the size of the longest line, in bytes.
+	maxBatchLine = 8 << 20
+	// maxBatchErrors is how many bad lines are told.
+	maxBatchErrors = 100
+	// lineBuffer is where a reader of lines begins, in bytes.
+	lineBuffer = 64 << 10
+)
+
+// batchLine is one request of an input file.
+type batchLine struct {
+	CustomID string          `json:"custom_id"`
+	Method   string          `json:"method"`
+	URL      string          `json:"url"`
+	Body     json.RawMessage `json:"body"`
+}
+
+// batchBody is what matters of a request's body.
+type batchBody struct {
+	Model  string `json:"model"`
+	Stream bool   `json:"stream"`
+}
+
+// errBadBatch ends the check of a file with enough errors.
+var errBadBatch = errors.New("the batch is not valid")
+
+// customIDSum tells custom IDs apart in little memory.
+type customIDSum [16]byte
+
+// batchCheck checks the lines of an input file.
+type batchCheck struct {
+	endpoint string
+	requests int
+	seen     map[customIDSum]struct{}
+	errs     []store.BatchError
+}
+
+func newBatchCheck(endpoint string) *batchCheck {
+	return &batchCheck{endpoint: endpoint, seen: map[customIDSum]struct{}{}}
+}
+
+func (c *batchCheck) fail(line int, code, param, format string, args ...any) {
+	c.errs = append(c.errs, store.BatchError{Code: code, Message: fmt.Sprintf(format, args...), Param: param, Line: line})
+}
+
+// finish returns what is wrong, once all lines are added.
+func (c *batchCheck) finish() []store.BatchError {
+	if c.requests == 0 && len(c.errs) == 0 {
+		c.fail(0, "empty_file", "", "The input file has no requests.")
+	}
+	return c.errs
+}
+
+// add checks a line; nil is one that is too long to be read. After errBadBatch nothing is added.
+func (c *batchCheck) add(i, number int, text []byte) error {
+	c.requests = i + 1
+	switch {
+	case i == maxBatchLines:
+		c.fail(number, "too_many_requests", "", "The input file has more than %d requests.", maxBatchLines)
+		return errBadBatch
+	case text == nil:
+		c.fail(number, "line_too_long", "", "The line has more than %d bytes.", maxBatchLine)
+		return errBadBatch
+	}
+	c.check(number, text)
+	if len(c.errs) >= maxBatchErrors {
+		return errBadBatch
+	}
+	return nil
+}
+
+func (c *batchCheck) check(number int, text []byte) {
+	var line batchLine
+	var body batchBody
+	err := json.Unmarshal(text, &line)
+	inBody := ""
+	if err == nil && len(line.Body) > 0 {
+		err, inBody = json.Unmarshal(line.Body, &body), "body."
+	}
+	ofType, isType := errors.AsType[*json.UnmarshalTypeError](err)
+	sum := customIDSum{}
+	digest := sha256.Sum256([]byte(line.CustomID))
+	copy(sum[:], digest[:])
+	_, isAgain := c.seen[sum]
+	const missing = "missing_required_parameter"
+	switch {
+	case isType:
+		c.fail(number, "invalid_type", inBody+ofType.Field, "The line has a value of the wrong type, %s.", ofType.Value)
+	case err != nil:
+		c.fail(number, "invalid_json_line", "", "The line is no valid JSON: %.*s.", shown, err)
+	case line.CustomID == "":
+		c.fail(number, missing, "custom_id", "custom_id is missing.")
+	case isAgain:
+		c.fail(number, "duplicate_custom_id", "custom_id", "An earlier line has the custom_id %.*q.", shown, line.CustomID)
+	case line.Method != http.MethodPost:
+		c.fail(number, "invalid_method", "method", "The method is %.*q, not POST.", shown, line.Method)
+	case line.URL != c.endpoint:
+		c.fail(number, "invalid_url", "url", "The url is %.*q, and the endpoint of the batch %s.", shown, line.URL, c.endpoint)
+	case body.Model == "":
+		c.fail(number, missing, "body.model", "body.model is missing.")
+	case body.Stream:
+		c.fail(number, "invalid_request", "body.stream", "A request of a batch cannot be streamed.")
+	}
+	c.seen[sum] = struct{}{}
+}
+
+// resultLine is one line of an output or error file.
+type resultLine struct {
+	ID       string        `json:"id"`
+	CustomID string        `json:"custom_id"`
+	Response *lineResponse `json:"response"`
+	Error    *lineError    `json:"error"`
+}
+
+type lineResponse struct {
+	StatusCode int             `json:"status_code"`
+	RequestID  string          `json:"request_id"`
+	Body       json.RawMessage `json:"body"`
+}
+
+type lineError struct {
+	Code    string `json:"code"`
+	Message string `json:"message"`
+}
+
+// Codes of lines that did not run.
+const (
+	codeExpired   = "batch_expired"
+	codeCancelled = "batch_cancelled"
+)
+
+// maxRecordReads is how many records of ended lines are read at a time. Each may be as large as
+// the broker's messages.
+const maxRecordReads = 8
+
+// writeLines writes each line of a batch to one of its files, in their order.
+func (b *batchRun) writeLines(ctx context.Context, output, failures *batchFile) (hasExpired bool, err error) {
+	record := b.get()
+	if record.RequestCounts.Total == 0 {
+		return false, nil // they were not read
+	}
+	type lineRecord struct {
+		customID string
+		line     int
+		stored   store.StoredRecord
+	}
+	var group []lineRecord
+	flush := func() error {
+		reads, reading := errgroup.WithContext(ctx)
+		for i := range group {
+			if one := &group[i]; one.line < record.Run.Claimed {
+				reads.Go(func() (err error) {
+					one.stored, err = b.jobs.store.Record(reading, pipeline.LineJobID(b.queue, b.id, one.line), b.tenant)
+					if errors.Is(err, store.ErrNoJob) || errors.Is(err, store.ErrNotAJob) {
+						return nil
+					}
+					return err
+				})
+			}
+		}
+		if err := reads.Wait(); err != nil {
+			return err
+		}
+		for _, one := range group {
+			id := pipeline.LineJobID(b.queue, b.id, one.line)
+			out := resultLine{ID: "batch_req_" + hex.EncodeToString(id.UUID[:]), CustomID: one.customID}
+			to := failures
+			if b.setResult(&out, one.stored, one.line < record.Run.Claimed, record.Status == store.BatchCancelling) {
+				to = output
+			}
+			hasExpired = hasExpired || out.Error != nil && out.Error.Code == codeExpired
+			to.lines++
+			if err := encodeLine(to, out); err != nil {
+				return err
+			}
+		}
+		group = group[:0]
+		return nil
+	}
+	err = b.requests(ctx, func(i, _ int, text []byte) error {
+		var line struct {
+			CustomID string `json:"custom_id"`
+		}
+		_ = json.Unmarshal(text, &line) // it was checked before
+		if group = append(group, lineRecord{customID: line.CustomID, line: i}); len(group) == maxRecordReads {
+			return flush()
+		}
+		return nil
+	})
+	if err == nil {
+		err = flush()
+	}
+	return hasExpired, err
+}
+
+func encodeLine(to *batchFile, line resultLine) error {
+	encoder := json.NewEncoder(to)
+	encoder.SetEscapeHTML(false)
+	return encoder.Encode(line)
+}
+
+// setResult puts the end of a line into its result, and reports whether the line has succeeded.
+// A line that was not claimed has no job.
+func (b *batchRun) setResult(out *resultLine, r store.StoredRecord, isClaimed, isCancelled bool) bool {
+	job := r.GetJob()
+	switch state := job.GetState(); {
+	case job == nil && isClaimed:
+		out.Error = &lineError{"result_lost", "The end of this request is no longer stored."}
+	case state == inferencev1.JobState_JOB_STATE_EXPIRED, job == nil && !isCancelled:
+		out.Error = &lineError{codeExpired, "This request could not be executed before the completion window expired."}
+	case state == inferencev1.JobState_JOB_STATE_CANCELLED, job == nil:
+		out.Error = &lineError{codeCancelled, "This request was cancelled before it was executed."}
+	case r.GetHttp() != nil:
+		out.Response = &lineResponse{StatusCode: int(r.GetHttp().GetStatus()), RequestID: job.GetId(), Body: jsonOf(r.GetHttp().GetBody())}
+	case r.GetInfer() != nil:
+		body, err := b.outputOf(job.GetPipeline(), r.GetInfer())
+		if err != nil {
+			f := fault.From(err)
+			out.Error = &lineError{string(f.Reason), f.Message}
+			return false
+		}
+		out.Response = &lineResponse{StatusCode: http.StatusOK, RequestID: r.GetInfer().GetRequestId(), Body: body}
+	default:
+		out.Error = &lineError{job.GetReason(), job.GetMessage()}
+	}
+	return job.GetState() == inferencev1.JobState_JOB_STATE_SUCCEEDED
+}
+
+// outputOf returns the output of a pipeline: one part of JSON as it is, or the document of a
+// response.
+func (b *batchRun) outputOf(name string, in *inferencev1.InferResponse) (json.RawMessage, error) {
+	response, err := ResponseFromProto(name, in)
+	if err != nil {
+		return nil, err
+	}
+	if len(response.Outputs) == 1 && response.Outputs[0].Tensor == nil && payload.IsJSON(response.Outputs[0].Blob.ContentType) {
+		return jsonOf(response.Outputs[0].Blob.Data), nil
+	}
+	return b.settings.Document(response)
+}
+
+// jsonOf returns a body as JSON: as it is, or as a string.
+func jsonOf(body []byte) json.RawMessage {
+	if json.Valid(body) {
+		return body
+	}
+	text, _ := json.Marshal(string(bytes.ToValidUTF8(body, []byte("\ufffd"))))
+	return text
+}

@@ -1,0 +1,386 @@
+package store
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+)
+
+// BatchSettings are the section jobs.batches of a mesh file. Its retention is that of files.
+type BatchSettings struct {
+	Settings
+
+	// Queue takes the lines of batches; empty means that there are no batches.
+	Queue pipeline.QueueName `yaml:"queue"`
+}
+
+// Bounds of batches and files.
+const (
+	// BatchWindow is the longest time in which a batch completes.
+	BatchWindow = 24 * time.Hour
+
+	DefaultFileRetention = 30 * 24 * time.Hour
+	DefaultFilesMaxBytes = 2 << 30
+	// BatchRecordBytes bounds the records of batches and files.
+	BatchRecordBytes = 64 << 20
+)
+
+// WithDefaults returns the settings with the defaults of what is not set.
+func (s BatchSettings) WithDefaults() BatchSettings {
+	s.Retention, s.MaxBytes = cmp.Or(s.Retention, DefaultFileRetention), cmp.Or(s.MaxBytes, DefaultFilesMaxBytes)
+	return s
+}
+
+// Validate checks the section; messages name the key in it.
+func (s BatchSettings) Validate() error {
+	err := s.Settings.Validate()
+	if s.Queue == "" && s != (BatchSettings{}) {
+		err = errors.Join(err, errors.New("queue: is missing; name the queue of the lines of batches"))
+	}
+	if retention := s.WithDefaults().Retention; retention <= BatchWindow {
+		err = errors.Join(err, fmt.Errorf("retention: %s, more than the %s of a batch are needed", retention, BatchWindow))
+	}
+	return err
+}
+
+// File is the record of a file, in the form of the OpenAI API.
+type File struct {
+	ID        string `json:"id"`
+	Object    string `json:"object"`
+	Bytes     int64  `json:"bytes"`
+	CreatedAt int64  `json:"created_at"`
+	ExpiresAt int64  `json:"expires_at"`
+	Filename  string `json:"filename"`
+	Purpose   string `json:"purpose"`
+	Status    string `json:"status"`
+
+	// Data is where its bytes are. Deleted is true if they may go.
+	Data    uuid.UUID `json:"data,omitzero"`
+	Deleted bool      `json:"deleted,omitempty"`
+}
+
+// Public returns the file as callers see it.
+func (f File) Public() File {
+	f.Data, f.Deleted = uuid.Nil, false
+	return f
+}
+
+// Batch is the record of a batch, in the form of the OpenAI API.
+type Batch struct {
+	ID               string            `json:"id"`
+	Object           string            `json:"object"`
+	Endpoint         string            `json:"endpoint"`
+	Errors           *BatchErrors      `json:"errors,omitempty"`
+	InputFileID      string            `json:"input_file_id"`
+	CompletionWindow string            `json:"completion_window"`
+	Status           BatchStatus       `json:"status"`
+	OutputFileID     string            `json:"output_file_id,omitempty"`
+	ErrorFileID      string            `json:"error_file_id,omitempty"`
+	CreatedAt        int64             `json:"created_at"`
+	InProgressAt     int64             `json:"in_progress_at,omitempty"`
+	ExpiresAt        int64             `json:"expires_at"`
+	FinalizingAt     int64             `json:"finalizing_at,omitempty"`
+	CompletedAt      int64             `json:"completed_at,omitempty"`
+	FailedAt         int64             `json:"failed_at,omitempty"`
+	ExpiredAt        int64             `json:"expired_at,omitempty"`
+	CancellingAt     int64             `json:"cancelling_at,omitempty"`
+	CancelledAt      int64             `json:"cancelled_at,omitempty"`
+	RequestCounts    BatchCounts       `json:"request_counts"`
+	Metadata         map[string]string `json:"metadata,omitempty"`
+
+	// Run is for those who process it.
+	Run BatchRun `json:"run,omitzero"`
+}
+
+// Public returns the batch as callers see it.
+func (b Batch) Public() Batch {
+	b.Run = BatchRun{}
+	return b
+}
+
+// BatchRun is what the process that takes over a batch has to know.
+type BatchRun struct {
+	// Input and InputBytes are those of the input file, which may be deleted meanwhile.
+	Input      uuid.UUID `json:"input"`
+	InputBytes int64     `json:"input_bytes"`
+	// Records is not above the number of any record of its jobs.
+	Records uint64 `json:"records"`
+	// Claimed is how many of its lines may have jobs.
+	Claimed int `json:"claimed"`
+	// Output and Errors are the IDs of its files. They last for FileSeconds.
+	Output      uuid.UUID `json:"output,omitzero"`
+	Errors      uuid.UUID `json:"errors,omitzero"`
+	FileSeconds int64     `json:"file_seconds"`
+}
+
+// BatchStatus is where a batch is in its life.
+type BatchStatus string
+
+// The states of a batch. The last four are ends.
+const (
+	BatchValidating BatchStatus = "validating"
+	BatchInProgress BatchStatus = "in_progress"
+	BatchFinalizing BatchStatus = "finalizing"
+	BatchCancelling BatchStatus = "cancelling"
+	BatchCompleted  BatchStatus = "completed"
+	BatchFailed     BatchStatus = "failed"
+	BatchExpired    BatchStatus = "expired"
+	BatchCancelled  BatchStatus = "cancelled"
+)
+
+// IsEnd reports whether a batch of that state has ended.
+func (s BatchStatus) IsEnd() bool {
+	return s == BatchCompleted || s == BatchFailed || s == BatchExpired || s == BatchCancelled
+}
+
+// BatchCounts are the lines of a batch.
+type BatchCounts struct {
+	Total     int `json:"total"`
+	Completed int `json:"completed"`
+	Failed    int `json:"failed"`
+}
+
+// BatchErrors are why a batch has failed.
+type BatchErrors struct {
+	Object string       `json:"object"`
+	Data   []BatchError `json:"data"`
+}
+
+// BatchError is what is wrong in a line of an input file.
+type BatchError struct {
+	Code    string `json:"code"`
+	Message string `json:"message"`
+	Param   string `json:"param,omitempty"`
+	Line    int    `json:"line,omitempty"`
+}
+
+// Kinds of records.
+const (
+	FileRecords  = "file"
+	BatchRecords = "batch"
+)
+
+// ErrNoRecord means that there is no such batch or file.
+var ErrNoRecord = errors.New("no such record")
+
+// Batches keeps the records of batches and files, as JSON, and the bytes of files.
+//
+//	data, size, err := batches.Write(ctx, reader)     // the bytes first
+//	seq, err := batches.Put(ctx, store.FileRecords, tenant, id, 0, file)
+//	reader := batches.Open(ctx, data, size)
+//
+// A record is one message on a subject of its own, replaced by compare-and-set. Bytes that no
+// record has are purged later, by those who process batches. They are not in an object store of
+// NATS, whose client has up to 4,000 chunks in flight and cannot pause a download.
+type Batches struct {
+	stream
+
+	data stream
+}
+
+// NewBatches returns the store of batches. It makes no call to the broker.
+func NewBatches(b *bus.Bus, s BatchSettings) *Batches {
+	s = s.WithDefaults()
+	out := &Batches{
+		stream: newStream(b, "batches", b.BatchRecordStream(), b.Subjects.BatchRecord("*", "*", "*"), s.Settings, s.Settings),
+		data:   newStream(b, "files", b.FileDataStream(), b.Subjects.FileData("*"), s.Settings, s.Settings),
+	}
+	out.config.Description, out.config.MaxBytes = "Records of batches and files", BatchRecordBytes
+	out.data.config.Description, out.data.config.MaxMsgsPerSubject = "Bytes of files", -1
+	// A batch may begin with a file that is about to expire.
+	out.config.MaxAge, out.data.config.MaxAge = s.Retention+2*BatchWindow, s.Retention+2*BatchWindow
+	return out
+}
+
+// Ensure creates the streams.
+func (s *Batches) Ensure(ctx context.Context) error {
+	return s.wrap(errors.Join(s.stream.Ensure(ctx), s.data.Ensure(ctx)))
+}
+
+// Get reads a record into a value, and returns its number: ErrNoRecord if there is none.
+func (s *Batches) Get(ctx context.Context, kind, tenant string, id uuid.UUID, into any) (uint64, error) {
+	msg, err := s.bus.Last(ctx, s.config.Name, s.bus.Subjects.BatchRecord(kind, tenant, id.String()))
+	switch {
+	case errors.Is(err, bus.ErrNoQueue), err == nil && msg == nil:
+		return 0, ErrNoRecord
+	case err != nil:
+		return 0, s.wrap(err)
+	}
+	return msg.Seq, s.wrap(json.Unmarshal(msg.Data, into))
+}
+
+// Put replaces the record at number after, 0 for none, and returns the new one's number:
+// ErrJobChanged if the record is another one.
+func (s *Batches) Put(ctx context.Context, kind, tenant string, id uuid.UUID, after uint64, value any) (uint64, error) {
+	data, err := json.Marshal(value)
+	if err != nil {
+		return 0, s.wrap(err)
+	}
+	receipt, err := s.bus.PublishAndWait(ctx, s.bus.BatchRecord(kind, tenant, id.String(), after, data))
+	if err == nil && receipt.Duplicate {
+		err = ErrJobChanged
+	}
+	return receipt.Seq, s.wrap(err)
+}
+
+// Remove deletes the record at a number.
+func (s *Batches) Remove(ctx context.Context, seq uint64) error {
+	_, err := s.bus.Delete(ctx, s.config.Name, seq)
+	return s.wrap(err)
+}
+
+// List returns the IDs of a tenant's records, the newest first.
+func (s *Batches) List(ctx context.Context, kind, tenant string) (out []uuid.UUID, err error) {
+	subjects, err := s.subjects(ctx, s.bus.Subjects.BatchRecord(kind, tenant, "*"))
+	for subject := range subjects {
+		_, _, text := s.bus.BatchRecordOf(subject)
+		if id, err := uuid.Parse(text); err == nil {
+			out = append(out, id)
+		}
+	}
+	slices.SortFunc(out, func(a, b uuid.UUID) int { return slices.Compare(b[:], a[:]) })
+	return out, err
+}
+
+// subjects returns those of a stream that match.
+func (s *stream) subjects(ctx context.Context, filter string) (map[string]uint64, error) {
+	found, err := s.bus.JetStream().Stream(ctx, s.config.Name)
+	if err != nil {
+		return nil, s.wrap(err)
+	}
+	info, err := found.Info(ctx, jetstream.WithSubjectFilter(filter))
+	if err != nil {
+		return nil, s.wrap(err)
+	}
+	return info.State.Subjects, nil
+}
+
+// BatchRecord is a record as Follow passes it.
+type BatchRecord struct {
+	Kind, Tenant string
+	ID           uuid.UUID
+	Seq          uint64
+	Data         []byte
+}
+
+// Follow passes all records to handle, and then each change, until the context ends. caughtUp is
+// called once, after those that were there.
+func (s *Batches) Follow(ctx context.Context, handle func(BatchRecord), caughtUp func()) error {
+	return s.follow(ctx, s.config.Name, jetstream.OrderedConsumerConfig{}, caughtUp, func(msg jetstream.Msg, at *jetstream.MsgMetadata) {
+		kind, tenant, text := s.bus.BatchRecordOf(msg.Subject())
+		if id, err := uuid.Parse(text); err == nil {
+			handle(BatchRecord{Kind: kind, Tenant: tenant, ID: id, Seq: at.Sequence.Stream, Data: msg.Data()})
+		}
+	})
+}
+
+const (
+	// chunkBytes is how much of a file is one message, and maxChunks how many are in flight.
+	chunkBytes = 128 << 10
+	maxChunks  = 8
+	// purgeTimeout bounds the purge of a file that could not be written.
+	purgeTimeout = 5 * time.Second
+)
+
+// Write stores all bytes of a reader, and returns where they are and how many. After an error
+// nothing is stored.
+func (s *Batches) Write(ctx context.Context, from io.Reader) (data uuid.UUID, size int64, err error) {
+	data = uuid.Must(uuid.NewV7())
+	type chunk struct {
+		buf []byte
+		err error
+	}
+	size, sent := 0, make(chan chunk, maxChunks)
+	limit := min(chunkBytes, s.bus.MaxPayload()/2) //nolint:mnd // room for headers
+	for range maxChunks {
+		sent <- chunk{buf: make([]byte, limit)}
+	}
+	for err == nil {
+		next := <-sent
+		n := 0
+		if err = cmp.Or(next.err, ctx.Err()); err == nil {
+			n, err = io.ReadFull(from, next.buf)
+		}
+		if n == 0 || err != nil && !errors.Is(err, io.ErrUnexpectedEOF) {
+			sent <- chunk{}
+			break
+		}
+		size += int64(n)
+		s.bus.Publish(s.bus.FileData(data.String(), next.buf[:n]), func(_ bus.Receipt, err error) { sent <- chunk{next.buf, err} })
+	}
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		err = nil
+	}
+	for range maxChunks {
+		err = cmp.Or(err, (<-sent).err)
+	}
+	if err != nil {
+		purge, cancel := context.WithTimeout(context.WithoutCancel(ctx), purgeTimeout)
+		defer cancel()
+		_ = s.Purge(purge, data) // else they are purged later
+	}
+	return data, size, err
+}
+
+// Open returns a reader of bytes that were written. They may be read slowly.
+func (s *Batches) Open(ctx context.Context, data uuid.UUID, size int64) io.Reader {
+	var rest []byte
+	seq, subject := uint64(0), s.bus.Subjects.FileData(data.String())
+	return readerFunc(func(buf []byte) (int, error) {
+		if size == 0 {
+			return 0, io.EOF
+		}
+		if len(rest) == 0 {
+			msg, err := s.bus.Next(ctx, s.data.config.Name, subject, seq+1)
+			if err != nil {
+				return 0, s.wrap(err)
+			}
+			if msg == nil {
+				return 0, ErrNoRecord
+			}
+			seq, rest = msg.Seq, msg.Data
+		}
+		n := copy(buf, rest)
+		rest, size = rest[n:], size-int64(n)
+		return n, nil
+	})
+}
+
+type readerFunc func([]byte) (int, error)
+
+// Read implements io.Reader.
+func (f readerFunc) Read(buf []byte) (int, error) { return f(buf) }
+
+// Purge deletes bytes that were written.
+func (s *Batches) Purge(ctx context.Context, data uuid.UUID) error {
+	found, err := s.bus.JetStream().Stream(ctx, s.data.config.Name)
+	if err == nil {
+		err = found.Purge(ctx, jetstream.WithPurgeSubject(s.bus.Subjects.FileData(data.String())))
+	}
+	return s.wrap(err)
+}
+
+// Orphans returns the bytes that are as old as that, and that no record may have any more.
+func (s *Batches) Orphans(ctx context.Context, age time.Duration, isKept func(uuid.UUID) bool) (out []uuid.UUID, err error) {
+	prefix := s.bus.Subjects.FileData("")
+	subjects, err := s.data.subjects(ctx, prefix+"*")
+	for subject := range subjects {
+		data, err := uuid.Parse(subject[len(prefix):])
+		seconds, nanos := data.Time().UnixTime()
+		if err == nil && !isKept(data) && time.Since(time.Unix(seconds, nanos)) > age {
+			out = append(out, data)
+		}
+	}
+	return out, err
+}
