@@ -10,7 +10,8 @@
 //	one     its inputs; registered, with the alias first, and loaded on demand. So are two and
 //	        broken, which cannot be loaded
 //
-// The clients are tritonclient (folder python), @grpc/grpc-js with @grpc/proto-loader
+// The mesh of batches_test.go has files and batches for openai (folders python and node). The
+// other clients are tritonclient (folder python), @grpc/grpc-js with @grpc/proto-loader
 // (folder node), grpcurl and curl. MLServer is a server: it loads testdata/adder.py, again
 // and again, for a modelserver.Runner. The files there pin the versions of all but the last
 // two; `make clients` installs them outside the tree. Without them the tests fail.
