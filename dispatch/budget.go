@@ -16,6 +16,8 @@ const (
 	unitTokens   unit = "tokens"
 )
 
+var units = []unit{unitRequests, unitBytes, unitTokens}
+
 // refillMode says when an ended job gives back what it cost.
 type refillMode string
 

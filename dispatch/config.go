@@ -31,35 +31,12 @@ type PoolConfig struct {
 	// Timeout bounds an attempt; 0 means the pipeline's own, or DefaultTimeout of an HTTP
 	// target.
 	Timeout time.Duration `yaml:"timeout"`
-	// TenantLimit bounds the jobs of each tenant.
-	TenantLimit LimitConfig `yaml:"tenant_limit"`
+	// Limits bound the jobs of each tenant, or of each value of an attribute.
+	Limits []LimitConfig `yaml:"limits"`
 	// Merge is how queues share the pool: weighted, strict or deadline.
 	Merge string `yaml:"merge"`
 	// Gate says how much room the target has; nil means up to MaxInFlight.
 	Gate *GateConfig `yaml:"gate,value"`
-}
-
-// LimitConfig bounds jobs in a pool; 0 means no bound.
-type LimitConfig struct {
-	// Concurrency bounds those that run.
-	Concurrency int `yaml:"concurrency"`
-	// Rate bounds those that start within any Window.
-	Rate   int           `yaml:"rate"`
-	Window time.Duration `yaml:"window"`
-}
-
-// maxRate bounds LimitConfig.Rate: a dispatcher remembers as many starts of each tenant.
-const maxRate = 100_000
-
-func (l LimitConfig) validate() error {
-	errs := []error{config.NotNegative("concurrency", l.Concurrency), config.NotNegative("rate", l.Rate), config.NotNegative("window", l.Window)}
-	if l.Rate > maxRate {
-		errs = append(errs, fmt.Errorf("rate: %d, at most %d are possible; take a shorter window", l.Rate, maxRate))
-	}
-	if (l.Rate > 0) != (l.Window > 0) {
-		errs = append(errs, errors.New("rate: needs a window, and a window needs a rate"))
-	}
-	return errors.Join(errs...)
 }
 
 // TargetConfig is where the jobs of a pool go.
@@ -179,7 +156,12 @@ func (p PoolConfig) validate() error {
 	if p.MaxInFlight > maxMaxInFlight {
 		errs = append(errs, fmt.Errorf("max_in_flight: %d, at most %d are possible", p.MaxInFlight, maxMaxInFlight))
 	}
-	errs = append(errs, config.InSection("tenant_limit", p.TenantLimit.validate()))
+	for i, l := range p.Limits {
+		errs = append(errs, config.InSection(fmt.Sprintf("limits[%d]", i), l.validate()))
+	}
+	if len(p.Limits) > maxLimits {
+		errs = append(errs, fmt.Errorf("limits: %d, at most %d are possible", len(p.Limits), maxLimits))
+	}
 	if p.Gate != nil {
 		_, err := newPoolGate(new(Settings), p, time.Time{})
 		errs = append(errs, err)

@@ -248,7 +248,7 @@ func TestTenantAtItsLimitIsPassedOver(t *testing.T) {
 	t.Parallel()
 	b := newMesh(t, func(c *Config) {
 		p := c.Pools["main"]
-		p.TenantLimit.Concurrency = 1
+		p.Limits = []LimitConfig{{By: "tenant", Concurrency: 1}}
 		c.Pools["main"] = p
 	})
 	target, finish := &stub{}, make(chan struct{})
@@ -280,6 +280,33 @@ func TestTenantAtItsLimitIsPassedOver(t *testing.T) {
 	}
 	if most.Load() != 1 {
 		t.Errorf("%d jobs of the tenant ran at a time", most.Load())
+	}
+}
+
+func TestQuotaHoldsOverTakeover(t *testing.T) {
+	t.Parallel()
+	b := newMesh(t, func(c *Config) {
+		p := c.Pools["main"]
+		p.Limits = []LimitConfig{{By: "attributes.model", Quota: 5, Window: 1e6 * time.Hour}}
+		c.Pools["main"] = p
+	})
+	of := func(model string) func(*bus.JobHeader) {
+		return func(h *bus.JobHeader) { h.Attributes = map[string]string{"model": model, "a&b": "ö"} }
+	}
+	target := &stub{}
+	stop := b.start(target)
+	for range 3 {
+		b.wantEnd(b.submit(of("a")), hasSucceeded, "", 1)
+	}
+	stop()
+	for range 4 {
+		b.submit(of("a"))
+	}
+	b.start(target)
+	testbed.Eventually(t, "the quota is used up", func() bool { runs, _, _ := target.counts(); return runs == 5 })
+	b.wantEnd(b.submit(of("b")), hasSucceeded, "", 1)
+	if runs, _, _ := target.counts(); runs != 6 {
+		t.Errorf("%d jobs ran, not 5 of model a and one of b", runs)
 	}
 }
 

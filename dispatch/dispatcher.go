@@ -58,6 +58,8 @@ type Answer struct {
 	HTTP  *inferencev1.HttpAnswer
 	Fault *fault.Fault
 
+	// tokens are those that a language model used; 0 where that is not known.
+	tokens int64
 	// outcome is set where neither the fault nor the status tells it.
 	outcome outcome
 }
@@ -255,6 +257,7 @@ func (d *Dispatcher) ownPool(ctx context.Context, conn *bus.Bus, pool string, l 
 	defer stopDrain()
 	defer context.AfterFunc(drain, func() { end(context.Cause(drain)) })()
 	o.flights.Wait()
+	o.returnQuotas(running)
 	lost := context.Cause(running)
 	end(nil)
 	_ = renewal.Wait()

@@ -259,6 +259,7 @@ func (o *owner) settle(ctx context.Context, e *entry, r *meshv1.JobRecord, answe
 	a.counts = o.credit.finish(e.id, out, a.retryAfter, now)
 	a.hold = o.credit.breaker.hold(now)
 	o.gate.note(answer, out, r, now)
+	o.limits.correct(e, job.GetStartedAt().AsTime(), out == latched, answer.tokens)
 	next, pause := a.next(rand.Float64())
 	o.mu.Unlock()
 	switch {
@@ -391,7 +392,7 @@ func (o *owner) finish(e *entry) {
 	if o.running[e.id].isEnding {
 		o.ending--
 	} else {
-		o.limit.end(e.line.tenant)
+		o.limits.end(e)
 	}
 	delete(o.running, e.id)
 	o.wake()

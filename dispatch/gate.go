@@ -215,7 +215,7 @@ func (b BudgetConfig) budget(maxInFlight int) (budget, error) {
 	if b.Each == 0 && (b.Ready != nil || out.unit == unitBytes || out.unit == unitTokens) {
 		errs = append(errs, errors.New("each: say how much one server takes"))
 	}
-	if !slices.Contains([]unit{unitRequests, unitBytes, unitTokens}, out.unit) {
+	if !slices.Contains(units, out.unit) {
 		errs = append(errs, fmt.Errorf("unit: %q; use requests, bytes or tokens", b.Unit))
 	}
 	if out.refill != refillEnd && out.refill != refillReading {
@@ -297,24 +297,6 @@ func (g *poolGate) run(ctx context.Context, changed func()) {
 		asking.Go(func() { p.run(ctx, g.interval, changed) })
 	}
 }
-
-// costOf is what a job costs in the pool's unit.
-func (g *poolGate) costOf(size, tokens int64) int64 {
-	switch g.credit.unit {
-	case unitBytes:
-		return size
-	case unitTokens:
-		if tokens == 0 {
-			// A prompt of four bytes a token, and an answer.
-			tokens = (size+3)/4 + unsaidTokens
-		}
-		return tokens
-	}
-	return 1
-}
-
-// unsaidTokens is the length of an answer that a job does not bound.
-const unsaidTokens = 256
 
 var errNotAsked = errors.New("not asked yet")
 

@@ -2,28 +2,56 @@ package dispatch
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
 	"pgregory.net/rapid"
+
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
 func TestConcurrencyLimitIsPerKey(t *testing.T) {
 	t.Parallel()
-	l := newConcurrencyLimit(2)
-	l.start("x")
-	l.start("x")
-	if l.permits("x") || !l.permits("y") {
-		t.Error("x has two jobs in flight, y none")
+	o := newOrder(weighted)
+	ls := newLimits([]LimitConfig{{By: "tenant", Concurrency: 2}, {By: "attributes.model", Concurrency: 3}}, epoch)
+	job := func(tenant, model string) *entry {
+		return &entry{line: o.line("q", pipeline.Low, tenant, ls.keysOf(tenant, map[string]string{"model": model})...), deadline: 1}
 	}
-	l.end("x")
-	if !l.permits("x") {
-		t.Error("x may not start another job after one ended")
+	next := func() string {
+		if e := o.next(func(l *line) bool { return ls.reached(l, epoch) != nil }); e != nil {
+			return e.line.tenant + " " + e.line.keys[1]
+		}
+		return "none"
 	}
-	l.end("x")
-	l.end("x")
-	if len(l.inFlight) != 0 {
-		t.Errorf("keys without jobs are kept: %v", l.inFlight)
+	first, second, third := job("x", "a"), job("x", "a"), job("z", "a")
+	ls.start(first, true, epoch)
+	ls.start(second, false, epoch)
+	waiting := []*entry{job("x", "b"), job("y", "a"), job("y", "b")}
+	for _, e := range waiting {
+		o.add(e, 0)
+	}
+	o.remove(waiting[0])
+	o.add(waiting[0], 0)
+	if got := next(); got != "y a" {
+		t.Errorf("%s goes; x is at its limit", got)
+	}
+	ls.start(third, true, epoch)
+	if got := next(); got != "y b" {
+		t.Errorf("%s goes; model a is at its limit", got)
+	}
+	o.take(waiting[2])
+	if got := next(); got != "none" {
+		t.Errorf("%s goes; x and a are at their limits", got)
+	}
+	ls.end(first)
+	if got := next(); got == "none" {
+		t.Error("nothing goes after one ended")
+	}
+	ls.end(second)
+	ls.end(third)
+	if n := len(ls[0].inFlight) + len(ls[1].inFlight); n != 0 {
+		t.Errorf("%d keys without jobs are kept", n)
 	}
 }
 
@@ -76,5 +104,141 @@ func TestRateForgetsIdleKeys(t *testing.T) {
 	}
 	if len(l.starts) > minSwept {
 		t.Errorf("%d keys are kept", len(l.starts))
+	}
+}
+
+// quotaOwner is an owner of a pool with one quota.
+type quotaOwner struct {
+	limits limits
+	ahead  time.Duration // of its clock
+}
+
+func TestQuotaHoldsOverCrashes(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		most := rapid.SampledFrom([]int64{1, 30, 1000}).Draw(t, "quota")
+		start := func() *quotaOwner {
+			return &quotaOwner{
+				limits: newLimits([]LimitConfig{{By: "tenant", Quota: most, Unit: "bytes", Window: time.Hour}}, epoch),
+				ahead:  time.Duration(rapid.IntRange(-9, 9).Draw(t, "clock")) * time.Minute,
+			}
+		}
+		o, now, owners := newOrder(weighted), epoch.Add(10*time.Minute), []*quotaOwner{start(), start()}
+		var stored []byte
+		spent := map[string]int64{}
+		add := func(e *entry, q *quotaOwner, n int64) {
+			name := fmt.Sprint(e.line.tenant, " ", q.limits[0].quota.at)
+			if spent[name] += n; spent[name] > most {
+				t.Fatalf("%s: %d of %d", name, spent[name], most)
+			}
+		}
+		reserve := func(q *quotaOwner, fate string) {
+			value, err := q.limits.reserve(stored)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if fate != "failed" {
+				stored = value
+			}
+			if fate == "stored" {
+				q.limits.grant()
+			}
+		}
+		fates := rapid.SampledFrom([]string{"stored", "stored", "stored", "failed", "unknown"})
+		owner := rapid.IntRange(0, 1)
+		t.Repeat(map[string]func(*rapid.T){
+			"start": func(t *rapid.T) {
+				q, at := owners[owner.Draw(t, "owner")], now
+				at = at.Add(q.ahead)
+				tenant := rapid.SampledFrom([]string{"x", "x", "x", "y"}).Draw(t, "tenant")
+				for range rapid.IntRange(1, 60).Draw(t, "jobs") {
+					e := &entry{line: o.line("q", pipeline.Low, tenant, tenant), size: uint32(rapid.Int64Range(1, most/100+5).Draw(t, "size")), deadline: 1}
+					o.add(e, 0)
+					if q.limits.reached(e.line, at) != nil && q.limits.wants() {
+						reserve(q, fates.Draw(t, "fate"))
+					}
+					if q.limits.reached(e.line, at) == nil {
+						q.limits.start(e, true, at)
+						add(e, q, int64(e.size))
+						if rapid.IntRange(0, 9).Draw(t, "refused") == 0 {
+							began := q.limits[0].quota.windowOf(at) == q.limits[0].quota.at
+							if q.limits.correct(e, at, true, 0); began {
+								add(e, q, -int64(e.size))
+							}
+						}
+					}
+					o.remove(e)
+				}
+			},
+			"crash": func(t *rapid.T) { owners[owner.Draw(t, "owner")] = start() },
+			"stop": func(t *rapid.T) {
+				i := owner.Draw(t, "owner")
+				owners[i].limits.giveBack()
+				reserve(owners[i], fates.Draw(t, "fate"))
+				reserve(owners[i], fates.Draw(t, "fate")) // another try
+				owners[i] = start()
+			},
+			"wait": func(t *rapid.T) {
+				now = now.Add(time.Duration(rapid.SampledFrom([]int{0, 0, 0, 10, 40}).Draw(t, "minutes")) * time.Minute)
+			},
+		})
+	})
+}
+
+func TestQuotaIsUsedUpAndCorrected(t *testing.T) {
+	t.Parallel()
+	ls := newLimits([]LimitConfig{{By: "tenant", Quota: 1000, Unit: "tokens", Window: time.Hour}}, epoch)
+	o := newOrder(weighted)
+	e := &entry{line: o.line("q", pipeline.Low, "x", "x"), tokens: 100, deadline: 1}
+	o.add(e, 0)
+	var stored []byte
+	run := func(now time.Time) (n int) {
+		for range 50 {
+			if ls.reached(e.line, now) == nil {
+				ls.start(e, true, now)
+				n++
+			}
+			if ls.wants() {
+				var err error
+				if stored, err = ls.reserve(stored); err != nil {
+					t.Fatal(err)
+				}
+				ls.grant()
+			}
+		}
+		return n
+	}
+	if n := run(epoch); n != 10 {
+		t.Errorf("%d jobs of 100 ran, not 10", n)
+	}
+	ls.correct(e, epoch, false, 20)
+	ls.correct(e, epoch, false, 80)
+	ls.correct(e, epoch.Add(-time.Hour), false, 1)
+	if n := run(epoch); n != 1 {
+		t.Errorf("%d more ran after two took 100 less than estimated", n)
+	}
+	if n := run(epoch.Add(time.Hour)); n != 10 {
+		t.Errorf("%d ran in the next window", n)
+	}
+	e.tokens = 5
+	ls.correct(e, epoch.Add(time.Hour), false, 3) // of the 1000, 998 are spent
+	ls.giveBack()
+	for _, what := range []string{"returned", "returned once"} {
+		var err error
+		if stored, err = ls.reserve(stored); err != nil || !strings.Contains(string(stored), `"reserved":{"x":998}`) {
+			t.Errorf("%s: %s, %v", what, stored, err)
+		}
+	}
+	for i := range 2 * maxQuotaKeys {
+		e.line.keys[0] = fmt.Sprint(i)
+		if ls.reached(e.line, epoch.Add(time.Hour)) == nil {
+			t.Fatalf("key %d started without a reservation", i)
+		}
+	}
+	if stored, err := ls.reserve(stored); err != nil || len(stored) > 32<<10 {
+		t.Errorf("%d bytes are stored, %v", len(stored), err)
+	}
+	if n := len(ls[0].quota.left); n > 2*maxQuotaKeys {
+		t.Errorf("%d keys are kept", n)
 	}
 }

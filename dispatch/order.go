@@ -3,6 +3,7 @@ package dispatch
 import (
 	"container/heap"
 	"math"
+	"strings"
 
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
@@ -39,8 +40,9 @@ type entry struct {
 	line *line
 	// deadline and notBefore are Unix times in nanoseconds; deadline is never 0.
 	deadline, notBefore int64
-	// cost is in the pool's unit; less than 1 counts as 1.
-	cost int64
+	// cost is in the pool's unit; less than 1 counts as 1. size is in bytes.
+	cost         int64
+	size, tokens uint32
 	// record is the number of the job's record, 0 for none. attempts and interruptions are as in
 	// the job.
 	record                  uint64
@@ -70,11 +72,12 @@ func (e *entry) before(other *entry) bool {
 // event is when a delayed entry may run or expires.
 func (e *entry) event() int64 { return min(e.notBefore, e.deadline) }
 
-// line has the waiting jobs of one queue, class and tenant.
+// line has the waiting jobs of one queue, class and tenant, and of one key of each limit.
 type line struct {
 	queue  string
 	class  pipeline.Class
 	tenant string
+	keys   []string
 
 	node          node
 	jobs          heapOf[*entry]
@@ -89,7 +92,8 @@ type queueCount struct{ waiting, delayed int }
 func (l *line) head() *entry { return l.jobs.items[0] }
 
 // order is the order of a pool's queued jobs: by queue, class, tenant, deadline and
-// acceptance. Queues, classes and tenants are levels of a tree whose leaves are lines.
+// acceptance. Queues, classes and tenants are levels of a tree whose leaves are lines; of a
+// tenant's lines the one with the first job goes.
 // To find a job takes a time that does not depend on how many jobs wait, and grows with the
 // number of lines that are passed over; to take it, a time that grows with their logarithm.
 // It is pure, and not safe for concurrent use.
@@ -112,6 +116,7 @@ const (
 	ofQueue
 	ofClass
 	ofTenant
+	ofLine
 )
 
 type weightKey struct {
@@ -145,12 +150,12 @@ func (o *order) setTenantWeight(tenant string, weight float64) {
 	o.root.reweigh(o)
 }
 
-// line returns the line of a queue, class and tenant. A line that stays empty may be
+// line returns the line of a queue, class, tenant and keys. A line that stays empty may be
 // replaced by another with the same names.
-func (o *order) line(queue string, class pipeline.Class, tenant string) *line {
-	path := [3]weightKey{{ofQueue, queue}, {ofClass, string(class)}, {ofTenant, tenant}}
+func (o *order) line(queue string, class pipeline.Class, tenant string, keys ...string) *line {
+	path := []weightKey{{ofQueue, queue}, {ofClass, string(class)}, {ofTenant, tenant}, {ofLine, queue + "\x00" + strings.Join(keys, "\x00")}}
 	if o.policy == byDeadline {
-		path = [3]weightKey{path[1], path[2], path[0]}
+		path = path[1:]
 	}
 	at := &o.root
 	for i, key := range path {
@@ -161,7 +166,7 @@ func (o *order) line(queue string, class pipeline.Class, tenant string) *line {
 			child = new(node)
 			o.initNode(child, at, key)
 		default:
-			l := &line{queue: queue, class: class, tenant: tenant, count: o.queues[queue]}
+			l := &line{queue: queue, class: class, tenant: tenant, keys: keys, count: o.queues[queue]}
 			if l.count == nil {
 				l.count = new(queueCount)
 				o.queues[queue] = l.count
@@ -186,7 +191,7 @@ func (o *order) add(e *entry, now int64) {
 	}
 	l := e.line
 	if l.node.place < 0 { // other lines may have replaced it
-		l = o.line(l.queue, l.class, l.tenant)
+		l = o.line(l.queue, l.class, l.tenant, l.keys...)
 		e.line = l
 	}
 	e.standing = waiting
@@ -306,7 +311,7 @@ func (o *order) count(queue string) queueCount {
 	return queueCount{}
 }
 
-// node is a queue, class or tenant of the tree. Its children share what it gets by
+// node is a queue, class, tenant or line of the tree. Its children share what it gets by
 // stride scheduling: a child's v is the cost that it got, divided by its weight, and the
 // least v goes next. The heap awake has the children with waiting jobs.
 type node struct {
@@ -337,7 +342,7 @@ func (o *order) initNode(n, parent *node, key weightKey) {
 	n.awake.place = func(n *node) *int { return &n.place }
 	n.awake.less = lessByShare
 	switch {
-	case o.policy == byDeadline && key.of == ofTenant:
+	case key.of == ofTenant:
 		n.awake.less = func(a, b *node) bool { return a.line.head().before(b.line.head()) }
 	case o.policy == strict && parent == nil:
 		n.awake.less = o.lessStrictly

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -44,7 +45,7 @@ type owner struct {
 	order  *order
 	gate   *poolGate
 	credit *credit // the gate's
-	limit  tenantLimit
+	limits limits
 	times  attemptTimes
 	// known are the jobs that have not ended, running those with an attempt.
 	known   map[[16]byte]*entry
@@ -55,6 +56,8 @@ type owner struct {
 	attempts context.Context //nolint:containedctx // it outlives run, for what checkCancelled starts
 	// highest is the highest number of a record that is known.
 	highest uint64
+	// isReserving is true while a reservation of quotas is stored.
+	isReserving bool
 	// ending is how many ends are stored that need no attempt, discarded are messages that are
 	// removed one after the other.
 	ending    int
@@ -71,6 +74,9 @@ type running struct {
 	isEnding bool
 }
 
+// unsaidTokens is the length of an answer that a job does not bound.
+const unsaidTokens = 256
+
 // maxEnding bounds the ends that are stored at a time, of jobs that expire or were cancelled.
 const maxEnding = 64
 
@@ -84,7 +90,7 @@ func newOwner(d *Dispatcher, pool string, l *store.Lease) *owner {
 	connection := d.reconnects.Load()
 	o.ensure, o.isReconnected = d.ensure, func() bool { return d.reconnects.Load() != connection }
 	o.gate, _ = newPoolGate(&d.settings, p, time.Now()) // New has checked it
-	o.credit, o.limit = o.gate.credit, newTenantLimit(p.TenantLimit, time.Now())
+	o.credit, o.limits = o.gate.credit, newLimits(p.Limits, time.Now())
 	for name, q := range d.settings.Queues {
 		if of, err := d.settings.PoolOf(name); err == nil && of == pool {
 			o.queues = append(o.queues, pipeline.QueueName(name))
@@ -185,9 +191,12 @@ func (o *owner) receive(j store.StoredJob) {
 	}
 	now := time.Now()
 	e := &entry{
-		id: j.ID.UUID, seq: j.Seq, cost: o.gate.costOf(j.Size, j.Tokens), deadline: j.Deadline.UnixNano(),
-		line: o.order.line(string(j.ID.Queue), pipeline.ClassOf(j.Priority), j.Tenant),
+		id: j.ID.UUID, seq: j.Seq, deadline: j.Deadline.UnixNano(), size: uint32(min(j.Size, math.MaxUint32)),
+		// A prompt of four bytes a token, and an answer.
+		tokens: uint32(min(cmp.Or(j.Tokens, (j.Size+3)/4+unsaidTokens), math.MaxUint32)),
+		line:   o.order.line(string(j.ID.Queue), pipeline.ClassOf(j.Priority), j.Tenant, o.limits.keysOf(j.Tenant, j.Attributes)...),
 	}
+	e.cost = e.costIn(o.credit.unit)
 	o.known[e.id] = e
 	r, ok := o.records[e.id]
 	if !ok {
@@ -199,7 +208,7 @@ func (o *owner) receive(j store.StoredJob) {
 	e.take(r)
 	if r.GetJob().GetState() == inferencev1.JobState_JOB_STATE_RUNNING {
 		o.credit.sent(e.id, e.cost, r.GetJob().GetStartedAt().AsTime())
-		o.limit.start(e.line.tenant, now)
+		o.limits.start(e, false, now)
 		o.start(e, r.Seq, func(ctx, cut context.Context) { o.resume(ctx, cut, e, r) })
 		return
 	}
@@ -262,7 +271,7 @@ func (o *owner) advance(now time.Time) time.Duration {
 		o.startEnd(e, func(ctx, _ context.Context) { o.expire(ctx, e) })
 	}
 	for o.lease.IsHeld(now) {
-		e := o.order.next(func(l *line) bool { return !o.limit.permits(l.tenant, now) })
+		e := o.order.next(func(l *line) bool { return o.limits.reached(l, now) != nil })
 		if e == nil || e.deadline <= now.UnixNano() { // it ends as soon as other ends are stored
 			break
 		}
@@ -277,13 +286,55 @@ func (o *owner) advance(now time.Time) time.Duration {
 		}
 		o.order.take(e)
 		o.credit.sent(e.id, e.cost, now)
-		o.limit.start(e.line.tenant, now)
+		o.limits.start(e, true, now)
 		o.start(e, o.highest, func(ctx, cut context.Context) { o.attempt(ctx, cut, e) })
+	}
+	if o.limits.wants() && !o.isReserving {
+		o.isReserving = true
+		ctx := o.attempts
+		o.flights.Go(func() { o.reserve(ctx) })
 	}
 	if at, ok := o.order.nextEvent(); ok && o.ending < maxEnding {
 		return min(idlePause, max(0, time.Until(time.Unix(0, at))))
 	}
 	return idlePause
+}
+
+// quotaKind is the kind of value that dispatchers share the quotas of a pool as.
+const quotaKind = "quota"
+
+// reserve stores what the quotas want.
+func (o *owner) reserve(ctx context.Context) {
+	ok := o.persist(ctx, "the quotas of the pool cannot be stored", func(ctx context.Context) error {
+		value, seq, err := o.jobs.Control(ctx, quotaKind, o.pool)
+		if err != nil {
+			return err
+		}
+		o.mu.Lock()
+		value, err = o.limits.reserve(value)
+		o.mu.Unlock()
+		if err == nil {
+			_, err = o.jobs.SetControl(ctx, quotaKind, o.pool, seq, value)
+		}
+		return err
+	})
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.isReserving = false; ok {
+		o.limits.grant()
+		o.wake()
+	}
+}
+
+// returnQuotas returns what is left of reservations. Nothing runs any more.
+func (o *owner) returnQuotas(ctx context.Context) {
+	o.mu.Lock()
+	o.limits.giveBack()
+	wants := o.limits.wants()
+	o.mu.Unlock()
+	if wants {
+		o.reserve(ctx)
+	}
 }
 
 // start makes an attempt of a job on a goroutine of its own; the lock is held. No record of the

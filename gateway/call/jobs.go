@@ -140,7 +140,7 @@ func (s *Service) submitJobAs(ctx context.Context, in *inferencev1.SubmitJobRequ
 		}
 	}
 	job.Job.Id = id.String()
-	_, added, err := s.jobs.store.Submit(ctx, id, tenant, bus.JobHeader{Deadline: deadline, Priority: in.GetPriority()}, job)
+	_, added, err := s.jobs.store.Submit(ctx, id, tenant, bus.JobHeader{Deadline: deadline, Priority: in.GetPriority(), Attributes: in.GetAttributes()}, job)
 	switch {
 	case err != nil:
 		return nil, s.submitFault(ctx, name, err)

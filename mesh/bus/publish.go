@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/url"
 	"strconv"
 	"strings"
 	"sync"
@@ -117,12 +118,16 @@ type JobHeader struct {
 	Tokens int64
 	// Size is the job's, in bytes.
 	Size int64
+	// Attributes are the job's, for limits.
+	Attributes map[string]string
 }
 
 const (
 	jobDeadlineHeader = "Job-Deadline"
 	jobPriorityHeader = "Job-Priority"
 	jobTokensHeader   = "Job-Tokens"
+	// jobAttributesHeader has the attributes as the query of a URL.
+	jobAttributesHeader = "Job-Attributes"
 )
 
 func (h JobHeader) encode() nats.Header {
@@ -132,6 +137,13 @@ func (h JobHeader) encode() nats.Header {
 	}
 	if h.Tokens != 0 {
 		out[jobTokensHeader] = []string{strconv.FormatInt(h.Tokens, 10)}
+	}
+	if len(h.Attributes) > 0 {
+		values := url.Values{}
+		for name, value := range h.Attributes {
+			values.Set(name, value)
+		}
+		out[jobAttributesHeader] = []string{values.Encode()}
 	}
 	return out
 }
@@ -144,6 +156,13 @@ func DecodeJobHeader(h nats.Header) (out JobHeader, ok bool) {
 	}
 	deadline := number(jobDeadlineHeader)
 	out = JobHeader{Deadline: time.Unix(0, deadline), Priority: int32(number(jobPriorityHeader)), Tokens: max(0, number(jobTokensHeader)), Size: number(nats.MsgSize)}
+	if text := h.Get(jobAttributesHeader); text != "" {
+		values, _ := url.ParseQuery(text)
+		out.Attributes = map[string]string{}
+		for name := range values {
+			out.Attributes[name] = values.Get(name)
+		}
+	}
 	return out, deadline > 0
 }
 

@@ -72,7 +72,7 @@ func (s *DeadLetters) replayJob(ctx context.Context, dead DeadLetter) (Replayed,
 		Id: id.String(), Queue: string(dead.Queue), Pipeline: first.GetPipeline(), State: inferencev1.JobState_JOB_STATE_QUEUED,
 		Priority: first.GetPriority(), Attributes: first.GetAttributes(), AcceptedAt: timestamppb.New(now), Deadline: timestamppb.New(deadline),
 	}}
-	m, err := s.bus.Job(id, dead.Tenant, bus.JobHeader{Deadline: deadline, Priority: first.GetPriority()}, job)
+	m, err := s.bus.Job(id, dead.Tenant, bus.JobHeader{Deadline: deadline, Priority: first.GetPriority(), Attributes: first.GetAttributes()}, job)
 	if err == nil {
 		_, err = s.bus.PublishAndWait(ctx, m)
 	}

@@ -107,7 +107,7 @@ func NewJobs(b *bus.Bus, s Settings) *Jobs {
 		control:   newStream(b, "jobs", b.JobControlStream(), b.Subjects.JobControl("*", "*"), s, s),
 	}
 	out.config.Description = "What became of jobs"
-	out.control.config.Description = "Leases of pools, and what operators have paused"
+	out.control.config.Description = "Leases and quotas of pools, and what operators have paused"
 	out.control.config.MaxAge, out.control.config.MaxBytes = 0, JobControlBytes
 	return out
 }
