@@ -53,7 +53,7 @@ func (t meshTarget) Resume(ctx context.Context, a dispatch.Attempt) (dispatch.An
 	case !ok:
 		return dispatch.Answer{}, false
 	case f != nil:
-		return dispatch.Answer{Fault: f}, true
+		return answerOf(r, f), true
 	}
 	return answerOf(r, nil), true
 }
@@ -101,9 +101,15 @@ func (t meshTarget) stages(ctx context.Context, pipelines []string) (out []dispa
 	return out, nil
 }
 
+// answerOf returns the answer of a response, which may be nil beside an error.
 func answerOf(r *call.Response, err error) dispatch.Answer {
-	if err != nil {
-		return dispatch.Answer{Fault: fault.From(err)}
+	var out dispatch.Answer
+	if r != nil {
+		out.Infer = r.ToProto()
+		out.Steps = out.Infer.GetTimeline().GetSteps()
 	}
-	return dispatch.Answer{Infer: r.ToProto()}
+	if err != nil {
+		out.Infer, out.Fault = nil, fault.From(err)
+	}
+	return out
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"time"
 
@@ -21,6 +22,11 @@ type Config struct {
 	Queues map[string]QueueConfig `yaml:"queues"`
 	// Batches are those of the OpenAI API.
 	Batches store.BatchSettings `yaml:"batches"`
+	// Tenants are those with a weight, queues or totals of their own.
+	Tenants map[string]TenantConfig `yaml:"tenants"`
+	Rates   RatesConfig             `yaml:"rates"`
+	// NATS has gateways serve tenants on the broker.
+	NATS bool `yaml:"nats"`
 }
 
 // PoolConfig is a target with its capacity.
@@ -62,6 +68,14 @@ type QueueConfig struct {
 	Class string `yaml:"class"`
 }
 
+// TenantConfig is a tenant of the jobs.
+type TenantConfig struct {
+	// Weight is the tenant's share of a queue's class; 0 means 1.
+	Weight float64 `yaml:"weight"`
+	// Queues are those that it may submit to; empty means all.
+	Queues []string `yaml:"queues"`
+}
+
 // Defaults of Config.
 const (
 	DefaultMaxInFlight = 64
@@ -88,6 +102,10 @@ func (c Config) Validate() error {
 		errs = append(errs, config.InSection("queues."+name, err))
 	}
 	errs = append(errs, config.InSection("batches", c.validateBatches()))
+	for _, name := range slices.Sorted(maps.Keys(c.Tenants)) {
+		errs = append(errs, config.InSection("tenants."+name, errors.Join(pipeline.ValidName("tenant", name), c.Tenants[name].validate(c.Queues))))
+	}
+	errs = append(errs, config.InSection("rates", c.Rates.validate(c.Pools)))
 	return errors.Join(errs...)
 }
 
@@ -180,6 +198,19 @@ func (q QueueConfig) validate() error {
 	case "", pipeline.Low, pipeline.Normal, pipeline.High:
 	default:
 		errs = append(errs, fmt.Errorf("class: %q; use low, normal or high", q.Class))
+	}
+	return errors.Join(errs...)
+}
+
+func (t TenantConfig) validate(queues map[string]QueueConfig) error {
+	var errs []error
+	if !(t.Weight >= 0) || math.IsInf(t.Weight, 1) {
+		errs = append(errs, fmt.Errorf("weight: %v is no weight", t.Weight))
+	}
+	for i, name := range t.Queues {
+		if _, ok := queues[name]; !ok {
+			errs = append(errs, fmt.Errorf("queues[%d]: there is no queue %q", i, name))
+		}
 	}
 	return errors.Join(errs...)
 }

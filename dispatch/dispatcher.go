@@ -57,9 +57,11 @@ type Answer struct {
 	Infer *inferencev1.InferResponse
 	HTTP  *inferencev1.HttpAnswer
 	Fault *fault.Fault
+	// Steps are those that ran in the mesh, also if the attempt has failed.
+	Steps []*inferencev1.StepTiming
 
-	// tokens are those that a language model used; 0 where that is not known.
-	tokens int64
+	// sent is the payload in bytes.
+	sent uint64
 	// outcome is set where neither the fault nor the status tells it.
 	outcome outcome
 }

@@ -29,17 +29,16 @@ func (o *owner) attempt(ctx, cut context.Context, e *entry) {
 	if !ok {
 		return
 	}
-	job := j.Job.GetJob()
 	now := time.Now()
-	job.State, job.AcceptedAt = inferencev1.JobState_JOB_STATE_RUNNING, timestamppb.New(j.AcceptedAt)
-	job.Attempts, job.Interruptions = uint32(e.attempts)+1, uint32(e.interruptions)
-	job.StartedAt, job.RequestId, job.NotBefore = timestamppb.New(now), uuid.Must(uuid.NewV7()).String(), nil
-	job.Reason, job.Message = "", ""
+	r := o.recordOf(e, j, now)
+	job := r.GetJob()
+	job.State, job.Attempts = inferencev1.JobState_JOB_STATE_RUNNING, job.GetAttempts()+1
+	job.StartedAt, job.RequestId = timestamppb.New(now), uuid.Must(uuid.NewV7()).String()
 	deadline := j.Deadline
 	if timeout := cmp.Or(o.config.Timeout, o.target.Timeout(j)); timeout > 0 && now.Add(timeout).Before(deadline) {
 		deadline = now.Add(timeout)
 	}
-	r := &meshv1.JobRecord{Job: job, Tenant: j.Tenant, Digest: j.Job.GetDigest(), AttemptDeadline: timestamppb.New(deadline)}
+	r.AttemptDeadline = timestamppb.New(deadline)
 	if !o.put(ctx, e, r) {
 		return
 	}
@@ -54,6 +53,7 @@ func (o *owner) attempt(ctx, cut context.Context, e *entry) {
 	attempting, cancel := context.WithDeadline(cut, deadline)
 	defer cancel()
 	answer := o.target.Do(attempting, o.attemptOf(j, r))
+	answer.sent = sizeOf(j.Job)
 	out := outcomeOf(answer)
 	if out == succeeded {
 		o.mu.Lock()
@@ -61,6 +61,20 @@ func (o *owner) attempt(ctx, cut context.Context, e *entry) {
 		o.mu.Unlock()
 	}
 	o.settle(ctx, e, r, answer, out)
+}
+
+// recordOf returns the record of a job that has waited until now.
+func (o *owner) recordOf(e *entry, j store.StoredJob, now time.Time) *meshv1.JobRecord {
+	job := j.Job.GetJob()
+	job.AcceptedAt, job.Attempts, job.Interruptions, job.Usage = timestamppb.New(j.AcceptedAt), uint32(e.attempts), uint32(e.interruptions), e.usage
+	if e.attempts > 0 {
+		job.State = inferencev1.JobState_JOB_STATE_DELAYED
+	}
+	pipeline.AddJobTime(job, now)
+	o.mu.Lock()
+	job.Usage.ClosedSeconds += (o.closed - e.closed).Seconds()
+	o.mu.Unlock()
+	return &meshv1.JobRecord{Job: job, Tenant: j.Tenant, Digest: j.Job.GetDigest()}
 }
 
 func (o *owner) attemptOf(j store.StoredJob, r *meshv1.JobRecord) Attempt {
@@ -77,6 +91,7 @@ func (o *owner) resume(ctx, cut context.Context, e *entry, r store.StoredRecord)
 		return
 	}
 	answer, ok := o.target.Resume(cut, o.attemptOf(j, r.JobRecord))
+	answer.sent = sizeOf(j.Job)
 	out := outcomeOf(answer)
 	if !ok {
 		answer, out = Answer{Fault: fault.New(fault.ShuttingDown, "a dispatcher ended while the attempt ran")}, interrupted
@@ -249,8 +264,11 @@ func (o *owner) settle(ctx context.Context, e *entry, r *meshv1.JobRecord, answe
 		o.giveBack(e) // the next owner resumes the attempt
 		return
 	}
-	o.metrics.attempt(o.pool, out)
 	now, job, state := time.Now(), r.GetJob(), inferencev1.JobState_JOB_STATE_FAILED
+	pipeline.AddJobTime(job, now)
+	usage := o.settings.Rates.usageOf(o.pool, answer, out)
+	o.settings.Rates.addUsage(job.GetUsage(), usage)
+	o.metrics.attempt(o.pool, o.settings.tenantLabel(r.GetTenant()), out, usage)
 	o.mu.Lock()
 	a := attempt{
 		outcome: out, failures: int(job.GetAttempts()) - 1 - int(job.GetInterruptions()), interruptions: int(job.GetInterruptions()),
@@ -259,7 +277,7 @@ func (o *owner) settle(ctx context.Context, e *entry, r *meshv1.JobRecord, answe
 	a.counts = o.credit.finish(e.id, out, a.retryAfter, now)
 	a.hold = o.credit.breaker.hold(now)
 	o.gate.note(answer, out, r, now)
-	o.limits.correct(e, job.GetStartedAt().AsTime(), out == latched, answer.tokens)
+	o.limits.correct(e, job.GetStartedAt().AsTime(), out == latched, int64(usage.GetPromptTokens()+usage.GetCompletionTokens()))
 	next, pause := a.next(rand.Float64())
 	o.mu.Unlock()
 	switch {
@@ -323,9 +341,7 @@ func (o *owner) expire(ctx context.Context, e *entry) {
 	if !ok {
 		return
 	}
-	job := j.Job.GetJob()
-	job.AcceptedAt, job.Attempts, job.Interruptions = timestamppb.New(j.AcceptedAt), uint32(e.attempts), uint32(e.interruptions)
-	r := &meshv1.JobRecord{Job: job, Tenant: j.Tenant, Digest: j.Job.GetDigest()}
+	r := o.recordOf(e, j, time.Now())
 	setState(r, inferencev1.JobState_JOB_STATE_EXPIRED, expiredFault())
 	o.store(ctx, e, r)
 }
@@ -344,7 +360,7 @@ func (o *owner) store(ctx context.Context, e *entry, r *meshv1.JobRecord) {
 		o.target.Forget(pipeline.RequestID(request))
 	}
 	if state := r.GetJob().GetState(); store.IsEnd(state) {
-		o.metrics.end(e.line.queue, state)
+		o.metrics.end(e.line.queue, o.settings.tenantLabel(r.GetTenant()), state)
 		o.leave(ctx, e)
 		return
 	}
@@ -382,6 +398,7 @@ func (o *owner) forget(e *entry) {
 func (o *owner) giveBack(e *entry) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	e.closed = o.closed
 	o.order.add(e, time.Now().UnixNano())
 	o.finish(e)
 }

@@ -18,6 +18,8 @@ import (
 // metrics are a dispatcher's instruments. Gauges are those of the pools that it owns.
 type metrics struct {
 	ended, attempts metric.Int64Counter
+	// What attempts took, by tenant.
+	runner, bytes, tokens, cost, energy metric.Float64Counter
 
 	mu     sync.Mutex
 	owners map[string]*owner
@@ -30,14 +32,24 @@ func newMetrics(meter metric.Meter) (*metrics, error) {
 		errs = append(errs, err)
 		return out
 	}
+	total := func(name, unit, help string) metric.Float64Counter {
+		out, err := meter.Float64Counter(name, metric.WithUnit(unit), metric.WithDescription(help))
+		errs = append(errs, err)
+		return out
+	}
 	gauge := func(name, help string) metric.Float64ObservableGauge {
 		out, err := meter.Float64ObservableGauge(name, metric.WithDescription(help))
 		errs = append(errs, err)
 		return out
 	}
 	m := &metrics{
-		ended:    counter("stagemesh.job.ended", "Jobs that ended, by queue and state: succeeded, failed, expired or cancelled."),
+		ended:    counter("stagemesh.job.ended", "Jobs that ended, by queue, tenant and state: succeeded, failed, expired or cancelled."),
 		attempts: counter("stagemesh.job.attempts", "Attempts that ended, by pool and outcome: succeeded, refused, retried, failed, poison or interrupted."),
+		runner:   total("stagemesh.job.runner", "s", "Time of runners that jobs took, by tenant."),
+		bytes:    total("stagemesh.job.bytes", "", "Bytes of payloads and answers of jobs, by tenant and direction: in or out."),
+		tokens:   total("stagemesh.job.tokens", "", "Tokens that HTTP targets counted, by tenant and kind: prompt or completion."),
+		cost:     total("stagemesh.job.cost", "", "Cost of jobs by jobs.rates, by tenant."),
+		energy:   total("stagemesh.job.energy", "J", "Energy that jobs took by jobs.rates, by tenant."),
 		owners:   map[string]*owner{},
 	}
 	queued := gauge("stagemesh.job.queued", "Jobs that have not ended, by queue and state: waiting or delayed.")
@@ -87,12 +99,35 @@ func (m *metrics) snapshot() map[string]*owner {
 	return maps.Clone(m.owners)
 }
 
-func (m *metrics) end(queue string, state inferencev1.JobState) {
-	m.ended.Add(context.Background(), 1, metric.WithAttributeSet(attribute.NewSet(attribute.String("queue", queue), attribute.String("state", pipeline.JobStateName(state)))))
+func (m *metrics) end(queue, tenant string, state inferencev1.JobState) {
+	m.ended.Add(context.Background(), 1, metric.WithAttributeSet(attribute.NewSet(attribute.String("queue", queue), attribute.String("tenant", tenant), attribute.String("state", pipeline.JobStateName(state)))))
 }
 
-func (m *metrics) attempt(pool string, out outcome) {
+func (m *metrics) attempt(pool, tenant string, out outcome, u *inferencev1.JobUsage) {
 	m.attempts.Add(context.Background(), 1, metric.WithAttributeSet(attribute.NewSet(attribute.String("pool", pool), attribute.String("outcome", outcomeNames[out]))))
+	add := func(to metric.Float64Counter, value float64, of ...attribute.KeyValue) {
+		if value > 0 {
+			to.Add(context.Background(), value, metric.WithAttributeSet(attribute.NewSet(append(of, attribute.String("tenant", tenant))...)))
+		}
+	}
+	add(m.runner, u.GetRunnerSeconds())
+	add(m.bytes, float64(u.GetBytesIn()), attribute.String("direction", "in"))
+	add(m.bytes, float64(u.GetBytesOut()), attribute.String("direction", "out"))
+	add(m.tokens, float64(u.GetPromptTokens()), attribute.String("kind", "prompt"))
+	add(m.tokens, float64(u.GetCompletionTokens()), attribute.String("kind", "completion"))
+	add(m.cost, u.GetCost())
+	add(m.energy, u.GetJoules())
+}
+
+// otherTenants is the label of tenants that the file does not name, and of jobs without one.
+const otherTenants = "other"
+
+// tenantLabel returns the label of a tenant in metrics. So the file bounds how many there are.
+func (c Config) tenantLabel(tenant string) string {
+	if _, ok := c.Tenants[tenant]; ok {
+		return tenant
+	}
+	return otherTenants
 }
 
 var outcomeNames = map[outcome]string{

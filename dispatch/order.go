@@ -4,6 +4,9 @@ import (
 	"container/heap"
 	"math"
 	"strings"
+	"time"
+
+	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
@@ -47,6 +50,10 @@ type entry struct {
 	// the job.
 	record                  uint64
 	attempts, interruptions uint16
+	// usage is that of the record, closed how long the pool's gate had been closed as the job
+	// began to wait.
+	usage  *inferencev1.JobUsage
+	closed time.Duration
 
 	place    int // in the heap that has the entry
 	standing standing

@@ -47,6 +47,10 @@ type owner struct {
 	credit *credit // the gate's
 	limits limits
 	times  attemptTimes
+	// closed is how long the gate was closed until lookedAt; isClosed is true if it was then.
+	closed   time.Duration
+	isClosed bool
+	lookedAt time.Time
 	// known are the jobs that have not ended, running those with an attempt.
 	known   map[[16]byte]*entry
 	running map[[16]byte]*running
@@ -91,6 +95,9 @@ func newOwner(d *Dispatcher, pool string, l *store.Lease) *owner {
 	o.ensure, o.isReconnected = d.ensure, func() bool { return d.reconnects.Load() != connection }
 	o.gate, _ = newPoolGate(&d.settings, p, time.Now()) // New has checked it
 	o.credit, o.limits = o.gate.credit, newLimits(p.Limits, time.Now())
+	for name, t := range d.settings.Tenants {
+		o.order.setTenantWeight(name, cmp.Or(t.Weight, 1))
+	}
 	for name, q := range d.settings.Queues {
 		if of, err := d.settings.PoolOf(name); err == nil && of == pool {
 			o.queues = append(o.queues, pipeline.QueueName(name))
@@ -191,7 +198,7 @@ func (o *owner) receive(j store.StoredJob) {
 	}
 	now := time.Now()
 	e := &entry{
-		id: j.ID.UUID, seq: j.Seq, deadline: j.Deadline.UnixNano(), size: uint32(min(j.Size, math.MaxUint32)),
+		id: j.ID.UUID, seq: j.Seq, closed: o.closed, deadline: j.Deadline.UnixNano(), size: uint32(min(j.Size, math.MaxUint32)),
 		// A prompt of four bytes a token, and an answer.
 		tokens: uint32(min(cmp.Or(j.Tokens, (j.Size+3)/4+unsaidTokens), math.MaxUint32)),
 		line:   o.order.line(string(j.ID.Queue), pipeline.ClassOf(j.Priority), j.Tenant, o.limits.keysOf(j.Tenant, j.Attributes)...),
@@ -219,7 +226,7 @@ func (o *owner) receive(j store.StoredJob) {
 // take takes what a record says of a job.
 func (e *entry) take(r store.StoredRecord) {
 	job := r.GetJob()
-	e.record, e.attempts, e.interruptions = r.Seq, uint16(job.GetAttempts()), uint16(job.GetInterruptions())
+	e.record, e.attempts, e.interruptions, e.usage = r.Seq, uint16(job.GetAttempts()), uint16(job.GetInterruptions()), job.GetUsage()
 	if job.GetNotBefore() != nil {
 		e.notBefore = job.GetNotBefore().AsTime().UnixNano()
 	}
@@ -262,6 +269,10 @@ func (o *owner) advance(now time.Time) time.Duration {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.gate.update(now)
+	if o.isClosed {
+		o.closed += now.Sub(o.lookedAt)
+	}
+	o.isClosed, o.lookedAt = o.credit.closedBy(now) != "", now
 	o.order.wake(now.UnixNano())
 	for o.ending < maxEnding {
 		e := o.order.expired(now.UnixNano())

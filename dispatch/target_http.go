@@ -14,7 +14,6 @@ import (
 	"net/http/httptrace"
 	"net/url"
 	"slices"
-	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -186,24 +185,8 @@ func (t *httpTarget) Do(ctx context.Context, a Attempt) Answer {
 		}
 		return out
 	}
-	out.HTTP, out.tokens = &inferencev1.HttpAnswer{Status: uint32(status), ContentType: answer.Header.Get("Content-Type"), Body: body}, usedTokens(body)
+	out.HTTP = &inferencev1.HttpAnswer{Status: uint32(status), ContentType: answer.Header.Get("Content-Type"), Body: body}
 	return out
-}
-
-// usedTokens returns what an answer in the form of OpenAI says that it took; 0 if it says nothing.
-func usedTokens(body []byte) int64 {
-	name := []byte(`"total_tokens"`)
-	at := bytes.LastIndex(body, name)
-	if at < 0 {
-		return 0
-	}
-	rest := bytes.TrimLeft(body[at+len(name):], " \t\r\n:")
-	digits := len(rest) - len(bytes.TrimLeft(rest, "0123456789"))
-	n, err := strconv.ParseInt(string(rest[:digits]), 10, 32)
-	if err != nil {
-		return 0
-	}
-	return n
 }
 
 // Resume implements Target. Nobody knows what became of an attempt of a dispatcher that died.

@@ -211,7 +211,7 @@ func (l *loop) start(slot runner.Slot, items []*item, reason batch.Reason, now t
 		}
 		it.timing.BatchWait = now.Sub(it.arrived)
 		it.timing.BatchSize = uint32(len(items))
-		it.timing.BatchRows = uint32(r.batch.Rows)
+		it.timing.BatchRows, it.timing.Rows = uint32(r.batch.Rows), uint32(it.inputs.Rows)
 		it.timing.Dispatch = string(reason)
 	}
 	l.setRunning(l.running + 1)

@@ -36,7 +36,7 @@ func (s *Service) Stream(ctx context.Context, r *Request, emit func(Chunk) error
 	r.Origin.end(span, f, now)
 	s.metrics.request(span.Exemplar(), label, f, now.Sub(begin))
 	if f != nil {
-		return nil, f
+		return response, f
 	}
 	return response, nil
 }
@@ -95,6 +95,9 @@ func (s *Service) infer(ctx context.Context, r *Request, emit func(Chunk) error,
 		f := s.logFailure(id, r, deadlineFault(fault.From(err), env), span)
 		x.remember(id, took, f, s.tracer.keep(x, f, took))
 		s.tap(x, &p, nil, f, took)
+		if r.StoreResult {
+			return &Response{Timeline: Timeline{Total: took, Steps: x.steps}}, f
+		}
 		return nil, f
 	}
 	x.remember(id, took, nil, s.tracer.keep(x, nil, took))

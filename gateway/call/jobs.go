@@ -36,6 +36,16 @@ type JobSettings struct {
 	Queues map[pipeline.QueueName]JobQueue
 	// Batches are those of the OpenAI API.
 	Batches store.BatchSettings
+	// Tenants are those that may submit to some queues only.
+	Tenants map[string][]pipeline.QueueName
+	// NATS has the gateway serve tenants on the broker, who are known by the subject of a request.
+	NATS bool
+}
+
+// permits reports whether a tenant may submit to a queue.
+func (s *JobSettings) permits(tenant string, queue pipeline.QueueName) bool {
+	only, ok := s.Tenants[tenant]
+	return !ok || slices.Contains(only, queue)
 }
 
 // JobQueue is a queue as its submitters see it.
@@ -96,12 +106,15 @@ func (s *Service) submitJob(ctx context.Context, in *inferencev1.SubmitJobReques
 // submitJobAs is submitJob of a job with that ID, which stands for an idempotency key; the zero
 // ID mints one.
 func (s *Service) submitJobAs(ctx context.Context, in *inferencev1.SubmitJobRequest, id pipeline.JobID) (*inferencev1.Job, error) {
-	name := pipeline.QueueName(in.GetQueue())
+	name, tenant := pipeline.QueueName(in.GetQueue()), tenantOf(ctx)
 	q, f := s.queueOf(name)
+	if !s.settings.Jobs.permits(tenant, name) {
+		f = unknownQueue(name, s.settings.Jobs.Tenants[tenant])
+	}
 	if f != nil {
 		return nil, f
 	}
-	now, tenant := time.Now(), tenantOf(ctx)
+	now := time.Now()
 	job := &meshv1.QueuedJob{Tenant: tenant, Job: &inferencev1.Job{
 		Queue: in.GetQueue(), State: inferencev1.JobState_JOB_STATE_QUEUED, Priority: in.GetPriority(),
 		AcceptedAt: timestamppb.New(now), Attributes: in.GetAttributes(),
@@ -218,10 +231,11 @@ func (s *Service) SubmitJobs(ctx context.Context, jobs iter.Seq2[*inferencev1.Su
 	return nil
 }
 
-// QueueOf returns the queue that takes requests to a pipeline as jobs; empty if there is none.
-func (s *Service) QueueOf(name string) pipeline.QueueName {
+// QueueOf returns the queue that takes the caller's requests to a pipeline as jobs; empty if there
+// is none.
+func (s *Service) QueueOf(ctx context.Context, name string) pipeline.QueueName {
 	p, f := s.Resolve(name, false)
-	if f != nil || !slices.Contains(s.settings.Jobs.Queues[p.Queue].Pipelines, name) {
+	if f != nil || !s.settings.Jobs.permits(tenantOf(ctx), p.Queue) || !slices.Contains(s.settings.Jobs.Queues[p.Queue].Pipelines, name) {
 		return ""
 	}
 	return p.Queue
@@ -230,13 +244,17 @@ func (s *Service) QueueOf(name string) pipeline.QueueName {
 func (s *Service) queueOf(name pipeline.QueueName) (JobQueue, *fault.Fault) {
 	q, ok := s.settings.Jobs.Queues[name]
 	if !ok {
-		known := "there is none"
-		if names := slices.Sorted(maps.Keys(s.settings.Jobs.Queues)); len(names) > 0 {
-			known = "there are " + strings.Trim(fmt.Sprint(names), "[]")
-		}
-		return q, fault.Newf(fault.UnknownQueue, "there is no queue %.*q; %s", shown, string(name), known)
+		return q, unknownQueue(name, slices.Sorted(maps.Keys(s.settings.Jobs.Queues)))
 	}
 	return q, nil
+}
+
+func unknownQueue(name pipeline.QueueName, names []pipeline.QueueName) *fault.Fault {
+	known := "there is none"
+	if len(names) > 0 {
+		known = "there are " + strings.Trim(fmt.Sprint(names), "[]")
+	}
+	return fault.Newf(fault.UnknownQueue, "there is no queue %.*q; %s", shown, string(name), known)
 }
 
 // takePayload checks the payload and puts it into the job.
@@ -542,6 +560,7 @@ func (s *Service) cancelJob(ctx context.Context, id pipeline.JobID, tenant strin
 		job.CancelRequested = true
 	default:
 		f := fault.New(fault.Cancelled, "the job was cancelled before it ran")
+		pipeline.AddJobTime(job, time.Now())
 		job.State, job.EndedAt, job.Reason, job.Message = inferencev1.JobState_JOB_STATE_CANCELLED, timestamppb.Now(), string(f.Reason), f.Message
 		record.Fault = f.ToProto()
 	}

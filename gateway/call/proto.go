@@ -143,7 +143,7 @@ func (t Timeline) toProto() *inferencev1.Timeline {
 		step := &steps[i]
 		step.Step, step.Stage, step.Host, step.Attempt = string(s.Step), string(s.Stage), string(s.Host), s.Attempt
 		step.QueueWait, step.BatchWait, step.Run = times.next(s.QueueWait), times.next(s.BatchWait), times.next(s.Run)
-		step.BatchSize, step.BatchRows, step.DispatchReason = s.BatchSize, s.BatchRows, s.Dispatch
+		step.BatchSize, step.BatchRows, step.Rows, step.DispatchReason = s.BatchSize, s.BatchRows, s.Rows, s.Dispatch
 		step.Local, step.Arrival = s.Local, times.next(s.Arrival)
 		if s.ModelWait > 0 {
 			step.ModelWait = durationpb.New(s.ModelWait)

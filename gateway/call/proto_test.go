@@ -18,11 +18,11 @@ func TestTimelineHasAllFieldsOfItsSteps(t *testing.T) {
 	of := call.Timeline{Total: 3*time.Second + time.Nanosecond, Steps: []call.StepTiming{
 		{
 			Step: "label", Stage: "digits", Host: "host-1", Attempt: 1, QueueWait: time.Hour, BatchWait: -time.Millisecond,
-			Run: 2500 * time.Millisecond, BatchSize: 4, BatchRows: 8, Dispatch: "idle", Local: true, ModelWait: time.Minute,
+			Run: 2500 * time.Millisecond, BatchSize: 4, BatchRows: 8, Rows: 2, Dispatch: "idle", Local: true, ModelWait: time.Minute,
 		},
 		{
 			Step: "say", Stage: "voice", Host: "host-2", Attempt: 2, QueueWait: -90 * time.Minute, BatchWait: time.Nanosecond,
-			Run: time.Microsecond, BatchSize: 5, BatchRows: 9, Dispatch: "full", Local: true, ModelWait: time.Nanosecond,
+			Run: time.Microsecond, BatchSize: 5, BatchRows: 9, Rows: 1, Dispatch: "full", Local: true, ModelWait: time.Nanosecond,
 		},
 	}}
 	response := (&call.Response{RequestID: "id", Timeline: of}).ToProto()

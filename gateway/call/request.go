@@ -43,7 +43,8 @@ type Request struct {
 	WaitForCapacity *bool
 	Metadata        map[string]string
 	// ID is the request's, which is new; empty means that the service mints one. StoreResult has
-	// the result stored, also without a key, so that Result returns it.
+	// the result stored, also without a key, so that Result returns it; a failure comes with a
+	// response that has the timeline alone.
 	ID          pipeline.RequestID
 	StoreResult bool
 	// Outputs are the names to return; empty means all.

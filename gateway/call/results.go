@@ -95,10 +95,8 @@ func (s *Service) AwaitStored(ctx context.Context, id pipeline.RequestID) (r *Re
 		return nil, unreadable(err), true
 	case found == nil || found.Tenant != tenantOf(ctx):
 		return nil, nil, false
-	case found.Reply.Fault != nil:
-		return nil, found.Reply.Fault, true
 	}
-	return storedResponse(found), nil, true
+	return storedResponse(found), found.Reply.Fault, true
 }
 
 // DeleteStored deletes the stored result of a request that the process itself has made.

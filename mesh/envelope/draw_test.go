@@ -101,7 +101,7 @@ func drawTiming(t *rapid.T) envelope.StepTiming {
 		Step: pipeline.StepName(drawLabel(t, "step")), Stage: pipeline.StageName(drawLabel(t, "stage")), Host: pipeline.HostID(drawLabel(t, "host")),
 		Attempt:   rapid.Uint32().Draw(t, "attempt"),
 		QueueWait: duration("queue"), BatchWait: duration("batch"), Run: duration("run"), Arrival: duration("arrival"), ModelWait: duration("model"),
-		BatchSize: rapid.Uint32().Draw(t, "size"), BatchRows: rapid.Uint32().Draw(t, "rows"),
+		BatchSize: rapid.Uint32().Draw(t, "size"), BatchRows: rapid.Uint32().Draw(t, "rows"), Rows: rapid.Uint32().Draw(t, "own rows"),
 		Dispatch: drawText(t, "dispatch"), Local: rapid.Bool().Draw(t, "local"),
 	}
 }

@@ -442,8 +442,8 @@ type StepTiming struct {
 	ModelWait time.Duration
 	// Run is the runner's time for the whole batch.
 	Run time.Duration
-	// BatchSize counts items, BatchRows rows.
-	BatchSize, BatchRows uint32
+	// BatchSize counts items, BatchRows rows, Rows those of this item.
+	BatchSize, BatchRows, Rows uint32
 	// Dispatch is why the batch was dispatched.
 	Dispatch string
 	// Local is true where the host got the item in memory.
@@ -462,6 +462,7 @@ func (t StepTiming) ToProto() *inferencev1.StepTiming {
 		Run:            durationpb.New(t.Run),
 		BatchSize:      t.BatchSize,
 		BatchRows:      t.BatchRows,
+		Rows:           t.Rows,
 		DispatchReason: t.Dispatch,
 		Local:          t.Local,
 		Arrival:        durationpb.New(t.Arrival),
@@ -483,6 +484,7 @@ func TimingFromProto(t *inferencev1.StepTiming) StepTiming {
 		Run:       t.GetRun().AsDuration(),
 		BatchSize: t.GetBatchSize(),
 		BatchRows: t.GetBatchRows(),
+		Rows:      t.GetRows(),
 		Dispatch:  t.GetDispatchReason(),
 		Local:     t.GetLocal(),
 	}
@@ -516,6 +518,7 @@ func codeTimings(c *wire.Coder, n uint32, timings *[]StepTiming) {
 			if !c.Writing() || t.ModelWait != 0 {
 				c.Duration(13, &t.ModelWait)
 			}
+			wire.Varint(c, 14, &t.Rows)
 		}
 	}
 }

@@ -150,6 +150,7 @@ func referenceTimings(in []*inferencev1.StepTiming, most int) ([]envelope.StepTi
 			Run:       t.GetRun().AsDuration(),
 			BatchSize: t.GetBatchSize(),
 			BatchRows: t.GetBatchRows(),
+			Rows:      t.GetRows(),
 			Dispatch:  t.GetDispatchReason(),
 			Local:     t.GetLocal(),
 			Arrival:   t.GetArrival().AsDuration(),

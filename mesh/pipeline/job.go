@@ -72,6 +72,24 @@ func JobStateName(s inferencev1.JobState) string {
 	return strings.ToLower(strings.TrimPrefix(s.String(), "JOB_STATE_"))
 }
 
+// AddJobTime counts the time since the last call, or since acceptance, for the state that the job
+// is in.
+func AddJobTime(j *inferencev1.Job, now time.Time) {
+	if j.GetUsage() == nil {
+		j.Usage = new(inferencev1.JobUsage)
+	}
+	u := j.GetUsage()
+	took := max(0, now.Sub(j.GetAcceptedAt().AsTime()).Seconds()-u.GetQueuedSeconds()-u.GetDelayedSeconds()-u.GetRunningSeconds())
+	switch j.GetState() {
+	case inferencev1.JobState_JOB_STATE_RUNNING:
+		u.RunningSeconds += took
+	case inferencev1.JobState_JOB_STATE_DELAYED:
+		u.DelayedSeconds += took
+	default:
+		u.QueuedSeconds += took
+	}
+}
+
 // JobDocument is a job as JSON has it, in answers and webhooks.
 type JobDocument struct {
 	ID              string            `json:"id"`
@@ -91,6 +109,35 @@ type JobDocument struct {
 	Reason          string            `json:"reason,omitempty"`
 	Message         string            `json:"message,omitempty"`
 	Attributes      map[string]string `json:"attributes,omitempty"`
+	Usage           *JobUsage         `json:"usage,omitempty"`
+}
+
+// JobUsage is what a job took over all its attempts, as JSON has it.
+type JobUsage struct {
+	Attempts         uint32  `json:"attempts"`
+	QueuedSeconds    float64 `json:"queued_seconds"`
+	DelayedSeconds   float64 `json:"delayed_seconds"`
+	RunningSeconds   float64 `json:"running_seconds"`
+	ClosedSeconds    float64 `json:"closed_seconds"`
+	RunnerSeconds    float64 `json:"runner_seconds"`
+	BytesIn          uint64  `json:"bytes_in"`
+	BytesOut         uint64  `json:"bytes_out"`
+	PromptTokens     uint64  `json:"prompt_tokens,omitempty"`
+	CompletionTokens uint64  `json:"completion_tokens,omitempty"`
+	Cost             float64 `json:"cost,omitempty"`
+	Currency         string  `json:"currency,omitempty"`
+	Joules           float64 `json:"joules,omitempty"`
+}
+
+func jobUsageOf(u *inferencev1.JobUsage) *JobUsage {
+	if u == nil {
+		return nil
+	}
+	return &JobUsage{
+		Attempts: u.GetAttempts(), QueuedSeconds: u.GetQueuedSeconds(), DelayedSeconds: u.GetDelayedSeconds(), RunningSeconds: u.GetRunningSeconds(),
+		ClosedSeconds: u.GetClosedSeconds(), RunnerSeconds: u.GetRunnerSeconds(), BytesIn: u.GetBytesIn(), BytesOut: u.GetBytesOut(),
+		PromptTokens: u.GetPromptTokens(), CompletionTokens: u.GetCompletionTokens(), Cost: u.GetCost(), Currency: u.GetCurrency(), Joules: u.GetJoules(),
+	}
 }
 
 // JobDocumentOf returns a job as JSON has it.
@@ -106,5 +153,6 @@ func JobDocumentOf(j *inferencev1.Job) JobDocument {
 		AcceptedAt: at(j.GetAcceptedAt()), Deadline: at(j.GetDeadline()), Attempts: j.GetAttempts(), Interruptions: j.GetInterruptions(),
 		StartedAt: at(j.GetStartedAt()), RequestID: j.GetRequestId(), NotBefore: at(j.GetNotBefore()), EndedAt: at(j.GetEndedAt()),
 		CancelRequested: j.GetCancelRequested(), Reason: j.GetReason(), Message: j.GetMessage(), Attributes: j.GetAttributes(),
+		Usage: jobUsageOf(j.GetUsage()),
 	}
 }

@@ -339,8 +339,27 @@ func newJobsGet() *cobra.Command {
 		if err == nil {
 			err = table.add("", out.Msg)
 		}
-		return cmp.Or(err, table.flush())
+		if err := cmp.Or(err, table.flush()); err != nil || table.json {
+			return err
+		}
+		if u := out.Msg.GetJob().GetUsage(); u != nil {
+			fmt.Fprintln(table.out, "usage: "+usageText(u))
+		}
+		return nil
 	})
+}
+
+// usageText returns what a job took, on one line.
+func usageText(u *inferencev1.JobUsage) string {
+	out := fmt.Sprintf("%d attempts; queued %.3g s, delayed %.3g s, running %.3g s, gate closed %.3g s; runners %.3g s; %d bytes in, %d out",
+		u.GetAttempts(), u.GetQueuedSeconds(), u.GetDelayedSeconds(), u.GetRunningSeconds(), u.GetClosedSeconds(), u.GetRunnerSeconds(), u.GetBytesIn(), u.GetBytesOut())
+	if n := u.GetPromptTokens() + u.GetCompletionTokens(); n > 0 {
+		out += fmt.Sprintf("; %d + %d tokens", u.GetPromptTokens(), u.GetCompletionTokens())
+	}
+	if u.GetCost() > 0 || u.GetJoules() > 0 {
+		out += fmt.Sprintf("; cost %.6g %s, %.3g J", u.GetCost(), visible(u.GetCurrency()), u.GetJoules())
+	}
+	return out
 }
 
 func newJobsWait() *cobra.Command {

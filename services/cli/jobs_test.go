@@ -64,7 +64,11 @@ func TestJobsAreSubmittedAndWaitedFor(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		match(t, out, `JOB +PIPELINE +STATE +AGE +ATTEMPTS +DETAILS`, done+` +digits +succeeded .* labels=\[9 .*`)
+		want := []string{`JOB +PIPELINE +STATE +AGE +ATTEMPTS +DETAILS`, done + ` +digits +succeeded .* labels=\[9 .*`}
+		if verb == "get" {
+			want = append(want, `usage: 1 attempts; queued .* bytes in, .* out`)
+		}
+		match(t, out, want...)
 	}
 	out, err = run(t, "jobs", "get", done, "--json", "-a", address)
 	var r inferencev1.GetJobResponse

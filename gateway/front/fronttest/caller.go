@@ -130,7 +130,7 @@ func Respond(parts ...payload.Part) *call.Response {
 		Timeline: call.Timeline{Total: 4 * time.Millisecond, Steps: []call.StepTiming{{
 			Step: "classify", Stage: "resnet", Host: "host-1", Attempt: 2,
 			Arrival: time.Millisecond, QueueWait: 120 * time.Microsecond, BatchWait: time.Millisecond, Run: 2500 * time.Microsecond,
-			BatchSize: 8, BatchRows: 16, Dispatch: "idle",
+			BatchSize: 8, BatchRows: 16, Rows: 2, Dispatch: "idle",
 		}}},
 	}
 }

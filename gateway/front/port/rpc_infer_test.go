@@ -94,7 +94,7 @@ func TestRequestAndResponseAreConvertedFully(t *testing.T) {
 				Timeline: &inferencev1.Timeline{Total: durationpb.New(4 * time.Millisecond), Steps: []*inferencev1.StepTiming{{
 					Step: "classify", Stage: "resnet", Host: "host-1", Attempt: 2,
 					QueueWait: durationpb.New(120 * time.Microsecond), BatchWait: durationpb.New(time.Millisecond),
-					Run: durationpb.New(2500 * time.Microsecond), Arrival: durationpb.New(time.Millisecond), BatchSize: 8, BatchRows: 16, DispatchReason: "idle",
+					Run: durationpb.New(2500 * time.Microsecond), Arrival: durationpb.New(time.Millisecond), BatchSize: 8, BatchRows: 16, Rows: 2, DispatchReason: "idle",
 				}}},
 			}
 			if !proto.Equal(response.Msg, wantAnswer) {

@@ -79,7 +79,7 @@ func TestTensorsAndSeveralPartsAreJSON(t *testing.T) {
 	}
 	want := map[string]any{"total_ms": 4.0, "steps": []any{map[string]any{
 		"step": "classify", "stage": "resnet", "host": "host-1", "attempt": 2.0, "queue_wait_ms": 0.12, "batch_wait_ms": 1.0,
-		"run_ms": 2.5, "batch_size": 8.0, "batch_rows": 16.0, "dispatch_reason": "idle", "local": false,
+		"run_ms": 2.5, "batch_size": 8.0, "batch_rows": 16.0, "rows": 2.0, "dispatch_reason": "idle", "local": false,
 	}}}
 	if !reflect.DeepEqual(out.Timeline, want) {
 		t.Errorf("timeline %v", out.Timeline)

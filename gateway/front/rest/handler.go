@@ -83,7 +83,7 @@ func (h *handler) route(path string) (method, what string, serve http.HandlerFun
 	case strings.Contains(name, "/"), name == "":
 	case kind == "pipelines" && verb == ":infer":
 		return http.MethodPost, "inference", func(w http.ResponseWriter, r *http.Request) {
-			if wait, ok := asyncPreference(r.Header); ok && h.jobs != nil && h.jobs.QueueOf(name) != "" {
+			if wait, ok := asyncPreference(r.Header); ok && h.jobs != nil && h.jobs.QueueOf(r.Context(), name) != "" {
 				start := time.Now()
 				if err := h.inferAsync(w, r, name, wait); err != nil {
 					h.fail(w, err, start)

@@ -273,7 +273,7 @@ func (h *handler) inferAsync(w http.ResponseWriter, r *http.Request, name string
 		return err
 	}
 	request.WaitForCapacity = nil // a job waits in its queue
-	in := &inferencev1.SubmitJobRequest{Queue: string(h.jobs.QueueOf(name))}
+	in := &inferencev1.SubmitJobRequest{Queue: string(h.jobs.QueueOf(r.Context(), name))}
 	if err := setRequest(in, request, ""); err != nil {
 		return err
 	}

@@ -187,6 +187,7 @@ type step struct {
 	RunMS          float64 `json:"run_ms"`
 	BatchSize      uint32  `json:"batch_size"`
 	BatchRows      uint32  `json:"batch_rows"`
+	Rows           uint32  `json:"rows"`
 	DispatchReason string  `json:"dispatch_reason"`
 	Local          bool    `json:"local"`
 }
@@ -197,7 +198,7 @@ func timelineOf(t call.Timeline) timeline {
 		out.Steps[i] = step{
 			Step: string(s.Step), Stage: string(s.Stage), Host: string(s.Host), Attempt: s.Attempt,
 			QueueWaitMS: transport.Milliseconds(s.QueueWait), BatchWaitMS: transport.Milliseconds(s.BatchWait), ModelWaitMS: transport.Milliseconds(s.ModelWait), RunMS: transport.Milliseconds(s.Run),
-			BatchSize: s.BatchSize, BatchRows: s.BatchRows, DispatchReason: s.Dispatch, Local: s.Local,
+			BatchSize: s.BatchSize, BatchRows: s.BatchRows, Rows: s.Rows, DispatchReason: s.Dispatch, Local: s.Local,
 		}
 	}
 	return out

@@ -73,8 +73,9 @@ type Caller interface {
 type Jobs interface {
 	SubmitJob(ctx context.Context, in *inferencev1.SubmitJobRequest) (*inferencev1.Job, error)
 	SubmitJobs(ctx context.Context, jobs iter.Seq2[*inferencev1.SubmitJobRequest, error], answer func(*inferencev1.Job, error) error) error
-	// QueueOf returns the queue that takes requests to a pipeline as jobs; empty if there is none.
-	QueueOf(name string) pipeline.QueueName
+	// QueueOf returns the queue that takes the caller's requests to a pipeline as jobs; empty if
+	// there is none.
+	QueueOf(ctx context.Context, name string) pipeline.QueueName
 	GetJob(ctx context.Context, id string, wait time.Duration) (*inferencev1.GetJobResponse, error)
 	CancelJob(ctx context.Context, id string) (*inferencev1.Job, error)
 	ListJobs(ctx context.Context, in *inferencev1.ListJobsRequest) (*inferencev1.ListJobsResponse, error)

@@ -123,7 +123,9 @@ type Job struct {
 	// Free text of the submitter, for limits and lists.
 	Attributes map[string]string `protobuf:"bytes,16,rep,name=attributes,proto3" json:"attributes,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Of a job for this mesh.
-	Pipeline      string `protobuf:"bytes,17,opt,name=pipeline,proto3" json:"pipeline,omitempty"`
+	Pipeline string `protobuf:"bytes,17,opt,name=pipeline,proto3" json:"pipeline,omitempty"`
+	// What the attempts so far took. Complete once the job has ended.
+	Usage         *JobUsage `protobuf:"bytes,18,opt,name=usage,proto3" json:"usage,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -277,6 +279,162 @@ func (x *Job) GetPipeline() string {
 	return ""
 }
 
+func (x *Job) GetUsage() *JobUsage {
+	if x != nil {
+		return x.Usage
+	}
+	return nil
+}
+
+// JobUsage is what a job took, over all its attempts.
+type JobUsage struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Attempts that ended, also those that count against no bound: refused or interrupted ones.
+	Attempts uint32 `protobuf:"varint,1,opt,name=attempts,proto3" json:"attempts,omitempty"`
+	// From acceptance to the end of the job, by state: before the first attempt, between attempts,
+	// and while attempts ran.
+	QueuedSeconds  float64 `protobuf:"fixed64,2,opt,name=queued_seconds,json=queuedSeconds,proto3" json:"queued_seconds,omitempty"`
+	DelayedSeconds float64 `protobuf:"fixed64,3,opt,name=delayed_seconds,json=delayedSeconds,proto3" json:"delayed_seconds,omitempty"`
+	RunningSeconds float64 `protobuf:"fixed64,4,opt,name=running_seconds,json=runningSeconds,proto3" json:"running_seconds,omitempty"`
+	// The part of queued and delayed in which the gate of the pool was closed.
+	ClosedSeconds float64 `protobuf:"fixed64,5,opt,name=closed_seconds,json=closedSeconds,proto3" json:"closed_seconds,omitempty"`
+	// Time of runners in the mesh. Of a batch, the job has the part that its rows are.
+	RunnerSeconds float64 `protobuf:"fixed64,6,opt,name=runner_seconds,json=runnerSeconds,proto3" json:"runner_seconds,omitempty"`
+	// Payloads and answers of the attempts that were not refused.
+	BytesIn  uint64 `protobuf:"varint,7,opt,name=bytes_in,json=bytesIn,proto3" json:"bytes_in,omitempty"`
+	BytesOut uint64 `protobuf:"varint,8,opt,name=bytes_out,json=bytesOut,proto3" json:"bytes_out,omitempty"`
+	// As an HTTP target counts them.
+	PromptTokens     uint64 `protobuf:"varint,9,opt,name=prompt_tokens,json=promptTokens,proto3" json:"prompt_tokens,omitempty"`
+	CompletionTokens uint64 `protobuf:"varint,10,opt,name=completion_tokens,json=completionTokens,proto3" json:"completion_tokens,omitempty"`
+	// By the rates of the mesh file, in its currency.
+	Cost          float64 `protobuf:"fixed64,11,opt,name=cost,proto3" json:"cost,omitempty"`
+	Currency      string  `protobuf:"bytes,12,opt,name=currency,proto3" json:"currency,omitempty"`
+	Joules        float64 `protobuf:"fixed64,13,opt,name=joules,proto3" json:"joules,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *JobUsage) Reset() {
+	*x = JobUsage{}
+	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *JobUsage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*JobUsage) ProtoMessage() {}
+
+func (x *JobUsage) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use JobUsage.ProtoReflect.Descriptor instead.
+func (*JobUsage) Descriptor() ([]byte, []int) {
+	return file_stagemesh_inference_v1_job_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *JobUsage) GetAttempts() uint32 {
+	if x != nil {
+		return x.Attempts
+	}
+	return 0
+}
+
+func (x *JobUsage) GetQueuedSeconds() float64 {
+	if x != nil {
+		return x.QueuedSeconds
+	}
+	return 0
+}
+
+func (x *JobUsage) GetDelayedSeconds() float64 {
+	if x != nil {
+		return x.DelayedSeconds
+	}
+	return 0
+}
+
+func (x *JobUsage) GetRunningSeconds() float64 {
+	if x != nil {
+		return x.RunningSeconds
+	}
+	return 0
+}
+
+func (x *JobUsage) GetClosedSeconds() float64 {
+	if x != nil {
+		return x.ClosedSeconds
+	}
+	return 0
+}
+
+func (x *JobUsage) GetRunnerSeconds() float64 {
+	if x != nil {
+		return x.RunnerSeconds
+	}
+	return 0
+}
+
+func (x *JobUsage) GetBytesIn() uint64 {
+	if x != nil {
+		return x.BytesIn
+	}
+	return 0
+}
+
+func (x *JobUsage) GetBytesOut() uint64 {
+	if x != nil {
+		return x.BytesOut
+	}
+	return 0
+}
+
+func (x *JobUsage) GetPromptTokens() uint64 {
+	if x != nil {
+		return x.PromptTokens
+	}
+	return 0
+}
+
+func (x *JobUsage) GetCompletionTokens() uint64 {
+	if x != nil {
+		return x.CompletionTokens
+	}
+	return 0
+}
+
+func (x *JobUsage) GetCost() float64 {
+	if x != nil {
+		return x.Cost
+	}
+	return 0
+}
+
+func (x *JobUsage) GetCurrency() string {
+	if x != nil {
+		return x.Currency
+	}
+	return ""
+}
+
+func (x *JobUsage) GetJoules() float64 {
+	if x != nil {
+		return x.Joules
+	}
+	return 0
+}
+
 // HttpCall is a call of an HTTP target.
 type HttpCall struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -290,7 +448,7 @@ type HttpCall struct {
 
 func (x *HttpCall) Reset() {
 	*x = HttpCall{}
-	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[1]
+	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -302,7 +460,7 @@ func (x *HttpCall) String() string {
 func (*HttpCall) ProtoMessage() {}
 
 func (x *HttpCall) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[1]
+	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -315,7 +473,7 @@ func (x *HttpCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HttpCall.ProtoReflect.Descriptor instead.
 func (*HttpCall) Descriptor() ([]byte, []int) {
-	return file_stagemesh_inference_v1_job_proto_rawDescGZIP(), []int{1}
+	return file_stagemesh_inference_v1_job_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *HttpCall) GetPath() string {
@@ -351,7 +509,7 @@ type HttpAnswer struct {
 
 func (x *HttpAnswer) Reset() {
 	*x = HttpAnswer{}
-	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[2]
+	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -363,7 +521,7 @@ func (x *HttpAnswer) String() string {
 func (*HttpAnswer) ProtoMessage() {}
 
 func (x *HttpAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[2]
+	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -376,7 +534,7 @@ func (x *HttpAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HttpAnswer.ProtoReflect.Descriptor instead.
 func (*HttpAnswer) Descriptor() ([]byte, []int) {
-	return file_stagemesh_inference_v1_job_proto_rawDescGZIP(), []int{2}
+	return file_stagemesh_inference_v1_job_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *HttpAnswer) GetStatus() uint32 {
@@ -423,7 +581,7 @@ type SubmitJobRequest struct {
 
 func (x *SubmitJobRequest) Reset() {
 	*x = SubmitJobRequest{}
-	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[3]
+	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -435,7 +593,7 @@ func (x *SubmitJobRequest) String() string {
 func (*SubmitJobRequest) ProtoMessage() {}
 
 func (x *SubmitJobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[3]
+	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -448,7 +606,7 @@ func (x *SubmitJobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubmitJobRequest.ProtoReflect.Descriptor instead.
 func (*SubmitJobRequest) Descriptor() ([]byte, []int) {
-	return file_stagemesh_inference_v1_job_proto_rawDescGZIP(), []int{3}
+	return file_stagemesh_inference_v1_job_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *SubmitJobRequest) GetQueue() string {
@@ -548,7 +706,7 @@ type SubmitJobResponse struct {
 
 func (x *SubmitJobResponse) Reset() {
 	*x = SubmitJobResponse{}
-	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[4]
+	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -560,7 +718,7 @@ func (x *SubmitJobResponse) String() string {
 func (*SubmitJobResponse) ProtoMessage() {}
 
 func (x *SubmitJobResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[4]
+	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -573,7 +731,7 @@ func (x *SubmitJobResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubmitJobResponse.ProtoReflect.Descriptor instead.
 func (*SubmitJobResponse) Descriptor() ([]byte, []int) {
-	return file_stagemesh_inference_v1_job_proto_rawDescGZIP(), []int{4}
+	return file_stagemesh_inference_v1_job_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *SubmitJobResponse) GetJob() *Job {
@@ -593,7 +751,7 @@ type SubmitJobsRequest struct {
 
 func (x *SubmitJobsRequest) Reset() {
 	*x = SubmitJobsRequest{}
-	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[5]
+	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -605,7 +763,7 @@ func (x *SubmitJobsRequest) String() string {
 func (*SubmitJobsRequest) ProtoMessage() {}
 
 func (x *SubmitJobsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[5]
+	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -618,7 +776,7 @@ func (x *SubmitJobsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubmitJobsRequest.ProtoReflect.Descriptor instead.
 func (*SubmitJobsRequest) Descriptor() ([]byte, []int) {
-	return file_stagemesh_inference_v1_job_proto_rawDescGZIP(), []int{5}
+	return file_stagemesh_inference_v1_job_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *SubmitJobsRequest) GetJobs() []*SubmitJobRequest {
@@ -638,7 +796,7 @@ type SubmitJobsResponse struct {
 
 func (x *SubmitJobsResponse) Reset() {
 	*x = SubmitJobsResponse{}
-	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[6]
+	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -650,7 +808,7 @@ func (x *SubmitJobsResponse) String() string {
 func (*SubmitJobsResponse) ProtoMessage() {}
 
 func (x *SubmitJobsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[6]
+	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -663,7 +821,7 @@ func (x *SubmitJobsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubmitJobsResponse.ProtoReflect.Descriptor instead.
 func (*SubmitJobsResponse) Descriptor() ([]byte, []int) {
-	return file_stagemesh_inference_v1_job_proto_rawDescGZIP(), []int{6}
+	return file_stagemesh_inference_v1_job_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *SubmitJobsResponse) GetAnswers() []*SubmitJobAnswer {
@@ -687,7 +845,7 @@ type SubmitJobAnswer struct {
 
 func (x *SubmitJobAnswer) Reset() {
 	*x = SubmitJobAnswer{}
-	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[7]
+	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -699,7 +857,7 @@ func (x *SubmitJobAnswer) String() string {
 func (*SubmitJobAnswer) ProtoMessage() {}
 
 func (x *SubmitJobAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[7]
+	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -712,7 +870,7 @@ func (x *SubmitJobAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubmitJobAnswer.ProtoReflect.Descriptor instead.
 func (*SubmitJobAnswer) Descriptor() ([]byte, []int) {
-	return file_stagemesh_inference_v1_job_proto_rawDescGZIP(), []int{7}
+	return file_stagemesh_inference_v1_job_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *SubmitJobAnswer) GetAnswer() isSubmitJobAnswer_Answer {
@@ -770,7 +928,7 @@ type SubmitJobFailure struct {
 
 func (x *SubmitJobFailure) Reset() {
 	*x = SubmitJobFailure{}
-	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[8]
+	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -782,7 +940,7 @@ func (x *SubmitJobFailure) String() string {
 func (*SubmitJobFailure) ProtoMessage() {}
 
 func (x *SubmitJobFailure) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[8]
+	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -795,7 +953,7 @@ func (x *SubmitJobFailure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubmitJobFailure.ProtoReflect.Descriptor instead.
 func (*SubmitJobFailure) Descriptor() ([]byte, []int) {
-	return file_stagemesh_inference_v1_job_proto_rawDescGZIP(), []int{8}
+	return file_stagemesh_inference_v1_job_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *SubmitJobFailure) GetReason() string {
@@ -831,7 +989,7 @@ type GetJobRequest struct {
 
 func (x *GetJobRequest) Reset() {
 	*x = GetJobRequest{}
-	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[9]
+	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -843,7 +1001,7 @@ func (x *GetJobRequest) String() string {
 func (*GetJobRequest) ProtoMessage() {}
 
 func (x *GetJobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[9]
+	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -856,7 +1014,7 @@ func (x *GetJobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetJobRequest.ProtoReflect.Descriptor instead.
 func (*GetJobRequest) Descriptor() ([]byte, []int) {
-	return file_stagemesh_inference_v1_job_proto_rawDescGZIP(), []int{9}
+	return file_stagemesh_inference_v1_job_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *GetJobRequest) GetId() string {
@@ -888,7 +1046,7 @@ type GetJobResponse struct {
 
 func (x *GetJobResponse) Reset() {
 	*x = GetJobResponse{}
-	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[10]
+	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -900,7 +1058,7 @@ func (x *GetJobResponse) String() string {
 func (*GetJobResponse) ProtoMessage() {}
 
 func (x *GetJobResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[10]
+	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -913,7 +1071,7 @@ func (x *GetJobResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetJobResponse.ProtoReflect.Descriptor instead.
 func (*GetJobResponse) Descriptor() ([]byte, []int) {
-	return file_stagemesh_inference_v1_job_proto_rawDescGZIP(), []int{10}
+	return file_stagemesh_inference_v1_job_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *GetJobResponse) GetJob() *Job {
@@ -975,7 +1133,7 @@ type CancelJobRequest struct {
 
 func (x *CancelJobRequest) Reset() {
 	*x = CancelJobRequest{}
-	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[11]
+	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -987,7 +1145,7 @@ func (x *CancelJobRequest) String() string {
 func (*CancelJobRequest) ProtoMessage() {}
 
 func (x *CancelJobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[11]
+	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1000,7 +1158,7 @@ func (x *CancelJobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelJobRequest.ProtoReflect.Descriptor instead.
 func (*CancelJobRequest) Descriptor() ([]byte, []int) {
-	return file_stagemesh_inference_v1_job_proto_rawDescGZIP(), []int{11}
+	return file_stagemesh_inference_v1_job_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *CancelJobRequest) GetId() string {
@@ -1020,7 +1178,7 @@ type CancelJobResponse struct {
 
 func (x *CancelJobResponse) Reset() {
 	*x = CancelJobResponse{}
-	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[12]
+	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1032,7 +1190,7 @@ func (x *CancelJobResponse) String() string {
 func (*CancelJobResponse) ProtoMessage() {}
 
 func (x *CancelJobResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[12]
+	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1045,7 +1203,7 @@ func (x *CancelJobResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelJobResponse.ProtoReflect.Descriptor instead.
 func (*CancelJobResponse) Descriptor() ([]byte, []int) {
-	return file_stagemesh_inference_v1_job_proto_rawDescGZIP(), []int{12}
+	return file_stagemesh_inference_v1_job_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *CancelJobResponse) GetJob() *Job {
@@ -1074,7 +1232,7 @@ type ListJobsRequest struct {
 
 func (x *ListJobsRequest) Reset() {
 	*x = ListJobsRequest{}
-	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[13]
+	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1086,7 +1244,7 @@ func (x *ListJobsRequest) String() string {
 func (*ListJobsRequest) ProtoMessage() {}
 
 func (x *ListJobsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[13]
+	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1099,7 +1257,7 @@ func (x *ListJobsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListJobsRequest.ProtoReflect.Descriptor instead.
 func (*ListJobsRequest) Descriptor() ([]byte, []int) {
-	return file_stagemesh_inference_v1_job_proto_rawDescGZIP(), []int{13}
+	return file_stagemesh_inference_v1_job_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ListJobsRequest) GetQueue() string {
@@ -1149,7 +1307,7 @@ type ListJobsResponse struct {
 
 func (x *ListJobsResponse) Reset() {
 	*x = ListJobsResponse{}
-	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[14]
+	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1161,7 +1319,7 @@ func (x *ListJobsResponse) String() string {
 func (*ListJobsResponse) ProtoMessage() {}
 
 func (x *ListJobsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[14]
+	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1174,7 +1332,7 @@ func (x *ListJobsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListJobsResponse.ProtoReflect.Descriptor instead.
 func (*ListJobsResponse) Descriptor() ([]byte, []int) {
-	return file_stagemesh_inference_v1_job_proto_rawDescGZIP(), []int{14}
+	return file_stagemesh_inference_v1_job_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ListJobsResponse) GetJobs() []*Job {
@@ -1195,7 +1353,7 @@ var File_stagemesh_inference_v1_job_proto protoreflect.FileDescriptor
 
 const file_stagemesh_inference_v1_job_proto_rawDesc = "" +
 	"\n" +
-	" stagemesh/inference/v1/job.proto\x12\x16stagemesh.inference.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a&stagemesh/inference/v1/inference.proto\"\x87\x06\n" +
+	" stagemesh/inference/v1/job.proto\x12\x16stagemesh.inference.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a&stagemesh/inference/v1/inference.proto\"\xbf\x06\n" +
 	"\x03Job\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
 	"\x05queue\x18\x02 \x01(\tR\x05queue\x126\n" +
@@ -1220,10 +1378,26 @@ const file_stagemesh_inference_v1_job_proto_rawDesc = "" +
 	"\n" +
 	"attributes\x18\x10 \x03(\v2+.stagemesh.inference.v1.Job.AttributesEntryR\n" +
 	"attributes\x12\x1a\n" +
-	"\bpipeline\x18\x11 \x01(\tR\bpipeline\x1a=\n" +
+	"\bpipeline\x18\x11 \x01(\tR\bpipeline\x126\n" +
+	"\x05usage\x18\x12 \x01(\v2 .stagemesh.inference.v1.JobUsageR\x05usage\x1a=\n" +
 	"\x0fAttributesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"U\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xbf\x03\n" +
+	"\bJobUsage\x12\x1a\n" +
+	"\battempts\x18\x01 \x01(\rR\battempts\x12%\n" +
+	"\x0equeued_seconds\x18\x02 \x01(\x01R\rqueuedSeconds\x12'\n" +
+	"\x0fdelayed_seconds\x18\x03 \x01(\x01R\x0edelayedSeconds\x12'\n" +
+	"\x0frunning_seconds\x18\x04 \x01(\x01R\x0erunningSeconds\x12%\n" +
+	"\x0eclosed_seconds\x18\x05 \x01(\x01R\rclosedSeconds\x12%\n" +
+	"\x0erunner_seconds\x18\x06 \x01(\x01R\rrunnerSeconds\x12\x19\n" +
+	"\bbytes_in\x18\a \x01(\x04R\abytesIn\x12\x1b\n" +
+	"\tbytes_out\x18\b \x01(\x04R\bbytesOut\x12#\n" +
+	"\rprompt_tokens\x18\t \x01(\x04R\fpromptTokens\x12+\n" +
+	"\x11completion_tokens\x18\n" +
+	" \x01(\x04R\x10completionTokens\x12\x12\n" +
+	"\x04cost\x18\v \x01(\x01R\x04cost\x12\x1a\n" +
+	"\bcurrency\x18\f \x01(\tR\bcurrency\x12\x16\n" +
+	"\x06joules\x18\r \x01(\x01R\x06joules\"U\n" +
 	"\bHttpCall\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12!\n" +
 	"\fcontent_type\x18\x02 \x01(\tR\vcontentType\x12\x12\n" +
@@ -1315,72 +1489,74 @@ func file_stagemesh_inference_v1_job_proto_rawDescGZIP() []byte {
 }
 
 var file_stagemesh_inference_v1_job_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_stagemesh_inference_v1_job_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_stagemesh_inference_v1_job_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
 var file_stagemesh_inference_v1_job_proto_goTypes = []any{
 	(JobState)(0),                 // 0: stagemesh.inference.v1.JobState
 	(*Job)(nil),                   // 1: stagemesh.inference.v1.Job
-	(*HttpCall)(nil),              // 2: stagemesh.inference.v1.HttpCall
-	(*HttpAnswer)(nil),            // 3: stagemesh.inference.v1.HttpAnswer
-	(*SubmitJobRequest)(nil),      // 4: stagemesh.inference.v1.SubmitJobRequest
-	(*SubmitJobResponse)(nil),     // 5: stagemesh.inference.v1.SubmitJobResponse
-	(*SubmitJobsRequest)(nil),     // 6: stagemesh.inference.v1.SubmitJobsRequest
-	(*SubmitJobsResponse)(nil),    // 7: stagemesh.inference.v1.SubmitJobsResponse
-	(*SubmitJobAnswer)(nil),       // 8: stagemesh.inference.v1.SubmitJobAnswer
-	(*SubmitJobFailure)(nil),      // 9: stagemesh.inference.v1.SubmitJobFailure
-	(*GetJobRequest)(nil),         // 10: stagemesh.inference.v1.GetJobRequest
-	(*GetJobResponse)(nil),        // 11: stagemesh.inference.v1.GetJobResponse
-	(*CancelJobRequest)(nil),      // 12: stagemesh.inference.v1.CancelJobRequest
-	(*CancelJobResponse)(nil),     // 13: stagemesh.inference.v1.CancelJobResponse
-	(*ListJobsRequest)(nil),       // 14: stagemesh.inference.v1.ListJobsRequest
-	(*ListJobsResponse)(nil),      // 15: stagemesh.inference.v1.ListJobsResponse
-	nil,                           // 16: stagemesh.inference.v1.Job.AttributesEntry
-	nil,                           // 17: stagemesh.inference.v1.SubmitJobRequest.AttributesEntry
-	(*timestamppb.Timestamp)(nil), // 18: google.protobuf.Timestamp
-	(*InferRequest)(nil),          // 19: stagemesh.inference.v1.InferRequest
-	(*durationpb.Duration)(nil),   // 20: google.protobuf.Duration
-	(*InferResponse)(nil),         // 21: stagemesh.inference.v1.InferResponse
+	(*JobUsage)(nil),              // 2: stagemesh.inference.v1.JobUsage
+	(*HttpCall)(nil),              // 3: stagemesh.inference.v1.HttpCall
+	(*HttpAnswer)(nil),            // 4: stagemesh.inference.v1.HttpAnswer
+	(*SubmitJobRequest)(nil),      // 5: stagemesh.inference.v1.SubmitJobRequest
+	(*SubmitJobResponse)(nil),     // 6: stagemesh.inference.v1.SubmitJobResponse
+	(*SubmitJobsRequest)(nil),     // 7: stagemesh.inference.v1.SubmitJobsRequest
+	(*SubmitJobsResponse)(nil),    // 8: stagemesh.inference.v1.SubmitJobsResponse
+	(*SubmitJobAnswer)(nil),       // 9: stagemesh.inference.v1.SubmitJobAnswer
+	(*SubmitJobFailure)(nil),      // 10: stagemesh.inference.v1.SubmitJobFailure
+	(*GetJobRequest)(nil),         // 11: stagemesh.inference.v1.GetJobRequest
+	(*GetJobResponse)(nil),        // 12: stagemesh.inference.v1.GetJobResponse
+	(*CancelJobRequest)(nil),      // 13: stagemesh.inference.v1.CancelJobRequest
+	(*CancelJobResponse)(nil),     // 14: stagemesh.inference.v1.CancelJobResponse
+	(*ListJobsRequest)(nil),       // 15: stagemesh.inference.v1.ListJobsRequest
+	(*ListJobsResponse)(nil),      // 16: stagemesh.inference.v1.ListJobsResponse
+	nil,                           // 17: stagemesh.inference.v1.Job.AttributesEntry
+	nil,                           // 18: stagemesh.inference.v1.SubmitJobRequest.AttributesEntry
+	(*timestamppb.Timestamp)(nil), // 19: google.protobuf.Timestamp
+	(*InferRequest)(nil),          // 20: stagemesh.inference.v1.InferRequest
+	(*durationpb.Duration)(nil),   // 21: google.protobuf.Duration
+	(*InferResponse)(nil),         // 22: stagemesh.inference.v1.InferResponse
 }
 var file_stagemesh_inference_v1_job_proto_depIdxs = []int32{
 	0,  // 0: stagemesh.inference.v1.Job.state:type_name -> stagemesh.inference.v1.JobState
-	18, // 1: stagemesh.inference.v1.Job.accepted_at:type_name -> google.protobuf.Timestamp
-	18, // 2: stagemesh.inference.v1.Job.deadline:type_name -> google.protobuf.Timestamp
-	18, // 3: stagemesh.inference.v1.Job.started_at:type_name -> google.protobuf.Timestamp
-	18, // 4: stagemesh.inference.v1.Job.not_before:type_name -> google.protobuf.Timestamp
-	18, // 5: stagemesh.inference.v1.Job.ended_at:type_name -> google.protobuf.Timestamp
-	16, // 6: stagemesh.inference.v1.Job.attributes:type_name -> stagemesh.inference.v1.Job.AttributesEntry
-	19, // 7: stagemesh.inference.v1.SubmitJobRequest.infer:type_name -> stagemesh.inference.v1.InferRequest
-	2,  // 8: stagemesh.inference.v1.SubmitJobRequest.http:type_name -> stagemesh.inference.v1.HttpCall
-	18, // 9: stagemesh.inference.v1.SubmitJobRequest.deadline:type_name -> google.protobuf.Timestamp
-	20, // 10: stagemesh.inference.v1.SubmitJobRequest.ttl:type_name -> google.protobuf.Duration
-	17, // 11: stagemesh.inference.v1.SubmitJobRequest.attributes:type_name -> stagemesh.inference.v1.SubmitJobRequest.AttributesEntry
-	1,  // 12: stagemesh.inference.v1.SubmitJobResponse.job:type_name -> stagemesh.inference.v1.Job
-	4,  // 13: stagemesh.inference.v1.SubmitJobsRequest.jobs:type_name -> stagemesh.inference.v1.SubmitJobRequest
-	8,  // 14: stagemesh.inference.v1.SubmitJobsResponse.answers:type_name -> stagemesh.inference.v1.SubmitJobAnswer
-	1,  // 15: stagemesh.inference.v1.SubmitJobAnswer.job:type_name -> stagemesh.inference.v1.Job
-	9,  // 16: stagemesh.inference.v1.SubmitJobAnswer.failure:type_name -> stagemesh.inference.v1.SubmitJobFailure
-	20, // 17: stagemesh.inference.v1.SubmitJobFailure.retry_after:type_name -> google.protobuf.Duration
-	20, // 18: stagemesh.inference.v1.GetJobRequest.wait:type_name -> google.protobuf.Duration
-	1,  // 19: stagemesh.inference.v1.GetJobResponse.job:type_name -> stagemesh.inference.v1.Job
-	21, // 20: stagemesh.inference.v1.GetJobResponse.infer:type_name -> stagemesh.inference.v1.InferResponse
-	3,  // 21: stagemesh.inference.v1.GetJobResponse.http:type_name -> stagemesh.inference.v1.HttpAnswer
-	1,  // 22: stagemesh.inference.v1.CancelJobResponse.job:type_name -> stagemesh.inference.v1.Job
-	20, // 23: stagemesh.inference.v1.ListJobsRequest.wait:type_name -> google.protobuf.Duration
-	1,  // 24: stagemesh.inference.v1.ListJobsResponse.jobs:type_name -> stagemesh.inference.v1.Job
-	4,  // 25: stagemesh.inference.v1.JobService.SubmitJob:input_type -> stagemesh.inference.v1.SubmitJobRequest
-	6,  // 26: stagemesh.inference.v1.JobService.SubmitJobs:input_type -> stagemesh.inference.v1.SubmitJobsRequest
-	10, // 27: stagemesh.inference.v1.JobService.GetJob:input_type -> stagemesh.inference.v1.GetJobRequest
-	12, // 28: stagemesh.inference.v1.JobService.CancelJob:input_type -> stagemesh.inference.v1.CancelJobRequest
-	14, // 29: stagemesh.inference.v1.JobService.ListJobs:input_type -> stagemesh.inference.v1.ListJobsRequest
-	5,  // 30: stagemesh.inference.v1.JobService.SubmitJob:output_type -> stagemesh.inference.v1.SubmitJobResponse
-	7,  // 31: stagemesh.inference.v1.JobService.SubmitJobs:output_type -> stagemesh.inference.v1.SubmitJobsResponse
-	11, // 32: stagemesh.inference.v1.JobService.GetJob:output_type -> stagemesh.inference.v1.GetJobResponse
-	13, // 33: stagemesh.inference.v1.JobService.CancelJob:output_type -> stagemesh.inference.v1.CancelJobResponse
-	15, // 34: stagemesh.inference.v1.JobService.ListJobs:output_type -> stagemesh.inference.v1.ListJobsResponse
-	30, // [30:35] is the sub-list for method output_type
-	25, // [25:30] is the sub-list for method input_type
-	25, // [25:25] is the sub-list for extension type_name
-	25, // [25:25] is the sub-list for extension extendee
-	0,  // [0:25] is the sub-list for field type_name
+	19, // 1: stagemesh.inference.v1.Job.accepted_at:type_name -> google.protobuf.Timestamp
+	19, // 2: stagemesh.inference.v1.Job.deadline:type_name -> google.protobuf.Timestamp
+	19, // 3: stagemesh.inference.v1.Job.started_at:type_name -> google.protobuf.Timestamp
+	19, // 4: stagemesh.inference.v1.Job.not_before:type_name -> google.protobuf.Timestamp
+	19, // 5: stagemesh.inference.v1.Job.ended_at:type_name -> google.protobuf.Timestamp
+	17, // 6: stagemesh.inference.v1.Job.attributes:type_name -> stagemesh.inference.v1.Job.AttributesEntry
+	2,  // 7: stagemesh.inference.v1.Job.usage:type_name -> stagemesh.inference.v1.JobUsage
+	20, // 8: stagemesh.inference.v1.SubmitJobRequest.infer:type_name -> stagemesh.inference.v1.InferRequest
+	3,  // 9: stagemesh.inference.v1.SubmitJobRequest.http:type_name -> stagemesh.inference.v1.HttpCall
+	19, // 10: stagemesh.inference.v1.SubmitJobRequest.deadline:type_name -> google.protobuf.Timestamp
+	21, // 11: stagemesh.inference.v1.SubmitJobRequest.ttl:type_name -> google.protobuf.Duration
+	18, // 12: stagemesh.inference.v1.SubmitJobRequest.attributes:type_name -> stagemesh.inference.v1.SubmitJobRequest.AttributesEntry
+	1,  // 13: stagemesh.inference.v1.SubmitJobResponse.job:type_name -> stagemesh.inference.v1.Job
+	5,  // 14: stagemesh.inference.v1.SubmitJobsRequest.jobs:type_name -> stagemesh.inference.v1.SubmitJobRequest
+	9,  // 15: stagemesh.inference.v1.SubmitJobsResponse.answers:type_name -> stagemesh.inference.v1.SubmitJobAnswer
+	1,  // 16: stagemesh.inference.v1.SubmitJobAnswer.job:type_name -> stagemesh.inference.v1.Job
+	10, // 17: stagemesh.inference.v1.SubmitJobAnswer.failure:type_name -> stagemesh.inference.v1.SubmitJobFailure
+	21, // 18: stagemesh.inference.v1.SubmitJobFailure.retry_after:type_name -> google.protobuf.Duration
+	21, // 19: stagemesh.inference.v1.GetJobRequest.wait:type_name -> google.protobuf.Duration
+	1,  // 20: stagemesh.inference.v1.GetJobResponse.job:type_name -> stagemesh.inference.v1.Job
+	22, // 21: stagemesh.inference.v1.GetJobResponse.infer:type_name -> stagemesh.inference.v1.InferResponse
+	4,  // 22: stagemesh.inference.v1.GetJobResponse.http:type_name -> stagemesh.inference.v1.HttpAnswer
+	1,  // 23: stagemesh.inference.v1.CancelJobResponse.job:type_name -> stagemesh.inference.v1.Job
+	21, // 24: stagemesh.inference.v1.ListJobsRequest.wait:type_name -> google.protobuf.Duration
+	1,  // 25: stagemesh.inference.v1.ListJobsResponse.jobs:type_name -> stagemesh.inference.v1.Job
+	5,  // 26: stagemesh.inference.v1.JobService.SubmitJob:input_type -> stagemesh.inference.v1.SubmitJobRequest
+	7,  // 27: stagemesh.inference.v1.JobService.SubmitJobs:input_type -> stagemesh.inference.v1.SubmitJobsRequest
+	11, // 28: stagemesh.inference.v1.JobService.GetJob:input_type -> stagemesh.inference.v1.GetJobRequest
+	13, // 29: stagemesh.inference.v1.JobService.CancelJob:input_type -> stagemesh.inference.v1.CancelJobRequest
+	15, // 30: stagemesh.inference.v1.JobService.ListJobs:input_type -> stagemesh.inference.v1.ListJobsRequest
+	6,  // 31: stagemesh.inference.v1.JobService.SubmitJob:output_type -> stagemesh.inference.v1.SubmitJobResponse
+	8,  // 32: stagemesh.inference.v1.JobService.SubmitJobs:output_type -> stagemesh.inference.v1.SubmitJobsResponse
+	12, // 33: stagemesh.inference.v1.JobService.GetJob:output_type -> stagemesh.inference.v1.GetJobResponse
+	14, // 34: stagemesh.inference.v1.JobService.CancelJob:output_type -> stagemesh.inference.v1.CancelJobResponse
+	16, // 35: stagemesh.inference.v1.JobService.ListJobs:output_type -> stagemesh.inference.v1.ListJobsResponse
+	31, // [31:36] is the sub-list for method output_type
+	26, // [26:31] is the sub-list for method input_type
+	26, // [26:26] is the sub-list for extension type_name
+	26, // [26:26] is the sub-list for extension extendee
+	0,  // [0:26] is the sub-list for field type_name
 }
 
 func init() { file_stagemesh_inference_v1_job_proto_init() }
@@ -1389,15 +1565,15 @@ func file_stagemesh_inference_v1_job_proto_init() {
 		return
 	}
 	file_stagemesh_inference_v1_inference_proto_init()
-	file_stagemesh_inference_v1_job_proto_msgTypes[3].OneofWrappers = []any{
+	file_stagemesh_inference_v1_job_proto_msgTypes[4].OneofWrappers = []any{
 		(*SubmitJobRequest_Infer)(nil),
 		(*SubmitJobRequest_Http)(nil),
 	}
-	file_stagemesh_inference_v1_job_proto_msgTypes[7].OneofWrappers = []any{
+	file_stagemesh_inference_v1_job_proto_msgTypes[8].OneofWrappers = []any{
 		(*SubmitJobAnswer_Job)(nil),
 		(*SubmitJobAnswer_Failure)(nil),
 	}
-	file_stagemesh_inference_v1_job_proto_msgTypes[10].OneofWrappers = []any{
+	file_stagemesh_inference_v1_job_proto_msgTypes[11].OneofWrappers = []any{
 		(*GetJobResponse_Infer)(nil),
 		(*GetJobResponse_Http)(nil),
 	}
@@ -1407,7 +1583,7 @@ func file_stagemesh_inference_v1_job_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_stagemesh_inference_v1_job_proto_rawDesc), len(file_stagemesh_inference_v1_job_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   17,
+			NumMessages:   18,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

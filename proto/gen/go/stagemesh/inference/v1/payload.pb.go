@@ -693,7 +693,9 @@ type StepTiming struct {
 	// clocks of both, which may differ.
 	Arrival *durationpb.Duration `protobuf:"bytes,12,opt,name=arrival,proto3" json:"arrival,omitempty"`
 	// The part of batch_wait before the item's model was loaded.
-	ModelWait     *durationpb.Duration `protobuf:"bytes,13,opt,name=model_wait,json=modelWait,proto3" json:"model_wait,omitempty"`
+	ModelWait *durationpb.Duration `protobuf:"bytes,13,opt,name=model_wait,json=modelWait,proto3" json:"model_wait,omitempty"`
+	// Rows of this item, of those in the batch.
+	Rows          uint32 `protobuf:"varint,14,opt,name=rows,proto3" json:"rows,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -819,6 +821,13 @@ func (x *StepTiming) GetModelWait() *durationpb.Duration {
 	return nil
 }
 
+func (x *StepTiming) GetRows() uint32 {
+	if x != nil {
+		return x.Rows
+	}
+	return 0
+}
+
 var File_stagemesh_inference_v1_payload_proto protoreflect.FileDescriptor
 
 const file_stagemesh_inference_v1_payload_proto_rawDesc = "" +
@@ -863,7 +872,7 @@ const file_stagemesh_inference_v1_payload_proto_rawDesc = "" +
 	"\x04name\"u\n" +
 	"\bTimeline\x12/\n" +
 	"\x05total\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x05total\x128\n" +
-	"\x05steps\x18\x02 \x03(\v2\".stagemesh.inference.v1.StepTimingR\x05steps\"\xf1\x03\n" +
+	"\x05steps\x18\x02 \x03(\v2\".stagemesh.inference.v1.StepTimingR\x05steps\"\x85\x04\n" +
 	"\n" +
 	"StepTiming\x12\x12\n" +
 	"\x04step\x18\x01 \x01(\tR\x04step\x12\x14\n" +
@@ -884,7 +893,8 @@ const file_stagemesh_inference_v1_payload_proto_rawDesc = "" +
 	"\x05local\x18\v \x01(\bR\x05local\x123\n" +
 	"\aarrival\x18\f \x01(\v2\x19.google.protobuf.DurationR\aarrival\x128\n" +
 	"\n" +
-	"model_wait\x18\r \x01(\v2\x19.google.protobuf.DurationR\tmodelWait*T\n" +
+	"model_wait\x18\r \x01(\v2\x19.google.protobuf.DurationR\tmodelWait\x12\x12\n" +
+	"\x04rows\x18\x0e \x01(\rR\x04rows*T\n" +
 	"\n" +
 	"Durability\x12\x1a\n" +
 	"\x16DURABILITY_UNSPECIFIED\x10\x00\x12\x15\n" +
