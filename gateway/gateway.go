@@ -160,6 +160,10 @@ func (g *Gateway) serve(ctx context.Context) error {
 	if err != nil {
 		return errors.Join(err, g.service.Stop(ctx))
 	}
+	onBroker, err := g.serveTenants()
+	if err != nil {
+		return errors.Join(err, g.stop(ctx, ports))
+	}
 	close(g.ready)
 	err = ports.until(ctx)
 	g.beginStop()
@@ -169,7 +173,7 @@ func (g *Gateway) serve(ctx context.Context) error {
 	}
 	drain, cancel := process.DrainContext(ctx, g.settings.DrainTimeout)
 	defer cancel()
-	err = errors.Join(err, g.stop(drain, ports))
+	err = errors.Join(err, onBroker.stop(func() error { return g.stop(drain, ports) }))
 	g.log.Info("drained")
 	return err
 }

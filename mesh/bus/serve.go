@@ -3,6 +3,7 @@ package bus
 import (
 	"context"
 	"errors"
+	"strconv"
 	"strings"
 	"time"
 
@@ -117,6 +118,72 @@ func (b *Bus) ServeJobCancels(handle func(pipeline.JobID)) (stop func() error, e
 			handle(id)
 		}
 	})
+}
+
+// NotifyJobEnd publishes the end of a job, which is stored. It is best effort.
+func (b *Bus) NotifyJobEnd(queue pipeline.QueueName, tenant string, end []byte) {
+	_ = b.nc.Publish(b.JobEnd(queue, tenant), end)
+}
+
+// JobRequest is a request of a tenant about its jobs.
+type JobRequest struct {
+	// Tenant and Method are what the subject says; Method is as submit.nightly, get or cancel.
+	Tenant, Method string
+	Data           []byte
+
+	msg *nats.Msg
+}
+
+// Respond answers the request: with a message, or with the code and the message of a failure and a
+// document about it. ErrTooLarge means that the answer is over the broker's limit.
+func (r JobRequest) Respond(answer []byte, code int, failure string) error {
+	if r.msg.Reply == "" {
+		return nil
+	}
+	out := &nats.Msg{Subject: r.msg.Reply, Data: answer}
+	if code != 0 {
+		// The headers of NATS services. A header is one line.
+		out.Header = nats.Header{"Nats-Service-Error-Code": {strconv.Itoa(code)}, "Nats-Service-Error": {strings.Map(func(r rune) rune {
+			if r < ' ' {
+				return ' '
+			}
+			return r
+		}, failure)}}
+	}
+	if err := r.msg.RespondMsg(out); err != nil {
+		return sendError(err)
+	}
+	return nil
+}
+
+const (
+	jobRequestGroup = "jobs"
+	// jobRequestBytes bounds the requests that wait for the handler.
+	jobRequestBytes = 64 << 20
+)
+
+// ServeJobRequests passes each request about jobs to one of the processes that serve them, until
+// stop is called; ended closes once handle is not called any more. handle may block; requests
+// beyond what may wait are dropped.
+func (b *Bus) ServeJobRequests(handle func(JobRequest)) (stop func(), ended <-chan struct{}, err error) {
+	closed := make(chan struct{})
+	sub, err := b.nc.QueueSubscribe(b.JobRequests(), jobRequestGroup, func(msg *nats.Msg) {
+		r := JobRequest{Data: msg.Data, msg: msg}
+		r.Tenant, r.Method = b.JobRequestOf(msg.Subject)
+		handle(r)
+	})
+	if err != nil {
+		return nil, nil, sendError(err)
+	}
+	sub.SetClosedHandler(func(string) { close(closed) })
+	if err = sub.SetPendingLimits(backlog, jobRequestBytes); err == nil {
+		err = b.flush()
+	}
+	return func() {
+		if !b.Connected() || sub.Drain() != nil { // a drain waits for the broker
+			_ = sub.Unsubscribe()
+		}
+	}, closed, err
 }
 
 // aliveWait is how long a host may take to answer. A slow host is still a host:

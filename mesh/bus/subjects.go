@@ -159,6 +159,21 @@ func (s Subjects) JobOf(subject string) (id pipeline.JobID, tenant string, ok bo
 // JobCancel is the subject on which gateways say that a job was cancelled.
 func (s Subjects) JobCancel() string { return string(s.mesh) + ".jobcancel" }
 
+// JobRequests matches the requests of tenants about their jobs, "<method>" or "<method>.<queue>"
+// after the tenant.
+func (s Subjects) JobRequests() string { return string(s.mesh) + ".jobs.*.>" }
+
+// JobRequestOf returns the tenant and the method of a request's subject.
+func (s Subjects) JobRequestOf(subject string) (tenant, method string) {
+	tenant, method, _ = strings.Cut(strings.TrimPrefix(subject, string(s.mesh)+".jobs."), ".")
+	return tenant, method
+}
+
+// JobEnd is the subject on which the ends of a tenant's jobs in a queue are published.
+func (s Subjects) JobEnd(queue pipeline.QueueName, tenant string) string {
+	return string(s.mesh) + ".jobends." + tenantToken(tenant) + "." + string(queue)
+}
+
 // JobControl is the subject of a value that dispatchers share, such as the lease of a pool;
 // "*" matches any.
 func (s Subjects) JobControl(kind, name string) string {

@@ -3,6 +3,7 @@ package store
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
@@ -233,7 +234,7 @@ func (s *Jobs) record(msg *bus.StoredMessage, err error) (StoredRecord, error) {
 
 // PutRecord replaces the record of a job that is at number after, 0 for none, and returns the
 // new one's number: ErrJobChanged if the record is another one. After other errors it may be
-// stored.
+// stored. An end is published once it is stored.
 func (s *Jobs) PutRecord(ctx context.Context, id pipeline.JobID, tenant string, after uint64, r *meshv1.JobRecord) (uint64, error) {
 	m, err := s.bus.JobRecord(id, tenant, after, r)
 	if err != nil {
@@ -245,6 +246,9 @@ func (s *Jobs) PutRecord(ctx context.Context, id pipeline.JobID, tenant string, 
 		err = ErrJobChanged
 	case errors.Is(err, bus.ErrTooLarge):
 		err = fmt.Errorf("%w: %w", ErrNotStorable, err)
+	case err == nil && IsEnd(r.GetJob().GetState()):
+		end, _ := json.Marshal(pipeline.JobDocumentOf(r.GetJob())) // texts and numbers always encode
+		s.bus.NotifyJobEnd(id.Queue, tenant, end)
 	}
 	return receipt.Seq, s.wrap(err)
 }

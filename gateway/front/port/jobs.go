@@ -2,7 +2,9 @@ package port
 
 import (
 	"context"
+	"strings"
 
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
@@ -76,4 +78,43 @@ func (s jobs) cancel(ctx context.Context, _ *transport.Call, in *inferencev1.Can
 
 func (s jobs) list(ctx context.Context, _ *transport.Call, in *inferencev1.ListJobsRequest) (*inferencev1.ListJobsResponse, error) {
 	return s.ListJobs(ctx, in)
+}
+
+// AnswerJobMessage answers a message outside of RPC to a method of JobService: submit.<queue>, get
+// or cancel. The answer has the form of the message, binary or JSON.
+func AnswerJobMessage(ctx context.Context, to transport.Jobs, method string, data []byte) ([]byte, error) {
+	method, queue, _ := strings.Cut(method, ".")
+	switch svc := (jobs{to}); {
+	case method == "submit" && queue != "":
+		return answerMessage(data, func(in *inferencev1.SubmitJobRequest) (*inferencev1.SubmitJobResponse, error) {
+			if in.GetQueue() != "" && in.GetQueue() != queue {
+				return nil, fault.InField(fault.InvalidRequest, "queue", "the subject names another one")
+			}
+			in.Queue = queue
+			return svc.submit(ctx, nil, in)
+		})
+	case method == "get" && queue == "":
+		return answerMessage(data, func(in *inferencev1.GetJobRequest) (*inferencev1.GetJobResponse, error) { return svc.get(ctx, nil, in) })
+	case method == "cancel" && queue == "":
+		return answerMessage(data, func(in *inferencev1.CancelJobRequest) (*inferencev1.CancelJobResponse, error) {
+			return svc.cancel(ctx, nil, in)
+		})
+	}
+	return nil, fault.New(fault.InvalidRequest, "the subject ends with no method; there are submit.<queue>, get and cancel")
+}
+
+func answerMessage[I any, In interface {
+	*I
+	proto.Message
+}, Out proto.Message](data []byte, serve func(In) (Out, error)) ([]byte, error) {
+	in := In(new(I))
+	encode, err := transport.ReadMessage(data, in)
+	if err != nil {
+		return nil, err
+	}
+	out, err := serve(in)
+	if err != nil {
+		return nil, err
+	}
+	return encode(out)
 }

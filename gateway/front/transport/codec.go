@@ -124,6 +124,19 @@ func unmarshalJSON(data []byte, m proto.Message) error {
 	return protojson.UnmarshalOptions{RecursionLimit: maxNesting}.Unmarshal(data, m)
 }
 
+// ReadMessage decodes a message in protobuf's JSON form, which begins with a brace, or in its
+// binary form. It returns the function that encodes in the same form.
+func ReadMessage(data []byte, m proto.Message) (encode func(proto.Message) ([]byte, error), err error) {
+	form := binaryCodec()
+	if bytes.HasPrefix(bytes.TrimSpace(data), []byte("{")) {
+		form = jsonCodec("json")
+	}
+	if err = form.unmarshal(data, m); err != nil {
+		err = fault.Newf(fault.InvalidRequest, "the message cannot be decoded: %s", plainText(err))
+	}
+	return func(m proto.Message) ([]byte, error) { return form.marshal(nil, m) }, err
+}
+
 // The cost of an element, of admission.MaxStrings that a message has.
 const messageCost, stringCost = admission.MaxStrings / admission.MaxMessages, 1
 
