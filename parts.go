@@ -88,7 +88,7 @@ func (m *Mesh) assemble() (p *parts, err error) {
 		if p.dispatcher, err = dispatch.New(dispatch.Settings{
 			Config: m.settings.Jobs, Mesh: m.settings.Mesh, Bus: to, DeadLetters: m.settings.DeadLetters, Logger: m.settings.Logger, Meter: m.settings.Meter,
 			Target: func(dispatch.PoolConfig) dispatch.Target { return meshTarget{p.gateway} },
-			Stages: meshTarget{p.gateway}.stages, ReadyHosts: meshTarget{p.gateway}.readyHosts,
+			Stages: meshTarget{p.gateway}.stages, ReadyHosts: meshTarget{p.gateway}.readyHosts, ReadyInstances: p.registry.Passing,
 		}); err != nil {
 			return nil, err
 		}

@@ -76,10 +76,14 @@ type Settings struct {
 	Target func(PoolConfig) Target
 	// DeadLetters are the mesh's dead letters.
 	DeadLetters store.Settings
-	// Stages returns what the stages of pipelines of the mesh have to do, and ReadyHosts how many
-	// hosts of a stage take items. They are for gates, and may be nil.
-	Stages     func(ctx context.Context, pipelines []string) ([]StageLoad, error)
-	ReadyHosts func(stage string) (int, error)
+	// Stages returns what the stages of pipelines of the mesh have to do, ReadyHosts how many
+	// hosts of a stage take items, and ReadyInstances how many instances of a service pass
+	// their checks in Consul. Gates that need one of them require it.
+	Stages         func(ctx context.Context, pipelines []string) ([]StageLoad, error)
+	ReadyHosts     func(stage string) (int, error)
+	ReadyInstances func(ctx context.Context, service string) (int, error)
+	// keyValue reads the broker's key-value store.
+	keyValue func(ctx context.Context, bucket, key string) (*bus.StoredMessage, error)
 	// DrainTimeout bounds how long a stop waits for running attempts; 0 means
 	// DefaultDrainTimeout.
 	DrainTimeout time.Duration
@@ -148,6 +152,7 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 	if err := conn.WaitConnected(ctx); err != nil {
 		return nil
 	}
+	d.settings.keyValue = conn.KeyValue
 	d.jobs, d.dead = store.NewJobs(conn, d.settings.Config.Settings), store.NewDeadLetters(conn, d.settings.DeadLetters)
 	if err := retry(ctx, d.log, "the broker has no streams for jobs", d.ensure); err != nil {
 		return nil

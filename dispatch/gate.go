@@ -47,7 +47,9 @@ type Gate struct {
 type BudgetConfig struct {
 	// Baseline is in [0, 1); nil means DefaultBaseline.
 	Baseline *float64 `yaml:"baseline"`
-	// Ready is the number of ready servers, or the stage whose ready hosts count; nil means 1.
+	// Ready is the number of ready servers, or where it is known: {stage: name}, whose ready
+	// hosts count, {consul: service}, whose passing instances do, or {query: q, url: u} of a
+	// Prometheus server; nil means 1.
 	Ready any `yaml:"ready"`
 	// Each is how much one server takes; 0 means max_in_flight, or what the gate knows.
 	Each float64 `yaml:"each"`
@@ -234,19 +236,29 @@ func (g *poolGate) servers(ready any) (n float64, err error) {
 	case float64:
 		n = ready
 	case map[string]any:
-		if stage, ok := ready["stage"].(string); ok && len(ready) == 1 {
-			g.ready = g.poll(func(context.Context) (reading, error) {
-				if g.settings.ReadyHosts == nil {
-					return reading{}, errors.New("this process knows no hosts")
-				}
-				n, err := g.settings.ReadyHosts(stage)
-				return reading{d: float64(n)}, err
-			})
+		text := func(key string) string {
+			value, _ := ready[key].(string)
+			return value
+		}
+		count := func(n int, err error) (reading, error) { return reading{d: float64(n)}, err }
+		stage, service, query := text("stage"), text("consul"), PrometheusGate{URL: text("url"), Query: text("query")}
+		switch {
+		case stage != "" && len(ready) == 1:
+			g.ready = g.poll(func(context.Context) (reading, error) { return count(g.settings.ReadyHosts(stage)) })
 			return 0, config.InSection("ready", pipeline.ValidName("stage", stage))
+		case service != "" && len(ready) == 1:
+			g.ready = g.poll(func(ctx context.Context) (reading, error) { return count(g.settings.ReadyInstances(ctx, service)) })
+			return 0, nil
+		case query.Query != "" && len(ready) == 2:
+			g.ready = g.poll(func(ctx context.Context) (reading, error) {
+				_, n, err := query.ask(ctx, g.client, query.Query)
+				return reading{d: n}, err
+			})
+			return 0, config.InSection("ready", validURL(query.URL))
 		}
 	}
 	if !(n > 0) || math.IsInf(n, 1) {
-		return 0, errors.New("ready: use a number above 0, or {stage: name}")
+		return 0, errors.New("ready: use a number above 0, {stage: name}, {consul: service}, or {query: q, url: u}")
 	}
 	return n, nil
 }

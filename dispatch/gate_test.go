@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go/jetstream"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
@@ -379,6 +380,81 @@ func TestGateReadsPages(t *testing.T) {
 	v.await("hung", 0, "gate is unreadable")
 }
 
+func TestValueIsAsOldAsItsSourceSays(t *testing.T) {
+	t.Parallel()
+	var age, modified atomic.Value
+	age.Store("0")
+	modified.Store("")
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Age", age.Load().(string))
+		w.Header().Set("Last-Modified", modified.Load().(string))
+		_, _ = io.WriteString(w, "0.7")
+	}))
+	t.Cleanup(server.Close)
+	old := time.Now().Add(-time.Minute).UTC().Format(http.TimeFormat)
+	page := runGate(t, Settings{}, fmt.Sprintf("gate: {value: {url: %s}, %s}", server.URL, goldenBudget))
+	page.await("fresh", 30, "")
+	age.Store("60")
+	page.await("Age", 0, "reading is too old")
+	age.Store("")
+	page.await("no Age", 30, "")
+	modified.Store(old)
+	page.await("Last-Modified", 0, "reading is too old")
+	modified.Store(time.Now().UTC().Format(http.TimeFormat))
+	page.await("modified", 30, "")
+
+	conn := testbed.StartBroker(t).Connect("gate")
+	entry := func(key string) *runningGate {
+		return runGate(t, Settings{keyValue: conn.KeyValue}, fmt.Sprintf("gate: {value: {kv: gates/%s}, budget: {baseline: 0.1, ready: 5, each: 10, max_age: 2s}, interval: 20ms}", key))
+	}
+	g, other := entry("gpu.one"), entry("other")
+	g.await("no bucket", 0, "there is no bucket gates")
+	bucket, err := conn.JetStream().CreateKeyValue(t.Context(), jetstream.KeyValueConfig{Bucket: "gates"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	put := func(text string) {
+		if _, err := bucket.PutString(t.Context(), "gpu.one", text); err != nil {
+			t.Fatal(err)
+		}
+	}
+	g.await("no entry", 0, "the bucket gates has no gpu.one")
+	put("full")
+	g.await("no number", 0, "gate is unreadable")
+	put("0.7")
+	g.await("a number", 30, "")
+	g.await("it is old", 0, "reading is too old")
+	put("0.5")
+	g.await("another one", 20, "")
+	if err := bucket.Delete(t.Context(), "gpu.one"); err != nil {
+		t.Fatal(err)
+	}
+	g.await("deleted", 0, "gate is unreadable")
+	other.await("never written", 0, "the bucket gates has no other")
+}
+
+func TestReadyServersComeFromConsulOrQuery(t *testing.T) {
+	t.Parallel()
+	var n atomic.Int64
+	n.Store(5)
+	f := serveSample(t, 3)
+	consul := runGate(t, Settings{ReadyInstances: func(_ context.Context, service string) (int, error) {
+		if service != "vllm" || n.Load() < 0 {
+			return 0, fmt.Errorf("no answer about %s", service)
+		}
+		return int(n.Load()), nil
+	}}, "gate: {constant: {value: 0.7}, budget: {baseline: 0.1, ready: {consul: vllm}, each: 10}, interval: 20ms}")
+	query := runGate(t, Settings{}, fmt.Sprintf("gate: {constant: {value: 0.7}, budget: {baseline: 0.1, ready: {query: count(up), url: %s}, each: 10}, interval: 20ms}", f.URL))
+	consul.await("five pass", 30, "")
+	query.await("three are up", 18, "")
+	n.Store(0)
+	consul.await("none passes", 0, "no server is ready")
+	n.Store(-1)
+	consul.await("Consul is away", 0, "no answer about vllm")
+	f.Close()
+	query.await("Prometheus is away", 0, "gate is unreadable")
+}
+
 func TestGatesCompose(t *testing.T) {
 	t.Parallel()
 	value := servePage(t, "0.7")
@@ -481,33 +557,39 @@ func TestAdaptiveWindowGrowsAndHalves(t *testing.T) {
 func TestGateConfigNamesWhatIsWrong(t *testing.T) {
 	t.Parallel()
 	wrong := map[string]string{
-		"{}":                                                "pool:2:1: gate: a gate has exactly one of constant, prometheus,",
-		"{mesh: {}, constant: {}}":                          "pool:2:1: gate: a gate has exactly one of",
-		"{metric: {}}":                                      `"metric" is not a key here`,
-		"{min: []}":                                         "pool:2:8: gate.min: there is no gate in it",
-		"{first: [{mesh: {}}, {}]}":                         "gate.first[1]: a gate has exactly one of",
-		"{first: [{prometheus: {}}]}":                       `gate.first[0].prometheus.url: "" is no address`,
-		"{constant: {value: 1.5}}":                          "gate.constant.value: 1.5 is not within 0 and 1",
-		"{schedule: {days: [monday]}}":                      `gate.schedule.days[0]: "monday"; use sun`,
-		"{schedule: {hours: 22-6}}":                         `gate.schedule.hours: "22-6"; use`,
-		"{schedule: {zone: Mars}}":                          "gate.schedule.zone: unknown time zone Mars",
-		"{adaptive: {window: 300}}":                         "gate.adaptive.window: 300 is over the 256 of max_window",
-		"{mesh: {max_wait: -1s}}":                           "gate.mesh.max_wait:",
-		"{mesh: {}, interval: -1s}":                         "gate.interval:",
-		"{mesh: {}, budget: {ready: 0}}":                    "gate.budget.ready: use a number above 0",
-		"{mesh: {}, budget: {ready: {}}}":                   "gate.budget.ready: use a number above 0",
-		"{mesh: {}, budget: {unit: rows}}":                  `gate.budget.unit: "rows"`,
-		"{prometheus: {url: http://a, query: a, of: load}}": `gate.prometheus.of: "load"; use fullness`,
-		"{prometheus: {url: http://a, of: fullness}}":       "gate.prometheus.query: there is none",
-		"{scrape: {url: file:///a, metric: a}}":             `gate.scrape.url: "file:///a" is no address`,
-		"{mesh: {}, budget: {ready: 5}}":                    "gate.budget.each: say how much one server takes",
-		"{mesh: {}, budget: {refill: late}}":                `gate.budget.refill: "late"; use end or reading`,
+		"{}":                              "pool:2:1: gate: a gate has exactly one of constant, prometheus,",
+		"{mesh: {}, constant: {}}":        "pool:2:1: gate: a gate has exactly one of",
+		"{metric: {}}":                    `"metric" is not a key here`,
+		"{min: []}":                       "pool:2:8: gate.min: there is no gate in it",
+		"{first: [{mesh: {}}, {}]}":       "gate.first[1]: a gate has exactly one of",
+		"{first: [{prometheus: {}}]}":     `gate.first[0].prometheus.url: "" is no address`,
+		"{constant: {value: 1.5}}":        "gate.constant.value: 1.5 is not within 0 and 1",
+		"{schedule: {days: [monday]}}":    `gate.schedule.days[0]: "monday"; use sun`,
+		"{schedule: {hours: 22-6}}":       `gate.schedule.hours: "22-6"; use`,
+		"{schedule: {zone: Mars}}":        "gate.schedule.zone: unknown time zone Mars",
+		"{adaptive: {window: 300}}":       "gate.adaptive.window: 300 is over the 256 of max_window",
+		"{mesh: {max_wait: -1s}}":         "gate.mesh.max_wait:",
+		"{mesh: {}, interval: -1s}":       "gate.interval:",
+		"{mesh: {}, budget: {ready: 0}}":  "gate.budget.ready: use a number above 0",
+		"{mesh: {}, budget: {ready: {}}}": "gate.budget.ready: use a number above 0",
+		"{mesh: {}, budget: {ready: {consul: a, stage: b}, each: 1}}": "gate.budget.ready: use a number above 0",
+		"{mesh: {}, budget: {ready: {query: up, url: a}, each: 1}}":   `gate.budget.ready.url: "a" is no address`,
+		"{mesh: {}, budgets: {}}":                                     `"budgets" is not a key here`,
+		"{value: {}}":                                                 "gate.value.url: a value is at a url or in kv",
+		"{value: {kv: gates}}":                                        `gate.value.kv: "gates"; use`,
+		"{value: {kv: gates/a.>}}":                                    `gate.value.kv: "gates/a.>"; use`,
+		"{mesh: {}, budget: {unit: rows}}":                            `gate.budget.unit: "rows"`,
+		"{prometheus: {url: http://a, query: a, of: load}}":           `gate.prometheus.of: "load"; use fullness`,
+		"{prometheus: {url: http://a, of: fullness}}":                 "gate.prometheus.query: there is none",
+		"{scrape: {url: file:///a, metric: a}}":                       `gate.scrape.url: "file:///a" is no address`,
+		"{mesh: {}, budget: {ready: 5}}":                              "gate.budget.each: say how much one server takes",
+		"{mesh: {}, budget: {refill: late}}":                          `gate.budget.refill: "late"; use end or reading`,
 	}
 	for _, b := range []string{"1", "-0.1", "2", ".nan"} {
 		wrong["{mesh: {}, budget: {baseline: "+b+"}}"] = "gate.budget.baseline: "
 	}
 	for _, text := range slices.Sorted(maps.Keys(wrong)) {
-		if _, err := poolOf("gate: " + text); err == nil || !strings.Contains(err.Error(), wrong[text]) {
+		if _, err := poolOf("gate: " + text); err == nil || !strings.HasPrefix(err.Error(), "pool:2:") || !strings.Contains(err.Error(), wrong[text]) {
 			t.Errorf("%s: %v, want %s", text, err, wrong[text])
 		}
 	}

@@ -11,10 +11,12 @@ import (
 	"math"
 	"net/http"
 	"net/url"
+	"regexp"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/config"
 )
 
@@ -155,7 +157,8 @@ func parseNumber(text string) (float64, error) {
 // maxGatePage bounds what a source of a gate answers.
 const maxGatePage = 16 << 20
 
-// fetch returns a page, and when it was asked for. A form is posted.
+// fetch returns a page, and when it was true: by its headers Age and Last-Modified, else when it
+// was asked for. A form is posted.
 func fetch(ctx context.Context, client *http.Client, address string, form url.Values) (page []byte, at time.Time, err error) {
 	method, at := http.MethodGet, time.Now()
 	if form != nil {
@@ -179,6 +182,12 @@ func fetch(ctx context.Context, client *http.Client, address string, form url.Va
 		return nil, at, fmt.Errorf("status %d: %.200s", response.StatusCode, bytes.TrimSpace(page))
 	case len(page) > maxGatePage:
 		return nil, at, fmt.Errorf("the answer is larger than %s", config.Bytes(maxGatePage))
+	}
+	if age, err := strconv.ParseUint(response.Header.Get("Age"), 10, 31); err == nil {
+		at = at.Add(-time.Duration(age) * time.Second)
+	}
+	if modified, err := http.ParseTime(response.Header.Get("Last-Modified")); err == nil && modified.Before(at) {
+		at = modified
 	}
 	return page, at, nil
 }
@@ -244,21 +253,57 @@ func sumOf(page []byte, metric string) (sum float64, err error) {
 	return sum, nil
 }
 
-// ValueGate reads a number from a page.
+// ValueGate reads a number from a page, or from the broker's key-value store.
 type ValueGate struct {
 	URL string `yaml:"url"`
+	// KV is a bucket, / and a key in it. The number is as old as the entry.
+	KV string `yaml:"kv"`
 	// Of says what the number is: budget, the default, fullness or saturation.
 	Of string `yaml:"of"`
 }
 
+// keyValueName matches ValueGate.KV.
+var keyValueName = regexp.MustCompile(`^[A-Za-z0-9_-]+/[A-Za-z0-9_=/-]+(\.[A-Za-z0-9_=/-]+)*$`)
+
 func (c *ValueGate) build(p *poolGate, source string) (gate, error) {
 	of := cmp.Or(measure(c.Of), ofBudget)
+	err := of.validate()
+	switch {
+	case (c.URL == "") == (c.KV == ""):
+		err = errors.Join(err, errors.New("url: a value is at a url or in kv"))
+	case c.URL != "":
+		err = errors.Join(err, validURL(c.URL))
+	case !keyValueName.MatchString(c.KV):
+		err = errors.Join(err, fmt.Errorf("kv: %q; use a bucket and a key, such as gates/gpu", c.KV))
+	}
 	return p.poll(func(ctx context.Context) (reading, error) {
-		page, at, err := fetch(ctx, p.client, c.URL, nil)
+		var page []byte
+		var at time.Time
+		var err error
+		if c.URL != "" {
+			page, at, err = fetch(ctx, p.client, c.URL, nil)
+		} else {
+			page, at, err = p.entry(ctx, c.KV)
+		}
 		if err != nil {
 			return reading{}, err
 		}
 		v, err := parseNumber(string(page))
 		return reading{d: of.d(v), at: at, source: source}, err
-	}), errors.Join(validURL(c.URL), of.validate())
+	}), err
+}
+
+// entry returns the value of a key, and when it was written.
+func (g *poolGate) entry(ctx context.Context, name string) (value []byte, at time.Time, err error) {
+	bucket, key, _ := strings.Cut(name, "/")
+	msg, err := g.settings.keyValue(ctx, bucket, key)
+	switch {
+	case errors.Is(err, bus.ErrNoQueue):
+		return nil, at, fmt.Errorf("there is no bucket %s", bucket)
+	case err == nil && msg == nil:
+		return nil, at, fmt.Errorf("the bucket %s has no %s", bucket, key)
+	case err != nil:
+		return nil, at, err
+	}
+	return msg.Data, msg.At, nil
 }

@@ -50,7 +50,7 @@ func (l LimitConfig) validate() error {
 	}
 	switch {
 	case kinds != 1:
-		errs = append(errs, errors.New("a limit has exactly one of concurrency, rate and quota"))
+		errs = append(errs, errors.New("concurrency: a limit has exactly one of concurrency, rate and quota"))
 	case l.Rate > maxRate:
 		errs = append(errs, fmt.Errorf("rate: %d, at most %d are possible; take a shorter window", l.Rate, maxRate))
 	case (l.Concurrency == 0) != (l.Window > 0):

@@ -11,6 +11,28 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
+func TestLimitConfigNamesWhatIsWrong(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		"{concurrency: 1}":                                  `pool:2:10: limits[0].by: ""; use tenant`,
+		"{by: attributes., concurrency: 1}":                 `limits[0].by: "attributes."`,
+		"{by: tenant}":                                      "pool:2:10: limits[0].concurrency: a limit has exactly one of",
+		"{by: tenant, concurrency: 1, rate: 1, window: 1s}": "pool:2:23: limits[0].concurrency: a limit has exactly one of",
+		"{by: tenant, rate: 1}":                             "limits[0].window: is required",
+		"{by: tenant, concurrency: 1, window: 1s}":          "limits[0].window: is required",
+		"{by: tenant, rate: 100001, window: 1s}":            "limits[0].rate: 100001",
+		"{by: tenant, quota: -1, window: 1s}":               "limits[0].quota: ",
+		"{by: tenant, quota: 1, unit: rows, window: 1s}":    `limits[0].unit: "rows"`,
+		"{by: tenant, rate: 1, unit: bytes, window: 1s}":    `limits[0].unit: "bytes"`,
+		"{by: tenant, of: 1}":                               `"of" is not a key here`,
+		strings.Repeat("{by: tenant, concurrency: 1}, ", maxLimits-1) + "{by: tenant, rate: 1, window: 1s}": "limits: 9, at most 8",
+	} {
+		if _, err := poolOf("limits: [" + text + ", {by: tenant, concurrency: 1}]"); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %s", text, err, want)
+		}
+	}
+}
+
 func TestConcurrencyLimitIsPerKey(t *testing.T) {
 	t.Parallel()
 	o := newOrder(weighted)

@@ -26,6 +26,31 @@ func TestConsulConforms(t *testing.T) {
 	discoverytest.Test(t, start)
 }
 
+func TestPassingCountsHealthyInstances(t *testing.T) {
+	t.Parallel()
+	r, service := client(t, start(t, false).(*store).Addr()), "passing"
+	want := func(n int) {
+		t.Helper()
+		testbed.Eventually(t, fmt.Sprint(n, " instances pass"), func() bool {
+			got, err := r.Passing(t.Context(), service)
+			return err == nil && got == n
+		})
+	}
+	want(0)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var announcing sync.WaitGroup
+	defer announcing.Wait()
+	for _, id := range []string{"a", "b"} {
+		announcing.Go(func() {
+			_ = r.Announce(ctx, discovery.Instance{Service: service, ID: id}, func(error) {})
+		})
+	}
+	want(2)
+	cancel()
+	want(0)
+}
+
 // noObserver ignores everything.
 type noObserver[T any] struct{}
 

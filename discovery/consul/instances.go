@@ -169,6 +169,12 @@ func (r *Registry) Watch(ctx context.Context, service string, o discovery.Observ
 	})
 }
 
+// Passing returns how many instances of a service pass their checks, whoever registered them.
+func (r *Registry) Passing(ctx context.Context, service string) (int, error) {
+	entries, _, err := r.client.Health().Service(service, "", true, r.options(ctx))
+	return len(entries), classify(err)
+}
+
 func healthyInstances(service string, entries []*api.ServiceEntry) []discovery.Instance {
 	out := make([]discovery.Instance, 0, len(entries))
 	for _, e := range entries {

@@ -125,6 +125,22 @@ func newConsul(mesh string, c Consul, log *slog.Logger) (*Registry, error) {
 	}}, nil
 }
 
+// Passing returns how many instances of a service pass their checks in Consul: the mesh's
+// registry, or else the agent on this machine.
+func (r *Registry) Passing(ctx context.Context, service string) (int, error) {
+	if r != nil {
+		if of, ok := r.Registry.(*consul.Registry); ok {
+			return of.Passing(ctx, service)
+		}
+	}
+	agent, err := consul.New(consul.Settings{Mesh: "any"})
+	if err != nil {
+		return 0, err
+	}
+	defer agent.Close()
+	return agent.Passing(ctx, service)
+}
+
 // Run holds the connection until the context ends.
 func (r *Registry) Run(ctx context.Context) error { return r.run(ctx) }
 

@@ -145,6 +145,11 @@ func (b *Bus) Last(ctx context.Context, stream, subject string) (*StoredMessage,
 	return b.read(ctx, stream, "$JS.API.DIRECT.GET."+stream+"."+subject, nil)
 }
 
+// KeyValue is Last of the entry of a key in a bucket of the broker's key-value store.
+func (b *Bus) KeyValue(ctx context.Context, bucket, key string) (*StoredMessage, error) {
+	return b.Last(ctx, keyValueStream(bucket), keyValueEntry(bucket, key))
+}
+
 // At is Last of the message at a sequence number.
 func (b *Bus) At(ctx context.Context, stream string, seq uint64) (*StoredMessage, error) {
 	return b.read(ctx, stream, "$JS.API.DIRECT.GET."+stream, fmt.Appendf(nil, `{"seq":%d}`, seq))

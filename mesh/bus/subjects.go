@@ -174,6 +174,10 @@ func (s Subjects) JobEnd(queue pipeline.QueueName, tenant string) string {
 	return string(s.mesh) + ".jobends." + tenantToken(tenant) + "." + string(queue)
 }
 
+// keyValueStream and keyValueEntry are the stream of a bucket, and the subject of a key in it.
+func keyValueStream(bucket string) string     { return "KV_" + bucket }
+func keyValueEntry(bucket, key string) string { return "$KV." + bucket + "." + key }
+
 // JobControl is the subject of a value that dispatchers share, such as the lease of a pool;
 // "*" matches any.
 func (s Subjects) JobControl(kind, name string) string {
