@@ -182,6 +182,8 @@ func parseRetryAfter(value string, now time.Time) time.Duration {
 // breaker closes a pool whose target fails for every job. It lets one job at a time
 // probe the target, after pauses that double, until the target answers. It is pure.
 type breaker struct {
+	// disabled is true where each job has a target of its own.
+	disabled bool
 	failures int // in a row
 	opened   int // how often in a row; 0 while the breaker is closed
 	until    time.Time
@@ -228,12 +230,15 @@ func (b *breaker) ended(id [16]byte, o outcome, now time.Time) (counts bool) {
 	case retried:
 		wasOpen := b.opened > 0
 		b.failures++
+		if b.disabled {
+			return true
+		}
 		if probe || !wasOpen && b.failures >= breakerFailures {
 			b.open(now)
 		}
 		return !wasOpen
 	}
-	*b = breaker{} // the target answers
+	*b = breaker{disabled: b.disabled} // the target answers
 	return true
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/config"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/store"
+	"github.com/stagemesh/stagemesh/mesh/webhook"
 )
 
 // Config is the section jobs of a mesh file.
@@ -27,6 +28,8 @@ type Config struct {
 	Rates   RatesConfig             `yaml:"rates"`
 	// NATS has gateways serve tenants on the broker.
 	NATS bool `yaml:"nats"`
+	// Webhooks are the calls that tell of the ends of jobs; nil means that there are none.
+	Webhooks *webhook.Config `yaml:"webhooks"`
 }
 
 // PoolConfig is a target with its capacity.
@@ -51,6 +54,9 @@ type TargetConfig struct {
 	Pipelines []string `yaml:"pipelines"`
 	// HTTP is an endpoint, instead of pipelines.
 	HTTP *HTTPTarget `yaml:"http"`
+
+	// webhooks is set for the pool of WithWebhooks.
+	webhooks *webhook.Config
 }
 
 // QueueConfig is a queue.
@@ -86,13 +92,16 @@ const (
 // Validate checks the section; messages begin with the key in it.
 func (c Config) Validate() error {
 	errs := []error{c.Settings.Validate()}
+	if c.Webhooks != nil {
+		errs = append(errs, config.InSection("webhooks", c.Webhooks.Validate()))
+	}
 	for _, name := range slices.Sorted(maps.Keys(c.Pools)) {
-		errs = append(errs, config.InSection("pools."+name, errors.Join(pipeline.ValidName("pool", name), c.Pools[name].validate())))
+		errs = append(errs, config.InSection("pools."+name, errors.Join(validName("pool", name), c.Pools[name].validate())))
 	}
 	retention := c.WithJobDefaults().Retention
 	for _, name := range slices.Sorted(maps.Keys(c.Queues)) {
 		q := c.Queues[name]
-		err := errors.Join(pipeline.ValidName("queue", name), q.validate())
+		err := errors.Join(validName("queue", name), q.validate())
 		if ttl := q.WithDefaults().TTL; ttl > retention {
 			err = errors.Join(err, fmt.Errorf("ttl: %s is longer than the %s of jobs.retention: the end of a job could be forgotten before the job is", ttl, retention))
 		}
@@ -128,6 +137,14 @@ func (c Config) validateBatches() error {
 	return err
 }
 
+// validName checks the name of a pool or queue.
+func validName(kind, name string) error {
+	if name == string(pipeline.WebhookQueue) {
+		return fmt.Errorf("%s name %q: is that of the built-in %[1]s; use jobs.webhooks", kind, name)
+	}
+	return pipeline.ValidName(kind, name)
+}
+
 // PoolOf returns the pool that a queue feeds.
 func (c Config) PoolOf(queue string) (string, error) {
 	name, names := c.Queues[queue].Pool, slices.Sorted(maps.Keys(c.Pools))
@@ -146,7 +163,7 @@ func (c Config) PoolOf(queue string) (string, error) {
 // Reserves returns the bytes that the broker reserves for the queues and records.
 func (c Config) Reserves() int64 {
 	out := c.WithJobDefaults().MaxBytes + store.JobControlBytes
-	for _, q := range c.Queues {
+	for _, q := range c.WithWebhooks().Queues {
 		out += q.WithDefaults().MaxBytes
 	}
 	if c.Batches.Queue != "" {

@@ -118,21 +118,27 @@ func New(s Settings) (*Dispatcher, error) {
 	if s.DrainTimeout == 0 {
 		s.DrainTimeout = DefaultDrainTimeout
 	}
+	s.Config = s.WithWebhooks()
 	id := uuid.NewString()
 	s.Bus.Mesh, s.Bus.Name, s.Bus.Logger = s.Mesh, "dispatcher "+id, s.Logger
 	d := &Dispatcher{settings: s, log: s.Logger, id: id, ready: make(chan struct{}), targets: map[string]Target{}}
-	for name, p := range s.Pools {
-		if p.Target.HTTP == nil {
-			d.targets[name] = s.Target(p)
-			continue
-		}
-		target, err := newHTTPTarget(*p.Target.HTTP, cmp.Or(p.MaxInFlight, DefaultMaxInFlight))
-		if err != nil {
-			return nil, config.InSection("jobs.pools."+name+".target.http", err)
-		}
-		d.targets[name] = target
-	}
 	var err error
+	for name, p := range s.Pools {
+		limit := cmp.Or(p.MaxInFlight, DefaultMaxInFlight)
+		switch {
+		case p.Target.webhooks != nil:
+			d.targets[name], err = newWebhookTarget(*p.Target.webhooks, limit)
+			err = config.InSection("jobs.webhooks", err)
+		case p.Target.HTTP != nil:
+			d.targets[name], err = newHTTPTarget(*p.Target.HTTP, limit)
+			err = config.InSection("jobs.pools."+name+".target.http", err)
+		default:
+			d.targets[name] = s.Target(p)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
 	d.metrics, err = newMetrics(s.Meter)
 	return d, err
 }
@@ -145,8 +151,8 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 	}
 	defer conn.Close()
 	for _, target := range d.targets {
-		if t, ok := target.(*httpTarget); ok {
-			defer t.client.CloseIdleConnections()
+		if t, ok := target.(interface{ close() }); ok {
+			defer t.close()
 		}
 	}
 	if err := conn.WaitConnected(ctx); err != nil {

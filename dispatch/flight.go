@@ -44,7 +44,7 @@ func (o *owner) attempt(ctx, cut context.Context, e *entry) {
 	}
 	switch sent := time.Now(); {
 	case store.IsEnd(job.GetState()): // it was cancelled meanwhile
-		o.leave(ctx, e)
+		o.leave(ctx, e, job)
 		return
 	case !o.lease.IsHeld(sent), sent.After(deadline):
 		o.settle(ctx, e, r, Answer{Fault: fault.New(fault.ShuttingDown, "the dispatcher could not send the job in time")}, interrupted)
@@ -134,8 +134,11 @@ func (o *owner) read(ctx context.Context, e *entry) (j store.StoredJob, ok bool)
 			o.giveBack(e)
 			return j, false
 		}
-		o.leave(ctx, e)
+		o.leave(ctx, e, nil)
 	default:
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		o.running[e.id].webhook = j.Job.GetWebhook()
 		return j, true
 	}
 	return j, false
@@ -242,7 +245,9 @@ func (o *owner) endUnlessOpen(ctx context.Context, e *entry) {
 		return
 	}
 	if err == nil && store.IsEnd(r.GetJob().GetState()) {
-		o.leave(ctx, e)
+		if _, ok := o.read(ctx, e); ok {
+			o.leave(ctx, e, r.GetJob())
+		}
 		return
 	}
 	if err == nil {
@@ -361,7 +366,7 @@ func (o *owner) store(ctx context.Context, e *entry, r *meshv1.JobRecord) {
 	}
 	if state := r.GetJob().GetState(); store.IsEnd(state) {
 		o.metrics.end(e.line.queue, o.settings.tenantLabel(r.GetTenant()), state)
-		o.leave(ctx, e)
+		o.leave(ctx, e, r.GetJob())
 		return
 	}
 	o.mu.Lock()
@@ -370,8 +375,20 @@ func (o *owner) store(ctx context.Context, e *entry, r *meshv1.JobRecord) {
 	o.giveBack(e)
 }
 
-// leave removes a job from its queue, whose end is stored.
-func (o *owner) leave(ctx context.Context, e *entry) {
+// leave removes a job from its queue, whose end is stored. Before that it stores the notice for its
+// webhook.
+func (o *owner) leave(ctx context.Context, e *entry, ended *inferencev1.Job) {
+	o.mu.Lock()
+	url := o.running[e.id].webhook
+	o.mu.Unlock()
+	if url != "" && o.settings.Webhooks == nil {
+		o.log.Warn("a job has a webhook, and there is no jobs.webhooks any more", "job", idOf(e))
+	} else if url != "" && !o.persist(ctx, "the notice of a job's end cannot be stored", func(ctx context.Context) error {
+		return o.jobs.Notify(ctx, e.line.tenant, url, ended)
+	}) {
+		o.giveBack(e) // the next owner finds its end
+		return
+	}
 	if !o.persist(ctx, "a job cannot be removed from its queue", func(ctx context.Context) error {
 		if o.isReconnected() { // the broker may have lost the end of the stream, and another job has the number
 			if j, err := o.jobs.QueuedAt(ctx, idOf(e).Queue, e.seq); errors.Is(err, store.ErrNoJob) || err == nil && j.ID.UUID != e.id {

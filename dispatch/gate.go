@@ -192,7 +192,7 @@ func newPoolGate(s *Settings, p PoolConfig, now time.Time) (*poolGate, error) {
 		client: &http.Client{Transport: &http.Transport{Proxy: http.ProxyFromEnvironment, DisableKeepAlives: true}},
 	}
 	ready, rerr := g.servers(c.Budget.Ready)
-	g.credit.ready = ready
+	g.credit.ready, g.credit.breaker.disabled = ready, p.Target.webhooks != nil
 	var gerr error
 	g.gate, gerr = c.build(g, "gate", "")
 	return g, errors.Join(gerr, config.InSection("gate.budget", errors.Join(err, rerr)), config.NotNegative("gate.interval", c.Interval))

@@ -76,6 +76,8 @@ type running struct {
 	low uint64
 	// isEnding is true for one that is counted in ending.
 	isEnding bool
+	// webhook is the job's; empty until it is read.
+	webhook string
 }
 
 // unsaidTokens is the length of an answer that a job does not bound.

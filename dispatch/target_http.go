@@ -128,15 +128,26 @@ func newHTTPTarget(c HTTPTarget, maxInFlight int) (*httpTarget, error) {
 		}
 		secure.Certificates = []tls.Certificate{certificate}
 	}
-	return &httpTarget{config: c, client: http.Client{
-		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-		Transport: &http.Transport{
-			Proxy: http.ProxyFromEnvironment, DialContext: (&net.Dialer{Timeout: connectTimeout}).DialContext, TLSHandshakeTimeout: connectTimeout,
-			TLSClientConfig: secure, ForceAttemptHTTP2: true, MaxIdleConnsPerHost: maxInFlight, IdleConnTimeout: idleConnsTimeout,
-			MaxResponseHeaderBytes: maxAnswerHeader,
-		},
-	}}, nil
+	transport := newTransport(maxInFlight)
+	transport.Proxy, transport.TLSClientConfig = http.ProxyFromEnvironment, secure
+	transport.DialContext = (&net.Dialer{Timeout: connectTimeout}).DialContext
+	return &httpTarget{config: c, client: newClient(transport)}, nil
 }
+
+func newTransport(maxInFlight int) *http.Transport {
+	return &http.Transport{
+		TLSHandshakeTimeout: connectTimeout, ForceAttemptHTTP2: true, MaxIdleConnsPerHost: maxInFlight, IdleConnTimeout: idleConnsTimeout,
+		MaxResponseHeaderBytes: maxAnswerHeader,
+	}
+}
+
+// newClient returns a client that follows no redirects.
+func newClient(t *http.Transport) http.Client {
+	return http.Client{Transport: t, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+}
+
+// close closes the connections of attempts that have ended.
+func (t *httpTarget) close() { t.client.CloseIdleConnections() }
 
 // Forget implements Target.
 func (t *httpTarget) Forget(pipeline.RequestID) {}
@@ -173,19 +184,26 @@ func (t *httpTarget) Do(ctx context.Context, a Attempt) Answer {
 	if err != nil {
 		return Answer{Fault: targetFault(ctx, err)}
 	}
-	status := answer.StatusCode
-	out := Answer{outcome: outcomeOfStatus(status)}
-	if out.outcome != succeeded {
-		out.Fault = fault.Newf(fault.TargetFailed, "the target answered with status %d", status).
-			WithRetryAfter(parseRetryAfter(answer.Header.Get("Retry-After"), time.Now()))
-	}
+	out := answerOfStatus(answer)
 	if len(body) > maxAnswer {
 		if out.outcome == succeeded {
 			out.outcome, out.Fault = failed, fault.Newf(fault.OutputTooLarge, "the answer of the target is over %d bytes", maxAnswer)
 		}
+		out.HTTP = nil
 		return out
 	}
-	out.HTTP = &inferencev1.HttpAnswer{Status: uint32(status), ContentType: answer.Header.Get("Content-Type"), Body: body}
+	out.HTTP.ContentType, out.HTTP.Body = answer.Header.Get("Content-Type"), body
+	return out
+}
+
+// answerOfStatus returns an answer without its body.
+func answerOfStatus(answer *http.Response) Answer {
+	status := answer.StatusCode
+	out := Answer{outcome: outcomeOfStatus(status), HTTP: &inferencev1.HttpAnswer{Status: uint32(status)}}
+	if out.outcome != succeeded {
+		out.Fault = fault.Newf(fault.TargetFailed, "the target answered with status %d", status).
+			WithRetryAfter(parseRetryAfter(answer.Header.Get("Retry-After"), time.Now()))
+	}
 	return out
 }
 

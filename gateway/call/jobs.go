@@ -27,6 +27,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/store"
+	"github.com/stagemesh/stagemesh/mesh/webhook"
 )
 
 // JobSettings are the queues of jobs. Package dispatch forwards their jobs.
@@ -40,6 +41,8 @@ type JobSettings struct {
 	Tenants map[string][]pipeline.QueueName
 	// NATS has the gateway serve tenants on the broker, who are known by the subject of a request.
 	NATS bool
+	// Webhooks says which webhooks a job may have; nil means none.
+	Webhooks *webhook.Config
 }
 
 // permits reports whether a tenant may submit to a queue.
@@ -122,9 +125,10 @@ func (s *Service) submitJobAs(ctx context.Context, in *inferencev1.SubmitJobRequ
 	if f := s.takePayload(in, &q, job); f != nil {
 		return nil, f
 	}
+	job.Webhook = in.GetWebhook()
 	deadline, f := jobDeadline(in, &q, now)
 	if f == nil {
-		f = checkAttributes(in.GetAttributes())
+		f = cmp.Or(checkAttributes(in.GetAttributes()), s.checkWebhook(in.GetWebhook()))
 	}
 	if f != nil {
 		return nil, f
@@ -260,6 +264,8 @@ func unknownQueue(name pipeline.QueueName, names []pipeline.QueueName) *fault.Fa
 // takePayload checks the payload and puts it into the job.
 func (s *Service) takePayload(in *inferencev1.SubmitJobRequest, q *JobQueue, job *meshv1.QueuedJob) *fault.Fault {
 	switch {
+	case in.GetQueue() == string(pipeline.WebhookQueue):
+		return fault.InField(fault.InvalidRequest, "queue", "%s has the notices of jobs that end; name a webhook in a job of another queue", in.GetQueue())
 	case in.GetInfer() == nil && in.GetHttp() == nil:
 		return fault.InField(fault.InvalidRequest, "payload", "a job needs a payload")
 	case q.HTTP != (in.GetHttp() != nil):
@@ -337,6 +343,19 @@ func checkAttributes(attributes map[string]string) *fault.Fault {
 		if key == "" || len(key) > maxAttributeText || len(value) > maxAttributeText || !utf8.ValidString(key+value) {
 			return fault.InField(fault.InvalidRequest, "attributes", "%.*q: a key and a value are UTF-8 of at most %d bytes", shown, key, maxAttributeText)
 		}
+	}
+	return nil
+}
+
+func (s *Service) checkWebhook(url string) *fault.Fault {
+	if url == "" {
+		return nil
+	}
+	if s.settings.Jobs.Webhooks == nil {
+		return fault.InField(fault.InvalidRequest, "webhook", "this mesh has no jobs.webhooks")
+	}
+	if err := s.settings.Jobs.Webhooks.Check(url); err != nil {
+		return fault.InField(fault.InvalidRequest, "webhook", "%w", err)
 	}
 	return nil
 }
@@ -572,7 +591,7 @@ func (s *Service) cancelJob(ctx context.Context, id pipeline.JobID, tenant strin
 		if request := record.GetJob().GetRequestId(); request != "" {
 			_ = s.Cancel(ctx, request)
 		}
-	} else {
+	} else if url := queued.Job.GetWebhook(); url == "" || s.jobs.store.Notify(ctx, tenant, url, record.GetJob()) == nil {
 		_ = s.jobs.store.Remove(ctx, id.Queue, queued.Seq)
 	}
 	s.bus.NotifyJobCancel(id)

@@ -254,15 +254,16 @@ func (f *File) GatewaySettings() (out gateway.Settings, err error) {
 	out.Config, out.Bus = f.Gateway, bus.Settings{URL: f.NATS.URL, Auth: f.NATS.Broker}
 	out.Listen, out.Admin.Listen = cmp.Or(out.Listen, DefaultListen), cmp.Or(out.Admin.Listen, DefaultAdmin)
 	out.Call = call.Settings{Mesh: pipeline.MeshName(f.Mesh), Results: f.Results, Idempotency: f.Idempotency, Sampling: f.Tracing.Sampling}
-	out.Call.Jobs = call.JobSettings{Settings: f.Jobs.Settings, Batches: f.Jobs.Batches, Queues: map[pipeline.QueueName]call.JobQueue{}, Tenants: map[string][]pipeline.QueueName{}, NATS: f.Jobs.NATS}
+	jobs := f.Jobs.WithWebhooks()
+	out.Call.Jobs = call.JobSettings{Settings: f.Jobs.Settings, Webhooks: f.Jobs.Webhooks, Batches: f.Jobs.Batches, Queues: map[pipeline.QueueName]call.JobQueue{}, Tenants: map[string][]pipeline.QueueName{}, NATS: f.Jobs.NATS}
 	for name, t := range f.Jobs.Tenants {
 		for _, queue := range t.Queues {
 			out.Call.Jobs.Tenants[name] = append(out.Call.Jobs.Tenants[name], pipeline.QueueName(queue))
 		}
 	}
-	for name, q := range f.Jobs.Queues {
-		pool, _ := f.Jobs.PoolOf(name)
-		target := f.Jobs.Pools[pool].Target
+	for name, q := range jobs.Queues {
+		pool, _ := jobs.PoolOf(name)
+		target := jobs.Pools[pool].Target
 		out.Call.Jobs.Queues[pipeline.QueueName(name)] = call.JobQueue{JobQueueSettings: q.JobQueueSettings, Pipelines: target.Pipelines, HTTP: target.HTTP != nil}
 	}
 	if err := errors.Join(f.At(out.Config.Validate(), "gateway"), f.At(out.Admin.Validate(), "gateway", "admin")); err != nil {

@@ -219,7 +219,13 @@ func (r *reader) fields(v reflect.Value, n *node, path Path) {
 			r.size(target, e.value, at)
 		case f.option == "path":
 			r.value(target, e.value, at)
-			target.SetString(r.doc.relative(target.String()))
+			if target.Kind() == reflect.String {
+				target.SetString(r.doc.relative(target.String()))
+				continue
+			}
+			for i := range target.Len() {
+				target.Index(i).SetString(r.doc.relative(target.Index(i).String()))
+			}
 		default:
 			r.value(target, e.value, at)
 		}

@@ -19,6 +19,9 @@ type JobID struct {
 	UUID  uuid.UUID
 }
 
+// WebhookQueue is the built-in queue whose jobs are calls of webhooks.
+const WebhookQueue QueueName = "webhooks"
+
 // NewJobID returns the ID of a new job.
 func NewJobID(queue QueueName) JobID { return JobID{Queue: queue, UUID: uuid.Must(uuid.NewV7())} }
 

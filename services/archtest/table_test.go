@@ -48,6 +48,7 @@ var importTable = rules{
 		{packages: list(bus), mayImport: list(proto, tensor, fault, payload, pipeline, envelope, auth)},
 		{packages: list("mesh/store"), mayImport: list(proto, tensor, fault, payload, pipeline, envelope, bus, "mesh/config", "mesh/process")},
 		{packages: list("mesh/process", "mesh/config"), mayImport: nothing},
+		{packages: list("mesh/webhook"), mayImport: list(auth, "mesh/config")},
 		{packages: list("mesh/tracing"), mayImport: list(fault, envelope, wire, "mesh/config")},
 
 		// What the tests of all packages share.
@@ -77,7 +78,7 @@ var importTable = rules{
 		},
 		{
 			packages:  list("gateway/call"),
-			mayImport: list(proto, tensor, fault, payload, raw, pipeline, envelope, bus, "mesh/config", "mesh/process", "mesh/store", "mesh/tracing", model, "discovery/models", "gateway/admission", "gateway/explain", "gateway/pipelines"),
+			mayImport: list(proto, tensor, fault, payload, raw, pipeline, envelope, bus, "mesh/config", "mesh/process", "mesh/store", "mesh/tracing", "mesh/webhook", model, "discovery/models", "gateway/admission", "gateway/explain", "gateway/pipelines"),
 		},
 		{packages: list("gateway/front/*"), mayImport: list(proto, tensor, fault, payload, oipcodec, raw, model, msgpack, pipeline, auth, "mesh/config", "gateway/admission", "gateway/call", "gateway/front/*", "gateway/openapi")},
 		// What the operators' port shows is what the stores keep: it reads letters
@@ -97,7 +98,7 @@ var importTable = rules{
 		{packages: list("gateway"), mayImport: list(proto, sdk, "mesh/...", "gateway/...", discovery)},
 
 		// The dispatcher of jobs reaches its targets through an interface.
-		{packages: list("dispatch"), mayImport: list(proto, fault, payload, pipeline, envelope, auth, bus, "mesh/config", "mesh/process", "mesh/store", discovery)},
+		{packages: list("dispatch"), mayImport: list(proto, fault, payload, pipeline, envelope, auth, bus, "mesh/config", "mesh/process", "mesh/store", "mesh/webhook", discovery)},
 
 		// What is built out of all this.
 		{packages: list("internal/program"), mayImport: list(proto, auth, "mesh/config", "mesh/tracing")},

@@ -149,6 +149,7 @@ func newJobsSubmit() *cobra.Command {
 	flags.StringVar(&c.request.IdempotencyKey, "idempotency-key", "", "submit the job with this key once; submitting it again returns the first job. For one FILE")
 	flags.Int32Var(&c.request.Priority, "priority", 0, "above 0 the job goes first in its queue, below 0 last")
 	flags.StringToStringVar(&c.request.Attributes, "attribute", nil, "free text with the job, as name=value; may be repeated")
+	flags.StringVar(&c.request.Webhook, "webhook", "", "URL that gets each job once it has ended")
 	flags.BoolVar(&c.lines, "ndjson", false, "submit a job for each line of a FILE, which is JSON; its --idempotency-key is that of the FILE and the line's number")
 	flags.BoolVar(&c.waits, "wait", false, "wait until the jobs have ended, and print their answers")
 	addJSON(submit, &c.table.json, "each job")

@@ -157,6 +157,8 @@ func takeJobQuery(in *inferencev1.SubmitJobRequest, raw string) (rest string, er
 			if err != nil {
 				return fmt.Errorf("%.*q is no time such as 2006-01-02T15:04:05Z", maxQuoted, value)
 			}
+		case key == "webhook":
+			in.Webhook = value
 		case isAttribute:
 			if in.Attributes == nil {
 				in.Attributes = map[string]string{}

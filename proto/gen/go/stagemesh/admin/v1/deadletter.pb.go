@@ -32,7 +32,9 @@ type ListDeadLettersRequest struct {
 	From uint64 `protobuf:"varint,2,opt,name=from,proto3" json:"from,omitempty"`
 	// The most dead letters to list: 0 means 50, at most 1000. A page also ends after
 	// 32 MiB.
-	Limit         uint32 `protobuf:"varint,3,opt,name=limit,proto3" json:"limit,omitempty"`
+	Limit uint32 `protobuf:"varint,3,opt,name=limit,proto3" json:"limit,omitempty"`
+	// Only dead letters of this queue of jobs, instead of a stage's.
+	Queue         string `protobuf:"bytes,4,opt,name=queue,proto3" json:"queue,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -86,6 +88,13 @@ func (x *ListDeadLettersRequest) GetLimit() uint32 {
 		return x.Limit
 	}
 	return 0
+}
+
+func (x *ListDeadLettersRequest) GetQueue() string {
+	if x != nil {
+		return x.Queue
+	}
+	return ""
 }
 
 type ListDeadLettersResponse struct {
@@ -435,8 +444,10 @@ type DeadLetter struct {
 	// Why ReplayDeadLetter would reject it; empty if it would not.
 	NotReplayable string `protobuf:"bytes,9,opt,name=not_replayable,json=notReplayable,proto3" json:"not_replayable,omitempty"`
 	// The message as it was in the queue, as far as was asked for: an encoded
-	// stagemesh.mesh.v1.Envelope, or what was taken for one.
-	RawMessage    []byte `protobuf:"bytes,10,opt,name=raw_message,json=rawMessage,proto3" json:"raw_message,omitempty"`
+	// stagemesh.mesh.v1.Envelope or QueuedJob, or what was taken for one.
+	RawMessage []byte `protobuf:"bytes,10,opt,name=raw_message,json=rawMessage,proto3" json:"raw_message,omitempty"`
+	// The job instead of an item; absent where the message is none.
+	Job           *DeadLetterJob `protobuf:"bytes,11,opt,name=job,proto3" json:"job,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -541,6 +552,76 @@ func (x *DeadLetter) GetRawMessage() []byte {
 	return nil
 }
 
+func (x *DeadLetter) GetJob() *DeadLetterJob {
+	if x != nil {
+		return x.Job
+	}
+	return nil
+}
+
+// DeadLetterJob is the job of a dead letter without the bytes of its payload.
+type DeadLetterJob struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Job   *v11.Job               `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
+	// Inputs of a request, or the body of a call of HTTP.
+	Parts []*DeadLetterPart `protobuf:"bytes,2,rep,name=parts,proto3" json:"parts,omitempty"`
+	// Where a call of HTTP goes.
+	Path          string `protobuf:"bytes,3,opt,name=path,proto3" json:"path,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeadLetterJob) Reset() {
+	*x = DeadLetterJob{}
+	mi := &file_stagemesh_admin_v1_deadletter_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeadLetterJob) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeadLetterJob) ProtoMessage() {}
+
+func (x *DeadLetterJob) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_admin_v1_deadletter_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeadLetterJob.ProtoReflect.Descriptor instead.
+func (*DeadLetterJob) Descriptor() ([]byte, []int) {
+	return file_stagemesh_admin_v1_deadletter_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *DeadLetterJob) GetJob() *v11.Job {
+	if x != nil {
+		return x.Job
+	}
+	return nil
+}
+
+func (x *DeadLetterJob) GetParts() []*DeadLetterPart {
+	if x != nil {
+		return x.Parts
+	}
+	return nil
+}
+
+func (x *DeadLetterJob) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
 // DeadLetterRun is a run of the item that ended with its process.
 type DeadLetterRun struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
@@ -554,7 +635,7 @@ type DeadLetterRun struct {
 
 func (x *DeadLetterRun) Reset() {
 	*x = DeadLetterRun{}
-	mi := &file_stagemesh_admin_v1_deadletter_proto_msgTypes[6]
+	mi := &file_stagemesh_admin_v1_deadletter_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -566,7 +647,7 @@ func (x *DeadLetterRun) String() string {
 func (*DeadLetterRun) ProtoMessage() {}
 
 func (x *DeadLetterRun) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_admin_v1_deadletter_proto_msgTypes[6]
+	mi := &file_stagemesh_admin_v1_deadletter_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -579,7 +660,7 @@ func (x *DeadLetterRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadLetterRun.ProtoReflect.Descriptor instead.
 func (*DeadLetterRun) Descriptor() ([]byte, []int) {
-	return file_stagemesh_admin_v1_deadletter_proto_rawDescGZIP(), []int{6}
+	return file_stagemesh_admin_v1_deadletter_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *DeadLetterRun) GetHost() string {
@@ -632,7 +713,7 @@ type DeadLetterItem struct {
 
 func (x *DeadLetterItem) Reset() {
 	*x = DeadLetterItem{}
-	mi := &file_stagemesh_admin_v1_deadletter_proto_msgTypes[7]
+	mi := &file_stagemesh_admin_v1_deadletter_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -644,7 +725,7 @@ func (x *DeadLetterItem) String() string {
 func (*DeadLetterItem) ProtoMessage() {}
 
 func (x *DeadLetterItem) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_admin_v1_deadletter_proto_msgTypes[7]
+	mi := &file_stagemesh_admin_v1_deadletter_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -657,7 +738,7 @@ func (x *DeadLetterItem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadLetterItem.ProtoReflect.Descriptor instead.
 func (*DeadLetterItem) Descriptor() ([]byte, []int) {
-	return file_stagemesh_admin_v1_deadletter_proto_rawDescGZIP(), []int{7}
+	return file_stagemesh_admin_v1_deadletter_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *DeadLetterItem) GetTenant() string {
@@ -757,7 +838,7 @@ type DeadLetterStep struct {
 
 func (x *DeadLetterStep) Reset() {
 	*x = DeadLetterStep{}
-	mi := &file_stagemesh_admin_v1_deadletter_proto_msgTypes[8]
+	mi := &file_stagemesh_admin_v1_deadletter_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -769,7 +850,7 @@ func (x *DeadLetterStep) String() string {
 func (*DeadLetterStep) ProtoMessage() {}
 
 func (x *DeadLetterStep) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_admin_v1_deadletter_proto_msgTypes[8]
+	mi := &file_stagemesh_admin_v1_deadletter_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -782,7 +863,7 @@ func (x *DeadLetterStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadLetterStep.ProtoReflect.Descriptor instead.
 func (*DeadLetterStep) Descriptor() ([]byte, []int) {
-	return file_stagemesh_admin_v1_deadletter_proto_rawDescGZIP(), []int{8}
+	return file_stagemesh_admin_v1_deadletter_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *DeadLetterStep) GetName() string {
@@ -831,7 +912,7 @@ type DeadLetterPart struct {
 
 func (x *DeadLetterPart) Reset() {
 	*x = DeadLetterPart{}
-	mi := &file_stagemesh_admin_v1_deadletter_proto_msgTypes[9]
+	mi := &file_stagemesh_admin_v1_deadletter_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -843,7 +924,7 @@ func (x *DeadLetterPart) String() string {
 func (*DeadLetterPart) ProtoMessage() {}
 
 func (x *DeadLetterPart) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_admin_v1_deadletter_proto_msgTypes[9]
+	mi := &file_stagemesh_admin_v1_deadletter_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -856,7 +937,7 @@ func (x *DeadLetterPart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadLetterPart.ProtoReflect.Descriptor instead.
 func (*DeadLetterPart) Descriptor() ([]byte, []int) {
-	return file_stagemesh_admin_v1_deadletter_proto_rawDescGZIP(), []int{9}
+	return file_stagemesh_admin_v1_deadletter_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *DeadLetterPart) GetName() string {
@@ -931,7 +1012,7 @@ type DeadLetterBlob struct {
 
 func (x *DeadLetterBlob) Reset() {
 	*x = DeadLetterBlob{}
-	mi := &file_stagemesh_admin_v1_deadletter_proto_msgTypes[10]
+	mi := &file_stagemesh_admin_v1_deadletter_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -943,7 +1024,7 @@ func (x *DeadLetterBlob) String() string {
 func (*DeadLetterBlob) ProtoMessage() {}
 
 func (x *DeadLetterBlob) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_admin_v1_deadletter_proto_msgTypes[10]
+	mi := &file_stagemesh_admin_v1_deadletter_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -956,7 +1037,7 @@ func (x *DeadLetterBlob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadLetterBlob.ProtoReflect.Descriptor instead.
 func (*DeadLetterBlob) Descriptor() ([]byte, []int) {
-	return file_stagemesh_admin_v1_deadletter_proto_rawDescGZIP(), []int{10}
+	return file_stagemesh_admin_v1_deadletter_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *DeadLetterBlob) GetContentType() string {
@@ -977,7 +1058,7 @@ type DeadLetterTensor struct {
 
 func (x *DeadLetterTensor) Reset() {
 	*x = DeadLetterTensor{}
-	mi := &file_stagemesh_admin_v1_deadletter_proto_msgTypes[11]
+	mi := &file_stagemesh_admin_v1_deadletter_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -989,7 +1070,7 @@ func (x *DeadLetterTensor) String() string {
 func (*DeadLetterTensor) ProtoMessage() {}
 
 func (x *DeadLetterTensor) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_admin_v1_deadletter_proto_msgTypes[11]
+	mi := &file_stagemesh_admin_v1_deadletter_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1002,7 +1083,7 @@ func (x *DeadLetterTensor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadLetterTensor.ProtoReflect.Descriptor instead.
 func (*DeadLetterTensor) Descriptor() ([]byte, []int) {
-	return file_stagemesh_admin_v1_deadletter_proto_rawDescGZIP(), []int{11}
+	return file_stagemesh_admin_v1_deadletter_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *DeadLetterTensor) GetDatatype() string {
@@ -1020,15 +1101,18 @@ func (x *DeadLetterTensor) GetShape() []int64 {
 }
 
 type ReplayDeadLetterRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Seq           uint64                 `protobuf:"varint,1,opt,name=seq,proto3" json:"seq,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Seq   uint64                 `protobuf:"varint,1,opt,name=seq,proto3" json:"seq,omitempty"`
+	// Replaces the payload: the body of a job's call of HTTP, or the only input of a job or an
+	// item, which is a blob. INVALID_REQUEST if there are other inputs.
+	Body          []byte `protobuf:"bytes,2,opt,name=body,proto3,oneof" json:"body,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ReplayDeadLetterRequest) Reset() {
 	*x = ReplayDeadLetterRequest{}
-	mi := &file_stagemesh_admin_v1_deadletter_proto_msgTypes[12]
+	mi := &file_stagemesh_admin_v1_deadletter_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1040,7 +1124,7 @@ func (x *ReplayDeadLetterRequest) String() string {
 func (*ReplayDeadLetterRequest) ProtoMessage() {}
 
 func (x *ReplayDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_admin_v1_deadletter_proto_msgTypes[12]
+	mi := &file_stagemesh_admin_v1_deadletter_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1053,7 +1137,7 @@ func (x *ReplayDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplayDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*ReplayDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_stagemesh_admin_v1_deadletter_proto_rawDescGZIP(), []int{12}
+	return file_stagemesh_admin_v1_deadletter_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ReplayDeadLetterRequest) GetSeq() uint64 {
@@ -1061,6 +1145,13 @@ func (x *ReplayDeadLetterRequest) GetSeq() uint64 {
 		return x.Seq
 	}
 	return 0
+}
+
+func (x *ReplayDeadLetterRequest) GetBody() []byte {
+	if x != nil {
+		return x.Body
+	}
+	return nil
 }
 
 type ReplayDeadLetterResponse struct {
@@ -1080,7 +1171,7 @@ type ReplayDeadLetterResponse struct {
 
 func (x *ReplayDeadLetterResponse) Reset() {
 	*x = ReplayDeadLetterResponse{}
-	mi := &file_stagemesh_admin_v1_deadletter_proto_msgTypes[13]
+	mi := &file_stagemesh_admin_v1_deadletter_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1092,7 +1183,7 @@ func (x *ReplayDeadLetterResponse) String() string {
 func (*ReplayDeadLetterResponse) ProtoMessage() {}
 
 func (x *ReplayDeadLetterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_admin_v1_deadletter_proto_msgTypes[13]
+	mi := &file_stagemesh_admin_v1_deadletter_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1105,7 +1196,7 @@ func (x *ReplayDeadLetterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplayDeadLetterResponse.ProtoReflect.Descriptor instead.
 func (*ReplayDeadLetterResponse) Descriptor() ([]byte, []int) {
-	return file_stagemesh_admin_v1_deadletter_proto_rawDescGZIP(), []int{13}
+	return file_stagemesh_admin_v1_deadletter_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ReplayDeadLetterResponse) GetRequestId() string {
@@ -1152,7 +1243,7 @@ type DeleteDeadLetterRequest struct {
 
 func (x *DeleteDeadLetterRequest) Reset() {
 	*x = DeleteDeadLetterRequest{}
-	mi := &file_stagemesh_admin_v1_deadletter_proto_msgTypes[14]
+	mi := &file_stagemesh_admin_v1_deadletter_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1164,7 +1255,7 @@ func (x *DeleteDeadLetterRequest) String() string {
 func (*DeleteDeadLetterRequest) ProtoMessage() {}
 
 func (x *DeleteDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_admin_v1_deadletter_proto_msgTypes[14]
+	mi := &file_stagemesh_admin_v1_deadletter_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1177,7 +1268,7 @@ func (x *DeleteDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*DeleteDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_stagemesh_admin_v1_deadletter_proto_rawDescGZIP(), []int{14}
+	return file_stagemesh_admin_v1_deadletter_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *DeleteDeadLetterRequest) GetSeq() uint64 {
@@ -1195,7 +1286,7 @@ type DeleteDeadLetterResponse struct {
 
 func (x *DeleteDeadLetterResponse) Reset() {
 	*x = DeleteDeadLetterResponse{}
-	mi := &file_stagemesh_admin_v1_deadletter_proto_msgTypes[15]
+	mi := &file_stagemesh_admin_v1_deadletter_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1207,7 +1298,7 @@ func (x *DeleteDeadLetterResponse) String() string {
 func (*DeleteDeadLetterResponse) ProtoMessage() {}
 
 func (x *DeleteDeadLetterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_admin_v1_deadletter_proto_msgTypes[15]
+	mi := &file_stagemesh_admin_v1_deadletter_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1220,18 +1311,19 @@ func (x *DeleteDeadLetterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteDeadLetterResponse.ProtoReflect.Descriptor instead.
 func (*DeleteDeadLetterResponse) Descriptor() ([]byte, []int) {
-	return file_stagemesh_admin_v1_deadletter_proto_rawDescGZIP(), []int{15}
+	return file_stagemesh_admin_v1_deadletter_proto_rawDescGZIP(), []int{16}
 }
 
 var File_stagemesh_admin_v1_deadletter_proto protoreflect.FileDescriptor
 
 const file_stagemesh_admin_v1_deadletter_proto_rawDesc = "" +
 	"\n" +
-	"#stagemesh/admin/v1/deadletter.proto\x12\x12stagemesh.admin.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a$stagemesh/inference/v1/payload.proto\x1a\x1dstagemesh/mesh/v1/fault.proto\"X\n" +
+	"#stagemesh/admin/v1/deadletter.proto\x12\x12stagemesh.admin.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a stagemesh/inference/v1/job.proto\x1a$stagemesh/inference/v1/payload.proto\x1a\x1dstagemesh/mesh/v1/fault.proto\"n\n" +
 	"\x16ListDeadLettersRequest\x12\x14\n" +
 	"\x05stage\x18\x01 \x01(\tR\x05stage\x12\x12\n" +
 	"\x04from\x18\x02 \x01(\x04R\x04from\x12\x14\n" +
-	"\x05limit\x18\x03 \x01(\rR\x05limit\"\x97\x01\n" +
+	"\x05limit\x18\x03 \x01(\rR\x05limit\x12\x14\n" +
+	"\x05queue\x18\x04 \x01(\tR\x05queue\"\x97\x01\n" +
 	"\x17ListDeadLettersResponse\x12H\n" +
 	"\fdead_letters\x18\x01 \x03(\v2%.stagemesh.admin.v1.DeadLetterSummaryR\vdeadLetters\x12\x12\n" +
 	"\x04next\x18\x02 \x01(\x04R\x04next\x12\x1e\n" +
@@ -1266,7 +1358,7 @@ const file_stagemesh_admin_v1_deadletter_proto_rawDesc = "" +
 	"\rmessage_bytes\x18\x02 \x01(\rR\fmessageBytes\"X\n" +
 	"\x15GetDeadLetterResponse\x12?\n" +
 	"\vdead_letter\x18\x01 \x01(\v2\x1e.stagemesh.admin.v1.DeadLetterR\n" +
-	"deadLetter\"\xe1\x03\n" +
+	"deadLetter\"\x96\x04\n" +
 	"\n" +
 	"DeadLetter\x12?\n" +
 	"\asummary\x18\x01 \x01(\v2%.stagemesh.admin.v1.DeadLetterSummaryR\asummary\x12.\n" +
@@ -1282,7 +1374,12 @@ const file_stagemesh_admin_v1_deadletter_proto_rawDesc = "" +
 	"\x0enot_replayable\x18\t \x01(\tR\rnotReplayable\x12\x1f\n" +
 	"\vraw_message\x18\n" +
 	" \x01(\fR\n" +
-	"rawMessage\"r\n" +
+	"rawMessage\x123\n" +
+	"\x03job\x18\v \x01(\v2!.stagemesh.admin.v1.DeadLetterJobR\x03job\"\x8c\x01\n" +
+	"\rDeadLetterJob\x12-\n" +
+	"\x03job\x18\x01 \x01(\v2\x1b.stagemesh.inference.v1.JobR\x03job\x128\n" +
+	"\x05parts\x18\x02 \x03(\v2\".stagemesh.admin.v1.DeadLetterPartR\x05parts\x12\x12\n" +
+	"\x04path\x18\x03 \x01(\tR\x04path\"r\n" +
 	"\rDeadLetterRun\x12\x12\n" +
 	"\x04host\x18\x01 \x01(\tR\x04host\x129\n" +
 	"\n" +
@@ -1335,9 +1432,11 @@ const file_stagemesh_admin_v1_deadletter_proto_rawDesc = "" +
 	"\fcontent_type\x18\x01 \x01(\tR\vcontentType\"D\n" +
 	"\x10DeadLetterTensor\x12\x1a\n" +
 	"\bdatatype\x18\x01 \x01(\tR\bdatatype\x12\x14\n" +
-	"\x05shape\x18\x02 \x03(\x03R\x05shape\"+\n" +
+	"\x05shape\x18\x02 \x03(\x03R\x05shape\"M\n" +
 	"\x17ReplayDeadLetterRequest\x12\x10\n" +
-	"\x03seq\x18\x01 \x01(\x04R\x03seq\"\xdb\x01\n" +
+	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12\x17\n" +
+	"\x04body\x18\x02 \x01(\fH\x00R\x04body\x88\x01\x01B\a\n" +
+	"\x05_body\"\xdb\x01\n" +
 	"\x18ReplayDeadLetterResponse\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12!\n" +
@@ -1366,7 +1465,7 @@ func file_stagemesh_admin_v1_deadletter_proto_rawDescGZIP() []byte {
 	return file_stagemesh_admin_v1_deadletter_proto_rawDescData
 }
 
-var file_stagemesh_admin_v1_deadletter_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
+var file_stagemesh_admin_v1_deadletter_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
 var file_stagemesh_admin_v1_deadletter_proto_goTypes = []any{
 	(*ListDeadLettersRequest)(nil),   // 0: stagemesh.admin.v1.ListDeadLettersRequest
 	(*ListDeadLettersResponse)(nil),  // 1: stagemesh.admin.v1.ListDeadLettersResponse
@@ -1374,67 +1473,72 @@ var file_stagemesh_admin_v1_deadletter_proto_goTypes = []any{
 	(*GetDeadLetterRequest)(nil),     // 3: stagemesh.admin.v1.GetDeadLetterRequest
 	(*GetDeadLetterResponse)(nil),    // 4: stagemesh.admin.v1.GetDeadLetterResponse
 	(*DeadLetter)(nil),               // 5: stagemesh.admin.v1.DeadLetter
-	(*DeadLetterRun)(nil),            // 6: stagemesh.admin.v1.DeadLetterRun
-	(*DeadLetterItem)(nil),           // 7: stagemesh.admin.v1.DeadLetterItem
-	(*DeadLetterStep)(nil),           // 8: stagemesh.admin.v1.DeadLetterStep
-	(*DeadLetterPart)(nil),           // 9: stagemesh.admin.v1.DeadLetterPart
-	(*DeadLetterBlob)(nil),           // 10: stagemesh.admin.v1.DeadLetterBlob
-	(*DeadLetterTensor)(nil),         // 11: stagemesh.admin.v1.DeadLetterTensor
-	(*ReplayDeadLetterRequest)(nil),  // 12: stagemesh.admin.v1.ReplayDeadLetterRequest
-	(*ReplayDeadLetterResponse)(nil), // 13: stagemesh.admin.v1.ReplayDeadLetterResponse
-	(*DeleteDeadLetterRequest)(nil),  // 14: stagemesh.admin.v1.DeleteDeadLetterRequest
-	(*DeleteDeadLetterResponse)(nil), // 15: stagemesh.admin.v1.DeleteDeadLetterResponse
-	nil,                              // 16: stagemesh.admin.v1.DeadLetterItem.TraceContextEntry
-	nil,                              // 17: stagemesh.admin.v1.DeadLetterItem.MetadataEntry
-	nil,                              // 18: stagemesh.admin.v1.DeadLetterStep.ParametersEntry
-	nil,                              // 19: stagemesh.admin.v1.DeadLetterPart.ParametersEntry
-	(*timestamppb.Timestamp)(nil),    // 20: google.protobuf.Timestamp
-	(*v1.Fault)(nil),                 // 21: stagemesh.mesh.v1.Fault
-	(v11.Durability)(0),              // 22: stagemesh.inference.v1.Durability
-	(*v11.StepTiming)(nil),           // 23: stagemesh.inference.v1.StepTiming
-	(*v11.ModelRef)(nil),             // 24: stagemesh.inference.v1.ModelRef
-	(*v11.Value)(nil),                // 25: stagemesh.inference.v1.Value
+	(*DeadLetterJob)(nil),            // 6: stagemesh.admin.v1.DeadLetterJob
+	(*DeadLetterRun)(nil),            // 7: stagemesh.admin.v1.DeadLetterRun
+	(*DeadLetterItem)(nil),           // 8: stagemesh.admin.v1.DeadLetterItem
+	(*DeadLetterStep)(nil),           // 9: stagemesh.admin.v1.DeadLetterStep
+	(*DeadLetterPart)(nil),           // 10: stagemesh.admin.v1.DeadLetterPart
+	(*DeadLetterBlob)(nil),           // 11: stagemesh.admin.v1.DeadLetterBlob
+	(*DeadLetterTensor)(nil),         // 12: stagemesh.admin.v1.DeadLetterTensor
+	(*ReplayDeadLetterRequest)(nil),  // 13: stagemesh.admin.v1.ReplayDeadLetterRequest
+	(*ReplayDeadLetterResponse)(nil), // 14: stagemesh.admin.v1.ReplayDeadLetterResponse
+	(*DeleteDeadLetterRequest)(nil),  // 15: stagemesh.admin.v1.DeleteDeadLetterRequest
+	(*DeleteDeadLetterResponse)(nil), // 16: stagemesh.admin.v1.DeleteDeadLetterResponse
+	nil,                              // 17: stagemesh.admin.v1.DeadLetterItem.TraceContextEntry
+	nil,                              // 18: stagemesh.admin.v1.DeadLetterItem.MetadataEntry
+	nil,                              // 19: stagemesh.admin.v1.DeadLetterStep.ParametersEntry
+	nil,                              // 20: stagemesh.admin.v1.DeadLetterPart.ParametersEntry
+	(*timestamppb.Timestamp)(nil),    // 21: google.protobuf.Timestamp
+	(*v1.Fault)(nil),                 // 22: stagemesh.mesh.v1.Fault
+	(v11.Durability)(0),              // 23: stagemesh.inference.v1.Durability
+	(*v11.Job)(nil),                  // 24: stagemesh.inference.v1.Job
+	(*v11.StepTiming)(nil),           // 25: stagemesh.inference.v1.StepTiming
+	(*v11.ModelRef)(nil),             // 26: stagemesh.inference.v1.ModelRef
+	(*v11.Value)(nil),                // 27: stagemesh.inference.v1.Value
 }
 var file_stagemesh_admin_v1_deadletter_proto_depIdxs = []int32{
 	2,  // 0: stagemesh.admin.v1.ListDeadLettersResponse.dead_letters:type_name -> stagemesh.admin.v1.DeadLetterSummary
-	20, // 1: stagemesh.admin.v1.DeadLetterSummary.dead_lettered_at:type_name -> google.protobuf.Timestamp
+	21, // 1: stagemesh.admin.v1.DeadLetterSummary.dead_lettered_at:type_name -> google.protobuf.Timestamp
 	5,  // 2: stagemesh.admin.v1.GetDeadLetterResponse.dead_letter:type_name -> stagemesh.admin.v1.DeadLetter
 	2,  // 3: stagemesh.admin.v1.DeadLetter.summary:type_name -> stagemesh.admin.v1.DeadLetterSummary
-	21, // 4: stagemesh.admin.v1.DeadLetter.fault:type_name -> stagemesh.mesh.v1.Fault
-	22, // 5: stagemesh.admin.v1.DeadLetter.durability:type_name -> stagemesh.inference.v1.Durability
-	20, // 6: stagemesh.admin.v1.DeadLetter.queued_at:type_name -> google.protobuf.Timestamp
-	6,  // 7: stagemesh.admin.v1.DeadLetter.runs:type_name -> stagemesh.admin.v1.DeadLetterRun
-	7,  // 8: stagemesh.admin.v1.DeadLetter.item:type_name -> stagemesh.admin.v1.DeadLetterItem
-	20, // 9: stagemesh.admin.v1.DeadLetterRun.started_at:type_name -> google.protobuf.Timestamp
-	8,  // 10: stagemesh.admin.v1.DeadLetterItem.route:type_name -> stagemesh.admin.v1.DeadLetterStep
-	20, // 11: stagemesh.admin.v1.DeadLetterItem.admitted_at:type_name -> google.protobuf.Timestamp
-	20, // 12: stagemesh.admin.v1.DeadLetterItem.deadline:type_name -> google.protobuf.Timestamp
-	16, // 13: stagemesh.admin.v1.DeadLetterItem.trace_context:type_name -> stagemesh.admin.v1.DeadLetterItem.TraceContextEntry
-	17, // 14: stagemesh.admin.v1.DeadLetterItem.metadata:type_name -> stagemesh.admin.v1.DeadLetterItem.MetadataEntry
-	9,  // 15: stagemesh.admin.v1.DeadLetterItem.parts:type_name -> stagemesh.admin.v1.DeadLetterPart
-	9,  // 16: stagemesh.admin.v1.DeadLetterItem.kept:type_name -> stagemesh.admin.v1.DeadLetterPart
-	23, // 17: stagemesh.admin.v1.DeadLetterItem.timings:type_name -> stagemesh.inference.v1.StepTiming
-	24, // 18: stagemesh.admin.v1.DeadLetterStep.model:type_name -> stagemesh.inference.v1.ModelRef
-	18, // 19: stagemesh.admin.v1.DeadLetterStep.parameters:type_name -> stagemesh.admin.v1.DeadLetterStep.ParametersEntry
-	10, // 20: stagemesh.admin.v1.DeadLetterPart.blob:type_name -> stagemesh.admin.v1.DeadLetterBlob
-	11, // 21: stagemesh.admin.v1.DeadLetterPart.tensor:type_name -> stagemesh.admin.v1.DeadLetterTensor
-	19, // 22: stagemesh.admin.v1.DeadLetterPart.parameters:type_name -> stagemesh.admin.v1.DeadLetterPart.ParametersEntry
-	20, // 23: stagemesh.admin.v1.ReplayDeadLetterResponse.deadline:type_name -> google.protobuf.Timestamp
-	25, // 24: stagemesh.admin.v1.DeadLetterStep.ParametersEntry.value:type_name -> stagemesh.inference.v1.Value
-	25, // 25: stagemesh.admin.v1.DeadLetterPart.ParametersEntry.value:type_name -> stagemesh.inference.v1.Value
-	0,  // 26: stagemesh.admin.v1.DeadLetterService.ListDeadLetters:input_type -> stagemesh.admin.v1.ListDeadLettersRequest
-	3,  // 27: stagemesh.admin.v1.DeadLetterService.GetDeadLetter:input_type -> stagemesh.admin.v1.GetDeadLetterRequest
-	12, // 28: stagemesh.admin.v1.DeadLetterService.ReplayDeadLetter:input_type -> stagemesh.admin.v1.ReplayDeadLetterRequest
-	14, // 29: stagemesh.admin.v1.DeadLetterService.DeleteDeadLetter:input_type -> stagemesh.admin.v1.DeleteDeadLetterRequest
-	1,  // 30: stagemesh.admin.v1.DeadLetterService.ListDeadLetters:output_type -> stagemesh.admin.v1.ListDeadLettersResponse
-	4,  // 31: stagemesh.admin.v1.DeadLetterService.GetDeadLetter:output_type -> stagemesh.admin.v1.GetDeadLetterResponse
-	13, // 32: stagemesh.admin.v1.DeadLetterService.ReplayDeadLetter:output_type -> stagemesh.admin.v1.ReplayDeadLetterResponse
-	15, // 33: stagemesh.admin.v1.DeadLetterService.DeleteDeadLetter:output_type -> stagemesh.admin.v1.DeleteDeadLetterResponse
-	30, // [30:34] is the sub-list for method output_type
-	26, // [26:30] is the sub-list for method input_type
-	26, // [26:26] is the sub-list for extension type_name
-	26, // [26:26] is the sub-list for extension extendee
-	0,  // [0:26] is the sub-list for field type_name
+	22, // 4: stagemesh.admin.v1.DeadLetter.fault:type_name -> stagemesh.mesh.v1.Fault
+	23, // 5: stagemesh.admin.v1.DeadLetter.durability:type_name -> stagemesh.inference.v1.Durability
+	21, // 6: stagemesh.admin.v1.DeadLetter.queued_at:type_name -> google.protobuf.Timestamp
+	7,  // 7: stagemesh.admin.v1.DeadLetter.runs:type_name -> stagemesh.admin.v1.DeadLetterRun
+	8,  // 8: stagemesh.admin.v1.DeadLetter.item:type_name -> stagemesh.admin.v1.DeadLetterItem
+	6,  // 9: stagemesh.admin.v1.DeadLetter.job:type_name -> stagemesh.admin.v1.DeadLetterJob
+	24, // 10: stagemesh.admin.v1.DeadLetterJob.job:type_name -> stagemesh.inference.v1.Job
+	10, // 11: stagemesh.admin.v1.DeadLetterJob.parts:type_name -> stagemesh.admin.v1.DeadLetterPart
+	21, // 12: stagemesh.admin.v1.DeadLetterRun.started_at:type_name -> google.protobuf.Timestamp
+	9,  // 13: stagemesh.admin.v1.DeadLetterItem.route:type_name -> stagemesh.admin.v1.DeadLetterStep
+	21, // 14: stagemesh.admin.v1.DeadLetterItem.admitted_at:type_name -> google.protobuf.Timestamp
+	21, // 15: stagemesh.admin.v1.DeadLetterItem.deadline:type_name -> google.protobuf.Timestamp
+	17, // 16: stagemesh.admin.v1.DeadLetterItem.trace_context:type_name -> stagemesh.admin.v1.DeadLetterItem.TraceContextEntry
+	18, // 17: stagemesh.admin.v1.DeadLetterItem.metadata:type_name -> stagemesh.admin.v1.DeadLetterItem.MetadataEntry
+	10, // 18: stagemesh.admin.v1.DeadLetterItem.parts:type_name -> stagemesh.admin.v1.DeadLetterPart
+	10, // 19: stagemesh.admin.v1.DeadLetterItem.kept:type_name -> stagemesh.admin.v1.DeadLetterPart
+	25, // 20: stagemesh.admin.v1.DeadLetterItem.timings:type_name -> stagemesh.inference.v1.StepTiming
+	26, // 21: stagemesh.admin.v1.DeadLetterStep.model:type_name -> stagemesh.inference.v1.ModelRef
+	19, // 22: stagemesh.admin.v1.DeadLetterStep.parameters:type_name -> stagemesh.admin.v1.DeadLetterStep.ParametersEntry
+	11, // 23: stagemesh.admin.v1.DeadLetterPart.blob:type_name -> stagemesh.admin.v1.DeadLetterBlob
+	12, // 24: stagemesh.admin.v1.DeadLetterPart.tensor:type_name -> stagemesh.admin.v1.DeadLetterTensor
+	20, // 25: stagemesh.admin.v1.DeadLetterPart.parameters:type_name -> stagemesh.admin.v1.DeadLetterPart.ParametersEntry
+	21, // 26: stagemesh.admin.v1.ReplayDeadLetterResponse.deadline:type_name -> google.protobuf.Timestamp
+	27, // 27: stagemesh.admin.v1.DeadLetterStep.ParametersEntry.value:type_name -> stagemesh.inference.v1.Value
+	27, // 28: stagemesh.admin.v1.DeadLetterPart.ParametersEntry.value:type_name -> stagemesh.inference.v1.Value
+	0,  // 29: stagemesh.admin.v1.DeadLetterService.ListDeadLetters:input_type -> stagemesh.admin.v1.ListDeadLettersRequest
+	3,  // 30: stagemesh.admin.v1.DeadLetterService.GetDeadLetter:input_type -> stagemesh.admin.v1.GetDeadLetterRequest
+	13, // 31: stagemesh.admin.v1.DeadLetterService.ReplayDeadLetter:input_type -> stagemesh.admin.v1.ReplayDeadLetterRequest
+	15, // 32: stagemesh.admin.v1.DeadLetterService.DeleteDeadLetter:input_type -> stagemesh.admin.v1.DeleteDeadLetterRequest
+	1,  // 33: stagemesh.admin.v1.DeadLetterService.ListDeadLetters:output_type -> stagemesh.admin.v1.ListDeadLettersResponse
+	4,  // 34: stagemesh.admin.v1.DeadLetterService.GetDeadLetter:output_type -> stagemesh.admin.v1.GetDeadLetterResponse
+	14, // 35: stagemesh.admin.v1.DeadLetterService.ReplayDeadLetter:output_type -> stagemesh.admin.v1.ReplayDeadLetterResponse
+	16, // 36: stagemesh.admin.v1.DeadLetterService.DeleteDeadLetter:output_type -> stagemesh.admin.v1.DeleteDeadLetterResponse
+	33, // [33:37] is the sub-list for method output_type
+	29, // [29:33] is the sub-list for method input_type
+	29, // [29:29] is the sub-list for extension type_name
+	29, // [29:29] is the sub-list for extension extendee
+	0,  // [0:29] is the sub-list for field type_name
 }
 
 func init() { file_stagemesh_admin_v1_deadletter_proto_init() }
@@ -1442,17 +1546,18 @@ func file_stagemesh_admin_v1_deadletter_proto_init() {
 	if File_stagemesh_admin_v1_deadletter_proto != nil {
 		return
 	}
-	file_stagemesh_admin_v1_deadletter_proto_msgTypes[9].OneofWrappers = []any{
+	file_stagemesh_admin_v1_deadletter_proto_msgTypes[10].OneofWrappers = []any{
 		(*DeadLetterPart_Blob)(nil),
 		(*DeadLetterPart_Tensor)(nil),
 	}
+	file_stagemesh_admin_v1_deadletter_proto_msgTypes[13].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_stagemesh_admin_v1_deadletter_proto_rawDesc), len(file_stagemesh_admin_v1_deadletter_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   20,
+			NumMessages:   21,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

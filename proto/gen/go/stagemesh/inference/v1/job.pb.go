@@ -575,8 +575,11 @@ type SubmitJobRequest struct {
 	// As in InferRequest, scoped to tenant and queue: a repeated submit returns the same job.
 	IdempotencyKey string `protobuf:"bytes,7,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
 	Priority       int32  `protobuf:"varint,8,opt,name=priority,proto3" json:"priority,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// URL that gets the job once it has ended, as a Standard Webhook: https, unless the mesh
+	// allows its host. It is not shown in the job.
+	Webhook       string `protobuf:"bytes,9,opt,name=webhook,proto3" json:"webhook,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SubmitJobRequest) Reset() {
@@ -674,6 +677,13 @@ func (x *SubmitJobRequest) GetPriority() int32 {
 		return x.Priority
 	}
 	return 0
+}
+
+func (x *SubmitJobRequest) GetWebhook() string {
+	if x != nil {
+		return x.Webhook
+	}
+	return ""
 }
 
 type isSubmitJobRequest_Payload interface {
@@ -1406,7 +1416,7 @@ const file_stagemesh_inference_v1_job_proto_rawDesc = "" +
 	"HttpAnswer\x12\x16\n" +
 	"\x06status\x18\x01 \x01(\rR\x06status\x12!\n" +
 	"\fcontent_type\x18\x02 \x01(\tR\vcontentType\x12\x12\n" +
-	"\x04body\x18\x03 \x01(\fR\x04body\"\xec\x03\n" +
+	"\x04body\x18\x03 \x01(\fR\x04body\"\x86\x04\n" +
 	"\x10SubmitJobRequest\x12\x14\n" +
 	"\x05queue\x18\x01 \x01(\tR\x05queue\x12<\n" +
 	"\x05infer\x18\x02 \x01(\v2$.stagemesh.inference.v1.InferRequestH\x00R\x05infer\x126\n" +
@@ -1417,7 +1427,8 @@ const file_stagemesh_inference_v1_job_proto_rawDesc = "" +
 	"attributes\x18\x06 \x03(\v28.stagemesh.inference.v1.SubmitJobRequest.AttributesEntryR\n" +
 	"attributes\x12'\n" +
 	"\x0fidempotency_key\x18\a \x01(\tR\x0eidempotencyKey\x12\x1a\n" +
-	"\bpriority\x18\b \x01(\x05R\bpriority\x1a=\n" +
+	"\bpriority\x18\b \x01(\x05R\bpriority\x12\x18\n" +
+	"\awebhook\x18\t \x01(\tR\awebhook\x1a=\n" +
 	"\x0fAttributesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\t\n" +

@@ -36,7 +36,10 @@ type QueuedJob struct {
 	// SHA-256 of the payload, of a job with an idempotency key.
 	Digest []byte `protobuf:"bytes,5,opt,name=digest,proto3" json:"digest,omitempty"`
 	// W3C trace context of the submit: traceparent, tracestate.
-	TraceContext  map[string]string `protobuf:"bytes,6,rep,name=trace_context,json=traceContext,proto3" json:"trace_context,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	TraceContext map[string]string `protobuf:"bytes,6,rep,name=trace_context,json=traceContext,proto3" json:"trace_context,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// URL that gets the job once it has ended; empty means none. The notice is a job itself, a
+	// call of HTTP whose path is that URL.
+	Webhook       string `protobuf:"bytes,7,opt,name=webhook,proto3" json:"webhook,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -122,6 +125,13 @@ func (x *QueuedJob) GetTraceContext() map[string]string {
 		return x.TraceContext
 	}
 	return nil
+}
+
+func (x *QueuedJob) GetWebhook() string {
+	if x != nil {
+		return x.Webhook
+	}
+	return ""
 }
 
 type isQueuedJob_Payload interface {
@@ -272,14 +282,15 @@ var File_stagemesh_mesh_v1_job_proto protoreflect.FileDescriptor
 
 const file_stagemesh_mesh_v1_job_proto_rawDesc = "" +
 	"\n" +
-	"\x1bstagemesh/mesh/v1/job.proto\x12\x11stagemesh.mesh.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a&stagemesh/inference/v1/inference.proto\x1a stagemesh/inference/v1/job.proto\x1a\x1dstagemesh/mesh/v1/fault.proto\"\x81\x03\n" +
+	"\x1bstagemesh/mesh/v1/job.proto\x12\x11stagemesh.mesh.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a&stagemesh/inference/v1/inference.proto\x1a stagemesh/inference/v1/job.proto\x1a\x1dstagemesh/mesh/v1/fault.proto\"\x9b\x03\n" +
 	"\tQueuedJob\x12-\n" +
 	"\x03job\x18\x01 \x01(\v2\x1b.stagemesh.inference.v1.JobR\x03job\x12\x16\n" +
 	"\x06tenant\x18\x02 \x01(\tR\x06tenant\x12<\n" +
 	"\x05infer\x18\x03 \x01(\v2$.stagemesh.inference.v1.InferRequestH\x00R\x05infer\x126\n" +
 	"\x04http\x18\x04 \x01(\v2 .stagemesh.inference.v1.HttpCallH\x00R\x04http\x12\x16\n" +
 	"\x06digest\x18\x05 \x01(\fR\x06digest\x12S\n" +
-	"\rtrace_context\x18\x06 \x03(\v2..stagemesh.mesh.v1.QueuedJob.TraceContextEntryR\ftraceContext\x1a?\n" +
+	"\rtrace_context\x18\x06 \x03(\v2..stagemesh.mesh.v1.QueuedJob.TraceContextEntryR\ftraceContext\x12\x18\n" +
+	"\awebhook\x18\a \x01(\tR\awebhook\x1a?\n" +
 	"\x11TraceContextEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\t\n" +
