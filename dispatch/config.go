@@ -151,6 +151,7 @@ func (c Config) PoolOf(queue string) (string, error) {
 	if _, ok := c.Pools[name]; ok {
 		return name, nil
 	}
+	names = slices.DeleteFunc(names, func(name string) bool { return name == string(pipeline.WebhookQueue) })
 	switch {
 	case name == "" && len(names) == 1:
 		return names[0], nil

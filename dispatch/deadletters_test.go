@@ -48,7 +48,7 @@ func TestJobsThatFailForGoodAreDeadLettersAndMayBeReplayed(t *testing.T) {
 			t.Fatalf("%s: dead letters %+v", reason, dead)
 		}
 		isWell.Store(true)
-		replayed, err := store.NewDeadLetters(b.conn, store.Settings{}).Replay(t.Context(), dead[0].Seq)
+		replayed, err := store.NewDeadLetters(b.conn, store.Settings{}).Replay(t.Context(), dead[0].Seq, nil)
 		if err != nil || replayed.JobID == id.String() {
 			t.Fatalf("%+v, %v", replayed, err)
 		}

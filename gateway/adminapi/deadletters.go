@@ -15,6 +15,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/store"
 	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
+	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 )
 
 func (h *handler) listDeadLetters(ctx context.Context, in *adminv1.ListDeadLettersRequest) (*adminv1.ListDeadLettersResponse, error) {
@@ -23,8 +24,16 @@ func (h *handler) listDeadLetters(ctx context.Context, in *adminv1.ListDeadLette
 			return nil, transport.InvalidField("stage", err)
 		}
 	}
+	if queue := in.GetQueue(); queue != "" {
+		if err := pipeline.ValidName("queue", queue); err != nil {
+			return nil, transport.InvalidField("queue", err)
+		}
+		if in.GetStage() != "" {
+			return nil, fault.InField(fault.InvalidRequest, "queue", "a dead letter is of a stage or of a queue, not of both")
+		}
+	}
 	page, err := h.DeadLetters.List(ctx, store.DeadLetterQuery{
-		Stage: pipeline.StageName(in.GetStage()), From: in.GetFrom(), Limit: int(min(in.GetLimit(), store.MaxPageSize)),
+		Stage: pipeline.StageName(in.GetStage()), Queue: pipeline.QueueName(in.GetQueue()), From: in.GetFrom(), Limit: int(min(in.GetLimit(), store.MaxPageSize)),
 	})
 	if err != nil {
 		return nil, err
@@ -51,7 +60,7 @@ func (h *handler) getDeadLetter(ctx context.Context, in *adminv1.GetDeadLetterRe
 }
 
 func (h *handler) replayDeadLetter(ctx context.Context, in *adminv1.ReplayDeadLetterRequest) (*adminv1.ReplayDeadLetterResponse, error) {
-	replayed, err := h.DeadLetters.Replay(ctx, in.GetSeq())
+	replayed, err := h.DeadLetters.Replay(ctx, in.GetSeq(), in.GetBody())
 	if err != nil && replayed.RequestID == "" && replayed.JobID == "" {
 		return nil, deadLetterFault(err, in.GetSeq())
 	}
@@ -102,10 +111,12 @@ const (
 	maxRaw  = 64 << 20
 )
 
-// decodedLetter is a dead letter with its item, if its message decodes.
+// decodedLetter is a dead letter with what is in it, if its message decodes.
 type decodedLetter struct {
 	store.DeadLetter
+	// Its item, or its job.
 	item *envelope.Envelope
+	job  *meshv1.QueuedJob
 	// notReplayable is why the dead letter cannot be replayed, or nil.
 	notReplayable error
 }
@@ -113,7 +124,7 @@ type decodedLetter struct {
 func decode(l store.DeadLetter) decodedLetter {
 	out := decodedLetter{DeadLetter: l}
 	if l.Queue != "" {
-		_, out.notReplayable = l.ReplayableJob()
+		out.job, out.notReplayable = l.ReplayableJob()
 		return out
 	}
 	if out.item, out.notReplayable = l.Replayable(); out.notReplayable != nil {
@@ -138,6 +149,9 @@ func summary(l decodedLetter) *adminv1.DeadLetterSummary {
 		JobId:          l.Job,
 		Tenant:         l.Tenant,
 	}
+	if l.job != nil {
+		out.Pipeline = l.job.GetJob().GetPipeline()
+	}
 	if l.item != nil {
 		out.Pipeline, out.RequestId, out.ExecutionId = string(l.item.Pipeline), string(l.item.RequestID), string(l.item.ExecutionID)
 	}
@@ -161,6 +175,19 @@ func full(l decodedLetter) *adminv1.DeadLetter {
 	}
 	if l.item != nil {
 		out.Item = item(l.item)
+	}
+	if l.job != nil {
+		out.Job = job(l.job)
+	}
+	return out
+}
+
+func job(q *meshv1.QueuedJob) *adminv1.DeadLetterJob {
+	out := &adminv1.DeadLetterJob{Job: q.GetJob(), Path: q.GetHttp().GetPath()}
+	if call := q.GetHttp(); call != nil {
+		out.Parts = parts([]payload.Part{payload.OfBlob("", call.GetContentType(), call.GetBody())})
+	} else if inputs, err := payload.FromProto("inputs", q.GetInfer().GetInputs()); err == nil {
+		out.Parts = parts(inputs)
 	}
 	return out
 }

@@ -43,7 +43,7 @@ import (
 type DeadLetters interface {
 	List(ctx context.Context, q store.DeadLetterQuery) (store.DeadLetterPage, error)
 	Get(ctx context.Context, seq uint64) (store.DeadLetter, error)
-	Replay(ctx context.Context, seq uint64) (store.Replayed, error)
+	Replay(ctx context.Context, seq uint64, body []byte) (store.Replayed, error)
 	Delete(ctx context.Context, seq uint64) error
 }
 

@@ -60,18 +60,21 @@ func (l DeadLetter) ReplayableJob() (*meshv1.QueuedJob, error) {
 
 // replayJob submits a job again, with as much time as it had. The new ID is made from the dead
 // letter, so that a repeated replay submits it once.
-func (s *DeadLetters) replayJob(ctx context.Context, dead DeadLetter) (Replayed, error) {
+func (s *DeadLetters) replayJob(ctx context.Context, dead DeadLetter, body []byte) (Replayed, error) {
 	queued, err := dead.ReplayableJob()
 	if err != nil {
 		return Replayed{}, err
 	}
 	id := pipeline.JobID{Queue: dead.Queue, UUID: uuid.NewSHA1(uuid.NameSpaceOID, fmt.Appendf(nil, "%s/%d/%s", dead.Mesh, dead.Seq, dead.Job))}
-	first, now := queued.GetJob(), time.Now()
-	deadline := now.Add(first.GetDeadline().AsTime().Sub(first.GetAcceptedAt().AsTime()))
-	job := &meshv1.QueuedJob{Tenant: dead.Tenant, Payload: queued.GetPayload(), Job: &inferencev1.Job{
-		Id: id.String(), Queue: string(dead.Queue), Pipeline: first.GetPipeline(), State: inferencev1.JobState_JOB_STATE_QUEUED,
-		Priority: first.GetPriority(), Attributes: first.GetAttributes(), AcceptedAt: timestamppb.New(now), Deadline: timestamppb.New(deadline),
-	}}
+	first := queued.GetJob()
+	deadline := time.Now().Add(first.GetDeadline().AsTime().Sub(first.GetAcceptedAt().AsTime()))
+	job := queuedJob(id, dead.Tenant, deadline, first)
+	job.Payload, job.Webhook = queued.GetPayload(), queued.GetWebhook()
+	if body != nil {
+		if err := setBody(job, body); err != nil {
+			return Replayed{}, err
+		}
+	}
 	m, err := s.bus.Job(id, dead.Tenant, bus.JobHeader{Deadline: deadline, Priority: first.GetPriority(), Attributes: first.GetAttributes()}, job)
 	if err == nil {
 		_, err = s.bus.PublishAndWait(ctx, m)
@@ -79,10 +82,38 @@ func (s *DeadLetters) replayJob(ctx context.Context, dead DeadLetter) (Replayed,
 	switch {
 	case err == nil:
 		return Replayed{JobID: id.String(), Deadline: deadline}, s.deleteReplayed(ctx, dead.Seq)
+	case errors.Is(err, bus.ErrTooLarge):
+		return Replayed{}, fault.Newf(fault.PayloadTooLarge, "the job is too large: %w", err)
 	case errors.Is(err, bus.ErrQueueFull):
 		return Replayed{}, fault.Newf(fault.QueueFull, "queue %s is full", dead.Queue).WithRetryAfter(brokerRetryAfter).Caused(err)
 	case errors.Is(err, bus.ErrNoQueue):
 		return Replayed{}, fault.Newf(fault.UnknownQueue, "there is no queue %s", dead.Queue).Caused(err)
 	}
 	return Replayed{}, s.unavailable(ctx, err)
+}
+
+// queuedJob returns a job that is accepted now, like another one.
+func queuedJob(id pipeline.JobID, tenant string, deadline time.Time, like *inferencev1.Job) *meshv1.QueuedJob {
+	return &meshv1.QueuedJob{Tenant: tenant, Job: &inferencev1.Job{
+		Id: id.String(), Queue: string(id.Queue), Pipeline: like.GetPipeline(), State: inferencev1.JobState_JOB_STATE_QUEUED,
+		Priority: like.GetPriority(), Attributes: like.GetAttributes(), AcceptedAt: timestamppb.Now(), Deadline: timestamppb.New(deadline),
+	}}
+}
+
+// setBody replaces the payload of a job.
+func setBody(job *meshv1.QueuedJob, body []byte) error {
+	if call := job.GetHttp(); call != nil {
+		call.Body = body
+		return nil
+	}
+	inputs := job.GetInfer().GetInputs()
+	if len(inputs) != 1 || inputs[0].GetBlob() == nil {
+		return errNoBody()
+	}
+	inputs[0].GetBlob().Data = body
+	return nil
+}
+
+func errNoBody() *fault.Fault {
+	return fault.InField(fault.InvalidRequest, "body", "can only replace the one input of a job or an item, a blob; this one has others")
 }

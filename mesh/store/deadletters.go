@@ -41,7 +41,7 @@ type DeadLetter struct {
 //	m, err := b.DeadLetter(dead, delivery)   // by hosts: sent, acknowledged, then Term
 //	page, err := deadLetters.List(ctx, store.DeadLetterQuery{Stage: "classify"})
 //	dead, err := deadLetters.Get(ctx, seq)
-//	replayed, err := deadLetters.Replay(ctx, seq)  // a new execution of a new request
+//	replayed, err := deadLetters.Replay(ctx, seq, nil)  // a new execution of a new request
 //	err = deadLetters.Delete(ctx, seq)
 //
 // A stream at its bound drops the oldest, because a host must always be able to
@@ -150,8 +150,9 @@ func (s *DeadLetters) unavailable(ctx context.Context, err error) error {
 
 // DeadLetterQuery selects the dead letters to list.
 type DeadLetterQuery struct {
-	// Stage whose dead letters to list; empty means all.
+	// Stage, or queue of jobs, whose dead letters to list; both empty means all.
 	Stage pipeline.StageName
+	Queue pipeline.QueueName
 	// From is the least number to list.
 	From uint64
 	// Limit is the most dead letters to list; 0 means DefaultPageSize, and
@@ -193,7 +194,10 @@ func (s *DeadLetters) List(ctx context.Context, q DeadLetterQuery) (DeadLetterPa
 		limit = DefaultPageSize
 	}
 	subject := s.bus.DeadLetterSubject("*")
-	if q.Stage != "" {
+	switch {
+	case q.Queue != "":
+		subject = s.bus.DeadJobSubject(q.Queue)
+	case q.Stage != "":
 		subject = s.bus.DeadLetterSubject(q.Stage)
 	}
 	var page DeadLetterPage
@@ -242,11 +246,12 @@ type Replayed struct {
 // first had, and deletes the dead letter. Its reply is a stored result, because
 // no caller waits. Repeated soon after a failure it does not run the item twice.
 //
-// A job is submitted again, under a new ID.
+// A job is submitted again, under a new ID. A body other than nil replaces the payload, which is
+// that of a call of HTTP or a single blob.
 //
 // An error beside a Replayed that has a request or a job says that it is queued and
 // the dead letter still there.
-func (s *DeadLetters) Replay(ctx context.Context, seq uint64) (Replayed, error) {
+func (s *DeadLetters) Replay(ctx context.Context, seq uint64, body []byte) (Replayed, error) {
 	dead, err := s.Get(ctx, seq)
 	if errors.Is(err, ErrUnreadable) {
 		return Replayed{}, fmt.Errorf("%w: %w", ErrNotReplayable, err)
@@ -255,11 +260,17 @@ func (s *DeadLetters) Replay(ctx context.Context, seq uint64) (Replayed, error) 
 		return Replayed{}, err
 	}
 	if dead.Queue != "" {
-		return s.replayJob(ctx, dead)
+		return s.replayJob(ctx, dead, body)
 	}
 	item, err := dead.Replayable()
 	if err != nil {
 		return Replayed{}, err
+	}
+	if body != nil {
+		if len(item.Parts) != 1 || item.Parts[0].Tensor != nil {
+			return Replayed{}, errNoBody()
+		}
+		item.Parts[0].Blob.Data = body
 	}
 	if err := s.bus.ClockError(); err != nil {
 		return Replayed{}, fault.Newf(fault.NoCapacity, "no dead letter can be replayed: %w", err).WithRetryAfter(brokerRetryAfter)

@@ -182,7 +182,7 @@ func TestReplayIsANewExecutionOfANewRequest(t *testing.T) {
 	d := newLetterBed(t)
 	first := item("again")
 	d.deadLetter(t, first)
-	replayed, err := d.Replay(t.Context(), 1)
+	replayed, err := d.Replay(t.Context(), 1, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -222,7 +222,7 @@ func TestItemsThatHostsRefuseAreNotReplayed(t *testing.T) {
 	} {
 		seq++
 		d.store(t, letterOf(stage, message), bus.Delivery{Seq: seq})
-		if _, err := d.Replay(t.Context(), seq); !errors.Is(err, store.ErrNotReplayable) {
+		if _, err := d.Replay(t.Context(), seq, nil); !errors.Is(err, store.ErrNotReplayable) {
 			t.Errorf("%s: got %v, want %v", name, err, store.ErrNotReplayable)
 		}
 		if _, err := d.Get(t.Context(), seq); err != nil {
@@ -254,7 +254,7 @@ func TestReplayMayBeRepeated(t *testing.T) {
 	answers := make(chan answer, 2)
 	for range 2 {
 		go func() {
-			r, err := d.Replay(t.Context(), 1)
+			r, err := d.Replay(t.Context(), 1, nil)
 			answers <- answer{r, err}
 		}()
 	}
@@ -269,7 +269,7 @@ func TestReplayMayBeRepeated(t *testing.T) {
 		t.Fatal(err)
 	}
 	delivery.Release()
-	if _, err := d.Replay(t.Context(), 1); !errors.Is(err, store.ErrNoDeadLetter) {
+	if _, err := d.Replay(t.Context(), 1, nil); !errors.Is(err, store.ErrNoDeadLetter) {
 		t.Errorf("a deleted dead letter: %v", err)
 	}
 	select {
@@ -289,7 +289,7 @@ func TestReplayNeedsTheBrokersTime(t *testing.T) {
 		t.Fatal(err)
 	}
 	d.store(t, letterOf(stage, data), bus.Delivery{Seq: 1})
-	if _, err := d.Replay(t.Context(), 1); fault.From(err).Reason != fault.NoCapacity || !strings.Contains(err.Error(), "clock") {
+	if _, err := d.Replay(t.Context(), 1, nil); fault.From(err).Reason != fault.NoCapacity || !strings.Contains(err.Error(), "clock") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -304,7 +304,7 @@ func TestReplayReturnsTheFaultOfTheQueue(t *testing.T) {
 		t.Fatal(err)
 	}
 	d.store(t, letterOf("nowhere", data), bus.Delivery{Seq: 1})
-	if _, err := d.Replay(t.Context(), 1); fault.From(err).Reason != fault.NoCapacity || !errors.Is(err, bus.ErrNoQueue) {
+	if _, err := d.Replay(t.Context(), 1, nil); fault.From(err).Reason != fault.NoCapacity || !errors.Is(err, bus.ErrNoQueue) {
 		t.Errorf("without a queue: %v", err)
 	}
 	if _, err := d.bus.EnsureQueue(t.Context(), bus.QueueSettings{
@@ -320,7 +320,7 @@ func TestReplayReturnsTheFaultOfTheQueue(t *testing.T) {
 	if _, err := d.bus.PublishAndWait(t.Context(), m); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := d.Replay(t.Context(), 1); fault.From(err).Reason != fault.QueueFull {
+	if _, err := d.Replay(t.Context(), 1, nil); fault.From(err).Reason != fault.QueueFull {
 		t.Errorf("with a full queue: %v", err)
 	}
 	if _, err := d.Get(t.Context(), 1); err != nil {
@@ -358,7 +358,7 @@ func TestGarbageAmongDeadLettersIsListedByNumber(t *testing.T) {
 	if _, err := d.Get(t.Context(), 2); !errors.Is(err, store.ErrUnreadable) {
 		t.Errorf("shows garbage: %v", err)
 	}
-	if _, err := d.Replay(t.Context(), 2); !errors.Is(err, store.ErrNotReplayable) {
+	if _, err := d.Replay(t.Context(), 2, nil); !errors.Is(err, store.ErrNotReplayable) {
 		t.Errorf("replays garbage: %v", err)
 	}
 	if err := d.Delete(t.Context(), 2); err != nil {
@@ -444,7 +444,7 @@ func TestDeadLettersFailAtOnceWithoutTheBroker(t *testing.T) {
 	begin := time.Now()
 	_, list := letters.List(t.Context(), store.DeadLetterQuery{})
 	_, get := letters.Get(t.Context(), 1)
-	_, replay := letters.Replay(t.Context(), 1)
+	_, replay := letters.Replay(t.Context(), 1, nil)
 	for what, err := range map[string]error{"list": list, "get": get, "replay": replay, "delete": letters.Delete(t.Context(), 1)} {
 		if f := fault.From(err); f.Reason != fault.BrokerUnavailable || f.RetryAfter <= 0 {
 			t.Errorf("%s: got %v", what, err)

@@ -5,8 +5,6 @@ import (
 	"encoding/json"
 	"time"
 
-	"google.golang.org/protobuf/types/known/timestamppb"
-
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
@@ -39,14 +37,9 @@ func (s *Jobs) Notify(ctx context.Context, tenant, url string, ended *inferencev
 	if err != nil {
 		return err
 	}
-	now := time.Now()
-	deadline, id := now.Add(webhookTTL), pipeline.KeyedJobID(pipeline.WebhookQueue, tenant, ended.GetId())
-	_, _, err = s.Submit(ctx, id, tenant, bus.JobHeader{Deadline: deadline}, &meshv1.QueuedJob{
-		Tenant: tenant, Payload: &meshv1.QueuedJob_Http{Http: &inferencev1.HttpCall{Path: url, ContentType: "application/json", Body: body}},
-		Job: &inferencev1.Job{
-			Id: id.String(), Queue: string(id.Queue), State: inferencev1.JobState_JOB_STATE_QUEUED,
-			AcceptedAt: timestamppb.New(now), Deadline: timestamppb.New(deadline), Attributes: map[string]string{NoticeOf: ended.GetId()},
-		},
-	})
+	deadline, id := time.Now().Add(webhookTTL), pipeline.KeyedJobID(pipeline.WebhookQueue, tenant, ended.GetId())
+	job := queuedJob(id, tenant, deadline, &inferencev1.Job{Attributes: map[string]string{NoticeOf: ended.GetId()}})
+	job.Payload = &meshv1.QueuedJob_Http{Http: &inferencev1.HttpCall{Path: url, ContentType: "application/json", Body: body}}
+	_, _, err = s.Submit(ctx, id, tenant, bus.JobHeader{Deadline: deadline}, job)
 	return err
 }

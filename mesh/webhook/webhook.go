@@ -96,7 +96,7 @@ func (c Config) Check(raw string) error {
 	switch isAllowed := c.allowsHost(u.Hostname()) || isLiteral && c.allows(address); {
 	case u.Scheme != "https" && (u.Scheme != "http" || !isAllowed):
 		return errors.New("is not https://")
-	case isLiteral && !isAllowed && !isPublic(address), strings.EqualFold(u.Hostname(), "localhost") && !isAllowed:
+	case isLiteral && !isAllowed && !isPublic(address):
 		return ErrPrivate
 	}
 	return nil

@@ -32,9 +32,45 @@ func newDeadLetters() *cobra.Command {
 		newDeadLettersList(), newDeadLettersShow(), newDeadLettersReplay(), newDeadLettersDelete())
 }
 
+// deadLetterFilter selects dead letters.
+type deadLetterFilter struct{ stage, queue string }
+
+func (f *deadLetterFilter) add(cmd *cobra.Command, stage, queue string) {
+	cmd.Flags().StringVar(&f.stage, "stage", "", stage)
+	cmd.Flags().StringVar(&f.queue, "queue", "", queue)
+}
+
+func (f deadLetterFilter) check(cmd *cobra.Command) error {
+	if f.stage != "" && f.queue != "" {
+		return usageError(cmd, errors.New("give --stage or --queue, not both"))
+	}
+	return cmp.Or(validFilter(cmd, "stage", f.stage), validFilter(cmd, "queue", f.queue))
+}
+
+func validFilter(cmd *cobra.Command, kind, name string) error {
+	if name == "" {
+		return nil
+	}
+	if err := pipeline.ValidName(kind, name); err != nil {
+		return usageError(cmd, fmt.Errorf("--%s: %w", kind, err))
+	}
+	return nil
+}
+
+func (f deadLetterFilter) isEmpty() bool { return f == deadLetterFilter{} }
+
+// String is the place that the filter selects.
+func (f deadLetterFilter) String() string {
+	if f.queue != "" {
+		return "queue " + f.queue
+	}
+	return "stage " + f.stage
+}
+
 type listCommand struct {
+	deadLetterFilter
+
 	admin port
-	stage string
 	from  uint64
 	limit int
 	all   bool
@@ -46,13 +82,13 @@ func newDeadLettersList() *cobra.Command {
 	list := &cobra.Command{
 		Use:     "list",
 		Short:   "List dead letters, oldest first",
-		Example: "  stagemesh dead-letters list\n  stagemesh dead-letters list --stage classify --all --json",
+		Example: "  stagemesh dead-letters list\n  stagemesh dead-letters list --stage classify --all --json\n  stagemesh dead-letters list --queue nightly",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if c.limit < 1 {
 				return usageError(cmd, fmt.Errorf("--limit: %d is not at least 1", c.limit))
 			}
-			if err := validStage(cmd, c.stage); err != nil {
+			if err := c.check(cmd); err != nil {
 				return err
 			}
 			return c.admin.reach(func(client clients) error {
@@ -61,7 +97,7 @@ func newDeadLettersList() *cobra.Command {
 		},
 	}
 	c.admin.addAdmin(list)
-	list.Flags().StringVar(&c.stage, "stage", "", "list only the dead letters of this stage")
+	c.add(list, "list only the dead letters of this stage", "list only the dead letters of this queue of jobs")
 	list.Flags().Uint64Var(&c.from, "from", 0, "start at this number")
 	list.Flags().IntVar(&c.limit, "limit", 50, "list at most this many")
 	list.Flags().BoolVar(&c.all, "all", false, "list all dead letters, without a limit")
@@ -69,18 +105,8 @@ func newDeadLettersList() *cobra.Command {
 	return list
 }
 
-func validStage(cmd *cobra.Command, stage string) error {
-	if stage == "" {
-		return nil
-	}
-	if err := pipeline.ValidName("stage", stage); err != nil {
-		return usageError(cmd, fmt.Errorf("--stage: %w", err))
-	}
-	return nil
-}
-
 func (c *listCommand) run(ctx context.Context, client clients, out, hints io.Writer) error {
-	pages := pager{client: client, stage: c.stage, next: max(1, c.from)}
+	pages := pager{client: client, filter: c.deadLetterFilter, next: max(1, c.from)}
 	listed := 0
 	for pages.next != 0 && (c.all || listed < c.limit) {
 		left := maxPage
@@ -146,10 +172,10 @@ func numbers(seqs []uint64) string {
 // maxPage is the most dead letters of one request.
 const maxPage = 1000
 
-// pager lists the dead letters of a stage, or of all stages, page by page.
+// pager lists dead letters page by page.
 type pager struct {
 	client clients
-	stage  string
+	filter deadLetterFilter
 	// next is the number of the next page's first dead letter; 0 at the end.
 	next uint64
 	// unreadable are the first numbers of messages that are no dead letters.
@@ -158,7 +184,7 @@ type pager struct {
 
 func (p *pager) page(ctx context.Context, limit int) ([]*adminv1.DeadLetterSummary, error) {
 	response, err := p.client.ListDeadLetters(ctx, connect.NewRequest(&adminv1.ListDeadLettersRequest{
-		Stage: p.stage, From: p.next, Limit: uint32(limit),
+		Stage: p.filter.stage, Queue: p.filter.queue, From: p.next, Limit: uint32(limit),
 	}))
 	if err != nil {
 		return nil, err
@@ -245,8 +271,10 @@ type outcome struct {
 	text string
 }
 
-// manyCommand is a verb that takes dead letters by number, or all of a stage.
+// manyCommand is a verb that takes dead letters by number, or all of a stage or queue.
 type manyCommand struct {
+	deadLetterFilter
+
 	verb string
 	do   func(ctx context.Context, client clients, seq uint64) (outcome, error)
 	// unreadable is true when the verb also takes messages that are no dead letters.
@@ -254,32 +282,46 @@ type manyCommand struct {
 	unreadable bool
 
 	admin port
-	stage string
 	all   bool
 	limit int
 	json  bool
+	// body is the file of replay --body.
+	body string
 }
 
 // complete adds the flags, and what the command does.
 func (c *manyCommand) complete(cmd *cobra.Command) *cobra.Command {
 	cmd.RunE = c.run
 	c.admin.addAdmin(cmd)
-	cmd.Flags().BoolVar(&c.all, "all", false, c.verb+" all dead letters of the --stage, oldest first")
-	cmd.Flags().StringVar(&c.stage, "stage", "", "the stage, for --all")
+	cmd.Flags().BoolVar(&c.all, "all", false, c.verb+" all dead letters of the --stage or --queue, oldest first")
+	c.add(cmd, "the stage, for --all", "the queue of jobs, for --all")
 	cmd.Flags().IntVar(&c.limit, "limit", 100, c.verb+" at most this many, for --all")
 	addJSON(cmd, &c.json, "the outcome for each dead letter")
 	return cmd
 }
 
 func newDeadLettersReplay() *cobra.Command {
-	c := manyCommand{verb: "replay", do: replayLetter}
-	return c.complete(&cobra.Command{
+	c := &manyCommand{verb: "replay"}
+	c.do = func(ctx context.Context, client clients, seq uint64) (outcome, error) {
+		request := &adminv1.ReplayDeadLetterRequest{Seq: seq}
+		if c.body != "" {
+			var err error
+			if request.Body, err = readInput(c.body, os.Stdin); err != nil {
+				return outcome{}, fmt.Errorf("--body: %w", err)
+			}
+		}
+		return replayLetter(ctx, client, request)
+	}
+	replay := c.complete(&cobra.Command{
 		Use:   "replay NUMBER...",
 		Short: "Run dead letters again",
 		Long: "Run the items of dead letters again. Each goes back to the queue of the step that it failed at, as a new durable\n" +
-			"request with as much time as the first one had, and its dead letter is deleted. The output says how to fetch the results.",
-		Example: "  stagemesh dead-letters replay 7 9\n  stagemesh dead-letters replay --all --stage classify --limit 10",
+			"request with as much time as the first one had, and its dead letter is deleted. The output says how to fetch the results.\n" +
+			"A job is submitted again under a new ID.",
+		Example: "  stagemesh dead-letters replay 7 9\n  stagemesh dead-letters replay --all --queue nightly --limit 10\n  stagemesh dead-letters replay 7 --body fixed.json",
 	})
+	replay.Flags().StringVar(&c.body, "body", "", "for one NUMBER: send this file instead of the payload, which has to be one blob")
+	return replay
 }
 
 func newDeadLettersDelete() *cobra.Command {
@@ -297,16 +339,18 @@ func (c *manyCommand) check(cmd *cobra.Command, args []string) error {
 	switch {
 	case c.all && len(args) > 0:
 		return usageError(cmd, errors.New("give NUMBERs or --all, not both"))
-	case c.all && c.stage == "":
-		return usageError(cmd, errors.New("--all: needs a --stage"))
-	case !c.all && c.stage != "":
-		return usageError(cmd, errors.New("--stage: goes with --all"))
+	case c.all && c.isEmpty():
+		return usageError(cmd, errors.New("--all: needs a --stage or a --queue"))
+	case !c.all && !c.isEmpty():
+		return usageError(cmd, errors.New("--stage and --queue: go with --all"))
+	case c.body != "" && len(args) != 1:
+		return usageError(cmd, errors.New("--body: is for one NUMBER"))
 	case !c.all && len(args) == 0:
-		return usageError(cmd, errors.New("give the NUMBER of a dead letter or more, or --all --stage STAGE"))
+		return usageError(cmd, errors.New("give the NUMBER of a dead letter or more, or --all with --stage or --queue"))
 	case c.limit < 1:
 		return usageError(cmd, fmt.Errorf("--limit: %d is not at least 1", c.limit))
 	}
-	return validStage(cmd, c.stage)
+	return c.deadLetterFilter.check(cmd)
 }
 
 func (c *manyCommand) run(cmd *cobra.Command, args []string) error {
@@ -327,10 +371,10 @@ func (c *manyCommand) run(cmd *cobra.Command, args []string) error {
 	})
 }
 
-// find returns the numbers of the stage's dead letters that the verb takes. It lists
+// find returns the numbers of the dead letters that the verb takes. It lists
 // them first, because an item that fails again is a new dead letter.
 func (c *manyCommand) find(ctx context.Context, client clients, hints io.Writer) ([]uint64, error) {
-	pages := pager{client: client, stage: c.stage, next: 1}
+	pages := pager{client: client, filter: c.deadLetterFilter, next: 1}
 	var seqs, others []uint64
 	for pages.next != 0 && len(seqs) < c.limit {
 		page, err := pages.page(ctx, min(maxPage, c.limit-len(seqs)))
@@ -352,12 +396,12 @@ func (c *manyCommand) find(ctx context.Context, client clients, hints io.Writer)
 	}
 	switch {
 	case len(seqs) == 0:
-		fmt.Fprintf(hints, "stage %s has no dead letters to %s\n", c.stage, c.verb)
+		fmt.Fprintf(hints, "%s has no dead letters to %s\n", c.deadLetterFilter, c.verb)
 	case pages.next != 0:
-		fmt.Fprintf(hints, "stage %s has more than the %d of --limit\n", c.stage, c.limit)
+		fmt.Fprintf(hints, "%s has more than the %d of --limit\n", c.deadLetterFilter, c.limit)
 	}
 	if len(others) > 0 {
-		fmt.Fprintf(hints, "%s of stage %s cannot be replayed; stagemesh dead-letters show says why: %s\n", count(len(others), "dead letter"), c.stage, numbers(others))
+		fmt.Fprintf(hints, "%s of %s cannot be replayed; stagemesh dead-letters show says why: %s\n", count(len(others), "dead letter"), c.deadLetterFilter, numbers(others))
 	}
 	return seqs, nil
 }
@@ -399,12 +443,12 @@ func isOfDeadLetter(err error) bool {
 	return ok && slices.Contains([]fault.Reason{fault.NotFound, fault.NotReplayable, fault.PayloadTooLarge}, fault.Reason(infoOf(rpc).GetReason()))
 }
 
-func replayLetter(ctx context.Context, client clients, seq uint64) (outcome, error) {
-	response, err := client.ReplayDeadLetter(ctx, connect.NewRequest(&adminv1.ReplayDeadLetterRequest{Seq: seq}))
+func replayLetter(ctx context.Context, client clients, request *adminv1.ReplayDeadLetterRequest) (outcome, error) {
+	response, err := client.ReplayDeadLetter(ctx, connect.NewRequest(request))
 	if err != nil {
 		return outcome{}, err
 	}
-	m := response.Msg
+	m, seq := response.Msg, request.GetSeq()
 	deadline := m.GetDeadline().AsTime()
 	out := outcome{
 		Seq: seq, RequestID: m.GetRequestId(), Deadline: deadline.Format(time.RFC3339), DeadLetterRemains: m.GetDeadLetterRemains(),
@@ -470,6 +514,14 @@ func printLetter(out io.Writer, l *adminv1.DeadLetter) error {
 	p.line("message", "%d bytes", s.GetSize())
 	if l.GetItem() != nil {
 		p.item(s, l.GetItem())
+	}
+	if job := l.GetJob(); job != nil {
+		p.line("tenant", "%s", s.GetTenant())
+		p.line("pipeline", "%s", job.GetJob().GetPipeline())
+		p.line("path", "%s", job.GetPath())
+		p.line("deadline", "%s", moment(job.GetJob().GetDeadline()))
+		p.lines("attributes", pairs(job.GetJob().GetAttributes()))
+		p.lines("inputs", texts(job.GetParts(), describePart))
 	}
 	if why := l.GetNotReplayable(); why != "" {
 		p.line("replay", "not possible: %s", why)

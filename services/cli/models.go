@@ -267,7 +267,7 @@ func newModelsList() *cobra.Command {
 	list.Flags().StringVar(&request.Stage, "stage", "", "list only the models of this stage")
 	addJSON(list, &asJSON, "each model and its status")
 	return askAdmin(list, func(cmd *cobra.Command, client clients, _ []string) error {
-		if err := validStage(cmd, request.Stage); err != nil {
+		if err := validFilter(cmd, "stage", request.Stage); err != nil {
 			return err
 		}
 		var all []*adminv1.ModelStatus

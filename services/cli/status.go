@@ -41,7 +41,7 @@ func newStatus() *cobra.Command {
 		Example: "  stagemesh status\n  stagemesh status --requests\n  stagemesh status --stage classify --watch\n  stagemesh status --json",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := validStage(cmd, c.stage); err != nil {
+			if err := validFilter(cmd, "stage", c.stage); err != nil {
 				return err
 			}
 			return c.admin.reach(func(client clients) error {
