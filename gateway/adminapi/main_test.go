@@ -269,6 +269,8 @@ func (f *fake) Get(context.Context, uint64) (store.DeadLetter, error) {
 	return store.DeadLetter{}, f.err
 }
 
-func (f *fake) Replay(context.Context, uint64, []byte) (store.Replayed, error) { return f.replayed, f.err }
+func (f *fake) Replay(context.Context, uint64, []byte) (store.Replayed, error) {
+	return f.replayed, f.err
+}
 
 func (f *fake) Delete(context.Context, uint64) error { return f.err }
