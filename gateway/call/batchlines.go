@@ -157,87 +157,96 @@ const (
 // the broker's messages.
 const maxRecordReads = 8
 
-// writeLines writes each line of a batch to one of its files, in their order.
-func (b *batchRun) writeLines(ctx context.Context, output, failures *batchFile) (hasExpired bool, err error) {
-	record := b.get()
-	if record.RequestCounts.Total == 0 {
-		return false, nil // they were not read
+// lineWriter writes each line of a batch to one of its files, in their order.
+type lineWriter struct {
+	*batchRun
+
+	record           store.Batch
+	output, failures *batchFile
+	// group are the next lines.
+	group []lineRecord
+	// hasExpired is true if a line has.
+	hasExpired bool
+}
+
+// lineRecord is a line, and the record of its job if it has one.
+type lineRecord struct {
+	customID string
+	id       pipeline.JobID
+	// isClaimed is false for a line that has no job.
+	isClaimed bool
+	stored    store.StoredRecord
+}
+
+func (w *lineWriter) write(ctx context.Context) error {
+	if w.record.RequestCounts.Total == 0 {
+		return nil // they were not read
 	}
-	type lineRecord struct {
-		customID string
-		line     int
-		stored   store.StoredRecord
-	}
-	var group []lineRecord
-	flush := func() error {
-		reads, reading := errgroup.WithContext(ctx)
-		for i := range group {
-			if one := &group[i]; one.line < record.Run.Claimed {
-				reads.Go(func() (err error) {
-					one.stored, err = b.jobs.store.Record(reading, pipeline.LineJobID(b.queue, b.id, one.line), b.tenant)
-					if errors.Is(err, store.ErrNoJob) || errors.Is(err, store.ErrNotAJob) {
-						return nil
-					}
-					return err
-				})
-			}
-		}
-		if err := reads.Wait(); err != nil {
-			return err
-		}
-		for _, one := range group {
-			id := pipeline.LineJobID(b.queue, b.id, one.line)
-			out := resultLine{ID: "batch_req_" + hex.EncodeToString(id.UUID[:]), CustomID: one.customID}
-			to := failures
-			if b.setResult(&out, one.stored, one.line < record.Run.Claimed, record.Status == store.BatchCancelling) {
-				to = output
-			}
-			hasExpired = hasExpired || out.Error != nil && out.Error.Code == codeExpired
-			to.lines++
-			if err := encodeLine(to, out); err != nil {
-				return err
-			}
-		}
-		group = group[:0]
-		return nil
-	}
-	err = b.requests(ctx, func(i, _ int, text []byte) error {
+	err := w.requests(ctx, func(i, _ int, text []byte) error {
 		var line struct {
 			CustomID string `json:"custom_id"`
 		}
 		_ = json.Unmarshal(text, &line) // it was checked before
-		if group = append(group, lineRecord{customID: line.CustomID, line: i}); len(group) == maxRecordReads {
-			return flush()
+		w.group = append(w.group, lineRecord{customID: line.CustomID, id: pipeline.LineJobID(w.queue, w.id, i), isClaimed: i < w.record.Run.Claimed})
+		if len(w.group) < maxRecordReads {
+			return nil
 		}
-		return nil
+		return w.flush(ctx)
 	})
-	if err == nil {
-		err = flush()
+	if err != nil {
+		return err
 	}
-	return hasExpired, err
+	return w.flush(ctx)
 }
 
-func encodeLine(to *batchFile, line resultLine) error {
-	encoder := json.NewEncoder(to)
-	encoder.SetEscapeHTML(false)
-	return encoder.Encode(line)
+// flush writes the group.
+func (w *lineWriter) flush(ctx context.Context) error {
+	reads, reading := errgroup.WithContext(ctx)
+	for i := range w.group {
+		if one := &w.group[i]; one.isClaimed {
+			reads.Go(func() (err error) {
+				one.stored, err = w.jobs.store.Record(reading, one.id, w.tenant)
+				if errors.Is(err, store.ErrNoJob) || errors.Is(err, store.ErrNotAJob) {
+					return nil
+				}
+				return err
+			})
+		}
+	}
+	if err := reads.Wait(); err != nil {
+		return err
+	}
+	for _, one := range w.group {
+		out, to := resultLine{ID: "batch_req_" + hex.EncodeToString(one.id.UUID[:]), CustomID: one.customID}, w.failures
+		if w.setResult(&out, one) {
+			to = w.output
+		}
+		w.hasExpired = w.hasExpired || out.Error != nil && out.Error.Code == codeExpired
+		to.lines++
+		encoder := json.NewEncoder(to)
+		encoder.SetEscapeHTML(false)
+		if err := encoder.Encode(out); err != nil {
+			return err
+		}
+	}
+	w.group = w.group[:0]
+	return nil
 }
 
 // setResult puts the end of a line into its result, and reports whether the line has succeeded.
-// A line that was not claimed has no job.
-func (b *batchRun) setResult(out *resultLine, r store.StoredRecord, isClaimed, isCancelled bool) bool {
-	job := r.GetJob()
+func (w *lineWriter) setResult(out *resultLine, one lineRecord) bool {
+	r, job := one.stored, one.stored.GetJob()
 	switch state := job.GetState(); {
-	case job == nil && isClaimed:
+	case job == nil && one.isClaimed:
 		out.Error = &lineError{"result_lost", "The end of this request is no longer stored."}
-	case state == inferencev1.JobState_JOB_STATE_EXPIRED, job == nil && !isCancelled:
+	case state == inferencev1.JobState_JOB_STATE_EXPIRED, job == nil && w.record.Status != store.BatchCancelling:
 		out.Error = &lineError{codeExpired, "This request could not be executed before the completion window expired."}
 	case state == inferencev1.JobState_JOB_STATE_CANCELLED, job == nil:
 		out.Error = &lineError{codeCancelled, "This request was cancelled before it was executed."}
 	case r.GetHttp() != nil:
 		out.Response = &lineResponse{StatusCode: int(r.GetHttp().GetStatus()), RequestID: job.GetId(), Body: jsonOf(r.GetHttp().GetBody())}
 	case r.GetInfer() != nil:
-		body, err := b.outputOf(job.GetPipeline(), r.GetInfer())
+		body, err := w.outputOf(job.GetPipeline(), r.GetInfer())
 		if err != nil {
 			f := fault.From(err)
 			out.Error = &lineError{string(f.Reason), f.Message}
@@ -252,7 +261,7 @@ func (b *batchRun) setResult(out *resultLine, r store.StoredRecord, isClaimed, i
 
 // outputOf returns the output of a pipeline: one part of JSON as it is, or the document of a
 // response.
-func (b *batchRun) outputOf(name string, in *inferencev1.InferResponse) (json.RawMessage, error) {
+func (s *Service) outputOf(name string, in *inferencev1.InferResponse) (json.RawMessage, error) {
 	response, err := ResponseFromProto(name, in)
 	if err != nil {
 		return nil, err
@@ -260,7 +269,7 @@ func (b *batchRun) outputOf(name string, in *inferencev1.InferResponse) (json.Ra
 	if len(response.Outputs) == 1 && response.Outputs[0].Tensor == nil && payload.IsJSON(response.Outputs[0].Blob.ContentType) {
 		return jsonOf(response.Outputs[0].Blob.Data), nil
 	}
-	return b.settings.Document(response)
+	return s.settings.Document(response)
 }
 
 // jsonOf returns a body as JSON: as it is, or as a string.
