@@ -8,10 +8,13 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
+	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
 	"github.com/stagemesh/stagemesh/internal/testbed"
+	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/store"
@@ -100,5 +103,49 @@ func TestForeignBytesAreADeadLetter(t *testing.T) {
 		if _, err := dead.ReplayableJob(); err == nil {
 			t.Error("it may be replayed")
 		}
+	}
+}
+
+func TestReplayedJobMayHaveAnotherBody(t *testing.T) {
+	t.Parallel()
+	b := newMesh(t)
+	var got atomic.Value
+	b.start(&stub{answer: func(_ context.Context, a Attempt) Answer {
+		text := string(a.Job.GetInfer().GetInputs()[0].GetBlob().GetData())
+		if got.Store(text); text == "bad" {
+			return Answer{Fault: fault.New(fault.RunnerCrashed, "no")}
+		}
+		return Answer{Infer: new(inferencev1.InferResponse)}
+	}})
+	id, deadline := pipeline.NewJobID(queue), time.Now().Add(time.Hour)
+	job := &meshv1.QueuedJob{
+		Job: &inferencev1.Job{Id: id.String(), Queue: string(queue), AcceptedAt: timestamppb.Now(), Deadline: timestamppb.New(deadline)},
+		Payload: &meshv1.QueuedJob_Infer{Infer: &inferencev1.InferRequest{Inputs: []*inferencev1.Part{
+			{Body: &inferencev1.Part_Blob{Blob: &inferencev1.Blob{Data: []byte("bad")}}},
+		}}},
+	}
+	if _, _, err := b.jobs.Submit(t.Context(), id, "", bus.JobHeader{Deadline: deadline}, job); err != nil {
+		t.Fatal(err)
+	}
+	b.wantEnd(id, hasFailed, fault.RunnerCrashed, 1)
+	letters := store.NewDeadLetters(b.conn, store.Settings{})
+	if page, err := letters.List(t.Context(), store.DeadLetterQuery{Queue: "other"}); err != nil || len(page.DeadLetters) > 0 {
+		t.Errorf("another queue: %v, %v", page, err)
+	}
+	page, err := letters.List(t.Context(), store.DeadLetterQuery{Queue: queue})
+	if err != nil || len(page.DeadLetters) != 1 {
+		t.Fatal(page, err)
+	}
+	replayed, err := letters.Replay(t.Context(), page.DeadLetters[0].Seq, []byte("good"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := pipeline.ParseJobID(replayed.JobID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.wantEnd(again, hasSucceeded, "", 1)
+	if got.Load() != "good" {
+		t.Errorf("it ran with %q", got.Load())
 	}
 }
