@@ -3,6 +3,8 @@ package bus
 import (
 	"cmp"
 	"context"
+	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -25,9 +27,9 @@ const (
 )
 
 // serveQuestions passes each question on a subject to handle, with a function that sends the
-// answer, until the connection closes. Any client may ask. One of a group gets the question.
-func (b *Bus) serveQuestions(subject, group string, handle func(question []byte, reply func(proto.Message))) error {
-	_, err := b.subscribe(subject, group, maxQuestionBytes, func(msg *nats.Msg) {
+// answer, until stop is called. Any client may ask. One of a group gets the question.
+func (b *Bus) serveQuestions(subject, group string, handle func(question []byte, reply func(proto.Message))) (stop func() error, err error) {
+	return b.subscribe(subject, group, maxQuestionBytes, func(msg *nats.Msg) {
 		handle(msg.Data, func(answer proto.Message) {
 			data, err := proto.Marshal(answer)
 			if err == nil {
@@ -38,7 +40,6 @@ func (b *Bus) serveQuestions(subject, group string, handle func(question []byte,
 			}
 		})
 	})
-	return err
 }
 
 // askAll asks all who answer on a subject, and passes each answer to take, until that is true,
@@ -84,14 +85,47 @@ func (b *Bus) Explain(ctx context.Context, id pipeline.RequestID, take func(*mes
 // ServeExplain passes each question about a request to handle, with a function that sends the
 // answer, until the connection closes.
 func (b *Bus) ServeExplain(handle func(id pipeline.RequestID, reply func(*meshv1.ExplainAnswer))) error {
-	return b.serveQuestions(b.ExplainSubject(), "", func(id []byte, reply func(proto.Message)) {
+	_, err := b.serveQuestions(b.ExplainSubject(), "", func(id []byte, reply func(proto.Message)) {
 		handle(pipeline.RequestID(id), func(answer *meshv1.ExplainAnswer) { reply(answer) })
+	})
+	return err
+}
+
+// ErrNoOwner means that no dispatcher answers for a pool of jobs.
+var ErrNoOwner = errors.New("no dispatcher owns the pool")
+
+// AskPool asks the owner of a pool how it stands, and where a job is, unless that is empty.
+func (b *Bus) AskPool(ctx context.Context, pool, job string) (*meshv1.PoolReport, error) {
+	ctx, cancel := context.WithTimeout(ctx, askWait)
+	defer cancel()
+	answer, err := b.request(ctx, b.JobPool(pool), []byte(job))
+	switch {
+	case err != nil && !b.Connected():
+		return nil, b.disconnectedError()
+	case err != nil:
+		return nil, fmt.Errorf("%w that answers within %s", ErrNoOwner, askWait)
+	case noResponders(answer):
+		return nil, ErrNoOwner
+	}
+	out := new(meshv1.PoolReport)
+	if err := proto.Unmarshal(answer.Data, out); err != nil {
+		return nil, fmt.Errorf("%w: the answer is malformed: %w", ErrNoOwner, err)
+	}
+	return out, nil
+}
+
+// ServePool answers for a pool with its report, until stop is called. The ID is that of the job
+// that was asked for, or zero.
+func (b *Bus) ServePool(pool string, report func(pipeline.JobID) *meshv1.PoolReport) (stop func() error, err error) {
+	return b.serveQuestions(b.JobPool(pool), "", func(question []byte, reply func(proto.Message)) {
+		job, _ := pipeline.ParseJobID(string(question)) // none is asked for then
+		reply(report(job))
 	})
 }
 
 // serveMetrics answers with the metrics of this process, from one of its connections.
 func (b *Bus) serveMetrics() error {
-	return b.serveQuestions(b.Metrics(), b.settings.Process, func(_ []byte, reply func(proto.Message)) {
+	_, err := b.serveQuestions(b.Metrics(), b.settings.Process, func(_ []byte, reply func(proto.Message)) {
 		families, err := b.settings.Metrics()
 		if err != nil {
 			b.settings.Logger.Debug("metrics not sent", "error", err)
@@ -99,6 +133,7 @@ func (b *Bus) serveMetrics() error {
 		}
 		reply(&meshv1.ProcessMetrics{Process: b.settings.Process, Families: families})
 	})
+	return err
 }
 
 // ListMetrics asks all processes of the mesh for their metrics, and returns the answers that

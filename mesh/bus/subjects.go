@@ -178,6 +178,9 @@ func (s Subjects) JobEnd(queue pipeline.QueueName, tenant string) string {
 func keyValueStream(bucket string) string     { return "KV_" + bucket }
 func keyValueEntry(bucket, key string) string { return "$KV." + bucket + "." + key }
 
+// JobPool is the subject on which the owner of a pool of jobs answers how it stands.
+func (s Subjects) JobPool(pool string) string { return string(s.mesh) + ".jobpool." + pool }
+
 // JobControl is the subject of a value that dispatchers share, such as the lease of a pool;
 // "*" matches any.
 func (s Subjects) JobControl(kind, name string) string {

@@ -426,3 +426,73 @@ func (s *Jobs) SetControl(ctx context.Context, kind, name string, after uint64, 
 	}
 	return receipt.Seq, s.wrap(err)
 }
+
+// Pauses are the queues that operators have paused, and since when.
+type Pauses map[pipeline.QueueName]time.Time
+
+const (
+	pausedKind, pausedName = "paused", "queues"
+	// pausesCheck is how often FollowPauses reads at least.
+	pausesCheck = time.Second
+	// pauseTries is how often SetPaused begins again if others pause queues meanwhile.
+	pauseTries = 8
+)
+
+// Pauses returns the queues that are paused.
+func (s *Jobs) Pauses(ctx context.Context) (Pauses, error) {
+	out, _, err := s.pauses(ctx)
+	return out, err
+}
+
+func (s *Jobs) pauses(ctx context.Context) (out Pauses, seq uint64, err error) {
+	data, seq, err := s.Control(ctx, pausedKind, pausedName)
+	if out = (Pauses{}); err == nil && len(data) > 0 {
+		err = s.wrap(json.Unmarshal(data, &out))
+	}
+	return out, seq, err
+}
+
+// SetPaused pauses a queue, or resumes it.
+func (s *Jobs) SetPaused(ctx context.Context, queue pipeline.QueueName, isPaused bool) error {
+	err := ErrJobChanged
+	for try := 0; errors.Is(err, ErrJobChanged) && try < pauseTries; try++ {
+		pauses, seq, failure := s.pauses(ctx)
+		if since := pauses[queue]; failure != nil || isPaused != since.IsZero() {
+			return failure
+		}
+		if delete(pauses, queue); isPaused {
+			pauses[queue] = time.Now().UTC()
+		}
+		data, failure := json.Marshal(pauses)
+		if failure != nil {
+			return failure
+		}
+		_, err = s.SetControl(ctx, pausedKind, pausedName, seq, data)
+	}
+	return err
+}
+
+// FollowPauses calls changed at first, after a change of what is paused, and each second, until
+// the context ends.
+func (s *Jobs) FollowPauses(ctx context.Context, changed func()) error {
+	return s.wait(ctx, s.bus.Subjects.JobControl(pausedKind, pausedName), pausesCheck/16, pausesCheck, func() bool {
+		changed()
+		return false
+	})
+}
+
+// Backlog returns how many jobs of a queue have not ended, and when the oldest was accepted.
+func (s *Jobs) Backlog(ctx context.Context, queue pipeline.QueueName) (jobs uint64, oldest time.Time, err error) {
+	found, err := s.bus.JetStream().Stream(ctx, s.bus.JobStream(queue))
+	if err != nil {
+		if errors.Is(err, jetstream.ErrStreamNotFound) {
+			err = nil
+		}
+		return 0, oldest, s.wrap(err)
+	}
+	state := found.CachedInfo().State
+	if state.Msgs > 0 {
+		oldest = state.FirstTime
+	}
+	return state.Msgs, oldest, nil
+}

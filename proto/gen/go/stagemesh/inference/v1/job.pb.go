@@ -1359,6 +1359,206 @@ func (x *ListJobsResponse) GetNext() uint64 {
 	return 0
 }
 
+// ExplainJobRequest names the job.
+type ExplainJobRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExplainJobRequest) Reset() {
+	*x = ExplainJobRequest{}
+	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainJobRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainJobRequest) ProtoMessage() {}
+
+func (x *ExplainJobRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainJobRequest.ProtoReflect.Descriptor instead.
+func (*ExplainJobRequest) Descriptor() ([]byte, []int) {
+	return file_stagemesh_inference_v1_job_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *ExplainJobRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+// ExplainJobResponse is the job, and where it stands.
+type ExplainJobResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Job           *Job                   `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
+	Place         *JobPlace              `protobuf:"bytes,2,opt,name=place,proto3" json:"place,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExplainJobResponse) Reset() {
+	*x = ExplainJobResponse{}
+	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainJobResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainJobResponse) ProtoMessage() {}
+
+func (x *ExplainJobResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainJobResponse.ProtoReflect.Descriptor instead.
+func (*ExplainJobResponse) Descriptor() ([]byte, []int) {
+	return file_stagemesh_inference_v1_job_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *ExplainJobResponse) GetJob() *Job {
+	if x != nil {
+		return x.Job
+	}
+	return nil
+}
+
+func (x *ExplainJobResponse) GetPlace() *JobPlace {
+	if x != nil {
+		return x.Place
+	}
+	return nil
+}
+
+// JobPlace is where a job stands.
+type JobPlace struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What holds it: "paused" (its queue is), "no owner" (no dispatcher answers for its pool),
+	// "closed" (its pool sends nothing), "full" (its pool has no room), "limit" (its tenant is at
+	// one), "turn" (others go first), "delayed", "running" or "ended".
+	Hold string `protobuf:"bytes,1,opt,name=hold,proto3" json:"hold,omitempty"`
+	// More about that; may be empty.
+	Why string `protobuf:"bytes,2,opt,name=why,proto3" json:"why,omitempty"`
+	// Since when it is so; absent if that is not known.
+	Since *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=since,proto3" json:"since,omitempty"`
+	// Its position in its pool's order, 1 for the next; 0 if it does not wait for its turn.
+	Position uint64 `protobuf:"varint,4,opt,name=position,proto3" json:"position,omitempty"`
+	// The position is not counted, but estimated from weights and a part of the jobs.
+	IsEstimate bool `protobuf:"varint,5,opt,name=is_estimate,json=isEstimate,proto3" json:"is_estimate,omitempty"`
+	// When it starts by the pace of the pool's last minute, or has started; absent if that is not
+	// known.
+	StartsAt      *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=starts_at,json=startsAt,proto3" json:"starts_at,omitempty"`
+	Pool          string                 `protobuf:"bytes,7,opt,name=pool,proto3" json:"pool,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *JobPlace) Reset() {
+	*x = JobPlace{}
+	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *JobPlace) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*JobPlace) ProtoMessage() {}
+
+func (x *JobPlace) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use JobPlace.ProtoReflect.Descriptor instead.
+func (*JobPlace) Descriptor() ([]byte, []int) {
+	return file_stagemesh_inference_v1_job_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *JobPlace) GetHold() string {
+	if x != nil {
+		return x.Hold
+	}
+	return ""
+}
+
+func (x *JobPlace) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
+func (x *JobPlace) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *JobPlace) GetPosition() uint64 {
+	if x != nil {
+		return x.Position
+	}
+	return 0
+}
+
+func (x *JobPlace) GetIsEstimate() bool {
+	if x != nil {
+		return x.IsEstimate
+	}
+	return false
+}
+
+func (x *JobPlace) GetStartsAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.StartsAt
+	}
+	return nil
+}
+
+func (x *JobPlace) GetPool() string {
+	if x != nil {
+		return x.Pool
+	}
+	return ""
+}
+
 var File_stagemesh_inference_v1_job_proto protoreflect.FileDescriptor
 
 const file_stagemesh_inference_v1_job_proto_rawDesc = "" +
@@ -1468,7 +1668,21 @@ const file_stagemesh_inference_v1_job_proto_rawDesc = "" +
 	"\x04wait\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\x04wait\"W\n" +
 	"\x10ListJobsResponse\x12/\n" +
 	"\x04jobs\x18\x01 \x03(\v2\x1b.stagemesh.inference.v1.JobR\x04jobs\x12\x12\n" +
-	"\x04next\x18\x02 \x01(\x04R\x04next*\xc8\x01\n" +
+	"\x04next\x18\x02 \x01(\x04R\x04next\"#\n" +
+	"\x11ExplainJobRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"{\n" +
+	"\x12ExplainJobResponse\x12-\n" +
+	"\x03job\x18\x01 \x01(\v2\x1b.stagemesh.inference.v1.JobR\x03job\x126\n" +
+	"\x05place\x18\x02 \x01(\v2 .stagemesh.inference.v1.JobPlaceR\x05place\"\xec\x01\n" +
+	"\bJobPlace\x12\x12\n" +
+	"\x04hold\x18\x01 \x01(\tR\x04hold\x12\x10\n" +
+	"\x03why\x18\x02 \x01(\tR\x03why\x120\n" +
+	"\x05since\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x1a\n" +
+	"\bposition\x18\x04 \x01(\x04R\bposition\x12\x1f\n" +
+	"\vis_estimate\x18\x05 \x01(\bR\n" +
+	"isEstimate\x127\n" +
+	"\tstarts_at\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\bstartsAt\x12\x12\n" +
+	"\x04pool\x18\a \x01(\tR\x04pool*\xc8\x01\n" +
 	"\bJobState\x12\x19\n" +
 	"\x15JOB_STATE_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10JOB_STATE_QUEUED\x10\x01\x12\x15\n" +
@@ -1477,7 +1691,7 @@ const file_stagemesh_inference_v1_job_proto_rawDesc = "" +
 	"\x13JOB_STATE_SUCCEEDED\x10\x04\x12\x14\n" +
 	"\x10JOB_STATE_FAILED\x10\x05\x12\x15\n" +
 	"\x11JOB_STATE_EXPIRED\x10\x06\x12\x17\n" +
-	"\x13JOB_STATE_CANCELLED\x10\a2\xed\x03\n" +
+	"\x13JOB_STATE_CANCELLED\x10\a2\xd2\x04\n" +
 	"\n" +
 	"JobService\x12`\n" +
 	"\tSubmitJob\x12(.stagemesh.inference.v1.SubmitJobRequest\x1a).stagemesh.inference.v1.SubmitJobResponse\x12c\n" +
@@ -1485,7 +1699,9 @@ const file_stagemesh_inference_v1_job_proto_rawDesc = "" +
 	"SubmitJobs\x12).stagemesh.inference.v1.SubmitJobsRequest\x1a*.stagemesh.inference.v1.SubmitJobsResponse\x12W\n" +
 	"\x06GetJob\x12%.stagemesh.inference.v1.GetJobRequest\x1a&.stagemesh.inference.v1.GetJobResponse\x12`\n" +
 	"\tCancelJob\x12(.stagemesh.inference.v1.CancelJobRequest\x1a).stagemesh.inference.v1.CancelJobResponse\x12]\n" +
-	"\bListJobs\x12'.stagemesh.inference.v1.ListJobsRequest\x1a(.stagemesh.inference.v1.ListJobsResponseBPZNgithub.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1;inferencev1b\x06proto3"
+	"\bListJobs\x12'.stagemesh.inference.v1.ListJobsRequest\x1a(.stagemesh.inference.v1.ListJobsResponse\x12c\n" +
+	"\n" +
+	"ExplainJob\x12).stagemesh.inference.v1.ExplainJobRequest\x1a*.stagemesh.inference.v1.ExplainJobResponseBPZNgithub.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1;inferencev1b\x06proto3"
 
 var (
 	file_stagemesh_inference_v1_job_proto_rawDescOnce sync.Once
@@ -1500,7 +1716,7 @@ func file_stagemesh_inference_v1_job_proto_rawDescGZIP() []byte {
 }
 
 var file_stagemesh_inference_v1_job_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_stagemesh_inference_v1_job_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
+var file_stagemesh_inference_v1_job_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
 var file_stagemesh_inference_v1_job_proto_goTypes = []any{
 	(JobState)(0),                 // 0: stagemesh.inference.v1.JobState
 	(*Job)(nil),                   // 1: stagemesh.inference.v1.Job
@@ -1519,55 +1735,64 @@ var file_stagemesh_inference_v1_job_proto_goTypes = []any{
 	(*CancelJobResponse)(nil),     // 14: stagemesh.inference.v1.CancelJobResponse
 	(*ListJobsRequest)(nil),       // 15: stagemesh.inference.v1.ListJobsRequest
 	(*ListJobsResponse)(nil),      // 16: stagemesh.inference.v1.ListJobsResponse
-	nil,                           // 17: stagemesh.inference.v1.Job.AttributesEntry
-	nil,                           // 18: stagemesh.inference.v1.SubmitJobRequest.AttributesEntry
-	(*timestamppb.Timestamp)(nil), // 19: google.protobuf.Timestamp
-	(*InferRequest)(nil),          // 20: stagemesh.inference.v1.InferRequest
-	(*durationpb.Duration)(nil),   // 21: google.protobuf.Duration
-	(*InferResponse)(nil),         // 22: stagemesh.inference.v1.InferResponse
+	(*ExplainJobRequest)(nil),     // 17: stagemesh.inference.v1.ExplainJobRequest
+	(*ExplainJobResponse)(nil),    // 18: stagemesh.inference.v1.ExplainJobResponse
+	(*JobPlace)(nil),              // 19: stagemesh.inference.v1.JobPlace
+	nil,                           // 20: stagemesh.inference.v1.Job.AttributesEntry
+	nil,                           // 21: stagemesh.inference.v1.SubmitJobRequest.AttributesEntry
+	(*timestamppb.Timestamp)(nil), // 22: google.protobuf.Timestamp
+	(*InferRequest)(nil),          // 23: stagemesh.inference.v1.InferRequest
+	(*durationpb.Duration)(nil),   // 24: google.protobuf.Duration
+	(*InferResponse)(nil),         // 25: stagemesh.inference.v1.InferResponse
 }
 var file_stagemesh_inference_v1_job_proto_depIdxs = []int32{
 	0,  // 0: stagemesh.inference.v1.Job.state:type_name -> stagemesh.inference.v1.JobState
-	19, // 1: stagemesh.inference.v1.Job.accepted_at:type_name -> google.protobuf.Timestamp
-	19, // 2: stagemesh.inference.v1.Job.deadline:type_name -> google.protobuf.Timestamp
-	19, // 3: stagemesh.inference.v1.Job.started_at:type_name -> google.protobuf.Timestamp
-	19, // 4: stagemesh.inference.v1.Job.not_before:type_name -> google.protobuf.Timestamp
-	19, // 5: stagemesh.inference.v1.Job.ended_at:type_name -> google.protobuf.Timestamp
-	17, // 6: stagemesh.inference.v1.Job.attributes:type_name -> stagemesh.inference.v1.Job.AttributesEntry
+	22, // 1: stagemesh.inference.v1.Job.accepted_at:type_name -> google.protobuf.Timestamp
+	22, // 2: stagemesh.inference.v1.Job.deadline:type_name -> google.protobuf.Timestamp
+	22, // 3: stagemesh.inference.v1.Job.started_at:type_name -> google.protobuf.Timestamp
+	22, // 4: stagemesh.inference.v1.Job.not_before:type_name -> google.protobuf.Timestamp
+	22, // 5: stagemesh.inference.v1.Job.ended_at:type_name -> google.protobuf.Timestamp
+	20, // 6: stagemesh.inference.v1.Job.attributes:type_name -> stagemesh.inference.v1.Job.AttributesEntry
 	2,  // 7: stagemesh.inference.v1.Job.usage:type_name -> stagemesh.inference.v1.JobUsage
-	20, // 8: stagemesh.inference.v1.SubmitJobRequest.infer:type_name -> stagemesh.inference.v1.InferRequest
+	23, // 8: stagemesh.inference.v1.SubmitJobRequest.infer:type_name -> stagemesh.inference.v1.InferRequest
 	3,  // 9: stagemesh.inference.v1.SubmitJobRequest.http:type_name -> stagemesh.inference.v1.HttpCall
-	19, // 10: stagemesh.inference.v1.SubmitJobRequest.deadline:type_name -> google.protobuf.Timestamp
-	21, // 11: stagemesh.inference.v1.SubmitJobRequest.ttl:type_name -> google.protobuf.Duration
-	18, // 12: stagemesh.inference.v1.SubmitJobRequest.attributes:type_name -> stagemesh.inference.v1.SubmitJobRequest.AttributesEntry
+	22, // 10: stagemesh.inference.v1.SubmitJobRequest.deadline:type_name -> google.protobuf.Timestamp
+	24, // 11: stagemesh.inference.v1.SubmitJobRequest.ttl:type_name -> google.protobuf.Duration
+	21, // 12: stagemesh.inference.v1.SubmitJobRequest.attributes:type_name -> stagemesh.inference.v1.SubmitJobRequest.AttributesEntry
 	1,  // 13: stagemesh.inference.v1.SubmitJobResponse.job:type_name -> stagemesh.inference.v1.Job
 	5,  // 14: stagemesh.inference.v1.SubmitJobsRequest.jobs:type_name -> stagemesh.inference.v1.SubmitJobRequest
 	9,  // 15: stagemesh.inference.v1.SubmitJobsResponse.answers:type_name -> stagemesh.inference.v1.SubmitJobAnswer
 	1,  // 16: stagemesh.inference.v1.SubmitJobAnswer.job:type_name -> stagemesh.inference.v1.Job
 	10, // 17: stagemesh.inference.v1.SubmitJobAnswer.failure:type_name -> stagemesh.inference.v1.SubmitJobFailure
-	21, // 18: stagemesh.inference.v1.SubmitJobFailure.retry_after:type_name -> google.protobuf.Duration
-	21, // 19: stagemesh.inference.v1.GetJobRequest.wait:type_name -> google.protobuf.Duration
+	24, // 18: stagemesh.inference.v1.SubmitJobFailure.retry_after:type_name -> google.protobuf.Duration
+	24, // 19: stagemesh.inference.v1.GetJobRequest.wait:type_name -> google.protobuf.Duration
 	1,  // 20: stagemesh.inference.v1.GetJobResponse.job:type_name -> stagemesh.inference.v1.Job
-	22, // 21: stagemesh.inference.v1.GetJobResponse.infer:type_name -> stagemesh.inference.v1.InferResponse
+	25, // 21: stagemesh.inference.v1.GetJobResponse.infer:type_name -> stagemesh.inference.v1.InferResponse
 	4,  // 22: stagemesh.inference.v1.GetJobResponse.http:type_name -> stagemesh.inference.v1.HttpAnswer
 	1,  // 23: stagemesh.inference.v1.CancelJobResponse.job:type_name -> stagemesh.inference.v1.Job
-	21, // 24: stagemesh.inference.v1.ListJobsRequest.wait:type_name -> google.protobuf.Duration
+	24, // 24: stagemesh.inference.v1.ListJobsRequest.wait:type_name -> google.protobuf.Duration
 	1,  // 25: stagemesh.inference.v1.ListJobsResponse.jobs:type_name -> stagemesh.inference.v1.Job
-	5,  // 26: stagemesh.inference.v1.JobService.SubmitJob:input_type -> stagemesh.inference.v1.SubmitJobRequest
-	7,  // 27: stagemesh.inference.v1.JobService.SubmitJobs:input_type -> stagemesh.inference.v1.SubmitJobsRequest
-	11, // 28: stagemesh.inference.v1.JobService.GetJob:input_type -> stagemesh.inference.v1.GetJobRequest
-	13, // 29: stagemesh.inference.v1.JobService.CancelJob:input_type -> stagemesh.inference.v1.CancelJobRequest
-	15, // 30: stagemesh.inference.v1.JobService.ListJobs:input_type -> stagemesh.inference.v1.ListJobsRequest
-	6,  // 31: stagemesh.inference.v1.JobService.SubmitJob:output_type -> stagemesh.inference.v1.SubmitJobResponse
-	8,  // 32: stagemesh.inference.v1.JobService.SubmitJobs:output_type -> stagemesh.inference.v1.SubmitJobsResponse
-	12, // 33: stagemesh.inference.v1.JobService.GetJob:output_type -> stagemesh.inference.v1.GetJobResponse
-	14, // 34: stagemesh.inference.v1.JobService.CancelJob:output_type -> stagemesh.inference.v1.CancelJobResponse
-	16, // 35: stagemesh.inference.v1.JobService.ListJobs:output_type -> stagemesh.inference.v1.ListJobsResponse
-	31, // [31:36] is the sub-list for method output_type
-	26, // [26:31] is the sub-list for method input_type
-	26, // [26:26] is the sub-list for extension type_name
-	26, // [26:26] is the sub-list for extension extendee
-	0,  // [0:26] is the sub-list for field type_name
+	1,  // 26: stagemesh.inference.v1.ExplainJobResponse.job:type_name -> stagemesh.inference.v1.Job
+	19, // 27: stagemesh.inference.v1.ExplainJobResponse.place:type_name -> stagemesh.inference.v1.JobPlace
+	22, // 28: stagemesh.inference.v1.JobPlace.since:type_name -> google.protobuf.Timestamp
+	22, // 29: stagemesh.inference.v1.JobPlace.starts_at:type_name -> google.protobuf.Timestamp
+	5,  // 30: stagemesh.inference.v1.JobService.SubmitJob:input_type -> stagemesh.inference.v1.SubmitJobRequest
+	7,  // 31: stagemesh.inference.v1.JobService.SubmitJobs:input_type -> stagemesh.inference.v1.SubmitJobsRequest
+	11, // 32: stagemesh.inference.v1.JobService.GetJob:input_type -> stagemesh.inference.v1.GetJobRequest
+	13, // 33: stagemesh.inference.v1.JobService.CancelJob:input_type -> stagemesh.inference.v1.CancelJobRequest
+	15, // 34: stagemesh.inference.v1.JobService.ListJobs:input_type -> stagemesh.inference.v1.ListJobsRequest
+	17, // 35: stagemesh.inference.v1.JobService.ExplainJob:input_type -> stagemesh.inference.v1.ExplainJobRequest
+	6,  // 36: stagemesh.inference.v1.JobService.SubmitJob:output_type -> stagemesh.inference.v1.SubmitJobResponse
+	8,  // 37: stagemesh.inference.v1.JobService.SubmitJobs:output_type -> stagemesh.inference.v1.SubmitJobsResponse
+	12, // 38: stagemesh.inference.v1.JobService.GetJob:output_type -> stagemesh.inference.v1.GetJobResponse
+	14, // 39: stagemesh.inference.v1.JobService.CancelJob:output_type -> stagemesh.inference.v1.CancelJobResponse
+	16, // 40: stagemesh.inference.v1.JobService.ListJobs:output_type -> stagemesh.inference.v1.ListJobsResponse
+	18, // 41: stagemesh.inference.v1.JobService.ExplainJob:output_type -> stagemesh.inference.v1.ExplainJobResponse
+	36, // [36:42] is the sub-list for method output_type
+	30, // [30:36] is the sub-list for method input_type
+	30, // [30:30] is the sub-list for extension type_name
+	30, // [30:30] is the sub-list for extension extendee
+	0,  // [0:30] is the sub-list for field type_name
 }
 
 func init() { file_stagemesh_inference_v1_job_proto_init() }
@@ -1594,7 +1819,7 @@ func file_stagemesh_inference_v1_job_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_stagemesh_inference_v1_job_proto_rawDesc), len(file_stagemesh_inference_v1_job_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   18,
+			NumMessages:   21,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

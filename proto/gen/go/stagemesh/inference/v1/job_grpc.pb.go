@@ -24,6 +24,7 @@ const (
 	JobService_GetJob_FullMethodName     = "/stagemesh.inference.v1.JobService/GetJob"
 	JobService_CancelJob_FullMethodName  = "/stagemesh.inference.v1.JobService/CancelJob"
 	JobService_ListJobs_FullMethodName   = "/stagemesh.inference.v1.JobService/ListJobs"
+	JobService_ExplainJob_FullMethodName = "/stagemesh.inference.v1.JobService/ExplainJob"
 )
 
 // JobServiceClient is the client API for JobService service.
@@ -50,6 +51,8 @@ type JobServiceClient interface {
 	// ListJobs lists the tenant's jobs of a queue: those that wait or run in the order of their
 	// acceptance, or those that have ended in the order of their ends.
 	ListJobs(ctx context.Context, in *ListJobsRequest, opts ...grpc.CallOption) (*ListJobsResponse, error)
+	// ExplainJob says where a job stands: what holds it, how many go first, and when it may start.
+	ExplainJob(ctx context.Context, in *ExplainJobRequest, opts ...grpc.CallOption) (*ExplainJobResponse, error)
 }
 
 type jobServiceClient struct {
@@ -110,6 +113,16 @@ func (c *jobServiceClient) ListJobs(ctx context.Context, in *ListJobsRequest, op
 	return out, nil
 }
 
+func (c *jobServiceClient) ExplainJob(ctx context.Context, in *ExplainJobRequest, opts ...grpc.CallOption) (*ExplainJobResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ExplainJobResponse)
+	err := c.cc.Invoke(ctx, JobService_ExplainJob_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // JobServiceServer is the server API for JobService service.
 // All implementations must embed UnimplementedJobServiceServer
 // for forward compatibility.
@@ -134,6 +147,8 @@ type JobServiceServer interface {
 	// ListJobs lists the tenant's jobs of a queue: those that wait or run in the order of their
 	// acceptance, or those that have ended in the order of their ends.
 	ListJobs(context.Context, *ListJobsRequest) (*ListJobsResponse, error)
+	// ExplainJob says where a job stands: what holds it, how many go first, and when it may start.
+	ExplainJob(context.Context, *ExplainJobRequest) (*ExplainJobResponse, error)
 	mustEmbedUnimplementedJobServiceServer()
 }
 
@@ -158,6 +173,9 @@ func (UnimplementedJobServiceServer) CancelJob(context.Context, *CancelJobReques
 }
 func (UnimplementedJobServiceServer) ListJobs(context.Context, *ListJobsRequest) (*ListJobsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListJobs not implemented")
+}
+func (UnimplementedJobServiceServer) ExplainJob(context.Context, *ExplainJobRequest) (*ExplainJobResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ExplainJob not implemented")
 }
 func (UnimplementedJobServiceServer) mustEmbedUnimplementedJobServiceServer() {}
 func (UnimplementedJobServiceServer) testEmbeddedByValue()                    {}
@@ -270,6 +288,24 @@ func _JobService_ListJobs_Handler(srv interface{}, ctx context.Context, dec func
 	return interceptor(ctx, in, info, handler)
 }
 
+func _JobService_ExplainJob_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ExplainJobRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(JobServiceServer).ExplainJob(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: JobService_ExplainJob_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(JobServiceServer).ExplainJob(ctx, req.(*ExplainJobRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // JobService_ServiceDesc is the grpc.ServiceDesc for JobService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -296,6 +332,10 @@ var JobService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListJobs",
 			Handler:    _JobService_ListJobs_Handler,
+		},
+		{
+			MethodName: "ExplainJob",
+			Handler:    _JobService_ExplainJob_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

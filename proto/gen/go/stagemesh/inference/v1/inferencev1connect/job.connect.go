@@ -43,6 +43,8 @@ const (
 	JobServiceCancelJobProcedure = "/stagemesh.inference.v1.JobService/CancelJob"
 	// JobServiceListJobsProcedure is the fully-qualified name of the JobService's ListJobs RPC.
 	JobServiceListJobsProcedure = "/stagemesh.inference.v1.JobService/ListJobs"
+	// JobServiceExplainJobProcedure is the fully-qualified name of the JobService's ExplainJob RPC.
+	JobServiceExplainJobProcedure = "/stagemesh.inference.v1.JobService/ExplainJob"
 )
 
 // JobServiceClient is a client for the stagemesh.inference.v1.JobService service.
@@ -61,6 +63,8 @@ type JobServiceClient interface {
 	// ListJobs lists the tenant's jobs of a queue: those that wait or run in the order of their
 	// acceptance, or those that have ended in the order of their ends.
 	ListJobs(context.Context, *connect.Request[v1.ListJobsRequest]) (*connect.Response[v1.ListJobsResponse], error)
+	// ExplainJob says where a job stands: what holds it, how many go first, and when it may start.
+	ExplainJob(context.Context, *connect.Request[v1.ExplainJobRequest]) (*connect.Response[v1.ExplainJobResponse], error)
 }
 
 // NewJobServiceClient constructs a client for the stagemesh.inference.v1.JobService service. By
@@ -104,6 +108,12 @@ func NewJobServiceClient(httpClient connect.HTTPClient, baseURL string, opts ...
 			connect.WithSchema(jobServiceMethods.ByName("ListJobs")),
 			connect.WithClientOptions(opts...),
 		),
+		explainJob: connect.NewClient[v1.ExplainJobRequest, v1.ExplainJobResponse](
+			httpClient,
+			baseURL+JobServiceExplainJobProcedure,
+			connect.WithSchema(jobServiceMethods.ByName("ExplainJob")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -114,6 +124,7 @@ type jobServiceClient struct {
 	getJob     *connect.Client[v1.GetJobRequest, v1.GetJobResponse]
 	cancelJob  *connect.Client[v1.CancelJobRequest, v1.CancelJobResponse]
 	listJobs   *connect.Client[v1.ListJobsRequest, v1.ListJobsResponse]
+	explainJob *connect.Client[v1.ExplainJobRequest, v1.ExplainJobResponse]
 }
 
 // SubmitJob calls stagemesh.inference.v1.JobService.SubmitJob.
@@ -141,6 +152,11 @@ func (c *jobServiceClient) ListJobs(ctx context.Context, req *connect.Request[v1
 	return c.listJobs.CallUnary(ctx, req)
 }
 
+// ExplainJob calls stagemesh.inference.v1.JobService.ExplainJob.
+func (c *jobServiceClient) ExplainJob(ctx context.Context, req *connect.Request[v1.ExplainJobRequest]) (*connect.Response[v1.ExplainJobResponse], error) {
+	return c.explainJob.CallUnary(ctx, req)
+}
+
 // JobServiceHandler is an implementation of the stagemesh.inference.v1.JobService service.
 type JobServiceHandler interface {
 	// SubmitJob stores a job. Its answer means that the job is on disk. NOT_FOUND: there is no
@@ -157,6 +173,8 @@ type JobServiceHandler interface {
 	// ListJobs lists the tenant's jobs of a queue: those that wait or run in the order of their
 	// acceptance, or those that have ended in the order of their ends.
 	ListJobs(context.Context, *connect.Request[v1.ListJobsRequest]) (*connect.Response[v1.ListJobsResponse], error)
+	// ExplainJob says where a job stands: what holds it, how many go first, and when it may start.
+	ExplainJob(context.Context, *connect.Request[v1.ExplainJobRequest]) (*connect.Response[v1.ExplainJobResponse], error)
 }
 
 // NewJobServiceHandler builds an HTTP handler from the service implementation. It returns the path
@@ -196,6 +214,12 @@ func NewJobServiceHandler(svc JobServiceHandler, opts ...connect.HandlerOption) 
 		connect.WithSchema(jobServiceMethods.ByName("ListJobs")),
 		connect.WithHandlerOptions(opts...),
 	)
+	jobServiceExplainJobHandler := connect.NewUnaryHandler(
+		JobServiceExplainJobProcedure,
+		svc.ExplainJob,
+		connect.WithSchema(jobServiceMethods.ByName("ExplainJob")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/stagemesh.inference.v1.JobService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case JobServiceSubmitJobProcedure:
@@ -208,6 +232,8 @@ func NewJobServiceHandler(svc JobServiceHandler, opts ...connect.HandlerOption) 
 			jobServiceCancelJobHandler.ServeHTTP(w, r)
 		case JobServiceListJobsProcedure:
 			jobServiceListJobsHandler.ServeHTTP(w, r)
+		case JobServiceExplainJobProcedure:
+			jobServiceExplainJobHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -235,4 +261,8 @@ func (UnimplementedJobServiceHandler) CancelJob(context.Context, *connect.Reques
 
 func (UnimplementedJobServiceHandler) ListJobs(context.Context, *connect.Request[v1.ListJobsRequest]) (*connect.Response[v1.ListJobsResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("stagemesh.inference.v1.JobService.ListJobs is not implemented"))
+}
+
+func (UnimplementedJobServiceHandler) ExplainJob(context.Context, *connect.Request[v1.ExplainJobRequest]) (*connect.Response[v1.ExplainJobResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("stagemesh.inference.v1.JobService.ExplainJob is not implemented"))
 }
