@@ -1,7 +1,6 @@
 package dispatch
 
 import (
-	"fmt"
 	"math"
 	"slices"
 	"time"
@@ -101,9 +100,7 @@ const (
 type credit struct {
 	budget
 	// ready is the number of ready servers.
-	ready float64
-	// held closes the pool for a reason of its owner: paused, a store that is full.
-	held    reason
+	ready   float64
 	breaker breaker
 
 	reading reading
@@ -254,8 +251,6 @@ func (c *credit) room(now time.Time, headCost int64) (ok bool, why reason) {
 func (c *credit) closedBy(now time.Time) reason {
 	d := c.reading.d
 	switch {
-	case c.held != "":
-		return c.held
 	case c.err != nil:
 		return unreadable
 	case c.sampled.IsZero():
@@ -314,25 +309,24 @@ type gateStatus struct {
 	// out are the jobs in flight.
 	out    int
 	source string
-	age    time.Duration
-	// why nothing is sent, as in "D <= B for 41s"; empty if something may be.
-	why string
+	// at is when the reading was true, zero before the first one.
+	at time.Time
+	// why nothing is sent, and since when; empty if something may be.
+	why   string
+	since time.Time
 }
 
 func (c *credit) status(now time.Time) gateStatus {
 	_, why := c.room(now, c.head)
 	s := gateStatus{
 		open: c.closedBy(now) == "", d: c.reading.d, b: c.baseline,
-		out: len(c.flights), source: c.reading.source,
+		out: len(c.flights), source: c.reading.source, at: c.reading.at, why: string(why),
 	}
 	if s.open {
 		s.n, _ = c.size(c.ready, c.reading.d)
 	}
-	if !c.sampled.IsZero() {
-		s.age = now.Sub(c.reading.at)
-	}
 	if why != "" {
-		s.why = fmt.Sprintf("%s for %s", why, now.Sub(c.since).Truncate(time.Second))
+		s.since = c.since
 	}
 	if why == unreadable {
 		s.why += ": " + c.err.Error()

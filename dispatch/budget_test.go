@@ -154,7 +154,6 @@ func TestClosedPoolSendsNothing(t *testing.T) {
 		"too old":         {func(p *pool) { p.now = p.now.Add(30*time.Second + 1) }, stale},
 		"no server":       {func(p *pool) { p.ready = 0 }, noServers},
 		"NaN servers":     {func(p *pool) { p.ready = math.NaN() }, noServers},
-		"paused":          {func(p *pool) { p.held = "paused" }, "paused"},
 		"D at B":          {func(p *pool) { p.poll(.1) }, belowBudget},
 		"D above B by ε":  {func(p *pool) { p.poll(math.Nextafter(.1, 1)) }, belowBudget},
 		"breaker is open": {func(p *pool) { p.finishAll(p.send(1), retried) }, breakerOpen},
@@ -309,7 +308,7 @@ func TestStatusSaysWhySinceWhen(t *testing.T) {
 	p := newPool(nil)
 	p.take(reading{d: .7, at: p.now, source: "prometheus 1"})
 	p.send(1)
-	if s := p.status(p.now); !s.open || s.n != 30 || s.out != 30 || s.why != "N is spent for 0s" {
+	if s := p.status(p.now); !s.open || s.n != 30 || s.out != 30 || s.why != "N is spent" || !s.since.Equal(p.now) {
 		t.Errorf("open: %+v", s)
 	}
 	for range 9 {
@@ -317,12 +316,12 @@ func TestStatusSaysWhySinceWhen(t *testing.T) {
 		p.take(reading{d: .04, at: p.now.Add(-3 * time.Second), source: "prometheus 1"})
 	}
 	p.now = p.now.Add(time.Second)
-	want := gateStatus{d: .04, b: .1, out: 30, source: "prometheus 1", age: 4 * time.Second, why: "D <= B for 41s"}
+	want := gateStatus{d: .04, b: .1, out: 30, source: "prometheus 1", at: p.now.Add(-4 * time.Second), why: "D <= B", since: p.now.Add(-41 * time.Second)}
 	if s := p.status(p.now); s != want {
 		t.Errorf("closed: %+v, not %+v", s, want)
 	}
 	p.read(reading{}, errors.New("connection refused"), p.now)
-	if s := p.status(p.now); s.why != "gate is unreadable for 0s: connection refused" {
+	if s := p.status(p.now); s.why != "gate is unreadable: connection refused" {
 		t.Errorf("unreadable: %+v", s)
 	}
 }

@@ -252,6 +252,11 @@ func (d *Dispatcher) ownPool(ctx context.Context, conn *bus.Bus, pool string, l 
 		return err
 	}
 	defer stop() //nolint:errcheck // its only error is a closed connection
+	stopReports, err := conn.ServePool(pool, o.report)
+	if err != nil {
+		return err
+	}
+	defer stopReports() //nolint:errcheck // its only error is a closed connection
 	// The lease is renewed, and attempts run, until the drain ends.
 	running, end := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer end(nil)

@@ -52,6 +52,9 @@ func (o *owner) attempt(ctx, cut context.Context, e *entry) {
 	}
 	attempting, cancel := context.WithDeadline(cut, deadline)
 	defer cancel()
+	if job.GetAttempts() == 1 {
+		o.metrics.wait(e.line.queue, now.Sub(j.AcceptedAt))
+	}
 	answer := o.target.Do(attempting, o.attemptOf(j, r))
 	answer.sent = sizeOf(j.Job)
 	out := outcomeOf(answer)
@@ -127,14 +130,14 @@ func (o *owner) read(ctx context.Context, e *entry) (j store.StoredJob, ok bool)
 	case !isThere:
 		o.giveBack(e)
 	case errors.Is(err, store.ErrNoJob): // it was cancelled
-		o.forget(e)
+		o.forget(e, &inferencev1.Job{State: inferencev1.JobState_JOB_STATE_CANCELLED, Attempts: uint32(e.attempts)})
 	case errors.Is(err, store.ErrNotAJob):
 		o.log.Warn("a message in a queue is no job, and is removed", "seq", e.seq)
 		if !o.deadLetter(ctx, idOf(e).Queue, e.seq, 0, noJob()) {
 			o.giveBack(e)
 			return j, false
 		}
-		o.leave(ctx, e, nil)
+		o.leave(ctx, e, &inferencev1.Job{State: inferencev1.JobState_JOB_STATE_FAILED})
 	default:
 		o.mu.Lock()
 		defer o.mu.Unlock()
@@ -364,8 +367,7 @@ func (o *owner) store(ctx context.Context, e *entry, r *meshv1.JobRecord) {
 	if request := r.GetJob().GetRequestId(); request != "" {
 		o.target.Forget(pipeline.RequestID(request))
 	}
-	if state := r.GetJob().GetState(); store.IsEnd(state) {
-		o.metrics.end(e.line.queue, o.settings.tenantLabel(r.GetTenant()), state)
+	if store.IsEnd(r.GetJob().GetState()) {
 		o.leave(ctx, e, r.GetJob())
 		return
 	}
@@ -400,13 +402,15 @@ func (o *owner) leave(ctx context.Context, e *entry, ended *inferencev1.Job) {
 		o.giveBack(e) // the next owner finds its end
 		return
 	}
-	o.forget(e)
+	o.forget(e, ended)
 }
 
-// forget drops a job that has left.
-func (o *owner) forget(e *entry) {
+// forget drops a job that has left, and counts its end.
+func (o *owner) forget(e *entry, end *inferencev1.Job) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	o.total(e.line.queue).ended++
+	o.metrics.end(e.line.queue, o.settings.tenantLabel(e.line.tenant), end)
 	delete(o.known, e.id)
 	o.finish(e)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"strings"
 	"sync"
 	"time"
 
@@ -15,9 +16,11 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-// metrics are a dispatcher's instruments. Gauges are those of the pools that it owns.
+// metrics are a dispatcher's instruments. Gauges, and counters of jobs, are those of the pools that
+// it owns.
 type metrics struct {
-	ended, attempts metric.Int64Counter
+	ended, attempts, saved metric.Int64Counter
+	waits                  metric.Float64Histogram
 	// What attempts took, by tenant.
 	runner, bytes, tokens, cost, energy metric.Float64Counter
 
@@ -37,14 +40,23 @@ func newMetrics(meter metric.Meter) (*metrics, error) {
 		errs = append(errs, err)
 		return out
 	}
-	gauge := func(name, help string) metric.Float64ObservableGauge {
+	var all []metric.Observable
+	gauge := func(name, help string) metric.Float64Observable {
 		out, err := meter.Float64ObservableGauge(name, metric.WithDescription(help))
-		errs = append(errs, err)
+		errs, all = append(errs, err), append(all, out)
 		return out
 	}
+	owned := func(name, help string) metric.Int64Observable {
+		out, err := meter.Int64ObservableCounter(name, metric.WithDescription(help))
+		errs, all = append(errs, err), append(all, out)
+		return out
+	}
+	waits, err := meter.Float64Histogram("stagemesh.job.wait", metric.WithUnit("s"), metric.WithDescription("Time from the acceptance of a job to its first attempt."), metric.WithExplicitBucketBoundaries(waitBounds...))
 	m := &metrics{
 		ended:    counter("stagemesh.job.ended", "Jobs that ended, by queue, tenant and state: succeeded, failed, expired or cancelled."),
 		attempts: counter("stagemesh.job.attempts", "Attempts that ended, by pool and outcome: succeeded, refused, retried, failed, poison or interrupted."),
+		saved:    counter("stagemesh.job.saved", "Jobs that ended without an attempt, by queue and state."),
+		waits:    waits,
 		runner:   total("stagemesh.job.runner", "s", "Time of runners that jobs took, by tenant."),
 		bytes:    total("stagemesh.job.bytes", "", "Bytes of payloads and answers of jobs, by tenant and direction: in or out."),
 		tokens:   total("stagemesh.job.tokens", "", "Tokens that HTTP targets counted, by tenant and kind: prompt or completion."),
@@ -52,32 +64,57 @@ func newMetrics(meter metric.Meter) (*metrics, error) {
 		energy:   total("stagemesh.job.energy", "J", "Energy that jobs took by jobs.rates, by tenant."),
 		owners:   map[string]*owner{},
 	}
-	queued := gauge("stagemesh.job.queued", "Jobs that have not ended, by queue and state: waiting or delayed.")
-	inFlight := gauge("stagemesh.job.in_flight", "Jobs of a pool that run.")
+	accepted := owned("stagemesh.job.accepted", "Jobs that came since the dispatcher owns the pool, by queue.")
+	recovered := owned("stagemesh.job.recovered", "Jobs that the dispatcher found when it began to own the pool, by queue.")
+	settled := owned("stagemesh.job.settled", "Jobs that ended since the dispatcher owns the pool, by queue.")
+	queued := gauge("stagemesh.job.queued", "Jobs that have not ended, by queue and state: waiting, delayed or running.")
+	oldest := gauge("stagemesh.job.oldest_seconds", "Age of the oldest job of a queue that has not ended; 0 without one.")
+	paused := gauge("stagemesh.job.queue_paused", "1 while operators have paused the queue.")
+	inFlight := gauge("stagemesh.job.in_flight", "Jobs of a pool that were sent and have not ended.")
 	open := gauge("stagemesh.job.pool_open", "1 while a pool sends jobs, 0 while its gate, a refusal or its breaker holds them back.")
+	held := gauge("stagemesh.job.pool_held", "1 for the reason why a pool sends nothing now.")
 	room := gauge("stagemesh.job.pool_room", "D: how empty a pool's target is by its gate, from 0 to 1.")
+	baseline := gauge("stagemesh.job.pool_baseline", "B: the baseline of a pool's budget.")
 	budget := gauge("stagemesh.job.pool_budget", "N: what may be in flight of a pool by its last reading, in the unit of its budget.")
-	_, err := meter.RegisterCallback(func(_ context.Context, out metric.Observer) error {
+	_, failed := meter.RegisterCallback(func(_ context.Context, out metric.Observer) error {
 		for pool, o := range m.snapshot() {
-			of := metric.WithAttributes(attribute.String("pool", pool))
-			status, counts := o.status(time.Now())
-			out.ObserveFloat64(inFlight, float64(status.out), of)
-			out.ObserveFloat64(room, status.d, of)
-			out.ObserveFloat64(budget, status.n, of)
-			isOpen := 0.0
-			if status.open {
-				isOpen = 1
+			r := o.report(pipeline.JobID{})
+			of := attribute.String("pool", pool)
+			for gauge, value := range map[metric.Float64Observable]float64{inFlight: float64(r.GetOut()), open: oneIf(r.GetState() == "open"), room: r.GetD(), baseline: r.GetB(), budget: r.GetN()} {
+				out.ObserveFloat64(gauge, value, metric.WithAttributes(of))
 			}
-			out.ObserveFloat64(open, isOpen, of)
-			for queue, c := range counts {
-				for state, n := range map[string]int{"waiting": c.waiting, "delayed": c.delayed} {
-					out.ObserveFloat64(queued, float64(n), metric.WithAttributes(attribute.String("queue", queue), attribute.String("state", state)))
+			if why, _, _ := strings.Cut(r.GetWhy(), ": "); why != "" {
+				out.ObserveFloat64(held, 1, metric.WithAttributes(of, attribute.String("reason", why)))
+			}
+			for _, q := range r.GetQueues() {
+				of := attribute.String("queue", q.GetName())
+				out.ObserveInt64(accepted, int64(q.GetAccepted()), metric.WithAttributes(of))
+				out.ObserveInt64(recovered, int64(q.GetRecovered()), metric.WithAttributes(of))
+				out.ObserveFloat64(paused, oneIf(q.GetPausedSince() != nil), metric.WithAttributes(of))
+				out.ObserveInt64(settled, int64(q.GetEnded()), metric.WithAttributes(of))
+				for state, n := range map[string]uint64{"waiting": q.GetWaiting(), "delayed": q.GetDelayed(), "running": q.GetRunning()} {
+					out.ObserveFloat64(queued, float64(n), metric.WithAttributes(of, attribute.String("state", state)))
 				}
+				age := 0.
+				if q.GetOldest() != nil {
+					age = time.Since(q.GetOldest().AsTime()).Seconds()
+				}
+				out.ObserveFloat64(oldest, age, metric.WithAttributes(of))
 			}
 		}
 		return nil
-	}, queued, inFlight, open, room, budget)
-	return m, errors.Join(append(errs, err)...)
+	}, all...)
+	return m, errors.Join(append(errs, err, failed)...)
+}
+
+// waitBounds are the bounds of waits in seconds: jobs may wait for days.
+var waitBounds = []float64{.01, .1, 1, 10, 60, 600, 3600, 6 * 3600, 24 * 3600, 72 * 3600}
+
+func oneIf(holds bool) float64 {
+	if holds {
+		return 1
+	}
+	return 0
 }
 
 // own has the gauges show a pool until the returned function is called.
@@ -99,8 +136,16 @@ func (m *metrics) snapshot() map[string]*owner {
 	return maps.Clone(m.owners)
 }
 
-func (m *metrics) end(queue, tenant string, state inferencev1.JobState) {
-	m.ended.Add(context.Background(), 1, metric.WithAttributeSet(attribute.NewSet(attribute.String("queue", queue), attribute.String("tenant", tenant), attribute.String("state", pipeline.JobStateName(state)))))
+func (m *metrics) end(queue, tenant string, end *inferencev1.Job) {
+	of, state := attribute.String("queue", queue), attribute.String("state", pipeline.JobStateName(end.GetState()))
+	m.ended.Add(context.Background(), 1, metric.WithAttributeSet(attribute.NewSet(of, attribute.String("tenant", tenant), state)))
+	if end.GetAttempts() == 0 {
+		m.saved.Add(context.Background(), 1, metric.WithAttributeSet(attribute.NewSet(of, state)))
+	}
+}
+
+func (m *metrics) wait(queue string, d time.Duration) {
+	m.waits.Record(context.Background(), d.Seconds(), metric.WithAttributeSet(attribute.NewSet(attribute.String("queue", queue))))
 }
 
 func (m *metrics) attempt(pool, tenant string, out outcome, u *inferencev1.JobUsage) {
@@ -132,15 +177,4 @@ func (c Config) tenantLabel(tenant string) string {
 
 var outcomeNames = map[outcome]string{
 	interrupted: "interrupted", succeeded: "succeeded", latched: "refused", retried: "retried", failed: "failed", poison: "poison",
-}
-
-// status returns the state of a pool, and how many jobs its queues have.
-func (o *owner) status(now time.Time) (gateStatus, map[string]queueCount) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	counts := make(map[string]queueCount, len(o.queues))
-	for _, queue := range o.queues {
-		counts[string(queue)] = o.order.count(string(queue))
-	}
-	return o.credit.status(now), counts
 }

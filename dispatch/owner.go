@@ -58,6 +58,12 @@ type owner struct {
 	records map[[16]byte]store.StoredRecord
 	// attempts is the context of attempts; nil before the owner runs, and once it has stopped.
 	attempts context.Context //nolint:containedctx // it outlives run, for what checkCancelled starts
+	// pauses are the queues that are paused, totals what is counted of queues.
+	pauses store.Pauses
+	totals map[string]*queueTotals
+	starts startTimes
+	// isCaughtUp is true once the jobs are known that the owner has found.
+	isCaughtUp bool
 	// highest is the highest number of a record that is known.
 	highest uint64
 	// isReserving is true while a reservation of quotas is stored.
@@ -92,6 +98,7 @@ func newOwner(d *Dispatcher, pool string, l *store.Lease) *owner {
 		settings: d.settings, config: p, jobs: d.jobs, dead: d.dead, by: d.id, target: d.targets[pool], lease: l, pool: pool, metrics: d.metrics, log: d.log.With("pool", pool),
 		woken: make(chan struct{}, 1), order: newOrder(cmp.Or(mergePolicy(p.Merge), weighted)),
 		known: map[[16]byte]*entry{}, running: map[[16]byte]*running{}, records: map[[16]byte]store.StoredRecord{},
+		totals: map[string]*queueTotals{},
 	}
 	connection := d.reconnects.Load()
 	o.ensure, o.isReconnected = d.ensure, func() bool { return d.reconnects.Load() != connection }
@@ -129,6 +136,7 @@ func (o *owner) run(ctx, running context.Context) error {
 			})
 		})
 	}
+	following.Go(func() error { return o.watch(ctx) })
 	following.Go(func() error {
 		o.gate.run(ctx, o.wake)
 		return nil
@@ -138,6 +146,7 @@ func (o *owner) run(ctx, running context.Context) error {
 		case <-caughtUp:
 			o.mu.Lock()
 			clear(o.records) // what is left is of jobs that have gone
+			o.isCaughtUp = true
 			o.mu.Unlock()
 			o.dispatch(ctx)
 		case <-ctx.Done():
@@ -156,8 +165,11 @@ func (o *owner) setAttempts(ctx context.Context) {
 // maxReads is how many records of an earlier owner are read at a time.
 const maxReads = 64
 
-// takeOver reads the records that an earlier owner left.
+// takeOver reads what is paused, and the records that an earlier owner left.
 func (o *owner) takeOver(ctx context.Context) error {
+	if err := o.readPauses(ctx); err != nil {
+		return err
+	}
 	var left []uint64
 	from := o.lease.Low()
 	o.highest = from // nothing else runs yet
@@ -207,6 +219,11 @@ func (o *owner) receive(j store.StoredJob) {
 	}
 	e.cost = e.costIn(o.credit.unit)
 	o.known[e.id] = e
+	if total := o.total(e.line.queue); o.isCaughtUp {
+		total.accepted++
+	} else {
+		total.recovered++
+	}
 	r, ok := o.records[e.id]
 	if !ok {
 		o.order.add(e, now.UnixNano())
@@ -284,7 +301,7 @@ func (o *owner) advance(now time.Time) time.Duration {
 		o.startEnd(e, func(ctx, _ context.Context) { o.expire(ctx, e) })
 	}
 	for o.lease.IsHeld(now) {
-		e := o.order.next(func(l *line) bool { return o.limits.reached(l, now) != nil })
+		e := o.order.next(func(l *line) bool { return o.isPassedOver(l, now) })
 		if e == nil || e.deadline <= now.UnixNano() { // it ends as soon as other ends are stored
 			break
 		}
@@ -298,6 +315,7 @@ func (o *owner) advance(now time.Time) time.Duration {
 			break
 		}
 		o.order.take(e)
+		o.starts.add(now)
 		o.credit.sent(e.id, e.cost, now)
 		o.limits.start(e, true, now)
 		o.start(e, o.highest, func(ctx, cut context.Context) { o.attempt(ctx, cut, e) })

@@ -171,10 +171,10 @@ type QueueReport struct {
 	Delayed uint64                 `protobuf:"varint,3,opt,name=delayed,proto3" json:"delayed,omitempty"`
 	// Jobs with an attempt, or whose end is being stored.
 	Running uint64 `protobuf:"varint,4,opt,name=running,proto3" json:"running,omitempty"`
-	// Since the owner has the pool: jobs that came, that it found, and that ended, by their state.
-	Accepted  uint64            `protobuf:"varint,5,opt,name=accepted,proto3" json:"accepted,omitempty"`
-	Recovered uint64            `protobuf:"varint,6,opt,name=recovered,proto3" json:"recovered,omitempty"`
-	Ended     map[string]uint64 `protobuf:"bytes,7,rep,name=ended,proto3" json:"ended,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	// Since the owner has the pool: jobs that came, that it found, and that ended.
+	Accepted  uint64 `protobuf:"varint,5,opt,name=accepted,proto3" json:"accepted,omitempty"`
+	Recovered uint64 `protobuf:"varint,6,opt,name=recovered,proto3" json:"recovered,omitempty"`
+	Ended     uint64 `protobuf:"varint,7,opt,name=ended,proto3" json:"ended,omitempty"`
 	// When the oldest job was accepted that has not ended.
 	Oldest        *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=oldest,proto3" json:"oldest,omitempty"`
 	PausedSince   *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=paused_since,json=pausedSince,proto3" json:"paused_since,omitempty"`
@@ -254,11 +254,11 @@ func (x *QueueReport) GetRecovered() uint64 {
 	return 0
 }
 
-func (x *QueueReport) GetEnded() map[string]uint64 {
+func (x *QueueReport) GetEnded() uint64 {
 	if x != nil {
 		return x.Ended
 	}
-	return nil
+	return 0
 }
 
 func (x *QueueReport) GetOldest() *timestamppb.Timestamp {
@@ -294,21 +294,17 @@ const file_stagemesh_mesh_v1_pool_proto_rawDesc = "" +
 	"\x05since\x18\n" +
 	" \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x126\n" +
 	"\x06queues\x18\v \x03(\v2\x1e.stagemesh.mesh.v1.QueueReportR\x06queues\x126\n" +
-	"\x05place\x18\f \x01(\v2 .stagemesh.inference.v1.JobPlaceR\x05place\"\x97\x03\n" +
+	"\x05place\x18\f \x01(\v2 .stagemesh.inference.v1.JobPlaceR\x05place\"\xb2\x02\n" +
 	"\vQueueReport\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\awaiting\x18\x02 \x01(\x04R\awaiting\x12\x18\n" +
 	"\adelayed\x18\x03 \x01(\x04R\adelayed\x12\x18\n" +
 	"\arunning\x18\x04 \x01(\x04R\arunning\x12\x1a\n" +
 	"\baccepted\x18\x05 \x01(\x04R\baccepted\x12\x1c\n" +
-	"\trecovered\x18\x06 \x01(\x04R\trecovered\x12?\n" +
-	"\x05ended\x18\a \x03(\v2).stagemesh.mesh.v1.QueueReport.EndedEntryR\x05ended\x122\n" +
+	"\trecovered\x18\x06 \x01(\x04R\trecovered\x12\x14\n" +
+	"\x05ended\x18\a \x01(\x04R\x05ended\x122\n" +
 	"\x06oldest\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\x06oldest\x12=\n" +
-	"\fpaused_since\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\vpausedSince\x1a8\n" +
-	"\n" +
-	"EndedEntry\x12\x10\n" +
-	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01BFZDgithub.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1;meshv1b\x06proto3"
+	"\fpaused_since\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\vpausedSinceBFZDgithub.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1;meshv1b\x06proto3"
 
 var (
 	file_stagemesh_mesh_v1_pool_proto_rawDescOnce sync.Once
@@ -322,27 +318,25 @@ func file_stagemesh_mesh_v1_pool_proto_rawDescGZIP() []byte {
 	return file_stagemesh_mesh_v1_pool_proto_rawDescData
 }
 
-var file_stagemesh_mesh_v1_pool_proto_msgTypes = make([]protoimpl.MessageInfo, 3)
+var file_stagemesh_mesh_v1_pool_proto_msgTypes = make([]protoimpl.MessageInfo, 2)
 var file_stagemesh_mesh_v1_pool_proto_goTypes = []any{
 	(*PoolReport)(nil),            // 0: stagemesh.mesh.v1.PoolReport
 	(*QueueReport)(nil),           // 1: stagemesh.mesh.v1.QueueReport
-	nil,                           // 2: stagemesh.mesh.v1.QueueReport.EndedEntry
-	(*timestamppb.Timestamp)(nil), // 3: google.protobuf.Timestamp
-	(*v1.JobPlace)(nil),           // 4: stagemesh.inference.v1.JobPlace
+	(*timestamppb.Timestamp)(nil), // 2: google.protobuf.Timestamp
+	(*v1.JobPlace)(nil),           // 3: stagemesh.inference.v1.JobPlace
 }
 var file_stagemesh_mesh_v1_pool_proto_depIdxs = []int32{
-	3, // 0: stagemesh.mesh.v1.PoolReport.read_at:type_name -> google.protobuf.Timestamp
-	3, // 1: stagemesh.mesh.v1.PoolReport.since:type_name -> google.protobuf.Timestamp
+	2, // 0: stagemesh.mesh.v1.PoolReport.read_at:type_name -> google.protobuf.Timestamp
+	2, // 1: stagemesh.mesh.v1.PoolReport.since:type_name -> google.protobuf.Timestamp
 	1, // 2: stagemesh.mesh.v1.PoolReport.queues:type_name -> stagemesh.mesh.v1.QueueReport
-	4, // 3: stagemesh.mesh.v1.PoolReport.place:type_name -> stagemesh.inference.v1.JobPlace
-	2, // 4: stagemesh.mesh.v1.QueueReport.ended:type_name -> stagemesh.mesh.v1.QueueReport.EndedEntry
-	3, // 5: stagemesh.mesh.v1.QueueReport.oldest:type_name -> google.protobuf.Timestamp
-	3, // 6: stagemesh.mesh.v1.QueueReport.paused_since:type_name -> google.protobuf.Timestamp
-	7, // [7:7] is the sub-list for method output_type
-	7, // [7:7] is the sub-list for method input_type
-	7, // [7:7] is the sub-list for extension type_name
-	7, // [7:7] is the sub-list for extension extendee
-	0, // [0:7] is the sub-list for field type_name
+	3, // 3: stagemesh.mesh.v1.PoolReport.place:type_name -> stagemesh.inference.v1.JobPlace
+	2, // 4: stagemesh.mesh.v1.QueueReport.oldest:type_name -> google.protobuf.Timestamp
+	2, // 5: stagemesh.mesh.v1.QueueReport.paused_since:type_name -> google.protobuf.Timestamp
+	6, // [6:6] is the sub-list for method output_type
+	6, // [6:6] is the sub-list for method input_type
+	6, // [6:6] is the sub-list for extension type_name
+	6, // [6:6] is the sub-list for extension extendee
+	0, // [0:6] is the sub-list for field type_name
 }
 
 func init() { file_stagemesh_mesh_v1_pool_proto_init() }
@@ -356,7 +350,7 @@ func file_stagemesh_mesh_v1_pool_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_stagemesh_mesh_v1_pool_proto_rawDesc), len(file_stagemesh_mesh_v1_pool_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   3,
+			NumMessages:   2,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

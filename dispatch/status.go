@@ -1,0 +1,232 @@
+package dispatch
+
+import (
+	"context"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
+	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
+
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+)
+
+// queueTotals are what an owner has counted of a queue, and its oldest job.
+type queueTotals struct {
+	accepted, recovered uint64
+	ended               uint64
+	oldest              time.Time
+}
+
+// total returns what is counted of a queue; the lock is held.
+func (o *owner) total(queue string) *queueTotals {
+	t := o.totals[queue]
+	if t == nil {
+		t = new(queueTotals)
+		o.totals[queue] = t
+	}
+	return t
+}
+
+// watch follows what operators pause, and looks for the oldest job of each queue, until the
+// context ends.
+func (o *owner) watch(ctx context.Context) error {
+	return o.jobs.FollowPauses(ctx, func() {
+		ctx, cancel := context.WithTimeout(ctx, brokerTimeout)
+		defer cancel()
+		_ = o.readPauses(ctx) // until it can be read, what is known holds
+		for _, queue := range o.queues {
+			if _, oldest, err := o.jobs.Backlog(ctx, queue); err == nil {
+				o.mu.Lock()
+				o.total(string(queue)).oldest = oldest
+				o.mu.Unlock()
+			}
+		}
+	})
+}
+
+func (o *owner) readPauses(ctx context.Context) error {
+	pauses, err := o.jobs.Pauses(ctx)
+	if err != nil {
+		return err
+	}
+	o.mu.Lock()
+	o.pauses = pauses
+	o.mu.Unlock()
+	o.wake()
+	return nil
+}
+
+// isPassedOver reports whether jobs of a line have to wait, whoever else goes; the lock is held.
+func (o *owner) isPassedOver(l *line, now time.Time) bool {
+	return !o.pauses[pipeline.QueueName(l.queue)].IsZero() || o.limits.reached(l, now) != nil
+}
+
+// report returns how the pool stands, and where a job is; the zero ID is none.
+func (o *owner) report(job pipeline.JobID) *meshv1.PoolReport {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	now := time.Now()
+	s := o.credit.status(now)
+	out := &meshv1.PoolReport{
+		Pool: o.pool, State: "closed", D: s.d, B: s.b, N: s.n, Out: uint32(s.out), Source: s.source, //nolint:gosec // at most maxMaxInFlight
+		ReadAt: timestampOf(s.at), Why: s.why, Since: timestampOf(s.since),
+	}
+	if s.open {
+		out.State = "open"
+	}
+	running := map[string]uint64{}
+	for id := range o.running {
+		running[o.known[id].line.queue]++
+	}
+	for _, queue := range o.queues {
+		count, total := o.order.count(string(queue)), o.total(string(queue))
+		r := &meshv1.QueueReport{
+			Name: string(queue), Waiting: uint64(count.waiting), Delayed: uint64(count.delayed), Running: running[string(queue)], //nolint:gosec // no count is negative
+			Accepted: total.accepted, Recovered: total.recovered, Ended: total.ended, PausedSince: timestampOf(o.pauses[queue]),
+		}
+		if r.GetWaiting()+r.GetDelayed()+r.GetRunning() > 0 {
+			r.Oldest = timestampOf(total.oldest)
+		}
+		out.Queues = append(out.Queues, r)
+	}
+	if e := o.known[job.UUID]; e != nil && e.line.queue == string(job.Queue) {
+		out.Place = o.placeOf(e, out, now)
+	}
+	return out
+}
+
+// placeOf returns where a job stands, in a pool of which the report is; the lock is held.
+func (o *owner) placeOf(e *entry, pool *meshv1.PoolReport, now time.Time) *inferencev1.JobPlace {
+	out, paused := &inferencev1.JobPlace{Pool: o.pool}, o.pauses[pipeline.QueueName(e.line.queue)]
+	if e.standing == waiting {
+		var isExact bool
+		out.Position, isExact = o.order.position(e, func(l *line) bool { return o.isPassedOver(l, now) })
+		out.IsEstimate = !isExact
+	}
+	switch {
+	case o.running[e.id] != nil:
+		out.Hold = "running"
+	case !paused.IsZero():
+		out.Hold, out.Since = "paused", timestampOf(paused)
+	case e.standing == delayed && e.notBefore >= e.deadline:
+		out.Hold, out.Why = "delayed", "no attempt would end before its deadline"
+	case e.standing == delayed:
+		out.Hold, out.StartsAt = "delayed", timestampOf(time.Unix(0, e.notBefore))
+	case pool.GetState() == "closed":
+		out.Hold, out.Why, out.Since = "closed", pool.GetWhy(), pool.GetSince()
+	default:
+		if l := o.limits.reached(e.line, now); l != nil {
+			out.Hold, out.Why = "limit", "the limit by "+l.By
+			break
+		}
+		if out.Hold = "turn"; pool.GetWhy() != "" {
+			out.Hold, out.Why, out.Since = "full", pool.GetWhy(), pool.GetSince()
+		}
+		if pace := o.starts.pace(now); pace > 0 {
+			out.StartsAt = timestampOf(now.Add(time.Duration(float64(out.GetPosition()) / pace * float64(time.Second))))
+		}
+	}
+	return out
+}
+
+func timestampOf(t time.Time) *timestamppb.Timestamp {
+	if t.IsZero() {
+		return nil
+	}
+	return timestamppb.New(t)
+}
+
+// startTimes are when the last attempts of a pool began.
+type startTimes struct {
+	last [128]time.Time
+	n    int
+}
+
+func (s *startTimes) add(now time.Time) {
+	s.last[s.n%len(s.last)] = now
+	s.n++
+}
+
+// pace returns how many attempts began a second within the last minute; 0 if that is not known.
+func (s *startTimes) pace(now time.Time) float64 {
+	oldest, n := now, 0
+	for _, at := range s.last {
+		if now.Sub(at) < time.Minute {
+			n++
+			if at.Before(oldest) {
+				oldest = at
+			}
+		}
+	}
+	if n < 2 {
+		return 0
+	}
+	return float64(n) / max(now.Sub(oldest).Seconds(), .001)
+}
+
+// maxCounted bounds the jobs of a line, and the lines, that a position is counted among: the
+// owner's lock is held meanwhile.
+const maxCounted = 4096
+
+// position returns the position of a waiting job, 1 for the next one. It is exact where deadlines
+// alone decide. Other lines are assumed to get their shares while
+// the jobs before it go, unless they are passed over.
+func (o *order) position(e *entry, passOver func(*line) bool) (position uint64, isExact bool) {
+	before, isExact := e.line.before(e)
+	lines := maxCounted
+	for n := &e.line.node; n.parent != nil; n = n.parent {
+		others := 0
+		for _, s := range n.parent.awake.items {
+			size := s.size(passOver, &lines)
+			if s == n || size == 0 {
+				continue
+			}
+			if s.line != nil { // the line of the earliest deadline goes first
+				first, isAll := s.line.before(e)
+				others, isExact = others+first, isExact && isAll
+				continue
+			}
+			share := s.weight / n.weight
+			if o.policy == strict && n.parent == &o.root {
+				share = 1. / (starvedShare - 1)
+				if s.precedes(n) {
+					share = starvedShare - 1
+				}
+			}
+			others, isExact = others+min(size, int(share*float64(before+1))), false
+		}
+		before += others
+	}
+	return uint64(before) + 1, isExact && lines > 0 //nolint:gosec // not negative
+}
+
+// before returns how many jobs of the line go before another; it counts a part of many.
+func (l *line) before(e *entry) (n int, isExact bool) {
+	jobs := l.jobs.items
+	step := 1 + len(jobs)/maxCounted
+	for i := 0; i < len(jobs); i += step {
+		if jobs[i].before(e) {
+			n += step
+		}
+	}
+	return min(n, len(jobs)), step == 1
+}
+
+// size returns how many jobs wait below a node, in lines that are not passed over. It counts the
+// lines down, and looks at no more at 0.
+func (n *node) size(passOver func(*line) bool, lines *int) (jobs int) {
+	if n.line != nil {
+		if *lines--; *lines < 0 || passOver(n.line) {
+			return 0
+		}
+		return len(n.line.jobs.items)
+	}
+	for _, child := range n.awake.items {
+		if *lines > 0 {
+			jobs += child.size(passOver, lines)
+		}
+	}
+	return jobs
+}
