@@ -73,4 +73,7 @@ jobs:
 	if status, answer := call(http.MethodGet, "/v1/jobs/"+id+"/result?wait=30s", ""); status != http.StatusOK || answer != `{"a": 1}` {
 		t.Errorf("%d %s", status, answer)
 	}
+	if status, answer := call(http.MethodGet, "/v1/jobs/"+id+"/explain", ""); status != http.StatusOK || !strings.Contains(answer, `"pool":"mesh","hold":"ended","since":`) {
+		t.Errorf("%d %s", status, answer)
+	}
 }

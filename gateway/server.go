@@ -127,7 +127,7 @@ func (g *Gateway) adminServer() (*server, error) {
 func (g *Gateway) adminSettings() adminapi.Settings {
 	s := adminapi.Settings{
 		DeadLetters: store.NewDeadLetters(g.bus, store.Settings{}), Health: g.Ready, Logger: g.log,
-		Pipelines: g.pipelines, Models: g.registry, Placer: g.placer, Traffic: g.service, MaxPayload: g.settings.MaxPayload, Stopping: g.stopping,
+		Pipelines: g.pipelines, Models: g.registry, Placer: g.placer, Traffic: g.service, Jobs: g.service, MaxPayload: g.settings.MaxPayload, Stopping: g.stopping,
 		Metrics: g.bus.ListMetrics,
 		Tokens:  g.operators.tokens, Insecure: g.settings.Admin.Insecure,
 	}

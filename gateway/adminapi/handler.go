@@ -1,6 +1,6 @@
 // Package adminapi serves stagemesh.admin.v1 to operators, over Connect, gRPC and
 // gRPC-Web, on a port of its own: the mesh's hosts and stages, its pipelines, its
-// models and its dead letters.
+// models, its queues of jobs and its dead letters.
 //
 //	handler := adminapi.Handler(adminapi.Settings{DeadLetters: store, Health: health, Tokens: tokens})
 //	server := port.NewServer(handler, logger)
@@ -30,6 +30,7 @@ import (
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
 	"github.com/stagemesh/stagemesh/discovery/models"
+	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/port"
 	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/mesh/credentials"
@@ -49,9 +50,21 @@ type DeadLetters interface {
 
 var _ DeadLetters = (*store.DeadLetters)(nil)
 
+// Jobs are the pools and queues of jobs. Errors are *fault.Fault.
+type Jobs interface {
+	ListGates(ctx context.Context, in *adminv1.ListGatesRequest) (*adminv1.ListGatesResponse, error)
+	ListQueues(ctx context.Context, in *adminv1.ListQueuesRequest) (*adminv1.ListQueuesResponse, error)
+	PauseQueue(ctx context.Context, in *adminv1.PauseQueueRequest) (*adminv1.PauseQueueResponse, error)
+	ResumeQueue(ctx context.Context, in *adminv1.ResumeQueueRequest) (*adminv1.ResumeQueueResponse, error)
+}
+
+var _ Jobs = (*call.Service)(nil)
+
 // Settings configure Handler.
 type Settings struct {
 	DeadLetters DeadLetters
+	// Jobs may be nil, and then there are no calls about jobs.
+	Jobs Jobs
 	// Membership is nil if the mesh has no registry.
 	Membership Membership
 	Pipelines  Pipelines
@@ -104,6 +117,13 @@ func Handler(s Settings) http.Handler {
 	unary(dead, "GetDeadLetter", h.getDeadLetter)
 	unary(dead, "ReplayDeadLetter", h.replayDeadLetter)
 	unary(dead, "DeleteDeadLetter", h.deleteDeadLetter)
+	jobs := h.mount(mux, adminv1.File_stagemesh_admin_v1_job_proto, "jobs", maxMessageBytes)
+	if s.Jobs != nil {
+		unary(jobs, "ListGates", s.Jobs.ListGates)
+		unary(jobs, "ListQueues", s.Jobs.ListQueues)
+		unary(jobs, "PauseQueue", s.Jobs.PauseQueue)
+		unary(jobs, "ResumeQueue", s.Jobs.ResumeQueue)
+	}
 	mesh := h.mount(mux, adminv1.File_stagemesh_admin_v1_mesh_proto, "the mesh", maxMessageBytes)
 	unary(mesh, "ListHosts", h.listHosts)
 	unary(mesh, "ListStages", h.listStages)
@@ -127,7 +147,7 @@ func Handler(s Settings) http.Handler {
 	p := port.Port{
 		Open:   []string{pagePath},
 		Health: h.health, Tokens: s.Tokens, TokensKey: "gateway.admin.token_file", IsPrivate: !s.Insecure,
-		Services: []string{adminv1connect.DeadLetterServiceName, adminv1connect.MeshServiceName, adminv1connect.PipelineServiceName, adminv1connect.ModelServiceName},
+		Services: []string{adminv1connect.DeadLetterServiceName, adminv1connect.JobAdminServiceName, adminv1connect.MeshServiceName, adminv1connect.PipelineServiceName, adminv1connect.ModelServiceName},
 	}
 	// Only a list of origins can be wrong.
 	out, _ := p.Handler(mux)

@@ -55,6 +55,8 @@ func (s *JobSettings) permits(tenant string, queue pipeline.QueueName) bool {
 type JobQueue struct {
 	store.JobQueueSettings
 
+	// Pool is the one that the queue feeds.
+	Pool string
 	// Pipelines are those that its jobs may use, the first unless they say.
 	Pipelines []string
 	// HTTP is true if its target is not this mesh, and its jobs are calls of HTTP.

@@ -264,7 +264,7 @@ func (f *File) GatewaySettings() (out gateway.Settings, err error) {
 	for name, q := range jobs.Queues {
 		pool, _ := jobs.PoolOf(name)
 		target := jobs.Pools[pool].Target
-		out.Call.Jobs.Queues[pipeline.QueueName(name)] = call.JobQueue{JobQueueSettings: q.JobQueueSettings, Pipelines: target.Pipelines, HTTP: target.HTTP != nil}
+		out.Call.Jobs.Queues[pipeline.QueueName(name)] = call.JobQueue{Pool: pool, JobQueueSettings: q.JobQueueSettings, Pipelines: target.Pipelines, HTTP: target.HTTP != nil}
 	}
 	if err := errors.Join(f.At(out.Config.Validate(), "gateway"), f.At(out.Admin.Validate(), "gateway", "admin")); err != nil {
 		return out, err

@@ -145,17 +145,39 @@ func jobUsageOf(u *inferencev1.JobUsage) *JobUsage {
 
 // JobDocumentOf returns a job as JSON has it.
 func JobDocumentOf(j *inferencev1.Job) JobDocument {
-	at := func(t *timestamppb.Timestamp) string {
-		if t == nil {
-			return ""
-		}
-		return t.AsTime().Format(time.RFC3339Nano)
-	}
 	return JobDocument{
 		ID: j.GetId(), Queue: j.GetQueue(), Pipeline: j.GetPipeline(), State: JobStateName(j.GetState()), Priority: j.GetPriority(),
-		AcceptedAt: at(j.GetAcceptedAt()), Deadline: at(j.GetDeadline()), Attempts: j.GetAttempts(), Interruptions: j.GetInterruptions(),
-		StartedAt: at(j.GetStartedAt()), RequestID: j.GetRequestId(), NotBefore: at(j.GetNotBefore()), EndedAt: at(j.GetEndedAt()),
+		AcceptedAt: formatTime(j.GetAcceptedAt()), Deadline: formatTime(j.GetDeadline()), Attempts: j.GetAttempts(), Interruptions: j.GetInterruptions(),
+		StartedAt: formatTime(j.GetStartedAt()), RequestID: j.GetRequestId(), NotBefore: formatTime(j.GetNotBefore()), EndedAt: formatTime(j.GetEndedAt()),
 		CancelRequested: j.GetCancelRequested(), Reason: j.GetReason(), Message: j.GetMessage(), Attributes: j.GetAttributes(),
 		Usage: jobUsageOf(j.GetUsage()),
+	}
+}
+
+func formatTime(t *timestamppb.Timestamp) string {
+	if t == nil {
+		return ""
+	}
+	return t.AsTime().Format(time.RFC3339Nano)
+}
+
+// JobPlaceDocument is where a job stands, as JSON has it.
+type JobPlaceDocument struct {
+	Job        JobDocument `json:"job"`
+	Pool       string      `json:"pool"`
+	Hold       string      `json:"hold"`
+	Why        string      `json:"why,omitempty"`
+	Since      string      `json:"since,omitempty"`
+	Position   uint64      `json:"position,omitempty"`
+	IsEstimate bool        `json:"is_estimate,omitempty"`
+	StartsAt   string      `json:"starts_at,omitempty"`
+}
+
+// JobPlaceDocumentOf returns where a job stands, as JSON has it.
+func JobPlaceDocumentOf(r *inferencev1.ExplainJobResponse) JobPlaceDocument {
+	p := r.GetPlace()
+	return JobPlaceDocument{
+		Job: JobDocumentOf(r.GetJob()), Pool: p.GetPool(), Hold: p.GetHold(), Why: p.GetWhy(), Since: formatTime(p.GetSince()),
+		Position: p.GetPosition(), IsEstimate: p.GetIsEstimate(), StartsAt: formatTime(p.GetStartsAt()),
 	}
 }

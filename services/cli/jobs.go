@@ -26,9 +26,9 @@ import (
 )
 
 func newJobs() *cobra.Command {
-	return group("jobs", "Submit, get, wait for, cancel or list jobs",
-		"Submit, get, wait for, cancel or list jobs: requests that wait in a queue on disk until there is room for them.",
-		newJobsSubmit(), newJobsGet(), newJobsWait(), newJobsCancel(), newJobsList())
+	return group("jobs", "Submit, get, wait for, cancel, list or explain jobs",
+		"Submit, get, wait for, cancel, list or explain jobs: requests that wait in a queue on disk until there is room for them.",
+		newJobsSubmit(), newJobsGet(), newJobsWait(), newJobsCancel(), newJobsList(), newJobsExplain())
 }
 
 // askPublic completes a command: it gets the flags of the public port, and calls the function

@@ -67,6 +67,7 @@ type clients struct {
 	inferencev1connect.InferenceServiceClient
 	inferencev1connect.JobServiceClient
 	adminv1connect.DeadLetterServiceClient
+	adminv1connect.JobAdminServiceClient
 	adminv1connect.PipelineServiceClient
 	adminv1connect.MeshServiceClient
 	adminv1connect.ModelServiceClient
@@ -98,6 +99,7 @@ func (p *port) reach(ask func(clients) error) error {
 		inferencev1connect.NewInferenceServiceClient(client, address, limited),
 		inferencev1connect.NewJobServiceClient(client, address, limited),
 		adminv1connect.NewDeadLetterServiceClient(client, address, limited),
+		adminv1connect.NewJobAdminServiceClient(client, address, limited),
 		adminv1connect.NewPipelineServiceClient(client, address, limited),
 		adminv1connect.NewMeshServiceClient(client, address, limited),
 		adminv1connect.NewModelServiceClient(client, address, limited),

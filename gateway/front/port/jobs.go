@@ -25,6 +25,7 @@ func newJobs(caller transport.Jobs, s transport.Settings) *transport.Service {
 	transport.Unary(out, "GetJob", svc.get)
 	transport.Unary(out, "CancelJob", svc.cancel)
 	transport.Unary(out, "ListJobs", svc.list)
+	transport.Unary(out, "ExplainJob", svc.explain)
 	return out
 }
 
@@ -117,4 +118,8 @@ func answerMessage[I any, In interface {
 		return nil, err
 	}
 	return encode(out)
+}
+
+func (s jobs) explain(ctx context.Context, _ *transport.Call, in *inferencev1.ExplainJobRequest) (*inferencev1.ExplainJobResponse, error) {
+	return s.ExplainJob(ctx, in)
 }

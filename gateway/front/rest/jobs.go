@@ -34,6 +34,7 @@ const (
 //	GET    /v1/queues/{queue}/results?after=N&limit=50&wait=30s
 //	GET    /v1/jobs/{id}
 //	GET    /v1/jobs/{id}/result?wait=30s
+//	GET    /v1/jobs/{id}/explain
 //	DELETE /v1/jobs/{id}
 //
 // A body is read as that of inference; for a queue with an HTTP target it is passed on as it is,
@@ -86,6 +87,8 @@ func (h *jobsHandler) route(r *http.Request) (serve func(http.ResponseWriter, *h
 		of, methods = methodMap{http.MethodGet: h.get, http.MethodDelete: h.cancelJob}, "GET, DELETE"
 	case "jobs/result":
 		of, methods = methodMap{http.MethodGet: h.jobResult}, "GET"
+	case "jobs/explain":
+		of, methods = methodMap{http.MethodGet: h.explain}, "GET"
 	}
 	if name == "" {
 		methods = ""
@@ -224,6 +227,16 @@ func (h *jobsHandler) cancelJob(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	writeJSON(w, http.StatusOK, pipeline.JobDocumentOf(job))
+	return nil
+}
+
+// explain says where a job stands.
+func (h *jobsHandler) explain(w http.ResponseWriter, r *http.Request) error {
+	out, err := h.jobs.ExplainJob(r.Context(), &inferencev1.ExplainJobRequest{Id: r.PathValue("name")})
+	if err != nil {
+		return err
+	}
+	writeJSON(w, http.StatusOK, pipeline.JobPlaceDocumentOf(out))
 	return nil
 }
 

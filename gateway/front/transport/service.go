@@ -79,6 +79,7 @@ type Jobs interface {
 	GetJob(ctx context.Context, id string, wait time.Duration) (*inferencev1.GetJobResponse, error)
 	CancelJob(ctx context.Context, id string) (*inferencev1.Job, error)
 	ListJobs(ctx context.Context, in *inferencev1.ListJobsRequest) (*inferencev1.ListJobsResponse, error)
+	ExplainJob(ctx context.Context, in *inferencev1.ExplainJobRequest) (*inferencev1.ExplainJobResponse, error)
 }
 
 // Service is the HTTP handler of a service's methods.
