@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"strconv"
 	"strings"
@@ -30,22 +31,25 @@ type jobsFleet struct {
 	mu       sync.Mutex
 	accepted map[string]string
 	next     atomic.Int64
+	// jobs is the section of that name.
+	jobs map[string]any
 }
 
-// newJobsFleet starts all but the dispatchers. A job takes that long.
-func newJobsFleet(t *testing.T, run time.Duration) *jobsFleet {
+// newJobsFleet starts all but the dispatchers. A job takes that long. The pool has the keys of
+// pool, too.
+func newJobsFleet(t *testing.T, run time.Duration, pool map[string]any) *jobsFleet {
 	t.Helper()
+	keys := map[string]any{"target": map[string]any{"pipelines": []string{"echo"}}, "max_in_flight": jobsInFlight}
+	maps.Copy(keys, pool)
 	f := &jobsFleet{t: t, fleet: newFleet(t, brokerRegistry), accepted: map[string]string{}}
-	f.stage = f.host(hostSpec{run: run, chunks: 1, slots: 8 * jobsInFlight})
+	f.jobs = map[string]any{"pools": map[string]any{"main": keys}, "queues": map[string]any{"nightly": map[string]any{}}}
+	f.stage = f.host(hostSpec{run: run, chunks: 1, slots: max(8*jobsInFlight, keys["max_in_flight"].(int))})
 	f.gatewayOf(f.spec(false))
 	return f
 }
 
 func (f *jobsFleet) spec(dispatches bool) gatewaySpec {
-	return gatewaySpec{dispatches: dispatches, jobs: map[string]any{
-		"pools":  map[string]any{"main": map[string]any{"target": map[string]any{"pipelines": []string{"echo"}}, "max_in_flight": jobsInFlight}},
-		"queues": map[string]any{"nightly": map[string]any{}},
-	}}
+	return gatewaySpec{dispatches: dispatches, jobs: f.jobs}
 }
 
 func (f *jobsFleet) dispatch() {
@@ -180,12 +184,18 @@ func (f *jobsFleet) check(mostRuns int) {
 // Mesh attempts are never sent again while they may run, so no job runs twice.
 func TestJobsRunOnceWhileTheirOwnersDie(t *testing.T) {
 	t.Parallel()
-	f := newJobsFleet(t, 20*time.Millisecond)
+	f := newJobsFleet(t, 20*time.Millisecond, map[string]any{"timeout": "10s"})
 	f.dispatch()
 	finish := f.load(endless, 200*time.Millisecond)
-	for range pick(5, 20) {
+	for range pick(10, 25) {
 		f.flow(50)
 		f.owner.Kill()
+		for _, m := range f.dispatchers {
+			if m != f.owner {
+				m.Kill() // while it waits for the lease
+				m.start()
+			}
+		}
 		f.awaitOwner()
 		for _, m := range f.dispatchers {
 			if m != f.owner {
@@ -208,7 +218,7 @@ func (f *jobsFleet) flow(more int) {
 // The answers of attempts that run for longer than a takeover belong to the next owner.
 func TestAttemptsOutliveTheirDispatcher(t *testing.T) {
 	t.Parallel()
-	f := newJobsFleet(t, 7*time.Second)
+	f := newJobsFleet(t, 7*time.Second, nil)
 	f.dispatch()
 	f.submitMany(2 * jobsInFlight)
 	testbed.Eventually(t, "the pool is full", func() bool { return f.stage.runs() == jobsInFlight })
@@ -218,7 +228,7 @@ func TestAttemptsOutliveTheirDispatcher(t *testing.T) {
 
 func TestPausedOwnerLeavesThePoolToAnother(t *testing.T) {
 	t.Parallel()
-	f := newJobsFleet(t, 20*time.Millisecond)
+	f := newJobsFleet(t, 20*time.Millisecond, nil)
 	f.dispatch()
 	finish := f.load(endless, 200*time.Millisecond)
 	for range pick(2, 10) {
@@ -239,7 +249,7 @@ func TestPausedOwnerLeavesThePoolToAnother(t *testing.T) {
 // An owner that wakes up without its lease leaves its attempts to the next owner.
 func TestPausedOwnerCancelsNoAttempt(t *testing.T) {
 	t.Parallel()
-	f := newJobsFleet(t, 12*time.Second)
+	f := newJobsFleet(t, 12*time.Second, nil)
 	f.dispatch()
 	f.submitMany(jobsInFlight)
 	testbed.Eventually(t, "all run", func() bool { return f.stage.runs() == jobsInFlight })
@@ -253,7 +263,7 @@ func TestPausedOwnerCancelsNoAttempt(t *testing.T) {
 
 func TestCancelledJobIsStoppedAtItsStage(t *testing.T) {
 	t.Parallel()
-	f := newJobsFleet(t, 10*time.Millisecond)
+	f := newJobsFleet(t, 10*time.Millisecond, nil)
 	f.dispatch()
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	for _, text := range []string{holdPrefix + "-1", holdPrefix + "-2"} {
@@ -273,7 +283,7 @@ func TestCancelledJobIsStoppedAtItsStage(t *testing.T) {
 
 func TestJobsSurviveEveryPart(t *testing.T) {
 	t.Parallel()
-	f := newJobsFleet(t, 20*time.Millisecond)
+	f := newJobsFleet(t, 20*time.Millisecond, nil)
 	f.host(hostSpec{run: 20 * time.Millisecond, chunks: 1, slots: 8 * jobsInFlight})
 	f.dispatch()
 	finish := f.load(endless, 200*time.Millisecond)
@@ -294,8 +304,8 @@ func TestJobsSurviveEveryPart(t *testing.T) {
 
 // A queue of 10,000 jobs is followed again soon.
 func TestNextOwnerSendsSoon(t *testing.T) {
-	f := newJobsFleet(t, 20*time.Millisecond)
-	f.submitMany(10_000)
+	f := newJobsFleet(t, 20*time.Millisecond, nil)
+	f.bulk(10_000, "")
 	f.dispatch()
 	f.flow(50)
 	f.owner.Kill()
