@@ -75,15 +75,15 @@ func reason(err error) (reason string, pause time.Duration) {
 	return reason, pause
 }
 
-// digits starts the example with a port of its own.
-func digits(t *testing.T) (url string) {
+// startExample starts an example with a port of its own.
+func startExample(t *testing.T, name string) (url string) {
 	t.Helper()
-	file, err := meshfile.Load("../../examples/digits/mesh.yaml", runners.All()...)
+	file, err := meshfile.Load("../../examples/"+name+"/mesh.yaml", runners.All()...)
 	if err != nil {
 		t.Fatal(err)
 	}
-	file.Gateway.Listen, file.Gateway.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
-	mesh, err := stagemesh.FromFile(file, stagemesh.FileSettings{})
+	file.Gateway.Listen, file.Gateway.Admin.Listen, file.NATS.StoreDir = "127.0.0.1:0", "127.0.0.1:0", ""
+	mesh, err := stagemesh.FromFile(file, stagemesh.FileSettings{Dispatcher: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -100,7 +100,7 @@ func digits(t *testing.T) (url string) {
 
 func TestClientsOfTheGuideAreAnswered(t *testing.T) {
 	t.Parallel()
-	url := digits(t)
+	url := startExample(t, "digits")
 	client := &http.Client{Transport: &http.Transport{}}
 	t.Cleanup(client.CloseIdleConnections)
 
