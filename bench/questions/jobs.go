@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"time"
 
 	"connectrpc.com/connect"
@@ -31,6 +32,7 @@ import (
 // ofJobs are the measurements of bench jobs, by name.
 var ofJobs = map[string]func(*measurement, context.Context) error{
 	"submit": (*measurement).submit, "drained": (*measurement).drained, "waited": (*measurement).waited, "queued": (*measurement).queued,
+	"bulk": (*measurement).bulk, "beside": (*measurement).beside, "opened": (*measurement).opened, "batch": (*measurement).batch,
 }
 
 // JobGoals are those of bench jobs.
@@ -40,6 +42,11 @@ func JobGoals() []Goal {
 		{"drained", "drain", true, 0.6, "jobs per second of a drain over durable requests, 256 in flight"},
 		{"waited", "P50", false, 3, "P50 of a job waited for over that of a durable request, 1 in flight"},
 		{"queued", "bytes", false, 256, "bytes of a dispatcher's heap per queued job"},
+		{"bulk", "bulk", true, 0.3, "jobs of 1 KiB per second, submitted 1,000 at a time, over bare asynchronous publishes to a file stream"},
+		{"beside", "P99", false, 1.5, "P99 of requests beside a backlog with the mesh gate over that without"},
+		{"beside", "busy", true, 90, "percent of the time of the runners in use beside a backlog"},
+		{"opened", "first send", false, inMS(gateInterval) + 50, "ms from the opening of a gate that is asked each 200 ms until the first attempt"},
+		{"batch", "batch", false, 1.3, "time of a batch of 20,000 lines over that of a drain of as many jobs"},
 	}
 }
 
@@ -51,23 +58,32 @@ const (
 	echo, fast, held = "stage:echo", "fast", "held"
 	// queuedJobs are as many as wait, before a drain or beside it.
 	queuedJobs = 20_000
-	submitters = 128
+	// submitters call SubmitJobs at a time, with maxJobs each.
+	submitters, maxJobs = 2, 1000
 )
 
+// jobsFile has the keys of a gate's source.
 const jobsFile = `mesh: bench
 stages:
   echo: {runner: {echo: {}}}
   sleep: {runner: {sleep: {base: 2s}}}
+  busy: {runner: {sleep: {base: 20ms, concurrency: 16}}, batch: {max_size: 1}}
 pipelines:
   echo: {steps: [{name: echo, stage: echo}]}
   slow: {timeout: 10m, steps: [{name: sleep, stage: sleep}]}
+  busy: {steps: [{name: busy, stage: busy}]}
 jobs:
   pools:
     fast: {target: {pipelines: [echo]}, max_in_flight: 256}
     held: {target: {pipelines: [slow]}, max_in_flight: 1}
+    beside: {target: {pipelines: [busy]}, max_in_flight: 64, gate: {interval: 100ms, mesh: {}}}
+    gated: {target: {pipelines: [echo]}, gate: {%s}}
   queues:
     fast: {pool: fast}
     held: {pool: held}
+    beside: {pool: beside}
+    gated: {pool: gated}
+  batches: {queue: fast}
 `
 
 // jobMesh is a running mesh of processes with queues.
@@ -81,8 +97,13 @@ type jobMesh struct {
 
 // withJobs measures on a mesh that it starts.
 func (m *measurement) withJobs(ctx context.Context, dispatches bool, measure func(b *jobMesh) error) error {
+	return m.withGate(ctx, "constant: {}", dispatches, measure)
+}
+
+// withGate is withJobs with a gate of the queue gated.
+func (m *measurement) withGate(ctx context.Context, gate string, dispatches bool, measure func(b *jobMesh) error) error {
 	b := &jobMesh{file: filepath.Join(m.folder, fmt.Sprint(time.Now().UnixNano(), ".yaml"))}
-	if err := os.WriteFile(b.file, []byte(jobsFile), 0o600); err != nil {
+	if err := os.WriteFile(b.file, fmt.Appendf(nil, jobsFile, gate), 0o600); err != nil {
 		return err
 	}
 	program, err := os.Executable()
@@ -129,14 +150,24 @@ func (b *jobMesh) submit(ctx context.Context, queue string) (string, error) {
 	return out.Msg.GetJob().GetId(), nil
 }
 
-// fill submits jobs, many at a time.
+// fill submits jobs, as many in a call as it takes.
 func (b *jobMesh) fill(ctx context.Context, queue string, n int) error {
+	job := &inferencev1.SubmitJobRequest{Queue: queue, Payload: &inferencev1.SubmitJobRequest_Infer{Infer: &inferencev1.InferRequest{Inputs: b.inputs}}}
 	submits, ctx := errgroup.WithContext(ctx)
 	submits.SetLimit(submitters)
-	for range n {
+	for left := n; left > 0; left -= maxJobs {
+		r := connect.NewRequest(&inferencev1.SubmitJobsRequest{Jobs: slices.Repeat([]*inferencev1.SubmitJobRequest{job}, min(left, maxJobs))})
 		submits.Go(func() error {
-			_, err := b.submit(ctx, queue)
-			return err
+			out, err := b.jobs.SubmitJobs(ctx, r)
+			if err != nil {
+				return err
+			}
+			for _, answer := range out.Msg.GetAnswers() {
+				if answer.GetJob() == nil {
+					return fmt.Errorf("a job was not accepted: %v", answer)
+				}
+			}
+			return nil
 		})
 	}
 	return submits.Wait()
@@ -161,25 +192,37 @@ func (m *measurement) submit(ctx context.Context) error {
 func (m *measurement) drained(ctx context.Context) error {
 	return m.withJobs(ctx, false, func(b *jobMesh) error {
 		closed := bench.Settings{Concurrency: 256, Warmup: warmup, Duration: m.duration}
-		return m.pairs("drain", throughput, func() (out bench.Run, err error) {
-			if err := b.fill(ctx, fast, queuedJobs); err != nil {
-				return out, err
-			}
-			took, err := b.dispatch(ctx, func(*stagemesh.Mesh) error {
-				for {
-					page, err := b.jobs.ListJobs(ctx, connect.NewRequest(&inferencev1.ListJobsRequest{Queue: fast, Limit: 1}))
-					if err != nil || len(page.Msg.GetJobs()) == 0 {
-						return err
-					}
-					if err := process.Sleep(ctx, 5*time.Millisecond); err != nil {
-						return err
-					}
-				}
-			})
-			out.ThroughputPerS = queuedJobs / took.Seconds()
-			return out, err
-		}, b.load(ctx, closed, b.request("echo", inferencev1.Durability_DURABILITY_FILE)))
+		return m.pairs("drain", throughput, b.drain(ctx), b.load(ctx, closed, b.request("echo", inferencev1.Durability_DURABILITY_FILE)))
 	})
+}
+
+// drain returns a function that fills a queue, and drains it.
+func (b *jobMesh) drain(ctx context.Context) func() (bench.Run, error) {
+	return func() (out bench.Run, err error) {
+		if err := b.fill(ctx, fast, queuedJobs); err != nil {
+			return out, err
+		}
+		took, err := b.dispatch(ctx, func(*stagemesh.Mesh) error {
+			return poll(ctx, func() (bool, error) {
+				page, err := b.jobs.ListJobs(ctx, connect.NewRequest(&inferencev1.ListJobsRequest{Queue: fast, Limit: 1}))
+				return err == nil && len(page.Msg.GetJobs()) == 0, err
+			})
+		})
+		out.ThroughputPerS = queuedJobs / took.Seconds()
+		return out, err
+	}
+}
+
+// poll calls a function until it returns true or an error.
+func poll(ctx context.Context, holds func() (bool, error)) error {
+	for {
+		if ok, err := holds(); ok || err != nil {
+			return err
+		}
+		if err := process.Sleep(ctx, 5*time.Millisecond); err != nil {
+			return err
+		}
+	}
 }
 
 // dispatch runs a dispatcher in this process while a function runs, and returns how long that

@@ -1,0 +1,233 @@
+package questions
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"mime/multipart"
+	"net"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
+
+	"github.com/stagemesh/stagemesh"
+	"github.com/stagemesh/stagemesh/mesh/process"
+	"github.com/stagemesh/stagemesh/services/bench"
+)
+
+// bulk compares jobs that are submitted many at a time with bare publishes.
+func (m *measurement) bulk(ctx context.Context) error {
+	return m.withJobs(ctx, false, func(b *jobMesh) error {
+		conn, err := nats.Connect(b.BrokerURL())
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		js, err := jetstream.New(conn)
+		if err != nil {
+			return err
+		}
+		if _, err := js.CreateStream(ctx, jetstream.StreamConfig{Name: "bare", Subjects: []string{"bare.>"}}); err != nil {
+			return err
+		}
+		rate := func(do func() error) func() (bench.Run, error) {
+			return func() (bench.Run, error) {
+				begin := time.Now()
+				err := do()
+				return bench.Run{ThroughputPerS: queuedJobs / time.Since(begin).Seconds()}, err
+			}
+		}
+		data := make([]byte, 1<<10)
+		return m.pairs("bulk", throughput, rate(func() error { return b.fill(ctx, held, queuedJobs) }), rate(func() error {
+			for i := range queuedJobs {
+				if _, err := js.PublishAsync(fmt.Sprint("bare.", i), data); err != nil {
+					return err
+				}
+			}
+			select {
+			case <-js.PublishAsyncComplete():
+				return nil
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}))
+	})
+}
+
+// The stage busy of beside.
+const (
+	busySlots = 16
+	busyTime  = 20 * time.Millisecond
+)
+
+// beside compares requests beside jobs that fill their stage with requests alone.
+func (m *measurement) beside(ctx context.Context) error {
+	return m.withJobs(ctx, false, func(b *jobMesh) error {
+		steady := bench.Settings{Rate: 100, Warmup: warmup, Duration: 3 * m.duration}
+		alone := b.load(ctx, steady, b.request("busy", inferencev1.Durability_DURABILITY_MEMORY))
+		var ended uint64 // the last end that was seen
+		ends := func() (n int, err error) {
+			for {
+				page, err := b.jobs.ListJobs(ctx, connect.NewRequest(&inferencev1.ListJobsRequest{Queue: "beside", Ended: true, After: ended, Limit: 1000}))
+				if err != nil || page.Msg.GetNext() == 0 {
+					return n + len(page.Msg.GetJobs()), err
+				}
+				n, ended = n+len(page.Msg.GetJobs()), page.Msg.GetNext()
+			}
+		}
+		return m.pairs("P99", p99, func() (out bench.Run, err error) {
+			jobs := int((steady.Duration + 2*warmup) / busyTime * busySlots)
+			if err := b.fill(ctx, "beside", jobs); err != nil {
+				return out, err
+			}
+			_, err = b.dispatch(ctx, func(*stagemesh.Mesh) error {
+				begin := time.Now()
+				if out, err = alone(); err != nil {
+					return err
+				}
+				took := time.Since(begin)
+				n, err := ends()
+				m.add("busy", 100*float64(busyTime)*(float64(n)+steady.Rate*took.Seconds())/float64(busySlots*took))
+				return err
+			})
+			return out, err
+		}, alone)
+	})
+}
+
+// gateInterval is how often dispatchers ask the gate of opened.
+const gateInterval = 200 * time.Millisecond
+
+// opened measures how soon after the opening of a gate a job is sent.
+func (m *measurement) opened(ctx context.Context) error {
+	var value atomic.Int64
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	source := &http.Server{ReadHeaderTimeout: time.Second, Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = fmt.Fprint(w, value.Load())
+	})}
+	served := make(chan error, 1)
+	go func() { served <- source.Serve(listener) }()
+	defer func() {
+		_ = source.Close()
+		<-served
+	}()
+	gate := fmt.Sprintf("interval: %s, value: {url: 'http://%s'}", gateInterval, listener.Addr())
+	return m.withGate(ctx, gate, false, func(b *jobMesh) error {
+		_, err := b.dispatch(ctx, func(*stagemesh.Mesh) error {
+			for range 4 * m.times {
+				value.Store(0)
+				if err := process.Sleep(ctx, 3*gateInterval); err != nil {
+					return err
+				}
+				id, err := b.submit(ctx, "gated")
+				if err != nil {
+					return err
+				}
+				at := time.Now()
+				value.Store(1)
+				r := connect.NewRequest(&inferencev1.GetJobRequest{Id: id})
+				if err := poll(ctx, func() (bool, error) {
+					job, err := b.jobs.GetJob(ctx, r)
+					if begun := job.Msg.GetJob().GetStartedAt(); err == nil && begun != nil {
+						m.add("first send", inMS(begun.AsTime().Sub(at)))
+						return true, nil
+					}
+					return false, err
+				}); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		return err
+	})
+}
+
+// duration is the time of a request of a run.
+func duration(r bench.Run) float64 { return 1 / r.ThroughputPerS }
+
+// batch compares a batch with a drain of as many jobs.
+func (m *measurement) batch(ctx context.Context) error {
+	return m.withJobs(ctx, false, func(b *jobMesh) error {
+		return m.pairs("batch", duration, func() (out bench.Run, err error) {
+			var file struct{ ID string }
+			if err := b.upload(ctx, &file); err != nil {
+				return out, err
+			}
+			took, err := b.dispatch(ctx, func(*stagemesh.Mesh) error {
+				var batch struct{ ID, Status string }
+				body := fmt.Sprintf(`{"input_file_id": %q, "endpoint": "/v1/chat/completions", "completion_window": "24h"}`, file.ID)
+				if err := b.call(ctx, http.MethodPost, "/v1/batches", "application/json", strings.NewReader(body), &batch); err != nil {
+					return err
+				}
+				return poll(ctx, func() (bool, error) {
+					err := b.call(ctx, http.MethodGet, "/v1/batches/"+batch.ID, "", http.NoBody, &batch)
+					if err == nil && batch.Status == "failed" {
+						err = fmt.Errorf("batch %s has failed", batch.ID)
+					}
+					return batch.Status == "completed", err
+				})
+			})
+			out.ThroughputPerS = queuedJobs / took.Seconds()
+			return out, err
+		}, b.drain(ctx))
+	})
+}
+
+// upload uploads the input file of a batch.
+func (b *jobMesh) upload(ctx context.Context, file any) error {
+	var body bytes.Buffer
+	form := multipart.NewWriter(&body)
+	err := form.WriteField("purpose", "batch")
+	if err != nil {
+		return err
+	}
+	lines, err := form.CreateFormFile("file", "requests.jsonl")
+	if err != nil {
+		return err
+	}
+	text := strings.Repeat("x", 1<<10)
+	for i := range queuedJobs {
+		if _, err := fmt.Fprintf(lines, `{"custom_id":"%d","method":"POST","url":"/v1/chat/completions","body":{"model":"echo","messages":[{"role":"user","content":%q}]}}`+"\n", i, text); err != nil {
+			return err
+		}
+	}
+	if err := form.Close(); err != nil {
+		return err
+	}
+	return b.call(ctx, http.MethodPost, "/v1/files", form.FormDataContentType(), &body, file)
+}
+
+// call sends a request with a body to the gateway, and reads the JSON of the answer.
+func (b *jobMesh) call(ctx context.Context, method, path, contentType string, body io.Reader, answer any) error {
+	r, err := http.NewRequestWithContext(ctx, method, b.URL()+path, body)
+	if err != nil {
+		return err
+	}
+	r.Header.Set("Content-Type", contentType)
+	answered, err := http.DefaultClient.Do(r)
+	if err != nil {
+		return err
+	}
+	defer answered.Body.Close()
+	data, err := io.ReadAll(answered.Body)
+	if err == nil && answered.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s: %d %s", path, answered.StatusCode, data)
+	}
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(data, answer)
+}
