@@ -43,6 +43,9 @@ type reading struct {
 	// timeless values, as those of a constant, say nothing of what the target does now.
 	// So no job in flight is part of them, and they lift no latch.
 	timeless bool
+	// counts is true where d counts jobs in flight one by one: one that was part of the reading
+	// makes room when it ends, before the next reading.
+	counts bool
 	// capacity is what the target takes in all, where the gate knows that.
 	capacity float64
 }
@@ -214,7 +217,11 @@ func (c *credit) finish(id [16]byte, o outcome, retryAfter time.Duration, now ti
 	if c.refill == refillReading {
 		c.ended = append(c.ended, f)
 	}
-	if c.refill != refillReading || c.reading.timeless {
+	switch {
+	case c.refill == refillReading && !c.reading.timeless:
+	case c.reading.counts:
+		c.spent -= f.cost
+	default:
 		c.spent -= c.share(f)
 	}
 	switch l := &c.latch; {
@@ -295,7 +302,7 @@ func (c *credit) filledBy(cost float64) reason {
 		return ""
 	case cost <= n+margin:
 		return budgetSpent
-	case len(c.flights) == 0 && c.spent == 0:
+	case len(c.flights) == 0 && c.spent <= 0:
 		return "" // it fits into no reading, so it goes alone
 	}
 	return headTooLarge

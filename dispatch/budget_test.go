@@ -196,6 +196,19 @@ func TestReadingIsSpentOnce(t *testing.T) {
 	p.expect(t, "a reading with 26 jobs in it", 30, budgetSpent)
 }
 
+func TestEndedJobMakesRoomInReadingThatCountsIt(t *testing.T) {
+	t.Parallel()
+	p := newPool(nil)
+	p.poll(.7)
+	first := p.send(1)
+	p.now = p.now.Add(time.Second)
+	p.take(reading{d: .1, at: p.now, counts: true}) // B: they fill the target
+	p.expect(t, "a full target", 0, belowBudget)
+	p.take(reading{d: .2, at: p.now.Add(time.Millisecond), counts: true})
+	p.finishAll(first[:4], succeeded)
+	p.expect(t, "room for 5, and for 4 that ended", 9, budgetSpent)
+}
+
 func TestRefillByReadingGivesNothingBack(t *testing.T) {
 	t.Parallel()
 	p := newPool(func(b *budget) { b.refill = refillReading })

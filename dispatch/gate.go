@@ -131,7 +131,7 @@ func compose(p *poolGate, of []Gate, at, key, number string) (gate, error) {
 			case key == "product":
 				out.d *= r.d
 			case r.d < out.d:
-				out.d, out.source = r.d, r.source
+				out.d, out.source, out.counts = r.d, r.source, r.counts
 			}
 			// It is as old as the oldest.
 			if !r.timeless && (out.timeless || r.at.Before(out.at)) {
@@ -142,7 +142,7 @@ func compose(p *poolGate, of []Gate, at, key, number string) (gate, error) {
 			}
 		}
 		if key == "product" {
-			out.source = key + number
+			out.source, out.counts = key+number, false
 		}
 		return out, err
 	}, errors.Join(errs...)

@@ -153,7 +153,7 @@ type StageLoad struct {
 func (c *MeshGate) build(p *poolGate, source string) (gate, error) {
 	most := cmp.Or(c.MaxWait, DefaultGateMaxWait)
 	return p.poll(func(ctx context.Context) (reading, error) {
-		out := reading{d: 1, at: time.Now(), source: source}
+		out := reading{d: 1, at: time.Now(), source: source, counts: true}
 		stages, err := p.settings.Stages(ctx, p.pipelines)
 		if err == nil && len(stages) == 0 {
 			err = errors.New("the pipelines have no stages")
