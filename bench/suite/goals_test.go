@@ -51,7 +51,9 @@ func TestGoalsApplyToTheMedian(t *testing.T) {
 		"models": {1, 1, 1000, 0, suite.Models, []string{
 			reached, notReached, reached, reached, notReached, reached, reached, notReached, reached, reached, reached, reached, notReached, reached, reached,
 		}},
-		"jobs":          {1, 1, 1000, 0, suite.Jobs, []string{reached, notReached, reached, notReached}},
+		"jobs": {1, 1, 1000, 0, suite.Jobs, []string{
+			reached, notReached, reached, notReached, notReached, reached, notReached, reached, reached,
+		}},
 		"no goal at it": {1, 1, 1000, 0, suite.Payloads, nil},
 	} {
 		t.Run(name, func(t *testing.T) {

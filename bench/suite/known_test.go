@@ -125,6 +125,10 @@ func known(ratio, slower, goodput, grows float64) suite.Results {
 		{Name: "drained", Values: map[string][]float64{"drain": {0.5, 0.59, 0.7}}},
 		{Name: "waited", Values: map[string][]float64{"P50": {3}}},
 		{Name: "queued", Values: map[string][]float64{"bytes": {257}}},
+		{Name: "bulk", Values: map[string][]float64{"bulk": {0.29}}},
+		{Name: "beside", Values: map[string][]float64{"P99": {1.4}, "busy": {89}}},
+		{Name: "opened", Values: map[string][]float64{"first send": {250}}},
+		{Name: "batch", Values: map[string][]float64{"batch": {1.3}}},
 	})
 	for _, n := range []int{1, 8, 32, 64, 128} {
 		items[4][0].Loads = append(items[4][0].Loads, alone(callers(n), suite.Trial{Figures: figures(float64(min(100*n, 2400)), 6), BatchSize: float64(n) / 2}))
