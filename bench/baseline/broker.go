@@ -1,9 +1,11 @@
 package baseline
 
 import (
+	"context"
 	"fmt"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/stagemesh/stagemesh/mesh/credentials"
 )
@@ -31,4 +33,33 @@ func (b Broker) connect(name string) (*nats.Conn, error) {
 		return nil, fmt.Errorf("broker: %w", credentials.Explain(err)) // the URL may have a password
 	}
 	return nc, nil
+}
+
+// PublishAsync publishes messages of that size to a file stream, which it creates, and returns
+// when they are stored.
+func (b Broker) PublishAsync(ctx context.Context, messages, size int) error {
+	conn, err := b.connect("baseline")
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	js, err := jetstream.New(conn)
+	if err != nil {
+		return err
+	}
+	if _, err := js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{Name: "bare", Subjects: []string{"bare.>"}}); err != nil {
+		return err
+	}
+	data := make([]byte, size)
+	for i := range messages {
+		if _, err := js.PublishAsync(fmt.Sprint("bare.", i), data); err != nil {
+			return err
+		}
+	}
+	select {
+	case <-js.PublishAsyncComplete():
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }

@@ -14,12 +14,11 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
-	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 
 	"github.com/stagemesh/stagemesh"
+	"github.com/stagemesh/stagemesh/bench/baseline"
 	"github.com/stagemesh/stagemesh/mesh/process"
 	"github.com/stagemesh/stagemesh/services/bench"
 )
@@ -27,18 +26,6 @@ import (
 // bulk compares jobs that are submitted many at a time with bare publishes.
 func (m *measurement) bulk(ctx context.Context) error {
 	return m.withJobs(ctx, false, func(b *jobMesh) error {
-		conn, err := nats.Connect(b.BrokerURL())
-		if err != nil {
-			return err
-		}
-		defer conn.Close()
-		js, err := jetstream.New(conn)
-		if err != nil {
-			return err
-		}
-		if _, err := js.CreateStream(ctx, jetstream.StreamConfig{Name: "bare", Subjects: []string{"bare.>"}}); err != nil {
-			return err
-		}
 		rate := func(do func() error) func() (bench.Run, error) {
 			return func() (bench.Run, error) {
 				begin := time.Now()
@@ -46,19 +33,8 @@ func (m *measurement) bulk(ctx context.Context) error {
 				return bench.Run{ThroughputPerS: queuedJobs / time.Since(begin).Seconds()}, err
 			}
 		}
-		data := make([]byte, 1<<10)
 		return m.pairs("bulk", throughput, rate(func() error { return b.fill(ctx, held, queuedJobs) }), rate(func() error {
-			for i := range queuedJobs {
-				if _, err := js.PublishAsync(fmt.Sprint("bare.", i), data); err != nil {
-					return err
-				}
-			}
-			select {
-			case <-js.PublishAsyncComplete():
-				return nil
-			case <-ctx.Done():
-				return ctx.Err()
-			}
+			return baseline.Broker{URL: b.BrokerURL()}.PublishAsync(ctx, queuedJobs, 1<<10)
 		}))
 	})
 }
