@@ -109,6 +109,8 @@ func TestBadJobsAreRefused(t *testing.T) {
 		"job past its retention":     {"GET", "/v1/jobs/nightly.0192d3f4-1c2a-7000-8000-000000000000", "", 410, "GONE"},
 		"result past its retention":  {"GET", "/v1/jobs/nightly.0192d3f4-1c2a-7000-8000-000000000000/result", "", 410, "GONE"},
 		"explain of what never was":  {"GET", "/v1/jobs/nightly." + uuid.Must(uuid.NewV7()).String() + "/explain", "", 404, "NOT_FOUND"},
+		"events of what never was":   {"GET", "/v1/jobs/nightly." + uuid.Must(uuid.NewV7()).String() + "/events", "", 404, "NOT_FOUND"},
+		"events past the retention":  {"GET", "/v1/jobs/nightly.0192d3f4-1c2a-7000-8000-000000000000/events", "", 410, "GONE"},
 		"cancel of what never was":   {"DELETE", "/v1/jobs/nightly." + uuid.Must(uuid.NewV7()).String(), "", 404, "NOT_FOUND"},
 		"another method":             {"PUT", submit, "a", 405, "INVALID_REQUEST"},
 		"page that is no number":     {"GET", submit + "?after=x", "", 400, "INVALID_REQUEST"},
@@ -186,7 +188,7 @@ func TestJobsOfAnotherTenantAreNotFound(t *testing.T) {
 	if response.StatusCode != http.StatusAccepted {
 		t.Fatalf("%d %s", response.StatusCode, body)
 	}
-	for _, c := range [][2]string{{"GET", at}, {"GET", at + "/result"}, {"GET", at + "/explain"}, {"DELETE", at}} {
+	for _, c := range [][2]string{{"GET", at}, {"GET", at + "/result"}, {"GET", at + "/explain"}, {"GET", at + "/events"}, {"DELETE", at}} {
 		if response, body := jobCall(t, m, c[0], c[1], "", "Authorization", "Bearer "+others); response.StatusCode != 404 || reasonOf(body) != "NOT_FOUND" {
 			t.Errorf("%s by another tenant: %d %s", c, response.StatusCode, body)
 		}

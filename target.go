@@ -37,8 +37,8 @@ func (t meshTarget) Do(ctx context.Context, a dispatch.Attempt) dispatch.Answer 
 	if err != nil {
 		return dispatch.Answer{Fault: fault.From(err)}
 	}
-	r.ID, r.StoreResult, r.Priority = a.Request, true, a.Priority
-	return answerOf(t.gateway.Service().Infer(call.WithTenant(ctx, a.Tenant), r))
+	r.ID, r.Priority = a.Request, a.Priority
+	return answerOf(t.gateway.Service().RunJob(call.WithTenant(ctx, a.Tenant), a.StoredJob, r))
 }
 
 // resumeSlack is how long after its deadline the result of a request may still be stored.
@@ -106,7 +106,7 @@ func answerOf(r *call.Response, err error) dispatch.Answer {
 	var out dispatch.Answer
 	if r != nil {
 		out.Infer = r.ToProto()
-		out.Steps = out.Infer.GetTimeline().GetSteps()
+		out.Steps, out.Chunks = out.Infer.GetTimeline().GetSteps(), r.Chunks
 	}
 	if err != nil {
 		out.Infer, out.Fault = nil, fault.From(err)

@@ -62,6 +62,8 @@ func outcomeOfReason(reason fault.Reason) outcome {
 		return latched
 	case fault.RunnerCrashed:
 		return poison
+	case fault.StreamInterrupted: // the run has ended, and nobody else begins another one
+		return retried
 	}
 	if fault.Classify(reason).Retryable {
 		return retried

@@ -38,7 +38,7 @@ func TestReasonsHaveOutcomes(t *testing.T) {
 		fault.RunnerCrashed: poison,
 		fault.ModelLoading:  retried, fault.ModelLoadFailed: retried, fault.CacheFull: retried, fault.QueueLost: retried,
 		fault.DeadlineExceeded: retried, fault.RunnerStalled: retried, fault.RunnerOutOfMemory: retried,
-		fault.TargetFailed: retried,
+		fault.TargetFailed: retried, fault.StreamInterrupted: retried,
 	}
 	for _, reason := range append(fault.Reasons(), "UNHEARD_OF") {
 		expected, ok := want[reason]

@@ -161,9 +161,9 @@ func (c Config) PoolOf(queue string) (string, error) {
 	return "", fmt.Errorf("pool: there is no %q; there are %v", name, names)
 }
 
-// Reserves returns the bytes that the broker reserves for the queues and records.
+// Reserves returns the bytes that the broker reserves for the queues, records and chunks.
 func (c Config) Reserves() int64 {
-	out := c.WithJobDefaults().MaxBytes + store.JobControlBytes
+	out := c.WithJobDefaults().MaxBytes + c.JobChunkBytes() + store.JobControlBytes
 	for _, q := range c.WithWebhooks().Queues {
 		out += q.WithDefaults().MaxBytes
 	}

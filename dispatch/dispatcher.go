@@ -59,6 +59,8 @@ type Answer struct {
 	Fault *fault.Fault
 	// Steps are those that ran in the mesh, also if the attempt has failed.
 	Steps []*inferencev1.StepTiming
+	// Chunks is how many chunks the answer of a pipeline had.
+	Chunks uint64
 
 	// sent is the payload in bytes.
 	sent uint64

@@ -309,7 +309,7 @@ func (o *owner) settle(ctx context.Context, e *entry, r *meshv1.JobRecord, answe
 	if !store.IsEnd(state) {
 		// Only an end keeps its answer.
 	} else if answer.Infer != nil {
-		r.Result = &meshv1.JobRecord_Infer{Infer: answer.Infer}
+		r.Result, r.Chunks = &meshv1.JobRecord_Infer{Infer: answer.Infer}, answer.Chunks
 	} else if answer.HTTP != nil {
 		r.Result = &meshv1.JobRecord_Http{Http: answer.HTTP}
 	}

@@ -326,7 +326,7 @@ func (b *batchRun) endLines(ctx context.Context, isCancelled bool) error {
 			if isCancelled {
 				return b.cancelLine(ctx, id)
 			}
-			_, _, err := b.findJob(ctx, id, b.tenant)
+			_, err := b.findJob(ctx, id, b.tenant)
 			if errors.Is(err, store.ErrNoJob) {
 				return b.endLine(ctx, id, inferencev1.JobState_JOB_STATE_EXPIRED, fault.New(fault.DeadlineExceeded, "the batch expired before the request was submitted"))
 			}

@@ -257,7 +257,7 @@ func (s *Service) awaitCapacity(ctx context.Context, x *call) (f *fault.Fault) {
 
 // register makes the call pending under its execution.
 func (x *call) register() error {
-	x.pending = &pending{execution: x.env.ExecutionID, env: x.env}
+	x.pending = &pending{execution: x.env.ExecutionID, env: x.env, isLossy: x.request.LossyChunks}
 	if err := x.service.table.register(x.pending); err != nil {
 		if f, ok := errors.AsType[*fault.Fault](err); ok {
 			return f

@@ -371,13 +371,13 @@ func digestOf(job *meshv1.QueuedJob) []byte {
 
 // keyedJob returns the job that has an idempotency key; nil if there is none.
 func (s *Service) keyedJob(ctx context.Context, id pipeline.JobID, tenant string, digest []byte) (*inferencev1.Job, error) {
-	found, has, err := s.findJob(ctx, id, tenant)
+	found, err := s.findJob(ctx, id, tenant)
 	switch {
 	case errors.Is(err, store.ErrNoJob):
 		return nil, nil
 	case err != nil:
 		return nil, err
-	case !bytes.Equal(has, digest):
+	case !bytes.Equal(found.GetDigest(), digest):
 		return nil, fault.InField(fault.IdempotencyMismatch, "idempotency_key", "job %s has it, with another payload; use a new key for a new job", id)
 	}
 	return found.GetJob(), nil
@@ -414,38 +414,38 @@ func (s *Service) GetJob(ctx context.Context, jobID string, wait time.Duration) 
 	}
 	defer s.limiter.Release()
 	tenant := tenantOf(ctx)
-	found, _, err := s.findJob(ctx, id, tenant)
+	found, err := s.findJob(ctx, id, tenant)
 	if err == nil && wait > 0 && !store.IsEnd(found.GetJob().GetState()) {
 		found, err = s.awaitJob(ctx, id, tenant, wait, found)
 	}
 	if err != nil {
 		return nil, s.jobFault(ctx, id, err)
 	}
-	return found, nil
+	return fromRecord(found), nil
 }
 
 // awaitJob waits for the end of a job, and returns the job as it is then.
-func (s *Service) awaitJob(ctx context.Context, id pipeline.JobID, tenant string, wait time.Duration, now *inferencev1.GetJobResponse) (*inferencev1.GetJobResponse, error) {
+func (s *Service) awaitJob(ctx context.Context, id pipeline.JobID, tenant string, wait time.Duration, now store.StoredRecord) (store.StoredRecord, error) {
 	waiting, stop, f := s.startWait(ctx, wait)
 	if f != nil {
-		return nil, f
+		return now, f
 	}
 	defer stop()
 	r, err := s.jobs.store.AwaitEnd(waiting, id, tenant)
 	switch {
 	case err == nil:
-		return fromRecord(r), nil
+		return r, nil
 	case ctx.Err() != nil:
-		return nil, ctx.Err()
+		return now, ctx.Err()
 	case s.limiter.Closing().Err() != nil:
-		return nil, admission.Stopping()
+		return now, admission.Stopping()
 	case waiting.Err() != nil:
-		if found, _, err := s.findJob(ctx, id, tenant); err == nil {
+		if found, err := s.findJob(ctx, id, tenant); err == nil {
 			return found, nil
 		}
 		return now, nil
 	}
-	return nil, err
+	return now, err
 }
 
 // startWait returns the context of a wait for jobs, MaxTimeout at most, which also ends as the
@@ -473,22 +473,20 @@ func (s *Service) jobID(text string) (pipeline.JobID, *fault.Fault) {
 	return id, f
 }
 
-// findJob returns a job and the digest of its payload, or store.ErrNoJob.
-func (s *Service) findJob(ctx context.Context, id pipeline.JobID, tenant string) (*inferencev1.GetJobResponse, []byte, error) {
+// findJob returns the record of a job, or store.ErrNoJob. A job that no attempt has begun of has
+// none at number 0.
+func (s *Service) findJob(ctx context.Context, id pipeline.JobID, tenant string) (store.StoredRecord, error) {
 	r, err := s.jobs.store.Record(ctx, id, tenant)
 	if errors.Is(err, store.ErrNoJob) {
 		var queued store.StoredJob
 		if queued, err = s.jobs.store.Queued(ctx, id, tenant); err == nil {
-			return &inferencev1.GetJobResponse{Job: fromQueue(queued)}, queued.Job.GetDigest(), nil
+			return store.StoredRecord{JobRecord: &meshv1.JobRecord{Job: fromQueue(queued), Digest: queued.Job.GetDigest()}}, nil
 		}
 		if errors.Is(err, store.ErrNoJob) { // it may have ended between the two reads
 			r, err = s.jobs.store.Record(ctx, id, tenant)
 		}
 	}
-	if err != nil {
-		return nil, nil, err
-	}
-	return fromRecord(r), r.GetDigest(), nil
+	return r, err
 }
 
 // fromQueue returns a job that no attempt has begun of.
@@ -647,7 +645,10 @@ func (s *Service) ListJobs(ctx context.Context, in *inferencev1.ListJobsRequest)
 		}
 	}
 	if err = read(); err == nil && wait > 0 && len(out.GetJobs()) == 0 {
-		err = s.awaitRecords(ctx, queue, tenant, wait, func() (bool, error) {
+		changes := func(ctx context.Context, holds func() bool) error {
+			return s.jobs.store.AwaitRecords(ctx, queue, tenant, holds)
+		}
+		err = s.awaitJobs(ctx, wait, changes, func() (bool, error) {
 			err := read()
 			return len(out.GetJobs()) > 0, err
 		})
@@ -658,16 +659,16 @@ func (s *Service) ListJobs(ctx context.Context, in *inferencev1.ListJobsRequest)
 	return out, err
 }
 
-// awaitRecords waits until a function of the records of a queue is true or fails, and returns its
-// error. The end of the wait is none.
-func (s *Service) awaitRecords(ctx context.Context, queue pipeline.QueueName, tenant string, wait time.Duration, holds func() (bool, error)) error {
+// awaitJobs waits until holds is true or fails, which changes calls, and returns its error. The
+// end of the wait is none.
+func (s *Service) awaitJobs(ctx context.Context, wait time.Duration, changes func(context.Context, func() bool) error, holds func() (bool, error)) error {
 	waiting, stop, f := s.startWait(ctx, wait)
 	if f != nil {
 		return f
 	}
 	defer stop()
 	var err error
-	waited := s.jobs.store.AwaitRecords(waiting, queue, tenant, func() (ok bool) {
+	waited := changes(waiting, func() (ok bool) {
 		ok, err = holds()
 		return ok || err != nil
 	})

@@ -111,9 +111,9 @@ func (x *call) handleReply(r *envelope.Reply) (*Response, error) {
 		p.attempt = r.Attempt
 	}
 	switch {
-	case x.emit != nil && r.Attempt != p.attempt:
+	case x.needsAllChunks() && r.Attempt != p.attempt:
 		return nil, fault.New(fault.StreamInterrupted, "another run of the item sent a message of the answer")
-	case x.emit != nil && r.Seq != p.seq: // a caller that takes no chunks misses none
+	case x.needsAllChunks() && r.Seq != p.seq: // a caller that takes no chunks misses none
 		return nil, fault.Newf(fault.StreamInterrupted, "message %d of the answer came, message %d is missing", r.Seq, p.seq)
 	case r.Chunk:
 		return nil, x.handleChunk(r)
@@ -121,11 +121,16 @@ func (x *call) handleReply(r *envelope.Reply) (*Response, error) {
 	return x.response(r)
 }
 
+// needsAllChunks reports whether a missing chunk ends the call.
+func (x *call) needsAllChunks() bool { return x.emit != nil && !x.request.LossyChunks }
+
 func (x *call) handleChunk(r *envelope.Reply) error {
 	err := x.emit(Chunk{RequestID: string(r.RequestID), Seq: r.Seq, Attempt: r.Attempt, Outputs: r.Parts})
 	if err == nil {
-		// NextWithin may exceed the deadline; the deadline then ends the call.
-		x.progress.expect(min(r.NextWithin, time.Until(x.env.Deadline)))
+		if x.needsAllChunks() {
+			// NextWithin may exceed the deadline; the deadline then ends the call.
+			x.progress.expect(min(r.NextWithin, time.Until(x.env.Deadline)))
+		}
 		x.service.metrics.chunk(x.label, r.Seq == 1, time.Since(x.env.AdmittedAt))
 		return nil
 	}
@@ -154,8 +159,12 @@ func (x *call) response(r *envelope.Reply) (*Response, error) {
 		Outputs:   outputs,
 		Metadata:  r.Metadata,
 		Timeline:  Timeline{Steps: r.Timings},
+		Chunks:    chunksOf(r),
 	}, nil
 }
+
+// chunksOf returns how many chunks came before a final reply.
+func chunksOf(r *envelope.Reply) uint64 { return max(r.Seq, 1) - 1 }
 
 // selectOutputs returns the outputs that the request names, in its order.
 func selectOutputs(parts []payload.Part, names []string) ([]payload.Part, error) {
@@ -234,7 +243,7 @@ func (x *call) responseOf(r *envelope.Result) (*Response, error) {
 		return nil, unreadable(errMismatch)
 	case reply.Fault != nil:
 		return nil, reply.Fault
-	case x.emit != nil && (reply.Seq != p.seq+1 || p.seq > 0 && (reply.ExecutionID != x.env.ExecutionID || reply.Attempt != p.attempt)):
+	case x.needsAllChunks() && (reply.Seq != p.seq+1 || p.seq > 0 && (reply.ExecutionID != x.env.ExecutionID || reply.Attempt != p.attempt)):
 		return nil, fault.New(fault.StreamInterrupted, "chunks of the answer were lost; its end is stored, and can be fetched by the request's ID")
 	}
 	return x.response(reply)

@@ -47,6 +47,9 @@ type Request struct {
 	// response that has the timeline alone.
 	ID          pipeline.RequestID
 	StoreResult bool
+	// LossyChunks is for a caller of Stream to whom the end matters more than chunks: some may be
+	// missing, and another run of the request may send its own.
+	LossyChunks bool
 	// Outputs are the names to return; empty means all.
 	Outputs []string
 	// Passthrough is true for a gRPC call that is passed on to a model server. Only its input may
@@ -87,6 +90,8 @@ type Response struct {
 	Outputs  []payload.Part
 	Metadata map[string]string
 	Timeline Timeline
+	// Chunks is how many chunks the answer had, for a caller of Stream.
+	Chunks uint64
 }
 
 // Chunk is a part of an answer that is sent while the runner still works.

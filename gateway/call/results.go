@@ -78,6 +78,7 @@ func storedResponse(r *envelope.Result) *Response {
 		Metadata:  r.Reply.Metadata,
 		// Of two clocks, which may differ by more than the request took.
 		Timeline: Timeline{Total: max(0, r.FinishedAt.Sub(r.AdmittedAt)), Steps: r.Reply.Timings},
+		Chunks:   chunksOf(r.Reply),
 	}
 }
 

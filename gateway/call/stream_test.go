@@ -267,3 +267,33 @@ func TestRejectedChunkCancelsItsRequest(t *testing.T) {
 		})
 	}
 }
+
+// The attempt of a job: its host dies after a chunk, and the next one answers in a burst.
+func TestLossyCallOutlivesMissingChunks(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	sent := make(chan struct{})
+	b.serves(func(env *envelope.Envelope) {
+		lost := env.NewReply()
+		lost.Seq, lost.Attempt, lost.Chunk, lost.Parts, lost.NextWithin = 2, 1, true, blob([]byte("2 of the first run")), 1
+		b.sends(env, lost)
+		for i := range uint64(100) {
+			chunk := env.NewReply()
+			chunk.Seq, chunk.Attempt, chunk.Chunk, chunk.Parts = i+1, 2, true, blob(bytes.Repeat([]byte("1 "), 128<<10))
+			b.sends(env, chunk)
+		}
+		b.end(env, 101, []byte("done"))
+		close(sent)
+	})
+	r := ask("x")
+	r.LossyChunks = true
+	runs := map[uint32]int{}
+	response, err := b.service.Stream(t.Context(), r, func(c call.Chunk) error {
+		testbed.Receive(t, "all of the answer", sent)
+		runs[c.Attempt]++
+		return nil
+	})
+	if err != nil || textOf(response.Outputs) != "done" || response.Chunks != 100 || runs[1] != 1 || runs[2] == 0 || runs[2] == 100 {
+		t.Errorf("answered with %+v, %v after chunks %v", response, err, runs)
+	}
+}

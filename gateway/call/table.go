@@ -83,6 +83,8 @@ type pending struct {
 	execution pipeline.ExecutionID
 	env       *envelope.Envelope
 	table     *table
+	// isLossy calls miss chunks that they leave no space for.
+	isLossy bool
 	// ready holds a value while next has something.
 	ready chan struct{}
 
@@ -185,6 +187,9 @@ func (t *table) deliver(id pipeline.ExecutionID, isFinal bool, m message) meshv1
 	case !isFinal && (p.env == nil || !p.env.TakesChunks):
 		return delivered // and dropped
 	case !isFinal && !p.reserve(m.size):
+		if p.isLossy {
+			return delivered // and dropped
+		}
 		p.fail(fault.New(fault.SlowReader, "the answer is read too slowly"))
 		return overflow
 	}

@@ -184,6 +184,13 @@ func (b *Bus) JobRecord(id pipeline.JobID, tenant string, after uint64, r *meshv
 	return m, err
 }
 
+// JobChunks returns the message that keeps chunks of a job's answer.
+func (b *Bus) JobChunks(id pipeline.JobID, tenant string, chunks *meshv1.JobChunks) (Message, error) {
+	m, err := b.stored(b.Subjects.JobChunks(id, tenant), b.JobChunkStream(), 0, chunks)
+	m.conditional = false
+	return m, err
+}
+
 // RecordState returns the state that the header of a record has.
 func RecordState(h nats.Header) inferencev1.JobState {
 	n, _ := strconv.Atoi(h.Get(stateHeader))

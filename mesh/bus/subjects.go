@@ -145,6 +145,22 @@ func (s Subjects) JobRecords(queue pipeline.QueueName, tenant string) string {
 // JobRecordStream is the name of the stream that holds them.
 func (s Subjects) JobRecordStream() string { return string(s.mesh) + "_job_records" }
 
+// JobChunks is the subject of the chunks of a job's answer.
+func (s Subjects) JobChunks(id pipeline.JobID, tenant string) string {
+	return s.jobSubject("jobevent", string(id.Queue), tenantToken(tenant), id.UUID.String())
+}
+
+// AllJobChunks matches the chunks of all jobs.
+func (s Subjects) AllJobChunks() string { return s.jobSubject("jobevent", "*", "*", "*") }
+
+// JobChunkStream is the name of the stream that holds them.
+func (s Subjects) JobChunkStream() string { return string(s.mesh) + "_job_events" }
+
+// JobChanges matches all that is published about a job.
+func (s Subjects) JobChanges(id pipeline.JobID, tenant string) string {
+	return s.jobSubject("*", string(id.Queue), tenantToken(tenant), id.UUID.String())
+}
+
 // JobOf returns the job and the tenant of a subject of Job or JobRecord.
 func (s Subjects) JobOf(subject string) (id pipeline.JobID, tenant string, ok bool) {
 	tokens := strings.Split(subject, ".")

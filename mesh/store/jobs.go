@@ -48,6 +48,12 @@ func (s Settings) WithJobDefaults() Settings {
 	return s
 }
 
+// JobChunkBytes bounds the chunks of all jobs together.
+func (s Settings) JobChunkBytes() int64 {
+	const part = 4
+	return s.WithJobDefaults().MaxBytes / part
+}
+
 // WithDefaults returns the settings with the defaults of what is not set.
 func (s JobQueueSettings) WithDefaults() JobQueueSettings {
 	s.MaxJobs, s.MaxBytes, s.TTL = cmp.Or(s.MaxJobs, DefaultMaxJobs), cmp.Or(s.MaxBytes, DefaultJobQueueMaxBytes), cmp.Or(s.TTL, DefaultJobTTL)
@@ -91,12 +97,12 @@ var (
 // record is one message on a subject of its own, which each attempt and at last the end
 // replaces by compare-and-set: of two processes that begin an attempt, cancel or end a job, one
 // gets ErrJobChanged. So a job has one end, and a cancelled one never starts. The streams refuse
-// messages at their bounds.
+// messages at their bounds, but that of chunks drops the oldest ones.
 type Jobs struct {
 	stream
 
-	control   stream
-	retention time.Duration
+	control, chunks stream
+	retention       time.Duration
 }
 
 // NewJobs returns the store of jobs. It makes no call to the broker.
@@ -106,10 +112,13 @@ func NewJobs(b *bus.Bus, s Settings) *Jobs {
 		retention: s.Retention,
 		stream:    newStream(b, "jobs", b.JobRecordStream(), b.JobRecords("*", "*"), s, s),
 		control:   newStream(b, "jobs", b.JobControlStream(), b.Subjects.JobControl("*", "*"), s, s),
+		chunks:    newStream(b, "jobs", b.JobChunkStream(), b.AllJobChunks(), s, s),
 	}
 	out.config.Description = "What became of jobs"
 	out.control.config.Description = "Leases and quotas of pools, and what operators have paused"
 	out.control.config.MaxAge, out.control.config.MaxBytes = 0, JobControlBytes
+	out.chunks.config.Description = "Chunks of the answers of jobs"
+	out.chunks.config.MaxMsgsPerSubject, out.chunks.config.MaxBytes, out.chunks.config.Discard = -1, s.JobChunkBytes(), jetstream.DiscardOld
 	return out
 }
 
@@ -118,7 +127,7 @@ func (s *Jobs) Retention() time.Duration { return s.retention }
 
 // Ensure creates the streams that all queues share.
 func (s *Jobs) Ensure(ctx context.Context) error {
-	return s.wrap(errors.Join(s.stream.Ensure(ctx), s.control.Ensure(ctx)))
+	return s.wrap(errors.Join(s.stream.Ensure(ctx), s.control.Ensure(ctx), s.chunks.Ensure(ctx)))
 }
 
 // EnsureQueue creates the stream of a queue.

@@ -26,9 +26,9 @@ import (
 )
 
 func newJobs() *cobra.Command {
-	return group("jobs", "Submit, get, wait for, cancel, list or explain jobs",
-		"Submit, get, wait for, cancel, list or explain jobs: requests that wait in a queue on disk until there is room for them.",
-		newJobsSubmit(), newJobsGet(), newJobsWait(), newJobsCancel(), newJobsList(), newJobsExplain())
+	return group("jobs", "Submit, get, wait for, watch, cancel, list or explain jobs",
+		"Submit, get, wait for, watch, cancel, list or explain jobs: requests that wait in a queue on disk until there is room for them.",
+		newJobsSubmit(), newJobsGet(), newJobsWait(), newJobsWatch(), newJobsCancel(), newJobsList(), newJobsExplain())
 }
 
 // askPublic completes a command: it gets the flags of the public port, and calls the function
@@ -404,6 +404,58 @@ func newJobsWait() *cobra.Command {
 		}
 		return nil
 	})
+}
+
+func newJobsWatch() *cobra.Command {
+	var to streamPrinter
+	request := new(inferencev1.WatchJobRequest)
+	watch := &cobra.Command{
+		Use: "watch JOB_ID", Short: "Print the states of a job, and the chunks of its answer, until it ends",
+		Long: "Print the states of a job, and the chunks of its answer, until it ends. It fails unless the job has succeeded.",
+		Args: between(1, 1, "give one JOB_ID"),
+	}
+	watch.Flags().StringVar(&request.After, "after", "", "the ID of an event, as --json prints it: start after that")
+	addJSON(watch, &to.style.json, "each event")
+	return askPublic(watch, func(cmd *cobra.Command, client clients, args []string) error {
+		to.out, request.Id = cmd.OutOrStdout(), args[0]
+		events, err := client.WatchJob(cmd.Context(), connect.NewRequest(request))
+		if err != nil {
+			return err
+		}
+		defer events.Close() //nolint:errcheck // the events have ended
+		var job *inferencev1.Job
+		for events.Receive() {
+			job = cmp.Or(events.Msg().GetState(), job)
+			if err := to.jobEvent(events.Msg()); err != nil {
+				return err
+			}
+		}
+		if err := events.Err(); err != nil {
+			return err
+		}
+		if store.IsEnd(job.GetState()) && job.GetState() != inferencev1.JobState_JOB_STATE_SUCCEEDED {
+			return fmt.Errorf("%w: the job %s", ErrFailed, pipeline.JobStateName(job.GetState()))
+		}
+		return nil
+	})
+}
+
+// jobEvent prints an event of a job: chunks as those of a stream, all else on a line of its own.
+func (t *streamPrinter) jobEvent(m *inferencev1.WatchJobResponse) error {
+	if t.style.json {
+		return printJSON(t.out, m)
+	}
+	switch event := m.GetEvent().(type) {
+	case *inferencev1.WatchJobResponse_State:
+		return t.line(strings.TrimSuffix(pipeline.JobStateName(event.State.GetState())+"  "+detailsOf(&inferencev1.GetJobResponse{Job: event.State}), "  -"))
+	case *inferencev1.WatchJobResponse_Chunk:
+		return t.parts(event.Chunk.GetOutputs())
+	case *inferencev1.WatchJobResponse_Restart:
+		return t.line("the answer begins again")
+	case *inferencev1.WatchJobResponse_Gap:
+		return t.line(count(int(event.Gap.GetLast()-event.Gap.GetFirst()+1), "chunk") + " of the answer not kept")
+	}
+	return nil
 }
 
 func newJobsCancel() *cobra.Command {

@@ -75,6 +75,9 @@ func TestJobsAreSubmittedAndWaitedFor(t *testing.T) {
 	if jsonErr := protojson.Unmarshal([]byte(out), &r); err != nil || jsonErr != nil || len(r.GetInfer().GetOutputs()) != 2 || r.GetJob().GetAttributes()["run"] != "7" {
 		t.Errorf("got %s, %v, %v", out, err, jsonErr)
 	}
+	if out, err = run(t, "jobs", "watch", done, "-a", address); err != nil || out != "succeeded\n" {
+		t.Errorf("got %v, %s", err, out)
+	}
 	out, err = run(t, "jobs", "list", "nightly", "--ended", "-a", address)
 	if err != nil || strings.Count(out, "\n") != 3 {
 		t.Errorf("got %v, %s", err, out)

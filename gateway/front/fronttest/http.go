@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -76,7 +75,7 @@ func Client(t testing.TB, h2c bool) *http.Client {
 // Event is a server-sent event as its reader receives it.
 type Event struct {
 	// ID is the last id so far.
-	ID   uint64
+	ID   string
 	Name string
 	Data string
 	// Pings is how many comments came before the event.
@@ -86,7 +85,7 @@ type Event struct {
 // Events reads server-sent events.
 type Events struct {
 	lines *bufio.Scanner
-	id    uint64
+	id    string
 }
 
 // ReadEvents returns a reader of the events of a response body.
@@ -113,11 +112,7 @@ func (r *Events) Next() (Event, error) {
 		case strings.HasPrefix(line, ":"):
 			out.Pings++
 		case field == "id":
-			id, err := strconv.ParseUint(value, 10, 64)
-			if err != nil {
-				return out, err
-			}
-			r.id, open = id, true
+			r.id, open = value, true
 		case field == "event":
 			out.Name, open = value, true
 		case field == "data" && out.Data == "":

@@ -221,7 +221,7 @@ func TestGenerateStreamSendsEventPerChunk(t *testing.T) {
 	caller := fronttest.AnswerWith(payload.OfBlob("text", "text/plain", []byte("one two")))
 	caller.Chunks = fronttest.Words("one", "two")
 	events, h := rest(t, caller, oip.Model{}, transport.Settings{}).stream(`{"text_input": "hi", "id": "mine"}`)
-	if len(events) != 2 || events[0].Name != "" || events[0].ID != 0 {
+	if len(events) != 2 || events[0].Name != "" || events[0].ID != "" {
 		t.Fatalf("got %+v", events)
 	}
 	sameJSON(t, "the first", events[0].Data, `{"model_name": "m", "model_version": "1", "id": "mine", "text": "one"}`)

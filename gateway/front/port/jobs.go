@@ -26,6 +26,7 @@ func newJobs(caller transport.Jobs, s transport.Settings) *transport.Service {
 	transport.Unary(out, "CancelJob", svc.cancel)
 	transport.Unary(out, "ListJobs", svc.list)
 	transport.Unary(out, "ExplainJob", svc.explain)
+	transport.ServerStream(out, "WatchJob", svc.watch)
 	return out
 }
 
@@ -122,4 +123,8 @@ func answerMessage[I any, In interface {
 
 func (s jobs) explain(ctx context.Context, _ *transport.Call, in *inferencev1.ExplainJobRequest) (*inferencev1.ExplainJobResponse, error) {
 	return s.ExplainJob(ctx, in)
+}
+
+func (s jobs) watch(ctx context.Context, _ *transport.Call, in *inferencev1.WatchJobRequest, send func(*inferencev1.WatchJobResponse) error) error {
+	return s.WatchJob(ctx, in.GetId(), in.GetAfter(), send)
 }

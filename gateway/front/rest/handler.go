@@ -263,16 +263,21 @@ type stream struct {
 
 // sendChunk sends a chunk. A chunk that JSON cannot represent ends the call.
 func (s *stream) sendChunk(c call.Chunk) error {
-	dst := make([]byte, 0, 256+2*payload.Size(c.Outputs))
-	dst = oipjson.AppendString(append(dst, `{"request_id":`...), c.RequestID)
-	dst = strconv.AppendUint(append(dst, `,"seq":`...), c.Seq, 10)
-	dst, err := appendOutputs(append(dst, `,"outputs":[`...), c.Outputs)
+	data, err := chunkDocument(c)
 	if err != nil {
 		return err
 	}
 	s.SetHeader(transport.HeaderRequestID, c.RequestID)
 	s.id, s.seq = c.RequestID, c.Seq
-	return s.Send(transport.Event{ID: c.Seq, Name: "chunk", Data: append(dst, "]}"...)})
+	return s.Send(transport.Event{ID: strconv.FormatUint(c.Seq, 10), Name: "chunk", Data: data})
+}
+
+func chunkDocument(c call.Chunk) ([]byte, error) {
+	dst := make([]byte, 0, 256+2*payload.Size(c.Outputs))
+	dst = oipjson.AppendString(append(dst, `{"request_id":`...), c.RequestID)
+	dst = strconv.AppendUint(append(dst, `,"seq":`...), c.Seq, 10)
+	dst, err := appendOutputs(append(dst, `,"outputs":[`...), c.Outputs)
+	return append(dst, "]}"...), err
 }
 
 // sendDone sends the whole response, as inference would have returned it.
@@ -282,5 +287,5 @@ func (s *stream) sendDone(r *call.Response, f format) error {
 		return transport.WithRequestID(err, r.RequestID)
 	}
 	s.SetHeader(transport.HeaderRequestID, r.RequestID)
-	return s.Send(transport.Event{ID: s.seq + 1, Name: "done", Data: bytes.TrimSpace(document)})
+	return s.Send(transport.Event{ID: strconv.FormatUint(s.seq+1, 10), Name: "done", Data: bytes.TrimSpace(document)})
 }

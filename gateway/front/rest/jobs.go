@@ -1,6 +1,7 @@
 package rest
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -18,6 +19,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
@@ -35,6 +37,7 @@ const (
 //	GET    /v1/jobs/{id}
 //	GET    /v1/jobs/{id}/result?wait=30s
 //	GET    /v1/jobs/{id}/explain
+//	GET    /v1/jobs/{id}/events
 //	DELETE /v1/jobs/{id}
 //
 // A body is read as that of inference; for a queue with an HTTP target it is passed on as it is,
@@ -89,6 +92,8 @@ func (h *jobsHandler) route(r *http.Request) (serve func(http.ResponseWriter, *h
 		of, methods = methodMap{http.MethodGet: h.jobResult}, "GET"
 	case "jobs/explain":
 		of, methods = methodMap{http.MethodGet: h.explain}, "GET"
+	case "jobs/events":
+		of, methods = methodMap{http.MethodGet: h.jobEvents}, "GET"
 	}
 	if name == "" {
 		methods = ""
@@ -277,6 +282,54 @@ func writeResult(w http.ResponseWriter, out *inferencev1.GetJobResponse, f forma
 		return fault.New(fault.Reason(job.GetReason()), job.GetMessage())
 	}
 	return nil
+}
+
+// jobEvents answers with the events of a job until its end. There are none after the last one:
+// 204, so that readers do not ask again.
+func (h *jobsHandler) jobEvents(w http.ResponseWriter, r *http.Request) error {
+	out, after := transport.NewEventStream(w, h.settings.PingInterval), strings.TrimSpace(r.Header.Get(lastEventID))
+	err := out.Run(r.Context(), func(ctx context.Context) error {
+		return h.jobs.WatchJob(ctx, r.PathValue("name"), after, func(e *inferencev1.WatchJobResponse) error {
+			event, err := jobEvent(e)
+			switch {
+			case err != nil:
+				return err
+			case event.Name == "":
+				return out.Ping()
+			}
+			return out.Send(event)
+		})
+	})
+	switch {
+	case !out.Begun() && err == nil:
+		w.WriteHeader(http.StatusNoContent)
+	case !out.Begun():
+		return err
+	case err != nil:
+		_ = out.Send(transport.Event{Name: "error", Data: transport.FaultJSON(err)}) // a failed send is no error: the caller has disconnected
+	}
+	return nil
+}
+
+func jobEvent(e *inferencev1.WatchJobResponse) (transport.Event, error) {
+	out := transport.Event{ID: e.GetEventId()}
+	switch event := e.GetEvent().(type) {
+	case *inferencev1.WatchJobResponse_State:
+		out.Name, out.Data = "state", appendValue(nil, pipeline.JobDocumentOf(event.State))
+	case *inferencev1.WatchJobResponse_Chunk:
+		outputs, err := payload.FromProto("outputs", event.Chunk.GetOutputs())
+		if err != nil {
+			return out, err
+		}
+		out.Name = "chunk"
+		out.Data, err = chunkDocument(call.Chunk{RequestID: event.Chunk.GetRequestId(), Seq: event.Chunk.GetSeq(), Outputs: outputs})
+		return out, err
+	case *inferencev1.WatchJobResponse_Restart:
+		out.Name, out.Data = "restart", fmt.Appendf(nil, `{"attempt":%d}`, event.Restart.GetAttempt())
+	case *inferencev1.WatchJobResponse_Gap:
+		out.Name, out.Data = "gap", fmt.Appendf(nil, `{"attempt":%d,"first":%d,"last":%d}`, event.Gap.GetAttempt(), event.Gap.GetFirst(), event.Gap.GetLast())
+	}
+	return out, nil
 }
 
 // inferAsync runs a request as a job, and waits for its end.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -69,9 +70,9 @@ func TestStreamIsChunksThenTheResponse(t *testing.T) {
 			t.Fatalf("got %v", events)
 		}
 		for i, want := range []fronttest.Event{
-			{ID: 1, Name: "chunk", Data: chunk(1, word("one"))},
-			{ID: 2, Name: "chunk", Data: chunk(2, word("two"))},
-			{ID: 3, Name: "done", Data: events[2].Data},
+			{ID: "1", Name: "chunk", Data: chunk(1, word("one"))},
+			{ID: "2", Name: "chunk", Data: chunk(2, word("two"))},
+			{ID: "3", Name: "done", Data: events[2].Data},
 		} {
 			if events[i] != want {
 				t.Errorf("event %d is %+v, wanted is %+v", i+1, events[i], want)
@@ -91,7 +92,7 @@ func TestStreamWithoutChunksIsItsResponse(t *testing.T) {
 	t.Parallel()
 	got := streaming("application/json", `{"id": "mine", "inputs": [{"name": "x", "datatype": "INT8", "shape": [1], "data": [7]}]}`).of(t, &fronttest.Caller{})
 	events := got.events(t)
-	if len(events) != 1 || events[0].ID != 1 || events[0].Name != "done" || !strings.Contains(events[0].Data, `"id":"mine"`) || !strings.Contains(events[0].Data, `"data":[7]`) {
+	if len(events) != 1 || events[0].ID != "1" || events[0].Name != "done" || !strings.Contains(events[0].Data, `"id":"mine"`) || !strings.Contains(events[0].Data, `"data":[7]`) {
 		t.Errorf("got %v", events)
 	}
 	if got.header.Get("Stagemesh-Request-Id") != fronttest.RequestID {
@@ -148,7 +149,7 @@ func TestChunkArrivesBeforeNextIsEmitted(t *testing.T) {
 		words := fronttest.Words("first", "second", "third")
 		for i := range words {
 			got, err := events.Next()
-			if err != nil || got.ID != uint64(i+1) || got.Name != "chunk" {
+			if err != nil || got.ID != strconv.Itoa(i+1) || got.Name != "chunk" {
 				t.Fatalf("chunk %d is %+v, %v", i+1, got, err)
 			}
 			if i+1 < len(words) {
@@ -156,7 +157,7 @@ func TestChunkArrivesBeforeNextIsEmitted(t *testing.T) {
 			}
 		}
 		close(caller.Emit)
-		if got, err := events.Next(); err != nil || got.Name != "done" || got.ID != 4 {
+		if got, err := events.Next(); err != nil || got.Name != "done" || got.ID != "4" {
 			t.Errorf("the last is %+v, %v", got, err)
 		}
 		if _, err := events.Next(); !errors.Is(err, io.EOF) {
@@ -191,7 +192,7 @@ func TestLongWaitSendsPings(t *testing.T) {
 			close(caller.Emit)
 		}()
 		got, err := events.Next()
-		if err != nil || got.Name != "error" || got.Pings == 0 || got.ID != 0 {
+		if err != nil || got.Name != "error" || got.Pings == 0 || got.ID != "" {
 			t.Errorf("got %+v, %v", got, err)
 		}
 	})

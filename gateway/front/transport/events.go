@@ -3,7 +3,6 @@ package transport
 import (
 	"context"
 	"net/http"
-	"strconv"
 	"sync"
 	"time"
 
@@ -19,8 +18,8 @@ const EventStreamType = "text/event-stream"
 
 // Event is a server-sent event.
 type Event struct {
-	// ID is the event's number; 0 sends none.
-	ID uint64
+	// ID is the event's, a word; empty sends none.
+	ID string
 	// Name is letters only; empty sends none, which readers take for "message".
 	Name string
 	// Data is one JSON document. Line ends in it are white space there, and are sent as
@@ -30,9 +29,8 @@ type Event struct {
 
 // append appends the event as it is sent.
 func (e Event) append(dst []byte) []byte {
-	if e.ID > 0 {
-		dst = strconv.AppendUint(append(dst, "id: "...), e.ID, 10)
-		dst = append(dst, '\n')
+	if e.ID != "" {
+		dst = append(append(append(dst, "id: "...), e.ID...), '\n')
 	}
 	if e.Name != "" {
 		dst = append(append(dst, "event: "...), e.Name...)
@@ -85,7 +83,7 @@ func (s *EventStream) Run(ctx context.Context, work func(ctx context.Context) er
 		for {
 			select {
 			case <-timer.C:
-				if err := s.write(func(b []byte) []byte { return append(b, ": ping\n\n"...) }); err != nil {
+				if err := s.Ping(); err != nil {
 					cancel(err)
 					return
 				}
@@ -127,6 +125,11 @@ func (s *EventStream) SetHeader(name, value string) {
 
 // Send sends an event. It fails with CANCELLED when the caller has disconnected.
 func (s *EventStream) Send(e Event) error { return s.write(e.append) }
+
+// Ping sends a comment, so that the caller has the headers.
+func (s *EventStream) Ping() error {
+	return s.write(func(b []byte) []byte { return append(b, ": ping\n\n"...) })
+}
 
 // maxKeptBuffer is the largest buffer that is kept for the next event.
 const maxKeptBuffer = 64 << 10

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -45,7 +46,7 @@ func TestEveryEventIsFlushed(t *testing.T) {
 				out := transport.NewEventStream(w, 0)
 				out.SetHeader("X-Early", "yes")
 				for i := range uint64(3) {
-					if err := out.Send(transport.Event{ID: i + 1, Name: "chunk", Data: []byte(`"x"`)}); err != nil {
+					if err := out.Send(transport.Event{ID: strconv.FormatUint(i+1, 10), Name: "chunk", Data: []byte(`"x"`)}); err != nil {
 						t.Error(err)
 					}
 					out.SetHeader("X-Late", "yes")
@@ -54,7 +55,7 @@ func TestEveryEventIsFlushed(t *testing.T) {
 			})
 			for i := range uint64(3) {
 				got, err := events.Next()
-				if want := (fronttest.Event{ID: i + 1, Name: "chunk", Data: `"x"`}); err != nil || got != want {
+				if want := (fronttest.Event{ID: strconv.FormatUint(i+1, 10), Name: "chunk", Data: `"x"`}); err != nil || got != want {
 					t.Errorf("got %+v, %v", got, err)
 				}
 				next <- struct{}{}
@@ -89,18 +90,18 @@ func TestIdleStreamSendsComments(t *testing.T) {
 				t.Error("it has not begun after the silence")
 			}
 			<-time.After(15 * time.Second) // 26: comments at 10 and 20
-			if err := out.Send(transport.Event{ID: 1, Data: []byte("1")}); err != nil {
+			if err := out.Send(transport.Event{ID: "1", Data: []byte("1")}); err != nil {
 				t.Error(err)
 			}
 			<-time.After(9 * time.Second)
-			return out.Send(transport.Event{ID: 2, Data: []byte("2")})
+			return out.Send(transport.Event{ID: "2", Data: []byte("2")})
 		})
 		if err != nil {
 			t.Error(err)
 		}
 		<-time.After(time.Minute)
 		got, err := fronttest.ReadEvents(w.Body).All()
-		if err != nil || len(got) != 2 || got[0].Pings != 2 || got[1].Pings != 0 || got[1].ID != 2 {
+		if err != nil || len(got) != 2 || got[0].Pings != 2 || got[1].Pings != 0 || got[1].ID != "2" {
 			t.Errorf("got %+v, %v", got, err)
 		}
 	})
@@ -147,7 +148,7 @@ func TestStalledReaderIsDisconnected(t *testing.T) {
 			ended := make(chan error, 1)
 			open(t, h2c, func(w http.ResponseWriter, _ *http.Request) {
 				out := transport.NewEventStream(transport.StallWriter(w, 100*time.Millisecond), 0)
-				large := transport.Event{ID: 1, Data: []byte(`"` + strings.Repeat("x", 256<<10) + `"`)}
+				large := transport.Event{ID: "1", Data: []byte(`"` + strings.Repeat("x", 256<<10) + `"`)}
 				for {
 					if err := out.Send(large); err != nil {
 						ended <- err
@@ -177,14 +178,14 @@ func FuzzEvents(f *testing.F) {
 			return
 		}
 		w := httptest.NewRecorder()
-		out := transport.NewEventStream(w, 0)
+		out, word := transport.NewEventStream(w, 0), strconv.FormatUint(id, 10)
 		for range 2 {
-			if err := out.Send(transport.Event{ID: id, Name: "chunk", Data: data}); err != nil {
+			if err := out.Send(transport.Event{ID: word, Name: "chunk", Data: data}); err != nil {
 				t.Fatal(err)
 			}
 		}
 		got, err := fronttest.ReadEvents(w.Body).All()
-		if err != nil || len(got) != 2 || got[0] != got[1] || got[0].ID != id || got[0].Name != "chunk" {
+		if err != nil || len(got) != 2 || got[0] != got[1] || got[0].ID != word || got[0].Name != "chunk" {
 			t.Fatalf("got %+v, %v", got, err)
 		}
 		if compact(t, []byte(got[0].Data)) != compact(t, data) {
@@ -211,7 +212,7 @@ func compact(t *testing.T, data []byte) string {
 func BenchmarkSend(b *testing.B) {
 	w := &discard{header: http.Header{}}
 	out := transport.NewEventStream(w, 0)
-	event := transport.Event{ID: 1, Name: "chunk", Data: []byte(`{"request_id":"0199aaaa-bbbb-7ccc-8ddd-eeeeffff0000","seq":1,"outputs":[]}`)}
+	event := transport.Event{ID: "1", Name: "chunk", Data: []byte(`{"request_id":"0199aaaa-bbbb-7ccc-8ddd-eeeeffff0000","seq":1,"outputs":[]}`)}
 	b.ReportAllocs()
 	for b.Loop() {
 		if err := out.Send(event); err != nil {

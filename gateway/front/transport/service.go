@@ -80,6 +80,8 @@ type Jobs interface {
 	CancelJob(ctx context.Context, id string) (*inferencev1.Job, error)
 	ListJobs(ctx context.Context, in *inferencev1.ListJobsRequest) (*inferencev1.ListJobsResponse, error)
 	ExplainJob(ctx context.Context, in *inferencev1.ExplainJobRequest) (*inferencev1.ExplainJobResponse, error)
+	// WatchJob passes events to emit, in their order, until the job has ended.
+	WatchJob(ctx context.Context, id, after string, emit func(*inferencev1.WatchJobResponse) error) error
 }
 
 // Service is the HTTP handler of a service's methods.

@@ -1559,11 +1559,369 @@ func (x *JobPlace) GetPool() string {
 	return ""
 }
 
+// WatchJobRequest asks for the events of a job.
+type WatchJobRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// The event_id of the last event that the caller has; empty means from the beginning.
+	After         string `protobuf:"bytes,2,opt,name=after,proto3" json:"after,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchJobRequest) Reset() {
+	*x = WatchJobRequest{}
+	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchJobRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchJobRequest) ProtoMessage() {}
+
+func (x *WatchJobRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchJobRequest.ProtoReflect.Descriptor instead.
+func (*WatchJobRequest) Descriptor() ([]byte, []int) {
+	return file_stagemesh_inference_v1_job_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *WatchJobRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *WatchJobRequest) GetAfter() string {
+	if x != nil {
+		return x.After
+	}
+	return ""
+}
+
+// WatchJobResponse is one event of a job. The state of its end is the last one. One without an
+// event comes first if there is nothing to send yet.
+type WatchJobResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// "<attempt>.<seq>" of the last chunk so far; of a state also the number of the job's record.
+	EventId string `protobuf:"bytes,1,opt,name=event_id,json=eventId,proto3" json:"event_id,omitempty"`
+	// Types that are valid to be assigned to Event:
+	//
+	//	*WatchJobResponse_State
+	//	*WatchJobResponse_Chunk
+	//	*WatchJobResponse_Restart
+	//	*WatchJobResponse_Gap
+	Event         isWatchJobResponse_Event `protobuf_oneof:"event"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchJobResponse) Reset() {
+	*x = WatchJobResponse{}
+	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchJobResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchJobResponse) ProtoMessage() {}
+
+func (x *WatchJobResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchJobResponse.ProtoReflect.Descriptor instead.
+func (*WatchJobResponse) Descriptor() ([]byte, []int) {
+	return file_stagemesh_inference_v1_job_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *WatchJobResponse) GetEventId() string {
+	if x != nil {
+		return x.EventId
+	}
+	return ""
+}
+
+func (x *WatchJobResponse) GetEvent() isWatchJobResponse_Event {
+	if x != nil {
+		return x.Event
+	}
+	return nil
+}
+
+func (x *WatchJobResponse) GetState() *Job {
+	if x != nil {
+		if x, ok := x.Event.(*WatchJobResponse_State); ok {
+			return x.State
+		}
+	}
+	return nil
+}
+
+func (x *WatchJobResponse) GetChunk() *JobChunk {
+	if x != nil {
+		if x, ok := x.Event.(*WatchJobResponse_Chunk); ok {
+			return x.Chunk
+		}
+	}
+	return nil
+}
+
+func (x *WatchJobResponse) GetRestart() *JobRestart {
+	if x != nil {
+		if x, ok := x.Event.(*WatchJobResponse_Restart); ok {
+			return x.Restart
+		}
+	}
+	return nil
+}
+
+func (x *WatchJobResponse) GetGap() *JobGap {
+	if x != nil {
+		if x, ok := x.Event.(*WatchJobResponse_Gap); ok {
+			return x.Gap
+		}
+	}
+	return nil
+}
+
+type isWatchJobResponse_Event interface {
+	isWatchJobResponse_Event()
+}
+
+type WatchJobResponse_State struct {
+	State *Job `protobuf:"bytes,2,opt,name=state,proto3,oneof"`
+}
+
+type WatchJobResponse_Chunk struct {
+	Chunk *JobChunk `protobuf:"bytes,3,opt,name=chunk,proto3,oneof"`
+}
+
+type WatchJobResponse_Restart struct {
+	Restart *JobRestart `protobuf:"bytes,4,opt,name=restart,proto3,oneof"`
+}
+
+type WatchJobResponse_Gap struct {
+	Gap *JobGap `protobuf:"bytes,5,opt,name=gap,proto3,oneof"`
+}
+
+func (*WatchJobResponse_State) isWatchJobResponse_Event() {}
+
+func (*WatchJobResponse_Chunk) isWatchJobResponse_Event() {}
+
+func (*WatchJobResponse_Restart) isWatchJobResponse_Event() {}
+
+func (*WatchJobResponse_Gap) isWatchJobResponse_Event() {}
+
+// JobChunk is a chunk of the answer of an attempt.
+type JobChunk struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Counts the attempts with chunks, and the runs of one that the mesh had to repeat.
+	Attempt uint64 `protobuf:"varint,1,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	// Of its attempt, from 1.
+	Seq           uint64  `protobuf:"varint,2,opt,name=seq,proto3" json:"seq,omitempty"`
+	RequestId     string  `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	Outputs       []*Part `protobuf:"bytes,4,rep,name=outputs,proto3" json:"outputs,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *JobChunk) Reset() {
+	*x = JobChunk{}
+	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *JobChunk) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*JobChunk) ProtoMessage() {}
+
+func (x *JobChunk) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use JobChunk.ProtoReflect.Descriptor instead.
+func (*JobChunk) Descriptor() ([]byte, []int) {
+	return file_stagemesh_inference_v1_job_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *JobChunk) GetAttempt() uint64 {
+	if x != nil {
+		return x.Attempt
+	}
+	return 0
+}
+
+func (x *JobChunk) GetSeq() uint64 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
+func (x *JobChunk) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+func (x *JobChunk) GetOutputs() []*Part {
+	if x != nil {
+		return x.Outputs
+	}
+	return nil
+}
+
+// JobRestart comes before the first chunk of another attempt: drop the chunks so far.
+type JobRestart struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Attempt       uint64                 `protobuf:"varint,1,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *JobRestart) Reset() {
+	*x = JobRestart{}
+	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *JobRestart) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*JobRestart) ProtoMessage() {}
+
+func (x *JobRestart) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use JobRestart.ProtoReflect.Descriptor instead.
+func (*JobRestart) Descriptor() ([]byte, []int) {
+	return file_stagemesh_inference_v1_job_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *JobRestart) GetAttempt() uint64 {
+	if x != nil {
+		return x.Attempt
+	}
+	return 0
+}
+
+// JobGap stands for chunks that are not kept. The result of the job has them, unless the stage
+// answers in chunks alone.
+type JobGap struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Attempt uint64                 `protobuf:"varint,1,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	// The first and the last one.
+	First         uint64 `protobuf:"varint,2,opt,name=first,proto3" json:"first,omitempty"`
+	Last          uint64 `protobuf:"varint,3,opt,name=last,proto3" json:"last,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *JobGap) Reset() {
+	*x = JobGap{}
+	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *JobGap) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*JobGap) ProtoMessage() {}
+
+func (x *JobGap) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_inference_v1_job_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use JobGap.ProtoReflect.Descriptor instead.
+func (*JobGap) Descriptor() ([]byte, []int) {
+	return file_stagemesh_inference_v1_job_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *JobGap) GetAttempt() uint64 {
+	if x != nil {
+		return x.Attempt
+	}
+	return 0
+}
+
+func (x *JobGap) GetFirst() uint64 {
+	if x != nil {
+		return x.First
+	}
+	return 0
+}
+
+func (x *JobGap) GetLast() uint64 {
+	if x != nil {
+		return x.Last
+	}
+	return 0
+}
+
 var File_stagemesh_inference_v1_job_proto protoreflect.FileDescriptor
 
 const file_stagemesh_inference_v1_job_proto_rawDesc = "" +
 	"\n" +
-	" stagemesh/inference/v1/job.proto\x12\x16stagemesh.inference.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a&stagemesh/inference/v1/inference.proto\"\xbf\x06\n" +
+	" stagemesh/inference/v1/job.proto\x12\x16stagemesh.inference.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a&stagemesh/inference/v1/inference.proto\x1a$stagemesh/inference/v1/payload.proto\"\xbf\x06\n" +
 	"\x03Job\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
 	"\x05queue\x18\x02 \x01(\tR\x05queue\x126\n" +
@@ -1682,7 +2040,30 @@ const file_stagemesh_inference_v1_job_proto_rawDesc = "" +
 	"\vis_estimate\x18\x05 \x01(\bR\n" +
 	"isEstimate\x127\n" +
 	"\tstarts_at\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\bstartsAt\x12\x12\n" +
-	"\x04pool\x18\a \x01(\tR\x04pool*\xc8\x01\n" +
+	"\x04pool\x18\a \x01(\tR\x04pool\"7\n" +
+	"\x0fWatchJobRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
+	"\x05after\x18\x02 \x01(\tR\x05after\"\x99\x02\n" +
+	"\x10WatchJobResponse\x12\x19\n" +
+	"\bevent_id\x18\x01 \x01(\tR\aeventId\x123\n" +
+	"\x05state\x18\x02 \x01(\v2\x1b.stagemesh.inference.v1.JobH\x00R\x05state\x128\n" +
+	"\x05chunk\x18\x03 \x01(\v2 .stagemesh.inference.v1.JobChunkH\x00R\x05chunk\x12>\n" +
+	"\arestart\x18\x04 \x01(\v2\".stagemesh.inference.v1.JobRestartH\x00R\arestart\x122\n" +
+	"\x03gap\x18\x05 \x01(\v2\x1e.stagemesh.inference.v1.JobGapH\x00R\x03gapB\a\n" +
+	"\x05event\"\x8d\x01\n" +
+	"\bJobChunk\x12\x18\n" +
+	"\aattempt\x18\x01 \x01(\x04R\aattempt\x12\x10\n" +
+	"\x03seq\x18\x02 \x01(\x04R\x03seq\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x03 \x01(\tR\trequestId\x126\n" +
+	"\aoutputs\x18\x04 \x03(\v2\x1c.stagemesh.inference.v1.PartR\aoutputs\"&\n" +
+	"\n" +
+	"JobRestart\x12\x18\n" +
+	"\aattempt\x18\x01 \x01(\x04R\aattempt\"L\n" +
+	"\x06JobGap\x12\x18\n" +
+	"\aattempt\x18\x01 \x01(\x04R\aattempt\x12\x14\n" +
+	"\x05first\x18\x02 \x01(\x04R\x05first\x12\x12\n" +
+	"\x04last\x18\x03 \x01(\x04R\x04last*\xc8\x01\n" +
 	"\bJobState\x12\x19\n" +
 	"\x15JOB_STATE_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10JOB_STATE_QUEUED\x10\x01\x12\x15\n" +
@@ -1691,7 +2072,7 @@ const file_stagemesh_inference_v1_job_proto_rawDesc = "" +
 	"\x13JOB_STATE_SUCCEEDED\x10\x04\x12\x14\n" +
 	"\x10JOB_STATE_FAILED\x10\x05\x12\x15\n" +
 	"\x11JOB_STATE_EXPIRED\x10\x06\x12\x17\n" +
-	"\x13JOB_STATE_CANCELLED\x10\a2\xd2\x04\n" +
+	"\x13JOB_STATE_CANCELLED\x10\a2\xb3\x05\n" +
 	"\n" +
 	"JobService\x12`\n" +
 	"\tSubmitJob\x12(.stagemesh.inference.v1.SubmitJobRequest\x1a).stagemesh.inference.v1.SubmitJobResponse\x12c\n" +
@@ -1701,7 +2082,8 @@ const file_stagemesh_inference_v1_job_proto_rawDesc = "" +
 	"\tCancelJob\x12(.stagemesh.inference.v1.CancelJobRequest\x1a).stagemesh.inference.v1.CancelJobResponse\x12]\n" +
 	"\bListJobs\x12'.stagemesh.inference.v1.ListJobsRequest\x1a(.stagemesh.inference.v1.ListJobsResponse\x12c\n" +
 	"\n" +
-	"ExplainJob\x12).stagemesh.inference.v1.ExplainJobRequest\x1a*.stagemesh.inference.v1.ExplainJobResponseBPZNgithub.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1;inferencev1b\x06proto3"
+	"ExplainJob\x12).stagemesh.inference.v1.ExplainJobRequest\x1a*.stagemesh.inference.v1.ExplainJobResponse\x12_\n" +
+	"\bWatchJob\x12'.stagemesh.inference.v1.WatchJobRequest\x1a(.stagemesh.inference.v1.WatchJobResponse0\x01BPZNgithub.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1;inferencev1b\x06proto3"
 
 var (
 	file_stagemesh_inference_v1_job_proto_rawDescOnce sync.Once
@@ -1716,7 +2098,7 @@ func file_stagemesh_inference_v1_job_proto_rawDescGZIP() []byte {
 }
 
 var file_stagemesh_inference_v1_job_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_stagemesh_inference_v1_job_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
+var file_stagemesh_inference_v1_job_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
 var file_stagemesh_inference_v1_job_proto_goTypes = []any{
 	(JobState)(0),                 // 0: stagemesh.inference.v1.JobState
 	(*Job)(nil),                   // 1: stagemesh.inference.v1.Job
@@ -1738,61 +2120,74 @@ var file_stagemesh_inference_v1_job_proto_goTypes = []any{
 	(*ExplainJobRequest)(nil),     // 17: stagemesh.inference.v1.ExplainJobRequest
 	(*ExplainJobResponse)(nil),    // 18: stagemesh.inference.v1.ExplainJobResponse
 	(*JobPlace)(nil),              // 19: stagemesh.inference.v1.JobPlace
-	nil,                           // 20: stagemesh.inference.v1.Job.AttributesEntry
-	nil,                           // 21: stagemesh.inference.v1.SubmitJobRequest.AttributesEntry
-	(*timestamppb.Timestamp)(nil), // 22: google.protobuf.Timestamp
-	(*InferRequest)(nil),          // 23: stagemesh.inference.v1.InferRequest
-	(*durationpb.Duration)(nil),   // 24: google.protobuf.Duration
-	(*InferResponse)(nil),         // 25: stagemesh.inference.v1.InferResponse
+	(*WatchJobRequest)(nil),       // 20: stagemesh.inference.v1.WatchJobRequest
+	(*WatchJobResponse)(nil),      // 21: stagemesh.inference.v1.WatchJobResponse
+	(*JobChunk)(nil),              // 22: stagemesh.inference.v1.JobChunk
+	(*JobRestart)(nil),            // 23: stagemesh.inference.v1.JobRestart
+	(*JobGap)(nil),                // 24: stagemesh.inference.v1.JobGap
+	nil,                           // 25: stagemesh.inference.v1.Job.AttributesEntry
+	nil,                           // 26: stagemesh.inference.v1.SubmitJobRequest.AttributesEntry
+	(*timestamppb.Timestamp)(nil), // 27: google.protobuf.Timestamp
+	(*InferRequest)(nil),          // 28: stagemesh.inference.v1.InferRequest
+	(*durationpb.Duration)(nil),   // 29: google.protobuf.Duration
+	(*InferResponse)(nil),         // 30: stagemesh.inference.v1.InferResponse
+	(*Part)(nil),                  // 31: stagemesh.inference.v1.Part
 }
 var file_stagemesh_inference_v1_job_proto_depIdxs = []int32{
 	0,  // 0: stagemesh.inference.v1.Job.state:type_name -> stagemesh.inference.v1.JobState
-	22, // 1: stagemesh.inference.v1.Job.accepted_at:type_name -> google.protobuf.Timestamp
-	22, // 2: stagemesh.inference.v1.Job.deadline:type_name -> google.protobuf.Timestamp
-	22, // 3: stagemesh.inference.v1.Job.started_at:type_name -> google.protobuf.Timestamp
-	22, // 4: stagemesh.inference.v1.Job.not_before:type_name -> google.protobuf.Timestamp
-	22, // 5: stagemesh.inference.v1.Job.ended_at:type_name -> google.protobuf.Timestamp
-	20, // 6: stagemesh.inference.v1.Job.attributes:type_name -> stagemesh.inference.v1.Job.AttributesEntry
+	27, // 1: stagemesh.inference.v1.Job.accepted_at:type_name -> google.protobuf.Timestamp
+	27, // 2: stagemesh.inference.v1.Job.deadline:type_name -> google.protobuf.Timestamp
+	27, // 3: stagemesh.inference.v1.Job.started_at:type_name -> google.protobuf.Timestamp
+	27, // 4: stagemesh.inference.v1.Job.not_before:type_name -> google.protobuf.Timestamp
+	27, // 5: stagemesh.inference.v1.Job.ended_at:type_name -> google.protobuf.Timestamp
+	25, // 6: stagemesh.inference.v1.Job.attributes:type_name -> stagemesh.inference.v1.Job.AttributesEntry
 	2,  // 7: stagemesh.inference.v1.Job.usage:type_name -> stagemesh.inference.v1.JobUsage
-	23, // 8: stagemesh.inference.v1.SubmitJobRequest.infer:type_name -> stagemesh.inference.v1.InferRequest
+	28, // 8: stagemesh.inference.v1.SubmitJobRequest.infer:type_name -> stagemesh.inference.v1.InferRequest
 	3,  // 9: stagemesh.inference.v1.SubmitJobRequest.http:type_name -> stagemesh.inference.v1.HttpCall
-	22, // 10: stagemesh.inference.v1.SubmitJobRequest.deadline:type_name -> google.protobuf.Timestamp
-	24, // 11: stagemesh.inference.v1.SubmitJobRequest.ttl:type_name -> google.protobuf.Duration
-	21, // 12: stagemesh.inference.v1.SubmitJobRequest.attributes:type_name -> stagemesh.inference.v1.SubmitJobRequest.AttributesEntry
+	27, // 10: stagemesh.inference.v1.SubmitJobRequest.deadline:type_name -> google.protobuf.Timestamp
+	29, // 11: stagemesh.inference.v1.SubmitJobRequest.ttl:type_name -> google.protobuf.Duration
+	26, // 12: stagemesh.inference.v1.SubmitJobRequest.attributes:type_name -> stagemesh.inference.v1.SubmitJobRequest.AttributesEntry
 	1,  // 13: stagemesh.inference.v1.SubmitJobResponse.job:type_name -> stagemesh.inference.v1.Job
 	5,  // 14: stagemesh.inference.v1.SubmitJobsRequest.jobs:type_name -> stagemesh.inference.v1.SubmitJobRequest
 	9,  // 15: stagemesh.inference.v1.SubmitJobsResponse.answers:type_name -> stagemesh.inference.v1.SubmitJobAnswer
 	1,  // 16: stagemesh.inference.v1.SubmitJobAnswer.job:type_name -> stagemesh.inference.v1.Job
 	10, // 17: stagemesh.inference.v1.SubmitJobAnswer.failure:type_name -> stagemesh.inference.v1.SubmitJobFailure
-	24, // 18: stagemesh.inference.v1.SubmitJobFailure.retry_after:type_name -> google.protobuf.Duration
-	24, // 19: stagemesh.inference.v1.GetJobRequest.wait:type_name -> google.protobuf.Duration
+	29, // 18: stagemesh.inference.v1.SubmitJobFailure.retry_after:type_name -> google.protobuf.Duration
+	29, // 19: stagemesh.inference.v1.GetJobRequest.wait:type_name -> google.protobuf.Duration
 	1,  // 20: stagemesh.inference.v1.GetJobResponse.job:type_name -> stagemesh.inference.v1.Job
-	25, // 21: stagemesh.inference.v1.GetJobResponse.infer:type_name -> stagemesh.inference.v1.InferResponse
+	30, // 21: stagemesh.inference.v1.GetJobResponse.infer:type_name -> stagemesh.inference.v1.InferResponse
 	4,  // 22: stagemesh.inference.v1.GetJobResponse.http:type_name -> stagemesh.inference.v1.HttpAnswer
 	1,  // 23: stagemesh.inference.v1.CancelJobResponse.job:type_name -> stagemesh.inference.v1.Job
-	24, // 24: stagemesh.inference.v1.ListJobsRequest.wait:type_name -> google.protobuf.Duration
+	29, // 24: stagemesh.inference.v1.ListJobsRequest.wait:type_name -> google.protobuf.Duration
 	1,  // 25: stagemesh.inference.v1.ListJobsResponse.jobs:type_name -> stagemesh.inference.v1.Job
 	1,  // 26: stagemesh.inference.v1.ExplainJobResponse.job:type_name -> stagemesh.inference.v1.Job
 	19, // 27: stagemesh.inference.v1.ExplainJobResponse.place:type_name -> stagemesh.inference.v1.JobPlace
-	22, // 28: stagemesh.inference.v1.JobPlace.since:type_name -> google.protobuf.Timestamp
-	22, // 29: stagemesh.inference.v1.JobPlace.starts_at:type_name -> google.protobuf.Timestamp
-	5,  // 30: stagemesh.inference.v1.JobService.SubmitJob:input_type -> stagemesh.inference.v1.SubmitJobRequest
-	7,  // 31: stagemesh.inference.v1.JobService.SubmitJobs:input_type -> stagemesh.inference.v1.SubmitJobsRequest
-	11, // 32: stagemesh.inference.v1.JobService.GetJob:input_type -> stagemesh.inference.v1.GetJobRequest
-	13, // 33: stagemesh.inference.v1.JobService.CancelJob:input_type -> stagemesh.inference.v1.CancelJobRequest
-	15, // 34: stagemesh.inference.v1.JobService.ListJobs:input_type -> stagemesh.inference.v1.ListJobsRequest
-	17, // 35: stagemesh.inference.v1.JobService.ExplainJob:input_type -> stagemesh.inference.v1.ExplainJobRequest
-	6,  // 36: stagemesh.inference.v1.JobService.SubmitJob:output_type -> stagemesh.inference.v1.SubmitJobResponse
-	8,  // 37: stagemesh.inference.v1.JobService.SubmitJobs:output_type -> stagemesh.inference.v1.SubmitJobsResponse
-	12, // 38: stagemesh.inference.v1.JobService.GetJob:output_type -> stagemesh.inference.v1.GetJobResponse
-	14, // 39: stagemesh.inference.v1.JobService.CancelJob:output_type -> stagemesh.inference.v1.CancelJobResponse
-	16, // 40: stagemesh.inference.v1.JobService.ListJobs:output_type -> stagemesh.inference.v1.ListJobsResponse
-	18, // 41: stagemesh.inference.v1.JobService.ExplainJob:output_type -> stagemesh.inference.v1.ExplainJobResponse
-	36, // [36:42] is the sub-list for method output_type
-	30, // [30:36] is the sub-list for method input_type
-	30, // [30:30] is the sub-list for extension type_name
-	30, // [30:30] is the sub-list for extension extendee
-	0,  // [0:30] is the sub-list for field type_name
+	27, // 28: stagemesh.inference.v1.JobPlace.since:type_name -> google.protobuf.Timestamp
+	27, // 29: stagemesh.inference.v1.JobPlace.starts_at:type_name -> google.protobuf.Timestamp
+	1,  // 30: stagemesh.inference.v1.WatchJobResponse.state:type_name -> stagemesh.inference.v1.Job
+	22, // 31: stagemesh.inference.v1.WatchJobResponse.chunk:type_name -> stagemesh.inference.v1.JobChunk
+	23, // 32: stagemesh.inference.v1.WatchJobResponse.restart:type_name -> stagemesh.inference.v1.JobRestart
+	24, // 33: stagemesh.inference.v1.WatchJobResponse.gap:type_name -> stagemesh.inference.v1.JobGap
+	31, // 34: stagemesh.inference.v1.JobChunk.outputs:type_name -> stagemesh.inference.v1.Part
+	5,  // 35: stagemesh.inference.v1.JobService.SubmitJob:input_type -> stagemesh.inference.v1.SubmitJobRequest
+	7,  // 36: stagemesh.inference.v1.JobService.SubmitJobs:input_type -> stagemesh.inference.v1.SubmitJobsRequest
+	11, // 37: stagemesh.inference.v1.JobService.GetJob:input_type -> stagemesh.inference.v1.GetJobRequest
+	13, // 38: stagemesh.inference.v1.JobService.CancelJob:input_type -> stagemesh.inference.v1.CancelJobRequest
+	15, // 39: stagemesh.inference.v1.JobService.ListJobs:input_type -> stagemesh.inference.v1.ListJobsRequest
+	17, // 40: stagemesh.inference.v1.JobService.ExplainJob:input_type -> stagemesh.inference.v1.ExplainJobRequest
+	20, // 41: stagemesh.inference.v1.JobService.WatchJob:input_type -> stagemesh.inference.v1.WatchJobRequest
+	6,  // 42: stagemesh.inference.v1.JobService.SubmitJob:output_type -> stagemesh.inference.v1.SubmitJobResponse
+	8,  // 43: stagemesh.inference.v1.JobService.SubmitJobs:output_type -> stagemesh.inference.v1.SubmitJobsResponse
+	12, // 44: stagemesh.inference.v1.JobService.GetJob:output_type -> stagemesh.inference.v1.GetJobResponse
+	14, // 45: stagemesh.inference.v1.JobService.CancelJob:output_type -> stagemesh.inference.v1.CancelJobResponse
+	16, // 46: stagemesh.inference.v1.JobService.ListJobs:output_type -> stagemesh.inference.v1.ListJobsResponse
+	18, // 47: stagemesh.inference.v1.JobService.ExplainJob:output_type -> stagemesh.inference.v1.ExplainJobResponse
+	21, // 48: stagemesh.inference.v1.JobService.WatchJob:output_type -> stagemesh.inference.v1.WatchJobResponse
+	42, // [42:49] is the sub-list for method output_type
+	35, // [35:42] is the sub-list for method input_type
+	35, // [35:35] is the sub-list for extension type_name
+	35, // [35:35] is the sub-list for extension extendee
+	0,  // [0:35] is the sub-list for field type_name
 }
 
 func init() { file_stagemesh_inference_v1_job_proto_init() }
@@ -1801,6 +2196,7 @@ func file_stagemesh_inference_v1_job_proto_init() {
 		return
 	}
 	file_stagemesh_inference_v1_inference_proto_init()
+	file_stagemesh_inference_v1_payload_proto_init()
 	file_stagemesh_inference_v1_job_proto_msgTypes[4].OneofWrappers = []any{
 		(*SubmitJobRequest_Infer)(nil),
 		(*SubmitJobRequest_Http)(nil),
@@ -1813,13 +2209,19 @@ func file_stagemesh_inference_v1_job_proto_init() {
 		(*GetJobResponse_Infer)(nil),
 		(*GetJobResponse_Http)(nil),
 	}
+	file_stagemesh_inference_v1_job_proto_msgTypes[20].OneofWrappers = []any{
+		(*WatchJobResponse_State)(nil),
+		(*WatchJobResponse_Chunk)(nil),
+		(*WatchJobResponse_Restart)(nil),
+		(*WatchJobResponse_Gap)(nil),
+	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_stagemesh_inference_v1_job_proto_rawDesc), len(file_stagemesh_inference_v1_job_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   21,
+			NumMessages:   26,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -25,6 +25,7 @@ const (
 	JobService_CancelJob_FullMethodName  = "/stagemesh.inference.v1.JobService/CancelJob"
 	JobService_ListJobs_FullMethodName   = "/stagemesh.inference.v1.JobService/ListJobs"
 	JobService_ExplainJob_FullMethodName = "/stagemesh.inference.v1.JobService/ExplainJob"
+	JobService_WatchJob_FullMethodName   = "/stagemesh.inference.v1.JobService/WatchJob"
 )
 
 // JobServiceClient is the client API for JobService service.
@@ -53,6 +54,9 @@ type JobServiceClient interface {
 	ListJobs(ctx context.Context, in *ListJobsRequest, opts ...grpc.CallOption) (*ListJobsResponse, error)
 	// ExplainJob says where a job stands: what holds it, how many go first, and when it may start.
 	ExplainJob(ctx context.Context, in *ExplainJobRequest, opts ...grpc.CallOption) (*ExplainJobResponse, error)
+	// WatchJob sends the events of a job until its end: its state after each change, and the chunks
+	// of its answer. Any gateway resumes it after the last event that the caller has.
+	WatchJob(ctx context.Context, in *WatchJobRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchJobResponse], error)
 }
 
 type jobServiceClient struct {
@@ -123,6 +127,25 @@ func (c *jobServiceClient) ExplainJob(ctx context.Context, in *ExplainJobRequest
 	return out, nil
 }
 
+func (c *jobServiceClient) WatchJob(ctx context.Context, in *WatchJobRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchJobResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &JobService_ServiceDesc.Streams[0], JobService_WatchJob_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[WatchJobRequest, WatchJobResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type JobService_WatchJobClient = grpc.ServerStreamingClient[WatchJobResponse]
+
 // JobServiceServer is the server API for JobService service.
 // All implementations must embed UnimplementedJobServiceServer
 // for forward compatibility.
@@ -149,6 +172,9 @@ type JobServiceServer interface {
 	ListJobs(context.Context, *ListJobsRequest) (*ListJobsResponse, error)
 	// ExplainJob says where a job stands: what holds it, how many go first, and when it may start.
 	ExplainJob(context.Context, *ExplainJobRequest) (*ExplainJobResponse, error)
+	// WatchJob sends the events of a job until its end: its state after each change, and the chunks
+	// of its answer. Any gateway resumes it after the last event that the caller has.
+	WatchJob(*WatchJobRequest, grpc.ServerStreamingServer[WatchJobResponse]) error
 	mustEmbedUnimplementedJobServiceServer()
 }
 
@@ -176,6 +202,9 @@ func (UnimplementedJobServiceServer) ListJobs(context.Context, *ListJobsRequest)
 }
 func (UnimplementedJobServiceServer) ExplainJob(context.Context, *ExplainJobRequest) (*ExplainJobResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ExplainJob not implemented")
+}
+func (UnimplementedJobServiceServer) WatchJob(*WatchJobRequest, grpc.ServerStreamingServer[WatchJobResponse]) error {
+	return status.Error(codes.Unimplemented, "method WatchJob not implemented")
 }
 func (UnimplementedJobServiceServer) mustEmbedUnimplementedJobServiceServer() {}
 func (UnimplementedJobServiceServer) testEmbeddedByValue()                    {}
@@ -306,6 +335,17 @@ func _JobService_ExplainJob_Handler(srv interface{}, ctx context.Context, dec fu
 	return interceptor(ctx, in, info, handler)
 }
 
+func _JobService_WatchJob_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(WatchJobRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(JobServiceServer).WatchJob(m, &grpc.GenericServerStream[WatchJobRequest, WatchJobResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type JobService_WatchJobServer = grpc.ServerStreamingServer[WatchJobResponse]
+
 // JobService_ServiceDesc is the grpc.ServiceDesc for JobService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -338,6 +378,12 @@ var JobService_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _JobService_ExplainJob_Handler,
 		},
 	},
-	Streams:  []grpc.StreamDesc{},
+	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "WatchJob",
+			Handler:       _JobService_WatchJob_Handler,
+			ServerStreams: true,
+		},
+	},
 	Metadata: "stagemesh/inference/v1/job.proto",
 }

@@ -167,7 +167,9 @@ type JobRecord struct {
 	//	*JobRecord_Http
 	Result isJobRecord_Result `protobuf_oneof:"result"`
 	// Why the last attempt failed.
-	Fault         *Fault `protobuf:"bytes,7,opt,name=fault,proto3" json:"fault,omitempty"`
+	Fault *Fault `protobuf:"bytes,7,opt,name=fault,proto3" json:"fault,omitempty"`
+	// Of a job that has succeeded: how many chunks its answer had.
+	Chunks        uint64 `protobuf:"varint,20,opt,name=chunks,proto3" json:"chunks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -262,6 +264,13 @@ func (x *JobRecord) GetFault() *Fault {
 	return nil
 }
 
+func (x *JobRecord) GetChunks() uint64 {
+	if x != nil {
+		return x.Chunks
+	}
+	return 0
+}
+
 type isJobRecord_Result interface {
 	isJobRecord_Result()
 }
@@ -277,6 +286,51 @@ type JobRecord_Http struct {
 func (*JobRecord_Infer) isJobRecord_Result() {}
 
 func (*JobRecord_Http) isJobRecord_Result() {}
+
+// JobChunks are chunks of one job in the stream of events, in their order.
+type JobChunks struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Chunks        []*v1.JobChunk         `protobuf:"bytes,1,rep,name=chunks,proto3" json:"chunks,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *JobChunks) Reset() {
+	*x = JobChunks{}
+	mi := &file_stagemesh_mesh_v1_job_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *JobChunks) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*JobChunks) ProtoMessage() {}
+
+func (x *JobChunks) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_mesh_v1_job_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use JobChunks.ProtoReflect.Descriptor instead.
+func (*JobChunks) Descriptor() ([]byte, []int) {
+	return file_stagemesh_mesh_v1_job_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *JobChunks) GetChunks() []*v1.JobChunk {
+	if x != nil {
+		return x.Chunks
+	}
+	return nil
+}
 
 var File_stagemesh_mesh_v1_job_proto protoreflect.FileDescriptor
 
@@ -294,7 +348,7 @@ const file_stagemesh_mesh_v1_job_proto_rawDesc = "" +
 	"\x11TraceContextEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\t\n" +
-	"\apayload\"\xe4\x02\n" +
+	"\apayload\"\xfc\x02\n" +
 	"\tJobRecord\x12-\n" +
 	"\x03job\x18\x01 \x01(\v2\x1b.stagemesh.inference.v1.JobR\x03job\x12\x16\n" +
 	"\x06tenant\x18\x02 \x01(\tR\x06tenant\x12\x16\n" +
@@ -302,8 +356,11 @@ const file_stagemesh_mesh_v1_job_proto_rawDesc = "" +
 	"\x10attempt_deadline\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x0fattemptDeadline\x12=\n" +
 	"\x05infer\x18\x05 \x01(\v2%.stagemesh.inference.v1.InferResponseH\x00R\x05infer\x128\n" +
 	"\x04http\x18\x06 \x01(\v2\".stagemesh.inference.v1.HttpAnswerH\x00R\x04http\x12.\n" +
-	"\x05fault\x18\a \x01(\v2\x18.stagemesh.mesh.v1.FaultR\x05faultB\b\n" +
-	"\x06resultBFZDgithub.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1;meshv1b\x06proto3"
+	"\x05fault\x18\a \x01(\v2\x18.stagemesh.mesh.v1.FaultR\x05fault\x12\x16\n" +
+	"\x06chunks\x18\x14 \x01(\x04R\x06chunksB\b\n" +
+	"\x06result\"E\n" +
+	"\tJobChunks\x128\n" +
+	"\x06chunks\x18\x01 \x03(\v2 .stagemesh.inference.v1.JobChunkR\x06chunksBFZDgithub.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1;meshv1b\x06proto3"
 
 var (
 	file_stagemesh_mesh_v1_job_proto_rawDescOnce sync.Once
@@ -317,34 +374,37 @@ func file_stagemesh_mesh_v1_job_proto_rawDescGZIP() []byte {
 	return file_stagemesh_mesh_v1_job_proto_rawDescData
 }
 
-var file_stagemesh_mesh_v1_job_proto_msgTypes = make([]protoimpl.MessageInfo, 3)
+var file_stagemesh_mesh_v1_job_proto_msgTypes = make([]protoimpl.MessageInfo, 4)
 var file_stagemesh_mesh_v1_job_proto_goTypes = []any{
 	(*QueuedJob)(nil),             // 0: stagemesh.mesh.v1.QueuedJob
 	(*JobRecord)(nil),             // 1: stagemesh.mesh.v1.JobRecord
-	nil,                           // 2: stagemesh.mesh.v1.QueuedJob.TraceContextEntry
-	(*v1.Job)(nil),                // 3: stagemesh.inference.v1.Job
-	(*v1.InferRequest)(nil),       // 4: stagemesh.inference.v1.InferRequest
-	(*v1.HttpCall)(nil),           // 5: stagemesh.inference.v1.HttpCall
-	(*timestamppb.Timestamp)(nil), // 6: google.protobuf.Timestamp
-	(*v1.InferResponse)(nil),      // 7: stagemesh.inference.v1.InferResponse
-	(*v1.HttpAnswer)(nil),         // 8: stagemesh.inference.v1.HttpAnswer
-	(*Fault)(nil),                 // 9: stagemesh.mesh.v1.Fault
+	(*JobChunks)(nil),             // 2: stagemesh.mesh.v1.JobChunks
+	nil,                           // 3: stagemesh.mesh.v1.QueuedJob.TraceContextEntry
+	(*v1.Job)(nil),                // 4: stagemesh.inference.v1.Job
+	(*v1.InferRequest)(nil),       // 5: stagemesh.inference.v1.InferRequest
+	(*v1.HttpCall)(nil),           // 6: stagemesh.inference.v1.HttpCall
+	(*timestamppb.Timestamp)(nil), // 7: google.protobuf.Timestamp
+	(*v1.InferResponse)(nil),      // 8: stagemesh.inference.v1.InferResponse
+	(*v1.HttpAnswer)(nil),         // 9: stagemesh.inference.v1.HttpAnswer
+	(*Fault)(nil),                 // 10: stagemesh.mesh.v1.Fault
+	(*v1.JobChunk)(nil),           // 11: stagemesh.inference.v1.JobChunk
 }
 var file_stagemesh_mesh_v1_job_proto_depIdxs = []int32{
-	3, // 0: stagemesh.mesh.v1.QueuedJob.job:type_name -> stagemesh.inference.v1.Job
-	4, // 1: stagemesh.mesh.v1.QueuedJob.infer:type_name -> stagemesh.inference.v1.InferRequest
-	5, // 2: stagemesh.mesh.v1.QueuedJob.http:type_name -> stagemesh.inference.v1.HttpCall
-	2, // 3: stagemesh.mesh.v1.QueuedJob.trace_context:type_name -> stagemesh.mesh.v1.QueuedJob.TraceContextEntry
-	3, // 4: stagemesh.mesh.v1.JobRecord.job:type_name -> stagemesh.inference.v1.Job
-	6, // 5: stagemesh.mesh.v1.JobRecord.attempt_deadline:type_name -> google.protobuf.Timestamp
-	7, // 6: stagemesh.mesh.v1.JobRecord.infer:type_name -> stagemesh.inference.v1.InferResponse
-	8, // 7: stagemesh.mesh.v1.JobRecord.http:type_name -> stagemesh.inference.v1.HttpAnswer
-	9, // 8: stagemesh.mesh.v1.JobRecord.fault:type_name -> stagemesh.mesh.v1.Fault
-	9, // [9:9] is the sub-list for method output_type
-	9, // [9:9] is the sub-list for method input_type
-	9, // [9:9] is the sub-list for extension type_name
-	9, // [9:9] is the sub-list for extension extendee
-	0, // [0:9] is the sub-list for field type_name
+	4,  // 0: stagemesh.mesh.v1.QueuedJob.job:type_name -> stagemesh.inference.v1.Job
+	5,  // 1: stagemesh.mesh.v1.QueuedJob.infer:type_name -> stagemesh.inference.v1.InferRequest
+	6,  // 2: stagemesh.mesh.v1.QueuedJob.http:type_name -> stagemesh.inference.v1.HttpCall
+	3,  // 3: stagemesh.mesh.v1.QueuedJob.trace_context:type_name -> stagemesh.mesh.v1.QueuedJob.TraceContextEntry
+	4,  // 4: stagemesh.mesh.v1.JobRecord.job:type_name -> stagemesh.inference.v1.Job
+	7,  // 5: stagemesh.mesh.v1.JobRecord.attempt_deadline:type_name -> google.protobuf.Timestamp
+	8,  // 6: stagemesh.mesh.v1.JobRecord.infer:type_name -> stagemesh.inference.v1.InferResponse
+	9,  // 7: stagemesh.mesh.v1.JobRecord.http:type_name -> stagemesh.inference.v1.HttpAnswer
+	10, // 8: stagemesh.mesh.v1.JobRecord.fault:type_name -> stagemesh.mesh.v1.Fault
+	11, // 9: stagemesh.mesh.v1.JobChunks.chunks:type_name -> stagemesh.inference.v1.JobChunk
+	10, // [10:10] is the sub-list for method output_type
+	10, // [10:10] is the sub-list for method input_type
+	10, // [10:10] is the sub-list for extension type_name
+	10, // [10:10] is the sub-list for extension extendee
+	0,  // [0:10] is the sub-list for field type_name
 }
 
 func init() { file_stagemesh_mesh_v1_job_proto_init() }
@@ -367,7 +427,7 @@ func file_stagemesh_mesh_v1_job_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_stagemesh_mesh_v1_job_proto_rawDesc), len(file_stagemesh_mesh_v1_job_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   3,
+			NumMessages:   4,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -45,6 +45,8 @@ const (
 	JobServiceListJobsProcedure = "/stagemesh.inference.v1.JobService/ListJobs"
 	// JobServiceExplainJobProcedure is the fully-qualified name of the JobService's ExplainJob RPC.
 	JobServiceExplainJobProcedure = "/stagemesh.inference.v1.JobService/ExplainJob"
+	// JobServiceWatchJobProcedure is the fully-qualified name of the JobService's WatchJob RPC.
+	JobServiceWatchJobProcedure = "/stagemesh.inference.v1.JobService/WatchJob"
 )
 
 // JobServiceClient is a client for the stagemesh.inference.v1.JobService service.
@@ -65,6 +67,9 @@ type JobServiceClient interface {
 	ListJobs(context.Context, *connect.Request[v1.ListJobsRequest]) (*connect.Response[v1.ListJobsResponse], error)
 	// ExplainJob says where a job stands: what holds it, how many go first, and when it may start.
 	ExplainJob(context.Context, *connect.Request[v1.ExplainJobRequest]) (*connect.Response[v1.ExplainJobResponse], error)
+	// WatchJob sends the events of a job until its end: its state after each change, and the chunks
+	// of its answer. Any gateway resumes it after the last event that the caller has.
+	WatchJob(context.Context, *connect.Request[v1.WatchJobRequest]) (*connect.ServerStreamForClient[v1.WatchJobResponse], error)
 }
 
 // NewJobServiceClient constructs a client for the stagemesh.inference.v1.JobService service. By
@@ -114,6 +119,12 @@ func NewJobServiceClient(httpClient connect.HTTPClient, baseURL string, opts ...
 			connect.WithSchema(jobServiceMethods.ByName("ExplainJob")),
 			connect.WithClientOptions(opts...),
 		),
+		watchJob: connect.NewClient[v1.WatchJobRequest, v1.WatchJobResponse](
+			httpClient,
+			baseURL+JobServiceWatchJobProcedure,
+			connect.WithSchema(jobServiceMethods.ByName("WatchJob")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -125,6 +136,7 @@ type jobServiceClient struct {
 	cancelJob  *connect.Client[v1.CancelJobRequest, v1.CancelJobResponse]
 	listJobs   *connect.Client[v1.ListJobsRequest, v1.ListJobsResponse]
 	explainJob *connect.Client[v1.ExplainJobRequest, v1.ExplainJobResponse]
+	watchJob   *connect.Client[v1.WatchJobRequest, v1.WatchJobResponse]
 }
 
 // SubmitJob calls stagemesh.inference.v1.JobService.SubmitJob.
@@ -157,6 +169,11 @@ func (c *jobServiceClient) ExplainJob(ctx context.Context, req *connect.Request[
 	return c.explainJob.CallUnary(ctx, req)
 }
 
+// WatchJob calls stagemesh.inference.v1.JobService.WatchJob.
+func (c *jobServiceClient) WatchJob(ctx context.Context, req *connect.Request[v1.WatchJobRequest]) (*connect.ServerStreamForClient[v1.WatchJobResponse], error) {
+	return c.watchJob.CallServerStream(ctx, req)
+}
+
 // JobServiceHandler is an implementation of the stagemesh.inference.v1.JobService service.
 type JobServiceHandler interface {
 	// SubmitJob stores a job. Its answer means that the job is on disk. NOT_FOUND: there is no
@@ -175,6 +192,9 @@ type JobServiceHandler interface {
 	ListJobs(context.Context, *connect.Request[v1.ListJobsRequest]) (*connect.Response[v1.ListJobsResponse], error)
 	// ExplainJob says where a job stands: what holds it, how many go first, and when it may start.
 	ExplainJob(context.Context, *connect.Request[v1.ExplainJobRequest]) (*connect.Response[v1.ExplainJobResponse], error)
+	// WatchJob sends the events of a job until its end: its state after each change, and the chunks
+	// of its answer. Any gateway resumes it after the last event that the caller has.
+	WatchJob(context.Context, *connect.Request[v1.WatchJobRequest], *connect.ServerStream[v1.WatchJobResponse]) error
 }
 
 // NewJobServiceHandler builds an HTTP handler from the service implementation. It returns the path
@@ -220,6 +240,12 @@ func NewJobServiceHandler(svc JobServiceHandler, opts ...connect.HandlerOption) 
 		connect.WithSchema(jobServiceMethods.ByName("ExplainJob")),
 		connect.WithHandlerOptions(opts...),
 	)
+	jobServiceWatchJobHandler := connect.NewServerStreamHandler(
+		JobServiceWatchJobProcedure,
+		svc.WatchJob,
+		connect.WithSchema(jobServiceMethods.ByName("WatchJob")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/stagemesh.inference.v1.JobService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case JobServiceSubmitJobProcedure:
@@ -234,6 +260,8 @@ func NewJobServiceHandler(svc JobServiceHandler, opts ...connect.HandlerOption) 
 			jobServiceListJobsHandler.ServeHTTP(w, r)
 		case JobServiceExplainJobProcedure:
 			jobServiceExplainJobHandler.ServeHTTP(w, r)
+		case JobServiceWatchJobProcedure:
+			jobServiceWatchJobHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -265,4 +293,8 @@ func (UnimplementedJobServiceHandler) ListJobs(context.Context, *connect.Request
 
 func (UnimplementedJobServiceHandler) ExplainJob(context.Context, *connect.Request[v1.ExplainJobRequest]) (*connect.Response[v1.ExplainJobResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("stagemesh.inference.v1.JobService.ExplainJob is not implemented"))
+}
+
+func (UnimplementedJobServiceHandler) WatchJob(context.Context, *connect.Request[v1.WatchJobRequest], *connect.ServerStream[v1.WatchJobResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("stagemesh.inference.v1.JobService.WatchJob is not implemented"))
 }
