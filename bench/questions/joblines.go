@@ -41,14 +41,14 @@ func (m *measurement) bulk(ctx context.Context) error {
 
 // The stage busy of beside.
 const (
-	busySlots = 16
-	busyTime  = 20 * time.Millisecond
+	busySlots = 64
+	busyTime  = 100 * time.Millisecond
 )
 
 // beside compares requests beside jobs that fill their stage with requests alone.
 func (m *measurement) beside(ctx context.Context) error {
 	return m.withJobs(ctx, false, func(b *jobMesh) error {
-		steady := bench.Settings{Rate: 100, Warmup: warmup, Duration: 3 * m.duration}
+		steady := bench.Settings{Rate: 40, Warmup: warmup, Duration: 3 * m.duration}
 		alone := b.load(ctx, steady, b.request("busy", inferencev1.Durability_DURABILITY_MEMORY))
 		var ended uint64 // the last end that was seen
 		ends := func() (n int, err error) {
@@ -66,6 +66,12 @@ func (m *measurement) beside(ctx context.Context) error {
 				return out, err
 			}
 			_, err = b.dispatch(ctx, func(*stagemesh.Mesh) error {
+				if err := poll(ctx, func() (bool, error) {
+					n, err := ends()
+					return n > 0, err
+				}); err != nil {
+					return err
+				}
 				begin := time.Now()
 				if out, err = alone(); err != nil {
 					return err

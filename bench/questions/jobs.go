@@ -59,7 +59,7 @@ const (
 	// queuedJobs are as many as wait, before a drain or beside it.
 	queuedJobs = 20_000
 	// submitters call SubmitJobs at a time, with maxJobs each.
-	submitters, maxJobs = 2, 1000
+	submitters, maxJobs = 4, 1000
 )
 
 // jobsFile has the keys of a gate's source.
@@ -67,7 +67,7 @@ const jobsFile = `mesh: bench
 stages:
   echo: {runner: {echo: {}}}
   sleep: {runner: {sleep: {base: 2s}}}
-  busy: {runner: {sleep: {base: 20ms, concurrency: 16}}, batch: {max_size: 1}}
+  busy: {runner: {sleep: {base: 100ms, concurrency: 64}}, batch: {max_size: 1}}
 pipelines:
   echo: {steps: [{name: echo, stage: echo}]}
   slow: {timeout: 10m, steps: [{name: sleep, stage: sleep}]}
@@ -76,7 +76,7 @@ jobs:
   pools:
     fast: {target: {pipelines: [echo]}, max_in_flight: 256}
     held: {target: {pipelines: [slow]}, max_in_flight: 1}
-    beside: {target: {pipelines: [busy]}, max_in_flight: 64, gate: {interval: 100ms, mesh: {}}}
+    beside: {target: {pipelines: [busy]}, max_in_flight: 64, gate: {interval: 100ms, mesh: {}, budget: {baseline: 0.15}}}
     gated: {target: {pipelines: [echo]}, gate: {%s}}
   queues:
     fast: {pool: fast}
