@@ -84,7 +84,7 @@ func (m *Mesh) assemble() (p *parts, err error) {
 	if p.gateway != nil {
 		order = append(order, process.Part{Name: "gateway", Run: p.gateway.Run, Ready: p.gateway.WaitReady})
 	}
-	if m.settings.Dispatcher && p.gateway != nil && len(m.settings.Jobs.Queues) > 0 {
+	if m.settings.Dispatcher && p.gateway != nil {
 		if p.dispatcher, err = dispatch.New(dispatch.Settings{
 			Config: m.settings.Jobs, Mesh: m.settings.Mesh, Bus: to, DeadLetters: m.settings.DeadLetters, Logger: m.settings.Logger, Meter: m.settings.Meter,
 			Target: func(dispatch.PoolConfig) dispatch.Target { return meshTarget{p.gateway} },

@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"reflect"
 	"strings"
+	"sync"
 
 	"github.com/spf13/cobra"
 
@@ -219,8 +221,50 @@ func (p Program) Run(ctx context.Context) error {
 		}
 		err := p.Ready(m, port.Addr())
 		if err == nil {
+			var reloads sync.WaitGroup
+			serving, stop := context.WithCancel(ctx)
+			if p.File.Path() != "" && !p.NoGateway {
+				reloads.Go(func() { p.reloadOnSave(serving, m) })
+			}
 			err = m.Wait(ctx)
+			stop()
+			reloads.Wait()
 		}
 		return m.stopWith(err)
 	})
+}
+
+// reloadOnSave takes the jobs of the file each time that it is saved, until the context ends. A
+// file with errors changes nothing.
+func (p Program) reloadOnSave(ctx context.Context, m *Mesh) {
+	saved := make(chan struct{}, 1)
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	// The file may have been saved since it was read.
+	watching.Go(func() { program.Watch(ctx, p.File.Path(), program.FileVersion{}, saved) })
+	for taken := p.File.Jobs; ; {
+		select {
+		case <-saved:
+		case <-ctx.Done():
+			return
+		}
+		file, err := p.File.Reload()
+		if err == nil && reflect.DeepEqual(file.Jobs, taken) {
+			continue
+		}
+		if err == nil {
+			err = file.At(m.SetJobs(file.Jobs))
+		}
+		if err != nil {
+			p.Logger.Error("the mesh file that was saved is not used", "error", err)
+			continue
+		}
+		rest, before := file.Jobs, p.File.Jobs
+		rest.Pools, rest.Queues, before.Pools, before.Queues = nil, nil, nil, nil
+		if !reflect.DeepEqual(rest, before) {
+			p.Logger.Warn("changes of jobs other than its pools and queues need a restart", "file", p.File.Path())
+		}
+		taken = file.Jobs
+		p.Logger.Info("the jobs of the mesh file were replaced", "file", p.File.Path())
+	}
 }

@@ -45,6 +45,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/internal/meshfile"
 	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/config"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/store"
@@ -89,8 +90,8 @@ type Settings struct {
 	Results     store.Settings
 	DeadLetters store.Settings
 	Idempotency store.Settings
-	// Jobs are the queues of jobs, and where they go. Dispatcher has this process forward them; it
-	// needs the gateway.
+	// Jobs are the queues of jobs, and where they go; see SetJobs. Dispatcher has this process forward
+	// them; it needs the gateway.
 	Jobs       dispatch.Config
 	Dispatcher bool
 	// Registry is where hosts register; nil means nowhere.
@@ -137,6 +138,8 @@ type Mesh struct {
 	metrics func() (families []byte, err error)
 
 	begun atomic.Bool
+	// jobs is held while SetJobs replaces them.
+	jobs sync.Mutex
 	// parts is nil before the start.
 	parts atomic.Pointer[parts]
 	stop  sync.Once
@@ -289,6 +292,29 @@ func (m *Mesh) RequestOf(ctx context.Context, key call.Key) (string, error) {
 		return "", err
 	}
 	return service.RequestOf(ctx, key)
+}
+
+// SetJobs replaces the pools and queues of jobs, all or, on an error, none. Errors begin with the
+// key, as jobs.queues.nightly. Everything else in it stays as it was at the start.
+// No running job is stopped. Jobs of a queue that is left out run on in the pool that they had, and
+// nothing more is submitted to it.
+func (m *Mesh) SetJobs(c dispatch.Config) error {
+	service, err := m.service()
+	if err != nil {
+		return err
+	}
+	m.jobs.Lock()
+	defer m.jobs.Unlock()
+	c.Settings, c.Batches, c.Webhooks = m.settings.Jobs.Settings, m.settings.Jobs.Batches, m.settings.Jobs.Webhooks
+	if d := m.parts.Load().dispatcher; d != nil {
+		err = d.SetConfig(c)
+	} else {
+		err = config.InSection("jobs", c.Validate())
+	}
+	if err == nil {
+		service.SetQueues(meshfile.JobQueues(c))
+	}
+	return err
 }
 
 // service returns the request path, once the mesh serves.

@@ -96,6 +96,7 @@ const (
 	allInFlight  reason = "max_in_flight reached"
 	budgetSpent  reason = "N is spent"
 	headTooLarge reason = "next job waits to go alone"
+	notInFile    reason = "pool is not in the file"
 )
 
 // credit is what a pool may send now. It knows the last reading, what was sent since it

@@ -88,6 +88,8 @@ type meshBed struct {
 	conn   *bus.Bus
 	jobs   *store.Jobs
 	config Config
+	// dispatcher is the last one that was started.
+	dispatcher *Dispatcher
 }
 
 const mebibytes = 64 << 20
@@ -125,6 +127,7 @@ func (b *meshBed) start(target Target) (stop func()) {
 	if err != nil {
 		b.t.Fatal(err)
 	}
+	b.dispatcher = d
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- d.Run(ctx) }()

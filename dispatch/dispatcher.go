@@ -1,13 +1,13 @@
 package dispatch
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -18,7 +18,6 @@ import (
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 
 	"github.com/stagemesh/stagemesh/mesh/bus"
-	"github.com/stagemesh/stagemesh/mesh/config"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/process"
@@ -105,8 +104,11 @@ type Dispatcher struct {
 	jobs  *store.Jobs
 	dead  *store.DeadLetters
 	ready chan struct{}
-	// targets are those of the pools.
-	targets map[string]Target
+	// setup is the configuration, and changed has a value after it was replaced.
+	setup   atomic.Pointer[setup]
+	changed chan struct{}
+	// running has the pools that this process owns or waits for.
+	running sync.Map
 	metrics *metrics
 	// reconnects counts the connections to the broker after the first.
 	reconnects atomic.Int64
@@ -114,33 +116,18 @@ type Dispatcher struct {
 
 // New returns a dispatcher. It starts nothing.
 func New(s Settings) (*Dispatcher, error) {
-	if err := s.Validate(); err != nil {
-		return nil, err
-	}
 	if s.DrainTimeout == 0 {
 		s.DrainTimeout = DefaultDrainTimeout
 	}
-	s.Config = s.WithWebhooks()
 	id := uuid.NewString()
 	s.Bus.Mesh, s.Bus.Name, s.Bus.Logger = s.Mesh, "dispatcher "+id, s.Logger
-	d := &Dispatcher{settings: s, log: s.Logger, id: id, ready: make(chan struct{}), targets: map[string]Target{}}
-	var err error
-	for name, p := range s.Pools {
-		limit := cmp.Or(p.MaxInFlight, DefaultMaxInFlight)
-		switch {
-		case p.Target.webhooks != nil:
-			d.targets[name], err = newWebhookTarget(*p.Target.webhooks, limit)
-			err = config.InSection("jobs.webhooks", err)
-		case p.Target.HTTP != nil:
-			d.targets[name], err = newHTTPTarget(*p.Target.HTTP, limit)
-			err = config.InSection("jobs.pools."+name+".target.http", err)
-		default:
-			d.targets[name] = s.Target(p)
-		}
-		if err != nil {
-			return nil, err
-		}
+	d := &Dispatcher{settings: s, log: s.Logger, id: id, ready: make(chan struct{}), changed: make(chan struct{}, 1)}
+	first, err := d.newSetup(s.Config)
+	if err != nil {
+		return nil, err
 	}
+	d.setup.Store(first)
+	d.settings.Config = first.Config
 	d.metrics, err = newMetrics(s.Meter)
 	return d, err
 }
@@ -152,20 +139,11 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 		return err
 	}
 	defer conn.Close()
-	for _, target := range d.targets {
-		if t, ok := target.(interface{ close() }); ok {
-			defer t.close()
-		}
-	}
 	if err := conn.WaitConnected(ctx); err != nil {
 		return nil
 	}
 	d.settings.keyValue = conn.KeyValue
 	d.jobs, d.dead = store.NewJobs(conn, d.settings.Config.Settings), store.NewDeadLetters(conn, d.settings.DeadLetters)
-	if err := retry(ctx, d.log, "the broker has no streams for jobs", d.ensure); err != nil {
-		return nil
-	}
-	close(d.ready)
 	pools, ctx := errgroup.WithContext(ctx)
 	reconnected := conn.Reconnects()
 	pools.Go(func() error {
@@ -178,12 +156,7 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 			}
 		}
 	})
-	for name := range d.settings.Pools {
-		pools.Go(func() error {
-			d.runPool(ctx, conn, name)
-			return nil
-		})
-	}
+	pools.Go(func() error { return d.supervise(ctx, conn, pools) })
 	return pools.Wait()
 }
 
@@ -199,9 +172,10 @@ func (d *Dispatcher) WaitReady(ctx context.Context) error {
 
 func (d *Dispatcher) ensure(ctx context.Context) error {
 	err := errors.Join(d.jobs.Ensure(ctx), d.dead.Ensure(ctx))
-	for _, name := range slices.Sorted(maps.Keys(d.settings.Queues)) {
+	queues := d.setup.Load().Queues
+	for _, name := range slices.Sorted(maps.Keys(queues)) {
 		if err == nil {
-			err = d.jobs.EnsureQueue(ctx, pipeline.QueueName(name), d.settings.Queues[name].JobQueueSettings)
+			err = d.jobs.EnsureQueue(ctx, pipeline.QueueName(name), queues[name].JobQueueSettings)
 		}
 	}
 	return err
@@ -226,28 +200,13 @@ func retry(ctx context.Context, log *slog.Logger, problem string, try func(conte
 	return ctx.Err()
 }
 
-// runPool owns a pool whenever it can, until the context ends.
-func (d *Dispatcher) runPool(ctx context.Context, conn *bus.Bus, pool string) {
-	log := d.log.With("pool", pool)
-	for ctx.Err() == nil {
-		// A broker that was wiped has no streams.
-		l := store.NewLease(d.jobs, store.PoolLease, pool, d.id)
-		if retry(ctx, log, "the broker has no streams for jobs", d.ensure) != nil || !l.Acquire(ctx, log, d.ensure) {
-			return
-		}
-		log.Info("owns the pool")
-		err := d.ownPool(ctx, conn, pool, l)
-		if ctx.Err() == nil {
-			log.Warn("no longer owns the pool", "error", err)
-			_ = process.Sleep(ctx, retryEvery)
-		}
+// ownPool owns a pool until the context ends, the lease is lost, or it has another plan. Then it
+// waits for the attempts that run.
+func (d *Dispatcher) ownPool(ctx context.Context, conn *bus.Bus, pool string, p plan, l *store.Lease) error {
+	o := newOwner(d, pool, p, l)
+	if t, ok := p.target.(interface{ close() }); ok {
+		defer t.close()
 	}
-}
-
-// ownPool owns a pool until the context ends or the lease is lost, and then waits for the
-// attempts that run.
-func (d *Dispatcher) ownPool(ctx context.Context, conn *bus.Bus, pool string, l *store.Lease) error {
-	o := newOwner(d, pool, l)
 	defer d.metrics.own(pool, o)()
 	stop, err := conn.ServeJobCancels(o.checkCancelled)
 	if err != nil {
@@ -271,6 +230,9 @@ func (d *Dispatcher) ownPool(ctx context.Context, conn *bus.Bus, pool string, l 
 	})
 	own, cancel := context.WithCancel(ctx)
 	defer cancel()
+	if p.isGone {
+		defer time.AfterFunc(ownGoneFor, cancel).Stop()
+	}
 	defer context.AfterFunc(running, cancel)()
 	err = o.run(own, running)
 	drain, stopDrain := process.DrainContext(ctx, d.settings.DrainTimeout)

@@ -15,6 +15,10 @@
 // expiry and positions are exact, nothing is pulled and put back, and a closed gate costs
 // the broker nothing. Payloads are read when they are sent.
 //
+// SetConfig replaces pools and queues while attempts run. Which pool has a queue is a value on the
+// broker, so that two pools never have one queue. An owner whose pool has changed sends nothing
+// more until its attempts have ended, and begins anew.
+//
 // # A job's life
 //
 // An attempt begins by a compare-and-set of the job's record (mesh/store), so no two owners

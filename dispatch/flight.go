@@ -81,9 +81,11 @@ func (o *owner) recordOf(e *entry, j store.StoredJob, now time.Time) *meshv1.Job
 }
 
 func (o *owner) attemptOf(j store.StoredJob, r *meshv1.JobRecord) Attempt {
+	o.mu.Lock()
+	defer o.mu.Unlock()
 	return Attempt{
 		StoredJob: j, Request: pipeline.RequestID(r.GetJob().GetRequestId()), Deadline: r.GetAttemptDeadline().AsTime(),
-		Priority: o.settings.Queues[string(j.ID.Queue)].priority(),
+		Priority: o.queues[string(j.ID.Queue)].priority(),
 	}
 }
 
@@ -332,8 +334,9 @@ func noJob() *fault.Fault {
 	return fault.New(fault.InvalidRequest, "the message in the queue of jobs is none")
 }
 
+// attemptsOf needs the lock.
 func (o *owner) attemptsOf(e *entry) int {
-	return cmp.Or(o.settings.Queues[e.line.queue].Attempts, DefaultAttempts)
+	return cmp.Or(o.queues[e.line.queue].Attempts, DefaultAttempts)
 }
 
 func retryAfterOf(a Answer) time.Duration {

@@ -21,14 +21,13 @@ import (
 
 // owner is a pool while this process owns it.
 type owner struct {
+	plan // its queues need mu
+
 	settings Settings
-	config   PoolConfig
-	queues   []pipeline.QueueName
 	jobs     *store.Jobs
 	dead     *store.DeadLetters
 	// by is the dispatcher.
 	by      string
-	target  Target
 	lease   *store.Lease
 	pool    string
 	metrics *metrics
@@ -72,6 +71,9 @@ type owner struct {
 	// removed one after the other.
 	ending    int
 	discarded []store.StoredJob
+	// isRetiring is true once the plan is another one. Then no attempt begins, and the owner stops
+	// when none runs.
+	isRetiring bool
 }
 
 // running is what runs of a job: an attempt, or the store of its end.
@@ -92,28 +94,51 @@ const unsaidTokens = 256
 // maxEnding bounds the ends that are stored at a time, of jobs that expire or were cancelled.
 const maxEnding = 64
 
-func newOwner(d *Dispatcher, pool string, l *store.Lease) *owner {
-	p := d.settings.Pools[pool]
+func newOwner(d *Dispatcher, pool string, p plan, l *store.Lease) *owner {
 	o := &owner{
-		settings: d.settings, config: p, jobs: d.jobs, dead: d.dead, by: d.id, target: d.targets[pool], lease: l, pool: pool, metrics: d.metrics, log: d.log.With("pool", pool),
-		woken: make(chan struct{}, 1), order: newOrder(cmp.Or(mergePolicy(p.Merge), weighted)),
+		plan: p, settings: d.settings, jobs: d.jobs, dead: d.dead, by: d.id, lease: l, pool: pool, metrics: d.metrics, log: d.log.With("pool", pool),
+		woken: make(chan struct{}, 1), order: newOrder(cmp.Or(mergePolicy(p.config.Merge), weighted)),
 		known: map[[16]byte]*entry{}, running: map[[16]byte]*running{}, records: map[[16]byte]store.StoredRecord{},
 		totals: map[string]*queueTotals{},
 	}
 	connection := d.reconnects.Load()
 	o.ensure, o.isReconnected = d.ensure, func() bool { return d.reconnects.Load() != connection }
-	o.gate, _ = newPoolGate(&d.settings, p, time.Now()) // New has checked it
-	o.credit, o.limits = o.gate.credit, newLimits(p.Limits, time.Now())
+	o.gate, _ = newPoolGate(&d.settings, p.config, time.Now()) // Validate has checked it
+	o.credit, o.limits = o.gate.credit, newLimits(p.config.Limits, time.Now())
 	for name, t := range d.settings.Tenants {
 		o.order.setTenantWeight(name, cmp.Or(t.Weight, 1))
 	}
-	for name, q := range d.settings.Queues {
-		if of, err := d.settings.PoolOf(name); err == nil && of == pool {
-			o.queues = append(o.queues, pipeline.QueueName(name))
+	for name, q := range p.queues {
+		o.order.setQueue(name, q.weight())
+	}
+	return o
+}
+
+// review takes changes of queues from a new plan. The owner retires if other things have changed.
+func (o *owner) review(p plan) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if !o.isLike(p) {
+		o.isRetiring = true
+		o.wake()
+		return
+	}
+	for name, q := range p.queues {
+		if q.weight() != o.queues[name].weight() {
 			o.order.setQueue(name, q.weight())
 		}
 	}
-	return o
+	o.queues = p.queues
+}
+
+// names returns the queues of the owner, which stay the same.
+func (o *owner) names() (out []pipeline.QueueName) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for name := range o.queues {
+		out = append(out, pipeline.QueueName(name))
+	}
+	return out
 }
 
 // run dispatches until the context ends. Attempts run on until running ends.
@@ -125,9 +150,11 @@ func (o *owner) run(ctx, running context.Context) error {
 	defer o.setAttempts(nil) //nolint:staticcheck // nothing is started any more
 	following, ctx := errgroup.WithContext(ctx)
 	var behind atomic.Int64
-	behind.Store(int64(len(o.queues)))
-	caughtUp := make(chan struct{})
-	for _, queue := range o.queues {
+	queues, caughtUp := o.names(), make(chan struct{})
+	if behind.Store(int64(len(queues))); len(queues) == 0 {
+		close(caughtUp)
+	}
+	for _, queue := range queues {
 		following.Go(func() error {
 			return o.jobs.Follow(ctx, queue, o.receive, func() {
 				if behind.Add(-1) == 0 {
@@ -148,10 +175,10 @@ func (o *owner) run(ctx, running context.Context) error {
 			clear(o.records) // what is left is of jobs that have gone
 			o.isCaughtUp = true
 			o.mu.Unlock()
-			o.dispatch(ctx)
+			return o.dispatch(ctx)
 		case <-ctx.Done():
+			return ctx.Err()
 		}
-		return ctx.Err()
 	})
 	return following.Wait()
 }
@@ -173,7 +200,7 @@ func (o *owner) takeOver(ctx context.Context) error {
 	var left []uint64
 	from := o.lease.Low()
 	o.highest = from // nothing else runs yet
-	if err := o.jobs.UnendedRecords(ctx, o.queues, from, func(seq uint64) { left = append(left, seq) }); err != nil {
+	if err := o.jobs.UnendedRecords(ctx, o.names(), from, func(seq uint64) { left = append(left, seq) }); err != nil {
 		return err
 	}
 	reads, ctx := errgroup.WithContext(ctx)
@@ -268,8 +295,8 @@ func (o *owner) wake() {
 // looked at again.
 const idlePause = 100 * time.Millisecond
 
-// dispatch starts attempts and ends expired jobs until the context ends.
-func (o *owner) dispatch(ctx context.Context) {
+// dispatch starts attempts and ends expired jobs until the context ends or the owner has retired.
+func (o *owner) dispatch(ctx context.Context) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -277,14 +304,19 @@ func (o *owner) dispatch(ctx context.Context) {
 		case <-o.woken:
 		case <-timer.C:
 		case <-ctx.Done():
-			return
+			return ctx.Err()
 		}
-		timer.Reset(o.advance(time.Now()))
+		pause, hasRetired := o.advance(time.Now())
+		if hasRetired {
+			return errRetired
+		}
+		timer.Reset(pause)
 	}
 }
 
-// advance does what is due, and returns when it has to look again at the latest.
-func (o *owner) advance(now time.Time) time.Duration {
+// advance does what is due, and returns when it has to look again at the latest. It reports
+// whether the owner has retired.
+func (o *owner) advance(now time.Time) (pause time.Duration, hasRetired bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.gate.update(now)
@@ -300,7 +332,7 @@ func (o *owner) advance(now time.Time) time.Duration {
 		}
 		o.startEnd(e, func(ctx, _ context.Context) { o.expire(ctx, e) })
 	}
-	for o.lease.IsHeld(now) {
+	for !o.isRetiring && !o.isGone && o.lease.IsHeld(now) {
 		e := o.order.next(func(l *line) bool { return o.isPassedOver(l, now) })
 		if e == nil || e.deadline <= now.UnixNano() { // it ends as soon as other ends are stored
 			break
@@ -325,10 +357,11 @@ func (o *owner) advance(now time.Time) time.Duration {
 		ctx := o.attempts
 		o.flights.Go(func() { o.reserve(ctx) })
 	}
+	pause = idlePause
 	if at, ok := o.order.nextEvent(); ok && o.ending < maxEnding {
-		return min(idlePause, max(0, time.Until(time.Unix(0, at))))
+		pause = min(pause, max(0, time.Until(time.Unix(0, at))))
 	}
-	return idlePause
+	return pause, o.isRetiring && len(o.running) == o.ending
 }
 
 // quotaKind is the kind of value that dispatchers share the quotas of a pool as.

@@ -2,6 +2,8 @@ package dispatch
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -36,7 +38,7 @@ func (o *owner) watch(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, brokerTimeout)
 		defer cancel()
 		_ = o.readPauses(ctx) // until it can be read, what is known holds
-		for _, queue := range o.queues {
+		for _, queue := range o.names() {
 			if _, oldest, err := o.jobs.Backlog(ctx, queue); err == nil {
 				o.mu.Lock()
 				o.total(string(queue)).oldest = oldest
@@ -73,14 +75,18 @@ func (o *owner) report(job pipeline.JobID) *meshv1.PoolReport {
 		Pool: o.pool, State: "closed", D: s.d, B: s.b, N: s.n, Out: uint32(s.out), Source: s.source, //nolint:gosec // at most maxMaxInFlight
 		ReadAt: timestampOf(s.at), Why: s.why, Since: timestampOf(s.since),
 	}
-	if s.open {
+	switch {
+	case o.isGone:
+		out.Why = string(notInFile)
+	case s.open:
 		out.State = "open"
 	}
 	running := map[string]uint64{}
 	for id := range o.running {
 		running[o.known[id].line.queue]++
 	}
-	for _, queue := range o.queues {
+	for _, name := range slices.Sorted(maps.Keys(o.queues)) {
+		queue := pipeline.QueueName(name)
 		count, total := o.order.count(string(queue)), o.total(string(queue))
 		r := &meshv1.QueueReport{
 			Name: string(queue), Waiting: uint64(count.waiting), Delayed: uint64(count.delayed), Running: running[string(queue)], //nolint:gosec // no count is negative

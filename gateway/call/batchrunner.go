@@ -65,7 +65,7 @@ func (s *Service) runBatches(ctx context.Context) {
 	owner, log := uuid.NewString(), s.settings.Logger
 	ensure := func(ctx context.Context) error {
 		queue := s.settings.Jobs.Batches.Queue
-		return errors.Join(s.jobs.store.Ensure(ctx), s.batches.store.Ensure(ctx), s.jobs.store.EnsureQueue(ctx, queue, s.settings.Jobs.Queues[queue].JobQueueSettings))
+		return errors.Join(s.jobs.store.Ensure(ctx), s.batches.store.Ensure(ctx), s.jobs.store.EnsureQueue(ctx, queue, (*s.jobs.queues.Load())[queue].JobQueueSettings))
 	}
 	for ctx.Err() == nil {
 		lease := store.NewLease(s.jobs.store, store.BatchLease, "all", owner)
@@ -100,7 +100,7 @@ func (s *Service) runBatches(ctx context.Context) {
 func newBatchRunner(s *Service) *batchRunner {
 	queue := s.settings.Jobs.Batches.Queue
 	return &batchRunner{
-		Service: s, queue: queue, isHTTP: s.settings.Jobs.Queues[queue].HTTP, deleted: make(chan struct{}, 1),
+		Service: s, queue: queue, isHTTP: (*s.jobs.queues.Load())[queue].HTTP, deleted: make(chan struct{}, 1),
 		reading: semaphore.NewWeighted(maxReading), writing: semaphore.NewWeighted(maxWriting),
 		known: map[uuid.UUID]*batchRun{}, lines: map[pipeline.LinePrefix]*batchRun{}, files: map[uuid.UUID]knownFile{},
 	}

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 	"unicode/utf8"
 
@@ -79,19 +80,37 @@ const (
 type jobs struct {
 	store  *store.Jobs
 	stream *lazyStream
-	// queues have the streams.
-	queues map[pipeline.QueueName]*lazyStream
+	// queues are replaced as a whole.
+	queues atomic.Pointer[map[pipeline.QueueName]jobQueue]
+}
+
+type jobQueue struct {
+	JobQueue
+
+	stream *lazyStream
 }
 
 func newJobs(s *Service) *jobs {
-	out := &jobs{store: store.NewJobs(s.bus, s.settings.Jobs.Settings), queues: map[pipeline.QueueName]*lazyStream{}}
+	out := &jobs{store: store.NewJobs(s.bus, s.settings.Jobs.Settings)}
 	out.stream = s.newLazyStream("the broker stores no jobs", out.store.Ensure)
-	for name, q := range s.settings.Jobs.Queues {
-		out.queues[name] = s.newLazyStream("the broker has no queue of jobs "+string(name), func(ctx context.Context) error {
-			return out.store.EnsureQueue(ctx, name, q.JobQueueSettings)
-		})
-	}
+	out.queues.Store(&map[pipeline.QueueName]jobQueue{})
 	return out
+}
+
+// SetQueues replaces the queues of a started gateway. Nothing is submitted any more to one that is
+// left out. Its jobs can be read, awaited, listed and cancelled.
+func (s *Service) SetQueues(queues map[pipeline.QueueName]JobQueue) {
+	before, now := *s.jobs.queues.Load(), map[pipeline.QueueName]jobQueue{}
+	for name, q := range queues {
+		known, ok := before[name]
+		if !ok || known.JobQueueSettings != q.JobQueueSettings {
+			known.stream = s.newLazyStream("the broker has no queue of jobs "+string(name), func(ctx context.Context) error {
+				return s.jobs.store.EnsureQueue(ctx, name, q.JobQueueSettings)
+			})
+		}
+		now[name] = jobQueue{JobQueue: q, stream: known.stream}
+	}
+	s.jobs.queues.Store(&now)
 }
 
 // SubmitJob stores a job and returns it; with an idempotency key also the job that has it.
@@ -124,11 +143,11 @@ func (s *Service) submitJobAs(ctx context.Context, in *inferencev1.SubmitJobRequ
 		Queue: in.GetQueue(), State: inferencev1.JobState_JOB_STATE_QUEUED, Priority: in.GetPriority(),
 		AcceptedAt: timestamppb.New(now), Attributes: in.GetAttributes(),
 	}}
-	if f := s.takePayload(in, &q, job); f != nil {
+	if f := s.takePayload(in, &q.JobQueue, job); f != nil {
 		return nil, f
 	}
 	job.Webhook = in.GetWebhook()
-	deadline, f := jobDeadline(in, &q, now)
+	deadline, f := jobDeadline(in, &q.JobQueue, now)
 	if f == nil {
 		f = cmp.Or(checkAttributes(in.GetAttributes()), s.checkWebhook(in.GetWebhook()))
 	}
@@ -136,7 +155,7 @@ func (s *Service) submitJobAs(ctx context.Context, in *inferencev1.SubmitJobRequ
 		return nil, f
 	}
 	job.Job.Deadline = timestamppb.New(deadline)
-	for _, stream := range []*lazyStream{s.jobs.stream, s.jobs.queues[name]} {
+	for _, stream := range []*lazyStream{s.jobs.stream, q.stream} {
 		if f := stream.ensure(ctx); f != nil {
 			return nil, f
 		}
@@ -241,16 +260,17 @@ func (s *Service) SubmitJobs(ctx context.Context, jobs iter.Seq2[*inferencev1.Su
 // is none.
 func (s *Service) QueueOf(ctx context.Context, name string) pipeline.QueueName {
 	p, f := s.Resolve(name, false)
-	if f != nil || !s.settings.Jobs.permits(tenantOf(ctx), p.Queue) || !slices.Contains(s.settings.Jobs.Queues[p.Queue].Pipelines, name) {
+	if f != nil || !s.settings.Jobs.permits(tenantOf(ctx), p.Queue) || !slices.Contains((*s.jobs.queues.Load())[p.Queue].Pipelines, name) {
 		return ""
 	}
 	return p.Queue
 }
 
-func (s *Service) queueOf(name pipeline.QueueName) (JobQueue, *fault.Fault) {
-	q, ok := s.settings.Jobs.Queues[name]
+func (s *Service) queueOf(name pipeline.QueueName) (jobQueue, *fault.Fault) {
+	queues := *s.jobs.queues.Load()
+	q, ok := queues[name]
 	if !ok {
-		return q, unknownQueue(name, slices.Sorted(maps.Keys(s.settings.Jobs.Queues)))
+		return q, unknownQueue(name, slices.Sorted(maps.Keys(queues)))
 	}
 	return q, nil
 }
@@ -261,6 +281,24 @@ func unknownQueue(name pipeline.QueueName, names []pipeline.QueueName) *fault.Fa
 		known = "there are " + strings.Trim(fmt.Sprint(names), "[]")
 	}
 	return fault.Newf(fault.UnknownQueue, "there is no queue %.*q; %s", shown, string(name), known)
+}
+
+// requireQueue returns a fault if a queue is neither there, nor one that was and that the broker
+// still has.
+func (s *Service) requireQueue(ctx context.Context, name pipeline.QueueName) *fault.Fault {
+	_, unknown := s.queueOf(name)
+	if unknown == nil || pipeline.ValidName("queue", string(name)) != nil {
+		return unknown
+	}
+	switch has, err := s.jobs.store.HasQueue(ctx, name); {
+	case ctx.Err() != nil:
+		return fault.From(ctx.Err())
+	case err != nil:
+		return unavailable(err)
+	case has:
+		return nil
+	}
+	return unknown
 }
 
 // takePayload checks the payload and puts it into the job.
@@ -393,7 +431,9 @@ func (s *Service) submitFault(ctx context.Context, queue pipeline.QueueName, err
 	case errors.Is(err, bus.ErrTooLarge):
 		return fault.Newf(fault.PayloadTooLarge, "the job is too large: %w", err)
 	case errors.Is(err, bus.ErrNoQueue):
-		s.jobs.queues[queue].reset(ctx)
+		if q, f := s.queueOf(queue); f == nil {
+			q.stream.reset(ctx)
+		}
 		s.jobs.stream.reset(ctx)
 	}
 	return unavailable(err)
@@ -405,14 +445,14 @@ func (s *Service) GetJob(ctx context.Context, jobID string, wait time.Duration) 
 	if wait < 0 {
 		return nil, fault.InField(fault.InvalidRequest, "wait", "%s is negative", wait)
 	}
-	id, f := s.jobID(jobID)
-	if f != nil {
-		return nil, f
-	}
 	if f := s.limiter.Acquire(); f != nil {
 		return nil, f
 	}
 	defer s.limiter.Release()
+	id, f := s.jobID(ctx, jobID)
+	if f != nil {
+		return nil, f
+	}
 	tenant := tenantOf(ctx)
 	found, err := s.findJob(ctx, id, tenant)
 	if err == nil && wait > 0 && !store.IsEnd(found.GetJob().GetState()) {
@@ -464,13 +504,12 @@ func (s *Service) startWait(ctx context.Context, wait time.Duration) (waiting co
 }
 
 // jobID reads the ID of a job in one of the queues.
-func (s *Service) jobID(text string) (pipeline.JobID, *fault.Fault) {
+func (s *Service) jobID(ctx context.Context, text string) (pipeline.JobID, *fault.Fault) {
 	id, err := pipeline.ParseJobID(text)
 	if err != nil {
 		return id, fault.InField(fault.InvalidRequest, "id", "%.*q: %w", shown, text, err)
 	}
-	_, f := s.queueOf(id.Queue)
-	return id, f
+	return id, s.requireQueue(ctx, id.Queue)
 }
 
 // findJob returns the record of a job, or store.ErrNoJob. A job that no attempt has begun of has
@@ -532,14 +571,14 @@ const maxCancelTries = 8
 // CancelJob cancels a job, and returns it as it is then. One that waits has ended then; one that
 // runs is stopped soon after; one that has ended stays as it is.
 func (s *Service) CancelJob(ctx context.Context, jobID string) (*inferencev1.Job, error) {
-	id, f := s.jobID(jobID)
-	if f != nil {
-		return nil, f
-	}
 	if f := s.limiter.Acquire(); f != nil {
 		return nil, f
 	}
 	defer s.limiter.Release()
+	id, f := s.jobID(ctx, jobID)
+	if f != nil {
+		return nil, f
+	}
 	tenant := tenantOf(ctx)
 	err := store.ErrJobChanged
 	for range maxCancelTries {
@@ -601,9 +640,6 @@ func (s *Service) cancelJob(ctx context.Context, id pipeline.JobID, tenant strin
 // ListJobs lists the tenant's jobs of a queue. It may wait for the first end.
 func (s *Service) ListJobs(ctx context.Context, in *inferencev1.ListJobsRequest) (*inferencev1.ListJobsResponse, error) {
 	queue := pipeline.QueueName(in.GetQueue())
-	if _, f := s.queueOf(queue); f != nil {
-		return nil, f
-	}
 	wait, err := DurationFromProto("wait", in.GetWait())
 	switch {
 	case err != nil:
@@ -615,6 +651,9 @@ func (s *Service) ListJobs(ctx context.Context, in *inferencev1.ListJobsRequest)
 		return nil, f
 	}
 	defer s.limiter.Release()
+	if f := s.requireQueue(ctx, queue); f != nil {
+		return nil, f
+	}
 	limit, out, tenant := int(min(cmp.Or(in.GetLimit(), defaultJobPage), maxJobPage)), new(inferencev1.ListJobsResponse), tenantOf(ctx)
 	next := s.nextQueued
 	if in.GetEnded() {

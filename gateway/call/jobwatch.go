@@ -96,7 +96,7 @@ func (s *Service) keepChunks(ctx context.Context, job store.StoredJob, chunks <-
 // chunks of its answer. It begins after the event with that ID, if it is not empty. If there is
 // nothing to pass yet, a response without an event comes first.
 func (s *Service) WatchJob(ctx context.Context, jobID, after string, emit func(*inferencev1.WatchJobResponse) error) error {
-	id, f := s.jobID(jobID)
+	id, f := s.jobID(ctx, jobID)
 	if f != nil {
 		return f
 	}

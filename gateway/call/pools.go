@@ -27,6 +27,9 @@ const maxPoolReads = 16
 
 // poolReport returns how a pool stands and where a job is, which may be empty.
 func (s *Service) poolReport(ctx context.Context, pool, job string) (*meshv1.PoolReport, error) {
+	if pool == "" {
+		return &meshv1.PoolReport{State: noOwner, Why: "the queue is not in the mesh file any more"}, nil
+	}
 	r, err := s.bus.AskPool(ctx, pool, job)
 	switch {
 	case errors.Is(err, bus.ErrNoOwner):
@@ -40,7 +43,7 @@ func (s *Service) poolReport(ctx context.Context, pool, job string) (*meshv1.Poo
 // ListGates returns how each pool that queues feed stands, sorted by name.
 func (s *Service) ListGates(ctx context.Context, _ *adminv1.ListGatesRequest) (*adminv1.ListGatesResponse, error) {
 	pools := map[string]bool{}
-	for _, q := range s.settings.Jobs.Queues {
+	for _, q := range *s.jobs.queues.Load() {
 		pools[q.Pool] = true
 	}
 	out := &adminv1.ListGatesResponse{Pools: make([]*meshv1.PoolReport, len(pools))}
@@ -65,7 +68,7 @@ func (s *Service) ListQueues(ctx context.Context, _ *adminv1.ListQueuesRequest) 
 	if err != nil && !errors.Is(err, bus.ErrNoQueue) {
 		return nil, unavailable(err)
 	}
-	queues := s.settings.Jobs.Queues
+	queues := *s.jobs.queues.Load()
 	out := &adminv1.ListQueuesResponse{Queues: make([]*adminv1.JobQueueStatus, len(queues))}
 	reads, ctx := errgroup.WithContext(ctx)
 	reads.SetLimit(maxPoolReads)
@@ -137,7 +140,7 @@ func (s *Service) ExplainJob(ctx context.Context, in *inferencev1.ExplainJobRequ
 	if err != nil {
 		return nil, err
 	}
-	job, pool := found.GetJob(), s.settings.Jobs.Queues[pipeline.QueueName(found.GetJob().GetQueue())].Pool
+	job, pool := found.GetJob(), (*s.jobs.queues.Load())[pipeline.QueueName(found.GetJob().GetQueue())].Pool
 	place := &inferencev1.JobPlace{Pool: pool, StartsAt: job.GetStartedAt()}
 	switch state := job.GetState(); {
 	case store.IsEnd(state):

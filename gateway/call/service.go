@@ -230,6 +230,7 @@ func (s *Service) Start(b *bus.Bus) error {
 	s.resultsStream = s.newLazyStream("the broker stores no results", s.results.Ensure)
 	s.keys = newKeys(s)
 	s.jobs = newJobs(s)
+	s.SetQueues(s.settings.Jobs.Queues)
 	s.cancels = newCancels(b, s.settings.MaxInFlight, s.metrics.countCancel)
 	s.cancels.onDeleted = s.availability.Deleted
 	var err error

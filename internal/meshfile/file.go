@@ -65,7 +65,10 @@ type File struct {
 
 	doc    *config.Doc
 	folder string
-	kinds  []Kind
+	// path and flags are what the file was read with; path is empty for bytes.
+	path  string
+	flags Flags
+	kinds []Kind
 	// pipelinesOnly is true when the stages of the pipelines are not those of the file.
 	pipelinesOnly bool
 }
@@ -142,7 +145,7 @@ func (o Flags) Read(path string, kinds ...Kind) (*File, error) {
 }
 
 func (o Flags) read(path string, kinds []Kind) (*File, error) {
-	f, err := read(path, File{kinds: kinds})
+	f, err := read(path, File{kinds: kinds, path: path, flags: o})
 	if o.Broker != "" {
 		f.NATS = NATS{URL: o.Broker, Broker: f.NATS.Broker}
 	}
@@ -167,6 +170,15 @@ func (f *File) AllowInsecure() {
 		s.Insecure = true
 		f.Stages[name] = s
 	}
+}
+
+// Path returns where the file is; empty for bytes.
+func (f *File) Path() string { return f.path }
+
+// Reload reads the file again, with the same flags, and checks all but its stages.
+func (f *File) Reload() (*File, error) {
+	again, err := f.flags.read(f.path, f.kinds)
+	return again.checkWith(func(f *File) error { return f.ValidatePart(nil) }, err)
 }
 
 // Parse is Load of bytes; the name is for messages, and paths are relative to
@@ -254,17 +266,11 @@ func (f *File) GatewaySettings() (out gateway.Settings, err error) {
 	out.Config, out.Bus = f.Gateway, bus.Settings{URL: f.NATS.URL, Auth: f.NATS.Broker}
 	out.Listen, out.Admin.Listen = cmp.Or(out.Listen, DefaultListen), cmp.Or(out.Admin.Listen, DefaultAdmin)
 	out.Call = call.Settings{Mesh: pipeline.MeshName(f.Mesh), Results: f.Results, Idempotency: f.Idempotency, Sampling: f.Tracing.Sampling}
-	jobs := f.Jobs.WithWebhooks()
-	out.Call.Jobs = call.JobSettings{Settings: f.Jobs.Settings, Webhooks: f.Jobs.Webhooks, Batches: f.Jobs.Batches, Queues: map[pipeline.QueueName]call.JobQueue{}, Tenants: map[string][]pipeline.QueueName{}, NATS: f.Jobs.NATS}
+	out.Call.Jobs = call.JobSettings{Settings: f.Jobs.Settings, Webhooks: f.Jobs.Webhooks, Batches: f.Jobs.Batches, Queues: JobQueues(f.Jobs), Tenants: map[string][]pipeline.QueueName{}, NATS: f.Jobs.NATS}
 	for name, t := range f.Jobs.Tenants {
 		for _, queue := range t.Queues {
 			out.Call.Jobs.Tenants[name] = append(out.Call.Jobs.Tenants[name], pipeline.QueueName(queue))
 		}
-	}
-	for name, q := range jobs.Queues {
-		pool, _ := jobs.PoolOf(name)
-		target := jobs.Pools[pool].Target
-		out.Call.Jobs.Queues[pipeline.QueueName(name)] = call.JobQueue{Pool: pool, JobQueueSettings: q.JobQueueSettings, Pipelines: target.Pipelines, HTTP: target.HTTP != nil}
 	}
 	if err := errors.Join(f.At(out.Config.Validate(), "gateway"), f.At(out.Admin.Validate(), "gateway", "admin")); err != nil {
 		return out, err
@@ -273,6 +279,18 @@ func (f *File) GatewaySettings() (out gateway.Settings, err error) {
 	out.Pipelines, routes = f.Routes()
 	out.Models, out.Aliases, loadable = f.models()
 	return out, errors.Join(routes, loadable)
+}
+
+// JobQueues returns the queues of a section jobs as a gateway has them.
+func JobQueues(c dispatch.Config) map[pipeline.QueueName]call.JobQueue {
+	out := map[pipeline.QueueName]call.JobQueue{}
+	c = c.WithWebhooks()
+	for name, q := range c.Queues {
+		pool, _ := c.PoolOf(name) // Validate has checked it
+		target := c.Pools[pool].Target
+		out[pipeline.QueueName(name)] = call.JobQueue{Pool: pool, JobQueueSettings: q.JobQueueSettings, Pipelines: target.Pipelines, HTTP: target.HTTP != nil}
+	}
+	return out
 }
 
 // Joinable reports whether other processes may serve stages of the mesh.

@@ -142,6 +142,15 @@ func (s *Jobs) EnsureQueue(ctx context.Context, queue pipeline.QueueName, q JobQ
 	return s.wrap(s.bus.EnsureStream(ctx, config, max(1, q.Version)))
 }
 
+// HasQueue reports whether the broker has a queue.
+func (s *Jobs) HasQueue(ctx context.Context, queue pipeline.QueueName) (bool, error) {
+	_, err := s.createdAt(ctx, s.bus.JobStream(queue))
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
 // Submit puts a job into its queue, and returns its number there. It returns false if the queue
 // has a job of that ID. Errors are those of bus.Publish.
 func (s *Jobs) Submit(ctx context.Context, id pipeline.JobID, tenant string, h bus.JobHeader, job *meshv1.QueuedJob) (seq uint64, added bool, err error) {

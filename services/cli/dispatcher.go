@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"errors"
 	"fmt"
 	"net"
 
@@ -33,7 +32,7 @@ func newDispatcher() *cobra.Command {
 				return err
 			}
 			if len(p.File.Jobs.Queues) == 0 {
-				return errors.New("--config: the file has no jobs.queues, so there is nothing to forward")
+				p.Logger.Warn("the file has no jobs.queues; the jobs of queues that it had are ended")
 			}
 			p.Stages, p.NoPorts, p.Dispatcher = []string{}, true, true
 			p.Ready = func(_ *stagemesh.Mesh, operations net.Addr) error {

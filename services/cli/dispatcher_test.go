@@ -19,7 +19,7 @@ func TestDispatcherAloneForwardsJobsOfOthers(t *testing.T) {
 	broker := testbed.StartBroker(t)
 	folder := t.TempDir()
 	file, text := filepath.Join(folder, "mesh.yaml"), filepath.Join(folder, "a.txt")
-	save(t, file, echoJobs)
+	save(t, file, echoes+freePorts)
 	save(t, text, "seven")
 	join := func(verb string, line *regexp.Regexp) (words []string) {
 		t.Helper()
@@ -44,10 +44,13 @@ func TestDispatcherAloneForwardsJobsOfOthers(t *testing.T) {
 	join("stage a", regexp.MustCompile(`^stage a of mesh m is ready `))
 	address := join("gateway", regexp.MustCompile(`^gateway of mesh m is ready on (http://\S+) `))[1]
 	operations := join("dispatcher", regexp.MustCompile(`^dispatcher of mesh m is ready \(operations: (http://\S+)\)\n$`))[1]
-	out, err := run(t, "jobs", "submit", "nightly", text, "--wait", "-a", address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	save(t, file, echoJobs) // both take the jobs while they run
+	var out string
+	testbed.Eventually(t, "the gateway knows the queue", func() bool {
+		var err error
+		out, err = run(t, "jobs", "submit", "nightly", text, "--wait", "-a", address)
+		return err == nil
+	})
 	match(t, out, `FILE .*`, `a\.txt +`+jobID+` +p +succeeded +\d+s +1 +seven`)
 	response, err := http.Get(operations + "/readyz")
 	if err != nil {
@@ -56,14 +59,5 @@ func TestDispatcherAloneForwardsJobsOfOthers(t *testing.T) {
 	defer response.Body.Close()
 	if body, err := io.ReadAll(response.Body); err != nil || response.StatusCode != http.StatusOK {
 		t.Errorf("/readyz: %s, %s, %v", response.Status, body, err)
-	}
-}
-
-func TestDispatcherNeedsQueues(t *testing.T) {
-	t.Parallel()
-	file := filepath.Join(t.TempDir(), "mesh.yaml")
-	save(t, file, echoes)
-	if _, err := run(t, "dispatcher", "--config", file, "--nats", "nats://127.0.0.1:1"); err == nil || err.Error() != "--config: the file has no jobs.queues, so there is nothing to forward" {
-		t.Errorf("got %v", err)
 	}
 }

@@ -13,11 +13,11 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"time"
 	"unicode"
 
 	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/internal/meshfile"
+	"github.com/stagemesh/stagemesh/internal/program"
 	"github.com/stagemesh/stagemesh/services/runners"
 	"github.com/stagemesh/stagemesh/stagehost/runner/worker"
 )
@@ -34,11 +34,11 @@ func runWorker(ctx context.Context, flags upFlags, path string, out, errOut io.W
 	}
 	flags.override(file)
 	ctx, end := context.WithCancel(ctx)
-	saved, last := make(chan struct{}, 1), versionOf(path)
+	saved, last := make(chan struct{}, 1), program.VersionOf(path)
 	var watching sync.WaitGroup
 	defer watching.Wait()
 	defer end()
-	watching.Go(func() { watch(ctx, path, last, saved) })
+	watching.Go(func() { program.Watch(ctx, path, last, saved) })
 	w := watched{path: path, file: file, log: log, out: out, saved: saved}
 	return w.run(ctx)
 }
@@ -145,48 +145,6 @@ func printWorker(out io.Writer, m *stagemesh.Mesh, name, docs string, ops net.Ad
 	}
 	_, err := io.WriteString(out, text)
 	return err
-}
-
-// settle is how long a file has to be left alone after a change: editors write one in
-// several steps, and tools take it away for a moment.
-const settle = 200 * time.Millisecond
-
-// version identifies a version of a file; zero means that it is not there.
-type version struct {
-	size  int64
-	saved time.Time
-}
-
-func versionOf(path string) version {
-	info, err := os.Stat(path)
-	if err != nil {
-		return version{}
-	}
-	return version{size: info.Size(), saved: info.ModTime()}
-}
-
-// watch reports each new version of a file until the context ends. It polls, which sees
-// also files that are replaced, links, and folders that are removed for a while.
-func watch(ctx context.Context, path string, last version, saved chan<- struct{}) {
-	ticks := time.NewTicker(settle)
-	defer ticks.Stop()
-	before := last
-	for {
-		select {
-		case <-ticks.C:
-		case <-ctx.Done():
-			return
-		}
-		now := versionOf(path)
-		if now == before && now != last && now != (version{}) {
-			last = now
-			select {
-			case saved <- struct{}{}:
-			default: // the previous save has not been received yet
-			}
-		}
-		before = now
-	}
 }
 
 // workerFile returns the file that describes a mesh of one stage that runs one worker.

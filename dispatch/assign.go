@@ -1,0 +1,322 @@
+package dispatch
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"maps"
+	"reflect"
+	"slices"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/config"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/mesh/process"
+	"github.com/stagemesh/stagemesh/mesh/store"
+)
+
+// setup is a configuration with the targets of its pools.
+type setup struct {
+	Config
+
+	targets map[string]Target
+}
+
+// newSetup checks a configuration. Targets of pools that are as before stay. Its errors begin with
+// the key.
+func (d *Dispatcher) newSetup(c Config) (*setup, error) {
+	if err := config.InSection("jobs", c.Validate()); err != nil {
+		return nil, err
+	}
+	c = c.WithWebhooks()
+	out, before := &setup{Config: c, targets: map[string]Target{}}, cmp.Or(d.setup.Load(), new(setup))
+	for name, p := range c.Pools {
+		if target := before.targets[name]; target != nil && reflect.DeepEqual(before.Pools[name], p) {
+			out.targets[name] = target
+			continue
+		}
+		limit := cmp.Or(p.MaxInFlight, DefaultMaxInFlight)
+		var err error
+		switch {
+		case p.Target.webhooks != nil:
+			out.targets[name], err = newWebhookTarget(*p.Target.webhooks, limit)
+			err = config.InSection("jobs.webhooks", err)
+		case p.Target.HTTP != nil:
+			out.targets[name], err = newHTTPTarget(*p.Target.HTTP, limit)
+			err = config.InSection("jobs.pools."+name+".target.http", err)
+		default:
+			out.targets[name] = d.settings.Target(p)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// SetConfig replaces pools and queues while the dispatcher runs, all or, on an error, none. The
+// settings of the store stay. No attempt is cancelled: a pool that has changed sends nothing until
+// its attempts have ended. A queue that is left out stays with the pool that it had.
+func (d *Dispatcher) SetConfig(c Config) error {
+	s, err := d.newSetup(c)
+	if err != nil {
+		return err
+	}
+	d.setup.Store(s)
+	select {
+	case d.changed <- struct{}{}:
+	default:
+	}
+	return nil
+}
+
+// assignment is a queue as the dispatchers of a mesh agree on it, with the settings of the last
+// file that had it.
+type assignment struct {
+	QueueConfig
+
+	// Holder is the pool whose owner has the queue's jobs. After Pool has changed, it is the old
+	// one until none of its attempts runs.
+	Holder string
+}
+
+// assignments are those of a mesh's queues. They are one value on the broker.
+type assignments map[string]assignment
+
+const assignmentKind, assignmentName = "queues", "all"
+
+// publish takes the queues of a configuration, those that are missing or, if it is new, all. It
+// reports whether that changes something.
+func (a assignments) publish(c Config, isNew bool) (changed bool) {
+	for name, q := range c.Queues {
+		q.Pool, _ = c.PoolOf(name) // Validate has checked it
+		before, ok := a[name]
+		if !ok || isNew && !reflect.DeepEqual(before.QueueConfig, q) {
+			a[name], changed = assignment{QueueConfig: q, Holder: before.Holder}, true
+		}
+	}
+	return changed
+}
+
+// of returns the queues that the owner of a pool may have.
+func (a assignments) of(pool string) map[string]QueueConfig {
+	out := map[string]QueueConfig{}
+	for name, q := range a {
+		if q.Pool == pool && (q.Holder == "" || q.Holder == pool) {
+			out[name] = q.QueueConfig
+		}
+	}
+	return out
+}
+
+// hold has a pool be the holder of its queues and of no others.
+func (a assignments) hold(pool string) (changed bool) {
+	mine := a.of(pool)
+	for name, q := range a {
+		before := q.Holder
+		if _, ok := mine[name]; ok {
+			q.Holder = pool
+		} else if before == pool {
+			q.Holder = ""
+		}
+		a[name], changed = q, changed || q.Holder != before
+	}
+	return changed
+}
+
+// assign returns the assignments once edit has changed them, which reports whether it did and may
+// be called again.
+func (d *Dispatcher) assign(ctx context.Context, edit func(assignments) bool) (assignments, error) {
+	ctx, cancel := context.WithTimeout(ctx, brokerTimeout)
+	defer cancel()
+	for {
+		data, seq, err := d.jobs.Control(ctx, assignmentKind, assignmentName)
+		if err != nil {
+			return nil, err
+		}
+		out := assignments{}
+		if json.Unmarshal(data, &out) != nil {
+			out = assignments{} // other bytes, or there are none yet
+		}
+		if !edit(out) {
+			return out, nil
+		}
+		if data, err = json.Marshal(out); err == nil {
+			_, err = d.jobs.SetControl(ctx, assignmentKind, assignmentName, seq, data)
+		}
+		if !errors.Is(err, store.ErrJobChanged) {
+			return out, err
+		}
+	}
+}
+
+// plan is what an owner of a pool has to do.
+type plan struct {
+	config PoolConfig
+	target Target
+	// isGone is true if the pool is not in the file. Then nothing is sent, and jobs expire.
+	isGone bool
+	queues map[string]QueueConfig
+}
+
+func (d *Dispatcher) planOf(pool string, queues map[string]QueueConfig) plan {
+	s := d.setup.Load()
+	config, ok := s.Pools[pool]
+	out := plan{config: config, target: s.targets[pool], isGone: !ok, queues: queues}
+	if out.isGone {
+		out.target = d.settings.Target(config) // for attempts that an earlier owner began
+	}
+	return out
+}
+
+// isLike reports whether an owner can go on with another plan.
+func (p plan) isLike(other plan) bool {
+	return p.isGone == other.isGone && reflect.DeepEqual(p.config, other.config) && maps.EqualFunc(p.queues, other.queues, func(QueueConfig, QueueConfig) bool { return true })
+}
+
+// claim returns what the owner of a pool has to do, whose lease this process has.
+func (d *Dispatcher) claim(ctx context.Context, pool string, l *store.Lease) (plan, error) {
+	all, err := d.assign(ctx, func(a assignments) bool { return a.hold(pool) && l.IsHeld(time.Now()) })
+	if err != nil {
+		return plan{}, err
+	}
+	if !l.IsHeld(time.Now()) {
+		return plan{}, store.ErrLeaseLost
+	}
+	queues := all.of(pool)
+	for name := range queues {
+		if _, ok := d.setup.Load().Queues[name]; ok {
+			continue
+		}
+		// It was taken out of the file. Who deletes its stream is done with it.
+		has, err := d.jobs.HasQueue(ctx, pipeline.QueueName(name))
+		if err == nil && !has {
+			delete(queues, name)
+			_, err = d.assign(ctx, func(a assignments) bool { delete(a, name); return true })
+		}
+		if err != nil {
+			return plan{}, err
+		}
+	}
+	return d.planOf(pool, queues), nil
+}
+
+// lookEvery is how often a dispatcher looks for changes that others have made.
+const lookEvery = time.Second
+
+// supervise has each pool run that the file or the broker names, until the context ends.
+func (d *Dispatcher) supervise(ctx context.Context, conn *bus.Bus, pools *errgroup.Group) error {
+	ticker := time.NewTicker(lookEvery)
+	defer ticker.Stop()
+	var published *setup
+	isReady, isLogged := false, false
+	for {
+		s := d.setup.Load()
+		all, err := d.look(ctx, s, s != published)
+		switch {
+		case err == nil:
+			published, isLogged = s, false
+			for _, pool := range slices.Concat(slices.Collect(maps.Keys(s.Pools)), all.pools()) {
+				if _, runs := d.running.LoadOrStore(pool, true); !runs {
+					pools.Go(func() error {
+						defer d.running.Delete(pool)
+						d.runPool(ctx, conn, pool)
+						return nil
+					})
+				}
+			}
+			for pool, o := range d.metrics.snapshot() {
+				o.review(d.planOf(pool, all.of(pool)))
+			}
+			if !isReady {
+				isReady = true
+				close(d.ready)
+			}
+		case ctx.Err() == nil && !isLogged:
+			d.log.Warn("the broker has no streams for jobs; retrying", "error", err)
+			isLogged = true
+		}
+		look := ticker.C
+		if err == nil && len(all) == 0 {
+			look = nil // there are no jobs
+		}
+		select {
+		case <-d.changed:
+		case <-look:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// look returns the assignments, to which it adds those of the configuration.
+func (d *Dispatcher) look(ctx context.Context, s *setup, isNew bool) (assignments, error) {
+	if isNew && len(s.Queues) > 0 {
+		if err := d.ensure(ctx); err != nil {
+			return nil, err
+		}
+	}
+	all, err := d.assign(ctx, func(a assignments) bool { return a.publish(s.Config, isNew) })
+	if !errors.Is(err, bus.ErrNoQueue) {
+		return all, err
+	}
+	if len(s.Queues) == 0 {
+		return nil, nil
+	}
+	return nil, errors.Join(err, d.ensure(ctx))
+}
+
+// pools returns those that have queues, or had them.
+func (a assignments) pools() (out []string) {
+	for _, q := range a {
+		out = append(out, q.Pool)
+		if q.Holder != "" {
+			out = append(out, q.Holder)
+		}
+	}
+	return out
+}
+
+const (
+	// A dispatcher whose file does not have a pool lets those with it go first, after a pause of
+	// awaitOthers and again each ownGoneFor.
+	awaitOthers = 2 * time.Second
+	ownGoneFor  = time.Minute
+)
+
+// errRetired is why an owner stops whose plan is another one.
+var errRetired = errors.New("the configuration of the pool has changed")
+
+// runPool owns a pool whenever it can, until the context ends or nobody needs the pool.
+func (d *Dispatcher) runPool(ctx context.Context, conn *bus.Bus, pool string) {
+	log := d.log.With("pool", pool)
+	for ctx.Err() == nil {
+		if _, ok := d.setup.Load().Pools[pool]; !ok && process.Sleep(ctx, awaitOthers) != nil {
+			return
+		}
+		// A broker that was wiped has no streams.
+		l := store.NewLease(d.jobs, store.PoolLease, pool, d.id)
+		if retry(ctx, log, "the broker has no streams for jobs", d.ensure) != nil || !l.Acquire(ctx, log, d.ensure) {
+			return
+		}
+		p, err := d.claim(ctx, pool, l)
+		switch {
+		case err != nil:
+			l.Release()
+		case p.isGone && len(p.queues) == 0:
+			l.Release()
+			return
+		default:
+			log.Info("owns the pool", "in_file", !p.isGone)
+			err = d.ownPool(ctx, conn, pool, p, l)
+		}
+		if ctx.Err() == nil && !errors.Is(err, errRetired) && !p.isGone {
+			log.Warn("no longer owns the pool", "error", err)
+			_ = process.Sleep(ctx, retryEvery)
+		}
+	}
+}
