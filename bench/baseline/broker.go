@@ -3,6 +3,7 @@ package baseline
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -52,7 +53,7 @@ func (b Broker) PublishAsync(ctx context.Context, messages, size int) error {
 	}
 	data := make([]byte, size)
 	for i := range messages {
-		if _, err := js.PublishAsync(fmt.Sprint("bare.", i), data); err != nil {
+		if _, err := js.PublishAsync(fmt.Sprint("bare.", i), data, jetstream.WithStallWait(time.Minute)); err != nil {
 			return err
 		}
 	}
