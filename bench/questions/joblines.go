@@ -162,9 +162,9 @@ func (m *measurement) batch(ctx context.Context) error {
 					return batch.Status == "completed", err
 				})
 			})
-			out.ThroughputPerS = queuedJobs / took.Seconds()
+			out.ThroughputPerS = batchLines / took.Seconds()
 			return out, err
-		}, b.drain(ctx))
+		}, b.drain(ctx, batchLines))
 	})
 }
 
@@ -181,7 +181,7 @@ func (b *jobMesh) upload(ctx context.Context, file any) error {
 		return err
 	}
 	text := strings.Repeat("x", 1<<10)
-	for i := range queuedJobs {
+	for i := range batchLines {
 		if _, err := fmt.Fprintf(lines, `{"custom_id":"%d","method":"POST","url":"/v1/chat/completions","body":{"model":"echo","messages":[{"role":"user","content":%q}]}}`+"\n", i, text); err != nil {
 			return err
 		}
