@@ -139,8 +139,8 @@ func readEvents(data []byte) (any, error) {
 		if e.Name != "" {
 			one["event"] = e.Name
 		}
-		if e.ID > 0 {
-			one["id"] = strconv.FormatUint(e.ID, 10)
+		if e.ID != "" {
+			one["id"] = e.ID
 		}
 		out[i] = one
 	}
