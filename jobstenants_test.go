@@ -65,7 +65,8 @@ jobs:
 			RunnerSeconds, Cost, Joules float64
 			Currency                    string
 		}
-	}) {
+	},
+	) {
 		t.Helper()
 		status, body := call(tenant, http.MethodPost, path)
 		var job struct{ ID string }

@@ -108,8 +108,8 @@ func (ls limits) keysOf(tenant string, attributes map[string]string) (keys []str
 // reached returns the limit that keeps the first job of a line from starting; nil if none does.
 func (ls limits) reached(of *line, now time.Time) *limit {
 	for i, l := range ls {
-		ok, key := true, of.keys[i]
-		switch {
+		var ok bool
+		switch key := of.keys[i]; {
 		case l.inFlight != nil:
 			ok = l.inFlight[key] < l.Concurrency
 		case l.starts != nil:

@@ -2,6 +2,7 @@ package dispatch
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math"
@@ -81,7 +82,7 @@ func TestUsageAddsUpOverAttempts(t *testing.T) {
 	b.submitFor("acme", id)
 	r, err := b.jobs.AwaitEnd(t.Context(), id, "acme")
 	stop()
-	if err := <-ended; err != nil || r.JobRecord == nil {
+	if err := errors.Join(err, <-ended); err != nil || r.JobRecord == nil {
 		t.Fatal(r, err)
 	}
 	job := r.GetJob()

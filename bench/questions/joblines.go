@@ -103,7 +103,7 @@ func (m *measurement) opened(ctx context.Context) error {
 	go func() { served <- source.Serve(listener) }()
 	defer func() {
 		_ = source.Close()
-		<-served
+		_ = <-served // it was closed
 	}()
 	gate := fmt.Sprintf("interval: %s, value: {url: 'http://%s'}", gateInterval, listener.Addr())
 	return m.withGate(ctx, gate, false, func(b *jobMesh) error {
@@ -203,7 +203,7 @@ func (b *jobMesh) call(ctx context.Context, method, path, contentType string, bo
 	if err != nil {
 		return err
 	}
-	defer answered.Body.Close()
+	defer answered.Body.Close() //nolint:errcheck // it was only read
 	data, err := io.ReadAll(answered.Body)
 	if err == nil && answered.StatusCode != http.StatusOK {
 		err = fmt.Errorf("%s: %d %s", path, answered.StatusCode, data)
