@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"math"
 	"slices"
 	"time"
 
@@ -221,10 +220,7 @@ func (q QueueConfig) validate() error {
 }
 
 func (t TenantConfig) validate(queues map[string]QueueConfig) error {
-	var errs []error
-	if !(t.Weight >= 0) || math.IsInf(t.Weight, 1) {
-		errs = append(errs, fmt.Errorf("weight: %v is no weight", t.Weight))
-	}
+	errs := []error{config.NotNegative("weight", t.Weight)}
 	for i, name := range t.Queues {
 		if _, ok := queues[name]; !ok {
 			errs = append(errs, fmt.Errorf("queues[%d]: there is no queue %q", i, name))

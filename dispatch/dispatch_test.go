@@ -519,7 +519,8 @@ func TestConfigNamesWhatIsWrong(t *testing.T) {
 		"queues.nightly.ttl: 72h0m0s is longer than the 48h0m0s of jobs.retention: the end of a job could be forgotten before the job is": {Pools: map[string]PoolConfig{"gpu": {Target: TargetConfig{Pipelines: []string{"a"}}}}, Queues: map[string]QueueConfig{"nightly": {JobQueueSettings: store.JobQueueSettings{TTL: 72 * time.Hour}}}},
 		`pools.gpu.merge: "fair"; use weighted, strict or deadline`:                                                                       {Pools: map[string]PoolConfig{"gpu": {Target: TargetConfig{Pipelines: []string{"a"}}, Merge: "fair"}}},
 		`tenants.acme.queues[0]: there is no queue "weekly"`:                                                                              {Tenants: map[string]TenantConfig{"acme": {Queues: []string{"weekly"}}}},
-		"tenants.acme.weight: -1 is no weight":                                                                                            {Tenants: map[string]TenantConfig{"acme": {Weight: -1}}},
+		"queues.nightly.weight: NaN is no amount":                                                                                         {Pools: map[string]PoolConfig{"gpu": {Target: TargetConfig{Pipelines: []string{"a"}}}}, Queues: map[string]QueueConfig{"nightly": {Weight: math.NaN()}}},
+		"tenants.acme.weight: +Inf is no amount":                                                                                          {Tenants: map[string]TenantConfig{"acme": {Weight: math.Inf(1)}}},
 		"rates.stages.classify.price: NaN is no amount":                                                                                   {Rates: RatesConfig{Stages: map[string]StageRate{"classify": {Price: math.NaN()}}}},
 		"rates.pools.llm: there is no such pool with an HTTP target, which counts tokens":                                                 {Rates: RatesConfig{Pools: map[string]TokenRate{"llm": {}}}},
 	} {

@@ -207,12 +207,9 @@ func (b BudgetConfig) budget(maxInFlight int) (budget, error) {
 	if b.Baseline != nil {
 		out.baseline = *b.Baseline
 	}
-	errs := []error{config.NotNegative("max_age", b.MaxAge)}
+	errs := []error{config.NotNegative("max_age", b.MaxAge), config.NotNegative("each", b.Each)}
 	if !(out.baseline >= 0 && out.baseline < 1) {
 		errs = append(errs, fmt.Errorf("baseline: %v is not within 0 and 1, without 1", out.baseline))
-	}
-	if !(b.Each >= 0) || math.IsInf(b.Each, 1) {
-		errs = append(errs, fmt.Errorf("each: %v is no amount", b.Each))
 	}
 	if b.Each == 0 && (b.Ready != nil || out.unit == unitBytes || out.unit == unitTokens) {
 		errs = append(errs, errors.New("each: say how much one server takes"))

@@ -11,6 +11,7 @@ import (
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
+	"github.com/stagemesh/stagemesh/mesh/config"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
@@ -39,24 +40,17 @@ const perTokens = 1_000_000
 
 func (r RatesConfig) validate(pools map[string]PoolConfig) error {
 	var errs []error
-	amount := func(section, name, key string, value float64) {
-		if !(value >= 0) || math.IsInf(value, 1) {
-			errs = append(errs, fmt.Errorf("%s.%s.%s: %v is no amount", section, name, key, value))
-		}
-	}
 	for _, name := range slices.Sorted(maps.Keys(r.Stages)) {
 		if err := pipeline.ValidName("stage", name); err != nil {
 			errs = append(errs, fmt.Errorf("stages.%s: %w", name, err))
 		}
-		amount("stages", name, "price", r.Stages[name].Price)
-		amount("stages", name, "watts", r.Stages[name].Watts)
+		errs = append(errs, config.InSection("stages."+name, errors.Join(config.NotNegative("price", r.Stages[name].Price), config.NotNegative("watts", r.Stages[name].Watts))))
 	}
 	for _, name := range slices.Sorted(maps.Keys(r.Pools)) {
 		if pools[name].Target.HTTP == nil {
 			errs = append(errs, fmt.Errorf("pools.%s: there is no such pool with an HTTP target, which counts tokens", name))
 		}
-		amount("pools", name, "prompt_tokens", r.Pools[name].Prompt)
-		amount("pools", name, "completion_tokens", r.Pools[name].Completion)
+		errs = append(errs, config.InSection("pools."+name, errors.Join(config.NotNegative("prompt_tokens", r.Pools[name].Prompt), config.NotNegative("completion_tokens", r.Pools[name].Completion))))
 	}
 	return errors.Join(errs...)
 }

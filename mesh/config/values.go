@@ -3,6 +3,7 @@ package config
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"math/big"
 	"net"
 	"strconv"
@@ -88,11 +89,15 @@ func Address(key, addr string) error {
 	return nil
 }
 
-// NotNegative checks the number of the key.
+// NotNegative checks the number of the key, which is finite.
 func NotNegative[N cmp.Ordered](key string, n N) error {
 	var zero N
-	if n < zero {
+	f, isFloat := any(n).(float64)
+	switch {
+	case n < zero:
 		return fmt.Errorf("%s: %v is negative", key, n)
+	case isFloat && (math.IsNaN(f) || math.IsInf(f, 1)):
+		return fmt.Errorf("%s: %v is no amount", key, n)
 	}
 	return nil
 }
