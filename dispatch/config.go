@@ -92,7 +92,7 @@ const (
 func (c Config) Validate() error {
 	errs := []error{c.Settings.Validate()}
 	if c.Webhooks != nil {
-		errs = append(errs, config.InSection("webhooks", c.Webhooks.Validate()))
+		errs = append(errs, config.InSection("webhooks", errors.Join(c.Webhooks.Validate(), checkInFlight(c.Webhooks.MaxInFlight))))
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.Pools)) {
 		errs = append(errs, config.InSection("pools."+name, errors.Join(validName("pool", name), c.Pools[name].validate())))
@@ -187,10 +187,7 @@ func (p PoolConfig) validate() error {
 			errs = append(errs, fmt.Errorf("target.pipelines[%d]: %w", i, err))
 		}
 	}
-	errs = append(errs, config.NotNegative("max_in_flight", p.MaxInFlight), config.NotNegative("timeout", p.Timeout))
-	if p.MaxInFlight > maxMaxInFlight {
-		errs = append(errs, fmt.Errorf("max_in_flight: %d, at most %d are possible", p.MaxInFlight, maxMaxInFlight))
-	}
+	errs = append(errs, config.NotNegative("max_in_flight", p.MaxInFlight), checkInFlight(p.MaxInFlight), config.NotNegative("timeout", p.Timeout))
 	for i, l := range p.Limits {
 		errs = append(errs, config.InSection(fmt.Sprintf("limits[%d]", i), l.validate()))
 	}
@@ -207,6 +204,13 @@ func (p PoolConfig) validate() error {
 		errs = append(errs, fmt.Errorf("merge: %q; use weighted, strict or deadline", p.Merge))
 	}
 	return errors.Join(errs...)
+}
+
+func checkInFlight(n int) error {
+	if n > maxMaxInFlight {
+		return fmt.Errorf("max_in_flight: %d, at most %d are possible", n, maxMaxInFlight)
+	}
+	return nil
 }
 
 func (q QueueConfig) validate() error {

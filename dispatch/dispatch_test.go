@@ -24,6 +24,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/store"
+	"github.com/stagemesh/stagemesh/mesh/webhook"
 )
 
 const queue pipeline.QueueName = "nightly"
@@ -521,6 +522,7 @@ func TestConfigNamesWhatIsWrong(t *testing.T) {
 		`tenants.acme.queues[0]: there is no queue "weekly"`:                                                                              {Tenants: map[string]TenantConfig{"acme": {Queues: []string{"weekly"}}}},
 		"queues.nightly.weight: NaN is no amount":                                                                                         {Pools: map[string]PoolConfig{"gpu": {Target: TargetConfig{Pipelines: []string{"a"}}}}, Queues: map[string]QueueConfig{"nightly": {Weight: math.NaN()}}},
 		"tenants.acme.weight: +Inf is no amount":                                                                                          {Tenants: map[string]TenantConfig{"acme": {Weight: math.Inf(1)}}},
+		"webhooks.max_in_flight: 4097, at most 4096 are possible":                                                                         {Webhooks: &webhook.Config{Secrets: webhook.Secrets{SecretFiles: []string{"a"}}, MaxInFlight: 4097}},
 		"rates.stages.classify.price: NaN is no amount":                                                                                   {Rates: RatesConfig{Stages: map[string]StageRate{"classify": {Price: math.NaN()}}}},
 		"rates.pools.llm: there is no such pool with an HTTP target, which counts tokens":                                                 {Rates: RatesConfig{Pools: map[string]TokenRate{"llm": {}}}},
 	} {
