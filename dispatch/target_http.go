@@ -164,7 +164,8 @@ func (t *httpTarget) Do(ctx context.Context, a Attempt) Answer {
 	if t.config.TokenFile != "" {
 		token, err := credentials.Token(t.config.TokenFile)
 		if err != nil {
-			return Answer{Fault: fault.Newf(fault.TargetFailed, "the token for the target cannot be read: %w", err), outcome: latched}
+			why := strings.ReplaceAll(err.Error(), t.config.TokenFile, "token_file") // tenants see it
+			return Answer{Fault: fault.Newf(fault.TargetFailed, "the token for the target cannot be read: %s", why), outcome: latched}
 		}
 		r.Header.Set("Authorization", "Bearer "+token)
 	}

@@ -73,8 +73,8 @@ func (t *webhookTarget) Do(ctx context.Context, a Attempt) Answer {
 		r.Header.Set("User-Agent", "stagemesh")
 		err = t.config.Sign(r.Header, a.Tenant, messageID(a), time.Now(), to.GetBody())
 	}
-	if err != nil {
-		return t.later(a, Answer{Fault: fault.Newf(fault.TargetFailed, "the webhook cannot be signed: %w", err)})
+	if err != nil { // it has the path of a file, and tenants see the message
+		return t.later(a, Answer{Fault: fault.New(fault.TargetFailed, "the webhook cannot be signed with jobs.webhooks.secret_files").Caused(err)})
 	}
 	answer, err := t.client.Do(r)
 	switch {

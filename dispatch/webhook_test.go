@@ -4,10 +4,12 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"io"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -179,6 +181,22 @@ func TestPrivateAddressIsRefusedAtTheDial(t *testing.T) {
 	b.end(id)
 	if notice := b.noticeOf(id); notice.GetJob().GetState() != hasFailed || notice.GetJob().GetReason() != string(fault.InvalidRequest) || !strings.Contains(notice.GetJob().GetMessage(), "not public") || len(to.received()) > 0 {
 		t.Errorf("notice %v", notice)
+	}
+}
+
+func TestNoticeDoesNotTellWhereSecretsAre(t *testing.T) {
+	t.Parallel()
+	secret := testbed.SecretFile(t, "whsec_"+base64.StdEncoding.EncodeToString(make([]byte, 32)))
+	target, err := newWebhookTarget(webhook.Config{Secrets: webhook.Secrets{SecretFiles: []string{secret}}}, 1)
+	if err == nil {
+		err = os.Remove(secret)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer := target.Do(t.Context(), callOf("https://example.com", "application/json", nil))
+	if outcomeOf(answer) != retried || strings.Contains(answer.Fault.Error(), secret) || !errors.Is(answer.Fault, os.ErrNotExist) {
+		t.Errorf("%+v", answer)
 	}
 }
 
