@@ -4,6 +4,7 @@ import (
 	"context"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -121,7 +122,8 @@ func (o *owner) placeOf(e *entry, pool *meshv1.PoolReport, now time.Time) *infer
 	case e.standing == delayed:
 		out.Hold, out.StartsAt = "delayed", timestampOf(time.Unix(0, e.notBefore))
 	case pool.GetState() == "closed":
-		out.Hold, out.Why, out.Since = "closed", pool.GetWhy(), pool.GetSince()
+		out.Hold, out.Since = "closed", pool.GetSince()
+		out.Why, _, _ = strings.Cut(pool.GetWhy(), ": ") // tenants see it, and what follows is about the gate
 	default:
 		if l := o.limits.reached(e.line, now); l != nil {
 			out.Hold, out.Why = "limit", "the limit by "+l.By

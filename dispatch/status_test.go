@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"strings"
 	"testing"
 	"time"
 
@@ -118,6 +119,19 @@ func TestOwnerReportsWhatHoldsJobs(t *testing.T) {
 	}
 	close(finish)
 	if at := b.wantHold(full, "closed", 4); at.GetWhy() != string(refused) || at.GetStartsAt() != nil || !at.GetIsEstimate() {
+		t.Errorf("%v", at)
+	}
+}
+
+func TestPlaceOfAJobTellsNothingOfTheGate(t *testing.T) {
+	t.Parallel()
+	b := newMesh(t, func(c *Config) {
+		c.Pools["main"] = mustPool(t, "gate: {prometheus: {url: http://127.0.0.1:1, of: saturation, query: value}}")
+	})
+	b.start(&stub{})
+	id := b.submit()
+	r := b.report("the gate was asked", id, func(r *meshv1.PoolReport) bool { return strings.Contains(r.GetWhy(), "127.0.0.1:1") })
+	if at := r.GetPlace(); at.GetHold() != "closed" || at.GetWhy() != string(unreadable) {
 		t.Errorf("%v", at)
 	}
 }
