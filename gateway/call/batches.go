@@ -6,7 +6,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"io"
-	"slices"
 	"strings"
 	"time"
 
@@ -18,19 +17,19 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/store"
 )
 
-// The records of files and batches.
+// The types of files and batches, as callers see them.
 type (
 	File  = store.File
 	Batch = store.Batch
 )
 
-// MaxFileBytes bounds a file.
-const MaxFileBytes = 200 << 20
+// maxFileBytes bounds a file.
+const maxFileBytes = 200 << 20
 
 // Purposes of files: the input of a batch, and its output.
 const (
-	PurposeBatch  = "batch"
-	PurposeOutput = "batch_output"
+	purposeBatch  = "batch"
+	purposeOutput = "batch_output"
 )
 
 // ExpiresAfter is when a file expires.
@@ -78,9 +77,19 @@ type ListOptions struct {
 	Limit int
 	// Purpose is that of files; empty is any.
 	Purpose string
-	// Ascending lists the oldest first.
-	Ascending bool
 }
+
+// Page is a page of files or batches, the newest first.
+type Page[T any] struct {
+	Object  string `json:"object"`
+	Data    []T    `json:"data"`
+	FirstID string `json:"first_id,omitempty"`
+	LastID  string `json:"last_id,omitempty"`
+	HasMore bool   `json:"has_more"`
+}
+
+// maxPage is how many files or batches a page has, whatever its limit.
+const maxPage = 1000
 
 // batches are those of a gateway.
 type batches struct {
@@ -114,43 +123,49 @@ func (s *Service) AdmitBatchCall(ctx context.Context) (release func(), err error
 
 // CreateFile stores a file. It calls describe once it has read all of it.
 func (s *Service) CreateFile(ctx context.Context, from io.Reader, describe func() (FileOptions, error)) (*store.File, error) {
-	data, size, err := s.batches.store.Write(ctx, io.LimitReader(from, MaxFileBytes+1))
+	data, size, err := s.batches.store.Write(ctx, func(to io.Writer) error {
+		_, err := io.Copy(to, io.LimitReader(from, maxFileBytes+1))
+		return err
+	})
 	if err != nil {
 		return nil, s.batchFault(ctx, err)
 	}
-	file, err := s.describeFile(ctx, data, size, describe)
+	id := uuid.Must(uuid.NewV7())
+	file, err := newInputFile(id, size, s.batches.settings.Retention, describe)
+	if err == nil {
+		file.Data = data
+		_, err = s.batches.store.Put(ctx, store.FileRecords, tenantOf(ctx), id, 0, file)
+	}
 	if err != nil {
-		_ = s.batches.store.Purge(context.WithoutCancel(ctx), data) // else it is purged later
+		_ = s.batches.store.Purge(context.WithoutCancel(ctx), data) // else they go with the stream's age
 		return nil, s.batchFault(ctx, err)
 	}
-	return file, nil
+	return &file.File, nil
 }
 
-func (s *Service) describeFile(ctx context.Context, data uuid.UUID, size int64, describe func() (FileOptions, error)) (*store.File, error) {
-	if size > MaxFileBytes {
-		return nil, fault.Newf(fault.PayloadTooLarge, "a file has at most %d bytes", MaxFileBytes)
+func newInputFile(id uuid.UUID, size int64, longest time.Duration, describe func() (FileOptions, error)) (*store.FileRecord, error) {
+	if size > maxFileBytes {
+		return nil, fault.Newf(fault.PayloadTooLarge, "a file has at most %d bytes", maxFileBytes)
 	}
 	options, err := describe()
 	if err != nil {
 		return nil, err
 	}
-	if options.Purpose != PurposeBatch {
-		return nil, fault.InField(fault.InvalidRequest, "purpose", "%.*q; only %s is possible", shown, options.Purpose, PurposeBatch)
+	if options.Purpose != purposeBatch {
+		return nil, fault.InField(fault.InvalidRequest, "purpose", "%.*q; only %s is possible", shown, options.Purpose, purposeBatch)
 	}
-	seconds, f := options.ExpiresAfter.seconds("expires_after", s.batches.settings.Retention)
+	seconds, f := options.ExpiresAfter.seconds("expires_after", longest)
 	if f != nil {
 		return nil, f
 	}
-	id := uuid.Must(uuid.NewV7())
-	file := newFile(id, options.Name, PurposeBatch, seconds)
-	file.Data, file.Bytes = data, size
-	_, err = s.batches.store.Put(ctx, store.FileRecords, tenantOf(ctx), id, 0, file)
-	return file, err
+	return newFile(id, options.Name, purposeBatch, size, seconds), nil
 }
 
-func newFile(id uuid.UUID, name, purpose string, seconds int64) *store.File {
+func newFile(id uuid.UUID, name, purpose string, size, seconds int64) *store.FileRecord {
 	now := time.Now().Unix()
-	return &store.File{ID: recordID(filePrefix, id), Object: "file", CreatedAt: now, ExpiresAt: now + seconds, Filename: name, Purpose: purpose, Status: "processed"}
+	return &store.FileRecord{File: store.File{
+		ID: recordID(filePrefix, id), Object: "file", Bytes: size, CreatedAt: now, ExpiresAt: now + seconds, Filename: name, Purpose: purpose, Status: "processed",
+	}}
 }
 
 const (
@@ -197,38 +212,34 @@ func (s *Service) batchFault(ctx context.Context, err error) *fault.Fault {
 	return unavailable(err)
 }
 
-// GetFile returns a file of the caller.
-func (s *Service) GetFile(ctx context.Context, id string) (*store.File, error) {
-	out := new(store.File)
-	if _, _, err := s.getRecord(ctx, store.FileRecords, filePrefix, id, out); err != nil {
-		return nil, err
+// getFile reads the record of a file of the caller.
+func (s *Service) getFile(ctx context.Context, id string) (file store.FileRecord, parsed uuid.UUID, seq uint64, err error) {
+	parsed, seq, err = s.getRecord(ctx, store.FileRecords, filePrefix, id, &file)
+	if err == nil && !isThere(&file) {
+		err = noRecord(store.FileRecords, id)
 	}
-	if !isThere(out) {
-		return nil, noRecord(store.FileRecords, id)
-	}
-	return out, nil
+	return file, parsed, seq, err
 }
 
-func isThere(f *store.File) bool { return !f.Deleted && time.Now().Unix() < f.ExpiresAt }
+func isThere(f *store.FileRecord) bool { return !f.Deleted && time.Now().Unix() < f.ExpiresAt }
+
+// GetFile returns a file of the caller.
+func (s *Service) GetFile(ctx context.Context, id string) (*store.File, error) {
+	file, _, _, err := s.getFile(ctx, id)
+	return &file.File, err
+}
 
 // OpenFile returns a file and its bytes.
 func (s *Service) OpenFile(ctx context.Context, id string) (*store.File, io.Reader, error) {
-	file, err := s.GetFile(ctx, id)
-	if err != nil {
-		return nil, nil, err
-	}
-	return file, s.batches.store.Open(ctx, file.Data, file.Bytes), nil
+	file, _, _, err := s.getFile(ctx, id)
+	return &file.File, s.batches.store.Open(ctx, file.Data, file.Bytes), err
 }
 
 // DeleteFile deletes a file. A batch that has begun with it goes on.
 func (s *Service) DeleteFile(ctx context.Context, id string) error {
-	var file store.File
-	parsed, seq, err := s.getRecord(ctx, store.FileRecords, filePrefix, id, &file)
+	file, parsed, seq, err := s.getFile(ctx, id)
 	if err != nil {
 		return err
-	}
-	if !isThere(&file) {
-		return noRecord(store.FileRecords, id)
 	}
 	file.Deleted = true
 	if _, err = s.batches.store.Put(ctx, store.FileRecords, tenantOf(ctx), parsed, seq, &file); err != nil {
@@ -237,46 +248,52 @@ func (s *Service) DeleteFile(ctx context.Context, id string) error {
 	return nil
 }
 
-// ListFiles returns a page of the caller's files, and whether there are more.
-func (s *Service) ListFiles(ctx context.Context, o ListOptions) ([]store.File, bool, error) {
-	return listRecords(ctx, s, store.FileRecords, filePrefix, o, func(f *store.File) bool {
-		return isThere(f) && (o.Purpose == "" || o.Purpose == f.Purpose)
+// ListFiles returns a page of the caller's files.
+func (s *Service) ListFiles(ctx context.Context, o ListOptions) (*Page[store.File], error) {
+	return listRecords(ctx, s, store.FileRecords, filePrefix, o, func(f *store.FileRecord) *store.File {
+		if !isThere(f) || o.Purpose != "" && o.Purpose != f.Purpose {
+			return nil
+		}
+		return &f.File
 	})
 }
 
-// ListBatches returns a page of the caller's batches, and whether there are more.
-func (s *Service) ListBatches(ctx context.Context, o ListOptions) ([]store.Batch, bool, error) {
-	return listRecords(ctx, s, store.BatchRecords, batchPrefix, o, func(*store.Batch) bool { return true })
+// ListBatches returns a page of the caller's batches.
+func (s *Service) ListBatches(ctx context.Context, o ListOptions) (*Page[store.Batch], error) {
+	return listRecords(ctx, s, store.BatchRecords, batchPrefix, o, func(b *store.BatchRecord) *store.Batch { return &b.Batch })
 }
 
-func listRecords[T any](ctx context.Context, s *Service, kind, prefix string, o ListOptions, isListed func(*T) bool) (out []T, hasMore bool, err error) {
+// listRecords returns a page of what view returns, nil for a record that is left out.
+func listRecords[R, T any](ctx context.Context, s *Service, kind, prefix string, o ListOptions, view func(*R) *T) (*Page[T], error) {
 	ids, err := s.batches.store.List(ctx, kind, tenantOf(ctx))
 	if err != nil {
-		return nil, false, s.batchFault(ctx, err)
+		return nil, s.batchFault(ctx, err)
 	}
-	if o.Ascending {
-		slices.Reverse(ids)
-	}
+	out := &Page[T]{Object: "list", Data: []T{}}
 	for _, id := range ids {
-		// IDs sort by age.
-		if order := strings.Compare(recordID(prefix, id), o.After); o.After != "" && (order == 0 || o.Ascending == (order < 0)) {
+		text := recordID(prefix, id)
+		if o.After != "" && text >= o.After { // IDs sort by age
 			continue
 		}
-		var one T
-		_, err := s.batches.store.Get(ctx, kind, tenantOf(ctx), id, &one)
+		var record R
+		_, err := s.batches.store.Get(ctx, kind, tenantOf(ctx), id, &record)
+		if errors.Is(err, store.ErrNoRecord) {
+			continue
+		}
+		if err != nil {
+			return nil, s.batchFault(ctx, err)
+		}
+		one := view(&record)
 		switch {
-		case errors.Is(err, store.ErrNoRecord):
+		case one == nil:
 			continue
-		case err != nil:
-			return nil, false, s.batchFault(ctx, err)
-		case !isListed(&one):
-			continue
-		case len(out) == o.Limit:
-			return out, true, nil
+		case len(out.Data) == min(o.Limit, maxPage):
+			out.HasMore = true
+			return out, nil
 		}
-		out = append(out, one)
+		out.Data, out.LastID, out.FirstID = append(out.Data, *one), text, cmp.Or(out.FirstID, text)
 	}
-	return out, false, nil
+	return out, nil
 }
 
 // Bounds of a batch's texts, in bytes.
@@ -307,12 +324,9 @@ func (s *Service) CreateBatch(ctx context.Context, in NewBatch) (*store.Batch, e
 	if f != nil {
 		return nil, f
 	}
-	file, err := s.GetFile(ctx, in.InputFileID)
+	file, _, _, err := s.getFile(ctx, in.InputFileID)
 	if err != nil {
 		return nil, err
-	}
-	if file.Purpose != PurposeBatch {
-		return nil, fault.InField(fault.InvalidRequest, "input_file_id", "the purpose of the file is %s, not %s", file.Purpose, PurposeBatch)
 	}
 	if f := s.jobs.stream.ensure(ctx); f != nil {
 		return nil, f
@@ -322,51 +336,44 @@ func (s *Service) CreateBatch(ctx context.Context, in NewBatch) (*store.Batch, e
 		return nil, s.batchFault(ctx, err)
 	}
 	id, now := uuid.Must(uuid.NewV7()), time.Now()
-	out := &store.Batch{
-		ID: recordID(batchPrefix, id), Object: "batch", Endpoint: in.Endpoint, InputFileID: in.InputFileID, CompletionWindow: in.CompletionWindow, Metadata: in.Metadata,
-		Status: store.BatchValidating, CreatedAt: now.Unix(), ExpiresAt: now.Add(window).Unix(),
-		Run: store.BatchRun{Input: file.Data, InputBytes: file.Bytes, Records: records, FileSeconds: seconds},
+	out := &store.BatchRecord{
+		Batch: store.Batch{
+			ID: recordID(batchPrefix, id), Object: "batch", Endpoint: in.Endpoint, InputFileID: in.InputFileID, CompletionWindow: in.CompletionWindow, Metadata: in.Metadata,
+			Status: store.BatchValidating, CreatedAt: now.Unix(), ExpiresAt: now.Add(window).Unix(),
+		},
+		Input: file.Data, InputBytes: file.Bytes, Records: records, FileSeconds: seconds,
 	}
 	if _, err = s.batches.store.Put(ctx, store.BatchRecords, tenantOf(ctx), id, 0, out); err != nil {
 		return nil, s.batchFault(ctx, err)
 	}
-	return out, nil
+	return &out.Batch, nil
 }
 
 // GetBatch returns a batch of the caller.
 func (s *Service) GetBatch(ctx context.Context, id string) (*store.Batch, error) {
-	out := new(store.Batch)
-	if _, _, err := s.getRecord(ctx, store.BatchRecords, batchPrefix, id, out); err != nil {
-		return nil, err
-	}
-	return out, nil
+	var out store.BatchRecord
+	_, _, err := s.getRecord(ctx, store.BatchRecords, batchPrefix, id, &out)
+	return &out.Batch, err
 }
 
 // CancelBatch has a batch end with what it has.
 func (s *Service) CancelBatch(ctx context.Context, id string) (*store.Batch, error) {
 	err := store.ErrJobChanged
-	for range maxCancelTries {
-		var (
-			out    store.Batch
-			parsed uuid.UUID
-			seq    uint64
-		)
-		if parsed, seq, err = s.getRecord(ctx, store.BatchRecords, batchPrefix, id, &out); err != nil {
-			break
-		}
+	for try := 0; errors.Is(err, store.ErrJobChanged) && try < maxCancelTries; try++ {
+		var out store.BatchRecord
+		parsed, seq, missing := s.getRecord(ctx, store.BatchRecords, batchPrefix, id, &out)
 		switch {
+		case missing != nil:
+			return nil, missing
 		case out.Status == store.BatchCancelling:
-			return &out, nil
+			return &out.Batch, nil
 		case out.Status == store.BatchFinalizing || out.Status.IsEnd():
 			return nil, fault.Newf(fault.InvalidRequest, "a batch with status %s cannot be cancelled", out.Status)
 		}
 		out.Status, out.CancellingAt = store.BatchCancelling, time.Now().Unix()
 		if _, err = s.batches.store.Put(ctx, store.BatchRecords, tenantOf(ctx), parsed, seq, &out); err == nil {
-			return &out, nil
-		}
-		if !errors.Is(err, store.ErrJobChanged) {
-			break
+			return &out.Batch, nil
 		}
 	}
-	return nil, s.batchFault(ctx, cmp.Or(err, ctx.Err()))
+	return nil, s.batchFault(ctx, err)
 }

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 
 	"golang.org/x/sync/errgroup"
@@ -48,31 +49,17 @@ type batchBody struct {
 // errBadBatch ends the check of a file with enough errors.
 var errBadBatch = errors.New("the batch is not valid")
 
-// customIDSum tells custom IDs apart in little memory.
-type customIDSum [16]byte
-
 // batchCheck checks the lines of an input file.
 type batchCheck struct {
 	endpoint string
 	requests int
-	seen     map[customIDSum]struct{}
-	errs     []store.BatchError
-}
-
-func newBatchCheck(endpoint string) *batchCheck {
-	return &batchCheck{endpoint: endpoint, seen: map[customIDSum]struct{}{}}
+	// seen has digests of the custom IDs, in little memory.
+	seen map[[16]byte]struct{}
+	errs []store.BatchError
 }
 
 func (c *batchCheck) fail(line int, code, param, format string, args ...any) {
 	c.errs = append(c.errs, store.BatchError{Code: code, Message: fmt.Sprintf(format, args...), Param: param, Line: line})
-}
-
-// finish returns what is wrong, once all lines are added.
-func (c *batchCheck) finish() []store.BatchError {
-	if c.requests == 0 && len(c.errs) == 0 {
-		c.fail(0, "empty_file", "", "The input file has no requests.")
-	}
-	return c.errs
 }
 
 // add checks a line; nil is one that is too long to be read. After errBadBatch nothing is added.
@@ -81,31 +68,28 @@ func (c *batchCheck) add(i, number int, text []byte) error {
 	switch {
 	case i == maxBatchLines:
 		c.fail(number, "too_many_requests", "", "The input file has more than %d requests.", maxBatchLines)
-		return errBadBatch
 	case text == nil:
 		c.fail(number, "line_too_long", "", "The line has more than %d bytes.", maxBatchLine)
-		return errBadBatch
+	default:
+		if c.check(number, text); len(c.errs) < maxBatchErrors {
+			return nil
+		}
 	}
-	c.check(number, text)
-	if len(c.errs) >= maxBatchErrors {
-		return errBadBatch
-	}
-	return nil
+	return errBadBatch
 }
 
 func (c *batchCheck) check(number int, text []byte) {
 	var line batchLine
 	var body batchBody
-	err := json.Unmarshal(text, &line)
-	inBody := ""
+	err, inBody := json.Unmarshal(text, &line), ""
 	if err == nil && len(line.Body) > 0 {
 		err, inBody = json.Unmarshal(line.Body, &body), "body."
 	}
 	ofType, isType := errors.AsType[*json.UnmarshalTypeError](err)
-	sum := customIDSum{}
 	digest := sha256.Sum256([]byte(line.CustomID))
-	copy(sum[:], digest[:])
-	_, isAgain := c.seen[sum]
+	id := [16]byte(digest[:16])
+	_, isAgain := c.seen[id]
+	c.seen[id] = struct{}{}
 	const missing = "missing_required_parameter"
 	switch {
 	case isType:
@@ -125,7 +109,6 @@ func (c *batchCheck) check(number int, text []byte) {
 	case body.Stream:
 		c.fail(number, "invalid_request", "body.stream", "A request of a batch cannot be streamed.")
 	}
-	c.seen[sum] = struct{}{}
 }
 
 // resultLine is one line of an output or error file.
@@ -161,33 +144,29 @@ const maxRecordReads = 8
 type lineWriter struct {
 	*batchRun
 
-	record           store.Batch
-	output, failures *batchFile
+	output, failures        io.Writer
+	outputLines, errorLines int
 	// group are the next lines.
-	group []lineRecord
+	group []endedLine
 	// hasExpired is true if a line has.
 	hasExpired bool
 }
 
-// lineRecord is a line, and the record of its job if it has one.
-type lineRecord struct {
+// endedLine is a line, and the record of its job.
+type endedLine struct {
 	customID string
 	id       pipeline.JobID
-	// isClaimed is false for a line that has no job.
-	isClaimed bool
-	stored    store.StoredRecord
+	stored   store.StoredRecord
 }
 
 func (w *lineWriter) write(ctx context.Context) error {
-	if w.record.RequestCounts.Total == 0 {
+	if w.get().RequestCounts.Total == 0 {
 		return nil // they were not read
 	}
 	err := w.requests(ctx, func(i, _ int, text []byte) error {
-		var line struct {
-			CustomID string `json:"custom_id"`
-		}
+		var line batchLine
 		_ = json.Unmarshal(text, &line) // it was checked before
-		w.group = append(w.group, lineRecord{customID: line.CustomID, id: pipeline.LineJobID(w.queue, w.id, i), isClaimed: i < w.record.Run.Claimed})
+		w.group = append(w.group, endedLine{customID: line.CustomID, id: pipeline.LineJobID(w.queue, w.id, i)})
 		if len(w.group) < maxRecordReads {
 			return nil
 		}
@@ -203,26 +182,26 @@ func (w *lineWriter) write(ctx context.Context) error {
 func (w *lineWriter) flush(ctx context.Context) error {
 	reads, reading := errgroup.WithContext(ctx)
 	for i := range w.group {
-		if one := &w.group[i]; one.isClaimed {
-			reads.Go(func() (err error) {
-				one.stored, err = w.jobs.store.Record(reading, one.id, w.tenant)
-				if errors.Is(err, store.ErrNoJob) || errors.Is(err, store.ErrNotAJob) {
-					return nil
-				}
-				return err
-			})
-		}
+		one := &w.group[i]
+		reads.Go(func() (err error) {
+			one.stored, err = w.jobs.store.Record(reading, one.id, w.tenant)
+			if errors.Is(err, store.ErrNoJob) || errors.Is(err, store.ErrNotAJob) {
+				return nil
+			}
+			return err
+		})
 	}
 	if err := reads.Wait(); err != nil {
 		return err
 	}
 	for _, one := range w.group {
-		out, to := resultLine{ID: "batch_req_" + hex.EncodeToString(one.id.UUID[:]), CustomID: one.customID}, w.failures
-		if w.setResult(&out, one) {
-			to = w.output
+		out, to, lines := resultLine{ID: "batch_req_" + hex.EncodeToString(one.id.UUID[:]), CustomID: one.customID}, w.failures, &w.errorLines
+		w.setResult(&out, one.stored)
+		if one.stored.GetJob().GetState() == inferencev1.JobState_JOB_STATE_SUCCEEDED && out.Error == nil {
+			to, lines = w.output, &w.outputLines
 		}
 		w.hasExpired = w.hasExpired || out.Error != nil && out.Error.Code == codeExpired
-		to.lines++
+		*lines++
 		encoder := json.NewEncoder(to)
 		encoder.SetEscapeHTML(false)
 		if err := encoder.Encode(out); err != nil {
@@ -233,15 +212,15 @@ func (w *lineWriter) flush(ctx context.Context) error {
 	return nil
 }
 
-// setResult puts the end of a line into its result, and reports whether the line has succeeded.
-func (w *lineWriter) setResult(out *resultLine, one lineRecord) bool {
-	r, job := one.stored, one.stored.GetJob()
+// setResult puts the end of a line into its result.
+func (w *lineWriter) setResult(out *resultLine, r store.StoredRecord) {
+	job := r.GetJob()
 	switch state := job.GetState(); {
-	case job == nil && one.isClaimed:
+	case job == nil:
 		out.Error = &lineError{"result_lost", "The end of this request is no longer stored."}
-	case state == inferencev1.JobState_JOB_STATE_EXPIRED, job == nil && w.record.Status != store.BatchCancelling:
+	case state == inferencev1.JobState_JOB_STATE_EXPIRED:
 		out.Error = &lineError{codeExpired, "This request could not be executed before the completion window expired."}
-	case state == inferencev1.JobState_JOB_STATE_CANCELLED, job == nil:
+	case state == inferencev1.JobState_JOB_STATE_CANCELLED:
 		out.Error = &lineError{codeCancelled, "This request was cancelled before it was executed."}
 	case r.GetHttp() != nil:
 		out.Response = &lineResponse{StatusCode: int(r.GetHttp().GetStatus()), RequestID: job.GetId(), Body: jsonOf(r.GetHttp().GetBody())}
@@ -250,13 +229,12 @@ func (w *lineWriter) setResult(out *resultLine, one lineRecord) bool {
 		if err != nil {
 			f := fault.From(err)
 			out.Error = &lineError{string(f.Reason), f.Message}
-			return false
+			return
 		}
 		out.Response = &lineResponse{StatusCode: http.StatusOK, RequestID: r.GetInfer().GetRequestId(), Body: body}
 	default:
 		out.Error = &lineError{job.GetReason(), job.GetMessage()}
 	}
-	return job.GetState() == inferencev1.JobState_JOB_STATE_SUCCEEDED
 }
 
 // outputOf returns the output of a pipeline: one part of JSON as it is, or the document of a

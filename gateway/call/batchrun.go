@@ -3,7 +3,6 @@ package call
 import (
 	"bufio"
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -34,27 +33,25 @@ type batchRun struct {
 	id     uuid.UUID
 	tenant string
 	log    *slog.Logger
-	// changed is signalled when lines have ended.
-	changed chan struct{}
+	// stop ends the work on the lines, of a batch that is cancelled.
+	stop context.CancelFunc
 
 	mu     sync.Mutex
-	record store.Batch
+	record store.BatchRecord
 	seq    uint64
-	// stop ends the work on the lines, of a batch that is cancelled; nil before that begins.
-	stop context.CancelFunc
 	// ended says which lines have ended, and the counts how many.
 	ended             []bool
 	completed, failed int
 }
 
-func (b *batchRun) get() store.Batch {
+func (b *batchRun) get() store.BatchRecord {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.record
 }
 
 // set takes the record at a number.
-func (b *batchRun) set(record store.Batch, seq uint64) {
+func (b *batchRun) set(record store.BatchRecord, seq uint64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if seq <= b.seq {
@@ -64,13 +61,13 @@ func (b *batchRun) set(record store.Batch, seq uint64) {
 	if total := record.RequestCounts.Total; len(b.ended) != total {
 		b.ended = make([]bool, total)
 	}
-	if record.Status == store.BatchCancelling && b.stop != nil {
+	if record.Status == store.BatchCancelling {
 		b.stop()
 	}
 }
 
 // update changes the record until it is stored, or change returns false.
-func (b *batchRun) update(ctx context.Context, change func(*store.Batch) bool) error {
+func (b *batchRun) update(ctx context.Context, change func(*store.BatchRecord) bool) error {
 	for {
 		b.mu.Lock()
 		record, seq := b.record, b.seq
@@ -86,7 +83,7 @@ func (b *batchRun) update(ctx context.Context, change func(*store.Batch) bool) e
 		if !errors.Is(err, store.ErrJobChanged) {
 			return err
 		}
-		var now store.Batch
+		var now store.BatchRecord
 		if seq, err = b.batches.store.Get(ctx, store.BatchRecords, b.tenant, b.id, &now); err != nil {
 			return err
 		}
@@ -106,16 +103,19 @@ func (b *batchRun) count(line int, state inferencev1.JobState) {
 	} else {
 		b.failed++
 	}
-	select {
-	case b.changed <- struct{}{}:
-	default:
-	}
 }
 
-// run takes the batch to its end, unless the context ends before.
-func (b *batchRun) run(ctx context.Context) {
+func (b *batchRun) hasEnded(line int) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.ended[line]
+}
+
+// run takes the batch to its end, unless the context ends before. That of its lines ends as the
+// batch expires or is cancelled.
+func (b *batchRun) run(ctx, lines context.Context) {
 	for isLogged := false; ctx.Err() == nil; {
-		err := b.advance(ctx)
+		err := b.advance(ctx, lines)
 		if err == nil && b.get().Status.IsEnd() || errors.Is(err, store.ErrNoRecord) {
 			return
 		}
@@ -128,23 +128,13 @@ func (b *batchRun) run(ctx context.Context) {
 }
 
 // advance does what is left of the batch.
-func (b *batchRun) advance(ctx context.Context) error {
-	work, stop := context.WithDeadline(ctx, time.Unix(b.get().ExpiresAt, 0))
-	defer stop()
-	b.mu.Lock()
-	b.stop = stop
-	status := b.record.Status
-	b.mu.Unlock()
-	if status == store.BatchCancelling {
-		stop()
-	}
-	err := error(nil)
-	if status == store.BatchValidating {
-		err = b.validate(work)
+func (b *batchRun) advance(ctx, lines context.Context) (err error) {
+	if b.get().Status == store.BatchValidating {
+		err = b.validate(lines)
 	}
 	if err == nil && b.get().Status == store.BatchInProgress {
-		if err = b.expand(work); err == nil {
-			err = b.await(work, b.get().RequestCounts.Total)
+		if err = b.expand(lines); err == nil {
+			err = b.await(lines)
 		}
 	}
 	switch status := b.get().Status; {
@@ -152,9 +142,9 @@ func (b *batchRun) advance(ctx context.Context) error {
 		return ctx.Err()
 	case status.IsEnd():
 		return nil
-	case work.Err() != nil && status != store.BatchFinalizing:
-		if err = b.endLines(ctx, status == store.BatchCancelling); err == nil {
-			err = b.await(ctx, b.get().Run.Claimed)
+	case lines.Err() != nil && status != store.BatchFinalizing:
+		if err = b.endLines(ctx); err == nil {
+			err = b.await(ctx)
 		}
 	}
 	if err != nil {
@@ -166,8 +156,8 @@ func (b *batchRun) advance(ctx context.Context) error {
 // requests passes the requests of the input file to do, with their places from 0 and the numbers
 // of their lines. A text is valid until do returns.
 func (b *batchRun) requests(ctx context.Context, do func(i, number int, text []byte) error) error {
-	run := b.get().Run
-	lines := bufio.NewScanner(b.batches.store.Open(ctx, run.Input, run.InputBytes))
+	record := b.get()
+	lines := bufio.NewScanner(b.batches.store.Open(ctx, record.Input, record.InputBytes))
 	lines.Buffer(make([]byte, lineBuffer), maxBatchLine)
 	i, number := 0, 0
 	for lines.Scan() {
@@ -193,17 +183,19 @@ func (b *batchRun) validate(ctx context.Context) error {
 		return err
 	}
 	defer b.reading.Release(1)
-	check := newBatchCheck(b.get().Endpoint)
+	check := batchCheck{endpoint: b.get().Endpoint, seen: map[[16]byte]struct{}{}}
 	err := b.requests(ctx, check.add)
-	if err != nil && !errors.Is(err, errBadBatch) && !errors.Is(err, store.ErrNoRecord) {
-		return err
-	}
-	if errors.Is(err, store.ErrNoRecord) {
+	switch {
+	case errors.Is(err, store.ErrNoRecord):
 		check.fail(0, "input_file_not_found", "input_file_id", "The input file was deleted.")
+	case err != nil && !errors.Is(err, errBadBatch):
+		return err
+	case check.requests == 0:
+		check.fail(0, "empty_file", "", "The input file has no requests.")
 	}
-	return b.update(ctx, func(r *store.Batch) bool {
+	return b.update(ctx, func(r *store.BatchRecord) bool {
 		isValidating, now := r.Status == store.BatchValidating, time.Now().Unix()
-		if errs := check.finish(); len(errs) > 0 {
+		if errs := check.errs; len(errs) > 0 {
 			r.Status, r.FailedAt, r.Errors = store.BatchFailed, now, &store.BatchErrors{Object: "list", Data: errs}
 		} else {
 			r.Status, r.InProgressAt, r.RequestCounts.Total = store.BatchInProgress, now, check.requests
@@ -212,38 +204,18 @@ func (b *batchRun) validate(ctx context.Context) error {
 	})
 }
 
-// expand makes jobs of the lines.
+// expand makes jobs of the lines that have not ended. A line that has a job keeps it.
 func (b *batchRun) expand(ctx context.Context) error {
 	if err := b.reading.Acquire(ctx, 1); err != nil {
 		return err
 	}
 	defer b.reading.Release(1)
-	record := b.get()
-	// Those that were claimed last may have no jobs.
-	claimed := max(0, record.Run.Claimed-claimedLines)
-	from := claimed
 	var submits errgroup.Group
 	submits.SetLimit(maxBulkJobs)
 	memory := semaphore.NewWeighted(maxBulkBytes)
 	err := b.requests(ctx, func(i, _ int, text []byte) error {
-		if i < from {
+		if b.hasEnded(i) {
 			return nil
-		}
-		if i == claimed {
-			if err := submits.Wait(); err != nil {
-				return err
-			}
-			claimed = min(claimed+claimedLines, record.RequestCounts.Total)
-			if err := b.update(ctx, func(r *store.Batch) bool {
-				isMore := claimed > r.Run.Claimed && r.Status == store.BatchInProgress
-				r.Run.Claimed = claimed
-				return isMore
-			}); err != nil {
-				return err
-			}
-			if ctx.Err() != nil {
-				return ctx.Err() // it was cancelled meanwhile
-			}
 		}
 		size := min(int64(len(text)), maxBulkBytes)
 		if err := memory.Acquire(ctx, size); err != nil {
@@ -271,7 +243,7 @@ func (b *batchRun) submit(ctx context.Context, line int, text []byte) error {
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case isFault && !f.Retryable():
-			return b.endLine(ctx, id, inferencev1.JobState_JOB_STATE_FAILED, f)
+			return b.endLine(ctx, line, inferencev1.JobState_JOB_STATE_FAILED, f)
 		}
 		_ = process.Sleep(ctx, batchPause)
 	}
@@ -294,85 +266,62 @@ func (b *batchRun) jobOf(text []byte) *inferencev1.SubmitJobRequest {
 	return out
 }
 
-// endLine ends a line that has no job, so that it never gets one.
-func (b *batchRun) endLine(ctx context.Context, id pipeline.JobID, state inferencev1.JobState, f *fault.Fault) error {
-	now := timestamppb.Now()
-	_, err := b.jobs.store.PutRecord(ctx, id, b.tenant, 0, &meshv1.JobRecord{Tenant: b.tenant, Fault: f.ToProto(), Job: &inferencev1.Job{
-		Id: id.String(), Queue: string(b.queue), State: state, AcceptedAt: now, Deadline: now, EndedAt: now, Reason: string(f.Reason), Message: f.Message,
-	}})
-	if errors.Is(err, store.ErrJobChanged) {
-		return nil // it has an end, or an attempt that will have one
+// endLine ends a line for good: its job is cancelled if that is the state, and a line without a job
+// never gets one.
+func (b *batchRun) endLine(ctx context.Context, line int, state inferencev1.JobState, f *fault.Fault) error {
+	id := pipeline.LineJobID(b.queue, b.id, line)
+	for {
+		var err error
+		if state == inferencev1.JobState_JOB_STATE_CANCELLED {
+			_, err = b.cancelJob(ctx, id, b.tenant)
+		} else {
+			_, err = b.findJob(ctx, id, b.tenant)
+		}
+		if errors.Is(err, store.ErrNoJob) {
+			now := timestamppb.Now()
+			_, err = b.jobs.store.PutRecord(ctx, id, b.tenant, 0, &meshv1.JobRecord{Tenant: b.tenant, Fault: f.ToProto(), Job: &inferencev1.Job{
+				Id: id.String(), Queue: string(b.queue), State: state, AcceptedAt: now, Deadline: now, EndedAt: now, Reason: string(f.Reason), Message: f.Message,
+			}})
+		}
+		if !errors.Is(err, store.ErrJobChanged) || ctx.Err() != nil {
+			return err
+		}
 	}
-	return err
 }
 
 // endLines ends the lines of a batch that has expired or is cancelled. Jobs expire by themselves.
-func (b *batchRun) endLines(ctx context.Context, isCancelled bool) error {
-	claimed, from := b.get().Run.Claimed, 0
-	if !isCancelled {
-		from = max(0, claimed-claimedLines) // all others have jobs
+func (b *batchRun) endLines(ctx context.Context) error {
+	state, f := inferencev1.JobState_JOB_STATE_EXPIRED, fault.New(fault.DeadlineExceeded, "the batch expired before the request was submitted")
+	if b.get().Status == store.BatchCancelling {
+		state, f = inferencev1.JobState_JOB_STATE_CANCELLED, fault.New(fault.Cancelled, "the batch was cancelled before the request was submitted")
 	}
 	ends, ctx := errgroup.WithContext(ctx)
 	ends.SetLimit(maxBulkJobs)
-	for line := from; line < claimed && ctx.Err() == nil; line++ {
-		b.mu.Lock()
-		isEnded := b.ended[line]
-		b.mu.Unlock()
-		if isEnded {
-			continue
+	for line := 0; line < b.get().RequestCounts.Total && ctx.Err() == nil; line++ {
+		if !b.hasEnded(line) {
+			ends.Go(func() error { return b.endLine(ctx, line, state, f) })
 		}
-		ends.Go(func() error {
-			id := pipeline.LineJobID(b.queue, b.id, line)
-			if isCancelled {
-				return b.cancelLine(ctx, id)
-			}
-			_, err := b.findJob(ctx, id, b.tenant)
-			if errors.Is(err, store.ErrNoJob) {
-				return b.endLine(ctx, id, inferencev1.JobState_JOB_STATE_EXPIRED, fault.New(fault.DeadlineExceeded, "the batch expired before the request was submitted"))
-			}
-			return err
-		})
 	}
 	return ends.Wait()
 }
 
-func (b *batchRun) cancelLine(ctx context.Context, id pipeline.JobID) error {
-	for {
-		_, err := b.cancelJob(ctx, id, b.tenant)
-		switch {
-		case errors.Is(err, store.ErrNoJob):
-			return b.endLine(ctx, id, inferencev1.JobState_JOB_STATE_CANCELLED, fault.New(fault.Cancelled, "the batch was cancelled before the request was submitted"))
-		case !errors.Is(err, store.ErrJobChanged):
-			return err
-		case ctx.Err() != nil:
-			return ctx.Err()
-		}
-	}
-}
-
-// await returns once that many lines have ended, and stores the counts meanwhile.
-func (b *batchRun) await(ctx context.Context, lines int) error {
-	tick := time.NewTicker(batchPause)
-	defer tick.Stop()
+// await returns once all lines have ended, and stores the counts meanwhile.
+func (b *batchRun) await(ctx context.Context) error {
 	for {
 		b.mu.Lock()
-		completed, failed := b.completed, b.failed
+		completed, failed, total := b.completed, b.failed, len(b.ended)
 		b.mu.Unlock()
-		if completed+failed >= lines {
+		if completed+failed == total {
 			return nil
 		}
-		select {
-		case <-b.changed:
-			continue
-		case <-tick.C:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-		if err := b.update(ctx, func(r *store.Batch) bool {
+		if err := b.update(ctx, func(r *store.BatchRecord) bool {
 			isMore := completed > r.RequestCounts.Completed || failed > r.RequestCounts.Failed
 			r.RequestCounts.Completed, r.RequestCounts.Failed = max(completed, r.RequestCounts.Completed), max(failed, r.RequestCounts.Failed)
 			return isMore && !r.Status.IsEnd()
 		}); err != nil {
+			return err
+		}
+		if err := process.Sleep(ctx, countPause); err != nil {
 			return err
 		}
 	}
@@ -384,34 +333,25 @@ func (b *batchRun) finalize(ctx context.Context) error {
 		return err
 	}
 	defer b.writing.Release(1)
-	if err := b.update(ctx, func(r *store.Batch) bool {
-		isNew := r.Run.Output == uuid.Nil
-		if isNew {
-			r.Run.Output, r.Run.Errors = uuid.Must(uuid.NewV7()), uuid.Must(uuid.NewV7())
-		}
-		if r.Status == store.BatchInProgress || r.Status == store.BatchValidating {
-			r.Status, r.FinalizingAt, isNew = store.BatchFinalizing, time.Now().Unix(), true
-		}
-		return isNew && !r.Status.IsEnd()
+	if err := b.update(ctx, func(r *store.BatchRecord) bool {
+		isNew := r.Status == store.BatchInProgress || r.Status == store.BatchValidating
+		r.Status, r.FinalizingAt = store.BatchFinalizing, time.Now().Unix()
+		return isNew
 	}); err != nil {
 		return err
 	}
-	record := b.get()
-	writes, writing := errgroup.WithContext(ctx)
-	lines := &lineWriter{
-		batchRun: b, record: record,
-		output: b.startFile(writing, writes, record.Run.Output, "output.jsonl"), failures: b.startFile(writing, writes, record.Run.Errors, "error.jsonl"),
-	}
-	writes.Go(func() error {
-		err := lines.write(writing)
-		_ = lines.output.CloseWithError(err)
-		_ = lines.failures.CloseWithError(err)
-		return err
-	})
-	if err := writes.Wait(); err != nil {
+	lines, errorID := &lineWriter{batchRun: b}, b.id
+	errorID[len(errorID)-1] ^= 1
+	if err := b.writeFile(ctx, b.id, "output.jsonl", func(to io.Writer) error {
+		lines.output = to
+		return b.writeFile(ctx, errorID, "error.jsonl", func(to io.Writer) error {
+			lines.failures = to
+			return lines.write(ctx)
+		})
+	}); err != nil {
 		return err
 	}
-	return b.update(ctx, func(r *store.Batch) bool {
+	return b.update(ctx, func(r *store.BatchRecord) bool {
 		isOpen, now := !r.Status.IsEnd(), time.Now().Unix()
 		switch {
 		case r.Status == store.BatchCancelling:
@@ -421,46 +361,32 @@ func (b *batchRun) finalize(ctx context.Context) error {
 		default:
 			r.Status, r.CompletedAt = store.BatchCompleted, now
 		}
-		r.RequestCounts.Completed, r.RequestCounts.Failed = lines.output.lines, lines.failures.lines
-		if lines.output.lines > 0 {
-			r.OutputFileID = recordID(filePrefix, record.Run.Output)
+		r.RequestCounts.Completed, r.RequestCounts.Failed = lines.outputLines, lines.errorLines
+		if lines.outputLines > 0 {
+			r.OutputFileID = recordID(filePrefix, b.id)
 		}
-		if lines.failures.lines > 0 {
-			r.ErrorFileID = recordID(filePrefix, record.Run.Errors)
+		if lines.errorLines > 0 {
+			r.ErrorFileID = recordID(filePrefix, errorID)
 		}
 		return isOpen
 	})
 }
 
-// batchFile is a file that is being written.
-type batchFile struct {
-	*io.PipeWriter
-
-	lines int
-}
-
-// startFile writes what is written to the file. A file that is there stays as it is.
-func (b *batchRun) startFile(ctx context.Context, writes *errgroup.Group, id uuid.UUID, name string) *batchFile {
-	from, to := io.Pipe()
-	record := b.get()
-	writes.Go(func() error {
-		files := b.batches.store
-		data, size, err := files.Write(ctx, from)
-		_ = from.CloseWithError(cmp.Or(err, io.ErrClosedPipe))
-		if err != nil {
-			return err
-		}
-		if size > 0 {
-			file := newFile(id, record.ID+"_"+name, PurposeOutput, record.Run.FileSeconds)
-			file.Data, file.Bytes = data, size
-			if _, err = files.Put(ctx, store.FileRecords, b.tenant, id, 0, file); err == nil {
-				return nil
-			}
-		}
-		if errors.Is(err, store.ErrJobChanged) {
-			err = nil
-		}
-		return errors.Join(err, files.Purge(ctx, data))
-	})
-	return &batchFile{PipeWriter: to}
+// writeFile stores a file of the batch, unless it is empty or is there. The ID is the batch's, or
+// one beside it, so the files of a list are in the order of their batches.
+func (b *batchRun) writeFile(ctx context.Context, id uuid.UUID, name string, fill func(io.Writer) error) error {
+	files, record := b.batches.store, b.get()
+	data, size, err := files.Write(ctx, fill)
+	if err != nil || size == 0 {
+		return err
+	}
+	file := newFile(id, record.ID+"_"+name, purposeOutput, size, record.FileSeconds)
+	file.Data = data
+	if _, err = files.Put(ctx, store.FileRecords, b.tenant, id, 0, file); err == nil {
+		return nil
+	}
+	if errors.Is(err, store.ErrJobChanged) {
+		err = nil
+	}
+	return errors.Join(err, files.Purge(ctx, data))
 }

@@ -1,7 +1,6 @@
 package call
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -24,14 +23,11 @@ const (
 	// are finalized.
 	maxReading = 4
 	maxWriting = 2
-	// claimedLines is how many lines become jobs at a time.
-	claimedLines = 1000
-	// batchPause is how long a step of a batch waits after a failure, and between two counts.
+	// batchPause is how long a step of a batch waits after a failure, countPause the pause between
+	// two counts, and sweepPause between two looks for files that have expired.
 	batchPause = time.Second
-	// sweepEvery is the pause between looks for files that have expired, and orphanAge the age of
-	// bytes without a record that are purged.
-	sweepEvery = time.Minute
-	orphanAge  = 24 * time.Hour
+	countPause = 200 * time.Millisecond
+	sweepPause = 10 * time.Second
 )
 
 // batchRunner processes all batches while its gateway has the lease. What it does can be repeated:
@@ -43,13 +39,9 @@ type batchRunner struct {
 	queue            pipeline.QueueName
 	isHTTP           bool
 	reading, writing *semaphore.Weighted
-	runs             sync.WaitGroup
-	// deleted is signalled when a file has been deleted.
-	deleted chan struct{}
 
 	mu    sync.Mutex
-	known map[uuid.UUID]*batchRun
-	lines map[pipeline.LinePrefix]*batchRun
+	runs  map[pipeline.LinePrefix]*batchRun
 	files map[uuid.UUID]knownFile
 }
 
@@ -62,9 +54,8 @@ type knownFile struct {
 
 // runBatches processes batches, one gateway at a time, until the context ends.
 func (s *Service) runBatches(ctx context.Context) {
-	owner, log := uuid.NewString(), s.settings.Logger
+	owner, log, queue := uuid.NewString(), s.settings.Logger, s.settings.Jobs.Batches.Queue
 	ensure := func(ctx context.Context) error {
-		queue := s.settings.Jobs.Batches.Queue
 		return errors.Join(s.jobs.store.Ensure(ctx), s.batches.store.Ensure(ctx), s.jobs.store.EnsureQueue(ctx, queue, (*s.jobs.queues.Load())[queue].JobQueueSettings))
 	}
 	for ctx.Err() == nil {
@@ -73,164 +64,132 @@ func (s *Service) runBatches(ctx context.Context) {
 			return
 		}
 		log.Info("processes batches")
-		running, end := context.WithCancelCause(ctx)
-		var renewal sync.WaitGroup
-		renewal.Go(func() {
-			if err := lease.Keep(running, func() uint64 { return 0 }); err != nil {
-				end(err)
+		work, running := errgroup.WithContext(ctx)
+		work.Go(func() error { return lease.Keep(running, func() uint64 { return 0 }) })
+		work.Go(func() error {
+			if err := ensure(running); err != nil {
+				return err
 			}
+			return s.followBatches(running, queue)
 		})
-		err := ensure(running)
-		if err == nil {
-			err = newBatchRunner(s).run(running)
-		}
-		lost := context.Cause(running)
-		end(nil)
-		renewal.Wait()
-		if !errors.Is(lost, store.ErrLeaseLost) {
+		err := work.Wait()
+		if !errors.Is(err, store.ErrLeaseLost) {
 			lease.Release()
 		}
 		if ctx.Err() == nil {
-			log.Warn("no longer processes batches", "error", cmp.Or(lost, err))
+			log.Warn("no longer processes batches", "error", err)
 			_ = process.Sleep(ctx, batchPause)
 		}
 	}
 }
 
-func newBatchRunner(s *Service) *batchRunner {
-	queue := s.settings.Jobs.Batches.Queue
-	return &batchRunner{
-		Service: s, queue: queue, isHTTP: (*s.jobs.queues.Load())[queue].HTTP, deleted: make(chan struct{}, 1),
+// followBatches processes batches until the context ends, or the records of batches, files or
+// jobs cannot be followed.
+func (s *Service) followBatches(ctx context.Context, queue pipeline.QueueName) error {
+	r := &batchRunner{
+		Service: s, queue: queue, isHTTP: (*s.jobs.queues.Load())[queue].HTTP,
 		reading: semaphore.NewWeighted(maxReading), writing: semaphore.NewWeighted(maxWriting),
-		known: map[uuid.UUID]*batchRun{}, lines: map[pipeline.LinePrefix]*batchRun{}, files: map[uuid.UUID]knownFile{},
+		runs: map[pipeline.LinePrefix]*batchRun{}, files: map[uuid.UUID]knownFile{},
 	}
-}
-
-// run follows the records of batches, files and jobs until the context ends.
-func (r *batchRunner) run(ctx context.Context) error {
-	first, err := r.jobs.store.LastRecord(ctx)
+	first, err := s.jobs.store.LastRecord(ctx)
 	if err != nil {
 		return err
 	}
-	following, ctx := errgroup.WithContext(ctx)
-	caughtUp := make(chan struct{})
-	following.Go(func() error {
-		return r.batches.store.Follow(ctx, func(one store.BatchRecord) { r.receive(ctx, one) }, func() { close(caughtUp) })
-	})
-	following.Go(func() error {
-		select {
-		case <-caughtUp:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-		r.mu.Lock()
-		for _, b := range r.known {
-			first = min(first, b.get().Run.Records)
-		}
-		r.mu.Unlock()
-		following.Go(func() error { return r.sweepFiles(ctx) })
-		return r.jobs.store.FollowEnds(ctx, r.queue, first, r.count)
-	})
-	err = following.Wait()
-	r.runs.Wait()
-	return err
-}
-
-// receive takes a record of a batch or a file.
-func (r *batchRunner) receive(ctx context.Context, one store.BatchRecord) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if one.Kind == store.FileRecords {
-		var file store.File
-		if json.Unmarshal(one.Data, &file) != nil {
-			return
-		}
-		if file.Deleted {
-			file.ExpiresAt = 0
-			select {
-			case r.deleted <- struct{}{}:
-			default:
-			}
-		}
-		r.files[one.ID] = knownFile{data: file.Data, seq: one.Seq, expires: file.ExpiresAt}
-		return
-	}
-	var record store.Batch
-	if json.Unmarshal(one.Data, &record) != nil || record.Status.IsEnd() {
-		return
-	}
-	if b := r.known[one.ID]; b != nil {
-		b.set(record, one.Seq)
-		return
-	}
-	prefix, _ := pipeline.LineJobID(r.queue, one.ID, 0).Line()
-	b := &batchRun{
-		batchRunner: r, id: one.ID, tenant: one.Tenant, changed: make(chan struct{}, 1),
-		log: r.settings.Logger.With("batch", record.ID),
-	}
-	b.set(record, one.Seq)
-	r.known[one.ID], r.lines[prefix] = b, b
-	r.runs.Go(func() {
-		b.run(WithTenant(ctx, one.Tenant))
+	work, ctx := errgroup.WithContext(ctx)
+	receive := func(one store.RawRecord) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		delete(r.known, one.ID)
-		delete(r.lines, prefix)
+		if one.Kind == store.FileRecords {
+			r.receiveFile(one)
+		} else if run := r.receiveBatch(ctx, one); run != nil {
+			work.Go(run)
+		}
+	}
+	work.Go(func() error {
+		return s.batches.store.Follow(ctx, receive, func() {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			for _, b := range r.runs {
+				first = min(first, b.get().Records)
+			}
+			work.Go(func() error { return r.sweepFiles(ctx) })
+			work.Go(func() error { return s.jobs.store.FollowEnds(ctx, queue, first, r.count) })
+		})
 	})
+	return work.Wait()
+}
+
+func (r *batchRunner) receiveFile(one store.RawRecord) {
+	var file store.FileRecord
+	if json.Unmarshal(one.Data, &file) != nil {
+		return
+	}
+	if file.Deleted {
+		file.ExpiresAt = 0
+	}
+	r.files[one.ID] = knownFile{data: file.Data, seq: one.Seq, expires: file.ExpiresAt}
+}
+
+// receiveBatch takes a record of a batch, and returns the run of a new one.
+func (r *batchRunner) receiveBatch(ctx context.Context, one store.RawRecord) (run func() error) {
+	var record store.BatchRecord
+	if json.Unmarshal(one.Data, &record) != nil || record.Status.IsEnd() {
+		return nil
+	}
+	prefix, _ := pipeline.LineJobID(r.queue, one.ID, 0).Line()
+	b := r.runs[prefix]
+	if b == nil {
+		ctx = WithTenant(ctx, one.Tenant)
+		lines, stop := context.WithDeadline(ctx, time.Unix(record.ExpiresAt, 0))
+		b = &batchRun{batchRunner: r, id: one.ID, tenant: one.Tenant, log: r.settings.Logger.With("batch", record.ID), stop: stop}
+		r.runs[prefix] = b
+		run = func() error {
+			defer stop()
+			b.run(ctx, lines)
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			delete(r.runs, prefix)
+			return nil
+		}
+	}
+	b.set(record, one.Seq)
+	return run
 }
 
 // count counts the end of a job, if it is a line's.
 func (r *batchRunner) count(id pipeline.JobID, state inferencev1.JobState) {
 	prefix, line := id.Line()
 	r.mu.Lock()
-	b := r.lines[prefix]
+	b := r.runs[prefix]
 	r.mu.Unlock()
 	if b != nil {
 		b.count(line, state)
 	}
 }
 
-// sweepFiles purges files that have expired or were deleted, except those that a batch reads, and
-// bytes that were left behind.
+// sweepFiles purges files that have expired or were deleted, except those that a batch reads.
 func (r *batchRunner) sweepFiles(ctx context.Context) error {
-	files := r.batches.store
 	for {
 		now, kept := time.Now().Unix(), map[uuid.UUID]bool{}
 		var gone []knownFile
 		r.mu.Lock()
-		for _, b := range r.known {
-			kept[b.get().Run.Input] = true
+		for _, b := range r.runs {
+			kept[b.get().Input] = true
 		}
 		for id, file := range r.files {
-			if file.expires > now || kept[file.data] {
-				kept[file.data] = true
-				continue
+			if file.expires <= now && !kept[file.data] {
+				gone = append(gone, file)
+				delete(r.files, id)
 			}
-			gone = append(gone, file)
-			delete(r.files, id)
 		}
 		r.mu.Unlock()
 		for _, file := range gone {
-			if err := errors.Join(files.Purge(ctx, file.data), files.Remove(ctx, file.seq)); err != nil {
+			if err := r.batches.store.Remove(ctx, file.data, file.seq); err != nil {
 				return err
 			}
 		}
-		orphans, err := files.Orphans(ctx, orphanAge, func(data uuid.UUID) bool { return kept[data] })
-		for _, data := range orphans {
-			err = errors.Join(err, files.Purge(ctx, data))
-		}
-		if err != nil {
+		if err := process.Sleep(ctx, sweepPause); err != nil {
 			return err
-		}
-		timer := time.NewTimer(sweepEvery)
-		select {
-		case <-r.deleted:
-		case <-timer.C:
-		case <-ctx.Done():
-		}
-		timer.Stop()
-		if ctx.Err() != nil {
-			return ctx.Err()
 		}
 	}
 }

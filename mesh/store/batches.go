@@ -1,6 +1,7 @@
 package store
 
 import (
+	"bufio"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -30,15 +31,15 @@ const (
 	// BatchWindow is the longest time in which a batch completes.
 	BatchWindow = 24 * time.Hour
 
-	DefaultFileRetention = 30 * 24 * time.Hour
-	DefaultFilesMaxBytes = 2 << 30
+	defaultFileRetention = 30 * 24 * time.Hour
+	defaultFilesMaxBytes = 2 << 30
 	// BatchRecordBytes bounds the records of batches and files.
 	BatchRecordBytes = 64 << 20
 )
 
 // WithDefaults returns the settings with the defaults of what is not set.
 func (s BatchSettings) WithDefaults() BatchSettings {
-	s.Retention, s.MaxBytes = cmp.Or(s.Retention, DefaultFileRetention), cmp.Or(s.MaxBytes, DefaultFilesMaxBytes)
+	s.Retention, s.MaxBytes = cmp.Or(s.Retention, defaultFileRetention), cmp.Or(s.MaxBytes, defaultFilesMaxBytes)
 	return s
 }
 
@@ -54,7 +55,7 @@ func (s BatchSettings) Validate() error {
 	return err
 }
 
-// File is the record of a file, in the form of the OpenAI API.
+// File is a file as callers see it, in the form of the OpenAI API.
 type File struct {
 	ID        string `json:"id"`
 	Object    string `json:"object"`
@@ -64,19 +65,18 @@ type File struct {
 	Filename  string `json:"filename"`
 	Purpose   string `json:"purpose"`
 	Status    string `json:"status"`
+}
+
+// FileRecord is the record of a file.
+type FileRecord struct {
+	File
 
 	// Data is where its bytes are. Deleted is true if they may go.
-	Data    uuid.UUID `json:"data,omitzero"`
+	Data    uuid.UUID `json:"data"`
 	Deleted bool      `json:"deleted,omitempty"`
 }
 
-// Public returns the file as callers see it.
-func (f File) Public() File {
-	f.Data, f.Deleted = uuid.Nil, false
-	return f
-}
-
-// Batch is the record of a batch, in the form of the OpenAI API.
+// Batch is a batch as callers see it, in the form of the OpenAI API.
 type Batch struct {
 	ID               string            `json:"id"`
 	Object           string            `json:"object"`
@@ -98,30 +98,19 @@ type Batch struct {
 	CancelledAt      int64             `json:"cancelled_at,omitempty"`
 	RequestCounts    BatchCounts       `json:"request_counts"`
 	Metadata         map[string]string `json:"metadata,omitempty"`
-
-	// Run is for those who process it.
-	Run BatchRun `json:"run,omitzero"`
 }
 
-// Public returns the batch as callers see it.
-func (b Batch) Public() Batch {
-	b.Run = BatchRun{}
-	return b
-}
+// BatchRecord is the record of a batch, with what the process that takes it over has to know.
+type BatchRecord struct {
+	Batch
 
-// BatchRun is what the process that takes over a batch has to know.
-type BatchRun struct {
 	// Input and InputBytes are those of the input file, which may be deleted meanwhile.
 	Input      uuid.UUID `json:"input"`
 	InputBytes int64     `json:"input_bytes"`
 	// Records is not above the number of any record of its jobs.
 	Records uint64 `json:"records"`
-	// Claimed is how many of its lines may have jobs.
-	Claimed int `json:"claimed"`
-	// Output and Errors are the IDs of its files. They last for FileSeconds.
-	Output      uuid.UUID `json:"output,omitzero"`
-	Errors      uuid.UUID `json:"errors,omitzero"`
-	FileSeconds int64     `json:"file_seconds"`
+	// FileSeconds is how long its output files last.
+	FileSeconds int64 `json:"file_seconds"`
 }
 
 // BatchStatus is where a batch is in its life.
@@ -176,13 +165,13 @@ var ErrNoRecord = errors.New("no such record")
 
 // Batches keeps the records of batches and files, as JSON, and the bytes of files.
 //
-//	data, size, err := batches.Write(ctx, reader)     // the bytes first
+//	data, size, err := batches.Write(ctx, fill)     // the bytes first
 //	seq, err := batches.Put(ctx, store.FileRecords, tenant, id, 0, file)
 //	reader := batches.Open(ctx, data, size)
 //
-// A record is one message on a subject of its own, replaced by compare-and-set. Bytes that no
-// record has are purged later, by those who process batches. They are not in an object store of
-// NATS, whose client has up to 4,000 chunks in flight and cannot pause a download.
+// A record is one message on a subject of its own, replaced by compare-and-set. The bytes are not
+// in an object store of NATS, whose client has up to 4,000 chunks in flight and cannot pause a
+// download. Bytes that a crash leaves without a record last as long as the stream's messages.
 type Batches struct {
 	stream
 
@@ -234,40 +223,28 @@ func (s *Batches) Put(ctx context.Context, kind, tenant string, id uuid.UUID, af
 	return receipt.Seq, s.wrap(err)
 }
 
-// Remove deletes the record at a number.
-func (s *Batches) Remove(ctx context.Context, seq uint64) error {
-	_, err := s.bus.Delete(ctx, s.config.Name, seq)
-	return s.wrap(err)
-}
-
 // List returns the IDs of a tenant's records, the newest first.
 func (s *Batches) List(ctx context.Context, kind, tenant string) (out []uuid.UUID, err error) {
-	subjects, err := s.subjects(ctx, s.bus.Subjects.BatchRecord(kind, tenant, "*"))
-	for subject := range subjects {
+	found, err := s.bus.JetStream().Stream(ctx, s.config.Name)
+	if err != nil {
+		return nil, s.wrap(err)
+	}
+	info, err := found.Info(ctx, jetstream.WithSubjectFilter(s.bus.Subjects.BatchRecord(kind, tenant, "*")))
+	if err != nil {
+		return nil, s.wrap(err)
+	}
+	for subject := range info.State.Subjects {
 		_, _, text := s.bus.BatchRecordOf(subject)
 		if id, err := uuid.Parse(text); err == nil {
 			out = append(out, id)
 		}
 	}
 	slices.SortFunc(out, func(a, b uuid.UUID) int { return slices.Compare(b[:], a[:]) })
-	return out, err
+	return out, nil
 }
 
-// subjects returns those of a stream that match.
-func (s *stream) subjects(ctx context.Context, filter string) (map[string]uint64, error) {
-	found, err := s.bus.JetStream().Stream(ctx, s.config.Name)
-	if err != nil {
-		return nil, s.wrap(err)
-	}
-	info, err := found.Info(ctx, jetstream.WithSubjectFilter(filter))
-	if err != nil {
-		return nil, s.wrap(err)
-	}
-	return info.State.Subjects, nil
-}
-
-// BatchRecord is a record as Follow passes it.
-type BatchRecord struct {
+// RawRecord is a record as Follow passes it.
+type RawRecord struct {
 	Kind, Tenant string
 	ID           uuid.UUID
 	Seq          uint64
@@ -276,62 +253,51 @@ type BatchRecord struct {
 
 // Follow passes all records to handle, and then each change, until the context ends. caughtUp is
 // called once, after those that were there.
-func (s *Batches) Follow(ctx context.Context, handle func(BatchRecord), caughtUp func()) error {
+func (s *Batches) Follow(ctx context.Context, handle func(RawRecord), caughtUp func()) error {
 	return s.follow(ctx, s.config.Name, jetstream.OrderedConsumerConfig{}, caughtUp, func(msg jetstream.Msg, at *jetstream.MsgMetadata) {
 		kind, tenant, text := s.bus.BatchRecordOf(msg.Subject())
 		if id, err := uuid.Parse(text); err == nil {
-			handle(BatchRecord{Kind: kind, Tenant: tenant, ID: id, Seq: at.Sequence.Stream, Data: msg.Data()})
+			handle(RawRecord{Kind: kind, Tenant: tenant, ID: id, Seq: at.Sequence.Stream, Data: msg.Data()})
 		}
 	})
 }
 
 const (
-	// chunkBytes is how much of a file is one message, and maxChunks how many are in flight.
-	chunkBytes = 128 << 10
-	maxChunks  = 8
+	// chunkBytes is how much of a file is one message, or half of what the broker allows.
+	chunkBytes = 512 << 10
 	// purgeTimeout bounds the purge of a file that could not be written.
 	purgeTimeout = 5 * time.Second
 )
 
-// Write stores all bytes of a reader, and returns where they are and how many. After an error
+// Write stores what fill writes, and returns where it is and how many bytes. After an error
 // nothing is stored.
-func (s *Batches) Write(ctx context.Context, from io.Reader) (data uuid.UUID, size int64, err error) {
+func (s *Batches) Write(ctx context.Context, fill func(io.Writer) error) (data uuid.UUID, size int64, err error) {
 	data = uuid.Must(uuid.NewV7())
-	type chunk struct {
-		buf []byte
-		err error
-	}
-	size, sent := 0, make(chan chunk, maxChunks)
 	limit := min(chunkBytes, s.bus.MaxPayload()/2) //nolint:mnd // room for headers
-	for range maxChunks {
-		sent <- chunk{buf: make([]byte, limit)}
-	}
-	for err == nil {
-		next := <-sent
-		n := 0
-		if err = cmp.Or(next.err, ctx.Err()); err == nil {
-			n, err = io.ReadFull(from, next.buf)
+	to := bufio.NewWriterSize(writerFunc(func(buf []byte) (int, error) {
+		for chunk := range slices.Chunk(buf, limit) {
+			if _, err := s.bus.PublishAndWait(ctx, s.bus.FileData(data.String(), chunk)); err != nil {
+				return 0, s.wrap(err)
+			}
+			size += int64(len(chunk))
 		}
-		if n == 0 || err != nil && !errors.Is(err, io.ErrUnexpectedEOF) {
-			sent <- chunk{}
-			break
-		}
-		size += int64(n)
-		s.bus.Publish(s.bus.FileData(data.String(), next.buf[:n]), func(_ bus.Receipt, err error) { sent <- chunk{next.buf, err} })
-	}
-	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-		err = nil
-	}
-	for range maxChunks {
-		err = cmp.Or(err, (<-sent).err)
+		return len(buf), nil
+	}), limit)
+	if err = fill(to); err == nil {
+		err = to.Flush()
 	}
 	if err != nil {
 		purge, cancel := context.WithTimeout(context.WithoutCancel(ctx), purgeTimeout)
 		defer cancel()
-		_ = s.Purge(purge, data) // else they are purged later
+		_ = s.Purge(purge, data) // else they go with the stream's age
 	}
 	return data, size, err
 }
+
+type writerFunc func([]byte) (int, error)
+
+// Write implements io.Writer.
+func (f writerFunc) Write(buf []byte) (int, error) { return f(buf) }
 
 // Open returns a reader of bytes that were written. They may be read slowly.
 func (s *Batches) Open(ctx context.Context, data uuid.UUID, size int64) io.Reader {
@@ -371,16 +337,11 @@ func (s *Batches) Purge(ctx context.Context, data uuid.UUID) error {
 	return s.wrap(err)
 }
 
-// Orphans returns the bytes that are as old as that, and that no record may have any more.
-func (s *Batches) Orphans(ctx context.Context, age time.Duration, isKept func(uuid.UUID) bool) (out []uuid.UUID, err error) {
-	prefix := s.bus.Subjects.FileData("")
-	subjects, err := s.data.subjects(ctx, prefix+"*")
-	for subject := range subjects {
-		data, err := uuid.Parse(subject[len(prefix):])
-		seconds, nanos := data.Time().UnixTime()
-		if err == nil && !isKept(data) && time.Since(time.Unix(seconds, nanos)) > age {
-			out = append(out, data)
-		}
+// Remove purges the bytes of a file, and deletes its record at a number.
+func (s *Batches) Remove(ctx context.Context, data uuid.UUID, seq uint64) error {
+	if err := s.Purge(ctx, data); err != nil {
+		return err
 	}
-	return out, err
+	_, err := s.bus.Delete(ctx, s.config.Name, seq)
+	return s.wrap(err)
 }

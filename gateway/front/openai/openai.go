@@ -1,7 +1,7 @@
 // Package openai serves files and batches in the form of the OpenAI API, to its unchanged clients:
 //
 //	POST   /v1/files                       a form with file, purpose=batch and expires_after
-//	GET    /v1/files?purpose=&limit=&after=&order=
+//	GET    /v1/files?purpose=&limit=&after=
 //	GET    /v1/files/{id}
 //	GET    /v1/files/{id}/content
 //	DELETE /v1/files/{id}
@@ -39,11 +39,11 @@ type Batches interface {
 	GetFile(ctx context.Context, id string) (*call.File, error)
 	OpenFile(ctx context.Context, id string) (*call.File, io.Reader, error)
 	DeleteFile(ctx context.Context, id string) error
-	ListFiles(ctx context.Context, o call.ListOptions) ([]call.File, bool, error)
+	ListFiles(ctx context.Context, o call.ListOptions) (*call.Page[call.File], error)
 	CreateBatch(ctx context.Context, in call.NewBatch) (*call.Batch, error)
 	GetBatch(ctx context.Context, id string) (*call.Batch, error)
 	CancelBatch(ctx context.Context, id string) (*call.Batch, error)
-	ListBatches(ctx context.Context, o call.ListOptions) ([]call.Batch, bool, error)
+	ListBatches(ctx context.Context, o call.ListOptions) (*call.Page[call.Batch], error)
 }
 
 // Paths of the API; all below them is the handler's too.
@@ -61,16 +61,16 @@ type handler struct {
 func New(batches Batches, s transport.Settings) http.Handler {
 	s = s.WithDefaults()
 	h, mux := &handler{batches, s}, http.NewServeMux()
-	for pattern, serve := range map[string]func(http.ResponseWriter, *http.Request) (any, error){
+	for pattern, serve := range map[string]serveFunc{
 		"POST " + FilesPath:                    h.createFile,
-		"GET " + FilesPath:                     h.listFiles,
-		"GET " + FilesPath + "/{id}":           h.getFile,
+		"GET " + FilesPath:                     listOf(batches.ListFiles, maxFileLimit, maxFileLimit),
+		"GET " + FilesPath + "/{id}":           byID(batches.GetFile),
 		"DELETE " + FilesPath + "/{id}":        h.deleteFile,
-		"POST " + BatchesPath:                  h.createBatch,
-		"GET " + BatchesPath:                   h.listBatches,
-		"GET " + BatchesPath + "/{id}":         h.getBatch,
-		"POST " + BatchesPath + "/{id}/cancel": h.cancelBatch,
 		"GET " + FilesPath + "/{id}/content":   h.getContent,
+		"POST " + BatchesPath:                  h.createBatch,
+		"GET " + BatchesPath:                   listOf(batches.ListBatches, defaultBatchPage, maxBatchPage),
+		"GET " + BatchesPath + "/{id}":         byID(batches.GetBatch),
+		"POST " + BatchesPath + "/{id}/cancel": byID(batches.CancelBatch),
 	} {
 		mux.HandleFunc(pattern, h.handle(serve))
 	}
@@ -83,8 +83,10 @@ func New(batches Batches, s transport.Settings) http.Handler {
 // maxQuoted bounds how much of a caller's own text messages repeat, in runes.
 const maxQuoted = 80
 
-// handle answers with what serve returns as JSON, nil if it has answered itself.
-func (h *handler) handle(serve func(http.ResponseWriter, *http.Request) (any, error)) http.HandlerFunc {
+// serveFunc returns what is answered as JSON, nil if it has answered itself.
+type serveFunc func(http.ResponseWriter, *http.Request) (any, error)
+
+func (h *handler) handle(serve serveFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", "no-store")
 		release, err := h.batches.AdmitBatchCall(r.Context())
@@ -108,30 +110,22 @@ func writeJSON(w http.ResponseWriter, status int, value any) {
 	_ = json.NewEncoder(w).Encode(value) // a failed write is no error: the caller has disconnected
 }
 
-// apiError is the error of an answer.
-type apiError struct {
-	Message string  `json:"message"`
-	Type    string  `json:"type"`
-	Param   *string `json:"param"`
-	Code    string  `json:"code"`
-}
-
 // WriteError answers with the fault in err's chain.
 func WriteError(w http.ResponseWriter, err error) {
 	f := fault.From(err)
 	status := f.HTTPStatus()
-	out := apiError{Message: f.Message, Type: "invalid_request_error", Code: strings.ToLower(string(f.Reason))}
+	kind, param := "invalid_request_error", any(nil)
 	switch {
 	case status == http.StatusTooManyRequests:
-		out.Type = "rate_limit_error"
+		kind = "rate_limit_error"
 	case status >= http.StatusInternalServerError:
-		out.Type = "server_error"
+		kind = "server_error"
 	}
 	if len(f.Violations) > 0 {
-		out.Param = &f.Violations[0].Field
+		param = f.Violations[0].Field
 	}
 	transport.SetFaultHeaders(w.Header(), f)
-	writeJSON(w, status, map[string]apiError{"error": out})
+	writeJSON(w, status, map[string]any{"error": map[string]any{"message": f.Message, "type": kind, "param": param, "code": strings.ToLower(string(f.Reason))}})
 }
 
 // Bounds of the fields of a form beside the file.
@@ -154,7 +148,7 @@ func (h *handler) createFile(w http.ResponseWriter, r *http.Request) (any, error
 	if err := memory.ReserveTemporary(uploadBytes); err != nil {
 		return nil, err
 	}
-	form := &form{Reader: multipart.NewReader(&releasingReader{transport.StallReader(w, r, h.settings), r}, params["boundary"]), fields: map[string]string{}}
+	form := &form{Reader: multipart.NewReader(transport.StallReader(w, r, h.settings), params["boundary"]), fields: map[string]string{}}
 	part, err := form.next()
 	if err != nil {
 		return nil, err
@@ -162,41 +156,25 @@ func (h *handler) createFile(w http.ResponseWriter, r *http.Request) (any, error
 	if part == nil {
 		return nil, fault.InField(fault.InvalidRequest, "file", "is missing")
 	}
-	file, err := h.batches.CreateFile(r.Context(), bodyReader{part}, func() (call.FileOptions, error) {
+	return h.batches.CreateFile(r.Context(), uploadReader{transport.FormReader{Reader: part}, r}, func() (call.FileOptions, error) {
 		if more, err := form.next(); err != nil || more != nil {
 			return call.FileOptions{}, cmp.Or(err, error(fault.InField(fault.InvalidRequest, "file", "there are several")))
 		}
 		return form.options(part.FileName())
 	})
-	if err != nil {
-		return nil, err
-	}
-	return file.Public(), nil
 }
 
-// releasingReader is a body that is stored as it is read.
-type releasingReader struct {
-	io.Reader
+// uploadReader is a file that is stored as it is read.
+type uploadReader struct {
+	transport.FormReader
 
 	request *http.Request
 }
 
 // Read implements io.Reader.
-func (r *releasingReader) Read(buf []byte) (int, error) {
-	n, err := r.Reader.Read(buf)
+func (r uploadReader) Read(buf []byte) (int, error) {
+	n, err := r.FormReader.Read(buf)
 	transport.ReleaseBody(r.request)
-	return n, err
-}
-
-// bodyReader makes errors of the form, or of its body, faults.
-type bodyReader struct{ io.Reader }
-
-// Read implements io.Reader.
-func (r bodyReader) Read(buf []byte) (int, error) {
-	n, err := r.Reader.Read(buf)
-	if err != nil && !errors.Is(err, io.EOF) {
-		err = transport.ReadFault(err)
-	}
 	return n, err
 }
 
@@ -215,7 +193,7 @@ func (f *form) next() (*multipart.Part, error) {
 		case errors.Is(err, io.EOF):
 			return nil, nil
 		case err != nil:
-			return nil, formFault(err)
+			return nil, transport.FormFault(err)
 		case part.FormName() == "file":
 			return part, nil
 		case len(f.fields) == maxFields:
@@ -227,14 +205,6 @@ func (f *form) next() (*multipart.Part, error) {
 		}
 		f.fields[part.FormName()] = string(value)
 	}
-}
-
-// formFault returns the fault of a form that cannot be read: the body's own, or else its syntax.
-func formFault(err error) error {
-	if f, ok := errors.AsType[*fault.Fault](err); ok {
-		return f
-	}
-	return fault.Newf(fault.InvalidRequest, "the form cannot be read: %.*s", maxQuoted, err)
 }
 
 func (f *form) options(filename string) (call.FileOptions, error) {
@@ -251,12 +221,14 @@ func (f *form) options(filename string) (call.FileOptions, error) {
 	return out, nil
 }
 
-func (h *handler) getFile(_ http.ResponseWriter, r *http.Request) (any, error) {
-	file, err := h.batches.GetFile(r.Context(), r.PathValue("id"))
-	if err != nil {
-		return nil, err
-	}
-	return file.Public(), nil
+// byID serves a call that takes the ID in the path.
+func byID[T any](do func(context.Context, string) (*T, error)) serveFunc {
+	return func(_ http.ResponseWriter, r *http.Request) (any, error) { return do(r.Context(), r.PathValue("id")) }
+}
+
+func (h *handler) deleteFile(_ http.ResponseWriter, r *http.Request) (any, error) {
+	id := r.PathValue("id")
+	return map[string]any{"id": id, "object": "file", "deleted": true}, h.batches.DeleteFile(r.Context(), id)
 }
 
 func (h *handler) getContent(w http.ResponseWriter, r *http.Request) (any, error) {
@@ -273,70 +245,29 @@ func (h *handler) getContent(w http.ResponseWriter, r *http.Request) (any, error
 	return nil, nil
 }
 
-func (h *handler) deleteFile(_ http.ResponseWriter, r *http.Request) (any, error) {
-	id := r.PathValue("id")
-	return map[string]any{"id": id, "object": "file", "deleted": true}, h.batches.DeleteFile(r.Context(), id)
-}
-
 // Bounds of a page.
 const (
 	defaultBatchPage = 20
 	maxBatchPage     = 100
 	maxFileLimit     = 10_000
-	// maxFilePage is how many files a page has, whatever its limit.
-	maxFilePage = 1000
 )
 
-func (h *handler) listFiles(_ http.ResponseWriter, r *http.Request) (any, error) {
-	o, err := listOptions(r, maxFileLimit, maxFileLimit)
-	if err != nil {
-		return nil, err
-	}
-	o.Limit = min(o.Limit, maxFilePage)
-	files, hasMore, err := h.batches.ListFiles(r.Context(), o)
-	return pageOf(files, hasMore, func(f *call.File) (call.File, string) { return f.Public(), f.ID }), err
-}
-
-func (h *handler) listBatches(_ http.ResponseWriter, r *http.Request) (any, error) {
-	o, err := listOptions(r, defaultBatchPage, maxBatchPage)
-	if err != nil {
-		return nil, err
-	}
-	batches, hasMore, err := h.batches.ListBatches(r.Context(), o)
-	return pageOf(batches, hasMore, func(b *call.Batch) (call.Batch, string) { return b.Public(), b.ID }), err
-}
-
-func listOptions(r *http.Request, defaultLimit, maxLimit int) (call.ListOptions, error) {
-	query := r.URL.Query()
-	out := call.ListOptions{After: query.Get("after"), Purpose: query.Get("purpose"), Limit: defaultLimit, Ascending: query.Get("order") == "asc"}
-	if order := query.Get("order"); order != "" && order != "asc" && order != "desc" {
-		return out, fault.InField(fault.InvalidRequest, "order", "%.*q; use asc or desc", maxQuoted, order)
-	}
-	if text := query.Get("limit"); text != "" {
-		var err error
-		if out.Limit, err = strconv.Atoi(text); err != nil || out.Limit < 1 || out.Limit > maxLimit {
-			return out, fault.InField(fault.InvalidRequest, "limit", "%.*q, from 1 to %d are possible", maxQuoted, text, maxLimit)
+// listOf serves the pages of a list.
+func listOf[T any](list func(context.Context, call.ListOptions) (*call.Page[T], error), defaultLimit, maxLimit int) serveFunc {
+	return func(_ http.ResponseWriter, r *http.Request) (any, error) {
+		query := r.URL.Query()
+		o := call.ListOptions{After: query.Get("after"), Purpose: query.Get("purpose"), Limit: defaultLimit}
+		if order := query.Get("order"); order != "" && order != "desc" {
+			return nil, fault.InField(fault.InvalidRequest, "order", "%.*q; only desc is possible", maxQuoted, order)
 		}
+		if text := query.Get("limit"); text != "" {
+			var err error
+			if o.Limit, err = strconv.Atoi(text); err != nil || o.Limit < 1 || o.Limit > maxLimit {
+				return nil, fault.InField(fault.InvalidRequest, "limit", "%.*q, from 1 to %d are possible", maxQuoted, text, maxLimit)
+			}
+		}
+		return list(r.Context(), o)
 	}
-	return out, nil
-}
-
-// page is an answer to a list.
-type page[T any] struct {
-	Object  string `json:"object"`
-	Data    []T    `json:"data"`
-	FirstID string `json:"first_id,omitempty"`
-	LastID  string `json:"last_id,omitempty"`
-	HasMore bool   `json:"has_more"`
-}
-
-func pageOf[T any](all []T, hasMore bool, public func(*T) (T, string)) page[T] {
-	out := page[T]{Object: "list", Data: []T{}, HasMore: hasMore}
-	for i := range all {
-		one, id := public(&all[i])
-		out.Data, out.LastID, out.FirstID = append(out.Data, one), id, cmp.Or(out.FirstID, id)
-	}
-	return out
 }
 
 // maxBatchBody bounds the request of a batch, in bytes.
@@ -351,20 +282,5 @@ func (h *handler) createBatch(w http.ResponseWriter, r *http.Request) (any, erro
 	if err := json.Unmarshal(data, &in); err != nil {
 		return nil, fault.Newf(fault.InvalidRequest, "the body is no batch in JSON: %.*s", maxQuoted, err)
 	}
-	return publicBatch(h.batches.CreateBatch(r.Context(), in))
-}
-
-func (h *handler) getBatch(_ http.ResponseWriter, r *http.Request) (any, error) {
-	return publicBatch(h.batches.GetBatch(r.Context(), r.PathValue("id")))
-}
-
-func (h *handler) cancelBatch(_ http.ResponseWriter, r *http.Request) (any, error) {
-	return publicBatch(h.batches.CancelBatch(r.Context(), r.PathValue("id")))
-}
-
-func publicBatch(b *call.Batch, err error) (any, error) {
-	if err != nil {
-		return nil, err
-	}
-	return b.Public(), nil
+	return h.batches.CreateBatch(r.Context(), in)
 }

@@ -161,7 +161,7 @@ func readForm(from io.Reader, boundary string, limit int64) ([]payload.Part, err
 			break
 		}
 		if err != nil {
-			return nil, formFault(err)
+			return nil, transport.FormFault(err)
 		}
 		if len(out) == payload.MaxParts {
 			return nil, fault.Newf(fault.InvalidRequest, "more than %d parts", payload.MaxParts)
@@ -191,30 +191,6 @@ func blobOf(part *multipart.Part, index int, limit int64) (payload.Part, error) 
 	default:
 		contentType = textPlain
 	}
-	data, err := transport.ReadBody(formReader{part}, -1, limit)
+	data, err := transport.ReadBody(transport.FormReader{Reader: part}, -1, limit)
 	return payload.OfBlob(name, contentType, data), err
-}
-
-// formReader separates the errors of the form from those of the body.
-type formReader struct{ part io.Reader }
-
-// Read implements io.Reader.
-func (r formReader) Read(buf []byte) (int, error) {
-	n, err := r.part.Read(buf)
-	if err != nil && !errors.Is(err, io.EOF) {
-		err = formFault(err)
-	}
-	return n, err
-}
-
-// formFault returns the fault of a form that cannot be read: the body's own, such as its
-// limit, or else its syntax.
-func formFault(err error) error {
-	_, isFault := errors.AsType[*fault.Fault](err)
-	_, tooLarge := errors.AsType[*http.MaxBytesError](err)
-	if isFault || tooLarge {
-		return transport.ReadFault(err)
-	}
-	// The library's error may quote a line of the form.
-	return fault.Newf(fault.InvalidRequest, "the form cannot be read: %.*s", maxQuoted, err)
 }

@@ -100,6 +100,30 @@ func ReadFault(err error) error {
 	return fault.Newf(fault.Cancelled, "the request's body ended early: %w", err)
 }
 
+// FormReader reads a part of a form. Its errors are faults.
+type FormReader struct{ io.Reader }
+
+// Read implements io.Reader.
+func (r FormReader) Read(buf []byte) (int, error) {
+	n, err := r.Reader.Read(buf)
+	if err != nil && !errors.Is(err, io.EOF) {
+		err = FormFault(err)
+	}
+	return n, err
+}
+
+// FormFault returns the fault of a form that cannot be read: the body's own, such as its
+// limit, or else its syntax.
+func FormFault(err error) error {
+	_, isFault := errors.AsType[*fault.Fault](err)
+	_, tooLarge := errors.AsType[*http.MaxBytesError](err)
+	if isFault || tooLarge {
+		return ReadFault(err)
+	}
+	// The library's error may quote a line of the form.
+	return fault.Newf(fault.InvalidRequest, "the form cannot be read: %.*s", maxQuoted, err)
+}
+
 // limitMessage bounds the bodies of one message that reach next, and how long a caller may
 // take nothing of its response. The connect library passes an error of the body on as it is
 // when it is a *connect.Error, on every protocol, so faults keep their details.
