@@ -30,10 +30,13 @@ func newBatchFleet(t *testing.T, gateways int) *batchFleet {
 		client:    &http.Client{Transport: &http.Transport{DisableKeepAlives: true}},
 	}
 	f.stage = f.host(hostSpec{run: 10 * time.Millisecond, chunks: 1, slots: 8 * jobsInFlight})
-	spec := f.spec(true)
-	spec.jobs["batches"] = map[string]any{"queue": "nightly", "max_bytes": "512MiB"}
+	f.jobs = map[string]any{
+		"pools":   map[string]any{"main": map[string]any{"target": map[string]any{"pipelines": []string{"echo"}}, "max_in_flight": jobsInFlight}},
+		"queues":  map[string]any{"nightly": map[string]any{}},
+		"batches": map[string]any{"queue": "nightly", "max_bytes": "512MiB"},
+	}
 	for range gateways {
-		f.gatewayOf(spec)
+		f.gatewayOf(f.spec(true))
 	}
 	f.awaitProcessor()
 	return f
