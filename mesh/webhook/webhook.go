@@ -142,8 +142,11 @@ func network(s string) (netip.Prefix, bool) {
 func plain(a netip.Addr) netip.Addr { return a.Unmap().WithZone("") }
 
 // reserved are the networks that are not public by the registries of IANA and that netip does not
-// know as such; the last ones translate to IPv4 addresses.
-var reserved = prefixes("0.0.0.0/8", "100.64.0.0/10", "192.0.0.0/24", "198.18.0.0/15", "240.0.0.0/4", "fec0::/10", "::/96", "64:ff9b::/96", "64:ff9b:1::/48", "2001::/32", "2002::/16")
+// know as such; of IPv6 only those in global, where some translate to IPv4 addresses.
+var (
+	global   = netip.MustParsePrefix("2000::/3")
+	reserved = prefixes("0.0.0.0/8", "100.64.0.0/10", "192.0.0.0/24", "192.88.99.0/24", "198.18.0.0/15", "240.0.0.0/4", "2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")
+)
 
 func prefixes(all ...string) (out []netip.Prefix) {
 	for _, s := range all {
@@ -154,7 +157,7 @@ func prefixes(all ...string) (out []netip.Prefix) {
 
 func isPublic(a netip.Addr) bool {
 	a = plain(a)
-	return a.IsGlobalUnicast() && !a.IsPrivate() && !slices.ContainsFunc(reserved, func(p netip.Prefix) bool { return p.Contains(a) })
+	return a.IsGlobalUnicast() && !a.IsPrivate() && (a.Is4() || global.Contains(a)) && !slices.ContainsFunc(reserved, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
 // Sign sets the headers of a call of a tenant's webhook. The ID is that of the message, the same

@@ -79,7 +79,7 @@ func TestOnlyPublicURLsMayBeWebhooks(t *testing.T) {
 	for _, url := range []string{
 		"https://10.2.0.1", "https://127.0.0.1", "https://[::]", "https://0.0.0.0", "https://169.254.169.254/latest", "https://[fe80::1%25eth0]/", "https://192.168.1.1", "https://172.31.0.1",
 		"https://[fd00::1]", "https://224.0.0.1", "https://[ff02::1]", "https://255.255.255.255", "https://100.64.0.1", "https://[::ffff:127.0.0.1]", "https://[::127.0.0.1]",
-		"https://[64:ff9b::7f00:1]", "https://[2002:7f00:1::]", "https://0.1.2.3",
+		"https://[64:ff9b::7f00:1]", "https://[64:ff9b:1::7f00:1]", "https://[::ffff:0:127.0.0.1]", "https://[2002:7f00:1::]", "https://[2001::1]", "https://[5f00::1]", "https://0.1.2.3",
 	} {
 		if err := config.Check(url); !errors.Is(err, webhook.ErrPrivate) {
 			t.Errorf("%s: %v", url, err)
