@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/stagemesh/stagemesh"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 )
 
 func TestQueueOfAnHTTPTargetThroughThePublicPort(t *testing.T) {
@@ -76,4 +77,36 @@ jobs:
 	if status, answer := call(http.MethodGet, "/v1/jobs/"+id+"/explain", ""); status != http.StatusOK || !strings.Contains(answer, `"pool":"mesh","hold":"ended","since":`) {
 		t.Errorf("%d %s", status, answer)
 	}
+}
+
+func TestMaxTokensOfACallAreSpent(t *testing.T) {
+	t.Parallel()
+	finish := make(chan struct{})
+	model := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-finish }))
+	t.Cleanup(model.Close)
+	m, err := stagemesh.FromFile(parse(t, fmt.Sprintf(`
+mesh: m
+gateway: {listen: "127.0.0.1:0", admin: {listen: "127.0.0.1:0"}}
+stages: {echo: {runner: {echo: {}}}}
+pipelines: {p: {steps: [{name: e, stage: echo}]}}
+jobs:
+  pools: {llm: {target: {http: {url: %q}}, gate: {constant: {}, budget: {baseline: 0, unit: tokens, each: 1000}}}}
+  queues: {prompts: {}}
+`, model.URL)), stagemesh.FileSettings{Dispatcher: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	start(t, m)
+	t.Cleanup(func() { close(finish) })
+	want := func(body, hold string) {
+		t.Helper()
+		response, answer := jobCall(t, m, http.MethodPost, "/v1/queues/prompts/jobs?path=/v1/chat/completions", body, "Content-Type", "application/json")
+		testbed.Eventually(t, body+" is held by "+hold, func() bool {
+			_, answer = jobCall(t, m, http.MethodGet, response.Header.Get("Location")+"/explain", "")
+			return strings.Contains(answer, `"hold":"`+hold+`"`)
+		})
+	}
+	want(`{"max_tokens": 200, "max_completion_tokens": 700, "model": "m"}`, "running")
+	want(`{"max_tokens": 300.0}`, "full")
+	want(`{"max_tokens": null}`, "full")
 }

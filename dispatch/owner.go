@@ -88,9 +88,6 @@ type running struct {
 	webhook string
 }
 
-// unsaidTokens is the length of an answer that a job does not bound.
-const unsaidTokens = 256
-
 // maxEnding bounds the ends that are stored at a time, of jobs that expire or were cancelled.
 const maxEnding = 64
 
@@ -241,7 +238,7 @@ func (o *owner) receive(j store.StoredJob) {
 	e := &entry{
 		id: j.ID.UUID, seq: j.Seq, closed: o.closed, deadline: j.Deadline.UnixNano(), size: uint32(min(j.Size, math.MaxUint32)),
 		// A prompt of four bytes a token, and an answer.
-		tokens: uint32(min(cmp.Or(j.Tokens, (j.Size+3)/4+unsaidTokens), math.MaxUint32)),
+		tokens: uint32(min(cmp.Or(j.Tokens, (j.Size+3)/4+pipeline.UnsaidTokens), math.MaxUint32)),
 		line:   o.order.line(string(j.ID.Queue), pipeline.ClassOf(j.Priority), j.Tenant, o.limits.keysOf(j.Tenant, j.Attributes)...),
 	}
 	e.cost = e.costIn(o.credit.unit)

@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/sha256"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"iter"
@@ -178,7 +179,8 @@ func (s *Service) submitJobAs(ctx context.Context, in *inferencev1.SubmitJobRequ
 		}
 	}
 	job.Job.Id = id.String()
-	_, added, err := s.jobs.store.Submit(ctx, id, tenant, bus.JobHeader{Deadline: deadline, Priority: in.GetPriority(), Attributes: in.GetAttributes()}, job)
+	header := bus.JobHeader{Deadline: deadline, Priority: in.GetPriority(), Attributes: in.GetAttributes(), Tokens: tokensOf(job.GetHttp())}
+	_, added, err := s.jobs.store.Submit(ctx, id, tenant, header, job)
 	switch {
 	case err != nil:
 		return nil, s.submitFault(ctx, name, err)
@@ -346,6 +348,26 @@ func (s *Service) takeHTTPCall(call *inferencev1.HttpCall, job *meshv1.QueuedJob
 	}
 	job.Payload = &meshv1.QueuedJob_Http{Http: call}
 	return nil
+}
+
+// tokensOf returns what a call of an OpenAI-compatible server takes at most: a token for four bytes,
+// and the longest answer that it permits. It returns 0 for nil.
+func tokensOf(call *inferencev1.HttpCall) int64 {
+	if call == nil {
+		return 0
+	}
+	var body struct {
+		Tokens           float64 `json:"max_tokens"`
+		CompletionTokens float64 `json:"max_completion_tokens"`
+		OutputTokens     float64 `json:"max_output_tokens"`
+	}
+	_ = json.Unmarshal(call.GetBody(), &body) // another body bounds nothing
+	answer := max(body.Tokens, body.CompletionTokens, body.OutputTokens)
+	if answer <= 0 {
+		answer = pipeline.UnsaidTokens
+	}
+	const bytesOfOne = 4
+	return int64(len(call.GetBody())+bytesOfOne-1)/bytesOfOne + int64(min(answer, math.MaxInt32))
 }
 
 // jobDeadline returns when the job expires.

@@ -22,6 +22,9 @@ type JobID struct {
 // WebhookQueue is the built-in queue whose jobs are calls of webhooks.
 const WebhookQueue QueueName = "webhooks"
 
+// UnsaidTokens is the length of an answer of a language model that a job does not bound, in tokens.
+const UnsaidTokens = 256
+
 // NewJobID returns the ID of a new job.
 func NewJobID(queue QueueName) JobID { return JobID{Queue: queue, UUID: uuid.Must(uuid.NewV7())} }
 
