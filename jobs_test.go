@@ -70,6 +70,9 @@ jobs:
 	if status, answer := call(http.MethodPost, "/v1/queues/nightly/jobs", `{}`); status != http.StatusBadRequest {
 		t.Errorf("a request to a pipeline: %d %s", status, answer)
 	}
+	if status, answer := call(http.MethodPost, "/v1/queues/nightly/jobs?path=/%ff", `{}`); status != http.StatusBadRequest || reasonOf(answer) != "INVALID_REQUEST" {
+		t.Errorf("a path that is not UTF-8: %d %s", status, answer)
+	}
 	id = submit("/v1/queues/others/jobs", `{"a": 1}`)
 	if status, answer := call(http.MethodGet, "/v1/jobs/"+id+"/result?wait=30s", ""); status != http.StatusOK || answer != `{"a": 1}` {
 		t.Errorf("%d %s", status, answer)

@@ -452,6 +452,8 @@ func (s *Service) submitFault(ctx context.Context, queue pipeline.QueueName, err
 		return fault.Newf(fault.QueueFull, "queue %s is full", queue).WithRetryAfter(admission.RetryAfter).Caused(err)
 	case errors.Is(err, bus.ErrTooLarge):
 		return fault.Newf(fault.PayloadTooLarge, "the job is too large: %w", err)
+	case errors.Is(err, store.ErrNotStorable):
+		return fault.New(fault.InvalidRequest, "a text of the job is not UTF-8").Caused(err)
 	case errors.Is(err, bus.ErrNoQueue):
 		if q, f := s.queueOf(queue); f == nil {
 			q.stream.reset(ctx)

@@ -77,8 +77,8 @@ var (
 	ErrNoJob = errors.New("no such job")
 	// ErrJobChanged means that the record of the job is another one than expected.
 	ErrJobChanged = errors.New("another process has changed the job")
-	// ErrNotStorable means that a record is too large, or has text that is not UTF-8.
-	ErrNotStorable = errors.New("the record of the job cannot be stored")
+	// ErrNotStorable means that a job or its record is too large, or has text that is not UTF-8.
+	ErrNotStorable = errors.New("the job cannot be stored")
 	// ErrNotAJob means that a message is no job.
 	ErrNotAJob = errors.New("the message is no job")
 )
@@ -152,11 +152,11 @@ func (s *Jobs) HasQueue(ctx context.Context, queue pipeline.QueueName) (bool, er
 }
 
 // Submit puts a job into its queue, and returns its number there. It returns false if the queue
-// has a job of that ID. Errors are those of bus.Publish.
+// has a job of that ID. Other errors than ErrNotStorable are those of bus.Publish.
 func (s *Jobs) Submit(ctx context.Context, id pipeline.JobID, tenant string, h bus.JobHeader, job *meshv1.QueuedJob) (seq uint64, added bool, err error) {
 	m, err := s.bus.Job(id, tenant, h, job)
 	if err != nil {
-		return 0, false, s.wrap(err)
+		return 0, false, s.wrap(fmt.Errorf("%w: %w", ErrNotStorable, err))
 	}
 	receipt, err := s.bus.PublishAndWait(ctx, m)
 	return receipt.Seq, err == nil && !receipt.Duplicate, s.wrap(err)
