@@ -17,9 +17,10 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/store"
 )
 
-// The types of files and batches, as callers see them.
 type (
-	File  = store.File
+	// File is a file as callers see it.
+	File = store.File
+	// Batch is a batch as callers see it.
 	Batch = store.Batch
 )
 
