@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 	"strings"
 	"testing"
 
@@ -117,8 +118,12 @@ func TestUploadFillsAQueueExactly(t *testing.T) {
 func TestUploadIsAnsweredWhileItIsSent(t *testing.T) {
 	t.Parallel()
 	m := startJobs(t, false)
-	// All answers together are more than the gateway holds.
-	const lines = 20_000
+	// All answers together are more than the gateway holds: each has 2 KiB of attributes.
+	const lines = 2_500
+	attributes := url.Values{}
+	for i := range 16 {
+		attributes.Set(fmt.Sprintf("attributes.%064d", i), strings.Repeat("a", 64))
+	}
 	sent, send := io.Pipe()
 	go func() {
 		for i := range lines {
@@ -126,7 +131,7 @@ func TestUploadIsAnsweredWhileItIsSent(t *testing.T) {
 		}
 		_ = send.Close()
 	}()
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, m.URL()+"/v1/queues/nightly/jobs", sent)
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, m.URL()+"/v1/queues/nightly/jobs?"+attributes.Encode(), sent)
 	if err != nil {
 		t.Fatal(err)
 	}
