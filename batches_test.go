@@ -300,7 +300,7 @@ func (b *batchBed) wantPartial(batch batchDocument, total, completed int, code s
 func TestCancelledBatchKeepsPartialOutput(t *testing.T) {
 	t.Parallel()
 	b := startBatches(t, stuckTarget(t, 3))
-	id := b.create("24h", lines(1100))
+	id := b.create("24h", lines(200))
 	testbed.Eventually(t, "three lines are done", func() bool { return b.batch(id).Counts.Completed == 3 })
 	var batch batchDocument
 	for range 2 { // again is the same
@@ -311,7 +311,7 @@ func TestCancelledBatchKeepsPartialOutput(t *testing.T) {
 			break
 		}
 	}
-	b.wantPartial(b.await(id, "cancelled"), 1100, 3, "batch_cancelled")
+	b.wantPartial(b.await(id, "cancelled"), 200, 3, "batch_cancelled")
 	if status, answer := b.call("POST", "/v1/batches/"+id+"/cancel", "", nil, nil); status != 400 || !strings.Contains(answer, `"type":"invalid_request_error"`) {
 		t.Errorf("%d %s", status, answer)
 	}

@@ -121,8 +121,9 @@ func (o outside) do(name string, arguments ...string) string {
 	return string(out)
 }
 
+// It compiles the library anew, which takes all cores for a minute. So it runs alone, before the
+// tests that run in parallel.
 func TestModuleOutsideTheRepositoryGetsTheLibrary(t *testing.T) {
-	t.Parallel()
 	o := newOutside(t)
 	o.write("shout")
 	o.write("greeter")
