@@ -99,11 +99,14 @@ func (m *measurement) opened(ctx context.Context) error {
 	source := &http.Server{ReadHeaderTimeout: time.Second, Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = fmt.Fprint(w, value.Load())
 	})}
-	served := make(chan error, 1)
-	go func() { served <- source.Serve(listener) }()
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		_ = source.Serve(listener) // until it is closed
+	}()
 	defer func() {
 		_ = source.Close()
-		_ = <-served // it was closed
+		<-served
 	}()
 	gate := fmt.Sprintf("interval: %s, value: {url: 'http://%s'}", gateInterval, listener.Addr())
 	return m.withGate(ctx, gate, false, func(b *jobMesh) error {
