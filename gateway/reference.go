@@ -18,7 +18,7 @@ import (
 )
 
 // reference is the OpenAPI document of the public port. The first request for it
-// builds it, and so does the first one after pipelines or stages have changed. One
+// builds it, and so does the first one after pipelines, stages or queues have changed. One
 // caller builds it, and the others wait.
 type reference struct {
 	gateway *Gateway
@@ -26,9 +26,10 @@ type reference struct {
 
 	mu       sync.Mutex
 	document *openapi.Document
-	// changed and specs are the document's sources.
+	// changed, specs and jobs are the document's sources.
 	changed <-chan struct{}
 	specs   map[string]*stagev1.Spec
+	jobs    bool
 }
 
 var _ openapi.Source = (*reference)(nil)
@@ -40,15 +41,15 @@ func (r *reference) Document(context.Context) (*openapi.Document, error) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	changed, specs := r.gateway.pipelines.Changed(), r.models.stageSpecs()
-	if r.document != nil && changed == r.changed && maps.EqualFunc(specs, r.specs, equalSpecs) {
+	changed, specs, jobs := r.gateway.pipelines.Changed(), r.models.stageSpecs(), r.gateway.service.ServesJobs()
+	if r.document != nil && changed == r.changed && jobs == r.jobs && maps.EqualFunc(specs, r.specs, equalSpecs) {
 		return r.document, nil
 	}
 	text, err := openapi.Build(r.gateway.description(specs))
 	if err != nil {
 		return nil, err
 	}
-	r.document, r.changed, r.specs = openapi.NewDocument(text), changed, specs
+	r.document, r.changed, r.specs, r.jobs = openapi.NewDocument(text), changed, specs, jobs
 	return r.document, nil
 }
 
@@ -68,6 +69,8 @@ func (g *Gateway) description(specs map[string]*stagev1.Spec) openapi.Settings {
 		Mesh: string(g.settings.Call.Mesh), Version: process.Version(), Tokens: g.settings.Access.TokenFile != "", NoStages: !g.settings.servesStages(),
 		MaxPayload: g.settings.MaxPayload, MaxBody: admission.MaxBody(g.settings.MaxPayload),
 	}
+	out.Jobs = g.service.ServesJobs()
+	out.Batches = out.Jobs && g.service.ServesBatches()
 	for _, e := range g.pipelines.List() {
 		p := e.Pipeline
 		out.Pipelines = append(out.Pipelines, openapi.Pipeline{

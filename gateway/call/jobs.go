@@ -114,6 +114,9 @@ func (s *Service) SetQueues(queues map[pipeline.QueueName]JobQueue) {
 	s.jobs.queues.Store(&now)
 }
 
+// ServesJobs reports whether there are queues.
+func (s *Service) ServesJobs() bool { return len(*s.jobs.queues.Load()) > 0 }
+
 // SubmitJob stores a job and returns it; with an idempotency key also the job that has it.
 func (s *Service) SubmitJob(ctx context.Context, in *inferencev1.SubmitJobRequest) (*inferencev1.Job, error) {
 	if f := s.limiter.Acquire(); f != nil {

@@ -28,6 +28,7 @@
 package openapi
 
 import (
+	"bytes"
 	"cmp"
 	_ "embed" // static.json
 	"encoding/json"
@@ -59,6 +60,8 @@ type Settings struct {
 	MaxPayload, MaxBody int
 	// Tokens is true if callers need a token, NoStages if they cannot call single stages.
 	Tokens, NoStages bool
+	// Jobs is true if the mesh has queues of jobs, Batches if one of them takes batches.
+	Jobs, Batches bool
 	// MaxBytes bounds the description of pipelines; 0 means DefaultMaxBytes.
 	MaxBytes int
 }
@@ -144,6 +147,12 @@ func Build(s Settings) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	if !s.Jobs {
+		d.remove("Jobs")
+	}
+	if !s.Batches {
+		d.remove("Batches")
+	}
 	d.left = cmp.Or(s.MaxBytes, DefaultMaxBytes)
 	sorted := slices.SortedFunc(slices.Values(s.Pipelines), func(a, b Pipeline) int { return cmp.Compare(a.Name, b.Name) })
 	for i, p := range sorted {
@@ -157,6 +166,13 @@ func Build(s Settings) ([]byte, error) {
 		}
 	}
 	return json.Marshal(d.assemble(s))
+}
+
+// remove removes a tag and the paths that have it.
+func (d *document) remove(name string) {
+	isOf := func(text json.RawMessage) bool { return bytes.Contains(text, []byte(`"`+name+`"`)) }
+	d.Tags = slices.DeleteFunc(d.Tags, isOf)
+	maps.DeleteFunc(d.Paths, func(_ string, text json.RawMessage) bool { return isOf(text) })
 }
 
 // add describes a pipeline, and reports false where that exceeds the bytes left.
@@ -231,7 +247,7 @@ func (d *document) description(s Settings) string {
 		}
 		b.WriteString(".")
 	}
-	b.WriteString(" Budget are sent uncompressed. MessagePack is also `application/x-msgpack` and `application/vnd.msgpack`.")
+	b.WriteString(" Bodies are sent uncompressed. MessagePack is also `application/x-msgpack` and `application/vnd.msgpack`.")
 	if s.Tokens {
 		b.WriteString(" Every call but a probe needs a token.")
 	}
