@@ -11,6 +11,7 @@ import (
 	"time"
 
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
+	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/bus"
@@ -131,6 +132,24 @@ func TestReloadTakesWeightsWhileAttemptsRun(t *testing.T) {
 	}
 	if others < 16 {
 		t.Errorf("of 20 jobs %d are of the queue of weight 9 to 1: %v", others, order)
+	}
+}
+
+func TestReloadKeepsARefusal(t *testing.T) {
+	t.Parallel()
+	b := newMesh(t)
+	target := &stub{answer: func(context.Context, Attempt) Answer {
+		return Answer{Fault: fault.New(fault.Overloaded, "full").WithRetryAfter(time.Hour)}
+	}}
+	b.start(target)
+	id := b.submit()
+	b.report("the target refused it", id, func(r *meshv1.PoolReport) bool { return r.GetWhy() == string(refused) })
+	b.reload(setMaxInFlight(2))
+	b.report("another owner has the pool", id, func(r *meshv1.PoolReport) bool {
+		return r.GetN() == 2 || r.GetOut() == 0 && r.GetQueues()[0].GetRecovered() == 1
+	})
+	if r := b.report("it still waits", id, func(r *meshv1.PoolReport) bool { return r.GetPlace().GetHold() == "closed" }); r.GetWhy() != string(refused) || target.ran(id) != 1 {
+		t.Errorf("%d runs, %v", target.ran(id), r)
 	}
 }
 

@@ -149,21 +149,12 @@ func pauseOf(k int) time.Duration {
 	return min(longestPause, firstPause<<(k-1))
 }
 
-// attemptTimes knows how long the last attempts of a pool took that succeeded.
-type attemptTimes struct {
-	last [63]time.Duration
-	n    int
-	// median is 0 while nothing is known. No attempt starts with less time than that.
-	median time.Duration
-}
-
-func (t *attemptTimes) add(took time.Duration) {
-	t.last[t.n%len(t.last)] = took
-	t.n++
-	sorted := t.last
-	known := sorted[:min(t.n, len(sorted))]
-	slices.Sort(known)
-	t.median = known[len(known)/2]
+// medianOf returns the median of durations, 0 of none.
+func medianOf(took []time.Duration) time.Duration {
+	if len(took) == 0 {
+		return 0
+	}
+	return slices.Sorted(slices.Values(took))[len(took)/2]
 }
 
 // parseRetryAfter reads the header Retry-After: seconds, or a date. It returns 0 for

@@ -133,25 +133,23 @@ func FuzzRetryAfter(f *testing.F) {
 
 func TestMedianIsOfLastAttempts(t *testing.T) {
 	t.Parallel()
-	var times attemptTimes
-	if times.median != 0 {
-		t.Errorf("median of nothing is %s", times.median)
+	var took lastOf[time.Duration]
+	want := func(median time.Duration) {
+		t.Helper()
+		if got := medianOf(took); got != median {
+			t.Errorf("median is %s, want %s", got, median)
+		}
 	}
-	for _, took := range []time.Duration{9, 1, 5} {
-		times.add(took)
+	want(0)
+	took = lastOf[time.Duration]{9, 1, 5}
+	want(5)
+	for range maxLast {
+		took.add(100)
 	}
-	if times.median != 5 {
-		t.Errorf("median is %s", times.median)
+	for range maxLast/2 + 1 {
+		took.add(7)
 	}
-	for range 40 {
-		times.add(100)
-	}
-	for range 40 {
-		times.add(7)
-	}
-	if times.median != 7 {
-		t.Errorf("median of the last ones is %s", times.median)
-	}
+	want(7)
 }
 
 func TestBadJobKeepsNoOtherFromProbing(t *testing.T) {

@@ -96,7 +96,6 @@ const (
 	allInFlight  reason = "max_in_flight reached"
 	budgetSpent  reason = "N is spent"
 	headTooLarge reason = "next job waits to go alone"
-	notInFile    reason = "pool is not in the file"
 )
 
 // credit is what a pool may send now. It knows the last reading, what was sent since it
@@ -111,6 +110,9 @@ type credit struct {
 	// sampled is the reading's time as its source stated it.
 	sampled time.Time
 	err     error
+
+	// from is when the owner began. Earlier readings may be spent, by an owner before.
+	from time.Time
 
 	flights map[[16]byte]flight
 	// ended are jobs that ended and still count against a reading.
@@ -144,7 +146,7 @@ func newCredit(b budget, now time.Time) *credit {
 	if b.maxAge == 0 {
 		b.maxAge = defaultMaxAge
 	}
-	return &credit{budget: b, flights: map[[16]byte]flight{}, why: noReading, since: now}
+	return &credit{budget: b, from: now, flights: map[[16]byte]flight{}, why: noReading, since: now}
 }
 
 // read takes a reading of the gate, or why there is none.
@@ -261,7 +263,7 @@ func (c *credit) closedBy(now time.Time) reason {
 	switch {
 	case c.err != nil:
 		return unreadable
-	case c.sampled.IsZero():
+	case c.sampled.IsZero(), !c.reading.timeless && c.reading.at.Before(c.from):
 		return noReading
 	case !(d >= 0 && d <= 1):
 		return invalid
@@ -279,6 +281,9 @@ func (c *credit) closedBy(now time.Time) reason {
 	}
 	return ""
 }
+
+// failures is how many attempts in a row were refused or failed.
+func (c *credit) failures() int { return c.latch.row + c.breaker.failures }
 
 func (c *credit) isLatched(now time.Time) bool {
 	l := &c.latch

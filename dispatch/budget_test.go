@@ -22,7 +22,7 @@ func newPool(change func(*budget)) *pool {
 	if change != nil {
 		change(&b)
 	}
-	p := &pool{credit: newCredit(b, epoch), now: epoch}
+	p := &pool{credit: newCredit(b, epoch.Add(-time.Hour)), now: epoch}
 	p.ready = 5
 	return p
 }
@@ -292,6 +292,18 @@ func TestRefusalWaitsForNewerReading(t *testing.T) {
 	p.expect(t, "Retry-After", 0, refused)
 	p.now = p.now.Add(1)
 	p.expect(t, "after both", 30, budgetSpent)
+}
+
+func TestNewOwnerWaitsForNewerReading(t *testing.T) {
+	t.Parallel()
+	p := newPool(nil)
+	p.from = p.now
+	p.take(reading{d: .7, at: p.now.Add(-1)})
+	p.expect(t, "an owner before may have spent it, or was refused", 0, noReading)
+	p.take(reading{d: .7, timeless: true, at: p.now.Add(-1)})
+	p.expect(t, "no reading of the target", 30, budgetSpent)
+	p.poll(.7)
+	p.expect(t, "a newer reading", 30, budgetSpent)
 }
 
 func TestRefusalsPauseTimelessGate(t *testing.T) {

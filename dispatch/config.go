@@ -190,6 +190,11 @@ func (p PoolConfig) validate() error {
 	errs = append(errs, config.NotNegative("max_in_flight", p.MaxInFlight), checkInFlight(p.MaxInFlight), config.NotNegative("timeout", p.Timeout))
 	for i, l := range p.Limits {
 		errs = append(errs, config.InSection(fmt.Sprintf("limits[%d]", i), l.validate()))
+		for j, other := range p.Limits[:i] {
+			if l.Quota > 0 && other.Quota > 0 && l.quotaName() == other.quotaName() {
+				errs = append(errs, fmt.Errorf("limits[%d].quota: limits[%d] is a quota by the same, in the same unit and window", i, j))
+			}
+		}
 	}
 	if len(p.Limits) > maxLimits {
 		errs = append(errs, fmt.Errorf("limits: %d, at most %d are possible", len(p.Limits), maxLimits))

@@ -315,6 +315,23 @@ func TestQuotaHoldsOverTakeover(t *testing.T) {
 	}
 }
 
+func TestJobLargerThanItsQuotaFailsAtOnce(t *testing.T) {
+	t.Parallel()
+	b := newMesh(t, func(c *Config) {
+		p := c.Pools["main"]
+		p.Limits = []LimitConfig{{By: "tenant", Quota: 100, Unit: "tokens", Window: time.Hour}}
+		c.Pools["main"] = p
+	})
+	b.start(&stub{})
+	tokens := func(n int64) func(*bus.JobHeader) { return func(h *bus.JobHeader) { h.Tokens = n } }
+	large, other := b.submit(tokens(101)), b.submit(tokens(100))
+	b.wantEnd(large, hasFailed, fault.PayloadTooLarge, 0)
+	b.wantEnd(other, hasSucceeded, "", 1)
+	if r := b.end(large); r.GetJob().GetMessage() != "the job is 101 tokens, more than the whole quota by tenant of 100" {
+		t.Error(r.GetJob().GetMessage())
+	}
+}
+
 func TestFailedAttemptsAreRetriedUntilTheLast(t *testing.T) {
 	t.Parallel()
 	b := newMesh(t, func(c *Config) {
@@ -524,6 +541,7 @@ func TestConfigNamesWhatIsWrong(t *testing.T) {
 		"tenants.acme.weight: +Inf is no amount":                                                                                          {Tenants: map[string]TenantConfig{"acme": {Weight: math.Inf(1)}}},
 		"webhooks.max_in_flight: 4097, at most 4096 are possible":                                                                         {Webhooks: &webhook.Config{Secrets: webhook.Secrets{SecretFiles: []string{"a"}}, MaxInFlight: 4097}},
 		"rates.stages.classify.price: NaN is no amount":                                                                                   {Rates: RatesConfig{Stages: map[string]StageRate{"classify": {Price: math.NaN()}}}},
+		"rates.stages.classify.watts: 1e+308, at most 1e+12 is possible":                                                                  {Rates: RatesConfig{Stages: map[string]StageRate{"classify": {Watts: 1e308}}}},
 		"rates.pools.llm: there is no such pool with an HTTP target, which counts tokens":                                                 {Rates: RatesConfig{Pools: map[string]TokenRate{"llm": {}}}},
 	} {
 		if err := c.Validate(); fmt.Sprint(err) != want {

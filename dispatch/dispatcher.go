@@ -110,6 +110,8 @@ type Dispatcher struct {
 	// running has the pools that this process owns or waits for.
 	running sync.Map
 	metrics *metrics
+	// latches are those of pools that this process has owned.
+	latches sync.Map
 	// reconnects counts the connections to the broker after the first.
 	reconnects atomic.Int64
 }
@@ -239,6 +241,7 @@ func (d *Dispatcher) ownPool(ctx context.Context, conn *bus.Bus, pool string, p 
 	defer stopDrain()
 	defer context.AfterFunc(drain, func() { end(context.Cause(drain)) })()
 	o.flights.Wait()
+	d.latches.Store(pool, targetLatch{p.config.Target, o.credit.latch})
 	o.returnQuotas(running)
 	lost := context.Cause(running)
 	end(nil)

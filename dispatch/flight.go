@@ -60,7 +60,8 @@ func (o *owner) attempt(ctx, cut context.Context, e *entry) {
 	out := outcomeOf(answer)
 	if out == succeeded {
 		o.mu.Lock()
-		o.times.add(time.Since(now))
+		o.took.add(time.Since(now))
+		o.median = medianOf(o.took)
 		o.mu.Unlock()
 	}
 	o.settle(ctx, e, r, answer, out)
@@ -284,6 +285,9 @@ func (o *owner) settle(ctx context.Context, e *entry, r *meshv1.JobRecord, answe
 		outcome: out, failures: int(job.GetAttempts()) - 1 - int(job.GetInterruptions()), interruptions: int(job.GetInterruptions()),
 		most: o.attemptsOf(e), left: time.Unix(0, e.deadline).Sub(now), retryAfter: retryAfterOf(answer),
 	}
+	if (out == latched || out == retried) && answer.Fault != nil && o.credit.failures() == 0 {
+		o.log.Warn("an attempt has failed; those that fail next are not logged", "job", idOf(e), "error", answer.Fault, "cause", errors.Unwrap(answer.Fault))
+	}
 	a.counts = o.credit.finish(e.id, out, a.retryAfter, now)
 	a.hold = o.credit.breaker.hold(now)
 	o.gate.note(answer, out, r, now)
@@ -346,14 +350,18 @@ func retryAfterOf(a Answer) time.Duration {
 	return a.Fault.RetryAfter
 }
 
-// expire ends a job whose deadline has passed before an attempt began.
+// expire ends a job whose deadline has passed before an attempt began, or that fits into no quota.
 func (o *owner) expire(ctx context.Context, e *entry) {
 	j, ok := o.read(ctx, e)
 	if !ok {
 		return
 	}
 	r := o.recordOf(e, j, time.Now())
-	setState(r, inferencev1.JobState_JOB_STATE_EXPIRED, expiredFault())
+	if l := o.limits.tooSmallFor(e); l != nil {
+		setState(r, inferencev1.JobState_JOB_STATE_FAILED, fault.Newf(fault.PayloadTooLarge, "the job is %d %s, more than the whole quota by %s of %d", e.costIn(l.quota.unit), l.quota.unit, l.By, l.Quota))
+	} else {
+		setState(r, inferencev1.JobState_JOB_STATE_EXPIRED, expiredFault())
+	}
 	o.store(ctx, e, r)
 }
 
@@ -423,7 +431,7 @@ func (o *owner) giveBack(e *entry) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	e.closed = o.closed
-	o.order.add(e, time.Now().UnixNano())
+	o.enqueue(e, time.Now())
 	o.finish(e)
 }
 

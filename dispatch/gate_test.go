@@ -28,6 +28,7 @@ import (
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/config"
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
 // poolOf reads the section of a pool, whose target is pipeline echo.
@@ -66,7 +67,7 @@ type runningGate struct {
 
 func runGate(t *testing.T, s Settings, text string) *runningGate {
 	t.Helper()
-	g := &runningGate{t: t, gate: mustGate(t, s, text, time.Now())}
+	g := &runningGate{t: t, gate: mustGate(t, s, text, time.Now().Add(-time.Hour))}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	go func() {
@@ -254,6 +255,12 @@ func (f *fakePrometheus) awaitPolls(t *testing.T, n int) {
 	testbed.Eventually(t, "polls", func() bool { return asked() >= before+n })
 }
 
+// awaitOwner waits until the pool has an owner.
+func (b *meshBed) awaitOwner() {
+	b.t.Helper()
+	b.report("the pool has an owner", pipeline.JobID{}, func(*meshv1.PoolReport) bool { return true })
+}
+
 // gatedMesh is a mesh whose pool has a gate that asks the server.
 func gatedMesh(t *testing.T, f *fakePrometheus) *meshBed {
 	t.Helper()
@@ -298,6 +305,8 @@ func TestStandingReadingIsSpentOnce(t *testing.T) {
 			for range dispatchers {
 				b.start(target)
 			}
+			b.awaitOwner()
+			f.sample(.3)
 			want := func(runs int) {
 				t.Helper()
 				testbed.Eventually(t, "30 in flight", func() bool {
@@ -348,12 +357,22 @@ func TestRefusalWithFrozenMetricShutsThePool(t *testing.T) {
 	}}
 	refuses <- Answer{Fault: fault.New(fault.QueueFull, "full")}
 	id := b.submit()
-	b.start(target)
+	stop := b.start(target)
+	b.awaitOwner()
+	f.sample(.875)
 	testbed.Eventually(t, "a refusal", func() bool { return target.ran(id) == 1 })
-	f.awaitPolls(t, 10)
-	if target.ran(id) != 1 {
-		t.Error("it was sent again, by a reading from before the refusal")
+	want := func() {
+		t.Helper()
+		f.awaitPolls(t, 10)
+		if target.ran(id) != 1 {
+			t.Error("it was sent again, by a reading from before the refusal")
+		}
 	}
+	want()
+	stop()
+	b.start(target)
+	b.awaitOwner()
+	want()
 	f.sample(.875)
 	b.wantEnd(id, hasSucceeded, "", 1)
 }

@@ -61,6 +61,9 @@ func (l LimitConfig) validate() error {
 	return errors.Join(errs...)
 }
 
+// quotaName is the name of what is reserved of a quota.
+func (l LimitConfig) quotaName() string { return fmt.Sprintf("%s %s %s", l.By, l.unit(), l.Window) }
+
 func (l LimitConfig) unit() unit { return cmp.Or(unit(l.Unit), unitRequests) }
 
 // limits are those of a pool. Each holds for a key of its own: a tenant, or the value of an
@@ -118,6 +121,23 @@ func (ls limits) reached(of *line, now time.Time) *limit {
 			ok = l.quota.permits(key, of.head().costIn(l.quota.unit), now)
 		}
 		if !ok {
+			return l
+		}
+	}
+	return nil
+}
+
+// want has the next reservation cover the first job of a line that is at the limit.
+func (l *limit) want(ls limits, of *line, now time.Time) {
+	if l.quota != nil {
+		l.quota.want(of.keys[slices.Index(ls, l)], of.head().costIn(l.quota.unit), now)
+	}
+}
+
+// tooSmallFor returns the quota that a job never fits into; nil if there is none.
+func (ls limits) tooSmallFor(e *entry) *limit {
+	for _, l := range ls {
+		if l.quota != nil && e.costIn(l.quota.unit) > l.quota.most {
 			return l
 		}
 	}
@@ -284,8 +304,13 @@ func (q *quotaLimit) keyOf(key string) string {
 	return key
 }
 
-// permits reports whether a job may start. If that needs a reservation, it is wanted then.
+// permits reports whether a job may start by what is reserved.
 func (q *quotaLimit) permits(key string, cost int64, now time.Time) bool {
+	return q.windowOf(now) <= q.at && q.left[q.keyOf(key)] >= cost
+}
+
+// want has the next reservation cover a job.
+func (q *quotaLimit) want(key string, cost int64, now time.Time) {
 	if at := q.windowOf(now); at > q.at {
 		q.begin(at)
 	}
@@ -295,7 +320,6 @@ func (q *quotaLimit) permits(key string, cost int64, now time.Time) bool {
 		q.left[key] += 0 // it is a key of its own from now on
 		q.wanted[key] = max(q.wanted[key], short)
 	}
-	return short <= 0
 }
 
 // reserve adds what is wanted to what is reserved on the broker.
@@ -343,7 +367,7 @@ func (ls limits) reserve(value []byte) ([]byte, error) {
 	}
 	for _, l := range ls {
 		if l.quota != nil {
-			name := fmt.Sprintf("%s %s %s", l.By, l.quota.unit, l.Window)
+			name := l.quotaName()
 			next[name] = l.quota.reserve(stored[name])
 		}
 	}

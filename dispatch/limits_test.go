@@ -24,7 +24,8 @@ func TestLimitConfigNamesWhatIsWrong(t *testing.T) {
 		"{by: tenant, quota: -1, window: 1s}":               "limits[0].quota: ",
 		"{by: tenant, quota: 1, unit: rows, window: 1s}":    `limits[0].unit: "rows"`,
 		"{by: tenant, rate: 1, unit: bytes, window: 1s}":    `limits[0].unit: "bytes"`,
-		"{by: tenant, of: 1}":                               `"of" is not a key here`,
+		"{by: tenant, quota: 1, window: 1s}, {by: tenant, quota: 2, unit: requests, window: 1s}": "pool:2:59: limits[1].quota: limits[0] is a quota by the same",
+		"{by: tenant, of: 1}": `"of" is not a key here`,
 		strings.Repeat("{by: tenant, concurrency: 1}, ", maxLimits-1) + "{by: tenant, rate: 1, window: 1s}": "limits: 9, at most 8",
 	} {
 		if _, err := poolOf("limits: [" + text + ", {by: tenant, concurrency: 1}]"); err == nil || !strings.Contains(err.Error(), want) {
@@ -176,8 +177,10 @@ func TestQuotaHoldsOverCrashes(t *testing.T) {
 				for range rapid.IntRange(1, 60).Draw(t, "jobs") {
 					e := &entry{line: o.line("q", pipeline.Low, tenant, tenant), size: uint32(rapid.Int64Range(1, most/100+5).Draw(t, "size")), deadline: 1}
 					o.add(e, 0)
-					if q.limits.reached(e.line, at) != nil && q.limits.wants() {
-						reserve(q, fates.Draw(t, "fate"))
+					if l := q.limits.reached(e.line, at); l != nil {
+						if l.want(q.limits, e.line, at); q.limits.wants() {
+							reserve(q, fates.Draw(t, "fate"))
+						}
 					}
 					if q.limits.reached(e.line, at) == nil {
 						q.limits.start(e, true, at)
@@ -216,9 +219,13 @@ func TestQuotaIsUsedUpAndCorrected(t *testing.T) {
 	var stored []byte
 	run := func(now time.Time) (n int) {
 		for range 50 {
-			if ls.reached(e.line, now) == nil {
+			if l := ls.reached(e.line, now); l == nil {
 				ls.start(e, true, now)
 				n++
+			} else if ls.wants() {
+				t.Fatal("to look at a limit asks for a reservation")
+			} else {
+				l.want(ls, e.line, now)
 			}
 			if ls.wants() {
 				var err error
@@ -253,9 +260,11 @@ func TestQuotaIsUsedUpAndCorrected(t *testing.T) {
 	}
 	for i := range 2 * maxQuotaKeys {
 		e.line.keys[0] = fmt.Sprint(i)
-		if ls.reached(e.line, epoch.Add(time.Hour)) == nil {
+		l := ls.reached(e.line, epoch.Add(time.Hour))
+		if l == nil {
 			t.Fatalf("key %d started without a reservation", i)
 		}
+		l.want(ls, e.line, epoch.Add(time.Hour))
 	}
 	if stored, err := ls.reserve(stored); err != nil || len(stored) > 32<<10 {
 		t.Errorf("%d bytes are stored, %v", len(stored), err)

@@ -92,8 +92,11 @@ type line struct {
 	count         *queueCount
 }
 
-// queueCount is how many jobs of a queue wait, and how many are delayed.
-type queueCount struct{ waiting, delayed int }
+// queueCount is how many jobs of a queue wait, how many are delayed, and whether none may go.
+type queueCount struct {
+	waiting, delayed int
+	isPaused         bool
+}
 
 // head returns the entry that goes first. The line is not empty.
 func (l *line) head() *entry { return l.jobs.items[0] }
@@ -173,11 +176,7 @@ func (o *order) line(queue string, class pipeline.Class, tenant string, keys ...
 			child = new(node)
 			o.initNode(child, at, key)
 		default:
-			l := &line{queue: queue, class: class, tenant: tenant, keys: keys, count: o.queues[queue]}
-			if l.count == nil {
-				l.count = new(queueCount)
-				o.queues[queue] = l.count
-			}
+			l := &line{queue: queue, class: class, tenant: tenant, keys: keys, count: o.countOf(queue)}
 			l.jobs.less, l.jobs.place = (*entry).before, func(e *entry) *int { return &e.place }
 			child = &l.node
 			child.line = l
@@ -187,6 +186,16 @@ func (o *order) line(queue string, class pipeline.Class, tenant string, keys ...
 	}
 	return at.line
 }
+
+func (o *order) countOf(queue string) *queueCount {
+	if o.queues[queue] == nil {
+		o.queues[queue] = new(queueCount)
+	}
+	return o.queues[queue]
+}
+
+// setPaused has no job of a queue go, or has them go again.
+func (o *order) setPaused(queue string, isPaused bool) { o.countOf(queue).isPaused = isPaused }
 
 // add has a new or returning job wait in its line, or apart until its notBefore.
 func (o *order) add(e *entry, now int64) {
@@ -323,7 +332,8 @@ func (o *order) count(queue string) queueCount {
 // least v goes next. The heap awake has the children with waiting jobs.
 type node struct {
 	parent *node
-	line   *line // of a leaf
+	line   *line       // of a leaf
+	queue  *queueCount // of a queue
 	key    weightKey
 	weight float64
 	v      float64
@@ -344,6 +354,9 @@ func (o *order) initNode(n, parent *node, key weightKey) {
 	}
 	if n.line != nil {
 		return
+	}
+	if key.of == ofQueue {
+		n.queue = o.countOf(key.name)
 	}
 	n.children = map[string]*node{}
 	n.awake.place = func(n *node) *int { return &n.place }
@@ -442,9 +455,11 @@ func (n *node) first(place int, passOver func(*line) bool, best *node, of *line)
 	}
 	child := n.awake.items[place]
 	found := child.line
-	if found == nil {
+	switch {
+	case child.queue != nil && child.queue.isPaused:
+	case found == nil:
 		_, found = child.first(0, passOver, nil, nil)
-	} else if passOver != nil && passOver(found) {
+	case found.count.isPaused || passOver != nil && passOver(found):
 		found = nil
 	}
 	if found != nil {

@@ -132,6 +132,30 @@ func TestPassedOverLineSavesNoShare(t *testing.T) {
 	}
 }
 
+func TestPausedQueueIsPassedOverAsAWhole(t *testing.T) {
+	t.Parallel()
+	b := newBed(weighted)
+	for i := range 100 {
+		b.put("a", pipeline.Normal, fmt.Sprint(i), 1)
+	}
+	b.put("b", pipeline.Normal, "x", 1)
+	b.setPaused("a", true)
+	asked := 0
+	ask := func(*line) bool { asked++; return false }
+	if e := b.next(ask); e == nil || e.line.queue != "b" || asked != 1 {
+		t.Errorf("%+v goes after a look at %d lines", e, asked)
+	}
+	if b.setPaused("a", false); b.run(10, byQueue)["a"] < 9 {
+		t.Error("jobs of the resumed queue wait")
+	}
+	merged := newBed(byDeadline)
+	merged.put("a", pipeline.Normal, "x", 1)
+	merged.put("b", pipeline.Normal, "x", 2)
+	if merged.setPaused("a", true); merged.next(nil).line.queue != "b" {
+		t.Error("a job of a paused queue goes")
+	}
+}
+
 func TestWakingTenantStartsAtLeastShare(t *testing.T) {
 	t.Parallel()
 	b := newBed(weighted)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"log/slog"
 	"math"
+	"reflect"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -45,7 +46,10 @@ type owner struct {
 	gate   *poolGate
 	credit *credit // the gate's
 	limits limits
-	times  attemptTimes
+	// took is how long the last attempts took that succeeded, median their median. No attempt
+	// starts with less time than that.
+	took   lastOf[time.Duration]
+	median time.Duration
 	// closed is how long the gate was closed until lookedAt; isClosed is true if it was then.
 	closed   time.Duration
 	isClosed bool
@@ -60,7 +64,8 @@ type owner struct {
 	// pauses are the queues that are paused, totals what is counted of queues.
 	pauses store.Pauses
 	totals map[string]*queueTotals
-	starts startTimes
+	// starts are when the last attempts began.
+	starts lastOf[time.Time]
 	// isCaughtUp is true once the jobs are known that the owner has found.
 	isCaughtUp bool
 	// highest is the highest number of a record that is known.
@@ -88,6 +93,12 @@ type running struct {
 	webhook string
 }
 
+// targetLatch is what an owner of a pool leaves to the next one in the process.
+type targetLatch struct {
+	target TargetConfig
+	latch  latch
+}
+
 // maxEnding bounds the ends that are stored at a time, of jobs that expire or were cancelled.
 const maxEnding = 64
 
@@ -102,6 +113,9 @@ func newOwner(d *Dispatcher, pool string, p plan, l *store.Lease) *owner {
 	o.ensure, o.isReconnected = d.ensure, func() bool { return d.reconnects.Load() != connection }
 	o.gate, _ = newPoolGate(&d.settings, p.config, time.Now()) // Validate has checked it
 	o.credit, o.limits = o.gate.credit, newLimits(p.config.Limits, time.Now())
+	if before, ok := d.latches.Load(pool); ok && reflect.DeepEqual(before.(targetLatch).target, p.config.Target) {
+		o.credit.latch = before.(targetLatch).latch
+	}
 	for name, t := range d.settings.Tenants {
 		o.order.setTenantWeight(name, cmp.Or(t.Weight, 1))
 	}
@@ -250,8 +264,7 @@ func (o *owner) receive(j store.StoredJob) {
 	}
 	r, ok := o.records[e.id]
 	if !ok {
-		o.order.add(e, now.UnixNano())
-		o.wake()
+		o.enqueue(e, now)
 		return
 	}
 	delete(o.records, e.id)
@@ -261,6 +274,14 @@ func (o *owner) receive(j store.StoredJob) {
 		o.limits.start(e, false, now)
 		o.start(e, r.Seq, func(ctx, cut context.Context) { o.resume(ctx, cut, e, r) })
 		return
+	}
+	o.enqueue(e, now)
+}
+
+// enqueue has a job wait, or end at once if it fits into no quota; the lock is held.
+func (o *owner) enqueue(e *entry, now time.Time) {
+	if o.limits.tooSmallFor(e) != nil {
+		e.deadline = min(e.deadline, now.UnixNano())
 	}
 	o.order.add(e, now.UnixNano())
 	o.wake()
@@ -330,11 +351,17 @@ func (o *owner) advance(now time.Time) (pause time.Duration, hasRetired bool) {
 		o.startEnd(e, func(ctx, _ context.Context) { o.expire(ctx, e) })
 	}
 	for !o.isRetiring && !o.isGone && o.lease.IsHeld(now) {
-		e := o.order.next(func(l *line) bool { return o.isPassedOver(l, now) })
+		e := o.order.next(func(l *line) bool {
+			limit := o.limits.reached(l, now)
+			if limit != nil {
+				limit.want(o.limits, l, now)
+			}
+			return limit != nil
+		})
 		if e == nil || e.deadline <= now.UnixNano() { // it ends as soon as other ends are stored
 			break
 		}
-		if e.deadline-now.UnixNano() < int64(o.times.median) && len(o.running) > 0 {
+		if e.deadline-now.UnixNano() < int64(o.median) && len(o.running) > 0 {
 			o.order.remove(e) // it cannot end in time
 			e.notBefore = e.deadline
 			o.order.add(e, now.UnixNano())

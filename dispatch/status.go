@@ -56,6 +56,9 @@ func (o *owner) readPauses(ctx context.Context) error {
 	}
 	o.mu.Lock()
 	o.pauses = pauses
+	for name := range o.queues {
+		o.order.setPaused(name, !pauses[pipeline.QueueName(name)].IsZero())
+	}
 	o.mu.Unlock()
 	o.wake()
 	return nil
@@ -63,7 +66,7 @@ func (o *owner) readPauses(ctx context.Context) error {
 
 // isPassedOver reports whether jobs of a line have to wait, whoever else goes; the lock is held.
 func (o *owner) isPassedOver(l *line, now time.Time) bool {
-	return !o.pauses[pipeline.QueueName(l.queue)].IsZero() || o.limits.reached(l, now) != nil
+	return l.count.isPaused || o.limits.reached(l, now) != nil
 }
 
 // report returns how the pool stands, and where a job is; the zero ID is none.
@@ -78,7 +81,7 @@ func (o *owner) report(job pipeline.JobID) *meshv1.PoolReport {
 	}
 	switch {
 	case o.isGone:
-		out.Why = string(notInFile)
+		out.Why = "pool is not in the file"
 	case s.open:
 		out.State = "open"
 	}
@@ -86,12 +89,11 @@ func (o *owner) report(job pipeline.JobID) *meshv1.PoolReport {
 	for id := range o.running {
 		running[o.known[id].line.queue]++
 	}
-	for _, name := range slices.Sorted(maps.Keys(o.queues)) {
-		queue := pipeline.QueueName(name)
-		count, total := o.order.count(string(queue)), o.total(string(queue))
+	for _, queue := range slices.Sorted(maps.Keys(o.queues)) {
+		count, total := o.order.count(queue), o.total(queue)
 		r := &meshv1.QueueReport{
-			Name: string(queue), Waiting: uint64(count.waiting), Delayed: uint64(count.delayed), Running: running[string(queue)], //nolint:gosec // no count is negative
-			Accepted: total.accepted, Recovered: total.recovered, Ended: total.ended, PausedSince: timestampOf(o.pauses[queue]),
+			Name: queue, Waiting: uint64(count.waiting), Delayed: uint64(count.delayed), Running: running[queue], //nolint:gosec // no count is negative
+			Accepted: total.accepted, Recovered: total.recovered, Ended: total.ended, PausedSince: timestampOf(o.pauses[pipeline.QueueName(queue)]),
 		}
 		if r.GetWaiting()+r.GetDelayed()+r.GetRunning() > 0 {
 			r.Oldest = timestampOf(total.oldest)
@@ -132,7 +134,7 @@ func (o *owner) placeOf(e *entry, pool *meshv1.PoolReport, now time.Time) *infer
 		if out.Hold = "turn"; pool.GetWhy() != "" {
 			out.Hold, out.Why, out.Since = "full", pool.GetWhy(), pool.GetSince()
 		}
-		if pace := o.starts.pace(now); pace > 0 {
+		if pace := paceOf(o.starts, now); pace > 0 {
 			out.StartsAt = timestampOf(now.Add(time.Duration(float64(out.GetPosition()) / pace * float64(time.Second))))
 		}
 	}
@@ -146,21 +148,22 @@ func timestampOf(t time.Time) *timestamppb.Timestamp {
 	return timestamppb.New(t)
 }
 
-// startTimes are when the last attempts of a pool began.
-type startTimes struct {
-	last [128]time.Time
-	n    int
+// lastOf keeps the last values of many.
+type lastOf[T any] []T
+
+const maxLast = 128
+
+func (l *lastOf[T]) add(value T) {
+	if len(*l) == maxLast {
+		*l = slices.Delete(*l, 0, 1)
+	}
+	*l = append(*l, value)
 }
 
-func (s *startTimes) add(now time.Time) {
-	s.last[s.n%len(s.last)] = now
-	s.n++
-}
-
-// pace returns how many attempts began a second within the last minute; 0 if that is not known.
-func (s *startTimes) pace(now time.Time) float64 {
+// paceOf returns how many attempts began a second within the last minute; 0 if that is not known.
+func paceOf(starts []time.Time, now time.Time) float64 {
 	oldest, n := now, 0
-	for _, at := range s.last {
+	for _, at := range starts {
 		if now.Sub(at) < time.Minute {
 			n++
 			if at.Before(oldest) {

@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"net/http/httptrace"
 	"net/url"
+	"os"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -237,13 +238,15 @@ func (t *httpTarget) request(ctx context.Context, a Attempt) (*http.Request, *fa
 	return r, nil
 }
 
-// targetFault returns the fault of an attempt without an answer.
+// targetFault returns the fault of an attempt without an answer. Tenants see its message, so the
+// error, which may have addresses, is its cause only.
 func targetFault(ctx context.Context, err error) *fault.Fault {
 	if errors.Is(ctx.Err(), context.Canceled) {
 		return fault.From(ctx.Err())
 	}
-	if of, ok := errors.AsType[*url.Error](err); ok {
-		err = of.Err // without the URL
+	why := "no connection, or a broken one"
+	if errors.Is(err, context.DeadlineExceeded) || os.IsTimeout(err) {
+		why = "it took too long"
 	}
-	return fault.Newf(fault.TargetFailed, "the target did not answer: %w", err)
+	return fault.New(fault.TargetFailed, "the target did not answer: "+why).Caused(err)
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"io"
 	"log"
@@ -153,7 +154,7 @@ func TestHTTPTargetThatIsNotReachedLatches(t *testing.T) {
 	secure.Config.ErrorLog = log.New(io.Discard, "", 0)
 	for name, url := range map[string]string{"refused": server.URL, "certificate of strangers": secure.URL} {
 		e := &endpoint{t: t, target: newTarget(t, url)}
-		if answer := e.do(); outcomeOf(answer) != latched || answer.Fault.Reason != fault.TargetFailed || strings.Contains(answer.Fault.Message, "chat") {
+		if answer := e.do(); outcomeOf(answer) != latched || answer.Fault.Reason != fault.TargetFailed || answer.Fault.Message != "the target did not answer: no connection, or a broken one" || !strings.Contains(errors.Unwrap(answer.Fault).Error(), "127.0.0.1") {
 			t.Errorf("%s: %+v", name, answer)
 		}
 	}

@@ -35,8 +35,19 @@ type TokenRate struct {
 	Completion float64 `yaml:"completion_tokens"`
 }
 
-// perTokens is how many tokens a TokenRate is for.
-const perTokens = 1_000_000
+const (
+	// perTokens is how many tokens a TokenRate is for.
+	perTokens = 1_000_000
+	// maxPrice bounds rates, so that a sum of them is a number.
+	maxPrice = 1e12
+)
+
+func validRate(key string, rate float64) error {
+	if rate > maxPrice {
+		return fmt.Errorf("%s: %g, at most %g is possible", key, rate, maxPrice)
+	}
+	return config.NotNegative(key, rate)
+}
 
 func (r RatesConfig) validate(pools map[string]PoolConfig) error {
 	var errs []error
@@ -44,13 +55,13 @@ func (r RatesConfig) validate(pools map[string]PoolConfig) error {
 		if err := pipeline.ValidName("stage", name); err != nil {
 			errs = append(errs, fmt.Errorf("stages.%s: %w", name, err))
 		}
-		errs = append(errs, config.InSection("stages."+name, errors.Join(config.NotNegative("price", r.Stages[name].Price), config.NotNegative("watts", r.Stages[name].Watts))))
+		errs = append(errs, config.InSection("stages."+name, errors.Join(validRate("price", r.Stages[name].Price), validRate("watts", r.Stages[name].Watts))))
 	}
 	for _, name := range slices.Sorted(maps.Keys(r.Pools)) {
 		if pools[name].Target.HTTP == nil {
 			errs = append(errs, fmt.Errorf("pools.%s: there is no such pool with an HTTP target, which counts tokens", name))
 		}
-		errs = append(errs, config.InSection("pools."+name, errors.Join(config.NotNegative("prompt_tokens", r.Pools[name].Prompt), config.NotNegative("completion_tokens", r.Pools[name].Completion))))
+		errs = append(errs, config.InSection("pools."+name, errors.Join(validRate("prompt_tokens", r.Pools[name].Prompt), validRate("completion_tokens", r.Pools[name].Completion))))
 	}
 	return errors.Join(errs...)
 }
