@@ -76,6 +76,7 @@ func TestBadWebhookIsRefusedAtTheSubmit(t *testing.T) {
 	}{
 		"private":       {m, "nightly/jobs?webhook=https://192.168.0.1/", "webhook: "},
 		"mapped":        {m, "nightly/jobs?webhook=https://[::ffff:127.0.0.1]/", "webhook: "},
+		"localhost":     {m, "nightly/jobs?webhook=https://localhost/", "webhook: "},
 		"no TLS":        {m, "nightly/jobs?webhook=http://example.com", "webhook: "},
 		"no section":    {without, "nightly/jobs?webhook=https://example.com", "webhook: "},
 		"its own queue": {m, "webhooks/jobs?path=/a", "queue: "},

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -15,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/net/dns/dnsmessage"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
@@ -72,8 +74,40 @@ func newNotifier(t *testing.T, allow ...string) *meshBed {
 	t.Helper()
 	secret := testbed.SecretFile(t, "whsec_"+base64.StdEncoding.EncodeToString(make([]byte, 32)))
 	return newMesh(t, func(c *Config) {
-		c.Webhooks = &webhook.Config{Secrets: webhook.Secrets{SecretFiles: []string{secret}}, Allow: allow}
+		c.Webhooks = &webhook.Config{Secrets: webhook.Secrets{SecretFiles: []string{secret}}, Allow: allow, Resolver: loopbackResolver(t)}
 	})
+}
+
+// loopbackResolver resolves every name to 127.0.0.1.
+func loopbackResolver(t *testing.T) *net.Resolver {
+	t.Helper()
+	server, err := net.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var answers sync.WaitGroup
+	answers.Go(func() {
+		for buf := make([]byte, 512); ; {
+			n, from, err := server.ReadFrom(buf)
+			var m dnsmessage.Message
+			if err != nil || m.Unpack(buf[:n]) != nil {
+				return
+			}
+			m.Response, m.Additionals = true, nil
+			if q := m.Questions[0]; q.Type == dnsmessage.TypeA {
+				m.Answers = []dnsmessage.Resource{{Header: dnsmessage.ResourceHeader{Name: q.Name, Class: q.Class}, Body: &dnsmessage.AResource{A: [4]byte{127, 0, 0, 1}}}}
+			}
+			answer, _ := m.Pack()
+			_, _ = server.WriteTo(answer, from)
+		}
+	})
+	t.Cleanup(func() {
+		_ = server.Close()
+		answers.Wait()
+	})
+	return &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "udp", server.LocalAddr().String())
+	}}
 }
 
 // submitWithWebhook submits a job that expires after ttl.
@@ -177,7 +211,7 @@ func TestPrivateAddressIsRefusedAtTheDial(t *testing.T) {
 	b := newNotifier(t)
 	b.start(&stub{})
 	// The name is not known to be private before it is looked up.
-	id := b.submitWithWebhook("https://localhost:"+at.Port(), time.Hour)
+	id := b.submitWithWebhook("https://receiver.example:"+at.Port(), time.Hour)
 	b.end(id)
 	if notice := b.noticeOf(id); notice.GetJob().GetState() != hasFailed || notice.GetJob().GetReason() != string(fault.InvalidRequest) || !strings.Contains(notice.GetJob().GetMessage(), "not public") || len(to.received()) > 0 {
 		t.Errorf("notice %v", notice)

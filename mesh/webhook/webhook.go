@@ -42,6 +42,8 @@ type Config struct {
 	Allow []string `yaml:"allow"`
 	// MaxInFlight bounds the calls that run; 0 means the default of a pool.
 	MaxInFlight int `yaml:"max_in_flight"`
+	// Resolver looks up host names; nil is the system's.
+	Resolver *net.Resolver `yaml:"-"`
 }
 
 // Secrets are what webhooks are signed with.
@@ -92,20 +94,25 @@ func (c Config) Check(raw string) error {
 		return fmt.Errorf("is no URL such as https://host/path of at most %d bytes, without user and fragment", maxURL)
 	}
 	address, err := netip.ParseAddr(u.Hostname())
-	isLiteral := err == nil
-	switch isAllowed := c.allowsHost(u.Hostname()) || isLiteral && c.allows(address); {
+	isPrivate := err == nil && !isPublic(address) || isLocalhost(u.Hostname())
+	switch isAllowed := c.allowsHost(u.Hostname()) || err == nil && c.allows(address); {
 	case u.Scheme != "https" && (u.Scheme != "http" || !isAllowed):
 		return errors.New("is not https://")
-	case isLiteral && !isAllowed && !isPublic(address):
+	case isPrivate && !isAllowed:
 		return ErrPrivate
 	}
 	return nil
 }
 
+// isLocalhost reports whether a host name is one of this machine, by RFC 6761.
+func isLocalhost(host string) bool {
+	return strings.HasSuffix("."+strings.ToLower(strings.TrimSuffix(host, ".")), ".localhost")
+}
+
 // Dial connects to an address, host and port. It returns ErrPrivate instead of connecting to an
 // address that is not public, unless that or the host is allowed.
 func (c Config) Dial(ctx context.Context, via, address string) (net.Conn, error) {
-	dialer := net.Dialer{Timeout: connectTimeout}
+	dialer := net.Dialer{Timeout: connectTimeout, Resolver: c.Resolver}
 	if host, _, err := net.SplitHostPort(address); err != nil || !c.allowsHost(host) {
 		dialer.Control = func(_, address string, _ syscall.RawConn) error {
 			at, err := netip.ParseAddrPort(address)

@@ -70,7 +70,7 @@ func TestOnlyPublicURLsMayBeWebhooks(t *testing.T) {
 	config := webhook.Config{Allow: []string{"Receiver.internal", "10.1.0.0/16", "::1"}}
 	for _, url := range []string{
 		"https://example.com", "https://example.com:8443/path?a=b", "https://8.8.8.8/", "https://[2606:4700::1111]/", "https://10.1.2.3", "http://10.1.2.3:80/",
-		"http://receiver.INTERNAL.:8080/", "http://[::1]:1/", "https://[::ffff:10.1.2.3]/",
+		"http://receiver.INTERNAL.:8080/", "http://[::1]:1/", "https://[::ffff:10.1.2.3]/", "https://notlocalhost", "https://localhost.example.com",
 	} {
 		if err := config.Check(url); err != nil {
 			t.Errorf("%s: %v", url, err)
@@ -80,6 +80,7 @@ func TestOnlyPublicURLsMayBeWebhooks(t *testing.T) {
 		"https://10.2.0.1", "https://127.0.0.1", "https://[::]", "https://0.0.0.0", "https://169.254.169.254/latest", "https://[fe80::1%25eth0]/", "https://192.168.1.1", "https://172.31.0.1",
 		"https://[fd00::1]", "https://224.0.0.1", "https://[ff02::1]", "https://255.255.255.255", "https://100.64.0.1", "https://[::ffff:127.0.0.1]", "https://[::127.0.0.1]",
 		"https://[64:ff9b::7f00:1]", "https://[64:ff9b:1::7f00:1]", "https://[::ffff:0:127.0.0.1]", "https://[2002:7f00:1::]", "https://[2001::1]", "https://[5f00::1]", "https://0.1.2.3",
+		"https://localhost", "https://LocalHost.:8443/path", "https://a.localhost",
 	} {
 		if err := config.Check(url); !errors.Is(err, webhook.ErrPrivate) {
 			t.Errorf("%s: %v", url, err)
