@@ -24,6 +24,15 @@ const backlog = 1 << 16
 // are bounded, less than 0 is no bound. It returns once the broker knows the
 // subscription.
 func (b *Bus) subscribe(subject, group string, maxBytes int, handle nats.MsgHandler) (stop func() error, err error) {
+	sub, err := b.subscription(subject, group, maxBytes, handle)
+	if err != nil {
+		return nil, err
+	}
+	return sub.Unsubscribe, nil
+}
+
+// subscription is subscribe for a caller that ends the subscription in another way.
+func (b *Bus) subscription(subject, group string, maxBytes int, handle nats.MsgHandler) (*nats.Subscription, error) {
 	sub, err := b.nc.QueueSubscribe(subject, group, handle)
 	if err != nil {
 		return nil, sendError(err)
@@ -36,7 +45,7 @@ func (b *Bus) subscribe(subject, group string, maxBytes int, handle nats.MsgHand
 		_ = sub.Unsubscribe()
 		return nil, sendError(err)
 	}
-	return sub.Unsubscribe, nil
+	return sub, nil
 }
 
 // answer publishes the reply to each request on a subject, from one of the
@@ -166,24 +175,21 @@ const (
 // stop is called; ended closes once handle is not called any more. handle may block; requests
 // beyond what may wait are dropped.
 func (b *Bus) ServeJobRequests(handle func(JobRequest)) (stop func(), ended <-chan struct{}, err error) {
-	closed := make(chan struct{})
-	sub, err := b.nc.QueueSubscribe(b.JobRequests(), jobRequestGroup, func(msg *nats.Msg) {
+	sub, err := b.subscription(b.JobRequests(), jobRequestGroup, jobRequestBytes, func(msg *nats.Msg) {
 		r := JobRequest{Data: msg.Data, msg: msg}
 		r.Tenant, r.Method = b.JobRequestOf(msg.Subject)
 		handle(r)
 	})
 	if err != nil {
-		return nil, nil, sendError(err)
+		return nil, nil, err
 	}
+	closed := make(chan struct{})
 	sub.SetClosedHandler(func(string) { close(closed) })
-	if err = sub.SetPendingLimits(backlog, jobRequestBytes); err == nil {
-		err = b.flush()
-	}
 	return func() {
 		if !b.Connected() || sub.Drain() != nil { // a drain waits for the broker
 			_ = sub.Unsubscribe()
 		}
-	}, closed, err
+	}, closed, nil
 }
 
 // aliveWait is how long a host may take to answer. A slow host is still a host:
