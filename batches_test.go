@@ -35,7 +35,8 @@ stages: {echo: {runner: {echo: {}}}}
 pipelines: {p: {steps: [{name: e, stage: echo}]}}
 jobs:
   pools: {main: {target: `+target+`, max_in_flight: 4}}
-  queues: {nightly: {}}
+  queues: {nightly: {}, other: {}}
+  tenants: {barred: {queues: [other]}}
   batches: {queue: nightly, max_bytes: 64MiB}
 `), stagemesh.FileSettings{Dispatcher: true})
 	if err != nil {
@@ -414,5 +415,19 @@ func TestFilesAndBatchesBelongToTheirTenant(t *testing.T) {
 	b.token = "another"
 	if status, answer := b.call("GET", "/v1/files", "", nil, nil); status != 401 || !strings.Contains(answer, `"code":"unauthenticated"`) {
 		t.Errorf("%d %s", status, answer)
+	}
+}
+
+func TestBatchOfABarredTenantIsRefused(t *testing.T) {
+	t.Parallel()
+	b := startBatches(t, "{pipelines: [p]}", fmt.Sprintf(", token_file: %q", testbed.SecretFile(t, "secret-of-barred barred\n")))
+	b.token = "secret-of-barred"
+	file, _, _ := b.upload(lines(1), "purpose", "batch")
+	body := fmt.Sprintf(`{"input_file_id": %q, "endpoint": %q, "completion_window": "24h"}`, file.ID, completions)
+	if status, answer := b.call("POST", "/v1/batches", "application/json", strings.NewReader(body), nil); status != http.StatusNotFound || !strings.Contains(answer, `"code":"unknown_queue"`) {
+		t.Errorf("%d %s", status, answer)
+	}
+	if _, answer := b.call("GET", "/v1/batches", "", nil, nil); answer != `{"object":"list","data":[],"has_more":false}`+"\n" {
+		t.Error(answer)
 	}
 }

@@ -321,6 +321,9 @@ func (s *Service) CreateBatch(ctx context.Context, in NewBatch) (*store.Batch, e
 			return nil, fault.InField(fault.InvalidRequest, "metadata", "%.*q: a key has at most %d bytes, a value %d", shown, key, maxMetadataKey, maxMetadataValue)
 		}
 	}
+	if _, f := s.queueFor(tenantOf(ctx), s.batches.settings.Queue); f != nil {
+		return nil, f
+	}
 	seconds, f := in.OutputExpiresAfter.seconds("output_expires_after", s.batches.settings.Retention)
 	if f != nil {
 		return nil, f

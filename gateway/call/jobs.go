@@ -47,12 +47,6 @@ type JobSettings struct {
 	Webhooks *webhook.Config
 }
 
-// permits reports whether a tenant may submit to a queue.
-func (s *JobSettings) permits(tenant string, queue pipeline.QueueName) bool {
-	only, ok := s.Tenants[tenant]
-	return !ok || slices.Contains(only, queue)
-}
-
 // JobQueue is a queue as its submitters see it.
 type JobQueue struct {
 	store.JobQueueSettings
@@ -135,10 +129,7 @@ func (s *Service) submitJob(ctx context.Context, in *inferencev1.SubmitJobReques
 // ID mints one.
 func (s *Service) submitJobAs(ctx context.Context, in *inferencev1.SubmitJobRequest, id pipeline.JobID) (*inferencev1.Job, error) {
 	name, tenant := pipeline.QueueName(in.GetQueue()), tenantOf(ctx)
-	q, f := s.queueOf(name)
-	if !s.settings.Jobs.permits(tenant, name) {
-		f = unknownQueue(name, s.settings.Jobs.Tenants[tenant])
-	}
+	q, f := s.queueFor(tenant, name)
 	if f != nil {
 		return nil, f
 	}
@@ -265,10 +256,21 @@ func (s *Service) SubmitJobs(ctx context.Context, jobs iter.Seq2[*inferencev1.Su
 // is none.
 func (s *Service) QueueOf(ctx context.Context, name string) pipeline.QueueName {
 	p, f := s.Resolve(name, false)
-	if f != nil || !s.settings.Jobs.permits(tenantOf(ctx), p.Queue) || !slices.Contains((*s.jobs.queues.Load())[p.Queue].Pipelines, name) {
+	if f != nil {
+		return ""
+	}
+	if q, f := s.queueFor(tenantOf(ctx), p.Queue); f != nil || !slices.Contains(q.Pipelines, name) {
 		return ""
 	}
 	return p.Queue
+}
+
+// queueFor returns a queue to which the tenant may submit.
+func (s *Service) queueFor(tenant string, name pipeline.QueueName) (jobQueue, *fault.Fault) {
+	if only, ok := s.settings.Jobs.Tenants[tenant]; ok && !slices.Contains(only, name) {
+		return jobQueue{}, unknownQueue(name, only)
+	}
+	return s.queueOf(name)
 }
 
 func (s *Service) queueOf(name pipeline.QueueName) (jobQueue, *fault.Fault) {
