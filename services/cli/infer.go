@@ -162,16 +162,20 @@ func (c *inferCommand) request(file string) (*inferencev1.InferRequest, error) {
 // maxFile bounds a file to send, in bytes.
 const maxFile = 64 << 20
 
-func readInput(file string, stdin io.Reader) ([]byte, error) {
-	if file != "-" {
-		f, err := os.Open(file)
-		if err != nil {
-			return nil, err
-		}
-		defer f.Close() //nolint:errcheck // it was only read
-		stdin = f
+func openInput(file string, stdin io.Reader) (io.ReadCloser, error) {
+	if file == "-" {
+		return io.NopCloser(stdin), nil
 	}
-	data, err := io.ReadAll(io.LimitReader(stdin, maxFile+1))
+	return os.Open(file)
+}
+
+func readInput(file string, stdin io.Reader) ([]byte, error) {
+	from, err := openInput(file, stdin)
+	if err != nil {
+		return nil, err
+	}
+	defer from.Close() //nolint:errcheck // it was only read
+	data, err := io.ReadAll(io.LimitReader(from, maxFile+1))
 	if err == nil && len(data) > maxFile {
 		err = fmt.Errorf("%s: larger than %d bytes", file, maxFile)
 	}

@@ -2,13 +2,12 @@ package cli
 
 import (
 	"bufio"
+	"bytes"
 	"cmp"
 	"context"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -45,22 +44,24 @@ func askPublic(cmd *cobra.Command, run func(cmd *cobra.Command, client clients, 
 // jobsTable prints jobs: a table, or JSON lines.
 type jobsTable struct {
 	json bool
-	// first is the title of a column before the others, if any.
-	first string
+	// files is true if there is a column for the files of jobs.
+	files bool
 	out   io.Writer
 	rows  [][]string
 }
 
 // add prints a job of a file, and its answer if it has one.
 func (t *jobsTable) add(file string, r *inferencev1.GetJobResponse) error {
-	if t.json && r.GetResult() == nil {
-		return printJSON(t.out, r.GetJob())
-	}
-	if t.json {
+	job := r.GetJob()
+	switch {
+	case t.json && r.GetResult() == nil:
+		return printJSON(t.out, job)
+	case t.json:
 		return printJSON(t.out, r)
 	}
-	job := r.GetJob()
-	t.row(file, job.GetId(), cmp.Or(job.GetPipeline(), "-"), pipeline.JobStateName(job.GetState()), age(time.Since(job.GetAcceptedAt().AsTime())), fmt.Sprint(job.GetAttempts()), detailsOf(r))
+	t.rows = append(t.rows, []string{
+		file, job.GetId(), cmp.Or(job.GetPipeline(), "-"), pipeline.JobStateName(job.GetState()), age(time.Since(job.GetAcceptedAt().AsTime())), fmt.Sprint(job.GetAttempts()), detailsOf(r),
+	})
 	return nil
 }
 
@@ -69,26 +70,43 @@ func (t *jobsTable) fail(file string, err error) error {
 	if t.json {
 		return printFailure(t.out, Describe(err), "")
 	}
-	t.row(file, "-", "-", "-", "-", "-", Describe(err))
+	t.rows = append(t.rows, []string{file, "-", "-", "-", "-", "-", Describe(err)})
 	return nil
 }
 
-func (t *jobsTable) row(file string, columns ...string) {
-	if t.first != "" {
-		columns = append([]string{file}, columns...)
+// each prints what get returns of each job, and returns how many have not succeeded.
+func (t *jobsTable) each(ids, files []string, get func(id string) (*inferencev1.GetJobResponse, error)) (failed int, err error) {
+	for i, id := range ids {
+		r, err := get(id)
+		if err == nil {
+			err = t.add(files[i], r)
+		}
+		if err != nil {
+			return failed, err
+		}
+		if r.GetJob().GetState() != inferencev1.JobState_JOB_STATE_SUCCEEDED {
+			failed++
+		}
 	}
-	t.rows = append(t.rows, columns)
+	return failed, nil
 }
 
-func (t *jobsTable) flush() error {
-	heads := "JOB\tPIPELINE\tSTATE\tAGE\tATTEMPTS\tDETAILS"
-	if t.first != "" {
-		heads = t.first + "\t" + heads
+// finish prints the table, and returns the error of the command.
+func (t *jobsTable) finish(failed, all int, err error) error {
+	rows, heads := t.rows, "FILE\tJOB\tPIPELINE\tSTATE\tAGE\tATTEMPTS\tDETAILS"
+	if !t.files {
+		heads = strings.TrimPrefix(heads, "FILE\t")
+		for i, row := range rows {
+			rows[i] = row[1:]
+		}
 	}
-	if len(t.rows) == 0 {
-		return nil
+	if len(rows) > 0 {
+		err = cmp.Or(err, printTable(t.out, heads, rows))
 	}
-	return printTable(t.out, heads, t.rows)
+	if err == nil && failed > 0 {
+		err = fmt.Errorf("%w: %d of %d", ErrFailed, failed, all)
+	}
+	return err
 }
 
 // detailsOf returns what else to know of a job, on one line: its answer, or why it waits.
@@ -123,16 +141,24 @@ type jobsSubmit struct {
 	request  *inferencev1.SubmitJobRequest
 	pipeline string
 	path     string
-	ttl      time.Duration
-	deadline string
 	lines    bool
 	waits    bool
 	stdin    io.Reader
 	table    jobsTable
+
+	// next are the next jobs to submit, names are of what, and bytes is the size of their payloads.
+	next  []*inferencev1.SubmitJobRequest
+	names []string
+	bytes int
+	// ids and files are those of accepted jobs that are not printed yet.
+	ids, files  []string
+	failed, all int
 }
 
 func newJobsSubmit() *cobra.Command {
-	c := &jobsSubmit{request: new(inferencev1.SubmitJobRequest), table: jobsTable{first: "FILE"}}
+	c := &jobsSubmit{request: new(inferencev1.SubmitJobRequest), table: jobsTable{files: true}}
+	var ttl time.Duration
+	var deadline string
 	submit := &cobra.Command{
 		Use:   "submit QUEUE FILE...",
 		Short: "Submit files as jobs to a queue",
@@ -144,8 +170,8 @@ func newJobsSubmit() *cobra.Command {
 	flags := submit.Flags()
 	flags.StringVar(&c.pipeline, "pipeline", "", "the pipeline to run; the queue's first one if empty")
 	flags.StringVar(&c.path, "path", "", "for a queue with an HTTP target: the path to send the file to")
-	flags.DurationVar(&c.ttl, "ttl", 0, "when the job expires, from now; the queue's ttl if 0")
-	flags.StringVar(&c.deadline, "deadline", "", "when the job expires, such as 2006-01-02T15:04:05Z")
+	flags.DurationVar(&ttl, "ttl", 0, "when the job expires, from now; the queue's ttl if 0")
+	flags.StringVar(&deadline, "deadline", "", "when the job expires, such as 2006-01-02T15:04:05Z")
 	flags.StringVar(&c.request.IdempotencyKey, "idempotency-key", "", "submit the job with this key once; submitting it again returns the first job. For one FILE")
 	flags.Int32Var(&c.request.Priority, "priority", 0, "above 0 the job goes first in its queue, below 0 last")
 	flags.StringToStringVar(&c.request.Attributes, "attribute", nil, "free text with the job, as name=value; may be repeated")
@@ -157,172 +183,141 @@ func newJobsSubmit() *cobra.Command {
 		if c.request.GetIdempotencyKey() != "" && len(args) > 2 {
 			return fmt.Errorf("--idempotency-key: needs exactly one FILE, not %d", len(args)-1)
 		}
-		if c.deadline != "" {
-			at, err := time.Parse(time.RFC3339, c.deadline)
+		if deadline != "" {
+			at, err := time.Parse(time.RFC3339, deadline)
 			if err != nil {
-				return usageError(cmd, fmt.Errorf("--deadline: %q is no time such as 2006-01-02T15:04:05Z", c.deadline))
+				return usageError(cmd, fmt.Errorf("--deadline: %q is no time such as 2006-01-02T15:04:05Z", deadline))
 			}
 			c.request.Deadline = timestamppb.New(at)
 		}
-		if c.ttl != 0 {
-			c.request.Ttl = durationpb.New(c.ttl)
+		if ttl != 0 {
+			c.request.Ttl = durationpb.New(ttl)
 		}
 		c.clients, c.request.Queue, c.stdin, c.table.out = client, args[0], cmd.InOrStdin(), cmd.OutOrStdout()
-		failed, all, err := c.run(cmd.Context(), args[1:])
-		if err := cmp.Or(err, c.table.flush()); err != nil {
-			return err
+		err := c.run(cmd.Context(), args[1:])
+		if err == nil {
+			failed, failure := c.table.each(c.ids, c.files, client.awaitJob(cmd.Context()))
+			c.failed, err = c.failed+failed, failure
 		}
-		if failed > 0 {
-			return fmt.Errorf("%w: %d of %d", ErrFailed, failed, all)
-		}
-		return nil
+		return c.table.finish(c.failed, c.all, err)
 	})
 }
 
-// run submits the files, and then waits for the jobs if it has to. It returns how many jobs
-// failed, of how many.
-func (c *jobsSubmit) run(ctx context.Context, files []string) (failed, all int, err error) {
-	names, jobs := []string(nil), []*inferencev1.Job(nil)
-	add := func(name string, job *inferencev1.Job, err error) error {
-		all++
-		switch {
-		case isHopeless(err):
-			return err
-		case err != nil:
-			failed++
-			return c.table.fail(name, err)
-		case c.waits:
-			names, jobs = append(names, name), append(jobs, job)
-			return nil
-		}
-		return c.table.add(name, &inferencev1.GetJobResponse{Job: job})
-	}
+// run submits the jobs of files.
+func (c *jobsSubmit) run(ctx context.Context, files []string) error {
 	for _, file := range files {
+		name, err := filepath.Base(file), error(nil)
 		if c.lines {
-			err = c.submitLines(ctx, file, add)
-		} else {
-			job, problem := c.submit(ctx, file)
-			err = add(filepath.Base(file), job, problem)
+			err = c.addLines(ctx, name, file)
+		} else if data, problem := readInput(file, c.stdin); problem == nil {
+			err = c.add(ctx, name, contentType(file, data), data, "")
+		} else if err = c.send(ctx); err == nil {
+			err = c.fail(name, problem)
 		}
 		if err != nil {
-			return failed, all, err
+			return err
 		}
 	}
-	for i, job := range jobs {
-		r, err := c.await(ctx, job.GetId())
-		if err == nil {
-			err = c.table.add(names[i], r)
-		}
-		if err != nil {
-			return failed, all, err
-		}
-		if r.GetJob().GetState() != inferencev1.JobState_JOB_STATE_SUCCEEDED {
-			failed++
-		}
-	}
-	return failed, all, nil
+	return c.send(ctx)
 }
 
-// Bounds of the lines that one call submits.
-const (
-	maxLines     = 1000
-	maxLineBytes = 4 << 20
-)
-
-// submitLines submits a job for each line of a file.
-func (c *jobsSubmit) submitLines(ctx context.Context, file string, add func(name string, job *inferencev1.Job, err error) error) error {
-	from := c.stdin
-	if file != "-" {
-		f, err := os.Open(file)
-		if err != nil {
-			return err
-		}
-		defer f.Close() //nolint:errcheck // it was only read
-		from = f
+// addLines submits a job for each line of a file.
+func (c *jobsSubmit) addLines(ctx context.Context, name, file string) error {
+	from, err := openInput(file, c.stdin)
+	if err != nil {
+		return err
 	}
+	defer from.Close() //nolint:errcheck // it was only read
 	lines := bufio.NewScanner(from)
 	lines.Buffer(nil, maxFile)
-	var numbers []int
-	var bytes int
-	request := new(inferencev1.SubmitJobsRequest)
-	send := func() error {
-		if len(numbers) == 0 {
-			return nil
-		}
-		out, err := c.SubmitJobs(ctx, connect.NewRequest(request))
-		if err != nil {
-			return err
-		}
-		for i, answer := range out.Msg.GetAnswers() {
-			if f := answer.GetFailure(); f != nil {
-				err = fault.New(fault.Reason(f.GetReason()), f.GetMessage())
-			}
-			if err := add(fmt.Sprintf("%s:%d", filepath.Base(file), numbers[i]), answer.GetJob(), err); err != nil {
-				return err
-			}
-			err = nil
-		}
-		numbers, bytes, request.Jobs = nil, 0, nil
-		return nil
-	}
 	for number := 1; lines.Scan(); number++ {
-		line := lines.Bytes()
-		if len(line) == 0 {
+		if len(lines.Bytes()) == 0 {
 			continue
 		}
-		if len(numbers) == maxLines || bytes+len(line) > maxLineBytes {
-			if err := send(); err != nil {
-				return err
-			}
+		if err := c.add(ctx, fmt.Sprintf("%s:%d", name, number), "application/json", bytes.Clone(lines.Bytes()), fmt.Sprintf("/%d", number)); err != nil {
+			return err
 		}
-		job := proto.CloneOf(c.request)
-		c.setPayload(job, "application/json", slices.Clone(line))
-		if job.GetIdempotencyKey() != "" {
-			job.IdempotencyKey = fmt.Sprintf("%s/%d", job.GetIdempotencyKey(), number)
-		}
-		numbers, bytes, request.Jobs = append(numbers, number), bytes+len(line), append(request.Jobs, job)
 	}
 	if err := lines.Err(); err != nil {
 		return fmt.Errorf("%s: %w", file, err)
 	}
-	return send()
+	return nil
 }
 
-// setPayload gives a job its input.
-func (c *jobsSubmit) setPayload(job *inferencev1.SubmitJobRequest, contentType string, data []byte) {
+// Bounds of the jobs that one call submits.
+const (
+	maxSubmits     = 1000
+	maxSubmitBytes = 4 << 20
+)
+
+// add submits a job together with others. The suffix is that of its idempotency key.
+func (c *jobsSubmit) add(ctx context.Context, name, contentType string, data []byte, suffix string) error {
+	if len(c.next) == maxSubmits || c.bytes+len(data) > maxSubmitBytes {
+		if err := c.send(ctx); err != nil {
+			return err
+		}
+	}
+	job := proto.CloneOf(c.request)
+	if job.GetIdempotencyKey() != "" {
+		job.IdempotencyKey += suffix
+	}
 	if c.path != "" {
 		job.Payload = &inferencev1.SubmitJobRequest_Http{Http: &inferencev1.HttpCall{Path: c.path, ContentType: contentType, Body: data}}
-		return
+	} else {
+		blob := &inferencev1.Part_Blob{Blob: &inferencev1.Blob{ContentType: contentType, Data: data}}
+		job.Payload = &inferencev1.SubmitJobRequest_Infer{Infer: &inferencev1.InferRequest{Pipeline: c.pipeline, Inputs: []*inferencev1.Part{{Body: blob}}}}
 	}
-	blob := &inferencev1.Part_Blob{Blob: &inferencev1.Blob{ContentType: contentType, Data: data}}
-	job.Payload = &inferencev1.SubmitJobRequest_Infer{Infer: &inferencev1.InferRequest{Pipeline: c.pipeline, Inputs: []*inferencev1.Part{{Body: blob}}}}
+	c.next, c.names, c.bytes = append(c.next, job), append(c.names, name), c.bytes+len(data)
+	return nil
 }
 
-func (c *jobsSubmit) submit(ctx context.Context, file string) (*inferencev1.Job, error) {
-	data, err := readInput(file, c.stdin)
-	if err != nil {
-		return nil, err
+// send submits the next jobs, and prints them unless they are waited for.
+func (c *jobsSubmit) send(ctx context.Context) error {
+	if len(c.next) == 0 {
+		return nil
 	}
-	c.setPayload(c.request, contentType(file, data), data)
-	out, err := c.SubmitJob(ctx, connect.NewRequest(c.request))
+	out, err := c.SubmitJobs(ctx, connect.NewRequest(&inferencev1.SubmitJobsRequest{Jobs: c.next}))
 	if err != nil {
-		return nil, err
+		return err
 	}
-	return out.Msg.GetJob(), nil
+	names := c.names
+	c.next, c.names, c.bytes = nil, nil, 0
+	for i, answer := range out.Msg.GetAnswers() {
+		switch f, job := answer.GetFailure(), answer.GetJob(); {
+		case f != nil:
+			err = c.fail(names[i], fault.New(fault.Reason(f.GetReason()), f.GetMessage()))
+		case c.waits:
+			c.all, c.ids, c.files = c.all+1, append(c.ids, job.GetId()), append(c.files, names[i])
+		default:
+			c.all++
+			err = c.table.add(names[i], &inferencev1.GetJobResponse{Job: job})
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *jobsSubmit) fail(name string, err error) error {
+	c.all, c.failed = c.all+1, c.failed+1
+	return c.table.fail(name, err)
 }
 
 // jobWait is how long one call waits for the end of a job.
 const jobWait = 30 * time.Second
 
-// await returns a job once it has ended.
-func (c clients) await(ctx context.Context, id string) (*inferencev1.GetJobResponse, error) {
-	for {
-		out, err := c.GetJob(ctx, connect.NewRequest(&inferencev1.GetJobRequest{Id: id, Wait: durationpb.New(jobWait)}))
-		if err != nil {
-			return nil, err
-		}
-		if store.IsEnd(out.Msg.GetJob().GetState()) {
-			return out.Msg, nil
+// awaitJob returns a function that returns a job once it has ended.
+func (c clients) awaitJob(ctx context.Context) func(id string) (*inferencev1.GetJobResponse, error) {
+	return func(id string) (*inferencev1.GetJobResponse, error) {
+		for {
+			out, err := c.GetJob(ctx, connect.NewRequest(&inferencev1.GetJobRequest{Id: id, Wait: durationpb.New(jobWait)}))
+			if err != nil {
+				return nil, err
+			}
+			if store.IsEnd(out.Msg.GetJob().GetState()) {
+				return out.Msg, nil
+			}
 		}
 	}
 }
@@ -340,7 +335,7 @@ func newJobsGet() *cobra.Command {
 		if err == nil {
 			err = table.add("", out.Msg)
 		}
-		if err := cmp.Or(err, table.flush()); err != nil || table.json {
+		if err := table.finish(0, 1, err); err != nil || table.json {
 			return err
 		}
 		if u := out.Msg.GetJob().GetUsage(); u != nil {
@@ -381,28 +376,11 @@ func newJobsWait() *cobra.Command {
 			ctx = within
 		}
 		table.out = cmd.OutOrStdout()
-		failed, problem := 0, error(nil)
-		for _, id := range args {
-			out, err := client.await(ctx, id)
-			if err == nil {
-				err = table.add("", out)
-			} else if timeout > 0 && connect.CodeOf(err) == connect.CodeDeadlineExceeded {
-				err = fmt.Errorf("--timeout: not all jobs have ended within %s", timeout)
-			}
-			if problem = err; err != nil {
-				break
-			}
-			if out.GetJob().GetState() != inferencev1.JobState_JOB_STATE_SUCCEEDED {
-				failed++
-			}
+		failed, err := table.each(args, args, client.awaitJob(ctx))
+		if timeout > 0 && connect.CodeOf(err) == connect.CodeDeadlineExceeded {
+			err = fmt.Errorf("--timeout: not all jobs have ended within %s", timeout)
 		}
-		if err := cmp.Or(problem, table.flush()); err != nil {
-			return err
-		}
-		if failed > 0 {
-			return fmt.Errorf("%w: %d of %d", ErrFailed, failed, len(args))
-		}
-		return nil
+		return table.finish(failed, len(args), err)
 	})
 }
 
@@ -468,16 +446,14 @@ func newJobsCancel() *cobra.Command {
 	addJSON(cancel, &table.json, "each job")
 	return askPublic(cancel, func(cmd *cobra.Command, client clients, args []string) error {
 		table.out = cmd.OutOrStdout()
-		for _, id := range args {
+		_, err := table.each(args, args, func(id string) (*inferencev1.GetJobResponse, error) {
 			out, err := client.CancelJob(cmd.Context(), connect.NewRequest(&inferencev1.CancelJobRequest{Id: id}))
-			if err == nil {
-				err = table.add("", &inferencev1.GetJobResponse{Job: out.Msg.GetJob()})
-			}
 			if err != nil {
-				return cmp.Or(err, table.flush())
+				return nil, err
 			}
-		}
-		return table.flush()
+			return &inferencev1.GetJobResponse{Job: out.Msg.GetJob()}, nil
+		})
+		return table.finish(0, len(args), err)
 	})
 }
 
@@ -510,6 +486,6 @@ func newJobsList() *cobra.Command {
 		if next := page.Msg.GetNext(); next != 0 {
 			fmt.Fprintf(cmd.ErrOrStderr(), "there are more: --after %d goes on\n", next)
 		}
-		return table.flush()
+		return table.finish(0, 0, nil)
 	})
 }
