@@ -2,6 +2,9 @@ package cli_test
 
 import (
 	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -118,6 +121,50 @@ func TestJobsWaitWithoutADispatcher(t *testing.T) {
 		t.Errorf("a full queue: got %v", err)
 	}
 	match(t, out, `FILE .*`, `07-9\.png +`+jobID+` .*`, `00-1\.png +- .* QUEUE_FULL: queue small is full`)
+}
+
+func TestDeadJobIsReplayedWithAnotherBody(t *testing.T) {
+	t.Parallel()
+	target := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if body, _ := io.ReadAll(r.Body); string(body) != "fixed" {
+			http.Error(w, "cannot read it", http.StatusInternalServerError)
+		}
+	}))
+	t.Cleanup(target.Close)
+	file := jobsFile(t)
+	file.Jobs.Pools["http"] = dispatch.PoolConfig{Target: dispatch.TargetConfig{HTTP: &dispatch.HTTPTarget{URL: target.URL}}}
+	file.Jobs.Queues = map[string]dispatch.QueueConfig{"other": {Pool: "main"}, "calls": {Pool: "http", Attempts: 1}}
+	m, err := stagemesh.FromFile(file, stagemesh.FileSettings{Dispatcher: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := serve(t, m)
+	if out, err := run(t, "jobs", "submit", "calls", write(t, "broken"), "--path", "/a", "--wait", "-a", address); !errors.Is(err, cli.ErrFailed) {
+		t.Fatalf("got %v, %s", err, out)
+	}
+	dead := func(args ...string) string {
+		t.Helper()
+		out, err := run(t, append(append([]string{"dead-letters"}, args...), "-a", m.AdminURL())...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return out
+	}
+	listed := dead("list", "--queue", "calls")
+	match(t, listed, `NUMBER .*`, `\d+ +\d+s +queue calls +- +TARGET_FAILED +1 +`+jobID)
+	if out := dead("list", "--queue", "other"); out != "" {
+		t.Errorf("of another queue: %s", out)
+	}
+	number := strings.Fields(strings.Split(listed, "\n")[1])[0]
+	replayed := dead("replay", number, "--body", write(t, "fixed"))
+	match(t, replayed, `dead letter `+number+` runs again as job `+jobID)
+	fields := strings.Fields(replayed)
+	if out, err := run(t, "jobs", "wait", fields[len(fields)-1], "-a", address); err != nil || !strings.Contains(out, "succeeded") {
+		t.Errorf("got %v, %s", err, out)
+	}
+	if out := dead("delete", "--all", "--queue", "calls"); out != "" {
+		t.Errorf("after the replay: %s", out)
+	}
 }
 
 func TestBadUseOfJobsIsExplained(t *testing.T) {
