@@ -165,7 +165,11 @@ func (f *jobsFleet) results() map[string]string {
 // more often than that, and the pool kept its bound.
 func (f *jobsFleet) check(mostRuns int) {
 	f.t.Helper()
-	testbed.Eventually(f.t, "all jobs have ended", func() bool { return len(f.results()) == len(f.accepted) })
+	f.t.Cleanup(f.explainUnended)
+	for ended := 0; ended < len(f.accepted); {
+		before := ended
+		testbed.Eventually(f.t, "further jobs end", func() bool { ended = len(f.results()); return ended > before })
+	}
 	results, runs, reruns := f.results(), f.runs(), 0
 	for text, id := range f.accepted {
 		if results[id] != "succeeded" || len(runs[text]) == 0 || len(runs[text]) > mostRuns {
@@ -181,12 +185,31 @@ func (f *jobsFleet) check(mostRuns int) {
 	f.t.Logf("%d jobs, %d reruns", len(f.accepted), reruns)
 }
 
+// explainUnended logs what holds the jobs that have no end, once the test has failed.
+func (f *jobsFleet) explainUnended() {
+	if !f.t.Failed() {
+		return
+	}
+	const most = 5
+	ended, unended := f.results(), 0
+	for text, id := range f.accepted {
+		if ended[id] != "" {
+			continue
+		}
+		if unended++; unended <= most {
+			_, why := f.get(fmt.Sprintf("http://%s/v1/jobs/%s/explain", f.gateways[0].address(), id))
+			f.t.Logf("%s has not ended: %s", text, why)
+		}
+	}
+	f.t.Logf("%d of %d accepted jobs have no end; %d ends", unended, len(f.accepted), len(ended))
+}
+
 // Mesh attempts are never sent again while they may run, so no job runs twice.
 func TestJobsRunOnceWhileTheirOwnersDie(t *testing.T) {
 	t.Parallel()
 	f := newJobsFleet(t, 20*time.Millisecond, map[string]any{"timeout": "10s"})
 	f.dispatch()
-	finish := f.load(endless, 200*time.Millisecond)
+	finish := f.load(endless, 400*time.Millisecond)
 	for range pick(10, 25) {
 		f.flow(50)
 		f.owner.Kill()
