@@ -6,6 +6,7 @@ import (
 	"errors"
 	"maps"
 	"slices"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -24,6 +25,9 @@ const noOwner = "no owner"
 
 // maxPoolReads bounds the pools, and queues, that are asked for at a time.
 const maxPoolReads = 16
+
+// ownerPatience bounds the wait for an owner to know what an operator has changed.
+const ownerPatience = 5 * time.Second
 
 // poolReport returns how a pool stands and where a job is, which may be empty.
 func (s *Service) poolReport(ctx context.Context, pool, job string) (*meshv1.PoolReport, error) {
@@ -131,7 +135,30 @@ func (s *Service) setPaused(ctx context.Context, name string, isPaused bool) err
 		return unavailable(err)
 	}
 	s.settings.Logger.Info("a queue of jobs was paused or resumed", "queue", name, "paused", isPaused)
-	return nil
+	return s.awaitPaused(ctx, queue, isPaused)
+}
+
+// awaitPaused waits until the owner of the queue's pool knows that it is paused, or resumed. A
+// dispatcher that becomes the owner reads it first.
+func (s *Service) awaitPaused(ctx context.Context, queue pipeline.QueueName, isPaused bool) error {
+	ctx, cancel := context.WithTimeout(ctx, ownerPatience)
+	defer cancel()
+	for {
+		r, err := s.poolReport(ctx, (*s.jobs.queues.Load())[queue].Pool, "")
+		if err != nil {
+			return err
+		}
+		if !slices.ContainsFunc(r.GetQueues(), func(q *meshv1.QueueReport) bool {
+			return q.GetName() == string(queue) && (q.GetPausedSince() != nil) != isPaused
+		}) {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return unavailable(ctx.Err())
+		case <-time.After(ownerPatience / 100):
+		}
+	}
 }
 
 // ExplainJob returns a job of the tenant, and where it stands.

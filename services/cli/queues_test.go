@@ -3,6 +3,7 @@ package cli_test
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/protobuf/encoding/protojson"
 
@@ -46,10 +47,19 @@ func TestOperatorsPauseQueuesAndSeeWhatHoldsJobs(t *testing.T) {
 		t.Helper()
 		return strings.Fields(ask("jobs", "submit", queue, image("07-9.png")))[8]
 	}
+	testbed.Eventually(t, "the pools have an owner", func() bool { return !strings.Contains(ask("gates"), "no owner") })
+	for range 5 {
+		ask("queues", "pause", "nightly")
+		id, resumed := submit("nightly"), time.Now()
+		ask("queues", "resume", "nightly")
+		ask("jobs", "wait", id)
+		var r inferencev1.ExplainJobResponse
+		err := protojson.Unmarshal([]byte(ask("jobs", "explain", id, "--json")), &r)
+		if started := r.GetJob().GetStartedAt().AsTime(); err != nil || started.Before(resumed) {
+			t.Errorf("started at %v, resumed at %v, %v", started, resumed, err)
+		}
+	}
 	match(t, ask("queues", "pause", "nightly"), `queue nightly paused`)
-	testbed.Eventually(t, "the pools have an owner that knows", func() bool {
-		return !strings.Contains(ask("gates"), "no owner") && strings.Contains(ask("queues"), "paused")
-	})
 	paused, held := submit("nightly"), submit("held")
 	testbed.Eventually(t, "the owner has the jobs", func() bool {
 		return strings.Contains(ask("jobs", "explain", paused), "position") && strings.Contains(ask("jobs", "explain", held), "position")
