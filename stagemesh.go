@@ -299,7 +299,7 @@ func (m *Mesh) RequestOf(ctx context.Context, key call.Key) (string, error) {
 // No running job is stopped. Jobs of a queue that is left out run on in the pool that they had, and
 // nothing more is submitted to it.
 func (m *Mesh) SetJobs(c dispatch.Config) error {
-	service, err := m.service()
+	_, err := m.service()
 	if err != nil {
 		return err
 	}
@@ -312,7 +312,7 @@ func (m *Mesh) SetJobs(c dispatch.Config) error {
 		err = config.InSection("jobs", c.Validate())
 	}
 	if err == nil {
-		service.SetQueues(meshfile.JobQueues(c))
+		m.parts.Load().gateway.Jobs().SetQueues(meshfile.JobQueues(c))
 	}
 	return err
 }

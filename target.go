@@ -38,7 +38,7 @@ func (t meshTarget) Do(ctx context.Context, a dispatch.Attempt) dispatch.Answer 
 		return dispatch.Answer{Fault: fault.From(err)}
 	}
 	r.ID, r.Priority = a.Request, a.Priority
-	return answerOf(t.gateway.Service().RunJob(call.WithTenant(ctx, a.Tenant), a.StoredJob, r))
+	return answerOf(t.gateway.Jobs().RunJob(call.WithTenant(ctx, a.Tenant), a.StoredJob, r))
 }
 
 // resumeSlack is how long after its deadline the result of a request may still be stored.

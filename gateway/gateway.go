@@ -23,6 +23,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/rest"
+	"github.com/stagemesh/stagemesh/gateway/jobs"
 	"github.com/stagemesh/stagemesh/gateway/pipelines"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/config"
@@ -36,6 +37,7 @@ type Gateway struct {
 	settings Settings
 	log      *slog.Logger
 	service  *call.Service
+	jobs     *jobs.Service
 	bus      *bus.Bus
 	// public and operators are the contents of the ports' files. They are set if
 	// isRead is true.
@@ -83,9 +85,13 @@ func New(s Settings) (*Gateway, error) {
 	g.models, g.registry = &models{gateway: g}, registry.New(loadable)
 	s.Call.Pipelines, s.Call.Specs = g.pipelines, g.models.stageSpecs
 	g.placer = registry.NewPlacer(g.registry, g.membership)
-	s.Call.Models, s.Call.Placer, s.Call.Document = g.registry, g.placer, rest.Document
-	g.service, err = call.New(s.Call)
-	return g, err
+	s.Call.Models, s.Call.Placer = g.registry, g.placer
+	if g.service, err = call.New(s.Call); err != nil {
+		return nil, err
+	}
+	s.Jobs.MaxPayload, s.Jobs.Document, s.Jobs.Logger = s.MaxPayload, rest.Document, g.log
+	g.jobs = jobs.New(s.Jobs, g.service)
+	return g, nil
 }
 
 // ReadFiles reads the files of the ports. Run calls it if nobody has called it before:
@@ -122,6 +128,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 	if err := g.service.Start(conn); err != nil {
 		return err
 	}
+	g.jobs.Start(conn)
 	if g.membership == nil {
 		return g.serve(ctx)
 	}
@@ -158,7 +165,7 @@ func (g *Gateway) announce(ctx context.Context) error {
 func (g *Gateway) serve(ctx context.Context) error {
 	ports, err := g.open(ctx)
 	if err != nil {
-		return errors.Join(err, g.service.Stop(ctx))
+		return errors.Join(err, g.stopService(ctx))
 	}
 	onBroker, err := g.serveTenants()
 	if err != nil {
@@ -182,7 +189,7 @@ func (g *Gateway) serve(ctx context.Context) error {
 // get lastResponses to write the responses of failed requests.
 func (g *Gateway) stop(ctx context.Context, p ports) error {
 	close(g.closing)
-	err := g.service.Stop(ctx)
+	err := g.stopService(ctx)
 	if ctx.Err() != nil {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), lastResponses)
@@ -194,6 +201,15 @@ func (g *Gateway) stop(ctx context.Context, p ports) error {
 	}
 	return errors.Join(err, p.stop(ctx))
 }
+
+func (g *Gateway) stopService(ctx context.Context) error {
+	err := g.service.Stop(ctx)
+	g.jobs.Stop()
+	return err
+}
+
+// Jobs returns the jobs, for use as a library.
+func (g *Gateway) Jobs() *jobs.Service { return g.jobs }
 
 // Service returns the request path, for use as a library.
 func (g *Gateway) Service() *call.Service { return g.service }

@@ -41,7 +41,7 @@ func (r *reference) Document(context.Context) (*openapi.Document, error) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	changed, specs, jobs := r.gateway.pipelines.Changed(), r.models.stageSpecs(), r.gateway.service.ServesJobs()
+	changed, specs, jobs := r.gateway.pipelines.Changed(), r.models.stageSpecs(), r.gateway.jobs.ServesJobs()
 	if r.document != nil && changed == r.changed && jobs == r.jobs && maps.EqualFunc(specs, r.specs, equalSpecs) {
 		return r.document, nil
 	}
@@ -69,8 +69,8 @@ func (g *Gateway) description(specs map[string]*stagev1.Spec) openapi.Settings {
 		Mesh: string(g.settings.Call.Mesh), Version: process.Version(), Tokens: g.settings.Access.TokenFile != "", NoStages: !g.settings.servesStages(),
 		MaxPayload: g.settings.MaxPayload, MaxBody: admission.MaxBody(g.settings.MaxPayload),
 	}
-	out.Jobs = g.service.ServesJobs()
-	out.Batches = out.Jobs && g.service.ServesBatches()
+	out.Jobs = g.jobs.ServesJobs()
+	out.Batches = out.Jobs && g.jobs.ServesBatches()
 	for _, e := range g.pipelines.List() {
 		p := e.Pipeline
 		out.Pipelines = append(out.Pipelines, openapi.Pipeline{

@@ -78,7 +78,7 @@ func (g *Gateway) open(ctx context.Context) (p ports, err error) {
 func (g *Gateway) publicSettings(listen string) port.PublicSettings {
 	out := port.PublicSettings{
 		Settings: transport.Settings{MaxMessageBytes: admission.MaxBody(g.settings.MaxPayload), MaxPayload: g.settings.MaxPayload, Stopping: g.stopping.Done(), Closing: g.closing},
-		Caller:   transport.ReservingCaller{Caller: g.service, Most: int64(g.settings.MaxInFlightBytes) / leastRequests}, Jobs: g.service, Models: g.models, Passthrough: g.settings.Passthrough,
+		Caller:   transport.ReservingCaller{Caller: g.service, Most: int64(g.settings.MaxInFlightBytes) / leastRequests}, Jobs: g.jobs, Models: g.models, Passthrough: g.settings.Passthrough,
 		Port: port.Port{
 			Health: g.probe, Origins: g.settings.AllowOrigins, Budget: g.settings.Call.Budget,
 			Tokens: g.public.tokens, TokensKey: publicKey + ".token_file",
@@ -86,8 +86,8 @@ func (g *Gateway) publicSettings(listen string) port.PublicSettings {
 			IsPrivate: g.public.tls == nil && g.settings.exposure(listen).IsPrivate(),
 		},
 	}
-	if g.service.ServesBatches() {
-		out.Batches = g.service
+	if g.jobs.ServesBatches() {
+		out.Batches = g.jobs
 	}
 	if g.settings.ModelControl {
 		out.More = adminapi.ModelServices(g.adminSettings())
@@ -127,7 +127,7 @@ func (g *Gateway) adminServer() (*server, error) {
 func (g *Gateway) adminSettings() adminapi.Settings {
 	s := adminapi.Settings{
 		DeadLetters: store.NewDeadLetters(g.bus, store.Settings{}), Health: g.Ready, Logger: g.log,
-		Pipelines: g.pipelines, Models: g.registry, Placer: g.placer, Traffic: g.service, Jobs: g.service, MaxPayload: g.settings.MaxPayload, Stopping: g.stopping,
+		Pipelines: g.pipelines, Models: g.registry, Placer: g.placer, Traffic: g.service, Jobs: g.jobs, MaxPayload: g.settings.MaxPayload, Stopping: g.stopping,
 		Metrics: g.bus.ListMetrics,
 		Tokens:  g.operators.tokens, Insecure: g.settings.Admin.Insecure,
 	}

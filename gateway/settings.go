@@ -10,6 +10,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/port"
+	"github.com/stagemesh/stagemesh/gateway/jobs"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/config"
 	"github.com/stagemesh/stagemesh/mesh/credentials"
@@ -64,6 +65,8 @@ type Settings struct {
 	// Call configures the request path. New replaces its limits by those of Config.
 	// The gateway shares its logger and meter.
 	Call call.Settings
+	// Jobs are the queues of jobs. New sets what has to do with requests.
+	Jobs jobs.Settings
 	Bus  bus.Settings
 	// Pipelines are those of the gateway's file. With a registry, the gateway writes
 	// them to the registry and serves the registry's pipelines. New sets Call.Pipelines.

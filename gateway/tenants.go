@@ -27,7 +27,7 @@ type tenants struct {
 
 // serveTenants begins to serve them; nil where that is off.
 func (g *Gateway) serveTenants() (*tenants, error) {
-	if !g.settings.Call.Jobs.NATS {
+	if !g.settings.Jobs.NATS {
 		return nil, nil
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -70,7 +70,7 @@ func (g *Gateway) answerTenant(ctx context.Context, r bus.JobRequest) {
 			return nil, f
 		}
 		defer g.settings.Call.Budget.Release(int64(len(r.Data)))
-		return port.AnswerJobMessage(call.WithTenant(ctx, r.Tenant), g.service, r.Method, r.Data)
+		return port.AnswerJobMessage(call.WithTenant(ctx, r.Tenant), g.jobs, r.Method, r.Data)
 	}()
 	if err == nil {
 		if err = r.Respond(answer, 0, ""); errors.Is(err, bus.ErrTooLarge) {

@@ -30,9 +30,9 @@ import (
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
 	"github.com/stagemesh/stagemesh/discovery/models"
-	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/port"
 	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/gateway/jobs"
 	"github.com/stagemesh/stagemesh/mesh/credentials"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/store"
@@ -50,21 +50,11 @@ type DeadLetters interface {
 
 var _ DeadLetters = (*store.DeadLetters)(nil)
 
-// Jobs are the pools and queues of jobs. Errors are *fault.Fault.
-type Jobs interface {
-	ListGates(ctx context.Context, in *adminv1.ListGatesRequest) (*adminv1.ListGatesResponse, error)
-	ListQueues(ctx context.Context, in *adminv1.ListQueuesRequest) (*adminv1.ListQueuesResponse, error)
-	PauseQueue(ctx context.Context, in *adminv1.PauseQueueRequest) (*adminv1.PauseQueueResponse, error)
-	ResumeQueue(ctx context.Context, in *adminv1.ResumeQueueRequest) (*adminv1.ResumeQueueResponse, error)
-}
-
-var _ Jobs = (*call.Service)(nil)
-
 // Settings configure Handler.
 type Settings struct {
 	DeadLetters DeadLetters
 	// Jobs may be nil, and then there are no calls about jobs.
-	Jobs Jobs
+	Jobs *jobs.Service
 	// Membership is nil if the mesh has no registry.
 	Membership Membership
 	Pipelines  Pipelines
@@ -117,12 +107,12 @@ func Handler(s Settings) http.Handler {
 	unary(dead, "GetDeadLetter", h.getDeadLetter)
 	unary(dead, "ReplayDeadLetter", h.replayDeadLetter)
 	unary(dead, "DeleteDeadLetter", h.deleteDeadLetter)
-	jobs := h.mount(mux, adminv1.File_stagemesh_admin_v1_job_proto, "jobs", maxMessageBytes)
+	queues := h.mount(mux, adminv1.File_stagemesh_admin_v1_job_proto, "jobs", maxMessageBytes)
 	if s.Jobs != nil {
-		unary(jobs, "ListGates", s.Jobs.ListGates)
-		unary(jobs, "ListQueues", s.Jobs.ListQueues)
-		unary(jobs, "PauseQueue", s.Jobs.PauseQueue)
-		unary(jobs, "ResumeQueue", s.Jobs.ResumeQueue)
+		unary(queues, "ListGates", s.Jobs.ListGates)
+		unary(queues, "ListQueues", s.Jobs.ListQueues)
+		unary(queues, "PauseQueue", s.Jobs.PauseQueue)
+		unary(queues, "ResumeQueue", s.Jobs.ResumeQueue)
 	}
 	mesh := h.mount(mux, adminv1.File_stagemesh_admin_v1_mesh_proto, "the mesh", maxMessageBytes)
 	unary(mesh, "ListHosts", h.listHosts)

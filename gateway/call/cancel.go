@@ -25,7 +25,7 @@ func (s *Service) Cancel(ctx context.Context, requestID string) error {
 	if err := ctx.Err(); err != nil {
 		return fault.From(err)
 	}
-	tenant := tenantOf(ctx)
+	tenant := TenantOf(ctx)
 	if s.table.cancel(id, tenant, cancelledFault()) {
 		return nil
 	}
@@ -36,7 +36,7 @@ func (s *Service) Cancel(ctx context.Context, requestID string) error {
 	defer s.limiter.Release()
 	if err := s.bus.Cancel(&envelope.Cancel{Mesh: s.settings.Mesh, Tenant: tenant, RequestID: id}); err != nil {
 		s.metrics.countCancel(failed)
-		return unavailable(err).WithMetadata(requestIDKey, string(id))
+		return Unavailable(err).WithMetadata(requestIDKey, string(id))
 	}
 	s.metrics.countCancel(notified)
 	return nil

@@ -32,7 +32,7 @@ func (s *Service) Explain(ctx context.Context, requestID string) (*meshv1.Reques
 	answer := s.answerOf(id)
 	if !isFinished(answer.GetReport()) {
 		if err := s.askOthers(ctx, id, answer); err != nil && answer.GetReport() == nil {
-			return nil, unavailable(err).WithMetadata(requestIDKey, string(id))
+			return nil, Unavailable(err).WithMetadata(requestIDKey, string(id))
 		}
 	}
 	ctx, cancel := context.WithTimeout(ctx, explainReads)
@@ -47,7 +47,7 @@ func (s *Service) Explain(ctx context.Context, requestID string) (*meshv1.Reques
 				"gateways remember all requests of the last %s, and failed and slow ones longer, until they stop", id, time.Since(answer.GetRemembersSince().AsTime()).Round(time.Second)).
 				WithMetadata(requestIDKey, string(id))
 		case err != nil:
-			return nil, unavailable(err).WithMetadata(requestIDKey, string(id))
+			return nil, Unavailable(err).WithMetadata(requestIDKey, string(id))
 		}
 		report = r.Report()
 	case !isFinished(report):

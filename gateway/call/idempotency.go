@@ -71,8 +71,8 @@ func (i *idempotent) runOrFollow(ctx context.Context) (*Response, error) {
 // lookUp reads who has the key, and that request's result. It makes the streams of both
 // where they are missing: a key that is lost with its stream is free.
 func (i *idempotent) lookUp(ctx context.Context) (keyState, error) {
-	for _, stream := range []*lazyStream{i.service.keys.stream, i.service.resultsStream} {
-		if f := stream.ensure(ctx); f != nil {
+	for _, stream := range []*LazyStream{i.service.keys.stream, i.service.resultsStream} {
+		if f := stream.Ensure(ctx); f != nil {
 			return keyState{}, f
 		}
 	}
@@ -222,9 +222,9 @@ func (i *idempotent) end(ctx context.Context, err error) (*Response, error) {
 		return nil, fault.New(fault.Overloaded, "the mesh stores as many idempotency keys as idempotency.max_bytes allows; the request was not queued").
 			WithRetryAfter(admission.RetryAfter).Caused(err)
 	case errors.Is(err, bus.ErrNoClaims):
-		i.service.keys.stream.reset(ctx)
+		i.service.keys.stream.Reset(ctx)
 	}
-	return nil, unavailable(err)
+	return nil, Unavailable(err)
 }
 
 func (i *idempotent) countOnce(outcome string) {

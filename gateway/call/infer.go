@@ -81,7 +81,7 @@ func (s *Service) infer(ctx context.Context, r *Request, emit func(Chunk) error,
 	defer cancel()
 	env.Deadline, _ = ctx.Deadline() // the caller's may be earlier
 	env.TakesChunks = emit != nil
-	env.Tenant = tenantOf(ctx)
+	env.Tenant = TenantOf(ctx)
 	waitForCapacity := p.WaitForCapacity
 	if r.WaitForCapacity != nil {
 		waitForCapacity = *r.WaitForCapacity
@@ -248,7 +248,7 @@ func (s *Service) awaitCapacity(ctx context.Context, x *call) (f *fault.Fault) {
 		f = s.checkClock() // the broker has just reported a queue, and its time
 	}
 	if f == nil && x.env.StoresResult() {
-		if f = s.resultsStream.ensure(ctx); f == nil {
+		if f = s.resultsStream.Ensure(ctx); f == nil {
 			f = s.checkResultSpace(ctx)
 		}
 	}

@@ -16,7 +16,7 @@ import (
 type keys struct {
 	service *Service
 	store   *store.Keys
-	stream  *lazyStream
+	stream  *LazyStream
 	// watches wait for first requests, releases release keys.
 	watches, releases *tasks
 
@@ -45,7 +45,7 @@ func newKeys(s *Service) *keys {
 		// Watches that nobody follows any more end while others begin.
 		watches: newTasks(2 * s.settings.MaxInFlight), releases: newTasks(s.settings.MaxInFlight),
 	}
-	k.stream = s.newLazyStream("the broker stores no idempotency keys", k.store.Ensure)
+	k.stream = s.NewLazyStream("the broker stores no idempotency keys", k.store.Ensure)
 	return k
 }
 

@@ -10,7 +10,6 @@ import (
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 
 	"github.com/stagemesh/stagemesh/discovery/models"
-	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/model"
@@ -145,13 +144,11 @@ func (s *Service) LoadModel(ctx context.Context, name string) error {
 		return f
 	}
 	defer s.limiter.Release()
-	if !s.waits.TryAcquire(1) {
-		return fault.New(fault.Overloaded, "a quarter of gateway.max_in_flight requests wait for loads or results, as many as may").WithRetryAfter(admission.RetryAfter)
+	ctx, stop, f := s.StartWait(ctx, s.settings.MaxTimeout)
+	if f != nil {
+		return f
 	}
-	defer s.waits.Release(1)
-	ctx, cancel := context.WithTimeout(ctx, s.settings.MaxTimeout)
-	defer cancel()
-	defer context.AfterFunc(s.limiter.Closing(), cancel)()
+	defer stop()
 	return s.settings.Placer.EnsureLoaded(ctx, id, models.Wanted{Replicas: 1, LastUse: time.Now()}, true)
 }
 

@@ -76,7 +76,8 @@ func WithTenant(ctx context.Context, tenant string) context.Context {
 	return context.WithValue(ctx, tenantKey{}, tenant)
 }
 
-func tenantOf(ctx context.Context) string {
+// TenantOf returns the tenant of a context; empty for none.
+func TenantOf(ctx context.Context) string {
 	tenant, _ := ctx.Value(tenantKey{}).(string)
 	return tenant
 }
@@ -119,6 +120,12 @@ const MaxIdempotencyKey = 256
 
 // shown is how much of a caller's text a message repeats, in runes.
 const shown = 80
+
+// CheckRequest checks all of a request to a pipeline that needs no other part of the mesh.
+func (s *Service) CheckRequest(r *Request, p *pipeline.Pipeline) *fault.Fault {
+	_, f := s.check("", r, p, time.Now())
+	return f
+}
 
 // check checks all of a request that needs no other part of the mesh, and returns
 // its envelope, which has no execution yet.

@@ -36,16 +36,14 @@ func (s *Service) Result(ctx context.Context, requestID string, wait time.Durati
 	// however short the wait.
 	r, err := s.results.Fetch(ctx, id)
 	if wait > 0 && errors.Is(err, store.ErrNoResult) {
-		if !s.waits.TryAcquire(1) {
-			return nil, fault.Newf(fault.Overloaded, "a quarter of gateway.max_in_flight requests wait for results, as many as may; ask without a wait").WithRetryAfter(admission.RetryAfter)
+		waiting, stop, f := s.StartWait(ctx, wait)
+		if f != nil {
+			return nil, f
 		}
-		defer s.waits.Release(1)
-		waiting, cancel := context.WithTimeout(ctx, min(wait, s.settings.MaxTimeout))
-		defer cancel()
-		defer context.AfterFunc(s.limiter.Closing(), cancel)()
+		defer stop()
 		r, err = s.results.Wait(waiting, id)
 	}
-	if err == nil && r.Tenant != tenantOf(ctx) {
+	if err == nil && r.Tenant != TenantOf(ctx) {
 		err = store.ErrNoResult
 	}
 	switch {
@@ -62,12 +60,27 @@ func (s *Service) Result(ctx context.Context, requestID string, wait time.Durati
 	case errors.Is(err, envelope.ErrMalformed):
 		f = unreadable(err)
 	default:
-		f = unavailable(err)
+		f = Unavailable(err)
 	}
 	if f != nil {
 		return nil, f.WithMetadata(requestIDKey, string(id))
 	}
 	return storedResponse(r), nil
+}
+
+// StartWait returns the context of a wait, MaxTimeout at most, which also ends as the gateway
+// stops. The caller calls stop after the wait.
+func (s *Service) StartWait(ctx context.Context, wait time.Duration) (waiting context.Context, stop func(), f *fault.Fault) {
+	if !s.waits.TryAcquire(1) {
+		return nil, nil, fault.New(fault.Overloaded, "a quarter of gateway.max_in_flight requests wait for results or loads, as many as may; ask without a wait").WithRetryAfter(admission.RetryAfter)
+	}
+	waiting, cancel := context.WithTimeout(ctx, min(wait, s.settings.MaxTimeout))
+	release := context.AfterFunc(s.limiter.Closing(), cancel)
+	return waiting, func() {
+		release()
+		cancel()
+		s.waits.Release(1)
+	}, nil
 }
 
 func storedResponse(r *envelope.Result) *Response {
@@ -94,7 +107,7 @@ func (s *Service) AwaitStored(ctx context.Context, id pipeline.RequestID) (r *Re
 	switch {
 	case errors.Is(err, envelope.ErrMalformed):
 		return nil, unreadable(err), true
-	case found == nil || found.Tenant != tenantOf(ctx):
+	case found == nil || found.Tenant != TenantOf(ctx):
 		return nil, nil, false
 	}
 	return storedResponse(found), found.Reply.Fault, true
@@ -122,13 +135,13 @@ func (s *Service) RequestOf(ctx context.Context, k Key) (string, error) {
 		return "", f
 	}
 	defer s.limiter.Release()
-	k.Tenant = tenantOf(ctx)
+	k.Tenant = TenantOf(ctx)
 	record, err := s.keys.store.Get(ctx, k)
 	switch {
 	case ctx.Err() != nil:
 		return "", fault.From(ctx.Err())
 	case err != nil:
-		return "", unavailable(err)
+		return "", Unavailable(err)
 	case record.Claim == nil:
 		return "", fault.Newf(fault.NotFound, "no request of pipeline %.*s has the idempotency key: it has not come yet, was rejected, or is past its retention", shown, k.Pipeline)
 	}
@@ -174,9 +187,9 @@ func (s *Service) checkResultSpace(ctx context.Context) *fault.Fault {
 	return nil
 }
 
-// lazyStream is a stream that some requests need. It reserves space on the broker,
+// LazyStream is a stream that some requests need. It reserves space on the broker,
 // so only the first of them makes it.
-type lazyStream struct {
+type LazyStream struct {
 	service *Service
 	// problem is logged and returned where it cannot be made.
 	problem    string
@@ -194,8 +207,9 @@ type lazyStream struct {
 	retryAt time.Time
 }
 
-func (s *Service) newLazyStream(problem string, makeStream func(context.Context) error) *lazyStream {
-	return &lazyStream{service: s, problem: problem, makeStream: makeStream, lock: semaphore.NewWeighted(1)}
+// NewLazyStream returns a stream that is not made yet. The problem is reported if it cannot be made.
+func (s *Service) NewLazyStream(problem string, makeStream func(context.Context) error) *LazyStream {
+	return &LazyStream{service: s, problem: problem, makeStream: makeStream, lock: semaphore.NewWeighted(1)}
 }
 
 const (
@@ -203,9 +217,9 @@ const (
 	ensurePause   = time.Second
 )
 
-// ensure returns nil when the stream is there. It asks the broker once for each
+// Ensure returns nil when the stream is there. It asks the broker once for each
 // connection, and once per ensurePause where that fails.
-func (l *lazyStream) ensure(ctx context.Context) *fault.Fault {
+func (l *LazyStream) Ensure(ctx context.Context) *fault.Fault {
 	err := l.lock.Acquire(ctx, 1)
 	if err == nil {
 		err = l.makeIfMissing(ctx)
@@ -221,7 +235,7 @@ func (l *lazyStream) ensure(ctx context.Context) *fault.Fault {
 }
 
 // makeIfMissing makes the stream where it may be missing; the lock is held.
-func (l *lazyStream) makeIfMissing(ctx context.Context) error {
+func (l *LazyStream) makeIfMissing(ctx context.Context) error {
 	connection := l.service.connections.Load()
 	if l.isMade && l.connection == connection {
 		return nil
@@ -242,8 +256,8 @@ func (l *lazyStream) makeIfMissing(ctx context.Context) error {
 	return nil
 }
 
-// reset records that the stream was found missing: the next request makes it.
-func (l *lazyStream) reset(ctx context.Context) {
+// Reset records that the stream was found missing: the next request makes it.
+func (l *LazyStream) Reset(ctx context.Context) {
 	if l.lock.Acquire(ctx, 1) == nil {
 		l.isMade = false
 		l.lock.Release(1)

@@ -105,10 +105,6 @@ type Settings struct {
 	Budget *admission.ByteBudget
 	// Results are where results are stored: the same as the hosts'.
 	Results store.Settings
-	// Jobs are the queues of jobs.
-	Jobs JobSettings
-	// Document returns a response as JSON, for the output of batches.
-	Document func(*Response) ([]byte, error)
 	// Idempotency is where idempotency keys are stored. Its retention is how long a
 	// key means its request; 0 means as long as results are stored. See ValidateWindow.
 	Idempotency store.Settings
@@ -177,12 +173,10 @@ type Service struct {
 	// finished has the last requests that ended.
 	finished      *explain.Ring
 	results       *store.Results
-	resultsStream *lazyStream
+	resultsStream *LazyStream
 	resultSpace   resultSpace
 	keys          *keys
 	cancels       *cancels
-	jobs          *jobs
-	batches       *batches
 	// connections counts the connections to the broker.
 	connections atomic.Int64
 
@@ -227,10 +221,8 @@ func (s *Service) Start(b *bus.Bus) error {
 		return err
 	}
 	s.results = store.NewResults(b, s.settings.Results)
-	s.resultsStream = s.newLazyStream("the broker stores no results", s.results.Ensure)
+	s.resultsStream = s.NewLazyStream("the broker stores no results", s.results.Ensure)
 	s.keys = newKeys(s)
-	s.jobs = newJobs(s)
-	s.SetQueues(s.settings.Jobs.Queues)
 	s.cancels = newCancels(b, s.settings.MaxInFlight, s.metrics.countCancel)
 	s.cancels.onDeleted = s.availability.Deleted
 	var err error
@@ -248,10 +240,6 @@ func (s *Service) Start(b *bus.Bus) error {
 	s.watches.Go(func() { s.watchQueues(ctx, b.Reconnects()) })
 	s.watches.Go(func() { s.watchConnection(ctx, b.Reconnects()) })
 	s.watches.Go(func() { s.watchClock(ctx, b.Reconnects()) })
-	if s.ServesBatches() {
-		s.batches = newBatches(s)
-		s.watches.Go(func() { s.runBatches(ctx) })
-	}
 	return nil
 }
 
@@ -286,6 +274,9 @@ func (s *Service) failPending() error {
 	defer cancel()
 	return s.limiter.AwaitIdle(ctx)
 }
+
+// Limiter admits the requests of the gateway.
+func (s *Service) Limiter() *admission.Limiter { return s.limiter }
 
 // InFlight returns how many requests are admitted and not answered, including those
 // that wait for capacity or for a stored result.
@@ -355,7 +346,7 @@ func (g *localGateway) Queued(id pipeline.ExecutionID, position int, seq uint64)
 // Ready returns nil when requests can be served, else a fault that says why not.
 func (s *Service) Ready() error {
 	if err := s.bus.ConnectionError(); err != nil {
-		return unavailable(err)
+		return Unavailable(err)
 	}
 	if f := s.checkClock(); f != nil {
 		return f
@@ -417,7 +408,7 @@ type Backlog = bus.Backlog
 // The state of its queues is current, that of its hosts at most 200 ms old.
 func (s *Service) Stage(ctx context.Context, name pipeline.StageName) (StageState, error) {
 	if err := s.bus.ConnectionError(); err != nil {
-		return StageState{}, unavailable(err)
+		return StageState{}, Unavailable(err)
 	}
 	durabilities := []pipeline.Durability{pipeline.Memory, pipeline.File}
 	backlogs := make([]bus.Backlog, len(durabilities))
@@ -439,7 +430,7 @@ func (s *Service) Stage(ctx context.Context, name pipeline.StageName) (StageStat
 		})
 	}
 	if err := queries.Wait(); err != nil {
-		return StageState{}, unavailable(err)
+		return StageState{}, Unavailable(err)
 	}
 	for i, b := range backlogs {
 		if b.Epoch != "" {
@@ -449,8 +440,8 @@ func (s *Service) Stage(ctx context.Context, name pipeline.StageName) (StageStat
 	return out, nil
 }
 
-// unavailable is the fault of a question that the broker did not answer.
-func unavailable(err error) *fault.Fault {
+// Unavailable is the fault of a question that the broker did not answer.
+func Unavailable(err error) *fault.Fault {
 	return fault.New(fault.BrokerUnavailable, "the broker cannot be reached").WithRetryAfter(admission.RetryAfter).Caused(err)
 }
 

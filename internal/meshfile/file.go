@@ -28,6 +28,7 @@ import (
 	"github.com/stagemesh/stagemesh/dispatch"
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/gateway/jobs"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/config"
 	"github.com/stagemesh/stagemesh/mesh/credentials"
@@ -266,10 +267,10 @@ func (f *File) GatewaySettings() (out gateway.Settings, err error) {
 	out.Config, out.Bus = f.Gateway, bus.Settings{URL: f.NATS.URL, Auth: f.NATS.Broker}
 	out.Listen, out.Admin.Listen = cmp.Or(out.Listen, DefaultListen), cmp.Or(out.Admin.Listen, DefaultAdmin)
 	out.Call = call.Settings{Mesh: pipeline.MeshName(f.Mesh), Results: f.Results, Idempotency: f.Idempotency, Sampling: f.Tracing.Sampling}
-	out.Call.Jobs = call.JobSettings{Settings: f.Jobs.Settings, Webhooks: f.Jobs.Webhooks, Batches: f.Jobs.Batches, Queues: JobQueues(f.Jobs), Tenants: map[string][]pipeline.QueueName{}, NATS: f.Jobs.NATS}
+	out.Jobs = jobs.Settings{Settings: f.Jobs.Settings, Webhooks: f.Jobs.Webhooks, Batches: f.Jobs.Batches, Queues: JobQueues(f.Jobs), Tenants: map[string][]pipeline.QueueName{}, NATS: f.Jobs.NATS}
 	for name, t := range f.Jobs.Tenants {
 		for _, queue := range t.Queues {
-			out.Call.Jobs.Tenants[name] = append(out.Call.Jobs.Tenants[name], pipeline.QueueName(queue))
+			out.Jobs.Tenants[name] = append(out.Jobs.Tenants[name], pipeline.QueueName(queue))
 		}
 	}
 	if err := errors.Join(f.At(out.Config.Validate(), "gateway"), f.At(out.Admin.Validate(), "gateway", "admin")); err != nil {
@@ -282,13 +283,13 @@ func (f *File) GatewaySettings() (out gateway.Settings, err error) {
 }
 
 // JobQueues returns the queues of a section jobs as a gateway has them.
-func JobQueues(c dispatch.Config) map[pipeline.QueueName]call.JobQueue {
-	out := map[pipeline.QueueName]call.JobQueue{}
+func JobQueues(c dispatch.Config) map[pipeline.QueueName]jobs.Queue {
+	out := map[pipeline.QueueName]jobs.Queue{}
 	c = c.WithWebhooks()
 	for name, q := range c.Queues {
 		pool, _ := c.PoolOf(name) // Validate has checked it
 		target := c.Pools[pool].Target
-		out[pipeline.QueueName(name)] = call.JobQueue{Pool: pool, JobQueueSettings: q.JobQueueSettings, Pipelines: target.Pipelines, HTTP: target.HTTP != nil}
+		out[pipeline.QueueName(name)] = jobs.Queue{Pool: pool, JobQueueSettings: q.JobQueueSettings, Pipelines: target.Pipelines, HTTP: target.HTTP != nil}
 	}
 	return out
 }

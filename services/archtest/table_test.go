@@ -67,7 +67,7 @@ var importTable = rules{
 		{packages: list("stagehost/modelcache"), mayImport: list(model), pure: true},
 		{packages: list("stagehost"), mayImport: list(proto, sdk, "mesh/...", "stagehost/...", discovery)},
 
-		// The gateway: only admission and call touch the bus, fronts translate.
+		// The gateway: only admission, call and jobs touch the bus, fronts translate.
 		{packages: list("gateway/admission"), mayImport: list(fault, pipeline, envelope, bus)},
 		// What became of the last requests.
 		{packages: list("gateway/explain"), mayImport: list(proto, fault, pipeline, envelope)},
@@ -78,14 +78,15 @@ var importTable = rules{
 		},
 		{
 			packages:  list("gateway/call"),
-			mayImport: list(proto, tensor, fault, payload, raw, pipeline, envelope, bus, "mesh/config", "mesh/process", "mesh/store", "mesh/tracing", "mesh/webhook", model, "discovery/models", "gateway/admission", "gateway/explain", "gateway/pipelines"),
+			mayImport: list(proto, tensor, fault, payload, raw, pipeline, envelope, bus, "mesh/config", "mesh/process", "mesh/store", "mesh/tracing", model, "discovery/models", "gateway/admission", "gateway/explain", "gateway/pipelines"),
 		},
-		{packages: list("gateway/front/*"), mayImport: list(proto, tensor, fault, payload, oipcodec, raw, model, msgpack, pipeline, auth, "mesh/config", "gateway/admission", "gateway/call", "gateway/front/*", "gateway/openapi")},
+		{packages: list("gateway/jobs"), mayImport: list(proto, fault, payload, pipeline, bus, "mesh/process", "mesh/store", "mesh/webhook", "gateway/admission", "gateway/call")},
+		{packages: list("gateway/front/*"), mayImport: list(proto, tensor, fault, payload, oipcodec, raw, model, msgpack, pipeline, auth, "mesh/config", "gateway/admission", "gateway/call", "gateway/jobs", "gateway/front/*", "gateway/openapi")},
 		// What the operators' port shows is what the stores keep: it reads letters
 		// and their items, through interfaces of its own. A front, so never the bus.
 		{
 			packages: list("gateway/adminapi"),
-			mayImport: list(proto, fault, payload, pipeline, envelope, auth, "mesh/store", model, "discovery", "discovery/models", "gateway/call", "gateway/explain", "gateway/pipelines",
+			mayImport: list(proto, fault, payload, pipeline, envelope, auth, "mesh/store", model, "discovery", "discovery/models", "gateway/call", "gateway/jobs", "gateway/explain", "gateway/pipelines",
 				"gateway/front/port", "gateway/front/transport"),
 			inTests: list("discovery/natskv"),
 		},

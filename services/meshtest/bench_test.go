@@ -14,6 +14,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/gateway/jobs"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/store"
@@ -166,14 +167,14 @@ func BenchmarkSubmitJobs(b *testing.B) {
 
 func benchmarkSubmitJobs(b *testing.B, data []byte, key func(i int) string) {
 	gateway := meshtest.New(b).Gateway([]pipeline.Pipeline{meshtest.Pipeline("echo", "echo")}, func(s *gateway.Settings) {
-		s.Call.Jobs.Queues = map[pipeline.QueueName]call.JobQueue{"nightly": {
+		s.Jobs.Queues = map[pipeline.QueueName]jobs.Queue{"nightly": {
 			JobQueueSettings: store.JobQueueSettings{MaxJobs: 10_000_000, MaxBytes: 1 << 30}, Pipelines: []string{"echo"},
 		}}
 	})
 	request := (&call.Request{Inputs: []payload.Part{payload.OfBlob("x", payload.OctetStream, data)}}).ToProto()
 	b.ReportAllocs()
 	b.ResetTimer()
-	err := gateway.Service().SubmitJobs(b.Context(), func(yield func(*inferencev1.SubmitJobRequest, error) bool) {
+	err := gateway.Jobs().SubmitJobs(b.Context(), func(yield func(*inferencev1.SubmitJobRequest, error) bool) {
 		for i := range b.N {
 			if !yield(&inferencev1.SubmitJobRequest{Queue: "nightly", IdempotencyKey: key(i), Payload: &inferencev1.SubmitJobRequest_Infer{Infer: request}}, nil) {
 				return

@@ -26,25 +26,10 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/gateway/jobs"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
-
-// Batches keeps files and batches: gateway/call's service.
-type Batches interface {
-	// AdmitBatchCall admits a call of one of the others. The caller calls release after it.
-	AdmitBatchCall(ctx context.Context) (release func(), err error)
-	CreateFile(ctx context.Context, from io.Reader, describe func() (call.FileOptions, error)) (*call.File, error)
-	GetFile(ctx context.Context, id string) (*call.File, error)
-	OpenFile(ctx context.Context, id string) (*call.File, io.Reader, error)
-	DeleteFile(ctx context.Context, id string) error
-	ListFiles(ctx context.Context, o call.ListOptions) (*call.Page[call.File], error)
-	CreateBatch(ctx context.Context, in call.NewBatch) (*call.Batch, error)
-	GetBatch(ctx context.Context, id string) (*call.Batch, error)
-	CancelBatch(ctx context.Context, id string) (*call.Batch, error)
-	ListBatches(ctx context.Context, o call.ListOptions) (*call.Page[call.Batch], error)
-}
 
 // Paths of the API; all below them is the handler's too.
 const (
@@ -53,12 +38,12 @@ const (
 )
 
 type handler struct {
-	batches  Batches
+	batches  *jobs.Service
 	settings transport.Settings
 }
 
 // New returns the handler of FilesPath and BatchesPath.
-func New(batches Batches, s transport.Settings) http.Handler {
+func New(batches *jobs.Service, s transport.Settings) http.Handler {
 	s = s.WithDefaults()
 	h, mux := &handler{batches, s}, http.NewServeMux()
 	for pattern, serve := range map[string]serveFunc{
@@ -156,9 +141,9 @@ func (h *handler) createFile(w http.ResponseWriter, r *http.Request) (any, error
 	if part == nil {
 		return nil, fault.InField(fault.InvalidRequest, "file", "is missing")
 	}
-	return h.batches.CreateFile(r.Context(), uploadReader{transport.FormReader{Reader: part}, r}, func() (call.FileOptions, error) {
+	return h.batches.CreateFile(r.Context(), uploadReader{transport.FormReader{Reader: part}, r}, func() (jobs.FileOptions, error) {
 		if more, err := form.next(); err != nil || more != nil {
-			return call.FileOptions{}, cmp.Or(err, error(fault.InField(fault.InvalidRequest, "file", "there are several")))
+			return jobs.FileOptions{}, cmp.Or(err, error(fault.InField(fault.InvalidRequest, "file", "there are several")))
 		}
 		return form.options(part.FileName())
 	})
@@ -207,8 +192,8 @@ func (f *form) next() (*multipart.Part, error) {
 	}
 }
 
-func (f *form) options(filename string) (call.FileOptions, error) {
-	out := call.FileOptions{Name: strings.ToValidUTF8(filename[:min(maxFilename, len(filename))], ""), Purpose: f.fields["purpose"]}
+func (f *form) options(filename string) (jobs.FileOptions, error) {
+	out := jobs.FileOptions{Name: strings.ToValidUTF8(filename[:min(maxFilename, len(filename))], ""), Purpose: f.fields["purpose"]}
 	anchor, seconds := f.fields["expires_after[anchor]"], f.fields["expires_after[seconds]"]
 	if anchor == "" && seconds == "" {
 		return out, nil
@@ -217,7 +202,7 @@ func (f *form) options(filename string) (call.FileOptions, error) {
 	if err != nil {
 		return out, fault.InField(fault.InvalidRequest, "expires_after.seconds", "%.*q is no whole number", maxQuoted, seconds)
 	}
-	out.ExpiresAfter = &call.ExpiresAfter{Anchor: anchor, Seconds: n}
+	out.ExpiresAfter = &jobs.ExpiresAfter{Anchor: anchor, Seconds: n}
 	return out, nil
 }
 
@@ -253,10 +238,10 @@ const (
 )
 
 // listOf serves the pages of a list.
-func listOf[T any](list func(context.Context, call.ListOptions) (*call.Page[T], error), defaultLimit, maxLimit int) serveFunc {
+func listOf[T any](list func(context.Context, jobs.ListOptions) (*jobs.Page[T], error), defaultLimit, maxLimit int) serveFunc {
 	return func(_ http.ResponseWriter, r *http.Request) (any, error) {
 		query := r.URL.Query()
-		o := call.ListOptions{After: query.Get("after"), Purpose: query.Get("purpose"), Limit: defaultLimit}
+		o := jobs.ListOptions{After: query.Get("after"), Purpose: query.Get("purpose"), Limit: defaultLimit}
 		if order := query.Get("order"); order != "" && order != "desc" {
 			return nil, fault.InField(fault.InvalidRequest, "order", "%.*q; only desc is possible", maxQuoted, order)
 		}
@@ -278,7 +263,7 @@ func (h *handler) createBatch(w http.ResponseWriter, r *http.Request) (any, erro
 	if err != nil {
 		return nil, err
 	}
-	var in call.NewBatch
+	var in jobs.NewBatch
 	if err := json.Unmarshal(data, &in); err != nil {
 		return nil, fault.Newf(fault.InvalidRequest, "the body is no batch in JSON: %.*s", maxQuoted, err)
 	}

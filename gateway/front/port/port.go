@@ -41,6 +41,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/front/openai"
 	"github.com/stagemesh/stagemesh/gateway/front/rest"
 	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/gateway/jobs"
 	"github.com/stagemesh/stagemesh/gateway/openapi"
 )
 
@@ -51,9 +52,9 @@ type PublicSettings struct {
 	// Caller runs the requests: gateway/call's service.
 	Caller transport.Caller
 	// Jobs keeps jobs; nil serves none.
-	Jobs transport.Jobs
+	Jobs *jobs.Service
 	// Batches keeps files and batches; nil serves none.
-	Batches openai.Batches
+	Batches *jobs.Service
 	// Models are the pipelines to clients of the Open Inference Protocol; nil serves none.
 	Models oip.Models
 	// More are further RPC services.

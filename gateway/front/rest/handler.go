@@ -36,6 +36,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/oipjson"
 	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/gateway/jobs"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -47,12 +48,12 @@ const Prefix = "/v1/"
 type handler struct {
 	caller transport.Caller
 	// jobs is nil where there are none.
-	jobs     transport.Jobs
+	jobs     *jobs.Service
 	settings transport.Settings
 }
 
 // New returns the handler of everything under Prefix. The jobs may be nil.
-func New(caller transport.Caller, jobs transport.Jobs, s transport.Settings) http.Handler {
+func New(caller transport.Caller, jobs *jobs.Service, s transport.Settings) http.Handler {
 	s = s.WithDefaults()
 	return transport.WithStallTimeout(&handler{caller: caller, jobs: jobs, settings: s}, s.StallTimeout)
 }

@@ -18,6 +18,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/gateway/jobs"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -47,7 +48,7 @@ type jobsHandler struct {
 }
 
 // NewJobs returns the handler of what is below QueuesPrefix and JobsPrefix.
-func NewJobs(jobs transport.Jobs, s transport.Settings) http.Handler {
+func NewJobs(jobs *jobs.Service, s transport.Settings) http.Handler {
 	s = s.WithDefaults()
 	return transport.WithStallTimeout(&jobsHandler{handler{jobs: jobs, settings: s}}, s.StallTimeout)
 }
@@ -121,10 +122,11 @@ func (h *jobsHandler) submit(w http.ResponseWriter, r *http.Request) error {
 	if err := setRequest(in, request, r.Header.Get("Content-Type")); err != nil {
 		return err
 	}
-	job, err := h.jobs.SubmitJob(r.Context(), in)
+	out, err := h.jobs.SubmitJob(r.Context(), in)
 	if err != nil {
 		return err
 	}
+	job := out.GetJob()
 	w.Header().Set("Location", JobsPrefix+job.GetId())
 	writeJSON(w, http.StatusAccepted, pipeline.JobDocumentOf(job))
 	return nil
@@ -218,7 +220,7 @@ func (h *jobsHandler) list(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (h *jobsHandler) get(w http.ResponseWriter, r *http.Request) error {
-	out, err := h.jobs.GetJob(r.Context(), r.PathValue("name"), 0)
+	out, err := h.jobs.GetJob(r.Context(), &inferencev1.GetJobRequest{Id: r.PathValue("name")})
 	if err != nil {
 		return err
 	}
@@ -227,11 +229,11 @@ func (h *jobsHandler) get(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (h *jobsHandler) cancelJob(w http.ResponseWriter, r *http.Request) error {
-	job, err := h.jobs.CancelJob(r.Context(), r.PathValue("name"))
+	out, err := h.jobs.CancelJob(r.Context(), &inferencev1.CancelJobRequest{Id: r.PathValue("name")})
 	if err != nil {
 		return err
 	}
-	writeJSON(w, http.StatusOK, pipeline.JobDocumentOf(job))
+	writeJSON(w, http.StatusOK, pipeline.JobDocumentOf(out.GetJob()))
 	return nil
 }
 
@@ -251,7 +253,7 @@ func (h *jobsHandler) jobResult(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	out, err := h.jobs.GetJob(r.Context(), r.PathValue("name"), wait)
+	out, err := h.jobs.GetJob(r.Context(), &inferencev1.GetJobRequest{Id: r.PathValue("name"), Wait: durationpb.New(wait)})
 	if err != nil {
 		return err
 	}
@@ -345,14 +347,15 @@ func (h *handler) inferAsync(w http.ResponseWriter, r *http.Request, name string
 	if err := setRequest(in, request, ""); err != nil {
 		return err
 	}
-	job, err := h.jobs.SubmitJob(r.Context(), in)
+	submitted, err := h.jobs.SubmitJob(r.Context(), in)
 	if err != nil {
 		return err
 	}
+	job := submitted.GetJob()
 	out, applied := &inferencev1.GetJobResponse{Job: job}, "respond-async"
 	if wait > 0 {
 		applied += fmt.Sprintf(", wait=%d", wait/time.Second)
-		if ended, err := h.jobs.GetJob(r.Context(), job.GetId(), wait); err == nil {
+		if ended, err := h.jobs.GetJob(r.Context(), &inferencev1.GetJobRequest{Id: job.GetId(), Wait: durationpb.New(wait)}); err == nil {
 			out = ended
 		} // else the job is there all the same
 	}

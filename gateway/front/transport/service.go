@@ -3,7 +3,6 @@ package transport
 import (
 	"context"
 	"errors"
-	"iter"
 	"math"
 	"net/http"
 	"strings"
@@ -13,11 +12,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
-	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
-
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/mesh/fault"
-	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
 // DefaultMaxMessageBytes is the limit of a request where Settings name none.
@@ -67,21 +63,6 @@ type Caller interface {
 	Cancel(ctx context.Context, requestID string) error
 	// RequestOf returns the ID of the request that has an idempotency key.
 	RequestOf(ctx context.Context, k call.Key) (requestID string, err error)
-}
-
-// Jobs keeps jobs: gateway/call's service. Its errors are as those of Caller.
-type Jobs interface {
-	SubmitJob(ctx context.Context, in *inferencev1.SubmitJobRequest) (*inferencev1.Job, error)
-	SubmitJobs(ctx context.Context, jobs iter.Seq2[*inferencev1.SubmitJobRequest, error], answer func(*inferencev1.Job, error) error) error
-	// QueueOf returns the queue that takes the caller's requests to a pipeline as jobs; empty if
-	// there is none.
-	QueueOf(ctx context.Context, name string) pipeline.QueueName
-	GetJob(ctx context.Context, id string, wait time.Duration) (*inferencev1.GetJobResponse, error)
-	CancelJob(ctx context.Context, id string) (*inferencev1.Job, error)
-	ListJobs(ctx context.Context, in *inferencev1.ListJobsRequest) (*inferencev1.ListJobsResponse, error)
-	ExplainJob(ctx context.Context, in *inferencev1.ExplainJobRequest) (*inferencev1.ExplainJobResponse, error)
-	// WatchJob passes events to emit, in their order, until the job has ended.
-	WatchJob(ctx context.Context, id, after string, emit func(*inferencev1.WatchJobResponse) error) error
 }
 
 // Service is the HTTP handler of a service's methods.

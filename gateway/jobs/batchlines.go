@@ -1,4 +1,4 @@
-package call
+package jobs
 
 import (
 	"bytes"
@@ -15,6 +15,7 @@ import (
 
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 
+	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -184,7 +185,7 @@ func (w *lineWriter) flush(ctx context.Context) error {
 	for i := range w.group {
 		one := &w.group[i]
 		reads.Go(func() (err error) {
-			one.stored, err = w.jobs.store.Record(reading, one.id, w.tenant)
+			one.stored, err = w.store.Record(reading, one.id, w.tenant)
 			if errors.Is(err, store.ErrNoJob) || errors.Is(err, store.ErrNotAJob) {
 				return nil
 			}
@@ -240,7 +241,7 @@ func (w *lineWriter) setResult(out *resultLine, r store.StoredRecord) {
 // outputOf returns the output of a pipeline: one part of JSON as it is, or the document of a
 // response.
 func (s *Service) outputOf(name string, in *inferencev1.InferResponse) (json.RawMessage, error) {
-	response, err := ResponseFromProto(name, in)
+	response, err := call.ResponseFromProto(name, in)
 	if err != nil {
 		return nil, err
 	}

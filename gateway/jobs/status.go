@@ -1,4 +1,4 @@
-package call
+package jobs
 
 import (
 	"cmp"
@@ -15,6 +15,7 @@ import (
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
+	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/store"
@@ -39,7 +40,7 @@ func (s *Service) poolReport(ctx context.Context, pool, job string) (*meshv1.Poo
 	case errors.Is(err, bus.ErrNoOwner):
 		return &meshv1.PoolReport{Pool: pool, State: noOwner, Why: err.Error()}, nil
 	case err != nil:
-		return nil, unavailable(err)
+		return nil, call.Unavailable(err)
 	}
 	return r, nil
 }
@@ -47,7 +48,7 @@ func (s *Service) poolReport(ctx context.Context, pool, job string) (*meshv1.Poo
 // ListGates returns how each pool that queues feed stands, sorted by name.
 func (s *Service) ListGates(ctx context.Context, _ *adminv1.ListGatesRequest) (*adminv1.ListGatesResponse, error) {
 	pools := map[string]bool{}
-	for _, q := range *s.jobs.queues.Load() {
+	for _, q := range *s.queues.Load() {
 		pools[q.Pool] = true
 	}
 	out := &adminv1.ListGatesResponse{Pools: make([]*meshv1.PoolReport, len(pools))}
@@ -68,11 +69,11 @@ func (s *Service) ListQueues(ctx context.Context, _ *adminv1.ListQueuesRequest) 
 	if err != nil {
 		return nil, err
 	}
-	pauses, err := s.jobs.store.Pauses(ctx)
+	pauses, err := s.store.Pauses(ctx)
 	if err != nil && !errors.Is(err, bus.ErrNoQueue) {
-		return nil, unavailable(err)
+		return nil, call.Unavailable(err)
 	}
-	queues := *s.jobs.queues.Load()
+	queues := *s.queues.Load()
 	out := &adminv1.ListQueuesResponse{Queues: make([]*adminv1.JobQueueStatus, len(queues))}
 	reads, ctx := errgroup.WithContext(ctx)
 	reads.SetLimit(maxPoolReads)
@@ -93,7 +94,7 @@ func (s *Service) ListQueues(ctx context.Context, _ *adminv1.ListQueuesRequest) 
 			q.State, q.PausedSince = "paused", timestamppb.New(since)
 		}
 		reads.Go(func() error {
-			jobs, oldest, err := s.jobs.store.Backlog(ctx, name)
+			jobs, oldest, err := s.store.Backlog(ctx, name)
 			if jobs > 0 {
 				q.Oldest = timestamppb.New(oldest)
 			}
@@ -105,7 +106,7 @@ func (s *Service) ListQueues(ctx context.Context, _ *adminv1.ListQueuesRequest) 
 		})
 	}
 	if err := reads.Wait(); err != nil {
-		return nil, unavailable(err)
+		return nil, call.Unavailable(err)
 	}
 	return out, nil
 }
@@ -125,14 +126,14 @@ func (s *Service) setPaused(ctx context.Context, name string, isPaused bool) err
 	if _, f := s.queueOf(queue); f != nil {
 		return f
 	}
-	if f := s.jobs.stream.ensure(ctx); f != nil {
+	if f := s.stream.Ensure(ctx); f != nil {
 		return f
 	}
-	if err := s.jobs.store.SetPaused(ctx, queue, isPaused); err != nil {
+	if err := s.store.SetPaused(ctx, queue, isPaused); err != nil {
 		if errors.Is(err, bus.ErrNoQueue) {
-			s.jobs.stream.reset(ctx)
+			s.stream.Reset(ctx)
 		}
-		return unavailable(err)
+		return call.Unavailable(err)
 	}
 	s.settings.Logger.Info("a queue of jobs was paused or resumed", "queue", name, "paused", isPaused)
 	return s.awaitPaused(ctx, queue, isPaused)
@@ -144,7 +145,7 @@ func (s *Service) awaitPaused(ctx context.Context, queue pipeline.QueueName, isP
 	ctx, cancel := context.WithTimeout(ctx, ownerPatience)
 	defer cancel()
 	for {
-		r, err := s.poolReport(ctx, (*s.jobs.queues.Load())[queue].Pool, "")
+		r, err := s.poolReport(ctx, (*s.queues.Load())[queue].Pool, "")
 		if err != nil {
 			return err
 		}
@@ -155,7 +156,7 @@ func (s *Service) awaitPaused(ctx context.Context, queue pipeline.QueueName, isP
 		}
 		select {
 		case <-ctx.Done():
-			return unavailable(ctx.Err())
+			return call.Unavailable(ctx.Err())
 		case <-time.After(ownerPatience / 100):
 		}
 	}
@@ -163,11 +164,11 @@ func (s *Service) awaitPaused(ctx context.Context, queue pipeline.QueueName, isP
 
 // ExplainJob returns a job of the tenant, and where it stands.
 func (s *Service) ExplainJob(ctx context.Context, in *inferencev1.ExplainJobRequest) (*inferencev1.ExplainJobResponse, error) {
-	found, err := s.GetJob(ctx, in.GetId(), 0)
+	found, err := s.GetJob(ctx, &inferencev1.GetJobRequest{Id: in.GetId()})
 	if err != nil {
 		return nil, err
 	}
-	job, pool := found.GetJob(), (*s.jobs.queues.Load())[pipeline.QueueName(found.GetJob().GetQueue())].Pool
+	job, pool := found.GetJob(), (*s.queues.Load())[pipeline.QueueName(found.GetJob().GetQueue())].Pool
 	place := &inferencev1.JobPlace{Pool: pool, StartsAt: job.GetStartedAt()}
 	switch state := job.GetState(); {
 	case store.IsEnd(state):

@@ -1,4 +1,4 @@
-package call
+package jobs
 
 import (
 	"context"
@@ -13,6 +13,7 @@ import (
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 
 	"github.com/stagemesh/stagemesh/gateway/admission"
+	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -29,14 +30,14 @@ const (
 
 // RunJob makes a request that is an attempt of a job. Its result is stored, and its chunks are
 // kept for WatchJob: all that can be kept are when it returns.
-func (s *Service) RunJob(ctx context.Context, job store.StoredJob, r *Request) (*Response, error) {
+func (s *Service) RunJob(ctx context.Context, job store.StoredJob, r *call.Request) (*call.Response, error) {
 	r.StoreResult, r.LossyChunks = true, true
-	var chunks chan Chunk
+	var chunks chan call.Chunk
 	var keeper sync.WaitGroup
 	run := uint32(0)
-	out, err := s.Stream(ctx, r, func(c Chunk) error {
+	out, err := s.calls.Stream(ctx, r, func(c call.Chunk) error {
 		if chunks == nil {
-			chunks = make(chan Chunk, waitingChunks)
+			chunks = make(chan call.Chunk, waitingChunks)
 			keeper.Go(func() { s.keepChunks(ctx, job, chunks) })
 		}
 		if c.Attempt < run {
@@ -59,11 +60,11 @@ func (s *Service) RunJob(ctx context.Context, job store.StoredJob, r *Request) (
 // keepChunks keeps chunks of an attempt until there are no more. One message at a time is on its
 // way to the broker; the next one has the chunks that came meanwhile. Chunks that cannot be kept
 // are a gap for those who watch.
-func (s *Service) keepChunks(ctx context.Context, job store.StoredJob, chunks <-chan Chunk) {
+func (s *Service) keepChunks(ctx context.Context, job store.StoredJob, chunks <-chan call.Chunk) {
 	attempt, run := uint64(0), uint32(0)
 	for c := range chunks {
 		if attempt == 0 {
-			last, err := s.jobs.store.LastChunks(ctx, job.ID, job.Tenant)
+			last, err := s.store.LastChunks(ctx, job.ID, job.Tenant)
 			if err != nil {
 				continue
 			}
@@ -86,7 +87,7 @@ func (s *Service) keepChunks(ctx context.Context, job store.StoredJob, chunks <-
 				}
 			}
 		}
-		if err := s.jobs.store.PutChunks(ctx, job.ID, job.Tenant, together...); err != nil {
+		if err := s.store.PutChunks(ctx, job.ID, job.Tenant, together...); err != nil {
 			s.settings.Logger.Debug("chunks of a job are not kept", "job", job.ID, "error", err)
 		}
 	}
@@ -101,7 +102,7 @@ func (s *Service) WatchJob(ctx context.Context, jobID, after string, emit func(*
 		return f
 	}
 	hasBegun := false
-	w := &jobWatch{service: s, id: id, tenant: tenantOf(ctx), next: 1, revision: math.MaxUint64, emit: func(e *inferencev1.WatchJobResponse) error {
+	w := &jobWatch{service: s, id: id, tenant: call.TenantOf(ctx), next: 1, revision: math.MaxUint64, emit: func(e *inferencev1.WatchJobResponse) error {
 		hasBegun = true
 		return emit(e)
 	}}
@@ -120,10 +121,10 @@ func (s *Service) WatchJob(ctx context.Context, jobID, after string, emit func(*
 		err = emit(&inferencev1.WatchJobResponse{EventId: after})
 	}
 	changes := func(ctx context.Context, holds func() bool) error {
-		return s.jobs.store.AwaitChange(ctx, id, w.tenant, holds)
+		return s.store.AwaitChange(ctx, id, w.tenant, holds)
 	}
 	for err == nil && !w.hasEnded {
-		err = s.awaitJobs(ctx, s.settings.MaxTimeout, changes, func() (bool, error) {
+		err = s.awaitJobs(ctx, math.MaxInt64, changes, func() (bool, error) {
 			err := w.advance(ctx)
 			if errors.Is(err, bus.ErrUnknown) || errors.Is(err, bus.ErrDisconnected) {
 				err = nil // the broker may answer the next time
@@ -175,7 +176,7 @@ func (w *jobWatch) parse(after string) *fault.Fault {
 
 // begin reads the job, and finds the chunk after which the watch begins.
 func (w *jobWatch) begin(ctx context.Context) (err error) {
-	jobs := w.service.jobs.store
+	jobs := w.service.store
 	if w.record, err = w.service.findJob(ctx, w.id, w.tenant); err != nil {
 		return err
 	}
@@ -219,7 +220,7 @@ func (w *jobWatch) advance(ctx context.Context) error {
 		if w.service.limiter.Closing().Err() != nil {
 			return admission.Stopping()
 		}
-		kept, err := w.service.jobs.store.NextChunks(ctx, w.id, w.tenant, w.next)
+		kept, err := w.service.store.NextChunks(ctx, w.id, w.tenant, w.next)
 		if err != nil {
 			return err
 		}
@@ -243,7 +244,7 @@ func (w *jobWatch) advance(ctx context.Context) error {
 // readRecord reads the record of the job, and passes its state. That of an end comes after all
 // chunks.
 func (w *jobWatch) readRecord(ctx context.Context) error {
-	r, err := w.service.jobs.store.Record(ctx, w.id, w.tenant)
+	r, err := w.service.store.Record(ctx, w.id, w.tenant)
 	switch {
 	case errors.Is(err, store.ErrNoJob) && w.record.Seq == 0:
 		return nil // no attempt has begun

@@ -1,4 +1,4 @@
-package call
+package jobs
 
 import (
 	"context"
@@ -13,6 +13,7 @@ import (
 
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 
+	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/process"
 	"github.com/stagemesh/stagemesh/mesh/store"
@@ -54,12 +55,12 @@ type knownFile struct {
 
 // runBatches processes batches, one gateway at a time, until the context ends.
 func (s *Service) runBatches(ctx context.Context) {
-	owner, log, queue := uuid.NewString(), s.settings.Logger, s.settings.Jobs.Batches.Queue
+	owner, log, queue := uuid.NewString(), s.settings.Logger, s.settings.Batches.Queue
 	ensure := func(ctx context.Context) error {
-		return errors.Join(s.jobs.store.Ensure(ctx), s.batches.store.Ensure(ctx), s.jobs.store.EnsureQueue(ctx, queue, (*s.jobs.queues.Load())[queue].JobQueueSettings))
+		return errors.Join(s.store.Ensure(ctx), s.batches.Ensure(ctx), s.store.EnsureQueue(ctx, queue, (*s.queues.Load())[queue].JobQueueSettings))
 	}
 	for ctx.Err() == nil {
-		lease := store.NewLease(s.jobs.store, store.BatchLease, "all", owner)
+		lease := store.NewLease(s.store, store.BatchLease, "all", owner)
 		if !lease.Acquire(ctx, log, ensure) {
 			return
 		}
@@ -87,11 +88,11 @@ func (s *Service) runBatches(ctx context.Context) {
 // jobs cannot be followed.
 func (s *Service) followBatches(ctx context.Context, queue pipeline.QueueName) error {
 	r := &batchRunner{
-		Service: s, queue: queue, isHTTP: (*s.jobs.queues.Load())[queue].HTTP,
+		Service: s, queue: queue, isHTTP: (*s.queues.Load())[queue].HTTP,
 		reading: semaphore.NewWeighted(maxReading), writing: semaphore.NewWeighted(maxWriting),
 		runs: map[pipeline.LinePrefix]*batchRun{}, files: map[uuid.UUID]knownFile{},
 	}
-	first, err := s.jobs.store.LastRecord(ctx)
+	first, err := s.store.LastRecord(ctx)
 	if err != nil {
 		return err
 	}
@@ -106,14 +107,14 @@ func (s *Service) followBatches(ctx context.Context, queue pipeline.QueueName) e
 		}
 	}
 	work.Go(func() error {
-		return s.batches.store.Follow(ctx, receive, func() {
+		return s.batches.Follow(ctx, receive, func() {
 			r.mu.Lock()
 			defer r.mu.Unlock()
 			for _, b := range r.runs {
 				first = min(first, b.get().Records)
 			}
 			work.Go(func() error { return r.sweepFiles(ctx) })
-			work.Go(func() error { return s.jobs.store.FollowEnds(ctx, queue, first, r.count) })
+			work.Go(func() error { return s.store.FollowEnds(ctx, queue, first, r.count) })
 		})
 	})
 	return work.Wait()
@@ -139,7 +140,7 @@ func (r *batchRunner) receiveBatch(ctx context.Context, one store.RawRecord) (ru
 	prefix, _ := pipeline.LineJobID(r.queue, one.ID, 0).Line()
 	b := r.runs[prefix]
 	if b == nil {
-		ctx = WithTenant(ctx, one.Tenant)
+		ctx = call.WithTenant(ctx, one.Tenant)
 		lines, stop := context.WithDeadline(ctx, time.Unix(record.ExpiresAt, 0))
 		b = &batchRun{batchRunner: r, id: one.ID, tenant: one.Tenant, log: r.settings.Logger.With("batch", record.ID), stop: stop}
 		r.runs[prefix] = b
@@ -184,7 +185,7 @@ func (r *batchRunner) sweepFiles(ctx context.Context) error {
 		}
 		r.mu.Unlock()
 		for _, file := range gone {
-			if err := r.batches.store.Remove(ctx, file.data, file.seq); err != nil {
+			if err := r.batches.Remove(ctx, file.data, file.seq); err != nil {
 				return err
 			}
 		}

@@ -1,4 +1,4 @@
-package call
+package jobs
 
 import (
 	"bufio"
@@ -19,6 +19,7 @@ import (
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
+	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -75,7 +76,7 @@ func (b *batchRun) update(ctx context.Context, change func(*store.BatchRecord) b
 		if !change(&record) {
 			return nil
 		}
-		next, err := b.batches.store.Put(ctx, store.BatchRecords, b.tenant, b.id, seq, &record)
+		next, err := b.batches.Put(ctx, store.BatchRecords, b.tenant, b.id, seq, &record)
 		if err == nil {
 			b.set(record, next)
 			return nil
@@ -84,7 +85,7 @@ func (b *batchRun) update(ctx context.Context, change func(*store.BatchRecord) b
 			return err
 		}
 		var now store.BatchRecord
-		if seq, err = b.batches.store.Get(ctx, store.BatchRecords, b.tenant, b.id, &now); err != nil {
+		if seq, err = b.batches.Get(ctx, store.BatchRecords, b.tenant, b.id, &now); err != nil {
 			return err
 		}
 		b.set(now, seq)
@@ -157,7 +158,7 @@ func (b *batchRun) advance(ctx, lines context.Context) (err error) {
 // of their lines. A text is valid until do returns.
 func (b *batchRun) requests(ctx context.Context, do func(i, number int, text []byte) error) error {
 	record := b.get()
-	lines := bufio.NewScanner(b.batches.store.Open(ctx, record.Input, record.InputBytes))
+	lines := bufio.NewScanner(b.batches.Open(ctx, record.Input, record.InputBytes))
 	lines.Buffer(make([]byte, lineBuffer), maxBatchLine)
 	i, number := 0, 0
 	for lines.Scan() {
@@ -235,7 +236,7 @@ func (b *batchRun) expand(ctx context.Context) error {
 func (b *batchRun) submit(ctx context.Context, line int, text []byte) error {
 	in, id := b.jobOf(text), pipeline.LineJobID(b.queue, b.id, line)
 	for {
-		_, err := b.submitJobAs(ctx, in, id)
+		_, err := b.Service.submit(ctx, in, id)
 		f, isFault := errors.AsType[*fault.Fault](err) // other errors are the broker's
 		switch {
 		case err == nil:
@@ -261,7 +262,7 @@ func (b *batchRun) jobOf(text []byte) *inferencev1.SubmitJobRequest {
 	}
 	var body batchBody
 	_ = json.Unmarshal(line.Body, &body)
-	request := &Request{Pipeline: body.Model, Inputs: []payload.Part{payload.OfBlob("", payload.JSONType, line.Body)}}
+	request := &call.Request{Pipeline: body.Model, Inputs: []payload.Part{payload.OfBlob("", payload.JSONType, line.Body)}}
 	out.Payload = &inferencev1.SubmitJobRequest_Infer{Infer: request.ToProto()}
 	return out
 }
@@ -279,7 +280,7 @@ func (b *batchRun) endLine(ctx context.Context, line int, state inferencev1.JobS
 		}
 		if errors.Is(err, store.ErrNoJob) {
 			now := timestamppb.Now()
-			_, err = b.jobs.store.PutRecord(ctx, id, b.tenant, 0, &meshv1.JobRecord{Tenant: b.tenant, Fault: f.ToProto(), Job: &inferencev1.Job{
+			_, err = b.store.PutRecord(ctx, id, b.tenant, 0, &meshv1.JobRecord{Tenant: b.tenant, Fault: f.ToProto(), Job: &inferencev1.Job{
 				Id: id.String(), Queue: string(b.queue), State: state, AcceptedAt: now, Deadline: now, EndedAt: now, Reason: string(f.Reason), Message: f.Message,
 			}})
 		}
@@ -375,7 +376,7 @@ func (b *batchRun) finalize(ctx context.Context) error {
 // writeFile stores a file of the batch, unless it is empty or is there. The ID is the batch's, or
 // one beside it, so the files of a list are in the order of their batches.
 func (b *batchRun) writeFile(ctx context.Context, id uuid.UUID, name string, fill func(io.Writer) error) error {
-	files, record := b.batches.store, b.get()
+	files, record := b.batches, b.get()
 	data, size, err := files.Write(ctx, fill)
 	if err != nil || size == 0 {
 		return err

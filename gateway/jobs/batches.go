@@ -1,4 +1,4 @@
-package call
+package jobs
 
 import (
 	"cmp"
@@ -12,16 +12,10 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/stagemesh/stagemesh/gateway/admission"
+	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/store"
-)
-
-type (
-	// File is a file as callers see it.
-	File = store.File
-	// Batch is a batch as callers see it.
-	Batch = store.Batch
 )
 
 // maxFileBytes bounds a file.
@@ -92,22 +86,8 @@ type Page[T any] struct {
 // maxPage is how many files or batches a page has, whatever its limit.
 const maxPage = 1000
 
-// batches are those of a gateway.
-type batches struct {
-	store    *store.Batches
-	stream   *lazyStream
-	settings store.BatchSettings
-}
-
-func newBatches(s *Service) *batches {
-	settings := s.settings.Jobs.Batches.WithDefaults()
-	out := &batches{store: store.NewBatches(s.bus, settings), settings: settings}
-	out.stream = s.newLazyStream("the broker stores no batches", out.store.Ensure)
-	return out
-}
-
 // ServesBatches reports whether there are files and batches.
-func (s *Service) ServesBatches() bool { return s.settings.Jobs.Batches.Queue != "" }
+func (s *Service) ServesBatches() bool { return s.settings.Batches.Queue != "" }
 
 // AdmitBatchCall admits a call of one of the methods of files and batches. The caller calls
 // release after it.
@@ -115,7 +95,7 @@ func (s *Service) AdmitBatchCall(ctx context.Context) (release func(), err error
 	if f := s.limiter.Acquire(); f != nil {
 		return nil, f
 	}
-	if f := s.batches.stream.ensure(ctx); f != nil {
+	if f := s.batchStream.Ensure(ctx); f != nil {
 		s.limiter.Release()
 		return nil, f
 	}
@@ -124,7 +104,7 @@ func (s *Service) AdmitBatchCall(ctx context.Context) (release func(), err error
 
 // CreateFile stores a file. It calls describe once it has read all of it.
 func (s *Service) CreateFile(ctx context.Context, from io.Reader, describe func() (FileOptions, error)) (*store.File, error) {
-	data, size, err := s.batches.store.Write(ctx, func(to io.Writer) error {
+	data, size, err := s.batches.Write(ctx, func(to io.Writer) error {
 		_, err := io.Copy(to, io.LimitReader(from, maxFileBytes+1))
 		return err
 	})
@@ -132,13 +112,13 @@ func (s *Service) CreateFile(ctx context.Context, from io.Reader, describe func(
 		return nil, s.batchFault(ctx, err)
 	}
 	id := uuid.Must(uuid.NewV7())
-	file, err := newInputFile(id, size, s.batches.settings.Retention, describe)
+	file, err := newInputFile(id, size, s.settings.Batches.Retention, describe)
 	if err == nil {
 		file.Data = data
-		_, err = s.batches.store.Put(ctx, store.FileRecords, tenantOf(ctx), id, 0, file)
+		_, err = s.batches.Put(ctx, store.FileRecords, call.TenantOf(ctx), id, 0, file)
 	}
 	if err != nil {
-		_ = s.batches.store.Purge(context.WithoutCancel(ctx), data) // else they go with the stream's age
+		_ = s.batches.Purge(context.WithoutCancel(ctx), data) // else they go with the stream's age
 		return nil, s.batchFault(ctx, err)
 	}
 	return &file.File, nil
@@ -183,7 +163,7 @@ func (s *Service) getRecord(ctx context.Context, kind, prefix, id string, into a
 	if !ok || err != nil || recordID(prefix, parsed) != id {
 		return parsed, 0, noRecord(kind, id)
 	}
-	seq, err := s.batches.store.Get(ctx, kind, tenantOf(ctx), parsed, into)
+	seq, err := s.batches.Get(ctx, kind, call.TenantOf(ctx), parsed, into)
 	if errors.Is(err, store.ErrNoRecord) {
 		return parsed, 0, noRecord(kind, id)
 	}
@@ -208,9 +188,9 @@ func (s *Service) batchFault(ctx context.Context, err error) *fault.Fault {
 	case errors.Is(err, bus.ErrQueueFull):
 		return fault.New(fault.QueueFull, "the space for files and batches is full; delete files").WithRetryAfter(admission.RetryAfter).Caused(err)
 	case errors.Is(err, bus.ErrNoQueue):
-		s.batches.stream.reset(ctx)
+		s.batchStream.Reset(ctx)
 	}
-	return unavailable(err)
+	return call.Unavailable(err)
 }
 
 // getFile reads the record of a file of the caller.
@@ -233,7 +213,7 @@ func (s *Service) GetFile(ctx context.Context, id string) (*store.File, error) {
 // OpenFile returns a file and its bytes.
 func (s *Service) OpenFile(ctx context.Context, id string) (*store.File, io.Reader, error) {
 	file, _, _, err := s.getFile(ctx, id)
-	return &file.File, s.batches.store.Open(ctx, file.Data, file.Bytes), err
+	return &file.File, s.batches.Open(ctx, file.Data, file.Bytes), err
 }
 
 // DeleteFile deletes a file. A batch that has begun with it goes on.
@@ -243,7 +223,7 @@ func (s *Service) DeleteFile(ctx context.Context, id string) error {
 		return err
 	}
 	file.Deleted = true
-	if _, err = s.batches.store.Put(ctx, store.FileRecords, tenantOf(ctx), parsed, seq, &file); err != nil {
+	if _, err = s.batches.Put(ctx, store.FileRecords, call.TenantOf(ctx), parsed, seq, &file); err != nil {
 		return s.batchFault(ctx, err)
 	}
 	return nil
@@ -266,7 +246,7 @@ func (s *Service) ListBatches(ctx context.Context, o ListOptions) (*Page[store.B
 
 // listRecords returns a page of what view returns, nil for a record that is left out.
 func listRecords[R, T any](ctx context.Context, s *Service, kind, prefix string, o ListOptions, view func(*R) *T) (*Page[T], error) {
-	ids, err := s.batches.store.List(ctx, kind, tenantOf(ctx))
+	ids, err := s.batches.List(ctx, kind, call.TenantOf(ctx))
 	if err != nil {
 		return nil, s.batchFault(ctx, err)
 	}
@@ -277,7 +257,7 @@ func listRecords[R, T any](ctx context.Context, s *Service, kind, prefix string,
 			continue
 		}
 		var record R
-		_, err := s.batches.store.Get(ctx, kind, tenantOf(ctx), id, &record)
+		_, err := s.batches.Get(ctx, kind, call.TenantOf(ctx), id, &record)
 		if errors.Is(err, store.ErrNoRecord) {
 			continue
 		}
@@ -321,10 +301,10 @@ func (s *Service) CreateBatch(ctx context.Context, in NewBatch) (*store.Batch, e
 			return nil, fault.InField(fault.InvalidRequest, "metadata", "%.*q: a key has at most %d bytes, a value %d", shown, key, maxMetadataKey, maxMetadataValue)
 		}
 	}
-	if _, f := s.queueFor(tenantOf(ctx), s.batches.settings.Queue); f != nil {
+	if _, f := s.queueFor(call.TenantOf(ctx), s.settings.Batches.Queue); f != nil {
 		return nil, f
 	}
-	seconds, f := in.OutputExpiresAfter.seconds("output_expires_after", s.batches.settings.Retention)
+	seconds, f := in.OutputExpiresAfter.seconds("output_expires_after", s.settings.Batches.Retention)
 	if f != nil {
 		return nil, f
 	}
@@ -332,10 +312,10 @@ func (s *Service) CreateBatch(ctx context.Context, in NewBatch) (*store.Batch, e
 	if err != nil {
 		return nil, err
 	}
-	if f := s.jobs.stream.ensure(ctx); f != nil {
+	if f := s.stream.Ensure(ctx); f != nil {
 		return nil, f
 	}
-	records, err := s.jobs.store.LastRecord(ctx)
+	records, err := s.store.LastRecord(ctx)
 	if err != nil {
 		return nil, s.batchFault(ctx, err)
 	}
@@ -347,7 +327,7 @@ func (s *Service) CreateBatch(ctx context.Context, in NewBatch) (*store.Batch, e
 		},
 		Input: file.Data, InputBytes: file.Bytes, Records: records, FileSeconds: seconds,
 	}
-	if _, err = s.batches.store.Put(ctx, store.BatchRecords, tenantOf(ctx), id, 0, out); err != nil {
+	if _, err = s.batches.Put(ctx, store.BatchRecords, call.TenantOf(ctx), id, 0, out); err != nil {
 		return nil, s.batchFault(ctx, err)
 	}
 	return &out.Batch, nil
@@ -375,7 +355,7 @@ func (s *Service) CancelBatch(ctx context.Context, id string) (*store.Batch, err
 			return nil, fault.Newf(fault.InvalidRequest, "a batch with status %s cannot be cancelled", out.Status)
 		}
 		out.Status, out.CancellingAt = store.BatchCancelling, time.Now().Unix()
-		if _, err = s.batches.store.Put(ctx, store.BatchRecords, tenantOf(ctx), parsed, seq, &out); err == nil {
+		if _, err = s.batches.Put(ctx, store.BatchRecords, call.TenantOf(ctx), parsed, seq, &out); err == nil {
 			return &out.Batch, nil
 		}
 	}

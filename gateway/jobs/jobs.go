@@ -1,0 +1,509 @@
+// Package jobs are the jobs and batches of a gateway: it stores submitted jobs, reads, awaits,
+// watches, lists and cancels them, and processes batches of the OpenAI API. Package dispatch
+// forwards the jobs.
+//
+//	s := jobs.New(settings, calls)
+//	s.Start(bus)
+//	submitted, err := s.SubmitJob(ctx, request)
+//	response, err := s.GetJob(ctx, request)
+//	s.Stop()                        // once calls has stopped
+//
+// Every error is a *fault.Fault. A call is that of the tenant of its context, see call.WithTenant.
+// Service is safe for concurrent use. Tests run a mesh of the library.
+package jobs
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"iter"
+	"log/slog"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unicode/utf8"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
+	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
+
+	"github.com/stagemesh/stagemesh/gateway/admission"
+	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/mesh/store"
+	"github.com/stagemesh/stagemesh/mesh/webhook"
+)
+
+// Settings are those of a gateway's jobs.
+type Settings struct {
+	store.Settings
+
+	Queues map[pipeline.QueueName]Queue
+	// Batches are those of the OpenAI API.
+	Batches store.BatchSettings
+	// Tenants are those that may submit to some queues only.
+	Tenants map[string][]pipeline.QueueName
+	// NATS has the gateway serve tenants on the broker, who are known by the subject of a request.
+	NATS bool
+	// Webhooks says which webhooks a job may have; nil means none.
+	Webhooks *webhook.Config
+	// MaxPayload bounds the body of a call of HTTP, in bytes; 0 means what the broker takes.
+	MaxPayload int
+	// Document returns a response as JSON, for the output of batches.
+	Document func(*call.Response) ([]byte, error)
+	Logger   *slog.Logger
+}
+
+// Queue is a queue as its submitters see it.
+type Queue struct {
+	store.JobQueueSettings
+
+	// Pool is the one that the queue feeds.
+	Pool string
+	// Pipelines are those that its jobs may use, the first unless they say.
+	Pipelines []string
+	// HTTP is true if its target is not this mesh, and its jobs are calls of HTTP.
+	HTTP bool
+}
+
+// Service are the jobs and batches of a gateway.
+type Service struct {
+	settings Settings
+	calls    *call.Service
+	limiter  *admission.Limiter
+	bus      *bus.Bus
+	store    *store.Jobs
+	stream   *call.LazyStream
+	// queues are replaced as a whole.
+	queues atomic.Pointer[map[pipeline.QueueName]queue]
+
+	batches     *store.Batches
+	batchStream *call.LazyStream
+	stop        context.CancelFunc
+	running     sync.WaitGroup
+}
+
+type queue struct {
+	Queue
+
+	stream *call.LazyStream
+}
+
+// New returns the jobs of a gateway, whose requests are those of calls.
+func New(s Settings, calls *call.Service) *Service {
+	s.Batches = s.Batches.WithDefaults()
+	out := &Service{settings: s, calls: calls, limiter: calls.Limiter()}
+	out.queues.Store(&map[pipeline.QueueName]queue{})
+	return out
+}
+
+// Start serves jobs, and processes batches if there are any, until Stop.
+func (s *Service) Start(b *bus.Bus) {
+	s.bus, s.store, s.batches = b, store.NewJobs(b, s.settings.Settings), store.NewBatches(b, s.settings.Batches)
+	s.stream = s.calls.NewLazyStream("the broker stores no jobs", s.store.Ensure)
+	s.batchStream = s.calls.NewLazyStream("the broker stores no batches", s.batches.Ensure)
+	s.SetQueues(s.settings.Queues)
+	ctx, cancel := context.WithCancel(context.Background())
+	if s.stop = cancel; s.ServesBatches() {
+		s.running.Go(func() { s.runBatches(ctx) })
+	}
+}
+
+// Stop ends what Start began. Calls have ended by then.
+func (s *Service) Stop() {
+	s.stop()
+	s.running.Wait()
+}
+
+// SetQueues replaces the queues of a started gateway. Nothing is submitted any more to one that is
+// left out. Its jobs can be read, awaited, listed and cancelled.
+func (s *Service) SetQueues(queues map[pipeline.QueueName]Queue) {
+	before, now := *s.queues.Load(), map[pipeline.QueueName]queue{}
+	for name, q := range queues {
+		known, ok := before[name]
+		if !ok || known.JobQueueSettings != q.JobQueueSettings {
+			known.stream = s.calls.NewLazyStream("the broker has no queue of jobs "+string(name), func(ctx context.Context) error {
+				return s.store.EnsureQueue(ctx, name, q.JobQueueSettings)
+			})
+		}
+		now[name] = queue{Queue: q, stream: known.stream}
+	}
+	s.queues.Store(&now)
+}
+
+// ServesJobs reports whether there are queues.
+func (s *Service) ServesJobs() bool { return len(*s.queues.Load()) > 0 }
+
+// shown is how much of a caller's text a message repeats, in runes.
+const shown = 80
+
+// Bounds of a job's attributes. Texts are in bytes.
+const (
+	maxAttributes    = 16
+	maxAttributeText = 64
+)
+
+// SubmitJob stores a job and returns it; with an idempotency key also the job that has it.
+func (s *Service) SubmitJob(ctx context.Context, in *inferencev1.SubmitJobRequest) (*inferencev1.SubmitJobResponse, error) {
+	if f := s.limiter.Acquire(); f != nil {
+		return nil, f
+	}
+	defer s.limiter.Release()
+	job, err := s.submit(ctx, in, pipeline.JobID{})
+	return &inferencev1.SubmitJobResponse{Job: job}, err
+}
+
+// submit is SubmitJob of an admitted request. An ID stands for an idempotency key; the zero ID
+// mints one.
+func (s *Service) submit(ctx context.Context, in *inferencev1.SubmitJobRequest, id pipeline.JobID) (*inferencev1.Job, error) {
+	name, tenant := pipeline.QueueName(in.GetQueue()), call.TenantOf(ctx)
+	q, f := s.queueFor(tenant, name)
+	if f != nil {
+		return nil, f
+	}
+	now := time.Now()
+	job := &meshv1.QueuedJob{Tenant: tenant, Job: &inferencev1.Job{
+		Queue: in.GetQueue(), State: inferencev1.JobState_JOB_STATE_QUEUED, Priority: in.GetPriority(),
+		AcceptedAt: timestamppb.New(now), Attributes: in.GetAttributes(),
+	}}
+	if f := s.takePayload(in, &q.Queue, job); f != nil {
+		return nil, f
+	}
+	job.Webhook = in.GetWebhook()
+	deadline, f := jobDeadline(in, &q.Queue, now)
+	if f == nil {
+		f = cmp.Or(checkAttributes(in.GetAttributes()), s.checkWebhook(in.GetWebhook()))
+	}
+	if f != nil {
+		return nil, f
+	}
+	job.Job.Deadline = timestamppb.New(deadline)
+	for _, stream := range []*call.LazyStream{s.stream, q.stream} {
+		if f := stream.Ensure(ctx); f != nil {
+			return nil, f
+		}
+	}
+	key := in.GetIdempotencyKey()
+	if len(key) > call.MaxIdempotencyKey {
+		return nil, fault.InField(fault.InvalidRequest, "idempotency_key", "%d bytes, at most %d are allowed", len(key), call.MaxIdempotencyKey)
+	}
+	isNew := id == pipeline.JobID{}
+	switch {
+	case isNew && key == "":
+		id = pipeline.NewJobID(name)
+	case isNew:
+		id, isNew = pipeline.KeyedJobID(name, tenant, key), false
+	}
+	if !isNew {
+		job.Digest = digestOf(job)
+		if known, err := s.keyedJob(ctx, id, tenant, job.GetDigest()); known != nil || err != nil {
+			return known, err
+		}
+	}
+	job.Job.Id = id.String()
+	header := bus.JobHeader{Deadline: deadline, Priority: in.GetPriority(), Attributes: in.GetAttributes(), Tokens: tokensOf(job.GetHttp())}
+	_, added, err := s.store.Submit(ctx, id, tenant, header, job)
+	switch {
+	case err != nil:
+		return nil, s.submitFault(ctx, name, err)
+	case !added:
+		known, err := s.keyedJob(ctx, id, tenant, job.GetDigest())
+		if known == nil && err == nil {
+			err = fault.New(fault.BrokerUnavailable, "the job with this idempotency key has ended meanwhile").WithRetryAfter(admission.RetryAfter)
+		}
+		return known, err
+	}
+	return job.GetJob(), nil
+}
+
+// Bounds of the jobs that SubmitJobs stores at a time.
+const (
+	maxBulkJobs  = 256
+	maxBulkBytes = 8 << 20
+)
+
+// SubmitJobs stores jobs of one caller, several at a time, and passes the answer to each to
+// answer, in their order: the job, or its fault. An error in the place of a job is its answer. It
+// returns an error if the context ends, the gateway stops, or answer fails: then jobs without an
+// answer may be stored.
+func (s *Service) SubmitJobs(ctx context.Context, jobs iter.Seq2[*inferencev1.SubmitJobRequest, error], answer func(*inferencev1.Job, error) error) error {
+	if f := s.limiter.Acquire(); f != nil {
+		return f
+	}
+	defer s.limiter.Release()
+	type submit struct {
+		bytes int
+		done  chan struct{}
+		job   *inferencev1.Job
+		err   error
+	}
+	var submits sync.WaitGroup
+	defer submits.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var window []*submit
+	bytes := 0
+	answerFirst := func() error {
+		first := window[0]
+		window, bytes = window[1:], bytes-first.bytes
+		<-first.done
+		switch {
+		case ctx.Err() != nil:
+			return fault.From(ctx.Err())
+		case s.limiter.Closing().Err() != nil:
+			return admission.Stopping()
+		}
+		return answer(first.job, first.err)
+	}
+	for in, err := range jobs {
+		next := &submit{bytes: proto.Size(in), done: make(chan struct{}), err: err}
+		for len(window) > 0 && (len(window) == maxBulkJobs || bytes+next.bytes > maxBulkBytes) {
+			if err := answerFirst(); err != nil {
+				return err
+			}
+		}
+		window, bytes = append(window, next), bytes+next.bytes
+		if err != nil {
+			close(next.done)
+			continue
+		}
+		submits.Go(func() {
+			defer close(next.done)
+			next.job, next.err = s.submit(ctx, in, pipeline.JobID{})
+		})
+	}
+	for len(window) > 0 {
+		if err := answerFirst(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// QueueOf returns the queue that takes the caller's requests to a pipeline as jobs; empty if there
+// is none.
+func (s *Service) QueueOf(ctx context.Context, name string) pipeline.QueueName {
+	p, f := s.calls.Resolve(name, false)
+	if f != nil {
+		return ""
+	}
+	if q, f := s.queueFor(call.TenantOf(ctx), p.Queue); f != nil || !slices.Contains(q.Pipelines, name) {
+		return ""
+	}
+	return p.Queue
+}
+
+// queueFor returns a queue to which the tenant may submit.
+func (s *Service) queueFor(tenant string, name pipeline.QueueName) (queue, *fault.Fault) {
+	if only, ok := s.settings.Tenants[tenant]; ok && !slices.Contains(only, name) {
+		return queue{}, unknownQueue(name, only)
+	}
+	return s.queueOf(name)
+}
+
+func (s *Service) queueOf(name pipeline.QueueName) (queue, *fault.Fault) {
+	queues := *s.queues.Load()
+	q, ok := queues[name]
+	if !ok {
+		return q, unknownQueue(name, slices.Sorted(maps.Keys(queues)))
+	}
+	return q, nil
+}
+
+func unknownQueue(name pipeline.QueueName, names []pipeline.QueueName) *fault.Fault {
+	known := "there is none"
+	if len(names) > 0 {
+		known = "there are " + strings.Trim(fmt.Sprint(names), "[]")
+	}
+	return fault.Newf(fault.UnknownQueue, "there is no queue %.*q; %s", shown, string(name), known)
+}
+
+// requireQueue returns a fault if a queue is neither there, nor one that was and that the broker
+// still has.
+func (s *Service) requireQueue(ctx context.Context, name pipeline.QueueName) *fault.Fault {
+	_, unknown := s.queueOf(name)
+	if unknown == nil || pipeline.ValidName("queue", string(name)) != nil {
+		return unknown
+	}
+	switch has, err := s.store.HasQueue(ctx, name); {
+	case ctx.Err() != nil:
+		return fault.From(ctx.Err())
+	case err != nil:
+		return call.Unavailable(err)
+	case has:
+		return nil
+	}
+	return unknown
+}
+
+// takePayload checks the payload and puts it into the job.
+func (s *Service) takePayload(in *inferencev1.SubmitJobRequest, q *Queue, job *meshv1.QueuedJob) *fault.Fault {
+	switch {
+	case in.GetQueue() == string(pipeline.WebhookQueue):
+		return fault.InField(fault.InvalidRequest, "queue", "%s has the notices of jobs that end; name a webhook in a job of another queue", in.GetQueue())
+	case in.GetInfer() == nil && in.GetHttp() == nil:
+		return fault.InField(fault.InvalidRequest, "payload", "a job needs a payload")
+	case q.HTTP != (in.GetHttp() != nil):
+		return fault.InField(fault.InvalidRequest, "payload", "the jobs of queue %s are %s", in.GetQueue(), map[bool]string{true: "calls of HTTP", false: "requests to pipelines"}[q.HTTP])
+	case q.HTTP:
+		return s.takeHTTPCall(in.GetHttp(), job)
+	}
+	r, err := call.RequestFromProto(in.GetInfer())
+	if err != nil {
+		return fault.From(err)
+	}
+	r.Pipeline = cmp.Or(r.Pipeline, q.Pipelines[0])
+	p, f := s.calls.Resolve(r.Pipeline, false)
+	if f != nil {
+		return f
+	}
+	if !slices.Contains(q.Pipelines, r.Pipeline) {
+		return fault.InField(fault.InvalidRequest, "pipeline", "queue %s is for %s", in.GetQueue(), strings.Join(q.Pipelines, ", "))
+	}
+	if r.IdempotencyKey != "" || r.WaitForCapacity != nil {
+		return fault.InField(fault.InvalidRequest, "infer", "idempotency_key and wait_for_capacity are not those of a job's request")
+	}
+	if f := s.calls.CheckRequest(r, &p); f != nil {
+		return f
+	}
+	infer := proto.CloneOf(in.GetInfer())
+	infer.Pipeline, job.Job.Pipeline = r.Pipeline, r.Pipeline
+	job.Payload = &meshv1.QueuedJob_Infer{Infer: infer}
+	return nil
+}
+
+func (s *Service) takeHTTPCall(call *inferencev1.HttpCall, job *meshv1.QueuedJob) *fault.Fault {
+	if !strings.HasPrefix(call.GetPath(), "/") {
+		return fault.InField(fault.InvalidRequest, "http.path", "%.*q does not begin with /", shown, call.GetPath())
+	}
+	if size, limit := len(call.GetBody()), s.settings.MaxPayload; limit > 0 && size > limit {
+		return fault.Newf(fault.PayloadTooLarge, "the body is %d bytes, gateway.max_payload is %d", size, limit)
+	}
+	job.Payload = &meshv1.QueuedJob_Http{Http: call}
+	return nil
+}
+
+// tokensOf returns what a call of an OpenAI-compatible server takes at most: a token for four bytes,
+// and the longest answer that it permits. It returns 0 for nil.
+func tokensOf(call *inferencev1.HttpCall) int64 {
+	if call == nil {
+		return 0
+	}
+	var body struct {
+		Tokens           float64 `json:"max_tokens"`
+		CompletionTokens float64 `json:"max_completion_tokens"`
+		OutputTokens     float64 `json:"max_output_tokens"`
+	}
+	_ = json.Unmarshal(call.GetBody(), &body) // another body bounds nothing
+	answer := max(body.Tokens, body.CompletionTokens, body.OutputTokens)
+	if answer <= 0 {
+		answer = pipeline.UnsaidTokens
+	}
+	const bytesOfOne = 4
+	return int64(len(call.GetBody())+bytesOfOne-1)/bytesOfOne + int64(min(answer, math.MaxInt32))
+}
+
+// jobDeadline returns when the job expires.
+func jobDeadline(in *inferencev1.SubmitJobRequest, q *Queue, now time.Time) (time.Time, *fault.Fault) {
+	ttl, err := call.DurationFromProto("ttl", in.GetTtl())
+	if err != nil {
+		return time.Time{}, fault.From(err)
+	}
+	if ttl < 0 {
+		return time.Time{}, fault.InField(fault.InvalidRequest, "ttl", "%s is negative", ttl)
+	}
+	limit := q.WithDefaults().TTL
+	out := now.Add(min(cmp.Or(ttl, limit), limit))
+	if in.GetDeadline() == nil {
+		return out, nil
+	}
+	if err := in.GetDeadline().CheckValid(); err != nil {
+		return out, fault.InField(fault.InvalidRequest, "deadline", "is no valid time")
+	}
+	deadline := in.GetDeadline().AsTime()
+	if !deadline.After(now) {
+		return out, fault.InField(fault.InvalidRequest, "deadline", "%s has passed", deadline.Format(time.RFC3339))
+	}
+	if deadline.Before(out) {
+		out = deadline
+	}
+	return out, nil
+}
+
+func checkAttributes(attributes map[string]string) *fault.Fault {
+	if len(attributes) > maxAttributes {
+		return fault.InField(fault.InvalidRequest, "attributes", "%d, at most %d are possible", len(attributes), maxAttributes)
+	}
+	for key, value := range attributes {
+		if key == "" || len(key) > maxAttributeText || len(value) > maxAttributeText || !utf8.ValidString(key+value) {
+			return fault.InField(fault.InvalidRequest, "attributes", "%.*q: a key and a value are UTF-8 of at most %d bytes", shown, key, maxAttributeText)
+		}
+	}
+	return nil
+}
+
+func (s *Service) checkWebhook(url string) *fault.Fault {
+	if url == "" {
+		return nil
+	}
+	if s.settings.Webhooks == nil {
+		return fault.InField(fault.InvalidRequest, "webhook", "this mesh has no jobs.webhooks")
+	}
+	if err := s.settings.Webhooks.Check(url); err != nil {
+		return fault.InField(fault.InvalidRequest, "webhook", "%w", err)
+	}
+	return nil
+}
+
+// digestOf identifies the payload of a job.
+func digestOf(job *meshv1.QueuedJob) []byte {
+	data, _ := proto.MarshalOptions{Deterministic: true}.Marshal(&meshv1.QueuedJob{Payload: job.GetPayload()})
+	digest := sha256.Sum256(data)
+	return digest[:]
+}
+
+// keyedJob returns the job that has an idempotency key; nil if there is none.
+func (s *Service) keyedJob(ctx context.Context, id pipeline.JobID, tenant string, digest []byte) (*inferencev1.Job, error) {
+	found, err := s.findJob(ctx, id, tenant)
+	switch {
+	case errors.Is(err, store.ErrNoJob):
+		return nil, nil
+	case err != nil:
+		return nil, err
+	case !bytes.Equal(found.GetDigest(), digest):
+		return nil, fault.InField(fault.IdempotencyMismatch, "idempotency_key", "job %s has it, with another payload; use a new key for a new job", id)
+	}
+	return found.GetJob(), nil
+}
+
+// submitFault returns the fault of a job that was not stored.
+func (s *Service) submitFault(ctx context.Context, queue pipeline.QueueName, err error) *fault.Fault {
+	switch {
+	case ctx.Err() != nil:
+		return fault.From(ctx.Err())
+	case errors.Is(err, bus.ErrQueueFull):
+		return fault.Newf(fault.QueueFull, "queue %s is full", queue).WithRetryAfter(admission.RetryAfter).Caused(err)
+	case errors.Is(err, bus.ErrTooLarge):
+		return fault.Newf(fault.PayloadTooLarge, "the job is too large: %w", err)
+	case errors.Is(err, store.ErrNotStorable):
+		return fault.New(fault.InvalidRequest, "a text of the job is not UTF-8").Caused(err)
+	case errors.Is(err, bus.ErrNoQueue):
+		if q, f := s.queueOf(queue); f == nil {
+			q.stream.Reset(ctx)
+		}
+		s.stream.Reset(ctx)
+	}
+	return call.Unavailable(err)
+}

@@ -1,0 +1,332 @@
+package jobs
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"math"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
+	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
+
+	"github.com/stagemesh/stagemesh/gateway/admission"
+	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/mesh/store"
+)
+
+// Bounds of ListJobs.
+const (
+	defaultJobPage = 50
+	maxJobPage     = 1000
+)
+
+// GetJob returns a job, and its result once it has ended. It may wait for the end.
+func (s *Service) GetJob(ctx context.Context, in *inferencev1.GetJobRequest) (*inferencev1.GetJobResponse, error) {
+	wait, err := call.DurationFromProto("wait", in.GetWait())
+	switch {
+	case err != nil:
+		return nil, err
+	case wait < 0:
+		return nil, fault.InField(fault.InvalidRequest, "wait", "%s is negative", wait)
+	}
+	if f := s.limiter.Acquire(); f != nil {
+		return nil, f
+	}
+	defer s.limiter.Release()
+	id, f := s.jobID(ctx, in.GetId())
+	if f != nil {
+		return nil, f
+	}
+	tenant := call.TenantOf(ctx)
+	found, err := s.findJob(ctx, id, tenant)
+	if err == nil && wait > 0 && !store.IsEnd(found.GetJob().GetState()) {
+		found, err = s.awaitJob(ctx, id, tenant, wait, found)
+	}
+	if err != nil {
+		return nil, s.jobFault(ctx, id, err)
+	}
+	return fromRecord(found), nil
+}
+
+// awaitJob waits for the end of a job, and returns the job as it is then.
+func (s *Service) awaitJob(ctx context.Context, id pipeline.JobID, tenant string, wait time.Duration, now store.StoredRecord) (store.StoredRecord, error) {
+	waiting, stop, f := s.calls.StartWait(ctx, wait)
+	if f != nil {
+		return now, f
+	}
+	defer stop()
+	r, err := s.store.AwaitEnd(waiting, id, tenant)
+	switch {
+	case err == nil:
+		return r, nil
+	case ctx.Err() != nil:
+		return now, ctx.Err()
+	case s.limiter.Closing().Err() != nil:
+		return now, admission.Stopping()
+	case waiting.Err() != nil:
+		if found, err := s.findJob(ctx, id, tenant); err == nil {
+			return found, nil
+		}
+		return now, nil
+	}
+	return now, err
+}
+
+// jobID reads the ID of a job in one of the queues.
+func (s *Service) jobID(ctx context.Context, text string) (pipeline.JobID, *fault.Fault) {
+	id, err := pipeline.ParseJobID(text)
+	if err != nil {
+		return id, fault.InField(fault.InvalidRequest, "id", "%.*q: %w", shown, text, err)
+	}
+	return id, s.requireQueue(ctx, id.Queue)
+}
+
+// findJob returns the record of a job, or store.ErrNoJob. A job that no attempt has begun of has
+// none at number 0.
+func (s *Service) findJob(ctx context.Context, id pipeline.JobID, tenant string) (store.StoredRecord, error) {
+	r, err := s.store.Record(ctx, id, tenant)
+	if errors.Is(err, store.ErrNoJob) {
+		var queued store.StoredJob
+		if queued, err = s.store.Queued(ctx, id, tenant); err == nil {
+			return store.StoredRecord{JobRecord: &meshv1.JobRecord{Job: fromQueue(queued), Digest: queued.Job.GetDigest()}}, nil
+		}
+		if errors.Is(err, store.ErrNoJob) { // it may have ended between the two reads
+			r, err = s.store.Record(ctx, id, tenant)
+		}
+	}
+	return r, err
+}
+
+// fromQueue returns a job that no attempt has begun of.
+func fromQueue(q store.StoredJob) *inferencev1.Job {
+	out := q.Job.GetJob()
+	out.AcceptedAt = timestamppb.New(q.AcceptedAt)
+	return out
+}
+
+func fromRecord(r store.StoredRecord) *inferencev1.GetJobResponse {
+	out := &inferencev1.GetJobResponse{Job: r.GetJob()}
+	switch result := r.GetResult().(type) {
+	case *meshv1.JobRecord_Infer:
+		out.Result = &inferencev1.GetJobResponse_Infer{Infer: result.Infer}
+	case *meshv1.JobRecord_Http:
+		out.Result = &inferencev1.GetJobResponse_Http{Http: result.Http}
+	}
+	return out
+}
+
+// jobFault returns the fault of a job that was not found or read.
+func (s *Service) jobFault(ctx context.Context, id pipeline.JobID, err error) *fault.Fault {
+	if f, ok := errors.AsType[*fault.Fault](err); ok {
+		return f
+	}
+	at, ok := id.MintedAt()
+	switch {
+	case ctx.Err() != nil:
+		return fault.From(ctx.Err())
+	case errors.Is(err, store.ErrNoJob) && ok && time.Since(at) > s.store.Retention():
+		return fault.Newf(fault.Gone, "job %s is past the %s of jobs.retention", id, s.store.Retention())
+	case errors.Is(err, store.ErrNoJob):
+		return fault.Newf(fault.NotFound, "there is no job %s: it never was, is another tenant's, or is past its retention", id)
+	case errors.Is(err, store.ErrNotAJob):
+		return fault.Newf(fault.Internal, "job %s cannot be read: %w", id, err)
+	}
+	return call.Unavailable(err)
+}
+
+// maxCancelTries is how often CancelJob begins again if others change the job meanwhile.
+const maxCancelTries = 8
+
+// CancelJob cancels a job, and returns it as it is then. One that waits has ended then; one that
+// runs is stopped soon after; one that has ended stays as it is.
+func (s *Service) CancelJob(ctx context.Context, in *inferencev1.CancelJobRequest) (*inferencev1.CancelJobResponse, error) {
+	if f := s.limiter.Acquire(); f != nil {
+		return nil, f
+	}
+	defer s.limiter.Release()
+	id, f := s.jobID(ctx, in.GetId())
+	if f != nil {
+		return nil, f
+	}
+	tenant := call.TenantOf(ctx)
+	err := store.ErrJobChanged
+	for range maxCancelTries {
+		var out *inferencev1.Job
+		if out, err = s.cancelJob(ctx, id, tenant); err == nil {
+			return &inferencev1.CancelJobResponse{Job: out}, nil
+		}
+		if !errors.Is(err, store.ErrJobChanged) && !errors.Is(err, store.ErrNoJob) {
+			break
+		}
+	}
+	return nil, s.jobFault(ctx, id, err)
+}
+
+func (s *Service) cancelJob(ctx context.Context, id pipeline.JobID, tenant string) (*inferencev1.Job, error) {
+	r, err := s.store.Record(ctx, id, tenant)
+	if err != nil && !errors.Is(err, store.ErrNoJob) {
+		return nil, err
+	}
+	queued := store.StoredJob{}
+	if state := r.GetJob().GetState(); err != nil || state != inferencev1.JobState_JOB_STATE_RUNNING && !store.IsEnd(state) {
+		var missing error
+		if queued, missing = s.store.Queued(ctx, id, tenant); missing != nil {
+			return nil, missing
+		}
+	}
+	record := &meshv1.JobRecord{Tenant: tenant, Digest: queued.Job.GetDigest(), Job: r.GetJob()}
+	if record.Job == nil {
+		record.Job = fromQueue(queued)
+	}
+	isRunning := false
+	switch job := record.GetJob(); {
+	case store.IsEnd(job.GetState()), job.GetCancelRequested():
+		return job, nil
+	case job.GetState() == inferencev1.JobState_JOB_STATE_RUNNING:
+		isRunning, record = true, r.JobRecord
+		job.CancelRequested = true
+	default:
+		f := fault.New(fault.Cancelled, "the job was cancelled before it ran")
+		pipeline.AddJobTime(job, time.Now())
+		job.State, job.EndedAt, job.Reason, job.Message = inferencev1.JobState_JOB_STATE_CANCELLED, timestamppb.Now(), string(f.Reason), f.Message
+		record.Fault = f.ToProto()
+	}
+	if _, err := s.store.PutRecord(ctx, id, tenant, r.Seq, record); err != nil {
+		return nil, err
+	}
+	// Both only hasten what follows from the record.
+	if isRunning {
+		if request := record.GetJob().GetRequestId(); request != "" {
+			_ = s.calls.Cancel(ctx, request)
+		}
+	} else if url := queued.Job.GetWebhook(); url == "" || s.store.Notify(ctx, tenant, url, record.GetJob()) == nil {
+		_ = s.store.Remove(ctx, id.Queue, queued.Seq)
+	}
+	s.bus.NotifyJobCancel(id)
+	return record.GetJob(), nil
+}
+
+// ListJobs lists the tenant's jobs of a queue. It may wait for the first end.
+func (s *Service) ListJobs(ctx context.Context, in *inferencev1.ListJobsRequest) (*inferencev1.ListJobsResponse, error) {
+	queue := pipeline.QueueName(in.GetQueue())
+	wait, err := call.DurationFromProto("wait", in.GetWait())
+	switch {
+	case err != nil:
+		return nil, err
+	case wait < 0 || in.GetWait() != nil && !in.GetEnded():
+		return nil, fault.InField(fault.InvalidRequest, "wait", "is for jobs that have ended, and not negative")
+	}
+	if f := s.limiter.Acquire(); f != nil {
+		return nil, f
+	}
+	defer s.limiter.Release()
+	if f := s.requireQueue(ctx, queue); f != nil {
+		return nil, f
+	}
+	limit, out, tenant := int(min(cmp.Or(in.GetLimit(), defaultJobPage), maxJobPage)), new(inferencev1.ListJobsResponse), call.TenantOf(ctx)
+	next := s.nextQueued
+	if in.GetEnded() {
+		next = s.nextEnded
+	}
+	if in.GetAfter() == math.MaxUint64 {
+		return out, nil
+	}
+	// A job that ends has another number then, above all others.
+	at := in.GetAfter()
+	read := func() error {
+		for reads := 0; ; reads++ {
+			job, seq, err := next(ctx, queue, tenant, at+1)
+			if errors.Is(err, store.ErrNoJob) {
+				return nil
+			}
+			if err != nil {
+				return s.jobFault(ctx, pipeline.JobID{Queue: queue}, err)
+			}
+			at = seq
+			if job != nil {
+				out.Jobs = append(out.Jobs, job)
+			}
+			if len(out.GetJobs()) == limit || reads == maxJobPage {
+				out.Next = seq
+				return nil
+			}
+		}
+	}
+	if err = read(); err == nil && wait > 0 && len(out.GetJobs()) == 0 {
+		changes := func(ctx context.Context, holds func() bool) error {
+			return s.store.AwaitRecords(ctx, queue, tenant, holds)
+		}
+		err = s.awaitJobs(ctx, wait, changes, func() (bool, error) {
+			err := read()
+			return len(out.GetJobs()) > 0, err
+		})
+	}
+	if in.GetWait() != nil {
+		out.Next = at
+	}
+	return out, err
+}
+
+// awaitJobs waits until holds is true or fails, which changes calls, and returns its error. The
+// end of the wait is none.
+func (s *Service) awaitJobs(ctx context.Context, wait time.Duration, changes func(context.Context, func() bool) error, holds func() (bool, error)) error {
+	waiting, stop, f := s.calls.StartWait(ctx, wait)
+	if f != nil {
+		return f
+	}
+	defer stop()
+	var err error
+	waited := changes(waiting, func() (ok bool) {
+		ok, err = holds()
+		return ok || err != nil
+	})
+	switch {
+	case err != nil:
+		return err
+	case ctx.Err() != nil:
+		return fault.From(ctx.Err())
+	case s.limiter.Closing().Err() != nil:
+		return admission.Stopping()
+	case waited != nil && waiting.Err() == nil:
+		return call.Unavailable(waited)
+	}
+	return nil
+}
+
+// nextQueued returns the next job that has not ended; nil for a message that is none.
+func (s *Service) nextQueued(ctx context.Context, queue pipeline.QueueName, tenant string, from uint64) (*inferencev1.Job, uint64, error) {
+	q, err := s.store.NextQueued(ctx, queue, tenant, from)
+	if errors.Is(err, store.ErrNotAJob) {
+		return nil, q.Seq, nil
+	}
+	if err != nil {
+		return nil, 0, err
+	}
+	r, err := s.store.Record(ctx, q.ID, q.Tenant)
+	switch {
+	case errors.Is(err, store.ErrNoJob):
+		return fromQueue(q), q.Seq, nil
+	case err != nil:
+		return nil, 0, err
+	}
+	return r.GetJob(), q.Seq, nil
+}
+
+// nextEnded returns the next job that has ended; nil for another one.
+func (s *Service) nextEnded(ctx context.Context, queue pipeline.QueueName, tenant string, from uint64) (*inferencev1.Job, uint64, error) {
+	r, err := s.store.NextRecord(ctx, queue, tenant, from)
+	switch {
+	case errors.Is(err, store.ErrNotAJob):
+		return nil, r.Seq, nil
+	case err != nil:
+		return nil, 0, err
+	case !store.IsEnd(r.GetJob().GetState()):
+		return nil, r.Seq, nil
+	}
+	return r.GetJob(), r.Seq, nil
+}
