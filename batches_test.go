@@ -21,6 +21,7 @@ type batchBed struct {
 	*stagemesh.Mesh
 
 	t     *testing.T
+	meter *countingMeter
 	token string
 }
 
@@ -28,6 +29,7 @@ type batchBed struct {
 // time.
 func startBatches(t *testing.T, target string, gateway ...string) *batchBed {
 	t.Helper()
+	meter := &countingMeter{counts: map[string]int64{}}
 	m, err := stagemesh.FromFile(parse(t, `
 mesh: m
 gateway: {listen: "127.0.0.1:0", admin: {listen: "127.0.0.1:0"}`+strings.Join(gateway, "")+`}
@@ -38,11 +40,11 @@ jobs:
   queues: {nightly: {}, other: {}}
   tenants: {barred: {queues: [other]}}
   batches: {queue: nightly, max_bytes: 64MiB}
-`), stagemesh.FileSettings{Dispatcher: true})
+`), stagemesh.FileSettings{Dispatcher: true, Meter: meter})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &batchBed{Mesh: start(t, m), t: t}
+	return &batchBed{Mesh: start(t, m), t: t, meter: meter}
 }
 
 // call sends a request, and decodes the answer's JSON into out unless that is nil.
@@ -296,6 +298,11 @@ func (b *batchBed) wantPartial(batch batchDocument, total, completed int, code s
 			b.t.Errorf("%+v", line)
 		}
 	}
+	outcome := strings.TrimPrefix(code, "batch_")
+	testbed.Eventually(b.t, "the batch and its lines are counted", func() bool {
+		return b.meter.count("stagemesh.batch.ended status="+outcome) == 1 && b.meter.count("stagemesh.batch.lines outcome=succeeded") == int64(completed) &&
+			b.meter.count("stagemesh.batch.lines outcome="+outcome) == int64(total-completed)
+	})
 }
 
 func TestCancelledBatchKeepsPartialOutput(t *testing.T) {

@@ -89,9 +89,9 @@ func New(s Settings) (*Gateway, error) {
 	if g.service, err = call.New(s.Call); err != nil {
 		return nil, err
 	}
-	s.Jobs.MaxPayload, s.Jobs.Document, s.Jobs.Logger = s.MaxPayload, rest.Document, g.log
-	g.jobs = jobs.New(s.Jobs, g.service)
-	return g, nil
+	s.Jobs.MaxPayload, s.Jobs.Document, s.Jobs.Logger, s.Jobs.Meter = s.MaxPayload, rest.Document, g.log, s.Call.Meter
+	g.jobs, err = jobs.New(s.Jobs, g.service)
+	return g, err
 }
 
 // ReadFiles reads the files of the ports. Run calls it if nobody has called it before:

@@ -277,29 +277,14 @@ func listRecords[R, T any](ctx context.Context, s *Service, kind, prefix string,
 	return out, nil
 }
 
-// Bounds of a batch's texts, in bytes.
-const (
-	maxEndpoint      = 256
-	maxBatchMetadata = 16
-	maxMetadataKey   = 64
-	maxMetadataValue = 512
-)
-
 // CreateBatch stores a batch, which is processed later.
 func (s *Service) CreateBatch(ctx context.Context, in NewBatch) (*store.Batch, error) {
 	window, err := time.ParseDuration(in.CompletionWindow)
 	switch {
 	case err != nil || window < time.Second || window > store.BatchWindow:
 		return nil, fault.InField(fault.InvalidRequest, "completion_window", "%.*q; it is 24h, or as short as 1s", shown, in.CompletionWindow)
-	case !strings.HasPrefix(in.Endpoint, "/") || len(in.Endpoint) > maxEndpoint:
+	case !strings.HasPrefix(in.Endpoint, "/"):
 		return nil, fault.InField(fault.InvalidRequest, "endpoint", "%.*q is no path such as /v1/chat/completions", shown, in.Endpoint)
-	case len(in.Metadata) > maxBatchMetadata:
-		return nil, fault.InField(fault.InvalidRequest, "metadata", "%d, at most %d are possible", len(in.Metadata), maxBatchMetadata)
-	}
-	for key, value := range in.Metadata {
-		if len(key) > maxMetadataKey || len(value) > maxMetadataValue {
-			return nil, fault.InField(fault.InvalidRequest, "metadata", "%.*q: a key has at most %d bytes, a value %d", shown, key, maxMetadataKey, maxMetadataValue)
-		}
 	}
 	if _, f := s.queueFor(call.TenantOf(ctx), s.settings.Batches.Queue); f != nil {
 		return nil, f

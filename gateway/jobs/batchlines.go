@@ -1,6 +1,7 @@
 package jobs
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"crypto/sha256"
@@ -50,6 +51,29 @@ type batchBody struct {
 // errBadBatch ends the check of a file with enough errors.
 var errBadBatch = errors.New("the batch is not valid")
 
+// eachRequest passes the requests of an input file to do, with their places from 0 and the numbers
+// of their lines. A text is valid until do returns; nil is a line that is too long.
+func eachRequest(file io.Reader, do func(i, number int, text []byte) error) error {
+	lines := bufio.NewScanner(file)
+	lines.Buffer(make([]byte, lineBuffer), maxBatchLine)
+	i, number := 0, 0
+	for lines.Scan() {
+		number++
+		text := bytes.TrimSpace(lines.Bytes())
+		if len(text) == 0 {
+			continue
+		}
+		if err := do(i, number, text); err != nil {
+			return err
+		}
+		i++
+	}
+	if errors.Is(lines.Err(), bufio.ErrTooLong) {
+		return do(i, number+1, nil)
+	}
+	return lines.Err()
+}
+
 // batchCheck checks the lines of an input file.
 type batchCheck struct {
 	endpoint string
@@ -63,7 +87,7 @@ func (c *batchCheck) fail(line int, code, param, format string, args ...any) {
 	c.errs = append(c.errs, store.BatchError{Code: code, Message: fmt.Sprintf(format, args...), Param: param, Line: line})
 }
 
-// add checks a line; nil is one that is too long to be read. After errBadBatch nothing is added.
+// add checks a line of eachRequest. After errBadBatch nothing is added.
 func (c *batchCheck) add(i, number int, text []byte) error {
 	c.requests = i + 1
 	switch {
@@ -131,12 +155,6 @@ type lineError struct {
 	Message string `json:"message"`
 }
 
-// Codes of lines that did not run.
-const (
-	codeExpired   = "batch_expired"
-	codeCancelled = "batch_cancelled"
-)
-
 // maxRecordReads is how many records of ended lines are read at a time. Each may be as large as
 // the broker's messages.
 const maxRecordReads = 8
@@ -145,12 +163,11 @@ const maxRecordReads = 8
 type lineWriter struct {
 	*batchRun
 
-	output, failures        io.Writer
-	outputLines, errorLines int
+	output, failures io.Writer
 	// group are the next lines.
 	group []endedLine
-	// hasExpired is true if a line has.
-	hasExpired bool
+	// outcomes has how many lines ended in each state of a job.
+	outcomes map[string]int
 }
 
 // endedLine is a line, and the record of its job.
@@ -196,13 +213,12 @@ func (w *lineWriter) flush(ctx context.Context) error {
 		return err
 	}
 	for _, one := range w.group {
-		out, to, lines := resultLine{ID: "batch_req_" + hex.EncodeToString(one.id.UUID[:]), CustomID: one.customID}, w.failures, &w.errorLines
-		w.setResult(&out, one.stored)
-		if one.stored.GetJob().GetState() == inferencev1.JobState_JOB_STATE_SUCCEEDED && out.Error == nil {
-			to, lines = w.output, &w.outputLines
+		out, outcome := w.resultOf(one)
+		to := w.failures
+		if outcome == lineSucceeded {
+			to = w.output
 		}
-		w.hasExpired = w.hasExpired || out.Error != nil && out.Error.Code == codeExpired
-		*lines++
+		w.outcomes[outcome]++
 		encoder := json.NewEncoder(to)
 		encoder.SetEscapeHTML(false)
 		if err := encoder.Encode(out); err != nil {
@@ -213,29 +229,38 @@ func (w *lineWriter) flush(ctx context.Context) error {
 	return nil
 }
 
-// setResult puts the end of a line into its result.
-func (w *lineWriter) setResult(out *resultLine, r store.StoredRecord) {
-	job := r.GetJob()
-	switch state := job.GetState(); {
+// The states of a job that outcomes are compared with.
+const (
+	lineSucceeded = "succeeded"
+	lineFailed    = "failed"
+	lineExpired   = "expired"
+)
+
+// resultOf returns the result of a line, and the state in which it ended.
+func (s *Service) resultOf(line endedLine) (out resultLine, outcome string) {
+	r, job := line.stored, line.stored.GetJob()
+	out, outcome = resultLine{ID: "batch_req_" + hex.EncodeToString(line.id.UUID[:]), CustomID: line.customID}, pipeline.JobStateName(job.GetState())
+	switch {
 	case job == nil:
-		out.Error = &lineError{"result_lost", "The end of this request is no longer stored."}
-	case state == inferencev1.JobState_JOB_STATE_EXPIRED:
-		out.Error = &lineError{codeExpired, "This request could not be executed before the completion window expired."}
-	case state == inferencev1.JobState_JOB_STATE_CANCELLED:
-		out.Error = &lineError{codeCancelled, "This request was cancelled before it was executed."}
+		out.Error, outcome = &lineError{"result_lost", "The end of this request is no longer stored."}, lineFailed
+	case outcome == lineExpired:
+		out.Error = &lineError{"batch_expired", "This request could not be executed before the completion window expired."}
+	case job.GetState() == inferencev1.JobState_JOB_STATE_CANCELLED:
+		out.Error = &lineError{"batch_cancelled", "This request was cancelled before it was executed."}
 	case r.GetHttp() != nil:
 		out.Response = &lineResponse{StatusCode: int(r.GetHttp().GetStatus()), RequestID: job.GetId(), Body: jsonOf(r.GetHttp().GetBody())}
 	case r.GetInfer() != nil:
-		body, err := w.outputOf(job.GetPipeline(), r.GetInfer())
+		body, err := s.outputOf(job.GetPipeline(), r.GetInfer())
 		if err != nil {
 			f := fault.From(err)
-			out.Error = &lineError{string(f.Reason), f.Message}
-			return
+			out.Error, outcome = &lineError{string(f.Reason), f.Message}, lineFailed
+			break
 		}
 		out.Response = &lineResponse{StatusCode: http.StatusOK, RequestID: r.GetInfer().GetRequestId(), Body: body}
 	default:
 		out.Error = &lineError{job.GetReason(), job.GetMessage()}
 	}
+	return out, outcome
 }
 
 // outputOf returns the output of a pipeline: one part of JSON as it is, or the document of a

@@ -1,7 +1,6 @@
 package jobs
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -12,6 +11,8 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sync/semaphore"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -79,6 +80,9 @@ func (b *batchRun) update(ctx context.Context, change func(*store.BatchRecord) b
 		next, err := b.batches.Put(ctx, store.BatchRecords, b.tenant, b.id, seq, &record)
 		if err == nil {
 			b.set(record, next)
+			if record.Status.IsEnd() {
+				b.metrics.ended.Add(ctx, 1, metric.WithAttributes(attribute.String("status", string(record.Status))))
+			}
 			return nil
 		}
 		if !errors.Is(err, store.ErrJobChanged) {
@@ -154,28 +158,10 @@ func (b *batchRun) advance(ctx, lines context.Context) (err error) {
 	return b.finalize(ctx)
 }
 
-// requests passes the requests of the input file to do, with their places from 0 and the numbers
-// of their lines. A text is valid until do returns.
+// requests is eachRequest of the input file.
 func (b *batchRun) requests(ctx context.Context, do func(i, number int, text []byte) error) error {
 	record := b.get()
-	lines := bufio.NewScanner(b.batches.Open(ctx, record.Input, record.InputBytes))
-	lines.Buffer(make([]byte, lineBuffer), maxBatchLine)
-	i, number := 0, 0
-	for lines.Scan() {
-		number++
-		text := bytes.TrimSpace(lines.Bytes())
-		if len(text) == 0 {
-			continue
-		}
-		if err := do(i, number, text); err != nil {
-			return err
-		}
-		i++
-	}
-	if errors.Is(lines.Err(), bufio.ErrTooLong) {
-		return do(i, number+1, nil)
-	}
-	return lines.Err()
+	return eachRequest(b.batches.Open(ctx, record.Input, record.InputBytes), do)
 }
 
 // validate reads the input file: the batch is in progress then, or has failed.
@@ -341,7 +327,7 @@ func (b *batchRun) finalize(ctx context.Context) error {
 	}); err != nil {
 		return err
 	}
-	lines, errorID := &lineWriter{batchRun: b}, b.id
+	lines, errorID := &lineWriter{batchRun: b, outcomes: map[string]int{}}, b.id
 	errorID[len(errorID)-1] ^= 1
 	if err := b.writeFile(ctx, b.id, "output.jsonl", func(to io.Writer) error {
 		lines.output = to
@@ -352,25 +338,34 @@ func (b *batchRun) finalize(ctx context.Context) error {
 	}); err != nil {
 		return err
 	}
-	return b.update(ctx, func(r *store.BatchRecord) bool {
-		isOpen, now := !r.Status.IsEnd(), time.Now().Unix()
+	isOpen := false
+	err := b.update(ctx, func(r *store.BatchRecord) bool {
+		isOpen = !r.Status.IsEnd()
+		now, counts := time.Now().Unix(), &r.RequestCounts
+		counts.Completed = lines.outcomes[lineSucceeded]
+		counts.Failed = counts.Total - counts.Completed
 		switch {
 		case r.Status == store.BatchCancelling:
 			r.Status, r.CancelledAt = store.BatchCancelled, now
-		case lines.hasExpired || now > r.ExpiresAt && r.RequestCounts.Total == 0:
+		case lines.outcomes[lineExpired] > 0 || now > r.ExpiresAt && counts.Total == 0:
 			r.Status, r.ExpiredAt = store.BatchExpired, now
 		default:
 			r.Status, r.CompletedAt = store.BatchCompleted, now
 		}
-		r.RequestCounts.Completed, r.RequestCounts.Failed = lines.outputLines, lines.errorLines
-		if lines.outputLines > 0 {
+		if counts.Completed > 0 {
 			r.OutputFileID = recordID(filePrefix, b.id)
 		}
-		if lines.errorLines > 0 {
+		if counts.Failed > 0 {
 			r.ErrorFileID = recordID(filePrefix, errorID)
 		}
 		return isOpen
 	})
+	if err == nil && isOpen {
+		for outcome, n := range lines.outcomes {
+			b.metrics.lines.Add(ctx, int64(n), metric.WithAttributes(attribute.String("outcome", outcome)))
+		}
+	}
+	return err
 }
 
 // writeFile stores a file of the batch, unless it is empty or is there. The ID is the batch's, or

@@ -2,7 +2,7 @@
 // watches, lists and cancels them, and processes batches of the OpenAI API. Package dispatch
 // forwards the jobs.
 //
-//	s := jobs.New(settings, calls)
+//	s, err := jobs.New(settings, calls)
 //	s.Start(bus)
 //	submitted, err := s.SubmitJob(ctx, request)
 //	response, err := s.GetJob(ctx, request)
@@ -31,6 +31,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"go.opentelemetry.io/otel/metric"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -64,6 +65,7 @@ type Settings struct {
 	// Document returns a response as JSON, for the output of batches.
 	Document func(*call.Response) ([]byte, error)
 	Logger   *slog.Logger
+	Meter    metric.Meter
 }
 
 // Queue is a queue as its submitters see it.
@@ -91,6 +93,7 @@ type Service struct {
 
 	batches     *store.Batches
 	batchStream *call.LazyStream
+	metrics     struct{ ended, lines metric.Int64Counter }
 	stop        context.CancelFunc
 	running     sync.WaitGroup
 }
@@ -102,11 +105,14 @@ type queue struct {
 }
 
 // New returns the jobs of a gateway, whose requests are those of calls.
-func New(s Settings, calls *call.Service) *Service {
+func New(s Settings, calls *call.Service) (*Service, error) {
 	s.Batches = s.Batches.WithDefaults()
 	out := &Service{settings: s, calls: calls, limiter: calls.Limiter()}
 	out.queues.Store(&map[pipeline.QueueName]queue{})
-	return out
+	var ended, lines error
+	out.metrics.ended, ended = s.Meter.Int64Counter("stagemesh.batch.ended", metric.WithDescription("Batches that ended, by status: completed, failed, expired or cancelled."))
+	out.metrics.lines, lines = s.Meter.Int64Counter("stagemesh.batch.lines", metric.WithDescription("Lines of ended batches, by outcome: succeeded, failed, expired or cancelled."))
+	return out, errors.Join(ended, lines)
 }
 
 // Start serves jobs, and processes batches if there are any, until Stop.
