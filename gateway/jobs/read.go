@@ -45,7 +45,14 @@ func (s *Service) GetJob(ctx context.Context, in *inferencev1.GetJobRequest) (*i
 	tenant := call.TenantOf(ctx)
 	found, err := s.findJob(ctx, id, tenant)
 	if err == nil && wait > 0 && !store.IsEnd(found.GetJob().GetState()) {
-		found, err = s.awaitJob(ctx, id, tenant, wait, found)
+		err = s.await(ctx, wait, s.bus.Subjects.JobRecord(id, tenant), func() (bool, error) {
+			r, err := s.store.Record(ctx, id, tenant)
+			if errors.Is(err, store.ErrNoJob) {
+				return false, nil
+			}
+			found = r
+			return store.IsEnd(r.GetJob().GetState()), err
+		})
 	}
 	if err != nil {
 		return nil, s.jobFault(ctx, id, err)
@@ -53,28 +60,26 @@ func (s *Service) GetJob(ctx context.Context, in *inferencev1.GetJobRequest) (*i
 	return fromRecord(found), nil
 }
 
-// awaitJob waits for the end of a job, and returns the job as it is then.
-func (s *Service) awaitJob(ctx context.Context, id pipeline.JobID, tenant string, wait time.Duration, now store.StoredRecord) (store.StoredRecord, error) {
+// await waits until holds is true or fails, which it calls after changes on subjects of the bus.
+// The end of the wait is no error.
+func (s *Service) await(ctx context.Context, wait time.Duration, subjects string, holds func() (bool, error)) error {
 	waiting, stop, f := s.calls.StartWait(ctx, wait)
 	if f != nil {
-		return now, f
+		return f
 	}
 	defer stop()
-	r, err := s.store.AwaitEnd(waiting, id, tenant)
+	err := s.store.Await(waiting, subjects, holds)
 	switch {
 	case err == nil:
-		return r, nil
+		return nil
 	case ctx.Err() != nil:
-		return now, ctx.Err()
+		return ctx.Err()
 	case s.limiter.Closing().Err() != nil:
-		return now, admission.Stopping()
+		return admission.Stopping()
 	case waiting.Err() != nil:
-		if found, err := s.findJob(ctx, id, tenant); err == nil {
-			return found, nil
-		}
-		return now, nil
+		return nil
 	}
-	return now, err
+	return err
 }
 
 // jobID reads the ID of a job in one of the queues.
@@ -168,47 +173,36 @@ func (s *Service) CancelJob(ctx context.Context, in *inferencev1.CancelJobReques
 }
 
 func (s *Service) cancelJob(ctx context.Context, id pipeline.JobID, tenant string) (*inferencev1.Job, error) {
-	r, err := s.store.Record(ctx, id, tenant)
-	if err != nil && !errors.Is(err, store.ErrNoJob) {
+	r, err := s.findJob(ctx, id, tenant)
+	if err != nil {
 		return nil, err
 	}
-	queued := store.StoredJob{}
-	if state := r.GetJob().GetState(); err != nil || state != inferencev1.JobState_JOB_STATE_RUNNING && !store.IsEnd(state) {
-		var missing error
-		if queued, missing = s.store.Queued(ctx, id, tenant); missing != nil {
-			return nil, missing
-		}
-	}
-	record := &meshv1.JobRecord{Tenant: tenant, Digest: queued.Job.GetDigest(), Job: r.GetJob()}
-	if record.Job == nil {
-		record.Job = fromQueue(queued)
-	}
-	isRunning := false
-	switch job := record.GetJob(); {
+	job, record := r.GetJob(), r.JobRecord
+	isRunning := job.GetState() == inferencev1.JobState_JOB_STATE_RUNNING
+	switch {
 	case store.IsEnd(job.GetState()), job.GetCancelRequested():
 		return job, nil
-	case job.GetState() == inferencev1.JobState_JOB_STATE_RUNNING:
-		isRunning, record = true, r.JobRecord
+	case isRunning:
 		job.CancelRequested = true
 	default:
 		f := fault.New(fault.Cancelled, "the job was cancelled before it ran")
 		pipeline.AddJobTime(job, time.Now())
 		job.State, job.EndedAt, job.Reason, job.Message = inferencev1.JobState_JOB_STATE_CANCELLED, timestamppb.Now(), string(f.Reason), f.Message
-		record.Fault = f.ToProto()
+		record = &meshv1.JobRecord{Tenant: tenant, Digest: r.GetDigest(), Job: job, Fault: f.ToProto()}
 	}
 	if _, err := s.store.PutRecord(ctx, id, tenant, r.Seq, record); err != nil {
 		return nil, err
 	}
-	// Both only hasten what follows from the record.
+	// All else only hastens what follows from the record.
 	if isRunning {
-		if request := record.GetJob().GetRequestId(); request != "" {
-			_ = s.calls.Cancel(ctx, request)
+		_ = s.calls.Cancel(ctx, job.GetRequestId()) // of another target it has none
+	} else if queued, err := s.store.Queued(ctx, id, tenant); err == nil {
+		if url := queued.Job.GetWebhook(); url == "" || s.store.Notify(ctx, tenant, url, job) == nil {
+			_ = s.store.Remove(ctx, id.Queue, queued.Seq)
 		}
-	} else if url := queued.Job.GetWebhook(); url == "" || s.store.Notify(ctx, tenant, url, record.GetJob()) == nil {
-		_ = s.store.Remove(ctx, id.Queue, queued.Seq)
 	}
 	s.bus.NotifyJobCancel(id)
-	return record.GetJob(), nil
+	return job, nil
 }
 
 // ListJobs lists the tenant's jobs of a queue. It may wait for the first end.
@@ -245,7 +239,7 @@ func (s *Service) ListJobs(ctx context.Context, in *inferencev1.ListJobsRequest)
 				return nil
 			}
 			if err != nil {
-				return s.jobFault(ctx, pipeline.JobID{Queue: queue}, err)
+				return err
 			}
 			at = seq
 			if job != nil {
@@ -258,44 +252,18 @@ func (s *Service) ListJobs(ctx context.Context, in *inferencev1.ListJobsRequest)
 		}
 	}
 	if err = read(); err == nil && wait > 0 && len(out.GetJobs()) == 0 {
-		changes := func(ctx context.Context, holds func() bool) error {
-			return s.store.AwaitRecords(ctx, queue, tenant, holds)
-		}
-		err = s.awaitJobs(ctx, wait, changes, func() (bool, error) {
+		err = s.await(ctx, wait, s.bus.JobRecords(queue, tenant), func() (bool, error) {
 			err := read()
 			return len(out.GetJobs()) > 0, err
 		})
 	}
+	if err != nil {
+		return nil, s.jobFault(ctx, pipeline.JobID{Queue: queue}, err)
+	}
 	if in.GetWait() != nil {
 		out.Next = at
 	}
-	return out, err
-}
-
-// awaitJobs waits until holds is true or fails, which changes calls, and returns its error. The
-// end of the wait is none.
-func (s *Service) awaitJobs(ctx context.Context, wait time.Duration, changes func(context.Context, func() bool) error, holds func() (bool, error)) error {
-	waiting, stop, f := s.calls.StartWait(ctx, wait)
-	if f != nil {
-		return f
-	}
-	defer stop()
-	var err error
-	waited := changes(waiting, func() (ok bool) {
-		ok, err = holds()
-		return ok || err != nil
-	})
-	switch {
-	case err != nil:
-		return err
-	case ctx.Err() != nil:
-		return fault.From(ctx.Err())
-	case s.limiter.Closing().Err() != nil:
-		return admission.Stopping()
-	case waited != nil && waiting.Err() == nil:
-		return call.Unavailable(waited)
-	}
-	return nil
+	return out, nil
 }
 
 // nextQueued returns the next job that has not ended; nil for a message that is none.

@@ -1,6 +1,7 @@
 package jobs
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,7 +9,8 @@ import (
 	"sort"
 	"strconv"
 	"strings"
-	"sync"
+
+	"golang.org/x/sync/semaphore"
 
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 
@@ -21,76 +23,43 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/store"
 )
 
-const (
-	// waitingChunks is how many chunks of an attempt wait to be kept, beside those on their way.
-	waitingChunks = 16
-	// maxKeptTogether is about how many bytes of chunks one message has, or one chunk.
-	maxKeptTogether = 64 << 10
-)
+// maxChunksSent bounds the chunks of an attempt that are on their way to the broker.
+const maxChunksSent = 256
 
 // RunJob makes a request that is an attempt of a job. Its result is stored, and its chunks are
-// kept for WatchJob: all that can be kept are when it returns.
+// kept for WatchJob: all that can be kept are when it returns. Others are a gap for those who
+// watch.
 func (s *Service) RunJob(ctx context.Context, job store.StoredJob, r *call.Request) (*call.Response, error) {
 	r.StoreResult, r.LossyChunks = true, true
-	var chunks chan call.Chunk
-	var keeper sync.WaitGroup
-	run := uint32(0)
-	out, err := s.calls.Stream(ctx, r, func(c call.Chunk) error {
-		if chunks == nil {
-			chunks = make(chan call.Chunk, waitingChunks)
-			keeper.Go(func() { s.keepChunks(ctx, job, chunks) })
-		}
-		if c.Attempt < run {
+	attempt, run, sent := uint64(0), uint32(0), semaphore.NewWeighted(maxChunksSent)
+	keep := func(c call.Chunk) error {
+		switch {
+		case c.Attempt < run:
 			return nil // another run has replaced that one
+		case attempt == 0:
+			last, _, err := s.store.LastChunk(ctx, job.ID, job.Tenant)
+			if err != nil {
+				return nil
+			}
+			attempt = max(uint64(job.Job.GetJob().GetAttempts()), last.GetAttempt()+1) // not each attempt counts
+		case c.Attempt > run:
+			attempt++
 		}
 		run = c.Attempt
-		select {
-		case chunks <- c:
-		case <-ctx.Done():
+		if sent.Acquire(ctx, 1) != nil {
+			return nil
 		}
-		return nil
-	})
-	if chunks != nil {
-		close(chunks)
-		keeper.Wait()
-	}
-	return out, err
-}
-
-// keepChunks keeps chunks of an attempt until there are no more. One message at a time is on its
-// way to the broker; the next one has the chunks that came meanwhile. Chunks that cannot be kept
-// are a gap for those who watch.
-func (s *Service) keepChunks(ctx context.Context, job store.StoredJob, chunks <-chan call.Chunk) {
-	attempt, run := uint64(0), uint32(0)
-	for c := range chunks {
-		if attempt == 0 {
-			last, err := s.store.LastChunks(ctx, job.ID, job.Tenant)
+		s.store.PutChunk(job.ID, job.Tenant, &inferencev1.JobChunk{Attempt: attempt, Seq: c.Seq, RequestId: c.RequestID, Outputs: payload.ToProto(c.Outputs)}, func(err error) {
 			if err != nil {
-				continue
+				s.settings.Logger.Debug("a chunk of a job is not kept", "job", job.ID, "error", err)
 			}
-			attempt, run = uint64(job.Job.GetJob().GetAttempts()), c.Attempt
-			if n := len(last.Chunks); n > 0 {
-				attempt = max(attempt, last.Chunks[n-1].GetAttempt()+1) // not each attempt counts
-			}
-		}
-		var together []*inferencev1.JobChunk
-		for size, more := 0, true; more; {
-			if c.Attempt != run {
-				attempt, run = attempt+1, c.Attempt
-			}
-			together = append(together, &inferencev1.JobChunk{Attempt: attempt, Seq: c.Seq, RequestId: c.RequestID, Outputs: payload.ToProto(c.Outputs)})
-			more = false
-			if size += payload.Size(c.Outputs); size < maxKeptTogether {
-				select {
-				case c, more = <-chunks:
-				default:
-				}
-			}
-		}
-		if err := s.store.PutChunks(ctx, job.ID, job.Tenant, together...); err != nil {
-			s.settings.Logger.Debug("chunks of a job are not kept", "job", job.ID, "error", err)
-		}
+			sent.Release(1)
+		})
+		return nil
 	}
+	out, err := s.calls.Stream(ctx, r, keep)
+	_ = sent.Acquire(ctx, maxChunksSent)
+	return out, err
 }
 
 // WatchJob passes the events of a job to emit until its end: its state after each change, and the
@@ -120,11 +89,8 @@ func (s *Service) WatchJob(ctx context.Context, jobID, after string, emit func(*
 	if err == nil && !w.hasEnded && !hasBegun {
 		err = emit(&inferencev1.WatchJobResponse{EventId: after})
 	}
-	changes := func(ctx context.Context, holds func() bool) error {
-		return s.store.AwaitChange(ctx, id, w.tenant, holds)
-	}
 	for err == nil && !w.hasEnded {
-		err = s.awaitJobs(ctx, math.MaxInt64, changes, func() (bool, error) {
+		err = s.await(ctx, math.MaxInt64, s.bus.JobChanges(id, w.tenant), func() (bool, error) {
 			err := w.advance(ctx)
 			if errors.Is(err, bus.ErrUnknown) || errors.Is(err, bus.ErrDisconnected) {
 				err = nil // the broker may answer the next time
@@ -181,23 +147,17 @@ func (w *jobWatch) begin(ctx context.Context) (err error) {
 		return err
 	}
 	if w.attempt > 0 {
-		last, err := jobs.LastChunks(ctx, w.id, w.tenant)
+		_, last, err := jobs.LastChunk(ctx, w.id, w.tenant)
 		if err != nil {
 			return err
 		}
-		w.next = 1 + uint64(sort.Search(int(last.Seq), func(i int) bool {
-			kept, problem := jobs.NextChunks(ctx, w.id, w.tenant, uint64(i)+1)
-			if problem != nil {
-				err = problem
+		w.next = 1 + uint64(sort.Search(int(last), func(i int) bool {
+			c, seq, problem := jobs.NextChunk(ctx, w.id, w.tenant, uint64(i)+1)
+			err = cmp.Or(err, problem)
+			if c.GetAttempt() == w.attempt {
+				w.request = c.GetRequestId()
 			}
-			isReached := len(kept.Chunks) == 0
-			for _, c := range kept.Chunks {
-				isReached = isReached || !w.hasPassed(c)
-				if c.GetAttempt() == w.attempt {
-					w.request = c.GetRequestId()
-				}
-			}
-			return isReached
+			return seq == 0 || !w.hasPassed(c)
 		}))
 		if err != nil {
 			return err
@@ -220,19 +180,17 @@ func (w *jobWatch) advance(ctx context.Context) error {
 		if w.service.limiter.Closing().Err() != nil {
 			return admission.Stopping()
 		}
-		kept, err := w.service.store.NextChunks(ctx, w.id, w.tenant, w.next)
+		c, seq, err := w.service.store.NextChunk(ctx, w.id, w.tenant, w.next)
+		if err == nil && seq > 0 {
+			w.next = seq + 1
+			err = w.passChunk(ctx, c)
+		}
 		if err != nil {
 			return err
 		}
-		if kept.Seq == 0 {
+		if seq == 0 {
 			break
 		}
-		for _, c := range kept.Chunks {
-			if err := w.passChunk(ctx, c); err != nil {
-				return err
-			}
-		}
-		w.next = kept.Seq + 1
 	}
 	if !store.IsEnd(w.record.GetJob().GetState()) {
 		return nil

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"google.golang.org/protobuf/proto"
 
@@ -212,80 +211,6 @@ func (s *Jobs) Remove(ctx context.Context, queue pipeline.QueueName, seq uint64)
 	return s.wrap(err)
 }
 
-// IsEnd reports whether a job of that state has ended.
-func IsEnd(state inferencev1.JobState) bool {
-	return state >= inferencev1.JobState_JOB_STATE_SUCCEEDED
-}
-
-// StoredRecord is the record of a job.
-type StoredRecord struct {
-	Seq    uint64
-	ID     pipeline.JobID
-	Tenant string
-	*meshv1.JobRecord
-}
-
-// Record returns the record of a job: ErrNoJob if it has none.
-func (s *Jobs) Record(ctx context.Context, id pipeline.JobID, tenant string) (StoredRecord, error) {
-	return s.record(s.bus.Last(ctx, s.bus.JobRecordStream(), s.bus.Subjects.JobRecord(id, tenant)))
-}
-
-// NextRecord returns the first record of a queue's jobs from a number on, of a tenant or "*".
-func (s *Jobs) NextRecord(ctx context.Context, queue pipeline.QueueName, tenant string, from uint64) (StoredRecord, error) {
-	return s.record(s.bus.Next(ctx, s.bus.JobRecordStream(), s.bus.JobRecords(queue, tenant), from))
-}
-
-func (s *Jobs) record(msg *bus.StoredMessage, err error) (StoredRecord, error) {
-	switch {
-	case errors.Is(err, bus.ErrNoQueue), err == nil && msg == nil:
-		return StoredRecord{}, ErrNoJob
-	case err != nil:
-		return StoredRecord{}, s.wrap(err)
-	}
-	out := StoredRecord{Seq: msg.Seq, JobRecord: new(meshv1.JobRecord)}
-	var isOne bool
-	if out.ID, out.Tenant, isOne = s.bus.JobOf(msg.Subject); !isOne || proto.Unmarshal(msg.Data, out.JobRecord) != nil || out.GetJob() == nil {
-		return out, ErrNotAJob
-	}
-	return out, nil
-}
-
-// PutRecord replaces the record of a job that is at number after, 0 for none, and returns the
-// new one's number: ErrJobChanged if the record is another one. After other errors it may be
-// stored. An end is published once it is stored.
-func (s *Jobs) PutRecord(ctx context.Context, id pipeline.JobID, tenant string, after uint64, r *meshv1.JobRecord) (uint64, error) {
-	m, err := s.bus.JobRecord(id, tenant, after, r)
-	if err != nil {
-		return 0, s.wrap(fmt.Errorf("%w: %w", ErrNotStorable, err))
-	}
-	receipt, err := s.bus.PublishAndWait(ctx, m)
-	switch {
-	case err == nil && receipt.Duplicate:
-		err = ErrJobChanged
-	case errors.Is(err, bus.ErrTooLarge):
-		err = fmt.Errorf("%w: %w", ErrNotStorable, err)
-	case err == nil && IsEnd(r.GetJob().GetState()):
-		end, _ := json.Marshal(pipeline.JobDocumentOf(r.GetJob())) // texts and numbers always encode
-		s.bus.NotifyJobEnd(id.Queue, tenant, end)
-	}
-	return receipt.Seq, s.wrap(err)
-}
-
-// AwaitEnd returns the record of a job once it has ended, or the context's error.
-func (s *Jobs) AwaitEnd(ctx context.Context, id pipeline.JobID, tenant string) (r StoredRecord, err error) {
-	waited := s.wait(ctx, s.bus.Subjects.JobRecord(id, tenant), minResultPause, maxResultPause, func() bool {
-		r, err = s.Record(ctx, id, tenant)
-		return err == nil && IsEnd(r.GetJob().GetState()) || err != nil && !errors.Is(err, ErrNoJob)
-	})
-	return r, cmp.Or(waited, err)
-}
-
-// AwaitRecords returns once holds does, which it calls after changes of a queue's records, or the
-// context's error.
-func (s *Jobs) AwaitRecords(ctx context.Context, queue pipeline.QueueName, tenant string, holds func() bool) error {
-	return s.wait(ctx, s.bus.JobRecords(queue, tenant), minResultPause, maxResultPause, holds)
-}
-
 // Follow passes all jobs of a queue to handle, in the order of acceptance and without their
 // payloads, and then each new one, until the context ends. caughtUp is called once, after those
 // that were there. Messages that are no jobs have no UUID. Neither may block for long.
@@ -297,205 +222,6 @@ func (s *Jobs) Follow(ctx context.Context, queue pipeline.QueueName, handle func
 			out.ID, out.Tenant, out.JobHeader = id, tenant, header
 		}
 		handle(out)
-	})
-}
-
-// UnendedRecords passes the numbers of the records from a number on that are no ends, of the
-// jobs of some queues, to handle.
-func (s *Jobs) UnendedRecords(ctx context.Context, queues []pipeline.QueueName, from uint64, handle func(seq uint64)) error {
-	if len(queues) == 0 {
-		return nil
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	config := jetstream.OrderedConsumerConfig{HeadersOnly: true, DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: max(1, from)}
-	for _, queue := range queues {
-		config.FilterSubjects = append(config.FilterSubjects, s.bus.JobRecords(queue, "*"))
-	}
-	isDone := false
-	err := s.follow(ctx, s.bus.JobRecordStream(), config, func() { isDone = true; cancel() }, func(msg jetstream.Msg, at *jetstream.MsgMetadata) {
-		if !IsEnd(bus.RecordState(msg.Headers())) {
-			handle(at.Sequence.Stream)
-		}
-	})
-	if isDone {
-		return nil
-	}
-	return err
-}
-
-// RecordAt is Record by its number: ErrNoJob if another one has replaced it.
-func (s *Jobs) RecordAt(ctx context.Context, seq uint64) (StoredRecord, error) {
-	return s.record(s.bus.At(ctx, s.bus.JobRecordStream(), seq))
-}
-
-// LastRecord returns the number of the latest record.
-func (s *Jobs) LastRecord(ctx context.Context) (uint64, error) {
-	found, err := s.bus.JetStream().Stream(ctx, s.bus.JobRecordStream())
-	if err != nil {
-		return 0, s.wrap(err)
-	}
-	return found.CachedInfo().State.LastSeq, nil
-}
-
-// FollowEnds passes the ends of a queue's jobs to handle, from a number of their records on,
-// until the context ends.
-func (s *Jobs) FollowEnds(ctx context.Context, queue pipeline.QueueName, from uint64, handle func(pipeline.JobID, inferencev1.JobState)) error {
-	config := jetstream.OrderedConsumerConfig{
-		HeadersOnly: true, FilterSubjects: []string{s.bus.JobRecords(queue, "*")},
-		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: max(1, from),
-	}
-	return s.follow(ctx, s.bus.JobRecordStream(), config, func() {}, func(msg jetstream.Msg, _ *jetstream.MsgMetadata) {
-		state := bus.RecordState(msg.Headers())
-		if id, _, isOne := s.bus.JobOf(msg.Subject()); isOne && IsEnd(state) {
-			handle(id, state)
-		}
-	})
-}
-
-// follow passes the messages of a stream to handle until the context ends.
-func (s *stream) follow(ctx context.Context, stream string, config jetstream.OrderedConsumerConfig, caughtUp func(), handle func(jetstream.Msg, *jetstream.MsgMetadata)) error {
-	epoch, err := s.createdAt(ctx, stream)
-	if err != nil {
-		return err
-	}
-	consumer, err := s.bus.JetStream().OrderedConsumer(ctx, stream, config)
-	if err != nil {
-		return s.wrap(err)
-	}
-	info, err := consumer.Info(ctx)
-	if err != nil {
-		return s.wrap(err)
-	}
-	waiting := true
-	catchUp := func(pending uint64) {
-		if waiting && pending == 0 {
-			waiting = false
-			caughtUp()
-		}
-	}
-	catchUp(info.NumPending)
-	messages, err := consumer.Messages(jetstream.PullMaxMessages(followBatch))
-	if err != nil {
-		return s.wrap(err)
-	}
-	defer context.AfterFunc(ctx, messages.Stop)()
-	defer messages.Stop()
-	for {
-		msg, err := messages.Next(jetstream.NextMaxWait(followCheck))
-		if errors.Is(err, nats.ErrTimeout) {
-			// Messages may have been removed, or the stream may be another one.
-			now, err := s.createdAt(ctx, stream)
-			if err == nil && !now.Equal(epoch) {
-				err = s.wrap(fmt.Errorf("stream %s was created again", stream))
-			}
-			if err == nil && waiting {
-				info, err = consumer.Info(ctx)
-			}
-			if err != nil {
-				return cmp.Or(ctx.Err(), err)
-			}
-			catchUp(info.NumPending)
-			continue
-		}
-		if err != nil {
-			return cmp.Or(ctx.Err(), s.wrap(err))
-		}
-		at, err := msg.Metadata()
-		if err != nil {
-			return s.wrap(err)
-		}
-		handle(msg, at)
-		catchUp(at.NumPending)
-	}
-}
-
-// createdAt tells a stream from another one of its name.
-func (s *stream) createdAt(ctx context.Context, stream string) (time.Time, error) {
-	found, err := s.bus.JetStream().Stream(ctx, stream)
-	if err != nil {
-		return time.Time{}, s.wrap(err)
-	}
-	return found.CachedInfo().Created, nil
-}
-
-const (
-	// followBatch is how many messages without payloads are requested at a time.
-	followBatch = 4096
-	// followCheck is how often a stream without new messages is looked at.
-	followCheck = 2 * time.Second
-)
-
-// Control returns a value that dispatchers share, and its number; nil and 0 if there is none.
-func (s *Jobs) Control(ctx context.Context, kind, name string) ([]byte, uint64, error) {
-	msg, err := s.bus.Last(ctx, s.bus.JobControlStream(), s.bus.Subjects.JobControl(kind, name))
-	if err != nil || msg == nil {
-		return nil, 0, s.wrap(err)
-	}
-	return msg.Data, msg.Seq, nil
-}
-
-// SetControl replaces the value at number after, 0 for none, and returns the new one's number:
-// ErrJobChanged if the value is another one.
-func (s *Jobs) SetControl(ctx context.Context, kind, name string, after uint64, value []byte) (uint64, error) {
-	receipt, err := s.bus.PublishAndWait(ctx, s.bus.JobControl(kind, name, after, value))
-	if err == nil && receipt.Duplicate {
-		err = ErrJobChanged
-	}
-	return receipt.Seq, s.wrap(err)
-}
-
-// Pauses are the queues that operators have paused, and since when.
-type Pauses map[pipeline.QueueName]time.Time
-
-const (
-	pausedKind, pausedName = "paused", "queues"
-	// pausesCheck is how often FollowPauses reads at least.
-	pausesCheck = time.Second
-	// pauseTries is how often SetPaused begins again if others pause queues meanwhile.
-	pauseTries = 8
-)
-
-// Pauses returns the queues that are paused.
-func (s *Jobs) Pauses(ctx context.Context) (Pauses, error) {
-	out, _, err := s.pauses(ctx)
-	return out, err
-}
-
-func (s *Jobs) pauses(ctx context.Context) (out Pauses, seq uint64, err error) {
-	data, seq, err := s.Control(ctx, pausedKind, pausedName)
-	if out = (Pauses{}); err == nil && len(data) > 0 {
-		err = s.wrap(json.Unmarshal(data, &out))
-	}
-	return out, seq, err
-}
-
-// SetPaused pauses a queue, or resumes it.
-func (s *Jobs) SetPaused(ctx context.Context, queue pipeline.QueueName, isPaused bool) error {
-	err := ErrJobChanged
-	for try := 0; errors.Is(err, ErrJobChanged) && try < pauseTries; try++ {
-		pauses, seq, failure := s.pauses(ctx)
-		if since := pauses[queue]; failure != nil || isPaused != since.IsZero() {
-			return failure
-		}
-		if delete(pauses, queue); isPaused {
-			pauses[queue] = time.Now().UTC()
-		}
-		data, failure := json.Marshal(pauses)
-		if failure != nil {
-			return failure
-		}
-		_, err = s.SetControl(ctx, pausedKind, pausedName, seq, data)
-	}
-	return err
-}
-
-// FollowPauses calls changed at first, after a change of what is paused, and each second, until
-// the context ends.
-func (s *Jobs) FollowPauses(ctx context.Context, changed func()) error {
-	return s.wait(ctx, s.bus.Subjects.JobControl(pausedKind, pausedName), pausesCheck/16, pausesCheck, func() bool {
-		changed()
-		return false
 	})
 }
 
@@ -513,4 +239,36 @@ func (s *Jobs) Backlog(ctx context.Context, queue pipeline.QueueName) (jobs uint
 		oldest = state.FirstTime
 	}
 	return state.Msgs, oldest, nil
+}
+
+const (
+	// NoticeOf is the attribute of a notice that has the ID of the job that has ended.
+	NoticeOf = "job"
+
+	webhookTTL           = 3 * 24 * time.Hour
+	webhookQueueMaxBytes = 256 << 20
+)
+
+// WebhookQueueSettings are those of the built-in queue.
+func WebhookQueueSettings() JobQueueSettings {
+	return JobQueueSettings{TTL: webhookTTL, MaxBytes: webhookQueueMaxBytes}
+}
+
+// Notify puts the notice of a job that has ended into the queue of webhooks: a job that calls the
+// URL, with the ended job and not its result. Repeated for that job, it adds no second call.
+func (s *Jobs) Notify(ctx context.Context, tenant, url string, ended *inferencev1.Job) error {
+	document := pipeline.JobDocumentOf(ended)
+	body, err := json.Marshal(struct {
+		Type      string               `json:"type"`
+		Timestamp string               `json:"timestamp"`
+		Data      pipeline.JobDocument `json:"data"`
+	}{"job." + document.State, document.EndedAt, document})
+	if err != nil {
+		return err
+	}
+	deadline, id := time.Now().Add(webhookTTL), pipeline.KeyedJobID(pipeline.WebhookQueue, tenant, ended.GetId())
+	job := queuedJob(id, tenant, deadline, &inferencev1.Job{Attributes: map[string]string{NoticeOf: ended.GetId()}})
+	job.Payload = &meshv1.QueuedJob_Http{Http: &inferencev1.HttpCall{Path: url, ContentType: "application/json", Body: body}}
+	_, _, err = s.Submit(ctx, id, tenant, bus.JobHeader{Deadline: deadline}, job)
+	return err
 }

@@ -174,8 +174,8 @@ const (
 // Wait returns when the key's record is another than the one at seq, or with the
 // context's error.
 func (s *Keys) Wait(ctx context.Context, k Key, seq uint64) error {
-	return s.wait(ctx, s.subject(k), minKeyPause, maxKeyPause, func() bool {
+	return s.wait(ctx, s.subject(k), minKeyPause, maxKeyPause, func() (bool, error) {
 		r, err := s.Get(ctx, k)
-		return err == nil && r.Seq != seq
+		return err == nil && r.Seq != seq, nil
 	})
 }

@@ -83,13 +83,13 @@ const (
 // Wait returns a request's result as soon as there is one, or the context's
 // error.
 func (s *Results) Wait(ctx context.Context, request pipeline.RequestID) (r *envelope.Result, err error) {
-	waited := s.wait(ctx, s.bus.Subjects.Result(request), minResultPause, maxResultPause, func() bool {
+	err = s.wait(ctx, s.bus.Subjects.Result(request), minResultPause, maxResultPause, func() (bool, error) {
 		r, err = s.Fetch(ctx, request)
-		return !errors.Is(err, ErrNoResult)
+		if errors.Is(err, ErrNoResult) {
+			return false, nil
+		}
+		return true, err
 	})
-	if waited != nil {
-		return nil, waited
-	}
 	return r, err
 }
 

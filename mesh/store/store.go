@@ -33,6 +33,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/stagemesh/stagemesh/mesh/bus"
@@ -136,11 +137,11 @@ func (s *stream) wrap(err error) error {
 	return fmt.Errorf("%s: %w", s.what, err)
 }
 
-// wait calls holds until it reports true: at once, after each message on the
+// wait calls holds until it reports true or fails: at once, after each message on the
 // subject, and in between after a pause that grows from the least to the most,
 // because messages that are published while the connection is lost do not arrive.
 // It returns the context's error when that ends first.
-func (s *stream) wait(ctx context.Context, subject string, least, most time.Duration, holds func() bool) error {
+func (s *stream) wait(ctx context.Context, subject string, least, most time.Duration, holds func() (bool, error)) error {
 	published := make(chan struct{}, 1)
 	stop, err := s.bus.Watch(subject, func([]byte) {
 		select {
@@ -155,7 +156,10 @@ func (s *stream) wait(ctx context.Context, subject string, least, most time.Dura
 	pause := least
 	retry := time.NewTimer(pause)
 	defer retry.Stop()
-	for !holds() {
+	for {
+		if ok, err := holds(); ok || err != nil {
+			return err
+		}
 		select {
 		case <-published:
 			pause = least
@@ -166,5 +170,77 @@ func (s *stream) wait(ctx context.Context, subject string, least, most time.Dura
 		}
 		retry.Reset(pause)
 	}
-	return nil
 }
+
+// follow passes the messages of a stream to handle until the context ends.
+func (s *stream) follow(ctx context.Context, stream string, config jetstream.OrderedConsumerConfig, caughtUp func(), handle func(jetstream.Msg, *jetstream.MsgMetadata)) error {
+	epoch, err := s.createdAt(ctx, stream)
+	if err != nil {
+		return err
+	}
+	consumer, err := s.bus.JetStream().OrderedConsumer(ctx, stream, config)
+	if err != nil {
+		return s.wrap(err)
+	}
+	info, err := consumer.Info(ctx)
+	if err != nil {
+		return s.wrap(err)
+	}
+	waiting := true
+	catchUp := func(pending uint64) {
+		if waiting && pending == 0 {
+			waiting = false
+			caughtUp()
+		}
+	}
+	catchUp(info.NumPending)
+	messages, err := consumer.Messages(jetstream.PullMaxMessages(followBatch))
+	if err != nil {
+		return s.wrap(err)
+	}
+	defer context.AfterFunc(ctx, messages.Stop)()
+	defer messages.Stop()
+	for {
+		msg, err := messages.Next(jetstream.NextMaxWait(followCheck))
+		if errors.Is(err, nats.ErrTimeout) {
+			// Messages may have been removed, or the stream may be another one.
+			now, err := s.createdAt(ctx, stream)
+			if err == nil && !now.Equal(epoch) {
+				err = s.wrap(fmt.Errorf("stream %s was created again", stream))
+			}
+			if err == nil && waiting {
+				info, err = consumer.Info(ctx)
+			}
+			if err != nil {
+				return cmp.Or(ctx.Err(), err)
+			}
+			catchUp(info.NumPending)
+			continue
+		}
+		if err != nil {
+			return cmp.Or(ctx.Err(), s.wrap(err))
+		}
+		at, err := msg.Metadata()
+		if err != nil {
+			return s.wrap(err)
+		}
+		handle(msg, at)
+		catchUp(at.NumPending)
+	}
+}
+
+// createdAt tells a stream from another one of its name.
+func (s *stream) createdAt(ctx context.Context, stream string) (time.Time, error) {
+	found, err := s.bus.JetStream().Stream(ctx, stream)
+	if err != nil {
+		return time.Time{}, s.wrap(err)
+	}
+	return found.CachedInfo().Created, nil
+}
+
+const (
+	// followBatch is how many messages without payloads are requested at a time.
+	followBatch = 4096
+	// followCheck is how often a stream without new messages is looked at.
+	followCheck = 2 * time.Second
+)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/process"
 )
 
@@ -165,4 +166,77 @@ func (l *Lease) Release() {
 	l.mu.Unlock()
 	value.Owner = ""
 	_ = l.write(ctx, seq, value, time.Now()) // else it is taken over later
+}
+
+// Control returns a value that dispatchers share, and its number; nil and 0 if there is none.
+func (s *Jobs) Control(ctx context.Context, kind, name string) ([]byte, uint64, error) {
+	msg, err := s.bus.Last(ctx, s.bus.JobControlStream(), s.bus.Subjects.JobControl(kind, name))
+	if err != nil || msg == nil {
+		return nil, 0, s.wrap(err)
+	}
+	return msg.Data, msg.Seq, nil
+}
+
+// SetControl replaces the value at number after, 0 for none, and returns the new one's number:
+// ErrJobChanged if the value is another one.
+func (s *Jobs) SetControl(ctx context.Context, kind, name string, after uint64, value []byte) (uint64, error) {
+	receipt, err := s.bus.PublishAndWait(ctx, s.bus.JobControl(kind, name, after, value))
+	if err == nil && receipt.Duplicate {
+		err = ErrJobChanged
+	}
+	return receipt.Seq, s.wrap(err)
+}
+
+// Pauses are the queues that operators have paused, and since when.
+type Pauses map[pipeline.QueueName]time.Time
+
+const (
+	pausedKind, pausedName = "paused", "queues"
+	// pausesCheck is how often FollowPauses reads at least.
+	pausesCheck = time.Second
+	// pauseTries is how often SetPaused begins again if others pause queues meanwhile.
+	pauseTries = 8
+)
+
+// Pauses returns the queues that are paused.
+func (s *Jobs) Pauses(ctx context.Context) (Pauses, error) {
+	out, _, err := s.pauses(ctx)
+	return out, err
+}
+
+func (s *Jobs) pauses(ctx context.Context) (out Pauses, seq uint64, err error) {
+	data, seq, err := s.Control(ctx, pausedKind, pausedName)
+	if out = (Pauses{}); err == nil && len(data) > 0 {
+		err = s.wrap(json.Unmarshal(data, &out))
+	}
+	return out, seq, err
+}
+
+// SetPaused pauses a queue, or resumes it.
+func (s *Jobs) SetPaused(ctx context.Context, queue pipeline.QueueName, isPaused bool) error {
+	err := ErrJobChanged
+	for try := 0; errors.Is(err, ErrJobChanged) && try < pauseTries; try++ {
+		pauses, seq, failure := s.pauses(ctx)
+		if since := pauses[queue]; failure != nil || isPaused != since.IsZero() {
+			return failure
+		}
+		if delete(pauses, queue); isPaused {
+			pauses[queue] = time.Now().UTC()
+		}
+		data, failure := json.Marshal(pauses)
+		if failure != nil {
+			return failure
+		}
+		_, err = s.SetControl(ctx, pausedKind, pausedName, seq, data)
+	}
+	return err
+}
+
+// FollowPauses calls changed at first, after a change of what is paused, and each second, until
+// the context ends.
+func (s *Jobs) FollowPauses(ctx context.Context, changed func()) error {
+	return s.wait(ctx, s.bus.Subjects.JobControl(pausedKind, pausedName), pausesCheck/16, pausesCheck, func() (bool, error) {
+		changed()
+		return false, nil
+	})
 }
