@@ -127,6 +127,9 @@ func TestManyJobsEndOnce(t *testing.T) {
 	f.bulk(jobs, "")
 	t.Logf("%d jobs queued at %.0f/s; %d B of files a job", jobs, float64(jobs)/time.Since(begin).Seconds(), folderSize(t, f.folder)/jobs)
 	if *soak {
+		testbed.Eventually(t, "the owner knows all jobs", func() bool {
+			return f.owner.count("stagemesh_job_queued", "queue", "nightly", "state", "waiting") == jobs
+		})
 		least := f.holdShut()
 		f.bound("heap of a dispatcher", "B a job", float64(f.owner.heap()-dispatcher)/float64(jobs), 256)
 		f.bound("memory of the broker", "B a job", float64(least-broker)/float64(jobs), 512)
