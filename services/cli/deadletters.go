@@ -7,19 +7,17 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
+	"math"
 	"os"
 	"slices"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 
 	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
-	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -32,7 +30,7 @@ func newDeadLetters() *cobra.Command {
 		newDeadLettersList(), newDeadLettersShow(), newDeadLettersReplay(), newDeadLettersDelete())
 }
 
-// deadLetterFilter selects dead letters.
+// deadLetterFilter selects the dead letters of a stage or of a queue of jobs; the zero one all.
 type deadLetterFilter struct{ stage, queue string }
 
 func (f *deadLetterFilter) add(cmd *cobra.Command, stage, queue string) {
@@ -40,8 +38,11 @@ func (f *deadLetterFilter) add(cmd *cobra.Command, stage, queue string) {
 	cmd.Flags().StringVar(&f.queue, "queue", "", queue)
 }
 
-func (f deadLetterFilter) check(cmd *cobra.Command) error {
-	if f.stage != "" && f.queue != "" {
+func (f deadLetterFilter) check(cmd *cobra.Command, limit int) error {
+	switch {
+	case limit < 1:
+		return usageError(cmd, fmt.Errorf("--limit: %d is not at least 1", limit))
+	case f.stage != "" && f.queue != "":
 		return usageError(cmd, errors.New("give --stage or --queue, not both"))
 	}
 	return cmp.Or(validFilter(cmd, "stage", f.stage), validFilter(cmd, "queue", f.queue))
@@ -57,8 +58,6 @@ func validFilter(cmd *cobra.Command, kind, name string) error {
 	return nil
 }
 
-func (f deadLetterFilter) isEmpty() bool { return f == deadLetterFilter{} }
-
 // String is the place that the filter selects.
 func (f deadLetterFilter) String() string {
 	if f.queue != "" {
@@ -67,73 +66,75 @@ func (f deadLetterFilter) String() string {
 	return "stage " + f.stage
 }
 
-type listCommand struct {
-	deadLetterFilter
+// maxPage is the most dead letters of one request.
+const maxPage = 1000
 
-	admin port
-	from  uint64
-	limit int
-	all   bool
-	json  bool
+// pages passes dead letters to each, page by page, until each has returned that there were enough.
+// It returns the number of the next one, 0 at the end, and the first numbers of messages that are
+// no dead letters.
+func (f deadLetterFilter) pages(ctx context.Context, client clients, from uint64, limit int, each func([]*adminv1.DeadLetterSummary) (left int, err error)) (next uint64, unreadable []uint64, err error) {
+	for next = from; next != 0 && limit > 0; {
+		response, err := client.ListDeadLetters(ctx, connect.NewRequest(&adminv1.ListDeadLettersRequest{
+			Stage: f.stage, Queue: f.queue, From: next, Limit: uint32(min(limit, maxPage)),
+		}))
+		if err != nil {
+			return next, nil, err
+		}
+		next = response.Msg.GetNext()
+		more := response.Msg.GetUnreadable()
+		unreadable = append(unreadable, more[:min(len(more), maxPage-len(unreadable))]...)
+		if limit, err = each(response.Msg.GetDeadLetters()); err != nil {
+			return next, nil, err
+		}
+	}
+	return next, unreadable, nil
 }
 
 func newDeadLettersList() *cobra.Command {
-	var c listCommand
+	var filter deadLetterFilter
+	var from uint64
+	var limit int
+	var all, asJSON bool
 	list := &cobra.Command{
 		Use:     "list",
 		Short:   "List dead letters, oldest first",
 		Example: "  stagemesh dead-letters list\n  stagemesh dead-letters list --stage classify --all --json\n  stagemesh dead-letters list --queue nightly",
 		Args:    cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if c.limit < 1 {
-				return usageError(cmd, fmt.Errorf("--limit: %d is not at least 1", c.limit))
-			}
-			if err := c.check(cmd); err != nil {
-				return err
-			}
-			return c.admin.reach(func(client clients) error {
-				return c.run(cmd.Context(), client, cmd.OutOrStdout(), cmd.ErrOrStderr())
-			})
-		},
 	}
-	c.admin.addAdmin(list)
-	c.add(list, "list only the dead letters of this stage", "list only the dead letters of this queue of jobs")
-	list.Flags().Uint64Var(&c.from, "from", 0, "start at this number")
-	list.Flags().IntVar(&c.limit, "limit", 50, "list at most this many")
-	list.Flags().BoolVar(&c.all, "all", false, "list all dead letters, without a limit")
-	addJSON(list, &c.json, "each dead letter")
-	return list
-}
-
-func (c *listCommand) run(ctx context.Context, client clients, out, hints io.Writer) error {
-	pages := pager{client: client, filter: c.deadLetterFilter, next: max(1, c.from)}
-	listed := 0
-	for pages.next != 0 && (c.all || listed < c.limit) {
-		left := maxPage
-		if !c.all {
-			left = min(left, c.limit-listed)
+	filter.add(list, "list only the dead letters of this stage", "list only the dead letters of this queue of jobs")
+	list.Flags().Uint64Var(&from, "from", 0, "start at this number")
+	list.Flags().IntVar(&limit, "limit", 50, "list at most this many")
+	list.Flags().BoolVar(&all, "all", false, "list all dead letters, without a limit")
+	addJSON(list, &asJSON, "each dead letter")
+	return askAdmin(list, func(cmd *cobra.Command, client clients, _ []string) error {
+		if err := filter.check(cmd, limit); err != nil {
+			return err
 		}
-		page, err := pages.page(ctx, left)
-		if err == nil && c.json {
-			err = printJSON(out, page...)
-		} else if err == nil {
-			err = printLetters(out, page, listed == 0)
+		if all {
+			limit = math.MaxInt
 		}
+		listed, hints := 0, cmd.ErrOrStderr()
+		next, unreadable, err := filter.pages(cmd.Context(), client, max(1, from), limit, func(page []*adminv1.DeadLetterSummary) (left int, err error) {
+			listed += len(page)
+			if asJSON {
+				return limit - listed, printJSON(cmd.OutOrStdout(), page...)
+			}
+			return limit - listed, printLetters(cmd.OutOrStdout(), page, listed == len(page))
+		})
 		if err != nil {
 			return err
 		}
-		listed += len(page)
-	}
-	if listed == 0 {
-		fmt.Fprintln(hints, "there are no dead letters")
-	}
-	if len(pages.unreadable) > 0 {
-		fmt.Fprintf(hints, "%s in the list cannot be read; stagemesh dead-letters delete %s removes them\n", count(len(pages.unreadable), "message"), numbers(pages.unreadable))
-	}
-	if pages.next != 0 {
-		fmt.Fprintf(hints, "there are more: --from %d goes on, --all lists all\n", pages.next)
-	}
-	return nil
+		if listed == 0 {
+			fmt.Fprintln(hints, "there are no dead letters")
+		}
+		if len(unreadable) > 0 {
+			fmt.Fprintf(hints, "%s in the list cannot be read; stagemesh dead-letters delete %s removes them\n", count(len(unreadable), "message"), numbers(unreadable))
+		}
+		if next != 0 {
+			fmt.Fprintf(hints, "there are more: --from %d goes on, --all lists all\n", next)
+		}
+		return nil
+	})
 }
 
 // printLetters prints dead letters as rows of a table.
@@ -169,37 +170,10 @@ func numbers(seqs []uint64) string {
 	return strings.Join(out, " ")
 }
 
-// maxPage is the most dead letters of one request.
-const maxPage = 1000
-
-// pager lists dead letters page by page.
-type pager struct {
-	client clients
-	filter deadLetterFilter
-	// next is the number of the next page's first dead letter; 0 at the end.
-	next uint64
-	// unreadable are the first numbers of messages that are no dead letters.
-	unreadable []uint64
-}
-
-func (p *pager) page(ctx context.Context, limit int) ([]*adminv1.DeadLetterSummary, error) {
-	response, err := p.client.ListDeadLetters(ctx, connect.NewRequest(&adminv1.ListDeadLettersRequest{
-		Stage: p.filter.stage, Queue: p.filter.queue, From: p.next, Limit: uint32(limit),
-	}))
-	if err != nil {
-		return nil, err
-	}
-	p.next = response.Msg.GetNext()
-	more := response.Msg.GetUnreadable()
-	p.unreadable = append(p.unreadable, more[:min(len(more), maxPage-len(p.unreadable))]...)
-	return response.Msg.GetDeadLetters(), nil
-}
-
 // maxRaw is the most bytes of a message that the admin port gives.
 const maxRaw = 64 << 20
 
 func newDeadLettersShow() *cobra.Command {
-	var admin port
 	var asJSON bool
 	var raw string
 	show := &cobra.Command{
@@ -207,38 +181,34 @@ func newDeadLettersShow() *cobra.Command {
 		Short:   "Show everything recorded about a dead letter",
 		Example: "  stagemesh dead-letters show 7\n  stagemesh dead-letters show 7 --raw item.bin   # write the original queue message to a file",
 		Args:    between(1, 1, "give one NUMBER of a dead letter"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			seqs, err := deadLetterNumbers(cmd, args)
-			if err != nil {
-				return err
-			}
-			request := &adminv1.GetDeadLetterRequest{Seq: seqs[0]}
-			if raw != "" {
-				request.MessageBytes = maxRaw
-			}
-			return admin.reach(func(client clients) error {
-				response, err := client.GetDeadLetter(cmd.Context(), connect.NewRequest(request))
-				if err != nil {
-					return err
-				}
-				letter := response.Msg.GetDeadLetter()
-				if raw != "" {
-					if err := os.WriteFile(raw, letter.GetRawMessage(), 0o600); err != nil {
-						return fmt.Errorf("--raw: %w", err)
-					}
-					letter.RawMessage = nil
-				}
-				if asJSON {
-					return printJSON(cmd.OutOrStdout(), letter)
-				}
-				return printLetter(cmd.OutOrStdout(), letter)
-			})
-		},
 	}
-	admin.addAdmin(show)
 	addJSON(show, &asJSON, "the dead letter")
 	show.Flags().StringVar(&raw, "raw", "", "write the original queue message to this file")
-	return show
+	return askAdmin(show, func(cmd *cobra.Command, client clients, args []string) error {
+		seqs, err := deadLetterNumbers(cmd, args)
+		if err != nil {
+			return err
+		}
+		request := &adminv1.GetDeadLetterRequest{Seq: seqs[0]}
+		if raw != "" {
+			request.MessageBytes = maxRaw
+		}
+		response, err := client.GetDeadLetter(cmd.Context(), connect.NewRequest(request))
+		if err != nil {
+			return err
+		}
+		letter := response.Msg.GetDeadLetter()
+		if raw != "" {
+			if err := os.WriteFile(raw, letter.GetRawMessage(), 0o600); err != nil {
+				return fmt.Errorf("--raw: %w", err)
+			}
+			letter.RawMessage = nil
+		}
+		if asJSON {
+			return printJSON(cmd.OutOrStdout(), letter)
+		}
+		return printLetter(cmd.OutOrStdout(), letter)
+	})
 }
 
 // deadLetterNumbers parses the numbers of dead letters.
@@ -281,7 +251,6 @@ type manyCommand struct {
 	// Other verbs take only those that can be replayed.
 	unreadable bool
 
-	admin port
 	all   bool
 	limit int
 	json  bool
@@ -291,13 +260,11 @@ type manyCommand struct {
 
 // complete adds the flags, and what the command does.
 func (c *manyCommand) complete(cmd *cobra.Command) *cobra.Command {
-	cmd.RunE = c.run
-	c.admin.addAdmin(cmd)
 	cmd.Flags().BoolVar(&c.all, "all", false, c.verb+" all dead letters of the --stage or --queue, oldest first")
 	c.add(cmd, "the stage, for --all", "the queue of jobs, for --all")
 	cmd.Flags().IntVar(&c.limit, "limit", 100, c.verb+" at most this many, for --all")
 	addJSON(cmd, &c.json, "the outcome for each dead letter")
-	return cmd
+	return askAdmin(cmd, c.run)
 }
 
 func newDeadLettersReplay() *cobra.Command {
@@ -325,7 +292,10 @@ func newDeadLettersReplay() *cobra.Command {
 }
 
 func newDeadLettersDelete() *cobra.Command {
-	c := manyCommand{verb: "delete", do: deleteLetter, unreadable: true}
+	c := &manyCommand{verb: "delete", unreadable: true, do: func(ctx context.Context, client clients, seq uint64) (outcome, error) {
+		_, err := client.DeleteDeadLetter(ctx, connect.NewRequest(&adminv1.DeleteDeadLetterRequest{Seq: seq}))
+		return outcome{Seq: seq, text: fmt.Sprintf("dead letter %d is deleted", seq)}, err
+	}}
 	return c.complete(&cobra.Command{
 		Use:     "delete NUMBER...",
 		Short:   "Delete dead letters",
@@ -336,51 +306,42 @@ func newDeadLettersDelete() *cobra.Command {
 
 // check rejects arguments that do not name dead letters.
 func (c *manyCommand) check(cmd *cobra.Command, args []string) error {
+	isFiltered := c.deadLetterFilter != deadLetterFilter{}
 	switch {
 	case c.all && len(args) > 0:
 		return usageError(cmd, errors.New("give NUMBERs or --all, not both"))
-	case c.all && c.isEmpty():
+	case c.all && !isFiltered:
 		return usageError(cmd, errors.New("--all: needs a --stage or a --queue"))
-	case !c.all && !c.isEmpty():
+	case !c.all && isFiltered:
 		return usageError(cmd, errors.New("--stage and --queue: go with --all"))
 	case c.body != "" && len(args) != 1:
 		return usageError(cmd, errors.New("--body: is for one NUMBER"))
 	case !c.all && len(args) == 0:
 		return usageError(cmd, errors.New("give the NUMBER of a dead letter or more, or --all with --stage or --queue"))
-	case c.limit < 1:
-		return usageError(cmd, fmt.Errorf("--limit: %d is not at least 1", c.limit))
 	}
-	return c.deadLetterFilter.check(cmd)
+	return c.deadLetterFilter.check(cmd, c.limit)
 }
 
-func (c *manyCommand) run(cmd *cobra.Command, args []string) error {
-	if err := c.check(cmd, args); err != nil {
-		return err
+func (c *manyCommand) run(cmd *cobra.Command, client clients, args []string) error {
+	err := c.check(cmd, args)
+	var seqs []uint64
+	switch {
+	case err == nil && c.all:
+		seqs, err = c.find(cmd.Context(), client, cmd.ErrOrStderr())
+	case err == nil:
+		seqs, err = deadLetterNumbers(cmd, args)
 	}
-	seqs, err := deadLetterNumbers(cmd, args)
 	if err != nil {
 		return err
 	}
-	return c.admin.reach(func(client clients) error {
-		if c.all {
-			if seqs, err = c.find(cmd.Context(), client, cmd.ErrOrStderr()); err != nil {
-				return err
-			}
-		}
-		return c.each(cmd.Context(), client, seqs, cmd.OutOrStdout())
-	})
+	return c.each(cmd.Context(), client, seqs, cmd.OutOrStdout())
 }
 
 // find returns the numbers of the dead letters that the verb takes. It lists
 // them first, because an item that fails again is a new dead letter.
 func (c *manyCommand) find(ctx context.Context, client clients, hints io.Writer) ([]uint64, error) {
-	pages := pager{client: client, filter: c.deadLetterFilter, next: 1}
 	var seqs, others []uint64
-	for pages.next != 0 && len(seqs) < c.limit {
-		page, err := pages.page(ctx, min(maxPage, c.limit-len(seqs)))
-		if err != nil {
-			return nil, err
-		}
+	next, unreadable, err := c.pages(ctx, client, 1, c.limit, func(page []*adminv1.DeadLetterSummary) (left int, err error) {
 		for _, letter := range page {
 			if c.unreadable || letter.GetReplayable() {
 				seqs = append(seqs, letter.GetSeq())
@@ -388,16 +349,18 @@ func (c *manyCommand) find(ctx context.Context, client clients, hints io.Writer)
 				others = append(others, letter.GetSeq())
 			}
 		}
-		if c.unreadable {
-			left := c.limit - len(seqs)
-			seqs = append(seqs, pages.unreadable[:min(left, len(pages.unreadable))]...)
-			pages.unreadable = nil
-		}
+		return c.limit - len(seqs), nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	if c.unreadable {
+		seqs = append(seqs, unreadable[:min(c.limit-len(seqs), len(unreadable))]...)
 	}
 	switch {
 	case len(seqs) == 0:
 		fmt.Fprintf(hints, "%s has no dead letters to %s\n", c.deadLetterFilter, c.verb)
-	case pages.next != 0:
+	case next != 0:
 		fmt.Fprintf(hints, "%s has more than the %d of --limit\n", c.deadLetterFilter, c.limit)
 	}
 	if len(others) > 0 {
@@ -462,125 +425,4 @@ func replayLetter(ctx context.Context, client clients, request *adminv1.ReplayDe
 		out.text += fmt.Sprintf("\ndead letter %d is still there; stagemesh dead-letters delete %d removes it", seq, seq)
 	}
 	return out, nil
-}
-
-func deleteLetter(ctx context.Context, client clients, seq uint64) (outcome, error) {
-	_, err := client.DeleteDeadLetter(ctx, connect.NewRequest(&adminv1.DeleteDeadLetterRequest{Seq: seq}))
-	return outcome{Seq: seq, text: fmt.Sprintf("dead letter %d is deleted", seq)}, err
-}
-
-// page prints one dead letter: words and values.
-type page struct{ *tabwriter.Writer }
-
-// line prints a value, if there is one.
-func (p page) line(word, format string, args ...any) {
-	if value := fmt.Sprintf(format, args...); value != "" {
-		fmt.Fprintf(p, "  %s\t%s\n", word, visible(value))
-	}
-}
-
-// lines prints values below each other, the first of them beside the word.
-func (p page) lines(word string, values []string) {
-	for _, value := range values {
-		p.line(word, "%s", value)
-		word = ""
-	}
-}
-
-// printLetter prints everything about a dead letter.
-func printLetter(out io.Writer, l *adminv1.DeadLetter) error {
-	p := page{tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)}
-	s := l.GetSummary()
-	place, who := "stage "+s.GetStage(), "host "+l.GetHost()
-	if s.GetQueue() != "" {
-		place, who = placeOf(s), "dispatcher "+l.GetHost()
-	}
-	fmt.Fprintf(p, "dead letter %d\n", s.GetSeq())
-	p.line("failed", "%s, %s ago, at %s; %s gave up", moment(s.GetDeadLetteredAt()), age(time.Since(s.GetDeadLetteredAt().AsTime())), place, who)
-	p.line("job", "%s", s.GetJobId())
-	p.line("reason", "%s: %s", l.GetFault().GetReason(), l.GetFault().GetMessage())
-	for _, v := range l.GetFault().GetViolations() {
-		p.line("", "%s: %s", v.GetField(), v.GetDescription())
-	}
-	durability := strings.ToLower(strings.TrimPrefix(l.GetDurability().String(), "DURABILITY_"))
-	p.line("queued", "%s, %s, priority %d; delivered %s", moment(l.GetQueuedAt()), durability, l.GetPriority(), count(int(s.GetDeliveries()), "time"))
-	p.lines("runs", texts(l.GetRuns(), func(run *adminv1.DeadLetterRun) string {
-		end := "did not end"
-		if run.GetDied() {
-			end = "ended with its worker"
-		}
-		return fmt.Sprintf("began %s on host %s and %s", moment(run.GetStartedAt()), run.GetHost(), end)
-	}))
-	p.line("message", "%d bytes", s.GetSize())
-	if l.GetItem() != nil {
-		p.item(s, l.GetItem())
-	}
-	if job := l.GetJob(); job != nil {
-		p.line("tenant", "%s", s.GetTenant())
-		p.line("pipeline", "%s", job.GetJob().GetPipeline())
-		p.line("path", "%s", job.GetPath())
-		p.line("deadline", "%s", moment(job.GetJob().GetDeadline()))
-		p.lines("attributes", pairs(job.GetJob().GetAttributes()))
-		p.lines("inputs", texts(job.GetParts(), describePart))
-	}
-	if why := l.GetNotReplayable(); why != "" {
-		p.line("replay", "not possible: %s", why)
-	} else {
-		p.line("replay", "stagemesh dead-letters replay %d", s.GetSeq())
-	}
-	return p.Flush()
-}
-
-func (p page) item(s *adminv1.DeadLetterSummary, i *adminv1.DeadLetterItem) {
-	p.line("request", "%s, execution %s", s.GetRequestId(), s.GetExecutionId())
-	p.line("tenant", "%s", i.GetTenant())
-	p.line("pipeline", "%s: %s", s.GetPipeline(), route(i))
-	p.line("deadline", "%s, %s after it was admitted by gateway %s", moment(i.GetDeadline()),
-		i.GetDeadline().AsTime().Sub(i.GetAdmittedAt().AsTime()).Round(time.Millisecond), i.GetGateway())
-	p.line("key", "%s", i.GetIdempotencyKey())
-	p.lines("metadata", pairs(i.GetMetadata()))
-	p.lines("trace", pairs(i.GetTraceContext()))
-	p.lines("inputs", texts(i.GetParts(), describePart))
-	p.lines("kept", texts(i.GetKept(), describePart))
-	p.lines("before", texts(i.GetTimings(), func(t *inferencev1.StepTiming) string { return RenderStep(t) }))
-}
-
-func texts[T, R any](values []T, text func(T) R) []R {
-	out := make([]R, len(values))
-	for i, v := range values {
-		out[i] = text(v)
-	}
-	return out
-}
-
-func pairs(values map[string]string) []string {
-	return texts(slices.Sorted(maps.Keys(values)), func(key string) string { return key + "=" + values[key] })
-}
-
-// route returns the steps, the one that failed in brackets.
-func route(i *adminv1.DeadLetterItem) string {
-	out := make([]string, len(i.GetRoute()))
-	for n, step := range i.GetRoute() {
-		out[n] = step.GetName()
-		if step.GetName() != step.GetStage() {
-			out[n] += " (stage " + step.GetStage() + ")"
-		}
-		if n == int(i.GetPosition()) {
-			out[n] = "[" + out[n] + "]"
-		}
-	}
-	return strings.Join(out, " -> ")
-}
-
-func describePart(part *adminv1.DeadLetterPart) string {
-	kind := cmp.Or(part.GetBlob().GetContentType(), "a blob")
-	if t := part.GetTensor(); t != nil {
-		kind = fmt.Sprintf("%s%v", t.GetDatatype(), t.GetShape())
-	}
-	return fmt.Sprintf("%s: %s, %d bytes", cmp.Or(part.GetName(), "(no name)"), kind, part.GetSize())
-}
-
-// moment returns a point in time, to the millisecond.
-func moment(t interface{ AsTime() time.Time }) string {
-	return t.AsTime().UTC().Format("2006-01-02 15:04:05.000 MST")
 }
