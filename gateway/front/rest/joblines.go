@@ -3,7 +3,6 @@ package rest
 import (
 	"bufio"
 	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -40,13 +39,24 @@ func (h *jobsHandler) submitLines(w http.ResponseWriter, r *http.Request, templa
 		kind.params = map[string]string{"form": "blob"}
 	}
 	var unanswered []jobLine
-	answers := &lineWriter{w: w, memory: transport.NewReservation(r.Context(), 0)}
+	memory := transport.NewReservation(r.Context(), 0)
 	defer func() {
-		answers.memory.Release()
+		memory.Release()
 		for _, line := range unanswered {
 			line.memory.Release()
 		}
 	}()
+	if err := memory.ReserveTemporary(maxHeldAnswers); err != nil {
+		return err
+	}
+	_ = http.NewResponseController(w).EnableFullDuplex() // without it, in tests, there is no connection
+	w.Header().Set("Content-Type", linesType)
+	answers, hasAny := bufio.NewWriterSize(w, maxHeldAnswers), false
+	answer := func(document []byte) error {
+		hasAny = true
+		_, err := answers.Write(append(document, '\n'))
+		return err
+	}
 	jobs := func(yield func(*inferencev1.SubmitJobRequest, error) bool) {
 		from := bufio.NewReaderSize(transport.StallReader(w, r, h.settings), lineBuffer)
 		for number := 1; ; number++ {
@@ -80,24 +90,19 @@ func (h *jobsHandler) submitLines(w http.ResponseWriter, r *http.Request, templa
 		unanswered = unanswered[1:]
 		line.memory.Release()
 		if err != nil {
-			return answers.add(failedLine(line.number, err))
+			return answer(failedLine(line.number, err))
 		}
-		document, err := json.Marshal(pipeline.JobDocumentOf(job))
-		if err != nil {
-			return err
-		}
-		return answers.add(document)
+		return answer(appendValue(nil, pipeline.JobDocumentOf(job)))
 	})
 	switch {
-	case err != nil && len(unanswered) > 0 && answers.hasAny:
-		err = answers.add(failedLine(unanswered[0].number, err))
-	case err == nil && !answers.hasAny:
-		err = emptyBody()
-	}
-	if err != nil && !answers.hasAny {
+	case err == nil && !hasAny:
+		return emptyBody()
+	case !hasAny:
 		return err
+	case err != nil && len(unanswered) > 0:
+		_ = answer(failedLine(unanswered[0].number, err))
 	}
-	_ = answers.flush() // a failed write is no error: the caller has disconnected
+	_ = answers.Flush() // a failed write is no error: the caller has disconnected
 	return nil
 }
 
@@ -124,7 +129,12 @@ func failedLine(number int, err error) []byte {
 	return append(fmt.Appendf(nil, `{"line":%d,`, number), transport.FaultJSON(err)[1:]...)
 }
 
-const lineBuffer = 64 << 10
+const (
+	lineBuffer = 64 << 10
+	// maxHeldAnswers is how many bytes of answers are held before the answer begins, since a client
+	// may read nothing before it has sent everything.
+	maxHeldAnswers = 1 << 20
+)
 
 var errLongLine = errors.New("the line is too long")
 
@@ -147,38 +157,4 @@ func readLine(from *bufio.Reader, limit int) (line []byte, err error) {
 			return bytes.TrimSpace(line), err
 		}
 	}
-}
-
-// lineWriter answers with lines. It holds them until they are many, since a client may read
-// nothing before it has sent everything; then the answer begins while the body still comes.
-type lineWriter struct {
-	w      http.ResponseWriter
-	memory *transport.Reservation
-	buf    []byte
-	hasAny bool
-	begun  bool
-}
-
-// maxHeldLines bounds what a lineWriter holds, in bytes.
-const maxHeldLines = 4 << 20
-
-func (l *lineWriter) add(line []byte) error {
-	l.buf, l.hasAny = append(append(l.buf, line...), '\n'), true
-	if len(l.buf) < maxHeldLines && l.memory.ReserveTemporary(int64(len(line))) == nil {
-		return nil
-	}
-	return l.flush()
-}
-
-func (l *lineWriter) flush() error {
-	if !l.begun {
-		l.begun = true
-		_ = http.NewResponseController(l.w).EnableFullDuplex() // without it, in tests, there is no connection
-		l.w.Header().Set("Content-Type", linesType)
-		l.w.WriteHeader(http.StatusOK)
-	}
-	_, err := l.w.Write(l.buf)
-	l.buf = l.buf[:0]
-	l.memory.Release()
-	return err
 }

@@ -5,8 +5,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -78,28 +80,21 @@ func (h *jobsHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // path.
 func (h *jobsHandler) route(r *http.Request) (serve func(http.ResponseWriter, *http.Request) error, methods string) {
 	type methodMap = map[string]func(http.ResponseWriter, *http.Request) error
-	var of methodMap
 	kind, rest, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, Prefix), "/")
 	name, verb, _ := strings.Cut(rest, "/")
-	r.SetPathValue("name", name)
-	switch kind + "/" + verb {
-	case "queues/jobs":
-		of, methods = methodMap{http.MethodPost: h.submit, http.MethodGet: h.list}, "GET, POST"
-	case "queues/results":
-		of, methods = methodMap{http.MethodGet: h.list}, "GET"
-	case "jobs/":
-		of, methods = methodMap{http.MethodGet: h.get, http.MethodDelete: h.cancelJob}, "GET, DELETE"
-	case "jobs/result":
-		of, methods = methodMap{http.MethodGet: h.jobResult}, "GET"
-	case "jobs/explain":
-		of, methods = methodMap{http.MethodGet: h.explain}, "GET"
-	case "jobs/events":
-		of, methods = methodMap{http.MethodGet: h.jobEvents}, "GET"
-	}
 	if name == "" {
-		methods = ""
+		return nil, ""
 	}
-	return of[r.Method], methods
+	r.SetPathValue("name", name)
+	of := map[string]methodMap{
+		"queues/jobs":    {http.MethodPost: h.submit, http.MethodGet: h.list},
+		"queues/results": {http.MethodGet: h.list},
+		"jobs/":          {http.MethodGet: h.get, http.MethodDelete: h.cancelJob},
+		"jobs/result":    {http.MethodGet: h.jobResult},
+		"jobs/explain":   {http.MethodGet: h.explain},
+		"jobs/events":    {http.MethodGet: h.jobEvents},
+	}[kind+"/"+verb]
+	return of[r.Method], strings.Join(slices.Sorted(maps.Keys(of)), ", ")
 }
 
 // submit stores one job.
@@ -205,9 +200,6 @@ func (h *jobsHandler) list(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	page, err := h.jobs.ListJobs(r.Context(), in)
-	if err != nil {
-		return err
-	}
 	out := struct {
 		Jobs []pipeline.JobDocument `json:"jobs"`
 		Next uint64                 `json:"next,omitempty"`
@@ -215,36 +207,31 @@ func (h *jobsHandler) list(w http.ResponseWriter, r *http.Request) error {
 	for i, job := range page.GetJobs() {
 		out.Jobs[i] = pipeline.JobDocumentOf(job)
 	}
-	writeJSON(w, http.StatusOK, out)
-	return nil
+	return answerJSON(w, out, err)
 }
 
 func (h *jobsHandler) get(w http.ResponseWriter, r *http.Request) error {
 	out, err := h.jobs.GetJob(r.Context(), &inferencev1.GetJobRequest{Id: r.PathValue("name")})
-	if err != nil {
-		return err
-	}
-	writeJSON(w, http.StatusOK, pipeline.JobDocumentOf(out.GetJob()))
-	return nil
+	return answerJSON(w, pipeline.JobDocumentOf(out.GetJob()), err)
 }
 
 func (h *jobsHandler) cancelJob(w http.ResponseWriter, r *http.Request) error {
 	out, err := h.jobs.CancelJob(r.Context(), &inferencev1.CancelJobRequest{Id: r.PathValue("name")})
-	if err != nil {
-		return err
-	}
-	writeJSON(w, http.StatusOK, pipeline.JobDocumentOf(out.GetJob()))
-	return nil
+	return answerJSON(w, pipeline.JobDocumentOf(out.GetJob()), err)
 }
 
 // explain says where a job stands.
 func (h *jobsHandler) explain(w http.ResponseWriter, r *http.Request) error {
 	out, err := h.jobs.ExplainJob(r.Context(), &inferencev1.ExplainJobRequest{Id: r.PathValue("name")})
-	if err != nil {
-		return err
+	return answerJSON(w, pipeline.JobPlaceDocumentOf(out), err)
+}
+
+// answerJSON answers with a value, or returns the error.
+func answerJSON(w http.ResponseWriter, value any, err error) error {
+	if err == nil {
+		writeJSON(w, http.StatusOK, value)
 	}
-	writeJSON(w, http.StatusOK, pipeline.JobPlaceDocumentOf(out))
-	return nil
+	return err
 }
 
 // jobResult answers as inference would have, or with the job while it has not ended.
