@@ -89,17 +89,30 @@ const maxPage = 1000
 // ServesBatches reports whether there are files and batches.
 func (s *Service) ServesBatches() bool { return s.settings.Batches.Queue != "" }
 
-// AdmitBatchCall admits a call of one of the methods of files and batches. The caller calls
-// release after it.
-func (s *Service) AdmitBatchCall(ctx context.Context) (release func(), err error) {
+// CallBatches makes a call of one of the methods of files and batches.
+func (s *Service) CallBatches(ctx context.Context, do func() error) error {
 	if f := s.limiter.Acquire(); f != nil {
-		return nil, f
+		return f
 	}
+	defer s.limiter.Release()
 	if f := s.batchStream.Ensure(ctx); f != nil {
-		s.limiter.Release()
-		return nil, f
+		return f
 	}
-	return s.limiter.Release, nil
+	err := do()
+	f, isFault := errors.AsType[*fault.Fault](err)
+	switch {
+	case err == nil:
+		return nil
+	case isFault:
+		return f
+	case ctx.Err() != nil:
+		return fault.From(ctx.Err())
+	case errors.Is(err, bus.ErrQueueFull):
+		return fault.New(fault.QueueFull, "the space for files and batches is full; delete files").WithRetryAfter(admission.RetryAfter).Caused(err)
+	case errors.Is(err, bus.ErrNoQueue):
+		s.batchStream.Reset(ctx)
+	}
+	return call.Unavailable(err)
 }
 
 // CreateFile stores a file. It calls describe once it has read all of it.
@@ -109,22 +122,21 @@ func (s *Service) CreateFile(ctx context.Context, from io.Reader, describe func(
 		return err
 	})
 	if err != nil {
-		return nil, s.batchFault(ctx, err)
+		return nil, err
 	}
-	id := uuid.Must(uuid.NewV7())
-	file, err := newInputFile(id, size, s.settings.Batches.Retention, describe)
+	file, err := newInputFile(size, s.settings.Batches.Retention, describe)
 	if err == nil {
 		file.Data = data
-		_, err = s.batches.Put(ctx, store.FileRecords, call.TenantOf(ctx), id, 0, file)
+		_, err = s.batches.Put(ctx, store.FileRecords, call.TenantOf(ctx), file.ID, 0, file)
 	}
 	if err != nil {
 		_ = s.batches.Purge(context.WithoutCancel(ctx), data) // else they go with the stream's age
-		return nil, s.batchFault(ctx, err)
+		return nil, err
 	}
 	return &file.File, nil
 }
 
-func newInputFile(id uuid.UUID, size int64, longest time.Duration, describe func() (FileOptions, error)) (*store.FileRecord, error) {
+func newInputFile(size int64, longest time.Duration, describe func() (FileOptions, error)) (*store.FileRecord, error) {
 	if size > maxFileBytes {
 		return nil, fault.Newf(fault.PayloadTooLarge, "a file has at most %d bytes", maxFileBytes)
 	}
@@ -139,99 +151,83 @@ func newInputFile(id uuid.UUID, size int64, longest time.Duration, describe func
 	if f != nil {
 		return nil, f
 	}
-	return newFile(id, options.Name, purposeBatch, size, seconds), nil
+	return newFile(uuid.Must(uuid.NewV7()), options.Name, purposeBatch, size, seconds), nil
 }
 
 func newFile(id uuid.UUID, name, purpose string, size, seconds int64) *store.FileRecord {
 	now := time.Now().Unix()
 	return &store.FileRecord{File: store.File{
-		ID: recordID(filePrefix, id), Object: "file", Bytes: size, CreatedAt: now, ExpiresAt: now + seconds, Filename: name, Purpose: purpose, Status: "processed",
+		ID: recordID(store.FileRecords, id), Object: "file", Bytes: size, CreatedAt: now, ExpiresAt: now + seconds, Filename: name, Purpose: purpose, Status: "processed",
 	}}
 }
 
-const (
-	filePrefix  = "file-"
-	batchPrefix = "batch_"
-)
-
-func recordID(prefix string, id uuid.UUID) string { return prefix + hex.EncodeToString(id[:]) }
-
-// getRecord reads a record of the caller.
-func (s *Service) getRecord(ctx context.Context, kind, prefix, id string, into any) (uuid.UUID, uint64, error) {
-	text, ok := strings.CutPrefix(id, prefix)
-	parsed, err := uuid.Parse(text)
-	if !ok || err != nil || recordID(prefix, parsed) != id {
-		return parsed, 0, noRecord(kind, id)
-	}
-	seq, err := s.batches.Get(ctx, kind, call.TenantOf(ctx), parsed, into)
-	if errors.Is(err, store.ErrNoRecord) {
-		return parsed, 0, noRecord(kind, id)
-	}
-	if err != nil {
-		return parsed, 0, s.batchFault(ctx, err)
-	}
-	return parsed, seq, nil
+// recordID returns the ID of a file or a batch. IDs sort by age.
+func recordID(kind string, id uuid.UUID) string {
+	return recordPrefixes[kind] + hex.EncodeToString(id[:])
 }
 
-func noRecord(kind, id string) *fault.Fault {
+var recordPrefixes = map[string]string{store.FileRecords: "file-", store.BatchRecords: "batch_"}
+
+func parseRecordID(kind, text string) (uuid.UUID, error) {
+	id, err := uuid.Parse(strings.TrimPrefix(text, recordPrefixes[kind]))
+	if err == nil && recordID(kind, id) != text {
+		err = store.ErrNoRecord
+	}
+	return id, err
+}
+
+// getRecord reads a record of the caller.
+func (s *Service) getRecord(ctx context.Context, kind, id string, into any) (seq uint64, err error) {
+	if _, err := parseRecordID(kind, id); err != nil {
+		return 0, noRecord(kind, id)
+	}
+	seq, err = s.batches.Get(ctx, kind, call.TenantOf(ctx), id, into)
+	if errors.Is(err, store.ErrNoRecord) {
+		err = noRecord(kind, id)
+	}
+	return seq, err
+}
+
+func noRecord(kind, id string) error {
 	return fault.Newf(fault.NotFound, "there is no %s %.*q: it never was, is another tenant's, or has expired", kind, shown, id)
 }
 
-// batchFault returns the fault of an error of the store, or of the caller.
-func (s *Service) batchFault(ctx context.Context, err error) *fault.Fault {
-	f, isFault := errors.AsType[*fault.Fault](err)
-	switch {
-	case isFault:
-		return f
-	case ctx.Err() != nil:
-		return fault.From(ctx.Err())
-	case errors.Is(err, bus.ErrQueueFull):
-		return fault.New(fault.QueueFull, "the space for files and batches is full; delete files").WithRetryAfter(admission.RetryAfter).Caused(err)
-	case errors.Is(err, bus.ErrNoQueue):
-		s.batchStream.Reset(ctx)
-	}
-	return call.Unavailable(err)
-}
-
 // getFile reads the record of a file of the caller.
-func (s *Service) getFile(ctx context.Context, id string) (file store.FileRecord, parsed uuid.UUID, seq uint64, err error) {
-	parsed, seq, err = s.getRecord(ctx, store.FileRecords, filePrefix, id, &file)
+func (s *Service) getFile(ctx context.Context, id string) (file store.FileRecord, seq uint64, err error) {
+	seq, err = s.getRecord(ctx, store.FileRecords, id, &file)
 	if err == nil && !isThere(&file) {
 		err = noRecord(store.FileRecords, id)
 	}
-	return file, parsed, seq, err
+	return file, seq, err
 }
 
 func isThere(f *store.FileRecord) bool { return !f.Deleted && time.Now().Unix() < f.ExpiresAt }
 
 // GetFile returns a file of the caller.
 func (s *Service) GetFile(ctx context.Context, id string) (*store.File, error) {
-	file, _, _, err := s.getFile(ctx, id)
+	file, _, err := s.getFile(ctx, id)
 	return &file.File, err
 }
 
 // OpenFile returns a file and its bytes.
 func (s *Service) OpenFile(ctx context.Context, id string) (*store.File, io.Reader, error) {
-	file, _, _, err := s.getFile(ctx, id)
+	file, _, err := s.getFile(ctx, id)
 	return &file.File, s.batches.Open(ctx, file.Data, file.Bytes), err
 }
 
 // DeleteFile deletes a file. A batch that has begun with it goes on.
 func (s *Service) DeleteFile(ctx context.Context, id string) error {
-	file, parsed, seq, err := s.getFile(ctx, id)
-	if err != nil {
-		return err
+	file, seq, err := s.getFile(ctx, id)
+	if err == nil {
+		file.Deleted = true
+		_, err = s.batches.Put(ctx, store.FileRecords, call.TenantOf(ctx), id, seq, &file)
 	}
-	file.Deleted = true
-	if _, err = s.batches.Put(ctx, store.FileRecords, call.TenantOf(ctx), parsed, seq, &file); err != nil {
-		return s.batchFault(ctx, err)
-	}
-	return nil
+	return err
 }
 
 // ListFiles returns a page of the caller's files.
 func (s *Service) ListFiles(ctx context.Context, o ListOptions) (*Page[store.File], error) {
-	return listRecords(ctx, s, store.FileRecords, filePrefix, o, func(f *store.FileRecord) *store.File {
+	return listRecords(ctx, s, store.FileRecords, o, func(f *store.FileRecord) *store.File {
 		if !isThere(f) || o.Purpose != "" && o.Purpose != f.Purpose {
 			return nil
 		}
@@ -241,19 +237,18 @@ func (s *Service) ListFiles(ctx context.Context, o ListOptions) (*Page[store.Fil
 
 // ListBatches returns a page of the caller's batches.
 func (s *Service) ListBatches(ctx context.Context, o ListOptions) (*Page[store.Batch], error) {
-	return listRecords(ctx, s, store.BatchRecords, batchPrefix, o, func(b *store.BatchRecord) *store.Batch { return &b.Batch })
+	return listRecords(ctx, s, store.BatchRecords, o, func(b *store.BatchRecord) *store.Batch { return &b.Batch })
 }
 
 // listRecords returns a page of what view returns, nil for a record that is left out.
-func listRecords[R, T any](ctx context.Context, s *Service, kind, prefix string, o ListOptions, view func(*R) *T) (*Page[T], error) {
+func listRecords[R, T any](ctx context.Context, s *Service, kind string, o ListOptions, view func(*R) *T) (*Page[T], error) {
 	ids, err := s.batches.List(ctx, kind, call.TenantOf(ctx))
 	if err != nil {
-		return nil, s.batchFault(ctx, err)
+		return nil, err
 	}
 	out := &Page[T]{Object: "list", Data: []T{}}
 	for _, id := range ids {
-		text := recordID(prefix, id)
-		if o.After != "" && text >= o.After { // IDs sort by age
+		if o.After != "" && id >= o.After {
 			continue
 		}
 		var record R
@@ -262,7 +257,7 @@ func listRecords[R, T any](ctx context.Context, s *Service, kind, prefix string,
 			continue
 		}
 		if err != nil {
-			return nil, s.batchFault(ctx, err)
+			return nil, err
 		}
 		one := view(&record)
 		switch {
@@ -272,7 +267,7 @@ func listRecords[R, T any](ctx context.Context, s *Service, kind, prefix string,
 			out.HasMore = true
 			return out, nil
 		}
-		out.Data, out.LastID, out.FirstID = append(out.Data, *one), text, cmp.Or(out.FirstID, text)
+		out.Data, out.LastID, out.FirstID = append(out.Data, *one), id, cmp.Or(out.FirstID, id)
 	}
 	return out, nil
 }
@@ -293,7 +288,7 @@ func (s *Service) CreateBatch(ctx context.Context, in NewBatch) (*store.Batch, e
 	if f != nil {
 		return nil, f
 	}
-	file, _, _, err := s.getFile(ctx, in.InputFileID)
+	file, _, err := s.getFile(ctx, in.InputFileID)
 	if err != nil {
 		return nil, err
 	}
@@ -302,47 +297,41 @@ func (s *Service) CreateBatch(ctx context.Context, in NewBatch) (*store.Batch, e
 	}
 	records, err := s.store.LastRecord(ctx)
 	if err != nil {
-		return nil, s.batchFault(ctx, err)
+		return nil, err
 	}
 	id, now := uuid.Must(uuid.NewV7()), time.Now()
 	out := &store.BatchRecord{
 		Batch: store.Batch{
-			ID: recordID(batchPrefix, id), Object: "batch", Endpoint: in.Endpoint, InputFileID: in.InputFileID, CompletionWindow: in.CompletionWindow, Metadata: in.Metadata,
+			ID: recordID(store.BatchRecords, id), Object: "batch", Endpoint: in.Endpoint, InputFileID: in.InputFileID, CompletionWindow: in.CompletionWindow, Metadata: in.Metadata,
 			Status: store.BatchValidating, CreatedAt: now.Unix(), ExpiresAt: now.Add(window).Unix(),
 		},
 		Input: file.Data, InputBytes: file.Bytes, Records: records, FileSeconds: seconds,
 	}
-	if _, err = s.batches.Put(ctx, store.BatchRecords, call.TenantOf(ctx), id, 0, out); err != nil {
-		return nil, s.batchFault(ctx, err)
-	}
-	return &out.Batch, nil
+	_, err = s.batches.Put(ctx, store.BatchRecords, call.TenantOf(ctx), out.ID, 0, out)
+	return &out.Batch, err
 }
 
 // GetBatch returns a batch of the caller.
 func (s *Service) GetBatch(ctx context.Context, id string) (*store.Batch, error) {
 	var out store.BatchRecord
-	_, _, err := s.getRecord(ctx, store.BatchRecords, batchPrefix, id, &out)
+	_, err := s.getRecord(ctx, store.BatchRecords, id, &out)
 	return &out.Batch, err
 }
 
 // CancelBatch has a batch end with what it has.
 func (s *Service) CancelBatch(ctx context.Context, id string) (*store.Batch, error) {
-	err := store.ErrJobChanged
-	for try := 0; errors.Is(err, store.ErrJobChanged) && try < maxCancelTries; try++ {
+	for try := 0; ; try++ {
 		var out store.BatchRecord
-		parsed, seq, missing := s.getRecord(ctx, store.BatchRecords, batchPrefix, id, &out)
+		seq, err := s.getRecord(ctx, store.BatchRecords, id, &out)
 		switch {
-		case missing != nil:
-			return nil, missing
-		case out.Status == store.BatchCancelling:
-			return &out.Batch, nil
+		case err != nil, out.Status == store.BatchCancelling:
+			return &out.Batch, err
 		case out.Status == store.BatchFinalizing || out.Status.IsEnd():
 			return nil, fault.Newf(fault.InvalidRequest, "a batch with status %s cannot be cancelled", out.Status)
 		}
 		out.Status, out.CancellingAt = store.BatchCancelling, time.Now().Unix()
-		if _, err = s.batches.Put(ctx, store.BatchRecords, call.TenantOf(ctx), parsed, seq, &out); err == nil {
-			return &out.Batch, nil
+		if _, err = s.batches.Put(ctx, store.BatchRecords, call.TenantOf(ctx), id, seq, &out); !errors.Is(err, store.ErrJobChanged) || try == maxCancelTries {
+			return &out.Batch, err
 		}
 	}
-	return nil, s.batchFault(ctx, err)
 }

@@ -77,7 +77,7 @@ func (b *batchRun) update(ctx context.Context, change func(*store.BatchRecord) b
 		if !change(&record) {
 			return nil
 		}
-		next, err := b.batches.Put(ctx, store.BatchRecords, b.tenant, b.id, seq, &record)
+		next, err := b.batches.Put(ctx, store.BatchRecords, b.tenant, record.ID, seq, &record)
 		if err == nil {
 			b.set(record, next)
 			if record.Status.IsEnd() {
@@ -89,7 +89,7 @@ func (b *batchRun) update(ctx context.Context, change func(*store.BatchRecord) b
 			return err
 		}
 		var now store.BatchRecord
-		if seq, err = b.batches.Get(ctx, store.BatchRecords, b.tenant, b.id, &now); err != nil {
+		if seq, err = b.batches.Get(ctx, store.BatchRecords, b.tenant, record.ID, &now); err != nil {
 			return err
 		}
 		b.set(now, seq)
@@ -353,10 +353,10 @@ func (b *batchRun) finalize(ctx context.Context) error {
 			r.Status, r.CompletedAt = store.BatchCompleted, now
 		}
 		if counts.Completed > 0 {
-			r.OutputFileID = recordID(filePrefix, b.id)
+			r.OutputFileID = recordID(store.FileRecords, b.id)
 		}
 		if counts.Failed > 0 {
-			r.ErrorFileID = recordID(filePrefix, errorID)
+			r.ErrorFileID = recordID(store.FileRecords, errorID)
 		}
 		return isOpen
 	})
@@ -378,7 +378,7 @@ func (b *batchRun) writeFile(ctx context.Context, id uuid.UUID, name string, fil
 	}
 	file := newFile(id, record.ID+"_"+name, purposeOutput, size, record.FileSeconds)
 	file.Data = data
-	if _, err = files.Put(ctx, store.FileRecords, b.tenant, id, 0, file); err == nil {
+	if _, err = files.Put(ctx, store.FileRecords, b.tenant, file.ID, 0, file); err == nil {
 		return nil
 	}
 	if errors.Is(err, store.ErrJobChanged) {

@@ -2,7 +2,6 @@ package jobs
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"sync"
 	"time"
@@ -43,12 +42,12 @@ type batchRunner struct {
 
 	mu    sync.Mutex
 	runs  map[pipeline.LinePrefix]*batchRun
-	files map[uuid.UUID]knownFile
+	files map[string]knownFile
 }
 
 // knownFile is what decides when a file goes.
 type knownFile struct {
-	data    uuid.UUID
+	data    string
 	seq     uint64
 	expires int64
 }
@@ -90,24 +89,19 @@ func (s *Service) followBatches(ctx context.Context, queue pipeline.QueueName) e
 	r := &batchRunner{
 		Service: s, queue: queue, isHTTP: (*s.queues.Load())[queue].HTTP,
 		reading: semaphore.NewWeighted(maxReading), writing: semaphore.NewWeighted(maxWriting),
-		runs: map[pipeline.LinePrefix]*batchRun{}, files: map[uuid.UUID]knownFile{},
+		runs: map[pipeline.LinePrefix]*batchRun{}, files: map[string]knownFile{},
 	}
 	first, err := s.store.LastRecord(ctx)
 	if err != nil {
 		return err
 	}
 	work, ctx := errgroup.WithContext(ctx)
-	receive := func(one store.RawRecord) {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		if one.Kind == store.FileRecords {
-			r.receiveFile(one)
-		} else if run := r.receiveBatch(ctx, one); run != nil {
-			work.Go(run)
-		}
-	}
 	work.Go(func() error {
-		return s.batches.Follow(ctx, receive, func() {
+		return s.batches.Follow(ctx, r.receiveFile, func(seq uint64, tenant string, record store.BatchRecord) {
+			if run := r.receiveBatch(ctx, seq, tenant, record); run != nil {
+				work.Go(run)
+			}
+		}, func() {
 			r.mu.Lock()
 			defer r.mu.Unlock()
 			for _, b := range r.runs {
@@ -120,29 +114,29 @@ func (s *Service) followBatches(ctx context.Context, queue pipeline.QueueName) e
 	return work.Wait()
 }
 
-func (r *batchRunner) receiveFile(one store.RawRecord) {
-	var file store.FileRecord
-	if json.Unmarshal(one.Data, &file) != nil {
-		return
-	}
+func (r *batchRunner) receiveFile(seq uint64, file store.FileRecord) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	if file.Deleted {
 		file.ExpiresAt = 0
 	}
-	r.files[one.ID] = knownFile{data: file.Data, seq: one.Seq, expires: file.ExpiresAt}
+	r.files[file.ID] = knownFile{data: file.Data, seq: seq, expires: file.ExpiresAt}
 }
 
 // receiveBatch takes a record of a batch, and returns the run of a new one.
-func (r *batchRunner) receiveBatch(ctx context.Context, one store.RawRecord) (run func() error) {
-	var record store.BatchRecord
-	if json.Unmarshal(one.Data, &record) != nil || record.Status.IsEnd() {
+func (r *batchRunner) receiveBatch(ctx context.Context, seq uint64, tenant string, record store.BatchRecord) (run func() error) {
+	id, err := parseRecordID(store.BatchRecords, record.ID)
+	if err != nil || record.Status.IsEnd() {
 		return nil
 	}
-	prefix, _ := pipeline.LineJobID(r.queue, one.ID, 0).Line()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	prefix, _ := pipeline.LineJobID(r.queue, id, 0).Line()
 	b := r.runs[prefix]
 	if b == nil {
-		ctx = call.WithTenant(ctx, one.Tenant)
+		ctx = call.WithTenant(ctx, tenant)
 		lines, stop := context.WithDeadline(ctx, time.Unix(record.ExpiresAt, 0))
-		b = &batchRun{batchRunner: r, id: one.ID, tenant: one.Tenant, log: r.settings.Logger.With("batch", record.ID), stop: stop}
+		b = &batchRun{batchRunner: r, id: id, tenant: tenant, log: r.settings.Logger.With("batch", record.ID), stop: stop}
 		r.runs[prefix] = b
 		run = func() error {
 			defer stop()
@@ -153,7 +147,7 @@ func (r *batchRunner) receiveBatch(ctx context.Context, one store.RawRecord) (ru
 			return nil
 		}
 	}
-	b.set(record, one.Seq)
+	b.set(record, seq)
 	return run
 }
 
@@ -171,7 +165,7 @@ func (r *batchRunner) count(id pipeline.JobID, state inferencev1.JobState) {
 // sweepFiles purges files that have expired or were deleted, except those that a batch reads.
 func (r *batchRunner) sweepFiles(ctx context.Context) error {
 	for {
-		now, kept := time.Now().Unix(), map[uuid.UUID]bool{}
+		now, kept := time.Now().Unix(), map[string]bool{}
 		var gone []knownFile
 		r.mu.Lock()
 		for _, b := range r.runs {

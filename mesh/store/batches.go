@@ -72,8 +72,8 @@ type FileRecord struct {
 	File
 
 	// Data is where its bytes are. Deleted is true if they may go.
-	Data    uuid.UUID `json:"data"`
-	Deleted bool      `json:"deleted,omitempty"`
+	Data    string `json:"data"`
+	Deleted bool   `json:"deleted,omitempty"`
 }
 
 // Batch is a batch as callers see it, in the form of the OpenAI API.
@@ -105,8 +105,8 @@ type BatchRecord struct {
 	Batch
 
 	// Input and InputBytes are those of the input file, which may be deleted meanwhile.
-	Input      uuid.UUID `json:"input"`
-	InputBytes int64     `json:"input_bytes"`
+	Input      string `json:"input"`
+	InputBytes int64  `json:"input_bytes"`
 	// Records is not above the number of any record of its jobs.
 	Records uint64 `json:"records"`
 	// FileSeconds is how long its output files last.
@@ -198,8 +198,8 @@ func (s *Batches) Ensure(ctx context.Context) error {
 }
 
 // Get reads a record into a value, and returns its number: ErrNoRecord if there is none.
-func (s *Batches) Get(ctx context.Context, kind, tenant string, id uuid.UUID, into any) (uint64, error) {
-	msg, err := s.bus.Last(ctx, s.config.Name, s.bus.Subjects.BatchRecord(kind, tenant, id.String()))
+func (s *Batches) Get(ctx context.Context, kind, tenant, id string, into any) (uint64, error) {
+	msg, err := s.bus.Last(ctx, s.config.Name, s.bus.Subjects.BatchRecord(kind, tenant, id))
 	switch {
 	case errors.Is(err, bus.ErrNoQueue), err == nil && msg == nil:
 		return 0, ErrNoRecord
@@ -211,20 +211,20 @@ func (s *Batches) Get(ctx context.Context, kind, tenant string, id uuid.UUID, in
 
 // Put replaces the record at number after, 0 for none, and returns the new one's number:
 // ErrJobChanged if the record is another one.
-func (s *Batches) Put(ctx context.Context, kind, tenant string, id uuid.UUID, after uint64, value any) (uint64, error) {
+func (s *Batches) Put(ctx context.Context, kind, tenant, id string, after uint64, value any) (uint64, error) {
 	data, err := json.Marshal(value)
 	if err != nil {
 		return 0, s.wrap(err)
 	}
-	receipt, err := s.bus.PublishAndWait(ctx, s.bus.BatchRecord(kind, tenant, id.String(), after, data))
+	receipt, err := s.bus.PublishAndWait(ctx, s.bus.BatchRecord(kind, tenant, id, after, data))
 	if err == nil && receipt.Duplicate {
 		err = ErrJobChanged
 	}
 	return receipt.Seq, s.wrap(err)
 }
 
-// List returns the IDs of a tenant's records, the newest first.
-func (s *Batches) List(ctx context.Context, kind, tenant string) (out []uuid.UUID, err error) {
+// List returns the IDs of a tenant's records, the greatest first.
+func (s *Batches) List(ctx context.Context, kind, tenant string) ([]string, error) {
 	found, err := s.bus.JetStream().Stream(ctx, s.config.Name)
 	if err != nil {
 		return nil, s.wrap(err)
@@ -233,31 +233,28 @@ func (s *Batches) List(ctx context.Context, kind, tenant string) (out []uuid.UUI
 	if err != nil {
 		return nil, s.wrap(err)
 	}
+	var out []string
 	for subject := range info.State.Subjects {
-		_, _, text := s.bus.BatchRecordOf(subject)
-		if id, err := uuid.Parse(text); err == nil {
-			out = append(out, id)
-		}
+		_, _, id := s.bus.BatchRecordOf(subject)
+		out = append(out, id)
 	}
-	slices.SortFunc(out, func(a, b uuid.UUID) int { return slices.Compare(b[:], a[:]) })
+	slices.Sort(out)
+	slices.Reverse(out)
 	return out, nil
 }
 
-// RawRecord is a record as Follow passes it.
-type RawRecord struct {
-	Kind, Tenant string
-	ID           uuid.UUID
-	Seq          uint64
-	Data         []byte
-}
-
-// Follow passes all records to handle, and then each change, until the context ends. caughtUp is
-// called once, after those that were there.
-func (s *Batches) Follow(ctx context.Context, handle func(RawRecord), caughtUp func()) error {
+// Follow passes all records of files and batches, their numbers and their tenants, and then each
+// change, until the context ends. caughtUp is called once, after those that were there.
+func (s *Batches) Follow(ctx context.Context, file func(uint64, FileRecord), batch func(uint64, string, BatchRecord), caughtUp func()) error {
 	return s.follow(ctx, s.config.Name, jetstream.OrderedConsumerConfig{}, caughtUp, func(msg jetstream.Msg, at *jetstream.MsgMetadata) {
-		kind, tenant, text := s.bus.BatchRecordOf(msg.Subject())
-		if id, err := uuid.Parse(text); err == nil {
-			handle(RawRecord{Kind: kind, Tenant: tenant, ID: id, Seq: at.Sequence.Stream, Data: msg.Data()})
+		kind, tenant, _ := s.bus.BatchRecordOf(msg.Subject())
+		var f FileRecord
+		var b BatchRecord
+		switch seq := at.Sequence.Stream; {
+		case kind == FileRecords && json.Unmarshal(msg.Data(), &f) == nil:
+			file(seq, f)
+		case kind == BatchRecords && json.Unmarshal(msg.Data(), &b) == nil:
+			batch(seq, tenant, b)
 		}
 	})
 }
@@ -271,12 +268,12 @@ const (
 
 // Write stores what fill writes, and returns where it is and how many bytes. After an error
 // nothing is stored.
-func (s *Batches) Write(ctx context.Context, fill func(io.Writer) error) (data uuid.UUID, size int64, err error) {
-	data = uuid.Must(uuid.NewV7())
+func (s *Batches) Write(ctx context.Context, fill func(io.Writer) error) (data string, size int64, err error) {
+	data = uuid.NewString()
 	limit := min(chunkBytes, s.bus.MaxPayload()/2) //nolint:mnd // room for headers
 	to := bufio.NewWriterSize(writerFunc(func(buf []byte) (int, error) {
 		for chunk := range slices.Chunk(buf, limit) {
-			if _, err := s.bus.PublishAndWait(ctx, s.bus.FileData(data.String(), chunk)); err != nil {
+			if _, err := s.bus.PublishAndWait(ctx, s.bus.FileData(data, chunk)); err != nil {
 				return 0, s.wrap(err)
 			}
 			size += int64(len(chunk))
@@ -300,9 +297,9 @@ type writerFunc func([]byte) (int, error)
 func (f writerFunc) Write(buf []byte) (int, error) { return f(buf) }
 
 // Open returns a reader of bytes that were written. They may be read slowly.
-func (s *Batches) Open(ctx context.Context, data uuid.UUID, size int64) io.Reader {
+func (s *Batches) Open(ctx context.Context, data string, size int64) io.Reader {
 	var rest []byte
-	seq, subject := uint64(0), s.bus.Subjects.FileData(data.String())
+	seq, subject := uint64(0), s.bus.Subjects.FileData(data)
 	return readerFunc(func(buf []byte) (int, error) {
 		if size == 0 {
 			return 0, io.EOF
@@ -329,16 +326,16 @@ type readerFunc func([]byte) (int, error)
 func (f readerFunc) Read(buf []byte) (int, error) { return f(buf) }
 
 // Purge deletes bytes that were written.
-func (s *Batches) Purge(ctx context.Context, data uuid.UUID) error {
+func (s *Batches) Purge(ctx context.Context, data string) error {
 	found, err := s.bus.JetStream().Stream(ctx, s.data.config.Name)
 	if err == nil {
-		err = found.Purge(ctx, jetstream.WithPurgeSubject(s.bus.Subjects.FileData(data.String())))
+		err = found.Purge(ctx, jetstream.WithPurgeSubject(s.bus.Subjects.FileData(data)))
 	}
 	return s.wrap(err)
 }
 
 // Remove purges the bytes of a file, and deletes its record at a number.
-func (s *Batches) Remove(ctx context.Context, data uuid.UUID, seq uint64) error {
+func (s *Batches) Remove(ctx context.Context, data string, seq uint64) error {
 	if err := s.Purge(ctx, data); err != nil {
 		return err
 	}

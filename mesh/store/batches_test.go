@@ -81,9 +81,9 @@ func TestFailedWriteLeavesNothing(t *testing.T) {
 func TestRecordsAreListedNewestFirst(t *testing.T) {
 	t.Parallel()
 	s, _ := newBatches(t, 1<<20)
-	var ids []uuid.UUID
+	var ids []string
 	for range 3 {
-		id := uuid.Must(uuid.NewV7())
+		id := uuid.Must(uuid.NewV7()).String()
 		ids = append(ids, id)
 		seq, err := s.Put(t.Context(), store.BatchRecords, "a", id, 0, store.Batch{Endpoint: "/v1"})
 		if err != nil {

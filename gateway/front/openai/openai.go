@@ -74,13 +74,12 @@ type serveFunc func(http.ResponseWriter, *http.Request) (any, error)
 func (h *handler) handle(serve serveFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", "no-store")
-		release, err := h.batches.AdmitBatchCall(r.Context())
-		if err != nil {
-			WriteError(w, err)
-			return
-		}
-		defer release()
-		switch out, err := serve(w, r); {
+		var out any
+		err := h.batches.CallBatches(r.Context(), func() (err error) {
+			out, err = serve(w, r)
+			return err
+		})
+		switch {
 		case err != nil:
 			WriteError(w, err)
 		case out != nil:
