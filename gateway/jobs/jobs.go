@@ -187,32 +187,22 @@ func (s *Service) submit(ctx context.Context, in *inferencev1.SubmitJobRequest, 
 	if f := s.takePayload(in, &q.Queue, job); f != nil {
 		return nil, f
 	}
-	job.Webhook = in.GetWebhook()
-	deadline, f := jobDeadline(in, &q.Queue, now)
-	if f == nil {
-		f = cmp.Or(checkAttributes(in.GetAttributes()), s.checkWebhook(in.GetWebhook()))
-	}
+	deadline, f := s.checkOptions(in, &q.Queue, now)
 	if f != nil {
 		return nil, f
 	}
-	job.Job.Deadline = timestamppb.New(deadline)
+	job.Job.Deadline, job.Webhook = timestamppb.New(deadline), in.GetWebhook()
 	for _, stream := range []*call.LazyStream{s.stream, q.stream} {
 		if f := stream.Ensure(ctx); f != nil {
 			return nil, f
 		}
 	}
-	key := in.GetIdempotencyKey()
-	if len(key) > call.MaxIdempotencyKey {
-		return nil, fault.InField(fault.InvalidRequest, "idempotency_key", "%d bytes, at most %d are allowed", len(key), call.MaxIdempotencyKey)
+	if key := in.GetIdempotencyKey(); key != "" {
+		id = pipeline.KeyedJobID(name, tenant, key)
 	}
-	isNew := id == pipeline.JobID{}
-	switch {
-	case isNew && key == "":
+	if id == (pipeline.JobID{}) {
 		id = pipeline.NewJobID(name)
-	case isNew:
-		id, isNew = pipeline.KeyedJobID(name, tenant, key), false
-	}
-	if !isNew {
+	} else {
 		job.Digest = digestOf(job)
 		if known, err := s.keyedJob(ctx, id, tenant, job.GetDigest()); known != nil || err != nil {
 			return known, err
@@ -363,8 +353,13 @@ func (s *Service) takePayload(in *inferencev1.SubmitJobRequest, q *Queue, job *m
 		return fault.InField(fault.InvalidRequest, "payload", "a job needs a payload")
 	case q.HTTP != (in.GetHttp() != nil):
 		return fault.InField(fault.InvalidRequest, "payload", "the jobs of queue %s are %s", in.GetQueue(), map[bool]string{true: "calls of HTTP", false: "requests to pipelines"}[q.HTTP])
+	case q.HTTP && !strings.HasPrefix(in.GetHttp().GetPath(), "/"):
+		return fault.InField(fault.InvalidRequest, "http.path", "%.*q does not begin with /", shown, in.GetHttp().GetPath())
+	case q.HTTP && s.settings.MaxPayload > 0 && len(in.GetHttp().GetBody()) > s.settings.MaxPayload:
+		return fault.Newf(fault.PayloadTooLarge, "the body is %d bytes, gateway.max_payload is %d", len(in.GetHttp().GetBody()), s.settings.MaxPayload)
 	case q.HTTP:
-		return s.takeHTTPCall(in.GetHttp(), job)
+		job.Payload = &meshv1.QueuedJob_Http{Http: in.GetHttp()}
+		return nil
 	}
 	r, err := call.RequestFromProto(in.GetInfer())
 	if err != nil {
@@ -390,17 +385,6 @@ func (s *Service) takePayload(in *inferencev1.SubmitJobRequest, q *Queue, job *m
 	return nil
 }
 
-func (s *Service) takeHTTPCall(call *inferencev1.HttpCall, job *meshv1.QueuedJob) *fault.Fault {
-	if !strings.HasPrefix(call.GetPath(), "/") {
-		return fault.InField(fault.InvalidRequest, "http.path", "%.*q does not begin with /", shown, call.GetPath())
-	}
-	if size, limit := len(call.GetBody()), s.settings.MaxPayload; limit > 0 && size > limit {
-		return fault.Newf(fault.PayloadTooLarge, "the body is %d bytes, gateway.max_payload is %d", size, limit)
-	}
-	job.Payload = &meshv1.QueuedJob_Http{Http: call}
-	return nil
-}
-
 // tokensOf returns what a call of an OpenAI-compatible server takes at most: a token for four bytes,
 // and the longest answer that it permits. It returns 0 for nil.
 func tokensOf(call *inferencev1.HttpCall) int64 {
@@ -421,56 +405,44 @@ func tokensOf(call *inferencev1.HttpCall) int64 {
 	return int64(len(call.GetBody())+bytesOfOne-1)/bytesOfOne + int64(min(answer, math.MaxInt32))
 }
 
-// jobDeadline returns when the job expires.
-func jobDeadline(in *inferencev1.SubmitJobRequest, q *Queue, now time.Time) (time.Time, *fault.Fault) {
+// checkOptions checks what a job has beside its payload, and returns when it expires.
+func (s *Service) checkOptions(in *inferencev1.SubmitJobRequest, q *Queue, now time.Time) (deadline time.Time, f *fault.Fault) {
+	bad := func(field, format string, args ...any) (time.Time, *fault.Fault) {
+		return deadline, fault.InField(fault.InvalidRequest, field, format, args...)
+	}
 	ttl, err := call.DurationFromProto("ttl", in.GetTtl())
-	if err != nil {
-		return time.Time{}, fault.From(err)
+	limit, at := q.WithDefaults().TTL, in.GetDeadline()
+	switch key := in.GetIdempotencyKey(); {
+	case err != nil:
+		return deadline, fault.From(err)
+	case ttl < 0:
+		return bad("ttl", "%s is negative", ttl)
+	case at != nil && !at.IsValid():
+		return bad("deadline", "is no valid time")
+	case at != nil && !at.AsTime().After(now):
+		return bad("deadline", "%s has passed", at.AsTime().Format(time.RFC3339))
+	case len(key) > call.MaxIdempotencyKey:
+		return bad("idempotency_key", "%d bytes, at most %d are allowed", len(key), call.MaxIdempotencyKey)
+	case len(in.GetAttributes()) > maxAttributes:
+		return bad("attributes", "%d, at most %d are possible", len(in.GetAttributes()), maxAttributes)
+	case in.GetWebhook() != "" && s.settings.Webhooks == nil:
+		return bad("webhook", "this mesh has no jobs.webhooks")
 	}
-	if ttl < 0 {
-		return time.Time{}, fault.InField(fault.InvalidRequest, "ttl", "%s is negative", ttl)
-	}
-	limit := q.WithDefaults().TTL
-	out := now.Add(min(cmp.Or(ttl, limit), limit))
-	if in.GetDeadline() == nil {
-		return out, nil
-	}
-	if err := in.GetDeadline().CheckValid(); err != nil {
-		return out, fault.InField(fault.InvalidRequest, "deadline", "is no valid time")
-	}
-	deadline := in.GetDeadline().AsTime()
-	if !deadline.After(now) {
-		return out, fault.InField(fault.InvalidRequest, "deadline", "%s has passed", deadline.Format(time.RFC3339))
-	}
-	if deadline.Before(out) {
-		out = deadline
-	}
-	return out, nil
-}
-
-func checkAttributes(attributes map[string]string) *fault.Fault {
-	if len(attributes) > maxAttributes {
-		return fault.InField(fault.InvalidRequest, "attributes", "%d, at most %d are possible", len(attributes), maxAttributes)
-	}
-	for key, value := range attributes {
+	for key, value := range in.GetAttributes() {
 		if key == "" || len(key) > maxAttributeText || len(value) > maxAttributeText || !utf8.ValidString(key+value) {
-			return fault.InField(fault.InvalidRequest, "attributes", "%.*q: a key and a value are UTF-8 of at most %d bytes", shown, key, maxAttributeText)
+			return bad("attributes", "%.*q: a key and a value are UTF-8 of at most %d bytes", shown, key, maxAttributeText)
 		}
 	}
-	return nil
-}
-
-func (s *Service) checkWebhook(url string) *fault.Fault {
-	if url == "" {
-		return nil
+	if in.GetWebhook() != "" {
+		if err := s.settings.Webhooks.Check(in.GetWebhook()); err != nil {
+			return bad("webhook", "%w", err)
+		}
 	}
-	if s.settings.Webhooks == nil {
-		return fault.InField(fault.InvalidRequest, "webhook", "this mesh has no jobs.webhooks")
+	deadline = now.Add(min(cmp.Or(ttl, limit), limit))
+	if at != nil && at.AsTime().Before(deadline) {
+		deadline = at.AsTime()
 	}
-	if err := s.settings.Webhooks.Check(url); err != nil {
-		return fault.InField(fault.InvalidRequest, "webhook", "%w", err)
-	}
-	return nil
+	return deadline, nil
 }
 
 // digestOf identifies the payload of a job.
