@@ -156,7 +156,7 @@ func TestEveryEndCallsTheWebhook(t *testing.T) {
 			Timestamp time.Time
 			Data      pipeline.JobDocument
 		}
-		if err := json.Unmarshal([]byte(call.body), &body); err != nil || body.Type != "job."+state || body.Data.ID != id.String() || body.Data.State != state || time.Since(body.Timestamp) > time.Minute {
+		if err := json.Unmarshal([]byte(call.body), &body); err != nil || body.Type != "job."+state || body.Data.Id != id.String() || body.Data.State != state || time.Since(body.Timestamp) > time.Minute {
 			t.Errorf("%s: %s, %v", state, call.body, err)
 		}
 		if call.header.Get("Webhook-Id") != id.UUID.String() || call.header.Get("Content-Type") != "application/json" || !strings.HasPrefix(call.header.Get("Webhook-Signature"), "v1,") {

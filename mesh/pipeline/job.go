@@ -96,64 +96,25 @@ func AddJobTime(j *inferencev1.Job, now time.Time) {
 	}
 }
 
-// JobDocument is a job as JSON has it, in answers and webhooks.
+// JobDocument is a job as JSON has it, in answers and webhooks: the members of the message, with a
+// state and times as people read them.
 type JobDocument struct {
-	ID              string            `json:"id"`
-	Queue           string            `json:"queue"`
-	Pipeline        string            `json:"pipeline,omitempty"`
-	State           string            `json:"state"`
-	Priority        int32             `json:"priority,omitempty"`
-	AcceptedAt      string            `json:"accepted_at"`
-	Deadline        string            `json:"deadline"`
-	Attempts        uint32            `json:"attempts"`
-	Interruptions   uint32            `json:"interruptions,omitempty"`
-	StartedAt       string            `json:"started_at,omitempty"`
-	RequestID       string            `json:"request_id,omitempty"`
-	NotBefore       string            `json:"not_before,omitempty"`
-	EndedAt         string            `json:"ended_at,omitempty"`
-	CancelRequested bool              `json:"cancel_requested,omitempty"`
-	Reason          string            `json:"reason,omitempty"`
-	Message         string            `json:"message,omitempty"`
-	Attributes      map[string]string `json:"attributes,omitempty"`
-	Usage           *JobUsage         `json:"usage,omitempty"`
-}
+	*inferencev1.Job
 
-// JobUsage is what a job took over all its attempts, as JSON has it.
-type JobUsage struct {
-	Attempts         uint32  `json:"attempts"`
-	QueuedSeconds    float64 `json:"queued_seconds"`
-	DelayedSeconds   float64 `json:"delayed_seconds"`
-	RunningSeconds   float64 `json:"running_seconds"`
-	ClosedSeconds    float64 `json:"closed_seconds"`
-	RunnerSeconds    float64 `json:"runner_seconds"`
-	BytesIn          uint64  `json:"bytes_in"`
-	BytesOut         uint64  `json:"bytes_out"`
-	PromptTokens     uint64  `json:"prompt_tokens,omitempty"`
-	CompletionTokens uint64  `json:"completion_tokens,omitempty"`
-	Cost             float64 `json:"cost,omitempty"`
-	Currency         string  `json:"currency,omitempty"`
-	Joules           float64 `json:"joules,omitempty"`
-}
-
-func jobUsageOf(u *inferencev1.JobUsage) *JobUsage {
-	if u == nil {
-		return nil
-	}
-	return &JobUsage{
-		Attempts: u.GetAttempts(), QueuedSeconds: u.GetQueuedSeconds(), DelayedSeconds: u.GetDelayedSeconds(), RunningSeconds: u.GetRunningSeconds(),
-		ClosedSeconds: u.GetClosedSeconds(), RunnerSeconds: u.GetRunnerSeconds(), BytesIn: u.GetBytesIn(), BytesOut: u.GetBytesOut(),
-		PromptTokens: u.GetPromptTokens(), CompletionTokens: u.GetCompletionTokens(), Cost: u.GetCost(), Currency: u.GetCurrency(), Joules: u.GetJoules(),
-	}
+	State      string `json:"state"`
+	AcceptedAt string `json:"accepted_at"`
+	Deadline   string `json:"deadline"`
+	Attempts   uint32 `json:"attempts"`
+	StartedAt  string `json:"started_at,omitempty"`
+	NotBefore  string `json:"not_before,omitempty"`
+	EndedAt    string `json:"ended_at,omitempty"`
 }
 
 // JobDocumentOf returns a job as JSON has it.
 func JobDocumentOf(j *inferencev1.Job) JobDocument {
 	return JobDocument{
-		ID: j.GetId(), Queue: j.GetQueue(), Pipeline: j.GetPipeline(), State: JobStateName(j.GetState()), Priority: j.GetPriority(),
-		AcceptedAt: formatTime(j.GetAcceptedAt()), Deadline: formatTime(j.GetDeadline()), Attempts: j.GetAttempts(), Interruptions: j.GetInterruptions(),
-		StartedAt: formatTime(j.GetStartedAt()), RequestID: j.GetRequestId(), NotBefore: formatTime(j.GetNotBefore()), EndedAt: formatTime(j.GetEndedAt()),
-		CancelRequested: j.GetCancelRequested(), Reason: j.GetReason(), Message: j.GetMessage(), Attributes: j.GetAttributes(),
-		Usage: jobUsageOf(j.GetUsage()),
+		Job: j, State: JobStateName(j.GetState()), AcceptedAt: formatTime(j.GetAcceptedAt()), Deadline: formatTime(j.GetDeadline()), Attempts: j.GetAttempts(),
+		StartedAt: formatTime(j.GetStartedAt()), NotBefore: formatTime(j.GetNotBefore()), EndedAt: formatTime(j.GetEndedAt()),
 	}
 }
 
@@ -166,21 +127,15 @@ func formatTime(t *timestamppb.Timestamp) string {
 
 // JobPlaceDocument is where a job stands, as JSON has it.
 type JobPlaceDocument struct {
-	Job        JobDocument `json:"job"`
-	Pool       string      `json:"pool"`
-	Hold       string      `json:"hold"`
-	Why        string      `json:"why,omitempty"`
-	Since      string      `json:"since,omitempty"`
-	Position   uint64      `json:"position,omitempty"`
-	IsEstimate bool        `json:"is_estimate,omitempty"`
-	StartsAt   string      `json:"starts_at,omitempty"`
+	*inferencev1.JobPlace
+
+	Job      JobDocument `json:"job"`
+	Since    string      `json:"since,omitempty"`
+	StartsAt string      `json:"starts_at,omitempty"`
 }
 
 // JobPlaceDocumentOf returns where a job stands, as JSON has it.
 func JobPlaceDocumentOf(r *inferencev1.ExplainJobResponse) JobPlaceDocument {
 	p := r.GetPlace()
-	return JobPlaceDocument{
-		Job: JobDocumentOf(r.GetJob()), Pool: p.GetPool(), Hold: p.GetHold(), Why: p.GetWhy(), Since: formatTime(p.GetSince()),
-		Position: p.GetPosition(), IsEstimate: p.GetIsEstimate(), StartsAt: formatTime(p.GetStartsAt()),
-	}
+	return JobPlaceDocument{JobPlace: p, Job: JobDocumentOf(r.GetJob()), Since: formatTime(p.GetSince()), StartsAt: formatTime(p.GetStartsAt())}
 }
