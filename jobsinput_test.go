@@ -98,6 +98,7 @@ func TestBadJobsAreRefused(t *testing.T) {
 		"unknown pipeline":           {"POST", submit + "?pipeline=nope", "a", 404, "UNKNOWN_PIPELINE"},
 		"pipeline of another queue":  {"POST", submit + "?pipeline=other", "a", 400, "INVALID_REQUEST"},
 		"negative ttl":               {"POST", submit + "?ttl=-1s", "a", 400, "INVALID_REQUEST"},
+		"unknown query key":          {"POST", submit + "?wrong=1", "a", 400, "INVALID_REQUEST"},
 		"past deadline":              {"POST", submit + "?deadline=" + past, "a", 400, "INVALID_REQUEST"},
 		"deadline that is no time":   {"POST", submit + "?deadline=noon", "a", 400, "INVALID_REQUEST"},
 		"payload over the limit":     {"POST", submit, strings.Repeat("a", 64<<10+1), 413, "PAYLOAD_TOO_LARGE"},

@@ -169,8 +169,10 @@ func takeJobQuery(in *inferencev1.SubmitJobRequest, raw string) (rest string, er
 				in.Attributes = map[string]string{}
 			}
 			in.Attributes[attribute] = value
-		default:
+		case key == "outputs" || strings.HasPrefix(key, "parameters.") || strings.HasPrefix(key, "steps."):
 			others.Set(key, value)
+		default:
+			return errors.New("is no key; there are pipeline, path, ttl, deadline, webhook, attributes.<name>, parameters.<name>, steps.<step>.<name> and outputs")
 		}
 		return nil
 	})
