@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"net/http"
 	"slices"
 	"strconv"
 	"strings"
@@ -41,13 +42,11 @@ const (
 // followed, so they are failures.
 func outcomeOfStatus(status int) outcome {
 	switch {
-	case status >= 200 && status <= 299:
+	case status/100 == 2:
 		return succeeded
 	case status == 429, status == 503:
 		return latched
-	case status == 408, status == 425:
-		return retried
-	case status >= 500 && status <= 599 && status != 501 && status != 505:
+	case status == 408, status == 425, status/100 == 5 && status != 501 && status != 505:
 		return retried
 	}
 	return failed
@@ -71,18 +70,6 @@ func outcomeOfReason(reason fault.Reason) outcome {
 	return failed
 }
 
-// step is what happens to a job after an attempt.
-type step uint8
-
-const (
-	// again: the job returns to its line, at once or after a pause.
-	again step = iota
-	endSucceeded
-	endFailed
-	// endDead: the job has failed and is a dead letter.
-	endDead
-)
-
 // attempt is an attempt that has ended, with what its job has behind and before it.
 type attempt struct {
 	outcome outcome
@@ -99,36 +86,30 @@ type attempt struct {
 	left time.Duration
 }
 
-// next returns what happens to the job, and how long it pauses before it goes again.
-// random is uniform in [0, 1). A latched job does not pause, because its pool is closed.
-func (a attempt) next(random float64) (step, time.Duration) {
-	switch a.outcome {
-	case succeeded:
-		return endSucceeded, 0
-	case failed:
-		return endFailed, 0
-	case poison:
-		return endDead, 0
-	case interrupted:
-		if a.interruptions+1 > maxInterruptions {
-			return endDead, 0
-		}
-		return again, 0
-	case latched:
-		return again, 0
+// next returns what happens to the job, and how long it pauses before it goes again: it has
+// succeeded or failed, is a dead letter as poison is, or is retried. random is uniform in [0, 1).
+// A latched job does not pause, because its pool is closed.
+func (a attempt) next(random float64) (outcome, time.Duration) {
+	switch {
+	case a.outcome == interrupted && a.interruptions >= maxInterruptions:
+		return poison, 0
+	case a.outcome == interrupted, a.outcome == latched:
+		return retried, 0
+	case a.outcome != retried:
+		return a.outcome, 0
 	}
 	failures := a.failures
 	if a.counts {
 		failures++
 	}
 	if failures >= a.most {
-		return endDead, 0
+		return poison, 0
 	}
 	pause := max(retryPause(max(1, failures), a.retryAfter, a.left, random), min(a.hold, a.left/2))
 	if pause >= a.left {
-		return endFailed, 0
+		return failed, 0
 	}
-	return again, pause
+	return retried, pause
 }
 
 // retryPause returns the pause before retry k, which is 1 for the first: between a half
@@ -164,12 +145,10 @@ func parseRetryAfter(value string, now time.Time) time.Duration {
 	if seconds, err := strconv.ParseUint(value, 10, 31); err == nil {
 		return time.Duration(seconds) * time.Second
 	}
-	// The form of RFC 9110 that senders must use.
-	at, err := time.Parse("Mon, 02 Jan 2006 15:04:05 GMT", value)
-	if err != nil {
-		return 0
+	if at, err := http.ParseTime(value); err == nil {
+		return max(0, at.Sub(now))
 	}
-	return max(0, at.Sub(now))
+	return 0
 }
 
 // breaker closes a pool whose target fails for every job. It lets one job at a time

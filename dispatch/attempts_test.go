@@ -55,27 +55,27 @@ func TestAttemptDecidesNextStep(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		attempt attempt
-		want    step
+		want    outcome
 		pause   time.Duration
 	}{
-		"success":                         {attempt{outcome: succeeded}, endSucceeded, 0},
-		"final failure":                   {attempt{outcome: failed, left: time.Hour}, endFailed, 0},
-		"poison":                          {attempt{outcome: poison, left: time.Hour}, endDead, 0},
-		"refusal":                         {attempt{outcome: latched, failures: 4, retryAfter: time.Hour, left: time.Second}, again, 0},
-		"first failure":                   {attempt{outcome: retried, counts: true, left: time.Hour}, again, 750 * time.Millisecond},
-		"fourth failure":                  {attempt{outcome: retried, counts: true, failures: 3, left: time.Hour}, again, 6 * time.Second},
-		"fifth failure":                   {attempt{outcome: retried, counts: true, failures: 4, left: time.Hour}, endDead, 0},
-		"fifth failure during an outage":  {attempt{outcome: retried, failures: 4, left: time.Hour}, again, 6 * time.Second},
-		"first failure during an outage":  {attempt{outcome: retried, left: time.Hour}, again, 750 * time.Millisecond},
-		"retry after":                     {attempt{outcome: retried, counts: true, retryAfter: 8 * time.Second, left: time.Hour}, again, 9 * time.Second},
-		"retry after most of the time":    {attempt{outcome: retried, counts: true, retryAfter: time.Hour, left: time.Minute}, again, 30 * time.Second},
-		"retry after ages":                {attempt{outcome: retried, counts: true, retryAfter: math.MaxInt64, left: time.Minute}, again, 30 * time.Second},
-		"failed probe":                    {attempt{outcome: retried, hold: 3 * time.Second, left: time.Hour}, again, 3 * time.Second},
-		"failed probe shortly before end": {attempt{outcome: retried, hold: time.Hour, left: time.Minute}, again, 30 * time.Second},
-		"pause past the deadline":         {attempt{outcome: retried, counts: true, left: 750 * time.Millisecond}, endFailed, 0},
-		"deadline passed":                 {attempt{outcome: retried, counts: true, retryAfter: time.Second, left: -time.Second}, endFailed, 0},
-		"twentieth interruption":          {attempt{outcome: interrupted, failures: 4, interruptions: 19}, again, 0},
-		"one interruption more than that": {attempt{outcome: interrupted, interruptions: 20}, endDead, 0},
+		"success":                         {attempt{outcome: succeeded}, succeeded, 0},
+		"final failure":                   {attempt{outcome: failed, left: time.Hour}, failed, 0},
+		"poison":                          {attempt{outcome: poison, left: time.Hour}, poison, 0},
+		"refusal":                         {attempt{outcome: latched, failures: 4, retryAfter: time.Hour, left: time.Second}, retried, 0},
+		"first failure":                   {attempt{outcome: retried, counts: true, left: time.Hour}, retried, 750 * time.Millisecond},
+		"fourth failure":                  {attempt{outcome: retried, counts: true, failures: 3, left: time.Hour}, retried, 6 * time.Second},
+		"fifth failure":                   {attempt{outcome: retried, counts: true, failures: 4, left: time.Hour}, poison, 0},
+		"fifth failure during an outage":  {attempt{outcome: retried, failures: 4, left: time.Hour}, retried, 6 * time.Second},
+		"first failure during an outage":  {attempt{outcome: retried, left: time.Hour}, retried, 750 * time.Millisecond},
+		"retry after":                     {attempt{outcome: retried, counts: true, retryAfter: 8 * time.Second, left: time.Hour}, retried, 9 * time.Second},
+		"retry after most of the time":    {attempt{outcome: retried, counts: true, retryAfter: time.Hour, left: time.Minute}, retried, 30 * time.Second},
+		"retry after ages":                {attempt{outcome: retried, counts: true, retryAfter: math.MaxInt64, left: time.Minute}, retried, 30 * time.Second},
+		"failed probe":                    {attempt{outcome: retried, hold: 3 * time.Second, left: time.Hour}, retried, 3 * time.Second},
+		"failed probe shortly before end": {attempt{outcome: retried, hold: time.Hour, left: time.Minute}, retried, 30 * time.Second},
+		"pause past the deadline":         {attempt{outcome: retried, counts: true, left: 750 * time.Millisecond}, failed, 0},
+		"deadline passed":                 {attempt{outcome: retried, counts: true, retryAfter: time.Second, left: -time.Second}, failed, 0},
+		"twentieth interruption":          {attempt{outcome: interrupted, failures: 4, interruptions: 19}, retried, 0},
+		"one interruption more than that": {attempt{outcome: interrupted, interruptions: 20}, poison, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -133,7 +133,7 @@ func FuzzRetryAfter(f *testing.F) {
 
 func TestMedianIsOfLastAttempts(t *testing.T) {
 	t.Parallel()
-	var took lastOf[time.Duration]
+	var took []time.Duration
 	want := func(median time.Duration) {
 		t.Helper()
 		if got := medianOf(took); got != median {
@@ -141,13 +141,13 @@ func TestMedianIsOfLastAttempts(t *testing.T) {
 		}
 	}
 	want(0)
-	took = lastOf[time.Duration]{9, 1, 5}
+	took = []time.Duration{9, 1, 5}
 	want(5)
 	for range maxLast {
-		took.add(100)
+		took = addLast(took, 100, maxLast)
 	}
 	for range maxLast/2 + 1 {
-		took.add(7)
+		took = addLast(took, 7, maxLast)
 	}
 	want(7)
 }

@@ -1,37 +1,33 @@
 package dispatch
 
 import (
+	"cmp"
+	"errors"
+	"fmt"
 	"math"
 	"slices"
 	"time"
+
+	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
+
+	"github.com/stagemesh/stagemesh/mesh/config"
 )
 
-// unit is what a pool's budget and the costs of its jobs are counted in.
-type unit string
-
+// Units of budgets and quotas.
 const (
-	unitRequests unit = "requests"
-	unitBytes    unit = "bytes"
-	unitTokens   unit = "tokens"
+	unitRequests = "requests"
+	unitBytes    = "bytes"
+	unitTokens   = "tokens"
 )
 
-var units = []unit{unitRequests, unitBytes, unitTokens}
-
-// refillMode says when an ended job gives back what it cost.
-type refillMode string
-
+// When an ended job gives back what it cost.
 const (
-	// refillEnd: at once.
-	refillEnd refillMode = "end"
-	// refillReading: with the next reading.
-	refillReading refillMode = "reading"
+	refillEnd     = "end"
+	refillReading = "reading"
 )
 
-const (
-	// margin is the tolerance for sums of floats: 1 - .7 > .3 in float64.
-	margin        = 1e-9
-	defaultMaxAge = 30 * time.Second
-)
+// margin is the tolerance for sums of floats: 1 - .7 > .3 in float64.
+const margin = 1e-9
 
 // reading is the value of a gate.
 type reading struct {
@@ -50,35 +46,43 @@ type reading struct {
 	capacity float64
 }
 
-// budget says how many jobs a reading permits.
-type budget struct {
-	// baseline is B, in [0, 1).
-	baseline float64
-	// each is how much one ready server takes, in the unit.
-	each float64
-	unit unit
-	// maxInFlight bounds the jobs in flight; 0 means no bound.
-	maxInFlight int
-	// maxAge is how old a reading may be; 0 means defaultMaxAge.
-	maxAge time.Duration
-	refill refillMode
+// BudgetConfig says how many jobs a reading permits: ready * each * (reading - baseline).
+type BudgetConfig struct {
+	// Baseline is in [0, 1); nil means DefaultBaseline.
+	Baseline *float64 `yaml:"baseline"`
+	// Ready is the number of ready servers, or where it is known: {stage: name}, whose ready
+	// hosts count, {consul: service}, whose passing instances do, or {query: q, url: u} of a
+	// Prometheus server; nil means 1.
+	Ready any `yaml:"ready"`
+	// Each is how much one server takes; 0 means max_in_flight, or what the gate knows.
+	Each float64 `yaml:"each"`
+	// Unit is requests, the default, bytes or tokens.
+	Unit string `yaml:"unit"`
+	// Refill is when an ended job makes room: at its end, the default, or with the next reading.
+	Refill string `yaml:"refill"`
+	// MaxAge is how old a reading may be; 0 means DefaultMaxAge.
+	MaxAge time.Duration `yaml:"max_age"`
 }
 
-// capacity is what the ready servers take.
-func (c *credit) capacity() float64 { return c.ready * c.each }
+func (b BudgetConfig) withDefaults(maxInFlight int) BudgetConfig {
+	b.Baseline = cmp.Or(b.Baseline, new(DefaultBaseline))
+	b.Each, b.MaxAge = cmp.Or(b.Each, float64(maxInFlight)), cmp.Or(b.MaxAge, DefaultMaxAge)
+	b.Unit, b.Refill = cmp.Or(b.Unit, unitRequests), cmp.Or(b.Refill, refillEnd)
+	return b
+}
 
-// size returns N = ready * each * (D - B), in whole requests where that is the unit, and
-// whether the budget is open at all.
-func (b budget) size(ready, d float64) (n float64, open bool) {
-	capacity := ready * b.each
-	if !(capacity > 0 && d-b.baseline > margin) {
-		return 0, false
+func (b BudgetConfig) validate() error {
+	errs := []error{
+		config.NotNegative("max_age", b.MaxAge), config.NotNegative("each", b.Each),
+		oneOf("unit", cmp.Or(b.Unit, unitRequests), unitRequests, unitBytes, unitTokens), oneOf("refill", cmp.Or(b.Refill, refillEnd), refillEnd, refillReading),
 	}
-	n = capacity * (d - b.baseline)
-	if b.unit == unitRequests {
-		n = max(1, math.Floor(n+margin))
+	if b.Baseline != nil && !(*b.Baseline >= 0 && *b.Baseline < 1) {
+		errs = append(errs, fmt.Errorf("baseline: %v is not within 0 and 1, without 1", *b.Baseline))
 	}
-	return n, true
+	if b.Each == 0 && (b.Ready != nil || b.Unit == unitBytes || b.Unit == unitTokens) {
+		errs = append(errs, errors.New("each: say how much one server takes"))
+	}
+	return errors.Join(errs...)
 }
 
 // reason is why a pool sends nothing; empty if it does.
@@ -101,7 +105,10 @@ const (
 // credit is what a pool may send now. It knows the last reading, what was sent since it
 // was true, and what the target refused. It is pure, and not safe for concurrent use.
 type credit struct {
-	budget
+	BudgetConfig // with its defaults
+
+	// maxInFlight bounds the jobs in flight; 0 means no bound.
+	maxInFlight int
 	// ready is the number of ready servers.
 	ready   float64
 	breaker breaker
@@ -142,11 +149,25 @@ type latch struct {
 	pause time.Time
 }
 
-func newCredit(b budget, now time.Time) *credit {
-	if b.maxAge == 0 {
-		b.maxAge = defaultMaxAge
+func newCredit(b BudgetConfig, maxInFlight int, now time.Time) *credit {
+	return &credit{BudgetConfig: b.withDefaults(maxInFlight), maxInFlight: maxInFlight, from: now, flights: map[[16]byte]flight{}, why: noReading, since: now}
+}
+
+// capacity is what the ready servers take.
+func (c *credit) capacity() float64 { return c.ready * c.Each }
+
+// size returns N = ready * each * (D - B), in whole requests where that is the unit, and
+// whether the budget is open at all.
+func (c *credit) size(d float64) (n float64, open bool) {
+	capacity := c.capacity()
+	if !(capacity > 0 && d-*c.Baseline > margin) {
+		return 0, false
 	}
-	return &credit{budget: b, from: now, flights: map[[16]byte]flight{}, why: noReading, since: now}
+	n = capacity * (d - *c.Baseline)
+	if c.Unit == unitRequests {
+		n = max(1, math.Floor(n+margin))
+	}
+	return n, true
 }
 
 // read takes a reading of the gate, or why there is none.
@@ -170,7 +191,7 @@ func (c *credit) read(r reading, err error, now time.Time) {
 
 // recount adds up what was sent since the reading was true.
 func (c *credit) recount(now time.Time) {
-	c.ended = slices.DeleteFunc(c.ended, func(f flight) bool { return now.Sub(f.at) > c.maxAge })
+	c.ended = slices.DeleteFunc(c.ended, func(f flight) bool { return now.Sub(f.at) > c.MaxAge })
 	c.spent = 0
 	for _, f := range c.flights {
 		c.spent += c.share(f)
@@ -203,7 +224,7 @@ func (c *credit) sent(id [16]byte, cost int64, at time.Time) {
 }
 
 func (c *credit) costOf(cost int64) float64 {
-	if c.unit == unitRequests {
+	if c.Unit == unitRequests {
 		return 1
 	}
 	return float64(cost)
@@ -217,11 +238,11 @@ func (c *credit) finish(id [16]byte, o outcome, retryAfter time.Duration, now ti
 		return false
 	}
 	delete(c.flights, id)
-	if c.refill == refillReading {
+	if c.Refill == refillReading {
 		c.ended = append(c.ended, f)
 	}
 	switch {
-	case c.refill == refillReading && !c.reading.timeless:
+	case c.Refill == refillReading && !c.reading.timeless:
 	case c.reading.counts:
 		c.spent -= f.cost
 	default:
@@ -267,7 +288,7 @@ func (c *credit) closedBy(now time.Time) reason {
 		return noReading
 	case !(d >= 0 && d <= 1):
 		return invalid
-	case !c.reading.timeless && now.Sub(c.reading.at) > c.maxAge:
+	case !c.reading.timeless && now.Sub(c.reading.at) > c.MaxAge:
 		return stale
 	case !(c.capacity() > 0):
 		return noServers
@@ -276,7 +297,7 @@ func (c *credit) closedBy(now time.Time) reason {
 	case c.breaker.blocks(now):
 		return breakerOpen
 	}
-	if _, open := c.size(c.ready, d); !open {
+	if _, open := c.size(d); !open {
 		return belowBudget
 	}
 	return ""
@@ -300,7 +321,7 @@ func (c *credit) isLatched(now time.Time) bool {
 
 // filledBy returns why an open pool has no room for a job.
 func (c *credit) filledBy(cost float64) reason {
-	n, _ := c.size(c.ready, c.reading.d)
+	n, _ := c.size(c.reading.d)
 	switch {
 	case c.maxInFlight > 0 && len(c.flights) >= c.maxInFlight:
 		return allInFlight
@@ -314,35 +335,22 @@ func (c *credit) filledBy(cost float64) reason {
 	return headTooLarge
 }
 
-// gateStatus is a row of `stagemesh gates`.
-type gateStatus struct {
-	open bool
-	// d and b are the last reading and the baseline, n is 0 while the pool is closed.
-	d, b, n float64
-	// out are the jobs in flight.
-	out    int
-	source string
-	// at is when the reading was true, zero before the first one.
-	at time.Time
-	// why nothing is sent, and since when; empty if something may be.
-	why   string
-	since time.Time
-}
-
-func (c *credit) status(now time.Time) gateStatus {
+// report returns how the pool stands, but for its queues.
+func (c *credit) report(now time.Time) *meshv1.PoolReport {
 	_, why := c.room(now, c.head)
-	s := gateStatus{
-		open: c.closedBy(now) == "", d: c.reading.d, b: c.baseline,
-		out: len(c.flights), source: c.reading.source, at: c.reading.at, why: string(why),
+	out := &meshv1.PoolReport{
+		State: "closed", D: c.reading.d, B: *c.Baseline, Out: uint32(len(c.flights)), //nolint:gosec // at most maxMaxInFlight
+		Source: c.reading.source, ReadAt: timestampOf(c.reading.at), Why: string(why),
 	}
-	if s.open {
-		s.n, _ = c.size(c.ready, c.reading.d)
+	if c.closedBy(now) == "" {
+		out.State = "open"
+		out.N, _ = c.size(c.reading.d)
 	}
 	if why != "" {
-		s.since = c.since
+		out.Since = timestampOf(c.since)
 	}
 	if why == unreadable {
-		s.why += ": " + c.err.Error()
+		out.Why += ": " + c.err.Error()
 	}
-	return s
+	return out
 }

@@ -6,7 +6,10 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
 	"pgregory.net/rapid"
+
+	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 )
 
 // pool is a credit and a clock.
@@ -17,12 +20,12 @@ type pool struct {
 }
 
 // newPool has B = .1 and 5 servers of 10, so a reading of .7 permits 30.
-func newPool(change func(*budget)) *pool {
-	b := budget{baseline: .1, each: 10, unit: unitRequests, refill: refillEnd}
+func newPool(change func(*BudgetConfig)) *pool {
+	b := BudgetConfig{Baseline: new(.1), Each: 10}
 	if change != nil {
 		change(&b)
 	}
-	p := &pool{credit: newCredit(b, epoch.Add(-time.Hour)), now: epoch}
+	p := &pool{credit: newCredit(b, 0, epoch.Add(-time.Hour)), now: epoch}
 	p.ready = 5
 	return p
 }
@@ -83,7 +86,7 @@ func TestGoldenTable(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			n, open := budget{baseline: test.b, each: test.each, unit: unitRequests}.size(test.ready, test.d)
+			n, open := (&credit{BudgetConfig: BudgetConfig{Baseline: &test.b, Each: test.each, Unit: unitRequests}, ready: test.ready}).size(test.d)
 			if n != test.want || open != (test.want > 0) {
 				t.Errorf("got N = %v, open %t", n, open)
 			}
@@ -94,10 +97,10 @@ func TestGoldenTable(t *testing.T) {
 func TestWholeJobsInBytes(t *testing.T) {
 	t.Parallel()
 	const kib = 1024
-	p := newPool(func(b *budget) { b.unit, b.each = unitBytes, 1024*kib })
+	p := newPool(func(b *BudgetConfig) { b.Unit, b.Each = unitBytes, 1024*kib })
 	p.ready = 1
 	p.poll(.7)
-	if n, _ := p.size(1, 1-.3); n < 614.3*kib || n > 614.5*kib {
+	if n, _ := p.size(1 - .3); n < 614.3*kib || n > 614.5*kib {
 		t.Fatalf("N = %v, not 614.4 KiB", n)
 	}
 	p.sent([16]byte{1}, 600*kib, p.now)
@@ -122,7 +125,7 @@ func TestWholeJobsInBytes(t *testing.T) {
 
 func TestLargeJobSpendsReading(t *testing.T) {
 	t.Parallel()
-	p := newPool(func(b *budget) { b.unit, b.refill = unitTokens, refillReading })
+	p := newPool(func(b *BudgetConfig) { b.Unit, b.Refill = unitTokens, refillReading })
 	p.poll(.7)
 	for range 3 {
 		if ids := p.send(40); len(ids) != 1 {
@@ -144,7 +147,7 @@ func TestClosedPoolSendsNothing(t *testing.T) {
 		change func(*pool)
 		want   reason
 	}{
-		"no reading":      {func(p *pool) { p.credit = newCredit(p.budget, p.now); p.ready = 5 }, noReading},
+		"no reading":      {func(p *pool) { p.credit = newCredit(p.BudgetConfig, 0, p.now); p.ready = 5 }, noReading},
 		"error":           {func(p *pool) { p.read(reading{}, errors.New("timeout"), p.now) }, unreadable},
 		"NaN":             {func(p *pool) { p.poll(math.NaN()) }, invalid},
 		"infinite":        {func(p *pool) { p.poll(math.Inf(1)) }, invalid},
@@ -168,8 +171,8 @@ func TestClosedPoolSendsNothing(t *testing.T) {
 			p.poll(.7)
 			test.change(p)
 			p.expect(t, name, 0, test.want)
-			if s := p.status(p.now); s.open || s.n != 0 || s.why == "" {
-				t.Errorf("status %+v", s)
+			if s := p.report(p.now); s.GetState() != "closed" || s.GetN() != 0 || s.GetWhy() == "" {
+				t.Errorf("report %v", s)
 			}
 		})
 	}
@@ -211,7 +214,7 @@ func TestEndedJobMakesRoomInReadingThatCountsIt(t *testing.T) {
 
 func TestRefillByReadingGivesNothingBack(t *testing.T) {
 	t.Parallel()
-	p := newPool(func(b *budget) { b.refill = refillReading })
+	p := newPool(func(b *BudgetConfig) { b.Refill = refillReading })
 	p.poll(.7)
 	p.expect(t, "first reading", 30, budgetSpent)
 	p.expect(t, "all ended", 0, budgetSpent)
@@ -239,7 +242,8 @@ func TestTimelessGateBoundsJobsInFlight(t *testing.T) {
 
 func TestMaxInFlightBoundsEveryReading(t *testing.T) {
 	t.Parallel()
-	p := newPool(func(b *budget) { b.maxInFlight = 8 })
+	p := newPool(nil)
+	p.maxInFlight = 8
 	p.poll(.7)
 	p.send(1)
 	p.now = p.now.Add(time.Second)
@@ -256,7 +260,7 @@ func TestClockAheadGivesNoNewCredit(t *testing.T) {
 	p.now = p.now.Add(time.Second)
 	p.take(sample)
 	p.expect(t, "the same sample", 0, budgetSpent)
-	p.now = p.now.Add(defaultMaxAge)
+	p.now = p.now.Add(DefaultMaxAge)
 	p.take(sample)
 	p.expect(t, "the same sample much later", 0, stale)
 }
@@ -333,21 +337,21 @@ func TestStatusSaysWhySinceWhen(t *testing.T) {
 	p := newPool(nil)
 	p.take(reading{d: .7, at: p.now, source: "prometheus 1"})
 	p.send(1)
-	if s := p.status(p.now); !s.open || s.n != 30 || s.out != 30 || s.why != "N is spent" || !s.since.Equal(p.now) {
-		t.Errorf("open: %+v", s)
+	if s := p.report(p.now); s.GetState() != "open" || s.GetN() != 30 || s.GetOut() != 30 || s.GetWhy() != "N is spent" || !s.GetSince().AsTime().Equal(p.now) {
+		t.Errorf("open: %v", s)
 	}
 	for range 9 {
 		p.now = p.now.Add(5 * time.Second)
 		p.take(reading{d: .04, at: p.now.Add(-3 * time.Second), source: "prometheus 1"})
 	}
 	p.now = p.now.Add(time.Second)
-	want := gateStatus{d: .04, b: .1, out: 30, source: "prometheus 1", at: p.now.Add(-4 * time.Second), why: "D <= B", since: p.now.Add(-41 * time.Second)}
-	if s := p.status(p.now); s != want {
-		t.Errorf("closed: %+v, not %+v", s, want)
+	want := &meshv1.PoolReport{State: "closed", D: .04, B: .1, Out: 30, Source: "prometheus 1", ReadAt: timestampOf(p.now.Add(-4 * time.Second)), Why: "D <= B", Since: timestampOf(p.now.Add(-41 * time.Second))}
+	if s := p.report(p.now); !proto.Equal(s, want) {
+		t.Errorf("closed: %v, not %v", s, want)
 	}
 	p.read(reading{}, errors.New("connection refused"), p.now)
-	if s := p.status(p.now); s.why != "gate is unreadable: connection refused" {
-		t.Errorf("unreadable: %+v", s)
+	if s := p.report(p.now); s.GetWhy() != "gate is unreadable: connection refused" {
+		t.Errorf("unreadable: %v", s)
 	}
 }
 
@@ -361,11 +365,11 @@ func TestCreditAgreesWithModel(t *testing.T) {
 		alive bool
 	}
 	rapid.Check(t, func(t *rapid.T) {
-		p := newPool(func(b *budget) {
-			b.unit = rapid.SampledFrom([]unit{unitRequests, unitBytes, unitTokens}).Draw(t, "unit")
-			b.refill = rapid.SampledFrom([]refillMode{refillEnd, refillReading}).Draw(t, "refill")
-			b.maxInFlight = rapid.IntRange(0, 30).Draw(t, "max in flight")
+		p := newPool(func(b *BudgetConfig) {
+			b.Unit = rapid.SampledFrom([]string{unitRequests, unitBytes, unitTokens}).Draw(t, "unit")
+			b.Refill = rapid.SampledFrom([]string{refillEnd, refillReading}).Draw(t, "refill")
 		})
+		p.maxInFlight = rapid.IntRange(0, 30).Draw(t, "max in flight")
 		jobs := map[[16]byte]*job{}
 		var current reading
 		t.Repeat(map[string]func(*rapid.T){
@@ -391,14 +395,14 @@ func TestCreditAgreesWithModel(t *testing.T) {
 						inFlight++
 					}
 					since := !j.at.Before(current.at)
-					if current.timeless && j.alive || !current.timeless && since && (j.alive || p.refill == refillReading) {
+					if current.timeless && j.alive || !current.timeless && since && (j.alive || p.Refill == refillReading) {
 						spent += j.cost
 					}
 				}
 				price := p.costOf(cost)
-				n, open := p.size(p.ready, current.d)
+				n, open := p.size(current.d)
 				fits := spent+price <= n+margin || price > n+margin && inFlight == 0 && spent == 0
-				fresh := current.timeless || p.now.Sub(current.at) <= defaultMaxAge
+				fresh := current.timeless || p.now.Sub(current.at) <= DefaultMaxAge
 				want := open && fits && fresh && (p.maxInFlight == 0 || inFlight < p.maxInFlight)
 				if ok != want {
 					t.Fatalf("room is %t (%q): %g of %g spent, cost %g, %d in flight, open %t, fresh %t", ok, why, spent, n, price, inFlight, open, fresh)

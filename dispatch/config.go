@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/stagemesh/stagemesh/mesh/config"
@@ -203,12 +204,16 @@ func (p PoolConfig) validate() error {
 		_, err := newPoolGate(new(Settings), p, time.Time{})
 		errs = append(errs, err)
 	}
-	switch mergePolicy(p.Merge) {
-	case "", weighted, strict, byDeadline:
-	default:
-		errs = append(errs, fmt.Errorf("merge: %q; use weighted, strict or deadline", p.Merge))
+	return errors.Join(append(errs, oneOf("merge", cmp.Or(p.Merge, weighted), weighted, strict, byDeadline))...)
+}
+
+// oneOf checks the word of a key.
+func oneOf(key, word string, words ...string) error {
+	if slices.Contains(words, word) {
+		return nil
 	}
-	return errors.Join(errs...)
+	last := len(words) - 1
+	return fmt.Errorf("%s: %q; use %s or %s", key, word, strings.Join(words[:last], ", "), words[last])
 }
 
 func checkInFlight(n int) error {
@@ -219,13 +224,10 @@ func checkInFlight(n int) error {
 }
 
 func (q QueueConfig) validate() error {
-	errs := []error{q.JobQueueSettings.Validate(), config.NotNegative("weight", q.Weight), config.NotNegative("attempts", q.Attempts)}
-	switch pipeline.Class(q.Class) {
-	case "", pipeline.Low, pipeline.Normal, pipeline.High:
-	default:
-		errs = append(errs, fmt.Errorf("class: %q; use low, normal or high", q.Class))
-	}
-	return errors.Join(errs...)
+	return errors.Join(
+		q.JobQueueSettings.Validate(), config.NotNegative("weight", q.Weight), config.NotNegative("attempts", q.Attempts),
+		oneOf("class", cmp.Or(q.Class, string(pipeline.Low)), string(pipeline.Low), string(pipeline.Normal), string(pipeline.High)),
+	)
 }
 
 func (t TenantConfig) validate(queues map[string]QueueConfig) error {

@@ -242,7 +242,6 @@ func (d *Dispatcher) ownPool(ctx context.Context, conn *bus.Bus, pool string, p 
 	defer context.AfterFunc(drain, func() { end(context.Cause(drain)) })()
 	o.flights.Wait()
 	d.latches.Store(pool, targetLatch{p.config.Target, o.credit.latch})
-	o.returnQuotas(running)
 	lost := context.Cause(running)
 	end(nil)
 	_ = renewal.Wait()

@@ -60,7 +60,7 @@ func (o *owner) attempt(ctx, cut context.Context, e *entry) {
 	out := outcomeOf(answer)
 	if out == succeeded {
 		o.mu.Lock()
-		o.took.add(time.Since(now))
+		o.took = addLast(o.took, time.Since(now), maxLast)
 		o.median = medianOf(o.took)
 		o.mu.Unlock()
 	}
@@ -136,11 +136,11 @@ func (o *owner) read(ctx context.Context, e *entry) (j store.StoredJob, ok bool)
 		o.forget(e, &inferencev1.Job{State: inferencev1.JobState_JOB_STATE_CANCELLED, Attempts: uint32(e.attempts)})
 	case errors.Is(err, store.ErrNotAJob):
 		o.log.Warn("a message in a queue is no job, and is removed", "seq", e.seq)
-		if !o.deadLetter(ctx, idOf(e).Queue, e.seq, 0, noJob()) {
+		if o.deadLetter(ctx, e, 0, fault.New(fault.InvalidRequest, "the message in the queue of jobs is none")) {
+			o.leave(ctx, e, &inferencev1.Job{State: inferencev1.JobState_JOB_STATE_FAILED})
+		} else {
 			o.giveBack(e)
-			return j, false
 		}
-		o.leave(ctx, e, &inferencev1.Job{State: inferencev1.JobState_JOB_STATE_FAILED})
 	default:
 		o.mu.Lock()
 		defer o.mu.Unlock()
@@ -167,45 +167,41 @@ func (o *owner) persist(ctx context.Context, problem string, call func(context.C
 // then, unless it has succeeded. put returns false if there is nothing left to do: another
 // process has ended the job, or begun an attempt.
 func (o *owner) put(ctx context.Context, e *entry, r *meshv1.JobRecord) bool {
-	id, tenant, isMine := idOf(e), e.line.tenant, true
+	id, tenant, after, isMine := idOf(e), e.line.tenant, e.record, true
 	if !o.persist(ctx, "the record of a job cannot be stored", func(ctx context.Context) error {
-		seq, err := o.jobs.PutRecord(ctx, id, tenant, e.record, r)
-		if errors.Is(err, store.ErrNotStorable) {
-			r.Result = nil
-			setState(r, inferencev1.JobState_JOB_STATE_FAILED, fault.New(fault.OutputTooLarge, "the result cannot be stored: it does not fit into a message of the broker, or has text that is not UTF-8"))
-			seq, err = o.jobs.PutRecord(ctx, id, tenant, e.record, r)
-		}
-		for errors.Is(err, store.ErrJobChanged) {
-			var now store.StoredRecord
-			now, err = o.jobs.Record(ctx, id, tenant)
-			if errors.Is(err, store.ErrNoJob) { // the stream is another one
-				seq, err = o.jobs.PutRecord(ctx, id, tenant, 0, r)
+		for {
+			seq, err := o.jobs.PutRecord(ctx, id, tenant, after, r)
+			job := r.GetJob()
+			switch {
+			case errors.Is(err, store.ErrNotStorable) && job.GetReason() != string(fault.OutputTooLarge):
+				r.Result = nil
+				setState(r, inferencev1.JobState_JOB_STATE_FAILED, fault.New(fault.OutputTooLarge, "the result cannot be stored: it does not fit into a message of the broker, or has text that is not UTF-8"))
 				continue
-			}
-			if err != nil {
+			case err == nil:
+				o.noteRecord(e, seq)
+				return nil
+			case !errors.Is(err, store.ErrJobChanged):
 				return err
 			}
-			job, stored := r.GetJob(), now.GetJob()
-			isMine = stored.GetRequestId() == job.GetRequestId()
-			switch {
-			case !isMine:
-				return nil
-			case stored.GetState() == job.GetState() && !stored.GetCancelRequested():
-				seq = now.Seq // the own write, whose answer was lost
-			case stored.GetCancelRequested():
+			now, err := o.jobs.Record(ctx, id, tenant)
+			after = now.Seq
+			switch stored := now.GetJob(); {
+			case errors.Is(err, store.ErrNoJob): // the stream is another one
+				after = 0
+			case err != nil:
+				return err
+			case stored.GetRequestId() == job.GetRequestId() && stored.GetCancelRequested():
 				if job.GetState() != inferencev1.JobState_JOB_STATE_SUCCEEDED {
-					setState(r, inferencev1.JobState_JOB_STATE_CANCELLED, fault.New(fault.Cancelled, "the job was cancelled while it ran"))
+					setState(r, inferencev1.JobState_JOB_STATE_CANCELLED, cancelledFault())
 				}
-				seq, err = o.jobs.PutRecord(ctx, id, tenant, now.Seq, r)
+			case stored.GetRequestId() == job.GetRequestId() && stored.GetState() == job.GetState():
+				o.noteRecord(e, now.Seq) // the own write, whose answer was lost
+				return nil
 			default:
 				isMine = false
 				return nil
 			}
 		}
-		if err == nil {
-			o.noteRecord(e, seq)
-		}
-		return err
 	}) {
 		o.giveBack(e)
 		return false
@@ -283,7 +279,10 @@ func (o *owner) settle(ctx context.Context, e *entry, r *meshv1.JobRecord, answe
 	o.mu.Lock()
 	a := attempt{
 		outcome: out, failures: int(job.GetAttempts()) - 1 - int(job.GetInterruptions()), interruptions: int(job.GetInterruptions()),
-		most: o.attemptsOf(e), left: time.Unix(0, e.deadline).Sub(now), retryAfter: retryAfterOf(answer),
+		most: cmp.Or(o.queues[e.line.queue].Attempts, DefaultAttempts), left: time.Unix(0, e.deadline).Sub(now),
+	}
+	if answer.Fault != nil {
+		a.retryAfter = answer.Fault.RetryAfter
 	}
 	if (out == latched || out == retried) && answer.Fault != nil && o.credit.failures() == 0 {
 		o.log.Warn("an attempt has failed; those that fail next are not logged", "job", idOf(e), "error", answer.Fault, "cause", errors.Unwrap(answer.Fault))
@@ -297,19 +296,19 @@ func (o *owner) settle(ctx context.Context, e *entry, r *meshv1.JobRecord, answe
 	switch {
 	case out == interrupted:
 		job.Interruptions++
-	case !a.counts && next == again:
+	case !a.counts && next == retried:
 		job.Attempts-- // no attempt: the target was not reached
 	}
 	switch {
-	case next == endSucceeded:
+	case next == succeeded:
 		state = inferencev1.JobState_JOB_STATE_SUCCEEDED
 	case job.GetCancelRequested(): // of an earlier owner
-		state, answer.Fault = inferencev1.JobState_JOB_STATE_CANCELLED, fault.New(fault.Cancelled, "the job was cancelled while it ran")
+		state, answer.Fault = inferencev1.JobState_JOB_STATE_CANCELLED, cancelledFault()
 	case a.left <= 0:
 		state, answer.Fault = inferencev1.JobState_JOB_STATE_EXPIRED, expiredFault()
-	case next == again && job.GetAttempts() == 0:
+	case next == retried && job.GetAttempts() == 0:
 		state = inferencev1.JobState_JOB_STATE_QUEUED
-	case next == again:
+	case next == retried:
 		state, job.NotBefore = inferencev1.JobState_JOB_STATE_DELAYED, timestamppb.New(now.Add(pause))
 	}
 	if !store.IsEnd(state) {
@@ -319,7 +318,7 @@ func (o *owner) settle(ctx context.Context, e *entry, r *meshv1.JobRecord, answe
 	} else if answer.HTTP != nil {
 		r.Result = &meshv1.JobRecord_Http{Http: answer.HTTP}
 	}
-	if next == endDead && state == inferencev1.JobState_JOB_STATE_FAILED && !o.deadLetter(ctx, idOf(e).Queue, e.seq, job.GetAttempts(), answer.Fault) {
+	if next == poison && state == inferencev1.JobState_JOB_STATE_FAILED && !o.deadLetter(ctx, e, job.GetAttempts(), answer.Fault) {
 		o.giveBack(e)
 		return
 	}
@@ -327,27 +326,10 @@ func (o *owner) settle(ctx context.Context, e *entry, r *meshv1.JobRecord, answe
 	o.store(ctx, e, r)
 }
 
-// deadLetter stores a dead letter about a message in a queue; false means that the context has
-// ended.
-func (o *owner) deadLetter(ctx context.Context, queue pipeline.QueueName, seq uint64, attempts uint32, f *fault.Fault) bool {
-	d := envelope.DeadLetter{Mesh: o.settings.Mesh, Host: pipeline.HostID(o.by), Queue: queue, Deliveries: int(attempts), Fault: f}
-	return o.persist(ctx, "a dead letter cannot be stored", func(ctx context.Context) error { return o.dead.PutJob(ctx, seq, d) })
-}
-
-func noJob() *fault.Fault {
-	return fault.New(fault.InvalidRequest, "the message in the queue of jobs is none")
-}
-
-// attemptsOf needs the lock.
-func (o *owner) attemptsOf(e *entry) int {
-	return cmp.Or(o.queues[e.line.queue].Attempts, DefaultAttempts)
-}
-
-func retryAfterOf(a Answer) time.Duration {
-	if a.Fault == nil {
-		return 0
-	}
-	return a.Fault.RetryAfter
+// deadLetter stores a dead letter of a job; false means that the context has ended.
+func (o *owner) deadLetter(ctx context.Context, e *entry, attempts uint32, f *fault.Fault) bool {
+	d := envelope.DeadLetter{Mesh: o.settings.Mesh, Host: pipeline.HostID(o.by), Queue: idOf(e).Queue, Deliveries: int(attempts), Fault: f}
+	return o.persist(ctx, "a dead letter cannot be stored", func(ctx context.Context) error { return o.dead.PutJob(ctx, e.seq, d) })
 }
 
 // expire ends a job whose deadline has passed before an attempt began, or that fits into no quota.
@@ -358,11 +340,15 @@ func (o *owner) expire(ctx context.Context, e *entry) {
 	}
 	r := o.recordOf(e, j, time.Now())
 	if l := o.limits.tooSmallFor(e); l != nil {
-		setState(r, inferencev1.JobState_JOB_STATE_FAILED, fault.Newf(fault.PayloadTooLarge, "the job is %d %s, more than the whole quota by %s of %d", e.costIn(l.quota.unit), l.quota.unit, l.By, l.Quota))
+		setState(r, inferencev1.JobState_JOB_STATE_FAILED, fault.Newf(fault.PayloadTooLarge, "the job is %d %s, more than the whole quota by %s of %d", e.costIn(l.unit()), l.unit(), l.By, l.Quota))
 	} else {
 		setState(r, inferencev1.JobState_JOB_STATE_EXPIRED, expiredFault())
 	}
 	o.store(ctx, e, r)
+}
+
+func cancelledFault() *fault.Fault {
+	return fault.New(fault.Cancelled, "the job was cancelled while it ran")
 }
 
 func expiredFault() *fault.Fault {

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"math"
 	"net/http"
-	"slices"
 	"sync"
 	"time"
 
@@ -43,28 +42,11 @@ type Gate struct {
 	Product []Gate `yaml:"product"`
 }
 
-// BudgetConfig says how many jobs a reading permits: ready * each * (reading - baseline).
-type BudgetConfig struct {
-	// Baseline is in [0, 1); nil means DefaultBaseline.
-	Baseline *float64 `yaml:"baseline"`
-	// Ready is the number of ready servers, or where it is known: {stage: name}, whose ready
-	// hosts count, {consul: service}, whose passing instances do, or {query: q, url: u} of a
-	// Prometheus server; nil means 1.
-	Ready any `yaml:"ready"`
-	// Each is how much one server takes; 0 means max_in_flight, or what the gate knows.
-	Each float64 `yaml:"each"`
-	// Unit is requests, the default, bytes or tokens.
-	Unit string `yaml:"unit"`
-	// Refill is when an ended job makes room: at its end, the default, or with the next reading.
-	Refill string        `yaml:"refill"`
-	MaxAge time.Duration `yaml:"max_age"`
-}
-
 // Defaults of GateConfig.
 const (
 	DefaultGateInterval = 5 * time.Second
 	DefaultBaseline     = .05
-	DefaultMaxAge       = defaultMaxAge
+	DefaultMaxAge       = 30 * time.Second
 )
 
 // gateTimeout bounds one question.
@@ -120,7 +102,7 @@ func compose(p *poolGate, of []Gate, at, key, number string) (gate, error) {
 		errs = append(errs, fmt.Errorf("%s: there is no gate in it", at))
 	}
 	if key == "first" {
-		return func(now time.Time) (reading, error) { return firstValid(gates, now, p.credit.maxAge) }, errors.Join(errs...)
+		return func(now time.Time) (reading, error) { return firstValid(gates, now, p.credit.MaxAge) }, errors.Join(errs...)
 	}
 	return func(now time.Time) (reading, error) {
 		out, err := gates[0](now)
@@ -184,43 +166,17 @@ type poolGate struct {
 // configuration. Without a gate in the file a pool is open up to max_in_flight.
 func newPoolGate(s *Settings, p PoolConfig, now time.Time) (*poolGate, error) {
 	c := cmp.Or(p.Gate, &GateConfig{Gate: Gate{Constant: new(ConstantGate)}, Budget: BudgetConfig{Baseline: new(float64)}})
-	b, err := c.Budget.budget(cmp.Or(p.MaxInFlight, DefaultMaxInFlight))
 	g := &poolGate{
-		settings: s, pipelines: p.Target.Pipelines, credit: newCredit(b, now), interval: cmp.Or(c.Interval, DefaultGateInterval),
-		takesCapacity: c.Budget.Each == 0,
+		settings: s, pipelines: p.Target.Pipelines, credit: newCredit(c.Budget, cmp.Or(p.MaxInFlight, DefaultMaxInFlight), now),
+		interval: cmp.Or(c.Interval, DefaultGateInterval), takesCapacity: c.Budget.Each == 0,
 		// A question every few seconds needs no connection that stays open.
 		client: &http.Client{Transport: &http.Transport{Proxy: http.ProxyFromEnvironment, DisableKeepAlives: true}},
 	}
-	ready, rerr := g.servers(c.Budget.Ready)
-	g.credit.ready, g.credit.breaker.disabled = ready, p.Target.webhooks != nil
-	var gerr error
+	var err, gerr error
+	g.credit.ready, err = g.servers(c.Budget.Ready)
+	g.credit.breaker.disabled = p.Target.webhooks != nil
 	g.gate, gerr = c.build(g, "gate", "")
-	return g, errors.Join(gerr, config.InSection("gate.budget", errors.Join(err, rerr)), config.NotNegative("gate.interval", c.Interval))
-}
-
-// budget returns the budget, or what is wrong with it.
-func (b BudgetConfig) budget(maxInFlight int) (budget, error) {
-	out := budget{
-		baseline: DefaultBaseline, each: cmp.Or(b.Each, float64(maxInFlight)), unit: cmp.Or(unit(b.Unit), unitRequests),
-		maxInFlight: maxInFlight, maxAge: b.MaxAge, refill: cmp.Or(refillMode(b.Refill), refillEnd),
-	}
-	if b.Baseline != nil {
-		out.baseline = *b.Baseline
-	}
-	errs := []error{config.NotNegative("max_age", b.MaxAge), config.NotNegative("each", b.Each)}
-	if !(out.baseline >= 0 && out.baseline < 1) {
-		errs = append(errs, fmt.Errorf("baseline: %v is not within 0 and 1, without 1", out.baseline))
-	}
-	if b.Each == 0 && (b.Ready != nil || out.unit == unitBytes || out.unit == unitTokens) {
-		errs = append(errs, errors.New("each: say how much one server takes"))
-	}
-	if !slices.Contains(units, out.unit) {
-		errs = append(errs, fmt.Errorf("unit: %q; use requests, bytes or tokens", b.Unit))
-	}
-	if out.refill != refillEnd && out.refill != refillReading {
-		errs = append(errs, fmt.Errorf("refill: %q; use end or reading", b.Refill))
-	}
-	return out, errors.Join(errs...)
+	return g, errors.Join(gerr, config.InSection("gate.budget", errors.Join(c.Budget.validate(), err)), config.NotNegative("gate.interval", c.Interval))
 }
 
 // servers returns how many servers are ready, or polls their number.
@@ -281,7 +237,7 @@ func (g *poolGate) update(now time.Time) {
 		r, err = g.gate(now)
 	}
 	if r.capacity > 0 && g.takesCapacity {
-		g.credit.each = r.capacity
+		g.credit.Each = r.capacity
 	}
 	if r != g.last || err != g.lastErr || g.credit.ready != before { //nolint:errorlint // it is the same error until the next question
 		g.last, g.lastErr = r, err
@@ -345,6 +301,3 @@ func (p *polled) run(ctx context.Context, every time.Duration, changed func()) {
 		}
 	}
 }
-
-// clamp returns a value in [0, 1].
-func clamp(v float64) float64 { return min(1, max(0, v)) }

@@ -81,26 +81,26 @@ func runGate(t *testing.T, s Settings, text string) *runningGate {
 	return g
 }
 
-func (g *runningGate) status() gateStatus {
+func (g *runningGate) report() *meshv1.PoolReport {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	now := time.Now()
 	g.gate.update(now)
-	return g.gate.credit.status(now)
+	return g.gate.credit.report(now)
 }
 
 // await waits until the gate permits n jobs, for a reason that has the words.
 func (g *runningGate) await(what string, n float64, words string) {
 	g.t.Helper()
-	var last gateStatus
+	var last *meshv1.PoolReport
 	defer func() {
 		if g.t.Failed() {
-			g.t.Logf("%s: %+v", what, last)
+			g.t.Logf("%s: %v", what, last)
 		}
 	}()
 	testbed.Eventually(g.t, what, func() bool {
-		last = g.status()
-		return last.open == (n > 0) && last.n == n && strings.Contains(last.why, words)
+		last = g.report()
+		return (last.GetState() == "open") == (n > 0) && last.GetN() == n && strings.Contains(last.GetWhy(), words)
 	})
 }
 
@@ -488,8 +488,8 @@ func TestGatesCompose(t *testing.T) {
 	gates["min"].await("the least", 20, "")
 	gates["product"].await(".35", 12, "")
 	for kind, want := range map[string]string{"first": "value 1", "min": "constant 1", "product": "product"} {
-		if s := gates[kind].status(); s.source != want {
-			t.Errorf("%s: source %q", kind, s.source)
+		if s := gates[kind].report(); s.GetSource() != want {
+			t.Errorf("%s: source %q", kind, s.GetSource())
 		}
 	}
 	value.set("none")
@@ -547,8 +547,8 @@ func TestAdaptiveWindowGrowsAndHalves(t *testing.T) {
 	want := func(n float64) {
 		t.Helper()
 		g.update(now)
-		if s := g.credit.status(now); s.n != n {
-			t.Errorf("%+v, want %v", s, n)
+		if s := g.credit.report(now); s.GetN() != n {
+			t.Errorf("%v, want %v", s, n)
 		}
 	}
 	end := func(n int, out outcome, after time.Duration) {

@@ -20,30 +20,21 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/config"
 )
 
-// measure says what a value means.
-type measure string
-
+// What a value means: the part that is used, which leaves 1 less that, or that may be used.
 const (
-	// fullness and saturation are the part that is used, and leave 1 less that.
-	fullness   measure = "fullness"
-	saturation measure = "saturation"
-	// ofBudget is the part that may be used.
-	ofBudget measure = "budget"
+	fullness   = "fullness"
+	saturation = "saturation"
+	ofBudget   = "budget"
 )
 
-func (m measure) validate() error {
-	switch m {
-	case fullness, saturation, ofBudget:
-		return nil
-	}
-	return fmt.Errorf("of: %q; use fullness, saturation or budget", string(m))
-}
+func validMeasure(of string) error { return oneOf("of", of, fullness, saturation, ofBudget) }
 
-func (m measure) d(v float64) float64 {
-	if m == ofBudget {
-		return clamp(v)
+// roomOf returns D of a value.
+func roomOf(v float64, of string) float64 {
+	if of != ofBudget {
+		v = 1 - v
 	}
-	return clamp(1 - v)
+	return min(1, max(0, v))
 }
 
 // PrometheusGate asks a Prometheus server.
@@ -63,7 +54,7 @@ type PrometheusGate struct {
 const DefaultScrapeInterval = 15 * time.Second
 
 func (c *PrometheusGate) build(p *poolGate, source string) (gate, error) {
-	err := errors.Join(validURL(c.URL), measure(c.Of).validate(), config.NotNegative("scrape_interval", c.ScrapeInterval))
+	err := errors.Join(validURL(c.URL), validMeasure(c.Of), config.NotNegative("scrape_interval", c.ScrapeInterval))
 	if c.Query == "" {
 		err = errors.Join(err, errors.New("query: there is none"))
 	}
@@ -81,7 +72,7 @@ func (c *PrometheusGate) build(p *poolGate, source string) (gate, error) {
 		if c.TimeQuery == "" {
 			at = timeOf(evaluated).Add(-cmp.Or(c.ScrapeInterval, DefaultScrapeInterval))
 		}
-		return reading{d: measure(c.Of).d(v), at: at, source: source}, err
+		return reading{d: roomOf(v, c.Of), at: at, source: source}, err
 	}), err
 }
 
@@ -217,7 +208,7 @@ func (c *ScrapeGate) build(p *poolGate, source string) (gate, error) {
 		out, err := sum(now)
 		used := out.d
 		if out.d = 0; p.credit.capacity() > 0 {
-			out.d = saturation.d(used / p.credit.capacity())
+			out.d = roomOf(used/p.credit.capacity(), saturation)
 		}
 		return out, err
 	}, err
@@ -266,8 +257,8 @@ type ValueGate struct {
 var keyValueName = regexp.MustCompile(`^[A-Za-z0-9_-]+/[A-Za-z0-9_=/-]+(\.[A-Za-z0-9_=/-]+)*$`)
 
 func (c *ValueGate) build(p *poolGate, source string) (gate, error) {
-	of := cmp.Or(measure(c.Of), ofBudget)
-	err := of.validate()
+	of := cmp.Or(c.Of, ofBudget)
+	err := validMeasure(of)
 	switch {
 	case (c.URL == "") == (c.KV == ""):
 		err = errors.Join(err, errors.New("url: a value is at a url or in kv"))
@@ -289,7 +280,7 @@ func (c *ValueGate) build(p *poolGate, source string) (gate, error) {
 			return reading{}, err
 		}
 		v, err := parseNumber(string(page))
-		return reading{d: of.d(v), at: at, source: source}, err
+		return reading{d: roomOf(v, of), at: at, source: source}, err
 	}), err
 }
 

@@ -124,7 +124,7 @@ func (c *AdaptiveGate) build(p *poolGate, source string) (gate, error) {
 	out := reading{at: time.Now(), source: source, timeless: true}
 	return func(time.Time) (reading, error) {
 		if out.d = 0; p.credit.capacity() > 0 {
-			out.d = clamp(p.credit.baseline + float64(window)/p.credit.capacity()) // the budget is the window
+			out.d = roomOf(*p.credit.Baseline+float64(window)/p.credit.capacity(), ofBudget) // the budget is the window
 		}
 		return out, nil
 	}, err
@@ -163,7 +163,7 @@ func (c *MeshGate) build(p *poolGate, source string) (gate, error) {
 				return reading{}, fmt.Errorf("stage %s has no ready host", s.Name)
 			}
 			capacity := float64(s.MaxInFlight)
-			out.d = min(out.d, clamp(1-max(float64(s.Items)/capacity, s.Wait.Seconds()/most.Seconds())))
+			out.d = min(out.d, roomOf(max(float64(s.Items)/capacity, s.Wait.Seconds()/most.Seconds()), saturation))
 			if i == 0 || capacity < out.capacity {
 				out.capacity = capacity
 			}

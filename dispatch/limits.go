@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -38,7 +37,10 @@ const (
 )
 
 func (l LimitConfig) validate() error {
-	errs := []error{config.NotNegative("concurrency", l.Concurrency), config.NotNegative("rate", l.Rate), config.NotNegative("quota", l.Quota), config.NotNegative("window", l.Window)}
+	errs := []error{
+		config.NotNegative("concurrency", l.Concurrency), config.NotNegative("rate", l.Rate), config.NotNegative("quota", l.Quota), config.NotNegative("window", l.Window),
+		oneOf("unit", l.unit(), unitRequests, unitBytes, unitTokens),
+	}
 	if name, ok := strings.CutPrefix(l.By, attributeKey); l.By != tenantKey && (!ok || name == "") {
 		errs = append(errs, fmt.Errorf("by: %q; use tenant, or an attribute such as attributes.model", l.By))
 	}
@@ -55,27 +57,27 @@ func (l LimitConfig) validate() error {
 		errs = append(errs, fmt.Errorf("rate: %d, at most %d are possible; take a shorter window", l.Rate, maxRate))
 	case (l.Concurrency == 0) != (l.Window > 0):
 		errs = append(errs, errors.New("window: is required with rate and quota, and for these only"))
-	case !slices.Contains(units, l.unit()) || l.Unit != "" && l.Quota == 0:
-		errs = append(errs, fmt.Errorf("unit: %q; a quota is in requests, bytes or tokens", l.Unit))
+	case l.Unit != "" && l.Quota == 0:
+		errs = append(errs, fmt.Errorf("unit: %q is for quotas only", l.Unit))
 	}
 	return errors.Join(errs...)
 }
 
+func (l LimitConfig) unit() string { return cmp.Or(l.Unit, unitRequests) }
+
 // quotaName is the name of what is reserved of a quota.
 func (l LimitConfig) quotaName() string { return fmt.Sprintf("%s %s %s", l.By, l.unit(), l.Window) }
-
-func (l LimitConfig) unit() unit { return cmp.Or(unit(l.Unit), unitRequests) }
 
 // limits are those of a pool. Each holds for a key of its own: a tenant, or the value of an
 // attribute. They are pure, and not safe for concurrent use. Keys are dropped once they mean
 // nothing.
 type limits []*limit
 
-// limit is one of them: one of its fields is set.
+// limit is one of them. Beside its configuration, one of its fields is set.
 type limit struct {
 	LimitConfig
 
-	inFlight concurrencyLimit
+	inFlight map[string]int // jobs by key
 	starts   *rateLimit
 	quota    *quotaLimit
 }
@@ -85,11 +87,11 @@ func newLimits(configs []LimitConfig, now time.Time) (out limits) {
 		l := &limit{LimitConfig: c}
 		switch {
 		case c.Concurrency > 0:
-			l.inFlight = concurrencyLimit{}
+			l.inFlight = map[string]int{}
 		case c.Rate > 0:
-			l.starts = newRateLimit(c.Rate, c.Window, now)
+			l.starts = &rateLimit{most: c.Rate, window: c.Window, from: now.Add(c.Window), starts: map[string][]time.Time{}, sweep: minSwept}
 		default:
-			l.quota = newQuotaLimit(c)
+			l.quota = &quotaLimit{LimitConfig: c, keys: map[string]quotaKey{}}
 		}
 		out = append(out, l)
 	}
@@ -109,16 +111,20 @@ func (ls limits) keysOf(tenant string, attributes map[string]string) (keys []str
 }
 
 // reached returns the limit that keeps the first job of a line from starting; nil if none does.
-func (ls limits) reached(of *line, now time.Time) *limit {
+// If wants is true, and more of a quota would do, that is reserved next.
+func (ls limits) reached(of *line, now time.Time, wants bool) *limit {
 	for i, l := range ls {
 		var ok bool
 		switch key := of.keys[i]; {
 		case l.inFlight != nil:
 			ok = l.inFlight[key] < l.Concurrency
 		case l.starts != nil:
-			ok, _ = l.starts.permits(key, now)
+			ok = l.starts.permits(key, now)
 		default:
-			ok = l.quota.permits(key, of.head().costIn(l.quota.unit), now)
+			cost := of.head().costIn(l.unit())
+			if ok = l.quota.permits(key, cost, now); !ok && wants {
+				l.quota.want(key, cost, now)
+			}
 		}
 		if !ok {
 			return l
@@ -127,17 +133,10 @@ func (ls limits) reached(of *line, now time.Time) *limit {
 	return nil
 }
 
-// want has the next reservation cover the first job of a line that is at the limit.
-func (l *limit) want(ls limits, of *line, now time.Time) {
-	if l.quota != nil {
-		l.quota.want(of.keys[slices.Index(ls, l)], of.head().costIn(l.quota.unit), now)
-	}
-}
-
 // tooSmallFor returns the quota that a job never fits into; nil if there is none.
 func (ls limits) tooSmallFor(e *entry) *limit {
 	for _, l := range ls {
-		if l.quota != nil && e.costIn(l.quota.unit) > l.quota.most {
+		if l.quota != nil && e.costIn(l.unit()) > l.Quota {
 			return l
 		}
 	}
@@ -154,7 +153,7 @@ func (ls limits) start(e *entry, isNew bool, now time.Time) {
 		case l.starts != nil:
 			l.starts.start(key, now)
 		case isNew: // the owner that started it has paid for others
-			l.quota.left[l.quota.keyOf(key)] -= e.costIn(l.quota.unit)
+			l.quota.add(key, -e.costIn(l.unit()))
 		}
 	}
 }
@@ -162,8 +161,10 @@ func (ls limits) start(e *entry, isNew bool, now time.Time) {
 // end takes note that a job does not run any more.
 func (ls limits) end(e *entry) {
 	for i, l := range ls {
-		if l.inFlight != nil {
-			l.inFlight.end(e.line.keys[i])
+		if key := e.line.keys[i]; l.inFlight[key] > 1 {
+			l.inFlight[key]--
+		} else {
+			delete(l.inFlight, key)
 		}
 	}
 }
@@ -172,23 +173,20 @@ func (ls limits) end(e *entry) {
 // else its tokens, 0 where these are not known.
 func (ls limits) correct(e *entry, started time.Time, isRefused bool, tokens int64) {
 	for i, l := range ls {
-		q := l.quota
-		if q == nil || q.windowOf(started) != q.at {
-			continue
-		}
-		cost := e.costIn(q.unit)
-		switch key := q.keyOf(e.line.keys[i]); {
+		q, cost := l.quota, e.costIn(l.unit())
+		switch {
+		case q == nil || q.windowOf(started) != q.at:
 		case isRefused:
-			q.left[key] += cost
-		case q.unit == unitTokens && tokens > 0:
-			q.left[key] += cost - tokens
+			q.add(e.line.keys[i], cost)
+		case l.Unit == unitTokens && tokens > 0:
+			q.add(e.line.keys[i], cost-tokens)
 		}
 	}
 }
 
 // costIn is what a job costs in a unit.
-func (e *entry) costIn(u unit) int64 {
-	switch u {
+func (e *entry) costIn(unit string) int64 {
+	switch unit {
 	case unitBytes:
 		return int64(e.size)
 	case unitTokens:
@@ -197,21 +195,11 @@ func (e *entry) costIn(u unit) int64 {
 	return 1
 }
 
-// concurrencyLimit counts the jobs of a key in flight.
-type concurrencyLimit map[string]int
-
-func (l concurrencyLimit) end(key string) {
-	if l[key]--; l[key] <= 0 {
-		delete(l, key)
-	}
-}
-
 // minSwept is the least number of keys that are worth looking through.
 const minSwept = 1024
 
 // rateLimit bounds the jobs of a key that start within any window: no interval of that
-// length, including its begin and excluding its end, has more. It is a log of starts, so
-// it takes 24 bytes for each start it permits in a window.
+// length, including its begin and excluding its end, has more.
 type rateLimit struct {
 	most   int
 	window time.Duration
@@ -222,27 +210,13 @@ type rateLimit struct {
 	sweep  int // keys at which those are dropped that say nothing
 }
 
-func newRateLimit(most int, window time.Duration, now time.Time) *rateLimit {
-	return &rateLimit{most: most, window: window, from: now.Add(window), starts: map[string][]time.Time{}, sweep: minSwept}
-}
-
-// permits reports whether a job of the key may start now, and if not, when.
-func (l *rateLimit) permits(key string, now time.Time) (ok bool, at time.Time) {
-	at = l.from
-	if starts := l.starts[key]; len(starts) >= l.most {
-		if free := starts[0].Add(l.window); free.After(at) {
-			at = free
-		}
-	}
-	return !now.Before(at), at
+func (l *rateLimit) permits(key string, now time.Time) bool {
+	starts := l.starts[key]
+	return !now.Before(l.from) && (len(starts) < l.most || now.Sub(starts[0]) >= l.window)
 }
 
 func (l *rateLimit) start(key string, now time.Time) {
-	starts := l.starts[key]
-	if len(starts) >= l.most {
-		starts = append(starts[:0], starts[1:]...)
-	}
-	l.starts[key] = append(starts, now)
+	l.starts[key] = addLast(l.starts[key], now, l.most)
 	if len(l.starts) < l.sweep {
 		return
 	}
@@ -262,19 +236,18 @@ const (
 )
 
 // quotaLimit bounds what the jobs of a key cost in a window. It spends what is reserved on the
-// broker, a part of the quota at a time. An owner that dies loses what it has left.
+// broker, a part of the quota at a time. What an owner has left as it ends is lost.
 type quotaLimit struct {
-	most   int64
-	window time.Duration
-	unit   unit
+	LimitConfig
 
-	at int64 // the number of the window
-	// left is what each key has reserved and not spent, wanted what its jobs wait for besides.
-	// Below refused there is no more in this window.
-	left, wanted, refused map[string]int64
-	// granted is reserved once the broker has stored it.
-	granted map[string]int64
+	at    int64 // the number of the window
+	keys  map[string]quotaKey
+	wants bool // a key wants a reservation
 }
+
+// quotaKey is what a key has reserved and not spent, what its jobs wait for besides, and what is
+// reserved once the broker has stored it. From refused on, unless 0, there is no more in the window.
+type quotaKey struct{ left, wanted, granted, refused int64 }
 
 // storedQuota is what is reserved of a quota on the broker.
 type storedQuota struct {
@@ -282,31 +255,31 @@ type storedQuota struct {
 	Reserved map[string]int64 `json:"reserved"`
 }
 
-func newQuotaLimit(c LimitConfig) *quotaLimit {
-	q := &quotaLimit{most: c.Quota, window: c.Window, unit: c.unit()}
-	q.begin(0)
-	return q
-}
-
-// begin begins a window.
 func (q *quotaLimit) begin(window int64) {
-	q.at = window
-	q.left, q.wanted, q.refused, q.granted = map[string]int64{}, map[string]int64{}, map[string]int64{}, map[string]int64{}
+	q.at, q.keys, q.wants = window, map[string]quotaKey{}, false
 }
 
-func (q *quotaLimit) windowOf(at time.Time) int64 { return at.UnixNano() / int64(q.window) }
+func (q *quotaLimit) windowOf(at time.Time) int64 { return at.UnixNano() / int64(q.Window) }
 
 // keyOf returns the key whose quota a key has.
 func (q *quotaLimit) keyOf(key string) string {
-	if _, ok := q.left[key]; !ok && len(q.left) >= maxQuotaKeys {
+	if _, ok := q.keys[key]; !ok && len(q.keys) >= maxQuotaKeys {
 		return ""
 	}
 	return key
 }
 
+// add adds to what a key has left.
+func (q *quotaLimit) add(key string, n int64) {
+	key = q.keyOf(key)
+	of := q.keys[key]
+	of.left += n
+	q.keys[key] = of
+}
+
 // permits reports whether a job may start by what is reserved.
 func (q *quotaLimit) permits(key string, cost int64, now time.Time) bool {
-	return q.windowOf(now) <= q.at && q.left[q.keyOf(key)] >= cost
+	return q.windowOf(now) <= q.at && q.keys[q.keyOf(key)].left >= cost
 }
 
 // want has the next reservation cover a job.
@@ -315,10 +288,10 @@ func (q *quotaLimit) want(key string, cost int64, now time.Time) {
 		q.begin(at)
 	}
 	key = q.keyOf(key)
-	short := cost - q.left[key]
-	if refused, ok := q.refused[key]; short > 0 && (!ok || short < refused) {
-		q.left[key] += 0 // it is a key of its own from now on
-		q.wanted[key] = max(q.wanted[key], short)
+	of := q.keys[key]
+	if short := cost - of.left; short > 0 && (of.refused == 0 || short < of.refused) {
+		of.wanted, q.wants = max(of.wanted, short), true
+		q.keys[key] = of
 	}
 }
 
@@ -331,27 +304,22 @@ func (q *quotaLimit) reserve(stored storedQuota) storedQuota {
 		stored = storedQuota{Window: q.at, Reserved: map[string]int64{}}
 	}
 	for key := range stored.Reserved {
-		q.left[key] += 0 // it is a key of its own from now on
+		q.add(key, 0) // it is a key of its own from now on
 	}
-	clear(q.granted)
-	for key, wanted := range q.wanted {
+	for key, of := range q.keys {
 		at := key
 		if _, ok := stored.Reserved[key]; !ok && len(stored.Reserved) >= maxQuotaKeys {
 			at = ""
 		}
-		switch rest := q.most - stored.Reserved[at]; {
-		case wanted > rest:
-			q.refused[key] = wanted
-			continue
-		case wanted < 0:
-			// It is returned at most once, also if the broker stores this and nobody knows.
-			q.left[key] += wanted
-			delete(q.wanted, key)
-		default:
-			wanted = min(rest, max(wanted, q.most/quotaParts))
-			q.granted[key] = wanted
+		of.granted = 0
+		switch rest := q.Quota - stored.Reserved[at]; {
+		case of.wanted > rest:
+			of.refused = of.wanted
+		case of.wanted > 0:
+			of.granted = min(rest, max(of.wanted, q.Quota/quotaParts))
+			stored.Reserved[at] += of.granted
 		}
-		stored.Reserved[at] += wanted
+		q.keys[key] = of
 	}
 	return stored
 }
@@ -367,8 +335,7 @@ func (ls limits) reserve(value []byte) ([]byte, error) {
 	}
 	for _, l := range ls {
 		if l.quota != nil {
-			name := l.quotaName()
-			next[name] = l.quota.reserve(stored[name])
+			next[l.quotaName()] = l.quota.reserve(stored[l.quotaName()])
 		}
 	}
 	return json.Marshal(next)
@@ -379,34 +346,19 @@ func (ls limits) grant() {
 		if l.quota == nil {
 			continue
 		}
-		for key, n := range l.quota.granted {
-			l.quota.left[key] += n
+		for key, of := range l.quota.keys {
+			l.quota.keys[key] = quotaKey{left: of.left + of.granted, refused: of.refused}
 		}
-		clear(l.quota.granted)
-		clear(l.quota.wanted)
+		l.quota.wants = false
 	}
 }
 
 // wants reports whether jobs wait for a reservation.
 func (ls limits) wants() bool {
 	for _, l := range ls {
-		if l.quota != nil && len(l.quota.wanted) > 0 {
+		if l.quota != nil && l.quota.wants {
 			return true
 		}
 	}
 	return false
-}
-
-// giveBack has the next reservation return what is left, or pay what is owed.
-func (ls limits) giveBack() {
-	for _, l := range ls {
-		if l.quota != nil {
-			clear(l.quota.wanted)
-			for key, left := range l.quota.left {
-				if left != 0 {
-					l.quota.wanted[key] = -left
-				}
-			}
-		}
-	}
 }

@@ -11,18 +11,16 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-// mergePolicy says which queue of a pool goes next.
-type mergePolicy string
-
+// Merge policies say which queue of a pool goes next.
 const (
 	// weighted gives each queue its share by weight.
-	weighted mergePolicy = "weighted"
+	weighted = "weighted"
 	// strict serves the queue of the highest weight first, but keeps a small share for
 	// each of the others.
-	strict mergePolicy = "strict"
+	strict = "strict"
 	// byDeadline has no level of queues: among the jobs of a class and tenant, the
 	// earliest deadline of all queues goes first.
-	byDeadline mergePolicy = "deadline"
+	byDeadline = "deadline"
 )
 
 const (
@@ -108,7 +106,7 @@ func (l *line) head() *entry { return l.jobs.items[0] }
 // number of lines that are passed over; to take it, a time that grows with their logarithm.
 // It is pure, and not safe for concurrent use.
 type order struct {
-	policy    mergePolicy
+	policy    string
 	root      node
 	weights   map[weightKey]float64
 	queues    map[string]*queueCount
@@ -134,7 +132,7 @@ type weightKey struct {
 	name string
 }
 
-func newOrder(policy mergePolicy) *order {
+func newOrder(policy string) *order {
 	o := &order{policy: policy, queues: map[string]*queueCount{}, weights: map[weightKey]float64{
 		{ofClass, string(pipeline.High)}:   16,
 		{ofClass, string(pipeline.Normal)}: 4,

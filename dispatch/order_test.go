@@ -19,7 +19,7 @@ type bed struct {
 	seq uint64
 }
 
-func newBed(policy mergePolicy) *bed { return &bed{order: newOrder(policy)} }
+func newBed(policy string) *bed { return &bed{order: newOrder(policy)} }
 
 func (b *bed) put(queue string, class pipeline.Class, tenant string, deadline int64) *entry {
 	b.seq++
@@ -54,7 +54,7 @@ func byTenant(l *line) string { return l.tenant }
 func TestSharesFollowWeights(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
-		policy mergePolicy
+		policy string
 		name   func(*line) string
 		want   map[string]int
 	}{
@@ -307,7 +307,7 @@ func TestReturningJobFindsItsLine(t *testing.T) {
 func TestOrderAgreesWithModel(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
-		b := newBed(rapid.SampledFrom([]mergePolicy{weighted, strict, byDeadline}).Draw(t, "policy"))
+		b := newBed(rapid.SampledFrom([]string{weighted, strict, byDeadline}).Draw(t, "policy"))
 		var now int64
 		var jobs []*entry // those in the order
 		var running []*entry

@@ -48,7 +48,7 @@ type owner struct {
 	limits limits
 	// took is how long the last attempts took that succeeded, median their median. No attempt
 	// starts with less time than that.
-	took   lastOf[time.Duration]
+	took   []time.Duration
 	median time.Duration
 	// closed is how long the gate was closed until lookedAt; isClosed is true if it was then.
 	closed   time.Duration
@@ -65,17 +65,15 @@ type owner struct {
 	pauses store.Pauses
 	totals map[string]*queueTotals
 	// starts are when the last attempts began.
-	starts lastOf[time.Time]
+	starts []time.Time
 	// isCaughtUp is true once the jobs are known that the owner has found.
 	isCaughtUp bool
 	// highest is the highest number of a record that is known.
 	highest uint64
 	// isReserving is true while a reservation of quotas is stored.
 	isReserving bool
-	// ending is how many ends are stored that need no attempt, discarded are messages that are
-	// removed one after the other.
-	ending    int
-	discarded []store.StoredJob
+	// ending is how many ends are stored that need no attempt.
+	ending int
 	// isRetiring is true once the plan is another one. Then no attempt begins, and the owner stops
 	// when none runs.
 	isRetiring bool
@@ -105,7 +103,7 @@ const maxEnding = 64
 func newOwner(d *Dispatcher, pool string, p plan, l *store.Lease) *owner {
 	o := &owner{
 		plan: p, settings: d.settings, jobs: d.jobs, dead: d.dead, by: d.id, lease: l, pool: pool, metrics: d.metrics, log: d.log.With("pool", pool),
-		woken: make(chan struct{}, 1), order: newOrder(cmp.Or(mergePolicy(p.config.Merge), weighted)),
+		woken: make(chan struct{}, 1), order: newOrder(cmp.Or(p.config.Merge, weighted)),
 		known: map[[16]byte]*entry{}, running: map[[16]byte]*running{}, records: map[[16]byte]store.StoredRecord{},
 		totals: map[string]*queueTotals{},
 	}
@@ -241,21 +239,29 @@ func (o *owner) receive(j store.StoredJob) {
 	if o.attempts == nil {
 		return
 	}
-	if known := o.known[j.ID.UUID]; known != nil && known.seq == j.Seq {
+	now := time.Now()
+	switch known := o.known[j.ID.UUID]; {
+	case j.ID.UUID == uuid.Nil: // It is no job. That is seen as it expires.
+		j.ID.UUID, j.Deadline = uuid.New(), now
+	case known == nil:
+	case known.seq == j.Seq:
 		return // the broker has delivered it again
-	} else if known != nil || j.ID.UUID == uuid.Nil {
-		// One with an idempotency key, whose job has just ended; or no job.
-		o.discard(j)
+	default: // it has an idempotency key, and the job of that has just ended
+		ctx := o.attempts
+		o.flights.Go(func() {
+			o.persist(ctx, "a message cannot be removed from its queue", func(ctx context.Context) error {
+				return o.jobs.Remove(ctx, j.ID.Queue, j.Seq)
+			})
+		})
 		return
 	}
-	now := time.Now()
 	e := &entry{
 		id: j.ID.UUID, seq: j.Seq, closed: o.closed, deadline: j.Deadline.UnixNano(), size: uint32(min(j.Size, math.MaxUint32)),
 		// A prompt of four bytes a token, and an answer.
 		tokens: uint32(min(cmp.Or(j.Tokens, (j.Size+3)/4+pipeline.UnsaidTokens), math.MaxUint32)),
 		line:   o.order.line(string(j.ID.Queue), pipeline.ClassOf(j.Priority), j.Tenant, o.limits.keysOf(j.Tenant, j.Attributes)...),
 	}
-	e.cost = e.costIn(o.credit.unit)
+	e.cost = e.costIn(o.credit.Unit)
 	o.known[e.id] = e
 	if total := o.total(e.line.queue); o.isCaughtUp {
 		total.accepted++
@@ -351,13 +357,7 @@ func (o *owner) advance(now time.Time) (pause time.Duration, hasRetired bool) {
 		o.startEnd(e, func(ctx, _ context.Context) { o.expire(ctx, e) })
 	}
 	for !o.isRetiring && !o.isGone && o.lease.IsHeld(now) {
-		e := o.order.next(func(l *line) bool {
-			limit := o.limits.reached(l, now)
-			if limit != nil {
-				limit.want(o.limits, l, now)
-			}
-			return limit != nil
-		})
+		e := o.order.next(func(l *line) bool { return o.limits.reached(l, now, true) != nil })
 		if e == nil || e.deadline <= now.UnixNano() { // it ends as soon as other ends are stored
 			break
 		}
@@ -371,7 +371,7 @@ func (o *owner) advance(now time.Time) (pause time.Duration, hasRetired bool) {
 			break
 		}
 		o.order.take(e)
-		o.starts.add(now)
+		o.starts = addLast(o.starts, now, maxLast)
 		o.credit.sent(e.id, e.cost, now)
 		o.limits.start(e, true, now)
 		o.start(e, o.highest, func(ctx, cut context.Context) { o.attempt(ctx, cut, e) })
@@ -414,17 +414,6 @@ func (o *owner) reserve(ctx context.Context) {
 	}
 }
 
-// returnQuotas returns what is left of reservations. Nothing runs any more.
-func (o *owner) returnQuotas(ctx context.Context) {
-	o.mu.Lock()
-	o.limits.giveBack()
-	wants := o.limits.wants()
-	o.mu.Unlock()
-	if wants {
-		o.reserve(ctx)
-	}
-}
-
 // start makes an attempt of a job on a goroutine of its own; the lock is held. No record of the
 // attempt is below low. The first context of do ends with the ownership, the second one also as
 // the job is cancelled.
@@ -444,31 +433,6 @@ func (o *owner) startEnd(e *entry, do func(ctx, cut context.Context)) {
 	o.start(e, o.highest, do)
 	o.running[e.id].isEnding = true
 	o.ending++
-}
-
-// discard removes a message that is not to run; the lock is held. One that is no job becomes a
-// dead letter.
-func (o *owner) discard(j store.StoredJob) {
-	o.log.Warn("a message in a queue is no new job, and is removed", "queue", j.ID.Queue, "seq", j.Seq)
-	if o.discarded = append(o.discarded, j); len(o.discarded) > 1 {
-		return
-	}
-	ctx := o.attempts
-	o.flights.Go(func() {
-		for isDone := false; !isDone && ctx.Err() == nil; {
-			if j.ID.UUID != uuid.Nil || o.deadLetter(ctx, j.ID.Queue, j.Seq, 0, noJob()) {
-				o.persist(ctx, "a message cannot be removed from its queue", func(ctx context.Context) error {
-					return o.jobs.Remove(ctx, j.ID.Queue, j.Seq)
-				})
-			}
-			o.mu.Lock()
-			o.discarded = o.discarded[1:]
-			if isDone = len(o.discarded) == 0; !isDone {
-				j = o.discarded[0]
-			}
-			o.mu.Unlock()
-		}
-	})
 }
 
 // low returns a number that no record of a job that has not ended is below.

@@ -66,7 +66,7 @@ func (o *owner) readPauses(ctx context.Context) error {
 
 // isPassedOver reports whether jobs of a line have to wait, whoever else goes; the lock is held.
 func (o *owner) isPassedOver(l *line, now time.Time) bool {
-	return l.count.isPaused || o.limits.reached(l, now) != nil
+	return l.count.isPaused || o.limits.reached(l, now, false) != nil
 }
 
 // report returns how the pool stands, and where a job is; the zero ID is none.
@@ -74,16 +74,9 @@ func (o *owner) report(job pipeline.JobID) *meshv1.PoolReport {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	now := time.Now()
-	s := o.credit.status(now)
-	out := &meshv1.PoolReport{
-		Pool: o.pool, State: "closed", D: s.d, B: s.b, N: s.n, Out: uint32(s.out), Source: s.source, //nolint:gosec // at most maxMaxInFlight
-		ReadAt: timestampOf(s.at), Why: s.why, Since: timestampOf(s.since),
-	}
-	switch {
-	case o.isGone:
-		out.Why = "pool is not in the file"
-	case s.open:
-		out.State = "open"
+	out := o.credit.report(now)
+	if out.Pool = o.pool; o.isGone {
+		out.State, out.Why = "closed", "pool is not in the file"
 	}
 	running := map[string]uint64{}
 	for id := range o.running {
@@ -127,7 +120,7 @@ func (o *owner) placeOf(e *entry, pool *meshv1.PoolReport, now time.Time) *infer
 		out.Hold, out.Since = "closed", pool.GetSince()
 		out.Why, _, _ = strings.Cut(pool.GetWhy(), ": ") // tenants see it, and what follows is about the gate
 	default:
-		if l := o.limits.reached(e.line, now); l != nil {
+		if l := o.limits.reached(e.line, now, false); l != nil {
 			out.Hold, out.Why = "limit", "the limit by "+l.By
 			break
 		}
@@ -148,16 +141,14 @@ func timestampOf(t time.Time) *timestamppb.Timestamp {
 	return timestamppb.New(t)
 }
 
-// lastOf keeps the last values of many.
-type lastOf[T any] []T
-
 const maxLast = 128
 
-func (l *lastOf[T]) add(value T) {
-	if len(*l) == maxLast {
-		*l = slices.Delete(*l, 0, 1)
+// addLast adds a value to the last ones of many, at most most.
+func addLast[T any](last []T, value T, most int) []T {
+	if len(last) >= most {
+		last = slices.Delete(last, 0, 1)
 	}
-	*l = append(*l, value)
+	return append(last, value)
 }
 
 // paceOf returns how many attempts began a second within the last minute; 0 if that is not known.

@@ -208,7 +208,7 @@ func TestJobsAreConserved(t *testing.T) {
 func TestPositionAgreesWithTheOrder(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
-		policy mergePolicy
+		policy string
 		fill   func(*bed)
 		exact  bool
 	}{

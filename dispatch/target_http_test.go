@@ -139,7 +139,7 @@ func TestHTTPStatusSaysWhatIsNext(t *testing.T) {
 		if outcomeOf(answer) != want || int(answer.HTTP.GetStatus()) != status {
 			t.Errorf("%d: %+v", status, answer)
 		}
-		if isFault := want != succeeded; isFault != (answer.Fault != nil) || isFault && (answer.Fault.Reason != fault.TargetFailed || retryAfterOf(answer) != 7*time.Second) {
+		if isFault := want != succeeded; isFault != (answer.Fault != nil) || isFault && (answer.Fault.Reason != fault.TargetFailed || answer.Fault.RetryAfter != 7*time.Second) {
 			t.Errorf("%d: fault %+v", status, answer.Fault)
 		}
 	}

@@ -294,7 +294,7 @@ func TestFailingReceiverClosesNothing(t *testing.T) {
 		job := &meshv1.QueuedJob{Job: &inferencev1.Job{Attempts: uint32(k + 1)}}
 		answer := (*webhookTarget)(nil).later(Attempt{StoredJob: store.StoredJob{Job: job}}, Answer{Fault: fault.New(fault.TargetFailed, "")})
 		next, pause := attempt{outcome: answer.outcome, counts: true, failures: k, most: webhookAttempts, retryAfter: answer.Fault.RetryAfter, left: left}.next(.999)
-		if k == webhookAttempts-1 && next != endDead || k < webhookAttempts-1 && next != again {
+		if k == webhookAttempts-1 && next != poison || k < webhookAttempts-1 && next != retried {
 			t.Fatalf("attempt %d, %s left: %v", k+1, left, next)
 		}
 		pauses, left = pauses+pause, left-pause-webhookTimeout
