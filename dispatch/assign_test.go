@@ -117,7 +117,7 @@ func TestReloadTakesWeightsWhileAttemptsRun(t *testing.T) {
 		o := b.dispatcher.metrics.snapshot()["main"]
 		o.mu.Lock()
 		defer o.mu.Unlock()
-		return o.queues["other"].Weight == 9 && o.order.count("other").waiting == 20 && o.order.count(string(queue)).waiting == 20
+		return o.queues["other"].Weight == 9 && o.order.queue("other").waiting == 20 && o.order.queue(string(queue)).waiting == 20
 	})
 	finish()
 	b.wantEnd(first, hasSucceeded, "", 1)

@@ -44,13 +44,12 @@ type entry struct {
 	// cost is in the pool's unit; less than 1 counts as 1. size is in bytes.
 	cost         int64
 	size, tokens uint32
-	// record is the number of the job's record, 0 for none. attempts and interruptions are as in
-	// the job.
+	// record is the number of the job's record, 0 for none. attempts, interruptions and usage are
+	// as in the job.
 	record                  uint64
 	attempts, interruptions uint16
-	// usage is that of the record, closed how long the pool's gate had been closed as the job
-	// began to wait.
-	usage  *inferencev1.JobUsage
+	usage                   *inferencev1.JobUsage
+	// closed is how long the pool's gate had been closed as the job began to wait.
 	closed time.Duration
 
 	place    int // in the heap that has the entry
@@ -102,13 +101,12 @@ func (l *line) head() *entry { return l.jobs.items[0] }
 // order is the order of a pool's queued jobs: by queue, class, tenant, deadline and
 // acceptance. Queues, classes and tenants are levels of a tree whose leaves are lines; of a
 // tenant's lines the one with the first job goes.
-// To find a job takes a time that does not depend on how many jobs wait, and grows with the
-// number of lines that are passed over; to take it, a time that grows with their logarithm.
-// It is pure, and not safe for concurrent use.
+// The time to find a job grows with the number of lines that are passed over only, that to take
+// it with the logarithm of what waits. It is pure, and not safe for concurrent use.
 type order struct {
 	policy    string
 	root      node
-	weights   map[weightKey]float64
+	weights   map[nodeKey]float64
 	queues    map[string]*queueCount
 	delayed   heapOf[*entry]
 	deadlines heapOf[*line] // the lines that are not empty
@@ -127,73 +125,59 @@ const (
 	ofLine
 )
 
-type weightKey struct {
+type nodeKey struct {
 	of   level
 	name string
 }
 
 func newOrder(policy string) *order {
-	o := &order{policy: policy, queues: map[string]*queueCount{}, weights: map[weightKey]float64{
-		{ofClass, string(pipeline.High)}:   16,
-		{ofClass, string(pipeline.Normal)}: 4,
-		{ofClass, string(pipeline.Low)}:    1,
+	o := &order{policy: policy, queues: map[string]*queueCount{}, weights: map[nodeKey]float64{
+		{ofClass, string(pipeline.High)}: 16, {ofClass, string(pipeline.Normal)}: 4,
 	}}
-	o.delayed.less = func(a, b *entry) bool { return a.event() < b.event() }
-	o.delayed.place = func(e *entry) *int { return &e.place }
-	o.deadlines.less = func(a, b *line) bool { return a.head().deadline < b.head().deadline }
-	o.deadlines.place = func(l *line) *int { return &l.deadlinePlace }
-	o.initNode(&o.root, nil, weightKey{})
+	o.delayed.less, o.delayed.place = func(a, b *entry) bool { return a.event() < b.event() }, func(e *entry) *int { return &e.place }
+	o.deadlines.less, o.deadlines.place = func(a, b *line) bool { return a.head().deadline < b.head().deadline }, func(l *line) *int { return &l.deadlinePlace }
+	o.initNode(&o.root, nil, nodeKey{})
 	return o
 }
 
-// setQueue sets the weight of a queue, which is positive; 1 is the default.
-func (o *order) setQueue(name string, weight float64) {
-	o.weights[weightKey{ofQueue, name}] = weight
+// setWeight sets the weight of a queue or tenant, which is positive; 1 is the default.
+func (o *order) setWeight(of level, name string, weight float64) {
+	o.weights[nodeKey{of, name}] = weight
 	o.root.reweigh(o)
 }
 
-// setTenantWeight is setQueue for a tenant.
-func (o *order) setTenantWeight(tenant string, weight float64) {
-	o.weights[weightKey{ofTenant, tenant}] = weight
-	o.root.reweigh(o)
+// queue returns what is counted of a queue.
+func (o *order) queue(name string) *queueCount {
+	if o.queues[name] == nil {
+		o.queues[name] = new(queueCount)
+	}
+	return o.queues[name]
 }
 
 // line returns the line of a queue, class, tenant and keys. A line that stays empty may be
 // replaced by another with the same names.
 func (o *order) line(queue string, class pipeline.Class, tenant string, keys ...string) *line {
-	path := []weightKey{{ofQueue, queue}, {ofClass, string(class)}, {ofTenant, tenant}, {ofLine, queue + "\x00" + strings.Join(keys, "\x00")}}
+	path := []nodeKey{{ofQueue, queue}, {ofClass, string(class)}, {ofTenant, tenant}, {ofLine, queue + "\x00" + strings.Join(keys, "\x00")}}
 	if o.policy == byDeadline {
 		path = path[1:]
 	}
 	at := &o.root
-	for i, key := range path {
+	for _, key := range path {
 		child := at.children[key.name]
-		switch {
-		case child != nil:
-		case i < len(path)-1:
+		if child == nil {
 			child = new(node)
-			o.initNode(child, at, key)
-		default:
-			l := &line{queue: queue, class: class, tenant: tenant, keys: keys, count: o.countOf(queue)}
-			l.jobs.less, l.jobs.place = (*entry).before, func(e *entry) *int { return &e.place }
-			child = &l.node
-			child.line = l
+			if key.of == ofLine {
+				l := &line{queue: queue, class: class, tenant: tenant, keys: keys, count: o.queue(queue)}
+				l.jobs.less, l.jobs.place = (*entry).before, func(e *entry) *int { return &e.place }
+				child = &l.node
+				child.line = l
+			}
 			o.initNode(child, at, key)
 		}
 		at = child
 	}
 	return at.line
 }
-
-func (o *order) countOf(queue string) *queueCount {
-	if o.queues[queue] == nil {
-		o.queues[queue] = new(queueCount)
-	}
-	return o.queues[queue]
-}
-
-// setPaused has no job of a queue go, or has them go again.
-func (o *order) setPaused(queue string, isPaused bool) { o.countOf(queue).isPaused = isPaused }
 
 // add has a new or returning job wait in its line, or apart until its notBefore.
 func (o *order) add(e *entry, now int64) {
@@ -204,20 +188,22 @@ func (o *order) add(e *entry, now int64) {
 		return
 	}
 	l := e.line
-	if l.node.place < 0 { // other lines may have replaced it
+	if l.node.waiting == 0 { // other lines may have replaced it
 		l = o.line(l.queue, l.class, l.tenant, l.keys...)
 		e.line = l
 	}
 	e.standing = waiting
 	heap.Push(&l.jobs, e)
 	l.count.waiting++
-	if l.node.place >= 0 {
+	if l.node.waiting > 0 {
 		o.fix(l)
-		return
+	} else {
+		heap.Push(&o.deadlines, l)
 	}
-	heap.Push(&o.deadlines, l)
-	for n := &l.node; n.parent != nil && n.place < 0; n = n.parent {
-		n.wake()
+	for n := &l.node; n.parent != nil; n = n.parent {
+		if n.waiting++; n.waiting == 1 {
+			n.wake()
+		}
 	}
 }
 
@@ -235,11 +221,13 @@ func (o *order) remove(e *entry) {
 		l.count.waiting--
 		if len(l.jobs.items) > 0 {
 			o.fix(l)
-			break
+		} else {
+			heap.Remove(&o.deadlines, l.deadlinePlace)
 		}
-		heap.Remove(&o.deadlines, l.deadlinePlace)
-		for n := &l.node; n.parent != nil && len(n.awake.items) == 0; n = n.parent {
-			n.sleep()
+		for n := &l.node; n.parent != nil; n = n.parent {
+			if n.waiting--; n.waiting == 0 {
+				n.sleep()
+			}
 		}
 	}
 	e.standing = absent
@@ -263,7 +251,7 @@ func (o *order) wake(now int64) {
 }
 
 // next returns the job that goes next, and nil if there is none. It stays until it is
-// taken. Lines for which passOver is true are passed over.
+// taken. Paused queues are passed over, and lines for which passOver is true.
 func (o *order) next(passOver func(*line) bool) *entry {
 	if _, l := o.root.first(0, passOver, nil, nil); l != nil {
 		return l.head()
@@ -276,11 +264,7 @@ func (o *order) next(passOver func(*line) bool) *entry {
 func (o *order) take(e *entry) {
 	cost := float64(max(1, e.cost))
 	n := &e.line.node
-	for {
-		n.charge(cost)
-		if n.parent == &o.root {
-			break
-		}
+	for n.charge(cost); n.parent != &o.root; n.charge(cost) {
 		n = n.parent
 	}
 	if o.policy == strict {
@@ -296,17 +280,14 @@ func (o *order) take(e *entry) {
 // is none.
 func (o *order) expired(now int64) *entry {
 	o.wake(now)
-	if len(o.deadlines.items) == 0 {
-		return nil
-	}
-	if e := o.deadlines.items[0].head(); e.deadline <= now {
-		return e
+	if len(o.deadlines.items) > 0 && o.deadlines.items[0].head().deadline <= now {
+		return o.deadlines.items[0].head()
 	}
 	return nil
 }
 
-// nextEvent returns when the next job expires, or ends its delay.
-func (o *order) nextEvent() (at int64, ok bool) {
+// nextEvent returns when the next job expires or ends its delay, if ever.
+func (o *order) nextEvent() (at int64) {
 	at = math.MaxInt64
 	if len(o.delayed.items) > 0 {
 		at = o.delayed.items[0].event()
@@ -314,39 +295,32 @@ func (o *order) nextEvent() (at int64, ok bool) {
 	if len(o.deadlines.items) > 0 {
 		at = min(at, o.deadlines.items[0].head().deadline)
 	}
-	return at, at < math.MaxInt64
-}
-
-// count returns how many jobs of a queue wait, and how many are delayed.
-func (o *order) count(queue string) queueCount {
-	if c := o.queues[queue]; c != nil {
-		return *c
-	}
-	return queueCount{}
+	return at
 }
 
 // node is a queue, class, tenant or line of the tree. Its children share what it gets by
 // stride scheduling: a child's v is the cost that it got, divided by its weight, and the
 // least v goes next. The heap awake has the children with waiting jobs.
 type node struct {
-	parent *node
-	line   *line       // of a leaf
-	queue  *queueCount // of a queue
-	key    weightKey
-	weight float64
-	v      float64
+	parent  *node
+	line    *line       // of a leaf
+	queue   *queueCount // of a queue
+	key     nodeKey
+	waiting int // jobs
+	weight  float64
+	v       float64
 	// floor is the v at which the last child went. No child goes from below it, so
 	// nobody saves up a share while it is idle or passed over.
 	floor    float64
 	served   float64 // what may be spent in the pool until a queue is starved
-	place    int     // in the parent's heap; -1 while it is idle
+	place    int     // in the parent's heap
 	children map[string]*node
 	awake    heapOf[*node]
 }
 
-func (o *order) initNode(n, parent *node, key weightKey) {
-	n.parent, n.key, n.place = parent, key, -1
-	n.weight = o.weightOf(key)
+func (o *order) initNode(n, parent *node, key nodeKey) {
+	n.parent, n.key = parent, key
+	n.setWeight(o)
 	if parent != nil {
 		parent.children[key.name] = n
 	}
@@ -354,16 +328,17 @@ func (o *order) initNode(n, parent *node, key weightKey) {
 		return
 	}
 	if key.of == ofQueue {
-		n.queue = o.countOf(key.name)
+		n.queue = o.queue(key.name)
 	}
 	n.children = map[string]*node{}
 	n.awake.place = func(n *node) *int { return &n.place }
-	n.awake.less = lessByShare
 	switch {
 	case key.of == ofTenant:
 		n.awake.less = func(a, b *node) bool { return a.line.head().before(b.line.head()) }
 	case o.policy == strict && parent == nil:
 		n.awake.less = o.lessStrictly
+	default:
+		n.awake.less = lessByShare
 	}
 }
 
@@ -384,9 +359,9 @@ func (n *node) precedes(other *node) bool {
 
 // lessStrictly puts starved queues first, and of these the one that got least.
 func (o *order) lessStrictly(a, b *node) bool {
-	starved := o.isStarved(a)
-	switch {
-	case starved != o.isStarved(b):
+	isStarved := func(n *node) bool { return o.taken >= recentJobs && n.served < o.spent }
+	switch starved := isStarved(a); {
+	case starved != isStarved(b):
 		return starved
 	case starved && a.served != b.served:
 		return a.served < b.served
@@ -394,17 +369,15 @@ func (o *order) lessStrictly(a, b *node) bool {
 	return a.precedes(b)
 }
 
-func (o *order) isStarved(queue *node) bool { return o.taken >= recentJobs && queue.served < o.spent }
-
-func (o *order) weightOf(key weightKey) float64 {
-	if weight, ok := o.weights[key]; ok {
-		return weight
+func (n *node) setWeight(o *order) {
+	n.weight = 1
+	if weight, ok := o.weights[n.key]; ok {
+		n.weight = weight
 	}
-	return 1
 }
 
 func (n *node) reweigh(o *order) {
-	n.weight = o.weightOf(n.key)
+	n.setWeight(o)
 	for _, child := range n.children {
 		child.reweigh(o)
 	}
@@ -425,12 +398,11 @@ func (n *node) wake() {
 func (n *node) sleep() {
 	p := n.parent
 	heap.Remove(&p.awake, n.place)
-	n.place = -1
 	if len(p.children) <= 2*len(p.awake.items)+idleKept {
 		return
 	}
 	for name, child := range p.children {
-		if child.place < 0 {
+		if child.waiting == 0 {
 			delete(p.children, name)
 		}
 	}
@@ -444,6 +416,11 @@ func (n *node) charge(cost float64) {
 	heap.Fix(&n.parent.awake, n.place)
 }
 
+// isPaused reports whether the node is a paused queue, or a line of one.
+func (n *node) isPaused() bool {
+	return n.queue != nil && n.queue.isPaused || n.line != nil && n.line.count.isPaused
+}
+
 // first returns the child of the node that goes first, and the line below it, of the child at
 // a place of the heap awake and those below that. best and its line go first unless another
 // child goes before. It looks below those children only that are passed over.
@@ -454,11 +431,10 @@ func (n *node) first(place int, passOver func(*line) bool, best *node, of *line)
 	child := n.awake.items[place]
 	found := child.line
 	switch {
-	case child.queue != nil && child.queue.isPaused:
+	case child.isPaused(), found != nil && passOver != nil && passOver(found):
+		found = nil
 	case found == nil:
 		_, found = child.first(0, passOver, nil, nil)
-	case found.count.isPaused || passOver != nil && passOver(found):
-		found = nil
 	}
 	if found != nil {
 		return child, found
@@ -483,16 +459,14 @@ func (h *heapOf[T]) Swap(i, j int) {
 }
 
 func (h *heapOf[T]) Push(x any) {
-	item := x.(T)
-	*h.place(item) = len(h.items)
-	h.items = append(h.items, item)
+	*h.place(x.(T)) = len(h.items)
+	h.items = append(h.items, x.(T))
 }
 
 func (h *heapOf[T]) Pop() any {
 	last := len(h.items) - 1
 	item := h.items[last]
-	var none T
-	h.items[last] = none
+	clear(h.items[last:])
 	h.items = h.items[:last]
 	return item
 }

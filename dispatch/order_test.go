@@ -68,7 +68,7 @@ func TestSharesFollowWeights(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b := newBed(test.policy)
-			b.setQueue("a", 3)
+			b.setWeight(ofQueue, "a", 3)
 			for _, queue := range []string{"a", "b"} {
 				for _, class := range pipeline.Classes() {
 					for _, tenant := range []string{"x", "y"} {
@@ -76,7 +76,7 @@ func TestSharesFollowWeights(t *testing.T) {
 					}
 				}
 			}
-			b.setTenantWeight("x", 2)
+			b.setWeight(ofTenant, "x", 2)
 			got := b.run(840, test.name)
 			for name, want := range test.want {
 				// A class or tenant has its share within each of the nodes above.
@@ -139,19 +139,19 @@ func TestPausedQueueIsPassedOverAsAWhole(t *testing.T) {
 		b.put("a", pipeline.Normal, fmt.Sprint(i), 1)
 	}
 	b.put("b", pipeline.Normal, "x", 1)
-	b.setPaused("a", true)
+	b.queue("a").isPaused = true
 	asked := 0
 	ask := func(*line) bool { asked++; return false }
 	if e := b.next(ask); e == nil || e.line.queue != "b" || asked != 1 {
 		t.Errorf("%+v goes after a look at %d lines", e, asked)
 	}
-	if b.setPaused("a", false); b.run(10, byQueue)["a"] < 9 {
+	if b.queue("a").isPaused = false; b.run(10, byQueue)["a"] < 9 {
 		t.Error("jobs of the resumed queue wait")
 	}
 	merged := newBed(byDeadline)
 	merged.put("a", pipeline.Normal, "x", 1)
 	merged.put("b", pipeline.Normal, "x", 2)
-	if merged.setPaused("a", true); merged.next(nil).line.queue != "b" {
+	if merged.queue("a").isPaused = true; merged.next(nil).line.queue != "b" {
 		t.Error("a job of a paused queue goes")
 	}
 }
@@ -213,7 +213,7 @@ func TestCancelledJobsLeaveNothing(t *testing.T) {
 func TestOneJobAtATimeGetsNoMoreThanItsShare(t *testing.T) {
 	t.Parallel()
 	b := newBed(weighted)
-	b.setTenantWeight("x", 10)
+	b.setWeight(ofTenant, "x", 10)
 	b.fill(300, "a", pipeline.Normal, "x")
 	got := map[string]int{}
 	for range 110 {
@@ -233,7 +233,7 @@ func TestStrictServesHighestWeightFirst(t *testing.T) {
 	t.Parallel()
 	b := newBed(strict)
 	for i, queue := range []string{"a", "b", "c"} {
-		b.setQueue(queue, float64(3-i))
+		b.setWeight(ofQueue, queue, float64(3-i))
 		b.fill(1000, queue, pipeline.Normal, "x")
 	}
 	if got := b.run(256, byQueue); got["a"] != 256 {
@@ -243,7 +243,7 @@ func TestStrictServesHighestWeightFirst(t *testing.T) {
 	if got := b.run(256, byQueue); got["b"] != 16 || got["c"] != 16 {
 		t.Errorf("got %v, not a sixteenth for b and for c", got)
 	}
-	b.setQueue("c", 9)
+	b.setWeight(ofQueue, "c", 9)
 	if e := b.next(nil); e.line.queue != "c" {
 		t.Errorf("%s goes after c became first", e.line.queue)
 	}
@@ -257,7 +257,7 @@ func TestStrictStarvesNoneOfManyQueues(t *testing.T) {
 	b := newBed(strict)
 	for i := range 40 {
 		queue := fmt.Sprint(i)
-		b.setQueue(queue, float64(i+1))
+		b.setWeight(ofQueue, queue, float64(i+1))
 		b.fill(100, queue, pipeline.Normal, "x")
 	}
 	got := b.run(256+40*10, byQueue)
@@ -297,8 +297,8 @@ func TestReturningJobFindsItsLine(t *testing.T) {
 	}
 	b.put("a", pipeline.Normal, "x", 2)
 	b.add(e, 0)
-	if next := b.next(nil); next != e || b.ahead(b.next(nil)) != 0 || b.count("a") != (queueCount{waiting: 2}) {
-		t.Errorf("got %+v, counted %+v", next, b.count("a"))
+	if next := b.next(nil); next != e || b.ahead(b.next(nil)) != 0 || *b.queue("a") != (queueCount{waiting: 2}) {
+		t.Errorf("got %+v, counted %+v", next, *b.queue("a"))
 	}
 }
 
@@ -388,8 +388,8 @@ func TestOrderAgreesWithModel(t *testing.T) {
 				jobs = append(jobs, e)
 			},
 			"reweigh": func(t *rapid.T) {
-				b.setQueue("a", rapid.Float64Range(.1, 10).Draw(t, "weight"))
-				b.setTenantWeight("x", rapid.Float64Range(.1, 10).Draw(t, "weight"))
+				b.setWeight(ofQueue, "a", rapid.Float64Range(.1, 10).Draw(t, "weight"))
+				b.setWeight(ofTenant, "x", rapid.Float64Range(.1, 10).Draw(t, "weight"))
 			},
 			"wait": func(t *rapid.T) {
 				now += rapid.Int64Range(0, 20).Draw(t, "time")
@@ -436,11 +436,11 @@ func (b *bed) compare(t *rapid.T, jobs []*entry) {
 		counts[e.line.queue] = count
 	}
 	for _, queue := range []string{"a", "b", "c"} {
-		if got := b.count(queue); got != counts[queue] {
+		if got := *b.queue(queue); got != counts[queue] {
 			t.Fatalf("queue %s: counted %+v, not %+v", queue, got, counts[queue])
 		}
 	}
-	if at, ok := b.nextEvent(); ok != (len(jobs) > 0) || at != event {
+	if at := b.nextEvent(); at != event {
 		t.Fatalf("next event at %d, not %d", at, event)
 	}
 	if len(jobs) > 0 {
@@ -478,7 +478,7 @@ func TestWaitIsBounded(t *testing.T) {
 		weights, got := make([]float64, n), make([]float64, n)
 		for i := range n {
 			weights[i] = rapid.Float64Range(.1, 10).Draw(t, "weight")
-			b.setQueue(fmt.Sprint(i), weights[i])
+			b.setWeight(ofQueue, fmt.Sprint(i), weights[i])
 			for range 200 {
 				b.put(fmt.Sprint(i), pipeline.Low, "x", 1).cost = rapid.Int64Range(1, 10).Draw(t, "cost")
 			}

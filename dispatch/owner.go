@@ -115,10 +115,10 @@ func newOwner(d *Dispatcher, pool string, p plan, l *store.Lease) *owner {
 		o.credit.latch = before.(targetLatch).latch
 	}
 	for name, t := range d.settings.Tenants {
-		o.order.setTenantWeight(name, cmp.Or(t.Weight, 1))
+		o.order.setWeight(ofTenant, name, cmp.Or(t.Weight, 1))
 	}
 	for name, q := range p.queues {
-		o.order.setQueue(name, q.weight())
+		o.order.setWeight(ofQueue, name, q.weight())
 	}
 	return o
 }
@@ -134,7 +134,7 @@ func (o *owner) review(p plan) {
 	}
 	for name, q := range p.queues {
 		if q.weight() != o.queues[name].weight() {
-			o.order.setQueue(name, q.weight())
+			o.order.setWeight(ofQueue, name, q.weight())
 		}
 	}
 	o.queues = p.queues
@@ -382,8 +382,8 @@ func (o *owner) advance(now time.Time) (pause time.Duration, hasRetired bool) {
 		o.flights.Go(func() { o.reserve(ctx) })
 	}
 	pause = idlePause
-	if at, ok := o.order.nextEvent(); ok && o.ending < maxEnding {
-		pause = min(pause, max(0, time.Until(time.Unix(0, at))))
+	if o.ending < maxEnding {
+		pause = min(pause, max(0, time.Duration(o.order.nextEvent()-now.UnixNano())))
 	}
 	return pause, o.isRetiring && len(o.running) == o.ending
 }

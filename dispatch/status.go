@@ -57,16 +57,11 @@ func (o *owner) readPauses(ctx context.Context) error {
 	o.mu.Lock()
 	o.pauses = pauses
 	for name := range o.queues {
-		o.order.setPaused(name, !pauses[pipeline.QueueName(name)].IsZero())
+		o.order.queue(name).isPaused = !pauses[pipeline.QueueName(name)].IsZero()
 	}
 	o.mu.Unlock()
 	o.wake()
 	return nil
-}
-
-// isPassedOver reports whether jobs of a line have to wait, whoever else goes; the lock is held.
-func (o *owner) isPassedOver(l *line, now time.Time) bool {
-	return l.count.isPaused || o.limits.reached(l, now, false) != nil
 }
 
 // report returns how the pool stands, and where a job is; the zero ID is none.
@@ -83,7 +78,7 @@ func (o *owner) report(job pipeline.JobID) *meshv1.PoolReport {
 		running[o.known[id].line.queue]++
 	}
 	for _, queue := range slices.Sorted(maps.Keys(o.queues)) {
-		count, total := o.order.count(queue), o.total(queue)
+		count, total := o.order.queue(queue), o.total(queue)
 		r := &meshv1.QueueReport{
 			Name: queue, Waiting: uint64(count.waiting), Delayed: uint64(count.delayed), Running: running[queue], //nolint:gosec // no count is negative
 			Accepted: total.accepted, Recovered: total.recovered, Ended: total.ended, PausedSince: timestampOf(o.pauses[pipeline.QueueName(queue)]),
@@ -104,7 +99,7 @@ func (o *owner) placeOf(e *entry, pool *meshv1.PoolReport, now time.Time) *infer
 	out, paused := &inferencev1.JobPlace{Pool: o.pool}, o.pauses[pipeline.QueueName(e.line.queue)]
 	if e.standing == waiting {
 		var isExact bool
-		out.Position, isExact = o.order.position(e, func(l *line) bool { return o.isPassedOver(l, now) })
+		out.Position, isExact = o.order.position(e)
 		out.IsEstimate = !isExact
 	}
 	switch {
@@ -168,40 +163,42 @@ func paceOf(starts []time.Time, now time.Time) float64 {
 	return float64(n) / max(now.Sub(oldest).Seconds(), .001)
 }
 
-// maxCounted bounds the jobs of a line, and the lines, that a position is counted among: the
-// owner's lock is held meanwhile.
+// maxCounted bounds what a position is counted among: the owner's lock is held meanwhile.
 const maxCounted = 4096
 
 // position returns the position of a waiting job, 1 for the next one. It is exact where deadlines
-// alone decide. Other lines are assumed to get their shares while
-// the jobs before it go, unless they are passed over.
-func (o *order) position(e *entry, passOver func(*line) bool) (position uint64, isExact bool) {
+// alone decide. Other lines are assumed to get their shares while the jobs before it go.
+func (o *order) position(e *entry) (position uint64, isExact bool) {
 	before, isExact := e.line.before(e)
-	lines := maxCounted
 	for n := &e.line.node; n.parent != nil; n = n.parent {
-		others := 0
-		for _, s := range n.parent.awake.items {
-			size := s.size(passOver, &lines)
-			if s == n || size == 0 {
-				continue
-			}
-			if s.line != nil { // the line of the earliest deadline goes first
+		others, siblings := 0, n.parent.awake.items
+		if len(siblings) > maxCounted {
+			siblings, isExact = siblings[:maxCounted], false
+		}
+		for _, s := range siblings {
+			switch {
+			case s == n || s.isPaused():
+			case s.line != nil: // the line of the earliest deadline goes first
 				first, isAll := s.line.before(e)
 				others, isExact = others+first, isExact && isAll
-				continue
+			default:
+				others, isExact = others+min(s.waiting, int(o.share(s, n)*float64(before+1))), false
 			}
-			share := s.weight / n.weight
-			if o.policy == strict && n.parent == &o.root {
-				share = 1. / (starvedShare - 1)
-				if s.precedes(n) {
-					share = starvedShare - 1
-				}
-			}
-			others, isExact = others+min(size, int(share*float64(before+1))), false
 		}
 		before += others
 	}
-	return uint64(before) + 1, isExact && lines > 0 //nolint:gosec // not negative
+	return uint64(before) + 1, isExact //nolint:gosec // not negative
+}
+
+// share is how many jobs of a node go for each of a sibling.
+func (o *order) share(of, sibling *node) float64 {
+	switch {
+	case o.policy != strict || of.parent != &o.root:
+		return of.weight / sibling.weight
+	case of.precedes(sibling):
+		return starvedShare - 1
+	}
+	return 1. / (starvedShare - 1)
 }
 
 // before returns how many jobs of the line go before another; it counts a part of many.
@@ -214,21 +211,4 @@ func (l *line) before(e *entry) (n int, isExact bool) {
 		}
 	}
 	return min(n, len(jobs)), step == 1
-}
-
-// size returns how many jobs wait below a node, in lines that are not passed over. It counts the
-// lines down, and looks at no more at 0.
-func (n *node) size(passOver func(*line) bool, lines *int) (jobs int) {
-	if n.line != nil {
-		if *lines--; *lines < 0 || passOver(n.line) {
-			return 0
-		}
-		return len(n.line.jobs.items)
-	}
-	for _, child := range n.awake.items {
-		if *lines > 0 {
-			jobs += child.size(passOver, lines)
-		}
-	}
-	return jobs
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -95,6 +96,8 @@ func TestOwnerReportsWhatHoldsJobs(t *testing.T) {
 		<-finish
 		return Answer{Fault: fault.New(fault.Overloaded, "full").WithRetryAfter(time.Hour)}
 	}})
+	finishAll := sync.OnceFunc(func() { close(finish) })
+	t.Cleanup(finishAll)
 	running := b.submit()
 	b.wantHold(running, "running", 0)
 	limited := b.submit()
@@ -107,7 +110,7 @@ func TestOwnerReportsWhatHoldsJobs(t *testing.T) {
 	b.submitFor("a", pipeline.NewJobID(queue))
 	full := pipeline.NewJobID(queue)
 	b.submitFor("b", full)
-	if at := b.wantHold(full, "full", 1); at.GetWhy() != string(allInFlight) || at.GetSince() == nil || at.GetStartsAt() == nil {
+	if at := b.wantHold(full, "full", 2); at.GetWhy() != string(allInFlight) || at.GetSince() == nil || at.GetStartsAt() == nil {
 		t.Errorf("%v", at)
 	}
 	r := b.report("all are counted", pipeline.JobID{}, func(r *meshv1.PoolReport) bool {
@@ -117,7 +120,7 @@ func TestOwnerReportsWhatHoldsJobs(t *testing.T) {
 	if r.GetState() != "open" || r.GetD() != 1 || r.GetN() != 2 || r.GetOut() != 2 || r.GetSource() == "" || r.GetReadAt() == nil || r.GetPlace() != nil {
 		t.Errorf("%v", r)
 	}
-	close(finish)
+	finishAll()
 	if at := b.wantHold(full, "closed", 4); at.GetWhy() != string(refused) || at.GetStartsAt() != nil || !at.GetIsEstimate() {
 		t.Errorf("%v", at)
 	}
@@ -223,7 +226,7 @@ func TestPositionAgreesWithTheOrder(t *testing.T) {
 			}
 		}, true},
 		"shares": {weighted, func(b *bed) {
-			b.setQueue("a", 3)
+			b.setWeight(ofQueue, "a", 3)
 			for range 40 {
 				b.put("a", pipeline.High, "x", 1000)
 				b.put("a", pipeline.Low, "y", 1000)
@@ -232,7 +235,7 @@ func TestPositionAgreesWithTheOrder(t *testing.T) {
 			}
 		}, false},
 		"strict": {strict, func(b *bed) {
-			b.setQueue("a", 3)
+			b.setWeight(ofQueue, "a", 3)
 			b.fill(800, "a", pipeline.Normal, "")
 			b.fill(400, "b", pipeline.Normal, "")
 			b.run(2*recentJobs, byQueue)
@@ -242,13 +245,12 @@ func TestPositionAgreesWithTheOrder(t *testing.T) {
 			t.Parallel()
 			b := newBed(test.policy)
 			test.fill(b)
-			nobody := func(*line) bool { return false }
 			positions, all := map[*entry]uint64{}, 0
 			var each func(*node)
 			each = func(n *node) {
 				if n.line != nil {
 					for _, e := range n.line.jobs.items {
-						position, isExact := b.position(e, nobody)
+						position, isExact := b.position(e)
 						if positions[e] = position; isExact != test.exact {
 							t.Errorf("exact: %t", isExact)
 						}
@@ -281,9 +283,8 @@ func BenchmarkPositionAmongAMillion(b *testing.B) {
 	for range 1_000_000 {
 		last = o.put("a", pipeline.Normal, "", 1000)
 	}
-	nobody := func(*line) bool { return false }
 	b.ReportAllocs()
 	for b.Loop() {
-		o.position(last, nobody)
+		o.position(last)
 	}
 }
