@@ -229,8 +229,8 @@ func (d *Dispatcher) supervise(ctx context.Context, conn *bus.Bus, pools *errgro
 					})
 				}
 			}
-			for pool, o := range d.metrics.snapshot() {
-				o.review(d.planOf(pool, all.of(pool)))
+			for pool, o := range d.owners.Range {
+				o.(*owner).review(d.planOf(pool.(string), all.of(pool.(string))))
 			}
 			if !isReady {
 				isReady = true

@@ -29,6 +29,13 @@ func (b *meshBed) reload(edit func(*Config)) {
 	}
 }
 
+// owner returns the dispatcher's owner of a pool.
+func (b *meshBed) owner(pool string) *owner {
+	o, _ := b.dispatcher.owners.Load(pool)
+	out, _ := o.(*owner)
+	return out
+}
+
 // submitTo submits a job to a queue.
 func (b *meshBed) submitTo(name pipeline.QueueName, edits ...func(*bus.JobHeader)) pipeline.JobID {
 	b.t.Helper()
@@ -114,7 +121,7 @@ func TestReloadTakesWeightsWhileAttemptsRun(t *testing.T) {
 		c.Queues["other"] = q
 	})
 	testbed.Eventually(t, "the owner knows the weight and the jobs", func() bool {
-		o := b.dispatcher.metrics.snapshot()["main"]
+		o := b.owner("main")
 		o.mu.Lock()
 		defer o.mu.Unlock()
 		return o.queues["other"].Weight == 9 && o.order.queue("other").waiting == 20 && o.order.queue(string(queue)).waiting == 20
@@ -209,13 +216,13 @@ func TestMovedQueueRunsItsJobsOnce(t *testing.T) {
 		delete(c.Pools, "main")
 	})
 	testbed.Eventually(t, "the new pool has an owner, and the old one retires", func() bool {
-		owners := b.dispatcher.metrics.snapshot()
-		if owners["other"] == nil || owners["main"] == nil {
+		old := b.owner("main")
+		if b.owner("other") == nil || old == nil {
 			return false
 		}
-		owners["main"].mu.Lock()
-		defer owners["main"].mu.Unlock()
-		return owners["main"].isRetiring
+		old.mu.Lock()
+		defer old.mu.Unlock()
+		return old.isRetiring
 	})
 	second := b.submit()
 	finish()

@@ -107,9 +107,9 @@ type Dispatcher struct {
 	// setup is the configuration, and changed has a value after it was replaced.
 	setup   atomic.Pointer[setup]
 	changed chan struct{}
-	// running has the pools that this process owns or waits for.
-	running sync.Map
-	metrics *metrics
+	// running has the pools that this process owns or waits for, owners the owners of the former.
+	running, owners sync.Map
+	metrics         *metrics
 	// latches are those of pools that this process has owned.
 	latches sync.Map
 	// reconnects counts the connections to the broker after the first.
@@ -130,7 +130,7 @@ func New(s Settings) (*Dispatcher, error) {
 	}
 	d.setup.Store(first)
 	d.settings.Config = first.Config
-	d.metrics, err = newMetrics(s.Meter)
+	d.metrics, err = newMetrics(s.Meter, &d.owners)
 	return d, err
 }
 
@@ -209,7 +209,8 @@ func (d *Dispatcher) ownPool(ctx context.Context, conn *bus.Bus, pool string, p 
 	if t, ok := p.target.(interface{ close() }); ok {
 		defer t.close()
 	}
-	defer d.metrics.own(pool, o)()
+	d.owners.Store(pool, o)
+	defer d.owners.Delete(pool)
 	stop, err := conn.ServeJobCancels(o.checkCancelled)
 	if err != nil {
 		return err

@@ -328,7 +328,7 @@ func (o *owner) settle(ctx context.Context, e *entry, r *meshv1.JobRecord, answe
 
 // deadLetter stores a dead letter of a job; false means that the context has ended.
 func (o *owner) deadLetter(ctx context.Context, e *entry, attempts uint32, f *fault.Fault) bool {
-	d := envelope.DeadLetter{Mesh: o.settings.Mesh, Host: pipeline.HostID(o.by), Queue: idOf(e).Queue, Deliveries: int(attempts), Fault: f}
+	d := envelope.DeadLetter{Mesh: o.settings.Mesh, Host: pipeline.HostID(o.id), Queue: idOf(e).Queue, Deliveries: int(attempts), Fault: f}
 	return o.persist(ctx, "a dead letter cannot be stored", func(ctx context.Context) error { return o.dead.PutJob(ctx, e.seq, d) })
 }
 
@@ -389,7 +389,7 @@ func (o *owner) leave(ctx context.Context, e *entry, ended *inferencev1.Job) {
 		return
 	}
 	if !o.persist(ctx, "a job cannot be removed from its queue", func(ctx context.Context) error {
-		if o.isReconnected() { // the broker may have lost the end of the stream, and another job has the number
+		if o.reconnects.Load() != o.connection { // the broker may have lost the end of the stream, and another job has the number
 			if j, err := o.jobs.QueuedAt(ctx, idOf(e).Queue, e.seq); errors.Is(err, store.ErrNoJob) || err == nil && j.ID.UUID != e.id {
 				return nil
 			}
@@ -406,7 +406,7 @@ func (o *owner) leave(ctx context.Context, e *entry, ended *inferencev1.Job) {
 func (o *owner) forget(e *entry, end *inferencev1.Job) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.total(e.line.queue).ended++
+	e.line.of.ended++
 	o.metrics.end(e.line.queue, o.settings.tenantLabel(e.line.tenant), end)
 	delete(o.known, e.id)
 	o.finish(e)

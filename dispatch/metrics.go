@@ -3,7 +3,6 @@ package dispatch
 import (
 	"context"
 	"errors"
-	"maps"
 	"strings"
 	"sync"
 	"time"
@@ -23,12 +22,9 @@ type metrics struct {
 	waits                  metric.Float64Histogram
 	// What attempts took, by tenant.
 	runner, bytes, tokens, cost, energy metric.Float64Counter
-
-	mu     sync.Mutex
-	owners map[string]*owner
 }
 
-func newMetrics(meter metric.Meter) (*metrics, error) {
+func newMetrics(meter metric.Meter, owners *sync.Map) (*metrics, error) {
 	var errs []error
 	counter := func(name, help string) metric.Int64Counter {
 		out, err := meter.Int64Counter(name, metric.WithDescription(help))
@@ -62,7 +58,6 @@ func newMetrics(meter metric.Meter) (*metrics, error) {
 		tokens:   total("stagemesh.job.tokens", "", "Tokens that HTTP targets counted, by tenant and kind: prompt or completion."),
 		cost:     total("stagemesh.job.cost", "", "Cost of jobs by jobs.rates, by tenant."),
 		energy:   total("stagemesh.job.energy", "J", "Energy that jobs took by jobs.rates, by tenant."),
-		owners:   map[string]*owner{},
 	}
 	accepted := owned("stagemesh.job.accepted", "Jobs that came since the dispatcher owns the pool, by queue.")
 	recovered := owned("stagemesh.job.recovered", "Jobs that the dispatcher found when it began to own the pool, by queue.")
@@ -77,9 +72,9 @@ func newMetrics(meter metric.Meter) (*metrics, error) {
 	baseline := gauge("stagemesh.job.pool_baseline", "B: the baseline of a pool's budget.")
 	budget := gauge("stagemesh.job.pool_budget", "N: what may be in flight of a pool by its last reading, in the unit of its budget.")
 	_, failed := meter.RegisterCallback(func(_ context.Context, out metric.Observer) error {
-		for pool, o := range m.snapshot() {
-			r := o.report(pipeline.JobID{})
-			of := attribute.String("pool", pool)
+		for pool, o := range owners.Range {
+			r := o.(*owner).report(pipeline.JobID{})
+			of := attribute.String("pool", pool.(string))
 			for gauge, value := range map[metric.Float64Observable]float64{inFlight: float64(r.GetOut()), open: oneIf(r.GetState() == "open"), room: r.GetD(), baseline: r.GetB(), budget: r.GetN()} {
 				out.ObserveFloat64(gauge, value, metric.WithAttributes(of))
 			}
@@ -115,25 +110,6 @@ func oneIf(holds bool) float64 {
 		return 1
 	}
 	return 0
-}
-
-// own has the gauges show a pool until the returned function is called.
-func (m *metrics) own(pool string, o *owner) (release func()) {
-	set := func(o *owner) {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		if m.owners[pool] = o; o == nil {
-			delete(m.owners, pool)
-		}
-	}
-	set(o)
-	return func() { set(nil) }
-}
-
-func (m *metrics) snapshot() map[string]*owner {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return maps.Clone(m.owners)
 }
 
 func (m *metrics) end(queue, tenant string, end *inferencev1.Job) {

@@ -86,13 +86,14 @@ type line struct {
 	node          node
 	jobs          heapOf[*entry]
 	deadlinePlace int
-	count         *queueCount
+	of            *queueState
 }
 
-// queueCount is how many jobs of a queue wait, how many are delayed, and whether none may go.
-type queueCount struct {
-	waiting, delayed int
-	isPaused         bool
+// queueState is what is counted of a queue, and since when no job of it may go.
+type queueState struct {
+	waiting, delayed           int
+	accepted, recovered, ended uint64
+	pausedSince, oldest        time.Time
 }
 
 // head returns the entry that goes first. The line is not empty.
@@ -107,7 +108,7 @@ type order struct {
 	policy    string
 	root      node
 	weights   map[nodeKey]float64
-	queues    map[string]*queueCount
+	queues    map[string]*queueState
 	delayed   heapOf[*entry]
 	deadlines heapOf[*line] // the lines that are not empty
 	// taken counts the jobs taken and spent is their cost, where the policy is strict.
@@ -131,7 +132,7 @@ type nodeKey struct {
 }
 
 func newOrder(policy string) *order {
-	o := &order{policy: policy, queues: map[string]*queueCount{}, weights: map[nodeKey]float64{
+	o := &order{policy: policy, queues: map[string]*queueState{}, weights: map[nodeKey]float64{
 		{ofClass, string(pipeline.High)}: 16, {ofClass, string(pipeline.Normal)}: 4,
 	}}
 	o.delayed.less, o.delayed.place = func(a, b *entry) bool { return a.event() < b.event() }, func(e *entry) *int { return &e.place }
@@ -147,9 +148,9 @@ func (o *order) setWeight(of level, name string, weight float64) {
 }
 
 // queue returns what is counted of a queue.
-func (o *order) queue(name string) *queueCount {
+func (o *order) queue(name string) *queueState {
 	if o.queues[name] == nil {
-		o.queues[name] = new(queueCount)
+		o.queues[name] = new(queueState)
 	}
 	return o.queues[name]
 }
@@ -167,7 +168,7 @@ func (o *order) line(queue string, class pipeline.Class, tenant string, keys ...
 		if child == nil {
 			child = new(node)
 			if key.of == ofLine {
-				l := &line{queue: queue, class: class, tenant: tenant, keys: keys, count: o.queue(queue)}
+				l := &line{queue: queue, class: class, tenant: tenant, keys: keys, of: o.queue(queue)}
 				l.jobs.less, l.jobs.place = (*entry).before, func(e *entry) *int { return &e.place }
 				child = &l.node
 				child.line = l
@@ -183,7 +184,7 @@ func (o *order) line(queue string, class pipeline.Class, tenant string, keys ...
 func (o *order) add(e *entry, now int64) {
 	if now < e.notBefore {
 		e.standing = delayed
-		e.line.count.delayed++
+		e.line.of.delayed++
 		heap.Push(&o.delayed, e)
 		return
 	}
@@ -194,7 +195,7 @@ func (o *order) add(e *entry, now int64) {
 	}
 	e.standing = waiting
 	heap.Push(&l.jobs, e)
-	l.count.waiting++
+	l.of.waiting++
 	if l.node.waiting > 0 {
 		o.fix(l)
 	} else {
@@ -215,10 +216,10 @@ func (o *order) remove(e *entry) {
 		return
 	case delayed:
 		heap.Remove(&o.delayed, e.place)
-		l.count.delayed--
+		l.of.delayed--
 	default:
 		heap.Remove(&l.jobs, e.place)
-		l.count.waiting--
+		l.of.waiting--
 		if len(l.jobs.items) > 0 {
 			o.fix(l)
 		} else {
@@ -304,7 +305,7 @@ func (o *order) nextEvent() (at int64) {
 type node struct {
 	parent  *node
 	line    *line       // of a leaf
-	queue   *queueCount // of a queue
+	queue   *queueState // of a queue
 	key     nodeKey
 	waiting int // jobs
 	weight  float64
@@ -418,7 +419,7 @@ func (n *node) charge(cost float64) {
 
 // isPaused reports whether the node is a paused queue, or a line of one.
 func (n *node) isPaused() bool {
-	return n.queue != nil && n.queue.isPaused || n.line != nil && n.line.count.isPaused
+	return n.queue != nil && !n.queue.pausedSince.IsZero() || n.line != nil && !n.line.of.pausedSince.IsZero()
 }
 
 // first returns the child of the node that goes first, and the line below it, of the child at

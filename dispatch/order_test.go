@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"slices"
 	"testing"
+	"time"
 
 	"pgregory.net/rapid"
 
@@ -139,19 +140,21 @@ func TestPausedQueueIsPassedOverAsAWhole(t *testing.T) {
 		b.put("a", pipeline.Normal, fmt.Sprint(i), 1)
 	}
 	b.put("b", pipeline.Normal, "x", 1)
-	b.queue("a").isPaused = true
+	b.queue("a").pausedSince = epoch
 	asked := 0
 	ask := func(*line) bool { asked++; return false }
 	if e := b.next(ask); e == nil || e.line.queue != "b" || asked != 1 {
 		t.Errorf("%+v goes after a look at %d lines", e, asked)
 	}
-	if b.queue("a").isPaused = false; b.run(10, byQueue)["a"] < 9 {
+	b.queue("a").pausedSince = time.Time{}
+	if b.run(10, byQueue)["a"] < 9 {
 		t.Error("jobs of the resumed queue wait")
 	}
 	merged := newBed(byDeadline)
 	merged.put("a", pipeline.Normal, "x", 1)
 	merged.put("b", pipeline.Normal, "x", 2)
-	if merged.queue("a").isPaused = true; merged.next(nil).line.queue != "b" {
+	merged.queue("a").pausedSince = epoch
+	if merged.next(nil).line.queue != "b" {
 		t.Error("a job of a paused queue goes")
 	}
 }
@@ -297,7 +300,7 @@ func TestReturningJobFindsItsLine(t *testing.T) {
 	}
 	b.put("a", pipeline.Normal, "x", 2)
 	b.add(e, 0)
-	if next := b.next(nil); next != e || b.ahead(b.next(nil)) != 0 || *b.queue("a") != (queueCount{waiting: 2}) {
+	if next := b.next(nil); next != e || b.ahead(b.next(nil)) != 0 || *b.queue("a") != (queueState{waiting: 2}) {
 		t.Errorf("got %+v, counted %+v", next, *b.queue("a"))
 	}
 }
@@ -423,7 +426,7 @@ func TestOrderAgreesWithModel(t *testing.T) {
 // compare checks what the order says of its jobs.
 func (b *bed) compare(t *rapid.T, jobs []*entry) {
 	event := int64(math.MaxInt64)
-	counts := map[string]queueCount{}
+	counts := map[string]queueState{}
 	for _, e := range jobs {
 		count := counts[e.line.queue]
 		if e.standing == delayed {

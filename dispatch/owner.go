@@ -22,24 +22,17 @@ import (
 
 // owner is a pool while this process owns it.
 type owner struct {
+	*Dispatcher
 	plan // its queues need mu
 
-	settings Settings
-	jobs     *store.Jobs
-	dead     *store.DeadLetters
-	// by is the dispatcher.
-	by      string
-	lease   *store.Lease
-	pool    string
-	metrics *metrics
-	log     *slog.Logger
+	lease *store.Lease
+	pool  string
+	log   *slog.Logger
 	// flights are the attempts that run, and the ends that are stored.
 	flights sync.WaitGroup
 	woken   chan struct{}
-	// ensure creates the streams that are missing. isReconnected reports whether the broker has been
-	// away since the owner began: it may have lost them.
-	ensure        func(context.Context) error
-	isReconnected func() bool
+	// connection is reconnects as the owner began.
+	connection int64
 
 	mu     sync.Mutex
 	order  *order
@@ -61,9 +54,6 @@ type owner struct {
 	records map[[16]byte]store.StoredRecord
 	// attempts is the context of attempts; nil before the owner runs, and once it has stopped.
 	attempts context.Context //nolint:containedctx // it outlives run, for what checkCancelled starts
-	// pauses are the queues that are paused, totals what is counted of queues.
-	pauses store.Pauses
-	totals map[string]*queueTotals
 	// starts are when the last attempts began.
 	starts []time.Time
 	// isCaughtUp is true once the jobs are known that the owner has found.
@@ -102,13 +92,10 @@ const maxEnding = 64
 
 func newOwner(d *Dispatcher, pool string, p plan, l *store.Lease) *owner {
 	o := &owner{
-		plan: p, settings: d.settings, jobs: d.jobs, dead: d.dead, by: d.id, lease: l, pool: pool, metrics: d.metrics, log: d.log.With("pool", pool),
+		Dispatcher: d, plan: p, lease: l, pool: pool, log: d.log.With("pool", pool), connection: d.reconnects.Load(),
 		woken: make(chan struct{}, 1), order: newOrder(cmp.Or(p.config.Merge, weighted)),
 		known: map[[16]byte]*entry{}, running: map[[16]byte]*running{}, records: map[[16]byte]store.StoredRecord{},
-		totals: map[string]*queueTotals{},
 	}
-	connection := d.reconnects.Load()
-	o.ensure, o.isReconnected = d.ensure, func() bool { return d.reconnects.Load() != connection }
 	o.gate, _ = newPoolGate(&d.settings, p.config, time.Now()) // Validate has checked it
 	o.credit, o.limits = o.gate.credit, newLimits(p.config.Limits, time.Now())
 	if before, ok := d.latches.Load(pool); ok && reflect.DeepEqual(before.(targetLatch).target, p.config.Target) {
@@ -263,10 +250,10 @@ func (o *owner) receive(j store.StoredJob) {
 	}
 	e.cost = e.costIn(o.credit.Unit)
 	o.known[e.id] = e
-	if total := o.total(e.line.queue); o.isCaughtUp {
-		total.accepted++
+	if o.isCaughtUp {
+		e.line.of.accepted++
 	} else {
-		total.recovered++
+		e.line.of.recovered++
 	}
 	r, ok := o.records[e.id]
 	if !ok {

@@ -15,23 +15,6 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-// queueTotals are what an owner has counted of a queue, and its oldest job.
-type queueTotals struct {
-	accepted, recovered uint64
-	ended               uint64
-	oldest              time.Time
-}
-
-// total returns what is counted of a queue; the lock is held.
-func (o *owner) total(queue string) *queueTotals {
-	t := o.totals[queue]
-	if t == nil {
-		t = new(queueTotals)
-		o.totals[queue] = t
-	}
-	return t
-}
-
 // watch follows what operators pause, and looks for the oldest job of each queue, until the
 // context ends.
 func (o *owner) watch(ctx context.Context) error {
@@ -42,7 +25,7 @@ func (o *owner) watch(ctx context.Context) error {
 		for _, queue := range o.names() {
 			if _, oldest, err := o.jobs.Backlog(ctx, queue); err == nil {
 				o.mu.Lock()
-				o.total(string(queue)).oldest = oldest
+				o.order.queue(string(queue)).oldest = oldest
 				o.mu.Unlock()
 			}
 		}
@@ -55,9 +38,8 @@ func (o *owner) readPauses(ctx context.Context) error {
 		return err
 	}
 	o.mu.Lock()
-	o.pauses = pauses
 	for name := range o.queues {
-		o.order.queue(name).isPaused = !pauses[pipeline.QueueName(name)].IsZero()
+		o.order.queue(name).pausedSince = pauses[pipeline.QueueName(name)]
 	}
 	o.mu.Unlock()
 	o.wake()
@@ -77,14 +59,14 @@ func (o *owner) report(job pipeline.JobID) *meshv1.PoolReport {
 	for id := range o.running {
 		running[o.known[id].line.queue]++
 	}
-	for _, queue := range slices.Sorted(maps.Keys(o.queues)) {
-		count, total := o.order.queue(queue), o.total(queue)
+	for _, name := range slices.Sorted(maps.Keys(o.queues)) {
+		q := o.order.queue(name)
 		r := &meshv1.QueueReport{
-			Name: queue, Waiting: uint64(count.waiting), Delayed: uint64(count.delayed), Running: running[queue], //nolint:gosec // no count is negative
-			Accepted: total.accepted, Recovered: total.recovered, Ended: total.ended, PausedSince: timestampOf(o.pauses[pipeline.QueueName(queue)]),
+			Name: name, Waiting: uint64(q.waiting), Delayed: uint64(q.delayed), Running: running[name], //nolint:gosec // no count is negative
+			Accepted: q.accepted, Recovered: q.recovered, Ended: q.ended, PausedSince: timestampOf(q.pausedSince),
 		}
 		if r.GetWaiting()+r.GetDelayed()+r.GetRunning() > 0 {
-			r.Oldest = timestampOf(total.oldest)
+			r.Oldest = timestampOf(q.oldest)
 		}
 		out.Queues = append(out.Queues, r)
 	}
@@ -96,7 +78,7 @@ func (o *owner) report(job pipeline.JobID) *meshv1.PoolReport {
 
 // placeOf returns where a job stands, in a pool of which the report is; the lock is held.
 func (o *owner) placeOf(e *entry, pool *meshv1.PoolReport, now time.Time) *inferencev1.JobPlace {
-	out, paused := &inferencev1.JobPlace{Pool: o.pool}, o.pauses[pipeline.QueueName(e.line.queue)]
+	out, paused := &inferencev1.JobPlace{Pool: o.pool}, e.line.of.pausedSince
 	if e.standing == waiting {
 		var isExact bool
 		out.Position, isExact = o.order.position(e)
