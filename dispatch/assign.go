@@ -26,19 +26,14 @@ type setup struct {
 	targets map[string]Target
 }
 
-// newSetup checks a configuration. Targets of pools that are as before stay. Its errors begin with
-// the key.
+// newSetup checks a configuration. Its errors begin with the key.
 func (d *Dispatcher) newSetup(c Config) (*setup, error) {
 	if err := config.InSection("jobs", c.Validate()); err != nil {
 		return nil, err
 	}
 	c = c.WithWebhooks()
-	out, before := &setup{Config: c, targets: map[string]Target{}}, cmp.Or(d.setup.Load(), new(setup))
+	out := &setup{Config: c, targets: map[string]Target{}}
 	for name, p := range c.Pools {
-		if target := before.targets[name]; target != nil && reflect.DeepEqual(before.Pools[name], p) {
-			out.targets[name] = target
-			continue
-		}
 		limit := cmp.Or(p.MaxInFlight, DefaultMaxInFlight)
 		var err error
 		switch {
@@ -58,9 +53,9 @@ func (d *Dispatcher) newSetup(c Config) (*setup, error) {
 	return out, nil
 }
 
-// SetConfig replaces pools and queues while the dispatcher runs, all or, on an error, none. The
-// settings of the store stay. No attempt is cancelled: a pool that has changed sends nothing until
-// its attempts have ended. A queue that is left out stays with the pool that it had.
+// SetConfig replaces pools and queues while the dispatcher runs, all or, on an error, none. No
+// attempt is cancelled: a pool that has changed sends nothing until its attempts have ended. A
+// queue that is left out stays with the pool that it had.
 func (d *Dispatcher) SetConfig(c Config) error {
 	s, err := d.newSetup(c)
 	if err != nil {
@@ -79,8 +74,8 @@ func (d *Dispatcher) SetConfig(c Config) error {
 type assignment struct {
 	QueueConfig
 
-	// Holder is the pool whose owner has the queue's jobs. After Pool has changed, it is the old
-	// one until none of its attempts runs.
+	// Holder is the pool whose owner has the jobs: after Pool has changed, the old one until none
+	// of its attempts runs. So two pools never send jobs of one queue.
 	Holder string
 }
 
@@ -89,8 +84,7 @@ type assignments map[string]assignment
 
 const assignmentKind, assignmentName = "queues", "all"
 
-// publish takes the queues of a configuration, those that are missing or, if it is new, all. It
-// reports whether that changes something.
+// publish takes the queues of a configuration that are missing or, if it is new, all.
 func (a assignments) publish(c Config, isNew bool) (changed bool) {
 	for name, q := range c.Queues {
 		q.Pool, _ = c.PoolOf(name) // Validate has checked it
@@ -166,19 +160,13 @@ type plan struct {
 func (d *Dispatcher) planOf(pool string, queues map[string]QueueConfig) plan {
 	s := d.setup.Load()
 	config, ok := s.Pools[pool]
-	out := plan{config: config, target: s.targets[pool], isGone: !ok, queues: queues}
-	if out.isGone {
-		out.target = d.settings.Target(config) // for attempts that an earlier owner began
+	if !ok { // attempts may run that an earlier owner began
+		return plan{target: d.settings.Target(config), isGone: true, queues: queues}
 	}
-	return out
+	return plan{config: config, target: s.targets[pool], queues: queues}
 }
 
-// isLike reports whether an owner can go on with another plan.
-func (p plan) isLike(other plan) bool {
-	return p.isGone == other.isGone && reflect.DeepEqual(p.config, other.config) && maps.EqualFunc(p.queues, other.queues, func(QueueConfig, QueueConfig) bool { return true })
-}
-
-// claim returns what the owner of a pool has to do, whose lease this process has.
+// claim returns the plan of a pool whose lease this process has.
 func (d *Dispatcher) claim(ctx context.Context, pool string, l *store.Lease) (plan, error) {
 	all, err := d.assign(ctx, func(a assignments) bool { return a.hold(pool) && l.IsHeld(time.Now()) })
 	if err != nil {
@@ -192,7 +180,7 @@ func (d *Dispatcher) claim(ctx context.Context, pool string, l *store.Lease) (pl
 		if _, ok := d.setup.Load().Queues[name]; ok {
 			continue
 		}
-		// It was taken out of the file. Who deletes its stream is done with it.
+		// It was taken out of the file. An operator who deletes its stream is done with it.
 		has, err := d.jobs.HasQueue(ctx, pipeline.QueueName(name))
 		if err == nil && !has {
 			delete(queues, name)
@@ -212,36 +200,34 @@ const lookEvery = time.Second
 func (d *Dispatcher) supervise(ctx context.Context, conn *bus.Bus, pools *errgroup.Group) error {
 	ticker := time.NewTicker(lookEvery)
 	defer ticker.Stop()
-	var published *setup
-	isReady, isLogged := false, false
+	var s, published *setup
+	var all assignments
 	for {
-		s := d.setup.Load()
-		all, err := d.look(ctx, s, s != published)
-		switch {
-		case err == nil:
-			published, isLogged = s, false
-			for _, pool := range slices.Concat(slices.Collect(maps.Keys(s.Pools)), all.pools()) {
-				if _, runs := d.running.LoadOrStore(pool, true); !runs {
-					pools.Go(func() error {
-						defer d.running.Delete(pool)
-						d.runPool(ctx, conn, pool)
-						return nil
-					})
-				}
-			}
-			for pool, o := range d.owners.Range {
-				o.(*owner).review(d.planOf(pool.(string), all.of(pool.(string))))
-			}
-			if !isReady {
-				isReady = true
-				close(d.ready)
-			}
-		case ctx.Err() == nil && !isLogged:
-			d.log.Warn("the broker has no streams for jobs; retrying", "error", err)
-			isLogged = true
+		if retry(ctx, d.log, "the broker has no streams for jobs", func(ctx context.Context) (err error) {
+			s = d.setup.Load()
+			all, err = d.look(ctx, s, s != published)
+			return err
+		}) != nil {
+			return nil
 		}
+		for _, pool := range slices.Concat(slices.Collect(maps.Keys(s.Pools)), all.pools()) {
+			if _, runs := d.running.LoadOrStore(pool, true); !runs {
+				pools.Go(func() error {
+					defer d.running.Delete(pool)
+					d.runPool(ctx, conn, pool)
+					return nil
+				})
+			}
+		}
+		for pool, o := range d.owners.Range {
+			o.(*owner).review(d.planOf(pool.(string), all.of(pool.(string))))
+		}
+		if published == nil {
+			close(d.ready)
+		}
+		published = s
 		look := ticker.C
-		if err == nil && len(all) == 0 {
+		if len(all) == 0 {
 			look = nil // there are no jobs
 		}
 		select {
@@ -261,10 +247,10 @@ func (d *Dispatcher) look(ctx context.Context, s *setup, isNew bool) (assignment
 		}
 	}
 	all, err := d.assign(ctx, func(a assignments) bool { return a.publish(s.Config, isNew) })
-	if !errors.Is(err, bus.ErrNoQueue) {
+	switch {
+	case !errors.Is(err, bus.ErrNoQueue):
 		return all, err
-	}
-	if len(s.Queues) == 0 {
+	case len(s.Queues) == 0:
 		return nil, nil
 	}
 	return nil, errors.Join(err, d.ensure(ctx))
@@ -282,8 +268,8 @@ func (a assignments) pools() (out []string) {
 }
 
 const (
-	// A dispatcher whose file does not have a pool lets those with it go first, after a pause of
-	// awaitOthers and again each ownGoneFor.
+	// A dispatcher whose file does not have a pool lets those go first that have it, again after
+	// each ownGoneFor.
 	awaitOthers = 2 * time.Second
 	ownGoneFor  = time.Minute
 )

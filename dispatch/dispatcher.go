@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -118,9 +119,6 @@ type Dispatcher struct {
 
 // New returns a dispatcher. It starts nothing.
 func New(s Settings) (*Dispatcher, error) {
-	if s.DrainTimeout == 0 {
-		s.DrainTimeout = DefaultDrainTimeout
-	}
 	id := uuid.NewString()
 	s.Bus.Mesh, s.Bus.Name, s.Bus.Logger = s.Mesh, "dispatcher "+id, s.Logger
 	d := &Dispatcher{settings: s, log: s.Logger, id: id, ready: make(chan struct{}), changed: make(chan struct{}, 1)}
@@ -238,7 +236,7 @@ func (d *Dispatcher) ownPool(ctx context.Context, conn *bus.Bus, pool string, p 
 	}
 	defer context.AfterFunc(running, cancel)()
 	err = o.run(own, running)
-	drain, stopDrain := process.DrainContext(ctx, d.settings.DrainTimeout)
+	drain, stopDrain := process.DrainContext(ctx, cmp.Or(d.settings.DrainTimeout, DefaultDrainTimeout))
 	defer stopDrain()
 	defer context.AfterFunc(drain, func() { end(context.Cause(drain)) })()
 	o.flights.Wait()

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"go.opentelemetry.io/otel/attribute"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
@@ -53,7 +54,7 @@ func (o *owner) attempt(ctx, cut context.Context, e *entry) {
 	attempting, cancel := context.WithDeadline(cut, deadline)
 	defer cancel()
 	if job.GetAttempts() == 1 {
-		o.metrics.wait(e.line.queue, now.Sub(j.AcceptedAt))
+		o.metrics.waits.Record(ctx, now.Sub(j.AcceptedAt).Seconds(), labels(attribute.String("queue", e.line.queue)))
 	}
 	answer := o.target.Do(attempting, o.attemptOf(j, r))
 	answer.sent = sizeOf(j.Job)

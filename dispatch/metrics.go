@@ -15,10 +15,9 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-// metrics are a dispatcher's instruments. Gauges, and counters of jobs, are those of the pools that
-// it owns.
+// metrics are a dispatcher's instruments. Those that are observed are of the pools that it owns.
 type metrics struct {
-	ended, attempts, saved metric.Int64Counter
+	ended, attempts, saved metric.Float64Counter
 	waits                  metric.Float64Histogram
 	// What attempts took, by tenant.
 	runner, bytes, tokens, cost, energy metric.Float64Counter
@@ -26,42 +25,37 @@ type metrics struct {
 
 func newMetrics(meter metric.Meter, owners *sync.Map) (*metrics, error) {
 	var errs []error
-	counter := func(name, help string) metric.Int64Counter {
-		out, err := meter.Int64Counter(name, metric.WithDescription(help))
-		errs = append(errs, err)
-		return out
-	}
-	total := func(name, unit, help string) metric.Float64Counter {
+	counter := func(name, unit, help string) metric.Float64Counter {
 		out, err := meter.Float64Counter(name, metric.WithUnit(unit), metric.WithDescription(help))
 		errs = append(errs, err)
 		return out
 	}
-	var all []metric.Observable
-	gauge := func(name, help string) metric.Float64Observable {
-		out, err := meter.Float64ObservableGauge(name, metric.WithDescription(help))
-		errs, all = append(errs, err), append(all, out)
-		return out
-	}
-	owned := func(name, help string) metric.Int64Observable {
-		out, err := meter.Int64ObservableCounter(name, metric.WithDescription(help))
-		errs, all = append(errs, err), append(all, out)
-		return out
-	}
 	waits, err := meter.Float64Histogram("stagemesh.job.wait", metric.WithUnit("s"), metric.WithDescription("Time from the acceptance of a job to its first attempt."), metric.WithExplicitBucketBoundaries(waitBounds...))
 	m := &metrics{
-		ended:    counter("stagemesh.job.ended", "Jobs that ended, by queue, tenant and state: succeeded, failed, expired or cancelled."),
-		attempts: counter("stagemesh.job.attempts", "Attempts that ended, by pool and outcome: succeeded, refused, retried, failed, poison or interrupted."),
-		saved:    counter("stagemesh.job.saved", "Jobs that ended without an attempt, by queue and state."),
+		ended:    counter("stagemesh.job.ended", "", "Jobs that ended, by queue, tenant and state: succeeded, failed, expired or cancelled."),
+		attempts: counter("stagemesh.job.attempts", "", "Attempts that ended, by pool and outcome: succeeded, refused, retried, failed, poison or interrupted."),
+		saved:    counter("stagemesh.job.saved", "", "Jobs that ended without an attempt, by queue and state."),
 		waits:    waits,
-		runner:   total("stagemesh.job.runner", "s", "Time of runners that jobs took, by tenant."),
-		bytes:    total("stagemesh.job.bytes", "", "Bytes of payloads and answers of jobs, by tenant and direction: in or out."),
-		tokens:   total("stagemesh.job.tokens", "", "Tokens that HTTP targets counted, by tenant and kind: prompt or completion."),
-		cost:     total("stagemesh.job.cost", "", "Cost of jobs by jobs.rates, by tenant."),
-		energy:   total("stagemesh.job.energy", "J", "Energy that jobs took by jobs.rates, by tenant."),
+		runner:   counter("stagemesh.job.runner", "s", "Time of runners that jobs took, by tenant."),
+		bytes:    counter("stagemesh.job.bytes", "", "Bytes of payloads and answers of jobs, by tenant and direction: in or out."),
+		tokens:   counter("stagemesh.job.tokens", "", "Tokens that HTTP targets counted, by tenant and kind: prompt or completion."),
+		cost:     counter("stagemesh.job.cost", "", "Cost of jobs by jobs.rates, by tenant."),
+		energy:   counter("stagemesh.job.energy", "J", "Energy that jobs took by jobs.rates, by tenant."),
 	}
-	accepted := owned("stagemesh.job.accepted", "Jobs that came since the dispatcher owns the pool, by queue.")
-	recovered := owned("stagemesh.job.recovered", "Jobs that the dispatcher found when it began to own the pool, by queue.")
-	settled := owned("stagemesh.job.settled", "Jobs that ended since the dispatcher owns the pool, by queue.")
+	var all []metric.Observable
+	observed := func(out metric.Float64Observable, err error) metric.Float64Observable {
+		errs, all = append(errs, err), append(all, out)
+		return out
+	}
+	gauge := func(name, help string) metric.Float64Observable {
+		return observed(meter.Float64ObservableGauge(name, metric.WithDescription(help)))
+	}
+	total := func(name, help string) metric.Float64Observable {
+		return observed(meter.Float64ObservableCounter(name, metric.WithDescription(help)))
+	}
+	accepted := total("stagemesh.job.accepted", "Jobs that came since the dispatcher owns the pool, by queue.")
+	recovered := total("stagemesh.job.recovered", "Jobs that the dispatcher found when it began to own the pool, by queue.")
+	settled := total("stagemesh.job.settled", "Jobs that ended since the dispatcher owns the pool, by queue.")
 	queued := gauge("stagemesh.job.queued", "Jobs that have not ended, by queue and state: waiting, delayed or running.")
 	oldest := gauge("stagemesh.job.oldest_seconds", "Age of the oldest job of a queue that has not ended; 0 without one.")
 	paused := gauge("stagemesh.job.queue_paused", "1 while operators have paused the queue.")
@@ -76,30 +70,33 @@ func newMetrics(meter metric.Meter, owners *sync.Map) (*metrics, error) {
 			r := o.(*owner).report(pipeline.JobID{})
 			of := attribute.String("pool", pool.(string))
 			for gauge, value := range map[metric.Float64Observable]float64{inFlight: float64(r.GetOut()), open: oneIf(r.GetState() == "open"), room: r.GetD(), baseline: r.GetB(), budget: r.GetN()} {
-				out.ObserveFloat64(gauge, value, metric.WithAttributes(of))
+				out.ObserveFloat64(gauge, value, labels(of))
 			}
 			if why, _, _ := strings.Cut(r.GetWhy(), ": "); why != "" {
-				out.ObserveFloat64(held, 1, metric.WithAttributes(of, attribute.String("reason", why)))
+				out.ObserveFloat64(held, 1, labels(of, attribute.String("reason", why)))
 			}
 			for _, q := range r.GetQueues() {
-				of := attribute.String("queue", q.GetName())
-				out.ObserveInt64(accepted, int64(q.GetAccepted()), metric.WithAttributes(of))
-				out.ObserveInt64(recovered, int64(q.GetRecovered()), metric.WithAttributes(of))
-				out.ObserveFloat64(paused, oneIf(q.GetPausedSince() != nil), metric.WithAttributes(of))
-				out.ObserveInt64(settled, int64(q.GetEnded()), metric.WithAttributes(of))
-				for state, n := range map[string]uint64{"waiting": q.GetWaiting(), "delayed": q.GetDelayed(), "running": q.GetRunning()} {
-					out.ObserveFloat64(queued, float64(n), metric.WithAttributes(of, attribute.String("state", state)))
-				}
-				age := 0.
+				of, age := labels(attribute.String("queue", q.GetName())), 0.
 				if q.GetOldest() != nil {
 					age = time.Since(q.GetOldest().AsTime()).Seconds()
 				}
-				out.ObserveFloat64(oldest, age, metric.WithAttributes(of))
+				for gauge, value := range map[metric.Float64Observable]float64{
+					accepted: float64(q.GetAccepted()), recovered: float64(q.GetRecovered()), settled: float64(q.GetEnded()), paused: oneIf(q.GetPausedSince() != nil), oldest: age,
+				} {
+					out.ObserveFloat64(gauge, value, of)
+				}
+				for state, n := range map[string]uint64{"waiting": q.GetWaiting(), "delayed": q.GetDelayed(), "running": q.GetRunning()} {
+					out.ObserveFloat64(queued, float64(n), labels(attribute.String("queue", q.GetName()), attribute.String("state", state)))
+				}
 			}
 		}
 		return nil
 	}, all...)
 	return m, errors.Join(append(errs, err, failed)...)
+}
+
+func labels(of ...attribute.KeyValue) metric.MeasurementOption {
+	return metric.WithAttributeSet(attribute.NewSet(of...))
 }
 
 // waitBounds are the bounds of waits in seconds: jobs may wait for days.
@@ -114,21 +111,17 @@ func oneIf(holds bool) float64 {
 
 func (m *metrics) end(queue, tenant string, end *inferencev1.Job) {
 	of, state := attribute.String("queue", queue), attribute.String("state", pipeline.JobStateName(end.GetState()))
-	m.ended.Add(context.Background(), 1, metric.WithAttributeSet(attribute.NewSet(of, attribute.String("tenant", tenant), state)))
+	m.ended.Add(context.Background(), 1, labels(of, attribute.String("tenant", tenant), state))
 	if end.GetAttempts() == 0 {
-		m.saved.Add(context.Background(), 1, metric.WithAttributeSet(attribute.NewSet(of, state)))
+		m.saved.Add(context.Background(), 1, labels(of, state))
 	}
 }
 
-func (m *metrics) wait(queue string, d time.Duration) {
-	m.waits.Record(context.Background(), d.Seconds(), metric.WithAttributeSet(attribute.NewSet(attribute.String("queue", queue))))
-}
-
 func (m *metrics) attempt(pool, tenant string, out outcome, u *inferencev1.JobUsage) {
-	m.attempts.Add(context.Background(), 1, metric.WithAttributeSet(attribute.NewSet(attribute.String("pool", pool), attribute.String("outcome", outcomeNames[out]))))
+	m.attempts.Add(context.Background(), 1, labels(attribute.String("pool", pool), attribute.String("outcome", outcomeNames[out])))
 	add := func(to metric.Float64Counter, value float64, of ...attribute.KeyValue) {
 		if value > 0 {
-			to.Add(context.Background(), value, metric.WithAttributeSet(attribute.NewSet(append(of, attribute.String("tenant", tenant))...)))
+			to.Add(context.Background(), value, labels(append(of, attribute.String("tenant", tenant))...))
 		}
 	}
 	add(m.runner, u.GetRunnerSeconds())
@@ -140,15 +133,12 @@ func (m *metrics) attempt(pool, tenant string, out outcome, u *inferencev1.JobUs
 	add(m.energy, u.GetJoules())
 }
 
-// otherTenants is the label of tenants that the file does not name, and of jobs without one.
-const otherTenants = "other"
-
-// tenantLabel returns the label of a tenant in metrics. So the file bounds how many there are.
+// tenantLabel returns the label of a tenant in metrics: the file bounds how many there are.
 func (c Config) tenantLabel(tenant string) string {
 	if _, ok := c.Tenants[tenant]; ok {
 		return tenant
 	}
-	return otherTenants
+	return "other"
 }
 
 var outcomeNames = map[outcome]string{

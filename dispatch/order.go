@@ -143,8 +143,10 @@ func newOrder(policy string) *order {
 
 // setWeight sets the weight of a queue or tenant, which is positive; 1 is the default.
 func (o *order) setWeight(of level, name string, weight float64) {
-	o.weights[nodeKey{of, name}] = weight
-	o.root.reweigh(o)
+	if key := (nodeKey{of, name}); o.weights[key] != weight {
+		o.weights[key] = weight
+		o.root.reweigh(o)
+	}
 }
 
 // queue returns what is counted of a queue.

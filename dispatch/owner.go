@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"math"
 	"reflect"
 	"sync"
@@ -104,9 +105,7 @@ func newOwner(d *Dispatcher, pool string, p plan, l *store.Lease) *owner {
 	for name, t := range d.settings.Tenants {
 		o.order.setWeight(ofTenant, name, cmp.Or(t.Weight, 1))
 	}
-	for name, q := range p.queues {
-		o.order.setWeight(ofQueue, name, q.weight())
-	}
+	o.setQueues(p.queues)
 	return o
 }
 
@@ -114,17 +113,21 @@ func newOwner(d *Dispatcher, pool string, p plan, l *store.Lease) *owner {
 func (o *owner) review(p plan) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if !o.isLike(p) {
+	haveSameNames := maps.EqualFunc(p.queues, o.queues, func(QueueConfig, QueueConfig) bool { return true })
+	if p.isGone != o.isGone || !haveSameNames || !reflect.DeepEqual(p.config, o.config) {
 		o.isRetiring = true
 		o.wake()
 		return
 	}
-	for name, q := range p.queues {
-		if q.weight() != o.queues[name].weight() {
-			o.order.setWeight(ofQueue, name, q.weight())
-		}
+	o.setQueues(p.queues)
+}
+
+// setQueues takes settings of queues; the lock is held.
+func (o *owner) setQueues(queues map[string]QueueConfig) {
+	o.queues = queues
+	for name, q := range queues {
+		o.order.setWeight(ofQueue, name, q.weight())
 	}
-	o.queues = p.queues
 }
 
 // names returns the queues of the owner, which stay the same.
