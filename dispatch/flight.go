@@ -120,7 +120,7 @@ func outcomeOf(a Answer) outcome {
 // read reads the payload of a job. It returns false once there is nothing left to do.
 func (o *owner) read(ctx context.Context, e *entry) (j store.StoredJob, ok bool) {
 	var err error
-	isThere := o.persist(ctx, "a job cannot be read", func(ctx context.Context) error {
+	isRead := o.persist(ctx, e, "a job cannot be read", func(ctx context.Context) error {
 		j, err = o.jobs.QueuedAt(ctx, idOf(e).Queue, e.seq)
 		if err == nil && j.ID.UUID != e.id {
 			err = store.ErrNoJob // the stream is another one
@@ -131,16 +131,13 @@ func (o *owner) read(ctx context.Context, e *entry) (j store.StoredJob, ok bool)
 		return err
 	})
 	switch {
-	case !isThere:
-		o.giveBack(e)
+	case !isRead:
 	case errors.Is(err, store.ErrNoJob): // it was cancelled
 		o.forget(e, &inferencev1.Job{State: inferencev1.JobState_JOB_STATE_CANCELLED, Attempts: uint32(e.attempts)})
 	case errors.Is(err, store.ErrNotAJob):
 		o.log.Warn("a message in a queue is no job, and is removed", "seq", e.seq)
 		if o.deadLetter(ctx, e, 0, fault.New(fault.InvalidRequest, "the message in the queue of jobs is none")) {
 			o.leave(ctx, e, &inferencev1.Job{State: inferencev1.JobState_JOB_STATE_FAILED})
-		} else {
-			o.giveBack(e)
 		}
 	default:
 		o.mu.Lock()
@@ -151,9 +148,10 @@ func (o *owner) read(ctx context.Context, e *entry) (j store.StoredJob, ok bool)
 	return j, false
 }
 
-// persist calls the broker until it succeeds; false means that the context has ended.
-func (o *owner) persist(ctx context.Context, problem string, call func(context.Context) error) bool {
-	return retry(ctx, o.log, problem, func(ctx context.Context) error {
+// persist calls the broker until it succeeds; false means that the context has ended. Then the
+// job of the call, if any, waits again: the next owner finds what is stored of it.
+func (o *owner) persist(ctx context.Context, e *entry, problem string, call func(context.Context) error) bool {
+	err := retry(ctx, o.log, problem, func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, brokerTimeout)
 		defer cancel()
 		err := call(ctx)
@@ -161,7 +159,11 @@ func (o *owner) persist(ctx context.Context, problem string, call func(context.C
 			err = errors.Join(err, o.ensure(ctx))
 		}
 		return err
-	}) == nil
+	})
+	if err != nil && e != nil {
+		o.giveBack(e)
+	}
+	return err == nil
 }
 
 // put makes r the record of a job. A job that was cancelled while its attempt ran is cancelled
@@ -169,7 +171,7 @@ func (o *owner) persist(ctx context.Context, problem string, call func(context.C
 // process has ended the job, or begun an attempt.
 func (o *owner) put(ctx context.Context, e *entry, r *meshv1.JobRecord) bool {
 	id, tenant, after, isMine := idOf(e), e.line.tenant, e.record, true
-	if !o.persist(ctx, "the record of a job cannot be stored", func(ctx context.Context) error {
+	isStored := o.persist(ctx, e, "the record of a job cannot be stored", func(ctx context.Context) error {
 		for {
 			seq, err := o.jobs.PutRecord(ctx, id, tenant, after, r)
 			job := r.GetJob()
@@ -203,14 +205,11 @@ func (o *owner) put(ctx context.Context, e *entry, r *meshv1.JobRecord) bool {
 				return nil
 			}
 		}
-	}) {
-		o.giveBack(e)
-		return false
-	}
-	if !isMine {
+	})
+	if isStored && !isMine {
 		o.endUnlessOpen(ctx, e)
 	}
-	return isMine
+	return isStored && isMine
 }
 
 // setState makes r the record of a job in that state.
@@ -236,30 +235,28 @@ func (o *owner) noteRecord(e *entry, seq uint64) {
 // its record says: it waits, or the attempt of another owner is resumed.
 func (o *owner) endUnlessOpen(ctx context.Context, e *entry) {
 	var r store.StoredRecord
-	var err error
-	if !o.persist(ctx, "the record of a job cannot be read", func(ctx context.Context) error {
-		r, err = o.jobs.Record(ctx, idOf(e), e.line.tenant)
-		if errors.Is(err, store.ErrNoJob) {
+	if !o.persist(ctx, e, "the record of a job cannot be read", func(ctx context.Context) (err error) {
+		if r, err = o.jobs.Record(ctx, idOf(e), e.line.tenant); errors.Is(err, store.ErrNoJob) {
 			return nil
 		}
 		return err
 	}) {
-		o.giveBack(e)
 		return
 	}
-	if err == nil && store.IsEnd(r.GetJob().GetState()) {
+	state := r.GetJob().GetState()
+	if store.IsEnd(state) {
 		if _, ok := o.read(ctx, e); ok {
 			o.leave(ctx, e, r.GetJob())
 		}
 		return
 	}
-	if err == nil {
+	if r.JobRecord != nil {
 		o.mu.Lock()
 		e.take(r)
 		o.running[e.id].low = min(o.running[e.id].low, r.Seq)
 		o.mu.Unlock()
 	}
-	if r.GetJob().GetState() == inferencev1.JobState_JOB_STATE_RUNNING {
+	if state == inferencev1.JobState_JOB_STATE_RUNNING {
 		o.resume(ctx, ctx, e, r)
 		return
 	}
@@ -320,7 +317,6 @@ func (o *owner) settle(ctx context.Context, e *entry, r *meshv1.JobRecord, answe
 		r.Result = &meshv1.JobRecord_Http{Http: answer.HTTP}
 	}
 	if next == poison && state == inferencev1.JobState_JOB_STATE_FAILED && !o.deadLetter(ctx, e, job.GetAttempts(), answer.Fault) {
-		o.giveBack(e)
 		return
 	}
 	setState(r, state, answer.Fault)
@@ -330,7 +326,7 @@ func (o *owner) settle(ctx context.Context, e *entry, r *meshv1.JobRecord, answe
 // deadLetter stores a dead letter of a job; false means that the context has ended.
 func (o *owner) deadLetter(ctx context.Context, e *entry, attempts uint32, f *fault.Fault) bool {
 	d := envelope.DeadLetter{Mesh: o.settings.Mesh, Host: pipeline.HostID(o.id), Queue: idOf(e).Queue, Deliveries: int(attempts), Fault: f}
-	return o.persist(ctx, "a dead letter cannot be stored", func(ctx context.Context) error { return o.dead.PutJob(ctx, e.seq, d) })
+	return o.persist(ctx, e, "a dead letter cannot be stored", func(ctx context.Context) error { return o.dead.PutJob(ctx, e.seq, d) })
 }
 
 // expire ends a job whose deadline has passed before an attempt began, or that fits into no quota.
@@ -383,13 +379,12 @@ func (o *owner) leave(ctx context.Context, e *entry, ended *inferencev1.Job) {
 	o.mu.Unlock()
 	if url != "" && o.settings.Webhooks == nil {
 		o.log.Warn("a job has a webhook, and there is no jobs.webhooks any more", "job", idOf(e))
-	} else if url != "" && !o.persist(ctx, "the notice of a job's end cannot be stored", func(ctx context.Context) error {
+	} else if url != "" && !o.persist(ctx, e, "the notice of a job's end cannot be stored", func(ctx context.Context) error {
 		return o.jobs.Notify(ctx, e.line.tenant, url, ended)
 	}) {
-		o.giveBack(e) // the next owner finds its end
 		return
 	}
-	if !o.persist(ctx, "a job cannot be removed from its queue", func(ctx context.Context) error {
+	if o.persist(ctx, e, "a job cannot be removed from its queue", func(ctx context.Context) error {
 		if o.reconnects.Load() != o.connection { // the broker may have lost the end of the stream, and another job has the number
 			if j, err := o.jobs.QueuedAt(ctx, idOf(e).Queue, e.seq); errors.Is(err, store.ErrNoJob) || err == nil && j.ID.UUID != e.id {
 				return nil
@@ -397,10 +392,8 @@ func (o *owner) leave(ctx context.Context, e *entry, ended *inferencev1.Job) {
 		}
 		return o.jobs.Remove(ctx, idOf(e).Queue, e.seq)
 	}) {
-		o.giveBack(e) // the next owner finds its end
-		return
+		o.forget(e, ended)
 	}
-	o.forget(e, ended)
 }
 
 // forget drops a job that has left, and counts its end.

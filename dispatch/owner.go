@@ -9,7 +9,6 @@ import (
 	"math"
 	"reflect"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -88,8 +87,17 @@ type targetLatch struct {
 	latch  latch
 }
 
-// maxEnding bounds the ends that are stored at a time, of jobs that expire or were cancelled.
-const maxEnding = 64
+const (
+	// maxEnding bounds the ends that are stored at a time, of jobs that expire or were cancelled.
+	maxEnding = 64
+	// maxReads is how many records of an earlier owner are read at a time.
+	maxReads = 64
+	// idlePause is how long dispatch waits where nothing wakes it, so that leases and latches are
+	// looked at again.
+	idlePause = 100 * time.Millisecond
+	// quotaKind is the kind of value that dispatchers share the quotas of a pool as.
+	quotaKind = "quota"
+)
 
 func newOwner(d *Dispatcher, pool string, p plan, l *store.Lease) *owner {
 	o := &owner{
@@ -148,18 +156,11 @@ func (o *owner) run(ctx, running context.Context) error {
 	o.setAttempts(running)
 	defer o.setAttempts(nil) //nolint:staticcheck // nothing is started any more
 	following, ctx := errgroup.WithContext(ctx)
-	var behind atomic.Int64
-	queues, caughtUp := o.names(), make(chan struct{})
-	if behind.Store(int64(len(queues))); len(queues) == 0 {
-		close(caughtUp)
-	}
+	queues := o.names()
+	caughtUp := make(chan struct{}, len(queues))
 	for _, queue := range queues {
 		following.Go(func() error {
-			return o.jobs.Follow(ctx, queue, o.receive, func() {
-				if behind.Add(-1) == 0 {
-					close(caughtUp)
-				}
-			})
+			return o.jobs.Follow(ctx, queue, o.receive, func() { caughtUp <- struct{}{} })
 		})
 	}
 	following.Go(func() error { return o.watch(ctx) })
@@ -168,16 +169,18 @@ func (o *owner) run(ctx, running context.Context) error {
 		return nil
 	})
 	following.Go(func() error {
-		select {
-		case <-caughtUp:
-			o.mu.Lock()
-			clear(o.records) // what is left is of jobs that have gone
-			o.isCaughtUp = true
-			o.mu.Unlock()
-			return o.dispatch(ctx)
-		case <-ctx.Done():
-			return ctx.Err()
+		for range queues {
+			select {
+			case <-caughtUp:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
 		}
+		o.mu.Lock()
+		clear(o.records) // what is left is of jobs that have gone
+		o.isCaughtUp = true
+		o.mu.Unlock()
+		return o.dispatch(ctx)
 	})
 	return following.Wait()
 }
@@ -187,9 +190,6 @@ func (o *owner) setAttempts(ctx context.Context) {
 	defer o.mu.Unlock()
 	o.attempts = ctx
 }
-
-// maxReads is how many records of an earlier owner are read at a time.
-const maxReads = 64
 
 // takeOver reads what is paused, and the records that an earlier owner left.
 func (o *owner) takeOver(ctx context.Context) error {
@@ -207,16 +207,13 @@ func (o *owner) takeOver(ctx context.Context) error {
 	for _, seq := range left {
 		reads.Go(func() error {
 			r, err := o.jobs.RecordAt(ctx, seq)
-			switch {
-			case errors.Is(err, store.ErrNoJob), errors.Is(err, store.ErrNotAJob):
+			if errors.Is(err, store.ErrNoJob) || errors.Is(err, store.ErrNotAJob) {
 				return nil
-			case err != nil:
-				return err
 			}
 			o.mu.Lock()
 			defer o.mu.Unlock()
 			o.records[r.ID.UUID] = r
-			return nil
+			return err
 		})
 	}
 	return reads.Wait()
@@ -239,7 +236,7 @@ func (o *owner) receive(j store.StoredJob) {
 	default: // it has an idempotency key, and the job of that has just ended
 		ctx := o.attempts
 		o.flights.Go(func() {
-			o.persist(ctx, "a message cannot be removed from its queue", func(ctx context.Context) error {
+			o.persist(ctx, nil, "a message cannot be removed from its queue", func(ctx context.Context) error {
 				return o.jobs.Remove(ctx, j.ID.Queue, j.Seq)
 			})
 		})
@@ -259,12 +256,9 @@ func (o *owner) receive(j store.StoredJob) {
 		e.line.of.recovered++
 	}
 	r, ok := o.records[e.id]
-	if !ok {
-		o.enqueue(e, now)
-		return
+	if delete(o.records, e.id); ok {
+		e.take(r)
 	}
-	delete(o.records, e.id)
-	e.take(r)
 	if r.GetJob().GetState() == inferencev1.JobState_JOB_STATE_RUNNING {
 		o.credit.sent(e.id, e.cost, r.GetJob().GetStartedAt().AsTime())
 		o.limits.start(e, false, now)
@@ -305,10 +299,6 @@ func (o *owner) wake() {
 	}
 }
 
-// idlePause is how long dispatch waits where nothing wakes it, so that leases and latches are
-// looked at again.
-const idlePause = 100 * time.Millisecond
-
 // dispatch starts attempts and ends expired jobs until the context ends or the owner has retired.
 func (o *owner) dispatch(ctx context.Context) error {
 	timer := time.NewTimer(0)
@@ -328,8 +318,7 @@ func (o *owner) dispatch(ctx context.Context) error {
 	}
 }
 
-// advance does what is due, and returns when it has to look again at the latest. It reports
-// whether the owner has retired.
+// advance does what is due, and returns how long it may take until it looks again.
 func (o *owner) advance(now time.Time) (pause time.Duration, hasRetired bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -378,12 +367,9 @@ func (o *owner) advance(now time.Time) (pause time.Duration, hasRetired bool) {
 	return pause, o.isRetiring && len(o.running) == o.ending
 }
 
-// quotaKind is the kind of value that dispatchers share the quotas of a pool as.
-const quotaKind = "quota"
-
 // reserve stores what the quotas want.
 func (o *owner) reserve(ctx context.Context) {
-	ok := o.persist(ctx, "the quotas of the pool cannot be stored", func(ctx context.Context) error {
+	ok := o.persist(ctx, nil, "the quotas of the pool cannot be stored", func(ctx context.Context) error {
 		value, seq, err := o.jobs.Control(ctx, quotaKind, o.pool)
 		if err != nil {
 			return err
@@ -404,9 +390,9 @@ func (o *owner) reserve(ctx context.Context) {
 	}
 }
 
-// start makes an attempt of a job on a goroutine of its own; the lock is held. No record of the
-// attempt is below low. The first context of do ends with the ownership, the second one also as
-// the job is cancelled.
+// start makes an attempt of a job, whose records are not below low, on a goroutine of its own; the
+// lock is held. The first context of do ends with the ownership, the second one also as the job
+// is cancelled.
 func (o *owner) start(e *entry, low uint64, do func(ctx, cut context.Context)) {
 	ctx := o.attempts
 	cut, cancel := context.WithCancel(ctx)
