@@ -1,10 +1,7 @@
 package dispatch
 
 import (
-	"net/http"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -136,19 +133,6 @@ func medianOf(took []time.Duration) time.Duration {
 		return 0
 	}
 	return slices.Sorted(slices.Values(took))[len(took)/2]
-}
-
-// parseRetryAfter reads the header Retry-After: seconds, or a date. It returns 0 for
-// anything else.
-func parseRetryAfter(value string, now time.Time) time.Duration {
-	value = strings.TrimSpace(value)
-	if seconds, err := strconv.ParseUint(value, 10, 31); err == nil {
-		return time.Duration(seconds) * time.Second
-	}
-	if at, err := http.ParseTime(value); err == nil {
-		return max(0, at.Sub(now))
-	}
-	return 0
 }
 
 // breaker closes a pool whose target fails for every job. It lets one job at a time

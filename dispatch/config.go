@@ -93,29 +93,56 @@ const (
 func (c Config) Validate() error {
 	errs := []error{c.Settings.Validate()}
 	if c.Webhooks != nil {
-		errs = append(errs, config.InSection("webhooks", errors.Join(c.Webhooks.Validate(), checkInFlight(c.Webhooks.MaxInFlight))))
-	}
-	for _, name := range slices.Sorted(maps.Keys(c.Pools)) {
-		errs = append(errs, config.InSection("pools."+name, errors.Join(validName("pool", name), c.Pools[name].validate())))
+		errs = append(errs, config.InSection("webhooks", errors.Join(c.Webhooks.Validate(), within("max_in_flight", c.Webhooks.MaxInFlight, maxMaxInFlight))))
 	}
 	retention := c.WithJobDefaults().Retention
-	for _, name := range slices.Sorted(maps.Keys(c.Queues)) {
-		q := c.Queues[name]
-		err := errors.Join(validName("queue", name), q.validate())
-		if ttl := q.WithDefaults().TTL; ttl > retention {
-			err = errors.Join(err, fmt.Errorf("ttl: %s is longer than the %s of jobs.retention: the end of a job could be forgotten before the job is", ttl, retention))
+	return errors.Join(append(
+		errs,
+		inEach("pools", c.Pools, notBuiltIn("pool"), func(_ string, p PoolConfig) error { return p.validate() }),
+		inEach("queues", c.Queues, notBuiltIn("queue"), func(name string, q QueueConfig) error {
+			_, err := c.PoolOf(name)
+			if ttl := q.WithDefaults().TTL; ttl > retention {
+				err = errors.Join(fmt.Errorf("ttl: %s is longer than the %s of jobs.retention: the end of a job could be forgotten before the job is", ttl, retention), err)
+			}
+			return errors.Join(q.validate(), err)
+		}),
+		config.InSection("batches", c.validateBatches()),
+		inEach("tenants", c.Tenants, named("tenant"), func(_ string, t TenantConfig) error { return t.validate(c.Queues) }),
+		config.InSection("rates", c.Rates.validate(c.Pools)),
+	)...)
+}
+
+// inEach checks the values of a section, and their names.
+func inEach[V any](section string, values map[string]V, validName func(string) error, validate func(name string, value V) error) error {
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(values)) {
+		if err := validName(name); err != nil {
+			errs = append(errs, fmt.Errorf("%s.%s: %w", section, name, err))
 		}
-		if _, perr := c.PoolOf(name); perr != nil {
-			err = errors.Join(err, perr)
-		}
-		errs = append(errs, config.InSection("queues."+name, err))
+		errs = append(errs, config.InSection(section+"."+name, validate(name, values[name])))
 	}
-	errs = append(errs, config.InSection("batches", c.validateBatches()))
-	for _, name := range slices.Sorted(maps.Keys(c.Tenants)) {
-		errs = append(errs, config.InSection("tenants."+name, errors.Join(pipeline.ValidName("tenant", name), c.Tenants[name].validate(c.Queues))))
-	}
-	errs = append(errs, config.InSection("rates", c.Rates.validate(c.Pools)))
 	return errors.Join(errs...)
+}
+
+func named(kind string) func(string) error {
+	return func(name string) error { return pipeline.ValidName(kind, name) }
+}
+
+func notBuiltIn(kind string) func(string) error {
+	return func(name string) error {
+		if name == string(pipeline.WebhookQueue) {
+			return fmt.Errorf("is the built-in %s; use jobs.webhooks", kind)
+		}
+		return pipeline.ValidName(kind, name)
+	}
+}
+
+// within checks that a number is from 0 to a bound.
+func within[N cmp.Ordered](key string, n, most N) error {
+	if n > most {
+		return fmt.Errorf("%s: %v, at most %v are possible", key, n, most)
+	}
+	return config.NotNegative(key, n)
 }
 
 // validateBatches checks that the ends of lines are there when their batch ends.
@@ -135,14 +162,6 @@ func (c Config) validateBatches() error {
 		return errors.Join(err, fmt.Errorf("queue: jobs.retention is %s, more than the %s of a batch are needed", retention, store.BatchWindow))
 	}
 	return err
-}
-
-// validName checks the name of a pool or queue.
-func validName(kind, name string) error {
-	if name == string(pipeline.WebhookQueue) {
-		return fmt.Errorf("%s name %q: is that of the built-in %[1]s; use jobs.webhooks", kind, name)
-	}
-	return pipeline.ValidName(kind, name)
 }
 
 // PoolOf returns the pool that a queue feeds.
@@ -174,7 +193,7 @@ func (c Config) Reserves() int64 {
 }
 
 func (p PoolConfig) validate() error {
-	var errs []error
+	errs := []error{within("max_in_flight", p.MaxInFlight, maxMaxInFlight), config.NotNegative("timeout", p.Timeout), oneOf("merge", cmp.Or(p.Merge, weighted), weighted, strict, byDeadline)}
 	switch isMesh := len(p.Target.Pipelines) > 0; {
 	case isMesh && p.Target.HTTP != nil:
 		errs = append(errs, errors.New("target: is both pipelines and http; a pool has one"))
@@ -188,7 +207,6 @@ func (p PoolConfig) validate() error {
 			errs = append(errs, fmt.Errorf("target.pipelines[%d]: %w", i, err))
 		}
 	}
-	errs = append(errs, config.NotNegative("max_in_flight", p.MaxInFlight), checkInFlight(p.MaxInFlight), config.NotNegative("timeout", p.Timeout))
 	for i, l := range p.Limits {
 		errs = append(errs, config.InSection(fmt.Sprintf("limits[%d]", i), l.validate()))
 		for j, other := range p.Limits[:i] {
@@ -197,14 +215,12 @@ func (p PoolConfig) validate() error {
 			}
 		}
 	}
-	if len(p.Limits) > maxLimits {
-		errs = append(errs, fmt.Errorf("limits: %d, at most %d are possible", len(p.Limits), maxLimits))
-	}
+	errs = append(errs, within("limits", len(p.Limits), maxLimits))
 	if p.Gate != nil {
 		_, err := newPoolGate(new(Settings), p, time.Time{})
 		errs = append(errs, err)
 	}
-	return errors.Join(append(errs, oneOf("merge", cmp.Or(p.Merge, weighted), weighted, strict, byDeadline))...)
+	return errors.Join(errs...)
 }
 
 // oneOf checks the word of a key.
@@ -214,13 +230,6 @@ func oneOf(key, word string, words ...string) error {
 	}
 	last := len(words) - 1
 	return fmt.Errorf("%s: %q; use %s or %s", key, word, strings.Join(words[:last], ", "), words[last])
-}
-
-func checkInFlight(n int) error {
-	if n > maxMaxInFlight {
-		return fmt.Errorf("max_in_flight: %d, at most %d are possible", n, maxMaxInFlight)
-	}
-	return nil
 }
 
 func (q QueueConfig) validate() error {

@@ -541,7 +541,7 @@ func TestConfigNamesWhatIsWrong(t *testing.T) {
 		"tenants.acme.weight: +Inf is no amount":                                                                                          {Tenants: map[string]TenantConfig{"acme": {Weight: math.Inf(1)}}},
 		"webhooks.max_in_flight: 4097, at most 4096 are possible":                                                                         {Webhooks: &webhook.Config{Secrets: webhook.Secrets{SecretFiles: []string{"a"}}, MaxInFlight: 4097}},
 		"rates.stages.classify.price: NaN is no amount":                                                                                   {Rates: RatesConfig{Stages: map[string]StageRate{"classify": {Price: math.NaN()}}}},
-		"rates.stages.classify.watts: 1e+308, at most 1e+12 is possible":                                                                  {Rates: RatesConfig{Stages: map[string]StageRate{"classify": {Watts: 1e308}}}},
+		"rates.stages.classify.watts: 1e+308, at most 1e+12 are possible":                                                                 {Rates: RatesConfig{Stages: map[string]StageRate{"classify": {Watts: 1e308}}}},
 		"rates.pools.llm: there is no such pool with an HTTP target, which counts tokens":                                                 {Rates: RatesConfig{Pools: map[string]TokenRate{"llm": {}}}},
 	} {
 		if err := c.Validate(); fmt.Sprint(err) != want {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/mesh/config"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/mesh/process"
 )
 
 // GateConfig says how much room the target of a pool has.
@@ -47,10 +48,10 @@ const (
 	DefaultGateInterval = 5 * time.Second
 	DefaultBaseline     = .05
 	DefaultMaxAge       = 30 * time.Second
-)
 
-// gateTimeout bounds one question.
-const gateTimeout = 2 * time.Second
+	// gateTimeout bounds one question.
+	gateTimeout = 2 * time.Second
+)
 
 // gate returns how much room there is. It does not wait; the owner's lock is held.
 type gate func(now time.Time) (reading, error)
@@ -91,21 +92,25 @@ func (g Gate) build(p *poolGate, at, number string) (out gate, err error) {
 
 // compose returns one gate of several.
 func compose(p *poolGate, of []Gate, at, key, number string) (gate, error) {
-	at += "." + key
 	var gates []gate
 	var errs []error
 	for i, g := range of {
-		one, err := g.build(p, fmt.Sprintf("%s[%d]", at, i), fmt.Sprintf(" %d", i+1))
+		one, err := g.build(p, fmt.Sprintf("%s.%s[%d]", at, key, i), fmt.Sprintf(" %d", i+1))
 		gates, errs = append(gates, one), append(errs, err)
 	}
 	if len(of) == 0 {
-		errs = append(errs, fmt.Errorf("%s: there is no gate in it", at))
-	}
-	if key == "first" {
-		return func(now time.Time) (reading, error) { return firstValid(gates, now, p.credit.MaxAge) }, errors.Join(errs...)
+		errs = append(errs, fmt.Errorf("%s.%s: there is no gate in it", at, key))
 	}
 	return func(now time.Time) (reading, error) {
 		out, err := gates[0](now)
+		if key == "first" {
+			for _, g := range gates {
+				if r, rerr := g(now); rerr == nil && (r.timeless || now.Sub(r.at) <= p.credit.MaxAge) {
+					return r, nil
+				}
+			}
+			return out, err
+		}
 		for _, g := range gates[1:] {
 			r, rerr := g(now)
 			err = cmp.Or(err, rerr)
@@ -115,8 +120,7 @@ func compose(p *poolGate, of []Gate, at, key, number string) (gate, error) {
 			case r.d < out.d:
 				out.d, out.source, out.counts = r.d, r.source, r.counts
 			}
-			// It is as old as the oldest.
-			if !r.timeless && (out.timeless || r.at.Before(out.at)) {
+			if !r.timeless && (out.timeless || r.at.Before(out.at)) { // it is as old as the oldest
 				out.at, out.timeless = r.at, false
 			}
 			if r.capacity > 0 && (out.capacity == 0 || r.capacity < out.capacity) {
@@ -128,15 +132,6 @@ func compose(p *poolGate, of []Gate, at, key, number string) (gate, error) {
 		}
 		return out, err
 	}, errors.Join(errs...)
-}
-
-func firstValid(gates []gate, now time.Time, maxAge time.Duration) (reading, error) {
-	for _, g := range gates {
-		if out, err := g(now); err == nil && (out.timeless || now.Sub(out.at) <= maxAge) {
-			return out, nil
-		}
-	}
-	return gates[0](now)
 }
 
 // poolGate is the gate of a pool that this process owns. Its methods but run need the owner's
@@ -216,23 +211,15 @@ func (g *poolGate) servers(ready any) (n float64, err error) {
 	return n, nil
 }
 
-// poll returns a gate that asks while the pool is owned.
-func (g *poolGate) poll(ask func(context.Context) (reading, error)) gate {
-	p := &polled{ask: ask, err: errNotAsked}
-	g.polls = append(g.polls, p)
-	return p.read
-}
-
 // update passes on what the gate says now, if that is new.
 func (g *poolGate) update(now time.Time) {
+	var r reading
 	var err error
 	before := g.credit.ready
 	if g.ready != nil {
-		var servers reading
-		servers, err = g.ready(now)
-		g.credit.ready = servers.d
+		r, err = g.ready(now)
+		g.credit.ready = r.d
 	}
-	var r reading
 	if err == nil {
 		r, err = g.gate(now)
 	}
@@ -263,6 +250,13 @@ func (g *poolGate) run(ctx context.Context, changed func()) {
 	}
 }
 
+// poll returns a gate that asks while the pool is owned.
+func (g *poolGate) poll(ask func(context.Context) (reading, error)) gate {
+	p := &polled{ask: ask, err: errNotAsked}
+	g.polls = append(g.polls, p)
+	return p.read
+}
+
 var errNotAsked = errors.New("not asked yet")
 
 // polled has the last answer of a source that is asked at intervals. No lock is held meanwhile.
@@ -281,9 +275,8 @@ func (p *polled) read(time.Time) (reading, error) {
 }
 
 func (p *polled) run(ctx context.Context, every time.Duration, changed func()) {
-	ticker := time.NewTicker(every)
-	defer ticker.Stop()
 	for {
+		began := time.Now()
 		asking, cancel := context.WithTimeout(ctx, gateTimeout)
 		r, err := p.ask(asking)
 		cancel()
@@ -294,9 +287,7 @@ func (p *polled) run(ctx context.Context, every time.Duration, changed func()) {
 		p.last, p.err = r, err
 		p.mu.Unlock()
 		changed()
-		select {
-		case <-ticker.C:
-		case <-ctx.Done():
+		if process.Sleep(ctx, every-time.Since(began)) != nil {
 			return
 		}
 	}

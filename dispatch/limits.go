@@ -38,7 +38,7 @@ const (
 
 func (l LimitConfig) validate() error {
 	errs := []error{
-		config.NotNegative("concurrency", l.Concurrency), config.NotNegative("rate", l.Rate), config.NotNegative("quota", l.Quota), config.NotNegative("window", l.Window),
+		config.NotNegative("concurrency", l.Concurrency), within("rate", l.Rate, maxRate), config.NotNegative("quota", l.Quota), config.NotNegative("window", l.Window),
 		oneOf("unit", l.unit(), unitRequests, unitBytes, unitTokens),
 	}
 	if name, ok := strings.CutPrefix(l.By, attributeKey); l.By != tenantKey && (!ok || name == "") {
@@ -53,8 +53,6 @@ func (l LimitConfig) validate() error {
 	switch {
 	case kinds != 1:
 		errs = append(errs, errors.New("concurrency: a limit has exactly one of concurrency, rate and quota"))
-	case l.Rate > maxRate:
-		errs = append(errs, fmt.Errorf("rate: %d, at most %d are possible; take a shorter window", l.Rate, maxRate))
 	case (l.Concurrency == 0) != (l.Window > 0):
 		errs = append(errs, errors.New("window: is required with rate and quota, and for these only"))
 	case l.Unit != "" && l.Quota == 0:
