@@ -427,7 +427,7 @@ func TestValueIsAsOldAsItsSourceSays(t *testing.T) {
 		return runGate(t, Settings{keyValue: conn.KeyValue}, fmt.Sprintf("gate: {value: {kv: gates/%s}, budget: {baseline: 0.1, ready: 5, each: 10, max_age: 2s}, interval: 20ms}", key))
 	}
 	g, other := entry("gpu.one"), entry("other")
-	g.await("no bucket", 0, "there is no bucket gates")
+	g.await("no bucket", 0, "there is no key gates/gpu.one")
 	bucket, err := conn.JetStream().CreateKeyValue(t.Context(), jetstream.KeyValueConfig{Bucket: "gates"})
 	if err != nil {
 		t.Fatal(err)
@@ -437,7 +437,7 @@ func TestValueIsAsOldAsItsSourceSays(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	g.await("no entry", 0, "the bucket gates has no gpu.one")
+	g.await("no entry", 0, "there is no key gates/gpu.one")
 	put("full")
 	g.await("no number", 0, "gate is unreadable")
 	put("0.7")
@@ -449,7 +449,7 @@ func TestValueIsAsOldAsItsSourceSays(t *testing.T) {
 		t.Fatal(err)
 	}
 	g.await("deleted", 0, "gate is unreadable")
-	other.await("never written", 0, "the bucket gates has no other")
+	other.await("never written", 0, "there is no key gates/other")
 }
 
 func TestReadyServersComeFromConsulOrQuery(t *testing.T) {
@@ -543,7 +543,7 @@ func TestScheduleOpensAtItsHours(t *testing.T) {
 func TestAdaptiveWindowGrowsAndHalves(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
-	g := mustGate(t, Settings{}, "gate: {adaptive: {max_window: 6}, budget: {baseline: 0.2}}", now)
+	g := mustGate(t, Settings{}, "gate: {adaptive: {}, budget: {baseline: 0.2}}", now)
 	want := func(n float64) {
 		t.Helper()
 		g.update(now)
@@ -563,14 +563,14 @@ func TestAdaptiveWindowGrowsAndHalves(t *testing.T) {
 	end(1, succeeded, 0)
 	want(5)
 	end(100, succeeded, 0)
-	want(6)
+	want(15)
 	end(5, latched, time.Millisecond)
-	want(3)
+	want(7)
 	now = now.Add(2 * time.Second)
 	end(1, retried, time.Millisecond)
-	want(3)
+	want(7)
 	end(1, retried, time.Second)
-	want(1)
+	want(3)
 }
 
 func TestGateConfigNamesWhatIsWrong(t *testing.T) {
@@ -586,7 +586,7 @@ func TestGateConfigNamesWhatIsWrong(t *testing.T) {
 		"{schedule: {days: [monday]}}":    `gate.schedule.days[0]: "monday"; use sun`,
 		"{schedule: {hours: 22-6}}":       `gate.schedule.hours: "22-6"; use`,
 		"{schedule: {zone: Mars}}":        "gate.schedule.zone: unknown time zone Mars",
-		"{adaptive: {window: 300}}":       "gate.adaptive.window: 300 is over the 256 of max_window",
+		"{adaptive: {window: 300}}":       "gate.adaptive.window: 300, at most 256 are possible",
 		"{mesh: {max_wait: -1s}}":         "gate.mesh.max_wait:",
 		"{mesh: {}, interval: -1s}":       "gate.interval:",
 		"{mesh: {}, budget: {ready: 0}}":  "gate.budget.ready: use a number above 0",

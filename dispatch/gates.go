@@ -17,6 +17,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/config"
 )
@@ -60,18 +63,18 @@ func (c *PrometheusGate) build(p *poolGate, source string) (gate, error) {
 		err = errors.Join(err, errors.New("query: there is none"))
 	}
 	return p.poll(func(ctx context.Context) (reading, error) {
-		var at time.Time
+		var seconds float64
 		if c.TimeQuery != "" {
 			// It goes first: a sample that comes between the two is newer than the time says.
-			_, seconds, err := c.ask(ctx, p.client, c.TimeQuery)
-			if err != nil {
+			var err error
+			if _, seconds, err = c.ask(ctx, p.client, c.TimeQuery); err != nil {
 				return reading{}, fmt.Errorf("time_query: %w", err)
 			}
-			at = timeOf(seconds)
 		}
 		evaluated, v, err := c.ask(ctx, p.client, c.Query)
-		if c.TimeQuery == "" {
-			at = timeOf(evaluated).Add(-cmp.Or(c.ScrapeInterval, DefaultScrapeInterval))
+		at := evaluated.Add(-cmp.Or(c.ScrapeInterval, DefaultScrapeInterval))
+		if c.TimeQuery != "" {
+			at = time.UnixMicro(int64(math.Round(seconds * 1e6)))
 		}
 		return reading{d: roomOf(v, c.Of), at: at, source: source}, err
 	}), err
@@ -85,65 +88,54 @@ func validURL(text string) error {
 	return nil
 }
 
-// timeOf returns the time of seconds since 1970.
-func timeOf(seconds float64) time.Time {
-	return time.UnixMicro(int64(math.Round(seconds * 1e6)))
-}
-
 // ask returns the one sample that a query has as its result, and when it was evaluated.
-func (c *PrometheusGate) ask(ctx context.Context, client *http.Client, query string) (evaluated, v float64, err error) {
+func (c *PrometheusGate) ask(ctx context.Context, client *http.Client, query string) (evaluated time.Time, v float64, err error) {
 	page, _, err := fetch(ctx, client, strings.TrimSuffix(c.URL, "/")+"/api/v1/query", url.Values{"query": {query}})
 	if err != nil {
-		return 0, 0, err
+		return evaluated, 0, err
 	}
 	return parseSample(page)
 }
 
 // parseSample reads the answer of Prometheus to an instant query.
-func parseSample(page []byte) (evaluated, v float64, err error) {
+func parseSample(page []byte) (evaluated time.Time, v float64, err error) {
 	var answer struct {
 		Status, Error string
 		Data          struct {
-			ResultType string
+			ResultType model.ValueType
 			Result     json.RawMessage
 		}
 	}
-	if err := json.Unmarshal(page, &answer); err != nil {
-		return 0, 0, fmt.Errorf("the answer is none of Prometheus: %w", err)
+	if err = json.Unmarshal(page, &answer); err == nil && answer.Status != "success" {
+		return evaluated, 0, fmt.Errorf("status %q: %.200s", answer.Status, answer.Error)
 	}
-	var pair [2]json.RawMessage
+	samples, of := model.Vector{{}}, answer.Data.ResultType
 	switch {
-	case answer.Status != "success":
-		return 0, 0, fmt.Errorf("status %q: %.200s", answer.Status, answer.Error)
-	case answer.Data.ResultType == "scalar":
-		err = json.Unmarshal(answer.Data.Result, &pair)
-	case answer.Data.ResultType == "vector":
-		var samples []struct{ Value [2]json.RawMessage }
+	case err != nil:
+	case of == model.ValScalar:
+		var one model.Scalar
+		err = json.Unmarshal(answer.Data.Result, &one)
+		samples[0].Value, samples[0].Timestamp = one.Value, one.Timestamp
+	case of == model.ValVector:
 		err = json.Unmarshal(answer.Data.Result, &samples)
-		if err == nil && len(samples) != 1 {
-			return 0, 0, fmt.Errorf("the query has %d samples as its result, not one", len(samples))
-		}
-		if err == nil {
-			pair = samples[0].Value
-		}
 	default:
-		return 0, 0, fmt.Errorf("the query has a %.20s as its result, not one sample", answer.Data.ResultType)
+		return evaluated, 0, fmt.Errorf("the query has a %.20s as its result, not one sample", of)
 	}
-	var text string
-	if err = errors.Join(err, json.Unmarshal(pair[0], &evaluated), json.Unmarshal(pair[1], &text)); err != nil {
-		return 0, 0, fmt.Errorf("the answer is none of Prometheus: %w", err)
+	switch {
+	case err != nil:
+		return evaluated, 0, fmt.Errorf("the answer is none of Prometheus: %w", err)
+	case len(samples) != 1 || samples[0] == nil:
+		return evaluated, 0, fmt.Errorf("the query has %d samples as its result, not one", len(samples))
 	}
-	v, err = parseNumber(text)
-	return evaluated, v, err
+	v = float64(samples[0].Value)
+	return samples[0].Timestamp.Time(), v, finite(v)
 }
 
-// parseNumber reads a number that is finite.
-func parseNumber(text string) (float64, error) {
-	v, err := strconv.ParseFloat(strings.TrimSpace(text), 64)
-	if err == nil && (math.IsNaN(v) || math.IsInf(v, 0)) {
-		err = fmt.Errorf("the value is %v", v)
+func finite(v float64) error {
+	if math.IsNaN(v) || math.IsInf(v, 0) {
+		return fmt.Errorf("the value is %v", v)
 	}
-	return v, err
+	return nil
 }
 
 // maxGatePage bounds what a source of a gate answers.
@@ -217,32 +209,15 @@ func (c *ScrapeGate) build(p *poolGate, source string) (gate, error) {
 
 // sumOf returns the sum of a metric over the series of a page.
 func sumOf(page []byte, metric string) (sum float64, err error) {
-	isThere := false
-	for line := range bytes.Lines(page) {
-		rest, ok := bytes.CutPrefix(bytes.TrimSpace(line), []byte(metric))
-		if !ok || len(rest) == 0 || rest[0] != '{' && rest[0] != ' ' && rest[0] != '\t' {
-			continue
-		}
-		if rest[0] == '{' {
-			rest = rest[bytes.LastIndexByte(rest, '}')+1:] // labels may have others
-		}
-		fields := strings.Fields(string(rest))
-		if len(fields) == 0 {
-			return 0, fmt.Errorf("%s has no value", metric)
-		}
-		v, err := parseNumber(fields[0]) // a time may follow
-		if err != nil {
-			return 0, fmt.Errorf("%s: %w", metric, err)
-		}
-		sum, isThere = sum+v, true
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(bytes.NewReader(page))
+	if err == nil && families[metric] == nil {
+		err = fmt.Errorf("the page has no %s", metric)
 	}
-	if !isThere {
-		return 0, fmt.Errorf("the page has no %s", metric)
+	for _, m := range families[metric].GetMetric() {
+		sum += m.GetGauge().GetValue() + m.GetCounter().GetValue() + m.GetUntyped().GetValue()
 	}
-	if math.IsInf(sum, 0) {
-		return 0, fmt.Errorf("the sum of %s is %v", metric, sum)
-	}
-	return sum, nil
+	return sum, cmp.Or(err, finite(sum))
 }
 
 // ValueGate reads a number from a page, or from the broker's key-value store.
@@ -275,26 +250,23 @@ func (c *ValueGate) build(p *poolGate, source string) (gate, error) {
 		if c.URL != "" {
 			page, at, err = fetch(ctx, p.client, c.URL, nil)
 		} else {
-			page, at, err = p.entry(ctx, c.KV)
+			page, at, err = p.settings.entry(ctx, c.KV)
 		}
 		if err != nil {
 			return reading{}, err
 		}
-		v, err := parseNumber(string(page))
-		return reading{d: roomOf(v, of), at: at, source: source}, err
+		v, err := strconv.ParseFloat(strings.TrimSpace(string(page)), 64)
+		return reading{d: roomOf(v, of), at: at, source: source}, cmp.Or(err, finite(v))
 	}), err
 }
 
 // entry returns the value of a key, and when it was written.
-func (g *poolGate) entry(ctx context.Context, name string) (value []byte, at time.Time, err error) {
+func (s *Settings) entry(ctx context.Context, name string) (value []byte, at time.Time, err error) {
 	bucket, key, _ := strings.Cut(name, "/")
-	msg, err := g.settings.keyValue(ctx, bucket, key)
-	switch {
-	case errors.Is(err, bus.ErrNoQueue):
-		return nil, at, fmt.Errorf("there is no bucket %s", bucket)
-	case err == nil && msg == nil:
-		return nil, at, fmt.Errorf("the bucket %s has no %s", bucket, key)
-	case err != nil:
+	msg, err := s.keyValue(ctx, bucket, key)
+	if errors.Is(err, bus.ErrNoQueue) || err == nil && msg == nil {
+		return nil, at, fmt.Errorf("there is no key %s", name)
+	} else if err != nil {
 		return nil, at, err
 	}
 	return msg.Data, msg.At, nil
@@ -379,22 +351,17 @@ func minutesOf(text string) int {
 // AdaptiveGate finds out how many jobs the target takes: one more after each window of
 // successes, half as many after a refusal or a timeout.
 type AdaptiveGate struct {
-	// Window is the first window; 0 means 4. MaxWindow bounds it; 0 means 256.
-	Window    int `yaml:"window"`
-	MaxWindow int `yaml:"max_window"`
+	// Window is the first window; 0 means 4.
+	Window int `yaml:"window"`
 }
 
 const (
-	defaultWindow    = 4
-	defaultMaxWindow = 256
+	defaultWindow = 4
+	maxWindow     = 256
 )
 
 func (c *AdaptiveGate) build(p *poolGate, source string) (gate, error) {
-	window, most, successes := cmp.Or(c.Window, defaultWindow), cmp.Or(c.MaxWindow, defaultMaxWindow), 0
-	err := errors.Join(config.NotNegative("window", c.Window), config.NotNegative("max_window", c.MaxWindow))
-	if window > most {
-		err = errors.Join(err, fmt.Errorf("window: %d is over the %d of max_window", window, most))
-	}
+	window, successes := cmp.Or(c.Window, defaultWindow), 0
 	var halved time.Time
 	p.notes = append(p.notes, func(out outcome, isLate bool, began, now time.Time) {
 		switch {
@@ -405,7 +372,7 @@ func (c *AdaptiveGate) build(p *poolGate, source string) (gate, error) {
 			}
 		case out == succeeded:
 			if successes++; successes >= window {
-				window, successes = min(most, window+1), 0
+				window, successes = min(maxWindow, window+1), 0
 			}
 		}
 	})
@@ -415,7 +382,7 @@ func (c *AdaptiveGate) build(p *poolGate, source string) (gate, error) {
 			out.d = roomOf(*p.credit.Baseline+float64(window)/p.credit.capacity(), ofBudget) // the budget is the window
 		}
 		return out, nil
-	}, err
+	}, within("window", c.Window, maxWindow)
 }
 
 // MeshGate looks at the stages of the pool's pipelines. The one that is busiest counts.
