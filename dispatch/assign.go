@@ -19,14 +19,12 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/store"
 )
 
-// setup is a configuration with the targets of its pools.
 type setup struct {
 	Config
 
 	targets map[string]Target
 }
 
-// newSetup checks a configuration. Its errors begin with the key.
 func (d *Dispatcher) newSetup(c Config) (*setup, error) {
 	if err := config.InSection("jobs", c.Validate()); err != nil {
 		return nil, err
@@ -84,7 +82,6 @@ type assignments map[string]assignment
 
 const assignmentKind, assignmentName = "queues", "all"
 
-// publish takes the queues of a configuration that are missing or, if it is new, all.
 func (a assignments) publish(c Config, isNew bool) (changed bool) {
 	for name, q := range c.Queues {
 		q.Pool, _ = c.PoolOf(name) // Validate has checked it
@@ -96,7 +93,6 @@ func (a assignments) publish(c Config, isNew bool) (changed bool) {
 	return changed
 }
 
-// of returns the queues that the owner of a pool may have.
 func (a assignments) of(pool string) map[string]QueueConfig {
 	out := map[string]QueueConfig{}
 	for name, q := range a {
@@ -107,7 +103,6 @@ func (a assignments) of(pool string) map[string]QueueConfig {
 	return out
 }
 
-// hold has a pool be the holder of its queues and of no others.
 func (a assignments) hold(pool string) (changed bool) {
 	mine := a.of(pool)
 	for name, q := range a {
@@ -148,12 +143,10 @@ func (d *Dispatcher) assign(ctx context.Context, edit func(assignments) bool) (a
 	}
 }
 
-// plan is what an owner of a pool has to do.
 type plan struct {
 	config PoolConfig
 	target Target
-	// isGone is true if the pool is not in the file. Then nothing is sent, and jobs expire.
-	isGone bool
+	isGone bool // true if the pool is not in the file. Then nothing is sent, and jobs expire
 	queues map[string]QueueConfig
 }
 
@@ -166,7 +159,6 @@ func (d *Dispatcher) planOf(pool string, queues map[string]QueueConfig) plan {
 	return plan{config: config, target: s.targets[pool], queues: queues}
 }
 
-// claim returns the plan of a pool whose lease this process has.
 func (d *Dispatcher) claim(ctx context.Context, pool string, l *store.Lease) (plan, error) {
 	all, err := d.assign(ctx, func(a assignments) bool { return a.hold(pool) && l.IsHeld(time.Now()) })
 	if err != nil {
@@ -239,7 +231,6 @@ func (d *Dispatcher) supervise(ctx context.Context, conn *bus.Bus, pools *errgro
 	}
 }
 
-// look returns the assignments, to which it adds those of the configuration.
 func (d *Dispatcher) look(ctx context.Context, s *setup, isNew bool) (assignments, error) {
 	if isNew && len(s.Queues) > 0 {
 		if err := d.ensure(ctx); err != nil {
@@ -256,7 +247,6 @@ func (d *Dispatcher) look(ctx context.Context, s *setup, isNew bool) (assignment
 	return nil, errors.Join(err, d.ensure(ctx))
 }
 
-// pools returns those that have queues, or had them.
 func (a assignments) pools() (out []string) {
 	for _, q := range a {
 		out = append(out, q.Pool)

@@ -8,13 +8,11 @@ import (
 )
 
 const (
-	// maxInterruptions is how often the death of a dispatcher may interrupt a job.
-	maxInterruptions = 20
+	maxInterruptions = 20 // how often the death of a dispatcher may interrupt a job
 	// Pauses double from firstPause to longestPause: between retries, while the breaker
 	// is open, and after refusals where no gate tells when the target has room.
 	firstPause, longestPause = time.Second, time.Minute
-	// breakerFailures in a row open the breaker.
-	breakerFailures = 10
+	breakerFailures          = 10 // in a row open the breaker
 )
 
 // outcome is how one attempt ended.
@@ -25,14 +23,10 @@ const (
 	// cancelled, or its dispatcher stopped.
 	interrupted outcome = iota
 	succeeded
-	// latched attempts were refused for want of capacity, so the job did not run.
-	latched
-	// retried attempts failed in a way that a later one may not.
-	retried
-	// failed attempts failed for good.
+	latched // refused for want of capacity, so the job did not run
+	retried // failed in a way that a later one may not
 	failed
-	// poison jobs end the process that runs them.
-	poison
+	poison // the job ends the process that runs it
 )
 
 // outcomeOfStatus is the outcome of an attempt that got an HTTP answer. Redirects are not
@@ -49,11 +43,9 @@ func outcomeOfStatus(status int) outcome {
 	return failed
 }
 
-// outcomeOfReason is the outcome of an attempt that ended with a fault.
 func outcomeOfReason(reason fault.Reason) outcome {
 	switch reason {
 	case fault.QueueFull, fault.Overloaded, fault.NoCapacity,
-		// The target was not reached.
 		fault.BrokerUnavailable, fault.RegistryUnavailable, fault.ShuttingDown:
 		return latched
 	case fault.RunnerCrashed:
@@ -70,17 +62,13 @@ func outcomeOfReason(reason fault.Reason) outcome {
 // attempt is an attempt that has ended, with what its job has behind and before it.
 type attempt struct {
 	outcome outcome
-	// counts is true where the attempt is one of the job's; see credit.ended.
-	counts bool
+	counts  bool // true where the attempt is one of the job's; see credit.ended
 	// failures and interruptions are the job's before this attempt; most is how many
 	// failures it may have.
 	failures, interruptions, most int
-	// retryAfter is what the target asked for; 0 means nothing.
-	retryAfter time.Duration
-	// hold is how long the breaker wants the job back no earlier; see breaker.hold.
-	hold time.Duration
-	// left is the time until the job's deadline.
-	left time.Duration
+	retryAfter                    time.Duration // what the target asked for; 0 means nothing
+	hold                          time.Duration // how long the breaker wants the job back no earlier; see breaker.hold
+	left                          time.Duration
 }
 
 // next returns what happens to the job, and how long it pauses before it goes again: it has
@@ -119,7 +107,6 @@ func retryPause(k int, retryAfter, left time.Duration, random float64) time.Dura
 	return max(pause, time.Duration(min(asked, float64(left)/2)))
 }
 
-// pauseOf returns pause k, which is 1 for the first.
 func pauseOf(k int) time.Duration {
 	if k > 6 {
 		return longestPause
@@ -127,7 +114,6 @@ func pauseOf(k int) time.Duration {
 	return min(longestPause, firstPause<<(k-1))
 }
 
-// medianOf returns the median of durations, 0 of none.
 func medianOf(took []time.Duration) time.Duration {
 	if len(took) == 0 {
 		return 0
@@ -138,10 +124,9 @@ func medianOf(took []time.Duration) time.Duration {
 // breaker closes a pool whose target fails for every job. It lets one job at a time
 // probe the target, after pauses that double, until the target answers. It is pure.
 type breaker struct {
-	// disabled is true where each job has a target of its own.
-	disabled bool
-	failures int // in a row
-	opened   int // how often in a row; 0 while the breaker is closed
+	disabled bool // true where each job has a target of its own
+	failures int  // in a row
+	opened   int  // how often in a row; 0 while the breaker is closed
 	until    time.Time
 	probing  bool
 	probe    [16]byte
@@ -161,7 +146,6 @@ func (b *breaker) hold(now time.Time) time.Duration {
 	return b.until.Sub(now) + firstPause
 }
 
-// sent takes note of a job that is sent.
 func (b *breaker) sent(id [16]byte) {
 	if b.opened > 0 {
 		b.probing, b.probe = true, id

@@ -13,7 +13,6 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/config"
 )
 
-// Units of budgets and quotas.
 const (
 	unitRequests = "requests"
 	unitBytes    = "bytes"
@@ -31,19 +30,16 @@ const margin = 1e-9
 
 // reading is the value of a gate.
 type reading struct {
-	// d is the budget's D, in [0, 1]: 1 - fullness, 1 - saturation, or the value itself.
-	d float64
-	// at is when the value was true.
-	at     time.Time
+	d      float64   // the budget's D, in [0, 1]: 1 - fullness, 1 - saturation, or the value itself
+	at     time.Time // when the value was true
 	source string
 	// timeless values, as those of a constant, say nothing of what the target does now.
 	// So no job in flight is part of them, and they lift no latch.
 	timeless bool
 	// counts is true where d counts jobs in flight one by one: one that was part of the reading
 	// makes room when it ends, before the next reading.
-	counts bool
-	// capacity is what the target takes in all, where the gate knows that.
-	capacity float64
+	counts   bool
+	capacity float64 // what the target takes in all, where the gate knows that
 }
 
 // BudgetConfig says how many jobs a reading permits: ready * each * (reading - baseline).
@@ -107,24 +103,19 @@ const (
 type credit struct {
 	BudgetConfig // with its defaults
 
-	// maxInFlight bounds the jobs in flight; 0 means no bound.
 	maxInFlight int
-	// ready is the number of ready servers.
-	ready   float64
-	breaker breaker
+	ready       float64
+	breaker     breaker
 
 	reading reading
-	// sampled is the reading's time as its source stated it.
-	sampled time.Time
+	sampled time.Time // the reading's time as its source stated it
 	err     error
 
-	// from is when the owner began. Earlier readings may be spent, by an owner before.
-	from time.Time
+	from time.Time // when the owner began. Earlier readings may be spent, by an owner before
 
 	flights map[[16]byte]flight
-	// ended are jobs that ended and still count against a reading.
-	ended []flight
-	spent float64
+	ended   []flight // jobs that ended and still count against a reading
+	spent   float64
 
 	latch latch
 
@@ -133,7 +124,6 @@ type credit struct {
 	since time.Time
 }
 
-// flight is a job that was sent.
 type flight struct {
 	cost float64
 	at   time.Time
@@ -141,8 +131,7 @@ type flight struct {
 
 // latch closes a pool after a refusal.
 type latch struct {
-	// at is when the last refusal came, until is what its Retry-After asked for.
-	at, until time.Time
+	at, until time.Time // of the last refusal, and what its Retry-After asked for
 	// row is how many refusals came in a row, of jobs that were sent one after the
 	// other; pause is for gates whose readings say nothing of the target.
 	row   int
@@ -153,7 +142,6 @@ func newCredit(b BudgetConfig, maxInFlight int, now time.Time) *credit {
 	return &credit{BudgetConfig: b.withDefaults(maxInFlight), maxInFlight: maxInFlight, from: now, flights: map[[16]byte]flight{}, why: noReading, since: now}
 }
 
-// capacity is what the ready servers take.
 func (c *credit) capacity() float64 { return c.ready * c.Each }
 
 // size returns N = ready * each * (D - B), in whole requests where that is the unit, and
@@ -189,7 +177,6 @@ func (c *credit) read(r reading, err error, now time.Time) {
 	c.room(now, c.head)
 }
 
-// recount adds up what was sent since the reading was true.
 func (c *credit) recount(now time.Time) {
 	c.ended = slices.DeleteFunc(c.ended, func(f flight) bool { return now.Sub(f.at) > c.MaxAge })
 	c.spent = 0
@@ -286,12 +273,12 @@ func (c *credit) closedBy(now time.Time) reason {
 		return unreadable
 	case c.sampled.IsZero(), !c.reading.timeless && c.reading.at.Before(c.from):
 		return noReading
+	case !(c.capacity() > 0):
+		return noServers
 	case !(d >= 0 && d <= 1):
 		return invalid
 	case !c.reading.timeless && now.Sub(c.reading.at) > c.MaxAge:
 		return stale
-	case !(c.capacity() > 0):
-		return noServers
 	case c.isLatched(now):
 		return refused
 	case c.breaker.blocks(now):
@@ -303,7 +290,6 @@ func (c *credit) closedBy(now time.Time) reason {
 	return ""
 }
 
-// failures is how many attempts in a row were refused or failed.
 func (c *credit) failures() int { return c.latch.row + c.breaker.failures }
 
 func (c *credit) isLatched(now time.Time) bool {

@@ -55,7 +55,6 @@ type TargetConfig struct {
 	// HTTP is an endpoint, instead of pipelines.
 	HTTP *HTTPTarget `yaml:"http"`
 
-	// webhooks is set for the pool of WithWebhooks.
 	webhooks *webhook.Config
 }
 
@@ -137,7 +136,6 @@ func notBuiltIn(kind string) func(string) error {
 	}
 }
 
-// within checks that a number is from 0 to a bound.
 func within[N cmp.Ordered](key string, n, most N) error {
 	if n > most {
 		return fmt.Errorf("%s: %v, at most %v are possible", key, n, most)
@@ -223,7 +221,6 @@ func (p PoolConfig) validate() error {
 	return errors.Join(errs...)
 }
 
-// oneOf checks the word of a key.
 func oneOf(key, word string, words ...string) error {
 	if slices.Contains(words, word) {
 		return nil

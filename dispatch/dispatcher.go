@@ -45,38 +45,30 @@ type Target interface {
 type Attempt struct {
 	store.StoredJob
 
-	// Request is the ID of the request in a mesh.
-	Request pipeline.RequestID
-	// Priority is that of the request.
-	Priority int32
+	Request  pipeline.RequestID // the ID of the request in a mesh
+	Priority int32              // that of the request
 	Deadline time.Time
 }
 
 // Answer is how an attempt ended: with a result, a fault, or both.
 type Answer struct {
-	Infer *inferencev1.InferResponse
-	HTTP  *inferencev1.HttpAnswer
-	Fault *fault.Fault
-	// Steps are those that ran in the mesh, also if the attempt has failed.
-	Steps []*inferencev1.StepTiming
-	// Chunks is how many chunks the answer of a pipeline had.
-	Chunks uint64
+	Infer  *inferencev1.InferResponse
+	HTTP   *inferencev1.HttpAnswer
+	Fault  *fault.Fault
+	Steps  []*inferencev1.StepTiming // those that ran in the mesh, also if the attempt has failed
+	Chunks uint64                    // how many chunks the answer of a pipeline had
 
-	// sent is the payload in bytes.
-	sent uint64
-	// outcome is set where neither the fault nor the status tells it.
-	outcome outcome
+	sent    uint64  // the payload in bytes
+	outcome outcome // set where neither the fault nor the status tells it
 }
 
 // Settings are a dispatcher's.
 type Settings struct {
 	Config
 
-	Mesh pipeline.MeshName
-	Bus  bus.Settings
-	// Target returns the target of a pool whose jobs go to pipelines.
-	Target func(PoolConfig) Target
-	// DeadLetters are the mesh's dead letters.
+	Mesh        pipeline.MeshName
+	Bus         bus.Settings
+	Target      func(PoolConfig) Target // of a pool whose jobs go to pipelines
 	DeadLetters store.Settings
 	// Stages returns what the stages of pipelines of the mesh have to do, ReadyHosts how many
 	// hosts of a stage take items, and ReadyInstances how many instances of a service pass
@@ -84,8 +76,7 @@ type Settings struct {
 	Stages         func(ctx context.Context, pipelines []string) ([]StageLoad, error)
 	ReadyHosts     func(stage string) (int, error)
 	ReadyInstances func(ctx context.Context, service string) (int, error)
-	// keyValue reads the broker's key-value store.
-	keyValue func(ctx context.Context, bucket, key string) (*bus.StoredMessage, error)
+	keyValue       func(ctx context.Context, bucket, key string) (*bus.StoredMessage, error)
 	// DrainTimeout bounds how long a stop waits for running attempts; 0 means
 	// DefaultDrainTimeout.
 	DrainTimeout time.Duration
@@ -98,23 +89,18 @@ const DefaultDrainTimeout = 30 * time.Second
 
 // Dispatcher owns pools, or stands by until it can.
 type Dispatcher struct {
-	settings Settings
-	log      *slog.Logger
-	// id tells its leases from those of others.
-	id    string
-	jobs  *store.Jobs
-	dead  *store.DeadLetters
-	ready chan struct{}
-	// setup is the configuration, and changed has a value after it was replaced.
-	setup   atomic.Pointer[setup]
-	changed chan struct{}
-	// running has the pools that this process owns or waits for, owners the owners of the former.
-	running, owners sync.Map
+	settings        Settings
+	log             *slog.Logger
+	id              string
+	jobs            *store.Jobs
+	dead            *store.DeadLetters
+	ready           chan struct{}
+	setup           atomic.Pointer[setup] // the configuration; changed has a value after it was replaced
+	changed         chan struct{}
+	running, owners sync.Map // the pools that this process owns or waits for; owners of the former
 	metrics         *metrics
-	// latches are those of pools that this process has owned.
-	latches sync.Map
-	// reconnects counts the connections to the broker after the first.
-	reconnects atomic.Int64
+	latches         sync.Map // of pools that this process has owned
+	reconnects      atomic.Int64
 }
 
 // New returns a dispatcher. It starts nothing.
@@ -181,7 +167,6 @@ func (d *Dispatcher) ensure(ctx context.Context) error {
 	return err
 }
 
-// retryEvery is the pause after a failure of the broker.
 const retryEvery = time.Second
 
 // retry calls try until it succeeds or the context ends. It logs the first failure.

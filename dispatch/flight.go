@@ -21,7 +21,6 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/store"
 )
 
-// brokerTimeout bounds one call of the broker.
 const brokerTimeout = 5 * time.Second
 
 // attempt makes one attempt of a job, which ends with cut, and stores what becomes of it.
@@ -68,7 +67,6 @@ func (o *owner) attempt(ctx, cut context.Context, e *entry) {
 	o.settle(ctx, e, r, answer, out)
 }
 
-// recordOf returns the record of a job that has waited until now.
 func (o *owner) recordOf(e *entry, j store.StoredJob, now time.Time) *meshv1.JobRecord {
 	job := j.Job.GetJob()
 	job.AcceptedAt, job.Attempts, job.Interruptions, job.Usage = timestamppb.New(j.AcceptedAt), uint32(e.attempts), uint32(e.interruptions), e.usage
@@ -91,7 +89,6 @@ func (o *owner) attemptOf(j store.StoredJob, r *meshv1.JobRecord) Attempt {
 	}
 }
 
-// resume stores what becomes of an attempt that an earlier owner began.
 func (o *owner) resume(ctx, cut context.Context, e *entry, r store.StoredRecord) {
 	j, ok := o.read(ctx, e)
 	if !ok {
@@ -106,7 +103,6 @@ func (o *owner) resume(ctx, cut context.Context, e *entry, r store.StoredRecord)
 	o.settle(ctx, e, r.JobRecord, answer, out)
 }
 
-// outcomeOf classifies an answer.
 func outcomeOf(a Answer) outcome {
 	switch {
 	case a.outcome != interrupted:
@@ -212,7 +208,6 @@ func (o *owner) put(ctx context.Context, e *entry, r *meshv1.JobRecord) bool {
 	return isStored && isMine
 }
 
-// setState makes r the record of a job in that state.
 func setState(r *meshv1.JobRecord, state inferencev1.JobState, f *fault.Fault) {
 	job := r.GetJob()
 	job.State, job.CancelRequested, job.Reason, job.Message = state, false, "", ""
@@ -263,7 +258,6 @@ func (o *owner) endUnlessOpen(ctx context.Context, e *entry) {
 	o.giveBack(e)
 }
 
-// settle stores how an attempt ended: the job's end, or that it waits again.
 func (o *owner) settle(ctx context.Context, e *entry, r *meshv1.JobRecord, answer Answer, out outcome) {
 	if ctx.Err() != nil {
 		o.giveBack(e) // the next owner resumes the attempt

@@ -49,7 +49,6 @@ const (
 	DefaultBaseline     = .05
 	DefaultMaxAge       = 30 * time.Second
 
-	// gateTimeout bounds one question.
 	gateTimeout = 2 * time.Second
 )
 
@@ -90,7 +89,6 @@ func (g Gate) build(p *poolGate, at, number string) (out gate, err error) {
 	return out, err
 }
 
-// compose returns one gate of several.
 func compose(p *poolGate, of []Gate, at, key, number string) (gate, error) {
 	var gates []gate
 	var errs []error
@@ -143,16 +141,12 @@ type poolGate struct {
 	interval  time.Duration
 	client    *http.Client
 
-	gate gate
-	// ready has the number of ready servers as its value; nil where it is constant.
-	ready gate
-	// takesCapacity is true where the gate says what one server takes, if it knows that.
-	takesCapacity bool
+	gate          gate
+	ready         gate // the number of ready servers; nil where it is constant
+	takesCapacity bool // true where the gate says what one server takes, if it knows that
 	polls         []*polled
-	// notes are called with how each attempt ended.
-	notes []func(out outcome, isLate bool, began, now time.Time)
+	notes         []func(out outcome, isLate bool, began, now time.Time)
 
-	// last is what the credit knows.
 	last    reading
 	lastErr error
 }
@@ -232,7 +226,6 @@ func (g *poolGate) update(now time.Time) {
 	}
 }
 
-// note has gates know how an attempt ended.
 func (g *poolGate) note(a Answer, out outcome, r *meshv1.JobRecord, now time.Time) {
 	status := a.HTTP.GetStatus()
 	isLate := !now.Before(r.GetAttemptDeadline().AsTime()) || status == http.StatusRequestTimeout || status == http.StatusGatewayTimeout

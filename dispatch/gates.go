@@ -33,7 +33,6 @@ const (
 
 func validMeasure(of string) error { return oneOf("of", of, fullness, saturation, ofBudget) }
 
-// roomOf returns D of a value.
 func roomOf(v float64, of string) float64 {
 	if of != ofBudget {
 		v = 1 - v
@@ -88,7 +87,6 @@ func validURL(text string) error {
 	return nil
 }
 
-// ask returns the one sample that a query has as its result, and when it was evaluated.
 func (c *PrometheusGate) ask(ctx context.Context, client *http.Client, query string) (evaluated time.Time, v float64, err error) {
 	page, _, err := fetch(ctx, client, strings.TrimSuffix(c.URL, "/")+"/api/v1/query", url.Values{"query": {query}})
 	if err != nil {
@@ -97,7 +95,6 @@ func (c *PrometheusGate) ask(ctx context.Context, client *http.Client, query str
 	return parseSample(page)
 }
 
-// parseSample reads the answer of Prometheus to an instant query.
 func parseSample(page []byte) (evaluated time.Time, v float64, err error) {
 	var answer struct {
 		Status, Error string
@@ -199,15 +196,11 @@ func (c *ScrapeGate) build(p *poolGate, source string) (gate, error) {
 	})
 	return func(now time.Time) (reading, error) {
 		out, err := sum(now)
-		used := out.d
-		if out.d = 0; p.credit.capacity() > 0 {
-			out.d = roomOf(used/p.credit.capacity(), saturation)
-		}
+		out.d = roomOf(out.d/p.credit.capacity(), saturation)
 		return out, err
 	}, err
 }
 
-// sumOf returns the sum of a metric over the series of a page.
 func sumOf(page []byte, metric string) (sum float64, err error) {
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	families, err := parser.TextToMetricFamilies(bytes.NewReader(page))
@@ -229,7 +222,6 @@ type ValueGate struct {
 	Of string `yaml:"of"`
 }
 
-// keyValueName matches ValueGate.KV.
 var keyValueName = regexp.MustCompile(`^[A-Za-z0-9_-]+/[A-Za-z0-9_=/-]+(\.[A-Za-z0-9_=/-]+)*$`)
 
 func (c *ValueGate) build(p *poolGate, source string) (gate, error) {
@@ -260,7 +252,6 @@ func (c *ValueGate) build(p *poolGate, source string) (gate, error) {
 	}), err
 }
 
-// entry returns the value of a key, and when it was written.
 func (s *Settings) entry(ctx context.Context, name string) (value []byte, at time.Time, err error) {
 	bucket, key, _ := strings.Cut(name, "/")
 	msg, err := s.keyValue(ctx, bucket, key)
@@ -279,14 +270,19 @@ type ConstantGate struct {
 }
 
 func (c *ConstantGate) build(_ *poolGate, source string) (gate, error) {
-	out := reading{d: 1, at: time.Now(), source: source, timeless: true}
-	if c.Value != nil {
-		out.d = *c.Value
+	d := *cmp.Or(c.Value, new(1.))
+	if !(d >= 0 && d <= 1) {
+		return nil, fmt.Errorf("value: %v is not within 0 and 1", d)
 	}
-	if !(out.d >= 0 && out.d <= 1) {
-		return nil, fmt.Errorf("value: %v is not within 0 and 1", out.d)
+	return timeless(source, func(time.Time) float64 { return d }), nil
+}
+
+// timeless returns a gate without a source.
+func timeless(name string, d func(now time.Time) float64) gate {
+	began := time.Now()
+	return func(now time.Time) (reading, error) {
+		return reading{d: d(now), at: began, source: name, timeless: true}, nil
 	}
-	return func(time.Time) (reading, error) { return out, nil }, nil
 }
 
 // ScheduleGate is open at some hours of some days.
@@ -318,20 +314,15 @@ func (c *ScheduleGate) build(_ *poolGate, source string) (gate, error) {
 	if err != nil {
 		errs = append(errs, fmt.Errorf("zone: %w", err))
 	}
-	isOn := func(day time.Weekday) bool { return len(c.Days) == 0 || slices.Contains(c.Days, weekdays[day]) }
-	out := reading{at: time.Now(), source: source, timeless: true}
-	return func(now time.Time) (reading, error) {
+	return timeless(source, func(now time.Time) float64 {
 		now = now.In(zone)
-		minute, today := now.Hour()*60+now.Minute(), now.Weekday()
-		isOpen := minute >= from && minute < to && isOn(today)
-		if from > to { // over midnight
-			isOpen = minute >= from && isOn(today) || minute < to && isOn((today+6)%7)
+		minute, day := now.Hour()*60+now.Minute(), now.Weekday()
+		if minute < from { // it is of the hours that began yesterday
+			minute, day = minute+wholeDay, (day+6)%7
 		}
-		if out.d = 0; isOpen {
-			out.d = 1
-		}
-		return out, nil
-	}, errors.Join(errs...)
+		isOpen := minute < to || to < from && minute < to+wholeDay
+		return oneIf(isOpen && (len(c.Days) == 0 || slices.Contains(c.Days, weekdays[day])))
+	}), errors.Join(errs...)
 }
 
 const wholeDay = 24 * 60
@@ -376,13 +367,9 @@ func (c *AdaptiveGate) build(p *poolGate, source string) (gate, error) {
 			}
 		}
 	})
-	out := reading{at: time.Now(), source: source, timeless: true}
-	return func(time.Time) (reading, error) {
-		if out.d = 0; p.credit.capacity() > 0 {
-			out.d = roomOf(*p.credit.Baseline+float64(window)/p.credit.capacity(), ofBudget) // the budget is the window
-		}
-		return out, nil
-	}, within("window", c.Window, maxWindow)
+	return timeless(source, func(time.Time) float64 { // the budget is the window
+		return roomOf(*p.credit.Baseline+float64(window)/p.credit.capacity(), ofBudget)
+	}), within("window", c.Window, maxWindow)
 }
 
 // MeshGate looks at the stages of the pool's pipelines. The one that is busiest counts.
@@ -401,8 +388,7 @@ type StageLoad struct {
 	// Items wait in its queues, or are in flight. MaxInFlight is the sum of what its ready hosts
 	// hold.
 	Items, MaxInFlight int
-	// Wait is how long an item will wait in its queues; 0 where that is not known.
-	Wait time.Duration
+	Wait               time.Duration // in its queues, estimated; 0 where that is not known
 }
 
 func (c *MeshGate) build(p *poolGate, source string) (gate, error) {

@@ -63,7 +63,6 @@ func (l LimitConfig) validate() error {
 
 func (l LimitConfig) unit() string { return cmp.Or(l.Unit, unitRequests) }
 
-// quotaName is the name of what is reserved of a quota.
 func (l LimitConfig) quotaName() string { return fmt.Sprintf("%s %s %s", l.By, l.unit(), l.Window) }
 
 // limits are those of a pool. Each holds for a key of its own: a tenant, or the value of an
@@ -96,7 +95,6 @@ func newLimits(configs []LimitConfig, now time.Time) (out limits) {
 	return out
 }
 
-// keysOf returns the key of a job for each limit.
 func (ls limits) keysOf(tenant string, attributes map[string]string) (keys []string) {
 	for _, l := range ls {
 		key := tenant
@@ -141,7 +139,6 @@ func (ls limits) tooSmallFor(e *entry) *limit {
 	return nil
 }
 
-// start takes note of a job that starts, or was found running.
 func (ls limits) start(e *entry, isNew bool, now time.Time) {
 	for i, l := range ls {
 		key := e.line.keys[i]
@@ -156,7 +153,6 @@ func (ls limits) start(e *entry, isNew bool, now time.Time) {
 	}
 }
 
-// end takes note that a job does not run any more.
 func (ls limits) end(e *entry) {
 	for i, l := range ls {
 		if key := e.line.keys[i]; l.inFlight[key] > 1 {
@@ -182,7 +178,6 @@ func (ls limits) correct(e *entry, started time.Time, isRefused bool, tokens int
 	}
 }
 
-// costIn is what a job costs in a unit.
 func (e *entry) costIn(unit string) int64 {
 	switch unit {
 	case unitBytes:
@@ -201,11 +196,9 @@ const minSwept = 1024
 type rateLimit struct {
 	most   int
 	window time.Duration
-	// from is when the first job may start: starts of an earlier owner are not known.
-	from time.Time
-	// starts are the last ones of each key, at most most, oldest first.
-	starts map[string][]time.Time
-	sweep  int // keys at which those are dropped that say nothing
+	from   time.Time              // when the first job may start: starts of an earlier owner are not known
+	starts map[string][]time.Time // the last ones of each key, at most most, oldest first
+	sweep  int                    // keys at which those are dropped that say nothing
 }
 
 func (l *rateLimit) permits(key string, now time.Time) bool {
@@ -227,10 +220,8 @@ func (l *rateLimit) start(key string, now time.Time) {
 }
 
 const (
-	// quotaParts is how many reservations use up a quota.
-	quotaParts = 100
-	// maxQuotaKeys bounds the keys of a quota in a window; those after them have one together.
-	maxQuotaKeys = 1024
+	quotaParts   = 100  // how many reservations use up a quota
+	maxQuotaKeys = 1024 // bounds the keys of a quota in a window; those after them have one together
 )
 
 // quotaLimit bounds what the jobs of a key cost in a window. It spends what is reserved on the
@@ -247,7 +238,6 @@ type quotaLimit struct {
 // reserved once the broker has stored it. From refused on, unless 0, there is no more in the window.
 type quotaKey struct{ left, wanted, granted, refused int64 }
 
-// storedQuota is what is reserved of a quota on the broker.
 type storedQuota struct {
 	Window   int64            `json:"window"`
 	Reserved map[string]int64 `json:"reserved"`
@@ -267,7 +257,6 @@ func (q *quotaLimit) keyOf(key string) string {
 	return key
 }
 
-// add adds to what a key has left.
 func (q *quotaLimit) add(key string, n int64) {
 	key = q.keyOf(key)
 	of := q.keys[key]
@@ -275,12 +264,10 @@ func (q *quotaLimit) add(key string, n int64) {
 	q.keys[key] = of
 }
 
-// permits reports whether a job may start by what is reserved.
 func (q *quotaLimit) permits(key string, cost int64, now time.Time) bool {
 	return q.windowOf(now) <= q.at && q.keys[q.keyOf(key)].left >= cost
 }
 
-// want has the next reservation cover a job.
 func (q *quotaLimit) want(key string, cost int64, now time.Time) {
 	if at := q.windowOf(now); at > q.at {
 		q.begin(at)
@@ -351,7 +338,6 @@ func (ls limits) grant() {
 	}
 }
 
-// wants reports whether jobs wait for a reservation.
 func (ls limits) wants() bool {
 	for _, l := range ls {
 		if l.quota != nil && l.quota.wants {

@@ -39,10 +39,8 @@ type TokenRate struct {
 }
 
 const (
-	// perTokens is how many tokens a TokenRate is for.
 	perTokens = 1_000_000
-	// maxPrice bounds rates, so that a sum of them is a number.
-	maxPrice = 1e12
+	maxPrice  = 1e12 // bounds rates, so that a sum of them is a number
 )
 
 func (r RatesConfig) validate(pools map[string]PoolConfig) error {
@@ -83,7 +81,6 @@ func (r RatesConfig) usageOf(pool string, a Answer, out outcome) *inferencev1.Jo
 	return u
 }
 
-// addUsage adds what an attempt took to the usage of its job.
 func (r RatesConfig) addUsage(to, of *inferencev1.JobUsage) {
 	to.Attempts += of.GetAttempts()
 	to.RunnerSeconds += of.GetRunnerSeconds()
@@ -112,7 +109,6 @@ func tokensOf(answer []byte) (prompt, completion uint64) {
 	return count(of.Usage.Prompt), count(of.Usage.Completion)
 }
 
-// sizeOf returns the bytes of a job's payload.
 func sizeOf(job *meshv1.QueuedJob) uint64 {
 	return bytesOf(job.GetInfer().GetInputs()) + uint64(len(job.GetHttp().GetBody()))
 }
@@ -126,9 +122,8 @@ func bytesOf(parts []*inferencev1.Part) (n uint64) {
 
 // metrics are a dispatcher's instruments. Those that are observed are of the pools that it owns.
 type metrics struct {
-	ended, attempts, saved metric.Float64Counter
-	waits                  metric.Float64Histogram
-	// What attempts took, by tenant.
+	ended, attempts, saved              metric.Float64Counter
+	waits                               metric.Float64Histogram
 	runner, bytes, tokens, cost, energy metric.Float64Counter
 }
 

@@ -13,13 +13,9 @@ import (
 
 // Merge policies say which queue of a pool goes next.
 const (
-	// weighted gives each queue its share by weight.
-	weighted = "weighted"
-	// strict serves the queue of the highest weight first, but keeps a small share for
-	// each of the others.
-	strict = "strict"
-	// byDeadline has no level of queues: among the jobs of a class and tenant, the
-	// earliest deadline of all queues goes first.
+	weighted = "weighted" // each queue has its share by weight
+	strict   = "strict"   // the highest weight goes first, with a small share for each of the others
+	// There is no level of queues: of a class and tenant, the earliest deadline of all queues goes first.
 	byDeadline = "deadline"
 )
 
@@ -28,29 +24,21 @@ const (
 	// goes before the queues of higher weight. With costs in requests, a job is a unit.
 	recentJobs   = 256
 	starvedShare = 16
-	// idleKept is how many idle queues, or tenants of a class, keep what they owe.
-	idleKept = 1024
+	idleKept     = 1024 // idle queues, or tenants of a class, that keep what they owe
 )
 
 // entry is one job of a pool. It is small, because there are a million of them.
 type entry struct {
-	id [16]byte
-	// seq is the sequence of the job's message in the stream of its queue, so it has
-	// the order of acceptance.
-	seq  uint64
-	line *line
-	// deadline and notBefore are Unix times in nanoseconds; deadline is never 0.
-	deadline, notBefore int64
-	// cost is in the pool's unit; less than 1 counts as 1. size is in bytes.
-	cost         int64
-	size, tokens uint32
-	// record is the number of the job's record, 0 for none. attempts, interruptions and usage are
-	// as in the job.
-	record                  uint64
+	id                      [16]byte
+	seq                     uint64 // of its message in the stream of its queue: the order of acceptance
+	line                    *line
+	deadline, notBefore     int64 // Unix times in nanoseconds; deadline is never 0
+	cost                    int64 // in the pool's unit; less than 1 counts as 1
+	size, tokens            uint32
+	record                  uint64 // the number of the job's record, which has what follows; 0 for none
 	attempts, interruptions uint16
 	usage                   *inferencev1.JobUsage
-	// closed is how long the pool's gate had been closed as the job began to wait.
-	closed time.Duration
+	closed                  time.Duration // how long the pool's gate had been closed as the job began to wait
 
 	place    int // in the heap that has the entry
 	standing standing
@@ -73,7 +61,6 @@ func (e *entry) before(other *entry) bool {
 	return e.seq < other.seq
 }
 
-// event is when a delayed entry may run or expires.
 func (e *entry) event() int64 { return min(e.notBefore, e.deadline) }
 
 // line has the waiting jobs of one queue, class and tenant, and of one key of each limit.
@@ -96,7 +83,6 @@ type queueState struct {
 	pausedSince, oldest        time.Time
 }
 
-// head returns the entry that goes first. The line is not empty.
 func (l *line) head() *entry { return l.jobs.items[0] }
 
 // order is the order of a pool's queued jobs: by queue, class, tenant, deadline and
@@ -105,17 +91,15 @@ func (l *line) head() *entry { return l.jobs.items[0] }
 // The time to find a job grows with the number of lines that are passed over only, that to take
 // it with the logarithm of what waits. It is pure, and not safe for concurrent use.
 type order struct {
-	policy    string
-	root      node
-	weights   map[nodeKey]float64
-	queues    map[string]*queueState
-	delayed   heapOf[*entry]
-	deadlines heapOf[*line] // the lines that are not empty
-	// taken counts the jobs taken and spent is their cost, where the policy is strict.
-	taken, spent float64
+	policy       string
+	root         node
+	weights      map[nodeKey]float64
+	queues       map[string]*queueState
+	delayed      heapOf[*entry]
+	deadlines    heapOf[*line] // the lines that are not empty
+	taken, spent float64       // jobs, and their cost, where the policy is strict
 }
 
-// level says what a node stands for.
 type level uint8
 
 const (
@@ -236,7 +220,6 @@ func (o *order) remove(e *entry) {
 	e.standing = absent
 }
 
-// fix restores the heaps after a line, which is not empty, got another head.
 func (o *order) fix(l *line) {
 	heap.Fix(&o.deadlines, l.deadlinePlace)
 	heap.Fix(&l.node.parent.awake, l.node.place)
@@ -352,7 +335,6 @@ func lessByShare(a, b *node) bool {
 	return a.precedes(b)
 }
 
-// precedes is for nodes that are equal otherwise.
 func (n *node) precedes(other *node) bool {
 	if n.weight != other.weight {
 		return n.weight > other.weight
@@ -411,7 +393,6 @@ func (n *node) sleep() {
 	}
 }
 
-// charge counts a job that goes. The node is awake.
 func (n *node) charge(cost float64) {
 	n.v = max(n.v, n.parent.floor)
 	n.parent.floor = n.v
@@ -419,7 +400,6 @@ func (n *node) charge(cost float64) {
 	heap.Fix(&n.parent.awake, n.place)
 }
 
-// isPaused reports whether the node is a paused queue, or a line of one.
 func (n *node) isPaused() bool {
 	return n.queue != nil && !n.queue.pausedSince.IsZero() || n.line != nil && !n.line.of.pausedSince.IsZero()
 }

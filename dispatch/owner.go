@@ -25,14 +25,12 @@ type owner struct {
 	*Dispatcher
 	plan // its queues need mu
 
-	lease *store.Lease
-	pool  string
-	log   *slog.Logger
-	// flights are the attempts that run, and the ends that are stored.
-	flights sync.WaitGroup
-	woken   chan struct{}
-	// connection is reconnects as the owner began.
-	connection int64
+	lease      *store.Lease
+	pool       string
+	log        *slog.Logger
+	flights    sync.WaitGroup // the attempts that run, and the ends that are stored
+	woken      chan struct{}
+	connection int64 // reconnects as the owner began
 
 	mu     sync.Mutex
 	order  *order
@@ -41,29 +39,21 @@ type owner struct {
 	limits limits
 	// took is how long the last attempts took that succeeded, median their median. No attempt
 	// starts with less time than that.
-	took   []time.Duration
-	median time.Duration
-	// closed is how long the gate was closed until lookedAt; isClosed is true if it was then.
-	closed   time.Duration
+	took     []time.Duration
+	median   time.Duration
+	closed   time.Duration // how long the gate was closed until lookedAt; isClosed if it was then
 	isClosed bool
 	lookedAt time.Time
-	// known are the jobs that have not ended, running those with an attempt.
-	known   map[[16]byte]*entry
-	running map[[16]byte]*running
-	// records are those that an earlier owner left, of jobs that are not known yet.
-	records map[[16]byte]store.StoredRecord
+	known    map[[16]byte]*entry // the jobs that have not ended, running those with an attempt
+	running  map[[16]byte]*running
+	records  map[[16]byte]store.StoredRecord // those that an earlier owner left, of jobs that are not known yet
 	// attempts is the context of attempts; nil before the owner runs, and once it has stopped.
-	attempts context.Context //nolint:containedctx // it outlives run, for what checkCancelled starts
-	// starts are when the last attempts began.
-	starts []time.Time
-	// isCaughtUp is true once the jobs are known that the owner has found.
-	isCaughtUp bool
-	// highest is the highest number of a record that is known.
-	highest uint64
-	// isReserving is true while a reservation of quotas is stored.
-	isReserving bool
-	// ending is how many ends are stored that need no attempt.
-	ending int
+	attempts    context.Context //nolint:containedctx // it outlives run, for what checkCancelled starts
+	starts      []time.Time     // of the last attempts
+	isCaughtUp  bool            // the jobs are known that the owner has found
+	highest     uint64          // number of a record that is known
+	isReserving bool            // a reservation of quotas is stored
+	ending      int             // ends that are stored without an attempt
 	// isRetiring is true once the plan is another one. Then no attempt begins, and the owner stops
 	// when none runs.
 	isRetiring bool
@@ -71,14 +61,10 @@ type owner struct {
 
 // running is what runs of a job: an attempt, or the store of its end.
 type running struct {
-	// cancel ends the attempt.
-	cancel context.CancelFunc
-	// low is not above the number of the record that it writes.
-	low uint64
-	// isEnding is true for one that is counted in ending.
-	isEnding bool
-	// webhook is the job's; empty until it is read.
-	webhook string
+	cancel   context.CancelFunc
+	low      uint64 // not above the number of the record that it writes
+	isEnding bool   // true for one that is counted in ending
+	webhook  string // the job's; empty until it is read
 }
 
 // targetLatch is what an owner of a pool leaves to the next one in the process.
@@ -88,14 +74,11 @@ type targetLatch struct {
 }
 
 const (
-	// maxEnding bounds the ends that are stored at a time, of jobs that expire or were cancelled.
-	maxEnding = 64
-	// maxReads is how many records of an earlier owner are read at a time.
-	maxReads = 64
+	maxEnding = 64 // bounds the ends that are stored at a time, of jobs that expire or were cancelled
+	maxReads  = 64 // how many records of an earlier owner are read at a time
 	// idlePause is how long dispatch waits where nothing wakes it, so that leases and latches are
 	// looked at again.
 	idlePause = 100 * time.Millisecond
-	// quotaKind is the kind of value that dispatchers share the quotas of a pool as.
 	quotaKind = "quota"
 )
 
@@ -138,7 +121,6 @@ func (o *owner) setQueues(queues map[string]QueueConfig) {
 	}
 }
 
-// names returns the queues of the owner, which stay the same.
 func (o *owner) names() (out []pipeline.QueueName) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -219,7 +201,6 @@ func (o *owner) takeOver(ctx context.Context) error {
 	return reads.Wait()
 }
 
-// receive takes a job of a queue.
 func (o *owner) receive(j store.StoredJob) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -286,12 +267,10 @@ func (e *entry) take(r store.StoredRecord) {
 	}
 }
 
-// idOf returns the ID of a job.
 func idOf(e *entry) pipeline.JobID {
 	return pipeline.JobID{Queue: pipeline.QueueName(e.line.queue), UUID: e.id}
 }
 
-// wake has dispatch look again.
 func (o *owner) wake() {
 	select {
 	case o.woken <- struct{}{}:
@@ -367,7 +346,6 @@ func (o *owner) advance(now time.Time) (pause time.Duration, hasRetired bool) {
 	return pause, o.isRetiring && len(o.running) == o.ending
 }
 
-// reserve stores what the quotas want.
 func (o *owner) reserve(ctx context.Context) {
 	ok := o.persist(ctx, nil, "the quotas of the pool cannot be stored", func(ctx context.Context) error {
 		value, seq, err := o.jobs.Control(ctx, quotaKind, o.pool)

@@ -120,7 +120,6 @@ func timestampOf(t time.Time) *timestamppb.Timestamp {
 
 const maxLast = 128
 
-// addLast adds a value to the last ones of many, at most most.
 func addLast[T any](last []T, value T, most int) []T {
 	if len(last) >= most {
 		last = slices.Delete(last, 0, 1)
@@ -172,7 +171,6 @@ func (o *order) position(e *entry) (position uint64, isExact bool) {
 	return uint64(before) + 1, isExact //nolint:gosec // not negative
 }
 
-// share is how many jobs of a node go for each of a sibling.
 func (o *order) share(of, sibling *node) float64 {
 	switch {
 	case o.policy != strict || of.parent != &o.root:

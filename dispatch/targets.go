@@ -50,8 +50,7 @@ type HTTPTarget struct {
 }
 
 const (
-	// DefaultTimeout bounds an attempt at an HTTP target.
-	DefaultTimeout = 10 * time.Minute
+	DefaultTimeout = 10 * time.Minute // bounds an attempt at an HTTP target
 
 	// maxAnswer bounds an answer in bytes, so that the end of the job fits into one message
 	// of a broker with the defaults.
@@ -102,7 +101,6 @@ func visible(value string) string {
 	}, value)
 }
 
-// httpTarget makes attempts at an HTTP endpoint.
 type httpTarget struct {
 	config HTTPTarget
 	client http.Client
@@ -131,34 +129,23 @@ func newHTTPTarget(c HTTPTarget, maxInFlight int) (*httpTarget, error) {
 		}
 		secure.Certificates = []tls.Certificate{certificate}
 	}
-	transport := newTransport(maxInFlight)
-	transport.Proxy, transport.TLSClientConfig = http.ProxyFromEnvironment, secure
-	transport.DialContext = (&net.Dialer{Timeout: connectTimeout}).DialContext
-	return &httpTarget{config: c, client: newClient(transport)}, nil
+	return &httpTarget{config: c, client: newClient(maxInFlight, &http.Transport{
+		Proxy: http.ProxyFromEnvironment, TLSClientConfig: secure, DialContext: (&net.Dialer{Timeout: connectTimeout}).DialContext,
+	})}, nil
 }
 
-func newTransport(maxInFlight int) *http.Transport {
-	return &http.Transport{
-		TLSHandshakeTimeout: connectTimeout, ForceAttemptHTTP2: true, MaxIdleConnsPerHost: maxInFlight, IdleConnTimeout: idleConnsTimeout,
-		MaxResponseHeaderBytes: maxAnswerHeader,
-	}
-}
-
-// newClient returns a client that follows no redirects.
-func newClient(t *http.Transport) http.Client {
+func newClient(maxInFlight int, t *http.Transport) http.Client {
+	t.TLSHandshakeTimeout, t.ForceAttemptHTTP2, t.MaxResponseHeaderBytes = connectTimeout, true, maxAnswerHeader
+	t.MaxIdleConnsPerHost, t.IdleConnTimeout = maxInFlight, idleConnsTimeout
 	return http.Client{Transport: t, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 }
 
-// close closes the connections of attempts that have ended.
 func (t *httpTarget) close() { t.client.CloseIdleConnections() }
 
-// Forget implements Target.
 func (t *httpTarget) Forget(pipeline.RequestID) {}
 
-// Timeout implements Target.
 func (t *httpTarget) Timeout(store.StoredJob) time.Duration { return DefaultTimeout }
 
-// Do implements Target.
 func (t *httpTarget) Do(ctx context.Context, a Attempt) Answer {
 	r, f := t.request(ctx, a)
 	if f != nil {
@@ -167,8 +154,7 @@ func (t *httpTarget) Do(ctx context.Context, a Attempt) Answer {
 	if t.config.TokenFile != "" {
 		token, err := credentials.Token(t.config.TokenFile)
 		if err != nil {
-			why := strings.ReplaceAll(err.Error(), t.config.TokenFile, "token_file") // tenants see it
-			return Answer{Fault: fault.Newf(fault.TargetFailed, "the token for the target cannot be read: %s", why), outcome: latched}
+			return Answer{Fault: fault.New(fault.TargetFailed, "the token for the target cannot be read").Caused(err), outcome: latched}
 		}
 		r.Header.Set("Authorization", "Bearer "+token)
 	}
@@ -213,7 +199,6 @@ func parseRetryAfter(value string, now time.Time) time.Duration {
 	return 0
 }
 
-// answerOfStatus returns an answer without its body.
 func answerOfStatus(answer *http.Response) Answer {
 	status := answer.StatusCode
 	out := Answer{outcome: outcomeOfStatus(status), HTTP: &inferencev1.HttpAnswer{Status: uint32(status)}}
@@ -293,9 +278,7 @@ func (c Config) WithWebhooks() Config {
 // withEntry returns a copy of a map with one more entry.
 func withEntry[V any](m map[string]V, key string, value V) map[string]V {
 	out := map[string]V{key: value}
-	for k, v := range m {
-		out[k] = v
-	}
+	maps.Copy(out, m)
 	return out
 }
 
@@ -308,12 +291,10 @@ type webhookTarget struct {
 }
 
 func newWebhookTarget(c webhook.Config, maxInFlight int) (*webhookTarget, error) {
-	transport := newTransport(maxInFlight)
-	transport.DialContext = c.Dial // and no proxy, which would dial instead
-	return &webhookTarget{config: c, httpTarget: httpTarget{client: newClient(transport)}}, c.ReadSecrets()
+	// There is no proxy, which would dial instead.
+	return &webhookTarget{config: c, httpTarget: httpTarget{client: newClient(maxInFlight, &http.Transport{DialContext: c.Dial})}}, c.ReadSecrets()
 }
 
-// Do implements Target.
 func (t *webhookTarget) Do(ctx context.Context, a Attempt) Answer {
 	to := a.Job.GetHttp()
 	if err := t.config.Check(to.GetPath()); err != nil {
