@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/internal/testbed"
+	"github.com/stagemesh/stagemesh/mesh/bus"
 )
 
 // jobsInFlight is the bound of the pool of jobsFleet.
@@ -37,13 +38,14 @@ type jobsFleet struct {
 
 // newJobsFleet starts all but the dispatchers. A job takes that long. The pool has the keys of
 // pool, too.
-func newJobsFleet(t *testing.T, run time.Duration, pool map[string]any) *jobsFleet {
+func newJobsFleet(t *testing.T, stage hostSpec, pool map[string]any) *jobsFleet {
 	t.Helper()
 	keys := map[string]any{"target": map[string]any{"pipelines": []string{"echo"}}, "max_in_flight": jobsInFlight}
 	maps.Copy(keys, pool)
 	f := &jobsFleet{t: t, fleet: newFleet(t, brokerRegistry), accepted: map[string]string{}}
 	f.jobs = map[string]any{"pools": map[string]any{"main": keys}, "queues": map[string]any{"nightly": map[string]any{}}}
-	f.stage = f.host(hostSpec{run: run, chunks: 1, slots: max(8*jobsInFlight, keys["max_in_flight"].(int))})
+	stage.chunks, stage.slots = max(1, stage.chunks), max(8*jobsInFlight, keys["max_in_flight"].(int))
+	f.stage = f.host(stage)
 	f.gatewayOf(f.spec(false))
 	return f
 }
@@ -207,7 +209,7 @@ func (f *jobsFleet) explainUnended() {
 // Mesh attempts are never sent again while they may run, so no job runs twice.
 func TestJobsRunOnceWhileTheirOwnersDie(t *testing.T) {
 	t.Parallel()
-	f := newJobsFleet(t, 20*time.Millisecond, map[string]any{"timeout": "10s"})
+	f := newJobsFleet(t, hostSpec{run: 20 * time.Millisecond}, map[string]any{"timeout": "10s"})
 	f.dispatch()
 	finish := f.load(endless, 400*time.Millisecond)
 	for range pick(10, 25) {
@@ -241,7 +243,7 @@ func (f *jobsFleet) flow(more int) {
 // The answers of attempts that run for longer than a takeover belong to the next owner.
 func TestAttemptsOutliveTheirDispatcher(t *testing.T) {
 	t.Parallel()
-	f := newJobsFleet(t, 7*time.Second, nil)
+	f := newJobsFleet(t, hostSpec{run: 7 * time.Second}, nil)
 	f.dispatch()
 	f.submitMany(2 * jobsInFlight)
 	testbed.Eventually(t, "the pool is full", func() bool { return f.stage.runs() == jobsInFlight })
@@ -249,9 +251,55 @@ func TestAttemptsOutliveTheirDispatcher(t *testing.T) {
 	f.check(1)
 }
 
+// A watch gets each chunk once, and learns of those that died with a dispatcher.
+func TestWatchOutlivesADispatcher(t *testing.T) {
+	t.Parallel()
+	const chunks = 20
+	f := newJobsFleet(t, hostSpec{run: 10 * time.Second, chunks: chunks}, nil)
+	f.dispatch()
+	f.submitMany(1)
+	testbed.Eventually(t, "it runs", func() bool { return f.stage.runs() == 1 })
+	events := make(chan string, 1)
+	go func() {
+		_, body := f.get("http://" + f.gateways[0].address() + "/v1/jobs/" + f.accepted["job-1"] + "/events")
+		events <- body
+	}()
+	kept := f.streams()
+	testbed.Eventually(t, "chunks are kept", func() bool { return kept.state(bus.SubjectsOf(f.mesh).JobChunkStream()).Msgs >= 3 })
+	f.owner.Kill()
+	body := <-events
+	next, gaps, last := 1, 0, ""
+	for event := range strings.SplitSeq(strings.TrimSpace(body), "\n\n") {
+		var what struct {
+			Seq, First, Last int
+			State            string
+		}
+		_, data, _ := strings.Cut(event, "data: ")
+		if err := json.Unmarshal([]byte(data), &what); err != nil && !strings.HasPrefix(event, ":") {
+			t.Errorf("%q: %v", event, err)
+		}
+		switch last = event; {
+		case strings.Contains(event, "event: chunk"):
+			if what.Seq != next {
+				t.Errorf("chunk %d, want %d", what.Seq, next)
+			}
+			next = what.Seq + 1
+		case strings.Contains(event, "event: gap"):
+			if what.First != next {
+				t.Errorf("a gap from %d, want %d", what.First, next)
+			}
+			next, gaps = what.Last+1, gaps+1
+		}
+	}
+	if next != chunks+1 || gaps != 1 || !strings.Contains(last, `"state":"succeeded"`) {
+		t.Errorf("%d chunks, %d gaps:\n%s", next-1, gaps, body)
+	}
+	f.check(1)
+}
+
 func TestPausedOwnerLeavesThePoolToAnother(t *testing.T) {
 	t.Parallel()
-	f := newJobsFleet(t, 20*time.Millisecond, nil)
+	f := newJobsFleet(t, hostSpec{run: 20 * time.Millisecond}, nil)
 	f.dispatch()
 	finish := f.load(endless, 200*time.Millisecond)
 	for range pick(2, 10) {
@@ -272,7 +320,7 @@ func TestPausedOwnerLeavesThePoolToAnother(t *testing.T) {
 // An owner that wakes up without its lease leaves its attempts to the next owner.
 func TestPausedOwnerCancelsNoAttempt(t *testing.T) {
 	t.Parallel()
-	f := newJobsFleet(t, 12*time.Second, nil)
+	f := newJobsFleet(t, hostSpec{run: 12 * time.Second}, nil)
 	f.dispatch()
 	f.submitMany(jobsInFlight)
 	testbed.Eventually(t, "all run", func() bool { return f.stage.runs() == jobsInFlight })
@@ -286,7 +334,7 @@ func TestPausedOwnerCancelsNoAttempt(t *testing.T) {
 
 func TestCancelledJobIsStoppedAtItsStage(t *testing.T) {
 	t.Parallel()
-	f := newJobsFleet(t, 10*time.Millisecond, nil)
+	f := newJobsFleet(t, hostSpec{run: 10 * time.Millisecond}, nil)
 	f.dispatch()
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	for _, text := range []string{holdPrefix + "-1", holdPrefix + "-2"} {
@@ -306,7 +354,7 @@ func TestCancelledJobIsStoppedAtItsStage(t *testing.T) {
 
 func TestJobsSurviveEveryPart(t *testing.T) {
 	t.Parallel()
-	f := newJobsFleet(t, 20*time.Millisecond, nil)
+	f := newJobsFleet(t, hostSpec{run: 20 * time.Millisecond}, nil)
 	f.host(hostSpec{run: 20 * time.Millisecond, chunks: 1, slots: 8 * jobsInFlight})
 	f.dispatch()
 	finish := f.load(endless, 200*time.Millisecond)
@@ -327,7 +375,7 @@ func TestJobsSurviveEveryPart(t *testing.T) {
 
 // A queue of 10,000 jobs is followed again soon.
 func TestNextOwnerSendsSoon(t *testing.T) {
-	f := newJobsFleet(t, 20*time.Millisecond, nil)
+	f := newJobsFleet(t, hostSpec{run: 20 * time.Millisecond}, nil)
 	f.bulk(10_000, "")
 	f.dispatch()
 	f.flow(50)

@@ -119,7 +119,7 @@ func TestManyJobsEndOnce(t *testing.T) {
 		t.Parallel()
 	}
 	jobs, gate := pick(100_000, 1_000_000), newValve(t, time.Second)
-	f := newJobsFleet(t, 0, map[string]any{"max_in_flight": 256, "gate": gate.gate})
+	f := newJobsFleet(t, hostSpec{run: 0}, map[string]any{"max_in_flight": 256, "gate": gate.gate})
 	f.dispatch()
 	names, state := bus.SubjectsOf(f.mesh), f.streams().state
 	dispatcher, broker := f.owner.heap(), f.broker.memory()
@@ -246,7 +246,7 @@ func TestShutGateHoldsJobsWhileOthersExpire(t *testing.T) {
 	t.Parallel()
 	const each = 100
 	gate := newValve(t, 100*time.Millisecond)
-	f := newJobsFleet(t, 100*time.Millisecond, map[string]any{"gate": gate.gate})
+	f := newJobsFleet(t, hostSpec{run: 100 * time.Millisecond}, map[string]any{"gate": gate.gate})
 	f.dispatch()
 	f.bulk(each, "?ttl=6s")
 	f.bulk(each, "")
