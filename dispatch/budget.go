@@ -107,9 +107,8 @@ type credit struct {
 	ready       float64
 	breaker     breaker
 
-	reading reading
-	sampled time.Time // the reading's time as its source stated it
-	err     error
+	stated, reading reading // as its source stated it, and as it counts
+	err             error
 
 	from time.Time // when the owner began. Earlier readings may be spent, by an owner before
 
@@ -160,18 +159,18 @@ func (c *credit) size(d float64) (n float64, open bool) {
 
 // read takes a reading of the gate, or why there is none.
 func (c *credit) read(r reading, err error, now time.Time) {
-	c.err = err
-	if err == nil {
-		stated := r.at
+	before, isNew := c.stated, r != c.stated || c.err != nil
+	if c.err = err; err == nil && isNew {
+		c.stated = r
 		switch {
-		case stated.Equal(c.sampled) && r.source == c.reading.source:
+		case r.at.Equal(before.at) && r.source == before.source:
 			r.at = c.reading.at
-		case stated.After(now):
+		case r.at.After(now):
 			// The source's clock is ahead. Jobs sent before now are no part of later
 			// readings of the same sample either.
 			r.at = now
 		}
-		c.sampled, c.reading = stated, r
+		c.reading = r
 		c.recount(now)
 	}
 	c.room(now, c.head)
@@ -271,7 +270,7 @@ func (c *credit) closedBy(now time.Time) reason {
 	switch {
 	case c.err != nil:
 		return unreadable
-	case c.sampled.IsZero(), !c.reading.timeless && c.reading.at.Before(c.from):
+	case c.stated.at.IsZero(), !c.reading.timeless && c.reading.at.Before(c.from):
 		return noReading
 	case !(c.capacity() > 0):
 		return noServers

@@ -99,8 +99,8 @@ type Dispatcher struct {
 	changed         chan struct{}
 	running, owners sync.Map // the pools that this process owns or waits for; owners of the former
 	metrics         *metrics
-	latches         sync.Map // of pools that this process has owned
-	reconnects      atomic.Int64
+	latches         sync.Map        // of pools that this process has owned
+	reconnected     <-chan struct{} // has a value once the broker has been away: it may have lost messages
 }
 
 // New returns a dispatcher. It starts nothing.
@@ -128,20 +128,9 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 	if err := conn.WaitConnected(ctx); err != nil {
 		return nil
 	}
-	d.settings.keyValue = conn.KeyValue
+	d.settings.keyValue, d.reconnected = conn.KeyValue, conn.Reconnects()
 	d.jobs, d.dead = store.NewJobs(conn, d.settings.Config.Settings), store.NewDeadLetters(conn, d.settings.DeadLetters)
 	pools, ctx := errgroup.WithContext(ctx)
-	reconnected := conn.Reconnects()
-	pools.Go(func() error {
-		for {
-			select {
-			case <-reconnected:
-				d.reconnects.Add(1)
-			case <-ctx.Done():
-				return nil
-			}
-		}
-	})
 	pools.Go(func() error { return d.supervise(ctx, conn, pools) })
 	return pools.Wait()
 }

@@ -379,7 +379,7 @@ func (o *owner) leave(ctx context.Context, e *entry, ended *inferencev1.Job) {
 		return
 	}
 	if o.persist(ctx, e, "a job cannot be removed from its queue", func(ctx context.Context) error {
-		if o.reconnects.Load() != o.connection { // the broker may have lost the end of the stream, and another job has the number
+		if len(o.reconnected) > 0 { // another job may have the number
 			if j, err := o.jobs.QueuedAt(ctx, idOf(e).Queue, e.seq); errors.Is(err, store.ErrNoJob) || err == nil && j.ID.UUID != e.id {
 				return nil
 			}

@@ -146,9 +146,6 @@ type poolGate struct {
 	takesCapacity bool // true where the gate says what one server takes, if it knows that
 	polls         []*polled
 	notes         []func(out outcome, isLate bool, began, now time.Time)
-
-	last    reading
-	lastErr error
 }
 
 // newPoolGate returns a pool's gate, with the credit that it feeds, or what is wrong with its
@@ -205,11 +202,10 @@ func (g *poolGate) servers(ready any) (n float64, err error) {
 	return n, nil
 }
 
-// update passes on what the gate says now, if that is new.
+// update passes on what the gate says now.
 func (g *poolGate) update(now time.Time) {
 	var r reading
 	var err error
-	before := g.credit.ready
 	if g.ready != nil {
 		r, err = g.ready(now)
 		g.credit.ready = r.d
@@ -220,10 +216,7 @@ func (g *poolGate) update(now time.Time) {
 	if r.capacity > 0 && g.takesCapacity {
 		g.credit.Each = r.capacity
 	}
-	if r != g.last || err != g.lastErr || g.credit.ready != before { //nolint:errorlint // it is the same error until the next question
-		g.last, g.lastErr = r, err
-		g.credit.read(r, err, now)
-	}
+	g.credit.read(r, err, now)
 }
 
 func (g *poolGate) note(a Answer, out outcome, r *meshv1.JobRecord, now time.Time) {

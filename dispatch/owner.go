@@ -25,12 +25,11 @@ type owner struct {
 	*Dispatcher
 	plan // its queues need mu
 
-	lease      *store.Lease
-	pool       string
-	log        *slog.Logger
-	flights    sync.WaitGroup // the attempts that run, and the ends that are stored
-	woken      chan struct{}
-	connection int64 // reconnects as the owner began
+	lease   *store.Lease
+	pool    string
+	log     *slog.Logger
+	flights sync.WaitGroup // the attempts that run, and the ends that are stored
+	woken   chan struct{}
 
 	mu     sync.Mutex
 	order  *order
@@ -84,7 +83,7 @@ const (
 
 func newOwner(d *Dispatcher, pool string, p plan, l *store.Lease) *owner {
 	o := &owner{
-		Dispatcher: d, plan: p, lease: l, pool: pool, log: d.log.With("pool", pool), connection: d.reconnects.Load(),
+		Dispatcher: d, plan: p, lease: l, pool: pool, log: d.log.With("pool", pool),
 		woken: make(chan struct{}, 1), order: newOrder(cmp.Or(p.config.Merge, weighted)),
 		known: map[[16]byte]*entry{}, running: map[[16]byte]*running{}, records: map[[16]byte]store.StoredRecord{},
 	}

@@ -129,19 +129,13 @@ func addLast[T any](last []T, value T, most int) []T {
 
 // paceOf returns how many attempts began a second within the last minute; 0 if that is not known.
 func paceOf(starts []time.Time, now time.Time) float64 {
-	oldest, n := now, 0
-	for _, at := range starts {
-		if now.Sub(at) < time.Minute {
-			n++
-			if at.Before(oldest) {
-				oldest = at
-			}
-		}
+	for len(starts) > 0 && now.Sub(starts[0]) >= time.Minute {
+		starts = starts[1:]
 	}
-	if n < 2 {
+	if len(starts) < 2 {
 		return 0
 	}
-	return float64(n) / max(now.Sub(oldest).Seconds(), .001)
+	return float64(len(starts)) / max(now.Sub(starts[0]).Seconds(), .001)
 }
 
 // maxCounted bounds what a position is counted among: the owner's lock is held meanwhile.
