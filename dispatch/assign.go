@@ -51,9 +51,8 @@ func (d *Dispatcher) newSetup(c Config) (*setup, error) {
 	return out, nil
 }
 
-// SetConfig replaces pools and queues while the dispatcher runs, all or, on an error, none. No
-// attempt is cancelled: a pool that has changed sends nothing until its attempts have ended. A
-// queue that is left out stays with the pool that it had.
+// SetConfig replaces pools and queues, all or, on an error, none. No attempt is cancelled: a pool that
+// has changed sends nothing until its attempts have ended. A queue left out stays with its pool.
 func (d *Dispatcher) SetConfig(c Config) error {
 	s, err := d.newSetup(c)
 	if err != nil {
@@ -67,8 +66,7 @@ func (d *Dispatcher) SetConfig(c Config) error {
 	return nil
 }
 
-// assignment is a queue as the dispatchers of a mesh agree on it, with the settings of the last
-// file that had it.
+// assignment is a queue as the dispatchers of a mesh agree on it, by the last file that had it.
 type assignment struct {
 	QueueConfig
 
@@ -117,8 +115,7 @@ func (a assignments) hold(pool string) (changed bool) {
 	return changed
 }
 
-// assign returns the assignments once edit has changed them, which reports whether it did and may
-// be called again.
+// assign returns the assignments once edit, which may be called again, has changed them, or need not.
 func (d *Dispatcher) assign(ctx context.Context, edit func(assignments) bool) (assignments, error) {
 	ctx, cancel := context.WithTimeout(ctx, brokerTimeout)
 	defer cancel()
@@ -258,8 +255,7 @@ func (a assignments) pools() (out []string) {
 }
 
 const (
-	// A dispatcher whose file does not have a pool lets those go first that have it, again after
-	// each ownGoneFor.
+	// A dispatcher without the pool in its file lets others go first, again after each ownGoneFor.
 	awaitOthers = 2 * time.Second
 	ownGoneFor  = time.Minute
 )

@@ -9,8 +9,7 @@ import (
 
 const (
 	maxInterruptions = 20 // how often the death of a dispatcher may interrupt a job
-	// Pauses double from firstPause to longestPause: between retries, while the breaker
-	// is open, and after refusals where no gate tells when the target has room.
+	// Pauses double between these: of retries, of an open breaker, of refusals without a gate that tells more.
 	firstPause, longestPause = time.Second, time.Minute
 	breakerFailures          = 10 // in a row open the breaker
 )
@@ -19,8 +18,7 @@ const (
 type outcome uint8
 
 const (
-	// interrupted attempts tell nothing about the job or the target: the job was
-	// cancelled, or its dispatcher stopped.
+	// The attempt tells nothing of job or target: the job was cancelled, or its dispatcher stopped.
 	interrupted outcome = iota
 	succeeded
 	latched // refused for want of capacity, so the job did not run
@@ -29,8 +27,7 @@ const (
 	poison // the job ends the process that runs it
 )
 
-// outcomeOfStatus is the outcome of an attempt that got an HTTP answer. Redirects are not
-// followed, so they are failures.
+// outcomeOfStatus is that of an HTTP answer. Redirects are not followed, so they are failures.
 func outcomeOfStatus(status int) outcome {
 	switch {
 	case status/100 == 2:
@@ -63,17 +60,15 @@ func outcomeOfReason(reason fault.Reason) outcome {
 type attempt struct {
 	outcome outcome
 	counts  bool // true where the attempt is one of the job's; see credit.ended
-	// failures and interruptions are the job's before this attempt; most is how many
-	// failures it may have.
+	// failures and interruptions are the job's before this attempt, of at most so many failures.
 	failures, interruptions, most int
 	retryAfter                    time.Duration // what the target asked for; 0 means nothing
 	hold                          time.Duration // how long the breaker wants the job back no earlier; see breaker.hold
 	left                          time.Duration
 }
 
-// next returns what happens to the job, and how long it pauses before it goes again: it has
-// succeeded or failed, is a dead letter as poison is, or is retried. random is uniform in [0, 1).
-// A latched job does not pause, because its pool is closed.
+// next returns what happens to the job: success, failure, a dead letter (poison), or another try after a
+// pause. random is uniform in [0, 1). A latched job does not pause, because its pool is closed.
 func (a attempt) next(random float64) (outcome, time.Duration) {
 	switch {
 	case a.outcome == interrupted && a.interruptions >= maxInterruptions:
@@ -97,9 +92,8 @@ func (a attempt) next(random float64) (outcome, time.Duration) {
 	return retried, pause
 }
 
-// retryPause returns the pause before retry k, which is 1 for the first: between a half
-// and all of a time that doubles. The target's Retry-After makes it longer, by up to a
-// quarter more than that, but to at most half the time that is left.
+// retryPause returns the pause before retry k, 1 for the first: between a half and all of a time that doubles,
+// or Retry-After and up to a quarter more, which takes at most half the time left.
 func retryPause(k int, retryAfter, left time.Duration, random float64) time.Duration {
 	half := pauseOf(k) / 2
 	pause := half + time.Duration(random*float64(half))
@@ -121,8 +115,7 @@ func medianOf(took []time.Duration) time.Duration {
 	return slices.Sorted(slices.Values(took))[len(took)/2]
 }
 
-// breaker closes a pool whose target fails for every job. It lets one job at a time
-// probe the target, after pauses that double, until the target answers. It is pure.
+// breaker closes a pool whose target fails for every job, but for one probe after pauses that double.
 type breaker struct {
 	disabled bool // true where each job has a target of its own
 	failures int  // in a row
@@ -137,8 +130,7 @@ func (b *breaker) blocks(now time.Time) bool {
 	return b.opened > 0 && (b.probing || now.Before(b.until))
 }
 
-// hold returns how long a job that failed stays away: until after the next probe, so that
-// a job that always fails does not keep the breaker open for all.
+// hold keeps a job that failed away until after the next probe, which another job may pass.
 func (b *breaker) hold(now time.Time) time.Duration {
 	if b.opened == 0 {
 		return 0
@@ -152,8 +144,7 @@ func (b *breaker) sent(id [16]byte) {
 	}
 }
 
-// ended takes note of an attempt's outcome, and reports whether it counts as an attempt
-// of its job: a failure does while the breaker is closed.
+// ended reports whether an attempt counts: a failure does while the breaker is closed.
 func (b *breaker) ended(id [16]byte, o outcome, now time.Time) (counts bool) {
 	probe := b.probing && b.probe == id
 	if probe {

@@ -33,11 +33,9 @@ type reading struct {
 	d      float64   // the budget's D, in [0, 1]: 1 - fullness, 1 - saturation, or the value itself
 	at     time.Time // when the value was true
 	source string
-	// timeless values, as those of a constant, say nothing of what the target does now.
-	// So no job in flight is part of them, and they lift no latch.
+	// timeless values say nothing of what the target does now: they know no job in flight, and lift no latch.
 	timeless bool
-	// counts is true where d counts jobs in flight one by one: one that was part of the reading
-	// makes room when it ends, before the next reading.
+	// counts is true where d counts jobs one by one: one that ends makes room before the next reading.
 	counts   bool
 	capacity float64 // what the target takes in all, where the gate knows that
 }
@@ -98,8 +96,7 @@ const (
 	headTooLarge reason = "next job waits to go alone"
 )
 
-// credit is what a pool may send now. It knows the last reading, what was sent since it
-// was true, and what the target refused. It is pure, and not safe for concurrent use.
+// credit is what a pool may send now, by the last reading, what was sent since, and refusals. It is pure.
 type credit struct {
 	BudgetConfig // with its defaults
 
@@ -131,8 +128,7 @@ type flight struct {
 // latch closes a pool after a refusal.
 type latch struct {
 	at, until time.Time // of the last refusal, and what its Retry-After asked for
-	// row is how many refusals came in a row, of jobs that were sent one after the
-	// other; pause is for gates whose readings say nothing of the target.
+	// row is of refusals of jobs that were sent one after the other; pause is for timeless gates.
 	row   int
 	pause time.Time
 }
@@ -143,8 +139,7 @@ func newCredit(b BudgetConfig, maxInFlight int, now time.Time) *credit {
 
 func (c *credit) capacity() float64 { return c.ready * c.Each }
 
-// size returns N = ready * each * (D - B), in whole requests where that is the unit, and
-// whether the budget is open at all.
+// size returns N = ready * each * (D - B), whole requests where that is the unit, and if it is open at all.
 func (c *credit) size(d float64) (n float64, open bool) {
 	capacity := c.capacity()
 	if !(capacity > 0 && d-*c.Baseline > margin) {
@@ -166,8 +161,7 @@ func (c *credit) read(r reading, err error, now time.Time) {
 		case r.at.Equal(before.at) && r.source == before.source:
 			r.at = c.reading.at
 		case r.at.After(now):
-			// The source's clock is ahead. Jobs sent before now are no part of later
-			// readings of the same sample either.
+			// The source's clock is ahead. Jobs before now are no part of later readings of the sample either.
 			r.at = now
 		}
 		c.reading = r
@@ -216,8 +210,7 @@ func (c *credit) costOf(cost int64) float64 {
 	return float64(cost)
 }
 
-// finish takes note of a job's end, and reports whether that counts as an attempt.
-// retryAfter is what a target asked for that refused it.
+// finish takes note of a job's end, and of Retry-After. It reports whether that counts as an attempt.
 func (c *credit) finish(id [16]byte, o outcome, retryAfter time.Duration, now time.Time) (counts bool) {
 	f, ok := c.flights[id]
 	if !ok {
@@ -250,8 +243,7 @@ func (c *credit) finish(id [16]byte, o outcome, retryAfter time.Duration, now ti
 	return c.breaker.ended(id, o, now)
 }
 
-// room reports whether the job that goes next, of that cost, may be sent now, and if not,
-// why.
+// room reports whether the job that goes next, of that cost, may be sent now, or why not.
 func (c *credit) room(now time.Time, headCost int64) (ok bool, why reason) {
 	c.head = headCost
 	why = c.closedBy(now)

@@ -37,8 +37,7 @@ type PoolConfig struct {
 	Target TargetConfig `yaml:"target"`
 	// MaxInFlight bounds the jobs that run; 0 means DefaultMaxInFlight.
 	MaxInFlight int `yaml:"max_in_flight"`
-	// Timeout bounds an attempt; 0 means the pipeline's own, or DefaultTimeout of an HTTP
-	// target.
+	// Timeout bounds an attempt; 0 means the pipeline's own, or DefaultTimeout of an HTTP target.
 	Timeout time.Duration `yaml:"timeout"`
 	// Limits bound the jobs of each tenant, or of each value of an attribute.
 	Limits []LimitConfig `yaml:"limits"`
@@ -68,8 +67,7 @@ type QueueConfig struct {
 	Weight float64 `yaml:"weight"`
 	// Attempts is how often a job may fail; 0 means DefaultAttempts.
 	Attempts int `yaml:"attempts"`
-	// Class is that of the jobs among the requests of this mesh: low, the default, normal or
-	// high.
+	// Class is that of the jobs among the requests of this mesh: low, the default, normal or high.
 	Class string `yaml:"class"`
 }
 

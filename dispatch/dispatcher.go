@@ -25,19 +25,16 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/store"
 )
 
-// Target makes attempts: a mesh, or an HTTP endpoint. Its methods return by the deadline of the
-// attempt, or soon after their context ends.
+// Target makes attempts. Its methods return by the deadline of one, or soon after their context ends.
 type Target interface {
 	// Do makes an attempt.
 	Do(ctx context.Context, a Attempt) Answer
 	// Timeout is how long an attempt of a job may take; 0 means until the job's deadline.
 	Timeout(j store.StoredJob) time.Duration
-	// Resume returns the answer of an attempt that another dispatcher began, and may still run.
-	// It returns false if that attempt is over without an answer, or its answer is unknown and
-	// the job may be sent again.
+	// Resume returns the answer of an attempt that another dispatcher began. It returns false if that is over
+	// without an answer, or the job may be sent again.
 	Resume(ctx context.Context, a Attempt) (Answer, bool)
-	// Forget drops what the target keeps of an attempt for Resume, as far as it can without a wait.
-	// The job's record has its answer.
+	// Forget drops what is kept of an attempt for Resume, without a wait. The record has its answer.
 	Forget(request pipeline.RequestID)
 }
 
@@ -70,15 +67,13 @@ type Settings struct {
 	Bus         bus.Settings
 	Target      func(PoolConfig) Target // of a pool whose jobs go to pipelines
 	DeadLetters store.Settings
-	// Stages returns what the stages of pipelines of the mesh have to do, ReadyHosts how many
-	// hosts of a stage take items, and ReadyInstances how many instances of a service pass
-	// their checks in Consul. Gates that need one of them require it.
+	// Stages returns the load of stages, ReadyHosts how many hosts of a stage take items, ReadyInstances how
+	// many instances of a service pass in Consul. Gates that need one require it.
 	Stages         func(ctx context.Context, pipelines []string) ([]StageLoad, error)
 	ReadyHosts     func(stage string) (int, error)
 	ReadyInstances func(ctx context.Context, service string) (int, error)
 	keyValue       func(ctx context.Context, bucket, key string) (*bus.StoredMessage, error)
-	// DrainTimeout bounds how long a stop waits for running attempts; 0 means
-	// DefaultDrainTimeout.
+	// DrainTimeout bounds how long a stop waits for attempts; 0 means DefaultDrainTimeout.
 	DrainTimeout time.Duration
 	Logger       *slog.Logger
 	Meter        metric.Meter
@@ -174,8 +169,7 @@ func retry(ctx context.Context, log *slog.Logger, problem string, try func(conte
 	return ctx.Err()
 }
 
-// ownPool owns a pool until the context ends, the lease is lost, or it has another plan. Then it
-// waits for the attempts that run.
+// ownPool owns a pool until the context, the lease or the plan ends, and then awaits its attempts.
 func (d *Dispatcher) ownPool(ctx context.Context, conn *bus.Bus, pool string, p plan, l *store.Lease) error {
 	o := newOwner(d, pool, p, l)
 	if t, ok := p.target.(interface{ close() }); ok {

@@ -162,9 +162,8 @@ func (o *owner) persist(ctx context.Context, e *entry, problem string, call func
 	return err == nil
 }
 
-// put makes r the record of a job. A job that was cancelled while its attempt ran is cancelled
-// then, unless it has succeeded. put returns false if there is nothing left to do: another
-// process has ended the job, or begun an attempt.
+// put makes r the record of a job. One that was cancelled meanwhile is cancelled, unless it has succeeded.
+// It returns false if nothing is left to do: another process has ended the job, or begun an attempt.
 func (o *owner) put(ctx context.Context, e *entry, r *meshv1.JobRecord) bool {
 	id, tenant, after, isMine := idOf(e), e.line.tenant, e.record, true
 	isStored := o.persist(ctx, e, "the record of a job cannot be stored", func(ctx context.Context) error {
@@ -226,8 +225,7 @@ func (o *owner) noteRecord(e *entry, seq uint64) {
 	e.record, o.highest = seq, max(o.highest, seq)
 }
 
-// endUnlessOpen removes a job that another process has ended. One that has not ended goes on as
-// its record says: it waits, or the attempt of another owner is resumed.
+// endUnlessOpen removes a job that another process has ended. Else it goes on as its record says.
 func (o *owner) endUnlessOpen(ctx context.Context, e *entry) {
 	var r store.StoredRecord
 	if !o.persist(ctx, e, "the record of a job cannot be read", func(ctx context.Context) (err error) {
@@ -346,8 +344,7 @@ func expiredFault() *fault.Fault {
 	return fault.New(fault.DeadlineExceeded, "the deadline of the job passed before it succeeded")
 }
 
-// store stores the record of a job of which nothing runs any more. Then the job leaves, or waits
-// again.
+// store stores the record of a job of which nothing runs. Then the job leaves, or waits again.
 func (o *owner) store(ctx context.Context, e *entry, r *meshv1.JobRecord) {
 	if !o.put(ctx, e, r) {
 		return
@@ -365,8 +362,7 @@ func (o *owner) store(ctx context.Context, e *entry, r *meshv1.JobRecord) {
 	o.giveBack(e)
 }
 
-// leave removes a job from its queue, whose end is stored. Before that it stores the notice for its
-// webhook.
+// leave removes a job from its queue, whose end is stored, once the notice for its webhook is.
 func (o *owner) leave(ctx context.Context, e *entry, ended *inferencev1.Job) {
 	o.mu.Lock()
 	url := o.running[e.id].webhook

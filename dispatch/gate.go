@@ -36,8 +36,7 @@ type Gate struct {
 	Adaptive   *AdaptiveGate   `yaml:"adaptive"`
 	Mesh       *MeshGate       `yaml:"mesh"`
 
-	// First is the first gate with a valid reading, Min the one with the least, Product all
-	// of them multiplied.
+	// First is the first with a valid reading, Min the one with the least, Product all multiplied.
 	First   []Gate `yaml:"first"`
 	Min     []Gate `yaml:"min"`
 	Product []Gate `yaml:"product"`
@@ -132,8 +131,7 @@ func compose(p *poolGate, of []Gate, at, key, number string) (gate, error) {
 	}, errors.Join(errs...)
 }
 
-// poolGate is the gate of a pool that this process owns. Its methods but run need the owner's
-// lock.
+// poolGate is the gate of a pool. Its methods but run need the owner's lock.
 type poolGate struct {
 	settings  *Settings
 	pipelines []string
@@ -148,8 +146,7 @@ type poolGate struct {
 	notes         []func(out outcome, isLate bool, began, now time.Time)
 }
 
-// newPoolGate returns a pool's gate, with the credit that it feeds, or what is wrong with its
-// configuration. Without a gate in the file a pool is open up to max_in_flight.
+// newPoolGate returns a pool's gate and credit. Without a gate a pool is open up to max_in_flight.
 func newPoolGate(s *Settings, p PoolConfig, now time.Time) (*poolGate, error) {
 	c := cmp.Or(p.Gate, &GateConfig{Gate: Gate{Constant: new(ConstantGate)}, Budget: BudgetConfig{Baseline: new(float64)}})
 	g := &poolGate{

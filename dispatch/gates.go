@@ -45,8 +45,7 @@ type PrometheusGate struct {
 	// URL is that of the server, Query has one sample as its result.
 	URL   string `yaml:"url"`
 	Query string `yaml:"query"`
-	// TimeQuery returns when that was true, as min(timestamp(x)). Without it that was
-	// ScrapeInterval before the query; 0 means DefaultScrapeInterval.
+	// TimeQuery returns when that was true, as min(timestamp(x)). Else it is ScrapeInterval old.
 	TimeQuery      string        `yaml:"time_query"`
 	ScrapeInterval time.Duration `yaml:"scrape_interval"`
 	// Of says what the sample is: fullness, saturation or budget.
@@ -138,8 +137,7 @@ func finite(v float64) error {
 // maxGatePage bounds what a source of a gate answers.
 const maxGatePage = 16 << 20
 
-// fetch returns a page, and when it was true: by its headers Age and Last-Modified, else when it
-// was asked for. A form is posted.
+// fetch returns a page, and when it was true: by Age and Last-Modified, or now. A form is posted.
 func fetch(ctx context.Context, client *http.Client, address string, form url.Values) (page []byte, at time.Time, err error) {
 	method, at := http.MethodGet, time.Now()
 	if form != nil {
@@ -176,8 +174,7 @@ func fetch(ctx context.Context, client *http.Client, address string, form url.Va
 // ScrapeGate reads a page of metrics in the text format of Prometheus.
 type ScrapeGate struct {
 	URL string `yaml:"url"`
-	// Metric is summed over its series. The sum is in the unit of the budget, and what ready
-	// servers take less the sum is free.
+	// Metric is summed over its series, in the unit of the budget. What ready servers take less that is free.
 	Metric string `yaml:"metric"`
 }
 
@@ -289,8 +286,7 @@ func timeless(name string, d func(now time.Time) float64) gate {
 type ScheduleGate struct {
 	// Days are mon to sun; none means all.
 	Days []string `yaml:"days"`
-	// Hours are "22:00-06:00"; empty means all day. Those over midnight belong to the day on
-	// which they begin.
+	// Hours are "22:00-06:00"; empty means all day. Those over midnight belong to the day they begin on.
 	Hours string `yaml:"hours"`
 	// Zone is Europe/Berlin or such; empty means UTC.
 	Zone string `yaml:"zone"`
@@ -339,8 +335,7 @@ func minutesOf(text string) int {
 	return t.Hour()*60 + t.Minute()
 }
 
-// AdaptiveGate finds out how many jobs the target takes: one more after each window of
-// successes, half as many after a refusal or a timeout.
+// AdaptiveGate has one job more after each window of successes, half as many after a refusal or timeout.
 type AdaptiveGate struct {
 	// Window is the first window; 0 means 4.
 	Window int `yaml:"window"`
@@ -374,8 +369,7 @@ func (c *AdaptiveGate) build(p *poolGate, source string) (gate, error) {
 
 // MeshGate looks at the stages of the pool's pipelines. The one that is busiest counts.
 type MeshGate struct {
-	// MaxWait is the estimated wait in front of a stage at which nothing more is sent; 0 means
-	// DefaultGateMaxWait.
+	// MaxWait is the estimated wait before a stage at which it is full; 0 means DefaultGateMaxWait.
 	MaxWait time.Duration `yaml:"max_wait"`
 }
 
@@ -385,8 +379,7 @@ const DefaultGateMaxWait = 5 * time.Second
 // StageLoad is what a stage has to do.
 type StageLoad struct {
 	Name string
-	// Items wait in its queues, or are in flight. MaxInFlight is the sum of what its ready hosts
-	// hold.
+	// Items wait in its queues, or are in flight. MaxInFlight is what its ready hosts hold.
 	Items, MaxInFlight int
 	Wait               time.Duration // in its queues, estimated; 0 where that is not known
 }

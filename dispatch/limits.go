@@ -11,8 +11,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/config"
 )
 
-// LimitConfig bounds the jobs of each tenant in a pool, or of each value of an attribute: by
-// Concurrency, Rate or Quota.
+// LimitConfig bounds the jobs of each tenant, or value of an attribute, by Concurrency, Rate or Quota.
 type LimitConfig struct {
 	// By is tenant, or attributes and a name, as in attributes.model.
 	By string `yaml:"by"`
@@ -20,8 +19,7 @@ type LimitConfig struct {
 	Concurrency int `yaml:"concurrency"`
 	// Rate bounds the jobs that start within any Window.
 	Rate int `yaml:"rate"`
-	// Quota bounds what starts in each Window, which begins at a multiple of its length in UTC.
-	// It is in Unit: requests, the default, bytes or tokens.
+	// Quota bounds what starts in each Window, from a multiple of it in UTC, in Unit: requests, bytes or tokens.
 	Quota  int64         `yaml:"quota,size"`
 	Unit   string        `yaml:"unit"`
 	Window time.Duration `yaml:"window"`
@@ -30,10 +28,8 @@ type LimitConfig struct {
 const (
 	tenantKey    = "tenant"
 	attributeKey = "attributes."
-	// maxLimits bounds those of a pool, and maxRate LimitConfig.Rate: a dispatcher remembers as
-	// many starts of each key.
-	maxLimits = 8
-	maxRate   = 100_000
+	maxLimits    = 8       // of a pool
+	maxRate      = 100_000 // a dispatcher remembers as many starts of each key
 )
 
 func (l LimitConfig) validate() error {
@@ -65,9 +61,7 @@ func (l LimitConfig) unit() string { return cmp.Or(l.Unit, unitRequests) }
 
 func (l LimitConfig) quotaName() string { return fmt.Sprintf("%s %s %s", l.By, l.unit(), l.Window) }
 
-// limits are those of a pool. Each holds for a key of its own: a tenant, or the value of an
-// attribute. They are pure, and not safe for concurrent use. Keys are dropped once they mean
-// nothing.
+// limits are those of a pool, each by a key: a tenant, or the value of an attribute. They are pure.
 type limits []*limit
 
 // limit is one of them. Beside its configuration, one of its fields is set.
@@ -106,8 +100,7 @@ func (ls limits) keysOf(tenant string, attributes map[string]string) (keys []str
 	return keys
 }
 
-// reached returns the limit that keeps the first job of a line from starting; nil if none does.
-// If wants is true, and more of a quota would do, that is reserved next.
+// reached returns the limit that holds the first job of a line back. With wants, a quota is then reserved.
 func (ls limits) reached(of *line, now time.Time, wants bool) *limit {
 	for i, l := range ls {
 		var ok bool
@@ -163,8 +156,7 @@ func (ls limits) end(e *entry) {
 	}
 }
 
-// correct takes note of what an attempt cost that started at a time: nothing if it was refused,
-// else its tokens, 0 where these are not known.
+// correct takes note of the cost of an attempt: none if it was refused, else its tokens where known.
 func (ls limits) correct(e *entry, started time.Time, isRefused bool, tokens int64) {
 	for i, l := range ls {
 		q, cost := l.quota, e.costIn(l.unit())
@@ -191,8 +183,7 @@ func (e *entry) costIn(unit string) int64 {
 // minSwept is the least number of keys that are worth looking through.
 const minSwept = 1024
 
-// rateLimit bounds the jobs of a key that start within any window: no interval of that
-// length, including its begin and excluding its end, has more.
+// rateLimit bounds the starts of a key in any window, its begin included and its end not.
 type rateLimit struct {
 	most   int
 	window time.Duration
@@ -224,8 +215,7 @@ const (
 	maxQuotaKeys = 1024 // bounds the keys of a quota in a window; those after them have one together
 )
 
-// quotaLimit bounds what the jobs of a key cost in a window. It spends what is reserved on the
-// broker, a part of the quota at a time. What an owner has left as it ends is lost.
+// quotaLimit bounds the cost of a key in a window. It spends parts that are reserved on the broker.
 type quotaLimit struct {
 	LimitConfig
 
@@ -234,8 +224,8 @@ type quotaLimit struct {
 	wants bool // a key wants a reservation
 }
 
-// quotaKey is what a key has reserved and not spent, what its jobs wait for besides, and what is
-// reserved once the broker has stored it. From refused on, unless 0, there is no more in the window.
+// quotaKey is what is reserved and not spent, wanted, and granted until that is stored. From refused on
+// the window has no more.
 type quotaKey struct{ left, wanted, granted, refused int64 }
 
 type storedQuota struct {
@@ -309,8 +299,7 @@ func (q *quotaLimit) reserve(stored storedQuota) storedQuota {
 	return stored
 }
 
-// reserve returns the quotas as the broker is to store them, with what jobs wait for. Call grant
-// once the broker has stored them.
+// reserve returns the quotas for the broker, with what jobs wait for. Call grant once they are stored.
 func (ls limits) reserve(value []byte) ([]byte, error) {
 	stored, next := map[string]storedQuota{}, map[string]storedQuota{}
 	if value != nil {

@@ -20,8 +20,7 @@ const (
 )
 
 const (
-	// A queue that got less than 1/starvedShare of the cost of the last recentJobs jobs
-	// goes before the queues of higher weight. With costs in requests, a job is a unit.
+	// A queue with under 1/starvedShare of the cost of the last recentJobs jobs goes first.
 	recentJobs   = 256
 	starvedShare = 16
 	idleKept     = 1024 // idle queues, or tenants of a class, that keep what they owe
@@ -85,11 +84,9 @@ type queueState struct {
 
 func (l *line) head() *entry { return l.jobs.items[0] }
 
-// order is the order of a pool's queued jobs: by queue, class, tenant, deadline and
-// acceptance. Queues, classes and tenants are levels of a tree whose leaves are lines; of a
-// tenant's lines the one with the first job goes.
-// The time to find a job grows with the number of lines that are passed over only, that to take
-// it with the logarithm of what waits. It is pure, and not safe for concurrent use.
+// order is the order of a pool's queued jobs. Queues, classes and tenants are levels of a tree; its leaves are
+// lines, and the one with the first job goes. To find a job takes longer by each line that is passed over,
+// to take it by the logarithm of what waits. It is pure.
 type order struct {
 	policy       string
 	root         node
@@ -141,8 +138,7 @@ func (o *order) queue(name string) *queueState {
 	return o.queues[name]
 }
 
-// line returns the line of a queue, class, tenant and keys. A line that stays empty may be
-// replaced by another with the same names.
+// line returns a line. One that stays empty may be replaced by another with the same names.
 func (o *order) line(queue string, class pipeline.Class, tenant string, keys ...string) *line {
 	path := []nodeKey{{ofQueue, queue}, {ofClass, string(class)}, {ofTenant, tenant}, {ofLine, queue + "\x00" + strings.Join(keys, "\x00")}}
 	if o.policy == byDeadline {
@@ -225,8 +221,7 @@ func (o *order) fix(l *line) {
 	heap.Fix(&l.node.parent.awake, l.node.place)
 }
 
-// wake has the delayed jobs wait whose time has come. Those whose deadline has passed
-// are among them, so expired is to be asked before next.
+// wake has delayed jobs wait whose time has come, or whose deadline: ask expired before next.
 func (o *order) wake(now int64) {
 	for len(o.delayed.items) > 0 && o.delayed.items[0].event() <= now {
 		e := o.delayed.items[0]
@@ -236,8 +231,7 @@ func (o *order) wake(now int64) {
 	}
 }
 
-// next returns the job that goes next, and nil if there is none. It stays until it is
-// taken. Paused queues are passed over, and lines for which passOver is true.
+// next returns the job to take next, if any. Paused queues, and lines by passOver, are passed over.
 func (o *order) next(passOver func(*line) bool) *entry {
 	if _, l := o.root.first(0, passOver, nil, nil); l != nil {
 		return l.head()
@@ -245,8 +239,7 @@ func (o *order) next(passOver func(*line) bool) *entry {
 	return nil
 }
 
-// take removes a waiting job that is about to run, and charges its queue, class and
-// tenant.
+// take removes a waiting job that is about to run, and charges its queue, class and tenant.
 func (o *order) take(e *entry) {
 	cost := float64(max(1, e.cost))
 	n := &e.line.node
@@ -262,8 +255,7 @@ func (o *order) take(e *entry) {
 	o.remove(e)
 }
 
-// expired returns a waiting or delayed job whose deadline has passed, and nil if there
-// is none.
+// expired returns a waiting or delayed job whose deadline has passed, if any.
 func (o *order) expired(now int64) *entry {
 	o.wake(now)
 	if len(o.deadlines.items) > 0 && o.deadlines.items[0].head().deadline <= now {
@@ -284,9 +276,8 @@ func (o *order) nextEvent() (at int64) {
 	return at
 }
 
-// node is a queue, class, tenant or line of the tree. Its children share what it gets by
-// stride scheduling: a child's v is the cost that it got, divided by its weight, and the
-// least v goes next. The heap awake has the children with waiting jobs.
+// node is a queue, class, tenant or line. Its children go by stride: v is a child's cost divided by its
+// weight, and the least v goes next. awake are those with waiting jobs.
 type node struct {
 	parent  *node
 	line    *line       // of a leaf
@@ -295,8 +286,7 @@ type node struct {
 	waiting int // jobs
 	weight  float64
 	v       float64
-	// floor is the v at which the last child went. No child goes from below it, so
-	// nobody saves up a share while it is idle or passed over.
+	// floor is the v of the last child that went: none goes from below it, so idle ones save nothing up.
 	floor    float64
 	served   float64 // what may be spent in the pool until a queue is starved
 	place    int     // in the parent's heap
@@ -378,8 +368,7 @@ func (n *node) wake() {
 	heap.Push(&p.awake, n)
 }
 
-// sleep is for a node without waiting jobs. What it owes is kept for when it returns,
-// unless too many are idle.
+// sleep is for a node without waiting jobs. It keeps what it owes, unless too many are idle.
 func (n *node) sleep() {
 	p := n.parent
 	heap.Remove(&p.awake, n.place)
@@ -404,9 +393,8 @@ func (n *node) isPaused() bool {
 	return n.queue != nil && !n.queue.pausedSince.IsZero() || n.line != nil && !n.line.of.pausedSince.IsZero()
 }
 
-// first returns the child of the node that goes first, and the line below it, of the child at
-// a place of the heap awake and those below that. best and its line go first unless another
-// child goes before. It looks below those children only that are passed over.
+// first returns the child that goes first, with its line, of those from a place of the heap on, or best if that
+// goes before. It looks below passed over ones only.
 func (n *node) first(place int, passOver func(*line) bool, best *node, of *line) (*node, *line) {
 	if place >= len(n.awake.items) || best != nil && !n.awake.less(n.awake.items[place], best) {
 		return best, of

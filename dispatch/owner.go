@@ -36,8 +36,7 @@ type owner struct {
 	gate   *poolGate
 	credit *credit // the gate's
 	limits limits
-	// took is how long the last attempts took that succeeded, median their median. No attempt
-	// starts with less time than that.
+	// took is of the last successes. No attempt starts with less time than their median.
 	took     []time.Duration
 	median   time.Duration
 	closed   time.Duration // how long the gate was closed until lookedAt; isClosed if it was then
@@ -53,8 +52,7 @@ type owner struct {
 	highest     uint64          // number of a record that is known
 	isReserving bool            // a reservation of quotas is stored
 	ending      int             // ends that are stored without an attempt
-	// isRetiring is true once the plan is another one. Then no attempt begins, and the owner stops
-	// when none runs.
+	// isRetiring is true once the plan is another one: no attempt begins, and the owner stops.
 	isRetiring bool
 }
 
@@ -75,8 +73,7 @@ type targetLatch struct {
 const (
 	maxEnding = 64 // bounds the ends that are stored at a time, of jobs that expire or were cancelled
 	maxReads  = 64 // how many records of an earlier owner are read at a time
-	// idlePause is how long dispatch waits where nothing wakes it, so that leases and latches are
-	// looked at again.
+	// idlePause is how long dispatch waits where nothing wakes it.
 	idlePause = 100 * time.Millisecond
 	quotaKind = "quota"
 )
@@ -367,9 +364,8 @@ func (o *owner) reserve(ctx context.Context) {
 	}
 }
 
-// start makes an attempt of a job, whose records are not below low, on a goroutine of its own; the
-// lock is held. The first context of do ends with the ownership, the second one also as the job
-// is cancelled.
+// start has do run for a job whose records are not below low; the lock is held. The first context ends with
+// the ownership, the second one also as the job is cancelled.
 func (o *owner) start(e *entry, low uint64, do func(ctx, cut context.Context)) {
 	ctx := o.attempts
 	cut, cancel := context.WithCancel(ctx)
@@ -407,8 +403,7 @@ func (o *owner) low() uint64 {
 	return out
 }
 
-// checkCancelled looks at a job that a gateway has cancelled: it leaves, or its attempt ends.
-// The record says so in any case; this only hastens it.
+// checkCancelled hastens what the record of a cancelled job says: it leaves, or its attempt ends.
 func (o *owner) checkCancelled(id pipeline.JobID) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -15,8 +15,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-// watch follows what operators pause, and looks for the oldest job of each queue, until the
-// context ends.
+// watch follows pauses, and the oldest job of each queue, until the context ends.
 func (o *owner) watch(ctx context.Context) error {
 	return o.jobs.FollowPauses(ctx, func() {
 		ctx, cancel := context.WithTimeout(ctx, brokerTimeout)
@@ -141,8 +140,7 @@ func paceOf(starts []time.Time, now time.Time) float64 {
 // maxCounted bounds what a position is counted among: the owner's lock is held meanwhile.
 const maxCounted = 4096
 
-// position returns the position of a waiting job, 1 for the next one. It is exact where deadlines
-// alone decide. Other lines are assumed to get their shares while the jobs before it go.
+// position is 1 for the job that goes next. It is exact where deadlines alone decide; else lines get their shares.
 func (o *order) position(e *entry) (position uint64, isExact bool) {
 	before, isExact := e.line.before(e)
 	for n := &e.line.node; n.parent != nil; n = n.parent {

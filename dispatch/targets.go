@@ -29,31 +29,26 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/webhook"
 )
 
-// HTTPTarget is an HTTP endpoint, such as an OpenAI-compatible server. The call of a job is
-// sent by POST to its path below URL, with the job's ID as Idempotency-Key on every try.
+// HTTPTarget is an endpoint that gets jobs by POST below URL, with the job's ID as Idempotency-Key.
 // Redirects are not followed.
 type HTTPTarget struct {
 	URL string `yaml:"url"`
 	// Headers are sent along; "{tenant}" in a value is the job's tenant.
 	Headers map[string]string `yaml:"headers"`
-	// TokenFile holds the token that is sent as Authorization: Bearer. It is read for each
-	// attempt.
+	// TokenFile holds the token of Authorization: Bearer. It is read for each attempt.
 	TokenFile string `yaml:"token_file,path"`
-	// CAFile has the certificates, in PEM, that vouch for the endpoint; empty means the
-	// system's. CertFile and KeyFile hold the dispatcher's own certificate.
+	// CAFile has the endpoint's authorities, else the system's. CertFile and KeyFile are the dispatcher's own.
 	CAFile   string `yaml:"ca_file,path"`
 	CertFile string `yaml:"cert_file,path"`
 	KeyFile  string `yaml:"key_file,path"`
-	// RepeatUnknown has jobs sent again whose dispatcher died before the answer; nil means
-	// true. Otherwise they fail.
+	// RepeatUnknown has jobs sent again whose dispatcher died, else they fail; nil means true.
 	RepeatUnknown *bool `yaml:"repeat_unknown"`
 }
 
 const (
 	DefaultTimeout = 10 * time.Minute // bounds an attempt at an HTTP target
 
-	// maxAnswer bounds an answer in bytes, so that the end of the job fits into one message
-	// of a broker with the defaults.
+	// maxAnswer has the end of a job fit into one message of a broker with the defaults.
 	maxAnswer        = 8<<20 - 128<<10
 	maxAnswerHeader  = 64 << 10
 	connectTimeout   = 5 * time.Second
@@ -186,8 +181,7 @@ func (t *httpTarget) Do(ctx context.Context, a Attempt) Answer {
 	return out
 }
 
-// parseRetryAfter reads the header Retry-After: seconds, or a date. It returns 0 for
-// anything else.
+// parseRetryAfter reads the header Retry-After: seconds, or a date. Anything else is 0.
 func parseRetryAfter(value string, now time.Time) time.Duration {
 	value = strings.TrimSpace(value)
 	if seconds, err := strconv.ParseUint(value, 10, 31); err == nil {
@@ -217,8 +211,7 @@ func (t *httpTarget) Resume(context.Context, Attempt) (Answer, bool) {
 	return Answer{Fault: fault.New(fault.TargetFailed, "a dispatcher ended while the attempt ran, and repeat_unknown of its pool forbids another one"), outcome: poison}, true
 }
 
-// request returns what is sent, but for the token. Nothing of it is the caller's but path, body
-// and content type.
+// request returns what is sent, but for the token. Path, body and content type are the caller's.
 func (t *httpTarget) request(ctx context.Context, a Attempt) (*http.Request, *fault.Fault) {
 	call := a.Job.GetHttp()
 	if call == nil {
@@ -238,8 +231,7 @@ func (t *httpTarget) request(ctx context.Context, a Attempt) (*http.Request, *fa
 	return r, nil
 }
 
-// targetFault returns the fault of an attempt without an answer. Tenants see its message, so the
-// error, which may have addresses, is its cause only.
+// targetFault returns a fault whose message tenants may see. The error may have addresses.
 func targetFault(ctx context.Context, err error) *fault.Fault {
 	if errors.Is(ctx.Err(), context.Canceled) {
 		return fault.From(ctx.Err())
@@ -253,13 +245,9 @@ func targetFault(ctx context.Context, err error) *fault.Fault {
 
 const (
 	webhookTimeout = 15 * time.Second
-	// webhookAttempts takes almost three days, so that a notice that nobody takes becomes a dead
-	// letter before it expires.
+	// webhookAttempts takes almost three days: a notice becomes a dead letter before it expires.
 	webhookAttempts     = 70
 	longestWebhookPause = time.Hour
-	// maxDiscarded bounds the bytes of an answer that are read so that its connection may be used
-	// again.
-	maxDiscarded = 4 << 10
 )
 
 // WithWebhooks returns the section with the pool and the queue of webhooks, if it has those.
@@ -282,8 +270,7 @@ func withEntry[V any](m map[string]V, key string, value V) map[string]V {
 	return out
 }
 
-// webhookTarget tells receivers of the ends of jobs. Each has a URL of its own, so the failure of
-// one is no reason to spare others.
+// webhookTarget tells of the ends of jobs. Each has its URL, so a failure is no reason to spare others.
 type webhookTarget struct {
 	httpTarget
 
@@ -318,8 +305,7 @@ func (t *webhookTarget) Do(ctx context.Context, a Attempt) Answer {
 	case err != nil:
 		return t.later(a, Answer{Fault: targetFault(ctx, err)})
 	}
-	defer answer.Body.Close()                                             //nolint:errcheck // it was only read
-	_, _ = io.Copy(io.Discard, io.LimitReader(answer.Body, maxDiscarded)) // nobody wants it
+	defer answer.Body.Close() //nolint:errcheck // nobody reads it
 	out := answerOfStatus(answer)
 	switch {
 	case out.outcome == succeeded:
@@ -331,8 +317,7 @@ func (t *webhookTarget) Do(ctx context.Context, a Attempt) Answer {
 	return out
 }
 
-// messageID returns the ID of the message, which is that of the job that has ended: it stays the
-// same if the notice is replayed.
+// messageID is that of the job that has ended, which stays the same if the notice is replayed.
 func messageID(a Attempt) string {
 	of, err := pipeline.ParseJobID(a.Job.GetJob().GetAttributes()[store.NoticeOf])
 	if err != nil {
@@ -341,8 +326,7 @@ func messageID(a Attempt) string {
 	return of.UUID.String()
 }
 
-// later has the notice sent again, after pauses that double up to an hour, or as long as the
-// receiver asks for.
+// later has the notice sent again after a pause that doubles up to an hour, or is longer by Retry-After.
 func (*webhookTarget) later(a Attempt, answer Answer) Answer {
 	const doublings = 12
 	pause := firstPause << min(max(a.Job.GetJob().GetAttempts(), 1)-1, doublings)
