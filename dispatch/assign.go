@@ -102,15 +102,16 @@ func (a assignments) of(pool string) map[string]QueueConfig {
 }
 
 func (a assignments) hold(pool string) (changed bool) {
-	mine := a.of(pool)
 	for name, q := range a {
-		before := q.Holder
-		if _, ok := mine[name]; ok {
+		switch {
+		case q.Pool == pool && q.Holder == "":
 			q.Holder = pool
-		} else if before == pool {
+		case q.Pool != pool && q.Holder == pool:
 			q.Holder = ""
+		default:
+			continue
 		}
-		a[name], changed = q, changed || q.Holder != before
+		a[name], changed = q, true
 	}
 	return changed
 }

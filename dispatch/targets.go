@@ -46,7 +46,8 @@ type HTTPTarget struct {
 }
 
 const (
-	DefaultTimeout = 10 * time.Minute // bounds an attempt at an HTTP target
+	// DefaultTimeout bounds an attempt at an HTTP target.
+	DefaultTimeout = 10 * time.Minute
 
 	// maxAnswer has the end of a job fit into one message of a broker with the defaults.
 	maxAnswer        = 8<<20 - 128<<10
