@@ -163,13 +163,9 @@ func (s Subjects) JobChanges(id pipeline.JobID, tenant string) string {
 
 // JobOf returns the job and the tenant of a subject of Job or JobRecord.
 func (s Subjects) JobOf(subject string) (id pipeline.JobID, tenant string, ok bool) {
-	tokens := strings.Split(subject, ".")
-	const queue, of, uuid, count = 2, 3, 4, 5
-	if len(tokens) != count {
-		return pipeline.JobID{}, "", false
-	}
-	id, err := pipeline.ParseJobID(tokens[queue] + "." + tokens[uuid])
-	return id, strings.TrimPrefix(tokens[of], noTenant), err == nil
+	queue, tenant, text := s.BatchRecordOf(subject)
+	id, err := pipeline.ParseJobID(queue + "." + text)
+	return id, tenant, err == nil
 }
 
 // JobCancel is the subject on which gateways say that a job was cancelled.
@@ -213,11 +209,12 @@ func (s Subjects) BatchRecord(kind, tenant, id string) string {
 
 // BatchRecordOf returns what a subject of BatchRecord was made of.
 func (s Subjects) BatchRecordOf(subject string) (kind, tenant, id string) {
-	tokens := strings.Split(strings.TrimPrefix(subject, string(s.mesh)+".batch."), ".")
-	if len(tokens) != 3 { //nolint:mnd // kind, tenant, ID
+	tokens := strings.Split(subject, ".")
+	const first, of, last, count = 2, 3, 4, 5
+	if len(tokens) != count {
 		return "", "", ""
 	}
-	return tokens[0], strings.TrimPrefix(tokens[1], noTenant), tokens[2]
+	return tokens[first], strings.TrimPrefix(tokens[of], noTenant), tokens[last]
 }
 
 // BatchRecordStream is the name of the stream that holds them.

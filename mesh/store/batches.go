@@ -216,11 +216,7 @@ func (s *Batches) Put(ctx context.Context, kind, tenant, id string, after uint64
 	if err != nil {
 		return 0, s.wrap(err)
 	}
-	receipt, err := s.bus.PublishAndWait(ctx, s.bus.BatchRecord(kind, tenant, id, after, data))
-	if err == nil && receipt.Duplicate {
-		err = ErrJobChanged
-	}
-	return receipt.Seq, s.wrap(err)
+	return s.replace(ctx, s.bus.BatchRecord(kind, tenant, id, after, data))
 }
 
 // List returns the IDs of a tenant's records, the greatest first.

@@ -180,11 +180,7 @@ func (s *Jobs) Control(ctx context.Context, kind, name string) ([]byte, uint64, 
 // SetControl replaces the value at number after, 0 for none, and returns the new one's number:
 // ErrJobChanged if the value is another one.
 func (s *Jobs) SetControl(ctx context.Context, kind, name string, after uint64, value []byte) (uint64, error) {
-	receipt, err := s.bus.PublishAndWait(ctx, s.bus.JobControl(kind, name, after, value))
-	if err == nil && receipt.Duplicate {
-		err = ErrJobChanged
-	}
-	return receipt.Seq, s.wrap(err)
+	return s.replace(ctx, s.bus.JobControl(kind, name, after, value))
 }
 
 // Pauses are the queues that operators have paused, and since when.

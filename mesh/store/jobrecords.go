@@ -62,17 +62,15 @@ func (s *Jobs) PutRecord(ctx context.Context, id pipeline.JobID, tenant string, 
 	if err != nil {
 		return 0, s.wrap(fmt.Errorf("%w: %w", ErrNotStorable, err))
 	}
-	receipt, err := s.bus.PublishAndWait(ctx, m)
+	seq, err := s.replace(ctx, m)
 	switch {
-	case err == nil && receipt.Duplicate:
-		err = ErrJobChanged
 	case errors.Is(err, bus.ErrTooLarge):
 		err = fmt.Errorf("%w: %w", ErrNotStorable, err)
 	case err == nil && IsEnd(r.GetJob().GetState()):
 		end, _ := json.Marshal(pipeline.JobDocumentOf(r.GetJob())) // texts and numbers always encode
 		s.bus.NotifyJobEnd(id.Queue, tenant, end)
 	}
-	return receipt.Seq, s.wrap(err)
+	return seq, err
 }
 
 // AwaitEnd returns the record of a job once it has ended, or the context's error.
@@ -101,20 +99,36 @@ func (s *Jobs) UnendedRecords(ctx context.Context, queues []pipeline.QueueName, 
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	config := jetstream.OrderedConsumerConfig{HeadersOnly: true, DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: max(1, from)}
-	for _, queue := range queues {
-		config.FilterSubjects = append(config.FilterSubjects, s.bus.JobRecords(queue, "*"))
-	}
 	isDone := false
-	err := s.follow(ctx, s.bus.JobRecordStream(), config, func() { isDone = true; cancel() }, func(msg jetstream.Msg, at *jetstream.MsgMetadata) {
-		if !IsEnd(bus.RecordState(msg.Headers())) {
-			handle(at.Sequence.Stream)
+	err := s.followRecords(ctx, queues, from, func() { isDone = true; cancel() }, func(_ jetstream.Msg, seq uint64, state inferencev1.JobState) {
+		if !IsEnd(state) {
+			handle(seq)
 		}
 	})
 	if isDone {
 		return nil
 	}
 	return err
+}
+
+// FollowEnds passes the ends of a queue's jobs to handle, from a number of their records on,
+// until the context ends.
+func (s *Jobs) FollowEnds(ctx context.Context, queue pipeline.QueueName, from uint64, handle func(pipeline.JobID, inferencev1.JobState)) error {
+	return s.followRecords(ctx, []pipeline.QueueName{queue}, from, func() {}, func(msg jetstream.Msg, _ uint64, state inferencev1.JobState) {
+		if id, _, isOne := s.bus.JobOf(msg.Subject()); isOne && IsEnd(state) {
+			handle(id, state)
+		}
+	})
+}
+
+func (s *Jobs) followRecords(ctx context.Context, queues []pipeline.QueueName, from uint64, caughtUp func(), handle func(jetstream.Msg, uint64, inferencev1.JobState)) error {
+	config := jetstream.OrderedConsumerConfig{HeadersOnly: true, DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: max(1, from)}
+	for _, queue := range queues {
+		config.FilterSubjects = append(config.FilterSubjects, s.bus.JobRecords(queue, "*"))
+	}
+	return s.follow(ctx, s.bus.JobRecordStream(), config, caughtUp, func(msg jetstream.Msg, at *jetstream.MsgMetadata) {
+		handle(msg, at.Sequence.Stream, bus.RecordState(msg.Headers()))
+	})
 }
 
 // RecordAt is Record by its number: ErrNoJob if another one has replaced it.
@@ -129,21 +143,6 @@ func (s *Jobs) LastRecord(ctx context.Context) (uint64, error) {
 		return 0, s.wrap(err)
 	}
 	return found.CachedInfo().State.LastSeq, nil
-}
-
-// FollowEnds passes the ends of a queue's jobs to handle, from a number of their records on,
-// until the context ends.
-func (s *Jobs) FollowEnds(ctx context.Context, queue pipeline.QueueName, from uint64, handle func(pipeline.JobID, inferencev1.JobState)) error {
-	config := jetstream.OrderedConsumerConfig{
-		HeadersOnly: true, FilterSubjects: []string{s.bus.JobRecords(queue, "*")},
-		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: max(1, from),
-	}
-	return s.follow(ctx, s.bus.JobRecordStream(), config, func() {}, func(msg jetstream.Msg, _ *jetstream.MsgMetadata) {
-		state := bus.RecordState(msg.Headers())
-		if id, _, isOne := s.bus.JobOf(msg.Subject()); isOne && IsEnd(state) {
-			handle(id, state)
-		}
-	})
 }
 
 // PutChunk keeps a chunk of a job's answer, as long as ends and while there is space. It calls

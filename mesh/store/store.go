@@ -137,6 +137,16 @@ func (s *stream) wrap(err error) error {
 	return fmt.Errorf("%s: %w", s.what, err)
 }
 
+// replace publishes a message that replaces another one, and returns its number: ErrJobChanged if
+// the other is not the one that is expected.
+func (s *stream) replace(ctx context.Context, m bus.Message) (uint64, error) {
+	receipt, err := s.bus.PublishAndWait(ctx, m)
+	if err == nil && receipt.Duplicate {
+		err = ErrJobChanged
+	}
+	return receipt.Seq, s.wrap(err)
+}
+
 // wait calls holds until it reports true or fails: at once, after each message on the
 // subject, and in between after a pause that grows from the least to the most,
 // because messages that are published while the connection is lost do not arrive.
