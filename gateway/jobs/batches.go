@@ -292,20 +292,13 @@ func (s *Service) CreateBatch(ctx context.Context, in NewBatch) (*store.Batch, e
 	if err != nil {
 		return nil, err
 	}
-	if f := s.stream.Ensure(ctx); f != nil {
-		return nil, f
-	}
-	records, err := s.store.LastRecord(ctx)
-	if err != nil {
-		return nil, err
-	}
 	id, now := uuid.Must(uuid.NewV7()), time.Now()
 	out := &store.BatchRecord{
 		Batch: store.Batch{
 			ID: recordID(store.BatchRecords, id), Object: "batch", Endpoint: in.Endpoint, InputFileID: in.InputFileID, CompletionWindow: in.CompletionWindow, Metadata: in.Metadata,
 			Status: store.BatchValidating, CreatedAt: now.Unix(), ExpiresAt: now.Add(window).Unix(),
 		},
-		Input: file.Data, InputBytes: file.Bytes, Records: records, FileSeconds: seconds,
+		Input: file.Data, InputBytes: file.Bytes, FileSeconds: seconds,
 	}
 	_, err = s.batches.Put(ctx, store.BatchRecords, call.TenantOf(ctx), out.ID, 0, out)
 	return &out.Batch, err

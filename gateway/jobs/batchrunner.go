@@ -28,6 +28,8 @@ const (
 	batchPause = time.Second
 	countPause = 200 * time.Millisecond
 	sweepPause = 10 * time.Second
+	// clockSlack is more than the clocks of gateways and of the broker differ.
+	clockSlack = time.Minute
 )
 
 // batchRunner processes all batches while its gateway has the lease. What it does can be repeated:
@@ -91,10 +93,6 @@ func (s *Service) followBatches(ctx context.Context, queue pipeline.QueueName) e
 		reading: semaphore.NewWeighted(maxReading), writing: semaphore.NewWeighted(maxWriting),
 		runs: map[pipeline.LinePrefix]*batchRun{}, files: map[string]knownFile{},
 	}
-	first, err := s.store.LastRecord(ctx)
-	if err != nil {
-		return err
-	}
 	work, ctx := errgroup.WithContext(ctx)
 	work.Go(func() error {
 		return s.batches.Follow(ctx, r.receiveFile, func(seq uint64, tenant string, record store.BatchRecord) {
@@ -104,11 +102,12 @@ func (s *Service) followBatches(ctx context.Context, queue pipeline.QueueName) e
 		}, func() {
 			r.mu.Lock()
 			defer r.mu.Unlock()
+			first := time.Now().Unix()
 			for _, b := range r.runs {
-				first = min(first, b.get().Records)
+				first = min(first, b.get().CreatedAt)
 			}
 			work.Go(func() error { return r.sweepFiles(ctx) })
-			work.Go(func() error { return s.store.FollowEnds(ctx, queue, first, r.count) })
+			work.Go(func() error { return s.store.FollowEnds(ctx, queue, time.Unix(first, 0).Add(-clockSlack), r.count) })
 		})
 	})
 	return work.Wait()

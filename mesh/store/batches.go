@@ -107,8 +107,6 @@ type BatchRecord struct {
 	// Input and InputBytes are those of the input file, which may be deleted meanwhile.
 	Input      string `json:"input"`
 	InputBytes int64  `json:"input_bytes"`
-	// Records is not above the number of any record of its jobs.
-	Records uint64 `json:"records"`
 	// FileSeconds is how long its output files last.
 	FileSeconds int64 `json:"file_seconds"`
 }

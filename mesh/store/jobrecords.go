@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 	"google.golang.org/protobuf/proto"
@@ -100,7 +101,8 @@ func (s *Jobs) UnendedRecords(ctx context.Context, queues []pipeline.QueueName, 
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	isDone := false
-	err := s.followRecords(ctx, queues, from, func() { isDone = true; cancel() }, func(_ jetstream.Msg, seq uint64, state inferencev1.JobState) {
+	config := jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: max(1, from)}
+	err := s.followRecords(ctx, queues, config, func() { isDone = true; cancel() }, func(_ jetstream.Msg, seq uint64, state inferencev1.JobState) {
 		if !IsEnd(state) {
 			handle(seq)
 		}
@@ -111,18 +113,19 @@ func (s *Jobs) UnendedRecords(ctx context.Context, queues []pipeline.QueueName, 
 	return err
 }
 
-// FollowEnds passes the ends of a queue's jobs to handle, from a number of their records on,
-// until the context ends.
-func (s *Jobs) FollowEnds(ctx context.Context, queue pipeline.QueueName, from uint64, handle func(pipeline.JobID, inferencev1.JobState)) error {
-	return s.followRecords(ctx, []pipeline.QueueName{queue}, from, func() {}, func(msg jetstream.Msg, _ uint64, state inferencev1.JobState) {
+// FollowEnds passes the ends of a queue's jobs since a time to handle, and then each new one, until
+// the context ends.
+func (s *Jobs) FollowEnds(ctx context.Context, queue pipeline.QueueName, since time.Time, handle func(pipeline.JobID, inferencev1.JobState)) error {
+	config := jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &since}
+	return s.followRecords(ctx, []pipeline.QueueName{queue}, config, func() {}, func(msg jetstream.Msg, _ uint64, state inferencev1.JobState) {
 		if id, _, isOne := s.bus.JobOf(msg.Subject()); isOne && IsEnd(state) {
 			handle(id, state)
 		}
 	})
 }
 
-func (s *Jobs) followRecords(ctx context.Context, queues []pipeline.QueueName, from uint64, caughtUp func(), handle func(jetstream.Msg, uint64, inferencev1.JobState)) error {
-	config := jetstream.OrderedConsumerConfig{HeadersOnly: true, DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: max(1, from)}
+func (s *Jobs) followRecords(ctx context.Context, queues []pipeline.QueueName, config jetstream.OrderedConsumerConfig, caughtUp func(), handle func(jetstream.Msg, uint64, inferencev1.JobState)) error {
+	config.HeadersOnly = true
 	for _, queue := range queues {
 		config.FilterSubjects = append(config.FilterSubjects, s.bus.JobRecords(queue, "*"))
 	}
@@ -134,15 +137,6 @@ func (s *Jobs) followRecords(ctx context.Context, queues []pipeline.QueueName, f
 // RecordAt is Record by its number: ErrNoJob if another one has replaced it.
 func (s *Jobs) RecordAt(ctx context.Context, seq uint64) (StoredRecord, error) {
 	return s.record(s.bus.At(ctx, s.bus.JobRecordStream(), seq))
-}
-
-// LastRecord returns the number of the latest record.
-func (s *Jobs) LastRecord(ctx context.Context) (uint64, error) {
-	found, err := s.bus.JetStream().Stream(ctx, s.bus.JobRecordStream())
-	if err != nil {
-		return 0, s.wrap(err)
-	}
-	return found.CachedInfo().State.LastSeq, nil
 }
 
 // PutChunk keeps a chunk of a job's answer, as long as ends and while there is space. It calls
