@@ -39,7 +39,7 @@ func (s *Service) RunJob(ctx context.Context, job store.StoredJob, r *call.Reque
 		case attempt == 0:
 			last, _, err := s.store.LastChunk(ctx, job.ID, job.Tenant)
 			if err != nil {
-				return nil
+				return nil //nolint:nilerr // the chunk is a gap
 			}
 			attempt = max(uint64(job.Job.GetJob().GetAttempts()), last.GetAttempt()+1) // not each attempt counts
 		case c.Attempt > run:
@@ -47,7 +47,7 @@ func (s *Service) RunJob(ctx context.Context, job store.StoredJob, r *call.Reque
 		}
 		run = c.Attempt
 		if sent.Acquire(ctx, 1) != nil {
-			return nil
+			return nil //nolint:nilerr // the call has ended
 		}
 		s.store.PutChunk(job.ID, job.Tenant, &inferencev1.JobChunk{Attempt: attempt, Seq: c.Seq, RequestId: c.RequestID, Outputs: payload.ToProto(c.Outputs)}, func(err error) {
 			if err != nil {

@@ -168,8 +168,9 @@ func (s *Jobs) chunk(msg *bus.StoredMessage, err error) (*inferencev1.JobChunk, 
 		return nil, 0, s.wrap(err)
 	}
 	out := new(meshv1.JobChunks)
-	if proto.Unmarshal(msg.Data, out) != nil || len(out.GetChunks()) != 1 {
-		return nil, msg.Seq, nil // bytes of another program
+	_ = proto.Unmarshal(msg.Data, out) // bytes of another program have no chunk
+	if len(out.GetChunks()) != 1 {
+		return nil, msg.Seq, nil
 	}
 	return out.GetChunks()[0], msg.Seq, nil
 }

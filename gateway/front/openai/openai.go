@@ -83,15 +83,9 @@ func (h *handler) handle(serve serveFunc) http.HandlerFunc {
 		case err != nil:
 			WriteError(w, err)
 		case out != nil:
-			writeJSON(w, http.StatusOK, out)
+			transport.WriteJSON(w, http.StatusOK, out)
 		}
 	}
-}
-
-func writeJSON(w http.ResponseWriter, status int, value any) {
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(value) // a failed write is no error: the caller has disconnected
 }
 
 // WriteError answers with the fault in err's chain.
@@ -109,7 +103,7 @@ func WriteError(w http.ResponseWriter, err error) {
 		param = f.Violations[0].Field
 	}
 	transport.SetFaultHeaders(w.Header(), f)
-	writeJSON(w, status, map[string]any{"error": map[string]any{"message": f.Message, "type": kind, "param": param, "code": strings.ToLower(string(f.Reason))}})
+	transport.WriteJSON(w, status, map[string]any{"error": map[string]any{"message": f.Message, "type": kind, "param": param, "code": strings.ToLower(string(f.Reason))}})
 }
 
 // Bounds of the fields of a form beside the file.

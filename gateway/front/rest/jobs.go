@@ -2,7 +2,6 @@ package rest
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -123,7 +122,7 @@ func (h *jobsHandler) submit(w http.ResponseWriter, r *http.Request) error {
 	}
 	job := out.GetJob()
 	w.Header().Set("Location", JobsPrefix+job.GetId())
-	writeJSON(w, http.StatusAccepted, pipeline.JobDocumentOf(job))
+	transport.WriteJSON(w, http.StatusAccepted, pipeline.JobDocumentOf(job))
 	return nil
 }
 
@@ -231,7 +230,7 @@ func (h *jobsHandler) explain(w http.ResponseWriter, r *http.Request) error {
 // answerJSON answers with a value, or returns the error.
 func answerJSON(w http.ResponseWriter, value any, err error) error {
 	if err == nil {
-		writeJSON(w, http.StatusOK, value)
+		transport.WriteJSON(w, http.StatusOK, value)
 	}
 	return err
 }
@@ -255,7 +254,7 @@ func writeResult(w http.ResponseWriter, out *inferencev1.GetJobResponse, f forma
 	w.Header().Set(headerJobState, pipeline.JobStateName(job.GetState()))
 	switch {
 	case job.GetEndedAt() == nil:
-		writeJSON(w, http.StatusAccepted, pipeline.JobDocumentOf(job))
+		transport.WriteJSON(w, http.StatusAccepted, pipeline.JobDocumentOf(job))
 	case out.GetHttp() != nil:
 		answer := &response{contentType: out.GetHttp().GetContentType(), body: out.GetHttp().GetBody(), blob: true}
 		answer.writeStatus(w, int(out.GetHttp().GetStatus()))
@@ -378,9 +377,3 @@ func asyncPreference(h http.Header) (wait time.Duration, async bool) {
 }
 
 const headerJobState = "Stagemesh-Job-State"
-
-func writeJSON(w http.ResponseWriter, status int, value any) {
-	w.Header().Set("Content-Type", jsonType)
-	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(value) // a failed write is no error: the caller has disconnected
-}
