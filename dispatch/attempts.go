@@ -15,16 +15,16 @@ const (
 )
 
 // outcome is how one attempt ended.
-type outcome uint8
+type outcome string
 
 const (
 	// The attempt tells nothing of job or target: the job was cancelled, or its dispatcher stopped.
-	interrupted outcome = iota
-	succeeded
-	latched // refused for want of capacity, so the job did not run
-	retried // failed in a way that a later one may not
-	failed
-	poison // the job ends the process that runs it
+	interrupted outcome = "interrupted"
+	succeeded   outcome = "succeeded"
+	latched     outcome = "refused" // for want of capacity, so the job did not run
+	retried     outcome = "retried" // failed in a way that a later one may not
+	failed      outcome = "failed"
+	poison      outcome = "poison" // the job ends the process that runs it
 )
 
 // outcomeOfStatus is that of an HTTP answer. Redirects are not followed, so they are failures.
@@ -59,7 +59,7 @@ func outcomeOfReason(reason fault.Reason) outcome {
 // attempt is an attempt that has ended, with what its job has behind and before it.
 type attempt struct {
 	outcome outcome
-	counts  bool // true where the attempt is one of the job's; see credit.ended
+	counts  bool // true where the attempt is one of the job's; see credit.finish
 	// failures and interruptions are the job's before this attempt, of at most so many failures.
 	failures, interruptions, most int
 	retryAfter                    time.Duration // what the target asked for; 0 means nothing
@@ -138,14 +138,14 @@ func (b *breaker) hold(now time.Time) time.Duration {
 	return b.until.Sub(now) + firstPause
 }
 
-func (b *breaker) sent(id [16]byte) {
+func (b *breaker) start(id [16]byte) {
 	if b.opened > 0 {
 		b.probing, b.probe = true, id
 	}
 }
 
-// ended reports whether an attempt counts: a failure does while the breaker is closed.
-func (b *breaker) ended(id [16]byte, o outcome, now time.Time) (counts bool) {
+// finish reports whether an attempt counts: a failure does while the breaker is closed.
+func (b *breaker) finish(id [16]byte, o outcome, now time.Time) (counts bool) {
 	probe := b.probing && b.probe == id
 	if probe {
 		b.probing = false

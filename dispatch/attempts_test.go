@@ -24,7 +24,7 @@ func TestStatusesHaveOutcomes(t *testing.T) {
 	} {
 		for _, status := range statuses {
 			if got := outcomeOfStatus(status); got != want {
-				t.Errorf("%d: got %d, want %d", status, got, want)
+				t.Errorf("%d: got %s, want %s", status, got, want)
 			}
 		}
 	}
@@ -46,7 +46,7 @@ func TestReasonsHaveOutcomes(t *testing.T) {
 			expected = failed
 		}
 		if got := outcomeOfReason(reason); got != expected {
-			t.Errorf("%s: got %d, want %d", reason, got, expected)
+			t.Errorf("%s: got %s, want %s", reason, got, expected)
 		}
 	}
 }
@@ -81,7 +81,7 @@ func TestAttemptDecidesNextStep(t *testing.T) {
 			t.Parallel()
 			test.attempt.most = DefaultAttempts
 			if got, pause := test.attempt.next(.5); got != test.want || pause != test.pause {
-				t.Errorf("got %d after %s, want %d after %s", got, pause, test.want, test.pause)
+				t.Errorf("got %s after %s, want %s after %s", got, pause, test.want, test.pause)
 			}
 		})
 	}
@@ -160,7 +160,7 @@ func TestBadJobKeepsNoOtherFromProbing(t *testing.T) {
 	good := o.put("a", "normal", "x", epoch.Add(2*time.Hour).UnixNano())
 	now := epoch
 	for range breakerFailures {
-		b.ended(bad.id, retried, now)
+		b.finish(bad.id, retried, now)
 	}
 	for range 2 {
 		now = b.until
@@ -170,11 +170,11 @@ func TestBadJobKeepsNoOtherFromProbing(t *testing.T) {
 			t.Fatal("no probe")
 		}
 		o.take(e)
-		b.sent(e.id)
+		b.start(e.id)
 		if e == good {
 			return
 		}
-		b.ended(e.id, retried, now)
+		b.finish(e.id, retried, now)
 		_, pause := attempt{outcome: retried, most: DefaultAttempts, hold: b.hold(now), left: time.Hour}.next(.99)
 		e.notBefore = now.Add(pause).UnixNano()
 		o.add(e, now.UnixNano())
@@ -192,15 +192,15 @@ func TestBreakerProbesUntilTargetAnswers(t *testing.T) {
 			t.Fatalf("at %s: blocks %t, want %t", now.Sub(epoch), got, want)
 		}
 	}
-	b.ended(job(0), succeeded, now)
+	b.finish(job(0), succeeded, now)
 	for n := range breakerFailures {
 		blocked(false)
-		if !b.ended(job(n), retried, now) {
+		if !b.finish(job(n), retried, now) {
 			t.Fatalf("failure %d is no attempt", n)
 		}
 	}
 	blocked(true)
-	if b.ended(job(20), retried, now) {
+	if b.finish(job(20), retried, now) {
 		t.Error("a failure of a job in flight is an attempt while the breaker is open")
 	}
 	for i, pause := range []time.Duration{1e9, 2e9, 4e9, 8e9, 16e9, 32e9, 60e9, 60e9} {
@@ -208,23 +208,23 @@ func TestBreakerProbesUntilTargetAnswers(t *testing.T) {
 		blocked(true)
 		now = now.Add(1)
 		blocked(false)
-		b.sent(job(30))
+		b.start(job(30))
 		blocked(true)
-		b.ended(job(21), latched, now) // not the probe
+		b.finish(job(21), latched, now) // not the probe
 		blocked(true)
-		if b.ended(job(30), []outcome{retried, latched}[i%2], now) {
+		if b.finish(job(30), []outcome{retried, latched}[i%2], now) {
 			t.Error("a failed probe is an attempt")
 		}
 	}
 	now = now.Add(time.Minute)
-	b.sent(job(31))
-	b.ended(job(31), interrupted, now)
+	b.start(job(31))
+	b.finish(job(31), interrupted, now)
 	blocked(false)
-	b.sent(job(32))
-	b.ended(job(32), failed, now)
+	b.start(job(32))
+	b.finish(job(32), failed, now)
 	blocked(false)
 	for n := range breakerFailures - 1 {
-		b.ended(job(n), retried, now)
+		b.finish(job(n), retried, now)
 	}
 	blocked(false)
 }

@@ -192,15 +192,15 @@ func (c *credit) share(f flight) float64 {
 	return 0
 }
 
-// sent takes note of a job that was sent at a time, also by an earlier owner of the pool.
-func (c *credit) sent(id [16]byte, cost int64, at time.Time) {
+// start takes note of a job that was sent at a time, also by an earlier owner of the pool.
+func (c *credit) start(id [16]byte, cost int64, at time.Time) {
 	f := flight{cost: c.costOf(cost), at: at}
 	if before, ok := c.flights[id]; ok {
 		c.spent -= c.share(before)
 	}
 	c.flights[id] = f
 	c.spent += c.share(f)
-	c.breaker.sent(id)
+	c.breaker.start(id)
 }
 
 func (c *credit) costOf(cost int64) float64 {
@@ -240,7 +240,7 @@ func (c *credit) finish(id [16]byte, o outcome, retryAfter time.Duration, now ti
 	case o != interrupted && f.at.After(l.at):
 		l.row = 0
 	}
-	return c.breaker.ended(id, o, now)
+	return c.breaker.finish(id, o, now)
 }
 
 // room reports whether the job that goes next, of that cost, may be sent now, or why not.

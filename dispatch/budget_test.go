@@ -43,7 +43,7 @@ func (p *pool) send(cost int64) (ids [][16]byte) {
 		}
 		p.last++
 		id := [16]byte{byte(p.last), byte(p.last >> 8)}
-		p.sent(id, cost, p.now)
+		p.start(id, cost, p.now)
 		ids = append(ids, id)
 	}
 	return ids
@@ -103,7 +103,7 @@ func TestWholeJobsInBytes(t *testing.T) {
 	if n, _ := p.size(1 - .3); n < 614.3*kib || n > 614.5*kib {
 		t.Fatalf("N = %v, not 614.4 KiB", n)
 	}
-	p.sent([16]byte{1}, 600*kib, p.now)
+	p.start([16]byte{1}, 600*kib, p.now)
 	if ok, why := p.room(p.now, 100*kib); ok || why != budgetSpent {
 		t.Errorf("a job of 100 KiB follows one of 600 KiB: %t, %q", ok, why)
 	}
@@ -117,7 +117,7 @@ func TestWholeJobsInBytes(t *testing.T) {
 	if ok, why := p.room(p.now, 700*kib); !ok {
 		t.Errorf("a job larger than N does not go alone: %q", why)
 	}
-	p.sent([16]byte{2}, 700*kib, p.now)
+	p.start([16]byte{2}, 700*kib, p.now)
 	if ok, _ := p.room(p.now, 1); ok {
 		t.Error("a job follows one larger than N")
 	}
@@ -161,7 +161,7 @@ func TestClosedPoolSendsNothing(t *testing.T) {
 		"D above B by ε":  {func(p *pool) { p.poll(math.Nextafter(.1, 1)) }, belowBudget},
 		"breaker is open": {func(p *pool) { p.finishAll(p.send(1), retried) }, breakerOpen},
 		"refused": {func(p *pool) {
-			p.sent([16]byte{1}, 1, p.now)
+			p.start([16]byte{1}, 1, p.now)
 			p.finish([16]byte{1}, latched, 0, p.now)
 		}, refused},
 	} {
@@ -269,7 +269,7 @@ func TestEarlierOwnersJobsCount(t *testing.T) {
 	t.Parallel()
 	p := newPool(nil)
 	for n := range 12 {
-		p.sent([16]byte{1, byte(n)}, 1, p.now.Add(time.Duration(n-5)*time.Second))
+		p.start([16]byte{1, byte(n)}, 1, p.now.Add(time.Duration(n-5)*time.Second))
 	}
 	p.poll(.7)
 	p.expect(t, "five were sent before the reading", 23, budgetSpent)
@@ -410,7 +410,7 @@ func TestCreditAgreesWithModel(t *testing.T) {
 				if ok {
 					p.last++
 					id := [16]byte{byte(p.last)}
-					p.sent(id, cost, p.now)
+					p.start(id, cost, p.now)
 					jobs[id] = &job{price, p.now, true}
 				}
 			},

@@ -95,8 +95,8 @@ func (c Config) Validate() error {
 	retention := c.WithJobDefaults().Retention
 	return errors.Join(append(
 		errs,
-		inEach("pools", c.Pools, notBuiltIn("pool"), func(_ string, p PoolConfig) error { return p.validate() }),
-		inEach("queues", c.Queues, notBuiltIn("queue"), func(name string, q QueueConfig) error {
+		inEach("pools", c.Pools, validOwnName("pool"), func(_ string, p PoolConfig) error { return p.validate() }),
+		inEach("queues", c.Queues, validOwnName("queue"), func(name string, q QueueConfig) error {
 			_, err := c.PoolOf(name)
 			if ttl := q.WithDefaults().TTL; ttl > retention {
 				err = errors.Join(fmt.Errorf("ttl: %s is longer than the %s of jobs.retention: the end of a job could be forgotten before the job is", ttl, retention), err)
@@ -104,7 +104,7 @@ func (c Config) Validate() error {
 			return errors.Join(q.validate(), err)
 		}),
 		config.InSection("batches", c.validateBatches()),
-		inEach("tenants", c.Tenants, named("tenant"), func(_ string, t TenantConfig) error { return t.validate(c.Queues) }),
+		inEach("tenants", c.Tenants, validNameOf("tenant"), func(_ string, t TenantConfig) error { return t.validate(c.Queues) }),
 		config.InSection("rates", c.Rates.validate(c.Pools)),
 	)...)
 }
@@ -121,11 +121,11 @@ func inEach[V any](section string, values map[string]V, validName func(string) e
 	return errors.Join(errs...)
 }
 
-func named(kind string) func(string) error {
+func validNameOf(kind string) func(string) error {
 	return func(name string) error { return pipeline.ValidName(kind, name) }
 }
 
-func notBuiltIn(kind string) func(string) error {
+func validOwnName(kind string) func(string) error {
 	return func(name string) error {
 		if name == string(pipeline.WebhookQueue) {
 			return fmt.Errorf("is the built-in %s; use jobs.webhooks", kind)

@@ -105,7 +105,7 @@ func (o *owner) resume(ctx, cut context.Context, e *entry, r store.StoredRecord)
 
 func outcomeOf(a Answer) outcome {
 	switch {
-	case a.outcome != interrupted:
+	case a.outcome != "":
 		return a.outcome
 	case a.Fault != nil:
 		return outcomeOfReason(a.Fault.Reason)

@@ -142,7 +142,7 @@ type poolGate struct {
 	gate          gate
 	ready         gate // the number of ready servers; nil where it is constant
 	takesCapacity bool // true where the gate says what one server takes, if it knows that
-	polls         []*polled
+	polls         []*poller
 	notes         []func(out outcome, isLate bool, began, now time.Time)
 }
 
@@ -235,15 +235,15 @@ func (g *poolGate) run(ctx context.Context, changed func()) {
 
 // poll returns a gate that asks while the pool is owned.
 func (g *poolGate) poll(ask func(context.Context) (reading, error)) gate {
-	p := &polled{ask: ask, err: errNotAsked}
+	p := &poller{ask: ask, err: errNotAsked}
 	g.polls = append(g.polls, p)
 	return p.read
 }
 
 var errNotAsked = errors.New("not asked yet")
 
-// polled has the last answer of a source that is asked at intervals. No lock is held meanwhile.
-type polled struct {
+// poller has the last answer of a source that is asked at intervals. No lock is held meanwhile.
+type poller struct {
 	ask func(context.Context) (reading, error)
 
 	mu   sync.Mutex
@@ -251,13 +251,13 @@ type polled struct {
 	err  error
 }
 
-func (p *polled) read(time.Time) (reading, error) {
+func (p *poller) read(time.Time) (reading, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.last, p.err
 }
 
-func (p *polled) run(ctx context.Context, every time.Duration, changed func()) {
+func (p *poller) run(ctx context.Context, every time.Duration, changed func()) {
 	for {
 		began := time.Now()
 		asking, cancel := context.WithTimeout(ctx, gateTimeout)

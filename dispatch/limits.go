@@ -100,8 +100,8 @@ func (ls limits) keysOf(tenant string, attributes map[string]string) (keys []str
 	return keys
 }
 
-// reached returns the limit that holds the first job of a line back. With wants, a quota is then reserved.
-func (ls limits) reached(of *line, now time.Time, wants bool) *limit {
+// limitOf returns the limit that holds the first job of a line back. With wants, a quota is then reserved.
+func (ls limits) limitOf(of *line, now time.Time, wants bool) *limit {
 	for i, l := range ls {
 		var ok bool
 		switch key := of.keys[i]; {

@@ -42,7 +42,7 @@ func TestConcurrencyLimitIsPerKey(t *testing.T) {
 		return &entry{line: o.line("q", pipeline.Low, tenant, ls.keysOf(tenant, map[string]string{"model": model})...), deadline: 1}
 	}
 	next := func() string {
-		if e := o.next(func(l *line) bool { return ls.reached(l, epoch, true) != nil }); e != nil {
+		if e := o.next(func(l *line) bool { return ls.limitOf(l, epoch, true) != nil }); e != nil {
 			return e.line.tenant + " " + e.line.keys[1]
 		}
 		return "none"
@@ -168,10 +168,10 @@ func TestQuotaHoldsOverCrashes(t *testing.T) {
 				for range rapid.IntRange(1, 60).Draw(t, "jobs") {
 					e := &entry{line: o.line("q", pipeline.Low, tenant, tenant), size: uint32(rapid.Int64Range(1, most/100+5).Draw(t, "size")), deadline: 1}
 					o.add(e, 0)
-					if q.limits.reached(e.line, at, true) != nil && q.limits.wants() {
+					if q.limits.limitOf(e.line, at, true) != nil && q.limits.wants() {
 						reserve(q, fates.Draw(t, "fate"))
 					}
-					if q.limits.reached(e.line, at, false) == nil {
+					if q.limits.limitOf(e.line, at, false) == nil {
 						q.limits.start(e, true, at)
 						add(e, q, int64(e.size))
 						if rapid.IntRange(0, 9).Draw(t, "refused") == 0 {
@@ -201,10 +201,10 @@ func TestQuotaIsUsedUpAndCorrected(t *testing.T) {
 	var stored []byte
 	run := func(now time.Time) (n int) {
 		for range 50 {
-			if ls.reached(e.line, now, false); ls.wants() {
+			if ls.limitOf(e.line, now, false); ls.wants() {
 				t.Fatal("to look at a limit asks for a reservation")
 			}
-			if ls.reached(e.line, now, true) == nil {
+			if ls.limitOf(e.line, now, true) == nil {
 				ls.start(e, true, now)
 				n++
 			}
@@ -232,7 +232,7 @@ func TestQuotaIsUsedUpAndCorrected(t *testing.T) {
 	}
 	for i := range 2 * maxQuotaKeys {
 		e.line.keys[0] = fmt.Sprint(i)
-		if ls.reached(e.line, epoch.Add(time.Hour), true) == nil {
+		if ls.limitOf(e.line, epoch.Add(time.Hour), true) == nil {
 			t.Fatalf("key %d started without a reservation", i)
 		}
 	}

@@ -45,7 +45,7 @@ const (
 
 func (r RatesConfig) validate(pools map[string]PoolConfig) error {
 	return errors.Join(
-		inEach("stages", r.Stages, named("stage"), func(_ string, of StageRate) error {
+		inEach("stages", r.Stages, validNameOf("stage"), func(_ string, of StageRate) error {
 			return errors.Join(within("price", of.Price, maxPrice), within("watts", of.Watts, maxPrice))
 		}),
 		inEach("pools", r.Pools, func(name string) error {
@@ -147,15 +147,15 @@ func newMetrics(meter metric.Meter, owners *sync.Map) (*metrics, error) {
 		energy:   counter("stagemesh.job.energy", "J", "Energy that jobs took by jobs.rates, by tenant."),
 	}
 	var all []metric.Observable
-	observed := func(out metric.Float64Observable, err error) metric.Float64Observable {
+	observe := func(out metric.Float64Observable, err error) metric.Float64Observable {
 		errs, all = append(errs, err), append(all, out)
 		return out
 	}
 	gauge := func(name, help string) metric.Float64Observable {
-		return observed(meter.Float64ObservableGauge(name, metric.WithDescription(help)))
+		return observe(meter.Float64ObservableGauge(name, metric.WithDescription(help)))
 	}
 	total := func(name, help string) metric.Float64Observable {
-		return observed(meter.Float64ObservableCounter(name, metric.WithDescription(help)))
+		return observe(meter.Float64ObservableCounter(name, metric.WithDescription(help)))
 	}
 	accepted := total("stagemesh.job.accepted", "Jobs that came since the dispatcher owns the pool, by queue.")
 	recovered := total("stagemesh.job.recovered", "Jobs that the dispatcher found when it began to own the pool, by queue.")
@@ -222,7 +222,7 @@ func (m *metrics) end(queue, tenant string, end *inferencev1.Job) {
 }
 
 func (m *metrics) attempt(pool, tenant string, out outcome, u *inferencev1.JobUsage) {
-	m.attempts.Add(context.Background(), 1, labels(attribute.String("pool", pool), attribute.String("outcome", outcomeNames[out])))
+	m.attempts.Add(context.Background(), 1, labels(attribute.String("pool", pool), attribute.String("outcome", string(out))))
 	add := func(to metric.Float64Counter, value float64, of ...attribute.KeyValue) {
 		if value > 0 {
 			to.Add(context.Background(), value, labels(append(of, attribute.String("tenant", tenant))...))
@@ -243,8 +243,4 @@ func (c Config) tenantLabel(tenant string) string {
 		return tenant
 	}
 	return "other"
-}
-
-var outcomeNames = map[outcome]string{
-	interrupted: "interrupted", succeeded: "succeeded", latched: "refused", retried: "retried", failed: "failed", poison: "poison",
 }

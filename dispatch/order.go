@@ -221,7 +221,7 @@ func (o *order) fix(l *line) {
 	heap.Fix(&l.node.parent.awake, l.node.place)
 }
 
-// wake has delayed jobs wait whose time has come, or whose deadline: ask expired before next.
+// wake has delayed jobs wait whose time has come, or whose deadline: ask firstExpired before next.
 func (o *order) wake(now int64) {
 	for len(o.delayed.items) > 0 && o.delayed.items[0].event() <= now {
 		e := o.delayed.items[0]
@@ -255,8 +255,8 @@ func (o *order) take(e *entry) {
 	o.remove(e)
 }
 
-// expired returns a waiting or delayed job whose deadline has passed, if any.
-func (o *order) expired(now int64) *entry {
+// firstExpired returns a waiting or delayed job whose deadline has passed, if any.
+func (o *order) firstExpired(now int64) *entry {
 	o.wake(now)
 	if len(o.deadlines.items) > 0 && o.deadlines.items[0].head().deadline <= now {
 		return o.deadlines.items[0].head()

@@ -396,7 +396,7 @@ func TestOrderAgreesWithModel(t *testing.T) {
 			},
 			"wait": func(t *rapid.T) {
 				now += rapid.Int64Range(0, 20).Draw(t, "time")
-				for e := b.expired(now); e != nil; e = b.expired(now) {
+				for e := b.firstExpired(now); e != nil; e = b.firstExpired(now) {
 					if e.deadline > now {
 						t.Fatalf("%+v expired at %d", e, now)
 					}

@@ -237,7 +237,7 @@ func (o *owner) receive(j store.StoredJob) {
 		e.take(r)
 	}
 	if r.GetJob().GetState() == inferencev1.JobState_JOB_STATE_RUNNING {
-		o.credit.sent(e.id, e.cost, r.GetJob().GetStartedAt().AsTime())
+		o.credit.start(e.id, e.cost, r.GetJob().GetStartedAt().AsTime())
 		o.limits.start(e, false, now)
 		o.start(e, r.Seq, func(ctx, cut context.Context) { o.resume(ctx, cut, e, r) })
 		return
@@ -304,14 +304,14 @@ func (o *owner) advance(now time.Time) (pause time.Duration, hasRetired bool) {
 	o.isClosed, o.lookedAt = o.credit.closedBy(now) != "", now
 	o.order.wake(now.UnixNano())
 	for o.ending < maxEnding {
-		e := o.order.expired(now.UnixNano())
+		e := o.order.firstExpired(now.UnixNano())
 		if e == nil {
 			break
 		}
 		o.startEnd(e, func(ctx, _ context.Context) { o.expire(ctx, e) })
 	}
 	for !o.isRetiring && !o.isGone && o.lease.IsHeld(now) {
-		e := o.order.next(func(l *line) bool { return o.limits.reached(l, now, true) != nil })
+		e := o.order.next(func(l *line) bool { return o.limits.limitOf(l, now, true) != nil })
 		if e == nil || e.deadline <= now.UnixNano() { // it ends as soon as other ends are stored
 			break
 		}
@@ -326,7 +326,7 @@ func (o *owner) advance(now time.Time) (pause time.Duration, hasRetired bool) {
 		}
 		o.order.take(e)
 		o.starts = addLast(o.starts, now, maxLast)
-		o.credit.sent(e.id, e.cost, now)
+		o.credit.start(e.id, e.cost, now)
 		o.limits.start(e, true, now)
 		o.start(e, o.highest, func(ctx, cut context.Context) { o.attempt(ctx, cut, e) })
 	}

@@ -96,7 +96,7 @@ func (o *owner) placeOf(e *entry, pool *meshv1.PoolReport, now time.Time) *infer
 		out.Hold, out.Since = "closed", pool.GetSince()
 		out.Why, _, _ = strings.Cut(pool.GetWhy(), ": ") // tenants see it, and what follows is about the gate
 	default:
-		if l := o.limits.reached(e.line, now, false); l != nil {
+		if l := o.limits.limitOf(e.line, now, false); l != nil {
 			out.Hold, out.Why = "limit", "the limit by "+l.By
 			break
 		}

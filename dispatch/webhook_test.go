@@ -285,7 +285,7 @@ func TestFailingReceiverClosesNothing(t *testing.T) {
 	b := breaker{disabled: true}
 	now := time.Now()
 	for i := range 3 * breakerFailures {
-		if !b.ended([16]byte{byte(i)}, retried, now) || b.blocks(now) {
+		if !b.finish([16]byte{byte(i)}, retried, now) || b.blocks(now) {
 			t.Fatal("the breaker is open")
 		}
 	}
