@@ -176,7 +176,6 @@ func parseRecordID(kind, text string) (uuid.UUID, error) {
 	return id, err
 }
 
-// getRecord reads a record of the caller.
 func (s *Service) getRecord(ctx context.Context, kind, id string, into any) (seq uint64, err error) {
 	if _, err := parseRecordID(kind, id); err != nil {
 		return 0, noRecord(kind, id)
@@ -192,7 +191,6 @@ func noRecord(kind, id string) error {
 	return fault.Newf(fault.NotFound, "there is no %s %.*q: it never was, is another tenant's, or has expired", kind, shown, id)
 }
 
-// getFile reads the record of a file of the caller.
 func (s *Service) getFile(ctx context.Context, id string) (file store.FileRecord, seq uint64, err error) {
 	seq, err = s.getRecord(ctx, store.FileRecords, id, &file)
 	if err == nil && !isThere(&file) {

@@ -34,7 +34,6 @@ const (
 	lineBuffer = 64 << 10
 )
 
-// batchLine is one request of an input file.
 type batchLine struct {
 	CustomID string          `json:"custom_id"`
 	Method   string          `json:"method"`
@@ -136,7 +135,6 @@ func (c *batchCheck) check(number int, text []byte) {
 	}
 }
 
-// resultLine is one line of an output or error file.
 type resultLine struct {
 	ID       string        `json:"id"`
 	CustomID string        `json:"custom_id"`
@@ -170,7 +168,6 @@ type lineWriter struct {
 	outcomes map[string]int
 }
 
-// endedLine is a line, and the record of its job.
 type endedLine struct {
 	customID string
 	id       pipeline.JobID
@@ -196,7 +193,6 @@ func (w *lineWriter) write(ctx context.Context) error {
 	return w.flush(ctx)
 }
 
-// flush writes the group.
 func (w *lineWriter) flush(ctx context.Context) error {
 	reads, reading := errgroup.WithContext(ctx)
 	for i := range w.group {

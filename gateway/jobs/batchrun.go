@@ -28,7 +28,6 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/store"
 )
 
-// batchRun is one batch in the works.
 type batchRun struct {
 	*batchRunner
 
@@ -52,7 +51,6 @@ func (b *batchRun) get() store.BatchRecord {
 	return b.record
 }
 
-// set takes the record at a number.
 func (b *batchRun) set(record store.BatchRecord, seq uint64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -132,7 +130,6 @@ func (b *batchRun) run(ctx, lines context.Context) {
 	}
 }
 
-// advance does what is left of the batch.
 func (b *batchRun) advance(ctx, lines context.Context) (err error) {
 	if b.get().Status == store.BatchValidating {
 		err = b.validate(lines)
@@ -158,7 +155,6 @@ func (b *batchRun) advance(ctx, lines context.Context) (err error) {
 	return b.finalize(ctx)
 }
 
-// requests is eachRequest of the input file.
 func (b *batchRun) requests(ctx context.Context, do func(i, number int, text []byte) error) error {
 	record := b.get()
 	return eachRequest(b.batches.Open(ctx, record.Input, record.InputBytes), do)

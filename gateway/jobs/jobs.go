@@ -344,7 +344,6 @@ func (s *Service) requireQueue(ctx context.Context, name pipeline.QueueName) *fa
 	return unknown
 }
 
-// takePayload checks the payload and puts it into the job.
 func (s *Service) takePayload(in *inferencev1.SubmitJobRequest, q *Queue, job *meshv1.QueuedJob) *fault.Fault {
 	switch {
 	case in.GetQueue() == string(pipeline.WebhookQueue):
@@ -445,7 +444,6 @@ func (s *Service) checkOptions(in *inferencev1.SubmitJobRequest, q *Queue, now t
 	return deadline, nil
 }
 
-// digestOf identifies the payload of a job.
 func digestOf(job *meshv1.QueuedJob) []byte {
 	data, _ := proto.MarshalOptions{Deterministic: true}.Marshal(&meshv1.QueuedJob{Payload: job.GetPayload()})
 	digest := sha256.Sum256(data)
@@ -466,7 +464,6 @@ func (s *Service) keyedJob(ctx context.Context, id pipeline.JobID, tenant string
 	return found.GetJob(), nil
 }
 
-// submitFault returns the fault of a job that was not stored.
 func (s *Service) submitFault(ctx context.Context, queue pipeline.QueueName, err error) *fault.Fault {
 	switch {
 	case ctx.Err() != nil:

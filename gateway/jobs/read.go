@@ -125,7 +125,6 @@ func fromRecord(r store.StoredRecord) *inferencev1.GetJobResponse {
 	return out
 }
 
-// jobFault returns the fault of a job that was not found or read.
 func (s *Service) jobFault(ctx context.Context, id pipeline.JobID, err error) *fault.Fault {
 	if f, ok := errors.AsType[*fault.Fault](err); ok {
 		return f

@@ -104,7 +104,6 @@ func (s *Service) WatchJob(ctx context.Context, jobID, after string, emit func(*
 	return nil
 }
 
-// jobWatch is one call of WatchJob.
 type jobWatch struct {
 	service *Service
 	id      pipeline.JobID
@@ -123,7 +122,6 @@ type jobWatch struct {
 	hasEnded bool
 }
 
-// parse reads the ID of the event after which the watch begins.
 func (w *jobWatch) parse(after string) *fault.Fault {
 	if after == "" {
 		return nil
@@ -171,7 +169,6 @@ func (w *jobWatch) hasPassed(c *inferencev1.JobChunk) bool {
 	return c.GetAttempt() < w.attempt || c.GetAttempt() == w.attempt && c.GetSeq() <= w.seq
 }
 
-// advance passes what there is to pass.
 func (w *jobWatch) advance(ctx context.Context) error {
 	if err := w.readRecord(ctx); err != nil {
 		return err
@@ -234,7 +231,6 @@ func (w *jobWatch) sendState() error {
 	})
 }
 
-// passChunk passes a chunk that was not passed before.
 func (w *jobWatch) passChunk(ctx context.Context, c *inferencev1.JobChunk) error {
 	if w.hasPassed(c) {
 		return nil

@@ -97,7 +97,6 @@ func (l *Lease) read(ctx context.Context) (value leaseValue, seq uint64, err err
 	return value, seq, err
 }
 
-// write replaces the lease at a number.
 func (l *Lease) write(ctx context.Context, after uint64, value leaseValue, began time.Time) error {
 	ctx, cancel := context.WithTimeout(ctx, leaseEvery)
 	defer cancel()

@@ -32,7 +32,6 @@ func (p page) lines(word string, values []string) {
 	}
 }
 
-// printLetter prints everything about a dead letter.
 func printLetter(out io.Writer, l *adminv1.DeadLetter) error {
 	p := page{tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)}
 	s := l.GetSummary()

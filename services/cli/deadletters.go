@@ -137,7 +137,6 @@ func newDeadLettersList() *cobra.Command {
 	})
 }
 
-// printLetters prints dead letters as rows of a table.
 func printLetters(out io.Writer, letters []*adminv1.DeadLetterSummary, withHeads bool) error {
 	rows := make([][]string, len(letters))
 	for i, l := range letters {
@@ -153,7 +152,6 @@ func printLetters(out io.Writer, letters []*adminv1.DeadLetterSummary, withHeads
 	return printTable(out, heads, rows)
 }
 
-// placeOf returns the stage, or the queue of jobs.
 func placeOf(l *adminv1.DeadLetterSummary) string {
 	if l.GetQueue() != "" {
 		return "queue " + l.GetQueue()
@@ -211,7 +209,6 @@ func newDeadLettersShow() *cobra.Command {
 	})
 }
 
-// deadLetterNumbers parses the numbers of dead letters.
 func deadLetterNumbers(cmd *cobra.Command, args []string) ([]uint64, error) {
 	out := make([]uint64, len(args))
 	for i, arg := range args {
@@ -228,7 +225,6 @@ func deadLetterNumbers(cmd *cobra.Command, args []string) ([]uint64, error) {
 // has been printed.
 var ErrDeadLetters = errors.New("some dead letters are unchanged")
 
-// outcome is the outcome of a verb for one dead letter.
 type outcome struct {
 	Seq               uint64 `json:"seq,string"`
 	RequestID         string `json:"requestId,omitempty"`
@@ -258,7 +254,6 @@ type manyCommand struct {
 	body string
 }
 
-// complete adds the flags, and what the command does.
 func (c *manyCommand) complete(cmd *cobra.Command) *cobra.Command {
 	cmd.Flags().BoolVar(&c.all, "all", false, c.verb+" all dead letters of the --stage or --queue, oldest first")
 	c.add(cmd, "the stage, for --all", "the queue of jobs, for --all")
@@ -304,7 +299,6 @@ func newDeadLettersDelete() *cobra.Command {
 	})
 }
 
-// check rejects arguments that do not name dead letters.
 func (c *manyCommand) check(cmd *cobra.Command, args []string) error {
 	isFiltered := c.deadLetterFilter != deadLetterFilter{}
 	switch {

@@ -50,7 +50,6 @@ type jobsTable struct {
 	rows  [][]string
 }
 
-// add prints a job of a file, and its answer if it has one.
 func (t *jobsTable) add(file string, r *inferencev1.GetJobResponse) error {
 	job := r.GetJob()
 	switch {
@@ -65,7 +64,6 @@ func (t *jobsTable) add(file string, r *inferencev1.GetJobResponse) error {
 	return nil
 }
 
-// fail prints why there is no job of a file.
 func (t *jobsTable) fail(file string, err error) error {
 	if t.json {
 		return printFailure(t.out, Describe(err), "")
@@ -134,7 +132,6 @@ func detailsOf(r *inferencev1.GetJobResponse) string {
 	return cmp.Or(strings.Join(out, "  "), "-")
 }
 
-// jobsSubmit is one call of stagemesh jobs submit.
 type jobsSubmit struct {
 	clients
 
@@ -203,7 +200,6 @@ func newJobsSubmit() *cobra.Command {
 	})
 }
 
-// run submits the jobs of files.
 func (c *jobsSubmit) run(ctx context.Context, files []string) error {
 	for _, file := range files {
 		name, err := filepath.Base(file), error(nil)
@@ -221,7 +217,6 @@ func (c *jobsSubmit) run(ctx context.Context, files []string) error {
 	return c.send(ctx)
 }
 
-// addLines submits a job for each line of a file.
 func (c *jobsSubmit) addLines(ctx context.Context, name, file string) error {
 	from, err := openInput(file, c.stdin)
 	if err != nil {
@@ -345,7 +340,6 @@ func newJobsGet() *cobra.Command {
 	})
 }
 
-// usageText returns what a job took, on one line.
 func usageText(u *inferencev1.JobUsage) string {
 	out := fmt.Sprintf("%d attempts; queued %.3g s, delayed %.3g s, running %.3g s, gate closed %.3g s; runners %.3g s; %d bytes in, %d out",
 		u.GetAttempts(), u.GetQueuedSeconds(), u.GetDelayedSeconds(), u.GetRunningSeconds(), u.GetClosedSeconds(), u.GetRunnerSeconds(), u.GetBytesIn(), u.GetBytesOut())

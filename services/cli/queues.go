@@ -60,7 +60,6 @@ func whySince(why string, since *timestamppb.Timestamp) string {
 	return visible(reason)
 }
 
-// ageOf returns how long ago a time was.
 func ageOf(t *timestamppb.Timestamp) string {
 	if t == nil {
 		return "-"
@@ -127,7 +126,6 @@ func newJobsExplain() *cobra.Command {
 	})
 }
 
-// printPlace prints where a job stands.
 func printPlace(out io.Writer, r *inferencev1.ExplainJobResponse) error {
 	p := page{tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)}
 	job, place := r.GetJob(), r.GetPlace()

@@ -156,7 +156,6 @@ func (r uploadReader) Read(buf []byte) (int, error) {
 	return n, err
 }
 
-// form is a form with one file.
 type form struct {
 	*multipart.Reader
 
@@ -199,7 +198,6 @@ func (f *form) options(filename string) (jobs.FileOptions, error) {
 	return out, nil
 }
 
-// byID serves a call that takes the ID in the path.
 func byID[T any](do func(context.Context, string) (*T, error)) serveFunc {
 	return func(_ http.ResponseWriter, r *http.Request) (any, error) { return do(r.Context(), r.PathValue("id")) }
 }
@@ -230,7 +228,6 @@ const (
 	maxFileLimit     = 10_000
 )
 
-// listOf serves the pages of a list.
 func listOf[T any](list func(context.Context, jobs.ListOptions) (*jobs.Page[T], error), defaultLimit, maxLimit int) serveFunc {
 	return func(_ http.ResponseWriter, r *http.Request) (any, error) {
 		query := r.URL.Query()

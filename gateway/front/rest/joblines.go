@@ -106,7 +106,6 @@ func (h *jobsHandler) submitLines(w http.ResponseWriter, r *http.Request, templa
 	return nil
 }
 
-// jobOfLine returns the job of a line.
 func (h *jobsHandler) jobOfLine(template *inferencev1.SubmitJobRequest, request call.Request, kind kind, data []byte, line jobLine) (*inferencev1.SubmitJobRequest, error) {
 	if err := line.memory.ReserveTemporary(int64(len(data))); err != nil {
 		return nil, err

@@ -96,7 +96,6 @@ func (h *jobsHandler) route(r *http.Request) (serve func(http.ResponseWriter, *h
 	return of[r.Method], strings.Join(slices.Sorted(maps.Keys(of)), ", ")
 }
 
-// submit stores one job.
 func (h *jobsHandler) submit(w http.ResponseWriter, r *http.Request) error {
 	in := &inferencev1.SubmitJobRequest{Queue: r.PathValue("name")}
 	rest, err := takeJobQuery(in, r.URL.RawQuery)
@@ -178,7 +177,6 @@ func takeJobQuery(in *inferencev1.SubmitJobRequest, raw string) (rest string, er
 	return others.Encode(), err
 }
 
-// list lists jobs: those that have not ended, or the results.
 func (h *jobsHandler) list(w http.ResponseWriter, r *http.Request) error {
 	in := &inferencev1.ListJobsRequest{Queue: r.PathValue("name"), Ended: strings.HasSuffix(r.URL.Path, "/results")}
 	if err := eachQuery(r.URL.RawQuery, func(key, value string) (err error) {
@@ -221,13 +219,11 @@ func (h *jobsHandler) cancelJob(w http.ResponseWriter, r *http.Request) error {
 	return answerJSON(w, pipeline.JobDocumentOf(out.GetJob()), err)
 }
 
-// explain says where a job stands.
 func (h *jobsHandler) explain(w http.ResponseWriter, r *http.Request) error {
 	out, err := h.jobs.ExplainJob(r.Context(), &inferencev1.ExplainJobRequest{Id: r.PathValue("name")})
 	return answerJSON(w, pipeline.JobPlaceDocumentOf(out), err)
 }
 
-// answerJSON answers with a value, or returns the error.
 func answerJSON(w http.ResponseWriter, value any, err error) error {
 	if err == nil {
 		transport.WriteJSON(w, http.StatusOK, value)
