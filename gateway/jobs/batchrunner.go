@@ -47,11 +47,11 @@ type batchRunner struct {
 	files map[string]knownFile
 }
 
-// knownFile is what decides when a file goes.
+// knownFile is the record of a file, and its number.
 type knownFile struct {
-	data    string
-	seq     uint64
-	expires int64
+	store.FileRecord
+
+	seq uint64
 }
 
 // runBatches processes batches, one gateway at a time, until the context ends.
@@ -116,10 +116,7 @@ func (s *Service) followBatches(ctx context.Context, queue pipeline.QueueName) e
 func (r *batchRunner) receiveFile(seq uint64, file store.FileRecord) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if file.Deleted {
-		file.ExpiresAt = 0
-	}
-	r.files[file.ID] = knownFile{data: file.Data, seq: seq, expires: file.ExpiresAt}
+	r.files[file.ID] = knownFile{file, seq}
 }
 
 // receiveBatch takes a record of a batch, and returns the run of a new one.
@@ -164,21 +161,21 @@ func (r *batchRunner) count(id pipeline.JobID, state inferencev1.JobState) {
 // sweepFiles purges files that have expired or were deleted, except those that a batch reads.
 func (r *batchRunner) sweepFiles(ctx context.Context) error {
 	for {
-		now, kept := time.Now().Unix(), map[string]bool{}
+		kept := map[string]bool{}
 		var gone []knownFile
 		r.mu.Lock()
 		for _, b := range r.runs {
 			kept[b.get().Input] = true
 		}
 		for id, file := range r.files {
-			if file.expires <= now && !kept[file.data] {
+			if !isThere(&file.FileRecord) && !kept[file.Data] {
 				gone = append(gone, file)
 				delete(r.files, id)
 			}
 		}
 		r.mu.Unlock()
 		for _, file := range gone {
-			if err := r.batches.Remove(ctx, file.data, file.seq); err != nil {
+			if err := r.batches.Remove(ctx, file.Data, file.seq); err != nil {
 				return err
 			}
 		}
