@@ -80,7 +80,7 @@ func newLimits(configs []LimitConfig, now time.Time) (out limits) {
 		case c.Concurrency > 0:
 			l.inFlight = map[string]int{}
 		case c.Rate > 0:
-			l.starts = &rateLimit{most: c.Rate, window: c.Window, from: now.Add(c.Window), starts: map[string][]time.Time{}, sweep: minSwept}
+			l.starts = &rateLimit{LimitConfig: c, from: now.Add(c.Window), starts: map[string][]time.Time{}, sweep: minSwept}
 		default:
 			l.quota = &quotaLimit{LimitConfig: c, keys: map[string]quotaKey{}}
 		}
@@ -185,25 +185,25 @@ const minSwept = 1024
 
 // rateLimit bounds the starts of a key in any window, its begin included and its end not.
 type rateLimit struct {
-	most   int
-	window time.Duration
+	LimitConfig
+
 	from   time.Time              // when the first job may start: starts of an earlier owner are not known
-	starts map[string][]time.Time // the last ones of each key, at most most, oldest first
+	starts map[string][]time.Time // the last Rate ones of each key, oldest first
 	sweep  int                    // keys at which those are dropped that say nothing
 }
 
 func (l *rateLimit) permits(key string, now time.Time) bool {
 	starts := l.starts[key]
-	return !now.Before(l.from) && (len(starts) < l.most || now.Sub(starts[0]) >= l.window)
+	return !now.Before(l.from) && (len(starts) < l.Rate || now.Sub(starts[0]) >= l.Window)
 }
 
 func (l *rateLimit) start(key string, now time.Time) {
-	l.starts[key] = addLast(l.starts[key], now, l.most)
+	l.starts[key] = addLast(l.starts[key], now, l.Rate)
 	if len(l.starts) < l.sweep {
 		return
 	}
 	for key, starts := range l.starts {
-		if now.Sub(starts[len(starts)-1]) >= l.window {
+		if now.Sub(starts[len(starts)-1]) >= l.Window {
 			delete(l.starts, key)
 		}
 	}

@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"cmp"
 	"container/heap"
 	"math"
 	"strings"
@@ -296,7 +297,7 @@ type node struct {
 
 func (o *order) initNode(n, parent *node, key nodeKey) {
 	n.parent, n.key = parent, key
-	n.setWeight(o)
+	n.reweigh(o)
 	if parent != nil {
 		parent.children[key.name] = n
 	}
@@ -344,15 +345,8 @@ func (o *order) lessStrictly(a, b *node) bool {
 	return a.precedes(b)
 }
 
-func (n *node) setWeight(o *order) {
-	n.weight = 1
-	if weight, ok := o.weights[n.key]; ok {
-		n.weight = weight
-	}
-}
-
 func (n *node) reweigh(o *order) {
-	n.setWeight(o)
+	n.weight = cmp.Or(o.weights[n.key], 1)
 	for _, child := range n.children {
 		child.reweigh(o)
 	}
