@@ -49,11 +49,13 @@ func (h *jobsHandler) submitLines(w http.ResponseWriter, r *http.Request, templa
 	if err := memory.ReserveTemporary(maxHeldAnswers); err != nil {
 		return err
 	}
-	_ = http.NewResponseController(w).EnableFullDuplex() // without it, in tests, there is no connection
-	w.Header().Set("Content-Type", linesType)
 	answers, hasAny := bufio.NewWriterSize(w, maxHeldAnswers), false
 	answer := func(document []byte) error {
-		hasAny = true
+		if !hasAny {
+			hasAny = true
+			_ = http.NewResponseController(w).EnableFullDuplex() // without it, in tests, there is no connection
+			w.Header().Set("Content-Type", linesType)
+		}
 		_, err := answers.Write(append(document, '\n'))
 		return err
 	}
