@@ -190,10 +190,11 @@ func (f *jobsFleet) bound(what, unit string, value, most float64) {
 }
 
 // holdShut measures a dispatcher whose gate is shut, and returns the least memory of the broker
-// meanwhile. A process without work collects its heap every two minutes.
+// meanwhile. A process without work collects its heap every two minutes, and then returns memory
+// bit by bit.
 func (f *jobsFleet) holdShut() (least int) {
 	f.t.Helper()
-	const seconds = 130
+	const seconds = 240
 	before := f.owner.processorTime()
 	least = f.broker.memory()
 	for range seconds {
