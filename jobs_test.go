@@ -8,6 +8,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/internal/testbed"
@@ -77,8 +78,19 @@ jobs:
 	if status, answer := call(http.MethodGet, "/v1/jobs/"+id+"/result?wait=30s", ""); status != http.StatusOK || answer != `{"a": 1}` {
 		t.Errorf("%d %s", status, answer)
 	}
-	if status, answer := call(http.MethodGet, "/v1/jobs/"+id+"/explain", ""); status != http.StatusOK || !strings.Contains(answer, `"pool":"mesh","hold":"ended","since":`) {
-		t.Errorf("%d %s", status, answer)
+	var place struct {
+		Pool, Hold string
+		Since      time.Time
+		Job        struct {
+			Usage map[string]float64
+		}
+	}
+	status, answer := call(http.MethodGet, "/v1/jobs/"+id+"/explain", "")
+	if err := json.Unmarshal([]byte(answer), &place); err != nil || status != http.StatusOK || place.Pool != "mesh" || place.Hold != "ended" || place.Since.IsZero() {
+		t.Errorf("%d %s: %v", status, answer, err)
+	}
+	if u := place.Job.Usage; u["closed_seconds"] > u["queued_seconds"] {
+		t.Errorf("the gate was closed for longer than the job waited: %v", u)
 	}
 }
 

@@ -154,7 +154,7 @@ func TestReloadKeepsARefusal(t *testing.T) {
 	before := b.owner("main")
 	b.reload(setMaxInFlight(2))
 	testbed.Eventually(t, "another owner has the pool", func() bool { o := b.owner("main"); return o != nil && o != before })
-	if r := b.report("it still waits", id, func(r *meshv1.PoolReport) bool { return r.GetPlace().GetHold() == "closed" }); r.GetWhy() != string(refused) || target.ran(id) != 1 {
+	if r := b.report("it still waits", id, func(r *meshv1.PoolReport) bool { return r.GetWhy() == string(refused) }); r.GetPlace().GetHold() != "closed" || target.ran(id) != 1 {
 		t.Errorf("%d runs, %v", target.ran(id), r)
 	}
 }

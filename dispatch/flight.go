@@ -75,7 +75,7 @@ func (o *owner) recordOf(e *entry, j store.StoredJob, now time.Time) *meshv1.Job
 	}
 	pipeline.AddJobTime(job, now)
 	o.mu.Lock()
-	job.Usage.ClosedSeconds += (o.closed - e.closed).Seconds()
+	job.Usage.ClosedSeconds += max(0, o.closedUntil(now)-e.closed).Seconds()
 	o.mu.Unlock()
 	return &meshv1.JobRecord{Job: job, Tenant: j.Tenant, Digest: j.Job.GetDigest()}
 }
@@ -400,8 +400,9 @@ func (o *owner) forget(e *entry, end *inferencev1.Job) {
 func (o *owner) giveBack(e *entry) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	e.closed = o.closed
-	o.enqueue(e, time.Now())
+	now := time.Now()
+	e.closed = o.closedUntil(now)
+	o.enqueue(e, now)
 	o.finish(e)
 }
 

@@ -220,7 +220,7 @@ func (o *owner) receive(j store.StoredJob) {
 		return
 	}
 	e := &entry{
-		id: j.ID.UUID, seq: j.Seq, closed: o.closed, deadline: j.Deadline.UnixNano(), size: uint32(min(j.Size, math.MaxUint32)),
+		id: j.ID.UUID, seq: j.Seq, closed: o.closedUntil(time.Now()), deadline: j.Deadline.UnixNano(), size: uint32(min(j.Size, math.MaxUint32)),
 		// A prompt of four bytes a token, and an answer.
 		tokens: uint32(min(cmp.Or(j.Tokens, (j.Size+3)/4+pipeline.UnsaidTokens), math.MaxUint32)),
 		line:   o.order.line(string(j.ID.Queue), pipeline.ClassOf(j.Priority), j.Tenant, o.limits.keysOf(j.Tenant, j.Attributes)...),
@@ -293,15 +293,21 @@ func (o *owner) dispatch(ctx context.Context) error {
 	}
 }
 
+// closedUntil returns how long the gate was closed; the lock is held.
+func (o *owner) closedUntil(now time.Time) time.Duration {
+	if !o.isClosed {
+		return o.closed
+	}
+	return o.closed + max(0, now.Sub(o.lookedAt))
+}
+
 // advance does what is due, and returns how long it may take until it looks again.
 func (o *owner) advance(now time.Time) (pause time.Duration, hasRetired bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.gate.update(now)
-	if o.isClosed {
-		o.closed += now.Sub(o.lookedAt)
-	}
-	o.isClosed, o.lookedAt = o.credit.closedBy(now) != "", now
+	o.closed, o.lookedAt = o.closedUntil(now), now
+	o.isClosed = o.credit.closedBy(now) != ""
 	o.order.wake(now.UnixNano())
 	for o.ending < maxEnding {
 		e := o.order.firstExpired(now.UnixNano())
