@@ -46,7 +46,7 @@ func JobGoals() []Goal {
 		{"beside", "P99", false, 1.5, "P99 of requests beside a backlog with the mesh gate over that without"},
 		{"beside", "busy", true, 90, "percent of the time of the runners in use beside a backlog"},
 		{"opened", "first send", false, inMS(gateInterval) + 50, "ms from the opening of a gate that is asked each 200 ms until the first attempt"},
-		{"batch", "batch", false, 1.3, "time of a batch of 50,000 lines over that of a drain of as many jobs"},
+		{"batch", "batch", false, 1.3, "time of a batch of 10,000 lines over that of a drain of as many jobs"},
 	}
 }
 
@@ -59,7 +59,7 @@ const (
 	// queuedJobs are as many as wait, before a drain or beside it.
 	queuedJobs = 20_000
 	// batchLines are the lines of a batch.
-	batchLines = 50_000
+	batchLines = 10_000
 	// submitters call SubmitJobs at a time, with maxJobs each.
 	submitters, maxJobs = 4, 1000
 )
