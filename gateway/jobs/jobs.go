@@ -171,8 +171,8 @@ func (s *Service) SubmitJob(ctx context.Context, in *inferencev1.SubmitJobReques
 	return &inferencev1.SubmitJobResponse{Job: job}, err
 }
 
-// submit is SubmitJob of an admitted request. An ID stands for an idempotency key; the zero ID
-// mints one.
+// submit is SubmitJob of an admitted request. A line of a batch has the ID of its job, others the
+// zero ID. If the job of a line has ended, dispatchers find its record and drop this one.
 func (s *Service) submit(ctx context.Context, in *inferencev1.SubmitJobRequest, id pipeline.JobID) (*inferencev1.Job, error) {
 	name, tenant := pipeline.QueueName(in.GetQueue()), call.TenantOf(ctx)
 	q, f := s.queueFor(tenant, name)
@@ -197,16 +197,16 @@ func (s *Service) submit(ctx context.Context, in *inferencev1.SubmitJobRequest, 
 			return nil, f
 		}
 	}
-	if key := in.GetIdempotencyKey(); key != "" {
-		id = pipeline.KeyedJobID(name, tenant, key)
-	}
-	if id == (pipeline.JobID{}) {
-		id = pipeline.NewJobID(name)
-	} else {
-		job.Digest = digestOf(job)
+	switch key := in.GetIdempotencyKey(); {
+	case key != "":
+		id, job.Digest = pipeline.KeyedJobID(name, tenant, key), digestOf(job)
 		if known, err := s.keyedJob(ctx, id, tenant, job.GetDigest()); known != nil || err != nil {
 			return known, err
 		}
+	case id == pipeline.JobID{}:
+		id = pipeline.NewJobID(name)
+	default:
+		job.Digest = digestOf(job)
 	}
 	job.Job.Id = id.String()
 	header := bus.JobHeader{Deadline: deadline, Priority: in.GetPriority(), Attributes: in.GetAttributes(), Tokens: tokensOf(job.GetHttp())}
