@@ -76,9 +76,9 @@ func (m *measurement) beside(ctx context.Context) error {
 				if out, err = alone(); err != nil {
 					return err
 				}
-				took := time.Since(begin)
+				requests := steady.Rate * time.Since(begin).Seconds()
 				n, err := ends()
-				m.add("busy", 100*float64(busyTime)*(float64(n)+steady.Rate*took.Seconds())/float64(busySlots*took))
+				m.add("busy", 100*float64(busyTime)*(float64(n)+requests)/float64(busySlots*time.Since(begin)))
 				return err
 			})
 			return out, err
