@@ -1,13 +1,14 @@
 package fleet
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
 	"mime/multipart"
 	"net/http"
 	"strings"
-	"sync/atomic"
+	"sync"
 	"testing"
 	"time"
 
@@ -184,16 +185,18 @@ func TestUploadTakesLittleMemory(t *testing.T) {
 	f := newBatchFleet(t, 1)
 	const size = 200 << 20
 	gateway := f.gateways[0]
-	before, done, most := gateway.memory(), make(chan struct{}), atomic.Int64{}
-	go func() {
-		defer close(done)
-		for wait(t.Context(), 10*time.Millisecond) == nil && most.Load() >= 0 {
-			most.Store(max(most.Load(), int64(gateway.memory())))
+	before, most := gateway.memory(), 0
+	uploading, stop := context.WithCancel(t.Context())
+	var watch sync.WaitGroup
+	watch.Go(func() {
+		for wait(uploading, 10*time.Millisecond) == nil {
+			most = max(most, gateway.memory())
 		}
-	}()
+	})
 	id := f.upload(io.LimitReader(zeros{}, size))
-	used := most.Swap(-1) - int64(before)
-	<-done
+	stop()
+	watch.Wait()
+	used := most - before
 	if t.Logf("%d MiB", used>>20); used > 64<<20 {
 		t.Errorf("the gateway took %d bytes", used)
 	}
