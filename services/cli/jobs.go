@@ -207,14 +207,17 @@ func (c *jobsSubmit) run(ctx context.Context, files []string) error {
 			err = c.addLines(ctx, name, file)
 		} else if data, problem := readInput(file, c.stdin); problem == nil {
 			err = c.add(ctx, name, contentType(file, data), data, "")
-		} else if err = c.send(ctx); err == nil {
+		} else {
 			err = c.fail(name, problem)
+		}
+		if err == nil {
+			err = c.send(ctx) // jobs of one call are accepted in any order, files in theirs
 		}
 		if err != nil {
 			return err
 		}
 	}
-	return c.send(ctx)
+	return nil
 }
 
 func (c *jobsSubmit) addLines(ctx context.Context, name, file string) error {
