@@ -205,8 +205,6 @@ func (s *Service) submit(ctx context.Context, in *inferencev1.SubmitJobRequest, 
 		}
 	case id == pipeline.JobID{}:
 		id = pipeline.NewJobID(name)
-	default:
-		job.Digest = digestOf(job)
 	}
 	job.Job.Id = id.String()
 	header := bus.JobHeader{Deadline: deadline, Priority: in.GetPriority(), Attributes: in.GetAttributes(), Tokens: tokensOf(job.GetHttp())}

@@ -18,6 +18,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/mesh/process"
 	"github.com/stagemesh/stagemesh/mesh/store"
 )
 
@@ -154,10 +155,8 @@ func (s *Service) awaitPaused(ctx context.Context, queue pipeline.QueueName, isP
 		}) {
 			return nil
 		}
-		select {
-		case <-ctx.Done():
-			return call.Unavailable(ctx.Err())
-		case <-time.After(ownerPatience / 100):
+		if err := process.Sleep(ctx, ownerPatience/100); err != nil {
+			return call.Unavailable(err)
 		}
 	}
 }
