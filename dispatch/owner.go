@@ -220,7 +220,7 @@ func (o *owner) receive(j store.StoredJob) {
 		return
 	}
 	e := &entry{
-		id: j.ID.UUID, seq: j.Seq, closed: o.closedUntil(time.Now()), deadline: j.Deadline.UnixNano(), size: uint32(min(j.Size, math.MaxUint32)),
+		id: j.ID.UUID, seq: j.Seq, closed: o.closedUntil(now), deadline: j.Deadline.UnixNano(), size: uint32(min(j.Size, math.MaxUint32)),
 		// A prompt of four bytes a token, and an answer.
 		tokens: uint32(min(cmp.Or(j.Tokens, (j.Size+3)/4+pipeline.UnsaidTokens), math.MaxUint32)),
 		line:   o.order.line(string(j.ID.Queue), pipeline.ClassOf(j.Priority), j.Tenant, o.limits.keysOf(j.Tenant, j.Attributes)...),
