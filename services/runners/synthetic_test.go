@@ -45,7 +45,7 @@ func doItems(ctx context.Context, t *testing.T, r runner.Runner, items ...runner
 
 func sunk(ctx context.Context, t *testing.T, r runner.Runner, items ...runner.Item) (*sink, error) {
 	t.Helper()
-	slot, err := r.Acquire(ctx)
+	slot, err := r.Acquire(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -182,24 +182,26 @@ func TestBurnTakesAtLeastItsDuration(t *testing.T) {
 	}
 }
 
-func TestBurnEndsOnCancel(t *testing.T) {
+func TestBurnEndsEarly(t *testing.T) {
 	t.Parallel()
 	r := must(t)(runners.NewBurn(runners.BurnSettings{Duration: time.Hour}))
-	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
-	defer cancel()
 	gone := items(1)[0]
 	closed := make(chan struct{})
-	close(closed)
+	time.AfterFunc(time.Millisecond, func() { close(closed) })
 	gone.Cancelled = closed
-	out, err := doItems(ctx, t, r, gone, items(1)[0])
-	if err != nil {
-		t.Fatal(err)
-	}
-	if f := out[0].Fault; f == nil || f.Reason != fault.Cancelled {
-		t.Errorf("the cancelled item: got %v", out[0])
-	}
-	if f := out[1].Fault; f == nil || f.Reason != fault.DeadlineExceeded {
-		t.Errorf("the item without time: got %v", out[1])
+	expires, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	for want, try := range map[fault.Reason]struct {
+		ctx  context.Context
+		item runner.Item
+	}{
+		fault.Cancelled:        {t.Context(), gone},
+		fault.DeadlineExceeded: {expires, items(1)[0]},
+	} {
+		out, err := doItems(try.ctx, t, r, try.item)
+		if err != nil || out[0].Fault == nil || out[0].Fault.Reason != want {
+			t.Errorf("got %v, %v, want %v", out, err, want)
+		}
 	}
 }
 
