@@ -497,7 +497,12 @@ func TestOneOfTwoDispatchersOwnsAPool(t *testing.T) {
 // leave makes the record of an attempt that an owner began and never ended.
 func (b *meshBed) leave(id pipeline.JobID, request string) {
 	b.t.Helper()
-	r := &meshv1.JobRecord{Job: &inferencev1.Job{Id: id.String(), State: inferencev1.JobState_JOB_STATE_RUNNING, Attempts: 1, RequestId: request}}
+	b.leaveAs(inferencev1.JobState_JOB_STATE_RUNNING, id, request)
+}
+
+func (b *meshBed) leaveAs(state inferencev1.JobState, id pipeline.JobID, request string) {
+	b.t.Helper()
+	r := &meshv1.JobRecord{Job: &inferencev1.Job{Id: id.String(), State: state, Attempts: 1, RequestId: request}}
 	if _, err := b.jobs.PutRecord(b.t.Context(), id, "", 0, r); err != nil {
 		b.t.Fatal(err)
 	}
@@ -514,6 +519,19 @@ func TestNewOwnerTakesTheAnswerOfARunningAttempt(t *testing.T) {
 	b.start(target)
 	if r := b.end(id); r.GetInfer().GetRequestId() != "first" || target.ran(id) != 0 || r.GetJob().GetAttempts() != 1 {
 		t.Errorf("%v, %d runs", r, target.ran(id))
+	}
+}
+
+// The owner died after it had stored the end.
+func TestJobThatADeadOwnerEndedLeaves(t *testing.T) {
+	t.Parallel()
+	b, target := newMesh(t), &stub{}
+	id := b.submit()
+	b.leaveAs(hasSucceeded, id, "first")
+	b.start(target)
+	b.wantEnd(id, hasSucceeded, "", 1)
+	if _, ok := target.forgotten.Load(pipeline.RequestID("first")); !ok || target.ran(id) != 0 {
+		t.Errorf("forgotten %t, %d runs", ok, target.ran(id))
 	}
 }
 

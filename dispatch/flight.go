@@ -349,21 +349,27 @@ func (o *owner) store(ctx context.Context, e *entry, r *meshv1.JobRecord) {
 	if !o.put(ctx, e, r) {
 		return
 	}
-	if request := r.GetJob().GetRequestId(); request != "" {
-		o.target.Forget(pipeline.RequestID(request))
-	}
 	if store.IsEnd(r.GetJob().GetState()) {
 		o.leave(ctx, e, r.GetJob())
 		return
 	}
+	o.forgetAnswer(r.GetJob())
 	o.mu.Lock()
 	e.take(store.StoredRecord{Seq: e.record, JobRecord: r})
 	o.mu.Unlock()
 	o.giveBack(e)
 }
 
+// forgetAnswer has the target forget the last attempt of a job. An earlier owner may have died before that.
+func (o *owner) forgetAnswer(job *inferencev1.Job) {
+	if request := job.GetRequestId(); request != "" {
+		o.target.Forget(pipeline.RequestID(request))
+	}
+}
+
 // leave removes a job from its queue, whose end is stored, once the notice for its webhook is.
 func (o *owner) leave(ctx context.Context, e *entry, ended *inferencev1.Job) {
+	o.forgetAnswer(ended)
 	o.mu.Lock()
 	url := o.running[e.id].webhook
 	o.mu.Unlock()
