@@ -12,6 +12,7 @@
 package fleet
 
 import (
+	"cmp"
 	"encoding/json"
 	"flag"
 	"fmt"
@@ -71,6 +72,8 @@ type fleet struct {
 	brokers []*member
 	// linked is true where each host and gateway reaches the broker by a link of its own.
 	linked bool
+	// recordsStalls is true where members record late timers, for which they wake up all the time.
+	recordsStalls bool
 
 	mu              sync.Mutex
 	hosts, gateways []*member
@@ -325,7 +328,7 @@ type member struct {
 	record string
 	// models is the folder of a host's worker of models.
 	models string
-	// stalls is the file in which the process records late timers.
+	// stalls is the file in which the process records late timers, if the fleet does.
 	stalls string
 
 	mu sync.Mutex
@@ -357,11 +360,11 @@ func (m *member) launch() {
 	} else if args[0] == "gateway" || args[0] == "up" {
 		args = append([]string{args[0], "--listen", anyPort}, args[1:]...)
 	}
-	if m.stalls == "" {
+	if m.fleet.recordsStalls && m.stalls == "" {
 		m.stalls = m.fleet.newFile("stalls")
 	}
 	cmd := exec.Command(os.Args[0], args...)
-	cmd.Env = append(append(os.Environ(), programVariable+"="+m.stalls), m.env...)
+	cmd.Env = append(append(os.Environ(), programVariable+"="+cmp.Or(m.stalls, noStalls)), m.env...)
 	m.Process = testbed.StartProcess(m.fleet.t, cmd)
 }
 

@@ -31,14 +31,16 @@ import (
 )
 
 // programVariable makes the test's program a member of a fleet, and has the path of the
-// file in which it records late timers.
-const programVariable = "STAGEMESH_FLEET_STALLS"
+// file in which it records late timers, or noStalls.
+const programVariable, noStalls = "STAGEMESH_FLEET_STALLS", "none"
 
 // program runs a member and returns its exit code. It ends with the process of the test.
 func program(args []string) int {
 	process.ReduceCollections()
 	ctx := testbed.UntilOrphaned(context.Background())
-	go recordStalls(ctx, os.Getenv(programVariable))
+	if stalls := os.Getenv(programVariable); stalls != noStalls {
+		go recordStalls(ctx, stalls)
+	}
 	var err error
 	switch args[0] {
 	case "broker":

@@ -164,6 +164,7 @@ func TestExpiredRequestIsAnsweredAtItsDeadline(t *testing.T) {
 	for _, durable := range []bool{false, true} {
 		t.Run(fmt.Sprintf("durable=%v", durable), func(t *testing.T) {
 			f := newFleet(t)
+			f.recordsStalls = true
 			host, g := f.host(hostSpec{}), f.gateway()
 			held := f.hold()
 			requests := pick(200, 3_000)
