@@ -263,27 +263,27 @@ func (c *manyCommand) complete(cmd *cobra.Command) *cobra.Command {
 }
 
 func newDeadLettersReplay() *cobra.Command {
-	c := &manyCommand{verb: "replay"}
-	c.do = func(ctx context.Context, client clients, seq uint64) (outcome, error) {
-		request := &adminv1.ReplayDeadLetterRequest{Seq: seq}
-		if c.body != "" {
-			var err error
-			if request.Body, err = readInput(c.body, os.Stdin); err != nil {
-				return outcome{}, fmt.Errorf("--body: %w", err)
-			}
-		}
-		return replayLetter(ctx, client, request)
-	}
-	replay := c.complete(&cobra.Command{
+	replay := &cobra.Command{
 		Use:   "replay NUMBER...",
 		Short: "Run dead letters again",
 		Long: "Run the items of dead letters again. Each goes back to the queue of the step that it failed at, as a new durable\n" +
 			"request with as much time as the first one had, and its dead letter is deleted. The output says how to fetch the results.\n" +
 			"A job is submitted again under a new ID.",
 		Example: "  stagemesh dead-letters replay 7 9\n  stagemesh dead-letters replay --all --queue nightly --limit 10\n  stagemesh dead-letters replay 7 --body fixed.json",
-	})
+	}
+	c := &manyCommand{verb: "replay"}
+	c.do = func(ctx context.Context, client clients, seq uint64) (outcome, error) {
+		request := &adminv1.ReplayDeadLetterRequest{Seq: seq}
+		if c.body != "" {
+			var err error
+			if request.Body, err = readInput(c.body, replay.InOrStdin()); err != nil {
+				return outcome{}, fmt.Errorf("--body: %w", err)
+			}
+		}
+		return replayLetter(ctx, client, request)
+	}
 	replay.Flags().StringVar(&c.body, "body", "", "for one NUMBER: send this file instead of the payload, which has to be one blob")
-	return replay
+	return c.complete(replay)
 }
 
 func newDeadLettersDelete() *cobra.Command {
