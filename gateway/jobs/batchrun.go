@@ -40,9 +40,10 @@ type batchRun struct {
 	mu     sync.Mutex
 	record store.BatchRecord
 	seq    uint64
-	// ended says which lines have ended, and the counts how many.
+	// ended says which lines have ended, the counts how many, and allEnded is closed after the last.
 	ended             []bool
 	completed, failed int
+	allEnded          chan struct{}
 }
 
 func (b *batchRun) get() store.BatchRecord {
@@ -105,6 +106,9 @@ func (b *batchRun) count(line int, state inferencev1.JobState) {
 		b.completed++
 	} else {
 		b.failed++
+	}
+	if b.completed+b.failed == len(b.ended) {
+		close(b.allEnded)
 	}
 }
 
@@ -238,7 +242,7 @@ func (b *batchRun) jobOf(text []byte) *inferencev1.SubmitJobRequest {
 	_ = json.Unmarshal(text, &line) // as before
 	record := b.get()
 	out := &inferencev1.SubmitJobRequest{Queue: string(b.queue), Deadline: timestamppb.New(time.Unix(record.ExpiresAt, 0))}
-	if b.isHTTP {
+	if (*b.queues.Load())[b.queue].HTTP {
 		out.Payload = &inferencev1.SubmitJobRequest_Http{Http: &inferencev1.HttpCall{Path: record.Endpoint, ContentType: payload.JSONType, Body: line.Body}}
 		return out
 	}
@@ -304,8 +308,11 @@ func (b *batchRun) await(ctx context.Context) error {
 		}); err != nil {
 			return err
 		}
-		if err := process.Sleep(ctx, countPause); err != nil {
-			return err
+		select {
+		case <-time.After(countPause):
+		case <-b.allEnded:
+		case <-ctx.Done():
+			return ctx.Err()
 		}
 	}
 }

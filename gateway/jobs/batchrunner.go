@@ -39,7 +39,6 @@ type batchRunner struct {
 	*Service
 
 	queue            pipeline.QueueName
-	isHTTP           bool
 	reading, writing *semaphore.Weighted
 
 	mu    sync.Mutex
@@ -89,7 +88,7 @@ func (s *Service) runBatches(ctx context.Context) {
 // jobs cannot be followed.
 func (s *Service) followBatches(ctx context.Context, queue pipeline.QueueName) error {
 	r := &batchRunner{
-		Service: s, queue: queue, isHTTP: (*s.queues.Load())[queue].HTTP,
+		Service: s, queue: queue,
 		reading: semaphore.NewWeighted(maxReading), writing: semaphore.NewWeighted(maxWriting),
 		runs: map[pipeline.LinePrefix]*batchRun{}, files: map[string]knownFile{},
 	}
@@ -132,7 +131,7 @@ func (r *batchRunner) receiveBatch(ctx context.Context, seq uint64, tenant strin
 	if b == nil {
 		ctx = call.WithTenant(ctx, tenant)
 		lines, stop := context.WithDeadline(ctx, time.Unix(record.ExpiresAt, 0))
-		b = &batchRun{batchRunner: r, id: id, tenant: tenant, log: r.settings.Logger.With("batch", record.ID), stop: stop}
+		b = &batchRun{batchRunner: r, id: id, tenant: tenant, log: r.settings.Logger.With("batch", record.ID), stop: stop, allEnded: make(chan struct{})}
 		r.runs[prefix] = b
 		run = func() error {
 			defer stop()

@@ -8,6 +8,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/store"
 )
 
@@ -41,7 +42,9 @@ func FuzzBatchLines(f *testing.F) {
 			_ = json.Unmarshal(text, &line)
 			seen[line.CustomID] = true
 			for _, isHTTP := range []bool{false, true} {
-				b := batchRun{batchRunner: &batchRunner{queue: "q", isHTTP: isHTTP}, record: store.BatchRecord{Batch: store.Batch{Endpoint: "/v1/x"}}}
+				s := Service{}
+				s.queues.Store(&map[pipeline.QueueName]queue{"q": {Queue: Queue{HTTP: isHTTP}}})
+				b := batchRun{batchRunner: &batchRunner{Service: &s, queue: "q"}, record: store.BatchRecord{Batch: store.Batch{Endpoint: "/v1/x"}}}
 				job := b.jobOf(text)
 				if call := job.GetHttp(); isHTTP && (call.GetPath() != "/v1/x" || !json.Valid(call.GetBody())) || !isHTTP && job.GetInfer().GetPipeline() == "" {
 					t.Errorf("%s: %v", text, job)
