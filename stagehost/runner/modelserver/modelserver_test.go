@@ -251,9 +251,12 @@ func TestStartNeedsModelsAndAServer(t *testing.T) {
 	t.Parallel()
 	server := &modelservertest.Server{StartsSlowly: 1000}
 	r := newRunner(t, modelserver.Settings{Address: server.Start(t)})
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	if err := r.Start(ctx); err == nil || !strings.Contains(err.Error(), "STARTING") {
+	ctx, cancel := context.WithCancel(t.Context())
+	started := make(chan error, 1)
+	go func() { started <- r.Start(ctx) }()
+	testbed.Eventually(t, "the server is asked again", func() bool { return len(server.Calls()) > 1 })
+	cancel()
+	if err := testbed.Receive(t, "end", started); err == nil || !strings.Contains(err.Error(), "STARTING") {
 		t.Errorf("a server that does not become ready: %v", err)
 	}
 	r.SetHost(runner.HostInfo{})
