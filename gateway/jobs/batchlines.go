@@ -35,16 +35,13 @@ const (
 )
 
 type batchLine struct {
-	CustomID string          `json:"custom_id"`
-	Method   string          `json:"method"`
-	URL      string          `json:"url"`
-	Body     json.RawMessage `json:"body"`
-}
-
-// batchBody is what matters of a request's body.
-type batchBody struct {
-	Model  string `json:"model"`
-	Stream bool   `json:"stream"`
+	CustomID string `json:"custom_id"`
+	Method   string `json:"method"`
+	URL      string `json:"url"`
+	Body     struct {
+		Model  string `json:"model"`
+		Stream bool   `json:"stream"`
+	} `json:"body"`
 }
 
 // errBadBatch ends the check of a file with enough errors.
@@ -104,11 +101,7 @@ func (c *batchCheck) add(i, number int, text []byte) error {
 
 func (c *batchCheck) check(number int, text []byte) {
 	var line batchLine
-	var body batchBody
-	err, inBody := json.Unmarshal(text, &line), ""
-	if err == nil && len(line.Body) > 0 {
-		err, inBody = json.Unmarshal(line.Body, &body), "body."
-	}
+	err := json.Unmarshal(text, &line)
 	ofType, isType := errors.AsType[*json.UnmarshalTypeError](err)
 	digest := sha256.Sum256([]byte(line.CustomID))
 	id := [16]byte(digest[:16])
@@ -117,7 +110,7 @@ func (c *batchCheck) check(number int, text []byte) {
 	const missing = "missing_required_parameter"
 	switch {
 	case isType:
-		c.fail(number, "invalid_type", inBody+ofType.Field, "The line has a value of the wrong type, %s.", ofType.Value)
+		c.fail(number, "invalid_type", ofType.Field, "The line has a value of the wrong type, %s.", ofType.Value)
 	case err != nil:
 		c.fail(number, "invalid_json_line", "", "The line is no valid JSON: %.*s.", shown, err)
 	case line.CustomID == "":
@@ -128,9 +121,9 @@ func (c *batchCheck) check(number int, text []byte) {
 		c.fail(number, "invalid_method", "method", "The method is %.*q, not POST.", shown, line.Method)
 	case line.URL != c.endpoint:
 		c.fail(number, "invalid_url", "url", "The url is %.*q, and the endpoint of the batch %s.", shown, line.URL, c.endpoint)
-	case body.Model == "":
+	case line.Body.Model == "":
 		c.fail(number, missing, "body.model", "body.model is missing.")
-	case body.Stream:
+	case line.Body.Stream:
 		c.fail(number, "invalid_request", "body.stream", "A request of a batch cannot be streamed.")
 	}
 }
@@ -153,17 +146,19 @@ type lineError struct {
 	Message string `json:"message"`
 }
 
-// maxRecordReads is how many records of ended lines are read at a time. Each may be as large as
-// the broker's messages.
-const maxRecordReads = 8
+// Bounds of the records of ended lines that are read ahead: their number, and their bytes unless
+// they are fewer than minRecordReads.
+const (
+	minRecordReads = 8
+	maxRecordReads = 64
+	maxRecordBytes = 64 << 20
+)
 
 // lineWriter writes each line of a batch to one of its files, in their order.
 type lineWriter struct {
 	*batchRun
 
 	output, failures io.Writer
-	// group are the next lines.
-	group []endedLine
 	// outcomes has how many lines ended in each state of a job.
 	outcomes map[string]int
 }
@@ -172,57 +167,65 @@ type endedLine struct {
 	customID string
 	id       pipeline.JobID
 	stored   store.StoredRecord
+	isRead   chan struct{} // closed once stored is
 }
 
 func (w *lineWriter) write(ctx context.Context) error {
 	if w.get().RequestCounts.Total == 0 {
 		return nil // they were not read
 	}
-	err := w.requests(ctx, func(i, _ int, text []byte) error {
-		var line batchLine
-		_ = json.Unmarshal(text, &line) // it was checked before
-		w.group = append(w.group, endedLine{customID: line.CustomID, id: pipeline.LineJobID(w.queue, w.id, i)})
-		if len(w.group) < maxRecordReads {
+	work, ctx := errgroup.WithContext(ctx)
+	lines := make(chan *endedLine, w.recordReads())
+	work.Go(func() error {
+		defer close(lines)
+		return w.requests(ctx, func(i, _ int, text []byte) error {
+			var in batchLine
+			_ = json.Unmarshal(text, &in) // it was checked before
+			line := &endedLine{customID: in.CustomID, id: pipeline.LineJobID(w.queue, w.id, i), isRead: make(chan struct{})}
+			select {
+			case lines <- line:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+			work.Go(func() error { return w.read(ctx, line) })
 			return nil
-		}
-		return w.flush(ctx)
+		})
 	})
-	if err != nil {
-		return err
-	}
-	return w.flush(ctx)
+	work.Go(func() error {
+		for line := range lines {
+			select {
+			case <-line.isRead:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+			if err := w.add(line); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return work.Wait()
 }
 
-func (w *lineWriter) flush(ctx context.Context) error {
-	reads, reading := errgroup.WithContext(ctx)
-	for i := range w.group {
-		one := &w.group[i]
-		reads.Go(func() (err error) {
-			one.stored, err = w.store.Record(reading, one.id, w.tenant)
-			if errors.Is(err, store.ErrNoJob) || errors.Is(err, store.ErrNotAJob) {
-				return nil
-			}
-			return err
-		})
-	}
-	if err := reads.Wait(); err != nil {
+func (w *lineWriter) read(ctx context.Context, line *endedLine) (err error) {
+	line.stored, err = w.store.Record(ctx, line.id, w.tenant)
+	if err != nil && !errors.Is(err, store.ErrNoJob) && !errors.Is(err, store.ErrNotAJob) {
 		return err
 	}
-	for _, one := range w.group {
-		out, outcome := w.resultOf(one)
-		to := w.failures
-		if outcome == lineSucceeded {
-			to = w.output
-		}
-		w.outcomes[outcome]++
-		encoder := json.NewEncoder(to)
-		encoder.SetEscapeHTML(false)
-		if err := encoder.Encode(out); err != nil {
-			return err
-		}
-	}
-	w.group = w.group[:0]
+	close(line.isRead)
 	return nil
+}
+
+func (w *lineWriter) add(line *endedLine) error {
+	out, outcome := w.resultOf(line)
+	to := w.failures
+	if outcome == lineSucceeded {
+		to = w.output
+	}
+	w.outcomes[outcome]++
+	encoder := json.NewEncoder(to)
+	encoder.SetEscapeHTML(false)
+	return encoder.Encode(out)
 }
 
 // The states of a job that outcomes are compared with.
@@ -233,7 +236,7 @@ const (
 )
 
 // resultOf returns the result of a line, and the state in which it ended.
-func (s *Service) resultOf(line endedLine) (out resultLine, outcome string) {
+func (s *Service) resultOf(line *endedLine) (out resultLine, outcome string) {
 	r, job := line.stored, line.stored.GetJob()
 	out, outcome = resultLine{ID: "batch_req_" + hex.EncodeToString(line.id.UUID[:]), CustomID: line.customID}, pipeline.JobStateName(job.GetState())
 	switch {

@@ -44,6 +44,8 @@ type batchRun struct {
 	ended             []bool
 	completed, failed int
 	allEnded          chan struct{}
+	// largest is the size of the largest record of a line, in bytes.
+	largest int64
 }
 
 func (b *batchRun) get() store.BatchRecord {
@@ -95,9 +97,10 @@ func (b *batchRun) update(ctx context.Context, change func(*store.BatchRecord) b
 	}
 }
 
-func (b *batchRun) count(line int, state inferencev1.JobState) {
+func (b *batchRun) count(line int, state inferencev1.JobState, size int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	b.largest = max(b.largest, size)
 	if line >= len(b.ended) || b.ended[line] {
 		return
 	}
@@ -110,6 +113,13 @@ func (b *batchRun) count(line int, state inferencev1.JobState) {
 	if b.completed+b.failed == len(b.ended) {
 		close(b.allEnded)
 	}
+}
+
+// recordReads is how many records of lines may be in memory.
+func (b *batchRun) recordReads() int64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return min(max(minRecordReads, maxRecordBytes/max(1, b.largest)), maxRecordReads)
 }
 
 func (b *batchRun) hasEnded(line int) bool {
@@ -238,7 +248,7 @@ func (b *batchRun) submit(ctx context.Context, line int, text []byte) error {
 
 // jobOf returns the job of a line that was validated.
 func (b *batchRun) jobOf(text []byte) *inferencev1.SubmitJobRequest {
-	var line batchLine
+	var line struct{ Body json.RawMessage }
 	_ = json.Unmarshal(text, &line) // as before
 	record := b.get()
 	out := &inferencev1.SubmitJobRequest{Queue: string(b.queue), Deadline: timestamppb.New(time.Unix(record.ExpiresAt, 0))}
@@ -246,9 +256,9 @@ func (b *batchRun) jobOf(text []byte) *inferencev1.SubmitJobRequest {
 		out.Payload = &inferencev1.SubmitJobRequest_Http{Http: &inferencev1.HttpCall{Path: record.Endpoint, ContentType: payload.JSONType, Body: line.Body}}
 		return out
 	}
-	var body batchBody
-	_ = json.Unmarshal(line.Body, &body)
-	request := &call.Request{Pipeline: body.Model, Inputs: []payload.Part{payload.OfBlob("", payload.JSONType, line.Body)}}
+	var checked batchLine
+	_ = json.Unmarshal(text, &checked)
+	request := &call.Request{Pipeline: checked.Body.Model, Inputs: []payload.Part{payload.OfBlob("", payload.JSONType, line.Body)}}
 	out.Payload = &inferencev1.SubmitJobRequest_Infer{Infer: request.ToProto()}
 	return out
 }

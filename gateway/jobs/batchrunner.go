@@ -147,13 +147,13 @@ func (r *batchRunner) receiveBatch(ctx context.Context, seq uint64, tenant strin
 }
 
 // count counts the end of a job, if it is a line's.
-func (r *batchRunner) count(id pipeline.JobID, state inferencev1.JobState) {
+func (r *batchRunner) count(id pipeline.JobID, state inferencev1.JobState, size int64) {
 	prefix, line := id.Line()
 	r.mu.Lock()
 	b := r.runs[prefix]
 	r.mu.Unlock()
 	if b != nil {
-		b.count(line, state)
+		b.count(line, state, size)
 	}
 }
 

@@ -5,8 +5,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strconv"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"google.golang.org/protobuf/proto"
 
@@ -113,13 +115,14 @@ func (s *Jobs) UnendedRecords(ctx context.Context, queues []pipeline.QueueName, 
 	return err
 }
 
-// FollowEnds passes the ends of a queue's jobs since a time to handle, and then each new one, until
-// the context ends.
-func (s *Jobs) FollowEnds(ctx context.Context, queue pipeline.QueueName, since time.Time, handle func(pipeline.JobID, inferencev1.JobState)) error {
+// FollowEnds passes the ends of a queue's jobs since a time to handle, with the sizes of their
+// records in bytes, and then each new one, until the context ends.
+func (s *Jobs) FollowEnds(ctx context.Context, queue pipeline.QueueName, since time.Time, handle func(pipeline.JobID, inferencev1.JobState, int64)) error {
 	config := jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &since}
 	return s.followRecords(ctx, []pipeline.QueueName{queue}, config, func() {}, func(msg jetstream.Msg, _ uint64, state inferencev1.JobState) {
 		if id, _, isOne := s.bus.JobOf(msg.Subject()); isOne && IsEnd(state) {
-			handle(id, state)
+			size, _ := strconv.ParseInt(msg.Headers().Get(nats.MsgSize), 10, 64) // the broker's
+			handle(id, state, size)
 		}
 	})
 }
