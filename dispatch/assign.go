@@ -3,7 +3,6 @@ package dispatch
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"maps"
 	"reflect"
@@ -120,25 +119,12 @@ func (a assignments) hold(pool string) (changed bool) {
 func (d *Dispatcher) assign(ctx context.Context, edit func(assignments) bool) (assignments, error) {
 	ctx, cancel := context.WithTimeout(ctx, brokerTimeout)
 	defer cancel()
-	for {
-		data, seq, err := d.jobs.Control(ctx, assignmentKind, assignmentName)
-		if err != nil {
-			return nil, err
+	return store.UpdateControl(ctx, d.jobs, assignmentKind, assignmentName, func(a *assignments) bool {
+		if *a == nil {
+			*a = assignments{}
 		}
-		out := assignments{}
-		if json.Unmarshal(data, &out) != nil {
-			out = assignments{} // other bytes, or there are none yet
-		}
-		if !edit(out) {
-			return out, nil
-		}
-		if data, err = json.Marshal(out); err == nil {
-			_, err = d.jobs.SetControl(ctx, assignmentKind, assignmentName, seq, data)
-		}
-		if !errors.Is(err, store.ErrJobChanged) {
-			return out, err
-		}
-	}
+		return edit(*a)
+	})
 }
 
 type plan struct {

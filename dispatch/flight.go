@@ -77,7 +77,7 @@ func (o *owner) recordOf(e *entry, j store.StoredJob, now time.Time) *meshv1.Job
 	o.mu.Lock()
 	job.Usage.ClosedSeconds += max(0, o.closedUntil(now)-e.closed).Seconds()
 	o.mu.Unlock()
-	return &meshv1.JobRecord{Job: job, Tenant: j.Tenant, Digest: j.Job.GetDigest()}
+	return &meshv1.JobRecord{Job: job, Digest: j.Job.GetDigest()}
 }
 
 func (o *owner) attemptOf(j store.StoredJob, r *meshv1.JobRecord) Attempt {
@@ -210,9 +210,9 @@ func (o *owner) put(ctx context.Context, e *entry, r *meshv1.JobRecord) bool {
 func setState(r *meshv1.JobRecord, state inferencev1.JobState, f *fault.Fault) {
 	job := r.GetJob()
 	job.State, job.CancelRequested, job.Reason, job.Message = state, false, "", ""
-	r.AttemptDeadline, r.Fault = nil, nil
+	r.AttemptDeadline = nil
 	if f != nil {
-		job.Reason, job.Message, r.Fault = string(f.Reason), f.Message, f.ToProto()
+		job.Reason, job.Message = string(f.Reason), f.Message
 	}
 	if store.IsEnd(state) {
 		job.EndedAt, job.NotBefore = timestamppb.Now(), nil
@@ -265,7 +265,7 @@ func (o *owner) settle(ctx context.Context, e *entry, r *meshv1.JobRecord, answe
 	pipeline.AddJobTime(job, now)
 	usage := o.settings.Rates.usageOf(o.pool, answer, out)
 	o.settings.Rates.addUsage(job.GetUsage(), usage)
-	o.metrics.attempt(o.pool, o.settings.tenantLabel(r.GetTenant()), out, usage)
+	o.metrics.attempt(o.pool, o.settings.tenantLabel(e.line.tenant), out, usage)
 	o.mu.Lock()
 	a := attempt{
 		outcome: out, failures: int(job.GetAttempts()) - 1 - int(job.GetInterruptions()), interruptions: int(job.GetInterruptions()),

@@ -2,7 +2,6 @@ package dispatch
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
@@ -233,6 +232,9 @@ type storedQuota struct {
 	Reserved map[string]int64 `json:"reserved"`
 }
 
+// storedQuotas are the quotas of a pool, by name.
+type storedQuotas map[string]storedQuota
+
 func (q *quotaLimit) begin(window int64) {
 	q.at, q.keys, q.wants = window, map[string]quotaKey{}, false
 }
@@ -300,19 +302,14 @@ func (q *quotaLimit) reserve(stored storedQuota) storedQuota {
 }
 
 // reserve returns the quotas for the broker, with what jobs wait for. Call grant once they are stored.
-func (ls limits) reserve(value []byte) ([]byte, error) {
-	stored, next := map[string]storedQuota{}, map[string]storedQuota{}
-	if value != nil {
-		if err := json.Unmarshal(value, &stored); err != nil {
-			return nil, fmt.Errorf("the quotas on the broker: %w", err)
-		}
-	}
+func (ls limits) reserve(stored storedQuotas) storedQuotas {
+	next := storedQuotas{}
 	for _, l := range ls {
 		if l.quota != nil {
 			next[l.quotaName()] = l.quota.reserve(stored[l.quotaName()])
 		}
 	}
-	return json.Marshal(next)
+	return next
 }
 
 func (ls limits) grant() {

@@ -350,16 +350,12 @@ func (o *owner) advance(now time.Time) (pause time.Duration, hasRetired bool) {
 
 func (o *owner) reserve(ctx context.Context) {
 	ok := o.persist(ctx, nil, "the quotas of the pool cannot be stored", func(ctx context.Context) error {
-		value, seq, err := o.jobs.Control(ctx, quotaKind, o.pool)
-		if err != nil {
-			return err
-		}
-		o.mu.Lock()
-		value, err = o.limits.reserve(value)
-		o.mu.Unlock()
-		if err == nil {
-			_, err = o.jobs.SetControl(ctx, quotaKind, o.pool, seq, value)
-		}
+		_, err := store.UpdateControl(ctx, o.jobs, quotaKind, o.pool, func(stored *storedQuotas) bool {
+			o.mu.Lock()
+			defer o.mu.Unlock()
+			*stored = o.limits.reserve(*stored)
+			return true
+		})
 		return err
 	})
 	o.mu.Lock()

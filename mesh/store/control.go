@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
+	"maps"
 	"sync"
 	"time"
 
@@ -182,6 +183,28 @@ func (s *Jobs) SetControl(ctx context.Context, kind, name string, after uint64, 
 	return s.replace(ctx, s.bus.JobControl(kind, name, after, value))
 }
 
+// UpdateControl has edit change a value that dispatchers share, which is JSON: the zero value if
+// there is none. edit may be called again, and returns false if there is nothing to store. It
+// returns the value as it is then.
+func UpdateControl[T any](ctx context.Context, s *Jobs, kind, name string, edit func(*T) bool) (T, error) {
+	for {
+		var out T
+		data, seq, err := s.Control(ctx, kind, name)
+		if err == nil && len(data) > 0 {
+			err = s.wrap(json.Unmarshal(data, &out))
+		}
+		if err != nil || !edit(&out) {
+			return out, err
+		}
+		if data, err = json.Marshal(out); err == nil {
+			_, err = s.SetControl(ctx, kind, name, seq, data)
+		}
+		if !errors.Is(err, ErrJobChanged) {
+			return out, err
+		}
+	}
+}
+
 // Pauses are the queues that operators have paused, and since when.
 type Pauses map[pipeline.QueueName]time.Time
 
@@ -189,41 +212,26 @@ const (
 	pausedKind, pausedName = "paused", "queues"
 	// pausesCheck is how often FollowPauses reads at least.
 	pausesCheck = time.Second
-	// pauseTries is how often SetPaused begins again if others pause queues meanwhile.
-	pauseTries = 8
 )
 
 // Pauses returns the queues that are paused.
 func (s *Jobs) Pauses(ctx context.Context) (Pauses, error) {
-	out, _, err := s.pauses(ctx)
-	return out, err
-}
-
-func (s *Jobs) pauses(ctx context.Context) (out Pauses, seq uint64, err error) {
-	data, seq, err := s.Control(ctx, pausedKind, pausedName)
-	if out = (Pauses{}); err == nil && len(data) > 0 {
-		err = s.wrap(json.Unmarshal(data, &out))
-	}
-	return out, seq, err
+	return UpdateControl(ctx, s, pausedKind, pausedName, func(*Pauses) bool { return false })
 }
 
 // SetPaused pauses a queue, or resumes it.
 func (s *Jobs) SetPaused(ctx context.Context, queue pipeline.QueueName, isPaused bool) error {
-	err := ErrJobChanged
-	for try := 0; errors.Is(err, ErrJobChanged) && try < pauseTries; try++ {
-		pauses, seq, failure := s.pauses(ctx)
-		if since := pauses[queue]; failure != nil || isPaused != since.IsZero() {
-			return failure
+	_, err := UpdateControl(ctx, s, pausedKind, pausedName, func(p *Pauses) bool {
+		if isPaused != (*p)[queue].IsZero() {
+			return false
 		}
-		if delete(pauses, queue); isPaused {
-			pauses[queue] = time.Now().UTC()
+		if delete(*p, queue); isPaused {
+			out := Pauses{queue: time.Now().UTC()}
+			maps.Copy(out, *p)
+			*p = out
 		}
-		data, failure := json.Marshal(pauses)
-		if failure != nil {
-			return failure
-		}
-		_, err = s.SetControl(ctx, pausedKind, pausedName, seq, data)
-	}
+		return true
+	})
 	return err
 }
 
