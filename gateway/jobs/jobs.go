@@ -180,7 +180,7 @@ func (s *Service) submit(ctx context.Context, in *inferencev1.SubmitJobRequest, 
 		return nil, f
 	}
 	now := time.Now()
-	job := &meshv1.QueuedJob{Tenant: tenant, Job: &inferencev1.Job{
+	job := &meshv1.QueuedJob{Job: &inferencev1.Job{
 		Queue: in.GetQueue(), State: inferencev1.JobState_JOB_STATE_QUEUED, Priority: in.GetPriority(),
 		AcceptedAt: timestamppb.New(now), Attributes: in.GetAttributes(),
 	}}

@@ -187,7 +187,7 @@ func (s *Service) cancelJob(ctx context.Context, id pipeline.JobID, tenant strin
 		f := fault.New(fault.Cancelled, "the job was cancelled before it ran")
 		pipeline.AddJobTime(job, time.Now())
 		job.State, job.EndedAt, job.Reason, job.Message = inferencev1.JobState_JOB_STATE_CANCELLED, timestamppb.Now(), string(f.Reason), f.Message
-		record = &meshv1.JobRecord{Tenant: tenant, Digest: r.GetDigest(), Job: job, Fault: f.ToProto()}
+		record = &meshv1.JobRecord{Digest: r.GetDigest(), Job: job}
 	}
 	if _, err := s.store.PutRecord(ctx, id, tenant, r.Seq, record); err != nil {
 		return nil, err

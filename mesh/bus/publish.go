@@ -184,9 +184,9 @@ func (b *Bus) JobRecord(id pipeline.JobID, tenant string, after uint64, r *meshv
 	return m, err
 }
 
-// JobChunks returns the message that keeps chunks of a job's answer.
-func (b *Bus) JobChunks(id pipeline.JobID, tenant string, chunks *meshv1.JobChunks) (Message, error) {
-	m, err := b.stored(b.Subjects.JobChunks(id, tenant), b.JobChunkStream(), 0, chunks)
+// JobChunks returns the message that keeps a chunk of a job's answer.
+func (b *Bus) JobChunks(id pipeline.JobID, tenant string, chunk *inferencev1.JobChunk) (Message, error) {
+	m, err := b.stored(b.Subjects.JobChunks(id, tenant), b.JobChunkStream(), 0, chunk)
 	m.conditional = false
 	return m, err
 }

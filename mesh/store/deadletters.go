@@ -401,7 +401,7 @@ func (s *DeadLetters) replayJob(ctx context.Context, dead DeadLetter, body []byt
 	id := pipeline.JobID{Queue: dead.Queue, UUID: uuid.NewSHA1(uuid.NameSpaceOID, fmt.Appendf(nil, "%s/%d/%s", dead.Mesh, dead.Seq, dead.Job))}
 	first := queued.GetJob()
 	deadline := time.Now().Add(first.GetDeadline().AsTime().Sub(first.GetAcceptedAt().AsTime()))
-	job := queuedJob(id, dead.Tenant, deadline, first)
+	job := queuedJob(id, deadline, first)
 	job.Payload, job.Webhook = queued.GetPayload(), queued.GetWebhook()
 	if body != nil {
 		if err := setBody(job, body); err != nil {
@@ -426,8 +426,8 @@ func (s *DeadLetters) replayJob(ctx context.Context, dead DeadLetter, body []byt
 }
 
 // queuedJob returns a job that is accepted now, like another one.
-func queuedJob(id pipeline.JobID, tenant string, deadline time.Time, like *inferencev1.Job) *meshv1.QueuedJob {
-	return &meshv1.QueuedJob{Tenant: tenant, Job: &inferencev1.Job{
+func queuedJob(id pipeline.JobID, deadline time.Time, like *inferencev1.Job) *meshv1.QueuedJob {
+	return &meshv1.QueuedJob{Job: &inferencev1.Job{
 		Id: id.String(), Queue: string(id.Queue), Pipeline: like.GetPipeline(), State: inferencev1.JobState_JOB_STATE_QUEUED,
 		Priority: like.GetPriority(), Attributes: like.GetAttributes(), AcceptedAt: timestamppb.Now(), Deadline: timestamppb.New(deadline),
 	}}

@@ -76,18 +76,6 @@ func (s *Jobs) PutRecord(ctx context.Context, id pipeline.JobID, tenant string, 
 	return seq, err
 }
 
-// AwaitEnd returns the record of a job once it has ended, or the context's error.
-func (s *Jobs) AwaitEnd(ctx context.Context, id pipeline.JobID, tenant string) (r StoredRecord, err error) {
-	err = s.Await(ctx, s.bus.Subjects.JobRecord(id, tenant), func() (bool, error) {
-		r, err = s.Record(ctx, id, tenant)
-		if errors.Is(err, ErrNoJob) {
-			return false, nil
-		}
-		return IsEnd(r.GetJob().GetState()), err
-	})
-	return r, err
-}
-
 // Await returns once holds returns true or an error, or the context's error. It calls holds after
 // changes on subjects of the bus, such as JobRecords and JobChanges.
 func (s *Jobs) Await(ctx context.Context, subjects string, holds func() (bool, error)) error {
@@ -145,7 +133,7 @@ func (s *Jobs) RecordAt(ctx context.Context, seq uint64) (StoredRecord, error) {
 // PutChunk keeps a chunk of a job's answer, as long as ends and while there is space. It calls
 // done exactly once, from another goroutine or before it returns. done must not block.
 func (s *Jobs) PutChunk(id pipeline.JobID, tenant string, chunk *inferencev1.JobChunk, done func(error)) {
-	m, err := s.bus.JobChunks(id, tenant, &meshv1.JobChunks{Chunks: []*inferencev1.JobChunk{chunk}})
+	m, err := s.bus.JobChunks(id, tenant, chunk)
 	if err != nil {
 		done(err)
 		return
@@ -170,10 +158,9 @@ func (s *Jobs) chunk(msg *bus.StoredMessage, err error) (*inferencev1.JobChunk, 
 	case err != nil:
 		return nil, 0, s.wrap(err)
 	}
-	out := new(meshv1.JobChunks)
-	_ = proto.Unmarshal(msg.Data, out) // bytes of another program have no chunk
-	if len(out.GetChunks()) != 1 {
-		return nil, msg.Seq, nil
+	out := new(inferencev1.JobChunk)
+	if proto.Unmarshal(msg.Data, out) != nil {
+		out = nil // it is of another program
 	}
-	return out.GetChunks()[0], msg.Seq, nil
+	return out, msg.Seq, nil
 }

@@ -89,7 +89,7 @@ var (
 //	err = jobs.EnsureQueue(ctx, "nightly", queueSettings)    // a queue
 //	seq, added, err := jobs.Submit(ctx, id, tenant, header, job)
 //	seq, err = jobs.PutRecord(ctx, id, tenant, after, record)  // ErrJobChanged
-//	record, seq, err := jobs.AwaitEnd(ctx, id, tenant)
+//	record, err := jobs.Record(ctx, id, tenant)
 //	err = jobs.Remove(ctx, "nightly", seq)
 //
 // A job is a message in its queue's stream from its acceptance until its end is stored. Its
@@ -267,7 +267,7 @@ func (s *Jobs) Notify(ctx context.Context, tenant, url string, ended *inferencev
 		return err
 	}
 	deadline, id := time.Now().Add(webhookTTL), pipeline.KeyedJobID(pipeline.WebhookQueue, tenant, ended.GetId())
-	job := queuedJob(id, tenant, deadline, &inferencev1.Job{Attributes: map[string]string{NoticeOf: ended.GetId()}})
+	job := queuedJob(id, deadline, &inferencev1.Job{Attributes: map[string]string{NoticeOf: ended.GetId()}})
 	job.Payload = &meshv1.QueuedJob_Http{Http: &inferencev1.HttpCall{Path: url, ContentType: "application/json", Body: body}}
 	_, _, err = s.Submit(ctx, id, tenant, bus.JobHeader{Deadline: deadline}, job)
 	return err

@@ -31,7 +31,7 @@ func newJobs(t *testing.T, b *bus.Bus, q store.JobQueueSettings) *store.Jobs {
 
 func mustSubmit(t *testing.T, s *store.Jobs, id pipeline.JobID, tenant string) uint64 {
 	t.Helper()
-	job := &meshv1.QueuedJob{Job: &inferencev1.Job{Id: id.String()}, Tenant: tenant}
+	job := &meshv1.QueuedJob{Job: &inferencev1.Job{Id: id.String()}}
 	seq, added, err := s.Submit(t.Context(), id, tenant, bus.JobHeader{Deadline: time.Now().Add(time.Hour), Priority: -1, Tokens: 7}, job)
 	if err != nil || !added {
 		t.Fatalf("added %t, %v", added, err)
@@ -131,11 +131,16 @@ func TestOneOfManyEndsAJob(t *testing.T) {
 
 func TestEndIsAwaited(t *testing.T) {
 	t.Parallel()
-	s := newJobs(t, testbed.StartBroker(t).Connect(mesh), store.JobQueueSettings{})
+	b := testbed.StartBroker(t).Connect(mesh)
+	s := newJobs(t, b, store.JobQueueSettings{})
 	id := pipeline.NewJobID(queue)
 	ended := make(chan store.StoredRecord, 1)
 	go func() {
-		r, _ := s.AwaitEnd(t.Context(), id, "")
+		var r store.StoredRecord
+		_ = s.Await(t.Context(), b.Subjects.JobRecord(id, ""), func() (bool, error) {
+			r, _ = s.Record(t.Context(), id, "")
+			return store.IsEnd(r.GetJob().GetState()), nil
+		})
 		ended <- r
 	}()
 	after, err := s.PutRecord(t.Context(), id, "", 0, recordOf(running))

@@ -25,9 +25,8 @@ const (
 
 // QueuedJob is a job in its queue's stream. Headers of the message have what orders it.
 type QueuedJob struct {
-	state  protoimpl.MessageState `protogen:"open.v1"`
-	Job    *v1.Job                `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
-	Tenant string                 `protobuf:"bytes,2,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Job   *v1.Job                `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
 	// Types that are valid to be assigned to Payload:
 	//
 	//	*QueuedJob_Infer
@@ -35,8 +34,6 @@ type QueuedJob struct {
 	Payload isQueuedJob_Payload `protobuf_oneof:"payload"`
 	// SHA-256 of the payload, of a job with an idempotency key.
 	Digest []byte `protobuf:"bytes,5,opt,name=digest,proto3" json:"digest,omitempty"`
-	// W3C trace context of the submit: traceparent, tracestate.
-	TraceContext map[string]string `protobuf:"bytes,6,rep,name=trace_context,json=traceContext,proto3" json:"trace_context,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// URL that gets the job once it has ended; empty means none. The notice is a job itself, a
 	// call of HTTP whose path is that URL.
 	Webhook       string `protobuf:"bytes,7,opt,name=webhook,proto3" json:"webhook,omitempty"`
@@ -81,13 +78,6 @@ func (x *QueuedJob) GetJob() *v1.Job {
 	return nil
 }
 
-func (x *QueuedJob) GetTenant() string {
-	if x != nil {
-		return x.Tenant
-	}
-	return ""
-}
-
 func (x *QueuedJob) GetPayload() isQueuedJob_Payload {
 	if x != nil {
 		return x.Payload
@@ -120,13 +110,6 @@ func (x *QueuedJob) GetDigest() []byte {
 	return nil
 }
 
-func (x *QueuedJob) GetTraceContext() map[string]string {
-	if x != nil {
-		return x.TraceContext
-	}
-	return nil
-}
-
 func (x *QueuedJob) GetWebhook() string {
 	if x != nil {
 		return x.Webhook
@@ -155,7 +138,6 @@ func (*QueuedJob_Http) isQueuedJob_Payload() {}
 type JobRecord struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Job    *v1.Job                `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
-	Tenant string                 `protobuf:"bytes,2,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	Digest []byte                 `protobuf:"bytes,3,opt,name=digest,proto3" json:"digest,omitempty"`
 	// While an attempt runs: when it is over at the latest.
 	AttemptDeadline *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=attempt_deadline,json=attemptDeadline,proto3" json:"attempt_deadline,omitempty"`
@@ -166,8 +148,6 @@ type JobRecord struct {
 	//	*JobRecord_Infer
 	//	*JobRecord_Http
 	Result isJobRecord_Result `protobuf_oneof:"result"`
-	// Why the last attempt failed.
-	Fault *Fault `protobuf:"bytes,7,opt,name=fault,proto3" json:"fault,omitempty"`
 	// Of a job that has succeeded: how many chunks its answer had.
 	Chunks        uint64 `protobuf:"varint,20,opt,name=chunks,proto3" json:"chunks,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -211,13 +191,6 @@ func (x *JobRecord) GetJob() *v1.Job {
 	return nil
 }
 
-func (x *JobRecord) GetTenant() string {
-	if x != nil {
-		return x.Tenant
-	}
-	return ""
-}
-
 func (x *JobRecord) GetDigest() []byte {
 	if x != nil {
 		return x.Digest
@@ -257,13 +230,6 @@ func (x *JobRecord) GetHttp() *v1.HttpAnswer {
 	return nil
 }
 
-func (x *JobRecord) GetFault() *Fault {
-	if x != nil {
-		return x.Fault
-	}
-	return nil
-}
-
 func (x *JobRecord) GetChunks() uint64 {
 	if x != nil {
 		return x.Chunks
@@ -287,80 +253,26 @@ func (*JobRecord_Infer) isJobRecord_Result() {}
 
 func (*JobRecord_Http) isJobRecord_Result() {}
 
-// JobChunks are chunks of one job in the stream of events, in their order.
-type JobChunks struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Chunks        []*v1.JobChunk         `protobuf:"bytes,1,rep,name=chunks,proto3" json:"chunks,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *JobChunks) Reset() {
-	*x = JobChunks{}
-	mi := &file_stagemesh_mesh_v1_job_proto_msgTypes[2]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *JobChunks) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*JobChunks) ProtoMessage() {}
-
-func (x *JobChunks) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_mesh_v1_job_proto_msgTypes[2]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use JobChunks.ProtoReflect.Descriptor instead.
-func (*JobChunks) Descriptor() ([]byte, []int) {
-	return file_stagemesh_mesh_v1_job_proto_rawDescGZIP(), []int{2}
-}
-
-func (x *JobChunks) GetChunks() []*v1.JobChunk {
-	if x != nil {
-		return x.Chunks
-	}
-	return nil
-}
-
 var File_stagemesh_mesh_v1_job_proto protoreflect.FileDescriptor
 
 const file_stagemesh_mesh_v1_job_proto_rawDesc = "" +
 	"\n" +
-	"\x1bstagemesh/mesh/v1/job.proto\x12\x11stagemesh.mesh.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a&stagemesh/inference/v1/inference.proto\x1a stagemesh/inference/v1/job.proto\x1a\x1dstagemesh/mesh/v1/fault.proto\"\x9b\x03\n" +
+	"\x1bstagemesh/mesh/v1/job.proto\x12\x11stagemesh.mesh.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a&stagemesh/inference/v1/inference.proto\x1a stagemesh/inference/v1/job.proto\x1a\x1dstagemesh/mesh/v1/fault.proto\"\xed\x01\n" +
 	"\tQueuedJob\x12-\n" +
-	"\x03job\x18\x01 \x01(\v2\x1b.stagemesh.inference.v1.JobR\x03job\x12\x16\n" +
-	"\x06tenant\x18\x02 \x01(\tR\x06tenant\x12<\n" +
+	"\x03job\x18\x01 \x01(\v2\x1b.stagemesh.inference.v1.JobR\x03job\x12<\n" +
 	"\x05infer\x18\x03 \x01(\v2$.stagemesh.inference.v1.InferRequestH\x00R\x05infer\x126\n" +
 	"\x04http\x18\x04 \x01(\v2 .stagemesh.inference.v1.HttpCallH\x00R\x04http\x12\x16\n" +
-	"\x06digest\x18\x05 \x01(\fR\x06digest\x12S\n" +
-	"\rtrace_context\x18\x06 \x03(\v2..stagemesh.mesh.v1.QueuedJob.TraceContextEntryR\ftraceContext\x12\x18\n" +
-	"\awebhook\x18\a \x01(\tR\awebhook\x1a?\n" +
-	"\x11TraceContextEntry\x12\x10\n" +
-	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\t\n" +
-	"\apayload\"\xfc\x02\n" +
+	"\x06digest\x18\x05 \x01(\fR\x06digest\x12\x18\n" +
+	"\awebhook\x18\a \x01(\tR\awebhookB\t\n" +
+	"\apayload\"\xb4\x02\n" +
 	"\tJobRecord\x12-\n" +
 	"\x03job\x18\x01 \x01(\v2\x1b.stagemesh.inference.v1.JobR\x03job\x12\x16\n" +
-	"\x06tenant\x18\x02 \x01(\tR\x06tenant\x12\x16\n" +
 	"\x06digest\x18\x03 \x01(\fR\x06digest\x12E\n" +
 	"\x10attempt_deadline\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x0fattemptDeadline\x12=\n" +
 	"\x05infer\x18\x05 \x01(\v2%.stagemesh.inference.v1.InferResponseH\x00R\x05infer\x128\n" +
-	"\x04http\x18\x06 \x01(\v2\".stagemesh.inference.v1.HttpAnswerH\x00R\x04http\x12.\n" +
-	"\x05fault\x18\a \x01(\v2\x18.stagemesh.mesh.v1.FaultR\x05fault\x12\x16\n" +
+	"\x04http\x18\x06 \x01(\v2\".stagemesh.inference.v1.HttpAnswerH\x00R\x04http\x12\x16\n" +
 	"\x06chunks\x18\x14 \x01(\x04R\x06chunksB\b\n" +
-	"\x06result\"E\n" +
-	"\tJobChunks\x128\n" +
-	"\x06chunks\x18\x01 \x03(\v2 .stagemesh.inference.v1.JobChunkR\x06chunksBFZDgithub.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1;meshv1b\x06proto3"
+	"\x06resultBFZDgithub.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1;meshv1b\x06proto3"
 
 var (
 	file_stagemesh_mesh_v1_job_proto_rawDescOnce sync.Once
@@ -374,37 +286,30 @@ func file_stagemesh_mesh_v1_job_proto_rawDescGZIP() []byte {
 	return file_stagemesh_mesh_v1_job_proto_rawDescData
 }
 
-var file_stagemesh_mesh_v1_job_proto_msgTypes = make([]protoimpl.MessageInfo, 4)
+var file_stagemesh_mesh_v1_job_proto_msgTypes = make([]protoimpl.MessageInfo, 2)
 var file_stagemesh_mesh_v1_job_proto_goTypes = []any{
 	(*QueuedJob)(nil),             // 0: stagemesh.mesh.v1.QueuedJob
 	(*JobRecord)(nil),             // 1: stagemesh.mesh.v1.JobRecord
-	(*JobChunks)(nil),             // 2: stagemesh.mesh.v1.JobChunks
-	nil,                           // 3: stagemesh.mesh.v1.QueuedJob.TraceContextEntry
-	(*v1.Job)(nil),                // 4: stagemesh.inference.v1.Job
-	(*v1.InferRequest)(nil),       // 5: stagemesh.inference.v1.InferRequest
-	(*v1.HttpCall)(nil),           // 6: stagemesh.inference.v1.HttpCall
-	(*timestamppb.Timestamp)(nil), // 7: google.protobuf.Timestamp
-	(*v1.InferResponse)(nil),      // 8: stagemesh.inference.v1.InferResponse
-	(*v1.HttpAnswer)(nil),         // 9: stagemesh.inference.v1.HttpAnswer
-	(*Fault)(nil),                 // 10: stagemesh.mesh.v1.Fault
-	(*v1.JobChunk)(nil),           // 11: stagemesh.inference.v1.JobChunk
+	(*v1.Job)(nil),                // 2: stagemesh.inference.v1.Job
+	(*v1.InferRequest)(nil),       // 3: stagemesh.inference.v1.InferRequest
+	(*v1.HttpCall)(nil),           // 4: stagemesh.inference.v1.HttpCall
+	(*timestamppb.Timestamp)(nil), // 5: google.protobuf.Timestamp
+	(*v1.InferResponse)(nil),      // 6: stagemesh.inference.v1.InferResponse
+	(*v1.HttpAnswer)(nil),         // 7: stagemesh.inference.v1.HttpAnswer
 }
 var file_stagemesh_mesh_v1_job_proto_depIdxs = []int32{
-	4,  // 0: stagemesh.mesh.v1.QueuedJob.job:type_name -> stagemesh.inference.v1.Job
-	5,  // 1: stagemesh.mesh.v1.QueuedJob.infer:type_name -> stagemesh.inference.v1.InferRequest
-	6,  // 2: stagemesh.mesh.v1.QueuedJob.http:type_name -> stagemesh.inference.v1.HttpCall
-	3,  // 3: stagemesh.mesh.v1.QueuedJob.trace_context:type_name -> stagemesh.mesh.v1.QueuedJob.TraceContextEntry
-	4,  // 4: stagemesh.mesh.v1.JobRecord.job:type_name -> stagemesh.inference.v1.Job
-	7,  // 5: stagemesh.mesh.v1.JobRecord.attempt_deadline:type_name -> google.protobuf.Timestamp
-	8,  // 6: stagemesh.mesh.v1.JobRecord.infer:type_name -> stagemesh.inference.v1.InferResponse
-	9,  // 7: stagemesh.mesh.v1.JobRecord.http:type_name -> stagemesh.inference.v1.HttpAnswer
-	10, // 8: stagemesh.mesh.v1.JobRecord.fault:type_name -> stagemesh.mesh.v1.Fault
-	11, // 9: stagemesh.mesh.v1.JobChunks.chunks:type_name -> stagemesh.inference.v1.JobChunk
-	10, // [10:10] is the sub-list for method output_type
-	10, // [10:10] is the sub-list for method input_type
-	10, // [10:10] is the sub-list for extension type_name
-	10, // [10:10] is the sub-list for extension extendee
-	0,  // [0:10] is the sub-list for field type_name
+	2, // 0: stagemesh.mesh.v1.QueuedJob.job:type_name -> stagemesh.inference.v1.Job
+	3, // 1: stagemesh.mesh.v1.QueuedJob.infer:type_name -> stagemesh.inference.v1.InferRequest
+	4, // 2: stagemesh.mesh.v1.QueuedJob.http:type_name -> stagemesh.inference.v1.HttpCall
+	2, // 3: stagemesh.mesh.v1.JobRecord.job:type_name -> stagemesh.inference.v1.Job
+	5, // 4: stagemesh.mesh.v1.JobRecord.attempt_deadline:type_name -> google.protobuf.Timestamp
+	6, // 5: stagemesh.mesh.v1.JobRecord.infer:type_name -> stagemesh.inference.v1.InferResponse
+	7, // 6: stagemesh.mesh.v1.JobRecord.http:type_name -> stagemesh.inference.v1.HttpAnswer
+	7, // [7:7] is the sub-list for method output_type
+	7, // [7:7] is the sub-list for method input_type
+	7, // [7:7] is the sub-list for extension type_name
+	7, // [7:7] is the sub-list for extension extendee
+	0, // [0:7] is the sub-list for field type_name
 }
 
 func init() { file_stagemesh_mesh_v1_job_proto_init() }
@@ -427,7 +332,7 @@ func file_stagemesh_mesh_v1_job_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_stagemesh_mesh_v1_job_proto_rawDesc), len(file_stagemesh_mesh_v1_job_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   4,
+			NumMessages:   2,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
