@@ -235,18 +235,19 @@ func TestBadInputFileFailsItsBatch(t *testing.T) {
 		content string
 		want    []batchErrorDocument
 	}{
-		"empty":       {"\n \n", []batchErrorDocument{{Code: "empty_file"}}},
-		"bad JSON":    {good + "{\n\n{]", []batchErrorDocument{{"invalid_json_line", "", 2}, {"invalid_json_line", "", 4}}},
-		"twice":       {good + good, []batchErrorDocument{{"duplicate_custom_id", "custom_id", 2}}},
-		"no ID":       {request("", `{"model": "p"}`), []batchErrorDocument{{"missing_required_parameter", "custom_id", 1}}},
-		"other types": {`{"custom_id": 1}` + "\n" + request("b", `{"model": 1}`), []batchErrorDocument{{"invalid_type", "custom_id", 1}, {"invalid_type", "body.model", 2}}},
-		"method":      {strings.Replace(good, "POST", "GET", 1), []batchErrorDocument{{"invalid_method", "method", 1}}},
-		"url":         {strings.Replace(good, "chat/", "", 1), []batchErrorDocument{{"invalid_url", "url", 1}}},
-		"no model":    {request("a", `{}`), []batchErrorDocument{{"missing_required_parameter", "body.model", 1}}},
-		"no body":     {`{"custom_id": "a", "method": "POST", "url": "` + completions + `"}`, []batchErrorDocument{{"missing_required_parameter", "body.model", 1}}},
-		"stream":      {request("a", `{"model": "p", "stream": true}`), []batchErrorDocument{{"invalid_request", "body.stream", 1}}},
-		"too many":    {lines(50_001), []batchErrorDocument{{"too_many_requests", "", 50_001}}},
-		"too long":    {good + strings.Repeat("x", 9<<20), []batchErrorDocument{{"line_too_long", "", 2}}},
+		"empty":         {"\n \n", []batchErrorDocument{{Code: "empty_file"}}},
+		"bad JSON":      {good + "{\n\n{]", []batchErrorDocument{{"invalid_json_line", "", 2}, {"invalid_json_line", "", 4}}},
+		"twice":         {good + good, []batchErrorDocument{{"duplicate_custom_id", "custom_id", 2}}},
+		"no ID":         {request("", `{"model": "p"}`), []batchErrorDocument{{"missing_required_parameter", "custom_id", 1}}},
+		"double member": {`{"custom_id": "b", "custom_id": "c"}`, []batchErrorDocument{{"invalid_json_line", "", 1}}},
+		"other types":   {`{"custom_id": 1}` + "\n" + request("b", `{"model": 1}`), []batchErrorDocument{{"invalid_type", "custom_id", 1}, {"invalid_type", "body.model", 2}}},
+		"method":        {strings.Replace(good, "POST", "GET", 1), []batchErrorDocument{{"invalid_method", "method", 1}}},
+		"url":           {strings.Replace(good, "chat/", "", 1), []batchErrorDocument{{"invalid_url", "url", 1}}},
+		"no model":      {request("a", `{}`), []batchErrorDocument{{"missing_required_parameter", "body.model", 1}}},
+		"no body":       {`{"custom_id": "a", "method": "POST", "url": "` + completions + `"}`, []batchErrorDocument{{"missing_required_parameter", "body.model", 1}}},
+		"stream":        {request("a", `{"model": "p", "stream": true}`), []batchErrorDocument{{"invalid_request", "body.stream", 1}}},
+		"too many":      {lines(50_001), []batchErrorDocument{{"too_many_requests", "", 50_001}}},
+		"too long":      {good + strings.Repeat("x", 9<<20), []batchErrorDocument{{"line_too_long", "", 2}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

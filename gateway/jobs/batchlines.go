@@ -11,7 +11,10 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
+	"strings"
 
+	jsonv2 "github.com/go-json-experiment/json"
 	"golang.org/x/sync/errgroup"
 
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
@@ -35,13 +38,16 @@ const (
 )
 
 type batchLine struct {
-	CustomID string `json:"custom_id"`
-	Method   string `json:"method"`
-	URL      string `json:"url"`
-	Body     struct {
-		Model  string `json:"model"`
-		Stream bool   `json:"stream"`
-	} `json:"body"`
+	CustomID string    `json:"custom_id"`
+	Method   string    `json:"method"`
+	URL      string    `json:"url"`
+	Body     batchBody `json:"body"`
+}
+
+// batchBody is what matters of a request's body.
+type batchBody struct {
+	Model  string `json:"model"`
+	Stream bool   `json:"stream"`
 }
 
 // errBadBatch ends the check of a file with enough errors.
@@ -101,8 +107,8 @@ func (c *batchCheck) add(i, number int, text []byte) error {
 
 func (c *batchCheck) check(number int, text []byte) {
 	var line batchLine
-	err := json.Unmarshal(text, &line)
-	ofType, isType := errors.AsType[*json.UnmarshalTypeError](err)
+	err := jsonv2.Unmarshal(text, &line)
+	ofType, isType := errors.AsType[*jsonv2.SemanticError](err)
 	digest := sha256.Sum256([]byte(line.CustomID))
 	id := [16]byte(digest[:16])
 	_, isAgain := c.seen[id]
@@ -110,7 +116,8 @@ func (c *batchCheck) check(number int, text []byte) {
 	const missing = "missing_required_parameter"
 	switch {
 	case isType:
-		c.fail(number, "invalid_type", ofType.Field, "The line has a value of the wrong type, %s.", ofType.Value)
+		param := strings.Join(slices.Collect(ofType.JSONPointer.Tokens()), ".")
+		c.fail(number, "invalid_type", param, "The line has a value of the wrong type, %s.", ofType.JSONKind)
 	case err != nil:
 		c.fail(number, "invalid_json_line", "", "The line is no valid JSON: %.*s.", shown, err)
 	case line.CustomID == "":
@@ -180,7 +187,7 @@ func (w *lineWriter) write(ctx context.Context) error {
 		defer close(lines)
 		return w.requests(ctx, func(i, _ int, text []byte) error {
 			var in batchLine
-			_ = json.Unmarshal(text, &in) // it was checked before
+			_ = jsonv2.Unmarshal(text, &in) // it was checked before
 			line := &endedLine{customID: in.CustomID, id: pipeline.LineJobID(w.queue, w.id, i), isRead: make(chan struct{})}
 			select {
 			case lines <- line:

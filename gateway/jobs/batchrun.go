@@ -3,13 +3,14 @@ package jobs
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"io"
 	"log/slog"
 	"sync"
 	"time"
 
+	jsonv2 "github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
 	"github.com/google/uuid"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
@@ -248,17 +249,19 @@ func (b *batchRun) submit(ctx context.Context, line int, text []byte) error {
 
 // jobOf returns the job of a line that was validated.
 func (b *batchRun) jobOf(text []byte) *inferencev1.SubmitJobRequest {
-	var line struct{ Body json.RawMessage }
-	_ = json.Unmarshal(text, &line) // as before
+	var line struct {
+		Body jsontext.Value `json:"body"`
+	}
+	_ = jsonv2.Unmarshal(text, &line) // as before
 	record := b.get()
 	out := &inferencev1.SubmitJobRequest{Queue: string(b.queue), Deadline: timestamppb.New(time.Unix(record.ExpiresAt, 0))}
 	if (*b.queues.Load())[b.queue].HTTP {
 		out.Payload = &inferencev1.SubmitJobRequest_Http{Http: &inferencev1.HttpCall{Path: record.Endpoint, ContentType: payload.JSONType, Body: line.Body}}
 		return out
 	}
-	var checked batchLine
-	_ = json.Unmarshal(text, &checked)
-	request := &call.Request{Pipeline: checked.Body.Model, Inputs: []payload.Part{payload.OfBlob("", payload.JSONType, line.Body)}}
+	var body batchBody
+	_ = jsonv2.Unmarshal(line.Body, &body)
+	request := &call.Request{Pipeline: body.Model, Inputs: []payload.Part{payload.OfBlob("", payload.JSONType, line.Body)}}
 	out.Payload = &inferencev1.SubmitJobRequest_Infer{Infer: request.ToProto()}
 	return out
 }
@@ -276,7 +279,7 @@ func (b *batchRun) endLine(ctx context.Context, line int, state inferencev1.JobS
 		}
 		if errors.Is(err, store.ErrNoJob) {
 			now := timestamppb.Now()
-			_, err = b.store.PutRecord(ctx, id, b.tenant, 0, &meshv1.JobRecord{Tenant: b.tenant, Fault: f.ToProto(), Job: &inferencev1.Job{
+			_, err = b.store.PutRecord(ctx, id, b.tenant, 0, &meshv1.JobRecord{Job: &inferencev1.Job{
 				Id: id.String(), Queue: string(b.queue), State: state, AcceptedAt: now, Deadline: now, EndedAt: now, Reason: string(f.Reason), Message: f.Message,
 			}})
 		}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"testing"
 
+	jsonv2 "github.com/go-json-experiment/json"
 	"go.uber.org/goleak"
 
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -39,7 +40,7 @@ func FuzzBatchLines(f *testing.F) {
 		seen := map[string]bool{}
 		_ = eachRequest(bytes.NewReader(file), func(_, _ int, text []byte) error {
 			var line batchLine
-			_ = json.Unmarshal(text, &line)
+			_ = jsonv2.Unmarshal(text, &line)
 			seen[line.CustomID] = true
 			for _, isHTTP := range []bool{false, true} {
 				s := Service{}

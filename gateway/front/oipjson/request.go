@@ -18,8 +18,8 @@
 // The scanner is our own because encoding/json would build an interface for each of a million
 // numbers, accept duplicate members, and match their names in any case. The jsontext package of
 // github.com/go-json-experiment/json is strict and reads tokens as fast, but it would scan the
-// data twice, because an input's name and shape may come after it, and its API is not stable
-// yet. Strings with escapes are left to encoding/json.
+// data twice, because an input's name and shape may come after it. Strings with escapes are left
+// to encoding/json.
 //
 // Everything is a pure function, safe for concurrent use. Errors are *fault.Fault and name the
 // input and the element.
