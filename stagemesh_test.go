@@ -128,8 +128,8 @@ func expect(t *testing.T, m *stagemesh.Mesh, name, text, want string) {
 	}
 }
 
+// It runs alone, as it measures a time.
 func TestMeshIsReadySoon(t *testing.T) {
-	t.Parallel()
 	m := newMesh(t, stagemesh.Settings{Gateway: gateway.Settings{Config: gateway.Config{Listen: "127.0.0.1:0"}}}, stagemesh.Stage{Name: "a", Runner: sign("a")}, stagemesh.Stage{Name: "b", Runner: sign("b")})
 	begin := time.Now()
 	start(t, m)

@@ -33,7 +33,8 @@ type reading struct {
 	d      float64   // the budget's D, in [0, 1]: 1 - fullness, 1 - saturation, or the value itself
 	at     time.Time // when the value was true
 	source string
-	// timeless values say nothing of what the target does now: they know no job in flight, and lift no latch.
+	// timeless is true of gates that do not measure the target, such as constant and schedule: their
+	// values do not count jobs in flight, and do not end the pause after a refusal.
 	timeless bool
 	// counts is true where d counts jobs one by one: one that ends makes room before the next reading.
 	counts   bool
@@ -104,7 +105,7 @@ type credit struct {
 	ready       float64
 	breaker     breaker
 
-	stated, reading reading // as its source stated it, and as it counts
+	stated, reading reading // as its source stated it, and with its time corrected
 	err             error
 
 	from time.Time // when the owner began. Earlier readings may be spent, by an owner before
@@ -128,7 +129,7 @@ type flight struct {
 // latch closes a pool after a refusal.
 type latch struct {
 	at, until time.Time // of the last refusal, and what its Retry-After asked for
-	// row is of refusals of jobs that were sent one after the other; pause is for timeless gates.
+	// row counts refusals in a row. pause is until when a timeless gate sends nothing.
 	row   int
 	pause time.Time
 }

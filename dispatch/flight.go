@@ -23,7 +23,7 @@ import (
 
 const brokerTimeout = 5 * time.Second
 
-// attempt makes one attempt of a job, which ends with cut, and stores what becomes of it.
+// attempt makes one attempt of a job, and stores what becomes of it. cut ends as the job is cancelled.
 func (o *owner) attempt(ctx, cut context.Context, e *entry) {
 	j, ok := o.read(ctx, e)
 	if !ok {
@@ -225,7 +225,7 @@ func (o *owner) noteRecord(e *entry, seq uint64) {
 	e.record, o.highest = seq, max(o.highest, seq)
 }
 
-// endUnlessOpen removes a job that another process has ended. Else it goes on as its record says.
+// endUnlessOpen reads the record of a job that another process has changed, and removes, resumes or requeues the job.
 func (o *owner) endUnlessOpen(ctx context.Context, e *entry) {
 	var r store.StoredRecord
 	if !o.persist(ctx, e, "the record of a job cannot be read", func(ctx context.Context) (err error) {

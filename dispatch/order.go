@@ -287,7 +287,7 @@ type node struct {
 	waiting int // jobs
 	weight  float64
 	v       float64
-	// floor is the v of the last child that went: none goes from below it, so idle ones save nothing up.
+	// floor is the v of the child that was served last. Others rise to it, so idle ones collect no credit.
 	floor    float64
 	served   float64 // what may be spent in the pool until a queue is starved
 	place    int     // in the parent's heap

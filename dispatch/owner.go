@@ -36,7 +36,7 @@ type owner struct {
 	gate   *poolGate
 	credit *credit // the gate's
 	limits limits
-	// took is of the last successes. No attempt starts with less time than their median.
+	// took has the times of the last successes. No attempt starts with less time left than their median.
 	took     []time.Duration
 	median   time.Duration
 	closed   time.Duration // how long the gate was closed until lookedAt; isClosed if it was then
@@ -205,7 +205,7 @@ func (o *owner) receive(j store.StoredJob) {
 	}
 	now := time.Now()
 	switch known := o.known[j.ID.UUID]; {
-	case j.ID.UUID == uuid.Nil: // It is no job. That is seen as it expires.
+	case j.ID.UUID == uuid.Nil: // It is no job. It expires at once, and becomes a dead letter.
 		j.ID.UUID, j.Deadline = uuid.New(), now
 	case known == nil:
 	case known.seq == j.Seq:
@@ -386,7 +386,7 @@ func (o *owner) startEnd(e *entry, do func(ctx, cut context.Context)) {
 	o.ending++
 }
 
-// low returns a number that no record of a job that has not ended is below.
+// low returns the number of a record from which a new owner has to read: older ones are of ended jobs.
 func (o *owner) low() uint64 {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -405,7 +405,7 @@ func (o *owner) low() uint64 {
 	return out
 }
 
-// checkCancelled hastens what the record of a cancelled job says: it leaves, or its attempt ends.
+// checkCancelled applies a cancel at once: a waiting job leaves, a running attempt is stopped.
 func (o *owner) checkCancelled(id pipeline.JobID) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

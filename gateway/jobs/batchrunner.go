@@ -28,7 +28,7 @@ const (
 	batchPause = time.Second
 	countPause = 200 * time.Millisecond
 	sweepPause = 10 * time.Second
-	// clockSlack is more than the clocks of gateways and of the broker differ.
+	// clockSlack bounds how far the clocks of gateways and of the broker may differ.
 	clockSlack = time.Minute
 )
 

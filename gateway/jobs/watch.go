@@ -213,7 +213,7 @@ func (w *jobWatch) readRecord(ctx context.Context) error {
 // passState passes the state of a job that has not ended, once.
 func (w *jobWatch) passState() error {
 	job := w.record.GetJob()
-	// Who has a chunk of an attempt has the state in which it came.
+	// A client that has a chunk of this attempt has its state RUNNING as well.
 	isPassed := job.GetState() == inferencev1.JobState_JOB_STATE_RUNNING && job.GetRequestId() == w.request && !job.GetCancelRequested()
 	if isPassed || store.IsEnd(job.GetState()) {
 		return nil

@@ -43,7 +43,7 @@ func LineJobID(queue QueueName, batch uuid.UUID, line int) JobID {
 	return id
 }
 
-// Line returns what LineJobID has made a job's ID of; of another ID both are random.
+// Line returns the batch and the line of an ID of LineJobID; of other IDs they mean nothing.
 func (id JobID) Line() (LinePrefix, int) {
 	return LinePrefix(id.UUID[:]), int(binary.BigEndian.Uint32(id.UUID[len(LinePrefix{}):]))
 }
