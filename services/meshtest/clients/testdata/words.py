@@ -35,7 +35,7 @@ class Words(Worker):
                 if word == "fail":
                     raise InvalidInput("text", "says fail")
                 yield {"word": f"{self.cancelled if word == 'cancelled?' else word} "}
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, GeneratorExit):  # as it waits, or as it yields
             self.cancelled += 1
             raise
 
