@@ -257,7 +257,7 @@ var File_stagemesh_mesh_v1_job_proto protoreflect.FileDescriptor
 
 const file_stagemesh_mesh_v1_job_proto_rawDesc = "" +
 	"\n" +
-	"\x1bstagemesh/mesh/v1/job.proto\x12\x11stagemesh.mesh.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a&stagemesh/inference/v1/inference.proto\x1a stagemesh/inference/v1/job.proto\x1a\x1dstagemesh/mesh/v1/fault.proto\"\xed\x01\n" +
+	"\x1bstagemesh/mesh/v1/job.proto\x12\x11stagemesh.mesh.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a&stagemesh/inference/v1/inference.proto\x1a stagemesh/inference/v1/job.proto\"\xed\x01\n" +
 	"\tQueuedJob\x12-\n" +
 	"\x03job\x18\x01 \x01(\v2\x1b.stagemesh.inference.v1.JobR\x03job\x12<\n" +
 	"\x05infer\x18\x03 \x01(\v2$.stagemesh.inference.v1.InferRequestH\x00R\x05infer\x126\n" +
@@ -317,7 +317,6 @@ func file_stagemesh_mesh_v1_job_proto_init() {
 	if File_stagemesh_mesh_v1_job_proto != nil {
 		return
 	}
-	file_stagemesh_mesh_v1_fault_proto_init()
 	file_stagemesh_mesh_v1_job_proto_msgTypes[0].OneofWrappers = []any{
 		(*QueuedJob_Infer)(nil),
 		(*QueuedJob_Http)(nil),
