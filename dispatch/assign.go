@@ -119,12 +119,7 @@ func (a assignments) hold(pool string) (changed bool) {
 func (d *Dispatcher) assign(ctx context.Context, edit func(assignments) bool) (assignments, error) {
 	ctx, cancel := context.WithTimeout(ctx, brokerTimeout)
 	defer cancel()
-	return store.UpdateControl(ctx, d.jobs, assignmentKind, assignmentName, func(a *assignments) bool {
-		if *a == nil {
-			*a = assignments{}
-		}
-		return edit(*a)
-	})
+	return store.UpdateControl(ctx, d.jobs, assignmentKind, assignmentName, func(a *assignments) bool { return edit(*a) })
 }
 
 type plan struct {

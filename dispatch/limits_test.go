@@ -128,8 +128,8 @@ type quotaOwner struct {
 	ahead  time.Duration // of its clock
 }
 
-// reserved returns quotas as an owner stores them after others.
-func reserved(t rapid.TB, ls limits, stored []byte) []byte {
+// reservation returns quotas as an owner stores them after others.
+func reservation(t rapid.TB, ls limits, stored []byte) []byte {
 	t.Helper()
 	before := storedQuotas{}
 	if stored != nil {
@@ -164,7 +164,7 @@ func TestQuotaHoldsOverCrashes(t *testing.T) {
 			}
 		}
 		reserve := func(q *quotaOwner, fate string) {
-			value := reserved(t, q.limits, stored)
+			value := reservation(t, q.limits, stored)
 			if fate != "failed" {
 				stored = value
 			}
@@ -223,7 +223,7 @@ func TestQuotaIsUsedUpAndCorrected(t *testing.T) {
 				n++
 			}
 			if ls.wants() {
-				stored = reserved(t, ls, stored)
+				stored = reservation(t, ls, stored)
 				ls.grant()
 			}
 		}
@@ -247,7 +247,7 @@ func TestQuotaIsUsedUpAndCorrected(t *testing.T) {
 			t.Fatalf("key %d started without a reservation", i)
 		}
 	}
-	if n := len(reserved(t, ls, stored)); n > 32<<10 {
+	if n := len(reservation(t, ls, stored)); n > 32<<10 {
 		t.Errorf("%d bytes are stored", n)
 	}
 	if n := len(ls[0].quota.keys); n > 2*maxQuotaKeys {

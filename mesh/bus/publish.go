@@ -155,7 +155,7 @@ func DecodeJobHeader(h nats.Header) (out JobHeader, ok bool) {
 		return n
 	}
 	deadline := number(jobDeadlineHeader)
-	out = JobHeader{Deadline: time.Unix(0, deadline), Priority: int32(number(jobPriorityHeader)), Tokens: max(0, number(jobTokensHeader)), Size: number(nats.MsgSize)}
+	out = JobHeader{Deadline: time.Unix(0, deadline), Priority: int32(number(jobPriorityHeader)), Tokens: max(0, number(jobTokensHeader)), Size: PayloadSize(h)}
 	if text := h.Get(jobAttributesHeader); text != "" {
 		values, _ := url.ParseQuery(text)
 		out.Attributes = map[string]string{}
@@ -164,6 +164,12 @@ func DecodeJobHeader(h nats.Header) (out JobHeader, ok bool) {
 		}
 	}
 	return out, deadline > 0
+}
+
+// PayloadSize returns the size of a payload that the broker has left out, in bytes.
+func PayloadSize(h nats.Header) int64 {
+	n, _ := strconv.ParseInt(h.Get(nats.MsgSize), 10, 64)
+	return n
 }
 
 // stateHeader is the state of a job's record, so that readers can leave out the ends.

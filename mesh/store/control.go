@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
-	"maps"
 	"sync"
 	"time"
 
@@ -183,14 +182,17 @@ func (s *Jobs) SetControl(ctx context.Context, kind, name string, after uint64, 
 	return s.replace(ctx, s.bus.JobControl(kind, name, after, value))
 }
 
-// UpdateControl has edit change a value that dispatchers share, which is JSON: the zero value if
+// UpdateControl has edit change a value that dispatchers share, an object of JSON: an empty one if
 // there is none. edit may be called again, and returns false if there is nothing to store. It
 // returns the value as it is then.
 func UpdateControl[T any](ctx context.Context, s *Jobs, kind, name string, edit func(*T) bool) (T, error) {
 	for {
 		var out T
 		data, seq, err := s.Control(ctx, kind, name)
-		if err == nil && len(data) > 0 {
+		if len(data) == 0 {
+			data = []byte("{}") // which makes a map
+		}
+		if err == nil {
 			err = s.wrap(json.Unmarshal(data, &out))
 		}
 		if err != nil || !edit(&out) {
@@ -226,9 +228,7 @@ func (s *Jobs) SetPaused(ctx context.Context, queue pipeline.QueueName, isPaused
 			return false
 		}
 		if delete(*p, queue); isPaused {
-			out := Pauses{queue: time.Now().UTC()}
-			maps.Copy(out, *p)
-			*p = out
+			(*p)[queue] = time.Now().UTC()
 		}
 		return true
 	})

@@ -5,10 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"strconv"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"google.golang.org/protobuf/proto"
 
@@ -109,8 +107,7 @@ func (s *Jobs) FollowEnds(ctx context.Context, queue pipeline.QueueName, since t
 	config := jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &since}
 	return s.followRecords(ctx, []pipeline.QueueName{queue}, config, func() {}, func(msg jetstream.Msg, _ uint64, state inferencev1.JobState) {
 		if id, _, isOne := s.bus.JobOf(msg.Subject()); isOne && IsEnd(state) {
-			size, _ := strconv.ParseInt(msg.Headers().Get(nats.MsgSize), 10, 64) // the broker's
-			handle(id, state, size)
+			handle(id, state, bus.PayloadSize(msg.Headers()))
 		}
 	})
 }
