@@ -24,7 +24,8 @@ type credit struct {
 	bound       int
 	queues      int
 	classQueues []classCredit
-	// oneIdlePull limits the reserved credit of each class queue to one item.
+	// oneIdlePull limits the reserved credit of each class queue to one item, and its requests
+	// to one, or the items that are known to wait.
 	oneIdlePull bool
 	// requests counts the requests of all class queues, so that each has a number.
 	requests uint64
@@ -49,8 +50,8 @@ type classCredit struct {
 	inFlight, requested int
 	// busy is true where it had work at the last delivery or status.
 	busy bool
-	// waiting is true where items were left behind the last delivery.
-	waiting bool
+	// waiting items were left behind the last delivery.
+	waiting uint64
 	// until is when the last request is over at the latest.
 	until time.Time
 	// closed is the number of the last request that is over for good: a later status
@@ -97,7 +98,7 @@ func (c *credit) deliver(i int, pending uint64) bool {
 	c.arrive(i)
 	cq.inFlight++
 	cq.busy = pending > 0 || cq.busy && cq.requested > 0
-	cq.waiting = pending > 0
+	cq.waiting = pending
 	return true
 }
 
@@ -112,14 +113,14 @@ func (c *credit) endSome(i int, number uint64, n int) bool {
 		return false
 	}
 	cq.requested = max(0, cq.requested-n)
-	cq.busy, cq.waiting = false, false
+	cq.busy, cq.waiting = false, 0
 	return true
 }
 
 // close records that every request of class queue i is over.
 func (c *credit) close(i int) {
 	cq := &c.classQueues[i]
-	cq.requested, cq.busy, cq.waiting, cq.closed = 0, false, false, c.requests
+	cq.requested, cq.busy, cq.waiting, cq.closed = 0, false, 0, c.requests
 }
 
 // release records that an item of class queue i is no longer in flight.
@@ -143,7 +144,7 @@ func (c *credit) closeAll() {
 
 // hasWaiting reports whether items are known to wait in a queue.
 func (c *credit) hasWaiting() bool {
-	return slices.ContainsFunc(c.classQueues, func(cq classCredit) bool { return cq.waiting })
+	return slices.ContainsFunc(c.classQueues, func(cq classCredit) bool { return cq.waiting > 0 })
 }
 
 func (c *credit) requested() int {
@@ -205,15 +206,27 @@ func (c *credit) unusedReserve() int {
 
 // unused is the part of the reserved credit of class queue i that is neither in flight
 // nor requested. Items in flight do not use it while there may be no work, or an item
-// that comes after them would wait for their end. With oneIdlePull it may wait here while
-// another host has a free slot, so they do.
+// that comes after them would wait for their end. With oneIdlePull they do once all slots
+// are taken: that item would wait here while another host has a free slot.
 func (c *credit) unused(i int) int {
 	cq := &c.classQueues[i]
-	if !cq.busy && !c.oneIdlePull {
+	if !cq.busy && (!c.oneIdlePull || c.hasFreeSlot()) {
 		return max(0, c.reservedCredit()-cq.requested)
 	}
 	return max(0, c.reservedCredit()-cq.inFlight-cq.requested)
 }
+
+// hasFreeSlot reports whether less is in flight than a host with oneIdlePull runs at once.
+func (c *credit) hasFreeSlot() bool {
+	slots := c.ofPreferred()
+	for _, cq := range c.classQueues {
+		slots -= cq.inFlight
+	}
+	return slots > 0
+}
+
+// ofPreferred is the bound without the credit reserved for the class queues but one.
+func (c *credit) ofPreferred() int { return c.bound - (len(c.classQueues)-1)*c.reservedCredit() }
 
 func (c *credit) reservedCredit() int {
 	if c.oneIdlePull {
@@ -224,12 +237,15 @@ func (c *credit) reservedCredit() int {
 
 // target is the most items that class queue i may have requested: for the preferred one
 // the bound without the credit reserved for the others, for any other its own reserved
-// credit, less its items in flight while it has work.
+// credit, less its items in flight while it has work. With oneIdlePull the preferred one
+// requests what waits: more would keep the slots from the items of others.
 func (c *credit) target(i, preferred int) int {
 	cq := &c.classQueues[i]
 	switch {
+	case i == preferred && c.oneIdlePull:
+		return max(1, int(min(cq.waiting, uint64(c.ofPreferred()))))
 	case i == preferred:
-		return c.bound - (len(c.classQueues)-1)*c.reservedCredit()
+		return c.ofPreferred()
 	case cq.busy:
 		return max(0, c.reservedCredit()-cq.inFlight)
 	default:

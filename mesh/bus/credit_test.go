@@ -275,6 +275,7 @@ func TestCreditKeepsItsBoundAndNeverStalls(t *testing.T) {
 			now:    time.Unix(1000, 0),
 			books:  make([]queueBook, classCount*queues),
 		}
+		m.oneIdlePull = rapid.Bool().Draw(t, "one idle pull")
 		classQueues := rapid.IntRange(0, len(m.books)-1)
 		t.Repeat(map[string]func(*rapid.T){
 			"":        m.check,
@@ -364,13 +365,21 @@ func (m *creditModel) plans(t *rapid.T) {
 // checkShares holds after every plan.
 func (m *creditModel) checkShares(t *rapid.T, before int) {
 	free, reserved, requested, used, kept := m.bound-m.total(), max(1, m.bound/(8*m.queues)), 0, false, 0
+	if m.oneIdlePull {
+		reserved = 1
+	}
+	slots := m.bound - (len(m.books)-1)*reserved
+	for _, b := range m.books {
+		slots -= b.inFlight
+	}
 	for i, b := range m.books {
 		requested += b.requested
 		used = used || b.used
 		if !b.used {
 			kept += max(0, reserved-b.inFlight)
 		}
-		if b.used && free > 0 && b.requested == 0 && b.inFlight < reserved {
+		mayIdle := m.classQueues[i].busy || m.oneIdlePull && slots <= 0
+		if b.used && free > 0 && b.requested == 0 && (b.inFlight < reserved || !mayIdle) {
 			t.Fatalf("cq %d has nothing requested and %d in flight, though %d items are free", i, b.inFlight, free)
 		}
 	}
@@ -454,7 +463,7 @@ func TestOneClassQueueFillsABoundForSlots(t *testing.T) {
 				c.use(queue, true)
 			}
 			normal := c.index(1, 0)
-			c.classQueues[normal].busy = true
+			c.classQueues[normal].busy, c.classQueues[normal].waiting = true, 1000
 			if got := c.target(normal, c.preferred()); got != slots {
 				t.Fatalf("%d slots, %d queues: one cq may have %d", slots, queues, got)
 			}
@@ -464,6 +473,29 @@ func TestOneClassQueueFillsABoundForSlots(t *testing.T) {
 					t.Fatalf("%d slots, %d queues, all of them taken: it requests %v", slots, queues, r)
 				}
 			}
+		}
+	}
+}
+
+// Items in flight for long keep no slot free while others of any class come one by one.
+func TestLongItemsOfAnyClassFillTheSlots(t *testing.T) {
+	t.Parallel()
+	const queues, slots = 2, 8
+	for cq := range classCount * queues {
+		c := newCredit(BoundFor(slots, queues), queues)
+		c.oneIdlePull = true
+		c.use(0, true)
+		c.use(1, true)
+		for n := range slots {
+			c.plan(time.Time{})
+			if c.classQueues[cq].requested == 0 {
+				t.Fatalf("cq %d: %d of %d slots are taken, and no item more is requested: %+v", cq, n, slots, c.classQueues)
+			}
+			c.deliver(cq, 0)
+		}
+		c.plan(time.Time{})
+		if c.classQueues[cq].requested > 0 {
+			t.Errorf("cq %d: an item is requested that would wait for a slot", cq)
 		}
 	}
 }
