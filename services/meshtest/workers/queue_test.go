@@ -111,7 +111,7 @@ func TestFastWorkerGetsTheWork(t *testing.T) {
 	const requests = 400
 	one := batch.Settings{Mode: batch.Eager, MaxSize: 1}
 	m := start(t, spec{file: "obedient.py", batch: one, worker: func(s *worker.Settings) {
-		s.Replicas = []worker.Replica{{Env: map[string]string{"PAUSE": "0.2"}}, {Env: map[string]string{"PAUSE": "0.002"}}}
+		s.Replicas = []worker.Replica{{Env: map[string]string{"PAUSE": "1"}}, {Env: map[string]string{"PAUSE": "0.002"}}}
 	}})
 	l := startLoad(m, 8)
 	for l.next.Load() < requests {
@@ -122,7 +122,7 @@ func TestFastWorkerGetsTheWork(t *testing.T) {
 		a.checkEcho(t)
 		by[a.worker()]++
 	}
-	t.Logf("requests by worker: %v; 0 takes a hundred times as long as 1", by)
+	t.Logf("requests by worker: %v; 0 pauses 500 times as long as 1", by)
 	if by["1"] < 10*by["0"] || by["0"] == 0 {
 		t.Errorf("requests by worker: %v", by)
 	}
