@@ -6,7 +6,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -14,7 +13,8 @@ import (
 	"slices"
 	"strings"
 
-	jsonv2 "github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
 	"golang.org/x/sync/errgroup"
 
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
@@ -107,8 +107,8 @@ func (c *batchCheck) add(i, number int, text []byte) error {
 
 func (c *batchCheck) check(number int, text []byte) {
 	var line batchLine
-	err := jsonv2.Unmarshal(text, &line)
-	ofType, isType := errors.AsType[*jsonv2.SemanticError](err)
+	err := json.Unmarshal(text, &line)
+	ofType, isType := errors.AsType[*json.SemanticError](err)
 	digest := sha256.Sum256([]byte(line.CustomID))
 	id := [16]byte(digest[:16])
 	_, isAgain := c.seen[id]
@@ -143,15 +143,18 @@ type resultLine struct {
 }
 
 type lineResponse struct {
-	StatusCode int             `json:"status_code"`
-	RequestID  string          `json:"request_id"`
-	Body       json.RawMessage `json:"body"`
+	StatusCode int            `json:"status_code"`
+	RequestID  string         `json:"request_id"`
+	Body       jsontext.Value `json:"body"`
 }
 
 type lineError struct {
 	Code    string `json:"code"`
 	Message string `json:"message"`
 }
+
+// lenient is for what was checked before, and for outputs, which nobody checks.
+var lenient = json.JoinOptions(jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
 
 // Bounds of the records of ended lines that are read ahead: their number, and their bytes unless
 // they are fewer than minRecordReads.
@@ -173,8 +176,9 @@ type lineWriter struct {
 type endedLine struct {
 	customID string
 	id       pipeline.JobID
-	stored   store.StoredRecord
-	isRead   chan struct{} // closed once stored is
+	text     []byte
+	outcome  string
+	isRead   chan struct{} // closed once text and outcome are
 }
 
 func (w *lineWriter) write(ctx context.Context) error {
@@ -182,22 +186,31 @@ func (w *lineWriter) write(ctx context.Context) error {
 		return nil // they were not read
 	}
 	work, ctx := errgroup.WithContext(ctx)
-	lines := make(chan *endedLine, w.recordReads())
+	reads := w.recordReads()
+	lines, unread := make(chan *endedLine, reads), make(chan *endedLine)
 	work.Go(func() error {
 		defer close(lines)
+		defer close(unread)
 		return w.requests(ctx, func(i, _ int, text []byte) error {
-			var in batchLine
-			_ = jsonv2.Unmarshal(text, &in) // it was checked before
-			line := &endedLine{customID: in.CustomID, id: pipeline.LineJobID(w.queue, w.id, i), isRead: make(chan struct{})}
-			select {
-			case lines <- line:
-			case <-ctx.Done():
-				return ctx.Err()
+			line := &endedLine{id: pipeline.LineJobID(w.queue, w.id, i), isRead: make(chan struct{})}
+			var in struct {
+				CustomID string `json:"custom_id"`
 			}
-			work.Go(func() error { return w.read(ctx, line) })
-			return nil
+			_ = json.Unmarshal(text, &in, lenient) // it was checked before
+			line.customID = in.CustomID
+			return errors.Join(send(ctx, lines, line), send(ctx, unread, line))
 		})
 	})
+	for range reads {
+		work.Go(func() error {
+			for line := range unread {
+				if err := w.read(ctx, line); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
 	work.Go(func() error {
 		for line := range lines {
 			select {
@@ -205,7 +218,12 @@ func (w *lineWriter) write(ctx context.Context) error {
 			case <-ctx.Done():
 				return ctx.Err()
 			}
-			if err := w.add(line); err != nil {
+			to := w.failures
+			if line.outcome == lineSucceeded {
+				to = w.output
+			}
+			w.outcomes[line.outcome]++
+			if _, err := to.Write(line.text); err != nil {
 				return err
 			}
 		}
@@ -214,25 +232,28 @@ func (w *lineWriter) write(ctx context.Context) error {
 	return work.Wait()
 }
 
-func (w *lineWriter) read(ctx context.Context, line *endedLine) (err error) {
-	line.stored, err = w.store.Record(ctx, line.id, w.tenant)
+func send[T any](ctx context.Context, to chan<- T, v T) error {
+	select {
+	case to <- v:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (w *lineWriter) read(ctx context.Context, line *endedLine) error {
+	record, err := w.store.Record(ctx, line.id, w.tenant)
 	if err != nil && !errors.Is(err, store.ErrNoJob) && !errors.Is(err, store.ErrNotAJob) {
 		return err
 	}
+	var out resultLine
+	out, line.outcome = w.resultOf(line, record)
+	if line.text, err = json.Marshal(out, lenient); err != nil {
+		return err
+	}
+	line.text = append(line.text, '\n')
 	close(line.isRead)
 	return nil
-}
-
-func (w *lineWriter) add(line *endedLine) error {
-	out, outcome := w.resultOf(line)
-	to := w.failures
-	if outcome == lineSucceeded {
-		to = w.output
-	}
-	w.outcomes[outcome]++
-	encoder := json.NewEncoder(to)
-	encoder.SetEscapeHTML(false)
-	return encoder.Encode(out)
 }
 
 // The states of a job that outcomes are compared with.
@@ -243,8 +264,8 @@ const (
 )
 
 // resultOf returns the result of a line, and the state in which it ended.
-func (s *Service) resultOf(line *endedLine) (out resultLine, outcome string) {
-	r, job := line.stored, line.stored.GetJob()
+func (s *Service) resultOf(line *endedLine, r store.StoredRecord) (out resultLine, outcome string) {
+	job := r.GetJob()
 	out, outcome = resultLine{ID: "batch_req_" + hex.EncodeToString(line.id.UUID[:]), CustomID: line.customID}, pipeline.JobStateName(job.GetState())
 	switch {
 	case job == nil:
@@ -271,7 +292,7 @@ func (s *Service) resultOf(line *endedLine) (out resultLine, outcome string) {
 
 // outputOf returns the output of a pipeline: one part of JSON as it is, or the document of a
 // response.
-func (s *Service) outputOf(name string, in *inferencev1.InferResponse) (json.RawMessage, error) {
+func (s *Service) outputOf(name string, in *inferencev1.InferResponse) (jsontext.Value, error) {
 	response, err := call.ResponseFromProto(name, in)
 	if err != nil {
 		return nil, err
@@ -283,10 +304,10 @@ func (s *Service) outputOf(name string, in *inferencev1.InferResponse) (json.Raw
 }
 
 // jsonOf returns a body as JSON: as it is, or as a string.
-func jsonOf(body []byte) json.RawMessage {
-	if json.Valid(body) {
+func jsonOf(body jsontext.Value) jsontext.Value {
+	if body.IsValid(lenient) {
 		return body
 	}
-	text, _ := json.Marshal(string(bytes.ToValidUTF8(body, []byte("\ufffd"))))
+	text, _ := jsontext.AppendQuote(nil, body) // bytes that are not UTF-8 become U+FFFD
 	return text
 }

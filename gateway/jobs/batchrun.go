@@ -9,7 +9,7 @@ import (
 	"sync"
 	"time"
 
-	jsonv2 "github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 	"github.com/google/uuid"
 	"go.opentelemetry.io/otel/attribute"
@@ -208,25 +208,38 @@ func (b *batchRun) expand(ctx context.Context) error {
 		return err
 	}
 	defer b.reading.Release(1)
-	var submits errgroup.Group
-	submits.SetLimit(maxBulkJobs)
-	memory := semaphore.NewWeighted(maxBulkBytes)
-	err := b.requests(ctx, func(i, _ int, text []byte) error {
-		if b.hasEnded(i) {
-			return nil
-		}
-		size := min(int64(len(text)), maxBulkBytes)
-		if err := memory.Acquire(ctx, size); err != nil {
-			return err
-		}
-		text = bytes.Clone(text)
-		submits.Go(func() error {
-			defer memory.Release(size)
-			return b.submit(ctx, i, text)
+	type batchText struct {
+		line int
+		text []byte
+	}
+	work, ctx := errgroup.WithContext(ctx)
+	memory, lines := semaphore.NewWeighted(maxBulkBytes), make(chan batchText)
+	sizeOf := func(text []byte) int64 { return min(int64(len(text)), maxBulkBytes) }
+	work.Go(func() error {
+		defer close(lines)
+		return b.requests(ctx, func(i, _ int, text []byte) error {
+			if b.hasEnded(i) {
+				return nil
+			}
+			if err := memory.Acquire(ctx, sizeOf(text)); err != nil {
+				return err
+			}
+			return send(ctx, lines, batchText{i, bytes.Clone(text)})
 		})
-		return nil
 	})
-	return errors.Join(err, submits.Wait())
+	for range maxBulkJobs {
+		work.Go(func() error {
+			for in := range lines {
+				err := b.submit(ctx, in.line, in.text)
+				memory.Release(sizeOf(in.text))
+				if err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	return work.Wait()
 }
 
 // submit makes a job of a line, however long that takes. A line that is refused for good ends.
@@ -252,7 +265,7 @@ func (b *batchRun) jobOf(text []byte) *inferencev1.SubmitJobRequest {
 	var line struct {
 		Body jsontext.Value `json:"body"`
 	}
-	_ = jsonv2.Unmarshal(text, &line) // as before
+	_ = json.Unmarshal(text, &line, lenient)
 	record := b.get()
 	out := &inferencev1.SubmitJobRequest{Queue: string(b.queue), Deadline: timestamppb.New(time.Unix(record.ExpiresAt, 0))}
 	if (*b.queues.Load())[b.queue].HTTP {
@@ -260,7 +273,7 @@ func (b *batchRun) jobOf(text []byte) *inferencev1.SubmitJobRequest {
 		return out
 	}
 	var body batchBody
-	_ = jsonv2.Unmarshal(line.Body, &body)
+	_ = json.Unmarshal(line.Body, &body, lenient)
 	request := &call.Request{Pipeline: body.Model, Inputs: []payload.Part{payload.OfBlob("", payload.JSONType, line.Body)}}
 	out.Payload = &inferencev1.SubmitJobRequest_Infer{Infer: request.ToProto()}
 	return out
