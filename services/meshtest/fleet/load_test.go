@@ -480,7 +480,10 @@ func (r *results) checkAllRight(t *testing.T) {
 	t.Helper()
 	t.Log(r)
 	if r.right == 0 || r.wrong+r.duplicates+len(r.refused)+len(r.broken)+r.left != 0 {
-		t.Errorf("not every request has its answer: %s", r)
+		t.Error("not every request has its answer")
+		for _, a := range slices.DeleteFunc(slices.Clone(r.answers), func(a answer) bool { return a.reason == "" }) {
+			t.Logf("%s: %s", a.text, a.body)
+		}
 	}
 }
 
