@@ -10,6 +10,8 @@ import (
 	"net/http/httptest"
 	"reflect"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stagemesh/stagemesh"
@@ -37,7 +39,7 @@ stages: {echo: {runner: {echo: {}}}}
 pipelines: {p: {steps: [{name: e, stage: echo}]}}
 jobs:
   pools: {main: {target: `+target+`, max_in_flight: 4}}
-  queues: {nightly: {}, other: {}}
+  queues: {nightly: {max_jobs: 300}, other: {}}
   tenants: {barred: {queues: [other]}}
   batches: {queue: nightly, max_bytes: 64MiB}
 `), stagemesh.FileSettings{Dispatcher: true, Meter: meter})
@@ -332,6 +334,73 @@ func TestExpiredBatchKeepsPartialOutput(t *testing.T) {
 	b.wantPartial(b.await(b.create("8s", lines(20)), "expired"), 20, 3, "batch_expired")
 }
 
+// refusingTarget answers requests while there are any left, and refuses those that come then.
+func refusingTarget(t *testing.T, left *atomic.Int64) (target string, answered *atomic.Int64) {
+	t.Helper()
+	answered = new(atomic.Int64)
+	model := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		if left.Add(-1) < 0 {
+			w.Header().Set("Retry-After", "3600")
+			w.WriteHeader(http.StatusTooManyRequests)
+			return
+		}
+		answered.Add(1)
+		_, _ = io.WriteString(w, "{}")
+	}))
+	t.Cleanup(model.Close)
+	return `{http: {url: "` + model.URL + `"}}`, answered
+}
+
+// Batches that wait for room in the queue hold up no check of another.
+func TestBatchIsValidatedBesideThoseThatWait(t *testing.T) {
+	t.Parallel()
+	target, _ := refusingTarget(t, new(atomic.Int64))
+	b := startBatches(t, target)
+	for range 5 {
+		b.await(b.create("24h", lines(400)), "in_progress")
+	}
+}
+
+func TestBatchKeepsItsQueue(t *testing.T) {
+	t.Parallel()
+	const total, first, atOnce = 50, 10, 4
+	var left atomic.Int64
+	target, answered := refusingTarget(t, &left)
+	broker := testbed.StartBroker(t)
+	mesh := func(queue string) *batchBed {
+		m, err := stagemesh.FromFile(parse(t, `
+mesh: m
+nats: {url: "`+broker.URL()+`"}
+gateway: {listen: "127.0.0.1:0", admin: {listen: "127.0.0.1:0"}}
+stages: {echo: {runner: {echo: {}}}}
+pipelines: {p: {steps: [{name: e, stage: echo}]}}
+jobs:
+  pools: {main: {target: `+target+`, max_in_flight: 4}}
+  max_bytes: 16MiB
+  queues: {nightly: {max_bytes: 16MiB}, other: {max_bytes: 16MiB}}
+  batches: {queue: `+queue+`, max_bytes: 64MiB}
+`), stagemesh.FileSettings{Dispatcher: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return &batchBed{Mesh: start(t, m), t: t}
+	}
+	left.Store(first)
+	b := mesh("nightly")
+	id := b.create("24h", lines(total))
+	testbed.Eventually(t, "some lines are done", func() bool { return b.batch(id).Counts.Completed == first })
+	stop(t, b.Mesh)
+	left.Store(1000)
+	b = mesh("other")
+	if got := b.await(id, "completed"); got.Counts.Completed != total || len(b.lines(got.OutputFile)) != total {
+		t.Errorf("%+v", got)
+	}
+	if n := answered.Load(); n > total+atOnce {
+		t.Errorf("%d answers for %d lines, of which %d run at once", n, total, atOnce)
+	}
+}
+
 func TestFilesAreKeptListedAndDeleted(t *testing.T) {
 	t.Parallel()
 	b := startBatches(t, "{pipelines: [p]}")
@@ -347,8 +416,20 @@ func TestFilesAreKeptListedAndDeleted(t *testing.T) {
 	if status, got := b.call("GET", "/v1/files/"+ids[0]+"/content", "", nil, nil); status != 200 || got != content {
 		t.Errorf("%d, %d bytes", status, len(got))
 	}
-	if status, answer := b.call("DELETE", "/v1/files/"+ids[4], "", nil, nil); status != 200 || answer != `{"deleted":true,"id":"`+ids[4]+`","object":"file"}`+"\n" {
-		t.Errorf("%d %s", status, answer)
+	var deletes sync.WaitGroup
+	var deleted atomic.Int64
+	for range 8 { // at once
+		deletes.Go(func() {
+			switch status, answer := b.call("DELETE", "/v1/files/"+ids[4], "", nil, nil); {
+			case status == 200 && answer == `{"deleted":true,"id":"`+ids[4]+`","object":"file"}`+"\n":
+				deleted.Add(1)
+			case status != 404:
+				t.Errorf("%d %s", status, answer)
+			}
+		})
+	}
+	if deletes.Wait(); deleted.Load() != 1 {
+		t.Errorf("%d deletes of one file", deleted.Load())
 	}
 	var listed []string
 	for after := ""; ; {
@@ -380,11 +461,13 @@ func TestBadBatchRequestsNameTheField(t *testing.T) {
 	b := startBatches(t, "{pipelines: [p]}")
 	file, _, _ := b.upload("x", "purpose", "batch")
 	for name, c := range map[string]struct{ method, path, body, param string }{
-		"window":   {"POST", "/v1/batches", `{"input_file_id": "` + file.ID + `", "endpoint": "/v1/x", "completion_window": "48h"}`, "completion_window"},
-		"endpoint": {"POST", "/v1/batches", `{"input_file_id": "` + file.ID + `", "endpoint": "x", "completion_window": "24h"}`, "endpoint"},
-		"anchor":   {"POST", "/v1/batches", `{"input_file_id": "` + file.ID + `", "endpoint": "/v1/x", "completion_window": "24h", "output_expires_after": {"anchor": "x"}}`, "output_expires_after.anchor"},
-		"limit":    {"GET", "/v1/batches?limit=101", "", "limit"},
-		"order":    {"GET", "/v1/files?order=up", "", "order"},
+		"window":        {"POST", "/v1/batches", `{"input_file_id": "` + file.ID + `", "endpoint": "/v1/x", "completion_window": "48h"}`, "completion_window"},
+		"endpoint":      {"POST", "/v1/batches", `{"input_file_id": "` + file.ID + `", "endpoint": "x", "completion_window": "24h"}`, "endpoint"},
+		"long endpoint": {"POST", "/v1/batches", `{"input_file_id": "` + file.ID + `", "endpoint": "/` + strings.Repeat("x", 300) + `", "completion_window": "24h"}`, "endpoint"},
+		"metadata":      {"POST", "/v1/batches", `{"input_file_id": "` + file.ID + `", "endpoint": "/v1/x", "completion_window": "24h", "metadata": {"k": "` + strings.Repeat("x", 513) + `"}}`, "metadata"},
+		"anchor":        {"POST", "/v1/batches", `{"input_file_id": "` + file.ID + `", "endpoint": "/v1/x", "completion_window": "24h", "output_expires_after": {"anchor": "x"}}`, "output_expires_after.anchor"},
+		"limit":         {"GET", "/v1/batches?limit=101", "", "limit"},
+		"order":         {"GET", "/v1/files?order=up", "", "order"},
 	} {
 		if status, answer := b.call(c.method, c.path, "application/json", strings.NewReader(c.body), nil); status != 400 || !strings.Contains(answer, `"param":"`+c.param+`"`) {
 			t.Errorf("%s: %d %s", name, status, answer)

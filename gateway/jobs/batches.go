@@ -8,6 +8,7 @@ import (
 	"io"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/google/uuid"
 
@@ -124,16 +125,34 @@ func (s *Service) CreateFile(ctx context.Context, from io.Reader, describe func(
 	if err != nil {
 		return nil, err
 	}
+	// A caller who hangs up now leaves no record without its bytes.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), recordTimeout)
+	defer cancel()
 	file, err := newInputFile(size, s.settings.Batches.Retention, describe)
-	if err == nil {
-		file.Data = data
-		_, err = s.batches.Put(ctx, store.FileRecords, call.TenantOf(ctx), file.ID, 0, file)
-	}
 	if err != nil {
-		_ = s.batches.Purge(context.WithoutCancel(ctx), data) // else they go with the stream's age
+		_ = s.batches.Purge(ctx, data) // else they go with the stream's age
 		return nil, err
 	}
-	return &file.File, nil
+	file.Data = data
+	return &file.File, s.putFile(ctx, call.TenantOf(ctx), file)
+}
+
+// recordTimeout bounds the change of a record after an upload.
+const recordTimeout = 10 * time.Second
+
+// putFile stores the record of a file, unless it is there. The bytes go if no record has them.
+func (s *Service) putFile(ctx context.Context, tenant string, file *store.FileRecord) error {
+	_, err := s.batches.Put(ctx, store.FileRecords, tenant, file.ID, 0, file)
+	switch {
+	case errors.Is(err, store.ErrJobChanged):
+		var there store.FileRecord // by an earlier try, or this one, whose answer was lost
+		if _, err = s.batches.Get(ctx, store.FileRecords, tenant, file.ID, &there); err != nil || there.Data == file.Data {
+			return err
+		}
+	case !errors.Is(err, bus.ErrQueueFull):
+		return err // nil, or the record may be stored
+	}
+	return errors.Join(err, s.batches.Purge(ctx, file.Data))
 }
 
 func newInputFile(size int64, longest time.Duration, describe func() (FileOptions, error)) (*store.FileRecord, error) {
@@ -191,36 +210,56 @@ func noRecord(kind, id string) error {
 	return fault.Newf(fault.NotFound, "there is no %s %.*q: it never was, is another tenant's, or has expired", kind, shown, id)
 }
 
-func (s *Service) getFile(ctx context.Context, id string) (file store.FileRecord, seq uint64, err error) {
-	seq, err = s.getRecord(ctx, store.FileRecords, id, &file)
+func (s *Service) getFile(ctx context.Context, id string) (file store.FileRecord, err error) {
+	_, err = s.getRecord(ctx, store.FileRecords, id, &file)
 	if err == nil && !isThere(&file) {
 		err = noRecord(store.FileRecords, id)
 	}
-	return file, seq, err
+	return file, err
 }
 
 func isThere(f *store.FileRecord) bool { return !f.Deleted && time.Now().Unix() < f.ExpiresAt }
 
 // GetFile returns a file of the caller.
 func (s *Service) GetFile(ctx context.Context, id string) (*store.File, error) {
-	file, _, err := s.getFile(ctx, id)
+	file, err := s.getFile(ctx, id)
 	return &file.File, err
 }
 
 // OpenFile returns a file and its bytes.
 func (s *Service) OpenFile(ctx context.Context, id string) (*store.File, io.Reader, error) {
-	file, _, err := s.getFile(ctx, id)
+	file, err := s.getFile(ctx, id)
 	return &file.File, s.batches.Open(ctx, file.Data, file.Bytes), err
 }
 
 // DeleteFile deletes a file. A batch that has begun with it goes on.
 func (s *Service) DeleteFile(ctx context.Context, id string) error {
-	file, seq, err := s.getFile(ctx, id)
-	if err == nil {
-		file.Deleted = true
-		_, err = s.batches.Put(ctx, store.FileRecords, call.TenantOf(ctx), id, seq, &file)
-	}
+	_, err := editRecord(ctx, s, store.FileRecords, id, func(f *store.FileRecord) (bool, error) {
+		if !isThere(f) {
+			return false, noRecord(store.FileRecords, id)
+		}
+		f.Deleted = true
+		return true, nil
+	})
 	return err
+}
+
+// editRecord has edit change a record of the caller, again if others have changed it meanwhile. edit
+// returns false if there is nothing to store.
+func editRecord[R any](ctx context.Context, s *Service, kind, id string, edit func(*R) (bool, error)) (*R, error) {
+	for try := 0; ; try++ {
+		out, isChanged := new(R), false
+		seq, err := s.getRecord(ctx, kind, id, out)
+		if err == nil {
+			isChanged, err = edit(out)
+		}
+		if err != nil || !isChanged {
+			return out, err
+		}
+		if _, err = s.batches.Put(ctx, kind, call.TenantOf(ctx), id, seq, out); !errors.Is(err, store.ErrJobChanged) || try == maxCancelTries {
+			return out, err
+		}
+	}
 }
 
 // ListFiles returns a page of the caller's files.
@@ -270,14 +309,29 @@ func listRecords[R, T any](ctx context.Context, s *Service, kind string, o ListO
 	return out, nil
 }
 
+// Bounds of what a batch says of itself. Those of metadata are OpenAI's.
+const (
+	maxEndpoint      = 256
+	maxMetadata      = 16
+	maxMetadataKey   = 64
+	maxMetadataValue = 512
+)
+
 // CreateBatch stores a batch, which is processed later.
 func (s *Service) CreateBatch(ctx context.Context, in NewBatch) (*store.Batch, error) {
 	window, err := time.ParseDuration(in.CompletionWindow)
 	switch {
 	case err != nil || window < time.Second || window > store.BatchWindow:
 		return nil, fault.InField(fault.InvalidRequest, "completion_window", "%.*q; it is 24h, or as short as 1s", shown, in.CompletionWindow)
-	case !strings.HasPrefix(in.Endpoint, "/"):
-		return nil, fault.InField(fault.InvalidRequest, "endpoint", "%.*q is no path such as /v1/chat/completions", shown, in.Endpoint)
+	case !strings.HasPrefix(in.Endpoint, "/") || len(in.Endpoint) > maxEndpoint:
+		return nil, fault.InField(fault.InvalidRequest, "endpoint", "%.*q is no path such as /v1/chat/completions, of at most %d bytes", shown, in.Endpoint, maxEndpoint)
+	case len(in.Metadata) > maxMetadata:
+		return nil, fault.InField(fault.InvalidRequest, "metadata", "%d keys; at most %d are possible", len(in.Metadata), maxMetadata)
+	}
+	for key, value := range in.Metadata {
+		if utf8.RuneCountInString(key) > maxMetadataKey || utf8.RuneCountInString(value) > maxMetadataValue {
+			return nil, fault.InField(fault.InvalidRequest, "metadata", "%.*q: a key has at most %d characters, a value %d", shown, key, maxMetadataKey, maxMetadataValue)
+		}
 	}
 	if _, f := s.queueFor(call.TenantOf(ctx), s.settings.Batches.Queue); f != nil {
 		return nil, f
@@ -286,7 +340,7 @@ func (s *Service) CreateBatch(ctx context.Context, in NewBatch) (*store.Batch, e
 	if f != nil {
 		return nil, f
 	}
-	file, _, err := s.getFile(ctx, in.InputFileID)
+	file, err := s.getFile(ctx, in.InputFileID)
 	if err != nil {
 		return nil, err
 	}
@@ -296,7 +350,7 @@ func (s *Service) CreateBatch(ctx context.Context, in NewBatch) (*store.Batch, e
 			ID: recordID(store.BatchRecords, id), Object: "batch", Endpoint: in.Endpoint, InputFileID: in.InputFileID, CompletionWindow: in.CompletionWindow, Metadata: in.Metadata,
 			Status: store.BatchValidating, CreatedAt: now.Unix(), ExpiresAt: now.Add(window).Unix(),
 		},
-		Input: file.Data, InputBytes: file.Bytes, FileSeconds: seconds,
+		Queue: s.settings.Batches.Queue, Input: file.Data, InputBytes: file.Bytes, FileSeconds: seconds,
 	}
 	_, err = s.batches.Put(ctx, store.BatchRecords, call.TenantOf(ctx), out.ID, 0, out)
 	return &out.Batch, err
@@ -311,18 +365,15 @@ func (s *Service) GetBatch(ctx context.Context, id string) (*store.Batch, error)
 
 // CancelBatch has a batch end with what it has.
 func (s *Service) CancelBatch(ctx context.Context, id string) (*store.Batch, error) {
-	for try := 0; ; try++ {
-		var out store.BatchRecord
-		seq, err := s.getRecord(ctx, store.BatchRecords, id, &out)
+	out, err := editRecord(ctx, s, store.BatchRecords, id, func(b *store.BatchRecord) (bool, error) {
 		switch {
-		case err != nil, out.Status == store.BatchCancelling:
-			return &out.Batch, err
-		case out.Status == store.BatchFinalizing || out.Status.IsEnd():
-			return nil, fault.Newf(fault.InvalidRequest, "a batch with status %s cannot be cancelled", out.Status)
+		case b.Status == store.BatchCancelling:
+			return false, nil
+		case b.Status == store.BatchFinalizing || b.Status.IsEnd():
+			return false, fault.Newf(fault.InvalidRequest, "a batch with status %s cannot be cancelled", b.Status)
 		}
-		out.Status, out.CancellingAt = store.BatchCancelling, time.Now().Unix()
-		if _, err = s.batches.Put(ctx, store.BatchRecords, call.TenantOf(ctx), id, seq, &out); !errors.Is(err, store.ErrJobChanged) || try == maxCancelTries {
-			return &out.Batch, err
-		}
-	}
+		b.Status, b.CancellingAt = store.BatchCancelling, time.Now().Unix()
+		return true, nil
+	})
+	return &out.Batch, err
 }

@@ -127,7 +127,7 @@ func (c *batchCheck) check(number int, text []byte) {
 	case line.Method != http.MethodPost:
 		c.fail(number, "invalid_method", "method", "The method is %.*q, not POST.", shown, line.Method)
 	case line.URL != c.endpoint:
-		c.fail(number, "invalid_url", "url", "The url is %.*q, and the endpoint of the batch %s.", shown, line.URL, c.endpoint)
+		c.fail(number, "invalid_url", "url", "The url is %.*q, and the endpoint of the batch %.*q.", shown, line.URL, shown, c.endpoint)
 	case line.Body.Model == "":
 		c.fail(number, missing, "body.model", "body.model is missing.")
 	case line.Body.Stream:

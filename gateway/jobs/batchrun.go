@@ -33,6 +33,7 @@ type batchRun struct {
 	*batchRunner
 
 	id     uuid.UUID
+	queue  pipeline.QueueName
 	tenant string
 	log    *slog.Logger
 	// stop ends the work on the lines, of a batch that is cancelled.
@@ -177,10 +178,10 @@ func (b *batchRun) requests(ctx context.Context, do func(i, number int, text []b
 
 // validate reads the input file: the batch is in progress then, or has failed.
 func (b *batchRun) validate(ctx context.Context) error {
-	if err := b.reading.Acquire(ctx, 1); err != nil {
+	if err := b.validating.Acquire(ctx, 1); err != nil {
 		return err
 	}
-	defer b.reading.Release(1)
+	defer b.validating.Release(1)
 	check := batchCheck{endpoint: b.get().Endpoint, seen: map[[16]byte]struct{}{}}
 	err := b.requests(ctx, check.add)
 	switch {
@@ -204,10 +205,10 @@ func (b *batchRun) validate(ctx context.Context) error {
 
 // expand makes jobs of the lines that have not ended. A line that has a job keeps it.
 func (b *batchRun) expand(ctx context.Context) error {
-	if err := b.reading.Acquire(ctx, 1); err != nil {
+	if err := b.expanding.Acquire(ctx, 1); err != nil {
 		return err
 	}
-	defer b.reading.Release(1)
+	defer b.expanding.Release(1)
 	type batchText struct {
 		line int
 		text []byte
@@ -376,7 +377,7 @@ func (b *batchRun) finalize(ctx context.Context) error {
 		switch {
 		case r.Status == store.BatchCancelling:
 			r.Status, r.CancelledAt = store.BatchCancelled, now
-		case lines.outcomes[lineExpired] > 0 || now > r.ExpiresAt && counts.Total == 0:
+		case lines.outcomes[lineExpired] > 0 || counts.Total == 0: // it was not validated in time
 			r.Status, r.ExpiredAt = store.BatchExpired, now
 		default:
 			r.Status, r.CompletedAt = store.BatchCompleted, now
@@ -400,18 +401,12 @@ func (b *batchRun) finalize(ctx context.Context) error {
 // writeFile stores a file of the batch, unless it is empty or is there. The ID is the batch's, or
 // one beside it, so the files of a list are in the order of their batches.
 func (b *batchRun) writeFile(ctx context.Context, id uuid.UUID, name string, fill func(io.Writer) error) error {
-	files, record := b.batches, b.get()
-	data, size, err := files.Write(ctx, fill)
+	record := b.get()
+	data, size, err := b.batches.Write(ctx, fill)
 	if err != nil || size == 0 {
 		return err
 	}
 	file := newFile(id, record.ID+"_"+name, purposeOutput, size, record.FileSeconds)
 	file.Data = data
-	if _, err = files.Put(ctx, store.FileRecords, b.tenant, file.ID, 0, file); err == nil {
-		return nil
-	}
-	if errors.Is(err, store.ErrJobChanged) {
-		err = nil
-	}
-	return errors.Join(err, files.Purge(ctx, data))
+	return b.putFile(ctx, b.tenant, file)
 }

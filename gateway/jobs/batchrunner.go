@@ -1,6 +1,7 @@
 package jobs
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"sync"
@@ -19,10 +20,10 @@ import (
 )
 
 const (
-	// maxReading is how many batches are validated or expanded at a time, and maxWriting how many
-	// are finalized.
-	maxReading = 4
-	maxWriting = 2
+	// How many batches are at a step at a time. An expansion waits for room in the queue.
+	maxValidating = 4
+	maxExpanding  = 4
+	maxWriting    = 2
 	// batchPause is how long a step of a batch waits after a failure, countPause the pause between
 	// two counts, and sweepPause between two looks for files that have expired.
 	batchPause = time.Second
@@ -38,8 +39,7 @@ const (
 type batchRunner struct {
 	*Service
 
-	queue            pipeline.QueueName
-	reading, writing *semaphore.Weighted
+	validating, expanding, writing *semaphore.Weighted
 
 	mu    sync.Mutex
 	runs  map[pipeline.LinePrefix]*batchRun
@@ -71,7 +71,7 @@ func (s *Service) runBatches(ctx context.Context) {
 			if err := ensure(running); err != nil {
 				return err
 			}
-			return s.followBatches(running, queue)
+			return s.followBatches(running)
 		})
 		err := work.Wait()
 		if !errors.Is(err, store.ErrLeaseLost) {
@@ -86,27 +86,39 @@ func (s *Service) runBatches(ctx context.Context) {
 
 // followBatches processes batches until the context ends, or the records of batches, files or
 // jobs cannot be followed.
-func (s *Service) followBatches(ctx context.Context, queue pipeline.QueueName) error {
+func (s *Service) followBatches(ctx context.Context) error {
 	r := &batchRunner{
-		Service: s, queue: queue,
-		reading: semaphore.NewWeighted(maxReading), writing: semaphore.NewWeighted(maxWriting),
+		Service:    s,
+		validating: semaphore.NewWeighted(maxValidating), expanding: semaphore.NewWeighted(maxExpanding), writing: semaphore.NewWeighted(maxWriting),
 		runs: map[pipeline.LinePrefix]*batchRun{}, files: map[string]knownFile{},
 	}
 	work, ctx := errgroup.WithContext(ctx)
+	var followed map[pipeline.QueueName]bool // nil before all batches are known
+	followEnds := func(queue pipeline.QueueName, first int64) {
+		if followed != nil && !followed[queue] {
+			followed[queue] = true
+			work.Go(func() error { return s.store.FollowEnds(ctx, queue, time.Unix(first, 0).Add(-clockSlack), r.count) })
+		}
+	}
 	work.Go(func() error {
 		return s.batches.Follow(ctx, r.receiveFile, func(seq uint64, tenant string, record store.BatchRecord) {
 			if run := r.receiveBatch(ctx, seq, tenant, record); run != nil {
 				work.Go(run)
+				followEnds(record.Queue, record.CreatedAt)
 			}
 		}, func() {
 			r.mu.Lock()
 			defer r.mu.Unlock()
-			first := time.Now().Unix()
+			first := map[pipeline.QueueName]int64{}
 			for _, b := range r.runs {
-				first = min(first, b.get().CreatedAt)
+				created := b.get().CreatedAt
+				first[b.queue] = min(created, cmp.Or(first[b.queue], created))
+			}
+			followed = map[pipeline.QueueName]bool{}
+			for queue, first := range first {
+				followEnds(queue, first)
 			}
 			work.Go(func() error { return r.sweepFiles(ctx) })
-			work.Go(func() error { return s.store.FollowEnds(ctx, queue, time.Unix(first, 0).Add(-clockSlack), r.count) })
 		})
 	})
 	return work.Wait()
@@ -126,12 +138,12 @@ func (r *batchRunner) receiveBatch(ctx context.Context, seq uint64, tenant strin
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	prefix, _ := pipeline.LineJobID(r.queue, id, 0).Line()
+	prefix, _ := pipeline.LineJobID(record.Queue, id, 0).Line()
 	b := r.runs[prefix]
 	if b == nil {
 		ctx = call.WithTenant(ctx, tenant)
 		lines, stop := context.WithDeadline(ctx, time.Unix(record.ExpiresAt, 0))
-		b = &batchRun{batchRunner: r, id: id, tenant: tenant, log: r.settings.Logger.With("batch", record.ID), stop: stop, allEnded: make(chan struct{})}
+		b = &batchRun{batchRunner: r, id: id, queue: record.Queue, tenant: tenant, log: r.settings.Logger.With("batch", record.ID), stop: stop, allEnded: make(chan struct{})}
 		r.runs[prefix] = b
 		run = func() error {
 			defer stop()

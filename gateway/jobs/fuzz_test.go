@@ -45,7 +45,7 @@ func FuzzBatchLines(f *testing.F) {
 			for _, isHTTP := range []bool{false, true} {
 				s := Service{}
 				s.queues.Store(&map[pipeline.QueueName]queue{"q": {Queue: Queue{HTTP: isHTTP}}})
-				b := batchRun{batchRunner: &batchRunner{Service: &s, queue: "q"}, record: store.BatchRecord{Batch: store.Batch{Endpoint: "/v1/x"}}}
+				b := batchRun{batchRunner: &batchRunner{Service: &s}, queue: "q", record: store.BatchRecord{Batch: store.Batch{Endpoint: "/v1/x"}}}
 				job := b.jobOf(text)
 				if call := job.GetHttp(); isHTTP && (call.GetPath() != "/v1/x" || !json.Valid(call.GetBody())) || !isHTTP && job.GetInfer().GetPipeline() == "" {
 					t.Errorf("%s: %v", text, job)

@@ -104,6 +104,8 @@ type Batch struct {
 type BatchRecord struct {
 	Batch
 
+	// Queue takes its lines, whatever the settings say by now.
+	Queue pipeline.QueueName `json:"queue"`
 	// Input and InputBytes are those of the input file, which may be deleted meanwhile.
 	Input      string `json:"input"`
 	InputBytes int64  `json:"input_bytes"`
