@@ -17,13 +17,11 @@ import (
 	"cmp"
 	"context"
 	"crypto/sha256"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"iter"
 	"log/slog"
 	"maps"
-	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -207,7 +205,7 @@ func (s *Service) submit(ctx context.Context, in *inferencev1.SubmitJobRequest, 
 		id = pipeline.NewJobID(name)
 	}
 	job.Job.Id = id.String()
-	header := bus.JobHeader{Deadline: deadline, Priority: in.GetPriority(), Attributes: in.GetAttributes(), Tokens: tokensOf(job.GetHttp())}
+	header := bus.JobHeader{Deadline: deadline, Priority: in.GetPriority(), Attributes: in.GetAttributes(), Tokens: pipeline.TokensOfCall(job.GetHttp())}
 	_, added, err := s.store.Submit(ctx, id, tenant, header, job)
 	switch {
 	case err != nil:
@@ -380,26 +378,6 @@ func (s *Service) takePayload(in *inferencev1.SubmitJobRequest, q *Queue, job *m
 	infer.Pipeline, job.Job.Pipeline = r.Pipeline, r.Pipeline
 	job.Payload = &meshv1.QueuedJob_Infer{Infer: infer}
 	return nil
-}
-
-// tokensOf returns what a call of an OpenAI-compatible server takes at most: a token for four bytes,
-// and the longest answer that it permits. It returns 0 for nil.
-func tokensOf(call *inferencev1.HttpCall) int64 {
-	if call == nil {
-		return 0
-	}
-	var body struct {
-		Tokens           float64 `json:"max_tokens"`
-		CompletionTokens float64 `json:"max_completion_tokens"`
-		OutputTokens     float64 `json:"max_output_tokens"`
-	}
-	_ = json.Unmarshal(call.GetBody(), &body) // another body bounds nothing
-	answer := max(body.Tokens, body.CompletionTokens, body.OutputTokens)
-	if answer <= 0 {
-		answer = pipeline.UnsaidTokens
-	}
-	const bytesOfOne = 4
-	return int64(len(call.GetBody())+bytesOfOne-1)/bytesOfOne + int64(min(answer, math.MaxInt32))
 }
 
 // checkOptions checks what a job has beside its payload, and returns when it expires.

@@ -2,7 +2,9 @@ package pipeline
 
 import (
 	"encoding/binary"
+	"encoding/json"
 	"errors"
+	"math"
 	"strings"
 	"time"
 
@@ -24,6 +26,26 @@ const WebhookQueue QueueName = "webhooks"
 
 // UnsaidTokens is the length of an answer of a language model that a job does not bound, in tokens.
 const UnsaidTokens = 256
+
+// TokensOfCall returns what a call of an OpenAI-compatible server takes at most: a token for four
+// bytes, and the longest answer that it permits. It returns 0 for nil.
+func TokensOfCall(call *inferencev1.HttpCall) int64 {
+	if call == nil {
+		return 0
+	}
+	var body struct {
+		Tokens           float64 `json:"max_tokens"`
+		CompletionTokens float64 `json:"max_completion_tokens"`
+		OutputTokens     float64 `json:"max_output_tokens"`
+	}
+	_ = json.Unmarshal(call.GetBody(), &body) // another body bounds nothing
+	answer := max(body.Tokens, body.CompletionTokens, body.OutputTokens)
+	if answer <= 0 {
+		answer = UnsaidTokens
+	}
+	const bytesOfOne = 4
+	return int64(len(call.GetBody())+bytesOfOne-1)/bytesOfOne + int64(min(answer, math.MaxInt32))
+}
 
 // NewJobID returns the ID of a new job.
 func NewJobID(queue QueueName) JobID { return JobID{Queue: queue, UUID: uuid.Must(uuid.NewV7())} }

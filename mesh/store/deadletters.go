@@ -408,7 +408,8 @@ func (s *DeadLetters) replayJob(ctx context.Context, dead DeadLetter, body []byt
 			return Replayed{}, err
 		}
 	}
-	m, err := s.bus.Job(id, dead.Tenant, bus.JobHeader{Deadline: deadline, Priority: first.GetPriority(), Attributes: first.GetAttributes()}, job)
+	header := bus.JobHeader{Deadline: deadline, Priority: first.GetPriority(), Attributes: first.GetAttributes(), Tokens: pipeline.TokensOfCall(job.GetHttp())}
+	m, err := s.bus.Job(id, dead.Tenant, header, job)
 	if err == nil {
 		_, err = s.bus.PublishAndWait(ctx, m)
 	}

@@ -9,6 +9,10 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
+	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/bus"
@@ -205,6 +209,39 @@ func TestReplayIsANewExecutionOfANewRequest(t *testing.T) {
 	}
 	if _, err := d.Get(t.Context(), 1); !errors.Is(err, store.ErrNoDeadLetter) {
 		t.Errorf("the dead letter after its replay: %v, want %v", err, store.ErrNoDeadLetter)
+	}
+}
+
+func TestReplayedJobHasTheTokensOfItsBody(t *testing.T) {
+	t.Parallel()
+	d := newLetterBed(t)
+	jobs := newJobs(t, d.bus, store.JobQueueSettings{})
+	id, deadline := pipeline.NewJobID(queue), time.Now().Add(time.Hour)
+	seq, _, err := jobs.Submit(t.Context(), id, "a", bus.JobHeader{Deadline: deadline, Tokens: 5}, &meshv1.QueuedJob{
+		Job:     &inferencev1.Job{Id: id.String(), AcceptedAt: timestamppb.Now(), Deadline: timestamppb.New(deadline)},
+		Payload: &meshv1.QueuedJob_Http{Http: &inferencev1.HttpCall{Path: "/", Body: []byte(`{"max_tokens": 5000}`)}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, c := range []struct {
+		body   []byte
+		tokens int64
+	}{{nil, 5005}, {[]byte(`{"max_tokens": 900}`), 905}} {
+		if err := d.PutJob(t.Context(), seq, envelope.DeadLetter{Mesh: mesh, Queue: queue, Deliveries: i + 1, Fault: fault.New(fault.TargetFailed, "no")}); err != nil {
+			t.Fatal(err)
+		}
+		replayed, err := d.Replay(t.Context(), uint64(i)+1, c.body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		again, err := pipeline.ParseJobID(replayed.JobID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := jobs.Queued(t.Context(), again, "a"); err != nil || got.Tokens != c.tokens {
+			t.Errorf("body %q: %d tokens, %v, want %d", c.body, got.Tokens, err, c.tokens)
+		}
 	}
 }
 
