@@ -8,7 +8,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/nats-io/nats.go"
+
 	"github.com/stagemesh/stagemesh"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 )
 
 func startAsync(t *testing.T) *stagemesh.Mesh {
@@ -60,6 +63,53 @@ func TestPreferenceMakesASlowRequestAJob(t *testing.T) {
 			if response, body := jobCall(t, m, "DELETE", at, ""); response.StatusCode != 200 {
 				t.Errorf("%s: cancel %d %s", name, response.StatusCode, body)
 			}
+		}
+	}
+}
+
+func TestWaitThatEndsWhileTheBrokerIsSilentReturnsTheJob(t *testing.T) {
+	t.Parallel()
+	for name, call := range map[string]func(m *stagemesh.Mesh, job string) (jobAnswer, string){
+		"result": func(m *stagemesh.Mesh, job string) (jobAnswer, string) {
+			return jobCall(t, m, "GET", job+"/result?wait=1s", "")
+		},
+		"preference": func(m *stagemesh.Mesh, _ string) (jobAnswer, string) {
+			return jobCall(t, m, "POST", "/v1/pipelines/p:infer", "a", "Prefer", "respond-async, wait=1")
+		},
+	} {
+		broker := testbed.StartBroker(t)
+		link := testbed.StartLink(t, strings.TrimPrefix(broker.URL(), "nats://"))
+		m, err := stagemesh.FromFile(parse(t, `
+mesh: m
+nats: {url: "nats://`+link.Addr()+`"}
+gateway: {listen: "127.0.0.1:0", admin: {listen: "127.0.0.1:0"}}
+stages: {echo: {runner: {echo: {}}}}
+pipelines: {p: {steps: [{name: e, stage: echo}], queue: nightly}}
+jobs:
+  pools: {main: {target: {pipelines: [p]}}}
+  queues: {nightly: {}}
+`), stagemesh.FileSettings{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		start(t, m)
+		t.Cleanup(link.Mend)
+		submitted, _ := jobCall(t, m, "POST", "/v1/queues/nightly/jobs", "a")
+		watcher, reads := broker.Client(), 0
+		// The first read of a record is that of the job before the wait, the second the first of the wait.
+		if _, err := watcher.Subscribe("$JS.API.DIRECT.GET.m_job_records.>", func(*nats.Msg) {
+			if reads++; reads == 2 {
+				link.Drop()
+			}
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if err := watcher.Flush(); err != nil {
+			t.Fatal(err)
+		}
+		response, body := call(m, submitted.Header.Get("Location"))
+		if response.StatusCode != 202 || !strings.Contains(body, `"id":"nightly.`) || !strings.Contains(body, `"state":"queued"`) {
+			t.Errorf("%s: %d %s", name, response.StatusCode, body)
 		}
 	}
 }

@@ -47,11 +47,14 @@ func (s *Service) GetJob(ctx context.Context, in *inferencev1.GetJobRequest) (*i
 	if err == nil && wait > 0 && !store.IsEnd(found.GetJob().GetState()) {
 		err = s.await(ctx, wait, s.bus.Subjects.JobRecord(id, tenant), func() (bool, error) {
 			r, err := s.store.Record(ctx, id, tenant)
-			if errors.Is(err, store.ErrNoJob) {
+			switch {
+			case errors.Is(err, store.ErrNoJob):
 				return false, nil
+			case err != nil:
+				return false, err
 			}
 			found = r
-			return store.IsEnd(r.GetJob().GetState()), err
+			return store.IsEnd(r.GetJob().GetState()), nil
 		})
 	}
 	if err != nil {
