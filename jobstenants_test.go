@@ -52,8 +52,11 @@ jobs:
 		response, body := jobCall(t, m, method, path, "{}", append(headers, "Authorization", "Bearer of-"+tenant)...)
 		return response.StatusCode, body
 	}
-	if status, body := call("acme", http.MethodPost, "/v1/queues/nightly/jobs"); status != http.StatusNotFound || !strings.Contains(body, `no queue \"nightly\"; there are prompts`) || reasonOf(body) != "UNKNOWN_QUEUE" {
-		t.Errorf("%d %s", status, body)
+	for queue, method := range map[string]string{"nightly": http.MethodPost, "nosuch": http.MethodGet} {
+		status, body := call("acme", method, "/v1/queues/"+queue+"/jobs")
+		if want := `no queue \"` + queue + `\"; there are prompts"`; status != http.StatusNotFound || !strings.Contains(body, want) || reasonOf(body) != "UNKNOWN_QUEUE" {
+			t.Errorf("%d %s", status, body)
+		}
 	}
 	if status, body := call("acme", http.MethodPost, "/v1/pipelines/p:infer", "Prefer", "respond-async"); status != http.StatusOK || body != "{}" {
 		t.Errorf("a preference that nothing can be made of: %d %s", status, body)

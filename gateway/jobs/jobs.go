@@ -300,21 +300,24 @@ func (s *Service) QueueOf(ctx context.Context, name string) pipeline.QueueName {
 // queueFor returns a queue to which the tenant may submit.
 func (s *Service) queueFor(tenant string, name pipeline.QueueName) (queue, *fault.Fault) {
 	if only, ok := s.settings.Tenants[tenant]; ok && !slices.Contains(only, name) {
-		return queue{}, unknownQueue(name, only)
+		return queue{}, s.unknownQueue(tenant, name)
 	}
-	return s.queueOf(name)
+	return s.queueOf(tenant, name)
 }
 
-func (s *Service) queueOf(name pipeline.QueueName) (queue, *fault.Fault) {
-	queues := *s.queues.Load()
-	q, ok := queues[name]
-	if !ok {
-		return q, unknownQueue(name, slices.Sorted(maps.Keys(queues)))
+func (s *Service) queueOf(tenant string, name pipeline.QueueName) (queue, *fault.Fault) {
+	if q, ok := (*s.queues.Load())[name]; ok {
+		return q, nil
 	}
-	return q, nil
+	return queue{}, s.unknownQueue(tenant, name)
 }
 
-func unknownQueue(name pipeline.QueueName, names []pipeline.QueueName) *fault.Fault {
+// unknownQueue returns a fault that names the queues to which the tenant may submit.
+func (s *Service) unknownQueue(tenant string, name pipeline.QueueName) *fault.Fault {
+	names, isLimited := s.settings.Tenants[tenant]
+	if !isLimited {
+		names = slices.Sorted(maps.Keys(*s.queues.Load()))
+	}
 	known := "there is none"
 	if len(names) > 0 {
 		known = "there are " + strings.Trim(fmt.Sprint(names), "[]")
@@ -325,7 +328,7 @@ func unknownQueue(name pipeline.QueueName, names []pipeline.QueueName) *fault.Fa
 // requireQueue returns a fault if a queue is neither there, nor one that was and that the broker
 // still has.
 func (s *Service) requireQueue(ctx context.Context, name pipeline.QueueName) *fault.Fault {
-	_, unknown := s.queueOf(name)
+	_, unknown := s.queueOf(call.TenantOf(ctx), name)
 	if unknown == nil || pipeline.ValidName("queue", string(name)) != nil {
 		return unknown
 	}
@@ -451,7 +454,7 @@ func (s *Service) submitFault(ctx context.Context, queue pipeline.QueueName, err
 	case errors.Is(err, store.ErrNotStorable):
 		return fault.New(fault.InvalidRequest, "a text of the job is not UTF-8").Caused(err)
 	case errors.Is(err, bus.ErrNoQueue):
-		if q, f := s.queueOf(queue); f == nil {
+		if q, ok := (*s.queues.Load())[queue]; ok {
 			q.stream.Reset(ctx)
 		}
 		s.stream.Reset(ctx)

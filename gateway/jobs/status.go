@@ -124,7 +124,7 @@ func (s *Service) ResumeQueue(ctx context.Context, in *adminv1.ResumeQueueReques
 
 func (s *Service) setPaused(ctx context.Context, name string, isPaused bool) error {
 	queue := pipeline.QueueName(name)
-	if _, f := s.queueOf(queue); f != nil {
+	if _, f := s.queueOf("", queue); f != nil {
 		return f
 	}
 	if f := s.stream.Ensure(ctx); f != nil {
