@@ -397,6 +397,8 @@ func TestGateReadsPages(t *testing.T) {
 	v.await("back", 30, "")
 	value.set("")
 	v.await("hung", 0, "gate is unreadable")
+	upgraded := runGate(t, Settings{}, fmt.Sprintf("gate: {value: {url: %s}, %s}", serveRaw(t, switchingProtocols).URL, goldenBudget))
+	upgraded.await("upgraded", 0, "status 101")
 }
 
 func TestValueIsAsOldAsItsSourceSays(t *testing.T) {

@@ -153,6 +153,10 @@ func fetch(ctx context.Context, client *http.Client, address string, form url.Va
 		return nil, at, err
 	}
 	defer response.Body.Close() //nolint:errcheck // it was only read
+	if response.StatusCode == http.StatusSwitchingProtocols {
+		// Its body ignores the context.
+		return nil, at, fmt.Errorf("status %d", response.StatusCode)
+	}
 	page, err = io.ReadAll(io.LimitReader(response.Body, maxGatePage+1))
 	switch {
 	case err != nil:

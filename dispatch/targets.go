@@ -166,11 +166,14 @@ func (t *httpTarget) Do(ctx context.Context, a Attempt) Answer {
 		return out
 	}
 	defer answer.Body.Close() //nolint:errcheck // it was only read
+	out := answerOfStatus(answer)
+	if answer.StatusCode == http.StatusSwitchingProtocols { // its body ignores the context
+		return out
+	}
 	body, err := io.ReadAll(io.LimitReader(answer.Body, maxAnswer+1))
 	if err != nil {
 		return Answer{Fault: targetFault(ctx, err)}
 	}
-	out := answerOfStatus(answer)
 	if len(body) > maxAnswer {
 		if out.outcome == succeeded {
 			out.outcome, out.Fault = failed, fault.Newf(fault.OutputTooLarge, "the answer of the target is over %d bytes", maxAnswer)

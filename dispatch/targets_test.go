@@ -145,6 +145,32 @@ func TestHTTPStatusSaysWhatIsNext(t *testing.T) {
 	}
 }
 
+// serveRaw answers every request with the bytes, and keeps the connection open.
+func serveRaw(t *testing.T, answer string) *httptest.Server {
+	t.Helper()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		conn, _, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		t.Cleanup(func() { _ = conn.Close() })
+		_, _ = io.WriteString(conn, answer)
+	}))
+	t.Cleanup(server.Close)
+	return server
+}
+
+const switchingProtocols = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n"
+
+func TestUpgradeFailsTheAttempt(t *testing.T) {
+	t.Parallel()
+	e := &endpoint{t: t, target: newTarget(t, serveRaw(t, switchingProtocols).URL)}
+	if answer := e.do(); outcomeOf(answer) != failed || answer.Fault.Reason != fault.TargetFailed {
+		t.Errorf("%+v", answer)
+	}
+}
+
 func TestHTTPTargetThatIsNotReachedLatches(t *testing.T) {
 	t.Parallel()
 	server := httptest.NewServer(http.NotFoundHandler())
