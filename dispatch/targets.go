@@ -167,7 +167,7 @@ func (t *httpTarget) Do(ctx context.Context, a Attempt) Answer {
 	}
 	defer answer.Body.Close() //nolint:errcheck // it was only read
 	out := answerOfStatus(answer)
-	if answer.StatusCode == http.StatusSwitchingProtocols { // its body ignores the context
+	if out.HTTP == nil { // the body after a 101 ignores the context
 		return out
 	}
 	body, err := io.ReadAll(io.LimitReader(answer.Body, maxAnswer+1))
@@ -199,7 +199,10 @@ func parseRetryAfter(value string, now time.Time) time.Duration {
 
 func answerOfStatus(answer *http.Response) Answer {
 	status := answer.StatusCode
-	out := Answer{outcome: outcomeOfStatus(status), HTTP: &inferencev1.HttpAnswer{Status: uint32(status)}}
+	out := Answer{outcome: outcomeOfStatus(status)}
+	if status >= http.StatusOK { // no gateway can answer with another one
+		out.HTTP = &inferencev1.HttpAnswer{Status: uint32(status)}
+	}
 	if out.outcome != succeeded {
 		out.Fault = fault.Newf(fault.TargetFailed, "the target answered with status %d", status).
 			WithRetryAfter(parseRetryAfter(answer.Header.Get("Retry-After"), time.Now()))

@@ -163,11 +163,13 @@ func serveRaw(t *testing.T, answer string) *httptest.Server {
 
 const switchingProtocols = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n"
 
-func TestUpgradeFailsTheAttempt(t *testing.T) {
+func TestStatusThatIsNoAnswerFailsTheAttempt(t *testing.T) {
 	t.Parallel()
-	e := &endpoint{t: t, target: newTarget(t, serveRaw(t, switchingProtocols).URL)}
-	if answer := e.do(); outcomeOf(answer) != failed || answer.Fault.Reason != fault.TargetFailed {
-		t.Errorf("%+v", answer)
+	for status, raw := range map[string]string{"101": switchingProtocols, "42": "HTTP/1.1 042 x\r\nContent-Length: 0\r\n\r\n"} {
+		e := &endpoint{t: t, target: newTarget(t, serveRaw(t, raw).URL)}
+		if answer := e.do(); outcomeOf(answer) != failed || answer.Fault.Reason != fault.TargetFailed || answer.HTTP != nil {
+			t.Errorf("%s: %+v", status, answer)
+		}
 	}
 }
 
