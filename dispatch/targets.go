@@ -159,7 +159,7 @@ func (t *httpTarget) Do(ctx context.Context, a Attempt) Answer {
 	r = r.WithContext(httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(httptrace.GotConnInfo) { isConnected.Store(true) }}))
 	answer, err := t.client.Do(r)
 	if err != nil {
-		out := Answer{Fault: targetFault(ctx, err)}
+		out := Answer{Fault: targetFault(r, err)}
 		if !isConnected.Load() && ctx.Err() == nil {
 			out.outcome = latched
 		}
@@ -172,7 +172,7 @@ func (t *httpTarget) Do(ctx context.Context, a Attempt) Answer {
 	}
 	body, err := io.ReadAll(io.LimitReader(answer.Body, maxAnswer+1))
 	if err != nil {
-		return Answer{Fault: targetFault(ctx, err)}
+		return Answer{Fault: targetFault(r, err)}
 	}
 	if len(body) > maxAnswer {
 		if out.outcome == succeeded {
@@ -238,16 +238,20 @@ func (t *httpTarget) request(ctx context.Context, a Attempt) (*http.Request, *fa
 	return r, nil
 }
 
-// targetFault returns a fault whose message tenants may see. The error may have addresses.
-func targetFault(ctx context.Context, err error) *fault.Fault {
-	if errors.Is(ctx.Err(), context.Canceled) {
-		return fault.From(ctx.Err())
+// targetFault returns a fault whose message tenants may see. Its cause has addresses, but not the URL, which
+// may have secrets.
+func targetFault(r *http.Request, err error) *fault.Fault {
+	if canceled := r.Context().Err(); errors.Is(canceled, context.Canceled) {
+		return fault.From(canceled)
+	}
+	if of := new(url.Error); errors.As(err, &of) {
+		err = of.Err
 	}
 	why := "no connection, or a broken one"
 	if errors.Is(err, context.DeadlineExceeded) || os.IsTimeout(err) {
 		why = "it took too long"
 	}
-	return fault.New(fault.TargetFailed, "the target did not answer: "+why).Caused(err)
+	return fault.New(fault.TargetFailed, "the target did not answer: "+why).Caused(fmt.Errorf("%s: %w", r.URL.Host, err))
 }
 
 const (
@@ -308,9 +312,9 @@ func (t *webhookTarget) Do(ctx context.Context, a Attempt) Answer {
 	case errors.Is(err, webhook.ErrPrivate):
 		return Answer{Fault: fault.InField(fault.InvalidRequest, "webhook", "%w", webhook.ErrPrivate)}
 	case err != nil && errors.Is(ctx.Err(), context.Canceled):
-		return Answer{Fault: targetFault(ctx, err)}
+		return Answer{Fault: targetFault(r, err)}
 	case err != nil:
-		return t.later(a, Answer{Fault: targetFault(ctx, err)})
+		return t.later(a, Answer{Fault: targetFault(r, err)})
 	}
 	defer answer.Body.Close() //nolint:errcheck // nobody reads it
 	out := answerOfStatus(answer)

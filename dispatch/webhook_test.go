@@ -5,6 +5,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -231,6 +232,21 @@ func TestNoticeDoesNotTellWhereSecretsAre(t *testing.T) {
 	answer := target.Do(t.Context(), callOf("https://example.com", "application/json", nil))
 	if outcomeOf(answer) != retried || strings.Contains(answer.Fault.Error(), secret) || !errors.Is(answer.Fault, os.ErrNotExist) {
 		t.Errorf("%+v", answer)
+	}
+}
+
+func TestCauseOfAFailedNoticeHasNoURL(t *testing.T) {
+	t.Parallel()
+	secret := testbed.SecretFile(t, "whsec_"+base64.StdEncoding.EncodeToString(make([]byte, 32)))
+	target, err := newWebhookTarget(webhook.Config{Secrets: webhook.Secrets{SecretFiles: []string{secret}}, Resolver: loopbackResolver(t), Allow: []string{"127.0.0.1"}}, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := httptest.NewServer(http.NotFoundHandler())
+	server.Close()
+	cause := fmt.Sprint(errors.Unwrap(target.Do(t.Context(), callOf(server.URL+"/hook?token=SECRET", "application/json", nil)).Fault))
+	if strings.Contains(cause, "SECRET") || !strings.Contains(cause, "refused") {
+		t.Error(cause)
 	}
 }
 
