@@ -393,6 +393,10 @@ func TestGateReadsPages(t *testing.T) {
 		value.set(bad)
 		v.await(bad, 0, "gate is unreadable")
 	}
+	value.set("70")
+	v.await("percent", 0, "reading is not within 0 and 1: the budget is 70")
+	value.set("-0.1")
+	v.await("more than full", 0, "D <= B")
 	value.set("0.7")
 	v.await("back", 30, "")
 	value.set("")
@@ -494,6 +498,9 @@ func TestGatesCompose(t *testing.T) {
 			t.Errorf("%s: source %q", kind, s.GetSource())
 		}
 	}
+	value.set("70")
+	gates["first"].await("first is percent", 20, "")
+	gates["min"].await("percent", 0, "gate is unreadable")
 	value.set("none")
 	gates["first"].await("first is not valid", 20, "")
 	gates["min"].await("all or nothing", 0, "gate is unreadable")

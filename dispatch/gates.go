@@ -33,11 +33,16 @@ const (
 
 func validMeasure(of string) error { return oneOf("of", of, fullness, saturation, ofBudget) }
 
-func roomOf(v float64, of string) float64 {
-	if of != ofBudget {
-		v = 1 - v
+// roomOf returns the reading of a value. More than full is full, but more than empty is an error: it may
+// be percent.
+func roomOf(v float64, of string) (d float64, err error) {
+	if d = v; of != ofBudget {
+		d = 1 - v
 	}
-	return min(1, max(0, v))
+	if !(d <= 1+margin) || math.IsInf(d, 0) {
+		err = fmt.Errorf("%s: the %s is %v", invalid, of, v)
+	}
+	return min(1, max(0, d)), err
 }
 
 // PrometheusGate asks a Prometheus server.
@@ -74,7 +79,8 @@ func (c *PrometheusGate) build(p *poolGate, source string) (gate, error) {
 		if c.TimeQuery != "" {
 			at = time.UnixMicro(int64(math.Round(seconds * 1e6)))
 		}
-		return reading{d: roomOf(v, c.Of), at: at, source: source}, err
+		d, verr := roomOf(v, c.Of)
+		return reading{d: d, at: at, source: source}, cmp.Or(err, verr)
 	}), err
 }
 
@@ -197,7 +203,7 @@ func (c *ScrapeGate) build(p *poolGate, source string) (gate, error) {
 	})
 	return func(now time.Time) (reading, error) {
 		out, err := sum(now)
-		out.d = roomOf(out.d/p.credit.capacity(), saturation)
+		out.d = max(0, 1-out.d/p.credit.capacity())
 		return out, err
 	}, err
 }
@@ -249,7 +255,8 @@ func (c *ValueGate) build(p *poolGate, source string) (gate, error) {
 			return reading{}, err
 		}
 		v, err := strconv.ParseFloat(strings.TrimSpace(string(page)), 64)
-		return reading{d: roomOf(v, of), at: at, source: source}, cmp.Or(err, finite(v))
+		d, verr := roomOf(v, of)
+		return reading{d: d, at: at, source: source}, cmp.Or(err, verr)
 	}), err
 }
 
@@ -367,7 +374,7 @@ func (c *AdaptiveGate) build(p *poolGate, source string) (gate, error) {
 		}
 	})
 	return timeless(source, func(time.Time) float64 { // the budget is the window
-		return roomOf(*p.credit.Baseline+float64(window)/p.credit.capacity(), ofBudget)
+		return min(1, *p.credit.Baseline+float64(window)/p.credit.capacity())
 	}), within("window", c.Window, maxWindow)
 }
 
@@ -401,7 +408,7 @@ func (c *MeshGate) build(p *poolGate, source string) (gate, error) {
 				return reading{}, fmt.Errorf("stage %s has no ready host", s.Name)
 			}
 			capacity := float64(s.MaxInFlight)
-			out.d = min(out.d, roomOf(max(float64(s.Items)/capacity, s.Wait.Seconds()/most.Seconds()), saturation))
+			out.d = min(out.d, max(0, 1-max(float64(s.Items)/capacity, s.Wait.Seconds()/most.Seconds())))
 			if i == 0 || capacity < out.capacity {
 				out.capacity = capacity
 			}
