@@ -662,6 +662,23 @@ func TestAttemptThatATakeoverMissedIsResumed(t *testing.T) {
 	}
 }
 
+func TestAttemptThatIsNotSentCostsNoQuota(t *testing.T) {
+	t.Parallel()
+	b, target := newMesh(t, func(c *Config) {
+		p := c.Pools["main"]
+		p.Limits = []LimitConfig{{By: "attributes.model", Quota: 1, Window: 1e6 * time.Hour}}
+		c.Pools["main"] = p
+	}), &stub{}
+	b.start(target)
+	b.wantEnd(b.submit(), hasSucceeded, "", 1) // the owner has taken over
+	id := pipeline.NewJobID(queue)
+	b.leaveAs(inferencev1.JobState_JOB_STATE_DELAYED, id, "first")
+	b.submitAs(id, func(h *bus.JobHeader) { h.Attributes = map[string]string{"model": "a"} })
+	if b.wantEnd(id, hasSucceeded, "", 2); target.ran(id) != 1 {
+		t.Errorf("it ran %d times", target.ran(id))
+	}
+}
+
 func TestResultThatCannotBeStoredFailsTheJob(t *testing.T) {
 	t.Parallel()
 	b := newMesh(t)

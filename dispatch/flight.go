@@ -55,6 +55,9 @@ func (o *owner) attempt(ctx, cut context.Context, e *entry) {
 	if job.GetAttempts() == 1 {
 		o.metrics.waits.Record(ctx, now.Sub(j.AcceptedAt).Seconds(), labels(attribute.String("queue", e.line.queue)))
 	}
+	o.mu.Lock()
+	o.running[e.id].unsent = time.Time{}
+	o.mu.Unlock()
 	answer := o.target.Do(attempting, o.attemptOf(j, r))
 	answer.sent = sizeOf(j.Job)
 	out := outcomeOf(answer)
@@ -236,6 +239,9 @@ func (o *owner) endUnlessOpen(ctx context.Context, e *entry) {
 	}) {
 		return
 	}
+	o.mu.Lock()
+	o.refund(e)
+	o.mu.Unlock()
 	state := r.GetJob().GetState()
 	if store.IsEnd(state) {
 		if _, ok := o.read(ctx, e); ok {
@@ -412,8 +418,17 @@ func (o *owner) giveBack(e *entry) {
 	o.finish(e)
 }
 
+// refund gives limits back what an attempt cost that is not sent; the lock is held.
+func (o *owner) refund(e *entry) {
+	if r := o.running[e.id]; !r.unsent.IsZero() {
+		o.limits.refund(e, r.unsent)
+		r.unsent = time.Time{}
+	}
+}
+
 // finish takes note that nothing runs of a job; the lock is held.
 func (o *owner) finish(e *entry) {
+	o.refund(e)
 	o.credit.finish(e.id, interrupted, 0, time.Now()) // unless settle has done that
 	if o.running[e.id].isEnding {
 		o.ending--

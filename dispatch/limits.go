@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -155,6 +156,16 @@ func (ls limits) end(e *entry) {
 	}
 }
 
+// refund undoes a start of a new attempt, but for end.
+func (ls limits) refund(e *entry, started time.Time) {
+	for i, l := range ls {
+		if key := e.line.keys[i]; l.starts != nil {
+			l.starts.undo(key, started)
+		}
+	}
+	ls.correct(e, started, true, 0)
+}
+
 // correct takes note of the cost of an attempt: none if it was refused, else its tokens where known.
 func (ls limits) correct(e *entry, started time.Time, isRefused bool, tokens int64) {
 	for i, l := range ls {
@@ -207,6 +218,15 @@ func (l *rateLimit) start(key string, now time.Time) {
 		}
 	}
 	l.sweep = max(minSwept, 2*len(l.starts))
+}
+
+func (l *rateLimit) undo(key string, at time.Time) {
+	starts := l.starts[key]
+	if i := slices.Index(starts, at); len(starts) == 1 && i == 0 {
+		delete(l.starts, key)
+	} else if i >= 0 {
+		l.starts[key] = slices.Delete(starts, i, i+1)
+	}
 }
 
 const (

@@ -62,6 +62,8 @@ type running struct {
 	low      uint64 // not above the number of the record that it writes
 	isEnding bool   // true for one that is counted in ending
 	webhook  string // the job's; empty until it is read
+	// unsent is when limits took the cost of an attempt that is not sent yet; zero if there is none.
+	unsent time.Time
 }
 
 // targetLatch is what an owner of a pool leaves to the next one in the process.
@@ -335,6 +337,7 @@ func (o *owner) advance(now time.Time) (pause time.Duration, hasRetired bool) {
 		o.credit.start(e.id, e.cost, now)
 		o.limits.start(e, true, now)
 		o.start(e, o.highest, func(ctx, cut context.Context) { o.attempt(ctx, cut, e) })
+		o.running[e.id].unsent = now
 	}
 	if o.limits.wants() && !o.isReserving {
 		o.isReserving = true
@@ -386,7 +389,8 @@ func (o *owner) startEnd(e *entry, do func(ctx, cut context.Context)) {
 	o.ending++
 }
 
-// low returns the number of a record from which a new owner has to read: older ones are of ended jobs.
+// low returns the number of a record from which a new owner has to read. Older ones are of ended jobs, or of
+// waiting ones, whose next attempt finds them.
 func (o *owner) low() uint64 {
 	o.mu.Lock()
 	defer o.mu.Unlock()
