@@ -2,6 +2,7 @@ package stagemesh_test
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -10,8 +11,14 @@ import (
 	"testing"
 	"time"
 
+	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
+	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
+
 	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/internal/testbed"
+	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/mesh/store"
 )
 
 func TestQueueOfAnHTTPTargetThroughThePublicPort(t *testing.T) {
@@ -91,6 +98,58 @@ jobs:
 	}
 	if u := place.Job.Usage; u["closed_seconds"] > u["queued_seconds"] {
 		t.Errorf("the gate was closed for longer than the job waited: %v", u)
+	}
+}
+
+func TestPageOfLargeJobsEndsEarly(t *testing.T) {
+	t.Parallel()
+	broker := testbed.StartBroker(t)
+	m, err := stagemesh.FromFile(parse(t, `
+mesh: m
+nats: {url: "`+broker.URL()+`"}
+gateway: {listen: "127.0.0.1:0", admin: {listen: "127.0.0.1:0"}}
+stages: {echo: {runner: {echo: {}}}}
+pipelines: {p: {steps: [{name: e, stage: echo}]}}
+jobs:
+  pools: {main: {target: {pipelines: [p]}}}
+  queues: {nightly: {}}
+`), stagemesh.FileSettings{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	start(t, m)
+	jobs := store.NewJobs(broker.Connect("m"), store.Settings{})
+	if err := errors.Join(jobs.Ensure(t.Context()), jobs.EnsureQueue(t.Context(), "nightly", store.JobQueueSettings{})); err != nil {
+		t.Fatal(err)
+	}
+	const large = 4 << 20
+	const first = store.MaxPageBytes / large
+	for range first + 1 {
+		waits, ended := pipeline.NewJobID("nightly"), pipeline.NewJobID("nightly")
+		_, _, err := jobs.Submit(t.Context(), waits, "", bus.JobHeader{Deadline: time.Now().Add(time.Hour)}, &meshv1.QueuedJob{
+			Job: new(inferencev1.Job), Payload: &meshv1.QueuedJob_Http{Http: &inferencev1.HttpCall{Body: make([]byte, large)}},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := jobs.PutRecord(t.Context(), ended, "", 0, &meshv1.JobRecord{
+			Job: &inferencev1.Job{State: inferencev1.JobState_JOB_STATE_SUCCEEDED}, Result: &meshv1.JobRecord_Http{Http: &inferencev1.HttpAnswer{Body: make([]byte, large)}},
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, kind := range []string{"jobs", "results"} {
+		var page struct {
+			Jobs []any
+			Next uint64
+		}
+		for _, want := range []int{first, 1} {
+			response, body := jobCall(t, m, "GET", fmt.Sprintf("/v1/queues/nightly/%s?limit=1000&after=%d", kind, page.Next), "")
+			page.Next = 0
+			if err := json.Unmarshal([]byte(body), &page); err != nil || response.StatusCode != http.StatusOK || len(page.Jobs) != want || (page.Next == 0) != (want == 1) {
+				t.Errorf("%s: %d %s, want %d jobs", kind, response.StatusCode, body, want)
+			}
+		}
 	}
 }
 

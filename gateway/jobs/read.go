@@ -235,20 +235,21 @@ func (s *Service) ListJobs(ctx context.Context, in *inferencev1.ListJobsRequest)
 	// A job that ends has another number then, above all others.
 	at := in.GetAfter()
 	read := func() error {
+		bytes := int64(0)
 		for reads := 0; ; reads++ {
-			job, seq, err := next(ctx, queue, tenant, at+1)
+			found, err := next(ctx, queue, tenant, at+1)
 			if errors.Is(err, store.ErrNoJob) {
 				return nil
 			}
 			if err != nil {
 				return err
 			}
-			at = seq
-			if job != nil {
-				out.Jobs = append(out.Jobs, job)
+			at, bytes = found.seq, bytes+found.size
+			if found.job != nil {
+				out.Jobs = append(out.Jobs, found.job)
 			}
-			if len(out.GetJobs()) == limit || reads == maxJobPage {
-				out.Next = seq
+			if len(out.GetJobs()) == limit || reads == maxJobPage || bytes >= store.MaxPageBytes {
+				out.Next = at
 				return nil
 			}
 		}
@@ -268,35 +269,39 @@ func (s *Service) ListJobs(ctx context.Context, in *inferencev1.ListJobsRequest)
 	return out, nil
 }
 
-// nextQueued returns the next job that has not ended; nil for a message that is none.
-func (s *Service) nextQueued(ctx context.Context, queue pipeline.QueueName, tenant string, from uint64) (*inferencev1.Job, uint64, error) {
-	q, err := s.store.NextQueued(ctx, queue, tenant, from)
-	if errors.Is(err, store.ErrNotAJob) {
-		return nil, q.Seq, nil
-	}
-	if err != nil {
-		return nil, 0, err
-	}
-	r, err := s.store.Record(ctx, q.ID, q.Tenant)
-	switch {
-	case errors.Is(err, store.ErrNoJob):
-		return fromQueue(q), q.Seq, nil
-	case err != nil:
-		return nil, 0, err
-	}
-	return r.GetJob(), q.Seq, nil
+// listedJob is a message of a list: its number, its size in bytes, and its job, nil if it has none.
+type listedJob struct {
+	job  *inferencev1.Job
+	seq  uint64
+	size int64
 }
 
-// nextEnded returns the next job that has ended; nil for another one.
-func (s *Service) nextEnded(ctx context.Context, queue pipeline.QueueName, tenant string, from uint64) (*inferencev1.Job, uint64, error) {
+// nextQueued returns the next job that has not ended.
+func (s *Service) nextQueued(ctx context.Context, queue pipeline.QueueName, tenant string, from uint64) (listedJob, error) {
+	q, err := s.store.NextQueued(ctx, queue, tenant, from)
+	out := listedJob{seq: q.Seq, size: q.Size}
+	if errors.Is(err, store.ErrNotAJob) {
+		return out, nil
+	}
+	if err != nil {
+		return out, err
+	}
+	r, err := s.store.Record(ctx, q.ID, q.Tenant)
+	if out.job = r.GetJob(); errors.Is(err, store.ErrNoJob) {
+		out.job, err = fromQueue(q), nil
+	}
+	return out, err
+}
+
+// nextEnded returns the next record, with its job if that has ended.
+func (s *Service) nextEnded(ctx context.Context, queue pipeline.QueueName, tenant string, from uint64) (listedJob, error) {
 	r, err := s.store.NextRecord(ctx, queue, tenant, from)
+	out := listedJob{seq: r.Seq, size: r.Size}
 	switch {
 	case errors.Is(err, store.ErrNotAJob):
-		return nil, r.Seq, nil
-	case err != nil:
-		return nil, 0, err
-	case !store.IsEnd(r.GetJob().GetState()):
-		return nil, r.Seq, nil
+		return out, nil
+	case err == nil && store.IsEnd(r.GetJob().GetState()):
+		out.job = r.GetJob()
 	}
-	return r.GetJob(), r.Seq, nil
+	return out, err
 }

@@ -170,7 +170,7 @@ const (
 	DefaultPageSize = 50
 	// MaxPageSize bounds the messages that one call reads, dead letters or not.
 	MaxPageSize = 1000
-	// MaxPageBytes ends a page; the last dead letter may be beyond it.
+	// MaxPageBytes ends a page, of jobs too; the last dead letter may be beyond it.
 	MaxPageBytes = 32 << 20
 )
 

@@ -27,6 +27,8 @@ type StoredRecord struct {
 	Seq    uint64
 	ID     pipeline.JobID
 	Tenant string
+	// Size is that of the record, in bytes.
+	Size int64
 	*meshv1.JobRecord
 }
 
@@ -47,7 +49,7 @@ func (s *Jobs) record(msg *bus.StoredMessage, err error) (StoredRecord, error) {
 	case err != nil:
 		return StoredRecord{}, s.wrap(err)
 	}
-	out := StoredRecord{Seq: msg.Seq, JobRecord: new(meshv1.JobRecord)}
+	out := StoredRecord{Seq: msg.Seq, Size: int64(len(msg.Data)), JobRecord: new(meshv1.JobRecord)}
 	var isOne bool
 	if out.ID, out.Tenant, isOne = s.bus.JobOf(msg.Subject); !isOne || proto.Unmarshal(msg.Data, out.JobRecord) != nil || out.GetJob() == nil {
 		return out, ErrNotAJob
