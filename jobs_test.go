@@ -78,8 +78,19 @@ jobs:
 	if status, answer := call(http.MethodPost, "/v1/queues/nightly/jobs", `{}`); status != http.StatusBadRequest {
 		t.Errorf("a request to a pipeline: %d %s", status, answer)
 	}
-	if status, answer := call(http.MethodPost, "/v1/queues/nightly/jobs?path=/%ff", `{}`); status != http.StatusBadRequest || reasonOf(answer) != "INVALID_REQUEST" {
-		t.Errorf("a path that is not UTF-8: %d %s", status, answer)
+	for _, query := range []string{
+		"path=/%ff", "path=/%0a", "path=x", "path=/../x", "path=/..%2fx", "path=/%252e%252e/x", "path=/a%23b", "path=/a%23",
+		"path=/&outputs=a", "path=/&parameters.z=1", "path=/&steps.e.z=1",
+	} {
+		if status, answer := call(http.MethodPost, "/v1/queues/nightly/jobs?"+query, `{}`); status != http.StatusBadRequest || reasonOf(answer) != "INVALID_REQUEST" {
+			t.Errorf("%s: %d %s", query, status, answer)
+		}
+	}
+	for _, header := range []string{"Stagemesh-Timeout: 1s", "Stagemesh-Durability: file", "Stagemesh-Wait-For-Capacity: true"} {
+		name, value, _ := strings.Cut(header, ": ")
+		if response, answer := jobCall(t, m, http.MethodPost, "/v1/queues/nightly/jobs?path=/", `{}`, name, value); response.StatusCode != http.StatusBadRequest || reasonOf(answer) != "INVALID_REQUEST" {
+			t.Errorf("%s: %d %s", header, response.StatusCode, answer)
+		}
 	}
 	id = submit("/v1/queues/others/jobs", `{"a": 1}`)
 	if status, answer := call(http.MethodGet, "/v1/jobs/"+id+"/result?wait=30s", ""); status != http.StatusOK || answer != `{"a": 1}` {

@@ -351,13 +351,11 @@ func (s *Service) takePayload(in *inferencev1.SubmitJobRequest, q *Queue, job *m
 		return fault.InField(fault.InvalidRequest, "payload", "a job needs a payload")
 	case q.HTTP != (in.GetHttp() != nil):
 		return fault.InField(fault.InvalidRequest, "payload", "the jobs of queue %s are %s", in.GetQueue(), map[bool]string{true: "calls of HTTP", false: "requests to pipelines"}[q.HTTP])
-	case q.HTTP && !strings.HasPrefix(in.GetHttp().GetPath(), "/"):
-		return fault.InField(fault.InvalidRequest, "http.path", "%.*q does not begin with /", shown, in.GetHttp().GetPath())
 	case q.HTTP && s.settings.MaxPayload > 0 && len(in.GetHttp().GetBody()) > s.settings.MaxPayload:
 		return fault.Newf(fault.PayloadTooLarge, "the body is %d bytes, gateway.max_payload is %d", len(in.GetHttp().GetBody()), s.settings.MaxPayload)
 	case q.HTTP:
 		job.Payload = &meshv1.QueuedJob_Http{Http: in.GetHttp()}
-		return nil
+		return pipeline.CheckCallPath(in.GetHttp().GetPath())
 	}
 	r, err := call.RequestFromProto(in.GetInfer())
 	if err != nil {

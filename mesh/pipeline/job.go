@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"math"
+	"net/url"
+	"slices"
 	"strings"
 	"time"
 
@@ -12,6 +14,8 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
+
+	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
 // JobID identifies a job: its queue, and a UUID, which is the job's alone. A tenant's jobs are
@@ -45,6 +49,15 @@ func TokensOfCall(call *inferencev1.HttpCall) int64 {
 	}
 	const bytesOfOne = 4
 	return int64(len(call.GetBody())+bytesOfOne-1)/bytesOfOne + int64(min(answer, math.MaxInt32))
+}
+
+// CheckCallPath checks the path of a call, and its query, which are below the URL of an HTTP target.
+func CheckCallPath(path string) *fault.Fault {
+	u, err := url.Parse("http://target" + path)
+	if err != nil || !strings.HasPrefix(path, "/") || strings.Contains(path, "#") || slices.Contains(strings.Split(u.Path, "/"), "..") {
+		return fault.InField(fault.InvalidRequest, "http.path", "is no path below the target's URL; it begins with /, and has no .. and no fragment")
+	}
+	return nil
 }
 
 // NewJobID returns the ID of a new job.

@@ -136,6 +136,9 @@ func setRequest(in *inferencev1.SubmitJobRequest, request *call.Request, content
 	if len(request.Inputs) != 1 || request.Inputs[0].Tensor != nil {
 		return fault.New(fault.InvalidRequest, "the body cannot be passed on; send it as one blob, or as JSON without tensors")
 	}
+	if len(request.Parameters)+len(request.Steps)+len(request.Outputs) > 0 || request.Timeout != 0 || request.Durability != "" || request.WaitForCapacity != nil {
+		return fault.New(fault.InvalidRequest, "a call of an HTTP target has no parameters, outputs, timeout, durability and waiting for capacity, which are options of inference")
+	}
 	in.GetHttp().Body, in.GetHttp().ContentType = request.Inputs[0].Blob.Data, contentType
 	return nil
 }
