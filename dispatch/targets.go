@@ -224,9 +224,12 @@ func (t *httpTarget) request(ctx context.Context, a Attempt) (*http.Request, *fa
 	if call == nil {
 		return nil, fault.New(fault.InvalidRequest, "the job is no call of HTTP, and the target of its queue is")
 	}
+	if f := pipeline.CheckCallPath(call.GetPath()); f != nil {
+		return nil, f
+	}
 	r, err := http.NewRequestWithContext(ctx, http.MethodPost, strings.TrimSuffix(t.config.URL, "/")+call.GetPath(), bytes.NewReader(call.GetBody()))
-	if err != nil || !strings.HasPrefix(call.GetPath(), "/") || slices.Contains(strings.Split(r.URL.Path, "/"), "..") {
-		return nil, fault.InField(fault.InvalidRequest, "http.path", "is no path below the target's URL")
+	if err != nil {
+		return nil, fault.From(err)
 	}
 	for name, value := range t.config.Headers {
 		r.Header.Set(name, strings.ReplaceAll(value, tenantInHeader, visible(a.Tenant)))

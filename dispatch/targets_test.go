@@ -247,7 +247,7 @@ func TestEndlessHTTPAnswerIsCut(t *testing.T) {
 func TestCallThatIsNoneOfTheTargetFails(t *testing.T) {
 	t.Parallel()
 	e := newEndpoint(t, func(http.ResponseWriter, *http.Request) { t.Error("it is sent") }, func(c *HTTPTarget) { c.URL += "/base" })
-	for _, path := range []string{"/../admin", "/a/%2e%2e/b", "@elsewhere/", "", "/%zz"} {
+	for _, path := range []string{"/../admin", "/a/%2e%2e/b", "@elsewhere/", "", "/%zz", "/a#b"} {
 		if answer := e.do(func(a *Attempt) { a.StoredJob = callOf(path, "", nil).StoredJob }); outcomeOf(answer) != failed || answer.Fault.Reason != fault.InvalidRequest {
 			t.Errorf("%q: %+v", path, answer)
 		}
