@@ -208,6 +208,8 @@ func TestMovedQueueRunsItsJobsOnce(t *testing.T) {
 	b.start(target)
 	first := b.submit()
 	<-began
+	b.reload(setMaxInFlight(3))
+	b.report("the pool retires", first, func(r *meshv1.PoolReport) bool { return r.GetWhy() == "configuration changes" })
 	b.reload(func(c *Config) {
 		q := c.Queues[string(queue)]
 		q.Pool = "other"

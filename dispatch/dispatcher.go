@@ -204,6 +204,9 @@ func (d *Dispatcher) ownPool(ctx context.Context, conn *bus.Bus, pool string, p 
 	}
 	defer context.AfterFunc(running, cancel)()
 	err = o.run(own, running)
+	if errors.Is(err, errRetired) { // an end that waits for the queue of webhooks is left to the next owner
+		defer time.AfterFunc(retryEvery, func() { end(nil) }).Stop()
+	}
 	drain, stopDrain := process.DrainContext(ctx, cmp.Or(d.settings.DrainTimeout, DefaultDrainTimeout))
 	defer stopDrain()
 	defer context.AfterFunc(drain, func() { end(context.Cause(drain)) })()

@@ -382,7 +382,13 @@ func (o *owner) leave(ctx context.Context, e *entry, ended *inferencev1.Job) {
 	if url != "" && o.settings.Webhooks == nil {
 		o.log.Warn("a job has a webhook, and there is no jobs.webhooks any more", "job", idOf(e))
 	} else if url != "" && !o.persist(ctx, e, "the notice of a job's end cannot be stored", func(ctx context.Context) error {
-		return o.jobs.Notify(ctx, e.line.tenant, url, ended)
+		err := o.jobs.Notify(ctx, e.line.tenant, url, ended)
+		if err != nil {
+			o.mu.Lock()
+			defer o.mu.Unlock()
+			o.setEnding(e)
+		}
+		return err
 	}) {
 		return
 	}
@@ -428,13 +434,20 @@ func (o *owner) refund(e *entry) {
 
 // finish takes note that nothing runs of a job; the lock is held.
 func (o *owner) finish(e *entry) {
-	o.refund(e)
-	o.credit.finish(e.id, interrupted, 0, time.Now()) // unless settle has done that
-	if o.running[e.id].isEnding {
-		o.ending--
-	} else {
-		o.limits.end(e)
-	}
+	o.setEnding(e)
+	o.ending--
 	delete(o.running, e.id)
 	o.wake()
+}
+
+// setEnding takes note that no attempt runs of a job, but its end may still be stored; the lock is held.
+func (o *owner) setEnding(e *entry) {
+	if r := o.running[e.id]; !r.isEnding {
+		o.refund(e)
+		o.credit.finish(e.id, interrupted, 0, time.Now()) // unless settle has done that
+		o.limits.end(e)
+		r.isEnding = true
+		o.ending++
+		o.wake()
+	}
 }

@@ -51,7 +51,7 @@ type owner struct {
 	isCaughtUp  bool            // the jobs are known that the owner has found
 	highest     uint64          // number of a record that is known
 	isReserving bool            // a reservation of quotas is stored
-	ending      int             // ends that are stored without an attempt
+	ending      int             // ends that are stored without an attempt, or wait for the queue of webhooks
 	// isRetiring is true once the plan is another one: no attempt begins, and the owner stops.
 	isRetiring bool
 }
@@ -318,7 +318,7 @@ func (o *owner) advance(now time.Time) (pause time.Duration, hasRetired bool) {
 		}
 		o.startEnd(e, func(ctx, _ context.Context) { o.expire(ctx, e) })
 	}
-	for !o.isRetiring && !o.isGone && o.lease.IsHeld(now) {
+	for !o.isRetiring && !o.isGone && !o.haveEndsNoRoom() && o.lease.IsHeld(now) {
 		e := o.order.next(func(l *line) bool { return o.limits.limitOf(l, now, true) != nil })
 		if e == nil || e.deadline <= now.UnixNano() { // it ends as soon as other ends are stored
 			break
@@ -350,6 +350,9 @@ func (o *owner) advance(now time.Time) (pause time.Duration, hasRetired bool) {
 	}
 	return pause, o.isRetiring && len(o.running) == o.ending
 }
+
+// haveEndsNoRoom reports whether so many ends wait for the queue of webhooks that no attempt may add another one.
+func (o *owner) haveEndsNoRoom() bool { return o.ending >= maxEnding+o.credit.maxInFlight }
 
 func (o *owner) reserve(ctx context.Context) {
 	ok := o.persist(ctx, nil, "the quotas of the pool cannot be stored", func(ctx context.Context) error {

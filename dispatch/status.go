@@ -51,8 +51,13 @@ func (o *owner) report(job pipeline.JobID) *meshv1.PoolReport {
 	defer o.mu.Unlock()
 	now := time.Now()
 	out := o.credit.report(now)
-	if out.Pool = o.pool; o.isGone {
-		out.State, out.Why = "closed", "pool is not in the file"
+	switch out.Pool = o.pool; {
+	case o.isGone:
+		out.State, out.Why, out.Since = "closed", "pool is not in the file", nil
+	case o.isRetiring:
+		out.State, out.Why, out.Since = "closed", "configuration changes", nil
+	case o.haveEndsNoRoom():
+		out.State, out.Why, out.Since = "closed", "ended jobs wait for room in the queue of webhooks", nil
 	}
 	running := map[string]uint64{}
 	for id := range o.running {

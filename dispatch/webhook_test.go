@@ -295,6 +295,55 @@ func TestNoticeIsSentOnceAfterACrash(t *testing.T) {
 	}
 }
 
+func TestFullQueueOfWebhooksBoundsEndsAndNoReload(t *testing.T) {
+	t.Parallel()
+	const most, many = maxEnding + 4, 200 // 4 is max_in_flight
+	to := newReceiver(t, 200)
+	b, target := newNotifier(t, "127.0.0.1"), &stub{}
+	if err := b.jobs.EnsureQueue(t.Context(), pipeline.WebhookQueue, store.WebhookQueueSettings()); err != nil {
+		t.Fatal(err)
+	}
+	setMaxBytes := func(n int64) {
+		s, err := b.conn.JetStream().Stream(t.Context(), b.conn.JobStream(pipeline.WebhookQueue))
+		if err == nil {
+			config := s.CachedInfo().Config
+			config.MaxBytes = n
+			_, err = b.conn.JetStream().UpdateStream(t.Context(), config)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	setMaxBytes(1)
+	var ids []pipeline.JobID
+	for range many {
+		ids = append(ids, b.submitWithWebhook(to.URL, time.Hour))
+	}
+	b.start(target)
+	isHeld := func(r *meshv1.PoolReport) bool {
+		return r.GetWhy() == "ended jobs wait for room in the queue of webhooks" && r.GetOut() == 0
+	}
+	b.report("ends are held", ids[0], isHeld)
+	if runs, _, _ := target.counts(); runs < most || runs >= 2*most { // a few more end before the first has tried
+		t.Errorf("%d ended, not about %d", runs, most)
+	}
+	before := b.owner("main")
+	b.reload(func(c *Config) {
+		p := c.Pools["main"]
+		p.Timeout = time.Minute
+		c.Pools["main"] = p
+	})
+	testbed.Eventually(t, "another owner has the pool", func() bool { o := b.owner("main"); return o != nil && o != before })
+	b.report("ends are held again", ids[0], isHeld)
+	setMaxBytes(mebibytes)
+	for _, id := range ids {
+		b.wantEnd(id, hasSucceeded, "", 1)
+		if n := target.ran(id); n != 1 {
+			t.Errorf("job %s ran %d times", id, n)
+		}
+	}
+}
+
 // A receiver that fails does not keep the others from their notices, and its notices are no loss.
 func TestFailingReceiverClosesNothing(t *testing.T) {
 	t.Parallel()
