@@ -204,7 +204,8 @@ func (d *Dispatcher) ownPool(ctx context.Context, conn *bus.Bus, pool string, p 
 	}
 	defer context.AfterFunc(running, cancel)()
 	err = o.run(own, running)
-	if errors.Is(err, errRetired) { // an end that waits for the queue of webhooks is left to the next owner
+	if p.isGone || errors.Is(err, errRetired) {
+		// The next owner resumes what runs of a pool that is gone, and stores ends that wait for the queue of webhooks.
 		defer time.AfterFunc(retryEvery, func() { end(nil) }).Stop()
 	}
 	drain, stopDrain := process.DrainContext(ctx, cmp.Or(d.settings.DrainTimeout, DefaultDrainTimeout))

@@ -97,7 +97,16 @@ func (o *owner) resume(ctx, cut context.Context, e *entry, r store.StoredRecord)
 	if !ok {
 		return
 	}
-	answer, ok := o.target.Resume(cut, o.attemptOf(j, r.JobRecord))
+	var answer Answer
+	if ok = !o.isGone || j.Job.GetHttp() == nil; ok {
+		answer, ok = o.target.Resume(cut, o.attemptOf(j, r.JobRecord))
+	} else if !r.GetJob().GetCancelRequested() {
+		// Only the target of the pool says whether the job may be sent again. Until an owner has it, the attempt
+		// counts as running, unless the job is cancelled or expires.
+		waiting, cancel := context.WithDeadline(cut, j.Deadline)
+		defer cancel()
+		<-waiting.Done()
+	}
 	answer.sent = sizeOf(j.Job)
 	out := outcomeOf(answer)
 	if !ok {

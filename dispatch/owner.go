@@ -348,7 +348,8 @@ func (o *owner) advance(now time.Time) (pause time.Duration, hasRetired bool) {
 	if o.ending < maxEnding {
 		pause = min(pause, max(0, time.Duration(o.order.nextEvent()-now.UnixNano())))
 	}
-	return pause, o.isRetiring && len(o.running) == o.ending
+	// What runs of a pool that is gone is an earlier owner's, and the next one resumes it.
+	return pause, o.isRetiring && (o.isGone || len(o.running) == o.ending)
 }
 
 // haveEndsNoRoom reports whether so many ends wait for the queue of webhooks that no attempt may add another one.

@@ -313,11 +313,15 @@ func withEndpoint(url string, edits ...func(*HTTPTarget)) func(*Config) {
 	}
 }
 
-func (b *meshBed) submitCall(path string) pipeline.JobID {
+func (b *meshBed) submitCall(path string, edits ...func(*bus.JobHeader)) pipeline.JobID {
 	b.t.Helper()
+	h := bus.JobHeader{Deadline: time.Now().Add(time.Hour)}
+	for _, edit := range edits {
+		edit(&h)
+	}
 	id := pipeline.NewJobID(queue)
 	job := &meshv1.QueuedJob{Job: &inferencev1.Job{Id: id.String(), Queue: string(queue)}, Payload: &meshv1.QueuedJob_Http{Http: &inferencev1.HttpCall{Path: path}}}
-	if _, added, err := b.jobs.Submit(b.t.Context(), id, "", bus.JobHeader{Deadline: time.Now().Add(time.Hour)}, job); err != nil || !added {
+	if _, added, err := b.jobs.Submit(b.t.Context(), id, "", h, job); err != nil || !added {
 		b.t.Fatalf("added %t, %v", added, err)
 	}
 	return id
@@ -385,4 +389,29 @@ func TestUnknownHTTPAttemptIsSentAgainUnlessThatIsForbidden(t *testing.T) {
 	b.leave(id, "first")
 	b.start(nil)
 	b.wantEnd(id, hasFailed, fault.TargetFailed, 1)
+}
+
+func TestPoolThatIsGoneLeavesUnknownHTTPAttempts(t *testing.T) {
+	t.Parallel()
+	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	t.Cleanup(server.Close)
+	b := newMesh(t, withEndpoint(server.URL, func(c *HTTPTarget) { c.RepeatUnknown = new(bool) }))
+	stop := b.start(nil)
+	b.wantEnd(b.submitCall("/"), hasSucceeded, "", 1)
+	stop()
+	unknown, cancelled := b.submitCall("/"), b.submitCall("/")
+	expired := b.submitCall("/", func(h *bus.JobHeader) { h.Deadline = time.Now().Add(5 * time.Second) })
+	for _, id := range []pipeline.JobID{unknown, cancelled, expired} {
+		b.leave(id, "first")
+	}
+	with := b.config
+	b.config.Pools, b.config.Queues = nil, nil
+	b.start(&stub{})
+	b.wantHold(unknown, "running", 0)
+	b.cancel(cancelled)
+	b.wantEnd(cancelled, wasCancelled, fault.Cancelled, 1)
+	b.wantEnd(expired, hasExpired, fault.DeadlineExceeded, 1)
+	b.wantRunning(unknown, "first")
+	b.reload(func(c *Config) { *c = with })
+	b.wantEnd(unknown, hasFailed, fault.TargetFailed, 1)
 }
