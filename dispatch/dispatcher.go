@@ -205,7 +205,7 @@ func (d *Dispatcher) ownPool(ctx context.Context, conn *bus.Bus, pool string, p 
 	defer context.AfterFunc(running, cancel)()
 	err = o.run(own, running)
 	if p.isGone || errors.Is(err, errRetired) {
-		// The next owner resumes what runs of a pool that is gone, and stores ends that wait for the queue of webhooks.
+		// Cut attempts of a pool that is gone, and ends that wait for the queue of webhooks: the next owner goes on with them.
 		defer time.AfterFunc(retryEvery, func() { end(nil) }).Stop()
 	}
 	drain, stopDrain := process.DrainContext(ctx, cmp.Or(d.settings.DrainTimeout, DefaultDrainTimeout))

@@ -98,14 +98,18 @@ func (o *owner) resume(ctx, cut context.Context, e *entry, r store.StoredRecord)
 		return
 	}
 	var answer Answer
-	if ok = !o.isGone || j.Job.GetHttp() == nil; ok {
-		answer, ok = o.target.Resume(cut, o.attemptOf(j, r.JobRecord))
-	} else if !r.GetJob().GetCancelRequested() {
+	switch isUnknown := o.isGone && j.Job.GetHttp() != nil; {
+	case isUnknown && r.GetJob().GetCancelRequested():
+		ok = false
+	case isUnknown:
 		// Only the target of the pool says whether the job may be sent again. Until an owner has it, the attempt
 		// counts as running, unless the job is cancelled or expires.
 		waiting, cancel := context.WithDeadline(cut, j.Deadline)
 		defer cancel()
 		<-waiting.Done()
+		ok = false
+	default:
+		answer, ok = o.target.Resume(cut, o.attemptOf(j, r.JobRecord))
 	}
 	answer.sent = sizeOf(j.Job)
 	out := outcomeOf(answer)
@@ -390,16 +394,15 @@ func (o *owner) leave(ctx context.Context, e *entry, ended *inferencev1.Job) {
 	o.mu.Unlock()
 	if url != "" && o.settings.Webhooks == nil {
 		o.log.Warn("a job has a webhook, and there is no jobs.webhooks any more", "job", idOf(e))
-	} else if url != "" && !o.persist(ctx, e, "the notice of a job's end cannot be stored", func(ctx context.Context) error {
-		err := o.jobs.Notify(ctx, e.line.tenant, url, ended)
-		if err != nil {
-			o.mu.Lock()
-			defer o.mu.Unlock()
-			o.setEnding(e)
+	} else if url != "" {
+		o.mu.Lock()
+		o.setHeld(e)
+		o.mu.Unlock()
+		if !o.persist(ctx, e, "the notice of a job's end cannot be stored", func(ctx context.Context) error {
+			return o.jobs.Notify(ctx, e.line.tenant, url, ended)
+		}) {
+			return
 		}
-		return err
-	}) {
-		return
 	}
 	if o.persist(ctx, e, "a job cannot be removed from its queue", func(ctx context.Context) error {
 		if len(o.reconnected) > 0 { // another job may have the number
@@ -443,20 +446,24 @@ func (o *owner) refund(e *entry) {
 
 // finish takes note that nothing runs of a job; the lock is held.
 func (o *owner) finish(e *entry) {
-	o.setEnding(e)
-	o.ending--
+	o.setHeld(e)
+	if o.running[e.id].isEnding {
+		o.ending--
+	} else {
+		o.held--
+	}
 	delete(o.running, e.id)
 	o.wake()
 }
 
-// setEnding takes note that no attempt runs of a job, but its end may still be stored; the lock is held.
-func (o *owner) setEnding(e *entry) {
-	if r := o.running[e.id]; !r.isEnding {
+// setHeld takes note that a job's attempt is over, and that its end may wait for the queue of webhooks; the lock is held.
+func (o *owner) setHeld(e *entry) {
+	if r := o.running[e.id]; !r.isEnding && !r.isHeld {
 		o.refund(e)
 		o.credit.finish(e.id, interrupted, 0, time.Now()) // unless settle has done that
 		o.limits.end(e)
-		r.isEnding = true
-		o.ending++
+		r.isHeld = true
+		o.held++
 		o.wake()
 	}
 }

@@ -51,7 +51,8 @@ type owner struct {
 	isCaughtUp  bool            // the jobs are known that the owner has found
 	highest     uint64          // number of a record that is known
 	isReserving bool            // a reservation of quotas is stored
-	ending      int             // ends that are stored without an attempt, or wait for the queue of webhooks
+	ending      int             // ends that are stored without an attempt
+	held        int             // ends of attempts that wait for the queue of webhooks
 	// isRetiring is true once the plan is another one: no attempt begins, and the owner stops.
 	isRetiring bool
 }
@@ -61,6 +62,7 @@ type running struct {
 	cancel   context.CancelFunc
 	low      uint64 // not above the number of the record that it writes
 	isEnding bool   // true for one that is counted in ending
+	isHeld   bool   // true for one that is counted in held
 	webhook  string // the job's; empty until it is read
 	// unsent is when limits took the cost of an attempt that is not sent yet; zero if there is none.
 	unsent time.Time
@@ -318,7 +320,7 @@ func (o *owner) advance(now time.Time) (pause time.Duration, hasRetired bool) {
 		}
 		o.startEnd(e, func(ctx, _ context.Context) { o.expire(ctx, e) })
 	}
-	for !o.isRetiring && !o.isGone && !o.haveEndsNoRoom() && o.lease.IsHeld(now) {
+	for !o.isRetiring && !o.isGone && !o.tooManyHeld() && o.lease.IsHeld(now) {
 		e := o.order.next(func(l *line) bool { return o.limits.limitOf(l, now, true) != nil })
 		if e == nil || e.deadline <= now.UnixNano() { // it ends as soon as other ends are stored
 			break
@@ -349,11 +351,11 @@ func (o *owner) advance(now time.Time) (pause time.Duration, hasRetired bool) {
 		pause = min(pause, max(0, time.Duration(o.order.nextEvent()-now.UnixNano())))
 	}
 	// What runs of a pool that is gone is an earlier owner's, and the next one resumes it.
-	return pause, o.isRetiring && (o.isGone || len(o.running) == o.ending)
+	return pause, o.isRetiring && (o.isGone || len(o.running) == o.ending+o.held)
 }
 
-// haveEndsNoRoom reports whether so many ends wait for the queue of webhooks that no attempt may add another one.
-func (o *owner) haveEndsNoRoom() bool { return o.ending >= maxEnding+o.credit.maxInFlight }
+// tooManyHeld reports whether so many ends wait for the queue of webhooks that no attempt may begin.
+func (o *owner) tooManyHeld() bool { return o.held >= maxEnding+o.credit.maxInFlight }
 
 func (o *owner) reserve(ctx context.Context) {
 	ok := o.persist(ctx, nil, "the quotas of the pool cannot be stored", func(ctx context.Context) error {

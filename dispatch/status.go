@@ -51,13 +51,17 @@ func (o *owner) report(job pipeline.JobID) *meshv1.PoolReport {
 	defer o.mu.Unlock()
 	now := time.Now()
 	out := o.credit.report(now)
+	why := ""
 	switch out.Pool = o.pool; {
 	case o.isGone:
-		out.State, out.Why, out.Since = "closed", "pool is not in the file", nil
+		why = "pool is not in the file"
 	case o.isRetiring:
-		out.State, out.Why, out.Since = "closed", "configuration changes", nil
-	case o.haveEndsNoRoom():
-		out.State, out.Why, out.Since = "closed", "ended jobs wait for room in the queue of webhooks", nil
+		why = "configuration changes"
+	case o.tooManyHeld():
+		why = "ended jobs wait for room in the queue of webhooks"
+	}
+	if why != "" {
+		out.State, out.Why, out.Since, out.N = "closed", why, nil, 0
 	}
 	running := map[string]uint64{}
 	for id := range o.running {
