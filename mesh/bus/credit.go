@@ -24,8 +24,8 @@ type credit struct {
 	bound       int
 	queues      int
 	classQueues []classCredit
-	// oneIdlePull limits the reserved credit of each class queue to one item, and its requests
-	// to one, or the items that are known to wait.
+	// oneIdlePull limits the reserved credit of each class queue to one item, and the requests of
+	// the preferred one to the items that wait, at least one.
 	oneIdlePull bool
 	// requests counts the requests of all class queues, so that each has a number.
 	requests uint64
@@ -238,10 +238,13 @@ func (c *credit) reservedCredit() int {
 // target is the most items that class queue i may have requested: for the preferred one
 // the bound without the credit reserved for the others, for any other its own reserved
 // credit, less its items in flight while it has work. With oneIdlePull the preferred one
-// requests what waits: more would keep the slots from the items of others.
+// requests what waits: more would reserve slots that other class queues need. One with items in
+// flight requests nothing while no slot is free.
 func (c *credit) target(i, preferred int) int {
 	cq := &c.classQueues[i]
 	switch {
+	case c.oneIdlePull && cq.inFlight > 0 && !c.hasFreeSlot():
+		return 0
 	case i == preferred && c.oneIdlePull:
 		return max(1, int(min(cq.waiting, uint64(c.ofPreferred()))))
 	case i == preferred:

@@ -353,6 +353,9 @@ func (m *creditModel) plans(t *rapid.T) {
 	before := m.total()
 	for _, r := range m.plan(m.now.Add(time.Second)) {
 		b := &m.books[r.cq]
+		if m.oneIdlePull && b.inFlight > 0 && m.freeSlots() <= 0 {
+			t.Fatalf("cq %d: an item is requested that would wait for a slot", r.cq)
+		}
 		if r.items <= 0 || r.number <= b.lapsed || !b.used {
 			t.Fatalf("requests cq %d, in use %v, for %d items as number %d", r.cq, b.used, r.items, r.number)
 		}
@@ -362,28 +365,34 @@ func (m *creditModel) plans(t *rapid.T) {
 	m.checkShares(t, before)
 }
 
+// freeSlots is how many items more a host with oneIdlePull runs at once.
+func (m *creditModel) freeSlots() int {
+	slots := m.bound - len(m.books) + 1
+	for _, b := range m.books {
+		slots -= b.inFlight
+	}
+	return slots
+}
+
 // checkShares holds after every plan.
 func (m *creditModel) checkShares(t *rapid.T, before int) {
 	free, reserved, requested, used, kept := m.bound-m.total(), max(1, m.bound/(8*m.queues)), 0, false, 0
 	if m.oneIdlePull {
 		reserved = 1
 	}
-	slots := m.bound - (len(m.books)-1)*reserved
-	for _, b := range m.books {
-		slots -= b.inFlight
-	}
+	hasSlot := !m.oneIdlePull || m.freeSlots() > 0
 	for i, b := range m.books {
 		requested += b.requested
 		used = used || b.used
 		if !b.used {
 			kept += max(0, reserved-b.inFlight)
 		}
-		mayIdle := m.classQueues[i].busy || m.oneIdlePull && slots <= 0
+		mayIdle := m.classQueues[i].busy || !hasSlot
 		if b.used && free > 0 && b.requested == 0 && (b.inFlight < reserved || !mayIdle) {
 			t.Fatalf("cq %d has nothing requested and %d in flight, though %d items are free", i, b.inFlight, free)
 		}
 	}
-	if used && requested == 0 && before < m.bound-kept {
+	if used && requested == 0 && hasSlot && before < m.bound-kept {
 		t.Fatalf("nothing is requested, though %d items are free and %d reserved for missing queues", free, kept)
 	}
 }
