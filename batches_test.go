@@ -229,6 +229,20 @@ func TestBatchOfAnHTTPTarget(t *testing.T) {
 	}
 }
 
+// Deeper than this a body is no JSON, and as deep it fits no line.
+func TestDeepAnswerIsAStringInTheOutput(t *testing.T) {
+	t.Parallel()
+	const depth = 9_999
+	deep := strings.Repeat("[", depth) + strings.Repeat("]", depth)
+	model := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, deep) }))
+	t.Cleanup(model.Close)
+	b := startBatches(t, `{http: {url: "`+model.URL+`"}}`)
+	done := b.await(b.create("24h", lines(1)), "completed")
+	if _, content := b.call("GET", "/v1/files/"+done.OutputFile+"/content", "", nil, nil); !strings.Contains(content, `"body":"`+deep+`"`) {
+		t.Errorf("%.300s", content)
+	}
+}
+
 func TestBadInputFileFailsItsBatch(t *testing.T) {
 	t.Parallel()
 	b := startBatches(t, "{pipelines: [p]}")

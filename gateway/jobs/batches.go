@@ -125,10 +125,10 @@ func (s *Service) CreateFile(ctx context.Context, from io.Reader, describe func(
 	if err != nil {
 		return nil, err
 	}
+	file, err := newInputFile(size, s.settings.Batches.Retention, describe)
 	// A caller who hangs up now leaves no record without its bytes.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), recordTimeout)
 	defer cancel()
-	file, err := newInputFile(size, s.settings.Batches.Retention, describe)
 	if err != nil {
 		_ = s.batches.Purge(ctx, data) // else they go with the stream's age
 		return nil, err
@@ -140,7 +140,8 @@ func (s *Service) CreateFile(ctx context.Context, from io.Reader, describe func(
 // recordTimeout bounds the change of a record after an upload.
 const recordTimeout = 10 * time.Second
 
-// putFile stores the record of a file, unless it is there. The bytes go if no record has them.
+// putFile stores the record of a file, unless it is there. The bytes go if no record has them. After
+// bus.ErrUnknown and the context's error one may.
 func (s *Service) putFile(ctx context.Context, tenant string, file *store.FileRecord) error {
 	_, err := s.batches.Put(ctx, store.FileRecords, tenant, file.ID, 0, file)
 	switch {
@@ -149,8 +150,8 @@ func (s *Service) putFile(ctx context.Context, tenant string, file *store.FileRe
 		if _, err = s.batches.Get(ctx, store.FileRecords, tenant, file.ID, &there); err != nil || there.Data == file.Data {
 			return err
 		}
-	case !errors.Is(err, bus.ErrQueueFull):
-		return err // nil, or the record may be stored
+	case err == nil, errors.Is(err, bus.ErrUnknown), ctx.Err() != nil:
+		return err
 	}
 	return errors.Join(err, s.batches.Purge(ctx, file.Data))
 }

@@ -157,7 +157,7 @@ type lineError struct {
 var lenient = json.JoinOptions(jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
 
 // Bounds of the records of ended lines that are read ahead: their number, and their bytes unless
-// they are fewer than minRecordReads.
+// they are fewer than minRecordReads. As lines, bodies that are not JSON are larger than in records.
 const (
 	minRecordReads = 8
 	maxRecordReads = 64
@@ -248,7 +248,12 @@ func (w *lineWriter) read(ctx context.Context, line *endedLine) error {
 	}
 	var out resultLine
 	out, line.outcome = w.resultOf(line, record)
-	if line.text, err = json.Marshal(out, lenient); err != nil {
+	line.text, err = json.Marshal(out, lenient)
+	if err != nil && out.Response != nil { // alone its body is JSON, but it is nested too deeply for a line
+		out.Response.Body, _ = jsontext.AppendQuote(nil, out.Response.Body)
+		line.text, err = json.Marshal(out, lenient)
+	}
+	if err != nil {
 		return err
 	}
 	line.text = append(line.text, '\n')

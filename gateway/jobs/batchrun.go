@@ -22,6 +22,7 @@ import (
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -211,28 +212,29 @@ func (b *batchRun) expand(ctx context.Context) error {
 	defer b.expanding.Release(1)
 	type batchText struct {
 		line int
+		size int64
 		text []byte
 	}
 	work, ctx := errgroup.WithContext(ctx)
 	memory, lines := semaphore.NewWeighted(maxBulkBytes), make(chan batchText)
-	sizeOf := func(text []byte) int64 { return min(int64(len(text)), maxBulkBytes) }
 	work.Go(func() error {
 		defer close(lines)
 		return b.requests(ctx, func(i, _ int, text []byte) error {
 			if b.hasEnded(i) {
 				return nil
 			}
-			if err := memory.Acquire(ctx, sizeOf(text)); err != nil {
+			size := min(int64(len(text)), maxBulkBytes)
+			if err := memory.Acquire(ctx, size); err != nil {
 				return err
 			}
-			return send(ctx, lines, batchText{i, bytes.Clone(text)})
+			return send(ctx, lines, batchText{i, size, bytes.Clone(text)})
 		})
 	})
 	for range maxBulkJobs {
 		work.Go(func() error {
 			for in := range lines {
 				err := b.submit(ctx, in.line, in.text)
-				memory.Release(sizeOf(in.text))
+				memory.Release(in.size)
 				if err != nil {
 					return err
 				}
@@ -408,5 +410,10 @@ func (b *batchRun) writeFile(ctx context.Context, id uuid.UUID, name string, fil
 	}
 	file := newFile(id, record.ID+"_"+name, purposeOutput, size, record.FileSeconds)
 	file.Data = data
-	return b.putFile(ctx, b.tenant, file)
+	for {
+		if err = b.putFile(ctx, b.tenant, file); !errors.Is(err, bus.ErrUnknown) || ctx.Err() != nil {
+			return err
+		}
+		_ = process.Sleep(ctx, batchPause)
+	}
 }

@@ -20,7 +20,7 @@ import (
 )
 
 const (
-	// How many batches are at a step at a time. An expansion waits for room in the queue.
+	// Batches at each step at a time. Expansions have places of their own: they wait for room in the queue.
 	maxValidating = 4
 	maxExpanding  = 4
 	maxWriting    = 2
@@ -102,6 +102,7 @@ func (s *Service) followBatches(ctx context.Context) error {
 	}
 	work.Go(func() error {
 		return s.batches.Follow(ctx, r.receiveFile, func(seq uint64, tenant string, record store.BatchRecord) {
+			record.Queue = cmp.Or(record.Queue, s.settings.Batches.Queue) // earlier versions did not say
 			if run := r.receiveBatch(ctx, seq, tenant, record); run != nil {
 				work.Go(run)
 				followEnds(record.Queue, record.CreatedAt)

@@ -297,11 +297,11 @@ func (s *Service) nextQueued(ctx context.Context, queue pipeline.QueueName, tena
 func (s *Service) nextEnded(ctx context.Context, queue pipeline.QueueName, tenant string, from uint64) (listedJob, error) {
 	r, err := s.store.NextRecord(ctx, queue, tenant, from)
 	out := listedJob{seq: r.Seq, size: r.Size}
-	switch {
-	case errors.Is(err, store.ErrNotAJob):
-		return out, nil
-	case err == nil && store.IsEnd(r.GetJob().GetState()):
+	if err == nil && store.IsEnd(r.GetJob().GetState()) {
 		out.job = r.GetJob()
+	}
+	if errors.Is(err, store.ErrNotAJob) {
+		err = nil
 	}
 	return out, err
 }
