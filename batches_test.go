@@ -31,17 +31,25 @@ type batchBed struct {
 // time.
 func startBatches(t *testing.T, target string, gateway ...string) *batchBed {
 	t.Helper()
+	return startBatchesOf(t, "nightly", "", target, gateway...)
+}
+
+// startBatchesOf is startBatches with another queue, and keys of the section nats.
+func startBatchesOf(t *testing.T, queue, nats, target string, gateway ...string) *batchBed {
+	t.Helper()
 	meter := &countingMeter{counts: map[string]int64{}}
 	m, err := stagemesh.FromFile(parse(t, `
 mesh: m
+nats: {`+nats+`}
 gateway: {listen: "127.0.0.1:0", admin: {listen: "127.0.0.1:0"}`+strings.Join(gateway, "")+`}
 stages: {echo: {runner: {echo: {}}}}
 pipelines: {p: {steps: [{name: e, stage: echo}]}}
 jobs:
   pools: {main: {target: `+target+`, max_in_flight: 4}}
-  queues: {nightly: {max_jobs: 300}, other: {}}
+  max_bytes: 64MiB
+  queues: {nightly: {max_jobs: 300, max_bytes: 64MiB}, other: {max_bytes: 64MiB}}
   tenants: {barred: {queues: [other]}}
-  batches: {queue: nightly, max_bytes: 64MiB}
+  batches: {queue: `+queue+`, max_bytes: 64MiB}
 `), stagemesh.FileSettings{Dispatcher: true, Meter: meter})
 	if err != nil {
 		t.Fatal(err)
@@ -381,32 +389,14 @@ func TestBatchKeepsItsQueue(t *testing.T) {
 	const total, first, atOnce = 50, 10, 4
 	var left atomic.Int64
 	target, answered := refusingTarget(t, &left)
-	broker := testbed.StartBroker(t)
-	mesh := func(queue string) *batchBed {
-		m, err := stagemesh.FromFile(parse(t, `
-mesh: m
-nats: {url: "`+broker.URL()+`"}
-gateway: {listen: "127.0.0.1:0", admin: {listen: "127.0.0.1:0"}}
-stages: {echo: {runner: {echo: {}}}}
-pipelines: {p: {steps: [{name: e, stage: echo}]}}
-jobs:
-  pools: {main: {target: `+target+`, max_in_flight: 4}}
-  max_bytes: 16MiB
-  queues: {nightly: {max_bytes: 16MiB}, other: {max_bytes: 16MiB}}
-  batches: {queue: `+queue+`, max_bytes: 64MiB}
-`), stagemesh.FileSettings{Dispatcher: true})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return &batchBed{Mesh: start(t, m), t: t}
-	}
+	url := `url: "` + testbed.StartBroker(t).URL() + `"`
 	left.Store(first)
-	b := mesh("nightly")
+	b := startBatchesOf(t, "nightly", url, target)
 	id := b.create("24h", lines(total))
 	testbed.Eventually(t, "some lines are done", func() bool { return b.batch(id).Counts.Completed == first })
 	stop(t, b.Mesh)
 	left.Store(1000)
-	b = mesh("other")
+	b = startBatchesOf(t, "other", url, target)
 	if got := b.await(id, "completed"); got.Counts.Completed != total || len(b.lines(got.OutputFile)) != total {
 		t.Errorf("%+v", got)
 	}

@@ -112,15 +112,15 @@ jobs:
 	}
 }
 
-func TestPageOfLargeJobsEndsEarly(t *testing.T) {
-	t.Parallel()
-	broker := testbed.StartBroker(t)
+// startWaiting starts a mesh on a broker, without a dispatcher.
+func startWaiting(t *testing.T, broker string) *stagemesh.Mesh {
+	t.Helper()
 	m, err := stagemesh.FromFile(parse(t, `
 mesh: m
-nats: {url: "`+broker.URL()+`"}
+nats: {url: "`+broker+`"}
 gateway: {listen: "127.0.0.1:0", admin: {listen: "127.0.0.1:0"}}
 stages: {echo: {runner: {echo: {}}}}
-pipelines: {p: {steps: [{name: e, stage: echo}]}}
+pipelines: {p: {steps: [{name: e, stage: echo}], queue: nightly}}
 jobs:
   pools: {main: {target: {pipelines: [p]}}}
   queues: {nightly: {}}
@@ -128,7 +128,13 @@ jobs:
 	if err != nil {
 		t.Fatal(err)
 	}
-	start(t, m)
+	return start(t, m)
+}
+
+func TestPageOfLargeJobsEndsEarly(t *testing.T) {
+	t.Parallel()
+	broker := testbed.StartBroker(t)
+	m := startWaiting(t, broker.URL())
 	jobs := store.NewJobs(broker.Connect("m"), store.Settings{})
 	if err := errors.Join(jobs.Ensure(t.Context()), jobs.EnsureQueue(t.Context(), "nightly", store.JobQueueSettings{})); err != nil {
 		t.Fatal(err)

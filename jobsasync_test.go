@@ -79,20 +79,7 @@ func TestWaitThatEndsWhileTheBrokerIsSilentReturnsTheJob(t *testing.T) {
 	} {
 		broker := testbed.StartBroker(t)
 		link := testbed.StartLink(t, strings.TrimPrefix(broker.URL(), "nats://"))
-		m, err := stagemesh.FromFile(parse(t, `
-mesh: m
-nats: {url: "nats://`+link.Addr()+`"}
-gateway: {listen: "127.0.0.1:0", admin: {listen: "127.0.0.1:0"}}
-stages: {echo: {runner: {echo: {}}}}
-pipelines: {p: {steps: [{name: e, stage: echo}], queue: nightly}}
-jobs:
-  pools: {main: {target: {pipelines: [p]}}}
-  queues: {nightly: {}}
-`), stagemesh.FileSettings{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		start(t, m)
+		m := startWaiting(t, "nats://"+link.Addr())
 		t.Cleanup(link.Mend)
 		submitted, _ := jobCall(t, m, "POST", "/v1/queues/nightly/jobs", "a")
 		watcher, reads := broker.Client(), 0
