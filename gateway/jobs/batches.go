@@ -257,7 +257,7 @@ func editRecord[R any](ctx context.Context, s *Service, kind, id string, edit fu
 		if err != nil || !isChanged {
 			return out, err
 		}
-		if _, err = s.batches.Put(ctx, kind, call.TenantOf(ctx), id, seq, out); !errors.Is(err, store.ErrJobChanged) || try == maxCancelTries {
+		if _, err = s.batches.Put(ctx, kind, call.TenantOf(ctx), id, seq, out); !errors.Is(err, store.ErrJobChanged) || try == maxChangeTries {
 			return out, err
 		}
 	}

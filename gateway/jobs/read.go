@@ -146,8 +146,8 @@ func (s *Service) jobFault(ctx context.Context, id pipeline.JobID, err error) *f
 	return call.Unavailable(err)
 }
 
-// maxCancelTries is how often CancelJob begins again if others change the job meanwhile.
-const maxCancelTries = 8
+// maxChangeTries is how often a change begins again if others change the record meanwhile.
+const maxChangeTries = 8
 
 // CancelJob cancels a job, and returns it as it is then. One that waits has ended then; one that
 // runs is stopped soon after; one that has ended stays as it is.
@@ -162,7 +162,7 @@ func (s *Service) CancelJob(ctx context.Context, in *inferencev1.CancelJobReques
 	}
 	tenant := call.TenantOf(ctx)
 	err := store.ErrJobChanged
-	for range maxCancelTries {
+	for range maxChangeTries {
 		var out *inferencev1.Job
 		if out, err = s.cancelJob(ctx, id, tenant); err == nil {
 			return &inferencev1.CancelJobResponse{Job: out}, nil

@@ -218,15 +218,15 @@ func (c *credit) unused(i int) int {
 
 // hasFreeSlot reports whether less is in flight than a host with oneIdlePull runs at once.
 func (c *credit) hasFreeSlot() bool {
-	slots := c.ofPreferred()
+	slots := c.preferredBound()
 	for _, cq := range c.classQueues {
 		slots -= cq.inFlight
 	}
 	return slots > 0
 }
 
-// ofPreferred is the bound without the credit reserved for the class queues but one.
-func (c *credit) ofPreferred() int { return c.bound - (len(c.classQueues)-1)*c.reservedCredit() }
+// preferredBound is the bound without the credit reserved for the class queues but one.
+func (c *credit) preferredBound() int { return c.bound - (len(c.classQueues)-1)*c.reservedCredit() }
 
 func (c *credit) reservedCredit() int {
 	if c.oneIdlePull {
@@ -246,9 +246,9 @@ func (c *credit) target(i, preferred int) int {
 	case c.oneIdlePull && cq.inFlight > 0 && !c.hasFreeSlot():
 		return 0
 	case i == preferred && c.oneIdlePull:
-		return max(1, int(min(cq.waiting, uint64(c.ofPreferred()))))
+		return max(1, int(min(cq.waiting, uint64(c.preferredBound()))))
 	case i == preferred:
-		return c.ofPreferred()
+		return c.preferredBound()
 	case cq.busy:
 		return max(0, c.reservedCredit()-cq.inFlight)
 	default:
