@@ -25,6 +25,8 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/front/rest"
 	"github.com/stagemesh/stagemesh/gateway/jobs"
 	"github.com/stagemesh/stagemesh/gateway/pipelines"
+	"github.com/stagemesh/stagemesh/internal/budget"
+	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/config"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -39,6 +41,9 @@ type Gateway struct {
 	service  *call.Service
 	jobs     *jobs.Service
 	bus      *bus.Bus
+	// memory and connections are those of the ports for callers, who share them.
+	memory      *transport.Memory
+	connections *transport.Connections
 	// public and operators are the contents of the ports' files. They are set if
 	// isRead is true.
 	public, operators secrets
@@ -69,8 +74,12 @@ func New(s Settings) (*Gateway, error) {
 	s = s.withDefaults()
 	s.Call.Logger = s.Call.Logger.With("gateway", s.Call.Gateway)
 	s.Bus.Mesh, s.Bus.Name, s.Bus.Logger = s.Call.Mesh, "gateway "+string(s.Call.Gateway), s.Call.Logger
-	s.Call.Budget = admission.NewByteBudget(int64(s.MaxInFlightBytes))
-	g := &Gateway{settings: s, log: s.Call.Logger, ready: make(chan struct{}), closing: make(chan struct{})}
+	s.Call.Budget = budget.NewPool(budget.Settings{
+		Limit: int64(s.MaxInFlightBytes), Name: "bytes of requests and answers", Key: publicKey + ".max_in_flight_bytes",
+		// Tenants share it if one request fits into the share of one.
+		Shared: s.TokenFile != "" && s.MaxInFlightBytes >= 2*admission.MaxRequest(s.MaxPayload),
+	})
+	g := &Gateway{settings: s, memory: transport.NewMemory(s.Call.Budget), connections: transport.NewConnections(maxConnections, s.TokenFile != ""), log: s.Call.Logger, ready: make(chan struct{}), closing: make(chan struct{})}
 	g.stopping, g.beginStop = context.WithCancel(context.Background())
 	seeded := pipelines.Settings{Seeds: s.Pipelines, NoStages: !s.servesStages(), Logger: g.log}
 	loadable := registry.Settings{Models: s.Models, Aliases: s.Aliases, Logger: g.log}

@@ -17,14 +17,21 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/adminapi"
 	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/gateway/front/port"
-	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/config"
 	"github.com/stagemesh/stagemesh/mesh/credentials"
 	"github.com/stagemesh/stagemesh/mesh/process"
 	"github.com/stagemesh/stagemesh/mesh/store"
 )
 
-// server is one port, of HTTP, of gRPC alone or of both. Without a listener it serves nothing.
+// Bounds on the connections of the ports for callers together, and of the admin port. A
+// sixteenth may be of callers who have not shown a token yet.
+const (
+	maxConnections      = 8192
+	maxAdminConnections = 1024
+)
+
+// server is one port, of HTTP or of gRPC alone. Without a listener it serves nothing.
 type server struct {
 	http *http.Server
 	grpc *grpc.Server
@@ -78,9 +85,9 @@ func (g *Gateway) open(ctx context.Context) (p ports, err error) {
 func (g *Gateway) publicSettings(listen string) port.PublicSettings {
 	out := port.PublicSettings{
 		Settings: transport.Settings{MaxMessageBytes: admission.MaxBody(g.settings.MaxPayload), MaxPayload: g.settings.MaxPayload, Stopping: g.stopping.Done(), Closing: g.closing},
-		Caller:   transport.ReservingCaller{Caller: g.service, Most: int64(g.settings.MaxInFlightBytes) / leastRequests}, Jobs: g.jobs, Models: g.models, Passthrough: g.settings.Passthrough,
+		Caller:   g.service, Jobs: g.jobs, Models: g.models, Passthrough: g.settings.Passthrough,
 		Port: port.Port{
-			Health: g.probe, Origins: g.settings.AllowOrigins, Budget: g.settings.Call.Budget,
+			Health: g.probe, Origins: g.settings.AllowOrigins, Memory: g.memory,
 			Tokens: g.public.tokens, TokensKey: publicKey + ".token_file",
 			// A page cannot have the certificate of a port with TLS.
 			IsPrivate: g.public.tls == nil && g.settings.exposure(listen).IsPrivate(),
@@ -104,9 +111,7 @@ func (g *Gateway) publicServer() (*server, error) {
 	if err != nil {
 		return nil, err
 	}
-	out := g.httpServer(h, g.public)
-	out.grpc, err = port.NewGRPC(s, nil, g.log)
-	return out, err
+	return g.httpServer(h, g.public), nil
 }
 
 func (g *Gateway) grpcServer() (*server, error) {
@@ -151,6 +156,11 @@ func (g *Gateway) listen(ctx context.Context, key string, exposure config.Exposu
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", key, err)
 	}
+	connections := g.connections
+	if key == adminKey+".listen" {
+		connections = transport.NewConnections(maxAdminConnections, false)
+	}
+	listener = connections.Listen(listener)
 	s.addr, s.served, s.disconnected = listener.Addr(), make(chan struct{}), make(chan struct{})
 	g.log.Info("gateway listens", "address", s.addr.String(), "port", key, "tls", files.tls != nil)
 	exposure.Warn(g.log, key)
@@ -165,19 +175,10 @@ func (s *server) serve(listener net.Listener) error {
 	switch {
 	case s.http == nil:
 		return s.grpc.Serve(listener)
-	case s.grpc == nil && s.http.TLSConfig != nil:
+	case s.http.TLSConfig != nil:
 		return s.http.ServeTLS(listener, "", "")
-	case s.grpc == nil:
-		return s.http.Serve(listener)
 	}
-	shared := transport.NewSharedListener(listener, s.http, s.log)
-	calls := shared.GRPC()
-	var serving sync.WaitGroup
-	serving.Go(func() { _ = s.grpc.Serve(calls) }) // it ends when its listener is closed
-	err := s.http.Serve(shared)
-	_ = calls.Close()
-	serving.Wait()
-	return err
+	return s.http.Serve(listener)
 }
 
 // ports are the gateway's ports.

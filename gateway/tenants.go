@@ -9,7 +9,8 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/port"
-	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/internal/budget"
+	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -66,11 +67,12 @@ func (g *Gateway) answerTenant(ctx context.Context, r bus.JobRequest) {
 		if err := pipeline.ValidName("tenant", r.Tenant); err != nil {
 			return nil, fault.Newf(fault.InvalidRequest, "the subject names no tenant: %w", err)
 		}
-		if f := g.settings.Call.Budget.Reserve(int64(len(r.Data))); f != nil {
-			return nil, f
+		memory := budget.NewAccount(g.settings.Call.Budget, r.Tenant)
+		defer memory.Close()
+		if err := memory.Reserve(int64(len(r.Data))); err != nil {
+			return nil, err
 		}
-		defer g.settings.Call.Budget.Release(int64(len(r.Data)))
-		return port.AnswerJobMessage(call.WithTenant(ctx, r.Tenant), g.jobs, r.Method, r.Data)
+		return port.AnswerJobMessage(call.WithTenant(budget.NewContext(ctx, memory), r.Tenant), g.jobs, r.Method, r.Data)
 	}()
 	if err == nil {
 		if err = r.Respond(answer, 0, ""); errors.Is(err, bus.ErrTooLarge) {

@@ -12,8 +12,8 @@ import (
 
 	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/gateway/call"
-	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/gateway/pipelines"
+	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"

@@ -14,7 +14,7 @@ import (
 	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
-	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 

@@ -17,7 +17,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/discovery/models"
 	"github.com/stagemesh/stagemesh/gateway/call"
-	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/model"
 	"github.com/stagemesh/stagemesh/mesh/payload"

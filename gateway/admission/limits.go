@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -185,17 +184,6 @@ func (d *departures) retryAfter(limit int, now time.Time) time.Duration {
 	return min(max(time.Duration(float64(period)*float64(free)/float64(count)), minRetry), maxRetry)
 }
 
-// The element limit of a request, which fronts check before they decode it: an empty
-// message or map entry is two bytes on the wire and over a hundred in memory, an empty
-// string in a list is a sixth of that. A request within the byte limit could take
-// gigabytes.
-const (
-	// MaxMessages is more than all inputs with all parameters that a request may have.
-	MaxMessages = 1 << 18
-	// MaxStrings bounds the strings in lists, where there is no nested message.
-	MaxStrings = 4 * MaxMessages
-)
-
 // DefaultMaxPayload bounds the inputs of a request, in bytes.
 const DefaultMaxPayload = 4 << 20
 
@@ -208,34 +196,8 @@ func MaxBody(maxPayload int) int {
 	return bodyPerPayload * cmp.Or(maxPayload, DefaultMaxPayload)
 }
 
-// MaxRequest returns how many bytes of a ByteBudget one request may need, for its
+// MaxRequest returns how many bytes of memory one request may need, for its
 // body and for the inputs decoded from it; 0 means DefaultMaxPayload.
 func MaxRequest(maxPayload int) int {
 	return MaxBody(maxPayload) + cmp.Or(maxPayload, DefaultMaxPayload)
 }
-
-// ByteBudget bounds the bytes of all requests in flight, and of the answers that are
-// written, together.
-type ByteBudget struct {
-	limit    int64
-	reserved atomic.Int64
-}
-
-// NewByteBudget returns a budget of so many bytes.
-func NewByteBudget(limit int64) *ByteBudget { return &ByteBudget{limit: limit} }
-
-// Reserve reserves bytes, which the caller releases, or returns the fault that rejects
-// them.
-func (b *ByteBudget) Reserve(n int64) *fault.Fault {
-	if b.reserved.Add(n) <= b.limit {
-		return nil
-	}
-	b.reserved.Add(-n)
-	return fault.Newf(fault.Overloaded, "the gateway has %d bytes of requests and answers in flight, as many as gateway.max_in_flight_bytes allows", b.limit).WithRetryAfter(RetryAfter)
-}
-
-// Release releases reserved bytes.
-func (b *ByteBudget) Release(n int64) { b.reserved.Add(-n) }
-
-// Reserved returns the bytes that are reserved.
-func (b *ByteBudget) Reserved() int64 { return b.reserved.Load() }

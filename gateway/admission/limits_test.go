@@ -249,21 +249,3 @@ func TestPipelineLimitHolds(t *testing.T) {
 		t.Errorf("after all ended: %v", f)
 	}
 }
-
-func TestByteBudgetIsNeverExceeded(t *testing.T) {
-	t.Parallel()
-	b := admission.NewByteBudget(10)
-	if f := b.Reserve(6); f != nil {
-		t.Fatal(f)
-	}
-	if f := b.Reserve(5); f == nil || f.Reason != fault.Overloaded || f.RetryAfter <= 0 {
-		t.Errorf("11 of 10: %v", f)
-	}
-	if f := b.Reserve(4); f != nil {
-		t.Errorf("rejected bytes are taken: %v", f)
-	}
-	b.Release(10)
-	if b.Reserved() != 0 {
-		t.Errorf("%d bytes are reserved", b.Reserved())
-	}
-}

@@ -12,6 +12,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/stagemesh/stagemesh/gateway/admission"
+	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -31,14 +32,42 @@ func (s *Service) Infer(ctx context.Context, r *Request) (*Response, error) {
 func (s *Service) Stream(ctx context.Context, r *Request, emit func(Chunk) error) (*Response, error) {
 	begin, label := time.Now(), s.label(r)
 	span, carried := s.tracer.begin(r, begin)
-	response, f := s.infer(ctx, r, emit, begin, span, carried)
+	memory := budget.FromContext(ctx)
+	response, f := s.infer(ctx, r, reserveChunks(memory, emit), begin, span, carried)
+	if f == nil {
+		f = reserveResponse(memory, response)
+	}
 	now := time.Now()
-	r.Origin.end(span, f, now)
+	r.Origin.End(span, f, now)
 	s.metrics.request(span.Exemplar(), label, f, now.Sub(begin))
 	if f != nil {
 		return response, f
 	}
 	return response, nil
+}
+
+// reserveChunks returns emit with memory reserved for each chunk while it is written.
+func reserveChunks(memory *budget.Account, emit func(Chunk) error) func(Chunk) error {
+	if emit == nil || memory == nil {
+		return emit
+	}
+	return func(c Chunk) error {
+		part := memory.Part()
+		defer part.Close()
+		if err := part.ReserveResponse(int64(payload.Size(c.Outputs))); err != nil {
+			return err
+		}
+		return emit(c)
+	}
+}
+
+// reserveResponse reserves memory for an answer until its port has written it. The caller of
+// one that does not fit gets the fault.
+func reserveResponse(memory *budget.Account, r *Response) *fault.Fault {
+	if err := memory.ReserveResponse(int64(payload.Size(r.Outputs))); err != nil {
+		return fault.From(err).WithMetadata(requestIDKey, r.RequestID)
+	}
+	return nil
 }
 
 // infer is the path of every request: admit, resolve, check, register, publish,
@@ -47,10 +76,11 @@ func (s *Service) Stream(ctx context.Context, r *Request, emit func(Chunk) error
 // path has large values.
 func (s *Service) infer(ctx context.Context, r *Request, emit func(Chunk) error, begin time.Time, span *tracing.Span, carried envelope.Trace) (*Response, *fault.Fault) {
 	if !r.isShadow {
-		if f := s.admit(r); f != nil {
+		memory, f := s.admit(ctx, r)
+		if f != nil {
 			return nil, f
 		}
-		defer s.release(r)
+		defer s.release(memory, r)
 	}
 	id := r.ID
 	if id == "" {
@@ -215,19 +245,23 @@ func newCall(s *Service, r *Request, env *envelope.Envelope, emit func(Chunk) er
 
 // admit takes a request into flight, with those bytes of its inputs that the caller
 // has not reserved: a compressed body is smaller than the inputs in it.
-func (s *Service) admit(r *Request) *fault.Fault {
+func (s *Service) admit(ctx context.Context, r *Request) (*budget.Account, *fault.Fault) {
 	if f := s.limiter.Acquire(); f != nil {
-		return f
+		return nil, f
 	}
-	f := s.settings.Budget.Reserve(unreservedBytes(r))
-	if f != nil {
+	memory := budget.FromContext(ctx)
+	if memory == nil { // a caller in this process
+		memory = budget.NewAccount(s.settings.Budget, TenantOf(ctx))
+	}
+	if err := memory.Reserve(unreservedBytes(r)); err != nil {
 		s.limiter.Release()
+		return nil, fault.From(err)
 	}
-	return f
+	return memory, nil
 }
 
-func (s *Service) release(r *Request) {
-	s.settings.Budget.Release(unreservedBytes(r))
+func (s *Service) release(memory *budget.Account, r *Request) {
+	memory.Release(unreservedBytes(r))
 	s.limiter.Release()
 }
 

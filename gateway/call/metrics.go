@@ -61,7 +61,7 @@ func newMetrics(s *Service) (*metrics, error) {
 		return int64(unread)
 	})
 	gauge("stagemesh.gateway.requests_in_flight", "", "Requests admitted and not answered, including those that wait for capacity or for a stored result.", func() int64 { return int64(s.limiter.InFlight()) })
-	gauge("stagemesh.gateway.request_bytes", "By", "Bytes of requests in flight: their bodies and the inputs decoded from them.", s.settings.Budget.Reserved)
+	gauge("stagemesh.gateway.request_bytes", "By", "Bytes of requests in flight: their bodies and the inputs decoded from them.", s.settings.Budget.Held)
 	return m, errors.Join(errs...)
 }
 

@@ -27,7 +27,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -44,6 +43,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/gateway/explain"
 	"github.com/stagemesh/stagemesh/gateway/pipelines"
+	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/config"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
@@ -100,9 +100,9 @@ type Settings struct {
 	Placer *models.Placer
 	// Specs returns the known specs of stages, by stage name; nil means that none is known.
 	Specs func() map[string]*stagev1.Spec
-	// Budget bounds the bytes of all requests in flight. Callers reserve those of the
-	// request's body; nil means no bound.
-	Budget *admission.ByteBudget
+	// Budget bounds the bytes of all requests in flight. Ports reserve those of the
+	// request's body in the account of the context; nil means no bound.
+	Budget *budget.Pool
 	// Results are where results are stored: the same as the hosts'.
 	Results store.Settings
 	// Idempotency is where idempotency keys are stored. Its retention is how long a
@@ -151,6 +151,22 @@ const (
 	waitsShare = 4
 )
 
+// Caller is what fronts need of a Service.
+//
+// Its errors have a *fault.Fault in their chain; the fault's metadata RequestIDKey is the
+// request's ID where one was assigned. Stream calls emit in order, and not after it returned;
+// an error of emit ends the call.
+type Caller interface {
+	Infer(ctx context.Context, r *Request) (*Response, error)
+	Stream(ctx context.Context, r *Request, emit func(Chunk) error) (*Response, error)
+	Result(ctx context.Context, requestID string, wait time.Duration) (*Response, error)
+	Cancel(ctx context.Context, requestID string) error
+	// RequestOf returns the ID of the request that has an idempotency key.
+	RequestOf(ctx context.Context, k Key) (requestID string, err error)
+}
+
+var _ Caller = (*Service)(nil)
+
 // Service is the request path of one gateway.
 type Service struct {
 	settings Settings
@@ -165,7 +181,7 @@ type Service struct {
 	waits *semaphore.Weighted
 	// shadows run answered requests again; shadowBytes bounds what they hold.
 	shadows     *tasks
-	shadowBytes *admission.ByteBudget
+	shadowBytes *budget.Pool
 	// taps look at requests that have ended; nil ones are free.
 	taps [maxTaps]atomic.Pointer[tap]
 
@@ -198,12 +214,11 @@ func New(s Settings) (*Service, error) {
 	s.MaxTimeout = cmp.Or(s.MaxTimeout, DefaultMaxTimeout)
 	s.HostGrace = cmp.Or(s.HostGrace, DefaultHostGrace)
 	s.MaxInFlight = cmp.Or(s.MaxInFlight, DefaultMaxInFlight)
-	s.Budget = cmp.Or(s.Budget, admission.NewByteBudget(math.MaxInt64))
 	s.Idempotency.Retention = cmp.Or(s.Idempotency.Retention, s.Results.Retention)
 	out := &Service{
 		settings: s, limiter: admission.NewLimiter(s.MaxInFlight), waits: semaphore.NewWeighted(int64(max(1, s.MaxInFlight/waitsShare))),
 		table:    newTable(tableLimits{calls: s.MaxInFlight + maxShadows, replies: streamReplies, bytes: streamBytes, shared: streamsBytes}),
-		finished: explain.NewRing(), shadows: newTasks(maxShadows), shadowBytes: admission.NewByteBudget(maxShadowBytes),
+		finished: explain.NewRing(), shadows: newTasks(maxShadows), shadowBytes: budget.NewPool(budget.Settings{Limit: maxShadowBytes}),
 	}
 	var err error
 	if out.metrics, err = newMetrics(out); err == nil {

@@ -46,10 +46,10 @@ func (s *Service) startShadow(x *call, of *shadow, answer *Response) {
 	again.Steps, again.Timeout = steps, x.env.Deadline.Sub(x.env.AdmittedAt)
 	again.isShadow, again.IdempotencyKey, again.Durability, again.Priority = true, "", pipeline.Memory, -1
 	tenant, size, result := x.env.Tenant, int64(payload.Size(again.Inputs)+2*payload.Size(answer.Outputs)), "dropped"
-	if s.shadowBytes.Reserve(size) == nil {
+	if s.shadowBytes.Reserve(tenant, size) == nil {
 		if s.shadows.start(func(ctx context.Context) {
 			defer func() { s.metrics.shadow(of, result) }()
-			defer s.shadowBytes.Release(size)
+			defer s.shadowBytes.Release(tenant, size)
 			got, f := s.infer(WithTenant(ctx, tenant), &again, nil, time.Now(), nil, envelope.Trace{})
 			switch {
 			case ctx.Err() != nil, f != nil && didNotRun(f.Reason):
@@ -63,7 +63,7 @@ func (s *Service) startShadow(x *call, of *shadow, answer *Response) {
 		}) == nil {
 			return
 		}
-		s.shadowBytes.Release(size)
+		s.shadowBytes.Release(tenant, size)
 	}
 	s.metrics.shadow(of, result)
 }

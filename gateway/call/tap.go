@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/gateway/admission"
+	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -44,7 +45,7 @@ type tap struct {
 	of      payload.ModelRef
 	percent int
 	queue   chan Tapped
-	held    *admission.ByteBudget
+	held    *budget.Pool
 	dropped atomic.Uint64
 }
 
@@ -52,7 +53,7 @@ type tap struct {
 // the context ends or emit fails. Requests that nobody sent on are not among them. A slow emit
 // delays no request: the tap drops what it cannot hold.
 func (s *Service) Tap(ctx context.Context, of payload.ModelRef, percent int, emit func(Tapped) error) error {
-	t := &tap{of: of, percent: percent, queue: make(chan Tapped, maxTapped), held: admission.NewByteBudget(maxTappedBytes)}
+	t := &tap{of: of, percent: percent, queue: make(chan Tapped, maxTapped), held: budget.NewPool(budget.Settings{Limit: maxTappedBytes})}
 	free := 0
 	for ; free < maxTaps && !s.taps[free].CompareAndSwap(nil, t); free++ {
 	}
@@ -65,7 +66,7 @@ func (s *Service) Tap(ctx context.Context, of payload.ModelRef, percent int, emi
 		case one := <-t.queue:
 			one.Dropped = t.dropped.Load()
 			err := emit(one)
-			t.held.Release(one.size)
+			t.held.Release("", one.size)
 			if err != nil {
 				return err
 			}
@@ -101,12 +102,12 @@ func (t *tap) offer(x *call, p *pipeline.Pipeline, response *Response, f *fault.
 		if one.size = int64(payload.Size(x.env.Parts)); response != nil {
 			one.size += int64(payload.Size(response.Outputs))
 		}
-		if t.held.Reserve(one.size) == nil {
+		if t.held.Reserve("", one.size) == nil {
 			select {
 			case t.queue <- one:
 				return
 			default:
-				t.held.Release(one.size)
+				t.held.Release("", one.size)
 			}
 		}
 		t.dropped.Add(1)

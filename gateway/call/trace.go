@@ -4,14 +4,10 @@ import (
 	"cmp"
 	"context"
 	"math/rand/v2"
-	"net"
-	"net/http"
-	"strconv"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
-	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
 	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/time/rate"
 
@@ -71,8 +67,8 @@ func (t *tracer) begin(r *Request, begin time.Time) (*tracing.Span, envelope.Tra
 // start starts the span of a request that began then.
 func (t *tracer) start(r *Request, why string, begin time.Time) *tracing.Span {
 	t.traces.Add(context.Background(), 1, metric.WithAttributeSet(attribute.NewSet(attribute.String("why", why))))
-	span := t.Start(tracing.Parse(r.Trace), trace.SpanKindServer, r.Origin.spanName(), begin)
-	span.Set(r.Origin.attributes()...)
+	span := t.Start(tracing.Parse(r.Trace), trace.SpanKindServer, r.Origin.SpanName(), begin)
+	span.Set(r.Origin.Attributes()...)
 	return span
 }
 
@@ -96,91 +92,11 @@ func (x *call) tracePublish() {
 	}
 }
 
-// end ends the span of a request; f is nil for success.
-func (o *Origin) end(span *tracing.Span, f *fault.Fault, at time.Time) {
-	if span == nil {
-		return
-	}
-	if o.Protocol != "" {
-		span.Set(o.status(f))
-	}
-	if f != nil {
-		span.Fail(f)
-	}
-	span.End(at)
-}
-
 // Trace is a W3C trace context.
 type Trace = envelope.Trace
 
-// Origin is how a request came: what its span says of its caller's protocol.
-type Origin struct {
-	// Protocol is http, grpc or connectrpc; empty for a library's caller.
-	Protocol string
-	// Method is the method of HTTP, or "service/method" of an RPC.
-	Method string
-	// Route is the path of HTTP, with its variable parts in braces.
-	Route string
-	// Path is the path of HTTP.
-	Path string
-	// Server and Client are addresses: the Host that the caller gave, and the caller's.
-	Server, Client string
-}
-
-// ProtocolHTTP is the Protocol of plain HTTP.
-const ProtocolHTTP = "http"
-
-func (o *Origin) spanName() string {
-	switch {
-	case o.Method == "":
-		return "infer"
-	case o.Route == "":
-		return o.Method
-	}
-	return o.Method + " " + o.Route
-}
-
-// maxOriginText bounds a caller's own text in a span, in bytes.
-const maxOriginText = 1024
-
-func clip(text string) string { return text[:min(len(text), maxOriginText)] }
-
-func (o *Origin) attributes() []attribute.KeyValue {
-	var out []attribute.KeyValue
-	switch o.Protocol {
-	case "":
-	case ProtocolHTTP:
-		out = append(out, semconv.HTTPRequestMethodKey.String(o.Method), semconv.HTTPRoute(o.Route), semconv.URLPath(clip(o.Path)))
-	default:
-		out = append(out, semconv.RPCSystemNameKey.String(o.Protocol), semconv.RPCMethod(o.Method))
-	}
-	host, port, err := net.SplitHostPort(o.Server)
-	if err != nil {
-		host = o.Server
-	}
-	if host != "" {
-		out = append(out, semconv.ServerAddress(clip(host)))
-	}
-	if n, err := strconv.Atoi(port); err == nil {
-		out = append(out, semconv.ServerPort(n))
-	}
-	if host, _, err := net.SplitHostPort(o.Client); err == nil {
-		out = append(out, semconv.ClientAddress(host))
-	}
-	return out
-}
-
-// status returns the attribute of the answer.
-func (o *Origin) status(f *fault.Fault) attribute.KeyValue {
-	status, code := http.StatusOK, "OK"
-	if f != nil {
-		status, code = f.HTTPStatus(), f.GRPCCode().String()
-	}
-	if o.Protocol == ProtocolHTTP {
-		return semconv.HTTPResponseStatusCode(status)
-	}
-	return semconv.RPCResponseStatusCode(code)
-}
+// Origin is how a request came.
+type Origin = tracing.Origin
 
 // keep traces a request that was not sampled, once it has ended, if it failed by the mesh's
 // fault or was slow: from its timeline, and so without batches and workers. It returns the
@@ -206,7 +122,7 @@ func (t *tracer) keep(x *call, f *fault.Fault, took time.Duration) *tracing.Span
 	for i := range x.steps {
 		t.rebuild(span, begin, &x.steps[i])
 	}
-	x.request.Origin.end(span, f, begin.Add(took))
+	x.request.Origin.End(span, f, begin.Add(took))
 	return span
 }
 

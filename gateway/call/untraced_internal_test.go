@@ -17,7 +17,7 @@ func TestUntracedRequestsAllocateNothing(t *testing.T) {
 			describe(s, x.env)
 			x.tracePublish()
 			x.published.End(time.Time{})
-			r.Origin.end(s, nil, time.Time{})
+			r.Origin.End(s, nil, time.Time{})
 			_, _ = s.Exemplar(), s.LogIDs()
 			if carried != r.Trace {
 				t.Error("the caller's context is lost")

@@ -20,8 +20,8 @@ import (
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
-	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/gateway/openapi"
+	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"

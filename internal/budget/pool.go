@@ -83,6 +83,9 @@ func (p *Pool) Release(tenant string, n int64) {
 
 // Held returns what all tenants hold.
 func (p *Pool) Held() int64 {
+	if p == nil {
+		return 0
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.held

@@ -21,6 +21,8 @@ const (
 	runner    = "stagehost/runner/..."
 	auth      = "mesh/credentials"
 	discovery = "discovery/..."
+	budget    = "internal/budget"
+	transport = "internal/transport"
 )
 
 // importTable is the import table of ARCHITECTURE.md.
@@ -51,6 +53,10 @@ var importTable = rules{
 		{packages: list("mesh/webhook"), mayImport: list(auth, "mesh/config")},
 		{packages: list("mesh/tracing"), mayImport: list(fault, envelope, wire, "mesh/config")},
 
+		// What all ports share.
+		{packages: list(budget), mayImport: list(fault)},
+		{packages: list(transport), mayImport: list(fault, envelope, "mesh/tracing", budget), inTests: list(proto, "gateway/front/fronttest", "internal/testbed")},
+
 		// What the tests of all packages share.
 		{packages: list("internal/testbed"), mayImport: list(bus, pipeline)},
 
@@ -65,7 +71,7 @@ var importTable = rules{
 		{packages: list("stagehost/runner/modelserver/..."), mayImport: list(proto, fault, payload, oipcodec, raw, model, auth, sdk, runner)},
 		{packages: list("stagehost/schema"), mayImport: list(fault, payload, msgpack, sdk, "stagehost/runner")},
 		{packages: list("stagehost/modelcache"), mayImport: list(model), pure: true},
-		{packages: list("stagehost"), mayImport: list(proto, sdk, "mesh/...", "stagehost/...", discovery)},
+		{packages: list("stagehost"), mayImport: list(proto, sdk, "mesh/...", "stagehost/...", discovery, budget, transport)},
 
 		// The gateway: only admission, call and jobs touch the bus, fronts translate.
 		{packages: list("gateway/admission"), mayImport: list(fault, pipeline, envelope, bus)},
@@ -78,31 +84,31 @@ var importTable = rules{
 		},
 		{
 			packages:  list("gateway/call"),
-			mayImport: list(proto, tensor, fault, payload, raw, pipeline, envelope, bus, "mesh/config", "mesh/process", "mesh/store", "mesh/tracing", model, "discovery/models", "gateway/admission", "gateway/explain", "gateway/pipelines"),
+			mayImport: list(proto, tensor, fault, payload, raw, pipeline, envelope, bus, "mesh/config", "mesh/process", "mesh/store", "mesh/tracing", model, "discovery/models", "gateway/admission", "gateway/explain", "gateway/pipelines", budget),
 		},
-		{packages: list("gateway/jobs"), mayImport: list(proto, fault, payload, pipeline, bus, "mesh/process", "mesh/store", "mesh/webhook", "gateway/admission", "gateway/call")},
-		{packages: list("gateway/front/*"), mayImport: list(proto, tensor, fault, payload, oipcodec, raw, model, msgpack, pipeline, auth, "mesh/config", "gateway/admission", "gateway/call", "gateway/jobs", "gateway/front/*", "gateway/openapi")},
+		{packages: list("gateway/jobs"), mayImport: list(proto, fault, payload, pipeline, bus, "mesh/process", "mesh/store", "mesh/webhook", "gateway/admission", "gateway/call", budget)},
+		{packages: list("gateway/front/*"), mayImport: list(proto, tensor, fault, payload, oipcodec, raw, model, msgpack, pipeline, auth, "mesh/config", "gateway/admission", "gateway/call", "gateway/jobs", "gateway/front/*", "gateway/openapi", budget, transport), inTests: list("mesh/tracing")},
 		// What the operators' port shows is what the stores keep: it reads letters
 		// and their items, through interfaces of its own. A front, so never the bus.
 		{
 			packages: list("gateway/adminapi"),
 			mayImport: list(proto, fault, payload, pipeline, envelope, auth, "mesh/store", model, "discovery", "discovery/models", "gateway/call", "gateway/jobs", "gateway/explain", "gateway/pipelines",
-				"gateway/front/port", "gateway/front/transport"),
+				"gateway/front/port", transport),
 			inTests: list("discovery/natskv"),
 		},
 		// What describes the fronts uses their words.
 		{
 			packages:  list("gateway/openapi"),
-			mayImport: list(proto, tensor, fault, payload, msgpack, pipeline, "gateway/call", "gateway/front/oipjson", "gateway/front/transport"),
+			mayImport: list(proto, tensor, fault, payload, msgpack, pipeline, "gateway/call", "gateway/front/oipjson", transport),
 		},
 		{packages: list("gateway/dashboard"), mayImport: nothing},
-		{packages: list("gateway"), mayImport: list(proto, sdk, "mesh/...", "gateway/...", discovery)},
+		{packages: list("gateway"), mayImport: list(proto, sdk, "mesh/...", "gateway/...", discovery, budget, transport)},
 
 		// The dispatcher of jobs reaches its targets through an interface.
 		{packages: list("dispatch"), mayImport: list(proto, fault, payload, pipeline, envelope, auth, bus, "mesh/config", "mesh/process", "mesh/store", "mesh/webhook", discovery)},
 
 		// What is built out of all this.
-		{packages: list("internal/program"), mayImport: list(proto, auth, "mesh/config", "mesh/tracing")},
+		{packages: list("internal/program"), mayImport: list(proto, auth, "mesh/config", "mesh/tracing", transport)},
 		{packages: list("internal/meshfile"), mayImport: list(proto, sdk, "mesh/...", "gateway/...", "stagehost/...", "dispatch", discovery), inTests: list("services/runners", "services/onnx")},
 		// The library links no shipped stage.
 		{

@@ -30,7 +30,7 @@ import (
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
 
 	"github.com/stagemesh/stagemesh/gateway/front/oipjson"
-	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 )

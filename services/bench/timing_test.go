@@ -5,17 +5,17 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagemesh/stagemesh/gateway/call"
-	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/internal/transport"
+	"github.com/stagemesh/stagemesh/mesh/envelope"
 )
 
 func TestServerTimingIsParsed(t *testing.T) {
 	t.Parallel()
 	const us = time.Microsecond
-	text := transport.ServerTiming(call.Timeline{Total: 1500 * us, Steps: []call.StepTiming{
+	text := transport.ServerTiming(1500*us, []envelope.StepTiming{
 		{Step: "a-b", QueueWait: 10 * us, BatchWait: 20 * us, Run: 30 * us, BatchSize: 3, Dispatch: "full"},
 		{Step: "run", Run: 40 * us},
-	}})
+	})
 	var got Answer
 	parseTiming(text, &got)
 	want := Answer{Total: 1500 * us, Steps: []StepTiming{

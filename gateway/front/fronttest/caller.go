@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 )
@@ -52,6 +53,9 @@ func (c *Caller) answer(ctx context.Context, r *call.Request) (*call.Response, e
 		answer = Echo
 	}
 	out, err := answer(ctx, r)
+	if err == nil { // as the service does
+		err = budget.FromContext(ctx).ReserveResponse(int64(payload.Size(out.Outputs)))
+	}
 	if out != nil && out.Pipeline == "" {
 		out.Pipeline = r.Pipeline
 	}

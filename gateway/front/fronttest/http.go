@@ -2,7 +2,6 @@ package fronttest
 
 import (
 	"bufio"
-	"context"
 	"errors"
 	"io"
 	"log/slog"
@@ -14,7 +13,8 @@ import (
 
 	"google.golang.org/grpc"
 
-	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/internal/budget"
+	"github.com/stagemesh/stagemesh/internal/transport"
 )
 
 // Serve serves h with HTTP/1 and cleartext HTTP/2 on one port until the test
@@ -48,12 +48,17 @@ func ServeGRPC(t testing.TB, server *grpc.Server) string {
 	return "http://" + listener.Addr().String()
 }
 
+// WithMemory returns the handler behind a port whose callers share the pool.
+func WithMemory(h http.Handler, pool *budget.Pool) http.Handler {
+	anybody := func(transport.Head) (transport.Caller, error) { return transport.Caller{}, nil }
+	return transport.WithMemory(h, transport.NewMemory(pool), anybody, func(w http.ResponseWriter, _ *http.Request, err error) { transport.WriteFault(w, err) })
+}
+
 // ServeService serves a service with a server of gRPC that admits every call, and returns the
 // address.
-func ServeService(t testing.TB, service *transport.Service, s transport.Settings, budget transport.Budget) string {
+func ServeService(t testing.TB, service *transport.Service, s transport.Settings, pool *budget.Pool) string {
 	t.Helper()
-	admit := func(ctx context.Context, _ string, _ transport.GRPCHeader) (context.Context, error) { return ctx, nil }
-	server := transport.NewGRPC(transport.GRPCSettings{Settings: s, Budget: budget, Guard: admit, Logger: slog.New(slog.DiscardHandler)}, service)
+	server := transport.NewGRPC(transport.GRPCSettings{Settings: s, Memory: transport.NewMemory(pool), Logger: slog.New(slog.DiscardHandler)}, service)
 	return strings.TrimPrefix(ServeGRPC(t, server), "http://")
 }
 

@@ -7,7 +7,8 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
-	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/internal/budget"
+	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/oipcodec"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -22,7 +23,7 @@ const timeoutParameter = "timeout"
 type input = oipv2.ModelInferRequest_InferInputTensor
 
 // request converts a message, or returns why it is not valid.
-func request(ctx context.Context, in *oipv2.ModelInferRequest, model Model, memory *transport.Reservation) (*call.Request, error) {
+func request(ctx context.Context, in *oipv2.ModelInferRequest, model Model, memory *budget.Account) (*call.Request, error) {
 	out := &call.Request{Pipeline: in.GetModelName(), ByModel: true}
 	for i, wanted := range in.GetOutputs() {
 		if _, ok := wanted.GetParameters()[classify]; ok {
@@ -81,7 +82,7 @@ func invalid(field, format string, args ...any) error {
 
 // inputs converts the tensors: from raw bytes, which are shared, or from typed contents, which
 // are decoded into reserved memory.
-func inputs(in *oipv2.ModelInferRequest, model Model, memory *transport.Reservation) ([]payload.Part, error) {
+func inputs(in *oipv2.ModelInferRequest, model Model, memory *budget.Account) ([]payload.Part, error) {
 	raw := in.GetRawInputContents()
 	switch n := len(in.GetInputs()); {
 	case n > payload.MaxParts:
@@ -110,7 +111,7 @@ func faultOf(i int, t *input, err error) error {
 	return fault.InField(fault.InvalidInput, payload.Path("inputs", i, t.GetName()), "%w", err)
 }
 
-func inputPart(t *input, raw [][]byte, i int, memory *transport.Reservation) (payload.Part, error) {
+func inputPart(t *input, raw [][]byte, i int, memory *budget.Account) (payload.Part, error) {
 	p, err := oipcodec.ParametersOf("parameters", t.GetParameters())
 	if err != nil {
 		return payload.Part{}, err

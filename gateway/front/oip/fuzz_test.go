@@ -22,14 +22,14 @@ import (
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
-	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 )
 
 // sink fails every request and counts the bytes of its inputs.
 type sink struct {
-	transport.Caller
+	call.Caller
 	took int
 }
 

@@ -11,7 +11,8 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/oipjson"
-	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/internal/budget"
+	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
@@ -37,11 +38,11 @@ type generation struct {
 	request *call.Request
 	id      string
 	// memory is reserved for inputs that do not share the body's bytes.
-	memory *transport.Reservation
+	memory *budget.Account
 }
 
 // generationOf reads the text of a request for the model of that name.
-func generationOf(ctx context.Context, name string, text []byte, model Model, memory *transport.Reservation) (*generation, error) {
+func generationOf(ctx context.Context, name string, text []byte, model Model, memory *budget.Account) (*generation, error) {
 	fields, err := oipjson.DecodeFields(text)
 	if err != nil {
 		return nil, err
@@ -164,7 +165,7 @@ func (g *generation) input(f oipjson.Field, spec *stagev1.PartSpec) error {
 
 // partOf converts a value to the model's input: a tensor of one element or one axis,
 // or a blob of text or JSON.
-func partOf(f oipjson.Field, spec *stagev1.PartSpec, memory *transport.Reservation) (payload.Part, error) {
+func partOf(f oipjson.Field, spec *stagev1.PartSpec, memory *budget.Account) (payload.Part, error) {
 	if t := spec.GetTensor(); t != nil {
 		out, err := f.Tensor(tensor.Datatype(t.GetDatatype()), len(t.GetShape()), memory)
 		return payload.OfTensor(spec.GetName(), out), err
@@ -225,8 +226,8 @@ func wrongInput(field, format string, args ...any) error {
 
 // generate answers one request with one object, which has the whole response.
 func (h *rest) generate(w http.ResponseWriter, r *http.Request, name string) error {
-	memory := transport.NewReservation(r.Context(), h.maxPayload)
-	defer memory.Release()
+	memory := budget.Of(r.Context(), h.maxPayload)
+	defer memory.Close()
 	g, err := h.readGeneration(w, r, name, "/v2/models/{model}/generate", memory)
 	if err != nil {
 		return err
@@ -246,8 +247,8 @@ func (h *rest) generate(w http.ResponseWriter, r *http.Request, name string) err
 // generateStream answers one request with an event for each chunk, or with one for a response
 // without chunks. It returns an error only before the first event.
 func (h *rest) generateStream(w http.ResponseWriter, r *http.Request, name string) error {
-	memory := transport.NewReservation(r.Context(), h.maxPayload)
-	defer memory.Release()
+	memory := budget.Of(r.Context(), h.maxPayload)
+	defer memory.Close()
 	g, err := h.readGeneration(w, r, name, "/v2/models/{model}/generate_stream", memory)
 	if err != nil {
 		return err
@@ -283,7 +284,7 @@ func (h *rest) sendEvents(ctx context.Context, g *generation, out *transport.Eve
 	return send(response.RequestID, response.Outputs)
 }
 
-func (h *rest) readGeneration(w http.ResponseWriter, r *http.Request, name, route string, memory *transport.Reservation) (*generation, error) {
+func (h *rest) readGeneration(w http.ResponseWriter, r *http.Request, name, route string, memory *budget.Account) (*generation, error) {
 	model, err := h.models.Model(name)
 	if err != nil {
 		return nil, err

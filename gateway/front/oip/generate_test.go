@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/internal/transport"
 
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 

@@ -24,7 +24,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
 	"github.com/stagemesh/stagemesh/gateway/front/oip"
-	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
@@ -84,7 +84,7 @@ func blobOf(name string) *stagev1.PartSpec {
 }
 
 // client returns a plain gRPC client of the front.
-func client(t *testing.T, caller transport.Caller, model oip.Model) oipv2.GRPCInferenceServiceClient {
+func client(t *testing.T, caller call.Caller, model oip.Model) oipv2.GRPCInferenceServiceClient {
 	t.Helper()
 	mux := http.NewServeMux()
 	service := oip.New(caller, shelf{model}, transport.Settings{})

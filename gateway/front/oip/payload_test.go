@@ -10,14 +10,15 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
 	"github.com/stagemesh/stagemesh/gateway/front/oip"
-	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/internal/budget"
+	"github.com/stagemesh/stagemesh/internal/transport"
 )
 
 func TestContentsOverMaxPayloadAreRejectedByName(t *testing.T) {
 	t.Parallel()
-	budget, caller := &purse{bound: 1 << 20}, &fronttest.Caller{}
+	caller := &fronttest.Caller{}
 	h := handler(caller, transport.Settings{MaxPayload: 100})
-	h.budget = budget
+	h.pool = budget.NewPool(budget.Settings{Limit: 1 << 20})
 	s := talk(t.Context(), t, h)
 	for name, contents := range map[string]*oipv2.ModelInferRequest_InferInputTensor{
 		"INT64": {Name: "x", Datatype: "INT64", Shape: []int64{13}, Contents: &oipv2.InferTensorContents{Int64Contents: make([]int64, 13)}},

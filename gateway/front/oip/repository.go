@@ -8,7 +8,8 @@ import (
 	oipv2 "github.com/stagemesh/stagemesh/proto/gen/go/oip/v2"
 
 	"github.com/stagemesh/stagemesh/gateway/front/oipjson"
-	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/internal/budget"
+	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 )
@@ -30,10 +31,10 @@ func (s *service) repositoryIndex(ctx context.Context, _ *transport.Call, in *oi
 	if err != nil {
 		return nil, err
 	}
-	memory, out := transport.NewReservation(ctx, 0), &oipv2.RepositoryIndexResponse{}
+	memory, out := budget.Of(ctx, 0), &oipv2.RepositoryIndexResponse{}
 	for one := range index {
-		if err := memory.ReserveTemporary(int64(entryBytes + len(one.Name) + len(one.Reason))); err != nil {
-			memory.Release()
+		if err := memory.Reserve(int64(entryBytes + len(one.Name) + len(one.Reason))); err != nil {
+			memory.Close()
 			return nil, err
 		}
 		out.Models = append(out.Models, &oipv2.RepositoryIndexResponse_ModelIndex{Name: one.Name, Version: onlyVersion, State: one.State, Reason: one.Reason})

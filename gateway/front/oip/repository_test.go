@@ -13,10 +13,10 @@ import (
 
 	oipv2 "github.com/stagemesh/stagemesh/proto/gen/go/oip/v2"
 
-	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
 	"github.com/stagemesh/stagemesh/gateway/front/oip"
-	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/internal/budget"
+	"github.com/stagemesh/stagemesh/internal/transport"
 )
 
 type indexed struct{ Name, Version, State, Reason string }
@@ -74,8 +74,7 @@ func TestRepositoryIndexCountsAgainstTheBudget(t *testing.T) {
 	service := oip.New(&fronttest.Caller{}, shelf{}, transport.Settings{})
 	mux.Handle(service.Path(), service)
 	for size, want := range map[int64]codes.Code{100 << 10: codes.ResourceExhausted, math.MaxInt32: codes.OK} {
-		budget := admission.NewByteBudget(size)
-		c := dial(t, fronttest.Serve(t, transport.WithBudget(mux, budget)))
+		c := dial(t, fronttest.Serve(t, fronttest.WithMemory(mux, budget.NewPool(budget.Settings{Limit: size}))))
 		_, err := c.RepositoryIndex(t.Context(), &oipv2.RepositoryIndexRequest{})
 		if status.Code(err) != want {
 			t.Errorf("with %d bytes: %v", size, err)

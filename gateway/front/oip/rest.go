@@ -10,7 +10,8 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/oipjson"
-	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/internal/budget"
+	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/oipcodec"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -26,7 +27,7 @@ type rest struct {
 }
 
 // NewREST returns the handler of Root and everything below it.
-func NewREST(caller transport.Caller, models Models, s transport.Settings) http.Handler {
+func NewREST(caller call.Caller, models Models, s transport.Settings) http.Handler {
 	s = s.WithDefaults()
 	out := &rest{service: service{caller: caller, models: models, maxPayload: s.MaxPayload}, settings: s}
 	return transport.WithStallTimeout(out, s.StallTimeout)
@@ -201,8 +202,8 @@ func (h *rest) infer(w http.ResponseWriter, r *http.Request, name string) error 
 	if err != nil {
 		return err
 	}
-	memory := transport.NewReservation(r.Context(), h.maxPayload)
-	defer memory.Release()
+	memory := budget.Of(r.Context(), h.maxPayload)
+	defer memory.Close()
 	request, as, err := h.readRequest(w, r, name, model, memory)
 	if err != nil {
 		return err
@@ -221,7 +222,7 @@ func (h *rest) infer(w http.ResponseWriter, r *http.Request, name string) error 
 
 // readRequest reads the body: the request, and the format of the response. It decodes
 // tensors in JSON into reserved memory.
-func (h *rest) readRequest(w http.ResponseWriter, r *http.Request, name string, model Model, memory *transport.Reservation) (out *call.Request, as format, err error) {
+func (h *rest) readRequest(w http.ResponseWriter, r *http.Request, name string, model Model, memory *budget.Account) (out *call.Request, as format, err error) {
 	data, err := h.readBody(w, r)
 	if err != nil {
 		return nil, as, err
@@ -387,7 +388,7 @@ func write(w http.ResponseWriter, r *call.Response, text []byte, binary [][]byte
 	h.Set("Content-Length", strconv.Itoa(length))
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set(transport.HeaderRequestID, r.RequestID)
-	h.Set(transport.HeaderServerTiming, transport.ServerTiming(r.Timeline))
+	h.Set(transport.HeaderServerTiming, transport.ServerTiming(r.Timeline.Total, r.Timeline.Steps))
 	_, _ = w.Write(text)
 	for _, raw := range binary {
 		_, _ = w.Write(raw)

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/internal/transport"
 
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 
@@ -33,7 +33,7 @@ type restful struct {
 	protocol *oiptest.Protocol
 }
 
-func rest(t *testing.T, caller transport.Caller, model oip.Model, s transport.Settings) restful {
+func rest(t *testing.T, caller call.Caller, model oip.Model, s transport.Settings) restful {
 	t.Helper()
 	return restful{t, fronttest.Serve(t, oip.NewREST(caller, shelf{model}, s)), oiptest.New(t)}
 }

@@ -11,7 +11,8 @@ import (
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
-	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/internal/budget"
+	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 )
@@ -64,14 +65,14 @@ const (
 
 // service implements GRPCInferenceService.
 type service struct {
-	caller transport.Caller
+	caller call.Caller
 	models Models
 	// maxPayload bounds the memory of a request's decoded inputs, in bytes.
 	maxPayload int
 }
 
 // New returns the RPC service.
-func New(caller transport.Caller, models Models, s transport.Settings) *transport.Service {
+func New(caller call.Caller, models Models, s transport.Settings) *transport.Service {
 	descriptor := oipv2.File_oip_v2_inference_proto.Services().ByName("GRPCInferenceService")
 	out, svc := transport.NewService(descriptor, s), &service{caller: caller, models: models, maxPayload: s.MaxPayload}
 	transport.Unary(out, "ServerLive", svc.serverLive)
@@ -159,8 +160,8 @@ func tensorMetadata(parts []*stagev1.PartSpec) []*metadata {
 }
 
 func (s *service) modelInfer(ctx context.Context, c *transport.Call, in *oipv2.ModelInferRequest) (*oipv2.ModelInferResponse, error) {
-	memory := transport.NewReservation(ctx, s.maxPayload)
-	defer memory.Release()
+	memory := budget.Of(ctx, s.maxPayload)
+	defer memory.Close()
 	r, err := s.request(ctx, c, in, memory)
 	if err != nil {
 		return nil, err
@@ -170,12 +171,12 @@ func (s *service) modelInfer(ctx context.Context, c *transport.Call, in *oipv2.M
 		return nil, err
 	}
 	c.SetHeader(transport.HeaderRequestID, out.RequestID)
-	c.SetTrailer(transport.HeaderServerTiming, transport.ServerTiming(out.Timeline))
+	c.SetTrailer(transport.HeaderServerTiming, transport.ServerTiming(out.Timeline.Total, out.Timeline.Steps))
 	return response(in, out.Outputs), nil
 }
 
 // request converts a request for a known model.
-func (s *service) request(ctx context.Context, c *transport.Call, in *oipv2.ModelInferRequest, memory *transport.Reservation) (*call.Request, error) {
+func (s *service) request(ctx context.Context, c *transport.Call, in *oipv2.ModelInferRequest, memory *budget.Account) (*call.Request, error) {
 	model, err := s.model(in.GetModelName(), in.GetModelVersion())
 	if err != nil {
 		return nil, err
@@ -199,8 +200,8 @@ const (
 // error means that the response cannot be sent.
 func (s *service) modelStreamInfer(ctx context.Context, c *transport.Call, in *oipv2.ModelInferRequest, send func(*oipv2.ModelStreamInferResponse) error) error {
 	out := &stream{request: in, send: send}
-	memory := transport.NewReservation(ctx, s.maxPayload)
-	defer memory.Release()
+	memory := budget.Of(ctx, s.maxPayload)
+	defer memory.Close()
 	r, err := s.request(ctx, c, in, memory)
 	if err != nil {
 		return out.sendFailure(err)

@@ -24,7 +24,9 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
 	"github.com/stagemesh/stagemesh/gateway/front/oip"
-	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/internal/budget"
+	"github.com/stagemesh/stagemesh/internal/testbed"
+	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 )
@@ -39,17 +41,17 @@ type front struct {
 	*transport.Service
 
 	settings transport.Settings
-	budget   transport.Budget
+	pool     *budget.Pool
 }
 
-func handler(caller transport.Caller, s transport.Settings) front {
+func handler(caller call.Caller, s transport.Settings) front {
 	return front{oip.New(caller, shelf{}, s), s, nil}
 }
 
 // talk opens a stream to grpc-go that ends with the context.
 func talk(ctx context.Context, t *testing.T, f front) talking {
 	t.Helper()
-	conn, err := grpc.NewClient(fronttest.ServeService(t, f.Service, f.settings, f.budget), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient(fronttest.ServeService(t, f.Service, f.settings, f.pool), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -530,38 +532,20 @@ func TestGatewayShutdownEndsStreamsAfterResponses(t *testing.T) {
 	}
 }
 
-// purse is a budget of that many bytes.
-type purse struct {
-	bound    int64
-	reserved atomic.Int64
-}
-
-func (p *purse) Reserve(n int64) *fault.Fault {
-	if p.reserved.Add(n) > p.bound {
-		p.reserved.Add(-n)
-		return fault.New(fault.Overloaded, "no more")
-	}
-	return nil
-}
-
-func (p *purse) Release(n int64) { p.reserved.Add(-n) }
-
 func TestLongStreamReturnsBudgetAfterEachMessage(t *testing.T) {
 	t.Parallel()
-	budget := &purse{bound: 10_000}
+	pool := budget.NewPool(budget.Settings{Limit: 40_000})
 	h := handler(&fronttest.Caller{}, transport.Settings{})
-	h.budget = budget
+	h.pool = pool
 	s := talk(t.Context(), t, h)
 	large := asks("simple", "a")
 	large.Parameters["x"] = &oipv2.InferParameter{ParameterChoice: &oipv2.InferParameter_StringParam{StringParam: strings.Repeat("x", 5000)}}
-	for range 10 {
+	for range 20 {
 		send(t, s, large)
 		if got := nextResponse(t, s); got != "a last" {
 			t.Fatalf("got %q", got)
 		}
 	}
 	hangUp(t, s)
-	if left := budget.reserved.Load(); left < 0 || left > 6000 {
-		t.Errorf("%d bytes remain reserved", left)
-	}
+	testbed.Eventually(t, "the stream has returned what it held", func() bool { return pool.Held() == 0 })
 }

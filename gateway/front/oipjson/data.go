@@ -7,23 +7,23 @@ import (
 	"math"
 	"strconv"
 
-	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/mesh/msgpack"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 )
 
 // elements reads the array of a tensor's data, flat or nested as its shape, and
 // returns its raw bytes, never nil. It reserves them before it allocates.
-func elements(from values, path string, t tensor.Tensor, memory *transport.Reservation) ([]byte, error) {
+func elements(from values, path string, t tensor.Tensor, memory *budget.Account) ([]byte, error) {
 	return data(from, path, t, memory, (*walk).run)
 }
 
 // one reads the only element of a scalar tensor.
-func one(from values, path string, t tensor.Tensor, memory *transport.Reservation) ([]byte, error) {
+func one(from values, path string, t tensor.Tensor, memory *budget.Account) ([]byte, error) {
 	return data(from, path, t, memory, func(w *walk) error { return w.element(0) })
 }
 
-func data(from values, path string, t tensor.Tensor, memory *transport.Reservation, run func(*walk) error) ([]byte, error) {
+func data(from values, path string, t tensor.Tensor, memory *budget.Account, run func(*walk) error) ([]byte, error) {
 	w, err := newWalk(from, path, t)
 	if err != nil {
 		return nil, err

@@ -3,7 +3,7 @@ package oipjson
 import (
 	"slices"
 
-	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 )
@@ -61,7 +61,7 @@ func (f Field) Text() (string, bool) {
 }
 
 // Bytes returns the value if it is a string. It allocates from the memory.
-func (f Field) Bytes(memory *transport.Reservation) (out []byte, ok bool, err error) {
+func (f Field) Bytes(memory *budget.Account) (out []byte, ok bool, err error) {
 	s := f.scanner()
 	if s.next() != '"' {
 		return nil, false, nil
@@ -106,7 +106,7 @@ func (f Field) Parameters() (payload.Parameters, error) {
 // Tensor returns the value as a tensor of the datatype: a scalar as one element, a
 // list as one axis. The shape has at least that rank, with leading axes of one. Tensor
 // allocates from the memory.
-func (f Field) Tensor(d tensor.Datatype, rank int, memory *transport.Reservation) (tensor.Tensor, error) {
+func (f Field) Tensor(d tensor.Datatype, rank int, memory *budget.Account) (tensor.Tensor, error) {
 	path, s := clip(f.Name), f.scanner()
 	n, take := int64(1), one
 	switch s.next() {

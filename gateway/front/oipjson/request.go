@@ -33,7 +33,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
@@ -78,7 +78,7 @@ func (r *Request) Parts() ([]payload.Part, error) {
 
 // Unpack sets the data of an input from a list in MessagePack: flat, or nested as its
 // shape. It allocates from the memory.
-func (r *Request) Unpack(i int, list []byte, memory *transport.Reservation) (err error) {
+func (r *Request) Unpack(i int, list []byte, memory *budget.Account) (err error) {
 	in := &r.Inputs[i]
 	in.Tensor.Raw, err = elements(&packed{value: list}, payload.Path("inputs", i, in.Name)+".data", in.Tensor, memory)
 	return err
@@ -120,17 +120,17 @@ var errStop = errors.New("enough was read")
 
 // Decode reads a request. Its tensors are allocated from the memory, and share no
 // bytes with the text.
-func Decode(text []byte, memory *transport.Reservation) (*Request, error) {
+func Decode(text []byte, memory *budget.Account) (*Request, error) {
 	return decode(scanner{data: text}, memory)
 }
 
 // DecodeUnpacked decodes a request that was converted from MessagePack. Its messages
 // suggest sending unsupported data as bytes.
-func DecodeUnpacked(text []byte, memory *transport.Reservation) (*Request, error) {
+func DecodeUnpacked(text []byte, memory *budget.Account) (*Request, error) {
 	return decode(scanner{data: text, packed: true}, memory)
 }
 
-func decode(from scanner, memory *transport.Reservation) (*Request, error) {
+func decode(from scanner, memory *budget.Account) (*Request, error) {
 	d := &decoder{scanner: from, memory: memory}
 	var seen keys
 	err := d.object(func(key string) error {
@@ -155,7 +155,7 @@ func decode(from scanner, memory *transport.Reservation) (*Request, error) {
 type decoder struct {
 	scanner
 
-	memory  *transport.Reservation
+	memory  *budget.Account
 	request Request
 }
 

@@ -7,9 +7,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
 	"github.com/stagemesh/stagemesh/gateway/front/oipjson"
-	"github.com/stagemesh/stagemesh/gateway/front/transport"
-	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/internal/budget"
 )
 
 // FuzzStringsMatchEncodingJSON compares strings with the standard library.
@@ -40,31 +40,24 @@ func TestInvalidStringsAreRejected(t *testing.T) {
 	}
 }
 
-// exactly is a budget that counts reserved bytes.
-type exactly struct{ reserved int64 }
-
-func (e *exactly) Reserve(n int64) *fault.Fault {
-	e.reserved += n
-	return nil
-}
-
-func (e *exactly) Release(int64) {}
-
 func TestEscapedTextTakesOnlyItsValue(t *testing.T) {
 	t.Parallel()
 	const size = 1 << 20
 	text := `{"inputs":[{"name":"a","datatype":"BYTES","shape":[1],"data":["` + strings.Repeat(`\u0436`, size/2) + `"]}]}`
-	budget := &exactly{}
-	h := transport.WithBudget(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-		memory := transport.NewReservation(r.Context(), size+4)
-		defer memory.Release()
+	pool := budget.NewPool(budget.Settings{Limit: 2 * size})
+	var before, reserved int64
+	h := fronttest.WithMemory(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		before = pool.Held()
+		memory := budget.Of(r.Context(), size+4)
+		defer memory.Close()
 		in, err := oipjson.Decode([]byte(text), memory)
+		reserved = pool.Held() - before
 		if err != nil || len(in.Inputs) != 1 || string(in.Inputs[0].Tensor.Raw[4:]) != strings.Repeat("ж", size/2) {
 			t.Errorf("decoded %v", err)
 		}
-	}), budget)
+	}), pool)
 	h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/", strings.NewReader("body")))
-	if budget.reserved != size+4 {
-		t.Errorf("%d bytes are reserved for a value of %d", budget.reserved, size)
+	if reserved != size+4 {
+		t.Errorf("%d bytes are reserved for a value of %d", reserved, size)
 	}
 }

@@ -26,8 +26,9 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/gateway/jobs"
+	"github.com/stagemesh/stagemesh/internal/budget"
+	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
@@ -121,9 +122,9 @@ func (h *handler) createFile(w http.ResponseWriter, r *http.Request) (any, error
 	if err != nil || media != "multipart/form-data" || params["boundary"] == "" {
 		return nil, fault.New(fault.UnsupportedMedia, "a file is sent as multipart/form-data")
 	}
-	memory := transport.NewReservation(r.Context(), 0)
-	defer memory.Release()
-	if err := memory.ReserveTemporary(uploadBytes); err != nil {
+	memory := budget.Of(r.Context(), 0)
+	defer memory.Close()
+	if err := memory.Reserve(uploadBytes); err != nil {
 		return nil, err
 	}
 	form := &form{Reader: multipart.NewReader(transport.StallReader(w, r, h.settings), params["boundary"]), fields: map[string]string{}}

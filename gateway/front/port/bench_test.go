@@ -7,7 +7,6 @@ import (
 	"math"
 	"net/http"
 	"net/http/httptest"
-	"sync/atomic"
 	"testing"
 
 	"connectrpc.com/connect"
@@ -17,7 +16,8 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
 	"github.com/stagemesh/stagemesh/gateway/front/port"
-	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/internal/budget"
+	"github.com/stagemesh/stagemesh/internal/transport"
 )
 
 // bare answers as fronttest.Echo does, with nothing around it.
@@ -29,21 +29,11 @@ func (bare) Infer(_ context.Context, r *connect.Request[inferencev1.InferRequest
 	return connect.NewResponse(&inferencev1.InferResponse{RequestId: fronttest.RequestID, Outputs: r.Msg.GetInputs()}), nil
 }
 
-// unbounded is a budget that keeps count.
-type unbounded struct{ reserved atomic.Int64 }
-
-func (u *unbounded) Reserve(n int64) *fault.Fault {
-	u.reserved.Add(n)
-	return nil
-}
-
-func (u *unbounded) Release(n int64) { u.reserved.Add(-n) }
-
 // BenchmarkInfer is a call over one connection of HTTP/2, of the port as it is and of
 // the least handler that could answer it: the difference is what the front costs. Both
 // have the cost of the client and of the connection in them.
 func BenchmarkInfer(b *testing.B) {
-	front, err := port.PublicHandler(port.PublicSettings{Caller: &fronttest.Caller{}, Port: port.Port{Budget: &unbounded{}}})
+	front, err := port.PublicHandler(port.PublicSettings{Caller: &fronttest.Caller{}, Port: port.Port{Memory: transport.NewMemory(budget.NewPool(budget.Settings{Limit: math.MaxInt64}))}})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -67,7 +57,7 @@ func BenchmarkInfer(b *testing.B) {
 		})
 	}
 	b.Run("gRPC by grpc-go", func(b *testing.B) {
-		benchmarkInfer(b, startGRPC(b, port.PublicSettings{Port: port.Port{Budget: &unbounded{}}}), connect.WithGRPC())
+		benchmarkInfer(b, startGRPC(b, port.PublicSettings{Port: port.Port{Memory: transport.NewMemory(budget.NewPool(budget.Settings{Limit: math.MaxInt64}))}}), connect.WithGRPC())
 	})
 }
 

@@ -10,7 +10,7 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
-	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/config"
 	"github.com/stagemesh/stagemesh/mesh/credentials"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -36,8 +36,8 @@ type Port struct {
 	Origins []string
 	// Forms write the errors on other paths than those of Services.
 	Forms Forms
-	// Budget bounds the bytes of all requests together; nil is no bound.
-	Budget transport.Budget
+	// Memory is what the callers of the port may hold; nil bounds only those without a token.
+	Memory *transport.Memory
 }
 
 // Handler returns the handler of the port: the services of the mux, with probes and
@@ -50,60 +50,71 @@ func (p *Port) Handler(mux *http.ServeMux) (http.Handler, error) {
 	if err != nil {
 		return nil, err
 	}
-	return transport.WithBudget(out, p.Budget), nil
+	memory := p.Memory
+	if memory == nil {
+		memory = transport.NewMemory(nil)
+	}
+	return transport.WithMemory(out, memory, p.identify, p.reject), nil
+}
+
+// identify returns who sends a request, or why it may not.
+func (p *Port) identify(h transport.Head) (transport.Caller, error) {
+	tenant, f := p.check(h.Path, h.Host, h.Header("authorization"))
+	if f != nil {
+		return transport.Caller{}, f
+	}
+	return transport.Caller{Tenant: tenant, IsAnonymous: isProbe(h.Path)}, nil
 }
 
 // authenticate passes authenticated requests to next.
 func (p *Port) authenticate(next http.Handler) http.Handler {
-	if p.Tokens.IsEmpty() && !p.IsPrivate {
-		return next
-	}
-	rpcErrors := connect.NewErrorWriter()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		tenant, f := p.check(r.URL.Path, r.Host, r.Header.Get("Authorization"))
-		if f != nil {
-			p.reject(w, r, f, rpcErrors)
+		caller, err := transport.Verdict(r.Context())
+		if err != nil {
+			w.Header().Set("WWW-Authenticate", "Bearer")
+			p.reject(w, r, err)
 			return
 		}
-		if tenant != "" {
-			r = r.WithContext(call.WithTenant(r.Context(), tenant))
-		}
-		next.ServeHTTP(w, r)
+		next.ServeHTTP(w, r.WithContext(admit(r.Context(), caller)))
 	})
 }
 
-// guardCalls is protectOrigins and authenticate for calls.
-func (p *Port) guardCalls(protection *http.CrossOriginProtection) func(context.Context, string, transport.GRPCHeader) (context.Context, error) {
-	return func(ctx context.Context, path string, header transport.GRPCHeader) (context.Context, error) {
-		host, origin, site := header.First(":authority"), header.First("origin"), header.First("sec-fetch-site")
+// admit returns the context of a request of that caller.
+func admit(ctx context.Context, c transport.Caller) context.Context {
+	if c.Tenant == "" {
+		return ctx
+	}
+	return call.WithTenant(ctx, c.Tenant)
+}
+
+// guardCalls is protectOrigins and identify for calls.
+func (p *Port) guardCalls(protection *http.CrossOriginProtection) transport.Guard {
+	return func(h transport.Head) (transport.Caller, error) {
+		origin, site := h.Header("origin"), h.Header("sec-fetch-site")
 		if protection != nil && origin+site != "" {
 			r := http.Request{
-				Method: http.MethodPost, Host: host, URL: &url.URL{Path: path},
+				Method: http.MethodPost, Host: h.Host, URL: &url.URL{Path: h.Path},
 				Header: http.Header{"Origin": {origin}, "Sec-Fetch-Site": {site}},
 			}
 			if protection.Check(&r) != nil {
-				return nil, foreignOrigin(origin)
+				return transport.Caller{}, foreignOrigin(origin)
 			}
 		}
-		tenant, f := p.check(path, host, header.First("authorization"))
-		if f != nil {
-			return nil, f
-		}
-		if tenant != "" {
-			ctx = call.WithTenant(ctx, tenant)
-		}
-		return ctx, nil
+		return p.identify(h)
 	}
 }
 
-func (p *Port) reject(w http.ResponseWriter, r *http.Request, f *fault.Fault, rpcErrors *connect.ErrorWriter) {
-	w.Header().Set("WWW-Authenticate", "Bearer")
+// rpcErrors writes errors in the protocol of the caller.
+var rpcErrors = connect.NewErrorWriter()
+
+// reject answers a request with a fault, in the form of its path or protocol.
+func (p *Port) reject(w http.ResponseWriter, r *http.Request, err error) {
 	if !p.isRPC(r) {
-		p.Forms.write(w, r, f)
+		p.Forms.write(w, r, err)
 		return
 	}
 	// A failed write is no error: the caller has disconnected.
-	_ = rpcErrors.Write(w, r, transport.RPCError(f))
+	_ = rpcErrors.Write(w, r, transport.RPCError(err))
 }
 
 // isRPC reports whether a request is an RPC, by its path or its content type.

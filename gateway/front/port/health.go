@@ -10,7 +10,7 @@ import (
 	"google.golang.org/grpc"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
-	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
@@ -82,7 +82,7 @@ func notReady(err error) *fault.Fault {
 // healthService returns gRPC health, where the RPC services are as healthy as the gateway. It
 // has no Watch.
 func (p *Port) healthService() *transport.Service {
-	out := transport.NewService(healthpb.File_grpc_health_v1_health_proto.Services().ByName("Health"), transport.Settings{MaxMessageBytes: maxProbeBytes})
+	out := transport.NewService(healthpb.File_grpc_health_v1_health_proto.Services().ByName("Health"), transport.Settings{MaxMessageBytes: maxProbeBytes, Uncompressed: true, StallTimeout: transport.HandshakeTimeout})
 	transport.Unary(out, "Check", p.checkHealth)
 	return out
 }

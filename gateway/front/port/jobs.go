@@ -9,8 +9,8 @@ import (
 
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 
-	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/gateway/jobs"
+	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 

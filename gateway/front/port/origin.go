@@ -11,7 +11,7 @@ import (
 	connectcors "connectrpc.com/cors"
 	"github.com/rs/cors"
 
-	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 

@@ -37,12 +37,13 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/reflection"
 
+	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/oip"
 	"github.com/stagemesh/stagemesh/gateway/front/openai"
 	"github.com/stagemesh/stagemesh/gateway/front/rest"
-	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/gateway/jobs"
 	"github.com/stagemesh/stagemesh/gateway/openapi"
+	"github.com/stagemesh/stagemesh/internal/transport"
 )
 
 // PublicSettings are the settings of PublicHandler.
@@ -50,7 +51,7 @@ type PublicSettings struct {
 	// Settings bound what a caller may cost, on every protocol.
 	transport.Settings
 	// Caller runs the requests: gateway/call's service.
-	Caller transport.Caller
+	Caller call.Caller
 	// Jobs keeps jobs; nil serves none.
 	Jobs *jobs.Service
 	// Batches keeps files and batches; nil serves none.
@@ -113,7 +114,7 @@ func NewGRPC(s PublicSettings, secure *tls.Config, log *slog.Logger) (*grpc.Serv
 		return nil, err
 	}
 	out := transport.NewGRPC(transport.GRPCSettings{
-		Settings: s.Settings, Budget: p.Budget, TLS: secure, Guard: p.guardCalls(protection), Unknown: s.passOn, Logger: log,
+		Settings: s.Settings, Memory: p.Memory, TLS: secure, Guard: p.guardCalls(protection), Admit: admit, Unknown: s.passOn, Logger: log,
 	}, append(services, p.healthService())...)
 	reflection.Register(struct {
 		grpc.ServiceRegistrar
@@ -156,9 +157,13 @@ func notFound(documented bool) http.HandlerFunc {
 // Bounds on a connection, beside those of transport. There is no bound on a whole request
 // or answer: uploads and answers have transport.DefaultStallTimeout, and streams may be long.
 const (
-	// maxConcurrentStreams is per connection: gRPC clients use one.
-	maxConcurrentStreams = 1000
+	// maxConcurrentStreams is per connection.
+	maxConcurrentStreams = 250
 	writeStall           = 30 * time.Second
+	// maxFrame and the buffers are per connection, and taken before a handler reads anything.
+	maxFrame         = 16 << 10
+	maxStreamBuffer  = 256 << 10
+	maxRequestBuffer = 512 << 10
 )
 
 // NewServer returns a server for the handler: HTTP/1 and HTTP/2 on
@@ -174,12 +179,17 @@ func NewServer(h http.Handler, log *slog.Logger) *http.Server {
 		ReadHeaderTimeout: transport.HandshakeTimeout,
 		IdleTimeout:       transport.IdleTimeout,
 		MaxHeaderBytes:    transport.MaxHeaderBytes,
+		ConnContext:       transport.ConnContext,
 		ErrorLog:          slog.NewLogLogger(errorHandler{log.Handler()}, slog.LevelWarn),
 		HTTP2: &http.HTTP2Config{
 			MaxConcurrentStreams: maxConcurrentStreams,
 			SendPingTimeout:      transport.PingAfter,
 			PingTimeout:          transport.PingTimeout,
 			WriteByteTimeout:     writeStall,
+			MaxReadFrameSize:     maxFrame,
+
+			MaxReceiveBufferPerStream:     maxStreamBuffer,
+			MaxReceiveBufferPerConnection: maxRequestBuffer,
 		},
 	}
 }

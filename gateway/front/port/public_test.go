@@ -8,10 +8,9 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
-	"sync/atomic"
 	"testing"
 
-	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/internal/transport"
 
 	"connectrpc.com/connect"
 	"connectrpc.com/grpcreflect"
@@ -29,6 +28,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/front/oip"
 	"github.com/stagemesh/stagemesh/gateway/front/port"
 	"github.com/stagemesh/stagemesh/gateway/openapi"
+	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/mesh/credentials"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
@@ -151,19 +151,6 @@ func TestStreamIsServedOnThePublicPort(t *testing.T) {
 	}
 }
 
-// purse is a budget of 10,000 bytes.
-type purse struct{ reserved atomic.Int64 }
-
-func (p *purse) Reserve(n int64) *fault.Fault {
-	if p.reserved.Add(n) <= 10_000 {
-		return nil
-	}
-	p.reserved.Add(-n)
-	return fault.New(fault.Overloaded, "no more")
-}
-
-func (p *purse) Release(n int64) { p.reserved.Add(-n) }
-
 // known says that there is any model, of which nothing is known.
 type known struct{ oip.Models }
 
@@ -173,13 +160,13 @@ func (known) Version() string                     { return "1" }
 
 func TestLongStreamMayExceedTheBudgetInTotal(t *testing.T) {
 	t.Parallel()
-	budget := &purse{}
-	onEachServer(t, port.PublicSettings{Models: known{}, Port: port.Port{Budget: budget, Origins: []string{listed}}}, func(t *testing.T, _ string, conn *grpc.ClientConn) {
+	pool := budget.NewPool(budget.Settings{Limit: 60_000}) // of both servers
+	onEachServer(t, port.PublicSettings{Models: known{}, Port: port.Port{Memory: transport.NewMemory(pool), Origins: []string{listed}}}, func(t *testing.T, _ string, conn *grpc.ClientConn) {
 		stream, err := oipv2.NewGRPCInferenceServiceClient(conn).ModelStreamInfer(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
-		for range 20 { // beside the other server's
+		for range 60 { // beside the other server's
 			if err := stream.Send(&oipv2.ModelInferRequest{ModelName: "m", Id: strings.Repeat("x", 1500)}); err != nil {
 				t.Fatal(err)
 			}

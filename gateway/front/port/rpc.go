@@ -7,7 +7,7 @@ import (
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
-	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
@@ -20,10 +20,10 @@ import (
 // header Stagemesh-Request-Id. A stream sends it with its first message and again in its
 // trailers.
 type rpc struct {
-	caller transport.Caller
+	caller call.Caller
 }
 
-func newRPC(caller transport.Caller, s transport.Settings) *transport.Service {
+func newRPC(caller call.Caller, s transport.Settings) *transport.Service {
 	descriptor := inferencev1.File_stagemesh_inference_v1_inference_proto.Services().ByName("InferenceService")
 	out, svc := transport.NewService(descriptor, s), &rpc{caller: caller}
 	transport.Unary(out, "Infer", svc.infer)
@@ -70,7 +70,7 @@ func (s *rpc) getResult(ctx context.Context, c *transport.Call, in *inferencev1.
 func setHeaders(c *transport.Call, r *call.Response) {
 	c.SetHeader(transport.HeaderRequestID, r.RequestID)
 	if c.PlainHTTP {
-		c.SetHeader(transport.HeaderServerTiming, transport.ServerTiming(r.Timeline))
+		c.SetHeader(transport.HeaderServerTiming, transport.ServerTiming(r.Timeline.Total, r.Timeline.Steps))
 	}
 }
 

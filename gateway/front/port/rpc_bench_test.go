@@ -12,7 +12,7 @@ import (
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
 
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
-	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/internal/transport"
 )
 
 // BenchmarkRPC is the handler's own cost, without a connection.

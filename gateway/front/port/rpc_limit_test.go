@@ -20,7 +20,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
 	"github.com/stagemesh/stagemesh/gateway/front/port"
-	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 )

@@ -14,9 +14,10 @@ import (
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
 
+	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
 	"github.com/stagemesh/stagemesh/gateway/front/port"
-	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
@@ -48,7 +49,7 @@ func protocols() []protocol {
 }
 
 // onEach runs a test with a client of each protocol.
-func onEach(t *testing.T, caller transport.Caller, test func(t *testing.T, p protocol, client inferencev1connect.InferenceServiceClient)) {
+func onEach(t *testing.T, caller call.Caller, test func(t *testing.T, p protocol, client inferencev1connect.InferenceServiceClient)) {
 	t.Helper()
 	for _, p := range protocols() {
 		t.Run(p.name, func(t *testing.T) {
@@ -63,7 +64,7 @@ func (p protocol) client(t *testing.T, url string, more ...connect.ClientOption)
 	return inferencev1connect.NewInferenceServiceClient(fronttest.Client(t, p.h2c), url, append(p.options, more...)...)
 }
 
-func rpcHandler(t testing.TB, caller transport.Caller, s transport.Settings) http.Handler {
+func rpcHandler(t testing.TB, caller call.Caller, s transport.Settings) http.Handler {
 	t.Helper()
 	out, err := port.PublicHandler(port.PublicSettings{Settings: s, Caller: caller})
 	if err != nil {
@@ -76,12 +77,12 @@ func limited() transport.Settings {
 	return transport.Settings{MaxMessageBytes: limitBytes, StallTimeout: 10 * time.Second}
 }
 
-func serve(t testing.TB, caller transport.Caller) string {
+func serve(t testing.TB, caller call.Caller) string {
 	t.Helper()
 	return fronttest.Serve(t, rpcHandler(t, caller, limited()))
 }
 
-func (p protocol) serve(t testing.TB, caller transport.Caller) string {
+func (p protocol) serve(t testing.TB, caller call.Caller) string {
 	t.Helper()
 	return p.serveWith(t, port.PublicSettings{Settings: limited(), Caller: caller})
 }

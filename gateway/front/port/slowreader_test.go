@@ -19,12 +19,12 @@ import (
 
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 
-	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
 	"github.com/stagemesh/stagemesh/gateway/front/port"
-	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/internal/testbed"
+	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 )
 
@@ -43,9 +43,9 @@ func TestUnreadResponsesStayWithinTheBudget(t *testing.T) { //nolint:paralleltes
 			answer := func(context.Context, *call.Request) (*call.Response, error) {
 				return fronttest.Respond(payload.OfBlob("y", "text/plain", []byte(strings.Repeat("x", size)))), nil
 			}
-			budget := admission.NewByteBudget(limit)
+			pool := budget.NewPool(budget.Settings{Limit: limit})
 			before := heap()
-			url := start(t, port.PublicSettings{Models: known{}, Caller: transport.ReservingCaller{Caller: &fronttest.Caller{Answer: answer}, Most: limit / 4}, Port: port.Port{Budget: budget}})
+			url := start(t, port.PublicSettings{Models: known{}, Caller: &fronttest.Caller{Answer: answer}, Port: port.Port{Memory: transport.NewMemory(pool)}})
 			conns := make([]net.Conn, readers)
 			statuses := map[int]int{}
 			for i := range conns {
@@ -67,7 +67,7 @@ func TestUnreadResponsesStayWithinTheBudget(t *testing.T) { //nolint:paralleltes
 			for _, conn := range conns {
 				_ = conn.Close()
 			}
-			testbed.Eventually(t, "the budget is free again", func() bool { return budget.Reserved() == 0 })
+			testbed.Eventually(t, "the budget is free again", func() bool { return pool.Held() == 0 })
 		})
 	}
 }
@@ -78,9 +78,9 @@ func TestUnreadCallsStayWithinTheBudget(t *testing.T) { //nolint:paralleltest //
 	answer := func(context.Context, *call.Request) (*call.Response, error) {
 		return fronttest.Respond(payload.OfBlob("y", "text/plain", []byte(strings.Repeat("x", size)))), nil
 	}
-	budget := admission.NewByteBudget(limit)
+	pool := budget.NewPool(budget.Settings{Limit: limit})
 	before := heap()
-	url := startGRPC(t, port.PublicSettings{Caller: transport.ReservingCaller{Caller: &fronttest.Caller{Answer: answer}, Most: limit / 4}, Port: port.Port{Budget: budget}})
+	url := startGRPC(t, port.PublicSettings{Caller: &fronttest.Caller{Answer: answer}, Port: port.Port{Memory: transport.NewMemory(pool)}})
 	conns, calls := make([]*grpc.ClientConn, readers), make([]grpc.ClientStream, readers)
 	for i := range calls {
 		conns[i] = dial(t, url, grpc.WithInitialWindowSize(64<<10), grpc.WithInitialConnWindowSize(64<<10))
@@ -109,7 +109,7 @@ func TestUnreadCallsStayWithinTheBudget(t *testing.T) { //nolint:paralleltest //
 	for _, conn := range conns {
 		_ = conn.Close()
 	}
-	testbed.Eventually(t, "the budget is free again", func() bool { return budget.Reserved() == 0 })
+	testbed.Eventually(t, "the budget is free again", func() bool { return pool.Held() == 0 })
 }
 
 // unread sends a request on a connection with small buffers.

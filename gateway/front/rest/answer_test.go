@@ -10,7 +10,7 @@ import (
 	"strconv"
 	"testing"
 
-	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/internal/transport"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"

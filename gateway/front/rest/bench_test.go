@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/internal/transport"
 
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
 	"github.com/stagemesh/stagemesh/gateway/front/rest"

@@ -35,8 +35,9 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/oipjson"
-	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/gateway/jobs"
+	"github.com/stagemesh/stagemesh/internal/budget"
+	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -46,14 +47,14 @@ import (
 const Prefix = "/v1/"
 
 type handler struct {
-	caller transport.Caller
+	caller call.Caller
 	// jobs is nil where there are none.
 	jobs     *jobs.Service
 	settings transport.Settings
 }
 
 // New returns the handler of everything under Prefix. The jobs may be nil.
-func New(caller transport.Caller, jobs *jobs.Service, s transport.Settings) http.Handler {
+func New(caller call.Caller, jobs *jobs.Service, s transport.Settings) http.Handler {
 	s = s.WithDefaults()
 	return transport.WithStallTimeout(&handler{caller: caller, jobs: jobs, settings: s}, s.StallTimeout)
 }
@@ -120,14 +121,14 @@ func (h *handler) write(w http.ResponseWriter, get func() (*response, error)) {
 
 // fail sends the error of a request that arrived at start.
 func (h *handler) fail(w http.ResponseWriter, err error, start time.Time) {
-	w.Header().Set(transport.HeaderServerTiming, transport.ServerTiming(call.Timeline{Total: time.Since(start)}))
+	w.Header().Set(transport.HeaderServerTiming, transport.ServerTiming(time.Since(start), nil))
 	transport.WriteFault(w, err)
 }
 
 // infer runs one request and returns its whole response.
 func (h *handler) infer(w http.ResponseWriter, r *http.Request, pipeline string) (*response, error) {
-	memory := transport.NewReservation(r.Context(), h.settings.MaxPayload)
-	defer memory.Release()
+	memory := budget.Of(r.Context(), h.settings.MaxPayload)
+	defer memory.Close()
 	request, f, err := h.readRequest(w, r, pipeline, Prefix+"pipelines/{pipeline}:infer", memory)
 	if err != nil {
 		return nil, err
@@ -141,7 +142,7 @@ func (h *handler) infer(w http.ResponseWriter, r *http.Request, pipeline string)
 
 // readRequest reads a request, and the format of its response. Its inputs share the body's bytes
 // or are decoded into reserved memory.
-func (h *handler) readRequest(w http.ResponseWriter, r *http.Request, pipeline, route string, memory *transport.Reservation) (*call.Request, format, error) {
+func (h *handler) readRequest(w http.ResponseWriter, r *http.Request, pipeline, route string, memory *budget.Account) (*call.Request, format, error) {
 	if err := transport.CheckLength(r, int64(h.settings.MaxMessageBytes)); err != nil {
 		return nil, format{}, err
 	}
@@ -235,8 +236,8 @@ func (h *handler) sendStream(out *stream, w http.ResponseWriter, r *http.Request
 	if last := strings.TrimSpace(r.Header.Get(lastEventID)); last != "" {
 		return invalid(lastEventID, fmt.Errorf("%.*q: streams cannot be resumed; send the request again without Last-Event-ID", maxQuoted, last))
 	}
-	memory := transport.NewReservation(r.Context(), h.settings.MaxPayload)
-	defer memory.Release()
+	memory := budget.Of(r.Context(), h.settings.MaxPayload)
+	defer memory.Close()
 	request, f, err := h.readRequest(w, r, pipeline, Prefix+"pipelines/{pipeline}:stream", memory)
 	if err != nil {
 		return err

@@ -17,6 +17,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/mesh/tracing"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 )
 
@@ -104,7 +105,7 @@ func TestHeadersAndQueryAreTheOptions(t *testing.T) {
 	}
 	got := caller.Last()
 	want.Origin = call.Origin{
-		Protocol: call.ProtocolHTTP, Method: http.MethodPost, Route: "/v1/pipelines/{pipeline}:infer", Path: "/v1/pipelines/stage:echo:infer",
+		Protocol: tracing.ProtocolHTTP, Method: http.MethodPost, Route: "/v1/pipelines/{pipeline}:infer", Path: "/v1/pipelines/stage:echo:infer",
 		Server: got.Origin.Server, Client: got.Origin.Client,
 	}
 	if !reflect.DeepEqual(got, want) {

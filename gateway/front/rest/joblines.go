@@ -13,7 +13,8 @@ import (
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
-	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/internal/budget"
+	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
@@ -24,7 +25,7 @@ const linesType = "application/x-ndjson"
 // jobLine is a line that has no answer yet.
 type jobLine struct {
 	number int
-	memory *transport.Reservation
+	memory *budget.Account
 }
 
 // submitLines stores a job for each line of the body, which are as the template. It answers with
@@ -39,14 +40,14 @@ func (h *jobsHandler) submitLines(w http.ResponseWriter, r *http.Request, templa
 		kind.params = map[string]string{"form": "blob"}
 	}
 	var unanswered []jobLine
-	memory := transport.NewReservation(r.Context(), 0)
+	memory := budget.Of(r.Context(), 0)
 	defer func() {
-		memory.Release()
+		memory.Close()
 		for _, line := range unanswered {
-			line.memory.Release()
+			line.memory.Close()
 		}
 	}()
-	if err := memory.ReserveTemporary(maxHeldAnswers); err != nil {
+	if err := memory.Reserve(maxHeldAnswers); err != nil {
 		return err
 	}
 	answers, hasAny := bufio.NewWriterSize(w, maxHeldAnswers), false
@@ -71,7 +72,7 @@ func (h *jobsHandler) submitLines(w http.ResponseWriter, r *http.Request, templa
 				continue
 			}
 			transport.ReleaseBody(r)
-			line, isLast := jobLine{number, transport.NewReservation(r.Context(), h.settings.MaxPayload)}, err != nil && !isLong
+			line, isLast := jobLine{number, budget.Of(r.Context(), h.settings.MaxPayload)}, err != nil && !isLong
 			unanswered = append(unanswered, line)
 			var in *inferencev1.SubmitJobRequest
 			switch {
@@ -90,7 +91,7 @@ func (h *jobsHandler) submitLines(w http.ResponseWriter, r *http.Request, templa
 	err = h.jobs.SubmitJobs(r.Context(), jobs, func(job *inferencev1.Job, err error) error {
 		line := unanswered[0]
 		unanswered = unanswered[1:]
-		line.memory.Release()
+		line.memory.Close()
 		if err != nil {
 			return answer(failedLine(line.number, err))
 		}
@@ -109,7 +110,7 @@ func (h *jobsHandler) submitLines(w http.ResponseWriter, r *http.Request, templa
 }
 
 func (h *jobsHandler) jobOfLine(template *inferencev1.SubmitJobRequest, request call.Request, kind kind, data []byte, line jobLine) (*inferencev1.SubmitJobRequest, error) {
-	if err := line.memory.ReserveTemporary(int64(len(data))); err != nil {
+	if err := line.memory.Reserve(int64(len(data))); err != nil {
 		return nil, err
 	}
 	if err := h.takeBody(&request, new(format), kind, data, line.memory); err != nil {

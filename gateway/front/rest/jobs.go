@@ -18,8 +18,9 @@ import (
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
-	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/gateway/jobs"
+	"github.com/stagemesh/stagemesh/internal/budget"
+	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -106,8 +107,8 @@ func (h *jobsHandler) submit(w http.ResponseWriter, r *http.Request) error {
 	if kind, _ := contentType(r.Header.Get("Content-Type")); kind.media == linesType {
 		return h.submitLines(w, r, in, kind)
 	}
-	memory := transport.NewReservation(r.Context(), h.settings.MaxPayload)
-	defer memory.Release()
+	memory := budget.Of(r.Context(), h.settings.MaxPayload)
+	defer memory.Close()
 	request, _, err := h.readRequest(w, r, in.GetInfer().GetPipeline(), QueuesPrefix+"{queue}/jobs", memory)
 	if err != nil {
 		return err
@@ -323,8 +324,8 @@ func jobEvent(e *inferencev1.WatchJobResponse) (transport.Event, error) {
 
 // inferAsync runs a request as a job, and waits for its end.
 func (h *handler) inferAsync(w http.ResponseWriter, r *http.Request, name string, wait time.Duration) error {
-	memory := transport.NewReservation(r.Context(), h.settings.MaxPayload)
-	defer memory.Release()
+	memory := budget.Of(r.Context(), h.settings.MaxPayload)
+	defer memory.Close()
 	request, f, err := h.readRequest(w, r, name, Prefix+"pipelines/{pipeline}:infer", memory)
 	if err != nil {
 		return err

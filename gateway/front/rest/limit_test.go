@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/internal/transport"
 
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
 	"github.com/stagemesh/stagemesh/gateway/front/rest"

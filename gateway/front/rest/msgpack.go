@@ -5,7 +5,7 @@ import (
 	"slices"
 
 	"github.com/stagemesh/stagemesh/gateway/front/oipjson"
-	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/msgpack"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -26,7 +26,7 @@ type unpacked struct {
 	text  []byte
 	limit int
 	// memory is reserved for the text and the tensors; reserved bytes of it are the text's.
-	memory   *transport.Reservation
+	memory   *budget.Account
 	reserved int64
 	// raw are tensors that came as binary, and lists those that came as lists, by the index of
 	// their inputs. They are not in the text.
@@ -177,7 +177,7 @@ func (u *unpacked) decode(data []byte) (*oipjson.Request, error) {
 // head decodes a request by way of JSON, without the data of its tensors.
 func (u *unpacked) head(data []byte) (*oipjson.Request, error) {
 	defer func() {
-		u.memory.ReleaseTemporary(u.reserved)
+		u.memory.Release(u.reserved)
 		u.text, u.reserved = nil, 0
 	}()
 	if err := u.request(data); err != nil {
@@ -194,7 +194,7 @@ func (u *unpacked) reserve(n int) error {
 		return nil
 	}
 	need := int64(len(u.text) + most - cap(u.text))
-	if err := u.memory.ReserveTemporary(need); err != nil {
+	if err := u.memory.Reserve(need); err != nil {
 		return err
 	}
 	u.reserved += need

@@ -14,7 +14,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
-	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"

@@ -12,7 +12,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/oipjson"
-	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/msgpack"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 )
@@ -49,7 +49,7 @@ type response struct {
 
 // encode encodes a response.
 func (f format) encode(r *call.Response) (*response, error) {
-	out := &response{requestID: r.RequestID, timing: transport.ServerTiming(r.Timeline)}
+	out := &response{requestID: r.RequestID, timing: transport.ServerTiming(r.Timeline.Total, r.Timeline.Steps)}
 	if len(r.Outputs) == 1 && r.Outputs[0].Tensor == nil && !f.json && !f.packed {
 		blob := r.Outputs[0].Blob
 		out.contentType, out.body, out.blob = mediaType(blob), blob.Data, true

@@ -7,8 +7,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/internal/transport"
 
+	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
 	"github.com/stagemesh/stagemesh/gateway/front/rest"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -31,7 +32,7 @@ type reply struct {
 	body   string
 }
 
-func (a ask) of(t *testing.T, caller transport.Caller) reply {
+func (a ask) of(t *testing.T, caller call.Caller) reply {
 	t.Helper()
 	return a.at(t, fronttest.Serve(t, rest.New(caller, nil, transport.Settings{MaxMessageBytes: limitBytes})), false)
 }

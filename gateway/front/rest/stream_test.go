@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/internal/transport"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"

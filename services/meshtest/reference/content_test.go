@@ -17,7 +17,7 @@ import (
 	"github.com/tinylib/msgp/msgp"
 
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
-	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/msgpack"
 )
 

@@ -21,10 +21,10 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
-	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/internal/testbed"
+	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	oipv2 "github.com/stagemesh/stagemesh/proto/gen/go/oip/v2"
 )
@@ -41,12 +41,12 @@ func answerSized(size int) infers {
 }
 
 // serveGRPC serves ModelInfer and ModelStreamInfer with grpc-go, and returns the address.
-func serveGRPC(t *testing.T, s transport.Settings, budget transport.Budget, infer infers) string {
+func serveGRPC(t *testing.T, s transport.Settings, pool *budget.Pool, infer infers) string {
 	t.Helper()
 	service := transport.NewService(oipv2.File_oip_v2_inference_proto.Services().ByName("GRPCInferenceService"), s)
 	transport.Unary(service, "ModelInfer", infer)
 	transport.BidiStream(service, "ModelStreamInfer", 1, echo(0))
-	return fronttest.ServeService(t, service, s, budget)
+	return fronttest.ServeService(t, service, s, pool)
 }
 
 func dialGRPC(t *testing.T, address string, options ...grpc.DialOption) oipv2.GRPCInferenceServiceClient {
@@ -70,11 +70,11 @@ func reasonOf(err error) string {
 
 func TestFullBudgetRejectsMessages(t *testing.T) {
 	t.Parallel()
-	for name, size := range map[string]int{"within the window": 20 << 10, "beyond it": 1 << 20} {
+	for name, size := range map[string]int{"within the window": 30 << 10, "beyond it": 1 << 20} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			budget := admission.NewByteBudget(10 << 10)
-			client := dialGRPC(t, serveGRPC(t, transport.Settings{}, budget, answerSized(1)))
+			pool := budget.NewPool(budget.Settings{Limit: 20 << 10})
+			client := dialGRPC(t, serveGRPC(t, transport.Settings{}, pool, answerSized(1)))
 			request := &oipv2.ModelInferRequest{Id: strings.Repeat("x", size)}
 			if _, err := client.ModelInfer(t.Context(), request); status.Code(err) != codes.ResourceExhausted || reasonOf(err) != string(fault.Overloaded) {
 				t.Errorf("got %v", err)
@@ -92,15 +92,15 @@ func TestFullBudgetRejectsMessages(t *testing.T) {
 			if _, err := client.ModelInfer(t.Context(), &oipv2.ModelInferRequest{}); err != nil {
 				t.Errorf("afterwards: %v", err)
 			}
-			testbed.Eventually(t, "the budget is free again", func() bool { return budget.Reserved() == 0 })
+			testbed.Eventually(t, "the budget is free again", func() bool { return pool.Held() == 0 })
 		})
 	}
 }
 
 func TestFullBudgetRejectsResponse(t *testing.T) {
 	t.Parallel()
-	budget := admission.NewByteBudget(10 << 10)
-	client := dialGRPC(t, serveGRPC(t, transport.Settings{}, budget, answerSized(20<<10)))
+	pool := budget.NewPool(budget.Settings{Limit: 20 << 10})
+	client := dialGRPC(t, serveGRPC(t, transport.Settings{}, pool, answerSized(30<<10)))
 	if _, err := client.ModelInfer(t.Context(), &oipv2.ModelInferRequest{}); reasonOf(err) != string(fault.Overloaded) {
 		t.Errorf("got %v", err)
 	}
@@ -205,17 +205,17 @@ func (c *rawConn) awaitEnd(id uint32) {
 // A client that takes nothing of one response loses that, and its other calls go on.
 func TestUnreadResponseIsReset(t *testing.T) {
 	t.Parallel()
-	budget := admission.NewByteBudget(10 << 20)
+	pool := budget.NewPool(budget.Settings{Limit: 10 << 20})
 	const large, window = 1 << 20, 1 << 10
 	var size atomic.Int64
 	size.Store(large)
-	address := serveGRPC(t, transport.Settings{StallTimeout: 200 * time.Millisecond}, budget, func(ctx context.Context, c *transport.Call, in *oipv2.ModelInferRequest) (*oipv2.ModelInferResponse, error) {
+	address := serveGRPC(t, transport.Settings{StallTimeout: 200 * time.Millisecond}, pool, func(ctx context.Context, c *transport.Call, in *oipv2.ModelInferRequest) (*oipv2.ModelInferResponse, error) {
 		return answerSized(int(size.Load()))(ctx, c, in)
 	})
 	conn := dialRaw(t, address, window, 1<<20)
 	conn.call(1, &oipv2.ModelInferRequest{})
 	conn.await("headers", func(f http2.Frame) bool { return f.Header().StreamID == 1 })
-	if got := budget.Reserved(); got < large {
+	if got := pool.Held(); got < large {
 		t.Errorf("%d bytes are reserved", got)
 	}
 	size.Store(10)
@@ -224,7 +224,7 @@ func TestUnreadResponseIsReset(t *testing.T) {
 	conn.awaitReset(1)
 	conn.call(5, &oipv2.ModelInferRequest{})
 	conn.awaitEnd(5)
-	testbed.Eventually(t, "the budget is free again", func() bool { return budget.Reserved() == 0 })
+	testbed.Eventually(t, "the budget is free again", func() bool { return pool.Held() == 0 })
 }
 
 func TestResponseThatIsReadSlowlyArrives(t *testing.T) {
@@ -250,15 +250,15 @@ func TestResponseThatIsReadSlowlyArrives(t *testing.T) {
 // A connection that is closed returns the budget of the responses on it.
 func TestClosedConnectionReturnsBudget(t *testing.T) {
 	t.Parallel()
-	budget := admission.NewByteBudget(100 << 20)
-	address := serveGRPC(t, transport.Settings{}, budget, answerSized(1<<20))
+	pool := budget.NewPool(budget.Settings{Limit: 100 << 20})
+	address := serveGRPC(t, transport.Settings{}, pool, answerSized(1<<20))
 	conn := dialRaw(t, address, 1<<10, 1<<20)
 	for id := uint32(1); id < 20; id += 2 {
 		conn.call(id, &oipv2.ModelInferRequest{})
 	}
 	conn.await("headers", func(f http2.Frame) bool { return f.Header().StreamID == 19 })
 	_ = conn.conn.Close()
-	testbed.Eventually(t, "the budget is free again", func() bool { return budget.Reserved() == 0 })
+	testbed.Eventually(t, "the budget is free again", func() bool { return pool.Held() == 0 })
 }
 
 func TestClosingGatewayAwaitsNoMessage(t *testing.T) {
@@ -274,8 +274,8 @@ func TestClosingGatewayAwaitsNoMessage(t *testing.T) {
 // anything.
 func TestMessagesMayBeSplitAnywhere(t *testing.T) {
 	t.Parallel()
-	budget := admission.NewByteBudget(1 << 20)
-	conn := dialRaw(t, serveGRPC(t, transport.Settings{MaxMessageBytes: 100}, budget, answerSized(1)), 1<<20, 1<<20)
+	pool := budget.NewPool(budget.Settings{Limit: 1 << 20})
+	conn := dialRaw(t, serveGRPC(t, transport.Settings{MaxMessageBytes: 100}, pool, answerSized(1)), 1<<20, 1<<20)
 	conn.headers(1, "te", "trailers")
 	for i, b := range []byte("\x00\x00\x00\x00\x03\x1a\x01x") {
 		conn.must(0, conn.WriteData(1, i == 7, []byte{b}))
@@ -286,7 +286,7 @@ func TestMessagesMayBeSplitAnywhere(t *testing.T) {
 		conn.must(0, conn.WriteData(3, false, []byte{b}))
 	}
 	conn.awaitEnd(3)
-	testbed.Eventually(t, "the budget is free again", func() bool { return budget.Reserved() == 0 })
+	testbed.Eventually(t, "the budget is free again", func() bool { return pool.Held() == 0 })
 }
 
 func TestPanicFailsItsCallAlone(t *testing.T) {
@@ -310,7 +310,7 @@ func TestManyCallsShareOneConnection(t *testing.T) {
 	const calls = 4096
 	var inFlight atomic.Int64
 	gate := make(chan struct{})
-	client := dialGRPC(t, serveGRPC(t, transport.Settings{}, admission.NewByteBudget(1<<30), func(ctx context.Context, c *transport.Call, in *oipv2.ModelInferRequest) (*oipv2.ModelInferResponse, error) {
+	client := dialGRPC(t, serveGRPC(t, transport.Settings{}, nil, func(ctx context.Context, c *transport.Call, in *oipv2.ModelInferRequest) (*oipv2.ModelInferResponse, error) {
 		if inFlight.Add(1) == calls {
 			close(gate)
 		}
@@ -343,14 +343,14 @@ func TestCallsWithoutHandlerReturnBudget(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			budget := admission.NewByteBudget(10 << 20)
-			conn := dialRaw(t, serveGRPC(t, transport.Settings{}, budget, answerSized(1)), 1<<20, 1<<20)
+			pool := budget.NewPool(budget.Settings{Limit: 10 << 20})
+			conn := dialRaw(t, serveGRPC(t, transport.Settings{}, pool, answerSized(1)), 1<<20, 1<<20)
 			for id := uint32(1); id < 20; id += 2 {
 				conn.headers(id, field[0], field[1])
 				conn.message(id, &oipv2.ModelInferRequest{Id: strings.Repeat("x", 1000)})
 			}
 			conn.awaitEnd(19)
-			testbed.Eventually(t, "the budget is free again", func() bool { return budget.Reserved() == 0 })
+			testbed.Eventually(t, "the budget is free again", func() bool { return pool.Held() == 0 })
 		})
 	}
 }

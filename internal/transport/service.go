@@ -12,8 +12,9 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
-	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/tracing"
 )
 
 // DefaultMaxMessageBytes is the limit of a request where Settings name none.
@@ -24,6 +25,8 @@ type Settings struct {
 	// MaxMessageBytes bounds one request message or body, as sent and decompressed; 0 is
 	// DefaultMaxMessageBytes.
 	MaxMessageBytes int
+	// Uncompressed refuses messages in gzip.
+	Uncompressed bool
 	// MaxPayload bounds the memory of one request's decoded inputs, in bytes; 0 is no limit.
 	MaxPayload int
 	// StallTimeout is how long a caller may take to send 256 KiB of a message, or to take as
@@ -49,20 +52,6 @@ func (s Settings) WithDefaults() Settings {
 		s.StallTimeout = DefaultStallTimeout
 	}
 	return s
-}
-
-// Caller runs requests: gateway/call's service.
-//
-// Its errors have a *fault.Fault in their chain; the fault's metadata RequestIDKey is the
-// request's ID where one was assigned. Stream calls emit in order, and not after it returned;
-// an error of emit ends the call.
-type Caller interface {
-	Infer(ctx context.Context, r *call.Request) (*call.Response, error)
-	Stream(ctx context.Context, r *call.Request, emit func(call.Chunk) error) (*call.Response, error)
-	Result(ctx context.Context, requestID string, wait time.Duration) (*call.Response, error)
-	Cancel(ctx context.Context, requestID string) error
-	// RequestOf returns the ID of the request that has an idempotency key.
-	RequestOf(ctx context.Context, k call.Key) (requestID string, err error)
 }
 
 // Service is the HTTP handler of a service's methods.
@@ -100,8 +89,8 @@ func (s *Service) Path() string { return "/" + s.Name() + "/" }
 // Call is what a method learns of a call beside its message, and what it answers beside it.
 type Call struct {
 	// Trace is the caller's W3C trace context, and Origin how the call came.
-	Trace  call.Trace
-	Origin call.Origin
+	Trace  envelope.Trace
+	Origin tracing.Origin
 	// PlainHTTP is true where HTTP tools show the response's headers: the protocol is
 	// Connect's own.
 	PlainHTTP bool
@@ -126,7 +115,7 @@ func (c *Call) SetTrailer(name, value string) {
 func newCall(h http.Header, peer connect.Peer, procedure string) *Call {
 	out := &Call{
 		Trace:     TraceContext(h),
-		Origin:    call.Origin{Protocol: connect.ProtocolGRPC, Method: strings.TrimPrefix(procedure, "/"), Client: peer.Addr},
+		Origin:    tracing.Origin{Protocol: connect.ProtocolGRPC, Method: strings.TrimPrefix(procedure, "/"), Client: peer.Addr},
 		PlainHTTP: peer.Protocol == connect.ProtocolConnect,
 	}
 	if out.PlainHTTP {
@@ -139,9 +128,10 @@ func newCall(h http.Header, peer connect.Peer, procedure string) *Call {
 func Unary[M any, P message[M], Out any](s *Service, name protoreflect.Name, f func(context.Context, *Call, P) (*Out, error)) {
 	s.handle(name, limitMessage, func(path string, options connect.HandlerOption) http.Handler {
 		return connect.NewUnaryHandler(path, func(ctx context.Context, in *connect.Request[incoming[M, P]]) (*connect.Response[Out], error) {
-			if in.Msg.err != nil {
-				return nil, RPCError(in.Msg.err)
+			if err := in.Msg.open(ctx); err != nil {
+				return nil, RPCError(err)
 			}
+			defer in.Msg.memory.Close()
 			out, c := connect.NewResponse[Out](nil), newCall(in.Header(), in.Peer(), path)
 			c.setHeader = func(name, value string) { out.Header().Set(name, value) }
 			c.setTrailer = func(name, value string) { out.Trailer().Set(name, value) }
@@ -157,7 +147,8 @@ func Unary[M any, P message[M], Out any](s *Service, name protoreflect.Name, f f
 		if err != nil {
 			return err
 		}
-		out, err := f(ss.Context(), c, in)
+		defer in.memory.Close()
+		out, err := f(ss.Context(), c, &in.message)
 		if err != nil {
 			return err
 		}
@@ -170,9 +161,10 @@ func Unary[M any, P message[M], Out any](s *Service, name protoreflect.Name, f f
 func ServerStream[M any, P message[M], Out any](s *Service, name protoreflect.Name, f func(ctx context.Context, c *Call, in P, send func(*Out) error) error) {
 	s.handle(name, limitMessage, func(path string, options connect.HandlerOption) http.Handler {
 		return connect.NewServerStreamHandler(path, func(ctx context.Context, in *connect.Request[incoming[M, P]], out *connect.ServerStream[Out]) error {
-			if in.Msg.err != nil {
-				return RPCError(in.Msg.err)
+			if err := in.Msg.open(ctx); err != nil {
+				return RPCError(err)
 			}
+			defer in.Msg.memory.Close()
 			c := newCall(in.Header(), in.Peer(), path)
 			c.setHeader, c.setTrailer = out.ResponseHeader().Set, out.ResponseTrailer().Set
 			send := func(m *Out) error { return sendFault(ctx, out.Send(m)) }
@@ -187,7 +179,8 @@ func ServerStream[M any, P message[M], Out any](s *Service, name protoreflect.Na
 		if err != nil {
 			return err
 		}
-		return f(ss.Context(), c, in, func(m *Out) error { return sendFault(ss.Context(), stream.send(ss, m)) })
+		defer in.memory.Close()
+		return f(ss.Context(), c, &in.message, func(m *Out) error { return sendFault(ss.Context(), stream.send(ss, m)) })
 	})
 }
 
@@ -213,7 +206,6 @@ func (s *Service) handle(name protoreflect.Name, limit func(http.Handler, Settin
 		connect.WithCodec(binaryCodec()),
 		connect.WithCodec(jsonCodec("json")),
 		connect.WithCodec(jsonCodec("json; charset=utf-8")),
-		connect.WithCompression("gzip", newDecompressor(s.settings.MaxMessageBytes), newCompressor),
 		connect.WithCompressMinBytes(math.MaxInt),
 		connect.WithReadMaxBytes(s.settings.MaxMessageBytes),
 	)

@@ -3,9 +3,11 @@ package transport
 import (
 	"bytes"
 	"compress/gzip"
+	"context"
 	"errors"
 	"fmt"
 	"io"
+	"sync"
 
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/encoding/protojson"
@@ -13,7 +15,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
-	"github.com/stagemesh/stagemesh/gateway/admission"
+	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
@@ -22,11 +24,18 @@ import (
 type incoming[M any, P message[M]] struct {
 	message M
 	err     error
+	// memory is what the message takes; whoever handles it closes that.
+	memory *budget.Account
+
+	// unmarshal decodes the message that the connect library has received, see callBody.
+	unmarshal unmarshaler
 }
 
-// decodable takes a message.
+// decodable takes a message, for which it reserves memory of the caller's account, or the
+// reason why there is none.
 type decodable interface {
-	decode(unmarshal unmarshaler, data []byte)
+	decode(from *budget.Account, unmarshal unmarshaler, data []byte)
+	fail(err error)
 }
 
 // rawMessage is a message of protobuf that is not decoded.
@@ -35,13 +44,13 @@ type rawMessage struct {
 	err  error
 }
 
-func (m *rawMessage) decode(unmarshal unmarshaler, data []byte) {
-	if bytes.HasPrefix(data, []byte{gunzipFailed}) {
-		m.err = unmarshal(data, nil)
-		return
+func (m *rawMessage) decode(from *budget.Account, _ unmarshaler, data []byte) {
+	if m.err = from.Reserve(int64(len(data))); m.err == nil {
+		m.data = bytes.Clone(data)
 	}
-	m.data = bytes.Clone(data)
 }
+
+func (m *rawMessage) fail(err error) { m.err = err }
 
 // message is a pointer to a generated message.
 type message[M any] interface {
@@ -49,13 +58,32 @@ type message[M any] interface {
 	proto.Message
 }
 
-func (in *incoming[M, P]) decode(unmarshal unmarshaler, data []byte) {
-	err := unmarshal(data, P(&in.message))
+func (in *incoming[M, P]) decode(from *budget.Account, unmarshal unmarshaler, data []byte) {
+	in.memory = from.Part()
+	err := in.memory.Reserve(int64(len(data)))
+	if err == nil {
+		err = unmarshal(data, P(&in.message))
+	}
 	if f, ok := errors.AsType[*fault.Fault](err); ok {
 		in.err = f
 	} else if err != nil {
 		in.err = fault.Newf(fault.InvalidRequest, "the message cannot be decoded: %s", plainText(err))
 	}
+}
+
+func (in *incoming[M, P]) fail(err error) { in.err = err }
+
+func (in *incoming[M, P]) decodeBy(unmarshal unmarshaler) { in.unmarshal = unmarshal }
+
+// open decodes a message that the connect library has received.
+func (in *incoming[M, P]) open(ctx context.Context) error {
+	if in.unmarshal != nil {
+		data, release := takeMessage(ctx)
+		in.decode(budget.FromContext(ctx), in.unmarshal, data)
+		in.unmarshal = nil
+		release()
+	}
+	return in.err
 }
 
 // codec is a form of protobuf's messages. It decodes an *incoming of any message.
@@ -95,13 +123,13 @@ func (c codec) MarshalAppend(dst []byte, message any) ([]byte, error) {
 	return c.marshal(dst, m)
 }
 
-// Unmarshal implements connect.Codec.
-func (c codec) Unmarshal(data []byte, message any) error {
-	in, ok := message.(decodable)
+// Unmarshal implements connect.Codec. The message is not in data, see callBody.
+func (c codec) Unmarshal(_ []byte, message any) error {
+	in, ok := message.(interface{ decodeBy(unmarshal unmarshaler) })
 	if !ok {
 		return errNoMessage(message)
 	}
-	in.decode(c.unmarshal, data)
+	in.decodeBy(c.unmarshal)
 	return nil
 }
 
@@ -111,14 +139,14 @@ func errNoMessage(message any) error { return fmt.Errorf("%T is no message of th
 const maxNesting = 64
 
 func unmarshalBinary(data []byte, m proto.Message) error {
-	if c := (elementCounter{left: admission.MaxStrings}); !c.countWire(data, m.ProtoReflect().Descriptor(), maxNesting) {
+	if c := (elementCounter{left: maxStrings}); !c.countWire(data, m.ProtoReflect().Descriptor(), maxNesting) {
 		return errTooManyElements()
 	}
 	return proto.UnmarshalOptions{RecursionLimit: maxNesting}.Unmarshal(data, m)
 }
 
 func unmarshalJSON(data []byte, m proto.Message) error {
-	if c := (elementCounter{left: admission.MaxStrings}); !c.countJSON(data) {
+	if c := (elementCounter{left: maxStrings}); !c.countJSON(data) {
 		return errTooManyElements()
 	}
 	return protojson.UnmarshalOptions{RecursionLimit: maxNesting}.Unmarshal(data, m)
@@ -137,11 +165,22 @@ func ReadMessage(data []byte, m proto.Message) (encode func(proto.Message) ([]by
 	return func(m proto.Message) ([]byte, error) { return form.marshal(nil, m) }, err
 }
 
-// The cost of an element, of admission.MaxStrings that a message has.
-const messageCost, stringCost = admission.MaxStrings / admission.MaxMessages, 1
+// The element limit of a message, which is checked before it is decoded: an empty
+// message or map entry is two bytes on the wire and over a hundred in memory, an empty
+// string in a list is a sixth of that. A message within the byte limit could take
+// gigabytes.
+const (
+	// maxMessages is more than all inputs with all parameters that a request may have.
+	maxMessages = 1 << 18
+	// maxStrings bounds the strings in lists, where there is no nested message.
+	maxStrings = 4 * maxMessages
+)
+
+// The cost of an element, of maxStrings that a message has.
+const messageCost, stringCost = maxStrings / maxMessages, 1
 
 func errTooManyElements() error {
-	return fmt.Errorf("there are more than %d messages, or %d texts, within it", admission.MaxMessages, admission.MaxStrings)
+	return fmt.Errorf("there are more than %d messages, or %d texts, within it", maxMessages, maxStrings)
 }
 
 // elementCounter counts the elements of a message that is not decoded yet.
@@ -203,43 +242,44 @@ func (c *elementCounter) countJSON(data []byte) bool {
 	return true
 }
 
-// decompressor is gzip with a bounded output, whose errors the library passes on as they are.
-type decompressor struct {
-	gzip  gzip.Reader
-	out   limitedReader
-	limit int64
-	// err is why the data is not gzip. The library answers an error of Reset without
-	// details, so Read reports it.
-	err error
-}
+const encodingGzip = "gzip"
 
-var _ connect.Decompressor = (*decompressor)(nil)
+// gzipReaders are kept, since each has tables of 40 KiB.
+var gzipReaders = sync.Pool{New: func() any { return new(gzip.Reader) }}
 
-func newDecompressor(limit int) func() connect.Decompressor {
-	return func() connect.Decompressor { return &decompressor{limit: int64(limit)} }
-}
-
-// Reset implements connect.Decompressor.
-func (d *decompressor) Reset(from io.Reader) error {
-	d.err = d.gzip.Reset(from)
-	d.out = limitedReader{from: &d.gzip, left: d.limit, limit: d.limit}
-	return nil
-}
-
-// Read implements io.Reader.
-func (d *decompressor) Read(buf []byte) (n int, err error) {
-	if err = d.err; err == nil {
-		n, err = d.out.Read(buf)
+// inflate returns a message that comes in gzip, of at most limit bytes. It reserves memory
+// before it allocates it, about twice what has been decompressed so far. The caller releases
+// the capacity of what is returned, also with an error.
+func inflate(from io.Reader, account *budget.Account, limit int64) (out []byte, err error) {
+	in, _ := gzipReaders.Get().(*gzip.Reader)
+	defer gzipReaders.Put(in)
+	if err = in.Reset(from); errors.Is(err, io.EOF) {
+		return nil, nil
 	}
-	if _, coded := errors.AsType[*connect.Error](err); err == nil || errors.Is(err, io.EOF) && d.err == nil || coded {
-		return n, err
+	for err == nil {
+		if len(out) == cap(out) {
+			size := min(max(int64(2*len(out)), minBuffer), limit+1)
+			if err = account.Reserve(size); err != nil {
+				return out, err
+			}
+			grown := make([]byte, len(out), size)
+			copy(grown, out)
+			account.Release(int64(cap(out)))
+			out = grown
+		}
+		var n int
+		n, err = in.Read(out[len(out):cap(out)])
+		if out = out[:len(out)+n]; int64(len(out)) > limit {
+			return out, TooLarge(limit)
+		}
 	}
-	return n, RPCError(fault.Newf(fault.InvalidRequest, "the message cannot be decompressed: %w", err))
+	_, isFault := errors.AsType[*fault.Fault](err)
+	_, isStatus := errors.AsType[*connect.Error](err)
+	switch {
+	case errors.Is(err, io.EOF):
+		return out, nil
+	case isFault, isStatus:
+		return out, err // of the body
+	}
+	return out, fault.Newf(fault.InvalidRequest, "the message cannot be decompressed: %w", err)
 }
-
-// Close implements connect.Decompressor.
-func (d *decompressor) Close() error { return nil }
-
-// newCompressor exists because a compression needs both sides; the handler options keep every
-// response below the size where it would be used.
-func newCompressor() connect.Compressor { return gzip.NewWriter(io.Discard) }

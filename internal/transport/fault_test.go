@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 

@@ -8,7 +8,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/mesh/envelope"
+	"github.com/stagemesh/stagemesh/mesh/tracing"
 )
 
 // Names of the headers that callers and gateway send, in canonical form.
@@ -74,11 +75,11 @@ const (
 
 // TraceContext returns the W3C trace context in h, or a zero one where there is none. As W3C
 // asks, it drops a malformed one.
-func TraceContext(h http.Header) call.Trace {
+func TraceContext(h http.Header) envelope.Trace {
 	return traceContext(h[HeaderTraceParent], h[HeaderTraceState])
 }
 
-func traceContext(parents, states []string) (out call.Trace) {
+func traceContext(parents, states []string) (out envelope.Trace) {
 	if len(parents) != 1 || len(parents[0]) < minTraceParent || len(parents[0]) > maxTraceParent || !isPrintable(parents[0]) {
 		return out
 	}
@@ -90,8 +91,8 @@ func traceContext(parents, states []string) (out call.Trace) {
 }
 
 // HTTPOrigin returns how a request of plain HTTP came; its route has variable parts in braces.
-func HTTPOrigin(r *http.Request, route string) call.Origin {
-	return call.Origin{Protocol: call.ProtocolHTTP, Method: r.Method, Route: route, Path: r.URL.Path, Server: r.Host, Client: r.RemoteAddr}
+func HTTPOrigin(r *http.Request, route string) tracing.Origin {
+	return tracing.Origin{Protocol: tracing.ProtocolHTTP, Method: r.Method, Route: route, Path: r.URL.Path, Server: r.Host, Client: r.RemoteAddr}
 }
 
 // isPrintable reports whether s is ASCII without control characters.
@@ -107,18 +108,18 @@ func isPrintable(s string) bool {
 // stepSize is about how many bytes a step takes in Server-Timing.
 const stepSize = 128
 
-// ServerTiming returns the timeline as a Server-Timing header: for each step the queue wait,
+// ServerTiming returns a timeline as a Server-Timing header: for each step the queue wait,
 // the batch wait and the run time, then the total. Durations are in milliseconds.
-func ServerTiming(t call.Timeline) string {
-	out := make([]byte, 0, (len(t.Steps)+1)*stepSize)
-	for _, step := range t.Steps {
+func ServerTiming(total time.Duration, steps []envelope.StepTiming) string {
+	out := make([]byte, 0, (len(steps)+1)*stepSize)
+	for _, step := range steps {
 		out = appendStepTiming(out, step)
 	}
 	out = append(out, "total"...)
-	return string(appendDuration(out, t.Total))
+	return string(appendDuration(out, total))
 }
 
-func appendStepTiming(out []byte, s call.StepTiming) []byte {
+func appendStepTiming(out []byte, s envelope.StepTiming) []byte {
 	name := strings.Map(tokenRune, string(s.Step))
 	out = append(append(out, name...), "-queue"...)
 	out = appendDuration(out, s.QueueWait)

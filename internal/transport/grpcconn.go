@@ -3,6 +3,7 @@ package transport
 import (
 	"bufio"
 	"bytes"
+	"crypto/tls"
 	"encoding/binary"
 	"errors"
 	"maps"
@@ -19,7 +20,7 @@ import (
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/stagemesh/stagemesh/gateway/admission"
+	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
@@ -38,8 +39,10 @@ type grpcConn struct {
 	net.Conn
 
 	settings Settings
-	budget   Budget
-	in       *bufio.Reader
+	// counted is the connection where those of the port count, tls its state; nil without.
+	counted *countedConn
+	tls     *tls.ConnectionState
+	in      *bufio.Reader
 
 	// These belong to the goroutine that reads: of the current frame its header, the unread
 	// part of it and of the payload, its stream, and that again for DATA of an open stream.
@@ -51,6 +54,8 @@ type grpcConn struct {
 
 	mu      sync.Mutex
 	streams map[uint32]*grpcStream
+	// probes are how many of them are anonymous.
+	probes int
 	// resets are streams to reset before the next frame.
 	resets []uint32
 	// sweep is nil until there is a stream, and sweeping true while it is going to fire.
@@ -60,11 +65,16 @@ type grpcConn struct {
 
 var _ credentials.AuthInfo = (*grpcConn)(nil)
 
-func newGRPCConn(conn net.Conn, s Settings, budget Budget) *grpcConn {
-	return &grpcConn{
-		Conn: conn, settings: s, budget: budget, in: bufio.NewReaderSize(conn, readBufferSize),
+func newGRPCConn(conn net.Conn, s Settings) *grpcConn {
+	out := &grpcConn{
+		Conn: conn, settings: s, counted: countedOf(conn), in: bufio.NewReaderSize(conn, readBufferSize),
 		left: len(http2.ClientPreface), streams: map[uint32]*grpcStream{},
 	}
+	if secure, ok := conn.(*tls.Conn); ok {
+		state := secure.ConnectionState()
+		out.tls = &state
+	}
+	return out
 }
 
 // AuthType implements credentials.AuthInfo, by which a call finds its connection.
@@ -148,11 +158,18 @@ func (c *grpcConn) Write(data []byte) (int, error) {
 	return c.Conn.Write(data)
 }
 
-// open returns the stream whose headers were just read.
-func (c *grpcConn) open(header GRPCHeader) *grpcStream {
-	s := &grpcStream{conn: c, id: c.id, header: header, account: account{budget: c.budget}}
+// open returns the stream whose headers were just read, or why there are too many.
+func (c *grpcConn) open(header GRPCHeader, account *budget.Account, settings Settings, isProbe bool) (*grpcStream, error) {
+	s := &grpcStream{conn: c, id: c.id, header: header, account: account, settings: settings, isProbe: isProbe}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if isProbe {
+		if c.probes >= maxProbeStreams {
+			return nil, fault.Newf(fault.Overloaded, "%d calls without a token are open on this connection, as many as may be", c.probes).WithRetryAfter(budget.RetryAfter)
+		}
+		c.probes++
+		s.settings.StallTimeout = min(s.settings.StallTimeout, HandshakeTimeout)
+	}
 	c.streams[s.id] = s
 	if c.sweep == nil {
 		c.sweep = time.AfterFunc(c.sweepInterval(), c.endStalled)
@@ -160,11 +177,13 @@ func (c *grpcConn) open(header GRPCHeader) *grpcStream {
 		c.sweep.Reset(c.sweepInterval())
 	}
 	c.sweeping = true
-	return s
+	return s, nil
 }
 
 // stallTime returns when something that waits from now on has stalled.
 func (c *grpcConn) stallTime() time.Time { return time.Now().Add(c.settings.StallTimeout) }
+
+func (s *grpcStream) stallTime() time.Time { return time.Now().Add(s.settings.StallTimeout) }
 
 // sweepInterval is how often the connection looks for stalled streams.
 func (c *grpcConn) sweepInterval() time.Duration {
@@ -235,11 +254,15 @@ func (c *grpcConn) Close() error {
 
 // grpcStream is a stream, until its handler has returned and its responses are written.
 type grpcStream struct {
-	account // of the messages that were read, and of what is not written
+	// account is the call's: with its header, the messages that were read, and what is not
+	// written.
+	account *budget.Account
 
-	conn   *grpcConn
-	id     uint32
-	header GRPCHeader
+	conn     *grpcConn
+	id       uint32
+	header   GRPCHeader
+	settings Settings
+	isProbe  bool
 
 	// These belong to the goroutine that reads the connection: a prefix that is not
 	// complete, the part of a message that has not arrived, and whether messages are no
@@ -251,11 +274,9 @@ type grpcStream struct {
 	// begins is called when the handler begins. Until then the end of the call ends the stream.
 	begins func() bool
 
-	// These belong to the handler: its form of messages, where RecvMsg decodes one, and the
-	// bytes of that message.
+	// These belong to the handler: its form of messages, and where RecvMsg decodes one.
 	codec codec
 	into  decodable
-	held  int64
 
 	mu sync.Mutex
 	// failure is why the stream failed, interrupt has the handler answer it, which is nil
@@ -263,8 +284,8 @@ type grpcStream struct {
 	failure   *fault.Fault
 	interrupt func()
 	excess    int
-	// sizes are those of the messages that the handler has not received.
-	sizes []int64
+	// messages are those that the handler has not received.
+	messages []arrival
 	// While the handler receives, readBy is when the next stallBytes must have arrived, zero
 	// if there is no hurry. received counts them.
 	readBy   time.Time
@@ -277,6 +298,12 @@ type grpcStream struct {
 	// ended is true when the handler has returned, and abandoned when the connection is
 	// closed.
 	ended, abandoned bool
+}
+
+// arrival is a message that the handler has not received.
+type arrival struct {
+	size         int64
+	isCompressed bool
 }
 
 // bytesLeft returns how many bytes the current prefix or message still has.
@@ -312,22 +339,38 @@ func (s *grpcStream) reserve(data []byte) *fault.Fault {
 	}
 	if s.left > 0 {
 		s.left -= len(data)
-		if f := s.account.Reserve(int64(len(data))); f != nil {
-			return f
+		if err := s.account.Reserve(int64(len(data))); err != nil {
+			return fault.From(err)
 		}
-	} else if s.prefix = append(s.prefix, data...); len(s.prefix) == prefixSize {
-		size, limit := int64(binary.BigEndian.Uint32(s.prefix[1:])), int64(s.conn.settings.MaxMessageBytes)
-		if size > limit {
+	} else if s.readPrefix(data) {
+		size, limit := int64(binary.BigEndian.Uint32(s.prefix[1:])), int64(s.settings.MaxMessageBytes)
+		switch {
+		case size > limit:
 			s.lost = true
 			return TooLarge(limit)
+		case s.prefix[0]&flagCompressed != 0 && s.settings.Uncompressed:
+			s.lost = true
+			return notCompressible()
 		}
-		s.left, s.sizes, s.prefix = int(size), append(s.sizes, size), s.prefix[:0]
+		s.messages = append(s.messages, arrival{size, s.prefix[0]&flagCompressed != 0})
+		s.left, s.prefix = int(size), s.prefix[:0]
 	}
 	s.received += len(data)
 	if s.receives && (s.readBy.IsZero() || s.received >= stallBytes) {
-		s.readBy, s.received = s.conn.stallTime(), 0
+		s.readBy, s.received = s.stallTime(), 0
 	}
 	return nil
+}
+
+// readPrefix reads a part of the prefix of a message, and reports whether that is all of it.
+// The library gets it without the flag of compression.
+func (s *grpcStream) readPrefix(data []byte) (isAll bool) {
+	isFirst := len(s.prefix) == 0
+	s.prefix = append(s.prefix, data...)
+	if isFirst {
+		data[0] &^= flagCompressed
+	}
+	return len(s.prefix) == prefixSize
 }
 
 // fail has the handler answer the stream with a fault, whatever it waits for. The first counts.
@@ -361,7 +404,7 @@ func (s *grpcStream) begin(interrupt func()) error {
 func (s *grpcStream) end() {
 	s.mu.Lock()
 	s.ended = true
-	s.account.Release(s.account.reserved.Load() - s.unwritten)
+	s.account.ReleaseAllBut(s.unwritten)
 	s.mu.Unlock()
 	s.removeIfDone()
 }
@@ -370,34 +413,58 @@ func (s *grpcStream) removeIfDone() {
 	s.mu.Lock()
 	isDone := s.ended && s.unwritten == 0
 	s.mu.Unlock()
-	if isDone {
-		s.conn.mu.Lock()
-		defer s.conn.mu.Unlock()
-		delete(s.conn.streams, s.id)
+	if !isDone {
+		return
 	}
+	s.account.Close()
+	s.conn.mu.Lock()
+	defer s.conn.mu.Unlock()
+	if s.isProbe && s.conn.streams[s.id] == s {
+		s.conn.probes--
+	}
+	delete(s.conn.streams, s.id)
 }
 
-// receive decodes the next message, and releases the one before. A caller of many messages
-// may be silent before each.
+// receive decodes the next message. A caller of many messages may be silent before each.
 func (s *grpcStream) receive(ss grpc.ServerStream, isOnly bool) error {
-	s.account.Release(s.held)
 	s.mu.Lock()
-	s.receives, s.received, s.held, s.readBy = true, 0, 0, time.Time{}
-	if isOnly || len(s.sizes) > 0 {
-		s.readBy = s.conn.stallTime()
+	s.receives, s.received, s.readBy = true, 0, time.Time{}
+	if isOnly || len(s.messages) > 0 {
+		s.readBy = s.stallTime()
 	}
 	s.mu.Unlock()
 	err := ss.RecvMsg(s)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.receives = false
-	if len(s.sizes) > 0 {
-		s.held, s.sizes = s.sizes[0], s.sizes[1:]
-	}
 	if err != nil && s.failure != nil {
 		return s.failure
 	}
 	return err
+}
+
+// decode decodes a message that the library has read, and releases its bytes.
+func (s *grpcStream) decode(data mem.BufferSlice) {
+	s.mu.Lock()
+	var m arrival
+	if len(s.messages) > 0 {
+		m, s.messages = s.messages[0], s.messages[1:]
+	}
+	s.mu.Unlock()
+	defer s.account.Release(m.size)
+	if !m.isCompressed {
+		buf := data.MaterializeToBuffer(mem.DefaultBufferPool())
+		defer buf.Free()
+		s.into.decode(s.account, s.codec.unmarshal, buf.ReadOnlyData())
+		return
+	}
+	text, err := inflate(data.Reader(), s.account, int64(s.settings.MaxMessageBytes))
+	defer s.account.Release(int64(cap(text)))
+	if err != nil {
+		s.into.fail(err)
+		return
+	}
+	s.into.decode(s.account, s.codec.unmarshal, text)
 }
 
 // minBuffer is more than the size below which the library does not return buffers.
@@ -439,11 +506,11 @@ func (s *grpcStream) reserveResponse(n int64) *fault.Fault {
 	if s.abandoned {
 		return nil
 	}
-	if f := s.account.Reserve(n); f != nil {
-		return f
+	if err := s.account.Reserve(n); err != nil {
+		return fault.From(err)
 	}
 	if s.unwritten == 0 {
-		s.writeBy = s.conn.stallTime()
+		s.writeBy = s.stallTime()
 	}
 	s.unwritten += n
 	return nil
@@ -466,7 +533,7 @@ func (w writtenBuffers) Put(data *[]byte) {
 	if !s.abandoned {
 		s.unwritten -= n
 		s.account.Release(n)
-		s.writeBy = s.conn.stallTime()
+		s.writeBy = s.stallTime()
 	}
 	s.mu.Unlock()
 	s.removeIfDone()
@@ -476,7 +543,6 @@ func (w writtenBuffers) Put(data *[]byte) {
 // buffers then.
 func (s *grpcStream) abandonResponses() {
 	s.mu.Lock()
-	s.account.Release(s.unwritten)
 	s.unwritten, s.abandoned = 0, true
 	s.mu.Unlock()
 	s.removeIfDone()
@@ -497,8 +563,8 @@ func (s *grpcStream) endStalled(now time.Time, closing bool) {
 	case unread:
 		s.conn.reset(s.id)
 	case stalled:
-		s.fail(Stalled(s.conn.settings.StallTimeout))
+		s.fail(Stalled(s.settings.StallTimeout))
 	case reads && closing:
-		s.fail(admission.Stopping())
+		s.fail(stopping())
 	}
 }

@@ -1,4 +1,4 @@
-package call
+package tracing
 
 import (
 	"strings"
@@ -12,7 +12,7 @@ func TestOriginIsBounded(t *testing.T) {
 		"http": {Protocol: ProtocolHTTP, Method: "POST", Route: "/v1", Path: hostile, Server: hostile},
 		"grpc": {Protocol: "grpc", Method: "service/method", Server: hostile + ":80"},
 	} {
-		for _, a := range o.attributes() {
+		for _, a := range o.Attributes() {
 			if got := a.Value.String(); len(got) > maxOriginText {
 				t.Errorf("%s: %s is %d bytes, %.20q", protocol, a.Key, len(got), got)
 			}

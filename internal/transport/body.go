@@ -1,8 +1,11 @@
 package transport
 
 import (
+	"cmp"
+	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"os"
@@ -10,6 +13,9 @@ import (
 	"strings"
 	"time"
 
+	"connectrpc.com/connect"
+
+	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
@@ -55,6 +61,15 @@ func CheckEncoding(r *http.Request) error {
 // ReadBody returns the body, of at most limit bytes. The declared size, -1 if unknown, is a
 // hint.
 func ReadBody(from io.Reader, declared, limit int64) ([]byte, error) {
+	out, err := readAll(from, declared, limit)
+	if err != nil {
+		return nil, ReadFault(err)
+	}
+	return out, nil
+}
+
+// readAll is ReadBody with errors as the body has them.
+func readAll(from io.Reader, declared, limit int64) ([]byte, error) {
 	buf := make([]byte, 0, min(max(declared, 0), limit, firstRead)+1)
 	for {
 		if len(buf) == cap(buf) {
@@ -69,7 +84,7 @@ func ReadBody(from io.Reader, declared, limit int64) ([]byte, error) {
 			return buf, nil
 		}
 		if err != nil {
-			return nil, ReadFault(err)
+			return nil, err
 		}
 	}
 }
@@ -142,12 +157,29 @@ func limitMessage(next http.Handler, s Settings) http.Handler {
 // boundMessage returns a copy of the request with a bounded body: net/http decides by the
 // original's body whether the connection can carry another request.
 func boundMessage(w http.ResponseWriter, r *http.Request, s Settings) *http.Request {
-	out, body, limit := r.WithContext(r.Context()), StallReader(w, r, s), int64(s.MaxMessageBytes)
-	if isEnveloped(r.Header.Get("Content-Type")) {
-		out.Body = &envelopedBody{Closer: body, prefixes: body, messages: body, timeout: s.StallTimeout, limit: limit}
-	} else {
-		out.Body = &unaryBody{limitedReader{from: body, left: limit, limit: limit, err: CheckLength(r, limit)}, body}
+	body := StallReader(w, r, s)
+	return withCallBody(r, body, body, s)
+}
+
+// withCallBody returns the request with a body that keeps its messages for takeMessage.
+func withCallBody(r *http.Request, prefixes io.ReadCloser, messages io.Reader, s Settings) *http.Request {
+	body := &callBody{
+		Closer: prefixes, prefixes: prefixes, messages: messages, timeout: s.StallTimeout, limit: int64(s.MaxMessageBytes),
+		memory: budget.FromContext(r.Context()), release: func() { ReleaseBody(r) },
+		isEnveloped: isEnveloped(r.Header.Get("Content-Type")), isPlain: s.Uncompressed,
 	}
+	encoding := cmp.Or(r.Header.Get("Grpc-Encoding"), r.Header.Get("Connect-Content-Encoding"))
+	out := r.WithContext(context.WithValue(r.Context(), callBodyKey{}, body))
+	out.Body = body
+	if !body.isEnveloped {
+		body.declared, encoding = r.ContentLength, r.Header.Get("Content-Encoding")
+		if encoding == encodingGzip {
+			// The library would decompress what it is given.
+			out.Header = r.Header.Clone()
+			out.Header.Del("Content-Encoding")
+		}
+	}
+	body.isGzip = encoding == encodingGzip
 	return out
 }
 
@@ -157,42 +189,17 @@ func isEnveloped(contentType string) bool {
 	return strings.HasPrefix(contentType, "application/grpc") || strings.HasPrefix(contentType, "application/connect+")
 }
 
-// limitedReader fails with TooLarge instead of returning one byte too many.
-type limitedReader struct {
-	from        io.Reader
-	left, limit int64
-	// err is why nothing is read at all.
-	err error
-}
+// prefixSize is the flags and the length before each enveloped message, and flagCompressed
+// the flag of a compressed one.
+const (
+	prefixSize     = 5
+	flagCompressed = 1
+)
 
-// Read implements io.Reader.
-func (l *limitedReader) Read(buf []byte) (int, error) {
-	if l.err != nil {
-		return 0, RPCError(l.err)
-	}
-	if int64(len(buf)) > l.left+1 {
-		buf = buf[:l.left+1]
-	}
-	n, err := l.from.Read(buf)
-	if int64(n) > l.left {
-		return 0, RPCError(TooLarge(l.limit))
-	}
-	l.left -= int64(n)
-	return n, rpcErrorOf(err)
-}
-
-// unaryBody is the body of Connect's unary protocol: the message and nothing else.
-type unaryBody struct {
-	limitedReader
-	io.Closer
-}
-
-// prefixSize is the flags and the length before each enveloped message.
-const prefixSize = 5
-
-// envelopedBody is a body of messages behind their prefixes. Each message is bounded, and
-// its prefix is checked before any of it is read.
-type envelopedBody struct {
+// callBody is the body of a call. It reads each message itself, within its limit, with memory
+// that is reserved, and decompresses it. The connect library would ask nobody for that memory,
+// so it gets one of a byte in its place, and takeMessage has the real one.
+type callBody struct {
 	io.Closer
 
 	// prefixes is where the first byte of each prefix is read, and messages where all else
@@ -200,60 +207,130 @@ type envelopedBody struct {
 	// messages has a stall timeout there.
 	prefixes, messages io.Reader
 	timeout            time.Duration
-	limit              int64
+	// declared is the length of a body that is one message, -1 if it is unknown.
+	declared, limit int64
+	// memory is the account of the request, and release releases what was reserved for what the
+	// body has read.
+	memory  *budget.Account
+	release func()
 	// beforeMessage is called before each message, if not nil.
-	beforeMessage func()
+	beforeMessage                func()
+	isEnveloped, isGzip, isPlain bool
 
-	prefix [prefixSize]byte
-	// unread is the part of the prefix that was checked and not yet returned, and left the
-	// number of bytes of the message that are not read yet.
+	// message is the one that was read last, which takes inflated bytes if it was compressed.
+	message  []byte
+	inflated int64
+	prefix   [prefixSize + 1]byte
+	// unread is the part of the prefix that was checked and not yet returned, and ended is true
+	// after the message of a body that is one.
 	unread []byte
-	left   int64
+	ended  bool
 }
 
-// Read implements io.Reader.
-func (b *envelopedBody) Read(buf []byte) (int, error) {
-	if len(b.unread) == 0 && b.left == 0 {
+type callBodyKey struct{}
+
+// takeMessage returns the message that was read last, and what releases its memory.
+func takeMessage(ctx context.Context) (message []byte, release func()) {
+	b, ok := ctx.Value(callBodyKey{}).(*callBody)
+	if !ok {
+		return nil, func() {}
+	}
+	message, inflated := b.message, b.inflated
+	b.message, b.inflated = nil, 0
+	return message, func() {
+		b.memory.Release(inflated)
+		b.release()
+	}
+}
+
+// Read implements io.Reader. Errors are as the connect library passes them on: a *connect.Error
+// as it is, on every protocol, so faults keep their details.
+func (b *callBody) Read(buf []byte) (int, error) {
+	if !b.isEnveloped {
+		if !b.ended {
+			b.ended = true
+			if err := b.readMessage(b.messages, b.declared, b.isGzip); err != nil {
+				return 0, b.readError(err)
+			}
+		}
+		return 0, io.EOF
+	}
+	if len(b.unread) == 0 {
 		if err := b.readPrefix(); err != nil {
-			return 0, err
+			return 0, b.readError(err)
 		}
 	}
-	if len(b.unread) > 0 {
-		n := copy(buf, b.unread)
-		b.unread = b.unread[n:]
-		return n, nil
-	}
-	n, err := b.messages.Read(buf[:min(int64(len(buf)), b.left)])
-	b.left -= int64(n)
-	return n, b.readError(err)
+	n := copy(buf, b.unread)
+	b.unread = b.unread[n:]
+	return n, nil
 }
 
-func (b *envelopedBody) readPrefix() error {
+// readPrefix reads a prefix and its message.
+func (b *callBody) readPrefix() error {
 	if b.beforeMessage != nil {
 		b.beforeMessage()
 	}
 	if _, err := io.ReadFull(b.prefixes, b.prefix[:1]); err != nil {
-		return b.readError(err)
+		return err
 	}
-	if _, err := io.ReadFull(b.messages, b.prefix[1:]); err != nil {
-		if errors.Is(err, io.EOF) {
-			err = io.ErrUnexpectedEOF
-		}
-		return b.readError(err)
+	if _, err := io.ReadFull(b.messages, b.prefix[1:prefixSize]); err != nil {
+		return noEnd(err)
 	}
-	b.left = int64(binary.BigEndian.Uint32(b.prefix[1:]))
-	if b.left > b.limit {
-		return RPCError(TooLarge(b.limit))
+	size := int64(binary.BigEndian.Uint32(b.prefix[1:prefixSize]))
+	isCompressed := b.prefix[0]&flagCompressed != 0 && b.isGzip
+	if err := b.readMessage(io.LimitReader(b.messages, size), size, isCompressed); err != nil {
+		return err
 	}
-	b.unread = b.prefix[:]
+	if isCompressed {
+		b.prefix[0] &^= flagCompressed
+	}
+	// An empty message is not decoded by the library, so others get one byte.
+	size = min(int64(len(b.message)), 1)
+	binary.BigEndian.PutUint32(b.prefix[1:], uint32(size))
+	b.unread = b.prefix[:prefixSize+size]
 	return nil
+}
+
+// noEnd returns the error of a read where the body must not end.
+func noEnd(err error) error {
+	if errors.Is(err, io.EOF) {
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}
+
+// readMessage reads a message of that size, -1 if it is unknown.
+func (b *callBody) readMessage(from io.Reader, size int64, isCompressed bool) (err error) {
+	if size > b.limit {
+		return TooLarge(b.limit)
+	}
+	if isCompressed && b.isPlain {
+		return notCompressible()
+	}
+	if !isCompressed {
+		if b.message, err = readAll(from, size, b.limit); err == nil && size > int64(len(b.message)) {
+			err = connect.NewError(connect.CodeInternal, fmt.Errorf("protocol error: promised %d bytes, got %d", size, len(b.message)))
+		}
+		return err
+	}
+	b.message, err = inflate(from, b.memory, b.limit)
+	b.inflated = int64(cap(b.message))
+	if err == nil {
+		_, err = io.Copy(io.Discard, from) // what is behind the end of the gzip
+	}
+	return err
 }
 
 // readError returns a read error as the library passes it on. A read without a stall timeout
 // that was interrupted is Stalled too.
-func (b *envelopedBody) readError(err error) error {
+func (b *callBody) readError(err error) error {
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		return RPCError(Stalled(b.timeout))
 	}
 	return rpcErrorOf(err)
+}
+
+// notCompressible returns the fault of a message in gzip to a service that takes none.
+func notCompressible() *fault.Fault {
+	return fault.New(fault.UnsupportedMedia, "messages of this service are not taken in gzip; send them as they are")
 }

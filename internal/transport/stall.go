@@ -8,7 +8,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/stagemesh/stagemesh/gateway/admission"
+	"github.com/stagemesh/stagemesh/internal/budget"
+	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
 // DefaultStallTimeout is how long a front waits for the next stallBytes of a body, and for its
@@ -18,6 +19,11 @@ const DefaultStallTimeout = 30 * time.Second
 // stallBytes is how much of a body must arrive, or of a response must be taken, within the
 // stall timeout, in bytes.
 const stallBytes = 256 << 10
+
+// stopping returns the fault of a message that is not awaited any longer.
+func stopping() *fault.Fault {
+	return fault.New(fault.ShuttingDown, "the gateway is stopping").WithRetryAfter(budget.RetryAfter)
+}
 
 // StallReader returns r's body, whose reads fail with Stalled when they wait for longer than
 // the stall timeout for its end or the next stallBytes, and with SHUTTING_DOWN when the
@@ -55,7 +61,7 @@ func (r *stallReader) Read(buf []byte) (int, error) {
 	}
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded) && isClosed(r.closing):
-		return n, admission.Stopping()
+		return n, stopping()
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return n, Stalled(r.timeout)
 	case expired:

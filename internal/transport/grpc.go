@@ -1,13 +1,10 @@
 package transport
 
 import (
-	"bytes"
 	"cmp"
-	"compress/gzip"
 	"context"
 	"crypto/tls"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"math"
@@ -30,28 +27,32 @@ import (
 	"google.golang.org/grpc/peer"
 	grpcstatus "google.golang.org/grpc/status"
 	"google.golang.org/grpc/tap"
-	"google.golang.org/protobuf/proto"
 
-	"github.com/stagemesh/stagemesh/gateway/admission"
-	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/tracing"
 )
 
 // GRPCSettings are the settings of NewGRPC.
 type GRPCSettings struct {
 	Settings
 
-	// Budget bounds the bytes of all requests together; nil is no bound.
-	Budget Budget
+	// Memory is what the callers of the port may hold; nil bounds only those without a token.
+	Memory *Memory
 	// TLS is nil for a port without TLS.
 	TLS *tls.Config
-	// Guard returns the context of a call that is admitted, or why it is not.
-	Guard func(ctx context.Context, path string, header GRPCHeader) (context.Context, error)
+	// Guard returns who makes a call, before any of its messages is read; nil admits all. Admit
+	// returns the context of an admitted call; nil returns the same.
+	Guard Guard
+	Admit func(ctx context.Context, c Caller) context.Context
 	// Unknown answers methods that no service has: it receives the message of the call, and returns
 	// that of the answer. nil knows none, and an error of ErrNoMethod is that, too.
 	Unknown func(ctx context.Context, c *Call, header GRPCHeader, receive func() ([]byte, error)) ([]byte, error)
 	// Logger logs panics of methods, as net/http does; their callers get INTERNAL.
 	Logger *slog.Logger
+
+	// services are the settings of services, by name.
+	services map[string]Settings
 }
 
 // Bounds on what a connection may cost before and between requests, whatever serves it.
@@ -59,15 +60,18 @@ const (
 	// HandshakeTimeout bounds the wait for a request's header too.
 	HandshakeTimeout = 10 * time.Second
 	IdleTimeout      = 2 * time.Minute
-	MaxHeaderBytes   = 64 << 10
-	PingAfter        = 30 * time.Second
-	PingTimeout      = 15 * time.Second
+	// MaxHeaderBytes bounds the header of a request, as decoded.
+	MaxHeaderBytes = 16 << 10
+	PingAfter      = 30 * time.Second
+	PingTimeout    = 15 * time.Second
 )
 
 // Bounds on a connection of gRPC.
 const (
-	// maxGRPCStreams is per connection; the budget bounds what they hold.
+	// maxGRPCStreams is per connection; the memory bounds what they hold. Of anonymous callers
+	// there are fewer.
 	maxGRPCStreams  = 8192
+	maxProbeStreams = 16
 	minPingInterval = 5 * time.Second
 	streamWindow    = 64 << 10
 	connWindow      = 1 << 20
@@ -78,8 +82,18 @@ const (
 // caller may register other services.
 func NewGRPC(s GRPCSettings, services ...*Service) *grpc.Server {
 	s.Settings = s.WithDefaults()
-	if s.Budget == nil {
-		s.Budget = admission.NewByteBudget(math.MaxInt64)
+	if s.Memory == nil {
+		s.Memory = NewMemory(nil)
+	}
+	if s.Guard == nil {
+		s.Guard = func(Head) (Caller, error) { return Caller{}, nil }
+	}
+	if s.Admit == nil {
+		s.Admit = func(ctx context.Context, _ Caller) context.Context { return ctx }
+	}
+	s.services = map[string]Settings{}
+	for _, service := range services {
+		s.services[service.Name()] = service.settings
 	}
 	if s.TLS != nil {
 		s.TLS = s.TLS.Clone()
@@ -87,11 +101,11 @@ func NewGRPC(s GRPCSettings, services ...*Service) *grpc.Server {
 	}
 	out := grpc.NewServer(
 		grpc.Creds(grpcCredentials{insecure.NewCredentials(), s}),
-		grpc.InTapHandle(openStream),
+		grpc.InTapHandle(s.openStream),
 		grpc.ChainStreamInterceptor(s.serve),
 		grpc.UnknownServiceHandler(s.serveUnknown),
 		grpc.ForceServerCodecV2(grpcCodec{encoding.GetCodecV2(grpcproto.Name)}),
-		grpc.RPCDecompressor(gunzip{s.MaxMessageBytes}), //nolint:staticcheck // the other API compresses the responses too
+		grpc.RPCDecompressor(gunzip{}), //nolint:staticcheck // the other API compresses the responses too
 		// The connection bounds messages: the library's error has no details.
 		grpc.MaxRecvMsgSize(math.MaxInt32),
 		grpc.ReadBufferSize(0), // grpcConn has a buffer
@@ -124,7 +138,7 @@ func (c grpcCredentials) ServerHandshake(conn net.Conn) (net.Conn, credentials.A
 		}
 		conn = secure
 	}
-	out := newGRPCConn(conn, c.settings.Settings, c.settings.Budget)
+	out := newGRPCConn(conn, c.settings.Settings)
 	return out, out, nil
 }
 
@@ -133,18 +147,44 @@ type streamKey struct{}
 
 // openStream runs when the headers of a stream were read, in the goroutine that reads the
 // connection. A stream that it opens gets a handler, or is ended by the library.
-func openStream(ctx context.Context, info *tap.Info) (context.Context, error) {
+func (s GRPCSettings) openStream(ctx context.Context, info *tap.Info) (context.Context, error) {
 	from, ok := peer.FromContext(ctx)
-	if !ok || ctx.Err() != nil {
-		return ctx, ctx.Err()
+	if !ok {
+		return ctx, errors.ErrUnsupported
 	}
 	conn, ok := from.AuthInfo.(*grpcConn)
 	if !ok {
 		return ctx, errors.ErrUnsupported
 	}
-	stream := conn.open(GRPCHeader(info.Header))
+	header := GRPCHeader(info.Header)
+	caller, denied := s.Guard(Head{info.FullMethodName, header.First(":authority"), header.First, conn.tls})
+	isAnonymous := caller.IsAnonymous || denied != nil
+	err := ctx.Err()
+	if err == nil && !isAnonymous {
+		err = conn.counted.admit(caller.Tenant)
+	}
+	if err != nil {
+		return ctx, grpcstatus.ErrorProto(fault.From(err).Status())
+	}
+	account, full := s.Memory.account(caller, denied, headerSize(header)+int64(len(info.FullMethodName)))
+	if full != nil {
+		return ctx, grpcstatus.ErrorProto(fault.From(cmp.Or(denied, full)).Status())
+	}
+	settings := s.Settings
+	service, _, _ := strings.Cut(strings.TrimPrefix(info.FullMethodName, "/"), "/")
+	if own, ok := s.services[service]; ok {
+		settings.MaxMessageBytes, settings.Uncompressed = own.MaxMessageBytes, own.Uncompressed
+	}
+	stream, err := conn.open(header, account, settings, isAnonymous)
+	if err != nil {
+		account.Close()
+		return ctx, grpcstatus.ErrorProto(fault.From(cmp.Or(denied, err)).Status())
+	}
+	if denied != nil {
+		stream.failure = fault.From(denied)
+	}
 	stream.begins = context.AfterFunc(ctx, stream.end)
-	return context.WithValue(ctx, streamKey{}, stream), nil
+	return context.WithValue(s.Admit(budget.NewContext(ctx, account), caller), streamKey{}, stream), nil
 }
 
 // serve is the interceptor of all methods.
@@ -158,12 +198,8 @@ func (s GRPCSettings) serve(service any, ss grpc.ServerStream, info *grpc.Stream
 			err = grpcError(ss, fault.New(fault.Internal, "the gateway failed"))
 		}
 	}()
-	err = stream.begin(func() { writeStatus(ss, stream.failure) })
-	if err == nil {
-		var ctx context.Context
-		if ctx, err = s.Guard(ss.Context(), info.FullMethod, stream.header); err == nil {
-			err = next(service, &grpcServerStream{ss, context.WithValue(ctx, budgetKey{}, &stream.account)})
-		}
+	if err = stream.begin(func() { writeStatus(ss, stream.failure) }); err == nil {
+		err = next(service, ss)
 	}
 	return grpcError(ss, err)
 }
@@ -180,16 +216,6 @@ func writeStatus(ss grpc.ServerStream, err error) {
 }
 
 func streamOf(ss grpc.ServerStream) *grpcStream { return ss.Context().Value(streamKey{}).(*grpcStream) }
-
-// grpcServerStream is a stream with the context of its guard.
-type grpcServerStream struct {
-	grpc.ServerStream
-
-	ctx context.Context
-}
-
-// Context implements grpc.ServerStream.
-func (s *grpcServerStream) Context() context.Context { return s.ctx }
 
 // grpcError returns the status of an error, and sets what else RPCError has.
 func grpcError(ss grpc.ServerStream, err error) error {
@@ -252,7 +278,7 @@ func newGRPCCall(ss grpc.ServerStream) (*grpcStream, *Call, error) {
 	method, _ := grpc.MethodFromServerStream(ss)
 	out := &Call{
 		Trace:      traceContext(s.header["traceparent"], s.header["tracestate"]),
-		Origin:     call.Origin{Protocol: connect.ProtocolGRPC, Method: strings.TrimPrefix(method, "/"), Server: s.header.First(":authority")},
+		Origin:     tracing.Origin{Protocol: connect.ProtocolGRPC, Method: strings.TrimPrefix(method, "/"), Server: s.header.First(":authority")},
 		setHeader:  func(name, value string) { _ = ss.SetHeader(metadata.Pairs(name, value)) }, // they may have left
 		setTrailer: func(name, value string) { ss.SetTrailer(metadata.Pairs(name, value)) },
 	}
@@ -271,16 +297,13 @@ func (h GRPCHeader) First(name string) string {
 }
 
 // receive is newGRPCCall, with the only message of the call.
-func receive[M any, P message[M]](ss grpc.ServerStream) (*grpcStream, *Call, P, error) {
+func receive[M any, P message[M]](ss grpc.ServerStream) (*grpcStream, *Call, *incoming[M, P], error) {
 	s, c, err := newGRPCCall(ss)
 	if err != nil {
 		return nil, nil, nil, err
 	}
 	in := &incoming[M, P]{}
-	if err = s.receiveOnly(ss, in); err == nil {
-		err = in.err
-	}
-	return s, c, &in.message, err
+	return s, c, in, cmp.Or(s.receiveOnly(ss, in), in.err)
 }
 
 // receiveOnly receives the only message of a call.
@@ -350,45 +373,16 @@ func (c grpcCodec) Unmarshal(data mem.BufferSlice, into any) error {
 	if !ok {
 		return c.standard.Unmarshal(data, into)
 	}
-	buf := data.MaterializeToBuffer(mem.DefaultBufferPool())
-	defer buf.Free()
-	unmarshal := s.codec.unmarshal
-	if bytes.HasPrefix(buf.ReadOnlyData(), []byte{gunzipFailed}) {
-		unmarshal = s.conn.gunzipFault
-	}
-	s.into.decode(unmarshal, buf.ReadOnlyData())
+	s.decode(data)
 	return nil
 }
 
-// gunzip decompresses messages.
-type gunzip struct{ limit int }
-
-// gunzipFailed begins what stands for a message that could not be decompressed: neither
-// protobuf nor JSON. The library would answer the error without details.
-const gunzipFailed = 7
+// gunzip is there so that the library takes messages in gzip. Streams clear the flags of
+// compressed messages and decompress them themselves: the library asks nobody for memory.
+type gunzip struct{}
 
 // Type implements grpc.Decompressor.
-func (gunzip) Type() string { return "gzip" }
+func (gunzip) Type() string { return encodingGzip }
 
 // Do implements grpc.Decompressor.
-func (g gunzip) Do(r io.Reader) ([]byte, error) {
-	in, err := gzip.NewReader(r)
-	if err == nil {
-		var out []byte
-		if out, err = io.ReadAll(io.LimitReader(in, int64(g.limit)+1)); err == nil && len(out) <= g.limit {
-			return out, nil
-		}
-	}
-	if err == nil {
-		return []byte{gunzipFailed}, nil
-	}
-	return fmt.Append([]byte{gunzipFailed}, err), nil
-}
-
-// gunzipFault is the unmarshaler of such a message: it returns why there is none.
-func (c *grpcConn) gunzipFault(data []byte, _ proto.Message) error {
-	if len(data) == 1 {
-		return TooLarge(int64(c.settings.MaxMessageBytes))
-	}
-	return fault.Newf(fault.InvalidRequest, "the message cannot be decompressed: %s", data[1:])
-}
+func (gunzip) Do(io.Reader) ([]byte, error) { return nil, errors.ErrUnsupported }

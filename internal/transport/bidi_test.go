@@ -11,8 +11,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
-	"github.com/stagemesh/stagemesh/gateway/front/transport"
-	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/internal/budget"
+	"github.com/stagemesh/stagemesh/internal/transport"
 	oipv2 "github.com/stagemesh/stagemesh/proto/gen/go/oip/v2"
 )
 
@@ -81,25 +81,13 @@ func TestFullStreamOutlivesStallTimeout(t *testing.T) {
 	}
 }
 
-// nothing is a budget that has no byte.
-type nothing struct{}
-
-func (nothing) Reserve(n int64) *fault.Fault {
-	if n == 0 {
-		return nil
-	}
-	return fault.New(fault.Overloaded, "no more")
-}
-
-func (nothing) Release(int64) {}
-
 func TestRejectedFirstByteIsReported(t *testing.T) {
 	t.Parallel()
-	s := talk(t, transport.WithBudget(each(transport.Settings{}, echo(0)), nothing{}))
-	if err := s.Send(&oipv2.ModelInferRequest{}); err != nil {
+	s := talk(t, fronttest.WithMemory(each(transport.Settings{}, echo(0)), budget.NewPool(budget.Settings{Limit: 16 << 10, Name: "bytes", Key: "the.key"})))
+	if err := s.Send(&oipv2.ModelInferRequest{Id: strings.Repeat("x", 16<<10)}); err != nil {
 		t.Fatal(err)
 	}
-	if m, err := s.Recv(); err == nil || !strings.HasSuffix(err.Error(), "desc = no more") {
+	if m, err := s.Recv(); err == nil || !strings.Contains(err.Error(), "bytes are taken, see the.key") {
 		t.Errorf("got %v, %v", m, err)
 	}
 }

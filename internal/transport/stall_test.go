@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
-	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/internal/transport"
 )
 
 // tooLong is far longer than what the tests have patience for.

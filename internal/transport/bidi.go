@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
+	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
@@ -65,16 +66,12 @@ func limitMessages(next http.Handler, s Settings) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		conn := http.NewResponseController(w)
 		ctx := context.WithValue(r.Context(), interruptKey{}, func() { _ = conn.SetReadDeadline(time.Unix(0, 0)) })
-		bounded := r.WithContext(ctx)
 		messages := StallReader(w, r, s)
-		bounded.Body = &envelopedBody{
-			Closer: r.Body, prefixes: r.Body, messages: messages, timeout: s.StallTimeout, limit: int64(s.MaxMessageBytes),
-			beforeMessage: func() {
-				ReleaseBody(r)
-				if stall, ok := messages.(*stallReader); ok {
-					stall.next()
-				}
-			},
+		bounded := withCallBody(r.WithContext(ctx), r.Body, messages, s)
+		bounded.Body.(*callBody).beforeMessage = func() {
+			if stall, ok := messages.(*stallReader); ok {
+				stall.next()
+			}
 		}
 		next.ServeHTTP(StallWriter(w, s.StallTimeout), bounded)
 	})
@@ -138,15 +135,15 @@ func (b *bidiStream[M, P, Out]) receiveAll(ctx context.Context, group *errgroup.
 			return nil
 		}
 		if err == nil {
-			err = in.err
+			err = in.open(ctx)
 		}
 		if err != nil {
 			return err
 		}
 		c := b.call()
 		group.Go(func() error {
-			ctx, release := withAccount(ctx)
-			defer release()
+			ctx := budget.NewContext(ctx, in.memory)
+			defer in.memory.Close()
 			return b.method(ctx, c, &in.message, func(out *Out) error {
 				b.sending.Lock()
 				defer b.sending.Unlock()

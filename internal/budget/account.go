@@ -1,0 +1,172 @@
+package budget
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"sync"
+
+	"github.com/stagemesh/stagemesh/mesh/fault"
+)
+
+// Account is what one request holds of a pool. A port makes it as soon as it knows the caller,
+// the context passes it down, and whoever is about to allocate memory for the request reserves
+// that here first. The port closes it when the answer is written. nil bounds nothing.
+type Account struct {
+	// pool is nil where nothing is bounded, ctx where it does not matter whether the caller left.
+	pool   *Pool
+	tenant string
+	ctx    context.Context
+	limit  int64
+
+	mu           sync.Mutex
+	held, inputs int64
+	closed       bool
+}
+
+// NewAccount returns an account of a tenant. The pool may be nil.
+func NewAccount(p *Pool, tenant string) *Account { return &Account{pool: p, tenant: tenant} }
+
+type accountKey struct{}
+
+// NewContext returns a context with the account.
+func NewContext(ctx context.Context, a *Account) context.Context {
+	return context.WithValue(ctx, accountKey{}, a)
+}
+
+// FromContext returns the account of a context, or nil.
+func FromContext(ctx context.Context) *Account {
+	a, _ := ctx.Value(accountKey{}).(*Account)
+	return a
+}
+
+// Of returns an account of its own for the inputs of the request of the context, of at most
+// limit bytes; 0 is no limit. Nothing can be reserved after the context ended. The caller
+// closes it.
+func Of(ctx context.Context, limit int) *Account {
+	out := FromContext(ctx).Part()
+	out.ctx, out.limit = ctx, int64(limit)
+	return out
+}
+
+// Part returns an account of the same caller, for one message of a stream. The caller closes it.
+func (a *Account) Part() *Account {
+	if a == nil {
+		return &Account{}
+	}
+	return &Account{pool: a.pool, tenant: a.tenant}
+}
+
+// Reserve reserves n bytes, or returns the fault that rejects them. A closed account takes
+// nothing: the request that asks has been answered.
+func (a *Account) Reserve(n int64) error {
+	if a == nil {
+		return nil
+	}
+	if a.ctx != nil {
+		switch err := a.ctx.Err(); {
+		case errors.Is(err, context.DeadlineExceeded):
+			return fault.New(fault.DeadlineExceeded, "the deadline passed before the inputs were read").Caused(err)
+		case err != nil:
+			return fault.New(fault.Cancelled, "the caller disconnected").Caused(err)
+		}
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.closed {
+		return fault.New(fault.Cancelled, "the request has ended")
+	}
+	if a.pool != nil {
+		if f := a.pool.Reserve(a.tenant, n); f != nil {
+			return f
+		}
+	}
+	a.held += n
+	return nil
+}
+
+// Release returns n reserved bytes. After Close it does nothing.
+func (a *Account) Release(n int64) {
+	if a == nil {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !a.closed {
+		a.release(n)
+	}
+}
+
+func (a *Account) release(n int64) {
+	a.held -= n
+	if a.pool != nil {
+		a.pool.Release(a.tenant, n)
+	}
+}
+
+// responseFactor is how often an answer counts: as received, as encoded, and for what the
+// collector leaves. maxResponsePart is the most that one counts, so that a large one fits: one
+// part in so many.
+const responseFactor, maxResponsePart = 3, 4
+
+// ReserveResponse reserves what it takes to write an answer of n bytes.
+func (a *Account) ReserveResponse(n int64) error {
+	n *= responseFactor
+	if a != nil && a.pool != nil {
+		n = min(n, a.pool.settings.Limit/maxResponsePart)
+	}
+	return a.Reserve(n)
+}
+
+// ReleaseAllBut returns what is held beyond n bytes.
+func (a *Account) ReleaseAllBut(n int64) {
+	if a == nil {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !a.closed && a.held > n {
+		a.release(a.held - n)
+	}
+}
+
+// Close returns all that is held.
+func (a *Account) Close() {
+	if a == nil {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.release(a.held)
+	a.closed = true
+}
+
+// Input reserves n bytes for the input of that field, within the limit of Of. On an error the
+// caller must not allocate them.
+func (a *Account) Input(field string, n int64) error {
+	if a == nil {
+		return nil
+	}
+	if a.limit > 0 && n > a.limit-a.inputs {
+		before := ""
+		if a.inputs > 0 {
+			before = " for all inputs, of which " + strconv.FormatInt(a.inputs, 10) + " are taken"
+		}
+		return fault.Newf(fault.PayloadTooLarge, "%s takes %d bytes, gateway.max_payload is %d%s", field, n, a.limit, before).
+			WithViolation(field, "takes %d bytes", n).
+			WithMetadata("limit_bytes", strconv.FormatInt(a.limit, 10))
+	}
+	if err := a.Reserve(n); err != nil {
+		return err
+	}
+	a.inputs += n
+	return nil
+}
+
+// Inputs returns the bytes that are reserved for inputs. One goroutine calls Input and Inputs.
+func (a *Account) Inputs() int {
+	if a == nil {
+		return 0
+	}
+	return int(a.inputs)
+}

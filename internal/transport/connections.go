@@ -1,0 +1,168 @@
+package transport
+
+import (
+	"container/list"
+	"context"
+	"crypto/tls"
+	"net"
+	"sync"
+	"sync/atomic"
+
+	"github.com/stagemesh/stagemesh/internal/budget"
+)
+
+// Connections bounds the connections of a port. Those that have carried no request of a caller
+// who may call are few: a new one beyond them ends the one that was idle so for longest. All
+// others count as their tenant's.
+type Connections struct {
+	anonymous int
+	admitted  *budget.Pool
+	dropped   atomic.Int64
+
+	mu sync.Mutex
+	// waiting are the anonymous ones, the oldest first.
+	waiting list.List
+}
+
+// NewConnections returns the bounds of a port with so many connections. They are shared by
+// tenants where there are several.
+func NewConnections(limit int64, shared bool) *Connections {
+	return &Connections{
+		anonymous: int(max(1, limit/anonymousPart)),
+		admitted:  budget.NewPool(budget.Settings{Limit: limit, Name: "connections", Key: "docs/security.md", Shared: shared}),
+	}
+}
+
+// anonymousPart is which part of all connections may be anonymous: one in so many.
+const anonymousPart = 16
+
+// Listen returns a listener whose connections count.
+func (c *Connections) Listen(l net.Listener) net.Listener { return countingListener{l, c} }
+
+type countingListener struct {
+	net.Listener
+
+	connections *Connections
+}
+
+// Accept implements net.Listener.
+func (l countingListener) Accept() (net.Conn, error) {
+	conn, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return l.connections.add(conn), nil
+}
+
+// countedConn is a connection that counts.
+type countedConn struct {
+	net.Conn
+
+	connections *Connections
+	// These are guarded by the mutex of connections: place is nil once a request was admitted, or
+	// the connection has ended.
+	place          *list.Element
+	tenant         string
+	admitted, gone bool
+}
+
+func (c *Connections) add(conn net.Conn) *countedConn {
+	out := &countedConn{Conn: conn, connections: c}
+	if oldest := c.wait(out); oldest != nil {
+		c.dropped.Add(1)
+		_ = oldest.Conn.Close() // its server sees the end
+	}
+	return out
+}
+
+// wait adds an anonymous connection, and returns the one that is too many, if there is any.
+func (c *Connections) wait(conn *countedConn) (oldest *countedConn) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.waiting.Len() >= c.anonymous {
+		oldest = c.waiting.Remove(c.waiting.Front()).(*countedConn)
+		oldest.place = nil
+	}
+	conn.place = c.waiting.PushBack(conn)
+	return oldest
+}
+
+// Count returns how many connections there are, and Dropped how many were ended because there
+// were too many.
+func (c *Connections) Count() int64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.admitted.Held() + int64(c.waiting.Len())
+}
+
+// Dropped returns how many connections were ended because others came.
+func (c *Connections) Dropped() int64 { return c.dropped.Load() }
+
+// admit counts the connection as its tenant's, once, or returns why it may not be used.
+func (c *countedConn) admit(tenant string) error {
+	if c == nil {
+		return nil
+	}
+	c.connections.mu.Lock()
+	defer c.connections.mu.Unlock()
+	if c.admitted || c.gone {
+		return nil
+	}
+	if f := c.connections.admitted.Reserve(tenant, 1); f != nil {
+		return f
+	}
+	c.tenant, c.admitted = tenant, true
+	c.leaveWaiting()
+	return nil
+}
+
+func (c *countedConn) leaveWaiting() {
+	if c.place != nil {
+		c.connections.waiting.Remove(c.place)
+		c.place = nil
+	}
+}
+
+// Close implements net.Conn.
+func (c *countedConn) Close() error {
+	c.connections.mu.Lock()
+	if !c.gone {
+		c.gone = true
+		c.leaveWaiting()
+		if c.admitted {
+			c.connections.admitted.Release(c.tenant, 1)
+		}
+	}
+	c.connections.mu.Unlock()
+	return c.Conn.Close()
+}
+
+// CloseWrite lets net/http end a response before its request is read.
+func (c *countedConn) CloseWrite() error {
+	if conn, ok := c.Conn.(interface{ CloseWrite() error }); ok {
+		return conn.CloseWrite()
+	}
+	return nil
+}
+
+// countedOf returns the connection below TLS, or nil if the port counts none.
+func countedOf(conn net.Conn) *countedConn {
+	if secure, ok := conn.(*tls.Conn); ok {
+		conn = secure.NetConn()
+	}
+	out, _ := conn.(*countedConn)
+	return out
+}
+
+type connKey struct{}
+
+// ConnContext is for the http.Server of a port whose connections count.
+func ConnContext(ctx context.Context, conn net.Conn) context.Context {
+	return context.WithValue(ctx, connKey{}, countedOf(conn))
+}
+
+// admitConn admits the connection of a request of net/http.
+func admitConn(ctx context.Context, tenant string) error {
+	conn, _ := ctx.Value(connKey{}).(*countedConn)
+	return conn.admit(tenant)
+}

@@ -1,0 +1,241 @@
+package transport
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/stagemesh/stagemesh/internal/budget"
+)
+
+// Memory is what the callers of a port, or of several that share it, may hold.
+type Memory struct {
+	// Requests has the bytes of those who may call: of all, on a port without tokens. nil bounds
+	// nothing.
+	Requests *budget.Pool
+	// Anonymous has those of probes, and of callers who may not call.
+	Anonymous *budget.Pool
+}
+
+// maxAnonymousBytes bounds what probes and rejected callers of a port hold: their headers, one
+// small message each, and what is not yet written to them.
+const maxAnonymousBytes = 8 << 20
+
+// NewMemory returns the memory of a port. Requests may be nil.
+func NewMemory(requests *budget.Pool) *Memory {
+	return &Memory{requests, budget.NewPool(budget.Settings{Limit: maxAnonymousBytes, Name: "bytes for callers without a token", Key: "docs/security.md"})}
+}
+
+// Caller is who sends a request.
+type Caller struct {
+	// Tenant is the caller's; "" where there are none.
+	Tenant string
+	// IsAnonymous is true where it does not matter who calls, as for a probe.
+	IsAnonymous bool
+}
+
+// Head is what a Guard knows of a request: nothing of its body is read.
+type Head struct {
+	Path, Host string
+	// Header returns the first value of a header, by its name in lower case.
+	Header func(name string) string
+	// TLS is nil on a connection without it.
+	TLS *tls.ConnectionState
+}
+
+// Guard returns who sends a request, or why it may not.
+type Guard func(Head) (Caller, error)
+
+// requestCost is what a request costs beside its header and body, in bytes: its goroutine, its
+// stream, its buffers.
+const requestCost = 8 << 10
+
+// account returns the account of a request with a header of that size, which holds that.
+func (m *Memory) account(c Caller, err error, header int64) (*budget.Account, error) {
+	pool := m.Requests
+	if err != nil || c.IsAnonymous {
+		pool = m.Anonymous
+	}
+	out := budget.NewAccount(pool, c.Tenant)
+	return out, out.Reserve(requestCost + header)
+}
+
+// fieldCost is what a field of a header takes beside its text, as HTTP/2 counts it.
+const fieldCost = 32
+
+// headerSize returns the decoded size of a header.
+func headerSize(header map[string][]string) (n int64) {
+	for name, values := range header {
+		for _, value := range values {
+			n += int64(len(name) + len(value) + fieldCost)
+		}
+	}
+	return n
+}
+
+// verdict is what a Guard has said of a request.
+type verdict struct {
+	caller Caller
+	err    error
+}
+
+type verdictKey struct{}
+
+// Verdict returns what the Guard of WithMemory has said of a request.
+func Verdict(ctx context.Context) (Caller, error) {
+	v, _ := ctx.Value(verdictKey{}).(verdict)
+	return v.caller, v.err
+}
+
+// WithMemory returns a handler that asks the guard who calls, and opens the account of the
+// request: with its header, and with its body as it is read. next answers who may not call, by
+// Verdict. For a request whose header does not fit, reject writes the fault; one of a caller
+// who may not call is dropped.
+// A response over HTTP/1 does not wait for a body that next leaves unread.
+func WithMemory(next http.Handler, m *Memory, guard Guard, reject func(http.ResponseWriter, *http.Request, error)) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		caller, err := guard(Head{r.URL.Path, r.Host, r.Header.Get, r.TLS})
+		account, full := m.account(caller, err, headerSize(r.Header)+int64(len(r.RequestURI)))
+		defer account.Close()
+		if full == nil && err == nil && !caller.IsAnonymous {
+			full = admitConn(r.Context(), caller.Tenant)
+		}
+		switch {
+		case full != nil && (err != nil || caller.IsAnonymous && r.ProtoMajor == 2):
+			panic(http.ErrAbortHandler) // an answer would cost what is not there
+		case full != nil:
+			w.Header().Set("Connection", "close")
+			reject(w, r, full)
+			return
+		}
+		from := &requestBody{ReadCloser: r.Body, account: account}
+		hasBody := r.Body != nil && r.Body != http.NoBody
+		// A copy, because net/http decides by the original's body whether the
+		// connection can carry another request.
+		ctx := context.WithValue(budget.NewContext(r.Context(), account), verdictKey{}, verdict{caller, err})
+		bounded := r.WithContext(ctx)
+		if hasBody {
+			bounded.Body = from
+		}
+		if hasBody && r.ProtoMajor == 1 {
+			from.header, from.conn = w.Header(), *http.NewResponseController(w)
+			from.onDemand = strings.EqualFold(r.Header.Get("Expect"), "100-continue")
+			w = &responseAfterBody{w, from}
+			defer from.discard()
+		}
+		next.ServeHTTP(w, bounded)
+	})
+}
+
+// requestBody is a body that reserves budget as it is read.
+type requestBody struct {
+	io.ReadCloser
+	account *budget.Account
+	// reserved is what the body has of the account.
+	reserved atomic.Int64
+
+	// These are for HTTP/1. onDemand is true until a body is read that is sent only then,
+	// and ended once there is nothing to discard.
+	header          http.Header
+	conn            http.ResponseController
+	onDemand, ended bool
+}
+
+func (b *requestBody) release() { b.account.Release(b.reserved.Swap(0)) }
+
+// Read implements io.Reader.
+func (b *requestBody) Read(buf []byte) (int, error) {
+	b.onDemand = false
+	n, err := b.ReadCloser.Read(buf)
+	b.ended = b.ended || err != nil
+	if full := b.account.Reserve(int64(n)); full != nil {
+		return 0, full
+	}
+	b.reserved.Add(int64(n))
+	return n, err
+}
+
+// Close implements io.Closer. Over HTTP/1 net/http reads the rest.
+func (b *requestBody) Close() error {
+	b.discard()
+	return b.ReadCloser.Close()
+}
+
+// What is read of a body that nobody needs: so much, in so much time.
+const (
+	discardBytes   = 256 << 10
+	discardTimeout = time.Second
+)
+
+// discard reads the rest of a body before the response over HTTP/1. A client that sends on, or
+// sends nothing, loses its connection: net/http would wait for it without end.
+func (b *requestBody) discard() {
+	if b.ended || b.header == nil {
+		return
+	}
+	b.ended = true
+	until := time.Now()
+	if !b.onDemand {
+		until = until.Add(discardTimeout)
+	}
+	_ = b.conn.SetReadDeadline(until) // without deadlines, in tests, there is no connection
+	if !b.onDemand {
+		if _, err := io.CopyN(io.Discard, b.ReadCloser, discardBytes); errors.Is(err, io.EOF) {
+			_ = b.conn.SetReadDeadline(time.Time{})
+			return
+		}
+	}
+	b.header.Set("Connection", "close")
+}
+
+// responseAfterBody is a response over HTTP/1 that begins once the body is discarded.
+type responseAfterBody struct {
+	http.ResponseWriter
+
+	body *requestBody
+}
+
+var _ http.Flusher = (*responseAfterBody)(nil)
+
+// WriteHeader implements http.ResponseWriter.
+func (w *responseAfterBody) WriteHeader(status int) {
+	w.body.discard()
+	w.ResponseWriter.WriteHeader(status)
+}
+
+// Write implements http.ResponseWriter.
+func (w *responseAfterBody) Write(data []byte) (int, error) {
+	w.body.discard()
+	return w.ResponseWriter.Write(data)
+}
+
+// Flush implements http.Flusher.
+func (w *responseAfterBody) Flush() { _ = w.FlushError() }
+
+// FlushError is Flush with an error; http.ResponseController prefers it.
+func (w *responseAfterBody) FlushError() error {
+	w.body.discard()
+	return w.body.conn.Flush()
+}
+
+// Unwrap lets http.ResponseController reach the connection.
+func (w *responseAfterBody) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+// EnableFullDuplex lets the response begin before the body's end; http.ResponseController finds it.
+func (w *responseAfterBody) EnableFullDuplex() error {
+	w.body.ended = true
+	return w.body.conn.EnableFullDuplex()
+}
+
+// ReleaseBody releases the budget that the request's body has reserved so far. Streams of
+// messages call it before each message, because only the latest is kept.
+func ReleaseBody(r *http.Request) {
+	if from, ok := r.Body.(*requestBody); ok {
+		from.release()
+	}
+}
