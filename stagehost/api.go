@@ -13,17 +13,13 @@ import (
 
 	"github.com/google/uuid"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/health"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
-	"google.golang.org/grpc/metadata"
-	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/reflection"
-	grpcstatus "google.golang.org/grpc/status"
-	"google.golang.org/grpc/tap"
 
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 
+	"github.com/stagemesh/stagemesh/internal/budget"
+	"github.com/stagemesh/stagemesh/internal/transport"
 	auth "github.com/stagemesh/stagemesh/mesh/credentials"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -75,13 +71,14 @@ func (h *Host) serveAPI(ctx context.Context) error {
 	}
 	h.settings.Logger.Info("stage service listens", "address", h.listener.Addr().String(), "tls", h.certificate != nil)
 	h.settings.exposure().Warn(h.settings.Logger, "stages."+string(h.settings.Stage)+".listen")
-	server, health := h.newServer()
+	server := h.newServer()
 	h.runs.Go(func() {
-		defer server.Stop()
-		h.followStatus(health)
+		<-h.runCtx.Done() // when direct calls in flight are finished
+		server.Stop()
 	})
+	listener := transport.NewConnections(maxConnections, !h.callers.tokens.IsEmpty()).Listen(closingListener{h.listener, h.runCtx})
 	served := make(chan error, 1)
-	h.runs.Go(func() { served <- server.Serve(closingListener{h.listener, h.runCtx}) })
+	h.runs.Go(func() { served <- server.Serve(listener) })
 	select {
 	case err := <-served:
 		return fmt.Errorf("stage %s: serve: %w", h.settings.Stage, err)
@@ -119,29 +116,28 @@ func (c closingConn) Close() error {
 	return c.Conn.Close()
 }
 
-// newServer returns the server of the StageService, and of health and reflection.
-func (h *Host) newServer() (*grpc.Server, *health.Server) {
-	options := []grpc.ServerOption{
-		grpc.MaxRecvMsgSize(maxDirectBytes), grpc.MaxSendMsgSize(maxDirectBytes), grpc.MaxConcurrentStreams(maxStreams),
-		// Before any message is read.
-		grpc.InTapHandle(func(ctx context.Context, call *tap.Info) (context.Context, error) {
-			return ctx, h.checkCaller(ctx, call.FullMethodName)
-		}),
+// newServer returns the server of the StageService, and of health and reflection. Its messages
+// are read, and counted, as a gateway's.
+func (h *Host) newServer() *grpc.Server {
+	settings := transport.GRPCSettings{
+		Settings: transport.Settings{MaxMessageBytes: maxDirectBytes, Closing: h.runCtx.Done()},
+		Memory:   transport.NewMemory(budget.NewPool(budget.Settings{Limit: maxDirectMemory, Name: "bytes of direct calls", Key: "docs/security.md"})),
+		Guard:    h.checkCaller,
+		Logger:   h.settings.Logger,
 	}
 	if h.certificate != nil {
-		config := &tls.Config{Certificates: []tls.Certificate{*h.certificate}, MinVersion: tls.VersionTLS12}
+		settings.TLS = &tls.Config{Certificates: []tls.Certificate{*h.certificate}, MinVersion: tls.VersionTLS12}
 		if h.callers.authorities != nil {
 			// Health checks have no certificate, so checkCaller demands it.
-			config.ClientAuth, config.ClientCAs = tls.VerifyClientCertIfGiven, h.callers.authorities
+			settings.TLS.ClientAuth, settings.TLS.ClientCAs = tls.VerifyClientCertIfGiven, h.callers.authorities
 		}
-		options = append(options, grpc.Creds(credentials.NewTLS(config)))
 	}
-	server, healthServer := grpc.NewServer(options...), health.NewServer()
-	stagev1.RegisterStageServiceServer(server, stageService{host: h})
-	healthv1.RegisterHealthServer(server, healthServer)
-	reflection.Register(server)
-	h.setServing(healthServer, false)
-	return server, healthServer
+	service := transport.NewService(stagev1.File_stagemesh_stage_v1_stage_proto.Services().ByName("StageService"), settings.Settings)
+	transport.Unary(service, "Describe", h.describe)
+	transport.Unary(service, "Infer", h.inferDirect)
+	out := transport.NewGRPC(settings, service, transport.NewHealth(h.servingStatus))
+	reflection.Register(out)
+	return out
 }
 
 // callers are who may call the StageService: all where both fields are empty.
@@ -165,37 +161,35 @@ func (h *Host) readCallers() (err error) {
 	return nil
 }
 
-// checkCaller returns why a call may not pass, or nil. Health checks need no authentication.
-func (h *Host) checkCaller(ctx context.Context, method string) error {
+// checkCaller returns who calls, or why the call may not pass. Health checks need no
+// authentication.
+func (h *Host) checkCaller(head transport.Head) (transport.Caller, error) {
 	c := h.callers
-	if c.tokens.IsEmpty() && c.authorities == nil || strings.HasPrefix(method, "/"+healthv1.Health_ServiceDesc.ServiceName+"/") {
-		return nil
+	if strings.HasPrefix(head.Path, "/"+healthv1.Health_ServiceDesc.ServiceName+"/") {
+		return transport.Caller{IsAnonymous: true}, nil
 	}
-	if from, ok := peer.FromContext(ctx); ok && c.authorities != nil {
-		if info, ok := from.AuthInfo.(credentials.TLSInfo); ok && len(info.State.VerifiedChains) > 0 {
-			return nil
+	if c.tokens.IsEmpty() && c.authorities == nil {
+		return transport.Caller{}, nil
+	}
+	if c.authorities != nil && head.TLS != nil && len(head.TLS.VerifiedChains) > 0 {
+		return transport.Caller{}, nil
+	}
+	if token, isBearer := auth.BearerToken(head.Header("authorization")); isBearer {
+		if tenant, isKnown := c.tokens.Tenant(token); isKnown {
+			return transport.Caller{Tenant: tenant}, nil
 		}
 	}
-	for _, text := range metadata.ValueFromIncomingContext(ctx, "authorization") {
-		if token, isBearer := auth.BearerToken(text); isBearer {
-			if _, known := c.tokens.Tenant(token); known {
-				return nil
-			}
-		}
-	}
-	f := fault.New(fault.Unauthenticated, `this port needs a token of the stage's token_file, as "Authorization: Bearer TOKEN", or a certificate by its client_ca_file`)
-	return grpcstatus.ErrorProto(f.Status())
+	return transport.Caller{}, fault.New(fault.Unauthenticated, `this port needs a token of the stage's token_file, as "Authorization: Bearer TOKEN", or a certificate by its client_ca_file`)
 }
 
-// setServing sets the health of all services, and of the host, by whose ID a registry asks.
-func (h *Host) setServing(server *health.Server, serving bool) {
-	answer := healthv1.HealthCheckResponse_NOT_SERVING
-	if serving {
-		answer = healthv1.HealthCheckResponse_SERVING
+// servingStatus returns the health of a service on the port, or of the host, by whose ID a
+// registry asks, and a channel that closes when it may have changed.
+func (h *Host) servingStatus(_ context.Context, name string) (isServing bool, changed <-chan struct{}, err error) {
+	at, changed, _ := h.status.get()
+	if name != "" && name != stagev1.StageService_ServiceDesc.ServiceName && name != string(h.settings.Host) {
+		return false, changed, fault.New(fault.NotFound, "there is no such service")
 	}
-	for _, name := range []string{"", stagev1.StageService_ServiceDesc.ServiceName, string(h.settings.Host)} {
-		server.SetServingStatus(name, answer)
-	}
+	return at == stateReady, changed, nil
 }
 
 // checkTLS is the TLS configuration of the registry's health check, which trusts
@@ -207,20 +201,6 @@ func (h *Host) checkTLS() *tls.Config {
 	own := x509.NewCertPool()
 	own.AddCert(h.certificate.Leaf)
 	return &tls.Config{RootCAs: own, ServerName: h.settings.ServerName, MinVersion: tls.VersionTLS12}
-}
-
-// followStatus keeps the health service true until the host ends, when direct calls in
-// flight are finished.
-func (h *Host) followStatus(server *health.Server) {
-	for {
-		at, changed, _ := h.status.get()
-		h.setServing(server, at == stateReady)
-		select {
-		case <-changed:
-		case <-h.runCtx.Done():
-			return
-		}
-	}
 }
 
 // Addr returns where the StageService listens, or nil where it does not yet.
@@ -335,35 +315,32 @@ func (h *Host) directItem(ctx context.Context, r Request) *item {
 	return it
 }
 
-// stageService is the gRPC StageService of a host. It translates only.
-type stageService struct {
-	stagev1.UnimplementedStageServiceServer
-	host *Host
-}
-
-// Describe implements stagev1.StageServiceServer.
-func (s stageService) Describe(context.Context, *stagev1.DescribeRequest) (*stagev1.DescribeResponse, error) {
-	d := s.host.Describe()
+// describe serves StageService.Describe.
+func (h *Host) describe(context.Context, *transport.Call, *stagev1.DescribeRequest) (*stagev1.DescribeResponse, error) {
+	d := h.Describe()
 	return &stagev1.DescribeResponse{
 		Mesh: string(d.Mesh), Stage: string(d.Stage), Host: string(d.Host), Version: d.Version,
 		Spec: specToProto(d.Spec), Limits: d.Limits.toProto(),
 	}, nil
 }
 
-// Infer implements stagev1.StageServiceServer.
-func (s stageService) Infer(ctx context.Context, in *stagev1.InferRequest) (*stagev1.InferResponse, error) {
+// inferDirect serves StageService.Infer.
+func (h *Host) inferDirect(ctx context.Context, _ *transport.Call, in *stagev1.InferRequest) (*stagev1.InferResponse, error) {
 	r, err := requestFromProto(in)
 	if err != nil {
-		return nil, grpcstatus.ErrorProto(fault.From(err).Status())
+		return nil, err
 	}
 	if in.GetTimeout() != nil {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, in.GetTimeout().AsDuration())
 		defer cancel()
 	}
-	out := s.host.Infer(ctx, r)
+	out := h.Infer(ctx, r)
 	if out.Fault != nil {
-		return nil, grpcstatus.ErrorProto(out.Fault.Status())
+		return nil, out.Fault
+	}
+	if err := budget.FromContext(ctx).ReserveResponse(int64(payload.Size(out.Parts))); err != nil {
+		return nil, err
 	}
 	return &stagev1.InferResponse{
 		Outputs:  payload.ToProto(out.Parts),

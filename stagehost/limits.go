@@ -63,11 +63,12 @@ const (
 
 // Bounds on memory and on the work of one turn.
 const (
-	// maxDirectCalls bounds the direct calls in flight, maxDirectBytes a message of one.
-	maxDirectCalls = 16
-	maxDirectBytes = 16 << 20
-	// maxStreams bounds the calls of one connection to the StageService.
-	maxStreams = 4 * maxDirectCalls
+	// maxDirectCalls bounds the direct calls in flight, maxDirectBytes a message of one,
+	// maxDirectMemory what all of them hold, and maxConnections who makes them.
+	maxDirectCalls  = 16
+	maxDirectBytes  = 16 << 20
+	maxDirectMemory = 256 << 20
+	maxConnections  = 1024
 	// maxCancelled bounds the cancelled requests that the host remembers, with a known
 	// and with an unknown deadline each, and the cancel messages that wait for the loop.
 	maxCancelled = 1 << 16

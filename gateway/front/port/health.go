@@ -8,7 +8,6 @@ import (
 	"connectrpc.com/connect"
 	"connectrpc.com/grpcreflect"
 	"google.golang.org/grpc"
-	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -18,7 +17,7 @@ import (
 // NOT_FOUND fault when there is no such pipeline; and otherwise what is wrong.
 type Health func(ctx context.Context, name string) error
 
-// maxProbeBytes bounds the messages of health checks and reflection.
+// maxProbeBytes bounds the messages of reflection.
 const maxProbeBytes = 64 << 10
 
 // healthName is the service of gRPC health.
@@ -82,25 +81,15 @@ func notReady(err error) *fault.Fault {
 // healthService returns gRPC health, where the RPC services are as healthy as the gateway. It
 // has no Watch.
 func (p *Port) healthService() *transport.Service {
-	out := transport.NewService(healthpb.File_grpc_health_v1_health_proto.Services().ByName("Health"), transport.Settings{MaxMessageBytes: maxProbeBytes, Uncompressed: true, StallTimeout: transport.HandshakeTimeout})
-	transport.Unary(out, "Check", p.checkHealth)
-	return out
-}
-
-func (p *Port) checkHealth(ctx context.Context, _ *transport.Call, in *healthpb.HealthCheckRequest) (*healthpb.HealthCheckResponse, error) {
-	name := in.GetService()
-	if slices.Contains(p.allServices(), name) {
-		name = ""
-	}
-	err := p.Health(ctx, name)
-	switch {
-	case err == nil:
-		return &healthpb.HealthCheckResponse{Status: healthpb.HealthCheckResponse_SERVING}, nil
-	case isUnknown(err):
-		return nil, noSuchPipeline()
-	default:
-		return &healthpb.HealthCheckResponse{Status: healthpb.HealthCheckResponse_NOT_SERVING}, nil
-	}
+	return transport.NewHealth(func(ctx context.Context, name string) (isServing bool, changed <-chan struct{}, err error) {
+		if slices.Contains(p.allServices(), name) {
+			name = ""
+		}
+		if err = p.Health(ctx, name); err != nil && isUnknown(err) {
+			return false, nil, noSuchPipeline()
+		}
+		return err == nil, nil, nil
+	})
 }
 
 func isUnknown(err error) bool {
