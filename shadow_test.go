@@ -173,8 +173,8 @@ func TestShadowKeepsModelsOfOtherSteps(t *testing.T) {
 		Config: stagehost.Config{Models: &stagehost.ModelSettings{Capacity: 16 << 20, DefaultSize: 1 << 20}},
 	})
 	if err := m.AddPipeline(pipeline.Pipeline{Name: "two", Steps: []pipeline.Step{
-		{Name: "one", Stage: "score", Model: payload.ModelRef{Alias: "shadowed"}},
-		{Name: "two", Stage: "score", Model: payload.ModelRef{Alias: "split"}},
+		{Name: "one", Stage: "score", Model: payload.ModelRef{Alias: "shadowed"}, Locked: true},
+		{Name: "two", Stage: "score", Model: payload.ModelRef{Alias: "split"}, Locked: true},
 	}}); err != nil {
 		t.Fatal(err)
 	}

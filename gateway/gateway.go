@@ -81,7 +81,7 @@ func New(s Settings) (*Gateway, error) {
 	})
 	g := &Gateway{settings: s, memory: transport.NewMemory(s.Call.Budget), connections: transport.NewConnections(maxConnections, s.TokenFile != ""), log: s.Call.Logger, ready: make(chan struct{}), closing: make(chan struct{})}
 	g.stopping, g.beginStop = context.WithCancel(context.Background())
-	seeded := pipelines.Settings{Seeds: s.Pipelines, NoStages: !s.servesStages(), Logger: g.log}
+	seeded := pipelines.Settings{Seeds: s.Pipelines, NoImplicit: !s.hasImplicit(), Logger: g.log}
 	loadable := registry.Settings{Models: s.Models, Aliases: s.Aliases, Logger: g.log}
 	if r := s.Registry; r != nil {
 		seeded.Table, loadable.Table = r.Table, r.Models

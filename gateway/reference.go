@@ -66,7 +66,7 @@ func (g *Gateway) pipelinesKnown() error {
 // description returns the sources of the public port's document.
 func (g *Gateway) description(specs map[string]*stagev1.Spec) openapi.Settings {
 	out := openapi.Settings{
-		Mesh: string(g.settings.Call.Mesh), Version: process.Version(), Tokens: g.settings.Access.TokenFile != "", NoStages: !g.settings.servesStages(),
+		Mesh: string(g.settings.Call.Mesh), Version: process.Version(), Tokens: g.settings.Access.TokenFile != "", NoStages: !g.settings.hasImplicit(),
 		MaxPayload: g.settings.MaxPayload, MaxBody: admission.MaxBody(g.settings.MaxPayload),
 	}
 	out.Jobs = g.jobs.ServesJobs()

@@ -33,7 +33,7 @@ type Config struct {
 	call.Limits
 	// Docs enables /openapi.json and /docs on the public port; nil means enabled.
 	Docs *bool `yaml:"docs"`
-	// StagePipelines enables the pipelines "stage:<name>" of single stages; nil means
+	// StagePipelines enables the implicit pipelines of single stages, models and aliases; nil means
 	// enabled.
 	StagePipelines *bool `yaml:"stage_pipelines"`
 	// ModelControl lets callers of the public ports register, load and unload models.
@@ -122,8 +122,8 @@ func (s Settings) withDefaults() Settings {
 // ServesDocs reports whether the public port serves /openapi.json and /docs.
 func (c Config) ServesDocs() bool { return c.Docs == nil || *c.Docs }
 
-// servesStages reports whether callers may call single stages.
-func (c Config) servesStages() bool { return c.StagePipelines == nil || *c.StagePipelines }
+// hasImplicit reports whether callers may name a stage, a model or an alias instead of a pipeline.
+func (c Config) hasImplicit() bool { return c.StagePipelines == nil || *c.StagePipelines }
 
 // Validate checks the section except Admin, without reading files. Messages name the
 // key in the section.

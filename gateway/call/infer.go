@@ -75,7 +75,7 @@ func reserveResponse(memory *budget.Account, r *Response) *fault.Fault {
 // near 8 KiB. Growing beyond takes 7 % of the gateway's time, so no function on this
 // path has large values.
 func (s *Service) infer(ctx context.Context, r *Request, emit func(Chunk) error, begin time.Time, span *tracing.Span, carried envelope.Trace) (*Response, *fault.Fault) {
-	if !r.isShadow {
+	if !r.isShadow() {
 		memory, f := s.admit(ctx, r)
 		if f != nil {
 			return nil, f
@@ -90,8 +90,8 @@ func (s *Service) infer(ctx context.Context, r *Request, emit func(Chunk) error,
 	if f != nil {
 		return nil, s.reject(id, r, f, span, begin)
 	}
-	if r.isShadow {
-		p.MaxInFlight = 0
+	if r.isShadow() {
+		r.replaceModels(&p)
 	}
 	if f := s.limiter.AcquirePipeline(p.Name, p.MaxInFlight); f != nil {
 		return nil, s.reject(id, r, f, span, begin)
@@ -389,7 +389,7 @@ func (x *call) finish(err error) {
 	}
 	switch {
 	case err != nil && fault.From(err).Reason == fault.DeadlineExceeded:
-		if x.slowestQueue != nil && !x.request.isShadow {
+		if x.slowestQueue != nil && !x.request.isShadow() {
 			x.service.availability.Late(x.slowestQueue)
 		}
 	case x.progress.isFinal:

@@ -24,8 +24,12 @@ const (
 )
 
 // Resolve returns the pipeline of that name. If byModel is true, the name may also be that of
-// an alias or, if there is no such alias, of a model.
+// an alias or, if there is no such alias, of a model. Every name of work that a caller gives, on
+// any protocol and in jobs, comes here, so that a gateway without implicit pipelines has none.
 func (s *Service) Resolve(name string, byModel bool) (pipeline.Pipeline, *fault.Fault) {
+	if !s.settings.Pipelines.HasImplicit() {
+		return s.settings.Pipelines.Resolve(name)
+	}
 	ref, f := s.refOf(name, byModel)
 	if f != nil {
 		return pipeline.Pipeline{}, f

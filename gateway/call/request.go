@@ -58,10 +58,12 @@ type Request struct {
 	// Trace is the caller's W3C trace context, and Origin how the request came.
 	Trace  envelope.Trace
 	Origin Origin
-	// isShadow is true for a request that a gateway repeats on another model: it takes no place of
-	// callers' requests.
-	isShadow bool
+	// shadowModels are the models of the steps of a request that a gateway repeats on another model:
+	// it takes no place of callers' requests. Callers cannot set them, so no step locks them.
+	shadowModels map[pipeline.StepName]payload.ModelRef
 }
+
+func (r *Request) isShadow() bool { return r.shadowModels != nil }
 
 // tenantKey is the key of a context's tenant.
 type tenantKey struct{}

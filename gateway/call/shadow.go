@@ -39,12 +39,16 @@ func (s *Service) startShadow(x *call, of *shadow, answer *Response) {
 		return // the answer went to the caller in chunks
 	}
 	again, steps := *x.request, map[pipeline.StepName]pipeline.StepOptions{}
-	for _, hop := range x.env.Route { // another request may get other models of an alias
-		steps[hop.Step] = pipeline.StepOptions{Parameters: again.Steps[hop.Step].Parameters, Model: hop.Model}
+	for name, step := range again.Steps {
+		steps[name] = pipeline.StepOptions{Parameters: step.Parameters}
 	}
-	steps[of.step] = pipeline.StepOptions{Parameters: steps[of.step].Parameters, Model: payload.ModelRef{Model: of.model}}
+	again.shadowModels = map[pipeline.StepName]payload.ModelRef{}
+	for _, hop := range x.env.Route { // another request may get other models of an alias
+		again.shadowModels[hop.Step] = hop.Model
+	}
+	again.shadowModels[of.step] = payload.ModelRef{Model: of.model}
 	again.Steps, again.Timeout = steps, x.env.Deadline.Sub(x.env.AdmittedAt)
-	again.isShadow, again.IdempotencyKey, again.Durability, again.Priority = true, "", pipeline.Memory, -1
+	again.IdempotencyKey, again.Durability, again.Priority = "", pipeline.Memory, -1
 	tenant, size, result := x.env.Tenant, int64(payload.Size(again.Inputs)+2*payload.Size(answer.Outputs)), "dropped"
 	if s.shadowBytes.Reserve(tenant, size) == nil {
 		if s.shadows.start(func(ctx context.Context) {
@@ -66,6 +70,15 @@ func (s *Service) startShadow(x *call, of *shadow, answer *Response) {
 		s.shadowBytes.Release(tenant, size)
 	}
 	s.metrics.shadow(of, result)
+}
+
+// replaceModels prepares the pipeline of a shadow request, which the limit of callers' requests does
+// not count.
+func (r *Request) replaceModels(p *pipeline.Pipeline) {
+	p.Steps, p.MaxInFlight = slices.Clone(p.Steps), 0
+	for i := range p.Steps {
+		p.Steps[i].Model = r.shadowModels[p.Steps[i].Name]
+	}
 }
 
 // didNotRun reports whether the mesh could not run a request, which says nothing of its model.

@@ -98,7 +98,7 @@ func (t *tap) offer(x *call, p *pipeline.Pipeline, response *Response, f *fault.
 		if rand.IntN(100) >= t.percent { //nolint:gosec // it is no secret
 			return
 		}
-		one := Tapped{Env: x.env, Model: hop.Model.Model, IsShadow: x.request.isShadow, Response: response, Fault: f, Took: took}
+		one := Tapped{Env: x.env, Model: hop.Model.Model, IsShadow: x.request.isShadow(), Response: response, Fault: f, Took: took}
 		if one.size = int64(payload.Size(x.env.Parts)); response != nil {
 			one.size += int64(payload.Size(response.Outputs))
 		}

@@ -27,6 +27,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -47,8 +48,9 @@ type Settings struct {
 	Table discovery.Table
 	// Seeds are the pipelines of the gateway's file.
 	Seeds []pipeline.Pipeline
-	// NoStages is true where there are no implicit pipelines of single stages.
-	NoStages bool
+	// NoImplicit is true where a pipeline's own name is the only name of work: nobody reaches a
+	// stage as "stage:<name>", nor by a model or an alias.
+	NoImplicit bool
 	Logger   *slog.Logger
 }
 
@@ -58,9 +60,9 @@ type Store struct {
 	// mirror is nil without a table.
 	mirror *discovery.TableMirror
 	// seeds are those that are not in the registry yet.
-	seeds    map[pipeline.Name]*meshv1.Pipeline
-	noStages bool
-	log      *slog.Logger
+	seeds      map[pipeline.Name]*meshv1.Pipeline
+	noImplicit bool
+	log        *slog.Logger
 
 	mu sync.RWMutex
 	// problem is why the store serves nothing yet, nil once it has served.
@@ -167,7 +169,7 @@ var errNotLoaded = fmt.Errorf("the pipelines are not known yet: %w", discovery.E
 // New returns a store. Errors are about the seeds.
 func New(s Settings) (*Store, error) {
 	out := &Store{
-		table: s.Table, noStages: s.NoStages, log: s.Logger, served: map[pipeline.Name]*Entry{},
+		table: s.Table, noImplicit: s.NoImplicit, log: s.Logger, served: map[pipeline.Name]*Entry{},
 		changed: make(chan struct{}), seeds: map[pipeline.Name]*meshv1.Pipeline{},
 	}
 	for _, p := range s.Seeds {
@@ -201,12 +203,15 @@ func (s *Store) Ready() error {
 // shown is how much of a caller's text a message repeats, in runes.
 const shown = 80
 
+// HasImplicit reports whether there are pipelines of single stages, models and aliases.
+func (s *Store) HasImplicit() bool { return !s.noImplicit }
+
 // Resolve returns the pipeline of that name, or the implicit one of "stage:<name>".
 func (s *Store) Resolve(name string) (pipeline.Pipeline, *fault.Fault) {
+	if s.noImplicit && strings.Contains(name, ":") { // no name of a pipeline has one
+		return pipeline.Pipeline{}, fault.Newf(fault.UnknownPipeline, "pipeline %.*q: gateway.stage_pipelines is off; call a pipeline by its name", shown, name)
+	}
 	if stage, implicit := pipeline.StageOf(pipeline.Name(name)); implicit {
-		if s.noStages {
-			return pipeline.Pipeline{}, fault.Newf(fault.UnknownPipeline, "pipeline %.*q: gateway.stage_pipelines is off; call a pipeline by its name", shown, name)
-		}
 		if err := pipeline.ValidName("stage", string(stage)); err != nil {
 			return pipeline.Pipeline{}, fault.Newf(fault.UnknownPipeline, "pipeline %.*q: %w", shown, name, err)
 		}

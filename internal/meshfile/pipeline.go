@@ -43,7 +43,7 @@ type Step struct {
 	Version string `yaml:"version"`
 	// Parameters go to the stage.
 	Parameters map[string]any `yaml:"parameters"`
-	// Locked rejects requests that set one of these parameters.
+	// Locked rejects requests that set one of these parameters, or the model.
 	Locked bool `yaml:"locked"`
 	// Inputs renames: input of the stage -> name of the part that feeds it.
 	Inputs map[string]string `yaml:"inputs"`

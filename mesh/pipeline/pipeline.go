@@ -55,7 +55,7 @@ type Step struct {
 	// Model is the model to use where the stage serves several.
 	Model      payload.ModelRef
 	Parameters payload.Parameters
-	// Locked rejects requests that set one of these parameters.
+	// Locked rejects requests that set one of these parameters, or the model.
 	Locked bool
 	// Inputs renames: input of the stage -> name of the part that feeds it.
 	Inputs map[string]string
@@ -154,8 +154,8 @@ func (s Step) validate() error {
 	if err := s.Parameters.Validate(); err != nil {
 		return fmt.Errorf("parameters: %w", err)
 	}
-	if s.Locked && len(s.Parameters) == 0 {
-		return errors.New("locked: the step has no parameters; requests cannot set those that it has")
+	if s.Locked && len(s.Parameters) == 0 && s.Model == (payload.ModelRef{}) {
+		return errors.New("locked: the step has no parameters and no model; requests cannot set those that it has")
 	}
 	for name, value := range s.Parameters {
 		if f, is := value.Any().(float64); is && (math.IsNaN(f) || math.IsInf(f, 0)) {
@@ -296,8 +296,8 @@ type StepOptions struct {
 
 // Route returns the pipeline's steps with the request's options in them. A
 // parameter of the request for the step precedes one for all steps, and that the
-// pipeline's own. Options for an unknown step are an error, and so are locked parameters
-// and too many together.
+// pipeline's own. Options for an unknown step are an error, and so are what a step locks
+// and too many parameters together.
 func (p Pipeline) Route(o Options) ([]Hop, error) {
 	if err := p.knows(o.Steps); err != nil {
 		return nil, err
@@ -305,7 +305,7 @@ func (p Pipeline) Route(o Options) ([]Hop, error) {
 	route := make([]Hop, len(p.Steps))
 	for i, step := range p.Steps {
 		own := o.Steps[step.Name]
-		if err := p.checkLock(step, o.Parameters, own.Parameters); err != nil {
+		if err := p.checkLock(step, o.Parameters, own); err != nil {
 			return nil, err
 		}
 		route[i] = Hop{
@@ -328,14 +328,20 @@ func (p Pipeline) Route(o Options) ([]Hop, error) {
 	return route, nil
 }
 
-// checkLock checks that a request's parameters, those of every step and the step's own, are
-// none that the step locks.
-func (p Pipeline) checkLock(s Step, all, own payload.Parameters) error {
-	if !s.Locked || len(all)+len(own) == 0 {
+// checkLock checks that a request's options, the parameters of every step and those of this one,
+// set nothing that the step locks.
+func (p Pipeline) checkLock(s Step, all payload.Parameters, own StepOptions) error {
+	if !s.Locked {
+		return nil
+	}
+	if own.Model != (payload.ModelRef{}) {
+		return fmt.Errorf("steps.%s.model: pipeline %s locks it", s.Name, p.Name)
+	}
+	if len(all)+len(own.Parameters) == 0 {
 		return nil
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.Parameters)) {
-		if _, set := own[name]; set {
+		if _, set := own.Parameters[name]; set {
 			return fmt.Errorf("steps.%s.parameters.%s: pipeline %s locks it", s.Name, name, p.Name)
 		}
 		if _, set := all[name]; set {
