@@ -88,8 +88,10 @@ func TestWorkIsNamedByPipelinesAlone(t *testing.T) {
 			_, err := rpc.Infer(t.Context(), connect.NewRequest(&inferencev1.InferRequest{Pipeline: name, Inputs: textPart("to")}))
 			return err
 		},
-		"OIP":      func(name string) error { return post("/v2/models/"+name+"/infer", "application/json", input) },
-		"generate": func(name string) error { return post("/v2/models/"+name+"/generate", "application/json", `{"text_input": "to"}`) },
+		"OIP": func(name string) error { return post("/v2/models/"+name+"/infer", "application/json", input) },
+		"generate": func(name string) error {
+			return post("/v2/models/"+name+"/generate", "application/json", `{"text_input": "to"}`)
+		},
 		"OIP over gRPC": func(name string) error {
 			_, err := oip.ModelInfer(t.Context(), &oipv2.ModelInferRequest{ModelName: name, Inputs: []*oipv2.ModelInferRequest_InferInputTensor{{
 				Name: "text", Datatype: "BYTES", Shape: []int64{1}, Contents: &oipv2.InferTensorContents{BytesContents: [][]byte{[]byte("to")}},

@@ -51,7 +51,7 @@ type Settings struct {
 	// NoImplicit is true where a pipeline's own name is the only name of work: nobody reaches a
 	// stage as "stage:<name>", nor by a model or an alias.
 	NoImplicit bool
-	Logger   *slog.Logger
+	Logger     *slog.Logger
 }
 
 // Store has the pipelines of a mesh.
