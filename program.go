@@ -72,7 +72,7 @@ func StageCommand(kinds ...Kind) *cobra.Command {
 // JoinFlags are the flags of a command that joins a mesh at its broker.
 type JoinFlags struct {
 	config, nats, consul, ops, advertise string
-	insecure                             bool
+	exposure                             meshfile.Flags
 	log                                  *program.LogFlags
 }
 
@@ -83,13 +83,14 @@ func (f *JoinFlags) Add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.consul, "consul", "", "the address of a Consul agent, instead of registry")
 	cmd.Flags().StringVar(&f.ops, "ops", "127.0.0.1:0", "the address of /livez, /readyz, /metrics and /debug/pprof; port 0 picks a free one")
 	cmd.Flags().StringVar(&f.advertise, "advertise", "", "the host name or IP address to register for ports on all addresses (default: this machine's first address that is not loopback)")
-	AddInsecure(cmd, &f.insecure)
+	AddExposure(cmd, &f.exposure)
 	f.log = program.AddLog(cmd)
 }
 
-// AddInsecure adds the flag that allows open ports to a command.
-func AddInsecure(cmd *cobra.Command, insecure *bool) {
-	cmd.Flags().BoolVar(insecure, "insecure", false, "allow other machines to call all addresses, of flags and of the file, without authentication")
+// AddExposure adds the flags of Insecure and AnyHost to a command.
+func AddExposure(cmd *cobra.Command, f *meshfile.Flags) {
+	cmd.Flags().BoolVar(&f.Insecure, "insecure", false, "allow other machines to call all addresses, of flags and of the file, without authentication")
+	cmd.Flags().BoolVar(&f.AnyHost, "any-host", false, "allow callers of loopback addresses, such as a proxy, to name any host")
 }
 
 // Read reads the mesh's file with the broker of the flags, and returns what runs a part
@@ -109,7 +110,8 @@ func (f JoinFlags) Read(cmd *cobra.Command, kinds ...Kind) (p Program, err error
 	if strings.ContainsAny(f.advertise, " /[]") || strings.Contains(f.advertise, ":") && net.ParseIP(f.advertise) == nil {
 		return p, fmt.Errorf("--advertise: %q is no host name or IP address; leave out the port", f.advertise)
 	}
-	flags := meshfile.Flags{Broker: f.nats, Consul: f.consul, Insecure: f.insecure}
+	flags := f.exposure
+	flags.Broker, flags.Consul = f.nats, f.consul
 	if p.File, err = flags.Read(f.config, kinds...); err != nil {
 		return p, meshfile.FlagError("--config", err)
 	}
@@ -193,7 +195,7 @@ func (p Program) Run(ctx context.Context) error {
 	for _, err := range wrong {
 		p.Logger.Warn("a variable of the environment is left out", "error", err)
 	}
-	ops := program.Settings{Listen: p.Ops, Key: p.OpsKey, Insecure: p.File.Ops.Insecure, Tracing: p.File.Tracing, Logger: p.Logger}
+	ops := program.Settings{Listen: p.Ops, Key: p.OpsKey, Insecure: p.File.Ops.Insecure, AnyHost: p.File.Ops.AnyHost, Tracing: p.File.Tracing, Logger: p.Logger}
 	if ops.Listen == "" {
 		ops.Listen, ops.Key = p.File.OpsListen(), "ops.listen"
 	}

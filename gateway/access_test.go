@@ -188,12 +188,13 @@ func TestLoopbackPortRejectsOtherHostNames(t *testing.T) {
 		}
 	}
 	insecure, _ := run(t, broker, func(s *gateway.Settings) { s.Insecure, s.Call.Gateway = true, "insecure" })
+	proxied, _ := run(t, broker, func(s *gateway.Settings) { s.AnyHost, s.Call.Gateway = true, "proxied" })
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	for _, test := range []struct {
 		g    *gateway.Gateway
 		host string
 		want int
-	}{{private, "evil.example:8080", http.StatusUnauthorized}, {private, "localhost:8080", http.StatusNotFound}, {insecure, "evil.example:8080", http.StatusNotFound}} {
+	}{{private, "evil.example:8080", http.StatusUnauthorized}, {private, "localhost:8080", http.StatusNotFound}, {insecure, "evil.example:8080", http.StatusUnauthorized}, {proxied, "evil.example:8080", http.StatusNotFound}} {
 		if status, _, body := fetch(t, client, http.MethodGet, test.g.URL()+"/nothing", "", func(r *http.Request) { r.Host = test.host }); status != test.want {
 			t.Errorf("%s: %d %s", test.host, status, body)
 		}

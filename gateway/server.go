@@ -134,7 +134,7 @@ func (g *Gateway) adminSettings() adminapi.Settings {
 		DeadLetters: store.NewDeadLetters(g.bus, store.Settings{}), Health: g.Ready, Logger: g.log,
 		Pipelines: g.pipelines, Models: g.registry, Placer: g.placer, Traffic: g.service, Jobs: g.jobs, MaxPayload: g.settings.MaxPayload, Stopping: g.stopping,
 		Metrics: g.bus.ListMetrics,
-		Tokens:  g.operators.tokens, Insecure: g.settings.Admin.Insecure,
+		Tokens:  g.operators.tokens, AnyHost: !g.settings.Admin.exposure(g.settings.Admin.Listen).IsPrivate(),
 	}
 	if g.membership != nil {
 		s.Membership = g.membership

@@ -159,11 +159,13 @@ type Access struct {
 	KeyFile  string `yaml:"key_file,path"`
 	// Insecure allows other machines to call without a token.
 	Insecure bool `yaml:"insecure"`
+	// AnyHost allows callers of a loopback address to name it by any host name.
+	AnyHost bool `yaml:"any_host"`
 }
 
 // exposure returns how the port at that address may be reached.
 func (a Access) exposure(listen string) config.Exposure {
-	return config.Exposure{Listen: listen, IsAuthenticated: a.TokenFile != "", Insecure: a.Insecure}
+	return config.Exposure{Listen: listen, IsAuthenticated: a.TokenFile != "", Insecure: a.Insecure, AnyHost: a.AnyHost}
 }
 
 // checkListen checks the address of a port. Errors begin with its key.

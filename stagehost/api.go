@@ -20,6 +20,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/internal/transport"
+	"github.com/stagemesh/stagemesh/mesh/config"
 	auth "github.com/stagemesh/stagemesh/mesh/credentials"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -169,7 +170,10 @@ func (h *Host) checkCaller(head transport.Head) (transport.Caller, error) {
 		return transport.Caller{IsAnonymous: true}, nil
 	}
 	if c.tokens.IsEmpty() && c.authorities == nil {
-		return transport.Caller{}, nil
+		if h.certificate != nil || !h.settings.exposure().IsPrivate() || config.IsLoopback(head.Host) {
+			return transport.Caller{}, nil
+		}
+		return transport.Caller{}, fault.New(fault.Unauthenticated, "without token_file this port answers those who call it by a loopback address; see any_host")
 	}
 	if c.authorities != nil && head.TLS != nil && len(head.TLS.VerifiedChains) > 0 {
 		return transport.Caller{}, nil

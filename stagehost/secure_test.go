@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
@@ -201,6 +202,34 @@ func TestStageServiceRefusesStrangersUnread(t *testing.T) {
 	err = stream.RecvMsg(new(stagev1.InferResponse))
 	if status.Code(err) != codes.Unauthenticated || len(status.Convert(err).Details()) == 0 {
 		t.Errorf("got %v", err)
+	}
+}
+
+func TestStagePortOfLoopbackRejectsOtherHostNames(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		host string
+		edit func(*stagehost.Settings)
+		want codes.Code
+	}{
+		{"evil.example:9000", func(*stagehost.Settings) {}, codes.Unauthenticated},
+		{"localhost:9000", func(*stagehost.Settings) {}, codes.OK},
+		{"evil.example:9000", func(s *stagehost.Settings) { s.Insecure = true }, codes.Unauthenticated},
+		{"evil.example:9000", func(s *stagehost.Settings) { s.AnyHost = true }, codes.OK},
+	} {
+		h := newBed(t).host(inproc.Each(inproc.Settings{}, echo), listening, test.edit)
+		testbed.Eventually(t, "the stage service listens", func() bool { return h.Addr() != nil })
+		conn, err := grpc.NewClient(h.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority(test.host))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = conn.Close() })
+		if _, err := stagev1.NewStageServiceClient(conn).Describe(t.Context(), &stagev1.DescribeRequest{}); status.Code(err) != test.want {
+			t.Errorf("%s: %v, want %s", test.host, err, test.want)
+		}
+		if _, err := healthv1.NewHealthClient(conn).Check(t.Context(), &healthv1.HealthCheckRequest{}); err != nil {
+			t.Errorf("%s: health: %v", test.host, err)
+		}
 	}
 }
 

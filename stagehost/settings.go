@@ -55,6 +55,8 @@ type Config struct {
 	TokenFile    string `yaml:"token_file,path"`
 	ClientCAFile string `yaml:"client_ca_file,path"`
 	Insecure     bool   `yaml:"insecure"`
+	// AnyHost allows callers of a loopback address to name it by any host name.
+	AnyHost bool `yaml:"any_host"`
 	// Models is set for a stage that loads models on demand; its runner is a
 	// runner.ModelLoader.
 	Models *ModelSettings `yaml:"models"`
@@ -373,7 +375,7 @@ func (c Config) validateInFlight() error {
 }
 
 func (c Config) exposure() config.Exposure {
-	return config.Exposure{Listen: c.Listen, IsAuthenticated: c.TokenFile != "" || c.ClientCAFile != "", Insecure: c.Insecure}
+	return config.Exposure{Listen: c.Listen, IsAuthenticated: c.TokenFile != "" || c.ClientCAFile != "", Insecure: c.Insecure, AnyHost: c.AnyHost}
 }
 
 func (c Config) validateListen() error {

@@ -70,10 +70,10 @@ type Settings struct {
 	Stopping context.Context
 	// Health returns nil when the gateway can be used; nil means always healthy.
 	Health func() error
-	// Tokens are the accepted tokens. Without any, only callers on this machine are
-	// accepted, unless Insecure is true.
-	Tokens   credentials.Tokens
-	Insecure bool
+	// Tokens are the accepted tokens. Without any, callers have to name the port by a loopback
+	// address, unless AnyHost is true.
+	Tokens  credentials.Tokens
+	AnyHost bool
 	// Logger logs changes, and the causes of INTERNAL, which callers do not see; nil
 	// logs nothing.
 	Logger *slog.Logger
@@ -136,7 +136,7 @@ func Handler(s Settings) http.Handler {
 	mux.HandleFunc("/", notFound)
 	p := port.Port{
 		Open:   []string{pagePath},
-		Health: h.health, Tokens: s.Tokens, TokensKey: "gateway.admin.token_file", IsPrivate: !s.Insecure,
+		Health: h.health, Tokens: s.Tokens, TokensKey: "gateway.admin.token_file", IsPrivate: !s.AnyHost,
 		Services: []string{adminv1connect.DeadLetterServiceName, adminv1connect.JobAdminServiceName, adminv1connect.MeshServiceName, adminv1connect.PipelineServiceName, adminv1connect.ModelServiceName},
 	}
 	// Only a list of origins can be wrong.

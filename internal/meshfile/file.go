@@ -110,8 +110,10 @@ type Ops struct {
 	// Listen is the address of /livez, /readyz, /metrics and /debug/pprof,
 	// 127.0.0.1:9090 where empty.
 	Listen string `yaml:"listen"`
-	// Insecure allows other machines to call it: nobody authenticates.
+	// Insecure allows other machines to call it: nobody authenticates. AnyHost allows callers of a
+	// loopback address to name it by any host name.
 	Insecure bool `yaml:"insecure"`
+	AnyHost  bool `yaml:"any_host"`
 }
 
 // Load reads a mesh's file and validates all of it, for a process that runs the
@@ -129,8 +131,9 @@ type Flags struct {
 	// Consul is the address of an agent, which is then the registry; the file may have the rest
 	// of its settings.
 	Consul string
-	// Insecure allows other machines to call every port without authentication.
-	Insecure bool
+	// Insecure allows other machines to call every port without authentication, AnyHost this one
+	// every loopback port by any host name.
+	Insecure, AnyHost bool
 }
 
 // Load is Load with the flags.
@@ -158,17 +161,21 @@ func (o Flags) read(path string, kinds []Kind) (*File, error) {
 		agent.Address = o.Consul
 		f.Registry = RegistryConfig{Consul: &agent}
 	}
-	if o.Insecure {
-		f.AllowInsecure()
-	}
+	o.Expose(f)
 	return f, err
 }
 
-// AllowInsecure allows other machines to call every port without authentication.
-func (f *File) AllowInsecure() {
-	f.NATS.Insecure, f.Ops.Insecure, f.Gateway.Insecure, f.Gateway.Admin.Insecure = true, true, true, true
+// Expose sets Insecure and AnyHost of all ports of the file.
+func (o Flags) Expose(f *File) {
+	f.NATS.Insecure = f.NATS.Insecure || o.Insecure
+	allow := func(insecure, anyHost *bool) {
+		*insecure, *anyHost = *insecure || o.Insecure, *anyHost || o.AnyHost
+	}
+	allow(&f.Ops.Insecure, &f.Ops.AnyHost)
+	allow(&f.Gateway.Insecure, &f.Gateway.AnyHost)
+	allow(&f.Gateway.Admin.Insecure, &f.Gateway.Admin.AnyHost)
 	for name, s := range f.Stages {
-		s.Insecure = true
+		allow(&s.Insecure, &s.AnyHost)
 		f.Stages[name] = s
 	}
 }

@@ -62,8 +62,8 @@ type Settings struct {
 	Listen string
 	// Key names that address in messages: "ops.listen", "--ops".
 	Key string
-	// Insecure allows other machines to call the port.
-	Insecure bool
+	// Insecure allows other machines to call the port, AnyHost this one by any host name.
+	Insecure, AnyHost bool
 	// Tracing says where the program's spans go.
 	Tracing tracing.Config
 	Logger  *slog.Logger
@@ -131,7 +131,7 @@ const (
 // Run opens the port, calls work, and closes the port after work has returned. It returns
 // the errors of both.
 func Run(ctx context.Context, s Settings, work func(context.Context, *Port) error) error {
-	exposure := config.Exposure{Listen: s.Listen, Insecure: s.Insecure}
+	exposure := config.Exposure{Listen: s.Listen, Insecure: s.Insecure, AnyHost: s.AnyHost}
 	if err := exposure.Check(s.Key, ""); err != nil {
 		return err
 	}

@@ -189,12 +189,15 @@ func TestStopWaitsForResponsesWithALimit(t *testing.T) {
 
 func TestPrivatePortRejectsOtherHostNames(t *testing.T) {
 	t.Parallel()
-	for host, want := range map[string]int{"127.0.0.1:9090": 200, "localhost": 200, "evil.example:9090": 403} {
-		w, r := httptest.NewRecorder(), httptest.NewRequestWithContext(t.Context(), "GET", "/livez", nil)
-		r.Host = host
-		checkHost(config.Exposure{Listen: "127.0.0.1:9090"}, portHandler(isReady, metrics())).ServeHTTP(w, r)
-		if w.Code != want {
-			t.Errorf("%s: %d", host, w.Code)
+	for _, e := range []config.Exposure{{}, {Insecure: true}, {AnyHost: true}} {
+		e.Listen = "127.0.0.1:9090"
+		for host, want := range map[string]int{"127.0.0.1:9090": 200, "localhost": 200, "evil.example:9090": 403} {
+			w, r := httptest.NewRecorder(), httptest.NewRequestWithContext(t.Context(), "GET", "/livez", nil)
+			r.Host = host
+			checkHost(e, portHandler(isReady, metrics())).ServeHTTP(w, r)
+			if w.Code != want && !e.AnyHost || e.AnyHost && w.Code != 200 {
+				t.Errorf("%+v: %s: %d", e, host, w.Code)
+			}
 		}
 	}
 }

@@ -14,8 +14,9 @@ type Exposure struct {
 	Listen string
 	// IsAuthenticated is true where callers authenticate.
 	IsAuthenticated bool
-	// Insecure is what the operator says.
-	Insecure bool
+	// Insecure and AnyHost are what the operator says: other machines may call without
+	// authentication; callers may name a port of this machine by any host name.
+	Insecure, AnyHost bool
 }
 
 // Check returns the error of an address that the rule rejects, with the key of the address. The
@@ -48,8 +49,8 @@ func (e Exposure) isOpen() bool {
 
 // IsPrivate reports whether the port is for this machine because nobody authenticates: its
 // callers have to name it by a loopback address, so that no page reaches it by a name of its
-// own that resolves to 127.0.0.1.
-func (e Exposure) IsPrivate() bool { return !e.IsAuthenticated && !e.Insecure && !e.isOpen() }
+// own that resolves to 127.0.0.1. Insecure, which is for other ports, does not change that.
+func (e Exposure) IsPrivate() bool { return !e.IsAuthenticated && !e.AnyHost && !e.isOpen() }
 
 // IsLoopback reports whether a host, which may have a port, is this machine by its name or
 // address.

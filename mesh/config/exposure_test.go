@@ -25,9 +25,12 @@ func TestOpenAddressNeedsAuthenticationOrInsecure(t *testing.T) {
 			t.Errorf("%s: private %t, logged %q", address, e.IsPrivate(), log.String())
 		}
 		for _, allowed := range []config.Exposure{{Listen: address, IsAuthenticated: true}, {Listen: address, Insecure: true}} {
-			if err := allowed.Check("listen", ""); err != nil || allowed.IsPrivate() {
+			if err := allowed.Check("listen", ""); err != nil || allowed.IsPrivate() != (allowed.Insecure && !isOpen) {
 				t.Errorf("%+v: %v, private %t", allowed, err, allowed.IsPrivate())
 			}
+		}
+		if e.AnyHost = true; e.IsPrivate() {
+			t.Errorf("%+v is private", e)
 		}
 	}
 }

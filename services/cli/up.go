@@ -27,7 +27,7 @@ type upFlags struct {
 	// workers and options are of a worker's own.
 	workers  int
 	options  string
-	insecure bool
+	exposure meshfile.Flags
 	log      *program.LogFlags
 }
 
@@ -64,7 +64,7 @@ func newUp() *cobra.Command {
 	up.Flags().StringVar(&flags.options, "options", "{}", "the WORKER's options, a JSON object")
 	up.Flags().StringVarP(&flags.config, "config", "c", "mesh.yaml", "the mesh file")
 	up.Flags().StringSliceVar(&flags.stages, "stages", nil, `run only these stages, separated by commas, and the gateway; "" runs the gateway alone`)
-	stagemesh.AddInsecure(up, &flags.insecure)
+	stagemesh.AddExposure(up, &flags.exposure)
 	flags.log = program.AddLog(up)
 	return up
 }
@@ -93,9 +93,7 @@ func (f *upFlags) checkAddresses() error {
 
 // override puts the addresses of the flags into the file.
 func (f *upFlags) override(file *meshfile.File) {
-	if f.insecure {
-		file.AllowInsecure()
-	}
+	f.exposure.Expose(file)
 	g := &file.Gateway
 	g.Listen, g.Admin.Listen, file.Ops.Listen = cmp.Or(f.listen, g.Listen), cmp.Or(f.admin, g.Admin.Listen), cmp.Or(f.ops, file.Ops.Listen)
 }
@@ -105,7 +103,7 @@ func runUp(ctx context.Context, flags upFlags, out, errOut io.Writer) error {
 	if err != nil {
 		return err
 	}
-	with := meshfile.Flags{Insecure: flags.insecure}
+	with := flags.exposure
 	load := with.Load
 	if flags.stages != nil {
 		load = with.Read

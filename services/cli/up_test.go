@@ -121,6 +121,36 @@ func TestInsecureAllowsOpenAddressesOfTheFile(t *testing.T) {
 	}
 }
 
+func TestInsecureKeepsHostCheckOfLoopbackPorts(t *testing.T) {
+	t.Parallel()
+	for flag, isOpen := range map[string]bool{"--insecure": false, "--any-host": true} {
+		file := filepath.Join(t.TempDir(), "mesh.yaml")
+		save(t, file, echoes+freePorts)
+		p := up(t, "--config", file, flag)
+		public, operations := p.ready(t)
+		for _, url := range []string{public + "/nothing", p.admin(t) + "/nothing", operations + "/metrics"} {
+			r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.Host, r.Close = "evil.example", true
+			answer, err := http.DefaultClient.Do(r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := answer.Body.Close(); err != nil {
+				t.Error(err)
+			}
+			if refused := answer.StatusCode == http.StatusUnauthorized || answer.StatusCode == http.StatusForbidden; refused == isOpen {
+				t.Errorf("%s, %s: %s", flag, url, answer.Status)
+			}
+		}
+		if err := p.end(t); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 func TestUpPrintsTheDocsAddress(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "mesh.yaml")
