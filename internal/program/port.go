@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/pprof"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -125,7 +126,16 @@ func (p *Port) ready() (string, error) {
 const (
 	readHeaderTimeout = 5 * time.Second
 	bodyTimeout       = time.Second
+	idleTimeout       = 2 * time.Minute
+	maxHeaderBytes    = 64 << 10
+	maxBodyBytes      = 1 << 20
 	stopTimeout       = 5 * time.Second
+	// writeTimeout bounds an answer; net/http/pprof adds the seconds of a profile.
+	writeTimeout = 30 * time.Second
+	// maxProfileSeconds bounds a profile or trace. One of them runs at a time, and so many that
+	// take no time.
+	maxProfileSeconds = 60
+	maxSnapshots      = 4
 )
 
 // Run opens the port, calls work, and closes the port after work has returned. It returns
@@ -196,12 +206,54 @@ func portHandler(ready readiness, metrics http.Handler) http.Handler {
 		fmt.Fprintln(w, strings.TrimSpace("ok\n"+remark))
 	})
 	mux.Handle("GET /metrics", metrics)
-	mux.HandleFunc("/debug/pprof/", pprof.Index)
-	mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
-	mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
-	mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
-	mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
-	return mux
+	timed, snapshots := make(chan struct{}, 1), make(chan struct{}, maxSnapshots)
+	profile := func(pattern string, running chan struct{}, handler http.HandlerFunc) {
+		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) { serveProfile(w, r, running, handler) })
+	}
+	profile("GET /debug/pprof/cmdline", snapshots, pprof.Cmdline)
+	profile("GET /debug/pprof/profile", timed, pprof.Profile)
+	profile("GET /debug/pprof/symbol", snapshots, pprof.Symbol)
+	profile("POST /debug/pprof/symbol", snapshots, pprof.Symbol)
+	profile("GET /debug/pprof/trace", timed, pprof.Trace)
+	mux.HandleFunc("GET /debug/pprof/", func(w http.ResponseWriter, r *http.Request) {
+		running := snapshots
+		if r.URL.Query().Get("seconds") != "" { // the difference of two
+			running = timed
+		}
+		serveProfile(w, r, running, pprof.Index)
+	})
+	return rejectForeignPages(mux)
+}
+
+// serveProfile serves a profile in a slot of running ones, if one is free.
+func serveProfile(w http.ResponseWriter, r *http.Request, running chan struct{}, next http.HandlerFunc) {
+	if text := r.URL.Query().Get("seconds"); text != "" {
+		if seconds, err := strconv.ParseFloat(text, 64); err != nil || !(seconds >= 0 && seconds <= maxProfileSeconds) {
+			http.Error(w, fmt.Sprintf("seconds: %.20q is no number from 0 to %d", text, maxProfileSeconds), http.StatusBadRequest)
+			return
+		}
+	}
+	select {
+	case running <- struct{}{}:
+		defer func() { <-running }()
+		next(w, r)
+	default:
+		http.Error(w, "another profile is running; try again when it has ended", http.StatusTooManyRequests)
+	}
+}
+
+// rejectForeignPages rejects the requests of web pages of other origins, also those that only read:
+// a profile takes time, though the page cannot see it. Programs send none of these headers.
+func rejectForeignPages(next http.Handler) http.Handler {
+	protection := http.NewCrossOriginProtection()
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asWrite := http.Request{Method: http.MethodPost, Host: r.Host, URL: r.URL, Header: r.Header}
+		if protection.Check(&asWrite) != nil {
+			http.Error(w, "pages of other origins may not call this port; open it by its address", http.StatusForbidden)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
 }
 
 // checkHost has callers of a private port name it by a loopback address.
@@ -218,12 +270,13 @@ func checkHost(exposure config.Exposure, next http.Handler) http.Handler {
 	})
 }
 
-// boundBodies bounds the time for a body. Hardly any request has one, and net/http waits for
-// it before it answers.
+// boundBodies bounds a body and the time for it. Hardly any request has one, and net/http waits
+// for it before it answers.
 func boundBodies(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Body != http.NoBody {
 			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyTimeout)) // every connection has deadlines
+			r.Body = http.MaxBytesReader(w, r.Body, maxBodyBytes)
 		}
 		next.ServeHTTP(w, r)
 	})
@@ -232,7 +285,9 @@ func boundBodies(next http.Handler) http.Handler {
 // servePort serves the handler until the context ends, and waits for the responses that
 // are being written.
 func servePort(ctx context.Context, listener net.Listener, handler http.Handler) error {
-	server := &http.Server{Handler: boundBodies(handler), ReadHeaderTimeout: readHeaderTimeout}
+	server := &http.Server{
+		Handler: boundBodies(handler), ReadHeaderTimeout: readHeaderTimeout, IdleTimeout: idleTimeout, WriteTimeout: writeTimeout, MaxHeaderBytes: maxHeaderBytes,
+	}
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
 	select {

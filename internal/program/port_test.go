@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -200,6 +201,139 @@ func TestPrivatePortRejectsOtherHostNames(t *testing.T) {
 			}
 		}
 	}
+}
+
+func TestPortRejectsPagesOfOtherOrigins(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		header, value string
+		want          int
+	}{
+		"a program":                  {"Accept", "*/*", 200},
+		"its address in a browser":   {"Sec-Fetch-Site", "none", 200},
+		"a page of the port":         {"Sec-Fetch-Site", "same-origin", 200},
+		"a foreign page":             {"Sec-Fetch-Site", "cross-site", 403},
+		"a page of another port":     {"Sec-Fetch-Site", "same-site", 403},
+		"a foreign page, by origin":  {"Origin", "http://evil.example", 403},
+		"its own origin":             {"Origin", "http://localhost:9090", 200},
+		"a page of no origin at all": {"Origin", "null", 403},
+	} {
+		for _, path := range []string{"/", "/livez", "/readyz", "/metrics", "/debug/pprof/", "/debug/pprof/profile?seconds=0.001", "/debug/pprof/trace?seconds=0.001"} {
+			if test.want == http.StatusOK && strings.Contains(path, "seconds") {
+				continue
+			}
+			for _, method := range []string{http.MethodGet, http.MethodHead} {
+				w, r := httptest.NewRecorder(), httptest.NewRequestWithContext(t.Context(), method, path, nil)
+				r.Host = "localhost:9090"
+				r.Header.Set(test.header, test.value)
+				if portHandler(isReady, metrics()).ServeHTTP(w, r); w.Code != test.want {
+					t.Errorf("%s, %s %s: %d", name, method, path, w.Code)
+				}
+			}
+		}
+	}
+}
+
+func TestProfilesAreBounded(t *testing.T) {
+	t.Parallel()
+	handler := portHandler(isReady, metrics())
+	get := func(path string) *httptest.ResponseRecorder {
+		w := httptest.NewRecorder()
+		handler.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, path, nil))
+		return w
+	}
+	for _, of := range []string{"profile", "trace", "heap", "goroutine"} {
+		for _, seconds := range []string{"61", "-1", "1e9", "NaN", "Inf", "x", "99999999999999999999"} {
+			if w := get("/debug/pprof/" + of + "?seconds=" + seconds); w.Code != http.StatusBadRequest || !strings.Contains(w.Body.String(), "from 0 to 60") {
+				t.Errorf("%s, %s: %d %s", of, seconds, w.Code, w.Body)
+			}
+		}
+	}
+	w := httptest.NewRecorder()
+	handler.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/debug/pprof/profile", strings.NewReader("seconds=600")))
+	if w.Code != http.StatusMethodNotAllowed {
+		t.Errorf("a profile by POST: %d", w.Code)
+	}
+}
+
+func TestOneProfileRunsAtATime(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		running, began, end := make(chan struct{}, 1), make(chan struct{}), make(chan struct{})
+		profile := func() *httptest.ResponseRecorder {
+			w := httptest.NewRecorder()
+			serveProfile(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/debug/pprof/profile", nil), running, func(http.ResponseWriter, *http.Request) {
+				close(began)
+				<-end
+			})
+			return w
+		}
+		first := make(chan *httptest.ResponseRecorder)
+		go func() { first <- profile() }()
+		<-began
+		if w := profile(); w.Code != http.StatusTooManyRequests {
+			t.Errorf("a second one: %d", w.Code)
+		}
+		close(end)
+		<-first
+		if began = make(chan struct{}); profile().Code != http.StatusOK {
+			t.Error("none runs, and one is refused")
+		}
+	})
+}
+
+func TestPortClosesConnectionsThatDoNothing(t *testing.T) {
+	t.Parallel()
+	large := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(make([]byte, 1<<20)) })
+	for name, test := range map[string]struct {
+		handler http.Handler
+		send    string
+		reads   bool
+		within  time.Duration
+	}{
+		"half a header":      {large, "GET / HTTP/1.1\r\n", true, readHeaderTimeout},
+		"nothing":            {large, "", true, readHeaderTimeout},
+		"no second request":  {portHandler(isReady, metrics()), "GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n", true, idleTimeout},
+		"an answer not read": {large, "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", false, writeTimeout},
+		"a header too large": {large, "GET / HTTP/1.1\r\nHost: localhost\r\nX: " + strings.Repeat("x", 2*maxHeaderBytes), true, readHeaderTimeout},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			ctx, stop := context.WithCancel(t.Context())
+			listener := newPipes()
+			served := make(chan error, 1)
+			go func() { served <- servePort(ctx, listener, test.handler) }()
+			client, server := net.Pipe()
+			watched := &watchedConn{Conn: server, closed: make(chan struct{})}
+			listener.conns <- watched
+			begin := time.Now()
+			go func() { _, _ = io.WriteString(client, test.send) }()
+			if test.reads {
+				go func() { _, _ = io.Copy(io.Discard, client) }()
+			}
+			<-watched.closed
+			if took := time.Since(begin); took > test.within+time.Second {
+				t.Errorf("%s: closed after %s", name, took)
+			}
+			_ = client.Close()
+			stop()
+			if err := <-served; err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		})
+	}
+}
+
+// watchedConn says when it is closed.
+type watchedConn struct {
+	net.Conn
+
+	once   sync.Once
+	closed chan struct{}
+}
+
+func (c *watchedConn) Close() error {
+	c.once.Do(func() { close(c.closed) })
+	return c.Conn.Close()
 }
 
 func TestPortDoesNotWaitForBodies(t *testing.T) {
