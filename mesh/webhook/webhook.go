@@ -11,6 +11,7 @@ package webhook
 
 import (
 	"context"
+	"crypto/hkdf"
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/base64"
@@ -35,7 +36,9 @@ import (
 type Config struct {
 	Secrets
 
-	// Tenants have secrets of their own, instead of the others'.
+	// Tenants have secrets of their own, instead of the others'. Calls of other tenants are also
+	// signed with a secret that is derived for the tenant: who knows the others' secret can forge a
+	// call to all that verify with it.
 	Tenants map[string]Secrets `yaml:"tenants"`
 	// Allow has host names, addresses and networks that may be private and without TLS. A
 	// network lifts the bar from the addresses that a name resolves to, but not https.
@@ -56,6 +59,7 @@ type Secrets struct {
 const (
 	maxSecretFiles       = 2
 	minSecret, maxSecret = 24, 64
+	derivedSecret        = 32
 	secretPrefix         = "whsec_"
 	maxURL               = 2048
 	connectTimeout       = 5 * time.Second
@@ -174,13 +178,18 @@ func (c Config) Sign(h http.Header, tenant, id string, at time.Time, body []byte
 	if !ok {
 		secrets = c.Secrets
 	}
+	keys, err := secrets.read()
+	if err != nil {
+		return err
+	}
+	if !ok {
+		for _, key := range slices.Clone(keys) {
+			keys = append(keys, derive(key, tenant))
+		}
+	}
 	stamp := strconv.FormatInt(at.Unix(), 10)
 	var signatures []string
-	for _, path := range secrets.SecretFiles {
-		key, err := readSecret(path)
-		if err != nil {
-			return err
-		}
+	for _, key := range keys {
 		mac := hmac.New(sha256.New, key)
 		fmt.Fprintf(mac, "%s.%s.%s", id, stamp, body)
 		signatures = append(signatures, "v1,"+base64.StdEncoding.EncodeToString(mac.Sum(nil)))
@@ -199,6 +208,37 @@ func (c Config) ReadSecrets() error {
 		}
 	}
 	return nil
+}
+
+// DerivedSecrets returns the secrets that are derived for a tenant without any of its own, one for
+// each file, as receivers take them.
+func (c Config) DerivedSecrets(tenant string) (out []string, err error) {
+	if _, ok := c.Tenants[tenant]; ok {
+		return nil, fmt.Errorf("tenant %s has secrets of its own, in tenants.%[1]s.secret_files", tenant)
+	}
+	keys, err := c.Secrets.read()
+	for _, key := range keys {
+		out = append(out, secretPrefix+base64.StdEncoding.EncodeToString(derive(key, tenant)))
+	}
+	return out, err
+}
+
+// derive returns the key of a tenant.
+func derive(key []byte, tenant string) []byte {
+	out, _ := hkdf.Key(sha256.New, key, nil, "stagemesh webhook "+tenant, derivedSecret) // it fails only for more bytes
+	return out
+}
+
+// read returns the keys in the files.
+func (s Secrets) read() (keys [][]byte, err error) {
+	for _, path := range s.SecretFiles {
+		key, err := readSecret(path)
+		if err != nil {
+			return nil, err
+		}
+		keys = append(keys, key)
+	}
+	return keys, nil
 }
 
 func readSecret(path string) ([]byte, error) {

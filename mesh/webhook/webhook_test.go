@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -40,11 +41,51 @@ func TestSignatureIsThatOfStandardWebhooks(t *testing.T) {
 		}
 		return strings.Split(h.Get("Webhook-Signature"), " ")
 	}
-	if got := sign("b"); len(got) != 1 || got[0] != want {
+	if got := sign("b"); len(got) != 2 || got[0] != want || got[1] == want {
 		t.Errorf("one secret: %q", got)
 	}
 	if got := sign("a"); len(got) != 2 || got[0] == want || got[1] != want {
 		t.Errorf("two secrets: %q", got)
+	}
+}
+
+func TestTenantsWithoutSecretHaveDerivedOnes(t *testing.T) {
+	t.Parallel()
+	first, second := secretFile(t, "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw\n"), secretFile(t, "whsec_"+base64.StdEncoding.EncodeToString(make([]byte, 64)))
+	config := webhook.Config{Secrets: webhook.Secrets{SecretFiles: []string{first, second}}, Tenants: map[string]webhook.Secrets{"own": {SecretFiles: []string{second}}}}
+	signatures := func(c webhook.Config, tenant string) []string {
+		h := http.Header{}
+		if err := c.Sign(h, tenant, "msg", time.Unix(1614265330, 0), []byte("{}")); err != nil {
+			t.Fatal(err)
+		}
+		return strings.Split(h.Get("Webhook-Signature"), " ")
+	}
+	seen := map[string]string{}
+	for _, tenant := range []string{"", "a", "b"} {
+		secrets, err := config.DerivedSecrets(tenant)
+		if err != nil || len(secrets) != 2 {
+			t.Fatalf("%q: %q, %v", tenant, secrets, err)
+		}
+		for _, secret := range secrets {
+			if other, ok := seen[secret]; ok {
+				t.Errorf("%q has the secret of %q", tenant, other)
+			}
+			seen[secret] = tenant
+			// A receiver verifies with this secret alone.
+			alone := webhook.Config{Tenants: map[string]webhook.Secrets{tenant: {SecretFiles: []string{secretFile(t, secret)}}}}
+			for _, sender := range []string{"", "a", "b", "own"} {
+				verifies := slices.Contains(signatures(config, sender), signatures(alone, tenant)[0])
+				if verifies != (sender == tenant) {
+					t.Errorf("the secret of %q verifies a call of %q: %t", tenant, sender, verifies)
+				}
+			}
+		}
+	}
+	if _, err := config.DerivedSecrets("own"); err == nil || !strings.Contains(err.Error(), "tenants.own.secret_files") {
+		t.Errorf("a tenant with secrets of its own: %v", err)
+	}
+	if n := len(signatures(config, "own")); n != 1 {
+		t.Errorf("a tenant with a secret of its own has %d signatures", n)
 	}
 }
 

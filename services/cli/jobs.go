@@ -19,15 +19,49 @@ import (
 
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 
+	"github.com/stagemesh/stagemesh/internal/meshfile"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/store"
+	"github.com/stagemesh/stagemesh/services/runners"
 )
 
 func newJobs() *cobra.Command {
 	return group("jobs", "Submit, get, wait for, watch, cancel, list or explain jobs",
 		"Submit, get, wait for, watch, cancel, list or explain jobs: requests that wait in a queue on disk until there is room for them.",
-		newJobsSubmit(), newJobsGet(), newJobsWait(), newJobsWatch(), newJobsCancel(), newJobsList(), newJobsExplain())
+		newJobsSubmit(), newJobsGet(), newJobsWait(), newJobsWatch(), newJobsCancel(), newJobsList(), newJobsExplain(), newJobsWebhookSecret())
+}
+
+func newJobsWebhookSecret() *cobra.Command {
+	var path string
+	cmd := &cobra.Command{
+		Use:   "webhook-secret TENANT",
+		Short: "Print the secret that verifies the webhooks of a tenant without secrets of its own",
+		Long: "Print the secret that is derived for a tenant from each of jobs.webhooks.secret_files, which this reads.\n" +
+			"Receivers that verify with it accept no webhook of other tenants. Give the files themselves to nobody.",
+		Example: "  stagemesh jobs webhook-secret billing --config mesh.yaml",
+		Args:    between(1, 1, "give one TENANT"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := pipeline.ValidName("tenant", args[0]); err != nil {
+				return err
+			}
+			file, err := meshfile.Read(path, runners.All()...)
+			if err != nil {
+				return err
+			}
+			if file.Jobs.Webhooks == nil {
+				return fmt.Errorf("%s: there is no section jobs.webhooks", path)
+			}
+			secrets, err := file.Jobs.Webhooks.DerivedSecrets(args[0])
+			if err != nil {
+				return fmt.Errorf("%s: jobs.webhooks: %w", path, err)
+			}
+			_, err = fmt.Fprintln(cmd.OutOrStdout(), strings.Join(secrets, "\n"))
+			return err
+		},
+	}
+	cmd.Flags().StringVarP(&path, "config", "c", "mesh.yaml", "the mesh file")
+	return cmd
 }
 
 // askPublic completes a command: it gets the flags of the public port, and calls the function

@@ -1,6 +1,7 @@
 package cli_test
 
 import (
+	"encoding/base64"
 	"errors"
 	"io"
 	"net/http"
@@ -193,5 +194,22 @@ func TestBadUseOfJobsIsExplained(t *testing.T) {
 	out, err := run(t, "jobs", "submit", "nightly", file, "--ttl", "-1s", "-a", address)
 	if !errors.Is(err, cli.ErrFailed) || !strings.Contains(out, "INVALID_REQUEST: ttl: ") {
 		t.Errorf("a negative ttl: got %v, %s", err, out)
+	}
+}
+
+func TestWebhookSecretOfATenantIsPrinted(t *testing.T) {
+	t.Parallel()
+	folder := t.TempDir()
+	file, secret := filepath.Join(folder, "mesh.yaml"), "whsec_"+base64.StdEncoding.EncodeToString(make([]byte, 32))
+	save(t, filepath.Join(folder, "secret"), secret)
+	save(t, file, echoes+"jobs:\n  pools: {main: {target: {pipelines: [p]}}}\n  queues: {q: {}}\n  webhooks: {secret_files: [secret], tenants: {own: {secret_files: [secret]}}}\n")
+	out, err := run(t, "jobs", "webhook-secret", "billing", "-c", file)
+	if err != nil || !strings.HasPrefix(out, "whsec_") || strings.Contains(out, secret) || strings.Count(out, "\n") != 1 {
+		t.Errorf("%q, %v", out, err)
+	}
+	for tenant, want := range map[string]string{"own": "tenants.own.secret_files", "A b": "tenant name"} {
+		if out, err := run(t, "jobs", "webhook-secret", tenant, "-c", file); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %q, %v", tenant, out, err)
+		}
 	}
 }
