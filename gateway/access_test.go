@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"connectrpc.com/connect"
 	"github.com/nats-io/nats-server/v2/server"
@@ -357,5 +358,55 @@ func TestInvalidPublicPortIsRejectedByKey(t *testing.T) {
 	}
 	if strings.Contains(log.String(), "sesame") {
 		t.Errorf("the log contains a token: %s", log.String())
+	}
+}
+
+func TestWrongTokensWaitAndValidOnesDoNot(t *testing.T) {
+	t.Parallel()
+	s := newSecrets(t)
+	g, _ := run(t, testbed.StartBroker(t), func(settings *gateway.Settings) {
+		settings.Access.TokenFile, settings.GRPCListen = s.token, "127.0.0.1:0"
+	})
+	conn, err := grpc.NewClient(strings.TrimPrefix(g.GRPCURL(), "http://"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	const id = "01a1fc37-9c70-7089-b8a4-eabc34a6f203"
+	for name, call := range map[string]func(token string) bool{
+		"HTTP": func(token string) bool {
+			status, _, _ := fetch(t, client, http.MethodGet, g.URL()+"/v2", token)
+			return status == http.StatusOK
+		},
+		"gRPC, on one connection": func(token string) bool {
+			ctx := metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer "+token)
+			_, err := inferencev1.NewInferenceServiceClient(conn).Cancel(ctx, &inferencev1.CancelRequest{RequestId: id})
+			return err == nil
+		},
+	} {
+		testbed.Eventually(t, name+": a valid token overtakes wrong ones", func() bool {
+			const wrong = 8
+			took := make(chan time.Duration, wrong)
+			for range wrong {
+				go func() {
+					begin := time.Now()
+					if call("sesame") {
+						t.Errorf("%s: a wrong token is taken", name)
+					}
+					took <- time.Since(begin)
+				}()
+			}
+			if !call("open-sesame") {
+				t.Errorf("%s: a valid token is refused", name)
+			}
+			overtook := len(took) == 0
+			for range wrong {
+				if took := <-took; took < 500*time.Millisecond {
+					t.Errorf("%s: a wrong token took %s", name, took)
+				}
+			}
+			return overtook
+		})
 	}
 }

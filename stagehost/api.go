@@ -124,7 +124,10 @@ func (h *Host) newServer() *grpc.Server {
 		Settings: transport.Settings{MaxMessageBytes: maxDirectBytes, Closing: h.runCtx.Done()},
 		Memory:   transport.NewMemory(budget.NewPool(budget.Settings{Limit: maxDirectMemory, Name: "bytes of direct calls", Key: "docs/security.md"})),
 		Guard:    h.checkCaller,
-		Logger:   h.settings.Logger,
+		Delay: func(ctx context.Context, header transport.GRPCHeader) {
+			h.callers.tokens.DelayRefusal(ctx, header.First("authorization"))
+		},
+		Logger: h.settings.Logger,
 	}
 	if h.certificate != nil {
 		settings.TLS = &tls.Config{Certificates: []tls.Certificate{*h.certificate}, MinVersion: tls.VersionTLS12}

@@ -45,6 +45,9 @@ type GRPCSettings struct {
 	// returns the context of an admitted call; nil returns the same.
 	Guard Guard
 	Admit func(ctx context.Context, c Caller) context.Context
+	// Delay waits before an UNAUTHENTICATED call is refused, on the call's own goroutine. nil does
+	// not wait.
+	Delay func(ctx context.Context, header GRPCHeader)
 	// Unknown answers methods that no service has: it receives the message of the call, and returns
 	// that of the answer. nil knows none, and an error of ErrNoMethod is that, too.
 	Unknown func(ctx context.Context, c *Call, header GRPCHeader, receive func() ([]byte, error)) ([]byte, error)
@@ -200,6 +203,8 @@ func (s GRPCSettings) serve(service any, ss grpc.ServerStream, info *grpc.Stream
 	}()
 	if err = stream.begin(func() { writeStatus(ss, stream.failure) }); err == nil {
 		err = next(service, ss)
+	} else if s.Delay != nil && fault.From(err).Reason == fault.Unauthenticated {
+		s.Delay(ss.Context(), stream.header)
 	}
 	return grpcError(ss, err)
 }

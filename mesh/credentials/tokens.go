@@ -1,12 +1,14 @@
 package credentials
 
 import (
+	"context"
 	"crypto/sha256"
 	"crypto/subtle"
 	"errors"
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
@@ -24,13 +26,23 @@ type Tokens struct {
 	digests [][sha256.Size]byte
 	// tenants are those of the digests, "" where the token has none.
 	tenants []string
+	// delayed are the refusals that wait.
+	delayed chan struct{}
 }
+
+// A wrong token is refused after refusalDelay, so that guessing is slow. Valid tokens never wait:
+// one address may be the proxy of all callers. More than maxDelayed wrong ones at a time are
+// refused at once, as each of them takes memory while it waits.
+const (
+	refusalDelay = 500 * time.Millisecond
+	maxDelayed   = 64
+)
 
 // NewTokens returns the tokens of a text, one per line, without white space around them and
 // empty lines. There is at least one, and each is visible ASCII. After a token may stand the
 // name of its tenant, which several tokens may share.
 func NewTokens(text string) (Tokens, error) {
-	var out Tokens
+	out := Tokens{delayed: make(chan struct{}, maxDelayed)}
 	for line := range strings.Lines(text) {
 		words := strings.Fields(line)
 		if len(words) == 0 {
@@ -69,8 +81,32 @@ func ReadTokens(path string) (Tokens, error) {
 	return tokens, nil
 }
 
+// String implements fmt.Stringer.
+func (t Tokens) String() string { return fmt.Sprintf("%d tokens", len(t.digests)) }
+
 // IsEmpty reports whether there is no token.
 func (t Tokens) IsEmpty() bool { return len(t.digests) == 0 }
+
+// DelayRefusal waits before the refusal of a header of Authorization with a wrong token, until the
+// context ends. Do not call it on a goroutine that others wait for, such as one that reads a
+// connection of many calls.
+func (t Tokens) DelayRefusal(ctx context.Context, authorization string) {
+	if _, isSent := BearerToken(authorization); !isSent {
+		return
+	}
+	select {
+	case t.delayed <- struct{}{}:
+	default:
+		return
+	}
+	defer func() { <-t.delayed }()
+	delay := time.NewTimer(refusalDelay)
+	defer delay.Stop()
+	select {
+	case <-delay.C:
+	case <-ctx.Done():
+	}
+}
 
 // Tenant returns the tenant of a token, and whether the text is one. It compares all, so its
 // time does not reveal which.

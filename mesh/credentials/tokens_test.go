@@ -1,12 +1,15 @@
 package credentials_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/stagemesh/stagemesh/mesh/credentials"
 )
@@ -49,4 +52,45 @@ func TestTokensCannotBePrinted(t *testing.T) {
 	if text := fmt.Sprintf("%v %+v %#v %s", tokens, tokens, tokens, tokens); strings.Contains(text, "sesame") {
 		t.Error(text)
 	}
+}
+
+func TestWrongTokensAreDelayedUpToABound(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		tokens, err := credentials.NewTokens("open-sesame")
+		if err != nil {
+			t.Fatal(err)
+		}
+		took := func(ctx context.Context, tokens credentials.Tokens, authorization string) time.Duration {
+			begin := time.Now()
+			tokens.DelayRefusal(ctx, authorization)
+			return time.Since(begin)
+		}
+		const many = 200
+		delayed := make(chan time.Duration, many)
+		for range many {
+			go func() { delayed <- took(t.Context(), tokens, "Bearer sesame") }()
+		}
+		counts := map[time.Duration]int{}
+		for range many {
+			counts[<-delayed]++
+		}
+		if counts[500*time.Millisecond] != 64 || counts[0] != many-64 {
+			t.Errorf("they took %v", counts)
+		}
+		if got := took(t.Context(), tokens, "Bearer sesame"); got != 500*time.Millisecond {
+			t.Errorf("a later one took %s", got)
+		}
+		if got := took(t.Context(), tokens, ""); got != 0 {
+			t.Errorf("no token took %s", got)
+		}
+		left, leave := context.WithCancel(t.Context())
+		leave()
+		if got := took(left, tokens, "Bearer sesame"); got != 0 {
+			t.Errorf("a caller who has left took %s", got)
+		}
+		if got := took(t.Context(), credentials.Tokens{}, "Bearer sesame"); got != 0 {
+			t.Errorf("a port without tokens took %s", got)
+		}
+	})
 }

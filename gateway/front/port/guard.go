@@ -71,6 +71,7 @@ func (p *Port) authenticate(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		caller, err := transport.Verdict(r.Context())
 		if err != nil {
+			p.Tokens.DelayRefusal(r.Context(), r.Header.Get("Authorization"))
 			w.Header().Set("WWW-Authenticate", "Bearer")
 			p.reject(w, r, err)
 			return

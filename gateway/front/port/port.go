@@ -115,6 +115,9 @@ func NewGRPC(s PublicSettings, secure *tls.Config, log *slog.Logger) (*grpc.Serv
 	}
 	out := transport.NewGRPC(transport.GRPCSettings{
 		Settings: s.Settings, Memory: p.Memory, TLS: secure, Guard: p.guardCalls(protection), Admit: admit, Unknown: s.passOn, Logger: log,
+		Delay: func(ctx context.Context, header transport.GRPCHeader) {
+			p.Tokens.DelayRefusal(ctx, header.First("authorization"))
+		},
 	}, append(services, p.healthService())...)
 	reflection.Register(struct {
 		grpc.ServiceRegistrar
