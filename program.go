@@ -16,6 +16,7 @@ import (
 	"github.com/stagemesh/stagemesh/internal/meshfile"
 	"github.com/stagemesh/stagemesh/internal/program"
 	"github.com/stagemesh/stagemesh/mesh/config"
+	"github.com/stagemesh/stagemesh/mesh/credentials"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/process"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
@@ -195,6 +196,7 @@ func (p Program) Run(ctx context.Context) error {
 	for _, err := range wrong {
 		p.Logger.Warn("a variable of the environment is left out", "error", err)
 	}
+	credentials.WarnOfReaders(p.Logger, p.File.SecretFiles())
 	ops := program.Settings{Listen: p.Ops, Key: p.OpsKey, Insecure: p.File.Ops.Insecure, AnyHost: p.File.Ops.AnyHost, Tracing: p.File.Tracing, Logger: p.Logger}
 	if ops.Listen == "" {
 		ops.Listen, ops.Key = p.File.OpsListen(), "ops.listen"

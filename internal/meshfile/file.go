@@ -180,6 +180,16 @@ func (o Flags) Expose(f *File) {
 	}
 }
 
+// SecretFiles returns the files with secrets that the file names, and itself if its URL of the
+// broker has one.
+func (f *File) SecretFiles() []string {
+	out := config.SecretFiles(f)
+	if f.path != "" && f.flags.Broker == "" && HasSecret(f.NATS.URL) {
+		out = append(out, f.path)
+	}
+	return out
+}
+
 // Path returns where the file is; empty for bytes.
 func (f *File) Path() string { return f.path }
 

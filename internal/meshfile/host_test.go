@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -482,6 +483,40 @@ func TestBrokerFromAFlagKeepsTheFilesSecrets(t *testing.T) {
 		f, err := meshfile.Flags{Broker: test.broker}.Read(path)
 		if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) || err == nil && (f.NATS.URL != test.broker || f.NATS.Listen != "") {
 			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestSecretFilesOfAllSectionsAreKnown(t *testing.T) {
+	t.Parallel()
+	const text = `
+mesh: m
+nats: {url: "tls://b:4222", token_file: f-nats, cert_file: c, key_file: f-nats-key, ca_file: a}
+gateway: {token_file: f-tokens, cert_file: c, key_file: f-key, admin: {token_file: f-admin, cert_file: c, key_file: f-admin-key}}
+registry: {consul: {address: "consul:8500", tls: true, token_file: f-consul, cert_file: c, key_file: f-consul-key, ca_file: a}}
+tracing: {endpoint: "https://spans:4318", headers_file: f-headers}
+stages:
+  a: {runner: {echo: {}}, listen: "127.0.0.1:0", token_file: f-stage, cert_file: c, key_file: f-stage-key, client_ca_file: a}
+jobs:
+  pools: {llm: {target: {http: {url: "https://llm", token_file: f-llm, cert_file: c, key_file: f-llm-key, ca_file: a}}}}
+  queues: {nightly: {}}
+  webhooks: {secret_files: [f-hook1, f-hook2], tenants: {own: {secret_files: [f-own]}}}
+`
+	want := []string{"f-admin", "f-admin-key", "f-consul", "f-consul-key", "f-headers", "f-hook1", "f-hook2", "f-key", "f-llm", "f-llm-key", "f-nats", "f-nats-key", "f-own", "f-stage", "f-stage-key", "f-tokens"}
+	for i, name := range want {
+		want[i] = filepath.Join("testdata", name)
+	}
+	if got := mustParse(t, text).SecretFiles(); !slices.Equal(got, want) {
+		t.Errorf("got %q", got)
+	}
+	path := filepath.Join(t.TempDir(), "mesh.yaml")
+	if err := os.WriteFile(path, []byte("mesh: m\nnats: {url: \"nats://u:pw@b:4222\"}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for broker, want := range map[string][]string{"": {path}, "nats://c:4222": nil} {
+		f, err := meshfile.Flags{Broker: broker}.Read(path)
+		if got := f.SecretFiles(); err != nil || !slices.Equal(got, want) {
+			t.Errorf("%s: %q, %v", broker, got, err)
 		}
 	}
 }

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"reflect"
+	"slices"
 	"strings"
 )
 
@@ -97,4 +99,46 @@ func ownAddress() string {
 		}
 	}
 	return own
+}
+
+// secretKeys end the keys of files that nobody else should read.
+var secretKeys = []string{"token_file", "key_file", "credentials_file", "headers_file", "secret_files"}
+
+// SecretFiles returns the files of tokens, keys and other secrets that a section names, by the keys
+// of its fields.
+func SecretFiles(section any) (out []string) {
+	var walk func(v reflect.Value)
+	walk = func(v reflect.Value) {
+		switch v.Kind() {
+		case reflect.Pointer, reflect.Interface:
+			if !v.IsNil() {
+				walk(v.Elem())
+			}
+		case reflect.Struct:
+			fields := map[string]field{}
+			addFields(fields, v.Type(), nil)
+			for key, f := range fields {
+				one, isSecret := v.FieldByIndex(f.index), slices.ContainsFunc(secretKeys, func(end string) bool { return strings.HasSuffix(key, end) })
+				switch path, isText := one.Interface().(string); {
+				case !isSecret:
+					walk(one)
+				case !isText:
+					out = append(out, one.Interface().([]string)...)
+				case path != "":
+					out = append(out, path)
+				}
+			}
+		case reflect.Map:
+			for _, key := range v.MapKeys() {
+				walk(v.MapIndex(key))
+			}
+		case reflect.Slice:
+			for i := range v.Len() {
+				walk(v.Index(i))
+			}
+		}
+	}
+	walk(reflect.ValueOf(section))
+	slices.Sort(out)
+	return slices.Compact(out)
 }

@@ -18,6 +18,7 @@ import (
 	"encoding/pem"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"strings"
 )
@@ -41,6 +42,19 @@ func Read(path string) ([]byte, error) {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	return data, nil
+}
+
+// WarnOfReaders logs the files that others than their owner can read or change.
+func WarnOfReaders(log *slog.Logger, files []string) {
+	for _, path := range files {
+		info, err := os.Stat(path)
+		if err != nil { // who needs the file reports that
+			continue
+		}
+		if mode := info.Mode().Perm(); mode&0o077 != 0 {
+			log.Warn("other users of this machine have access to a file with a secret", "file", path, "mode", fmt.Sprintf("%04o", mode), "fix", "chmod 600 "+path)
+		}
+	}
 }
 
 // Token reads a token from a file, without the white space around it: one word of

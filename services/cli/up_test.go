@@ -3,6 +3,7 @@ package cli_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
@@ -147,6 +148,33 @@ func TestInsecureKeepsHostCheckOfLoopbackPorts(t *testing.T) {
 		}
 		if err := p.end(t); err != nil {
 			t.Error(err)
+		}
+	}
+}
+
+func TestSecretThatOthersReadIsAWarning(t *testing.T) {
+	t.Parallel()
+	folder := t.TempDir()
+	file, token := filepath.Join(folder, "mesh.yaml"), filepath.Join(folder, "token")
+	save(t, file, strings.Replace(echoes+freePorts, "gateway: {", "gateway: {token_file: token, ", 1))
+	save(t, token, "open-sesame")
+	for mode, warns := range map[os.FileMode]bool{0o644: true, 0o640: true, 0o600: false, 0o400: false} {
+		if err := os.Chmod(token, mode); err != nil {
+			t.Fatal(err)
+		}
+		p := up(t, "--config", file)
+		p.ready(t)
+		if err := p.end(t); err != nil {
+			t.Error(err)
+		}
+		var lines []string
+		for line := range strings.Lines(p.errOut.String()) {
+			if strings.Contains(line, "chmod 600 "+token) {
+				lines = append(lines, line)
+			}
+		}
+		if (len(lines) == 1) != warns || warns && (!strings.Contains(lines[0], fmt.Sprintf("mode=%04o", mode)) || !strings.Contains(lines[0], "WARN")) {
+			t.Errorf("%04o: %q", mode, lines)
 		}
 	}
 }
