@@ -2,7 +2,9 @@ package stagehost
 
 import (
 	"fmt"
+	"math"
 	"runtime/debug"
+	"slices"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -15,6 +17,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/stagehost/batch"
+	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/schema"
 )
 
@@ -56,6 +59,7 @@ type itemInputs struct {
 	contract *schema.Contract
 	key      batch.Key
 	bytes    int
+	padded   []batch.Padded
 }
 
 // itemRun is an item's state while it runs, and between two runs.
@@ -246,7 +250,30 @@ func (h *Host) check(env *envelope.Envelope) (out itemInputs, err error) {
 		return itemInputs{}, err
 	}
 	key := batch.Key(schema.Key(spec, hop.Model, fitted, hop.Parameters, h.settings.Batch.By))
-	return itemInputs{fitted, contract, key, payload.Size(fitted.Inputs)}, nil
+	return itemInputs{fitted, contract, key, payload.Size(fitted.Inputs), paddedOf(spec, fitted.Inputs)}, nil
+}
+
+// paddedOf returns the tensors that the runner pads, with the extents of this item.
+func paddedOf(spec runner.Spec, inputs []payload.Part) (out []batch.Padded) {
+	for _, want := range spec.Inputs {
+		part, ok := payload.Find(inputs, want.Name)
+		if want.PadTo == 0 || !ok || part.Tensor == nil {
+			continue
+		}
+		shape, first := slices.Clone(part.Tensor.Shape), 0
+		if spec.BatchAxis == runner.BatchRows {
+			first = 1
+		}
+		for axis := first; axis < len(shape); axis++ {
+			if want.Shape[axis] < 0 {
+				// The batcher bounds extents far below an overflow.
+				shape[axis] = min(shape[axis], math.MaxInt64-want.PadTo)
+				shape[axis] += (want.PadTo - shape[axis]%want.PadTo) % want.PadTo
+			}
+		}
+		out = append(out, batch.Padded{Name: want.Name, Shape: shape[first:], ElementSize: int64(want.Datatype.Size())})
+	}
+	return out
 }
 
 // refuse ends an item without its content: by a fault where the caller can be read
@@ -380,6 +407,7 @@ func (it *item) entry() batch.Item {
 		Key:      it.key,
 		Rows:     it.inputs.Rows,
 		Bytes:    it.bytes,
+		Padded:   it.padded,
 		Arrival:  it.arrived,
 		Deadline: it.env.Deadline,
 		Class:    it.env.Class(),

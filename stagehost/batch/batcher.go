@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
@@ -97,6 +98,10 @@ func (b *Batcher) check(item Item) error {
 		return fault.Newf(fault.InvalidInput, "the item has %d rows; it needs at least 1", item.Rows)
 	case item.Bytes < 0:
 		return fmt.Errorf("item %d: a payload of %d bytes", item.ID, item.Bytes)
+	}
+	if at := b.overPadded(item.Rows, item.Padded); at < len(item.Padded) {
+		p := item.Padded[at]
+		return fault.InField(fault.InvalidInput, "inputs."+p.Name, "with %d rows of shape %v the padded inputs take more bytes than the stage's batch.max_bytes, %d", item.Rows, p.Shape, s.MaxBytes)
 	}
 	if _, exists := b.entries[item.ID]; exists {
 		return fmt.Errorf("item %d: %w", item.ID, ErrDuplicate)
@@ -286,7 +291,13 @@ func (b *Batcher) take(g *group, now time.Time, reason Reason) Batch {
 	g.heldSince = time.Time{}
 	first := g.first()
 	out := Batch{Key: first.item.Key, Items: make([]Item, 0, most), Reason: reason}
-	for ; first != nil && len(out.Items) < most && b.fits(out, first.item); first = g.first() {
+	var padded []Padded
+	for ; first != nil && len(out.Items) < most; first = g.first() {
+		longest, fits := b.fits(out, padded, first.item)
+		if !fits {
+			break
+		}
+		padded = longest
 		item := b.remove(first)
 		out.Items = append(out.Items, item)
 		out.Rows += item.Rows
@@ -295,10 +306,54 @@ func (b *Batcher) take(g *group, now time.Time, reason Reason) Batch {
 	return out
 }
 
-// fits reports whether the limits let the item into the batch.
-func (b *Batcher) fits(batch Batch, item Item) bool {
-	return batch.Rows+item.Rows <= b.settings.MaxSize &&
-		(b.settings.MaxBytes == 0 || batch.Bytes+item.Bytes <= b.settings.MaxBytes)
+// fits reports whether the limits let the item into the batch, and returns what the runner
+// would pad then.
+func (b *Batcher) fits(batch Batch, padded []Padded, item Item) ([]Padded, bool) {
+	rows, limit := batch.Rows+item.Rows, b.settings.MaxBytes
+	if rows > b.settings.MaxSize || limit > 0 && batch.Bytes+item.Bytes > limit {
+		return nil, false
+	}
+	padded = longest(padded, item.Padded)
+	return padded, b.overPadded(rows, padded) == len(padded)
+}
+
+// overPadded returns the index of the tensor with which so many rows exceed max_bytes, and
+// their number if none does.
+func (b *Batcher) overPadded(rows int, padded []Padded) int {
+	left := int64(b.settings.MaxBytes)
+	for i, p := range padded {
+		if left -= min(paddedBytes(rows, p), left+1); left < 0 && b.settings.MaxBytes > 0 {
+			return i
+		}
+	}
+	return len(padded)
+}
+
+// longest returns the tensors of the two lists with the longer of each extent.
+func longest(a, b []Padded) []Padded {
+	if len(a) != len(b) {
+		return b // a is empty
+	}
+	out := slices.Clone(b)
+	for i := range out {
+		out[i].Shape = slices.Clone(out[i].Shape)
+		for axis := range min(len(a[i].Shape), len(out[i].Shape)) {
+			out[i].Shape[axis] = max(a[i].Shape[axis], out[i].Shape[axis])
+		}
+	}
+	return out
+}
+
+// paddedBytes returns the size of so many rows, or the highest number where that is larger.
+func paddedBytes(rows int, p Padded) int64 {
+	total := int64(rows) * p.ElementSize
+	for _, extent := range p.Shape {
+		if extent > 0 && total > math.MaxInt64/extent {
+			return math.MaxInt64
+		}
+		total *= extent
+	}
+	return total
 }
 
 // Wake returns the earliest time at which Next, with that many idle slots, or

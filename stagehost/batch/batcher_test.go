@@ -39,6 +39,13 @@ func deadline(after time.Duration) func(*batch.Item) {
 }
 func alone(it *batch.Item) { it.Alone = true }
 
+// padded gives an item a tensor of bytes that the runner pads.
+func padded(shape ...int64) func(*batch.Item) {
+	return func(it *batch.Item) {
+		it.Padded = append(it.Padded, batch.Padded{Name: "x", Shape: shape, ElementSize: 1})
+	}
+}
+
 // holding returns a batcher with the items, added as they arrived.
 func holding(t *testing.T, s batch.Settings, items ...batch.Item) *batch.Batcher {
 	t.Helper()
@@ -142,6 +149,31 @@ func TestIdleWorkersGetQueuedItems(t *testing.T) {
 			3,
 			[]dispatched{batchOf(batch.Full, 1), batchOf(batch.Full, 2), batchOf(batch.Idle, 3)},
 		},
+		"padded within the bound": {
+			[]batch.Item{item(1, 0, padded(50, 1)), item(2, 0, padded(2, 1)), item(3, 0, padded(1, 1))},
+			2,
+			[]dispatched{batchOf(batch.Full, 1, 2), batchOf(batch.Idle, 3)},
+		},
+		"a long and a wide item": {
+			[]batch.Item{item(1, 0, padded(40, 1)), item(2, 0, padded(1, 40)), item(3, 0, padded(1, 2))},
+			2,
+			[]dispatched{batchOf(batch.Full, 1), batchOf(batch.Idle, 2, 3)},
+		},
+		"a long item of no bytes": {
+			[]batch.Item{item(1, 0, padded(1<<22, 0)), item(2, 0, padded(1, 4)), item(3, 0, padded(1, 4))},
+			2,
+			[]dispatched{batchOf(batch.Full, 1), batchOf(batch.Idle, 2, 3)},
+		},
+		"two padded inputs together": {
+			[]batch.Item{item(1, 0, padded(30), padded(1)), item(2, 0, padded(1), padded(30))},
+			2,
+			[]dispatched{batchOf(batch.Full, 1), batchOf(batch.Idle, 2)},
+		},
+		"extents whose product overflows": {
+			[]batch.Item{item(1, 0, padded(1<<31, 1<<31, 0)), item(2, 0, padded(1, 1, 8))},
+			2,
+			[]dispatched{batchOf(batch.Full, 1), batchOf(batch.Idle, 2)},
+		},
 		"keys apart, the oldest first": {
 			[]batch.Item{item(1, 0, key("b")), item(2, 1, key("a")), item(3, 2, key("b")), item(4, 3, key("c"))},
 			3,
@@ -221,7 +253,11 @@ func TestTooLargeItemsAreRejected(t *testing.T) {
 		"too many bytes": {item(1, 0, bytes(101)), fault.PayloadTooLarge, "batch.max_bytes is 100"},
 		"no rows":        {item(1, 0, rows(0)), fault.InvalidInput, "0 rows"},
 		"alone as well":  {item(1, 0, rows(5), alone), fault.PayloadTooLarge, "batch.max_size"},
-		"negative bytes": {item(1, 0, bytes(-1)), fault.Internal, "-1 bytes"},
+		"too many bytes once padded": {
+			item(1, 0, rows(3), padded(5, 8)), fault.InvalidInput, "3 rows of shape [5 8] the padded inputs take more bytes than the stage's batch.max_bytes, 100",
+		},
+		"extents beyond all numbers": {item(1, 0, padded(1<<32, 1<<32, 0)), fault.InvalidInput, "batch.max_bytes"},
+		"negative bytes":             {item(1, 0, bytes(-1)), fault.Internal, "-1 bytes"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -29,7 +29,8 @@
 // # What shares a batch
 //
 // Items of equal keys do, as far as max_size, which counts rows, and max_bytes
-// allow. A batch takes items in order and ends before the first that does not
+// allow. max_bytes counts the payload, and again what the runner pads: all rows with
+// the longest extents of the batch. A batch takes items in order and ends before the first that does not
 // fit, which is then first in the next; so large items are not passed over. Add
 // rejects an item that fits in no batch.
 //

@@ -1,6 +1,8 @@
 package batch_test
 
 import (
+	"reflect"
+	"slices"
 	"time"
 
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -56,8 +58,7 @@ func (d *driver) add(it batch.Item) {
 	it.ID = batch.ID(d.added)
 	it.Limit = d.limits[it.Key]
 	err := d.batcher.Add(d.now, it)
-	tooLarge := it.Rows > d.settings.MaxSize || d.settings.MaxBytes > 0 && it.Bytes > d.settings.MaxBytes
-	if (err != nil) != tooLarge {
+	if (err == nil) != d.areAllowed(it) {
 		d.t.Fatalf("Add of %d rows and %d bytes: %v", it.Rows, it.Bytes, err)
 	}
 	if err == nil {
@@ -70,7 +71,7 @@ func (d *driver) remove(id batch.ID) {
 	d.t.Helper()
 	it, there := d.waiting[id]
 	got, ok := d.batcher.Remove(id)
-	if ok && (!there || got != it.Item) {
+	if ok && (!there || !reflect.DeepEqual(got, it.Item)) {
 		d.t.Fatalf("Remove(%d) gave out %v, which was not there", id, got)
 	}
 	if !ok && there && !d.expired(it) {
@@ -149,7 +150,7 @@ func (d *driver) checkItems(b batch.Batch) {
 	for _, it := range b.Items {
 		known, there := d.waiting[it.ID]
 		switch {
-		case !there || known.Item != it:
+		case !there || !reflect.DeepEqual(known.Item, it):
 			d.t.Fatalf("item %v was not there", it)
 		case d.expired(known):
 			d.t.Fatalf("item %v has expired at %v", it, d.now)
@@ -161,7 +162,7 @@ func (d *driver) checkItems(b batch.Batch) {
 		rows += it.Rows
 		bytes += it.Bytes
 	}
-	if len(b.Items) == 0 || rows != b.Rows || bytes != b.Bytes || !d.isAllowed(rows, bytes) {
+	if len(b.Items) == 0 || rows != b.Rows || bytes != b.Bytes || !d.areAllowed(b.Items...) {
 		d.t.Fatalf("a batch of %d items says %d rows and %d bytes; it has %d and %d", len(b.Items), b.Rows, b.Bytes, rows, bytes)
 	}
 }
@@ -177,8 +178,25 @@ func (d *driver) isLimited(it batch.Item) bool {
 	return it.Limit != nil && running >= it.Limit.Most
 }
 
-func (d *driver) isAllowed(rows, bytes int) bool {
-	return rows <= d.settings.MaxSize && (d.settings.MaxBytes == 0 || bytes <= d.settings.MaxBytes)
+// areAllowed reports whether the limits let the items share a batch.
+func (d *driver) areAllowed(items ...batch.Item) bool {
+	rows, bytes, padded := 0, 0, 0
+	for _, it := range items {
+		rows += it.Rows
+		bytes += it.Bytes
+	}
+	for i := range items[0].Padded {
+		size := rows
+		for axis := range items[0].Padded[i].Shape {
+			longest := 0
+			for _, it := range items {
+				longest = max(longest, int(it.Padded[i].Shape[axis]))
+			}
+			size *= longest
+		}
+		padded += size
+	}
+	return rows <= d.settings.MaxSize && (d.settings.MaxBytes == 0 || max(bytes, padded) <= d.settings.MaxBytes)
 }
 
 // checkOrder takes the items out and checks that each went before all that it
@@ -249,7 +267,7 @@ func (d *driver) isFull(b batch.Batch) bool {
 			next = &it
 		}
 	}
-	return next != nil && !d.isAllowed(b.Rows+next.Rows, b.Bytes+next.Bytes)
+	return next != nil && !d.areAllowed(append(slices.Clone(b.Items), next.Item)...)
 }
 
 func (d *driver) timeIsUp(items []batch.Item) bool {

@@ -22,6 +22,9 @@ type group struct {
 	rows      int
 	bytes     int
 	limit     *Limit
+	// padded are the longest extents of the entries; padsLess is true after one has left.
+	padded   []Padded
+	padsLess bool
 
 	// heldSince is when what is here began to be held for others; zero where it was not.
 	heldSince time.Time
@@ -46,6 +49,7 @@ func (g *group) add(e *entry) {
 	g.items++
 	g.rows += e.item.Rows
 	g.bytes += e.item.Bytes
+	g.padded = longest(g.padded, e.item.Padded)
 	g.heldUntil = time.Time{}
 }
 
@@ -58,10 +62,24 @@ func (g *group) remove(e *entry) {
 	g.items--
 	g.rows -= e.item.Rows
 	g.bytes -= e.item.Bytes
+	g.padsLess = len(g.padded) > 0
 	g.heldUntil = time.Time{}
 	if g.items == 0 {
 		g.heldSince = time.Time{}
 	}
+}
+
+// longest returns the longest extents of all entries.
+func (g *group) longest() []Padded {
+	if g.padsLess {
+		g.padded, g.padsLess = nil, false
+		for i := range g.lines {
+			for _, e := range g.lines[i].entries {
+				g.padded = longest(g.padded, e.item.Padded)
+			}
+		}
+	}
+	return g.padded
 }
 
 // first returns the entry that is served first; nil in an empty group.

@@ -33,7 +33,7 @@ func (b *Batcher) decide(g *group, now time.Time, idle int) decision {
 // full reports whether waiting could add nothing to the group's next batch: it
 // either fills a limit or leaves an item over.
 func (b *Batcher) full(g *group) bool {
-	return g.rows >= b.settings.MaxSize || b.settings.MaxBytes > 0 && g.bytes >= b.settings.MaxBytes
+	return g.rows >= b.settings.MaxSize || b.settings.MaxBytes > 0 && g.bytes >= b.settings.MaxBytes || b.overPadded(g.rows, g.longest()) < len(g.padded)
 }
 
 // window holds from the oldest item's arrival.

@@ -28,6 +28,10 @@ func drawItem(t *rapid.T, now time.Time) batch.Item {
 		Class:   rapid.SampledFrom([]pipeline.Class{pipeline.High, pipeline.Normal, pipeline.Normal, pipeline.Low, ""}).Draw(t, "class"),
 		Alone:   rapid.IntRange(0, 9).Draw(t, "alone") == 0,
 	}
+	if it.Key == "b" {
+		padded(int64(rapid.IntRange(0, 12).Draw(t, "length")), int64(rapid.IntRange(0, 4).Draw(t, "width")))(&it)
+		padded(int64(rapid.IntRange(1, 3).Draw(t, "other length")))(&it)
+	}
 	if left := rapid.IntRange(-1, 40).Draw(t, "time left"); left >= 0 {
 		it.Deadline = now.Add(time.Duration(left) * ms)
 	}

@@ -30,7 +30,8 @@ type Settings struct {
 	Mode Mode `yaml:"mode"`
 	// MaxSize is the most rows of a batch, at least 1.
 	MaxSize int `yaml:"max_size"`
-	// MaxBytes is the most payload bytes of a batch; 0 is no limit.
+	// MaxBytes is the most payload bytes of a batch, and the most bytes of its padded
+	// tensors; 0 is no limit.
 	MaxBytes int `yaml:"max_bytes,size"`
 	// MaxWait is the longest that an item is held while a slot is idle,
 	// counted from its arrival in window mode. In adaptive and eager mode 0 turns
@@ -87,6 +88,8 @@ type Item struct {
 	Rows int
 	// Bytes is the size of the item's payload.
 	Bytes int
+	// Padded are the tensors that the runner pads. Items of one key have the same ones.
+	Padded []Padded
 	// Arrival is when the host received the item; max_wait counts from here.
 	Arrival time.Time
 	// Deadline is when the item expires; the zero time is never.
@@ -97,6 +100,14 @@ type Item struct {
 	Alone bool
 	// Limit bounds the batches with the item; nil is no bound. Items of one key share it.
 	Limit *Limit
+}
+
+// Padded is a tensor that the runner pads to the longest extents of its batch.
+type Padded struct {
+	Name string
+	// Shape is of one row, and ElementSize in bytes.
+	Shape       []int64
+	ElementSize int64
 }
 
 // Limit bounds how many batches run at a time of the items that share it. The batches are

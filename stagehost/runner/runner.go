@@ -351,6 +351,9 @@ type PartSpec struct {
 	// Variable lets extents of -1 differ within a batch. The runner gets the items'
 	// tensors as they are, and joins them itself.
 	Variable bool
+	// PadTo is set where the runner joins such tensors by padding them to the longest extents
+	// of the batch: a multiple to which it rounds these up. 0 means that it pads nothing.
+	PadTo int64
 	// Optional inputs may be missing.
 	Optional    bool
 	Description string

@@ -40,6 +40,9 @@ func (c *Contract) Fit(parts, kept []payload.Part, rename map[string]string) (Fi
 	if err == nil && c.spec.BatchAxis == runner.BatchRows {
 		out.Rows, err = countRows(out.Inputs)
 	}
+	if err == nil {
+		err = checkEmpty(c.spec, out.Inputs)
+	}
 	if err != nil || c.inputs == nil {
 		return out, err
 	}
@@ -305,6 +308,30 @@ func countRows(inputs []payload.Part) (int, error) {
 		}
 	}
 	return out, nil
+}
+
+// maxEmptyExtents bounds the product of the extents of a tensor without elements: they take
+// no bytes, but runners make lists of them.
+const maxEmptyExtents = 1 << 20
+
+// checkEmpty checks the extents of tensors without elements, as far as the spec leaves them
+// to the caller.
+func checkEmpty(spec runner.Spec, inputs []payload.Part) error {
+	for _, part := range inputs {
+		if part.Tensor == nil || len(part.Tensor.Raw) > 0 {
+			continue
+		}
+		at, product := slices.IndexFunc(spec.Inputs, func(p runner.PartSpec) bool { return p.Name == part.Name }), int64(1)
+		for axis, extent := range part.Tensor.Shape {
+			if at >= 0 && spec.Inputs[at].Shape[axis] >= 0 || extent == 0 {
+				continue
+			}
+			if product *= min(extent, maxEmptyExtents+1); product > maxEmptyExtents {
+				return violation(part.Name, fmt.Errorf("has no elements but shape %s; without elements, extents multiply to at most %d", shape(part.Tensor.Shape), maxEmptyExtents))
+			}
+		}
+	}
+	return nil
 }
 
 // jsonType is the content type of converted MessagePack.

@@ -331,8 +331,10 @@ type PartSpec struct {
 	Name     string          `json:"name"`
 	Datatype tensor.Datatype `json:"datatype,omitempty"`
 	// Shape is of a tensor: -1 is any extent, and an empty one a scalar.
-	Shape        []int64  `json:"shape,omitempty"`
-	Variable     string   `json:"variable,omitempty"`
+	Shape    []int64 `json:"shape,omitempty"`
+	Variable string  `json:"variable,omitempty"`
+	// Multiple is what Pad rounds the longest extents up to a multiple of; 0 is 1.
+	Multiple     int64    `json:"multiple,omitempty"`
 	ContentTypes []string `json:"content_types,omitempty"`
 	// Schema describes a blob's JSON: a JSON Schema (2020-12), which is a JSON object.
 	Schema      json.RawMessage `json:"schema,omitempty"`
@@ -350,6 +352,7 @@ func (p *PartSpec) fields(c *coder) {
 		hasShape = c.present()
 	}
 	c.choice("variable", &p.Variable, optional, Exact, List, Pad)
+	integer(c, "multiple", &p.Multiple, 1, maxNumber, optional)
 	list(c, "content_types", &p.ContentTypes, optional, (*coder).textValue)
 	c.raw("schema", &p.Schema, optional)
 	c.flag("optional", &p.Optional)

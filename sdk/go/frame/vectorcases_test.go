@@ -73,7 +73,8 @@ func workerMessages() []vectorCase {
 			BatchAxis: frame.Rows,
 			Inputs: []frame.PartSpec{
 				{Name: "x", Datatype: tensor.FP32, Shape: []int64{-1, 4}, Description: "features"},
-				{Name: "words", Datatype: tensor.Bytes, Shape: []int64{-1, -1}, Variable: frame.Pad, Optional: true},
+				{Name: "words", Datatype: tensor.Bytes, Shape: []int64{-1, -1}, Variable: frame.List, Optional: true},
+				{Name: "ids", Datatype: tensor.Int64, Shape: []int64{-1, -1}, Variable: frame.Pad, Multiple: 8, Optional: true},
 				{Name: "image", ContentTypes: []string{"image/png", "image/jpeg"}, Optional: true},
 				{Name: "scale", Datatype: tensor.FP64, Shape: nil, Optional: true},
 			},

@@ -49,14 +49,26 @@ class Arrays(ABC):
         """
 
 
+# An array of more bytes than this, and than so many times its tensors, is not padded.
+_MAX_PADDED, _MAX_PADDING = 64 << 20, 16
+
+
 def padded_extents(raws: Sequence[Raw], spec: Tensor, stack: bool) -> List[int]:
-    """Returns the extents of one padded tensor; without stack, without axis 0."""
+    """Returns the extents of one padded tensor; without stack, without axis 0.
+
+    Raises MemoryError if the array would be mostly padding and large: the host then halves
+    the batch. It bounds declared inputs itself, and knows nothing of prepared ones.
+    """
     wanted = spec.shape if stack else spec.shape[1:]
     shapes = [raw.shape if stack else raw.shape[1:] for raw in raws]
     out = []
     for axis, want in enumerate(wanted):
         longest = max(shape[axis] for shape in shapes)
         out.append(-(-longest // spec.multiple) * spec.multiple if want == -1 else longest)
+    rows = len(raws) if stack else sum(raw.shape[0] for raw in raws)
+    size, given = rows * math.prod(out) * len(spec.fill), sum(raw.size for raw in raws)
+    if size > max(_MAX_PADDED, _MAX_PADDING * given):
+        raise MemoryError(f"{given} bytes padded to {[rows, *out]} take {size} bytes")
     return out
 
 

@@ -109,6 +109,8 @@ class Tensor(Spec):
         out = {**super().wire(name), "datatype": self.datatype, "shape": list(self.shape)}
         if self.variable != "exact":
             out["variable"] = self.variable
+        if self.variable == "pad" and self.multiple > 1:
+            out["multiple"] = self.multiple
         return out
 
     def fits(self, shape: Sequence[int]) -> bool:

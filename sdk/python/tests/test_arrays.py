@@ -207,6 +207,17 @@ class PadTest(unittest.TestCase):
                 self.assertEqual(a.tolist(), b.tolist())
                 self.assertEqual(a.shape, b.shape)
 
+    def test_mostly_padding_is_out_of_memory(self) -> None:
+        spec = Tensor("FP32", [-1, -1, -1], variable="pad")
+        long, wide = np.ones((1, 5000, 1)), np.ones((1, 1, 5000))
+        for arrays in (NUMPY, BUFFER):
+            with self.subTest(arrays=arrays.name):
+                with self.assertRaisesRegex(MemoryError, r"40000 bytes padded to \[2, 5000, 5000\]"):
+                    self.padded(arrays, False, spec, long, wide)
+                with self.assertRaises(MemoryError):
+                    self.padded(arrays, False, Tensor("FP32", [-1, -1], variable="pad", multiple=1 << 30), [[1]])
+                self.assertEqual(len(self.padded(arrays, False, spec, long, long)), 2)
+
     def test_padding_covers_variable_axes_only(self) -> None:
         spec = Tensor("FP32", [-1, -1], variable="pad", pad=-1, multiple=4)
         got = self.padded(NUMPY, False, spec, [[1, 2]], [[3, 4, 5]])

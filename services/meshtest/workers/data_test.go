@@ -25,6 +25,8 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
+	"github.com/stagemesh/stagemesh/sdk/go/tensor"
+	"github.com/stagemesh/stagemesh/stagehost/batch"
 	"github.com/stagemesh/stagemesh/stagehost/runner/worker"
 )
 
@@ -116,6 +118,67 @@ func TestTooLargeResultIsRefused(t *testing.T) {
 	t.Log(f)
 	if err := bytesOf(m, megabyte); err != nil {
 		t.Errorf("the next: %v", err)
+	}
+	m.checkNoExit()
+}
+
+// pad sends a tensor of those extents, and returns the worker's peak memory in MiB and the
+// number of items of the batch.
+func pad(m *mesh, extents ...int64) (peak, items int64, err error) {
+	n, _ := tensor.Elements(extents)
+	ids := payload.OfTensor("ids", tensor.Tensor{Datatype: tensor.Int64, Shape: extents, Raw: make([]byte, 8*n)})
+	response, err := m.gateway.Service().Infer(m.t.Context(), &call.Request{Pipeline: "stage:" + stage, Inputs: []payload.Part{ids}})
+	if err != nil {
+		return 0, 0, err
+	}
+	number := func(i int) int64 { return int64(binary.LittleEndian.Uint64(response.Outputs[i].Tensor.Raw)) }
+	return number(0), number(1), nil
+}
+
+func TestPaddedBatchTakesNoMoreThanMaxBytes(t *testing.T) {
+	t.Parallel()
+	m := start(t, spec{file: "padding.py", batch: batch.Settings{Mode: batch.Window, MaxSize: 2, MaxBytes: 2 * megabyte, MaxWait: 300 * time.Millisecond}})
+	before, _, err := pad(m, 1, 1, 4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, row := range map[string]struct {
+		a, b  []int64
+		items int64
+	}{
+		"alike":                  {[]int64{1, 2, 8}, []int64{1, 4, 4}, 2},
+		"long and wide":          {[]int64{1, 5000, 1}, []int64{1, 1, 5000}, 1},
+		"long without elements":  {[]int64{1, 1 << 20, 0}, []int64{1, 1, 4}, 1},
+		"both without elements":  {[]int64{1, 1 << 20, 0}, []int64{1, 0, 1 << 20}, 1},
+		"wide, of a few in long": {[]int64{1, 1, 1 << 17}, []int64{1, 2, 1}, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var all sync.WaitGroup
+			for _, extents := range [][]int64{row.a, row.b} {
+				all.Go(func() {
+					if peak, items, err := pad(m, extents...); err != nil || items != row.items || peak > before+64 {
+						t.Errorf("shape %v: %d items and a peak of %d MiB after one of %d, %v", extents, items, peak, before, err)
+					}
+				})
+			}
+			all.Wait()
+		})
+	}
+	for name, row := range map[string]struct {
+		extents []int64
+		text    string
+	}{
+		"large once rounded up": {[]int64{1, 1, 1 << 17}, ""},
+		"too large once padded": {[]int64{1, 1, 1<<17 + 1}, "batch.max_bytes, 2097152"},
+		"empty and endless":     {[]int64{1, 1 << 21, 0}, "without elements"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			_, _, err := pad(m, row.extents...)
+			if f := faultOf(err); err == nil != (row.text == "") || err != nil && (f.Reason != fault.InvalidInput || !strings.Contains(f.Message, row.text)) {
+				t.Errorf("got %v", err)
+			}
+		})
 	}
 	m.checkNoExit()
 }

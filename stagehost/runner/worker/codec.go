@@ -370,10 +370,14 @@ func partSpecsOf(key string, specs []frame.PartSpec) ([]runner.PartSpec, error) 
 			return nil, fmt.Errorf("%s[%d]: %q is there twice", key, i, s.Name)
 		}
 		seen[s.Name] = true
+		var padTo int64
+		if s.Variable == frame.Pad {
+			padTo = max(s.Multiple, 1)
+		}
 		out = append(out, runner.PartSpec{
 			Name: s.Name, Datatype: s.Datatype, Shape: s.Shape, ContentTypes: s.ContentTypes,
 			Schema:   s.Schema,
-			Variable: s.Variable == frame.List || s.Variable == frame.Pad, Optional: s.Optional, Description: s.Description,
+			Variable: s.Variable == frame.List || s.Variable == frame.Pad, PadTo: padTo, Optional: s.Optional, Description: s.Description,
 		})
 	}
 	return out, nil
