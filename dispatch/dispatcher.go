@@ -94,8 +94,7 @@ type Dispatcher struct {
 	changed         chan struct{}
 	running, owners sync.Map // the pools that this process owns or waits for; owners of the former
 	metrics         *metrics
-	latches         sync.Map        // of pools that this process has owned
-	reconnected     <-chan struct{} // has a value once the broker has been away: it may have lost messages
+	latches         sync.Map // of pools that this process has owned
 }
 
 // New returns a dispatcher. It starts nothing.
@@ -123,7 +122,7 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 	if err := conn.WaitConnected(ctx); err != nil {
 		return nil
 	}
-	d.settings.keyValue, d.reconnected = conn.KeyValue, conn.Reconnects()
+	d.settings.keyValue = conn.KeyValue
 	d.jobs, d.dead = store.NewJobs(conn, d.settings.Config.Settings), store.NewDeadLetters(conn, d.settings.DeadLetters)
 	pools, ctx := errgroup.WithContext(ctx)
 	pools.Go(func() error { return d.supervise(ctx, conn, pools) })

@@ -405,12 +405,7 @@ func (o *owner) leave(ctx context.Context, e *entry, ended *inferencev1.Job) {
 		}
 	}
 	if o.persist(ctx, e, "a job cannot be removed from its queue", func(ctx context.Context) error {
-		if len(o.reconnected) > 0 { // another job may have the number
-			if j, err := o.jobs.QueuedAt(ctx, idOf(e).Queue, e.seq); errors.Is(err, store.ErrNoJob) || err == nil && j.ID.UUID != e.id {
-				return nil
-			}
-		}
-		return o.jobs.Remove(ctx, idOf(e).Queue, e.seq)
+		return o.jobs.Remove(ctx, idOf(e), e.seq)
 	}) {
 		o.forget(e, ended)
 	}

@@ -218,7 +218,7 @@ func (o *owner) receive(j store.StoredJob) {
 		ctx := o.attempts
 		o.flights.Go(func() {
 			o.persist(ctx, nil, "a message cannot be removed from its queue", func(ctx context.Context) error {
-				return o.jobs.Remove(ctx, j.ID.Queue, j.Seq)
+				return o.jobs.Remove(ctx, j.ID, j.Seq)
 			})
 		})
 		return

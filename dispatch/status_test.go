@@ -154,7 +154,7 @@ func (b *meshBed) cancelWaiting(id pipeline.JobID) {
 	if _, err = b.jobs.PutRecord(b.t.Context(), id, "", r.Seq, end); err != nil {
 		return // it has begun meanwhile
 	}
-	_ = b.jobs.Remove(b.t.Context(), queue, queued.Seq)
+	_ = b.jobs.Remove(b.t.Context(), id, queued.Seq)
 	b.conn.NotifyJobCancel(id)
 }
 

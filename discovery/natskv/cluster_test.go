@@ -81,7 +81,7 @@ func TestClusterConforms(t *testing.T) {
 		change := newRecorder[discovery.Change]()
 		background(t, func(ctx context.Context) error { return c.Observe(ctx, "", change) })
 		receive(t, "all entries", change.updates)
-		leader := config(t, streams(t, strings.Join(urls, ",")), "mesh_table").Cluster.Leader
+		leader := config(t, streams(t, strings.Join(urls, ",")), "mesh_registry").Cluster.Leader
 		for _, s := range servers {
 			if s.Name() == leader {
 				s.Shutdown()

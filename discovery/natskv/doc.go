@@ -13,13 +13,14 @@
 // A mesh has two streams. A process that finds one missing creates it, and one that
 // follows it and knows a higher version of its settings updates it:
 //
-//   - <mesh>_table, on file: a message for each key, on <mesh>.table.<key>, where "."
+//   - <mesh>_registry, on file: a message for each key, on <mesh>.table.<key>, where "."
 //     replaces the key's "/". A change is a message that expects the sequence which its
 //     entry has. A header has the nonce that identifies the change when its answer was
-//     lost. An empty message with a header marks a deleted entry for an hour. Sequences
-//     are revisions; those of a new stream begin at the clock's microseconds, so that
-//     none comes twice after the stream was lost. The broker rejects purges and deletes,
-//     which no observer could see.
+//     lost. An empty message with a header marks a deleted entry for an hour. A revision
+//     is a sequence and the creation of the stream in microseconds, so that none comes
+//     twice after the stream was lost. The broker rejects purges and deletes, which no
+//     observer could see. Earlier versions named the stream <mesh>_table; the first
+//     process that looks for the table moves what is there.
 //   - <mesh>_instances, in memory: a message for each instance, on
 //     <mesh>.instances.<service>.<id>, that lives for two seconds. Announce renews it
 //     every half second, with the answer of grpc.health.v1 at the instance's address, if
@@ -27,7 +28,7 @@
 //     watchers receive.
 //
 // The package does not use jetstream.KeyValue, which was measured to lack four things:
-// a first sequence after a wipe, a nonce that settles a lost answer, a new listing after
+// revisions that grow after a wipe, a nonce that settles a lost answer, a new listing after
 // a reconnect, and keys that expire unless they are renewed.
 //
 // A consumer is never trusted beyond its connection, nor when it is silent for three seconds

@@ -35,11 +35,18 @@ const (
 	codeBeingChanged   jetstream.ErrorCode = 10164
 	codeNoPeers        jetstream.ErrorCode = 10005
 	codeNotLeader      jetstream.ErrorCode = 10009
+	codeSealed         jetstream.ErrorCode = 10109
 	codeStoreFailed    jetstream.ErrorCode = 10077
 	codeNoResources    jetstream.ErrorCode = 10023
 	codeNoMemory       jetstream.ErrorCode = 10028
 	codeNoStorage      jetstream.ErrorCode = 10047
 )
+
+// isMissing reports whether the broker has no such stream or message.
+func isMissing(err error) bool {
+	e, ok := errors.AsType[*jetstream.APIError](err)
+	return errors.Is(err, errMissing) || ok && e.ErrorCode == codeNoMessage
+}
 
 // apiError classifies an error that the broker answered with.
 func apiError(e *jetstream.APIError) error {
@@ -50,8 +57,8 @@ func apiError(e *jetstream.APIError) error {
 		return errWrongSequence
 	case codeStoreFailed, codeNoResources, codeNoMemory, codeNoStorage:
 		return fmt.Errorf("%w: %s", discovery.ErrFull, e.Description)
-	// A starting cluster does not know all of its servers yet.
-	case codeNoPeers, codeNotLeader:
+	// A starting cluster does not know all of its servers yet, or a table is being moved.
+	case codeNoPeers, codeNotLeader, codeSealed:
 		return fmt.Errorf("%w: %s", discovery.ErrUnavailable, e.Description)
 	}
 	// These may succeed a moment later: there is no leader, a server is starting, or

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -151,7 +152,7 @@ func TestStreamsAreAsDocumented(t *testing.T) {
 		t.Fatal(err)
 	}
 	js := streams(t, b.ClientURL())
-	table := config(t, js, "mesh_table").Config
+	table := config(t, js, "mesh_registry").Config
 	if table.Storage != jetstream.FileStorage || !table.DenyPurge || !table.DenyDelete ||
 		table.Discard != jetstream.DiscardNew || table.MaxMsgsPerSubject != 1 || table.MaxBytes != 256<<20 || table.MaxAge != 0 ||
 		fmt.Sprint(table.Subjects) != "[mesh.table.>]" {
@@ -240,8 +241,8 @@ func TestForbiddenSubjectsAreDenied(t *testing.T) {
 
 func TestDocumentedPermissionsAreEnough(t *testing.T) {
 	t.Parallel()
-	allowed := []string{"mesh.table.>", "mesh.instances.>", "$JS.FC.>"}
-	for _, stream := range []string{"mesh_table", "mesh_instances"} {
+	allowed := []string{"mesh.table.>", "mesh.instances.>", "$JS.FC.>", "$JS.API.STREAM.INFO.mesh_table"}
+	for _, stream := range []string{"mesh_registry", "mesh_instances"} {
 		for _, request := range []string{"STREAM.INFO", "STREAM.CREATE", "STREAM.UPDATE", "STREAM.MSG.GET", "CONSUMER.CREATE"} {
 			allowed = append(allowed, "$JS.API."+request+"."+stream)
 		}
@@ -305,7 +306,7 @@ func TestDeleteMarkerExpires(t *testing.T) {
 	js := streams(t, b.ClientURL())
 	poll := time.NewTicker(10 * time.Millisecond)
 	defer poll.Stop()
-	for begin := time.Now(); config(t, js, "mesh_table").State.Msgs > 0; <-poll.C {
+	for begin := time.Now(); config(t, js, "mesh_registry").State.Msgs > 0; <-poll.C {
 		if time.Since(begin) > patience {
 			t.Fatal("the marker stays")
 		}
@@ -369,7 +370,7 @@ func TestDeletedStreamIsCreatedAgain(t *testing.T) {
 	change := newRecorder[discovery.Change]()
 	background(t, func(ctx context.Context) error { return c.Observe(ctx, "", change) })
 	receive(t, "all entries", change.updates)
-	if err := streams(t, b.ClientURL()).DeleteStream(t.Context(), "mesh_table"); err != nil {
+	if err := streams(t, b.ClientURL()).DeleteStream(t.Context(), "mesh_registry"); err != nil {
 		t.Fatal(err)
 	}
 	if revision := put(t, c, "b", 0); revision <= old {
@@ -479,5 +480,83 @@ func TestFullTableRejectsChangesUntilEmptied(t *testing.T) {
 	}
 	if _, err := c.Put(t.Context(), "another", large, 0); err != nil {
 		t.Error(err)
+	}
+}
+
+// oldTable is a table as earlier versions made it, whose sequences are revisions.
+func oldTable(t *testing.T, b *server.Server, keys ...string) map[string]discovery.Revision {
+	t.Helper()
+	js := streams(t, b.ClientURL())
+	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{
+		Name: "mesh_table", Subjects: []string{"mesh.table.>"}, MaxMsgsPerSubject: 1, Discard: jetstream.DiscardNew, MaxBytes: 256 << 20,
+		DenyDelete: true, DenyPurge: true, AllowMsgTTL: true, FirstSeq: uint64(time.Now().UnixMicro()), Metadata: map[string]string{"stagemesh-version": "1"},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	out := map[string]discovery.Revision{}
+	for _, key := range keys {
+		ack, err := js.Publish(t.Context(), "mesh.table."+key, []byte("old"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		out[key] = discovery.Revision(ack.Sequence)
+	}
+	return out
+}
+
+func TestTableOfAnEarlierVersionIsMoved(t *testing.T) {
+	t.Parallel()
+	b := broker(t)
+	var keys []string
+	for i := range 200 {
+		keys = append(keys, fmt.Sprintf("k%d", i))
+	}
+	old := oldTable(t, b, keys...)
+	var all sync.WaitGroup
+	for i := range 4 {
+		c, change := client(t, settings(b.ClientURL())), newRecorder[discovery.Change]()
+		background(t, func(ctx context.Context) error { return c.Observe(ctx, "", change) })
+		all.Go(func() {
+			if first := receive(t, "the table", change.updates); len(first.Entries) != len(keys) {
+				t.Errorf("an observer has %d entries, want %d", len(first.Entries), len(keys))
+			}
+			key := discovery.Key(keys[i])
+			e, err := c.Get(t.Context(), key)
+			if err != nil || string(e.Value) != "old" || e.Revision <= old[string(key)] {
+				t.Errorf("it has %+v, %v; its revision was %d", e, err, old[string(key)])
+			}
+			if _, err := c.Put(t.Context(), key, []byte("new"), old[string(key)]); !errors.Is(err, discovery.ErrConflict) {
+				t.Errorf("a change of the old revision: %v", err)
+			}
+			if _, err := c.Put(t.Context(), key, []byte("new"), e.Revision); err != nil {
+				t.Errorf("a change: %v", err)
+			}
+		})
+	}
+	all.Wait()
+	js := streams(t, b.ClientURL())
+	if _, err := js.Stream(t.Context(), "mesh_table"); !errors.Is(err, jetstream.ErrStreamNotFound) {
+		t.Errorf("the old stream: %v", err)
+	}
+	if info := config(t, js, "mesh_registry"); info.State.LastSeq > 1000 || !info.Config.DenyPurge || len(info.Config.Sources) != 0 || info.Config.MaxBytes != 256<<20 {
+		t.Errorf("the new stream is %+v", info)
+	}
+}
+
+// The entries of the new stream have the same sequences.
+func TestRevisionOfALostTableNeverMatches(t *testing.T) {
+	t.Parallel()
+	b := broker(t)
+	c := client(t, settings(b.ClientURL()))
+	old := put(t, c, "a", 0)
+	if err := streams(t, b.ClientURL()).DeleteStream(t.Context(), "mesh_registry"); err != nil {
+		t.Fatal(err)
+	}
+	put(t, c, "a", 0)
+	if _, err := c.Put(t.Context(), "a", nil, old); !errors.Is(err, discovery.ErrConflict) {
+		t.Errorf("a change: %v", err)
+	}
+	if err := c.Delete(t.Context(), "a", old); !errors.Is(err, discovery.ErrConflict) {
+		t.Errorf("a delete: %v", err)
 	}
 }

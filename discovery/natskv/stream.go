@@ -10,15 +10,21 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/stagemesh/stagemesh/discovery"
+	"github.com/stagemesh/stagemesh/mesh/bus"
 )
 
 // names are the streams and subjects of a mesh.
 type names struct{ mesh string }
 
-func (n names) tableStream() string     { return n.mesh + "_table" }
+func (n names) tableStream() string     { return n.mesh + "_registry" }
 func (n names) instancesStream() string { return n.mesh + "_instances" }
 func (n names) table() string           { return n.mesh + ".table." }
 func (n names) instances() string       { return n.mesh + ".instances." }
+
+// formerTable returns the name that the stream of a table had while its sequences were revisions.
+func formerTable(table string) string {
+	return strings.TrimSuffix(table, names{}.tableStream()) + "_table"
+}
 
 // entry returns the subject of a key.
 func (n names) entry(key discovery.Key) string {
@@ -91,14 +97,21 @@ func (s Settings) config(name, subjects string) jetstream.StreamConfig {
 	}
 }
 
-// stream returns the state of a stream. It creates a stream that is missing, and updates
-// one with older settings.
+// stream returns the state of a stream. It creates a stream that is missing, moves a table to it
+// that an earlier version has made, and updates one with older settings.
 func (s *session) stream(ctx context.Context, config jetstream.StreamConfig) (*jetstream.StreamInfo, error) {
 	info := &jetstream.StreamInfo{}
 	err := s.api(ctx, "STREAM.INFO."+config.Name, nil, info)
-	switch {
+	switch table := config.Storage == jetstream.FileStorage; {
+	case table && (errors.Is(err, errMissing) || err == nil && len(info.Config.Sources) > 0):
+		move := bus.Move{From: formerTable(config.Name), To: config, Call: s.api, IsMissing: isMissing, Create: s.create}
+		if err = move.Run(ctx); err == nil {
+			err = s.api(ctx, "STREAM.INFO."+config.Name, nil, info)
+		}
 	case errors.Is(err, errMissing):
-		info, err = s.create(ctx, config)
+		if err = s.create(ctx, config); err == nil {
+			err = s.api(ctx, "STREAM.INFO."+config.Name, nil, info)
+		}
 	case err == nil && version(info.Config) < settingsVersion:
 		config.FirstSeq = info.Config.FirstSeq
 		err = s.api(ctx, "STREAM.UPDATE."+config.Name, config, info)
@@ -106,17 +119,20 @@ func (s *session) stream(ctx context.Context, config jetstream.StreamConfig) (*j
 	return info, err
 }
 
-// create creates a stream. Another process may be faster. Sequences begin at the clock's
-// microseconds, so that no revision comes twice after the stream was lost.
-func (s *session) create(ctx context.Context, config jetstream.StreamConfig) (*jetstream.StreamInfo, error) {
-	config.FirstSeq = uint64(time.Now().UnixMicro())
-	info := &jetstream.StreamInfo{}
-	err := s.connection.create(ctx, func(ctx context.Context) error { return s.api(ctx, "STREAM.CREATE."+config.Name, config, info) })
-	var e *jetstream.APIError
-	if errors.As(err, &e) && e.ErrorCode == codeStreamInUse {
-		err = s.api(ctx, "STREAM.INFO."+config.Name, nil, info)
+// create creates a stream, unless another process is faster. Sequences of instances begin at the
+// clock's microseconds, so that none comes twice after the stream was lost. Those on file may not:
+// after a write error the broker lists all below a block's first message.
+func (s *session) create(ctx context.Context, config jetstream.StreamConfig) error {
+	if config.Storage == jetstream.MemoryStorage {
+		config.FirstSeq = uint64(time.Now().UnixMicro())
 	}
-	return info, err
+	err := s.connection.create(ctx, func(ctx context.Context) error {
+		return s.api(ctx, "STREAM.CREATE."+config.Name, config, &jetstream.StreamInfo{})
+	})
+	if e, ok := errors.AsType[*jetstream.APIError](err); ok && e.ErrorCode == codeStreamInUse {
+		return nil
+	}
+	return err
 }
 
 // version returns the version of a stream's settings. A stream without one was made by

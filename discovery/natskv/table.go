@@ -26,6 +26,30 @@ const (
 	headerDeleted = "Stagemesh-Deleted"
 )
 
+// epoch is when the stream of a table was created, in microseconds. A revision is the epoch and a
+// sequence, so revisions grow also after the stream was created again, and none comes twice.
+type epoch uint64
+
+func epochOf(stream *jetstream.StreamInfo) epoch { return epoch(stream.Created.UnixMicro()) }
+
+// epoch asks the broker for the epoch of a table. One that is being moved counts as missing.
+func (s *session) epoch(ctx context.Context, table string) (epoch, error) {
+	info := &jetstream.StreamInfo{}
+	err := s.api(ctx, "STREAM.INFO."+table, nil, info)
+	if len(info.Config.Sources) > 0 {
+		err = errMissing
+	}
+	return epochOf(info), err
+}
+
+// in returns the record with its revision in place of its sequence.
+func (r record) in(e epoch) record {
+	if r.sequence != 0 {
+		r.sequence += uint64(e)
+	}
+	return r
+}
+
 // record is the last message of a key; one with sequence 0 stands for no message.
 type record struct {
 	key      discovery.Key
@@ -75,8 +99,12 @@ func (s *Store) Get(ctx context.Context, key discovery.Key) (discovery.Entry, er
 		return discovery.Entry{}, err
 	}
 	var r record
-	err := s.retry(ctx, s.table, func(ctx context.Context, on *session) (err error) {
-		r, err = on.last(ctx, s.names, s.table.Name, s.names.entry(key))
+	err := s.retry(ctx, s.table, func(ctx context.Context, on *session) error {
+		at, err := on.epoch(ctx, s.table.Name)
+		if err == nil {
+			r, err = on.last(ctx, s.names, s.table.Name, s.names.entry(key))
+		}
+		r = r.in(at)
 		return err
 	})
 	if err == nil && !r.exists() {
@@ -143,7 +171,7 @@ type change struct {
 	value   []byte
 	header  nats.Header
 	// revision is what the entry has to have, 0 that there is to be none. sequence is
-	// what the broker has to find: the revision, or that of a delete marker.
+	// what the broker has to find: the revision, or that of a delete marker, with the epoch.
 	revision discovery.Revision
 	sequence uint64
 	// lost is true once an answer was lost: the change may have been made. check is
@@ -185,9 +213,9 @@ func (c *change) settle(last record) (discovery.Revision, error) {
 }
 
 // message returns what is sent.
-func (c *change) message() *nats.Msg {
+func (c *change) message(at epoch) *nats.Msg {
 	c.header.Set(headerMark, mark{nonce: c.nonce, replaced: c.sequence}.String())
-	c.header.Set(jetstream.ExpectedLastSubjSeqHeader, strconv.FormatUint(c.sequence, 10))
+	c.header.Set(jetstream.ExpectedLastSubjSeqHeader, strconv.FormatUint(c.sequence-min(c.sequence, uint64(at)), 10))
 	return &nats.Msg{Subject: c.subject, Header: c.header, Data: c.value}
 }
 
@@ -222,19 +250,26 @@ func (s *Store) commit(ctx context.Context, c *change) (discovery.Revision, erro
 // try sends a change once, after it has read the entry if that is necessary.
 func (s *Store) try(ctx context.Context, c *change) (revision discovery.Revision, err error) {
 	err = s.once(ctx, s.table, func(ctx context.Context, on *session) error {
+		at, err := on.epoch(ctx, s.table.Name)
+		if err != nil {
+			return err
+		}
 		if c.check {
 			last, err := on.last(ctx, s.names, s.table.Name, c.subject)
 			if err != nil {
 				return err
 			}
-			if revision, err = c.settle(last); revision != 0 || err != nil {
+			if revision, err = c.settle(last.in(at)); revision != 0 || err != nil {
 				return err
 			}
 			c.check = false
 		}
-		ack, err := on.publish(ctx, c.message())
+		if c.sequence != 0 && c.sequence <= uint64(at) {
+			return errWrongSequence // it is of an earlier stream
+		}
+		ack, err := on.publish(ctx, c.message(at))
 		c.lost = c.lost || errors.Is(err, errLost)
-		revision = discovery.Revision(ack.Sequence)
+		revision = discovery.Revision(record{sequence: ack.Sequence}.in(at).sequence)
 		return err
 	})
 	return revision, err
@@ -252,6 +287,7 @@ func (s *Store) Observe(ctx context.Context, below discovery.Key, o discovery.Ob
 type tableFollower struct {
 	disconnects
 	names  names
+	epoch  epoch
 	update func(discovery.Change)
 	// reset is true until all entries have come, and pending are the messages that were
 	// not reported yet.
@@ -259,13 +295,13 @@ type tableFollower struct {
 	pending map[discovery.Key]record
 }
 
-func (f *tableFollower) begin(*jetstream.StreamInfo) {
-	f.reset, f.pending = true, map[discovery.Key]record{}
+func (f *tableFollower) begin(stream *jetstream.StreamInfo) {
+	f.epoch, f.reset, f.pending = epochOf(stream), true, map[discovery.Key]record{}
 }
 
 func (f *tableFollower) take(msg *nats.Msg, sequence uint64) {
 	r := f.names.record(msg.Subject, msg.Header, msg.Data, sequence)
-	f.pending[r.key] = r
+	f.pending[r.key] = r.in(f.epoch)
 }
 
 func (f *tableFollower) flush() {

@@ -200,7 +200,7 @@ func (s *Service) cancelJob(ctx context.Context, id pipeline.JobID, tenant strin
 		_ = s.calls.Cancel(ctx, job.GetRequestId()) // of another target it has none
 	} else if queued, err := s.store.Queued(ctx, id, tenant); err == nil {
 		if url := queued.Job.GetWebhook(); url == "" || s.store.Notify(ctx, tenant, url, job) == nil {
-			_ = s.store.Remove(ctx, id.Queue, queued.Seq)
+			_ = s.store.Remove(ctx, id, queued.Seq)
 		}
 	}
 	s.bus.NotifyJobCancel(id)

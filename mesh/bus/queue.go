@@ -313,7 +313,6 @@ func (b *Bus) ensureStream(ctx context.Context, config jetstream.StreamConfig, v
 	if versionOf(stream.CachedInfo()) >= version {
 		return nil
 	}
-	config.FirstSeq = stream.CachedInfo().Config.FirstSeq // a higher one would remove messages
 	_, err = b.js.UpdateStream(ctx, config)
 	return err
 }

@@ -129,6 +129,11 @@ func (s Subjects) Jobs(queue pipeline.QueueName, tenant string) string {
 
 // JobStream is the name of the stream that is a queue of jobs.
 func (s Subjects) JobStream(queue pipeline.QueueName) string {
+	return string(s.mesh) + "_jobs_" + string(queue)
+}
+
+// FormerJobStream is the name that JobStream had when its sequences began at the time.
+func (s Subjects) FormerJobStream(queue pipeline.QueueName) string {
 	return string(s.mesh) + "_job_queue_" + string(queue)
 }
 

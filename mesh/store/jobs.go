@@ -90,7 +90,7 @@ var (
 //	seq, added, err := jobs.Submit(ctx, id, tenant, header, job)
 //	seq, err = jobs.PutRecord(ctx, id, tenant, after, record)  // ErrJobChanged
 //	record, err := jobs.Record(ctx, id, tenant)
-//	err = jobs.Remove(ctx, "nightly", seq)
+//	err = jobs.Remove(ctx, id, seq)
 //
 // A job is a message in its queue's stream from its acceptance until its end is stored. Its
 // record is one message on a subject of its own, which each attempt and at last the end
@@ -135,19 +135,24 @@ func (s *Jobs) EnsureQueue(ctx context.Context, queue pipeline.QueueName, q JobQ
 	config := s.config
 	config.Name, config.Subjects, config.Description = s.bus.JobStream(queue), []string{s.bus.Jobs(queue, "*")}, "Queue of jobs"
 	config.MaxMsgs, config.MaxBytes, config.MaxAge = q.MaxJobs, q.MaxBytes, 0
-	// A stream that is deleted and created again gives no number a second time, so Remove by a
-	// number of the old one removes nothing. JSON readers know whole numbers up to 2^53.
-	config.FirstSeq = uint64(time.Now().UnixMicro())
-	return s.wrap(s.bus.EnsureStream(ctx, config, max(1, q.Version)))
+	return s.wrap(s.bus.EnsureMovedStream(ctx, s.bus.FormerJobStream(queue), config, max(1, q.Version)))
 }
 
-// HasQueue reports whether the broker has a queue.
+// HasQueue reports whether the broker has a queue. One of an earlier version keeps its bounds.
 func (s *Jobs) HasQueue(ctx context.Context, queue pipeline.QueueName) (bool, error) {
-	_, err := s.createdAt(ctx, s.bus.JobStream(queue))
-	if errors.Is(err, jetstream.ErrStreamNotFound) {
-		return false, nil
+	for _, name := range []string{s.bus.JobStream(queue), s.bus.FormerJobStream(queue)} {
+		found, err := s.bus.JetStream().Stream(ctx, name)
+		if errors.Is(err, jetstream.ErrStreamNotFound) {
+			continue
+		}
+		if err == nil {
+			if was := found.CachedInfo().Config; name != s.bus.JobStream(queue) || len(was.Sources) > 0 {
+				err = s.EnsureQueue(ctx, queue, JobQueueSettings{MaxJobs: was.MaxMsgs, MaxBytes: was.MaxBytes})
+			}
+		}
+		return err == nil, s.wrap(err)
 	}
-	return err == nil, err
+	return false, nil
 }
 
 // Submit puts a job into its queue, and returns its number there. It returns false if the queue
@@ -205,9 +210,16 @@ func (s *Jobs) queued(msg *bus.StoredMessage, err error) (StoredJob, error) {
 	return out, nil
 }
 
-// Remove deletes a job from its queue, whose end is stored.
-func (s *Jobs) Remove(ctx context.Context, queue pipeline.QueueName, seq uint64) error {
-	_, err := s.bus.Delete(ctx, s.bus.JobStream(queue), seq)
+// Remove deletes a job from its queue, whose end is stored. It reads the job first: another one has
+// the number if the stream was created again.
+func (s *Jobs) Remove(ctx context.Context, id pipeline.JobID, seq uint64) error {
+	switch j, err := s.QueuedAt(ctx, id.Queue, seq); {
+	case errors.Is(err, ErrNoJob), err == nil && j.ID.UUID != id.UUID:
+		return nil
+	case err != nil && !errors.Is(err, ErrNotAJob):
+		return err
+	}
+	_, err := s.bus.Delete(ctx, s.bus.JobStream(id.Queue), seq)
 	return s.wrap(err)
 }
 

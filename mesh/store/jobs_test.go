@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go/jetstream"
+
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
@@ -70,7 +72,7 @@ func TestJobIsInItsQueueUntilItIsRemoved(t *testing.T) {
 	if next, err := s.NextQueued(t.Context(), queue, "*", 0); err != nil || next.ID != id {
 		t.Errorf("next: %+v, %v", next, err)
 	}
-	if err := s.Remove(t.Context(), queue, seq); err != nil {
+	if err := s.Remove(t.Context(), id, seq); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := s.QueuedAt(t.Context(), queue, seq); !errors.Is(err, store.ErrNoJob) {
@@ -231,4 +233,84 @@ func TestControlIsSetByOne(t *testing.T) {
 	if value, _, err := s.Control(t.Context(), "lease", "gpu"); string(value) != "c" || err != nil {
 		t.Errorf("%q %v", value, err)
 	}
+}
+
+func TestNumberOfALostQueueRemovesNothing(t *testing.T) {
+	t.Parallel()
+	b := testbed.StartBroker(t).Connect(mesh)
+	s := newJobs(t, b, store.JobQueueSettings{})
+	old, next := pipeline.NewJobID(queue), pipeline.NewJobID(queue)
+	seq := mustSubmit(t, s, old, "a")
+	if err := b.JetStream().DeleteStream(t.Context(), b.JobStream(queue)); err != nil {
+		t.Fatal(err)
+	}
+	s = newJobs(t, b, store.JobQueueSettings{})
+	if again := mustSubmit(t, s, next, "a"); again != seq {
+		t.Fatalf("the number is %d, was %d", again, seq)
+	}
+	if err := s.Remove(t.Context(), old, seq); err != nil {
+		t.Error(err)
+	}
+	if _, err := s.Queued(t.Context(), next, "a"); err != nil {
+		t.Errorf("the other job: %v", err)
+	}
+}
+
+func TestQueueOfAnEarlierVersionKeepsItsJobs(t *testing.T) {
+	t.Parallel()
+	for name, find := range map[string]func(*store.Jobs) error{
+		"in the file": func(s *store.Jobs) error { return s.EnsureQueue(t.Context(), queue, store.JobQueueSettings{}) },
+		"in no file": func(s *store.Jobs) error {
+			has, err := s.HasQueue(t.Context(), queue)
+			if !has {
+				t.Error("there is no queue")
+			}
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			checkEarlierQueue(t, find)
+		})
+	}
+}
+
+func checkEarlierQueue(t *testing.T, find func(*store.Jobs) error) {
+	t.Helper()
+	b := testbed.StartBroker(t).Connect(mesh)
+	if _, err := b.JetStream().CreateStream(t.Context(), jetstream.StreamConfig{
+		Name: b.FormerJobStream(queue), Subjects: []string{b.Jobs(queue, "*")}, Discard: jetstream.DiscardNew, MaxMsgsPerSubject: 1,
+		MaxBytes: 16 << 20, AllowDirect: true, FirstSeq: uint64(time.Now().UnixMicro()), Metadata: map[string]string{"stagemesh-version": "1"},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	before := store.NewJobs(b, store.Settings{MaxBytes: 16 << 20})
+	var want []pipeline.JobID
+	for range 50 {
+		id := pipeline.NewJobID(queue)
+		want = append(want, id)
+		mustSubmit(t, before, id, "a")
+	}
+	s := store.NewJobs(b, store.Settings{MaxBytes: 16 << 20})
+	if err := find(s); err != nil {
+		t.Fatal(err)
+	}
+	var got []pipeline.JobID
+	for from := uint64(1); ; {
+		j, err := s.NextQueued(t.Context(), queue, "*", from)
+		if errors.Is(err, store.ErrNoJob) {
+			break
+		}
+		if err != nil || j.Priority != -1 || j.Tokens != 7 {
+			t.Fatalf("%+v, %v", j, err)
+		}
+		got, from = append(got, j.ID), j.Seq+1
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("the queue has %v, want %v", got, want)
+	}
+	if err := s.Remove(t.Context(), got[0], 1); err != nil {
+		t.Error(err)
+	}
+	mustSubmit(t, s, got[0], "a")
 }

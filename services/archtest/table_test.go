@@ -62,7 +62,8 @@ var importTable = rules{
 
 		// Who is alive: the interfaces, and what implements or reads them.
 		{packages: list("discovery"), mayImport: list(proto, fault)},
-		{packages: list("discovery/consul", "discovery/natskv", "discovery/internal/*"), mayImport: list("discovery", "discovery/internal/...", auth, "mesh/process")},
+		{packages: list("discovery/consul", "discovery/internal/*"), mayImport: list("discovery", "discovery/internal/...", auth, "mesh/process")},
+		{packages: list("discovery/natskv"), mayImport: list("discovery", "discovery/internal/...", auth, bus, "mesh/process")},
 		{packages: list("discovery/models"), mayImport: list(proto, fault, pipeline, model, "mesh/placement", "mesh/process", "discovery"), inTests: list("discovery/natskv")},
 
 		// The stage host.

@@ -425,7 +425,7 @@ func TestModelsSurviveChaos(t *testing.T) {
 		{"broker killed", func() { f.broker.Kill(); pause(2 * time.Second); f.broker.start() }},
 		{"Consul paused", func() { must(t, agent.Pause()); pause(4 * time.Second); must(t, agent.Resume()) }},
 		{"table wiped", func() {
-			js, table := f.jetStream(), string(f.mesh)+"_table"
+			js, table := f.jetStream(), string(f.mesh)+"_registry"
 			must(t, js.DeleteStream(t.Context(), table))
 			testbed.Eventually(t, "the table is filled", func() bool {
 				s, err := js.Stream(t.Context(), table)
