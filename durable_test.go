@@ -2,9 +2,12 @@ package stagemesh_test
 
 import (
 	"context"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/uuid"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/gateway/call"
@@ -136,4 +139,50 @@ func TestUnknownRequestHasNoResult(t *testing.T) {
 	if err := m.Cancel(t.Context(), "no id"); fault.From(err).Reason != fault.InvalidRequest {
 		t.Errorf("got %v", err)
 	}
+}
+
+// Another stream has the subjects of the stage's queue on file, which so cannot be created.
+func TestLostFileQueueRefusesDurableRequestsOnly(t *testing.T) {
+	t.Parallel()
+	broker := testbed.StartBroker(t)
+	m := start(t, newMesh(t, stagemesh.Settings{NATS: meshfile.NATS{URL: broker.URL()}}, stagemesh.Stage{Name: "a", Runner: sign("a")}))
+	js, err := jetstream.New(broker.Client())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := m.Infer(t.Context(), durable("to")); err != nil {
+		t.Fatal(err)
+	}
+	var queue jetstream.StreamConfig
+	for s := range js.ListStreams(t.Context()).Info() {
+		if strings.HasSuffix(s.Config.Name, "_a_file") {
+			queue = s.Config
+		}
+	}
+	if err := js.DeleteStream(t.Context(), queue.Name); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "other", Subjects: queue.Subjects}); err != nil {
+		t.Fatal(err)
+	}
+	refused := func() *fault.Fault {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err := m.Infer(ctx, durable("to"))
+		return fault.From(err)
+	}
+	testbed.Eventually(t, "durable requests are refused", func() bool { return refused().Reason == fault.NoCapacity })
+	if f := refused(); f.Stage != "a" || !strings.Contains(f.Message, "overlap") || f.RetryAfter <= 0 {
+		t.Errorf("the refusal is %v, retry after %s", f, f.RetryAfter)
+	}
+	if _, err := m.Infer(t.Context(), &call.Request{Pipeline: "all", Inputs: durable("to").Inputs}); err != nil {
+		t.Errorf("a request in memory: %v", err)
+	}
+	if err := js.DeleteStream(t.Context(), "other"); err != nil {
+		t.Fatal(err)
+	}
+	testbed.Eventually(t, "durable requests are answered", func() bool {
+		answer, err := m.Infer(t.Context(), durable("to"))
+		return err == nil && string(answer.Outputs[0].Blob.Data) == "to a"
+	})
 }

@@ -118,6 +118,9 @@ type pulledQueues struct {
 	// alive ends the answers that the host serves them; nil while there are none. It is
 	// reconcile's, and the drain's after that has ended.
 	alive func() error
+	// served are those of the last answers, and failing since when others cannot be ensured.
+	served  []pipeline.Durability
+	failing map[pipeline.Durability]time.Time
 }
 
 // reconciler is the state of reconcile, and of the drain after that has ended.
@@ -352,7 +355,7 @@ func (h *Host) connect() error {
 func (h *Host) pull(name pipeline.StageName, s QueueSettings) error {
 	puller, err := h.newPuller(name, s)
 	if err == nil {
-		h.pulled = append(h.pulled, &pulledQueues{name: name, settings: s, puller: puller})
+		h.pulled = append(h.pulled, &pulledQueues{name: name, settings: s, puller: puller, failing: map[pipeline.Durability]time.Time{}})
 	}
 	return err
 }

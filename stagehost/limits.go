@@ -81,6 +81,8 @@ const (
 const (
 	reconcileEvery = 2 * time.Second
 	reconcileRetry = 100 * time.Millisecond
+	// missingPause is how long after the loss of a queue the host creates it again.
+	missingPause = 200 * time.Millisecond
 	// ensureAllEvery is how often the host ensures all streams and queues, whatever it
 	// knows to exist.
 	ensureAllEvery = time.Minute

@@ -1,10 +1,12 @@
 package stagehost
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"time"
 
 	"github.com/stagemesh/stagemesh/mesh/bus"
@@ -38,6 +40,9 @@ func (h *Host) reconcile(ctx context.Context) error {
 			h.known = known{}
 		case <-h.missing:
 			h.known = known{}
+			// A broker that still removes the files would remove those of the successors too.
+			wait.Reset(missingPause)
+			continue
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -110,11 +115,10 @@ func (h *Host) ensure(ctx context.Context) error {
 	if now.After(h.known.until) {
 		h.known = known{queues: map[queueKey]bus.Epoch{}, until: now.Add(ensureAllEvery)}
 	}
+	var noStreams error // which leaves the requests in memory
 	if !h.known.streams {
-		if err := h.ensureStreams(ctx); err != nil {
-			return err
-		}
-		h.known.streams = true
+		noStreams = h.ensureStreams(ctx)
+		h.known.streams = noStreams == nil
 	}
 	if h.models != nil {
 		ctx, cancel := context.WithTimeout(ctx, knownWait)
@@ -123,7 +127,6 @@ func (h *Host) ensure(ctx context.Context) error {
 			return err
 		}
 	}
-	h.stopAnswers(&h.failing)
 	h.refusal.Store(nil)
 	if h.inFlight == nil {
 		if h.inFlight, err = h.bus.ServeInFlight(h.settings.Stage); err != nil {
@@ -132,27 +135,19 @@ func (h *Host) ensure(ctx context.Context) error {
 	}
 	wait := h.settings.Queue.AckWait
 	for _, q := range h.pulled {
-		for _, d := range q.settings.Durabilities {
-			info, err := h.ensureQueue(ctx, q, d)
-			if err != nil {
-				return err
-			}
-			if info.AckWait > 0 {
-				wait = min(wait, info.AckWait)
-			}
-		}
+		least, failed := h.serveQueues(ctx, q, now, noStreams)
+		wait, err = min(wait, least), cmp.Or(err, failed)
 	}
+	if err != nil {
+		return err
+	}
+	h.stopAnswers(&h.failing)
 	// Its queues may have been made with other settings than its own.
 	if was := time.Duration(h.ackWait.Swap(int64(wait))); was != wait {
 		h.post(ackWaitChanged{})
 		h.settings.Logger.Warn("the queue was made with another ack_wait, which holds; raise queue.version to change it", "ack_wait", wait, "own", h.settings.Queue.AckWait)
 	}
-	for _, q := range h.pulled {
-		if q.alive == nil && err == nil {
-			q.alive, err = h.bus.ServeAlive(q.name, h.settings.Host, q.settings.Durabilities, h.busy.Load)
-		}
-	}
-	if err == nil && h.forwarded == nil && h.loader != nil && h.settings.Queue.durable() {
+	if h.forwarded == nil && h.loader != nil && h.settings.Queue.durable() {
 		h.forwarded, err = h.pulled[0].puller.ServeForwarded(h.settings.Host)
 	}
 	return err
@@ -172,6 +167,52 @@ func (h *Host) ensureStreams(ctx context.Context) error {
 		h.settings.Logger.Debug("run records, or results, cannot be stored", "error", err)
 	}
 	return nil
+}
+
+// serveQueues ensures the queues of one name, and answers callers for those that are there. One that
+// cannot be ensured for unhealthyGrace is left out: its callers get the cause at once. It returns the
+// least ack wait, and why a queue is not served. noStreams is why durable requests cannot be stored.
+func (h *Host) serveQueues(ctx context.Context, q *pulledQueues, now time.Time, noStreams error) (wait time.Duration, err error) {
+	wait = h.settings.Queue.AckWait
+	var served []pipeline.Durability
+	isWaiting := false
+	for _, d := range q.settings.Durabilities {
+		info, failed := h.ensureQueue(ctx, q, d)
+		if d == pipeline.File {
+			failed = cmp.Or(failed, noStreams)
+		}
+		if failed == nil {
+			wait = min(wait, cmp.Or(info.AckWait, wait))
+			delete(q.failing, d)
+			served = append(served, d)
+			continue
+		}
+		if err = cmp.Or(err, failed); q.failing[d].IsZero() || !h.bus.Connected() || ctx.Err() != nil {
+			q.failing[d] = now
+		}
+		isWaiting = isWaiting || now.Sub(q.failing[d]) < unhealthyGrace
+	}
+	if isWaiting {
+		return wait, err
+	}
+	if !slices.Equal(served, q.served) {
+		h.stopAnswers(&q.alive)
+	}
+	q.served = served
+	if len(served) == 0 {
+		h.serveFailing()
+		return wait, err
+	}
+	cause := ""
+	if err != nil {
+		cause = withoutFolders(err)
+	}
+	if q.alive == nil {
+		var failed error
+		q.alive, failed = h.bus.ServePartlyAlive(q.name, h.settings.Host, served, cause, h.busy.Load)
+		err = cmp.Or(err, failed)
+	}
+	return wait, err
 }
 
 func (h *Host) ensureQueue(ctx context.Context, q *pulledQueues, d pipeline.Durability) (bus.QueueInfo, error) {
@@ -265,12 +306,7 @@ func (h *Host) leaveStage(ctx context.Context, now time.Time) {
 	for _, q := range h.pulled {
 		h.stopAnswers(&q.alive)
 	}
-	if h.failing == nil {
-		var err error
-		if h.failing, err = h.bus.ServeFailing(h.settings.Stage, h.settings.Host, h.cause); err != nil {
-			h.settings.Logger.Debug("callers do not learn why the runner cannot run", "error", err)
-		}
-	}
+	h.serveFailing()
 	hasFailed := errors.Is(h.runnerHealth.err, runner.ErrStartFailed)
 	for _, q := range h.pulled {
 		for _, d := range q.settings.Durabilities {
@@ -284,6 +320,17 @@ func (h *Host) leaveStage(ctx context.Context, now time.Time) {
 	unhealthyFor := now.Sub(h.runnerHealth.since)
 	if unhealthyFor >= unhealthyGrace+reconcileRetry+bus.PullLife {
 		h.post(stageLeft{isStarting: !hasFailed && unhealthyFor < h.startTook+unhealthyGrace})
+	}
+}
+
+// serveFailing answers why the host does not serve its stage, until failing is stopped.
+func (h *Host) serveFailing() {
+	if h.failing != nil {
+		return
+	}
+	var err error
+	if h.failing, err = h.bus.ServeFailing(h.settings.Stage, h.settings.Host, h.cause); err != nil {
+		h.settings.Logger.Debug("callers do not learn why the stage is not served", "error", err)
 	}
 }
 
@@ -318,7 +365,9 @@ var folders = regexp.MustCompile(`(^|[\s(=\[,])/(?:[^/\s'":]+/)+|(['"])/[^'"\n]*
 // where it is ready.
 func (h *Host) cause() string {
 	if _, _, err := h.status.get(); err != nil {
-		return folders.ReplaceAllString(err.Error(), "$1$2")
+		return withoutFolders(err)
 	}
 	return ""
 }
+
+func withoutFolders(err error) string { return folders.ReplaceAllString(err.Error(), "$1$2") }

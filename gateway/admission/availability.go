@@ -165,7 +165,12 @@ func (r *hostReport) fault(hop *pipeline.Hop, d pipeline.Durability) *fault.Faul
 	if r.err != nil {
 		return Rejection(r.err, hop)
 	}
-	if !r.serves(d) {
+	switch cause := r.availability.Cause; {
+	case r.serves(d):
+	case cause != "":
+		f := fault.Newf(fault.NoCapacity, "stage %s has no ready host for durability %s: %s", hop.Stage, d, cause)
+		return at(f, hop).WithRetryAfter(RetryAfter)
+	default:
 		return at(fault.Newf(fault.NotSupported, "stage %s has no queue of durability %s, only %v; ask for one of those, or add it to the stage's queue.durabilities", hop.Stage, d, r.availability.Durabilities), hop)
 	}
 	return nil
@@ -275,7 +280,7 @@ func (a *Availability) askHosts(stage pipeline.StageName, into *hostReport) {
 		// A host that answers slowly has the queues that it had.
 		into.availability.Durabilities = a.durabilities[stage]
 	}
-	if into.err != nil {
+	if into.err != nil || into.availability.Cause != "" {
 		return
 	}
 	if len(a.durabilities) >= maxQueues {

@@ -20,6 +20,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
 // echo answers an item with its input.
@@ -133,6 +134,22 @@ func TestPipelineIsReadyWhileItsStagesHaveHosts(t *testing.T) {
 	if f := fault.From(b.service.PipelineReady(t.Context(), "nothing")); f.Reason != fault.UnknownPipeline {
 		t.Errorf("an unknown pipeline: %v", f)
 	}
+}
+
+func TestPipelineWithoutAFileQueueIsServedAndNotReady(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	stop, err := b.host.ServePartlyAlive(stage, "host", []pipeline.Durability{pipeline.Memory}, "the disk is gone", func() bool { return false })
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = stop() })
+	testbed.Eventually(t, "the host is found", func() bool { return b.service.PipelineServed(t.Context(), whole) == nil })
+	if f := fault.From(b.service.PipelineReady(t.Context(), whole)); f.Reason != fault.NoCapacity || !strings.Contains(f.Message, "the disk is gone") {
+		t.Errorf("it is ready: %v", f)
+	}
+	response, err := b.service.Infer(t.Context(), durable("x"))
+	_ = wantFault(t, response, err, fault.NoCapacity)
 }
 
 // acks acknowledges as a queue does: that it has the item, or had it before.

@@ -154,9 +154,16 @@ func (b *Bus) ensureConsumer(ctx context.Context, s QueueSettings, class pipelin
 	return queueError(s.Stage, err)
 }
 
+// createConsumer creates the consumer, unless there is one. The broker writes the files of one that
+// is there, and fails for ever where they are gone: after a delete by hand, which removes those of
+// its successor, or on a full disk. Such a consumer works until the broker ends.
 func (b *Bus) createConsumer(ctx context.Context, s QueueSettings, class pipeline.Class, epoch Epoch) error {
 	_, err := b.js.CreateConsumer(ctx, b.Stream(s.Stage, s.Durability), b.consumerConfig(s, class, epoch))
-	if errors.Is(err, jetstream.ErrConsumerExists) {
+	if err == nil || errors.Is(err, jetstream.ErrConsumerExists) {
+		return nil
+	}
+	if _, missing := b.js.Consumer(ctx, b.Stream(s.Stage, s.Durability), consumerName(class, epoch)); missing == nil {
+		b.settings.Logger.Warn("the broker has no files of a consumer; it keeps the consumer until it ends", "stage", s.Stage, "durability", s.Durability, "class", class, "error", err)
 		return nil
 	}
 	return err

@@ -3,11 +3,14 @@ package bus_test
 import (
 	"context"
 	"errors"
+	"os"
+	"path/filepath"
 	"strconv"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/stagemesh/stagemesh/internal/testbed"
@@ -149,6 +152,38 @@ func TestConsumerOfAnotherEpochIsReplaced(t *testing.T) {
 	publish(t, b, item("waits"))
 	h := pull(t, b, s, 8)
 	h.Use(ensure(t, b, s).Epoch)
+	h.ack(t, h.next(t))
+}
+
+// A consumer is deleted by hand while a host creates it again: the broker removes the files of both.
+func TestConsumerWithoutFilesServes(t *testing.T) {
+	t.Parallel()
+	folder := t.TempDir()
+	broker := testbed.StartBroker(t, func(o *server.Options) { o.StoreDir = folder })
+	b, s := broker.Connect(mesh), queue(func(s *bus.QueueSettings) { s.Durability = pipeline.File })
+	info := ensure(t, b, s)
+	files, err := filepath.Glob(filepath.Join(folder, "jetstream", "*", "streams", b.Stream(stage, pipeline.File), "obs", "normal-*"))
+	if err != nil || len(files) != 1 {
+		t.Fatalf("the consumer is in %q, %v", files, err)
+	}
+	if err := os.RemoveAll(files[0]); err != nil {
+		t.Fatal(err)
+	}
+	onFile := item("x", func(e *envelope.Envelope) { e.Durability = pipeline.File })
+	h := pull(t, b, s, 8)
+	h.Use(ensure(t, b, s).Epoch)
+	publish(t, b, onFile)
+	h.ack(t, h.next(t))
+	h.Use("")
+	publish(t, b, item("y", func(e *envelope.Envelope) { e.Durability = pipeline.File }))
+	broker.Stop()
+	broker.Restore()
+	testbed.Eventually(t, "the connection is back", b.Connected)
+	next := ensure(t, b, s)
+	if next.Epoch != info.Epoch {
+		t.Errorf("the queue is another one")
+	}
+	h.Use(next.Epoch)
 	h.ack(t, h.next(t))
 }
 

@@ -204,11 +204,11 @@ type Availability struct {
 	Answered bool
 	// Durabilities are the stage's queues; none where no host has answered in time.
 	Durabilities []pipeline.Durability
+	// Cause is why the host does not serve the other queues of the stage, or the stage; empty if
+	// there are no others.
+	Cause string
 	// Busy is true while items of the host wait for a slot.
 	Busy bool
-
-	// cause is why the host does not serve the stage.
-	cause string
 }
 
 // Alive asks a host of the stage about its availability: ErrNoHost when no host
@@ -217,8 +217,8 @@ type Availability struct {
 func (b *Bus) Alive(ctx context.Context, stage pipeline.StageName) (Availability, error) {
 	out, err := b.queryHosts(ctx, b.Subjects.Alive(stage))
 	if errors.Is(err, ErrNoHost) {
-		if failing, _ := b.queryHosts(ctx, b.Subjects.Failing(stage)); failing.cause != "" {
-			err = &failingError{failing.cause}
+		if failing, _ := b.queryHosts(ctx, b.Subjects.Failing(stage)); failing.Cause != "" {
+			err = &failingError{failing.Cause}
 		}
 	}
 	return out, err
@@ -275,7 +275,7 @@ func decodeAvailability(data []byte) Availability {
 	if proto.Unmarshal(data, &answer) != nil {
 		return Availability{}
 	}
-	out := Availability{Answered: true, Busy: answer.GetBusy(), cause: answer.GetCause()}
+	out := Availability{Answered: true, Busy: answer.GetBusy(), Cause: answer.GetCause()}
 	for _, d := range answer.GetDurabilities() {
 		if durability, err := pipeline.DurabilityFromProto(d); err == nil && durability != pipeline.DurabilityUnset && len(out.Durabilities) < durabilities {
 			out.Durabilities = append(out.Durabilities, durability)
@@ -291,7 +291,13 @@ const durabilities = 2
 // queues, and whether the host is busy. Once it has returned, Alive finds the
 // host.
 func (b *Bus) ServeAlive(stage pipeline.StageName, host pipeline.HostID, queues []pipeline.Durability, busy func() bool) (stop func() error, err error) {
-	response := &meshv1.AliveResponse{Host: string(host), Stage: string(stage)}
+	return b.ServePartlyAlive(stage, host, queues, "", busy)
+}
+
+// ServePartlyAlive is ServeAlive for a host that does not serve all queues of the stage, with the
+// cause.
+func (b *Bus) ServePartlyAlive(stage pipeline.StageName, host pipeline.HostID, queues []pipeline.Durability, cause string, busy func() bool) (stop func() error, err error) {
+	response := &meshv1.AliveResponse{Host: string(host), Stage: string(stage), Cause: boundedCause(cause)}
 	for _, d := range queues {
 		response.Durabilities = append(response.Durabilities, d.ToProto())
 	}
@@ -319,12 +325,14 @@ const maxCause = 1 << 10
 // is called.
 func (b *Bus) ServeFailing(stage pipeline.StageName, host pipeline.HostID, cause func() string) (stop func() error, err error) {
 	return b.answer(b.Subjects.Failing(stage), func() []byte {
-		text := cause()
-		text = strings.ToValidUTF8(text[:min(len(text), maxCause)], "")
-		// It is valid UTF-8, so it can be encoded.
-		data, _ := proto.Marshal(&meshv1.AliveResponse{Host: string(host), Stage: string(stage), Cause: text})
+		data, _ := proto.Marshal(&meshv1.AliveResponse{Host: string(host), Stage: string(stage), Cause: boundedCause(cause())})
 		return data
 	})
+}
+
+// boundedCause returns valid UTF-8, which always encodes.
+func boundedCause(text string) string {
+	return strings.ToValidUTF8(text[:min(len(text), maxCause)], "")
 }
 
 // ServeInFlight answers for the stage that items may be in flight, until the
