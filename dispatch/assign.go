@@ -119,7 +119,10 @@ func (a assignments) hold(pool string) (changed bool) {
 func (d *Dispatcher) assign(ctx context.Context, edit func(assignments) bool) (assignments, error) {
 	ctx, cancel := context.WithTimeout(ctx, brokerTimeout)
 	defer cancel()
-	return store.UpdateControl(ctx, d.jobs, assignmentKind, assignmentName, func(a *assignments) bool { return edit(*a) })
+	return store.UpdateControl(ctx, d.jobs, assignmentKind, assignmentName, func(a *assignments) bool {
+		maps.DeleteFunc(*a, func(_ string, q assignment) bool { return q.Pool == "" }) // nobody has written that
+		return edit(*a)
+	})
 }
 
 type plan struct {

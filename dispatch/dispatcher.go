@@ -100,7 +100,7 @@ type Dispatcher struct {
 // New returns a dispatcher. It starts nothing.
 func New(s Settings) (*Dispatcher, error) {
 	id := uuid.NewString()
-	s.Bus.Mesh, s.Bus.Name, s.Bus.Logger = s.Mesh, "dispatcher "+id, s.Logger
+	s.Bus.Mesh, s.Bus.Name, s.Bus.Logger, s.Bus.Meter = s.Mesh, "dispatcher "+id, s.Logger, s.Meter
 	d := &Dispatcher{settings: s, log: s.Logger, id: id, ready: make(chan struct{}), changed: make(chan struct{}, 1)}
 	first, err := d.newSetup(s.Config)
 	if err != nil {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"math"
 	"math/rand/v2"
 	"time"
 
@@ -163,20 +164,33 @@ func (o *owner) read(ctx context.Context, e *entry) (j store.StoredJob, ok bool)
 // persist calls the broker until it succeeds; false means that the context has ended. Then the
 // job of the call, if any, waits again: the next owner finds what is stored of it.
 func (o *owner) persist(ctx context.Context, e *entry, problem string, call func(context.Context) error) bool {
+	isNewer := false
 	err := retry(ctx, o.log, problem, func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, brokerTimeout)
 		defer cancel()
 		err := call(ctx)
+		if isNewer = errors.Is(err, bus.ErrNewer); isNewer {
+			return nil
+		}
 		if errors.Is(err, bus.ErrNoQueue) {
 			err = errors.Join(err, o.ensure(ctx))
 		}
 		return err
 	})
-	if err != nil && e != nil {
+	if isNewer && e != nil {
+		// Only a newer version of this program can go on with the job, or end it.
+		o.mu.Lock()
+		e.deadline, e.notBefore = math.MaxInt64, time.Now().Add(newerPause).UnixNano()
+		o.mu.Unlock()
+	}
+	if (err != nil || isNewer) && e != nil {
 		o.giveBack(e)
 	}
-	return err == nil
+	return err == nil && !isNewer
 }
+
+// newerPause is how long a job waits that a newer version has to end, until it is read again.
+const newerPause = time.Minute
 
 // put makes r the record of a job. One that was cancelled meanwhile is cancelled, unless it has succeeded.
 // It returns false if nothing is left to do: another process has ended the job, or begun an attempt.
@@ -200,6 +214,9 @@ func (o *owner) put(ctx context.Context, e *entry, r *meshv1.JobRecord) bool {
 			now, err := o.jobs.Record(ctx, id, tenant)
 			after = now.Seq
 			switch stored := now.GetJob(); {
+			case errors.Is(err, store.ErrNotAJob):
+				isMine = false
+				return nil
 			case errors.Is(err, store.ErrNoJob): // the stream is another one
 				after = 0
 			case err != nil:
@@ -242,10 +259,13 @@ func (o *owner) noteRecord(e *entry, seq uint64) {
 }
 
 // endUnlessOpen reads the record of a job that another process has changed, and removes, resumes or requeues the job.
+// One whose record cannot be read becomes a dead letter; the record stays.
 func (o *owner) endUnlessOpen(ctx context.Context, e *entry) {
 	var r store.StoredRecord
+	isUnreadable := false
 	if !o.persist(ctx, e, "the record of a job cannot be read", func(ctx context.Context) (err error) {
-		if r, err = o.jobs.Record(ctx, idOf(e), e.line.tenant); errors.Is(err, store.ErrNoJob) {
+		r, err = o.jobs.Record(ctx, idOf(e), e.line.tenant)
+		if isUnreadable = errors.Is(err, store.ErrNotAJob); isUnreadable || errors.Is(err, store.ErrNoJob) {
 			return nil
 		}
 		return err
@@ -255,6 +275,14 @@ func (o *owner) endUnlessOpen(ctx context.Context, e *entry) {
 	o.mu.Lock()
 	o.refund(e)
 	o.mu.Unlock()
+	if isUnreadable {
+		f := fault.New(fault.Internal, "the record of the job cannot be read")
+		ended := &inferencev1.Job{Id: idOf(e).String(), Queue: e.line.queue, State: inferencev1.JobState_JOB_STATE_FAILED, Reason: string(f.Reason), Message: f.Message}
+		if o.deadLetter(ctx, e, uint32(e.attempts), f) {
+			o.leave(ctx, e, ended)
+		}
+		return
+	}
 	state := r.GetJob().GetState()
 	if store.IsEnd(state) {
 		if _, ok := o.read(ctx, e); ok {

@@ -16,6 +16,7 @@ import (
 
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 
+	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/store"
 )
@@ -175,7 +176,7 @@ func (o *owner) setAttempts(ctx context.Context) {
 
 // takeOver reads what is paused, and the records that an earlier owner left.
 func (o *owner) takeOver(ctx context.Context) error {
-	if err := o.readPauses(ctx); err != nil {
+	if err := o.readPauses(ctx); err != nil && !errors.Is(err, store.ErrNotControl) {
 		return err
 	}
 	var left []uint64
@@ -189,7 +190,7 @@ func (o *owner) takeOver(ctx context.Context) error {
 	for _, seq := range left {
 		reads.Go(func() error {
 			r, err := o.jobs.RecordAt(ctx, seq)
-			if errors.Is(err, store.ErrNoJob) || errors.Is(err, store.ErrNotAJob) {
+			if errors.Is(err, store.ErrNoJob) || errors.Is(err, store.ErrNotAJob) || errors.Is(err, bus.ErrNewer) {
 				return nil
 			}
 			o.mu.Lock()

@@ -128,6 +128,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 	if err := g.ReadFiles(); err != nil {
 		return err
 	}
+	g.settings.Bus.Meter = g.settings.Call.Meter
 	conn, err := bus.Connect(g.settings.Bus)
 	if err != nil {
 		return err

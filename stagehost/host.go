@@ -174,7 +174,7 @@ func New(s Settings) (*Host, error) {
 	s.HostGrace = cmp.Or(s.HostGrace, DefaultHostGrace)
 	s.RunRecords.Replicas = cmp.Or(s.RunRecords.Replicas, s.Queue.Replicas)
 	s.Logger = s.Logger.With("stage", s.Stage, "host", s.Host)
-	s.Bus.Mesh, s.Bus.Name, s.Bus.Logger = s.Mesh, "stagehost "+string(s.Host), s.Logger
+	s.Bus.Mesh, s.Bus.Name, s.Bus.Logger, s.Bus.Meter = s.Mesh, "stagehost "+string(s.Host), s.Logger, s.Meter
 	m, err := newMetrics(s.Meter, s.Stage, s.Host)
 	if err != nil {
 		return nil, err

@@ -250,5 +250,5 @@ func (x *call) responseOf(r *envelope.Result) (*Response, error) {
 }
 
 func unreadable(err error) *fault.Fault {
-	return fault.Newf(fault.Internal, "the stored result cannot be read: %w", err)
+	return fault.Newf(fault.Internal, "what is stored of the request cannot be read: %w", err)
 }

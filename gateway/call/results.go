@@ -145,6 +145,8 @@ func (s *Service) RequestOf(ctx context.Context, k Key) (string, error) {
 	switch {
 	case ctx.Err() != nil:
 		return "", fault.From(ctx.Err())
+	case errors.Is(err, envelope.ErrMalformed):
+		return "", unreadable(err)
 	case err != nil:
 		return "", Unavailable(err)
 	case record.Claim == nil:

@@ -201,10 +201,24 @@ func (s *Service) getRecord(ctx context.Context, kind, id string, into any) (seq
 		return 0, noRecord(kind, id)
 	}
 	seq, err = s.batches.Get(ctx, kind, call.TenantOf(ctx), id, into)
-	if errors.Is(err, store.ErrNoRecord) {
+	switch {
+	case errors.Is(err, store.ErrNoRecord):
 		err = noRecord(kind, id)
+	case errors.Is(err, store.ErrNotRecord), err == nil && idOf(into) != id:
+		err = fault.Newf(fault.Internal, "%s %s cannot be read", kind, id).Caused(err)
 	}
 	return seq, err
+}
+
+// idOf returns the ID that a record says.
+func idOf(record any) string {
+	switch r := record.(type) {
+	case *store.FileRecord:
+		return r.ID
+	case *store.BatchRecord:
+		return r.ID
+	}
+	return ""
 }
 
 func noRecord(kind, id string) error {
@@ -291,7 +305,7 @@ func listRecords[R, T any](ctx context.Context, s *Service, kind string, o ListO
 		}
 		var record R
 		_, err := s.batches.Get(ctx, kind, call.TenantOf(ctx), id, &record)
-		if errors.Is(err, store.ErrNoRecord) {
+		if errors.Is(err, store.ErrNoRecord) || errors.Is(err, store.ErrNotRecord) || err == nil && idOf(&record) != id {
 			continue
 		}
 		if err != nil {

@@ -136,7 +136,7 @@ func (b *batchRun) hasEnded(line int) bool {
 func (b *batchRun) run(ctx, lines context.Context) {
 	for isLogged := false; ctx.Err() == nil; {
 		err := b.advance(ctx, lines)
-		if err == nil && b.get().Status.IsEnd() || errors.Is(err, store.ErrNoRecord) {
+		if err == nil && b.get().Status.IsEnd() || errors.Is(err, store.ErrNoRecord) || errors.Is(err, store.ErrNotRecord) {
 			return
 		}
 		if err != nil && ctx.Err() == nil && !isLogged {
@@ -292,6 +292,10 @@ func (b *batchRun) endLine(ctx context.Context, line int, state inferencev1.JobS
 			_, err = b.cancelJob(ctx, id, b.tenant)
 		} else {
 			_, err = b.findJob(ctx, id, b.tenant)
+		}
+		if errors.Is(err, store.ErrNotAJob) {
+			b.count(line, inferencev1.JobState_JOB_STATE_FAILED, 0)
+			return nil
 		}
 		if errors.Is(err, store.ErrNoJob) {
 			now := timestamppb.Now()

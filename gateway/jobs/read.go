@@ -14,6 +14,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/store"
@@ -140,7 +141,7 @@ func (s *Service) jobFault(ctx context.Context, id pipeline.JobID, err error) *f
 		return fault.Newf(fault.Gone, "job %s is past the %s of jobs.retention", id, s.store.Retention())
 	case errors.Is(err, store.ErrNoJob):
 		return fault.Newf(fault.NotFound, "there is no job %s: it never was, is another tenant's, or is past its retention", id)
-	case errors.Is(err, store.ErrNotAJob):
+	case errors.Is(err, store.ErrNotAJob), errors.Is(err, bus.ErrNewer):
 		return fault.Newf(fault.Internal, "job %s cannot be read: %w", id, err)
 	}
 	return call.Unavailable(err)

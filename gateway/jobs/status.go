@@ -71,7 +71,7 @@ func (s *Service) ListQueues(ctx context.Context, _ *adminv1.ListQueuesRequest) 
 		return nil, err
 	}
 	pauses, err := s.store.Pauses(ctx)
-	if err != nil && !errors.Is(err, bus.ErrNoQueue) {
+	if err != nil && !errors.Is(err, bus.ErrNoQueue) && !errors.Is(err, store.ErrNotControl) {
 		return nil, call.Unavailable(err)
 	}
 	queues := *s.queues.Load()

@@ -195,6 +195,10 @@ func (b *Bus) read(ctx context.Context, stream, subject string, question []byte)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %s of stream %s has no place: %w", ErrUnknown, subject, stream, err)
 	}
+	if err := CheckVersion(msg.Header); err != nil {
+		b.ReportUnreadable("newer", msg.Header.Get(subjectHeader), seq, "it stays", err)
+		return nil, err
+	}
 	out := &StoredMessage{Seq: seq, Subject: msg.Header.Get(subjectHeader), Header: msg.Header, Data: msg.Data}
 	out.At, _ = time.Parse(time.RFC3339Nano, msg.Header.Get(timeHeader))
 	return out, nil

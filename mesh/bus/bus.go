@@ -47,6 +47,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"go.opentelemetry.io/otel/metric"
 
 	"github.com/stagemesh/stagemesh/mesh/credentials"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -75,6 +76,8 @@ type Settings struct {
 	// Process is its ID then, which is new with each start: one of its buses answers ListMetrics.
 	Metrics func() (families []byte, err error)
 	Process string
+	// Meter has the metric of stored values that cannot be read; nil for none.
+	Meter metric.Meter
 	// Now is the clock of this process, compared with the broker's; nil means time.Now.
 	Now    func() time.Time
 	Logger *slog.Logger
@@ -88,8 +91,10 @@ type Bus struct {
 	js       jetstream.JetStream
 	requests *requester
 	clock    clock
-	closing  sync.Once
-	closed   chan struct{}
+	// unreadable are the stored values that cannot be read.
+	unreadable *unreadable
+	closing    sync.Once
+	closed     chan struct{}
 
 	// creating counts the streams that are being created; none once isClosing.
 	creating sync.WaitGroup
@@ -132,6 +137,9 @@ func Connect(s Settings) (*Bus, error) {
 	files, err := s.Auth.Options()
 	if err != nil {
 		return nil, fmt.Errorf("broker: %w", err)
+	}
+	if b.unreadable, err = newUnreadable(s.Meter); err != nil {
+		return nil, err
 	}
 	nc, err := nats.Connect(s.URL, append(b.options(), files...)...)
 	if err != nil {

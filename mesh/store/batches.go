@@ -160,8 +160,11 @@ const (
 	BatchRecords = "batch"
 )
 
-// ErrNoRecord means that there is no such batch or file.
-var ErrNoRecord = errors.New("no such record")
+// Errors of Batches: there is no such batch or file, or its record cannot be read.
+var (
+	ErrNoRecord  = errors.New("no such record")
+	ErrNotRecord = errors.New("the record cannot be read")
+)
 
 // Batches keeps the records of batches and files, as JSON, and the bytes of files.
 //
@@ -203,10 +206,20 @@ func (s *Batches) Get(ctx context.Context, kind, tenant, id string, into any) (u
 	switch {
 	case errors.Is(err, bus.ErrNoQueue), err == nil && msg == nil:
 		return 0, ErrNoRecord
+	case errors.Is(err, bus.ErrNewer):
+		return 0, s.wrap(fmt.Errorf("%w: %w", ErrNotRecord, err))
 	case err != nil:
 		return 0, s.wrap(err)
 	}
-	return msg.Seq, s.wrap(json.Unmarshal(msg.Data, into))
+	if err := json.Unmarshal(msg.Data, into); err != nil {
+		return msg.Seq, s.unreadable(msg.Subject, msg.Seq, err)
+	}
+	return msg.Seq, nil
+}
+
+func (s *Batches) unreadable(subject string, seq uint64, err error) error {
+	s.bus.ReportUnreadable("batch record", subject, seq, "it stays", err)
+	return s.wrap(fmt.Errorf("%w: %w", ErrNotRecord, err))
 }
 
 // Put replaces the record at number after, 0 for none, and returns the new one's number:
@@ -240,17 +253,21 @@ func (s *Batches) List(ctx context.Context, kind, tenant string) ([]string, erro
 }
 
 // Follow passes all records of files and batches, their numbers and their tenants, and then each
-// change, until the context ends. caughtUp is called once, after those that were there.
+// change, until the context ends. caughtUp is called once, after those that were there. Those that
+// cannot be read, and of which something might be deleted that is another's, are left out.
 func (s *Batches) Follow(ctx context.Context, file func(uint64, FileRecord), batch func(uint64, string, BatchRecord), caughtUp func()) error {
 	return s.follow(ctx, s.config.Name, jetstream.OrderedConsumerConfig{}, caughtUp, func(msg jetstream.Msg, at *jetstream.MsgMetadata) {
-		kind, tenant, _ := s.bus.BatchRecordOf(msg.Subject())
+		kind, tenant, id := s.bus.BatchRecordOf(msg.Subject())
 		var f FileRecord
 		var b BatchRecord
+		isNewer := bus.CheckVersion(msg.Headers()) != nil
 		switch seq := at.Sequence.Stream; {
-		case kind == FileRecords && json.Unmarshal(msg.Data(), &f) == nil:
+		case !isNewer && kind == FileRecords && json.Unmarshal(msg.Data(), &f) == nil && f.ID == id && uuid.Validate(f.Data) == nil:
 			file(seq, f)
-		case kind == BatchRecords && json.Unmarshal(msg.Data(), &b) == nil:
+		case !isNewer && kind == BatchRecords && json.Unmarshal(msg.Data(), &b) == nil && b.ID == id:
 			batch(seq, tenant, b)
+		default:
+			_ = s.unreadable(msg.Subject(), seq, ErrNotRecord)
 		}
 	})
 }

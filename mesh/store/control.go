@@ -1,6 +1,7 @@
 package store
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -91,10 +92,23 @@ func (l *Lease) read(ctx context.Context) (value leaseValue, seq uint64, err err
 	ctx, cancel := context.WithTimeout(ctx, leaseEvery)
 	defer cancel()
 	data, seq, err := l.jobs.Control(ctx, l.kind, l.name)
-	if err == nil && len(data) > 0 {
-		err = json.Unmarshal(data, &value)
+	if err == nil && seq > 0 && !decodeObject(data, &value) {
+		// Its owner may live, and renews it, or it is taken over.
+		value = leaseValue{Owner: unknownOwner}
+		l.jobs.bus.ReportUnreadable("lease", l.jobs.bus.Subjects.JobControl(l.kind, l.name), seq, "its owner, or the next one, replaces it", ErrNotControl)
 	}
 	return value, seq, err
+}
+
+// unknownOwner is that of a lease that cannot be read.
+const unknownOwner = "?"
+
+// ErrNotControl means that a value that dispatchers share cannot be read.
+var ErrNotControl = errors.New("it is not the object of JSON that is expected")
+
+// decodeObject reads an object of JSON. Other JSON, such as null, would make no map.
+func decodeObject(data []byte, into any) bool {
+	return bytes.HasPrefix(bytes.TrimSpace(data), []byte("{")) && json.Unmarshal(data, into) == nil
 }
 
 func (l *Lease) write(ctx context.Context, after uint64, value leaseValue, began time.Time) error {
@@ -128,7 +142,7 @@ func (l *Lease) Keep(ctx context.Context, low func() uint64) error {
 		if errors.Is(err, ErrJobChanged) {
 			// It may be the own renewal before this one, whose answer was lost.
 			var now leaseValue
-			if now, after, err = l.read(ctx); err == nil && now.Owner != l.owner {
+			if now, after, err = l.read(ctx); err == nil && now.Owner != l.owner && now.Owner != unknownOwner {
 				return ErrLeaseLost
 			}
 			if err == nil {
@@ -183,28 +197,41 @@ func (s *Jobs) SetControl(ctx context.Context, kind, name string, after uint64, 
 }
 
 // UpdateControl has edit change a value that dispatchers share, an object of JSON: an empty one if
-// there is none. edit may be called again, and returns false if there is nothing to store. It
-// returns the value as it is then.
+// there is none, or none that can be read. edit may be called again, and returns false if there is
+// nothing to store. It returns the value as it is then.
 func UpdateControl[T any](ctx context.Context, s *Jobs, kind, name string, edit func(*T) bool) (T, error) {
 	for {
-		var out T
-		data, seq, err := s.Control(ctx, kind, name)
-		if len(data) == 0 {
-			data = []byte("{}") // which makes a map
-		}
-		if err == nil {
-			err = s.wrap(json.Unmarshal(data, &out))
-		}
-		if err != nil || !edit(&out) {
+		out, seq, err := readControl[T](ctx, s, kind, name)
+		isUnreadable := errors.Is(err, ErrNotControl)
+		if err != nil && !isUnreadable || !edit(&out) && !isUnreadable {
 			return out, err
 		}
-		if data, err = json.Marshal(out); err == nil {
+		data, err := json.Marshal(out)
+		if err == nil {
 			_, err = s.SetControl(ctx, kind, name, seq, data)
 		}
 		if !errors.Is(err, ErrJobChanged) {
 			return out, err
 		}
 	}
+}
+
+// readControl returns a value, and its number: an empty one beside ErrNotControl.
+func readControl[T any](ctx context.Context, s *Jobs, kind, name string) (out T, seq uint64, err error) {
+	data, seq, err := s.Control(ctx, kind, name)
+	if err != nil {
+		return out, 0, err
+	}
+	if seq > 0 && decodeObject(data, &out) {
+		return out, seq, nil
+	}
+	if seq > 0 {
+		s.bus.ReportUnreadable(kind, s.bus.Subjects.JobControl(kind, name), seq, "the next change replaces it", ErrNotControl)
+		err = s.wrap(ErrNotControl)
+	}
+	var empty T
+	_ = json.Unmarshal([]byte("{}"), &empty) // which makes a map
+	return empty, seq, err
 }
 
 // Pauses are the queues that operators have paused, and since when.
@@ -216,9 +243,10 @@ const (
 	pausesCheck = time.Second
 )
 
-// Pauses returns the queues that are paused.
+// Pauses returns the queues that are paused: none beside ErrNotControl.
 func (s *Jobs) Pauses(ctx context.Context) (Pauses, error) {
-	return UpdateControl(ctx, s, pausedKind, pausedName, func(*Pauses) bool { return false })
+	p, _, err := readControl[Pauses](ctx, s, pausedKind, pausedName)
+	return p, err
 }
 
 // SetPaused pauses a queue, or resumes it.

@@ -52,6 +52,7 @@ func (s *Jobs) record(msg *bus.StoredMessage, err error) (StoredRecord, error) {
 	out := StoredRecord{Seq: msg.Seq, Size: int64(len(msg.Data)), JobRecord: new(meshv1.JobRecord)}
 	var isOne bool
 	if out.ID, out.Tenant, isOne = s.bus.JobOf(msg.Subject); !isOne || proto.Unmarshal(msg.Data, out.JobRecord) != nil || out.GetJob() == nil {
+		s.bus.ReportUnreadable("job record", msg.Subject, msg.Seq, "it stays", ErrNotAJob)
 		return out, ErrNotAJob
 	}
 	return out, nil
@@ -108,6 +109,9 @@ func (s *Jobs) UnendedRecords(ctx context.Context, queues []pipeline.QueueName, 
 func (s *Jobs) FollowEnds(ctx context.Context, queue pipeline.QueueName, since time.Time, handle func(pipeline.JobID, inferencev1.JobState, int64)) error {
 	config := jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &since}
 	return s.followRecords(ctx, []pipeline.QueueName{queue}, config, func() {}, func(msg jetstream.Msg, _ uint64, state inferencev1.JobState) {
+		if state == inferencev1.JobState_JOB_STATE_UNSPECIFIED {
+			state = inferencev1.JobState_JOB_STATE_FAILED // it cannot be read, and stays
+		}
 		if id, _, isOne := s.bus.JobOf(msg.Subject()); isOne && IsEnd(state) {
 			handle(id, state, bus.PayloadSize(msg.Headers()))
 		}
@@ -159,7 +163,8 @@ func (s *Jobs) chunk(msg *bus.StoredMessage, err error) (*inferencev1.JobChunk, 
 	}
 	out := new(inferencev1.JobChunk)
 	if proto.Unmarshal(msg.Data, out) != nil {
-		out = nil // it is of another program
+		s.bus.ReportUnreadable("job chunk", msg.Subject, msg.Seq, "it is left out", ErrNotAJob)
+		out = nil
 	}
 	return out, msg.Seq, nil
 }

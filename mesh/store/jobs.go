@@ -205,6 +205,7 @@ func (s *Jobs) queued(msg *bus.StoredMessage, err error) (StoredJob, error) {
 	out.ID, out.Tenant, isOne = s.bus.JobOf(msg.Subject)
 	out.JobHeader, isOrdered = bus.DecodeJobHeader(msg.Header)
 	if out.Size = int64(len(msg.Data)); !isOne || !isOrdered || proto.Unmarshal(msg.Data, out.Job) != nil || out.Job.GetJob() == nil {
+		s.bus.ReportUnreadable("job", msg.Subject, msg.Seq, "it becomes a dead letter", ErrNotAJob)
 		return out, ErrNotAJob
 	}
 	return out, nil

@@ -26,7 +26,7 @@ type Key struct {
 type KeyRecord struct {
 	// Seq is the message's sequence number; 0 where there is none.
 	Seq uint64
-	// Claim is nil where there is none that can be read.
+	// Claim is nil where there is none.
 	Claim *envelope.Claim
 }
 
@@ -47,7 +47,7 @@ type KeyRecord struct {
 // The retention is the window in which a key means the request that it meant
 // before. A stream at its bound refuses new keys with bus.ErrQueueFull; a key
 // that it has can still be released, and be claimed again by a record that is no
-// larger. Bytes that are no claim, or another key's, are replaced.
+// larger. Bytes that are no claim, or another key's, stay: Get returns envelope.ErrMalformed.
 //
 // A claim whose acknowledgement is lost is looked up by its request's id until
 // the context ends, which is bus.ErrUnknown then; so a request id must be new for
@@ -72,10 +72,13 @@ func (s *Keys) Get(ctx context.Context, k Key) (KeyRecord, error) {
 		return KeyRecord{}, s.wrap(err)
 	}
 	c, err := envelope.DecodeClaim(msg.Data)
-	if err != nil || c.Tenant != k.Tenant || c.Pipeline != k.Pipeline {
-		return KeyRecord{Seq: msg.Seq}, nil //nolint:nilerr // bytes that are no claim count as none
+	if err == nil && (c.Tenant != k.Tenant || c.Pipeline != k.Pipeline) {
+		err = fmt.Errorf("%w: the claim is of another key", envelope.ErrMalformed)
 	}
-	return KeyRecord{Seq: msg.Seq, Claim: c}, nil
+	if err != nil {
+		s.bus.ReportUnreadable("idempotency key", msg.Subject, msg.Seq, "it stays", err)
+	}
+	return KeyRecord{Seq: msg.Seq, Claim: c}, s.wrap(err)
 }
 
 func (s *Keys) subject(k Key) string { return s.bus.Subjects.Claim(k.Tenant, k.Pipeline, k.Key) }
@@ -115,6 +118,8 @@ func (s *Keys) find(ctx context.Context, k Key, message bus.Message, c *envelope
 	for process.Sleep(ctx, keyRetryPause) == nil {
 		r, err := s.Get(ctx, k)
 		switch {
+		case errors.Is(err, envelope.ErrMalformed):
+			return KeyRecord{}, err
 		case err != nil:
 			continue // the broker may come back
 		case r.Claim != nil && r.Claim.RequestID == c.RequestID:
@@ -176,6 +181,6 @@ const (
 func (s *Keys) Wait(ctx context.Context, k Key, seq uint64) error {
 	return s.wait(ctx, s.subject(k), minKeyPause, maxKeyPause, func() (bool, error) {
 		r, err := s.Get(ctx, k)
-		return err == nil && r.Seq != seq, nil
+		return (err == nil || errors.Is(err, envelope.ErrMalformed)) && r.Seq != seq, nil
 	})
 }

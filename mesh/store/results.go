@@ -66,7 +66,11 @@ func (s *Results) Get(ctx context.Context, request pipeline.RequestID) (*envelop
 	case err != nil:
 		return nil, s.wrap(err)
 	}
-	return envelope.DecodeResult(data)
+	r, err := envelope.DecodeResult(data)
+	if err != nil {
+		s.bus.ReportUnreadable("result", s.bus.Subjects.Result(request), 0, "it stays", err)
+	}
+	return r, err
 }
 
 // Delete deletes a request's result, which nobody needs any more. It is best effort: a result that
@@ -146,6 +150,7 @@ func (s *Runs) read(ctx context.Context, subject string) ([]envelope.RunRecord, 
 	}
 	runs, err := envelope.DecodeRunRecords(msg.Data)
 	if errors.Is(err, envelope.ErrMalformed) {
+		s.bus.ReportUnreadable("run record", subject, msg.Seq, "the next run replaces it", err)
 		return nil, msg.Seq, nil
 	}
 	return runs, msg.Seq, err
