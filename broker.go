@@ -34,22 +34,29 @@ type broker struct {
 	reserve  meshfile.Reserve
 	log      *brokerLog
 	ready    chan struct{}
+	store    *brokerStore
+	// streams is what the file streams may take.
+	streams int64
 }
 
 var errBroker = errors.New("the broker in the process did not start")
 
 // newBroker returns a broker for a mesh that reserves that much.
 func newBroker(s meshfile.NATS, reserve meshfile.Reserve, log *slog.Logger) *broker {
+	streams := reserve.Store
 	reserve.Memory += memorySlack
 	if s.Listen != "" {
 		reserve.Memory += joinMemory
 	}
 	// For stages that join, and for those that the folder remembers.
 	reserve.Store += storeSlack
-	return &broker{
-		settings: s, reserve: reserve, ready: make(chan struct{}),
+	b := &broker{
+		settings: s, reserve: reserve, ready: make(chan struct{}), streams: streams,
 		log: &brokerLog{log: log.With("part", "broker"), fatal: make(chan string, 1)},
 	}
+	b.store = &brokerStore{broker: b}
+	b.log.failed = b.store.fail
+	return b
 }
 
 // run serves until the context ends.
@@ -62,11 +69,16 @@ func (b *broker) run(ctx context.Context) error {
 		}
 		defer b.remove(folder)
 	}
-	if err := b.start(folder); err != nil {
+	b.store.folder = folder
+	err := b.store.checkStart(b.streams)
+	if err == nil {
+		err = b.start(folder)
+	}
+	if err != nil {
 		return fmt.Errorf("%w: %w", errBroker, err)
 	}
 	close(b.ready)
-	<-ctx.Done()
+	b.store.watch(ctx)
 	b.stop()
 	return nil
 }
@@ -205,6 +217,8 @@ func (b *broker) url() string {
 type brokerLog struct {
 	log   *slog.Logger
 	fatal chan string
+	// failed is called with each line about a stream whose store has failed.
+	failed func(line string)
 }
 
 // Fatalf implements server.Logger.
@@ -221,6 +235,9 @@ func (l *brokerLog) Noticef(format string, v ...any) { l.log.Debug(fmt.Sprintf(f
 func (l *brokerLog) Warnf(format string, v ...any)   { l.log.Warn(fmt.Sprintf(format, v...)) }
 func (l *brokerLog) Errorf(format string, v ...any) {
 	text := fmt.Sprintf(format, v...)
+	if strings.Contains(text, "ritical write error") {
+		l.failed(text)
+	}
 	if strings.Contains(text, "TLS handshake error") {
 		// It is about one connection, such as a probe of TCP.
 		l.log.Debug(text)

@@ -146,7 +146,7 @@ const inProcess = "nats://in-process"
 
 func (m *Mesh) bus(own *broker) bus.Settings {
 	if own != nil {
-		return bus.Settings{URL: inProcess, Server: own, Auth: own.auth()}
+		return bus.Settings{URL: inProcess, Server: own, Auth: own.auth(), Store: own.store.storeError}
 	}
 	return bus.Settings{URL: m.settings.NATS.URL, Auth: m.settings.NATS.Broker}
 }

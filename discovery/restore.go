@@ -94,7 +94,7 @@ func Classify(err error) error {
 	case errors.Is(err, ErrInvalid):
 		return fault.Newf(fault.InvalidRequest, "%w", err)
 	case errors.Is(err, ErrFull):
-		return fault.New(fault.RegistryUnavailable, "the registry is full").Caused(err).WithRetryAfter(retryAfter)
+		return fault.Newf(fault.StoreFull, "%w; nothing was changed", err).WithRetryAfter(retryAfter)
 	}
 	return Unavailable(err)
 }

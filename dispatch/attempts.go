@@ -42,7 +42,7 @@ func outcomeOfStatus(status int) outcome {
 
 func outcomeOfReason(reason fault.Reason) outcome {
 	switch reason {
-	case fault.QueueFull, fault.Overloaded, fault.NoCapacity,
+	case fault.QueueFull, fault.StoreFull, fault.Overloaded, fault.NoCapacity,
 		fault.BrokerUnavailable, fault.RegistryUnavailable, fault.ShuttingDown:
 		return latched
 	case fault.RunnerCrashed:

@@ -330,13 +330,13 @@ func (l *loop) mayRetry(it *item, err error) bool {
 	}
 	now := time.Now()
 	if it.mustStore() {
-		isWithinShare := !errors.Is(err, bus.ErrQueueFull) || l.mayWait(it)
+		isWithinShare := !bus.IsFull(err) || l.mayWait(it)
 		return isWithinShare && (it.durable() || !it.expired(now))
 	}
 	switch {
 	case it.outbox[0].to == toOwn && !errors.Is(err, bus.ErrUnknown):
 		return false // this host is leaving
-	case it.givesDelivery() && !errors.Is(err, bus.ErrQueueFull):
+	case it.givesDelivery() && !bus.IsFull(err):
 		return false // the other host may be gone
 	case it.expired(now), it.replyStored && errors.Is(err, bus.ErrNoGateway):
 		return false
@@ -457,7 +457,7 @@ func (l *loop) giveUpSending(it *item, err error) {
 // caller of a stream that has begun gets STREAM_INTERRUPTED when the next run begins, and
 // the result of that run is stored.
 func (it *item) mayReturn(err error) bool {
-	isFullOrMissing := errors.Is(err, bus.ErrQueueFull) || errors.Is(err, bus.ErrNoQueue)
+	isFullOrMissing := bus.IsFull(err) || errors.Is(err, bus.ErrNoQueue)
 	return isFullOrMissing && !it.noQueue && it.failing == "" && (it.mayRunAgain() || it.env.StoresResult())
 }
 

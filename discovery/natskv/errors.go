@@ -38,6 +38,7 @@ const (
 	codeSealed         jetstream.ErrorCode = 10109
 	codeStoreFailed    jetstream.ErrorCode = 10077
 	codeNoResources    jetstream.ErrorCode = 10023
+	codeAccountFull    jetstream.ErrorCode = 10002
 	codeNoMemory       jetstream.ErrorCode = 10028
 	codeNoStorage      jetstream.ErrorCode = 10047
 )
@@ -55,7 +56,7 @@ func apiError(e *jetstream.APIError) error {
 		return errMissing
 	case codeWrongSequence, codeBeingChanged:
 		return errWrongSequence
-	case codeStoreFailed, codeNoResources, codeNoMemory, codeNoStorage:
+	case codeStoreFailed, codeNoResources, codeAccountFull, codeNoMemory, codeNoStorage:
 		return fmt.Errorf("%w: %s", discovery.ErrFull, e.Description)
 	// A starting cluster does not know all of its servers yet, or a table is being moved.
 	case codeNoPeers, codeNotLeader, codeSealed:

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/internal/budget"
+	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -237,6 +238,9 @@ func (l *LazyStream) Ensure(ctx context.Context) *fault.Fault {
 		return nil
 	case ctx.Err() != nil:
 		return fault.From(ctx.Err())
+	}
+	if f := bus.StoreFault(err); f != nil {
+		return f
 	}
 	return fault.Newf(fault.BrokerUnavailable, "%s; the request was not queued: %w", l.problem, err).WithRetryAfter(admission.RetryAfter)
 }

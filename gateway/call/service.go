@@ -470,8 +470,12 @@ func (s *Service) Stage(ctx context.Context, name pipeline.StageName) (StageStat
 	return out, nil
 }
 
-// Unavailable is the fault of a question that the broker did not answer.
+// Unavailable is the fault of a question that the broker did not answer, or of a write that it did
+// not store.
 func Unavailable(err error) *fault.Fault {
+	if f := bus.StoreFault(err); f != nil {
+		return f
+	}
 	return fault.New(fault.BrokerUnavailable, "the broker cannot be reached").WithRetryAfter(admission.RetryAfter).Caused(err)
 }
 

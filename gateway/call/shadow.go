@@ -85,7 +85,7 @@ func (r *Request) replaceModels(p *pipeline.Pipeline) {
 func didNotRun(r fault.Reason) bool {
 	switch r {
 	case fault.NotSupported, fault.UnknownPipeline, fault.UnknownModel, fault.NoCapacity, fault.ModelLoading, fault.CacheFull,
-		fault.BrokerUnavailable, fault.RegistryUnavailable, fault.QueueLost, fault.QueueFull, fault.Overloaded, fault.ShuttingDown:
+		fault.BrokerUnavailable, fault.RegistryUnavailable, fault.QueueLost, fault.QueueFull, fault.StoreFull, fault.Overloaded, fault.ShuttingDown:
 		return true
 	}
 	return false

@@ -70,6 +70,8 @@ type Settings struct {
 	// ErrUnknown; 0 means 2 s. Other requests to the broker may take as long, and 5 s at
 	// least.
 	AckTimeout time.Duration
+	// Store, for a broker in this process, returns why it stores nothing in files; nil where it does.
+	Store func() error
 	// Local are the hosts in this process that items are handed to in memory; nil for none.
 	Local *Local
 	// Metrics, where set, returns the metrics of this process, as ProcessMetrics has them.
@@ -93,6 +95,7 @@ type Bus struct {
 	clock    clock
 	// unreadable are the stored values that cannot be read.
 	unreadable *unreadable
+	stores     stores
 	closing    sync.Once
 	closed     chan struct{}
 
@@ -210,6 +213,7 @@ func (b *Bus) options() []nats.Option {
 
 func (b *Bus) onConnect() {
 	b.settings.Logger.Info("broker connected", "connection", b.settings.Name)
+	b.stores.reset()
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.cause, b.logged = nil, nil
@@ -358,6 +362,7 @@ var (
 	ErrDisconnected = errors.New("the broker is disconnected")
 	// ErrUnknown means that no acknowledgement came; it may have been delivered.
 	ErrUnknown = errors.New("no acknowledgement from the broker")
+	errTimeout = fmt.Errorf("%w in time", ErrUnknown)
 	// ErrNoQueue means that the stage has no queue; nothing was delivered.
 	ErrNoQueue = errors.New("the stage has no queue")
 	// ErrNoResults means that the mesh has no stream of results.
@@ -391,6 +396,8 @@ func FaultOf(err error, stage pipeline.StageName) *fault.Fault {
 		return fault.Newf(fault.NoCapacity, "stage %s has no live host; start one, or check the pipeline's stage names", stage).Caused(err)
 	case errors.Is(err, ErrQueueFull):
 		return fault.Newf(fault.QueueFull, "the queue of stage %s is full", stage).Caused(err)
+	case errors.Is(err, ErrStoreFull):
+		return StoreFault(err)
 	case errors.Is(err, ErrTooLarge):
 		return fault.Newf(fault.PayloadTooLarge, "the request for stage %s is too large: %w", stage, err)
 	}

@@ -39,7 +39,12 @@ type Message struct {
 	data            []byte
 	// missing is the error where no subscriber takes messages for the subject.
 	missing error
+	// memory is true where the message is in no file.
+	memory bool
 }
+
+// isFile reports whether the message is for a stream in files.
+func (m Message) isFile() bool { return m.stream != "" && !m.memory }
 
 // Size returns the bytes of the message's body.
 func (m Message) Size() int { return len(m.data) }
@@ -68,7 +73,7 @@ func (b *Bus) Item(e *envelope.Envelope) (Message, error) {
 	queue := e.Hop().Queue()
 	return Message{
 		subject: b.Stage(queue, e.Durability, e.Class()), stream: b.Stream(queue, e.Durability),
-		id: e.MsgID(), data: data, missing: ErrNoQueue,
+		id: e.MsgID(), data: data, missing: ErrNoQueue, memory: e.Durability != pipeline.File,
 	}, err
 }
 
@@ -80,7 +85,7 @@ func (b *Bus) Item(e *envelope.Envelope) (Message, error) {
 func (b *Bus) Forward(e *envelope.Envelope, d Delivery) (Message, error) {
 	m, err := b.Item(e)
 	if e.Durability == pipeline.File {
-		m.id, m.header = "", nats.Header{deliveryHeader: {d.reply}}
+		m.id, m.header, m.memory = "", nats.Header{deliveryHeader: {d.reply}}, true
 	}
 	return m, err
 }
@@ -260,6 +265,14 @@ func (b *Bus) encode(e interface{ Encode() ([]byte, error) }) ([]byte, error) {
 // before it returns: with a receipt when the queue or the gateway has it, else
 // with one of this package's errors. done must not block.
 func (b *Bus) Publish(m Message, done func(Receipt, error)) {
+	if err := b.refuseWrite(m); err != nil {
+		done(Receipt{}, err)
+		return
+	}
+	b.publish(m, done)
+}
+
+func (b *Bus) publish(m Message, done func(Receipt, error)) {
 	msg := &nats.Msg{Subject: m.subject, Data: m.data, Header: m.header}
 	switch {
 	case m.id != "":
@@ -271,11 +284,14 @@ func (b *Bus) Publish(m Message, done func(Receipt, error)) {
 	b.requests.send(msg, func(answer *nats.Msg, err error) {
 		switch {
 		case err != nil:
+			b.recordWrite(m, err)
 			done(Receipt{}, err)
 		case noResponders(answer) && m.stream != "":
 			b.explainNoResponders(m.stream, m.missing, func(err error) { done(Receipt{}, err) })
 		default:
-			done(m.receipt(answer))
+			receipt, err := m.receipt(answer)
+			b.recordWrite(m, err)
+			done(receipt, err)
 		}
 	})
 }
@@ -322,11 +338,11 @@ func (m Message) receipt(answer *nats.Msg) (Receipt, error) {
 	case m.stream == "":
 		return replyReceipt(answer.Data)
 	default:
-		return storedReceipt(answer.Data)
+		return storedReceipt(answer.Data, m.isFile())
 	}
 }
 
-func storedReceipt(data []byte) (Receipt, error) {
+func storedReceipt(data []byte, isFile bool) (Receipt, error) {
 	if seq, ok := plainSeq(data); ok {
 		return Receipt{Seq: seq}, nil
 	}
@@ -342,6 +358,9 @@ func storedReceipt(data []byte) (Receipt, error) {
 	case ack.Error != nil && ack.Error.ErrCode == codeNotLast:
 		return Receipt{Duplicate: true}, nil
 	case ack.Error != nil:
+		if err := ack.Error.storeError(); err != nil && isFile {
+			return Receipt{}, err
+		}
 		return Receipt{}, ack.Error.classify()
 	}
 	return Receipt{Seq: ack.Seq, Duplicate: ack.Duplicate}, nil
@@ -501,7 +520,7 @@ func (r *requester) expire() {
 		case now := <-timer.C:
 			// Before the look, so that a request which comes after it signals.
 			r.resting.Store(true)
-			if r.fail(ErrUnknown, now) > 0 && r.resting.CompareAndSwap(true, false) {
+			if r.fail(errTimeout, now) > 0 && r.resting.CompareAndSwap(true, false) {
 				timer.Reset(expireEvery)
 			}
 		case <-r.quit:

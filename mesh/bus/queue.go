@@ -360,6 +360,12 @@ func apiErrorOf(what string, err error) error {
 	if sent := sendError(err); errors.Is(sent, ErrDisconnected) || errors.Is(sent, ErrClosed) {
 		return sent
 	}
+	if api, ok := errors.AsType[jetstream.JetStreamError](err); ok && api.APIError() != nil {
+		e := apiError{ErrCode: uint16(api.APIError().ErrorCode), Description: api.APIError().Description}
+		if full := e.storeError(); full != nil {
+			err = full
+		}
+	}
 	return fmt.Errorf("%s: %w", what, err)
 }
 

@@ -30,7 +30,7 @@ func TestStoredReceiptsAreRead(t *testing.T) {
 			if _, plain := plainSeq([]byte(test.said)); plain != test.plain {
 				t.Errorf("plain is %v", plain)
 			}
-			got, err := storedReceipt([]byte(test.said))
+			got, err := storedReceipt([]byte(test.said), false)
 			if got != test.want || !errors.Is(err, test.err) {
 				t.Errorf("got %+v, %v", got, err)
 			}

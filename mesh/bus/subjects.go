@@ -83,6 +83,11 @@ func (s Subjects) Results() string { return s.Result("*") }
 // ResultStream is the name of the stream that holds them.
 func (s Subjects) ResultStream() string { return string(s.mesh) + "_results" }
 
+// StoreProbeStream is the name of the stream that shows whether the broker stores files.
+func (s Subjects) StoreProbeStream() string { return string(s.mesh) + "_store_probe" }
+
+func (s Subjects) storeProbe() string { return string(s.mesh) + ".storeprobe" }
+
 // Claim is the subject of an idempotency key's record. A key is any text, so the
 // subject has a hash of it.
 func (s Subjects) Claim(tenant string, p pipeline.Name, key string) string {

@@ -44,6 +44,7 @@ const (
 	RegistryUnavailable Reason = "REGISTRY_UNAVAILABLE"
 	QueueLost           Reason = "QUEUE_LOST"
 	QueueFull           Reason = "QUEUE_FULL"
+	StoreFull           Reason = "STORE_FULL"
 	Overloaded          Reason = "OVERLOADED"
 	ShuttingDown        Reason = "SHUTTING_DOWN"
 
@@ -112,6 +113,7 @@ var classes = map[Reason]Class{
 	RegistryUnavailable: {code.Code_UNAVAILABLE, http.StatusServiceUnavailable, true, "the mesh's registry cannot be reached; changes need it, and so does a gateway that has not read it yet"},
 	QueueLost:           {code.Code_UNAVAILABLE, http.StatusServiceUnavailable, true, "the in-memory queue that held the request was lost with its broker"},
 	QueueFull:           {code.Code_RESOURCE_EXHAUSTED, http.StatusTooManyRequests, true, "a stage's queue is full"},
+	StoreFull:           {code.Code_RESOURCE_EXHAUSTED, http.StatusTooManyRequests, true, "the broker stores nothing more: its disk, a store's max_bytes or the account's limit is full; requests in memory go on"},
 	Overloaded:          {code.Code_RESOURCE_EXHAUSTED, http.StatusTooManyRequests, true, "the gateway or host has as many requests in flight, or the mesh as many idempotency keys or stored results, as it may"},
 	ShuttingDown:        {code.Code_UNAVAILABLE, http.StatusServiceUnavailable, true, "the process asked is stopping"},
 

@@ -149,6 +149,9 @@ func (s *DeadLetters) unavailable(ctx context.Context, err error) error {
 	case ctx.Err() != nil:
 		return ctx.Err()
 	}
+	if f := bus.StoreFault(err); f != nil {
+		return f
+	}
 	return fault.New(fault.BrokerUnavailable, "the broker does not answer about dead letters").
 		WithRetryAfter(brokerRetryAfter).Caused(s.wrap(err))
 }

@@ -222,7 +222,7 @@ const (
 
 func requestError(reason string, err error) error {
 	class := fault.Reason(reason)
-	refused := slices.Contains([]fault.Reason{fault.NoCapacity, fault.BrokerUnavailable, fault.QueueFull, fault.Overloaded, fault.ShuttingDown}, class)
+	refused := slices.Contains([]fault.Reason{fault.NoCapacity, fault.BrokerUnavailable, fault.QueueFull, fault.StoreFull, fault.Overloaded, fault.ShuttingDown}, class)
 	return &RequestError{Reason: reason, Refused: refused, Retryable: fault.Classify(class).Retryable, Err: err}
 }
 

@@ -1,0 +1,230 @@
+package stagemesh
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+
+	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/config"
+	"github.com/stagemesh/stagemesh/mesh/process"
+)
+
+// brokerStore watches the files of the broker in this process. Before the disk is full it has the
+// broker refuse messages for file streams, by the limit of the account: after one write that failed,
+// nats-server refuses all writes to that stream until JetStream starts again. Should a write fail all
+// the same, it starts JetStream again once there is space. That loses what memory queues hold, so it
+// waits for a moment until they are empty.
+type brokerStore struct {
+	broker *broker
+	folder string
+
+	mu sync.Mutex
+	// checked is when the disk was looked at; err why nothing is stored; broken the first write that
+	// failed since JetStream has started.
+	checked   time.Time
+	err       error
+	broken    string
+	isFull    bool
+	isLimited bool
+
+	free, total        int64
+	failures, restarts int64
+}
+
+const (
+	// watchStore is how often the disk is looked at; diskAge how old a look may be for a write.
+	watchStore = 250 * time.Millisecond
+	diskAge    = 10 * time.Millisecond
+	// reservedPart of the disk, but no more than maxReserved, stays free of messages: the broker
+	// needs space to delete them.
+	reservedPart = 16
+	maxReserved  = 64 << 20
+	// leastSpace is what the broker needs to start.
+	leastSpace = 1 << 20
+	// quietWait is how long JetStream waits for empty memory queues before it starts again.
+	quietWait = 3 * time.Second
+	quietPoll = 10 * time.Millisecond
+)
+
+// storeError returns why nothing is stored in files; nil while messages are.
+func (s *brokerStore) storeError() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.check(time.Now())
+}
+
+// check looks at the disk, unless it did just now; the lock is held.
+func (s *brokerStore) check(now time.Time) error {
+	if now.Sub(s.checked) < diskAge {
+		return s.err
+	}
+	s.checked, s.err = now, nil
+	var err error
+	if s.free, s.total, err = diskSpace(s.folder); err == nil {
+		needed := s.reserved()
+		if s.isFull {
+			needed += needed / 2
+		}
+		s.isFull = s.free < needed
+	}
+	switch {
+	case s.isFull:
+		s.err = fmt.Errorf("the disk of its nats.store_dir has %s free, and needs %s", config.Bytes(s.free), config.Bytes(s.reserved()))
+	case s.broken != "":
+		s.err = fmt.Errorf("a write to nats.store_dir has failed, and its streams are not open again yet: %s", s.broken)
+	}
+	return s.err
+}
+
+func levelOf(isFull bool) slog.Level {
+	if isFull {
+		return slog.LevelError
+	}
+	return slog.LevelInfo
+}
+
+func (s *brokerStore) reserved() int64 { return min(maxReserved, s.total/reservedPart) }
+
+// fail records a write that failed.
+func (s *brokerStore) fail(text string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.failures++
+	if s.broken == "" {
+		s.broken, s.checked = text, time.Time{}
+	}
+}
+
+// checkStart returns an error if there is too little space to start, and warns if there is less
+// than the streams may take.
+func (s *brokerStore) checkStart(streams int64) error {
+	free, _, err := diskSpace(s.folder)
+	if err != nil {
+		return nil //nolint:nilerr // unknown on this system
+	}
+	if free < leastSpace {
+		return fmt.Errorf("nats.store_dir: the disk of %s has %s free, and the broker needs %s to start; make space, or name another folder", s.folder, config.Bytes(free), config.Bytes(leastSpace))
+	}
+	var used int64
+	// What cannot be read counts as nothing.
+	_ = filepath.WalkDir(s.folder, func(_ string, entry fs.DirEntry, err error) error {
+		if err == nil && entry.Type().IsRegular() {
+			if info, err := entry.Info(); err == nil {
+				used += info.Size()
+			}
+		}
+		return nil
+	})
+	if free+used < streams {
+		s.broker.log.log.Warn("the disk of nats.store_dir is smaller than what the streams may take: requests are STORE_FULL once it is full; lower max_bytes of queues and stores, or name a folder on a larger disk",
+			"folder", s.folder, "free", config.Bytes(free), "used", config.Bytes(used), "streams", config.Bytes(streams))
+	}
+	return nil
+}
+
+// watch limits the broker while the disk is full, and starts JetStream again after a failed write,
+// until the context ends.
+func (s *brokerStore) watch(ctx context.Context) {
+	jetstream := *s.broker.JetStreamConfig()
+	jetstream.StoreDir = filepath.Dir(jetstream.StoreDir) // it is that of the options
+	ticks := time.NewTicker(watchStore)
+	defer ticks.Stop()
+	var next time.Time
+	for {
+		select {
+		case now := <-ticks.C:
+			isFull, isBroken := s.look(now)
+			if isFull || !isBroken || now.Before(next) {
+				continue
+			}
+			next = now.Add(bus.StoreRetry)
+			if err := s.reopen(ctx, jetstream); err != nil {
+				s.broker.log.log.Error("the broker's streams cannot be opened again; trying again", "error", err, "after", bus.StoreRetry)
+			}
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// look checks the disk, and limits the account of the mesh while that is full.
+func (s *brokerStore) look(now time.Time) (isFull, isBroken bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	wasFull := s.isFull
+	err := s.check(now)
+	if !s.broker.JetStreamEnabled() && s.broken == "" {
+		s.broken = "the broker has stopped JetStream" // it may not write to the folder
+	}
+	if s.isFull != wasFull {
+		s.broker.log.log.Log(context.Background(), levelOf(s.isFull), "space for the broker's files", "full", s.isFull, "free", config.Bytes(s.free), "cause", err)
+	}
+	if s.isFull != s.isLimited {
+		limits := map[string]server.JetStreamAccountLimits(nil) // the defaults: none
+		if s.isFull {
+			limits = map[string]server.JetStreamAccountLimits{"": {MaxMemory: -1, MaxStore: 1, MaxStreams: -1, MaxConsumers: -1, MaxAckPending: -1, MemoryMaxStreamBytes: -1, StoreMaxStreamBytes: -1}}
+		}
+		if s.broker.GlobalAccount().UpdateJetStreamLimits(limits) == nil {
+			s.isLimited = s.isFull
+		}
+	}
+	return s.isFull, s.broken != ""
+}
+
+// reopen starts JetStream again if the folder can be written, and so opens all streams.
+func (s *brokerStore) reopen(ctx context.Context, c server.JetStreamConfig) error {
+	if err := s.probe(); err != nil {
+		return err
+	}
+	for late := time.Now().Add(quietWait); !s.areMemoryQueuesEmpty() && time.Now().Before(late); {
+		if err := process.Sleep(ctx, quietPoll); err != nil {
+			return err
+		}
+	}
+	began := time.Now()
+	if err := s.broker.ShutdownJetStream(); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	s.broken, s.isLimited, s.checked = "", false, time.Time{} // a write may fail while the streams are opened
+	s.restarts++
+	s.mu.Unlock()
+	if err := s.broker.EnableJetStream(&c); err != nil {
+		return err
+	}
+	s.broker.log.log.Warn("the broker's streams were opened again after a write had failed", "took", time.Since(began))
+	return nil
+}
+
+// probe writes a file of the reserved size: a quota is no part of the free space.
+func (s *brokerStore) probe() error {
+	name := filepath.Join(s.folder, "probe")
+	err := os.WriteFile(name, make([]byte, leastSpace), 0o600)
+	return errors.Join(err, os.Remove(name))
+}
+
+// areMemoryQueuesEmpty reports whether no item waits or is in flight in the memory queue of a stage.
+func (s *brokerStore) areMemoryQueuesEmpty() bool {
+	info, err := s.broker.Jsz(&server.JSzOptions{Accounts: true, Streams: true})
+	if err != nil {
+		return true
+	}
+	for _, account := range info.AccountDetails {
+		for _, stream := range account.Streams {
+			if strings.HasSuffix(stream.Name, "_memory") && stream.State.Msgs > 0 {
+				return false
+			}
+		}
+	}
+	return true
+}

@@ -1,0 +1,206 @@
+package bus
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/stagemesh/stagemesh/mesh/fault"
+)
+
+// ErrStoreFull means that the broker stores nothing more in files; the message was not stored.
+// The error says what is full.
+var ErrStoreFull = errors.New("the broker stores nothing more")
+
+// StoreRetry is how long a store that is believed broken is left alone between two writes.
+const StoreRetry = 5 * time.Second
+
+// StoreFault returns the caller's fault for an error about a full store, else nil.
+func StoreFault(err error) *fault.Fault {
+	if !errors.Is(err, ErrStoreFull) && !errors.Is(err, ErrQueueFull) {
+		return nil
+	}
+	return fault.Newf(fault.StoreFull, "%w; the request was not stored", err).WithRetryAfter(StoreRetry)
+}
+
+// IsFull reports whether a queue or store has no space.
+func IsFull(err error) bool { return errors.Is(err, ErrQueueFull) || errors.Is(err, ErrStoreFull) }
+
+// storeError returns the error of an answer that reports a reached limit of a file store, else nil.
+func (e *apiError) storeError() error {
+	switch {
+	case e.ErrCode == codeNoResources, e.ErrCode == codeStorageExceeded:
+		return fmt.Errorf("%w: its max_store is full: %s", ErrStoreFull, e.Description)
+	case e.ErrCode == codeAccountExceeded:
+		return fmt.Errorf("%w: its disk is full, or its account is at the limit: %s", ErrStoreFull, e.Description)
+	case strings.Contains(e.Description, "no space left"):
+		return fmt.Errorf("%w: its disk is full: %s", ErrStoreFull, e.Description)
+	}
+	return nil
+}
+
+// stores is what the writes of this process say about the broker's file streams.
+type stores struct {
+	mu sync.Mutex
+	// failing are the streams that confirm no write, until the broker is connected again.
+	// The stream "" stands for a limit of all of them, which any write that succeeds ends.
+	failing map[string]*failingStore
+	wrote   time.Time
+	errors  int64
+}
+
+type failingStore struct {
+	err error
+	// next is when a write is let through again.
+	next time.Time
+}
+
+// maxFailing bounds the streams that are known to fail.
+const maxFailing = 1024
+
+// refuse returns why a write is not sent: the stream, or that of probes, fails. Each StoreRetry it lets
+// one through.
+func (s *stores) refuse(stream, probe string, now time.Time) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if f := s.failing[probe]; f != nil {
+		return f.err
+	}
+	f := s.failing[stream]
+	if f == nil {
+		return nil
+	}
+	if now.Before(f.next) {
+		return f.err
+	}
+	f.next = now.Add(StoreRetry)
+	return nil
+}
+
+// record records the outcome of a write; "" is a limit of all streams.
+func (s *stores) record(stream string, err error, now time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err == nil {
+		s.wrote = now
+		delete(s.failing, "")
+		delete(s.failing, stream)
+		return
+	}
+	s.errors++
+	if s.failing == nil {
+		s.failing = map[string]*failingStore{}
+	}
+	if len(s.failing) < maxFailing {
+		s.failing[stream] = &failingStore{err: err, next: now.Add(StoreRetry)}
+	}
+}
+
+// reset forgets the streams that failed: the broker may have been started again.
+func (s *stores) reset() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.failing = nil
+}
+
+// state returns why a stream fails, when a write last succeeded, and how many have failed.
+func (s *stores) state() (err error, wrote time.Time, failed int64) { //nolint:revive,staticcheck // the error is a state
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, f := range s.failing {
+		err = f.err
+	}
+	return err, s.wrote, s.errors
+}
+
+// StoreError returns why this process believes that the broker does not store what is sent to file
+// streams; nil where it does. Requests in memory do not need it.
+func (b *Bus) StoreError() error {
+	if b.settings.Store != nil {
+		if err := b.settings.Store(); err != nil {
+			return fmt.Errorf("%w: %w", ErrStoreFull, err)
+		}
+	}
+	err, _, _ := b.stores.state()
+	return err
+}
+
+// StoreErrors is how many writes to file streams have failed.
+func (b *Bus) StoreErrors() int64 {
+	_, _, failed := b.stores.state()
+	return failed
+}
+
+// ProbeStore judges a broker of its own process by one write of a byte, to a stream for that alone,
+// unless another write has succeeded within StoreRetry. nats-server refuses all writes to a stream
+// after one that failed, so a probe stream that failed is replaced.
+func (b *Bus) ProbeStore(ctx context.Context) {
+	_, wrote, _ := b.stores.state()
+	if b.settings.Store != nil || time.Since(wrote) < StoreRetry || !b.Connected() {
+		return
+	}
+	m := Message{subject: b.storeProbe(), stream: b.StoreProbeStream(), data: []byte{0}, missing: ErrNoQueue}
+	if _, err := await(ctx, func(done func(Receipt, error)) { b.publish(m, done) }); err == nil || !errors.Is(err, ErrNoQueue) && !errors.Is(err, ErrStoreFull) && !errors.Is(err, ErrUnknown) {
+		return
+	}
+	if err := b.js.DeleteStream(ctx, m.stream); err != nil && !errors.Is(err, jetstream.ErrStreamNotFound) {
+		return
+	}
+	err := apiErrorOf("stream "+m.stream, b.createStream(ctx, jetstream.StreamConfig{
+		Name: m.stream, Subjects: []string{m.subject}, Description: "Shows whether the broker stores files",
+		Storage: jetstream.FileStorage, MaxMsgs: 1, MaxBytes: storeProbeBytes,
+	}))
+	if err == nil || errors.Is(err, ErrStoreFull) {
+		b.stores.record(m.stream, err, time.Now())
+	}
+}
+
+// storeProbeBytes bounds the stream of probes.
+const storeProbeBytes = 64 << 10
+
+// refuseWrite returns why a message is not sent to its file stream.
+func (b *Bus) refuseWrite(m Message) error {
+	if !m.isFile() {
+		return nil
+	}
+	if b.settings.Store != nil {
+		if err := b.settings.Store(); err != nil {
+			return fmt.Errorf("%w: %w", ErrStoreFull, err)
+		}
+		return nil // the broker in this process knows of each stream that fails
+	}
+	return b.stores.refuse(m.stream, b.StoreProbeStream(), time.Now())
+}
+
+// recordWrite records what became of a message for a file stream. No acknowledgement of a stream
+// that answers other questions means that its store has failed: nats-server reports no such error.
+func (b *Bus) recordWrite(m Message, err error) {
+	switch {
+	case !m.isFile() || errors.Is(err, ErrQueueFull):
+	case err == nil:
+		b.stores.record(m.stream, nil, time.Now())
+	case errors.Is(err, ErrStoreFull):
+		b.stores.record("", err, time.Now())
+	case errors.Is(err, errTimeout) && b.Connected() && b.settings.Store == nil:
+		b.requests.sendWithin(explainTimeout, &nats.Msg{Subject: "$JS.API.STREAM.INFO." + m.stream}, func(answer *nats.Msg, err error) {
+			var info struct {
+				Error   *apiError              `json:"error"`
+				Cluster *jetstream.ClusterInfo `json:"cluster"`
+			}
+			if err != nil || json.Unmarshal(answer.Data, &info) != nil || info.Error != nil {
+				return
+			}
+			if c := info.Cluster; c != nil && len(c.Replicas) > 0 {
+				return // it may wait for its replicas
+			}
+			b.stores.record(m.stream, fmt.Errorf("%w: stream %s confirms no write: the disk of its server is full or broken; once it has space restart that nats-server, which refuses writes until then", ErrStoreFull, m.stream), time.Now())
+		})
+	}
+}
