@@ -1,6 +1,7 @@
 package stagemesh
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,7 +9,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync"
 	"time"
 
@@ -30,12 +30,12 @@ type brokerStore struct {
 
 	mu sync.Mutex
 	// checked is when the disk was looked at; err why nothing is stored; broken the first write that
-	// failed since JetStream has started.
-	checked   time.Time
-	err       error
-	broken    string
-	isFull    bool
-	isLimited bool
+	// failed since JetStream has started, and isOpening true while it starts again.
+	checked           time.Time
+	err               error
+	broken            string
+	isOpening         bool
+	isFull, isLimited bool
 
 	free, total        int64
 	failures, restarts int64
@@ -78,10 +78,10 @@ func (s *brokerStore) check(now time.Time) error {
 		s.isFull = s.free < needed
 	}
 	switch {
-	case s.isFull:
+	case s.isFull, s.isLimited:
 		s.err = fmt.Errorf("the disk of its nats.store_dir has %s free, and needs %s", config.Bytes(s.free), config.Bytes(s.reserved()))
-	case s.broken != "":
-		s.err = fmt.Errorf("a write to nats.store_dir has failed, and its streams are not open again yet: %s", s.broken)
+	case s.broken != "", s.isOpening:
+		s.err = fmt.Errorf("a write to nats.store_dir has failed, and its streams are not open again yet: %s", cmp.Or(s.broken, "they open now"))
 	}
 	return s.err
 }
@@ -186,22 +186,41 @@ func (s *brokerStore) reopen(ctx context.Context, c server.JetStreamConfig) erro
 	if err := s.probe(); err != nil {
 		return err
 	}
-	for late := time.Now().Add(quietWait); !s.areMemoryQueuesEmpty() && time.Now().Before(late); {
+	queues, isEmpty := s.memoryQueues()
+	for late := time.Now().Add(quietWait); !isEmpty && time.Now().Before(late); queues, isEmpty = s.memoryQueues() {
 		if err := process.Sleep(ctx, quietPoll); err != nil {
 			return err
 		}
 	}
 	began := time.Now()
+	set := func(isOpening bool) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.isOpening, s.checked = isOpening, time.Time{}
+	}
+	set(true)
+	defer set(false)
+	options, err := s.broker.auth().Options()
+	if err != nil {
+		return err
+	}
+	answered, err := bus.AnswerUnavailable(s.broker, options...)
+	if err != nil {
+		return err
+	}
+	defer answered()
 	if err := s.broker.ShutdownJetStream(); err != nil {
 		return err
 	}
 	s.mu.Lock()
-	s.broken, s.isLimited, s.checked = "", false, time.Time{} // a write may fail while the streams are opened
+	s.broken, s.isLimited = "", false // a write may fail while the streams are opened
 	s.restarts++
 	s.mu.Unlock()
 	if err := s.broker.EnableJetStream(&c); err != nil {
 		return err
 	}
+	answered()
+	err = bus.CreateStreams(s.broker, queues, options...)
 	s.broker.log.log.Warn("the broker's streams were opened again after a write had failed", "took", time.Since(began))
 	return nil
 }
@@ -213,18 +232,19 @@ func (s *brokerStore) probe() error {
 	return errors.Join(err, os.Remove(name))
 }
 
-// areMemoryQueuesEmpty reports whether no item waits or is in flight in the memory queue of a stage.
-func (s *brokerStore) areMemoryQueuesEmpty() bool {
-	info, err := s.broker.Jsz(&server.JSzOptions{Accounts: true, Streams: true})
+// memoryQueues returns the memory queues of stages, and whether none has an item that waits or is in flight.
+func (s *brokerStore) memoryQueues() (out map[string]any, isEmpty bool) {
+	info, err := s.broker.Jsz(&server.JSzOptions{Accounts: true, Streams: true, Config: true})
 	if err != nil {
-		return true
+		return nil, true
 	}
+	out, isEmpty = map[string]any{}, true
 	for _, account := range info.AccountDetails {
 		for _, stream := range account.Streams {
-			if strings.HasSuffix(stream.Name, "_memory") && stream.State.Msgs > 0 {
-				return false
+			if stream.Config.Storage == server.MemoryStorage && stream.Config.Retention == server.WorkQueuePolicy {
+				out[stream.Name], isEmpty = stream.Config, isEmpty && stream.State.Msgs == 0
 			}
 		}
 	}
-	return true
+	return out, isEmpty
 }

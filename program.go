@@ -214,6 +214,7 @@ func (p Program) Run(ctx context.Context) error {
 		m.settings.Meter, m.settings.Operations = port.Meter(), config.Advertised(port.Addr().String(), p.Advertise)
 		m.settings.Tracer = port.Tracer
 		port.Watch(func() (string, error) { return m.remarks(), m.Ready() })
+		port.WatchStore(m.StoreReady)
 		if url := p.File.NATS.URL; url != "" {
 			p.Logger.Info("waiting for the broker", "url", meshfile.Redacted(url))
 		}

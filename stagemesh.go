@@ -419,10 +419,29 @@ func (m *Mesh) Ready() error {
 	return errors.Join(errs...)
 }
 
-// remarks returns what is wrong although the mesh is ready, one line for each worker.
+// StoreReady returns nil while the broker stores durable requests, jobs and batches, else why not. The
+// mesh is ready without that, because requests in memory go on.
+func (m *Mesh) StoreReady() error {
+	p := m.parts.Load()
+	switch {
+	case p == nil:
+		return ErrNotStarted
+	case p.gateway != nil:
+		return p.gateway.StoreReady()
+	case p.broker != nil:
+		return p.broker.store.storeError()
+	}
+	return nil
+}
+
+// remarks returns what is wrong although the mesh is ready, one line for each worker, and one if
+// nothing is stored.
 func (m *Mesh) remarks() string {
 	var out []string
 	if p := m.parts.Load(); p != nil {
+		if err := m.StoreReady(); err != nil {
+			out = append(out, "durable requests, jobs and batches: "+err.Error())
+		}
 		for _, h := range p.hosts {
 			out = append(out, h.Remarks()...)
 		}

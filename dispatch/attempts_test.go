@@ -33,7 +33,7 @@ func TestStatusesHaveOutcomes(t *testing.T) {
 func TestReasonsHaveOutcomes(t *testing.T) {
 	t.Parallel()
 	want := map[fault.Reason]outcome{
-		fault.QueueFull: latched, fault.Overloaded: latched, fault.NoCapacity: latched,
+		fault.QueueFull: latched, fault.StoreFull: latched, fault.Overloaded: latched, fault.NoCapacity: latched,
 		fault.BrokerUnavailable: latched, fault.RegistryUnavailable: latched, fault.ShuttingDown: latched,
 		fault.RunnerCrashed: poison,
 		fault.ModelLoading:  retried, fault.ModelLoadFailed: retried, fault.CacheFull: retried, fault.QueueLost: retried,

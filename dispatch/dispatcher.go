@@ -94,7 +94,9 @@ type Dispatcher struct {
 	changed         chan struct{}
 	running, owners sync.Map // the pools that this process owns or waits for; owners of the former
 	metrics         *metrics
-	latches         sync.Map // of pools that this process has owned
+	latches         sync.Map              // of pools that this process has owned
+	problem         atomic.Pointer[error] // why the streams of the jobs are not there yet
+	reconnected     <-chan struct{}       // has a value once the broker has been away: it may have lost messages
 }
 
 // New returns a dispatcher. It starts nothing.
@@ -135,6 +137,9 @@ func (d *Dispatcher) WaitReady(ctx context.Context) error {
 	case <-d.ready:
 		return nil
 	case <-ctx.Done():
+		if problem := d.problem.Load(); problem != nil {
+			return fmt.Errorf("dispatcher: %w: %w", *problem, ctx.Err())
+		}
 		return fmt.Errorf("dispatcher: %w", ctx.Err())
 	}
 }
@@ -146,6 +151,9 @@ func (d *Dispatcher) ensure(ctx context.Context) error {
 		if err == nil {
 			err = d.jobs.EnsureQueue(ctx, pipeline.QueueName(name), queues[name].JobQueueSettings)
 		}
+	}
+	if err != nil && ctx.Err() == nil {
+		d.problem.Store(&err)
 	}
 	return err
 }

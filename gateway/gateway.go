@@ -304,6 +304,20 @@ func (g *Gateway) Ready() error {
 	return err
 }
 
+// StoreReady returns nil while durable requests, jobs and batches can be stored, else STORE_FULL. A
+// gateway is ready without that, because requests in memory go on.
+func (g *Gateway) StoreReady() error {
+	select {
+	case <-g.ready:
+	default:
+		return errors.New("the gateway is starting")
+	}
+	if f := g.service.StoreFault(); f != nil {
+		return f
+	}
+	return nil
+}
+
 func (g *Gateway) isStopping() bool { return g.stopping.Err() != nil }
 
 // probe is health for callers without a token. Stages and models are unknown to it: they have

@@ -133,8 +133,8 @@ func (g *Gateway) adminSettings() adminapi.Settings {
 	s := adminapi.Settings{
 		DeadLetters: store.NewDeadLetters(g.bus, store.Settings{}), Health: g.Ready, Logger: g.log,
 		Pipelines: g.pipelines, Models: g.registry, Placer: g.placer, Traffic: g.service, Jobs: g.jobs, MaxPayload: g.settings.MaxPayload, Stopping: g.stopping,
-		Metrics: g.bus.ListMetrics,
-		Tokens:  g.operators.tokens, AnyHost: !g.settings.Admin.exposure(g.settings.Admin.Listen).IsPrivate(),
+		Metrics: g.bus.ListMetrics, Store: g.service.StoreFault,
+		Tokens: g.operators.tokens, AnyHost: !g.settings.Admin.exposure(g.settings.Admin.Listen).IsPrivate(),
 	}
 	if g.membership != nil {
 		s.Membership = g.membership

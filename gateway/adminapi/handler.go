@@ -64,6 +64,8 @@ type Settings struct {
 	Traffic Traffic
 	// Metrics returns those of all processes of the mesh.
 	Metrics func(context.Context) ([]*meshv1.ProcessMetrics, error)
+	// Store returns STORE_FULL while the broker stores nothing in files; it may be nil.
+	Store func() *fault.Fault
 	// MaxPayload bounds the inputs of a request to the gateway, in bytes.
 	MaxPayload int
 	// Stopping ends when the gateway stops, and then watches and waits do; nil means never.

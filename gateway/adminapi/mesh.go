@@ -138,7 +138,13 @@ func (h *handler) listStages(ctx context.Context, _ *adminv1.ListStagesRequest) 
 		return nil, err
 	}
 	since, cause := stale(h.stagesStale())
-	return &adminv1.ListStagesResponse{Stages: all, StaleSince: since, StaleCause: cause}, nil
+	out := &adminv1.ListStagesResponse{Stages: all, StaleSince: since, StaleCause: cause}
+	if h.Store != nil {
+		if f := h.Store(); f != nil {
+			out.StoreCause = f.Message
+		}
+	}
+	return out, nil
 }
 
 func (h *handler) currentStages(ctx context.Context, _ *adminv1.WatchStagesRequest) (*adminv1.WatchStagesResponse, error) {
@@ -146,7 +152,7 @@ func (h *handler) currentStages(ctx context.Context, _ *adminv1.WatchStagesReque
 	if err != nil {
 		return nil, err
 	}
-	return &adminv1.WatchStagesResponse{Stages: all.GetStages(), StaleSince: all.GetStaleSince(), StaleCause: all.GetStaleCause()}, nil
+	return &adminv1.WatchStagesResponse{Stages: all.GetStages(), StaleSince: all.GetStaleSince(), StaleCause: all.GetStaleCause(), StoreCause: all.GetStoreCause()}, nil
 }
 
 // stages returns the stages that have hosts or are part of a pipeline, sorted.

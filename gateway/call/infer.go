@@ -282,6 +282,9 @@ func (s *Service) awaitCapacity(ctx context.Context, x *call) (f *fault.Fault) {
 		f = s.checkClock() // the broker has just reported a queue, and its time
 	}
 	if f == nil && x.env.StoresResult() {
+		f = s.StoreFault()
+	}
+	if f == nil && x.env.StoresResult() {
 		if f = s.resultsStream.Ensure(ctx); f == nil {
 			f = s.checkResultSpace(ctx)
 		}

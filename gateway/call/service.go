@@ -199,6 +199,7 @@ type Service struct {
 	stopReplies func() error
 	stopCancels func() error
 	stopWatch   context.CancelFunc
+	store       storeWatch
 	watches     sync.WaitGroup
 }
 
@@ -235,6 +236,9 @@ func (s *Service) Start(b *bus.Bus) error {
 	if err := s.availability.Report(s.settings.Meter); err != nil {
 		return err
 	}
+	if err := s.store.report(s.settings.Meter, b); err != nil {
+		return err
+	}
 	s.results = store.NewResults(b, s.settings.Results)
 	s.resultsStream = s.NewLazyStream("the broker stores no results", s.results.Ensure)
 	s.keys = newKeys(s)
@@ -255,6 +259,7 @@ func (s *Service) Start(b *bus.Bus) error {
 	s.watches.Go(func() { s.watchQueues(ctx, b.Reconnects()) })
 	s.watches.Go(func() { s.watchConnection(ctx, b.Reconnects()) })
 	s.watches.Go(func() { s.watchClock(ctx, b.Reconnects()) })
+	s.watches.Go(func() { s.watchStore(ctx) })
 	return nil
 }
 
@@ -408,6 +413,9 @@ func (s *Service) served(ctx context.Context, name string) (p pipeline.Pipeline,
 	durability, f := durabilityOf(&Request{}, &p)
 	if f == nil {
 		f = s.availability.CheckHosts(ctx, route, durability)
+	}
+	if f == nil && durability == pipeline.File {
+		f = s.StoreFault()
 	}
 	if f != nil {
 		return p, nil, f

@@ -173,6 +173,8 @@ func adviceFor(f *meshv1.Fault, slow *part) string {
 		}
 	case fault.QueueFull, fault.Overloaded:
 		return "More hosts, or wait_for_capacity, would have helped."
+	case fault.StoreFull:
+		return "Space on the broker's disk, or a larger max_bytes, would have helped."
 	case fault.NoCapacity:
 		return "A ready host of each stage would have helped."
 	case fault.RunnerFailed, fault.RunnerCrashed, fault.RunnerOutputInvalid, fault.RunnerStalled, fault.AttemptsExhausted:

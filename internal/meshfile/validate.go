@@ -257,14 +257,14 @@ func (f *File) validateOwnBroker() error {
 	for _, name := range f.StageNames() {
 		queues = append(queues, f.Stages[name].Queue)
 	}
-	reserved := ReserveOf(queues, f.Results, f.DeadLetters, f.Idempotency).Registry(f.Registry)
+	reserved := ReserveOf(queues, f.Results, f.DeadLetters, f.Idempotency).Registry(f.Registry).Jobs(f.Jobs)
 	memory, store := config.Bytes(reserved.Memory), config.Bytes(reserved.Store)
 	if limit := config.Bytes(f.NATS.MaxMemory); limit != 0 && limit < memory {
 		err := fmt.Errorf("max_memory: %s is less than the %s that the stages' queues, and a registry in the broker, reserve; raise it, or lower queue.max_bytes", limit, memory)
 		errs = append(errs, f.At(err, "nats"))
 	}
 	if limit := config.Bytes(f.NATS.MaxStore); limit != 0 && limit < store {
-		err := fmt.Errorf("max_store: %s is less than the %s that the stages' queues on file, results, dead letters, idempotency keys and a registry in the broker reserve; raise it, or lower their max_bytes", limit, store)
+		err := fmt.Errorf("max_store: %s is less than the %s that the stages' queues on file, results, dead letters, idempotency keys, a registry in the broker and jobs reserve; raise it, or lower their max_bytes", limit, store)
 		errs = append(errs, f.At(err, "nats"))
 	}
 	return errors.Join(errs...)

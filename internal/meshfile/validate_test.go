@@ -143,7 +143,7 @@ func TestErrorsHaveTheirPlace(t *testing.T) {
 		"memory elsewhere":    {good + "nats: {url: \"nats://b\", max_memory: 1GiB}", "m.yaml:4:25: nats.max_memory: is for the broker in the process; with url there is none"},
 		"little memory":       {good + "  b: {runner: {echo: {}}, queue: {max_bytes: 64MiB}}\nnats: {max_memory: 190MiB}", "m.yaml:5:8: nats.max_memory: 190MiB is less than the 200MiB that the stages' queues, and a registry in the broker, reserve; raise it, or lower queue.max_bytes"},
 		"a large store":       {good + "nats: {url: \"nats://b\", max_store: 1GiB}", "m.yaml:4:25: nats.max_store: is for the broker in the process; with url there is none"},
-		"little store":        {good + "nats: {max_store: 600MiB}", "m.yaml:4:8: nats.max_store: 600MiB is less than the 976MiB that the stages' queues on file, results, dead letters, idempotency keys and a registry in the broker reserve; raise it, or lower their max_bytes"},
+		"little store":        {good + "nats: {max_store: 600MiB}", "m.yaml:4:8: nats.max_store: 600MiB is less than the 976MiB that the stages' queues on file, results, dead letters, idempotency keys, a registry in the broker and jobs reserve; raise it, or lower their max_bytes"},
 		"result retention":    {good + "results: {retention: 10ms}", "m.yaml:4:11: results.retention: 10ms, at least 1s is needed"},
 		"result bytes":        {good + "results: {max_bytes: -1}", `m.yaml:4:22: results.max_bytes: "-1" is not a size`},
 		"few result bytes":    {good + "results: {max_bytes: 1KiB}", "m.yaml:4:11: results.max_bytes: 1KiB, at least 64KiB is needed"},

@@ -77,6 +77,7 @@ type Port struct {
 	metrics *Metrics
 	tracing *Tracing
 	check   atomic.Pointer[readiness]
+	store   atomic.Pointer[func() error]
 }
 
 // Meter returns the meter whose metrics the port shows.
@@ -114,6 +115,18 @@ type readiness func() (remark string, err error)
 // Watch makes the program ready whenever the function returns no error. The error is the
 // reason why the program is not ready, the remark what is wrong although it is.
 func (p *Port) Watch(ready func() (remark string, err error)) { p.check.Store((*readiness)(&ready)) }
+
+// WatchStore has /readyz/durable say whether durable requests, jobs and batches can be stored.
+func (p *Port) WatchStore(ready func() error) { p.store.Store(&ready) }
+
+// durable is ready for what is stored; it has no remarks.
+func (p *Port) durable() (string, error) {
+	_, err := p.ready()
+	if store := p.store.Load(); err == nil && store != nil {
+		err = (*store)()
+	}
+	return "", err
+}
 
 func (p *Port) ready() (string, error) {
 	if check := p.check.Load(); check != nil {
@@ -176,7 +189,7 @@ func Run(ctx context.Context, s Settings, work func(context.Context, *Port) erro
 	defer stop()
 	served := make(chan error, 1)
 	go func() {
-		served <- servePort(serving, listener, checkHost(exposure, portHandler(port.ready, metrics.Handler())))
+		served <- servePort(serving, listener, checkHost(exposure, portHandler(port.ready, port.durable, metrics.Handler())))
 	}()
 	s.Logger.Info("operations port listens", "address", port.addr.String())
 	exposure.Warn(s.Logger, s.Key)
@@ -188,23 +201,26 @@ func Run(ctx context.Context, s Settings, work func(context.Context, *Port) erro
 // index is the page at /.
 const index = `/livez         is 200 while the process runs
 /readyz        is 200 when it is ready, with what is wrong all the same, else 503 with what is not ready
+/readyz/durable is 200 when it is ready for durable requests, jobs and batches too, else 503
 /metrics       has the metrics, for Prometheus
 /debug/pprof/  has the profiles of Go
 `
 
 // portHandler returns the handler of the operations port.
-func portHandler(ready readiness, metrics http.Handler) http.Handler {
+func portHandler(ready, durable readiness, metrics http.Handler) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, index) })
 	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
-		remark, err := ready()
-		if err != nil {
-			http.Error(w, err.Error(), http.StatusServiceUnavailable)
-			return
-		}
-		fmt.Fprintln(w, strings.TrimSpace("ok\n"+remark))
-	})
+	for path, check := range map[string]readiness{"/readyz": ready, "/readyz/durable": durable} {
+		mux.HandleFunc("GET "+path, func(w http.ResponseWriter, _ *http.Request) {
+			remark, err := check()
+			if err != nil {
+				http.Error(w, err.Error(), http.StatusServiceUnavailable)
+				return
+			}
+			fmt.Fprintln(w, strings.TrimSpace("ok\n"+remark))
+		})
+	}
 	mux.Handle("GET /metrics", metrics)
 	timed, snapshots := make(chan struct{}, 1), make(chan struct{}, maxSnapshots)
 	profile := func(pattern string, running chan struct{}, handler http.HandlerFunc) {

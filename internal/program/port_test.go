@@ -54,7 +54,7 @@ func TestPortAnswersOperators(t *testing.T) {
 			t.Parallel()
 			w := httptest.NewRecorder()
 			r := httptest.NewRequestWithContext(t.Context(), test.method, test.path, nil)
-			portHandler(test.ready, metrics()).ServeHTTP(w, r)
+			portHandler(test.ready, test.ready, metrics()).ServeHTTP(w, r)
 			if w.Code != test.status || !strings.Contains(w.Body.String(), test.body) {
 				t.Errorf("got %d %q, want %d with %q", w.Code, w.Body, test.status, test.body)
 			}
@@ -72,7 +72,7 @@ func TestPortServesOnItsListener(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	served := make(chan error, 1)
 	go func() {
-		served <- servePort(ctx, listener, portHandler(isReady, metrics()))
+		served <- servePort(ctx, listener, portHandler(isReady, isReady, metrics()))
 	}()
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	request, err := http.NewRequestWithContext(t.Context(), "GET", "http://"+listener.Addr().String()+"/livez", nil)
@@ -195,7 +195,7 @@ func TestPrivatePortRejectsOtherHostNames(t *testing.T) {
 		for host, want := range map[string]int{"127.0.0.1:9090": 200, "localhost": 200, "evil.example:9090": 403} {
 			w, r := httptest.NewRecorder(), httptest.NewRequestWithContext(t.Context(), "GET", "/livez", nil)
 			r.Host = host
-			checkHost(e, portHandler(isReady, metrics())).ServeHTTP(w, r)
+			checkHost(e, portHandler(isReady, isReady, metrics())).ServeHTTP(w, r)
 			if w.Code != want && !e.AnyHost || e.AnyHost && w.Code != 200 {
 				t.Errorf("%+v: %s: %d", e, host, w.Code)
 			}
@@ -226,7 +226,7 @@ func TestPortRejectsPagesOfOtherOrigins(t *testing.T) {
 				w, r := httptest.NewRecorder(), httptest.NewRequestWithContext(t.Context(), method, path, nil)
 				r.Host = "localhost:9090"
 				r.Header.Set(test.header, test.value)
-				if portHandler(isReady, metrics()).ServeHTTP(w, r); w.Code != test.want {
+				if portHandler(isReady, isReady, metrics()).ServeHTTP(w, r); w.Code != test.want {
 					t.Errorf("%s, %s %s: %d", name, method, path, w.Code)
 				}
 			}
@@ -236,7 +236,7 @@ func TestPortRejectsPagesOfOtherOrigins(t *testing.T) {
 
 func TestProfilesAreBounded(t *testing.T) {
 	t.Parallel()
-	handler := portHandler(isReady, metrics())
+	handler := portHandler(isReady, isReady, metrics())
 	get := func(path string) *httptest.ResponseRecorder {
 		w := httptest.NewRecorder()
 		handler.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, path, nil))
@@ -293,7 +293,7 @@ func TestPortClosesConnectionsThatDoNothing(t *testing.T) {
 	}{
 		"half a header":      {large, "GET / HTTP/1.1\r\n", true, readHeaderTimeout},
 		"nothing":            {large, "", true, readHeaderTimeout},
-		"no second request":  {portHandler(isReady, metrics()), "GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n", true, idleTimeout},
+		"no second request":  {portHandler(isReady, isReady, metrics()), "GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n", true, idleTimeout},
 		"an answer not read": {large, "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", false, writeTimeout},
 		"a header too large": {large, "GET / HTTP/1.1\r\nHost: localhost\r\nX: " + strings.Repeat("x", 2*maxHeaderBytes), true, readHeaderTimeout},
 	} {
@@ -342,7 +342,7 @@ func TestPortDoesNotWaitForBodies(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		listener := newPipes()
 		served := make(chan error, 1)
-		go func() { served <- servePort(ctx, listener, portHandler(isReady, metrics())) }()
+		go func() { served <- servePort(ctx, listener, portHandler(isReady, isReady, metrics())) }()
 		conn := listener.ask(t, "Content-Length: 100\r\n")
 		defer conn.Close()
 		begin := time.Now()

@@ -39,6 +39,7 @@ package bus
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -164,13 +165,61 @@ func Connect(s Settings) (*Bus, error) {
 // the broker prepares its first answer are never answered (nats-server 2.15.2,
 // Account.newServiceReply).
 func WarmUp(server nats.InProcessConnProvider, options ...nats.Option) error {
+	return askInProcess(server, map[string]any{"INFO": nil}, options)
+}
+
+// CreateStreams creates streams on a broker in this process, by their names; a configuration is what
+// the JetStream API takes.
+func CreateStreams(server nats.InProcessConnProvider, configs map[string]any, options ...nats.Option) error {
+	questions := map[string]any{}
+	for name, config := range configs {
+		questions["STREAM.CREATE."+name] = config
+	}
+	return askInProcess(server, questions, options)
+}
+
+// AnswerUnavailable answers for a broker in this process, while that starts JetStream again, that no
+// stream is known, because nobody else answers and requests would wait.
+func AnswerUnavailable(server nats.InProcessConnProvider, options ...nats.Option) (stop func(), err error) {
+	nc, err := nats.Connect("", append(options, nats.InProcessServer(server))...)
+	if err != nil {
+		return nil, err
+	}
+	for _, subject := range []string{"$JS.API.STREAM.>", "$JS.API.CONSUMER.CREATE.>", "$JS.API.CONSUMER.INFO.>"} {
+		if _, err = nc.Subscribe(subject, func(msg *nats.Msg) {
+			_ = msg.Respond([]byte(`{"error":{"code":503,"err_code":10008,"description":"JetStream starts again"}}`))
+		}); err != nil {
+			break
+		}
+	}
+	if err == nil {
+		err = nc.Flush()
+	}
+	if err != nil {
+		nc.Close()
+	}
+	return nc.Close, err
+}
+
+// askInProcess sends requests to the JetStream API, and waits for their answers.
+func askInProcess(server nats.InProcessConnProvider, questions map[string]any, options []nats.Option) error {
 	nc, err := nats.Connect("", append(options, nats.InProcessServer(server))...)
 	if err != nil {
 		return err
 	}
 	defer nc.Close()
-	_, err = nc.Request("$JS.API.INFO", nil, minAPITimeout)
-	return err
+	for name, question := range questions {
+		var data []byte
+		if question != nil {
+			if data, err = json.Marshal(question); err != nil {
+				return err
+			}
+		}
+		if _, err = nc.Request("$JS.API."+name, data, minAPITimeout); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (b *Bus) start() error {

@@ -27,7 +27,7 @@ func StoreFault(err error) *fault.Fault {
 	if !errors.Is(err, ErrStoreFull) && !errors.Is(err, ErrQueueFull) {
 		return nil
 	}
-	return fault.Newf(fault.StoreFull, "%w; the request was not stored", err).WithRetryAfter(StoreRetry)
+	return fault.Newf(fault.StoreFull, "%w", err).WithRetryAfter(StoreRetry)
 }
 
 // IsFull reports whether a queue or store has no space.
@@ -203,4 +203,25 @@ func (b *Bus) recordWrite(m Message, err error) {
 			b.stores.record(m.stream, fmt.Errorf("%w: stream %s confirms no write: the disk of its server is full or broken; once it has space restart that nats-server, which refuses writes until then", ErrStoreFull, m.stream), time.Now())
 		})
 	}
+}
+
+// StreamSize is the size of a file stream.
+type StreamSize struct {
+	Name string
+	// MaxBytes bounds Bytes; less than 1 means no bound.
+	Bytes, MaxBytes int64
+}
+
+// maxStreamSizes bounds the answer of FileStreams.
+const maxStreamSizes = 256
+
+// FileStreams returns the sizes of the mesh's file streams, of 256 at most.
+func (b *Bus) FileStreams(ctx context.Context) (out []StreamSize, err error) {
+	list := b.js.ListStreams(ctx, jetstream.WithStreamListSubject(string(b.settings.Mesh)+".>"))
+	for info := range list.Info() {
+		if info.Config.Storage == jetstream.FileStorage && len(out) < maxStreamSizes {
+			out = append(out, StreamSize{Name: info.Config.Name, Bytes: int64(info.State.Bytes), MaxBytes: info.Config.MaxBytes})
+		}
+	}
+	return out, list.Err()
 }

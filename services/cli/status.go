@@ -187,6 +187,9 @@ func (s *meshStatus) keep(stage string) error {
 
 func (s *meshStatus) print(out io.Writer, now time.Time) error {
 	printStale(out, s.oldest(), now)
+	if cause := s.stages.GetStoreCause(); cause != "" {
+		fmt.Fprintf(out, "durable requests, jobs and batches are STORE_FULL: %s\n\n", visible(cause))
+	}
 	if err := printPipelines(out, s.pipelines.GetPipelines(), now); err != nil {
 		return err
 	}
@@ -233,6 +236,9 @@ func (s *meshStatus) printJSON(out io.Writer) error {
 	}
 	if answer := s.oldest(); answer.GetStaleSince() != nil {
 		all["staleSince"], all["staleCause"] = answer.GetStaleSince().AsTime(), answer.GetStaleCause()
+	}
+	if cause := s.stages.GetStoreCause(); cause != "" {
+		all["storeCause"] = cause
 	}
 	return json.NewEncoder(out).Encode(all)
 }

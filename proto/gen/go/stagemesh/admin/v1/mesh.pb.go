@@ -274,10 +274,13 @@ func (*ListStagesRequest) Descriptor() ([]byte, []int) {
 }
 
 type ListStagesResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Stages        []*StageStatus         `protobuf:"bytes,1,rep,name=stages,proto3" json:"stages,omitempty"`
-	StaleSince    *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=stale_since,json=staleSince,proto3" json:"stale_since,omitempty"`
-	StaleCause    string                 `protobuf:"bytes,3,opt,name=stale_cause,json=staleCause,proto3" json:"stale_cause,omitempty"`
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Stages     []*StageStatus         `protobuf:"bytes,1,rep,name=stages,proto3" json:"stages,omitempty"`
+	StaleSince *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=stale_since,json=staleSince,proto3" json:"stale_since,omitempty"`
+	StaleCause string                 `protobuf:"bytes,3,opt,name=stale_cause,json=staleCause,proto3" json:"stale_cause,omitempty"`
+	// Why durable requests, jobs and batches are STORE_FULL, as this gateway knows; empty
+	// where they are stored.
+	StoreCause    string `protobuf:"bytes,4,opt,name=store_cause,json=storeCause,proto3" json:"store_cause,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -333,6 +336,13 @@ func (x *ListStagesResponse) GetStaleCause() string {
 	return ""
 }
 
+func (x *ListStagesResponse) GetStoreCause() string {
+	if x != nil {
+		return x.StoreCause
+	}
+	return ""
+}
+
 type WatchStagesRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -374,6 +384,7 @@ type WatchStagesResponse struct {
 	Stages        []*StageStatus         `protobuf:"bytes,1,rep,name=stages,proto3" json:"stages,omitempty"`
 	StaleSince    *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=stale_since,json=staleSince,proto3" json:"stale_since,omitempty"`
 	StaleCause    string                 `protobuf:"bytes,3,opt,name=stale_cause,json=staleCause,proto3" json:"stale_cause,omitempty"`
+	StoreCause    string                 `protobuf:"bytes,4,opt,name=store_cause,json=storeCause,proto3" json:"store_cause,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -425,6 +436,13 @@ func (x *WatchStagesResponse) GetStaleSince() *timestamppb.Timestamp {
 func (x *WatchStagesResponse) GetStaleCause() string {
 	if x != nil {
 		return x.StaleCause
+	}
+	return ""
+}
+
+func (x *WatchStagesResponse) GetStoreCause() string {
+	if x != nil {
+		return x.StoreCause
 	}
 	return ""
 }
@@ -1138,20 +1156,24 @@ const file_stagemesh_admin_v1_mesh_proto_rawDesc = "" +
 	"staleSince\x12\x1f\n" +
 	"\vstale_cause\x18\x03 \x01(\tR\n" +
 	"staleCause\"\x13\n" +
-	"\x11ListStagesRequest\"\xab\x01\n" +
+	"\x11ListStagesRequest\"\xcc\x01\n" +
 	"\x12ListStagesResponse\x127\n" +
 	"\x06stages\x18\x01 \x03(\v2\x1f.stagemesh.admin.v1.StageStatusR\x06stages\x12;\n" +
 	"\vstale_since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"staleSince\x12\x1f\n" +
 	"\vstale_cause\x18\x03 \x01(\tR\n" +
-	"staleCause\"\x14\n" +
-	"\x12WatchStagesRequest\"\xac\x01\n" +
+	"staleCause\x12\x1f\n" +
+	"\vstore_cause\x18\x04 \x01(\tR\n" +
+	"storeCause\"\x14\n" +
+	"\x12WatchStagesRequest\"\xcd\x01\n" +
 	"\x13WatchStagesResponse\x127\n" +
 	"\x06stages\x18\x01 \x03(\v2\x1f.stagemesh.admin.v1.StageStatusR\x06stages\x12;\n" +
 	"\vstale_since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"staleSince\x12\x1f\n" +
 	"\vstale_cause\x18\x03 \x01(\tR\n" +
-	"staleCause\"\xbf\x03\n" +
+	"staleCause\x12\x1f\n" +
+	"\vstore_cause\x18\x04 \x01(\tR\n" +
+	"storeCause\"\xbf\x03\n" +
 	"\vStageStatus\x12\x14\n" +
 	"\x05stage\x18\x01 \x01(\tR\x05stage\x12\x14\n" +
 	"\x05hosts\x18\x02 \x01(\rR\x05hosts\x12\x1f\n" +

@@ -1,0 +1,229 @@
+package stagemesh_test
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/nats-io/nats.go"
+
+	"github.com/stagemesh/stagemesh"
+	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/internal/testbed"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+)
+
+const smallDisk = 48 << 20
+
+// diskBed is a mesh with its files on a small disk, and callers of requests in memory.
+type diskBed struct {
+	*stagemesh.Mesh
+	t      *testing.T
+	folder string
+	// served and failed count the requests in memory.
+	served, failed atomic.Int64
+	failure        atomic.Pointer[error]
+	slowest        atomic.Int64
+}
+
+// startOnSmallDisk returns false in the process that only waits for the one with the disk.
+func startOnSmallDisk(t *testing.T, nats string, options ...string) (*diskBed, bool) {
+	t.Helper()
+	folder := testbed.SmallDisk(t, smallDisk)
+	if folder == "" {
+		return nil, false
+	}
+	m, err := stagemesh.FromFile(parse(t, `
+mesh: m
+nats: {store_dir: `+folder+nats+`}
+gateway: {listen: "127.0.0.1:0", admin: {listen: "127.0.0.1:0"}}
+stages: {echo: {runner: {echo: {}}}}
+pipelines: {p: {steps: [{name: e, stage: echo}]}, filed: {durability: file, steps: [{name: e, stage: echo}]}}
+jobs:
+  pools: {main: {target: {pipelines: [p]}}}
+  queues: {nightly: {}}
+  batches: {queue: nightly}
+`+strings.Join(options, "")), stagemesh.FileSettings{Dispatcher: true, Logger: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &diskBed{Mesh: start(t, m), t: t, folder: folder}
+	ctx, stop := context.WithCancel(t.Context())
+	var callers sync.WaitGroup
+	callers.Go(func() {
+		for ctx.Err() == nil {
+			began := time.Now()
+			_, err := b.infer(ctx, pipeline.Memory)
+			b.slowest.Store(max(b.slowest.Load(), int64(time.Since(began))))
+			if err == nil {
+				b.served.Add(1)
+			} else if ctx.Err() == nil {
+				b.failed.Add(1)
+				b.failure.Store(&err)
+			}
+		}
+	})
+	t.Cleanup(func() {
+		stop()
+		callers.Wait()
+	})
+	return b, true
+}
+
+func (b *diskBed) infer(ctx context.Context, d pipeline.Durability) (*call.Response, error) {
+	return b.Infer(ctx, &call.Request{Pipeline: "p", Durability: d, Inputs: []payload.Part{payload.OfBlob("", "text/plain", []byte("x"))}})
+}
+
+// serves waits until more requests in memory are served.
+func (b *diskBed) serves(when string) {
+	b.t.Helper()
+	before := b.served.Load()
+	testbed.Eventually(b.t, "requests in memory are served "+when, func() bool { return b.served.Load() > before+10 })
+}
+
+func (b *diskBed) http(method, path, contentType, body string) (status int, answer string) {
+	b.t.Helper()
+	r, err := http.NewRequestWithContext(b.t.Context(), method, b.URL()+path, strings.NewReader(body))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	r.Header.Set("Content-Type", contentType)
+	response, err := http.DefaultClient.Do(r)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	defer response.Body.Close() //nolint:errcheck // it was only read
+	data, err := io.ReadAll(response.Body)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return response.StatusCode, string(data)
+}
+
+// stored makes each kind of request that is stored, and returns those that were.
+func (b *diskBed) stored() (out []string) {
+	b.t.Helper()
+	began := time.Now()
+	for name, r := range map[string]*call.Request{"durable": {Durability: pipeline.File}, "keyed": {IdempotencyKey: uuid.NewString()}} {
+		r.Pipeline, r.Inputs = "p", []payload.Part{payload.OfBlob("", "text/plain", []byte("x"))}
+		if _, err := b.Infer(b.t.Context(), r); err == nil {
+			out = append(out, name)
+		} else if f := fault.From(err); f.Reason == fault.BrokerUnavailable && name == "keyed" {
+			continue // the key is read, which nobody answers while JetStream starts again
+		} else if f.Reason != fault.StoreFull || f.RetryAfter <= 0 || !strings.Contains(f.Message, "store_dir") {
+			b.t.Errorf("%s: %v", name, err)
+		}
+	}
+	const file = "--b\r\nContent-Disposition: form-data; name=\"purpose\"\r\n\r\nbatch\r\n" +
+		"--b\r\nContent-Disposition: form-data; name=\"file\"; filename=\"f\"\r\n\r\n{}\r\n--b--\r\n"
+	for name, r := range map[string][3]string{"job": {"/v1/queues/nightly/jobs", "text/plain", "x"}, "file": {"/v1/files", "multipart/form-data; boundary=b", file}} {
+		status, answer := b.http(http.MethodPost, r[0], r[1], r[2])
+		switch {
+		case status/100 == 2:
+			out = append(out, name)
+		case status != http.StatusTooManyRequests || !strings.Contains(answer, "STORE_FULL") && !strings.Contains(answer, "store_full"):
+			b.t.Errorf("%s: %d %s", name, status, answer)
+		}
+	}
+	if took := time.Since(began); took > 2*time.Second {
+		b.t.Errorf("the answers took %s", took)
+	}
+	slices.Sort(out)
+	return out
+}
+
+func (b *diskBed) storesAll() bool { return len(b.stored()) == 4 }
+
+func TestFullDiskStopsDurableRequestsAlone(t *testing.T) {
+	t.Parallel()
+	b, ok := startOnSmallDisk(t, "")
+	if !ok {
+		return
+	}
+	if !b.storesAll() || b.StoreReady() != nil {
+		t.Fatal("not all is stored on an empty disk")
+	}
+	for range 3 {
+		free := testbed.FillDisk(t, b.folder)
+		if stored := b.stored(); len(stored) > 0 {
+			t.Errorf("stored on a full disk: %v", stored)
+		}
+		if err := b.StoreReady(); err == nil || fault.From(err).Reason != fault.StoreFull || b.Ready() != nil {
+			t.Errorf("ready: %v; to store: %v", b.Ready(), err)
+		}
+		if status, answer := b.http(http.MethodGet, "/readyz?pipeline=filed", "", ""); status != http.StatusServiceUnavailable || !strings.Contains(answer, "STORE_FULL") {
+			t.Errorf("readyz of a durable pipeline: %d %s", status, answer)
+		}
+		if status, answer := b.http(http.MethodGet, "/readyz?pipeline=p", "", ""); status != http.StatusOK {
+			t.Errorf("readyz of a pipeline in memory: %d %s", status, answer)
+		}
+		b.serves("on a full disk")
+		free()
+		testbed.Eventually(t, "all is stored again", func() bool { return b.StoreReady() == nil })
+		testbed.Eventually(t, "all is stored again", b.storesAll)
+		b.serves("once there is space")
+	}
+	if n := b.failed.Load(); n > 0 {
+		t.Errorf("%d of %d requests in memory failed: %v", n, n+b.served.Load(), *b.failure.Load())
+	}
+}
+
+func TestStreamsOpenAgainAfterAFailedWrite(t *testing.T) {
+	t.Parallel()
+	failAWrite(t, 0, "")
+}
+
+func TestBrokeredRequestsGoOnWhileStreamsOpenAgain(t *testing.T) {
+	t.Parallel()
+	failAWrite(t, 1, "local_hops: false")
+}
+
+// failAWrite has another client write to the stage's queue before the mesh has noticed the full disk.
+func failAWrite(t *testing.T, lost int64, options string) {
+	t.Helper()
+	b, ok := startOnSmallDisk(t, `, listen: "127.0.0.1:0"`, options)
+	if !ok {
+		return
+	}
+	if !b.storesAll() {
+		t.Fatal("not all is stored on an empty disk")
+	}
+	other, err := nats.Connect(b.BrokerURL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	free := func() {}
+	testbed.Eventually(t, "a write fails", func() bool {
+		free()
+		testbed.Eventually(t, "the broker stores", func() bool {
+			_, err := other.Request("m.stage.echo.file.low", nil, time.Second)
+			return err == nil
+		})
+		free = testbed.FillDisk(t, b.folder)
+		_, err := other.Request("m.stage.echo.file.low", make([]byte, 1<<20), time.Second)
+		return err != nil // an answer is a refusal
+	})
+	if stored := b.stored(); len(stored) > 0 {
+		t.Errorf("stored on a full disk: %v", stored)
+	}
+	free()
+	freed := time.Now()
+	testbed.Eventually(t, "all is stored again", b.storesAll)
+	t.Logf("stored %s after there was space; %d requests in memory, %d failed, the slowest took %s", time.Since(freed), b.served.Load(), b.failed.Load(), time.Duration(b.slowest.Load()))
+	b.serves("once streams are open again")
+	// One that is sent while JetStream starts again may be lost.
+	if n := b.failed.Load(); n > lost || n > 0 && fault.From(*b.failure.Load()).Reason != fault.QueueLost {
+		t.Errorf("%d of %d requests in memory failed: %v", n, n+b.served.Load(), *b.failure.Load())
+	}
+}
