@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
+	"go.opentelemetry.io/otel/metric"
 
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/config"
@@ -247,4 +248,46 @@ func (s *brokerStore) memoryQueues() (out map[string]any, isEmpty bool) {
 		}
 	}
 	return out, isEmpty
+}
+
+// report registers the metrics of the broker in this process.
+func (s *brokerStore) report(meter metric.Meter) error {
+	var errs []error
+	gauge := func(name, unit, help string) metric.Int64ObservableGauge {
+		out, err := meter.Int64ObservableGauge(name, metric.WithUnit(unit), metric.WithDescription(help))
+		errs = append(errs, err)
+		return out
+	}
+	free := gauge("stagemesh.broker.disk_free", "By", "Free bytes of the disk of nats.store_dir.")
+	stored := gauge("stagemesh.broker.store_size", "By", "Bytes in all file streams of the broker in this process.")
+	storeMax := gauge("stagemesh.broker.store_limit", "By", "The most bytes in file streams, nats.max_store.")
+	memory := gauge("stagemesh.broker.memory_size", "By", "Bytes in all memory streams of the broker in this process.")
+	memoryMax := gauge("stagemesh.broker.memory_limit", "By", "The most bytes in memory streams, nats.max_memory.")
+	failures, err1 := meter.Int64ObservableCounter("stagemesh.broker.write_failures", metric.WithDescription("Streams of the broker in this process that a failed write has closed."))
+	restarts, err2 := meter.Int64ObservableCounter("stagemesh.broker.jetstream_restarts", metric.WithDescription("How often the broker in this process has opened its streams again after a failed write."))
+	if err := errors.Join(append(errs, err1, err2)...); err != nil {
+		return err
+	}
+	_, err := meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
+		s.mu.Lock()
+		o.ObserveInt64(free, s.free)
+		o.ObserveInt64(failures, s.failures)
+		o.ObserveInt64(restarts, s.restarts)
+		s.mu.Unlock()
+		select {
+		case <-s.broker.ready:
+		default:
+			return nil
+		}
+		info, err := s.broker.Jsz(nil)
+		if err != nil {
+			return nil //nolint:nilerr // it starts again
+		}
+		o.ObserveInt64(stored, int64(info.Store))
+		o.ObserveInt64(memory, int64(info.Memory))
+		o.ObserveInt64(storeMax, info.Config.MaxStore)
+		o.ObserveInt64(memoryMax, info.Config.MaxMemory)
+		return nil
+	}, free, failures, restarts, stored, memory, storeMax, memoryMax)
+	return err
 }

@@ -40,6 +40,9 @@ func (m *Mesh) assemble() (p *parts, err error) {
 	var order []process.Part
 	if m.settings.NATS.URL == "" {
 		p.broker = newBroker(m.settings.NATS, m.reserve(), m.settings.Logger)
+		if err := p.broker.store.report(m.settings.Meter); err != nil {
+			return nil, err
+		}
 		order = append(order, process.Part{Name: "broker", Run: p.broker.run, Ready: p.broker.waitReady})
 	}
 	to := m.bus(p.broker)

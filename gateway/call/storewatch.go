@@ -41,7 +41,7 @@ func (s *Service) watchStore(ctx context.Context) {
 	ticks := time.NewTicker(storeTick)
 	defer ticks.Stop()
 	for tick, full := 0, 0; ; tick++ {
-		bounded, cancel := context.WithTimeout(ctx, watchTimeout)
+		bounded, cancel := context.WithTimeout(ctx, bus.StoreRetry)
 		if tick%storeProbes == 0 {
 			s.bus.ProbeStore(bounded)
 		}

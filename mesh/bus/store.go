@@ -138,7 +138,7 @@ func (b *Bus) StoreErrors() int64 {
 	return failed
 }
 
-// ProbeStore judges a broker of its own process by one write of a byte, to a stream for that alone,
+// ProbeStore judges a broker of its own process by one small write, to a stream for that alone,
 // unless another write has succeeded within StoreRetry. nats-server refuses all writes to a stream
 // after one that failed, so a probe stream that failed is replaced.
 func (b *Bus) ProbeStore(ctx context.Context) {
@@ -146,24 +146,39 @@ func (b *Bus) ProbeStore(ctx context.Context) {
 	if b.settings.Store != nil || time.Since(wrote) < StoreRetry || !b.Connected() {
 		return
 	}
-	m := Message{subject: b.storeProbe(), stream: b.StoreProbeStream(), data: []byte{0}, missing: ErrNoQueue}
-	if _, err := await(ctx, func(done func(Receipt, error)) { b.publish(m, done) }); err == nil || !errors.Is(err, ErrNoQueue) && !errors.Is(err, ErrStoreFull) && !errors.Is(err, ErrUnknown) {
+	probe := func(size int) error {
+		m := Message{subject: b.storeProbe(), stream: b.StoreProbeStream(), data: make([]byte, min(size, b.MaxPayload()-headerSlack)), missing: ErrNoQueue}
+		_, err := await(ctx, func(done func(Receipt, error)) { b.publish(m, done) })
+		return err
+	}
+	err := probe(storeProbeSize)
+	if err == nil || !errors.Is(err, ErrNoQueue) && !errors.Is(err, ErrStoreFull) && !errors.Is(err, ErrUnknown) {
 		return
 	}
-	if err := b.js.DeleteStream(ctx, m.stream); err != nil && !errors.Is(err, jetstream.ErrStreamNotFound) {
+	name := b.StoreProbeStream()
+	if err := b.js.DeleteStream(ctx, name); err != nil && !errors.Is(err, jetstream.ErrStreamNotFound) {
 		return
 	}
-	err := apiErrorOf("stream "+m.stream, b.createStream(ctx, jetstream.StreamConfig{
-		Name: m.stream, Subjects: []string{m.subject}, Description: "Shows whether the broker stores files",
+	err = apiErrorOf("stream "+name, b.createStream(ctx, jetstream.StreamConfig{
+		Name: name, Subjects: []string{b.storeProbe()}, Description: "Shows whether the broker stores files",
 		Storage: jetstream.FileStorage, MaxMsgs: 1, MaxBytes: storeProbeBytes,
 	}))
-	if err == nil || errors.Is(err, ErrStoreFull) {
-		b.stores.record(m.stream, err, time.Now())
+	if err == nil && probe(newProbeSize) == nil {
+		_ = b.nc.Publish("$JS.API.STREAM.PURGE."+name, nil) // best effort
+	}
+	if errors.Is(err, ErrStoreFull) {
+		b.stores.record(name, err, time.Now())
 	}
 }
 
-// storeProbeBytes bounds the stream of probes.
-const storeProbeBytes = 64 << 10
+const (
+	// storeProbeSize is more than the last block of a file has left; newProbeSize is more than the
+	// removal of a stream with such a probe frees.
+	storeProbeSize = 16 << 10
+	newProbeSize   = 256 << 10
+	// storeProbeBytes bounds the stream of probes.
+	storeProbeBytes = 1 << 20
+)
 
 // refuseWrite returns why a message is not sent to its file stream.
 func (b *Bus) refuseWrite(m Message) error {

@@ -3,6 +3,7 @@ package bus
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"testing"
 )
 
@@ -56,4 +57,28 @@ func FuzzPlainSeq(f *testing.F) {
 			t.Errorf("%q was read as %d, and is %+v", data, seq, ack)
 		}
 	})
+}
+
+func TestFullStoresAreToldFromFullQueues(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		code           int
+		description    string
+		inFile, memory error
+	}{
+		"the stream's limit":        {codeStoreFailed, "maximum bytes exceeded", ErrQueueFull, ErrQueueFull},
+		"more than a file may hold": {codeStoreFailed, "message too large", ErrTooLarge, ErrTooLarge},
+		"the account's limit":       {codeAccountExceeded, "resource limits exceeded for account", ErrStoreFull, ErrQueueFull},
+		"the server's limit":        {codeNoResources, "insufficient resources", ErrStoreFull, ErrQueueFull},
+		"no space for a stream":     {codeStorageExceeded, "insufficient storage resources available", ErrStoreFull, ErrQueueFull},
+		"a full disk":               {10049, "mkdir: no space left on device", ErrStoreFull, ErrUnknown},
+	} {
+		data := fmt.Appendf(nil, `{"error":{"code":503,"err_code":%d,"description":%q},"stream":"s","seq":0}`, test.code, test.description)
+		if _, err := storedReceipt(data, true); !errors.Is(err, test.inFile) {
+			t.Errorf("%s, on file: %v", name, err)
+		}
+		if _, err := storedReceipt(data, false); !errors.Is(err, test.memory) {
+			t.Errorf("%s, in memory: %v", name, err)
+		}
+	}
 }
