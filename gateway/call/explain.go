@@ -40,7 +40,7 @@ func (s *Service) Explain(ctx context.Context, requestID string) (*meshv1.Reques
 	report := answer.GetReport()
 	switch {
 	case report == nil:
-		r, err := s.results.Fetch(ctx, id)
+		r, err := s.results.Get(ctx, id)
 		switch {
 		case errors.Is(err, store.ErrNoResult):
 			return nil, fault.Newf(fault.NotFound, "request %s is unknown: no gateway that answered remembers it, no host has it, and no result of it is stored; "+
@@ -54,7 +54,7 @@ func (s *Service) Explain(ctx context.Context, requestID string) (*meshv1.Reques
 		s.addQueues(ctx, report)
 	case report.GetFault() != nil && len(report.GetSteps()) == 0:
 		// A durable request outlives its caller, and its gateway.
-		if r, err := s.results.Fetch(ctx, id); err == nil {
+		if r, err := s.results.Get(ctx, id); err == nil {
 			report.Stored, report.Steps = true, r.Report().GetSteps()
 		}
 	}

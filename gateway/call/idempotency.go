@@ -80,7 +80,7 @@ func (i *idempotent) lookUp(ctx context.Context) (keyState, error) {
 	if err != nil || record.Claim == nil {
 		return keyState{record: record}, err
 	}
-	r, err := i.service.results.Fetch(ctx, record.Claim.RequestID)
+	r, err := i.service.results.Get(ctx, record.Claim.RequestID)
 	if errors.Is(err, store.ErrNoResult) {
 		return keyState{record: record}, nil
 	}

@@ -9,7 +9,6 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"github.com/stagemesh/stagemesh/gateway/admission"
-	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -36,7 +35,7 @@ func (s *Service) Result(ctx context.Context, requestID string, wait time.Durati
 	defer s.limiter.Release()
 	// The first question does not count as waiting: a result that is there is found
 	// however short the wait.
-	r, err := s.results.Fetch(ctx, id)
+	r, err := s.results.Get(ctx, id)
 	if wait > 0 && errors.Is(err, store.ErrNoResult) {
 		waiting, stop, f := s.StartWait(ctx, wait)
 		if f != nil {
@@ -67,11 +66,7 @@ func (s *Service) Result(ctx context.Context, requestID string, wait time.Durati
 	if f != nil {
 		return nil, f.WithMetadata(requestIDKey, string(id))
 	}
-	out := storedResponse(r)
-	if f := reserveResponse(budget.FromContext(ctx), out); f != nil {
-		return nil, f
-	}
-	return out, nil
+	return storedResponse(r), nil
 }
 
 // StartWait returns the context of a wait, MaxTimeout at most, which also ends as the gateway

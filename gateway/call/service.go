@@ -478,9 +478,12 @@ func (s *Service) Stage(ctx context.Context, name pipeline.StageName) (StageStat
 	return out, nil
 }
 
-// Unavailable is the fault of a question that the broker did not answer, or of a write that it did
-// not store.
+// Unavailable is the fault of a question that the broker did not answer, or whose answer was
+// rejected, or of a write that it did not store.
 func Unavailable(err error) *fault.Fault {
+	if f, ok := errors.AsType[*fault.Fault](err); ok {
+		return f
+	}
 	if f := bus.StoreFault(err); f != nil {
 		return f
 	}

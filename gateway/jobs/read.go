@@ -7,6 +7,7 @@ import (
 	"math"
 	"time"
 
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -46,8 +48,12 @@ func (s *Service) GetJob(ctx context.Context, in *inferencev1.GetJobRequest) (*i
 	tenant := call.TenantOf(ctx)
 	found, err := s.findJob(ctx, id, tenant)
 	if err == nil && wait > 0 && !store.IsEnd(found.GetJob().GetState()) {
+		release := func() {}
 		err = s.await(ctx, wait, s.bus.Subjects.JobRecord(id, tenant), func() (bool, error) {
-			r, err := s.store.Record(ctx, id, tenant)
+			release() // of the record before
+			var scope context.Context
+			scope, release = budget.WithScope(ctx)
+			r, err := s.store.Record(scope, id, tenant)
 			switch {
 			case errors.Is(err, store.ErrNoJob):
 				return false, nil
@@ -238,9 +244,14 @@ func (s *Service) ListJobs(ctx context.Context, in *inferencev1.ListJobsRequest)
 	read := func() error {
 		bytes := int64(0)
 		for reads := 0; ; reads++ {
-			found, err := next(ctx, queue, tenant, at+1)
+			scope, release := budget.WithScope(ctx)
+			found, err := next(scope, queue, tenant, at+1)
+			release()
 			if errors.Is(err, store.ErrNoJob) {
 				return nil
+			}
+			if err == nil && found.job != nil { // what is kept of the message
+				err = budget.FromContext(ctx).Reserve(int64(proto.Size(found.job)))
 			}
 			if err != nil {
 				return err

@@ -16,6 +16,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -140,6 +141,8 @@ func (w *jobWatch) parse(after string) *fault.Fault {
 
 // begin reads the job, and finds the chunk after which the watch begins.
 func (w *jobWatch) begin(ctx context.Context) (err error) {
+	ctx, release := budget.WithScope(ctx)
+	defer release()
 	jobs := w.service.store
 	if w.record, err = w.service.findJob(ctx, w.id, w.tenant); err != nil {
 		return err
@@ -150,6 +153,8 @@ func (w *jobWatch) begin(ctx context.Context) (err error) {
 			return err
 		}
 		w.next = 1 + uint64(sort.Search(int(last), func(i int) bool {
+			ctx, release := budget.WithScope(ctx)
+			defer release()
 			c, seq, problem := jobs.NextChunk(ctx, w.id, w.tenant, uint64(i)+1)
 			err = cmp.Or(err, problem)
 			if c.GetAttempt() == w.attempt {
@@ -170,6 +175,8 @@ func (w *jobWatch) hasPassed(c *inferencev1.JobChunk) bool {
 }
 
 func (w *jobWatch) advance(ctx context.Context) error {
+	ctx, release := budget.WithScope(ctx)
+	defer release()
 	if err := w.readRecord(ctx); err != nil {
 		return err
 	}
@@ -177,11 +184,13 @@ func (w *jobWatch) advance(ctx context.Context) error {
 		if w.service.limiter.Closing().Err() != nil {
 			return admission.Stopping()
 		}
-		c, seq, err := w.service.store.NextChunk(ctx, w.id, w.tenant, w.next)
+		chunk, release := budget.WithScope(ctx)
+		c, seq, err := w.service.store.NextChunk(chunk, w.id, w.tenant, w.next)
 		if err == nil && seq > 0 {
 			w.next = seq + 1
 			err = w.passChunk(ctx, c)
 		}
+		release()
 		if err != nil {
 			return err
 		}

@@ -27,19 +27,6 @@ type Account struct {
 // NewAccount returns an account of a tenant. The pool may be nil.
 func NewAccount(p *Pool, tenant string) *Account { return &Account{pool: p, tenant: tenant} }
 
-type accountKey struct{}
-
-// NewContext returns a context with the account.
-func NewContext(ctx context.Context, a *Account) context.Context {
-	return context.WithValue(ctx, accountKey{}, a)
-}
-
-// FromContext returns the account of a context, or nil.
-func FromContext(ctx context.Context) *Account {
-	a, _ := ctx.Value(accountKey{}).(*Account)
-	return a
-}
-
 // Of returns an account of its own for the inputs of the request of the context, of at most
 // limit bytes; 0 is no limit. Nothing can be reserved after the context ended. The caller
 // closes it.

@@ -12,10 +12,19 @@
 // seven fifteenths each, and whoever comes next always finds something free: the dynamic
 // thresholds by which switches share packet memory (Choudhury and Hahne, 1998).
 //
+// Callers that wait get turns by tenant:
+//
+//	if err := reads.Acquire(ctx, tenant, size); err != nil {
+//		return err // the context ended first
+//	}
+//	defer reads.Release(tenant, size)
+//
 // Everything here is safe for concurrent use and starts no goroutine.
 package budget
 
 import (
+	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -46,10 +55,24 @@ type Pool struct {
 	held int64
 	// tenants are those that hold something.
 	tenants map[string]int64
+	// waiting are the callers of Acquire that wait, in the order in which they came. turns has
+	// the number of the last turn of each tenant that holds something or waits.
+	waiting []*waiter
+	turns   map[string]uint64
+	turn    uint64
+}
+
+type waiter struct {
+	tenant string
+	n      int64
+	// ready closes once the waiter has its amount.
+	ready chan struct{}
 }
 
 // NewPool returns a pool of which nobody holds anything.
-func NewPool(s Settings) *Pool { return &Pool{settings: s, tenants: map[string]int64{}} }
+func NewPool(s Settings) *Pool {
+	return &Pool{settings: s, tenants: map[string]int64{}, turns: map[string]uint64{}}
+}
 
 // Reserve reserves n for a tenant, which Release returns, or returns the fault that rejects it.
 func (p *Pool) Reserve(tenant string, n int64) *fault.Fault {
@@ -71,14 +94,91 @@ func (p *Pool) reject(format string, args ...any) *fault.Fault {
 	return fault.Newf(fault.Overloaded, format, args...).WithRetryAfter(RetryAfter)
 }
 
+// Acquire reserves n for a tenant once it is free, or returns the context's error. The next turn is
+// of the waiting tenant that holds least, and of those the one whose last turn is longest ago. So
+// the callers of one tenant hold up those of another for one turn, and one tenant alone gets all.
+// An amount above the limit is the limit.
+func (p *Pool) Acquire(ctx context.Context, tenant string, n int64) error {
+	p.mu.Lock()
+	if len(p.waiting) == 0 && p.take(tenant, n) {
+		p.mu.Unlock()
+		return nil
+	}
+	w := &waiter{tenant, n, make(chan struct{})}
+	p.waiting = append(p.waiting, w)
+	p.grant()
+	p.mu.Unlock()
+	select {
+	case <-w.ready:
+		return nil
+	case <-ctx.Done():
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if i := slices.Index(p.waiting, w); i >= 0 {
+		p.waiting = slices.Delete(p.waiting, i, i+1)
+		p.forget(tenant)
+	} else {
+		p.release(tenant, n)
+	}
+	p.grant()
+	return ctx.Err()
+}
+
+// grant gives turns while the next one fits. The caller holds mu.
+func (p *Pool) grant() {
+	for len(p.waiting) > 0 {
+		next := 0
+		for i, w := range p.waiting {
+			first := p.waiting[next]
+			own, least := p.tenants[w.tenant], p.tenants[first.tenant]
+			if own < least || own == least && p.turns[w.tenant] < p.turns[first.tenant] {
+				next = i
+			}
+		}
+		w := p.waiting[next]
+		if !p.take(w.tenant, w.n) {
+			return
+		}
+		p.waiting = slices.Delete(p.waiting, next, next+1)
+		close(w.ready)
+	}
+}
+
+// take gives a tenant its turn if n are free. The caller holds mu.
+func (p *Pool) take(tenant string, n int64) bool {
+	n = min(n, p.settings.Limit)
+	if p.held+n > p.settings.Limit {
+		return false
+	}
+	p.held += n
+	p.tenants[tenant] += n
+	p.turn++
+	p.turns[tenant] = p.turn
+	return true
+}
+
+// forget drops what is known of a tenant that neither holds nor waits. The caller holds mu.
+func (p *Pool) forget(tenant string) {
+	if p.tenants[tenant] == 0 && !slices.ContainsFunc(p.waiting, func(w *waiter) bool { return w.tenant == tenant }) {
+		delete(p.tenants, tenant)
+		delete(p.turns, tenant)
+	}
+}
+
 // Release returns n that the tenant holds.
 func (p *Pool) Release(tenant string, n int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.release(tenant, n)
+	p.grant()
+}
+
+func (p *Pool) release(tenant string, n int64) {
+	n = min(n, p.settings.Limit)
 	p.held -= n
-	if p.tenants[tenant] -= n; p.tenants[tenant] == 0 {
-		delete(p.tenants, tenant)
-	}
+	p.tenants[tenant] -= n
+	p.forget(tenant)
 }
 
 // Held returns what all tenants hold.

@@ -9,11 +9,13 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
@@ -181,7 +183,7 @@ func matches(pattern, subject string) bool {
 }
 
 func (b *Bus) read(ctx context.Context, stream, subject string, question []byte) (*StoredMessage, error) {
-	msg, err := b.request(ctx, subject, question)
+	msg, err := b.requestStored(ctx, stream, subject, question)
 	if err != nil {
 		return nil, err
 	}
@@ -206,6 +208,66 @@ func (b *Bus) read(ctx context.Context, stream, subject string, question []byte)
 	out := &StoredMessage{Seq: seq, Subject: msg.Header.Get(subjectHeader), Header: msg.Header, Data: msg.Data}
 	out.At, _ = time.Parse(time.RFC3339Nano, msg.Header.Get(timeHeader))
 	return out, nil
+}
+
+const (
+	// maxReadBytes bounds the stored messages that are on their way from the broker, which
+	// disconnects a client that is behind by 64 MiB.
+	maxReadBytes = 32 << 20
+	// smallRecord is more than a message of a stream that keeps small records.
+	smallRecord = 1 << 20
+	// A stored message counts against its request three times: as received, as decoded and as
+	// encoded. maxCounted is less than the least budget of a gateway.
+	readFactor = 3
+	maxCounted = 16 << 20
+)
+
+// largest returns the size of the largest message that a stream may have.
+func (b *Bus) largest(stream string) int64 {
+	switch stream {
+	case b.ClaimStream(), b.RunRecordStream(), b.JobControlStream(), b.BatchRecordStream(), b.FileDataStream():
+		return smallRecord
+	}
+	return int64(b.MaxPayload())
+}
+
+// AcquireRead waits for the turn of the context's tenant to read a message of a stream by other means
+// than this package's. The caller calls release once it has the message.
+func (b *Bus) AcquireRead(ctx context.Context, stream string) (release func(), err error) {
+	tenant, n := budget.TenantOf(ctx), b.largest(stream)
+	if err := b.reads.Acquire(ctx, tenant, n); err != nil {
+		return nil, err
+	}
+	return func() { b.reads.Release(tenant, n) }, nil
+}
+
+// requestStored is request for a stored message, in turns by tenant. What arrives counts against the
+// account of the context. The turn lasts until the message is counted or, if the
+// context ends before, until it arrives: the broker sends it all the same.
+func (b *Bus) requestStored(ctx context.Context, stream, subject string, question []byte) (*nats.Msg, error) {
+	release, err := b.AcquireRead(ctx, stream)
+	if err != nil {
+		return nil, err
+	}
+	var isTaken atomic.Bool // by the first of the caller that leaves and the message
+	msg, err := await(ctx, func(done func(*nats.Msg, error)) {
+		b.requests.send(&nats.Msg{Subject: subject, Data: question}, func(msg *nats.Msg, err error) {
+			done(msg, err)
+			if !isTaken.CompareAndSwap(false, true) {
+				release()
+			}
+		})
+	})
+	if msg == nil && ctx.Err() != nil && isTaken.CompareAndSwap(false, true) {
+		return nil, err
+	}
+	defer release()
+	if err == nil {
+		if err := budget.FromContext(ctx).Reserve(min(readFactor*int64(len(msg.Data)), maxCounted)); err != nil {
+			return nil, err
+		}
+	}
+	return msg, err
 }
 
 // StoredResult returns the bytes of a request's stored result: nil where there is

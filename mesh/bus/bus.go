@@ -50,6 +50,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"go.opentelemetry.io/otel/metric"
 
+	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/mesh/credentials"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -93,7 +94,9 @@ type Bus struct {
 	nc       *nats.Conn
 	js       jetstream.JetStream
 	requests *requester
-	clock    clock
+	// reads are the stored messages that are on their way.
+	reads *budget.Pool
+	clock clock
 	// unreadable are the stored values that cannot be read.
 	unreadable *unreadable
 	stores     stores
@@ -136,7 +139,7 @@ func Connect(s Settings) (*Bus, error) {
 	if s.Now == nil {
 		s.Now = time.Now
 	}
-	b := &Bus{Subjects: SubjectsOf(s.Mesh), settings: s, closed: make(chan struct{})}
+	b := &Bus{Subjects: SubjectsOf(s.Mesh), settings: s, closed: make(chan struct{}), reads: budget.NewPool(budget.Settings{Limit: maxReadBytes, Name: "bytes of stored messages"})}
 	b.requests = newRequester(s.AckTimeout)
 	files, err := s.Auth.Options()
 	if err != nil {

@@ -14,6 +14,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
@@ -309,16 +310,21 @@ type writerFunc func([]byte) (int, error)
 // Write implements io.Writer.
 func (f writerFunc) Write(buf []byte) (int, error) { return f(buf) }
 
-// Open returns a reader of bytes that were written. They may be read slowly.
+// Open returns a reader of bytes that were written. They may be read slowly. Of them one message at
+// a time counts against the owner of the context.
 func (s *Batches) Open(ctx context.Context, data string, size int64) io.Reader {
 	var rest []byte
+	release := func() {}
 	seq, subject := uint64(0), s.bus.Subjects.FileData(data)
 	return readerFunc(func(buf []byte) (int, error) {
 		if size == 0 {
 			return 0, io.EOF
 		}
 		if len(rest) == 0 {
-			msg, err := s.bus.Next(ctx, s.data.config.Name, subject, seq+1)
+			release() // the message before
+			var scope context.Context
+			scope, release = budget.WithScope(ctx)
+			msg, err := s.bus.Next(scope, s.data.config.Name, subject, seq+1)
 			if err != nil {
 				return 0, s.wrap(err)
 			}

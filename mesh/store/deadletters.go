@@ -128,6 +128,11 @@ func (s *DeadLetters) message(ctx context.Context, stream jetstream.Stream, seq 
 		// Sequence numbers start at 1; the broker rejects 0 as a malformed request.
 		return nil, ErrNoDeadLetter
 	}
+	release, err := s.bus.AcquireRead(ctx, s.bus.DeadLetterStream())
+	if err != nil {
+		return nil, err
+	}
+	defer release()
 	bounded, cancel := context.WithTimeout(ctx, deadLetterTimeout)
 	defer cancel()
 	msg, err := stream.GetMsg(bounded, seq, options...)

@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
-	"golang.org/x/sync/semaphore"
 
+	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -21,19 +21,11 @@ var ErrNoResult = errors.New("no result")
 // Results keeps the final replies of durable requests, and of those with an
 // idempotency key, so that any gateway can return them when the one that waited has
 // stopped. Each request has a subject of its own.
-type Results struct {
-	stream
-
-	fetches *semaphore.Weighted
-}
-
-// maxFetches is how many results are fetched at a time. Each may be as large as the broker's
-// messages, and the broker disconnects a client that is behind by 64 MiB.
-const maxFetches = 4
+type Results struct{ stream }
 
 // NewResults returns the store of results. It makes no call to the broker.
 func NewResults(b *bus.Bus, s Settings) *Results {
-	r := &Results{fetches: semaphore.NewWeighted(maxFetches), stream: newStream(b, "results", b.ResultStream(), b.Results(), s, Settings{Retention: DefaultResultRetention, MaxBytes: DefaultMaxBytes})}
+	r := &Results{newStream(b, "results", b.ResultStream(), b.Results(), s, Settings{Retention: DefaultResultRetention, MaxBytes: DefaultMaxBytes})}
 	r.config.Description = "Final replies"
 	return r
 }
@@ -48,17 +40,11 @@ func (s *Results) Usage(ctx context.Context) (used uint64, limit int64, err erro
 	return info.State.Bytes, info.Config.MaxBytes, nil
 }
 
-// Fetch is Get for any number of callers at once: few of them fetch at a time.
-func (s *Results) Fetch(ctx context.Context, request pipeline.RequestID) (*envelope.Result, error) {
-	if err := s.fetches.Acquire(ctx, 1); err != nil {
-		return nil, err
-	}
-	defer s.fetches.Release(1)
-	return s.Get(ctx, request)
-}
-
-// Get returns a request's result: ErrNoResult where there is none.
+// Get returns a request's result: ErrNoResult where there is none. It counts against the owner of
+// the context until Get returns: callers count the response.
 func (s *Results) Get(ctx context.Context, request pipeline.RequestID) (*envelope.Result, error) {
+	ctx, release := budget.WithScope(ctx)
+	defer release()
 	data, err := s.bus.StoredResult(ctx, request)
 	switch {
 	case errors.Is(err, bus.ErrNoResults), err == nil && data == nil:
@@ -88,7 +74,7 @@ const (
 // error.
 func (s *Results) Wait(ctx context.Context, request pipeline.RequestID) (r *envelope.Result, err error) {
 	err = s.wait(ctx, s.bus.Subjects.Result(request), minResultPause, maxResultPause, func() (bool, error) {
-		r, err = s.Fetch(ctx, request)
+		r, err = s.Get(ctx, request)
 		if errors.Is(err, ErrNoResult) {
 			return false, nil
 		}

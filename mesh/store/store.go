@@ -204,7 +204,11 @@ func (s *stream) follow(ctx context.Context, stream string, config jetstream.Ord
 		}
 	}
 	catchUp(info.NumPending)
-	messages, err := consumer.Messages(jetstream.PullMaxMessages(followBatch))
+	pull := followBatch
+	if !config.HeadersOnly {
+		pull = followRecords
+	}
+	messages, err := consumer.Messages(jetstream.PullMaxMessages(pull))
 	if err != nil {
 		return s.wrap(err)
 	}
@@ -249,8 +253,10 @@ func (s *stream) createdAt(ctx context.Context, stream string) (time.Time, error
 }
 
 const (
-	// followBatch is how many messages without payloads are requested at a time.
-	followBatch = 4096
+	// followBatch is how many messages without payloads are requested at a time, followRecords how
+	// many records: the broker disconnects a client that is behind by 64 MiB.
+	followBatch   = 4096
+	followRecords = 64
 	// followCheck is how often a stream without new messages is looked at.
 	followCheck = 2 * time.Second
 )

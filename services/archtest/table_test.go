@@ -38,6 +38,7 @@ var importTable = rules{
 		// What gateway and hosts share: to the right may import to the left.
 		{packages: list(fault), mayImport: list(proto)},
 		{packages: list(wire), mayImport: nothing},
+		{packages: list(budget), mayImport: list(fault)},
 		{packages: list(payload), mayImport: list(proto, tensor, fault, wire)},
 		{packages: list(msgpack), mayImport: list(fault)},
 		{packages: list(oipcodec), mayImport: list(proto, tensor, fault, payload), pure: true},
@@ -47,8 +48,8 @@ var importTable = rules{
 		{packages: list("mesh/placement"), mayImport: list(pipeline, model), pure: true},
 		{packages: list(envelope), mayImport: list(proto, tensor, fault, wire, payload, pipeline)},
 		{packages: list(auth), mayImport: list(pipeline)},
-		{packages: list(bus), mayImport: list(proto, tensor, fault, payload, pipeline, envelope, auth)},
-		{packages: list("mesh/store"), mayImport: list(proto, tensor, fault, payload, pipeline, envelope, bus, "mesh/config", "mesh/process")},
+		{packages: list(bus), mayImport: list(budget, proto, tensor, fault, payload, pipeline, envelope, auth)},
+		{packages: list("mesh/store"), mayImport: list(budget, proto, tensor, fault, payload, pipeline, envelope, bus, "mesh/config", "mesh/process")},
 		{packages: list("mesh/process", "mesh/config"), mayImport: nothing},
 		{packages: list("mesh/webhook"), mayImport: list(auth, "mesh/config")},
 		{packages: list("mesh/tracing"), mayImport: list(fault, envelope, wire, "mesh/config")},
@@ -75,7 +76,7 @@ var importTable = rules{
 		{packages: list("stagehost"), mayImport: list(proto, sdk, "mesh/...", "stagehost/...", discovery, budget, transport)},
 
 		// The gateway: only admission, call and jobs touch the bus, fronts translate.
-		{packages: list("gateway/admission"), mayImport: list(fault, pipeline, envelope, bus)},
+		{packages: list("gateway/admission"), mayImport: list(budget, fault, pipeline, envelope, bus)},
 		// What became of the last requests.
 		{packages: list("gateway/explain"), mayImport: list(proto, fault, pipeline, envelope)},
 		// What follows the registry, and says what fits.
@@ -106,7 +107,7 @@ var importTable = rules{
 		{packages: list("gateway"), mayImport: list(proto, sdk, "mesh/...", "gateway/...", discovery, budget, transport)},
 
 		// The dispatcher of jobs reaches its targets through an interface.
-		{packages: list("dispatch"), mayImport: list(proto, fault, payload, pipeline, envelope, auth, bus, "mesh/config", "mesh/process", "mesh/store", "mesh/webhook", discovery)},
+		{packages: list("dispatch"), mayImport: list(budget, proto, fault, payload, pipeline, envelope, auth, bus, "mesh/config", "mesh/process", "mesh/store", "mesh/webhook", discovery)},
 
 		// What is built out of all this.
 		{packages: list("internal/program"), mayImport: list(proto, auth, "mesh/config", "mesh/tracing", transport)},
