@@ -1,7 +1,9 @@
 package stagemesh_test
 
 import (
+	"bufio"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"strings"
@@ -49,8 +51,8 @@ func submitAs(t *testing.T, m *stagemesh.Mesh, tenant, body string) string {
 	return "/v1/jobs/" + id
 }
 
-// openSlowly sends a request of tenant a whose answer nobody reads.
-func openSlowly(t *testing.T, m *stagemesh.Mesh, request string) {
+// open sends the head of a request of tenant a on a connection of its own that receives little.
+func open(t *testing.T, m *stagemesh.Mesh, request string, headers ...string) net.Conn {
 	t.Helper()
 	conn, err := net.Dial("tcp", strings.TrimPrefix(m.URL(), "http://"))
 	if err != nil {
@@ -58,9 +60,11 @@ func openSlowly(t *testing.T, m *stagemesh.Mesh, request string) {
 	}
 	t.Cleanup(func() { _ = conn.Close() })
 	_ = conn.(*net.TCPConn).SetReadBuffer(4 << 10)
-	if _, err := fmt.Fprintf(conn, "%s HTTP/1.1\r\nHost: m\r\nAuthorization: Bearer of-a\r\n\r\n", request); err != nil {
+	head := append([]string{request + " HTTP/1.1", "Host: m", "Authorization: Bearer of-a"}, headers...)
+	if _, err := io.WriteString(conn, strings.Join(head, "\r\n")+"\r\n\r\n"); err != nil {
 		t.Fatal(err)
 	}
+	return conn
 }
 
 func TestStoredBytesCountUntilTheyAreWritten(t *testing.T) {
@@ -71,8 +75,24 @@ func TestStoredBytesCountUntilTheyAreWritten(t *testing.T) {
 		t.Fatalf("%d, %d bytes", status, len(text))
 	}
 	testbed.Eventually(t, "a read beyond the budget is rejected", func() bool {
-		openSlowly(t, m, "GET "+job+"/result")
+		open(t, m, "GET "+job+"/result")
 		status, text := as(t, m, "a", http.MethodGet, job+"/result", "")
 		return status == http.StatusTooManyRequests && reasonOf(text) == "OVERLOADED"
 	})
+}
+
+func TestUploadsReserveWhatArrives(t *testing.T) {
+	t.Parallel()
+	m := startTenants(t, ", max_in_flight_bytes: 20MiB", plainJobs, "")
+	for path, kind := range map[string]string{"/v1/files": "multipart/form-data; boundary=xx", "/v1/queues/q/jobs": "application/x-ndjson"} {
+		for range 30 {
+			conn := open(t, m, "POST "+path, "Content-Type: "+kind, "Content-Length: 1000000", "Expect: 100-continue")
+			if line, err := bufio.NewReader(conn).ReadString('\n'); err != nil || !strings.Contains(line, "100 Continue") {
+				t.Fatalf("%s: %q %v; uploads of which nothing has arrived hold the budget", path, line, err)
+			}
+		}
+	}
+	if status, text := as(t, m, "b", http.MethodPost, "/v1/pipelines/p:infer", strings.Repeat("x", 1<<20)); status != http.StatusOK {
+		t.Errorf("another tenant gets %d %s", status, text)
+	}
 }

@@ -1,7 +1,6 @@
 package store
 
 import (
-	"bufio"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -281,34 +280,61 @@ const (
 )
 
 // Write stores what fill writes, and returns where it is and how many bytes. After an error
-// nothing is stored.
+// nothing is stored. What is in memory grows as bytes arrive, and counts against the owner of the context.
 func (s *Batches) Write(ctx context.Context, fill func(io.Writer) error) (data string, size int64, err error) {
-	data = uuid.NewString()
-	limit := min(chunkBytes, s.bus.MaxPayload()/2) //nolint:mnd // room for headers
-	to := bufio.NewWriterSize(writerFunc(func(buf []byte) (int, error) {
-		for chunk := range slices.Chunk(buf, limit) {
-			if _, err := s.bus.PublishAndWait(ctx, s.bus.FileData(data, chunk)); err != nil {
-				return 0, s.wrap(err)
-			}
-			size += int64(len(chunk))
-		}
-		return len(buf), nil
-	}), limit)
+	to := &fileWriter{data: uuid.NewString(), limit: min(chunkBytes, s.bus.MaxPayload()/2), ctx: ctx, store: s} //nolint:mnd // room for headers
 	if err = fill(to); err == nil {
-		err = to.Flush()
+		err = to.flush()
 	}
 	if err != nil {
 		purge, cancel := context.WithTimeout(context.WithoutCancel(ctx), purgeTimeout)
 		defer cancel()
-		_ = s.Purge(purge, data) // else they go with the stream's age
+		_ = s.Purge(purge, to.data) // else they go with the stream's age
 	}
-	return data, size, err
+	return to.data, to.size, err
 }
 
-type writerFunc func([]byte) (int, error)
+// fileWriter stores what is written in messages of limit bytes.
+type fileWriter struct {
+	data  string
+	size  int64
+	limit int
+	buf   []byte
+	ctx   context.Context //nolint:containedctx // it lives as long as Write
+	store *Batches
+}
+
+// writeFactor is how often buffered bytes are in memory: here, on their way to the broker, and as garbage.
+const writeFactor = 3
 
 // Write implements io.Writer.
-func (f writerFunc) Write(buf []byte) (int, error) { return f(buf) }
+func (w *fileWriter) Write(from []byte) (n int, err error) {
+	for n < len(from) && err == nil {
+		part := from[n:min(len(from), n+w.limit-len(w.buf))]
+		if need := len(w.buf) + len(part); need > cap(w.buf) {
+			size := min(max(2*cap(w.buf), need), w.limit)
+			if err := budget.FromContext(w.ctx).Reserve(writeFactor * int64(size-cap(w.buf))); err != nil {
+				return n, err
+			}
+			w.buf = append(make([]byte, 0, size), w.buf...)
+		}
+		w.buf, n = append(w.buf, part...), n+len(part)
+		if len(w.buf) == w.limit {
+			err = w.flush()
+		}
+	}
+	return n, err
+}
+
+func (w *fileWriter) flush() error {
+	if len(w.buf) == 0 {
+		return nil
+	}
+	_, err := w.store.bus.PublishAndWait(w.ctx, w.store.bus.FileData(w.data, w.buf))
+	w.size += int64(len(w.buf))
+	w.buf = w.buf[:0]
+	return w.store.wrap(err)
+}
 
 // Open returns a reader of bytes that were written. They may be read slowly. Of them one message at
 // a time counts against the owner of the context.

@@ -12,7 +12,7 @@
 // same rules, without a detour through text.
 //
 // The body is in memory already. A tensor may take a few times the size of its text (a zero and
-// its comma are eight bytes of FP64), so its bytes are reserved in a transport.Reservation before
+// its comma are eight bytes of FP64), so its bytes are reserved in the account of the request before
 // they are allocated. Nesting ends at MaxDepth, inputs at payload.MaxParts.
 //
 // The scanner is our own because encoding/json would build an interface for each of a million

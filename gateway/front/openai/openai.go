@@ -112,8 +112,8 @@ const (
 	maxFields     = 16
 	maxFieldBytes = 1 << 10
 	maxFilename   = 256
-	// uploadBytes is what an upload holds in memory.
-	uploadBytes = 2 << 20
+	// uploadBytes is what an upload holds in memory before any of the file arrives.
+	uploadBytes = 64 << 10
 )
 
 // createFile stores the file of a form. Fields may come before and after it.

@@ -47,17 +47,24 @@ func (h *jobsHandler) submitLines(w http.ResponseWriter, r *http.Request, templa
 			line.memory.Close()
 		}
 	}()
-	if err := memory.Reserve(maxHeldAnswers); err != nil {
+	if err := memory.Reserve(lineBuffer); err != nil {
 		return err
 	}
-	answers, hasAny := bufio.NewWriterSize(w, maxHeldAnswers), false
+	var answers []byte // those that are held
+	hasAny := false
 	answer := func(document []byte) error {
 		if !hasAny {
 			hasAny = true
 			_ = http.NewResponseController(w).EnableFullDuplex() // without it, in tests, there is no connection
 			w.Header().Set("Content-Type", linesType)
 		}
-		_, err := answers.Write(append(document, '\n'))
+		before := cap(answers)
+		answers = append(append(answers, document...), '\n')
+		if len(answers) < maxHeldAnswers && memory.Reserve(int64(cap(answers)-before)) == nil {
+			return nil
+		}
+		_, err := w.Write(answers)
+		answers = answers[:0]
 		return err
 	}
 	jobs := func(yield func(*inferencev1.SubmitJobRequest, error) bool) {
@@ -105,7 +112,7 @@ func (h *jobsHandler) submitLines(w http.ResponseWriter, r *http.Request, templa
 	case err != nil && len(unanswered) > 0:
 		_ = answer(failedLine(unanswered[0].number, err))
 	}
-	_ = answers.Flush() // a failed write is no error: the caller has disconnected
+	_, _ = w.Write(answers) // a failed write is no error: the caller has disconnected
 	return nil
 }
 
