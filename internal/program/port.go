@@ -23,6 +23,7 @@ import (
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
 	"google.golang.org/protobuf/encoding/protodelim"
 
+	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/config"
 	"github.com/stagemesh/stagemesh/mesh/tracing"
 )
@@ -51,7 +52,7 @@ func (m *Metrics) Meter() metric.Meter { return m.provider.Meter("stagemesh") }
 // Handler serves the metrics.
 func (m *Metrics) Handler() http.Handler {
 	// Exemplars are in the OpenMetrics format alone.
-	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{EnableOpenMetrics: true})
+	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{EnableOpenMetrics: true, MaxRequestsInFlight: maxScrapes})
 }
 
 // Shutdown stops the metrics.
@@ -140,9 +141,13 @@ const (
 	readHeaderTimeout = 5 * time.Second
 	bodyTimeout       = time.Second
 	idleTimeout       = 2 * time.Minute
-	maxHeaderBytes    = 64 << 10
+	maxHeaderBytes    = transport.MaxHeaderBytes
 	maxBodyBytes      = 1 << 20
 	stopTimeout       = 5 * time.Second
+	// maxConnections is sixteen times the connections, which are all anonymous, and maxScrapes
+	// how many read the metrics at a time.
+	maxConnections = 1024
+	maxScrapes     = 8
 	// writeTimeout bounds an answer; net/http/pprof adds the seconds of a profile.
 	writeTimeout = 30 * time.Second
 	// maxProfileSeconds bounds a profile or trace. One of them runs at a time, and so many that
@@ -305,6 +310,7 @@ func servePort(ctx context.Context, listener net.Listener, handler http.Handler)
 		Handler: boundBodies(handler), ReadHeaderTimeout: readHeaderTimeout, IdleTimeout: idleTimeout, WriteTimeout: writeTimeout, MaxHeaderBytes: maxHeaderBytes,
 	}
 	served := make(chan error, 1)
+	listener = transport.NewConnections(maxConnections, false).Listen(listener)
 	go func() { served <- server.Serve(listener) }()
 	select {
 	case err := <-served:

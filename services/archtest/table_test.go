@@ -55,7 +55,6 @@ var importTable = rules{
 		{packages: list("mesh/tracing"), mayImport: list(fault, envelope, wire, "mesh/config")},
 
 		// What all ports share.
-		{packages: list(budget), mayImport: list(fault)},
 		{packages: list(transport), mayImport: list(fault, envelope, "mesh/tracing", budget), inTests: list(proto, "gateway/front/fronttest", "internal/testbed")},
 
 		// What the tests of all packages share.
