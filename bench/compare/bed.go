@@ -42,6 +42,7 @@ type BedSettings struct {
 // Bed is a running mesh.
 type Bed struct {
 	url      string
+	grpcURL  string
 	baseline string
 	stop     func() error
 	// broker and hosts, which are in the order of their starts, are those of a mesh in processes.
@@ -52,6 +53,9 @@ type Bed struct {
 
 // URL is the address of the mesh's gateway.
 func (b *Bed) URL() string { return b.url }
+
+// GRPCURL is the address of its port for gRPC alone.
+func (b *Bed) GRPCURL() string { return b.grpcURL }
 
 // BaselineURL is the address of the baseline or the peer; empty if there is none.
 func (b *Bed) BaselineURL() string { return b.baseline }
@@ -127,7 +131,7 @@ func startMesh(ctx context.Context, s BedSettings) (*Bed, error) {
 	if err := m.Start(ctx); err != nil {
 		return nil, errors.Join(err, flush())
 	}
-	b := &Bed{url: m.URL(), stop: stopMesh}
+	b := &Bed{url: m.URL(), grpcURL: m.GRPCURL(), stop: stopMesh}
 	if route == nil {
 		return b, nil
 	}

@@ -165,7 +165,11 @@ func (m *measurement) measure(ctx context.Context) (err error) {
 }
 
 func (m *measurement) measureOn(ctx context.Context, on *Bed) error {
-	mesh, err := m.connect(ctx, on.URL())
+	address := on.URL()
+	if m.session.Client.Protocol == bench.GRPC {
+		address = on.GRPCURL()
+	}
+	mesh, err := m.connect(ctx, address)
 	if err != nil {
 		return err
 	}

@@ -75,6 +75,7 @@ func NewPartCommand() *cobra.Command {
 type readiness struct {
 	Broker   string `json:"broker,omitempty"`
 	URL      string `json:"url,omitempty"`
+	GRPC     string `json:"grpc,omitempty"`
 	Baseline string `json:"baseline,omitempty"`
 }
 
@@ -143,7 +144,7 @@ func runMesh(ctx context.Context, out io.Writer, f *meshfile.File, settings stag
 	var ready readiness
 	stop := func() error { return nil }
 	if !settings.NoGateway {
-		ready.Broker, ready.URL = m.BrokerURL(), m.URL()
+		ready.Broker, ready.URL, ready.GRPC = m.BrokerURL(), m.URL(), m.GRPCURL()
 	}
 	if route != nil {
 		front, err := baseline.StartFront(ctx, brokerOf(m), *route)

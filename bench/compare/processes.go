@@ -35,7 +35,7 @@ func startProcesses(ctx context.Context, s BedSettings, f *meshfile.File, route 
 		return nil, err
 	}
 	arguments = append(arguments, "--"+brokerFlag, front.ready.Broker)
-	b := &Bed{url: front.ready.URL, baseline: front.ready.Baseline, broker: front.ready.Broker}
+	b := &Bed{url: front.ready.URL, grpcURL: front.ready.GRPC, baseline: front.ready.Baseline, broker: front.ready.Broker}
 	b.startHost = func(ctx context.Context, stage string) (*child, error) {
 		return startChild(ctx, s, "a host of stage "+stage, slices.Concat(arguments, []string{"--" + stageFlag, stage, "--" + baselineFlag, ""})...)
 	}

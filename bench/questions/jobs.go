@@ -123,8 +123,8 @@ func (m *measurement) withGate(ctx context.Context, gate string, dispatches bool
 	transport.Protocols.SetUnencryptedHTTP2(true)
 	defer transport.CloseIdleConnections()
 	client := &http.Client{Transport: transport}
-	b.infer = inferencev1connect.NewInferenceServiceClient(client, b.URL(), connect.WithGRPC())
-	b.jobs = inferencev1connect.NewJobServiceClient(client, b.URL(), connect.WithGRPC())
+	b.infer = inferencev1connect.NewInferenceServiceClient(client, b.GRPCURL(), connect.WithGRPC())
+	b.jobs = inferencev1connect.NewJobServiceClient(client, b.GRPCURL(), connect.WithGRPC())
 	data := make([]byte, 1<<10)
 	rand.Read(data)
 	b.inputs = payload.ToProto([]payload.Part{payload.OfBlob("", "application/octet-stream", data)})
@@ -135,7 +135,6 @@ func (m *measurement) withGate(ctx context.Context, gate string, dispatches bool
 func (b *jobMesh) request(pipeline string, d inferencev1.Durability) bench.Target {
 	return func(ctx context.Context, _ *bench.Answer) error {
 		r := connect.NewRequest(&inferencev1.InferRequest{Pipeline: pipeline, Inputs: b.inputs, Durability: d})
-		r.Header().Set("User-Agent", bench.GRPCUserAgent)
 		_, err := b.infer.Infer(ctx, r)
 		return err
 	}
@@ -144,7 +143,6 @@ func (b *jobMesh) request(pipeline string, d inferencev1.Durability) bench.Targe
 // submit submits a job, and returns its ID.
 func (b *jobMesh) submit(ctx context.Context, queue string) (string, error) {
 	r := connect.NewRequest(&inferencev1.SubmitJobRequest{Queue: queue, Payload: &inferencev1.SubmitJobRequest_Infer{Infer: &inferencev1.InferRequest{Inputs: b.inputs}}})
-	r.Header().Set("User-Agent", bench.GRPCUserAgent)
 	out, err := b.jobs.SubmitJob(ctx, r)
 	if err != nil {
 		return "", err
@@ -258,7 +256,6 @@ func (m *measurement) waited(ctx context.Context) error {
 				return err
 			}
 			r := connect.NewRequest(&inferencev1.GetJobRequest{Id: id, Wait: durationpb.New(10 * time.Second)})
-			r.Header().Set("User-Agent", bench.GRPCUserAgent)
 			out, err := b.jobs.GetJob(ctx, r)
 			if state := out.Msg.GetJob().GetState(); err == nil && state != inferencev1.JobState_JOB_STATE_SUCCEEDED {
 				err = fmt.Errorf("job %s: %s", id, state)

@@ -75,7 +75,7 @@ stages:
 	transport := &http.Transport{Protocols: new(http.Protocols)}
 	transport.Protocols.SetUnencryptedHTTP2(true)
 	defer transport.CloseIdleConnections()
-	b.client = inferencev1connect.NewInferenceServiceClient(&http.Client{Transport: transport}, b.URL(), connect.WithGRPC())
+	b.client = inferencev1connect.NewInferenceServiceClient(&http.Client{Transport: transport}, b.GRPCURL(), connect.WithGRPC())
 	data := make([]byte, 1<<10)
 	rand.Read(data)
 	b.input = payload.ToProto([]payload.Part{payload.OfBlob("", "application/octet-stream", data)})
@@ -123,7 +123,6 @@ func (b *mesh) register(ctx context.Context, all []string, load, unload time.Dur
 // infer sends a request, and returns the timing of its step.
 func (b *mesh) infer(ctx context.Context, name string) (*inferencev1.StepTiming, error) {
 	request := connect.NewRequest(&inferencev1.InferRequest{Pipeline: name, Inputs: b.input})
-	request.Header().Set("User-Agent", bench.GRPCUserAgent)
 	answer, err := b.client.Infer(ctx, request)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)

@@ -43,10 +43,6 @@ type rpcWire struct {
 	requests []*inferencev1.InferRequest
 }
 
-// GRPCUserAgent says that a connection carries gRPC alone, as those of grpc-go do. The gateway
-// cannot know that of other clients of Connect, and serves them by net/http.
-const GRPCUserAgent = "stagemesh-bench grpc-go"
-
 func newRPCWire(s ClientSettings) *rpcWire {
 	out := &rpcWire{settings: s, http: s.httpClient(s.Protocol == GRPC)}
 	var options []connect.ClientOption
@@ -68,9 +64,6 @@ func (w *rpcWire) close() { w.http.CloseIdleConnections() }
 
 func (w *rpcWire) send(ctx context.Context, i int, into *Answer) error {
 	request := connect.NewRequest(w.requests[i])
-	if w.settings.Protocol == GRPC {
-		request.Header().Set("User-Agent", GRPCUserAgent)
-	}
 	if w.settings.Token != "" {
 		request.Header().Set("Authorization", "Bearer "+w.settings.Token)
 	}

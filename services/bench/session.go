@@ -196,7 +196,7 @@ func LoadMesh(path string) (*meshfile.File, error) {
 // Separate makes the changes of LoadMesh.
 func Separate(f *meshfile.File) {
 	const free = "127.0.0.1:0"
-	f.Gateway.Listen, f.Gateway.Admin.Listen, f.Ops.Listen = free, free, free
+	f.Gateway.Listen, f.Gateway.GRPCListen, f.Gateway.Admin.Listen, f.Ops.Listen = free, free, free, free
 	f.NATS.StoreDir = ""
 	if f.NATS.Listen != "" {
 		f.NATS.Listen = free

@@ -98,6 +98,9 @@ func (b *benchCommand) measure(ctx context.Context, session *bench.Session) (err
 		return err
 	}
 	session.Client.Address = mesh.URL()
+	if session.Client.Protocol == bench.GRPC {
+		session.Client.Address = mesh.GRPCURL()
+	}
 	return errors.Join(b.measureAt(ctx, session), mesh.Stop())
 }
 
