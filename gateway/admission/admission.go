@@ -6,8 +6,8 @@
 //	reason               decided by                       when
 //	OVERLOADED           ByteBudget                       its body or its decoded inputs exceed what
 //	                                                      gateway.max_in_flight_bytes leaves
-//	INVALID_REQUEST      MaxMessages, MaxStrings          it has more nested messages or strings than any
-//	                     (checked by the fronts)          request needs
+//	INVALID_REQUEST      the codecs of the fronts         its elements would take more memory than a body may
+//	                                                      have bytes
 //	SHUTTING_DOWN        Limiter                          the gateway is stopping
 //	OVERLOADED           Limiter                          gateway.max_in_flight requests are in flight
 //	UNKNOWN_PIPELINE,    the catalog                      the gateway serves no such pipeline, or knows

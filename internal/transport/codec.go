@@ -11,12 +11,11 @@ import (
 
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/encoding/protojson"
-	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/wire"
 )
 
 // incoming is a decoded request, or why it was not decoded. The connect library answers a
@@ -62,13 +61,18 @@ func (in *incoming[M, P]) decode(from *budget.Account, unmarshal unmarshaler, da
 	in.memory = from.Part()
 	err := in.memory.Reserve(int64(len(data)))
 	if err == nil {
-		err = unmarshal(data, P(&in.message))
+		err = unmarshal(data, P(&in.message), in.memory)
 	}
-	if f, ok := errors.AsType[*fault.Fault](err); ok {
-		in.err = f
-	} else if err != nil {
-		in.err = fault.Newf(fault.InvalidRequest, "the message cannot be decoded: %s", plainText(err))
+	if in.err = decodeFault(err); err != nil {
+		in.memory.Close()
 	}
+}
+
+func decodeFault(err error) error {
+	if _, ok := errors.AsType[*fault.Fault](err); ok || err == nil {
+		return err
+	}
+	return fault.Newf(fault.InvalidRequest, "the message cannot be decoded: %s", plainText(err))
 }
 
 func (in *incoming[M, P]) fail(err error) { in.err = err }
@@ -93,19 +97,46 @@ type codec struct {
 	unmarshal unmarshaler
 }
 
-type unmarshaler func(data []byte, m proto.Message) error
+// unmarshaler decodes a message, for whose elements it reserves memory first.
+type unmarshaler func(data []byte, m proto.Message, memory *budget.Account) error
 
 var _ connect.Codec = codec{}
 
-// binaryCodec is protobuf's binary form.
-func binaryCodec() codec {
-	return codec{"proto", proto.MarshalOptions{}.MarshalAppend, unmarshalBinary}
+// binaryCodec is protobuf's binary form, whose elements take at most limit bytes. Fields that
+// the message does not have are dropped.
+func binaryCodec(limit int) codec {
+	return codec{"proto", proto.MarshalOptions{}.MarshalAppend, func(data []byte, m proto.Message, memory *budget.Account) error {
+		n := wire.DecodedSize(data, m.ProtoReflect().Descriptor(), maxNesting, elementLimit(limit))
+		if err := reserveElements(memory, n, limit); err != nil {
+			return err
+		}
+		return proto.UnmarshalOptions{RecursionLimit: maxNesting, DiscardUnknown: true}.Unmarshal(data, m)
+	}}
 }
 
 // jsonCodec is protobuf's JSON form. Unlike the library's own it rejects unknown fields and
 // enum names: a misspelt durability must not become the default one.
-func jsonCodec(name string) codec {
-	return codec{name, protojson.MarshalOptions{}.MarshalAppend, unmarshalJSON}
+func jsonCodec(name string, limit int) codec {
+	return codec{name, protojson.MarshalOptions{}.MarshalAppend, func(data []byte, m proto.Message, memory *budget.Account) error {
+		if err := reserveElements(memory, wire.DecodedJSONSize(data, elementLimit(limit)), limit); err != nil {
+			return err
+		}
+		return protojson.UnmarshalOptions{RecursionLimit: maxNesting}.Unmarshal(data, m)
+	}}
+}
+
+// leastElements is what the elements of a message may take, however small messages have to be.
+const leastElements = 64 << 10
+
+// elementLimit is the most that the elements of a message take, where messages take at most
+// limit bytes.
+func elementLimit(limit int) int64 { return int64(max(limit, leastElements)) }
+
+func reserveElements(memory *budget.Account, n int64, limit int) error {
+	if most := elementLimit(limit); n > most {
+		return fmt.Errorf("its messages, map entries and list elements take more than %d bytes of memory; send tensors as raw bytes, or fewer at once", most)
+	}
+	return memory.Reserve(n)
 }
 
 // Name implements connect.Codec.
@@ -138,108 +169,19 @@ func errNoMessage(message any) error { return fmt.Errorf("%T is no message of th
 // maxNesting bounds the recursion of both decoders; our messages need six levels.
 const maxNesting = 64
 
-func unmarshalBinary(data []byte, m proto.Message) error {
-	if c := (elementCounter{left: maxStrings}); !c.countWire(data, m.ProtoReflect().Descriptor(), maxNesting) {
-		return errTooManyElements()
-	}
-	return proto.UnmarshalOptions{RecursionLimit: maxNesting}.Unmarshal(data, m)
-}
-
-func unmarshalJSON(data []byte, m proto.Message) error {
-	if c := (elementCounter{left: maxStrings}); !c.countJSON(data) {
-		return errTooManyElements()
-	}
-	return protojson.UnmarshalOptions{RecursionLimit: maxNesting}.Unmarshal(data, m)
-}
+// unreservedElements is what the elements of a message may take that is smaller than that.
+const unreservedElements = 1 << 20
 
 // ReadMessage decodes a message in protobuf's JSON form, which begins with a brace, or in its
 // binary form. It returns the function that encodes in the same form.
 func ReadMessage(data []byte, m proto.Message) (encode func(proto.Message) ([]byte, error), err error) {
-	form := binaryCodec()
+	limit := max(len(data), unreservedElements)
+	form := binaryCodec(limit)
 	if bytes.HasPrefix(bytes.TrimSpace(data), []byte("{")) {
-		form = jsonCodec("json")
+		form = jsonCodec("json", limit)
 	}
-	if err = form.unmarshal(data, m); err != nil {
-		err = fault.Newf(fault.InvalidRequest, "the message cannot be decoded: %s", plainText(err))
-	}
+	err = decodeFault(form.unmarshal(data, m, nil))
 	return func(m proto.Message) ([]byte, error) { return form.marshal(nil, m) }, err
-}
-
-// The element limit of a message, which is checked before it is decoded: an empty
-// message or map entry is two bytes on the wire and over a hundred in memory, an empty
-// string in a list is a sixth of that. A message within the byte limit could take
-// gigabytes.
-const (
-	// maxMessages is more than all inputs with all parameters that a request may have.
-	maxMessages = 1 << 18
-	// maxStrings bounds the strings in lists, where there is no nested message.
-	maxStrings = 4 * maxMessages
-)
-
-// The cost of an element, of maxStrings that a message has.
-const messageCost, stringCost = maxStrings / maxMessages, 1
-
-func errTooManyElements() error {
-	return fmt.Errorf("there are more than %d messages, or %d texts, within it", maxMessages, maxStrings)
-}
-
-// elementCounter counts the elements of a message that is not decoded yet.
-type elementCounter struct{ left int }
-
-func (c *elementCounter) take(cost int) bool {
-	c.left -= cost
-	return c.left >= 0
-}
-
-// countWire counts the elements of a binary message, and reports whether they are within the
-// limit. It ignores malformed data, which the decoder reports.
-func (c *elementCounter) countWire(data []byte, d protoreflect.MessageDescriptor, depth int) bool {
-	for len(data) > 0 && depth > 0 {
-		number, kind, n := protowire.ConsumeTag(data)
-		if n < 0 {
-			return true
-		}
-		size := protowire.ConsumeFieldValue(number, kind, data[n:])
-		if size < 0 {
-			return true
-		}
-		value := data[n : n+size]
-		data = data[n+size:]
-		if f := d.Fields().ByNumber(number); kind == protowire.BytesType && f != nil && !c.countField(value, f, depth) {
-			return false
-		}
-	}
-	return true
-}
-
-// countField counts a field's value, which has its length before it.
-func (c *elementCounter) countField(value []byte, f protoreflect.FieldDescriptor, depth int) bool {
-	switch {
-	case f.Message() != nil:
-		inner, _ := protowire.ConsumeBytes(value)
-		return c.take(messageCost) && c.countWire(inner, f.Message(), depth-1)
-	case f.IsList() && (f.Kind() == protoreflect.BytesKind || f.Kind() == protoreflect.StringKind):
-		return c.take(stringCost)
-	}
-	return true
-}
-
-// countJSON counts the objects in JSON text; each is a message or the entries of a map.
-func (c *elementCounter) countJSON(data []byte) bool {
-	quoted := false
-	for i := 0; i < len(data); i++ {
-		switch b := data[i]; {
-		case b == '"':
-			quoted = !quoted
-		case quoted && b == '\\':
-			i++
-		case !quoted && b == '{':
-			if !c.take(messageCost) {
-				return false
-			}
-		}
-	}
-	return true
 }
 
 const encodingGzip = "gzip"

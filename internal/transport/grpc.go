@@ -274,9 +274,9 @@ func newGRPCCall(ss grpc.ServerStream) (*grpcStream, *Call, error) {
 	s := streamOf(ss)
 	switch kind := s.header.First("content-type"); kind {
 	case "application/grpc", "application/grpc+proto", "application/grpc;proto":
-		s.codec = binaryCodec()
+		s.codec = binaryCodec(s.settings.MaxMessageBytes)
 	case "application/grpc+json", "application/grpc;json":
-		s.codec = jsonCodec("json")
+		s.codec = jsonCodec("json", s.settings.MaxMessageBytes)
 	default:
 		return nil, nil, fault.Newf(fault.UnsupportedMedia, "messages of %.*q are not taken; use proto or json", maxQuoted, kind)
 	}

@@ -203,9 +203,9 @@ func (s *Service) handle(name protoreflect.Name, limit func(http.Handler, Settin
 	}
 	options := connect.WithHandlerOptions(
 		connect.WithSchema(s.descriptor.Methods().ByName(name)),
-		connect.WithCodec(binaryCodec()),
-		connect.WithCodec(jsonCodec("json")),
-		connect.WithCodec(jsonCodec("json; charset=utf-8")),
+		connect.WithCodec(binaryCodec(s.settings.MaxMessageBytes)),
+		connect.WithCodec(jsonCodec("json", s.settings.MaxMessageBytes)),
+		connect.WithCodec(jsonCodec("json; charset=utf-8", s.settings.MaxMessageBytes)),
 		connect.WithCompressMinBytes(math.MaxInt),
 		connect.WithReadMaxBytes(s.settings.MaxMessageBytes),
 	)

@@ -84,7 +84,7 @@ func (p *Part) code(c *wire.Coder, body *uint32) {
 		t := p.Tensor
 		for m := c.Message(tensorBody, len(t.Datatype)+len(t.Shape)+len(t.Raw)); m.More(); {
 			c.Text(1, (*string)(&t.Datatype))
-			c.Int64s(2, &t.Shape)
+			c.Int64s(2, &t.Shape, tensor.MaxRank)
 			c.Bytes(3, &t.Raw)
 		}
 	case refBody:

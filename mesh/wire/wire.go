@@ -424,21 +424,16 @@ func (c *Coder) WriteFixed64(n uint32, bits uint64) {
 	c.out = protowire.AppendFixed64(appendVarint(c.out, uint64(n<<numberShift|fixed64)), bits)
 }
 
-// Int64s codes field n as a list of numbers. It writes them packed, and reads them
-// packed or not.
-func (c *Coder) Int64s(n uint32, list *[]int64) {
+// Int64s codes field n as a list of numbers, which it reads as Elements does. It writes them
+// packed, and reads them packed or not.
+func (c *Coder) Int64s(n uint32, list *[]int64, most int) {
 	switch c.tag {
 	case n<<numberShift | varint:
-		*list = append(*list, int64(c.number))
-	case n<<numberShift | bytesType:
-		count := 0
-		for _, b := range c.bytes {
-			if b < 1<<7 {
-				count++
-			}
+		if len(*list) <= most {
+			*list = append(*list, int64(c.number))
 		}
-		*list = slices.Grow(*list, count)
-		for packed := c.bytes; len(packed) > 0; {
+	case n<<numberShift | bytesType:
+		for packed := c.bytes; len(packed) > 0 && len(*list) <= most; {
 			number, size := consumeVarint(packed)
 			if size < 0 {
 				c.fail(c.tag, protowire.ParseError(size))

@@ -208,8 +208,8 @@ func TestListsOfNumbersMayBePackedOrNot(t *testing.T) {
 	want := []int64{1, -1, 300, math.MinInt64}
 	packed := want[:2]
 	w := wire.Writer(0)
-	w.Int64s(1, &packed)
-	w.Int64s(1, new([]int64))
+	w.Int64s(1, &packed, 0)
+	w.Int64s(1, new([]int64), 0)
 	for _, n := range want[2:] {
 		wire.Varint(&w, 1, &n)
 	}
@@ -220,17 +220,36 @@ func TestListsOfNumbersMayBePackedOrNot(t *testing.T) {
 	var got []int64
 	c := wire.Reader(data)
 	for c.Next() {
-		c.Int64s(1, &got)
+		c.Int64s(1, &got, 4)
 	}
 	if c.Err() != nil || !slices.Equal(got, want) {
 		t.Errorf("got %v, %v; want %v", got, c.Err(), want)
 	}
 	broken := wire.Reader([]byte{1<<3 | 2, 2, 5, 0x80})
 	for broken.Next() {
-		broken.Int64s(1, &got)
+		broken.Int64s(1, &got, 5)
 	}
 	if broken.Err() == nil {
 		t.Error("a number that is cut off is accepted")
+	}
+}
+
+func TestLongListsOfNumbersEndAfterOneMoreThanTheMost(t *testing.T) {
+	t.Parallel()
+	const most, many = 16, 1 << 20
+	packed := append(protowire.AppendVarint([]byte{1<<3 | 2}, many), make([]byte, many)...)
+	for name, data := range map[string][]byte{"packed": packed, "not packed": bytes.Repeat([]byte{1 << 3, 0}, many)} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var got []int64
+			c := wire.Reader(data)
+			for c.Next() {
+				c.Int64s(1, &got, most)
+			}
+			if len(got) != most+1 || cap(got) > 2*most || c.Err() != nil {
+				t.Errorf("%d numbers with room for %d, %v", len(got), cap(got), c.Err())
+			}
+		})
 	}
 }
 

@@ -58,7 +58,7 @@ func TestZeroValuesAreLeftOut(t *testing.T) {
 	w.Text(4, new(string))
 	w.Bytes(5, &[]byte{})
 	w.TextMap(6, new(map[string]string))
-	w.Int64s(7, new([]int64))
+	w.Int64s(7, new([]int64), 0)
 	w.Time(8, new(wire.Time))
 	if got, err := w.Done(); len(got) != 0 || err != nil {
 		t.Errorf("got %x, %v", got, err)

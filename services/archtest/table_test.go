@@ -55,7 +55,7 @@ var importTable = rules{
 		{packages: list("mesh/tracing"), mayImport: list(fault, envelope, wire, "mesh/config")},
 
 		// What all ports share.
-		{packages: list(transport), mayImport: list(fault, envelope, "mesh/tracing", budget), inTests: list(proto, "gateway/front/fronttest", "internal/testbed")},
+		{packages: list(transport), mayImport: list(fault, wire, envelope, "mesh/tracing", budget), inTests: list(proto, "gateway/front/fronttest", "internal/testbed")},
 
 		// What the tests of all packages share.
 		{packages: list("internal/testbed"), mayImport: list(bus, pipeline)},

@@ -21,6 +21,7 @@ import (
 	oipv2 "github.com/stagemesh/stagemesh/proto/gen/go/oip/v2"
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 
+	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -332,7 +333,7 @@ func TestMessageAllocationsAreBoundedByItsSize(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			caller := &sink{}
-			handler := New(caller, blobs{}, transport.Settings{})
+			handler := New(caller, blobs{}, transport.Settings{MaxMessageBytes: admission.MaxBody(0)})
 			mediaType := "application/proto"
 			if test.json {
 				mediaType = "application/json"

@@ -218,6 +218,9 @@ func (d *decoder) name(path string) (string, error) {
 	return string(name), err
 }
 
+// parameterBytes is what a parameter takes in a map, beside its text.
+const parameterBytes = 128
+
 func (d *decoder) parameters(path string) (payload.Parameters, error) {
 	if d.next() != '{' {
 		return nil, invalidField(path, "is no object")
@@ -229,6 +232,9 @@ func (d *decoder) parameters(path string) (payload.Parameters, error) {
 		}
 		if len(out) == payload.MaxParameters {
 			return invalidField(path, "at most %d are taken", payload.MaxParameters)
+		}
+		if err := d.memory.Reserve(parameterBytes); err != nil {
+			return err
 		}
 		out[key], err = d.parameter(path + "." + clip(key))
 		return err
@@ -365,7 +371,7 @@ func (d *inputDecoder) decode(i int, twice string) (err error) {
 }
 
 // at returns a decoder of the value at the scanner.
-func (d *inputDecoder) at(s scanner) *decoder { return &decoder{scanner: s} }
+func (d *inputDecoder) at(s scanner) *decoder { return &decoder{scanner: s, memory: d.memory} }
 
 func (d *inputDecoder) datatype() error {
 	path := d.path + ".datatype"

@@ -127,7 +127,7 @@ func (h *handler) createFile(w http.ResponseWriter, r *http.Request) (any, error
 	if err := memory.Reserve(uploadBytes); err != nil {
 		return nil, err
 	}
-	form := &form{Reader: multipart.NewReader(transport.StallReader(w, r, h.settings), params["boundary"]), fields: map[string]string{}}
+	form := &form{Form: transport.NewForm(transport.StallReader(w, r, h.settings), params["boundary"]), fields: map[string]string{}}
 	part, err := form.next()
 	if err != nil {
 		return nil, err
@@ -158,7 +158,7 @@ func (r uploadReader) Read(buf []byte) (int, error) {
 }
 
 type form struct {
-	*multipart.Reader
+	*transport.Form
 
 	fields map[string]string
 }
@@ -171,7 +171,7 @@ func (f *form) next() (*multipart.Part, error) {
 		case errors.Is(err, io.EOF):
 			return nil, nil
 		case err != nil:
-			return nil, transport.FormFault(err)
+			return nil, err
 		case part.FormName() == "file":
 			return part, nil
 		case len(f.fields) == maxFields:

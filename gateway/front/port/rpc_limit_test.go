@@ -8,6 +8,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"runtime"
 	"strconv"
 	"strings"
 	"testing"
@@ -15,11 +16,19 @@ import (
 
 	"connectrpc.com/connect"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/types/known/emptypb"
 
+	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
 
+	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
 	"github.com/stagemesh/stagemesh/gateway/front/port"
+	"github.com/stagemesh/stagemesh/internal/budget"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -305,29 +314,82 @@ func unreadAnswer(t *testing.T, client *http.Client, url, base64 string) io.Read
 	return response.Body
 }
 
-// A few bytes on the wire are many in memory where they are messages.
-func TestTooManyNestedMessagesAreInvalidRequest(t *testing.T) {
+// field is a field of a message that has a length.
+func field(number protowire.Number, value string) string {
+	return string(protowire.AppendString(protowire.AppendTag(nil, number, protowire.BytesType), value))
+}
+
+// Not parallel: it counts allocations. A few bytes on the wire are many in memory where they are
+// elements.
+func TestElementsOfMessagesAreBounded(t *testing.T) { //nolint:paralleltest // see above
+	const many = 1 << 21
+	shape := func(body string) string { return field(1, "echo") + field(2, field(1, "x")+body) }
+	bodies := map[string]string{
+		"inputs":                        strings.Repeat("\x12\x00", many),
+		"entries of a map":              strings.Repeat("\x1a\x00", many),
+		"names of outputs":              strings.Repeat("\x52\x00", many),
+		"extents, packed":               shape(field(3, field(2, strings.Repeat("\x00", 2*many+many/2)))),
+		"extents, not packed":           shape(field(3, strings.Repeat("\x10\x00", many))),
+		"extents, packed one by one":    shape(field(3, strings.Repeat("\x12\x01\x00", many))),
+		"extents, of tensors in pieces": shape(strings.Repeat("\x1a\x03\x12\x01\x00", many)),
+		"bodies of one input":           shape(strings.Repeat("\x12\x00\x1a\x00", many)),
+		"steps with models":             strings.Repeat(field(4, "\x12\x02\x0a\x00"), many),
+		"fields that are unknown":       strings.Repeat("\x78\x00", 2*many+many/2),
+		"inputs, as JSON":               `{"inputs":[` + strings.Repeat("{},", many) + "{}]}",
+		"extents, as JSON":              `{"inputs":[{"tensor":{"shape":[` + strings.Repeat("0,", many+many/2) + "0]}}]}",
+		"names of outputs, as JSON":     `{"outputs":[` + strings.Repeat(`"",`, many) + `""]}`,
+		"anything, behind quotes":       `{"pipeline":"\\\"{","inputs":[` + strings.Repeat("{},", many) + "{}]}",
+	}
+	const bound = 160 << 20 // of what the library copies of up to 10 MiB, and no element
+	for server, start := range map[string]func(testing.TB, port.PublicSettings) string{"net/http": start, "grpc-go": startGRPC} {
+		caller := &fronttest.Caller{}
+		url := start(t, port.PublicSettings{Caller: caller, Settings: transport.Settings{MaxMessageBytes: admission.MaxBody(0)}})
+		for name, body := range bodies {
+			t.Run(server+", "+name, func(t *testing.T) {
+				options := []grpc.CallOption{grpc.ForceCodec(bytesCodec{})}
+				if strings.HasPrefix(body, "{") {
+					options = append(options, grpc.CallContentSubtype("json"))
+				}
+				var before, after runtime.MemStats
+				runtime.ReadMemStats(&before)
+				began := time.Now()
+				err := dial(t, url).Invoke(t.Context(), inferencev1.InferenceService_Infer_FullMethodName, []byte(body), &emptypb.Empty{}, options...)
+				runtime.ReadMemStats(&after)
+				if text := status.Convert(err).Message(); !strings.Contains(text, "take more than 16777216 bytes of memory") {
+					t.Errorf("got %.300q", text)
+				}
+				if got := after.TotalAlloc - before.TotalAlloc; got > bound {
+					t.Errorf("%d bytes are allocated for %d in %s", got, len(body), time.Since(began))
+				}
+				if caller.Last() != nil {
+					t.Error("the caller was asked")
+				}
+			})
+		}
+	}
+}
+
+func TestElementsAreReservedBeforeTheyAreDecoded(t *testing.T) {
 	t.Parallel()
-	caller := &fronttest.Caller{}
-	handler := rpcHandler(t, caller, transport.Settings{})
-	url := fronttest.Serve(t, handler) + inferencev1connect.InferenceServiceInferProcedure
-	const most = 1 << 18
-	for name, row := range map[string]struct{ contentType, body string }{
-		"inputs":              {"application/proto", strings.Repeat("\x12\x00", most+1)},
-		"entries of a map":    {"application/proto", strings.Repeat("\x1a\x00", most+1)},
-		"names of outputs":    {"application/proto", strings.Repeat("\x52\x00", 4*most+1)},
-		"inputs, as JSON":     {"application/json", `{"inputs":[` + strings.Repeat("{},", most) + "{}]}"},
-		"anything, in quotes": {"application/json", `{"pipeline":"\\\"{","inputs":[` + strings.Repeat("{},", most) + "{}]}"},
+	for name, row := range map[string]struct {
+		inputs int
+		want   codes.Code
+	}{
+		"which are decoded and refused": {3000, codes.InvalidArgument},
+		"more than the memory":          {10_000, codes.ResourceExhausted},
 	} {
+		pool := budget.NewPool(budget.Settings{Limit: 1 << 20})
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			response, data := post(t, fronttest.Client(t, false), url, row.contentType, strings.NewReader(row.body))
-			if response.StatusCode != http.StatusBadRequest || reasonOf(t, data) != string(fault.InvalidRequest) || !bytes.Contains(data, []byte("more than 262144 messages")) {
-				t.Errorf("%s: %.300s", response.Status, data)
-			}
-			if caller.Last() != nil {
-				t.Error("the caller was asked")
-			}
+			onEachServer(t, port.PublicSettings{Port: port.Port{Memory: transport.NewMemory(pool)}}, func(t *testing.T, _ string, conn *grpc.ClientConn) {
+				err := conn.Invoke(t.Context(), inferencev1.InferenceService_Infer_FullMethodName, []byte(strings.Repeat("\x12\x00", row.inputs)), &emptypb.Empty{}, grpc.ForceCodec(bytesCodec{}))
+				if status.Code(err) != row.want {
+					t.Errorf("got %v", err)
+				}
+				if row.want == codes.ResourceExhausted {
+					testbed.Eventually(t, "the memory is free again", func() bool { return pool.Held() == 0 })
+				}
+			})
 		})
 	}
 }
@@ -343,7 +405,7 @@ func TestMessageMayHaveAllPartsWithAllParameters(t *testing.T) {
 	for i := range payload.MaxParts {
 		parts = append(parts, `{"name":"`+strconv.Itoa(i)+`","blob":{},`+parameters+"}")
 	}
-	handler := rpcHandler(t, &fronttest.Caller{}, transport.Settings{})
+	handler := rpcHandler(t, &fronttest.Caller{}, transport.Settings{MaxMessageBytes: admission.MaxBody(0)})
 	url := fronttest.Serve(t, handler) + inferencev1connect.InferenceServiceInferProcedure
 	body := `{"pipeline":"echo",` + parameters + `,"inputs":[` + strings.Join(parts, ",") + "]}"
 	response, data := post(t, fronttest.Client(t, false), url, "application/json", strings.NewReader(body))

@@ -30,7 +30,9 @@ func (h *handler) readInputs(out *call.Request, w http.ResponseWriter, r *http.R
 	}
 	from := http.MaxBytesReader(w, transport.StallReader(w, r, h.settings), int64(h.settings.MaxMessageBytes))
 	if kind.media == "multipart/form-data" {
-		out.Inputs, err = readForm(from, kind.params["boundary"], int64(h.settings.MaxMessageBytes))
+		if err = memory.Reserve(transport.FormBytes); err == nil {
+			out.Inputs, err = readForm(from, kind.params["boundary"], int64(h.settings.MaxMessageBytes))
+		}
 	} else {
 		var data []byte
 		if data, err = transport.ReadBody(from, r.ContentLength, int64(h.settings.MaxMessageBytes)); err == nil {
@@ -154,7 +156,7 @@ func readForm(from io.Reader, boundary string, limit int64) ([]payload.Part, err
 	if boundary == "" {
 		return nil, fault.New(fault.InvalidRequest, "multipart/form-data names no boundary")
 	}
-	form := multipart.NewReader(from, boundary)
+	form := transport.NewForm(from, boundary)
 	var out []payload.Part
 	for {
 		part, err := form.NextPart()
@@ -162,7 +164,7 @@ func readForm(from io.Reader, boundary string, limit int64) ([]payload.Part, err
 			break
 		}
 		if err != nil {
-			return nil, transport.FormFault(err)
+			return nil, err
 		}
 		if len(out) == payload.MaxParts {
 			return nil, fault.Newf(fault.InvalidRequest, "more than %d parts", payload.MaxParts)

@@ -2,6 +2,7 @@ package rest
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 
 	"github.com/stagemesh/stagemesh/gateway/front/oipjson"
@@ -52,6 +53,9 @@ func (u *unpacked) request(data []byte) error {
 func (u *unpacked) inputs(list []byte) error {
 	u.text = append(u.text, '[')
 	err := msgpack.Elements(list, func(i int, value []byte) error {
+		if i == payload.MaxParts {
+			return invalidInput("inputs", fmt.Sprintf("at most %d are taken", payload.MaxParts))
+		}
 		u.comma()
 		path := payload.Path("inputs", i, nameOf(value))
 		if !msgpack.IsMap(value) {

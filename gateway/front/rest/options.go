@@ -86,12 +86,12 @@ func duration(value string) (time.Duration, error) {
 
 // eachQuery calls take with each key of the query, in order. Every key may come once.
 func eachQuery(raw string, take func(key, value string) error) error {
+	if n := 1 + strings.Count(raw, "&"); n > payload.MaxParameters {
+		return fault.Newf(fault.InvalidRequest, "%d query parameters, at most %d are taken", n, payload.MaxParameters)
+	}
 	values, err := url.ParseQuery(raw)
 	if err != nil {
 		return fault.Newf(fault.InvalidRequest, "the query cannot be read: %w", err)
-	}
-	if len(values) > payload.MaxParameters {
-		return fault.Newf(fault.InvalidRequest, "%d query parameters, at most %d are taken", len(values), payload.MaxParameters)
 	}
 	for _, key := range slices.Sorted(maps.Keys(values)) {
 		if n := len(values[key]); n > 1 {
@@ -127,6 +127,9 @@ func takeQuery(out *call.Request, key, value string) error {
 		return errors.New("is not UTF-8")
 	}
 	if key == "outputs" {
+		if n := 1 + strings.Count(value, ","); n > payload.MaxParts {
+			return fmt.Errorf("%d names, at most %d are taken", n, payload.MaxParts)
+		}
 		for name := range strings.SplitSeq(value, ",") {
 			if name = strings.TrimSpace(name); name == "" {
 				return fmt.Errorf("%.*q names an output without a name", maxQuoted, value)

@@ -3,6 +3,7 @@ package rest_test
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"runtime"
@@ -106,6 +107,22 @@ func TestTensorBeyondTheBudgetIsRejected(t *testing.T) {
 		if !strings.Contains(w.Body.String(), `"OVERLOADED"`) || pool.Held() != 0 {
 			t.Errorf("%s: %d %s, and %d bytes are taken", mediaType, w.Code, w.Body, pool.Held())
 		}
+	}
+}
+
+func TestParametersAreReserved(t *testing.T) {
+	t.Parallel()
+	var all []string
+	for i := range payload.MaxParameters {
+		all = append(all, fmt.Sprintf(`"%d":0`, i))
+	}
+	parameters := `"parameters":{` + strings.Join(all, ",") + "}"
+	inputs := strings.Repeat(`{"name":"x","datatype":"INT8","shape":[0],"data":[],`+parameters+"},", payload.MaxParts)
+	body := []byte(`{"inputs":[` + strings.TrimSuffix(inputs, ",") + "]}")
+	pool := budget.NewPool(budget.Settings{Limit: 6 << 20})
+	w := send(t.Context(), fronttest.WithMemory(rest.New(&fronttest.Caller{}, nil, transport.Settings{}), pool), "application/json", body)
+	if !strings.Contains(w.Body.String(), `"OVERLOADED"`) || pool.Held() != 0 {
+		t.Errorf("%d bytes: %d %s, and %d bytes are taken", len(body), w.Code, w.Body, pool.Held())
 	}
 }
 
