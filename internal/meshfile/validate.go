@@ -172,12 +172,17 @@ func (f *File) validateName() error {
 const (
 	minBrokerPayload = 64 << 10
 	maxBrokerPayload = 64 << 20
+	// maxFilePayload is the largest record of the broker's streams on file.
+	maxFilePayload = 32 << 20
 )
 
 func (n NATS) validate() error {
 	errs := []error{config.Address("listen", n.Listen)}
 	if n.MaxPayload != 0 && (n.MaxPayload < minBrokerPayload || n.MaxPayload > maxBrokerPayload) {
 		errs = append(errs, fmt.Errorf("max_payload: %s is not between %s and %s", config.Bytes(n.MaxPayload), config.Bytes(minBrokerPayload), config.Bytes(maxBrokerPayload)))
+	}
+	if n.MaxPayload > maxFilePayload && n.MaxPayload <= maxBrokerPayload {
+		errs = append(errs, fmt.Errorf("max_payload: %s is more than the %s that the broker stores on file in one message, such as a durable request, a job or a result; lower it", config.Bytes(n.MaxPayload), config.Bytes(maxFilePayload)))
 	}
 	errs = append(errs, credentials.Pair{CertFile: n.CertFile, KeyFile: n.KeyFile}.Check(""),
 		credentials.Pair{CertFile: n.ListenCertFile, KeyFile: n.ListenKeyFile}.Check("listen_"))

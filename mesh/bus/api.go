@@ -19,10 +19,13 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
+// tooLarge is the description of codeStoreFailed for a message that never fits.
+const tooLarge = "message too large"
+
 // Error codes of the JetStream API for a reached bound.
 const (
 	codeAccountExceeded = 10002
-	codeStoreFailed     = 10077 // maximum messages or bytes exceeded, or a message over what a file may hold
+	codeStoreFailed     = 10077 // maximum messages or bytes exceeded, or tooLarge
 	codeNoResources     = 10023 // insufficient resources
 	codeMemoryExhausted = 10028
 	codeStorageExceeded = 10047
@@ -51,13 +54,13 @@ type apiError struct {
 var errMissing = errors.New("it does not exist")
 
 func (e *apiError) classify() error {
-	if e.ErrCode == codeStoreFailed && strings.Contains(e.Description, "too large") {
-		return fmt.Errorf("%w: %s: a file stream holds up to 32 MiB a message", ErrTooLarge, e.Description)
-	}
 	switch e.ErrCode {
 	case codeStreamNotFound, codeNoMessage, codeNoSequence, codeDeleteFailed:
 		return errMissing
 	case codeStoreFailed, codeNoResources, codeMemoryExhausted, codeStorageExceeded, codeAccountExceeded:
+		if e.Description == tooLarge {
+			return fmt.Errorf("%w: %s: a stream on file holds up to 32 MiB a message", ErrTooLarge, e.Description)
+		}
 		return fmt.Errorf("%w: %s", ErrQueueFull, e.Description)
 	case codeTooLarge:
 		return fmt.Errorf("%w: %s", ErrTooLarge, e.Description)

@@ -69,7 +69,11 @@ const headerSlack = 1024
 // Item returns the message that puts the envelope into its stage's or host's queue.
 // ErrTooLarge means that the broker would not take it.
 func (b *Bus) Item(e *envelope.Envelope) (Message, error) {
-	data, err := b.encode(e)
+	encode := b.encode
+	if e.Durability == pipeline.File {
+		encode = b.encodeOnFile
+	}
+	data, err := encode(e)
 	queue := e.Hop().Queue()
 	return Message{
 		subject: b.Stage(queue, e.Durability, e.Class()), stream: b.Stream(queue, e.Durability),
@@ -99,7 +103,7 @@ func (b *Bus) Reply(gateway pipeline.GatewayID, r *envelope.Reply) (Message, err
 // Result returns the message that stores a request's final reply, unless it has
 // one.
 func (b *Bus) Result(r *envelope.Result) (Message, error) {
-	data, err := b.encode(r)
+	data, err := b.encodeOnFile(r)
 	return Message{
 		subject: b.Subjects.Result(r.Reply.RequestID), stream: b.ResultStream(), conditional: true, data: data, missing: ErrNoResults,
 	}, err
@@ -226,7 +230,7 @@ func (b *Bus) FileData(id string, data []byte) Message {
 }
 
 func (b *Bus) stored(subject, stream string, after uint64, m proto.Message) (Message, error) {
-	data, err := b.encode(protoMessage{m})
+	data, err := b.encodeOnFile(protoMessage{m})
 	return Message{subject: subject, stream: stream, conditional: true, expectedLastSeq: after, data: data, missing: ErrNoQueue}, err
 }
 
@@ -239,7 +243,7 @@ func (m protoMessage) Encode() ([]byte, error) { return proto.Marshal(m.Message)
 // DeadLetter returns the message that stores a dead letter about a delivery. Its
 // deduplication id is the delivery's, so a repeated one is not stored twice.
 func (b *Bus) DeadLetter(d *envelope.DeadLetter, of Delivery) (Message, error) {
-	data, err := b.encode(d)
+	data, err := b.encodeOnFile(d)
 	return Message{
 		subject: b.DeadLetterSubject(d.Stage), stream: b.DeadLetterStream(), id: of.key(), data: data, missing: ErrNoDeadLetters,
 	}, err
@@ -248,7 +252,7 @@ func (b *Bus) DeadLetter(d *envelope.DeadLetter, of Delivery) (Message, error) {
 // DeadJob returns the message that stores a dead letter about a message in a queue of jobs. A
 // repeated one of the same ID is not stored twice.
 func (b *Bus) DeadJob(d *envelope.DeadLetter, id string) (Message, error) {
-	data, err := b.encode(d)
+	data, err := b.encodeOnFile(d)
 	return Message{subject: b.DeadJobSubject(d.Queue), stream: b.DeadLetterStream(), id: id, data: data, missing: ErrNoDeadLetters}, err
 }
 
@@ -257,6 +261,19 @@ func (b *Bus) encode(e interface{ Encode() ([]byte, error) }) ([]byte, error) {
 	data, err := e.Encode()
 	if limit := b.MaxPayload() - headerSlack; err == nil && limit > 0 && len(data) > limit {
 		return nil, fmt.Errorf("%w: %d bytes, the limit is %d (max_payload of the broker)", ErrTooLarge, len(data), limit)
+	}
+	return data, err
+}
+
+// maxFileMessage is what a stream on file takes, whatever the broker's max_payload: its records
+// have at most 32 MiB, with subject and headers.
+const maxFileMessage = 32<<20 - 64<<10
+
+// encodeOnFile is encode for a message that a stream on file stores.
+func (b *Bus) encodeOnFile(e interface{ Encode() ([]byte, error) }) ([]byte, error) {
+	data, err := b.encode(e)
+	if err == nil && len(data) > maxFileMessage {
+		return nil, fmt.Errorf("%w: %d bytes, the limit of what is stored on file is %d", ErrTooLarge, len(data), maxFileMessage)
 	}
 	return data, err
 }

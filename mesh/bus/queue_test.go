@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -286,5 +287,27 @@ func TestItemForAHostWaitsInItsOwnQueue(t *testing.T) {
 	}
 	if _, err := b.Alive(t.Context(), own.Stage); !errors.Is(err, bus.ErrNoHost) {
 		t.Errorf("the host is gone: %v", err)
+	}
+}
+
+// The broker's streams on file refuse records over 32 MiB, with the code of a full stream.
+func TestLargeItemOnFileIsTooLargeAndNotAFullQueue(t *testing.T) {
+	t.Parallel()
+	b := testbed.StartBroker(t, func(o *server.Options) { o.MaxPayload, o.MaxPending = 64<<20, 128<<20 }).Connect(mesh)
+	for _, d := range []pipeline.Durability{pipeline.Memory, pipeline.File} {
+		ensure(t, b, queue(func(s *bus.QueueSettings) { s.Durability, s.MaxBytes = d, 256<<20 }))
+		for _, size := range []int{40 << 20, 32<<20 - 96<<10} {
+			e := item(strings.Repeat("x", size), func(e *envelope.Envelope) { e.Durability = d })
+			m, err := b.Item(e)
+			if err == nil {
+				_, err = b.PublishAndWait(t.Context(), m)
+			}
+			if isRefused := d == pipeline.File && size > 32<<20; isRefused != errors.Is(err, bus.ErrTooLarge) || !isRefused && err != nil {
+				t.Errorf("%d bytes, %s: %v", size, d, err)
+			}
+		}
+	}
+	if _, err := b.JetStream().Publish(t.Context(), b.Stage(stage, pipeline.File, pipeline.Normal), make([]byte, 40<<20)); err == nil || !strings.Contains(err.Error(), "message too large") {
+		t.Errorf("the broker: %v", err)
 	}
 }
