@@ -383,44 +383,43 @@ func (s *Service) checkClock() *fault.Fault {
 	return nil
 }
 
-// PipelineReady is PipelineServed with the durable requests that every stage has a queue for.
-func (s *Service) PipelineReady(ctx context.Context, name string) error {
-	p, route, err := s.served(ctx, name)
-	if err == nil && p.Durability != pipeline.File {
-		if f := s.availability.CheckHosts(ctx, route, pipeline.File); f != nil && f.Reason != fault.NotSupported {
-			err = f
-		}
-	}
-	return err
-}
-
-// PipelineServed returns nil when every stage of the pipeline has a host that serves its
-// durability, else a fault that says which has none, or that there is no such pipeline. The name
-// may be that of an alias or a model.
+// PipelineServed returns nil when every stage of the pipeline has a host, else a
+// fault that says which has none, or that there is no such pipeline. The name may be that of
+// an alias or a model.
 func (s *Service) PipelineServed(ctx context.Context, name string) error {
-	_, _, err := s.served(ctx, name)
-	return err
+	return s.checkPipeline(ctx, name, false)
 }
 
-func (s *Service) served(ctx context.Context, name string) (p pipeline.Pipeline, route []pipeline.Hop, err error) {
+// PipelineReady is PipelineServed also for durable requests, where the stages have queues for them.
+func (s *Service) PipelineReady(ctx context.Context, name string) error {
+	return s.checkPipeline(ctx, name, true)
+}
+
+func (s *Service) checkPipeline(ctx context.Context, name string, alsoFile bool) error {
 	p, f := s.Resolve(name, true)
 	if f != nil {
-		return p, nil, f
+		return f
 	}
-	if route, err = p.Route(pipeline.Options{}); err != nil {
-		return p, nil, err
+	route, err := p.Route(pipeline.Options{})
+	if err != nil {
+		return err
 	}
 	durability, f := durabilityOf(&Request{}, &p)
 	if f == nil {
 		f = s.availability.CheckHosts(ctx, route, durability)
 	}
+	if f == nil && alsoFile {
+		if f = s.availability.CheckHosts(ctx, route, pipeline.File); f != nil && f.Reason == fault.NotSupported {
+			f = nil
+		}
+	}
 	if f == nil && durability == pipeline.File {
 		f = s.StoreFault()
 	}
 	if f != nil {
-		return p, nil, f
+		return f
 	}
-	return p, route, nil
+	return nil
 }
 
 // StageState is the state of a stage as the broker reports it.

@@ -34,27 +34,25 @@ const movePause = 20 * time.Millisecond
 
 // Run returns once the new stream has all messages and its configuration.
 func (m Move) Run(ctx context.Context) error {
-	part := m.To
-	part.Subjects, part.Sources, part.MaxMsgs, part.MaxBytes = nil, []*jetstream.StreamSource{{Name: m.From}}, -1, -1
 	for {
 		var old jetstream.StreamInfo
 		err := m.Call(ctx, "STREAM.INFO."+m.From, struct{}{}, &old)
-		if err == nil && !old.Config.Sealed {
-			// Nothing comes or goes any more.
-			old.Config.Sealed, old.Config.DenyDelete, old.Config.DenyPurge = true, true, true
-			err = m.Call(ctx, "STREAM.UPDATE."+m.From, old.Config, &old)
-		}
-		var isWhole bool
-		if err == nil {
-			isWhole, err = m.copy(ctx, part)
-		}
-		if err == nil && isWhole {
-			err = m.Call(ctx, "STREAM.DELETE."+m.From, struct{}{}, &struct{}{})
-		}
-		switch {
+		switch isWhole := old.State.Msgs == 0; {
 		case m.IsMissing(err):
 			return m.finish(ctx)
 		case err != nil:
+		case !old.Config.Sealed: // then nothing comes or goes any more
+			old.Config.Sealed, old.Config.DenyDelete, old.Config.DenyPurge = true, true, true
+			err = m.Call(ctx, "STREAM.UPDATE."+m.From, old.Config, &old)
+		default:
+			if !isWhole {
+				isWhole, err = m.copy(ctx)
+			}
+			if isWhole {
+				err = m.Call(ctx, "STREAM.DELETE."+m.From, struct{}{}, &struct{}{})
+			}
+		}
+		if err != nil && !m.IsMissing(err) {
 			return fmt.Errorf("move of stream %s to %s: %w", m.From, m.To.Name, err)
 		}
 		select {
@@ -66,20 +64,27 @@ func (m Move) Run(ctx context.Context) error {
 }
 
 // copy reports whether the new stream has the last message of the old one, and so all.
-func (m Move) copy(ctx context.Context, part jetstream.StreamConfig) (isWhole bool, err error) {
-	last, _, err := m.last(ctx, m.From)
-	if last == 0 || err != nil {
-		return err == nil, err
-	}
+func (m Move) copy(ctx context.Context) (isWhole bool, err error) {
+	part := m.To
+	part.Subjects, part.Sources, part.MaxMsgs, part.MaxBytes = nil, []*jetstream.StreamSource{{Name: m.From}}, -1, -1
 	if err := m.Create(ctx, part); err != nil {
+		return false, err
+	}
+	last, _, err := m.last(ctx, m.From)
+	if err != nil {
 		return false, err
 	}
 	_, source, err := m.last(ctx, m.To.Name)
 	fields := strings.Fields(source) // the stream, the number there, and more
-	return len(fields) > 1 && fields[0] == m.From && fields[1] == strconv.FormatUint(last, 10), err
+	if err != nil || len(fields) < 2 || fields[0] != m.From {
+		return false, err
+	}
+	copied, err := strconv.ParseUint(fields[1], 10, 64)
+	return err == nil && copied >= last, err
 }
 
-// last returns the number of a stream's last message, 0 if it has none, and where that came from.
+// last returns the number of a stream's last message, and where that came from. It is missing if the
+// stream has none.
 func (m Move) last(ctx context.Context, stream string) (seq uint64, source string, err error) {
 	var answer struct {
 		Message struct {
@@ -88,9 +93,6 @@ func (m Move) last(ctx context.Context, stream string) (seq uint64, source strin
 		} `json:"message"`
 	}
 	err = m.Call(ctx, "STREAM.MSG.GET."+stream, map[string]string{"last_by_subj": ">"}, &answer)
-	if m.IsMissing(err) {
-		return 0, "", nil
-	}
 	if header, err := nats.DecodeHeadersMsg(answer.Message.Header); err == nil {
 		source = header.Get("Nats-Stream-Source")
 	}
