@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -102,16 +103,25 @@ type Jobs struct {
 
 	control, chunks stream
 	retention       time.Duration
+
+	mu     sync.Mutex
+	epochs map[pipeline.QueueName]queueEpoch // of the queues that are followed
 }
+
+// queueEpoch is when a stream was created that is followed, and the one that was there when asked.
+type queueEpoch struct{ followed, found, asked time.Time }
+
+// epochAge is how long an answer about a stream counts. One that is younger has few numbers.
+const epochAge = 100 * time.Millisecond
 
 // NewJobs returns the store of jobs. It makes no call to the broker.
 func NewJobs(b *bus.Bus, s Settings) *Jobs {
 	s = s.WithJobDefaults()
 	out := &Jobs{
-		retention: s.Retention,
-		stream:    newStream(b, "jobs", b.JobRecordStream(), b.JobRecords("*", "*"), s, s),
-		control:   newStream(b, "jobs", b.JobControlStream(), b.Subjects.JobControl("*", "*"), s, s),
-		chunks:    newStream(b, "jobs", b.JobChunkStream(), b.AllJobChunks(), s, s),
+		retention: s.Retention, epochs: map[pipeline.QueueName]queueEpoch{},
+		stream:  newStream(b, "jobs", b.JobRecordStream(), b.JobRecords("*", "*"), s, s),
+		control: newStream(b, "jobs", b.JobControlStream(), b.Subjects.JobControl("*", "*"), s, s),
+		chunks:  newStream(b, "jobs", b.JobChunkStream(), b.AllJobChunks(), s, s),
 	}
 	out.config.Description = "What became of jobs"
 	out.control.config.Description = "Leases and quotas of pools, and what operators have paused"
@@ -211,23 +221,51 @@ func (s *Jobs) queued(msg *bus.StoredMessage, err error) (StoredJob, error) {
 	return out, nil
 }
 
-// Remove deletes a job from its queue, whose end is stored. It reads the job first: another one has
-// the number if the stream was created again.
+// Remove deletes a job from its queue, whose end is stored. Another one has the number if the stream
+// was created again, so the job is read first, unless the stream is the one that Follow began with.
 func (s *Jobs) Remove(ctx context.Context, id pipeline.JobID, seq uint64) error {
-	switch j, err := s.QueuedAt(ctx, id.Queue, seq); {
-	case errors.Is(err, ErrNoJob), err == nil && j.ID.UUID != id.UUID:
-		return nil
-	case err != nil && !errors.Is(err, ErrNotAJob):
-		return err
+	if !s.isFollowed(ctx, id.Queue) {
+		switch j, err := s.QueuedAt(ctx, id.Queue, seq); {
+		case errors.Is(err, ErrNoJob), err == nil && j.ID.UUID != id.UUID:
+			return nil
+		case err != nil && !errors.Is(err, ErrNotAJob):
+			return err
+		}
 	}
 	_, err := s.bus.Delete(ctx, s.bus.JobStream(id.Queue), seq)
 	return s.wrap(err)
+}
+
+// isFollowed reports whether the stream of a queue is the one that Follow began with.
+func (s *Jobs) isFollowed(ctx context.Context, queue pipeline.QueueName) bool {
+	s.mu.Lock()
+	e, now := s.epochs[queue], time.Now()
+	isDue := !e.followed.IsZero() && now.Sub(e.asked) > epochAge
+	if isDue {
+		e.asked = now
+		s.epochs[queue] = e
+	}
+	s.mu.Unlock()
+	if isDue {
+		e.found, _ = s.createdAt(ctx, s.bus.JobStream(queue)) // else it is another one
+		s.mu.Lock()
+		s.epochs[queue] = e
+		s.mu.Unlock()
+	}
+	return !e.followed.IsZero() && e.found.Equal(e.followed)
 }
 
 // Follow passes all jobs of a queue to handle, in the order of acceptance and without their
 // payloads, and then each new one, until the context ends. caughtUp is called once, after those
 // that were there. Messages that are no jobs have no UUID. Neither may block for long.
 func (s *Jobs) Follow(ctx context.Context, queue pipeline.QueueName, handle func(StoredJob), caughtUp func()) error {
+	created, err := s.createdAt(ctx, s.bus.JobStream(queue))
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	s.epochs[queue] = queueEpoch{followed: created}
+	s.mu.Unlock()
 	return s.follow(ctx, s.bus.JobStream(queue), jetstream.OrderedConsumerConfig{HeadersOnly: true}, caughtUp, func(msg jetstream.Msg, at *jetstream.MsgMetadata) {
 		out := StoredJob{Seq: at.Sequence.Stream, AcceptedAt: at.Timestamp, ID: pipeline.JobID{Queue: queue}}
 		id, tenant, isOne := s.bus.JobOf(msg.Subject())

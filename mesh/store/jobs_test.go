@@ -238,9 +238,15 @@ func TestControlIsSetByOne(t *testing.T) {
 func TestNumberOfALostQueueRemovesNothing(t *testing.T) {
 	t.Parallel()
 	b := testbed.StartBroker(t).Connect(mesh)
-	s := newJobs(t, b, store.JobQueueSettings{})
+	owner := newJobs(t, b, store.JobQueueSettings{})
+	s := owner
 	old, next := pipeline.NewJobID(queue), pipeline.NewJobID(queue)
 	seq := mustSubmit(t, s, old, "a")
+	ctx, cancel := context.WithCancel(t.Context())
+	found, ended := make(chan struct{}), make(chan error, 1)
+	go func() { ended <- owner.Follow(ctx, queue, func(store.StoredJob) {}, func() { close(found) }) }()
+	defer func() { cancel(); <-ended }()
+	testbed.Receive(t, "the owner follows the queue", found)
 	if err := b.JetStream().DeleteStream(t.Context(), b.JobStream(queue)); err != nil {
 		t.Fatal(err)
 	}
@@ -248,11 +254,13 @@ func TestNumberOfALostQueueRemovesNothing(t *testing.T) {
 	if again := mustSubmit(t, s, next, "a"); again != seq {
 		t.Fatalf("the number is %d, was %d", again, seq)
 	}
-	if err := s.Remove(t.Context(), old, seq); err != nil {
-		t.Error(err)
-	}
-	if _, err := s.Queued(t.Context(), next, "a"); err != nil {
-		t.Errorf("the other job: %v", err)
+	for _, from := range []*store.Jobs{s, owner} {
+		if err := from.Remove(t.Context(), old, seq); err != nil {
+			t.Error(err)
+		}
+		if _, err := s.Queued(t.Context(), next, "a"); err != nil {
+			t.Errorf("the other job: %v", err)
+		}
 	}
 }
 
