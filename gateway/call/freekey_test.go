@@ -265,20 +265,25 @@ func TestLostQueueFreesTheKey(t *testing.T) {
 	}
 }
 
-func TestMalformedClaimLeavesTheKeyFree(t *testing.T) {
+// It may be the record of a request that runs, so the key is not free.
+func TestMalformedClaimIsInternalAndStays(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.alive()
 	b.claims()
-	items := b.pulls(pipeline.Memory)
 	k := keyOf(withKey("key", ""))
-	if _, err := b.host.JetStream().Publish(t.Context(), b.host.Subjects.Claim(k.Tenant, k.Pipeline, k.Key), []byte("\xff")); err != nil {
+	subject := b.host.Subjects.Claim(k.Tenant, k.Pipeline, k.Key)
+	if _, err := b.host.JetStream().Publish(t.Context(), subject, []byte("\xff")); err != nil {
 		t.Fatal(err)
 	}
-	answer := infer(t.Context(), b.service, withKey("key", "it"))
-	item := testbed.Receive(t, "item", items)
-	b.finish(item, did(item.env))
-	answers(t, answer, "did it")
+	got := testbed.Receive(t, "answer", infer(t.Context(), b.service, withKey("key", "it")))
+	_ = wantFault(t, got.response, got.err, fault.Internal)
+	if _, err := b.service.RequestOf(t.Context(), k); fault.From(err).Reason != fault.Internal {
+		t.Errorf("the request of the key: %v", err)
+	}
+	if msg, err := b.host.Last(t.Context(), b.host.ClaimStream(), subject); err != nil || string(msg.Data) != "\xff" {
+		t.Errorf("the record is %+v, %v", msg, err)
+	}
 }
 
 // stopNow stops a request path that has no time left for its calls.

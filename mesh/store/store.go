@@ -21,7 +21,8 @@
 //
 // The streams of results and keys refuse new messages at their bound and never
 // drop an old one early; those of run records and dead letters drop the oldest.
-// Bytes that another program published to a stream are read as no record.
+// Bytes that another program published to a stream are reported (bus.ReportUnreadable) and stay,
+// unless the value can be made again.
 //
 // All methods are safe for concurrent use. Tests use internal/testbed, with a real broker.
 package store
