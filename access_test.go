@@ -6,8 +6,11 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"os"
 	"strings"
 	"testing"
+
+	"github.com/nats-io/nats.go"
 
 	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/gateway"
@@ -191,4 +194,29 @@ func TestTenantsShareNoKeysResultsOrCancels(t *testing.T) {
 	for _, c := range []caller{other, nobody} {
 		c.expect(c.send(http.MethodGet, path+"/result", "", ""), http.StatusNotFound, "NOT_FOUND")
 	}
+}
+
+func TestBrokerTokenIsReplacedWithoutARestart(t *testing.T) {
+	t.Parallel()
+	token := testbed.SecretFile(t, "open-sesame\n")
+	m, err := stagemesh.FromFile(parse(t, fmt.Sprintf(closed, fmt.Sprintf("listen: 127.0.0.1:0, token_file: %q", token))), stagemesh.FileSettings{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	start(t, m)
+	connects := func(token string) bool {
+		nc, err := nats.Connect(m.BrokerURL(), nats.Token(token))
+		if err == nil {
+			nc.Close()
+		}
+		return err == nil
+	}
+	if !connects("open-sesame") || connects("open-simsim") {
+		t.Fatal("the token is not that of the file")
+	}
+	if err := os.WriteFile(token, []byte("open-simsim\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	testbed.Eventually(t, "the new token alone is accepted", func() bool { return connects("open-simsim") && !connects("open-sesame") })
+	expect(t, m, "p", "hello", "hello")
 }

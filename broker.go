@@ -152,7 +152,7 @@ func (b *broker) options(folder string) (*server.Options, error) {
 		return nil, err
 	}
 	s.Exposure().Warn(b.log.log, "nats.listen")
-	if err := guard(s, o); err != nil {
+	if err := b.guard(o); err != nil {
 		return nil, err
 	}
 	addr, err := net.ResolveTCPAddr("tcp", s.Listen)
@@ -170,16 +170,32 @@ func (b *broker) options(folder string) (*server.Options, error) {
 }
 
 // guard requires TLS and a token of those that join, as far as the settings have them.
-func guard(s meshfile.NATS, o *server.Options) (err error) {
-	if o.TLSConfig, err = (credentials.Pair{CertFile: s.ListenCertFile, KeyFile: s.ListenKeyFile}).Server("nats.listen_"); err != nil {
+func (b *broker) guard(o *server.Options) (err error) {
+	s := b.settings
+	pair := credentials.Pair{CertFile: s.ListenCertFile, KeyFile: s.ListenKeyFile, Log: b.log.log}
+	if o.TLSConfig, err = pair.Server("nats.listen_"); err != nil {
 		return err
 	}
 	if s.TokenFile != "" {
-		if o.Authorization, err = credentials.Token(s.TokenFile); err != nil {
+		if _, err := credentials.Token(s.TokenFile); err != nil {
 			return fmt.Errorf("nats.token_file: %w", err)
 		}
+		tokens, err := credentials.ReadTokens(s.TokenFile)
+		if err != nil {
+			return fmt.Errorf("nats.token_file: %w", err)
+		}
+		o.CustomClientAuthentication = tokenHolders{tokens.LogTo(b.log.log)}
 	}
 	return nil
+}
+
+// tokenHolders are the clients that know the token of the file as it is now.
+type tokenHolders struct{ credentials.Tokens }
+
+// Check implements server.Authentication.
+func (t tokenHolders) Check(c server.ClientAuthentication) bool {
+	_, ok := t.Tenant(c.GetOpts().Token)
+	return ok
 }
 
 // auth returns how this process connects to the broker: without TLS, which is for

@@ -110,12 +110,12 @@ func (g *Gateway) ReadFiles() (err error) {
 		return nil
 	}
 	if g.settings.Listen != "" || g.settings.GRPCListen != "" {
-		if g.public, err = g.settings.Access.read(); err != nil {
+		if g.public, err = g.settings.Access.read(g.log); err != nil {
 			return config.InSection(publicKey, err)
 		}
 	}
 	if g.settings.Admin.Listen != "" {
-		if g.operators, err = g.settings.Admin.read(); err != nil {
+		if g.operators, err = g.settings.Admin.read(g.log); err != nil {
 			return config.InSection(adminKey, err)
 		}
 	}

@@ -53,8 +53,10 @@ type secrets struct {
 	tokens credentials.Tokens
 }
 
-func (a Access) read() (s secrets, err error) {
-	if s.tls, err = a.pair().Server(""); err != nil {
+func (a Access) read(log *slog.Logger) (s secrets, err error) {
+	pair := a.pair()
+	pair.Log = log
+	if s.tls, err = pair.Server(""); err != nil {
 		return secrets{}, err
 	}
 	if a.TokenFile == "" {
@@ -63,6 +65,7 @@ func (a Access) read() (s secrets, err error) {
 	if s.tokens, err = credentials.ReadTokens(a.TokenFile); err != nil {
 		return secrets{}, fmt.Errorf("token_file: %w", err)
 	}
+	s.tokens.LogTo(log)
 	return s, nil
 }
 

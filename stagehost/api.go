@@ -37,11 +37,12 @@ func (h *Host) listen(ctx context.Context) error {
 		return nil
 	}
 	if h.settings.CertFile != "" {
-		certificate, err := h.settings.pair().Load("stage " + string(h.settings.Stage) + ": ")
-		if err != nil {
+		pair := h.settings.pair()
+		pair.Log = h.settings.Logger
+		var err error
+		if h.tls, err = pair.Server("stage " + string(h.settings.Stage) + ": "); err != nil {
 			return err
 		}
-		h.certificate = &certificate
 	}
 	if err := h.readCallers(); err != nil {
 		return fmt.Errorf("stage %s: %w", h.settings.Stage, err)
@@ -70,7 +71,7 @@ func (h *Host) serveAPI(ctx context.Context) error {
 		<-ctx.Done()
 		return ctx.Err()
 	}
-	h.settings.Logger.Info("stage service listens", "address", h.listener.Addr().String(), "tls", h.certificate != nil)
+	h.settings.Logger.Info("stage service listens", "address", h.listener.Addr().String(), "tls", h.tls != nil)
 	h.settings.exposure().Warn(h.settings.Logger, "stages."+string(h.settings.Stage)+".listen")
 	server := h.newServer()
 	h.runs.Go(func() {
@@ -129,8 +130,8 @@ func (h *Host) newServer() *grpc.Server {
 		},
 		Logger: h.settings.Logger,
 	}
-	if h.certificate != nil {
-		settings.TLS = &tls.Config{Certificates: []tls.Certificate{*h.certificate}, MinVersion: tls.VersionTLS12}
+	if h.tls != nil {
+		settings.TLS = h.tls.Clone()
 		if h.callers.authorities != nil {
 			// Health checks have no certificate, so checkCaller demands it.
 			settings.TLS.ClientAuth, settings.TLS.ClientCAs = tls.VerifyClientCertIfGiven, h.callers.authorities
@@ -156,6 +157,7 @@ func (h *Host) readCallers() (err error) {
 		if h.callers.tokens, err = auth.ReadTokens(path); err != nil {
 			return fmt.Errorf("token_file: %w", err)
 		}
+		h.callers.tokens.LogTo(h.settings.Logger)
 	}
 	if path := h.settings.ClientCAFile; path != "" {
 		if h.callers.authorities, err = auth.Roots(path); err != nil {
@@ -173,7 +175,7 @@ func (h *Host) checkCaller(head transport.Head) (transport.Caller, error) {
 		return transport.Caller{IsAnonymous: true}, nil
 	}
 	if c.tokens.IsEmpty() && c.authorities == nil {
-		if h.certificate != nil || !h.settings.exposure().IsPrivate() || config.IsLoopback(head.Host) {
+		if h.tls != nil || !h.settings.exposure().IsPrivate() || config.IsLoopback(head.Host) {
 			return transport.Caller{}, nil
 		}
 		return transport.Caller{}, fault.New(fault.Unauthenticated, "without token_file this port answers those who call it by a loopback address; see any_host")
@@ -202,12 +204,23 @@ func (h *Host) servingStatus(_ context.Context, name string) (isServing bool, ch
 // checkTLS is the TLS configuration of the registry's health check, which trusts
 // the host's own certificate; nil without TLS.
 func (h *Host) checkTLS() *tls.Config {
-	if h.certificate == nil {
+	if h.tls == nil {
 		return nil
 	}
-	own := x509.NewCertPool()
-	own.AddCert(h.certificate.Leaf)
-	return &tls.Config{RootCAs: own, ServerName: h.settings.ServerName, MinVersion: tls.VersionTLS12}
+	return &tls.Config{
+		ServerName: h.settings.ServerName, MinVersion: tls.VersionTLS12,
+		InsecureSkipVerify: true, //nolint:gosec // VerifyConnection verifies it by the certificate as it is now
+		VerifyConnection: func(state tls.ConnectionState) error {
+			certificate, err := h.tls.GetCertificate(nil)
+			if err != nil {
+				return err
+			}
+			own := x509.NewCertPool()
+			own.AddCert(certificate.Leaf)
+			_, err = state.PeerCertificates[0].Verify(x509.VerifyOptions{Roots: own, DNSName: state.ServerName})
+			return err
+		},
+	}
 }
 
 // Addr returns where the StageService listens, or nil where it does not yet.

@@ -156,11 +156,11 @@ type runPool struct {
 
 // service is the host's StageService.
 type service struct {
-	// listener is nil where there is no service, certificate where it has no TLS.
-	listener    net.Listener
-	certificate *tls.Certificate
-	callers     callers
-	address     atomic.Value
+	// listener is nil where there is no service, tls where it has no TLS.
+	listener net.Listener
+	tls      *tls.Config
+	callers  callers
+	address  atomic.Value
 	// directs has a value for each direct call in flight.
 	directs chan struct{}
 }

@@ -89,7 +89,11 @@ func Roots(path string) (*x509.CertPool, error) {
 
 // Pair names the files of a certificate chain and of its key, in PEM. Both empty
 // means no certificate.
-type Pair struct{ CertFile, KeyFile string }
+type Pair struct {
+	CertFile, KeyFile string
+	// Log, where set, is told of later reads by a server.
+	Log *slog.Logger
+}
 
 // Check reports a certificate without a key, or a key without a certificate. The
 // prefix precedes cert_file and key_file in the operator's file.
@@ -123,16 +127,24 @@ func (p Pair) Load(prefix string) (tls.Certificate, error) {
 	return certificate, nil
 }
 
-// Server returns the TLS configuration of a server with the pair; nil without one.
+// Server returns the TLS configuration of a server with the pair; nil without one. The files are read
+// again when they change.
 func (p Pair) Server(prefix string) (*tls.Config, error) {
 	if p.CertFile == "" {
 		return nil, nil
 	}
-	certificate, err := p.Load(prefix)
+	files, err := newReloaded(func() (*tls.Certificate, error) {
+		certificate, err := p.Load(prefix)
+		return &certificate, err
+	}, p.CertFile, p.KeyFile)
 	if err != nil {
 		return nil, err
 	}
-	return &tls.Config{Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS12}, nil
+	files.logTo(p.Log)
+	return &tls.Config{
+		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return files.get(), nil },
+		MinVersion:     tls.VersionTLS12,
+	}, nil
 }
 
 func holdsKey(data []byte) bool {

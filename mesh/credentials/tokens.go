@@ -6,6 +6,7 @@ import (
 	"crypto/subtle"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"time"
@@ -28,6 +29,8 @@ type Tokens struct {
 	tenants []string
 	// delayed are the refusals that wait.
 	delayed chan struct{}
+	// file is where they are read again; nil where they have none.
+	file *reloaded[Tokens]
 }
 
 // A wrong token is refused after refusalDelay, so that guessing is slow. Valid tokens never wait:
@@ -68,21 +71,37 @@ func NewTokens(text string) (Tokens, error) {
 	return out, nil
 }
 
-// ReadTokens reads tokens from a file, one per line.
+// ReadTokens reads tokens from a file, one per line. They are read again when the file changes.
 func ReadTokens(path string) (Tokens, error) {
-	data, err := Read(path)
+	file, err := newReloaded(func() (Tokens, error) {
+		data, err := Read(path)
+		if err != nil {
+			return Tokens{}, err
+		}
+		tokens, err := NewTokens(string(data))
+		if err != nil {
+			return Tokens{}, fmt.Errorf("%s: %w", path, err)
+		}
+		return tokens, nil
+	}, path)
 	if err != nil {
 		return Tokens{}, err
 	}
-	tokens, err := NewTokens(string(data))
-	if err != nil {
-		return Tokens{}, fmt.Errorf("%s: %w", path, err)
-	}
-	return tokens, nil
+	out := file.value
+	out.file = file
+	return out, nil
 }
 
-// String implements fmt.Stringer.
-func (t Tokens) String() string { return fmt.Sprintf("%d tokens", len(t.digests)) }
+// LogTo has later reads of the file logged.
+func (t Tokens) LogTo(log *slog.Logger) Tokens {
+	if t.file != nil {
+		t.file.logTo(log)
+	}
+	return t
+}
+
+// String implements fmt.Stringer. It reveals nothing.
+func (t Tokens) String() string { return "tokens" }
 
 // IsEmpty reports whether there is no token.
 func (t Tokens) IsEmpty() bool { return len(t.digests) == 0 }
@@ -111,6 +130,9 @@ func (t Tokens) DelayRefusal(ctx context.Context, authorization string) {
 // Tenant returns the tenant of a token, and whether the text is one. It compares all, so its
 // time does not reveal which.
 func (t Tokens) Tenant(text string) (tenant string, ok bool) {
+	if t.file != nil {
+		t = t.file.get()
+	}
 	digest := sha256.Sum256([]byte(text))
 	found := -1
 	for i := range t.digests {
