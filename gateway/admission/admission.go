@@ -23,10 +23,12 @@
 //	NOT_SUPPORTED        Availability                     a stage has no queue of the request's durability
 //	QUEUE_FULL           Availability                     a queue on the route has no space for its class
 //	OVERLOADED           Availability                     the work ahead of it takes longer than its time
+//	STORE_FULL           gateway/call, storewatch.go      the broker stores nothing in files
 //	BROKER_UNAVAILABLE   gateway/call, stored results     the broker cannot store its result or its key
 //	OVERLOADED           gateway/call, idempotency        idempotency.max_bytes of keys are stored
 //	QUEUE_FULL,          the broker, on publish           the first queue is full, missing, or takes no
-//	NO_CAPACITY,                                          message of that size
+//	STORE_FULL,                                           message of that size, or the disk is full
+//	NO_CAPACITY,
 //	PAYLOAD_TOO_LARGE
 //
 // A request that waits for capacity is not rejected with QUEUE_FULL, or with
