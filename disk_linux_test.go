@@ -47,8 +47,11 @@ func startOnSmallDisk(t *testing.T, nats string, options ...string) (*diskBed, b
 mesh: m
 nats: {store_dir: `+folder+nats+`}
 gateway: {listen: "127.0.0.1:0", admin: {listen: "127.0.0.1:0"}}
-stages: {echo: {runner: {echo: {}}}}
-pipelines: {p: {steps: [{name: e, stage: echo}]}, filed: {durability: file, steps: [{name: e, stage: echo}]}}
+stages: {echo: {runner: {echo: {}}}, slow: {runner: {sleep: {base: 1s}}}}
+pipelines:
+  p: {steps: [{name: e, stage: echo}]}
+  filed: {durability: file, steps: [{name: e, stage: echo}]}
+  slow: {durability: file, steps: [{name: s, stage: slow}, {name: e, stage: echo}]}
 jobs:
   pools: {main: {target: {pipelines: [p]}}}
   queues: {nightly: {}}
@@ -225,5 +228,52 @@ func failAWrite(t *testing.T, lost int64, options string) {
 	// One that is sent while JetStream starts again may be lost.
 	if n := b.failed.Load(); n > lost || n > 0 && fault.From(*b.failure.Load()).Reason != fault.QueueLost {
 		t.Errorf("%d of %d requests in memory failed: %v", n, n+b.served.Load(), *b.failure.Load())
+	}
+}
+
+func TestCallersWhoWaitHearOfAFullDisk(t *testing.T) {
+	t.Parallel()
+	b, ok := startOnSmallDisk(t, "")
+	if !ok {
+		return
+	}
+	failed := make(chan error, 1)
+	go func() {
+		_, err := b.Infer(t.Context(), &call.Request{Pipeline: "slow", Inputs: []payload.Part{payload.OfBlob("", "text/plain", []byte("x"))}})
+		failed <- err
+	}()
+	testbed.Eventually(t, "the request is queued", func() bool {
+		requests, err := nats.Connect("", nats.InProcessServer(b.Broker().Server))
+		if err != nil {
+			return false
+		}
+		defer requests.Close()
+		answer, err := requests.Request("$JS.API.STREAM.INFO.m_slow_file", nil, time.Second)
+		return err == nil && strings.Contains(string(answer.Data), `"messages":1`)
+	})
+	free := testbed.FillDisk(t, b.folder)
+	f := fault.From(testbed.Receive(t, "the fault", failed))
+	if f.Reason != fault.StoreFull || f.Metadata["request_id"] == "" {
+		t.Fatalf("the caller got %v", f)
+	}
+	free()
+	if got := result(t, b.Mesh, f.Metadata["request_id"]); got != "x" {
+		t.Errorf("the result is %q", got)
+	}
+}
+
+func TestBrokerWithoutSpaceSaysWhyItDoesNotStart(t *testing.T) {
+	t.Parallel()
+	folder := testbed.SmallDisk(t, smallDisk)
+	if folder == "" {
+		return
+	}
+	testbed.FillDisk(t, folder)
+	m, err := stagemesh.FromFile(parse(t, "mesh: m\nnats: {store_dir: "+folder+"}\nstages: {echo: {runner: {echo: {}}}}\n"), stagemesh.FileSettings{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Start(t.Context()); err == nil || !strings.Contains(err.Error(), "nats.store_dir: the disk of "+folder+" has 0 free") {
+		t.Errorf("started with %v", err)
 	}
 }

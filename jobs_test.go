@@ -1,15 +1,19 @@
 package stagemesh_test
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
 
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
@@ -200,4 +204,30 @@ jobs:
 	want(`{"max_tokens": 200, "max_completion_tokens": 700, "model": "m"}`, "running")
 	want(`{"max_tokens": 300.0}`, "full")
 	want(`{"max_tokens": null}`, "full")
+}
+
+// A broker of its own has too little space for the queue.
+func TestDispatcherSaysWhyItDoesNotStart(t *testing.T) {
+	t.Parallel()
+	broker := testbed.StartBroker(t, func(o *server.Options) { o.JetStreamMaxStore = 2 << 30 })
+	log := &testbed.Log{}
+	m, err := stagemesh.FromFile(parse(t, `
+mesh: m
+nats: {url: "`+broker.URL()+`"}
+stages: {echo: {runner: {echo: {}}}}
+pipelines: {p: {steps: [{name: e, stage: echo}]}}
+jobs: {pools: {main: {target: {pipelines: [p]}}}, queues: {nightly: {max_bytes: 8GiB}}}
+`), stagemesh.FileSettings{Dispatcher: true, Logger: slog.New(slog.NewTextHandler(log, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	started := make(chan error, 1)
+	go func() { started <- m.Start(ctx) }()
+	testbed.Eventually(t, "the dispatcher finds no space", func() bool { return strings.Contains(log.String(), "no streams for jobs") })
+	cancel()
+	if err := testbed.Receive(t, "the end", started); err == nil || !strings.Contains(err.Error(), "max_store is full: insufficient storage resources available") {
+		t.Errorf("started with %v", err)
+	}
 }

@@ -179,7 +179,9 @@ func (d *Dispatcher) supervise(ctx context.Context, conn *bus.Bus, pools *errgro
 	for {
 		if retry(ctx, d.log, "the broker has no streams for jobs", func(ctx context.Context) (err error) {
 			s = d.setup.Load()
-			all, err = d.look(ctx, s, s != published)
+			if all, err = d.look(ctx, s, s != published); err != nil && ctx.Err() == nil {
+				d.problem.Store(&err)
+			}
 			return err
 		}) != nil {
 			return nil

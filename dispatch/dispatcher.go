@@ -152,9 +152,6 @@ func (d *Dispatcher) ensure(ctx context.Context) error {
 			err = d.jobs.EnsureQueue(ctx, pipeline.QueueName(name), queues[name].JobQueueSettings)
 		}
 	}
-	if err != nil && ctx.Err() == nil {
-		d.problem.Store(&err)
-	}
 	return err
 }
 

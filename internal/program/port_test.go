@@ -39,6 +39,7 @@ func TestPortAnswersOperators(t *testing.T) {
 		"ready":                     {isReady, "GET", "/readyz", 200, "ok"},
 		"ready with a remark":       {late, "GET", "/readyz", 200, "ok\na batch is late\n"},
 		"not ready":                 {starting, "GET", "/readyz", 503, "the runner is loading"},
+		"ready in memory alone":     {isReady, "GET", "/readyz/durable", 503, "the disk is full"},
 		"asked by HEAD":             {isReady, "HEAD", "/readyz", 200, ""},
 		"metrics":                   {isReady, "GET", "/metrics", 200, "some_total 1"},
 		"profiles":                  {isReady, "GET", "/debug/pprof/", 200, "goroutine"},
@@ -54,7 +55,7 @@ func TestPortAnswersOperators(t *testing.T) {
 			t.Parallel()
 			w := httptest.NewRecorder()
 			r := httptest.NewRequestWithContext(t.Context(), test.method, test.path, nil)
-			portHandler(test.ready, test.ready, metrics()).ServeHTTP(w, r)
+			portHandler(test.ready, func() (string, error) { return "", errors.New("the disk is full") }, metrics()).ServeHTTP(w, r)
 			if w.Code != test.status || !strings.Contains(w.Body.String(), test.body) {
 				t.Errorf("got %d %q, want %d with %q", w.Code, w.Body, test.status, test.body)
 			}
