@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -221,6 +222,7 @@ func (s *brokerStore) reopen(ctx context.Context, c server.JetStreamConfig) erro
 		return err
 	}
 	answered()
+	s.disconnectReaders()
 	err = bus.CreateStreams(s.broker, queues, options...)
 	s.broker.log.log.Warn("the broker's streams were opened again after a write had failed", "took", time.Since(began))
 	return nil
@@ -231,6 +233,20 @@ func (s *brokerStore) probe() error {
 	name := filepath.Join(s.folder, "probe")
 	err := os.WriteFile(name, make([]byte, leastSpace), 0o600)
 	return errors.Join(err, os.Remove(name))
+}
+
+// disconnectReaders has registries and dispatchers connect again: the consumers by which they follow
+// streams are lost, which they would notice after ten seconds.
+func (s *brokerStore) disconnectReaders() {
+	clients, err := s.broker.Connz(nil)
+	if err != nil {
+		return
+	}
+	for _, c := range clients.Conns {
+		if !strings.HasPrefix(c.Name, "gateway ") && !strings.HasPrefix(c.Name, "stagehost ") {
+			_ = s.broker.DisconnectClientByID(c.Cid) // it may be gone
+		}
+	}
 }
 
 // memoryQueues returns the memory queues of stages, and whether none has an item that waits or is in flight.

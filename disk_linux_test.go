@@ -2,6 +2,7 @@ package stagemesh_test
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
@@ -96,7 +97,12 @@ func (b *diskBed) serves(when string) {
 
 func (b *diskBed) http(method, path, contentType, body string) (status int, answer string) {
 	b.t.Helper()
-	r, err := http.NewRequestWithContext(b.t.Context(), method, b.URL()+path, strings.NewReader(body))
+	return b.send(method, b.URL()+path, contentType, body)
+}
+
+func (b *diskBed) send(method, url, contentType, body string) (status int, answer string) {
+	b.t.Helper()
+	r, err := http.NewRequestWithContext(b.t.Context(), method, url, strings.NewReader(body))
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -138,6 +144,15 @@ func (b *diskBed) stored() (out []string) {
 			b.t.Errorf("%s: %d %s", name, status, answer)
 		}
 	}
+	apply := `{"pipeline": {"name": "` + fmt.Sprintf("applied-%d", began.UnixNano()) + `", "steps": [{"name": "e", "stage": "echo"}]}}`
+	status, answer := b.send(http.MethodPost, b.AdminURL()+"/stagemesh.admin.v1.PipelineService/ApplyPipeline", "application/json", apply)
+	switch {
+	case status == http.StatusOK:
+		out = append(out, "pipeline")
+	case strings.Contains(answer, "REGISTRY_UNAVAILABLE"): // it connects to the broker again
+	case status != http.StatusTooManyRequests || !strings.Contains(answer, "store_dir"):
+		b.t.Errorf("pipeline: %d %s", status, answer)
+	}
 	if took := time.Since(began); took > 2*time.Second {
 		b.t.Errorf("the answers took %s", took)
 	}
@@ -145,7 +160,7 @@ func (b *diskBed) stored() (out []string) {
 	return out
 }
 
-func (b *diskBed) storesAll() bool { return len(b.stored()) == 4 }
+func (b *diskBed) storesAll() bool { return len(b.stored()) == 5 }
 
 func TestFullDiskStopsDurableRequestsAlone(t *testing.T) {
 	t.Parallel()

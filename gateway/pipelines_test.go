@@ -453,7 +453,7 @@ func TestRejectedPipelineHarmsNoOther(t *testing.T) {
 	s, _ := following(t, registry, through("after", "a"), through("large", "a"), through("zero", "a"))
 	serves(t, "it", s, "after>a zero>a")
 	_, _, err := s.Apply(t.Context(), through("large", "a"), nil)
-	refused(t, "a change", err, fault.RegistryUnavailable)
+	refused(t, "a change", err, fault.StoreFull)
 	p := through("p", "a")
 	p.Steps[0].Parameters = payloads.Parameters{"k": payloads.String(strings.Repeat("x", 150<<10))}
 	if _, err := pipelines.New(pipelines.Settings{Table: registry, Seeds: []pipeline.Pipeline{p}}); err == nil || !strings.Contains(err.Error(), "pipeline p: takes ") {

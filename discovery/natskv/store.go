@@ -24,6 +24,8 @@ type Settings struct {
 	URL string
 	// Server, if set, is a broker in this process; URL is then ignored.
 	Server nats.InProcessConnProvider
+	// Full, if set, returns why that broker stores nothing in files; nil where it does.
+	Full func() error
 	// Name is the name of the connection on the broker.
 	Name string
 	// Auth has the files with credentials and certificates.

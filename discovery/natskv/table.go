@@ -267,6 +267,11 @@ func (s *Store) try(ctx context.Context, c *change) (revision discovery.Revision
 		if c.sequence != 0 && c.sequence <= uint64(at) {
 			return errWrongSequence // it is of an earlier stream
 		}
+		if s.settings.Full != nil {
+			if err := s.settings.Full(); err != nil {
+				return fmt.Errorf("%w: %w", discovery.ErrFull, err)
+			}
+		}
 		ack, err := on.publish(ctx, c.message(at))
 		c.lost = c.lost || errors.Is(err, errLost)
 		revision = discovery.Revision(record{sequence: ack.Sequence}.in(at).sequence)

@@ -87,6 +87,7 @@ func NewRegistry(mesh string, c RegistryConfig, broker bus.Settings, log *slog.L
 	}
 	settings := c.kv()
 	settings.Mesh, settings.URL, settings.Server, settings.Auth, settings.Logger = mesh, broker.URL, broker.Server, broker.Auth, log
+	settings.Full = broker.Store
 	store, err := natskv.New(settings)
 	if err != nil {
 		return nil, err
