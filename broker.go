@@ -14,6 +14,7 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 
 	"github.com/stagemesh/stagemesh/internal/meshfile"
+	"github.com/stagemesh/stagemesh/internal/tempfolder"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/credentials"
 )
@@ -63,11 +64,12 @@ func newBroker(s meshfile.NATS, reserve meshfile.Reserve, log *slog.Logger) *bro
 func (b *broker) run(ctx context.Context) error {
 	folder := b.settings.StoreDir
 	if folder == "" {
-		var err error
-		if folder, err = os.MkdirTemp("", "stagemesh-"); err != nil {
+		temporary, err := tempfolder.Open(os.TempDir(), "stagemesh-broker-", nil)
+		if err != nil {
 			return fmt.Errorf("%w: %w", errBroker, err)
 		}
-		defer b.remove(folder)
+		defer b.remove(temporary)
+		folder = temporary.Path
 	}
 	b.store.folder = folder
 	err := b.store.checkStart(b.streams)
@@ -85,8 +87,8 @@ func (b *broker) run(ctx context.Context) error {
 
 // remove removes the folder of a broker that has stopped. On an error its files remain in
 // the system's folder for temporary files.
-func (b *broker) remove(folder string) {
-	if err := os.RemoveAll(folder); err != nil {
+func (b *broker) remove(folder *tempfolder.Folder) {
+	if err := folder.Remove(); err != nil {
 		b.log.log.Warn("the broker's files stay behind", "error", err)
 	}
 }

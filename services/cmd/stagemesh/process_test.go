@@ -455,3 +455,46 @@ func TestOneProcessServesSeveralStages(t *testing.T) {
 		t.Errorf("it ended with %v", err)
 	}
 }
+
+// It sets TMPDIR, so it runs alone.
+func TestPayloadsOfAKilledMeshAreRemoved(t *testing.T) {
+	folder := t.TempDir()
+	t.Setenv("TMPDIR", folder)
+	file := write(t, `
+mesh: m
+gateway: {listen: "127.0.0.1:0", admin: {listen: "127.0.0.1:0"}}
+ops: {listen: "127.0.0.1:0"}
+stages: {echo: {runner: {echo: {}}}}
+pipelines: {p: {steps: [{name: e, stage: echo}], durability: file}}
+`)
+	folders := func() []string {
+		found, err := filepath.Glob(filepath.Join(folder, "stagemesh-broker-*"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return found
+	}
+	run := func() *process {
+		p := start(t, "up", "--config", file)
+		testbed.Eventually(t, "the mesh is ready", func() bool { return p.out.Has("is ready") })
+		return p
+	}
+	first := run()
+	if len(folders()) != 1 {
+		t.Fatalf("its folders are %q", folders())
+	}
+	old := folders()[0]
+	first.signal(t, syscall.SIGKILL)
+	_ = testbed.Receive(t, "the end", first.ended)
+	if len(folders()) != 1 {
+		t.Fatalf("a killed mesh leaves %q", folders())
+	}
+	second := run()
+	if left := folders(); len(left) != 1 || left[0] == old {
+		t.Errorf("beside the next mesh's there are %q, of the killed one %s", left, old)
+	}
+	second.signal(t, syscall.SIGTERM)
+	if err := testbed.Receive(t, "the end", second.ended); err != nil || len(folders()) != 0 {
+		t.Errorf("%v, %q", err, folders())
+	}
+}

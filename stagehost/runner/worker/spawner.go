@@ -12,9 +12,8 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/stagemesh/stagemesh/internal/tempfolder"
 )
 
 const (
@@ -23,12 +22,7 @@ const (
 	maxSocketPath = 103
 	longestName   = 20
 
-	folderPattern = "stagemesh-w-"
-	// lockName is a file that is locked as long as the folder's host lives. It
-	// has another name until it is locked.
-	lockName = "host.lock"
-	// lockGrace is how long a host takes, at most, until its folder has the file.
-	lockGrace = time.Minute
+	folderPrefix = "stagemesh-w-"
 )
 
 // spawner starts the processes of workers so that none outlives its host, and reports at
@@ -50,14 +44,14 @@ const (
 // there is only the lifeline, and CPU sets are refused.
 type spawner struct {
 	// folder is a private folder for sockets: only its user can enter it.
-	folder string
+	folder    string
+	temporary *tempfolder.Folder
 	// lifelineRead is inherited by the processes, lifelineWrite is never written to.
 	lifelineRead, lifelineWrite *os.File
 	jobs                        chan func()
 	thread                      sync.WaitGroup
 
 	mu        sync.Mutex
-	lock      *os.File
 	closed    bool
 	processes []*process
 }
@@ -65,26 +59,24 @@ type spawner struct {
 var errSpawnerClosed = errors.New("no more processes are started")
 
 // openSpawner makes a private folder in another, which is the system's where it is empty,
-// and starts the thread that forks. It removes the folders of hosts that were killed.
+// and starts the thread that forks. It removes the folders of hosts that were killed, and kills
+// the processes that are left of their workers.
 func openSpawner(in string) (*spawner, error) {
 	if in == "" {
 		in = os.TempDir()
 	}
-	removeLeftFolders(in)
-	folder, err := os.MkdirTemp(in, folderPattern)
+	temporary, err := tempfolder.Open(in, folderPrefix, func(left string) {
+		killMarked(func(variable string) bool { return strings.HasPrefix(variable, socketVariable+"="+left+"/") })
+	})
 	if err != nil {
 		return nil, err
 	}
-	s := &spawner{folder: folder, jobs: make(chan func())}
-	_, err = s.socketPath(fmt.Sprintf("%0*d", longestName, 0))
-	if err == nil {
-		s.lock, err = lockFolder(folder)
-	}
-	if err == nil {
+	s := &spawner{folder: temporary.Path, temporary: temporary, jobs: make(chan func())}
+	if _, err = s.socketPath(fmt.Sprintf("%0*d", longestName, 0)); err == nil {
 		s.lifelineRead, s.lifelineWrite, err = os.Pipe()
 	}
 	if err != nil {
-		return nil, errors.Join(err, s.removeFolder())
+		return nil, errors.Join(err, temporary.Remove())
 	}
 	s.thread.Go(func() {
 		// The thread is never unlocked, so it ends when this returns, and not before.
@@ -116,13 +108,12 @@ func (s *spawner) Listen(name string) (*net.UnixListener, error) {
 	if !errors.Is(err, fs.ErrNotExist) {
 		return l, err
 	}
-	// Some systems remove old temporary folders.
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
 		return nil, errSpawnerClosed
 	}
-	if err := s.restoreFolder(); err != nil {
+	if err := s.temporary.Restore(); err != nil {
 		return nil, err
 	}
 	return net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
@@ -180,80 +171,5 @@ func (s *spawner) Close(ctx context.Context) error {
 	}
 	close(s.jobs)
 	s.thread.Wait()
-	return errors.Join(append(errs, s.lifelineWrite.Close(), s.lifelineRead.Close(), s.removeFolder())...)
-}
-
-// lockFolder makes the lock file of a folder.
-func lockFolder(folder string) (*os.File, error) {
-	early := filepath.Join(folder, "unlocked")
-	lock, err := os.OpenFile(early, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	if err = lockFile(lock); err == nil {
-		err = os.Rename(early, filepath.Join(folder, lockName))
-	}
-	if err != nil {
-		return nil, errors.Join(err, lock.Close())
-	}
-	return lock, nil
-}
-
-// lockFile locks a file, or fails where another host has locked it.
-func lockFile(f *os.File) error {
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		return fmt.Errorf("lock %s: %w", f.Name(), err)
-	}
-	return nil
-}
-
-// restoreFolder makes the folder and its lock again where they were removed.
-func (s *spawner) restoreFolder() error {
-	if err := os.MkdirAll(s.folder, 0o700); err != nil {
-		return err
-	}
-	if _, err := os.Stat(filepath.Join(s.folder, lockName)); !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	lock, err := lockFolder(s.folder)
-	if err != nil {
-		return err
-	}
-	err = s.lock.Close()
-	s.lock = lock
-	return err
-}
-
-func (s *spawner) removeFolder() error {
-	err := os.RemoveAll(s.folder)
-	if s.lock != nil {
-		err = errors.Join(err, s.lock.Close())
-	}
-	return err
-}
-
-// removeLeftFolders removes the folders of hosts that are gone, and kills the processes that
-// are left of their workers. It leaves folders of other users, which it cannot open.
-func removeLeftFolders(in string) {
-	folders, _ := filepath.Glob(filepath.Join(in, folderPattern+"*")) // or the next host does
-	for _, folder := range folders {
-		if isLeft(folder) {
-			killMarked(func(variable string) bool { return strings.HasPrefix(variable, socketVariable+"="+folder+"/") })
-			_ = os.RemoveAll(folder) // or the next host does
-		}
-	}
-}
-
-// isLeft reports whether the host of a folder is gone.
-func isLeft(folder string) bool {
-	lock, err := os.OpenFile(filepath.Join(folder, lockName), os.O_RDWR, 0)
-	if errors.Is(err, fs.ErrNotExist) {
-		info, err := os.Lstat(folder)
-		return err == nil && info.IsDir() && time.Since(info.ModTime()) > lockGrace
-	}
-	if err != nil {
-		return false
-	}
-	defer lock.Close() //nolint:errcheck // nothing was written
-	return lockFile(lock) == nil
+	return errors.Join(append(errs, s.lifelineWrite.Close(), s.lifelineRead.Close(), s.temporary.Remove())...)
 }
