@@ -76,6 +76,7 @@ GRPCURL_BIN := $(call tool_dir,grpcurl)
 CONSUL_BIN  := $(call tool_dir,consul)
 JAEGER_BIN  := $(call tool_dir,jaeger)
 PROMETHEUS_BIN := $(call tool_dir,prometheus)
+AUDIT_BIN   := $(call tool_dir,audit)
 STACK_TOOLS := $(CONSUL_BIN)/.built $(JAEGER_BIN)/.built $(PROMETHEUS_BIN)/.built
 
 # $(1): name of an environment, $(2): its interpreter, which may be missing, $(3): its requirements.
@@ -116,6 +117,7 @@ $(eval $(call tool_rule,bench,$(BENCH_BIN)))
 $(eval $(call tool_rule,grpcurl,$(GRPCURL_BIN)))
 $(eval $(call tool_rule,consul,$(CONSUL_BIN)))
 $(eval $(call tool_rule,jaeger,$(JAEGER_BIN)))
+$(eval $(call tool_rule,audit,$(AUDIT_BIN)))
 # Prometheus finds its targets in Consul. Its other ways, which Kubernetes and clouds have, take minutes to build.
 consul_only := -tags remove_all_sd,enable_consul_sd
 $(eval $(call tool_rule,prometheus,$(PROMETHEUS_BIN),$(consul_only)))
@@ -246,7 +248,7 @@ benchstat: $(BENCH_BIN)/.built ## Compare two outputs of bench-go: make benchsta
 	@$(BENCH_BIN)/benchstat $(OLD) $(NEW)
 
 .PHONY: tools
-tools: $(BUF_BIN)/.built $(LINT_BIN)/.built $(BENCH_BIN)/.built $(GRPCURL_BIN)/.built $(CONSUL_BIN)/.built $(JAEGER_BIN)/.built $(PROMETHEUS_BIN)/.built ## Build all tools and print where they are
+tools: $(BUF_BIN)/.built $(LINT_BIN)/.built $(BENCH_BIN)/.built $(GRPCURL_BIN)/.built $(CONSUL_BIN)/.built $(JAEGER_BIN)/.built $(PROMETHEUS_BIN)/.built $(AUDIT_BIN)/.built ## Build all tools and print where they are
 	@printf '%s\n' $(^D)
 
 .PHONY: grpcurl
@@ -379,6 +381,10 @@ check-generated: $(BUF_BIN)/.built ## Check that proto/gen is what the protobuf 
 	@out=$$(mktemp -d); trap 'rm -rf "$$out"' EXIT; \
 	  $(buf) generate --output "$$out"; \
 	  diff -r proto/gen "$$out/proto/gen" || { echo "proto/gen is out of date: make generate"; exit 1; }
+
+.PHONY: audit
+audit: $(AUDIT_BIN)/.built ## Report known vulnerabilities of what is linked; needs their database on the network, so it is no part of test
+	@$(AUDIT_BIN)/govulncheck . ./services/cmd/stagemesh ./sdk/go/...
 
 .PHONY: check-tidy
 check-tidy: ## Check that every go.mod and go.sum is tidy
