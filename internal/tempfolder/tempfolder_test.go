@@ -3,7 +3,6 @@ package tempfolder_test
 import (
 	"bufio"
 	"errors"
-	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -26,10 +25,11 @@ func TestMain(m *testing.M) {
 		if err != nil {
 			panic(err)
 		}
-		fmt.Println(f.Path)
+		_, _ = os.Stdout.WriteString(f.Path + "\n")
 		_, _ = io.ReadAll(os.Stdin) // until it is killed
+		return
 	}
-	os.Exit(m.Run())
+	m.Run()
 }
 
 func open(t *testing.T, in string, left func(string)) *tempfolder.Folder {
