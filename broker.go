@@ -27,6 +27,22 @@ const (
 	brokerReadyWait   = 10 * time.Second
 )
 
+// Bounds on those that connect to nats.listen. A connection that does not authenticate in time is
+// closed, so it holds little memory for a short time. Those who do are trusted: all that they keep
+// has a bound each.
+const (
+	maxBrokerConnections = 1024
+	brokerAuthTimeout    = 2 * time.Second
+	maxControlLine       = 4 << 10
+	// maxBrokerPending is what waits for one connection that does not read, in bytes.
+	maxBrokerPending = 64 << 20
+	// maxBrokerSubscriptions is per connection. A gateway has one for each call that waits for a job.
+	maxBrokerSubscriptions = 1 << 16
+	maxBrokerStreams       = 4096
+	// maxBrokerConsumers is per stream.
+	maxBrokerConsumers = 1 << 14
+)
+
 // broker is NATS with JetStream in this process.
 type broker struct {
 	// Server is there once the broker is ready.
@@ -115,6 +131,12 @@ func (b *broker) start(folder string) error {
 		}
 	}
 	if err == nil {
+		err = b.GlobalAccount().UpdateJetStreamLimits(map[string]server.JetStreamAccountLimits{"": {
+			MaxMemory: -1, MaxStore: -1, MaxStreams: maxBrokerStreams, MaxConsumers: maxBrokerConsumers,
+			MaxAckPending: -1, MemoryMaxStreamBytes: -1, StoreMaxStreamBytes: -1,
+		}})
+	}
+	if err == nil {
 		err = b.warmUp()
 	}
 	if err != nil {
@@ -157,6 +179,8 @@ func (b *broker) options(folder string) (*server.Options, error) {
 	if err := b.guard(o); err != nil {
 		return nil, err
 	}
+	o.MaxConn, o.AuthTimeout, o.MaxControlLine = maxBrokerConnections, brokerAuthTimeout.Seconds(), maxControlLine
+	o.MaxPending, o.MaxSubs = maxBrokerPending, maxBrokerSubscriptions
 	addr, err := net.ResolveTCPAddr("tcp", s.Listen)
 	if err != nil {
 		return nil, fmt.Errorf("nats.listen: %w", err)
@@ -178,16 +202,20 @@ func (b *broker) guard(o *server.Options) (err error) {
 	if o.TLSConfig, err = pair.Server("nats.listen_"); err != nil {
 		return err
 	}
-	if s.TokenFile != "" {
-		if _, err := credentials.Token(s.TokenFile); err != nil {
-			return fmt.Errorf("nats.token_file: %w", err)
-		}
-		tokens, err := credentials.ReadTokens(s.TokenFile)
-		if err != nil {
-			return fmt.Errorf("nats.token_file: %w", err)
-		}
-		o.CustomClientAuthentication = tokenHolders{tokens.LogTo(b.log.log)}
+	if s.TokenFile == "" {
+		// The broker waits for the first message of those that authenticate alone, so all do.
+		const anybody = "anybody"
+		o.Users, o.NoAuthUser = []*server.User{{Username: anybody}}, anybody
+		return nil
 	}
+	if _, err := credentials.Token(s.TokenFile); err != nil {
+		return fmt.Errorf("nats.token_file: %w", err)
+	}
+	tokens, err := credentials.ReadTokens(s.TokenFile)
+	if err != nil {
+		return fmt.Errorf("nats.token_file: %w", err)
+	}
+	o.CustomClientAuthentication = tokenHolders{tokens.LogTo(b.log.log)}
 	return nil
 }
 
