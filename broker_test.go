@@ -61,6 +61,7 @@ func TestBrokerClosesThoseThatDoNotAuthenticate(t *testing.T) {
 		"a CONNECT without end, held": {token, `CONNECT {"name":"` + strings.Repeat("x", 1<<16)},
 		"another token":               {token, "CONNECT {\"auth_token\":\"sesame\"}\r\nPING\r\n"},
 		"no token":                    {token, "CONNECT {}\r\nPING\r\n"},
+		"a token that none is":        {"", "CONNECT {\"auth_token\":\"sesame\"}\r\nPING\r\n"},
 		"another message first":       {token, "SUB > 1\r\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
