@@ -175,6 +175,12 @@ func TestMismatchedPartIsRejectedByInput(t *testing.T) {
 		"too many axes":    {x, []payload.Part{fp32("x", 1, 1, 64)}, nil, "inputs.x", "has shape [1, 1, 64]"},
 		"a row for a list": {list, []payload.Part{fp32("x", 64)}, nil, "inputs.x", "has shape [64], wanted is [-1, 64]"},
 		"no rows":          {x, []payload.Part{fp32("x", 0, 64)}, nil, "inputs.x", "has no rows: shape [0, 64]"},
+		"no elements, and endless extents": {
+			takes(runner.BatchRows, tensorSpec("x", tensor.Bytes, -1, -1, -1)), []payload.Part{filled("x", tensor.Bytes, 0, 1, 1<<31, 0)}, nil, "inputs.x", "has no elements but shape [1, 2147483648, 0]; without elements, extents multiply to at most 1048576",
+		},
+		"no elements of anything": {
+			runner.Spec{}, []payload.Part{fp32("x", 1<<40, 1<<22, 0)}, nil, "inputs.x", "without elements",
+		},
 		"rows that differ": {
 			xy, []payload.Part{fp32("x", 2, 64), fp32("y", 3, 64)}, nil, "inputs.y", `has 3 rows, input "x" has 2`,
 		},
@@ -207,6 +213,24 @@ func TestMismatchedPartIsRejectedByInput(t *testing.T) {
 			}
 			if test.field != "" && (len(f.Violations) != 1 || f.Violations[0].Field != test.field) {
 				t.Errorf("violations %v, want %q", f.Violations, test.field)
+			}
+		})
+	}
+}
+
+func TestEmptyTensorMayHaveDeclaredExtents(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		spec  runner.Spec
+		shape []int64
+	}{
+		"declared": {takes(runner.BatchNone, tensorSpec("x", tensor.FP32, -1, 4096, 4096)), []int64{0, 4096, 4096}},
+		"few":      {runner.Spec{}, []int64{1 << 20, 0}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if _, err := contract(t, test.spec).Fit([]payload.Part{fp32("x", test.shape...)}, nil, nil); err != nil {
+				t.Error(err)
 			}
 		})
 	}
