@@ -74,10 +74,11 @@ func New(s Settings) (*Gateway, error) {
 	s = s.withDefaults()
 	s.Call.Logger = s.Call.Logger.With("gateway", s.Call.Gateway)
 	s.Bus.Mesh, s.Bus.Name, s.Bus.Logger = s.Call.Mesh, "gateway "+string(s.Call.Gateway), s.Call.Logger
+	s.Call.Shared = s.TokenFile != "" || s.Jobs.NATS
 	s.Call.Budget = budget.NewPool(budget.Settings{
 		Limit: int64(s.MaxInFlightBytes), Name: "bytes of requests and answers", Key: publicKey + ".max_in_flight_bytes",
 		// Tenants share it if one request fits into the share of one.
-		Shared: s.TokenFile != "" && s.MaxInFlightBytes >= 2*admission.MaxRequest(s.MaxPayload),
+		Shared: s.Call.Shared && s.MaxInFlightBytes >= 2*admission.MaxRequest(s.MaxPayload),
 	})
 	g := &Gateway{settings: s, memory: transport.NewMemory(s.Call.Budget), connections: transport.NewConnections(maxConnections, s.TokenFile != ""), log: s.Call.Logger, ready: make(chan struct{}), closing: make(chan struct{})}
 	g.stopping, g.beginStop = context.WithCancel(context.Background())

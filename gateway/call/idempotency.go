@@ -149,6 +149,9 @@ func (i *idempotent) mismatch() *fault.Fault {
 		WithViolation("idempotency_key", "used with another payload")
 }
 
+// keyBytes is about what the record of a key takes.
+const keyBytes = 512
+
 // claimAndRun claims the key and runs the call's own request. Its error is
 // store.ErrKeyTaken where the call looks up the key again.
 func (i *idempotent) claimAndRun(ctx context.Context, state keyState) (*Response, error) {
@@ -157,6 +160,13 @@ func (i *idempotent) claimAndRun(ctx context.Context, state keyState) (*Response
 		return nil, i.retryIfDisconnected(ctx, f)
 	}
 	env := i.own.env
+	if state.record.Seq == 0 {
+		stored, f := i.service.ReserveStored(ctx, i.service.keys.store.Share, keyBytes)
+		if f != nil {
+			return nil, f
+		}
+		stored() // soon
+	}
 	record, err := i.service.keys.store.Claim(ctx, i.key, &envelope.Claim{
 		Mesh: env.Mesh, Tenant: env.Tenant, Pipeline: env.Pipeline,
 		RequestID: env.RequestID, Digest: i.digest,

@@ -10,13 +10,14 @@ import (
 	"go.opentelemetry.io/otel/metric"
 
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/store"
 )
 
 // metrics are the request path's instruments.
 type metrics struct {
-	requests, replies, collisions, cancels, keys, chunks, models, shadows metric.Int64Counter
-	duration, firstChunk                                                  metric.Float64Histogram
-	labels                                                                labels
+	requests, replies, collisions, cancels, keys, chunks, models, shadows, rejectedStored metric.Int64Counter
+	duration, firstChunk                                                                  metric.Float64Histogram
+	labels                                                                                labels
 }
 
 func newMetrics(s *Service) (*metrics, error) {
@@ -52,6 +53,18 @@ func newMetrics(s *Service) (*metrics, error) {
 		chunks:     counter("stagemesh.gateway.chunks", "Chunks handed to callers, by pipeline."),
 		firstChunk: seconds("stagemesh.gateway.first_chunk", "Time from admission to the first chunk.", .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30),
 	}
+	m.rejectedStored = counter("stagemesh.gateway.rejected_stored", "Requests, jobs, files and batches rejected because their tenant keeps too much in a stream of the broker.")
+	_, err := s.settings.Meter.Int64ObservableGauge("stagemesh.gateway.tenant_stored", metric.WithUnit("By"), metric.WithDescription("Bytes that each tenant keeps in a stream of the broker, by the last count while it is seven eighths full."),
+		metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
+			s.shares.Range(func(name, of any) bool {
+				for tenant, usage := range of.(*store.Share).Counted() { //nolint:forcetypeassert // there are no others
+					o.Observe(usage.Bytes, metric.WithAttributes(attribute.String("stream", name.(string)), attribute.String("tenant", tenant)))
+				}
+				return true
+			})
+			return nil
+		}))
+	errs = append(errs, err)
 	gauge("stagemesh.gateway.pending_calls", "", "Calls that wait for their final reply.", func() int64 {
 		calls, _ := s.table.sizes()
 		return int64(calls)

@@ -3,9 +3,10 @@ package call
 import (
 	"context"
 	"errors"
-	"sync"
 	"time"
 
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
 	"golang.org/x/sync/semaphore"
 
 	"github.com/stagemesh/stagemesh/gateway/admission"
@@ -151,43 +152,18 @@ func (s *Service) RequestOf(ctx context.Context, k Key) (string, error) {
 	return string(record.Claim.RequestID), nil
 }
 
-// resultSpace is whether the stream of results has space for those of new requests.
-type resultSpace struct {
-	mu     sync.Mutex
-	readAt time.Time
-	full   bool
+// ReserveStored reserves space for a message of n bytes of the context's tenant, or returns the fault
+// that rejects it. The caller calls stored once the message is stored or rejected, see store.Share.
+func (s *Service) ReserveStored(ctx context.Context, of *store.Share, n int64) (stored func(), f *fault.Fault) {
+	return s.reserveStored(ctx, of, s.settings.Shared, n)
 }
 
-const (
-	spaceEvery   = time.Second
-	spaceTimeout = 500 * time.Millisecond
-	// spaceReserve is the part of the stream that is kept for requests in flight: one in ten.
-	spaceReserve = 10
-)
-
-// checkResultSpace rejects a request whose result may find no space. One request a second
-// asks the broker; while that does not answer there is space.
-func (s *Service) checkResultSpace(ctx context.Context) *fault.Fault {
-	r, now := &s.resultSpace, time.Now()
-	r.mu.Lock()
-	full, due := r.full, now.Sub(r.readAt) >= spaceEvery
-	if due {
-		r.readAt = now
+func (s *Service) reserveStored(ctx context.Context, of *store.Share, isShared bool, n int64) (stored func(), f *fault.Fault) {
+	s.shares.LoadOrStore(of.Name(), of)
+	if stored, f = of.Reserve(ctx, TenantOf(ctx), isShared, n); f != nil {
+		s.metrics.rejectedStored.Add(ctx, 1, metric.WithAttributes(attribute.String("stream", of.Name()), attribute.String("tenant", TenantOf(ctx))))
 	}
-	r.mu.Unlock()
-	if due {
-		ctx, cancel := context.WithTimeout(ctx, spaceTimeout)
-		defer cancel()
-		used, limit, err := s.results.Usage(ctx)
-		full = err == nil && limit > 0 && int64(used) > limit-limit/spaceReserve
-		r.mu.Lock()
-		r.full = full
-		r.mu.Unlock()
-	}
-	if full {
-		return fault.New(fault.Overloaded, "the store of results is full; raise results.max_bytes, or lower results.retention").WithRetryAfter(admission.RetryAfter)
-	}
-	return nil
+	return stored, f
 }
 
 // LazyStream is a stream that some requests need. It reserves space on the broker,

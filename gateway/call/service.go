@@ -103,6 +103,8 @@ type Settings struct {
 	// Budget bounds the bytes of all requests in flight. Ports reserve those of the
 	// request's body in the account of the context; nil means no bound.
 	Budget *budget.Pool
+	// Shared is true where there are several tenants, each of which leaves space to the others.
+	Shared bool
 	// Results are where results are stored: the same as the hosts'.
 	Results store.Settings
 	// Idempotency is where idempotency keys are stored. Its retention is how long a
@@ -190,9 +192,10 @@ type Service struct {
 	finished      *explain.Ring
 	results       *store.Results
 	resultsStream *LazyStream
-	resultSpace   resultSpace
-	keys          *keys
-	cancels       *cancels
+	// shares are those that requests have asked, by the name of the stream.
+	shares  sync.Map
+	keys    *keys
+	cancels *cancels
 	// connections counts the connections to the broker.
 	connections atomic.Int64
 

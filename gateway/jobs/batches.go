@@ -118,7 +118,13 @@ func (s *Service) CallBatches(ctx context.Context, do func() error) error {
 
 // CreateFile stores a file. It calls describe once it has read all of it.
 func (s *Service) CreateFile(ctx context.Context, from io.Reader, describe func() (FileOptions, error)) (*store.File, error) {
-	data, size, err := s.batches.Write(ctx, func(to io.Writer) error {
+	stored, f := s.calls.ReserveStored(ctx, s.batches.Records, recordBytes)
+	if f != nil {
+		return nil, f
+	}
+	defer stored()
+	reserve := func(n int64) (func(), *fault.Fault) { return s.calls.ReserveStored(ctx, s.batches.Files, n) }
+	data, size, err := s.batches.Write(ctx, call.TenantOf(ctx), reserve, func(to io.Writer) error {
 		_, err := io.Copy(to, io.LimitReader(from, maxFileBytes+1))
 		return err
 	})
@@ -136,6 +142,9 @@ func (s *Service) CreateFile(ctx context.Context, from io.Reader, describe func(
 	file.Data = data
 	return &file.File, s.putFile(ctx, call.TenantOf(ctx), file)
 }
+
+// recordBytes is about what the record of a file or a batch takes.
+const recordBytes = 2 << 10
 
 // recordTimeout bounds the change of a record after an upload.
 const recordTimeout = 10 * time.Second
@@ -359,6 +368,11 @@ func (s *Service) CreateBatch(ctx context.Context, in NewBatch) (*store.Batch, e
 	if err != nil {
 		return nil, err
 	}
+	stored, f := s.calls.ReserveStored(ctx, s.batches.Records, recordBytes)
+	if f != nil {
+		return nil, f
+	}
+	defer stored()
 	id, now := uuid.Must(uuid.NewV7()), time.Now()
 	out := &store.BatchRecord{
 		Batch: store.Batch{

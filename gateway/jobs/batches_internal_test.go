@@ -10,7 +10,6 @@ import (
 
 	"github.com/google/uuid"
 	"go.opentelemetry.io/otel/metric/noop"
-	"golang.org/x/sync/semaphore"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/internal/testbed"
@@ -22,7 +21,11 @@ func ofBatches(t *testing.T) *Service {
 	t.Helper()
 	b := testbed.StartBroker(t).Connect("m")
 	settings := store.BatchSettings{Queue: "q", Settings: store.Settings{MaxBytes: 16 << 20}}.WithDefaults()
-	s := &Service{batches: store.NewBatches(b, settings), settings: Settings{Batches: settings, Logger: slog.New(slog.DiscardHandler)}}
+	calls, err := call.New(call.Settings{Gateway: "g", Meter: noop.Meter{}, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &Service{calls: calls, batches: store.NewBatches(b, settings), settings: Settings{Batches: settings, Logger: slog.New(slog.DiscardHandler)}}
 	s.metrics.ended, s.metrics.lines = noop.Int64Counter{}, noop.Int64Counter{}
 	if err := s.batches.Ensure(t.Context()); err != nil {
 		t.Fatal(err)
@@ -62,7 +65,7 @@ func TestOutputIsKeptThroughLostAnswers(t *testing.T) {
 	s, id := ofBatches(t), uuid.Must(uuid.NewV7())
 	ctx := call.WithTenant(t.Context(), "a")
 	write := func(content string) *store.FileRecord {
-		data, size, err := s.batches.Write(ctx, func(to io.Writer) error {
+		data, size, err := s.batches.Write(ctx, "", nil, func(to io.Writer) error {
 			_, err := io.WriteString(to, content)
 			return err
 		})
@@ -94,7 +97,10 @@ func TestBatchExpiresBeforeItIsValidated(t *testing.T) {
 	t.Parallel()
 	s := ofBatches(t)
 	ctx := call.WithTenant(t.Context(), "a")
-	r := &batchRunner{Service: s, validating: semaphore.NewWeighted(0), writing: semaphore.NewWeighted(1)}
+	r := &batchRunner{Service: s, validating: places(1), writing: places(1)}
+	if err := r.validating.Acquire(ctx, "b", 1); err != nil {
+		t.Fatal(err)
+	}
 	id := uuid.Must(uuid.NewV7())
 	record := store.BatchRecord{Batch: store.Batch{ID: recordID(store.BatchRecords, id), Status: store.BatchValidating, ExpiresAt: time.Now().Unix() + 1}}
 	seq, err := s.batches.Put(ctx, store.BatchRecords, "a", record.ID, 0, record)

@@ -53,25 +53,41 @@ type batchBody struct {
 // errBadBatch ends the check of a file with enough errors.
 var errBadBatch = errors.New("the batch is not valid")
 
+// linePlace is where a request of an input file is: its place from 0, the number of its line, and
+// the offset of that.
+type linePlace struct {
+	i, number int
+	offset    int64
+}
+
 // eachRequest passes the requests of an input file to do, with their places from 0 and the numbers
 // of their lines. A text is valid until do returns; nil is a line that is too long.
 func eachRequest(file io.Reader, do func(i, number int, text []byte) error) error {
+	return eachRequestFrom(file, linePlace{}, func(at linePlace, text []byte) error { return do(at.i, at.number, text) })
+}
+
+// eachRequestFrom is eachRequest for a reader that is at a place.
+func eachRequestFrom(file io.Reader, at linePlace, do func(at linePlace, text []byte) error) error {
 	lines := bufio.NewScanner(file)
 	lines.Buffer(make([]byte, lineBuffer), maxBatchLine)
-	i, number := 0, 0
+	size := 0
+	lines.Split(func(data []byte, atEOF bool) (_ int, line []byte, err error) {
+		size, line, err = bufio.ScanLines(data, atEOF)
+		return size, line, err
+	})
 	for lines.Scan() {
-		number++
-		text := bytes.TrimSpace(lines.Bytes())
-		if len(text) == 0 {
-			continue
+		at.number++
+		if text := bytes.TrimSpace(lines.Bytes()); len(text) > 0 {
+			if err := do(at, text); err != nil {
+				return err
+			}
+			at.i++
 		}
-		if err := do(i, number, text); err != nil {
-			return err
-		}
-		i++
+		at.offset += int64(size)
 	}
 	if errors.Is(lines.Err(), bufio.ErrTooLong) {
-		return do(i, number+1, nil)
+		at.number++
+		return do(at, nil)
 	}
 	return lines.Err()
 }

@@ -179,10 +179,10 @@ func (b *batchRun) requests(ctx context.Context, do func(i, number int, text []b
 
 // validate reads the input file: the batch is in progress then, or has failed.
 func (b *batchRun) validate(ctx context.Context) error {
-	if err := b.validating.Acquire(ctx, 1); err != nil {
+	if err := b.validating.Acquire(ctx, b.tenant, 1); err != nil {
 		return err
 	}
-	defer b.validating.Release(1)
+	defer b.validating.Release(b.tenant, 1)
 	check := batchCheck{endpoint: b.get().Endpoint, seen: map[[16]byte]struct{}{}}
 	err := b.requests(ctx, check.add)
 	switch {
@@ -204,63 +204,122 @@ func (b *batchRun) validate(ctx context.Context) error {
 	})
 }
 
-// expand makes jobs of the lines that have not ended. A line that has a job keeps it.
+// expand makes jobs of the lines that have not ended, in turns. A line that has a job keeps it. While
+// there is no room for more, the batch holds no turn and no memory.
 func (b *batchRun) expand(ctx context.Context) error {
-	if err := b.expanding.Acquire(ctx, 1); err != nil {
-		return err
+	index, at, pause := new(store.FileIndex), linePlace{}, minExpandPause
+	for {
+		if err := b.expanding.Acquire(ctx, b.tenant, 1); err != nil {
+			return err
+		}
+		next, err := b.expandFrom(ctx, at, index)
+		b.expanding.Release(b.tenant, 1)
+		if err != nil || next == nil {
+			return err
+		}
+		if next.isRefused {
+			_ = process.Sleep(ctx, pause)
+		}
+		if pause = min(2*pause, batchPause); next.i > at.i {
+			pause = minExpandPause
+		}
+		at = next.linePlace
 	}
-	defer b.expanding.Release(1)
+}
+
+// nextLine is the first line that has no job after a turn.
+type nextLine struct {
+	linePlace
+
+	isRefused bool
+}
+
+// expandFrom makes jobs of lines from a place on, until its turn is over or a line is refused. It
+// returns the next line, nil if there is none.
+func (b *batchRun) expandFrom(ctx context.Context, from linePlace, index *store.FileIndex) (next *nextLine, err error) {
 	type batchText struct {
-		line int
+		linePlace
+
 		size int64
 		text []byte
+	}
+	record, end := b.get(), time.Now().Add(expandTurn)
+	var mu sync.Mutex // guards next
+	keep := func(at linePlace, isRefused bool) {
+		mu.Lock()
+		defer mu.Unlock()
+		if next == nil {
+			next = &nextLine{linePlace: at}
+		}
+		if next.isRefused = next.isRefused || isRefused; at.i < next.i {
+			next.linePlace = at
+		}
+	}
+	isOver := func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return next != nil
 	}
 	work, ctx := errgroup.WithContext(ctx)
 	memory, lines := semaphore.NewWeighted(maxBulkBytes), make(chan batchText)
 	work.Go(func() error {
 		defer close(lines)
-		return b.requests(ctx, func(i, _ int, text []byte) error {
-			if b.hasEnded(i) {
+		file := b.batches.OpenAt(ctx, record.Input, record.InputBytes, from.offset, index)
+		err := eachRequestFrom(file, from, func(at linePlace, text []byte) error {
+			if b.hasEnded(at.i) {
 				return nil
+			}
+			if isOver() || time.Now().After(end) {
+				keep(at, false)
+				return errTurnOver
 			}
 			size := min(int64(len(text)), maxBulkBytes)
 			if err := memory.Acquire(ctx, size); err != nil {
 				return err
 			}
-			return send(ctx, lines, batchText{i, size, bytes.Clone(text)})
+			return send(ctx, lines, batchText{at, size, bytes.Clone(text)})
 		})
+		if errors.Is(err, errTurnOver) {
+			return nil
+		}
+		return err
 	})
 	for range maxBulkJobs {
 		work.Go(func() error {
 			for in := range lines {
-				err := b.submit(ctx, in.line, in.text)
-				memory.Release(in.size)
-				if err != nil {
+				if isOver() {
+					keep(in.linePlace, false)
+				} else if isDone, err := b.submit(ctx, in.i, in.text); err != nil {
 					return err
+				} else if !isDone {
+					keep(in.linePlace, true)
 				}
+				memory.Release(in.size)
 			}
 			return nil
 		})
 	}
-	return work.Wait()
+	err = work.Wait()
+	return next, err
 }
 
-// submit makes a job of a line, however long that takes. A line that is refused for good ends.
-func (b *batchRun) submit(ctx context.Context, line int, text []byte) error {
-	in, id := b.jobOf(text), pipeline.LineJobID(b.queue, b.id, line)
-	for {
-		_, err := b.Service.submit(ctx, in, id)
-		f, isFault := errors.AsType[*fault.Fault](err) // other errors are the broker's
-		switch {
-		case err == nil:
-			return nil
-		case ctx.Err() != nil:
-			return ctx.Err()
-		case isFault && !f.Retryable():
-			return b.endLine(ctx, line, inferencev1.JobState_JOB_STATE_FAILED, f)
-		}
-		_ = process.Sleep(ctx, batchPause)
+// errTurnOver ends the reading of lines.
+var errTurnOver = errors.New("the turn is over")
+
+// submit makes a job of a line, and returns false if there is no room for it now. A line that is refused
+// for good ends.
+func (b *batchRun) submit(ctx context.Context, line int, text []byte) (isDone bool, err error) {
+	_, err = b.Service.submit(ctx, b.jobOf(text), pipeline.LineJobID(b.queue, b.id, line))
+	f, isFault := errors.AsType[*fault.Fault](err) // other errors are the broker's
+	switch {
+	case err == nil:
+		return true, nil
+	case ctx.Err() != nil:
+		return false, ctx.Err()
+	case isFault && !f.Retryable():
+		return true, b.endLine(ctx, line, inferencev1.JobState_JOB_STATE_FAILED, f)
 	}
+	return false, nil
 }
 
 // jobOf returns the job of a line that was validated.
@@ -352,10 +411,15 @@ func (b *batchRun) await(ctx context.Context) error {
 
 // finalize writes the files of a batch whose lines have ended, and ends it.
 func (b *batchRun) finalize(ctx context.Context) error {
-	if err := b.writing.Acquire(ctx, 1); err != nil {
+	if err := b.writing.Acquire(ctx, b.tenant, 1); err != nil {
 		return err
 	}
-	defer b.writing.Release(1)
+	defer b.writing.Release(b.tenant, 1)
+	stored, f := b.calls.ReserveStored(ctx, b.batches.Files, b.get().InputBytes) // about as much
+	if f != nil {
+		return f
+	}
+	defer stored()
 	if err := b.update(ctx, func(r *store.BatchRecord) bool {
 		isNew := r.Status == store.BatchInProgress || r.Status == store.BatchValidating
 		r.Status, r.FinalizingAt = store.BatchFinalizing, time.Now().Unix()
@@ -408,7 +472,7 @@ func (b *batchRun) finalize(ctx context.Context) error {
 // one beside it, so the files of a list are in the order of their batches.
 func (b *batchRun) writeFile(ctx context.Context, id uuid.UUID, name string, fill func(io.Writer) error) error {
 	record := b.get()
-	data, size, err := b.batches.Write(ctx, fill)
+	data, size, err := b.batches.Write(ctx, b.tenant, nil, fill)
 	if err != nil || size == 0 {
 		return err
 	}

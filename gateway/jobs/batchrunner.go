@@ -9,21 +9,25 @@ import (
 
 	"github.com/google/uuid"
 	"golang.org/x/sync/errgroup"
-	"golang.org/x/sync/semaphore"
 
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/process"
 	"github.com/stagemesh/stagemesh/mesh/store"
 )
 
 const (
-	// Batches at each step at a time. Expansions have places of their own: they wait for room in the queue.
+	// Batches at each step at a time, in turns by tenant.
 	maxValidating = 4
 	maxExpanding  = 4
 	maxWriting    = 2
+	// expandTurn is how long a batch makes jobs of its lines before others have their turn, and
+	// minExpandPause the pause before its next turn if there was no room, which doubles up to batchPause.
+	expandTurn     = time.Second
+	minExpandPause = 50 * time.Millisecond
 	// batchPause is how long a step of a batch waits after a failure, countPause the pause between
 	// two counts, and sweepPause between two looks for files that have expired.
 	batchPause = time.Second
@@ -39,7 +43,7 @@ const (
 type batchRunner struct {
 	*Service
 
-	validating, expanding, writing *semaphore.Weighted
+	validating, expanding, writing *budget.Pool
 
 	mu    sync.Mutex
 	runs  map[pipeline.LinePrefix]*batchRun
@@ -89,7 +93,7 @@ func (s *Service) runBatches(ctx context.Context) {
 func (s *Service) followBatches(ctx context.Context) error {
 	r := &batchRunner{
 		Service:    s,
-		validating: semaphore.NewWeighted(maxValidating), expanding: semaphore.NewWeighted(maxExpanding), writing: semaphore.NewWeighted(maxWriting),
+		validating: places(maxValidating), expanding: places(maxExpanding), writing: places(maxWriting),
 		runs: map[pipeline.LinePrefix]*batchRun{}, files: map[string]knownFile{},
 	}
 	work, ctx := errgroup.WithContext(ctx)
@@ -124,6 +128,8 @@ func (s *Service) followBatches(ctx context.Context) error {
 	})
 	return work.Wait()
 }
+
+func places(n int64) *budget.Pool { return budget.NewPool(budget.Settings{Limit: n, Name: "places"}) }
 
 func (r *batchRunner) receiveFile(seq uint64, file store.FileRecord) {
 	r.mu.Lock()

@@ -100,6 +100,7 @@ type queue struct {
 	Queue
 
 	stream *call.LazyStream
+	share  *store.Share
 }
 
 // New returns the jobs of a gateway, whose requests are those of calls.
@@ -141,8 +142,9 @@ func (s *Service) SetQueues(queues map[pipeline.QueueName]Queue) {
 			known.stream = s.calls.NewLazyStream("the broker has no queue of jobs "+string(name), func(ctx context.Context) error {
 				return s.store.EnsureQueue(ctx, name, q.JobQueueSettings)
 			})
+			known.share = s.store.QueueShare(name)
 		}
-		now[name] = queue{Queue: q, stream: known.stream}
+		now[name] = queue{Queue: q, stream: known.stream, share: known.share}
 	}
 	s.queues.Store(&now)
 }
@@ -205,6 +207,14 @@ func (s *Service) submit(ctx context.Context, in *inferencev1.SubmitJobRequest, 
 		id = pipeline.NewJobID(name)
 	}
 	job.Job.Id = id.String()
+	size := int64(proto.Size(job)) // its record will have about as much
+	for _, of := range []*store.Share{q.share, s.store.Records} {
+		stored, f := s.calls.ReserveStored(ctx, of, size)
+		if f != nil {
+			return nil, f
+		}
+		defer stored()
+	}
 	header := bus.JobHeader{Deadline: deadline, Priority: in.GetPriority(), Attributes: in.GetAttributes(), Tokens: pipeline.TokensOfCall(job.GetHttp())}
 	_, added, err := s.store.Submit(ctx, id, tenant, header, job)
 	switch {

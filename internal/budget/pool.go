@@ -82,13 +82,16 @@ func (p *Pool) Reserve(tenant string, n int64) *fault.Fault {
 	switch {
 	case free < 0:
 		return p.reject("%d of at most %d %s are taken, see %s", p.held, p.settings.Limit, p.settings.Name, p.settings.Key)
-	case p.settings.Shared && own > Greed*free:
+	case p.settings.Shared && IsGreedy(own, free):
 		return p.reject("this tenant has %d of at most %d %s, which leaves too little to others, see %s", own-n, p.settings.Limit, p.settings.Name, p.settings.Key)
 	}
 	p.held += n
 	p.tenants[tenant] = own
 	return nil
 }
+
+// IsGreedy reports whether a tenant that holds own may get no more while so much stays free.
+func IsGreedy(own, free int64) bool { return own > Greed*free }
 
 func (p *Pool) reject(format string, args ...any) *fault.Fault {
 	return fault.Newf(fault.Overloaded, format, args...).WithRetryAfter(RetryAfter)

@@ -105,7 +105,7 @@ func (b *Bus) Reply(gateway pipeline.GatewayID, r *envelope.Reply) (Message, err
 func (b *Bus) Result(r *envelope.Result) (Message, error) {
 	data, err := b.encodeOnFile(r)
 	return Message{
-		subject: b.Subjects.Result(r.Reply.RequestID), stream: b.ResultStream(), conditional: true, data: data, missing: ErrNoResults,
+		subject: b.Subjects.Result(r.Reply.RequestID), stream: b.ResultStream(), conditional: true, header: headerOf(r.Tenant), data: data, missing: ErrNoResults,
 	}, err
 }
 
@@ -115,7 +115,7 @@ func (b *Bus) Claim(key string, c *envelope.Claim, after uint64) (Message, error
 	data, err := b.encode(c)
 	return Message{
 		subject: b.Subjects.Claim(c.Tenant, c.Pipeline, key), stream: b.ClaimStream(),
-		conditional: true, expectedLastSeq: after, data: data, missing: ErrNoClaims,
+		conditional: true, expectedLastSeq: after, header: headerOf(c.Tenant), data: data, missing: ErrNoClaims,
 	}, err
 }
 
@@ -224,9 +224,17 @@ func (b *Bus) BatchRecord(kind, tenant, id string, after uint64, data []byte) Me
 	return Message{subject: b.Subjects.BatchRecord(kind, tenant, id), stream: b.BatchRecordStream(), conditional: true, expectedLastSeq: after, data: data, missing: ErrNoQueue}
 }
 
-// FileData returns the message with the next bytes of a file.
-func (b *Bus) FileData(id string, data []byte) Message {
-	return Message{subject: b.Subjects.FileData(id), stream: b.FileDataStream(), data: data, missing: ErrNoQueue}
+// FileData returns the message with the next bytes of a tenant's file.
+func (b *Bus) FileData(id, tenant string, data []byte) Message {
+	return Message{subject: b.Subjects.FileData(id), stream: b.FileDataStream(), header: headerOf(tenant), data: data, missing: ErrNoQueue}
+}
+
+// headerOf returns the header that names a tenant; nil for none.
+func headerOf(tenant string) nats.Header {
+	if tenant == "" {
+		return nil
+	}
+	return nats.Header{tenantHeader: {tenant}}
 }
 
 func (b *Bus) stored(subject, stream string, after uint64, m proto.Message) (Message, error) {

@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/nats-io/nats.go"
+
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
@@ -225,6 +227,17 @@ func (s Subjects) BatchRecordOf(subject string) (kind, tenant, id string) {
 		return "", "", ""
 	}
 	return tokens[first], strings.TrimPrefix(tokens[of], noTenant), tokens[last]
+}
+
+// tenantHeader names the tenant of a message whose subject does not.
+const tenantHeader = "Tenant"
+
+// TenantOf returns the tenant of a stored message, by its subject or its header.
+func (s Subjects) TenantOf(subject string, h nats.Header) string {
+	if _, tenant, _ := s.BatchRecordOf(subject); tenant != "" {
+		return tenant
+	}
+	return h.Get(tenantHeader)
 }
 
 // BatchRecordStream is the name of the stream that holds them.

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"sort"
 	"time"
 
 	"github.com/google/uuid"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
@@ -179,6 +181,8 @@ type Batches struct {
 	stream
 
 	data stream
+	// Records bounds the records that each tenant keeps, and Files the bytes of its files.
+	Records, Files *Share
 }
 
 // NewBatches returns the store of batches. It makes no call to the broker.
@@ -192,6 +196,7 @@ func NewBatches(b *bus.Bus, s BatchSettings) *Batches {
 	out.data.config.Description, out.data.config.MaxMsgsPerSubject = "Bytes of files", -1
 	// A batch may begin with a file that is about to expire.
 	out.config.MaxAge, out.data.config.MaxAge = s.Retention+2*BatchWindow, s.Retention+2*BatchWindow
+	out.Records, out.Files = out.newShare("jobs.batches", fault.QueueFull), out.data.newShare("jobs.batches.max_bytes", fault.QueueFull)
 	return out
 }
 
@@ -279,10 +284,11 @@ const (
 	purgeTimeout = 5 * time.Second
 )
 
-// Write stores what fill writes, and returns where it is and how many bytes. After an error
-// nothing is stored. What is in memory grows as bytes arrive, and counts against the owner of the context.
-func (s *Batches) Write(ctx context.Context, fill func(io.Writer) error) (data string, size int64, err error) {
-	to := &fileWriter{data: uuid.NewString(), limit: min(chunkBytes, s.bus.MaxPayload()/2), ctx: ctx, store: s} //nolint:mnd // room for headers
+// Write stores what fill writes for a tenant, and returns where it is and how many bytes. reserve,
+// unless it is nil, may reject each message, by its bytes. After an error nothing is stored. What is in
+// memory grows as bytes arrive, and counts against the owner of the context.
+func (s *Batches) Write(ctx context.Context, tenant string, reserve func(int64) (func(), *fault.Fault), fill func(io.Writer) error) (data string, size int64, err error) {
+	to := &fileWriter{data: uuid.NewString(), tenant: tenant, limit: min(chunkBytes, s.bus.MaxPayload()/2), reserve: reserve, ctx: ctx, store: s} //nolint:mnd // room for headers
 	if err = fill(to); err == nil {
 		err = to.flush()
 	}
@@ -296,12 +302,13 @@ func (s *Batches) Write(ctx context.Context, fill func(io.Writer) error) (data s
 
 // fileWriter stores what is written in messages of limit bytes.
 type fileWriter struct {
-	data  string
-	size  int64
-	limit int
-	buf   []byte
-	ctx   context.Context //nolint:containedctx // it lives as long as Write
-	store *Batches
+	data, tenant string
+	size         int64
+	limit        int
+	buf          []byte
+	reserve      func(int64) (stored func(), f *fault.Fault)
+	ctx          context.Context //nolint:containedctx // it lives as long as Write
+	store        *Batches
 }
 
 // writeFactor is how often buffered bytes are in memory: here, on their way to the broker, and as garbage.
@@ -330,7 +337,14 @@ func (w *fileWriter) flush() error {
 	if len(w.buf) == 0 {
 		return nil
 	}
-	_, err := w.store.bus.PublishAndWait(w.ctx, w.store.bus.FileData(w.data, w.buf))
+	if w.reserve != nil {
+		stored, f := w.reserve(int64(len(w.buf)))
+		if f != nil {
+			return f
+		}
+		defer stored()
+	}
+	_, err := w.store.bus.PublishAndWait(w.ctx, w.store.bus.FileData(w.data, w.tenant, w.buf))
 	w.size += int64(len(w.buf))
 	w.buf = w.buf[:0]
 	return w.store.wrap(err)
@@ -339,14 +353,27 @@ func (w *fileWriter) flush() error {
 // Open returns a reader of bytes that were written. They may be read slowly. Of them one message at
 // a time counts against the owner of the context.
 func (s *Batches) Open(ctx context.Context, data string, size int64) io.Reader {
+	return s.OpenAt(ctx, data, size, 0, new(FileIndex))
+}
+
+// FileIndex has where the messages of a file begin, as far as it was read. It belongs to one reader at a time.
+type FileIndex struct {
+	offsets []int64
+	seqs    []uint64
+}
+
+// OpenAt is Open from an offset on that is not beyond what was read with the index.
+func (s *Batches) OpenAt(ctx context.Context, data string, size, offset int64, index *FileIndex) io.Reader {
 	var rest []byte
-	release := func() {}
-	seq, subject := uint64(0), s.bus.Subjects.FileData(data)
+	from, seq, subject, release := int64(0), uint64(0), s.bus.Subjects.FileData(data), func() {}
+	if i := sort.Search(len(index.offsets), func(i int) bool { return index.offsets[i] > offset }) - 1; i >= 0 {
+		from, seq = index.offsets[i], index.seqs[i]-1
+	}
 	return readerFunc(func(buf []byte) (int, error) {
-		if size == 0 {
-			return 0, io.EOF
-		}
-		if len(rest) == 0 {
+		for len(rest) == 0 {
+			if from == size {
+				return 0, io.EOF
+			}
 			release() // the message before
 			var scope context.Context
 			scope, release = budget.WithScope(ctx)
@@ -357,10 +384,14 @@ func (s *Batches) Open(ctx context.Context, data string, size int64) io.Reader {
 			if msg == nil {
 				return 0, ErrNoRecord
 			}
-			seq, rest = msg.Seq, msg.Data
+			if n := len(index.offsets); n == 0 || index.offsets[n-1] < from {
+				index.offsets, index.seqs = append(index.offsets, from), append(index.seqs, msg.Seq)
+			}
+			seq, rest = msg.Seq, msg.Data[min(max(offset-from, 0), int64(len(msg.Data))):]
+			from += int64(len(msg.Data))
 		}
 		n := copy(buf, rest)
-		rest, size = rest[n:], size-int64(n)
+		rest = rest[n:]
 		return n, nil
 	})
 }

@@ -40,7 +40,7 @@ func TestFileIsReadAsWritten(t *testing.T) {
 		for i := range content {
 			content[i] = byte(i % 251)
 		}
-		data, n, err := s.Write(t.Context(), copyOf(iotest.HalfReader(bytes.NewReader(content))))
+		data, n, err := s.Write(t.Context(), "", nil, copyOf(iotest.HalfReader(bytes.NewReader(content))))
 		if err != nil || n != int64(size) {
 			t.Fatalf("%d bytes: %d, %v", size, n, err)
 		}
@@ -65,7 +65,7 @@ func TestFailedWriteLeavesNothing(t *testing.T) {
 		broken:           io.MultiReader(bytes.NewReader(make([]byte, 300<<10)), iotest.ErrReader(broken)),
 		bus.ErrQueueFull: bytes.NewReader(make([]byte, 2<<20)),
 	} {
-		if _, _, err := s.Write(t.Context(), copyOf(from)); !errors.Is(err, want) {
+		if _, _, err := s.Write(t.Context(), "", nil, copyOf(from)); !errors.Is(err, want) {
 			t.Errorf("got %v, want %v", err, want)
 		}
 	}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/config"
+	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
@@ -103,6 +104,8 @@ type Jobs struct {
 
 	control, chunks stream
 	retention       time.Duration
+	// Records bounds the records that each tenant keeps.
+	Records *Share
 
 	mu     sync.Mutex
 	epochs map[pipeline.QueueName]queueEpoch // of the queues that are followed
@@ -123,7 +126,7 @@ func NewJobs(b *bus.Bus, s Settings) *Jobs {
 		control: newStream(b, "jobs", b.JobControlStream(), b.Subjects.JobControl("*", "*"), s, s),
 		chunks:  newStream(b, "jobs", b.JobChunkStream(), b.AllJobChunks(), s, s),
 	}
-	out.config.Description = "What became of jobs"
+	out.config.Description, out.Records = "What became of jobs", out.newShare("jobs.max_bytes", fault.QueueFull)
 	out.control.config.Description = "Leases and quotas of pools, and what operators have paused"
 	out.control.config.MaxAge, out.control.config.MaxBytes = 0, JobControlBytes
 	out.chunks.config.Description = "Chunks of the answers of jobs"
@@ -146,6 +149,13 @@ func (s *Jobs) EnsureQueue(ctx context.Context, queue pipeline.QueueName, q JobQ
 	config.Name, config.Subjects, config.Description = s.bus.JobStream(queue), []string{s.bus.Jobs(queue, "*")}, "Queue of jobs"
 	config.MaxMsgs, config.MaxBytes, config.MaxAge = q.MaxJobs, q.MaxBytes, 0
 	return s.wrap(s.bus.EnsureMovedStream(ctx, s.bus.FormerJobStream(queue), config, max(1, q.Version)))
+}
+
+// QueueShare returns the share of a queue, which bounds the jobs of each tenant that have not ended.
+func (s *Jobs) QueueShare(queue pipeline.QueueName) *Share {
+	of := s.stream
+	of.config.Name, of.what = s.bus.JobStream(queue), "queue "+string(queue)
+	return of.newShare("max_jobs and max_bytes of jobs.queues."+string(queue), fault.QueueFull)
 }
 
 // HasQueue reports whether the broker has a queue. One of an earlier version keeps its bounds.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
+	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/process"
 )
@@ -53,12 +54,17 @@ type KeyRecord struct {
 // the context ends, which is bus.ErrUnknown then; so a request id must be new for
 // each claim. While the broker is disconnected Get and Claim are bus.ErrDisconnected at
 // once. Without a stream Get finds no record and Claim is bus.ErrNoClaims.
-type Keys struct{ stream }
+type Keys struct {
+	stream
+
+	// Share bounds what each tenant keeps.
+	Share *Share
+}
 
 // NewKeys returns the store of keys. It makes no call to the broker.
 func NewKeys(b *bus.Bus, s Settings) *Keys {
-	k := &Keys{newStream(b, "idempotency keys", b.ClaimStream(), b.Claims(), s, Settings{Retention: DefaultKeyRetention, MaxBytes: DefaultMaxBytes})}
-	k.config.Description = "requests that have an idempotency key"
+	k := &Keys{stream: newStream(b, "idempotency keys", b.ClaimStream(), b.Claims(), s, Settings{Retention: DefaultKeyRetention, MaxBytes: DefaultMaxBytes})}
+	k.config.Description, k.Share = "requests that have an idempotency key", k.newShare("idempotency.max_bytes", fault.Overloaded)
 	return k
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
+	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
@@ -21,23 +22,22 @@ var ErrNoResult = errors.New("no result")
 // Results keeps the final replies of durable requests, and of those with an
 // idempotency key, so that any gateway can return them when the one that waited has
 // stopped. Each request has a subject of its own.
-type Results struct{ stream }
+type Results struct {
+	stream
+
+	// Share bounds what each tenant keeps.
+	Share *Share
+}
+
+// resultSpare keeps a tenth of the space for the results of requests in flight.
+const resultSpare = 10
 
 // NewResults returns the store of results. It makes no call to the broker.
 func NewResults(b *bus.Bus, s Settings) *Results {
-	r := &Results{newStream(b, "results", b.ResultStream(), b.Results(), s, Settings{Retention: DefaultResultRetention, MaxBytes: DefaultMaxBytes})}
-	r.config.Description = "Final replies"
+	r := &Results{stream: newStream(b, "results", b.ResultStream(), b.Results(), s, Settings{Retention: DefaultResultRetention, MaxBytes: DefaultMaxBytes})}
+	r.config.Description, r.Share = "Final replies", r.newShare("results.max_bytes and results.retention", fault.Overloaded)
+	r.Share.spare = resultSpare
 	return r
-}
-
-// Usage returns the bytes of all results, and their bound.
-func (s *Results) Usage(ctx context.Context) (used uint64, limit int64, err error) {
-	stream, err := s.bus.JetStream().Stream(ctx, s.config.Name)
-	if err != nil {
-		return 0, 0, s.wrap(err)
-	}
-	info := stream.CachedInfo()
-	return info.State.Bytes, info.Config.MaxBytes, nil
 }
 
 // Get returns a request's result: ErrNoResult where there is none. It counts against the owner of
