@@ -73,15 +73,16 @@ func (s *Service) Result(ctx context.Context, requestID string, wait time.Durati
 // StartWait returns the context of a wait, MaxTimeout at most, which also ends as the gateway
 // stops. The caller calls stop after the wait.
 func (s *Service) StartWait(ctx context.Context, wait time.Duration) (waiting context.Context, stop func(), f *fault.Fault) {
-	if !s.waits.TryAcquire(1) {
-		return nil, nil, fault.New(fault.Overloaded, "a quarter of gateway.max_in_flight requests wait for results or loads, as many as may; ask without a wait").WithRetryAfter(admission.RetryAfter)
+	tenant := TenantOf(ctx)
+	if f := s.waits.Reserve(tenant, 1); f != nil {
+		return nil, nil, f
 	}
 	waiting, cancel := context.WithTimeout(ctx, min(wait, s.settings.MaxTimeout))
 	release := context.AfterFunc(s.limiter.Closing(), cancel)
 	return waiting, func() {
 		release()
 		cancel()
-		s.waits.Release(1)
+		s.waits.Release(tenant, 1)
 	}, nil
 }
 

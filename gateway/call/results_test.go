@@ -151,6 +151,34 @@ func TestWaitsLeaveRoomForRequests(t *testing.T) {
 	}
 }
 
+func TestWaitsOfOneTenantLeaveRoomForAnother(t *testing.T) {
+	t.Parallel()
+	const inFlight, waits = 128, 32
+	b := newBed(t, func(s *call.Settings) { s.MaxInFlight, s.Shared = inFlight, true })
+	b.ensureResults()
+	ctx, leave := context.WithCancel(t.Context())
+	defer leave()
+	got := make(chan answered, inFlight)
+	wait := func(tenant string) {
+		response, err := b.service.Result(call.WithTenant(ctx, tenant), uuid.NewString(), testbed.Patience)
+		got <- answered{response, err}
+	}
+	for range waits {
+		go wait("a")
+	}
+	for range waits / 8 { // a tenant alone has seven eighths
+		r := testbed.Receive(t, "a wait too many", got)
+		_ = wantFault(t, r.response, r.err, fault.Overloaded)
+	}
+	response, err := b.service.Result(call.WithTenant(ctx, "b"), uuid.NewString(), 10*time.Millisecond)
+	_ = wantFault(t, response, err, fault.NotFound)
+	leave()
+	for range waits * 7 / 8 {
+		r := testbed.Receive(t, "a wait", got)
+		_ = wantFault(t, r.response, r.err, fault.Cancelled)
+	}
+}
+
 // waitsForAResult waits at a gateway with a limit of one request until end ends it.
 func (b *bed) waitsForAResult(name string, end func(leave func()), reason fault.Reason) {
 	b.t.Helper()

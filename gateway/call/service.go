@@ -34,7 +34,6 @@ import (
 
 	"go.opentelemetry.io/otel/metric"
 	"golang.org/x/sync/errgroup"
-	"golang.org/x/sync/semaphore"
 
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
@@ -180,7 +179,7 @@ type Service struct {
 	availability *admission.Availability
 	// waits bounds the requests that wait for a stored result or a load: they must leave room
 	// for others.
-	waits *semaphore.Weighted
+	waits *budget.Pool
 	// shadows run answered requests again; shadowBytes bounds what they hold.
 	shadows     *tasks
 	shadowBytes *budget.Pool
@@ -220,7 +219,10 @@ func New(s Settings) (*Service, error) {
 	s.MaxInFlight = cmp.Or(s.MaxInFlight, DefaultMaxInFlight)
 	s.Idempotency.Retention = cmp.Or(s.Idempotency.Retention, s.Results.Retention)
 	out := &Service{
-		settings: s, limiter: admission.NewLimiter(s.MaxInFlight), waits: semaphore.NewWeighted(int64(max(1, s.MaxInFlight/waitsShare))),
+		settings: s, limiter: admission.NewLimiter(s.MaxInFlight), waits: budget.NewPool(budget.Settings{
+			Limit: int64(max(1, s.MaxInFlight/waitsShare)), Shared: s.Shared,
+			Name: "waits for results or loads", Key: "gateway.max_in_flight, of which they are a quarter; ask without a wait",
+		}),
 		table:    newTable(tableLimits{calls: s.MaxInFlight + maxShadows, replies: streamReplies, bytes: streamBytes, shared: streamsBytes}),
 		finished: explain.NewRing(), shadows: newTasks(maxShadows), shadowBytes: budget.NewPool(budget.Settings{Limit: maxShadowBytes}),
 	}

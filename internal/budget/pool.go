@@ -90,8 +90,9 @@ func (p *Pool) Reserve(tenant string, n int64) *fault.Fault {
 	return nil
 }
 
-// IsGreedy reports whether a tenant that holds own may get no more while so much stays free.
-func IsGreedy(own, free int64) bool { return own > Greed*free }
+// IsGreedy reports whether a tenant may not hold own while so much stays free. One place it may
+// always have.
+func IsGreedy(own, free int64) bool { return own > 1 && own > Greed*free }
 
 func (p *Pool) reject(format string, args ...any) *fault.Fault {
 	return fault.Newf(fault.Overloaded, format, args...).WithRetryAfter(RetryAfter)
