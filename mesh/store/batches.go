@@ -288,7 +288,7 @@ const (
 // unless it is nil, may reject each message, by its bytes. After an error nothing is stored. What is in
 // memory grows as bytes arrive, and counts against the owner of the context.
 func (s *Batches) Write(ctx context.Context, tenant string, reserve func(int64) (func(), *fault.Fault), fill func(io.Writer) error) (data string, size int64, err error) {
-	to := &fileWriter{data: uuid.NewString(), tenant: tenant, limit: min(chunkBytes, s.bus.MaxPayload()/2), reserve: reserve, ctx: ctx, store: s} //nolint:mnd // room for headers
+	to := &fileWriter{data: uuid.NewString(), tenant: tenant, limit: max(min(chunkBytes, s.bus.MaxPayload()/2), 1), reserve: reserve, ctx: ctx, store: s} //nolint:mnd // room for headers
 	if err = fill(to); err == nil {
 		err = to.flush()
 	}

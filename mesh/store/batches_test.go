@@ -110,3 +110,26 @@ func TestRecordsAreListedNewestFirst(t *testing.T) {
 		}
 	}
 }
+
+func TestFileIsReadOnFromAnyPlace(t *testing.T) {
+	t.Parallel()
+	s, _ := newBatches(t, 16<<20)
+	content := make([]byte, 1<<20+7)
+	for i := range content {
+		content[i] = byte(i % 251)
+	}
+	data, size, err := s.Write(t.Context(), "", nil, copyOf(bytes.NewReader(content)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	index := new(store.FileIndex)
+	if _, err := io.ReadAll(s.OpenAt(t.Context(), data, size, 0, index)); err != nil {
+		t.Fatal(err)
+	}
+	for _, offset := range []int64{0, 1, 512<<10 - 1, 512 << 10, 512<<10 + 1, 1 << 20, size - 1, size} {
+		got, err := io.ReadAll(s.OpenAt(t.Context(), data, size, offset, index))
+		if err != nil || !bytes.Equal(got, content[offset:]) {
+			t.Errorf("from %d: %d bytes, %v", offset, len(got), err)
+		}
+	}
+}
