@@ -225,7 +225,7 @@ func (s *brokerStore) reopen(ctx context.Context, c server.JetStreamConfig) erro
 	s.disconnectReaders()
 	err = bus.CreateStreams(s.broker, queues, options...)
 	s.broker.log.log.Warn("the broker's streams were opened again after a write had failed", "took", time.Since(began))
-	return nil
+	return err
 }
 
 // probe writes a file of the reserved size: a quota is no part of the free space.
@@ -269,16 +269,16 @@ func (s *brokerStore) memoryQueues() (out map[string]any, isEmpty bool) {
 // report registers the metrics of the broker in this process.
 func (s *brokerStore) report(meter metric.Meter) error {
 	var errs []error
-	gauge := func(name, unit, help string) metric.Int64ObservableGauge {
-		out, err := meter.Int64ObservableGauge(name, metric.WithUnit(unit), metric.WithDescription(help))
+	gauge := func(name, help string) metric.Int64ObservableGauge {
+		out, err := meter.Int64ObservableGauge("stagemesh.broker."+name, metric.WithUnit("By"), metric.WithDescription(help))
 		errs = append(errs, err)
 		return out
 	}
-	free := gauge("stagemesh.broker.disk_free", "By", "Free bytes of the disk of nats.store_dir.")
-	stored := gauge("stagemesh.broker.store_size", "By", "Bytes in all file streams of the broker in this process.")
-	storeMax := gauge("stagemesh.broker.store_limit", "By", "The most bytes in file streams, nats.max_store.")
-	memory := gauge("stagemesh.broker.memory_size", "By", "Bytes in all memory streams of the broker in this process.")
-	memoryMax := gauge("stagemesh.broker.memory_limit", "By", "The most bytes in memory streams, nats.max_memory.")
+	free := gauge("disk_free", "Free bytes of the disk of nats.store_dir.")
+	stored := gauge("store_size", "Bytes in all file streams of the broker in this process.")
+	storeMax := gauge("store_limit", "The most bytes in file streams, nats.max_store.")
+	memory := gauge("memory_size", "Bytes in all memory streams of the broker in this process.")
+	memoryMax := gauge("memory_limit", "The most bytes in memory streams, nats.max_memory.")
 	failures, err1 := meter.Int64ObservableCounter("stagemesh.broker.write_failures", metric.WithDescription("Streams of the broker in this process that a failed write has closed."))
 	restarts, err2 := meter.Int64ObservableCounter("stagemesh.broker.jetstream_restarts", metric.WithDescription("How often the broker in this process has opened its streams again after a failed write."))
 	if err := errors.Join(append(errs, err1, err2)...); err != nil {

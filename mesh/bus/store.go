@@ -111,7 +111,7 @@ func (s *stores) reset() {
 }
 
 // state returns why a stream fails, when a write last succeeded, and how many have failed.
-func (s *stores) state() (err error, wrote time.Time, failed int64) { //nolint:revive,staticcheck // the error is a state
+func (s *stores) state() (err error, wrote time.Time, failed int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, f := range s.failing {
@@ -123,13 +123,15 @@ func (s *stores) state() (err error, wrote time.Time, failed int64) { //nolint:r
 // StoreError returns why this process believes that the broker does not store what is sent to file
 // streams; nil where it does. Requests in memory do not need it.
 func (b *Bus) StoreError() error {
-	if b.settings.Store != nil {
-		if err := b.settings.Store(); err != nil {
-			return fmt.Errorf("%w: %w", ErrStoreFull, err)
-		}
+	if b.settings.Store == nil {
+		err, _, _ := b.stores.state()
+		return err
 	}
-	err, _, _ := b.stores.state()
-	return err
+	// The broker in this process knows of each stream that fails.
+	if err := b.settings.Store(); err != nil {
+		return fmt.Errorf("%w: %w", ErrStoreFull, err)
+	}
+	return nil
 }
 
 // StoreErrors is how many writes to file streams have failed.
@@ -186,10 +188,7 @@ func (b *Bus) refuseWrite(m Message) error {
 		return nil
 	}
 	if b.settings.Store != nil {
-		if err := b.settings.Store(); err != nil {
-			return fmt.Errorf("%w: %w", ErrStoreFull, err)
-		}
-		return nil // the broker in this process knows of each stream that fails
+		return b.StoreError()
 	}
 	return b.stores.refuse(m.stream, b.StoreProbeStream(), time.Now())
 }
