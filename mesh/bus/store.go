@@ -110,21 +110,21 @@ func (s *stores) reset() {
 	s.failing = nil
 }
 
-// state returns why a stream fails, when a write last succeeded, and how many have failed.
-func (s *stores) state() (err error, wrote time.Time, failed int64) {
+// state returns when a write last succeeded, how many have failed, and why a stream fails.
+func (s *stores) state() (wrote time.Time, failed int64, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, f := range s.failing {
 		err = f.err
 	}
-	return err, s.wrote, s.errors
+	return s.wrote, s.errors, err
 }
 
 // StoreError returns why this process believes that the broker does not store what is sent to file
 // streams; nil where it does. Requests in memory do not need it.
 func (b *Bus) StoreError() error {
 	if b.settings.Store == nil {
-		err, _, _ := b.stores.state()
+		_, _, err := b.stores.state()
 		return err
 	}
 	// The broker in this process knows of each stream that fails.
@@ -136,7 +136,7 @@ func (b *Bus) StoreError() error {
 
 // StoreErrors is how many writes to file streams have failed.
 func (b *Bus) StoreErrors() int64 {
-	_, _, failed := b.stores.state()
+	_, failed, _ := b.stores.state()
 	return failed
 }
 
@@ -144,7 +144,7 @@ func (b *Bus) StoreErrors() int64 {
 // unless another write has succeeded within StoreRetry. nats-server refuses all writes to a stream
 // after one that failed, so a probe stream that failed is replaced.
 func (b *Bus) ProbeStore(ctx context.Context) {
-	_, wrote, _ := b.stores.state()
+	wrote, _, _ := b.stores.state()
 	if b.settings.Store != nil || time.Since(wrote) < StoreRetry || !b.Connected() {
 		return
 	}
