@@ -250,8 +250,10 @@ func (s *Service) admit(ctx context.Context, r *Request) (*budget.Account, *faul
 		return nil, f
 	}
 	memory := budget.FromContext(ctx)
-	if memory == nil { // a caller in this process
-		memory = budget.NewAccount(s.settings.Budget, TenantOf(ctx))
+	if memory == nil {
+		// Callers in this process are one tenant: a job that one tenant's share refuses would hold
+		// up the jobs of all.
+		memory = budget.NewAccount(s.settings.Budget, "")
 	}
 	if err := memory.Reserve(unreservedBytes(r)); err != nil {
 		s.limiter.Release()

@@ -19,14 +19,8 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
-const (
-	// firstRead bounds the allocation that a Content-Length alone can cause.
-	firstRead = 128 << 10
-	// trustedGrowth is the factor over the received bytes up to which Content-Length is
-	// believed. All buffers before the last are then an eighth of the body together, or
-	// firstRead.
-	trustedGrowth = 16
-)
+// firstRead bounds the allocation that a Content-Length alone can cause.
+const firstRead = 8 << 10
 
 // maxQuoted bounds how much of a caller's own text messages repeat, in runes.
 const maxQuoted = 80
@@ -89,13 +83,13 @@ func readAll(from io.Reader, declared, limit int64) ([]byte, error) {
 	}
 }
 
-// growBuffer allocates the declared size once enough has arrived, and doubles the buffer
-// until then. The capacity is at most one byte over the limit.
+// growBuffer doubles the buffer, up to the declared size or one byte over the limit: it takes
+// at most twice what has arrived, and is reserved.
 func growBuffer(buf []byte, declared, limit int64) []byte {
 	have := int64(len(buf))
 	size := max(2*have, 512)
-	if declared >= have && declared/trustedGrowth <= have {
-		size = declared + 1
+	if declared >= have {
+		size = min(size, declared+1)
 	}
 	size = min(size, limit+1)
 	out := make([]byte, have, size)

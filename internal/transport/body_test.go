@@ -37,17 +37,17 @@ func TestReadBodyAllocatesAsItReads(t *testing.T) {
 	}
 }
 
-// What comes as it was declared is allocated once, but for an eighth or the first
-// buffer, and what is declared and does not come is not.
-func TestReadBodyAllocatesDeclaredSizeOnce(t *testing.T) {
+// The last buffer is twice what has come at most, however much is declared, and has the
+// declared size where that comes: with the buffers before it, three times that.
+func TestReadBodyAllocatesTwiceWhatArrives(t *testing.T) {
 	t.Parallel()
+	const first = 8 << 10
 	for _, size := range []int{100, 1 << 17, 1 << 20, 3 << 20, 1<<24 + 1, 1 << 26} {
-		const first = 128 << 10
-		for came, most := range map[int]int{size: size + max(size/8, first), size / 100: size/100*16 + first} {
+		for came, most := range map[int]int{size: 3*size + first, size / 100: 4*size/100 + first} {
 			from := &watched{from: bytes.NewReader(make([]byte, came))}
 			got, err := transport.ReadBody(from, int64(size), 1<<40)
-			if err != nil || len(got) != came || from.room > most+64 {
-				t.Errorf("of %d bytes %d come: %d are allocated, not %d: %v", size, came, from.room, most, err)
+			if err != nil || len(got) != came || from.room > most+64 || cap(got) > max(2*came, first)+64 || cap(got) > size+64 {
+				t.Errorf("of %d bytes %d come: %d are allocated, not %d, of which %d last: %v", size, came, from.room, most, cap(got), err)
 			}
 		}
 	}
