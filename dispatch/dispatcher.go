@@ -96,7 +96,6 @@ type Dispatcher struct {
 	metrics         *metrics
 	latches         sync.Map              // of pools that this process has owned
 	problem         atomic.Pointer[error] // why the streams of the jobs are not there yet
-	reconnected     <-chan struct{}       // has a value once the broker has been away: it may have lost messages
 }
 
 // New returns a dispatcher. It starts nothing.

@@ -123,7 +123,7 @@ func TestBrokerWithoutSpaceForResultsFailsFast(t *testing.T) {
 	for range 3 {
 		begin := time.Now()
 		response, err := b.service.Infer(t.Context(), durable("x"))
-		if f := wantFault(t, response, err, fault.BrokerUnavailable); f.RetryAfter <= 0 || time.Since(begin) > atOnce {
+		if f := wantFault(t, response, err, fault.StoreFull); f.RetryAfter <= 0 || time.Since(begin) > atOnce {
 			t.Errorf("retry after %s, failed after %s", f.RetryAfter, time.Since(begin))
 		}
 	}

@@ -101,7 +101,7 @@ func WithMemory(next http.Handler, m *Memory, guard Guard, reject func(http.Resp
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		caller, err := guard(Head{r.URL.Path, r.Host, r.Header.Get, r.TLS})
 		account, full := m.account(caller, err, headerSize(r.Header)+int64(len(r.RequestURI)))
-		defer account.Close()
+		defer account.Close() //nolint:staticcheck // it is never nil, and holds nothing on an error
 		if full == nil && err == nil && !caller.IsAnonymous {
 			full = admitConn(r.Context(), caller.Tenant)
 		}

@@ -247,7 +247,7 @@ func TestNumberOfALostQueueRemovesNothing(t *testing.T) {
 	go func() { ended <- owner.Follow(ctx, queue, func(store.StoredJob) {}, func() { close(found) }) }()
 	defer func() {
 		cancel()
-		_ = <-ended // its stream was created again
+		<-ended //nolint:errcheck // its stream was created again
 	}()
 	testbed.Receive(t, "the owner follows the queue", found)
 	if err := b.JetStream().DeleteStream(t.Context(), b.JobStream(queue)); err != nil {
