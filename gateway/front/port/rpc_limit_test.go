@@ -214,14 +214,16 @@ func TestBytesThatAreNoMessageAreAnInvalidRequest(t *testing.T) {
 	}
 }
 
-func TestGarbageEnvelopeIsInvalidRequest(t *testing.T) {
+func TestGarbageEnvelopeIsInvalidRequestAndHoldsNothing(t *testing.T) {
 	t.Parallel()
-	onEachServer(t, port.PublicSettings{}, func(t *testing.T, url string, _ *grpc.ClientConn) {
+	pool := budget.NewPool(budget.Settings{Limit: 1 << 30})
+	onEachServer(t, port.PublicSettings{Port: port.Port{Memory: transport.NewMemory(pool)}}, func(t *testing.T, url string, _ *grpc.ClientConn) {
 		client := inferencev1connect.NewInferenceServiceClient(garbler{fronttest.Client(t, true)}, url, connect.WithGRPC())
 		_, err := infer(t.Context(), client, blob(10))
 		_ = wantReason(t, err, fault.InvalidRequest)
 		_, err = stream(t.Context(), client, blob(10))
 		_ = wantReason(t, err, fault.InvalidRequest)
+		testbed.Eventually(t, "nothing is held", func() bool { return pool.Held() == 0 })
 	})
 }
 
