@@ -63,7 +63,7 @@ func (p *Port) identify(h transport.Head) (transport.Caller, error) {
 	if f != nil {
 		return transport.Caller{}, f
 	}
-	return transport.Caller{Tenant: tenant, IsAnonymous: isProbe(h.Path)}, nil
+	return transport.Caller{Tenant: tenant, IsAnonymous: isProbe(h.Path) || p.isOpen(h.Path) && !p.Tokens.IsEmpty()}, nil
 }
 
 // authenticate passes authenticated requests to next.
