@@ -80,7 +80,7 @@ func New(s Settings) (*Gateway, error) {
 		// Tenants share it if one request fits into the share of one.
 		Shared: s.Call.Shared && s.MaxInFlightBytes >= 2*admission.MaxRequest(s.MaxPayload),
 	})
-	g := &Gateway{settings: s, memory: transport.NewMemory(s.Call.Budget), connections: transport.NewConnections(maxConnections, s.TokenFile != ""), log: s.Call.Logger, ready: make(chan struct{}), closing: make(chan struct{})}
+	g := &Gateway{settings: s, memory: transport.NewMemory(s.Call.Budget), connections: transport.NewConnections(min(maxConnections, int64(s.MaxInFlightBytes)/connectionCost), s.TokenFile != ""), log: s.Call.Logger, ready: make(chan struct{}), closing: make(chan struct{})}
 	g.stopping, g.beginStop = context.WithCancel(context.Background())
 	seeded := pipelines.Settings{Seeds: s.Pipelines, NoImplicit: !s.hasImplicit(), Logger: g.log}
 	loadable := registry.Settings{Models: s.Models, Aliases: s.Aliases, Logger: g.log}
