@@ -54,6 +54,8 @@ type grpcConn struct {
 
 	mu      sync.Mutex
 	streams map[uint32]*grpcStream
+	// writing is held while the connection is written.
+	writing sync.Mutex
 	// probes are how many of them are anonymous.
 	probes int
 	// resets are streams to reset before the next frame.
@@ -120,6 +122,12 @@ func (c *grpcConn) readHeader() error {
 		}
 		header, err := c.in.Peek(frameHeaderSize)
 		if err == nil {
+			if http2.FrameType(header[3]) != http2.FrameData {
+				// The library has no bound on what it is to write for them: a client that
+				// takes nothing gets no more read.
+				c.writing.Lock()
+				c.writing.Unlock() //nolint:staticcheck // it waits
+			}
 			return c.begin(header)
 		}
 		if !errors.Is(err, os.ErrDeadlineExceeded) || !c.hasResets() {
@@ -137,6 +145,13 @@ func (c *grpcConn) begin(header []byte) error {
 	kind, flags := http2.FrameType(header[3]), http2.Flags(header[4])
 	c.left = int(binary.BigEndian.Uint32(header) >> 8)
 	c.id, c.current = binary.BigEndian.Uint32(header[5:])&(1<<31-1), nil
+	for kind == http2.FrameSettings {
+		settings, err := c.in.Peek(min(c.left, readBufferSize))
+		if err == nil || !errors.Is(err, os.ErrDeadlineExceeded) || !c.hasResets() {
+			boundTable(settings)
+			break
+		}
+	}
 	if kind != http2.FrameData {
 		return nil
 	}
@@ -149,9 +164,22 @@ func (c *grpcConn) begin(header []byte) error {
 	return nil
 }
 
+// boundTable bounds the table of fields that the library keeps for a client's answers, which has
+// no limit of its own, to the size that it has without a setting.
+func boundTable(settings []byte) {
+	const size, tableSize = 6, 4 << 10
+	for ; len(settings) >= size; settings = settings[size:] {
+		if id, value := binary.BigEndian.Uint16(settings), settings[2:size]; http2.SettingID(id) == http2.SettingHeaderTableSize {
+			binary.BigEndian.PutUint32(value, min(binary.BigEndian.Uint32(value), tableSize))
+		}
+	}
+}
+
 // Write implements net.Conn. A client that takes nothing for the stall timeout is
 // disconnected.
 func (c *grpcConn) Write(data []byte) (int, error) {
+	c.writing.Lock()
+	defer c.writing.Unlock()
 	if err := c.SetWriteDeadline(c.stallTime()); err != nil {
 		return 0, err
 	}
@@ -283,7 +311,7 @@ type grpcStream struct {
 	// until that begins, and excess counts the bytes that arrive before it does.
 	failure   *fault.Fault
 	interrupt func()
-	excess    int
+	excess    int64
 	// messages are those that the handler has not received.
 	messages []arrival
 	// While the handler receives, readBy is when the next stallBytes must have arrived, zero
@@ -300,7 +328,11 @@ type grpcStream struct {
 	ended, abandoned bool
 }
 
-// arrival is a message that the handler has not received.
+// pieceCost is what the library takes for a piece of a message beside its bytes: a frame may
+// have one.
+const pieceCost = 128
+
+// arrival is a message that the handler has not received. size is what is reserved for it.
 type arrival struct {
 	size         int64
 	isCompressed bool
@@ -328,10 +360,13 @@ func (s *grpcStream) follow(data []byte) {
 func (s *grpcStream) reserve(data []byte) *fault.Fault {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	cost := int64(len(data)) + pieceCost
 	if s.ended || s.failure != nil {
 		s.lost = true
 		// The library buffers the rest of a message that it has begun to read.
-		if s.excess += len(data); !s.ended && s.excess > connWindow {
+		s.excess += cost
+		full := !s.ended && s.isProbe && s.account.Reserve(cost) != nil
+		if !s.ended && (full || s.excess > 2*streamWindow) {
 			s.excess = 0
 			s.conn.reset(s.id)
 		}
@@ -339,9 +374,10 @@ func (s *grpcStream) reserve(data []byte) *fault.Fault {
 	}
 	if s.left > 0 {
 		s.left -= len(data)
-		if err := s.account.Reserve(int64(len(data))); err != nil {
+		if err := s.account.Reserve(cost); err != nil {
 			return fault.From(err)
 		}
+		s.messages[len(s.messages)-1].size += cost
 	} else if s.readPrefix(data) {
 		size, limit := int64(binary.BigEndian.Uint32(s.prefix[1:])), int64(s.settings.MaxMessageBytes)
 		switch {
@@ -352,7 +388,7 @@ func (s *grpcStream) reserve(data []byte) *fault.Fault {
 			s.lost = true
 			return notCompressible()
 		}
-		s.messages = append(s.messages, arrival{size, s.prefix[0]&flagCompressed != 0})
+		s.messages = append(s.messages, arrival{0, s.prefix[0]&flagCompressed != 0})
 		s.left, s.prefix = int(size), s.prefix[:0]
 	}
 	s.received += len(data)
