@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/tls"
 	"net"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 
@@ -12,8 +13,8 @@ import (
 )
 
 // Connections bounds the connections of a port. Those that have carried no request of a caller
-// who may call are few: a new one beyond them ends the one that was idle so for longest. All
-// others count as their tenant's.
+// who may call are few: a new one beyond them ends another, the oldest of the address that has
+// most. All others count as their tenant's.
 type Connections struct {
 	anonymous int
 	admitted  *budget.Pool
@@ -59,6 +60,10 @@ type countedConn struct {
 	net.Conn
 
 	connections *Connections
+	// host is the caller's address, or the network of one of IPv6, and own has the bytes of
+	// anonymous requests that come over this connection: so others cannot hold up a probe.
+	host string
+	own  *budget.Pool
 	// These are guarded by the mutex of connections: place is nil once a request was admitted, or
 	// the connection has ended.
 	place          *list.Element
@@ -67,7 +72,7 @@ type countedConn struct {
 }
 
 func (c *Connections) add(conn net.Conn) *countedConn {
-	out := &countedConn{Conn: conn, connections: c}
+	out := &countedConn{Conn: conn, connections: c, host: hostOf(conn), own: newAnonymousPool(ownAnonymousBytes)}
 	if oldest := c.wait(out); oldest != nil {
 		c.dropped.Add(1)
 		_ = oldest.Conn.Close() // its server sees the end
@@ -80,11 +85,39 @@ func (c *Connections) wait(conn *countedConn) (oldest *countedConn) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.waiting.Len() >= c.anonymous {
-		oldest = c.waiting.Remove(c.waiting.Front()).(*countedConn)
+		oldest = c.waiting.Remove(c.oldestOfMost()).(*countedConn)
 		oldest.place = nil
 	}
 	conn.place = c.waiting.PushBack(conn)
 	return oldest
+}
+
+// oldestOfMost returns the oldest anonymous connection of the address that has most. The caller
+// holds mu.
+func (c *Connections) oldestOfMost() (oldest *list.Element) {
+	counts, most := map[string]int{}, 0
+	for e := c.waiting.Front(); e != nil; e = e.Next() {
+		host := e.Value.(*countedConn).host
+		counts[host]++
+		most = max(most, counts[host])
+	}
+	for e := c.waiting.Front(); e != nil; e = e.Next() {
+		if counts[e.Value.(*countedConn).host] == most {
+			return e
+		}
+	}
+	return nil
+}
+
+// hostOf returns the address of a caller, and of IPv6 the network, of which one caller may have all.
+func hostOf(conn net.Conn) string {
+	const network = 64
+	at, _ := netip.ParseAddrPort(conn.RemoteAddr().String())
+	if addr := at.Addr().Unmap(); !addr.Is6() {
+		return addr.String()
+	}
+	prefix, _ := at.Addr().WithZone("").Prefix(network)
+	return prefix.String()
 }
 
 // Count returns how many connections there are, and Dropped how many were ended because there
@@ -161,8 +194,8 @@ func ConnContext(ctx context.Context, conn net.Conn) context.Context {
 	return context.WithValue(ctx, connKey{}, countedOf(conn))
 }
 
-// admitConn admits the connection of a request of net/http.
-func admitConn(ctx context.Context, tenant string) error {
+// connOf returns the connection of a request of net/http; nil where none counts.
+func connOf(ctx context.Context) *countedConn {
 	conn, _ := ctx.Value(connKey{}).(*countedConn)
-	return conn.admit(tenant)
+	return conn
 }

@@ -112,6 +112,7 @@ func NewGRPC(s GRPCSettings, services ...*Service) *grpc.Server {
 		// The connection bounds messages: the library's error has no details.
 		grpc.MaxRecvMsgSize(math.MaxInt32),
 		grpc.ReadBufferSize(0), // grpcConn has a buffer
+		grpc.SharedWriteBuffer(true),
 		grpc.MaxConcurrentStreams(maxGRPCStreams), grpc.MaxHeaderListSize(MaxHeaderBytes), grpc.ConnectionTimeout(HandshakeTimeout),
 		grpc.StaticStreamWindowSize(streamWindow), grpc.StaticConnWindowSize(connWindow),
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: IdleTimeout, Time: PingAfter, Timeout: PingTimeout}),
@@ -169,7 +170,7 @@ func (s GRPCSettings) openStream(ctx context.Context, info *tap.Info) (context.C
 	if err != nil {
 		return ctx, grpcstatus.ErrorProto(fault.From(err).Status())
 	}
-	account, full := s.Memory.account(caller, denied, headerSize(header)+int64(len(info.FullMethodName)))
+	account, full := s.Memory.account(conn.counted, caller, denied, headerSize(header)+int64(len(info.FullMethodName)))
 	if full != nil {
 		return ctx, grpcstatus.ErrorProto(fault.From(cmp.Or(denied, full)).Status())
 	}

@@ -26,9 +26,16 @@ type Memory struct {
 // small message each, and what is not yet written to them.
 const maxAnonymousBytes = 8 << 20
 
+// ownAnonymousBytes are for the anonymous requests of each connection alone, enough for a probe.
+const ownAnonymousBytes = requestCost + MaxHeaderBytes + 8<<10
+
+func newAnonymousPool(limit int64) *budget.Pool {
+	return budget.NewPool(budget.Settings{Limit: limit, Name: "bytes for callers without a token", Key: "docs/security.md"})
+}
+
 // NewMemory returns the memory of a port. Requests may be nil.
 func NewMemory(requests *budget.Pool) *Memory {
-	return &Memory{requests, budget.NewPool(budget.Settings{Limit: maxAnonymousBytes, Name: "bytes for callers without a token", Key: "docs/security.md"})}
+	return &Memory{requests, newAnonymousPool(maxAnonymousBytes)}
 }
 
 // Caller is who sends a request.
@@ -56,10 +63,15 @@ type Guard func(Head) (Caller, error)
 const requestCost = 8 << 10
 
 // account returns the account of a request with a header of that size, which holds that.
-func (m *Memory) account(c Caller, err error, header int64) (*budget.Account, error) {
+func (m *Memory) account(conn *countedConn, c Caller, err error, header int64) (*budget.Account, error) {
 	pool := m.Requests
 	if err != nil || c.IsAnonymous {
 		pool = m.Anonymous
+		if conn != nil {
+			if own := budget.NewAccount(conn.own, ""); own.Reserve(requestCost+header) == nil {
+				return own, nil
+			}
+		}
 	}
 	out := budget.NewAccount(pool, c.Tenant)
 	return out, out.Reserve(requestCost + header)
@@ -100,10 +112,10 @@ func Verdict(ctx context.Context) (Caller, error) {
 func WithMemory(next http.Handler, m *Memory, guard Guard, reject func(http.ResponseWriter, *http.Request, error)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		caller, err := guard(Head{r.URL.Path, r.Host, r.Header.Get, r.TLS})
-		account, full := m.account(caller, err, headerSize(r.Header)+int64(len(r.RequestURI)))
+		account, full := m.account(connOf(r.Context()), caller, err, headerSize(r.Header)+int64(len(r.RequestURI)))
 		defer account.Close() //nolint:staticcheck // it is never nil, and holds nothing on an error
 		if full == nil && err == nil && !caller.IsAnonymous {
-			full = admitConn(r.Context(), caller.Tenant)
+			full = connOf(r.Context()).admit(caller.Tenant)
 		}
 		switch {
 		case full != nil && (err != nil || caller.IsAnonymous && r.ProtoMajor == 2):
@@ -111,6 +123,7 @@ func WithMemory(next http.Handler, m *Memory, guard Guard, reject func(http.Resp
 		case full != nil:
 			w.Header().Set("Connection", "close")
 			reject(w, r, full)
+			flushInTime(w, r)
 			return
 		}
 		from := &requestBody{ReadCloser: r.Body, account: account}
@@ -128,8 +141,21 @@ func WithMemory(next http.Handler, m *Memory, guard Guard, reject func(http.Resp
 			w = &responseAfterBody{w, from}
 			defer from.discard()
 		}
+		if hasBody && r.ProtoMajor == 2 && (err != nil || r.Method == http.MethodGet || r.Method == http.MethodHead) {
+			_ = r.Body.Close() // nobody reads it, and its window is memory until the handler returns
+			bounded.Body = http.NoBody
+		}
 		next.ServeHTTP(w, bounded)
+		flushInTime(w, r)
 	})
+}
+
+// flushInTime sends what is still buffered of a response over HTTP/2, in limited time: net/http
+// would wait without end for a window, and the memory of the request is not counted any longer.
+func flushInTime(w http.ResponseWriter, r *http.Request) {
+	if r.ProtoMajor == 2 {
+		flushResponse(StallWriter(w, HandshakeTimeout))
+	}
 }
 
 // requestBody is a body that reserves budget as it is read.
