@@ -17,6 +17,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/adminapi"
 	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/gateway/front/port"
+	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/config"
 	"github.com/stagemesh/stagemesh/mesh/credentials"
@@ -29,7 +30,9 @@ import (
 const (
 	maxConnections = 8192
 	// connectionCost is what an idle one takes; all of them take as much as requests may.
-	connectionCost      = 32 << 10
+	connectionCost = 32 << 10
+	// maxAdminMemory is what the requests of operators hold together.
+	maxAdminMemory      = 64 << 20
 	maxAdminConnections = 1024
 )
 
@@ -139,6 +142,7 @@ func (g *Gateway) adminSettings() adminapi.Settings {
 		DeadLetters: store.NewDeadLetters(g.bus, store.Settings{}), Health: g.Ready, Logger: g.log,
 		Pipelines: g.pipelines, Models: g.registry, Placer: g.placer, Traffic: g.service, Jobs: g.jobs, MaxPayload: g.settings.MaxPayload, Stopping: g.stopping,
 		Metrics: g.bus.ListMetrics, Store: g.service.StoreFault,
+		Memory: transport.NewMemory(budget.NewPool(budget.Settings{Limit: maxAdminMemory, Name: "bytes of operators' requests", Key: "docs/security.md", Shared: !g.operators.tokens.IsEmpty()})),
 		Tokens: g.operators.tokens, AnyHost: !g.settings.Admin.exposure(g.settings.Admin.Listen).IsPrivate(),
 	}
 	if g.membership != nil {

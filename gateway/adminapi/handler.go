@@ -32,7 +32,6 @@ import (
 	"github.com/stagemesh/stagemesh/discovery/models"
 	"github.com/stagemesh/stagemesh/gateway/front/port"
 	"github.com/stagemesh/stagemesh/gateway/jobs"
-	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/credentials"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -73,6 +72,8 @@ type Settings struct {
 	Stopping context.Context
 	// Health returns nil when the gateway can be used; nil means always healthy.
 	Health func() error
+	// Memory is what the requests of operators hold together; nil does not bound it.
+	Memory *transport.Memory
 	// Tokens are the accepted tokens. Without any, callers have to name the port by a loopback
 	// address, unless AnyHost is true.
 	Tokens  credentials.Tokens
@@ -87,8 +88,6 @@ const (
 	// one with pipelines.
 	maxMessageBytes   = 64 << 10
 	maxPipelinesBytes = 4 << 20
-	// maxMemory is what the requests of operators hold together.
-	maxMemory = 64 << 20
 )
 
 // handler implements the services of the port.
@@ -141,7 +140,7 @@ func Handler(s Settings) http.Handler {
 	mux.HandleFunc("/", notFound)
 	p := port.Port{
 		Open:   []string{pagePath},
-		Memory: transport.NewMemory(budget.NewPool(budget.Settings{Limit: maxMemory, Name: "bytes of operators' requests", Key: "docs/security.md", Shared: !s.Tokens.IsEmpty()})),
+		Memory: s.Memory,
 		Health: h.health, Tokens: s.Tokens, TokensKey: "gateway.admin.token_file", IsPrivate: !s.AnyHost,
 		Services: []string{adminv1connect.DeadLetterServiceName, adminv1connect.JobAdminServiceName, adminv1connect.MeshServiceName, adminv1connect.PipelineServiceName, adminv1connect.ModelServiceName},
 	}
