@@ -140,6 +140,10 @@ func checkUnreadable(t *testing.T, data []byte) {
 				t.Errorf("%s: %d %s", path, got.StatusCode, text)
 			}
 		}
+		testbed.Eventually(t, "the queue is empty", func() bool {
+			waiting, _, err := jobs.Backlog(t.Context(), "nightly")
+			return err == nil && waiting == 0
+		})
 		if isRestarted {
 			break
 		}
@@ -171,7 +175,7 @@ func checkUnreadable(t *testing.T, data []byte) {
 			t.Errorf("%s is still unreadable", subject)
 		}
 	}
-	if n := b.meter.count("stagemesh.unreadable.values"); n == 0 {
+	if n := b.meter.count("stagemesh.unreadable.values kind=batch record"); n == 0 {
 		t.Error("nothing was counted")
 	}
 }

@@ -3,11 +3,13 @@ package store_test
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"slices"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
@@ -324,4 +326,48 @@ func checkEarlierQueue(t *testing.T, find func(*store.Jobs) error) {
 		t.Error(err)
 	}
 	mustSubmit(t, s, got[0], "a")
+}
+
+// Values of a newer version have a header with a version that this one does not know.
+func TestValuesOfANewerVersionStay(t *testing.T) {
+	t.Parallel()
+	b := testbed.StartBroker(t).Connect(mesh)
+	s, keys, batches := newJobs(t, b, store.JobQueueSettings{}), newKeys(t, b, settings), ensure(t, store.NewBatches(b, store.BatchSettings{}))
+	id, k := pipeline.NewJobID(queue), keyOf("k")
+	file := "file-" + id.UUID.String()
+	subjects := []string{
+		b.Subjects.JobControl(store.PoolLease, "p"), b.Subjects.JobControl("paused", "queues"), b.Subjects.JobRecord(id, ""), b.Subjects.Job(id, ""),
+		b.Subjects.Claim(k.Tenant, k.Pipeline, k.Key), b.Subjects.BatchRecord(store.FileRecords, "", file),
+	}
+	for _, subject := range subjects {
+		_, err := b.JetStream().PublishMsg(t.Context(), &nats.Msg{Subject: subject, Data: []byte("{}"), Header: nats.Header{"Stagemesh-Version": {"2"}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, err := s.Record(t.Context(), id, "")
+	_, queued := s.Queued(t.Context(), id, "")
+	_, key := keys.Get(t.Context(), k)
+	for what, err := range map[string]error{"record": err, "job": queued, "key": key, "pauses": s.SetPaused(t.Context(), queue, true)} {
+		if !errors.Is(err, bus.ErrNewer) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if _, err := batches.Get(t.Context(), store.FileRecords, "", file, &store.FileRecord{}); !errors.Is(err, store.ErrNotRecord) {
+		t.Errorf("file: %v", err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 7*time.Second) // longer than a lease that nobody renews
+	defer cancel()
+	if store.NewLease(s, store.PoolLease, "p", "me").Acquire(ctx, slog.New(slog.DiscardHandler), s.Ensure) {
+		t.Error("the lease was taken over")
+	}
+	for _, subject := range subjects {
+		name, err := b.JetStream().StreamNameBySubject(t.Context(), subject)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if msg, err := b.Last(t.Context(), name, subject); !errors.Is(err, bus.ErrNewer) {
+			t.Errorf("%s was replaced: %+v, %v", subject, msg, err)
+		}
+	}
 }
