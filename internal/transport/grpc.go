@@ -48,9 +48,8 @@ type GRPCSettings struct {
 	// Delay waits before an UNAUTHENTICATED call is refused, on the call's own goroutine. nil does
 	// not wait.
 	Delay func(ctx context.Context, header GRPCHeader)
-	// Unknown answers methods that no service has: it receives the message of the call, and returns
-	// that of the answer. nil knows none, and an error of ErrNoMethod is that, too.
-	Unknown func(ctx context.Context, c *Call, header GRPCHeader, receive func() ([]byte, error)) ([]byte, error)
+	// Unknown answers methods that no service has; nil knows none.
+	Unknown Unknown
 	// Logger logs panics of methods, as net/http does; their callers get INTERNAL.
 	Logger *slog.Logger
 
@@ -244,6 +243,10 @@ func grpcError(ss grpc.ServerStream, err error) error {
 	return grpcstatus.ErrorProto(f.Status())
 }
 
+// Unknown answers a call of gRPC of a method that no service has. It receives the message of the
+// call, and returns that of the answer, or ErrNoMethod.
+type Unknown func(ctx context.Context, c *Call, header GRPCHeader, receive func() ([]byte, error)) ([]byte, error)
+
 // ErrNoMethod is the status of a method that nobody has.
 var ErrNoMethod = grpcstatus.Error(codes.Unimplemented, "there is no such method")
 
@@ -258,7 +261,7 @@ func (s GRPCSettings) serveUnknown(_ any, ss grpc.ServerStream) error {
 	}
 	out, err := s.Unknown(ss.Context(), c, stream.header, func() ([]byte, error) {
 		if strings.HasSuffix(stream.header.First("content-type"), "json") {
-			return nil, fault.New(fault.UnsupportedMedia, "messages of this method are protobuf")
+			return nil, notProtobuf()
 		}
 		in := &rawMessage{}
 		err := stream.receiveOnly(ss, in)

@@ -29,9 +29,22 @@ const (
 )
 
 // passOn dials a port that passes the methods on to a caller.
-func passOn(t *testing.T, answer func(ctx context.Context, r *call.Request) (*call.Response, error)) *grpc.ClientConn {
+// starter starts one of the servers that serve gRPC.
+type starter = func(testing.TB, port.PublicSettings) string
+
+func onBothServers(t *testing.T, check func(*testing.T, starter)) {
 	t.Helper()
-	return dial(t, startGRPC(t, port.PublicSettings{
+	for name, start := range map[string]starter{"net/http": start, "grpc-go": startGRPC} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			check(t, start)
+		})
+	}
+}
+
+func passOn(t *testing.T, start starter, answer func(ctx context.Context, r *call.Request) (*call.Response, error)) *grpc.ClientConn {
+	t.Helper()
+	return dial(t, start(t, port.PublicSettings{
 		Settings: limited(), Caller: &fronttest.Caller{Answer: answer},
 		Passthrough: map[string]string{predict: "", byField: "1"},
 	}))
@@ -52,7 +65,12 @@ func answerName(_ context.Context, r *call.Request) (*call.Response, error) {
 
 func TestCallNamesItsModel(t *testing.T) {
 	t.Parallel()
-	conn := passOn(t, answerName)
+	onBothServers(t, checkCallNamesItsModel)
+}
+
+func checkCallNamesItsModel(t *testing.T, start starter) {
+	t.Helper()
+	conn := passOn(t, start, answerName)
 	for name, test := range map[string]struct {
 		method  string
 		headers []string
@@ -96,10 +114,15 @@ func TestCallNamesItsModel(t *testing.T) {
 
 func TestCallReachesTheCallerAsItIs(t *testing.T) {
 	t.Parallel()
+	onBothServers(t, checkCallReachesTheCallerAsItIs)
+}
+
+func checkCallReachesTheCallerAsItIs(t *testing.T, start starter) {
+	t.Helper()
 	// A tag that is longer than it has to be.
 	message := []byte{0x8a, 0x80, 0, 1, 'x'}
 	requests := make(chan *call.Request, 1)
-	conn := passOn(t, func(ctx context.Context, r *call.Request) (*call.Response, error) {
+	conn := passOn(t, start, func(ctx context.Context, r *call.Request) (*call.Response, error) {
 		requests <- r
 		return answerName(ctx, r)
 	})
@@ -129,9 +152,14 @@ func (bytesCodec) Unmarshal(_ []byte, _ any) error { return nil }
 
 func TestFourModelsRunAtOnce(t *testing.T) {
 	t.Parallel()
+	onBothServers(t, checkFourModelsRunAtOnce)
+}
+
+func checkFourModelsRunAtOnce(t *testing.T, start starter) {
+	t.Helper()
 	var mu sync.Mutex
 	running, most, began := 0, 0, make(chan struct{}, 100)
-	conn := passOn(t, func(ctx context.Context, r *call.Request) (*call.Response, error) {
+	conn := passOn(t, start, func(ctx context.Context, r *call.Request) (*call.Response, error) {
 		mu.Lock()
 		running++
 		most = max(most, running)
@@ -165,7 +193,12 @@ func TestFourModelsRunAtOnce(t *testing.T) {
 
 func TestStageThatPassesNothingOnIsUnimplemented(t *testing.T) {
 	t.Parallel()
-	conn := passOn(t, func(context.Context, *call.Request) (*call.Response, error) {
+	onBothServers(t, checkStageThatPassesNothingOnIsUnimplemented)
+}
+
+func checkStageThatPassesNothingOnIsUnimplemented(t *testing.T, start starter) {
+	t.Helper()
+	conn := passOn(t, start, func(context.Context, *call.Request) (*call.Response, error) {
 		return &call.Response{}, nil
 	})
 	ctx := metadata.AppendToOutgoingContext(t.Context(), "mm-model-id", "a")

@@ -101,7 +101,7 @@ func PublicHandler(s PublicSettings) (http.Handler, error) {
 		openapi.Mount(mux, s.Docs)
 		p.Open = openapi.OpenPaths()
 	}
-	mux.HandleFunc("/", notFound(s.Docs != nil))
+	mux.Handle("/", transport.NewUnknown(s.Settings, s.passOn, notFound(s.Docs != nil)))
 	return p.Handler(mux)
 }
 
