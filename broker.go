@@ -131,10 +131,7 @@ func (b *broker) start(folder string) error {
 		}
 	}
 	if err == nil {
-		err = b.GlobalAccount().UpdateJetStreamLimits(map[string]server.JetStreamAccountLimits{"": {
-			MaxMemory: -1, MaxStore: -1, MaxStreams: maxBrokerStreams, MaxConsumers: maxBrokerConsumers,
-			MaxAckPending: -1, MemoryMaxStreamBytes: -1, StoreMaxStreamBytes: -1,
-		}})
+		err = b.limit(false)
 	}
 	if err == nil {
 		err = b.warmUp()
@@ -143,6 +140,18 @@ func (b *broker) start(folder string) error {
 		b.stop()
 	}
 	return err
+}
+
+// limit sets the limits of the mesh's account. While the disk is full nothing is stored in files.
+func (b *broker) limit(isFull bool) error {
+	most := server.JetStreamAccountLimits{
+		MaxMemory: -1, MaxStore: -1, MaxStreams: maxBrokerStreams, MaxConsumers: maxBrokerConsumers,
+		MaxAckPending: -1, MemoryMaxStreamBytes: -1, StoreMaxStreamBytes: -1,
+	}
+	if isFull {
+		most.MaxStore = 1
+	}
+	return b.GlobalAccount().UpdateJetStreamLimits(map[string]server.JetStreamAccountLimits{"": most})
 }
 
 func (b *broker) warmUp() error {

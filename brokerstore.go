@@ -65,7 +65,7 @@ func (s *brokerStore) storeError() error {
 	return s.check(time.Now())
 }
 
-// check looks at the disk, unless it did just now; the lock is held.
+// check looks at the disk, unless it did just now. The caller holds mu.
 func (s *brokerStore) check(now time.Time) error {
 	if now.Sub(s.checked) < diskAge {
 		return s.err
@@ -171,14 +171,8 @@ func (s *brokerStore) look(now time.Time) (isFull, isBroken bool) {
 	if s.isFull != wasFull {
 		s.broker.log.log.Log(context.Background(), levelOf(s.isFull), "space for the broker's files", "full", s.isFull, "free", config.Bytes(s.free), "cause", err)
 	}
-	if s.isFull != s.isLimited {
-		limits := map[string]server.JetStreamAccountLimits(nil) // the defaults: none
-		if s.isFull {
-			limits = map[string]server.JetStreamAccountLimits{"": {MaxMemory: -1, MaxStore: 1, MaxStreams: -1, MaxConsumers: -1, MaxAckPending: -1, MemoryMaxStreamBytes: -1, StoreMaxStreamBytes: -1}}
-		}
-		if s.broker.GlobalAccount().UpdateJetStreamLimits(limits) == nil {
-			s.isLimited = s.isFull
-		}
+	if s.isFull != s.isLimited && s.broker.limit(s.isFull) == nil {
+		s.isLimited = s.isFull
 	}
 	return s.isFull, s.broken != ""
 }
@@ -221,6 +215,9 @@ func (s *brokerStore) reopen(ctx context.Context, c server.JetStreamConfig) erro
 	if err := s.broker.EnableJetStream(&c); err != nil {
 		return err
 	}
+	if err := s.broker.limit(false); err != nil {
+		return err
+	}
 	answered()
 	s.disconnectReaders()
 	err = bus.CreateStreams(s.broker, queues, options...)
@@ -228,7 +225,7 @@ func (s *brokerStore) reopen(ctx context.Context, c server.JetStreamConfig) erro
 	return err
 }
 
-// probe writes a file of the reserved size: a quota is no part of the free space.
+// probe writes a file, because a quota does not show in the free space.
 func (s *brokerStore) probe() error {
 	name := filepath.Join(s.folder, "probe")
 	err := os.WriteFile(name, make([]byte, leastSpace), 0o600)

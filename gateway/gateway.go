@@ -80,7 +80,11 @@ func New(s Settings) (*Gateway, error) {
 		// Tenants share it if one request fits into the share of one.
 		Shared: s.Call.Shared && s.MaxInFlightBytes >= 2*admission.MaxRequest(s.MaxPayload),
 	})
-	g := &Gateway{settings: s, memory: transport.NewMemory(s.Call.Budget), connections: transport.NewConnections(min(maxConnections, int64(s.MaxInFlightBytes)/connectionCost), s.TokenFile != ""), log: s.Call.Logger, ready: make(chan struct{}), closing: make(chan struct{})}
+	g := &Gateway{
+		settings: s, log: s.Call.Logger, ready: make(chan struct{}), closing: make(chan struct{}),
+		memory:      transport.NewMemory(s.Call.Budget),
+		connections: transport.NewConnections(min(maxConnections, int64(s.MaxInFlightBytes)/connectionCost), s.TokenFile != ""),
+	}
 	g.stopping, g.beginStop = context.WithCancel(context.Background())
 	seeded := pipelines.Settings{Seeds: s.Pipelines, NoImplicit: !s.hasImplicit(), Logger: g.log}
 	loadable := registry.Settings{Models: s.Models, Aliases: s.Aliases, Logger: g.log}
@@ -137,6 +141,9 @@ func (g *Gateway) Run(ctx context.Context) error {
 	defer conn.Close()
 	g.bus = conn
 	if err := g.service.Start(conn); err != nil {
+		return err
+	}
+	if err := g.reportConnections(); err != nil {
 		return err
 	}
 	g.jobs.Start(conn)

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"go.opentelemetry.io/otel/metric"
 	"google.golang.org/grpc"
 
 	"github.com/stagemesh/stagemesh/gateway/adminapi"
@@ -149,6 +150,25 @@ func (g *Gateway) adminSettings() adminapi.Settings {
 		s.Membership = g.membership
 	}
 	return s
+}
+
+// reportConnections has the ports for callers count their connections.
+func (g *Gateway) reportConnections() error {
+	m := g.settings.Call.Meter
+	if m == nil {
+		return nil
+	}
+	_, err := m.Int64ObservableGauge("stagemesh.gateway.connections", metric.WithDescription("Connections to the ports for callers."),
+		metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
+			o.Observe(g.connections.Count())
+			return nil
+		}))
+	_, derr := m.Int64ObservableCounter("stagemesh.gateway.dropped_connections", metric.WithDescription("Connections without an admitted request that were ended because others came."),
+		metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
+			o.Observe(g.connections.Dropped())
+			return nil
+		}))
+	return errors.Join(err, derr)
 }
 
 // listen opens a port, whose address is the value of that key. Without an address there is none.

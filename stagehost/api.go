@@ -123,7 +123,7 @@ func (c closingConn) Close() error {
 func (h *Host) newServer() *grpc.Server {
 	settings := transport.GRPCSettings{
 		Settings: transport.Settings{MaxMessageBytes: maxDirectBytes, Closing: h.runCtx.Done()},
-		Memory:   transport.NewMemory(budget.NewPool(budget.Settings{Limit: maxDirectMemory, Name: "bytes of direct calls", Key: "docs/security.md"})),
+		Memory:   transport.NewMemory(budget.NewPool(budget.Settings{Limit: maxDirectMemory, Name: "bytes of direct calls", Key: "docs/security.md", Shared: !h.callers.tokens.IsEmpty()})),
 		Guard:    h.checkCaller,
 		Delay: func(ctx context.Context, header transport.GRPCHeader) {
 			h.callers.tokens.DelayRefusal(ctx, header.First("authorization"))

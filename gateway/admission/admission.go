@@ -4,7 +4,7 @@
 // this order:
 //
 //	reason               decided by                       when
-//	OVERLOADED           ByteBudget                       its body or its decoded inputs exceed what
+//	OVERLOADED           internal/budget                  its body or its decoded inputs exceed what
 //	                                                      gateway.max_in_flight_bytes leaves
 //	INVALID_REQUEST      the codecs of the fronts         its elements would take more memory than a body may
 //	                                                      have bytes

@@ -244,7 +244,7 @@ func newCall(s *Service, r *Request, env *envelope.Envelope, emit func(Chunk) er
 }
 
 // admit takes a request into flight, with those bytes of its inputs that the caller
-// has not reserved: a compressed body is smaller than the inputs in it.
+// has not reserved.
 func (s *Service) admit(ctx context.Context, r *Request) (*budget.Account, *fault.Fault) {
 	if f := s.limiter.Acquire(); f != nil {
 		return nil, f

@@ -120,8 +120,7 @@ func hostOf(conn net.Conn) string {
 	return prefix.String()
 }
 
-// Count returns how many connections there are, and Dropped how many were ended because there
-// were too many.
+// Count returns how many connections there are.
 func (c *Connections) Count() int64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -52,10 +52,11 @@ type grpcConn struct {
 	id      uint32
 	current *grpcStream
 
-	mu      sync.Mutex
-	streams map[uint32]*grpcStream
 	// writing is held while the connection is written.
 	writing sync.Mutex
+
+	mu      sync.Mutex
+	streams map[uint32]*grpcStream
 	// probes are how many of them are anonymous.
 	probes int
 	// resets are streams to reset before the next frame.

@@ -5,8 +5,7 @@
 //	server := port.NewServer(handler, logger)
 //	go server.Serve(listener) // and stop it with server.Shutdown
 //
-// NewGRPC serves the RPC services of the same settings with grpc-go: on a port for gRPC alone,
-// or beside such a server by transport.SharedListener.
+// NewGRPC serves the RPC services of the same settings with grpc-go, on a port for gRPC alone.
 //
 // One Health function answers all probes. It gets "", the gateway as a whole, from /readyz,
 // from gRPC health of "" and of the RPC services; and any other name, of a pipeline, as it
