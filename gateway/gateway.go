@@ -83,7 +83,7 @@ func New(s Settings) (*Gateway, error) {
 	g := &Gateway{
 		settings: s, log: s.Call.Logger, ready: make(chan struct{}), closing: make(chan struct{}),
 		memory:      transport.NewMemory(s.Call.Budget),
-		connections: transport.NewConnections(min(maxConnections, int64(s.MaxInFlightBytes)/connectionCost), s.TokenFile != ""),
+		connections: transport.NewConnections(min(maxConnections, max(leastConnections, int64(s.MaxInFlightBytes)/connectionCost)), s.TokenFile != ""),
 	}
 	g.stopping, g.beginStop = context.WithCancel(context.Background())
 	seeded := pipelines.Settings{Seeds: s.Pipelines, NoImplicit: !s.hasImplicit(), Logger: g.log}

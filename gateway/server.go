@@ -29,7 +29,8 @@ import (
 // Bounds on the connections of the ports for callers together, and of the admin port. A
 // sixteenth may be of callers who have not shown a token yet.
 const (
-	maxConnections = 8192
+	maxConnections   = 8192
+	leastConnections = 1024
 	// connectionCost is what an idle one takes; all of them take as much as requests may.
 	connectionCost = 32 << 10
 	// maxAdminMemory is what the requests of operators hold together.

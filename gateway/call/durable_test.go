@@ -3,6 +3,7 @@ package call_test
 import (
 	"context"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -10,6 +11,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/pipelines"
+	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -336,4 +338,32 @@ func TestUnreadableResultIsAnInternalError(t *testing.T) {
 	_ = wantFault(t, got.response, got.err, fault.Internal)
 	response, err := b.service.Result(t.Context(), string(item.env.RequestID), 0)
 	_ = wantFault(t, response, err, fault.Internal)
+}
+
+func TestStoredResultCountsUntilItIsWritten(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.alive()
+	items := b.pulls(pipeline.File)
+	answer := infer(t.Context(), b.service, durable("x"))
+	item := testbed.Receive(t, "item", items)
+	b.store(item.env, strings.Repeat("x", 10<<10))
+	if got := testbed.Receive(t, "answer", answer); got.err != nil {
+		t.Fatal(got.err)
+	}
+	pool := budget.NewPool(budget.Settings{Limit: 160 << 10, Name: "bytes", Key: "the.key"})
+	ctx := budget.NewContext(t.Context(), budget.NewAccount(pool, ""))
+	for {
+		before := pool.Held()
+		_, err := b.service.Result(ctx, string(item.env.RequestID), 0)
+		if err != nil {
+			if fault.From(err).Reason != fault.Overloaded || before < 100<<10 {
+				t.Errorf("with %d bytes held: %v", before, err)
+			}
+			return
+		}
+		if pool.Held() < before+10<<10 {
+			t.Fatalf("%d bytes are held after a result of 10 KiB, %d before", pool.Held(), before)
+		}
+	}
 }

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"github.com/stagemesh/stagemesh/gateway/admission"
+	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -67,7 +68,11 @@ func (s *Service) Result(ctx context.Context, requestID string, wait time.Durati
 	if f != nil {
 		return nil, f.WithMetadata(requestIDKey, string(id))
 	}
-	return storedResponse(r), nil
+	out := storedResponse(r)
+	if f := reserveResponse(budget.FromContext(ctx), out); f != nil {
+		return nil, f
+	}
+	return out, nil
 }
 
 // StartWait returns the context of a wait, MaxTimeout at most, which also ends as the gateway

@@ -307,10 +307,14 @@ func (b *callBody) readMessage(from io.Reader, size int64, isCompressed bool) (e
 		}
 		return err
 	}
-	b.message, err = inflate(from, b.memory, b.limit)
+	within := &io.LimitedReader{R: from, N: b.limit + 1}
+	b.message, err = inflate(within, b.memory, b.limit)
 	b.inflated = int64(cap(b.message))
 	if err == nil {
-		_, err = io.Copy(io.Discard, from) // what is behind the end of the gzip
+		_, err = io.Copy(io.Discard, within) // what is behind the end of the gzip
+	}
+	if within.N == 0 {
+		return TooLarge(b.limit)
 	}
 	return err
 }

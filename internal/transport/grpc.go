@@ -178,6 +178,10 @@ func (s GRPCSettings) openStream(ctx context.Context, info *tap.Info) (context.C
 	if own, ok := s.services[service]; ok {
 		settings.MaxMessageBytes, settings.Uncompressed = own.MaxMessageBytes, own.Uncompressed
 	}
+	isStandard := strings.HasPrefix(service, "grpc.reflection.")
+	if isStandard {
+		settings.MaxMessageBytes, settings.Uncompressed = maxProbeBytes, true
+	}
 	stream, err := conn.open(header, account, settings, isAnonymous)
 	if err != nil {
 		account.Close()
@@ -186,6 +190,7 @@ func (s GRPCSettings) openStream(ctx context.Context, info *tap.Info) (context.C
 	if denied != nil {
 		stream.failure = fault.From(denied)
 	}
+	stream.isStandard = isStandard
 	stream.begins = context.AfterFunc(ctx, stream.end)
 	return context.WithValue(s.Admit(budget.NewContext(ctx, account), caller), streamKey{}, stream), nil
 }

@@ -292,6 +292,8 @@ type grpcStream struct {
 	header   GRPCHeader
 	settings Settings
 	isProbe  bool
+	// isStandard is true for reflection, whose messages the library's own service receives.
+	isStandard bool
 
 	// These belong to the goroutine that reads the connection: a prefix that is not
 	// complete, the part of a message that has not arrived, and whether messages are no
@@ -380,6 +382,12 @@ func (s *grpcStream) reserve(data []byte) *fault.Fault {
 		}
 		s.messages[len(s.messages)-1].size += cost
 	} else if s.readPrefix(data) {
+		if s.isStandard {
+			for _, m := range s.messages {
+				s.account.Release(m.size)
+			}
+			s.messages = s.messages[:0]
+		}
 		size, limit := int64(binary.BigEndian.Uint32(s.prefix[1:])), int64(s.settings.MaxMessageBytes)
 		switch {
 		case size > limit:

@@ -110,12 +110,15 @@ func (s *stores) reset() {
 	s.failing = nil
 }
 
-// state returns when a write last succeeded, how many have failed, and why a stream fails.
-func (s *stores) state() (wrote time.Time, failed int64, err error) {
+// state returns when a write last succeeded, how many have failed, and why a stream fails. One
+// that is due for another try counts no more, except for the stream of probes: nobody would try.
+func (s *stores) state(probe string, now time.Time) (wrote time.Time, failed int64, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, f := range s.failing {
-		err = f.err
+	for stream, f := range s.failing {
+		if stream == "" || stream == probe || now.Before(f.next) {
+			err = f.err
+		}
 	}
 	return s.wrote, s.errors, err
 }
@@ -124,7 +127,7 @@ func (s *stores) state() (wrote time.Time, failed int64, err error) {
 // streams; nil where it does. Requests in memory do not need it.
 func (b *Bus) StoreError() error {
 	if b.settings.Store == nil {
-		_, _, err := b.stores.state()
+		_, _, err := b.stores.state(b.StoreProbeStream(), time.Now())
 		return err
 	}
 	// The broker in this process knows of each stream that fails.
@@ -136,7 +139,7 @@ func (b *Bus) StoreError() error {
 
 // StoreErrors is how many writes to file streams have failed.
 func (b *Bus) StoreErrors() int64 {
-	_, failed, _ := b.stores.state()
+	_, failed, _ := b.stores.state(b.StoreProbeStream(), time.Now())
 	return failed
 }
 
@@ -144,7 +147,7 @@ func (b *Bus) StoreErrors() int64 {
 // unless another write has succeeded within StoreRetry. nats-server refuses all writes to a stream
 // after one that failed, so a probe stream that failed is replaced.
 func (b *Bus) ProbeStore(ctx context.Context) {
-	wrote, _, _ := b.stores.state()
+	wrote, _, _ := b.stores.state(b.StoreProbeStream(), time.Now())
 	if b.settings.Store != nil || time.Since(wrote) < StoreRetry || !b.Connected() {
 		return
 	}

@@ -166,7 +166,15 @@ func (s *Jobs) HasQueue(ctx context.Context, queue pipeline.QueueName) (bool, er
 			continue
 		}
 		if err == nil {
-			if was := found.CachedInfo().Config; name != s.bus.JobStream(queue) || len(was.Sources) > 0 {
+			was := found.CachedInfo().Config
+			isPart := len(was.Sources) > 0
+			if isPart { // of a move, which has no bounds
+				was.MaxMsgs, was.MaxBytes = 0, 0
+				if former, err := s.bus.JetStream().Stream(ctx, s.bus.FormerJobStream(queue)); err == nil {
+					was = former.CachedInfo().Config
+				}
+			}
+			if isPart || name != s.bus.JobStream(queue) {
 				err = s.EnsureQueue(ctx, queue, JobQueueSettings{MaxJobs: was.MaxMsgs, MaxBytes: was.MaxBytes})
 			}
 		}

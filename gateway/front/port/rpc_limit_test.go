@@ -185,6 +185,18 @@ func TestStalledBodyFails(t *testing.T) {
 	})
 }
 
+func TestCompressedBytesHaveALimit(t *testing.T) {
+	t.Parallel()
+	var empty bytes.Buffer
+	_ = gzip.NewWriter(&empty).Close()
+	url := start(t, port.PublicSettings{Settings: transport.Settings{MaxMessageBytes: 1000}}) + inferencev1connect.InferenceServiceInferProcedure
+	endless := io.MultiReader(strings.NewReader(strings.Repeat(empty.String(), 100))) // of no known length
+	response, data := post(t, fronttest.Client(t, true), url, "application/json", endless, "Content-Encoding", "gzip")
+	if reasonOf(t, data) != string(fault.PayloadTooLarge) {
+		t.Errorf("%s: %s", response.Status, data)
+	}
+}
+
 func TestBytesThatAreNoMessageAreAnInvalidRequest(t *testing.T) {
 	t.Parallel()
 	var zipped bytes.Buffer
