@@ -111,7 +111,6 @@ func NewGRPC(s GRPCSettings, services ...*Service) *grpc.Server {
 		// The connection bounds messages: the library's error has no details.
 		grpc.MaxRecvMsgSize(math.MaxInt32),
 		grpc.ReadBufferSize(0), // grpcConn has a buffer
-		grpc.SharedWriteBuffer(true),
 		grpc.MaxConcurrentStreams(maxGRPCStreams), grpc.MaxHeaderListSize(MaxHeaderBytes), grpc.ConnectionTimeout(HandshakeTimeout),
 		grpc.StaticStreamWindowSize(streamWindow), grpc.StaticConnWindowSize(connWindow),
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: IdleTimeout, Time: PingAfter, Timeout: PingTimeout}),

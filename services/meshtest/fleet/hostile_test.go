@@ -845,10 +845,17 @@ func calls() (out []hostileCall) {
 	}
 	binaryTargets := map[protowire.Number][]target{
 		2: {
-			{"Connect", publicPort, inferRPC, "application/proto", tokenA}, {"Connect stream", publicPort, inferRPC + "Stream", "application/connect+proto", tokenA},
-			{"gRPC", publicPort, inferRPC, "application/grpc", tokenA}, {"gRPC-Web", publicPort, inferRPC, "application/grpc-web+proto", tokenA}, {"gRPC", grpcPort, inferRPC, "application/grpc", tokenA},
-			{"health", grpcPort, healthCheck, "application/grpc", ""}, {"health", publicPort, healthCheck, "application/grpc", ""}, {"health", stagePort, healthCheck, "application/grpc", ""},
-			{"Connect, no token", publicPort, inferRPC, "application/proto", ""}, {"gRPC, no token", grpcPort, inferRPC, "application/grpc", ""}, {"reflection", grpcPort, reflects, "application/grpc", tokenA},
+			{"Connect", publicPort, inferRPC, "application/proto", tokenA},
+			{"Connect stream", publicPort, inferRPC + "Stream", "application/connect+proto", tokenA},
+			{"gRPC", publicPort, inferRPC, "application/grpc", tokenA},
+			{"gRPC-Web", publicPort, inferRPC, "application/grpc-web+proto", tokenA},
+			{"gRPC", grpcPort, inferRPC, "application/grpc", tokenA},
+			{"health", grpcPort, healthCheck, "application/grpc", ""},
+			{"health", publicPort, healthCheck, "application/grpc", ""},
+			{"health", stagePort, healthCheck, "application/grpc", ""},
+			{"Connect, no token", publicPort, inferRPC, "application/proto", ""},
+			{"gRPC, no token", grpcPort, inferRPC, "application/grpc", ""},
+			{"reflection", grpcPort, reflects, "application/grpc", tokenA},
 			{"admin", adminPort, "/stagemesh.admin.v1.PipelineService/PlanPipelines", "application/proto", tokenA},
 		},
 		1: {{"stage", stagePort, stageRPC, "application/grpc", tokenA}, {"stage, no token", stagePort, stageRPC, "application/grpc", ""}},
