@@ -27,7 +27,7 @@ import (
 )
 
 // Bounds on the connections of the ports for callers together, and of the admin port. A
-// sixteenth may be of callers who have not shown a token yet.
+// fifth may be of callers who have not shown a token yet.
 const (
 	maxConnections   = 8192
 	leastConnections = 1024
@@ -188,7 +188,7 @@ func (g *Gateway) listen(ctx context.Context, key string, exposure config.Exposu
 	}
 	connections := g.connections
 	if key == adminKey+".listen" {
-		connections = transport.NewConnections(maxAdminConnections, false)
+		connections = transport.NewConnections(maxAdminConnections, !g.operators.tokens.IsEmpty())
 	}
 	listener = connections.Listen(listener)
 	s.addr, s.served, s.disconnected = listener.Addr(), make(chan struct{}), make(chan struct{})

@@ -78,7 +78,7 @@ func (h *Host) serveAPI(ctx context.Context) error {
 		<-h.runCtx.Done() // when direct calls in flight are finished
 		server.Stop()
 	})
-	listener := transport.NewConnections(maxConnections, !h.callers.tokens.IsEmpty()).Listen(closingListener{h.listener, h.runCtx})
+	listener := transport.NewConnections(maxConnections, !h.callers.tokens.IsEmpty() || h.callers.authorities != nil).Listen(closingListener{h.listener, h.runCtx})
 	served := make(chan error, 1)
 	h.runs.Go(func() { served <- server.Serve(listener) })
 	select {

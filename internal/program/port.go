@@ -144,9 +144,8 @@ const (
 	maxHeaderBytes    = transport.MaxHeaderBytes
 	maxBodyBytes      = 1 << 20
 	stopTimeout       = 5 * time.Second
-	// maxConnections is sixteen times the connections, which are all anonymous, and maxScrapes
-	// how many read the metrics at a time.
-	maxConnections = 1024
+	// maxScrapes is how many read the metrics at a time.
+	maxConnections = 64
 	maxScrapes     = 8
 	// writeTimeout bounds an answer; net/http/pprof adds the seconds of a profile.
 	writeTimeout = 30 * time.Second

@@ -31,7 +31,7 @@ func BidiStream[M any, P message[M], Out any](s *Service, name protoreflect.Name
 			interrupt, _ := ctx.Value(interruptKey{}).(func())
 			b := &bidiStream[M, P, Out]{
 				receive: stream.Receive, send: stream.Send, interrupt: interrupt,
-				call: func() *Call { return newCall(stream.RequestHeader(), stream.Peer(), path) }, method: f, stopping: s.settings.Stopping,
+				call: func() *Call { return newCall(ctx, stream.RequestHeader(), stream.Peer(), path) }, method: f, stopping: s.settings.Stopping,
 			}
 			if err := b.run(ctx, limit); err != nil {
 				return RPCError(err)

@@ -1,16 +1,19 @@
 package transport
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
+	"math/bits"
 	"net/http"
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"connectrpc.com/connect"
@@ -62,17 +65,39 @@ func ReadBody(from io.Reader, declared, limit int64) ([]byte, error) {
 	return out, nil
 }
 
-// readAll is ReadBody with errors as the body has them.
+// readAll is ReadBody with errors as the body has them. The buffer is at most twice what has
+// arrived, which is reserved. Where the size is declared only the last one is allocated: those
+// before it are kept for other bodies.
 func readAll(from io.Reader, declared, limit int64) ([]byte, error) {
-	buf := make([]byte, 0, min(max(declared, 0), limit, firstRead)+1)
+	buffer := growingBuffer{declared: declared, limit: limit}
+	defer buffer.keep()
+	buf, err := buffer.read(from)
+	if err == nil && buffer.kept != nil { // less came than was declared
+		buf = bytes.Clone(buf)
+	}
+	return buf, err
+}
+
+// growingBuffer is what a body is read into.
+type growingBuffer struct {
+	declared, limit int64
+	// isTemporary is true where the last buffer is kept for other bodies too.
+	isTemporary bool
+	// kept is the present buffer if it is one for many bodies.
+	kept *[]byte
+}
+
+// read returns what is read until the end.
+func (g *growingBuffer) read(from io.Reader) ([]byte, error) {
+	buf := g.grow(nil)
 	for {
 		if len(buf) == cap(buf) {
-			buf = growBuffer(buf, declared, limit)
+			buf = g.grow(buf)
 		}
 		n, err := from.Read(buf[len(buf):cap(buf)])
 		buf = buf[:len(buf)+n]
-		if int64(len(buf)) > limit {
-			return nil, TooLarge(limit)
+		if int64(len(buf)) > g.limit {
+			return nil, TooLarge(g.limit)
 		}
 		if errors.Is(err, io.EOF) {
 			return buf, nil
@@ -83,18 +108,58 @@ func readAll(from io.Reader, declared, limit int64) ([]byte, error) {
 	}
 }
 
-// growBuffer doubles the buffer, up to the declared size or one byte over the limit: it takes
-// at most twice what has arrived, and is reserved.
-func growBuffer(buf []byte, declared, limit int64) []byte {
+// grow returns a buffer of twice the size with the same bytes, at most of the declared size, and
+// of one byte over the limit.
+func (g *growingBuffer) grow(buf []byte) []byte {
 	have := int64(len(buf))
-	size := max(2*have, 512)
-	if declared >= have {
-		size = min(size, declared+1)
+	size := max(2*have, firstRead)
+	isLast := g.declared >= have && g.declared < size && !g.isTemporary
+	if isLast {
+		size = g.declared + 1
 	}
-	size = min(size, limit+1)
-	out := make([]byte, have, size)
-	copy(out, buf)
-	return out
+	size = min(size, g.limit+1)
+	if isLast || g.declared < have && !g.isTemporary {
+		defer g.keep()
+		return append(make([]byte, 0, size), buf...)
+	}
+	before := g.kept
+	g.kept = nil
+	if pool := bufferPool(size); pool != nil {
+		g.kept, _ = pool.Get().(*[]byte)
+	}
+	if g.kept == nil {
+		g.kept = new(make([]byte, size))
+	}
+	out := append((*g.kept)[:0], buf...)
+	if before != nil {
+		putBuffer(before)
+	}
+	return out[:have:size]
+}
+
+// bodyBuffers has buffers by their size, a power of two of firstRead.
+var bodyBuffers [12]sync.Pool
+
+// bufferPool returns the pool of buffers of that size, or nil.
+func bufferPool(size int64) *sync.Pool {
+	if i := bits.Len64(uint64(size / firstRead)); size == firstRead<<(i-1) && i <= len(bodyBuffers) {
+		return &bodyBuffers[i-1]
+	}
+	return nil
+}
+
+func putBuffer(buf *[]byte) {
+	if pool := bufferPool(int64(len(*buf))); pool != nil {
+		pool.Put(buf)
+	}
+}
+
+// keep keeps the present buffer for other bodies.
+func (g *growingBuffer) keep() {
+	if g.kept != nil {
+		putBuffer(g.kept)
+		g.kept = nil
+	}
 }
 
 // ReadFault returns the fault of a body that could not be read to its end: the fault in the
@@ -160,7 +225,7 @@ func withCallBody(r *http.Request, prefixes io.ReadCloser, messages io.Reader, s
 	body := &callBody{
 		Closer: prefixes, prefixes: prefixes, messages: messages, timeout: s.StallTimeout, limit: int64(s.MaxMessageBytes),
 		memory: budget.FromContext(r.Context()), release: func() { ReleaseBody(r) },
-		isEnveloped: isEnveloped(r.Header.Get("Content-Type")), isPlain: s.Uncompressed,
+		isEnveloped: isEnveloped(r.Header.Get("Content-Type")), isPlain: s.Uncompressed, host: r.Host,
 	}
 	encoding := cmp.Or(r.Header.Get("Grpc-Encoding"), r.Header.Get("Connect-Content-Encoding"))
 	out := r.WithContext(context.WithValue(r.Context(), callBodyKey{}, body))
@@ -203,6 +268,8 @@ type callBody struct {
 	timeout            time.Duration
 	// declared is the length of a body that is one message, -1 if it is unknown.
 	declared, limit int64
+	// host is the name by which the caller has called.
+	host string
 	// memory is the account of the request, and release releases what was reserved for what the
 	// body has read.
 	memory  *budget.Account
@@ -213,6 +280,7 @@ type callBody struct {
 
 	// message is the one that was read last, which takes inflated bytes if it was compressed.
 	message  []byte
+	buffer   growingBuffer
 	inflated int64
 	prefix   [prefixSize + 1]byte
 	// unread is the part of the prefix that was checked and not yet returned, and ended is true
@@ -234,6 +302,7 @@ func takeMessage(ctx context.Context) (message []byte, release func()) {
 	return message, func() {
 		b.memory.Release(inflated)
 		b.release()
+		b.buffer.keep() // it is decoded
 	}
 }
 
@@ -302,7 +371,8 @@ func (b *callBody) readMessage(from io.Reader, size int64, isCompressed bool) (e
 		return notCompressible()
 	}
 	if !isCompressed {
-		if b.message, err = readAll(from, size, b.limit); err == nil && size > int64(len(b.message)) {
+		b.buffer = growingBuffer{declared: size, limit: b.limit, isTemporary: true}
+		if b.message, err = b.buffer.read(from); err == nil && size > int64(len(b.message)) {
 			err = connect.NewError(connect.CodeInternal, fmt.Errorf("protocol error: promised %d bytes, got %d", size, len(b.message)))
 		}
 		return err

@@ -25,17 +25,21 @@ type Connections struct {
 	waiting list.List
 }
 
-// NewConnections returns the bounds of a port with so many connections. They are shared by
-// tenants where there are several.
-func NewConnections(limit int64, shared bool) *Connections {
+// NewConnections returns the bounds of a port with so many connections. On a port that
+// authenticates its callers tenants share them, and few are anonymous.
+func NewConnections(limit int64, authenticates bool) *Connections {
+	anonymous := max(1, limit/anonymousPart)
+	if !authenticates {
+		anonymous = limit // whoever connects may call
+	}
 	return &Connections{
-		anonymous: int(max(1, limit/anonymousPart)),
-		admitted:  budget.NewPool(budget.Settings{Limit: limit, Name: "connections", Key: "docs/security.md", Shared: shared}),
+		anonymous: int(anonymous),
+		admitted:  budget.NewPool(budget.Settings{Limit: limit, Name: "connections", Key: "docs/security.md", Shared: authenticates}),
 	}
 }
 
 // anonymousPart is which part of all connections may be anonymous: one in so many.
-const anonymousPart = 16
+const anonymousPart = 5
 
 // Listen returns a listener whose connections count.
 func (c *Connections) Listen(l net.Listener) net.Listener { return countingListener{l, c} }

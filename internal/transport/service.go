@@ -112,11 +112,14 @@ func (c *Call) SetTrailer(name, value string) {
 	}
 }
 
-func newCall(h http.Header, peer connect.Peer, procedure string) *Call {
+func newCall(ctx context.Context, h http.Header, peer connect.Peer, procedure string) *Call {
 	out := &Call{
 		Trace:     TraceContext(h),
 		Origin:    tracing.Origin{Protocol: connect.ProtocolGRPC, Method: strings.TrimPrefix(procedure, "/"), Client: peer.Addr},
 		PlainHTTP: peer.Protocol == connect.ProtocolConnect,
+	}
+	if b, ok := ctx.Value(callBodyKey{}).(*callBody); ok {
+		out.Origin.Server = b.host
 	}
 	if out.PlainHTTP {
 		out.Origin.Protocol = "connectrpc"
@@ -132,7 +135,7 @@ func Unary[M any, P message[M], Out any](s *Service, name protoreflect.Name, f f
 				return nil, RPCError(err)
 			}
 			defer in.Msg.memory.Close()
-			out, c := connect.NewResponse[Out](nil), newCall(in.Header(), in.Peer(), path)
+			out, c := connect.NewResponse[Out](nil), newCall(ctx, in.Header(), in.Peer(), path)
 			c.setHeader = func(name, value string) { out.Header().Set(name, value) }
 			c.setTrailer = func(name, value string) { out.Trailer().Set(name, value) }
 			var err error
@@ -165,7 +168,7 @@ func ServerStream[M any, P message[M], Out any](s *Service, name protoreflect.Na
 				return RPCError(err)
 			}
 			defer in.Msg.memory.Close()
-			c := newCall(in.Header(), in.Peer(), path)
+			c := newCall(ctx, in.Header(), in.Peer(), path)
 			c.setHeader, c.setTrailer = out.ResponseHeader().Set, out.ResponseTrailer().Set
 			send := func(m *Out) error { return sendFault(ctx, out.Send(m)) }
 			if err := f(ctx, c, &in.Msg.message, send); err != nil {

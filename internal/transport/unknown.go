@@ -26,7 +26,7 @@ func NewUnknown(s Settings, answer Unknown, next http.Handler) http.Handler {
 			return
 		}
 		handler := connect.NewUnaryHandler(r.URL.Path, func(ctx context.Context, in *connect.Request[rawMessage]) (*connect.Response[rawMessage], error) {
-			out, c := connect.NewResponse(&rawMessage{}), newCall(in.Header(), in.Peer(), r.URL.Path)
+			out, c := connect.NewResponse(&rawMessage{}), newCall(ctx, in.Header(), in.Peer(), r.URL.Path)
 			c.setHeader = func(name, value string) { out.Header().Add(name, encodeBinary(name, value)) }
 			c.setTrailer = func(name, value string) { out.Trailer().Add(name, encodeBinary(name, value)) }
 			header := GRPCHeader{}

@@ -57,7 +57,7 @@ func TestDiskFillsAndEmptiesUnderLoad(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), took)
 	defer cancel()
 	var mu sync.Mutex
-	counts := map[string]int{}
+	counts, last := map[string]int{}, map[string]error{}
 	var callers sync.WaitGroup
 	const callersOfEach = 4
 	for i := range 2 * callersOfEach {
@@ -71,6 +71,7 @@ func TestDiskFillsAndEmptiesUnderLoad(t *testing.T) {
 				}
 				mu.Lock()
 				counts[string(durability)+" "+outcome]++
+				last[string(durability)+" "+outcome] = err
 				mu.Unlock()
 			}
 		})
@@ -93,7 +94,7 @@ func TestDiskFillsAndEmptiesUnderLoad(t *testing.T) {
 				t.Errorf("%d requests ended with %s, in %d fills", n, outcome, fills)
 			}
 		default:
-			t.Errorf("%d requests ended with %s", n, outcome)
+			t.Errorf("%d requests ended with %s, the last with %v", n, outcome, last[outcome])
 		}
 	}
 	if counts["memory answered"] == 0 || counts["file answered"] == 0 {

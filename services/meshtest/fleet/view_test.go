@@ -77,7 +77,7 @@ func (f *fleet) jetStream() jetstream.JetStream {
 // wipeRegistry removes the registry in the broker.
 func (f *fleet) wipeRegistry() {
 	f.t.Helper()
-	for _, bucket := range []string{"table", "instances"} {
+	for _, bucket := range []string{"registry", "instances"} {
 		must(f.t, f.jetStream().DeleteStream(f.t.Context(), string(f.mesh)+"_"+bucket))
 	}
 }
