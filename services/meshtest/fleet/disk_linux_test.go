@@ -51,7 +51,7 @@ func TestDiskFillsAndEmptiesUnderLoad(t *testing.T) {
 		}
 	}()
 	infer := func(ctx context.Context, d pipeline.Durability) error {
-		_, err := m.Infer(ctx, &call.Request{Pipeline: "stage:echo", Durability: d, Inputs: []payload.Part{payload.OfBlob("", "text/plain", make([]byte, rand.IntN(1<<10)))}})
+		_, err := m.Infer(ctx, &call.Request{Pipeline: "stage:echo", Durability: d, Inputs: []payload.Part{payload.OfBlob("", "text/plain", make([]byte, rand.IntN(1<<7)))}})
 		return err
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), took)
