@@ -22,6 +22,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/mesh/process"
 )
 
 const smallDisk = 48 << 20
@@ -74,6 +75,7 @@ jobs:
 			} else if ctx.Err() == nil {
 				b.failed.Add(1)
 				b.failure.Store(&err)
+				_ = process.Sleep(ctx, fault.From(err).RetryAfter) // as it asks for
 			}
 		}
 	})

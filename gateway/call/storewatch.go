@@ -42,7 +42,7 @@ func (s *Service) watchStore(ctx context.Context) {
 	defer ticks.Stop()
 	for tick, full := 0, 0; ; tick++ {
 		bounded, cancel := context.WithTimeout(ctx, bus.StoreRetry)
-		if tick%storeProbes == 0 {
+		if tick%storeProbes == storeProbes-1 {
 			s.bus.ProbeStore(bounded)
 		}
 		if tick%storeReports == 0 {

@@ -161,8 +161,10 @@ func (b *Bus) ProbeStore(ctx context.Context) {
 		return
 	}
 	name := b.StoreProbeStream()
-	if err := b.js.DeleteStream(ctx, name); err != nil && !errors.Is(err, jetstream.ErrStreamNotFound) {
-		return
+	if !errors.Is(err, ErrNoQueue) { // another gateway may be creating it
+		if err := b.js.DeleteStream(ctx, name); err != nil && !errors.Is(err, jetstream.ErrStreamNotFound) {
+			return
+		}
 	}
 	err = apiErrorOf("stream "+name, b.createStream(ctx, jetstream.StreamConfig{
 		Name: name, Subjects: []string{b.storeProbe()}, Description: "Shows whether the broker stores files",
