@@ -118,23 +118,18 @@ func (g *growingBuffer) grow(buf []byte) []byte {
 		size = g.declared + 1
 	}
 	size = min(size, g.limit+1)
+	defer putBuffer(g.kept) // the one before, when its bytes are copied
+	g.kept = nil
 	if isLast || g.declared < have && !g.isTemporary {
-		defer g.keep()
 		return append(make([]byte, 0, size), buf...)
 	}
-	before := g.kept
-	g.kept = nil
 	if pool := bufferPool(size); pool != nil {
 		g.kept, _ = pool.Get().(*[]byte)
 	}
 	if g.kept == nil {
 		g.kept = new(make([]byte, size))
 	}
-	out := append((*g.kept)[:0], buf...)
-	if before != nil {
-		putBuffer(before)
-	}
-	return out[:have:size]
+	return append((*g.kept)[:0], buf...)[:have:size]
 }
 
 // bodyBuffers has buffers by their size, a power of two of firstRead.
@@ -148,7 +143,11 @@ func bufferPool(size int64) *sync.Pool {
 	return nil
 }
 
+// putBuffer keeps the buffer, if there is one, for other bodies.
 func putBuffer(buf *[]byte) {
+	if buf == nil {
+		return
+	}
 	if pool := bufferPool(int64(len(*buf))); pool != nil {
 		pool.Put(buf)
 	}
@@ -156,10 +155,8 @@ func putBuffer(buf *[]byte) {
 
 // keep keeps the present buffer for other bodies.
 func (g *growingBuffer) keep() {
-	if g.kept != nil {
-		putBuffer(g.kept)
-		g.kept = nil
-	}
+	putBuffer(g.kept)
+	g.kept = nil
 }
 
 // ReadFault returns the fault of a body that could not be read to its end: the fault in the
