@@ -209,7 +209,7 @@ func (h *Host) serveQueues(ctx context.Context, q *pulledQueues, now time.Time, 
 	}
 	if q.alive == nil {
 		var failed error
-		q.alive, failed = h.bus.ServePartlyAlive(q.name, h.settings.Host, served, cause, h.busy.Load)
+		q.alive, failed = h.bus.ServeAlive(q.name, h.settings.Host, served, cause, h.busy.Load)
 		err = cmp.Or(err, failed)
 	}
 	return wait, err

@@ -139,7 +139,7 @@ func TestPipelineIsReadyWhileItsStagesHaveHosts(t *testing.T) {
 func TestPipelineWithoutAFileQueueIsServedAndNotReady(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
-	stop, err := b.host.ServePartlyAlive(stage, "host", []pipeline.Durability{pipeline.Memory}, "the disk is gone", func() bool { return false })
+	stop, err := b.host.ServeAlive(stage, "host", []pipeline.Durability{pipeline.Memory}, "the disk is gone", func() bool { return false })
 	if err != nil {
 		t.Fatal(err)
 	}

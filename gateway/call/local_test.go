@@ -38,7 +38,7 @@ func (b *bed) local(edits ...func(*call.Settings)) (*call.Service, *localHost) {
 	}
 	b.t.Cleanup(h.puller.Close)
 	h.puller.Use(pipeline.Memory, b.ensureQueue(pipeline.Memory).Epoch)
-	if h.leave, err = conn.ServeAlive(stage, "local", nil, func() bool { return false }); err != nil {
+	if h.leave, err = conn.ServeAlive(stage, "local", nil, "", func() bool { return false }); err != nil {
 		b.t.Fatal(err)
 	}
 	return b.start(conn, append(edits, func(s *call.Settings) { s.Gateway = "local" })...), h

@@ -98,7 +98,7 @@ func (b *bed) start(conn *bus.Bus, edits ...func(*call.Settings)) *call.Service 
 // alive makes the stage one that has a host.
 func (b *bed) alive() {
 	b.t.Helper()
-	stop, err := b.host.ServeAlive(stage, "host", nil, func() bool { return false })
+	stop, err := b.host.ServeAlive(stage, "host", nil, "", func() bool { return false })
 	if err != nil {
 		b.t.Fatal(err)
 	}

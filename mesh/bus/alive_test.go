@@ -51,7 +51,7 @@ func TestAliveReturnsTheHostsAvailability(t *testing.T) {
 	broker := testbed.StartBroker(t)
 	asker, b := broker.Connect(mesh), broker.Connect(mesh)
 	var busy atomic.Bool
-	end, err := b.ServeAlive(stage, "host", []pipeline.Durability{pipeline.File}, busy.Load)
+	end, err := b.ServeAlive(stage, "host", []pipeline.Durability{pipeline.File}, "", busy.Load)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -93,7 +93,7 @@ func TestMalformedAliveAnswerCountsAsAHost(t *testing.T) {
 
 func serveAlive(t *testing.T, b *bus.Bus) (stop func()) {
 	t.Helper()
-	end, err := b.ServeAlive(stage, "host", nil, func() bool { return false })
+	end, err := b.ServeAlive(stage, "host", nil, "", func() bool { return false })
 	if err != nil {
 		t.Fatal(err)
 	}

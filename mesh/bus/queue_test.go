@@ -283,7 +283,7 @@ func TestItemForAHostWaitsInItsOwnQueue(t *testing.T) {
 		}
 		h.ack(t, d)
 	}
-	stop, err := b.ServeAlive(own.Stage, "host", nil, func() bool { return false })
+	stop, err := b.ServeAlive(own.Stage, "host", nil, "", func() bool { return false })
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -287,16 +287,10 @@ func decodeAvailability(data []byte) Availability {
 // durabilities is the number of durabilities.
 const durabilities = 2
 
-// ServeAlive answers for the stage until the returned function is called: with its
-// queues, and whether the host is busy. Once it has returned, Alive finds the
-// host.
-func (b *Bus) ServeAlive(stage pipeline.StageName, host pipeline.HostID, queues []pipeline.Durability, busy func() bool) (stop func() error, err error) {
-	return b.ServePartlyAlive(stage, host, queues, "", busy)
-}
-
-// ServePartlyAlive is ServeAlive for a host that does not serve all queues of the stage, with the
-// cause.
-func (b *Bus) ServePartlyAlive(stage pipeline.StageName, host pipeline.HostID, queues []pipeline.Durability, cause string, busy func() bool) (stop func() error, err error) {
+// ServeAlive answers for the stage until the returned function is called: with the
+// queues it serves, the cause if those are not all of the stage's, and whether the
+// host is busy. Once it has returned, Alive finds the host.
+func (b *Bus) ServeAlive(stage pipeline.StageName, host pipeline.HostID, queues []pipeline.Durability, cause string, busy func() bool) (stop func() error, err error) {
 	response := &meshv1.AliveResponse{Host: string(host), Stage: string(stage), Cause: boundedCause(cause)}
 	for _, d := range queues {
 		response.Durabilities = append(response.Durabilities, d.ToProto())
