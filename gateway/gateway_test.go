@@ -257,7 +257,7 @@ func TestCompressedRequestsCountUncompressedBytes(t *testing.T) {
 		many[i] = payloads.OfBlob(fmt.Sprint(i), "text/plain", make([]byte, payload))
 	}
 	_, err := g.Service().Infer(t.Context(), &call.Request{Pipeline: "stage:nowhere", Inputs: many})
-	if f := fault.From(err); f.Reason != fault.Overloaded {
+	if f := fault.From(err); f.Reason != fault.PayloadTooLarge {
 		t.Errorf("more than max_in_flight_bytes: %v", f)
 	}
 }

@@ -125,10 +125,8 @@ func (h *Host) newServer() *grpc.Server {
 		Settings: transport.Settings{MaxMessageBytes: maxDirectBytes, Closing: h.runCtx.Done()},
 		Memory:   transport.NewMemory(budget.NewPool(budget.Settings{Limit: maxDirectMemory, Name: "bytes of direct calls", Key: "docs/security.md", Shared: !h.callers.tokens.IsEmpty()})),
 		Guard:    h.checkCaller,
-		Delay: func(ctx context.Context, header transport.GRPCHeader) {
-			h.callers.tokens.DelayRefusal(ctx, header.First("authorization"))
-		},
-		Logger: h.settings.Logger,
+		Delay:    h.callers.tokens.DelayRefusal,
+		Logger:   h.settings.Logger,
 	}
 	if h.tls != nil {
 		settings.TLS = h.tls.Clone()
@@ -258,13 +256,12 @@ func (d *directCall) finish(it *item, out runner.Outcome) {
 
 // Infer runs one request on this host, past the queue but within its own bound.
 func (h *Host) Infer(ctx context.Context, r Request) Response {
-	select {
-	case h.directs <- struct{}{}:
-	default:
-		return Response{Outcome: runner.Failed(fault.Newf(fault.Overloaded, "%d direct calls are in flight, the limit", maxDirectCalls))}
+	tenant := budget.TenantOf(ctx)
+	if f := h.directs.Reserve(tenant, 1); f != nil {
+		return Response{Outcome: runner.Failed(f)}
 	}
 	if err := h.Ready(); err != nil {
-		h.leaveDirect()
+		h.directs.Release(tenant, 1)
 		return Response{Outcome: runner.Failed(fault.Newf(fault.ShuttingDown, "%w", err))}
 	}
 	it := h.directItem(ctx, r)
@@ -304,8 +301,6 @@ func (e callerLeft) apply(l *loop) {
 	}
 }
 
-func (h *Host) leaveDirect() { <-h.directs }
-
 func (h *Host) directItem(ctx context.Context, r Request) *item {
 	now := time.Now()
 	deadline, ok := ctx.Deadline()
@@ -315,7 +310,7 @@ func (h *Host) directItem(ctx context.Context, r Request) *item {
 	id := uuid.Must(uuid.NewV7()).String()
 	it := &item{
 		arrived: now,
-		direct:  &directCall{answer: make(chan Response, 1), leave: h.leaveDirect},
+		direct:  &directCall{answer: make(chan Response, 1), leave: func() { h.directs.Release(budget.TenantOf(ctx), 1) }},
 		env: &envelope.Envelope{
 			Mesh:        h.settings.Mesh,
 			RequestID:   pipeline.RequestID(id),

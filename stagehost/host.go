@@ -42,6 +42,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/discovery/models"
+	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -161,8 +162,8 @@ type service struct {
 	tls      *tls.Config
 	callers  callers
 	address  atomic.Value
-	// directs has a value for each direct call in flight.
-	directs chan struct{}
+	// directs has the direct calls in flight.
+	directs *budget.Pool
 }
 
 // New returns a host. It dials nothing and starts nothing.
@@ -184,7 +185,7 @@ func New(s Settings) (*Host, error) {
 		metrics:    m,
 		loopDone:   make(chan struct{}),
 		reconciler: reconciler{missing: make(chan struct{}, 1)},
-		service:    service{directs: make(chan struct{}, maxDirectCalls)},
+		service:    service{directs: budget.NewPool(budget.Settings{Limit: maxDirectCalls, Name: "direct calls", Key: "docs/security.md", Shared: s.TokenFile != ""})},
 	}
 	h.runnerHealth.runner, _ = s.Runner.(runner.HealthReporter)
 	if s.Registry != nil {

@@ -6,10 +6,12 @@
 //	reason               decided by                       when
 //	OVERLOADED           internal/budget                  its body or its decoded inputs exceed what
 //	                                                      gateway.max_in_flight_bytes leaves
+//	PAYLOAD_TOO_LARGE    internal/budget                  they exceed what one request may have of it
 //	INVALID_REQUEST      the codecs of the fronts         its elements would take more memory than a body may
 //	                                                      have bytes
 //	SHUTTING_DOWN        Limiter                          the gateway is stopping
-//	OVERLOADED           Limiter                          gateway.max_in_flight requests are in flight
+//	OVERLOADED           Limiter                          gateway.max_in_flight requests are in flight, or too
+//	                                                      many of one tenant; so for a pipeline's max_in_flight
 //	UNKNOWN_PIPELINE,    the catalog                      the gateway serves no such pipeline, or knows
 //	REGISTRY_UNAVAILABLE                                  none yet
 //	OVERLOADED           Limiter                          the pipeline's max_in_flight requests are in flight
@@ -21,7 +23,8 @@
 //	BROKER_UNAVAILABLE   Availability                     the broker is not connected
 //	NO_CAPACITY          Availability                     a stage on the route has no host
 //	NOT_SUPPORTED        Availability                     a stage has no queue of the request's durability
-//	QUEUE_FULL           Availability                     a queue on the route has no space for its class
+//	QUEUE_FULL           Availability                     a queue on the route has no space for its class,
+//	                                                      or its tenant has too much of it
 //	OVERLOADED           Availability                     the work ahead of it takes longer than its time
 //	STORE_FULL           gateway/call, storewatch.go      the broker stores nothing in files
 //	BROKER_UNAVAILABLE   gateway/call, stored results     the broker cannot store its result or its key

@@ -20,7 +20,8 @@ import (
 // long an item waits there. It asks about each queue only while requests come for
 // it, one question at a time and at most one per reportAge.
 type Availability struct {
-	broker Broker
+	broker   Broker
+	isShared bool
 	// stopping ends the wait of requests that wait for capacity.
 	stopping <-chan struct{}
 
@@ -63,6 +64,8 @@ type Queue struct {
 	estimate estimator
 	// busy is true when a host had items waiting at its last report.
 	busy bool
+	// tenants are those with items on their way through the queue, where tenants share it.
+	tenants map[string]int64
 }
 
 // hostReport is the answer to one question about a stage's hosts. Its fields are
@@ -87,9 +90,10 @@ const (
 )
 
 // NewAvailability returns the availability of stages behind the broker. Requests
-// that wait for capacity are rejected when stopping closes.
-func NewAvailability(b Broker, stopping <-chan struct{}) *Availability {
-	a := &Availability{broker: b, stopping: stopping, queues: map[queueKey]*Queue{}, durabilities: map[pipeline.StageName][]pipeline.Durability{}}
+// that wait for capacity are rejected when stopping closes. If queues are shared, no tenant gets
+// all of one.
+func NewAvailability(b Broker, isShared bool, stopping <-chan struct{}) *Availability {
+	a := &Availability{broker: b, isShared: isShared, stopping: stopping, queues: map[queueKey]*Queue{}, durabilities: map[pipeline.StageName][]pipeline.Durability{}}
 	a.ctx, a.cancel = context.WithCancel(context.Background())
 	return a
 }
@@ -103,13 +107,13 @@ func (a *Availability) Stop() {
 	a.queries.Wait()
 }
 
-// Admit returns nil when every stage on the item's route can take it: at once or,
+// Admit returns nil when every stage on the route can take the tenant's item: at once or,
 // where the caller waits, later. It also returns the queue where the item is
 // expected to wait longest, if any.
-func (a *Availability) Admit(ctx context.Context, env *envelope.Envelope, wait bool) (slowest *Queue, f *fault.Fault) {
+func (a *Availability) Admit(ctx context.Context, env *envelope.Envelope, tenant string, wait bool) (slowest *Queue, f *fault.Fault) {
 	f = a.CheckHosts(ctx, env.Route, env.Durability)
 	for f == nil {
-		if slowest, f = a.CheckQueues(env); f == nil || !wait {
+		if slowest, f = a.CheckQueues(env, tenant); f == nil || !wait {
 			return slowest, f
 		}
 		f = a.pause(ctx, env, f)
@@ -337,10 +341,10 @@ func (a *Availability) askBacklog(q *Queue, hosts *hostReport, hostsReported <-c
 // the estimate is of a mean, and late work is lost work.
 const maxWaitShare = 0.8
 
-// CheckQueues returns nil when every queue on the item's route has space for it,
+// CheckQueues returns nil when every queue on the route has space for the tenant's item,
 // and the work ahead of it leaves it enough time. It also returns the queue where
 // the item is expected to wait longest, if any.
-func (a *Availability) CheckQueues(env *envelope.Envelope) (slowest *Queue, f *fault.Fault) {
+func (a *Availability) CheckQueues(env *envelope.Envelope, tenant string) (slowest *Queue, f *fault.Fault) {
 	now := time.Now()
 	class := env.Class()
 	var total, longest time.Duration
@@ -353,6 +357,10 @@ func (a *Availability) CheckQueues(env *envelope.Envelope) (slowest *Queue, f *f
 		if full, free := q.estimate.full(class, now); full {
 			f := fault.Newf(fault.QueueFull, "the queue of stage %s has no space for a request of priority class %s", hop.Stage, class)
 			return nil, at(f, hop).WithRetryAfter(spread(free))
+		}
+		if own := q.tenants[tenant]; a.isShared && q.estimate.isGreedy(own+1, class, now) {
+			f := fault.Newf(fault.QueueFull, "this tenant has %d requests at stage %s, which leaves too little of its queue to others", own, hop.Stage)
+			return nil, at(f, hop).WithRetryAfter(spread(0))
 		}
 		wait, _ := q.estimate.wait(class, now)
 		total += wait
@@ -385,6 +393,33 @@ func (a *Availability) Wait(stage pipeline.StageName) (longest time.Duration) {
 		}
 	}
 	return longest
+}
+
+// Enter counts the item among its tenant's in the queues of its route, until leave is called.
+func (a *Availability) Enter(env *envelope.Envelope, tenant string) (leave func()) {
+	if !a.isShared {
+		return func() {}
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	queues := make([]*Queue, len(env.Route))
+	for i := range env.Route {
+		q := a.queue(queueKey{env.Route[i].Queue(), env.Durability})
+		if q.tenants == nil {
+			q.tenants = map[string]int64{}
+		}
+		q.tenants[tenant]++
+		queues[i] = q
+	}
+	return func() {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		for _, q := range queues {
+			if q.tenants[tenant]--; q.tenants[tenant] == 0 {
+				delete(q.tenants, tenant)
+			}
+		}
+	}
 }
 
 // Sent records that this gateway has sent the item to its first queue.

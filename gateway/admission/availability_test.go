@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
@@ -16,6 +17,8 @@ import (
 // distant is a broker whose hosts take a while to report.
 type distant struct {
 	takes time.Duration
+	// backlog is that of all queues, or nil if it is not known.
+	backlog *bus.Backlog
 
 	mu     sync.Mutex
 	queues []pipeline.Durability
@@ -42,8 +45,11 @@ func (d *distant) Alive(ctx context.Context, _ pipeline.StageName) (bus.Availabi
 	}
 }
 
-func (*distant) Backlog(context.Context, pipeline.StageName, pipeline.Durability) (bus.Backlog, error) {
-	return bus.Backlog{}, errors.New("no backlog")
+func (d *distant) Backlog(context.Context, pipeline.StageName, pipeline.Durability) (bus.Backlog, error) {
+	if d.backlog == nil {
+		return bus.Backlog{}, errors.New("no backlog")
+	}
+	return *d.backlog, nil
 }
 
 // check checks for hosts 50 times, one after the other, and returns how many checks
@@ -81,7 +87,7 @@ func TestSteadyLoadDoesNotWaitForHosts(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				a := NewAvailability(&distant{takes: 5 * time.Millisecond}, nil)
+				a := NewAvailability(&distant{takes: 5 * time.Millisecond}, false, nil)
 				defer a.Stop()
 				if waited, rejected := check(t, a, test.every); waited != test.waited || rejected > 0 {
 					t.Errorf("%d of 50 waited, %d were rejected; want %d and none", waited, rejected, test.waited)
@@ -96,7 +102,7 @@ func TestLostHostsRejectSoon(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		broker := &distant{takes: 5 * time.Millisecond}
-		a := NewAvailability(broker, nil)
+		a := NewAvailability(broker, false, nil)
 		defer a.Stop()
 		const every = 10 * time.Millisecond
 		const soon = int(reportAge/every) + 1
@@ -119,7 +125,7 @@ func TestMissingQueueIsAskedForAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		broker := &distant{takes: 5 * time.Millisecond}
 		broker.set(nil, pipeline.File)
-		a := NewAvailability(broker, nil)
+		a := NewAvailability(broker, false, nil)
 		defer a.Stop()
 		route := []pipeline.Hop{{Stage: "a", Step: "a"}}
 		if f := a.CheckHosts(t.Context(), route, pipeline.Memory); f == nil || f.Reason != fault.NotSupported {
@@ -131,4 +137,62 @@ func TestMissingQueueIsAskedForAgain(t *testing.T) {
 			t.Errorf("the old report is used: %v", f)
 		}
 	})
+}
+
+// A queue of 100, of which requests of normal priority may fill 80.
+func TestTenantsShareAQueue(t *testing.T) {
+	t.Parallel()
+	for name, row := range map[string]struct {
+		isShared bool
+		waiting  uint64
+		a, b     int
+		toA, toB fault.Reason
+	}{
+		"alone, with room":           {true, 40, 40, 0, "", ""},
+		"alone, at seven eighths":    {true, 69, 69, 0, "", ""},
+		"alone, above seven eighths": {true, 70, 70, 0, fault.QueueFull, ""},
+		"beside another":             {true, 70, 60, 10, "", ""},
+		"with too much":              {true, 75, 65, 10, fault.QueueFull, ""},
+		"of items that have left":    {true, 10, 500, 0, "", ""},
+		"full":                       {true, 80, 40, 40, fault.QueueFull, fault.QueueFull},
+		"one tenant":                 {false, 79, 79, 0, "", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			a := NewAvailability(&distant{backlog: &bus.Backlog{
+				Items: row.waiting, Classes: map[pipeline.Class]uint64{pipeline.Normal: row.waiting}, MaxItems: 100,
+			}}, row.isShared, nil)
+			defer a.Stop()
+			env := &envelope.Envelope{Durability: pipeline.Memory, Route: []pipeline.Hop{{Stage: "s", Step: "s"}}, Deadline: time.Now().Add(time.Minute)}
+			var leave []func()
+			for tenant, n := range map[string]int{"a": row.a, "b": row.b} {
+				for range n {
+					leave = append(leave, a.Enter(env, tenant))
+				}
+			}
+			for tenant, want := range map[string]fault.Reason{"a": row.toA, "b": row.toB} {
+				if got := admit(t, a, env, tenant); got != want {
+					t.Errorf("a request of %s: %q, want %q", tenant, got, want)
+				}
+			}
+			for _, leave := range leave {
+				leave()
+			}
+			if got := admit(t, a, env, "a"); row.waiting < 80 && got != "" {
+				t.Errorf("without requests of its own a tenant gets %s", got)
+			}
+		})
+	}
+}
+
+func admit(t *testing.T, a *Availability, env *envelope.Envelope, tenant string) fault.Reason {
+	t.Helper()
+	_, f := a.Admit(t.Context(), env, tenant, false)
+	if f == nil {
+		return ""
+	}
+	if f.RetryAfter <= 0 {
+		t.Errorf("%v has no pause", f)
+	}
+	return f.Reason
 }

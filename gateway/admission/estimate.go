@@ -4,6 +4,7 @@ import (
 	"math"
 	"time"
 
+	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
@@ -215,10 +216,7 @@ func (e *estimator) wait(class pipeline.Class, now time.Time) (wait time.Duratio
 // full reports whether the class may fill no more of the queue, and how long it
 // takes until it may: 0 where that is not known.
 func (e *estimator) full(class pipeline.Class, now time.Time) (full bool, free time.Duration) {
-	if !e.valid(now) {
-		return false, 0
-	}
-	excess := max(e.excessItems(class, now), e.excessBytes(class, now))
+	excess := e.excess(class, now)
 	if excess <= 0 {
 		return false, 0
 	}
@@ -229,10 +227,24 @@ func (e *estimator) full(class pipeline.Class, now time.Time) (full bool, free t
 	return true, durationOf(excess / rate)
 }
 
-// excessItems is how many items are too many for one more.
+// isGreedy reports whether a tenant with so many items, one more included, leaves too little of
+// the queue to others. Some of them may have left the queue.
+func (e *estimator) isGreedy(own int64, class pipeline.Class, now time.Time) bool {
+	own = min(own, int64(e.items(pipeline.Low, now))+1)
+	return budget.IsGreedy(own, int64(min(-e.excess(class, now), math.MaxInt32)))
+}
+
+// excess is how many items are too many for one more; with room for more it is negative.
+func (e *estimator) excess(class pipeline.Class, now time.Time) float64 {
+	if !e.valid(now) {
+		return math.Inf(-1)
+	}
+	return max(e.excessItems(class, now), e.excessBytes(class, now))
+}
+
 func (e *estimator) excessItems(class pipeline.Class, now time.Time) float64 {
 	if e.last.maxItems < 1 {
-		return 0
+		return math.Inf(-1)
 	}
 	return e.items(pipeline.Low, now) + 1 - shareOf(e.last.maxItems, class)
 }
@@ -241,7 +253,7 @@ func (e *estimator) excessItems(class pipeline.Class, now time.Time) float64 {
 func (e *estimator) excessBytes(class pipeline.Class, now time.Time) float64 {
 	items := float64(e.last.total)
 	if e.last.maxBytes < 1 || e.last.bytes == 0 || items == 0 {
-		return 0
+		return math.Inf(-1)
 	}
 	size := float64(e.last.bytes) / items
 	return e.items(pipeline.Low, now) + 1 - shareOf(e.last.maxBytes, class)/size

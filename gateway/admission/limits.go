@@ -6,19 +6,20 @@ import (
 	"sync"
 	"time"
 
+	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
 // Limiter bounds the requests in flight: all, and those of each pipeline that has a
-// limit of its own. Closing it ends admission.
+// limit of its own. Tenants share the places of both. Closing it ends admission.
 type Limiter struct {
-	limit int
+	isShared bool
 
 	mu  sync.Mutex
-	all share
-	// pipelines are those with requests in flight.
-	pipelines map[pipeline.Name]*share
+	all *places
+	// pipelines are those with requests in flight, by the limit that these were admitted with.
+	pipelines map[limited]*places
 	closed    bool
 	idle      chan struct{}
 
@@ -26,84 +27,94 @@ type Limiter struct {
 	cancel  context.CancelFunc
 }
 
-// share is requests that have a limit together.
-type share struct {
-	inFlight   int
+type limited struct {
+	pipeline pipeline.Name
+	limit    int
+}
+
+// places are those of requests that have a limit together.
+type places struct {
+	limit      int
+	taken      *budget.Pool
 	departures departures
 }
 
-// NewLimiter returns a limiter of so many requests.
-func NewLimiter(limit int) *Limiter {
+// NewLimiter returns a limiter of so many requests. If it is shared, no tenant gets all places.
+func NewLimiter(limit int, isShared bool) *Limiter {
 	closing, cancel := context.WithCancel(context.Background())
-	return &Limiter{limit: limit, pipelines: map[pipeline.Name]*share{}, idle: make(chan struct{}), closing: closing, cancel: cancel}
+	l := &Limiter{isShared: isShared, pipelines: map[limited]*places{}, idle: make(chan struct{}), closing: closing, cancel: cancel}
+	l.all = l.newPlaces(limit, "requests in flight", "gateway.max_in_flight")
+	return l
 }
 
-// Acquire admits a request, which must Release, or returns the fault that rejects
+func (l *Limiter) newPlaces(limit int, name, key string) *places {
+	return &places{limit: limit, taken: budget.NewPool(budget.Settings{Limit: int64(limit), Name: name, Key: key, Shared: l.isShared})}
+}
+
+func (p *places) acquire(tenant string) *fault.Fault {
+	f := p.taken.Reserve(tenant, 1)
+	if f != nil {
+		f = f.WithRetryAfter(p.departures.retryAfter(p.limit, time.Now()))
+	}
+	return f
+}
+
+func (p *places) release(tenant string) {
+	p.taken.Release(tenant, 1)
+	p.departures.add(time.Now())
+}
+
+// Acquire admits a request of a tenant, which must Release, or returns the fault that rejects
 // it.
-func (l *Limiter) Acquire() *fault.Fault {
+func (l *Limiter) Acquire(tenant string) *fault.Fault {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	switch {
-	case l.closed:
+	if l.closed {
 		return Stopping()
-	case l.all.inFlight >= l.limit:
-		return fault.Newf(fault.Overloaded, "the gateway has %d requests in flight, as many as gateway.max_in_flight allows", l.limit).
-			WithRetryAfter(l.all.departures.retryAfter(l.limit, time.Now()))
 	}
-	l.all.inFlight++
-	return nil
+	return l.all.acquire(tenant)
 }
 
 // Release ends a request that was admitted.
-func (l *Limiter) Release() {
+func (l *Limiter) Release(tenant string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.all.inFlight--
-	l.all.departures.add(time.Now())
+	l.all.release(tenant)
 	l.checkIdle()
 }
 
 // AcquirePipeline admits a request of a pipeline, which must ReleasePipeline, or returns
 // the fault that rejects it. A limit of 0 means none.
-func (l *Limiter) AcquirePipeline(name pipeline.Name, limit int) *fault.Fault {
+func (l *Limiter) AcquirePipeline(tenant string, name pipeline.Name, limit int) *fault.Fault {
 	if limit == 0 {
 		return nil
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	s := l.pipelines[name]
-	if s == nil {
-		s = &share{}
-		l.pipelines[name] = s
+	p := l.pipelines[limited{name, limit}]
+	if p == nil {
+		p = l.newPlaces(limit, "requests of pipeline "+string(name)+" in flight", "its max_in_flight")
+		l.pipelines[limited{name, limit}] = p
 	}
-	if s.inFlight >= limit {
-		return fault.Newf(fault.Overloaded, "pipeline %s has %d requests in flight, as many as its max_in_flight allows", name, limit).
-			WithRetryAfter(s.departures.retryAfter(limit, time.Now()))
-	}
-	s.inFlight++
-	return nil
+	return p.acquire(tenant)
 }
 
 // ReleasePipeline ends a request that was admitted with that limit.
-func (l *Limiter) ReleasePipeline(name pipeline.Name, limit int) {
+func (l *Limiter) ReleasePipeline(tenant string, name pipeline.Name, limit int) {
 	if limit == 0 {
 		return
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	s := l.pipelines[name]
-	s.departures.add(time.Now())
-	if s.inFlight--; s.inFlight == 0 {
-		delete(l.pipelines, name)
+	p := l.pipelines[limited{name, limit}]
+	p.release(tenant)
+	if p.taken.Held() == 0 {
+		delete(l.pipelines, limited{name, limit})
 	}
 }
 
 // InFlight returns the number of requests admitted and not released.
-func (l *Limiter) InFlight() int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.all.inFlight
-}
+func (l *Limiter) InFlight() int { return int(l.all.taken.Held()) }
 
 // Close rejects every request from now on.
 func (l *Limiter) Close() {
@@ -129,7 +140,7 @@ func (l *Limiter) AwaitIdle(ctx context.Context) error {
 }
 
 func (l *Limiter) checkIdle() {
-	if !l.closed || l.all.inFlight > 0 {
+	if !l.closed || l.all.taken.Held() > 0 {
 		return
 	}
 	select {

@@ -15,14 +15,14 @@ import (
 
 func acquire(t testing.TB, l *admission.Limiter) {
 	t.Helper()
-	if f := l.Acquire(); f != nil {
+	if f := l.Acquire(""); f != nil {
 		t.Fatal(f)
 	}
 }
 
 func rejects(t *testing.T, l *admission.Limiter, reason fault.Reason) {
 	t.Helper()
-	f := l.Acquire()
+	f := l.Acquire("")
 	if f == nil || f.Reason != reason || f.RetryAfter <= 0 {
 		t.Errorf("got %v, want %s with a pause", f, reason)
 	}
@@ -30,30 +30,30 @@ func rejects(t *testing.T, l *admission.Limiter, reason fault.Reason) {
 
 func TestLimiterAdmitsUpToItsLimit(t *testing.T) {
 	t.Parallel()
-	l := admission.NewLimiter(2)
+	l := admission.NewLimiter(2, false)
 	acquire(t, l)
 	acquire(t, l)
 	rejects(t, l, fault.Overloaded)
 	if got := l.InFlight(); got != 2 {
 		t.Errorf("%d are in flight", got)
 	}
-	l.Release()
+	l.Release("")
 	acquire(t, l)
 	rejects(t, l, fault.Overloaded)
 }
 
 func TestLimitOfZeroRejectsAll(t *testing.T) {
 	t.Parallel()
-	rejects(t, admission.NewLimiter(0), fault.Overloaded)
+	rejects(t, admission.NewLimiter(0, false), fault.Overloaded)
 }
 
 func TestClosedLimiterRejectsAll(t *testing.T) {
 	t.Parallel()
-	l := admission.NewLimiter(1)
+	l := admission.NewLimiter(1, false)
 	acquire(t, l)
 	l.Close()
 	rejects(t, l, fault.ShuttingDown)
-	l.Release()
+	l.Release("")
 	rejects(t, l, fault.ShuttingDown)
 	l.Close() // again: nothing happens
 	if got := l.InFlight(); got != 0 {
@@ -64,7 +64,7 @@ func TestClosedLimiterRejectsAll(t *testing.T) {
 func TestClosedLimiterIsIdleAfterTheLastRelease(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		l := admission.NewLimiter(2)
+		l := admission.NewLimiter(2, false)
 		acquire(t, l)
 		acquire(t, l)
 		var idle atomic.Bool
@@ -77,7 +77,7 @@ func TestClosedLimiterIsIdleAfterTheLastRelease(t *testing.T) {
 		for _, step := range []struct {
 			do   func()
 			idle bool
-		}{{func() {}, false}, {l.Close, false}, {l.Release, false}, {l.Release, true}} {
+		}{{func() {}, false}, {l.Close, false}, {func() { l.Release("") }, false}, {func() { l.Release("") }, true}} {
 			step.do()
 			synctest.Wait()
 			if idle.Load() != step.idle {
@@ -92,9 +92,9 @@ func TestClosedLimiterIsIdleAfterTheLastRelease(t *testing.T) {
 
 func TestUnusedLimiterIsIdleOnceClosed(t *testing.T) {
 	t.Parallel()
-	l := admission.NewLimiter(1)
+	l := admission.NewLimiter(1, false)
 	acquire(t, l)
-	l.Release()
+	l.Release("")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := l.AwaitIdle(ctx); !errors.Is(err, context.Canceled) {
@@ -109,7 +109,7 @@ func TestUnusedLimiterIsIdleOnceClosed(t *testing.T) {
 func TestAwaitIdleEndsWithItsContext(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		l := admission.NewLimiter(1)
+		l := admission.NewLimiter(1, false)
 		acquire(t, l)
 		l.Close()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -123,7 +123,7 @@ func TestAwaitIdleEndsWithItsContext(t *testing.T) {
 
 func TestCloseEndsTheClosingContext(t *testing.T) {
 	t.Parallel()
-	l := admission.NewLimiter(1)
+	l := admission.NewLimiter(1, false)
 	acquire(t, l)
 	if err := l.Closing().Err(); err != nil {
 		t.Errorf("before: %v", err)
@@ -132,19 +132,19 @@ func TestCloseEndsTheClosingContext(t *testing.T) {
 	if err := l.Closing().Err(); err == nil {
 		t.Error("the context has not ended")
 	}
-	l.Release()
+	l.Release("")
 }
 
 func TestLimitHoldsUnderConcurrency(t *testing.T) {
 	t.Parallel()
 	const bound, callers, rounds = 4, 16, 500
-	l := admission.NewLimiter(bound)
+	l := admission.NewLimiter(bound, false)
 	var now, most, admitted atomic.Int64
 	var calls sync.WaitGroup
 	for range callers {
 		calls.Go(func() {
 			for range rounds {
-				if l.Acquire() != nil {
+				if l.Acquire("") != nil {
 					continue
 				}
 				admitted.Add(1)
@@ -152,7 +152,7 @@ func TestLimitHoldsUnderConcurrency(t *testing.T) {
 				for seen := most.Load(); n > seen && !most.CompareAndSwap(seen, n); seen = most.Load() {
 				}
 				now.Add(-1)
-				l.Release()
+				l.Release("")
 			}
 		})
 	}
@@ -167,12 +167,12 @@ func TestLimitHoldsUnderConcurrency(t *testing.T) {
 }
 
 func BenchmarkAcquireAndRelease(b *testing.B) {
-	l := admission.NewLimiter(1 << 20)
+	l := admission.NewLimiter(1<<20, false)
 	b.ReportAllocs()
 	b.RunParallel(func(pb *testing.PB) {
 		for pb.Next() {
-			if l.Acquire() == nil {
-				l.Release()
+			if l.Acquire("") == nil {
+				l.Release("")
 			}
 		}
 	})
@@ -188,16 +188,16 @@ func TestRetryAfterFollowsTheDepartureRate(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				l := admission.NewLimiter(20)
+				l := admission.NewLimiter(20, false)
 				for range 20 {
 					acquire(t, l)
 				}
 				for range 10 {
 					<-time.After(row.pause)
-					l.Release()
+					l.Release("")
 					acquire(t, l)
 				}
-				if f := l.Acquire(); f == nil || f.RetryAfter < row.least || f.RetryAfter > row.most {
+				if f := l.Acquire(""); f == nil || f.RetryAfter < row.least || f.RetryAfter > row.most {
 					t.Errorf("got %v, retry after %s", f, f.RetryAfter)
 				}
 			})
@@ -208,12 +208,12 @@ func TestRetryAfterFollowsTheDepartureRate(t *testing.T) {
 func TestRetryAfterIsASecondWithoutDepartures(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		l := admission.NewLimiter(1)
+		l := admission.NewLimiter(1, false)
 		acquire(t, l)
-		l.Release()
+		l.Release("")
 		acquire(t, l)
 		<-time.After(time.Minute)
-		if f := l.Acquire(); f == nil || f.RetryAfter != time.Second {
+		if f := l.Acquire(""); f == nil || f.RetryAfter != time.Second {
 			t.Errorf("got %v", f)
 		}
 	})
@@ -221,31 +221,59 @@ func TestRetryAfterIsASecondWithoutDepartures(t *testing.T) {
 
 func TestPipelineLimitHolds(t *testing.T) {
 	t.Parallel()
-	p := admission.NewLimiter(1)
+	p := admission.NewLimiter(1, false)
 	for range 2 {
-		if f := p.AcquirePipeline("a", 2); f != nil {
+		if f := p.AcquirePipeline("", "a", 2); f != nil {
 			t.Fatal(f)
 		}
 	}
-	if f := p.AcquirePipeline("a", 2); f == nil || f.Reason != fault.Overloaded || f.RetryAfter <= 0 {
+	if f := p.AcquirePipeline("", "a", 2); f == nil || f.Reason != fault.Overloaded || f.RetryAfter <= 0 {
 		t.Errorf("a third of two: %v", f)
 	}
 	for range 100 {
-		if f := p.AcquirePipeline("unbounded", 0); f != nil {
+		if f := p.AcquirePipeline("", "unbounded", 0); f != nil {
 			t.Fatal(f)
 		}
 	}
-	if f := p.AcquirePipeline("b", 1); f != nil {
+	if f := p.AcquirePipeline("", "b", 1); f != nil {
 		t.Errorf("another pipeline: %v", f)
 	}
-	p.ReleasePipeline("a", 2)
-	if f := p.AcquirePipeline("a", 2); f != nil {
+	p.ReleasePipeline("", "a", 2)
+	if f := p.AcquirePipeline("", "a", 2); f != nil {
 		t.Errorf("after one ended: %v", f)
 	}
-	p.ReleasePipeline("a", 2)
-	p.ReleasePipeline("a", 2)
-	p.ReleasePipeline("unbounded", 0)
-	if f := p.AcquirePipeline("a", 1); f != nil {
+	p.ReleasePipeline("", "a", 2)
+	p.ReleasePipeline("", "a", 2)
+	p.ReleasePipeline("", "unbounded", 0)
+	if f := p.AcquirePipeline("", "a", 1); f != nil {
 		t.Errorf("after all ended: %v", f)
+	}
+}
+
+func TestTenantsShareTheirPlaces(t *testing.T) {
+	t.Parallel()
+	l := admission.NewLimiter(16, true)
+	for name, acquire := range map[string]func(tenant string) *fault.Fault{
+		"of a gateway":  l.Acquire,
+		"of a pipeline": func(tenant string) *fault.Fault { return l.AcquirePipeline(tenant, "p", 16) },
+	} {
+		taken := func(tenant string) (n int) {
+			f := acquire(tenant)
+			for ; f == nil; n, f = n+1, acquire(tenant) {
+			}
+			if f.Reason != fault.Overloaded || f.RetryAfter <= 0 {
+				t.Errorf("places %s: %v", name, f)
+			}
+			return n
+		}
+		if a, b, c := taken("a"), taken("b"), taken("c"); a != 14 || b != 1 || c != 1 {
+			t.Errorf("places %s: %d, %d and %d", name, a, b, c)
+		}
+	}
+	for range 14 {
+		l.ReleasePipeline("a", "p", 16)
+	}
+	if f := l.AcquirePipeline("b", "p", 16); f != nil {
+		t.Errorf("after those of a were released: %v", f)
 	}
 }

@@ -30,10 +30,10 @@ func (s *Service) Cancel(ctx context.Context, requestID string) error {
 		return nil
 	}
 	// It is admitted as a request is, which this gateway knows nothing of.
-	if f := s.limiter.Acquire(); f != nil {
+	if f := s.limiter.Acquire(TenantOf(ctx)); f != nil {
 		return f.WithMetadata(requestIDKey, string(id))
 	}
-	defer s.limiter.Release()
+	defer s.limiter.Release(TenantOf(ctx))
 	if err := s.bus.Cancel(&envelope.Cancel{Mesh: s.settings.Mesh, Tenant: tenant, RequestID: id}); err != nil {
 		s.metrics.countCancel(failed)
 		return Unavailable(err).WithMetadata(requestIDKey, string(id))

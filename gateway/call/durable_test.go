@@ -348,6 +348,7 @@ func TestStoredResultCountsUntilItIsWritten(t *testing.T) {
 	answer := infer(t.Context(), b.service, durable("x"))
 	item := testbed.Receive(t, "item", items)
 	b.store(item.env, strings.Repeat("x", 10<<10))
+	b.announce(item.env)
 	if got := testbed.Receive(t, "answer", answer); got.err != nil {
 		t.Fatal(got.err)
 	}

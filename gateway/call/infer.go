@@ -75,12 +75,12 @@ func reserveResponse(memory *budget.Account, r *Response) *fault.Fault {
 // near 8 KiB. Growing beyond takes 7 % of the gateway's time, so no function on this
 // path has large values.
 func (s *Service) infer(ctx context.Context, r *Request, emit func(Chunk) error, begin time.Time, span *tracing.Span, carried envelope.Trace) (*Response, *fault.Fault) {
+	in := s.placeOf(ctx)
 	if !r.isShadow() {
-		memory, f := s.admit(ctx, r)
-		if f != nil {
+		if f := in.admit(r); f != nil {
 			return nil, f
 		}
-		defer s.release(memory, r)
+		defer in.release()
 	}
 	id := r.ID
 	if id == "" {
@@ -93,10 +93,10 @@ func (s *Service) infer(ctx context.Context, r *Request, emit func(Chunk) error,
 	if r.isShadow() {
 		r.replaceModels(&p)
 	}
-	if f := s.limiter.AcquirePipeline(p.Name, p.MaxInFlight); f != nil {
+	if f := s.limiter.AcquirePipeline(in.tenant, p.Name, p.MaxInFlight); f != nil {
 		return nil, s.reject(id, r, f, span, begin)
 	}
-	defer s.limiter.ReleasePipeline(p.Name, p.MaxInFlight)
+	defer s.limiter.ReleasePipeline(in.tenant, p.Name, p.MaxInFlight)
 	env, f := s.check(id, r, &p, begin)
 	if f != nil {
 		return nil, s.reject(id, r, f, span, begin)
@@ -117,7 +117,7 @@ func (s *Service) infer(ctx context.Context, r *Request, emit func(Chunk) error,
 		waitForCapacity = *r.WaitForCapacity
 	}
 	x := newCall(s, r, env, emit, waitForCapacity)
-	x.span = span
+	x.span, x.tenant = span, in.tenant
 	response, id, err := s.respond(ctx, x)
 	took := time.Since(begin)
 	x.published.End(begin.Add(took)) // if nothing has acknowledged it
@@ -180,6 +180,7 @@ func (x *call) run(ctx context.Context) (*Response, error) {
 		return nil, err
 	}
 	defer x.pending.forget()
+	defer x.service.availability.Enter(x.env, x.tenant)()
 	err := x.send()
 	var response *Response
 	for response == nil && err == nil {
@@ -213,6 +214,8 @@ type call struct {
 	service *Service
 	request *Request
 	env     *envelope.Envelope
+	// tenant is whose places the request takes.
+	tenant string
 	// emit takes the chunks, label is the pipeline's in their metrics; nil and empty where the
 	// caller wants the response alone.
 	emit  func(Chunk) error
@@ -243,42 +246,50 @@ func newCall(s *Service, r *Request, env *envelope.Envelope, emit func(Chunk) er
 	return x
 }
 
-// admit takes a request into flight, with those bytes of its inputs that the caller
-// has not reserved.
-func (s *Service) admit(ctx context.Context, r *Request) (*budget.Account, *fault.Fault) {
-	if f := s.limiter.Acquire(); f != nil {
-		return nil, f
-	}
-	memory := budget.FromContext(ctx)
-	if memory == nil {
-		// Callers in this process are one tenant: a job that one tenant's share refuses would hold
-		// up the jobs of all.
-		memory = budget.NewAccount(s.settings.Budget, "")
-	}
-	if err := memory.Reserve(unreservedBytes(r)); err != nil {
-		s.limiter.Release()
-		return nil, fault.From(err)
-	}
-	return memory, nil
+// place is what a request takes of a gateway while it is in flight.
+type place struct {
+	service *Service
+	// tenant is whose place it is, and memory has the inputs where no port has reserved them.
+	tenant string
+	memory *budget.Account
 }
 
-func (s *Service) release(memory *budget.Account, r *Request) {
-	memory.Release(unreservedBytes(r))
-	s.limiter.Release()
+// placeOf returns the place of a request of that context, which it does not have yet. All callers
+// in this process are one tenant: a job that one tenant's share refuses would hold up the jobs of all.
+func (s *Service) placeOf(ctx context.Context) place {
+	if budget.FromContext(ctx) == nil {
+		return place{s, "", budget.NewAccount(s.settings.Budget, "")}
+	}
+	return place{s, TenantOf(ctx), nil}
 }
 
-func unreservedBytes(r *Request) int64 { return int64(max(payload.Size(r.Inputs)-r.Reserved, 0)) }
+// admit takes a request into flight, which must release.
+func (p place) admit(r *Request) *fault.Fault {
+	if f := p.service.limiter.Acquire(p.tenant); f != nil {
+		return f
+	}
+	if err := p.memory.Reserve(int64(payload.Size(r.Inputs))); err != nil {
+		p.service.limiter.Release(p.tenant)
+		return fault.From(err)
+	}
+	return nil
+}
+
+func (p place) release() {
+	p.memory.Close()
+	p.service.limiter.Release(p.tenant)
+}
 
 // awaitCapacity returns nil when the mesh can take the request: now or, where it
 // waits for capacity, later.
 func (s *Service) awaitCapacity(ctx context.Context, x *call) (f *fault.Fault) {
 	isForHost := slices.ContainsFunc(x.env.Route, func(hop pipeline.Hop) bool { return hop.Host != "" })
-	x.slowestQueue, f = s.availability.Admit(ctx, x.env, x.waitForCapacity && !isForHost)
+	x.slowestQueue, f = s.availability.Admit(ctx, x.env, x.tenant, x.waitForCapacity && !isForHost)
 	if f != nil && isForHost {
 		if f.Reason == fault.NoCapacity {
 			forAnyHost(x.env.Route)
 		}
-		x.slowestQueue, f = s.availability.Admit(ctx, x.env, x.waitForCapacity)
+		x.slowestQueue, f = s.availability.Admit(ctx, x.env, x.tenant, x.waitForCapacity)
 	}
 	if f == nil {
 		f = s.checkClock() // the broker has just reported a queue, and its time
@@ -511,7 +522,7 @@ func (x *call) publish() {
 // publishAgain repeats the publish, unless it is known that the queue has no space.
 func (x *call) publishAgain() {
 	if x.waitForCapacity && x.sending.tries == 0 {
-		if _, f := x.service.availability.CheckQueues(x.env); f != nil {
+		if _, f := x.service.availability.CheckQueues(x.env, x.tenant); f != nil {
 			x.sending.retry = time.After(retryPause)
 			return
 		}

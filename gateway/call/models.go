@@ -142,12 +142,12 @@ func (s *Service) modelID(name string) (model.ID, *fault.Fault) {
 func (s *Service) LoadModel(ctx context.Context, name string) error {
 	id, f := s.modelID(name)
 	if f == nil {
-		f = s.limiter.Acquire()
+		f = s.limiter.Acquire(TenantOf(ctx))
 	}
 	if f != nil {
 		return f
 	}
-	defer s.limiter.Release()
+	defer s.limiter.Release(TenantOf(ctx))
 	ctx, stop, f := s.StartWait(ctx, s.settings.MaxTimeout)
 	if f != nil {
 		return f

@@ -25,9 +25,6 @@ type Request struct {
 	Pipeline string
 	ByModel  bool
 	Inputs   []payload.Part
-	// Reserved is how many bytes of the inputs the caller has reserved from
-	// Settings.Budget already, and releases itself after the call.
-	Reserved int
 	// Parameters go to every step, Steps to single ones, by step name.
 	Parameters payload.Parameters
 	Steps      map[pipeline.StepName]pipeline.StepOptions

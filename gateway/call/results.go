@@ -31,10 +31,10 @@ func (s *Service) Result(ctx context.Context, requestID string, wait time.Durati
 	if wait < 0 {
 		return nil, fault.Newf(fault.InvalidRequest, "wait: %s is negative", wait).WithViolation("wait", "negative")
 	}
-	if f := s.limiter.Acquire(); f != nil {
+	if f := s.limiter.Acquire(TenantOf(ctx)); f != nil {
 		return nil, f
 	}
-	defer s.limiter.Release()
+	defer s.limiter.Release(TenantOf(ctx))
 	// The first question does not count as waiting: a result that is there is found
 	// however short the wait.
 	r, err := s.results.Get(ctx, id)
@@ -139,10 +139,10 @@ func (s *Service) RequestOf(ctx context.Context, k Key) (string, error) {
 		return "", fault.Newf(fault.InvalidRequest, "idempotency_key: %d bytes, from 1 to %d are allowed", len(k.Key), MaxIdempotencyKey).
 			WithViolation("idempotency_key", "%d bytes", len(k.Key))
 	}
-	if f := s.limiter.Acquire(); f != nil {
+	if f := s.limiter.Acquire(TenantOf(ctx)); f != nil {
 		return "", f
 	}
-	defer s.limiter.Release()
+	defer s.limiter.Release(TenantOf(ctx))
 	k.Tenant = TenantOf(ctx)
 	record, err := s.keys.store.Get(ctx, k)
 	switch {

@@ -8,6 +8,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -177,6 +178,28 @@ func TestWaitsOfOneTenantLeaveRoomForAnother(t *testing.T) {
 		r := testbed.Receive(t, "a wait", got)
 		_ = wantFault(t, r.response, r.err, fault.Cancelled)
 	}
+}
+
+func TestRequestsOfOneTenantLeaveRoomForAnother(t *testing.T) {
+	t.Parallel()
+	const inFlight = 16
+	b := newBed(t, func(s *call.Settings) { s.MaxInFlight, s.Shared = inFlight, true })
+	b.alive()
+	b.ensureResults()
+	_ = b.pulls(pipeline.Memory)
+	as := func(tenant string) context.Context {
+		return budget.NewContext(call.WithTenant(t.Context(), tenant), budget.NewAccount(nil, tenant))
+	}
+	for range inFlight * 7 / 8 {
+		infer(as("a"), b.service, ask("x"))
+	}
+	testbed.Eventually(t, "a tenant alone has seven eighths", func() bool { return b.service.InFlight() == inFlight*7/8 })
+	response, err := b.service.Infer(as("a"), ask("x"))
+	_ = wantFault(t, response, err, fault.Overloaded)
+	response, err = b.service.Result(as("b"), uuid.NewString(), 0)
+	_ = wantFault(t, response, err, fault.NotFound)
+	infer(as("b"), b.service, ask("x"))
+	testbed.Eventually(t, "another tenant's request is in flight", func() bool { return b.service.InFlight() == inFlight*7/8+1 })
 }
 
 // waitsForAResult waits at a gateway with a limit of one request until end ends it.

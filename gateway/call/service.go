@@ -219,7 +219,7 @@ func New(s Settings) (*Service, error) {
 	s.MaxInFlight = cmp.Or(s.MaxInFlight, DefaultMaxInFlight)
 	s.Idempotency.Retention = cmp.Or(s.Idempotency.Retention, s.Results.Retention)
 	out := &Service{
-		settings: s, limiter: admission.NewLimiter(s.MaxInFlight), waits: budget.NewPool(budget.Settings{
+		settings: s, limiter: admission.NewLimiter(s.MaxInFlight, s.Shared), waits: budget.NewPool(budget.Settings{
 			Limit: int64(max(1, s.MaxInFlight/waitsShare)), Shared: s.Shared,
 			Name: "waits for results or loads", Key: "gateway.max_in_flight, of which they are a quarter; ask without a wait",
 		}),
@@ -237,7 +237,7 @@ func New(s Settings) (*Service, error) {
 // and stages that calls wait for.
 func (s *Service) Start(b *bus.Bus) error {
 	s.bus = b
-	s.availability = admission.NewAvailability(b, s.limiter.Closing().Done())
+	s.availability = admission.NewAvailability(b, s.settings.Shared, s.limiter.Closing().Done())
 	if err := s.availability.Report(s.settings.Meter); err != nil {
 		return err
 	}

@@ -92,10 +92,10 @@ func (s *Service) ServesBatches() bool { return s.settings.Batches.Queue != "" }
 
 // CallBatches makes a call of one of the methods of files and batches.
 func (s *Service) CallBatches(ctx context.Context, do func() error) error {
-	if f := s.limiter.Acquire(); f != nil {
+	if f := s.limiter.Acquire(call.TenantOf(ctx)); f != nil {
 		return f
 	}
-	defer s.limiter.Release()
+	defer s.limiter.Release(call.TenantOf(ctx))
 	if f := s.batchStream.Ensure(ctx); f != nil {
 		return f
 	}

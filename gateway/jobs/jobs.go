@@ -163,10 +163,10 @@ const (
 
 // SubmitJob stores a job and returns it; with an idempotency key also the job that has it.
 func (s *Service) SubmitJob(ctx context.Context, in *inferencev1.SubmitJobRequest) (*inferencev1.SubmitJobResponse, error) {
-	if f := s.limiter.Acquire(); f != nil {
+	if f := s.limiter.Acquire(call.TenantOf(ctx)); f != nil {
 		return nil, f
 	}
-	defer s.limiter.Release()
+	defer s.limiter.Release(call.TenantOf(ctx))
 	job, err := s.submit(ctx, in, pipeline.JobID{})
 	return &inferencev1.SubmitJobResponse{Job: job}, err
 }
@@ -241,10 +241,10 @@ const (
 // returns an error if the context ends, the gateway stops, or answer fails: then jobs without an
 // answer may be stored.
 func (s *Service) SubmitJobs(ctx context.Context, jobs iter.Seq2[*inferencev1.SubmitJobRequest, error], answer func(*inferencev1.Job, error) error) error {
-	if f := s.limiter.Acquire(); f != nil {
+	if f := s.limiter.Acquire(call.TenantOf(ctx)); f != nil {
 		return f
 	}
-	defer s.limiter.Release()
+	defer s.limiter.Release(call.TenantOf(ctx))
 	type submit struct {
 		bytes int
 		done  chan struct{}

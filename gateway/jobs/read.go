@@ -37,10 +37,10 @@ func (s *Service) GetJob(ctx context.Context, in *inferencev1.GetJobRequest) (*i
 	case wait < 0:
 		return nil, fault.InField(fault.InvalidRequest, "wait", "%s is negative", wait)
 	}
-	if f := s.limiter.Acquire(); f != nil {
+	if f := s.limiter.Acquire(call.TenantOf(ctx)); f != nil {
 		return nil, f
 	}
-	defer s.limiter.Release()
+	defer s.limiter.Release(call.TenantOf(ctx))
 	id, f := s.jobID(ctx, in.GetId())
 	if f != nil {
 		return nil, f
@@ -159,10 +159,10 @@ const maxChangeTries = 8
 // CancelJob cancels a job, and returns it as it is then. One that waits has ended then; one that
 // runs is stopped soon after; one that has ended stays as it is.
 func (s *Service) CancelJob(ctx context.Context, in *inferencev1.CancelJobRequest) (*inferencev1.CancelJobResponse, error) {
-	if f := s.limiter.Acquire(); f != nil {
+	if f := s.limiter.Acquire(call.TenantOf(ctx)); f != nil {
 		return nil, f
 	}
-	defer s.limiter.Release()
+	defer s.limiter.Release(call.TenantOf(ctx))
 	id, f := s.jobID(ctx, in.GetId())
 	if f != nil {
 		return nil, f
@@ -224,10 +224,10 @@ func (s *Service) ListJobs(ctx context.Context, in *inferencev1.ListJobsRequest)
 	case wait < 0 || in.GetWait() != nil && !in.GetEnded():
 		return nil, fault.InField(fault.InvalidRequest, "wait", "is for jobs that have ended, and not negative")
 	}
-	if f := s.limiter.Acquire(); f != nil {
+	if f := s.limiter.Acquire(call.TenantOf(ctx)); f != nil {
 		return nil, f
 	}
-	defer s.limiter.Release()
+	defer s.limiter.Release(call.TenantOf(ctx))
 	if f := s.requireQueue(ctx, queue); f != nil {
 		return nil, f
 	}
@@ -251,7 +251,7 @@ func (s *Service) ListJobs(ctx context.Context, in *inferencev1.ListJobsRequest)
 				return nil
 			}
 			if err == nil && found.job != nil { // what is kept of the message
-				err = budget.FromContext(ctx).Reserve(int64(proto.Size(found.job)))
+				err = budget.FromContext(ctx).ReserveOutput(int64(proto.Size(found.job)))
 			}
 			if err != nil {
 				return err

@@ -79,10 +79,10 @@ func (s *Service) WatchJob(ctx context.Context, jobID, after string, emit func(*
 	if f := w.parse(after); f != nil {
 		return f
 	}
-	if f := s.limiter.Acquire(); f != nil {
+	if f := s.limiter.Acquire(call.TenantOf(ctx)); f != nil {
 		return f
 	}
-	defer s.limiter.Release()
+	defer s.limiter.Release(call.TenantOf(ctx))
 	err := w.begin(ctx)
 	if err == nil {
 		err = w.advance(ctx)

@@ -13,11 +13,14 @@ import (
 // the context passes it down, and whoever is about to allocate memory for the request reserves
 // that here first. The port closes it when the answer is written. nil bounds nothing.
 type Account struct {
-	// pool is nil where nothing is bounded, ctx where it does not matter whether the caller left.
+	// whole is the account of which this is a part; it holds what its parts hold. The others have a
+	// pool, which is nil where nothing is bounded.
+	whole  *Account
 	pool   *Pool
 	tenant string
-	ctx    context.Context
-	limit  int64
+	// ctx is nil where it does not matter whether the caller left.
+	ctx   context.Context
+	limit int64
 
 	mu           sync.Mutex
 	held, inputs int64
@@ -27,26 +30,27 @@ type Account struct {
 // NewAccount returns an account of a tenant. The pool may be nil.
 func NewAccount(p *Pool, tenant string) *Account { return &Account{pool: p, tenant: tenant} }
 
-// Of returns an account of its own for the inputs of the request of the context, of at most
-// limit bytes; 0 is no limit. Nothing can be reserved after the context ended. The caller
-// closes it.
+// Of returns a part of the context's account for the inputs of its request, of at most limit
+// bytes; 0 is no limit. Nothing can be reserved after the context ended.
 func Of(ctx context.Context, limit int) *Account {
 	out := FromContext(ctx).Part()
 	out.ctx, out.limit = ctx, int64(limit)
 	return out
 }
 
-// Part returns an account of the same caller, for one message of a stream. The caller closes it.
-func (a *Account) Part() *Account {
-	if a == nil {
-		return &Account{}
-	}
-	return &Account{pool: a.pool, tenant: a.tenant}
-}
+// Part returns an account for a part of the request, such as one message of a stream. It may be
+// closed before the whole, and is closed with it.
+func (a *Account) Part() *Account { return &Account{whole: a} }
 
-// Reserve reserves n bytes, or returns the fault that rejects them. A closed account takes
-// nothing: the request that asks has been answered.
-func (a *Account) Reserve(n int64) error {
+// Reserve reserves n bytes of a request, or returns the fault that rejects them: OVERLOADED, or
+// PAYLOAD_TOO_LARGE if it would not fit without others either. A closed account takes nothing: the
+// request that asks has been answered.
+func (a *Account) Reserve(n int64) error { return a.reserve(n, true) }
+
+// ReserveOutput is Reserve for what is sent, for whose size no request is blamed.
+func (a *Account) ReserveOutput(n int64) error { return a.reserve(n, false) }
+
+func (a *Account) reserve(n int64, isRequest bool) error {
 	if a == nil {
 		return nil
 	}
@@ -63,8 +67,14 @@ func (a *Account) Reserve(n int64) error {
 	if a.closed {
 		return fault.New(fault.Cancelled, "the request has ended")
 	}
+	if err := a.whole.reserve(n, isRequest); err != nil {
+		return err
+	}
 	if a.pool != nil {
 		if f := a.pool.Reserve(a.tenant, n); f != nil {
+			if isRequest {
+				f = a.pool.checkAlone(a.held+n, f)
+			}
 			return f
 		}
 	}
@@ -85,7 +95,9 @@ func (a *Account) Release(n int64) {
 }
 
 func (a *Account) release(n int64) {
+	n = min(n, a.held) // ReleaseAllBut may have returned what a part holds
 	a.held -= n
+	a.whole.Release(n)
 	if a.pool != nil {
 		a.pool.Release(a.tenant, n)
 	}
@@ -99,10 +111,14 @@ const responseFactor, maxResponsePart = 3, 4
 // ReserveResponse reserves what it takes to write an answer of n bytes.
 func (a *Account) ReserveResponse(n int64) error {
 	n *= responseFactor
-	if a != nil && a.pool != nil {
-		n = min(n, a.pool.settings.Limit/maxResponsePart)
+	root := a
+	for root != nil && root.whole != nil {
+		root = root.whole
 	}
-	return a.Reserve(n)
+	if root != nil && root.pool != nil {
+		n = min(n, root.pool.settings.Limit/maxResponsePart)
+	}
+	return a.ReserveOutput(n)
 }
 
 // ReleaseAllBut returns what is held beyond n bytes.
@@ -117,7 +133,7 @@ func (a *Account) ReleaseAllBut(n int64) {
 	}
 }
 
-// Close returns all that is held.
+// Close returns all that is held, by parts as well.
 func (a *Account) Close() {
 	if a == nil {
 		return
@@ -129,7 +145,7 @@ func (a *Account) Close() {
 }
 
 // Input reserves n bytes for the input of that field, within the limit of Of. On an error the
-// caller must not allocate them.
+// caller must not allocate them. One goroutine calls it.
 func (a *Account) Input(field string, n int64) error {
 	if a == nil {
 		return nil
@@ -148,12 +164,4 @@ func (a *Account) Input(field string, n int64) error {
 	}
 	a.inputs += n
 	return nil
-}
-
-// Inputs returns the bytes that are reserved for inputs. One goroutine calls Input and Inputs.
-func (a *Account) Inputs() int {
-	if a == nil {
-		return 0
-	}
-	return int(a.inputs)
 }

@@ -22,13 +22,13 @@ func TestAccountRejectsBytesOverItsLimit(t *testing.T) {
 	if err := memory.Input("inputs.a", 61); reason(err) != fault.PayloadTooLarge || !strings.Contains(err.Error(), "inputs.a takes 61 bytes, gateway.max_payload is 60") {
 		t.Errorf("too much is %v", err)
 	}
-	if err := memory.Input("inputs.a", 40); err != nil || memory.Inputs() != 40 || pool.Held() != 40 {
-		t.Errorf("%v: %d bytes are decoded, and %d reserved", err, memory.Inputs(), pool.Held())
+	if err := memory.Input("inputs.a", 40); err != nil || pool.Held() != 40 {
+		t.Errorf("%v: %d bytes are reserved", err, pool.Held())
 	}
 	if err := memory.Input("inputs.b", 21); reason(err) != fault.PayloadTooLarge || !strings.Contains(err.Error(), "of which 40 are taken") {
 		t.Errorf("too much beside it is %v", err)
 	}
-	if err := memory.Reserve(61); reason(err) != fault.Overloaded {
+	if err := memory.Reserve(61); reason(err) != fault.PayloadTooLarge || !strings.Contains(err.Error(), "take 101 bytes, more than the 100 ") {
 		t.Errorf("over the pool is %v", err)
 	}
 	if err := memory.Reserve(60); err != nil || pool.Held() != 100 {
@@ -54,8 +54,8 @@ func TestReservingFailsAfterDisconnect(t *testing.T) {
 	ctx, leave := context.WithCancel(NewContext(t.Context(), NewAccount(pool, "")))
 	leave()
 	memory := Of(ctx, 0)
-	if err := memory.Input("inputs.a", 1); reason(err) != fault.Cancelled || memory.Inputs() != 0 || pool.Held() != 0 {
-		t.Errorf("%v: %d bytes are decoded", err, memory.Inputs())
+	if err := memory.Input("inputs.a", 1); reason(err) != fault.Cancelled || pool.Held() != 0 {
+		t.Errorf("%v: %d bytes are reserved", err, pool.Held())
 	}
 }
 
@@ -68,5 +68,65 @@ func TestAccountWithoutPoolHasItsLimit(t *testing.T) {
 	}
 	if err := memory.Input("y", 1); reason(err) != fault.PayloadTooLarge {
 		t.Errorf("too much is %v", err)
+	}
+}
+
+func TestRequestClosesItsParts(t *testing.T) {
+	t.Parallel()
+	pool := NewPool(Settings{Limit: 100})
+	request := NewAccount(pool, "a")
+	first, second := request.Part(), Of(NewContext(t.Context(), request), 0)
+	third := second.Part()
+	for _, a := range []*Account{request, first, second, third} {
+		if err := a.Reserve(10); err != nil {
+			t.Fatal(err)
+		}
+	}
+	first.Close()
+	second.Release(5)
+	if pool.Held() != 25 {
+		t.Errorf("%d bytes are reserved after a part was closed", pool.Held())
+	}
+	request.Close()
+	third.Close()
+	second.Close()
+	if pool.Held() != 0 {
+		t.Errorf("%d bytes stay reserved", pool.Held())
+	}
+	if err := third.Reserve(1); reason(err) != fault.Cancelled {
+		t.Errorf("a part of a closed account answers %v", err)
+	}
+}
+
+// A caller may come again if others are in its way, and not if it is alone.
+func TestRequestThatDoesNotFitAloneIsTooLarge(t *testing.T) {
+	t.Parallel()
+	for name, row := range map[string]struct {
+		isShared  bool
+		others, n int64
+		want      fault.Reason
+	}{
+		"all":                        {false, 0, 40, ""},
+		"beside others":              {false, 10, 40, fault.Overloaded},
+		"more than all":              {false, 0, 41, fault.PayloadTooLarge},
+		"more than all, and others":  {false, 90, 41, fault.PayloadTooLarge},
+		"a share":                    {true, 0, 27, ""},
+		"a share, beside others":     {true, 10, 27, fault.Overloaded},
+		"more than a share":          {true, 0, 28, fault.PayloadTooLarge},
+		"more than a share, and all": {true, 0, 41, fault.PayloadTooLarge},
+	} {
+		pool := NewPool(Settings{Limit: 100, Shared: row.isShared})
+		if f := pool.Reserve("b", row.others); f != nil {
+			t.Fatal(f)
+		}
+		request := NewAccount(pool, "a")
+		if err := request.Reserve(min(60, 100-row.others)); err != nil {
+			t.Fatal(err)
+		}
+		request.held = 60 // of which the others let it have so much
+		message := request.Part()
+		if err := message.Reserve(row.n); reason(err) != row.want {
+			t.Errorf("%s: %v, want %q", name, err, row.want)
+		}
 	}
 }

@@ -25,6 +25,7 @@ package budget
 import (
 	"context"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -93,6 +94,20 @@ func (p *Pool) Reserve(tenant string, n int64) *fault.Fault {
 // IsGreedy reports whether a tenant may not hold own while so much stays free. One place it may
 // always have.
 func IsGreedy(own, free int64) bool { return own > 1 && own > Greed*free }
+
+// checkAlone returns the fault that rejects a request of n, or a final one if even with nothing
+// else held the pool would reject it.
+func (p *Pool) checkAlone(n int64, f *fault.Fault) *fault.Fault {
+	most := p.settings.Limit
+	if p.settings.Shared {
+		most -= (most + Greed) / (Greed + 1)
+	}
+	if n <= most {
+		return f
+	}
+	return fault.Newf(fault.PayloadTooLarge, "the request and what is decoded from it take %d bytes, more than the %d that one may have of %s; send raw bytes, or less at once",
+		n, most, p.settings.Key).WithMetadata("limit_bytes", strconv.FormatInt(most, 10))
+}
 
 func (p *Pool) reject(format string, args ...any) *fault.Fault {
 	return fault.Newf(fault.Overloaded, format, args...).WithRetryAfter(RetryAfter)

@@ -87,7 +87,7 @@ func TestRejectedFirstByteIsReported(t *testing.T) {
 	if err := s.Send(&oipv2.ModelInferRequest{Id: strings.Repeat("x", 16<<10)}); err != nil {
 		t.Fatal(err)
 	}
-	if m, err := s.Recv(); err == nil || !strings.Contains(err.Error(), "bytes are taken, see the.key") {
+	if m, err := s.Recv(); err == nil || !strings.Contains(err.Error(), "more than the 16384 that one may have of the.key") {
 		t.Errorf("got %v, %v", m, err)
 	}
 }

@@ -28,7 +28,6 @@ import (
 	grpcstatus "google.golang.org/grpc/status"
 	"google.golang.org/grpc/tap"
 
-	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/tracing"
 )
@@ -41,13 +40,11 @@ type GRPCSettings struct {
 	Memory *Memory
 	// TLS is nil for a port without TLS.
 	TLS *tls.Config
-	// Guard returns who makes a call, before any of its messages is read; nil admits all. Admit
-	// returns the context of an admitted call; nil returns the same.
+	// Guard returns who makes a call, before any of its messages is read; nil admits all.
 	Guard Guard
-	Admit func(ctx context.Context, c Caller) context.Context
 	// Delay waits before an UNAUTHENTICATED call is refused, on the call's own goroutine. nil does
 	// not wait.
-	Delay func(ctx context.Context, header GRPCHeader)
+	Delay func(ctx context.Context, authorization string)
 	// Unknown answers methods that no service has; nil knows none.
 	Unknown Unknown
 	// Logger logs panics of methods, as net/http does; their callers get INTERNAL.
@@ -89,9 +86,6 @@ func NewGRPC(s GRPCSettings, services ...*Service) *grpc.Server {
 	}
 	if s.Guard == nil {
 		s.Guard = func(Head) (Caller, error) { return Caller{}, nil }
-	}
-	if s.Admit == nil {
-		s.Admit = func(ctx context.Context, _ Caller) context.Context { return ctx }
 	}
 	s.services = map[string]Settings{}
 	for _, service := range services {
@@ -191,7 +185,7 @@ func (s GRPCSettings) openStream(ctx context.Context, info *tap.Info) (context.C
 	}
 	stream.isStandard = isStandard
 	stream.begins = context.AfterFunc(ctx, stream.end)
-	return context.WithValue(s.Admit(budget.NewContext(ctx, account), caller), streamKey{}, stream), nil
+	return context.WithValue(callerContext(ctx, account, caller), streamKey{}, stream), nil
 }
 
 // serve is the interceptor of all methods.
@@ -208,7 +202,7 @@ func (s GRPCSettings) serve(service any, ss grpc.ServerStream, info *grpc.Stream
 	if err = stream.begin(func() { writeStatus(ss, stream.failure) }); err == nil {
 		err = next(service, ss)
 	} else if s.Delay != nil && fault.From(err).Reason == fault.Unauthenticated {
-		s.Delay(ss.Context(), stream.header)
+		s.Delay(ss.Context(), stream.header.First("authorization"))
 	}
 	return grpcError(ss, err)
 }

@@ -76,7 +76,7 @@ func TestFullBudgetRejectsMessages(t *testing.T) {
 			pool := budget.NewPool(budget.Settings{Limit: 20 << 10})
 			client := dialGRPC(t, serveGRPC(t, transport.Settings{}, pool, answerSized(1)))
 			request := &oipv2.ModelInferRequest{Id: strings.Repeat("x", size)}
-			if _, err := client.ModelInfer(t.Context(), request); status.Code(err) != codes.ResourceExhausted || reasonOf(err) != string(fault.Overloaded) {
+			if _, err := client.ModelInfer(t.Context(), request); status.Code(err) != codes.InvalidArgument || reasonOf(err) != string(fault.PayloadTooLarge) {
 				t.Errorf("got %v", err)
 			}
 			stream, err := client.ModelStreamInfer(t.Context())
@@ -86,7 +86,7 @@ func TestFullBudgetRejectsMessages(t *testing.T) {
 			if err := stream.Send(request); err != nil {
 				t.Fatal(err)
 			}
-			if m, err := stream.Recv(); status.Code(err) != codes.ResourceExhausted || reasonOf(err) != string(fault.Overloaded) {
+			if m, err := stream.Recv(); status.Code(err) != codes.InvalidArgument || reasonOf(err) != string(fault.PayloadTooLarge) {
 				t.Errorf("the stream answers %v, %v", m, err)
 			}
 			if _, err := client.ModelInfer(t.Context(), &oipv2.ModelInferRequest{}); err != nil {

@@ -551,7 +551,7 @@ func (s *grpcStream) reserveResponse(n int64) *fault.Fault {
 	if s.abandoned {
 		return nil
 	}
-	if err := s.account.Reserve(n); err != nil {
+	if err := s.account.ReserveOutput(n); err != nil {
 		return fault.From(err)
 	}
 	if s.unwritten == 0 {

@@ -90,23 +90,22 @@ func headerSize(header map[string][]string) (n int64) {
 	return n
 }
 
-// verdict is what a Guard has said of a request.
-type verdict struct {
-	caller Caller
-	err    error
+// callerContext returns the context of a caller's request.
+func callerContext(ctx context.Context, memory *budget.Account, c Caller) context.Context {
+	return budget.NewContext(budget.WithTenant(ctx, c.Tenant), memory)
 }
 
-type verdictKey struct{}
+type deniedKey struct{}
 
-// Verdict returns what the Guard of WithMemory has said of a request.
-func Verdict(ctx context.Context) (Caller, error) {
-	v, _ := ctx.Value(verdictKey{}).(verdict)
-	return v.caller, v.err
+// Denied returns why the Guard of WithMemory denies a request; nil if the caller may call.
+func Denied(ctx context.Context) error {
+	err, _ := ctx.Value(deniedKey{}).(error)
+	return err
 }
 
 // WithMemory returns a handler that asks the guard who calls, and opens the account of the
-// request: with its header, and with its body as it is read. next answers who may not call, by
-// Verdict. For a request whose header does not fit, reject writes the fault; one of a caller
+// request: with its header, and with its body as it is read. The context has the caller's tenant.
+// next answers who may not call, by Denied. For a request whose header does not fit, reject writes the fault; one of a caller
 // who may not call is dropped.
 // A response over HTTP/1 does not wait for a body that next leaves unread.
 func WithMemory(next http.Handler, m *Memory, guard Guard, reject func(http.ResponseWriter, *http.Request, error)) http.Handler {
@@ -130,7 +129,10 @@ func WithMemory(next http.Handler, m *Memory, guard Guard, reject func(http.Resp
 		hasBody := r.Body != nil && r.Body != http.NoBody
 		// A copy, because net/http decides by the original's body whether the
 		// connection can carry another request.
-		ctx := context.WithValue(budget.NewContext(r.Context(), account), verdictKey{}, verdict{caller, err})
+		ctx := callerContext(r.Context(), account, caller)
+		if err != nil {
+			ctx = context.WithValue(ctx, deniedKey{}, err)
+		}
 		bounded := r.WithContext(ctx)
 		if hasBody {
 			bounded.Body = from

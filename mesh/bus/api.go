@@ -266,7 +266,7 @@ func (b *Bus) requestStored(ctx context.Context, stream, subject string, questio
 	}
 	defer release()
 	if err == nil {
-		if err := budget.FromContext(ctx).Reserve(min(readFactor*int64(len(msg.Data)), maxCounted)); err != nil {
+		if err := budget.FromContext(ctx).ReserveOutput(min(readFactor*int64(len(msg.Data)), maxCounted)); err != nil {
 			return nil, err
 		}
 	}

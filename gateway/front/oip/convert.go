@@ -39,7 +39,6 @@ func request(ctx context.Context, in *oipv2.ModelInferRequest, model Model, memo
 		return nil, err
 	}
 	out.Inputs, err = inputs(in, model, memory)
-	out.Reserved = memory.Inputs()
 	return out, err
 }
 

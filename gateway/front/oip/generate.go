@@ -62,7 +62,6 @@ func generationOf(ctx context.Context, name string, text []byte, model Model, me
 	if out.request.Timeout, err = takeTimeout(ctx, out.request.Parameters); err != nil {
 		return nil, err
 	}
-	out.request.Reserved = memory.Inputs()
 	return out, payload.Validate("inputs", out.request.Inputs)
 }
 

@@ -31,10 +31,9 @@ func (s *service) repositoryIndex(ctx context.Context, _ *transport.Call, in *oi
 	if err != nil {
 		return nil, err
 	}
-	memory, out := budget.Of(ctx, 0), &oipv2.RepositoryIndexResponse{}
+	memory, out := budget.FromContext(ctx), &oipv2.RepositoryIndexResponse{}
 	for one := range index {
-		if err := memory.Reserve(int64(entryBytes + len(one.Name) + len(one.Reason))); err != nil {
-			memory.Close()
+		if err := memory.ReserveOutput(int64(entryBytes + len(one.Name) + len(one.Reason))); err != nil {
 			return nil, err
 		}
 		out.Models = append(out.Models, &oipv2.RepositoryIndexResponse_ModelIndex{Name: one.Name, Version: onlyVersion, State: one.State, Reason: one.Reason})

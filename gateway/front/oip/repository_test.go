@@ -16,6 +16,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
 	"github.com/stagemesh/stagemesh/gateway/front/oip"
 	"github.com/stagemesh/stagemesh/internal/budget"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/internal/transport"
 )
 
@@ -74,11 +75,13 @@ func TestRepositoryIndexCountsAgainstTheBudget(t *testing.T) {
 	service := oip.New(&fronttest.Caller{}, shelf{}, transport.Settings{})
 	mux.Handle(service.Path(), service)
 	for size, want := range map[int64]codes.Code{100 << 10: codes.ResourceExhausted, math.MaxInt32: codes.OK} {
-		c := dial(t, fronttest.Serve(t, fronttest.WithMemory(mux, budget.NewPool(budget.Settings{Limit: size}))))
+		pool := budget.NewPool(budget.Settings{Limit: size})
+		c := dial(t, fronttest.Serve(t, fronttest.WithMemory(mux, pool)))
 		_, err := c.RepositoryIndex(t.Context(), &oipv2.RepositoryIndexRequest{})
 		if status.Code(err) != want {
 			t.Errorf("with %d bytes: %v", size, err)
 		}
+		testbed.Eventually(t, "the memory is free again", func() bool { return pool.Held() == 0 })
 	}
 }
 

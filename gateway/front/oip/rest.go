@@ -249,7 +249,6 @@ func (h *rest) readRequest(w http.ResponseWriter, r *http.Request, name string, 
 	if out.Inputs, err = in.Parts(); err != nil {
 		return nil, as, err
 	}
-	out.Reserved = memory.Inputs()
 	for i, part := range out.Inputs {
 		if out.Inputs[i], err = oipcodec.AsBlob(part, takesBlob(part.Name, model.Inputs)); err != nil {
 			return nil, as, fault.InField(fault.InvalidInput, "inputs."+part.Name, "%w", err)

@@ -1,7 +1,6 @@
 package port
 
 import (
-	"context"
 	"net/http"
 	"net/url"
 	"slices"
@@ -9,7 +8,6 @@ import (
 
 	"connectrpc.com/connect"
 
-	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/config"
 	"github.com/stagemesh/stagemesh/mesh/credentials"
@@ -69,23 +67,14 @@ func (p *Port) identify(h transport.Head) (transport.Caller, error) {
 // authenticate passes authenticated requests to next.
 func (p *Port) authenticate(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		caller, err := transport.Verdict(r.Context())
-		if err != nil {
+		if err := transport.Denied(r.Context()); err != nil {
 			p.Tokens.DelayRefusal(r.Context(), r.Header.Get("Authorization"))
 			w.Header().Set("WWW-Authenticate", "Bearer")
 			p.reject(w, r, err)
 			return
 		}
-		next.ServeHTTP(w, r.WithContext(admit(r.Context(), caller)))
+		next.ServeHTTP(w, r)
 	})
-}
-
-// admit returns the context of a request of that caller.
-func admit(ctx context.Context, c transport.Caller) context.Context {
-	if c.Tenant == "" {
-		return ctx
-	}
-	return call.WithTenant(ctx, c.Tenant)
 }
 
 // guardCalls is protectOrigins and identify for calls.

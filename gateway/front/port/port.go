@@ -113,10 +113,7 @@ func NewGRPC(s PublicSettings, secure *tls.Config, log *slog.Logger) (*grpc.Serv
 		return nil, err
 	}
 	out := transport.NewGRPC(transport.GRPCSettings{
-		Settings: s.Settings, Memory: p.Memory, TLS: secure, Guard: p.guardCalls(protection), Admit: admit, Unknown: s.passOn, Logger: log,
-		Delay: func(ctx context.Context, header transport.GRPCHeader) {
-			p.Tokens.DelayRefusal(ctx, header.First("authorization"))
-		},
+		Settings: s.Settings, Memory: p.Memory, TLS: secure, Guard: p.guardCalls(protection), Delay: p.Tokens.DelayRefusal, Unknown: s.passOn, Logger: log,
 	}, append(services, p.healthService())...)
 	reflection.Register(struct {
 		grpc.ServiceRegistrar

@@ -152,7 +152,6 @@ func (h *handler) readRequest(w http.ResponseWriter, r *http.Request, pipeline, 
 	}
 	request.Pipeline, request.Trace, request.Origin = pipeline, transport.TraceContext(r.Header), transport.HTTPOrigin(r, route)
 	f, err := h.readInputs(request, w, r, memory)
-	request.Reserved = memory.Inputs()
 	return request, f, err
 }
 
