@@ -181,8 +181,7 @@ func (g *Gateway) listen(ctx context.Context, key string, exposure config.Exposu
 	if err != nil {
 		return nil, err
 	}
-	var lc net.ListenConfig
-	listener, err := lc.Listen(ctx, "tcp", exposure.Listen)
+	listener, err := transport.Listen(ctx, exposure.Listen)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", key, err)
 	}

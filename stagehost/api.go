@@ -47,8 +47,7 @@ func (h *Host) listen(ctx context.Context) error {
 	if err := h.readCallers(); err != nil {
 		return fmt.Errorf("stage %s: %w", h.settings.Stage, err)
 	}
-	var lc net.ListenConfig
-	listener, err := lc.Listen(ctx, "tcp", h.settings.Listen)
+	listener, err := transport.Listen(ctx, h.settings.Listen)
 	if err != nil {
 		return fmt.Errorf("stage %s: listen: %w; stop what has the address, or have this host listen on another", h.settings.Stage, err)
 	}

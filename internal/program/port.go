@@ -182,8 +182,7 @@ func Run(ctx context.Context, s Settings, work func(context.Context, *Port) erro
 			s.Logger.Warn("the last spans are not exported", "error", err)
 		}
 	}()
-	var lc net.ListenConfig
-	listener, err := lc.Listen(ctx, "tcp", s.Listen)
+	listener, err := transport.Listen(ctx, s.Listen)
 	if err != nil {
 		return fmt.Errorf("%s: %w", s.Key, err)
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/internal/meshfile"
 	"github.com/stagemesh/stagemesh/internal/program"
+	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/services/runners"
 	"github.com/stagemesh/stagemesh/stagehost/runner/worker"
 )
@@ -58,6 +59,9 @@ type watched struct {
 var errAnew = errors.New("the worker's inputs, outputs or concurrency have changed")
 
 func (w *watched) run(ctx context.Context) error {
+	// A mesh that starts anew has the same ports.
+	ctx, closePorts := transport.KeepListeners(ctx)
+	defer closePorts()
 	for {
 		err := w.once(ctx)
 		switch {
@@ -87,8 +91,6 @@ func (w *watched) once(ctx context.Context) error {
 	defer end(nil)
 	p := stagemesh.Program{File: w.file, FileSettings: stagemesh.FileSettings{Logger: w.log}, Ready: func(m *stagemesh.Mesh, ops net.Addr) error {
 		w.served = true
-		// The addresses are kept where the mesh starts anew.
-		w.file.Gateway.Listen, w.file.Gateway.Admin.Listen, w.file.Ops.Listen = hostOf(m.URL()), hostOf(m.AdminURL()), ops.String()
 		restarting.Go(func() { w.restartOnSave(ctx, end, m) })
 		return printWorker(w.out, m, nameOf(w.path), docs(w.file, m), ops)
 	}}
@@ -97,12 +99,6 @@ func (w *watched) once(ctx context.Context) error {
 		return errors.Join(cause, err)
 	}
 	return err
-}
-
-// hostOf returns the host and port of a URL; empty for none.
-func hostOf(address string) string {
-	_, host, _ := strings.Cut(address, "://")
-	return host
 }
 
 // restartOnSave restarts the worker each time that it is saved. A save ends the
