@@ -181,7 +181,6 @@ func (r *recorder) run(ctx context.Context, batch runner.Batch, sink runner.Sink
 		return err
 	}
 	run := r.runs.Add(1)
-	defer r.running.Add(-int64(len(batch.Items)))
 	for now := r.running.Add(int64(len(batch.Items))); now > r.most.Load(); {
 		if most := r.most.Load(); now > most && r.most.CompareAndSwap(most, now) {
 			if _, err := fmt.Fprintf(r.atOnce, "%d items\n", now); err != nil {
@@ -193,7 +192,10 @@ func (r *recorder) run(ctx context.Context, batch runner.Batch, sink runner.Sink
 	for i, item := range batch.Items {
 		answers[i] = []payload.Part{r.answer(item, run)}
 	}
-	if err := r.work(ctx, batch, answers, sink); err != nil {
+	err := r.work(ctx, batch, answers, sink)
+	// Before the outcomes: whoever has one may send the next item.
+	r.running.Add(-int64(len(batch.Items)))
+	if err != nil {
 		now := strconv.FormatInt(time.Now().UnixNano(), 10)
 		return errors.Join(err, write(r.cancelled, batch, func(runner.Item) string { return now }))
 	}
