@@ -167,8 +167,11 @@ stack: ## Run docker-compose.yml without Docker, all but Grafana (SCALE=classify
 .PHONY: quick
 quick: build vet test-plain python-quick ## Build, vet and test without the race detector; under a minute when warm
 
+CHECKS := lint vet proto-lint proto-breaking check-generated check-tidy python-lint test-race python-test test-clients test-browser test-traces test-stack bench-short test-fleet
+
 .PHONY: test
-test: lint vet proto-lint proto-breaking check-generated check-tidy python-lint test-race python-test test-clients test-browser test-traces test-stack bench-short test-fleet ## Run every check there is; what CI runs
+test: ## Run every check there is, those after a failure too; what CI runs
+	@$(MAKE) --no-print-directory --keep-going $(CHECKS)
 
 .PHONY: lint
 lint: $(LINT_BIN)/.built ## Run the linters and check the formatting of the Go code
