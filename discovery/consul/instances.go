@@ -29,6 +29,10 @@ const (
 	removeTimeout = 2 * time.Second
 )
 
+// Watchers learn of a killed instance after its TTL, or after a check that begins an interval later
+// and has as long: not negative, so it compiles.
+const _ = uint(discovery.MaxDetectTime-checkTTL) + uint(discovery.MaxDetectTime-2*checkInterval)
+
 // Announce implements discovery.Announcer.
 func (r *Registry) Announce(ctx context.Context, i discovery.Instance, report func(error)) error {
 	if err := i.Validate(); err != nil {

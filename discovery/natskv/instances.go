@@ -25,6 +25,8 @@ const (
 	renewInterval = instanceTTL / 4
 	// removeTimeout bounds the removal of an instance.
 	removeTimeout = 2 * time.Second
+	// inTime compiles as long as it is not negative.
+	inTime = uint(discovery.MaxDetectTime - instanceTTL - time.Second)
 	// keepLost is how long a watcher keeps instances whose stream was lost, so that they
 	// can register again.
 	keepLost = 3 * time.Second

@@ -94,7 +94,7 @@ func (u suite) testInstancesComeAndGo(t *testing.T, s Store) {
 	t.Logf("an instance that left was not healthy after %s", time.Since(begin).Round(time.Millisecond))
 	begin = time.Now()
 	second.Kill()
-	watcher.awaitInstances(t, discovery.MaxDetectTime)
+	watcher.awaitInstances(t, testbed.Patience)
 	t.Logf("a killed instance was not healthy after %s", time.Since(begin).Round(time.Millisecond))
 }
 
@@ -135,11 +135,11 @@ func (u suite) testInstanceHealthIsChecked(t *testing.T, s Store) {
 		t.Errorf("the address is %q, want %q", got, address)
 	}
 	h.SetServingStatus(i.ID, healthv1.HealthCheckResponse_NOT_SERVING)
-	watcher.awaitInstances(t, discovery.MaxDetectTime)
+	watcher.awaitInstances(t, testbed.Patience)
 	h.SetServingStatus(i.ID, healthv1.HealthCheckResponse_SERVING)
-	watcher.awaitInstances(t, discovery.MaxDetectTime, "checked")
+	watcher.awaitInstances(t, testbed.Patience, "checked")
 	stop()
-	watcher.awaitInstances(t, discovery.MaxDetectTime)
+	watcher.awaitInstances(t, testbed.Patience)
 }
 
 // The process that has the address of a killed one serves, and does not know its instance.
@@ -153,7 +153,7 @@ func (u suite) testSuccessorIsAnotherInstance(t *testing.T, s Store) {
 	watcher.awaitInstances(t, testbed.Patience, "killed")
 	p.Kill()
 	h.SetServingStatus(i.ID, healthv1.HealthCheckResponse_SERVICE_UNKNOWN)
-	watcher.awaitInstances(t, discovery.MaxDetectTime)
+	watcher.awaitInstances(t, testbed.Patience)
 }
 
 func (u suite) testInstanceOutlivesItsStore(t *testing.T, s Store) {
