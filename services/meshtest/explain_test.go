@@ -193,15 +193,18 @@ func TestQueuedRequestIsFoundInItsQueue(t *testing.T) {
 func TestReplyAfterTheDeadlineCompletesTheReport(t *testing.T) {
 	t.Parallel()
 	bed := meshtest.New(t)
-	release := make(chan struct{})
+	entered, release := make(chan struct{}), make(chan struct{})
 	bed.Host("deaf", each(func(context.Context, runner.Item) ([]payload.Part, error) {
+		close(entered)
 		<-release
 		return nil, errors.New("it is too late")
 	}))
 	g := bed.Gateway(nil, withAdmin)
 	request := requestFor("stage:deaf", "x")
-	request.Timeout = 100 * time.Millisecond
-	f := infer(t.Context(), g, request).want(t, fault.DeadlineExceeded)
+	request.Timeout = 3 * time.Second // a host drops what has expired before it runs
+	answered := send(t.Context(), g, request)
+	testbed.Receive(t, "the run", entered)
+	f := await(t, answered).want(t, fault.DeadlineExceeded)
 	id := f.Metadata["request_id"]
 	if r := mustExplain(t, g, id); len(r.GetSteps()) != 0 || r.GetFault().GetReason() != "DEADLINE_EXCEEDED" {
 		t.Errorf("before the reply it is %v", r)
