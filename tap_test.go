@@ -14,6 +14,7 @@ import (
 	"github.com/stagemesh/stagemesh/discovery/models"
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/internal/meshfile"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -41,7 +42,7 @@ func TestTapShowsRequestsAndDelaysNone(t *testing.T) {
 		Name: "score", Runner: sourceModels(), Config: stagehost.Config{Models: &stagehost.ModelSettings{Capacity: 16 << 20, DefaultSize: 1 << 20}},
 	}))
 	askWithKey := func(name string, data []byte, key string) error {
-		_, err := m.Infer(call.WithTenant(t.Context(), "blue"), &call.Request{
+		_, err := m.Infer(budget.WithTenant(t.Context(), "blue"), &call.Request{
 			Pipeline: name, Inputs: []payload.Part{payload.OfBlob("x", "text/plain", data)}, IdempotencyKey: key,
 		})
 		return err

@@ -8,6 +8,7 @@ import (
 	"github.com/stagemesh/stagemesh/dispatch"
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/store"
@@ -38,7 +39,7 @@ func (t meshTarget) Do(ctx context.Context, a dispatch.Attempt) dispatch.Answer 
 		return dispatch.Answer{Fault: fault.From(err)}
 	}
 	r.ID, r.Priority = a.Request, a.Priority
-	return answerOf(t.gateway.Jobs().RunJob(call.WithTenant(ctx, a.Tenant), a.StoredJob, r))
+	return answerOf(t.gateway.Jobs().RunJob(budget.WithTenant(ctx, a.Tenant), a.StoredJob, r))
 }
 
 // resumeSlack is how long after its deadline the result of a request may still be stored.
@@ -46,7 +47,7 @@ const resumeSlack = time.Second
 
 // Resume implements dispatch.Target.
 func (t meshTarget) Resume(ctx context.Context, a dispatch.Attempt) (dispatch.Answer, bool) {
-	ctx, cancel := context.WithDeadline(call.WithTenant(ctx, a.Tenant), a.Deadline.Add(resumeSlack))
+	ctx, cancel := context.WithDeadline(budget.WithTenant(ctx, a.Tenant), a.Deadline.Add(resumeSlack))
 	defer cancel()
 	r, f, ok := t.gateway.Service().AwaitStored(ctx, a.Request)
 	switch {

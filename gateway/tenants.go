@@ -72,7 +72,7 @@ func (g *Gateway) answerTenant(ctx context.Context, r bus.JobRequest) {
 		if err := memory.Reserve(int64(len(r.Data))); err != nil {
 			return nil, err
 		}
-		return port.AnswerJobMessage(call.WithTenant(budget.NewContext(ctx, memory), r.Tenant), g.jobs, r.Method, r.Data)
+		return port.AnswerJobMessage(budget.WithTenant(budget.NewContext(ctx, memory), r.Tenant), g.jobs, r.Method, r.Data)
 	}()
 	if err == nil {
 		if err = r.Respond(answer, 0, ""); errors.Is(err, bus.ErrTooLarge) {

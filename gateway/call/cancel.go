@@ -6,6 +6,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -25,15 +26,15 @@ func (s *Service) Cancel(ctx context.Context, requestID string) error {
 	if err := ctx.Err(); err != nil {
 		return fault.From(err)
 	}
-	tenant := TenantOf(ctx)
+	tenant := budget.TenantOf(ctx)
 	if s.table.cancel(id, tenant, cancelledFault()) {
 		return nil
 	}
 	// It is admitted as a request is, which this gateway knows nothing of.
-	if f := s.limiter.Acquire(TenantOf(ctx)); f != nil {
+	if f := s.limiter.Acquire(budget.TenantOf(ctx)); f != nil {
 		return f.WithMetadata(requestIDKey, string(id))
 	}
-	defer s.limiter.Release(TenantOf(ctx))
+	defer s.limiter.Release(budget.TenantOf(ctx))
 	if err := s.bus.Cancel(&envelope.Cancel{Mesh: s.settings.Mesh, Tenant: tenant, RequestID: id}); err != nil {
 		s.metrics.countCancel(failed)
 		return Unavailable(err).WithMetadata(requestIDKey, string(id))

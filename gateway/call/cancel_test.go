@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -221,7 +222,7 @@ func TestCancelIsItsTenantsOnly(t *testing.T) {
 			b := newBed(t)
 			b.alive()
 			items, asked := b.pulls(pipeline.Memory), through(b)
-			mine, others := call.WithTenant(t.Context(), "mine"), call.WithTenant(t.Context(), "other")
+			mine, others := budget.WithTenant(t.Context(), "mine"), budget.WithTenant(t.Context(), "other")
 			kept := infer(mine, b.service, ask("kept"))
 			item := testbed.Receive(t, "item", items)
 			fence := infer(mine, b.service, ask("fence"))

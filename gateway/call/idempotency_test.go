@@ -12,6 +12,7 @@ import (
 	"go.opentelemetry.io/otel/metric/noop"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -218,7 +219,7 @@ func TestKeyNamesItsRequest(t *testing.T) {
 			t.Errorf("%s: %v, want %s", name, err, test.want)
 		}
 	}
-	if _, err := other.RequestOf(call.WithTenant(t.Context(), "other"), key); fault.From(err).Reason != fault.NotFound {
+	if _, err := other.RequestOf(budget.WithTenant(t.Context(), "other"), key); fault.From(err).Reason != fault.NotFound {
 		t.Errorf("another tenant: %v", err)
 	}
 	b.broker.Stop()
@@ -260,7 +261,7 @@ func TestKeysBelongToTenantAndPipeline(t *testing.T) {
 	for _, of := range []struct{ tenant, pipeline string }{{"", whole}, {"a", whole}, {"b", whole}, {"", "one"}, {"", "two"}} {
 		r := withKey("key", of.tenant+" "+of.pipeline)
 		r.Pipeline = of.pipeline
-		answer := infer(call.WithTenant(t.Context(), of.tenant), b.service, r)
+		answer := infer(budget.WithTenant(t.Context(), of.tenant), b.service, r)
 		item := testbed.Receive(t, "item of "+of.tenant+" "+of.pipeline, items)
 		b.finish(item, did(item.env))
 		answers(t, answer, "did "+of.tenant+" "+of.pipeline)

@@ -111,7 +111,7 @@ func (s *Service) infer(ctx context.Context, r *Request, emit func(Chunk) error,
 	defer cancel()
 	env.Deadline, _ = ctx.Deadline() // the caller's may be earlier
 	env.TakesChunks = emit != nil
-	env.Tenant = TenantOf(ctx)
+	env.Tenant = budget.TenantOf(ctx)
 	waitForCapacity := p.WaitForCapacity
 	if r.WaitForCapacity != nil {
 		waitForCapacity = *r.WaitForCapacity
@@ -260,7 +260,7 @@ func (s *Service) placeOf(ctx context.Context) place {
 	if budget.FromContext(ctx) == nil {
 		return place{s, "", budget.NewAccount(s.settings.Budget, "")}
 	}
-	return place{s, TenantOf(ctx), nil}
+	return place{s, budget.TenantOf(ctx), nil}
 }
 
 // admit takes a request into flight, which must release.

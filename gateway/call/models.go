@@ -10,6 +10,7 @@ import (
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 
 	"github.com/stagemesh/stagemesh/discovery/models"
+	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/model"
@@ -142,12 +143,12 @@ func (s *Service) modelID(name string) (model.ID, *fault.Fault) {
 func (s *Service) LoadModel(ctx context.Context, name string) error {
 	id, f := s.modelID(name)
 	if f == nil {
-		f = s.limiter.Acquire(TenantOf(ctx))
+		f = s.limiter.Acquire(budget.TenantOf(ctx))
 	}
 	if f != nil {
 		return f
 	}
-	defer s.limiter.Release(TenantOf(ctx))
+	defer s.limiter.Release(budget.TenantOf(ctx))
 	ctx, stop, f := s.StartWait(ctx, s.settings.MaxTimeout)
 	if f != nil {
 		return f

@@ -2,13 +2,11 @@ package call
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"slices"
 	"time"
 
 	"github.com/stagemesh/stagemesh/gateway/pipelines"
-	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/passthrough"
@@ -62,16 +60,6 @@ type Request struct {
 }
 
 func (r *Request) isShadow() bool { return r.shadowModels != nil }
-
-// WithTenant returns a context whose calls are those of a tenant, a name as stages have:
-// the idempotency keys, the results and the requests of others are not the tenant's.
-// Other contexts, and the empty name, are one tenant too.
-func WithTenant(ctx context.Context, tenant string) context.Context {
-	return budget.WithTenant(ctx, tenant)
-}
-
-// TenantOf returns the tenant of a context; empty for none.
-func TenantOf(ctx context.Context) string { return budget.TenantOf(ctx) }
 
 // Response is the final answer to a request. Its memory, as that of a Chunk, is read-only: a
 // stage in the process may share it.

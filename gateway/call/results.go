@@ -31,10 +31,10 @@ func (s *Service) Result(ctx context.Context, requestID string, wait time.Durati
 	if wait < 0 {
 		return nil, fault.Newf(fault.InvalidRequest, "wait: %s is negative", wait).WithViolation("wait", "negative")
 	}
-	if f := s.limiter.Acquire(TenantOf(ctx)); f != nil {
+	if f := s.limiter.Acquire(budget.TenantOf(ctx)); f != nil {
 		return nil, f
 	}
-	defer s.limiter.Release(TenantOf(ctx))
+	defer s.limiter.Release(budget.TenantOf(ctx))
 	// The first question does not count as waiting: a result that is there is found
 	// however short the wait.
 	r, err := s.results.Get(ctx, id)
@@ -46,7 +46,7 @@ func (s *Service) Result(ctx context.Context, requestID string, wait time.Durati
 		defer stop()
 		r, err = s.results.Wait(waiting, id)
 	}
-	if err == nil && r.Tenant != TenantOf(ctx) {
+	if err == nil && r.Tenant != budget.TenantOf(ctx) {
 		err = store.ErrNoResult
 	}
 	switch {
@@ -78,7 +78,7 @@ func (s *Service) Result(ctx context.Context, requestID string, wait time.Durati
 // StartWait returns the context of a wait, MaxTimeout at most, which also ends as the gateway
 // stops. The caller calls stop after the wait.
 func (s *Service) StartWait(ctx context.Context, wait time.Duration) (waiting context.Context, stop func(), f *fault.Fault) {
-	tenant := TenantOf(ctx)
+	tenant := budget.TenantOf(ctx)
 	if f := s.waits.Reserve(tenant, 1); f != nil {
 		return nil, nil, f
 	}
@@ -115,7 +115,7 @@ func (s *Service) AwaitStored(ctx context.Context, id pipeline.RequestID) (r *Re
 	switch {
 	case errors.Is(err, envelope.ErrMalformed):
 		return nil, unreadable(err), true
-	case found == nil || found.Tenant != TenantOf(ctx):
+	case found == nil || found.Tenant != budget.TenantOf(ctx):
 		return nil, nil, false
 	}
 	return storedResponse(found), found.Reply.Fault, true
@@ -139,11 +139,11 @@ func (s *Service) RequestOf(ctx context.Context, k Key) (string, error) {
 		return "", fault.Newf(fault.InvalidRequest, "idempotency_key: %d bytes, from 1 to %d are allowed", len(k.Key), MaxIdempotencyKey).
 			WithViolation("idempotency_key", "%d bytes", len(k.Key))
 	}
-	if f := s.limiter.Acquire(TenantOf(ctx)); f != nil {
+	if f := s.limiter.Acquire(budget.TenantOf(ctx)); f != nil {
 		return "", f
 	}
-	defer s.limiter.Release(TenantOf(ctx))
-	k.Tenant = TenantOf(ctx)
+	defer s.limiter.Release(budget.TenantOf(ctx))
+	k.Tenant = budget.TenantOf(ctx)
 	record, err := s.keys.store.Get(ctx, k)
 	switch {
 	case ctx.Err() != nil:
@@ -166,8 +166,8 @@ func (s *Service) ReserveStored(ctx context.Context, of *store.Share, n int64) (
 
 func (s *Service) reserveStored(ctx context.Context, of *store.Share, isShared bool, n int64) (stored func(), f *fault.Fault) {
 	s.shares.LoadOrStore(of.Name(), of)
-	if stored, f = of.Reserve(ctx, TenantOf(ctx), isShared, n); f != nil {
-		s.metrics.rejectedStored.Add(ctx, 1, metric.WithAttributes(attribute.String("stream", of.Name()), attribute.String("tenant", TenantOf(ctx))))
+	if stored, f = of.Reserve(ctx, budget.TenantOf(ctx), isShared, n); f != nil {
+		s.metrics.rejectedStored.Add(ctx, 1, metric.WithAttributes(attribute.String("stream", of.Name()), attribute.String("tenant", budget.TenantOf(ctx))))
 	}
 	return stored, f
 }

@@ -161,7 +161,7 @@ func TestWaitsOfOneTenantLeaveRoomForAnother(t *testing.T) {
 	defer leave()
 	got := make(chan answered, inFlight)
 	wait := func(tenant string) {
-		response, err := b.service.Result(call.WithTenant(ctx, tenant), uuid.NewString(), testbed.Patience)
+		response, err := b.service.Result(budget.WithTenant(ctx, tenant), uuid.NewString(), testbed.Patience)
 		got <- answered{response, err}
 	}
 	for range waits {
@@ -171,7 +171,7 @@ func TestWaitsOfOneTenantLeaveRoomForAnother(t *testing.T) {
 		r := testbed.Receive(t, "a wait too many", got)
 		_ = wantFault(t, r.response, r.err, fault.Overloaded)
 	}
-	response, err := b.service.Result(call.WithTenant(ctx, "b"), uuid.NewString(), 10*time.Millisecond)
+	response, err := b.service.Result(budget.WithTenant(ctx, "b"), uuid.NewString(), 10*time.Millisecond)
 	_ = wantFault(t, response, err, fault.NotFound)
 	leave()
 	for range waits * 7 / 8 {
@@ -188,7 +188,7 @@ func TestRequestsOfOneTenantLeaveRoomForAnother(t *testing.T) {
 	b.ensureResults()
 	_ = b.pulls(pipeline.Memory)
 	as := func(tenant string) context.Context {
-		return budget.NewContext(call.WithTenant(t.Context(), tenant), budget.NewAccount(nil, tenant))
+		return budget.NewContext(budget.WithTenant(t.Context(), tenant), budget.NewAccount(nil, tenant))
 	}
 	for range inFlight * 7 / 8 {
 		infer(as("a"), b.service, ask("x"))

@@ -11,6 +11,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 
+	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -54,7 +55,7 @@ func (s *Service) startShadow(x *call, of *shadow, answer *Response) {
 		if s.shadows.start(func(ctx context.Context) {
 			defer func() { s.metrics.shadow(of, result) }()
 			defer s.shadowBytes.Release(tenant, size)
-			got, f := s.infer(WithTenant(ctx, tenant), &again, nil, time.Now(), nil, envelope.Trace{})
+			got, f := s.infer(budget.WithTenant(ctx, tenant), &again, nil, time.Now(), nil, envelope.Trace{})
 			switch {
 			case ctx.Err() != nil, f != nil && didNotRun(f.Reason):
 			case f != nil:

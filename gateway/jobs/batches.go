@@ -14,6 +14,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/store"
@@ -92,10 +93,10 @@ func (s *Service) ServesBatches() bool { return s.settings.Batches.Queue != "" }
 
 // CallBatches makes a call of one of the methods of files and batches.
 func (s *Service) CallBatches(ctx context.Context, do func() error) error {
-	if f := s.limiter.Acquire(call.TenantOf(ctx)); f != nil {
+	if f := s.limiter.Acquire(budget.TenantOf(ctx)); f != nil {
 		return f
 	}
-	defer s.limiter.Release(call.TenantOf(ctx))
+	defer s.limiter.Release(budget.TenantOf(ctx))
 	if f := s.batchStream.Ensure(ctx); f != nil {
 		return f
 	}
@@ -124,7 +125,7 @@ func (s *Service) CreateFile(ctx context.Context, from io.Reader, describe func(
 	}
 	defer stored()
 	reserve := func(n int64) (func(), *fault.Fault) { return s.calls.ReserveStored(ctx, s.batches.Files, n) }
-	data, size, err := s.batches.Write(ctx, call.TenantOf(ctx), reserve, func(to io.Writer) error {
+	data, size, err := s.batches.Write(ctx, budget.TenantOf(ctx), reserve, func(to io.Writer) error {
 		_, err := io.Copy(to, io.LimitReader(from, maxFileBytes+1))
 		return err
 	})
@@ -140,7 +141,7 @@ func (s *Service) CreateFile(ctx context.Context, from io.Reader, describe func(
 		return nil, err
 	}
 	file.Data = data
-	return &file.File, s.putFile(ctx, call.TenantOf(ctx), file)
+	return &file.File, s.putFile(ctx, budget.TenantOf(ctx), file)
 }
 
 // recordBytes is about what the record of a file or a batch takes.
@@ -209,7 +210,7 @@ func (s *Service) getRecord(ctx context.Context, kind, id string, into any) (seq
 	if _, err := parseRecordID(kind, id); err != nil {
 		return 0, noRecord(kind, id)
 	}
-	seq, err = s.batches.Get(ctx, kind, call.TenantOf(ctx), id, into)
+	seq, err = s.batches.Get(ctx, kind, budget.TenantOf(ctx), id, into)
 	switch {
 	case errors.Is(err, store.ErrNoRecord):
 		err = noRecord(kind, id)
@@ -280,7 +281,7 @@ func editRecord[R any](ctx context.Context, s *Service, kind, id string, edit fu
 		if err != nil || !isChanged {
 			return out, err
 		}
-		if _, err = s.batches.Put(ctx, kind, call.TenantOf(ctx), id, seq, out); !errors.Is(err, store.ErrJobChanged) || try == maxChangeTries {
+		if _, err = s.batches.Put(ctx, kind, budget.TenantOf(ctx), id, seq, out); !errors.Is(err, store.ErrJobChanged) || try == maxChangeTries {
 			return out, err
 		}
 	}
@@ -303,7 +304,7 @@ func (s *Service) ListBatches(ctx context.Context, o ListOptions) (*Page[store.B
 
 // listRecords returns a page of what view returns, nil for a record that is left out.
 func listRecords[R, T any](ctx context.Context, s *Service, kind string, o ListOptions, view func(*R) *T) (*Page[T], error) {
-	ids, err := s.batches.List(ctx, kind, call.TenantOf(ctx))
+	ids, err := s.batches.List(ctx, kind, budget.TenantOf(ctx))
 	if err != nil {
 		return nil, err
 	}
@@ -313,7 +314,7 @@ func listRecords[R, T any](ctx context.Context, s *Service, kind string, o ListO
 			continue
 		}
 		var record R
-		_, err := s.batches.Get(ctx, kind, call.TenantOf(ctx), id, &record)
+		_, err := s.batches.Get(ctx, kind, budget.TenantOf(ctx), id, &record)
 		if errors.Is(err, store.ErrNoRecord) || errors.Is(err, store.ErrNotRecord) || err == nil && idOf(&record) != id {
 			continue
 		}
@@ -357,7 +358,7 @@ func (s *Service) CreateBatch(ctx context.Context, in NewBatch) (*store.Batch, e
 			return nil, fault.InField(fault.InvalidRequest, "metadata", "%.*q: a key has at most %d characters, a value %d", shown, key, maxMetadataKey, maxMetadataValue)
 		}
 	}
-	if _, f := s.queueFor(call.TenantOf(ctx), s.settings.Batches.Queue); f != nil {
+	if _, f := s.queueFor(budget.TenantOf(ctx), s.settings.Batches.Queue); f != nil {
 		return nil, f
 	}
 	seconds, f := in.OutputExpiresAfter.seconds("output_expires_after", s.settings.Batches.Retention)
@@ -381,7 +382,7 @@ func (s *Service) CreateBatch(ctx context.Context, in NewBatch) (*store.Batch, e
 		},
 		Queue: s.settings.Batches.Queue, Input: file.Data, InputBytes: file.Bytes, FileSeconds: seconds,
 	}
-	_, err = s.batches.Put(ctx, store.BatchRecords, call.TenantOf(ctx), out.ID, 0, out)
+	_, err = s.batches.Put(ctx, store.BatchRecords, budget.TenantOf(ctx), out.ID, 0, out)
 	return &out.Batch, err
 }
 

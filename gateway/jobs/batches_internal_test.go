@@ -12,6 +12,7 @@ import (
 	"go.opentelemetry.io/otel/metric/noop"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/store"
 )
@@ -48,7 +49,7 @@ func (s *Service) wantFile(ctx context.Context, t *testing.T, id, want string) {
 func TestUploadOfACallerWhoHangsUpIsWhole(t *testing.T) {
 	t.Parallel()
 	s := ofBatches(t)
-	ctx, hangUp := context.WithCancel(call.WithTenant(t.Context(), "a"))
+	ctx, hangUp := context.WithCancel(budget.WithTenant(t.Context(), "a"))
 	file, err := s.CreateFile(ctx, strings.NewReader("content"), func() (FileOptions, error) {
 		hangUp()
 		return FileOptions{Purpose: purposeBatch}, nil
@@ -56,14 +57,14 @@ func TestUploadOfACallerWhoHangsUpIsWhole(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.wantFile(call.WithTenant(t.Context(), "a"), t, file.ID, "content")
+	s.wantFile(budget.WithTenant(t.Context(), "a"), t, file.ID, "content")
 }
 
 // A record whose answer was lost may be stored, so its bytes stay; those of the next try go.
 func TestOutputIsKeptThroughLostAnswers(t *testing.T) {
 	t.Parallel()
 	s, id := ofBatches(t), uuid.Must(uuid.NewV7())
-	ctx := call.WithTenant(t.Context(), "a")
+	ctx := budget.WithTenant(t.Context(), "a")
 	write := func(content string) *store.FileRecord {
 		data, size, err := s.batches.Write(ctx, "", nil, func(to io.Writer) error {
 			_, err := io.WriteString(to, content)
@@ -96,7 +97,7 @@ func TestOutputIsKeptThroughLostAnswers(t *testing.T) {
 func TestBatchExpiresBeforeItIsValidated(t *testing.T) {
 	t.Parallel()
 	s := ofBatches(t)
-	ctx := call.WithTenant(t.Context(), "a")
+	ctx := budget.WithTenant(t.Context(), "a")
 	r := &batchRunner{Service: s, validating: places(1), writing: places(1)}
 	if err := r.validating.Acquire(ctx, "b", 1); err != nil {
 		t.Fatal(err)

@@ -12,7 +12,6 @@ import (
 
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 
-	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/process"
@@ -148,7 +147,7 @@ func (r *batchRunner) receiveBatch(ctx context.Context, seq uint64, tenant strin
 	prefix, _ := pipeline.LineJobID(record.Queue, id, 0).Line()
 	b := r.runs[prefix]
 	if b == nil {
-		ctx = call.WithTenant(ctx, tenant)
+		ctx = budget.WithTenant(ctx, tenant)
 		lines, stop := context.WithDeadline(ctx, time.Unix(record.ExpiresAt, 0))
 		b = &batchRun{batchRunner: r, id: id, queue: record.Queue, tenant: tenant, log: r.settings.Logger.With("batch", record.ID), stop: stop, allEnded: make(chan struct{})}
 		r.runs[prefix] = b

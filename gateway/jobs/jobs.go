@@ -8,7 +8,7 @@
 //	response, err := s.GetJob(ctx, request)
 //	s.Stop()                        // once calls has stopped
 //
-// Every error is a *fault.Fault. A call is that of the tenant of its context, see call.WithTenant.
+// Every error is a *fault.Fault. A call is that of the tenant of its context, see budget.WithTenant.
 // Service is safe for concurrent use. Tests run a mesh of the library.
 package jobs
 
@@ -33,6 +33,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/stagemesh/stagemesh/internal/budget"
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
@@ -163,10 +164,10 @@ const (
 
 // SubmitJob stores a job and returns it; with an idempotency key also the job that has it.
 func (s *Service) SubmitJob(ctx context.Context, in *inferencev1.SubmitJobRequest) (*inferencev1.SubmitJobResponse, error) {
-	if f := s.limiter.Acquire(call.TenantOf(ctx)); f != nil {
+	if f := s.limiter.Acquire(budget.TenantOf(ctx)); f != nil {
 		return nil, f
 	}
-	defer s.limiter.Release(call.TenantOf(ctx))
+	defer s.limiter.Release(budget.TenantOf(ctx))
 	job, err := s.submit(ctx, in, pipeline.JobID{})
 	return &inferencev1.SubmitJobResponse{Job: job}, err
 }
@@ -174,7 +175,7 @@ func (s *Service) SubmitJob(ctx context.Context, in *inferencev1.SubmitJobReques
 // submit is SubmitJob of an admitted request. A line of a batch has the ID of its job, others the
 // zero ID. If the job of a line has ended, dispatchers find its record and drop this one.
 func (s *Service) submit(ctx context.Context, in *inferencev1.SubmitJobRequest, id pipeline.JobID) (*inferencev1.Job, error) {
-	name, tenant := pipeline.QueueName(in.GetQueue()), call.TenantOf(ctx)
+	name, tenant := pipeline.QueueName(in.GetQueue()), budget.TenantOf(ctx)
 	q, f := s.queueFor(tenant, name)
 	if f != nil {
 		return nil, f
@@ -241,10 +242,10 @@ const (
 // returns an error if the context ends, the gateway stops, or answer fails: then jobs without an
 // answer may be stored.
 func (s *Service) SubmitJobs(ctx context.Context, jobs iter.Seq2[*inferencev1.SubmitJobRequest, error], answer func(*inferencev1.Job, error) error) error {
-	if f := s.limiter.Acquire(call.TenantOf(ctx)); f != nil {
+	if f := s.limiter.Acquire(budget.TenantOf(ctx)); f != nil {
 		return f
 	}
-	defer s.limiter.Release(call.TenantOf(ctx))
+	defer s.limiter.Release(budget.TenantOf(ctx))
 	type submit struct {
 		bytes int
 		done  chan struct{}
@@ -301,7 +302,7 @@ func (s *Service) QueueOf(ctx context.Context, name string) pipeline.QueueName {
 	if f != nil {
 		return ""
 	}
-	if q, f := s.queueFor(call.TenantOf(ctx), p.Queue); f != nil || !slices.Contains(q.Pipelines, name) {
+	if q, f := s.queueFor(budget.TenantOf(ctx), p.Queue); f != nil || !slices.Contains(q.Pipelines, name) {
 		return ""
 	}
 	return p.Queue
@@ -338,7 +339,7 @@ func (s *Service) unknownQueue(tenant string, name pipeline.QueueName) *fault.Fa
 // requireQueue returns a fault if a queue is neither there, nor one that was and that the broker
 // still has.
 func (s *Service) requireQueue(ctx context.Context, name pipeline.QueueName) *fault.Fault {
-	_, unknown := s.queueOf(call.TenantOf(ctx), name)
+	_, unknown := s.queueOf(budget.TenantOf(ctx), name)
 	if unknown == nil || pipeline.ValidName("queue", string(name)) != nil {
 		return unknown
 	}

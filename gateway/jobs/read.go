@@ -37,15 +37,15 @@ func (s *Service) GetJob(ctx context.Context, in *inferencev1.GetJobRequest) (*i
 	case wait < 0:
 		return nil, fault.InField(fault.InvalidRequest, "wait", "%s is negative", wait)
 	}
-	if f := s.limiter.Acquire(call.TenantOf(ctx)); f != nil {
+	if f := s.limiter.Acquire(budget.TenantOf(ctx)); f != nil {
 		return nil, f
 	}
-	defer s.limiter.Release(call.TenantOf(ctx))
+	defer s.limiter.Release(budget.TenantOf(ctx))
 	id, f := s.jobID(ctx, in.GetId())
 	if f != nil {
 		return nil, f
 	}
-	tenant := call.TenantOf(ctx)
+	tenant := budget.TenantOf(ctx)
 	found, err := s.findJob(ctx, id, tenant)
 	if err == nil && wait > 0 && !store.IsEnd(found.GetJob().GetState()) {
 		release := func() {}
@@ -159,15 +159,15 @@ const maxChangeTries = 8
 // CancelJob cancels a job, and returns it as it is then. One that waits has ended then; one that
 // runs is stopped soon after; one that has ended stays as it is.
 func (s *Service) CancelJob(ctx context.Context, in *inferencev1.CancelJobRequest) (*inferencev1.CancelJobResponse, error) {
-	if f := s.limiter.Acquire(call.TenantOf(ctx)); f != nil {
+	if f := s.limiter.Acquire(budget.TenantOf(ctx)); f != nil {
 		return nil, f
 	}
-	defer s.limiter.Release(call.TenantOf(ctx))
+	defer s.limiter.Release(budget.TenantOf(ctx))
 	id, f := s.jobID(ctx, in.GetId())
 	if f != nil {
 		return nil, f
 	}
-	tenant := call.TenantOf(ctx)
+	tenant := budget.TenantOf(ctx)
 	err := store.ErrJobChanged
 	for range maxChangeTries {
 		var out *inferencev1.Job
@@ -224,14 +224,14 @@ func (s *Service) ListJobs(ctx context.Context, in *inferencev1.ListJobsRequest)
 	case wait < 0 || in.GetWait() != nil && !in.GetEnded():
 		return nil, fault.InField(fault.InvalidRequest, "wait", "is for jobs that have ended, and not negative")
 	}
-	if f := s.limiter.Acquire(call.TenantOf(ctx)); f != nil {
+	if f := s.limiter.Acquire(budget.TenantOf(ctx)); f != nil {
 		return nil, f
 	}
-	defer s.limiter.Release(call.TenantOf(ctx))
+	defer s.limiter.Release(budget.TenantOf(ctx))
 	if f := s.requireQueue(ctx, queue); f != nil {
 		return nil, f
 	}
-	limit, out, tenant := int(min(cmp.Or(in.GetLimit(), defaultJobPage), maxJobPage)), new(inferencev1.ListJobsResponse), call.TenantOf(ctx)
+	limit, out, tenant := int(min(cmp.Or(in.GetLimit(), defaultJobPage), maxJobPage)), new(inferencev1.ListJobsResponse), budget.TenantOf(ctx)
 	next := s.nextQueued
 	if in.GetEnded() {
 		next = s.nextEnded

@@ -72,17 +72,17 @@ func (s *Service) WatchJob(ctx context.Context, jobID, after string, emit func(*
 		return f
 	}
 	hasBegun := false
-	w := &jobWatch{service: s, id: id, tenant: call.TenantOf(ctx), next: 1, revision: math.MaxUint64, emit: func(e *inferencev1.WatchJobResponse) error {
+	w := &jobWatch{service: s, id: id, tenant: budget.TenantOf(ctx), next: 1, revision: math.MaxUint64, emit: func(e *inferencev1.WatchJobResponse) error {
 		hasBegun = true
 		return emit(e)
 	}}
 	if f := w.parse(after); f != nil {
 		return f
 	}
-	if f := s.limiter.Acquire(call.TenantOf(ctx)); f != nil {
+	if f := s.limiter.Acquire(budget.TenantOf(ctx)); f != nil {
 		return f
 	}
-	defer s.limiter.Release(call.TenantOf(ctx))
+	defer s.limiter.Release(budget.TenantOf(ctx))
 	err := w.begin(ctx)
 	if err == nil {
 		err = w.advance(ctx)

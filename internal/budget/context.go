@@ -7,7 +7,8 @@ type (
 	accountKey struct{}
 )
 
-// WithTenant returns the context of a tenant's work; empty is no tenant.
+// WithTenant returns the context of a tenant's work, a name as stages have: the idempotency keys,
+// results and requests of others are not the tenant's. Those without one are one tenant too.
 func WithTenant(ctx context.Context, tenant string) context.Context {
 	if tenant == "" {
 		return ctx
