@@ -207,8 +207,8 @@ func (b *broker) options(folder string) (*server.Options, error) {
 // guard requires TLS and a token of those that join, as far as the settings have them.
 func (b *broker) guard(o *server.Options) (err error) {
 	s := b.settings
-	pair := credentials.Pair{CertFile: s.ListenCertFile, KeyFile: s.ListenKeyFile, Log: b.log.log}
-	if o.TLSConfig, err = pair.Server("nats.listen_"); err != nil {
+	pair := credentials.Pair{CertFile: s.ListenCertFile, KeyFile: s.ListenKeyFile}
+	if o.TLSConfig, err = pair.Server("nats.listen_", b.log.log); err != nil {
 		return err
 	}
 	if s.TokenFile == "" {
@@ -220,11 +220,11 @@ func (b *broker) guard(o *server.Options) (err error) {
 	if _, err := credentials.Token(s.TokenFile); err != nil {
 		return fmt.Errorf("nats.token_file: %w", err)
 	}
-	tokens, err := credentials.ReadTokens(s.TokenFile)
+	tokens, err := credentials.ReadTokens(s.TokenFile, b.log.log)
 	if err != nil {
 		return fmt.Errorf("nats.token_file: %w", err)
 	}
-	o.CustomClientAuthentication = tokenHolders{tokens.LogTo(b.log.log)}
+	o.CustomClientAuthentication = tokenHolders{tokens}
 	return nil
 }
 

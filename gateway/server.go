@@ -61,18 +61,15 @@ type secrets struct {
 }
 
 func (a Access) read(log *slog.Logger) (s secrets, err error) {
-	pair := a.pair()
-	pair.Log = log
-	if s.tls, err = pair.Server(""); err != nil {
+	if s.tls, err = a.pair().Server("", log); err != nil {
 		return secrets{}, err
 	}
 	if a.TokenFile == "" {
 		return s, nil
 	}
-	if s.tokens, err = credentials.ReadTokens(a.TokenFile); err != nil {
+	if s.tokens, err = credentials.ReadTokens(a.TokenFile, log); err != nil {
 		return secrets{}, fmt.Errorf("token_file: %w", err)
 	}
-	s.tokens.LogTo(log)
 	return s, nil
 }
 

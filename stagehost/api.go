@@ -37,10 +37,8 @@ func (h *Host) listen(ctx context.Context) error {
 		return nil
 	}
 	if h.settings.CertFile != "" {
-		pair := h.settings.pair()
-		pair.Log = h.settings.Logger
 		var err error
-		if h.tls, err = pair.Server("stage " + string(h.settings.Stage) + ": "); err != nil {
+		if h.tls, err = h.settings.pair().Server("stage "+string(h.settings.Stage)+": ", h.settings.Logger); err != nil {
 			return err
 		}
 	}
@@ -151,10 +149,9 @@ type callers struct {
 // readCallers reads the files that say who may call.
 func (h *Host) readCallers() (err error) {
 	if path := h.settings.TokenFile; path != "" {
-		if h.callers.tokens, err = auth.ReadTokens(path); err != nil {
+		if h.callers.tokens, err = auth.ReadTokens(path, h.settings.Logger); err != nil {
 			return fmt.Errorf("token_file: %w", err)
 		}
-		h.callers.tokens.LogTo(h.settings.Logger)
 	}
 	if path := h.settings.ClientCAFile; path != "" {
 		if h.callers.authorities, err = auth.Roots(path); err != nil {

@@ -2,7 +2,7 @@
 // the options by which a process authenticates to the broker.
 //
 //	token, err := credentials.Token("/etc/mesh/token")
-//	tokens, err := credentials.ReadTokens("/etc/mesh/tokens") // of callers, one a line
+//	tokens, err := credentials.ReadTokens("/etc/mesh/tokens", log) // of callers, one a line
 //	err = credentials.Pair{CertFile: cert, KeyFile: key}.Check("nats.")
 //	certificate, err := credentials.Pair{CertFile: cert, KeyFile: key}.Load("nats.")
 //	options, err := broker.Options() // of nats.Connect
@@ -89,11 +89,7 @@ func Roots(path string) (*x509.CertPool, error) {
 
 // Pair names the files of a certificate chain and of its key, in PEM. Both empty
 // means no certificate.
-type Pair struct {
-	CertFile, KeyFile string
-	// Log, where set, is told of later reads by a server.
-	Log *slog.Logger
-}
+type Pair struct{ CertFile, KeyFile string }
 
 // Check reports a certificate without a key, or a key without a certificate. The
 // prefix precedes cert_file and key_file in the operator's file.
@@ -128,19 +124,18 @@ func (p Pair) Load(prefix string) (tls.Certificate, error) {
 }
 
 // Server returns the TLS configuration of a server with the pair; nil without one. The files are read
-// again when they change.
-func (p Pair) Server(prefix string) (*tls.Config, error) {
+// again when they change, which is logged.
+func (p Pair) Server(prefix string, log *slog.Logger) (*tls.Config, error) {
 	if p.CertFile == "" {
 		return nil, nil
 	}
-	files, err := newReloaded(func() (*tls.Certificate, error) {
+	files, err := newReloaded(log, func() (*tls.Certificate, error) {
 		certificate, err := p.Load(prefix)
 		return &certificate, err
 	}, p.CertFile, p.KeyFile)
 	if err != nil {
 		return nil, err
 	}
-	files.logTo(p.Log)
 	return &tls.Config{
 		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return files.get(), nil },
 		MinVersion:     tls.VersionTLS12,

@@ -13,18 +13,18 @@ import (
 type reloaded[T any] struct {
 	paths []string
 	read  func() (T, error)
+	log   *slog.Logger
 
 	mu      sync.Mutex
 	checked time.Time
 	version string
 	value   T
-	log     *slog.Logger
 }
 
 const reloadEvery = time.Second
 
-func newReloaded[T any](read func() (T, error), paths ...string) (*reloaded[T], error) {
-	r := &reloaded[T]{paths: paths, read: read, checked: time.Now()}
+func newReloaded[T any](log *slog.Logger, read func() (T, error), paths ...string) (*reloaded[T], error) {
+	r := &reloaded[T]{paths: paths, read: read, log: log, checked: time.Now()}
 	r.version = r.versions()
 	var err error
 	r.value, err = read()
@@ -44,23 +44,13 @@ func (r *reloaded[T]) get() T {
 		return r.value
 	}
 	r.version = version
-	value, err := r.read()
-	switch {
-	case err == nil:
-		r.value = value
-		if r.log != nil {
-			r.log.Info("tokens or certificates were read again", "files", r.paths)
-		}
-	case r.log != nil:
+	if value, err := r.read(); err != nil {
 		r.log.Error("tokens or certificates that were changed are not used", "error", err)
+	} else {
+		r.value = value
+		r.log.Info("tokens or certificates were read again", "files", r.paths)
 	}
 	return r.value
-}
-
-func (r *reloaded[T]) logTo(log *slog.Logger) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.log = log
 }
 
 func (r *reloaded[T]) versions() (out string) {

@@ -22,11 +22,10 @@ func TestTokensAreReplacedWithoutARestart(t *testing.T) {
 	t.Parallel()
 	path := testbed.SecretFile(t, "open-sesame one\n")
 	log := &testbed.Log{}
-	tokens, err := credentials.ReadTokens(path)
+	tokens, err := credentials.ReadTokens(path, slog.New(slog.NewTextHandler(log, nil)))
 	if err != nil {
 		t.Fatal(err)
 	}
-	tokens.LogTo(slog.New(slog.NewTextHandler(log, nil)))
 	accepts := func(token string) bool {
 		_, ok := tokens.Tenant(token)
 		return ok
@@ -52,7 +51,7 @@ func TestCertificatesAreReplacedWithoutARestart(t *testing.T) {
 	t.Parallel()
 	authority := testbed.NewAuthority(t)
 	cert, key := authority.Certificate("one")
-	config, err := credentials.Pair{CertFile: cert, KeyFile: key}.Server("")
+	config, err := credentials.Pair{CertFile: cert, KeyFile: key}.Server("", slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -71,9 +71,10 @@ func NewTokens(text string) (Tokens, error) {
 	return out, nil
 }
 
-// ReadTokens reads tokens from a file, one per line. They are read again when the file changes.
-func ReadTokens(path string) (Tokens, error) {
-	file, err := newReloaded(func() (Tokens, error) {
+// ReadTokens reads tokens from a file, one per line. They are read again when the file changes,
+// which is logged.
+func ReadTokens(path string, log *slog.Logger) (Tokens, error) {
+	file, err := newReloaded(log, func() (Tokens, error) {
 		data, err := Read(path)
 		if err != nil {
 			return Tokens{}, err
@@ -90,14 +91,6 @@ func ReadTokens(path string) (Tokens, error) {
 	out := file.value
 	out.file = file
 	return out, nil
-}
-
-// LogTo has later reads of the file logged.
-func (t Tokens) LogTo(log *slog.Logger) Tokens {
-	if t.file != nil {
-		t.file.logTo(log)
-	}
-	return t
 }
 
 // String implements fmt.Stringer. It reveals nothing.

@@ -33,12 +33,12 @@ func TestTokensAreReadFromAFileOneALine(t *testing.T) {
 		if err := os.WriteFile(path, []byte(test.text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		_, err := credentials.ReadTokens(path)
+		_, err := credentials.ReadTokens(path, nil)
 		if (err == nil) != (test.want == "") || err != nil && (!strings.Contains(err.Error(), test.want) || !strings.HasPrefix(err.Error(), path) || strings.Contains(strings.TrimPrefix(err.Error(), path), "ecret")) {
 			t.Errorf("%s: got %v", name, err)
 		}
 	}
-	if _, err := credentials.ReadTokens(filepath.Join(folder, "nowhere")); !errors.Is(err, os.ErrNotExist) {
+	if _, err := credentials.ReadTokens(filepath.Join(folder, "nowhere"), nil); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("got %v", err)
 	}
 }
