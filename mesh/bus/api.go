@@ -219,10 +219,6 @@ const (
 	maxReadBytes = 32 << 20
 	// smallRecord is more than a message of a stream that keeps small records.
 	smallRecord = 1 << 20
-	// A stored message counts against its request three times: as received, as decoded and as
-	// encoded. maxCounted is less than the least budget of a gateway.
-	readFactor = 3
-	maxCounted = 16 << 20
 )
 
 // largest returns the size of the largest message that a stream may have.
@@ -266,7 +262,7 @@ func (b *Bus) requestStored(ctx context.Context, stream, subject string, questio
 	}
 	defer release()
 	if err == nil {
-		if err := budget.FromContext(ctx).ReserveOutput(min(readFactor*int64(len(msg.Data)), maxCounted)); err != nil {
+		if err := budget.FromContext(ctx).ReserveResponse(int64(len(msg.Data))); err != nil {
 			return nil, err
 		}
 	}

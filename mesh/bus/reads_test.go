@@ -74,10 +74,12 @@ func TestReadCountsAgainstItsRequest(t *testing.T) {
 	broker := testbed.StartBroker(t, func(o *server.Options) { o.MaxPayload = 8 << 20 })
 	stream, subject := largeMessages(t, broker, size)
 	b := broker.Connect(mesh)
-	memory := budget.NewPool(budget.Settings{Limit: 4 << 20, Name: "bytes", Key: "the.key"})
+	memory := budget.NewPool(budget.Settings{Limit: 12 * size, Name: "bytes", Key: "the.key"})
 	ctx, release := budget.WithScope(budget.NewContext(t.Context(), budget.NewAccount(memory, "")))
-	if _, err := b.Last(ctx, stream, subject); err != nil || memory.Held() != 3*size {
-		t.Errorf("%v, %d bytes are held after a read of %d", err, memory.Held(), size)
+	for read := int64(1); read <= 4; read++ {
+		if _, err := b.Last(ctx, stream, subject); err != nil || memory.Held() != 3*size*read {
+			t.Errorf("%v, %d bytes are held after %d reads of %d", err, memory.Held(), read, size)
+		}
 	}
 	if _, err := b.Last(ctx, stream, subject); err == nil {
 		t.Error("a message beyond the budget was read")

@@ -24,7 +24,7 @@ const StoreRetry = 5 * time.Second
 
 // StoreFault returns the caller's fault for an error about a full store, else nil.
 func StoreFault(err error) *fault.Fault {
-	if !errors.Is(err, ErrStoreFull) && !errors.Is(err, ErrQueueFull) {
+	if !IsFull(err) {
 		return nil
 	}
 	return fault.Newf(fault.StoreFull, "%w", err).WithRetryAfter(StoreRetry)
