@@ -140,8 +140,6 @@ func (p *Port) ready() (string, error) {
 const (
 	readHeaderTimeout = 5 * time.Second
 	bodyTimeout       = time.Second
-	idleTimeout       = 2 * time.Minute
-	maxHeaderBytes    = transport.MaxHeaderBytes
 	maxBodyBytes      = 1 << 20
 	stopTimeout       = 5 * time.Second
 	// maxScrapes is how many read the metrics at a time.
@@ -305,7 +303,7 @@ func boundBodies(next http.Handler) http.Handler {
 // are being written.
 func servePort(ctx context.Context, listener net.Listener, handler http.Handler) error {
 	server := &http.Server{
-		Handler: boundBodies(handler), ReadHeaderTimeout: readHeaderTimeout, IdleTimeout: idleTimeout, WriteTimeout: writeTimeout, MaxHeaderBytes: maxHeaderBytes,
+		Handler: boundBodies(handler), ReadHeaderTimeout: readHeaderTimeout, IdleTimeout: transport.IdleTimeout, WriteTimeout: writeTimeout, MaxHeaderBytes: transport.MaxHeaderBytes,
 	}
 	served := make(chan error, 1)
 	listener = transport.NewConnections(maxConnections, false).Listen(listener)

@@ -14,6 +14,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/config"
 )
 
@@ -294,9 +295,9 @@ func TestPortClosesConnectionsThatDoNothing(t *testing.T) {
 	}{
 		"half a header":      {large, "GET / HTTP/1.1\r\n", true, readHeaderTimeout},
 		"nothing":            {large, "", true, readHeaderTimeout},
-		"no second request":  {portHandler(isReady, isReady, metrics()), "GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n", true, idleTimeout},
+		"no second request":  {portHandler(isReady, isReady, metrics()), "GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n", true, transport.IdleTimeout},
 		"an answer not read": {large, "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", false, writeTimeout},
-		"a header too large": {large, "GET / HTTP/1.1\r\nHost: localhost\r\nX: " + strings.Repeat("x", 2*maxHeaderBytes), true, readHeaderTimeout},
+		"a header too large": {large, "GET / HTTP/1.1\r\nHost: localhost\r\nX: " + strings.Repeat("x", 2*transport.MaxHeaderBytes), true, readHeaderTimeout},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			ctx, stop := context.WithCancel(t.Context())

@@ -173,7 +173,7 @@ func (s GRPCSettings) openStream(ctx context.Context, info *tap.Info) (context.C
 	}
 	isStandard := strings.HasPrefix(service, "grpc.reflection.")
 	if isStandard {
-		settings.MaxMessageBytes, settings.Uncompressed = maxProbeBytes, true
+		settings.MaxMessageBytes, settings.Uncompressed = MaxProbeBytes, true
 	}
 	stream, err := conn.open(header, account, settings, isAnonymous)
 	if err != nil {

@@ -8,14 +8,14 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
-// maxProbeBytes bounds the message of a health check, which needs no token.
-const maxProbeBytes = 64 << 10
+// MaxProbeBytes bounds the messages of health and reflection, which need no token or little.
+const MaxProbeBytes = 64 << 10
 
 // NewHealth returns gRPC health. The function returns whether something of a name serves, a
 // channel that closes when that may have changed, and a NOT_FOUND fault for other names. Where
 // the channel is nil there is no Watch.
 func NewHealth(status func(ctx context.Context, name string) (isServing bool, changed <-chan struct{}, err error)) *Service {
-	out := NewService(healthpb.File_grpc_health_v1_health_proto.Services().ByName("Health"), Settings{MaxMessageBytes: maxProbeBytes, Uncompressed: true, StallTimeout: HandshakeTimeout})
+	out := NewService(healthpb.File_grpc_health_v1_health_proto.Services().ByName("Health"), Settings{MaxMessageBytes: MaxProbeBytes, Uncompressed: true, StallTimeout: HandshakeTimeout})
 	answer := func(isServing bool) *healthpb.HealthCheckResponse {
 		if isServing {
 			return &healthpb.HealthCheckResponse{Status: healthpb.HealthCheckResponse_SERVING}

@@ -17,9 +17,6 @@ import (
 // NOT_FOUND fault when there is no such pipeline; and otherwise what is wrong.
 type Health func(ctx context.Context, name string) error
 
-// maxProbeBytes bounds the messages of reflection.
-const maxProbeBytes = 64 << 10
-
 // healthName is the service of gRPC health.
 const healthName = "grpc.health.v1.Health"
 
@@ -49,8 +46,8 @@ func (p *Port) allServices() []string {
 // mountReflection serves gRPC reflection for the RPC services, and for health.
 func (p *Port) mountReflection(mux *http.ServeMux) {
 	reflector := grpcreflect.NewStaticReflector(p.describedServices()...)
-	mux.Handle(grpcreflect.NewHandlerV1(reflector, connect.WithReadMaxBytes(maxProbeBytes)))
-	mux.Handle(grpcreflect.NewHandlerV1Alpha(reflector, connect.WithReadMaxBytes(maxProbeBytes)))
+	mux.Handle(grpcreflect.NewHandlerV1(reflector, connect.WithReadMaxBytes(transport.MaxProbeBytes)))
+	mux.Handle(grpcreflect.NewHandlerV1Alpha(reflector, connect.WithReadMaxBytes(transport.MaxProbeBytes)))
 }
 
 // GetServiceInfo implements reflection.ServiceInfoProvider.
