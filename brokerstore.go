@@ -15,6 +15,7 @@ import (
 
 	"github.com/nats-io/nats-server/v2/server"
 	"go.opentelemetry.io/otel/metric"
+	"golang.org/x/sys/unix"
 
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/config"
@@ -112,7 +113,7 @@ func (s *brokerStore) fail(text string) {
 func (s *brokerStore) checkStart(streams int64) error {
 	free, _, err := diskSpace(s.folder)
 	if err != nil {
-		return nil //nolint:nilerr // unknown on this system
+		return nil //nolint:nilerr // the broker makes the folder, or reports why it cannot
 	}
 	if free < leastSpace {
 		return fmt.Errorf("nats.store_dir: the disk of %s has %s free, and the broker needs %s to start; make space, or name another folder", s.folder, config.Bytes(free), config.Bytes(leastSpace))
@@ -132,6 +133,13 @@ func (s *brokerStore) checkStart(streams int64) error {
 			"folder", s.folder, "free", config.Bytes(free), "used", config.Bytes(used), "streams", config.Bytes(streams))
 	}
 	return nil
+}
+
+// diskSpace returns the free and all bytes of the file system that has the folder.
+func diskSpace(folder string) (free, total int64, err error) {
+	var s unix.Statfs_t
+	err = unix.Statfs(folder, &s)
+	return int64(s.Bavail) * int64(s.Bsize), int64(s.Blocks) * int64(s.Bsize), err
 }
 
 // watch limits the broker while the disk is full, and starts JetStream again after a failed write,
@@ -200,11 +208,11 @@ func (s *brokerStore) reopen(ctx context.Context, c server.JetStreamConfig) erro
 	if err != nil {
 		return err
 	}
-	answered, err := bus.AnswerUnavailable(s.broker, options...)
+	stop, err := bus.AnswerUnavailable(s.broker, options...)
 	if err != nil {
 		return err
 	}
-	defer answered()
+	defer stop()
 	if err := s.broker.ShutdownJetStream(); err != nil {
 		return err
 	}
@@ -218,7 +226,7 @@ func (s *brokerStore) reopen(ctx context.Context, c server.JetStreamConfig) erro
 	if err := s.broker.limit(false); err != nil {
 		return err
 	}
-	answered()
+	stop()
 	s.disconnectReaders()
 	err = bus.CreateStreams(s.broker, queues, options...)
 	s.broker.log.log.Warn("the broker's streams were opened again after a write had failed", "took", time.Since(began))

@@ -347,5 +347,5 @@ func (g *Gateway) health(ctx context.Context, name string) error {
 	if name == "" {
 		return nil
 	}
-	return g.service.PipelineServed(ctx, name)
+	return g.service.PipelineReady(ctx, name, false)
 }

@@ -81,8 +81,9 @@ func (h *handler) membershipChanged() <-chan struct{} {
 
 // Traffic is the state of the mesh on its broker. Errors are *fault.Fault.
 type Traffic interface {
-	// PipelineReady returns nil when every stage of a pipeline has a host.
-	PipelineReady(ctx context.Context, name string) error
+	// PipelineReady returns nil when every stage of a pipeline has a host, for durable requests too if
+	// alsoFile is true.
+	PipelineReady(ctx context.Context, name string, alsoFile bool) error
 	// Stage reports whether a stage has a host, and the state of its queues.
 	Stage(ctx context.Context, name pipeline.StageName) (call.StageState, error)
 	// Requests returns the oldest requests in flight that pass a stage, empty for all, and

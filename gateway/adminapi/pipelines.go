@@ -82,7 +82,7 @@ func (h *handler) status(ctx context.Context, e pipelines.Entry) *adminv1.Pipeli
 	if e.Revision != 0 {
 		out.AppliedAt = timestamppb.New(e.AppliedAt)
 	}
-	err := h.Traffic.PipelineReady(ctx, string(e.Pipeline.Name))
+	err := h.Traffic.PipelineReady(ctx, string(e.Pipeline.Name), true)
 	if out.Ready = err == nil; !out.GetReady() {
 		out.Cause = fault.From(err).Message
 	}

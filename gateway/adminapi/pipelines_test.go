@@ -134,7 +134,7 @@ func (t traffic) Explain(context.Context, string) (*meshv1.RequestReport, error)
 	return t.report, nil
 }
 
-func (t traffic) PipelineReady(_ context.Context, name string) error {
+func (t traffic) PipelineReady(_ context.Context, name string, _ bool) error {
 	if name == "ready" {
 		return nil
 	}

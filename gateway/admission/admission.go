@@ -46,13 +46,11 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
-
-// RetryAfter is when a caller comes back where nothing better is known.
-const RetryAfter = time.Second
 
 // The least and the most that a rejected caller is asked to wait.
 const (
@@ -65,7 +63,7 @@ const (
 // time is 0.
 func spread(after time.Duration) time.Duration {
 	if after <= 0 {
-		after = RetryAfter
+		after = budget.RetryAfter
 	}
 	after = min(max(after, minRetry), maxRetry)
 	return after + rand.N(after/4)
@@ -79,14 +77,14 @@ func Rejection(err error, hop *pipeline.Hop) *fault.Fault {
 		f = at(f, hop)
 	}
 	if f.Retryable() {
-		f = f.WithRetryAfter(RetryAfter)
+		f = f.WithRetryAfter(budget.RetryAfter)
 	}
 	return f
 }
 
 // Stopping is the fault of a gateway that takes no more requests.
 func Stopping() *fault.Fault {
-	return fault.New(fault.ShuttingDown, "the gateway is stopping").WithRetryAfter(RetryAfter)
+	return fault.New(fault.ShuttingDown, "the gateway is stopping").WithRetryAfter(budget.RetryAfter)
 }
 
 func at(f *fault.Fault, hop *pipeline.Hop) *fault.Fault {

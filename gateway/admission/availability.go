@@ -10,6 +10,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 
+	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -173,7 +174,7 @@ func (r *hostReport) fault(hop *pipeline.Hop, d pipeline.Durability) *fault.Faul
 	case r.serves(d):
 	case cause != "":
 		f := fault.Newf(fault.NoCapacity, "stage %s has no ready host for durability %s: %s", hop.Stage, d, cause)
-		return at(f, hop).WithRetryAfter(RetryAfter)
+		return at(f, hop).WithRetryAfter(budget.RetryAfter)
 	default:
 		return at(fault.Newf(fault.NotSupported, "stage %s has no queue of durability %s, only %v; ask for one of those, or add it to the stage's queue.durabilities", hop.Stage, d, r.availability.Durabilities), hop)
 	}

@@ -189,7 +189,7 @@ func (d *departures) retryAfter(limit int, now time.Time) time.Duration {
 	}
 	count := d.previous + d.current
 	if count == 0 || period <= 0 {
-		return RetryAfter
+		return budget.RetryAfter
 	}
 	free := 1 + limit/freePart
 	return min(max(time.Duration(float64(period)*float64(free)/float64(count)), minRetry), maxRetry)

@@ -115,7 +115,7 @@ func (b *bed) bounce() {
 	b.broker.Stop()
 	testbed.Eventually(b.t, "the connection is lost", func() bool { return b.service.Ready() != nil && !b.host.Connected() })
 	b.broker.Restore()
-	testbed.Eventually(b.t, "the connection is back", func() bool { return b.service.PipelineReady(b.t.Context(), whole) == nil && b.host.Connected() })
+	testbed.Eventually(b.t, "the connection is back", func() bool { return b.service.PipelineReady(b.t.Context(), whole, true) == nil && b.host.Connected() })
 }
 
 func TestBrokerWithoutSpaceForResultsFailsFast(t *testing.T) {

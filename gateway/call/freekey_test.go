@@ -50,7 +50,7 @@ func (b *bed) fillQueue() {
 // awaitReady waits until the gateway knows the stage's host.
 func (b *bed) awaitReady() {
 	b.t.Helper()
-	testbed.Eventually(b.t, "the stage is served", func() bool { return b.service.PipelineReady(b.t.Context(), whole) == nil })
+	testbed.Eventually(b.t, "the stage is served", func() bool { return b.service.PipelineReady(b.t.Context(), whole, true) == nil })
 }
 
 // purge empties the queue.

@@ -10,7 +10,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/stagemesh/stagemesh/gateway/admission"
+	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -230,7 +230,7 @@ func (i *idempotent) end(ctx context.Context, err error) (*Response, error) {
 		return nil, unreadable(err)
 	case errors.Is(err, bus.ErrQueueFull):
 		return nil, fault.New(fault.Overloaded, "the mesh stores as many idempotency keys as idempotency.max_bytes allows; the request was not queued").
-			WithRetryAfter(admission.RetryAfter).Caused(err)
+			WithRetryAfter(budget.RetryAfter).Caused(err)
 	case errors.Is(err, bus.ErrNoClaims):
 		i.service.keys.stream.Reset(ctx)
 	}

@@ -316,7 +316,7 @@ func (x *call) register() error {
 		if f, ok := errors.AsType[*fault.Fault](err); ok {
 			return f
 		}
-		return fault.Newf(fault.Overloaded, "%w", err).WithRetryAfter(admission.RetryAfter)
+		return fault.Newf(fault.Overloaded, "%w", err).WithRetryAfter(budget.RetryAfter)
 	}
 	return nil
 }

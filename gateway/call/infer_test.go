@@ -115,7 +115,7 @@ func TestMissingBrokerIsReported(t *testing.T) {
 	if f := wantFault(t, response, err, fault.BrokerUnavailable); f.RetryAfter <= 0 {
 		t.Errorf("retry after %s", f.RetryAfter)
 	}
-	for what, err := range map[string]error{"gateway": b.service.Ready(), "pipeline": b.service.PipelineReady(t.Context(), whole)} {
+	for what, err := range map[string]error{"gateway": b.service.Ready(), "pipeline": b.service.PipelineReady(t.Context(), whole, true)} {
 		if f := fault.From(err); f.Reason != fault.BrokerUnavailable {
 			t.Errorf("the %s: %v", what, err)
 		}
@@ -126,12 +126,12 @@ func TestMissingBrokerIsReported(t *testing.T) {
 func TestPipelineIsReadyWhileItsStagesHaveHosts(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
-	if f := fault.From(b.service.PipelineReady(t.Context(), whole)); f.Reason != fault.NoCapacity || f.Stage != string(stage) {
+	if f := fault.From(b.service.PipelineReady(t.Context(), whole, true)); f.Reason != fault.NoCapacity || f.Stage != string(stage) {
 		t.Errorf("without a host: %v", f)
 	}
 	b.alive()
-	testbed.Eventually(t, "the host is found", func() bool { return b.service.PipelineReady(t.Context(), whole) == nil })
-	if f := fault.From(b.service.PipelineReady(t.Context(), "nothing")); f.Reason != fault.UnknownPipeline {
+	testbed.Eventually(t, "the host is found", func() bool { return b.service.PipelineReady(t.Context(), whole, true) == nil })
+	if f := fault.From(b.service.PipelineReady(t.Context(), "nothing", true)); f.Reason != fault.UnknownPipeline {
 		t.Errorf("an unknown pipeline: %v", f)
 	}
 }
@@ -144,8 +144,8 @@ func TestPipelineWithoutAFileQueueIsServedAndNotReady(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = stop() })
-	testbed.Eventually(t, "the host is found", func() bool { return b.service.PipelineServed(t.Context(), whole) == nil })
-	if f := fault.From(b.service.PipelineReady(t.Context(), whole)); f.Reason != fault.NoCapacity || !strings.Contains(f.Message, "the disk is gone") {
+	testbed.Eventually(t, "the host is found", func() bool { return b.service.PipelineReady(t.Context(), whole, false) == nil })
+	if f := fault.From(b.service.PipelineReady(t.Context(), whole, true)); f.Reason != fault.NoCapacity || !strings.Contains(f.Message, "the disk is gone") {
 		t.Errorf("it is ready: %v", f)
 	}
 	response, err := b.service.Infer(t.Context(), durable("x"))

@@ -219,7 +219,7 @@ func (l *LazyStream) Ensure(ctx context.Context) *fault.Fault {
 	if f := bus.StoreFault(err); f != nil {
 		return f
 	}
-	return fault.Newf(fault.BrokerUnavailable, "%s; the request was not queued: %w", l.problem, err).WithRetryAfter(admission.RetryAfter)
+	return fault.Newf(fault.BrokerUnavailable, "%s; the request was not queued: %w", l.problem, err).WithRetryAfter(budget.RetryAfter)
 }
 
 // makeIfMissing makes the stream where it may be missing; the lock is held.

@@ -383,24 +383,16 @@ func (s *Service) Ready() error {
 // other gateways.
 func (s *Service) checkClock() *fault.Fault {
 	if err := s.bus.ClockError(); err != nil {
-		return fault.Newf(fault.NoCapacity, "this gateway takes no requests: %w", err).WithRetryAfter(admission.RetryAfter)
+		return fault.Newf(fault.NoCapacity, "this gateway takes no requests: %w", err).WithRetryAfter(budget.RetryAfter)
 	}
 	return nil
 }
 
-// PipelineServed returns nil when every stage of the pipeline has a host, else a
+// PipelineReady returns nil when every stage of the pipeline has a host, else a
 // fault that says which has none, or that there is no such pipeline. The name may be that of
-// an alias or a model.
-func (s *Service) PipelineServed(ctx context.Context, name string) error {
-	return s.checkPipeline(ctx, name, false)
-}
-
-// PipelineReady is PipelineServed also for durable requests, where the stages have queues for them.
-func (s *Service) PipelineReady(ctx context.Context, name string) error {
-	return s.checkPipeline(ctx, name, true)
-}
-
-func (s *Service) checkPipeline(ctx context.Context, name string, alsoFile bool) error {
+// an alias or a model. If alsoFile is true, stages with queues for durable requests need a host for
+// these too.
+func (s *Service) PipelineReady(ctx context.Context, name string, alsoFile bool) error {
 	p, f := s.Resolve(name, true)
 	if f != nil {
 		return f
@@ -491,7 +483,7 @@ func Unavailable(err error) *fault.Fault {
 	if f := bus.StoreFault(err); f != nil {
 		return f
 	}
-	return fault.New(fault.BrokerUnavailable, "the broker cannot be reached").WithRetryAfter(admission.RetryAfter).Caused(err)
+	return fault.New(fault.BrokerUnavailable, "the broker cannot be reached").WithRetryAfter(budget.RetryAfter).Caused(err)
 }
 
 // tasks are a bounded number of background goroutines that end before their owner
@@ -526,7 +518,7 @@ func (t *tasks) start(task func(context.Context)) *fault.Fault {
 		task(t.ctx)
 		return nil
 	}) {
-		return fault.Newf(fault.Overloaded, "the gateway waits for %d requests already", t.limit).WithRetryAfter(admission.RetryAfter)
+		return fault.Newf(fault.Overloaded, "the gateway waits for %d requests already", t.limit).WithRetryAfter(budget.RetryAfter)
 	}
 	return nil
 }

@@ -7,7 +7,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -58,7 +57,7 @@ func (s *Service) Tap(ctx context.Context, of payload.ModelRef, percent int, emi
 	for ; free < maxTaps && !s.taps[free].CompareAndSwap(nil, t); free++ {
 	}
 	if free == maxTaps {
-		return fault.Newf(fault.Overloaded, "the gateway has %d taps, as many as it may", maxTaps).WithRetryAfter(admission.RetryAfter)
+		return fault.Newf(fault.Overloaded, "the gateway has %d taps, as many as it may", maxTaps).WithRetryAfter(budget.RetryAfter)
 	}
 	defer s.taps[free].Store(nil)
 	for {

@@ -9,7 +9,7 @@ import (
 
 	"github.com/google/uuid"
 
-	"github.com/stagemesh/stagemesh/gateway/admission"
+	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -118,7 +118,7 @@ func (s *Service) checkQueue(ctx context.Context, stage pipeline.StageName) {
 		lostAt = info.Created.Add(-info.RoundTrip / 2)
 	}
 	f := fault.Newf(fault.QueueLost, "the in-memory queue of stage %s was lost with its broker; send the request again", stage).
-		At(string(stage), "", "").WithRetryAfter(admission.RetryAfter)
+		At(string(stage), "", "").WithRetryAfter(budget.RetryAfter)
 	calls := 0
 	s.table.each(func(p *pending) {
 		if p.since.Before(lostAt) && slices.Contains(p.stages, stage) && p.fail(f) {
@@ -201,5 +201,5 @@ func (x *call) failUnserved(ctx context.Context) error {
 	x.service.availability.Deleted(x.env)
 	hop := x.env.Hop()
 	return fault.Newf(fault.NoCapacity, "stage %s has no ready host: the last one left, and none has come for %s", hop.Stage, x.service.settings.HostGrace).
-		At(string(hop.Stage), string(hop.Step), "").WithRetryAfter(admission.RetryAfter)
+		At(string(hop.Stage), string(hop.Step), "").WithRetryAfter(budget.RetryAfter)
 }

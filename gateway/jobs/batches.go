@@ -12,7 +12,6 @@ import (
 
 	"github.com/google/uuid"
 
-	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/mesh/bus"
@@ -110,7 +109,7 @@ func (s *Service) CallBatches(ctx context.Context, do func() error) error {
 	case ctx.Err() != nil:
 		return fault.From(ctx.Err())
 	case errors.Is(err, bus.ErrQueueFull):
-		return fault.New(fault.QueueFull, "the space for files and batches is full; delete files").WithRetryAfter(admission.RetryAfter).Caused(err)
+		return fault.New(fault.QueueFull, "the space for files and batches is full; delete files").WithRetryAfter(budget.RetryAfter).Caused(err)
 	case errors.Is(err, bus.ErrNoQueue):
 		s.batchStream.Reset(ctx)
 	}

@@ -224,7 +224,7 @@ func (s *Service) submit(ctx context.Context, in *inferencev1.SubmitJobRequest, 
 	case !added:
 		known, err := s.keyedJob(ctx, id, tenant, job.GetDigest())
 		if known == nil && err == nil {
-			err = fault.New(fault.BrokerUnavailable, "the job with this idempotency key has ended meanwhile").WithRetryAfter(admission.RetryAfter)
+			err = fault.New(fault.BrokerUnavailable, "the job with this idempotency key has ended meanwhile").WithRetryAfter(budget.RetryAfter)
 		}
 		return known, err
 	}
@@ -457,7 +457,7 @@ func (s *Service) submitFault(ctx context.Context, queue pipeline.QueueName, err
 	case ctx.Err() != nil:
 		return fault.From(ctx.Err())
 	case errors.Is(err, bus.ErrQueueFull):
-		return fault.Newf(fault.QueueFull, "queue %s is full", queue).WithRetryAfter(admission.RetryAfter).Caused(err)
+		return fault.Newf(fault.QueueFull, "queue %s is full", queue).WithRetryAfter(budget.RetryAfter).Caused(err)
 	case errors.Is(err, bus.ErrTooLarge):
 		return fault.Newf(fault.PayloadTooLarge, "the job is too large: %w", err)
 	case errors.Is(err, store.ErrNotStorable):

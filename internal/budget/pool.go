@@ -35,7 +35,7 @@ import (
 // Greed is how many times what stays free one tenant may hold of a shared pool.
 const Greed = 7
 
-// RetryAfter is the pause after which a refused caller may try again.
+// RetryAfter is the pause after which a refused caller may try again where nothing better is known.
 const RetryAfter = time.Second
 
 // Settings are the settings of a pool.

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/stagemesh/stagemesh/internal/budget"
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
@@ -142,9 +143,6 @@ func (s *DeadLetters) message(ctx context.Context, stream jetstream.Stream, seq 
 	return msg, s.unavailable(ctx, err)
 }
 
-// brokerRetryAfter is the retry-after of a fault whose cause is the broker.
-const brokerRetryAfter = time.Second
-
 // unavailable turns an error of the broker or of its client into a fault. The end
 // of the caller's context stays the context's error.
 func (s *DeadLetters) unavailable(ctx context.Context, err error) error {
@@ -158,7 +156,7 @@ func (s *DeadLetters) unavailable(ctx context.Context, err error) error {
 		return f
 	}
 	return fault.New(fault.BrokerUnavailable, "the broker does not answer about dead letters").
-		WithRetryAfter(brokerRetryAfter).Caused(s.wrap(err))
+		WithRetryAfter(budget.RetryAfter).Caused(s.wrap(err))
 }
 
 // DeadLetterQuery selects the dead letters to list.
@@ -286,7 +284,7 @@ func (s *DeadLetters) Replay(ctx context.Context, seq uint64, body []byte) (Repl
 		item.Parts[0].Blob.Data = body
 	}
 	if err := s.bus.ClockError(); err != nil {
-		return Replayed{}, fault.Newf(fault.NoCapacity, "no dead letter can be replayed: %w", err).WithRetryAfter(brokerRetryAfter)
+		return Replayed{}, fault.Newf(fault.NoCapacity, "no dead letter can be replayed: %w", err).WithRetryAfter(budget.RetryAfter)
 	}
 	renew(item, dead, time.Now())
 	if err := s.requeue(ctx, item); err != nil {
@@ -338,7 +336,7 @@ func (s *DeadLetters) requeue(ctx context.Context, item *envelope.Envelope) erro
 		f = f.At(string(hop.Stage), string(hop.Step), "")
 	}
 	if f.Retryable() {
-		f = f.WithRetryAfter(brokerRetryAfter)
+		f = f.WithRetryAfter(budget.RetryAfter)
 	}
 	return f
 }
@@ -427,7 +425,7 @@ func (s *DeadLetters) replayJob(ctx context.Context, dead DeadLetter, body []byt
 	case errors.Is(err, bus.ErrTooLarge):
 		return Replayed{}, fault.Newf(fault.PayloadTooLarge, "the job is too large: %w", err)
 	case errors.Is(err, bus.ErrQueueFull):
-		return Replayed{}, fault.Newf(fault.QueueFull, "queue %s is full", dead.Queue).WithRetryAfter(brokerRetryAfter).Caused(err)
+		return Replayed{}, fault.Newf(fault.QueueFull, "queue %s is full", dead.Queue).WithRetryAfter(budget.RetryAfter).Caused(err)
 	case errors.Is(err, bus.ErrNoQueue):
 		return Replayed{}, fault.Newf(fault.UnknownQueue, "there is no queue %s", dead.Queue).Caused(err)
 	}
