@@ -300,10 +300,7 @@ func (s *Service) awaitCapacity(ctx context.Context, x *call) (f *fault.Fault) {
 	if f == nil && x.env.StoresResult() {
 		if f = s.resultsStream.Ensure(ctx); f == nil {
 			// It is about as large as the inputs. A job's is deleted soon, and a fault would hold up the jobs of all tenants.
-			var stored func()
-			if stored, f = s.reserveStored(ctx, s.results.Share, s.settings.Shared && !x.request.StoreResult, int64(payload.Size(x.request.Inputs))); f == nil {
-				stored() // by whoever ends the request
-			}
+			f = s.reserveStored(ctx, s.results.Share, s.settings.Shared && !x.request.StoreResult, int64(payload.Size(x.request.Inputs)))
 		}
 	}
 	return f
