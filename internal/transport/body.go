@@ -8,21 +8,20 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/bits"
 	"net/http"
 	"os"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"connectrpc.com/connect"
+	"google.golang.org/grpc/mem"
 
 	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
-// firstRead bounds the allocation that a Content-Length alone can cause.
+// firstRead is the least buffer for a body.
 const firstRead = 8 << 10
 
 // maxQuoted bounds how much of a caller's own text messages repeat, in runes.
@@ -55,108 +54,69 @@ func CheckEncoding(r *http.Request) error {
 	return nil
 }
 
-// ReadBody returns the body, of at most limit bytes. The declared size, -1 if unknown, is a
-// hint.
-func ReadBody(from io.Reader, declared, limit int64) ([]byte, error) {
-	out, err := readAll(from, declared, limit)
+// ReadBody returns the body, of at most limit bytes.
+func ReadBody(from io.Reader, limit int64) ([]byte, error) {
+	buffer := growingBuffer{limit: limit}
+	defer buffer.keep()
+	out, err := buffer.read(from)
 	if err != nil {
 		return nil, ReadFault(err)
 	}
-	return out, nil
+	return bytes.Clone(out), nil
 }
 
-// readAll is ReadBody with errors as the body has them. The buffer is at most twice what has
-// arrived, which is reserved. Where the size is declared only the last one is allocated: those
-// before it are kept for other bodies.
-func readAll(from io.Reader, declared, limit int64) ([]byte, error) {
-	buffer := growingBuffer{declared: declared, limit: limit}
-	defer buffer.keep()
-	buf, err := buffer.read(from)
-	if err == nil && buffer.kept != nil { // less came than was declared
-		buf = bytes.Clone(buf)
-	}
-	return buf, err
-}
+// bodyBuffers has buffers of 8 KiB to 16 MiB: most bodies are decoded, and then their buffers are free.
+var bodyBuffers, _ = mem.NewBinaryTieredBufferPool(13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24) //nolint:mnd // powers of two
 
-// growingBuffer is what a body is read into.
+// growingBuffer is what a body is read into, twice what has come at most.
 type growingBuffer struct {
-	declared, limit int64
-	// isTemporary is true where the last buffer is kept for other bodies too.
-	isTemporary bool
-	// kept is the present buffer if it is one for many bodies.
+	limit int64
+	// account, if not nil, is where each buffer is reserved before it is allocated.
+	account *budget.Account
+	// kept is the present buffer, if there is one.
 	kept *[]byte
 }
 
-// read returns what is read until the end.
-func (g *growingBuffer) read(from io.Reader) ([]byte, error) {
-	buf := g.grow(nil)
-	for {
-		if len(buf) == cap(buf) {
-			buf = g.grow(buf)
+// read returns what is read until the end, which is valid until keep.
+func (g *growingBuffer) read(from io.Reader) (out []byte, err error) {
+	for err == nil {
+		if len(out) == cap(out) {
+			if out, err = g.grow(out); err != nil {
+				return nil, err
+			}
 		}
-		n, err := from.Read(buf[len(buf):cap(buf)])
-		buf = buf[:len(buf)+n]
-		if int64(len(buf)) > g.limit {
+		var n int
+		n, err = from.Read(out[len(out):cap(out)])
+		if out = out[:len(out)+n]; int64(len(out)) > g.limit {
 			return nil, TooLarge(g.limit)
 		}
-		if errors.Is(err, io.EOF) {
-			return buf, nil
-		}
-		if err != nil {
-			return nil, err
-		}
 	}
+	if errors.Is(err, io.EOF) {
+		err = nil
+	}
+	return out, err
 }
 
-// grow returns a buffer of twice the size with the same bytes, at most of the declared size, and
-// of one byte over the limit.
-func (g *growingBuffer) grow(buf []byte) []byte {
-	have := int64(len(buf))
-	size := max(2*have, firstRead)
-	isLast := g.declared >= have && g.declared < size && !g.isTemporary
-	if isLast {
-		size = g.declared + 1
+// grow returns a buffer of twice the size with the same bytes, of one byte over the limit at most.
+func (g *growingBuffer) grow(buf []byte) ([]byte, error) {
+	size := min(max(2*int64(len(buf)), firstRead), g.limit+1)
+	if err := g.account.Reserve(size); err != nil {
+		return nil, err
 	}
-	size = min(size, g.limit+1)
-	defer putBuffer(g.kept) // the one before, when its bytes are copied
-	g.kept = nil
-	if isLast || g.declared < have && !g.isTemporary {
-		return append(make([]byte, 0, size), buf...)
-	}
-	if pool := bufferPool(size); pool != nil {
-		g.kept, _ = pool.Get().(*[]byte)
-	}
-	if g.kept == nil {
-		g.kept = new(make([]byte, size))
-	}
-	return append((*g.kept)[:0], buf...)[:have:size]
-}
-
-// bodyBuffers has buffers by their size, a power of two of firstRead.
-var bodyBuffers [12]sync.Pool
-
-// bufferPool returns the pool of buffers of that size, or nil.
-func bufferPool(size int64) *sync.Pool {
-	if i := bits.Len64(uint64(size / firstRead)); size == firstRead<<(i-1) && i <= len(bodyBuffers) {
-		return &bodyBuffers[i-1]
-	}
-	return nil
-}
-
-// putBuffer keeps the buffer, if there is one, for other bodies.
-func putBuffer(buf *[]byte) {
-	if buf == nil {
-		return
-	}
-	if pool := bufferPool(int64(len(*buf))); pool != nil {
-		pool.Put(buf)
-	}
+	next := bodyBuffers.Get(int(size))
+	out := (*next)[:copy(*next, buf):size]
+	g.keep()
+	g.kept = next
+	return out, nil
 }
 
 // keep keeps the present buffer for other bodies.
 func (g *growingBuffer) keep() {
-	putBuffer(g.kept)
-	g.kept = nil
+	if g.kept != nil {
+		g.account.Release(int64(len(*g.kept)))
+		bodyBuffers.Put(g.kept)
+		g.kept = nil
+	}
 }
 
 // ReadFault returns the fault of a body that could not be read to its end: the fault in the
@@ -275,11 +235,10 @@ type callBody struct {
 	beforeMessage                func()
 	isEnveloped, isGzip, isPlain bool
 
-	// message is the one that was read last, which takes inflated bytes if it was compressed.
-	message  []byte
-	buffer   growingBuffer
-	inflated int64
-	prefix   [prefixSize + 1]byte
+	// message is the one that was read last, which is in the buffer.
+	message []byte
+	buffer  growingBuffer
+	prefix  [prefixSize + 1]byte
 	// unread is the part of the prefix that was checked and not yet returned, and ended is true
 	// after the message of a body that is one.
 	unread []byte
@@ -294,10 +253,8 @@ func takeMessage(ctx context.Context) (message []byte, release func()) {
 	if !ok {
 		return nil, func() {}
 	}
-	message, inflated := b.message, b.inflated
-	b.message, b.inflated = nil, 0
+	message, b.message = b.message, nil
 	return message, func() {
-		b.memory.Release(inflated)
 		b.release()
 		b.buffer.keep() // it is decoded
 	}
@@ -368,16 +325,15 @@ func (b *callBody) readMessage(from io.Reader, size int64, isCompressed bool) (e
 		return notCompressible()
 	}
 	if !isCompressed {
-		b.buffer = growingBuffer{declared: size, limit: b.limit, isTemporary: true}
+		b.buffer = growingBuffer{limit: b.limit}
 		if b.message, err = b.buffer.read(from); err == nil && size > int64(len(b.message)) {
 			err = connect.NewError(connect.CodeInternal, fmt.Errorf("protocol error: promised %d bytes, got %d", size, len(b.message)))
 		}
 		return err
 	}
+	b.buffer = growingBuffer{limit: b.limit, account: b.memory}
 	within := &io.LimitedReader{R: from, N: b.limit + 1}
-	b.message, err = inflate(within, b.memory, b.limit)
-	b.inflated = int64(cap(b.message))
-	if err == nil {
+	if b.message, err = inflate(within, &b.buffer); err == nil {
 		_, err = io.Copy(io.Discard, within) // what is behind the end of the gzip
 	}
 	if within.N == 0 {

@@ -189,39 +189,22 @@ const encodingGzip = "gzip"
 // gzipReaders are kept, since each has tables of 40 KiB.
 var gzipReaders = sync.Pool{New: func() any { return new(gzip.Reader) }}
 
-// inflate returns a message that comes in gzip, of at most limit bytes. It reserves memory
-// before it allocates it, about twice what has been decompressed so far. The caller releases
-// the capacity of what is returned, also with an error.
-func inflate(from io.Reader, account *budget.Account, limit int64) (out []byte, err error) {
+// inflate returns a message that comes in gzip, which is in the buffer.
+func inflate(from io.Reader, buffer *growingBuffer) ([]byte, error) {
 	in, _ := gzipReaders.Get().(*gzip.Reader)
 	defer gzipReaders.Put(in)
-	if err = in.Reset(from); errors.Is(err, io.EOF) {
+	err := in.Reset(from)
+	if errors.Is(err, io.EOF) {
 		return nil, nil
 	}
-	for err == nil {
-		if len(out) == cap(out) {
-			size := min(max(int64(2*len(out)), minBuffer), limit+1)
-			if err = account.Reserve(size); err != nil {
-				return out, err
-			}
-			grown := make([]byte, len(out), size)
-			copy(grown, out)
-			account.Release(int64(cap(out)))
-			out = grown
-		}
-		var n int
-		n, err = in.Read(out[len(out):cap(out)])
-		if out = out[:len(out)+n]; int64(len(out)) > limit {
-			return out, TooLarge(limit)
-		}
+	var out []byte
+	if err == nil {
+		out, err = buffer.read(in)
 	}
 	_, isFault := errors.AsType[*fault.Fault](err)
 	_, isStatus := errors.AsType[*connect.Error](err)
-	switch {
-	case errors.Is(err, io.EOF):
-		return out, nil
-	case isFault, isStatus:
-		return out, err // of the body
+	if err != nil && !isFault && !isStatus { // those are of the body
+		err = fault.Newf(fault.InvalidRequest, "the message cannot be decompressed: %w", err)
 	}
-	return out, fault.Newf(fault.InvalidRequest, "the message cannot be decompressed: %w", err)
+	return out, err
 }

@@ -503,8 +503,9 @@ func (s *grpcStream) decode(data mem.BufferSlice) {
 		s.into.decode(s.account, s.codec.unmarshal, buf.ReadOnlyData())
 		return
 	}
-	text, err := inflate(data.Reader(), s.account, int64(s.settings.MaxMessageBytes))
-	defer s.account.Release(int64(cap(text)))
+	buffer := growingBuffer{limit: int64(s.settings.MaxMessageBytes), account: s.account}
+	defer buffer.keep()
+	text, err := inflate(data.Reader(), &buffer)
 	if err != nil {
 		s.into.fail(err)
 		return
