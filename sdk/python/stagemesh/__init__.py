@@ -16,8 +16,8 @@
         serve(Classify)
 
 A stage's host starts the process and talks to it by sdk/PROTOCOL.md; it never imports
-it. The package needs Python 3.9 and nothing else; ``arrays="numpy"``, the default, needs
-numpy. ``stagemesh.testing`` runs a worker without a mesh, and
+it. The package needs Python 3.9 and nothing else; tensors with ``arrays="numpy"``, the
+default, need numpy. ``stagemesh.testing`` runs a worker without a mesh, and
 ``stagemesh check worker.py`` reports what is wrong with one.
 
 In this package ``frames`` and ``parts`` are the protocol's bytes; ``specs``, ``arrays`` and

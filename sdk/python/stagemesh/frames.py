@@ -191,6 +191,7 @@ def _buffers(header: bytes, pieces: Sequence[Buffer], size: int) -> List[Buffer]
 
 # --- the connection ------------------------------------------------------------
 
+_NO_SIGPIPE: int = getattr(socket, "MSG_NOSIGNAL", 0)  # whatever the worker does about SIGPIPE
 _NO_SPACE = "the host does not read, and the buffer is full"
 
 
@@ -360,7 +361,7 @@ class Connection:
     def _send_some(self, buffers: List[Buffer], flags: int) -> int:
         """Sends the buffers as far as one call does; returns how many bytes that are."""
         try:
-            return self._sendmsg(buffers, (), flags) if len(buffers) <= _IOV_MAX else 0
+            return self._sendmsg(buffers, (), flags | _NO_SIGPIPE) if len(buffers) <= _IOV_MAX else 0
         except BlockingIOError:
             return 0
         except OSError as error:

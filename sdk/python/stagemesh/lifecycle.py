@@ -58,16 +58,17 @@ def serve(worker: Type[Worker], *, arrays: Optional[str] = None) -> None:
 
 def serve_and_exit(worker: Type[Worker], arrays: Optional[str]) -> NoReturn:
     """Serves a worker and ends the process."""
-    for stream in (sys.stdout, sys.stderr):  # so that output reaches the host's log line by line
-        reconfigure = getattr(stream, "reconfigure", None)
-        if reconfigure is not None:
-            reconfigure(line_buffering=True, errors="backslashreplace")
+    for name, descriptor in (("stdout", 1), ("stderr", 2)):  # so that output reaches the host's log line by line
+        stream = getattr(sys, name)
+        if stream is None or getattr(stream, "closed", False):
+            setattr(sys, name, open(descriptor, "w", buffering=1, errors="backslashreplace", closefd=False))
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(line_buffering=True, errors="backslashreplace")
     if not logging.getLogger().handlers:
         logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    try:
-        faulthandler.enable()  # so that a crash of native code writes a traceback
-    except (AttributeError, ValueError, OSError):  # standard error is no file
-        pass
+    logging.getLogger("stagemesh.worker").disabled = False  # as dictConfig leaves loggers that it does not name
+    if not faulthandler.is_enabled():
+        faulthandler.enable(2)  # so that a crash of native code writes a traceback
     life = Life()
     code = EXIT_FAILED
     try:
@@ -92,6 +93,7 @@ def _serve(worker: Type[Worker], arrays: Optional[str], life: Life) -> int:
                 EXIT_USAGE,
             )
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.settimeout(None)  # whatever socket.setdefaulttimeout says
         try:
             sock.connect(path)
         except OSError as error:
@@ -230,6 +232,7 @@ class Life(Signals):
         os.set_blocking(self._wake_write, False)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         os.register_at_fork(after_in_child=self._forked)
         if self._lifeline is not None:
@@ -307,8 +310,7 @@ class Life(Signals):
             names = [t.name for t in threading.enumerate() if not t.daemon and t is not threading.main_thread()]
             some = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
             what = f"the threads {some}" if names else "what runs at its exit, such as the children of multiprocessing"
-            print(f"stagemesh: ended without waiting for {what}", file=sys.stderr, flush=True)
-            os._exit(code)
+            os._exit(report(f"ended without waiting for {what}", code))
 
         timer = threading.Timer(after_s, leave)
         timer.daemon = True

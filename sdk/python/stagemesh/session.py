@@ -13,7 +13,6 @@ import os
 import queue
 import re
 import select
-import sys
 import threading
 import time
 from typing import Any, Callable, Dict, Mapping, Optional, Type, Union
@@ -27,7 +26,7 @@ from .parts import Layout
 from .runs import MAX_MESSAGE, Runs, error_header
 from .streams import Stream, StreamLoop
 from .values import arrays_of
-from .worker import Context, Worker, check_worker, holds_models, overrides, wire_spec
+from .worker import Context, Worker, check_worker, has_tensors, holds_models, overrides, wire_spec
 
 VERSION = "0.1.0"  # of this library
 PROTOCOL = 1
@@ -59,7 +58,10 @@ _WATCH_S = 0.005
 
 def report(text: str, code: int) -> int:
     """Writes the reason of the process's end to the log, and returns the code."""
-    print(f"stagemesh: {text}", file=sys.stderr, flush=True)
+    try:
+        os.write(2, f"stagemesh: {text}\n".encode(errors="backslashreplace"))  # sys.stderr may be anything
+    except OSError:
+        pass
     return code
 
 
@@ -221,7 +223,6 @@ class Session:
 
     def _set_up(self, welcome: Header, layout: Layout) -> bytes:
         """Sets the worker up; returns the header of ready, and adds the bytes of the examples to the layout."""
-        self._arrays = arrays_of(self._arrays_name)
         if self._streaming and _STREAM not in welcome.get("capabilities", ()):
             name = self._class.__name__
             raise ValueError(f"{name}.stream: this host takes no chunks; write predict_item(self, item)")
@@ -242,6 +243,7 @@ class Session:
         self._worker = worker = self._class()
         worker.setup(context)
         check_worker(worker)
+        self._arrays = arrays_of(self._arrays_name if has_tensors(worker) else "buffer")
         spec = wire_spec(worker, self._arrays, layout)
         most = self._connection.max_body
         if layout.size > most:

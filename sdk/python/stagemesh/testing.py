@@ -238,6 +238,7 @@ class Run:
         if not isinstance(self._target, type):
             raise TypeError("process=False needs the class itself")
         ours, theirs = socket.socketpair()
+        theirs.settimeout(None)
         kind, environ = self._target, {**os.environ, **self._environ}
 
         def serve() -> None:

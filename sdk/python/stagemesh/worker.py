@@ -11,7 +11,7 @@ from .arrays import Arrays
 from .batches import Batch, Item
 from .models import ModelLimits
 from .parts import Layout
-from .specs import Parameter, Spec, check_parameters, check_specs
+from .specs import Parameter, Spec, Tensor, check_parameters, check_specs
 from .values import Encoder
 
 Outputs = Mapping[str, Any]
@@ -217,6 +217,12 @@ def check_class(kind: Any) -> None:
 def joins_rows(worker: Worker) -> bool:
     """Reports whether axis 0 of tensors is rows, and items are joined on it; streamed items never are."""
     return worker.batch_axis == "rows" and not overrides(type(worker), "stream")
+
+
+def has_tensors(worker: Worker) -> bool:
+    """Reports whether an input or output may be a tensor: one declares it, or nothing is declared."""
+    declared = worker.inputs, worker.outputs, worker.prepared
+    return not (worker.inputs and worker.outputs) or any(isinstance(s, Tensor) for d in declared for s in d.values())
 
 
 def check_worker(worker: Worker) -> None:

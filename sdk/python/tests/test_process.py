@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import time
 import unittest
@@ -627,6 +628,86 @@ serve(Spawns, arrays="buffer")
                 self.assertEqual(host.expect("result")[1], floats(4, 4))
                 host.send({"type": "shutdown", "timeout": 5000})
                 self.assertEqual(host.exit_code(), 0)
+
+
+class ProcessStateTest(unittest.TestCase):
+    """What a worker's module changes for its whole process leaves the library alone."""
+
+    # Ends once the connection has been idle for longer than the timeouts.
+    TAIL = """
+import threading
+class Later(Double):
+    def setup(self, ctx):
+        self.log = ctx.log
+        threading.Timer(0.1, note, ["idle"]).start()
+    def predict(self, batch):
+        if batch["x"][0, 0] < 0:
+            wait_for("go")
+            raise KeyError("of the batch")
+        self.log.error("logged in predict")
+        return super().predict(batch)
+"""
+
+    def test_state_set_before_serve_does_not_break_the_worker(self) -> None:
+        for statement, logs in (
+            ("import socket; socket.setdefaulttimeout(0.05)", True),
+            ("import socket; socket.setdefaulttimeout(0)", True),
+            ("sys.stderr = None", True),
+            ("sys.stdout = sys.stderr = None; os.chdir('/')", True),
+            ("sys.stderr.close()", True),
+            ("import io; sys.stderr = io.StringIO()", False),
+            ("signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.signal(signal.SIGPIPE, signal.SIG_DFL)", True),
+            ("signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})", True),
+            ("import tempfile; f = tempfile.mkdtemp(); os.chdir(f); os.rmdir(f)", True),
+            ("sys.setrecursionlimit(60)", True),
+            ("import multiprocessing; multiprocessing.set_start_method('spawn')", True),
+            ("import faulthandler; faulthandler.enable(open('/dev/null', 'w')); sys.stderr = None", True),
+            ("import logging.config; logging.config.dictConfig({'version': 1})", True),
+            ("import logging; logging.disable()", False),
+            ("import warnings; warnings.simplefilter('error')", True),
+        ):
+            with self.subTest(statement), Host(DOUBLE + self.TAIL + statement + "\n") as host:
+                host.ready()
+                eventually(lambda h=host: h.lines(h.path("idle")) != [], "the worker was idle")  # type: ignore[misc]
+                host.predict(1, value=2)
+                self.assertEqual(host.expect("result")[1], floats(4, 4))
+                host.predict(2, value=-1)
+                with open(host.path("go"), "w"):
+                    pass
+                self.assertEqual(host.expect("error")[0]["error"], "KeyError")
+                os.kill(host.process.pid, signal.SIGTERM)
+                self.assertEqual(host.expect("state")[0]["state"], "SHUTDOWN")
+                self.assertTrue(host.ended())
+                self.assertEqual(host.exit_code(), 0, host.stderr())
+                if logs:
+                    self.assertIn("logged in predict", host.stderr())
+
+    def test_host_that_is_gone_does_not_kill_the_worker_by_sigpipe(self) -> None:
+        statement = "signal.signal(signal.SIGPIPE, signal.SIG_DFL)\n"
+        with Host(DOUBLE + self.TAIL + statement) as host:
+            host.ready()
+            host.predict(1, value=-1)
+            host.sock.shutdown(socket.SHUT_RDWR)
+            with open(host.path("go"), "w"):
+                pass
+            self.assertEqual(host.exit_code(), 3)
+
+    def test_worker_without_tensors_needs_no_numpy(self) -> None:
+        source = """
+            import sys
+            sys.modules["numpy"] = None
+            from stagemesh import Text, Worker
+            class Up(Worker):
+                inputs = {"x": Text()}
+                outputs = {"y": Text()}
+                def predict_item(self, item):
+                    return {"y": item["x"].upper()}
+        """
+        with Host(source) as host:
+            host.ready()
+            part = {"name": "x", "content_type": "text/plain", "item": 0, "at": 0, "size": 2}
+            host.send({"type": "predict", "batch": 1, "items": [{"id": "a"}], "parts": [part]}, b"ab")
+            self.assertEqual(host.expect("result")[1], b"AB")
 
 
 if __name__ == "__main__":
