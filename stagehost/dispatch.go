@@ -278,7 +278,7 @@ func (h *Host) runOne(r *run) {
 	// Before any host runs the item again.
 	switch {
 	case r.diedAlone(err):
-		h.recordDeath(r, record)
+		h.recordDeath(r, record, err)
 	case isRecorded:
 		h.endRecord(r)
 	}
@@ -373,7 +373,7 @@ func (r *run) outcomeOf(it *item, o runner.Outcome) runner.Outcome {
 	h := r.host
 	if o.Fault != nil {
 		logPanic(h.settings.Logger, o.Fault)
-		return runner.Failed(o.Fault)
+		return runner.Failed(h.expose(o.Fault, o.Fault))
 	}
 	r.mu.Lock()
 	sentChunks := !r.lastChunk.IsZero()

@@ -21,6 +21,11 @@ const (
 	// start fails because of the worker, not the item, so the limit is generous.
 	maxFailedStarts = 8
 
+	// maxExposed bounds an exception's text for its caller, maxExposedTrace its traceback, in
+	// bytes: both travel in the trailers of gRPC, for which clients accept 8 KiB.
+	maxExposed      = 1 << 10
+	maxExposedTrace = 3 << 10
+
 	// extendsPerAckWait leaves room for two extensions to be lost.
 	extendsPerAckWait = 3
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"regexp"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/stagemesh/stagemesh/mesh/bus"
@@ -371,3 +372,19 @@ func (h *Host) cause() string {
 }
 
 func withoutFolders(err error) string { return folders.ReplaceAllString(err.Error(), "$1$2") }
+
+// expose returns the fault with what the stage shows its caller of the exception of err. The
+// item was alone, so that no text is of another's.
+func (h *Host) expose(f *fault.Fault, err error) *fault.Fault {
+	raised, ok := errors.AsType[*runner.Exception](err)
+	if !ok || h.settings.ExposeErrors == "" || h.settings.ExposeErrors == ExposeNone {
+		return f
+	}
+	text, trace := withoutFolders(raised), raised.Traceback
+	out := f.Caused(raised)
+	out.Message = strings.ToValidUTF8(text[:min(len(text), maxExposed)], "")
+	if h.settings.ExposeErrors == ExposeTraceback && trace != "" {
+		out = out.WithMetadata("traceback", strings.ToValidUTF8(trace[max(0, len(trace)-maxExposedTrace):], ""))
+	}
+	return out
+}

@@ -39,6 +39,8 @@ func (l *loop) retryBatch(e *batchEnded, items []*item) {
 		l.restart(items, err)
 	case errors.Is(err, runner.ErrCrashed):
 		l.quarantine(e, items)
+	case alone && len(e.run.items) == 1:
+		l.failAll(items, l.host.expose(runner.FaultOf(err), err))
 	case errors.Is(err, runner.ErrBadOutput), alone:
 		l.failAll(items, runner.FaultOf(err))
 	default:
@@ -56,7 +58,7 @@ func (l *loop) failStreamed(items []*item, err error) []*item {
 			out = append(out, it)
 			continue
 		}
-		l.fail(it, fault.Newf(fault.StreamInterrupted, "the answer broke after %d chunks: %v", it.chunks, err))
+		l.fail(it, fault.Newf(fault.StreamInterrupted, "the answer broke after %d chunks: %s", it.chunks, runner.FaultOf(err).Message))
 	}
 	return out
 }
@@ -149,8 +151,12 @@ func (l *loop) quarantine(e *batchEnded, items []*item) {
 
 func crashFault(runs []envelope.RunRecord) *fault.Fault {
 	last := runs[len(runs)-1]
+	exit := ""
+	if last.Exit != "" {
+		exit = " (" + last.Exit + ")"
+	}
 	return fault.Newf(fault.RunnerCrashed,
-		"the process that ran the item alone ended %d times, last on host %s at %s", len(runs), last.Host, last.At.Format(time.RFC3339))
+		"the process that ran the item alone ended %d times, last on host %s at %s%s", len(runs), last.Host, last.At.Format(time.RFC3339), exit)
 }
 
 // diedAlone reports whether the process of the run died, and only its one item can be
@@ -189,8 +195,8 @@ func (h *Host) readRecord(it *item) (isNone bool) {
 
 // recordDeath records that the process of a run died, which its item alone can have
 // caused: on the broker for the next host, and in the item.
-func (h *Host) recordDeath(r *run, record envelope.RunRecord) {
-	record.Died = true
+func (h *Host) recordDeath(r *run, record envelope.RunRecord, err error) {
+	record.Died, record.Exit = true, runner.ExitOf(err)
 	it := r.items[0]
 	it.runs = append(it.runs, record)
 	if it.direct == nil {

@@ -40,6 +40,9 @@ type Config struct {
 	// host, all hosts together, before it fails with RUNNER_CRASHED. A worker or a host
 	// may also end for another reason while an innocent item runs.
 	CrashLimit int `yaml:"crash_limit"`
+	// ExposeErrors is how much callers get of the exceptions of the runner's workers; empty
+	// means nothing.
+	ExposeErrors ExposeErrors `yaml:"expose_errors"`
 	// Listen is the address of the gRPC StageService; empty means none. It is
 	// taken before the runner starts.
 	Listen string `yaml:"listen"`
@@ -66,6 +69,23 @@ type Config struct {
 	// waits for items in flight.
 	StartTimeout time.Duration `yaml:"start_timeout"`
 	DrainTimeout time.Duration `yaml:"drain_timeout"`
+}
+
+// ExposeErrors is how much a caller gets of an exception that its request has raised.
+type ExposeErrors string
+
+// Values of ExposeErrors: nothing, its type and message, or its traceback too.
+const (
+	ExposeNone      ExposeErrors = "none"
+	ExposeMessage   ExposeErrors = "message"
+	ExposeTraceback ExposeErrors = "traceback"
+)
+
+func (e ExposeErrors) validate() error {
+	if !slices.Contains([]ExposeErrors{"", ExposeNone, ExposeMessage, ExposeTraceback}, e) {
+		return fmt.Errorf("expose_errors: expected none, message or traceback, got %q", string(e))
+	}
+	return nil
 }
 
 // SetDefaults implements config.Defaulter.
@@ -333,6 +353,7 @@ func (c Config) Validate() error {
 		config.NotNegative("queue.replicas", c.Queue.Replicas),
 		config.NotNegative("queue.version", c.Queue.Version),
 		c.validateTLS(),
+		c.ExposeErrors.validate(),
 		config.NotNegative("stream.first_chunk_timeout", c.Stream.FirstChunk),
 		config.NotNegative("stream.idle_timeout", c.Stream.Idle),
 	}

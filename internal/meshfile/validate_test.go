@@ -40,7 +40,7 @@ func TestErrorsHaveTheirPlace(t *testing.T) {
 		},
 		"no stages":            {"mesh: m\nstages: {}\n", "m.yaml:2:1: stages: there are none"},
 		"an unknown key":       {good + "pipeline: {}\n", `m.yaml:4:1: "pipeline" is not a key here; there are aliases, dead_letters, gateway, idempotency, jobs, local_hops, mesh, models, nats, ops, pipelines, registry, results, stages`},
-		"an unknown stage key": {stage("batching: {}"), `m.yaml:5:5: stages.a: "batching" is not a key here; there are any_host, batch, cert_file, client_ca_file, crash_limit, drain_timeout, hosts,`},
+		"an unknown stage key": {stage("batching: {}"), `m.yaml:5:5: stages.a: "batching" is not a key here; there are any_host, batch, cert_file, client_ca_file, crash_limit, drain_timeout, expose_errors, hosts,`},
 		"a wrong type":         {stage("batch: {max_size: 0x}"), `m.yaml:5:23: stages.a.batch.max_size: "0x" is not a whole number`},
 
 		"a share above 1":            {good + "tracing: {sample: 2}", "m.yaml:4:11: tracing.sample: 2 is not a share from 0 to 1"},

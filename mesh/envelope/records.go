@@ -255,6 +255,8 @@ type RunRecord struct {
 	At   time.Time
 	// Died is true once the process of the run has died and the host lives.
 	Died bool
+	// Exit is how it ended, in words; empty where that is not known.
+	Exit string
 }
 
 // maxRuns bounds the run records that are read.
@@ -340,7 +342,7 @@ func DecodeRunRecords(data []byte) ([]RunRecord, error) {
 func runsToProto(runs []RunRecord) []*meshv1.RunRecord {
 	var out []*meshv1.RunRecord
 	for _, s := range runs {
-		out = append(out, &meshv1.RunRecord{Host: string(s.Host), StartedAt: timestamppb.New(s.At), Died: s.Died})
+		out = append(out, &meshv1.RunRecord{Host: string(s.Host), StartedAt: timestamppb.New(s.At), Died: s.Died, Exit: s.Exit})
 	}
 	return out
 }
@@ -354,7 +356,7 @@ func runsFromProto(in []*meshv1.RunRecord) ([]RunRecord, error) {
 		if err := s.GetStartedAt().CheckValid(); err != nil {
 			return nil, fmt.Errorf("start: %w", err)
 		}
-		out = append(out, RunRecord{Host: pipeline.HostID(s.GetHost()), At: s.GetStartedAt().AsTime(), Died: s.GetDied()})
+		out = append(out, RunRecord{Host: pipeline.HostID(s.GetHost()), At: s.GetStartedAt().AsTime(), Died: s.GetDied(), Exit: s.GetExit()})
 	}
 	return out, nil
 }

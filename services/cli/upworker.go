@@ -20,6 +20,7 @@ import (
 	"github.com/stagemesh/stagemesh/internal/program"
 	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/services/runners"
+	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/runner/worker"
 )
 
@@ -164,7 +165,7 @@ func workerFile(path string, workers int, options string) (*meshfile.File, error
 	encoder.SetEscapeHTML(false)
 	err = encoder.Encode(map[string]any{
 		"mesh":      name,
-		"stages":    map[string]any{name: map[string]any{"runner": map[string]any{"worker": worker}}},
+		"stages":    map[string]any{name: map[string]any{"runner": map[string]any{"worker": worker}, "expose_errors": stagehost.ExposeMessage}},
 		"pipelines": map[string]any{name: map[string]any{"steps": []any{map[string]any{"name": name, "stage": name}}}},
 	})
 	if err != nil {

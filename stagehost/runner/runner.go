@@ -24,7 +24,9 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
+	"syscall"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -51,6 +53,47 @@ var (
 	// at fault, not the item.
 	ErrBadOutput = errors.New("invalid output")
 )
+
+// Exception is an error that the stage's code raised, and did not write for callers: they get
+// it only where the stage exposes errors. The fault or the error of a runner wraps it.
+type Exception struct {
+	// Type is the error's in its language; Traceback may be empty.
+	Type, Message, Traceback string
+}
+
+// Error implements error.
+func (e *Exception) Error() string {
+	if e.Type == "" || e.Message == "" {
+		return e.Type + e.Message
+	}
+	return e.Type + ": " + e.Message
+}
+
+// ExitError is how a process ended. An error that wraps ErrCrashed may wrap it.
+type ExitError struct {
+	// Code is -1 for a process that a signal ended.
+	Code   int
+	Signal syscall.Signal
+}
+
+// Error implements error.
+func (e *ExitError) Error() string {
+	switch {
+	case e.Signal != 0:
+		return "signal: " + e.Signal.String()
+	case e.Code == 0:
+		return "it exited unexpectedly with code 0"
+	}
+	return fmt.Sprintf("exit code %d", e.Code)
+}
+
+// ExitOf returns how the process of a crash ended, in words; empty where it did not by itself.
+func ExitOf(err error) string {
+	if exit, ok := errors.AsType[*ExitError](err); ok {
+		return exit.Error()
+	}
+	return ""
+}
 
 // ErrStartFailed is wrapped by the error of a HealthReporter whose last start failed: it
 // tries again, and may fail again.
@@ -239,7 +282,11 @@ func FaultOf(err error) *fault.Fault {
 	}
 	switch {
 	case errors.Is(err, ErrCrashed):
-		return fault.New(fault.RunnerCrashed, "the process that ran the item ended").Caused(err)
+		text := "the process that ran the item ended"
+		if exit := ExitOf(err); exit != "" {
+			text += ", " + exit
+		}
+		return fault.New(fault.RunnerCrashed, text).Caused(err)
 	case errors.Is(err, ErrOutOfMemory):
 		return fault.Newf(fault.RunnerOutOfMemory, "%w", err)
 	case errors.Is(err, ErrBadOutput):

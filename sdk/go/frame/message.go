@@ -294,6 +294,8 @@ type Fault struct {
 	Message string `json:"message"`
 	// Field is the input that caused the fault.
 	Field string `json:"field,omitempty"`
+	// Exception is what the code raised, where the message is a general sentence.
+	Exception *Raised `json:"exception,omitempty"`
 }
 
 func (f *Fault) fields(c *coder) {
@@ -301,6 +303,21 @@ func (f *Fault) fields(c *coder) {
 	c.text("reason", &f.Reason, required)
 	c.text("message", &f.Message, required)
 	c.text("field", &f.Field, optional)
+	member(c, "exception", &f.Exception)
+}
+
+// Raised is an exception of the worker's code.
+type Raised struct {
+	// Name is the name of its type in the worker's language.
+	Name      string `json:"error"`
+	Message   string `json:"message"`
+	Traceback string `json:"traceback,omitempty"`
+}
+
+func (r *Raised) fields(c *coder) {
+	c.text("error", &r.Name, required)
+	c.text("message", &r.Message, required)
+	c.text("traceback", &r.Traceback, optional)
 }
 
 // Metadata is what the caller of one item gets beside its outputs.

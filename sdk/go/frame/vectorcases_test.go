@@ -249,6 +249,10 @@ func answers() []vectorCase {
 		{name: "result-only-faults", direction: worker, m: &frame.Result{Batch: 4, Faults: []frame.Fault{
 			{Item: 0, Reason: "RUNNER_FAILED", Message: ""}, {Item: 1, Reason: "RUNNER_OUT_OF_MEMORY", Message: "10 GiB"},
 		}}},
+		{name: "result-of-exceptions", direction: worker, m: &frame.Result{Batch: 4, Faults: []frame.Fault{
+			{Item: 0, Reason: "RUNNER_FAILED", Message: "no", Exception: &frame.Raised{Name: "KeyError", Message: "'x'", Traceback: "in predict_item"}},
+			{Item: 1, Reason: "RUNNER_FAILED", Message: "no", Exception: &frame.Raised{Name: "BadOutput", Message: "y"}},
+		}}},
 		{name: "result-of-rank-1", direction: worker, m: &frame.Result{Batch: 5}},
 		{name: "chunk", direction: worker, body: &chunk, m: &frame.Chunk{
 			Batch: 6, Item: 1, Parts: []frame.Part{chunk.Blob("text", 1, "text/plain", []byte("to"))},
@@ -519,6 +523,7 @@ func brokenWorkerMessages() []vectorCase {
 		{"result-blob-without-item", "a blob that is of no item", `{"type":"result","batch":1,"parts":[{"name":"p","content_type":"","at":0,"size":8}]}`},
 		{"result-fault-item-negative", "a negative number", `{"type":"result","batch":1,"faults":[{"item":-1,"reason":"INVALID_INPUT","message":""}]}`},
 		{"result-fault-without-reason", "a fault without a reason", `{"type":"result","batch":1,"faults":[{"item":0,"reason":"","message":""}]}`},
+		{"result-exception-text", "an exception is an object", `{"type":"result","batch":1,"faults":[{"item":0,"reason":"RUNNER_FAILED","message":"","exception":"KeyError"}]}`},
 		{"result-metadata-number", "metadata are strings", `{"type":"result","batch":1,"metadata":[{"item":0,"values":{"a":1}}]}`},
 		{"result-span-without-end", "end is missing", `{"type":"result","batch":1,"spans":[{"name":"a","start":1}]}`},
 		{"result-span-name-number", "a name is a number", `{"type":"result","batch":1,"spans":[{"name":1,"start":1,"end":2}]}`},

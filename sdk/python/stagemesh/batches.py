@@ -11,19 +11,16 @@ somebody asks for it. Threads of the worker may use a batch too, until predict r
 from __future__ import annotations
 
 import itertools
-import logging
 import math
 import threading
 import weakref
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
-from .faults import ItemError, text_of
+from .faults import ItemError, Raised
 from .frames import MAX_COUNT, MAX_ITEMS, MAX_NUMBER, Header, Violation, load_items
 from .parts import Place, Received
 from .spans import NO_SPAN, Span, Spans
 from .values import ABSENT, Values
-
-log = logging.getLogger("stagemesh.worker")
 
 # --- items and batches ---------------------------------------------------------------
 
@@ -165,6 +162,7 @@ class Batch:
     # Outcomes of the items, by their number in the message. Until the message is parsed in
     # full these stay empty, and are shared by all batches.
     _faults: Dict[int, BaseException] = {}
+    _raised: Raised = Raised()
     _metadata: Dict[int, Dict[str, str]] = {}
     _items: Optional[List[Item]] = None
     _offsets: Optional[List[int]] = None
@@ -202,7 +200,7 @@ class Batch:
             self._headers: List[Mapping[str, Any]] = self._header["items"]
             self._kept: Sequence[int] = range(len(self._headers))
             self._cache: Dict[str, Any] = {}
-            self._faults, self._metadata = {}, {}
+            self._faults, self._metadata, self._raised = {}, {}, Raised()
             self._cancelled: Dict[int, bool] = {}
             self._states: Dict[int, Any] = {}
 
@@ -304,7 +302,7 @@ class Batch:
         """Makes an error the outcome of one item alone; its rows of the outputs are ignored.
 
         The first error of an item counts. InvalidInput, SchemaViolation, OutOfMemory
-        and ItemFailed reach its caller; the text of any other goes to the log.
+        and ItemFailed reach its caller; any other goes to the host's log.
         """
         if not isinstance(error, BaseException):
             raise TypeError(f"fail: an error such as InvalidInput(field, message) is wanted, got {error!r}")
@@ -313,7 +311,7 @@ class Batch:
             raise IndexError(f"fail: there is no item {index}, the batch has {len(self._kept)}")
         number = self._kept[index]
         if not isinstance(error, ItemError):
-            log.error("request %s: %s: %s", self._headers[number]["id"], type(error).__name__, text_of(error))
+            self._raised.add(number, error)
         error.with_traceback(None)  # its frames hold arrays, and this batch
         self._faults.setdefault(number, error)
 

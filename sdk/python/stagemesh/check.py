@@ -18,6 +18,7 @@ import sys
 import time
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
+from .faults import ItemError
 from .parts import DATATYPES
 from .specs import Bytes, Json, Spec, Tensor, Text, spec_of
 from .testing import BatchFailed, Outcome, Request, Run, WorkerEnded, WorkerSilent
@@ -172,9 +173,9 @@ class Checker:
             error = self._predict([inputs])[0].error
             if error is not None and self._from_spec:
                 do = "declare examples = [{...}] that the worker answers"
-                raise Problem(f"inputs made from the spec: {error}", do)
+                raise Problem(f"inputs made from the spec: {_text(error)}", do)
             if error is not None:
-                raise Problem(f"example {i + 1}: {error}", "make the example one that it answers")
+                raise Problem(f"example {i + 1}: {_text(error)}", "make the example one that it answers")
         return "made from the spec, since it has none" if self._from_spec else f"{len(self._examples)}"
 
     def chunks(self) -> str:
@@ -190,7 +191,7 @@ class Checker:
                     first = first or time.monotonic() - started
                 error = stream.end().error
             if error is not None:
-                raise Problem(f"example {i + 1}: {error}", "make the example one that it answers")
+                raise Problem(f"example {i + 1}: {_text(error)}", "make the example one that it answers")
             if number == 0:
                 raise Problem(f"example {i + 1} is answered without a chunk", "yield at least one for each example")
             took = time.monotonic() - started
@@ -276,7 +277,7 @@ class Checker:
                 for neighbour in (first, third):
                     if neighbour.error is not None:
                         raise Problem(
-                            f"input {name!r} with {kind} made its neighbour fail: {neighbour.error}",
+                            f"input {name!r} with {kind} made its neighbour fail: {_text(neighbour.error)}",
                             "let each item's outcome depend on that item alone",
                         )
                 refused += second.error is not None
@@ -339,7 +340,7 @@ class Checker:
             item = f"item {i} of {len(requests)}"
             if outcome.error is not None:
                 do = "an input that is answered alone must be answered among others too"
-                raise Problem(f"{item}: {outcome.error}", do)
+                raise Problem(f"{item}: {_text(outcome.error)}", do)
             for name, spec in self._outputs.items():
                 if name not in outcome.outputs and not spec.optional:
                     raise Problem(f"{item} has no output {name!r}", "return it for each item")
@@ -368,6 +369,11 @@ _STEPS = (
     Step("leaves on shutdown", Checker.shutdown),
     Step("leaves on SIGTERM", Checker.signal),
 )
+
+
+def _text(error: ItemError) -> str:
+    """Returns an item's error with what the worker raised, if its text does not say that."""
+    return f"{error}\n{error.__cause__}" if error.__cause__ is not None else str(error)
 
 
 def _exit_note(code: Optional[int], started: float) -> str:

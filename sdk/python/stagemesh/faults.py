@@ -3,8 +3,8 @@
 A worker raises one of these about an item (in ``predict_item``, ``preprocess`` and
 ``postprocess``) or passes it to ``batch.fail``. The item's caller gets reason, message
 and field; the other items of the batch are not affected. Any other exception about one
-item becomes RUNNER_FAILED with a general sentence, and its traceback goes to the log:
-its text was not written for callers.
+item becomes RUNNER_FAILED with a general sentence, since its text was not written for
+callers. The host gets it too, for its log, and shows it to callers if the stage says so.
 
 The functions here accept any exception and raise none, even if its own methods raise.
 """
@@ -95,6 +95,40 @@ class InvalidModel(Exception):
 
 class ModelGone(Exception):
     """A batch names a model that is not loaded."""
+
+    explained = True  # its text tells all, and a traceback nothing
+
+
+# The longest texts in a header, in characters; of the tracebacks of a result together.
+MAX_MESSAGE, _MAX_TRACEBACK, _MAX_TRACEBACKS = 4096, 65536, 131072
+
+
+def exception_of(error: BaseException, trace: Optional[str] = None) -> Dict[str, str]:
+    """Returns an exception as the protocol has it; trace replaces its traceback."""
+    if trace is None:
+        trace = "" if getattr(error, "explained", False) else traceback_of(error)
+    fields = {"error": type(error).__name__, "message": text_of(error)[:MAX_MESSAGE]}
+    return {**fields, "traceback": trace[-_MAX_TRACEBACK:]} if trace else fields
+
+
+class Raised(Dict[int, Dict[str, str]]):
+    """What the items of a batch raised that was not written for their callers, by number.
+
+    It is bounded, so that it fits into the header of a result: later ones have no traceback,
+    or are missing.
+    """
+
+    _room = _MAX_TRACEBACKS
+
+    def add(self, number: int, error: BaseException) -> None:
+        """Adds an item's first exception."""
+        own = exception_of(error)
+        if sum(map(len, own.values())) > self._room:
+            own.pop("traceback", "")
+        size = sum(map(len, own.values()))
+        if size <= self._room and number not in self:
+            self._room -= size
+            self[number] = own
 
 
 _BY_REASON = {"INVALID_INPUT": InvalidInput, "SCHEMA_VIOLATION": SchemaViolation}

@@ -7,7 +7,6 @@ turns every other failure into a reply: a fault of an item, or an error of the b
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -15,7 +14,16 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from .arrays import Arrays
 from .batches import Batch, Item, Plan, Source, check_predict
-from .faults import InvalidInput, ItemError, ItemFailed, ModelGone, fault_of, is_out_of_memory, text_of, traceback_of
+from .faults import (
+    MAX_MESSAGE,
+    InvalidInput,
+    ItemError,
+    ItemFailed,
+    ModelGone,
+    exception_of,
+    fault_of,
+    is_out_of_memory,
+)
 from .frames import DEFERRED, MAX_HEADER, MAX_NUMBER, Buffer, Header, Parts, Violation, as_bytes, encode, message
 from .models import Models
 from .parts import Body, Layout, Place, Raw, Received, entry_head, join_rows, read_parts, split_rows
@@ -23,10 +31,6 @@ from .specs import Json, Tensor, Text
 from .values import ABSENT, BadOutput, Encoder, Tensors, Values, values_of
 from .worker import Worker, joins_rows, overrides
 
-log = logging.getLogger("stagemesh.worker")
-
-# The longest texts in a header, in characters.
-MAX_MESSAGE, _MAX_TRACEBACK = 4096, 65536
 # How often the loop over single items reads cancels, in seconds.
 _POLL_S = 0.001
 
@@ -272,17 +276,8 @@ class Runs:
                 if self.answers:
                     outcomes[item.number] = self._outputs.item_outputs("predict_item", returned, item.rows)
             except Exception as error:
-                self.fail_item(view, item, "predict_item", error)
+                view.fail(item, error)
         return {number: bodies for number, bodies in outcomes.items() if number not in view._faults}
-
-    def fail_item(self, view: Batch, item: Item, where: str, error: BaseException) -> None:
-        """Makes an error the outcome of one item; an error that is not for its caller goes to the log."""
-        view._faults.setdefault(item.number, error)
-        if isinstance(error, BadOutput):
-            log.error("request %s: %s: %s", item.id, where, error)
-        elif not isinstance(error, ItemError):
-            log.error("request %s: %s raised %s\n%s", item.id, where, type(error).__name__, traceback_of(error))
-        error.with_traceback(None)  # its frames hold arrays
 
     # --- before predict --------------------------------------------------
 
@@ -317,7 +312,7 @@ class Runs:
                 if value is not None:
                     prepared = self._prepared.by_name("preprocess", value)
             except Exception as error:
-                self.fail_item(view, item, "preprocess", error)
+                view.fail(item, error)
             returned.append(prepared)
         if all(prepared is None for prepared in returned):
             return view._without_faults()
@@ -347,7 +342,7 @@ class Runs:
                 raise BadOutput(f"it returned no {name!r}")
             return self._prepared.item(repr(name), name, value, item.rows)
         except BadOutput as error:
-            self.fail_item(view, item, "preprocess", error)
+            view.fail(item, error)
             return ABSENT
 
     def _join(self, name: str, values: List[Any], rows: List[int]) -> Values:
@@ -392,7 +387,7 @@ class Runs:
                 returned = self._worker.postprocess(item, share)
                 outcomes[item.number] = self._outputs.item_outputs("postprocess", returned, item.rows)
             except Exception as error:
-                self.fail_item(view, item, "postprocess", error)
+                view.fail(item, error)
         return outcomes
 
     # --- replies ---------------------------------------------------------
@@ -403,9 +398,11 @@ class Runs:
         if layout.entries:
             text += f',"parts":[{",".join(layout.entries)}]'
         if self.answers and batch._faults:
-            faults = [fault_of(number, error) for number, error in sorted(batch._faults.items())]
+            faults: List[Dict[str, Any]] = [fault_of(number, error) for number, error in sorted(batch._faults.items())]
             for fault in faults:
                 fault["message"] = str(fault["message"])[:MAX_MESSAGE]
+                if fault["item"] in batch._raised:
+                    fault["exception"] = batch._raised[fault["item"]]
             text += f',"faults":{encode(faults)}'
         if self.answers and batch._metadata:
             metadata = [{"item": number, "values": values} for number, values in sorted(batch._metadata.items())]
@@ -450,17 +447,11 @@ def error_header(
     trace is the text of the traceback; None: that of the error. kind is the protocol's; empty:
     the one that fits.
     """
-    if trace is None:
-        trace = "" if isinstance(error, (BadOutput, ModelGone)) else traceback_of(error)
     fields: Dict[str, Any] = {"batch": batch} if batch is not None else {} if load is None else {"load": load}
     if not kind and isinstance(error, ModelGone):
         kind = "invalid_model"
     fields["kind"] = kind or ("out_of_memory" if is_out_of_memory(error) else "exception")
-    fields["error"] = type(error).__name__
-    fields["message"] = text_of(error)[:MAX_MESSAGE]
-    if trace:
-        fields["traceback"] = trace[-_MAX_TRACEBACK:]
-    return message("error", **fields)
+    return message("error", **fields, **exception_of(error, trace))
 
 
 def _writable(raw: Raw) -> memoryview:

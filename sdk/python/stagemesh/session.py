@@ -19,11 +19,11 @@ from typing import Any, Callable, Dict, Mapping, Optional, Type, Union
 
 from .arrays import Arrays
 from .batches import Batch
-from .faults import is_from_user_code, text_of, traceback_of
+from .faults import MAX_MESSAGE, is_from_user_code, text_of, traceback_of
 from .frames import MAX_COUNT, MAX_NUMBER, MAX_SLOTS, Connection, Ended, Frame, Header, Violation, message
 from .models import Models
 from .parts import Layout
-from .runs import MAX_MESSAGE, Runs, error_header
+from .runs import Runs, error_header
 from .streams import Stream, StreamLoop
 from .values import arrays_of
 from .worker import Context, Worker, check_worker, has_tensors, holds_models, overrides, wire_spec

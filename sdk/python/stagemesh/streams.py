@@ -181,11 +181,10 @@ class Stream:
             return self._end_cancelled()
         request = self._view.items[0].id
         if isinstance(error, (BadOutput, ModelGone)):
-            log.error("request %s: stream: %s", request, error)
             return self._runs.error(self.batch, error)
         if isinstance(error, TooLong):
             log.error("request %s: stream: %s: set collect = False where callers take chunks only", request, error)
-        self._runs.fail_item(self._view, self._view.items[0], "stream", error)
+        self._view.fail(0, error)
         try:
             return self._runs.result(self.batch, Layout())
         except BadOutput as another:  # the metadata of item.respond are too long

@@ -67,14 +67,17 @@ _SIGNALS = {int(s): s.name for s in signal.Signals}
 
 
 class BatchFailed(Exception):
-    """The batch failed as a whole; the message has what a host would log."""
+    """The batch failed as a whole; the message has what a host would log.
+
+    It is the __cause__ of an item's error whose text does not say what the worker raised.
+    """
 
     def __init__(self, header: Header) -> None:
         self.kind: str = header.get("kind", "")
         self.error: str = header.get("error", "")
         self.message: str = header.get("message", "")
         self.traceback: str = header.get("traceback", "")
-        super().__init__(f"{self.kind}: {self.error}: {self.message}\n{self.traceback}".rstrip())
+        super().__init__(": ".join(filter(None, (self.kind, self.error, f"{self.message}\n{self.traceback}".rstrip()))))
 
 
 class WorkerEnded(Exception):
@@ -427,6 +430,8 @@ class Run:
         for fault in header.get("faults", []):
             outcome = outcomes[fault["item"]]
             outcome.error = error_of(fault["reason"], fault["message"], fault.get("field", ""))
+            if "exception" in fault:
+                outcome.error.__cause__ = BatchFailed(fault["exception"])
             outcome.outputs = {}
         for entry in header.get("metadata", []):
             outcomes[entry["item"]].metadata = entry["values"]

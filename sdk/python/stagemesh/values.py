@@ -162,6 +162,8 @@ def values_of(
 class BadOutput(ValueError):
     """A worker returned something else than it declares."""
 
+    explained = True  # its text tells all, and a traceback nothing
+
 
 class Encoder:
     """Turns values by name into parts, as specs declare them.

@@ -172,8 +172,7 @@ class FaultsTest(RunTest):
         for kind in (Raise, Fail):
             for slots in (1, 2):
                 kind.concurrency = slots
-                with self.assertLogs("stagemesh.worker", "ERROR"):
-                    outcomes = self.batch(kind, *[{"x": ROW}] * len(errors), slots=slots)
+                outcomes = self.batch(kind, *[{"x": ROW}] * len(errors), slots=slots)
                 self.assertEqual([o.error and o.error.message for o in outcomes], wanted)
 
         class Whole(XY):

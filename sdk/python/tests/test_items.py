@@ -27,14 +27,25 @@ class ItemsTest(RunTest):
                     raise MemoryError
                 return {"y": x + 1}
 
-        with self.assertLogs("stagemesh.worker", "ERROR") as logs:
-            outcomes = self.batch(One, *({"x": np.full((1, 2), n, "float32")} for n in range(6)))
+        outcomes = self.batch(One, *({"x": np.full((1, 2), n, "float32")} for n in range(6)))
         self.assertEqual(outcomes[0]["y"].tolist(), [[1, 1]])
         self.assertEqual(outcomes[5]["y"].tolist(), [[6, 6]])
         self.assertEqual([type(o.error) for o in outcomes[1:5]], [InvalidInput, ItemFailed, ItemFailed, OutOfMemory])
         self.assertNotIn("secret", str(outcomes[2].error))
-        self.assertIn("ZeroDivisionError", logs.output[0])
-        self.assertIn("predict_item returned None", logs.output[1])
+        raised = [str(o.error.__cause__) for o in outcomes[2:4] if o.error is not None]
+        self.assertRegex(raised[0], r"(?s)^ZeroDivisionError: secret\nTraceback .*in predict_item")
+        self.assertRegex(raised[1], "^BadOutput: predict_item returned None")
+        self.assertNotIn("Traceback", raised[1])
+
+    def test_exceptions_of_a_large_batch_fit_into_its_result(self) -> None:
+        class Deep(XY):
+            def predict_item(self, item: Any) -> Any:
+                raise KeyError("x" * 3000)
+
+        outcomes = self.batch(Deep, *({"x": ROW} for _ in range(500)))
+        self.assertTrue(all(isinstance(o.error, ItemFailed) for o in outcomes))
+        traced = ["Traceback" in str(o.error.__cause__) for o in outcomes if o.error is not None]
+        self.assertTrue(traced[0] and not traced[-1])
 
     def test_outputs_of_items_are_joined(self) -> None:
         class One(XY):
@@ -74,11 +85,13 @@ class ItemsTest(RunTest):
                     raise InvalidInput("text", "post")
                 return {"n": {"text": item.state, "sum": float(outputs["sum"][0])}}
 
-        with self.assertLogs("stagemesh.worker", "ERROR"):
-            got = self.batch(Around, *({"text": t} for t in ("abc", "bad", "bug", "late", "post", "z")))
+        got = self.batch(Around, *({"text": t} for t in ("abc", "bad", "bug", "late", "post", "z")))
         self.assertEqual((got[0]["n"], got[5]["n"]), ({"text": "abc", "sum": 4.0}, {"text": "z", "sum": 2.0}))
         messages = [o.error.message for o in got[1:5] if o.error is not None]
         self.assertEqual(messages, ["is bad", "the worker could not run this item", "late", "post"])
+        causes = [o.error.__cause__ for o in got[1:5] if o.error is not None]
+        self.assertRegex(str(causes[1]), r"(?s)^KeyError: 'bug'\nTraceback .*in preprocess")
+        self.assertEqual([causes[0], causes[2], causes[3]], [None] * 3)
 
     def test_failed_items_are_removed_before_predict(self) -> None:
         class Some(XY):
@@ -121,11 +134,11 @@ class ItemsTest(RunTest):
             def predict(self, batch: Any) -> Any:
                 return {"y": batch["x"]}
 
-        with self.assertLogs("stagemesh.worker", "ERROR") as logs:
-            bad, good = self.batch(Wrong, {"x": ROW * 0}, {"x": ROW})
+        bad, good = self.batch(Wrong, {"x": ROW * 0}, {"x": ROW})
         self.assertIsInstance(bad.error, ItemFailed)
         self.assertEqual(good["y"].tolist(), ROW.tolist())
-        self.assertIn("preprocess returned a list", logs.output[0])
+        assert bad.error is not None
+        self.assertIn("preprocess returned a list", str(bad.error.__cause__))
 
     def test_predict_is_skipped_without_items(self) -> None:
         class Nobody(XY):

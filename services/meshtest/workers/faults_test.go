@@ -10,6 +10,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/runner/worker"
 )
 
@@ -166,6 +167,43 @@ func TestFaultsReachTheRightCaller(t *testing.T) {
 		})
 	}
 	m.checkNoExit()
+}
+
+func TestStageDecidesHowMuchOfAnExceptionCallersGet(t *testing.T) {
+	t.Parallel()
+	for level, test := range map[stagehost.ExposeErrors]struct{ hasMessage, hasTrace bool }{
+		"":                        {},
+		stagehost.ExposeNone:      {},
+		stagehost.ExposeMessage:   {hasMessage: true},
+		stagehost.ExposeTraceback: {hasMessage: true, hasTrace: true},
+	} {
+		t.Run(string(level), func(t *testing.T) {
+			t.Parallel()
+			m := start(t, spec{file: "raising.py", host: func(s *stagehost.Settings) { s.ExposeErrors = level }})
+			for text, message := range map[string]string{
+				"predict":    "ValueError: cannot read 'weights.bin' of ",
+				"preprocess": "KeyError: '" + strings.Repeat("k", 1000),
+				"output":     "BadOutput: predict returned no output 'text'",
+			} {
+				f := m.infer(text).fault
+				if f == nil || f.Reason != fault.RunnerFailed || len(f.Message) > 1<<10 || strings.Contains(f.Message, "/models") {
+					t.Fatalf("%s is answered with %v", text, f)
+				}
+				if has := strings.HasPrefix(f.Message, message); has != test.hasMessage {
+					t.Errorf("the caller gets %q", f.Message)
+				}
+				trace := f.Metadata["traceback"]
+				if has := strings.HasPrefix(trace, "Traceback") && strings.Contains(trace, "in "+text); has != (test.hasTrace && text == "predict") && text != "preprocess" || len(trace) > 3<<10 || trace != "" && !test.hasTrace {
+					t.Errorf("the traceback of %s is %q", text, trace)
+				}
+				m.log.Line(t, "level=ERROR", "failed on an item", "request="+f.Metadata["request_id"], message[:8])
+			}
+			f := m.infer("exit").fault
+			if f == nil || f.Reason != fault.RunnerCrashed || !strings.HasSuffix(f.Message, "(exit code 7)") {
+				t.Errorf("a worker that exits is %v", f)
+			}
+		})
+	}
 }
 
 func TestWorkerOutputIsLogged(t *testing.T) {

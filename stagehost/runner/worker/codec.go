@@ -221,6 +221,9 @@ func faultOf(f frame.Fault) *fault.Fault {
 		}
 		out = out.WithViolation(clip(field, maxMessage), "%s", out.Message)
 	}
+	if raised := f.Exception; raised != nil {
+		out = out.Caused(&runner.Exception{Type: raised.Name, Message: raised.Message, Traceback: raised.Traceback})
+	}
 	return out
 }
 

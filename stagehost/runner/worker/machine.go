@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
 // Causes that the machine finds by itself.
@@ -18,7 +20,7 @@ var (
 	// ErrDisconnected means that a process closed its connection and did not exit.
 	ErrDisconnected = errors.New("it closed its connection")
 	// ErrExited means that a process exited by itself with exit code 0.
-	ErrExited = errors.New("it exited unexpectedly with code 0")
+	ErrExited error = &runner.ExitError{}
 )
 
 // State is the state of a worker.

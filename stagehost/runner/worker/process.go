@@ -11,6 +11,8 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+
+	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
 const (
@@ -62,21 +64,6 @@ type process struct {
 	last   []string
 }
 
-// ExitError is an exit other than with exit code 0.
-type ExitError struct {
-	// Code is -1 for a process that a signal ended.
-	Code   int
-	Signal syscall.Signal
-}
-
-// Error implements error.
-func (e *ExitError) Error() string {
-	if e.Signal != 0 {
-		return "signal: " + e.Signal.String()
-	}
-	return fmt.Sprintf("exit code %d", e.Code)
-}
-
 // start starts the process. It runs on the thread that forks.
 func (c command) start(lifeline *os.File) (*process, error) {
 	p := &process{done: make(chan struct{})}
@@ -113,7 +100,7 @@ func (p *process) PID() int { return p.cmd.Process.Pid }
 func (p *process) Done() <-chan struct{} { return p.done }
 
 // Exit returns how the process has exited, once Done is closed: nil for exit code 0,
-// else an *ExitError.
+// else a *runner.ExitError.
 func (p *process) Exit() error { return p.exit }
 
 // Last returns the last lines that the process has written.
@@ -169,9 +156,9 @@ func exitError(state *os.ProcessState, err error) error {
 	status, ok := state.Sys().(syscall.WaitStatus)
 	switch {
 	case ok && status.Signaled():
-		return &ExitError{Code: -1, Signal: status.Signal()}
+		return &runner.ExitError{Code: -1, Signal: status.Signal()}
 	case state.ExitCode() != 0:
-		return &ExitError{Code: state.ExitCode()}
+		return &runner.ExitError{Code: state.ExitCode()}
 	default:
 		return nil
 	}

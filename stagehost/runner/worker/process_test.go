@@ -17,6 +17,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
 // patience bounds every wait.
@@ -170,7 +172,7 @@ func TestExitIsReported(t *testing.T) {
 			}
 			continue
 		}
-		exit, ok := errors.AsType[*ExitError](err)
+		exit, ok := errors.AsType[*runner.ExitError](err)
 		if !ok || err.Error() != test.want || exit.Code != test.code || exit.Signal != test.signal {
 			t.Errorf("%s: got %v", name, err)
 		}

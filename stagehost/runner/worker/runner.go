@@ -36,6 +36,7 @@
 package worker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -74,10 +75,9 @@ var errAsked = errors.New("it was asked to leave")
 // BatchError is a worker's report that a batch failed as a whole, or a request about a model.
 // Its text is for the log.
 type BatchError struct {
-	// Kind is the protocol's, Type the error's type in the worker's language.
-	Kind, Type, Message string
-	// Traceback may be empty.
-	Traceback string
+	// Kind is the protocol's.
+	Kind string
+	runner.Exception
 
 	caller *fault.Fault
 	// class is an error of package runner; nil for an exception.
@@ -85,7 +85,7 @@ type BatchError struct {
 }
 
 func newBatchError(e *frame.Error) *BatchError {
-	out := &BatchError{Kind: e.Kind, Type: e.Name, Message: e.Message, Traceback: e.Traceback}
+	out := &BatchError{Kind: e.Kind, Exception: runner.Exception{Type: e.Name, Message: e.Message, Traceback: e.Traceback}}
 	out.caller = fault.New(fault.RunnerFailed, "the stage's code failed; look for the request id in the logs")
 	switch {
 	case e.Kind == frame.OutOfMemory:
@@ -101,25 +101,16 @@ func newBatchError(e *frame.Error) *BatchError {
 
 // Error implements error.
 func (e *BatchError) Error() string {
-	switch {
-	case e.Type == "" && e.Message == "":
-		return e.Kind
-	case e.Type == "":
-		return e.Message
-	case e.Message == "":
-		return e.Type
-	default:
-		return e.Type + ": " + e.Message
-	}
+	return cmp.Or(e.Exception.Error(), e.Kind)
 }
 
-// Unwrap returns the fault for the caller of an item that fails alone, and
+// Unwrap returns the fault for the caller of an item that fails alone, the exception, and
 // runner.ErrOutOfMemory, ErrInvalidModel or ErrModelGone where it was that.
 func (e *BatchError) Unwrap() []error {
 	if e.class != nil {
-		return []error{e.caller, e.class}
+		return []error{e.caller, &e.Exception, e.class}
 	}
-	return []error{e.caller}
+	return []error{e.caller, &e.Exception}
 }
 
 // Runner runs batches by worker processes.

@@ -91,7 +91,7 @@ type Transition struct {
 	Incarnation uint64
 	From, To    State
 	// PIDs are the process ids of the ranks. Where To is DEAD, Exits has how each
-	// exited: nil for exit code 0, else a *ExitError, or why it was not started.
+	// exited: nil for exit code 0, else a *runner.ExitError, or why it was not started.
 	PIDs  []int
 	Exits []error
 	// Cause is nil where the transition was requested and went well.

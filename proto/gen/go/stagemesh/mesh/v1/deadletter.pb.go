@@ -234,7 +234,9 @@ type RunRecord struct {
 	Host      string                 `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"`
 	StartedAt *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
 	// The process of the run died; the host lives.
-	Died          bool `protobuf:"varint,3,opt,name=died,proto3" json:"died,omitempty"`
+	Died bool `protobuf:"varint,3,opt,name=died,proto3" json:"died,omitempty"`
+	// How it ended: "exit code 3", "signal: killed". Empty where that is not known.
+	Exit          string `protobuf:"bytes,4,opt,name=exit,proto3" json:"exit,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -290,6 +292,13 @@ func (x *RunRecord) GetDied() bool {
 	return false
 }
 
+func (x *RunRecord) GetExit() string {
+	if x != nil {
+		return x.Exit
+	}
+	return ""
+}
+
 var File_stagemesh_mesh_v1_deadletter_proto protoreflect.FileDescriptor
 
 const file_stagemesh_mesh_v1_deadletter_proto_rawDesc = "" +
@@ -318,12 +327,13 @@ const file_stagemesh_mesh_v1_deadletter_proto_rawDesc = "" +
 	"\x06tenant\x18\x0e \x01(\tR\x06tenant\">\n" +
 	"\n" +
 	"RunRecords\x120\n" +
-	"\x04runs\x18\x01 \x03(\v2\x1c.stagemesh.mesh.v1.RunRecordR\x04runs\"n\n" +
+	"\x04runs\x18\x01 \x03(\v2\x1c.stagemesh.mesh.v1.RunRecordR\x04runs\"\x82\x01\n" +
 	"\tRunRecord\x12\x12\n" +
 	"\x04host\x18\x01 \x01(\tR\x04host\x129\n" +
 	"\n" +
 	"started_at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\tstartedAt\x12\x12\n" +
-	"\x04died\x18\x03 \x01(\bR\x04diedBFZDgithub.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1;meshv1b\x06proto3"
+	"\x04died\x18\x03 \x01(\bR\x04died\x12\x12\n" +
+	"\x04exit\x18\x04 \x01(\tR\x04exitBFZDgithub.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1;meshv1b\x06proto3"
 
 var (
 	file_stagemesh_mesh_v1_deadletter_proto_rawDescOnce sync.Once
