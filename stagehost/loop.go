@@ -260,11 +260,11 @@ func (l *loop) expire(now time.Time) {
 func (l *loop) expireOne(it *item) {
 	l.host.metrics.expired.inc()
 	it.trace.process.Event("expired")
-	l.fail(it, it.deadlineFault())
+	l.fail(it, it.deadlineFault("it waits in the queue of the stage"))
 }
 
-func (it *item) deadlineFault() *fault.Fault {
-	return fault.Newf(fault.DeadlineExceeded, "no answer within %s; the deadline passed at stage %s", it.env.TimeoutText(), it.env.Hop().Stage)
+func (it *item) deadlineFault(state string) *fault.Fault {
+	return fault.Newf(fault.DeadlineExceeded, "no answer within %s: at step %s, stage %s, %s", it.env.TimeoutText(), it.env.Hop().Step, it.env.Hop().Stage, state)
 }
 
 // extend extends the deliveries in flight. After an abandoned drain it does not,

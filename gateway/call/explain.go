@@ -3,6 +3,7 @@ package call
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -18,6 +19,10 @@ import (
 const (
 	// explainReads bounds what is read from the broker about a request.
 	explainReads = 2 * time.Second
+	// deadlineWait is how long hosts may take to say where a request is whose time is over, and
+	// maxLocating how many such questions there may be at a time.
+	deadlineWait = 100 * time.Millisecond
+	maxLocating  = 16
 
 	inFlight = meshv1.RequestSource_REQUEST_SOURCE_IN_FLIGHT
 )
@@ -62,6 +67,48 @@ func (s *Service) Explain(ctx context.Context, requestID string) (*meshv1.Reques
 		s.finished.Compare(report)
 	}
 	return report, nil
+}
+
+// explainDeadline returns the error of a call whose time is over: at which step it is, and
+// whether a worker has it or it waits. It asks the hosts, for a few calls at a time.
+func (x *call) explainDeadline(ctx context.Context) error {
+	wait := min(deadlineWait, x.env.Deadline.Sub(x.env.AdmittedAt)/4)
+	select {
+	case x.service.locating <- struct{}{}:
+		defer func() { <-x.service.locating }()
+	default:
+		wait = 0
+	}
+	if wait < time.Millisecond {
+		return ctx.Err()
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), wait)
+	defer cancel()
+	var report *meshv1.RequestReport
+	err := x.service.bus.Explain(ctx, x.env.RequestID, func(a *meshv1.ExplainAnswer) bool {
+		report = a.GetReport()
+		return len(report.GetHolders()) > 0
+	})
+	step, stage, state := string(x.env.Route[0].Step), string(x.env.Route[0].Stage), "it waits in the queue of the stage"
+	switch holders, steps := report.GetHolders(), report.GetSteps(); {
+	case len(holders) > 0 && len(steps) > 0:
+		at := steps[len(steps)-1].GetTiming()
+		step, stage = at.GetStep(), at.GetStage()
+		switch holders[0].GetState() {
+		case "running":
+			state = fmt.Sprintf("a worker has run it for %s, and hangs or is slow", time.Since(holders[0].GetSince().AsTime()).Round(time.Millisecond))
+		case "queued", "sending":
+			if at.GetRun().AsDuration() > 0 {
+				state = "its output waits for the queue of the next stage"
+			}
+		default:
+			state = "it " + holders[0].GetState()
+		}
+	case len(x.env.Route) > 1 || err != nil && !errors.Is(err, context.DeadlineExceeded):
+		return context.DeadlineExceeded // nobody knows at which step
+	}
+	return fault.Newf(fault.DeadlineExceeded, "no answer within %s: at step %s, stage %s, %s", x.env.TimeoutText(), step, stage, state).
+		Caused(context.DeadlineExceeded).At(stage, step, "")
 }
 
 func isFinished(r *meshv1.RequestReport) bool { return r != nil && r.GetSource() != inFlight }

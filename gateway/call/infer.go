@@ -395,7 +395,7 @@ func (x *call) end(ctx context.Context) (*Response, error) {
 			return response, err
 		}
 	}
-	return nil, ctx.Err()
+	return nil, x.explainDeadline(ctx)
 }
 
 // finish cancels remaining work and updates the queue estimates.
@@ -417,7 +417,7 @@ func (x *call) finish(err error) {
 // deadlineFault returns the fault. Where that is the end of the call's own time, it
 // says how long that was.
 func deadlineFault(f *fault.Fault, env *envelope.Envelope) *fault.Fault {
-	if f.Reason != fault.DeadlineExceeded || !errors.Is(f, context.DeadlineExceeded) {
+	if f.Reason != fault.DeadlineExceeded || !errors.Is(f, context.DeadlineExceeded) || f.Stage != "" {
 		return f
 	}
 	return fault.Newf(fault.DeadlineExceeded, "no answer within %s", env.TimeoutText()).Caused(context.DeadlineExceeded)

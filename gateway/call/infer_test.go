@@ -264,7 +264,11 @@ func TestDeadlineFaultNamesTheTimeout(t *testing.T) {
 			}
 			response, err := b.service.Infer(t.Context(), r)
 			f := wantFault(t, response, err, fault.DeadlineExceeded)
-			if f.Message != "no answer within "+r.Timeout.String() || !errors.Is(f, context.DeadlineExceeded) {
+			want := "no answer within " + r.Timeout.String()
+			if where == "in the queue" {
+				want += ": at step " + f.Step + ", stage " + f.Stage + ", it waits in the queue of the stage"
+			}
+			if f.Message != want || !errors.Is(f, context.DeadlineExceeded) {
 				t.Errorf("got %q, caused by %v", f.Message, errors.Unwrap(f))
 			}
 		})

@@ -186,6 +186,9 @@ type Service struct {
 	// taps look at requests that have ended; nil ones are free.
 	taps [maxTaps]atomic.Pointer[tap]
 
+	// locating has a place for each question where a request is whose time is over.
+	locating chan struct{}
+
 	table *table
 	// finished has the last requests that ended.
 	finished      *explain.Ring
@@ -224,6 +227,7 @@ func New(s Settings) (*Service, error) {
 			Name: "waits for results or loads", Key: "gateway.max_in_flight, of which they are a quarter; ask without a wait",
 		}),
 		table:    newTable(tableLimits{calls: s.MaxInFlight + maxShadows, replies: streamReplies, bytes: streamBytes, shared: streamsBytes}),
+		locating: make(chan struct{}, maxLocating),
 		finished: explain.NewRing(), shadows: newTasks(maxShadows), shadowBytes: budget.NewPool(budget.Settings{Limit: maxShadowBytes}),
 	}
 	var err error
