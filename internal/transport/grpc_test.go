@@ -289,6 +289,30 @@ func TestMessagesMayBeSplitAnywhere(t *testing.T) {
 	testbed.Eventually(t, "the budget is free again", func() bool { return pool.Held() == 0 })
 }
 
+// A frame may have one byte of a message, and far more padding.
+func TestSmallFramesCountWithTheirPadding(t *testing.T) {
+	t.Parallel()
+	const frames, padding = 500, 200
+	prefix := []byte("\x00\x00\x00\x00\x00")
+	for name, begin := range map[string][]byte{"of prefixes": nil, "of a message": []byte("\x00\x00\x00\x10\x00")} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool, gate := budget.NewPool(budget.Settings{Limit: 1 << 20}), make(chan struct{})
+			defer close(gate)
+			conn := dialRaw(t, serveGRPC(t, transport.Settings{}, pool, func(ctx context.Context, _ *transport.Call, _ *oipv2.ModelInferRequest) (*oipv2.ModelInferResponse, error) {
+				<-gate
+				return nil, ctx.Err()
+			}), 1<<20, 1<<20)
+			conn.headers(1, "te", "trailers")
+			conn.must(0, conn.WriteData(1, false, begin))
+			for i := range frames {
+				conn.must(0, conn.WriteDataPadded(1, false, prefix[i%5:i%5+1], make([]byte, padding)))
+			}
+			testbed.Eventually(t, "the frames count", func() bool { return pool.Held() > frames*padding*9/10 })
+		})
+	}
+}
+
 func TestPanicFailsItsCallAlone(t *testing.T) {
 	t.Parallel()
 	client := dialGRPC(t, serveGRPC(t, transport.Settings{}, nil, func(ctx context.Context, c *transport.Call, in *oipv2.ModelInferRequest) (*oipv2.ModelInferResponse, error) {

@@ -26,7 +26,8 @@ import (
 
 const (
 	frameHeaderSize = 9
-	readBufferSize  = 16 << 10
+	// maxFrameSize is how long a frame may be, of which no setting says more.
+	maxFrameSize = 16 << 10
 )
 
 // grpcConn is a connection of a gRPC server. The library reads a message without asking
@@ -44,11 +45,13 @@ type grpcConn struct {
 	tls     *tls.ConnectionState
 	in      *bufio.Reader
 
-	// These belong to the goroutine that reads: of the current frame its header, the unread
-	// part of it and of the payload, its stream, and that again for DATA of an open stream.
-	header  [frameHeaderSize]byte
+	// These belong to the goroutine that reads: of the current frame its header with the length
+	// of its padding, the unread part of that and of the payload, the padding at its end, its
+	// stream, and that again for DATA of an open stream.
+	header  [frameHeaderSize + 1]byte
 	unread  []byte
 	left    int
+	padding int
 	id      uint32
 	current *grpcStream
 
@@ -70,7 +73,7 @@ var _ credentials.AuthInfo = (*grpcConn)(nil)
 
 func newGRPCConn(conn net.Conn, s Settings) *grpcConn {
 	out := &grpcConn{
-		Conn: conn, settings: s, counted: countedOf(conn), in: bufio.NewReaderSize(conn, readBufferSize),
+		Conn: conn, settings: s, counted: countedOf(conn), in: bufio.NewReaderSize(conn, frameHeaderSize+maxFrameSize),
 		left: len(http2.ClientPreface), streams: map[uint32]*grpcStream{},
 	}
 	if secure, ok := conn.(*tls.Conn); ok {
@@ -96,16 +99,17 @@ func (c *grpcConn) Read(buf []byte) (int, error) {
 		return n, nil
 	}
 	buf = buf[:min(len(buf), c.left)]
-	if c.current != nil {
-		buf = buf[:min(len(buf), c.current.bytesLeft())]
+	isData := c.current != nil && c.left > c.padding
+	if isData {
+		buf = buf[:min(len(buf), c.left-c.padding, c.current.bytesLeft())]
 	}
 	n, err := c.in.Read(buf)
 	for errors.Is(err, os.ErrDeadlineExceeded) && c.hasResets() {
 		n, err = c.in.Read(buf)
 	}
 	c.left -= n
-	if c.current != nil {
-		c.current.follow(buf[:n])
+	if isData {
+		c.current.follow(buf[:n], c.padding)
 	}
 	return n, err
 }
@@ -123,6 +127,9 @@ func (c *grpcConn) readHeader() error {
 		}
 		header, err := c.in.Peek(frameHeaderSize)
 		if err == nil {
+			header, err = c.in.Peek(frameHeaderSize + sizeBeforeHandling(header))
+		}
+		if err == nil {
 			if http2.FrameType(header[3]) != http2.FrameData {
 				// The library has no bound on what it is to write for them: a client that
 				// takes nothing gets no more read.
@@ -137,27 +144,45 @@ func (c *grpcConn) readHeader() error {
 	}
 }
 
-var errPadding = errors.New("padded DATA frames are not taken")
+// sizeBeforeHandling returns how much of a frame has to be there before it is handled, beside its
+// header: all settings, or the length of the padding.
+func sizeBeforeHandling(header []byte) int {
+	size := frameSize(header)
+	switch kind := http2.FrameType(header[3]); {
+	case kind == http2.FrameSettings:
+		return min(size, maxFrameSize)
+	case kind == http2.FrameData && http2.Flags(header[4]).Has(http2.FlagDataPadded):
+		return min(size, 1)
+	}
+	return 0
+}
 
-// begin begins a frame with that header.
+func frameSize(header []byte) int { return int(binary.BigEndian.Uint32(header) >> 8) }
+
+var errFrameSize = errors.New("the frame is longer than it may be")
+
+// begin begins a frame with that header, and what sizeBeforeHandling wants.
 func (c *grpcConn) begin(header []byte) error {
-	c.unread = c.header[:copy(c.header[:], header)]
-	_, _ = c.in.Discard(frameHeaderSize) // it was peeked
-	kind, flags := http2.FrameType(header[3]), http2.Flags(header[4])
-	c.left = int(binary.BigEndian.Uint32(header) >> 8)
+	c.left, c.padding = frameSize(header), 0
 	c.id, c.current = binary.BigEndian.Uint32(header[5:])&(1<<31-1), nil
-	for kind == http2.FrameSettings {
-		settings, err := c.in.Peek(min(c.left, readBufferSize))
-		if err == nil || !errors.Is(err, os.ErrDeadlineExceeded) || !c.hasResets() {
-			boundTable(settings)
-			break
-		}
+	if c.left > maxFrameSize {
+		// The library closes the connection without a word.
+		_ = http2.NewFramer(c, nil).WriteGoAway(math.MaxInt32, http2.ErrCodeFrameSize, nil)
+		return errFrameSize
 	}
-	if kind != http2.FrameData {
+	size, kind := frameHeaderSize, http2.FrameType(header[3])
+	switch {
+	case kind == http2.FrameSettings:
+		boundTable(header[frameHeaderSize:])
+	case kind == http2.FrameData && len(header) > frameHeaderSize:
+		size++
+		c.left--
+		c.padding = int(header[frameHeaderSize])
+	}
+	c.unread = c.header[:copy(c.header[:], header[:size])]
+	_, _ = c.in.Discard(size) // it was peeked
+	if kind != http2.FrameData || c.padding > c.left {
 		return nil
-	}
-	if flags.Has(http2.FlagDataPadded) {
-		return errPadding
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -296,11 +321,12 @@ type grpcStream struct {
 	isStandard bool
 
 	// These belong to the goroutine that reads the connection: a prefix that is not
-	// complete, the part of a message that has not arrived, and whether messages are no
-	// longer told apart.
-	prefix []byte
-	left   int
-	lost   bool
+	// complete and what is reserved for it, the part of a message that has not arrived, and
+	// whether messages are no longer told apart.
+	prefix     []byte
+	prefixCost int64
+	left       int
+	lost       bool
 
 	// begins is called when the handler begins. Until then the end of the call ends the stream.
 	begins func() bool
@@ -352,18 +378,17 @@ func (s *grpcStream) bytesLeft() int {
 	return prefixSize - len(s.prefix)
 }
 
-// follow follows bytes that were read.
-func (s *grpcStream) follow(data []byte) {
-	if f := s.reserve(data); f != nil {
+// follow follows bytes that were read, of a frame with so much padding.
+func (s *grpcStream) follow(data []byte, padding int) {
+	if f := s.reserve(data, int64(len(data)+padding)+pieceCost); f != nil {
 		s.fail(f)
 	}
 }
 
 // reserve reserves the bytes of a message, or checks the length that a prefix declares.
-func (s *grpcStream) reserve(data []byte) *fault.Fault {
+func (s *grpcStream) reserve(data []byte, cost int64) *fault.Fault {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	cost := int64(len(data)) + pieceCost
 	if s.ended || s.failure != nil {
 		s.lost = true
 		// The library buffers the rest of a message that it has begun to read.
@@ -375,13 +400,13 @@ func (s *grpcStream) reserve(data []byte) *fault.Fault {
 		}
 		return nil
 	}
+	if err := s.account.Reserve(cost); err != nil {
+		return fault.From(err)
+	}
 	if s.left > 0 {
 		s.left -= len(data)
-		if err := s.account.Reserve(cost); err != nil {
-			return fault.From(err)
-		}
 		s.messages[len(s.messages)-1].size += cost
-	} else if s.readPrefix(data) {
+	} else if s.prefixCost += cost; s.readPrefix(data) {
 		if s.isStandard {
 			for _, m := range s.messages {
 				s.account.Release(m.size)
@@ -397,8 +422,8 @@ func (s *grpcStream) reserve(data []byte) *fault.Fault {
 			s.lost = true
 			return notCompressible()
 		}
-		s.messages = append(s.messages, arrival{0, s.prefix[0]&flagCompressed != 0})
-		s.left, s.prefix = int(size), s.prefix[:0]
+		s.messages = append(s.messages, arrival{s.prefixCost, s.prefix[0]&flagCompressed != 0})
+		s.left, s.prefix, s.prefixCost = int(size), s.prefix[:0], 0
 	}
 	s.received += len(data)
 	if s.receives && (s.readBy.IsZero() || s.received >= stallBytes) {
