@@ -73,6 +73,7 @@ BUF_BIN     := $(call tool_dir,buf)
 LINT_BIN    := $(call tool_dir,lint)
 BENCH_BIN   := $(call tool_dir,bench)
 GRPCURL_BIN := $(call tool_dir,grpcurl)
+H2SPEC_BIN  := $(call tool_dir,h2spec)
 CONSUL_BIN  := $(call tool_dir,consul)
 JAEGER_BIN  := $(call tool_dir,jaeger)
 PROMETHEUS_BIN := $(call tool_dir,prometheus)
@@ -115,6 +116,7 @@ $(eval $(call tool_rule,buf,$(BUF_BIN)))
 $(eval $(call tool_rule,lint,$(LINT_BIN)))
 $(eval $(call tool_rule,bench,$(BENCH_BIN)))
 $(eval $(call tool_rule,grpcurl,$(GRPCURL_BIN)))
+$(eval $(call tool_rule,h2spec,$(H2SPEC_BIN)))
 $(eval $(call tool_rule,consul,$(CONSUL_BIN)))
 $(eval $(call tool_rule,jaeger,$(JAEGER_BIN)))
 $(eval $(call tool_rule,audit,$(AUDIT_BIN)))
@@ -251,7 +253,7 @@ benchstat: $(BENCH_BIN)/.built ## Compare two outputs of bench-go: make benchsta
 	@$(BENCH_BIN)/benchstat $(OLD) $(NEW)
 
 .PHONY: tools
-tools: $(BUF_BIN)/.built $(LINT_BIN)/.built $(BENCH_BIN)/.built $(GRPCURL_BIN)/.built $(CONSUL_BIN)/.built $(JAEGER_BIN)/.built $(PROMETHEUS_BIN)/.built $(AUDIT_BIN)/.built ## Build all tools and print where they are
+tools: $(BUF_BIN)/.built $(LINT_BIN)/.built $(BENCH_BIN)/.built $(GRPCURL_BIN)/.built $(H2SPEC_BIN)/.built $(CONSUL_BIN)/.built $(JAEGER_BIN)/.built $(PROMETHEUS_BIN)/.built $(AUDIT_BIN)/.built ## Build all tools and print where they are
 	@printf '%s\n' $(^D)
 
 .PHONY: grpcurl
@@ -272,8 +274,8 @@ stack-programs: $(STACK_TOOLS) bin/stagemesh ## Build what the stack runs and pr
 	@printf '%s\n' "$(CURDIR)/bin/stagemesh" "$(CURDIR)/bin/nats" $(CONSUL_BIN)/consul $(JAEGER_BIN)/jaeger $(PROMETHEUS_BIN)/prometheus $(PROMETHEUS_BIN)/promtool
 
 .PHONY: clients
-clients: $(CLIENTS_PYTHON)/.built $(CLIENTS_NODE)/.built $(GRPCURL_BIN)/.built ## Install the clients of other servers for tests and print where they are
-	@printf '%s\n' $(CLIENTS_PYTHON)/bin/python $(CLIENTS_NODE)/node_modules $(GRPCURL_BIN)/grpcurl
+clients: $(CLIENTS_PYTHON)/.built $(CLIENTS_NODE)/.built $(GRPCURL_BIN)/.built $(H2SPEC_BIN)/.built ## Install the clients of other servers for tests and print where they are
+	@printf '%s\n' $(CLIENTS_PYTHON)/bin/python $(CLIENTS_NODE)/node_modules $(GRPCURL_BIN)/grpcurl $(H2SPEC_BIN)/h2spec
 
 .PHONY: clean
 clean: ## Remove build outputs, profiles and coverage from the tree
@@ -309,7 +311,7 @@ test-workers: ## Kill, freeze and mislead the worker processes of a mesh while r
 	@go test -vet=off -count=1 $(WORKERS)
 
 .PHONY: test-clients
-test-clients: $(CLIENTS_PYTHON)/.built $(CLIENTS_NODE)/.built $(GRPCURL_BIN)/.built ## Ask a mesh with clients of other servers: tritonclient, Node, grpcurl, curl; load models on MLServer
+test-clients: $(CLIENTS_PYTHON)/.built $(CLIENTS_NODE)/.built $(GRPCURL_BIN)/.built $(H2SPEC_BIN)/.built ## Ask a mesh with clients of other servers: tritonclient, Node, grpcurl, h2spec, curl; load models on MLServer
 	@echo "== test with other servers' clients"
 	@go test -vet=off -count=1 $(CLIENTS)
 

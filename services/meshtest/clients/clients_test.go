@@ -167,6 +167,7 @@ func TestDocumentationNamesTheVersions(t *testing.T) {
 		"python/requirements.txt":       regexp.MustCompile(`(?m)^tritonclient==(.+)$`),
 		"node/package.json":             regexp.MustCompile(`"@grpc/[a-z-]+": "(.+)"`),
 		"../../../tools/grpcurl/go.mod": regexp.MustCompile(`fullstorydev/grpcurl v(\S+)`),
+		"../../../tools/h2spec/go.mod":  regexp.MustCompile(`summerwind/h2spec v(\S+)\+`),
 	} {
 		found := pinned.FindAllStringSubmatch(read(t, file), -1)
 		if len(found) == 0 {

@@ -12,7 +12,7 @@
 //
 // The mesh of batches_test.go has files and batches for openai (folders python and node). The
 // other clients are tritonclient (folder python), @grpc/grpc-js with @grpc/proto-loader
-// (folder node), grpcurl and curl. MLServer is a server: it loads testdata/adder.py, again
+// (folder node), grpcurl, h2spec and curl. MLServer is a server: it loads testdata/adder.py, again
 // and again, for a modelserver.Runner. The files there pin the versions of all but the last
 // two; `make clients` installs them outside the tree. Without them the tests fail.
 package clients
@@ -255,8 +255,8 @@ type tools struct {
 	// repository is its root.
 	repository string
 	// python is the program that has tritonclient, MLServer and numpy, nodeModules the folder of
-	// the packages for Node, and grpcurl the program.
-	python, nodeModules, grpcurl string
+	// the packages for Node, and grpcurl and h2spec the programs.
+	python, nodeModules, grpcurl, h2spec string
 }
 
 // installTools returns the clients, and installs them if they are missing.
@@ -270,8 +270,8 @@ func installTools(t *testing.T) tools {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(paths) != 3 {
-		t.Fatalf("make clients prints %q, not three paths", paths)
+	if len(paths) != 4 {
+		t.Fatalf("make clients prints %q, not four paths", paths)
 	}
-	return tools{repository: root, python: paths[0], nodeModules: paths[1], grpcurl: paths[2]}
+	return tools{repository: root, python: paths[0], nodeModules: paths[1], grpcurl: paths[2], h2spec: paths[3]}
 }
