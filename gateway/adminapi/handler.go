@@ -211,7 +211,7 @@ const contentPolicy = "default-src 'none'; script-src 'self'; style-src 'self'; 
 // mountPage serves the page. It has no data: its scripts call the services.
 func mountPage(mux *http.ServeMux) {
 	files := http.FileServerFS(page)
-	mux.Handle("GET "+pagePath, transport.WithStallTimeout(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	mux.Handle(pagePath, transport.WithStallTimeout(transport.ReadOnly(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Security-Policy", contentPolicy)
 		w.Header().Set("Cache-Control", "no-cache")
 		w.Header().Set("X-Content-Type-Options", "nosniff")

@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/internal/transport"
-	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
 const (
@@ -70,15 +69,7 @@ const contentPolicy = "default-src 'none'; script-src 'self'; style-src 'self'; 
 
 // readOnly serves GET and HEAD, with a stall timeout.
 func readOnly(serve http.HandlerFunc) http.Handler {
-	return transport.WithStallTimeout(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Method == http.MethodGet || r.Method == http.MethodHead {
-			serve(w, r)
-		} else {
-			const allowed = http.MethodGet + ", " + http.MethodHead
-			w.Header().Set("Allow", allowed)
-			transport.WriteFaultStatus(w, fault.Newf(fault.InvalidRequest, "reading is %s, not %.80s", allowed, r.Method), http.StatusMethodNotAllowed)
-		}
-	}), transport.DefaultStallTimeout)
+	return transport.WithStallTimeout(transport.ReadOnly(serve), transport.DefaultStallTimeout)
 }
 
 // The page's own files, and the viewer's as update.sh has packed them.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -40,6 +41,29 @@ func WriteFaultStatus(w http.ResponseWriter, f *fault.Fault, status int) {
 	h.Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(status)
 	_, _ = w.Write(body)
+}
+
+// WrongMethod sets Allow, and returns the fault of a request whose path has other methods, to be
+// written with the status 405. Where there is GET, there is HEAD.
+func WrongMethod(w http.ResponseWriter, r *http.Request, methods ...string) *fault.Fault {
+	if slices.Contains(methods, http.MethodGet) {
+		methods = append(methods, http.MethodHead)
+	}
+	slices.Sort(methods)
+	allowed := strings.Join(methods, ", ")
+	w.Header().Set("Allow", allowed)
+	return fault.Newf(fault.InvalidRequest, "%.*q is %s, not %.*s", maxQuoted, r.URL.Path, allowed, maxQuoted, r.Method)
+}
+
+// ReadOnly returns a handler that passes GET and HEAD to next.
+func ReadOnly(next http.HandlerFunc) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodGet || r.Method == http.MethodHead {
+			next(w, r)
+		} else {
+			WriteFaultStatus(w, WrongMethod(w, r, http.MethodGet), http.StatusMethodNotAllowed)
+		}
+	}
 }
 
 // SetFaultHeaders sets Retry-After and the request's ID, whatever the body's form.

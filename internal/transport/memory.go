@@ -137,6 +137,9 @@ func WithMemory(next http.Handler, m *Memory, guard Guard, reject func(http.Resp
 		if hasBody {
 			bounded.Body = from
 		}
+		if r.Method == http.MethodHead {
+			bounded.Method = http.MethodGet // net/http sends no body: it has the original
+		}
 		if hasBody && r.ProtoMajor == 1 {
 			from.header, from.conn = w.Header(), *http.NewResponseController(w)
 			from.onDemand = strings.EqualFold(r.Header.Get("Expect"), "100-continue")

@@ -40,8 +40,7 @@ func (h *rest) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case !ok:
 		writeFault(w, fault.Newf(fault.NotFound, "there is nothing at %.*q; a model is at %s/models/<pipeline>", maxQuoted, r.URL.Path, Root), 0)
 	case r.Method != at.method:
-		w.Header().Set("Allow", at.method)
-		writeFault(w, fault.Newf(fault.InvalidRequest, "%.*q is %s, not %.*s", maxQuoted, r.URL.Path, at.method, maxQuoted, r.Method), http.StatusMethodNotAllowed)
+		writeFault(w, transport.WrongMethod(w, r, at.method), http.StatusMethodNotAllowed)
 	default:
 		if err := at.serve(w, r); err != nil {
 			WriteFault(w, err)

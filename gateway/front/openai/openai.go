@@ -20,9 +20,11 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"maps"
 	"mime"
 	"mime/multipart"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -47,18 +49,21 @@ type handler struct {
 func New(batches *jobs.Service, s transport.Settings) http.Handler {
 	s = s.WithDefaults()
 	h, mux := &handler{batches, s}, http.NewServeMux()
-	for pattern, serve := range map[string]serveFunc{
-		"POST " + FilesPath:                    h.createFile,
-		"GET " + FilesPath:                     listOf(batches.ListFiles, maxFileLimit, maxFileLimit),
-		"GET " + FilesPath + "/{id}":           byID(batches.GetFile),
-		"DELETE " + FilesPath + "/{id}":        h.deleteFile,
-		"GET " + FilesPath + "/{id}/content":   h.getContent,
-		"POST " + BatchesPath:                  h.createBatch,
-		"GET " + BatchesPath:                   listOf(batches.ListBatches, defaultBatchPage, maxBatchPage),
-		"GET " + BatchesPath + "/{id}":         byID(batches.GetBatch),
-		"POST " + BatchesPath + "/{id}/cancel": byID(batches.CancelBatch),
+	for path, methods := range map[string]map[string]serveFunc{
+		FilesPath:                    {http.MethodPost: h.createFile, http.MethodGet: listOf(batches.ListFiles, maxFileLimit, maxFileLimit)},
+		FilesPath + "/{id}":          {http.MethodGet: byID(batches.GetFile), http.MethodDelete: h.deleteFile},
+		FilesPath + "/{id}/content":  {http.MethodGet: h.getContent},
+		BatchesPath:                  {http.MethodPost: h.createBatch, http.MethodGet: listOf(batches.ListBatches, defaultBatchPage, maxBatchPage)},
+		BatchesPath + "/{id}":        {http.MethodGet: byID(batches.GetBatch)},
+		BatchesPath + "/{id}/cancel": {http.MethodPost: byID(batches.CancelBatch)},
 	} {
-		mux.HandleFunc(pattern, h.handle(serve))
+		mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
+			if serve := methods[r.Method]; serve != nil {
+				h.handle(serve)(w, r)
+				return
+			}
+			writeError(w, transport.WrongMethod(w, r, slices.Collect(maps.Keys(methods))...), http.StatusMethodNotAllowed)
+		})
 	}
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		WriteError(w, fault.Newf(fault.NotFound, "there is no %.*s %.*q", maxQuoted, r.Method, maxQuoted, r.URL.Path))
@@ -92,7 +97,10 @@ func (h *handler) handle(serve serveFunc) http.HandlerFunc {
 // WriteError answers with the fault in err's chain.
 func WriteError(w http.ResponseWriter, err error) {
 	f := fault.From(err)
-	status := f.HTTPStatus()
+	writeError(w, f, f.HTTPStatus())
+}
+
+func writeError(w http.ResponseWriter, f *fault.Fault, status int) {
 	kind, param := "invalid_request_error", any(nil)
 	switch {
 	case status == http.StatusTooManyRequests:

@@ -25,8 +25,8 @@ const healthName = "grpc.health.v1.Health"
 func (p *Port) mountHealth(mux *http.ServeMux) {
 	health := p.healthService()
 	mux.Handle(health.Path(), health)
-	mux.HandleFunc("/livez", func(w http.ResponseWriter, _ *http.Request) { writeOK(w) })
-	mux.HandleFunc("/readyz", func(w http.ResponseWriter, r *http.Request) {
+	mux.HandleFunc("/livez", transport.ReadOnly(func(w http.ResponseWriter, _ *http.Request) { writeOK(w) }))
+	mux.HandleFunc("/readyz", transport.ReadOnly(func(w http.ResponseWriter, r *http.Request) {
 		switch err := p.Health(r.Context(), r.URL.Query().Get("pipeline")); {
 		case err != nil && isUnknown(err):
 			transport.WriteFault(w, noSuchPipeline())
@@ -35,7 +35,7 @@ func (p *Port) mountHealth(mux *http.ServeMux) {
 		default:
 			writeOK(w)
 		}
-	})
+	}))
 }
 
 // allServices returns the services with those that every port has.

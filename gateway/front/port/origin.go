@@ -85,7 +85,7 @@ func foreignOrigin(origin string) *fault.Fault {
 func withCORS(next http.Handler, origins []string) http.Handler {
 	return cors.New(cors.Options{
 		AllowedOrigins: origins,
-		AllowedMethods: slices.Concat(connectcors.AllowedMethods(), []string{http.MethodDelete}),
+		AllowedMethods: slices.Concat(connectcors.AllowedMethods(), []string{http.MethodHead, http.MethodDelete}),
 		AllowedHeaders: slices.Concat(connectcors.AllowedHeaders(), []string{
 			transport.HeaderTimeout, transport.HeaderPriority, transport.HeaderDurability, transport.HeaderIdempotencyKey, transport.HeaderWaitForCapacity,
 			transport.HeaderTraceParent, transport.HeaderTraceState, transport.HeaderJSONLength, "Authorization", "If-None-Match", "Prefer",

@@ -27,6 +27,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
 	"github.com/stagemesh/stagemesh/gateway/front/oip"
 	"github.com/stagemesh/stagemesh/gateway/front/port"
+	"github.com/stagemesh/stagemesh/gateway/jobs"
 	"github.com/stagemesh/stagemesh/gateway/openapi"
 	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/mesh/credentials"
@@ -311,6 +312,45 @@ func TestBothVersionsOfReflectionAreThere(t *testing.T) {
 			}
 		}
 	})
+}
+
+func TestGetImpliesHead(t *testing.T) {
+	t.Parallel()
+	url := start(t, port.PublicSettings{Models: known{}, Docs: described{}})
+	for _, h2c := range []bool{false, true} {
+		client := fronttest.Client(t, h2c)
+		client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+		for _, path := range []string{
+			"/livez", "/readyz", "/", "/docs", "/openapi.json", "/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/m", "/v2/models/m/ready", "/v2/models/none",
+			"/v1/requests/" + fronttest.RequestID + "/result", "/v1/requests/x/result?wait=never", "/v1/nothing",
+		} {
+			get, _ := do(t, client, http.MethodGet, url+path, "")
+			head, body := do(t, client, http.MethodHead, url+path, "")
+			if head.StatusCode != get.StatusCode || body != "" || head.Header.Get("Content-Type") != get.Header.Get("Content-Type") {
+				t.Errorf("%s: GET is %s, HEAD is %s with %q", path, get.Status, head.Status, body)
+			}
+		}
+	}
+}
+
+func TestWrongMethodIsRejectedInTheFormOfItsPath(t *testing.T) {
+	t.Parallel()
+	url := start(t, port.PublicSettings{Models: known{}, Docs: described{}, Jobs: &jobs.Service{}, Batches: &jobs.Service{}})
+	const plain, tensors, openAI = `{"error":{"code":"INVALID_ARGUMENT"`, `{"error":"INVALID_REQUEST: `, `{"error":{"code":"invalid_request"`
+	for path, want := range map[string][2]string{
+		"/livez": {"GET, HEAD", plain}, "/readyz": {"GET, HEAD", plain}, "/": {"GET, HEAD", plain}, "/docs/docs.css": {"GET, HEAD", plain}, "/openapi.json": {"GET, HEAD", plain},
+		"/v2": {"GET, HEAD", tensors}, "/v2/health/live": {"GET, HEAD", tensors}, "/v2/models/m/infer": {"POST", tensors},
+		"/v1/pipelines/p:infer": {"POST", plain}, "/v1/requests/x": {"DELETE", plain}, "/v1/requests/x/result": {"GET, HEAD", plain},
+		"/v1/jobs/x": {"DELETE, GET, HEAD", plain}, "/v1/queues/q/jobs": {"GET, HEAD, POST", plain}, "/v1/jobs/x/events": {"GET, HEAD", plain},
+		"/v1/files": {"GET, HEAD, POST", openAI}, "/v1/files/x": {"DELETE, GET, HEAD", openAI}, "/v1/files/x/content": {"GET, HEAD", openAI}, "/v1/batches/x/cancel": {"POST", openAI},
+	} {
+		for _, method := range []string{http.MethodTrace, http.MethodPatch} {
+			got, body := do(t, fronttest.Client(t, false), method, url+path, "")
+			if got.StatusCode != http.StatusMethodNotAllowed || got.Header.Get("Allow") != want[0] || !strings.HasPrefix(body, want[1]) || !strings.Contains(body, "not "+method) {
+				t.Errorf("%s %s: %s, Allow %q, %s", method, path, got.Status, got.Header.Get("Allow"), body)
+			}
+		}
+	}
 }
 
 func TestServerHasBounds(t *testing.T) {

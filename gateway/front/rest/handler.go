@@ -61,13 +61,12 @@ func New(caller call.Caller, jobs *jobs.Service, s transport.Settings) http.Hand
 
 // ServeHTTP implements http.Handler.
 func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	method, what, serve := h.route(r.URL.Path)
+	method, serve := h.route(r.URL.Path)
 	switch {
 	case serve == nil:
 		transport.WriteFault(w, NotFound(r.URL.Path))
 	case r.Method != method:
-		w.Header().Set("Allow", method)
-		transport.WriteFaultStatus(w, fault.Newf(fault.InvalidRequest, "%s is %s, not %.*s", what, method, maxQuoted, r.Method), http.StatusMethodNotAllowed)
+		transport.WriteFaultStatus(w, transport.WrongMethod(w, r, method), http.StatusMethodNotAllowed)
 	default:
 		serve(w, r)
 	}
@@ -75,7 +74,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // route returns the method and the handler of a path, nil where nothing serves it. The
 // router of net/http knows no pattern with a suffix, and writes its own 404 and 405.
-func (h *handler) route(path string) (method, what string, serve http.HandlerFunc) {
+func (h *handler) route(path string) (method string, serve http.HandlerFunc) {
 	kind, rest, _ := strings.Cut(strings.TrimPrefix(path, Prefix), "/")
 	name, verb := rest, ""
 	if i := strings.LastIndexAny(rest, ":/"); i >= 0 {
@@ -84,7 +83,7 @@ func (h *handler) route(path string) (method, what string, serve http.HandlerFun
 	switch {
 	case strings.Contains(name, "/"), name == "":
 	case kind == "pipelines" && verb == ":infer":
-		return http.MethodPost, "inference", func(w http.ResponseWriter, r *http.Request) {
+		return http.MethodPost, func(w http.ResponseWriter, r *http.Request) {
 			if wait, ok := asyncPreference(r.Header); ok && h.jobs != nil && h.jobs.QueueOf(r.Context(), name) != "" {
 				start := time.Now()
 				if err := h.inferAsync(w, r, name, wait); err != nil {
@@ -95,17 +94,17 @@ func (h *handler) route(path string) (method, what string, serve http.HandlerFun
 			h.write(w, func() (*response, error) { return h.infer(w, r, name) })
 		}
 	case kind == "pipelines" && verb == ":stream":
-		return http.MethodPost, "inference", func(w http.ResponseWriter, r *http.Request) { h.stream(w, r, name) }
+		return http.MethodPost, func(w http.ResponseWriter, r *http.Request) { h.stream(w, r, name) }
 	case kind == "pipelines" && verb == ":result":
-		return http.MethodGet, "fetching a result", func(w http.ResponseWriter, r *http.Request) { h.result(w, r, kind, name) }
+		return http.MethodGet, func(w http.ResponseWriter, r *http.Request) { h.result(w, r, kind, name) }
 	case kind == "pipelines" && verb == ":cancel":
-		return http.MethodPost, "cancelling a request", func(w http.ResponseWriter, r *http.Request) { h.cancel(w, r, kind, name) }
+		return http.MethodPost, func(w http.ResponseWriter, r *http.Request) { h.cancel(w, r, kind, name) }
 	case kind == "requests" && verb == "/result":
-		return http.MethodGet, "fetching a result", func(w http.ResponseWriter, r *http.Request) { h.result(w, r, kind, name) }
+		return http.MethodGet, func(w http.ResponseWriter, r *http.Request) { h.result(w, r, kind, name) }
 	case kind == "requests" && !strings.HasPrefix(verb, "/"):
-		return http.MethodDelete, "cancelling a request", func(w http.ResponseWriter, r *http.Request) { h.cancel(w, r, kind, rest) }
+		return http.MethodDelete, func(w http.ResponseWriter, r *http.Request) { h.cancel(w, r, kind, rest) }
 	}
-	return "", "", nil
+	return "", nil
 }
 
 // write sends the response that get returns, or its error.

@@ -62,11 +62,10 @@ func (h *jobsHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	serve, methods := h.route(r)
 	err := error(nil)
 	switch {
-	case methods == "":
+	case len(methods) == 0:
 		err = fault.Newf(fault.NotFound, "there is nothing at %.*q; jobs are submitted by POST %s<queue>/jobs, and read at %s<id>", maxQuoted, r.URL.Path, QueuesPrefix, JobsPrefix)
 	case serve == nil:
-		w.Header().Set("Allow", methods)
-		transport.WriteFaultStatus(w, fault.Newf(fault.InvalidRequest, "%.*q is not one of the methods %s of this path", maxQuoted, r.Method, methods), http.StatusMethodNotAllowed)
+		transport.WriteFaultStatus(w, transport.WrongMethod(w, r, methods...), http.StatusMethodNotAllowed)
 		return
 	default:
 		err = serve(w, r)
@@ -76,14 +75,14 @@ func (h *jobsHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// route returns the handler of a request, and the methods of its path: "" if there is no such
+// route returns the handler of a request, and the methods of its path: none if there is no such
 // path.
-func (h *jobsHandler) route(r *http.Request) (serve func(http.ResponseWriter, *http.Request) error, methods string) {
+func (h *jobsHandler) route(r *http.Request) (serve func(http.ResponseWriter, *http.Request) error, methods []string) {
 	type methodMap = map[string]func(http.ResponseWriter, *http.Request) error
 	kind, rest, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, Prefix), "/")
 	name, verb, _ := strings.Cut(rest, "/")
 	if name == "" {
-		return nil, ""
+		return nil, nil
 	}
 	r.SetPathValue("name", name)
 	of := map[string]methodMap{
@@ -94,7 +93,7 @@ func (h *jobsHandler) route(r *http.Request) (serve func(http.ResponseWriter, *h
 		"jobs/explain":   {http.MethodGet: h.explain},
 		"jobs/events":    {http.MethodGet: h.jobEvents},
 	}[kind+"/"+verb]
-	return of[r.Method], strings.Join(slices.Sorted(maps.Keys(of)), ", ")
+	return of[r.Method], slices.Collect(maps.Keys(of))
 }
 
 func (h *jobsHandler) submit(w http.ResponseWriter, r *http.Request) error {

@@ -108,7 +108,7 @@ func TestFailedResultHasItsRequestID(t *testing.T) {
 
 func TestWrongMethodNamesTheAllowedOne(t *testing.T) {
 	t.Parallel()
-	for path, want := range map[string]string{resultPath: http.MethodGet, "/v1/requests/x": http.MethodDelete} {
+	for path, want := range map[string]string{resultPath: "GET, HEAD", "/v1/requests/x": http.MethodDelete} {
 		got := ask{method: http.MethodPut, path: path}.of(t, &fronttest.Caller{})
 		got.wantFailure(t, http.StatusMethodNotAllowed, fault.InvalidRequest, want)
 		if allow := got.header.Get("Allow"); allow != want {

@@ -315,7 +315,7 @@ func TestBrokenStreamCannotBeResumed(t *testing.T) {
 func TestInvalidStreamRequestIsRejected(t *testing.T) {
 	t.Parallel()
 	get := ask{method: http.MethodGet, path: "/v1/pipelines/photos:stream"}.of(t, &fronttest.Caller{})
-	get.wantFailure(t, 405, fault.InvalidRequest, "inference is POST, not GET")
+	get.wantFailure(t, 405, fault.InvalidRequest, "is POST, not GET")
 	if get.header.Get("Allow") != http.MethodPost {
 		t.Errorf("Allow is %q", get.header.Get("Allow"))
 	}
