@@ -477,6 +477,10 @@ func TestBadBatchRequestsNameTheField(t *testing.T) {
 			t.Errorf("%s: %d %s", name, status, answer)
 		}
 	}
+	half := `{"input_file_id": "` + file.ID + `", "endpoint": "/v1/x", "completion_window": "24h", "metadata": {"k": "\ud800"}}`
+	if status, answer := b.call("POST", "/v1/batches", "application/json", strings.NewReader(half), nil); status != 400 || !strings.Contains(answer, "surrogate") {
+		t.Errorf("metadata with half a surrogate pair: %d %s", status, answer)
+	}
 	for name, c := range map[string]struct {
 		param  string
 		fields []string

@@ -3,11 +3,12 @@ package adminapi
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"slices"
 	"time"
 
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/stagemesh/stagemesh/proto/gen/go/mmesh"
@@ -28,7 +29,7 @@ const stageKey = "stage"
 // stage; else the mesh has one stage that loads models.
 func (h modelMesh) modelOf(ctx context.Context, id string, in *mmesh.ModelInfo) (*meshv1.Model, error) {
 	out := &meshv1.Model{Id: id, Type: in.GetType(), Source: in.GetPath(), Options: map[string]string{}}
-	members := map[string]json.RawMessage{}
+	members := map[string]jsontext.Value{}
 	if err := json.Unmarshal([]byte(in.GetKey()), &members); err != nil && in.GetKey() != "" {
 		out.Options["key"] = in.GetKey()
 	}

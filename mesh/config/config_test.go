@@ -210,6 +210,8 @@ func TestMismatchesAreRejectedAtTheirPlace(t *testing.T) {
 		"an open quote":                {"name: \"abc", `f.yaml:1:7: could not find end character of double-quoted text`},
 		"a tab":                        {"\tname: a", `f.yaml:1:5: tab character cannot use as a map key directly`},
 		"bytes that are no text":       {"name: a\nlist: [\xff]", "f.yaml:2:8: this is not UTF-8 text"},
+		"half a surrogate pair":        {`name: "\udc00"`, "f.yaml:1:7: an escape is half a surrogate pair, which no text has"},
+		"the other half":               {`name: "\ufffd \U0000D800"`, "f.yaml:1:7: an escape is half a surrogate pair, which no text has"},
 		"a zero byte":                  {"name: \x00", "f.yaml:1:7: this is not UTF-8 text"},
 	} {
 		t.Run(name, func(t *testing.T) {

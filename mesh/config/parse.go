@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"strings"
 	"unicode/utf8"
 
 	"github.com/goccy/go-yaml"
@@ -89,6 +90,7 @@ var (
 	errSecondDocument = errors.New("a second document begins here; a file has one")
 	errDirective      = errors.New("directives are not taken")
 	errTag            = errors.New("tags are not taken; quotes make text of a number")
+	errHalf           = errors.New("an escape is half a surrogate pair, which no text has")
 	errDeep           = fmt.Errorf("nested deeper than %d", maxDepth)
 )
 
@@ -109,6 +111,10 @@ func (g *guard) check(t *token.Token) error {
 		return errDirective
 	case token.TagType:
 		return errTag
+	case token.DoubleQuoteType:
+		if strings.Count(t.Value, "\uFFFD") > len(replacementRune.FindAllString(t.Origin, -1)) {
+			return errHalf
+		}
 	case token.DocumentEndType:
 		g.ended = true
 	}
@@ -121,6 +127,9 @@ func (g *guard) check(t *token.Token) error {
 	}
 	return nil
 }
+
+// replacementRune is U+FFFD as a file may write it. The lexer reads half a surrogate pair as that.
+var replacementRune = regexp.MustCompile(`(?i)\x{FFFD}|\\u(0000)?fffd`)
 
 func (g *guard) nest(t *token.Token) {
 	switch t.Type {

@@ -154,6 +154,7 @@ func TestUnreadableDocumentIsInvalidInput(t *testing.T) {
 	for name, test := range map[string]struct{ contentType, data, wantText string }{
 		"no JSON":                {"application/json", `{"items"`, "is no JSON"},
 		"nothing":                {"application/json", ``, "is no JSON"},
+		"half a surrogate pair":  {"application/json", `"\ud800"`, "surrogate"},
 		"not UTF-8":              {"application/json", "\"\xff\"", "UTF-8"},
 		"too deep":               {"application/json", strings.Repeat("[", 65) + strings.Repeat("]", 65), "deeper than 64"},
 		"too many values":        {"application/json", "[0" + strings.Repeat(",0", 100_000) + "]", "more than 100000 values"},

@@ -9,8 +9,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"unicode/utf8"
 
+	"github.com/go-json-experiment/json/jsontext"
 	"github.com/santhosh-tekuri/jsonschema/v6"
 	"github.com/santhosh-tekuri/jsonschema/v6/kind"
 
@@ -158,8 +158,8 @@ func decode(data []byte) (any, error) {
 		var v any
 		return nil, fmt.Errorf("is no JSON: %w", json.Unmarshal(data, &v))
 	}
-	if !utf8.Valid(data) {
-		return nil, errors.New("is no JSON: not UTF-8")
+	if !jsontext.Value(data).IsValid(jsontext.AllowDuplicateNames(true)) {
+		return nil, errors.New("is no JSON: not UTF-8, or half a surrogate pair in an escape")
 	}
 	if err := measure(data); err != nil {
 		return nil, err

@@ -339,7 +339,7 @@ func appendValue(dst []byte, p payload.Part) ([]byte, error) {
 	}
 	data := p.Blob.Data
 	switch {
-	case payload.IsJSON(p.Blob.ContentType) && utf8.Valid(data) && json.Valid(data):
+	case payload.IsJSON(p.Blob.ContentType) && oipjson.IsValid(data):
 		return append(dst, data...), nil
 	case utf8.Valid(data):
 		return oipjson.AppendString(dst, string(data)), nil

@@ -19,7 +19,7 @@
 // numbers, accept duplicate members, and match their names in any case. The jsontext package of
 // github.com/go-json-experiment/json is strict and reads tokens as fast, but it would scan the
 // data twice, because an input's name and shape may come after it. Strings with escapes are left
-// to encoding/json.
+// to jsontext.
 //
 // Everything is a pure function, safe for concurrent use. Errors are *fault.Fault and name the
 // input and the element.

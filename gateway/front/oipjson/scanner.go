@@ -2,13 +2,14 @@ package oipjson
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"strconv"
 	"strings"
 	"unicode/utf16"
 	"unicode/utf8"
+
+	"github.com/go-json-experiment/json/jsontext"
 
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
@@ -156,9 +157,15 @@ func (s *scanner) array(element func(i int) error) error {
 	return nil
 }
 
+// IsValid reports whether text is JSON, whose strings have a form in UTF-8: half a surrogate pair,
+// which may only stand in an escape, has none.
+func IsValid(text []byte) bool {
+	return jsontext.Value(text).IsValid(jsontext.AllowDuplicateNames(true))
+}
+
 // Check returns INVALID_REQUEST, with the place, for text that is no JSON.
 func Check(text []byte) error {
-	if json.Valid(text) && utf8.Valid(text) {
+	if IsValid(text) {
 		return nil
 	}
 	s := &scanner{data: text}
@@ -297,9 +304,9 @@ func (s *scanner) quoted() (rawText, error) {
 		s.at = start
 		return rawText{}, s.fail("a string that is not UTF-8")
 	}
-	if escaped && !json.Valid(raw) {
+	if escaped && !IsValid(raw) {
 		s.at = start
-		return rawText{}, s.fail("a string with a bad escape")
+		return rawText{}, s.fail("a string with a bad escape, or half a surrogate pair")
 	}
 	return rawText{raw[1 : len(raw)-1], escaped}, nil
 }
@@ -351,7 +358,7 @@ func (r rawText) escape(rest []byte) int {
 }
 
 // unescape returns the character of the valid escape that raw begins with, and its
-// length. Half a surrogate pair is U+FFFD.
+// length.
 func unescape(raw []byte) (c rune, n int) {
 	const hexEscape = len(`\u0000`)
 	if raw[1] != 'u' {
@@ -364,12 +371,7 @@ func unescape(raw []byte) (c rune, n int) {
 	if !utf16.IsSurrogate(first) {
 		return first, hexEscape
 	}
-	if raw = raw[hexEscape:]; len(raw) >= hexEscape && raw[0] == '\\' && raw[1] == 'u' {
-		if c := utf16.DecodeRune(first, hexadecimal(raw[2:hexEscape])); c != utf8.RuneError {
-			return c, 2 * hexEscape
-		}
-	}
-	return utf8.RuneError, hexEscape
+	return utf16.DecodeRune(first, hexadecimal(raw[hexEscape+2:2*hexEscape])), 2 * hexEscape
 }
 
 func hexadecimal(digits []byte) rune {

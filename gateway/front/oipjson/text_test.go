@@ -40,6 +40,29 @@ func TestInvalidStringsAreRejected(t *testing.T) {
 	}
 }
 
+func TestHalvesOfSurrogatePairsAreRefused(t *testing.T) {
+	t.Parallel()
+	for _, half := range []string{`\ud800`, `\udc00`, `\udc00\ud800`, `\ud800x`, `\ud83d\u0041`, `\uD83d\n`} {
+		for _, text := range []string{
+			`{"inputs":[],"id":"` + half + `"}`,
+			`{"inputs":[],"` + half + `":1}`,
+			`{"inputs":[],"parameters":{"` + half + `":1}}`,
+			`{"inputs":[],"parameters":{"k":"` + half + `"}}`,
+			`{"inputs":[{"name":"` + half + `","datatype":"BYTES","shape":[1],"data":["a"]}]}`,
+			`{"inputs":[{"name":"x","datatype":"BYTES","shape":[1],"data":["` + half + `"]}]}`,
+		} {
+			_, err := oipjson.Decode([]byte(text), nil)
+			_, ferr := oipjson.DecodeFields([]byte(text))
+			if err == nil || ferr == nil || oipjson.Check([]byte(text)) == nil {
+				t.Errorf("%s is accepted: %v, %v", text, err, ferr)
+			}
+		}
+	}
+	if err := oipjson.Check([]byte(`{"a":"\ud83d\ude00","a":"\ufffd"}`)); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestEscapedTextTakesOnlyItsValue(t *testing.T) {
 	t.Parallel()
 	const size = 1 << 20

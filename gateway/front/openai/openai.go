@@ -17,7 +17,6 @@ package openai
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"io"
 	"maps"
@@ -27,6 +26,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/go-json-experiment/json"
 
 	"github.com/stagemesh/stagemesh/gateway/jobs"
 	"github.com/stagemesh/stagemesh/internal/budget"

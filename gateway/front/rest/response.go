@@ -145,7 +145,7 @@ func appendBlob(dst []byte, p payload.Part) (_ []byte, err error) {
 		}
 	}
 	switch data := p.Blob.Data; {
-	case payload.IsJSON(contentType) && utf8.Valid(data) && json.Valid(data):
+	case payload.IsJSON(contentType) && oipjson.IsValid(data):
 		dst = append(append(dst, `,"json":`...), data...)
 	case isText(contentType) && utf8.Valid(data):
 		dst = oipjson.AppendString(append(dst, `,"text":`...), string(data))
@@ -283,7 +283,7 @@ func packParameters(dst []byte, p payload.Parameters) []byte {
 // else as bytes.
 func packBlob(dst []byte, b payload.Blob) []byte {
 	switch contentType := mediaType(b); {
-	case payload.IsJSON(contentType) && utf8.Valid(b.Data) && json.Valid(b.Data):
+	case payload.IsJSON(contentType) && oipjson.IsValid(b.Data):
 		if out, err := msgpack.AppendJSON(msgpack.AppendString(dst, "json"), b.Data); err == nil {
 			return out
 		}

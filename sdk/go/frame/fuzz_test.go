@@ -99,6 +99,9 @@ func FuzzValuesMatchEncodingJSON(f *testing.F) {
 		}
 		var known *string
 		wanted := json.Unmarshal([]byte(text), &known) == nil && known != nil
+		if wanted && strings.Contains(*known, "\ufffd") {
+			return // half a surrogate pair to encoding/json, and refused here
+		}
 		m, err := frame.Decode([]byte(`{"type":"state","state":"ERROR","message":` + text + `}`))
 		if wanted && (err != nil || m.(*frame.State).Message != *known) {
 			t.Fatalf("%q is %q: %+v, %v", text, *known, m, err)

@@ -226,12 +226,11 @@ func (c *coder) readEscape(out []byte, i int) ([]byte, int, bool) {
 	}
 	if i < len(c.input) && c.input[i] == '\\' {
 		if low, ok := c.readCodeUnit(i + 1); ok {
-			if both := utf16.DecodeRune(r, low); both != utf8.RuneError {
-				return utf8.AppendRune(out, both), i + len(`\u0000`), true
-			}
+			both := utf16.DecodeRune(r, low)
+			return utf8.AppendRune(out, both), i + len(`\u0000`), both != utf8.RuneError
 		}
 	}
-	return utf8.AppendRune(out, utf8.RuneError), i, true
+	return nil, i, false
 }
 
 // readCodeUnit reads u and four hexadecimal digits at i.

@@ -221,19 +221,20 @@ func TestInvalidUTF8IsReplaced(t *testing.T) {
 	}
 }
 
-func TestHalvesOfSurrogatePairsAreReplaced(t *testing.T) {
+func TestHalvesOfSurrogatePairsAreRefused(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]string{
 		`\ud83d\ude00`: "😀",
-		`\ud83d`:       "\ufffd",
-		`\ude00`:       "\ufffd",
-		`\ud83dx`:      "\ufffdx",
-		`\ud83d\n`:     "\ufffd\n",
-		`\ud83d\u0041`: "\ufffdA",
+		`\ud83d`:       "",
+		`\ude00`:       "",
+		`\ud83dx`:      "",
+		`\ud83d\n`:     "",
+		`\ud83d\u0041`: "",
+		`\ude00\ud83d`: "",
 		`\uFFFD\u00e4`: "\ufffdä",
 	} {
 		m, err := frame.Decode([]byte(`{"type":"state","state":"ERROR","message":"` + text + `"}`))
-		if err != nil || m.(*frame.State).Message != want {
+		if (err != nil) != (want == "") || err == nil && m.(*frame.State).Message != want {
 			t.Errorf("%s: %+v, %v", text, m, err)
 		}
 	}

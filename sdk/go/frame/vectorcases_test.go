@@ -379,6 +379,7 @@ func brokenHeaders() []vectorCase {
 		{"comment", "no JSON", `{"type":"ping","n":1/**/}`},
 		{"control-character", "no JSON: a raw line feed in a string", "{\"type\":\"ping\",\"n\":1,\"k\":\"a\nb\"}"},
 		{"escape", "no JSON: no such escape", `{"type":"ping","n":1,"k":"\x41"}`},
+		{"escape-surrogate", "no JSON in UTF-8: half a surrogate pair", `{"type":"ping","n":1,"k":"\ud800"}`},
 		{"byte-order-mark", "a byte order mark", "\xef\xbb\xbf" + `{"type":"ping","n":1}`},
 		{"utf-16", "the header is UTF-16", utf16(`{"type":"ping","n":1}`)},
 		{"utf-8", "the header is no UTF-8", "{\"type\":\"ping\",\"n\":1,\"k\":\"\xff\"}"},

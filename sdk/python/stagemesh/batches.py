@@ -111,6 +111,7 @@ class Item:
         """Adds a string to the metadata that this item's caller gets with the outputs."""
         if not isinstance(name, str) or not isinstance(value, str):
             raise TypeError(f"metadata are strings, got {name!r}: {value!r}")
+        (name + value).encode()  # half a surrogate pair is a ValueError
         self._batch._metadata.setdefault(self.number, {})[name] = value
 
     def span(self, name: str, /, **attributes: Any) -> Span:

@@ -10,7 +10,6 @@ The exit code is 0 if nothing is wrong, 1 if something is, 2 if there is no such
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import signal
@@ -19,6 +18,7 @@ import time
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from .faults import ItemError
+from .frames import decode
 from .parts import DATATYPES
 from .specs import Bytes, Json, Spec, Tensor, Text, spec_of
 from .testing import BatchFailed, Outcome, Request, Run, WorkerEnded, WorkerSilent
@@ -455,7 +455,7 @@ def bad_values(spec: Spec, example: Any) -> List[Tuple[str, Any]]:
 
 def _json_object(text: str) -> Dict[str, Any]:
     try:
-        found = json.loads(text)
+        found = decode(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {error}") from None
     if not isinstance(found, dict):

@@ -63,8 +63,25 @@ def _refuse_constant(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
 
 
-decode = json.JSONDecoder(parse_constant=_refuse_constant).decode
-encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+_decode = json.JSONDecoder(parse_constant=_refuse_constant).decode
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+encode_unicode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, ensure_ascii=False).encode
+
+
+def decode(text: str) -> Any:
+    """Returns a document; raises ValueError, also for half a surrogate pair, which no text in UTF-8 has."""
+    value = _decode(text)
+    if "\\ud" in text or "\\uD" in text:
+        encode_unicode(value).encode()
+    return value
+
+
+def encode(value: Any) -> str:
+    """Returns a document in ASCII, with a question mark for half a surrogate pair."""
+    text = _encode(value)
+    if "\\ud" in text:
+        text = _encode(_decode(encode_unicode(value).encode("utf-8", "replace").decode()))
+    return text
 
 
 def message(kind: str, /, **fields: Any) -> bytes:

@@ -563,7 +563,7 @@ def check_request(header: Header) -> None:
     kind = header["type"]
     number_of(header, "load")
     name = header.get("model")
-    if type(name) is not str or not 1 <= len(name.encode("utf-8", "surrogatepass")) <= 255 or _control(name):
+    if type(name) is not str or not 1 <= len(name.encode()) <= 255 or _control(name):
         raise Violation(f"{kind}: model has 1 to 255 bytes, and no control characters")
     if any(type(header.get(key, "")) is not str for key in ("model_type", "source")):
         raise Violation(f"{kind}: model_type and source are strings")

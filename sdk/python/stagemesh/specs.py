@@ -9,7 +9,7 @@ import json
 from importlib import import_module
 from typing import Any, Dict, Mapping, Optional, Sequence, Tuple, Union
 
-from .frames import Buffer, decode, encode
+from .frames import Buffer, decode, encode_unicode
 from .parts import DATATYPES, MAX_RANK, pack
 
 
@@ -244,10 +244,7 @@ class Json(Bytes):
         try:
             if self._packs:
                 return import_module("msgpack").packb(value, use_bin_type=True)
-            try:
-                return _encode_unicode(value).encode()
-            except UnicodeEncodeError:  # a lone surrogate, which JSON can only express as an escape
-                return encode(value).encode()
+            return encode_unicode(value).encode()
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             form = "MessagePack" if self._packs else "JSON"
             raise ValueError(f"got {type(value).__name__}, which is not {form}: {error}") from None
@@ -264,9 +261,6 @@ class Json(Bytes):
 
     def __str__(self) -> str:
         return "anything that json.dumps takes"
-
-
-_encode_unicode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, ensure_ascii=False).encode
 
 
 def _copy_schema(schema: Optional[Mapping[str, Any]]) -> Optional[Dict[str, Any]]:

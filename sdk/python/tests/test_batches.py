@@ -233,7 +233,7 @@ class BlobsTest(RunTest):
         self.assertEqual(len(b"".join(layout.pieces)), layout.size)
 
     def test_json_is_sent_as_unicode(self) -> None:
-        documents = {"ü": "日本"}, "half \ud800"
+        documents = {"ü": "日本"}, "smile \U0001f600"
 
         class Say(self.Blobs):  # type: ignore[name-defined,misc]
             outputs = {"j": Json()}
@@ -300,6 +300,7 @@ class BlobsTest(RunTest):
             ("t", [b"x", b"x"], "got bytes, wanted str"),
             ("j", [{1, 2}, 1], "which is not JSON"),
             ("j", [float("nan"), 1], "which is not JSON"),
+            ("j", ["half \ud800", 1], "which is not JSON"),
             ("b", ["x", "x"], "got str, wanted bytes"),
             ("b", b"xy", "wanted a list of 2, one bytes for each item"),
             ("t", ["\ud800", "x"], "not Unicode text"),

@@ -264,6 +264,21 @@ class FaultsTest(RunTest):
 
         self.fails(Chatty, "the result's header takes")
 
+    def test_half_a_surrogate_pair_is_no_text(self) -> None:
+        class Half(XY):
+            def predict(self, batch: Any) -> Any:
+                batch.items[0].respond("a", "\ud800")
+                return {"y": batch["x"]}
+
+        self.fails(Half, "surrogates not allowed")
+
+    def test_messages_do_without_halves_of_surrogate_pairs(self) -> None:
+        class Raise(XY):
+            def predict(self, batch: Any) -> Any:
+                raise ValueError("half \ud800 \U0001f600")
+
+        self.fails(Raise, "half \\? \U0001f600")
+
 
 if __name__ == "__main__":
     unittest.main()

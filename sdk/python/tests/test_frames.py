@@ -157,6 +157,7 @@ class FramesTest(unittest.TestCase):
             ("something after the object", text(b'{"type":"ping"} x'), "header"),
             ("a byte order mark", text(b'\xef\xbb\xbf{"type":"ping"}'), "header"),
             ("a header that is not UTF-8", text(b'{"type":"\xff"}'), "header"),
+            ("half a surrogate pair", text(b'{"type":"\\ud800"}'), "surrogates not allowed"),
             ("a number that is not JSON", text(b'{"type":"x","n":NaN}'), "NaN"),
             ("no type", text(b'{"n":1}'), "type"),
             ("a type of another type", text(b'{"type":1}'), "type"),
