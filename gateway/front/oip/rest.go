@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -17,8 +18,13 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/payload"
 )
 
-// Root is the path of the REST form. All its paths begin with it.
-const Root = "/v2"
+// Root is the path of the REST form. All its paths begin with it; names of models follow the
+// prefixes.
+const (
+	Root             = "/v2"
+	ModelsPrefix     = Root + "/models/"
+	RepositoryPrefix = Root + "/repository/models/"
+)
 
 // rest serves the protocol's REST form.
 type rest struct {
@@ -54,8 +60,7 @@ type endpoint struct {
 	serve  func(w http.ResponseWriter, r *http.Request) error
 }
 
-// find returns the endpoint of a path below Root, in which the name of a model is escaped: it
-// may have slashes.
+// find returns the endpoint of an escaped path below Root.
 func (h *rest) find(path string) (endpoint, bool) {
 	switch path {
 	case "", "/":
@@ -69,20 +74,15 @@ func (h *rest) find(path string) (endpoint, bool) {
 	}
 	path, isRepository := strings.CutPrefix(path, "/repository")
 	path, ok := strings.CutPrefix(path, "/models/")
-	escaped, rest, _ := strings.Cut(path, "/")
-	name, err := url.PathUnescape(escaped)
+	name, version, verb, isValid := splitModel(path)
 	switch {
-	case !ok || name == "" || err != nil:
+	case !ok || !isValid:
 		return endpoint{}, false
 	case isRepository:
-		return h.findRepository(name, rest)
-	}
-	version := ""
-	if after, ok := strings.CutPrefix(rest, "versions/"); ok {
-		version, rest, _ = strings.Cut(after, "/")
+		return h.findRepository(name, verb)
 	}
 	method, serve := http.MethodPost, (func(http.ResponseWriter, *http.Request, string) error)(nil)
-	switch rest {
+	switch verb {
 	case "":
 		method, serve = http.MethodGet, h.modelMetadata
 	case "ready":
@@ -100,6 +100,23 @@ func (h *rest) find(path string) (endpoint, bool) {
 		}
 		return serve(w, r, name)
 	}}, serve != nil
+}
+
+// verbs may end the path of a model.
+var verbs = []string{"ready", "infer", "generate", "generate_stream", "load", "unload"}
+
+// splitModel splits the escaped path NAME[/versions/VERSION][/VERB]. A name may have slashes, and
+// needs them escaped only where it ends as such a path does.
+func splitModel(path string) (name, version, verb string, ok bool) {
+	path = strings.TrimSuffix(path, "/")
+	if i := strings.LastIndex(path, "/"); i >= 0 && slices.Contains(verbs, path[i+1:]) {
+		path, verb = path[:i], path[i+1:]
+	}
+	if i := strings.LastIndex(path, "/versions/"); i >= 0 && !strings.Contains(path[i+len("/versions/"):], "/") {
+		path, version = path[:i], path[i+len("/versions/"):]
+	}
+	name, err := url.PathUnescape(path)
+	return name, version, verb, name != "" && err == nil
 }
 
 func (h *rest) serverMetadata(w http.ResponseWriter, _ *http.Request) error {

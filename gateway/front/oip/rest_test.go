@@ -95,7 +95,7 @@ func TestRESTReportsServerAndModelState(t *testing.T) {
 		"/v2/models/unknown/ready":           {404, `{"error": "UNKNOWN_PIPELINE: there is none"}`},
 		"/v2/models/nothing":                 {404, `{"error": "UNKNOWN_PIPELINE: there is none"}`},
 		"/v2/models/simple/versions/2":       {404, `{"error": "NOT_FOUND: model \"simple\" has no version \"2\"; its only one is 1"}`},
-		"/v2/models/simple/explain":          {404, `{"error": "NOT_FOUND: there is nothing at \"/v2/models/simple/explain\"; a model is at /v2/models/<pipeline>"}`},
+		"/v2/explain":                        {404, `{"error": "NOT_FOUND: there is nothing at \"/v2/explain\"; a model is at /v2/models/<pipeline>"}`},
 		"/v2/models/":                        {404, `{"error": "NOT_FOUND: there is nothing at \"/v2/models/\"; a model is at /v2/models/<pipeline>"}`},
 		"/v2/models/simple/infer":            {405, `{"error": "INVALID_REQUEST: \"/v2/models/simple/infer\" is POST, not GET"}`},
 	} {

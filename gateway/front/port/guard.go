@@ -44,7 +44,7 @@ func (p *Port) Handler(mux *http.ServeMux) (http.Handler, error) {
 	p.mountHealth(mux)
 	p.mountReflection(mux)
 	// CORS comes before tokens: a preflight request has none.
-	out, err := p.protectOrigins(p.authenticate(mux))
+	out, err := p.protectOrigins(p.authenticate(withNames(mux)))
 	if err != nil {
 		return nil, err
 	}

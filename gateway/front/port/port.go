@@ -30,6 +30,7 @@ import (
 	"crypto/tls"
 	"log/slog"
 	"net/http"
+	"net/url"
 	"strings"
 	"time"
 
@@ -102,6 +103,20 @@ func PublicHandler(s PublicSettings) (http.Handler, error) {
 	}
 	mux.Handle("/", transport.NewUnknown(s.Settings, s.passOn, notFound(s.Docs != nil)))
 	return p.Handler(mux)
+}
+
+// withNames serves the paths with names of models. The mux would redirect names with "//" or "..".
+func withNames(mux *http.ServeMux) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		for _, prefix := range []string{rest.PipelinesPrefix, oip.ModelsPrefix, oip.RepositoryPrefix} {
+			if strings.HasPrefix(r.URL.Path, prefix) {
+				named, _ := mux.Handler(&http.Request{Method: http.MethodGet, URL: &url.URL{Path: prefix}})
+				named.ServeHTTP(w, r)
+				return
+			}
+		}
+		mux.ServeHTTP(w, r)
+	})
 }
 
 // NewGRPC returns a server of the RPC services on the public port for clients of gRPC. It

@@ -2,11 +2,14 @@ package port_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"strings"
 	"testing"
 
@@ -152,12 +155,58 @@ func TestStreamIsServedOnThePublicPort(t *testing.T) {
 	}
 }
 
+func TestModelsOfAnyNameAreCalledOverHTTP(t *testing.T) {
+	t.Parallel()
+	caller := &fronttest.Caller{}
+	base, client := start(t, port.PublicSettings{Caller: caller, Models: known{}}), fronttest.Client(t, false)
+	client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	const body = `{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}]}`
+	plain := []string{"plain", "org/name", "a:b", "a/b:c/d", "x;y", "+plus", ".", "..", "org/../up", "a//b", "infer"}
+	escaped := append([]string{"org/name:infer", "org/infer", "ünï", "two words", "100%", "q?x=1&y#z", "a%2Fb", "m/versions/1", "end/"}, plain...)
+	for form, names := range map[string][]string{"plain": plain, "escaped": escaped} {
+		for _, name := range names {
+			inPath := name
+			if form == "escaped" {
+				inPath = url.PathEscape(name)
+			}
+			for _, path := range []string{"/v1/pipelines/%s:infer", "/v1/pipelines/%s:stream", "/v2/models/%s/infer", "/v2/models/%s/versions/1/infer", "/v2/models/%s/generate"} {
+				sent := body
+				if strings.HasSuffix(path, "generate") {
+					sent = `{"text_input": "x"}`
+				}
+				answer, text := do(t, client, http.MethodPost, base+fmt.Sprintf(path, inPath), sent, "Content-Type", "application/json")
+				if last := caller.Last(); answer.StatusCode != http.StatusOK || last.Pipeline != name {
+					t.Errorf("%s, %q %s: %s %s, of %q", path, name, form, answer.Status, text, last.Pipeline)
+				}
+			}
+			for _, path := range []string{"/v2/models/%s", "/v2/models/%s/ready", "/v2/models/%s/versions/1"} {
+				answer, text := do(t, client, http.MethodGet, base+fmt.Sprintf(path, inPath), "")
+				var of struct{ Name string }
+				if err := json.Unmarshal([]byte(text), &of); err != nil || answer.StatusCode != http.StatusOK || of.Name != name {
+					t.Errorf("%s, %q %s: %s %s", path, name, form, answer.Status, text)
+				}
+			}
+			for _, verb := range []string{"load", "unload"} {
+				if answer, text := do(t, client, http.MethodPost, base+"/v2/repository/models/"+inPath+"/"+verb, ""); text != `{"error":"NOT_FOUND: `+verb+" "+strings.ReplaceAll(name, "&", `\u0026`)+`"}`+"\n" {
+					t.Errorf("%s %q %s: %s %s", verb, name, form, answer.Status, text)
+				}
+			}
+		}
+	}
+}
+
 // known says that there is any model, of which nothing is known.
 type known struct{ oip.Models }
 
 func (known) Ready(context.Context, string) error { return nil }
 func (known) Model(string) (oip.Model, error)     { return oip.Model{}, nil }
 func (known) Version() string                     { return "1" }
+func (known) Load(_ context.Context, name string) error {
+	return fault.New(fault.NotFound, "load "+name)
+}
+func (known) Unload(_ context.Context, name string) error {
+	return fault.New(fault.NotFound, "unload "+name)
+}
 
 func TestLongStreamMayExceedTheBudgetInTotal(t *testing.T) {
 	t.Parallel()

@@ -43,8 +43,12 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-// Prefix is the path under which the handler is to be mounted.
-const Prefix = "/v1/"
+// Prefix is the path under which the handler is to be mounted. Names of pipelines follow
+// PipelinesPrefix.
+const (
+	Prefix          = "/v1/"
+	PipelinesPrefix = Prefix + "pipelines/"
+)
 
 type handler struct {
 	caller call.Caller
@@ -72,8 +76,9 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// route returns the method and the handler of a path, nil where nothing serves it. The
-// router of net/http knows no pattern with a suffix, and writes its own 404 and 405.
+// route returns the method and the handler of a path, nil where nothing serves it. The name of a
+// pipeline ends at the last colon, and that of a model may have slashes. The router of net/http
+// knows no pattern with a suffix, and writes its own 404 and 405.
 func (h *handler) route(path string) (method string, serve http.HandlerFunc) {
 	kind, rest, _ := strings.Cut(strings.TrimPrefix(path, Prefix), "/")
 	name, verb := rest, ""
@@ -81,7 +86,7 @@ func (h *handler) route(path string) (method string, serve http.HandlerFunc) {
 		name, verb = rest[:i], rest[i:]
 	}
 	switch {
-	case strings.Contains(name, "/"), name == "":
+	case name == "", kind != "pipelines" && strings.Contains(name, "/"):
 	case kind == "pipelines" && verb == ":infer":
 		return http.MethodPost, func(w http.ResponseWriter, r *http.Request) {
 			if wait, ok := asyncPreference(r.Header); ok && h.jobs != nil && h.jobs.QueueOf(r.Context(), name) != "" {
@@ -128,7 +133,7 @@ func (h *handler) fail(w http.ResponseWriter, err error, start time.Time) {
 func (h *handler) infer(w http.ResponseWriter, r *http.Request, pipeline string) (*response, error) {
 	memory := budget.Of(r.Context(), h.settings.MaxPayload)
 	defer memory.Close()
-	request, f, err := h.readRequest(w, r, pipeline, Prefix+"pipelines/{pipeline}:infer", memory)
+	request, f, err := h.readRequest(w, r, pipeline, PipelinesPrefix+"{pipeline}:infer", memory)
 	if err != nil {
 		return nil, err
 	}
@@ -165,7 +170,7 @@ func readOptions(r *http.Request) (*call.Request, error) {
 
 // NotFound is the fault of a path that nothing serves.
 func NotFound(path string) *fault.Fault {
-	return fault.Newf(fault.NotFound, "there is nothing at %.*q; inference is POST %spipelines/<pipeline>:infer, and :stream for an answer in events", maxQuoted, path, Prefix)
+	return fault.Newf(fault.NotFound, "there is nothing at %.*q; inference is POST %s<pipeline>:infer, and :stream for an answer in events", maxQuoted, path, PipelinesPrefix)
 }
 
 // result answers with the stored result of a request. It may change, so no cache may store the
@@ -236,7 +241,7 @@ func (h *handler) sendStream(out *stream, w http.ResponseWriter, r *http.Request
 	}
 	memory := budget.Of(r.Context(), h.settings.MaxPayload)
 	defer memory.Close()
-	request, f, err := h.readRequest(w, r, pipeline, Prefix+"pipelines/{pipeline}:stream", memory)
+	request, f, err := h.readRequest(w, r, pipeline, PipelinesPrefix+"{pipeline}:stream", memory)
 	if err != nil {
 		return err
 	}

@@ -325,7 +325,7 @@ func jobEvent(e *inferencev1.WatchJobResponse) (transport.Event, error) {
 func (h *handler) inferAsync(w http.ResponseWriter, r *http.Request, name string, wait time.Duration) error {
 	memory := budget.Of(r.Context(), h.settings.MaxPayload)
 	defer memory.Close()
-	request, f, err := h.readRequest(w, r, name, Prefix+"pipelines/{pipeline}:infer", memory)
+	request, f, err := h.readRequest(w, r, name, PipelinesPrefix+"{pipeline}:infer", memory)
 	if err != nil {
 		return err
 	}
