@@ -22,6 +22,7 @@ import (
 	registry "github.com/stagemesh/stagemesh/discovery/models"
 	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/gateway/front/oip"
 	"github.com/stagemesh/stagemesh/gateway/front/rest"
 	"github.com/stagemesh/stagemesh/gateway/jobs"
 	"github.com/stagemesh/stagemesh/gateway/pipelines"
@@ -98,6 +99,9 @@ func New(s Settings) (*Gateway, error) {
 	}
 	g.models, g.registry = &models{gateway: g}, registry.New(loadable)
 	s.Call.Pipelines, s.Call.Specs = g.pipelines, g.models.stageSpecs
+	s.Call.Adapt = func(r *call.Request, first pipeline.Step, memory *budget.Account) (*call.Request, error) {
+		return oip.Adapt(r, g.models.inputsOf(first), memory)
+	}
 	g.placer = registry.NewPlacer(g.registry, g.membership)
 	s.Call.Models, s.Call.Placer = g.registry, g.placer
 	if g.service, err = call.New(s.Call); err != nil {

@@ -3,8 +3,11 @@ package gateway
 import (
 	"context"
 	"iter"
+	"slices"
 	"sync"
 	"time"
+
+	"google.golang.org/protobuf/proto"
 
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
@@ -47,7 +50,19 @@ func (m *models) Model(name string) (oip.Model, error) {
 	if f != nil {
 		return oip.Model{}, f
 	}
-	return oip.Model{Inputs: m.specOf(p.Steps[0]).GetInputs(), Outputs: m.specOf(p.Steps[len(p.Steps)-1]).GetOutputs()}, nil
+	return oip.Model{Inputs: m.inputsOf(p.Steps[0]), Outputs: m.specOf(p.Steps[len(p.Steps)-1]).GetOutputs()}, nil
+}
+
+// inputsOf returns the inputs of a first step, by the names that callers use.
+func (m *models) inputsOf(first pipeline.Step) []*stagev1.PartSpec {
+	out := slices.Clone(m.specOf(first).GetInputs())
+	for i, spec := range out {
+		if name := first.Inputs[spec.GetName()]; name != "" {
+			out[i] = proto.CloneOf(spec)
+			out[i].Name = name
+		}
+	}
+	return out
 }
 
 // specOf returns the inputs and outputs of a step: its model's own, as far as they are known, or

@@ -97,7 +97,7 @@ func (s *Service) infer(ctx context.Context, r *Request, emit func(Chunk) error,
 		return nil, s.reject(id, r, f, span, begin)
 	}
 	defer s.limiter.ReleasePipeline(in.tenant, p.Name, p.MaxInFlight)
-	env, f := s.check(id, r, &p, begin)
+	env, f := s.adaptAndCheck(ctx, in, id, r, &p, begin)
 	if f != nil {
 		return nil, s.reject(id, r, f, span, begin)
 	}
@@ -137,6 +137,19 @@ func (s *Service) infer(ctx context.Context, r *Request, emit func(Chunk) error,
 		s.startShadow(x, again, response)
 	}
 	return response, nil
+}
+
+// adaptAndCheck is check of the request that Settings.Adapt returns. Its idempotency key means what
+// the caller sent.
+func (s *Service) adaptAndCheck(ctx context.Context, in place, id pipeline.RequestID, r *Request, p *pipeline.Pipeline, begin time.Time) (*envelope.Envelope, *fault.Fault) {
+	if s.settings.Adapt != nil && len(r.Inputs) == 1 && r.Inputs[0].Name == "" && r.Inputs[0].Tensor == nil && payload.IsJSON(r.Inputs[0].Blob.ContentType) && !r.Passthrough {
+		adapted, err := s.settings.Adapt(r, p.Steps[0], cmp.Or(in.memory, budget.FromContext(ctx)))
+		if err != nil {
+			return nil, fault.From(err)
+		}
+		r = adapted
+	}
+	return s.check(id, r, p, begin)
 }
 
 // remember records how the request ended, for Explain; kept is the span that it got then. A

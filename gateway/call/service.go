@@ -99,6 +99,9 @@ type Settings struct {
 	Placer *models.Placer
 	// Specs returns the known specs of stages, by stage name; nil means that none is known.
 	Specs func() map[string]*stagev1.Spec
+	// Adapt returns a request whose only input is a document of JSON without a name as the first
+	// step takes it, in reserved memory; nil leaves all as they are.
+	Adapt func(r *Request, first pipeline.Step, memory *budget.Account) (*Request, error)
 	// Budget bounds the bytes of all requests in flight. Ports reserve those of the
 	// request's body in the account of the context; nil means no bound.
 	Budget *budget.Pool

@@ -67,7 +67,7 @@ func generationOf(ctx context.Context, name string, text []byte, model Model, me
 
 // take takes one member of the body. The model's own names come first.
 func (g *generation) take(f oipjson.Field) error {
-	at := slices.IndexFunc(g.takes, func(p *stagev1.PartSpec) bool { return p.GetName() == f.Name })
+	at := g.find(f.Name)
 	switch {
 	case at >= 0:
 		return g.input(f, g.takes[at])
@@ -90,6 +90,11 @@ func (g *generation) take(f oipjson.Field) error {
 		return err
 	}
 	return g.parameter(f.Name, value)
+}
+
+// find returns the index of the input of that name, or -1.
+func (g *generation) find(name string) int {
+	return slices.IndexFunc(g.takes, func(p *stagev1.PartSpec) bool { return p.GetName() == name })
 }
 
 func (g *generation) parameters(f oipjson.Field) error {
@@ -221,6 +226,105 @@ func noString(f oipjson.Field) error {
 func wrongInput(field, format string, args ...any) error {
 	field, text := fmt.Sprintf("%.*s", maxQuoted, field), fmt.Sprintf(format, args...)
 	return fault.Newf(fault.InvalidInput, "%s %s", field, text).WithViolation(field, "%s", text)
+}
+
+// Adapt returns the request with inputs that its document of JSON has by name, as text, numbers,
+// booleans and lists, or as tensors that may lack datatype and shape. A request that is no such
+// document, or whose model takes JSON or is not known, stays as it is.
+func Adapt(r *call.Request, takes []*stagev1.PartSpec, memory *budget.Account) (*call.Request, error) {
+	if len(takes) == 0 || slices.ContainsFunc(takes, takesJSON) {
+		return r, nil
+	}
+	out := *r
+	err := adapt(&out, r.Inputs[0].Blob.Data, takes, memory)
+	f := fault.From(err)
+	if body := bodyOf(takes); err != nil && body != "" && (f.Reason == fault.InvalidInput || f.Reason == fault.InvalidRequest) {
+		return nil, fault.Newf(f.Reason, "%s; send JSON such as %s", f.Message, body).WithViolation("inputs", "%s", f.Message)
+	}
+	return &out, err
+}
+
+// adapt sets the inputs of a request. Its options win over those of a document of tensors.
+func adapt(out *call.Request, text []byte, takes []*stagev1.PartSpec, memory *budget.Account) error {
+	fields, err := oipjson.DecodeFields(text)
+	if err != nil {
+		return err
+	}
+	g := &generation{takes: takes, memory: memory, request: out}
+	out.Inputs = nil
+	isInputs := func(f oipjson.Field) bool { return f.Name == "inputs" && g.find(f.Name) < 0 }
+	if slices.ContainsFunc(fields, isInputs) {
+		in, err := oipjson.DecodeKnown(text, known(takes), memory)
+		if err != nil {
+			return err
+		}
+		out.Parameters = payload.Merge(in.Parameters, out.Parameters)
+		if out.Outputs == nil {
+			out.Outputs = in.OutputNames()
+		}
+		out.Inputs, err = in.Parts()
+		return err
+	}
+	for _, field := range fields {
+		at := g.find(field.Name)
+		if at < 0 {
+			return wrongInput(field.Name, "is not an input; %s", g.inputNames())
+		}
+		if err := g.input(field, takes[at]); err != nil {
+			return err
+		}
+	}
+	if len(out.Inputs) == 0 {
+		return wrongInput("inputs", "are missing; %s", g.inputNames())
+	}
+	return nil
+}
+
+// known returns the datatypes and ranks of inputs that are tensors.
+func known(takes []*stagev1.PartSpec) oipjson.Known {
+	return func(name string) (tensor.Datatype, int) {
+		at := (&generation{takes: takes}).find(name)
+		if at < 0 {
+			return "", 0
+		}
+		t := takes[at].GetTensor()
+		return tensor.Datatype(t.GetDatatype()), len(t.GetShape())
+	}
+}
+
+func takesJSON(spec *stagev1.PartSpec) bool {
+	_, takes := pick(spec.GetBlob().GetContentTypes(), payload.IsJSON, payload.JSONType)
+	return spec.GetTensor() == nil && takes
+}
+
+// bodyOf returns the smallest document that Adapt takes, shortened; empty if there is none.
+func bodyOf(takes []*stagev1.PartSpec) string {
+	const maxRepeated, longest = 4, 64
+	var out []byte
+	for _, spec := range takes {
+		datatype, text := tensor.Datatype(spec.GetTensor().GetDatatype()), "0"
+		switch {
+		case spec.GetOptional():
+			continue
+		case takesText(spec):
+			text = `"text"`
+		case datatype == tensor.Bool:
+			text = "false"
+		case datatype == "", datatype == tensor.FP16, datatype == tensor.BF16:
+			return ""
+		}
+		for _, extent := range slices.Backward(spec.GetTensor().GetShape()) {
+			switch n := int(min(max(extent, 1), maxRepeated+1)); {
+			case n > maxRepeated || n > 1 && len(text) > longest:
+				text += ", ..."
+			default:
+				text = strings.Repeat(text+", ", n-1) + text
+			}
+			text = "[" + text + "]"
+		}
+		out = append(append(appendKey(out, spec.GetName()), ' '), text...)
+	}
+	return string(append(out, '}'))
 }
 
 // generate answers one request with one object, which has the whole response.

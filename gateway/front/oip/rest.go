@@ -247,7 +247,7 @@ func (h *rest) readRequest(w http.ResponseWriter, r *http.Request, name string, 
 	if err != nil {
 		return nil, as, err
 	}
-	in, err := oipjson.Decode(text, memory)
+	in, err := oipjson.DecodeKnown(text, known(model.Inputs), memory)
 	if err != nil {
 		return nil, as, err
 	}

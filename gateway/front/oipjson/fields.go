@@ -103,29 +103,44 @@ func (f Field) Parameters() (payload.Parameters, error) {
 	return out, classify(err)
 }
 
-// Tensor returns the value as a tensor of the datatype: a scalar as one element, a
-// list as one axis. The shape has at least that rank, with leading axes of one. Tensor
-// allocates from the memory.
+// Tensor returns the value as a tensor of the datatype: a scalar as one element, and nested lists
+// as axes. The shape has at least that rank, with leading axes of one. Tensor allocates from the
+// memory.
 func (f Field) Tensor(d tensor.Datatype, rank int, memory *budget.Account) (tensor.Tensor, error) {
-	path, s := clip(f.Name), f.scanner()
-	n, take := int64(1), one
-	switch s.next() {
+	path, take := clip(f.Name), one
+	switch f.scanner().next() {
 	case '[':
-		n, take = 0, elements
-		if err := s.array(func(int) error { n++; return s.skip() }); err != nil {
-			return tensor.Tensor{}, classify(err)
-		}
+		take = elements
 	case '{', 'n':
 		return tensor.Tensor{}, invalidField(path, "is no string, number or boolean, and no list of such")
 	}
-	out := tensor.Tensor{Datatype: d, Shape: []int64{n}}
-	var err error
-	if out.Raw, err = take(f.scanner(), path, out, memory); err != nil {
+	shape, err := f.scanner().extents(rank)
+	if err != nil {
 		return tensor.Tensor{}, classify(err)
 	}
-	out.Shape = slices.Repeat([]int64{1}, min(max(rank, 1), tensor.MaxRank))
-	out.Shape[len(out.Shape)-1] = n
-	return out, nil
+	out := tensor.Tensor{Datatype: d, Shape: shape}
+	out.Raw, err = take(f.scanner(), path, out, memory)
+	return out, classify(err)
+}
+
+// extents returns the extents of nested lists, by the first element of each, with leading axes of
+// one up to the rank.
+func (s scanner) extents(rank int) (out []int64, err error) {
+	rank = min(max(rank, 1), tensor.MaxRank)
+	for s.next() == '[' && len(out) < rank && err == nil {
+		n, first := int64(0), s
+		err = s.array(func(int) error {
+			if n++; n == 1 {
+				first = s
+			}
+			return s.skip()
+		})
+		out, s = append(out, n), first
+		if n == 0 {
+			break
+		}
+	}
+	return append(slices.Repeat([]int64{1}, rank-len(out)), out...), err
 }
 
 // AppendValue appends a tensor's data without the tensor's fields: one element as a

@@ -121,17 +121,28 @@ var errStop = errors.New("enough was read")
 // Decode reads a request. Its tensors are allocated from the memory, and share no
 // bytes with the text.
 func Decode(text []byte, memory *budget.Account) (*Request, error) {
-	return decode(scanner{data: text}, memory)
+	return DecodeKnown(text, unknown, memory)
+}
+
+// Known returns the datatype and the rank of the input of that name; empty where it is not known.
+type Known func(name string) (d tensor.Datatype, rank int)
+
+func unknown(string) (tensor.Datatype, int) { return "", 0 }
+
+// DecodeKnown is Decode of tensors that may lack datatype and shape where these are known. The shape
+// is that of the data, with leading axes of one.
+func DecodeKnown(text []byte, known Known, memory *budget.Account) (*Request, error) {
+	return decode(scanner{data: text}, known, memory)
 }
 
 // DecodeUnpacked decodes a request that was converted from MessagePack. Its messages
 // suggest sending unsupported data as bytes.
 func DecodeUnpacked(text []byte, memory *budget.Account) (*Request, error) {
-	return decode(scanner{data: text, packed: true}, memory)
+	return decode(scanner{data: text, packed: true}, unknown, memory)
 }
 
-func decode(from scanner, memory *budget.Account) (*Request, error) {
-	d := &decoder{scanner: from, memory: memory}
+func decode(from scanner, known Known, memory *budget.Account) (*Request, error) {
+	d := &decoder{scanner: from, known: known, memory: memory}
 	var seen keys
 	err := d.object(func(key string) error {
 		if err := seen.add("", key); err != nil {
@@ -155,6 +166,7 @@ func decode(from scanner, memory *budget.Account) (*Request, error) {
 type decoder struct {
 	scanner
 
+	known   Known
 	memory  *budget.Account
 	request Request
 }
@@ -377,7 +389,10 @@ func (d *inputDecoder) datatype() error {
 	path := d.path + ".datatype"
 	at, ok := d.members["datatype"]
 	if !ok {
-		return invalidField(path, "is missing")
+		if d.out.Tensor.Datatype, _ = d.known(d.out.Name); d.out.Tensor.Datatype == "" {
+			return invalidField(path, "is missing")
+		}
+		return nil
 	}
 	name, err := d.at(at).name(path)
 	if err != nil {
@@ -393,6 +408,13 @@ func (d *inputDecoder) datatype() error {
 func (d *inputDecoder) shape() error {
 	path := d.path + ".shape"
 	at, ok := d.members["shape"]
+	if data, hasData := d.members["data"]; !ok && hasData {
+		if datatype, rank := d.known(d.out.Name); datatype != "" {
+			shape, err := data.extents(rank)
+			d.out.Tensor.Shape = shape
+			return err
+		}
+	}
 	if !ok {
 		return invalidField(path, "is missing")
 	}

@@ -1,0 +1,95 @@
+package stagemesh_test
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+
+	"connectrpc.com/connect"
+
+	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
+	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
+
+	"github.com/stagemesh/stagemesh/internal/testbed"
+)
+
+// fourNumbers is a mesh of stages that answer with their inputs.
+const fourNumbers = `
+mesh: m
+gateway: {listen: "127.0.0.1:0", admin: {listen: "127.0.0.1:0"}}
+stages:
+  rows: {runner: {echo: {}}, inputs: [{name: x, datatype: FP32, shape: [-1, 4]}]}
+  say: {runner: {echo: {}}, inputs: [{name: text, content_types: [text/plain]}, {name: words, datatype: BYTES, shape: [-1], optional: true}]}
+  any: {runner: {echo: {}}, inputs: [{name: doc, content_types: [application/json]}]}
+pipelines:
+  renamed: {steps: [{name: r, stage: rows, inputs: {x: pixels}}]}
+`
+
+func TestDocumentsOfJSONBecomeWhatTheStageTakes(t *testing.T) {
+	t.Parallel()
+	m := start(t, fromFile(t, parse(t, fourNumbers)))
+	post := func(path, body string) string {
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, m.URL()+path, strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Header.Set("Content-Type", "application/json")
+		answer, err := http.DefaultClient.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer answer.Body.Close()
+		text, err := io.ReadAll(answer.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return fmt.Sprint(answer.StatusCode, " ", string(text))
+	}
+	testbed.Eventually(t, "the gateway knows the inputs of the stages", func() bool {
+		return strings.HasPrefix(post("/v1/pipelines/stage:rows:infer", `{"x": [1,2,3,4]}`), "200")
+	})
+	const row, tensor = `"datatype":"FP32","shape":[1,4],"data":[1,2,3,6]`, `"data":[[1,2,3,6]]`
+	const example = `send JSON such as {\"x\": [[0, 0, 0, 0]]}`
+	for _, test := range []struct{ path, body, want string }{
+		{"/v1/pipelines/stage:rows:infer", `{"x": [[1,2,3,6]]}`, row},
+		{"/v1/pipelines/stage:rows:infer", `{"x": [1,2,3,6]}`, row},
+		{"/v1/pipelines/stage:rows:stream", `{"x": [[1,2,3,6]]}`, row},
+		{"/v1/pipelines/renamed:infer", `{"pixels": [[1,2,3,6]]}`, row},
+		{"/v1/pipelines/stage:rows:infer", `{"id": "a", "inputs": [{"name": "x", ` + tensor + `}]}`, row},
+		{"/v2/models/stage:rows/infer", `{"inputs": [{"name": "x", ` + tensor + `}]}`, row},
+		{"/v2/models/stage:rows/infer", `{"inputs": [{"name": "x", "shape": [1,4], "data": [1,2,3,6]}]}`, row},
+		{"/v2/models/stage:rows/generate", `{"x": [[1,2,3,6],[1,2,3,6]]}`, `"x":[1,2,3,6,1,2,3,6]`},
+		{"/v1/pipelines/stage:say:infer", `{"text": "hi"}`, "200 hi"},
+		{"/v1/pipelines/stage:say:infer", `{"text": "hi", "words": ["a", "b"]}`, `"shape":[2],"data":["a","b"]`},
+		{"/v1/pipelines/stage:any:infer", `{"x": [[1,2,3,6]]}`, `200 {"x": [[1,2,3,6]]}`},
+		{"/v1/pipelines/stage:any:infer", `{"inputs": [{"name": "x", ` + tensor + `}]}`, `200 {"inputs": [{"name": "x", ` + tensor + `}]}`},
+		{"/v1/pipelines/stage:rows:infer", `{"y": [1,2,3,6]}`, example},
+		{"/v1/pipelines/stage:rows:infer", `{"x": "text"}`, example},
+		{"/v1/pipelines/stage:rows:infer", `{"x": [[1,2,3],[6]]}`, example},
+		{"/v1/pipelines/stage:rows:infer", `{}`, example},
+		{"/v1/pipelines/stage:rows:infer", `[1,2,3,6]`, example},
+		{"/v1/pipelines/stage:say:infer", `{"x": 1}`, `send JSON such as {\"text\": \"text\"}`},
+	} {
+		if got := post(test.path, test.body); !strings.Contains(got, test.want) || test.want == example && !strings.HasPrefix(got, "400") {
+			t.Errorf("%s %s: %s, want %s", test.path, test.body, got, test.want)
+		}
+	}
+	rpc := inferencev1connect.NewInferenceServiceClient(http.DefaultClient, m.URL())
+	ask := func(body string) (*inferencev1.InferResponse, error) {
+		answer, err := rpc.Infer(t.Context(), connect.NewRequest(&inferencev1.InferRequest{Pipeline: "stage:rows", Inputs: []*inferencev1.Part{
+			{Body: &inferencev1.Part_Blob{Blob: &inferencev1.Blob{ContentType: "application/json", Data: []byte(body)}}},
+		}}))
+		if err != nil {
+			return nil, err
+		}
+		return answer.Msg, nil
+	}
+	if got, err := ask(`{"x": [[1,2,3,6]]}`); err != nil || len(got.GetOutputs()) != 1 || len(got.GetOutputs()[0].GetTensor().GetRaw()) != 16 {
+		t.Errorf("over RPC: %v, %v", got, err)
+	}
+	if _, err := ask(`[1]`); connect.CodeOf(err) != connect.CodeInvalidArgument || !strings.Contains(err.Error(), `{"x": [[0, 0, 0, 0]]}`) {
+		t.Errorf("over RPC: %v", err)
+	}
+}
