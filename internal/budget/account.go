@@ -82,6 +82,13 @@ func (a *Account) reserve(n int64, isRequest bool) error {
 	return nil
 }
 
+// Held returns how many bytes are reserved.
+func (a *Account) Held() int64 {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.held
+}
+
 // Release returns n reserved bytes. After Close it does nothing.
 func (a *Account) Release(n int64) {
 	if a == nil {

@@ -10,6 +10,7 @@ import (
 
 	"connectrpc.com/connect"
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sync/semaphore"
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
@@ -17,23 +18,37 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
+// InFlight says which messages of one stream run at a time.
+type InFlight[P any] struct {
+	// Limit is how many messages run at a time.
+	Limit int
+	// Sequence returns the sequence of a message, or nil if it has none. The messages of one
+	// sequence run one after the other, in their order. It may be nil.
+	Sequence func(P) any
+}
+
+// maxWaitingBytes bounds the messages of one stream that wait for others of their sequence. Each
+// counts as requestCost at least. Then no more messages are read.
+const maxWaitingBytes = 16 << 20
+
 // BidiStream serves f as the method of that name, whose caller sends any number of messages
 // on one stream and gets responses while it sends. f runs once for each message, at most
-// limit of them at a time; the next message is read when one has ended. The responses that f
-// sends for a message keep their order; those to different messages interleave.
+// limit.Limit of them at a time; the next message is read when one has ended. The responses that
+// f sends for a message keep their order; those to different messages interleave, unless the
+// messages are of one sequence.
 //
 // An error of f ends the stream for all of its messages, and so does an error of send, which
 // f returns. A failure of one message alone is a response. The context of f ends with the
 // stream; where the stream breaks, its cause is a fault with the reason.
-func BidiStream[M any, P message[M], Out any](s *Service, name protoreflect.Name, limit int, f func(ctx context.Context, c *Call, in P, send func(*Out) error) error) {
+func BidiStream[M any, P message[M], Out any](s *Service, name protoreflect.Name, limit InFlight[P], f func(ctx context.Context, c *Call, in P, send func(*Out) error) error) {
 	s.handle(name, limitMessages, func(path string, options connect.HandlerOption) http.Handler {
 		return connect.NewBidiStreamHandler(path, func(ctx context.Context, stream *connect.BidiStream[incoming[M, P], Out]) error {
 			interrupt, _ := ctx.Value(interruptKey{}).(func())
 			b := &bidiStream[M, P, Out]{
 				receive: stream.Receive, send: stream.Send, interrupt: interrupt,
-				call: func() *Call { return newCall(ctx, stream.RequestHeader(), stream.Peer(), path) }, method: f, stopping: s.settings.Stopping,
+				call: func() *Call { return newCall(ctx, stream.RequestHeader(), stream.Peer(), path) }, method: f, stopping: s.settings.Stopping, sequence: limit.Sequence,
 			}
-			if err := b.run(ctx, limit); err != nil {
+			if err := b.run(ctx, limit.Limit); err != nil {
 				return RPCError(err)
 			}
 			return nil
@@ -47,11 +62,11 @@ func BidiStream[M any, P message[M], Out any](s *Service, name protoreflect.Name
 		calls := &grpcBidi[M, P, Out]{stream: stream, ss: ss, interrupted: make(chan struct{})}
 		b := &bidiStream[M, P, Out]{
 			receive: calls.receive, send: calls.send, interrupt: calls.interrupt,
-			call: func() *Call { return &Call{Trace: c.Trace, Origin: c.Origin} }, method: f, stopping: s.settings.Stopping,
+			call: func() *Call { return &Call{Trace: c.Trace, Origin: c.Origin} }, method: f, stopping: s.settings.Stopping, sequence: limit.Sequence,
 		}
 		// The messages in flight are answered before the stream fails.
 		if err = stream.begin(calls.interrupt); err == nil {
-			err = b.run(ss.Context(), limit)
+			err = b.run(ss.Context(), limit.Limit)
 		}
 		calls.finish(err)
 		return err
@@ -88,6 +103,20 @@ type bidiStream[M any, P message[M], Out any] struct {
 	stopping  <-chan struct{}
 	// sending is held while a response is sent.
 	sending sync.Mutex
+
+	// sequence is that of InFlight. waiting has a key for each sequence of which a message runs,
+	// and room is what more may wait, in bytes.
+	sequence func(P) any
+	mu       sync.Mutex
+	waiting  map[any][]*streamMessage[M, P]
+	room     *semaphore.Weighted
+}
+
+// streamMessage is one message of a stream. size is what it takes of room.
+type streamMessage[M any, P message[M]] struct {
+	call *Call
+	in   *incoming[M, P]
+	size int64
 }
 
 // run reads messages until the caller sends no more, and returns when all are answered.
@@ -96,6 +125,7 @@ func (b *bidiStream[M, P, Out]) run(ctx context.Context, limit int) error {
 	defer cancel(nil)
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(limit)
+	b.waiting, b.room = map[any][]*streamMessage[M, P]{}, semaphore.NewWeighted(maxWaitingBytes)
 	release := b.interruptReads(ctx)
 	err := b.receiveAll(ctx, group)
 	release()
@@ -140,17 +170,72 @@ func (b *bidiStream[M, P, Out]) receiveAll(ctx context.Context, group *errgroup.
 		if err != nil {
 			return err
 		}
-		c := b.call()
+		m, sequence := &streamMessage[M, P]{call: b.call(), in: in}, any(nil)
+		if b.sequence != nil {
+			sequence = b.sequence(&in.message)
+		}
+		if waits, err := b.wait(ctx, sequence, m); err != nil || waits {
+			if err != nil {
+				return err
+			}
+			continue
+		}
 		group.Go(func() error {
-			ctx := budget.NewContext(ctx, in.memory)
-			defer in.memory.Close()
-			return b.method(ctx, c, &in.message, func(out *Out) error {
-				b.sending.Lock()
-				defer b.sending.Unlock()
-				return sendFault(ctx, b.send(out))
-			})
+			err := b.answer(ctx, m)
+			for m := b.next(sequence); m != nil && err == nil && ctx.Err() == nil; m = b.next(sequence) {
+				err = b.answer(ctx, m)
+			}
+			return err
 		})
 	}
+}
+
+// answer runs the method for a message.
+func (b *bidiStream[M, P, Out]) answer(ctx context.Context, m *streamMessage[M, P]) error {
+	ctx = budget.NewContext(ctx, m.in.memory)
+	defer m.in.memory.Close()
+	return b.method(ctx, m.call, &m.in.message, func(out *Out) error {
+		b.sending.Lock()
+		defer b.sending.Unlock()
+		return sendFault(ctx, b.send(out))
+	})
+}
+
+// wait has a message wait if another one of its sequence runs, once there is room.
+func (b *bidiStream[M, P, Out]) wait(ctx context.Context, sequence any, m *streamMessage[M, P]) (waits bool, _ error) {
+	if sequence == nil {
+		return false, nil
+	}
+	m.size = min(requestCost+m.in.memory.Held(), maxWaitingBytes)
+	if err := b.room.Acquire(ctx, m.size); err != nil {
+		return false, context.Cause(ctx)
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	queue, waits := b.waiting[sequence]
+	if !waits {
+		b.room.Release(m.size)
+		b.waiting[sequence] = nil
+		return false, nil
+	}
+	b.waiting[sequence] = append(queue, m)
+	return true, nil
+}
+
+// next returns the message that waits for the one of its sequence that has ended, or nil.
+func (b *bidiStream[M, P, Out]) next(sequence any) *streamMessage[M, P] {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	queue := b.waiting[sequence]
+	if len(queue) == 0 {
+		delete(b.waiting, sequence)
+		return nil
+	}
+	m := queue[0]
+	queue[0] = nil
+	b.waiting[sequence] = queue[1:]
+	b.room.Release(m.size)
+	return m
 }
 
 // interruptReads makes reading fail when the context ends or the gateway stops, until it is

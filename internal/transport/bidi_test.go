@@ -23,7 +23,7 @@ type (
 // each is a service whose only procedure has a request in flight at a time.
 func each(s transport.Settings, f answer) http.Handler {
 	out := transport.NewService(oipv2.File_oip_v2_inference_proto.Services().ByName("GRPCInferenceService"), s)
-	transport.BidiStream(out, "ModelStreamInfer", 1, f)
+	transport.BidiStream(out, "ModelStreamInfer", transport.InFlight[*oipv2.ModelInferRequest]{Limit: 1}, f)
 	return out
 }
 

@@ -45,7 +45,7 @@ func serveGRPC(t *testing.T, s transport.Settings, pool *budget.Pool, infer infe
 	t.Helper()
 	service := transport.NewService(oipv2.File_oip_v2_inference_proto.Services().ByName("GRPCInferenceService"), s)
 	transport.Unary(service, "ModelInfer", infer)
-	transport.BidiStream(service, "ModelStreamInfer", 1, echo(0))
+	transport.BidiStream(service, "ModelStreamInfer", transport.InFlight[*oipv2.ModelInferRequest]{Limit: 1}, echo(0))
 	return fronttest.ServeService(t, service, s, pool)
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"iter"
 	"slices"
+	"strconv"
 	"strings"
 
 	oipv2 "github.com/stagemesh/stagemesh/proto/gen/go/oip/v2"
@@ -84,7 +85,7 @@ func New(caller call.Caller, models Models, s transport.Settings) *transport.Ser
 	transport.Unary(out, "RepositoryIndex", svc.repositoryIndex)
 	transport.Unary(out, "RepositoryModelLoad", svc.repositoryModelLoad)
 	transport.Unary(out, "RepositoryModelUnload", svc.repositoryModelUnload)
-	transport.BidiStream(out, "ModelStreamInfer", maxInFlight, svc.modelStreamInfer)
+	transport.BidiStream(out, "ModelStreamInfer", transport.InFlight[*oipv2.ModelInferRequest]{Limit: maxInFlight, Sequence: sequenceOf}, svc.modelStreamInfer)
 	return out
 }
 
@@ -194,7 +195,26 @@ const (
 	emptyFinalParameter = "triton_enable_empty_final_response"
 	// finalParameter is true in the last message of a request.
 	finalParameter = "triton_final_response"
+	// sequenceParameter names the sequence of a request, a whole number or text. 0 and "" are none.
+	sequenceParameter = "sequence_id"
 )
+
+// sequence is a sequence of requests for one model.
+type sequence struct{ model, id string }
+
+// sequenceOf returns the sequence of a request, or nil.
+func sequenceOf(in *oipv2.ModelInferRequest) any {
+	model, p := in.GetModelName(), in.GetParameters()[sequenceParameter]
+	switch {
+	case p.GetStringParam() != "":
+		return sequence{model, p.GetStringParam()}
+	case p.GetInt64Param() != 0:
+		return sequence{model, strconv.FormatInt(p.GetInt64Param(), 10)}
+	case p.GetUint64Param() != 0:
+		return sequence{model, strconv.FormatUint(p.GetUint64Param(), 10)}
+	}
+	return nil
+}
 
 // modelStreamInfer answers one request of a stream. A failed request is a response. An
 // error means that the response cannot be sent.

@@ -549,3 +549,125 @@ func TestLongStreamReturnsBudgetAfterEachMessage(t *testing.T) {
 	hangUp(t, s)
 	testbed.Eventually(t, "the stream has returned what it held", func() bool { return pool.Held() == 0 })
 }
+
+// summing answers with the sum of its sequence so far: of the parameters n, by the parameter
+// sequence_id. A request for the model "held" waits for the gate before; one with n of 3 fails.
+type summing struct {
+	fronttest.Caller
+
+	gate  chan struct{}
+	began chan string
+
+	mu   sync.Mutex
+	sums map[string]int64
+}
+
+func (c *summing) Stream(ctx context.Context, r *call.Request, _ func(call.Chunk) error) (*call.Response, error) {
+	sequence := r.Parameters["sequence_id"].String()
+	c.began <- sequence
+	if r.Pipeline == "held" {
+		select {
+		case <-c.gate:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	n, _ := r.Parameters["n"].Int()
+	if n == 3 {
+		return nil, fault.New(fault.RunnerFailed, "three")
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.sums[sequence] += n
+	return fronttest.Respond(payload.OfBlob("sum", "text/plain", fmt.Append(nil, c.sums[sequence]))), nil
+}
+
+// adds is a request of a sequence, with n as its ID too.
+func adds(model string, sequence *oipv2.InferParameter, n int64) *oipv2.ModelInferRequest {
+	out := asks(model, fmt.Sprint(n))
+	out.Parameters["sequence_id"] = sequence
+	out.Parameters["n"] = &oipv2.InferParameter{ParameterChoice: &oipv2.InferParameter_Int64Param{Int64Param: n}}
+	return out
+}
+
+func sequenceText(id string) *oipv2.InferParameter {
+	return &oipv2.InferParameter{ParameterChoice: &oipv2.InferParameter_StringParam{StringParam: id}}
+}
+
+func sequenceNumber(id int64) *oipv2.InferParameter {
+	return &oipv2.InferParameter{ParameterChoice: &oipv2.InferParameter_Int64Param{Int64Param: id}}
+}
+
+// While a request of one sequence runs, its 99 others wait, and all else on the stream is
+// answered: another sequence, the same ID for another model, and requests without a sequence.
+func TestSequencesOfStreamKeepTheirOrder(t *testing.T) {
+	t.Parallel()
+	const requests = 100
+	for name, sequence := range map[string]*oipv2.InferParameter{
+		"number":   sequenceNumber(5),
+		"unsigned": {ParameterChoice: &oipv2.InferParameter_Uint64Param{Uint64Param: 5}},
+		"text":     sequenceText("five"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			caller := &summing{gate: make(chan struct{}), began: make(chan string, 2*requests), sums: map[string]int64{}}
+			s := talk(t.Context(), t, handler(caller, transport.Settings{}))
+			for n := range int64(requests) {
+				send(t, s, adds("held", sequence, n))
+			}
+			await(t, caller.began)
+			others := []*oipv2.ModelInferRequest{
+				adds("free", sequence, 1000), adds("free", sequenceText("other"), 1001), adds("free", sequenceNumber(0), 1002), adds("free", sequenceText(""), 1003),
+			}
+			for _, other := range others {
+				send(t, s, other)
+				if got := nextResponse(t, s); !strings.HasPrefix(got, other.GetId()+" ") || !strings.HasSuffix(got, " last") {
+					t.Errorf("request %s got %q", other.GetId(), got)
+				}
+				await(t, caller.began)
+			}
+			if n := len(caller.began); n > 0 {
+				t.Errorf("%d more requests of the sequence began", n)
+			}
+			caller.mu.Lock()
+			clear(caller.sums)
+			caller.mu.Unlock()
+			close(caller.gate)
+			sum := int64(0)
+			for n := range int64(requests) {
+				want := "3 RUNNER_FAILED: three last"
+				if n != 3 {
+					sum += n
+					want = fmt.Sprintf("%d %d last", n, sum)
+				}
+				if got := nextResponse(t, s); got != want {
+					t.Errorf("got %q, want %q", got, want)
+				}
+			}
+			hangUp(t, s)
+		})
+	}
+}
+
+func TestCancelledStreamRunsNoWaitingRequests(t *testing.T) {
+	t.Parallel()
+	pool := budget.NewPool(budget.Settings{Limit: 1 << 20})
+	caller := &summing{gate: make(chan struct{}), began: make(chan string, 10), sums: map[string]int64{}}
+	h := handler(caller, transport.Settings{})
+	h.pool = pool
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	s := talk(ctx, t, h)
+	for n := range int64(10) {
+		send(t, s, adds("held", sequenceNumber(7), n))
+	}
+	send(t, s, adds("free", sequenceNumber(0), 10))
+	_ = nextResponse(t, s) // all others have been read
+	await(t, caller.began)
+	await(t, caller.began)
+	cancel()
+	testbed.Eventually(t, "the stream has returned what it held", func() bool { return pool.Held() == 0 })
+	if n := len(caller.began); n > 0 {
+		t.Errorf("%d more requests of the sequence began", n)
+	}
+}
