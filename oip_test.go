@@ -2,6 +2,8 @@ package stagemesh_test
 
 import (
 	"encoding/binary"
+	"io"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -9,6 +11,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 
 	oipv2 "github.com/stagemesh/stagemesh/proto/gen/go/oip/v2"
 
@@ -59,5 +62,70 @@ func TestPipelineIsAnOIPModel(t *testing.T) {
 	}
 	if ready, err := client.ModelReady(t.Context(), &oipv2.ModelReadyRequest{Name: "stage:label"}); err != nil || !ready.GetReady() {
 		t.Errorf("a stage is ready: %v, %v", ready, err)
+	}
+}
+
+// Input names are those that callers of the pipeline use, and have to be right on the Open
+// Inference Protocol alone.
+func TestInputNamesOfPipelines(t *testing.T) {
+	t.Parallel()
+	m := start(t, fromFile(t, parse(t, `
+mesh: m
+gateway: {listen: "127.0.0.1:0", admin: {listen: "127.0.0.1:0"}}
+stages:
+  one: {runner: {echo: {}}, inputs: [{name: x, datatype: UINT8, shape: [1]}]}
+  two: {runner: {echo: {}}}
+pipelines:
+  plain: {steps: [{name: s, stage: one}]}
+  renamed: {steps: [{name: s, stage: one, inputs: {x: given}}]}
+  wired: {keep: [later], steps: [{name: s, stage: one, inputs: {x: given}}, {name: t, stage: two, inputs: {y: later}}]}
+`)))
+	conn, err := grpc.NewClient(strings.TrimPrefix(m.URL(), "http://"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	client := oipv2.NewGRPCInferenceServiceClient(conn)
+	for model, want := range map[string]string{"plain": "x", "wired": "given"} {
+		testbed.Eventually(t, "the host has reported the inputs", func() bool {
+			got, err := client.ModelMetadata(t.Context(), &oipv2.ModelMetadataRequest{Name: model})
+			return err == nil && len(got.GetInputs()) == 1 && got.GetInputs()[0].GetName() == want
+		})
+	}
+	for _, row := range []struct {
+		model string
+		names []string
+		want  string
+	}{
+		{"plain", []string{"x"}, ""},
+		{"plain", []string{"y"}, "inputs.y: the model has no input of this name; it takes x"},
+		{"wired", []string{"given", "later"}, ""},
+		{"wired", []string{"x", "later"}, "inputs.x: the model has no input of this name; it takes given, later"},
+	} {
+		in := &oipv2.ModelInferRequest{ModelName: row.model}
+		for _, name := range row.names {
+			in.Inputs = append(in.Inputs, &oipv2.ModelInferRequest_InferInputTensor{Name: name, Datatype: "UINT8", Shape: []int64{1}})
+			in.RawInputContents = append(in.RawInputContents, []byte{1})
+		}
+		if _, err := client.ModelInfer(t.Context(), in); status.Convert(err).Message() != row.want {
+			t.Errorf("%s with %v: %v", row.model, row.names, err)
+		}
+	}
+	for path, body := range map[string]string{
+		"/v1/pipelines/plain:infer":     `{"inputs": [{"name": "y", "datatype": "UINT8", "shape": [1], "data": [1]}]}`,
+		"/v2/models/renamed/generate":   `{"given": 1}`,
+		"/v2/models/stage:two/infer":    `{"inputs": [{"name": "any", "datatype": "UINT8", "shape": [1], "data": [1]}]}`,
+		"/v2/models/plain/generate":     `{"x": 1}`,
+		"/v1/pipelines/stage:one:infer": `{"inputs": [{"name": "", "datatype": "UINT8", "shape": [1], "data": [1]}]}`,
+	} {
+		answer, err := http.Post(m.URL()+path, "application/json", strings.NewReader(body)) //nolint:noctx // the mesh stops with the test
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, _ := io.ReadAll(answer.Body)
+		_ = answer.Body.Close()
+		if answer.StatusCode != http.StatusOK {
+			t.Errorf("%s: %d %s", path, answer.StatusCode, text)
+		}
 	}
 }

@@ -50,7 +50,7 @@ func (m *models) Model(name string) (oip.Model, error) {
 	if f != nil {
 		return oip.Model{}, f
 	}
-	return oip.Model{Inputs: m.inputsOf(p.Steps[0]), Outputs: m.specOf(p.Steps[len(p.Steps)-1]).GetOutputs()}, nil
+	return oip.Model{Inputs: m.inputsOf(p.Steps[0]), Outputs: m.specOf(p.Steps[len(p.Steps)-1]).GetOutputs(), Keep: p.Keep}, nil
 }
 
 // inputsOf returns the inputs of a first step, by the names that callers use.

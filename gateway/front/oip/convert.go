@@ -13,7 +13,6 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/oipcodec"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	oipv2 "github.com/stagemesh/stagemesh/proto/gen/go/oip/v2"
-	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 )
 
@@ -91,11 +90,15 @@ func inputs(in *oipv2.ModelInferRequest, model Model, memory *budget.Account) ([
 	}
 	out := make([]payload.Part, len(in.GetInputs()))
 	for i, t := range in.GetInputs() {
+		spec, err := model.input(i, t.GetName())
+		if err != nil {
+			return nil, err
+		}
 		part, err := inputPart(t, raw, i, memory)
 		if err != nil {
 			return nil, faultOf(i, t, err)
 		}
-		if out[i], err = oipcodec.AsBlob(part, takesBlob(part.Name, model.Inputs)); err != nil {
+		if out[i], err = oipcodec.AsBlob(part, spec.GetBlob() != nil); err != nil {
 			return nil, faultOf(i, t, err)
 		}
 	}
@@ -126,17 +129,6 @@ func inputPart(t *input, raw [][]byte, i int, memory *budget.Account) (payload.P
 	decoded, err := oipcodec.Contents(tensor.Datatype(t.GetDatatype()), t.GetShape(), t.GetContents(), func(n int64) error { return memory.Input(payload.Path("inputs", i, t.GetName()), n) })
 	out.Tensor = &decoded
 	return out, err
-}
-
-// takesBlob reports whether the input of that name is a blob. The only input matches
-// any name.
-func takesBlob(name string, takes []*stagev1.PartSpec) bool {
-	for _, want := range takes {
-		if want.GetName() == name || len(takes) == 1 {
-			return want.GetBlob() != nil
-		}
-	}
-	return false
 }
 
 // response is a response, or a chunk of one, with raw contents that share the outputs' bytes.

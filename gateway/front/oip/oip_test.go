@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"encoding/json"
 	"fmt"
 	"iter"
 	"math"
@@ -254,7 +255,7 @@ func TestBlobIsOneElementBytesTensor(t *testing.T) {
 	t.Parallel()
 	caller := &fronttest.Caller{}
 	c := client(t, caller, oip.Model{Inputs: []*stagev1.PartSpec{blobOf("image")}})
-	in := &oipv2.ModelInferRequest_InferInputTensor{Name: "whatever", Datatype: "BYTES", Shape: []int64{1}, Contents: &oipv2.InferTensorContents{BytesContents: [][]byte{[]byte("png")}}}
+	in := &oipv2.ModelInferRequest_InferInputTensor{Name: "image", Datatype: "BYTES", Shape: []int64{1}, Contents: &oipv2.InferTensorContents{BytesContents: [][]byte{[]byte("png")}}}
 	ask := func() (*oipv2.ModelInferResponse, error) {
 		return c.ModelInfer(t.Context(), &oipv2.ModelInferRequest{ModelName: "m", Inputs: []*oipv2.ModelInferRequest_InferInputTensor{in}})
 	}
@@ -334,5 +335,65 @@ func TestFaultReasonBecomesStatusCode(t *testing.T) {
 		if got := status.Convert(err); got.Code() != want || len(got.Details()) == 0 {
 			t.Errorf("%s: %v", reason, err)
 		}
+	}
+}
+
+// A model with one input does not take it under any name: clients find out that they call the
+// wrong model, as on Triton.
+func TestUnknownInputNameIsRefused(t *testing.T) {
+	t.Parallel()
+	x, y := tensorOf("x", "UINT8", 1), tensorOf("y", "UINT8", 1)
+	for name, row := range map[string]struct {
+		model oip.Model
+		sent  string
+		want  string
+	}{
+		"of one":           {oip.Model{Inputs: []*stagev1.PartSpec{x}}, "INPUT0", "inputs.INPUT0: the model has no input of this name; it takes x"},
+		"of two":           {oip.Model{Inputs: []*stagev1.PartSpec{x, y}}, "X", "inputs.X: the model has no input of this name; it takes x, y"},
+		"none":             {oip.Model{Inputs: []*stagev1.PartSpec{x}, Keep: []string{"k"}}, "", "inputs[0]: the model has no input of this name; it takes x, k"},
+		"the right one":    {oip.Model{Inputs: []*stagev1.PartSpec{x, y}}, "y", ""},
+		"for a later step": {oip.Model{Inputs: []*stagev1.PartSpec{blobOf("x")}, Keep: []string{"k"}}, "k", ""},
+		"of unknown ones":  {oip.Model{}, "INPUT0", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			caller := &fronttest.Caller{}
+			check := func(protocol, got string) {
+				if row.want == "" && (got != "" || caller.Last().Inputs[0].Name != row.sent || caller.Last().Inputs[0].Tensor == nil) {
+					t.Errorf("%s: got %q, asked %+v", protocol, got, caller.Last())
+				} else if !strings.HasSuffix(got, row.want) || row.want != "" && caller.Last() != nil {
+					t.Errorf("%s: got %q, asked %+v", protocol, got, caller.Last())
+				}
+			}
+			ask := &oipv2.ModelInferRequest{
+				ModelName: "simple", RawInputContents: [][]byte{{1}},
+				Inputs: []*oipv2.ModelInferRequest_InferInputTensor{{Name: row.sent, Datatype: "UINT8", Shape: []int64{1}}},
+			}
+			c := client(t, caller, row.model)
+			_, err := c.ModelInfer(t.Context(), ask)
+			if err != nil && status.Code(err) != codes.InvalidArgument {
+				t.Errorf("the code is %v", status.Code(err))
+			}
+			check("unary", status.Convert(err).Message())
+			stream, err := c.ModelStreamInfer(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := stream.Send(ask); err != nil {
+				t.Fatal(err)
+			}
+			m, err := stream.Recv()
+			if err != nil {
+				t.Fatal(err)
+			}
+			check("stream", m.GetErrorMessage())
+			_, _, body := rest(t, caller, row.model, transport.Settings{}).ask(http.MethodPost, "/v2/models/simple/infer",
+				fmt.Sprintf(`{"inputs": [{"name": %q, "datatype": "UINT8", "shape": [1], "data": [1]}]}`, row.sent))
+			var failed struct{ Error string }
+			if err := json.Unmarshal([]byte(body), &failed); err != nil {
+				t.Fatal(err)
+			}
+			check("REST", failed.Error)
+		})
 	}
 }

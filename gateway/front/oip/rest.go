@@ -266,7 +266,11 @@ func (h *rest) readRequest(w http.ResponseWriter, r *http.Request, name string, 
 		return nil, as, err
 	}
 	for i, part := range out.Inputs {
-		if out.Inputs[i], err = oipcodec.AsBlob(part, takesBlob(part.Name, model.Inputs)); err != nil {
+		spec, err := model.input(i, part.Name)
+		if err != nil {
+			return nil, as, err
+		}
+		if out.Inputs[i], err = oipcodec.AsBlob(part, spec.GetBlob() != nil); err != nil {
 			return nil, as, fault.InField(fault.InvalidInput, "inputs."+part.Name, "%w", err)
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 )
 
@@ -51,7 +52,27 @@ type Models interface {
 
 // Model has a pipeline's inputs and outputs; unknown ones are empty.
 type Model struct {
+	// Inputs have the names that callers give them.
 	Inputs, Outputs []*stagev1.PartSpec
+	// Keep are the names of inputs that callers may add for later steps.
+	Keep []string
+}
+
+// input returns the input of that name: nil where the inputs are not known, and for one that a
+// later step takes. Any other name is INVALID_INPUT.
+func (m Model) input(i int, name string) (*stagev1.PartSpec, error) {
+	at := slices.IndexFunc(m.Inputs, func(p *stagev1.PartSpec) bool { return p.GetName() == name })
+	if at >= 0 {
+		return m.Inputs[at], nil
+	}
+	if len(m.Inputs) == 0 || slices.Contains(m.Keep, name) {
+		return nil, nil
+	}
+	names := make([]string, len(m.Inputs))
+	for i, spec := range m.Inputs {
+		names[i] = spec.GetName()
+	}
+	return nil, fault.InField(fault.InvalidInput, payload.Path("inputs", i, name), "the model has no input of this name; it takes %s", strings.Join(append(names, m.Keep...), ", "))
 }
 
 // Indexed is a model in the index of the repository.
