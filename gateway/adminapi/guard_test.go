@@ -87,7 +87,7 @@ func do(t *testing.T, method, url string, edits ...func(*http.Request)) (head, s
 func TestRejectedCallReportsRequiredToken(t *testing.T) {
 	t.Parallel()
 	url := serve(t, adminapi.Settings{DeadLetters: &fake{}, Tokens: tokens(t, "open-sesame")})
-	for _, path := range []string{adminv1connect.DeadLetterServiceListDeadLettersProcedure, "/", "/elsewhere", "/pages/", "/page/.." + adminv1connect.ModelServiceListModelsProcedure, "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"} {
+	for _, path := range []string{adminv1connect.DeadLetterServiceListDeadLettersProcedure, "/elsewhere", "/pages/", "/page/.." + adminv1connect.ModelServiceListModelsProcedure, "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"} {
 		response, body := do(t, http.MethodPost, url+path)
 		if response.StatusCode != http.StatusUnauthorized || response.Header.Get("WWW-Authenticate") != "Bearer" || !strings.Contains(body, "Authorization: Bearer TOKEN") {
 			t.Errorf("%s: %s %s", path, response.Status, body)
@@ -125,8 +125,8 @@ func TestProbesNeedNoToken(t *testing.T) {
 			}
 		}
 	}
-	for _, path := range []string{"/livez", "/page/"} {
-		if response, body := do(t, http.MethodGet, url+path); response.StatusCode != http.StatusOK {
+	for path, want := range map[string]string{"/livez": "ok", "/page/": "Aliases", "/": `<a href="page/">`} {
+		if response, body := do(t, http.MethodGet, url+path); response.StatusCode != http.StatusOK || !strings.Contains(body, want) {
 			t.Errorf("%s: %s %s", path, response.Status, body)
 		}
 	}

@@ -139,7 +139,7 @@ func Handler(s Settings) http.Handler {
 	mountPage(mux)
 	mux.HandleFunc("/", notFound)
 	p := port.Port{
-		Open:   []string{pagePath},
+		Open:   []string{"/", pagePath},
 		Memory: s.Memory,
 		Health: h.health, Tokens: s.Tokens, TokensKey: "gateway.admin.token_file", IsPrivate: !s.AnyHost,
 		Services: []string{adminv1connect.DeadLetterServiceName, adminv1connect.JobAdminServiceName, adminv1connect.MeshServiceName, adminv1connect.PipelineServiceName, adminv1connect.ModelServiceName},
@@ -208,9 +208,14 @@ var page embed.FS
 // contentPolicy allows the page nothing but this port.
 const contentPolicy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
-// mountPage serves the page. It has no data: its scripts call the services.
+// mountPage serves the page, and the root that leads to it. They have no data: the scripts of the
+// page call the services.
 func mountPage(mux *http.ServeMux) {
 	files := http.FileServerFS(page)
+	mux.Handle("/{$}", transport.ReadOnly(func(w http.ResponseWriter, r *http.Request) {
+		r.URL.Path = pagePath + "root.html"
+		mux.ServeHTTP(w, r)
+	}))
 	mux.Handle(pagePath, transport.WithStallTimeout(transport.ReadOnly(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Security-Policy", contentPolicy)
 		w.Header().Set("Cache-Control", "no-cache")

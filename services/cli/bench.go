@@ -79,6 +79,9 @@ func (b *benchCommand) measure(ctx context.Context, session *bench.Session) (err
 	subject := &session.Report.Subject
 	if b.mesh == "" {
 		subject.Place = bench.Elsewhere
+		if err := b.gateway.complete(); err != nil {
+			return err
+		}
 		if session.Client.Address, err = b.gateway.url(); err != nil {
 			return err
 		}

@@ -1,5 +1,5 @@
 // Package cli is the program stagemesh: up, gateway, dispatcher, stage, infer, get result, cancel,
-// status, top, explain, health, pipelines, models, aliases, jobs, queues, gates, dead-letters, bench, check, config check and version. The verbs
+// status, top, explain, health, pipelines, models, aliases, jobs, queues, gates, dead-letters, context, bench, check, config check and version. The verbs
 // that ask a running mesh use its public API, as any client does.
 package cli
 
@@ -29,9 +29,10 @@ func New() *cobra.Command {
 	root.AddCommand(
 		newUp(), newGateway(), newDispatcher(), stagemesh.StageCommand(runners.All()...),
 		newInfer(), group("get", "Get the result of a request", "", newGetResult()), newCancel(),
-		newStatus(), newTop(), newExplain(), newHealth(), newPipelines(), newModels(), newAliases(), newJobs(), newQueues(), newGates(), newDeadLetters(), newBench(), newCheck(),
+		newStatus(), newTop(), newExplain(), newHealth(), newPipelines(), newModels(), newAliases(), newJobs(), newQueues(), newGates(), newDeadLetters(), newContext(), newBench(), newCheck(),
 		group("config", "Check mesh files", "", newConfigCheck()), newVersion(),
 	)
+	addCompletion(root)
 	return root
 }
 

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,6 +19,7 @@ import (
 
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 
+	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
@@ -29,6 +31,7 @@ type inferCommand struct {
 	waits      bool
 	key        string
 	stream     bool
+	content    content
 	style      style
 
 	pipeline string
@@ -55,6 +58,7 @@ func newInfer() *cobra.Command {
 	infer.Flags().BoolVar(&c.waits, "wait-for-capacity", false, "wait until the timeout while a stage is at capacity, instead of failing at once")
 	infer.Flags().StringVar(&c.key, "idempotency-key", "", "run the request with this key once; sending it again returns the first answer. For one FILE")
 	infer.Flags().BoolVar(&c.stream, "stream", false, "print the answer as it arrives: text as it is, or each message as a line with --json. For one FILE")
+	c.content.add(infer)
 	c.style.add(infer)
 	return infer
 }
@@ -147,8 +151,9 @@ func (c *inferCommand) request(file string) (*inferencev1.InferRequest, error) {
 		Pipeline:   c.pipeline,
 		Durability: pipeline.Durability(c.durability).ToProto(), IdempotencyKey: c.key,
 		Inputs: []*inferencev1.Part{{Body: &inferencev1.Part_Blob{
-			Blob: &inferencev1.Blob{ContentType: contentType(file, data), Data: data},
+			Blob: &inferencev1.Blob{ContentType: cmp.Or(c.content.mediaType, contentType(file, data)), Data: data},
 		}}},
+		Parameters: c.content.values(),
 	}
 	if c.waits {
 		request.WaitForCapacity = &c.waits
@@ -180,6 +185,25 @@ func readInput(file string, stdin io.Reader) ([]byte, error) {
 		err = fmt.Errorf("%s: larger than %d bytes", file, maxFile)
 	}
 	return data, err
+}
+
+// content is what to send beside a file.
+type content struct {
+	mediaType  string
+	parameters map[string]string
+}
+
+func (c *content) add(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&c.mediaType, "content-type", "", "the content type of each FILE, such as text/plain, instead of the one that follows from its name")
+	cmd.Flags().StringToStringVar(&c.parameters, "parameter", nil, "a parameter for every step, as name=value: true, 3, 0.5 or text; may be repeated")
+}
+
+func (c content) values() map[string]*inferencev1.Value {
+	out := payload.Parameters{}
+	for name, value := range c.parameters {
+		out[name] = payload.ParseValue(value)
+	}
+	return out.ToProto()
 }
 
 // contentType returns a file's media type by its name, or else by its bytes.

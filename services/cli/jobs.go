@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"path/filepath"
@@ -171,6 +172,7 @@ type jobsSubmit struct {
 
 	request  *inferencev1.SubmitJobRequest
 	pipeline string
+	content  content
 	path     string
 	lines    bool
 	waits    bool
@@ -209,10 +211,14 @@ func newJobsSubmit() *cobra.Command {
 	flags.StringVar(&c.request.Webhook, "webhook", "", "URL that gets each job once it has ended")
 	flags.BoolVar(&c.lines, "ndjson", false, "submit a job for each line of a FILE, which is JSON; its --idempotency-key is that of the FILE and the line's number")
 	flags.BoolVar(&c.waits, "wait", false, "wait until the jobs have ended, and print their answers")
+	c.content.add(submit)
 	addJSON(submit, &c.table.json, "each job")
 	return askPublic(submit, func(cmd *cobra.Command, client clients, args []string) error {
 		if c.request.GetIdempotencyKey() != "" && len(args) > 2 {
 			return fmt.Errorf("--idempotency-key: needs exactly one FILE, not %d", len(args)-1)
+		}
+		if c.path != "" && len(c.content.parameters) > 0 {
+			return usageError(cmd, errors.New("--parameter: is for pipelines, and --path for a queue with an HTTP target"))
 		}
 		if deadline != "" {
 			at, err := time.Parse(time.RFC3339, deadline)
@@ -289,6 +295,7 @@ func (c *jobsSubmit) add(ctx context.Context, name, contentType string, data []b
 			return err
 		}
 	}
+	contentType = cmp.Or(c.content.mediaType, contentType)
 	job := proto.CloneOf(c.request)
 	if job.GetIdempotencyKey() != "" {
 		job.IdempotencyKey += suffix
@@ -297,7 +304,7 @@ func (c *jobsSubmit) add(ctx context.Context, name, contentType string, data []b
 		job.Payload = &inferencev1.SubmitJobRequest_Http{Http: &inferencev1.HttpCall{Path: c.path, ContentType: contentType, Body: data}}
 	} else {
 		blob := &inferencev1.Part_Blob{Blob: &inferencev1.Blob{ContentType: contentType, Data: data}}
-		job.Payload = &inferencev1.SubmitJobRequest_Infer{Infer: &inferencev1.InferRequest{Pipeline: c.pipeline, Inputs: []*inferencev1.Part{{Body: blob}}}}
+		job.Payload = &inferencev1.SubmitJobRequest_Infer{Infer: &inferencev1.InferRequest{Pipeline: c.pipeline, Inputs: []*inferencev1.Part{{Body: blob}}, Parameters: c.content.values()}}
 	}
 	c.next, c.names, c.bytes = append(c.next, job), append(c.names, name), c.bytes+len(data)
 	return nil

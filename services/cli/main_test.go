@@ -2,6 +2,7 @@ package cli_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -21,10 +22,15 @@ import (
 // A broker that ends while a queue is being made forgets the clock that all
 // brokers of a process share.
 func TestMain(m *testing.M) {
+	// The user who runs the tests may have contexts.
+	home, err := os.MkdirTemp("", "")
+	if err := errors.Join(err, os.Setenv("XDG_CONFIG_HOME", home)); err != nil {
+		panic(err)
+	}
 	goleak.VerifyTestMain(m,
 		goleak.IgnoreAnyFunction("github.com/nats-io/nats-server/v2/server/ats.Register.func1"),
 		goleak.Cleanup(func(code int) {
-			if err := built.remove(); err != nil {
+			if err := errors.Join(built.remove(), os.RemoveAll(home)); err != nil {
 				fmt.Fprintln(os.Stderr, err)
 			}
 			os.Exit(code)

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -11,18 +12,21 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"os"
 	"strings"
 	"syscall"
 	"time"
 
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1/adminv1connect"
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
 
 	"github.com/stagemesh/stagemesh/internal/meshfile"
+	"github.com/stagemesh/stagemesh/internal/program"
 	"github.com/stagemesh/stagemesh/mesh/credentials"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
@@ -34,13 +38,20 @@ type port struct {
 	// start is a hint how to start such a port, section its section in a mesh's file.
 	start, section string
 
-	address           string
+	address, context  string
 	tokenFile, caFile string
+
+	flags *pflag.FlagSet
+	// sources name the values that no flag has set, by flag: a variable, or a context.
+	sources map[string]string
 }
 
 const (
-	publicFlag = "address"
-	adminFlag  = "admin"
+	publicFlag  = "address"
+	adminFlag   = "admin"
+	contextFlag = "context"
+	tokenFlag   = "token-file"
+	caFlag      = "ca-file"
 )
 
 // addPublic makes it the port for callers, and adds its flags to the command.
@@ -56,10 +67,57 @@ func (p *port) addAdmin(cmd *cobra.Command) {
 func (p *port) add(cmd *cobra.Command, kind port, usage string) {
 	*p = kind
 	flags := cmd.Flags()
+	p.flags, p.sources = flags, map[string]string{}
 	flags.StringVarP(&p.address, p.flag, "a", p.standard, usage+", as https:// where it has a certificate")
-	flags.StringVar(&p.tokenFile, "token-file", "", "a file with a token of that port, where it wants one; of several lines the first")
-	flags.StringVar(&p.caFile, "ca-file", "", "a file with the certificates, in PEM, that vouch for that port; the system's own if empty")
+	flags.StringVar(&p.context, contextFlag, "", "the context to use, see stagemesh context; the one in use if empty")
+	flags.StringVar(&p.tokenFile, tokenFlag, "", "a file with a token of that port, if it requires one; of several lines the first")
+	flags.StringVar(&p.caFile, caFlag, "", "a file with the certificates, in PEM, that vouch for that port; the system's own if empty")
+	cmd.MarkFlagsMutuallyExclusive(p.flag, contextFlag)
 }
+
+// complete sets what no flag says: from variables, then from a context. --context overrides the
+// variables. The credentials of a context are for its own addresses, so it applies only where
+// nothing else names one.
+func (p *port) complete() error {
+	set := func(flag, value, source string) {
+		if value != "" && !p.flags.Changed(flag) && p.sources[flag] == "" {
+			p.sources[flag] = source
+			_ = p.flags.Lookup(flag).Value.Set(value) // they are strings
+		}
+	}
+	for _, flag := range []string{p.flag, contextFlag, tokenFlag, caFlag} {
+		if !p.flags.Changed(contextFlag) {
+			set(flag, os.Getenv(program.Variable(flag)), program.Variable(flag))
+		}
+	}
+	if p.flags.Changed(p.flag) || p.sources[p.flag] != "" {
+		return nil
+	}
+	all, err := readContexts()
+	name := cmp.Or(p.context, all.Current)
+	if err != nil || name == "" {
+		return err
+	}
+	c, err := all.find(name)
+	if err != nil {
+		return fmt.Errorf("%s: %w", p.source(contextFlag), err)
+	}
+	address, token := c.Address, c.TokenFile
+	if p.flag == adminFlag {
+		address, token = c.Admin, cmp.Or(c.AdminTokenFile, c.TokenFile)
+	}
+	if address == "" {
+		return fmt.Errorf("context %s has no address for this command; add it again with --%s", name, p.flag)
+	}
+	source := "context " + name
+	set(p.flag, address, source)
+	set(tokenFlag, token, source)
+	set(caFlag, c.CAFile, source)
+	return nil
+}
+
+// source returns what has set the value of a flag, for messages.
+func (p *port) source(flag string) string { return cmp.Or(p.sources[flag], "--"+flag) }
 
 // clients are clients of all services. The public port has the first two, the admin port
 // the others.
@@ -76,6 +134,9 @@ type clients struct {
 // reach calls the function with clients of the port. Errors about the port itself say what
 // to do.
 func (p *port) reach(ask func(clients) error) error {
+	if err := p.complete(); err != nil {
+		return err
+	}
 	address, err := p.url()
 	if err != nil {
 		return err
@@ -154,7 +215,7 @@ func (p *port) url() (string, error) {
 	}
 	u, err := url.Parse(address)
 	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-		return "", fmt.Errorf("--%s: %q is no address such as %s", p.flag, redact(address), p.standard)
+		return "", fmt.Errorf("%s: %q is not an address such as %s", p.source(p.flag), redact(address), p.standard)
 	}
 	return address, nil
 }
@@ -178,11 +239,11 @@ func (p *port) token() (string, error) {
 	}
 	data, err := credentials.Read(p.tokenFile)
 	if err != nil {
-		return "", fmt.Errorf("--token-file: %w", err)
+		return "", fmt.Errorf("%s: %w", p.source(tokenFlag), err)
 	}
 	token, _, _ := strings.Cut(strings.TrimSpace(string(data)), "\n")
 	if token = strings.TrimSpace(token); token == "" {
-		return "", fmt.Errorf("--token-file: %s: there is no token in it", p.tokenFile)
+		return "", fmt.Errorf("%s: %s: there is no token in it", p.source(tokenFlag), p.tokenFile)
 	}
 	return token, nil
 }
@@ -194,7 +255,7 @@ func (p *port) transport() (*http.Transport, error) {
 	}
 	roots, err := credentials.Roots(p.caFile)
 	if err != nil {
-		return nil, fmt.Errorf("--ca-file: %w", err)
+		return nil, fmt.Errorf("%s: %w", p.source(caFlag), err)
 	}
 	out.TLSClientConfig = &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}
 	return out, nil
@@ -203,9 +264,13 @@ func (p *port) transport() (*http.Transport, error) {
 // advise adds what to do to an error about the port itself. Other errors are unchanged.
 func (p *port) advise(address string, err error) error {
 	rpc, isRPC := errors.AsType[*connect.Error](err)
+	from := ""
+	if p.sources[p.flag] != "" {
+		from = " (set by " + p.sources[p.flag] + ")"
+	}
 	switch {
 	case isDial(err):
-		return fmt.Errorf("nobody answers at %s: %w; %s, --%s names that of another", redact(address), err, p.start, p.flag)
+		return fmt.Errorf("nobody answers at %s: %w; %s, --%s names that of another", redact(address)+from, err, p.start, p.flag)
 	case errors.Is(err, errSilent):
 		return fmt.Errorf("%s: %w", redact(address), err)
 	case errors.Is(err, errSpeaksTLS), errors.Is(err, http.ErrSchemeMismatch):
@@ -217,7 +282,7 @@ func (p *port) advise(address string, err error) error {
 	case isRefused(err) && p.tokenFile == "":
 		return fmt.Errorf("%w; give it with --token-file", err)
 	case isRefused(err):
-		return fmt.Errorf("%w; the one in --token-file %s is another", err, p.tokenFile)
+		return fmt.Errorf("%w; the one in %s %s is another", err, p.source(tokenFlag), p.tokenFile)
 	case !isRPC || p.flag != adminFlag || isHopeless(err) || infoOf(rpc) != nil || rpc.Code() == connect.CodeUnavailable || rpc.Code() == connect.CodeCanceled:
 		return err
 	}

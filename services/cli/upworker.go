@@ -11,6 +11,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"unicode"
@@ -189,8 +190,10 @@ func workerCommand(file string) ([]string, error) {
 		return nil, fmt.Errorf("%s is a folder; give the file of a worker", file)
 	case filepath.Ext(path) == ".py":
 		return []string{"python3", "-m", "stagemesh", path}, nil
+	case slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(path)):
+		return nil, fmt.Errorf("%s is not a worker; run the mesh of a file with: stagemesh up -c %s", file, file)
 	case info.Mode()&0o111 == 0:
-		return nil, fmt.Errorf("%s is neither a Python file nor a program: its mode is %s", file, info.Mode().Perm())
+		return nil, fmt.Errorf("%s is neither a Python file nor a program; chmod +x makes it one, and -c %s runs a mesh file", file, file)
 	}
 	return []string{path}, nil
 }

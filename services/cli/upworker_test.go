@@ -61,6 +61,14 @@ func save(t *testing.T, path, text string) {
 	}
 }
 
+func TestUpNamesTheFlagOfAMeshFile(t *testing.T) {
+	t.Parallel()
+	path := write(t, echoes)
+	if _, err := run(t, "up", path); err == nil || !strings.HasSuffix(err.Error(), "stagemesh up -c "+path) {
+		t.Errorf("got %v", err)
+	}
+}
+
 func upWorker(t *testing.T, path string, args ...string) *process {
 	t.Helper()
 	return up(t, append([]string{path, "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--ops", "127.0.0.1:0"}, args...)...)

@@ -27,7 +27,7 @@ type Port struct {
 	TokensKey string
 	// IsPrivate is true where callers without Tokens must use a loopback address.
 	IsPrivate bool
-	// Open are paths that need no token; one that ends in "/" is a prefix.
+	// Open are paths that need no token; one that ends in "/" is a prefix, except "/" itself.
 	Open []string
 	// Origins are those whose pages may call, as scheme://host[:port], or "*" alone for all.
 	// Empty allows only the port's own.
@@ -138,7 +138,7 @@ func (p *Port) check(path, host, authorization string) (tenant string, f *fault.
 // isOpen reports whether the path needs no token.
 func (p *Port) isOpen(path string) bool {
 	return slices.ContainsFunc(p.Open, func(open string) bool {
-		return path == open || strings.HasSuffix(open, "/") && strings.HasPrefix(path, open)
+		return path == open || open != "/" && strings.HasSuffix(open, "/") && strings.HasPrefix(path, open)
 	})
 }
 

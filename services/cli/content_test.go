@@ -1,0 +1,52 @@
+package cli_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/stagemesh/stagemesh"
+	"github.com/stagemesh/stagemesh/dispatch"
+	"github.com/stagemesh/stagemesh/gateway"
+	"github.com/stagemesh/stagemesh/internal/testbed"
+	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/stagehost/runner"
+	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
+)
+
+func TestFilesHaveParametersAndAContentType(t *testing.T) {
+	t.Parallel()
+	m, err := stagemesh.New(stagemesh.Settings{
+		Gateway:    gateway.Settings{Config: gateway.Config{Listen: "127.0.0.1:0"}},
+		Dispatcher: true,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	told := func(_ context.Context, item runner.Item) ([]payload.Part, error) {
+		text := fmt.Sprintf("%s %v", item.Inputs[0].Blob.ContentType, item.Parameters)
+		return []payload.Part{payload.OfBlob("", "text/plain", []byte(text))}, nil
+	}
+	if err := m.AddStage(stagemesh.Stage{Name: "told", Runner: inproc.Each(inproc.Settings{}, told)}); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.AddPipeline(stagemesh.Pipeline{Name: "told", Steps: []stagemesh.Step{{Name: "told", Stage: "told"}}}); err != nil {
+		t.Fatal(err)
+	}
+	jobs := dispatch.Config{Pools: map[string]dispatch.PoolConfig{"main": {Target: dispatch.TargetConfig{Pipelines: []string{"told"}}}}, Queues: map[string]dispatch.QueueConfig{"nightly": {}}}
+	address := serve(t, m)
+	if err := m.SetJobs(jobs); err != nil {
+		t.Fatal(err)
+	}
+	file := testbed.SecretFile(t, "hello")
+	for _, args := range [][]string{{"infer", "told", file}, {"jobs", "submit", "nightly", file, "--wait"}} {
+		out, err := run(t, append(args, "-a", address, "--content-type", "text/x-ours", "--parameter", "deep=true,k=3", "--parameter", "to=all")...)
+		if err != nil || !strings.Contains(out, "text/x-ours map[deep:true k:3 to:all]") {
+			t.Errorf("%v: got %s, %v", args, out, err)
+		}
+	}
+	if _, err := run(t, "jobs", "submit", "nightly", file, "--path", "/x", "--parameter", "k=3", "-a", address); err == nil || !strings.HasPrefix(err.Error(), "--parameter: ") {
+		t.Errorf("for a target over HTTP: %v", err)
+	}
+}
