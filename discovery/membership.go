@@ -17,7 +17,7 @@ import (
 
 const (
 	// deadVisible is how long Hosts returns a host that is not alive.
-	deadVisible = time.Minute
+	deadVisible = 15 * time.Second
 	// deadKept is how long the record of a host that is not alive is kept, and
 	// sweepInterval how often Sweep looks for such records.
 	deadKept      = 10 * time.Minute

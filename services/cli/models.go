@@ -303,9 +303,17 @@ func printModels(out io.Writer, all []*adminv1.ModelStatus) error {
 		}
 		return []string{
 			visible(m.GetModel().GetId()), visible(m.GetModel().GetStage()), cmp.Or(visible(m.GetModel().GetType()), "-"), stateText(m.GetState().String(), "MODEL_STATE_"),
-			fmt.Sprint(loaded), sizeText(m.GetModel().GetSize()), age(time.Since(m.GetLastUse().AsTime())),
+			fmt.Sprint(loaded), sizeText(m.GetModel().GetSize()), lastUse(m, func(t time.Time) string { return age(time.Since(t)) }),
 		}
 	}))
+}
+
+// lastUse returns when a model was used; new models have an earlier time, for the eviction.
+func lastUse(m *adminv1.ModelStatus, text func(time.Time) string) string {
+	if m.GetLastUse().AsTime().Before(m.GetRegisteredAt().AsTime()) {
+		return "not yet"
+	}
+	return text(m.GetLastUse().AsTime())
 }
 
 // stateText returns the name of a value of an enum for people.
@@ -348,7 +356,7 @@ func printModel(out io.Writer, m *adminv1.ModelStatus) error {
 	p.lines("options", pairs(m.GetModel().GetOptions()))
 	p.line("size", "%s", sizeText(m.GetModel().GetSize()))
 	p.line("registered", "%s", moment(m.GetRegisteredAt()))
-	p.line("last use", "%s", moment(m.GetLastUse()))
+	p.line("last use", "%s", lastUse(m, func(time.Time) string { return moment(m.GetLastUse()) }))
 	p.lines("replicas", texts(m.GetReplicas(), func(r *meshv1.Replica) string {
 		text := fmt.Sprintf("%s %s since %s", r.GetHost(), stateText(r.GetState().String(), "REPLICA_STATE_"), moment(r.GetSince()))
 		if r.GetKind() != "" {

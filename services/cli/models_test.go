@@ -25,13 +25,13 @@ func TestModelsAreRegisteredFromFiles(t *testing.T) {
 	many := c.file("many.jsonl", lines.String())
 	c.shows(c.run("models", "register", "--file", many), `^40 models registered, 0 unchanged\n$`)
 	c.shows(c.run("models", "register", "--file", many), `^0 models registered, 40 unchanged\n$`)
-	c.shows(c.run("models", "list", "--stage", "echo"), `(?s)MODEL +STAGE +TYPE +STATE +REPLICAS +SIZE +LAST USE\nm00 +echo +linear +not loaded +0 +4KiB +6h\n.*seed `)
+	c.shows(c.run("models", "list", "--stage", "echo"), `(?s)MODEL +STAGE +TYPE +STATE +REPLICAS +SIZE +LAST USE\nm00 +echo +linear +not loaded +0 +4KiB +not yet\n.*seed `)
 	c.shows(c.run("models", "list", "--json"), `"id": ?"m39"`)
 	if out, err := run(t, "__complete", "models", "show", "-a", c.admin, "m3"); err != nil || len(strings.Fields(out)) != 11 {
 		t.Errorf("completions of m3: %q, %v", out, err)
 	}
 	c.shows(c.run("models", "register", "one", "--stage", "echo", "--size", "1MiB", "--option", "k=v"), `^1 model registered, 0 unchanged\n$`)
-	c.shows(c.run("models", "show", "one"), `(?s)^model one: not loaded\n.*options +k=v\n  size +1MiB\n`)
+	c.shows(c.run("models", "show", "one"), `(?s)^model one: not loaded\n.*options +k=v\n  size +1MiB\n.*last use +not yet\n`)
 
 	c.shows(c.run("models", "settings", "echo"), `^{}\n$`)
 	labels := `^{"types": ?{"gpu": ?{"required": ?\["gpu"\], ?"preferred": ?\["big=yes"\]}}}\n$`

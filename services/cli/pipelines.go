@@ -78,15 +78,7 @@ func printPipelines(out io.Writer, pipelines []*adminv1.PipelineStatus, now time
 		}
 		rows[i] = []string{visible(p.GetPipeline().GetName()), strings.Join(stages, " > "), state, sourceOf(p), revision, since}
 	}
-	if err := printTable(out, "PIPELINE\tSTAGES\tSTATE\tSOURCE\tREVISION\tAGE", rows); err != nil {
-		return err
-	}
-	for _, p := range pipelines {
-		if p.GetCause() != "" {
-			fmt.Fprintf(out, "%s: %s\n", visible(p.GetPipeline().GetName()), visible(p.GetCause()))
-		}
-	}
-	return nil
+	return printTable(out, addWhy("PIPELINE\tSTAGES\tSTATE\tSOURCE\tREVISION\tAGE", rows, texts(pipelines, (*adminv1.PipelineStatus).GetCause)), rows)
 }
 
 // sourceOf names where a pipeline comes from.

@@ -164,7 +164,8 @@ func TestUnfitPipelinesAreReportedAndNotApplied(t *testing.T) {
 	c.shows(c.fails("nothing was applied; use --force", "pipelines", "apply", file), problems)
 	c.shows(c.run("pipelines", "list"), `(?m)^first .*\n$`)
 	c.shows(c.run("pipelines", "apply", "--force", file), `pipeline wrong created, revision \d+\n$`)
-	c.shows(c.run("pipelines", "list"), `(?m)^wrong +decode > label > nowhere > echo +not ready +applied.*\nwrong: .*nowhere`)
+	c.shows(c.run("pipelines", "list"), `(?m)^wrong +decode > label > nowhere > echo +not ready +applied +\d+ +\d+s +stage nowhere has no live host.*$`)
+	c.shows(c.run("pipelines", "list"), `(?m)^fine +echo +ready .* -$`)
 	var listed struct{ Pipeline struct{ Name string } }
 	for line := range strings.Lines(c.run("pipelines", "list", "--json")) {
 		if err := json.Unmarshal([]byte(line), &listed); err != nil || listed.Pipeline.Name == "" {

@@ -34,6 +34,17 @@ func printTable(out io.Writer, heads string, rows [][]string) error {
 	return table.Flush()
 }
 
+// addWhy adds a last column for what is wrong with each row, unless nothing is.
+func addWhy(heads string, rows [][]string, why []string) string {
+	if strings.Join(why, "") == "" {
+		return heads
+	}
+	for i, text := range why {
+		rows[i] = append(rows[i], cmp.Or(visible(text), "-"))
+	}
+	return heads + "\tWHY"
+}
+
 // printJSON prints each message as a line of JSON.
 func printJSON[M proto.Message](out io.Writer, messages ...M) error {
 	for _, m := range messages {

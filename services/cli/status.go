@@ -255,19 +255,12 @@ func printStages(out io.Writer, stages []*adminv1.StageStatus) error {
 			state = "no host"
 		}
 		rows[i] = []string{
-			visible(s.GetStage()), state, share(s.GetReadyHosts(), s.GetHosts()), share(s.GetInFlight(), s.GetMaxInFlight()), share(s.GetRunning(), s.GetSlots()),
+			visible(s.GetStage()), state, share(s.GetReadyHosts(), s.GetHosts()), share(s.GetInFlight(), s.GetMaxInFlight()), fmt.Sprint(s.GetRunning()), fmt.Sprint(s.GetSlots()),
 			queueOf(s, pipeline.Memory), queueOf(s, pipeline.File), cmp.Or(visible(strings.Join(s.GetPipelines(), ", ")), "-"),
 		}
 	}
-	if err := printTable(out, "STAGE\tSTATE\tHOSTS\tIN FLIGHT\tRUNNING\tMEMORY QUEUE\tFILE QUEUE\tPIPELINES", rows); err != nil {
-		return err
-	}
-	for _, s := range stages {
-		if s.GetQueuesCause() != "" {
-			fmt.Fprintf(out, "%s: %s\n", visible(s.GetStage()), visible(s.GetQueuesCause()))
-		}
-	}
-	return nil
+	heads := "STAGE\tSTATE\tHOSTS\tIN FLIGHT\tRUNNING\tSLOTS\tMEMORY QUEUE\tFILE QUEUE\tPIPELINES"
+	return printTable(out, addWhy(heads, rows, texts(stages, (*adminv1.StageStatus).GetQueuesCause)), rows)
 }
 
 func share[N any](part, whole N) string { return fmt.Sprintf("%v/%v", part, whole) }
@@ -295,30 +288,30 @@ func printHosts(out io.Writer, hosts []*adminv1.HostStatus, now time.Time) error
 	for i, host := range hosts {
 		r := host.GetRecord()
 		rows[i] = []string{
-			visible(r.GetStage()), visible(r.GetHost()), stateOf(host), share(r.GetInFlight(), r.GetMaxInFlight()), share(r.GetRunning(), r.GetSlots()),
-			r.GetQueueWait().AsDuration().Round(10 * time.Microsecond).String(), batchesOf(r), workersOf(r),
+			visible(r.GetStage()), visible(r.GetHost()), stateOf(host), share(r.GetInFlight(), r.GetMaxInFlight()), fmt.Sprint(r.GetRunning()), fmt.Sprint(r.GetSlots()),
+			short(r.GetQueueWait()), runTimeOf(r.GetBatchEstimate()), short(r.GetBatchEstimate().GetHold()), workersOf(r),
 			cmp.Or(visible(r.GetVersion()), "-"), cmp.Or(visible(r.GetAddress()), "-"), cmp.Or(visible(r.GetOperations()), "-"), age(now.Sub(r.GetStartedAt().AsTime())),
 		}
 	}
-	if err := printTable(out, "STAGE\tHOST\tSTATE\tIN FLIGHT\tRUNNING\tQUEUE WAIT\tBATCHES\tWORKERS\tVERSION\tADDRESS\tOPERATIONS\tUP", rows); err != nil {
-		return err
+	heads := "STAGE\tHOST\tSTATE\tIN FLIGHT\tRUNNING\tSLOTS\tQUEUE WAIT\tBATCH RUN\tBATCH WAIT\tWORKERS\tVERSION\tADDRESS\tOPERATIONS\tUP"
+	return printTable(out, addWhy(heads, rows, texts(hosts, whyOf)), rows)
+}
+
+// whyOf returns what is wrong with a host and its workers.
+func whyOf(h *adminv1.HostStatus) string {
+	if !h.GetAlive() {
+		return ""
 	}
-	for _, host := range hosts {
-		if !host.GetAlive() {
-			continue
-		}
-		r := host.GetRecord()
-		name := visible(r.GetStage()) + " " + visible(r.GetHost())
-		if r.GetCause() != "" {
-			fmt.Fprintf(out, "%s: %s\n", name, visible(r.GetCause()))
-		}
-		for _, w := range r.GetWorkers() {
-			if w.GetCause() != "" {
-				fmt.Fprintf(out, "%s: worker %d is %s, %s\n", name, w.GetIndex(), visible(w.GetState()), visible(w.GetCause()))
-			}
+	var out []string
+	if cause := h.GetRecord().GetCause(); cause != "" {
+		out = append(out, cause)
+	}
+	for _, w := range h.GetRecord().GetWorkers() {
+		if w.GetCause() != "" {
+			out = append(out, fmt.Sprintf("worker %d is %s, %s", w.GetIndex(), w.GetState(), w.GetCause()))
 		}
 	}
-	return nil
+	return strings.Join(out, "; ")
 }
 
 // stateOf names the state of a host.
@@ -335,14 +328,20 @@ func stateOf(h *adminv1.HostStatus) string {
 	}
 }
 
-// batchesOf describes how long a host's batches run and are held.
-func batchesOf(r *meshv1.HostRecord) string {
-	e := r.GetBatchEstimate()
+// short returns a duration for a table, - for none.
+func short(d *durationpb.Duration) string {
+	if d == nil {
+		return "-"
+	}
+	return d.AsDuration().Round(10 * time.Microsecond).String()
+}
+
+// runTimeOf returns how long a batch of n rows runs.
+func runTimeOf(e *meshv1.BatchEstimate) string {
 	if e == nil {
 		return "-"
 	}
-	short := func(d *durationpb.Duration) time.Duration { return d.AsDuration().Round(10 * time.Microsecond) }
-	return fmt.Sprintf("%s + %s/row, held %s", short(e.GetStart()), short(e.GetPerRow()), short(e.GetHold()))
+	return short(e.GetStart()) + " + n*" + short(e.GetPerRow())
 }
 
 // workersOf describes how many of a host's workers are ready.

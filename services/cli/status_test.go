@@ -41,9 +41,9 @@ func TestStatusShowsStagesAndHosts(t *testing.T) {
 	}
 	rows := []*regexp.Regexp{
 		regexp.MustCompile(`(?m)^both +echo > add +ready +file +\d+ +\d+s$`),
-		regexp.MustCompile(`(?m)^add +ready +1/1 +0/160 +0/2 +0/10000 +0/10000 +both$`),
-		regexp.MustCompile(`(?m)^echo +ready +2/2 +0/192 +0/2 +0/10000 +0/10000 +both, one$`),
-		regexp.MustCompile(`(?m)^add +\S+ +ready +0/160 +0/2 +\S+ +- +2/2 +\S+( +127\.0\.0\.1:\d+){2} +\d+s$`),
+		regexp.MustCompile(`(?m)^add +ready +1/1 +0/160 +0 +2 +0/10000 +0/10000 +both$`),
+		regexp.MustCompile(`(?m)^echo +ready +2/2 +0/192 +0 +2 +0/10000 +0/10000 +both, one$`),
+		regexp.MustCompile(`(?m)^add +\S+ +ready +0/160 +0 +2 +\S+ +- +- +2/2 +\S+( +127\.0\.0\.1:\d+){2} +\d+s$`),
 	}
 	testbed.Eventually(t, "all is ready", func() bool {
 		out := status()

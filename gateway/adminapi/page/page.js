@@ -62,7 +62,8 @@
         r.stage, r.host, alive ? (r.draining ? "draining" : "alive") : "dead", r.cache.models ?? 0, fill(r.cache.used, r.cache.capacity),
         r.cache.loading ?? 0, r.cache.queued ?? 0, age(r.cache.oldestUse)]));
     table("models", ["ID", "Stage", "Type", "State", "Last use", "Replicas"],
-      (models.models ?? []).map((m) => [m.model.id, m.model.stage, m.model.type ?? "", lower(m.state, "MODEL_STATE_"), age(m.lastUse),
+      (models.models ?? []).map((m) => [m.model.id, m.model.stage, m.model.type ?? "", lower(m.state, "MODEL_STATE_"),
+        Date.parse(m.lastUse) < Date.parse(m.registeredAt) ? "not yet" : age(m.lastUse),
         (m.replicas ?? []).map(replica).join(", ")]));
     table("aliases", ["Name", "Model", "Next", "Owner"],
       (aliases.aliases ?? []).map((a) => [a.name, a.active?.model ?? "", a.target?.model ?? "", a.owner ?? ""]));

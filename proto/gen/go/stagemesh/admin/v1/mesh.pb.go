@@ -707,7 +707,7 @@ type HostStatus struct {
 	// The host's instance record.
 	Record *v12.HostRecord `protobuf:"bytes,1,opt,name=record,proto3" json:"record,omitempty"`
 	// The host is registered and passes its health check. Hosts that are no longer
-	// alive stay listed for a minute.
+	// alive stay listed for 15 seconds.
 	Alive         bool `protobuf:"varint,2,opt,name=alive,proto3" json:"alive,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
