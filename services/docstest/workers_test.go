@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/stagemesh/stagemesh/internal/testbed"
+	"github.com/stagemesh/stagemesh/sdk/python"
 	"github.com/stagemesh/stagemesh/services/cli"
 )
 
@@ -95,6 +96,44 @@ func TestTheWorkerOfTheReadmeAnswers(t *testing.T) {
 		got, err := exec.CommandContext(t.Context(), "bash", "-c", strings.Replace(line, "1,2,3,6", input, 1)).Output()
 		if err != nil || !strings.Contains(string(got), answer) {
 			t.Errorf("%s is answered with %s, %v", input, got, err)
+		}
+	}
+}
+
+// The scripts of the page run with its worker; breakpoint() is left out.
+func TestScriptsOfDebuggingRun(t *testing.T) {
+	t.Parallel()
+	folder := t.TempDir()
+	if err := os.CopyFS(folder, python.Files()); err != nil {
+		t.Fatal(err)
+	}
+	found, _ := blocks(read(t, "docs/debugging.md"))
+	for _, b := range found {
+		text := strings.Join(b.lines, "\n") + "\n"
+		name, want := "script.py", "mean.py:"
+		switch {
+		case b.language != "python":
+			continue
+		case strings.Contains(text, "class Mean"):
+			name, want = "mean.py", ""
+		case strings.Contains(text, "import pytest"):
+			// Without pytest its tests are called as functions.
+			text = strings.Replace(text, "import pytest\n", "import contextlib\n", 1)
+			text = strings.Replace(text, "@pytest.fixture(scope=\"module\")", "@contextlib.contextmanager", 1)
+			text += "with worker() as run:\n    test_mean(run)\n    test_a_bad_row_fails_alone(run)\nprint(\"mean.py: ok\")\n"
+		case strings.Contains(text, "patience_s"):
+			want = "[[3.0]]"
+		}
+		if err := os.WriteFile(filepath.Join(folder, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if want == "" {
+			continue
+		}
+		script := exec.CommandContext(t.Context(), "python3", name)
+		script.Dir = folder
+		if out, err := script.CombinedOutput(); err != nil || !strings.Contains(string(out), want) {
+			t.Errorf("docs/debugging.md:%d prints %s, %v", b.line, out, err)
 		}
 	}
 }

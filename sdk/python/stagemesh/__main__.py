@@ -8,7 +8,7 @@ import sys
 from typing import Any, List, NoReturn, Optional, Type
 
 from .faults import traceback_of
-from .lifecycle import NotFound, load, serve_and_exit
+from .lifecycle import NotFound, load, refuse_breakpoints, serve_and_exit
 from .session import EXIT_FAILED, EXIT_USAGE, report
 from .worker import Worker
 
@@ -23,6 +23,7 @@ def main(arguments: Optional[List[str]] = None) -> NoReturn:
         "--arrays", choices=("numpy", "buffer"), help="how tensors look to it; by default what it declares"
     )
     given = parser.parse_args(arguments)
+    refuse_breakpoints()
     try:
         worker, arrays = load(given.worker)
     except Exception as error:

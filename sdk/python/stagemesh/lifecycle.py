@@ -78,7 +78,22 @@ def serve_and_exit(worker: Type[Worker], arrays: Optional[str]) -> NoReturn:
     sys.exit(code)
 
 
+def refuse_breakpoints() -> None:
+    """Makes breakpoint() an error where it would read an empty standard input, and end in BdbQuit."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RuntimeError(
+            "breakpoint() in a worker of a host, which has no terminal; use stagemesh.testing.run(process=False) "
+            "under python or pytest, or a remote debugger by PYTHONBREAKPOINT: docs/debugging.md"
+        )
+
+    own = sys.breakpointhook is not sys.__breakpointhook__ or os.environ.get("PYTHONBREAKPOINT")
+    if not own and not (sys.stdin and not sys.stdin.closed and sys.stdin.isatty()):
+        sys.breakpointhook = refuse
+
+
 def _serve(worker: Type[Worker], arrays: Optional[str], life: Life) -> int:
+    refuse_breakpoints()
     try:
         check_class(worker)
     except ValueError as error:

@@ -54,6 +54,25 @@ class ConversationTest(unittest.TestCase):
             header, got = host.expect("result")
             self.assertEqual((header["parts"][0]["shape"], got), ([3, 2], floats(2, 4, 6, 8, 10, 12)))
 
+    def test_breakpoint_says_where_it_works(self) -> None:
+        source = """
+            from stagemesh import Tensor, Worker
+            class Stops(Worker):
+                arrays = "buffer"
+                inputs = {"x": Tensor("FP32", [-1, 2])}
+                outputs = {"y": Tensor("FP32", [-1, 2])}
+                def predict(self, batch):
+                    breakpoint()
+                    return {"y": batch["x"]}
+        """
+        with Host(source) as host:
+            host.ready()
+            host.predict(1, rows=1, value=4)
+            header, _ = host.expect("error")
+            self.assertEqual(header["error"], "RuntimeError")
+            self.assertIn("testing.run(process=False)", header["message"])
+            self.assertIn("in predict\n", header["traceback"])
+
     def test_large_bodies_do_not_stay_in_memory(self) -> None:
         source = """
             from stagemesh import Tensor, Worker
