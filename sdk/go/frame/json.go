@@ -372,6 +372,14 @@ func (c *coder) readObject() string {
 // exponent, so that it is read as one.
 type Parameters map[string]any
 
+func (c *coder) parameters(p *Parameters) {
+	if c.writing {
+		writeTable(c, *p, parameterValue)
+	} else {
+		*p = readTable(c, parameterValue)
+	}
+}
+
 const parameterKinds = "a parameter is true or false, a number or a string"
 
 func parameterValue(c *coder, v *any) {

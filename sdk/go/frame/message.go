@@ -228,9 +228,11 @@ func (m *Predict) check(body int64) error {
 type Item struct {
 	ID string `json:"id"`
 	// Rows is the item's extent on axis 0; 0 means 1.
-	Rows       int               `json:"rows,omitempty"`
-	Parameters Parameters        `json:"parameters,omitempty"`
-	Metadata   map[string]string `json:"metadata,omitempty"`
+	Rows       int        `json:"rows,omitempty"`
+	Parameters Parameters `json:"parameters,omitempty"`
+	// InputParameters are those of single inputs, by the input's name.
+	InputParameters map[string]Parameters `json:"input_parameters,omitempty"`
+	Metadata        map[string]string     `json:"metadata,omitempty"`
 	// Timeout is how long somebody waits for the item, in milliseconds; 0 is for ever,
 	// so round a remainder of less than one up.
 	Timeout int64 `json:"timeout,omitempty"`
@@ -240,6 +242,7 @@ func (i *Item) fields(c *coder) {
 	c.text("id", &i.ID, required)
 	integer(c, "rows", &i.Rows, 1, maxCount, optional)
 	table(c, "parameters", (*map[string]any)(&i.Parameters), optional, parameterValue)
+	table(c, "input_parameters", &i.InputParameters, optional, (*coder).parameters)
 	table(c, "metadata", &i.Metadata, optional, (*coder).textValue)
 	integer(c, "timeout", &i.Timeout, 1, maxNumber, optional)
 }

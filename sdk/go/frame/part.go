@@ -29,7 +29,8 @@ type Part struct {
 	At          int64  `json:"at"`
 	Size        int64  `json:"size"`
 	// Place is where the bytes are; empty means Inline.
-	Place      string     `json:"place,omitempty"`
+	Place string `json:"place,omitempty"`
+	// Parameters are of an output alone; an input's are in its Item.
 	Parameters Parameters `json:"parameters,omitempty"`
 }
 

@@ -64,6 +64,9 @@ func (f *filler) fill(v reflect.Value, path string) {
 	case *frame.Parameters:
 		*at = f.parameters()
 		return
+	case *map[string]frame.Parameters:
+		*at = map[string]frame.Parameters{f.text(): f.parameters(), "k": f.parameters()}
+		return
 	case *json.RawMessage:
 		*at = json.RawMessage(`{"a":[1,{"b":null}],"c":"\u003c<"}`)
 		return

@@ -211,8 +211,9 @@ func batches() []vectorCase {
 					"most": uint64(math.MaxUint64), "half": 0.5, "one": 1.0, "large": 1e300, "tiny": 5e-324, "minus": math.Copysign(0, -1),
 					"text": "π 😀 \"quoted\"\n", "": "empty name",
 				},
+				InputParameters: map[string]frame.Parameters{"text": {"language": "en", "size": int64(5)}},
 			}},
-			Parts: []frame.Part{withParameters(parameters.Blob("text", 0, "text/plain", []byte("hello")), frame.Parameters{"language": "en"})},
+			Parts: []frame.Part{parameters.Blob("text", 0, "text/plain", []byte("hello"))},
 		}},
 		{name: "predict-warmup", direction: host, m: limit},
 		{name: "predict-traced", direction: host, body: &traced, m: &frame.Predict{
@@ -240,7 +241,7 @@ func answers() []vectorCase {
 			Batch: 3,
 			Parts: []frame.Part{
 				mixed.Tensor("p", -1, fp32([]int64{3, 1}, 1, 0, 3)),
-				mixed.Blob("label", 0, "text/plain", []byte("cat")),
+				withParameters(mixed.Blob("label", 0, "text/plain", []byte("cat")), frame.Parameters{"language": "en"}),
 				mixed.Blob("label", 2, "text/plain", []byte("dog")),
 			},
 			Faults:   []frame.Fault{{Item: 1, Reason: "INVALID_INPUT", Message: "not finite", Field: "x"}},

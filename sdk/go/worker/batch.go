@@ -96,7 +96,9 @@ type Item struct {
 	Rows int
 	// Parameters are bool, int64, uint64 beyond that, float64 and string.
 	Parameters map[string]any
-	Metadata   map[string]string
+	// InputParameters are those that the caller gave single inputs, by the input's name.
+	InputParameters map[string]frame.Parameters
+	Metadata        map[string]string
 	// Deadline is until when somebody waits; zero is for ever.
 	Deadline time.Time
 
@@ -119,8 +121,8 @@ func newBatch(ctx context.Context, m *frame.Predict, body []byte, axis string) (
 	for i := range m.Items {
 		from := &m.Items[i]
 		items[i] = Item{
-			ID: from.ID, Rows: max(1, from.Rows), Parameters: from.Parameters, Metadata: from.Metadata,
-			batch: b, index: i,
+			ID: from.ID, Rows: max(1, from.Rows), Parameters: from.Parameters, InputParameters: from.InputParameters,
+			Metadata: from.Metadata, batch: b, index: i,
 		}
 		if from.Timeout > 0 {
 			if now.IsZero() {

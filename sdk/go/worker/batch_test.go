@@ -37,12 +37,15 @@ func TestBatchMatchesPredict(t *testing.T) {
 	t.Parallel()
 	m, body := batch(7, 2)
 	m.Warmup, m.Model = true, &frame.Model{ID: "m", Version: "2"}
-	m.Items[0] = frame.Item{ID: "a", Timeout: 60_000, Parameters: frame.Parameters{"k": int64(3)}, Metadata: map[string]string{"tenant": "t"}}
+	m.Items[0] = frame.Item{
+		ID: "a", Timeout: 60_000, Parameters: frame.Parameters{"k": int64(3)}, Metadata: map[string]string{"tenant": "t"},
+		InputParameters: map[string]frame.Parameters{"x": {"size": int64(8)}},
+	}
 	now := time.Now()
 	got, _ := answer(t, func(_ context.Context, b *worker.Batch) (worker.Outputs, error) {
 		a, other := b.Items[0], b.Items[1]
-		equal(t, []any{a.ID, a.Rows, a.Parameters["k"], a.Metadata["tenant"], other.ID, other.Deadline.IsZero(), b.Rows, b.Warmup, *b.Model},
-			[]any{"a", 1, int64(3), "t", "item-1", true, 2, true, frame.Model{ID: "m", Version: "2"}})
+		equal(t, []any{a.ID, a.Rows, a.Parameters["k"], a.InputParameters["x"]["size"], a.Metadata["tenant"], other.ID, other.Deadline.IsZero(), b.Rows, b.Warmup, *b.Model},
+			[]any{"a", 1, int64(3), int64(8), "t", "item-1", true, 2, true, frame.Model{ID: "m", Version: "2"}})
 		if left := a.Deadline.Sub(now); left < 59*time.Second || left > 60*time.Second+patience {
 			t.Errorf("deadline in %v", left)
 		}

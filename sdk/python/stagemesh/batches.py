@@ -24,6 +24,8 @@ from .values import ABSENT, Values
 
 # --- items and batches ---------------------------------------------------------------
 
+Parameters = Mapping[str, Union[bool, int, float, str]]
+
 
 class Item:
     """One request of a batch.
@@ -31,30 +33,32 @@ class Item:
     id          of the request, a string
     rows        its extent on axis 0
     parameters  of the request and the step: booleans, whole and other numbers, strings
+    input_parameters  those that the caller gave single inputs, by the input's name
     metadata    of the caller, strings by name
     deadline    when its caller stops waiting, in seconds of time.monotonic(); None: never
     index       its place in batch.items
     """
 
-    __slots__ = ("_batch_ref", "deadline", "id", "index", "metadata", "number", "parameters", "rows")
+    __slots__ = ("_ref", "deadline", "id", "index", "input_parameters", "metadata", "number", "parameters", "rows")
 
     def __init__(
         self, batch: weakref.ref[Batch], index: int, number: int, header: Mapping[str, Any], received: float
     ) -> None:
-        self._batch_ref = batch  # a cycle would keep the batch's bytes
+        self._ref = batch  # a cycle would keep the batch's bytes
         self.index = index
         self.number = number  # its place in the message
         get = header.get
         self.id: str = header["id"]
         self.rows: int = get("rows", 1)
-        self.parameters: Mapping[str, Union[bool, int, float, str]] = get("parameters", _NOTHING)
+        self.parameters: Parameters = get("parameters", _NOTHING)
+        self.input_parameters: Mapping[str, Parameters] = get("input_parameters", _NOTHING)
         self.metadata: Mapping[str, str] = get("metadata", _NOTHING)
         timeout = get("timeout")
         self.deadline: Optional[float] = received + timeout / 1000 if timeout else None
 
     @property
     def _batch(self) -> Batch:
-        batch = self._batch_ref()
+        batch = self._ref()
         if batch is None:
             raise ReferenceError(f"request {self.id}: its batch is over, and its inputs with it")
         return batch
@@ -392,10 +396,17 @@ def _check_optional(i: int, item: Mapping[str, Any]) -> None:
     if type(rows) is not int or not 1 <= rows <= MAX_COUNT:
         raise Violation(f"predict: items[{i}]: rows is a whole number from 1")
     parameters, metadata = item.get("parameters", _NOTHING), item.get("metadata", _NOTHING)
-    if type(parameters) is not dict or not all(map(_is_parameter, parameters.values())):
+    if not _are_parameters(parameters):
         raise Violation(f"predict: items[{i}]: parameters are booleans, numbers and strings by name")
+    of_inputs = item.get("input_parameters", _NOTHING)
+    if type(of_inputs) is not dict or not all(map(_are_parameters, of_inputs.values())):
+        raise Violation(f"predict: items[{i}]: input_parameters are parameters by the names of inputs")
     if type(metadata) is not dict or any(type(v) is not str for v in metadata.values()):
         raise Violation(f"predict: items[{i}]: metadata are strings by name")
+
+
+def _are_parameters(value: Any) -> bool:
+    return type(value) is dict and all(map(_is_parameter, value.values()))
 
 
 def _is_parameter(value: Any) -> bool:

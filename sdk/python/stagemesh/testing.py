@@ -101,6 +101,7 @@ class Request(NamedTuple):
     metadata: Mapping[str, str] = {}
     timeout: int = 0
     id: str = ""
+    input_parameters: Mapping[str, Mapping[str, Any]] = {}
 
 
 class Outcome:
@@ -305,9 +306,10 @@ class Run:
         metadata: Optional[Mapping[str, str]] = None,
         timeout: int = 0,
         id: str = "",
+        input_parameters: Optional[Mapping[str, Mapping[str, Any]]] = None,
     ) -> int:
         """Adds a request to the next batch; returns its index in it. timeout is in milliseconds."""
-        self._added.append(Request(inputs, parameters or {}, metadata or {}, timeout, id))
+        self._added.append(Request(inputs, parameters or {}, metadata or {}, timeout, id, input_parameters or {}))
         return len(self._added) - 1
 
     @overload
@@ -393,6 +395,8 @@ class Run:
         item: Header = {"id": request.id or f"test-{self._batches}-{i}", "rows": rows.pop() if rows else 1}
         if request.parameters:
             item["parameters"] = dict(request.parameters)
+        if request.input_parameters:
+            item["input_parameters"] = dict(request.input_parameters)
         if request.metadata:
             item["metadata"] = dict(request.metadata)
         if request.timeout:

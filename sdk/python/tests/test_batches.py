@@ -80,11 +80,13 @@ class BatchTest(RunTest):
 
     def test_items_carry_parameters_metadata_and_deadline(self) -> None:
         seen: List[Any] = []
+        of_inputs: List[Any] = []
 
         class Look(XY):
             def predict(self, batch: Any) -> Any:
                 for item in batch.items:
                     seen.append((item.id, dict(item.parameters), dict(item.metadata), item.deadline))
+                    of_inputs.append(dict(item.input_parameters))
                     item.respond("seen", item.id)
                 return {"y": batch["x"]}
 
@@ -92,8 +94,9 @@ class BatchTest(RunTest):
         run.add(
             {"x": ROW}, id="a", parameters={"top": 3, "p": 0.5, "on": True, "s": "t"}, metadata={"m": "1"}, timeout=5000
         )
-        run.add({"x": ROW}, id="b")
+        run.add({"x": ROW}, id="b", input_parameters={"x": {"size": 8}})
         first, second = run.predict()
+        self.assertEqual(of_inputs, [{}, {"x": {"size": 8}}])
         self.assertEqual(seen[0][:3], ("a", {"top": 3, "p": 0.5, "on": True, "s": "t"}, {"m": "1"}))
         self.assertEqual(type(seen[0][1]["top"]), int)
         self.assertAlmostEqual(seen[0][3], time.monotonic() + 5, delta=4)

@@ -183,6 +183,36 @@ func TestPaddedBatchTakesNoMoreThanMaxBytes(t *testing.T) {
 	m.checkNoExit()
 }
 
+// joinedWith asks for a row of x with parameters of that tensor, and returns how many rows
+// the worker had at once, and the parameter k that it saw.
+func joinedWith(m *mesh, parameters payload.Parameters) (rows, k int64, err error) {
+	x := payload.OfTensor("x", tensor.Tensor{Datatype: tensor.Int64, Shape: []int64{1, 1}, Raw: make([]byte, 8)})
+	x.Parameters = parameters
+	response, err := m.gateway.Service().Infer(m.t.Context(), &call.Request{Pipeline: "stage:" + stage, Inputs: []payload.Part{x}})
+	if err != nil {
+		return 0, 0, err
+	}
+	raw := response.Outputs[0].Tensor.Raw
+	return int64(binary.LittleEndian.Uint64(raw)), int64(binary.LittleEndian.Uint64(raw[8:])), nil
+}
+
+func TestTensorsWithParametersAreJoined(t *testing.T) {
+	t.Parallel()
+	m := start(t, spec{file: "joined.py", batch: batch.Settings{Mode: batch.Window, MaxSize: 3, MaxWait: testbed.Patience}})
+	var all sync.WaitGroup
+	for i, parameters := range []payload.Parameters{nil, {"k": payload.Int64(1), "other": payload.String("t")}, {"k": payload.Int64(2)}} {
+		all.Go(func() {
+			if rows, k, err := joinedWith(m, parameters); rows != 3 || k != int64(i) || err != nil {
+				t.Errorf("item %d: %d rows and the parameter %d, %v", i, rows, k, err)
+			}
+		})
+	}
+	all.Wait()
+	if got := m.log.String(); strings.Contains(got, "failed") {
+		t.Errorf("a batch failed:\n%s", got)
+	}
+}
+
 // clock is a m whose worker sends the time in chunks, and a client of its gateway.
 type clock struct {
 	*mesh

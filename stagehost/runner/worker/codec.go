@@ -24,6 +24,14 @@ func encode(id uint64, req request, axis runner.BatchAxis, now time.Time) (*fram
 	m := &frame.Predict{Batch: id, Trace: req.batch.Trace, Items: make([]frame.Item, len(items)), Parts: []frame.Part{}, Warmup: req.warmup}
 	for i, item := range items {
 		m.Items[i] = frame.Item{ID: item.RequestID, Rows: item.Rows, Parameters: parametersOf(item.Parameters), Metadata: item.Metadata}
+		for _, p := range item.Inputs {
+			if len(p.Parameters) > 0 {
+				if m.Items[i].InputParameters == nil {
+					m.Items[i].InputParameters = map[string]frame.Parameters{}
+				}
+				m.Items[i].InputParameters[p.Name] = parametersOf(p.Parameters)
+			}
+		}
 		if !item.Deadline.IsZero() {
 			m.Items[i].Timeout = max(1, item.Deadline.Sub(now).Milliseconds())
 		}
@@ -87,23 +95,19 @@ func appendColumn(parts []frame.Part, body *frame.Body, name string, column []*p
 		if p == nil {
 			continue
 		}
-		var part frame.Part
 		if p.Tensor != nil {
-			part = body.Tensor(name, i, *p.Tensor)
+			parts = append(parts, body.Tensor(name, i, *p.Tensor))
 		} else {
-			part = body.Blob(name, i, p.Blob.ContentType, p.Blob.Data)
+			parts = append(parts, body.Blob(name, i, p.Blob.ContentType, p.Blob.Data))
 		}
-		part.Parameters = parametersOf(p.Parameters)
-		parts = append(parts, part)
 	}
 	return parts
 }
 
-// canJoin reports whether every item has a tensor of its rows, all of them stack, and
-// none has parameters.
+// canJoin reports whether every item has a tensor of its rows, and all of them stack.
 func canJoin(column []*payload.Part, items []runner.Item) bool {
 	for i, p := range column {
-		if p == nil || p.Tensor == nil || len(p.Parameters) > 0 || len(p.Tensor.Shape) == 0 {
+		if p == nil || p.Tensor == nil || len(p.Tensor.Shape) == 0 {
 			return false
 		}
 		if p.Tensor.Shape[0] != int64(items[i].Rows) || !tensor.Stackable(*column[0].Tensor, *p.Tensor) {

@@ -3,6 +3,7 @@ package worker
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -71,7 +72,7 @@ func TestStackableInputsAreJoined(t *testing.T) {
 		"blobs":               {runner.BatchRows, []runner.Item{itemWith(1, ab, text), itemWith(1, ef, text)}, []string{"x=abef", "t@0=blob", "t@1=blob"}},
 		"one without":         {runner.BatchRows, []runner.Item{itemWith(1, ab, text), itemWith(1, ef)}, []string{"x=abef", "t@0=blob"}},
 		"an optional one":     {runner.BatchRows, []runner.Item{itemWith(1, text), itemWith(1, ef, text)}, []string{"t@0=blob", "t@1=blob", "x@1=ef"}},
-		"with its parameters": {runner.BatchRows, []runner.Item{itemWith(1, ab), itemWith(1, own)}, []string{"x@0=ab", "x@1=ef"}},
+		"with its parameters": {runner.BatchRows, []runner.Item{itemWith(1, ab), itemWith(1, own)}, []string{"x=abef"}},
 		"nothing":             {runner.BatchRows, []runner.Item{itemWith(1), itemWith(1)}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -79,6 +80,13 @@ func TestStackableInputsAreJoined(t *testing.T) {
 			m, body := encode(7, request{batch: runner.Batch{Items: test.items}}, test.axis, time.Now())
 			if got := layout(t, m.Parts, body); !slices.Equal(got, test.want) {
 				t.Errorf("got %q, want %q", got, test.want)
+			}
+			for i, item := range test.items {
+				for _, p := range item.Inputs {
+					if got := m.Items[i].InputParameters[p.Name]; !maps.Equal(got, parametersOf(p.Parameters)) {
+						t.Errorf("item %d has the parameters %v", i, got)
+					}
+				}
 			}
 			if m.Batch != 7 || len(m.Items) != len(test.items) {
 				t.Errorf("got %+v", m)
