@@ -274,6 +274,7 @@ func (h *Host) configureBatching() error {
 	case !streams && s.Batch.Mode == batch.Stream:
 		return errors.New("batch.mode: stream is for runners that answer in chunks, and this one does not; leave the key out")
 	}
+	s.Batch.OneByOne = h.spec.OneByOne
 	s.MaxInFlight = cmp.Or(s.MaxInFlight, s.defaultInFlight())
 	h.events = make(chan event, s.eventRoom())
 	h.tasks, h.idle = make(chan *run), make(chan struct{}, s.Runner.Concurrency())

@@ -1,6 +1,7 @@
 package batch
 
 import (
+	"math"
 	"math/bits"
 	"slices"
 	"time"
@@ -133,6 +134,37 @@ func (g *group) holdForMore(now, latest time.Time, room int) (until time.Time, h
 		}
 	}
 	return until, best > 0
+}
+
+const (
+	// startShare is the part of its time that the start of a batch takes at least.
+	startShare = 50
+	// A batch of rows that run one after the other takes as long as leastInTurn, however little
+	// it saves, and never longer than mostInTurn. It saves messages, some 0.2 ms for each item.
+	leastInTurn, mostInTurn = 10 * time.Millisecond, 100 * time.Millisecond
+	// probeEvery is the number of batches of which one is twice as large as worth says, to
+	// learn whether that still holds.
+	probeEvery = 32
+)
+
+// worth returns how many rows are worth running together in adaptive mode. A larger batch
+// saves next to nothing, and its first item waits for its last.
+func (b *Batcher) worth(g *group) int {
+	e, most := &g.estimate, math.Inf(1)
+	if start, row := e.cautious(); row > 0 {
+		most = startShare * start / row
+	}
+	switch {
+	case b.settings.Mode != Adaptive:
+		return b.settings.MaxSize
+	case b.settings.OneByOne && !e.known():
+		return 1
+	case b.settings.OneByOne && e.spread <= level:
+		most = leastInTurn.Seconds() / e.perRow()
+	case b.settings.OneByOne:
+		most = max(leastInTurn.Seconds(), min(most*e.perRow(), mostInTurn.Seconds())) / e.perRow()
+	}
+	return max(1, int(min(most, float64(b.settings.MaxSize))))
 }
 
 // firstPart returns how many items of the group to run first. All is the rule. Where

@@ -112,3 +112,62 @@ func TestBatcherTellsWhatItLearned(t *testing.T) {
 		t.Errorf("a hold of 30 ms changes the mean from %s to %s", before.Hold, after.Hold)
 	}
 }
+
+// TestItemsThatGainNothingRunOneByOne has runs that take 2 s for each item.
+func TestItemsThatGainNothingRunOneByOne(t *testing.T) {
+	t.Parallel()
+	for name, row := range map[string]struct {
+		oneByOne bool
+		ran      []int
+	}{
+		"from the first": {oneByOne: true},
+		"later too":      {oneByOne: true, ran: []int{1, 1}},
+		"once learned":   {ran: []int{8, 1}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := holding(t, batch.Settings{Mode: batch.Adaptive, MaxSize: 8, MaxWait: 20 * ms, OneByOne: row.oneByOne})
+			for _, size := range row.ran {
+				b.Finished(epoch, batch.Run{Key: "k", Items: size, Rows: size, Took: time.Duration(size) * 2 * time.Second})
+			}
+			for id := range batch.ID(12) {
+				add(t, b, item(1+id, 0))
+			}
+			expect(t, next(b, 0, 4), batchOf(batch.Idle, 1), batchOf(batch.Idle, 2), batchOf(batch.Idle, 3), batchOf(batch.Idle, 4))
+		})
+	}
+}
+
+func TestShortItemsShareBatchesThoughTheyRunOneByOne(t *testing.T) {
+	t.Parallel()
+	b := holding(t, batch.Settings{Mode: batch.Adaptive, MaxSize: 8, MaxWait: 20 * ms, OneByOne: true})
+	b.Finished(epoch, batch.Run{Key: "k", Items: 1, Rows: 1, Took: ms / 4})
+	for id := range batch.ID(8) {
+		add(t, b, item(1+id, 0))
+	}
+	expect(t, next(b, 0, 1), batchOf(batch.Full, 1, 2, 3, 4, 5, 6, 7, 8))
+}
+
+// TestStageIsTestedAgainForGain has a first run that takes long, as code that loads its model
+// then does. Later runs take 8 ms, and 2 ms for each item.
+func TestStageIsTestedAgainForGain(t *testing.T) {
+	t.Parallel()
+	b := holding(t, batch.Settings{Mode: batch.Adaptive, MaxSize: 8, MaxWait: 0})
+	b.Finished(epoch, batch.Run{Key: "k", Items: 8, Rows: 8, Took: 5 * time.Second})
+	b.Finished(epoch, batch.Run{Key: "k", Items: 1, Rows: 1, Took: 10 * ms})
+	largest := 0
+	for id := batch.ID(1); largest < 8; {
+		if id > 1000 {
+			t.Fatalf("the largest batch has %d items", largest)
+		}
+		for range 8 {
+			add(t, b, item(id, 0))
+			id++
+		}
+		for got := next(b, 0, 1); len(got) > 0; got = next(b, 0, 1) {
+			n := len(got[0].ids)
+			largest = max(largest, n)
+			b.Finished(epoch, batch.Run{Key: "k", Items: n, Rows: n, Took: time.Duration(8+2*n) * ms})
+		}
+	}
+}

@@ -191,6 +191,9 @@ func (b *Batcher) Finished(now time.Time, run Run) {
 	g := b.groupOf(run.Key)
 	b.latest = g
 	if run.Took > 0 {
+		if run.Items > 1 && run.Rows > b.worth(g) { // it tells what smaller batches could not
+			g.estimate.spread, g.estimate.joint = 0, 0
+		}
 		g.estimate.learn(run.Rows, run.Took)
 	}
 	if b.settings.Mode != Window {
@@ -245,11 +248,11 @@ func (b *Batcher) Next(now time.Time, idle int) (Batch, bool) {
 }
 
 // NextIsFull reports whether the batch that is served next is full: no item could join it
-// while it waits for a slot.
+// while it waits for a slot, or none is worth waiting for.
 func (b *Batcher) NextIsFull(now time.Time) bool {
 	b.expire(now)
 	next := b.nextGroup(now)
-	return next != nil && !next.alone && b.full(next)
+	return next != nil && !next.alone && (b.full(next) || next.rows >= b.worth(next))
 }
 
 // NextFull returns the batch that is served next, of which NextIsFull is true.
@@ -286,6 +289,17 @@ func (b *Batcher) take(g *group, now time.Time, reason Reason) Batch {
 		most = 1
 	case b.settings.Mode == Adaptive && (reason == Idle || reason == Gather):
 		most = g.firstPart(now)
+	}
+	if worth := b.worth(g); !g.alone && worth < min(g.rows, b.settings.MaxSize) {
+		if g.capped++; g.capped == probeEvery {
+			if g.capped = 0; !b.settings.OneByOne || g.estimate.perRow() < mostInTurn.Seconds()/2 {
+				worth *= 2
+			}
+		}
+		most = min(most, max(1, worth*g.items/g.rows))
+		if reason == Full {
+			reason = Idle
+		}
 	}
 	g.traffic.recordDispatch(now, g.heldSince)
 	g.heldSince = time.Time{}

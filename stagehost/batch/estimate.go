@@ -33,7 +33,7 @@ func (e *estimate) known() bool { return e.weight > 0 }
 
 func (e *estimate) learn(rows int, took time.Duration) {
 	x, y := float64(rows), took.Seconds()
-	if e.known() {
+	if e.known() && (e.spread > level || math.Abs(x-e.rows) < 0.5) { // a level line foretells one size alone
 		e.miss += (math.Abs(y-e.at(x)) - e.miss) / recent
 	}
 	e.weight = fade*e.weight + 1
@@ -55,6 +55,9 @@ func (e *estimate) bound(rows int) time.Duration {
 	return seconds(e.at(float64(rows)) + 2*e.miss)
 }
 
+// perRow returns the mean time of a batch for each of its rows.
+func (e *estimate) perRow() float64 { return e.took / e.rows }
+
 func (e *estimate) at(rows float64) float64 {
 	start, slope := e.line()
 	return start + slope*rows
@@ -65,7 +68,7 @@ func (e *estimate) at(rows float64) float64 {
 func (e *estimate) line() (start, slope float64) {
 	slope = e.slope(0)
 	if start = e.took - slope*e.rows; start < 0 {
-		return 0, e.took / e.rows
+		return 0, e.perRow()
 	}
 	return start, slope
 }

@@ -26,6 +26,9 @@ type group struct {
 	padded   []Padded
 	padsLess bool
 
+	// capped counts the batches that worth has made smaller, since the last larger one.
+	capped int
+
 	// heldSince is when what is here began to be held for others; zero where it was not.
 	heldSince time.Time
 	// heldUntil is when a held group may be dispatched; zero where it is not held.

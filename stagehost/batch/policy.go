@@ -25,6 +25,8 @@ func (b *Batcher) decide(g *group, now time.Time, idle int) decision {
 		return dispatch(Idle)
 	case b.settings.Mode == Window:
 		return window(g, now, b.settings.MaxWait)
+	case g.rows >= b.worth(g):
+		return dispatch(Idle)
 	default:
 		return b.eager(g, now, idle)
 	}

@@ -40,6 +40,8 @@ type Settings struct {
 	// By names the parameters that items of one batch must agree on. The host makes the
 	// items' batch keys of them.
 	By []string `yaml:"by"`
+	// OneByOne is true where the runner runs the items of a batch one after the other.
+	OneByOne bool `yaml:"-"`
 }
 
 // Validate reports every setting that cannot be used, by its key.
@@ -154,7 +156,7 @@ type Reason string
 const (
 	// Full: the limits let no further item in, or the next in order.
 	Full Reason = "full"
-	// Idle: a slot was idle and waiting would have gained nothing.
+	// Idle: a slot was idle, or about to be, and waiting would have gained nothing.
 	Idle Reason = "idle"
 	// Gather: the batch was held for the returning callers of an earlier one, and is
 	// complete or was held as long as it may be.

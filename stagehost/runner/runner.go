@@ -361,6 +361,9 @@ type Spec struct {
 	// Stream is true for a runner that answers in chunks before its outcome. It gets
 	// items one by one, and its stage is the last of a pipeline.
 	Stream bool
+	// OneByOne is true for a runner that runs the items of a batch one after the other, so
+	// that a batch saves no more than messages.
+	OneByOne bool
 	// Examples are inputs that the runner can answer.
 	Examples []Example
 }

@@ -285,9 +285,11 @@ const (
 type Spec struct {
 	// BatchAxis is Rows where axis 0 of every tensor is rows, on which items are joined,
 	// or None.
-	BatchAxis string     `json:"batch_axis,omitempty"`
-	Inputs    []PartSpec `json:"inputs,omitempty"`
-	Outputs   []PartSpec `json:"outputs,omitempty"`
+	BatchAxis string `json:"batch_axis,omitempty"`
+	// OneByOne is true where the items of a batch run one after the other.
+	OneByOne bool       `json:"one_by_one,omitempty"`
+	Inputs   []PartSpec `json:"inputs,omitempty"`
+	Outputs  []PartSpec `json:"outputs,omitempty"`
 	// Parameters are those that the worker reads: any where they are nil, and none where
 	// they are empty.
 	Parameters []ParameterSpec `json:"parameters,omitzero"`
@@ -297,6 +299,7 @@ type Spec struct {
 
 func (s *Spec) fields(c *coder) {
 	c.choice("batch_axis", &s.BatchAxis, optional, Rows, None)
+	c.flag("one_by_one", &s.OneByOne)
 	list(c, "inputs", &s.Inputs, optional, each[PartSpec])
 	list(c, "outputs", &s.Outputs, optional, each[PartSpec])
 	if c.field("parameters", optional, s.Parameters == nil) {

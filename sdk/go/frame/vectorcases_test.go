@@ -58,7 +58,7 @@ func workerMessages() []vectorCase {
 		{name: "ready", direction: worker, m: &frame.Ready{Slots: 2}},
 		{name: "ready-without-keys", direction: worker, m: &frame.Ready{}},
 		{name: "ready-with-parameters", direction: worker, m: &frame.Ready{Slots: 1, Spec: &frame.Spec{
-			Parameters: []frame.ParameterSpec{{Name: "words", Type: frame.IntParameter, Description: "how many"}, {Name: "style"}},
+			OneByOne: true, Parameters: []frame.ParameterSpec{{Name: "words", Type: frame.IntParameter, Description: "how many"}, {Name: "style"}},
 		}}},
 		{name: "ready-without-parameters", direction: worker, m: &frame.Ready{Slots: 1, Spec: &frame.Spec{Parameters: []frame.ParameterSpec{}}}},
 		{name: "ready-with-schema", direction: worker, m: &frame.Ready{Slots: 8, Spec: &frame.Spec{

@@ -248,6 +248,8 @@ def wire_spec(worker: Worker, arrays: Arrays, layout: Layout) -> Dict[str, Any]:
         "inputs": [spec.wire(name) for name, spec in worker.inputs.items()],
         "outputs": [spec.wire(name) for name, spec in worker.outputs.items()],
     }
+    if overrides(type(worker), "predict_item"):
+        spec["one_by_one"] = True
     if worker.parameters is not None:
         spec["parameters"] = [parameter.wire(name) for name, parameter in worker.parameters.items()]
     if overrides(type(worker), "stream") and not worker.collect:

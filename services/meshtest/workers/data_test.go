@@ -213,6 +213,20 @@ func TestTensorsWithParametersAreJoined(t *testing.T) {
 	}
 }
 
+func TestItemsOfPredictItemShareNoSlot(t *testing.T) {
+	t.Parallel()
+	m := start(t, spec{file: "oneatatime.py", batch: batch.Settings{MaxSize: 8, MaxWait: 5 * time.Millisecond}, worker: func(s *worker.Settings) { s.Slots = 4 }})
+	var all sync.WaitGroup
+	for range 12 {
+		all.Go(func() {
+			if place, _, err := joinedWith(m, nil); place != 0 || err != nil {
+				t.Errorf("an item was at place %d of its batch, %v", place, err)
+			}
+		})
+	}
+	all.Wait()
+}
+
 // clock is a m whose worker sends the time in chunks, and a client of its gateway.
 type clock struct {
 	*mesh

@@ -139,10 +139,11 @@ func (e *PanicError) Error() string { return fmt.Sprintf("panic: %v", e.Cause) }
 // as it is; any other error's text does too, as RUNNER_FAILED.
 type EachFunc func(ctx context.Context, item runner.Item) ([]payload.Part, error)
 
-// Each returns a runner that answers the items of a batch one after the other. An item
-// that fails, or panics, fails alone. An item that is cancelled or late at its turn does
-// not run.
+// Each returns a runner that answers the items of a batch one after the other, and sets
+// Spec.OneByOne. An item that fails, or panics, fails alone. An item that is cancelled or
+// late at its turn does not run.
 func Each(settings Settings, answer EachFunc) *Runner {
+	settings.Spec.OneByOne = true
 	return New(settings, func(ctx context.Context, batch runner.Batch, sink runner.Sink) error {
 		for i, item := range batch.Items {
 			if err := sink.SetOutcome(i, answerItem(ctx, item, answer)); err != nil {

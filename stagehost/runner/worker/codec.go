@@ -331,7 +331,7 @@ func valuesOf(p frame.Parameters) (payload.Parameters, error) {
 
 // specOf returns a worker's spec. Its examples share the bytes of the body.
 func specOf(s *frame.Spec, body []byte) (runner.Spec, error) {
-	out := runner.Spec{BatchAxis: runner.BatchRows}
+	out := runner.Spec{BatchAxis: runner.BatchRows, OneByOne: s.OneByOne}
 	if s.BatchAxis == frame.None {
 		out.BatchAxis = runner.BatchNone
 	}

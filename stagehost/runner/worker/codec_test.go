@@ -285,6 +285,9 @@ func TestWarmUpSizesAreBounded(t *testing.T) {
 			t.Errorf("%s: got %d, want %d", name, got, test.want)
 		}
 	}
+	if got := sizes(example(1), runner.Spec{OneByOne: true}, &Settings{MaxSize: 8, Limits: Limits{MaxFrame: 1 << 20}}); !slices.Equal(got, []int{1}) {
+		t.Errorf("of items one by one: got %d", got)
+	}
 }
 
 func TestZerosFollowTheSpec(t *testing.T) {

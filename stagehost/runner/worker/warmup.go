@@ -15,8 +15,8 @@ import (
 // zeroName is the name of the example of zeros.
 const zeroName = "zeros"
 
-// warmUp runs the worker's examples, or zeros, as a batch of one and, unless it streams,
-// as a full batch. The end of the incarnation ends it. A worker that loads models has none
+// warmUp runs the worker's examples, or zeros, as a batch of one and, unless it runs
+// items one by one, as a full batch. The end of the incarnation ends it. A worker that loads models has none
 // yet, so it runs nothing.
 func (n *incarnation) warmUp() error {
 	s := n.worker.settings()
@@ -56,9 +56,9 @@ func (n *incarnation) warmUpOnce(example runner.Example, size int, axis runner.B
 }
 
 // sizes returns the numbers of items of the warm-ups with an example: one, and as many
-// as fit the largest batch. Streams have batches of one.
+// as fit the largest batch.
 func sizes(example runner.Example, spec runner.Spec, s *Settings) []int {
-	if spec.Stream {
+	if spec.Stream || spec.OneByOne {
 		return []int{1}
 	}
 	most := min(s.MaxSize/rowsOf(example.Inputs, spec.BatchAxis), warmUpItems)
