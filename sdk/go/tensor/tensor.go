@@ -17,6 +17,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 )
 
 // Datatype is an element type by its Open Inference Protocol name.
@@ -79,22 +80,29 @@ type Tensor struct {
 // somewhere or overflows. Extents of 0 do not hide an overflow of the others,
 // so the answer does not depend on the order of the axes.
 func Elements(shape []int64) (int64, bool) {
-	n, empty := int64(1), false
-	for _, extent := range shape {
-		switch {
-		case extent < 0 || extent > 0 && n > math.MaxInt64/extent:
-			return 0, false
-		case extent == 0:
-			empty = true
-		default:
-			n *= extent
-		}
-	}
-	if empty {
+	n, ok := product(shape)
+	if ok && slices.Contains(shape, 0) {
 		return 0, true
+	}
+	return n, ok
+}
+
+// product returns the product of the extents that are not 0.
+func product(shape []int64) (int64, bool) {
+	n := int64(1)
+	for _, extent := range shape {
+		if extent < 0 || extent > 0 && n > math.MaxInt64/extent {
+			return 0, false
+		}
+		n *= max(extent, 1)
 	}
 	return n, true
 }
+
+// maxProduct bounds the extents that are not 0, also of tensors without elements: libraries of
+// arrays refuse these too, once they take more bytes than can be counted. It leaves space for
+// the rows of 65,536 items.
+const maxProduct = math.MaxInt64 / 8 >> 16
 
 // Validate checks that datatype, shape and raw bytes agree.
 func (t Tensor) Validate() error {
@@ -108,13 +116,13 @@ func (t Tensor) Validate() error {
 	if !ok {
 		return fmt.Errorf("shape %v is negative or too large", t.Shape)
 	}
+	if all, _ := product(t.Shape); all > maxProduct {
+		return fmt.Errorf("shape %v of %s is too large", t.Shape, t.Datatype)
+	}
 	if t.Datatype == Bytes {
 		return validateBytes(t.Raw, n)
 	}
 	size := int64(t.Datatype.Size())
-	if n > math.MaxInt64/size {
-		return fmt.Errorf("shape %v of %s is too large", t.Shape, t.Datatype)
-	}
 	if n*size != int64(len(t.Raw)) {
 		return fmt.Errorf("shape %v of %s takes %d bytes, got %d", t.Shape, t.Datatype, n*size, len(t.Raw))
 	}

@@ -79,14 +79,16 @@ func TestInvalidShapesAreRefused(t *testing.T) {
 		x        tensor.Tensor
 		wantText string
 	}{
-		"negative":            {tensor.Tensor{Datatype: tensor.Uint8, Shape: []int64{-1}}, "negative"},
-		"elements overflow":   {tensor.Tensor{Datatype: tensor.Uint8, Shape: []int64{math.MaxInt64, 2}}, "too large"},
-		"bytes overflow":      {tensor.Tensor{Datatype: tensor.FP64, Shape: []int64{math.MaxInt64}}, "too large"},
-		"bytes wrap to 0":     {tensor.Tensor{Datatype: tensor.FP64, Shape: []int64{1 << 61}}, "too large"},
-		"BYTES overflow":      {tensor.Tensor{Datatype: tensor.Bytes, Shape: []int64{math.MaxInt64, 2}}, "too large"},
-		"too many axes":       {tensor.Tensor{Datatype: tensor.Uint8, Shape: make([]int64, tensor.MaxRank+1)}, "17 axes"},
-		"bytes of no element": {tensor.Tensor{Datatype: tensor.Uint8, Shape: []int64{0}, Raw: []byte{1}}, "takes 0 bytes, got 1"},
-		"scalar without byte": {tensor.Tensor{Datatype: tensor.Uint8}, "takes 1 bytes, got 0"},
+		"negative":                  {tensor.Tensor{Datatype: tensor.Uint8, Shape: []int64{-1}}, "negative"},
+		"elements overflow":         {tensor.Tensor{Datatype: tensor.Uint8, Shape: []int64{math.MaxInt64, 2}}, "too large"},
+		"bytes overflow":            {tensor.Tensor{Datatype: tensor.FP64, Shape: []int64{math.MaxInt64}}, "too large"},
+		"bytes wrap to 0":           {tensor.Tensor{Datatype: tensor.FP64, Shape: []int64{1 << 61}}, "too large"},
+		"empty, and bytes overflow": {tensor.Tensor{Datatype: tensor.FP64, Shape: []int64{0, 1 << 61}}, "too large"},
+		"empty, and many":           {tensor.Tensor{Datatype: tensor.Uint8, Shape: []int64{1 << 30, 0, 1 << 30}}, "too large"},
+		"BYTES overflow":            {tensor.Tensor{Datatype: tensor.Bytes, Shape: []int64{math.MaxInt64, 2}}, "too large"},
+		"too many axes":             {tensor.Tensor{Datatype: tensor.Uint8, Shape: make([]int64, tensor.MaxRank+1)}, "17 axes"},
+		"bytes of no element":       {tensor.Tensor{Datatype: tensor.Uint8, Shape: []int64{0}, Raw: []byte{1}}, "takes 0 bytes, got 1"},
+		"scalar without byte":       {tensor.Tensor{Datatype: tensor.Uint8}, "takes 1 bytes, got 0"},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
