@@ -474,6 +474,22 @@ func TestOneHostClaimsALoad(t *testing.T) {
 	}
 }
 
+// TestClaimThatOthersOutrunMayBeRetried has another gateway change the record at each try.
+func TestClaimThatOthersOutrunMayBeRetried(t *testing.T) {
+	t.Parallel()
+	b := testbed.StartBroker(t)
+	one, two := gateway(t, b), gateway(t, b)
+	register(t, one, "m")
+	testbed.Eventually(t, "the model is known", func() bool { return has(two, "m") })
+	later := time.Now()
+	_, _, err := one.ClaimLoading(t.Context(), "m", "host", func(*meshv1.ReplicasRecord) bool {
+		later = later.Add(time.Hour)
+		expect(t, "the other change", two.Touch(t.Context(), "m", later), "")
+		return true
+	})
+	expect(t, "the claim", err, fault.RegistryUnavailable)
+}
+
 func TestReplicasAreRecorded(t *testing.T) {
 	t.Parallel()
 	r := gateway(t, testbed.StartBroker(t))

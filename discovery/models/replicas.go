@@ -3,6 +3,7 @@ package models
 import (
 	"cmp"
 	"context"
+	"errors"
 	"slices"
 	"time"
 
@@ -284,8 +285,11 @@ func (r *Registry) changeReplicas(ctx context.Context, id model.ID, decide func(
 		}
 		return edit{}, nil
 	})
-	if err == nil && isGone {
+	switch {
+	case err == nil && isGone:
 		err = Unknown(id)
+	case err != nil && fault.From(err).Reason == fault.RevisionMismatch: // requests come here, which expect no revision
+		err = discovery.Unavailable(errors.New("other hosts keep changing the replicas of the model"))
 	}
 	return out, changed, err
 }
