@@ -204,7 +204,7 @@ fuzz: ## Run every fuzz target for FUZZTIME (default 30s)
 
 .PHONY: soak
 soak: $(CONSUL_BIN)/.built ## The long forms of test-fleet, with ten minutes of mixed faults; a line for each figure
-	@go test -vet=off -count=1 -v -timeout 60m $(FLEET) -args -soak | awk '/^=== / { next } { print }'
+	@go test -vet=off -count=1 -v -timeout 150m $(FLEET) -args -soak | awk '/^=== / { next } { print }'
 
 .PHONY: batch-grid
 batch-grid: ## Simulate the adaptive mode of batches under all loads, ten minutes; make quick simulates a few
