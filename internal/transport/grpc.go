@@ -144,15 +144,8 @@ type streamKey struct{}
 // openStream runs when the headers of a stream were read, in the goroutine that reads the
 // connection. A stream that it opens gets a handler, or is ended by the library.
 func (s GRPCSettings) openStream(ctx context.Context, info *tap.Info) (context.Context, error) {
-	from, ok := peer.FromContext(ctx)
-	if !ok {
-		return ctx, errors.ErrUnsupported
-	}
-	conn, ok := from.AuthInfo.(*grpcConn)
-	if !ok {
-		return ctx, errors.ErrUnsupported
-	}
-	header := GRPCHeader(info.Header)
+	from, _ := peer.FromContext(ctx)
+	conn, header := from.AuthInfo.(*grpcConn), GRPCHeader(info.Header)
 	caller, denied := s.Guard(Head{info.FullMethodName, header.First(":authority"), header.First, conn.tls})
 	isAnonymous := caller.IsAnonymous || denied != nil
 	err := ctx.Err()
@@ -166,24 +159,24 @@ func (s GRPCSettings) openStream(ctx context.Context, info *tap.Info) (context.C
 	if full != nil {
 		return ctx, grpcstatus.ErrorProto(fault.From(cmp.Or(denied, full)).Status())
 	}
-	settings := s.Settings
 	service, _, _ := strings.Cut(strings.TrimPrefix(info.FullMethodName, "/"), "/")
+	stream := &grpcStream{
+		conn: conn, id: conn.id, header: header, account: account, settings: s.Settings,
+		isProbe: isAnonymous, isStandard: strings.HasPrefix(service, "grpc.reflection."),
+	}
 	if own, ok := s.services[service]; ok {
-		settings.MaxMessageBytes, settings.Uncompressed = own.MaxMessageBytes, own.Uncompressed
+		stream.settings.MaxMessageBytes, stream.settings.Uncompressed = own.MaxMessageBytes, own.Uncompressed
 	}
-	isStandard := strings.HasPrefix(service, "grpc.reflection.")
-	if isStandard {
-		settings.MaxMessageBytes, settings.Uncompressed = MaxProbeBytes, true
-	}
-	stream, err := conn.open(header, account, settings, isAnonymous)
-	if err != nil {
-		account.Close()
-		return ctx, grpcstatus.ErrorProto(fault.From(cmp.Or(denied, err)).Status())
+	if stream.isStandard {
+		stream.settings.MaxMessageBytes, stream.settings.Uncompressed = MaxProbeBytes, true
 	}
 	if denied != nil {
 		stream.failure = fault.From(denied)
 	}
-	stream.isStandard = isStandard
+	if err := conn.open(stream); err != nil {
+		account.Close()
+		return ctx, grpcstatus.ErrorProto(fault.From(cmp.Or(denied, err)).Status())
+	}
 	stream.begins = context.AfterFunc(ctx, stream.end)
 	return context.WithValue(callerContext(ctx, account, caller), streamKey{}, stream), nil
 }

@@ -212,14 +212,13 @@ func (c *grpcConn) Write(data []byte) (int, error) {
 	return c.Conn.Write(data)
 }
 
-// open returns the stream whose headers were just read, or why there are too many.
-func (c *grpcConn) open(header GRPCHeader, account *budget.Account, settings Settings, isProbe bool) (*grpcStream, error) {
-	s := &grpcStream{conn: c, id: c.id, header: header, account: account, settings: settings, isProbe: isProbe}
+// open adds the stream whose headers were just read, or returns why there are too many.
+func (c *grpcConn) open(s *grpcStream) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if isProbe {
+	if s.isProbe {
 		if c.probes >= maxProbeStreams {
-			return nil, fault.Newf(fault.Overloaded, "%d calls without a token are open on this connection, as many as may be", c.probes).WithRetryAfter(budget.RetryAfter)
+			return fault.Newf(fault.Overloaded, "%d calls without a token are open on this connection, as many as may be", c.probes).WithRetryAfter(budget.RetryAfter)
 		}
 		c.probes++
 		s.settings.StallTimeout = min(s.settings.StallTimeout, HandshakeTimeout)
@@ -231,7 +230,7 @@ func (c *grpcConn) open(header GRPCHeader, account *budget.Account, settings Set
 		c.sweep.Reset(c.sweepInterval())
 	}
 	c.sweeping = true
-	return s, nil
+	return nil
 }
 
 // stallTime returns when something that waits from now on has stalled.

@@ -3,7 +3,6 @@ package transport
 import (
 	"context"
 	"crypto/tls"
-	"errors"
 	"io"
 	"net/http"
 	"strings"
@@ -125,8 +124,8 @@ func WithMemory(next http.Handler, m *Memory, guard Guard, reject func(http.Resp
 			flushInTime(w, r)
 			return
 		}
-		from := &requestBody{ReadCloser: r.Body, account: account}
 		hasBody := r.Body != nil && r.Body != http.NoBody
+		from := &requestBody{ReadCloser: r.Body, account: account, ended: r.ProtoMajor != 1}
 		// A copy, because net/http decides by the original's body whether the
 		// connection can carry another request.
 		ctx := callerContext(r.Context(), account, caller)
@@ -141,7 +140,7 @@ func WithMemory(next http.Handler, m *Memory, guard Guard, reject func(http.Resp
 			bounded.Method = http.MethodGet // net/http sends no body: it has the original
 		}
 		if hasBody && r.ProtoMajor == 1 {
-			from.header, from.conn = w.Header(), *http.NewResponseController(w)
+			from.conn = *http.NewResponseController(w)
 			from.onDemand = strings.EqualFold(r.Header.Get("Expect"), "100-continue")
 			w = &responseAfterBody{w, from}
 			defer from.discard()
@@ -170,9 +169,8 @@ type requestBody struct {
 	// reserved is what the body has of the account.
 	reserved atomic.Int64
 
-	// These are for HTTP/1. onDemand is true until a body is read that is sent only then,
-	// and ended once there is nothing to discard.
-	header          http.Header
+	// conn is that of HTTP/1. onDemand is true until a body is read that is sent only then, and ended
+	// once there is nothing to discard.
 	conn            http.ResponseController
 	onDemand, ended bool
 }
@@ -197,16 +195,13 @@ func (b *requestBody) Close() error {
 	return b.ReadCloser.Close()
 }
 
-// What is read of a body that nobody needs: so much, in so much time.
-const (
-	discardBytes   = 256 << 10
-	discardTimeout = time.Second
-)
+// discardTimeout is how long the rest of a body that nobody needs may take.
+const discardTimeout = time.Second
 
-// discard reads the rest of a body before the response over HTTP/1. A client that sends on, or
-// sends nothing, loses its connection: net/http would wait for it without end.
+// discard has net/http read the rest of a body before the response over HTTP/1, up to 256 KiB. A
+// client that sends on, or sends nothing, loses its connection: net/http would wait for it without end.
 func (b *requestBody) discard() {
-	if b.ended || b.header == nil {
+	if b.ended {
 		return
 	}
 	b.ended = true
@@ -215,13 +210,8 @@ func (b *requestBody) discard() {
 		until = until.Add(discardTimeout)
 	}
 	_ = b.conn.SetReadDeadline(until) // without deadlines, in tests, there is no connection
-	if !b.onDemand {
-		if _, err := io.CopyN(io.Discard, b.ReadCloser, discardBytes); errors.Is(err, io.EOF) {
-			_ = b.conn.SetReadDeadline(time.Time{})
-			return
-		}
-	}
-	b.header.Set("Connection", "close")
+	_ = b.ReadCloser.Close()
+	_ = b.conn.SetReadDeadline(time.Time{})
 }
 
 // responseAfterBody is a response over HTTP/1 that begins once the body is discarded.
