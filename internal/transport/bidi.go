@@ -43,9 +43,8 @@ const maxWaitingBytes = 16 << 20
 func BidiStream[M any, P message[M], Out any](s *Service, name protoreflect.Name, limit InFlight[P], f func(ctx context.Context, c *Call, in P, send func(*Out) error) error) {
 	s.handle(name, limitMessages, func(path string, options connect.HandlerOption) http.Handler {
 		return connect.NewBidiStreamHandler(path, func(ctx context.Context, stream *connect.BidiStream[incoming[M, P], Out]) error {
-			interrupt, _ := ctx.Value(interruptKey{}).(func())
 			b := &bidiStream[M, P, Out]{
-				receive: stream.Receive, send: stream.Send, interrupt: interrupt,
+				receive: stream.Receive, send: stream.Send, interrupt: ctx.Value(callBodyKey{}).(*callBody).interrupt,
 				call: func() *Call { return newCall(ctx, stream.RequestHeader(), stream.Peer(), path) }, method: f, stopping: s.settings.Stopping, sequence: limit.Sequence,
 			}
 			if err := b.run(ctx, limit.Limit); err != nil {
@@ -73,20 +72,16 @@ func BidiStream[M any, P message[M], Out any](s *Service, name protoreflect.Name
 	})
 }
 
-// interruptKey is the context key of a function that makes reading the stream fail.
-type interruptKey struct{}
-
 // limitMessages is limitMessage for a body of many messages.
 func limitMessages(next http.Handler, s Settings) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		conn := http.NewResponseController(w)
-		ctx := context.WithValue(r.Context(), interruptKey{}, func() { _ = conn.SetReadDeadline(time.Unix(0, 0)) })
 		messages := StallReader(w, r, s)
-		bounded := withCallBody(r.WithContext(ctx), r.Body, messages, s)
-		bounded.Body.(*callBody).beforeMessage = func() {
-			if stall, ok := messages.(*stallReader); ok {
-				stall.next()
-			}
+		bounded := withCallBody(r, r.Body, messages, s)
+		body := bounded.Body.(*callBody)
+		body.interrupt = func() { _ = conn.SetReadDeadline(time.Unix(0, 0)) }
+		if stall, ok := messages.(*stallReader); ok {
+			body.beforeMessage = stall.next
 		}
 		next.ServeHTTP(StallWriter(w, s.StallTimeout), bounded)
 	})

@@ -54,15 +54,19 @@ func CheckEncoding(r *http.Request) error {
 	return nil
 }
 
-// ReadBody returns the body, of at most limit bytes.
-func ReadBody(from io.Reader, limit int64) ([]byte, error) {
-	buffer := growingBuffer{limit: limit}
+// ReadBody returns the body, of at most limit bytes. The declared size, -1 if unknown, is a
+// hint.
+func ReadBody(from io.Reader, declared, limit int64) ([]byte, error) {
+	buffer := growingBuffer{declared: declared, limit: limit}
 	defer buffer.keep()
 	out, err := buffer.read(from)
 	if err != nil {
 		return nil, ReadFault(err)
 	}
-	return bytes.Clone(out), nil
+	if buffer.kept != nil {
+		out = bytes.Clone(out)
+	}
+	return out, nil
 }
 
 // bodyBuffers has buffers of 8 KiB to 16 MiB: most bodies are decoded, and then their buffers are free.
@@ -70,7 +74,8 @@ var bodyBuffers, _ = mem.NewBinaryTieredBufferPool(13, 14, 15, 16, 17, 18, 19, 2
 
 // growingBuffer is what a body is read into, twice what has come at most.
 type growingBuffer struct {
-	limit int64
+	// declared, if above 0, is the size of a body that is not decoded at once: the last buffer is its own.
+	declared, limit int64
 	// account, if not nil, is where each buffer is reserved before it is allocated.
 	account *budget.Account
 	// kept is the present buffer, if there is one.
@@ -102,6 +107,10 @@ func (g *growingBuffer) grow(buf []byte) ([]byte, error) {
 	size := min(max(2*int64(len(buf)), firstRead), g.limit+1)
 	if err := g.account.Reserve(size); err != nil {
 		return nil, err
+	}
+	if have := int64(len(buf)); 0 < g.declared && have <= g.declared && g.declared < size {
+		defer g.keep()
+		return append(make([]byte, 0, min(g.declared, g.limit)+1), buf...), nil
 	}
 	next := bodyBuffers.Get(int(size))
 	out := (*next)[:copy(*next, buf):size]
@@ -161,7 +170,8 @@ func FormFault(err error) error {
 func limitMessage(next http.Handler, s Settings) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w = StallWriter(w, s.StallTimeout)
-		next.ServeHTTP(w, boundMessage(w, r, s))
+		body := StallReader(w, r, s)
+		next.ServeHTTP(w, withCallBody(r, body, body, s))
 		// The library flushes the other protocols itself. On HTTP/1 a flush would cost
 		// the response its Content-Length.
 		if r.ProtoMajor == 2 && !isEnveloped(r.Header.Get("Content-Type")) {
@@ -170,14 +180,8 @@ func limitMessage(next http.Handler, s Settings) http.Handler {
 	})
 }
 
-// boundMessage returns a copy of the request with a bounded body: net/http decides by the
-// original's body whether the connection can carry another request.
-func boundMessage(w http.ResponseWriter, r *http.Request, s Settings) *http.Request {
-	body := StallReader(w, r, s)
-	return withCallBody(r, body, body, s)
-}
-
-// withCallBody returns the request with a body that keeps its messages for takeMessage.
+// withCallBody returns a copy of the request with a body that keeps its messages for takeMessage:
+// net/http decides by the original's body whether the connection can carry another request.
 func withCallBody(r *http.Request, prefixes io.ReadCloser, messages io.Reader, s Settings) *http.Request {
 	body := &callBody{
 		Closer: prefixes, prefixes: prefixes, messages: messages, timeout: s.StallTimeout, limit: int64(s.MaxMessageBytes),
@@ -231,8 +235,8 @@ type callBody struct {
 	// body has read.
 	memory  *budget.Account
 	release func()
-	// beforeMessage is called before each message, if not nil.
-	beforeMessage                func()
+	// For streams of messages: beforeMessage is called before each, if not nil, and interrupt makes reading fail.
+	beforeMessage, interrupt     func()
 	isEnveloped, isGzip, isPlain bool
 
 	// message is the one that was read last, which is in the buffer.

@@ -20,30 +20,35 @@ func TestReadBodyReturnsBodyWithinLimit(t *testing.T) {
 	t.Parallel()
 	for _, size := range []int{0, 1, 511, 512, 513, 1 << 20} {
 		want := bytes.Repeat([]byte{7}, size)
-		got, err := transport.ReadBody(iotest.HalfReader(bytes.NewReader(want)), 1<<20)
-		if err != nil || !bytes.Equal(got, want) {
-			t.Errorf("%d: %d bytes, %v", size, len(got), err)
+		for _, declared := range []int64{-1, 0, int64(size), int64(size) / 2, 10 * int64(size)} {
+			got, err := transport.ReadBody(iotest.HalfReader(bytes.NewReader(want)), declared, 1<<20)
+			if err != nil || !bytes.Equal(got, want) {
+				t.Errorf("%d declared as %d: %d bytes, %v", size, declared, len(got), err)
+			}
 		}
 	}
 }
 
 func TestReadBodyAllocatesAsItReads(t *testing.T) {
 	t.Parallel()
-	got, err := transport.ReadBody(strings.NewReader("short"), 1<<40)
+	got, err := transport.ReadBody(strings.NewReader("short"), 1<<40, 1<<40)
 	if err != nil || cap(got) > 1<<20 {
 		t.Errorf("%d bytes of room for %q: %v", cap(got), got, err)
 	}
 }
 
-// The last buffer is twice what has come at most, and with the buffers before it four times that.
+// The last buffer is twice what has come at most, however much is declared, and has the
+// declared size where that comes: with the buffers before it, three times that.
 func TestReadBodyAllocatesTwiceWhatArrives(t *testing.T) {
 	t.Parallel()
 	const first = 8 << 10
 	for _, size := range []int{100, 1 << 17, 1 << 20, 3 << 20, 1<<24 + 1, 1 << 26} {
-		from := &watched{from: bytes.NewReader(make([]byte, size))}
-		got, err := transport.ReadBody(from, 1<<40)
-		if most := 4*size + first; err != nil || len(got) != size || from.room > most+64 || cap(got) > max(2*size, first)+64 {
-			t.Errorf("of %d bytes: %d are allocated, not %d, of which %d last: %v", size, from.room, most, cap(got), err)
+		for came, most := range map[int]int{size: 3*size + first, size / 100: 4*size/100 + first} {
+			from := &watched{from: bytes.NewReader(make([]byte, came))}
+			got, err := transport.ReadBody(from, int64(size), 1<<40)
+			if err != nil || len(got) != came || from.room > most+64 || cap(got) > max(2*came, first)+64 || cap(got) > size+64 {
+				t.Errorf("of %d bytes %d come: %d are allocated, not %d, of which %d last: %v", size, came, from.room, most, cap(got), err)
+			}
 		}
 	}
 }
@@ -79,7 +84,7 @@ func TestReadBodyErrorsHaveReasons(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if _, err := transport.ReadBody(row.from, 4); fault.From(err).Reason != row.reason {
+			if _, err := transport.ReadBody(row.from, -1, 4); fault.From(err).Reason != row.reason {
 				t.Errorf("got %v", err)
 			}
 		})

@@ -18,7 +18,7 @@ func TestBodiesTogetherStayWithinBudget(t *testing.T) {
 	pool := budget.NewPool(budget.Settings{Limit: 2*body + (10 << 10)})
 	hold, held := make(chan struct{}), make(chan struct{})
 	url := fronttest.Serve(t, fronttest.WithMemory(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		data, err := transport.ReadBody(r.Body, 3*body)
+		data, err := transport.ReadBody(r.Body, r.ContentLength, 3*body)
 		if err != nil {
 			transport.WriteFault(w, err)
 			return

@@ -286,7 +286,7 @@ func (h *rest) readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) 
 	if err := transport.CheckLength(r, limit); err != nil {
 		return nil, err
 	}
-	return transport.ReadBody(http.MaxBytesReader(w, transport.StallReader(w, r, h.settings), limit), limit)
+	return transport.ReadBody(http.MaxBytesReader(w, transport.StallReader(w, r, h.settings), limit), r.ContentLength, limit)
 }
 
 // split returns the JSON of a body, and the bytes behind it.

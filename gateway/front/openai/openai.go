@@ -186,7 +186,7 @@ func (f *form) next() (*multipart.Part, error) {
 		case len(f.fields) == maxFields:
 			return nil, fault.Newf(fault.InvalidRequest, "the form has more than %d fields", maxFields)
 		}
-		value, err := transport.ReadBody(part, maxFieldBytes)
+		value, err := transport.ReadBody(part, -1, maxFieldBytes)
 		if err != nil {
 			return nil, err
 		}
@@ -259,7 +259,7 @@ func listOf[T any](list func(context.Context, jobs.ListOptions) (*jobs.Page[T], 
 const maxBatchBody = 64 << 10
 
 func (h *handler) createBatch(w http.ResponseWriter, r *http.Request) (any, error) {
-	data, err := transport.ReadBody(transport.StallReader(w, r, h.settings), maxBatchBody)
+	data, err := transport.ReadBody(transport.StallReader(w, r, h.settings), r.ContentLength, maxBatchBody)
 	if err != nil {
 		return nil, err
 	}

@@ -35,7 +35,7 @@ func (h *handler) readInputs(out *call.Request, w http.ResponseWriter, r *http.R
 		}
 	} else {
 		var data []byte
-		if data, err = transport.ReadBody(from, int64(h.settings.MaxMessageBytes)); err == nil {
+		if data, err = transport.ReadBody(from, r.ContentLength, int64(h.settings.MaxMessageBytes)); err == nil {
 			err = h.takeBody(out, &f, kind, data, memory)
 		}
 	}
@@ -194,6 +194,6 @@ func blobOf(part *multipart.Part, index int, limit int64) (payload.Part, error) 
 	default:
 		contentType = textPlain
 	}
-	data, err := transport.ReadBody(transport.FormReader{Reader: part}, limit)
+	data, err := transport.ReadBody(transport.FormReader{Reader: part}, -1, limit)
 	return payload.OfBlob(name, contentType, data), err
 }
