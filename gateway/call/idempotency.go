@@ -161,9 +161,11 @@ func (i *idempotent) claimAndRun(ctx context.Context, state keyState) (*Response
 	}
 	env := i.own.env
 	if state.record.Seq == 0 {
-		if f := i.service.ReserveStored(ctx, i.service.keys.store.Share, keyBytes); f != nil {
+		stored, f := i.service.ReserveStored(ctx, i.service.keys.store.Share, keyBytes)
+		if f != nil {
 			return nil, f
 		}
+		stored() // soon
 	}
 	record, err := i.service.keys.store.Claim(ctx, i.key, &envelope.Claim{
 		Mesh: env.Mesh, Tenant: env.Tenant, Pipeline: env.Pipeline,

@@ -313,7 +313,10 @@ func (s *Service) awaitCapacity(ctx context.Context, x *call) (f *fault.Fault) {
 	if f == nil && x.env.StoresResult() {
 		if f = s.resultsStream.Ensure(ctx); f == nil {
 			// It is about as large as the inputs. A job's is deleted soon, and a fault would hold up the jobs of all tenants.
-			f = s.reserveStored(ctx, s.results.Share, s.settings.Shared && !x.request.StoreResult, int64(payload.Size(x.request.Inputs)))
+			var stored func()
+			if stored, f = s.reserveStored(ctx, s.results.Share, s.settings.Shared && !x.request.StoreResult, int64(payload.Size(x.request.Inputs))); f == nil {
+				stored() // by whoever ends the request
+			}
 		}
 	}
 	return f

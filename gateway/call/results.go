@@ -159,18 +159,17 @@ func (s *Service) RequestOf(ctx context.Context, k Key) (string, error) {
 }
 
 // ReserveStored reserves space for a message of n bytes of the context's tenant, or returns the fault
-// that rejects it, see store.Share.
-func (s *Service) ReserveStored(ctx context.Context, of *store.Share, n int64) *fault.Fault {
+// that rejects it. The caller calls stored once the message is stored or rejected, see store.Share.
+func (s *Service) ReserveStored(ctx context.Context, of *store.Share, n int64) (stored func(), f *fault.Fault) {
 	return s.reserveStored(ctx, of, s.settings.Shared, n)
 }
 
-func (s *Service) reserveStored(ctx context.Context, of *store.Share, isShared bool, n int64) *fault.Fault {
+func (s *Service) reserveStored(ctx context.Context, of *store.Share, isShared bool, n int64) (stored func(), f *fault.Fault) {
 	s.shares.LoadOrStore(of.Name(), of)
-	f := of.Reserve(ctx, budget.TenantOf(ctx), isShared, n)
-	if f != nil {
+	if stored, f = of.Reserve(ctx, budget.TenantOf(ctx), isShared, n); f != nil {
 		s.metrics.rejectedStored.Add(ctx, 1, metric.WithAttributes(attribute.String("stream", of.Name()), attribute.String("tenant", budget.TenantOf(ctx))))
 	}
-	return f
+	return stored, f
 }
 
 // LazyStream is a stream that some requests need. It reserves space on the broker,

@@ -118,10 +118,12 @@ func (s *Service) CallBatches(ctx context.Context, do func() error) error {
 
 // CreateFile stores a file. It calls describe once it has read all of it.
 func (s *Service) CreateFile(ctx context.Context, from io.Reader, describe func() (FileOptions, error)) (*store.File, error) {
-	if f := s.calls.ReserveStored(ctx, s.batches.Records, recordBytes); f != nil {
+	stored, f := s.calls.ReserveStored(ctx, s.batches.Records, recordBytes)
+	if f != nil {
 		return nil, f
 	}
-	reserve := func(n int64) *fault.Fault { return s.calls.ReserveStored(ctx, s.batches.Files, n) }
+	defer stored()
+	reserve := func(n int64) (func(), *fault.Fault) { return s.calls.ReserveStored(ctx, s.batches.Files, n) }
 	data, size, err := s.batches.Write(ctx, budget.TenantOf(ctx), reserve, func(to io.Writer) error {
 		_, err := io.Copy(to, io.LimitReader(from, maxFileBytes+1))
 		return err
@@ -366,9 +368,11 @@ func (s *Service) CreateBatch(ctx context.Context, in NewBatch) (*store.Batch, e
 	if err != nil {
 		return nil, err
 	}
-	if f := s.calls.ReserveStored(ctx, s.batches.Records, recordBytes); f != nil {
+	stored, f := s.calls.ReserveStored(ctx, s.batches.Records, recordBytes)
+	if f != nil {
 		return nil, f
 	}
+	defer stored()
 	id, now := uuid.Must(uuid.NewV7()), time.Now()
 	out := &store.BatchRecord{
 		Batch: store.Batch{

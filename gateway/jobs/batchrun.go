@@ -415,9 +415,11 @@ func (b *batchRun) finalize(ctx context.Context) error {
 		return err
 	}
 	defer b.writing.Release(b.tenant, 1)
-	if f := b.calls.ReserveStored(ctx, b.batches.Files, b.get().InputBytes); f != nil { // about as much
+	stored, f := b.calls.ReserveStored(ctx, b.batches.Files, b.get().InputBytes) // about as much
+	if f != nil {
 		return f
 	}
+	defer stored()
 	if err := b.update(ctx, func(r *store.BatchRecord) bool {
 		isNew := r.Status == store.BatchInProgress || r.Status == store.BatchValidating
 		r.Status, r.FinalizingAt = store.BatchFinalizing, time.Now().Unix()

@@ -210,9 +210,11 @@ func (s *Service) submit(ctx context.Context, in *inferencev1.SubmitJobRequest, 
 	job.Job.Id = id.String()
 	size := int64(proto.Size(job)) // its record will have about as much
 	for _, of := range []*store.Share{q.share, s.store.Records} {
-		if f := s.calls.ReserveStored(ctx, of, size); f != nil {
+		stored, f := s.calls.ReserveStored(ctx, of, size)
+		if f != nil {
 			return nil, f
 		}
+		defer stored()
 	}
 	header := bus.JobHeader{Deadline: deadline, Priority: in.GetPriority(), Attributes: in.GetAttributes(), Tokens: pipeline.TokensOfCall(job.GetHttp())}
 	_, added, err := s.store.Submit(ctx, id, tenant, header, job)

@@ -287,7 +287,7 @@ const (
 // Write stores what fill writes for a tenant, and returns where it is and how many bytes. reserve,
 // unless it is nil, may reject each message, by its bytes. After an error nothing is stored. What is in
 // memory grows as bytes arrive, and counts against the owner of the context.
-func (s *Batches) Write(ctx context.Context, tenant string, reserve func(int64) *fault.Fault, fill func(io.Writer) error) (data string, size int64, err error) {
+func (s *Batches) Write(ctx context.Context, tenant string, reserve func(int64) (func(), *fault.Fault), fill func(io.Writer) error) (data string, size int64, err error) {
 	to := &fileWriter{data: uuid.NewString(), tenant: tenant, limit: max(min(chunkBytes, s.bus.MaxPayload()/2), 1), reserve: reserve, ctx: ctx, store: s} //nolint:mnd // room for headers
 	if err = fill(to); err == nil {
 		err = to.flush()
@@ -306,7 +306,7 @@ type fileWriter struct {
 	size         int64
 	limit        int
 	buf          []byte
-	reserve      func(int64) *fault.Fault
+	reserve      func(int64) (stored func(), f *fault.Fault)
 	ctx          context.Context //nolint:containedctx // it lives as long as Write
 	store        *Batches
 }
@@ -338,9 +338,11 @@ func (w *fileWriter) flush() error {
 		return nil
 	}
 	if w.reserve != nil {
-		if f := w.reserve(int64(len(w.buf))); f != nil {
+		stored, f := w.reserve(int64(len(w.buf)))
+		if f != nil {
 			return f
 		}
+		defer stored()
 	}
 	_, err := w.store.bus.PublishAndWait(w.ctx, w.store.bus.FileData(w.data, w.tenant, w.buf))
 	w.size += int64(len(w.buf))

@@ -17,16 +17,18 @@ import (
 // Share bounds what each tenant keeps in a stream, in messages and in bytes, by the rule of
 // budget.Pool: a tenant alone may fill seven eighths.
 //
-//	if f := results.Share.Reserve(ctx, tenant, true, size); f != nil {
+//	stored, f := results.Share.Reserve(ctx, tenant, true, size)
+//	if f != nil {
 //		return f
 //	}
 //	// store it
+//	stored()
 //
 // The stream itself says what it has: each second, and before a fault. Only a stream that is seven eighths
 // full can have a tenant with too much, so only then its messages are counted by tenant, by their
-// headers, in a tenth of the time at most. What this process has reserved since counts too. So a bound
-// is right after restarts. It is exceeded by what is on its way at a reading, and by what other
-// processes store in a second. What a tenant removes is free after the next count.
+// headers, in a tenth of the time at most. What this process has reserved since, and is storing, counts
+// too. So a bound is right after restarts. With other processes it is exceeded by what these store in
+// a second, and what a tenant removes is free after the next count.
 type Share struct {
 	stream *stream
 	key    string
@@ -41,12 +43,14 @@ type Share struct {
 	readAt time.Time
 	// has is what the stream has, with what was added here since; limit bounds it, and is negative where nothing does.
 	has, limit Usage
-	// tenants has the usage of each tenant: by the last count with what was added here since, and only
-	// the latter while isCounted is false, below seven eighths. The count took so long.
-	tenants   map[string]Usage
-	isCounted bool
-	countedAt time.Time
-	took      time.Duration
+	// counted has the usage of each tenant, and recent what was added here since; it is nil below
+	// seven eighths. It took so long.
+	counted, recent map[string]Usage
+	// storing is the part of recent that may not be stored yet, of each tenant and of all.
+	storing    map[string]Usage
+	allStoring Usage
+	countedAt  time.Time
+	took       time.Duration
 }
 
 // Usage is what is stored.
@@ -69,48 +73,59 @@ const (
 
 // newShare returns the share of a stream, whose bound has that key in a mesh file. A fault has the reason.
 func (s *stream) newShare(key string, reason fault.Reason) *Share {
-	return &Share{stream: s, key: key, reason: reason, reading: semaphore.NewWeighted(1), tenants: map[string]Usage{}}
+	return &Share{stream: s, key: key, reason: reason, reading: semaphore.NewWeighted(1), recent: map[string]Usage{}, storing: map[string]Usage{}}
 }
 
 // Name names the stream in metrics.
 func (s *Share) Name() string { return s.stream.config.Name }
 
-// Reserve reserves space for a message of n bytes, or returns the fault that rejects it. If the stream
-// is not shared, tenants have no bounds of their own. While the broker does not answer there is space.
-func (s *Share) Reserve(ctx context.Context, tenant string, isShared bool, n int64) *fault.Fault {
+// Reserve reserves space for a message of n bytes, or returns the fault that rejects it. The caller
+// calls stored once the message is stored, or will not be. If the stream is not shared, tenants have
+// no bounds of their own. While the broker does not answer there is space.
+func (s *Share) Reserve(ctx context.Context, tenant string, isShared bool, n int64) (stored func(), f *fault.Fault) {
 	if !isShared && s.spare == 0 {
-		return nil // the broker knows the bound
+		return func() {}, nil // the broker knows the bound
 	}
 	arrived, more := time.Now(), Usage{1, n + messageUse}
-	if s.isReadBefore(arrived.Add(-shareAge)) && s.reading.TryAcquire(1) {
+	s.mu.Lock()
+	isOld := arrived.Sub(s.readAt) >= shareAge
+	s.mu.Unlock()
+	if isOld && s.reading.TryAcquire(1) {
 		s.read(ctx)
 		s.reading.Release(1)
 	}
-	if _, isSure := s.reserve(tenant, isShared, more); isSure {
-		return nil
+	f, isSure := s.reserve(tenant, isShared, more)
+	if !isSure {
+		if err := s.reading.Acquire(ctx, 1); err != nil {
+			return nil, fault.From(err)
+		}
+		s.mu.Lock()
+		isOld = s.readAt.Before(arrived)
+		s.mu.Unlock()
+		if isOld {
+			s.read(ctx)
+		}
+		s.reading.Release(1)
+		f, isSure = s.reserve(tenant, isShared, more)
 	}
-	if err := s.reading.Acquire(ctx, 1); err != nil {
-		return fault.From(err)
+	if f != nil || !isSure {
+		return func() {}, f
 	}
-	defer s.reading.Release(1)
-	if s.isReadBefore(arrived) {
-		s.read(ctx)
-	}
-	f, _ := s.reserve(tenant, isShared, more)
-	return f
-}
-
-func (s *Share) isReadBefore(at time.Time) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.readAt.Before(at)
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.allStoring = s.allStoring.minus(more)
+		if s.storing[tenant] = s.storing[tenant].minus(more); s.storing[tenant] == (Usage{}) {
+			delete(s.storing, tenant)
+		}
+	}, nil
 }
 
 // reserve decides by what is known. It is sure if nothing newer can change that.
 func (s *Share) reserve(tenant string, isShared bool, more Usage) (f *fault.Fault, isSure bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	has, own := s.has.plus(more), s.tenants[tenant].plus(more)
+	has, own := s.has.plus(more), s.recent[tenant].plus(s.counted[tenant]).plus(more)
 	switch {
 	case s.limit == Usage{}: // nothing was read yet
 		return nil, false
@@ -120,10 +135,11 @@ func (s *Share) reserve(tenant string, isShared bool, more Usage) (f *fault.Faul
 	case isGreedy(own.Messages, has.Messages, s.limit.Messages), isGreedy(own.Bytes, has.Bytes, s.limit.Bytes):
 		return fault.Newf(s.reason, "this tenant keeps %d messages and %d bytes in the stream %s, which leaves too little of it to others, see %s; delete some, or wait until they have ended or expired",
 			own.Messages-more.Messages, own.Bytes-more.Bytes, s.Name(), s.key).WithRetryAfter(budget.RetryAfter), false
-	case !s.isCounted && s.isNear(has):
+	case s.counted == nil && s.isNear(has):
 		return nil, false
 	}
-	s.has, s.tenants[tenant] = has, own
+	s.has, s.allStoring = has, s.allStoring.plus(more)
+	s.recent[tenant], s.storing[tenant] = s.recent[tenant].plus(more), s.storing[tenant].plus(more)
 	return nil, true
 }
 
@@ -140,7 +156,7 @@ func (s *Share) isNear(has Usage) bool {
 func (s *Share) read(ctx context.Context) {
 	began := time.Now()
 	s.mu.Lock()
-	before := s.has
+	before := s.has.minus(s.allStoring)
 	s.mu.Unlock()
 	limited, cancel := context.WithTimeout(ctx, shareTimeout)
 	defer cancel()
@@ -152,14 +168,15 @@ func (s *Share) read(ctx context.Context) {
 		return
 	}
 	info := found.CachedInfo()
-	s.has = s.has.minus(before).plus(Usage{int64(info.State.Msgs), int64(info.State.Bytes)})
+	added := s.has.minus(before) // what the broker may not know
+	s.has = Usage{int64(info.State.Msgs), int64(info.State.Bytes)}.plus(added)
 	s.limit = Usage{info.Config.MaxMsgs, info.Config.MaxBytes}
 	if s.spare > 0 {
 		s.limit.Bytes -= s.limit.Bytes / s.spare
 	}
 	isNear, isDue := s.isNear(s.has.plus(Usage{1, messageUse})), began.Sub(s.countedAt) > countPause*s.took
 	if !isNear && isDue {
-		s.tenants, s.isCounted = map[string]Usage{}, false
+		s.counted, s.recent = nil, maps.Clone(s.storing)
 	}
 	s.mu.Unlock()
 	if isNear && isDue {
@@ -170,7 +187,10 @@ func (s *Share) read(ctx context.Context) {
 // count counts what each tenant has.
 func (s *Share) count(ctx context.Context) {
 	s.mu.Lock()
-	before := maps.Clone(s.tenants)
+	before := maps.Clone(s.recent)
+	for tenant, u := range s.storing {
+		before[tenant] = before[tenant].minus(u)
+	}
 	s.mu.Unlock()
 	began := time.Now()
 	counted, err := s.Count(ctx)
@@ -180,12 +200,12 @@ func (s *Share) count(ctx context.Context) {
 	if err != nil {
 		return
 	}
-	for tenant, u := range s.tenants {
-		if added := u.minus(before[tenant]); added != (Usage{}) {
-			counted[tenant] = counted[tenant].plus(added)
+	for tenant, u := range before { // the rest was added meanwhile
+		if s.recent[tenant] = s.recent[tenant].minus(u); s.recent[tenant] == (Usage{}) {
+			delete(s.recent, tenant)
 		}
 	}
-	s.tenants, s.isCounted = counted, true
+	s.counted = counted
 }
 
 // Count counts what each tenant has in the stream; "" is for messages that name none.
@@ -208,8 +228,5 @@ func (s *Share) Count(ctx context.Context) (map[string]Usage, error) {
 func (s *Share) Counted() map[string]Usage {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.isCounted {
-		return nil
-	}
-	return maps.Clone(s.tenants)
+	return maps.Clone(s.counted)
 }

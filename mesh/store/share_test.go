@@ -15,7 +15,8 @@ func fill(t *testing.T, b *bus.Bus, r *store.Results, tenant string) (n int) {
 	t.Helper()
 	text := strings.Repeat("x", 64<<10)
 	for ; ; n++ {
-		if f := r.Share.Reserve(t.Context(), tenant, true, int64(len(text))); f != nil {
+		stored, f := r.Share.Reserve(t.Context(), tenant, true, int64(len(text)))
+		if f != nil {
 			if f.Reason != fault.Overloaded || !f.Retryable() || !strings.Contains(f.Message, "results.max_bytes") {
 				t.Errorf("the fault is %v", f)
 			}
@@ -26,6 +27,7 @@ func fill(t *testing.T, b *bus.Bus, r *store.Results, tenant string) (n int) {
 		if _, err := put(t, b, result); err != nil {
 			t.Fatalf("%d results of %s are stored, and then: %v", n, tenant, err)
 		}
+		stored()
 	}
 }
 
@@ -41,7 +43,7 @@ func TestTenantLeavesSpaceInAStream(t *testing.T) {
 	}
 	// Another process knows it from the stream, and one that starts again as well.
 	other := store.NewResults(broker.Connect(mesh), s)
-	if f := other.Share.Reserve(t.Context(), "a", true, 64<<10); f == nil {
+	if _, f := other.Share.Reserve(t.Context(), "a", true, 64<<10); f == nil {
 		t.Error("another process lets the tenant store more")
 	}
 	if n := fill(t, b, other, "b"); n < 3 {
@@ -51,7 +53,7 @@ func TestTenantLeavesSpaceInAStream(t *testing.T) {
 	if err != nil || counted["a"].Bytes < 6<<20 || counted["a"].Bytes > 8<<20 || counted["b"].Messages == 0 {
 		t.Errorf("the tenants have %v, %v", counted, err)
 	}
-	if f := other.Share.Reserve(t.Context(), "a", false, 1<<20); f == nil || !strings.Contains(f.Message, "is full") {
+	if _, f := other.Share.Reserve(t.Context(), "a", false, 1<<20); f == nil || !strings.Contains(f.Message, "is full") {
 		t.Errorf("the space of requests in flight is given away: %v", f)
 	}
 	stream, err := b.JetStream().Stream(t.Context(), b.ResultStream())
