@@ -43,6 +43,7 @@ import (
 	"github.com/stagemesh/stagemesh/dispatch"
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/internal/meshfile"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/config"
@@ -239,6 +240,12 @@ func (m *Mesh) Start(ctx context.Context) error {
 	}
 	m.parts.Store(p)
 	return p.group.Start(ctx)
+}
+
+// WithTenant returns a context whose calls are of a tenant, a name as stages have: it sees the
+// results, keys, jobs and files of that tenant alone, and shares bounds with others.
+func WithTenant(ctx context.Context, tenant string) context.Context {
+	return budget.WithTenant(ctx, tenant)
 }
 
 // Infer runs one request through a pipeline. Errors are *fault.Fault. Of a stage

@@ -42,7 +42,7 @@ func TestTapShowsRequestsAndDelaysNone(t *testing.T) {
 		Name: "score", Runner: sourceModels(), Config: stagehost.Config{Models: &stagehost.ModelSettings{Capacity: 16 << 20, DefaultSize: 1 << 20}},
 	}))
 	askWithKey := func(name string, data []byte, key string) error {
-		_, err := m.Infer(budget.WithTenant(t.Context(), "blue"), &call.Request{
+		_, err := m.Infer(stagemesh.WithTenant(t.Context(), "blue"), &call.Request{
 			Pipeline: name, Inputs: []payload.Part{payload.OfBlob("x", "text/plain", data)}, IdempotencyKey: key,
 		})
 		return err

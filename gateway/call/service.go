@@ -16,7 +16,7 @@
 // can hold it longer. A call that leaves too many chunks unread ends with SLOW_READER.
 // docs/design/settling.md has durable requests, idempotency keys and cancels.
 //
-// A call is that of the tenant of its context, see WithTenant. Keys, results and requests of
+// A call is that of the tenant of its context, see budget.WithTenant. Keys, results and requests of
 // one tenant do not exist for another: Result returns NOT_FOUND, and Cancel does nothing.
 // Service is safe for concurrent use.
 package call
