@@ -108,18 +108,96 @@ func (a *Availability) Stop() {
 	a.queries.Wait()
 }
 
-// Admit returns nil when every stage on the route can take the tenant's item: at once or,
-// where the caller waits, later. It also returns the queue where the item is
-// expected to wait longest, if any.
-func (a *Availability) Admit(ctx context.Context, env *envelope.Envelope, tenant string, wait bool) (slowest *Queue, f *fault.Fault) {
-	f = a.CheckHosts(ctx, env.Route, env.Durability)
+// Admit admits the tenant's item, which must Leave, when every stage on the route can take it: at
+// once or, where the caller waits, later.
+func (a *Availability) Admit(ctx context.Context, env *envelope.Envelope, tenant string, wait bool) (*Admitted, *fault.Fault) {
+	f := a.CheckHosts(ctx, env.Route, env.Durability)
 	for f == nil {
-		if slowest, f = a.CheckQueues(env, tenant); f == nil || !wait {
-			return slowest, f
+		var in *Admitted
+		if in, f = a.enter(env, tenant); f == nil || !wait {
+			return in, f
 		}
 		f = a.pause(ctx, env, f)
 	}
 	return nil, f
+}
+
+// Admitted is an item that was admitted. It counts in the queues of its route until it leaves, among
+// its tenant's and, before it is sent, as if it were in them: of many that come together each is
+// checked with those before it.
+type Admitted struct {
+	availability *Availability
+	tenant       string
+	class        int
+	queues       []*Queue
+	// slowest is the queue where the item is expected to wait longest, or nil.
+	slowest *Queue
+	isSent  bool
+}
+
+// enter checks the queues and admits the item.
+func (a *Availability) enter(env *envelope.Envelope, tenant string) (*Admitted, *fault.Fault) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	slowest, f := a.checkQueues(env, tenant)
+	if f != nil {
+		return nil, f
+	}
+	return a.count(env, tenant, slowest), nil
+}
+
+func (a *Availability) count(env *envelope.Envelope, tenant string, slowest *Queue) *Admitted {
+	in := &Admitted{a, tenant, indexOf(env.Class()), make([]*Queue, len(env.Route)), slowest, false}
+	for i := range env.Route {
+		q := a.queue(queueKey{env.Route[i].Queue(), env.Durability})
+		if a.isShared {
+			if q.tenants == nil {
+				q.tenants = map[string]int64{}
+			}
+			q.tenants[tenant]++
+		}
+		in.queues[i] = q
+	}
+	in.queues[0].estimate.entering++
+	return in
+}
+
+// Sent records that this gateway has sent the item to its first queue.
+func (in *Admitted) Sent() {
+	in.availability.mu.Lock()
+	defer in.availability.mu.Unlock()
+	e := &in.queues[0].estimate
+	e.entering--
+	e.own.sent[in.class]++
+	in.isSent = true
+}
+
+// Late records that the item was not answered in time.
+func (in *Admitted) Late() {
+	in.availability.mu.Lock()
+	defer in.availability.mu.Unlock()
+	if in.slowest != nil {
+		in.slowest.estimate.own.late++
+	}
+}
+
+// Leave ends the item's count. A nil item was not admitted.
+func (in *Admitted) Leave() {
+	if in == nil {
+		return
+	}
+	in.availability.mu.Lock()
+	defer in.availability.mu.Unlock()
+	for _, q := range in.queues {
+		if q.tenants[in.tenant] > 1 {
+			q.tenants[in.tenant]--
+		} else {
+			delete(q.tenants, in.tenant)
+		}
+	}
+	if !in.isSent {
+		in.queues[0].estimate.entering--
+	}
 }
 
 // pause waits until it is time to check the queues again, after a check that
@@ -342,16 +420,22 @@ func (a *Availability) askBacklog(q *Queue, hosts *hostReport, hostsReported <-c
 // the estimate is of a mean, and late work is lost work.
 const maxWaitShare = 0.8
 
-// CheckQueues returns nil when every queue on the route has space for the tenant's item,
-// and the work ahead of it leaves it enough time. It also returns the queue where
-// the item is expected to wait longest, if any.
-func (a *Availability) CheckQueues(env *envelope.Envelope, tenant string) (slowest *Queue, f *fault.Fault) {
+// HasSpace reports whether every queue on the route has space for the tenant's item, and the work
+// ahead of it leaves it enough time.
+func (a *Availability) HasSpace(env *envelope.Envelope, tenant string) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	_, f := a.checkQueues(env, tenant)
+	return f == nil
+}
+
+// checkQueues returns why there is no such space, or the queue where the item is expected to wait
+// longest, if any. The caller holds mu.
+func (a *Availability) checkQueues(env *envelope.Envelope, tenant string) (slowest *Queue, f *fault.Fault) {
 	now := time.Now()
 	class := env.Class()
 	var total, longest time.Duration
 	slowestHop := env.Hop()
-	a.mu.Lock()
-	defer a.mu.Unlock()
 	for i := range env.Route {
 		hop := &env.Route[i]
 		q := a.queue(queueKey{hop.Queue(), env.Durability})
@@ -396,40 +480,6 @@ func (a *Availability) Wait(stage pipeline.StageName) (longest time.Duration) {
 	return longest
 }
 
-// Enter counts the item among its tenant's in the queues of its route, until leave is called.
-func (a *Availability) Enter(env *envelope.Envelope, tenant string) (leave func()) {
-	if !a.isShared {
-		return func() {}
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	queues := make([]*Queue, len(env.Route))
-	for i := range env.Route {
-		q := a.queue(queueKey{env.Route[i].Queue(), env.Durability})
-		if q.tenants == nil {
-			q.tenants = map[string]int64{}
-		}
-		q.tenants[tenant]++
-		queues[i] = q
-	}
-	return func() {
-		a.mu.Lock()
-		defer a.mu.Unlock()
-		for _, q := range queues {
-			if q.tenants[tenant]--; q.tenants[tenant] == 0 {
-				delete(q.tenants, tenant)
-			}
-		}
-	}
-}
-
-// Sent records that this gateway has sent the item to its first queue.
-func (a *Availability) Sent(env *envelope.Envelope) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.queue(queueKey{env.Hop().Queue(), env.Durability}).estimate.own.sent[indexOf(env.Class())]++
-}
-
 // Deleted records that the item was deleted from its first queue.
 func (a *Availability) Deleted(env *envelope.Envelope) {
 	a.mu.Lock()
@@ -444,14 +494,6 @@ func (a *Availability) Answered(env *envelope.Envelope) {
 	for _, hop := range env.Route {
 		a.queue(queueKey{hop.Queue(), env.Durability}).estimate.own.answered++
 	}
-}
-
-// Late records that an item was not answered in time which was expected to wait
-// longest in this queue.
-func (a *Availability) Late(q *Queue) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	q.estimate.own.late++
 }
 
 // Report registers the gauges of queue lengths and drain rates, which leave out queues that

@@ -167,7 +167,9 @@ func TestTenantsShareAQueue(t *testing.T) {
 			var leave []func()
 			for tenant, n := range map[string]int{"a": row.a, "b": row.b} {
 				for range n {
-					leave = append(leave, a.Enter(env, tenant))
+					in := a.count(env, tenant, nil)
+					in.Sent() // and the backlog has it
+					leave = append(leave, in.Leave)
 				}
 			}
 			for tenant, want := range map[string]fault.Reason{"a": row.toA, "b": row.toB} {
@@ -185,9 +187,41 @@ func TestTenantsShareAQueue(t *testing.T) {
 	}
 }
 
+// Requests that come together are admitted before any of them is sent.
+func TestAdmittedItemsCountBeforeTheyAreSent(t *testing.T) {
+	t.Parallel()
+	for name, row := range map[string]struct {
+		isShared bool
+		want     int
+	}{"tenants": {true, 70}, "one tenant": {false, 80}} {
+		a := NewAvailability(&distant{backlog: &bus.Backlog{MaxItems: 100}}, row.isShared, nil)
+		defer a.Stop()
+		env := &envelope.Envelope{Durability: pipeline.Memory, Route: []pipeline.Hop{{Stage: "s", Step: "s"}}, Deadline: time.Now().Add(time.Minute)}
+		var admitted []*Admitted
+		for range 90 {
+			if in, f := a.Admit(t.Context(), env, "a", false); f == nil {
+				admitted = append(admitted, in)
+			}
+		}
+		if len(admitted) != row.want {
+			t.Errorf("%s: %d of 90 are admitted, want %d", name, len(admitted), row.want)
+		}
+		for i, in := range admitted {
+			if i%2 == 0 {
+				in.Sent()
+			}
+			in.Leave()
+		}
+		if q := a.queue(queueKey{"s", pipeline.Memory}); q.estimate.entering != 0 || len(q.tenants) != 0 {
+			t.Errorf("%s: %d items count, and those of %v, after all have left", name, q.estimate.entering, q.tenants)
+		}
+	}
+}
+
 func admit(t *testing.T, a *Availability, env *envelope.Envelope, tenant string) fault.Reason {
 	t.Helper()
-	_, f := a.Admit(t.Context(), env, tenant, false)
+	in, f := a.Admit(t.Context(), env, tenant, false)
+	in.Leave()
 	if f == nil {
 		return ""
 	}

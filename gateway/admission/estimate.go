@@ -27,6 +27,8 @@ type estimator struct {
 	last     sample
 	observed bool
 	own      counters
+	// entering items of this gateway are admitted and not yet sent.
+	entering int64
 	// others is what other gateways and stages queue, in items a second.
 	others float64
 	// drained items left the queue in so many seconds in which hosts were busy;
@@ -191,7 +193,7 @@ func (e *estimator) rate(now time.Time) (perSecond float64, known bool) {
 }
 
 // items is how many items of the class, and of those served before it, the queue
-// has by now: those of the last sample, and what has come and left since.
+// has by now: those of the last sample, what has come and left since, and what is about to come.
 func (e *estimator) items(class pipeline.Class, now time.Time) float64 {
 	since := now.Sub(e.last.at).Seconds()
 	i := indexOf(class)
@@ -200,7 +202,7 @@ func (e *estimator) items(class pipeline.Class, now time.Time) float64 {
 	if rate, known := e.rate(now); known {
 		left = max(left, rate*since)
 	}
-	return max(0, float64(e.last.items.upTo(i))+came-left)
+	return max(0, float64(e.last.items.upTo(i))+came-left) + float64(e.entering)
 }
 
 // wait is how long an item of the class will be with the stage, where that is

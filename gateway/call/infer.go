@@ -178,6 +178,7 @@ func (s *Service) respond(ctx context.Context, x *call) (*Response, pipeline.Req
 		response, err := i.runOrFollow(ctx)
 		return response, i.current().env.RequestID, err
 	}
+	defer x.leaveQueues()
 	if f := s.awaitCapacity(ctx, x); f != nil {
 		return nil, x.env.RequestID, f
 	}
@@ -193,7 +194,6 @@ func (x *call) run(ctx context.Context) (*Response, error) {
 		return nil, err
 	}
 	defer x.pending.forget()
-	defer x.service.availability.Enter(x.env, x.tenant)()
 	err := x.send()
 	var response *Response
 	for response == nil && err == nil {
@@ -215,7 +215,7 @@ func (x *call) send() error {
 		}
 		x.pending.wait(x.memoryStages(x.env.Durability))
 	}
-	x.service.availability.Sent(x.env)
+	x.admitted.Sent()
 	if !isHandedOver {
 		x.publish()
 	}
@@ -233,10 +233,9 @@ type call struct {
 	// caller wants the response alone.
 	emit  func(Chunk) error
 	label string
-	// waitForCapacity is true where the request waits for capacity. slowestQueue is the queue
-	// where it is expected to wait longest, if any.
+	// waitForCapacity is true where the request waits for capacity. admitted is nil before it has.
 	waitForCapacity bool
-	slowestQueue    *admission.Queue
+	admitted        *admission.Admitted
 
 	pending *pending
 	// steps is the timeline that the last reply had.
@@ -294,15 +293,15 @@ func (p place) release() {
 }
 
 // awaitCapacity returns nil when the mesh can take the request: now or, where it
-// waits for capacity, later.
+// waits for capacity, later. After it, also if it fails, the caller calls leaveQueues.
 func (s *Service) awaitCapacity(ctx context.Context, x *call) (f *fault.Fault) {
 	isForHost := slices.ContainsFunc(x.env.Route, func(hop pipeline.Hop) bool { return hop.Host != "" })
-	x.slowestQueue, f = s.availability.Admit(ctx, x.env, x.tenant, x.waitForCapacity && !isForHost)
+	x.admitted, f = s.availability.Admit(ctx, x.env, x.tenant, x.waitForCapacity && !isForHost)
 	if f != nil && isForHost {
 		if f.Reason == fault.NoCapacity {
 			forAnyHost(x.env.Route)
 		}
-		x.slowestQueue, f = s.availability.Admit(ctx, x.env, x.tenant, x.waitForCapacity)
+		x.admitted, f = s.availability.Admit(ctx, x.env, x.tenant, x.waitForCapacity)
 	}
 	if f == nil {
 		f = s.checkClock() // the broker has just reported a queue, and its time
@@ -321,6 +320,8 @@ func (s *Service) awaitCapacity(ctx context.Context, x *call) (f *fault.Fault) {
 	}
 	return f
 }
+
+func (x *call) leaveQueues() { x.admitted.Leave() }
 
 // register makes the call pending under its execution.
 func (x *call) register() error {
@@ -422,8 +423,8 @@ func (x *call) finish(err error) {
 	}
 	switch {
 	case err != nil && fault.From(err).Reason == fault.DeadlineExceeded:
-		if x.slowestQueue != nil && !x.request.isShadow() {
-			x.service.availability.Late(x.slowestQueue)
+		if !x.request.isShadow() {
+			x.admitted.Late()
 		}
 	case x.progress.isFinal:
 		x.service.availability.Answered(x.env)
@@ -535,7 +536,7 @@ func (x *call) publish() {
 // publishAgain repeats the publish, unless it is known that the queue has no space.
 func (x *call) publishAgain() {
 	if x.waitForCapacity && x.sending.tries == 0 {
-		if _, f := x.service.availability.CheckQueues(x.env, x.tenant); f != nil {
+		if !x.service.availability.HasSpace(x.env, x.tenant) {
 			x.sending.retry = time.After(retryPause)
 			return
 		}
