@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -132,12 +133,15 @@ func (p *progress) flush() {
 }
 
 // consume creates a consumer that pushes the messages of a stream, and those to come, to
-// an inbox. It returns how many there are.
+// an inbox. It returns how many there are. The consumer has a name because a broker that has started
+// JetStream again handles each request twice, and would create two of them.
 func (s *session) consume(ctx context.Context, stream, filter, inbox string) (uint64, error) {
+	name := uuid.NewString()
 	request := struct {
 		Stream string                   `json:"stream_name"`
 		Config jetstream.ConsumerConfig `json:"config"`
 	}{stream, jetstream.ConsumerConfig{
+		Name:              name,
 		DeliverSubject:    inbox,
 		DeliverPolicy:     jetstream.DeliverAllPolicy,
 		AckPolicy:         jetstream.AckNonePolicy,
@@ -149,7 +153,7 @@ func (s *session) consume(ctx context.Context, stream, filter, inbox string) (ui
 		Replicas:          1,
 	}}
 	var info jetstream.ConsumerInfo
-	if err := s.api(ctx, "CONSUMER.CREATE."+stream, request, &info); err != nil {
+	if err := s.api(ctx, "CONSUMER.CREATE."+stream+"."+name, request, &info); err != nil {
 		return 0, err
 	}
 	return info.NumPending, nil

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -243,7 +244,8 @@ func TestDocumentedPermissionsAreEnough(t *testing.T) {
 	t.Parallel()
 	allowed := []string{"mesh.table.>", "mesh.instances.>", "$JS.FC.>", "$JS.API.STREAM.INFO.mesh_table"}
 	for _, stream := range []string{"mesh_registry", "mesh_instances"} {
-		for _, request := range []string{"STREAM.INFO", "STREAM.CREATE", "STREAM.UPDATE", "STREAM.MSG.GET", "CONSUMER.CREATE"} {
+		allowed = append(allowed, "$JS.API.CONSUMER.CREATE."+stream+".*")
+		for _, request := range []string{"STREAM.INFO", "STREAM.CREATE", "STREAM.UPDATE", "STREAM.MSG.GET"} {
 			allowed = append(allowed, "$JS.API."+request+"."+stream)
 		}
 	}
@@ -381,6 +383,31 @@ func TestDeletedStreamIsCreatedAgain(t *testing.T) {
 	}
 	if len(change.disconnects) != 1 {
 		t.Errorf("there were %d disconnects", len(change.disconnects))
+	}
+}
+
+// A broker handles each request of a client once more for each time that it has started JetStream again.
+func TestObserverGoesOnWhenJetStreamStartsAgain(t *testing.T) {
+	t.Parallel()
+	b := broker(t)
+	c := client(t, settings(b.ClientURL()))
+	put(t, c, "a", 0)
+	config := *b.JetStreamConfig()
+	config.StoreDir = filepath.Dir(config.StoreDir)
+	if err := errors.Join(b.ShutdownJetStream(), b.EnableJetStream(&config)); err != nil {
+		t.Fatal(err)
+	}
+	change := newRecorder[discovery.Change]()
+	background(t, func(ctx context.Context) error { return c.Observe(ctx, "", change) })
+	receive(t, "all entries", change.updates)
+	put(t, c, "b", 0)
+	receive(t, "the entry", change.updates)
+	table, err := streams(t, b.ClientURL()).Stream(t.Context(), "mesh_registry")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := table.CachedInfo().State.Consumers; n != 1 || len(change.disconnects) > 0 {
+		t.Errorf("%d consumers, and %d disconnects", n, len(change.disconnects))
 	}
 }
 
