@@ -24,7 +24,9 @@ type Account struct {
 
 	mu           sync.Mutex
 	held, inputs int64
-	closed       bool
+	// hasMany is true for a request of many messages, and inParts is what its parts hold.
+	hasMany, closed bool
+	inParts         int64
 }
 
 // NewAccount returns an account of a tenant. The pool may be nil.
@@ -42,15 +44,27 @@ func Of(ctx context.Context, limit int) *Account {
 // closed before the whole, and is closed with it.
 func (a *Account) Part() *Account { return &Account{whole: a} }
 
+// HasMany is called for a request of many messages, each of which may be sent again by itself: one is
+// too large by what its own part and the request itself hold.
+func (a *Account) HasMany() {
+	if a == nil {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.hasMany = true
+}
+
 // Reserve reserves n bytes of a request, or returns the fault that rejects them: OVERLOADED, or
 // PAYLOAD_TOO_LARGE if it would not fit without others either. A closed account takes nothing: the
 // request that asks has been answered.
-func (a *Account) Reserve(n int64) error { return a.reserve(n, true) }
+func (a *Account) Reserve(n int64) error { return a.reserve(n, 0, true) }
 
 // ReserveOutput is Reserve for what is sent, for whose size no request is blamed.
-func (a *Account) ReserveOutput(n int64) error { return a.reserve(n, false) }
+func (a *Account) ReserveOutput(n int64) error { return a.reserve(n, 0, false) }
 
-func (a *Account) reserve(n int64, isRequest bool) error {
+// reserve reserves n bytes. For a part, it would hold so much with them; 0 is for no part.
+func (a *Account) reserve(n, part int64, isRequest bool) error {
 	if a == nil {
 		return nil
 	}
@@ -67,18 +81,25 @@ func (a *Account) reserve(n int64, isRequest bool) error {
 	if a.closed {
 		return fault.New(fault.Cancelled, "the request has ended")
 	}
-	if err := a.whole.reserve(n, isRequest); err != nil {
+	alone := a.held + n
+	if a.hasMany {
+		alone = a.held - a.inParts + max(n, part)
+	}
+	if err := a.whole.reserve(n, alone, isRequest); err != nil {
 		return err
 	}
 	if a.pool != nil {
 		if f := a.pool.Reserve(a.tenant, n); f != nil {
 			if isRequest {
-				f = a.pool.checkAlone(a.held+n, f)
+				f = a.pool.checkAlone(alone, f)
 			}
 			return f
 		}
 	}
 	a.held += n
+	if part > 0 {
+		a.inParts += n
+	}
 	return nil
 }
 
@@ -90,13 +111,17 @@ func (a *Account) Held() int64 {
 }
 
 // Release returns n reserved bytes. After Close it does nothing.
-func (a *Account) Release(n int64) {
+func (a *Account) Release(n int64) { a.giveBack(n, 0) }
+
+// giveBack is Release of n bytes, of which parts held inParts.
+func (a *Account) giveBack(n, inParts int64) {
 	if a == nil {
 		return
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if !a.closed {
+		a.inParts -= inParts
 		a.release(n)
 	}
 }
@@ -104,7 +129,7 @@ func (a *Account) Release(n int64) {
 func (a *Account) release(n int64) {
 	n = min(n, a.held) // ReleaseAllBut may have returned what a part holds
 	a.held -= n
-	a.whole.Release(n)
+	a.whole.giveBack(n, n)
 	if a.pool != nil {
 		a.pool.Release(a.tenant, n)
 	}

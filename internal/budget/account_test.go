@@ -130,3 +130,33 @@ func TestRequestThatDoesNotFitAloneIsTooLarge(t *testing.T) {
 		}
 	}
 }
+
+// The messages of a stream that are in flight together may come again one after the other.
+func TestMessageOfManyIsTooLargeByItself(t *testing.T) {
+	t.Parallel()
+	for name, row := range map[string]struct {
+		hasMany bool
+		held, n int64
+		want    fault.Reason
+	}{
+		"of one request":               {false, 0, 60, fault.PayloadTooLarge},
+		"beside others of its stream":  {true, 30, 30, fault.Overloaded},
+		"too large itself, in pieces":  {true, 40, 61, fault.PayloadTooLarge},
+		"too large itself, in a piece": {true, 0, 101, fault.PayloadTooLarge},
+	} {
+		request := NewAccount(NewPool(Settings{Limit: 100}), "")
+		if row.hasMany {
+			request.HasMany()
+		}
+		first, message := request.Part(), request.Part()
+		if err := first.Reserve(50); err != nil {
+			t.Fatal(err)
+		}
+		if err := message.Reserve(row.held); err != nil {
+			t.Fatal(err)
+		}
+		if err := message.Reserve(row.n); reason(err) != row.want {
+			t.Errorf("%s: %v, want %q", name, err, row.want)
+		}
+	}
+}

@@ -116,6 +116,7 @@ type streamMessage[M any, P message[M]] struct {
 
 // run reads messages until the caller sends no more, and returns when all are answered.
 func (b *bidiStream[M, P, Out]) run(ctx context.Context, limit int) error {
+	budget.FromContext(ctx).HasMany()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	group, ctx := errgroup.WithContext(ctx)

@@ -40,6 +40,7 @@ func (h *jobsHandler) submitLines(w http.ResponseWriter, r *http.Request, templa
 		kind.params = map[string]string{"form": "blob"}
 	}
 	var unanswered []jobLine
+	budget.FromContext(r.Context()).HasMany()
 	memory := budget.Of(r.Context(), 0)
 	defer func() {
 		memory.Close()
