@@ -31,6 +31,9 @@ func runWorker(ctx context.Context, flags upFlags, path string, out, errOut io.W
 	if err != nil {
 		return err
 	}
+	if isTerminal(errOut) && flags.log.Format == "text" {
+		log = slog.New(newTerminalHandler(errOut, log.Handler()))
+	}
 	file, err := workerFile(path, flags.workers, flags.options)
 	if err != nil {
 		return err
@@ -53,8 +56,6 @@ type watched struct {
 	log   *slog.Logger
 	out   io.Writer
 	saved <-chan struct{}
-	// served is true once it was ready.
-	served bool
 }
 
 // errAnew ends a mesh that starts again.
@@ -72,17 +73,23 @@ func (w *watched) run(ctx context.Context) error {
 		case errors.Is(err, errAnew):
 			w.log.Info("starting the mesh anew", "why", err)
 			continue
-		case !w.served && len(w.saved) == 0:
+		}
+		if _, ok := errors.AsType[*worker.StartError](err); !ok {
 			return err
 		}
-		// The worker ran before, so wait for the next save.
-		w.log.Error("the worker that was saved does not start; save it again when it is mended", "error", err)
+		w.logFailedStart(err)
 		select {
 		case <-w.saved:
 		case <-ctx.Done():
 			return nil
 		}
 	}
+}
+
+// logFailedStart logs why the worker does not start. What it wrote was logged before.
+func (w *watched) logFailedStart(err error) {
+	cause, _, _ := strings.Cut(err.Error(), "; it wrote last:")
+	w.log.Error("the worker does not start; save its file when it is mended", "file", w.path, "error", cause)
 }
 
 // once runs the mesh until the context ends, or it has to start anew.
@@ -92,7 +99,6 @@ func (w *watched) once(ctx context.Context) error {
 	defer restarting.Wait()
 	defer end(nil)
 	p := stagemesh.Program{File: w.file, FileSettings: stagemesh.FileSettings{Logger: w.log}, Ready: func(m *stagemesh.Mesh, ops net.Addr) error {
-		w.served = true
 		restarting.Go(func() { w.restartOnSave(ctx, end, m) })
 		return printWorker(w.out, m, nameOf(w.path), docs(w.file, m), ops)
 	}}
@@ -131,7 +137,7 @@ func (w *watched) restart(ctx context.Context, end context.CancelCauseFunc, m *s
 	case errors.Is(err, worker.ErrSpecChanged), errors.Is(err, worker.ErrStreamsChanged):
 		end(errAnew)
 	default:
-		w.log.Error("the worker that was saved does not start; save it again when it is mended", "error", err)
+		w.logFailedStart(err)
 	}
 }
 
@@ -159,7 +165,7 @@ func workerFile(path string, workers int, options string) (*meshfile.File, error
 		return nil, errors.New("--options: this is no JSON object")
 	}
 	name := nameOf(path)
-	worker := map[string]any{"command": command, "workers": workers, "options": json.RawMessage(options)}
+	worker := map[string]any{"command": command, "workers": workers, "options": json.RawMessage(options), "hold_failed_starts": true}
 	// JSON is YAML, too.
 	var text bytes.Buffer
 	encoder := json.NewEncoder(&text)

@@ -158,7 +158,7 @@ func TestSavedWorkerRestarts(t *testing.T) {
 
 	save(t, path, "def broken(:\n")
 	testbed.Eventually(t, "the mistake is told", func() bool {
-		return p.errOut.Has("the worker that was saved does not start") && p.errOut.Has("SyntaxError")
+		return p.errOut.Has("the worker does not start") && p.errOut.Has("SyntaxError")
 	})
 	save(t, path, addTo("x", 2))
 	testbed.Eventually(t, "the mended worker answers", func() bool { return strings.Contains(shell(t, line), `"data":[2]`) })
@@ -291,14 +291,25 @@ func (p *process) ask(t *testing.T, line string) string {
 	return string(out)
 }
 
-func TestUpReportsWhyWorkerFails(t *testing.T) {
+func TestUpShowsAMistakeOnceAndWaitsForTheSave(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "my_adder.py")
 	save(t, path, "import nothing_of_that_name\n")
 	p := upWorker(t, path)
-	err := testbed.Receive(t, "the end of up", p.ended)
-	if err == nil || !strings.Contains(err.Error(), "No module named 'nothing_of_that_name'") {
-		t.Errorf("it ended with %v", err)
+	testbed.Eventually(t, "the mistake is told", func() bool { return p.errOut.Has("the worker does not start") })
+	save(t, path, addTo("x", 1))
+	_, line := p.served(t, 1)
+	save(t, path, "def broken(:\n")
+	testbed.Eventually(t, "the next one is", func() bool { return strings.Count(p.errOut.String(), "the worker does not start") == 2 })
+	save(t, path, addTo("x", 2))
+	testbed.Eventually(t, "the mended worker answers", func() bool { return strings.Contains(p.ask(t, line), `"data":[2]`) })
+	if err := p.end(t); err != nil {
+		t.Error(err)
+	}
+	for _, mistake := range []string{"import nothing_of_that_name", "def broken(:"} {
+		if n := strings.Count(p.errOut.String(), mistake); n != 1 {
+			t.Errorf("%q is shown %d times", mistake, n)
+		}
 	}
 }
 

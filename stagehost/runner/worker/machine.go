@@ -291,7 +291,7 @@ func (m *machine) die(exit error, now time.Time) []action {
 	m.failure, m.killAt, m.exitBy = nil, time.Time{}, time.Time{}
 	m.move(Dead, cause, now)
 	switch {
-	case m.stopped:
+	case m.stopped, m.startFailed && m.HoldFailedStarts:
 	case crashed:
 		m.startAt = now.Add(m.pause())
 	default:

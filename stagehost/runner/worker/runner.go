@@ -69,6 +69,15 @@ var (
 	ErrSpecUnfit = errors.New("the worker does not fit the stage's configuration")
 )
 
+// StartError is why a worker did not start, by itself: its code has to change.
+type StartError struct{ Err error }
+
+// Error implements error.
+func (e *StartError) Error() string { return e.Err.Error() }
+
+// Unwrap returns the cause.
+func (e *StartError) Unwrap() error { return e.Err }
+
 // errAsked is the cause of an exit that was requested.
 var errAsked = errors.New("it was asked to leave")
 
@@ -274,7 +283,7 @@ func (r *Runner) awaitReady(ctx context.Context) error {
 		ready := true
 		for i, s := range workers {
 			if err := s.startError(r.settings.StartTries); err != nil {
-				return fmt.Errorf("worker %d: %w", i, err)
+				return &StartError{fmt.Errorf("worker %d: %w", i, err)}
 			}
 			ready = ready && s.state == Ready
 		}
