@@ -22,6 +22,7 @@ var errCheck = errors.New("the worker does not pass; the report above says why")
 // newCheck returns the command that runs stagemesh.check of the Python SDK in this program.
 func newCheck() *cobra.Command {
 	var options string
+	var models []string
 	var maxSize int
 	check := &cobra.Command{
 		Use:     "check FILE",
@@ -37,7 +38,11 @@ func newCheck() *cobra.Command {
 			if err := os.CopyFS(folder, python.Files()); err != nil {
 				return err
 			}
-			run := exec.CommandContext(cmd.Context(), "python3", "-m", "stagemesh.check", "--options", options, "--max-size", strconv.Itoa(maxSize), "--", args[0])
+			run := exec.CommandContext(cmd.Context(), "python3", "-m", "stagemesh.check", "--options", options, "--max-size", strconv.Itoa(maxSize))
+			for _, model := range models {
+				run.Args = append(run.Args, "--model", model)
+			}
+			run.Args = append(run.Args, "--", args[0])
 			paths := append(filepath.SplitList(os.Getenv("PYTHONPATH")), folder)
 			run.Env = append(os.Environ(), "PYTHONPATH="+strings.Join(paths, string(filepath.ListSeparator)))
 			run.Stdin, run.Stdout, run.Stderr = cmd.InOrStdin(), cmd.OutOrStdout(), cmd.ErrOrStderr()
@@ -50,6 +55,7 @@ func newCheck() *cobra.Command {
 		},
 	}
 	check.Flags().StringVar(&options, "options", "{}", "ctx.options of setup, a JSON object")
+	check.Flags().StringArrayVar(&models, "model", nil, "a model of a worker with several, as ID=SOURCE")
 	check.Flags().IntVar(&maxSize, "max-size", 32, "rows of the largest batch")
 	return check
 }

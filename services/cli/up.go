@@ -27,6 +27,7 @@ type upFlags struct {
 	// workers and options are of a worker's own.
 	workers  int
 	options  string
+	models   []string
 	exposure meshfile.Flags
 	log      *program.LogFlags
 }
@@ -62,6 +63,7 @@ func newUp() *cobra.Command {
 	up.Flags().StringVar(&flags.admin, "admin", "", "the address for operators, instead of gateway.admin.listen")
 	up.Flags().IntVar(&flags.workers, "workers", 1, "how many processes of the WORKER run")
 	up.Flags().StringVar(&flags.options, "options", "{}", "the WORKER's options, a JSON object")
+	up.Flags().StringArrayVar(&flags.models, "model", nil, "a model of a WORKER with several, as ID=SOURCE")
 	up.Flags().StringVarP(&flags.config, "config", "c", "mesh.yaml", "the mesh file")
 	up.Flags().StringSliceVar(&flags.stages, "stages", nil, `run only these stages, separated by commas, and the gateway; "" runs the gateway alone`)
 	stagemesh.AddExposure(up, &flags.exposure)
@@ -77,8 +79,8 @@ func (f *upFlags) check(cmd *cobra.Command, args []string) error {
 		return usageError(cmd, errors.New("give one WORKER; a mesh of several stages is described by a file, --config"))
 	case len(args) == 1 && (given("config") || given("stages")):
 		return usageError(cmd, errors.New("give either a WORKER or --config"))
-	case len(args) == 0 && (given("workers") || given("options")):
-		return usageError(cmd, errors.New("--workers and --options are for a WORKER; a file has them below stages.<name>.runner.worker"))
+	case len(args) == 0 && (given("workers") || given("options") || given("model")):
+		return usageError(cmd, errors.New("--workers, --options and --model are for a WORKER; a file has them below stages.<name>.runner.worker and models"))
 	}
 	if err := f.checkAddresses(); err != nil {
 		return usageError(cmd, err)

@@ -8,7 +8,9 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -34,7 +36,7 @@ func runWorker(ctx context.Context, flags upFlags, path string, out, errOut io.W
 	if isTerminal(errOut) && flags.log.Format == "text" {
 		log = slog.New(newTerminalHandler(errOut, log.Handler()))
 	}
-	file, err := workerFile(path, flags.workers, flags.options)
+	file, err := workerFile(path, flags.workers, flags.options, flags.models)
 	if err != nil {
 		return err
 	}
@@ -100,7 +102,11 @@ func (w *watched) once(ctx context.Context) error {
 	defer end(nil)
 	p := stagemesh.Program{File: w.file, FileSettings: stagemesh.FileSettings{Logger: w.log}, Ready: func(m *stagemesh.Mesh, ops net.Addr) error {
 		restarting.Go(func() { w.restartOnSave(ctx, end, m) })
-		return printWorker(w.out, m, nameOf(w.path), docs(w.file, m), ops)
+		name, called := nameOf(w.path), nameOf(w.path)
+		for _, id := range slices.Sorted(maps.Keys(w.file.Models)) {
+			called = "model:" + url.PathEscape(id)
+		}
+		return printWorker(w.out, m, name, called, docs(w.file, m), ops)
 	}}
 	err := p.Run(ctx)
 	if cause := context.Cause(ctx); errors.Is(cause, errAnew) {
@@ -142,9 +148,9 @@ func (w *watched) restart(ctx context.Context, end context.CancelCauseFunc, m *s
 }
 
 // printWorker prints that the worker is ready, its addresses, and how to call it.
-func printWorker(out io.Writer, m *stagemesh.Mesh, name, docs string, ops net.Addr) error {
-	text := fmt.Sprintf("%s is ready: %s/v1/pipelines/%s:infer (%soperations: http://%s); stop with Ctrl-C\n", name, m.URL(), name, docs, ops)
-	if line, ok := curl(m.Stages()[0].Spec, m.URL(), name); ok {
+func printWorker(out io.Writer, m *stagemesh.Mesh, name, called, docs string, ops net.Addr) error {
+	text := fmt.Sprintf("%s is ready: %s/v1/pipelines/%s:infer (%soperations: http://%s); stop with Ctrl-C\n", name, m.URL(), called, docs, ops)
+	if line, ok := curl(m.Stages()[0].Spec, m.URL(), called); ok {
 		text += line + "\n"
 	}
 	_, err := io.WriteString(out, text)
@@ -152,7 +158,7 @@ func printWorker(out io.Writer, m *stagemesh.Mesh, name, docs string, ops net.Ad
 }
 
 // workerFile returns the file that describes a mesh of one stage that runs one worker.
-func workerFile(path string, workers int, options string) (*meshfile.File, error) {
+func workerFile(path string, workers int, options string, models []string) (*meshfile.File, error) {
 	command, err := workerCommand(path)
 	if err != nil {
 		return nil, err
@@ -166,13 +172,20 @@ func workerFile(path string, workers int, options string) (*meshfile.File, error
 	}
 	name := nameOf(path)
 	worker := map[string]any{"command": command, "workers": workers, "options": json.RawMessage(options), "hold_failed_starts": true}
+	stage := map[string]any{"runner": map[string]any{"worker": worker}, "expose_errors": stagehost.ExposeMessage}
+	registered := map[string]any{}
+	for _, text := range models {
+		id, source, _ := strings.Cut(text, "=")
+		registered[id], stage["models"] = map[string]any{"stage": name, "source": source}, map[string]any{}
+	}
 	// JSON is YAML, too.
 	var text bytes.Buffer
 	encoder := json.NewEncoder(&text)
 	encoder.SetEscapeHTML(false)
 	err = encoder.Encode(map[string]any{
 		"mesh":      name,
-		"stages":    map[string]any{name: map[string]any{"runner": map[string]any{"worker": worker}, "expose_errors": stagehost.ExposeMessage}},
+		"stages":    map[string]any{name: stage},
+		"models":    registered,
 		"pipelines": map[string]any{name: map[string]any{"steps": []any{map[string]any{"name": name, "stage": name}}}},
 	})
 	if err != nil {

@@ -291,6 +291,49 @@ func (p *process) ask(t *testing.T, line string) string {
 	return string(out)
 }
 
+// scaler is a worker with several models, whose sources are numbers.
+const scaler = `from stagemesh import ModelLimits, Text, Worker
+
+
+class Scale(Worker):
+    inputs = {"x": Text()}
+    outputs = {"y": Text()}
+    examples = [{"x": "7"}]
+    models = ModelLimits(capacity=1 << 20, default_size=100)
+
+    def load(self, model):
+        return int(model.source)
+
+    def predict_item(self, item):
+        return {"y": str(item.model * int(item["x"]))}
+`
+
+func TestWorkerWithModelsIsCheckedAndServed(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "my_adder.py")
+	save(t, path, scaler)
+	if out, err := run(t, "check", path, "--model", "two=2", "--model", "ten=10"); err != nil || !strings.Contains(out, "ok    unloads and loads models: two, ten") {
+		t.Errorf("got %q, %v", out, err)
+	}
+	for want, args := range map[string][]string{"--model ID=SOURCE": nil, "a model is not loaded: exception: ValueError": {"--model", "x=many"}} {
+		if out, err := run(t, append([]string{"check", path}, args...)...); err == nil || !strings.Contains(out, want) {
+			t.Errorf("got %q, %v, want %q", out, err, want)
+		}
+	}
+	p := upWorker(t, path, "--model", "two=2", "--model", "ten=10")
+	testbed.Eventually(t, "the worker is served", func() bool { return p.out.Has("\ncurl ") })
+	_, line, _ := strings.Cut(strings.TrimSpace(p.out.String()), "\n")
+	if got := shell(t, line); !strings.Contains(line, "model:two:infer") || got != "14" {
+		t.Errorf("%s answers %s", line, got)
+	}
+	if got := shell(t, strings.Replace(line, "model:two", "model:ten", 1)); got != "70" {
+		t.Errorf("the other model answers %s", got)
+	}
+	if err := p.end(t); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestUpShowsAMistakeOnceAndWaitsForTheSave(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "my_adder.py")

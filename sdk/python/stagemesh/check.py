@@ -75,6 +75,8 @@ class Checker:
             for step in _STEPS:
                 if step.streams is not None and step.streams != self._streams:
                     continue
+                if step.run is Checker.reload and self._run is not None and not self._run.models:
+                    continue
                 reason = next((_REASONS[need] for need in step.needs if need in failed), None)
                 if reason is not None:
                     skipped.setdefault(reason, []).append(step.title)
@@ -153,6 +155,8 @@ class Checker:
                 raise Problem(f"{error}\n{error.traceback}", "make setup run; --options sets its options") from None
             do = "what it wrote is above, if it wrote anything"
             raise Problem(str(error), "declare what can be served" if error.said else do) from None
+        except BatchFailed as error:
+            raise Problem(f"a model is not loaded: {error}", "make load load it; --model has ID and source") from None
         if not run.spec.get("inputs") or not run.spec.get("outputs"):
             raise Problem(
                 "it declares no inputs or no outputs, so a host checks nothing and callers cannot look them up",
@@ -177,6 +181,18 @@ class Checker:
             if error is not None:
                 raise Problem(f"example {i + 1}: {_text(error)}", "make the example one that it answers")
         return "made from the spec, since it has none" if self._from_spec else f"{len(self._examples)}"
+
+    def reload(self) -> str:
+        """Unloads each model, loads it again, and runs an example."""
+        run = self.run
+        for model, source in run.models.items():
+            try:
+                run.unload(model)
+                run.load(model, source)
+            except BatchFailed as error:
+                raise Problem(f"model {model}: {error}", "make unload and load work while others are loaded") from None
+            self._answer_all(self._examples[:1])
+        return ", ".join(run.models)
 
     def chunks(self) -> str:
         """Streams the examples one by one, and measures when the chunks arrive."""
@@ -364,6 +380,7 @@ _STEPS = (
     Step("answers batches at a time", Checker.at_a_time, None, ["examples"]),
     Step("bad input is the fault of its item alone", Checker.bad_input, None, ["examples", "mixed"]),
     Step("ends a batch that is cancelled", Checker.cancel_batch, False, ["examples"]),
+    Step("unloads and loads models", Checker.reload, None, ["examples"]),
     Step("answers a ping while idle", Checker.ping),
     Step("goes on after a batch that raises", Checker.raises, None, ["examples"]),
     Step("leaves on shutdown", Checker.shutdown),
@@ -469,6 +486,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
     parser.add_argument("worker", help="worker.py, worker.py:Class or package.module:Class")
     parser.add_argument("--options", type=_json_object, default={}, help="ctx.options of setup, a JSON object")
     parser.add_argument("--max-size", type=int, default=32, help="rows of the largest batch (default 32)")
+    parser.add_argument("--model", action="append", default=[], help="ID=SOURCE, of a worker with several models")
     parser.add_argument("--patience", type=float, default=60, help="seconds to wait for each answer (default 60)")
     parser.add_argument(
         "--arrays", choices=("numpy", "buffer"), help="how tensors look to it; by default what it declares"
@@ -481,9 +499,11 @@ def main(arguments: Optional[List[str]] = None) -> int:
         print(f"{place}: there is no such file", file=sys.stderr)
         return 2
 
+    models = {model: source for model, _, source in (text.partition("=") for text in given.model)}
+
     def start() -> Run:
         settings = {"slots": _SLOTS, "patience_s": given.patience, "arrays": given.arrays, "stdout": 2}
-        return Run(given.worker, given.options, max_size=given.max_size, **settings).start()
+        return Run(given.worker, given.options, max_size=given.max_size, models=models, **settings).start()
 
     wrong = Checker(start, given.max_size).all()
     print(f"{wrong} of the checks found something wrong" if wrong else "nothing is wrong")

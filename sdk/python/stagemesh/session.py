@@ -228,7 +228,8 @@ class Session:
             raise ValueError(f"{name}.stream: this host takes no chunks; write predict_item(self, item)")
         if holds_models(self._class) and _MODELS not in welcome.get("capabilities", ()):
             name = self._class.__name__
-            raise ValueError(f"{name}.models: the stage has one model; give it a section models")
+            do = "give it a section models, or stagemesh up FILE and check --model ID=SOURCE"
+            raise ValueError(f"{name}.models: the stage has one model; {do}")
         self._slots = max(1, min(self._class.concurrency, welcome.get("slots", 1)))
         context = Context(
             welcome["options"],

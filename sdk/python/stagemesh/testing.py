@@ -138,6 +138,8 @@ class Run:
     arrays       "numpy" or "buffer"; by default what the worker declares
     devices, max_size, slots, max_frame    the settings of the host; max_frame in bytes
     environ      further variables, such as RANK
+    models       of a worker with several: their sources by ID. They are loaded at the start,
+                 and model is the one that requests are for: the last
     patience_s   how long to wait for each message of the worker, in seconds
     stdout, stderr    as of subprocess.Popen; by default this process's
     """
@@ -158,6 +160,7 @@ class Run:
         command: Optional[Sequence[str]] = None,
         stdout: Union[int, IO[Any], None] = None,
         stderr: Union[int, IO[Any], None] = None,
+        models: Optional[Mapping[str, str]] = None,
     ) -> None:
         self._target = worker
         self._as_process = process
@@ -169,8 +172,10 @@ class Run:
             "slots": slots,
             "max_size": max_size,
             "max_frame": max_frame,
-            "capabilities": ["stream"],
+            "capabilities": ["stream", "models"] if models else ["stream"],
         }
+        self.models = dict(models or {})
+        self.model = ""
         self._environ = dict(environ or {})
         self._patience = patience_s
         self._command = command
@@ -213,6 +218,8 @@ class Run:
             self.connection.max_body = self._welcome["max_frame"]
             self.connection.send(message("welcome", **self._welcome))
             ready, body = self._read("ready")
+            for model, source in self.models.items():
+                self.load(model, source)
         except BaseException:
             self._kill()
             raise
@@ -375,6 +382,8 @@ class Run:
             layout.add_items(name, range(len(pairs)), [parts.get(name) for _, parts in pairs], self._inputs.joins)
         header = {"type": "predict", "batch": self._batches, "items": items, "warmup": warmup}
         header["parts"] = layout.take_entries(0)
+        if self.model:
+            header["model"] = {"id": self.model}
         self._send(encode(header).encode(), layout.pieces, layout.size)
         self._rows[self._batches] = [item["rows"] for item in items]
         return self._batches
@@ -402,6 +411,21 @@ class Run:
         if request.timeout:
             item["timeout"] = request.timeout
         return item, parts
+
+    def load(self, model: str, source: str = "", **options: str) -> None:
+        """Loads a model of a worker with several, which requests are for from now on; raises BatchFailed."""
+        self._ask("load", model, source=source, options=options)
+        self.model = model
+
+    def unload(self, model: str) -> None:
+        """Unloads a model; raises BatchFailed."""
+        self._ask("unload", model)
+
+    def _ask(self, kind: str, model: str, **fields: Any) -> None:
+        self.tell(kind, load=1, model=model, **fields)
+        header, _ = self._read(f"{kind}ed", "error")
+        if header["type"] == "error":
+            raise BatchFailed(header)
 
     def tell(self, kind: str, **fields: Any) -> None:
         """Sends a message without parts, such as ``tell("cancel", batch=1)``."""
