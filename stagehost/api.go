@@ -185,14 +185,17 @@ func (h *Host) checkCaller(head transport.Head) (transport.Caller, error) {
 	return transport.Caller{}, fault.New(fault.Unauthenticated, `this port needs a token of the stage's token_file, as "Authorization: Bearer TOKEN", or a certificate by its client_ca_file`)
 }
 
-// servingStatus returns the health of a service on the port, or of the host, by whose ID a
-// registry asks, and a channel that closes when it may have changed.
-func (h *Host) servingStatus(_ context.Context, name string) (isServing bool, changed <-chan struct{}, err error) {
+// servingStatus returns why a service on the port does not serve, or the host, by whose ID a
+// registry asks, and a channel that closes when that may have changed.
+func (h *Host) servingStatus(_ context.Context, name string) (changed <-chan struct{}, err error) {
 	at, changed, _ := h.status.get()
-	if name != "" && name != stagev1.StageService_ServiceDesc.ServiceName && name != string(h.settings.Host) {
-		return false, changed, fault.New(fault.NotFound, "there is no such service")
+	switch {
+	case name != "" && name != stagev1.StageService_ServiceDesc.ServiceName && name != string(h.settings.Host):
+		err = fault.New(fault.NotFound, "there is no such service")
+	case at != stateReady:
+		err = fault.New(fault.NoCapacity, "the host is not ready")
 	}
-	return at == stateReady, changed, nil
+	return changed, err
 }
 
 // checkTLS is the TLS configuration of the registry's health check, which trusts

@@ -75,17 +75,16 @@ func notReady(err error) *fault.Fault {
 	return fault.Newf(fault.NoCapacity, "not ready: %w", err)
 }
 
-// healthService returns gRPC health, where the RPC services are as healthy as the gateway. It
-// has no Watch.
+// healthService returns gRPC health, where the RPC services are as healthy as the gateway.
 func (p *Port) healthService() *transport.Service {
-	return transport.NewHealth(func(ctx context.Context, name string) (isServing bool, changed <-chan struct{}, err error) {
+	return transport.NewHealth(func(ctx context.Context, name string) (changed <-chan struct{}, err error) {
 		if slices.Contains(p.allServices(), name) {
 			name = ""
 		}
 		if err = p.Health(ctx, name); err != nil && isUnknown(err) {
-			return false, nil, noSuchPipeline()
+			err = noSuchPipeline()
 		}
-		return err == nil, nil, nil
+		return nil, err
 	})
 }
 

@@ -9,7 +9,8 @@
 //
 // One Health function answers all probes. It gets "", the gateway as a whole, from /readyz,
 // from gRPC health of "" and of the RPC services; and any other name, of a pipeline, as it
-// is. /livez is always 200. gRPC health has Check; Watch is UNIMPLEMENTED.
+// is. /livez is always 200. A Watch of gRPC health looks every second, and ends when the gateway
+// stops.
 //
 // Pages of other origins may call only where Port.Origins lists theirs. That is more than CORS
 // headers: a browser sends simple requests, such as a form's, before it looks at the

@@ -11,8 +11,10 @@ import (
 	"net/http/httptest"
 	"net/url"
 	"strings"
+	"sync/atomic"
 	"testing"
 
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/internal/transport"
 
 	"connectrpc.com/connect"
@@ -282,6 +284,72 @@ func TestHealthTakesAName(t *testing.T) {
 			t.Errorf("an unknown service: %v", err)
 		}
 	})
+}
+
+func TestHealthIsWatched(t *testing.T) {
+	t.Parallel()
+	ended := fault.New(fault.ShuttingDown, "the gateway is stopping")
+	for name, start := range map[string]func(testing.TB, port.PublicSettings) string{"net/http": start, "grpc-go": startGRPC} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var now atomic.Pointer[fault.Fault]
+			url := start(t, port.PublicSettings{Port: port.Port{Health: func(context.Context, string) error {
+				if f := now.Load(); f != nil {
+					return f
+				}
+				return nil
+			}}})
+			watch, err := healthpb.NewHealthClient(dial(t, url)).Watch(t.Context(), &healthpb.HealthCheckRequest{Service: "photos"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, step := range []struct {
+				health *fault.Fault
+				want   healthpb.HealthCheckResponse_ServingStatus
+			}{
+				{nil, healthpb.HealthCheckResponse_SERVING},
+				{fault.New(fault.UnknownPipeline, "it is deleted"), healthpb.HealthCheckResponse_SERVICE_UNKNOWN},
+				{ended, healthpb.HealthCheckResponse_NOT_SERVING},
+			} {
+				now.Store(step.health)
+				if got, err := watch.Recv(); err != nil || got.GetStatus() != step.want {
+					t.Fatalf("%v, not %s: %v", got, step.want, err)
+				}
+			}
+			if _, err := watch.Recv(); status.Code(err) != codes.Unavailable {
+				t.Errorf("when the gateway stops: %v", err)
+			}
+		})
+	}
+}
+
+// A Watch lasts, so many of them could take what probes have.
+func TestWatchesCountAsProbes(t *testing.T) {
+	t.Parallel()
+	for name, start := range map[string]func(testing.TB, port.PublicSettings) string{"net/http": start, "grpc-go": startGRPC} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			memory := transport.NewMemory(nil)
+			memory.Anonymous = budget.NewPool(budget.Settings{Limit: 64 << 10})
+			conn := dial(t, start(t, port.PublicSettings{Port: port.Port{Memory: memory}}))
+			ctx, cancel := context.WithCancel(t.Context())
+			refused := 0
+			for range 20 {
+				watch, err := healthpb.NewHealthClient(conn).Watch(ctx, &healthpb.HealthCheckRequest{})
+				if err == nil {
+					_, err = watch.Recv()
+				}
+				if err != nil {
+					refused++
+				}
+			}
+			if refused < 12 {
+				t.Errorf("%d of 20 are refused", refused)
+			}
+			cancel()
+			testbed.Eventually(t, "their memory is free again", func() bool { return memory.Anonymous.Held() == 0 })
+		})
+	}
 }
 
 func TestProbes(t *testing.T) {

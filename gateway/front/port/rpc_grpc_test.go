@@ -9,7 +9,6 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
@@ -127,7 +126,7 @@ func TestGRPCGoGetsPayloadTooLarge(t *testing.T) {
 func TestUnknownMethodIsUnimplemented(t *testing.T) {
 	t.Parallel()
 	onEachServer(t, port.PublicSettings{}, func(t *testing.T, _ string, conn *grpc.ClientConn) {
-		for _, path := range []string{"/stagemesh.inference.v1.InferenceService/Guess", "/some.Service/Method", healthpb.Health_Watch_FullMethodName} {
+		for _, path := range []string{"/stagemesh.inference.v1.InferenceService/Guess", "/some.Service/Method"} {
 			err := conn.Invoke(t.Context(), path, blob(1), &inferencev1.InferResponse{})
 			if status.Code(err) != codes.Unimplemented {
 				t.Errorf("%s: %v", path, err)

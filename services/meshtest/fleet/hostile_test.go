@@ -479,10 +479,10 @@ func targets() []target {
 	for _, port := range []string{publicPort, grpcPort, stagePort} {
 		call := map[string]string{publicPort: inferRPC, grpcPort: oipRPC, stagePort: stageRPC}[port]
 		out = append(out,
-			target{"health", port, healthCheck, kind, ""}, target{"call", port, call, kind, tokenA},
+			target{"health", port, healthCheck, kind, ""}, target{"watch", port, healthWatch, kind, ""}, target{"call", port, call, kind, tokenA},
 			target{"call", port, call, kind, wrong}, target{"call", port, call, kind, ""}, target{"reflection", port, reflects, kind, tokenA})
 	}
-	return append(out, target{"watch", stagePort, healthWatch, kind, ""})
+	return out
 }
 
 // header returns the header of a call, and sets the text x in the peer's table of fields, which a
