@@ -69,6 +69,33 @@ func ReadBody(from io.Reader, declared, limit int64) ([]byte, error) {
 	return out, nil
 }
 
+// inflaterBytes is what a reader of gzip or deflate takes.
+const inflaterBytes = 64 << 10
+
+// ReadEncodedBody is ReadBody for the body of a request that its Content-Encoding compresses, and
+// that inflates to at most limit bytes. The account of the request has these until it closes.
+func ReadEncodedBody(from io.Reader, r *http.Request, limit int64) ([]byte, error) {
+	encoding, account := r.Header.Get("Content-Encoding"), budget.FromContext(r.Context())
+	switch encoding {
+	case "", "identity":
+		return ReadBody(from, r.ContentLength, limit)
+	case encodingGzip, encodingDeflate:
+	default:
+		return nil, fault.Newf(fault.UnsupportedMedia, "Content-Encoding %.*q is not accepted; send the body in gzip, deflate, or as it is", maxQuoted, encoding)
+	}
+	if err := account.Reserve(inflaterBytes); err != nil {
+		return nil, err
+	}
+	defer account.Release(inflaterBytes)
+	buffer := growingBuffer{limit: limit, account: account}
+	out, err := inflate(from, encoding, &buffer)
+	if err != nil {
+		buffer.keep()
+		return nil, ReadFault(err)
+	}
+	return out, nil
+}
+
 // bodyBuffers has buffers of 8 KiB to 16 MiB: most bodies are decoded, and then their buffers are free.
 var bodyBuffers, _ = mem.NewBinaryTieredBufferPool(13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24) //nolint:mnd // powers of two
 
@@ -337,7 +364,7 @@ func (b *callBody) readMessage(from io.Reader, size int64, isCompressed bool) (e
 	}
 	b.buffer = growingBuffer{limit: b.limit, account: b.memory}
 	within := &io.LimitedReader{R: from, N: b.limit + 1}
-	if b.message, err = inflate(within, &b.buffer); err == nil {
+	if b.message, err = inflate(within, encodingGzip, &b.buffer); err == nil {
 		_, err = io.Copy(io.Discard, within) // what is behind the end of the gzip
 	}
 	if within.N == 0 {

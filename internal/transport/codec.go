@@ -3,10 +3,12 @@ package transport
 import (
 	"bytes"
 	"compress/gzip"
+	"compress/zlib"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"sync"
 
 	"connectrpc.com/connect"
@@ -184,26 +186,35 @@ func ReadMessage(data []byte, m proto.Message) (encode func(proto.Message) ([]by
 	return func(m proto.Message) ([]byte, error) { return form.marshal(nil, m) }, err
 }
 
-const encodingGzip = "gzip"
+const (
+	encodingGzip    = "gzip"
+	encodingDeflate = "deflate"
+)
 
 // gzipReaders are kept, since each has tables of 40 KiB.
 var gzipReaders = sync.Pool{New: func() any { return new(gzip.Reader) }}
 
-// inflate returns a message that comes in gzip, which is in the buffer.
-func inflate(from io.Reader, buffer *growingBuffer) ([]byte, error) {
-	in, _ := gzipReaders.Get().(*gzip.Reader)
-	defer gzipReaders.Put(in)
-	err := in.Reset(from)
+// inflate returns a message that comes in gzip, or in deflate as HTTP means it, which is zlib. It
+// is in the buffer.
+func inflate(from io.Reader, encoding string, buffer *growingBuffer) (out []byte, err error) {
+	var in io.Reader
+	if encoding == encodingDeflate {
+		in, err = zlib.NewReader(from)
+	} else {
+		unzip, _ := gzipReaders.Get().(*gzip.Reader)
+		defer gzipReaders.Put(unzip)
+		in, err = unzip, unzip.Reset(from)
+	}
 	if errors.Is(err, io.EOF) {
 		return nil, nil
 	}
-	var out []byte
 	if err == nil {
 		out, err = buffer.read(in)
 	}
 	_, isFault := errors.AsType[*fault.Fault](err)
 	_, isStatus := errors.AsType[*connect.Error](err)
-	if err != nil && !isFault && !isStatus { // those are of the body
+	_, isTooLarge := errors.AsType[*http.MaxBytesError](err)
+	if err != nil && !isFault && !isStatus && !isTooLarge { // those are of the body
 		err = fault.Newf(fault.InvalidRequest, "the message cannot be decompressed: %w", err)
 	}
 	return out, err

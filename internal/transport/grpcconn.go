@@ -529,7 +529,7 @@ func (s *grpcStream) decode(data mem.BufferSlice) {
 	}
 	buffer := growingBuffer{limit: int64(s.settings.MaxMessageBytes), account: s.account}
 	defer buffer.keep()
-	text, err := inflate(data.Reader(), &buffer)
+	text, err := inflate(data.Reader(), encodingGzip, &buffer)
 	if err != nil {
 		s.into.fail(err)
 		return

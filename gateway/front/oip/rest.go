@@ -277,16 +277,14 @@ func (h *rest) readRequest(w http.ResponseWriter, r *http.Request, name string, 
 	return out, as, payload.Validate("inputs", out.Inputs)
 }
 
-// readBody reads the body.
+// readBody reads the body, also in gzip or deflate.
 func (h *rest) readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
-	if err := transport.CheckEncoding(r); err != nil {
-		return nil, err
-	}
 	limit := int64(h.settings.MaxMessageBytes)
 	if err := transport.CheckLength(r, limit); err != nil {
 		return nil, err
 	}
-	return transport.ReadBody(http.MaxBytesReader(w, transport.StallReader(w, r, h.settings), limit), r.ContentLength, limit)
+	body := http.MaxBytesReader(w, transport.StallReader(w, r, h.settings), limit)
+	return transport.ReadEncodedBody(body, r, limit)
 }
 
 // split returns the JSON of a body, and the bytes behind it.

@@ -1,6 +1,9 @@
 package oip_test
 
 import (
+	"bytes"
+	"compress/gzip"
+	"compress/zlib"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -8,10 +11,13 @@ import (
 	"net/http"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/stagemesh/stagemesh/internal/budget"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/internal/transport"
 
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
@@ -208,7 +214,11 @@ func TestInvalidBodyIsRejected(t *testing.T) {
 		"invalid binary option":       {`{"parameters": {"binary_data_output": 1}, "inputs": []}`, "", nil, 400, "binary_data_output"},
 		"an output's that is none":    {`{"inputs": [], "outputs": [{"name": "x", "parameters": {"binary_data": "yes"}}]}`, "", nil, 400, "outputs[0].parameters.binary_data"},
 		"classes":                     {`{"inputs": [], "outputs": [{"name": "x", "parameters": {"classification": 3}}]}`, "", nil, 501, "NOT_SUPPORTED"},
-		"packed":                      {one, "", []string{"Content-Encoding", "gzip"}, 415, "Content-Encoding"},
+		"an unknown encoding":         {one, "", []string{"Content-Encoding", "br"}, 415, "gzip, deflate, or as it is"},
+		"bytes that are not gzip":     {one, "", []string{"Content-Encoding", "gzip"}, 400, "cannot be decompressed"},
+		"half of a deflate":           {compressed(t, "deflate", one)[:20], "", []string{"Content-Encoding", "deflate"}, 400, "cannot be decompressed"},
+		"what inflates to too much":   {compressed(t, "gzip", strings.Repeat(" ", 1<<20)+one), "", []string{"Content-Encoding", "gzip"}, 413, "PAYLOAD_TOO_LARGE"},
+		"too large, and compressed":   {strings.Repeat(" ", 1001), "", []string{"Content-Encoding", "gzip"}, 413, "PAYLOAD_TOO_LARGE"},
 		"too large":                   {strings.Repeat(" ", 1001), "", nil, 413, "PAYLOAD_TOO_LARGE"},
 		"a failure of the mesh's own": {strings.Replace(one, `"parameters": {"binary_data_size": 4}`, `"data": [1]`, 1), "", nil, 500, "INTERNAL"},
 	} {
@@ -222,6 +232,71 @@ func TestInvalidBodyIsRejected(t *testing.T) {
 			t.Errorf("%s: %d %s", name, status, body)
 		}
 	}
+}
+
+// compressed returns a body in an encoding.
+func compressed(t *testing.T, encoding, body string) string {
+	t.Helper()
+	var out bytes.Buffer
+	w := io.WriteCloser(gzip.NewWriter(&out))
+	if encoding == "deflate" {
+		w = zlib.NewWriter(&out)
+	}
+	if _, err := io.WriteString(w, body); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return out.String()
+}
+
+func TestBodiesMayBeCompressed(t *testing.T) {
+	t.Parallel()
+	const head = `{"inputs": [{"name": "a", "datatype": "INT32", "shape": [30000], "parameters": {"binary_data_size": 120000}}]}`
+	body := head + strings.Repeat("1234", 30000)
+	pool := budget.NewPool(budget.Settings{Limit: 1 << 20})
+	caller := &fronttest.Caller{Answer: func(ctx context.Context, r *call.Request) (*call.Response, error) {
+		if held := pool.Held(); held < int64(len(body)) {
+			t.Errorf("%d bytes are reserved of a body of %d", held, len(body))
+		}
+		return fronttest.Echo(ctx, r)
+	}}
+	handler := oip.NewREST(caller, shelf{}, transport.Settings{MaxMessageBytes: 4 << 20})
+	ask := func(url, path, encoding, body string) int {
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url+path, strings.NewReader(compressed(t, encoding, body)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Header.Set("Content-Encoding", encoding)
+		if strings.HasPrefix(body, head) {
+			r.Header.Set("Inference-Header-Content-Length", strconv.Itoa(len(head)))
+		}
+		answer, err := fronttest.Client(t, false).Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer answer.Body.Close()
+		_, _ = io.Copy(io.Discard, answer.Body)
+		return answer.StatusCode
+	}
+	url := fronttest.Serve(t, fronttest.WithMemory(handler, pool))
+	for _, encoding := range []string{"gzip", "deflate"} {
+		if status := ask(url, "/v2/models/simple/infer", encoding, body); status != http.StatusOK {
+			t.Errorf("infer in %s: %d", encoding, status)
+		}
+		if got := caller.Last().Inputs[0].Tensor.Raw; string(got) != body[len(head):] {
+			t.Errorf("infer in %s: the tensor has %d bytes", encoding, len(got))
+		}
+		if status := ask(url, "/v2/repository/index", encoding, `{"ready": true}`); status != http.StatusOK {
+			t.Errorf("the index in %s: %d", encoding, status)
+		}
+		// It fits the limit of a body, and not the memory that there is.
+		if status := ask(url, "/v2/models/simple/infer", encoding, head+strings.Repeat(" ", 2<<20)); status != http.StatusTooManyRequests && status != http.StatusRequestEntityTooLarge {
+			t.Errorf("more than there is in %s: %d", encoding, status)
+		}
+	}
+	testbed.Eventually(t, "the memory is free again", func() bool { return pool.Held() == 0 })
 }
 
 func TestUnrepresentableOutputIsAvailableAsBinary(t *testing.T) {
