@@ -24,7 +24,8 @@ stages:
   say: {runner: {echo: {}}, inputs: [{name: text, content_types: [text/plain]}, {name: words, datatype: BYTES, shape: [-1], optional: true}]}
   any: {runner: {echo: {}}, inputs: [{name: doc, content_types: [application/json]}]}
 pipelines:
-  renamed: {steps: [{name: r, stage: rows, inputs: {x: pixels}}]}
+  Re-named_v1.5: {steps: [{name: r, stage: rows, inputs: {x: pixels}}]}
+jobs: {pools: {main: {target: {pipelines: [Re-named_v1.5]}}}, queues: {nightly: {pool: main}}}
 `
 
 func TestDocumentsOfJSONBecomeWhatTheStageTakes(t *testing.T) {
@@ -56,7 +57,7 @@ func TestDocumentsOfJSONBecomeWhatTheStageTakes(t *testing.T) {
 		{"/v1/pipelines/stage:rows:infer", `{"x": [[1,2,3,6]]}`, row},
 		{"/v1/pipelines/stage:rows:infer", `{"x": [1,2,3,6]}`, row},
 		{"/v1/pipelines/stage:rows:stream", `{"x": [[1,2,3,6]]}`, row},
-		{"/v1/pipelines/renamed:infer", `{"pixels": [[1,2,3,6]]}`, row},
+		{"/v1/pipelines/Re-named_v1.5:infer", `{"pixels": [[1,2,3,6]]}`, row},
 		{"/v1/pipelines/stage:rows:infer", `{"id": "a", "inputs": [{"name": "x", ` + tensor + `}]}`, row},
 		{"/v2/models/stage:rows/infer", `{"inputs": [{"name": "x", ` + tensor + `}]}`, row},
 		{"/v2/models/stage:rows/infer", `{"inputs": [{"name": "x", "shape": [1,4], "data": [1,2,3,6]}]}`, row},

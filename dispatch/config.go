@@ -199,7 +199,7 @@ func (p PoolConfig) validate() error {
 		errs = append(errs, errors.New("target: there is none; name pipelines of this mesh, as target.pipelines, or an endpoint, as target.http.url"))
 	}
 	for i, name := range p.Target.Pipelines {
-		if err := pipeline.ValidName("pipeline", name); err != nil {
+		if err := pipeline.ValidPipelineName(name); err != nil {
 			errs = append(errs, fmt.Errorf("target.pipelines[%d]: %w", i, err))
 		}
 	}

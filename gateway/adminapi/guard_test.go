@@ -20,6 +20,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
 	"github.com/stagemesh/stagemesh/mesh/credentials"
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
 func tokens(t *testing.T, text string) credentials.Tokens {
@@ -146,6 +147,9 @@ func TestReflectionListsServices(t *testing.T) {
 	found := false
 	for _, name := range names {
 		found = found || string(name) == adminv1connect.DeadLetterServiceName
+		if pipeline.ValidPipelineName(string(name)) == nil {
+			t.Errorf("a pipeline may have the name %s", name)
+		}
 	}
 	if !found {
 		t.Errorf("services are %v", names)

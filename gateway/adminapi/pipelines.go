@@ -90,7 +90,7 @@ func (h *handler) status(ctx context.Context, e pipelines.Entry) *adminv1.Pipeli
 }
 
 func (h *handler) getPipeline(ctx context.Context, in *adminv1.GetPipelineRequest) (*adminv1.GetPipelineResponse, error) {
-	if err := pipeline.ValidName("pipeline", in.GetName()); err != nil {
+	if err := pipeline.ValidPipelineName(in.GetName()); err != nil {
 		return nil, transport.InvalidField("name", err)
 	}
 	e, err := h.Pipelines.Get(pipeline.Name(in.GetName()))
@@ -185,7 +185,7 @@ func fitError(name pipeline.Name, problems []*adminv1.PipelineProblem) error {
 }
 
 func (h *handler) deletePipeline(ctx context.Context, in *adminv1.DeletePipelineRequest) (*adminv1.DeletePipelineResponse, error) {
-	if err := pipeline.ValidName("pipeline", in.GetName()); err != nil {
+	if err := pipeline.ValidPipelineName(in.GetName()); err != nil {
 		return nil, transport.InvalidField("name", err)
 	}
 	if err := h.Pipelines.Delete(ctx, pipeline.Name(in.GetName()), in.ExpectRevision); err != nil {

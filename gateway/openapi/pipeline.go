@@ -25,8 +25,9 @@ func describe(d *document, p Pipeline) (paths, schemas map[string]json.RawMessag
 	a := operations{document: d, pipeline: p, out: side{spec: p.Specs[string(last.Stage)], key: "stage." + string(last.Stage)}, schemas: object{}}
 	a.in = side{spec: p.Specs[string(first.Stage)], key: "stage." + string(first.Stage), rename: first.Inputs}
 	if len(first.Inputs) > 0 {
-		// Callers use other input names than for the stage alone.
-		a.in.key = "pipeline." + string(p.Name)
+		// Callers use other input names than for the stage alone. The dots of a name are doubled, so
+		// that no two keys are one.
+		a.in.key = "pipeline." + strings.ReplaceAll(string(p.Name), ".", "..")
 	}
 	made := object{inferPath(string(p.Name)): object{"post": a.infer()}}
 	if a.out.spec.GetStream() {

@@ -106,7 +106,7 @@ func entryOf(r *meshv1.PipelineRecord, p pipeline.Pipeline, revision discovery.R
 // isServed reports whether there is a pipeline. It may be called on nil.
 func (e *Entry) isServed() bool { return e != nil && !e.isDeleted }
 
-// folder is above all records. No pipeline can have the name in epochKey.
+// folder is above all records. No name of a pipeline begins as that in epochKey.
 const folder = "pipelines"
 
 var epochKey = discovery.KeyOf(folder, "_epoch")

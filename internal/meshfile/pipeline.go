@@ -87,7 +87,7 @@ func (f *File) route(name string) (pipeline.Pipeline, error) {
 
 // validateRoute checks the pipeline; its name is in the path of the message.
 func validateRoute(p pipeline.Pipeline) error {
-	if err := pipeline.ValidName("pipeline", string(p.Name)); err != nil {
+	if err := pipeline.ValidPipelineName(string(p.Name)); err != nil {
 		return err
 	}
 	if _, err := pipeline.ParseDurability(string(p.Durability)); err != nil {

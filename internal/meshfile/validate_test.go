@@ -180,8 +180,8 @@ func TestErrorsHaveTheirPlace(t *testing.T) {
 		"credentials":            {good + "nats: {credentials_file: x}", "m.yaml:4:8: nats.credentials_file: is for a broker of its own; without url there is none"},
 
 		"a pipeline's name": {
-			good + "pipelines:\n  P: {steps: [{name: s, stage: a}]}",
-			`m.yaml:5:3: pipelines.P: pipeline name "P": use 1 to 63`,
+			good + "pipelines:\n  P_: {steps: [{name: s, stage: a}]}",
+			`m.yaml:5:3: pipelines.P_: pipeline name "P_": use 1 to 63`,
 		},
 		"a pipeline of a stage": {
 			good + "pipelines:\n  stage:a: {steps: [{name: s, stage: a}]}",

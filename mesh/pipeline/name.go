@@ -2,12 +2,13 @@ package pipeline
 
 import (
 	"fmt"
+	"regexp"
 
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 )
 
-// Names of things. Meshes, stages, pipelines and steps match ValidName, so each
-// is a subject token, a stream name's part and a DNS label.
+// Names of things. Meshes, stages and steps match ValidName, so each is a subject token, a stream
+// name's part and a DNS label. That of a pipeline is none of these.
 type (
 	// MeshName names one installation.
 	MeshName string
@@ -31,7 +32,7 @@ type (
 
 const maxName = 63
 
-// ValidName checks a mesh, stage, pipeline, step, host or gateway name. The
+// ValidName checks a mesh, stage, step, host or gateway name. The
 // kind is for the message: "stage".
 func ValidName(kind, name string) error {
 	if validName(name) {
@@ -53,6 +54,23 @@ func validName(name string) bool {
 		}
 	}
 	return true
+}
+
+var (
+	pipelineName = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$`)
+	// serviceName are the RPC services of a gateway: gRPC health takes both names.
+	serviceName = regexp.MustCompile(`^((stagemesh|grpc|mmesh)\.|inference\.GRPCInferenceService$)`)
+)
+
+// ValidPipelineName checks the name of a pipeline, which may be that of a model of Triton.
+func ValidPipelineName(name string) error {
+	switch {
+	case !pipelineName.MatchString(name):
+		return fmt.Errorf("pipeline name %.*q: use 1 to %d of A-Z, a-z, 0-9, -, _ and ., first and last a letter or digit", maxName+1, name, maxName)
+	case serviceName.MatchString(name):
+		return fmt.Errorf("pipeline name %q: it is reserved for RPC services", name)
+	}
+	return nil
 }
 
 // Durability is where an item waits between stages.

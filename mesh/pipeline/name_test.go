@@ -46,6 +46,23 @@ func TestNamesAreDNSLabels(t *testing.T) {
 	}
 }
 
+func TestPipelinesHaveTheNamesOfTritonsModels(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"a", "Z", "0", "digits", "ResNet-50_v1.5", "a..b", "true", "1e5", "stagemesh", "grpcs.x", "inference.GRPCInferenceServices", strings.Repeat("A", 63)} {
+		if err := pipeline.ValidPipelineName(name); err != nil {
+			t.Error(err)
+		}
+	}
+	for _, name := range []string{
+		"", ".", "..", "_epoch", "a_", "-a", "a.", "a/b", "a:b", "stage:a", "a b", "a\n", "é", "\xff", "*", strings.Repeat("a", 64), strings.Repeat("\xff", 1<<20),
+		"stagemesh.inference.v1.InferenceService", "grpc.health.v1.Health", "inference.GRPCInferenceService",
+	} {
+		if err := pipeline.ValidPipelineName(name); err == nil || len(err.Error()) > 512 {
+			t.Errorf("%.80q: %.600v", name, err)
+		}
+	}
+}
+
 func TestNameErrorsAreShort(t *testing.T) {
 	t.Parallel()
 	if err := pipeline.ValidName("stage", strings.Repeat("\xff", 1<<20)); err == nil || len(err.Error()) > 512 {

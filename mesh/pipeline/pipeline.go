@@ -81,7 +81,7 @@ func (p Pipeline) Validate() error {
 		if err := ValidName("stage", string(stage)); err != nil {
 			return err
 		}
-	} else if err := ValidName("pipeline", string(p.Name)); err != nil {
+	} else if err := ValidPipelineName(string(p.Name)); err != nil {
 		return err
 	}
 	if err := p.validate(); err != nil {
@@ -193,7 +193,7 @@ func (p Pipeline) ToProto() *meshv1.Pipeline {
 
 // FromProto returns a valid pipeline, or an error.
 func FromProto(in *meshv1.Pipeline) (Pipeline, error) {
-	if err := ValidName("pipeline", in.GetName()); err != nil {
+	if err := ValidPipelineName(in.GetName()); err != nil {
 		return Pipeline{}, err
 	}
 	out, err := fromProto(in)

@@ -37,6 +37,7 @@ import (
 	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/mesh/credentials"
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
 // start serves the whole of the package on a real port.
@@ -411,6 +412,9 @@ func TestReflectionNamesAndDescribesTheServices(t *testing.T) {
 		for _, service := range services {
 			if files, err := stream.FileContainingSymbol(service); err != nil || len(files) == 0 {
 				t.Errorf("%s: %v, %v", service, files, err)
+			}
+			if pipeline.ValidPipelineName(string(service)) == nil {
+				t.Errorf("a pipeline may have the name %s", service)
 			}
 		}
 		if _, err := stream.Close(); err != nil {

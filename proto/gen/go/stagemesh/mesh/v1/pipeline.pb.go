@@ -27,7 +27,7 @@ const (
 // Pipeline is a named route through stages.
 type Pipeline struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// [a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?, like the names of steps and stages.
+	// [A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?, and not the name of an RPC service.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// At least one, at most 64.
 	Steps []*PipelineStep `protobuf:"bytes,2,rep,name=steps,proto3" json:"steps,omitempty"`
