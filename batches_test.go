@@ -435,23 +435,27 @@ func TestFilesAreKeptListedAndDeleted(t *testing.T) {
 	if deletes.Wait(); deleted.Load() != 1 {
 		t.Errorf("%d deletes of one file", deleted.Load())
 	}
-	var listed []string
-	for after := ""; ; {
-		var page struct {
-			Data []fileDocument
-			More bool   `json:"has_more"`
-			Last string `json:"last_id"`
+	for order, want := range map[string][]string{
+		"": {ids[3], ids[2], ids[1], ids[0]}, "&order=desc": {ids[3], ids[2], ids[1], ids[0]}, "&order=asc": ids[:4],
+	} {
+		var listed []string
+		for after := ""; ; {
+			var page struct {
+				Data []fileDocument
+				More bool   `json:"has_more"`
+				Last string `json:"last_id"`
+			}
+			b.call("GET", "/v1/files?limit=3&purpose=batch"+order+"&after="+after, "", nil, &page)
+			for _, file := range page.Data {
+				listed = append(listed, file.ID)
+			}
+			if after = page.Last; !page.More {
+				break
+			}
 		}
-		b.call("GET", "/v1/files?limit=3&purpose=batch&after="+after, "", nil, &page)
-		for _, file := range page.Data {
-			listed = append(listed, file.ID)
+		if !reflect.DeepEqual(listed, want) {
+			t.Errorf("%s: %v, not %v", order, listed, want)
 		}
-		if after = page.Last; !page.More {
-			break
-		}
-	}
-	if want := []string{ids[3], ids[2], ids[1], ids[0]}; !reflect.DeepEqual(listed, want) {
-		t.Errorf("%v, not %v", listed, want)
 	}
 	for _, path := range []string{"/v1/files/" + ids[4], "/v1/files/" + ids[4] + "/content", "/v1/files/file-1", "/v1/batches/batch_1", "/v1/files/" + ids[0] + "/other"} {
 		if status, answer := b.call("GET", path, "", nil, nil); status != 404 || !strings.Contains(answer, `"code":"not_found"`) {

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"io"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -73,9 +74,11 @@ type ListOptions struct {
 	Limit int
 	// Purpose is that of files; empty is any.
 	Purpose string
+	// Ascending is true for the oldest first.
+	Ascending bool
 }
 
-// Page is a page of files or batches, the newest first.
+// Page is a page of files or batches, the newest first unless asked.
 type Page[T any] struct {
 	Object  string `json:"object"`
 	Data    []T    `json:"data"`
@@ -308,8 +311,11 @@ func listRecords[R, T any](ctx context.Context, s *Service, kind string, o ListO
 		return nil, err
 	}
 	out := &Page[T]{Object: "list", Data: []T{}}
+	if o.Ascending {
+		slices.Reverse(ids)
+	}
 	for _, id := range ids {
-		if o.After != "" && id >= o.After {
+		if order := cmp.Compare(id, o.After); o.After != "" && (order == 0 || order > 0 != o.Ascending) {
 			continue
 		}
 		var record R

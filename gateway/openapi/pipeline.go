@@ -246,7 +246,11 @@ func (a operations) body(unknown body) body {
 // single adds the only input, which needs no name.
 func (a operations) single(content *content, p part) {
 	for _, media := range p.takes() {
-		one := object{"schema": a.blobSchema(p, media)}
+		schema := a.blobSchema(p, media)
+		if schema["type"] == "string" {
+			schema["minLength"] = 1
+		}
+		one := object{"schema": schema}
 		if examples := a.blobExamples(p, media); len(examples) > 0 {
 			one["examples"] = byName(examples)
 		}

@@ -1,12 +1,12 @@
 // Package openai serves files and batches in the form of the OpenAI API, to its unchanged clients:
 //
 //	POST   /v1/files                       a form with file, purpose=batch and expires_after
-//	GET    /v1/files?purpose=&limit=&after=
+//	GET    /v1/files?purpose=&limit=&after=&order=
 //	GET    /v1/files/{id}
 //	GET    /v1/files/{id}/content
 //	DELETE /v1/files/{id}
 //	POST   /v1/batches                     input_file_id, endpoint, completion_window
-//	GET    /v1/batches?limit=20&after=
+//	GET    /v1/batches?limit=20&after=&order=
 //	GET    /v1/batches/{id}
 //	POST   /v1/batches/{id}/cancel
 //
@@ -242,8 +242,12 @@ func listOf[T any](list func(context.Context, jobs.ListOptions) (*jobs.Page[T], 
 	return func(_ http.ResponseWriter, r *http.Request) (any, error) {
 		query := r.URL.Query()
 		o := jobs.ListOptions{After: query.Get("after"), Purpose: query.Get("purpose"), Limit: defaultLimit}
-		if order := query.Get("order"); order != "" && order != "desc" {
-			return nil, fault.InField(fault.InvalidRequest, "order", "%.*q; only desc is possible", maxQuoted, order)
+		switch order := query.Get("order"); order {
+		case "", "desc":
+		case "asc":
+			o.Ascending = true
+		default:
+			return nil, fault.InField(fault.InvalidRequest, "order", "%.*q; use asc or desc", maxQuoted, order)
 		}
 		if text := query.Get("limit"); text != "" {
 			var err error
