@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -97,6 +98,42 @@ func valid(t *testing.T, text []byte) {
 	}
 	if ok, wrong := v.ValidateDocument(); !ok {
 		t.Fatalf("%v", wrong)
+	}
+}
+
+func TestPatternsTakeWhatCallersSend(t *testing.T) {
+	t.Parallel()
+	const id = "01a1fc61-c602-7919-8f3a-1abcfc776362"
+	hexID := strings.ReplaceAll(id, "-", "")
+	text := build(t, openapi.Settings{Mesh: "m", Jobs: true, Batches: true})
+	rows := map[string]struct{ good, bad []string }{
+		"request_id": {[]string{id}, []string{"", "x", id + "0"}},
+		"job_id":     {[]string{"nightly." + id, "a." + id}, []string{id, "." + id, "A." + id, "nightly." + hexID}},
+		"file_id":    {[]string{"file-" + hexID}, []string{hexID, "file-" + id, "file-1"}},
+		"batch_id":   {[]string{"batch_" + hexID}, []string{"batch-" + hexID, "batch_1"}},
+		"queue":      {[]string{"nightly", "a"}, []string{"", "-a", "A", "a.b"}},
+		"wait":       {[]string{"0", "250", "-1", "5s", "1m30.5s", "+.5h", "1.s"}, []string{"", "soon", "5 s", "s", "1.5", ".s"}},
+	}
+	seen := map[string]bool{}
+	for path, of := range at(t, text, "paths").(object) {
+		for _, operation := range of.(object) {
+			parameters, _ := operation.(object)["parameters"].([]any)
+			for _, one := range parameters {
+				name, _ := one.(object)["name"].(string)
+				row, ok := rows[name]
+				if !ok {
+					continue
+				}
+				seen[name] = true
+				pattern, err := regexp.Compile(fmt.Sprint(one.(object)["schema"].(object)["pattern"]))
+				if err != nil || slices.ContainsFunc(row.good, func(v string) bool { return !pattern.MatchString(v) }) || slices.ContainsFunc(row.bad, pattern.MatchString) {
+					t.Errorf("%s: %s is %s, %v", path, name, pattern, err)
+				}
+			}
+		}
+	}
+	if len(seen) != len(rows) {
+		t.Errorf("there are %v", seen)
 	}
 }
 
