@@ -161,7 +161,11 @@ func (h *Host) loadModel(ctx context.Context, r *modelcache.Replica, m model.Mod
 		// The cache finds out which load ended the runtime.
 	default:
 		log.Warn("a model is not loaded", "error", e.err)
-		e.unrecorded = registry.SetFailed(ctx, m.ID, own, models.KindLoad, e.err.Error())
+		kind := models.KindLoad
+		if errors.Is(e.err, runner.ErrInvalidModel) {
+			kind = models.KindInvalid
+		}
+		e.unrecorded = registry.SetFailed(ctx, m.ID, own, kind, e.err.Error())
 	}
 	h.logRegistryError(m.ID, e.unrecorded)
 	return e
@@ -251,7 +255,7 @@ func refusalFault(id model.ID, err error) *fault.Fault {
 	case modelcache.TooLarge:
 		return fault.Newf(fault.ModelTooLarge, "model %s: %w", id, err)
 	case modelcache.Failed:
-		return fault.Newf(fault.ModelLoadFailed, "model %s is not loaded: %w", id, refusal.Cause)
+		return models.LoadFault(errors.Is(refusal.Cause, runner.ErrInvalidModel), 0, "model %s is not loaded: %w", id, refusal.Cause)
 	case modelcache.Crashed:
 		return fault.Newf(fault.ModelLoadFailed, "model %s: %w", id, err)
 	}

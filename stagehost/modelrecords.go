@@ -116,7 +116,7 @@ func (h *Host) claimModel(ctx context.Context, id model.ID, q claimRequest) (mod
 			return model.Model{}, "", err
 		case q.isRefused: // another host has to
 		case failure != nil:
-			return model.Model{}, own, fault.Newf(fault.ModelLoadFailed, "model %s is not loaded: %s", id, failure.GetMessage()).WithRetryAfter(time.Second)
+			return model.Model{}, own, models.LoadFault(failure.GetKind() == models.KindInvalid, time.Second, "model %s is not loaded: %s", id, failure.GetMessage())
 		case models.HasReplica(there, own):
 			out := m.Model
 			if out.Size == (model.Size{}) {

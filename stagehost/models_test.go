@@ -322,7 +322,7 @@ func TestBadModelsGetTheirFaults(t *testing.T) {
 		"unknown":   {fault.UnknownModel, "unknown"},
 		"elsewhere": {fault.InvalidRequest, "stage other"},
 		"large":     {fault.ModelTooLarge, "large"},
-		"broken":    {fault.ModelLoadFailed, "it has no weights"},
+		"broken":    {fault.InvalidModel, "it has no weights"},
 	} {
 		if f := b.ask("x", of(id)).fault(want.reason); !strings.Contains(f.Message, want.text) {
 			t.Errorf("model %q: %s", id, f.Message)

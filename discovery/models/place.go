@@ -132,7 +132,7 @@ func (v *stageView) modelOf(now time.Time, m *Model, there *meshv1.ReplicasRecor
 	for _, one := range LiveReplicas(there, now) {
 		host, since := pipeline.HostID(one.GetHost()), one.GetSince().AsTime()
 		if one.GetState() == failed {
-			out.Failures = append(out.Failures, placement.Failure{Host: host, At: since, Crashed: one.GetKind() == KindCrashed, Message: one.GetMessage()})
+			out.Failures = append(out.Failures, placement.Failure{Host: host, At: since, Crashed: one.GetKind() == KindCrashed, Invalid: one.GetKind() == KindInvalid, Message: one.GetMessage()})
 			continue
 		}
 		out.Replicas = append(out.Replicas, placement.Replica{Host: host, Loaded: one.GetState() == loaded, Since: since})
@@ -413,8 +413,7 @@ func refusalFault(now time.Time, m *Model, r *placement.Refusal) *fault.Fault {
 		return fault.Newf(fault.ModelTooLarge, "model %s is larger than the memory for models of any host", m.ID)
 	case placement.LoadFailed:
 		last := r.Failures[len(r.Failures)-1]
-		return fault.Newf(fault.ModelLoadFailed, "model %s was not loaded on %d hosts, last on %s: %s", m.ID, len(r.Failures), last.Host, last.Message).
-			WithRetryAfter(max(time.Second, r.RetryAt.Sub(now)))
+		return LoadFault(last.Invalid, max(time.Second, r.RetryAt.Sub(now)), "model %s was not loaded on %d hosts, last on %s: %s", m.ID, len(r.Failures), last.Host, last.Message)
 	case placement.NoLabels:
 		return fault.Newf(fault.NoCapacity, "no host of stage %s has the labels that model %s needs: %s", m.Stage, m.ID, strings.Join(slices.Sorted(slices.Values(r.Labels)), ", "))
 	case placement.QueuesFull:

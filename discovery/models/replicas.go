@@ -31,6 +31,8 @@ const (
 const (
 	KindLoad     = "load"
 	KindTooLarge = "too_large"
+	// KindInvalid: no host can load the model.
+	KindInvalid = "invalid"
 	// KindCrashed: the load ended the process.
 	KindCrashed = "crashed"
 )
@@ -42,6 +44,15 @@ const (
 	maxMessage  = 256
 	maxSpec     = 2 << 10
 )
+
+// LoadFault returns the fault of a failed load for callers; only that of a valid model may be
+// retried, after the pause.
+func LoadFault(isInvalid bool, pause time.Duration, format string, args ...any) *fault.Fault {
+	if isInvalid {
+		return fault.Newf(fault.InvalidModel, format, args...)
+	}
+	return fault.Newf(fault.ModelLoadFailed, format, args...).WithRetryAfter(pause)
+}
 
 // LiveReplicas returns the entries that count: failures expire.
 func LiveReplicas(r *meshv1.ReplicasRecord, now time.Time) []*meshv1.Replica {

@@ -108,7 +108,7 @@ func (h modelMesh) ensureLoaded(ctx context.Context, in *mmesh.EnsureLoadedReque
 		lastUse = at.AsTime()
 	}
 	err = h.load(ctx, id, in.GetSync(), lastUse)
-	if f := fault.From(err); err != nil && f.Reason != fault.ModelLoadFailed && f.Reason != fault.ModelLoading {
+	if f := fault.From(err); err != nil && f.Reason != fault.ModelLoadFailed && f.Reason != fault.InvalidModel && f.Reason != fault.ModelLoading {
 		return nil, f
 	}
 	return h.getModelStatus(ctx, &mmesh.GetStatusRequest{ModelId: in.GetModelId()})

@@ -34,6 +34,7 @@ const (
 	ModelExists         Reason = "MODEL_EXISTS"
 	ModelInUse          Reason = "MODEL_IN_USE"
 	ModelTooLarge       Reason = "MODEL_TOO_LARGE"
+	InvalidModel        Reason = "INVALID_MODEL"
 	AliasConflict       Reason = "ALIAS_CONFLICT"
 
 	NoCapacity          Reason = "NO_CAPACITY"
@@ -103,6 +104,7 @@ var classes = map[Reason]Class{
 	ModelExists:     {code.Code_ALREADY_EXISTS, http.StatusConflict, false, "a model of that ID is registered with other attributes"},
 	ModelInUse:      {code.Code_FAILED_PRECONDITION, http.StatusBadRequest, false, "an alias points at the model"},
 	ModelTooLarge:   {code.Code_FAILED_PRECONDITION, http.StatusBadRequest, false, "the model is larger than the memory for models of any host"},
+	InvalidModel:    {code.Code_FAILED_PRECONDITION, http.StatusBadRequest, false, "the model cannot be loaded: its source is missing or broken"},
 	ModelLoading:    {code.Code_UNAVAILABLE, http.StatusServiceUnavailable, true, "the model is being loaded, and the request's time does not suffice for that"},
 	ModelLoadFailed: {code.Code_UNAVAILABLE, http.StatusServiceUnavailable, true, "hosts have failed to load the model lately"},
 	CacheFull:       {code.Code_RESOURCE_EXHAUSTED, http.StatusTooManyRequests, true, "all memory for models has models in use, or too many loads wait"},

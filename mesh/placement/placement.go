@@ -286,6 +286,8 @@ type Failure struct {
 	Host    pipeline.HostID
 	At      time.Time
 	Crashed bool
+	// Invalid is true where no host can load the model.
+	Invalid bool
 	Message string
 }
 

@@ -80,8 +80,8 @@ type ModelServiceClient interface {
 	// ListModels returns the models, sorted by ID, in pages.
 	ListModels(context.Context, *connect.Request[v1.ListModelsRequest]) (*connect.Response[v1.ListModelsResponse], error)
 	// EnsureLoaded has a host load a model that none has, and counts as a use of it. A load that
-	// fails is MODEL_LOAD_FAILED, MODEL_TOO_LARGE or CACHE_FULL; one that does not end in time is
-	// MODEL_LOADING, and goes on.
+	// fails is MODEL_LOAD_FAILED, INVALID_MODEL, MODEL_TOO_LARGE or CACHE_FULL; one that does not
+	// end in time is MODEL_LOADING, and goes on.
 	EnsureLoaded(context.Context, *connect.Request[v1.EnsureLoadedRequest]) (*connect.Response[v1.EnsureLoadedResponse], error)
 	// EvictModel has all hosts unload a model once its requests have ended, and forgets the
 	// loads that failed. The next request loads it again.
@@ -292,8 +292,8 @@ type ModelServiceHandler interface {
 	// ListModels returns the models, sorted by ID, in pages.
 	ListModels(context.Context, *connect.Request[v1.ListModelsRequest]) (*connect.Response[v1.ListModelsResponse], error)
 	// EnsureLoaded has a host load a model that none has, and counts as a use of it. A load that
-	// fails is MODEL_LOAD_FAILED, MODEL_TOO_LARGE or CACHE_FULL; one that does not end in time is
-	// MODEL_LOADING, and goes on.
+	// fails is MODEL_LOAD_FAILED, INVALID_MODEL, MODEL_TOO_LARGE or CACHE_FULL; one that does not
+	// end in time is MODEL_LOADING, and goes on.
 	EnsureLoaded(context.Context, *connect.Request[v1.EnsureLoadedRequest]) (*connect.Response[v1.EnsureLoadedResponse], error)
 	// EvictModel has all hosts unload a model once its requests have ended, and forgets the
 	// loads that failed. The next request loads it again.
