@@ -228,3 +228,11 @@ func TestBreakerProbesUntilTargetAnswers(t *testing.T) {
 	}
 	blocked(false)
 }
+
+func TestFinalFaultEndsItsJob(t *testing.T) {
+	t.Parallel()
+	f := fault.New(fault.RunnerOutOfMemory, "too large")
+	if outcomeOf(Answer{Fault: f}) != retried || outcomeOf(Answer{Fault: f.Final()}) != failed || f.Final().Retryable() {
+		t.Error("only a final fault ends its job")
+	}
+}

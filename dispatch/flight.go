@@ -124,6 +124,8 @@ func outcomeOf(a Answer) outcome {
 	switch {
 	case a.outcome != "":
 		return a.outcome
+	case a.Fault != nil && a.Fault.IsFinal():
+		return failed
 	case a.Fault != nil:
 		return outcomeOfReason(a.Fault.Reason)
 	}

@@ -74,6 +74,8 @@ type itemRun struct {
 	chunks uint64
 	// failedStarts counts batches with the item that never started.
 	failedStarts int
+	// outOfMemory counts the runs alone on an otherwise idle worker that ran out of memory.
+	outOfMemory int
 	// crashes counts the processes that died as they ran the item here; quarantined is
 	// true once it is run alone because of one.
 	crashes     int

@@ -39,6 +39,8 @@ func (l *loop) retryBatch(e *batchEnded, items []*item) {
 		l.restart(items, err)
 	case errors.Is(err, runner.ErrCrashed):
 		l.quarantine(e, items)
+	case alone && errors.Is(err, runner.ErrOutOfMemory):
+		l.retryOutOfMemory(e, items)
 	case alone && len(e.run.items) == 1:
 		l.failAll(items, l.host.expose(runner.FaultOf(err), err))
 	case errors.Is(err, runner.ErrBadOutput), alone:
@@ -47,6 +49,25 @@ func (l *loop) retryBatch(e *batchEnded, items []*item) {
 		again := l.failStreamed(items, err)
 		l.requeue(again[:len(again)/2])
 		l.requeue(again[len(again)/2:])
+	}
+}
+
+// retryOutOfMemory runs an item that ran out of memory again, alone on an otherwise idle worker.
+// What it needs is known to be too much once two such runs have failed.
+func (l *loop) retryOutOfMemory(e *batchEnded, items []*item) {
+	for _, it := range items {
+		if len(e.run.items) == 1 && (e.run.batch.Suspect || l.host.settings.Runner.Concurrency() == 1) {
+			it.outOfMemory++
+		}
+		switch f := l.host.expose(runner.FaultOf(e.err), e.err); {
+		case it.outOfMemory >= 2:
+			l.fail(it, f.Final())
+		case it.mayRunAgain():
+			it.quarantined = true
+			l.requeue([]*item{it})
+		default:
+			l.fail(it, f)
+		}
 	}
 }
 

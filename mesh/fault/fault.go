@@ -109,7 +109,16 @@ func (f *Fault) HTTPStatus() int {
 }
 
 // Retryable reports whether the same request may succeed later.
-func (f *Fault) Retryable() bool { return Classify(f.Reason).Retryable }
+func (f *Fault) Retryable() bool { return Classify(f.Reason).Retryable && !f.IsFinal() }
+
+// finalKey is in the metadata of final faults.
+const finalKey = "final"
+
+// IsFinal reports whether the fault is known to come again, whatever its reason says.
+func (f *Fault) IsFinal() bool { return f.Metadata[finalKey] != "" }
+
+// Final returns a copy that is final.
+func (f *Fault) Final() *Fault { return f.WithMetadata(finalKey, "true") }
 
 // Caused returns a copy with a cause: for logs and errors.Is, not for the
 // caller.
