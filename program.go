@@ -197,7 +197,7 @@ func (p Program) Run(ctx context.Context) error {
 		p.Logger.Warn("a variable of the environment is left out", "error", err)
 	}
 	credentials.WarnOfReaders(p.Logger, p.File.SecretFiles())
-	ops := program.Settings{Listen: p.Ops, Key: p.OpsKey, Insecure: p.File.Ops.Insecure, AnyHost: p.File.Ops.AnyHost, Tracing: p.File.Tracing, Logger: p.Logger}
+	ops := program.Settings{Listen: p.Ops, Key: p.OpsKey, Insecure: p.File.Ops.Insecure, AnyHost: p.File.Ops.AnyHost, Version: process.Version(), Tracing: p.File.Tracing, Logger: p.Logger}
 	if ops.Listen == "" {
 		ops.Listen, ops.Key = p.File.OpsListen(), "ops.listen"
 	}

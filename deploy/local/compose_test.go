@@ -190,9 +190,9 @@ func renumber(t *testing.T, version, major string, offset int) string {
 type dashboard struct {
 	UID    string
 	Panels []struct {
-		Title      string
-		Datasource struct{ UID string }
-		Targets    []struct{ Expr string }
+		Title, Description string
+		Datasource         struct{ UID string }
+		Targets            []struct{ Expr string }
 	}
 }
 
@@ -201,7 +201,7 @@ func dashboards(t *testing.T) map[string]dashboard {
 	out := map[string]dashboard{}
 	files := os.DirFS(filepath.Join(root, "deploy/grafana/dashboards"))
 	names, err := fs.Glob(files, "*.json")
-	if err != nil || len(names) != 3 {
+	if err != nil || len(names) != 5 {
 		t.Fatalf("the dashboards are %q: %v", names, err)
 	}
 	for _, name := range names {
@@ -226,6 +226,9 @@ func TestDashboardsUseProvisionedDatasources(t *testing.T) {
 	}
 	for name, d := range dashboards(t) {
 		for _, p := range d.Panels {
+			if p.Description == "" {
+				t.Errorf("%s: %q has no description", name, p.Title)
+			}
 			if len(p.Targets) == 0 || !bytes.Contains(text, []byte("uid: "+p.Datasource.UID+"\n")) {
 				t.Errorf("%s: %q asks %q", name, p.Title, p.Datasource.UID)
 			}

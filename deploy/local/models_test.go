@@ -15,7 +15,9 @@ import (
 	"github.com/stagemesh/stagemesh/internal/testbed"
 )
 
-const modelsDashboard = "models.json"
+// besideTheStack are the dashboards of what the stack does not have: models, jobs, workers, and a
+// broker in the process.
+var besideTheStack = []string{"models.json", "jobs.json", "operations.json"}
 
 // runBeside runs a program until the test ends.
 func runBeside(t *testing.T, folder, program string, args ...string) *bufio.Reader {
@@ -39,7 +41,7 @@ func runBeside(t *testing.T, folder, program string, args ...string) *bufio.Read
 	return bufio.NewReader(out)
 }
 
-func TestModelsDashboardShowsModels(t *testing.T) {
+func TestDashboardsShowModelsJobsAndWorkers(t *testing.T) {
 	paths := programs(t)
 	ports, err := testbed.FreePorts(2)
 	if err != nil {
@@ -60,9 +62,20 @@ stages:
     runner: {onnx_models: {max_rows: 1}}
     models: {capacity: 4MiB, default_size: 128KiB, root: .}
     queue: {ack_wait: 1s}
+  echo: {runner: {worker: {command: [python3, echo.py]}}}
+pipelines:
+  echo: {steps: [{name: echo, stage: echo}]}
+jobs:
+  pools:
+    main: {target: {pipelines: [echo]}, gate: {constant: {value: 0.9}}}
+    shut: {target: {pipelines: [echo]}, gate: {constant: {value: 0}}}
+  queues:
+    nightly: {pool: main}
+    held: {pool: shut}
 models:
   one: {stage: read, source: digits.onnx}
 `,
+		"echo.py":        "from stagemesh import Text, Worker, serve\n\n\nclass Echo(Worker):\n    arrays = \"buffer\"\n    inputs = outputs = {\"text\": Text()}\n\n    def predict(self, batch):\n        return {\"text\": batch[\"text\"]}\n\n\nserve(Echo)\n",
 		"prometheus.yml": "global: {scrape_interval: 1s}\nscrape_configs: [{job_name: stagemesh, static_configs: [{targets: [\"" + ops + "\"]}]}]\n",
 	} {
 		if err := os.WriteFile(filepath.Join(folder, name), []byte(content), 0o600); err != nil {
@@ -85,14 +98,20 @@ models:
 		return response.StatusCode == http.StatusOK
 	})
 	body := `{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 64], "data": [` + strings.Repeat("0,", 63) + `0]}]}`
-	d := dashboards(t)[modelsDashboard]
-	d.checkShows(t, modelsDashboard, "read", func(t *testing.T, query string) []float64 {
-		t.Helper()
-		response, err := http.Post(gateway+"/v1/pipelines/model:one:infer", "application/json", strings.NewReader(body))
-		if err != nil {
-			t.Fatal(err)
-		}
-		_ = response.Body.Close()
-		return ask(t, "http://"+prometheus, query)
-	})
+	shown := dashboards(t)
+	for _, name := range besideTheStack {
+		shown[name].checkShows(t, name, "read", func(t *testing.T, query string) []float64 {
+			t.Helper()
+			for _, call := range [][3]string{
+				{"/v1/pipelines/model:one:infer", "application/json", body}, {"/v1/queues/nightly/jobs", "text/plain", "hello"},
+			} {
+				response, err := http.Post(gateway+call[0], call[1], strings.NewReader(call[2]))
+				if err != nil {
+					t.Fatal(err)
+				}
+				_ = response.Body.Close()
+			}
+			return ask(t, "http://"+prometheus, query)
+		})
+	}
 }

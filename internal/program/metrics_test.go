@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/http/httptest"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -21,7 +22,7 @@ import (
 
 func newMetrics(t *testing.T) *Metrics {
 	t.Helper()
-	tel, err := NewMetrics()
+	tel, err := NewMetrics("v1.2.3")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -87,6 +88,7 @@ func TestInstrumentsHavePrometheusNames(t *testing.T) {
 		`stagemesh_stage_queue_wait_seconds_sum{stage="echo"} 0.75`,
 		`stagemesh_stage_queue_wait_seconds_count{stage="echo"} 1`,
 		`stagemesh_gateway_pending_calls 5`,
+		`stagemesh_build_info{goversion="` + runtime.Version() + `",version="v1.2.3"} 1`,
 		`# HELP stagemesh_stage_pulled_total Items pulled from the queue.`,
 		`# TYPE stagemesh_stage_pulled_total counter`,
 	}
@@ -150,7 +152,7 @@ func TestPortPacksTheMetricsOfTheMesh(t *testing.T) {
 		}
 		names = append(names, f.GetName())
 	}
-	want := []string{"stagemesh_gateway_pending_calls", "stagemesh_stage_items_in_flight", "stagemesh_stage_pulled_total", "stagemesh_stage_queue_wait_seconds"}
+	want := []string{"stagemesh_build_info", "stagemesh_gateway_pending_calls", "stagemesh_stage_items_in_flight", "stagemesh_stage_pulled_total", "stagemesh_stage_queue_wait_seconds"}
 	if !slices.Equal(names, want) {
 		t.Errorf("got %q", names)
 	}
@@ -160,7 +162,7 @@ func TestProcessesShareNothing(t *testing.T) {
 	t.Parallel()
 	one, other := newMetrics(t), newMetrics(t)
 	record(t, one)
-	if text := page(t, other, ""); strings.Contains(text, "stagemesh_") {
+	if text := page(t, other, ""); strings.Contains(text, "stagemesh_stage_") {
 		t.Error("another's instruments are on the page")
 	}
 }

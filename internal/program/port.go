@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/pprof"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -35,10 +36,14 @@ type Metrics struct {
 	provider *sdkmetric.MeterProvider
 }
 
-// NewMetrics returns metrics that include those of Go and of the process.
-func NewMetrics() (*Metrics, error) {
+// NewMetrics returns metrics that include those of Go, of the process and of the program's version.
+func NewMetrics(version string) (*Metrics, error) {
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	build := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "stagemesh_build_info", Help: "1, with the version of the program and of Go.",
+		ConstLabels: prometheus.Labels{"version": version, "goversion": runtime.Version()},
+	}, func() float64 { return 1 })
+	registry.MustRegister(build, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	exporter, err := otelprometheus.New(otelprometheus.WithRegisterer(registry), otelprometheus.WithoutScopeInfo(), otelprometheus.WithoutTargetInfo())
 	if err != nil {
 		return nil, err
@@ -66,6 +71,8 @@ type Settings struct {
 	Key string
 	// Insecure allows other machines to call the port, AnyHost this one by any host name.
 	Insecure, AnyHost bool
+	// Version is that of the program.
+	Version string
 	// Tracing says where the program's spans go.
 	Tracing tracing.Config
 	Logger  *slog.Logger
@@ -160,7 +167,7 @@ func Run(ctx context.Context, s Settings, work func(context.Context, *Port) erro
 	if err := exposure.Check(s.Key, ""); err != nil {
 		return err
 	}
-	metrics, err := NewMetrics()
+	metrics, err := NewMetrics(s.Version)
 	if err != nil {
 		return err
 	}

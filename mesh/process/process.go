@@ -18,6 +18,7 @@
 package process
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -267,11 +268,13 @@ func ReduceCollections() {
 	ballast()
 }
 
-// Version returns the version of the program from its build information.
+// version may be set by the linker, for builds that see no repository, such as those of images.
+var version string
+
+// Version returns the version of the program: the linker's, or of its build information.
 func Version() string {
-	info, ok := debug.ReadBuildInfo()
-	if !ok || info.Main.Version == "" {
-		return "(devel)"
+	if info, ok := debug.ReadBuildInfo(); ok {
+		return cmp.Or(version, info.Main.Version, "(devel)")
 	}
-	return info.Main.Version
+	return cmp.Or(version, "(devel)")
 }

@@ -72,3 +72,20 @@ func TestEveryMetricIsDocumented(t *testing.T) {
 		}
 	}
 }
+
+var alert = regexp.MustCompile(`alert: (\w+)`)
+
+func TestAlertsLinkToWhatToDo(t *testing.T) {
+	t.Parallel()
+	operations, alerts := read(t, "docs/operations.md"), read(t, "deploy/prometheus/alerts.yml")
+	found := alert.FindAllStringSubmatch(alerts, -1)
+	if len(found) == 0 {
+		t.Error("there is no alert")
+	}
+	for _, match := range found {
+		link := "runbook_url: https://github.com/stagemesh/stagemesh/blob/main/docs/operations.md#" + strings.ToLower(match[1]) + "\n"
+		if !strings.Contains(alerts, link) || !strings.Contains(operations, "\n### "+match[1]+"\n") {
+			t.Errorf("%s has no link to docs/operations.md, or that no section of it", match[1])
+		}
+	}
+}

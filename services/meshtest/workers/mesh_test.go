@@ -111,7 +111,7 @@ func start(t testing.TB, s spec) *mesh {
 	t.Helper()
 	m := &mesh{t: t, files: files{t: t, folder: t.TempDir()}}
 	var err error
-	if m.metrics, err = program.NewMetrics(); err != nil {
+	if m.metrics, err = program.NewMetrics(""); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
