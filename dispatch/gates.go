@@ -87,7 +87,7 @@ func (c *PrometheusGate) build(p *poolGate, source string) (gate, error) {
 func validURL(text string) error {
 	u, err := url.Parse(text)
 	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-		return fmt.Errorf("url: %q is no address such as http://127.0.0.1:9090", text)
+		return fmt.Errorf("url: %q is not an address such as http://127.0.0.1:9090", text)
 	}
 	return nil
 }

@@ -423,7 +423,7 @@ func (c Config) validateTLS() error {
 	case c.ServerName != "" && c.CertFile == "":
 		return errors.New("server_name: is a name in a certificate, and there is no cert_file")
 	case c.CertFile != "" && c.ServerName == "" && config.IsUnspecified(c.Listen):
-		return fmt.Errorf("listen: %s is no address by which the registry can check the certificate; say the name in it in server_name, or listen on one address", c.Listen)
+		return fmt.Errorf("listen: %s is not an address by which the registry can check the certificate; say the name in it in server_name, or listen on one address", c.Listen)
 	}
 	return nil
 }

@@ -49,7 +49,7 @@ func CheckLength(r *http.Request, limit int64) error {
 // CheckEncoding rejects compressed bodies.
 func CheckEncoding(r *http.Request) error {
 	if encoding := r.Header.Get("Content-Encoding"); encoding != "" && encoding != "identity" {
-		return fault.Newf(fault.UnsupportedMedia, "Content-Encoding %.*q is not taken; send the body as it is", maxQuoted, encoding)
+		return fault.Newf(fault.UnsupportedMedia, "Content-Encoding %.*q is not accepted; send the body as it is", maxQuoted, encoding)
 	}
 	return nil
 }
@@ -384,5 +384,5 @@ func (b *callBody) readError(err error) error {
 
 // notCompressible returns the fault of a message in gzip to a service that takes none.
 func notCompressible() *fault.Fault {
-	return fault.New(fault.UnsupportedMedia, "messages of this service are not taken in gzip; send them as they are")
+	return fault.New(fault.UnsupportedMedia, "messages of this service are not accepted in gzip; send them as they are")
 }

@@ -88,8 +88,8 @@ func checkTokens(name string, tokens token.Tokens) error {
 
 var (
 	errSecondDocument = errors.New("a second document begins here; a file has one")
-	errDirective      = errors.New("directives are not taken")
-	errTag            = errors.New("tags are not taken; quotes make text of a number")
+	errDirective      = errors.New("directives are not accepted")
+	errTag            = errors.New("tags are not accepted; quotes make text of a number")
 	errHalf           = errors.New("an escape is half a surrogate pair, which no text has")
 	errDeep           = fmt.Errorf("nested deeper than %d", maxDepth)
 )

@@ -84,7 +84,7 @@ func Address(key, addr string) error {
 		_, err = net.LookupPort("tcp", port)
 	}
 	if err != nil || port == "" {
-		return fmt.Errorf("%s: %q is no address such as 127.0.0.1:8080, or :8080 for all of this machine's", key, addr)
+		return fmt.Errorf("%s: %q is not an address such as 127.0.0.1:8080, or :8080 for all of this machine's", key, addr)
 	}
 	return nil
 }

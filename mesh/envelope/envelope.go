@@ -416,10 +416,10 @@ func checkHop(hop *pipeline.Hop) error {
 		}
 	}
 	if len(hop.Keep) > payload.MaxParts {
-		return fmt.Errorf("keeps %d parts, at most %d are taken", len(hop.Keep), payload.MaxParts)
+		return fmt.Errorf("keeps %d parts, at most %d are allowed", len(hop.Keep), payload.MaxParts)
 	}
 	if len(hop.Visited) > pipeline.MaxVisited {
-		return fmt.Errorf("visited %d hosts, at most %d are taken", len(hop.Visited), pipeline.MaxVisited)
+		return fmt.Errorf("visited %d hosts, at most %d are allowed", len(hop.Visited), pipeline.MaxVisited)
 	}
 	return hop.Parameters.Validate()
 }
@@ -526,7 +526,7 @@ func codeTimings(c *wire.Coder, n uint32, timings *[]StepTiming) {
 // checkTimings checks a decoded list of timings, and makes it one that is not nil.
 func checkTimings(timings *[]StepTiming, most int) error {
 	if len(*timings) > most {
-		return fmt.Errorf("timings of %d steps, at most %d are taken", len(*timings), most)
+		return fmt.Errorf("timings of %d steps, at most %d are allowed", len(*timings), most)
 	}
 	if *timings == nil {
 		*timings = []StepTiming{}

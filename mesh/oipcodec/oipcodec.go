@@ -94,7 +94,7 @@ func ParametersOf(field string, in map[string]*oipv2.InferParameter) (payload.Pa
 		return nil, nil
 	}
 	if len(in) > payload.MaxParameters {
-		return nil, fault.InField(fault.InvalidRequest, field, "%d, at most %d are taken", len(in), payload.MaxParameters)
+		return nil, fault.InField(fault.InvalidRequest, field, "%d, at most %d are allowed", len(in), payload.MaxParameters)
 	}
 	out := make(payload.Parameters, len(in))
 	for name, p := range in {
@@ -131,7 +131,7 @@ func valueOf(p *oipv2.InferParameter) (payload.Value, bool) {
 func Contents(d tensor.Datatype, shape []int64, c *oipv2.InferTensorContents, reserve func(n int64) error) (tensor.Tensor, error) {
 	out := tensor.Tensor{Datatype: d, Shape: shape}
 	if len(shape) > tensor.MaxRank {
-		return out, fmt.Errorf("it has %d axes, at most %d are taken", len(shape), tensor.MaxRank)
+		return out, fmt.Errorf("it has %d axes, at most %d are allowed", len(shape), tensor.MaxRank)
 	}
 	n, ok := tensor.Elements(shape)
 	if !ok {

@@ -191,7 +191,8 @@ func Unread(declared *stagev1.ParameterSpecs, name string, value Value) (why str
 		if value.Is(Type(one.GetType())) {
 			return "", true
 		}
-		return fmt.Sprintf("takes no %.80q for it, which is %s", value.String(), one.GetType()), true
+		expected := map[Type]string{TypeBool: "true or false", TypeInt: "a whole number", TypeFloat: "a number", TypeString: "a string"}
+		return fmt.Sprintf("expects %s, got %.80q", expected[Type(one.GetType())], value.String()), true
 	}
 	if more := len(names) - maxListed; more > 0 {
 		names = append(names[:maxListed], fmt.Sprintf("and %d more", more))
@@ -273,7 +274,7 @@ func (p Parameters) Validate() error {
 }
 
 func tooManyParameters(n int) error {
-	return fmt.Errorf("%d parameters, at most %d are taken", n, MaxParameters)
+	return fmt.Errorf("%d parameters, at most %d are allowed", n, MaxParameters)
 }
 
 var errNoValue = errors.New("has no value")

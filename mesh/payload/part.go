@@ -117,7 +117,7 @@ func Validate(field string, parts []Part) error {
 }
 
 func tooMany(field string, n int) error {
-	return fault.Newf(fault.InvalidRequest, "%d %s, at most %d are taken", n, field, MaxParts)
+	return fault.Newf(fault.InvalidRequest, "%d %s, at most %d are allowed", n, field, MaxParts)
 }
 
 // faultAt returns err as the fault of that part. A part's own fault keeps its reason.

@@ -95,7 +95,7 @@ func (p Pipeline) validate() error {
 		return errors.New("steps: a pipeline has at least one")
 	}
 	if len(p.Steps) > MaxSteps {
-		return fmt.Errorf("steps: %d, at most %d are taken", len(p.Steps), MaxSteps)
+		return fmt.Errorf("steps: %d, at most %d are allowed", len(p.Steps), MaxSteps)
 	}
 	if p.Timeout < 0 {
 		return fmt.Errorf("timeout: %s is negative", p.Timeout)
@@ -128,7 +128,7 @@ func (p Pipeline) validate() error {
 // validateKeep checks that the kept parts fit beside the others.
 func validateKeep(names []string) error {
 	if len(names) > payload.MaxParts {
-		return fmt.Errorf("%d names, at most %d are taken", len(names), payload.MaxParts)
+		return fmt.Errorf("%d names, at most %d are allowed", len(names), payload.MaxParts)
 	}
 	for i, name := range names {
 		if err := payload.ValidName(name); err != nil {
@@ -205,7 +205,7 @@ func FromProto(in *meshv1.Pipeline) (Pipeline, error) {
 
 func fromProto(in *meshv1.Pipeline) (Pipeline, error) {
 	if in.GetMaxInFlight() > math.MaxInt32 {
-		return Pipeline{}, fmt.Errorf("max_in_flight: %d, at most %d are taken", in.GetMaxInFlight(), math.MaxInt32)
+		return Pipeline{}, fmt.Errorf("max_in_flight: %d, at most %d are allowed", in.GetMaxInFlight(), math.MaxInt32)
 	}
 	durability, err := DurabilityFromProto(in.GetDurability())
 	if err != nil {

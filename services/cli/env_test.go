@@ -12,8 +12,8 @@ func TestFlagsOfUpMayBeVariables(t *testing.T) {
 		want            string
 	}{
 		"a file":      {"STAGEMESH_CONFIG", "nowhere.yaml", nil, "--config: open nowhere.yaml: "},
-		"an address":  {"STAGEMESH_LISTEN", "8080", nil, `--listen: "8080" is no address`},
-		"for workers": {"STAGEMESH_OPS", "9090", []string{"worker.py"}, `--ops: "9090" is no address`},
+		"an address":  {"STAGEMESH_LISTEN", "8080", nil, `--listen: "8080" is not an address`},
+		"for workers": {"STAGEMESH_OPS", "9090", []string{"worker.py"}, `--ops: "9090" is not an address`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Setenv(test.variable, test.value)

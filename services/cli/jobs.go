@@ -223,7 +223,7 @@ func newJobsSubmit() *cobra.Command {
 		if deadline != "" {
 			at, err := time.Parse(time.RFC3339, deadline)
 			if err != nil {
-				return usageError(cmd, fmt.Errorf("--deadline: %q is no time such as 2006-01-02T15:04:05Z", deadline))
+				return usageError(cmd, fmt.Errorf("--deadline: %q is not a time such as 2006-01-02T15:04:05Z", deadline))
 			}
 			c.request.Deadline = timestamppb.New(at)
 		}

@@ -178,7 +178,7 @@ func TestBadUseOfJobsIsExplained(t *testing.T) {
 	}{
 		"no file":        {[]string{"submit", "nightly"}, "give a QUEUE and at least one FILE; see stagemesh jobs submit --help"},
 		"two of a key":   {[]string{"submit", "nightly", file, file, "--idempotency-key", "k"}, "--idempotency-key: needs exactly one FILE, not 2"},
-		"no time":        {[]string{"submit", "nightly", file, "--deadline", "noon"}, `--deadline: "noon" is no time such as 2006-01-02T15:04:05Z; see stagemesh jobs submit --help`},
+		"no time":        {[]string{"submit", "nightly", file, "--deadline", "noon"}, `--deadline: "noon" is not a time such as 2006-01-02T15:04:05Z; see stagemesh jobs submit --help`},
 		"no queue":       {[]string{"list", "nope"}, `UNKNOWN_QUEUE: there is no queue "nope"; there are nightly small`},
 		"no ID":          {[]string{"get", "x"}, `INVALID_REQUEST: `},
 		"past retention": {[]string{"cancel", "nightly.0192d3f4-1c2a-7000-8000-000000000000"}, "GONE: job nightly.0192d3f4-1c2a-7000-8000-000000000000"},

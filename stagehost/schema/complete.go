@@ -128,7 +128,7 @@ const maxParts = payload.MaxParts
 // An error begins with the invalid key, such as "inputs[0].shape: ".
 func ValidParts(key string, parts []runner.PartSpec) error {
 	if len(parts) > maxParts {
-		return fmt.Errorf("%s: %d, at most %d are taken", key, len(parts), maxParts)
+		return fmt.Errorf("%s: %d, at most %d are allowed", key, len(parts), maxParts)
 	}
 	var errs []error
 	for i, p := range parts {

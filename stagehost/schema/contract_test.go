@@ -294,7 +294,7 @@ func TestInvalidSchemaErrorNamesItsPlace(t *testing.T) {
 		"another metaschema": {`{"$schema":"https://example.com/meta"}`, "schemas of other places are not loaded"},
 		"nothing there":      {`{"$ref":"#/$defs/none"}`, "$defs/none"},
 		"no pattern of RE2":  {`{"pattern":"(?=x)"}`, "schema.pattern"},
-		"too large":          {`{"description":"` + strings.Repeat("x", schema.MaxSchema) + `"}`, "at most 262144 are taken"},
+		"too large":          {`{"description":"` + strings.Repeat("x", schema.MaxSchema) + `"}`, "at most 262144 are allowed"},
 		"too deep":           {strings.Repeat(`{"not":`, 65) + "{}" + strings.Repeat("}", 65), "deeper than 64"},
 	} {
 		t.Run(name, func(t *testing.T) {

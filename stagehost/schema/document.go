@@ -57,7 +57,7 @@ func compile(s runner.PartSpec) (*boundedSchema, error) {
 		return nil, errors.New("it is for the JSON of a blob, and this is a tensor")
 	}
 	if len(s.Schema) > MaxSchema {
-		return nil, fmt.Errorf("%d bytes, at most %d are taken", len(s.Schema), MaxSchema)
+		return nil, fmt.Errorf("%d bytes, at most %d are allowed", len(s.Schema), MaxSchema)
 	}
 	doc, err := decode(s.Schema)
 	if err != nil {

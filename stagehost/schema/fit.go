@@ -148,7 +148,7 @@ func AllTaken(spec runner.Spec, parts []payload.Part, rename map[string]string, 
 			continue
 		}
 		return fault.Newf(fault.InvalidInput, "input %q is not one that the stage takes; it takes %s", part.Name, namesOf(spec.Inputs)).
-			WithViolation(payload.Path("inputs", i, part.Name), "is not taken")
+			WithViolation(payload.Path("inputs", i, part.Name), "is not accepted")
 	}
 	return nil
 }
@@ -224,7 +224,7 @@ func checkInput(axis runner.BatchAxis, want runner.PartSpec, part *payload.Part)
 		return false, convertToJSON(want, part)
 	}
 	if part.Tensor == nil {
-		err := fmt.Errorf("is a blob%s, wanted is a tensor %s%s", ofType(part.Blob.ContentType), want.Datatype, shape(want.Shape))
+		err := fmt.Errorf("is a blob%s, expected a tensor %s%s", ofType(part.Blob.ContentType), want.Datatype, shape(want.Shape))
 		if kind := part.Blob.ContentType; kind == "" || kind == payload.OctetStream || payload.IsJSON(kind) || msgpack.Is(kind) {
 			return false, err // tensors come under these types, too
 		}
@@ -232,14 +232,14 @@ func checkInput(axis runner.BatchAxis, want runner.PartSpec, part *payload.Part)
 	}
 	got := *part.Tensor
 	if got.Datatype != want.Datatype {
-		return false, fmt.Errorf("is %s, wanted is %s%s", got.Datatype, want.Datatype, shape(want.Shape))
+		return false, fmt.Errorf("is %s, expected %s%s", got.Datatype, want.Datatype, shape(want.Shape))
 	}
 	if axis == runner.BatchRows && len(got.Shape)+1 == len(want.Shape) {
 		got.Shape = append([]int64{1}, got.Shape...)
 		lifted = true
 	}
 	if !matches(got.Shape, want.Shape) {
-		return false, fmt.Errorf("has shape %s, wanted is %s", shape(part.Tensor.Shape), shape(want.Shape))
+		return false, fmt.Errorf("has shape %s, expected %s", shape(part.Tensor.Shape), shape(want.Shape))
 	}
 	if lifted {
 		part.Tensor = &got
@@ -249,7 +249,7 @@ func checkInput(axis runner.BatchAxis, want runner.PartSpec, part *payload.Part)
 
 func checkBlob(want runner.PartSpec, part payload.Part) error {
 	if part.Tensor != nil {
-		return fmt.Errorf("is a tensor %s%s, wanted is a blob%s", part.Tensor.Datatype, shape(part.Tensor.Shape), ofType(strings.Join(want.ContentTypes, " or ")))
+		return fmt.Errorf("is a tensor %s%s, expected a blob%s", part.Tensor.Datatype, shape(part.Tensor.Shape), ofType(strings.Join(want.ContentTypes, " or ")))
 	}
 	if part.Blob.ContentType == "" || part.Blob.ContentType == payload.OctetStream || len(want.ContentTypes) == 0 {
 		return nil
@@ -257,7 +257,7 @@ func checkBlob(want runner.PartSpec, part payload.Part) error {
 	if takesType(want, part.Blob.ContentType) || msgpack.Is(part.Blob.ContentType) && (takesMessagePack(want) || takesType(want, jsonType)) {
 		return nil
 	}
-	return contentTypeError{fmt.Errorf("is %s, wanted is %s", part.Blob.ContentType, strings.Join(want.ContentTypes, " or "))}
+	return contentTypeError{fmt.Errorf("is %s, expected %s", part.Blob.ContentType, strings.Join(want.ContentTypes, " or "))}
 }
 
 func ofType(contentType string) string {
@@ -298,7 +298,7 @@ func countRows(inputs []payload.Part) (int, error) {
 		rows := p.Tensor.Rows()
 		switch {
 		case len(p.Tensor.Shape) == 0:
-			return 0, violation(p.Name, errors.New("is a scalar, wanted are rows on axis 0"))
+			return 0, violation(p.Name, errors.New("is a scalar, expected rows on axis 0"))
 		case rows == 0:
 			return 0, violation(p.Name, fmt.Errorf("has no rows: shape %s", shape(p.Tensor.Shape)))
 		case first == "":

@@ -163,17 +163,17 @@ func TestMismatchedPartIsRejectedByInput(t *testing.T) {
 			x, many, nil, "inputs.x", "and 246 more",
 		},
 		"a tensor for a blob": {
-			image, []payload.Part{fp32("image", 2), text("prompt", "")}, nil, "inputs.image", "is a tensor FP32[2], wanted is a blob of type image/png or image/jpeg",
+			image, []payload.Part{fp32("image", 2), text("prompt", "")}, nil, "inputs.image", "is a tensor FP32[2], expected a blob of type image/png or image/jpeg",
 		},
-		"a blob for a tensor": {x, []payload.Part{text("x", "")}, nil, "inputs.x", "is a blob of type text/plain, wanted is a tensor FP32[-1, 64]"},
+		"a blob for a tensor": {x, []payload.Part{text("x", "")}, nil, "inputs.x", "is a blob of type text/plain, expected a tensor FP32[-1, 64]"},
 		"another type": {
-			image, []payload.Part{text("image", ""), text("prompt", "")}, nil, "inputs.image", "is text/plain, wanted is image/png or image/jpeg",
+			image, []payload.Part{text("image", ""), text("prompt", "")}, nil, "inputs.image", "is text/plain, expected image/png or image/jpeg",
 		},
-		"another datatype": {x, []payload.Part{filled("x", tensor.FP64, 0, 1, 64)}, nil, "inputs.x", "is FP64, wanted is FP32[-1, 64]"},
-		"another extent":   {x, []payload.Part{fp32("x", 1, 63)}, nil, "inputs.x", "has shape [1, 63], wanted is [-1, 64]"},
-		"another row":      {x, []payload.Part{fp32("x", 63)}, nil, "inputs.x", "has shape [63], wanted is [-1, 64]"},
+		"another datatype": {x, []payload.Part{filled("x", tensor.FP64, 0, 1, 64)}, nil, "inputs.x", "is FP64, expected FP32[-1, 64]"},
+		"another extent":   {x, []payload.Part{fp32("x", 1, 63)}, nil, "inputs.x", "has shape [1, 63], expected [-1, 64]"},
+		"another row":      {x, []payload.Part{fp32("x", 63)}, nil, "inputs.x", "has shape [63], expected [-1, 64]"},
 		"too many axes":    {x, []payload.Part{fp32("x", 1, 1, 64)}, nil, "inputs.x", "has shape [1, 1, 64]"},
-		"a row for a list": {list, []payload.Part{fp32("x", 64)}, nil, "inputs.x", "has shape [64], wanted is [-1, 64]"},
+		"a row for a list": {list, []payload.Part{fp32("x", 64)}, nil, "inputs.x", "has shape [64], expected [-1, 64]"},
 		"no rows":          {x, []payload.Part{fp32("x", 0, 64)}, nil, "inputs.x", "has no rows: shape [0, 64]"},
 		"no elements, and endless extents": {
 			takes(runner.BatchRows, tensorSpec("x", tensor.Bytes, -1, -1, -1)), []payload.Part{filled("x", tensor.Bytes, 0, 1, 1<<31, 0)}, nil, "inputs.x", "has no elements but shape [1, 2147483648, 0]; without elements, extents multiply to at most 1048576",
@@ -190,10 +190,10 @@ func TestMismatchedPartIsRejectedByInput(t *testing.T) {
 		"a row for a fixed number of rows": {
 			takes(runner.BatchRows, runner.PartSpec{Name: "x", Datatype: tensor.FP32, Shape: []int64{4, 64}}),
 			[]payload.Part{fp32("x", 64)},
-			nil, "inputs.x", "has shape [64], wanted is [4, 64]",
+			nil, "inputs.x", "has shape [64], expected [4, 64]",
 		},
 		"a scalar where anything goes by rows": {
-			runner.Spec{BatchAxis: runner.BatchRows}, []payload.Part{fp32("x")}, nil, "inputs.x", "is a scalar, wanted are rows",
+			runner.Spec{BatchAxis: runner.BatchRows}, []payload.Part{fp32("x")}, nil, "inputs.x", "is a scalar, expected rows",
 		},
 	}
 	for name, test := range tests {

@@ -207,7 +207,7 @@ func (m *Predict) check(body int64) error {
 		return errors.New("items: there are none")
 	}
 	if len(m.Items) > MaxItems {
-		return fmt.Errorf("items: %d, at most %d are taken", len(m.Items), MaxItems)
+		return fmt.Errorf("items: %d, at most %d are allowed", len(m.Items), MaxItems)
 	}
 	total := int64(0)
 	for i := range m.Items {

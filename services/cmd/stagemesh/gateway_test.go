@@ -64,7 +64,7 @@ func TestVariablesStandForFlags(t *testing.T) {
 		"stage":   {"-c", file, "--nats", "b", "a"},
 	} {
 		p := start(t, name, args...)
-		want := `stagemesh: --listen: "8080" is no address`
+		want := `stagemesh: --listen: "8080" is not an address`
 		if err := testbed.Receive(t, "its end", p.ended); err == nil || !strings.HasPrefix(p.errOut.String(), want) || !p.errOut.Has("(set by STAGEMESH_LISTEN)") {
 			t.Errorf("got %v and %q, want %q", err, p.errOut.String(), want)
 		}
@@ -130,7 +130,7 @@ func TestGatewayReportsErrors(t *testing.T) {
 	}{
 		"no broker":      {[]string{"-c", file}, "stagemesh: --nats: is missing, and so is nats.url in the file; "},
 		"a bad broker":   {[]string{"-c", file, "--nats", "nats://"}, "stagemesh: --nats: this is no URL of a broker"},
-		"a bad address":  {[]string{"-c", file, "--nats", "b", "--listen", "8080"}, `stagemesh: --listen: "8080" is no address`},
+		"a bad address":  {[]string{"-c", file, "--nats", "b", "--listen", "8080"}, `stagemesh: --listen: "8080" is not an address`},
 		"an open port":   {[]string{"-c", open}, "stagemesh: " + open + ":3:"},
 		"a bad section":  {[]string{"-c", many, "--nats", "b"}, "stagemesh: " + many + ":3:11: gateway.max_in_flight: -1"},
 		"a port by flag": {[]string{"-c", file, "--nats", "b", "--admin", "0.0.0.0:9000"}, "stagemesh: --admin: listen: other machines can reach 0.0.0.0:9000"},

@@ -64,8 +64,8 @@ func TestErrorsAreReportedBeforeTheStart(t *testing.T) {
 		"no broker":           {[]string{"-c", path, "a"}, "--nats: is missing, and so is nats.url in the file; "},
 		"a bad broker":        {[]string{"-c", path, "a", "--nats", "nats://"}, "--nats: this is no URL of a broker"},
 		"a bad host":          {[]string{"-c", path, "a", "--nats", "b", "--host", "A.b"}, `--host: host name "A.b": use`},
-		"a bad address":       {[]string{"-c", path, "a", "--nats", "b", "--listen", "8081"}, `--listen: "8081" is no address`},
-		"a bad port":          {[]string{"-c", path, "a", "--nats", "b", "--ops", "x"}, `--ops: "x" is no address`},
+		"a bad address":       {[]string{"-c", path, "a", "--nats", "b", "--listen", "8081"}, `--listen: "8081" is not an address`},
+		"a bad port":          {[]string{"-c", path, "a", "--nats", "b", "--ops", "x"}, `--ops: "x" is not an address`},
 		"a port that is taken": {
 			[]string{"-c", path, "a", "--nats", "b", "--ops", taken.Addr().String()},
 			"--ops: listen tcp " + taken.Addr().String() + ": bind: address already in use",
