@@ -105,7 +105,7 @@ const maxPlans = 1000
 
 func (h *handler) planPipelines(ctx context.Context, in *adminv1.PlanPipelinesRequest) (*adminv1.PlanPipelinesResponse, error) {
 	if n := len(in.GetPipelines()); n > maxPlans {
-		return nil, transport.InvalidField("pipelines", fmt.Errorf("%d, at most %d are taken", n, maxPlans))
+		return nil, transport.InvalidField("pipelines", fmt.Errorf("%d, at most %d are allowed", n, maxPlans))
 	}
 	if err := h.Pipelines.Ready(); err != nil {
 		return nil, registryUnavailable(err)

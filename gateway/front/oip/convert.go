@@ -84,7 +84,7 @@ func inputs(in *oipv2.ModelInferRequest, model Model, memory *budget.Account) ([
 	raw := in.GetRawInputContents()
 	switch n := len(in.GetInputs()); {
 	case n > payload.MaxParts:
-		return nil, invalid("inputs", "%d, at most %d are taken", n, payload.MaxParts)
+		return nil, invalid("inputs", "%d, at most %d are allowed", n, payload.MaxParts)
 	case len(raw) > 0 && len(raw) != n:
 		return nil, invalid("raw_input_contents", "there are %d for %d inputs; there is one for each, or none", len(raw), n)
 	}

@@ -31,7 +31,7 @@ func DecodeFields(text []byte) ([]Field, error) {
 		case seen[key]:
 			return invalidField(clip(key), "is there twice")
 		case len(out) == maxFields:
-			return invalidField(clip(key), "is one member too many; at most %d are taken", maxFields)
+			return invalidField(clip(key), "is one member too many; at most %d are allowed", maxFields)
 		}
 		seen[key] = true
 		s.next()

@@ -193,7 +193,7 @@ func (d *decoder) member(key string) (err error) {
 func (d *decoder) output(i int) error {
 	path := fmt.Sprintf("outputs[%d]", i)
 	if i == payload.MaxParts {
-		return invalidField("outputs", "at most %d are taken", payload.MaxParts)
+		return invalidField("outputs", "at most %d are allowed", payload.MaxParts)
 	}
 	var out Output
 	var seen keys
@@ -243,7 +243,7 @@ func (d *decoder) parameters(path string) (payload.Parameters, error) {
 			return invalidField(path+"."+clip(key), "is there twice")
 		}
 		if len(out) == payload.MaxParameters {
-			return invalidField(path, "at most %d are taken", payload.MaxParameters)
+			return invalidField(path, "at most %d are allowed", payload.MaxParameters)
 		}
 		if err := d.memory.Reserve(parameterBytes); err != nil {
 			return err
@@ -310,7 +310,7 @@ func (k *keys) add(path, key string) error {
 // order. Then it decodes them, the name first, so that every message has the name.
 func (d *decoder) input(i int) error {
 	if i == payload.MaxParts {
-		return invalidField("inputs", "at most %d are taken", payload.MaxParts)
+		return invalidField("inputs", "at most %d are allowed", payload.MaxParts)
 	}
 	if d.next() != '{' {
 		return invalidField(payload.Path("inputs", i, ""), "is no object")

@@ -130,7 +130,7 @@ func targetsOf(header transport.GRPCHeader) ([]string, error) {
 	case len(models) > 0 && len(aliases) > 0:
 		return nil, fault.Newf(fault.InvalidRequest, "give %s or %s, and not both", passthrough.ModelHeader, aliasHeader)
 	case n > maxModels:
-		return nil, fault.Newf(fault.InvalidRequest, "%d models are named, at most %d are taken", n, maxModels)
+		return nil, fault.Newf(fault.InvalidRequest, "%d models are named, at most %d are allowed", n, maxModels)
 	case len(aliases) > 0:
 		return pipelinesOf(call.AliasPrefix, aliases)
 	}

@@ -127,7 +127,7 @@ func contentType(value string) (kind, error) {
 		return out, fault.Newf(fault.UnsupportedMedia, "Content-Type %.*q is no media type", maxQuoted, out.full)
 	}
 	if out.media == "application/x-www-form-urlencoded" {
-		return out, fault.New(fault.UnsupportedMedia, "application/x-www-form-urlencoded is not taken (it is curl's default); name the body's own type, such as Content-Type: image/jpeg")
+		return out, fault.New(fault.UnsupportedMedia, "application/x-www-form-urlencoded is not accepted (it is curl's default); name the body's own type, such as Content-Type: image/jpeg")
 	}
 	return out, nil
 }

@@ -161,7 +161,7 @@ func takeJobQuery(in *inferencev1.SubmitJobRequest, raw string) (rest string, er
 			at, err := time.Parse(time.RFC3339, value)
 			in.Deadline = timestamppb.New(at)
 			if err != nil {
-				return fmt.Errorf("%.*q is no time such as 2006-01-02T15:04:05Z", maxQuoted, value)
+				return fmt.Errorf("%.*q is not a time such as 2006-01-02T15:04:05Z", maxQuoted, value)
 			}
 		case key == "webhook":
 			in.Webhook = value
@@ -173,7 +173,7 @@ func takeJobQuery(in *inferencev1.SubmitJobRequest, raw string) (rest string, er
 		case key == "outputs" || strings.HasPrefix(key, "parameters.") || strings.HasPrefix(key, "steps."):
 			others.Set(key, value)
 		default:
-			return errors.New("is no key; there are pipeline, path, ttl, deadline, webhook, attributes.<name>, parameters.<name>, steps.<step>.<name> and outputs")
+			return errors.New("unknown key; expected pipeline, path, ttl, deadline, webhook, attributes.<name>, parameters.<name>, steps.<step>.<name> and outputs")
 		}
 		return nil
 	})
@@ -195,7 +195,7 @@ func (h *jobsHandler) list(w http.ResponseWriter, r *http.Request) error {
 			wait, err = duration(value)
 			in.Wait = durationpb.New(wait)
 		default:
-			err = errors.New("is no key; there are after, limit and wait")
+			err = errors.New("unknown key; expected after, limit and wait")
 		}
 		return err
 	}); err != nil {

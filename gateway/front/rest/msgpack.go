@@ -54,7 +54,7 @@ func (u *unpacked) inputs(list []byte) error {
 	u.text = append(u.text, '[')
 	err := msgpack.Elements(list, func(i int, value []byte) error {
 		if i == payload.MaxParts {
-			return invalidInput("inputs", fmt.Sprintf("at most %d are taken", payload.MaxParts))
+			return invalidInput("inputs", fmt.Sprintf("at most %d are allowed", payload.MaxParts))
 		}
 		u.comma()
 		path := payload.Path("inputs", i, nameOf(value))

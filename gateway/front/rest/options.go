@@ -87,7 +87,7 @@ func duration(value string) (time.Duration, error) {
 // eachQuery calls take with each key of the query, in order. Every key may come once.
 func eachQuery(raw string, take func(key, value string) error) error {
 	if n := 1 + strings.Count(raw, "&"); n > payload.MaxParameters {
-		return fault.Newf(fault.InvalidRequest, "%d query parameters, at most %d are taken", n, payload.MaxParameters)
+		return fault.Newf(fault.InvalidRequest, "%d query parameters, at most %d are allowed", n, payload.MaxParameters)
 	}
 	values, err := url.ParseQuery(raw)
 	if err != nil {
@@ -128,7 +128,7 @@ func takeQuery(out *call.Request, key, value string) error {
 	}
 	if key == "outputs" {
 		if n := 1 + strings.Count(value, ","); n > payload.MaxParts {
-			return fmt.Errorf("%d names, at most %d are taken", n, payload.MaxParts)
+			return fmt.Errorf("%d names, at most %d are allowed", n, payload.MaxParts)
 		}
 		for name := range strings.SplitSeq(value, ",") {
 			if name = strings.TrimSpace(name); name == "" {
@@ -145,7 +145,7 @@ func takeQuery(out *call.Request, key, value string) error {
 	rest, ok := strings.CutPrefix(key, "steps.")
 	stepName, name, named := strings.Cut(rest, ".")
 	if !ok || !named || stepName == "" || name == "" {
-		return errors.New("is no key; there are parameters.<name>, steps.<step>.<name> and outputs")
+		return errors.New("unknown key; expected parameters.<name>, steps.<step>.<name> and outputs")
 	}
 	if out.Steps == nil {
 		out.Steps = map[pipeline.StepName]pipeline.StepOptions{}
@@ -161,7 +161,7 @@ func takeQuery(out *call.Request, key, value string) error {
 func waitOf(raw string) (wait time.Duration, err error) {
 	err = eachQuery(raw, func(key, value string) (err error) {
 		if key != "wait" {
-			return errors.New("is no key; there is wait")
+			return errors.New("unknown key; expected wait")
 		}
 		wait, err = duration(value)
 		return err

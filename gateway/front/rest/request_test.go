@@ -59,7 +59,7 @@ func TestWaitIsADurationOrMilliseconds(t *testing.T) {
 	}
 	for query, says := range map[string]string{
 		"?wait=soon": "neither a duration", "?wait=99999999999999999": "too many", "?wait=-99999999999999999": "too many",
-		"?wait=1s&wait=2s": "there 2 times", "?timeout=1s": "there is wait", "?wait=%zz": "cannot be read", "?wait=": "neither a duration",
+		"?wait=1s&wait=2s": "there 2 times", "?timeout=1s": "expected wait", "?wait=%zz": "cannot be read", "?wait=": "neither a duration",
 	} {
 		fetch(query, "").of(t, caller).wantFailure(t, http.StatusBadRequest, fault.InvalidRequest, says)
 	}

@@ -75,7 +75,7 @@ func TestStreamIsChunksThenTheResponse(t *testing.T) {
 			{ID: "3", Name: "done", Data: events[2].Data},
 		} {
 			if events[i] != want {
-				t.Errorf("event %d is %+v, wanted is %+v", i+1, events[i], want)
+				t.Errorf("event %d is %+v, expected %+v", i+1, events[i], want)
 			}
 		}
 		final := reply{status: http.StatusOK, header: http.Header{"Content-Type": {"application/json"}}, body: events[2].Data}.document(t)
