@@ -44,7 +44,7 @@ def number(item, name, default, least, most):
     value = item.parameters.get(name, default)
     if isinstance(value, bool) or not isinstance(value, (int, type(default))) or not least <= value <= most:
         kind = "a whole number" if isinstance(default, int) else "a number"
-        raise InvalidInput(f"parameters.{name}", f"{name} is {value!r}; {kind} from {least} to {most} is wanted")
+        raise InvalidInput(f"parameters.{name}", f"{name} is {value!r}, expected {kind} from {least} to {most}")
     return value
 
 

@@ -35,7 +35,7 @@ class TokenizeTest(unittest.TestCase):
         self.assertTrue(all(isinstance(error, InvalidInput) and error.field == "text" for error in errors))
         self.assertEqual(
             [error.message for error in errors],
-            ["has no words", "input 'text' is not UTF-8: byte 0", "has 602 tokens, at most 512 are taken"],
+            ["has no words", "input 'text' is not UTF-8: byte 0", "has 602 tokens, at most 512 are allowed"],
         )
 
 

@@ -42,7 +42,7 @@ class Tokenize(Worker):
         if len(ids) == 2:
             raise InvalidInput("text", "has no words")
         if len(ids) > self.max_tokens:
-            raise InvalidInput("text", f"has {len(ids)} tokens, at most {self.max_tokens} are taken")
+            raise InvalidInput("text", f"has {len(ids)} tokens, at most {self.max_tokens} are allowed")
         item.respond("tokens", str(len(ids)))
         return {"ids": [ids], "mask": [[1] * len(ids)]}
 

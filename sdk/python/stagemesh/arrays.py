@@ -143,7 +143,7 @@ class BufferArrays(Arrays):
         try:
             view = memoryview(value)
         except TypeError:
-            raise Mismatch(f"got {type(value).__name__}, wanted a buffer or nested lists") from None
+            raise Mismatch(f"got {type(value).__name__}, expected a buffer or nested lists") from None
         data = value if view.c_contiguous else view.tobytes()
         name = _name(view, wanted, raw_bytes=isinstance(value, (bytes, bytearray)))
         count = view.nbytes // DATATYPES[name].size
@@ -163,7 +163,7 @@ def _name(view: memoryview, wanted: Optional[str], raw_bytes: bool) -> str:
             raise Mismatch(f"got {view.nbytes} bytes, which are no whole elements of {wanted}")
         return wanted
     if found != wanted and not (wanted in ("FP16", "BF16") and (found == "UINT16" or code == "e")):
-        raise Mismatch(f"got a buffer of format {view.format!r}, wanted {wanted} (format {DATATYPES[wanted].code!r})")
+        raise Mismatch(f"got a buffer of format {view.format!r}, expected {wanted} (format {DATATYPES[wanted].code!r})")
     return wanted
 
 

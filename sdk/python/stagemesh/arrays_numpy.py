@@ -89,7 +89,7 @@ class NumpyArrays(Arrays):
             if wanted != name and not (wanted == "BF16" and name == "UINT16"):
                 if wanted == "BYTES" and dtype.kind in "SUO":
                     return _pack(array)
-                raise Mismatch(f"got dtype {dtype}, wanted {wanted}{_hint(wanted)}")
+                raise Mismatch(f"got dtype {dtype}, expected {wanted}{_hint(wanted)}")
             name = wanted
         elif name is None:
             if dtype.kind in "SUO":
@@ -121,13 +121,13 @@ def _array(value: Any, spec: Optional[Tensor]) -> Any:
         except Exception as error:
             raise Mismatch(f"got {type(value).__name__}, which numpy cannot read: {error}") from None
     if isinstance(value, (dict, set, str, type(None))):
-        raise Mismatch(f"got {type(value).__name__}, wanted an array of {spec.datatype}")
+        raise Mismatch(f"got {type(value).__name__}, expected an array of {spec.datatype}")
     try:
         return _numbers(np.asarray(value), value, spec.datatype)
     except (ValueError, TypeError, OverflowError) as error:
         if isinstance(error, Mismatch):
             raise
-        raise Mismatch(f"got {type(value).__name__}, wanted an array of {spec.datatype}: {error}") from None
+        raise Mismatch(f"got {type(value).__name__}, expected an array of {spec.datatype}: {error}") from None
 
 
 def _numbers(found: np.ndarray[Any, Any], value: Any, datatype: str) -> Any:
@@ -142,7 +142,7 @@ def _numbers(found: np.ndarray[Any, Any], value: Any, datatype: str) -> Any:
         if found.dtype.kind in "fO":  # numpy's choice for whole numbers that no integer type holds
             exact = np.asarray(value, object)
             if not all(isinstance(one, (int, np.integer)) for one in exact.flat):
-                raise Mismatch(f"got {_kind(found, value)}, wanted {datatype}")
+                raise Mismatch(f"got {_kind(found, value)}, expected {datatype}")
             found = exact
         least, most = (0, 1) if wanted.kind == "b" else (np.iinfo(wanted).min, np.iinfo(wanted).max)
         for one in (int(found.min()), int(found.max())):
@@ -150,7 +150,7 @@ def _numbers(found: np.ndarray[Any, Any], value: Any, datatype: str) -> Any:
                 raise Mismatch(f"got {one}, which is no {datatype}")
         return found.astype(wanted)
     if found.size and not np.can_cast(found.dtype, wanted, "same_kind"):
-        raise Mismatch(f"got {_kind(found, value)}, wanted {datatype}")
+        raise Mismatch(f"got {_kind(found, value)}, expected {datatype}")
     return np.asarray(value, wanted)
 
 

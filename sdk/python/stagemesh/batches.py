@@ -310,7 +310,7 @@ class Batch:
         and ItemFailed reach its caller; any other goes to the host's log.
         """
         if not isinstance(error, BaseException):
-            raise TypeError(f"fail: an error such as InvalidInput(field, message) is wanted, got {error!r}")
+            raise TypeError(f"fail: expected an error such as InvalidInput(field, message), got {error!r}")
         index = item.index if isinstance(item, Item) else item
         if not 0 <= index < len(self._kept):
             raise IndexError(f"fail: there is no item {index}, the batch has {len(self._kept)}")
@@ -370,7 +370,7 @@ def check_predict(header: Header) -> List[Dict[str, Any]]:
     if type(items) is not list or not items:
         raise Violation("predict: items is a list of at least one")
     if len(items) > MAX_ITEMS:
-        raise Violation(f"predict: {len(items)} items, at most {MAX_ITEMS} are taken")
+        raise Violation(f"predict: {len(items)} items, at most {MAX_ITEMS} are allowed")
     if len(header) > 4:
         if type(header.get("warmup", False)) is not bool:
             raise Violation("predict: warmup is a boolean")
@@ -382,7 +382,7 @@ def check_predict(header: Header) -> List[Dict[str, Any]]:
         raise Violation("predict: it has no parts")
     for i, item in enumerate(items):
         if type(item) is not dict or type(item.get("id")) is not str:
-            raise Violation(f"predict: items[{i}]: an object with an id is wanted")
+            raise Violation(f"predict: items[{i}]: expected an object with an id")
         timeout = item.get("timeout", 1)
         if type(timeout) is not int or not 1 <= timeout <= MAX_NUMBER:
             raise Violation(f"predict: items[{i}]: timeout is whole milliseconds, at least 1")

@@ -399,7 +399,7 @@ def _exit_note(code: Optional[int], started: float) -> str:
         return f"exit code 0 after {took:.2f} s"
     how = f"it was ended by signal {-code}" if code is not None and code < 0 else f"it exited with {code}"
     raise Problem(
-        f"{how} after {took:.2f} s, wanted exit code 0 within 5 s",
+        f"{how} after {took:.2f} s, expected exit code 0 within 5 s",
         "end threads and processes that it has started in teardown(self), or make them daemons; "
         "leave the handlers of SIGTERM and SIGINT as they are",
     )

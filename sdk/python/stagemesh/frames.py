@@ -99,7 +99,7 @@ def _parse(text: str) -> Any:
 def _parse_header(text: str) -> Header:
     header = _parse(text)
     if type(header) is not dict:
-        raise Violation(f"header: a JSON object is wanted, got {type(header).__name__}")
+        raise Violation(f"header: expected a JSON object, got {type(header).__name__}")
     if type(header.get("type")) is not str:
         raise Violation("header: it has no type")
     return header

@@ -33,7 +33,7 @@ class ModelLimits(NamedTuple):
     def wire(self) -> Dict[str, Any]:
         """Returns the limits as ready carries them; raises ValueError."""
         if type(self.load_slots) is not int or not 1 <= self.load_slots <= MAX_SLOTS:
-            raise ValueError(f"models.load_slots: a whole number from 1 to {MAX_SLOTS} is wanted")
+            raise ValueError(f"models.load_slots: expected a whole number from 1 to {MAX_SLOTS}")
         out = {"capacity": _wire_size(self.capacity), "default_size": _wire_size(self.default_size)}
         timeout = {"load_timeout": max(1, int(self.load_timeout * 1000))} if self.load_timeout else {}
         return {**out, "load_slots": self.load_slots, **timeout}

@@ -141,7 +141,7 @@ def pack_bytes(values: Sequence[Any]) -> bytes:
         if isinstance(value, str):
             value = value.encode()
         elif not isinstance(value, (bytes, bytearray, memoryview)):
-            raise Mismatch(f"got an element of type {type(value).__name__}, wanted bytes or str")
+            raise Mismatch(f"got an element of type {type(value).__name__}, expected bytes or str")
         out += (_LENGTH.pack(len(value)), value)
     return b"".join(out)
 
@@ -177,7 +177,7 @@ def read_parts(entries: Any, body: memoryview, items: int) -> Dict[str, Received
     are blobs alone, and come again for as many items and bytes, are not checked again.
     """
     if not isinstance(entries, list):
-        raise Violation("parts: a list is wanted")
+        raise Violation("parts: expected a list")
     out: Dict[str, Received] = {}
     end = len(body)
     if type(entries) is Parts and entries.blobs[:2] == (items, end):
@@ -189,7 +189,7 @@ def read_parts(entries: Any, body: memoryview, items: int) -> Dict[str, Received
         try:
             name, at, size = entry["name"], entry["at"], entry["size"]
         except (KeyError, TypeError):
-            raise Violation("parts: an object with name, at and size is wanted") from None
+            raise Violation("parts: expected an object with name, at and size") from None
         if type(name) is not str or type(at) is not int or type(size) is not int:
             raise Violation("parts: name is a string, at and size are whole numbers")
         stop = at + size

@@ -373,7 +373,7 @@ class Runs:
                 length = len(value) if hasattr(value, "__len__") else "none"
                 each = "one value for each item" if listed else "one for each row of the batch"
                 raise BadOutput(
-                    f"predict returned {name!r}, a {type(value).__name__} of length {length}, wanted {wanted}: {each}"
+                    f"predict returned {name!r}, a {type(value).__name__} of length {length}, expected {wanted}: {each}"
                 )
         outcomes: Dict[int, Dict[str, Body]] = {}
         for item in view.items:

@@ -216,7 +216,7 @@ class Session:
         if header["type"] == "shutdown":
             raise StopRequested
         if header["type"] != "welcome":
-            raise Violation(f"a {header['type']!r:.40} where welcome is wanted")
+            raise Violation(f"a {header['type']!r:.40} where welcome is expected")
         check_welcome(header)
         self._connection.max_body = header["max_frame"]
         return header

@@ -24,7 +24,7 @@ class Spec:
         if type(optional) is not bool:
             raise ValueError(f"{kind}: optional {optional!r}: use True or False")
         if not isinstance(description, str):
-            raise ValueError(f"{kind}: description {description!r}: a string is wanted")
+            raise ValueError(f"{kind}: description {description!r}: expected a string")
         self.optional = optional
         self.description = description
 
@@ -79,7 +79,7 @@ class Tensor(Spec):
         if not isinstance(datatype, str) or datatype not in DATATYPES:
             raise ValueError(f"Tensor: datatype {datatype!r} is none of {', '.join(DATATYPES)}")
         if not isinstance(shape, (list, tuple)):
-            raise ValueError(f"Tensor: shape {shape!r}: a list of extents is wanted, such as [-1, 64]")
+            raise ValueError(f"Tensor: shape {shape!r}: expected a list of extents, such as [-1, 64]")
         if len(shape) > MAX_RANK:
             raise ValueError(f"Tensor: {len(shape)} axes, at most {MAX_RANK} are supported")
         if any(type(extent) is not int or extent < -1 for extent in shape):
@@ -132,7 +132,7 @@ class Bytes(Spec):
         super().__init__(optional, description)
         for one in content_types:
             if not isinstance(one, str) or not one:
-                raise ValueError(f"{type(self).__name__}: content type {one!r}: strings are wanted, not a list")
+                raise ValueError(f"{type(self).__name__}: content type {one!r}: expected strings, not a list")
         self.content_types = content_types
         self.content_type = next((t for t in content_types if "*" not in t), "application/octet-stream")  # of outputs
 
@@ -148,11 +148,11 @@ class Bytes(Spec):
         return data
 
     def encode(self, value: Any) -> Buffer:
-        """Returns a value as the bytes of a blob; raises ValueError such as "got int, wanted bytes"."""
+        """Returns a value as the bytes of a blob; raises ValueError such as "got int, expected bytes"."""
         try:
             return value if isinstance(value, (bytes, bytearray)) else memoryview(value).cast("B")
         except TypeError:
-            raise ValueError(f"got {type(value).__name__}, wanted {self}") from None
+            raise ValueError(f"got {type(value).__name__}, expected {self}") from None
 
     def __str__(self) -> str:
         return "bytes"
@@ -174,7 +174,7 @@ class Text(Bytes):
     def encode(self, value: Any) -> Buffer:
         """Returns a text as the bytes of a blob; raises ValueError."""
         if not isinstance(value, str):
-            raise ValueError(f"got {type(value).__name__}, wanted {self}")
+            raise ValueError(f"got {type(value).__name__}, expected {self}")
         try:
             return value.encode()
         except UnicodeEncodeError as error:
@@ -268,7 +268,7 @@ def _copy_schema(schema: Optional[Mapping[str, Any]]) -> Optional[Dict[str, Any]
     if schema is None:
         return None
     if not isinstance(schema, Mapping):
-        raise ValueError(f"Json: schema {schema!r}: a dict is wanted, such as {{'type': 'object'}}")
+        raise ValueError(f"Json: schema {schema!r}: expected a dict, such as {{'type': 'object'}}")
     try:
         copy: Dict[str, Any] = json.loads(json.dumps(dict(schema), allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
@@ -316,7 +316,7 @@ class Parameter:
         if kind not in _KINDS:
             raise ValueError(f"Parameter: kind {kind!r}: use bool, int, float or str")
         if not isinstance(description, str):
-            raise ValueError(f"Parameter: description {description!r}: a string is wanted")
+            raise ValueError(f"Parameter: description {description!r}: expected a string")
         self.kind = kind
         self.description = description
 
@@ -335,12 +335,12 @@ _KINDS: Dict[type, str] = {bool: "bool", int: "int", float: "float", str: "strin
 def check_specs(where: str, specs: Mapping[str, Spec], joins: bool) -> None:
     """Raises ValueError if declared specs are invalid; joins means that axis 0 of tensors is rows."""
     if not isinstance(specs, Mapping):
-        raise ValueError(f"{where}: a dict of names and specs is wanted, got {type(specs).__name__}")
+        raise ValueError(f"{where}: expected a dict of names and specs, got {type(specs).__name__}")
     for name, spec in specs.items():
         if not isinstance(name, str) or not name:
             raise ValueError(f"{where}: {name!r} is no name")
         if not isinstance(spec, Spec):
-            raise ValueError(f"{where}[{name!r}]: Tensor, Bytes, Text or Json is wanted, got {spec!r}")
+            raise ValueError(f"{where}[{name!r}]: expected Tensor, Bytes, Text or Json, got {spec!r}")
         if joins and isinstance(spec, Tensor) and spec.shape[:1] != (-1,):
             raise ValueError(
                 f"{where}[{name!r}]: axis 0 is rows, so the shape begins with -1, got {list(spec.shape)}; "
@@ -353,12 +353,12 @@ def check_parameters(where: str, parameters: Optional[Mapping[str, Parameter]]) 
     if parameters is None:
         return
     if not isinstance(parameters, Mapping):
-        raise ValueError(f"{where}: a dict of names and Parameter is wanted, got {type(parameters).__name__}")
+        raise ValueError(f"{where}: expected a dict of names and Parameter, got {type(parameters).__name__}")
     for name, parameter in parameters.items():
         if not isinstance(name, str) or not name:
             raise ValueError(f"{where}: {name!r} is no name")
         if not isinstance(parameter, Parameter):
-            raise ValueError(f"{where}[{name!r}]: Parameter is wanted, got {parameter!r}")
+            raise ValueError(f"{where}[{name!r}]: expected Parameter, got {parameter!r}")
 
 
 def spec_of(entry: Mapping[str, Any]) -> Spec:

@@ -273,7 +273,7 @@ class Whole:
             shape = () if row is None else (self._rows[name], *row)
             if isinstance(spec, Tensor) and not spec.fits(shape):
                 raise BadOutput(
-                    f"output {name!r}: its chunks have shape {list(shape)} together, wanted {list(spec.shape)}: "
+                    f"output {name!r}: its chunks have shape {list(shape)} together, expected {list(spec.shape)}: "
                     "declare -1 for axis 0, or set collect = False"
                 )
             out[name] = Raw(datatype, shape, data, len(data))

@@ -245,12 +245,12 @@ class Encoder:
         shape = raw.shape
         if wanted is None:
             if rows is not None and shape[:1] != (rows,):
-                raise BadOutput(f"{what}: got shape {list(shape)}, wanted {rows} on axis 0: the item's rows")
+                raise BadOutput(f"{what}: got shape {list(shape)}, expected {rows} on axis 0: the item's rows")
         elif not shape_fits(shape, wanted):
             hint = ""
             if rows is not None and tensor is not None and tensor.fits((rows, *shape)):
                 hint = ": axis 0 is the item's rows"
-            raise BadOutput(f"{what}: got shape {list(shape)}, wanted {list(wanted)}{hint}")
+            raise BadOutput(f"{what}: got shape {list(shape)}, expected {list(wanted)}{hint}")
         return raw
 
     def _input(self, where: str, name: str, value: Any) -> Body:
@@ -301,12 +301,12 @@ class Encoder:
             return self._whole_column(name, value, rows)
         if not isinstance(value, (list, tuple)):
             raise BadOutput(
-                f"output {name!r}: got {type(value).__name__}, wanted a list of {len(rows)}, "
+                f"output {name!r}: got {type(value).__name__}, expected a list of {len(rows)}, "
                 f"one {spec} for each item of the batch"
             )
         if len(value) != len(rows):
             raise BadOutput(
-                f"output {name!r}: got a list of {len(value)}, wanted {len(rows)}: one value for each item of the batch"
+                f"output {name!r}: got a list of {len(value)}, expected {len(rows)}: one value for each item of the batch"
                 + ("" if isinstance(spec, Bytes) else " (or one array of all rows)")
             )
         optional = spec is not None and spec.optional
@@ -333,17 +333,17 @@ class Encoder:
             wanted = spec.shape if self.joins else (-1, *spec.shape)
         elif isinstance(value, (bytes, bytearray, str)):
             kind = type(value).__name__
-            raise BadOutput(f"output {name!r}: got {kind}, wanted a list with one for each item of the batch")
+            raise BadOutput(f"output {name!r}: got {kind}, expected a list with one for each item of the batch")
         raw = self._encode(f"output {name!r}", value, spec if isinstance(spec, Tensor) else None, wanted)
         shape = raw.shape
         if not shape or shape[0] != total:
             of = "row" if self.joins else "item"
             raise BadOutput(
-                f"output {name!r}: got shape {list(shape)}, wanted {[total, *(wanted or shape)[1:]]}: "
+                f"output {name!r}: got shape {list(shape)}, expected {[total, *(wanted or shape)[1:]]}: "
                 f"axis 0 has one for each {of} of the batch"
             )
         if wanted is not None and not shape_fits(shape[1:], wanted[1:]):
-            raise BadOutput(f"output {name!r}: got shape {list(shape)}, wanted {[total, *wanted[1:]]}")
+            raise BadOutput(f"output {name!r}: got shape {list(shape)}, expected {[total, *wanted[1:]]}")
         if self.joins:
             return raw
         return [Raw(one.datatype, one.shape[1:], one.data, one.size) for one in split_rows(raw, [1] * total)]

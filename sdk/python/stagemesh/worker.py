@@ -77,7 +77,7 @@ def _number(environ: Mapping[str, str], name: str, default: int) -> int:
     try:
         return int(text)
     except ValueError:
-        raise ValueError(f"environment: {name} is {text!r}, a whole number is wanted") from None
+        raise ValueError(f"environment: {name} is {text!r}, expected a whole number") from None
 
 
 class Worker:
@@ -173,7 +173,7 @@ def holds_models(kind: Type[Worker]) -> bool:
 def check_class(kind: Any) -> None:
     """Raises ValueError if a class cannot be served, with a text that tells what to write."""
     if not isinstance(kind, type) or not issubclass(kind, Worker) or kind is Worker:
-        raise ValueError(f"serve: a subclass of stagemesh.Worker is wanted, got {kind!r}")
+        raise ValueError(f"serve: expected a subclass of stagemesh.Worker, got {kind!r}")
     name = kind.__name__
     have = [method for method in ("predict", "predict_item", "stream") if overrides(kind, method)]
     if not have:
@@ -209,9 +209,9 @@ def check_class(kind: Any) -> None:
                 f"{name}.stream: it does not yield; yield each chunk, also those of another generator: yield from ..."
             )
         if type(kind.collect) is not bool:
-            raise ValueError(f"{name}.collect: True or False is wanted, got {kind.collect!r}")
+            raise ValueError(f"{name}.collect: expected True or False, got {kind.collect!r}")
     if type(kind.concurrency) is not int or kind.concurrency < 1:
-        raise ValueError(f"{name}.concurrency: a whole number from 1 is wanted, got {kind.concurrency!r}")
+        raise ValueError(f"{name}.concurrency: expected a whole number from 1, got {kind.concurrency!r}")
 
 
 def joins_rows(worker: Worker) -> bool:
@@ -262,7 +262,7 @@ def wire_spec(worker: Worker, arrays: Arrays, layout: Layout) -> Dict[str, Any]:
         if not isinstance(name, str) or not name:
             raise ValueError(f"{where}: {name!r} is no name")
         if not isinstance(inputs, Mapping):
-            raise ValueError(f"{where}: {name}: a dict of inputs is wanted, got {inputs!r}")
+            raise ValueError(f"{where}: {name}: expected a dict of inputs, got {inputs!r}")
         first = len(layout.entries)
         for key, body in encoder.inputs(f"{where}: {name}", inputs).items():
             layout.add(key, None, body)
@@ -277,4 +277,4 @@ def _named_examples(where: str, examples: Any) -> List[Tuple[Any, Any]]:
         return list(examples.items())
     if isinstance(examples, (list, tuple)):
         return [(f"example {i + 1}", inputs) for i, inputs in enumerate(examples)]
-    raise ValueError(f"{where}: a list or a dict is wanted, got {type(examples).__name__}")
+    raise ValueError(f"{where}: expected a list or a dict, got {type(examples).__name__}")

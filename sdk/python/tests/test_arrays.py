@@ -64,7 +64,7 @@ class NumpyTest(unittest.TestCase):
                 self.assertEqual(raw.shape, np.shape(one))
 
     def test_wrong_dtype_names_the_fix(self) -> None:
-        with self.assertRaisesRegex(Mismatch, r"got dtype float64, wanted FP32: use \.astype\(numpy\.float32\)"):
+        with self.assertRaisesRegex(Mismatch, r"got dtype float64, expected FP32: use \.astype\(numpy\.float32\)"):
             NUMPY.encode(np.zeros(3), Tensor("FP32", [-1]), None)
         with self.assertRaisesRegex(Mismatch, "complex128"):
             NUMPY.encode(np.zeros(3, "complex"), None, None)
@@ -72,7 +72,7 @@ class NumpyTest(unittest.TestCase):
     def test_python_numbers_take_the_datatype_without_loss(self) -> None:
         self.assertEqual(NUMPY.encode([[1, 2.5]], Tensor("FP32", [-1, 2]), None).size, 8)
         self.assertEqual(NUMPY.encode([1, 2], Tensor("INT64", [-1]), None).size, 16)
-        with self.assertRaisesRegex(Mismatch, "wanted INT64"):
+        with self.assertRaisesRegex(Mismatch, "expected INT64"):
             NUMPY.encode([0.5], Tensor("INT64", [-1]), None)
         values: Tuple[Any, ...] = ({}, "text", [[1], [1, 2]])
         for value in values:
@@ -103,7 +103,7 @@ class NumpyTest(unittest.TestCase):
 
     def test_values_that_are_no_array_are_named(self) -> None:
         for datatype in ("FP32", "INT8"):
-            with self.assertRaisesRegex(Mismatch, f"got generator, wanted {datatype}"):
+            with self.assertRaisesRegex(Mismatch, f"got generator, expected {datatype}"):
                 NUMPY.encode((x for x in [1]), Tensor(datatype, [-1]), None)
 
     def test_arrays_of_other_libraries_are_accepted(self) -> None:
@@ -112,7 +112,7 @@ class NumpyTest(unittest.TestCase):
                 return np.ones((1, 2), "float32")
 
         self.assertEqual(NUMPY.encode(Other(), Tensor("FP32", [-1, 2]), None).shape, (1, 2))
-        with self.assertRaisesRegex(Mismatch, "wanted FP64"):
+        with self.assertRaisesRegex(Mismatch, "expected FP64"):
             NUMPY.encode(Other(), Tensor("FP64", [-1, 2]), None)
 
     def test_strings(self) -> None:
@@ -163,13 +163,13 @@ class BufferTest(unittest.TestCase):
             BUFFER.encode(b"12345", spec, (-1, 3))
 
     def test_wrong_formats_are_refused(self) -> None:
-        with self.assertRaisesRegex(Mismatch, "format 'd', wanted FP32"):
+        with self.assertRaisesRegex(Mismatch, "format 'd', expected FP32"):
             BUFFER.encode(array.array("d", [1]), Tensor("FP32", [-1]), (-1,))
         with self.assertRaisesRegex(Mismatch, "nested lists whose lengths differ at axis 1"):
             BUFFER.encode([[1], [1, 2]], Tensor("FP32", [-1, -1]), None)
         with self.assertRaisesRegex(Mismatch, "no INT8"):
             BUFFER.encode([300], Tensor("INT8", [-1]), None)
-        with self.assertRaisesRegex(Mismatch, "wanted a buffer"):
+        with self.assertRaisesRegex(Mismatch, "expected a buffer"):
             BUFFER.encode({}, Tensor("INT8", [-1]), None)
 
     def test_empty_views_are_flat(self) -> None:

@@ -300,12 +300,12 @@ class BlobsTest(RunTest):
 
     def test_blobs_of_wrong_type_fail(self) -> None:
         for name, value, want in (
-            ("t", [b"x", b"x"], "got bytes, wanted str"),
+            ("t", [b"x", b"x"], "got bytes, expected str"),
             ("j", [{1, 2}, 1], "which is not JSON"),
             ("j", [float("nan"), 1], "which is not JSON"),
             ("j", ["half \ud800", 1], "which is not JSON"),
-            ("b", ["x", "x"], "got str, wanted bytes"),
-            ("b", b"xy", "wanted a list of 2, one bytes for each item"),
+            ("b", ["x", "x"], "got str, expected bytes"),
+            ("b", b"xy", "expected a list of 2, one bytes for each item"),
             ("t", ["\ud800", "x"], "not Unicode text"),
         ):
 

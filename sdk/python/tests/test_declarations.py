@@ -62,15 +62,15 @@ class DeclarationsTest(RunTest):
                 r"Wrong\.inputs\['x'\]: axis 0 is rows, so the shape begins with -1",
             ),
             ({"inputs": [Tensor("FP32", [-1])]}, "a dict of names and specs"),
-            ({"outputs": {"y": "FP32"}}, r"outputs\['y'\]: Tensor, Bytes, Text or Json is wanted"),
-            ({"parameters": {"p": int}}, r"parameters\['p'\]: Parameter is wanted"),
-            ({"parameters": ["p"]}, "parameters: a dict of names"),
+            ({"outputs": {"y": "FP32"}}, r"outputs\['y'\]: expected Tensor, Bytes, Text or Json"),
+            ({"parameters": {"p": int}}, r"parameters\['p'\]: expected Parameter"),
+            ({"parameters": ["p"]}, "parameters: expected a dict of names"),
             ({"batch_axis": "cols"}, 'use "rows" or "none"'),
             (
                 {"examples": [{"x": [[1, 2, 3]]}]},
-                r"examples: example 1: input 'x': got shape \[1, 3\], wanted \[-1, 2\]",
+                r"examples: example 1: input 'x': got shape \[1, 3\], expected \[-1, 2\]",
             ),
-            ({"examples": {"one": 3}}, "examples: one: a dict of inputs"),
+            ({"examples": {"one": 3}}, "examples: one: expected a dict of inputs"),
             ({"examples": {1: {"x": [1, 2]}}}, "examples: 1 is no name"),
             ({"examples": [{1: [1, 2]}]}, "examples: example 1: 1 is no name of an input"),
             ({"examples": [{"zz": [1, 2]}]}, "examples: example 1: input 'zz' is not declared; inputs are 'x'"),
@@ -107,22 +107,22 @@ class DeclarationsTest(RunTest):
             (("FP32", [-1, -1]), {"variable": "ragged"}, '"exact", "list" or "pad"'),
             (("BYTES", [-1, -1]), {"variable": "pad"}, "BYTES cannot be padded"),
             (("FP32", [-1, -1]), {"variable": "pad", "multiple": 0}, "multiple"),
-            (("FP32", 2), {}, "shape 2: a list of extents"),
-            (("FP32", "12"), {}, "shape '12': a list of extents"),
+            (("FP32", 2), {}, "shape 2: expected a list of extents"),
+            (("FP32", "12"), {}, "shape '12': expected a list of extents"),
             ((["FP32"], [-1]), {}, "is none of"),
             (("INT64", [-1]), {"pad": 1.5}, "pad 1.5: got elements that are no INT64"),
             (("INT64", [-1]), {"pad": float("nan")}, "pad nan"),
             (("BOOL", [-1]), {"pad": 2}, "pad 2"),
             (("FP32", [-1]), {"pad": None}, "pad None"),
             (("UINT8", [-1]), {"pad": -1}, "pad -1"),
-            (("FP32", [-1]), {"description": 5}, "Tensor: description 5: a string"),
+            (("FP32", [-1]), {"description": 5}, "Tensor: description 5: expected a string"),
             (("FP32", [-1]), {"optional": "no"}, "Tensor: optional 'no': use True or False"),
         ):
             with self.subTest(want), self.assertRaisesRegex(ValueError, want):
                 Tensor(*arguments, **named)
         types: Any = ["image/png"]
         for kind in (Bytes, Text, Json):
-            with self.assertRaisesRegex(ValueError, rf"{kind.__name__}: content type \['image/png'\]: strings"):
+            with self.assertRaisesRegex(ValueError, rf"{kind.__name__}: content type \['image/png'\]: expected strings"):
                 kind(types)
 
     def test_setup_may_set_specs_and_examples(self) -> None:

@@ -53,7 +53,7 @@ class FailuresTest(unittest.TestCase):
             ),
             ("a body that is too long", struct.pack("<4sIQ", b"SMW1", 20, 1 << 40), "at most"),
             ("no items", predict(items=[]), "items is a list of at least one"),
-            ("an item without an id", predict(items=[{}]), "items[0]: an object with an id"),
+            ("an item without an id", predict(items=[{}]), "items[0]: expected an object with an id"),
             ("rows of another type", predict(items=[{"id": "a", "rows": 1.5}]), "rows is a whole number"),
             (
                 "parameters of another type",

@@ -254,7 +254,7 @@ class ItemsTest(RunTest):
             def postprocess(self, item: Any, outputs: Dict[str, Any]) -> Any:
                 return outputs
 
-        self.fails(Short, "of length 1, wanted 2")
+        self.fails(Short, "of length 1, expected 2")
 
 
 if __name__ == "__main__":

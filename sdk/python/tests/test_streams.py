@@ -239,11 +239,11 @@ class FaultsTest(StreamsTest):
         tensor = {"y": Tensor("FP32", [-1, -1])}
         for values, outputs, want in (
             ([{"y": "x", "z": "x"}], {"y": Text()}, "chunk 1 has output 'z', which is not declared; outputs are 'y'"),
-            (["x", 7], {"y": Text()}, "chunk 2: output 'y': got int, wanted str"),
+            (["x", 7], {"y": Text()}, "chunk 2: output 'y': got int, expected str"),
             ([{}], {"y": Text()}, "chunk 1 has no outputs"),
             ([{"y": None}], {"y": Text()}, "chunk 1 has no outputs"),
             (["x"], two, "chunk 1 is a str; yield a dict of outputs by name: 'a', 'b'"),
-            ([{"y": np.zeros(3, "float32")}], tensor, r"chunk 1: output 'y': got shape \[3\], wanted \[-1, -1\]"),
+            ([{"y": np.zeros(3, "float32")}], tensor, r"chunk 1: output 'y': got shape \[3\], expected \[-1, -1\]"),
             (
                 [{"y": np.zeros((1, 2), "float32")}, {"y": np.zeros((1, 3), "float32")}],
                 tensor,
@@ -253,7 +253,7 @@ class FaultsTest(StreamsTest):
             (
                 [{"y": np.zeros(2, "float32")}] * 2,
                 {"y": Tensor("FP32", [2])},
-                r"output 'y': its chunks have shape \[4\] together, wanted \[2\]: declare -1 for axis 0",
+                r"output 'y': its chunks have shape \[4\] together, expected \[2\]: declare -1 for axis 0",
             ),
             ([b"x" * 2048], {"y": Bytes()}, "chunk 1 takes 2048 bytes, and the host takes 1024 in a frame"),
         ):
@@ -313,7 +313,7 @@ class FaultsTest(StreamsTest):
             (Prepares, "preprocess goes with predict; do its work in stream"),
             (Coroutine, "it is async and does not yield; yield each chunk"),
             (Function, "it does not yield; yield each chunk, also those of another generator: yield from"),
-            (Collects, "Collects.collect: True or False is wanted, got 1"),
+            (Collects, "Collects.collect: expected True or False, got 1"),
             (Yields, "Yields.setup: it yields; write it as a plain function"),
             (Words, "neither predict.* nor stream"),
         ):

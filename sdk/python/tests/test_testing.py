@@ -76,7 +76,7 @@ class TestingTest(unittest.TestCase):
         with testing.run(Scale, process=False) as w:
             for inputs, want in (
                 ({"x": [1, 2, 3]}, "input 'x': got shape"),
-                ({"x": np.zeros((1, 2))}, "float64, wanted FP32"),
+                ({"x": np.zeros((1, 2))}, "float64, expected FP32"),
             ):
                 with self.assertRaisesRegex(ValueError, want):
                     w.predict(inputs)
@@ -234,7 +234,7 @@ class CheckTest(unittest.TestCase):
             (
                 "def predict(self, batch):\n    return {'y': batch['x'][:1]}",
                 "WRONG answers a full batch",
-                "got shape [1, 2], wanted [4, 2]",
+                "got shape [1, 2], expected [4, 2]",
             ),
             (
                 "def predict(self, batch):\n    assert np.isfinite(batch['x']).all()\n    return {'y': batch['x']}",

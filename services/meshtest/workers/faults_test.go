@@ -144,7 +144,7 @@ func TestFaultsReachTheRightCaller(t *testing.T) {
 		"preprocess refuses an item": {"seven", fault.InvalidInput, "is no number", ""},
 		"preprocess raises":          {"crash", fault.RunnerFailed, "", "what the code looked for"},
 		"an output is missing":       {"-1", fault.RunnerFailed, "request id", "returned no output 'double'"},
-		"an output of another type":  {"-2", fault.RunnerFailed, "request id", "got a buffer of format 'd', wanted FP32"},
+		"an output of another type":  {"-2", fault.RunnerFailed, "request id", "got a buffer of format 'd', expected FP32"},
 		"a row too many":             {"-3", fault.RunnerFailed, "request id", "one for each row"},
 	} {
 		t.Run(name, func(t *testing.T) {
