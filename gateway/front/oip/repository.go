@@ -117,6 +117,15 @@ func (h *rest) readOptional(w http.ResponseWriter, r *http.Request, into any) er
 	if err != nil || len(data) == 0 {
 		return err
 	}
+	var members map[string]json.RawMessage
+	if err := json.Unmarshal(data, &members); err == nil && members == nil {
+		return invalid("body", "is null; send an object, or no body")
+	}
+	for name, value := range members {
+		if string(value) == "null" {
+			return invalid("body", "%.*q is null; leave it out", maxQuoted, name)
+		}
+	}
 	if err := json.Unmarshal(data, into); err != nil {
 		return invalid("body", "%s", err)
 	}

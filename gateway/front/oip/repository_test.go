@@ -59,7 +59,7 @@ func TestRepositoryIndexListsModels(t *testing.T) {
 		}
 		checkIndex(t, got, step)
 	}
-	for _, body := range []string{`{"ready": 1}`, "[", "x"} {
+	for _, body := range []string{`{"ready": 1}`, "[", "x", "null", " null ", `{"ready": null}`} {
 		if code, _, text := c.ask(http.MethodPost, "/v2/repository/index", body); code != http.StatusBadRequest {
 			t.Errorf("%s: %d %s", body, code, text)
 		}
@@ -100,6 +100,8 @@ func TestRepositoryLoadsAndUnloadsModels(t *testing.T) {
 		{"none/load", "{}", http.StatusNotFound, codes.NotFound},
 		{"simple/load", `{"parameters": {"config": "{}"}}`, http.StatusNotImplemented, codes.Unimplemented},
 		{"simple/unload", `{"parameters": {"config": "{}"}}`, http.StatusOK, codes.OK},
+		{"simple/load", "null", http.StatusBadRequest, codes.OK},
+		{"simple/unload", `{"parameters": null}`, http.StatusBadRequest, codes.OK},
 		{"none/unload", "", http.StatusNotFound, codes.NotFound},
 	} {
 		if code, _, text := c.ask(http.MethodPost, "/v2/repository/models/"+test.path, test.body); code != test.http {
