@@ -9,11 +9,14 @@ import (
 	"testing"
 
 	"connectrpc.com/connect"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/stagemesh/stagemesh/proto/gen/go/mmesh"
 	oipv2 "github.com/stagemesh/stagemesh/proto/gen/go/oip/v2"
@@ -27,6 +30,7 @@ import (
 	"github.com/stagemesh/stagemesh/internal/meshfile"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/model"
+	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
@@ -340,5 +344,124 @@ func TestRepositoryIsNotChangedWithoutLeave(t *testing.T) {
 	_, unload := m.grpc.RepositoryModelUnload(t.Context(), &oipv2.RepositoryModelUnloadRequest{ModelName: "iris"})
 	if status.Code(load) != codes.PermissionDenied || status.Code(unload) != codes.PermissionDenied {
 		t.Errorf("%v, %v", load, unload)
+	}
+}
+
+// Clients of ModelMesh name a model or an alias in a header.
+func TestModelMeshHeadersNameModels(t *testing.T) {
+	t.Parallel()
+	m := startModelMesh(t, gateway.Config{})
+	ask := &oipv2.ModelInferRequest{Inputs: []*oipv2.ModelInferRequest_InferInputTensor{{
+		Name: "text", Datatype: "BYTES", Shape: []int64{1}, Contents: &oipv2.InferTensorContents{BytesContents: [][]byte{[]byte("to")}},
+	}}}
+	for name, row := range map[string]struct {
+		headers             []string
+		model, as, want, by string
+	}{
+		"an alias":             {[]string{"mm-vmodel-id", "iris"}, "", "iris", "", "iris-v1"},
+		"an alias of the name": {[]string{"mm-vmodel-id", "both"}, "all", "all", "", "iris-v2"},
+		"a model":              {[]string{"mm-model-id", "both"}, "", "both", "", "both"},
+		"an unknown alias":     {[]string{"mm-vmodel-id", "iris-v1"}, "", "", "UNKNOWN_MODEL", ""},
+		"several":              {[]string{"mm-vmodel-id", "iris", "mm-vmodel-id", "both"}, "", "", "INVALID_REQUEST", ""},
+		"both kinds":           {[]string{"mm-vmodel-id", "iris", "mm-model-id", "both"}, "", "", "INVALID_REQUEST", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ctx := metadata.AppendToOutgoingContext(t.Context(), row.headers...)
+			request := proto.CloneOf(ask)
+			request.ModelName = row.model
+			stream, err := m.grpc.ModelStreamInfer(ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := stream.Send(request); err != nil {
+				t.Fatal(err)
+			}
+			streamed, err := stream.Recv()
+			if err != nil {
+				t.Fatal(err)
+			}
+			answer, err := m.grpc.ModelInfer(ctx, request)
+			if row.want != "" {
+				if reason := detailOf(t, err); reason != row.want || !strings.HasPrefix(streamed.GetErrorMessage(), row.want) {
+					t.Errorf("got %v, in the stream %s", err, streamed.GetErrorMessage())
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, got := range []*oipv2.ModelInferResponse{answer, streamed.GetInferResponse()} {
+				if text := string(got.GetRawOutputContents()[0]); !strings.HasSuffix(text, row.by) || got.GetModelName() != row.as {
+					t.Errorf("answered %q as %s", text, got.GetModelName())
+				}
+			}
+			if _, err := m.grpc.ModelMetadata(ctx, &oipv2.ModelMetadataRequest{}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// detailOf returns the reason of an error.
+func detailOf(t *testing.T, err error) string {
+	t.Helper()
+	for _, detail := range status.Convert(err).Details() {
+		if info, ok := detail.(*errdetails.ErrorInfo); ok {
+			return info.GetReason()
+		}
+	}
+	return ""
+}
+
+// Statistics have what this gateway answered, on any protocol, by the name that callers used.
+func TestStatisticsCountRequestsByName(t *testing.T) {
+	t.Parallel()
+	m := startModelMesh(t, gateway.Config{})
+	for range 3 {
+		if _, err := m.inferText(t, "iris"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	text := func(name string) *stagemesh.Request {
+		return &stagemesh.Request{Pipeline: name, Inputs: []payload.Part{payload.OfBlob("text", "text/plain", []byte("to"))}}
+	}
+	if _, err := m.Infer(t.Context(), text("model:iris-v2")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := m.Infer(t.Context(), &stagemesh.Request{Pipeline: "model:iris-v2"}); err == nil {
+		t.Fatal("a request without its input succeeded")
+	}
+	if _, err := m.Infer(t.Context(), text("model:none")); err == nil {
+		t.Fatal("a request for an unknown model succeeded")
+	}
+	for name, want := range map[string]struct{ succeeded, failed uint64 }{
+		"iris": {3, 0}, "alias:iris": {3, 0}, "iris-v2": {1, 1}, "model:iris-v2": {1, 1}, "iris-v1": {0, 0}, "all": {0, 0},
+	} {
+		got, err := m.grpc.ModelStatistics(t.Context(), &oipv2.ModelStatisticsRequest{Name: name})
+		if err != nil || len(got.GetModelStats()) != 1 {
+			t.Fatalf("%s: %v, %v", name, got, err)
+		}
+		one := got.GetModelStats()[0]
+		spent := one.GetInferenceStats()
+		if one.GetName() != name || spent.GetSuccess().GetCount() != want.succeeded || spent.GetFail().GetCount() != want.failed ||
+			one.GetInferenceCount() != want.succeeded || one.GetExecutionCount() != want.succeeded || spent.GetComputeInfer().GetCount() != want.succeeded ||
+			spent.GetQueue().GetCount() != want.succeeded || (spent.GetSuccess().GetNs() > 0) != (want.succeeded > 0) || (one.GetLastInference() > 0) != (want.succeeded > 0) {
+			t.Errorf("%s: got %v", name, one)
+		}
+	}
+	all, err := m.grpc.ModelStatistics(t.Context(), &oipv2.ModelStatisticsRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, one := range all.GetModelStats() {
+		names = append(names, one.GetName())
+	}
+	if !slices.Equal(names, []string{"alias:iris", "model:iris-v2"}) {
+		t.Errorf("all are %v", names)
+	}
+	if _, err := m.grpc.ModelStatistics(t.Context(), &oipv2.ModelStatisticsRequest{Name: "none"}); status.Code(err) != codes.NotFound {
+		t.Errorf("an unknown one: %v", err)
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/discovery"
 	registry "github.com/stagemesh/stagemesh/discovery/models"
+	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/oip"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/model"
@@ -30,9 +31,10 @@ type models struct {
 	gateway *Gateway
 
 	mu sync.Mutex
-	// specs are the stages' inputs and outputs, as their hosts reported them by
-	// readAt.
+	// specs are the stages' inputs and outputs, and limits those of their batches, as their hosts
+	// reported them by readAt.
 	specs  map[string]*stagev1.Spec
+	limits map[string]*stagev1.Limits
 	readAt time.Time
 }
 
@@ -50,7 +52,8 @@ func (m *models) Model(name string) (oip.Model, error) {
 	if f != nil {
 		return oip.Model{}, f
 	}
-	return oip.Model{Inputs: m.inputsOf(p.Steps[0]), Outputs: m.specOf(p.Steps[len(p.Steps)-1]).GetOutputs(), Keep: p.Keep}, nil
+	last := m.specOf(p.Steps[len(p.Steps)-1])
+	return oip.Model{Inputs: m.inputsOf(p.Steps[0]), Outputs: last.GetOutputs(), Keep: p.Keep, Streams: last.GetStream(), MaxRows: m.maxRows(p)}, nil
 }
 
 // inputsOf returns the inputs of a first step, by the names that callers use.
@@ -63,6 +66,35 @@ func (m *models) inputsOf(first pipeline.Step) []*stagev1.PartSpec {
 		}
 	}
 	return out
+}
+
+// maxRows returns how many rows all steps of a pipeline take in a batch; 0 where one has none.
+func (m *models) maxRows(p pipeline.Pipeline) (out uint32) {
+	for i, step := range p.Steps {
+		if m.specOf(step).GetBatchAxis() != stagev1.BatchAxis_BATCH_AXIS_ROWS {
+			return 0
+		}
+		m.mu.Lock()
+		if most := m.limits[string(step.Stage)].GetMaxSize(); i == 0 || most < out {
+			out = most
+		}
+		m.mu.Unlock()
+	}
+	return out
+}
+
+// Statistics implements oip.Models.
+func (m *models) Statistics(ctx context.Context, name string) ([]call.Statistics, error) {
+	if name == "" {
+		return m.gateway.service.Statistics(ctx, ""), nil
+	}
+	p, f := m.gateway.service.Resolve(name, true)
+	if f != nil {
+		return nil, f
+	}
+	out := m.gateway.service.Statistics(ctx, string(p.Name))
+	out[0].Name = name
+	return out, nil
 }
 
 // specOf returns the inputs and outputs of a step: its model's own, as far as they are known, or
@@ -139,9 +171,9 @@ func (m *models) stageSpecs() map[string]*stagev1.Spec {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if now := time.Now(); now.Sub(m.readAt) >= specsAge {
-		m.specs, m.readAt = map[string]*stagev1.Spec{}, now
+		m.specs, m.limits, m.readAt = map[string]*stagev1.Spec{}, map[string]*stagev1.Limits{}, now
 		for _, s := range discovery.Stages(m.gateway.membership.Hosts()) {
-			m.specs[s.Name] = s.Spec
+			m.specs[s.Name], m.limits[s.Name] = s.Spec, s.Limits
 		}
 	}
 	return m.specs

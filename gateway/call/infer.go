@@ -40,6 +40,7 @@ func (s *Service) Stream(ctx context.Context, r *Request, emit func(Chunk) error
 	now := time.Now()
 	r.Origin.End(span, f, now)
 	s.metrics.request(span.Exemplar(), label, f, now.Sub(begin))
+	s.countServed(ctx, r, response, f, now.Sub(begin))
 	if f != nil {
 		return response, f
 	}

@@ -1,14 +1,17 @@
 package call
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 
+	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/store"
 )
@@ -18,6 +21,7 @@ type metrics struct {
 	requests, replies, collisions, cancels, keys, chunks, models, shadows, rejectedStored metric.Int64Counter
 	duration, firstChunk                                                                  metric.Float64Histogram
 	labels                                                                                labels
+	served                                                                                served
 }
 
 func newMetrics(s *Service) (*metrics, error) {
@@ -42,6 +46,7 @@ func newMetrics(s *Service) (*metrics, error) {
 	}
 	m := &metrics{
 		labels:     labels{made: map[requestLabel]*requestOptions{}},
+		served:     served{byName: map[servedName]*Statistics{}},
 		requests:   counter("stagemesh.gateway.requests", "Requests answered, by pipeline and reason; OK means success."),
 		duration:   seconds("stagemesh.gateway.request_duration", "Time from admission to the final reply.", .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30),
 		replies:    counter("stagemesh.gateway.dropped_replies", "Replies and cancel messages dropped: late, duplicate, overflow, malformed or malformed_cancel."),
@@ -165,4 +170,100 @@ func (l *labels) of(o requestLabel) *requestOptions {
 	}
 	l.made[o] = made
 	return made
+}
+
+// Statistics are the requests for one pipeline, model or alias that this gateway has answered, and
+// their time. Those that failed count as Fail alone.
+type Statistics struct {
+	Name string
+	Last time.Time
+	// Rows are those of the first step. Batches are of the last step; of one that the items of
+	// several names or gateways share, each item counts its part.
+	Rows          uint64
+	Batches       float64
+	Success, Fail Spent
+	// Queue is the wait for hosts and batches, Run that for runners, of all steps.
+	Queue, Run Spent
+}
+
+// Spent is a sum of durations.
+type Spent struct {
+	Count uint64
+	Total time.Duration
+}
+
+func (s *Spent) add(d time.Duration) { s.Count, s.Total = s.Count+1, s.Total+d }
+
+// served has the statistics of each tenant. There are as many names as maxLabels.
+type served struct {
+	mu     sync.Mutex
+	byName map[servedName]*Statistics
+}
+
+type servedName struct{ tenant, name string }
+
+// countServed counts a request that has ended.
+func (s *Service) countServed(ctx context.Context, r *Request, response *Response, f *fault.Fault, took time.Duration) {
+	if r.isShadow() {
+		return
+	}
+	key := servedName{tenant: budget.TenantOf(ctx)}
+	if f == nil {
+		key.name = response.Pipeline
+	} else if p, unknown := s.Resolve(r.Pipeline, r.ByModel); unknown == nil {
+		key.name = string(p.Name)
+	} else {
+		return
+	}
+	all := &s.metrics.served
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	if all.byName[key] == nil {
+		for other := range all.byName {
+			if len(all.byName) < maxLabels {
+				break
+			}
+			delete(all.byName, other)
+		}
+		all.byName[key] = &Statistics{Name: key.name}
+	}
+	all.byName[key].add(response, f, took)
+}
+
+func (s *Statistics) add(response *Response, f *fault.Fault, took time.Duration) {
+	s.Last = time.Now()
+	if f != nil {
+		s.Fail.add(took)
+		return
+	}
+	s.Success.add(took)
+	var queue, run time.Duration
+	steps := response.Timeline.Steps
+	for _, step := range steps {
+		queue, run = queue+step.QueueWait+step.BatchWait, run+step.Run
+	}
+	s.Queue.add(queue)
+	s.Run.add(run)
+	if len(steps) > 0 {
+		s.Rows += uint64(steps[0].Rows)
+		s.Batches += 1 / float64(max(steps[len(steps)-1].BatchSize, 1))
+	}
+}
+
+// Statistics returns those of the context's tenant for a name, with its prefix for a model or an
+// alias; for "" those of all names with requests, sorted.
+func (s *Service) Statistics(ctx context.Context, name string) (out []Statistics) {
+	all, tenant := &s.metrics.served, budget.TenantOf(ctx)
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	for key, one := range all.byName {
+		if key.tenant == tenant && (name == "" || key.name == name) {
+			out = append(out, *one)
+		}
+	}
+	if name != "" && out == nil {
+		return []Statistics{{Name: name}}
+	}
+	slices.SortFunc(out, func(a, b Statistics) int { return cmp.Compare(a.Name, b.Name) })
+	return out
 }

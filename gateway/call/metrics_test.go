@@ -11,6 +11,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/metric/noop"
 
+	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
@@ -90,5 +91,38 @@ func TestRememberedLabelsAreBounded(t *testing.T) {
 	last := requestLabel{pipeline: "last", reason: "OK"}
 	if first, second := l.of(last), l.of(last); first != second {
 		t.Error("labels are made twice")
+	}
+}
+
+func TestStatisticsAreBoundedAndOfOneTenant(t *testing.T) {
+	t.Parallel()
+	m, err := newMetrics(&Service{settings: Settings{Meter: noop.Meter{}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &Service{metrics: m}
+	count := func(ctx context.Context, name string) {
+		steps := []StepTiming{{QueueWait: time.Second, BatchWait: time.Second, Run: time.Second, Rows: 2, BatchSize: 1}, {BatchWait: time.Second, Run: time.Second, Rows: 3, BatchSize: 4}}
+		s.countServed(ctx, &Request{}, &Response{Pipeline: name, Timeline: Timeline{Steps: steps}}, nil, 6*time.Second)
+	}
+	for i := range 2*maxLabels + 1 {
+		count(t.Context(), strconv.Itoa(i))
+		if n := len(m.served.byName); n > maxLabels {
+			t.Fatalf("%d are remembered", n)
+		}
+	}
+	one := budget.WithTenant(t.Context(), "one")
+	count(one, "a")
+	count(one, "a")
+	got := s.Statistics(one, "")
+	if len(got) != 1 || got[0].Last.IsZero() {
+		t.Fatalf("got %+v", got)
+	}
+	want := Statistics{Name: "a", Last: got[0].Last, Rows: 4, Batches: .5, Success: Spent{2, 12 * time.Second}, Queue: Spent{2, 6 * time.Second}, Run: Spent{2, 4 * time.Second}}
+	if got[0] != want {
+		t.Errorf("got %+v", got[0])
+	}
+	if got := s.Statistics(budget.WithTenant(t.Context(), "two"), "a"); len(got) != 1 || got[0] != (Statistics{Name: "a"}) {
+		t.Errorf("another tenant gets %+v", got)
 	}
 }

@@ -61,7 +61,7 @@ func BidiStream[M any, P message[M], Out any](s *Service, name protoreflect.Name
 		calls := &grpcBidi[M, P, Out]{stream: stream, ss: ss, interrupted: make(chan struct{})}
 		b := &bidiStream[M, P, Out]{
 			receive: calls.receive, send: calls.send, interrupt: calls.interrupt,
-			call: func() *Call { return &Call{Trace: c.Trace, Origin: c.Origin} }, method: f, stopping: s.settings.Stopping, sequence: limit.Sequence,
+			call: func() *Call { return &Call{Trace: c.Trace, Origin: c.Origin, header: c.header} }, method: f, stopping: s.settings.Stopping, sequence: limit.Sequence,
 		}
 		// The messages in flight are answered before the stream fails.
 		if err = stream.begin(calls.interrupt); err == nil {

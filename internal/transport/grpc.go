@@ -279,6 +279,7 @@ func newGRPCCall(ss grpc.ServerStream) (*grpcStream, *Call, error) {
 	out := &Call{
 		Trace:      traceContext(s.header["traceparent"], s.header["tracestate"]),
 		Origin:     tracing.Origin{Protocol: connect.ProtocolGRPC, Method: strings.TrimPrefix(method, "/"), Server: s.header.First(":authority")},
+		header:     func(name string) []string { return s.header[name] },
 		setHeader:  func(name, value string) { _ = ss.SetHeader(metadata.Pairs(name, value)) }, // they may have left
 		setTrailer: func(name, value string) { ss.SetTrailer(metadata.Pairs(name, value)) },
 	}

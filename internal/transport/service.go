@@ -95,7 +95,16 @@ type Call struct {
 	// Connect's own.
 	PlainHTTP bool
 
+	header                func(name string) []string
 	setHeader, setTrailer func(name, value string)
+}
+
+// Header returns the values of a header of the request, by its name in lower case.
+func (c *Call) Header(name string) []string {
+	if c == nil || c.header == nil {
+		return nil
+	}
+	return c.header(name)
 }
 
 // SetHeader sets a header of the response; headers of a stream leave with its first message.
@@ -117,6 +126,7 @@ func newCall(ctx context.Context, h http.Header, peer connect.Peer, procedure st
 		Trace:     TraceContext(h),
 		Origin:    tracing.Origin{Protocol: connect.ProtocolGRPC, Method: strings.TrimPrefix(procedure, "/"), Client: peer.Addr},
 		PlainHTTP: peer.Protocol == connect.ProtocolConnect,
+		header:    h.Values,
 	}
 	if b, ok := ctx.Value(callBodyKey{}).(*callBody); ok {
 		out.Origin.Server = b.host

@@ -27,7 +27,11 @@ const (
 )
 
 // ModelHeader names the model of a call that is passed on, to the gateway and to a model server.
-const ModelHeader = "mm-model-id"
+// AliasHeader names an alias instead, to the gateway alone.
+const (
+	ModelHeader = "mm-model-id"
+	AliasHeader = "mm-vmodel-id"
+)
 
 // management are the services that load and unload models, or serve the port itself.
 var management = []string{"mmesh", "inference", "stagemesh", "grpc"}

@@ -46,9 +46,11 @@ func (s *sink) Stream(ctx context.Context, r *call.Request, _ func(call.Chunk) e
 // blobs is a model whose input x is a blob and whose input y is a tensor.
 type blobs struct{}
 
-func (blobs) Version() string                     { return "" }
-func (blobs) Ready(context.Context, string) error { return nil }
-func (blobs) Model(string) (Model, error)         { return blobModel(), nil }
+func (blobs) Version() string                                               { return "" }
+func (blobs) Ready(context.Context, string) error                           { return nil }
+func (blobs) Statistics(context.Context, string) ([]call.Statistics, error) { return nil, nil }
+
+func (blobs) Model(string) (Model, error) { return blobModel(), nil }
 
 func (blobs) Index(bool) (iter.Seq[Indexed], error) { return func(func(Indexed) bool) {}, nil }
 func (blobs) Load(context.Context, string) error    { return nil }

@@ -46,6 +46,21 @@ func (s shelf) Ready(_ context.Context, name string) error {
 	return fault.New(fault.UnknownPipeline, "there is none")
 }
 
+// Statistics has those of "simple" and of "other".
+func (s shelf) Statistics(ctx context.Context, name string) ([]call.Statistics, error) {
+	all := []call.Statistics{
+		{Name: "other", Fail: call.Spent{Count: 1, Total: time.Second}, Last: time.UnixMilli(5000)},
+		{
+			Name: "simple", Last: time.UnixMilli(1_700_000_000_123), Rows: 48, Batches: 2.9999999999,
+			Success: call.Spent{Count: 12, Total: 12 * time.Millisecond}, Queue: call.Spent{Count: 12, Total: 6 * time.Millisecond}, Run: call.Spent{Count: 12, Total: time.Millisecond},
+		},
+	}
+	if name == "" {
+		return all, nil
+	}
+	return all[1:], s.Ready(ctx, name)
+}
+
 func (s shelf) Model(name string) (oip.Model, error) {
 	if name == "nothing" {
 		return oip.Model{}, fault.New(fault.UnknownPipeline, "there is none")

@@ -9,6 +9,9 @@ import (
 	"strconv"
 	"strings"
 
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/oipjson"
 	"github.com/stagemesh/stagemesh/internal/budget"
@@ -16,6 +19,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/oipcodec"
 	"github.com/stagemesh/stagemesh/mesh/payload"
+	oipv2 "github.com/stagemesh/stagemesh/proto/gen/go/oip/v2"
 )
 
 // Root is the path of the REST form. All its paths begin with it; names of models follow the
@@ -81,12 +85,21 @@ func (h *rest) find(path string) (endpoint, bool) {
 	case isRepository:
 		return h.findRepository(name, verb)
 	}
+	if name == "stats" && verb == "" {
+		if _, err := h.models.Model("stats"); err != nil { // else it is that model
+			return endpoint{http.MethodGet, func(w http.ResponseWriter, r *http.Request) error { return h.modelStatistics(w, r, "") }}, true
+		}
+	}
 	method, serve := http.MethodPost, (func(http.ResponseWriter, *http.Request, string) error)(nil)
 	switch verb {
 	case "":
 		method, serve = http.MethodGet, h.modelMetadata
 	case "ready":
 		method, serve = http.MethodGet, h.modelReady
+	case "config":
+		method, serve = http.MethodGet, h.modelConfig
+	case "stats":
+		method, serve = http.MethodGet, h.modelStatistics
 	case "infer":
 		serve = h.infer
 	case "generate":
@@ -103,7 +116,7 @@ func (h *rest) find(path string) (endpoint, bool) {
 }
 
 // verbs may end the path of a model.
-var verbs = []string{"ready", "infer", "generate", "generate_stream", "load", "unload"}
+var verbs = []string{"config", "stats", "ready", "infer", "generate", "generate_stream", "load", "unload"}
 
 // splitModel splits the escaped path NAME[/versions/VERSION][/VERB]. A name may have slashes, and
 // needs them escaped only where it ends as such a path does.
@@ -148,27 +161,58 @@ func writeReady(w http.ResponseWriter, ready bool, with map[string]any) error {
 	return writeJSON(w, http.StatusOK, with)
 }
 
-func (h *rest) modelMetadata(w http.ResponseWriter, _ *http.Request, name string) error {
-	model, err := h.models.Model(name)
+func (h *rest) modelMetadata(w http.ResponseWriter, r *http.Request, name string) error {
+	out, err := h.service.modelMetadata(r.Context(), nil, &oipv2.ModelMetadataRequest{Name: name})
+	return writeMessage(w, out, err)
+}
+
+func (h *rest) modelConfig(w http.ResponseWriter, r *http.Request, name string) error {
+	out, err := h.service.modelConfig(r.Context(), nil, &oipv2.ModelConfigRequest{Name: name})
+	return writeMessage(w, out.GetConfig(), err)
+}
+
+func (h *rest) modelStatistics(w http.ResponseWriter, r *http.Request, name string) error {
+	out, err := h.service.modelStatistics(r.Context(), nil, &oipv2.ModelStatisticsRequest{Name: name})
+	return writeMessage(w, out, err)
+}
+
+// writeMessage answers with a message in the JSON of the REST form, or returns err.
+func writeMessage(w http.ResponseWriter, m proto.Message, err error) error {
 	if err != nil {
 		return err
 	}
-	type shaped struct {
-		Name     string  `json:"name"`
-		Datatype string  `json:"datatype"`
-		Shape    []int64 `json:"shape"`
-	}
-	shapes := func(of []*metadata) []shaped {
-		out := make([]shaped, len(of))
-		for i, t := range of {
-			out[i] = shaped{t.GetName(), t.GetDatatype(), t.GetShape()}
+	return writeJSON(w, http.StatusOK, object(m.ProtoReflect()))
+}
+
+// object returns a message as an object with all members but maps, which no answer has: 64-bit
+// integers are numbers, as in the REST form and unlike in protobuf's JSON.
+func object(m protoreflect.Message) map[string]any {
+	out, fields := map[string]any{}, m.Descriptor().Fields()
+	for i := range fields.Len() {
+		f := fields.Get(i)
+		switch value := m.Get(f); {
+		case f.IsMap(), f.Message() != nil && !f.IsList() && !m.Has(f):
+		case f.IsList():
+			list := []any{}
+			for i := range value.List().Len() {
+				list = append(list, jsonValue(f, value.List().Get(i)))
+			}
+			out[f.TextName()] = list
+		default:
+			out[f.TextName()] = jsonValue(f, value)
 		}
-		return out
 	}
-	return writeJSON(w, http.StatusOK, map[string]any{
-		"name": name, "versions": []string{onlyVersion}, "platform": platform,
-		"inputs": shapes(tensorMetadata(model.Inputs)), "outputs": shapes(tensorMetadata(model.Outputs)),
-	})
+	return out
+}
+
+func jsonValue(f protoreflect.FieldDescriptor, value protoreflect.Value) any {
+	switch f.Kind() {
+	case protoreflect.MessageKind:
+		return object(value.Message())
+	case protoreflect.EnumKind:
+		return f.Enum().Values().ByNumber(value.Enum()).Name()
+	}
+	return value.Interface()
 }
 
 // writeJSON answers with JSON. A failed write is no error: the caller has disconnected.
@@ -202,15 +246,16 @@ func errorBody(err error) map[string]string { return map[string]string{"error": 
 
 // The binary extension: bytes of tensors follow the JSON, whose length is in a header.
 const (
-	binarySize        = "binary_data_size"
-	binaryOne         = "binary_data"
-	binaryAll         = "binary_data_output"
-	classify          = "classification"
-	binaryExtension   = "binary_tensor_data"
-	generateExtension = "generate"
+	binarySize      = "binary_data_size"
+	binaryOne       = "binary_data"
+	binaryAll       = "binary_data_output"
+	classify        = "classification"
+	binaryExtension = "binary_tensor_data"
 )
 
-func extensions() []string { return []string{binaryExtension, generateExtension} }
+func extensions() []string {
+	return []string{binaryExtension, "generate", "model_configuration", "statistics"}
+}
 
 // infer answers one request.
 func (h *rest) infer(w http.ResponseWriter, r *http.Request, name string) error {

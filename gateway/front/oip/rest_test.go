@@ -89,8 +89,8 @@ func TestRESTReportsServerAndModelState(t *testing.T) {
 		status int
 		body   string
 	}{
-		"/v2":                                {200, `{"name": "stagemesh", "version": "1.2.3", "extensions": ["binary_tensor_data", "generate"]}`},
-		"/v2/":                               {200, `{"name": "stagemesh", "version": "1.2.3", "extensions": ["binary_tensor_data", "generate"]}`},
+		"/v2":                                {200, `{"name": "stagemesh", "version": "1.2.3", "extensions": ["binary_tensor_data", "generate", "model_configuration", "statistics"]}`},
+		"/v2/":                               {200, `{"name": "stagemesh", "version": "1.2.3", "extensions": ["binary_tensor_data", "generate", "model_configuration", "statistics"]}`},
 		"/v2/health/live":                    {200, `{"live": true}`},
 		"/v2/health/ready":                   {200, `{"ready": true}`},
 		"/v2/models/simple":                  {200, simple},

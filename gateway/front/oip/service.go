@@ -1,6 +1,7 @@
 package oip
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"iter"
@@ -15,6 +16,7 @@ import (
 	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/passthrough"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 )
@@ -46,6 +48,9 @@ type Models interface {
 	Load(ctx context.Context, name string) error
 	// Unload has all hosts unload a model.
 	Unload(ctx context.Context, name string) error
+	// Statistics returns those of a model's requests, under the name given; of "" those of all with
+	// requests.
+	Statistics(ctx context.Context, name string) ([]call.Statistics, error)
 	// Version is that of the server.
 	Version() string
 }
@@ -56,6 +61,10 @@ type Model struct {
 	Inputs, Outputs []*stagev1.PartSpec
 	// Keep are the names of inputs that callers may add for later steps.
 	Keep []string
+	// MaxRows is how many rows a request may have; 0 where it has no axis for them. Streams is true
+	// if it is answered in chunks.
+	MaxRows uint32
+	Streams bool
 }
 
 // input returns the input of that name: nil where the inputs are not known, and for one that a
@@ -102,6 +111,8 @@ func New(caller call.Caller, models Models, s transport.Settings) *transport.Ser
 	transport.Unary(out, "ModelReady", svc.modelReady)
 	transport.Unary(out, "ServerMetadata", svc.serverMetadata)
 	transport.Unary(out, "ModelMetadata", svc.modelMetadata)
+	transport.Unary(out, "ModelConfig", svc.modelConfig)
+	transport.Unary(out, "ModelStatistics", svc.modelStatistics)
 	transport.Unary(out, "ModelInfer", svc.modelInfer)
 	transport.Unary(out, "RepositoryIndex", svc.repositoryIndex)
 	transport.Unary(out, "RepositoryModelLoad", svc.repositoryModelLoad)
@@ -135,8 +146,12 @@ func (s *service) serverMetadata(context.Context, *transport.Call, *oipv2.Server
 	return &oipv2.ServerMetadataResponse{Name: serverName, Version: s.models.Version(), Extensions: extensions()}, nil
 }
 
-func (s *service) modelMetadata(_ context.Context, _ *transport.Call, in *oipv2.ModelMetadataRequest) (*oipv2.ModelMetadataResponse, error) {
-	model, err := s.model(in.GetName(), in.GetVersion())
+func (s *service) modelMetadata(_ context.Context, c *transport.Call, in *oipv2.ModelMetadataRequest) (*oipv2.ModelMetadataResponse, error) {
+	name, err := target(c, &in.Name)
+	if err != nil {
+		return nil, err
+	}
+	model, err := s.model(name, in.GetVersion())
 	if err != nil {
 		return nil, err
 	}
@@ -199,7 +214,11 @@ func (s *service) modelInfer(ctx context.Context, c *transport.Call, in *oipv2.M
 
 // request converts a request for a known model.
 func (s *service) request(ctx context.Context, c *transport.Call, in *oipv2.ModelInferRequest, memory *budget.Account) (*call.Request, error) {
-	model, err := s.model(in.GetModelName(), in.GetModelVersion())
+	name, err := target(c, &in.ModelName)
+	if err != nil {
+		return nil, err
+	}
+	model, err := s.model(name, in.GetModelVersion())
 	if err != nil {
 		return nil, err
 	}
@@ -207,8 +226,26 @@ func (s *service) request(ctx context.Context, c *transport.Call, in *oipv2.Mode
 	if err != nil {
 		return nil, err
 	}
-	out.Trace, out.Origin = c.Trace, c.Origin
+	out.Pipeline, out.Trace, out.Origin = name, c.Trace, c.Origin
 	return out, nil
+}
+
+// target returns the name that a message means: its own, or that of the model or alias in a header,
+// as ModelMesh has it. A message without a name gets that one, for its answer.
+func target(c *transport.Call, name *string) (string, error) {
+	models, aliases := c.Header(passthrough.ModelHeader), c.Header(passthrough.AliasHeader)
+	named := append(models[:len(models):len(models)], aliases...)
+	switch {
+	case len(named) == 0:
+		return *name, nil
+	case len(named) > 1:
+		return "", fault.Newf(fault.InvalidRequest, "%d models are named by %s and %s; name one", len(named), passthrough.ModelHeader, passthrough.AliasHeader)
+	}
+	*name = cmp.Or(*name, named[0])
+	if len(aliases) > 0 {
+		return call.AliasPrefix + named[0], nil
+	}
+	return call.ModelPrefix + named[0], nil
 }
 
 const (

@@ -15,7 +15,6 @@ import (
 )
 
 const (
-	aliasHeader    = "mm-vmodel-id"
 	requiredHeader = "mm-required"
 	binarySuffix   = "-bin"
 
@@ -51,7 +50,7 @@ func (s PublicSettings) passOn(ctx context.Context, c *transport.Call, header tr
 		}
 	}
 	if len(targets) == 0 {
-		return nil, fault.Newf(fault.InvalidRequest, "no model is named; give %s or %s", passthrough.ModelHeader, aliasHeader)
+		return nil, fault.Newf(fault.InvalidRequest, "no model is named; give %s or %s", passthrough.ModelHeader, passthrough.AliasHeader)
 	}
 	timeout, err := transport.EarlierTimeout(ctx, 0)
 	if err != nil {
@@ -125,10 +124,10 @@ func answer(c *transport.Call, answers []*call.Response) (out []byte, err error)
 
 // targetsOf returns the implicit pipelines of the models or aliases in the headers.
 func targetsOf(header transport.GRPCHeader) ([]string, error) {
-	models, aliases := slices.Concat(header[passthrough.ModelHeader], header[passthrough.ModelHeader+binarySuffix]), slices.Concat(header[aliasHeader], header[aliasHeader+binarySuffix])
+	models, aliases := slices.Concat(header[passthrough.ModelHeader], header[passthrough.ModelHeader+binarySuffix]), slices.Concat(header[passthrough.AliasHeader], header[passthrough.AliasHeader+binarySuffix])
 	switch n := len(models) + len(aliases); {
 	case len(models) > 0 && len(aliases) > 0:
-		return nil, fault.Newf(fault.InvalidRequest, "give %s or %s, and not both", passthrough.ModelHeader, aliasHeader)
+		return nil, fault.Newf(fault.InvalidRequest, "give %s or %s, and not both", passthrough.ModelHeader, passthrough.AliasHeader)
 	case n > maxModels:
 		return nil, fault.Newf(fault.InvalidRequest, "%d models are named, at most %d are allowed", n, maxModels)
 	case len(aliases) > 0:

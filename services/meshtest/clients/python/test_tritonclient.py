@@ -21,6 +21,7 @@ PATIENCE = 30.0
 SOON = 5.0  # on a busy machine; without a cancel a stream goes on until its deadline
 A = np.arange(16, dtype=np.int32).reshape(1, 16)
 B = np.full((1, 16), -1, dtype=np.int32)
+EXTENSIONS = ["binary_tensor_data", "generate", "model_configuration", "statistics"]
 
 
 class Promises:
@@ -148,6 +149,29 @@ class Promises:
         self.refused(self.not_found, "nothing", lambda: self.client.load_model("nothing"))
         self.refused(self.unserved, "never changes", lambda: self.client.load_model("one", config="{}"))
 
+    def test_statistics_count_requests(self) -> None:
+        def simple() -> Dict[str, Any]:
+            (out,) = self.statistics("simple")
+            return out
+
+        self.simple()
+        before = simple()
+        self.simple()
+        after = simple()
+        for name in ("success", "queue", "compute_infer"):
+            counts = [int(s["inference_stats"][name]["count"]) for s in (before, after)]
+            self.assertEqual(counts[1] - counts[0], 1, name)
+        self.assertEqual(int(after["inference_count"]) - int(before["inference_count"]), 1)
+        self.assertGreater(int(after["inference_stats"]["success"]["ns"]), int(before["inference_stats"]["success"]["ns"]))
+        self.assertLess(abs(int(after["last_inference"]) / 1000 - time.time()), PATIENCE)
+        self.assertIn("simple", [s["name"] for s in self.statistics("")])
+        self.refused(self.not_found, "nothing", lambda: self.statistics("nothing"))
+
+    def test_the_configuration_has_the_inputs(self) -> None:
+        config = self.config("simple")
+        self.assertEqual([(i["name"], i["data_type"]) for i in config["input"]], [(n, "TYPE_INT32") for n in ("INPUT0", "INPUT1")])
+        self.assertEqual(len(config["output"]), 2)
+
     def states(self) -> Dict[str, str]:
         """Returns the states of the models by their names."""
         return {m["name"]: m["state"] for m in self.index()}
@@ -176,9 +200,15 @@ class GRPCTest(Promises, unittest.TestCase):
     def metadata(self, name: str) -> Dict[str, Any]:
         return self.client.get_model_metadata(name, as_json=True)
 
+    def statistics(self, name: str) -> List[Dict[str, Any]]:
+        return self.client.get_inference_statistics(name, as_json=True)["model_stats"]
+
+    def config(self, name: str) -> Dict[str, Any]:
+        return self.client.get_model_config(name, as_json=True)["config"]
+
     def test_the_server_says_its_name(self) -> None:
         said = self.client.get_server_metadata()
-        self.assertEqual((said.name, list(said.extensions)), ("stagemesh", ["binary_tensor_data", "generate"]))
+        self.assertEqual((said.name, list(said.extensions)), ("stagemesh", EXTENSIONS))
 
     def test_an_unknown_model_is_not_ready_by_an_error(self) -> None:
         self.refused(self.not_found, "nothing", lambda: self.client.is_model_ready("nothing"))
@@ -230,9 +260,15 @@ class HTTPTest(Promises, unittest.TestCase):
     def metadata(self, name: str) -> Dict[str, Any]:
         return self.client.get_model_metadata(name)
 
+    def statistics(self, name: str) -> List[Dict[str, Any]]:
+        return self.client.get_inference_statistics(name)["model_stats"]
+
+    def config(self, name: str) -> Dict[str, Any]:
+        return self.client.get_model_config(name)
+
     def test_the_server_says_its_name(self) -> None:
         said = self.client.get_server_metadata()
-        self.assertEqual((said["name"], said["extensions"]), ("stagemesh", ["binary_tensor_data", "generate"]))
+        self.assertEqual((said["name"], said["extensions"]), ("stagemesh", EXTENSIONS))
 
     def test_an_unknown_model_is_not_ready(self) -> None:
         self.assertFalse(self.client.is_model_ready("nothing"))

@@ -57,6 +57,12 @@ const (
 	// GRPCInferenceServiceModelStreamInferProcedure is the fully-qualified name of the
 	// GRPCInferenceService's ModelStreamInfer RPC.
 	GRPCInferenceServiceModelStreamInferProcedure = "/inference.GRPCInferenceService/ModelStreamInfer"
+	// GRPCInferenceServiceModelConfigProcedure is the fully-qualified name of the
+	// GRPCInferenceService's ModelConfig RPC.
+	GRPCInferenceServiceModelConfigProcedure = "/inference.GRPCInferenceService/ModelConfig"
+	// GRPCInferenceServiceModelStatisticsProcedure is the fully-qualified name of the
+	// GRPCInferenceService's ModelStatistics RPC.
+	GRPCInferenceServiceModelStatisticsProcedure = "/inference.GRPCInferenceService/ModelStatistics"
 	// GRPCInferenceServiceRepositoryIndexProcedure is the fully-qualified name of the
 	// GRPCInferenceService's RepositoryIndex RPC.
 	GRPCInferenceServiceRepositoryIndexProcedure = "/inference.GRPCInferenceService/RepositoryIndex"
@@ -77,6 +83,8 @@ type GRPCInferenceServiceClient interface {
 	ModelMetadata(context.Context, *connect.Request[v2.ModelMetadataRequest]) (*connect.Response[v2.ModelMetadataResponse], error)
 	ModelInfer(context.Context, *connect.Request[v2.ModelInferRequest]) (*connect.Response[v2.ModelInferResponse], error)
 	ModelStreamInfer(context.Context) *connect.BidiStreamForClient[v2.ModelInferRequest, v2.ModelStreamInferResponse]
+	ModelConfig(context.Context, *connect.Request[v2.ModelConfigRequest]) (*connect.Response[v2.ModelConfigResponse], error)
+	ModelStatistics(context.Context, *connect.Request[v2.ModelStatisticsRequest]) (*connect.Response[v2.ModelStatisticsResponse], error)
 	RepositoryIndex(context.Context, *connect.Request[v2.RepositoryIndexRequest]) (*connect.Response[v2.RepositoryIndexResponse], error)
 	RepositoryModelLoad(context.Context, *connect.Request[v2.RepositoryModelLoadRequest]) (*connect.Response[v2.RepositoryModelLoadResponse], error)
 	RepositoryModelUnload(context.Context, *connect.Request[v2.RepositoryModelUnloadRequest]) (*connect.Response[v2.RepositoryModelUnloadResponse], error)
@@ -135,6 +143,18 @@ func NewGRPCInferenceServiceClient(httpClient connect.HTTPClient, baseURL string
 			connect.WithSchema(gRPCInferenceServiceMethods.ByName("ModelStreamInfer")),
 			connect.WithClientOptions(opts...),
 		),
+		modelConfig: connect.NewClient[v2.ModelConfigRequest, v2.ModelConfigResponse](
+			httpClient,
+			baseURL+GRPCInferenceServiceModelConfigProcedure,
+			connect.WithSchema(gRPCInferenceServiceMethods.ByName("ModelConfig")),
+			connect.WithClientOptions(opts...),
+		),
+		modelStatistics: connect.NewClient[v2.ModelStatisticsRequest, v2.ModelStatisticsResponse](
+			httpClient,
+			baseURL+GRPCInferenceServiceModelStatisticsProcedure,
+			connect.WithSchema(gRPCInferenceServiceMethods.ByName("ModelStatistics")),
+			connect.WithClientOptions(opts...),
+		),
 		repositoryIndex: connect.NewClient[v2.RepositoryIndexRequest, v2.RepositoryIndexResponse](
 			httpClient,
 			baseURL+GRPCInferenceServiceRepositoryIndexProcedure,
@@ -165,6 +185,8 @@ type gRPCInferenceServiceClient struct {
 	modelMetadata         *connect.Client[v2.ModelMetadataRequest, v2.ModelMetadataResponse]
 	modelInfer            *connect.Client[v2.ModelInferRequest, v2.ModelInferResponse]
 	modelStreamInfer      *connect.Client[v2.ModelInferRequest, v2.ModelStreamInferResponse]
+	modelConfig           *connect.Client[v2.ModelConfigRequest, v2.ModelConfigResponse]
+	modelStatistics       *connect.Client[v2.ModelStatisticsRequest, v2.ModelStatisticsResponse]
 	repositoryIndex       *connect.Client[v2.RepositoryIndexRequest, v2.RepositoryIndexResponse]
 	repositoryModelLoad   *connect.Client[v2.RepositoryModelLoadRequest, v2.RepositoryModelLoadResponse]
 	repositoryModelUnload *connect.Client[v2.RepositoryModelUnloadRequest, v2.RepositoryModelUnloadResponse]
@@ -205,6 +227,16 @@ func (c *gRPCInferenceServiceClient) ModelStreamInfer(ctx context.Context) *conn
 	return c.modelStreamInfer.CallBidiStream(ctx)
 }
 
+// ModelConfig calls inference.GRPCInferenceService.ModelConfig.
+func (c *gRPCInferenceServiceClient) ModelConfig(ctx context.Context, req *connect.Request[v2.ModelConfigRequest]) (*connect.Response[v2.ModelConfigResponse], error) {
+	return c.modelConfig.CallUnary(ctx, req)
+}
+
+// ModelStatistics calls inference.GRPCInferenceService.ModelStatistics.
+func (c *gRPCInferenceServiceClient) ModelStatistics(ctx context.Context, req *connect.Request[v2.ModelStatisticsRequest]) (*connect.Response[v2.ModelStatisticsResponse], error) {
+	return c.modelStatistics.CallUnary(ctx, req)
+}
+
 // RepositoryIndex calls inference.GRPCInferenceService.RepositoryIndex.
 func (c *gRPCInferenceServiceClient) RepositoryIndex(ctx context.Context, req *connect.Request[v2.RepositoryIndexRequest]) (*connect.Response[v2.RepositoryIndexResponse], error) {
 	return c.repositoryIndex.CallUnary(ctx, req)
@@ -229,6 +261,8 @@ type GRPCInferenceServiceHandler interface {
 	ModelMetadata(context.Context, *connect.Request[v2.ModelMetadataRequest]) (*connect.Response[v2.ModelMetadataResponse], error)
 	ModelInfer(context.Context, *connect.Request[v2.ModelInferRequest]) (*connect.Response[v2.ModelInferResponse], error)
 	ModelStreamInfer(context.Context, *connect.BidiStream[v2.ModelInferRequest, v2.ModelStreamInferResponse]) error
+	ModelConfig(context.Context, *connect.Request[v2.ModelConfigRequest]) (*connect.Response[v2.ModelConfigResponse], error)
+	ModelStatistics(context.Context, *connect.Request[v2.ModelStatisticsRequest]) (*connect.Response[v2.ModelStatisticsResponse], error)
 	RepositoryIndex(context.Context, *connect.Request[v2.RepositoryIndexRequest]) (*connect.Response[v2.RepositoryIndexResponse], error)
 	RepositoryModelLoad(context.Context, *connect.Request[v2.RepositoryModelLoadRequest]) (*connect.Response[v2.RepositoryModelLoadResponse], error)
 	RepositoryModelUnload(context.Context, *connect.Request[v2.RepositoryModelUnloadRequest]) (*connect.Response[v2.RepositoryModelUnloadResponse], error)
@@ -283,6 +317,18 @@ func NewGRPCInferenceServiceHandler(svc GRPCInferenceServiceHandler, opts ...con
 		connect.WithSchema(gRPCInferenceServiceMethods.ByName("ModelStreamInfer")),
 		connect.WithHandlerOptions(opts...),
 	)
+	gRPCInferenceServiceModelConfigHandler := connect.NewUnaryHandler(
+		GRPCInferenceServiceModelConfigProcedure,
+		svc.ModelConfig,
+		connect.WithSchema(gRPCInferenceServiceMethods.ByName("ModelConfig")),
+		connect.WithHandlerOptions(opts...),
+	)
+	gRPCInferenceServiceModelStatisticsHandler := connect.NewUnaryHandler(
+		GRPCInferenceServiceModelStatisticsProcedure,
+		svc.ModelStatistics,
+		connect.WithSchema(gRPCInferenceServiceMethods.ByName("ModelStatistics")),
+		connect.WithHandlerOptions(opts...),
+	)
 	gRPCInferenceServiceRepositoryIndexHandler := connect.NewUnaryHandler(
 		GRPCInferenceServiceRepositoryIndexProcedure,
 		svc.RepositoryIndex,
@@ -317,6 +363,10 @@ func NewGRPCInferenceServiceHandler(svc GRPCInferenceServiceHandler, opts ...con
 			gRPCInferenceServiceModelInferHandler.ServeHTTP(w, r)
 		case GRPCInferenceServiceModelStreamInferProcedure:
 			gRPCInferenceServiceModelStreamInferHandler.ServeHTTP(w, r)
+		case GRPCInferenceServiceModelConfigProcedure:
+			gRPCInferenceServiceModelConfigHandler.ServeHTTP(w, r)
+		case GRPCInferenceServiceModelStatisticsProcedure:
+			gRPCInferenceServiceModelStatisticsHandler.ServeHTTP(w, r)
 		case GRPCInferenceServiceRepositoryIndexProcedure:
 			gRPCInferenceServiceRepositoryIndexHandler.ServeHTTP(w, r)
 		case GRPCInferenceServiceRepositoryModelLoadProcedure:
@@ -358,6 +408,14 @@ func (UnimplementedGRPCInferenceServiceHandler) ModelInfer(context.Context, *con
 
 func (UnimplementedGRPCInferenceServiceHandler) ModelStreamInfer(context.Context, *connect.BidiStream[v2.ModelInferRequest, v2.ModelStreamInferResponse]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("inference.GRPCInferenceService.ModelStreamInfer is not implemented"))
+}
+
+func (UnimplementedGRPCInferenceServiceHandler) ModelConfig(context.Context, *connect.Request[v2.ModelConfigRequest]) (*connect.Response[v2.ModelConfigResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("inference.GRPCInferenceService.ModelConfig is not implemented"))
+}
+
+func (UnimplementedGRPCInferenceServiceHandler) ModelStatistics(context.Context, *connect.Request[v2.ModelStatisticsRequest]) (*connect.Response[v2.ModelStatisticsResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("inference.GRPCInferenceService.ModelStatistics is not implemented"))
 }
 
 func (UnimplementedGRPCInferenceServiceHandler) RepositoryIndex(context.Context, *connect.Request[v2.RepositoryIndexRequest]) (*connect.Response[v2.RepositoryIndexResponse], error) {
