@@ -83,26 +83,53 @@ func validateHost(s stagehost.Settings) error {
 type Kind struct {
 	key   string
 	build func(settings config.Section, folder string) (runner.Runner, error)
+	// missing returns the error of a file that the settings name and that is not there.
+	missing func(settings config.Section, folder string) error
 }
 
 // KindOf returns the kind of that key whose settings are an S, and whose
 // runners the function builds. Settings with paths in them have a method
-// RelativeTo(folder string) S, which is called first.
+// RelativeTo(folder string) S, which is called first, and those with files that hosts read
+// MissingFile() error.
 func KindOf[S any, R runner.Runner](key string, build func(S) (R, error)) Kind {
-	return Kind{key: key, build: func(section config.Section, folder string) (runner.Runner, error) {
-		var settings S
-		if err := section.Decode(&settings); err != nil {
-			return nil, err
-		}
+	read := func(section config.Section, folder string) (settings S, err error) {
+		err = section.Decode(&settings)
 		if s, ok := any(settings).(interface{ RelativeTo(folder string) S }); ok {
 			settings = s.RelativeTo(folder)
+		}
+		return settings, err
+	}
+	return Kind{key: key, build: func(section config.Section, folder string) (runner.Runner, error) {
+		settings, err := read(section, folder)
+		if err != nil {
+			return nil, err
 		}
 		built, err := build(settings)
 		if err != nil {
 			return nil, section.At(err)
 		}
 		return built, nil
+	}, missing: func(section config.Section, folder string) error {
+		settings, err := read(section, folder)
+		if s, ok := any(settings).(interface{ MissingFile() error }); ok && err == nil {
+			return section.At(s.MissingFile())
+		}
+		return nil
 	}}
+}
+
+// MissingFiles returns whether another machine may run the stages, and an error for each model or
+// worker that one names and that is not here.
+func (f *File) MissingFiles() (mayBeElsewhere bool, _ error) {
+	var errs []error
+	for _, stage := range f.StageNames() {
+		for _, kind := range f.kinds {
+			if section, ok := f.Stages[stage].Runner[kind.key]; ok {
+				errs = append(errs, kind.missing(section, f.folder))
+			}
+		}
+	}
+	return f.Joinable(), errors.Join(errs...)
 }
 
 // runner returns a new runner of the kind that the stage asks for.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"net/url"
 	"slices"
 	"strings"
@@ -28,7 +29,7 @@ import (
 // read to be made.
 func (f *File) Validate() error {
 	hosts, routes, err := f.buildParts(f.StageNames())
-	return errors.Join(err, f.validateShown(), f.validateFit(hosts, routes))
+	return errors.Join(err, f.validateShown(), f.validatePorts(), f.validateFit(hosts, routes), f.validateOrder(hosts, routes))
 }
 
 // validateShown rejects a certificate without a port to show it on. `stagemesh stage` may
@@ -38,6 +39,72 @@ func (f *File) validateShown() error {
 	for _, name := range f.StageNames() {
 		if s := f.Stages[name]; s.CertFile != "" && s.Listen == "" {
 			errs = append(errs, f.At(errors.New("cert_file: is for those that connect, and without listen nobody does"), "stages", name))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// validatePorts rejects a port that two listen on. Stages count where no other process can serve
+// them.
+func (f *File) validatePorts() error {
+	type listener struct {
+		path        []string
+		key, listen string
+	}
+	all := []listener{
+		{[]string{"gateway"}, "listen", cmp.Or(f.Gateway.Listen, DefaultListen)}, {[]string{"gateway"}, "grpc_listen", f.Gateway.GRPCListen},
+		{[]string{"gateway", "admin"}, "listen", cmp.Or(f.Gateway.Admin.Listen, DefaultAdmin)}, {[]string{"ops"}, "listen", f.OpsListen()}, {[]string{"nats"}, "listen", f.NATS.Listen},
+	}
+	for _, name := range f.StageNames() {
+		if !f.Joinable() {
+			all = append(all, listener{[]string{"stages", name}, "listen", f.Stages[name].Listen})
+		}
+	}
+	isAll := func(host string) bool { return host == "" || host == "0.0.0.0" || host == "::" }
+	var errs []error
+	for i, one := range all {
+		host, port, err := net.SplitHostPort(one.listen)
+		if err != nil || port == "0" {
+			continue // an error of its own, or none
+		}
+		for _, other := range all[:i] {
+			otherHost, otherPort, err := net.SplitHostPort(other.listen)
+			if err == nil && port == otherPort && (host == otherHost || isAll(host) || isAll(otherHost)) {
+				errs = append(errs, f.At(fmt.Errorf("%s: %s is also that of %s.%s; choose another port", one.key, one.listen, strings.Join(other.path, "."), other.key), one.path...))
+				break
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// validateOrder rejects a step that is wired to a part that only a later step makes. What callers
+// send for the first step may have any other name.
+func (f *File) validateOrder(hosts []stagehost.Settings, routes []pipeline.Pipeline) error {
+	made, taken := map[pipeline.StageName][]string{}, map[pipeline.StageName][]string{}
+	for _, host := range hosts {
+		for _, part := range slices.Concat(host.Runner.Spec().Outputs, host.Outputs) {
+			made[host.Stage] = append(made[host.Stage], part.Name)
+		}
+		for _, part := range slices.Concat(host.Runner.Spec().Inputs, host.Inputs) {
+			taken[host.Stage] = append(taken[host.Stage], part.Name)
+		}
+	}
+	var errs []error
+	for _, route := range routes {
+		first := slices.AppendSeq(slices.Clone(taken[route.Steps[0].Stage]), maps.Values(route.Steps[0].Inputs))
+		for i, step := range route.Steps {
+			for _, input := range slices.Sorted(maps.Keys(step.Inputs)) {
+				source := step.Inputs[input]
+				makes := func(s pipeline.Step) bool { return slices.Contains(made[s.Stage], source) }
+				unknown := func(s pipeline.Step) bool { return len(made[s.Stage]) == 0 }
+				later := slices.IndexFunc(route.Steps[i+1:], makes)
+				if later < 0 || i > 0 && slices.Contains(first, source) || slices.ContainsFunc(route.Steps[:i], makes) || slices.ContainsFunc(route.Steps[:i], unknown) {
+					continue
+				}
+				err := fmt.Errorf("steps[%d].inputs.%s: the part %s is made by the later step %s; change the order of the steps, or the name", i, input, source, route.Steps[i+1+later].Name)
+				errs = append(errs, f.At(err, "pipelines", string(route.Name)))
+			}
 		}
 	}
 	return errors.Join(errs...)
@@ -124,6 +191,9 @@ func (f *File) buildParts(stages []string) (hosts []stagehost.Settings, routes [
 	}
 	for _, name := range slices.Sorted(maps.Keys(f.Pipelines)) {
 		errs = append(errs, f.At(f.validateQueue(name), "pipelines", name))
+		if longest := cmp.Or(f.Gateway.MaxTimeout, call.DefaultMaxTimeout); f.Pipelines[name].Timeout > longest {
+			errs = append(errs, f.At(fmt.Errorf("timeout: %s is more than the %s of gateway.max_timeout", f.Pipelines[name].Timeout, longest), "pipelines", name))
+		}
 	}
 	routes, err = f.Routes()
 	_, _, loadable := f.models()

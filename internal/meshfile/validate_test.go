@@ -19,6 +19,28 @@ func parse(text string) (*meshfile.File, error) {
 //	  a: {runner: {echo: {}}}
 const good = "mesh: m\nstages:\n  a: {runner: {echo: {}}}\n"
 
+// wired begins a pipeline of the stages a and b, which makes scores of its input image.
+const wired = "mesh: m\nstages:\n  a: {runner: {echo: {}}, inputs: [{name: x}], outputs: [{name: y}]}\n" +
+	"  b: {runner: {echo: {}}, inputs: [{name: image}], outputs: [{name: scores}]}\npipelines:\n  p:\n"
+
+// Names may be used again, and machines have ports of their own.
+func TestOrderAndPortsThatAreFine(t *testing.T) {
+	t.Parallel()
+	for name, text := range map[string]string{
+		"made before":          wired + "    keep: [scores]\n    steps: [{name: r, stage: b}, {name: s, stage: a, inputs: {x: scores}}, {name: t, stage: b, inputs: {image: y}}]",
+		"sent for the first":   wired + "    keep: [image]\n    steps: [{name: r, stage: b}, {name: s, stage: a, inputs: {x: image}}, {name: t, stage: c, inputs: {image: y}}]\n",
+		"free ports":           good + "gateway: {listen: \"127.0.0.1:0\", admin: {listen: \"127.0.0.1:0\"}}",
+		"addresses":            good + "gateway: {listen: \"127.0.0.1:8088\", admin: {listen: \"127.0.0.2:8088\"}}",
+		"stages of processes":  "mesh: m\nnats: {url: \"nats://b\"}\nstages:\n  a: {runner: {echo: {}}, listen: \"127.0.0.1:9101\"}\n  b: {runner: {echo: {}}, listen: \"127.0.0.1:9101\"}",
+		"as long as it may be": good + "gateway: {max_timeout: 3s}\npipelines:\n  p: {timeout: 3s, steps: [{name: s, stage: a}]}",
+	} {
+		text = strings.Replace(text, "  b: {runner: {echo: {}}, inputs: [{name: image}]", "  c: {runner: {echo: {}}, inputs: [{name: image}], outputs: [{name: image}]}\n  b: {runner: {echo: {}}, inputs: [{name: image}]", 1)
+		if _, err := parse(text); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
 func TestSmallestFileIsTaken(t *testing.T) {
 	t.Parallel()
 	if _, err := parse(good); err != nil {
@@ -196,7 +218,23 @@ func TestErrorsHaveTheirPlace(t *testing.T) {
 		"a number in quotes": {stage("hosts: \"2\""), `m.yaml:5:12: stages.a.hosts: "2" in quotes is text and not a whole number`},
 		"an empty parameter": {pipeline("steps:\n    - {name: s, stage: a, parameters: {k: }}"), "m.yaml:7:40: pipelines.p.steps[0].parameters.k: a parameter is true or false, a number or text"},
 		"a timeout":          {pipeline("steps: [{name: s, stage: a}]\n    timeout: -1s"), "m.yaml:7:5: pipelines.p.timeout: -1s is negative"},
-		"durability":         {pipeline("steps: [{name: s, stage: a}]\n    durability: stone"), "m.yaml:7:5: pipelines.p.durability: durability \"stone\": use memory or file"},
+		"a longer timeout":   {pipeline("steps: [{name: s, stage: a}]\n    timeout: 11m"), "m.yaml:7:5: pipelines.p.timeout: 11m0s is more than the 10m0s of gateway.max_timeout"},
+		"a timeout too long": {"gateway: {max_timeout: 2s}\n" + pipeline("steps: [{name: s, stage: a}]\n    timeout: 3s"), "m.yaml:8:5: pipelines.p.timeout: 3s is more than the 2s of gateway.max_timeout"},
+		"a later part": {
+			wired + "    steps:\n    - {name: s, stage: a, inputs: {x: scores}}\n    - {name: t, stage: b}",
+			"m.yaml:8:36: pipelines.p.steps[0].inputs.x: the part scores is made by the later step t; change the order of the steps, or the name",
+		},
+		"a kept part of later": {
+			wired + "    keep: [scores]\n    steps:\n    - {name: r, stage: a}\n    - {name: s, stage: a, inputs: {x: scores}}\n    - {name: t, stage: b}",
+			"m.yaml:10:36: pipelines.p.steps[1].inputs.x: the part scores is made by the later step t",
+		},
+		"one port twice":      {good + "gateway: {listen: \"127.0.0.1:8088\"}\nops: {listen: \"127.0.0.1:8088\"}", "m.yaml:5:7: ops.listen: 127.0.0.1:8088 is also that of gateway.listen; choose another port"},
+		"a default port":      {good + "ops: {listen: \"127.0.0.1:9080\"}", "m.yaml:4:7: ops.listen: 127.0.0.1:9080 is also that of gateway.admin.listen"},
+		"one of its own":      {good + "gateway: {grpc_listen: \"127.0.0.1:8080\"}", "m.yaml:4:11: gateway.grpc_listen: 127.0.0.1:8080 is also that of gateway.listen"},
+		"a port of all hosts": {good + "gateway: {insecure: true, listen: \":8088\", admin: {listen: \"127.0.0.1:8088\"}}", "m.yaml:4:52: gateway.admin.listen: 127.0.0.1:8088 is also that of gateway.listen"},
+		"a broker's port":     {good + "nats: {listen: \"127.0.0.1:9090\"}", "m.yaml:4:8: nats.listen: 127.0.0.1:9090 is also that of ops.listen"},
+		"a stage's port":      {stage("listen: \"127.0.0.1:9090\""), "m.yaml:5:5: stages.a.listen: 127.0.0.1:9090 is also that of ops.listen"},
+		"durability":          {pipeline("steps: [{name: s, stage: a}]\n    durability: stone"), "m.yaml:7:5: pipelines.p.durability: durability \"stone\": use memory or file"},
 		"file without queue": {
 			"mesh: m\nstages:\n  a: {runner: {echo: {}}, queue: {durabilities: [memory]}}\n  b: {runner: {echo: {}}}\n" +
 				"pipelines:\n  p:\n    durability: file\n    steps:\n    - {name: s, stage: b}\n    - {name: t, stage: a}",

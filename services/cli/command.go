@@ -83,7 +83,8 @@ func newConfigCheck() *cobra.Command {
 		Use:   "check FILE",
 		Short: "Report every error in a mesh file, or one of pipelines, with line and column",
 		Long: "Report every error in a mesh file, with line and column, and start nothing.\n" +
-			"The files of models, certificates, keys and tokens may be elsewhere: they are read at the start, so their errors are not reported here.",
+			"The file of a model or a worker that is missing is an error, or a warning if other processes can serve its stage.\n" +
+			"Certificates, keys and tokens may be elsewhere: they are read at the start, so their errors are not reported here.",
 		Example: "  stagemesh config check mesh.yaml",
 		Args:    between(1, 1, "give one FILE to check"),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -98,12 +99,19 @@ func newConfigCheck() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			mayBeElsewhere, missing := file.MissingFiles()
+			if missing != nil && !mayBeElsewhere {
+				return missing
+			}
 			mesh, err := stagemesh.FromFile(file, stagemesh.FileSettings{})
 			if err != nil {
 				return err
 			}
 			if err := mesh.Validate(); err != nil {
 				return file.At(err)
+			}
+			if missing != nil {
+				fmt.Fprintf(cmd.ErrOrStderr(), "warning, unless the stage runs on another machine:\n%s\n", missing)
 			}
 			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s: mesh %s is fine: %s, %s\n", args[0], file.Mesh,
 				count(len(file.Stages), "stage"), count(len(file.Pipelines), "pipeline"))

@@ -1,11 +1,14 @@
 package cli_test
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"runtime"
 	"strings"
 	"testing"
+
+	"github.com/stagemesh/stagemesh/internal/testbed"
 )
 
 func write(t *testing.T, text string) (path string) {
@@ -141,5 +144,38 @@ func TestHelpAndCompletionKnowEveryVerb(t *testing.T) {
 	}
 	if _, err := run(t, "up", "--nope"); err == nil || err.Error() != "unknown flag: --nope; see stagemesh up --help" {
 		t.Errorf("got %v", err)
+	}
+}
+
+// A stage that no other process can serve runs here, and needs its files here.
+func TestConfigCheckLooksForModelsAndWorkers(t *testing.T) {
+	t.Parallel()
+	for name, row := range map[string]struct{ runner, want string }{
+		"a worker":  {`worker: {command: [python3, -u, gone.py, other.py]}`, ":4:23: stages.a.runner.worker.command: there is no file %s/gone.py"},
+		"a program": {`worker: {command: [./gone]}`, ":4:23: stages.a.runner.worker.command: there is no file %s/gone"},
+		"a model":   {`onnx: {model: gone.onnx}`, ":4:21: stages.a.runner.onnx.model: there is no file %s/gone.onnx"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			text := "mesh: m\nstages:\n  a:\n    runner: {" + row.runner + "}\n"
+			path := write(t, text)
+			want := path + fmt.Sprintf(row.want, filepath.Dir(path))
+			if out, err := run(t, "config", "check", path); err == nil || out != "" || err.Error() != want {
+				t.Errorf("got  %v %s\nwant %s", err, out, want)
+			}
+			path = write(t, text+"nats: {url: \"nats://b\"}\n")
+			want = path + fmt.Sprintf(row.want, filepath.Dir(path))
+			var out, warnings testbed.Log
+			if err := command(t.Context(), strings.NewReader(""), &out, &warnings, "config", "check", path); err != nil || !strings.Contains(warnings.String(), want) || !strings.Contains(out.String(), "is fine") {
+				t.Errorf("got %v, %s, %s", err, out.String(), warnings.String())
+			}
+			_ = os.WriteFile(filepath.Join(filepath.Dir(path), "gone.py"), nil, 0o600)
+			_ = os.WriteFile(filepath.Join(filepath.Dir(path), "gone"), nil, 0o600)
+			_ = os.WriteFile(filepath.Join(filepath.Dir(path), "gone.onnx"), nil, 0o600)
+			warnings = testbed.Log{}
+			if err := command(t.Context(), strings.NewReader(""), &out, &warnings, "config", "check", path); err != nil || warnings.String() != "" {
+				t.Errorf("with the file: %v, %s", err, warnings.String())
+			}
+		})
 	}
 }

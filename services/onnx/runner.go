@@ -29,7 +29,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
+	"os"
 	"slices"
 
 	"github.com/stagemesh/stagemesh/stagehost/runner"
@@ -47,6 +49,14 @@ type Settings struct {
 	// Model is the path of the model.
 	Model string `yaml:"model,path"`
 	Options
+}
+
+// MissingFile returns an error if the model is not there.
+func (s Settings) MissingFile() error {
+	if _, err := os.Stat(s.Model); s.Model != "" && errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("model: there is no file %s", s.Model)
+	}
+	return nil
 }
 
 // Options say how models run.

@@ -4,7 +4,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"math"
+	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -61,6 +63,28 @@ func (s WorkerSettings) RelativeTo(folder string) WorkerSettings {
 		s.Dir = filepath.Join(folder, s.Dir)
 	}
 	return s
+}
+
+// MissingFile returns an error if the program or the first file of Python is not there. Programs of
+// PATH are not looked up.
+func (s WorkerSettings) MissingFile() error {
+	for i, file := range s.Command {
+		isPython := i > 0 && strings.HasSuffix(file, ".py")
+		if i == 0 && !strings.Contains(file, "/") || i > 0 && !isPython {
+			continue
+		}
+		path := file
+		if !filepath.IsAbs(path) {
+			path = filepath.Join(s.Dir, path)
+		}
+		if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("command: there is no file %s", path)
+		}
+		if isPython {
+			return nil
+		}
+	}
+	return nil
 }
 
 // exact returns a value that JSON encodes with the same types of numbers as in YAML:
