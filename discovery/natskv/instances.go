@@ -25,12 +25,13 @@ const (
 	renewInterval = instanceTTL / 4
 	// removeTimeout bounds the removal of an instance.
 	removeTimeout = 2 * time.Second
-	// inTime compiles as long as it is not negative.
-	inTime = uint(discovery.MaxDetectTime - instanceTTL - time.Second)
 	// keepLost is how long a watcher keeps instances whose stream was lost, so that they
 	// can register again.
 	keepLost = 3 * time.Second
 )
+
+// Watchers learn of a killed instance in time: not negative, so it compiles.
+const _ = uint(discovery.MaxDetectTime - instanceTTL - time.Second)
 
 // instanceRecord is what the broker stores of an instance.
 type instanceRecord struct {

@@ -52,8 +52,11 @@ func (f *File) validatePorts() error {
 		key, listen string
 	}
 	all := []listener{
-		{[]string{"gateway"}, "listen", cmp.Or(f.Gateway.Listen, DefaultListen)}, {[]string{"gateway"}, "grpc_listen", f.Gateway.GRPCListen},
-		{[]string{"gateway", "admin"}, "listen", cmp.Or(f.Gateway.Admin.Listen, DefaultAdmin)}, {[]string{"ops"}, "listen", f.OpsListen()}, {[]string{"nats"}, "listen", f.NATS.Listen},
+		{[]string{"gateway"}, "listen", cmp.Or(f.Gateway.Listen, DefaultListen)},
+		{[]string{"gateway"}, "grpc_listen", f.Gateway.GRPCListen},
+		{[]string{"gateway", "admin"}, "listen", cmp.Or(f.Gateway.Admin.Listen, DefaultAdmin)},
+		{[]string{"ops"}, "listen", f.OpsListen()},
+		{[]string{"nats"}, "listen", f.NATS.Listen},
 	}
 	for _, name := range f.StageNames() {
 		if !f.Joinable() {

@@ -44,7 +44,7 @@ func readContexts() (out contexts, err error) {
 	out.Contexts = map[string]meshContext{}
 	path, err := contextsFile()
 	if err != nil {
-		return out, nil
+		return out, nil //nolint:nilerr // it has no home
 	}
 	text, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -79,22 +79,22 @@ func (p *instance) awaitLine(t testing.TB, prefix string) {
 
 func (u suite) testInstancesComeAndGo(t *testing.T, s Store) {
 	watcher := watch(t, s.Client(t), u.service(t))
-	watcher.awaitInstances(t, testbed.Patience)
+	watcher.awaitInstances(t)
 	first := startInstance(t, s, u.heartbeat(t, "B"))
-	watcher.awaitInstances(t, testbed.Patience, "B")
+	watcher.awaitInstances(t, "B")
 	second := startInstance(t, s, u.heartbeat(t, "a"))
-	watcher.awaitInstances(t, testbed.Patience, "B", "a")
+	watcher.awaitInstances(t, "B", "a")
 	watcher.await(t, "the instance is as it was announced", testbed.Patience, func() bool {
 		got := watcher.instances[0]
 		return got.Service == u.service(t) && maps.Equal(got.Meta, u.heartbeat(t, "B").Meta)
 	})
 	begin := time.Now()
 	first.Stop()
-	watcher.awaitInstances(t, testbed.Patience, "a")
+	watcher.awaitInstances(t, "a")
 	t.Logf("an instance that left was not healthy after %s", time.Since(begin).Round(time.Millisecond))
 	begin = time.Now()
 	second.Kill()
-	watcher.awaitInstances(t, testbed.Patience)
+	watcher.awaitInstances(t)
 	t.Logf("a killed instance was not healthy after %s", time.Since(begin).Round(time.Millisecond))
 }
 
@@ -130,16 +130,16 @@ func (u suite) testInstanceHealthIsChecked(t *testing.T, s Store) {
 	h.SetServingStatus(i.ID, healthv1.HealthCheckResponse_SERVING)
 	watcher := watch(t, s.Client(t), i.Service)
 	startInstance(t, s, i)
-	watcher.awaitInstances(t, testbed.Patience, "checked")
+	watcher.awaitInstances(t, "checked")
 	if got := watcher.instances[0].Address; got != address {
 		t.Errorf("the address is %q, want %q", got, address)
 	}
 	h.SetServingStatus(i.ID, healthv1.HealthCheckResponse_NOT_SERVING)
-	watcher.awaitInstances(t, testbed.Patience)
+	watcher.awaitInstances(t)
 	h.SetServingStatus(i.ID, healthv1.HealthCheckResponse_SERVING)
-	watcher.awaitInstances(t, testbed.Patience, "checked")
+	watcher.awaitInstances(t, "checked")
 	stop()
-	watcher.awaitInstances(t, testbed.Patience)
+	watcher.awaitInstances(t)
 }
 
 // The process that has the address of a killed one serves, and does not know its instance.
@@ -150,16 +150,16 @@ func (u suite) testSuccessorIsAnotherInstance(t *testing.T, s Store) {
 	h.SetServingStatus(i.ID, healthv1.HealthCheckResponse_SERVING)
 	watcher := watch(t, s.Client(t), i.Service)
 	p := startInstance(t, s, i)
-	watcher.awaitInstances(t, testbed.Patience, "killed")
+	watcher.awaitInstances(t, "killed")
 	p.Kill()
 	h.SetServingStatus(i.ID, healthv1.HealthCheckResponse_SERVICE_UNKNOWN)
-	watcher.awaitInstances(t, testbed.Patience)
+	watcher.awaitInstances(t)
 }
 
 func (u suite) testInstanceOutlivesItsStore(t *testing.T, s Store) {
 	watcher := watch(t, s.Client(t), u.service(t))
 	p := startInstance(t, s, u.heartbeat(t, "one"))
-	watcher.awaitInstances(t, testbed.Patience, "one")
+	watcher.awaitInstances(t, "one")
 	for name, start := range map[string]func(testing.TB){"restarted": s.Start, "wiped": s.Wipe} {
 		s.Stop(t)
 		p.awaitLine(t, "lost:")

@@ -141,9 +141,9 @@ func observe(t testing.TB, c discovery.Registry, below discovery.Key) *recorder 
 }
 
 // awaitInstances waits until exactly these instances are healthy.
-func (s *recorder) awaitInstances(t testing.TB, within time.Duration, want ...string) {
+func (s *recorder) awaitInstances(t testing.TB, want ...string) {
 	t.Helper()
-	s.await(t, fmt.Sprintf("the healthy instances are %q", want), within, func() bool { return s.snapshots > 0 && slices.Equal(ids(s.instances), want) })
+	s.await(t, fmt.Sprintf("the healthy instances are %q", want), testbed.Patience, func() bool { return s.snapshots > 0 && slices.Equal(ids(s.instances), want) })
 }
 
 // awaitValues waits until exactly these entries exist.

@@ -207,6 +207,7 @@ func (known) Version() string                     { return "1" }
 func (known) Load(_ context.Context, name string) error {
 	return fault.New(fault.NotFound, "load "+name)
 }
+
 func (known) Unload(_ context.Context, name string) error {
 	return fault.New(fault.NotFound, "unload "+name)
 }

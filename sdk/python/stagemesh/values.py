@@ -306,7 +306,8 @@ class Encoder:
             )
         if len(value) != len(rows):
             raise BadOutput(
-                f"output {name!r}: got a list of {len(value)}, expected {len(rows)}: one value for each item of the batch"
+                f"output {name!r}: got a list of {len(value)}, "
+                f"expected {len(rows)}: one value for each item of the batch"
                 + ("" if isinstance(spec, Bytes) else " (or one array of all rows)")
             )
         optional = spec is not None and spec.optional

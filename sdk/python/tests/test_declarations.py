@@ -122,7 +122,8 @@ class DeclarationsTest(RunTest):
                 Tensor(*arguments, **named)
         types: Any = ["image/png"]
         for kind in (Bytes, Text, Json):
-            with self.assertRaisesRegex(ValueError, rf"{kind.__name__}: content type \['image/png'\]: expected strings"):
+            want = rf"{kind.__name__}: content type \['image/png'\]: expected strings"
+            with self.assertRaisesRegex(ValueError, want):
                 kind(types)
 
     def test_setup_may_set_specs_and_examples(self) -> None:
