@@ -16,6 +16,7 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"connectrpc.com/connect"
@@ -119,6 +120,7 @@ type oipWire struct {
 	conn     *grpc.ClientConn
 	client   oipv2.GRPCInferenceServiceClient
 	requests []*oipv2.ModelInferRequest
+	naming   sync.Once
 	token    string
 	traced   bool
 }
@@ -173,12 +175,34 @@ func (s ClientSettings) modelInferRequest(inputs []payload.Part) *oipv2.ModelInf
 	return out
 }
 
+// nameInputs gives single inputs without a name the one that the model declares first. Where it
+// declares none, any name will do.
+func (w *oipWire) nameInputs(ctx context.Context) {
+	var unnamed []*oipv2.ModelInferRequest_InferInputTensor
+	for _, r := range w.requests {
+		if in := r.GetInputs(); len(in) == 1 && in[0].GetName() == "" {
+			unnamed = append(unnamed, in[0])
+		}
+	}
+	if unnamed == nil {
+		return
+	}
+	declared, err := w.client.ModelMetadata(ctx, &oipv2.ModelMetadataRequest{Name: w.requests[0].GetModelName()})
+	if err != nil || len(declared.GetInputs()) == 0 {
+		return // on an error the request fails, too
+	}
+	for _, in := range unnamed {
+		in.Name = declared.GetInputs()[0].GetName()
+	}
+}
+
 func (w *oipWire) close() { _ = w.conn.Close() }
 
 func (w *oipWire) send(ctx context.Context, i int, into *Answer) error {
 	if w.token != "" {
 		ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+w.token)
 	}
+	w.naming.Do(func() { w.nameInputs(ctx) })
 	if w.traced {
 		// Metadata keys are in lower case.
 		ctx = metadata.AppendToOutgoingContext(ctx, "traceparent", traceParent())
