@@ -133,12 +133,12 @@ func TestBadCertificateFailsTheStart(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	for want, edit := range map[string]func(*stagehost.Settings){
-		"cert_file: has no key":                   secure("c", "", ""),
-		"key_file: has no certificate":            secure("", "k", ""),
-		"listen: :9000 is no address by which":    func(s *stagehost.Settings) { secure("c", "k", "")(s); s.Listen, s.Insecure = ":9000", true },
-		"listen: 0.0.0.0:9000 is no address":      func(s *stagehost.Settings) { secure("c", "k", "")(s); s.Listen, s.Insecure = "0.0.0.0:9000", true },
-		"listen: [::]:9000 is no address":         func(s *stagehost.Settings) { secure("c", "k", "")(s); s.Listen, s.Insecure = "[::]:9000", true },
-		"server_name: is a name in a certificate": secure("", "", "n"),
+		"cert_file: has no key":                    secure("c", "", ""),
+		"key_file: has no certificate":             secure("", "k", ""),
+		"listen: :9000 is not an address by which": func(s *stagehost.Settings) { secure("c", "k", "")(s); s.Listen, s.Insecure = ":9000", true },
+		"listen: 0.0.0.0:9000 is not an address":   func(s *stagehost.Settings) { secure("c", "k", "")(s); s.Listen, s.Insecure = "0.0.0.0:9000", true },
+		"listen: [::]:9000 is not an address":      func(s *stagehost.Settings) { secure("c", "k", "")(s); s.Listen, s.Insecure = "[::]:9000", true },
+		"server_name: is a name in a certificate":  secure("", "", "n"),
 	} {
 		s := stagehost.Settings{Mesh: mesh, Stage: stage, Host: "host", Runner: inproc.Each(inproc.Settings{}, echo)}
 		s.Batch.MaxSize = 1

@@ -21,7 +21,7 @@ const (
 	explainReads = 2 * time.Second
 	// deadlineWait is how long hosts may take to say where a request is whose time is over, and
 	// maxLocating how many such questions there may be at a time.
-	deadlineWait = 100 * time.Millisecond
+	deadlineWait = 25 * time.Millisecond
 	maxLocating  = 16
 
 	inFlight = meshv1.RequestSource_REQUEST_SOURCE_IN_FLIGHT

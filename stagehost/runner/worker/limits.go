@@ -31,7 +31,8 @@ type Limits struct {
 	// StartTries is how many crashes of one worker end the start of the runner. Default
 	// 1: a mistake in a command or in the stage's code is reported at once.
 	StartTries int `yaml:"start_tries"`
-	// HoldFailedStarts leaves a worker down whose start failed until it is restarted.
+	// HoldFailedStarts leaves a worker down that failed before it was READY once, until it is
+	// restarted.
 	HoldFailedStarts bool `yaml:"hold_failed_starts"`
 	// CrashLoop is how many crashes in a row make a crash loop, which makes the host
 	// unhealthy where it holds for all workers. A batch that a worker finishes, or being

@@ -118,9 +118,9 @@ type machine struct {
 	// a process has to exit that closed its connection.
 	pingAt, killAt, startAt, exitBy time.Time
 	// crashes counts the crashes in a row; startFailed is true where the last incarnation
-	// crashed before it was READY.
-	crashes     int
-	startFailed bool
+	// crashed before it was READY; wasReady is true where one was since the last restart.
+	crashes               int
+	startFailed, wasReady bool
 }
 
 // rankState is the state of one process of the worker.
@@ -193,7 +193,7 @@ func (m *machine) Warm(now time.Time) []action {
 	if m.state != Startup {
 		return nil
 	}
-	m.readySince, m.startFailed = now, false
+	m.readySince, m.startFailed, m.wasReady = now, false, true
 	m.pingAt = now.Add(m.Heartbeat)
 	m.move(Ready, nil, now)
 	return []action{doOffer}
@@ -291,7 +291,7 @@ func (m *machine) die(exit error, now time.Time) []action {
 	m.failure, m.killAt, m.exitBy = nil, time.Time{}, time.Time{}
 	m.move(Dead, cause, now)
 	switch {
-	case m.stopped, m.startFailed && m.HoldFailedStarts:
+	case m.stopped, m.startFailed && !m.wasReady && m.HoldFailedStarts:
 	case crashed:
 		m.startAt = now.Add(m.pause())
 	default:
@@ -340,7 +340,7 @@ func (m *machine) Recycle(now time.Time) []action {
 	if m.stopped || m.recycling {
 		return nil
 	}
-	m.crashes, m.cause, m.startFailed = 0, nil, false
+	m.crashes, m.cause, m.startFailed, m.wasReady = 0, nil, false, false
 	switch m.state {
 	case Dead:
 		m.startAt = now
