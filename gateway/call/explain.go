@@ -7,10 +7,12 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/sync/semaphore"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
+	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/store"
@@ -19,10 +21,11 @@ import (
 const (
 	// explainReads bounds what is read from the broker about a request.
 	explainReads = 2 * time.Second
-	// deadlineWait is how long hosts may take to say where a request is whose time is over, and
-	// maxLocating how many such questions there may be at a time.
-	deadlineWait = 25 * time.Millisecond
-	maxLocating  = 16
+	// locateInterval is how often a gateway looks for requests whose time is soon over: it asks their
+	// hosts locateLead before the deadline, or a quarter of the time, about maxLocating at a time.
+	locateInterval = 25 * time.Millisecond
+	locateLead     = 250 * time.Millisecond
+	maxLocating    = 16
 
 	inFlight = meshv1.RequestSource_REQUEST_SOURCE_IN_FLIGHT
 )
@@ -69,46 +72,85 @@ func (s *Service) Explain(ctx context.Context, requestID string) (*meshv1.Reques
 	return report, nil
 }
 
-// explainDeadline returns the error of a call whose time is over: at which step it is, and
-// whether a worker has it or it waits. It asks the hosts, for a few calls at a time.
-func (x *call) explainDeadline(ctx context.Context) error {
-	wait := min(deadlineWait, x.env.Deadline.Sub(x.env.AdmittedAt)/4)
-	select {
-	case x.service.locating <- struct{}{}:
-		defer func() { <-x.service.locating }()
-	default:
-		wait = 0
+// location is at which step a request is, and whether a worker has it or it waits.
+type location struct {
+	step, stage, state string
+	// runs is since when a worker has it; zero if none has.
+	runs time.Time
+}
+
+// watchDeadlines locates requests shortly before their deadlines, so that a caller need not wait
+// for that.
+func (s *Service) watchDeadlines(ctx context.Context) {
+	tick := time.NewTicker(locateInterval)
+	defer tick.Stop()
+	places := semaphore.NewWeighted(maxLocating)
+	for {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+		now := time.Now()
+		s.table.each(func(p *pending) {
+			if p.env == nil || p.isLocated {
+				return
+			}
+			left := p.env.Deadline.Sub(now)
+			if left <= 0 || left > min(locateLead, p.env.Deadline.Sub(p.env.AdmittedAt)/4) || !places.TryAcquire(1) {
+				return
+			}
+			p.isLocated = true
+			s.watches.Go(func() {
+				defer places.Release(1)
+				p.location.Store(s.locate(ctx, p.env, left/2))
+			})
+		})
 	}
-	if wait < time.Millisecond {
-		return ctx.Err()
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), wait)
+}
+
+// locate asks the hosts for a while where a request is; nil where that is not known.
+func (s *Service) locate(ctx context.Context, env *envelope.Envelope, wait time.Duration) *location {
+	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
 	var report *meshv1.RequestReport
-	err := x.service.bus.Explain(ctx, x.env.RequestID, func(a *meshv1.ExplainAnswer) bool {
+	err := s.bus.Explain(ctx, env.RequestID, func(a *meshv1.ExplainAnswer) bool {
 		report = a.GetReport()
 		return len(report.GetHolders()) > 0
 	})
-	step, stage, state := string(x.env.Route[0].Step), string(x.env.Route[0].Stage), "it waits in the queue of the stage"
+	out := &location{step: string(env.Route[0].Step), stage: string(env.Route[0].Stage), state: "it waits in the queue of the stage"}
 	switch holders, steps := report.GetHolders(), report.GetSteps(); {
 	case len(holders) > 0 && len(steps) > 0:
 		at := steps[len(steps)-1].GetTiming()
-		step, stage = at.GetStep(), at.GetStage()
+		out.step, out.stage = at.GetStep(), at.GetStage()
 		switch holders[0].GetState() {
 		case "running":
-			state = fmt.Sprintf("a worker has run it for %s, and hangs or is slow", time.Since(holders[0].GetSince().AsTime()).Round(time.Millisecond))
+			out.runs = holders[0].GetSince().AsTime()
 		case "queued", "sending":
 			if at.GetRun().AsDuration() > 0 {
-				state = "its output waits for the queue of the next stage"
+				out.state = "its output waits for the queue of the next stage"
 			}
 		default:
-			state = "it " + holders[0].GetState()
+			out.state = "it " + holders[0].GetState()
 		}
-	case len(x.env.Route) > 1 || err != nil && !errors.Is(err, context.DeadlineExceeded):
-		return context.DeadlineExceeded // nobody knows at which step
+	case len(env.Route) > 1 || err != nil && !errors.Is(err, context.DeadlineExceeded):
+		return nil // nobody knows at which step
 	}
-	return fault.Newf(fault.DeadlineExceeded, "no answer within %s: at step %s, stage %s, %s", x.env.TimeoutText(), step, stage, state).
-		Caused(context.DeadlineExceeded).At(stage, step, "")
+	return out
+}
+
+// deadlineError returns the error of a call whose time is over, with its location where that is known.
+func (x *call) deadlineError() error {
+	at := x.pending.location.Load()
+	if at == nil {
+		return context.DeadlineExceeded
+	}
+	state := at.state
+	if !at.runs.IsZero() {
+		state = fmt.Sprintf("a worker has run it for %s, and hangs or is slow", time.Since(at.runs).Round(time.Millisecond))
+	}
+	return fault.Newf(fault.DeadlineExceeded, "no answer within %s: at step %s, stage %s, %s", x.env.TimeoutText(), at.step, at.stage, state).
+		Caused(context.DeadlineExceeded).At(at.stage, at.step, "")
 }
 
 func isFinished(r *meshv1.RequestReport) bool { return r != nil && r.GetSource() != inFlight }

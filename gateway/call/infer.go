@@ -413,7 +413,7 @@ func (x *call) end(ctx context.Context) (*Response, error) {
 			return response, err
 		}
 	}
-	return nil, x.explainDeadline(ctx)
+	return nil, x.deadlineError()
 }
 
 // finish cancels remaining work and updates the queue estimates.

@@ -258,7 +258,7 @@ func TestDeadlineFaultNamesTheTimeout(t *testing.T) {
 			b := newBed(t)
 			stand(b)
 			r := ask("x")
-			r.Timeout = 50 * time.Millisecond
+			r.Timeout = 400 * time.Millisecond
 			if where == "before that" {
 				r.Timeout = time.Microsecond // as tritonclient's timeout=1
 			}

@@ -189,9 +189,6 @@ type Service struct {
 	// taps look at requests that have ended; nil ones are free.
 	taps [maxTaps]atomic.Pointer[tap]
 
-	// locating has a place for each question where a request is whose time is over.
-	locating chan struct{}
-
 	table *table
 	// finished has the last requests that ended.
 	finished      *explain.Ring
@@ -230,7 +227,6 @@ func New(s Settings) (*Service, error) {
 			Name: "waits for results or loads", Key: "gateway.max_in_flight, of which they are a quarter; ask without a wait",
 		}),
 		table:    newTable(tableLimits{calls: s.MaxInFlight + maxShadows, replies: streamReplies, bytes: streamBytes, shared: streamsBytes}),
-		locating: make(chan struct{}, maxLocating),
 		finished: explain.NewRing(), shadows: newTasks(maxShadows), shadowBytes: budget.NewPool(budget.Settings{Limit: maxShadowBytes}),
 	}
 	var err error
@@ -272,6 +268,7 @@ func (s *Service) Start(b *bus.Bus) error {
 	s.watches.Go(func() { s.watchConnection(ctx, b.Reconnects()) })
 	s.watches.Go(func() { s.watchClock(ctx, b.Reconnects()) })
 	s.watches.Go(func() { s.watchStore(ctx) })
+	s.watches.Go(func() { s.watchDeadlines(ctx) })
 	return nil
 }
 

@@ -3,6 +3,7 @@ package call
 import (
 	"errors"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
@@ -99,6 +100,10 @@ type pending struct {
 	// bytes that is more than freeUnreadBytes.
 	unread          []message
 	bytes, reserved int
+	// location is where the request is shortly before its deadline, and isLocated is true once
+	// that is asked for.
+	location  atomic.Pointer[location]
+	isLocated bool
 	// fault ends the call from outside.
 	fault *fault.Fault
 	// isFinal is true once the final reply was delivered.
