@@ -256,19 +256,26 @@ func TestCrashLoopIsReportedAndRecovers(t *testing.T) {
 		return reason.status == http.StatusServiceUnavailable && strings.Contains(reason.body, "again and again") && strings.Contains(reason.body, "the model is broken")
 	})
 	t.Logf("not ready: %v", reason)
-	// The host has left the stage, so new callers are rejected at once.
+	p.files.clearFlag("broken")
+	testbed.Eventually(t, "the program is ready again", func() bool { return p.ready().status == http.StatusOK })
+	if a := testbed.Receive(t, "answer", waiting); a.status != http.StatusOK || a.body != "die once" {
+		t.Errorf("an earlier caller gets %v", a)
+	}
+
+	p.files.setFlag("broken")
+	started := p.files.pidsOf("start")
+	if err := syscall.Kill(started[len(started)-1], syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	// Once the host has left the stage, new callers are rejected at once.
 	testbed.Eventually(t, "callers are rejected", func() bool {
 		a := p.send(http.MethodPost, p.url, "hello")
 		return a.status == http.StatusServiceUnavailable && strings.Contains(a.body, "NO_CAPACITY")
 	})
 	p.files.clearFlag("broken")
-	testbed.Eventually(t, "the program is ready again", func() bool { return p.ready().status == http.StatusOK })
 	testbed.Eventually(t, "it serves again", func() bool {
 		return p.send(http.MethodPost, p.url, "hello") == response{http.StatusOK, "hello"}
 	})
-	if a := testbed.Receive(t, "answer", waiting); a.status != http.StatusOK || a.body != "die once" {
-		t.Errorf("an earlier caller gets %v", a)
-	}
 }
 
 // All settings are the defaults.
