@@ -31,17 +31,21 @@ func TestPortsConformToHTTP2(t *testing.T) {
 	}))
 	for name, test := range map[string]struct {
 		url, plain string
-		// least is how many cases pass, and mayFail what fails beyond what the plain server does.
+		// least is how many cases pass beside mayFail: what may fail beyond what the plain server does,
+		// as prefixes.
 		least   int
 		mayFail []string
 	}{
-		"public": {mesh.URL(), plainHTTP, 139, []string{
+		"public": {mesh.URL(), plainHTTP, 138, []string{
 			// The answer may have ended before the second update arrives.
 			"http2/6.9.1 Sends multiple WINDOW_UPDATE frames increasing the flow control window to above 2^31-1 on a stream",
 		}},
 		"gRPC": {mesh.GRPCURL(), fronttest.ServeGRPC(t, grpc.NewServer()), 0, []string{
 			// Skipped on a plain server, which has no bound. These calls end before the next begins.
 			"http2/5.1.2 Sends HEADERS frames that causes their advertised concurrent stream limit to be exceeded",
+			// grpc-go closes a connection in the middle of a header, which h2spec sees as a reset if
+			// what it had sent was not read. So a plain server may fail, too.
+			"http2/4.3 ", "http2/5.5 ", "http2/6.2 ", "http2/6.10 ",
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -55,10 +59,13 @@ func TestPortsConformToHTTP2(t *testing.T) {
 			}
 			passed, passedPlain := 0, 0
 			for _, one := range slices.Sorted(maps.Keys(port)) {
+				if slices.ContainsFunc(test.mayFail, func(prefix string) bool { return strings.HasPrefix(one, prefix) }) {
+					continue
+				}
 				switch {
 				case port[one]:
 					passed++
-				case plain[one] && !slices.Contains(test.mayFail, one):
+				case plain[one]:
 					t.Errorf("a plain server passes, and the port does not: %s", one)
 				}
 				if plain[one] {
