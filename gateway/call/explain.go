@@ -141,7 +141,10 @@ func (s *Service) locate(ctx context.Context, env *envelope.Envelope, wait time.
 
 // deadlineError returns the error of a call whose time is over, with its location where that is known.
 func (x *call) deadlineError() error {
-	at := x.pending.location.Load()
+	var at *location
+	if x.pending != nil { // it was sent
+		at = x.pending.location.Load()
+	}
 	if at == nil {
 		return context.DeadlineExceeded
 	}
