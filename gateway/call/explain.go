@@ -24,8 +24,8 @@ const (
 	// locateInterval is how often a gateway looks for requests whose time is soon over: it asks their
 	// hosts locateLead before the deadline, or a quarter of the time, about maxLocating at a time.
 	locateInterval = 25 * time.Millisecond
-	locateLead     = 250 * time.Millisecond
-	maxLocating    = 16
+	locateLead     = 100 * time.Millisecond
+	maxLocating    = 4
 
 	inFlight = meshv1.RequestSource_REQUEST_SOURCE_IN_FLIGHT
 )
@@ -103,7 +103,7 @@ func (s *Service) watchDeadlines(ctx context.Context) {
 			p.isLocated = true
 			s.watches.Go(func() {
 				defer places.Release(1)
-				p.location.Store(s.locate(ctx, p.env, left/2))
+				p.location.Store(s.locate(ctx, p.env, left*3/4))
 			})
 		})
 	}
