@@ -25,6 +25,8 @@ const (
 	joinMemory        = 4 << 30
 	storeSlack        = 16 << 30
 	brokerReadyWait   = 10 * time.Second
+	// unlimited is in bytes; sums of it and of what streams reserve do not overflow.
+	unlimited = 1 << 62
 )
 
 // Bounds on those that connect to nats.listen. A connection that does not authenticate in time is
@@ -144,14 +146,28 @@ func (b *broker) start(folder string) error {
 
 // limit sets the limits of the mesh's account. While the disk is full nothing is stored in files.
 func (b *broker) limit(isFull bool) error {
-	most := server.JetStreamAccountLimits{
-		MaxMemory: -1, MaxStore: -1, MaxStreams: maxBrokerStreams, MaxConsumers: maxBrokerConsumers,
-		MaxAckPending: -1, MemoryMaxStreamBytes: -1, StoreMaxStreamBytes: -1,
-	}
+	most := b.limits()
 	if isFull {
 		most.MaxStore = 1
 	}
 	return b.GlobalAccount().UpdateJetStreamLimits(map[string]server.JetStreamAccountLimits{"": most})
+}
+
+func (b *broker) limits() server.JetStreamAccountLimits {
+	return server.JetStreamAccountLimits{
+		MaxMemory:  cmp.Or(b.settings.MaxMemory, b.reserve.Memory),
+		MaxStore:   cmp.Or(b.settings.MaxStore, b.reserve.Store),
+		MaxStreams: maxBrokerStreams, MaxConsumers: maxBrokerConsumers,
+		MaxAckPending: -1, MemoryMaxStreamBytes: -1, StoreMaxStreamBytes: -1,
+	}
+}
+
+// reopenStreams opens the streams of the mesh's account again. Those in memory are gone.
+func (b *broker) reopenStreams() error {
+	if err := b.GlobalAccount().DisableJetStream(); err != nil {
+		return err
+	}
+	return b.GlobalAccount().EnableJetStream(map[string]server.JetStreamAccountLimits{"": b.limits()}, nil)
 }
 
 func (b *broker) warmUp() error {
@@ -170,10 +186,12 @@ func (b *broker) stop() {
 func (b *broker) options(folder string) (*server.Options, error) {
 	s := b.settings
 	o := &server.Options{
-		DontListen:         s.Listen == "",
-		JetStream:          true,
-		JetStreamMaxMemory: cmp.Or(s.MaxMemory, b.reserve.Memory),
-		JetStreamMaxStore:  cmp.Or(s.MaxStore, b.reserve.Store),
+		DontListen: s.Listen == "",
+		JetStream:  true,
+		// The account of the mesh has the limits: those of the server count streams that are opened
+		// again twice (nats-server 2.15.2).
+		JetStreamMaxMemory: unlimited,
+		JetStreamMaxStore:  unlimited,
 		StoreDir:           folder,
 		MaxPayload:         int32(cmp.Or(s.MaxPayload, defaultMaxPayload)),
 		NoSigs:             true,

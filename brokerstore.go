@@ -24,16 +24,16 @@ import (
 
 // brokerStore watches the files of the broker in this process. Before the disk is full it has the
 // broker refuse messages for file streams, by the limit of the account: after one write that failed,
-// nats-server refuses all writes to that stream until JetStream starts again. Should a write fail all
-// the same, it starts JetStream again once there is space. That loses what memory queues hold, so it
-// waits for a moment until they are empty.
+// nats-server refuses all writes to that stream until it is opened again. Should a write fail all the
+// same, it opens all streams again once there is space. That loses what memory queues hold, so it waits
+// for a moment until they are empty.
 type brokerStore struct {
 	broker *broker
 	folder string
 
 	mu sync.Mutex
 	// checked is when the disk was looked at; err why nothing is stored; broken the first write that
-	// failed since JetStream has started, and isOpening true while it starts again.
+	// failed since the streams were opened, and isOpening true while they open again.
 	checked           time.Time
 	err               error
 	broken            string
@@ -41,7 +41,7 @@ type brokerStore struct {
 	isFull, isLimited bool
 
 	free, total        int64
-	failures, restarts int64
+	failures, reopened int64
 }
 
 const (
@@ -54,7 +54,7 @@ const (
 	maxReserved  = 64 << 20
 	// leastSpace is what the broker needs to start.
 	leastSpace = 1 << 20
-	// quietWait is how long JetStream waits for empty memory queues before it starts again.
+	// quietWait is the most that the streams wait for empty memory queues before they open again.
 	quietWait = 3 * time.Second
 	quietPoll = 10 * time.Millisecond
 )
@@ -142,11 +142,9 @@ func diskSpace(folder string) (free, total int64, err error) {
 	return int64(s.Bavail) * int64(s.Bsize), int64(s.Blocks) * int64(s.Bsize), err
 }
 
-// watch limits the broker while the disk is full, and starts JetStream again after a failed write,
+// watch limits the broker while the disk is full, and opens the streams again after a failed write,
 // until the context ends.
 func (s *brokerStore) watch(ctx context.Context) {
-	jetstream := *s.broker.JetStreamConfig()
-	jetstream.StoreDir = filepath.Dir(jetstream.StoreDir) // it is that of the options
 	ticks := time.NewTicker(watchStore)
 	defer ticks.Stop()
 	var next time.Time
@@ -158,7 +156,7 @@ func (s *brokerStore) watch(ctx context.Context) {
 				continue
 			}
 			next = now.Add(bus.StoreRetry)
-			if err := s.reopen(ctx, jetstream); err != nil {
+			if err := s.reopen(ctx); err != nil {
 				s.broker.log.log.Error("the broker's streams cannot be opened again; trying again", "error", err, "after", bus.StoreRetry)
 			}
 		case <-ctx.Done():
@@ -173,9 +171,6 @@ func (s *brokerStore) look(now time.Time) (isFull, isBroken bool) {
 	defer s.mu.Unlock()
 	wasFull := s.isFull
 	err := s.check(now)
-	if !s.broker.JetStreamEnabled() && s.broken == "" {
-		s.broken = "the broker has stopped JetStream" // it may not write to the folder
-	}
 	if s.isFull != wasFull {
 		s.broker.log.log.Log(context.Background(), levelOf(s.isFull), "space for the broker's files", "full", s.isFull, "free", config.Bytes(s.free), "cause", err)
 	}
@@ -185,8 +180,8 @@ func (s *brokerStore) look(now time.Time) (isFull, isBroken bool) {
 	return s.isFull, s.broken != ""
 }
 
-// reopen starts JetStream again if the folder can be written, and so opens all streams.
-func (s *brokerStore) reopen(ctx context.Context, c server.JetStreamConfig) error {
+// reopen opens all streams again if the folder can be written.
+func (s *brokerStore) reopen(ctx context.Context) error {
 	if err := s.probe(); err != nil {
 		return err
 	}
@@ -208,25 +203,14 @@ func (s *brokerStore) reopen(ctx context.Context, c server.JetStreamConfig) erro
 	if err != nil {
 		return err
 	}
-	stop, err := bus.AnswerUnavailable(s.broker, options...)
-	if err != nil {
-		return err
-	}
-	defer stop()
-	if err := s.broker.ShutdownJetStream(); err != nil {
-		return err
-	}
 	s.mu.Lock()
 	s.broken, s.isLimited = "", false // a write may fail while the streams are opened
-	s.restarts++
+	s.reopened++
 	s.mu.Unlock()
-	if err := s.broker.EnableJetStream(&c); err != nil {
+	if err := s.broker.reopenStreams(); err != nil {
+		s.fail(err.Error())
 		return err
 	}
-	if err := s.broker.limit(false); err != nil {
-		return err
-	}
-	stop()
 	s.disconnectReaders()
 	err = bus.CreateStreams(s.broker, queues, options...)
 	s.broker.log.log.Warn("the broker's streams were opened again after a write had failed", "took", time.Since(began))
@@ -285,7 +269,7 @@ func (s *brokerStore) report(meter metric.Meter) error {
 	memory := gauge("memory_size", "Bytes in all memory streams of the broker in this process.")
 	memoryMax := gauge("memory_limit", "The most bytes in memory streams, nats.max_memory.")
 	failures, err1 := meter.Int64ObservableCounter("stagemesh.broker.write_failures", metric.WithDescription("Streams of the broker in this process that a failed write has closed."))
-	restarts, err2 := meter.Int64ObservableCounter("stagemesh.broker.jetstream_restarts", metric.WithDescription("How often the broker in this process has opened its streams again after a failed write."))
+	reopened, err2 := meter.Int64ObservableCounter("stagemesh.broker.streams_reopened", metric.WithDescription("How often the broker in this process has opened its streams again after a failed write."))
 	if err := errors.Join(append(errs, err1, err2)...); err != nil {
 		return err
 	}
@@ -293,22 +277,19 @@ func (s *brokerStore) report(meter metric.Meter) error {
 		s.mu.Lock()
 		o.ObserveInt64(free, s.free)
 		o.ObserveInt64(failures, s.failures)
-		o.ObserveInt64(restarts, s.restarts)
+		o.ObserveInt64(reopened, s.reopened)
 		s.mu.Unlock()
 		select {
 		case <-s.broker.ready:
 		default:
 			return nil
 		}
-		info, err := s.broker.Jsz(nil)
-		if err != nil {
-			return nil //nolint:nilerr // it starts again
-		}
-		o.ObserveInt64(stored, int64(info.Store))
-		o.ObserveInt64(memory, int64(info.Memory))
-		o.ObserveInt64(storeMax, info.Config.MaxStore)
-		o.ObserveInt64(memoryMax, info.Config.MaxMemory)
+		used, most := s.broker.GlobalAccount().JetStreamUsage(), s.broker.limits()
+		o.ObserveInt64(stored, int64(used.Store))
+		o.ObserveInt64(memory, int64(used.Memory))
+		o.ObserveInt64(storeMax, most.MaxStore)
+		o.ObserveInt64(memoryMax, most.MaxMemory)
 		return nil
-	}, free, failures, restarts, stored, memory, storeMax, memoryMax)
+	}, free, failures, reopened, stored, memory, storeMax, memoryMax)
 	return err
 }

@@ -181,29 +181,6 @@ func CreateStreams(server nats.InProcessConnProvider, configs map[string]any, op
 	return askInProcess(server, questions, options)
 }
 
-// AnswerUnavailable answers for a broker in this process, while that starts JetStream again, that no
-// stream is known, because nobody else answers and requests would wait.
-func AnswerUnavailable(server nats.InProcessConnProvider, options ...nats.Option) (stop func(), err error) {
-	nc, err := nats.Connect("", append(options, nats.InProcessServer(server))...)
-	if err != nil {
-		return nil, err
-	}
-	for _, subject := range []string{"$JS.API.STREAM.>", "$JS.API.CONSUMER.CREATE.>", "$JS.API.CONSUMER.INFO.>"} {
-		if _, err = nc.Subscribe(subject, func(msg *nats.Msg) {
-			_ = msg.Respond([]byte(`{"error":{"code":503,"err_code":10008,"description":"JetStream starts again"}}`))
-		}); err != nil {
-			break
-		}
-	}
-	if err == nil {
-		err = nc.Flush()
-	}
-	if err != nil {
-		nc.Close()
-	}
-	return nc.Close, err
-}
-
 // askInProcess sends requests to the JetStream API, and waits for their answers.
 func askInProcess(server nats.InProcessConnProvider, questions map[string]any, options []nats.Option) error {
 	nc, err := nats.Connect("", append(options, nats.InProcessServer(server))...)
