@@ -95,8 +95,8 @@ type itemSend struct {
 	outbox []outgoing
 	// isHandedOver is true where the output needs no message, as the next host or the gateway
 	// got it in memory; receipt is the gateway's.
-	isHandedOver bool
 	receipt      bus.Receipt
+	isHandedOver bool
 	// isReply is true where the outbox ends with a reply, replyStored once its result is
 	// stored.
 	isReply, replyStored bool

@@ -70,8 +70,8 @@ type modelSet struct {
 type itemModel struct {
 	// replica is that which the item pins, isWaiting is true while it waits for a model.
 	replica            *modelcache.Replica
-	isWaiting          bool
 	waitsForModelSince time.Time
+	isWaiting          bool
 	// isReleased is true once the item counts no more for the host's bound.
 	isReleased bool
 	// limit is that of its model when it was given to the batcher; it may be nil.
