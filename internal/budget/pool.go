@@ -54,17 +54,23 @@ type Pool struct {
 
 	mu   sync.Mutex
 	held int64
-	// tenants are those that hold something.
-	tenants map[string]int64
-	// waiting are the callers of Acquire that wait, in the order in which they came. turns has
-	// the number of the last turn of each tenant that holds something or waits.
+	// tenants are those that hold something or wait.
+	tenants map[string]*share
+	// waiting are the callers of Acquire that wait, in the order in which they came.
 	waiting []*waiter
-	turns   map[string]uint64
+	turn    uint64
+}
+
+// share is what a tenant holds, how many callers of it wait, and the number of its last turn.
+type share struct {
+	held    int64
+	waiting int
 	turn    uint64
 }
 
 type waiter struct {
 	tenant string
+	of     *share
 	n      int64
 	// ready closes once the waiter has its amount.
 	ready chan struct{}
@@ -72,14 +78,16 @@ type waiter struct {
 
 // NewPool returns a pool of which nobody holds anything.
 func NewPool(s Settings) *Pool {
-	return &Pool{settings: s, tenants: map[string]int64{}, turns: map[string]uint64{}}
+	return &Pool{settings: s, tenants: map[string]*share{}}
 }
 
 // Reserve reserves n for a tenant, which Release returns, or returns the fault that rejects it.
 func (p *Pool) Reserve(tenant string, n int64) *fault.Fault {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	own, free := p.tenants[tenant]+n, p.settings.Limit-p.held-n
+	of := p.of(tenant)
+	defer p.forget(tenant, of)
+	own, free := of.held+n, p.settings.Limit-p.held-n
 	switch {
 	case free < 0:
 		return p.reject("%d of at most %d %s are taken, see %s", p.held, p.settings.Limit, p.settings.Name, p.settings.Key)
@@ -87,7 +95,7 @@ func (p *Pool) Reserve(tenant string, n int64) *fault.Fault {
 		return p.reject("this tenant has %d of at most %d %s, which leaves too little to others, see %s", own-n, p.settings.Limit, p.settings.Name, p.settings.Key)
 	}
 	p.held += n
-	p.tenants[tenant] = own
+	of.held = own
 	return nil
 }
 
@@ -119,12 +127,14 @@ func (p *Pool) reject(format string, args ...any) *fault.Fault {
 // An amount above the limit is the limit.
 func (p *Pool) Acquire(ctx context.Context, tenant string, n int64) error {
 	p.mu.Lock()
-	if len(p.waiting) == 0 && p.take(tenant, n) {
+	of := p.of(tenant)
+	if len(p.waiting) == 0 && p.take(of, n) {
 		p.mu.Unlock()
 		return nil
 	}
-	w := &waiter{tenant, n, make(chan struct{})}
+	w := &waiter{tenant, of, n, make(chan struct{})}
 	p.waiting = append(p.waiting, w)
+	of.waiting++
 	p.grant()
 	p.mu.Unlock()
 	select {
@@ -136,7 +146,8 @@ func (p *Pool) Acquire(ctx context.Context, tenant string, n int64) error {
 	defer p.mu.Unlock()
 	if i := slices.Index(p.waiting, w); i >= 0 {
 		p.waiting = slices.Delete(p.waiting, i, i+1)
-		p.forget(tenant)
+		of.waiting--
+		p.forget(tenant, of)
 	} else {
 		p.release(tenant, n)
 	}
@@ -149,39 +160,48 @@ func (p *Pool) grant() {
 	for len(p.waiting) > 0 {
 		next := 0
 		for i, w := range p.waiting {
-			first := p.waiting[next]
-			own, least := p.tenants[w.tenant], p.tenants[first.tenant]
-			if own < least || own == least && p.turns[w.tenant] < p.turns[first.tenant] {
+			first := p.waiting[next].of
+			if w.of.held < first.held || w.of.held == first.held && w.of.turn < first.turn {
 				next = i
 			}
 		}
 		w := p.waiting[next]
-		if !p.take(w.tenant, w.n) {
+		if !p.take(w.of, w.n) {
 			return
 		}
 		p.waiting = slices.Delete(p.waiting, next, next+1)
+		w.of.waiting--
 		close(w.ready)
 	}
 }
 
 // take gives a tenant its turn if n are free. The caller holds mu.
-func (p *Pool) take(tenant string, n int64) bool {
+func (p *Pool) take(of *share, n int64) bool {
 	n = min(n, p.settings.Limit)
 	if p.held+n > p.settings.Limit {
 		return false
 	}
 	p.held += n
-	p.tenants[tenant] += n
+	of.held += n
 	p.turn++
-	p.turns[tenant] = p.turn
+	of.turn = p.turn
 	return true
 }
 
-// forget drops what is known of a tenant that neither holds nor waits. The caller holds mu.
-func (p *Pool) forget(tenant string) {
-	if p.tenants[tenant] == 0 && !slices.ContainsFunc(p.waiting, func(w *waiter) bool { return w.tenant == tenant }) {
+// of returns the share of a tenant, which forget drops. The caller holds mu.
+func (p *Pool) of(tenant string) *share {
+	out := p.tenants[tenant]
+	if out == nil {
+		out = &share{}
+		p.tenants[tenant] = out
+	}
+	return out
+}
+
+// forget drops the share of a tenant that neither holds nor waits. The caller holds mu.
+func (p *Pool) forget(tenant string, of *share) {
+	if of.held == 0 && of.waiting == 0 {
 		delete(p.tenants, tenant)
-		delete(p.turns, tenant)
 	}
 }
 
@@ -196,8 +216,9 @@ func (p *Pool) Release(tenant string, n int64) {
 func (p *Pool) release(tenant string, n int64) {
 	n = min(n, p.settings.Limit)
 	p.held -= n
-	p.tenants[tenant] -= n
-	p.forget(tenant)
+	of := p.of(tenant)
+	of.held -= n
+	p.forget(tenant, of)
 }
 
 // Held returns what all tenants hold.

@@ -37,7 +37,7 @@ func TestGreedyTenantsConverge(t *testing.T) {
 		_ = p.Reserve("b", 1) // one of them is refused
 		_ = p.Reserve("a", 1)
 	}
-	a, b := p.tenants["a"], p.tenants["b"]
+	a, b := p.tenants["a"].held, p.tenants["b"].held
 	if a-b > 8 || b-a > 8 || a+b < 700 {
 		t.Errorf("the tenants hold %d and %d of 800, want about the same, and 700 together", a, b)
 	}
