@@ -163,6 +163,34 @@ func TestOutOfMemoryHalvesTheBatch(t *testing.T) {
 	})
 }
 
+func TestItemThatRanOutOfMemoryRunsAlone(t *testing.T) {
+	eachWay(t, func(t *testing.T, b *bed) {
+		runs := make(map[string]int)
+		b.host(batches(func(_ context.Context, batch runner.Batch, sink runner.Sink) error {
+			for i, item := range batch.Items {
+				name := first(item.Inputs)
+				out := runner.Output(item.Inputs...)
+				if runs[name]++; name == "9" || name == "7" && len(batch.Items) > 1 {
+					out = runner.Failed(fault.New(fault.RunnerOutOfMemory, "no space for it"))
+				}
+				if err := sink.SetOutcome(i, out); err != nil {
+					return err
+				}
+			}
+			return nil
+		}), together(batchSize))
+		calls := b.askMany(batchSize)
+		if f := calls[9].fault(fault.RunnerOutOfMemory); f.Retryable() || f.Message != "no space for it" {
+			t.Errorf("%v, though it ran alone twice", f)
+		}
+		checkEcho(t, slices.Delete(calls, 9, 10)...)
+		b.emptied()
+		if runs["7"] != 2 || runs["9"] != 3 || runs["1"] != 1 {
+			t.Errorf("the items ran so often: %v", runs)
+		}
+	})
+}
+
 func TestItemSettledBeforeItsBatchFailsKeepsItsOutcome(t *testing.T) {
 	eachWay(t, func(t *testing.T, b *bed) {
 		var ran sync.Map

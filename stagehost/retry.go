@@ -40,7 +40,9 @@ func (l *loop) retryBatch(e *batchEnded, items []*item) {
 	case errors.Is(err, runner.ErrCrashed):
 		l.quarantine(e, items)
 	case alone && errors.Is(err, runner.ErrOutOfMemory):
-		l.retryOutOfMemory(e, items)
+		for _, it := range items {
+			l.retryOutOfMemory(it, l.host.expose(runner.FaultOf(err), err))
+		}
 	case alone && len(e.run.items) == 1:
 		l.failAll(items, l.host.expose(runner.FaultOf(err), err))
 	case errors.Is(err, runner.ErrBadOutput), alone:
@@ -54,20 +56,18 @@ func (l *loop) retryBatch(e *batchEnded, items []*item) {
 
 // retryOutOfMemory runs an item that ran out of memory again, alone on an otherwise idle worker.
 // What it needs is known to be too much once two such runs have failed.
-func (l *loop) retryOutOfMemory(e *batchEnded, items []*item) {
-	for _, it := range items {
-		if len(e.run.items) == 1 && (e.run.batch.Suspect || l.host.settings.Runner.Concurrency() == 1) {
-			it.outOfMemory++
-		}
-		switch f := l.host.expose(runner.FaultOf(e.err), e.err); {
-		case it.outOfMemory >= 2:
-			l.fail(it, f.Final())
-		case it.mayRunAgain():
-			it.quarantined = true
-			l.requeue([]*item{it})
-		default:
-			l.fail(it, f)
-		}
+func (l *loop) retryOutOfMemory(it *item, f *fault.Fault) {
+	if len(it.run.items) == 1 && (it.run.batch.Suspect || l.host.settings.Runner.Concurrency() == 1) {
+		it.outOfMemory++
+	}
+	switch {
+	case it.outOfMemory >= 2:
+		l.fail(it, f.Final())
+	case it.mayRunAgain():
+		it.quarantined = true
+		l.requeue([]*item{it})
+	default:
+		l.fail(it, f)
 	}
 }
 

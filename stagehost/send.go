@@ -167,6 +167,8 @@ func (l *loop) handleFault(it *item, f *fault.Fault) {
 		l.nak(it)
 	case l.abandoned:
 		l.fail(it, fault.Newf(fault.StreamInterrupted, "the answer broke after %d chunks: the host is stopping", it.chunks))
+	case f.Reason == fault.RunnerOutOfMemory:
+		l.retryOutOfMemory(it, f)
 	default:
 		l.fail(it, f)
 	}
