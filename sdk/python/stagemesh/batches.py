@@ -16,7 +16,7 @@ import threading
 import weakref
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
-from .faults import ItemError, Raised
+from .faults import ItemError, Raised, of_validation
 from .frames import MAX_COUNT, MAX_ITEMS, MAX_NUMBER, Header, Violation, load_items
 from .parts import Place, Received
 from .spans import NO_SPAN, Span, Spans
@@ -307,8 +307,12 @@ class Batch:
         """Makes an error the outcome of one item alone; its rows of the outputs are ignored.
 
         The first error of an item counts. InvalidInput, SchemaViolation, OutOfMemory
-        and ItemFailed reach its caller; any other goes to the host's log.
+        and ItemFailed reach its caller, and pydantic's ValidationError as a
+        SchemaViolation; any other goes to the host's log.
         """
+        self._fail(item, of_validation(error))
+
+    def _fail(self, item: Union[int, Item], error: BaseException) -> None:
         if not isinstance(error, BaseException):
             raise TypeError(f"fail: expected an error such as InvalidInput(field, message), got {error!r}")
         index = item.index if isinstance(item, Item) else item

@@ -89,6 +89,24 @@ class ItemFailed(ItemError):
         super().__init__(message)
 
 
+# The most errors of one validation that its message tells.
+_MAX_VALIDATIONS = 8
+
+
+def of_validation(error: BaseException) -> BaseException:
+    """Returns the SchemaViolation that a ValidationError of pydantic means; any other error as it is."""
+    kind = type(error)
+    if kind.__name__ != "ValidationError" or not str(kind.__module__).startswith("pydantic"):
+        return error
+    try:
+        errors = error.errors()  # type: ignore[attr-defined]
+        texts = [f"{'.'.join(map(str, one['loc'])) or 'the value'}: {one['msg']}" for one in errors]
+    except Exception:
+        texts = [text_of(error)]
+    more = len(texts) - _MAX_VALIDATIONS
+    return SchemaViolation("", "; ".join(texts[:_MAX_VALIDATIONS]) + (f"; and {more} more" if more > 0 else ""))
+
+
 class InvalidModel(Exception):
     """Raised by load: the model cannot be loaded on any host, as its source is missing or broken."""
 

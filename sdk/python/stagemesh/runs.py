@@ -23,6 +23,7 @@ from .faults import (
     exception_of,
     fault_of,
     is_out_of_memory,
+    of_validation,
 )
 from .frames import DEFERRED, MAX_HEADER, MAX_NUMBER, Buffer, Header, Parts, Violation, as_bytes, encode, message
 from .models import Models
@@ -387,7 +388,7 @@ class Runs:
                 returned = self._worker.postprocess(item, share)
                 outcomes[item.number] = self._outputs.item_outputs("postprocess", returned, item.rows)
             except Exception as error:
-                view.fail(item, error)
+                view._fail(item, error)  # what does not validate here is no input
         return outcomes
 
     # --- replies ---------------------------------------------------------
@@ -422,6 +423,8 @@ class Runs:
 
     def error(self, batch: Batch, error: BaseException) -> Reply:
         """Returns the reply to a batch that failed as a whole."""
+        if len(batch._headers) == 1:
+            error = of_validation(error)
         if len(batch._headers) == 1 and isinstance(error, ItemError) and not is_out_of_memory(error):
             error.with_traceback(None)
             batch._faults = {0: error}

@@ -27,6 +27,34 @@ class Picky(InvalidInput):
 
 
 class FaultsTest(RunTest):
+    def test_validation_error_of_pydantic_is_a_schema_violation(self) -> None:
+        def errors(_: Any) -> List[Any]:
+            return [{"loc": ("a", i), "msg": "is no integer"} for i in range(9)] + [{"loc": (), "msg": "too long"}]
+
+        kind = type("ValidationError", (ValueError,), {"__module__": "pydantic_core._pydantic_core", "errors": errors})
+
+        class Strict(XY):
+            def predict_item(self, item: Any) -> Any:
+                if item["x"][0, 0] < 0:
+                    raise kind("secret")
+                return {"y": item["x"]}
+
+        class StrictOutputs(XY):
+            def predict(self, batch: Any) -> Any:
+                return {"y": batch["x"]}
+
+            def postprocess(self, item: Any, outputs: Any) -> Any:
+                raise kind("secret")
+
+        bad, good = self.batch(Strict, {"x": -ROW}, {"x": ROW})
+        self.assertIsInstance(bad.error, SchemaViolation)
+        message = bad.error.message  # type: ignore[union-attr]
+        self.assertTrue(message.startswith("a.0: is no integer; a.1: "), message)
+        self.assertTrue(message.endswith("a.7: is no integer; and 2 more"), message)
+        self.assertEqual(good["y"].tolist(), [[1, 2]])
+        (own,) = self.batch(StrictOutputs, {"x": ROW})
+        self.assertEqual(type(own.error), ItemFailed)
+
     def test_item_fails_alone(self) -> None:
         class Finite(XY):
             def predict(self, batch: Any) -> Any:
