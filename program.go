@@ -74,7 +74,7 @@ func StageCommand(kinds ...Kind) *cobra.Command {
 type JoinFlags struct {
 	config, nats, consul, ops, advertise string
 	exposure                             meshfile.Flags
-	log                                  *program.LogFlags
+	process                              *program.Flags
 }
 
 // Add adds the flags to a command, which fills them in.
@@ -85,7 +85,7 @@ func (f *JoinFlags) Add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.ops, "ops", "127.0.0.1:0", "the address of /livez, /readyz, /metrics and /debug/pprof; port 0 picks a free one")
 	cmd.Flags().StringVar(&f.advertise, "advertise", "", "the host name or IP address to register for ports on all addresses (default: this machine's first address that is not loopback)")
 	AddExposure(cmd, &f.exposure)
-	f.log = program.AddLog(cmd)
+	f.process = program.AddFlags(cmd)
 }
 
 // AddExposure adds the flags of Insecure and AnyHost to a command.
@@ -97,7 +97,7 @@ func AddExposure(cmd *cobra.Command, f *meshfile.Flags) {
 // Read reads the mesh's file with the broker of the flags, and returns what runs a part
 // of it. Messages name the flags.
 func (f JoinFlags) Read(cmd *cobra.Command, kinds ...Kind) (p Program, err error) {
-	if p.Logger, err = f.log.Logger(cmd.ErrOrStderr()); err != nil {
+	if p.Logger, err = f.process.Apply(cmd.ErrOrStderr()); err != nil {
 		return p, err
 	}
 	if f.nats != "" && f.nats != os.Getenv(program.Variable("nats")) && meshfile.HasSecret(f.nats) {

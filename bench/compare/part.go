@@ -58,9 +58,9 @@ func NewPartCommand() *cobra.Command {
 	cmd.Flags().StringVar(&p.broker, brokerFlag, "", "the broker of a host")
 	cmd.Flags().StringVar(&p.baseline, baselineFlag, "", "the route of a baseline, as JSON; none if empty")
 	cmd.Flags().BoolVar(&p.dispatcher, DispatcherFlag, false, "forward jobs beside the gateway")
-	log := program.AddLog(cmd)
+	log := program.AddFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		logger, err := log.Logger(cmd.ErrOrStderr())
+		logger, err := log.Apply(cmd.ErrOrStderr())
 		if err != nil {
 			return err
 		}

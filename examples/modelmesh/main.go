@@ -92,7 +92,7 @@ func run(ctx context.Context, out io.Writer, requests int, level string, do demo
 		return err
 	}
 	file.Gateway.Listen, file.Gateway.Admin.Listen, file.Ops.Listen = "127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0"
-	log, err := program.LogFlags{Level: level, Format: "text"}.Logger(os.Stderr)
+	log, err := program.Flags{Level: level, Format: "text"}.Apply(os.Stderr)
 	if err != nil {
 		return err
 	}

@@ -15,9 +15,9 @@ func logged(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	var out bytes.Buffer
 	cmd := &cobra.Command{SilenceErrors: true, SilenceUsage: true}
-	flags := program.AddLog(cmd)
+	flags := program.AddFlags(cmd)
 	cmd.RunE = func(*cobra.Command, []string) error {
-		log, err := flags.Logger(&out)
+		log, err := flags.Apply(&out)
 		if err != nil {
 			return err
 		}

@@ -1,9 +1,9 @@
 // Package program is what every program of this repository has beside its work: flags
 // that are also variables of the environment, a log, and the port for operators.
 //
-//	flags := program.AddLog(cmd)
+//	flags := program.AddFlags(cmd)
 //	cmd.RunE = program.WithEnvironment(func(cmd *cobra.Command, args []string) error {
-//		log, err := flags.Logger(cmd.ErrOrStderr())
+//		log, err := flags.Apply(cmd.ErrOrStderr())
 //		...
 //		return program.Run(ctx, program.Settings{Listen: ops, Key: "--ops", Logger: log}, work)
 //	})
@@ -18,26 +18,40 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/stagemesh/stagemesh/internal/cpuset"
 )
 
-// LogFlags are the flags of a program's log.
-type LogFlags struct {
+// Flags are those of a program's log and process.
+type Flags struct {
 	// Level is debug, info, warn or error.
 	Level string
 	// Format is text or json.
 	Format string
+	// CPUs is a set such as 0-3,6; empty means all.
+	CPUs string
 }
 
-// AddLog adds the flags to a command, which fills them in.
-func AddLog(cmd *cobra.Command) *LogFlags {
-	f := &LogFlags{}
+// AddFlags adds the flags to a command, which fills them in.
+func AddFlags(cmd *cobra.Command) *Flags {
+	f := &Flags{}
 	cmd.Flags().StringVar(&f.Level, "log-level", "info", "debug, info, warn or error")
 	cmd.Flags().StringVar(&f.Format, "log-format", "text", "text or json")
+	cmd.Flags().StringVar(&f.CPUs, "cpus", "", "the CPUs of this process, such as 0-3,6; workers have cpus of their own")
 	return f
 }
 
-// Logger returns the logger that the flags describe.
-func (f LogFlags) Logger(out io.Writer) (*slog.Logger, error) {
+// Apply has the process run on the CPUs of the flags, and returns the logger that they describe.
+func (f Flags) Apply(out io.Writer) (*slog.Logger, error) {
+	if f.CPUs != "" {
+		cpus, err := cpuset.Parse(f.CPUs)
+		if err == nil {
+			err = cpuset.PinProcess(cpus)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("--cpus: %w", err)
+		}
+	}
 	var at slog.Level
 	if err := at.UnmarshalText([]byte(f.Level)); err != nil {
 		return nil, fmt.Errorf("--log-level: %q is not debug, info, warn or error", f.Level)

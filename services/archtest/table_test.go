@@ -59,7 +59,7 @@ var importTable = rules{
 
 		// What the tests of all packages share.
 		{packages: list("internal/testbed"), mayImport: list(bus, pipeline)},
-		{packages: list("internal/tempfolder"), mayImport: nothing},
+		{packages: list("internal/tempfolder", "internal/cpuset"), mayImport: nothing},
 
 		// Who is alive: the interfaces, and what implements or reads them.
 		{packages: list("discovery"), mayImport: list(proto, fault)},
@@ -69,7 +69,7 @@ var importTable = rules{
 
 		// The stage host.
 		{packages: list("stagehost/batch"), mayImport: list(fault, pipeline), pure: true},
-		{packages: list("stagehost/runner", "stagehost/runner/inproc", "stagehost/runner/runnertest", "stagehost/runner/worker"), mayImport: list(fault, payload, model, sdk, runner, "internal/tempfolder")},
+		{packages: list("stagehost/runner", "stagehost/runner/inproc", "stagehost/runner/runnertest", "stagehost/runner/worker"), mayImport: list(fault, payload, model, sdk, runner, "internal/tempfolder", "internal/cpuset")},
 		{packages: list("stagehost/runner/modelserver/..."), mayImport: list(proto, fault, payload, oipcodec, raw, model, auth, sdk, runner)},
 		{packages: list("stagehost/schema"), mayImport: list(fault, payload, msgpack, sdk, "stagehost/runner")},
 		{packages: list("stagehost/modelcache"), mayImport: list(model), pure: true},
@@ -110,7 +110,7 @@ var importTable = rules{
 		{packages: list("dispatch"), mayImport: list(budget, proto, fault, payload, pipeline, envelope, auth, bus, "mesh/config", "mesh/process", "mesh/store", "mesh/webhook", discovery)},
 
 		// What is built out of all this.
-		{packages: list("internal/program"), mayImport: list(proto, auth, "mesh/config", "mesh/tracing", transport)},
+		{packages: list("internal/program"), mayImport: list(proto, auth, "mesh/config", "mesh/tracing", transport, "internal/cpuset")},
 		{packages: list("internal/meshfile"), mayImport: list(proto, sdk, "mesh/...", "gateway/...", "stagehost/...", "dispatch", discovery), inTests: list("services/runners", "services/onnx")},
 		// The library links no shipped stage.
 		{

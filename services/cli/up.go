@@ -29,7 +29,7 @@ type upFlags struct {
 	options  string
 	models   []string
 	exposure meshfile.Flags
-	log      *program.LogFlags
+	process  *program.Flags
 }
 
 func newUp() *cobra.Command {
@@ -67,7 +67,7 @@ func newUp() *cobra.Command {
 	up.Flags().StringVarP(&flags.config, "config", "c", "mesh.yaml", "the mesh file")
 	up.Flags().StringSliceVar(&flags.stages, "stages", nil, `run only these stages, separated by commas, and the gateway; "" runs the gateway alone`)
 	stagemesh.AddExposure(up, &flags.exposure)
-	flags.log = program.AddLog(up)
+	flags.process = program.AddFlags(up)
 	return up
 }
 
@@ -101,7 +101,7 @@ func (f *upFlags) override(file *meshfile.File) {
 }
 
 func runUp(ctx context.Context, flags upFlags, out, errOut io.Writer) error {
-	log, err := flags.log.Logger(errOut)
+	log, err := flags.process.Apply(errOut)
 	if err != nil {
 		return err
 	}

@@ -29,11 +29,11 @@ import (
 
 // runWorker runs a mesh of one worker until the context ends.
 func runWorker(ctx context.Context, flags upFlags, path string, out, errOut io.Writer) error {
-	log, err := flags.log.Logger(errOut)
+	log, err := flags.process.Apply(errOut)
 	if err != nil {
 		return err
 	}
-	if isTerminal(errOut) && flags.log.Format == "text" {
+	if isTerminal(errOut) && flags.process.Format == "text" {
 		log = slog.New(newTerminalHandler(errOut, log.Handler()))
 	}
 	file, err := workerFile(path, flags.workers, flags.options, flags.models)

@@ -70,7 +70,7 @@ func run(ctx context.Context, out io.Writer, o options) error {
 		return err
 	}
 	file.Gateway.Listen, file.Gateway.Admin.Listen, file.Ops.Listen = o.listen, o.admin, o.ops
-	log, err := program.LogFlags{Level: o.level, Format: "text"}.Logger(os.Stderr)
+	log, err := program.Flags{Level: o.level, Format: "text"}.Apply(os.Stderr)
 	if err != nil {
 		return err
 	}

@@ -135,6 +135,20 @@ func TestProcessesOfStagesServeAPipeline(t *testing.T) {
 	}
 }
 
+// cpusOf returns the CPUs of the process or thread of that folder.
+func cpusOf(t *testing.T, folder string) string {
+	t.Helper()
+	status, err := os.ReadFile(folder + "/status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	words := regexp.MustCompile(`(?m)^Cpus_allowed_list:\s(\S+)$`).FindSubmatch(status)
+	if words == nil {
+		t.Fatalf("no CPUs are in the status:\n%s", status)
+	}
+	return string(words[1])
+}
+
 func TestAProcessServesWorkers(t *testing.T) {
 	t.Parallel()
 	bed := meshtest.New(t)
@@ -143,8 +157,27 @@ func TestAProcessServesWorkers(t *testing.T) {
 		t.Fatal(err)
 	}
 	file := write(t, fmt.Sprintf("mesh: %s\nstages:\n  tokenize: {runner: {worker: {command: [python3, tokenize_text.py], dir: %q}}}\n", meshtest.Mesh, folder))
-	p := start(t, "stage", "--config", file, "tokenize", "--nats", bed.Broker.URL())
+	usable := cpusOf(t, "/proc/self")
+	p := start(t, "stage", "--config", file, "tokenize", "--nats", bed.Broker.URL(), "--cpus", usable[:1])
 	p.ready(t)
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", p.cmd.Process.Pid))
+	if err != nil || len(threads) < 2 {
+		t.Fatalf("%d threads, %v", len(threads), err)
+	}
+	var children []string
+	for _, thread := range threads {
+		if got := cpusOf(t, thread); got != usable[:1] {
+			t.Errorf("thread %s runs on CPUs %s", thread, got)
+		}
+		own, err := os.ReadFile(thread + "/children")
+		if err != nil {
+			t.Fatal(err)
+		}
+		children = append(children, strings.Fields(string(own))...)
+	}
+	if len(children) != 1 || cpusOf(t, "/proc/"+children[0]) != usable {
+		t.Errorf("the workers %v do not run on CPUs %s", children, usable)
+	}
 	answer, err := bed.Gateway(nil).Service().Infer(t.Context(), &call.Request{
 		Pipeline: "stage:tokenize", Inputs: []payload.Part{payload.OfBlob("", "text/plain", []byte("a mesh of stages"))},
 	})

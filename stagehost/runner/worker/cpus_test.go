@@ -2,49 +2,11 @@ package worker
 
 import (
 	"os"
-	"slices"
 	"strings"
 	"testing"
+
+	"github.com/stagemesh/stagemesh/internal/cpuset"
 )
-
-func TestCPUSetsAreParsed(t *testing.T) {
-	t.Parallel()
-	for text, want := range map[string]cpuSet{
-		"0": {0}, "0-3,6": {0, 1, 2, 3, 6}, " 2 , 1 ": {1, 2}, "4-4": {4}, "1-2,2-3,0": {0, 1, 2, 3}, "1023": {1023},
-		"": nil, "a": nil, "3-1": nil, "-1": nil, "1-": nil, "1,,2": nil, "1024": nil, "0-99999": nil, "1.5": nil,
-	} {
-		got, err := parseCPUs(text)
-		if !slices.Equal(got, want) || (err == nil) != (want != nil) {
-			t.Errorf("%q is %v, %v; want %v", text, got, err, want)
-		}
-	}
-	if _, err := parseCPUs("one"); err == nil || !strings.Contains(err.Error(), `"one"`) || !strings.Contains(err.Error(), "0-3,6") {
-		t.Errorf("the message does not help: %v", err)
-	}
-}
-
-func FuzzCPUSetsRoundTrip(f *testing.F) {
-	for _, text := range []string{"0-3,6", "7", "1,2,3", "0-1023", "5-6,8,10-11", ""} {
-		f.Add(text)
-	}
-	f.Fuzz(func(t *testing.T, text string) {
-		cpus, err := parseCPUs(text)
-		if err != nil {
-			return
-		}
-		again, err := parseCPUs(cpus.String())
-		if err != nil || !slices.Equal(cpus, again) {
-			t.Errorf("%q is %v, written %s, read %v, %v", text, cpus, cpus, again, err)
-		}
-	})
-}
-
-func TestMissingCPUsAreNamed(t *testing.T) {
-	t.Parallel()
-	if got := (cpuSet{0, 1, 5}).Missing(cpuSet{0, 2, 5}); !slices.Equal(got, cpuSet{1}) {
-		t.Errorf("got %v", got)
-	}
-}
 
 // allowed returns where the process of the text of a /proc/*/status may run.
 func allowedCPUs(t *testing.T, status []string) string {
@@ -60,7 +22,7 @@ func allowedCPUs(t *testing.T, status []string) string {
 
 func TestProcessesRunOnTheirCPUs(t *testing.T) {
 	t.Parallel()
-	online, err := onlineCPUs()
+	online, err := cpuset.Online()
 	if err != nil {
 		t.Skipf("this system cannot pin processes: %v", err)
 	}
@@ -69,13 +31,13 @@ func TestProcessesRunOnTheirCPUs(t *testing.T) {
 		t.Fatal(err)
 	}
 	mine := allowedCPUs(t, strings.Split(string(own), "\n"))
-	usable, err := parseCPUs(mine)
+	usable, err := cpuset.Parse(mine)
 	if err != nil {
 		t.Fatal(err)
 	}
 	s := open(t)
 	// The last one without a set is where the host is, for the thread is restored.
-	for _, cpus := range []cpuSet{usable[:1], usable[len(usable)-1:], usable, nil} {
+	for _, cpus := range []cpuset.Set{usable[:1], usable[len(usable)-1:], usable, nil} {
 		log := newLines()
 		c := commandOf("status", log)
 		c.CPUs = cpus
@@ -95,11 +57,11 @@ func TestProcessesRunOnTheirCPUs(t *testing.T) {
 		}
 	}
 	c := commandOf("status", nil)
-	c.CPUs = cpuSet{online[len(online)-1] + 1}
+	c.CPUs = cpuset.Set{online[len(online)-1] + 1}
 	if _, err := s.Start(c); err == nil || !strings.Contains(err.Error(), "CPU set "+c.CPUs.String()) {
 		t.Errorf("a CPU that is not there: %v", err)
 	}
-	c.CPUs = append(cpuSet{online[0]}, c.CPUs...)
+	c.CPUs = append(cpuset.Set{online[0]}, c.CPUs...)
 	if _, err := s.Start(c); err == nil || !strings.Contains(err.Error(), "not all") {
 		t.Errorf("a CPU that is not there beside one that is: %v", err)
 	}

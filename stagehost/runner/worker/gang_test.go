@@ -10,6 +10,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/stagemesh/stagemesh/internal/cpuset"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/runnertest"
 	"github.com/stagemesh/stagemesh/stagehost/runner/worker"
@@ -165,7 +166,7 @@ func TestReplicasRunOnTheirCPUs(t *testing.T) {
 	}
 	_, list, _ := strings.Cut(string(text), "Cpus_allowed_list:\t")
 	list, _, _ = strings.Cut(list, "\n")
-	usable, err := worker.ParseCPUs(list)
+	usable, err := cpuset.Parse(list)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"syscall"
 
+	"github.com/stagemesh/stagemesh/internal/cpuset"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
@@ -45,7 +46,7 @@ type command struct {
 	// Env is the environment, complete but for the lifeline.
 	Env []string
 	// CPUs that the process may run on; none are those of the host.
-	CPUs cpuSet
+	CPUs cpuset.Set
 	// Log gets the output of the process.
 	Log *slog.Logger
 }
@@ -80,7 +81,7 @@ func (c command) start(lifeline *os.File) (*process, error) {
 		Stdout: p.stdout, Stderr: p.stderr, ExtraFiles: []*os.File{lifeline},
 		SysProcAttr: attributes(), WaitDelay: outputGrace,
 	}
-	restore, err := pin(c.CPUs)
+	restore, err := cpuset.PinThread(c.CPUs)
 	if err != nil {
 		return nil, err
 	}

@@ -17,9 +17,6 @@ import (
 // modeVariable makes the test binary a process under test.
 const modeVariable = "SPAWN_TEST_MODE"
 
-// ParseCPUs is for the tests of package worker_test.
-var ParseCPUs = parseCPUs
-
 // BeProcess makes the test binary a process under test, if it was started as one.
 func BeProcess() {
 	if mode := os.Getenv(modeVariable); mode != "" {

@@ -16,6 +16,7 @@ import (
 
 	"go.opentelemetry.io/otel/metric"
 
+	"github.com/stagemesh/stagemesh/internal/cpuset"
 	"github.com/stagemesh/stagemesh/mesh/model"
 )
 
@@ -224,11 +225,11 @@ func (s Settings) validateHere() error {
 }
 
 // cpus are nil for a replica that may run on all.
-func (r Replica) cpus() (cpuSet, error) {
+func (r Replica) cpus() (cpuset.Set, error) {
 	if r.CPUs == "" {
 		return nil, nil
 	}
-	return parseCPUs(r.CPUs)
+	return cpuset.Parse(r.CPUs)
 }
 
 // validateCPUsHere refuses CPUs that this machine does not have.
@@ -237,14 +238,7 @@ func (r Replica) validateCPUsHere() error {
 	if err != nil || cpus == nil {
 		return err
 	}
-	online, err := onlineCPUs()
-	if err != nil {
-		return err
-	}
-	if missing := cpus.Missing(online); len(missing) > 0 {
-		return fmt.Errorf("there is no CPU %s; this machine has %s", missing, online)
-	}
-	return nil
+	return cpus.CheckOnline()
 }
 
 // program returns the path of the command's program for a replica.

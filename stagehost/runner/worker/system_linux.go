@@ -2,7 +2,6 @@ package worker
 
 import (
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -64,36 +63,4 @@ func killIfMarked(folder string, isMark func(variable string) bool) bool {
 	}
 	defer p.Release() //nolint:errcheck // it may have ended
 	return isMarked() && p.Kill() == nil
-}
-
-// pin makes the thread run on these CPUs until restore. Without any it changes nothing.
-func pin(cpus cpuSet) (restore func() error, err error) {
-	if len(cpus) == 0 {
-		return func() error { return nil }, nil
-	}
-	var before, want, got unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &before); err != nil {
-		return nil, fmt.Errorf("CPU set: %w", err)
-	}
-	for _, cpu := range cpus {
-		want.Set(cpu)
-	}
-	if err := unix.SchedSetaffinity(0, &want); err != nil {
-		return nil, fmt.Errorf("CPU set %s: %w", cpus, err)
-	}
-	restore = func() error { return unix.SchedSetaffinity(0, &before) }
-	// The kernel leaves out what a cpuset does not allow.
-	if err := unix.SchedGetaffinity(0, &got); err != nil || got != want {
-		return nil, errors.Join(fmt.Errorf("CPU set %s: not all of them may be used here", cpus), err, restore())
-	}
-	return restore, nil
-}
-
-// onlineCPUs returns the CPUs of the machine.
-func onlineCPUs() (cpuSet, error) {
-	text, err := os.ReadFile("/sys/devices/system/cpu/online")
-	if err != nil {
-		return nil, err
-	}
-	return parseCPUs(strings.TrimSpace(string(text)))
 }

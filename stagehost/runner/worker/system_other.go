@@ -2,13 +2,7 @@
 
 package worker
 
-import (
-	"errors"
-	"syscall"
-)
-
-// errLinuxOnly means that a system cannot pin processes.
-var errLinuxOnly = errors.New("CPU sets need Linux")
+import "syscall"
 
 // attributes make a process the leader of a group. Only its lifeline shows that its
 // host is gone.
@@ -22,13 +16,3 @@ func awaitExit(int) bool { return false }
 
 // killMarked does nothing: it needs Linux.
 func killMarked(func(variable string) bool) {}
-
-func pin(cpus cpuSet) (restore func() error, err error) {
-	if len(cpus) > 0 {
-		return nil, errLinuxOnly
-	}
-	return func() error { return nil }, nil
-}
-
-// onlineCPUs fails: CPU sets need Linux.
-func onlineCPUs() (cpuSet, error) { return nil, errLinuxOnly }

@@ -1,4 +1,5 @@
-package worker
+// Package cpuset says on which CPUs of a machine threads and processes run.
+package cpuset
 
 import (
 	"fmt"
@@ -7,25 +8,25 @@ import (
 	"strings"
 )
 
-// maxCPU is the highest number of a CPU that parseCPUs takes.
+// maxCPU is the highest number of a CPU that Parse takes.
 const maxCPU = 1023
 
-// cpuSet are numbers of CPUs, sorted, each once.
-type cpuSet []int
+// Set are numbers of CPUs, sorted, each once.
+type Set []int
 
-// parseCPUs reads a set like "0-3,6".
-func parseCPUs(text string) (cpuSet, error) {
-	var out cpuSet
+// Parse reads a set like "0-3,6".
+func Parse(text string) (Set, error) {
+	var out Set
 	for _, piece := range strings.Split(text, ",") {
 		first, last, isRange := strings.Cut(strings.TrimSpace(piece), "-")
 		if !isRange {
 			last = first
 		}
-		from, err := parseCPU(first)
+		from, err := parseOne(first)
 		if err != nil {
 			return nil, err
 		}
-		to, err := parseCPU(last)
+		to, err := parseOne(last)
 		if err != nil {
 			return nil, err
 		}
@@ -40,7 +41,7 @@ func parseCPUs(text string) (cpuSet, error) {
 	return slices.Compact(out), nil
 }
 
-func parseCPU(text string) (int, error) {
+func parseOne(text string) (int, error) {
 	n, err := strconv.ParseUint(strings.TrimSpace(text), 10, 16)
 	if err != nil || n > maxCPU {
 		return 0, fmt.Errorf("%q is no number of a CPU; write sets like 0-3,6", text)
@@ -48,8 +49,8 @@ func parseCPU(text string) (int, error) {
 	return int(n), nil
 }
 
-// String writes the set as parseCPUs reads it.
-func (c cpuSet) String() string {
+// String writes the set as Parse reads it.
+func (c Set) String() string {
 	var out []string
 	for i := 0; i < len(c); {
 		last := i
@@ -67,12 +68,24 @@ func (c cpuSet) String() string {
 }
 
 // Missing returns the CPUs that are not among the others.
-func (c cpuSet) Missing(among cpuSet) cpuSet {
-	var out cpuSet
+func (c Set) Missing(among Set) Set {
+	var out Set
 	for _, cpu := range c {
 		if !slices.Contains(among, cpu) {
 			out = append(out, cpu)
 		}
 	}
 	return out
+}
+
+// CheckOnline returns an error that names CPUs which the machine does not have.
+func (c Set) CheckOnline() error {
+	online, err := Online()
+	if err != nil {
+		return err
+	}
+	if missing := c.Missing(online); len(missing) > 0 {
+		return fmt.Errorf("there is no CPU %s; this machine has %s", missing, online)
+	}
+	return nil
 }
