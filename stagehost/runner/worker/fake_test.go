@@ -73,6 +73,7 @@ const (
 	initFails    = "init fails"
 	coldFails    = "warm-up fails"
 	coldDies     = "warm-up dies"
+	coldLater    = "warm-up fails later" // as long as there is the file STATE
 	withExamples = "examples"
 	anyInput     = "any input"
 	lists        = "lists" // batch axis none, blobs too
@@ -371,7 +372,7 @@ func (f *fake) predict(ctx context.Context, m *frame.Predict, body []byte) {
 		}
 		fmt.Fprintln(os.Stdout, "warm-up of", len(m.Items), "items,", total, "rows", items[0])
 		switch {
-		case f.modes[coldFails]:
+		case f.modes[coldFails], f.modes[coldLater] && exists(os.Getenv("STATE")):
 			f.fail(m.Batch, frame.Exception, errRow)
 			return
 		case f.modes[coldDies]:

@@ -360,6 +360,13 @@ func (n *incarnation) setOutcomes(b *running, req request, sink runner.Sink, unw
 	return err
 }
 
+// idleSince returns when the worker last finished a batch after its warm-up.
+func (n *incarnation) idleSince() time.Time {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.finishedAt
+}
+
 // recordFinished records that a batch ended as it should. Warm-ups do not count: a worker that
 // crashes on its first batch may warm up well.
 func (n *incarnation) recordFinished(b *running) {
@@ -379,7 +386,7 @@ func (n *incarnation) logFailed(kind string, err error, raised *runner.Exception
 	log := n.worker.log.With("incarnation", n.number, "error", err.Error(), "kind", kind, "traceback", raised.Traceback)
 	switch {
 	case req.warmup:
-		log.Error("the worker failed on its warm-up", "items", len(items))
+		log.Error("the worker failed on an example", "items", len(items))
 	case len(items) == 1:
 		log.Error("the worker failed on an item", "request", items[0].RequestID)
 	default:

@@ -326,6 +326,48 @@ func TestFrozenIdleWorkerIsReplaced(t *testing.T) {
 	b.works()
 }
 
+func TestIdleWorkerWhoseExampleFailsIsReplaced(t *testing.T) {
+	t.Parallel()
+	s := settings(t, coldLater+","+withExamples)
+	s.Health.Examples, s.Heartbeat = time.Millisecond, time.Millisecond
+	b := start(t, s)
+	b.await(worker.Ready)
+	broken := s.Env["STATE"]
+	if err := os.WriteFile(broken, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if e := b.await(worker.Error); !strings.HasPrefix(fmt.Sprint(e.Cause), `its example "two" failed: `) {
+		t.Errorf("it fails with %v", e.Cause)
+	}
+	b.eventually("the cause", func() bool {
+		_, err := b.Health()
+		return err != nil && strings.Contains(err.Error(), "the warm-up with 1 of")
+	})
+	if err := os.Remove(broken); err != nil {
+		t.Fatal(err)
+	}
+	b.works()
+}
+
+func TestHealthChecksDoNotDisturbBatches(t *testing.T) {
+	t.Parallel()
+	s := settings(t, oneSlot+","+withExamples)
+	s.Health.Examples, s.Heartbeat = time.Nanosecond, time.Millisecond
+	b := start(t, s)
+	b.await(worker.Ready)
+	for range 300 {
+		if outcomes, err := b.do(item(1, 2)); err != nil {
+			t.Fatal(err)
+		} else if b.echoes(outcomes, []int64{1, 2}); t.Failed() {
+			return
+		}
+	}
+	b.eventually("a check", func() bool { return strings.Count(b.log.String(), "warm-up of 1 items, 2 rows [11 12]") > 1 })
+	if len(b.edges) > 0 {
+		t.Errorf("it came to another state: %+v", <-b.edges)
+	}
+}
+
 func TestAnsweringIdleWorkerLives(t *testing.T) {
 	t.Parallel()
 	s := settings(t, "")

@@ -21,6 +21,8 @@ type Limits struct {
 	// which a batch is late, see lateFactor.
 	Heartbeat      time.Duration `yaml:"heartbeat"`
 	HeartbeatLimit time.Duration `yaml:"heartbeat_limit"`
+	// Health says how idle workers are checked.
+	Health Health `yaml:"health"`
 	// StopLimit bounds the shutdown of a worker; then it is killed. All workers of a
 	// runner share it. Default 5 s.
 	StopLimit time.Duration `yaml:"stop_limit"`
@@ -43,6 +45,13 @@ type Limits struct {
 	LoadGrace time.Duration
 	// MaxFrame is the longest body of a message, in bytes. Default 256 MiB.
 	MaxFrame int64 `yaml:"max_frame,size"`
+}
+
+// Health are checks of idle workers beside heartbeats, which show only that a process runs.
+type Health struct {
+	// Examples is how long a worker is idle until it runs one of its examples, in turn; 0 means never. One
+	// that fails replaces the worker, which is not ready until its warm-up succeeds.
+	Examples time.Duration `yaml:"examples"`
 }
 
 // Grace times and bounds that no setting changes.
@@ -128,6 +137,7 @@ func (l *Limits) durations() []durationLimit {
 		{"max_backoff", &l.MaxBackoff, 30 * time.Second},
 		{"settled", &l.StableAfter, 10 * time.Second},
 		{"load_grace", &l.LoadGrace, 30 * time.Second},
+		{"health.examples", &l.Health.Examples, 0},
 	}
 }
 

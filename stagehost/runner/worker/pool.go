@@ -108,6 +108,25 @@ func (p *pool) withdraw(worker int, of *incarnation) {
 	}
 }
 
+// takeIdle takes a worker for itself that has no batch, until leave is called; leave is nil where it has one.
+func (p *pool) takeIdle(worker int, of *incarnation) (leave func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	w := p.workers[worker]
+	if w.ready != of || w.exclusive || w.running > 0 || p.urgent > 0 {
+		return nil
+	}
+	w.exclusive = true
+	w.running++
+	return func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		w.exclusive = false
+		w.running--
+		p.change()
+	}
+}
+
 func (p *pool) stop() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

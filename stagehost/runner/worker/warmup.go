@@ -2,8 +2,10 @@ package worker
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 
@@ -26,7 +28,7 @@ func (n *incarnation) warmUp() error {
 	spec := n.worker.runner.Spec()
 	for _, example := range examplesOf(spec) {
 		for _, size := range sizes(example, spec, s) {
-			if err := n.warmUpOnce(example, size, spec.BatchAxis); err != nil {
+			if err := n.runExample("warm-up", example, size, spec.BatchAxis); err != nil {
 				advice := ""
 				if example.Name == zeroName {
 					advice = "; give the worker an example that it can answer"
@@ -38,11 +40,37 @@ func (n *incarnation) warmUp() error {
 	return nil
 }
 
-func (n *incarnation) warmUpOnce(example runner.Example, size int, axis runner.BatchAxis) error {
+// checkExample runs an example of a worker that has been idle for Health.Examples.
+func (w *worker) checkExample(now time.Time) {
+	every, spec := w.settings().Health.Examples, w.runner.Spec()
+	examples := examplesOf(spec)
+	if every == 0 || w.machine.state != Ready || w.settings().Models != nil || len(examples) == 0 {
+		return
+	}
+	of := w.current
+	if now.Before(later(w.machine.readySince, of.idleSince()).Add(every)) {
+		return
+	}
+	leave := w.pool().takeIdle(w.index, of)
+	if leave == nil {
+		return
+	}
+	w.checks++
+	example := examples[w.checks%len(examples)]
+	w.tasks.Go(func() {
+		err := of.runExample("health check", example, 1, spec.BatchAxis)
+		leave()
+		if err != nil && !errors.Is(err, runner.ErrNotStarted) {
+			of.fail(fmt.Errorf("its example %q failed: %s", example.Name, err.Error()))
+		}
+	})
+}
+
+func (n *incarnation) runExample(id string, example runner.Example, size int, axis runner.BatchAxis) error {
 	items := make([]runner.Item, size)
 	rows := rowsOf(example.Inputs, axis)
 	for i := range items {
-		items[i] = runner.Item{RequestID: "warm-up", Inputs: example.Inputs, Rows: rows}
+		items[i] = runner.Item{RequestID: id, Inputs: example.Inputs, Rows: rows}
 	}
 	sink := &firstFault{}
 	batch := runner.Batch{Items: items, Rows: size * rows}

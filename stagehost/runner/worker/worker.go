@@ -41,6 +41,8 @@ type worker struct {
 	lastOutputs []string
 	// began is when the incarnation did.
 	began time.Time
+	// checks counts the examples that idle incarnations ran.
+	checks int
 	// lateSince is since when it has a late batch; zero without one.
 	lateSince time.Time
 	// starting is the transition to STARTUP until it is reported with its processes.
@@ -103,6 +105,7 @@ func (w *worker) run() {
 		case <-due:
 			w.handle(event{do: (*machine).Tick})
 		}
+		w.checkExample(time.Now())
 	}
 	w.publishStatus()
 }
