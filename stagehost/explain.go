@@ -1,6 +1,8 @@
 package stagehost
 
 import (
+	"slices"
+
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
@@ -28,6 +30,34 @@ func (e *requestAsked) apply(l *loop) {
 			return
 		}
 	}
+}
+
+func (h *Host) receiveItemsQuestion(q *meshv1.InFlightQuestion, reply func(*meshv1.InFlightAnswer)) {
+	h.post(&itemsAsked{q, reply})
+}
+
+// itemsAsked is the question which requests the host holds.
+type itemsAsked struct {
+	question *meshv1.InFlightQuestion
+	reply    func(*meshv1.InFlightAnswer)
+}
+
+func (e *itemsAsked) apply(l *loop) {
+	if of := e.question.GetStage(); of != "" && of != string(l.host.settings.Stage) {
+		return
+	}
+	var held []*item
+	for _, it := range l.ledger.items {
+		if it.direct == nil {
+			held = append(held, it)
+		}
+	}
+	slices.SortFunc(held, func(a, b *item) int { return a.env.AdmittedAt.Compare(b.env.AdmittedAt) })
+	out := &meshv1.InFlightAnswer{}
+	for _, it := range held[:min(len(held), int(e.question.GetLimit()))] {
+		out.Reports = append(out.Reports, l.host.report(it))
+	}
+	e.reply(out)
 }
 
 // report returns what the host knows of an item that it holds. It reads nothing that a run

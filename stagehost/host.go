@@ -346,6 +346,9 @@ func (h *Host) connect() error {
 	if err == nil {
 		err = conn.ServeExplain(h.receiveQuestion)
 	}
+	if err == nil {
+		err = conn.ServeRequests(h.receiveItemsQuestion)
+	}
 	if err != nil {
 		h.closePullers()
 		conn.Close()

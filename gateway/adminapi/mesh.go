@@ -8,13 +8,11 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
-	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/pipelines"
 	"github.com/stagemesh/stagemesh/internal/transport"
-	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -86,9 +84,9 @@ type Traffic interface {
 	PipelineReady(ctx context.Context, name string, alsoFile bool) error
 	// Stage reports whether a stage has a host, and the state of its queues.
 	Stage(ctx context.Context, name pipeline.StageName) (call.StageState, error)
-	// Requests returns the oldest requests in flight that pass a stage, empty for all, and
-	// how many there are.
-	Requests(stage pipeline.StageName, limit int) (oldest []*envelope.Envelope, total int)
+	// Requests returns the oldest requests in flight of the mesh that pass a stage, empty for all,
+	// and how many there are.
+	Requests(ctx context.Context, stage pipeline.StageName, limit int) (oldest []*meshv1.RequestReport, total uint64)
 	// Explain returns what gateways, hosts and stored results say of a request, NOT_FOUND
 	// where that is nothing.
 	Explain(ctx context.Context, requestID string) (*meshv1.RequestReport, error)
@@ -104,25 +102,40 @@ const (
 	maxRequests     = 1000
 )
 
-func (h *handler) listRequests(_ context.Context, in *adminv1.ListRequestsRequest) (*adminv1.ListRequestsResponse, error) {
+func (h *handler) listRequests(ctx context.Context, in *adminv1.ListRequestsRequest) (*adminv1.ListRequestsResponse, error) {
 	if stage := in.GetStage(); stage != "" {
 		if err := pipeline.ValidName("stage", stage); err != nil {
 			return nil, transport.InvalidField("stage", err)
 		}
 	}
-	oldest, total := h.Traffic.Requests(pipeline.StageName(in.GetStage()), min(cmp.Or(int(in.GetLimit()), defaultRequests), maxRequests))
-	out := &adminv1.ListRequestsResponse{Total: uint64(total)}
+	oldest, total := h.Traffic.Requests(ctx, pipeline.StageName(in.GetStage()), min(cmp.Or(int(in.GetLimit()), defaultRequests), maxRequests))
+	out := &adminv1.ListRequestsResponse{Total: total}
 	for _, r := range oldest {
 		status := &adminv1.RequestStatus{
-			RequestId: string(r.RequestID), Pipeline: string(r.Pipeline), Tenant: r.Tenant, IdempotencyKey: r.IdempotencyKey,
-			Durability: r.Durability.ToProto(), AdmittedAt: timestamppb.New(r.AdmittedAt), Deadline: timestamppb.New(r.Deadline),
+			RequestId: r.GetRequestId(), Pipeline: r.GetPipeline(), Tenant: r.GetTenant(), IdempotencyKey: r.GetIdempotencyKey(), Stages: r.GetStages(),
+			Durability: r.GetDurability(), AdmittedAt: r.GetAdmittedAt(), Deadline: r.GetDeadline(), Gateway: r.GetGateway(), State: "in a queue",
 		}
-		for _, hop := range r.Route {
-			status.Stages = append(status.Stages, string(hop.Stage))
+		if holders, steps := r.GetHolders(), r.GetSteps(); len(holders) > 0 && len(steps) > 0 {
+			at := steps[len(steps)-1].GetTiming()
+			status.Step, status.Stage, status.Host, status.Since = at.GetStep(), holders[0].GetStage(), holders[0].GetHost(), holders[0].GetSince()
+			status.State = stateText(holders[0].GetState())
 		}
 		out.Requests = append(out.Requests, status)
 	}
 	return out, nil
+}
+
+// stateText says what an item of a host waits for.
+func stateText(state string) string {
+	switch state {
+	case "queued":
+		return "waits for its batch"
+	case "running":
+		return "a worker runs it"
+	case "sending":
+		return "its output waits to be sent"
+	}
+	return state
 }
 
 func (h *handler) listMetrics(ctx context.Context, _ *adminv1.ListMetricsRequest) (*adminv1.ListMetricsResponse, error) {

@@ -10,9 +10,11 @@ import (
 
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1/adminv1connect"
+	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 
@@ -22,7 +24,6 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
 	"github.com/stagemesh/stagemesh/gateway/pipelines"
 	"github.com/stagemesh/stagemesh/internal/testbed"
-	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -150,12 +151,16 @@ func (t traffic) Stage(_ context.Context, name pipeline.StageName) (call.StageSt
 	}}}, nil
 }
 
-func (t traffic) Requests(stage pipeline.StageName, limit int) ([]*envelope.Envelope, int) {
-	all := []*envelope.Envelope{
-		{RequestID: "1", Pipeline: "p", IdempotencyKey: "k", Route: []pipeline.Hop{{Stage: "a"}, {Stage: "b"}}, Durability: pipeline.File, AdmittedAt: time.Unix(1000, 0), Deadline: time.Unix(1010, 0)},
-		{RequestID: "2", Route: []pipeline.Hop{{Stage: stage}}},
+func (t traffic) Requests(_ context.Context, stage pipeline.StageName, limit int) ([]*meshv1.RequestReport, uint64) {
+	all := []*meshv1.RequestReport{
+		{
+			RequestId: "1", Pipeline: "p", IdempotencyKey: "k", Stages: []string{"a", "b"}, Deadline: timestamppb.New(time.Unix(1010, 0)), Gateway: "g",
+			Steps:   []*meshv1.ReportedStep{{}, {Timing: &inferencev1.StepTiming{Step: "two"}}},
+			Holders: []*meshv1.RequestHolder{{Stage: "b", Host: "h", State: "queued"}},
+		},
+		{RequestId: "2", Stages: []string{string(stage)}},
 	}
-	return all[:min(limit, len(all))], len(all)
+	return all[:min(limit, len(all))], uint64(len(all))
 }
 
 func through(name pipeline.Name, stages ...pipeline.StageName) pipeline.Pipeline {

@@ -1,9 +1,11 @@
 package call
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -70,6 +72,51 @@ func (s *Service) Explain(ctx context.Context, requestID string) (*meshv1.Reques
 		s.finished.Compare(report)
 	}
 	return report, nil
+}
+
+// Requests returns the requests in flight of all gateways, and those that hosts hold, whose route
+// passes the stage, empty for all: the oldest, up to the limit, and how many gateways have. Each has
+// its holders. Without the broker they are those of this gateway.
+func (s *Service) Requests(ctx context.Context, stage pipeline.StageName, limit int) (oldest []*meshv1.RequestReport, total uint64) {
+	byID := map[string]*meshv1.RequestReport{}
+	add := func(a *meshv1.InFlightAnswer) {
+		total += a.GetTotal()
+		for _, r := range a.GetReports() {
+			known := byID[r.GetRequestId()]
+			key := cmp.Or(known.GetIdempotencyKey(), r.GetIdempotencyKey())
+			r = merge(known, r)
+			r.IdempotencyKey = key
+			byID[r.GetRequestId()] = r
+		}
+	}
+	question := &meshv1.InFlightQuestion{Stage: string(stage), Limit: uint32(limit)}
+	own := s.inFlight(question)
+	add(own)
+	_ = s.bus.ListRequests(ctx, question, func(a *meshv1.InFlightAnswer) {
+		if a.GetGateway() != own.GetGateway() {
+			add(a)
+		}
+	})
+	oldest = slices.SortedFunc(maps.Values(byID), func(a, b *meshv1.RequestReport) int {
+		return a.GetAdmittedAt().AsTime().Compare(b.GetAdmittedAt().AsTime())
+	})
+	return oldest[:min(limit, len(oldest))], max(total, uint64(len(oldest)))
+}
+
+// inFlight returns this gateway's requests that are queued or run.
+func (s *Service) inFlight(q *meshv1.InFlightQuestion) *meshv1.InFlightAnswer {
+	var found []*envelope.Envelope
+	s.table.each(func(p *pending) {
+		if p.env != nil && (q.GetStage() == "" || slices.ContainsFunc(p.env.Route, func(h pipeline.Hop) bool { return string(h.Stage) == q.GetStage() })) {
+			found = append(found, p.env)
+		}
+	})
+	slices.SortFunc(found, func(a, b *envelope.Envelope) int { return a.AdmittedAt.Compare(b.AdmittedAt) })
+	out := &meshv1.InFlightAnswer{Gateway: string(s.settings.Gateway), Total: uint64(len(found))}
+	for _, env := range found[:min(len(found), int(q.GetLimit()))] {
+		out.Reports = append(out.Reports, env.Report(inFlight))
+	}
+	return out
 }
 
 // location is at which step a request is, and whether a worker has it or it waits.

@@ -27,7 +27,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -262,6 +261,9 @@ func (s *Service) Start(b *bus.Bus) error {
 	if err = b.ServeExplain(func(id pipeline.RequestID, reply func(*meshv1.ExplainAnswer)) { reply(s.answerOf(id)) }); err != nil {
 		return errors.Join(err, s.stopCancels(), s.stopReplies())
 	}
+	if err = b.ServeRequests(func(q *meshv1.InFlightQuestion, reply func(*meshv1.InFlightAnswer)) { reply(s.inFlight(q)) }); err != nil {
+		return errors.Join(err, s.stopCancels(), s.stopReplies())
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	s.stopWatch = cancel
 	s.watches.Go(func() { s.watchQueues(ctx, b.Reconnects()) })
@@ -310,20 +312,6 @@ func (s *Service) Limiter() *admission.Limiter { return s.limiter }
 // InFlight returns how many requests are admitted and not answered, including those
 // that wait for capacity or for a stored result.
 func (s *Service) InFlight() int { return s.limiter.InFlight() }
-
-// Requests returns this gateway's requests that are queued or run and whose route passes
-// the stage, empty for all: the oldest, up to the limit, and how many there are. Their
-// execution IDs may change meanwhile.
-func (s *Service) Requests(stage pipeline.StageName, limit int) (oldest []*envelope.Envelope, total int) {
-	var found []*envelope.Envelope
-	s.table.each(func(p *pending) {
-		if p.env != nil && (stage == "" || slices.ContainsFunc(p.env.Route, func(h pipeline.Hop) bool { return h.Stage == stage })) {
-			found = append(found, p.env)
-		}
-	})
-	slices.SortFunc(found, func(a, b *envelope.Envelope) int { return a.AdmittedAt.Compare(b.AdmittedAt) })
-	return found[:min(limit, len(found))], len(found)
-}
 
 // receiveReply is the handler of the shared reply subscription.
 func (s *Service) receiveReply(id pipeline.ExecutionID, data []byte) meshv1.ReplyDisposition {

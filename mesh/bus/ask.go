@@ -91,6 +91,32 @@ func (b *Bus) ServeExplain(handle func(id pipeline.RequestID, reply func(*meshv1
 	return err
 }
 
+// ListRequests asks all gateways and hosts which requests they have, and passes each answer that
+// comes in time to take.
+func (b *Bus) ListRequests(ctx context.Context, q *meshv1.InFlightQuestion, take func(*meshv1.InFlightAnswer)) error {
+	question, err := proto.Marshal(q)
+	if err != nil {
+		return err
+	}
+	return b.askAll(ctx, b.RequestsSubject(), question, func(data []byte) bool {
+		if answer := new(meshv1.InFlightAnswer); proto.Unmarshal(data, answer) == nil {
+			take(answer)
+		}
+		return false
+	})
+}
+
+// ServeRequests passes each question which requests are in flight to handle, with a function that
+// sends the answer, until the connection closes.
+func (b *Bus) ServeRequests(handle func(q *meshv1.InFlightQuestion, reply func(*meshv1.InFlightAnswer))) error {
+	_, err := b.serveQuestions(b.RequestsSubject(), "", func(question []byte, reply func(proto.Message)) {
+		if q := new(meshv1.InFlightQuestion); proto.Unmarshal(question, q) == nil {
+			handle(q, func(answer *meshv1.InFlightAnswer) { reply(answer) })
+		}
+	})
+	return err
+}
+
 // ErrNoOwner means that no dispatcher answers for a pool of jobs.
 var ErrNoOwner = errors.New("no dispatcher owns the pool")
 

@@ -74,6 +74,9 @@ func (s Subjects) Metrics() string { return string(s.mesh) + ".metrics" }
 // request.
 func (s Subjects) ExplainSubject() string { return string(s.mesh) + ".explain" }
 
+// RequestsSubject is the subject on which gateways and hosts answer which requests they have.
+func (s Subjects) RequestsSubject() string { return string(s.mesh) + ".requests" }
+
 // Result is the subject of a request's stored result.
 func (s Subjects) Result(request pipeline.RequestID) string {
 	return string(s.mesh) + ".result." + string(request)

@@ -51,7 +51,7 @@ func (r *Result) Report() *meshv1.RequestReport {
 func (e *Envelope) Report(source meshv1.RequestSource) *meshv1.RequestReport {
 	out := &meshv1.RequestReport{
 		RequestId: string(e.RequestID), Source: source, Pipeline: string(e.Pipeline), Tenant: e.Tenant, Gateway: string(e.Gateway),
-		Durability: e.Durability.ToProto(),
+		Durability: e.Durability.ToProto(), IdempotencyKey: e.IdempotencyKey,
 	}
 	if at := timestamppb.New(e.AdmittedAt); at.IsValid() { // nobody has checked that of an item
 		out.AdmittedAt = at

@@ -36,8 +36,8 @@ func newStatus() *cobra.Command {
 		Use:   "status",
 		Short: "Show the state of pipelines, stages and hosts",
 		Long: "Show the mesh's pipelines, its stages with their queues, and its hosts as the registry lists them. The command asks the\n" +
-			"admin port of any gateway of the mesh. With --requests it shows the requests that this gateway has queued and that have\n" +
-			"no answer yet, the 100 oldest.",
+			"admin port of any gateway of the mesh. With --requests it shows the requests that gateways have queued and that have\n" +
+			"no answer yet, the 100 oldest, and where they are.",
 		Example: "  stagemesh status\n  stagemesh status --requests\n  stagemesh status --stage classify --watch\n  stagemesh status --json",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -51,7 +51,7 @@ func newStatus() *cobra.Command {
 	}
 	c.admin.addAdmin(status)
 	status.Flags().StringVar(&c.stage, "stage", "", "show only this stage, its pipelines and its hosts")
-	status.Flags().BoolVar(&c.requests, "requests", false, "show the gateway's requests in flight, oldest first, instead; with --stage those that pass it")
+	status.Flags().BoolVar(&c.requests, "requests", false, "show the requests in flight of all gateways, oldest first, instead; with --stage those that pass it")
 	addJSON(status, &c.json, "the status")
 	status.Flags().BoolVar(&c.watch, "watch", false, "print the status every second, until Ctrl-C")
 	return status
@@ -109,25 +109,33 @@ func (c *statusCommand) ask(ctx context.Context, client clients) (report, error)
 	return requestReport{requests.Msg}, nil
 }
 
-// requestReport are a gateway's requests in flight.
+// requestReport are the requests in flight.
 type requestReport struct{ *adminv1.ListRequestsResponse }
 
 func (r requestReport) printJSON(out io.Writer) error { return printJSON(out, r.ListRequestsResponse) }
 
 func (r requestReport) print(out io.Writer, now time.Time) error {
 	if r.GetTotal() == 0 {
-		_, err := fmt.Fprintln(out, "the gateway has no request in flight")
+		_, err := fmt.Fprintln(out, "there is no request in flight")
 		return err
 	}
 	rows := make([][]string, len(r.GetRequests()))
 	for i, one := range r.GetRequests() {
 		durability, _ := pipeline.DurabilityFromProto(one.GetDurability())
+		state, stages := one.GetState(), slices.Clone(one.GetStages())
+		if one.GetSince() != nil {
+			state += " (" + age(now.Sub(one.GetSince().AsTime())) + ")"
+		}
+		if at := slices.Index(stages, one.GetStage()); at >= 0 {
+			stages[at] = "[" + stages[at] + "]"
+		}
 		rows[i] = []string{
 			visible(one.GetRequestId()), age(now.Sub(one.GetAdmittedAt().AsTime())), age(one.GetDeadline().AsTime().Sub(now)), visible(one.GetPipeline()),
-			visible(strings.Join(one.GetStages(), " > ")), cmp.Or(string(durability), "-"), cmp.Or(visible(one.GetTenant()), "-"), cmp.Or(visible(one.GetIdempotencyKey()), "-"),
+			visible(strings.Join(stages, " > ")), visible(state), cmp.Or(visible(one.GetHost()), "-"), cmp.Or(visible(one.GetGateway()), "-"),
+			cmp.Or(string(durability), "-"), cmp.Or(visible(one.GetTenant()), "-"), cmp.Or(visible(one.GetIdempotencyKey()), "-"),
 		}
 	}
-	if err := printTable(out, "REQUEST\tAGE\tLEFT\tPIPELINE\tSTAGES\tQUEUE\tTENANT\tKEY", rows); err != nil {
+	if err := printTable(out, "REQUEST\tAGE\tLEFT\tPIPELINE\tSTAGES\tSTATE\tHOST\tGATEWAY\tQUEUE\tTENANT\tKEY", rows); err != nil {
 		return err
 	}
 	if rest := r.GetTotal() - uint64(len(rows)); rest > 0 {

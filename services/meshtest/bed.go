@@ -162,6 +162,9 @@ func Batch(s batch.Settings) func(*stagehost.Settings) {
 type Gateway struct {
 	*Part
 	*gateway.Gateway
+
+	// ID is its own in the mesh.
+	ID pipeline.GatewayID
 }
 
 // Gateway starts a gateway that serves the pipelines, and waits until it is ready. The
@@ -185,7 +188,7 @@ func (b *Bed) Gateway(pipelines []pipeline.Pipeline, edits ...func(*gateway.Sett
 	part := b.start(g)
 	b.t.Cleanup(part.Stop)
 	b.awaitReady(g)
-	return Gateway{part, g}
+	return Gateway{part, g, s.Call.Gateway}
 }
 
 // Pipeline returns a pipeline of steps that are named as their stages.

@@ -59,11 +59,17 @@ func mustExplain(t *testing.T, g meshtest.Gateway, id string) (report *meshv1.Re
 func idOf(t *testing.T, g meshtest.Gateway) (id string) {
 	t.Helper()
 	testbed.Eventually(t, "the request is in flight", func() bool {
-		requests, total := g.Service().Requests("", 1)
-		if total == 1 {
-			id = string(requests[0].RequestID)
+		var own []*meshv1.RequestReport
+		requests, _ := g.Service().Requests(t.Context(), "", 100)
+		for _, one := range requests {
+			if one.GetGateway() == string(g.ID) {
+				own = append(own, one)
+			}
 		}
-		return total == 1
+		if len(own) == 1 {
+			id = own[0].GetRequestId()
+		}
+		return len(own) == 1
 	})
 	return id
 }
@@ -156,9 +162,31 @@ func TestRunningRequestIsFoundOnItsHost(t *testing.T) {
 				t.Errorf("it is at step %v", s)
 			}
 		}
+		all := list(t, other, two.Record().GetHost())
+		if r := all[0]; len(all) != 1 || r.GetRequestId() != id || r.GetStage() != "two" || r.GetStep() != "two" || r.GetState() != "a worker runs it" ||
+			r.GetGateway() != string(took.ID) || len(r.GetStages()) != 2 || r.GetDeadline() == nil || time.Since(r.GetSince().AsTime()) > time.Minute {
+			t.Errorf("in flight are %v", all)
+		}
 		close(runner.release)
 		await(t, answered).checkOK(t)
 	})
+}
+
+// list returns what a gateway's admin port lists as in flight, once the host with the first has answered.
+func list(t *testing.T, g meshtest.Gateway, host string) (out []*adminv1.RequestStatus) {
+	t.Helper()
+	transport := &http.Transport{}
+	defer transport.CloseIdleConnections()
+	client := adminv1connect.NewMeshServiceClient(&http.Client{Transport: transport}, g.AdminURL())
+	testbed.Eventually(t, "all answer in time", func() bool {
+		response, err := client.ListRequests(t.Context(), connect.NewRequest(&adminv1.ListRequestsRequest{}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		out = response.Msg.GetRequests()
+		return response.Msg.GetTotal() > 0 && len(out) > 0 && out[0].GetHost() == host
+	})
+	return out
 }
 
 func TestQueuedRequestIsFoundInItsQueue(t *testing.T) {

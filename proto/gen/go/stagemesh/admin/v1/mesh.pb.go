@@ -814,7 +814,7 @@ func (x *ListRequestsRequest) GetLimit() uint32 {
 type ListRequestsResponse struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Requests []*RequestStatus       `protobuf:"bytes,1,rep,name=requests,proto3" json:"requests,omitempty"`
-	// How many there are, listed or not.
+	// How many the gateways have, listed or not.
 	Total         uint64 `protobuf:"varint,2,opt,name=total,proto3" json:"total,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -873,10 +873,20 @@ type RequestStatus struct {
 	Tenant         string `protobuf:"bytes,3,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	IdempotencyKey string `protobuf:"bytes,4,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
 	// Stages of its route, in order.
-	Stages        []string               `protobuf:"bytes,5,rep,name=stages,proto3" json:"stages,omitempty"`
-	Durability    v11.Durability         `protobuf:"varint,6,opt,name=durability,proto3,enum=stagemesh.inference.v1.Durability" json:"durability,omitempty"`
-	AdmittedAt    *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=admitted_at,json=admittedAt,proto3" json:"admitted_at,omitempty"`
-	Deadline      *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=deadline,proto3" json:"deadline,omitempty"`
+	Stages     []string               `protobuf:"bytes,5,rep,name=stages,proto3" json:"stages,omitempty"`
+	Durability v11.Durability         `protobuf:"varint,6,opt,name=durability,proto3,enum=stagemesh.inference.v1.Durability" json:"durability,omitempty"`
+	AdmittedAt *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=admitted_at,json=admittedAt,proto3" json:"admitted_at,omitempty"`
+	Deadline   *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=deadline,proto3" json:"deadline,omitempty"`
+	// Gateway that took it.
+	Gateway string `protobuf:"bytes,9,opt,name=gateway,proto3" json:"gateway,omitempty"`
+	// Step that it is at, stage of that step, and host that has it; empty where no host has it,
+	// so that it is in a queue, or on its way.
+	Step  string `protobuf:"bytes,10,opt,name=step,proto3" json:"step,omitempty"`
+	Stage string `protobuf:"bytes,11,opt,name=stage,proto3" json:"stage,omitempty"`
+	Host  string `protobuf:"bytes,12,opt,name=host,proto3" json:"host,omitempty"`
+	// What it waits for there since when, or that a worker runs it.
+	State         string                 `protobuf:"bytes,13,opt,name=state,proto3" json:"state,omitempty"`
+	Since         *timestamppb.Timestamp `protobuf:"bytes,14,opt,name=since,proto3" json:"since,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -963,6 +973,48 @@ func (x *RequestStatus) GetAdmittedAt() *timestamppb.Timestamp {
 func (x *RequestStatus) GetDeadline() *timestamppb.Timestamp {
 	if x != nil {
 		return x.Deadline
+	}
+	return nil
+}
+
+func (x *RequestStatus) GetGateway() string {
+	if x != nil {
+		return x.Gateway
+	}
+	return ""
+}
+
+func (x *RequestStatus) GetStep() string {
+	if x != nil {
+		return x.Step
+	}
+	return ""
+}
+
+func (x *RequestStatus) GetStage() string {
+	if x != nil {
+		return x.Stage
+	}
+	return ""
+}
+
+func (x *RequestStatus) GetHost() string {
+	if x != nil {
+		return x.Host
+	}
+	return ""
+}
+
+func (x *RequestStatus) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *RequestStatus) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
 	}
 	return nil
 }
@@ -1210,7 +1262,7 @@ const file_stagemesh_admin_v1_mesh_proto_rawDesc = "" +
 	"\x05limit\x18\x02 \x01(\rR\x05limit\"k\n" +
 	"\x14ListRequestsResponse\x12=\n" +
 	"\brequests\x18\x01 \x03(\v2!.stagemesh.admin.v1.RequestStatusR\brequests\x12\x14\n" +
-	"\x05total\x18\x02 \x01(\x04R\x05total\"\xdc\x02\n" +
+	"\x05total\x18\x02 \x01(\x04R\x05total\"\xfc\x03\n" +
 	"\rRequestStatus\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x1a\n" +
@@ -1223,7 +1275,14 @@ const file_stagemesh_admin_v1_mesh_proto_rawDesc = "" +
 	"durability\x12;\n" +
 	"\vadmitted_at\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"admittedAt\x126\n" +
-	"\bdeadline\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\bdeadline\"\x14\n" +
+	"\bdeadline\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\bdeadline\x12\x18\n" +
+	"\agateway\x18\t \x01(\tR\agateway\x12\x12\n" +
+	"\x04step\x18\n" +
+	" \x01(\tR\x04step\x12\x14\n" +
+	"\x05stage\x18\v \x01(\tR\x05stage\x12\x12\n" +
+	"\x04host\x18\f \x01(\tR\x04host\x12\x14\n" +
+	"\x05state\x18\r \x01(\tR\x05state\x120\n" +
+	"\x05since\x18\x0e \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"\x14\n" +
 	"\x12ListMetricsRequest\"V\n" +
 	"\x13ListMetricsResponse\x12?\n" +
 	"\tprocesses\x18\x01 \x03(\v2!.stagemesh.mesh.v1.ProcessMetricsR\tprocesses\"6\n" +
@@ -1301,27 +1360,28 @@ var file_stagemesh_admin_v1_mesh_proto_depIdxs = []int32{
 	21, // 14: stagemesh.admin.v1.RequestStatus.durability:type_name -> stagemesh.inference.v1.Durability
 	18, // 15: stagemesh.admin.v1.RequestStatus.admitted_at:type_name -> google.protobuf.Timestamp
 	18, // 16: stagemesh.admin.v1.RequestStatus.deadline:type_name -> google.protobuf.Timestamp
-	23, // 17: stagemesh.admin.v1.ListMetricsResponse.processes:type_name -> stagemesh.mesh.v1.ProcessMetrics
-	24, // 18: stagemesh.admin.v1.ExplainRequestResponse.report:type_name -> stagemesh.mesh.v1.RequestReport
-	0,  // 19: stagemesh.admin.v1.MeshService.ListHosts:input_type -> stagemesh.admin.v1.ListHostsRequest
-	2,  // 20: stagemesh.admin.v1.MeshService.WatchHosts:input_type -> stagemesh.admin.v1.WatchHostsRequest
-	4,  // 21: stagemesh.admin.v1.MeshService.ListStages:input_type -> stagemesh.admin.v1.ListStagesRequest
-	6,  // 22: stagemesh.admin.v1.MeshService.WatchStages:input_type -> stagemesh.admin.v1.WatchStagesRequest
-	11, // 23: stagemesh.admin.v1.MeshService.ListRequests:input_type -> stagemesh.admin.v1.ListRequestsRequest
-	14, // 24: stagemesh.admin.v1.MeshService.ListMetrics:input_type -> stagemesh.admin.v1.ListMetricsRequest
-	16, // 25: stagemesh.admin.v1.MeshService.ExplainRequest:input_type -> stagemesh.admin.v1.ExplainRequestRequest
-	1,  // 26: stagemesh.admin.v1.MeshService.ListHosts:output_type -> stagemesh.admin.v1.ListHostsResponse
-	3,  // 27: stagemesh.admin.v1.MeshService.WatchHosts:output_type -> stagemesh.admin.v1.WatchHostsResponse
-	5,  // 28: stagemesh.admin.v1.MeshService.ListStages:output_type -> stagemesh.admin.v1.ListStagesResponse
-	7,  // 29: stagemesh.admin.v1.MeshService.WatchStages:output_type -> stagemesh.admin.v1.WatchStagesResponse
-	12, // 30: stagemesh.admin.v1.MeshService.ListRequests:output_type -> stagemesh.admin.v1.ListRequestsResponse
-	15, // 31: stagemesh.admin.v1.MeshService.ListMetrics:output_type -> stagemesh.admin.v1.ListMetricsResponse
-	17, // 32: stagemesh.admin.v1.MeshService.ExplainRequest:output_type -> stagemesh.admin.v1.ExplainRequestResponse
-	26, // [26:33] is the sub-list for method output_type
-	19, // [19:26] is the sub-list for method input_type
-	19, // [19:19] is the sub-list for extension type_name
-	19, // [19:19] is the sub-list for extension extendee
-	0,  // [0:19] is the sub-list for field type_name
+	18, // 17: stagemesh.admin.v1.RequestStatus.since:type_name -> google.protobuf.Timestamp
+	23, // 18: stagemesh.admin.v1.ListMetricsResponse.processes:type_name -> stagemesh.mesh.v1.ProcessMetrics
+	24, // 19: stagemesh.admin.v1.ExplainRequestResponse.report:type_name -> stagemesh.mesh.v1.RequestReport
+	0,  // 20: stagemesh.admin.v1.MeshService.ListHosts:input_type -> stagemesh.admin.v1.ListHostsRequest
+	2,  // 21: stagemesh.admin.v1.MeshService.WatchHosts:input_type -> stagemesh.admin.v1.WatchHostsRequest
+	4,  // 22: stagemesh.admin.v1.MeshService.ListStages:input_type -> stagemesh.admin.v1.ListStagesRequest
+	6,  // 23: stagemesh.admin.v1.MeshService.WatchStages:input_type -> stagemesh.admin.v1.WatchStagesRequest
+	11, // 24: stagemesh.admin.v1.MeshService.ListRequests:input_type -> stagemesh.admin.v1.ListRequestsRequest
+	14, // 25: stagemesh.admin.v1.MeshService.ListMetrics:input_type -> stagemesh.admin.v1.ListMetricsRequest
+	16, // 26: stagemesh.admin.v1.MeshService.ExplainRequest:input_type -> stagemesh.admin.v1.ExplainRequestRequest
+	1,  // 27: stagemesh.admin.v1.MeshService.ListHosts:output_type -> stagemesh.admin.v1.ListHostsResponse
+	3,  // 28: stagemesh.admin.v1.MeshService.WatchHosts:output_type -> stagemesh.admin.v1.WatchHostsResponse
+	5,  // 29: stagemesh.admin.v1.MeshService.ListStages:output_type -> stagemesh.admin.v1.ListStagesResponse
+	7,  // 30: stagemesh.admin.v1.MeshService.WatchStages:output_type -> stagemesh.admin.v1.WatchStagesResponse
+	12, // 31: stagemesh.admin.v1.MeshService.ListRequests:output_type -> stagemesh.admin.v1.ListRequestsResponse
+	15, // 32: stagemesh.admin.v1.MeshService.ListMetrics:output_type -> stagemesh.admin.v1.ListMetricsResponse
+	17, // 33: stagemesh.admin.v1.MeshService.ExplainRequest:output_type -> stagemesh.admin.v1.ExplainRequestResponse
+	27, // [27:34] is the sub-list for method output_type
+	20, // [20:27] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_stagemesh_admin_v1_mesh_proto_init() }

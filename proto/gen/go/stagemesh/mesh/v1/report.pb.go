@@ -118,9 +118,10 @@ type RequestReport struct {
 	// Number of its dead letter; 0 if it has none.
 	DeadLetter uint64 `protobuf:"varint,18,opt,name=dead_letter,json=deadLetter,proto3" json:"dead_letter,omitempty"`
 	// Sentences: where the time went, how unusual that is, what would have helped.
-	Summary       []string `protobuf:"bytes,19,rep,name=summary,proto3" json:"summary,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Summary        []string `protobuf:"bytes,19,rep,name=summary,proto3" json:"summary,omitempty"`
+	IdempotencyKey string   `protobuf:"bytes,20,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *RequestReport) Reset() {
@@ -286,6 +287,13 @@ func (x *RequestReport) GetSummary() []string {
 	return nil
 }
 
+func (x *RequestReport) GetIdempotencyKey() string {
+	if x != nil {
+		return x.IdempotencyKey
+	}
+	return ""
+}
+
 // ReportedStep is a step of a request.
 type ReportedStep struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
@@ -422,6 +430,122 @@ func (x *RequestHolder) GetItems() uint64 {
 }
 
 // ExplainAnswer answers what a gateway or host knows of a request.
+type InFlightQuestion struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Only requests whose route passes this stage; empty means all.
+	Stage string `protobuf:"bytes,1,opt,name=stage,proto3" json:"stage,omitempty"`
+	// The most requests in an answer, the oldest.
+	Limit         uint32 `protobuf:"varint,2,opt,name=limit,proto3" json:"limit,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InFlightQuestion) Reset() {
+	*x = InFlightQuestion{}
+	mi := &file_stagemesh_mesh_v1_report_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InFlightQuestion) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InFlightQuestion) ProtoMessage() {}
+
+func (x *InFlightQuestion) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_mesh_v1_report_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InFlightQuestion.ProtoReflect.Descriptor instead.
+func (*InFlightQuestion) Descriptor() ([]byte, []int) {
+	return file_stagemesh_mesh_v1_report_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *InFlightQuestion) GetStage() string {
+	if x != nil {
+		return x.Stage
+	}
+	return ""
+}
+
+func (x *InFlightQuestion) GetLimit() uint32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+// InFlightAnswer has the requests in flight of a gateway, or those that a host holds.
+type InFlightAnswer struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Reports []*RequestReport       `protobuf:"bytes,1,rep,name=reports,proto3" json:"reports,omitempty"`
+	// Which gateway answers, and how many it has, in the answer or not; unset by hosts.
+	Gateway       string `protobuf:"bytes,2,opt,name=gateway,proto3" json:"gateway,omitempty"`
+	Total         uint64 `protobuf:"varint,3,opt,name=total,proto3" json:"total,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InFlightAnswer) Reset() {
+	*x = InFlightAnswer{}
+	mi := &file_stagemesh_mesh_v1_report_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InFlightAnswer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InFlightAnswer) ProtoMessage() {}
+
+func (x *InFlightAnswer) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_mesh_v1_report_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InFlightAnswer.ProtoReflect.Descriptor instead.
+func (*InFlightAnswer) Descriptor() ([]byte, []int) {
+	return file_stagemesh_mesh_v1_report_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *InFlightAnswer) GetReports() []*RequestReport {
+	if x != nil {
+		return x.Reports
+	}
+	return nil
+}
+
+func (x *InFlightAnswer) GetGateway() string {
+	if x != nil {
+		return x.Gateway
+	}
+	return ""
+}
+
+func (x *InFlightAnswer) GetTotal() uint64 {
+	if x != nil {
+		return x.Total
+	}
+	return 0
+}
+
 type ExplainAnswer struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Unset where it knows nothing.
@@ -434,7 +558,7 @@ type ExplainAnswer struct {
 
 func (x *ExplainAnswer) Reset() {
 	*x = ExplainAnswer{}
-	mi := &file_stagemesh_mesh_v1_report_proto_msgTypes[3]
+	mi := &file_stagemesh_mesh_v1_report_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -446,7 +570,7 @@ func (x *ExplainAnswer) String() string {
 func (*ExplainAnswer) ProtoMessage() {}
 
 func (x *ExplainAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_mesh_v1_report_proto_msgTypes[3]
+	mi := &file_stagemesh_mesh_v1_report_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -459,7 +583,7 @@ func (x *ExplainAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainAnswer.ProtoReflect.Descriptor instead.
 func (*ExplainAnswer) Descriptor() ([]byte, []int) {
-	return file_stagemesh_mesh_v1_report_proto_rawDescGZIP(), []int{3}
+	return file_stagemesh_mesh_v1_report_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ExplainAnswer) GetReport() *RequestReport {
@@ -480,7 +604,7 @@ var File_stagemesh_mesh_v1_report_proto protoreflect.FileDescriptor
 
 const file_stagemesh_mesh_v1_report_proto_rawDesc = "" +
 	"\n" +
-	"\x1estagemesh/mesh/v1/report.proto\x12\x11stagemesh.mesh.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a$stagemesh/inference/v1/payload.proto\x1a\x1dstagemesh/mesh/v1/fault.proto\"\xa1\x06\n" +
+	"\x1estagemesh/mesh/v1/report.proto\x12\x11stagemesh.mesh.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a$stagemesh/inference/v1/payload.proto\x1a\x1dstagemesh/mesh/v1/fault.proto\"\xca\x06\n" +
 	"\rRequestReport\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x128\n" +
@@ -507,7 +631,8 @@ const file_stagemesh_mesh_v1_report_proto_rawDesc = "" +
 	"\x06stored\x18\x11 \x01(\bR\x06stored\x12\x1f\n" +
 	"\vdead_letter\x18\x12 \x01(\x04R\n" +
 	"deadLetter\x12\x18\n" +
-	"\asummary\x18\x13 \x03(\tR\asummary\"\x84\x01\n" +
+	"\asummary\x18\x13 \x03(\tR\asummary\x12'\n" +
+	"\x0fidempotency_key\x18\x14 \x01(\tR\x0eidempotencyKey\"\x84\x01\n" +
 	"\fReportedStep\x12:\n" +
 	"\x06timing\x18\x01 \x01(\v2\".stagemesh.inference.v1.StepTimingR\x06timing\x128\n" +
 	"\x05usual\x18\x02 \x01(\v2\".stagemesh.inference.v1.StepTimingR\x05usual\"\x97\x01\n" +
@@ -516,7 +641,14 @@ const file_stagemesh_mesh_v1_report_proto_rawDesc = "" +
 	"\x04host\x18\x02 \x01(\tR\x04host\x12\x14\n" +
 	"\x05state\x18\x03 \x01(\tR\x05state\x120\n" +
 	"\x05since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x14\n" +
-	"\x05items\x18\x05 \x01(\x04R\x05items\"\x8e\x01\n" +
+	"\x05items\x18\x05 \x01(\x04R\x05items\">\n" +
+	"\x10InFlightQuestion\x12\x14\n" +
+	"\x05stage\x18\x01 \x01(\tR\x05stage\x12\x14\n" +
+	"\x05limit\x18\x02 \x01(\rR\x05limit\"|\n" +
+	"\x0eInFlightAnswer\x12:\n" +
+	"\areports\x18\x01 \x03(\v2 .stagemesh.mesh.v1.RequestReportR\areports\x12\x18\n" +
+	"\agateway\x18\x02 \x01(\tR\agateway\x12\x14\n" +
+	"\x05total\x18\x03 \x01(\x04R\x05total\"\x8e\x01\n" +
 	"\rExplainAnswer\x128\n" +
 	"\x06report\x18\x01 \x01(\v2 .stagemesh.mesh.v1.RequestReportR\x06report\x12C\n" +
 	"\x0fremembers_since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x0eremembersSince*\xab\x01\n" +
@@ -540,39 +672,42 @@ func file_stagemesh_mesh_v1_report_proto_rawDescGZIP() []byte {
 }
 
 var file_stagemesh_mesh_v1_report_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_stagemesh_mesh_v1_report_proto_msgTypes = make([]protoimpl.MessageInfo, 4)
+var file_stagemesh_mesh_v1_report_proto_msgTypes = make([]protoimpl.MessageInfo, 6)
 var file_stagemesh_mesh_v1_report_proto_goTypes = []any{
 	(RequestSource)(0),            // 0: stagemesh.mesh.v1.RequestSource
 	(*RequestReport)(nil),         // 1: stagemesh.mesh.v1.RequestReport
 	(*ReportedStep)(nil),          // 2: stagemesh.mesh.v1.ReportedStep
 	(*RequestHolder)(nil),         // 3: stagemesh.mesh.v1.RequestHolder
-	(*ExplainAnswer)(nil),         // 4: stagemesh.mesh.v1.ExplainAnswer
-	(v1.Durability)(0),            // 5: stagemesh.inference.v1.Durability
-	(*timestamppb.Timestamp)(nil), // 6: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 7: google.protobuf.Duration
-	(*Fault)(nil),                 // 8: stagemesh.mesh.v1.Fault
-	(*v1.StepTiming)(nil),         // 9: stagemesh.inference.v1.StepTiming
+	(*InFlightQuestion)(nil),      // 4: stagemesh.mesh.v1.InFlightQuestion
+	(*InFlightAnswer)(nil),        // 5: stagemesh.mesh.v1.InFlightAnswer
+	(*ExplainAnswer)(nil),         // 6: stagemesh.mesh.v1.ExplainAnswer
+	(v1.Durability)(0),            // 7: stagemesh.inference.v1.Durability
+	(*timestamppb.Timestamp)(nil), // 8: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 9: google.protobuf.Duration
+	(*Fault)(nil),                 // 10: stagemesh.mesh.v1.Fault
+	(*v1.StepTiming)(nil),         // 11: stagemesh.inference.v1.StepTiming
 }
 var file_stagemesh_mesh_v1_report_proto_depIdxs = []int32{
 	0,  // 0: stagemesh.mesh.v1.RequestReport.source:type_name -> stagemesh.mesh.v1.RequestSource
-	5,  // 1: stagemesh.mesh.v1.RequestReport.durability:type_name -> stagemesh.inference.v1.Durability
-	6,  // 2: stagemesh.mesh.v1.RequestReport.admitted_at:type_name -> google.protobuf.Timestamp
-	6,  // 3: stagemesh.mesh.v1.RequestReport.deadline:type_name -> google.protobuf.Timestamp
-	7,  // 4: stagemesh.mesh.v1.RequestReport.total:type_name -> google.protobuf.Duration
+	7,  // 1: stagemesh.mesh.v1.RequestReport.durability:type_name -> stagemesh.inference.v1.Durability
+	8,  // 2: stagemesh.mesh.v1.RequestReport.admitted_at:type_name -> google.protobuf.Timestamp
+	8,  // 3: stagemesh.mesh.v1.RequestReport.deadline:type_name -> google.protobuf.Timestamp
+	9,  // 4: stagemesh.mesh.v1.RequestReport.total:type_name -> google.protobuf.Duration
 	2,  // 5: stagemesh.mesh.v1.RequestReport.steps:type_name -> stagemesh.mesh.v1.ReportedStep
-	8,  // 6: stagemesh.mesh.v1.RequestReport.fault:type_name -> stagemesh.mesh.v1.Fault
-	7,  // 7: stagemesh.mesh.v1.RequestReport.usual_total:type_name -> google.protobuf.Duration
+	10, // 6: stagemesh.mesh.v1.RequestReport.fault:type_name -> stagemesh.mesh.v1.Fault
+	9,  // 7: stagemesh.mesh.v1.RequestReport.usual_total:type_name -> google.protobuf.Duration
 	3,  // 8: stagemesh.mesh.v1.RequestReport.holders:type_name -> stagemesh.mesh.v1.RequestHolder
-	9,  // 9: stagemesh.mesh.v1.ReportedStep.timing:type_name -> stagemesh.inference.v1.StepTiming
-	9,  // 10: stagemesh.mesh.v1.ReportedStep.usual:type_name -> stagemesh.inference.v1.StepTiming
-	6,  // 11: stagemesh.mesh.v1.RequestHolder.since:type_name -> google.protobuf.Timestamp
-	1,  // 12: stagemesh.mesh.v1.ExplainAnswer.report:type_name -> stagemesh.mesh.v1.RequestReport
-	6,  // 13: stagemesh.mesh.v1.ExplainAnswer.remembers_since:type_name -> google.protobuf.Timestamp
-	14, // [14:14] is the sub-list for method output_type
-	14, // [14:14] is the sub-list for method input_type
-	14, // [14:14] is the sub-list for extension type_name
-	14, // [14:14] is the sub-list for extension extendee
-	0,  // [0:14] is the sub-list for field type_name
+	11, // 9: stagemesh.mesh.v1.ReportedStep.timing:type_name -> stagemesh.inference.v1.StepTiming
+	11, // 10: stagemesh.mesh.v1.ReportedStep.usual:type_name -> stagemesh.inference.v1.StepTiming
+	8,  // 11: stagemesh.mesh.v1.RequestHolder.since:type_name -> google.protobuf.Timestamp
+	1,  // 12: stagemesh.mesh.v1.InFlightAnswer.reports:type_name -> stagemesh.mesh.v1.RequestReport
+	1,  // 13: stagemesh.mesh.v1.ExplainAnswer.report:type_name -> stagemesh.mesh.v1.RequestReport
+	8,  // 14: stagemesh.mesh.v1.ExplainAnswer.remembers_since:type_name -> google.protobuf.Timestamp
+	15, // [15:15] is the sub-list for method output_type
+	15, // [15:15] is the sub-list for method input_type
+	15, // [15:15] is the sub-list for extension type_name
+	15, // [15:15] is the sub-list for extension extendee
+	0,  // [0:15] is the sub-list for field type_name
 }
 
 func init() { file_stagemesh_mesh_v1_report_proto_init() }
@@ -587,7 +722,7 @@ func file_stagemesh_mesh_v1_report_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_stagemesh_mesh_v1_report_proto_rawDesc), len(file_stagemesh_mesh_v1_report_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   4,
+			NumMessages:   6,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

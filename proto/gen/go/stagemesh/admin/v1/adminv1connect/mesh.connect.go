@@ -68,9 +68,10 @@ type MeshServiceClient interface {
 	// WatchStages is ListStages, again every second and after every change of hosts and
 	// pipelines; an answer comes at most twice a second.
 	WatchStages(context.Context, *connect.Request[v1.WatchStagesRequest]) (*connect.ServerStreamForClient[v1.WatchStagesResponse], error)
-	// ListRequests returns the requests that this gateway has queued and that have no
-	// answer yet, the oldest first. Those that wait for capacity, for a stored result or
-	// for the first request with their idempotency key are not among them.
+	// ListRequests returns the requests that the gateways of the mesh have queued and that have
+	// no answer yet, and those that hosts hold, the oldest first: of those that answer within a
+	// quarter of a second. Requests that wait for capacity, for a stored result or for the first
+	// request with their idempotency key are not among them.
 	ListRequests(context.Context, *connect.Request[v1.ListRequestsRequest]) (*connect.Response[v1.ListRequestsResponse], error)
 	// ListMetrics returns the metrics of all processes of the mesh that answer within a quarter
 	// of a second. Only programs with an operations port answer.
@@ -200,9 +201,10 @@ type MeshServiceHandler interface {
 	// WatchStages is ListStages, again every second and after every change of hosts and
 	// pipelines; an answer comes at most twice a second.
 	WatchStages(context.Context, *connect.Request[v1.WatchStagesRequest], *connect.ServerStream[v1.WatchStagesResponse]) error
-	// ListRequests returns the requests that this gateway has queued and that have no
-	// answer yet, the oldest first. Those that wait for capacity, for a stored result or
-	// for the first request with their idempotency key are not among them.
+	// ListRequests returns the requests that the gateways of the mesh have queued and that have
+	// no answer yet, and those that hosts hold, the oldest first: of those that answer within a
+	// quarter of a second. Requests that wait for capacity, for a stored result or for the first
+	// request with their idempotency key are not among them.
 	ListRequests(context.Context, *connect.Request[v1.ListRequestsRequest]) (*connect.Response[v1.ListRequestsResponse], error)
 	// ListMetrics returns the metrics of all processes of the mesh that answer within a quarter
 	// of a second. Only programs with an operations port answer.
