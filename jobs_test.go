@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -19,6 +20,7 @@ import (
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
 	"github.com/stagemesh/stagemesh"
+	"github.com/stagemesh/stagemesh/dispatch"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -230,4 +232,43 @@ jobs: {pools: {main: {target: {pipelines: [p]}}}, queues: {nightly: {max_bytes: 
 	if err := testbed.Receive(t, "the end", started); err == nil || !strings.Contains(err.Error(), "max_store is full: insufficient storage resources available") {
 		t.Errorf("started with %v", err)
 	}
+}
+
+func TestPoolAsksAGateOfTheProgram(t *testing.T) {
+	t.Parallel()
+	var freed, asked atomic.Int64
+	gpuMemory := func(context.Context) (free, total int64, err error) {
+		asked.Add(1)
+		return freed.Load(), 100, nil
+	}
+	file := parse(t, `
+mesh: m
+gateway: {listen: "127.0.0.1:0"}
+stages: {echo: {runner: {echo: {}}}}
+pipelines: {p: {steps: [{name: e, stage: echo}]}}
+jobs: {pools: {main: {target: {pipelines: [p]}, gate: {own: {name: gpu}, interval: 10ms}}}, queues: {nightly: {}}}
+`)
+	gates := map[string]dispatch.GateFunc{
+		"gpu": func(ctx context.Context) (room float64, at time.Time, err error) {
+			free, total, err := gpuMemory(ctx)
+			return float64(free) / float64(total), time.Now(), err
+		},
+	}
+	m, err := stagemesh.FromFile(file, stagemesh.FileSettings{Dispatcher: true, Gates: gates})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m = start(t, m)
+	id := submitJob(t, m, "", "x")
+	state := func() string {
+		_, body := jobCall(t, m, http.MethodGet, "/v1/jobs/"+id, "")
+		return body
+	}
+	before := asked.Load()
+	testbed.Eventually(t, "the gate is asked", func() bool { return asked.Load() > before+3 })
+	if got := state(); !strings.Contains(got, `"queued"`) || !strings.Contains(got, `"attempts":0`) {
+		t.Errorf("behind a closed gate it is %s", got)
+	}
+	freed.Store(90)
+	testbed.Eventually(t, "the job runs", func() bool { return strings.Contains(state(), `"succeeded"`) })
 }

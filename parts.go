@@ -91,7 +91,7 @@ func (m *Mesh) assemble() (p *parts, err error) {
 		if p.dispatcher, err = dispatch.New(dispatch.Settings{
 			Config: m.settings.Jobs, Mesh: m.settings.Mesh, Bus: to, DeadLetters: m.settings.DeadLetters, Logger: m.settings.Logger, Meter: m.settings.Meter,
 			Target: func(dispatch.PoolConfig) dispatch.Target { return meshTarget{p.gateway} },
-			Stages: meshTarget{p.gateway}.stages, ReadyHosts: meshTarget{p.gateway}.readyHosts, ReadyInstances: p.registry.Passing,
+			Gates:  m.settings.Gates, Stages: meshTarget{p.gateway}.stages, ReadyHosts: meshTarget{p.gateway}.readyHosts, ReadyInstances: p.registry.Passing,
 		}); err != nil {
 			return nil, err
 		}
@@ -218,8 +218,9 @@ type FileSettings struct {
 	NoGateway bool
 	// NoPorts is true for a process whose gateway nobody calls, such as a dispatcher alone.
 	NoPorts bool
-	// Dispatcher has this process forward the jobs of the file.
+	// Dispatcher has this process forward the jobs of the file; Gates are as in Settings.
 	Dispatcher bool
+	Gates      map[string]dispatch.GateFunc
 	// Host is the id of the host, for one stage with one host; empty means a new one.
 	Host pipeline.HostID
 	// Logger, Meter and Version are as in Settings.
@@ -249,7 +250,7 @@ func FromFile(f *meshfile.File, s FileSettings) (*Mesh, error) {
 		Mesh: pipeline.MeshName(f.Mesh), NATS: f.NATS, Gateway: front, NoGateway: s.NoGateway,
 		NoLocalHops: f.LocalHops != nil && !*f.LocalHops,
 		Results:     f.Results, DeadLetters: f.DeadLetters, Idempotency: f.Idempotency, Registry: &f.Registry,
-		Jobs: f.Jobs, Dispatcher: s.Dispatcher,
+		Jobs: f.Jobs, Dispatcher: s.Dispatcher, Gates: s.Gates,
 		Logger: s.Logger, Meter: s.Meter, Version: s.Version, Advertise: s.Advertise, Tracer: s.Tracer,
 	})
 	if err != nil {

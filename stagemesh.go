@@ -95,6 +95,8 @@ type Settings struct {
 	// them; it needs the gateway.
 	Jobs       dispatch.Config
 	Dispatcher bool
+	// Gates are gates of the program, by the name that pools of jobs use in own.
+	Gates map[string]dispatch.GateFunc
 	// Registry is where hosts register; nil means nowhere.
 	Registry *RegistryConfig
 	// Logger may be nil: nothing is logged.

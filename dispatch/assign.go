@@ -32,6 +32,11 @@ func (d *Dispatcher) newSetup(c Config) (*setup, error) {
 	out := &setup{Config: c, targets: map[string]Target{}}
 	for name, p := range c.Pools {
 		limit := cmp.Or(p.MaxInFlight, DefaultMaxInFlight)
+		if p.Gate != nil {
+			if err := config.InSection("jobs.pools."+name+".gate", p.Gate.checkOwn(d.settings.Gates)); err != nil {
+				return nil, err
+			}
+		}
 		var err error
 		switch {
 		case p.Target.webhooks != nil:

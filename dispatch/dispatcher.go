@@ -72,7 +72,9 @@ type Settings struct {
 	Stages         func(ctx context.Context, pipelines []string) ([]StageLoad, error)
 	ReadyHosts     func(stage string) (int, error)
 	ReadyInstances func(ctx context.Context, service string) (int, error)
-	keyValue       func(ctx context.Context, bucket, key string) (*bus.StoredMessage, error)
+	// Gates are gates of the program, by the name that pools use in own.
+	Gates    map[string]GateFunc
+	keyValue func(ctx context.Context, bucket, key string) (*bus.StoredMessage, error)
 	// DrainTimeout bounds how long a stop waits for attempts; 0 means DefaultDrainTimeout.
 	DrainTimeout time.Duration
 	Logger       *slog.Logger

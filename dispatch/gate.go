@@ -35,6 +35,7 @@ type Gate struct {
 	Schedule   *ScheduleGate   `yaml:"schedule"`
 	Adaptive   *AdaptiveGate   `yaml:"adaptive"`
 	Mesh       *MeshGate       `yaml:"mesh"`
+	Own        *OwnGate        `yaml:"own"`
 
 	// First is the first with a valid reading, Min the one with the least, Product all multiplied.
 	First   []Gate `yaml:"first"`
@@ -69,6 +70,7 @@ func (g Gate) build(p *poolGate, at, number string) (out gate, err error) {
 		{"schedule", g.Schedule != nil, g.Schedule.build},
 		{"adaptive", g.Adaptive != nil, g.Adaptive.build},
 		{"mesh", g.Mesh != nil, g.Mesh.build},
+		{"own", g.Own != nil, g.Own.build},
 	} {
 		if kind.has {
 			n++
@@ -83,7 +85,7 @@ func (g Gate) build(p *poolGate, at, number string) (out gate, err error) {
 		}
 	}
 	if n != 1 {
-		return nil, fmt.Errorf("%s: a gate has exactly one of constant, prometheus, scrape, value, schedule, adaptive, mesh, first, min and product", at)
+		return nil, fmt.Errorf("%s: a gate has exactly one of constant, prometheus, scrape, value, schedule, adaptive, mesh, own, first, min and product", at)
 	}
 	return out, err
 }

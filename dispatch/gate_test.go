@@ -2,8 +2,10 @@ package dispatch
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"maps"
 	"math"
 	"net/http"
@@ -20,6 +22,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
+	"go.opentelemetry.io/otel/metric/noop"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
@@ -403,6 +406,40 @@ func TestGateReadsPages(t *testing.T) {
 	v.await("hung", 0, "gate is unreadable")
 	upgraded := runGate(t, Settings{}, fmt.Sprintf("gate: {value: {url: %s}, %s}", serveRaw(t, switchingProtocols).URL, goldenBudget))
 	upgraded.await("upgraded", 0, "status 101")
+}
+
+func TestGateOfTheProgramIsAsked(t *testing.T) {
+	t.Parallel()
+	var answer atomic.Pointer[func() (float64, time.Time, error)]
+	set := func(room float64, at time.Time, err error) {
+		answer.Store(new(func() (float64, time.Time, error) { return room, at, err }))
+	}
+	set(.7, time.Time{}, nil)
+	own := map[string]GateFunc{"gpu": func(context.Context) (float64, time.Time, error) { return (*answer.Load())() }}
+	g := runGate(t, Settings{Gates: own}, fmt.Sprintf("gate: {min: [{own: {name: gpu}}, {constant: {}}], %s}", goldenBudget))
+	g.await("open", 30, "")
+	set(.1, time.Now(), nil)
+	g.await("full", 0, "D <= B")
+	set(.7, time.Now().Add(-time.Minute), nil)
+	g.await("old", 0, "reading is too old")
+	set(70, time.Now(), nil)
+	g.await("percent", 0, "reading is not within 0 and 1: the budget is 70")
+	set(0, time.Time{}, errors.New("the driver is gone"))
+	g.await("an error", 0, "the driver is gone")
+
+	named := mustPool(t, "gate: {first: [{own: {name: gpu}}]}")
+	config := Config{Pools: map[string]PoolConfig{"main": named}}
+	target := func(PoolConfig) Target { return nil }
+	for names, want := range map[string]string{"gpu": "", "tpu": `jobs.pools.main.gate.own: this program has no gate "gpu"; it has tpu.`, "": "it has none"} {
+		gates := map[string]GateFunc{}
+		if names != "" {
+			gates[names] = own["gpu"]
+		}
+		_, err := New(Settings{Config: config, Gates: gates, Target: target, Logger: slog.New(slog.DiscardHandler), Meter: noop.Meter{}})
+		if (err == nil) != (want == "") || want != "" && !strings.Contains(err.Error(), want) {
+			t.Errorf("with %q: %v", names, err)
+		}
+	}
 }
 
 func TestValueIsAsOldAsItsSourceSays(t *testing.T) {

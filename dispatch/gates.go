@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"net/http"
 	"net/url"
@@ -269,6 +270,43 @@ func (s *Settings) entry(ctx context.Context, name string) (value []byte, at tim
 		return nil, at, err
 	}
 	return msg.Data, msg.At, nil
+}
+
+// OwnGate is a function of the program, see Settings.Gates.
+type OwnGate struct {
+	Name string `yaml:"name"`
+}
+
+// GateFunc returns how much room a target has, in [0, 1], and when that was true; zero means now. It is called at the
+// interval of its gate, and has two seconds. A gate is closed after an error.
+type GateFunc func(ctx context.Context) (room float64, at time.Time, err error)
+
+func (c *OwnGate) build(p *poolGate, source string) (gate, error) {
+	var err error
+	if c.Name == "" {
+		err = errors.New("name: it is missing; it is that of a gate of the program")
+	}
+	return p.poll(func(ctx context.Context) (reading, error) {
+		asked := time.Now()
+		room, at, err := p.settings.Gates[c.Name](ctx) // newSetup has checked that it is there
+		if at.IsZero() {
+			at = asked
+		}
+		d, invalid := roomOf(room, ofBudget)
+		return reading{d: d, at: at, source: source}, cmp.Or(err, invalid)
+	}), err
+}
+
+// checkOwn returns an error for a gate of a name that the program does not have.
+func (g Gate) checkOwn(has map[string]GateFunc) error {
+	if g.Own != nil && has[g.Own.Name] == nil {
+		return fmt.Errorf("own: this program has no gate %q; it has %s. A Go program adds gates in Settings.Gates", g.Own.Name, cmp.Or(strings.Join(slices.Sorted(maps.Keys(has)), ", "), "none"))
+	}
+	var errs []error
+	for _, of := range slices.Concat(g.First, g.Min, g.Product) {
+		errs = append(errs, of.checkOwn(has))
+	}
+	return errors.Join(errs...)
 }
 
 // ConstantGate always says the same.
