@@ -12,6 +12,7 @@ import (
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/model"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/stagehost/batch"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
@@ -59,7 +60,8 @@ type metrics struct {
 	// Of a stage that loads models; no series is of one model.
 	modelRequests, modelLoads                      metric.Int64Counter
 	modelEvictions, modelForwards                  counter
-	modelLoad                                      metric.Float64Histogram
+	modelLoad, modelWait                           metric.Float64Histogram
+	modelSize                                      metric.Int64Histogram
 	models, modelWaiting, modelUsed, modelCapacity metric.Int64Gauge
 	modelAge                                       metric.Float64Gauge
 	host                                           attribute.KeyValue
@@ -73,6 +75,7 @@ func newMetrics(meter metric.Meter, stage pipeline.StageName, host pipeline.Host
 	key := attribute.String("stage", string(stage))
 	base := seriesOf(key)
 	sizes := metric.WithExplicitBucketBoundaries(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+	modelSizes := metric.WithExplicitBucketBoundaries(1<<20, 16<<20, 64<<20, 256<<20, 1<<30, 2<<30, 4<<30, 8<<30, 16<<30, 32<<30, 64<<30, 128<<30)
 	durations := metric.WithExplicitBucketBoundaries(.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10)
 	var errs []error
 	vector := func(name, help string) metric.Int64Counter {
@@ -81,8 +84,8 @@ func newMetrics(meter metric.Meter, stage pipeline.StageName, host pipeline.Host
 		return c
 	}
 	count := func(name, help string) counter { return counter{vector(name, help), base.add} }
-	size := func(name, help string) metric.Int64Histogram {
-		h, err := meter.Int64Histogram(name, sizes, metric.WithDescription(help))
+	sizesOf := func(name, unit, help string, bounds metric.HistogramOption) metric.Int64Histogram {
+		h, err := meter.Int64Histogram(name, bounds, metric.WithUnit(unit), metric.WithDescription(help))
 		errs = append(errs, err)
 		return h
 	}
@@ -110,6 +113,8 @@ func newMetrics(meter metric.Meter, stage pipeline.StageName, host pipeline.Host
 		modelEvictions: count("stagemesh.stage.model_evictions", "Models unloaded to make room."),
 		modelForwards:  count("stagemesh.stage.model_forwards", "Items passed on to another host that has their model."),
 		modelLoad:      seconds("stagemesh.stage.model_load", "Time of a load that succeeded."),
+		modelWait:      seconds("stagemesh.stage.model_wait", "Time for which an item that did not find its model loaded has waited for it."),
+		modelSize:      sizesOf("stagemesh.stage.model_size", "By", "Memory of a model that was loaded.", modelSizes),
 
 		items:       vector("stagemesh.stage.items", "Items with an outcome, by outcome."),
 		faults:      vector("stagemesh.stage.faults", "Items that failed, by reason."),
@@ -130,8 +135,8 @@ func newMetrics(meter metric.Meter, stage pipeline.StageName, host pipeline.Host
 		ackFailures:         count("stagemesh.stage.ack_failures", "Items whose acknowledgement failed; they are redelivered."),
 		internalErrors:      count("stagemesh.stage.internal_errors", "Internal errors; report any."),
 
-		batchItems: size("stagemesh.stage.batch_items", "Items in a batch."),
-		batchRows:  size("stagemesh.stage.batch_rows", "Rows in a batch."),
+		batchItems: sizesOf("stagemesh.stage.batch_items", "", "Items in a batch.", sizes),
+		batchRows:  sizesOf("stagemesh.stage.batch_rows", "", "Rows in a batch.", sizes),
 		queueWait:  seconds("stagemesh.stage.queue_wait", "Time from the broker's receipt of an item to its delivery."),
 		batchWait:  seconds("stagemesh.stage.batch_wait", "Time from an item's delivery to the dispatch of its batch."),
 		runTime:    seconds("stagemesh.stage.run", "Run time of a batch."),
@@ -262,12 +267,22 @@ func (m *metrics) countModelRequest(isHit bool) {
 	m.modelRequests.Add(context.Background(), 1, m.with("result", result).add...)
 }
 
-// countLoad counts a load that has ended.
-func (m *metrics) countLoad(took time.Duration, err error) {
+// recordModelWait records for how long an item has waited for its model.
+func (m *metrics) recordModelWait(d time.Duration) {
+	m.modelWait.Record(context.Background(), d.Seconds(), m.base.record...)
+}
+
+// countLoad counts a load that has ended, of a model of that size.
+func (m *metrics) countLoad(took time.Duration, size model.Size, err error) {
 	outcome := "loaded"
 	switch {
 	case err == nil:
 		m.modelLoad.Record(context.Background(), took.Seconds(), m.base.record...)
+		for memory, n := range map[string]int64{"host": size.Host, "device": size.Device} {
+			if n > 0 {
+				m.modelSize.Record(context.Background(), n, m.with("memory", memory).record...)
+			}
+		}
 	case errors.Is(err, runner.ErrCrashed):
 		outcome = "crashed"
 	default:

@@ -148,7 +148,7 @@ func (h *Host) loadModel(ctx context.Context, r *modelcache.Replica, m model.Mod
 		}
 	}
 	took := time.Since(begin)
-	h.metrics.countLoad(took, e.err)
+	h.metrics.countLoad(took, e.loaded.Size, e.err)
 	log := h.settings.Logger.With("model", m.ID, "took", took.Round(time.Millisecond))
 	ctx, cancel := context.WithTimeout(h.runCtx, registryTimeout)
 	defer cancel()

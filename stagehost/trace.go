@@ -71,6 +71,7 @@ func (it *item) traceRun(r *run) {
 func (h *Host) traceModelWait(it *item) {
 	now, t := time.Now(), &it.trace
 	it.timing.ModelWait += now.Sub(it.waitsForModelSince)
+	h.metrics.recordModelWait(now.Sub(it.waitsForModelSince))
 	if t.process != nil {
 		h.startSpan(t.process.Context(), "load", it.waitsForModelSince).End(now)
 		t.waitsSince = now

@@ -96,6 +96,7 @@ infer (server, MESH-gateway)
 		`stagemesh_gateway_model_routes_total{to="placed"} `, `stagemesh_stage_model_load_seconds_count{stage="one"} 2`,
 		`state="loaded"} 2`, `memory="host",stage="one"} 2.097152e+06`, `stagemesh_stage_model_memory_capacity_bytes{`, `stagemesh_stage_model_oldest_use_seconds{`,
 		`stagemesh_stage_model_waiting_items{`, `stagemesh_stage_model_requests_total{result="miss",stage="one"} 2`,
+		`stagemesh_stage_model_wait_seconds_count{stage="one"} 2`, `stagemesh_stage_model_size_bytes_count{memory="host",stage="one"} 2`,
 	} {
 		testbed.Eventually(t, want, func() bool { return strings.Contains(b.metrics(), want) })
 	}
