@@ -725,8 +725,8 @@ func TestReplicasFollowTheUse(t *testing.T) {
 	// Young replicas stay alone.
 	later := time.Now().Add(time.Hour)
 	used := map[model.ID]*placement.Usage{"busy": {}, "idle": {}}
-	used["busy"].Observe(later, placement.Sample{Rate: 3})
-	used["idle"].Observe(later, placement.Sample{Rate: 0.1})
+	used["busy"].Observe(later, 3)
+	used["idle"].Observe(later, 0.1)
 	own := pipeline.HostID(one.Record().GetHost())
 	placer.Scale(t.Context(), later, stage, own, used, false)
 	await("busy", 2)

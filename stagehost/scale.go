@@ -1,8 +1,11 @@
 package stagehost
 
 import (
+	"cmp"
 	"context"
 	"time"
+
+	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
 	"github.com/stagemesh/stagemesh/discovery/models"
 	"github.com/stagemesh/stagemesh/mesh/model"
@@ -14,8 +17,8 @@ const (
 	// whether they need fewer.
 	scaleEvery = 10 * time.Second
 	downEvery  = 6 * time.Minute
-	// fullRate is how many requests a minute one replica should get.
-	fullRate = 2000
+	// Defaults of meshv1.ScaleSettings.
+	fullRate, fullBusy = 2000, 0.9
 	// touchAfter is how old the last use on record may become.
 	touchAfter = time.Hour
 	// usageKept is for how long the use of a model is remembered.
@@ -26,6 +29,8 @@ const (
 type modelUse struct {
 	requests int
 	busy     time.Duration
+	// waited is for how long its requests did, but for the model.
+	waited time.Duration
 	// slots is how many of its batches may run at a time.
 	slots int
 }
@@ -37,10 +42,24 @@ func (s *modelSet) ran(r *run, took time.Duration) {
 	use := s.uses[id]
 	use.requests += len(r.items)
 	use.busy += took
+	for _, each := range r.items {
+		use.waited += max(0, each.queueWait+r.started.Sub(each.arrived)-each.timing.ModelWait)
+	}
 	if use.slots = s.loop.host.settings.Runner.Concurrency(); it.limit != nil {
 		use.slots = min(use.slots, it.limit.Most)
 	}
 	s.uses[id] = use
+}
+
+// load is 1 where a replica should get no more, by the settings.
+func (u modelUse) load(s *meshv1.ScaleSettings) float64 {
+	rate := float64(u.requests) / scaleEvery.Minutes() / float64(cmp.Or(s.GetRequestsPerMinute(), fullRate))
+	busy := u.busy.Seconds() / scaleEvery.Seconds() / float64(max(1, u.slots)) / cmp.Or(s.GetBusy(), fullBusy)
+	out := max(rate, busy)
+	if most := s.GetQueueTime().AsDuration(); most > 0 && u.requests > 0 {
+		out = max(out, float64(u.waited)/float64(u.requests)/float64(most))
+	}
+	return out
 }
 
 // takeUses returns the uses of models since the last time.
@@ -86,16 +105,13 @@ func (h *Host) scaleOnce(ctx context.Context, now time.Time, known map[model.ID]
 	if err != nil {
 		return err
 	}
-	used := map[model.ID]*placement.Usage{}
+	used, settings := map[model.ID]*placement.Usage{}, h.models.StageSettings(h.settings.Stage).GetScale()
 	for id, use := range uses {
 		if known[id] == nil {
 			known[id] = &placement.Usage{}
 		}
 		used[id] = known[id]
-		used[id].Observe(now, placement.Sample{
-			Rate: float64(use.requests) / scaleEvery.Minutes() / fullRate,
-			Busy: use.busy.Seconds() / scaleEvery.Seconds() / float64(max(1, use.slots)),
-		})
+		used[id].Observe(now, use.load(settings))
 	}
 	for id, usage := range known {
 		switch {

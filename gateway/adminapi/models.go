@@ -306,6 +306,11 @@ func (h *handler) setModelSettings(ctx context.Context, in *adminv1.SetSettingsR
 			}
 		}
 	}
+	if scale := in.GetSettings().GetScale(); !(scale.GetBusy() >= 0 && scale.GetBusy() <= 1) {
+		return nil, transport.InvalidField("settings.scale.busy", fmt.Errorf("%v is not between 0 and 1", scale.GetBusy()))
+	} else if scale.GetQueueTime().AsDuration() < 0 {
+		return nil, transport.InvalidField("settings.scale.queue_time", fmt.Errorf("%s is negative", scale.GetQueueTime().AsDuration()))
+	}
 	err = h.Models.SetStageSettings(ctx, stage, in.GetSettings())
 	if err == nil {
 		h.Logger.Info("settings of models set", "stage", stage)

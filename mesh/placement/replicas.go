@@ -10,9 +10,8 @@ import (
 )
 
 const (
-	// The load of a replica is 1 where it can do no more, using maxBusy of its concurrency.
-	// Below lowLoad a replica may be removed.
-	maxBusy, lowLoad = 0.9, 2. / 3
+	// The load of a replica is 1 where it should get no more. Below lowLoad it may be removed.
+	lowLoad = 2. / 3
 	// A model in regular use gets a second replica if this share of the memory is free, or
 	// evicted models are this old. No replica is removed while more than scaleDownFree is free.
 	secondFree, scaleDownFree = 0.1, 0.05
@@ -45,13 +44,6 @@ func (v View) Pool(now time.Time, c Constraint) Pool {
 	return p
 }
 
-// Sample is the use of a replica since its last sample.
-type Sample struct {
-	// Rate is the rate of requests over that which one replica should get (2,000 per minute).
-	// Busy is the share of its concurrency that ran.
-	Rate, Busy float64
-}
-
 // Usage is what a holder knows about the use of its replica.
 type Usage struct {
 	minutes    uint64    // a bit for each minute with a sample, the lowest for that of last
@@ -59,10 +51,10 @@ type Usage struct {
 	load       float64
 }
 
-// Observe adds a sample of a replica that was used.
-func (u *Usage) Observe(now time.Time, s Sample) {
+// Observe adds a sample of a replica that was used: its load since the last one.
+func (u *Usage) Observe(now time.Time, load float64) {
 	u.minutes = u.minutes<<max(0, now.Unix()/60-u.last.Unix()/60) | 1
-	u.last, u.load = now, max(s.Rate, s.Busy/maxBusy)
+	u.last, u.load = now, load
 	if u.load >= lowLoad {
 		u.high = now
 	}

@@ -60,7 +60,7 @@ func (s *simulation) step(requests float64) {
 	if requests > 0 {
 		share := requests / float64(len(s.model.Replicas))
 		for _, u := range s.usages {
-			u.Observe(s.now, placement.Sample{Rate: share / 2000})
+			u.Observe(s.now, share/2000)
 		}
 		s.model.Usage = s.usages[s.model.Replicas[0].Host]
 		if more := s.view.ScaleUp(s.now, s.model); more > 0 {
@@ -198,21 +198,19 @@ func TestScaleUpIsBoundedAndWaitsForLoads(t *testing.T) {
 		}
 		return r
 	}
-	busy := placement.Sample{Rate: 4.5}
+	busy := 4.5
 	for name, test := range map[string]struct {
 		hosts    int
 		replicas []placement.Replica
-		sample   placement.Sample
+		load     float64
 		want     int
 	}{
 		"at most two more on few hosts": {5, at(time.Hour, "h0"), busy, 2},
 		"by load on many hosts":         {12, at(time.Hour, "h0"), busy, 4},
-		"a third of the hosts":          {12, at(time.Hour, "h0", "h1"), placement.Sample{Rate: 1e9}, 4},
+		"a third of the hosts":          {12, at(time.Hour, "h0", "h1"), 1e9, 4},
 		"no more than hosts":            {3, at(time.Hour, "h0", "h1"), busy, 1},
-		"exactly enough":                {5, at(time.Hour, "h0", "h1"), placement.Sample{Rate: 1}, 0},
-		"a little too much":             {5, at(time.Hour, "h0", "h1"), placement.Sample{Rate: 1.01}, 1},
-		"concurrency":                   {5, at(time.Hour, "h0"), placement.Sample{Busy: 0.91}, 1},
-		"idle concurrency":              {5, at(time.Hour, "h0"), placement.Sample{Busy: 0.89}, 0},
+		"exactly enough":                {5, at(time.Hour, "h0", "h1"), 1, 0},
+		"a little too much":             {5, at(time.Hour, "h0", "h1"), 1.01, 1},
 		"a load just before":            {5, at(27*time.Second, "h0"), busy, 0},
 		"a load before":                 {5, at(28*time.Second, "h0"), busy, 2},
 		"a load now":                    {5, append(at(time.Hour, "h0"), placement.Replica{Host: "h1", Since: start.Add(-time.Hour)}), busy, 0},
@@ -227,7 +225,7 @@ func TestScaleUpIsBoundedAndWaitsForLoads(t *testing.T) {
 			m := newModel("m")
 			m.Replicas = test.replicas
 			m.Usage = &placement.Usage{}
-			m.Usage.Observe(start, test.sample)
+			m.Usage.Observe(start, test.load)
 			if got := v.ScaleUp(start, m); got != test.want {
 				t.Errorf("%d more, want %d", got, test.want)
 			}
@@ -251,7 +249,7 @@ func TestScaleDownKeepsReplicas(t *testing.T) {
 			m.Replicas[i].Since = start.Add(-time.Duration(rapid.IntRange(0, 90).Draw(t, "since")) * time.Minute)
 		}
 		m.Usage = &placement.Usage{}
-		m.Usage.Observe(start.Add(-time.Duration(rapid.IntRange(0, 1200).Draw(t, "sampled"))*time.Second), placement.Sample{Rate: rapid.Float64Range(0, 2).Draw(t, "load")})
+		m.Usage.Observe(start.Add(-time.Duration(rapid.IntRange(0, 1200).Draw(t, "sampled"))*time.Second), rapid.Float64Range(0, 2).Draw(t, "load"))
 		// Each holder decides after the others' removals.
 		for i := range v.Hosts {
 			remove := v.ScaleDown(start, &v.Hosts[i], []*placement.Model{m})

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"math"
 	"os"
 	"slices"
 	"strings"
@@ -21,6 +22,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
@@ -431,12 +433,20 @@ func printRequest(out io.Writer, r *adminv1.TapModelResponse) error {
 	return err
 }
 
+// scaleFile is the section scale of a file of settings.
+type scaleFile struct {
+	RequestsPerMinute int           `yaml:"requests_per_minute"`
+	Busy              float64       `yaml:"busy"`
+	QueueTime         time.Duration `yaml:"queue_time"`
+}
+
 func newModelsSettings() *cobra.Command {
 	var file string
 	settings := &cobra.Command{
 		Use: "settings STAGE", Short: "Show or replace the settings of a stage's models",
 		Long: "Show the settings of a stage that loads models as a line of JSON, or replace them by those of a file, while the stage runs:\n" +
-			"types: which labels a host needs for models of a type (required), and which make it a better choice (preferred).",
+			"types: which labels a host needs for models of a type (required), and which make it a better choice (preferred);\n" +
+			"scale: what one replica of a model may have until it gets another one: requests_per_minute, busy, queue_time.",
 		Example: "  stagemesh models settings score\n  echo 'types: {gpu: {required: [gpu], preferred: [big]}}' >settings.yaml\n  stagemesh models settings score --file settings.yaml",
 		Args:    between(1, 1, "give the name of one STAGE"),
 	}
@@ -448,11 +458,18 @@ func newModelsSettings() *cobra.Command {
 					Required  []string `yaml:"required"`
 					Preferred []string `yaml:"preferred"`
 				} `yaml:"types"`
+				Scale scaleFile `yaml:"scale"`
 			}
 			if _, err := config.Load(file, &in); err != nil {
 				return err
 			}
+			if in.Scale.RequestsPerMinute < 0 || in.Scale.RequestsPerMinute > math.MaxUint32 {
+				return fmt.Errorf("%s: scale.requests_per_minute: %d is not between 0 and %d", file, in.Scale.RequestsPerMinute, uint32(math.MaxUint32))
+			}
 			wanted := &meshv1.ModelSettings{Types: map[string]*meshv1.TypeConstraint{}}
+			if in.Scale != (scaleFile{}) {
+				wanted.Scale = &meshv1.ScaleSettings{RequestsPerMinute: uint32(in.Scale.RequestsPerMinute), Busy: in.Scale.Busy, QueueTime: durationpb.New(in.Scale.QueueTime)}
+			}
 			for name, one := range in.Types {
 				wanted.Types[name] = &meshv1.TypeConstraint{Required: one.Required, Preferred: one.Preferred}
 			}

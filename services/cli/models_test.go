@@ -39,6 +39,11 @@ func TestModelsAreRegisteredFromFiles(t *testing.T) {
 	c.fails("workers", "models", "settings", "echo", "--file", c.file("wrong.yaml", "workers: 2\ntypes: {}\n"))
 	c.fails("settings.types.gpu", "models", "settings", "echo", "--file", c.file("wrong.yaml", "types: {gpu: {required: ['']}}\n"))
 	c.shows(c.run("models", "settings", "echo"), labels)
+	c.fails("settings.scale.busy", "models", "settings", "echo", "--file", c.file("wrong.yaml", "scale: {busy: 2}\n"))
+	c.fails("settings.scale.queue_time", "models", "settings", "echo", "--file", c.file("wrong.yaml", "scale: {queue_time: -1s}\n"))
+	c.fails("scale.requests_per_minute", "models", "settings", "echo", "--file", c.file("wrong.yaml", "scale: {requests_per_minute: -1}\n"))
+	c.shows(c.run("models", "settings", "echo", "--file", c.file("scale.yaml", "scale: {requests_per_minute: 500, busy: 0.5, queue_time: 200ms}\n")),
+		`^{"scale":{"requestsPerMinute":500,"busy":0.5,"queueTime":"0.200s"}}\n$`)
 
 	c.fails("MODEL_EXISTS", "models", "register", "one", "--stage", "label")
 	c.fails("model.stage", "models", "register", "two")

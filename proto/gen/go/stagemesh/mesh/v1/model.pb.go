@@ -10,6 +10,7 @@ import (
 	v1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
+	durationpb "google.golang.org/protobuf/types/known/durationpb"
 	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
 	reflect "reflect"
 	sync "sync"
@@ -667,6 +668,7 @@ type ModelSettings struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// By type of model.
 	Types         map[string]*TypeConstraint `protobuf:"bytes,1,rep,name=types,proto3" json:"types,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Scale         *ScaleSettings             `protobuf:"bytes,2,opt,name=scale,proto3" json:"scale,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -708,6 +710,78 @@ func (x *ModelSettings) GetTypes() map[string]*TypeConstraint {
 	return nil
 }
 
+func (x *ModelSettings) GetScale() *ScaleSettings {
+	if x != nil {
+		return x.Scale
+	}
+	return nil
+}
+
+// ScaleSettings say when a model gets more replicas: once one of them has more of anything here.
+type ScaleSettings struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Requests of the model a minute; 0 means 2000.
+	RequestsPerMinute uint32 `protobuf:"varint,1,opt,name=requests_per_minute,json=requestsPerMinute,proto3" json:"requests_per_minute,omitempty"`
+	// Share of the batches of the model that may run at a time, in (0, 1]; 0 means 0.9.
+	Busy float64 `protobuf:"fixed64,2,opt,name=busy,proto3" json:"busy,omitempty"`
+	// Mean time for which its requests wait for a batch, in the queue and on the host; unset means
+	// that this does not count.
+	QueueTime     *durationpb.Duration `protobuf:"bytes,3,opt,name=queue_time,json=queueTime,proto3" json:"queue_time,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ScaleSettings) Reset() {
+	*x = ScaleSettings{}
+	mi := &file_stagemesh_mesh_v1_model_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ScaleSettings) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ScaleSettings) ProtoMessage() {}
+
+func (x *ScaleSettings) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_mesh_v1_model_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ScaleSettings.ProtoReflect.Descriptor instead.
+func (*ScaleSettings) Descriptor() ([]byte, []int) {
+	return file_stagemesh_mesh_v1_model_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *ScaleSettings) GetRequestsPerMinute() uint32 {
+	if x != nil {
+		return x.RequestsPerMinute
+	}
+	return 0
+}
+
+func (x *ScaleSettings) GetBusy() float64 {
+	if x != nil {
+		return x.Busy
+	}
+	return 0
+}
+
+func (x *ScaleSettings) GetQueueTime() *durationpb.Duration {
+	if x != nil {
+		return x.QueueTime
+	}
+	return nil
+}
+
 // TypeConstraint says which hosts take models of a type, by their labels.
 type TypeConstraint struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -721,7 +795,7 @@ type TypeConstraint struct {
 
 func (x *TypeConstraint) Reset() {
 	*x = TypeConstraint{}
-	mi := &file_stagemesh_mesh_v1_model_proto_msgTypes[9]
+	mi := &file_stagemesh_mesh_v1_model_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -733,7 +807,7 @@ func (x *TypeConstraint) String() string {
 func (*TypeConstraint) ProtoMessage() {}
 
 func (x *TypeConstraint) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_mesh_v1_model_proto_msgTypes[9]
+	mi := &file_stagemesh_mesh_v1_model_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -746,7 +820,7 @@ func (x *TypeConstraint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TypeConstraint.ProtoReflect.Descriptor instead.
 func (*TypeConstraint) Descriptor() ([]byte, []int) {
-	return file_stagemesh_mesh_v1_model_proto_rawDescGZIP(), []int{9}
+	return file_stagemesh_mesh_v1_model_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *TypeConstraint) GetRequired() []string {
@@ -767,7 +841,7 @@ var File_stagemesh_mesh_v1_model_proto protoreflect.FileDescriptor
 
 const file_stagemesh_mesh_v1_model_proto_rawDesc = "" +
 	"\n" +
-	"\x1dstagemesh/mesh/v1/model.proto\x12\x11stagemesh.mesh.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1estagemesh/stage/v1/stage.proto\"\xab\x02\n" +
+	"\x1dstagemesh/mesh/v1/model.proto\x12\x11stagemesh.mesh.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1estagemesh/stage/v1/stage.proto\"\xab\x02\n" +
 	"\x05Model\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
 	"\x05stage\x18\x02 \x01(\tR\x05stage\x12\x12\n" +
@@ -816,13 +890,19 @@ const file_stagemesh_mesh_v1_model_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\rR\x05value:\x028\x01\"=\n" +
 	"\vAliasShadow\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12\x18\n" +
-	"\apercent\x18\x02 \x01(\rR\apercent\"\xaf\x01\n" +
+	"\apercent\x18\x02 \x01(\rR\apercent\"\xe7\x01\n" +
 	"\rModelSettings\x12A\n" +
-	"\x05types\x18\x01 \x03(\v2+.stagemesh.mesh.v1.ModelSettings.TypesEntryR\x05types\x1a[\n" +
+	"\x05types\x18\x01 \x03(\v2+.stagemesh.mesh.v1.ModelSettings.TypesEntryR\x05types\x126\n" +
+	"\x05scale\x18\x02 \x01(\v2 .stagemesh.mesh.v1.ScaleSettingsR\x05scale\x1a[\n" +
 	"\n" +
 	"TypesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x127\n" +
-	"\x05value\x18\x02 \x01(\v2!.stagemesh.mesh.v1.TypeConstraintR\x05value:\x028\x01\"J\n" +
+	"\x05value\x18\x02 \x01(\v2!.stagemesh.mesh.v1.TypeConstraintR\x05value:\x028\x01\"\x8d\x01\n" +
+	"\rScaleSettings\x12.\n" +
+	"\x13requests_per_minute\x18\x01 \x01(\rR\x11requestsPerMinute\x12\x12\n" +
+	"\x04busy\x18\x02 \x01(\x01R\x04busy\x128\n" +
+	"\n" +
+	"queue_time\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\tqueueTime\"J\n" +
 	"\x0eTypeConstraint\x12\x1a\n" +
 	"\brequired\x18\x01 \x03(\tR\brequired\x12\x1c\n" +
 	"\tpreferred\x18\x02 \x03(\tR\tpreferred*|\n" +
@@ -845,7 +925,7 @@ func file_stagemesh_mesh_v1_model_proto_rawDescGZIP() []byte {
 }
 
 var file_stagemesh_mesh_v1_model_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_stagemesh_mesh_v1_model_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
+var file_stagemesh_mesh_v1_model_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
 var file_stagemesh_mesh_v1_model_proto_goTypes = []any{
 	(ReplicaState)(0),             // 0: stagemesh.mesh.v1.ReplicaState
 	(*Model)(nil),                 // 1: stagemesh.mesh.v1.Model
@@ -857,37 +937,41 @@ var file_stagemesh_mesh_v1_model_proto_goTypes = []any{
 	(*AliasRoute)(nil),            // 7: stagemesh.mesh.v1.AliasRoute
 	(*AliasShadow)(nil),           // 8: stagemesh.mesh.v1.AliasShadow
 	(*ModelSettings)(nil),         // 9: stagemesh.mesh.v1.ModelSettings
-	(*TypeConstraint)(nil),        // 10: stagemesh.mesh.v1.TypeConstraint
-	nil,                           // 11: stagemesh.mesh.v1.Model.OptionsEntry
-	nil,                           // 12: stagemesh.mesh.v1.AliasRoute.WeightsEntry
-	nil,                           // 13: stagemesh.mesh.v1.ModelSettings.TypesEntry
-	(*timestamppb.Timestamp)(nil), // 14: google.protobuf.Timestamp
-	(*v1.Spec)(nil),               // 15: stagemesh.stage.v1.Spec
+	(*ScaleSettings)(nil),         // 10: stagemesh.mesh.v1.ScaleSettings
+	(*TypeConstraint)(nil),        // 11: stagemesh.mesh.v1.TypeConstraint
+	nil,                           // 12: stagemesh.mesh.v1.Model.OptionsEntry
+	nil,                           // 13: stagemesh.mesh.v1.AliasRoute.WeightsEntry
+	nil,                           // 14: stagemesh.mesh.v1.ModelSettings.TypesEntry
+	(*timestamppb.Timestamp)(nil), // 15: google.protobuf.Timestamp
+	(*v1.Spec)(nil),               // 16: stagemesh.stage.v1.Spec
+	(*durationpb.Duration)(nil),   // 17: google.protobuf.Duration
 }
 var file_stagemesh_mesh_v1_model_proto_depIdxs = []int32{
-	11, // 0: stagemesh.mesh.v1.Model.options:type_name -> stagemesh.mesh.v1.Model.OptionsEntry
+	12, // 0: stagemesh.mesh.v1.Model.options:type_name -> stagemesh.mesh.v1.Model.OptionsEntry
 	2,  // 1: stagemesh.mesh.v1.Model.size:type_name -> stagemesh.mesh.v1.ModelSize
 	1,  // 2: stagemesh.mesh.v1.ModelRecord.model:type_name -> stagemesh.mesh.v1.Model
-	14, // 3: stagemesh.mesh.v1.ModelRecord.registered_at:type_name -> google.protobuf.Timestamp
-	14, // 4: stagemesh.mesh.v1.ModelRecord.last_use:type_name -> google.protobuf.Timestamp
-	14, // 5: stagemesh.mesh.v1.ReplicasRecord.registered_at:type_name -> google.protobuf.Timestamp
-	14, // 6: stagemesh.mesh.v1.ReplicasRecord.last_use:type_name -> google.protobuf.Timestamp
+	15, // 3: stagemesh.mesh.v1.ModelRecord.registered_at:type_name -> google.protobuf.Timestamp
+	15, // 4: stagemesh.mesh.v1.ModelRecord.last_use:type_name -> google.protobuf.Timestamp
+	15, // 5: stagemesh.mesh.v1.ReplicasRecord.registered_at:type_name -> google.protobuf.Timestamp
+	15, // 6: stagemesh.mesh.v1.ReplicasRecord.last_use:type_name -> google.protobuf.Timestamp
 	5,  // 7: stagemesh.mesh.v1.ReplicasRecord.replicas:type_name -> stagemesh.mesh.v1.Replica
-	15, // 8: stagemesh.mesh.v1.ReplicasRecord.spec:type_name -> stagemesh.stage.v1.Spec
+	16, // 8: stagemesh.mesh.v1.ReplicasRecord.spec:type_name -> stagemesh.stage.v1.Spec
 	0,  // 9: stagemesh.mesh.v1.Replica.state:type_name -> stagemesh.mesh.v1.ReplicaState
-	14, // 10: stagemesh.mesh.v1.Replica.since:type_name -> google.protobuf.Timestamp
+	15, // 10: stagemesh.mesh.v1.Replica.since:type_name -> google.protobuf.Timestamp
 	2,  // 11: stagemesh.mesh.v1.Replica.size:type_name -> stagemesh.mesh.v1.ModelSize
 	7,  // 12: stagemesh.mesh.v1.Alias.active:type_name -> stagemesh.mesh.v1.AliasRoute
 	7,  // 13: stagemesh.mesh.v1.Alias.target:type_name -> stagemesh.mesh.v1.AliasRoute
-	12, // 14: stagemesh.mesh.v1.AliasRoute.weights:type_name -> stagemesh.mesh.v1.AliasRoute.WeightsEntry
+	13, // 14: stagemesh.mesh.v1.AliasRoute.weights:type_name -> stagemesh.mesh.v1.AliasRoute.WeightsEntry
 	8,  // 15: stagemesh.mesh.v1.AliasRoute.shadow:type_name -> stagemesh.mesh.v1.AliasShadow
-	13, // 16: stagemesh.mesh.v1.ModelSettings.types:type_name -> stagemesh.mesh.v1.ModelSettings.TypesEntry
-	10, // 17: stagemesh.mesh.v1.ModelSettings.TypesEntry.value:type_name -> stagemesh.mesh.v1.TypeConstraint
-	18, // [18:18] is the sub-list for method output_type
-	18, // [18:18] is the sub-list for method input_type
-	18, // [18:18] is the sub-list for extension type_name
-	18, // [18:18] is the sub-list for extension extendee
-	0,  // [0:18] is the sub-list for field type_name
+	14, // 16: stagemesh.mesh.v1.ModelSettings.types:type_name -> stagemesh.mesh.v1.ModelSettings.TypesEntry
+	10, // 17: stagemesh.mesh.v1.ModelSettings.scale:type_name -> stagemesh.mesh.v1.ScaleSettings
+	17, // 18: stagemesh.mesh.v1.ScaleSettings.queue_time:type_name -> google.protobuf.Duration
+	11, // 19: stagemesh.mesh.v1.ModelSettings.TypesEntry.value:type_name -> stagemesh.mesh.v1.TypeConstraint
+	20, // [20:20] is the sub-list for method output_type
+	20, // [20:20] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_stagemesh_mesh_v1_model_proto_init() }
@@ -901,7 +985,7 @@ func file_stagemesh_mesh_v1_model_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_stagemesh_mesh_v1_model_proto_rawDesc), len(file_stagemesh_mesh_v1_model_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   13,
+			NumMessages:   14,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
