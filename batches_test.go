@@ -469,13 +469,15 @@ func TestBadBatchRequestsNameTheField(t *testing.T) {
 	b := startBatches(t, "{pipelines: [p]}")
 	file, _, _ := b.upload("x", "purpose", "batch")
 	for name, c := range map[string]struct{ method, path, body, param string }{
-		"window":        {"POST", "/v1/batches", `{"input_file_id": "` + file.ID + `", "endpoint": "/v1/x", "completion_window": "48h"}`, "completion_window"},
-		"endpoint":      {"POST", "/v1/batches", `{"input_file_id": "` + file.ID + `", "endpoint": "x", "completion_window": "24h"}`, "endpoint"},
-		"long endpoint": {"POST", "/v1/batches", `{"input_file_id": "` + file.ID + `", "endpoint": "/` + strings.Repeat("x", 300) + `", "completion_window": "24h"}`, "endpoint"},
-		"metadata":      {"POST", "/v1/batches", `{"input_file_id": "` + file.ID + `", "endpoint": "/v1/x", "completion_window": "24h", "metadata": {"k": "` + strings.Repeat("x", 513) + `"}}`, "metadata"},
-		"anchor":        {"POST", "/v1/batches", `{"input_file_id": "` + file.ID + `", "endpoint": "/v1/x", "completion_window": "24h", "output_expires_after": {"anchor": "x"}}`, "output_expires_after.anchor"},
-		"limit":         {"GET", "/v1/batches?limit=101", "", "limit"},
-		"order":         {"GET", "/v1/files?order=up", "", "order"},
+		"window":         {"POST", "/v1/batches", `{"input_file_id": "` + file.ID + `", "endpoint": "/v1/x", "completion_window": "48h"}`, "completion_window"},
+		"endpoint":       {"POST", "/v1/batches", `{"input_file_id": "` + file.ID + `", "endpoint": "x", "completion_window": "24h"}`, "endpoint"},
+		"long endpoint":  {"POST", "/v1/batches", `{"input_file_id": "` + file.ID + `", "endpoint": "/` + strings.Repeat("x", 300) + `", "completion_window": "24h"}`, "endpoint"},
+		"metadata":       {"POST", "/v1/batches", `{"input_file_id": "` + file.ID + `", "endpoint": "/v1/x", "completion_window": "24h", "metadata": {"k": "` + strings.Repeat("x", 513) + `"}}`, "metadata"},
+		"anchor":         {"POST", "/v1/batches", `{"input_file_id": "` + file.ID + `", "endpoint": "/v1/x", "completion_window": "24h", "output_expires_after": {"anchor": "x"}}`, "output_expires_after.anchor"},
+		"limit":          {"GET", "/v1/batches?limit=101", "", "limit"},
+		"order":          {"GET", "/v1/files?order=up", "", "order"},
+		"an empty limit": {"GET", "/v1/batches?limit=", "", "limit"},
+		"an empty order": {"GET", "/v1/files?order=", "", "order"},
 	} {
 		if status, answer := b.call(c.method, c.path, "application/json", strings.NewReader(c.body), nil); status != 400 || !strings.Contains(answer, `"param":"`+c.param+`"`) {
 			t.Errorf("%s: %d %s", name, status, answer)

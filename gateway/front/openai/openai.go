@@ -242,14 +242,12 @@ func listOf[T any](list func(context.Context, jobs.ListOptions) (*jobs.Page[T], 
 	return func(_ http.ResponseWriter, r *http.Request) (any, error) {
 		query := r.URL.Query()
 		o := jobs.ListOptions{After: query.Get("after"), Purpose: query.Get("purpose"), Limit: defaultLimit}
-		switch order := query.Get("order"); order {
-		case "", "desc":
-		case "asc":
-			o.Ascending = true
-		default:
+		order := query.Get("order")
+		if query.Has("order") && order != "asc" && order != "desc" {
 			return nil, fault.InField(fault.InvalidRequest, "order", "%.*q; use asc or desc", maxQuoted, order)
 		}
-		if text := query.Get("limit"); text != "" {
+		o.Ascending = order == "asc"
+		if text := query.Get("limit"); query.Has("limit") {
 			var err error
 			if o.Limit, err = strconv.Atoi(text); err != nil || o.Limit < 1 || o.Limit > maxLimit {
 				return nil, fault.InField(fault.InvalidRequest, "limit", "%.*q, from 1 to %d are possible", maxQuoted, text, maxLimit)
