@@ -107,29 +107,33 @@ func TestPatternsTakeWhatCallersSend(t *testing.T) {
 	hexID := strings.ReplaceAll(id, "-", "")
 	text := build(t, openapi.Settings{Mesh: "m", Jobs: true, Batches: true})
 	rows := map[string]struct{ good, bad []string }{
-		"request_id": {[]string{id}, []string{"", "x", id + "0"}},
-		"job_id":     {[]string{"nightly." + id, "a." + id}, []string{id, "." + id, "A." + id, "nightly." + hexID}},
-		"file_id":    {[]string{"file-" + hexID}, []string{hexID, "file-" + id, "file-1"}},
-		"batch_id":   {[]string{"batch_" + hexID}, []string{"batch-" + hexID, "batch_1"}},
-		"queue":      {[]string{"nightly", "a"}, []string{"", "-a", "A", "a.b"}},
-		"wait":       {[]string{"0", "250", "-1", "5s", "1m30.5s", "+.5h", "1.s"}, []string{"", "soon", "5 s", "s", "1.5", ".s"}},
+		"request_id":            {[]string{id}, []string{"", "x", id + "0"}},
+		"job_id":                {[]string{"nightly." + id, "a." + id}, []string{"a." + strings.ToUpper(id), id, "." + id, "A." + id, "nightly." + hexID}},
+		"file_id":               {[]string{"file-" + hexID}, []string{hexID, "file-" + id, "file-1"}},
+		"batch_id":              {[]string{"batch_" + hexID}, []string{"batch-" + hexID, "batch_1"}},
+		"queue":                 {[]string{"nightly", "a"}, []string{"", "-a", "A", "a.b"}},
+		"wait":                  {[]string{"0", "250", "5s", "1m30.5s", "+.5h", "1.s"}, []string{"", "-1", "-5s", "123456h", "soon", "5 s", "s", "1.5", ".s"}},
+		"ttl":                   {[]string{"0", "250", "6h"}, []string{"", "-1", "soon"}},
+		transport.HeaderTimeout: {[]string{"", "250", "5s", "0h5m", "1m30.5s", "+.5h", "1.s", "7ns"}, []string{"0", "0s", "-1", "123456h", "0.0ms", "soon"}},
 	}
-	seen := map[string]bool{}
-	for path, of := range at(t, text, "paths").(object) {
+	all := slices.Collect(maps.Values(at(t, text, "components", "parameters").(object)))
+	for _, of := range at(t, text, "paths").(object) {
 		for _, operation := range of.(object) {
 			parameters, _ := operation.(object)["parameters"].([]any)
-			for _, one := range parameters {
-				name, _ := one.(object)["name"].(string)
-				row, ok := rows[name]
-				if !ok {
-					continue
-				}
-				seen[name] = true
-				pattern, err := regexp.Compile(fmt.Sprint(one.(object)["schema"].(object)["pattern"]))
-				if err != nil || slices.ContainsFunc(row.good, func(v string) bool { return !pattern.MatchString(v) }) || slices.ContainsFunc(row.bad, pattern.MatchString) {
-					t.Errorf("%s: %s is %s, %v", path, name, pattern, err)
-				}
-			}
+			all = append(all, parameters...)
+		}
+	}
+	seen := map[string]bool{}
+	for _, one := range all {
+		name, _ := one.(object)["name"].(string)
+		row, ok := rows[name]
+		if !ok {
+			continue
+		}
+		seen[name] = true
+		pattern, err := regexp.Compile(fmt.Sprint(one.(object)["schema"].(object)["pattern"]))
+		if err != nil || slices.ContainsFunc(row.good, func(v string) bool { return !pattern.MatchString(v) }) || slices.ContainsFunc(row.bad, pattern.MatchString) {
+			t.Errorf("%s is %s, %v", name, pattern, err)
 		}
 	}
 	if len(seen) != len(rows) {
@@ -239,6 +243,43 @@ func TestBodiesMatchFirstStageInputs(t *testing.T) {
 				t.Errorf("got %s", got)
 			}
 		})
+	}
+}
+
+func TestBodiesAndOutputsHaveTheNamesOfTheSpec(t *testing.T) {
+	t.Parallel()
+	streams := takes(blobPart("text", "text/plain"))
+	streams.Stream = true
+	weights := tensorPart("weights", "FP32", -1)
+	weights.Optional = true
+	text := build(t, openapi.Settings{Mesh: "m", Pipelines: []openapi.Pipeline{
+		single("forms", takes(blobPart("a", "text/plain"), blobPart("b", "text/plain"))), single("listed", takes(blobPart("a,b", "text/plain"))),
+		single("streams", streams), single("tensors", takes(tensorPart("rows", "INT32", -1, 2), weights)), single("unknown", nil),
+	}})
+	valid(t, text)
+	for name, want := range map[string]any{
+		"forms": object{"enum": []any{"a", "b"}}, "tensors": object{"enum": []any{"rows", "weights"}},
+		"listed": nil, "streams": nil, "unknown": nil, "{pipeline}": nil,
+	} {
+		var got any
+		for _, p := range at(t, text, "paths", "/v1/pipelines/"+name+":infer", "post", "parameters").([]any) {
+			if p.(object)["name"] == "outputs" {
+				got = p.(object)["schema"].(object)["items"]
+			}
+		}
+		if !reflect.DeepEqual(got, want) {
+			t.Errorf("outputs of %s are %v, want %v", name, got, want)
+		}
+	}
+	if form := bodyOf(t, text, "forms")["multipart/form-data"].(object)["schema"].(object); form["additionalProperties"] != false {
+		t.Errorf("the form is %v", form)
+	}
+	schema := compiled(t, text, "#/components/schemas/stage.tensors.request")
+	const rows, weight = `{"name": "rows", "datatype": "INT32", "shape": [1, 2], "data": [1, 2]}`, `{"name": "weights", "datatype": "FP32", "shape": [1], "data": [1]}`
+	for inputs, want := range map[string]bool{rows: true, rows + "," + weight: true, weight: false, rows + "," + rows: false, weight + "," + weight: false} {
+		if got := schema.Validate(decoded(t, `{"inputs": [`+inputs+`]}`)) == nil; got != want {
+			t.Errorf("inputs %s are valid: %t", inputs, got)
+		}
 	}
 }
 

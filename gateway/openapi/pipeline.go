@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -124,7 +125,8 @@ func (a operations) own(of operation, prefix string, success response) operation
 	of.ID, of.Tags = prefix+name, []string{name}
 	of.Summary = strings.Replace(of.Summary, "any pipeline", name, 1)
 	of.Description = a.about()
-	of.Parameters = append(of.Parameters[1:len(of.Parameters):len(of.Parameters)], a.stepParameters()...)
+	of.Parameters = slices.Concat(of.Parameters[1:], a.stepParameters())
+	a.nameOutputs(of.Parameters)
 	of.Body = a.body(of.Body)
 	of.Responses = maps.Clone(of.Responses)
 	of.Responses["200"] = success
@@ -199,6 +201,25 @@ func (a operations) stepParameters() []any {
 		}
 	}
 	return out
+}
+
+// nameOutputs lists the names that the parameter outputs takes. A chunked response may have others.
+func (a operations) nameOutputs(parameters []any) {
+	names := []any{}
+	for _, p := range a.out.outputs() {
+		if strings.ContainsAny(p.name, ", ") || p.name == "" {
+			return // not in a list
+		}
+		names = append(names, p.name)
+	}
+	at := slices.IndexFunc(parameters, func(p any) bool { return reflect.DeepEqual(p, component("parameters", "Outputs")) })
+	if at < 0 || len(names) == 0 || a.out.spec.GetStream() {
+		return
+	}
+	var own object
+	_ = json.Unmarshal(a.Parameters["Outputs"], &own) // embedded
+	own["schema"].(object)["items"] = object{"enum": names}
+	parameters[at] = own
 }
 
 // parameterType returns the type of a parameter in JSON Schema.
@@ -276,7 +297,7 @@ func (a operations) form(blobs []part) object {
 			required = append(required, p.name)
 		}
 	}
-	schema := object{"type": "object", "properties": properties}
+	schema := object{"type": "object", "properties": properties, "additionalProperties": false}
 	if len(required) > 0 {
 		schema["required"] = required
 	}
@@ -302,11 +323,13 @@ func (a operations) request(inputs []part, f form) object {
 	list := object{"type": "array", "minItems": 1, "maxItems": len(inputs), "items": anyOf(inputs, func(p part) object { return a.tensorSchema(p, f.sent) })}
 	var all []any
 	for _, p := range inputs {
-		if !p.GetOptional() {
-			all = append(all, object{"contains": object{"required": []any{"name"}, "properties": object{"name": object{"const": p.name}}}})
+		once := object{"contains": object{"required": []any{"name"}, "properties": object{"name": object{"const": p.name}}}, "maxContains": 1}
+		if p.GetOptional() {
+			once["minContains"] = 0
 		}
+		all = append(all, once)
 	}
-	if len(inputs) > 1 && len(all) > 0 {
+	if len(inputs) > 1 {
 		list["allOf"] = all
 	}
 	schema := a.variant("ModelRequest", object{"inputs": list})
