@@ -311,7 +311,7 @@ test-workers: ## Kill, freeze and mislead the worker processes of a mesh while r
 	@go test -vet=off -count=1 $(WORKERS)
 
 .PHONY: test-clients
-test-clients: $(CLIENTS_PYTHON)/.built $(CLIENTS_NODE)/.built $(GRPCURL_BIN)/.built $(H2SPEC_BIN)/.built ## Ask a mesh with clients of other servers: tritonclient, Node, grpcurl, h2spec, curl; load models on MLServer
+test-clients: $(CLIENTS_PYTHON)/.built $(CLIENTS_NODE)/.built $(GRPCURL_BIN)/.built $(H2SPEC_BIN)/.built ## Ask a mesh with clients of other servers: tritonclient, Node, grpcurl, h2spec, schemathesis, curl; load models on MLServer
 	@echo "== test with other servers' clients"
 	@go test -vet=off -count=1 $(CLIENTS)
 

@@ -8,15 +8,19 @@ import (
 
 	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/internal/meshfile"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/services/runners"
+	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
-// startBatches starts a mesh whose batches run in the pipeline echo, and returns its address.
-func startBatches(t *testing.T) string {
+// startBatches starts a mesh whose batches run in the pipeline echo, and whose max_timeout ends the
+// waits for results. It serves the described runners as pipelines, and waits until the gateway
+// knows their inputs.
+func startBatches(t *testing.T, described map[string]runner.Runner) testMesh {
 	t.Helper()
 	f, err := meshfile.Parse("mesh.yaml", []byte(`
 mesh: m
-gateway: {listen: "127.0.0.1:0", admin: {listen: "127.0.0.1:0"}}
+gateway: {listen: "127.0.0.1:0", max_timeout: 4s, admin: {listen: "127.0.0.1:0"}}
 stages: {echo: {runner: {echo: {}}}}
 pipelines: {echo: {steps: [{name: e, stage: echo}]}}
 jobs:
@@ -31,6 +35,9 @@ jobs:
 	if err != nil {
 		t.Fatal(err)
 	}
+	for name, r := range described {
+		add(t, m, name, r)
+	}
 	if err := m.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -39,12 +46,16 @@ jobs:
 			t.Errorf("stop: %v", err)
 		}
 	})
-	return strings.TrimPrefix(m.URL(), "http://")
+	out := testMesh{m}
+	for name := range described {
+		testbed.Eventually(t, "the gateway knows the inputs of "+name, func() bool { return out.inputs(t, name) > 0 })
+	}
+	return out
 }
 
 func TestOpenAIClientForPythonRunsBatches(t *testing.T) {
 	t.Parallel()
-	tools, address := installTools(t), startBatches(t)
+	tools, address := installTools(t), startBatches(t, nil).address()
 	cmd := exec.CommandContext(t.Context(), tools.python, "-B", "-m", "unittest", "--verbose", "test_openai")
 	cmd.Dir, cmd.Env = "python", append(os.Environ(), "MESH_HTTP="+address)
 	said, err := cmd.CombinedOutput()
@@ -55,7 +66,7 @@ func TestOpenAIClientForPythonRunsBatches(t *testing.T) {
 
 func TestOpenAIClientForNodeRunsBatches(t *testing.T) {
 	t.Parallel()
-	tools, address := installTools(t), startBatches(t)
+	tools, address := installTools(t), startBatches(t, nil).address()
 	cmd := exec.CommandContext(t.Context(), "node", "batches.js", address)
 	cmd.Dir, cmd.Env = "node", append(os.Environ(), "NODE_PATH="+tools.nodeModules)
 	if said := run(t, cmd); said != "2 lines are done\n" {

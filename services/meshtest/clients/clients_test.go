@@ -164,7 +164,7 @@ func TestDocumentationNamesTheVersions(t *testing.T) {
 	t.Parallel()
 	docs := read(t, "../../../docs/clients.md")
 	for file, pinned := range map[string]*regexp.Regexp{
-		"python/requirements.txt":       regexp.MustCompile(`(?m)^tritonclient==(.+)$`),
+		"python/requirements.txt":       regexp.MustCompile(`(?m)^(?:tritonclient|schemathesis)==(.+)$`),
 		"node/package.json":             regexp.MustCompile(`"@grpc/[a-z-]+": "(.+)"`),
 		"../../../tools/grpcurl/go.mod": regexp.MustCompile(`fullstorydev/grpcurl v(\S+)`),
 		"../../../tools/h2spec/go.mod":  regexp.MustCompile(`summerwind/h2spec v(\S+)\+`),

@@ -12,9 +12,10 @@
 //
 // The mesh of batches_test.go has files and batches for openai (folders python and node). The
 // other clients are tritonclient (folder python), @grpc/grpc-js with @grpc/proto-loader
-// (folder node), grpcurl, h2spec and curl. MLServer is a server: it loads testdata/adder.py, again
-// and again, for a modelserver.Runner. The files there pin the versions of all but the last
-// two; `make clients` installs them outside the tree. Without them the tests fail.
+// (folder node), grpcurl, h2spec, schemathesis (folder python) and curl. MLServer is a server: it
+// loads testdata/adder.py, again and again, for a modelserver.Runner. The files there pin the
+// versions of all but the last two; `make clients` installs them outside the tree. Without them the
+// tests fail.
 package clients
 
 import (
@@ -254,7 +255,7 @@ func keepBody(next http.Handler) http.Handler {
 type tools struct {
 	// repository is its root.
 	repository string
-	// python is the program that has tritonclient, MLServer and numpy, nodeModules the folder of
+	// python is the program that has tritonclient, MLServer, schemathesis and numpy, nodeModules the folder of
 	// the packages for Node, and grpcurl and h2spec the programs.
 	python, nodeModules, grpcurl, h2spec string
 }
