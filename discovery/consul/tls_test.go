@@ -19,9 +19,9 @@ import (
 	"github.com/stagemesh/stagemesh/internal/testbed"
 )
 
-// secured starts an agent that trusts the authority in its checks, and has a port with
+// startSecureAgent starts an agent that trusts the authority in its checks, and has a port with
 // TLS beside its plain one. It returns the address of that port.
-func secured(t *testing.T, authority *testbed.Authority) (*testbed.ConsulAgent, string) {
+func startSecureAgent(t *testing.T, authority *testbed.Authority) (*testbed.ConsulAgent, string) {
 	t.Helper()
 	cert, key := authority.Certificate("consul.example")
 	edit, address, err := testbed.ConsulTLS(authority.File, cert, key)
@@ -34,7 +34,7 @@ func secured(t *testing.T, authority *testbed.Authority) (*testbed.ConsulAgent, 
 func TestAgentTLSErrorsNameTheSetting(t *testing.T) {
 	t.Parallel()
 	authority := testbed.NewAuthority(t)
-	a, address := secured(t, authority)
+	a, address := startSecureAgent(t, authority)
 	get := func(address string, with consul.TLS) error {
 		_, err := client(t, address, func(s *consul.Settings) { s.TLS = with }).Get(t.Context(), "a")
 		return err
@@ -92,7 +92,7 @@ func serveHealth(t *testing.T, shown *tls.Config) (address string, checked <-cha
 func TestInstanceWithTLSIsCheckedByItsName(t *testing.T) {
 	t.Parallel()
 	authority := testbed.NewAuthority(t)
-	a, _ := secured(t, authority)
+	a, _ := startSecureAgent(t, authority)
 	address, checked := serveHealth(t, authority.Server("stage.example"))
 	r := client(t, a.Addr())
 	ctx, cancel := context.WithCancel(t.Context())
@@ -115,7 +115,7 @@ func TestInstanceWithTLSIsCheckedByItsName(t *testing.T) {
 // Another process listens at the instance's address.
 func TestInstanceOfAnotherAuthorityIsNotHealthy(t *testing.T) {
 	t.Parallel()
-	a, _ := secured(t, testbed.NewAuthority(t))
+	a, _ := startSecureAgent(t, testbed.NewAuthority(t))
 	address, checked := serveHealth(t, testbed.NewAuthority(t).Server("stage.example"))
 	r := client(t, a.Addr())
 	ctx, cancel := context.WithCancel(t.Context())

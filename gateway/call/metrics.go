@@ -202,8 +202,8 @@ type served struct {
 
 type servedName struct{ tenant, name string }
 
-// countServed counts a request that has ended.
-func (s *Service) countServed(ctx context.Context, r *Request, response *Response, f *fault.Fault, took time.Duration) {
+// countRequest counts a request that has ended.
+func (s *Service) countRequest(ctx context.Context, r *Request, response *Response, f *fault.Fault, took time.Duration) {
 	if r.isShadow() {
 		return
 	}

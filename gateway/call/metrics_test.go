@@ -103,7 +103,7 @@ func TestStatisticsAreBoundedAndOfOneTenant(t *testing.T) {
 	s := &Service{metrics: m}
 	count := func(ctx context.Context, name string) {
 		steps := []StepTiming{{QueueWait: time.Second, BatchWait: time.Second, Run: time.Second, Rows: 2, BatchSize: 1}, {BatchWait: time.Second, Run: time.Second, Rows: 3, BatchSize: 4}}
-		s.countServed(ctx, &Request{}, &Response{Pipeline: name, Timeline: Timeline{Steps: steps}}, nil, 6*time.Second)
+		s.countRequest(ctx, &Request{}, &Response{Pipeline: name, Timeline: Timeline{Steps: steps}}, nil, 6*time.Second)
 	}
 	for i := range 2*maxLabels + 1 {
 		count(t.Context(), strconv.Itoa(i))

@@ -11,8 +11,8 @@ import (
 	"github.com/stagemesh/stagemesh/internal/testbed"
 )
 
-// secured runs a mesh with TLS and a token, and returns it with the files that reach it.
-func secured(t *testing.T) (m *stagemesh.Mesh, token, ca string) {
+// startSecureMesh runs a mesh with TLS and a token, and returns it with the files that reach it.
+func startSecureMesh(t *testing.T) (m *stagemesh.Mesh, token, ca string) {
 	t.Helper()
 	authority := testbed.NewAuthority(t)
 	token = testbed.SecretFile(t, "open-sesame")
@@ -35,7 +35,7 @@ func askBoth(t *testing.T, flags ...string) string {
 func TestContextsReachSecuredMeshes(t *testing.T) {
 	config := t.TempDir()
 	t.Setenv("XDG_CONFIG_HOME", config)
-	m, token, ca := secured(t)
+	m, token, ca := startSecureMesh(t)
 	admin := testbed.SecretFile(t, "wrong")
 	t.Chdir(filepath.Dir(token))
 	for _, args := range [][]string{
@@ -84,7 +84,7 @@ func TestContextsReachSecuredMeshes(t *testing.T) {
 
 func TestVariablesOverrideTheContext(t *testing.T) {
 	t.Setenv("XDG_CONFIG_HOME", t.TempDir())
-	m, token, ca := secured(t)
+	m, token, ca := startSecureMesh(t)
 	if _, err := run(t, "context", "add", "gone", "--address", "127.0.0.1:1", "--admin", "127.0.0.1:1", "--token-file", token); err != nil {
 		t.Fatal(err)
 	}

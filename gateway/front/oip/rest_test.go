@@ -216,8 +216,8 @@ func TestInvalidBodyIsRejected(t *testing.T) {
 		"classes":                     {`{"inputs": [], "outputs": [{"name": "x", "parameters": {"classification": 3}}]}`, "", nil, 501, "NOT_SUPPORTED"},
 		"an unknown encoding":         {one, "", []string{"Content-Encoding", "br"}, 415, "gzip, deflate, or as it is"},
 		"bytes that are not gzip":     {one, "", []string{"Content-Encoding", "gzip"}, 400, "cannot be decompressed"},
-		"half of a deflate":           {compressed(t, "deflate", one)[:20], "", []string{"Content-Encoding", "deflate"}, 400, "cannot be decompressed"},
-		"what inflates to too much":   {compressed(t, "gzip", strings.Repeat(" ", 1<<20)+one), "", []string{"Content-Encoding", "gzip"}, 413, "PAYLOAD_TOO_LARGE"},
+		"half of a deflate":           {compress(t, "deflate", one)[:20], "", []string{"Content-Encoding", "deflate"}, 400, "cannot be decompressed"},
+		"what inflates to too much":   {compress(t, "gzip", strings.Repeat(" ", 1<<20)+one), "", []string{"Content-Encoding", "gzip"}, 413, "PAYLOAD_TOO_LARGE"},
 		"too large, and compressed":   {strings.Repeat(" ", 1001), "", []string{"Content-Encoding", "gzip"}, 413, "PAYLOAD_TOO_LARGE"},
 		"too large":                   {strings.Repeat(" ", 1001), "", nil, 413, "PAYLOAD_TOO_LARGE"},
 		"a failure of the mesh's own": {strings.Replace(one, `"parameters": {"binary_data_size": 4}`, `"data": [1]`, 1), "", nil, 500, "INTERNAL"},
@@ -234,8 +234,8 @@ func TestInvalidBodyIsRejected(t *testing.T) {
 	}
 }
 
-// compressed returns a body in an encoding.
-func compressed(t *testing.T, encoding, body string) string {
+// compress returns the body in an encoding.
+func compress(t *testing.T, encoding, body string) string {
 	t.Helper()
 	var out bytes.Buffer
 	w := io.WriteCloser(gzip.NewWriter(&out))
@@ -264,7 +264,7 @@ func TestBodiesMayBeCompressed(t *testing.T) {
 	}}
 	handler := oip.NewREST(caller, shelf{}, transport.Settings{MaxMessageBytes: 4 << 20})
 	ask := func(url, path, encoding, body string) int {
-		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url+path, strings.NewReader(compressed(t, encoding, body)))
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url+path, strings.NewReader(compress(t, encoding, body)))
 		if err != nil {
 			t.Fatal(err)
 		}

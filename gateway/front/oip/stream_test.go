@@ -407,8 +407,8 @@ func TestMalformedBytesEndStream(t *testing.T) {
 	}
 }
 
-// framed is a message with its length prefix.
-func framed(t *testing.T, m proto.Message) []byte {
+// encodeMessage returns a message with its length prefix.
+func encodeMessage(t *testing.T, m proto.Message) []byte {
 	t.Helper()
 	data, err := proto.Marshal(m)
 	if err != nil {
@@ -433,7 +433,7 @@ func TestBrokenStreamCancelsRequestsWithCause(t *testing.T) {
 			t.Parallel()
 			caller := hold(1)
 			to, answer := raw(t, handler(caller, transport.Settings{StallTimeout: 50 * time.Millisecond}))
-			_, _ = to.Write(framed(t, asks("a", "a")))
+			_, _ = to.Write(encodeMessage(t, asks("a", "a")))
 			await(t, caller.began)
 			_, _ = to.Write([]byte(row.bytes))
 			if !row.hold {

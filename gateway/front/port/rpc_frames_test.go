@@ -94,7 +94,7 @@ func (f *frames) end(id uint32) string {
 	return f.ends[id]
 }
 
-func framed(t *testing.T, message proto.Message) []byte {
+func encodeMessage(t *testing.T, message proto.Message) []byte {
 	t.Helper()
 	data, err := proto.Marshal(message)
 	if err != nil {
@@ -109,7 +109,7 @@ type frame struct{ data, pad []byte }
 // The other call on the connection is answered too, unless that ends.
 func TestServersAnswerFramesAlike(t *testing.T) {
 	t.Parallel()
-	message, pad := framed(t, blob(3)), make([]byte, 255)
+	message, pad := encodeMessage(t, blob(3)), make([]byte, 255)
 	head, rest := message[:7], message[7:]
 	whole := []frame{{message, nil}}
 	var bytesPadded []frame

@@ -338,7 +338,7 @@ func (n *incarnation) setOutcomes(b *running, req request, sink runner.Sink, unw
 			err := newBatchError(r.failed)
 			n.recordFinished(b)
 			if !errors.Is(err, runner.ErrModelGone) {
-				n.logFailed(err.Kind, err, &err.Exception, req, req.batch.Items)
+				n.logFailure(err.Kind, err, &err.Exception, req, req.batch.Items)
 			}
 			return err
 		}
@@ -352,7 +352,7 @@ func (n *incarnation) setOutcomes(b *running, req request, sink runner.Sink, unw
 	for i, o := range outcomes {
 		if o.Fault != nil {
 			if raised, ok := errors.AsType[*runner.Exception](o.Fault); ok {
-				n.logFailed(frame.Exception, raised, raised, req, req.batch.Items[i:i+1])
+				n.logFailure(frame.Exception, raised, raised, req, req.batch.Items[i:i+1])
 			}
 		}
 		err = errors.Join(err, sink.SetOutcome(i, o))
@@ -380,9 +380,9 @@ func (n *incarnation) recordFinished(b *running) {
 	n.worker.runner.recordSilence(max(b.longest, now.Sub(b.activeAt)))
 }
 
-// logFailed logs an item that failed, or a batch that failed as a whole. The host runs its
+// logFailure logs an item that failed, or a batch that failed as a whole. The host runs its
 // items again, so one that failed alone is found by its request.
-func (n *incarnation) logFailed(kind string, err error, raised *runner.Exception, req request, items []runner.Item) {
+func (n *incarnation) logFailure(kind string, err error, raised *runner.Exception, req request, items []runner.Item) {
 	log := n.worker.log.With("incarnation", n.number, "error", err.Error(), "kind", kind, "traceback", raised.Traceback)
 	switch {
 	case req.warmup:
