@@ -156,7 +156,7 @@ const keyBytes = 512
 // store.ErrKeyTaken where the call looks up the key again.
 func (i *idempotent) claimAndRun(ctx context.Context, state keyState) (*Response, error) {
 	i.first = nil
-	defer i.own.leaveQueues()
+	defer func() { i.own.admitted.Leave() }()
 	if f := i.service.awaitCapacity(ctx, i.own); f != nil {
 		return nil, i.retryIfDisconnected(ctx, f)
 	}

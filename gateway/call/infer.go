@@ -40,7 +40,7 @@ func (s *Service) Stream(ctx context.Context, r *Request, emit func(Chunk) error
 	now := time.Now()
 	r.Origin.End(span, f, now)
 	s.metrics.request(span.Exemplar(), label, f, now.Sub(begin))
-	s.countServed(ctx, r, response, f, now.Sub(begin))
+	s.countRequest(ctx, r, response, f, now.Sub(begin))
 	if f != nil {
 		return response, f
 	}
@@ -179,7 +179,7 @@ func (s *Service) respond(ctx context.Context, x *call) (*Response, pipeline.Req
 		response, err := i.runOrFollow(ctx)
 		return response, i.current().env.RequestID, err
 	}
-	defer x.leaveQueues()
+	defer func() { x.admitted.Leave() }()
 	if f := s.awaitCapacity(ctx, x); f != nil {
 		return nil, x.env.RequestID, f
 	}
@@ -294,7 +294,7 @@ func (p place) release() {
 }
 
 // awaitCapacity returns nil when the mesh can take the request: now or, where it
-// waits for capacity, later. After it, also if it fails, the caller calls leaveQueues.
+// waits for capacity, later. After it, also if it fails, x.admitted leaves.
 func (s *Service) awaitCapacity(ctx context.Context, x *call) (f *fault.Fault) {
 	isForHost := slices.ContainsFunc(x.env.Route, func(hop pipeline.Hop) bool { return hop.Host != "" })
 	x.admitted, f = s.availability.Admit(ctx, x.env, x.tenant, x.waitForCapacity && !isForHost)
@@ -321,8 +321,6 @@ func (s *Service) awaitCapacity(ctx context.Context, x *call) (f *fault.Fault) {
 	}
 	return f
 }
-
-func (x *call) leaveQueues() { x.admitted.Leave() }
 
 // register makes the call pending under its execution.
 func (x *call) register() error {

@@ -306,15 +306,18 @@ func countValue(c *coder, v *int) { integerValue(c, v, 0, maxCount) }
 // table is an object with any keys, each once, whose values value reads or writes. It
 // is written by the order of its keys. An empty one that is read is nil.
 func table[T any](c *coder, name string, v *map[string]T, need bool, value func(*coder, *T)) {
-	if !c.field(name, need, len(*v) == 0) {
-		return
+	if c.field(name, need, len(*v) == 0) {
+		tableValue(c, v, value)
+		c.done(name)
 	}
+}
+
+func tableValue[T any](c *coder, v *map[string]T, value func(*coder, *T)) {
 	if c.writing {
 		writeTable(c, *v, value)
 	} else {
 		*v = readTable(c, value)
 	}
-	c.done(name)
 }
 
 func writeTable[T any](c *coder, values map[string]T, value func(*coder, *T)) {

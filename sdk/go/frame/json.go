@@ -373,11 +373,7 @@ func (c *coder) readObject() string {
 type Parameters map[string]any
 
 func (c *coder) parameters(p *Parameters) {
-	if c.writing {
-		writeTable(c, *p, parameterValue)
-	} else {
-		*p = readTable(c, parameterValue)
-	}
+	tableValue(c, (*map[string]any)(p), parameterValue)
 }
 
 const parameterKinds = "a parameter is true or false, a number or a string"
