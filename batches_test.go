@@ -237,7 +237,7 @@ func TestBatchOfAnHTTPTarget(t *testing.T) {
 	}
 }
 
-// Deeper than this a body is no JSON, and as deep it fits no line.
+// Deeper than this a body is not JSON, and as deep it fits no line.
 func TestDeepAnswerIsAStringInTheOutput(t *testing.T) {
 	t.Parallel()
 	const depth = 9_999

@@ -100,7 +100,7 @@ func TestBadJobsAreRefused(t *testing.T) {
 		"negative ttl":               {"POST", submit + "?ttl=-1s", "a", 400, "INVALID_REQUEST"},
 		"unknown query key":          {"POST", submit + "?wrong=1", "a", 400, "INVALID_REQUEST"},
 		"past deadline":              {"POST", submit + "?deadline=" + past, "a", 400, "INVALID_REQUEST"},
-		"deadline that is no time":   {"POST", submit + "?deadline=noon", "a", 400, "INVALID_REQUEST"},
+		"malformed deadline":         {"POST", submit + "?deadline=noon", "a", 400, "INVALID_REQUEST"},
 		"payload over the limit":     {"POST", submit, strings.Repeat("a", 64<<10+1), 413, "PAYLOAD_TOO_LARGE"},
 		"body over the limit":        {"POST", submit, strings.Repeat("a", 1<<20), 413, "PAYLOAD_TOO_LARGE"},
 		"long attribute":             {"POST", submit + "?attributes.a=" + strings.Repeat("b", 65), "a", 400, "INVALID_REQUEST"},
@@ -114,7 +114,7 @@ func TestBadJobsAreRefused(t *testing.T) {
 		"events past the retention":  {"GET", "/v1/jobs/nightly.0192d3f4-1c2a-7000-8000-000000000000/events", "", 410, "GONE"},
 		"cancel of what never was":   {"DELETE", "/v1/jobs/nightly." + uuid.Must(uuid.NewV7()).String(), "", 404, "NOT_FOUND"},
 		"another method":             {"PUT", submit, "a", 405, "INVALID_REQUEST"},
-		"page that is no number":     {"GET", submit + "?after=x", "", 400, "INVALID_REQUEST"},
+		"malformed page":             {"GET", submit + "?after=x", "", 400, "INVALID_REQUEST"},
 		"path that there is not":     {"GET", "/v1/queues/nightly/nope", "", 404, "NOT_FOUND"},
 		"job of a queue that is not": {"GET", "/v1/jobs/nope." + uuid.Must(uuid.NewV7()).String(), "", 404, "UNKNOWN_QUEUE"},
 	} {

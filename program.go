@@ -109,7 +109,7 @@ func (f JoinFlags) Read(cmd *cobra.Command, kinds ...Kind) (p Program, err error
 		}
 	}
 	if strings.ContainsAny(f.advertise, " /[]") || strings.Contains(f.advertise, ":") && net.ParseIP(f.advertise) == nil {
-		return p, fmt.Errorf("--advertise: %q is no host name or IP address; leave out the port", f.advertise)
+		return p, fmt.Errorf("--advertise: %q is not a host name or IP address; leave out the port", f.advertise)
 	}
 	flags := f.exposure
 	flags.Broker, flags.Consul = f.nats, f.consul

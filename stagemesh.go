@@ -185,7 +185,7 @@ func (m *Mesh) AddStage(s Stage) error {
 		s.Batch.By = b.By
 	}
 	if len(s.Runners) == 0 {
-		return fmt.Errorf("stage %s: runner: there is none", s.Name)
+		return fmt.Errorf("stage %s: runner: is required", s.Name)
 	}
 	for _, r := range s.Runners {
 		settings := s.host(r)

@@ -525,7 +525,7 @@ func TestInvalidStagesAreRejectedBeforeTheStart(t *testing.T) {
 		want  string
 	}{
 		"a name":       {stagemesh.Stage{Name: "A", Runner: sign("a")}, "stage A: "},
-		"no runner":    {stagemesh.Stage{Name: "b"}, "stage b: runner: there is none"},
+		"no runner":    {stagemesh.Stage{Name: "b"}, "stage b: runner: is required"},
 		"no size":      {stagemesh.Stage{Name: "b", Runner: sign("b"), Config: stagehost.Config{MaxInFlight: 1}}, "stage b: max_in_flight: "},
 		"a name twice": {stagemesh.Stage{Name: "a", Runner: sign("a")}, "stage a: there is one of that name"},
 	} {

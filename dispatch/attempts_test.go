@@ -196,7 +196,7 @@ func TestBreakerProbesUntilTargetAnswers(t *testing.T) {
 	for n := range breakerFailures {
 		blocked(false)
 		if !b.finish(job(n), retried, now) {
-			t.Fatalf("failure %d is no attempt", n)
+			t.Fatalf("failure %d is not an attempt", n)
 		}
 	}
 	blocked(true)

@@ -196,7 +196,7 @@ func (p PoolConfig) validate() error {
 	case p.Target.HTTP != nil:
 		errs = append(errs, config.InSection("target.http", p.Target.HTTP.validate()))
 	case !isMesh:
-		errs = append(errs, errors.New("target: there is none; name pipelines of this mesh, as target.pipelines, or an endpoint, as target.http.url"))
+		errs = append(errs, errors.New("target: is required; name pipelines of this mesh, as target.pipelines, or an endpoint, as target.http.url"))
 	}
 	for i, name := range p.Target.Pipelines {
 		if err := pipeline.ValidPipelineName(name); err != nil {

@@ -553,15 +553,15 @@ func TestInterruptedAttemptIsRepeated(t *testing.T) {
 func TestConfigNamesWhatIsWrong(t *testing.T) {
 	t.Parallel()
 	for want, c := range map[string]Config{
-		"pools.gpu.target: there is none; name pipelines of this mesh, as target.pipelines, or an endpoint, as target.http.url":           {Pools: map[string]PoolConfig{"gpu": {}}},
+		"pools.gpu.target: is required; name pipelines of this mesh, as target.pipelines, or an endpoint, as target.http.url":             {Pools: map[string]PoolConfig{"gpu": {}}},
 		`queues.nightly.pool: there is no "cpu"; there are []`:                                                                            {Queues: map[string]QueueConfig{"nightly": {Pool: "cpu"}}},
 		"queues.nightly.ttl: 72h0m0s is longer than the 48h0m0s of jobs.retention: the end of a job could be forgotten before the job is": {Pools: map[string]PoolConfig{"gpu": {Target: TargetConfig{Pipelines: []string{"a"}}}}, Queues: map[string]QueueConfig{"nightly": {JobQueueSettings: store.JobQueueSettings{TTL: 72 * time.Hour}}}},
 		`pools.gpu.merge: "fair"; use weighted, strict or deadline`:                                                                       {Pools: map[string]PoolConfig{"gpu": {Target: TargetConfig{Pipelines: []string{"a"}}, Merge: "fair"}}},
 		`tenants.acme.queues[0]: there is no queue "weekly"`:                                                                              {Tenants: map[string]TenantConfig{"acme": {Queues: []string{"weekly"}}}},
-		"queues.nightly.weight: NaN is no amount":                                                                                         {Pools: map[string]PoolConfig{"gpu": {Target: TargetConfig{Pipelines: []string{"a"}}}}, Queues: map[string]QueueConfig{"nightly": {Weight: math.NaN()}}},
-		"tenants.acme.weight: +Inf is no amount":                                                                                          {Tenants: map[string]TenantConfig{"acme": {Weight: math.Inf(1)}}},
+		"queues.nightly.weight: NaN is not a finite number":                                                                               {Pools: map[string]PoolConfig{"gpu": {Target: TargetConfig{Pipelines: []string{"a"}}}}, Queues: map[string]QueueConfig{"nightly": {Weight: math.NaN()}}},
+		"tenants.acme.weight: +Inf is not a finite number":                                                                                {Tenants: map[string]TenantConfig{"acme": {Weight: math.Inf(1)}}},
 		"webhooks.max_in_flight: 4097, at most 4096 are possible":                                                                         {Webhooks: &webhook.Config{Secrets: webhook.Secrets{SecretFiles: []string{"a"}}, MaxInFlight: 4097}},
-		"rates.stages.classify.price: NaN is no amount":                                                                                   {Rates: RatesConfig{Stages: map[string]StageRate{"classify": {Price: math.NaN()}}}},
+		"rates.stages.classify.price: NaN is not a finite number":                                                                         {Rates: RatesConfig{Stages: map[string]StageRate{"classify": {Price: math.NaN()}}}},
 		"rates.stages.classify.watts: 1e+308, at most 1e+12 are possible":                                                                 {Rates: RatesConfig{Stages: map[string]StageRate{"classify": {Watts: 1e308}}}},
 		"rates.pools.llm: there is no such pool with an HTTP target, which counts tokens":                                                 {Rates: RatesConfig{Pools: map[string]TokenRate{"llm": {}}}},
 	} {

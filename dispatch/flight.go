@@ -150,8 +150,8 @@ func (o *owner) read(ctx context.Context, e *entry) (j store.StoredJob, ok bool)
 	case errors.Is(err, store.ErrNoJob): // it was cancelled
 		o.forget(e, &inferencev1.Job{State: inferencev1.JobState_JOB_STATE_CANCELLED, Attempts: uint32(e.attempts)})
 	case errors.Is(err, store.ErrNotAJob):
-		o.log.Warn("a message in a queue is no job, and is removed", "seq", e.seq)
-		if o.deadLetter(ctx, e, 0, fault.New(fault.InvalidRequest, "the message in the queue of jobs is none")) {
+		o.log.Warn("a message in a queue is not a job, and is removed", "seq", e.seq)
+		if o.deadLetter(ctx, e, 0, fault.New(fault.InvalidRequest, "the message in the queue of jobs is not a job")) {
 			o.leave(ctx, e, &inferencev1.Job{State: inferencev1.JobState_JOB_STATE_FAILED})
 		}
 	default:

@@ -645,7 +645,7 @@ func TestGateConfigNamesWhatIsWrong(t *testing.T) {
 		"{value: {kv: gates/a.>}}":                                    `gate.value.kv: "gates/a.>"; use`,
 		"{mesh: {}, budget: {unit: rows}}":                            `gate.budget.unit: "rows"`,
 		"{prometheus: {url: http://a, query: a, of: load}}":           `gate.prometheus.of: "load"; use fullness`,
-		"{prometheus: {url: http://a, of: fullness}}":                 "gate.prometheus.query: there is none",
+		"{prometheus: {url: http://a, of: fullness}}":                 "gate.prometheus.query: is required",
 		"{scrape: {url: file:///a, metric: a}}":                       `gate.scrape.url: "file:///a" is not an address`,
 		"{mesh: {}, budget: {ready: 5}}":                              "gate.budget.each: say how much one server takes",
 		"{mesh: {}, budget: {refill: late}}":                          `gate.budget.refill: "late"; use end or reading`,

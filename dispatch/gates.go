@@ -64,7 +64,7 @@ const DefaultScrapeInterval = 15 * time.Second
 func (c *PrometheusGate) build(p *poolGate, source string) (gate, error) {
 	err := errors.Join(validURL(c.URL), validMeasure(c.Of), config.NotNegative("scrape_interval", c.ScrapeInterval))
 	if c.Query == "" {
-		err = errors.Join(err, errors.New("query: there is none"))
+		err = errors.Join(err, errors.New("query: is required"))
 	}
 	return p.poll(func(ctx context.Context) (reading, error) {
 		var seconds float64
@@ -126,7 +126,7 @@ func parseSample(page []byte) (evaluated time.Time, v float64, err error) {
 	}
 	switch {
 	case err != nil:
-		return evaluated, 0, fmt.Errorf("the answer is none of Prometheus: %w", err)
+		return evaluated, 0, fmt.Errorf("the answer is not from Prometheus: %w", err)
 	case len(samples) != 1 || samples[0] == nil:
 		return evaluated, 0, fmt.Errorf("the query has %d samples as its result, not one", len(samples))
 	}
@@ -192,7 +192,7 @@ type ScrapeGate struct {
 func (c *ScrapeGate) build(p *poolGate, source string) (gate, error) {
 	err := validURL(c.URL)
 	if c.Metric == "" {
-		err = errors.Join(err, errors.New("metric: there is none"))
+		err = errors.Join(err, errors.New("metric: is required"))
 	}
 	sum := p.poll(func(ctx context.Context) (reading, error) {
 		page, at, err := fetch(ctx, p.client, c.URL, nil)

@@ -210,7 +210,7 @@ func (o *owner) receive(j store.StoredJob) {
 	}
 	now := time.Now()
 	switch known := o.known[j.ID.UUID]; {
-	case j.ID.UUID == uuid.Nil: // It is no job. It expires at once, and becomes a dead letter.
+	case j.ID.UUID == uuid.Nil: // It is not a job. It expires at once, and becomes a dead letter.
 		j.ID.UUID, j.Deadline = uuid.New(), now
 	case known == nil:
 	case known.seq == j.Seq:

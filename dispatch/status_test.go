@@ -53,7 +53,7 @@ func TestPausedQueueSendsNothingUntilResumed(t *testing.T) {
 	t.Parallel()
 	b, target := newMesh(t), &stub{}
 	b.pause(true)
-	b.pause(true) // it is no error, and changes nothing
+	b.pause(true) // it is not an error, and changes nothing
 	pauses, err := b.jobs.Pauses(t.Context())
 	if err != nil || pauses[queue].IsZero() {
 		t.Fatalf("%v, %v", pauses, err)

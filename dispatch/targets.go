@@ -69,9 +69,9 @@ func (c HTTPTarget) validate() error {
 	u, err := url.Parse(c.URL)
 	switch {
 	case err != nil:
-		errs = append(errs, errors.New("url: is no URL such as https://host:8000"))
+		errs = append(errs, errors.New("url: must be a URL such as https://host:8000"))
 	case u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "":
-		errs = append(errs, errors.New("url: is no URL such as https://host:8000, without user, query and fragment"))
+		errs = append(errs, errors.New("url: must be a URL such as https://host:8000, without user, query and fragment"))
 	case u.Scheme == "http" && cmp.Or(c.CAFile, c.CertFile) != "":
 		errs = append(errs, errors.New("url: has no TLS, which ca_file and cert_file are for; say https://"))
 	}
@@ -222,7 +222,7 @@ func (t *httpTarget) Resume(context.Context, Attempt) (Answer, bool) {
 func (t *httpTarget) request(ctx context.Context, a Attempt) (*http.Request, *fault.Fault) {
 	call := a.Job.GetHttp()
 	if call == nil {
-		return nil, fault.New(fault.InvalidRequest, "the job is no call of HTTP, and the target of its queue is")
+		return nil, fault.New(fault.InvalidRequest, "the job is not an HTTP call, and the target of its queue expects one")
 	}
 	if f := pipeline.CheckCallPath(call.GetPath()); f != nil {
 		return nil, f

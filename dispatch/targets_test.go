@@ -277,13 +277,13 @@ func TestHTTPTargetHasTLS(t *testing.T) {
 func TestHTTPTargetConfigNamesWhatIsWrong(t *testing.T) {
 	t.Parallel()
 	for want, c := range map[string]HTTPTarget{
-		"url: is no URL such as https://host:8000, without user, query and fragment":    {},
-		"url: is no URL such as https://host:8000":                                      {URL: "http://a:b:c"},
-		"url: has no TLS, which ca_file and cert_file are for; say https://":            {URL: "http://a", CAFile: "ca"},
-		"cert_file: has no key; name its file in key_file":                              {URL: "https://a", CertFile: "c"},
-		"headers.connection: is set by the dispatcher, or is of one connection only":    {URL: "http://a", Headers: map[string]string{"connection": "close"}},
-		"headers.authorization: is set by the dispatcher, or is of one connection only": {URL: "http://a", TokenFile: "t", Headers: map[string]string{"authorization": "x"}},
-		"headers.x: a header is visible ASCII":                                          {URL: "http://a", Headers: map[string]string{"x": "a\nb"}},
+		"url: must be a URL such as https://host:8000, without user, query and fragment": {},
+		"url: must be a URL such as https://host:8000":                                   {URL: "http://a:b:c"},
+		"url: has no TLS, which ca_file and cert_file are for; say https://":             {URL: "http://a", CAFile: "ca"},
+		"cert_file: has no key; name its file in key_file":                               {URL: "https://a", CertFile: "c"},
+		"headers.connection: is set by the dispatcher, or is of one connection only":     {URL: "http://a", Headers: map[string]string{"connection": "close"}},
+		"headers.authorization: is set by the dispatcher, or is of one connection only":  {URL: "http://a", TokenFile: "t", Headers: map[string]string{"authorization": "x"}},
+		"headers.x: a header is visible ASCII":                                           {URL: "http://a", Headers: map[string]string{"x": "a\nb"}},
 	} {
 		if err := c.validate(); fmt.Sprint(err) != want {
 			t.Errorf("got %v\nwant %s", err, want)

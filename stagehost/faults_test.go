@@ -51,7 +51,7 @@ func checkEcho(t *testing.T, calls ...*call) {
 
 func TestBadItemFailsAlone(t *testing.T) {
 	t.Parallel()
-	chosen := fault.New(fault.InvalidInput, "this is no image")
+	chosen := fault.New(fault.InvalidInput, "this is not an image")
 	for _, test := range []struct {
 		name string
 		err  func() error
@@ -357,10 +357,10 @@ func TestWrongOutputIsTheRunnersFault(t *testing.T) {
 			{"fewer bytes than its shape says", runner.Output(short)},
 			{"a name twice", runner.Output(good, good)},
 			{"a name twice beside the spec", runner.Output(good, payload.OfBlob("z", "", nil), payload.OfBlob("z", "", nil))},
-			{"a name that is no text", runner.Output(good, payload.OfBlob("\xff", "", nil))},
+			{"a name that is not text", runner.Output(good, payload.OfBlob("\xff", "", nil))},
 			{"a name that is too long", runner.Output(good, payload.OfBlob(strings.Repeat("n", payload.MaxName+1), "", nil))},
 			{"too many parts", runner.Output(append(many, good)...)},
-			{"a content type that is no text", runner.Output(good, payload.OfBlob("z", "\xff", nil))},
+			{"a content type that is not text", runner.Output(good, payload.OfBlob("z", "\xff", nil))},
 			{"metadata that are no text", runner.Outcome{Parts: []payload.Part{good}, Metadata: map[string]string{"k": "\xff"}}},
 		}
 		b.host(inproc.New(inproc.Settings{Spec: outputSpec()}, func(_ context.Context, batch runner.Batch, sink runner.Sink) error {

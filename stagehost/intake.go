@@ -166,7 +166,7 @@ func (h *Host) take(it *item) {
 // it cannot be settled.
 func (h *Host) receiveMalformed(err error) {
 	h.metrics.malformed.inc()
-	h.settings.Logger.Warn("message that is no delivery", "error", err)
+	h.settings.Logger.Warn("message that is not a delivery", "error", err)
 }
 
 func (h *Host) newItem(d bus.Delivery, env *envelope.Envelope) *item {

@@ -141,7 +141,7 @@ func TestPublishedLocalItemRemembersItsCrash(t *testing.T) {
 		t.Errorf("timeline %+v", r.Timings)
 	}
 	if !testbed.Receive(t, "run", suspect) {
-		t.Error("the item is no suspect")
+		t.Error("the item is not a suspect")
 	}
 }
 

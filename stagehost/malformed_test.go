@@ -68,7 +68,7 @@ func TestMalformedItemIsCountedAndRemoved(t *testing.T) {
 		{"another mesh's", wellFormed(t, func(e *meshv1.Envelope) { e.Mesh = "other" })},
 		{"no mesh", wellFormed(t, func(e *meshv1.Envelope) { e.Mesh = "" })},
 		{"another stage's", wellFormed(t, func(e *meshv1.Envelope) { e.Route[0].Stage = "other" })},
-		{"a stage that is no name", wellFormed(t, func(e *meshv1.Envelope) { e.Route[0].Stage = "a.b.>" })},
+		{"a stage that is not a name", wellFormed(t, func(e *meshv1.Envelope) { e.Route[0].Stage = "a.b.>" })},
 		{"a name of a megabyte", wellFormed(t, func(e *meshv1.Envelope) { e.Route[0].Name = strings.Repeat("n", 1<<20) })},
 		{"a gateway that is a wildcard", wellFormed(t, func(e *meshv1.Envelope) { e.Gateway = ">" })},
 		{"a request id that is none", wellFormed(t, func(e *meshv1.Envelope) { e.RequestId = "1" })},
@@ -83,7 +83,7 @@ func TestMalformedItemIsCountedAndRemoved(t *testing.T) {
 		{"past the end of its route", wellFormed(t, func(e *meshv1.Envelope) { e.Position = 1 })},
 		{"far past the end of its route", wellFormed(t, func(e *meshv1.Envelope) { e.Position = 1<<32 - 1 })},
 		{"no deadline", wellFormed(t, func(e *meshv1.Envelope) { e.Deadline = nil })},
-		{"a deadline that is no time", wellFormed(t, func(e *meshv1.Envelope) { e.Deadline.Nanos = -1 })},
+		{"a deadline that is not a time", wellFormed(t, func(e *meshv1.Envelope) { e.Deadline.Nanos = -1 })},
 		{"a durability of another version", wellFormed(t, func(e *meshv1.Envelope) { e.Durability = 99 })},
 		{"too many parts", wellFormed(t, func(e *meshv1.Envelope) {
 			for range 300 {
@@ -134,7 +134,7 @@ func TestMalformedItemWithACallerIsAnswered(t *testing.T) {
 		{"a part by reference", func(e *meshv1.Envelope) { e.Parts[0].Body = &inferencev1.Part_Ref{} }, fault.NotSupported, "by reference", "step"},
 		{"another stage's", func(e *meshv1.Envelope) { e.Route[0].Stage = "other" }, fault.Internal, "request id", "step"},
 		{"past the end of its route", func(e *meshv1.Envelope) { e.Position = 1 }, fault.Internal, "request id", string(stage)},
-		{"a step that is no name", func(e *meshv1.Envelope) { e.Route[0].Name = "a.b" }, fault.Internal, "request id", string(stage)},
+		{"a step that is not a name", func(e *meshv1.Envelope) { e.Route[0].Name = "a.b" }, fault.Internal, "request id", string(stage)},
 		{"a durability of another version", func(e *meshv1.Envelope) { e.Durability = 99 }, fault.Internal, "request id", "step"},
 	}
 	for i, test := range tests {

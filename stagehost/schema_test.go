@@ -138,7 +138,7 @@ func TestRunnerAgainstTheStageSpecIsStopped(t *testing.T) {
 		want string
 	}{
 		"a contradiction":          {runner.Spec{Inputs: []runner.PartSpec{x}}, []runner.PartSpec{orderSpec("")}, `inputs[0].name: the runner has no "order"; it has x`},
-		"a schema of the runner's": {runner.Spec{Outputs: []runner.PartSpec{orderSpec(`{"type":"money"}`)}}, nil, `outputs[0].schema: of "order": it is no JSON Schema: schema.type`},
+		"a schema of the runner's": {runner.Spec{Outputs: []runner.PartSpec{orderSpec(`{"type":"money"}`)}}, nil, `outputs[0].schema: of "order": it is not a JSON Schema: schema.type`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -410,7 +410,7 @@ func (it *item) destination() string {
 // givesDelivery reports whether the item's message has another host settle its delivery.
 func (it *item) givesDelivery() bool { return it.durable() && it.outbox[0].to == toHost }
 
-// receiver is the position of the step that the item's message is for, where that is no reply.
+// receiver is the position of the step that the item's message is for, where that is not a reply.
 func (it *item) receiver() int {
 	if to := it.outbox[0].to; to == toOwn || to == toHost {
 		return it.env.Position

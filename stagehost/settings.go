@@ -319,7 +319,7 @@ func (c Config) checkBatchBy(spec runner.Spec) error {
 // Validate checks what an operator can get wrong; messages name the key.
 func (s Settings) Validate() error {
 	if s.Runner == nil {
-		return errors.New("runner: there is none")
+		return errors.New("runner: is required")
 	}
 	if _, ok := s.Runner.(runner.ModelLoader); s.Models != nil && !ok {
 		return errors.New("models: the runner of this stage has one model; leave the section out")

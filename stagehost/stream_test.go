@@ -74,9 +74,9 @@ func TestUnsendableChunkIsRefused(t *testing.T) {
 		parts []payload.Part
 		want  fault.Reason
 	}{
-		"two parts of one name":  {append(chunkOf("x"), chunkOf("y")...), fault.RunnerOutputInvalid},
-		"a name that is no text": {[]payload.Part{payload.OfBlob("\xff", "", nil)}, fault.RunnerOutputInvalid},
-		"larger than a message":  {[]payload.Part{payload.OfBlob("", "", make([]byte, 16<<20))}, fault.OutputTooLarge},
+		"two parts of one name":   {append(chunkOf("x"), chunkOf("y")...), fault.RunnerOutputInvalid},
+		"a name that is not text": {[]payload.Part{payload.OfBlob("\xff", "", nil)}, fault.RunnerOutputInvalid},
+		"larger than a message":   {[]payload.Part{payload.OfBlob("", "", make([]byte, 16<<20))}, fault.OutputTooLarge},
 	} {
 		t.Run(name, func(t *testing.T) {
 			eachWay(t, func(t *testing.T, b *bed) {

@@ -109,7 +109,7 @@ func (m *measurement) hits(ctx context.Context) error {
 	return m.with(ctx, setup{hosts: 3, room: room / 3, models: many, load: time.Millisecond}, func(b *mesh, all []string) error {
 		// The LRU has the models in the order of their last uses, the latest first.
 		order, at := list.New(), map[uint64]*list.Element{}
-		popular := rand.NewZipf(rand.New(rand.NewPCG(1, 2)), 1.1, 1, many-1) //nolint:gosec // it is no secret
+		popular := rand.NewZipf(rand.New(rand.NewPCG(1, 2)), 1.1, 1, many-1) //nolint:gosec // it is not a secret
 		// The first turn fills the caches.
 		for turn := -1; turn < m.times; turn++ {
 			wanted, hits, failed, ofLRU := make([]string, requests), 0, 0, 0

@@ -94,7 +94,7 @@ func load(ctx context.Context, scale string, files ...string) (*types.Project, e
 		service, ok := project.Services[name]
 		replicas, err := strconv.Atoi(text)
 		if !ok || err != nil || replicas < 0 || replicas > 1 && len(service.Ports) > 0 {
-			return nil, fmt.Errorf("--scale: %q is no service that may have replicas, and their number, as in classify=3", one)
+			return nil, fmt.Errorf("--scale: %q is not a service that may have replicas, and their number, as in classify=3", one)
 		}
 		service.SetScale(replicas)
 		project.Services[name] = service

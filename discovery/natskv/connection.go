@@ -290,7 +290,7 @@ func (s *session) publish(ctx context.Context, msg *nats.Msg) (jetstream.PubAck,
 	}
 	err = decode(answer.Data, &ack)
 	if err == nil && ack.Sequence == 0 || errors.Is(err, errUnreadable) {
-		err = fmt.Errorf("%w: %q is no ack", errLost, answer.Data)
+		err = fmt.Errorf("%w: %q is not an ack", errLost, answer.Data)
 	}
 	return ack, err
 }

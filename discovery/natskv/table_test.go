@@ -30,7 +30,7 @@ func TestLastMessageSettlesLostAnswer(t *testing.T) {
 		"deleted, and the marker expired":      {expect: 7, lost: true, want: discovery.ErrUnknown},
 		"nothing has happened":                 {expect: 7, lost: true, last: entry(7, mark{"other", 1}), sequence: 7},
 		"no entry, but a marker":               {expect: 0, last: marker(8, mark{"other", 7}), sequence: 8},
-		"a marker is no entry":                 {expect: 8, last: marker(8, mark{"other", 7}), want: discovery.ErrConflict},
+		"a marker is not an entry":             {expect: 8, last: marker(8, mark{"other", 7}), want: discovery.ErrConflict},
 		"another was first at a later attempt": {expect: 0, lost: true, moved: true, last: entry(9, mark{"other", 0}), want: discovery.ErrUnknown},
 	} {
 		t.Run(name, func(t *testing.T) {

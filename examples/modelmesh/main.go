@@ -147,7 +147,7 @@ func sendZipf(ctx context.Context, out io.Writer, c *caller, requests int) error
 		return err
 	}
 	// A fixed seed: each run asks the same.
-	popular := rand.NewZipf(rand.New(rand.NewPCG(1, 2)), 1.1, 1, readers-1) //nolint:gosec // it is no secret
+	popular := rand.NewZipf(rand.New(rand.NewPCG(1, 2)), 1.1, 1, readers-1) //nolint:gosec // it is not a secret
 	calls, calling := errgroup.WithContext(ctx)
 	calls.SetLimit(inFlight)
 	for i := range requests {

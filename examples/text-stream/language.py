@@ -36,7 +36,7 @@ class Language:
         """Returns a word that may follow: the most likely one if the temperature is 0.
 
         It uses the longest context that the text has, and sometimes a shorter one, so that
-        the answer is no quotation.
+        the answer is not a quotation.
         """
         lengths = [n for n in (2, 1, 0) if tuple(words[len(words) - n :]) in self.after]
         if len(lengths) > 1 and temperature > 0 and chance.random() < 0.2 * temperature:

@@ -29,10 +29,10 @@ class Page(Worker):
         self.weights = json.loads((HERE / "page.json").read_text("utf-8"))["weights"]
 
     def preprocess(self, item):
-        """Refuses numbers that are no token; only the item with such a number fails."""
+        """Refuses numbers that are not tokens; only the item with such a number fails."""
         known = range(len(self.weights[0]))
         if not all(token in known for row in item["ids"].tolist() for token in row):
-            raise InvalidInput("ids", f"has a number that is no token; there are 0 to {len(known) - 1}")
+            raise InvalidInput("ids", f"has a number that is not a token; there are 0 to {len(known) - 1}")
 
     def predict(self, batch):
         """Returns the probabilities of the pages for each text."""

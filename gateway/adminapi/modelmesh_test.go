@@ -73,7 +73,7 @@ func TestModelMeshRegistersModels(t *testing.T) {
 		t.Error(err)
 	}
 	if m, _, _ := registry.Model("plain"); m == nil || m.Options.Map()["key"] != "secret text" {
-		t.Errorf("a key that is no JSON becomes %+v", m)
+		t.Errorf("a key that is not JSON becomes %+v", m)
 	}
 	if _, err := client.RegisterModel(t.Context(), &mmesh.RegisterModelRequest{ModelInfo: info}); status.Code(err) != codes.InvalidArgument {
 		t.Errorf("without an ID: %v", err)

@@ -250,7 +250,7 @@ func TestMismatchedPipelineNeedsForce(t *testing.T) {
 		t.Errorf("with force: %v, %v", forced, err)
 	}
 	_, err = applyTo(t, client, &adminv1.ApplyPipelineRequest{Pipeline: &meshv1.Pipeline{Name: "q"}, Force: true})
-	expect(t, "what is no pipeline", err, fault.InvalidRequest)
+	expect(t, "what is not a pipeline", err, fault.InvalidRequest)
 }
 
 func TestPlanReportsChanges(t *testing.T) {

@@ -16,7 +16,7 @@ import (
 // Cancel cancels a request, through any gateway: its caller gets CANCELLED, its
 // item is deleted where it waits for its first step, and hosts drop it. Cancel
 // returns before that is done, and it is best effort: it returns nil also for a
-// request that is finished or was never made. An ID that is no UUID is
+// request that is finished or was never made. An ID that is not a UUID is
 // INVALID_REQUEST. BROKER_UNAVAILABLE means that no gateway or host was notified.
 func (s *Service) Cancel(ctx context.Context, requestID string) error {
 	id, f := parseID(requestID)
@@ -66,7 +66,7 @@ const canonicalIDLength = 36
 func parseID(text string) (pipeline.RequestID, *fault.Fault) {
 	id, err := uuid.Parse(text)
 	if err != nil || len(text) != canonicalIDLength {
-		return "", fault.Newf(fault.InvalidRequest, "request_id: %.*q is no UUID", shown, text).WithViolation("request_id", "no UUID")
+		return "", fault.Newf(fault.InvalidRequest, "request_id: %.*q is not a UUID", shown, text).WithViolation("request_id", "not a UUID")
 	}
 	return pipeline.RequestID(id.String()), nil
 }

@@ -103,7 +103,7 @@ func (x *call) handleReply(r *envelope.Reply) (*Response, error) {
 	case r.Fault != nil:
 		return nil, r.Fault
 	case r.Stored:
-		// It announces the stored result, and is no message of the answer.
+		// It announces the stored result, and is not a message of the answer.
 		x.search.announce()
 		return nil, nil
 	}

@@ -168,7 +168,7 @@ func (s *Service) TimeoutOf(r *Request) time.Duration {
 // reply.
 func (s *Service) checkInputs(inputs []payload.Part, isPassthrough bool) *fault.Fault {
 	if len(inputs) == 0 {
-		return fault.New(fault.InvalidRequest, "inputs: there are none; send at least one").WithViolation("inputs", "empty")
+		return fault.New(fault.InvalidRequest, "inputs: at least one is required").WithViolation("inputs", "empty")
 	}
 	if size, limit := payload.Size(inputs), s.settings.MaxPayload; limit > 0 && size > limit {
 		return fault.Newf(fault.PayloadTooLarge, "the inputs are %d bytes, gateway.max_payload is %d", size, limit)
@@ -204,7 +204,7 @@ func (s *Service) checkOptions(r *Request) *fault.Fault {
 	}
 	for key := range r.Metadata {
 		if !slices.Contains(s.settings.Metadata, key) {
-			return fault.Newf(fault.InvalidRequest, "metadata: key %.*q is not one that gateway.metadata allows", shown, key).
+			return fault.Newf(fault.InvalidRequest, "metadata: key %.*q is not in gateway.metadata", shown, key).
 				WithViolation(fmt.Sprintf("metadata.%.*s", shown, key), "not allowed")
 		}
 	}

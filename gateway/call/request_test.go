@@ -31,7 +31,7 @@ func TestInvalidRequestIsRejected(t *testing.T) {
 		want    string
 	}{
 		"no such pipeline":       {call.Request{Pipeline: long, Inputs: blob(nil)}, fault.UnknownPipeline, "there is no pipeline"},
-		"no inputs":              {call.Request{}, fault.InvalidRequest, "inputs: there are none"},
+		"no inputs":              {call.Request{}, fault.InvalidRequest, "inputs: at least one is required"},
 		"inputs over the limit":  {call.Request{Inputs: blob(make([]byte, limit+1))}, fault.PayloadTooLarge, "gateway.max_payload is 1024"},
 		"two inputs of one name": {call.Request{Inputs: []payload.Part{one, two, one}}, fault.InvalidInput, `named "x"`},
 		"a tensor short of bytes": {
@@ -43,7 +43,7 @@ func TestInvalidRequestIsRejected(t *testing.T) {
 		"many outputs":         {call.Request{Inputs: blob(nil), Outputs: numbers}, fault.InvalidRequest, "outputs: 257 names"},
 		"a long key":           {call.Request{Inputs: blob(nil), IdempotencyKey: strings.Repeat("k", call.MaxIdempotencyKey+1)}, fault.InvalidRequest, "at most 256"},
 		"a model by two names": {ofModel(payload.ModelRef{Model: long, Alias: "latest"}), fault.InvalidRequest, `the alias "latest"; name one`},
-		"metadata not allowed": {call.Request{Inputs: blob(nil), Metadata: map[string]string{long: ""}}, fault.InvalidRequest, "gateway.metadata allows"},
+		"metadata not allowed": {call.Request{Inputs: blob(nil), Metadata: map[string]string{long: ""}}, fault.InvalidRequest, "is not in gateway.metadata"},
 		"an unknown step":      {call.Request{Inputs: blob(nil), Steps: map[pipeline.StepName]pipeline.StepOptions{pipeline.StepName(long): {}}}, fault.InvalidRequest, "no such step"},
 		"a negative timeout":   {call.Request{Inputs: blob(nil), Timeout: -1}, fault.InvalidRequest, "negative"},
 		"durability":           {call.Request{Inputs: blob(nil), Durability: pipeline.Durability(long)}, fault.NotSupported, "use memory"},

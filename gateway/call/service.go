@@ -375,7 +375,7 @@ func (s *Service) Ready() error {
 // other gateways.
 func (s *Service) checkClock() *fault.Fault {
 	if err := s.bus.ClockError(); err != nil {
-		return fault.Newf(fault.NoCapacity, "this gateway takes no requests: %w", err).WithRetryAfter(budget.RetryAfter)
+		return fault.Newf(fault.NoCapacity, "this gateway accepts no requests: %w", err).WithRetryAfter(budget.RetryAfter)
 	}
 	return nil
 }

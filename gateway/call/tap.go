@@ -94,7 +94,7 @@ func (t *tap) offer(x *call, p *pipeline.Pipeline, response *Response, f *fault.
 		if t.of != (payload.ModelRef{Model: hop.Model.Model}) && t.of != (payload.ModelRef{Alias: asked.Alias}) {
 			continue
 		}
-		if rand.IntN(100) >= t.percent { //nolint:gosec // it is no secret
+		if rand.IntN(100) >= t.percent { //nolint:gosec // it is not a secret
 			return
 		}
 		one := Tapped{Env: x.env, Model: hop.Model.Model, IsShadow: x.request.isShadow(), Response: response, Fault: f, Took: took}

@@ -51,7 +51,7 @@ func (s *Service) watchClock(ctx context.Context, reconnects <-chan struct{}) {
 		cancel()
 		err := s.bus.ClockError()
 		if err != nil && !wasWrong {
-			s.settings.Logger.Warn("the gateway takes no requests", "error", err)
+			s.settings.Logger.Warn("the gateway accepts no requests", "error", err)
 		}
 		wasWrong = err != nil
 		select {

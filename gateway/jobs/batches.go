@@ -354,7 +354,7 @@ func (s *Service) CreateBatch(ctx context.Context, in NewBatch) (*store.Batch, e
 	case err != nil || window < time.Second || window > store.BatchWindow:
 		return nil, fault.InField(fault.InvalidRequest, "completion_window", "%.*q; it is 24h, or as short as 1s", shown, in.CompletionWindow)
 	case !strings.HasPrefix(in.Endpoint, "/") || len(in.Endpoint) > maxEndpoint:
-		return nil, fault.InField(fault.InvalidRequest, "endpoint", "%.*q is no path such as /v1/chat/completions, of at most %d bytes", shown, in.Endpoint, maxEndpoint)
+		return nil, fault.InField(fault.InvalidRequest, "endpoint", "%.*q is not a path such as /v1/chat/completions, of at most %d bytes", shown, in.Endpoint, maxEndpoint)
 	case len(in.Metadata) > maxMetadata:
 		return nil, fault.InField(fault.InvalidRequest, "metadata", "%d keys; at most %d are possible", len(in.Metadata), maxMetadata)
 	}

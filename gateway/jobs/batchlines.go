@@ -135,7 +135,7 @@ func (c *batchCheck) check(number int, text []byte) {
 		param := strings.Join(slices.Collect(ofType.JSONPointer.Tokens()), ".")
 		c.fail(number, "invalid_type", param, "The line has a value of the wrong type, %s.", ofType.JSONKind)
 	case err != nil:
-		c.fail(number, "invalid_json_line", "", "The line is no valid JSON: %.*s.", shown, err)
+		c.fail(number, "invalid_json_line", "", "The line is not valid JSON: %.*s.", shown, err)
 	case line.CustomID == "":
 		c.fail(number, missing, "custom_id", "custom_id is missing.")
 	case isAgain:

@@ -405,7 +405,7 @@ func (s *Service) checkOptions(in *inferencev1.SubmitJobRequest, q *Queue, now t
 	case ttl < 0:
 		return bad("ttl", "%s is negative", ttl)
 	case at != nil && !at.IsValid():
-		return bad("deadline", "is no valid time")
+		return bad("deadline", "is not a valid time")
 	case at != nil && !at.AsTime().After(now):
 		return bad("deadline", "%s has passed", at.AsTime().Format(time.RFC3339))
 	case len(key) > call.MaxIdempotencyKey:

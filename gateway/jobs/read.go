@@ -71,7 +71,7 @@ func (s *Service) GetJob(ctx context.Context, in *inferencev1.GetJobRequest) (*i
 }
 
 // await waits until holds is true or fails, which it calls after changes on subjects of the bus.
-// The end of the wait is no error.
+// The end of the wait is not an error.
 func (s *Service) await(ctx context.Context, wait time.Duration, subjects string, holds func() (bool, error)) error {
 	waiting, stop, f := s.calls.StartWait(ctx, wait)
 	if f != nil {

@@ -449,7 +449,7 @@ func (c *content) add(contentType string, of object) {
 	}
 }
 
-// raw returns the content as JSON, and nothing if a part of it is no JSON.
+// raw returns the content as JSON, and nothing if a part of it is not JSON.
 func (c content) raw() json.RawMessage {
 	var out []byte
 	for _, one := range c {

@@ -63,7 +63,7 @@ func Mount(mux *http.ServeMux, source Source) {
 
 // contentPolicy allows the page nothing but this port. The viewer's pictures are in its style
 // sheet, and those in a stage's response are blobs; its scripts set styles one by one, which
-// is no inline style.
+// is not an inline style.
 const contentPolicy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; " +
 	"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 

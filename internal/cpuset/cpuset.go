@@ -44,7 +44,7 @@ func Parse(text string) (Set, error) {
 func parseOne(text string) (int, error) {
 	n, err := strconv.ParseUint(strings.TrimSpace(text), 10, 16)
 	if err != nil || n > maxCPU {
-		return 0, fmt.Errorf("%q is no number of a CPU; write sets like 0-3,6", text)
+		return 0, fmt.Errorf("%q is not a CPU number; write sets like 0-3,6", text)
 	}
 	return int(n), nil
 }

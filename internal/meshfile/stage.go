@@ -138,7 +138,7 @@ func (f *File) runner(stage string) (runner.Runner, error) {
 	at := func(err error) error { return f.At(err, "stages", stage, "runner") }
 	switch len(asked) {
 	case 0:
-		return nil, at(fmt.Errorf("there is none; use %s, with its settings or {}", f.kindNames()))
+		return nil, at(fmt.Errorf("is required; use %s, with its settings or {}", f.kindNames()))
 	case 1:
 	default:
 		return nil, at(fmt.Errorf("%s; a stage has one", strings.Join(asked, " and ")))
@@ -231,7 +231,7 @@ func readSchema(path string) (json.RawMessage, error) {
 	}
 	var object map[string]json.RawMessage
 	if err := json.Unmarshal(data, &object); err != nil && len(data) <= schema.MaxSchema {
-		return nil, fmt.Errorf("schema_file: %s is no object of JSON: %w", path, err)
+		return nil, fmt.Errorf("schema_file: %s is not an object of JSON: %w", path, err)
 	}
 	return data, nil
 }

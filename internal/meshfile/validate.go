@@ -183,7 +183,7 @@ func (f *File) buildParts(stages []string) (hosts []stagehost.Settings, routes [
 		f.At(f.Ops.validate(), "ops"),
 	}
 	if len(f.Stages) == 0 {
-		errs = append(errs, f.At(errors.New("there are none; a mesh has at least one"), "stages"))
+		errs = append(errs, f.At(errors.New("at least one is required"), "stages"))
 	}
 	for _, name := range stages {
 		host, err := f.Host(name)
@@ -360,7 +360,7 @@ func ValidBroker(urls string) error {
 	for one := range strings.SplitSeq(urls, ",") {
 		// The parser's error may contain a password.
 		if u, err := server(one); err != nil || u.Hostname() == "" {
-			return errors.New("this is no URL of a broker, such as nats://127.0.0.1:4222")
+			return errors.New("expected the URL of a broker, such as nats://127.0.0.1:4222")
 		}
 	}
 	return nil

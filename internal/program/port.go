@@ -253,7 +253,7 @@ func portHandler(ready, durable readiness, metrics http.Handler) http.Handler {
 func serveProfile(w http.ResponseWriter, r *http.Request, running chan struct{}, next http.HandlerFunc) {
 	if text := r.URL.Query().Get("seconds"); text != "" {
 		if seconds, err := strconv.ParseFloat(text, 64); err != nil || !(seconds >= 0 && seconds <= maxProfileSeconds) {
-			http.Error(w, fmt.Sprintf("seconds: %.20q is no number from 0 to %d", text, maxProfileSeconds), http.StatusBadRequest)
+			http.Error(w, fmt.Sprintf("seconds: %.20q is not a number from 0 to %d", text, maxProfileSeconds), http.StatusBadRequest)
 			return
 		}
 	}

@@ -166,7 +166,9 @@ func (c codec) Unmarshal(_ []byte, message any) error {
 	return nil
 }
 
-func errNoMessage(message any) error { return fmt.Errorf("%T is no message of this service", message) }
+func errNoMessage(message any) error {
+	return fmt.Errorf("%T is not a message of this service", message)
+}
 
 // maxNesting bounds the recursion of both decoders; our messages need six levels.
 const maxNesting = 64

@@ -17,14 +17,14 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
-// WriteJSON answers with a value as JSON. A failed write is no error: the caller has disconnected.
+// WriteJSON answers with a value as JSON. A failed write is not an error: the caller has disconnected.
 func WriteJSON(w http.ResponseWriter, status int, value any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
 	_ = json.NewEncoder(w).Encode(value)
 }
 
-// WriteFault answers with the fault in err's chain. A failed write is no error: the caller
+// WriteFault answers with the fault in err's chain. A failed write is not an error: the caller
 // has disconnected.
 func WriteFault(w http.ResponseWriter, err error) {
 	f := fault.From(err)

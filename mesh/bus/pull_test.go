@@ -520,7 +520,7 @@ func TestGarbageInAQueueIsDelivered(t *testing.T) {
 	}
 }
 
-// A message to the inbox itself is no delivery: nobody could settle it.
+// A message to the inbox itself is not a delivery: nobody could settle it.
 func TestMessageThatIsNoDeliveryIsReported(t *testing.T) {
 	t.Parallel()
 	broker := testbed.StartBroker(t)
@@ -539,7 +539,7 @@ func TestMessageThatIsNoDeliveryIsReported(t *testing.T) {
 	if err := nc.PublishRequest(inbox, "nobody", []byte("hello")); err != nil {
 		t.Fatal(err)
 	}
-	if err := testbed.Receive(t, "report of a message that is no delivery", h.malformed); err == nil {
+	if err := testbed.Receive(t, "report of a message that is not a delivery", h.malformed); err == nil {
 		t.Error("reported without a reason")
 	}
 	publish(t, b, item("good"))

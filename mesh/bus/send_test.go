@@ -63,7 +63,7 @@ func TestSecondPublishIsADuplicate(t *testing.T) {
 		t.Error("the first send is a duplicate")
 	}
 	if !publish(t, b, e).Duplicate {
-		t.Error("the second send is no duplicate")
+		t.Error("the second send is not a duplicate")
 	}
 	e.Generation++
 	if publish(t, b, e).Duplicate {

@@ -23,7 +23,7 @@
 // A key without a value leaves its field as it is; for yaml:"key,value" it is an error.
 //
 // A string may be written as any scalar and is then that text: 010 stays "010".
-// Everything else is strict: a number in quotes is no number, 1.5 no whole one,
+// Everything else is strict: a number in quotes is not a number, 1.5 no whole one,
 // and yes is not true.
 //
 // Doc and Section may be used concurrently.

@@ -221,7 +221,7 @@ func TestMismatchesAreRejectedAtTheirPlace(t *testing.T) {
 				t.Fatalf("got  %v\nwant %s", err, test.want)
 			}
 			if _, ok := errors.AsType[*config.PositionError](err); !ok {
-				t.Errorf("%v is no PositionError", err)
+				t.Errorf("%v is not a PositionError", err)
 			}
 		})
 	}

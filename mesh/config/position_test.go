@@ -44,7 +44,7 @@ func TestLaterErrorPointsAtItsPlace(t *testing.T) {
 		"a key that the error begins":    {path("stages", "a"), "batch.max_size: 0 is less than 1", "f.yaml:4:13: stages.a.batch.max_size: 0 is less than 1"},
 		"one of which there is half":     {path("stages", "a"), "batch.max_wait: is missing", "f.yaml:4:5: stages.a.batch.max_wait: is missing"},
 		"one in a list":                  {path("stages", "a"), "steps[1].max_size: is bad", "f.yaml:7:7: stages.a.steps[1].max_size: is bad"},
-		"a word that is no key":          {path("stages", "a"), "open: no such file", "f.yaml:3:3: stages.a: open: no such file"},
+		"a word that is not a key":       {path("stages", "a"), "open: no such file", "f.yaml:3:3: stages.a: open: no such file"},
 		"a sentence that looks like one": {path("stages", "a"), "batch what: ever", "f.yaml:3:3: stages.a: batch what: ever"},
 	} {
 		t.Run(name, func(t *testing.T) {

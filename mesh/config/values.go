@@ -97,7 +97,7 @@ func NotNegative[N cmp.Ordered](key string, n N) error {
 	case n < zero:
 		return fmt.Errorf("%s: %v is negative", key, n)
 	case isFloat && (math.IsNaN(f) || math.IsInf(f, 1)):
-		return fmt.Errorf("%s: %v is no amount", key, n)
+		return fmt.Errorf("%s: %v is not a finite number", key, n)
 	}
 	return nil
 }

@@ -24,10 +24,10 @@ func TestCancelRoundTrips(t *testing.T) {
 func TestMeaninglessCancelIsRejected(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]envelope.Cancel{
-		"no request":              {Deadline: time.Unix(1000, 0)},
-		"an id that is no UUID":   {RequestID: "x", Deadline: time.Unix(1000, 0)},
-		"a tenant of no name":     {Tenant: "Tenant", RequestID: "0190a000-0000-7000-8000-000000000001", Deadline: time.Unix(1000, 0)},
-		"a deadline that is none": {RequestID: "0190a000-0000-7000-8000-000000000001", Deadline: time.Date(20000, 1, 1, 0, 0, 0, 0, time.UTC)},
+		"no request":               {Deadline: time.Unix(1000, 0)},
+		"an id that is not a UUID": {RequestID: "x", Deadline: time.Unix(1000, 0)},
+		"a tenant of no name":      {Tenant: "Tenant", RequestID: "0190a000-0000-7000-8000-000000000001", Deadline: time.Unix(1000, 0)},
+		"a deadline that is none":  {RequestID: "0190a000-0000-7000-8000-000000000001", Deadline: time.Date(20000, 1, 1, 0, 0, 0, 0, time.UTC)},
 	} {
 		data, err := c.Encode()
 		if err != nil {

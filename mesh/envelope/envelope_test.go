@@ -84,7 +84,7 @@ func TestDecodeRejectsInvalidEnvelopes(t *testing.T) {
 		"a route that is too long":  {func(e *meshv1.Envelope) { e.Route = steps(pipeline.MaxSteps + 1) }, "a route of 65 steps"},
 		"an empty step":             {func(e *meshv1.Envelope) { e.Route[1] = nil }, "route[1]: step name"},
 		"a step without stage":      {func(e *meshv1.Envelope) { e.Route[1].Stage = "" }, "route[1]: stage name"},
-		"a host that is no name":    {func(e *meshv1.Envelope) { e.Route[0].Host = "*" }, "route[0]: host name"},
+		"a host that is not a name": {func(e *meshv1.Envelope) { e.Route[0].Host = "*" }, "route[0]: host name"},
 		"visiting too much":         {func(e *meshv1.Envelope) { e.Route[0].Visited = make([]string, pipeline.MaxVisited+1) }, "route[0]: visited 5"},
 		"keeping too much":          {func(e *meshv1.Envelope) { e.Route[0].Keep = make([]string, payload.MaxParts+1) }, "route[0]: keeps 257"},
 		"a parameter without value": {func(e *meshv1.Envelope) { e.Route[0].Parameters = map[string]*inferencev1.Value{"p": {}} }, "route[0]: parameter"},

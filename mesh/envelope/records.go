@@ -122,7 +122,7 @@ func (r *resultCoder) finish() error {
 	}
 	r.Reply = r.reply.Reply
 	if !r.Reply.Terminal() || r.Reply.Stored {
-		return errors.New("the reply is no answer")
+		return errors.New("the reply is not an answer")
 	}
 	if err := r.admittedAt.CheckTimestamp(); err != nil {
 		return fmt.Errorf("admission: %w", err)

@@ -100,7 +100,7 @@ func referenceIdentity(in *meshv1.Envelope) error {
 func referenceIDs(ids ...string) error {
 	for _, id := range ids {
 		if len(id) != 36 || uuid.Validate(id) != nil {
-			return fmt.Errorf("%q is no UUID", id)
+			return fmt.Errorf("%q is not a UUID", id)
 		}
 	}
 	return nil

@@ -139,7 +139,7 @@ func TestDecodeReplyRejectsInvalidReplies(t *testing.T) {
 		"no outcome":             {func(r *meshv1.Reply) { r.Outcome = nil }, "neither output, chunk, fault nor stored"},
 		"an output without body": {func(r *meshv1.Reply) { r.Outcome = &meshv1.Reply_Output{} }, ""},
 		"two outputs of a name":  {func(r *meshv1.Reply) { r.GetOutput().Parts = []*inferencev1.Part{twice, twice} }, "two outputs"},
-		"a chunk that is no part": {func(r *meshv1.Reply) {
+		"a chunk that is not a part": {func(r *meshv1.Reply) {
 			r.Outcome = &meshv1.Reply_Chunk{Chunk: &meshv1.Output{Parts: []*inferencev1.Part{{}}}}
 		}, "outputs[0]: neither"},
 		"an empty fault":         {func(r *meshv1.Reply) { r.Outcome = &meshv1.Reply_Fault{} }, ""},

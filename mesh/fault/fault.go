@@ -194,7 +194,7 @@ func From(err error) *Fault {
 const maxKey = 40
 
 // Member returns the path of a member of the object at a path: "inputs.order" and
-// "price" are "inputs.order.price". A key that is no plain word is in brackets and
+// "price" are "inputs.order.price". A key that is not a plain word is in brackets and
 // quotes, and a long one is cut.
 func Member(path, key string) string {
 	if len(key) > maxKey {

@@ -128,7 +128,7 @@ var classes = map[Reason]Class{
 	RunnerStalled:       {code.Code_DEADLINE_EXCEEDED, http.StatusGatewayTimeout, true, "the stage's code sent no part of a streamed answer in the time that the stage gives it"},
 	AttemptsExhausted:   {code.Code_INTERNAL, http.StatusInternalServerError, false, "hosts got the item as often as may be, and none finished it"},
 	RunnerOutOfMemory:   {code.Code_RESOURCE_EXHAUSTED, http.StatusTooManyRequests, true, "the item alone needs more memory than the runner has"},
-	RunnerOutputInvalid: {code.Code_INTERNAL, http.StatusInternalServerError, false, "the stage's code answered with something that is no valid output"},
+	RunnerOutputInvalid: {code.Code_INTERNAL, http.StatusInternalServerError, false, "the stage's code answered with something that is not valid output"},
 	OutputTooLarge:      {code.Code_INTERNAL, http.StatusInternalServerError, false, "a stage's output is over the broker's message limit"},
 	StreamInterrupted:   {code.Code_UNAVAILABLE, http.StatusServiceUnavailable, false, "a streamed answer broke after its first chunk; it is never rerun by itself"},
 	SlowReader:          {code.Code_RESOURCE_EXHAUSTED, http.StatusTooManyRequests, false, "the caller reads a streamed answer too slowly"},

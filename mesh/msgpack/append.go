@@ -17,7 +17,7 @@ import (
 // AppendJSON appends the one document that text is, as MessagePack. A number that
 // is whole and has 64 bits stays whole, every other becomes a float of 64 bits, as
 // does -0, whose sign no whole number has; one beyond those is an error, as is text
-// that is no JSON or nests deeper than MaxDepth.
+// that is not JSON or nests deeper than MaxDepth.
 func AppendJSON(dst, text []byte) ([]byte, error) {
 	from := json.NewDecoder(bytes.NewReader(text))
 	from.UseNumber()

@@ -173,7 +173,7 @@ func readText(data []byte) (text, left []byte, err error) {
 // readKey reads a key, which is a string.
 func readKey(data []byte) (key, left []byte, err error) {
 	if len(data) > 0 && msgp.NextType(data) != msgp.StrType {
-		return nil, nil, wrong("has a key that is no string, which JSON cannot represent")
+		return nil, nil, wrong("has a key that is not a string, which JSON cannot represent")
 	}
 	return readText(data)
 }

@@ -79,7 +79,7 @@ func TestUnrepresentableValueIsRejectedByPlace(t *testing.T) {
 		"an extension":            {listOf(msgp.AppendNil(nil), []byte{0xd4, 0x09, 0}), "x[1]", "extension"},
 		"NaN":                     {in("a", listOf(msgp.AppendFloat64(nil, math.NaN()))), "x.a[0]", "NaN"},
 		"infinity":                {msgp.AppendFloat32(nil, float32(math.Inf(-1))), "x", "infinite"},
-		"a number as a key":       {in("a", []byte{0x81, 0x01, 0x01}), "x.a", "key that is no string"},
+		"a number as a key":       {in("a", []byte{0x81, 0x01, 0x01}), "x.a", "key that is not a string"},
 		"no UTF-8":                {in("a", []byte{0xa1, 0xff}), "x.a", "not UTF-8"},
 		"a key of no UTF-8":       {[]byte{0x81, 0xa1, 0xff, 0x01}, "x", "not UTF-8"},
 		"a key that is odd":       {in("a b\"", []byte{0xc4, 0}), `x["a b\""]`, "binary"},
@@ -90,7 +90,7 @@ func TestUnrepresentableValueIsRejectedByPlace(t *testing.T) {
 		"a list that lies":        {[]byte{0xdd, 0xff, 0xff, 0xff, 0xff}, "x[0]", "cut off"},
 		"a map that lies":         {[]byte{0xdf, 0xff, 0xff, 0xff, 0xff}, "x", "cut off"},
 		"text that lies":          {[]byte{0xdb, 0xff, 0xff, 0xff, 0xff, 'a'}, "x", "cut off"},
-		"the byte that is unused": {[]byte{0xc1}, "x", "no MessagePack"},
+		"the byte that is unused": {[]byte{0xc1}, "x", "not MessagePack"},
 		"more than one":           {[]byte{0x01, 0x02}, "x", "after its end, for 1 bytes"},
 	}
 	for name, test := range tests {
@@ -292,7 +292,7 @@ func TestZeroKeepsItsSign(t *testing.T) {
 	}
 }
 
-// FuzzAppendJSON holds two promises: what is no JSON is refused, and nothing else is
+// FuzzAppendJSON holds two promises: what is not JSON is refused, and nothing else is
 // but what nests too deep or has numbers beyond 64 bits; and what is taken is one
 // document.
 func FuzzAppendJSON(f *testing.F) {

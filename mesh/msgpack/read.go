@@ -13,7 +13,7 @@ import (
 // document. Whatever visit returns ends it.
 func Members(data []byte, visit func(key string, value []byte) error) error {
 	if !IsMap(data) {
-		return wrong("is no map")
+		return wrong("must be a map")
 	}
 	return entries(data, func(_ int, key, value []byte) error {
 		text, _, err := readKey(key)
@@ -28,7 +28,7 @@ func Members(data []byte, visit func(key string, value []byte) error) error {
 // returns ends it.
 func Elements(data []byte, visit func(i int, value []byte) error) error {
 	if !IsList(data) {
-		return wrong("is no list")
+		return wrong("must be a list")
 	}
 	return entries(data, func(i int, _, value []byte) error { return visit(i, value) })
 }
@@ -219,5 +219,5 @@ func unread(err error) error {
 	if errors.Is(err, msgp.ErrShortBytes) {
 		return wrong("is cut off")
 	}
-	return wrong("is no MessagePack")
+	return wrong("is not MessagePack")
 }

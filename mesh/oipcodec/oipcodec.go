@@ -135,7 +135,7 @@ func Contents(d tensor.Datatype, shape []int64, c *oipv2.InferTensorContents, re
 	}
 	n, ok := tensor.Elements(shape)
 	if !ok {
-		return out, fmt.Errorf("shape %v is none", shape)
+		return out, fmt.Errorf("shape %v is not valid", shape)
 	}
 	// take reserves the size of so many elements.
 	take := func(have int, size int64) error {
@@ -173,7 +173,7 @@ func Contents(d tensor.Datatype, shape []int64, c *oipv2.InferTensorContents, re
 	case tensor.FP16, tensor.BF16:
 		err = errors.New("has no typed contents; send it in raw_input_contents")
 	default:
-		err = fmt.Errorf("datatype %.*q is none of the protocol's", maxQuoted, d)
+		err = fmt.Errorf("datatype %.*q is unknown", maxQuoted, d)
 	}
 	return out, err
 }

@@ -40,7 +40,7 @@ var management = []string{"mmesh", "inference", "stagemesh", "grpc"}
 func CheckMethod(name string) error {
 	service, method, ok := strings.Cut(name, "/")
 	if !ok || service == "" || method == "" || strings.ContainsAny(method, "/ ") {
-		return fmt.Errorf("%.80q is no package.Service/Method", name)
+		return fmt.Errorf("%.80q is not package.Service/Method", name)
 	}
 	for _, pkg := range management {
 		if service == pkg || strings.HasPrefix(service, pkg+".") {
@@ -65,7 +65,7 @@ func ParsePath(s string) (out Path, err error) {
 	for number := range strings.SplitSeq(s, ".") {
 		n, err := strconv.ParseInt(number, 10, 32)
 		if err != nil || !protowire.Number(n).IsValid() || len(out) == MaxPath {
-			return nil, fmt.Errorf("%.80q is no path of at most %d fields, such as 1.2", s, MaxPath)
+			return nil, fmt.Errorf("%.80q is not a path of at most %d fields, such as 1.2", s, MaxPath)
 		}
 		out = append(out, protowire.Number(n))
 	}

@@ -149,7 +149,7 @@ func ValueOf(v any) (Value, error) {
 	case string:
 		return String(v), nil
 	}
-	return Value{}, fmt.Errorf("a %T is no parameter; use a bool, a number or a string", v)
+	return Value{}, fmt.Errorf("a %T is not a parameter; use a bool, a number or a string", v)
 }
 
 // ParseValue parses a value that a person wrote: true, 3, 0.5, or else text. What only

@@ -55,7 +55,7 @@ func TokensOfCall(call *inferencev1.HttpCall) int64 {
 func CheckCallPath(path string) *fault.Fault {
 	u, err := url.Parse("http://target" + path)
 	if err != nil || !strings.HasPrefix(path, "/") || strings.Contains(path, "#") || slices.Contains(strings.Split(u.Path, "/"), "..") {
-		return fault.InField(fault.InvalidRequest, "http.path", "is no path below the target's URL; it begins with /, and has no .. and no fragment")
+		return fault.InField(fault.InvalidRequest, "http.path", "must be a path below the target's URL: it begins with /, and has no .. and no fragment")
 	}
 	return nil
 }

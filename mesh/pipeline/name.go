@@ -102,7 +102,7 @@ func DurabilityFromProto(d inferencev1.Durability) (Durability, error) {
 	case inferencev1.Durability_DURABILITY_FILE:
 		return File, nil
 	}
-	return "", fmt.Errorf("durability %d is none of this version's", d)
+	return "", fmt.Errorf("durability %d is unknown", d)
 }
 
 // ToProto converts the durability for the wire.

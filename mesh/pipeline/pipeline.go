@@ -159,7 +159,7 @@ func (s Step) validate() error {
 	}
 	for name, value := range s.Parameters {
 		if f, is := value.Any().(float64); is && (math.IsNaN(f) || math.IsInf(f, 0)) {
-			return fmt.Errorf("parameters: %q is no finite number", name)
+			return fmt.Errorf("parameters: %q is not a finite number", name)
 		}
 	}
 	for input, source := range s.Inputs {

@@ -27,7 +27,7 @@ import (
 var (
 	// ErrNoDeadLetter means that there is no dead letter of that number (any more).
 	ErrNoDeadLetter = errors.New("no such dead letter")
-	// ErrUnreadable means that the message of that number is no dead letter.
+	// ErrUnreadable means that the message of that number is not a dead letter.
 	ErrUnreadable = errors.New("what is stored there is no dead letter")
 	// ErrNotReplayable means that the dead letter holds no item that the stage's
 	// hosts would take.
@@ -390,7 +390,7 @@ func (l DeadLetter) ReplayableJob() (*meshv1.QueuedJob, error) {
 	case err != nil:
 		return nil, fmt.Errorf("%w: %w", ErrNotReplayable, err)
 	case l.Job == "" || job == nil || out.GetPayload() == nil:
-		return nil, fmt.Errorf("%w: it is no job", ErrNotReplayable)
+		return nil, fmt.Errorf("%w: it is not a job", ErrNotReplayable)
 	case !job.GetDeadline().IsValid() || !job.GetAcceptedAt().AsTime().Before(job.GetDeadline().AsTime()):
 		return nil, fmt.Errorf("%w: it never had any time", ErrNotReplayable)
 	}

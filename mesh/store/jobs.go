@@ -80,8 +80,8 @@ var (
 	ErrJobChanged = errors.New("another process has changed the job")
 	// ErrNotStorable means that a job or its record is too large, or has text that is not UTF-8.
 	ErrNotStorable = errors.New("the job cannot be stored")
-	// ErrNotAJob means that a message is no job.
-	ErrNotAJob = errors.New("the message is no job")
+	// ErrNotAJob means that a message is not a job.
+	ErrNotAJob = errors.New("the message is not a job")
 )
 
 // Jobs keeps jobs and what becomes of them.

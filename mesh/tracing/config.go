@@ -101,7 +101,7 @@ func checkEndpoint(key, text string) error {
 		return fmt.Errorf("%s: a password does not belong into the URL; put a header into headers_file", key)
 	}
 	if u, err := url.Parse(text); err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-		return fmt.Errorf("%s: %q is no URL of http or https, such as http://127.0.0.1:4317", key, text)
+		return fmt.Errorf("%s: %q is not a URL of http or https, such as http://127.0.0.1:4317", key, text)
 	}
 	return nil
 }

@@ -77,7 +77,7 @@ func (c Config) Validate() error {
 	for i, allowed := range c.Allow {
 		_, isNetwork := network(allowed)
 		if !isNetwork && (allowed == "" || strings.ContainsAny(allowed, "/: ")) {
-			errs = append(errs, fmt.Errorf("allow[%d]: %q is no host name, address or network such as 10.0.0.0/8", i, allowed))
+			errs = append(errs, fmt.Errorf("allow[%d]: %q is not a host name, address or network such as 10.0.0.0/8", i, allowed))
 		}
 	}
 	return errors.Join(errs...)
@@ -95,7 +95,7 @@ func (c Config) Check(raw string) error {
 	u, err := url.Parse(raw)
 	switch {
 	case err != nil, u.Host == "", u.User != nil, u.Fragment != "", len(raw) > maxURL:
-		return fmt.Errorf("is no URL such as https://host/path of at most %d bytes, without user and fragment", maxURL)
+		return fmt.Errorf("must be a URL such as https://host/path of at most %d bytes, without user and fragment", maxURL)
 	}
 	address, err := netip.ParseAddr(u.Hostname())
 	isPrivate := err == nil && !isPublic(address) || isLocalhost(u.Hostname())

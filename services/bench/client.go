@@ -100,11 +100,11 @@ func (s ClientSettings) Validate() error {
 	case err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https":
 		return fmt.Errorf("address: %q is not a URL such as http://127.0.0.1:8080", s.Address)
 	case len(s.Inputs) == 0:
-		return errors.New("inputs: there are none")
+		return errors.New("inputs: at least one is required")
 	case s.Timeout < 0:
 		return fmt.Errorf("timeout: %s is negative", s.Timeout)
 	case !known:
-		return fmt.Errorf("protocol: %q is none of grpc, connect, http and oip", s.Protocol)
+		return fmt.Errorf("protocol: expected grpc, connect, http or oip, got %q", s.Protocol)
 	case s.Streams && !rpc:
 		return fmt.Errorf("streams: %w by %s: use grpc or connect", errUnsupported, s.Protocol)
 	case s.Durability != "" && s.Protocol == OIP:

@@ -203,14 +203,14 @@ func TestInvalidClientSettingsAreNamed(t *testing.T) {
 	}
 	good := bench.ClientSettings{Protocol: bench.GRPC, Address: "http://h", Pipeline: "p", Inputs: inputs(t)}
 	for want, change := range map[string]func(*bench.ClientSettings){
-		`protocol: "soap" is none of`:           func(s *bench.ClientSettings) { s.Protocol = "soap" },
-		`address: "h" is not a URL`:             func(s *bench.ClientSettings) { s.Address = "h" },
-		"inputs: there are none":                func(s *bench.ClientSettings) { s.Inputs = nil },
-		"timeout: -1s is negative":              func(s *bench.ClientSettings) { s.Timeout = -time.Second },
-		"streams: not supported by http: use":   func(s *bench.ClientSettings) { s.Protocol, s.Streams = bench.HTTP, true },
-		"durability: not supported by oip: use": func(s *bench.ClientSettings) { s.Protocol, s.Durability = bench.OIP, pipeline.File },
-		"priority: not supported by oip: use":   func(s *bench.ClientSettings) { s.Protocol, s.Priority = bench.OIP, 1 },
-		"payload: FP16 has no JSON form: use":   func(s *bench.ClientSettings) { s.Protocol, s.Inputs = bench.HTTP, [][]payload.Part{{half}} },
+		`protocol: expected grpc, connect, http or oip, got "soap"`: func(s *bench.ClientSettings) { s.Protocol = "soap" },
+		`address: "h" is not a URL`:                                 func(s *bench.ClientSettings) { s.Address = "h" },
+		"inputs: at least one is required":                          func(s *bench.ClientSettings) { s.Inputs = nil },
+		"timeout: -1s is negative":                                  func(s *bench.ClientSettings) { s.Timeout = -time.Second },
+		"streams: not supported by http: use":                       func(s *bench.ClientSettings) { s.Protocol, s.Streams = bench.HTTP, true },
+		"durability: not supported by oip: use":                     func(s *bench.ClientSettings) { s.Protocol, s.Durability = bench.OIP, pipeline.File },
+		"priority: not supported by oip: use":                       func(s *bench.ClientSettings) { s.Protocol, s.Priority = bench.OIP, 1 },
+		"payload: FP16 has no JSON form: use":                       func(s *bench.ClientSettings) { s.Protocol, s.Inputs = bench.HTTP, [][]payload.Part{{half}} },
 		"payload: tensors beside bytes": func(s *bench.ClientSettings) {
 			s.Protocol, s.Inputs = bench.HTTP, [][]payload.Part{{half, s.Inputs[0][0]}}
 		},

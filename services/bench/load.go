@@ -298,7 +298,7 @@ func (r *run) openLoop(ctx context.Context) error {
 }
 
 // pace calls send for each arrival at its time. If it is late it sends all due arrivals
-// at once, each planned for its own time. The end of the context is no error.
+// at once, each planned for its own time. The end of the context is not an error.
 func (r *run) pace(ctx context.Context, send func(arrival)) error {
 	clock, err := r.pacer(ctx)
 	if err != nil {

@@ -177,7 +177,7 @@ func TestBenchNamesWrongArguments(t *testing.T) {
 		"no size":             {[]string{"digits", "--payload", "much"}, `--payload: "much" is not a size`},
 		"too large":           {[]string{"digits", "--payload", "1GiB"}, "--payload: 1GiB is not between 0 and 64MiB"},
 		"no tensor":           {[]string{"digits", "--tensor", "FP32"}, `--tensor: "FP32": use a datatype and a shape`},
-		"no protocol":         {[]string{"digits", "--payload", "1", "--protocol", "soap"}, `--protocol: "soap" is none of grpc, connect, http and oip`},
+		"no protocol":         {[]string{"digits", "--payload", "1", "--protocol", "soap"}, `--protocol: expected grpc, connect, http or oip, got "soap"`},
 		"streams of others":   {[]string{"digits", "--payload", "1", "--protocol", "oip", "--streams"}, "--streams: not supported by oip"},
 		"no durability":       {[]string{"digits", "--payload", "1", "--durability", "stone"}, `--durability: "stone": use memory or file`},
 		"two meshes":          {[]string{"digits", "--payload", "1", "--mesh", "m.yaml", "-a", "x"}, "--address: is for a running mesh, and --mesh starts one"},

@@ -181,7 +181,7 @@ func (g *doomedMesh) bytes(text string) {
 	}
 }
 
-// garbage stores a message that is no dead letter among them.
+// garbage stores a message that is not a dead letter among them.
 func (g *doomedMesh) garbage() {
 	g.t.Helper()
 	if _, err := g.bus.JetStream().Publish(g.t.Context(), g.bus.DeadLetterSubject(poisoned), []byte("\xff")); err != nil {

@@ -291,7 +291,7 @@ func newCancel() *cobra.Command {
 		Use:   "cancel [REQUEST_ID]",
 		Short: "Cancel a request by its ID or idempotency key",
 		Long: "Cancel a request by its ID or idempotency key, whichever gateway of the mesh took it. Its caller gets CANCELLED, its queued item is dropped,\n" +
-			"and its running item is asked to stop. This is best effort: a finished request stays finished, and an unknown ID is no error.",
+			"and its running item is asked to stop. This is best effort: a finished request stays finished, and an unknown ID is not an error.",
 		Example: "  stagemesh cancel 01a1fc37-9c70-7089-b8a4-eabc34a6f203\n" +
 			"  stagemesh cancel --pipeline digits --idempotency-key order-4711",
 		Args: name.read,

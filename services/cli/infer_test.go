@@ -114,7 +114,7 @@ func TestInferContinuesAfterAFailure(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	match(t, out, header,
-		`text\.png +- +INVALID_INPUT at stage decode: input image: it is no PNG or JPEG.*`,
+		`text\.png +- +INVALID_INPUT at stage decode: input image: expected a PNG or JPEG.*`,
 		`00-1\.png +[0-9.]+ ms +labels=\[1 .*`,
 		`nowhere\.png +- +open .*nowhere\.png: no such file or directory`,
 		`07-9\.png +[0-9.]+ ms +labels=\[9 .*`)

@@ -79,7 +79,7 @@ func newModelsRegister() *cobra.Command {
 		Use:   "register ID | --file FILE",
 		Short: "Register a model, or those of a file",
 		Long: "Register a model, or the models and then the aliases of a file. The file is a mesh's, has only models and aliases,\n" +
-			"or has one model in JSON a line (.jsonl). A model never changes: the same one again is no error, another one of that ID is.",
+			"or has one model in JSON a line (.jsonl). A model never changes: the same one again is not an error, another one of that ID is.",
 		Example: "  stagemesh models register iris-v1 --stage score --type linear --source iris.json --size 12KiB\n  stagemesh models register --file models.jsonl",
 	}
 	flags := register.Flags()

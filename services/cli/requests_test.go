@@ -216,7 +216,7 @@ func TestCancelCancelsARequest(t *testing.T) {
 	if _, err := run(t, "get", "result", request, "--wait", "10s", "-a", address); err == nil || !strings.HasPrefix(err.Error(), "CANCELLED at stage endless: ") {
 		t.Errorf("got %v", err)
 	}
-	// That it is done is no error, nor that there is none.
+	// That it is done is not an error, nor that there is none.
 	for _, request := range []string{request, uuid.NewString()} {
 		if _, err := run(t, "cancel", request, "-a", address); err != nil {
 			t.Error(err)

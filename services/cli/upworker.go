@@ -168,7 +168,7 @@ func workerFile(path string, workers int, options string, models []string) (*mes
 	}
 	var object map[string]json.RawMessage
 	if err := json.Unmarshal([]byte(options), &object); err != nil || object == nil {
-		return nil, errors.New("--options: this is no JSON object")
+		return nil, errors.New("--options: must be a JSON object")
 	}
 	name := nameOf(path)
 	worker := map[string]any{"command": command, "workers": workers, "options": json.RawMessage(options), "hold_failed_starts": true}

@@ -373,8 +373,8 @@ func TestUpRejectsInvalidWorkers(t *testing.T) {
 		"two":                  {[]string{worker, worker}, "give one WORKER"},
 		"a mesh as well":       {[]string{worker, "--config", "mesh.yaml"}, "either a WORKER or --config"},
 		"options of none":      {[]string{"--options", "{}"}, "for a WORKER"},
-		"options that are not": {[]string{worker, "--options", "{"}, "no JSON object"},
-		"a list of options":    {[]string{worker, "--options", "[1]"}, "no JSON object"},
+		"options that are not": {[]string{worker, "--options", "{"}, "--options: must be a JSON object"},
+		"a list of options":    {[]string{worker, "--options", "[1]"}, "--options: must be a JSON object"},
 		"no workers":           {[]string{worker, "--workers", "0"}, "--workers"},
 		"an address":           {[]string{worker, "--listen", "here"}, "--listen"},
 	} {

@@ -49,7 +49,7 @@ func follow(all []page, from page, target string) error {
 	}
 	i := slices.IndexFunc(all, func(p page) bool { return p.path == to })
 	if i < 0 {
-		return fmt.Errorf("%s is no page of ours", to)
+		return fmt.Errorf("%s is not a page of ours", to)
 	}
 	if !slices.Contains(headings(all[i].text), heading) {
 		return errNoHeading

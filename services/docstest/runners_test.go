@@ -35,7 +35,7 @@ func countWords(_ context.Context, item runner.Item) ([]payload.Part, error) {
 	if value, given := item.Parameters["shortest"]; given {
 		whole, ok := value.Int()
 		if !ok {
-			return nil, fault.Newf(fault.InvalidRequest, "parameter shortest: %s is no whole number", value)
+			return nil, fault.Newf(fault.InvalidRequest, "parameter shortest: %s is not a whole number", value)
 		}
 		shortest = whole
 	}

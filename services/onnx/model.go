@@ -82,7 +82,7 @@ func tidy(file *onnxgomlx.Model) (changed bool, err error) {
 	for _, in := range inputs {
 		t := in.GetType().GetTensorType()
 		if t == nil {
-			return false, fmt.Errorf("input %q is no tensor", in.GetName())
+			return false, fmt.Errorf("input %q is not a tensor", in.GetName())
 		}
 		if t.GetShape() == nil {
 			return false, fmt.Errorf("input %q has no shape; export the model with one", in.GetName())
@@ -91,7 +91,7 @@ func tidy(file *onnxgomlx.Model) (changed bool, err error) {
 	for _, out := range graph.GetOutput() {
 		t := out.GetType().GetTensorType()
 		if t == nil {
-			return false, fmt.Errorf("output %q is no tensor", out.GetName())
+			return false, fmt.Errorf("output %q is not a tensor", out.GetName())
 		}
 		if t.GetShape() == nil {
 			t.Shape = zeroOf(t.Shape)

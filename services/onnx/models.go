@@ -129,7 +129,7 @@ func (r *Models) in(m model.Model, do func(*os.Root) error) error {
 	defer root.Close() //nolint:errcheck // nothing was written
 	info, err := root.Stat(m.Source)
 	if err == nil && !info.Mode().IsRegular() {
-		err = fmt.Errorf("%s is no file", m.Source)
+		err = fmt.Errorf("%s is not a file", m.Source)
 	}
 	if err == nil {
 		err = do(root)

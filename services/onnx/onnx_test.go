@@ -205,7 +205,7 @@ func TestSpecMatchesTheModel(t *testing.T) {
 func TestEveryBatchSizeGivesTheSameResults(t *testing.T) {
 	t.Parallel()
 	p := newPerceptron()
-	// 48 is no power of two; batches up to 3x are cut into slices.
+	// 48 is not a power of two; batches up to 3x are cut into slices.
 	for _, maxRows := range []int{1, 8, 48} {
 		r := start(t, p.file(), onnx.Settings{Options: onnx.Options{MaxRows: maxRows}})
 		source := rand.New(rand.NewPCG(3, uint64(maxRows)))
@@ -345,11 +345,11 @@ func TestModelsThatCannotRunAreRefusedAtStart(t *testing.T) {
 		},
 		{
 			"opaque input", file{nodes: []op{relu}, inputs: []value{{name: "x", opaque: true}}, outputs: y}.bytes(),
-			`input "x" is no tensor`,
+			`input "x" is not a tensor`,
 		},
 		{
 			"opaque output", file{nodes: []op{relu}, inputs: rowsOf(0, 4), outputs: []value{{name: "y", opaque: true}}}.bytes(),
-			`output "y" is no tensor`,
+			`output "y" is not a tensor`,
 		},
 		{
 			"eight-bit floats", file{nodes: []op{relu}, inputs: []value{{name: "x", element: elementFloat8, shape: []int64{0, 4}}}, outputs: y}.bytes(),
@@ -485,7 +485,7 @@ func TestSeveralInputsOutputsAndDatatypes(t *testing.T) {
 	r := start(t, f, onnx.Settings{Options: onnx.Options{MaxRows: 2, Axes: map[string]int{"width": 2}}})
 	a, _ := tensor.FromInt64([]int64{3, 2}, []int64{1, 2, 3, 4, 5, 6})
 	b, _ := tensor.FromInt64([]int64{3, 2}, []int64{-1, -2, -3, -4, -5, -6})
-	// 7 is no proper boolean, and must not become one that is neither.
+	// 7 is not a proper boolean, and must not become one that is neither.
 	keep := tensor.Tensor{Datatype: tensor.Bool, Shape: []int64{3, 2}, Raw: []byte{1, 0, 7, 0, 0, 1}}
 	out, err := do(t.Context(), r, runner.Item{Rows: 3, Inputs: []payload.Part{
 		payload.OfTensor("keep", keep), payload.OfTensor("a", a), payload.OfTensor("b", b),

@@ -319,14 +319,14 @@ func readHeader(blob payload.Blob, maxPixels int) (h imageHeader, err error) {
 		readSize, h.read = jpeg.DecodeConfig, jpeg.Decode
 		h.progressive = bytes.Contains(blob.Data, []byte{0xff, 0xc2})
 	default:
-		return h, invalid(Image, "it is no PNG or JPEG image but looks like %s; its first bytes are % x", h.kind, blob.Data[:min(len(blob.Data), 8)])
+		return h, invalid(Image, "expected a PNG or JPEG image, got %s; its first bytes are % x", h.kind, blob.Data[:min(len(blob.Data), 8)])
 	}
 	if h.Config, err = readSize(bytes.NewReader(blob.Data)); err != nil {
 		return h, invalid(Image, "its bytes begin as %s but cannot be decoded: %w", h.kind, err)
 	}
 	// Sides first: their product cannot overflow then.
 	if h.Width > maxSide || h.Height > maxSide || h.Width*h.Height > maxPixels {
-		return h, invalid(Image, "it is of %d by %d pixels; at most %d in all and %d on a side are taken", h.Width, h.Height, maxPixels, maxSide)
+		return h, invalid(Image, "it is of %d by %d pixels; at most %d in all and %d on a side are accepted", h.Width, h.Height, maxPixels, maxSide)
 	}
 	return h, nil
 }
@@ -396,7 +396,7 @@ type imageReader struct {
 // Read implements io.Reader.
 func (r *imageReader) Read(p []byte) (int, error) {
 	if r.scans < 0 {
-		r.err = invalid(Image, "it has too many scans for its size; at most %d of an image of max_pixels are taken", maxScans)
+		r.err = invalid(Image, "it has too many scans for its size; at most %d of an image of max_pixels are accepted", maxScans)
 	} else {
 		r.err = r.alive()
 	}

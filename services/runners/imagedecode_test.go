@@ -317,9 +317,9 @@ func TestBadImageFailsAlone(t *testing.T) {
 		want string
 	}{
 		{"empty", blob(nil), "it is empty"},
-		{"text", blob([]byte("hello, mesh")), "looks like text/plain; charset=utf-8; its first bytes are 68 65 6c 6c 6f 2c 20 6d"},
-		{"gif", blob(animation.Bytes()), "looks like image/gif"},
-		{"gif that says it is a png", payload.OfBlob("image", "image/png", animation.Bytes()), "looks like image/gif"},
+		{"text", blob([]byte("hello, mesh")), "got text/plain; charset=utf-8; its first bytes are 68 65 6c 6c 6f 2c 20 6d"},
+		{"gif", blob(animation.Bytes()), "got image/gif"},
+		{"gif that says it is a png", payload.OfBlob("image", "image/png", animation.Bytes()), "got image/gif"},
 		{"png that says it is a gif", payload.OfBlob("image", "image/gif", good), "its content type is image/gif"},
 		{"nonsense content type", payload.OfBlob("image", ";;", good), "its content type is ;;"},
 		{"signature alone", blob(good[:8]), "begin as image/png but cannot be decoded: unexpected EOF"},

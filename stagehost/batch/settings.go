@@ -67,7 +67,7 @@ func (m Mode) validate() error {
 	case "", Adaptive, Eager, Window, Stream:
 		return nil
 	default:
-		return fmt.Errorf("batch.mode: %q is none of adaptive, eager, window and stream", string(m))
+		return fmt.Errorf("batch.mode: expected adaptive, eager, window or stream, got %q", string(m))
 	}
 }
 

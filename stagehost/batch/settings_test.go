@@ -20,7 +20,7 @@ func TestBadSettingsAreRejectedByKey(t *testing.T) {
 		"window without a window": {batch.Settings{Mode: batch.Window, MaxSize: 32}, []string{"batch.max_wait"}},
 		"stream":                  {batch.Settings{Mode: batch.Stream, MaxSize: 32}, nil},
 		"adaptive":                {batch.Settings{Mode: batch.Adaptive, MaxSize: 32}, nil},
-		"an unknown mode":         {batch.Settings{Mode: "greedy", MaxSize: 32}, []string{`batch.mode: "greedy"`}},
+		"an unknown mode":         {batch.Settings{Mode: "greedy", MaxSize: 32}, []string{`batch.mode: expected adaptive, eager, window or stream, got "greedy"`}},
 		"no size":                 {batch.Settings{}, []string{"batch.max_size"}},
 		"all of it wrong": {
 			batch.Settings{MaxSize: -1, MaxBytes: -1, MaxWait: -1},

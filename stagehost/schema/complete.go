@@ -148,7 +148,7 @@ func ValidParts(key string, parts []runner.PartSpec) error {
 
 func validPart(p runner.PartSpec) error {
 	if err := payload.ValidName(p.Name); err != nil || p.Name == "" {
-		return fmt.Errorf("name: %.80q is none; a part has one, of at most %d bytes", p.Name, payload.MaxName)
+		return fmt.Errorf("name: expected 1 to %d bytes of text, got %.80q", payload.MaxName, p.Name)
 	}
 	if p.IsTensor() {
 		return validTensor(p)
@@ -158,7 +158,7 @@ func validPart(p runner.PartSpec) error {
 	}
 	for _, one := range p.ContentTypes {
 		if _, _, err := mime.ParseMediaType(one); err != nil || !strings.Contains(one, "/") {
-			return fmt.Errorf("content_types: %.80q is no media type such as application/json or image/*", one)
+			return fmt.Errorf("content_types: %.80q is not a media type such as application/json or image/*", one)
 		}
 	}
 	return nil
@@ -166,7 +166,7 @@ func validPart(p runner.PartSpec) error {
 
 func validTensor(p runner.PartSpec) error {
 	if !p.Datatype.Valid() {
-		return fmt.Errorf("datatype: %.80q is none; use one such as FP32, INT64, BOOL or BYTES", string(p.Datatype))
+		return fmt.Errorf("datatype: unknown %.80q; use one such as FP32, INT64, BOOL or BYTES", string(p.Datatype))
 	}
 	if len(p.ContentTypes) > 0 {
 		return errors.New("content_types: a tensor has none; leave out them or the datatype")

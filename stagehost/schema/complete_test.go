@@ -108,18 +108,18 @@ func TestInvalidPartsAreRejectedByKey(t *testing.T) {
 		parts    []runner.PartSpec
 		wantText string
 	}{
-		"no name":               {list(jsonSpec("", "")), "inputs[0].name: "},
-		"a long name":           {list(jsonSpec(strings.Repeat("x", 300), "")), "inputs[0].name: "},
-		"a name twice":          {list(jsonSpec("x", ""), jsonSpec("x", "")), `inputs[1].name: "x" is there twice`},
-		"no datatype":           {list(tensorSpec("x", "FLOAT", 1)), `inputs[0].datatype: "FLOAT" is none`},
-		"a shape of no tensor":  {list(tensorSpec("x", "", 1)), "inputs[0].shape: without a datatype"},
-		"a negative extent":     {list(tensorSpec("x", tensor.FP32, -2)), "inputs[0].shape: an extent of -2"},
-		"too many axes":         {list(tensorSpec("x", tensor.FP32, make([]int64, 17)...)), "inputs[0].shape: 17 axes"},
-		"a tensor with types":   {list(typed), "inputs[0].content_types: a tensor has none"},
-		"a tensor with schema":  {list(schemed), "inputs[0].schema: it is for the JSON of a blob"},
-		"what is no media type": {list(jsonSpec("x", "", "json")), `inputs[0].content_types: "json" is no media type`},
-		"a schema that is none": {list(jsonSpec("x", `{"type":1}`)), `inputs[0].schema: of "x": it is no JSON Schema: schema.type: `},
-		"too many":              {make([]runner.PartSpec, 1000), "inputs: 1000, at most"},
+		"no name":                  {list(jsonSpec("", "")), "inputs[0].name: "},
+		"a long name":              {list(jsonSpec(strings.Repeat("x", 300), "")), "inputs[0].name: "},
+		"a name twice":             {list(jsonSpec("x", ""), jsonSpec("x", "")), `inputs[1].name: "x" is there twice`},
+		"no datatype":              {list(tensorSpec("x", "FLOAT", 1)), `inputs[0].datatype: unknown "FLOAT"`},
+		"a shape of no tensor":     {list(tensorSpec("x", "", 1)), "inputs[0].shape: without a datatype"},
+		"a negative extent":        {list(tensorSpec("x", tensor.FP32, -2)), "inputs[0].shape: an extent of -2"},
+		"too many axes":            {list(tensorSpec("x", tensor.FP32, make([]int64, 17)...)), "inputs[0].shape: 17 axes"},
+		"a tensor with types":      {list(typed), "inputs[0].content_types: a tensor has none"},
+		"a tensor with schema":     {list(schemed), "inputs[0].schema: it is for the JSON of a blob"},
+		"what is not a media type": {list(jsonSpec("x", "", "json")), `inputs[0].content_types: "json" is not a media type`},
+		"a schema that is none":    {list(jsonSpec("x", `{"type":1}`)), `inputs[0].schema: of "x": it is not a JSON Schema: schema.type: `},
+		"too many":                 {make([]runner.PartSpec, 1000), "inputs: 1000, at most"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

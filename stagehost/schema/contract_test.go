@@ -112,7 +112,7 @@ func TestViolationNamesItsPath(t *testing.T) {
 		"too small":              {`{"items":[{"price":-1}]}`, "inputs.order.items[0].price", "minimum"},
 		"exactly not a multiple": {`{"items":[{"price":0.001}]}`, "inputs.order.items[0].price", "multipleOf"},
 		"none of the words":      {`{"items":[{"price":1,"kind":"c"}]}`, "inputs.order.items[0].kind", "value must be one of 'a', 'b'"},
-		"none of the forms":      {`{"items":[{"price":1}],"odd key":{}}`, `inputs.order["odd key"]`, "none of the forms that anyOf has: got object, want integer; missing property 'x'"},
+		"none of the forms":      {`{"items":[{"price":1}],"odd key":{}}`, `inputs.order["odd key"]`, "matches none of the schemas in anyOf: got object, want integer; missing property 'x'"},
 		"a pattern":              {`{"items":[{"price":1}],"note":"LOUD"}`, "inputs.order.note", "does not match pattern"},
 		"a key that is a number": {`{"items":[{"price":1}],"7":7}`, "inputs.order.7", "got number, want null"},
 	} {
@@ -152,8 +152,8 @@ func TestViolationsAreBoundedAndOrdered(t *testing.T) {
 func TestUnreadableDocumentIsInvalidInput(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct{ contentType, data, wantText string }{
-		"no JSON":                {"application/json", `{"items"`, "is no JSON"},
-		"nothing":                {"application/json", ``, "is no JSON"},
+		"no JSON":                {"application/json", `{"items"`, "is not JSON"},
+		"nothing":                {"application/json", ``, "is not JSON"},
 		"half a surrogate pair":  {"application/json", `"\ud800"`, "surrogate"},
 		"not UTF-8":              {"application/json", "\"\xff\"", "UTF-8"},
 		"too deep":               {"application/json", strings.Repeat("[", 65) + strings.Repeat("]", 65), "deeper than 64"},
@@ -248,7 +248,7 @@ func TestOutputSchemaViolationIsRunnerFault(t *testing.T) {
 		t.Errorf("got %q, %+v", f.Message, f.Violations)
 	}
 	_, err = c.Outputs([]payload.Part{blob("order", "application/json", `{`)}, schema.Fitted{Rows: 1})
-	if f := isA(t, err, fault.RunnerOutputInvalid); !strings.Contains(f.Message, `output "order" is no JSON`) {
+	if f := isA(t, err, fault.RunnerOutputInvalid); !strings.Contains(f.Message, `output "order" is not JSON`) {
 		t.Errorf("got %q", f.Message)
 	}
 }
@@ -287,8 +287,8 @@ func TestChunksAreValidatedAndFinalOutputsAreNot(t *testing.T) {
 func TestInvalidSchemaErrorNamesItsPlace(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct{ schema, wantText string }{
-		"no such type":       {`{"properties":{"price":{"type":"money"}}}`, `inputs[0].schema: of "order": it is no JSON Schema: schema.properties.price.type: `},
-		"no JSON":            {`{"type":`, "it is no JSON"},
+		"no such type":       {`{"properties":{"price":{"type":"money"}}}`, `inputs[0].schema: of "order": it is not a JSON Schema: schema.properties.price.type: `},
+		"no JSON":            {`{"type":`, "it is not JSON"},
 		"another document":   {`{"$ref":"https://example.com/x.json"}`, "schemas of other places are not loaded"},
 		"a file":             {`{"$ref":"other.json"}`, "schemas of other places are not loaded"},
 		"another metaschema": {`{"$schema":"https://example.com/meta"}`, "schemas of other places are not loaded"},

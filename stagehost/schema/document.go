@@ -99,9 +99,9 @@ func compileError(doc any, err error) error {
 	}
 	if invalid, ok := errors.AsType[*jsonschema.ValidationError](broken.Err); ok {
 		first := violations("schema", doc, invalid)[0]
-		return fmt.Errorf("it is no JSON Schema: %s: %s", first.Field, first.Description)
+		return fmt.Errorf("it is not a JSON Schema: %s: %s", first.Field, first.Description)
 	}
-	return fmt.Errorf("it is no JSON Schema: %w", broken.Err)
+	return fmt.Errorf("it is not a JSON Schema: %w", broken.Err)
 }
 
 // check validates a part's JSON against its schema. The path is that of the part.
@@ -156,10 +156,10 @@ const (
 func decode(data []byte) (any, error) {
 	if !json.Valid(data) {
 		var v any
-		return nil, fmt.Errorf("is no JSON: %w", json.Unmarshal(data, &v))
+		return nil, fmt.Errorf("is not JSON: %w", json.Unmarshal(data, &v))
 	}
 	if !jsontext.Value(data).IsValid(jsontext.AllowDuplicateNames(true)) {
-		return nil, errors.New("is no JSON: not UTF-8, or half a surrogate pair in an escape")
+		return nil, errors.New("is not JSON: not UTF-8, or half a surrogate pair in an escape")
 	}
 	if err := measure(data); err != nil {
 		return nil, err
@@ -294,12 +294,12 @@ func describe(e *jsonschema.ValidationError) string {
 	var out string
 	switch k := kindOf(e).(type) {
 	case *kind.AnyOf:
-		out = "is none of the forms that anyOf has: " + alternatives(e)
+		out = "matches none of the schemas in anyOf: " + alternatives(e)
 	case *kind.OneOf:
 		if len(k.Subschemas) > 0 {
-			out = "is more than one of the forms that oneOf has"
+			out = "matches more than one of the schemas in oneOf"
 		} else {
-			out = "is none of the forms that oneOf has: " + alternatives(e)
+			out = "matches none of the schemas in oneOf: " + alternatives(e)
 		}
 	case *kind.Contains, *kind.MinContains:
 		out = "has too few elements of the form that contains has"

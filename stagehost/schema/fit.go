@@ -147,7 +147,7 @@ func AllTaken(spec runner.Spec, parts []payload.Part, rename map[string]string, 
 		if slices.Contains(sources, part.Name) {
 			continue
 		}
-		return fault.Newf(fault.InvalidInput, "input %q is not one that the stage takes; it takes %s", part.Name, namesOf(spec.Inputs)).
+		return fault.Newf(fault.InvalidInput, "unknown input %q; the stage has %s", part.Name, namesOf(spec.Inputs)).
 			WithViolation(payload.Path("inputs", i, part.Name), "is not accepted")
 	}
 	return nil

@@ -351,7 +351,7 @@ func TestContentTypesAreMatchedByPattern(t *testing.T) {
 		"no content type":              {[]string{"image/png"}, "", true},
 		"just bytes":                   {[]string{"image/png"}, payload.OctetStream, true},
 		"a stage that takes all":       {nil, "video/mp4", true},
-		"a type that is no type":       {[]string{"image/png"}, "png", false},
+		"a type that is not a type":    {[]string{"image/png"}, "png", false},
 		"a family that is not the one": {[]string{"audio/*", "image/png"}, "image/jpeg", false},
 	}
 	for name, test := range tests {

@@ -37,7 +37,7 @@ func main() {
 
 func start(arguments []string, o options) error {
 	if len(arguments) > 0 {
-		return fmt.Errorf("%q is no flag; see --help", arguments[0])
+		return fmt.Errorf("%q is not a flag; see --help", arguments[0])
 	}
 	ctx, stop := process.SignalContext(context.Background())
 	defer stop()

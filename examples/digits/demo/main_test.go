@@ -137,7 +137,7 @@ func TestDemoExitsWithAStatus(t *testing.T) {
 		want      string
 	}{
 		"an address that is none": {[]string{"--ops", "nowhere"}, "digits: ops.listen: "},
-		"an argument":             {[]string{"more"}, `digits: "more" is no flag; see --help`},
+		"an argument":             {[]string{"more"}, `digits: "more" is not a flag; see --help`},
 	} {
 		out, err := runDemo(t, test.arguments...)
 		if failed, ok := errors.AsType[*exec.ExitError](err); !ok || failed.ExitCode() != 1 || !strings.HasPrefix(out, test.want) {

@@ -67,7 +67,7 @@ func timeout(ctx context.Context, p payload.Parameters) (time.Duration, error) {
 	if requested, ok := p[timeoutParameter]; ok {
 		us, whole := requested.Int()
 		if !whole || us < 0 || us > int64(time.Duration(1<<63-1)/time.Microsecond) {
-			return 0, invalid("parameters."+timeoutParameter, "%s is no time in microseconds", requested)
+			return 0, invalid("parameters."+timeoutParameter, "%s is not a time in microseconds", requested)
 		}
 		out = time.Duration(us) * time.Microsecond
 	}

@@ -76,7 +76,7 @@ func (g *generation) take(f oipjson.Field) error {
 	case f.Name == idKey:
 		id, ok := f.Text()
 		if !ok || len(id) > payload.MaxName {
-			return wrongInput(idKey, "is no string of at most %d bytes", payload.MaxName)
+			return wrongInput(idKey, "must be a string of at most %d bytes", payload.MaxName)
 		}
 		g.id = id
 		return nil
@@ -138,7 +138,7 @@ func (g *generation) text(f oipjson.Field) error {
 		only = spec
 	}
 	if only == nil {
-		return wrongInput(textKey, "is no input, and the model takes no text; %s", g.inputNames())
+		return wrongInput(textKey, "is not an input, and the model has no text input; %s", g.inputNames())
 	}
 	return g.input(f, only)
 }
@@ -220,7 +220,7 @@ func noString(f oipjson.Field) error {
 	if f.Null() {
 		return wrongInput(f.Name, "is null; send a string")
 	}
-	return wrongInput(f.Name, "is no string; send one")
+	return wrongInput(f.Name, "must be a string")
 }
 
 func wrongInput(field, format string, args ...any) error {
@@ -362,7 +362,7 @@ func (h *rest) generateStream(w http.ResponseWriter, r *http.Request, name strin
 		return err
 	}
 	data, _ := json.Marshal(errorBody(err)) // text always encodes
-	// A failed send is no error: the caller has disconnected.
+	// A failed send is not an error: the caller has disconnected.
 	_ = out.Send(transport.Event{Data: data})
 	return nil
 }
@@ -448,5 +448,5 @@ func appendValue(dst []byte, p payload.Part) ([]byte, error) {
 	case utf8.Valid(data):
 		return oipjson.AppendString(dst, string(data)), nil
 	}
-	return nil, fault.Newf(fault.NotSupported, "outputs.%s: %d bytes that are no text do not fit JSON; use infer", p.Name, len(data))
+	return nil, fault.Newf(fault.NotSupported, "outputs.%s: %d bytes that are not text do not fit JSON; use infer", p.Name, len(data))
 }

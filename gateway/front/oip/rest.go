@@ -215,7 +215,7 @@ func jsonValue(f protoreflect.FieldDescriptor, value protoreflect.Value) any {
 	return value.Interface()
 }
 
-// writeJSON answers with JSON. A failed write is no error: the caller has disconnected.
+// writeJSON answers with JSON. A failed write is not an error: the caller has disconnected.
 func writeJSON(w http.ResponseWriter, status int, value any) error {
 	data, err := json.Marshal(value)
 	if err != nil {
@@ -339,7 +339,7 @@ func split(data []byte, length string) (text, binary []byte, err error) {
 	}
 	n, err := strconv.ParseUint(length, 10, 63)
 	if err != nil || n > uint64(len(data)) {
-		return nil, nil, invalid(transport.HeaderJSONLength, "%.*q is no length within a body of %d bytes", maxQuoted, length, len(data))
+		return nil, nil, invalid(transport.HeaderJSONLength, "%.*q is not a length within a body of %d bytes", maxQuoted, length, len(data))
 	}
 	return data[:n], data[n:], nil
 }
@@ -364,7 +364,7 @@ func takeBinary(in *oipjson.Request, binary []byte) error {
 		delete(input.Parameters, binarySize)
 	}
 	if len(binary) > 0 {
-		return invalid("inputs", "%d bytes behind the JSON are no input's", len(binary))
+		return invalid("inputs", "%d bytes after the JSON belong to no input", len(binary))
 	}
 	return nil
 }
@@ -435,7 +435,7 @@ func (f format) encode(r *call.Response) (text []byte, binary [][]byte, err erro
 	return append(text, `]}`...), binary, nil
 }
 
-// write sends a response. A failed write is no error: the caller has disconnected.
+// write sends a response. A failed write is not an error: the caller has disconnected.
 func write(w http.ResponseWriter, r *call.Response, text []byte, binary [][]byte) {
 	length := len(text)
 	h := w.Header()

@@ -205,7 +205,7 @@ func TestInvalidBodyIsRejected(t *testing.T) {
 		"a length that is none":       {one, "x", nil, 400, "Inference-Header-Content-Length"},
 		"a negative length":           {one, "-1", nil, 400, "Inference-Header-Content-Length"},
 		"too few bytes behind it":     {one + "123", fmt.Sprint(len(one)), nil, 400, "inputs[0].parameters.binary_data_size"},
-		"too many":                    {one + "12345", fmt.Sprint(len(one)), nil, 400, "1 bytes behind the JSON are no input's"},
+		"too many":                    {one + "12345", fmt.Sprint(len(one)), nil, 400, "1 bytes after the JSON belong to no input"},
 		"bytes and data":              {strings.Replace(one, `"parameters"`, `"data": [1], "parameters"`, 1) + "1234", fmt.Sprint(len(one) + len(`"data": [1], `)), nil, 400, "it has data in the JSON too"},
 		"a negative size":             {strings.Replace(one, ": 4}", ": -4}", 1), fmt.Sprint(len(one) + 1), nil, 400, "binary_data_size"},
 		"a size that is none":         {strings.Replace(one, ": 4}", `: "4"}`, 1), fmt.Sprint(len(one) + 2), nil, 400, "binary_data_size"},

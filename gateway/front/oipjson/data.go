@@ -261,7 +261,7 @@ func (p *packed) unsupported(path, datatype string) error { return noList(path, 
 
 func (p *packed) again() values { return &packed{value: p.value} }
 
-func noText() error { return elementErrorf("is no BYTES: use a string") }
+func noText() error { return elementErrorf("is not BYTES: use a string") }
 
 // element reads one element of data and appends its little-endian bytes.
 type element func(dst []byte, s *scanner) ([]byte, error)
@@ -298,7 +298,7 @@ func boolean(dst []byte, s *scanner) ([]byte, error) {
 	case 'f':
 		return append(dst, 0), s.word("false")
 	default:
-		return dst, elementErrorf("is no BOOL: use true or false")
+		return dst, elementErrorf("is not BOOL: use true or false")
 	}
 }
 
@@ -311,7 +311,7 @@ func signed(d tensor.Datatype) element {
 		}
 		n, err := strconv.ParseInt(string(raw), 10, bits)
 		if err != nil {
-			return dst, elementErrorf("%s is no %s: use whole numbers from %d to %d", clip(string(raw)), d, int64(-1)<<(bits-1), int64(1)<<(bits-1)-1)
+			return dst, elementErrorf("%s is not %s: use whole numbers from %d to %d", clip(string(raw)), d, int64(-1)<<(bits-1), int64(1)<<(bits-1)-1)
 		}
 		return appendInteger(dst, uint64(n), d.Size()), nil
 	}
@@ -326,7 +326,7 @@ func unsigned(d tensor.Datatype) element {
 		}
 		n, err := strconv.ParseUint(string(raw), 10, bits)
 		if err != nil {
-			return dst, elementErrorf("%s is no %s: use whole numbers from 0 to %d", clip(string(raw)), d, uint64(math.MaxUint64)>>(64-bits))
+			return dst, elementErrorf("%s is not %s: use whole numbers from 0 to %d", clip(string(raw)), d, uint64(math.MaxUint64)>>(64-bits))
 		}
 		return appendInteger(dst, n, d.Size()), nil
 	}
@@ -370,7 +370,7 @@ func numberFor(s *scanner, d tensor.Datatype) ([]byte, error) {
 	case '[':
 		return nil, elementErrorf("is a list: data is flat, or nested as its shape")
 	case '"', 't', 'f', 'n', '{':
-		return nil, elementErrorf("is no %s: use a number", d)
+		return nil, elementErrorf("is not %s: use a number", d)
 	}
 	raw, err := s.number()
 	if text := s.nonFinite(); err != nil && text != "" {

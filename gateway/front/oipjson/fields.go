@@ -112,7 +112,7 @@ func (f Field) Tensor(d tensor.Datatype, rank int, memory *budget.Account) (tens
 	case '[':
 		take = elements
 	case '{', 'n':
-		return tensor.Tensor{}, invalidField(path, "is no string, number or boolean, and no list of such")
+		return tensor.Tensor{}, invalidField(path, "must be a string, number or boolean, or a list of these")
 	}
 	shape, err := f.scanner().extents(rank)
 	if err != nil {

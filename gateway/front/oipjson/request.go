@@ -221,7 +221,7 @@ func (d *decoder) output(i int) error {
 // name reads a string that is a name.
 func (d *decoder) name(path string) (string, error) {
 	if d.next() != '"' {
-		return "", invalidField(path, "is no string")
+		return "", invalidField(path, "must be a string")
 	}
 	name, err := d.text()
 	if len(name) > payload.MaxName {
@@ -235,7 +235,7 @@ const parameterBytes = 128
 
 func (d *decoder) parameters(path string) (payload.Parameters, error) {
 	if d.next() != '{' {
-		return nil, invalidField(path, "is no object")
+		return nil, invalidField(path, "must be an object")
 	}
 	out := payload.Parameters{}
 	err := d.object(func(key string) (err error) {
@@ -264,7 +264,7 @@ func (d *decoder) parameter(path string) (payload.Value, error) {
 	case 'f':
 		return payload.Bool(false), d.word("false")
 	case '{', '[', 'n':
-		return payload.Value{}, invalidField(path, "is no string, number or boolean")
+		return payload.Value{}, invalidField(path, "must be a string, number or boolean")
 	}
 	raw, err := d.number()
 	if err != nil {
@@ -313,7 +313,7 @@ func (d *decoder) input(i int) error {
 		return invalidField("inputs", "at most %d are allowed", payload.MaxParts)
 	}
 	if d.next() != '{' {
-		return invalidField(payload.Path("inputs", i, ""), "is no object")
+		return invalidField(payload.Path("inputs", i, ""), "must be an object")
 	}
 	members := map[string]scanner{}
 	twice := ""
@@ -376,7 +376,7 @@ func (d *inputDecoder) decode(i int, twice string) (err error) {
 		return nil
 	}
 	if at.next() != '[' {
-		return invalidField(d.path+".data", "is no array")
+		return invalidField(d.path+".data", "must be an array")
 	}
 	d.out.Tensor.Raw, err = elements(&at, d.path+".data", d.out.Tensor, d.memory)
 	return err
@@ -400,7 +400,7 @@ func (d *inputDecoder) datatype() error {
 	}
 	d.out.Tensor.Datatype = tensor.Datatype(name)
 	if !d.out.Tensor.Datatype.Valid() {
-		return invalidField(path, "%q is none of the Open Inference Protocol's", clip(name))
+		return invalidField(path, "unknown datatype %q", clip(name))
 	}
 	return nil
 }
@@ -419,7 +419,7 @@ func (d *inputDecoder) shape() error {
 		return invalidField(path, "is missing")
 	}
 	if at.next() != '[' {
-		return invalidField(path, "is no array")
+		return invalidField(path, "must be an array")
 	}
 	shape := []int64{}
 	err := at.array(func(i int) error {
@@ -452,14 +452,14 @@ func classify(err error) error {
 	if _, ok := errors.AsType[*fault.Fault](err); ok || err == nil {
 		return err
 	}
-	return fault.Newf(fault.InvalidRequest, "the body is no valid JSON of an inference request: %w", err)
+	return fault.Newf(fault.InvalidRequest, "the body is not valid JSON of an inference request: %w", err)
 }
 
 // classify names the form in which the request came. An offset helps only a caller
 // that sent JSON.
 func (s *scanner) classify(err error) error {
 	if _, ok := errors.AsType[*fault.Fault](err); !ok && s.packed {
-		return fault.New(fault.InvalidRequest, "the body is no inference request: a number, a string or a list is not where the protocol has one")
+		return fault.New(fault.InvalidRequest, "the body is not an inference request: a number, a string or a list is in the wrong place")
 	}
 	return classify(err)
 }

@@ -163,7 +163,7 @@ func IsValid(text []byte) bool {
 	return jsontext.Value(text).IsValid(jsontext.AllowDuplicateNames(true))
 }
 
-// Check returns INVALID_REQUEST, with the place, for text that is no JSON.
+// Check returns INVALID_REQUEST, with the place, for text that is not JSON.
 func Check(text []byte) error {
 	if IsValid(text) {
 		return nil

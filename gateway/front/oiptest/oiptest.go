@@ -185,7 +185,7 @@ func checkInference(r *http.Request, body, head, behind []byte) error {
 		}
 	}
 	if len(behind) > 0 {
-		return fmt.Errorf("%d bytes behind the JSON are no output's", len(behind))
+		return fmt.Errorf("%d bytes after the JSON belong to no output", len(behind))
 	}
 	return nil
 }
@@ -260,7 +260,7 @@ func widths() map[string]int {
 func elements(datatype string, raw []byte) (int, error) {
 	if width := widths()[datatype]; width > 0 {
 		if len(raw)%width != 0 {
-			return 0, fmt.Errorf("%d bytes are no elements of %s", len(raw), datatype)
+			return 0, fmt.Errorf("%d bytes are not whole elements of %s", len(raw), datatype)
 		}
 		return len(raw) / width, nil
 	}

@@ -202,7 +202,7 @@ func (f *form) options(filename string) (jobs.FileOptions, error) {
 	}
 	n, err := strconv.ParseInt(seconds, 10, 64)
 	if err != nil {
-		return out, fault.InField(fault.InvalidRequest, "expires_after.seconds", "%.*q is no whole number", maxQuoted, seconds)
+		return out, fault.InField(fault.InvalidRequest, "expires_after.seconds", "%.*q is not a whole number", maxQuoted, seconds)
 	}
 	out.ExpiresAfter = &jobs.ExpiresAfter{Anchor: anchor, Seconds: n}
 	return out, nil
@@ -267,7 +267,7 @@ func (h *handler) createBatch(w http.ResponseWriter, r *http.Request) (any, erro
 	}
 	var in jobs.NewBatch
 	if err := json.Unmarshal(data, &in); err != nil {
-		return nil, fault.Newf(fault.InvalidRequest, "the body is no batch in JSON: %.*s", maxQuoted, err)
+		return nil, fault.Newf(fault.InvalidRequest, "the body is not a batch in JSON: %.*s", maxQuoted, err)
 	}
 	return h.batches.CreateBatch(r.Context(), in)
 }

@@ -103,7 +103,7 @@ func (p *Port) reject(w http.ResponseWriter, r *http.Request, err error) {
 		p.Forms.write(w, r, err)
 		return
 	}
-	// A failed write is no error: the caller has disconnected.
+	// A failed write is not an error: the caller has disconnected.
 	_ = rpcErrors.Write(w, r, transport.RPCError(err))
 }
 

@@ -43,10 +43,10 @@ func FuzzInfer(f *testing.F) {
 		rest.New(caller, nil, transport.Settings{MaxMessageBytes: 1 << 16}).ServeHTTP(w, r)
 		if w.Header().Get("Content-Type") == msgpack.Type {
 			if err := msgpack.Check(w.Body.Bytes()); err != nil {
-				t.Errorf("%d is no MessagePack: %x: %v", w.Code, w.Body, err)
+				t.Errorf("%d is not MessagePack: %x: %v", w.Code, w.Body, err)
 			}
 		} else if !json.Valid(w.Body.Bytes()) {
-			t.Errorf("%d is no JSON: %s", w.Code, w.Body)
+			t.Errorf("%d is not JSON: %s", w.Code, w.Body)
 		}
 		if (w.Code == http.StatusOK) != (caller.Last() != nil) {
 			t.Errorf("%d %s", w.Code, w.Body)

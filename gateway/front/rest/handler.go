@@ -227,7 +227,7 @@ func (h *handler) stream(w http.ResponseWriter, r *http.Request, pipeline string
 	switch {
 	case err == nil:
 	case out.Begun():
-		// A failed send is no error: the caller has disconnected.
+		// A failed send is not an error: the caller has disconnected.
 		_ = out.Send(transport.Event{Name: "error", Data: transport.FaultJSON(transport.WithRequestID(err, out.id))})
 	default:
 		h.fail(w, err, start)

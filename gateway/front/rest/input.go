@@ -45,7 +45,7 @@ func (h *handler) readInputs(out *call.Request, w http.ResponseWriter, r *http.R
 	return f, payload.Validate("inputs", out.Inputs)
 }
 
-// takeBody takes a body that is no form: tensors in the form of the Open Inference
+// takeBody takes a body that is not a form: tensors in the form of the Open Inference
 // Protocol, in JSON or MessagePack, or one blob.
 func (h *handler) takeBody(out *call.Request, f *format, kind kind, data []byte, memory *budget.Account) error {
 	if len(data) == 0 {
@@ -124,7 +124,7 @@ func contentType(value string) (kind, error) {
 	var err error
 	out.media, out.params, err = mime.ParseMediaType(out.full)
 	if err != nil || !utf8.ValidString(out.full) {
-		return out, fault.Newf(fault.UnsupportedMedia, "Content-Type %.*q is no media type", maxQuoted, out.full)
+		return out, fault.Newf(fault.UnsupportedMedia, "Content-Type %.*q is not a media type", maxQuoted, out.full)
 	}
 	if out.media == "application/x-www-form-urlencoded" {
 		return out, fault.New(fault.UnsupportedMedia, "application/x-www-form-urlencoded is not accepted (it is curl's default); name the body's own type, such as Content-Type: image/jpeg")
@@ -148,7 +148,7 @@ func (k kind) hasTensors(data []byte, isPacked bool) (bool, error) {
 	return oipjson.Detect(data), nil
 }
 
-// textPlain is the type of a part that names none and is no file, by RFC 7578.
+// textPlain is the type of a part that names none and is not a file, by RFC 7578.
 const textPlain = "text/plain"
 
 // readForm reads a form: one blob per part.

@@ -113,7 +113,7 @@ func (h *jobsHandler) submitLines(w http.ResponseWriter, r *http.Request, templa
 	case err != nil && len(unanswered) > 0:
 		_ = answer(failedLine(unanswered[0].number, err))
 	}
-	_, _ = w.Write(answers) // a failed write is no error: the caller has disconnected
+	_, _ = w.Write(answers) // a failed write is not an error: the caller has disconnected
 	return nil
 }
 

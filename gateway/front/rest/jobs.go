@@ -137,7 +137,7 @@ func setRequest(in *inferencev1.SubmitJobRequest, request *call.Request, content
 		return fault.New(fault.InvalidRequest, "the body cannot be passed on; send it as one blob, or as JSON without tensors")
 	}
 	if len(request.Parameters)+len(request.Steps)+len(request.Outputs) > 0 || request.Timeout != 0 || request.Durability != "" || request.WaitForCapacity != nil {
-		return fault.New(fault.InvalidRequest, "a call of an HTTP target takes no options of inference: parameters, steps, outputs, timeout, durability and waiting for capacity")
+		return fault.New(fault.InvalidRequest, "a call of an HTTP target has no inference options: leave out parameters, steps, outputs, timeout, durability and waiting for capacity")
 	}
 	in.GetHttp().Body, in.GetHttp().ContentType = request.Inputs[0].Blob.Data, contentType
 	return nil
@@ -295,7 +295,7 @@ func (h *jobsHandler) jobEvents(w http.ResponseWriter, r *http.Request) error {
 	case !out.Begun():
 		return err
 	case err != nil:
-		_ = out.Send(transport.Event{Name: "error", Data: transport.FaultJSON(err)}) // a failed send is no error: the caller has disconnected
+		_ = out.Send(transport.Event{Name: "error", Data: transport.FaultJSON(err)}) // a failed send is not an error: the caller has disconnected
 	}
 	return nil
 }

@@ -41,13 +41,13 @@ func takeHeader(out *call.Request, name, value string) (err error) {
 	switch name {
 	case transport.HeaderTimeout:
 		if out.Timeout, err = duration(value); err == nil && out.Timeout <= 0 {
-			err = fmt.Errorf("%.*q is no time at all", maxQuoted, value)
+			err = fmt.Errorf("must be more than 0, got %.*q", maxQuoted, value)
 		}
 		return err
 	case transport.HeaderPriority:
 		n, err := strconv.ParseInt(value, 10, 32)
 		if err != nil {
-			return fmt.Errorf("%.*q is no whole number of 32 bits", maxQuoted, value)
+			return fmt.Errorf("%.*q is not a whole number of 32 bits", maxQuoted, value)
 		}
 		out.Priority = int32(n)
 	case transport.HeaderDurability:

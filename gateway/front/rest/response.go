@@ -67,7 +67,7 @@ func (f format) encode(r *call.Response) (*response, error) {
 	return out, nil
 }
 
-// write sends the response. A failed write is no error: the caller has disconnected.
+// write sends the response. A failed write is not an error: the caller has disconnected.
 func (a *response) write(w http.ResponseWriter) {
 	w.Header().Set(transport.HeaderRequestID, a.requestID)
 	w.Header().Set(transport.HeaderServerTiming, a.timing)

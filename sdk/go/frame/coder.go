@@ -189,7 +189,7 @@ func (c *coder) choice(name string, v *string, need bool, choices ...string) {
 	if c.field(name, need, *v == "") {
 		c.textValue(v)
 		if c.err == nil && !slices.Contains(choices, *v) && (need || *v != "") {
-			c.fail("%q is none of %s", clip(*v), strings.Join(choices, ", "))
+			c.fail("expected one of %s, got %q", strings.Join(choices, ", "), clip(*v))
 		}
 		c.done(name)
 	}
@@ -325,7 +325,7 @@ func writeTable[T any](c *coder, values map[string]T, value func(*coder, *T)) {
 	c.open('{', "")
 	for _, key := range slices.Sorted(maps.Keys(values)) {
 		if !utf8.ValidString(key) {
-			c.fail("the key %q is no UTF-8", key)
+			c.fail("the key %q is not UTF-8", key)
 		}
 		c.comma()
 		c.buf = append(appendText(c.buf, key), ':')
@@ -371,7 +371,7 @@ func (c *coder) raw(name string, v *json.RawMessage, need bool) {
 	case len(*v) == 0:
 		c.buf = append(c.buf, "{}"...)
 	case !utf8.Valid(*v):
-		c.fail("it is no UTF-8")
+		c.fail("must be UTF-8")
 	default:
 		check := coder{input: string(*v), depth: c.depth}
 		check.readObject()
@@ -387,7 +387,7 @@ func (c *coder) datatype(name string, v *tensor.Datatype) {
 	if c.field(name, optional, *v == "") {
 		c.textValue((*string)(v))
 		if c.err == nil && !v.Valid() {
-			c.fail("%q is none", clip(string(*v)))
+			c.fail("unknown datatype %q", clip(string(*v)))
 		}
 		c.done(name)
 	}

@@ -162,7 +162,7 @@ func Decode(header []byte) (Message, error) { return decode(header, math.MaxInt6
 
 func decode(header []byte, body int64) (Message, error) {
 	if !utf8.Valid(header) {
-		return nil, violation("header: it is no UTF-8")
+		return nil, violation("header: must be UTF-8")
 	}
 	c := coder{input: string(header)}
 	kind := c.readType()

@@ -265,7 +265,7 @@ func TestInvalidMessageIsNotWritten(t *testing.T) {
 		"infinity":                 {parameters(math.Inf(-1)), "Inf"},
 		"an int":                   {parameters(1), "not a int"},
 		"nil":                      {parameters(nil), "not a <nil>"},
-		"a key that is no text":    {&frame.Predict{Items: []frame.Item{{Metadata: map[string]string{"\xff": ""}}}}, "UTF-8"},
+		"a key that is not text":   {&frame.Predict{Items: []frame.Item{{Metadata: map[string]string{"\xff": ""}}}}, "UTF-8"},
 		"a part of item -1":        {part(frame.Part{Item: &minus}), "parts[0]: item"},
 		"a place outside":          {part(frame.Part{At: 1}), "parts[0]: 0 bytes at 1 of a body of 0"},
 		"a negative place":         {part(frame.Part{At: -1}), "parts[0]"},

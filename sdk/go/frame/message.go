@@ -100,7 +100,7 @@ func (m *Hello) fields(c *coder) {
 
 func (m *Hello) check(int64) error {
 	if len(m.Protocols) == 0 {
-		return errors.New("protocols: there are none")
+		return errors.New("protocols: at least one is required")
 	}
 	return nil
 }
@@ -204,7 +204,7 @@ func (m *Predict) fields(c *coder) {
 
 func (m *Predict) check(body int64) error {
 	if len(m.Items) == 0 {
-		return errors.New("items: there are none")
+		return errors.New("items: at least one is required")
 	}
 	if len(m.Items) > MaxItems {
 		return fmt.Errorf("items: %d, at most %d are allowed", len(m.Items), MaxItems)
@@ -284,7 +284,7 @@ func (m *Result) fields(c *coder) {
 func (m *Result) check(body int64) error {
 	for i := range m.Faults {
 		if m.Faults[i].Reason == "" {
-			return fmt.Errorf("faults[%d]: reason: there is none", i)
+			return fmt.Errorf("faults[%d]: reason: is required", i)
 		}
 	}
 	return checkBatch(m.Parts, MaxItems, body)
@@ -393,7 +393,7 @@ func (m *Cancel) fields(c *coder) {
 	integer(c, "batch", &m.Batch, 0, maxNumber, required)
 	list(c, "items", &m.Items, optional, indexValue)
 	if c.present() && len(m.Items) == 0 {
-		c.failAt("items", "there are none")
+		c.failAt("items", "at least one is required")
 	}
 }
 

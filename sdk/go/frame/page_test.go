@@ -97,7 +97,7 @@ func line(out *strings.Builder, data []byte, what string) {
 	out.WriteString(strings.TrimRight(fmt.Sprintf("%-48s %s", fmt.Sprintf("% x", data), what), " ") + "\n")
 }
 
-// readable is the text of bytes, with a dot for each that is no letter.
+// readable is the text of bytes, with a dot for each that is not a letter.
 func readable(data []byte) string {
 	out := []byte(nil)
 	for _, c := range data {

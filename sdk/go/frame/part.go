@@ -98,7 +98,7 @@ func (p *Part) check(items int) error {
 	case p.Item != nil && (*p.Item < 0 || *p.Item >= items):
 		return fmt.Errorf("item: %d is not below %d", *p.Item, items)
 	case p.Place != "" && p.Place != Inline:
-		return fmt.Errorf("place: %q is not one of this version's", clip(p.Place))
+		return fmt.Errorf("place: unknown %q", clip(p.Place))
 	case p.IsTensor() && p.ContentType != "" || !p.IsTensor() && p.Shape != nil:
 		return errBoth
 	case p.IsTensor():
@@ -112,7 +112,7 @@ func (p *Part) check(items int) error {
 func (p *Part) checkTensor() error {
 	const bytesLength = 4
 	if !p.Datatype.Valid() {
-		return fmt.Errorf("datatype: %q is none", clip(string(p.Datatype)))
+		return fmt.Errorf("datatype: unknown %q", clip(string(p.Datatype)))
 	}
 	n, ok := tensor.Elements(p.Shape)
 	if !ok {

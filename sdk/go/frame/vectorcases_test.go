@@ -370,8 +370,8 @@ func brokenHeaders() []vectorCase {
 	}
 	var out []vectorCase
 	for _, c := range []struct{ name, why, header string }{
-		{"no-json", "the header is no JSON", `type: ping`},
-		{"array", "the header is no object", `[{"type":"ping","n":1}]`},
+		{"no-json", "the header is not JSON", `type: ping`},
+		{"array", "the header is not an object", `[{"type":"ping","n":1}]`},
 		{"trailing-data", "there is more after the object", `{"type":"ping","n":1}{}`},
 		{"trailing-zero", "there is more after the object", "{\"type\":\"ping\",\"n\":1}\x00"},
 		{"trailing-comma", "no JSON", `{"type":"ping","n":1,}`},
@@ -383,12 +383,12 @@ func brokenHeaders() []vectorCase {
 		{"escape-surrogate", "no JSON in UTF-8: half a surrogate pair", `{"type":"ping","n":1,"k":"\ud800"}`},
 		{"byte-order-mark", "a byte order mark", "\xef\xbb\xbf" + `{"type":"ping","n":1}`},
 		{"utf-16", "the header is UTF-16", utf16(`{"type":"ping","n":1}`)},
-		{"utf-8", "the header is no UTF-8", "{\"type\":\"ping\",\"n\":1,\"k\":\"\xff\"}"},
-		{"utf-8-surrogate", "the header is no UTF-8: half a surrogate pair", "{\"type\":\"ping\",\"n\":1,\"k\":\"\xed\xa0\x80\"}"},
+		{"utf-8", "the header is not UTF-8", "{\"type\":\"ping\",\"n\":1,\"k\":\"\xff\"}"},
+		{"utf-8-surrogate", "the header is not UTF-8: half a surrogate pair", "{\"type\":\"ping\",\"n\":1,\"k\":\"\xed\xa0\x80\"}"},
 		{"nan", "no JSON: NaN", `{"type":"ping","n":1,"k":NaN}`},
 		{"leading-zero", "no JSON: a number with a leading zero", `{"type":"ping","n":01}`},
 		{"no-type", "there is no type", `{"n":1}`},
-		{"type-is-a-number", "the type is no string", `{"type":1,"n":1}`},
+		{"type-is-a-number", "the type is not a string", `{"type":1,"n":1}`},
 		{"type-unknown", "a type that nobody knows", `{"type":"pingg","n":1}`},
 		{"type-in-capitals", "a type that nobody knows", `{"type":"PING","n":1}`},
 	} {
@@ -427,17 +427,17 @@ func brokenHostMessages() []vectorCase {
 		add("welcome-"+c.name, c.why, `{"type":"welcome",`+c.keys+`}`)
 	}
 	for _, c := range []struct{ name, why, header string }{
-		{"welcome-memory-number", "memory is no object", `"type":"welcome","protocol":1,"options":{},"max_frame":1,"memory":1`},
+		{"welcome-memory-number", "memory is not an object", `"type":"welcome","protocol":1,"options":{},"max_frame":1,"memory":1`},
 		{"welcome-memory-negative", "a negative size", `"type":"welcome","protocol":1,"options":{},"max_frame":1,"memory":{"device":-1}`},
 		{"load-without-load", "load is missing", `"type":"load","model":"m"`},
 		{"load-without-model", "model is missing", `"type":"load","load":1`},
-		{"load-model-object", "the model is no string", `"type":"load","load":1,"model":{"id":"m"}`},
+		{"load-model-object", "the model is not a string", `"type":"load","load":1,"model":{"id":"m"}`},
 		{"load-model-empty", "the model has no name", `"type":"load","load":1,"model":""`},
 		{"load-model-long", "a name of 256 bytes", `"type":"load","load":1,"model":"` + strings.Repeat("π", 128) + `"`},
 		{"load-model-control", "a control character", `"type":"load","load":1,"model":"a\u007f"`},
-		{"load-source-number", "the source is no string", `"type":"load","load":1,"model":"m","source":1`},
-		{"load-model-type-number", "the type is no string", `"type":"load","load":1,"model":"m","model_type":1`},
-		{"load-options-number", "an option is no string", `"type":"load","load":1,"model":"m","options":{"a":1}`},
+		{"load-source-number", "the source is not a string", `"type":"load","load":1,"model":"m","source":1`},
+		{"load-model-type-number", "the type is not a string", `"type":"load","load":1,"model":"m","model_type":1`},
+		{"load-options-number", "an option is not a string", `"type":"load","load":1,"model":"m","options":{"a":1}`},
 		{"load-timeout-0", "a timeout is at least 1", `"type":"load","load":1,"model":"m","timeout":0`},
 		{"unload-without-load", "load is missing", `"type":"unload","model":"m"`},
 		{"unload-model-empty", "the model has no name", `"type":"unload","load":1,"model":""`},
@@ -545,10 +545,10 @@ func brokenWorkerMessages() []vectorCase {
 		{"chunk-place-outside", "a place outside the body", `{"type":"chunk","batch":1,"item":0,"parts":[{"name":"x","content_type":"","at":8,"size":1}]}`},
 		{"chunk-shape-lies", "a tensor that does not fill its place", `{"type":"chunk","batch":1,"item":0,"parts":[{"name":"p","datatype":"FP32","shape":[1],"at":0,"size":8}]}`},
 		{"ready-parameter-type", "a type that is none", `{"type":"ready","spec":{"parameters":[{"name":"p","type":"number"}]}}`},
-		{"ready-schema-text", "a schema that is no object", `{"type":"ready","spec":{"inputs":[{"name":"x","schema":"{}"}]}}`},
+		{"ready-schema-text", "a schema that is not an object", `{"type":"ready","spec":{"inputs":[{"name":"x","schema":"{}"}]}}`},
 		{"ready-models-list", "limits are no object", `{"type":"ready","models":[]}`},
 		{"ready-capacity-negative", "a negative size", `{"type":"ready","models":{"capacity":{"host":-1}}}`},
-		{"ready-capacity-number", "a size is no object", `{"type":"ready","models":{"capacity":1048576}}`},
+		{"ready-capacity-number", "a size is not an object", `{"type":"ready","models":{"capacity":1048576}}`},
 		{"ready-default-size-beyond-capacity", "no model of the default size fits", `{"type":"ready","models":{"capacity":{"host":8},"default_size":{"host":9}}}`},
 		{"ready-load-slots-0", "load_slots are at least 1", `{"type":"ready","models":{"load_slots":0}}`},
 		{"ready-load-slots-many", "load_slots are at most 1,024", `{"type":"ready","models":{"load_slots":1025}}`},
@@ -566,7 +566,7 @@ func brokenWorkerMessages() []vectorCase {
 		{"error-of-two", "an error of a batch and of a load", `{"type":"error","batch":1,"load":1,"kind":"exception","error":"E","message":""}`},
 		{"error-cancelled-batch", "only loads are cancelled by an error", `{"type":"error","batch":1,"kind":"cancelled","error":"E","message":""}`},
 		{"error-invalid-model-of-none", "an invalid model of no load and no batch", `{"type":"error","kind":"invalid_model","error":"E","message":""}`},
-		{"ready-schema-boolean", "a schema that is no object", `{"type":"ready","spec":{"outputs":[{"name":"x","schema":true}]}}`},
+		{"ready-schema-boolean", "a schema that is not an object", `{"type":"ready","spec":{"outputs":[{"name":"x","schema":true}]}}`},
 	} {
 		out = append(out, vectorCase{name: "invalid-" + c.name, direction: worker, frame: raw(c.header, []byte("01234567")), why: c.why})
 	}

@@ -44,7 +44,7 @@ const (
 )
 
 // Size returns the bytes of one element: 0 for Bytes, whose elements vary, and
-// -1 for a name that is no datatype.
+// -1 for a name that is not a datatype.
 func (d Datatype) Size() int {
 	switch d {
 	case Bool, Uint8, Int8:

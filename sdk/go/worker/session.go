@@ -170,7 +170,7 @@ func (s *session) work(b *Batch) {
 	delete(s.batches, b.number)
 	s.mu.Unlock()
 	if err != nil && s.life.Err() != nil {
-		return // the worker had to exit, which is no item's fault: the host runs them again
+		return // the worker had to exit, which is not an item's fault: the host runs them again
 	}
 	s.send(head, body)
 }

@@ -368,7 +368,7 @@ func TestHostWithoutChunksIsRefused(t *testing.T) {
 	receiveAs[*frame.Hello](h)
 	h.send(&frame.Welcome{Protocol: 1, MaxFrame: 1 << 24, Options: json.RawMessage(`{}`)}, nil)
 	m, _ := receiveAs[*frame.State](h)
-	if m.State != frame.Failed || !strings.Contains(m.Message, "takes no chunks") {
+	if m.State != frame.Failed || !strings.Contains(m.Message, "does not accept chunks") {
 		t.Errorf("%+v", m)
 	}
 	if err := outcome(t, served); err == nil {

@@ -135,7 +135,7 @@ var (
 	errEnvironment = errors.New("environment")
 	errMisused     = errors.New("worker: Settings")
 	errNoModels    = errors.New("the stage has one model, and the worker loads several: give the stage a section models")
-	errNoChunks    = errors.New("the host takes no chunks, and the worker streams: set Predict")
+	errNoChunks    = errors.New("the host does not accept chunks, and the worker streams: set Predict")
 	// errAsked ends the life of a session because the worker was asked to exit.
 	errAsked = errors.New("the worker was asked to leave")
 )

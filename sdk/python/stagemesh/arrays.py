@@ -22,7 +22,7 @@ class Arrays(ABC):
     name: str
 
     # Returns the traits of an array that decide how it is encoded: shape, datatype and
-    # whether it is C-contiguous. Raises AttributeError for a value that is no array.
+    # whether it is C-contiguous. Raises AttributeError for a value that is not an array.
     traits: Callable[[Any], Any]
 
     @abstractmethod
@@ -160,7 +160,7 @@ def _name(view: memoryview, wanted: Optional[str], raw_bytes: bool) -> str:
         return found
     if raw_bytes:
         if view.nbytes % DATATYPES[wanted].size:
-            raise Mismatch(f"got {view.nbytes} bytes, which are no whole elements of {wanted}")
+            raise Mismatch(f"got {view.nbytes} bytes, which are not whole elements of {wanted}")
         return wanted
     if found != wanted and not (wanted in ("FP16", "BF16") and (found == "UINT16" or code == "e")):
         raise Mismatch(f"got a buffer of format {view.format!r}, expected {wanted} (format {DATATYPES[wanted].code!r})")

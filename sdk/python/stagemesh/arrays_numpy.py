@@ -147,7 +147,7 @@ def _numbers(found: np.ndarray[Any, Any], value: Any, datatype: str) -> Any:
         least, most = (0, 1) if wanted.kind == "b" else (np.iinfo(wanted).min, np.iinfo(wanted).max)
         for one in (int(found.min()), int(found.max())):
             if not least <= one <= most:
-                raise Mismatch(f"got {one}, which is no {datatype}")
+                raise Mismatch(f"got {one}, which is not {datatype}")
         return found.astype(wanted)
     if found.size and not np.can_cast(found.dtype, wanted, "same_kind"):
         raise Mismatch(f"got {_kind(found, value)}, expected {datatype}")

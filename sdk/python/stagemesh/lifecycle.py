@@ -158,7 +158,7 @@ def load(target: str) -> Tuple[Type[Worker], Optional[str]]:
             if worker is None:
                 raise NotFound(f"{place}: there is no {name}")
         if not isinstance(worker, type) or not issubclass(worker, Worker):
-            raise NotFound(f"{place}: {name} is no subclass of stagemesh.Worker")
+            raise NotFound(f"{place}: {name} is not a subclass of stagemesh.Worker")
         return worker, found.get(worker)
     candidates = list(found) or _workers(module)
     if len(candidates) == 1:
@@ -340,10 +340,10 @@ def lifeline_of(environ: Mapping[str, str]) -> Optional[int]:
     try:
         descriptor = int(text)
         if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
-            raise ValueError("it is no pipe")
+            raise ValueError("it is not a pipe")
         os.set_inheritable(descriptor, False)
     except (ValueError, OSError) as error:
-        raise ValueError(f"environment: STAGEMESH_LIFELINE is {text!r}, which is no open pipe: {error}") from None
+        raise ValueError(f"environment: STAGEMESH_LIFELINE is {text!r}, which is not an open pipe: {error}") from None
     return descriptor
 
 

@@ -68,7 +68,7 @@ def pack(values: Sequence[Any], datatype: str) -> bytes:
             out.byteswap()
         return out.tobytes()
     except (TypeError, ValueError, OverflowError, struct.error) as error:
-        raise Mismatch(f"got elements that are no {datatype}: {error}") from None
+        raise Mismatch(f"got elements that are not {datatype}: {error}") from None
 
 
 def _bfloat(value: float) -> bytes:
@@ -208,13 +208,13 @@ def read_parts(entries: Any, body: memoryview, items: int) -> Dict[str, Received
         else:
             raise Violation(f"part {name!r}: a tensor has datatype and shape, a blob has a content_type, a string")
         if "place" in entry and entry["place"] != "inline":
-            raise Violation(f"part {name!r}: place {entry['place']!r} is not one of this version's")
+            raise Violation(f"part {name!r}: unknown place {entry['place']!r}")
         if "parameters" in entry and type(entry["parameters"]) is not dict:
             raise Violation(f"part {name!r}: parameters are an object")
         if "item" in entry:
             item = entry["item"]
             if type(item) is not int or not 0 <= item < items:
-                raise Violation(f"part {name!r}: item {item!r} is none of the {items}")
+                raise Violation(f"part {name!r}: item {item!r}, expected 0 to {items - 1}")
             column = out.get(name)
             if column is None:
                 column = out[name] = [None] * items
@@ -239,11 +239,11 @@ def read_parts(entries: Any, body: memoryview, items: int) -> Dict[str, Received
 
 def _read_tensor(name: str, datatype: Any, shape: Any, data: memoryview, size: int, at: int) -> Raw:
     if type(datatype) is not str or datatype not in DATATYPES:
-        raise Violation(f"part {name!r}: datatype {datatype!r} is none")
+        raise Violation(f"part {name!r}: unknown datatype {datatype!r}")
     if type(shape) is not list or len(shape) > MAX_RANK:
         raise Violation(f"part {name!r}: shape is a list of at most {MAX_RANK} extents")
     if any(type(extent) is not int or not 0 <= extent <= MAX_NUMBER for extent in shape):
-        raise Violation(f"part {name!r}: shape {shape!r} has an extent that is none")
+        raise Violation(f"part {name!r}: shape {shape!r} has an extent that is not valid")
     n, width = math.prod(shape), DATATYPES[datatype].size
     if width == 0:
         try:

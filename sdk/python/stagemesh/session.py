@@ -225,7 +225,7 @@ class Session:
         """Sets the worker up; returns the header of ready, and adds the bytes of the examples to the layout."""
         if self._streaming and _STREAM not in welcome.get("capabilities", ()):
             name = self._class.__name__
-            raise ValueError(f"{name}.stream: this host takes no chunks; write predict_item(self, item)")
+            raise ValueError(f"{name}.stream: this host does not accept chunks; write predict_item(self, item)")
         if holds_models(self._class) and _MODELS not in welcome.get("capabilities", ()):
             name = self._class.__name__
             do = "give it a section models, or stagemesh up FILE and check --model ID=SOURCE"

@@ -77,7 +77,7 @@ class Tensor(Spec):
     ) -> None:
         super().__init__(optional, description)
         if not isinstance(datatype, str) or datatype not in DATATYPES:
-            raise ValueError(f"Tensor: datatype {datatype!r} is none of {', '.join(DATATYPES)}")
+            raise ValueError(f"Tensor: unknown datatype {datatype!r}, expected one of {', '.join(DATATYPES)}")
         if not isinstance(shape, (list, tuple)):
             raise ValueError(f"Tensor: shape {shape!r}: expected a list of extents, such as [-1, 64]")
         if len(shape) > MAX_RANK:
@@ -187,7 +187,7 @@ class Text(Bytes):
 class Json(Bytes):
     """A JSON document: decoded for inputs, encoded for outputs. Invalid JSON is a fault of its item.
 
-    None is the document null; but if the spec is optional, None as an output is no document.
+    None is the document null; but if the spec is optional, None as an output is not a document.
 
     schema is a JSON Schema (2020-12) as a dict: the host validates inputs against it before
     the worker gets them, and outputs afterwards.
@@ -338,7 +338,7 @@ def check_specs(where: str, specs: Mapping[str, Spec], joins: bool) -> None:
         raise ValueError(f"{where}: expected a dict of names and specs, got {type(specs).__name__}")
     for name, spec in specs.items():
         if not isinstance(name, str) or not name:
-            raise ValueError(f"{where}: {name!r} is no name")
+            raise ValueError(f"{where}: {name!r} is not a name")
         if not isinstance(spec, Spec):
             raise ValueError(f"{where}[{name!r}]: expected Tensor, Bytes, Text or Json, got {spec!r}")
         if joins and isinstance(spec, Tensor) and spec.shape[:1] != (-1,):
@@ -356,7 +356,7 @@ def check_parameters(where: str, parameters: Optional[Mapping[str, Parameter]]) 
         raise ValueError(f"{where}: expected a dict of names and Parameter, got {type(parameters).__name__}")
     for name, parameter in parameters.items():
         if not isinstance(name, str) or not name:
-            raise ValueError(f"{where}: {name!r} is no name")
+            raise ValueError(f"{where}: {name!r} is not a name")
         if not isinstance(parameter, Parameter):
             raise ValueError(f"{where}[{name!r}]: expected Parameter, got {parameter!r}")
 

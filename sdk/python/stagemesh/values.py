@@ -273,7 +273,7 @@ class Encoder:
         parts: Dict[str, Body] = {}
         for name, value in values.items():
             if not isinstance(name, str) or not name:
-                raise ValueError(f"{where}: {name!r} is no name of an input")
+                raise ValueError(f"{where}: {name!r} is not a name of an input")
             if self.specs and name not in self.specs:
                 raise ValueError(f"{where}: input {name!r} is not declared; inputs are {self._names()}")
             parts[name] = self._input(where, name, value)

@@ -260,7 +260,7 @@ def wire_spec(worker: Worker, arrays: Arrays, layout: Layout) -> Dict[str, Any]:
     examples = []
     for name, inputs in _named_examples(where, worker.examples):
         if not isinstance(name, str) or not name:
-            raise ValueError(f"{where}: {name!r} is no name")
+            raise ValueError(f"{where}: {name!r} is not a name")
         if not isinstance(inputs, Mapping):
             raise ValueError(f"{where}: {name}: expected a dict of inputs, got {inputs!r}")
         first = len(layout.entries)

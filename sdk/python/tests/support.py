@@ -45,7 +45,7 @@ def eventually(condition: Callable[[], bool], what: str, patience: float = PATIE
 
 
 def alive(pid: int) -> bool:
-    """Reports whether a process exists and is no zombie."""
+    """Reports whether a process exists and is not a zombie."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] not in "ZX"

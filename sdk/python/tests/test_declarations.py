@@ -71,8 +71,8 @@ class DeclarationsTest(RunTest):
                 r"examples: example 1: input 'x': got shape \[1, 3\], expected \[-1, 2\]",
             ),
             ({"examples": {"one": 3}}, "examples: one: expected a dict of inputs"),
-            ({"examples": {1: {"x": [1, 2]}}}, "examples: 1 is no name"),
-            ({"examples": [{1: [1, 2]}]}, "examples: example 1: 1 is no name of an input"),
+            ({"examples": {1: {"x": [1, 2]}}}, "examples: 1 is not a name"),
+            ({"examples": [{1: [1, 2]}]}, "examples: example 1: 1 is not a name of an input"),
             ({"examples": [{"zz": [1, 2]}]}, "examples: example 1: input 'zz' is not declared; inputs are 'x'"),
             ({"arrays": "torch"}, "arrays: 'torch'"),
         ):
@@ -100,7 +100,7 @@ class DeclarationsTest(RunTest):
 
     def test_invalid_specs_are_refused(self) -> None:
         for arguments, named, want in (
-            (("FP8", [-1]), {}, "datatype 'FP8' is none of"),
+            (("FP8", [-1]), {}, "unknown datatype 'FP8', expected one of"),
             (("FP32", [-2]), {}, "extents are whole numbers"),
             (("FP32", [-1] * 17), {}, "17 axes"),
             (("FP32", [-1, 2]), {"variable": "pad"}, "needs an axis after the first"),
@@ -109,8 +109,8 @@ class DeclarationsTest(RunTest):
             (("FP32", [-1, -1]), {"variable": "pad", "multiple": 0}, "multiple"),
             (("FP32", 2), {}, "shape 2: expected a list of extents"),
             (("FP32", "12"), {}, "shape '12': expected a list of extents"),
-            ((["FP32"], [-1]), {}, "is none of"),
-            (("INT64", [-1]), {"pad": 1.5}, "pad 1.5: got elements that are no INT64"),
+            ((["FP32"], [-1]), {}, "unknown datatype"),
+            (("INT64", [-1]), {"pad": 1.5}, "pad 1.5: got elements that are not INT64"),
             (("INT64", [-1]), {"pad": float("nan")}, "pad nan"),
             (("BOOL", [-1]), {"pad": 2}, "pad 2"),
             (("FP32", [-1]), {"pad": None}, "pad None"),

@@ -210,7 +210,7 @@ class ProcessTest(unittest.TestCase):
         return host
 
     def ended(self, host: Host) -> Dict[str, Any]:
-        """Returns the next message that is no chunk."""
+        """Returns the next message that is not a chunk."""
         while True:
             header, _ = host.receive()
             if header["type"] != "chunk":
@@ -300,7 +300,7 @@ class ProcessTest(unittest.TestCase):
             host.hello()
             header = host.expect("state")[0]
             self.assertEqual(header["state"], "ERROR")
-            self.assertIn("Async.stream: this host takes no chunks; write predict_item", header["message"])
+            self.assertIn("Async.stream: this host does not accept chunks; write predict_item", header["message"])
             self.assertEqual(host.exit_code(), 1)
 
     def test_end_of_the_event_loop_ends_the_worker(self) -> None:

@@ -129,7 +129,7 @@ func TestGatewayReportsErrors(t *testing.T) {
 		want string
 	}{
 		"no broker":      {[]string{"-c", file}, "stagemesh: --nats: is missing, and so is nats.url in the file; "},
-		"a bad broker":   {[]string{"-c", file, "--nats", "nats://"}, "stagemesh: --nats: this is no URL of a broker"},
+		"a bad broker":   {[]string{"-c", file, "--nats", "nats://"}, "stagemesh: --nats: expected the URL of a broker"},
 		"a bad address":  {[]string{"-c", file, "--nats", "b", "--listen", "8080"}, `stagemesh: --listen: "8080" is not an address`},
 		"an open port":   {[]string{"-c", open}, "stagemesh: " + open + ":3:"},
 		"a bad section":  {[]string{"-c", many, "--nats", "b"}, "stagemesh: " + many + ":3:11: gateway.max_in_flight: -1"},

@@ -62,7 +62,7 @@ func TestErrorsAreReportedBeforeTheStart(t *testing.T) {
 		"a stage of another":  {[]string{"-c", path, "--nats", "b", "b"}, path + ":4:16: stages.b.runner.onnx: this program has no such runner; it has echo or image_decode"},
 		"a bad stage":         {[]string{"-c", path, "--nats", "b", "c"}, path + ":5:16: stages.c.runner.image_decode: height: 0 is not between 1 and 65535\n" + path + ":5:51: stages.c.batch.max_size: -1"},
 		"no broker":           {[]string{"-c", path, "a"}, "--nats: is missing, and so is nats.url in the file; "},
-		"a bad broker":        {[]string{"-c", path, "a", "--nats", "nats://"}, "--nats: this is no URL of a broker"},
+		"a bad broker":        {[]string{"-c", path, "a", "--nats", "nats://"}, "--nats: expected the URL of a broker"},
 		"a bad host":          {[]string{"-c", path, "a", "--nats", "b", "--host", "A.b"}, `--host: host name "A.b": use`},
 		"a bad address":       {[]string{"-c", path, "a", "--nats", "b", "--listen", "8081"}, `--listen: "8081" is not an address`},
 		"a bad port":          {[]string{"-c", path, "a", "--nats", "b", "--ops", "x"}, `--ops: "x" is not an address`},

@@ -32,7 +32,7 @@ func held(t *testing.T, text []byte) validator.Validator {
 		t.Fatal(errs)
 	}
 	if valid, wrong := v.ValidateDocument(); !valid {
-		t.Fatalf("the document is no OpenAPI 3.1: %s", said(wrong))
+		t.Fatalf("the document is not OpenAPI 3.1: %s", said(wrong))
 	}
 	return v
 }

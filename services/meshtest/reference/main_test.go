@@ -88,7 +88,7 @@ func spell() *inproc.Runner {
 			outcome := runner.Output(payload.OfBlob("whole", "text/plain", word))
 			for at, letter := range word {
 				if unicode.IsDigit(rune(letter)) {
-					outcome = runner.Failed(fault.Newf(fault.InvalidInput, "%q is no letter", letter))
+					outcome = runner.Failed(fault.Newf(fault.InvalidInput, "%q is not a letter", letter))
 					break
 				}
 				// Nobody may want more of it; the outcome ends the item all the same.

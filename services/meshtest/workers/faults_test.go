@@ -141,7 +141,7 @@ func TestFaultsReachTheRightCaller(t *testing.T) {
 		// message is for the caller, logged for the operator.
 		message, logged string
 	}{
-		"preprocess refuses an item": {"seven", fault.InvalidInput, "is no number", ""},
+		"preprocess refuses an item": {"seven", fault.InvalidInput, "is not a number", ""},
 		"preprocess raises":          {"crash", fault.RunnerFailed, "", "what the code looked for"},
 		"an output is missing":       {"-1", fault.RunnerFailed, "request id", "returned no output 'double'"},
 		"an output of another type":  {"-2", fault.RunnerFailed, "request id", "got a buffer of format 'd', expected FP32"},

@@ -151,7 +151,7 @@ func (p *upProgram) send(method, url, text string, headers ...string) response {
 	return response{answer.StatusCode, string(data)}
 }
 
-// isRunning reports whether there is such a process that is no zombie.
+// isRunning reports whether there is such a process that is not a zombie.
 func isRunning(pid int) bool {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {

@@ -28,7 +28,7 @@ func (l *link) pass(ctx context.Context, id, method string, call payload.Part) (
 	}
 	in, err := path.Set(call.Blob.Data, id)
 	if err != nil {
-		return nil, fault.Newf(fault.InvalidRequest, "the message takes no ID of a model in field %s: %w", field, err)
+		return nil, fault.Newf(fault.InvalidRequest, "field %s of the message cannot hold the ID of a model: %w", field, err)
 	}
 	name := passthrough.ModelHeader
 	if strings.ContainsFunc(id, func(r rune) bool { return r < ' ' || r > '~' }) {

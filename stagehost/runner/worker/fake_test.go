@@ -56,7 +56,7 @@ const (
 	endless                          // sends chunks and ignores cancels
 	spans                            // returns a span of each rank
 	spansFail                        // fails with one
-	wrongSpan                        // returns one whose name is no text
+	wrongSpan                        // returns one whose name is not text
 )
 
 // Modes of a worker that is started, in WORKER_MODE, separated by commas.

@@ -99,7 +99,7 @@ type machine struct {
 	// stopped is true once the worker was stopped for good, recycling while it is being
 	// replaced.
 	stopped, recycling bool
-	// asked is true where the end of the incarnation is no crash.
+	// asked is true where the end of the incarnation is not a crash.
 	asked bool
 	// failure is what failed in this incarnation, cause what failed in the last one that
 	// crashed.

@@ -381,7 +381,7 @@ func TestBusyWorkersAreNotPinged(t *testing.T) {
 	l.want("")
 }
 
-// The end of a batch is no event: whoever looked while there was one has to look again
+// The end of a batch is not an event: whoever looked while there was one has to look again
 // soon.
 func TestWorkerIsPingedAfterItsBatch(t *testing.T) {
 	t.Parallel()

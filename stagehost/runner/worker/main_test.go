@@ -320,7 +320,7 @@ func (b *bed) eventually(what string, is func() bool) {
 	}
 }
 
-// runs reports whether there is such a process that is no zombie.
+// runs reports whether there is such a process that is not a zombie.
 func runs(pid int) bool {
 	if runtime.GOOS != "linux" {
 		return syscall.Kill(pid, 0) == nil

@@ -127,7 +127,7 @@ func await(t *testing.T, p *process) error {
 	}
 }
 
-// runs reports whether there is such a process that is no zombie.
+// runs reports whether there is such a process that is not a zombie.
 func runs(pid int) bool {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {

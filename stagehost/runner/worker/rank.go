@@ -145,7 +145,7 @@ func (r *rank) handshake(in *bufio.Reader) error {
 	}
 	if s.Models != nil {
 		if !slices.Contains(hello.Capabilities, frame.Models) {
-			r.of.fail(ErrNoModels) // a wrong worker is no violation
+			r.of.fail(ErrNoModels) // a wrong worker is not a violation
 			return ErrNoModels
 		}
 		welcome.Capabilities = append(welcome.Capabilities, frame.Models)
@@ -232,7 +232,7 @@ func (r *rank) adoptSpec(m *frame.Ready, body []byte) error {
 		return nil
 	}
 	if err := r.of.worker.runner.acceptSpec(spec); err != nil {
-		r.of.fail(err) // a wrong spec is no violation
+		r.of.fail(err) // a wrong spec is not a violation
 	}
 	return nil
 }

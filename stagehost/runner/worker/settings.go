@@ -144,7 +144,7 @@ func (s Settings) Validate() error {
 	errs = append(errs, validateRange("slots", s.Slots, 0, maxSlots), validateRange("max_size", s.MaxSize, 1, 1<<31), s.Limits.validate(), validateEnv("env", s.Env))
 	var object map[string]json.RawMessage
 	if err := json.Unmarshal(s.Options, &object); err != nil || bytes.Equal(bytes.TrimSpace(s.Options), []byte("null")) {
-		errs = append(errs, errors.New("options: it is no JSON object"))
+		errs = append(errs, errors.New("options: must be a JSON object"))
 	}
 	for i := range s.Replicas {
 		errs = append(errs, s.validateReplica(i))
@@ -174,7 +174,7 @@ func validateEnv(key string, env map[string]string) error {
 	for _, name := range slices.Sorted(maps.Keys(env)) {
 		switch {
 		case name == "" || strings.ContainsAny(name, "=\x00"):
-			errs = append(errs, fmt.Errorf("%s: %q is no name of a variable", key, name))
+			errs = append(errs, fmt.Errorf("%s: %q is not a name of a variable", key, name))
 		case strings.HasPrefix(name, reservedPrefix):
 			errs = append(errs, fmt.Errorf("%s.%s: only the host sets variables that begin with %s", key, name, reservedPrefix))
 		case strings.Contains(env[name], "\x00"):
@@ -192,7 +192,7 @@ func (s Settings) validateReplica(at int) error {
 	}
 	for _, device := range r.Devices {
 		if device == "" || strings.ContainsAny(device, ",\x00") {
-			errs = append(errs, fmt.Errorf("%s.devices: %q is no device; list each by itself", key, device))
+			errs = append(errs, fmt.Errorf("%s.devices: %q is not a device; list each by itself", key, device))
 		}
 		for j, other := range s.Replicas[:at] {
 			if slices.Contains(other.Devices, device) && (!other.Shared || !r.Shared) {
@@ -207,7 +207,7 @@ func (s Settings) validateReplica(at int) error {
 func (s Settings) validateHere() error {
 	var errs []error
 	if info, err := os.Stat(s.Dir); s.Dir != "" && (err != nil || !info.IsDir()) {
-		errs = append(errs, fmt.Errorf("dir: %s is no folder", s.Dir))
+		errs = append(errs, fmt.Errorf("dir: %s is not a folder", s.Dir))
 	} else {
 		for i := range s.Replicas {
 			if _, err := s.program(i); err != nil {

@@ -30,10 +30,10 @@ func TestInvalidSettingsNameTheirKey(t *testing.T) {
 		"a program that is not there": {func(s *worker.Settings) { s.Command = []string{"./w"} }, []string{"command: there is no program /"}},
 		"a program that is a text":    {func(s *worker.Settings) { s.Command = []string{plainFile} }, []string{"is not executable"}},
 		"a program that is a folder":  {func(s *worker.Settings) { s.Command = []string{filepath.Dir(plainFile)} }, []string{"is not executable"}},
-		"no such folder":              {func(s *worker.Settings) { s.Dir = "/nowhere" }, []string{"dir: /nowhere is no folder"}},
-		"options that are a list":     {func(s *worker.Settings) { s.Options = []byte(`[1]`) }, []string{"options: it is no JSON object"}},
-		"options that are nothing":    {func(s *worker.Settings) { s.Options = []byte(`null`) }, []string{"options: it is no JSON object"}},
-		"a name with =":               {func(s *worker.Settings) { s.Env = map[string]string{"A=B": ""} }, []string{`env: "A=B" is no name`}},
+		"no such folder":              {func(s *worker.Settings) { s.Dir = "/nowhere" }, []string{"dir: /nowhere is not a folder"}},
+		"options that are a list":     {func(s *worker.Settings) { s.Options = []byte(`[1]`) }, []string{"options: must be a JSON object"}},
+		"options that are nothing":    {func(s *worker.Settings) { s.Options = []byte(`null`) }, []string{"options: must be a JSON object"}},
+		"a name with =":               {func(s *worker.Settings) { s.Env = map[string]string{"A=B": ""} }, []string{`env: "A=B" is not a name`}},
 		"a variable of the host":      {func(s *worker.Settings) { s.Env = map[string]string{"STAGEMESH_SOCKET": ""} }, []string{"env.STAGEMESH_SOCKET"}},
 		"a NUL byte":                  {func(s *worker.Settings) { s.Env = map[string]string{"A": "\x00"} }, []string{"env.A: it has a NUL byte"}},
 		"numbers": {func(s *worker.Settings) {
@@ -51,7 +51,7 @@ func TestInvalidSettingsNameTheirKey(t *testing.T) {
 		"one device for two": {func(s *worker.Settings) {
 			s.Replicas = two(worker.Replica{Devices: []string{"0", "1"}}, worker.Replica{Devices: []string{"1"}, Shared: true})
 		}, []string{"replicas[1].devices: replicas[0] has device 1 too; set shared: true"}},
-		"devices in one string":       {func(s *worker.Settings) { s.Replicas = []worker.Replica{{Devices: []string{"0,1"}}} }, []string{`replicas[0].devices: "0,1" is no device`}},
+		"devices in one string":       {func(s *worker.Settings) { s.Replicas = []worker.Replica{{Devices: []string{"0,1"}}} }, []string{`replicas[0].devices: "0,1" is not a device`}},
 		"a variable of a replica":     {func(s *worker.Settings) { s.Replicas = []worker.Replica{{Env: map[string]string{"": ""}}} }, []string{"replicas[0].env: "}},
 		"several mistakes, all named": {func(s *worker.Settings) { s.Command, s.Slots = nil, -1 }, []string{"command: ", "slots: "}},
 	} {

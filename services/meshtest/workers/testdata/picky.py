@@ -17,7 +17,7 @@ class Picky(Worker):
         try:
             x = float(item["text"])
         except ValueError:
-            raise InvalidInput("text", "is no number") from None
+            raise InvalidInput("text", "is not a number") from None
         return {"x": memoryview(array.array("f", [x])).cast("B").cast("f", [1, 1])}
 
     def predict(self, batch):
