@@ -47,8 +47,7 @@ func (h *handler) listDeadLetters(ctx context.Context, in *adminv1.ListDeadLette
 
 func (h *handler) getDeadLetter(ctx context.Context, in *adminv1.GetDeadLetterRequest) (*adminv1.GetDeadLetterResponse, error) {
 	if in.GetMessageBytes() > maxRaw {
-		return nil, fault.Newf(fault.InvalidRequest, "message_bytes: %d, at most %d are given", in.GetMessageBytes(), maxRaw).
-			WithViolation("message_bytes", "at most %d", maxRaw)
+		return nil, fault.InField(fault.InvalidRequest, "message_bytes", "%d, at most %d are allowed", in.GetMessageBytes(), maxRaw)
 	}
 	dead, err := h.DeadLetters.Get(ctx, in.GetSeq())
 	if err != nil {

@@ -66,7 +66,7 @@ const canonicalIDLength = 36
 func parseID(text string) (pipeline.RequestID, *fault.Fault) {
 	id, err := uuid.Parse(text)
 	if err != nil || len(text) != canonicalIDLength {
-		return "", fault.Newf(fault.InvalidRequest, "request_id: %.*q is not a UUID", shown, text).WithViolation("request_id", "not a UUID")
+		return "", fault.InField(fault.InvalidRequest, "request_id", "%.*q is not a UUID", shown, text)
 	}
 	return pipeline.RequestID(id.String()), nil
 }

@@ -145,8 +145,7 @@ func (i *idempotent) awaitFirst(ctx context.Context, state keyState) (keyState, 
 func (i *idempotent) mismatch() *fault.Fault {
 	i.first = nil
 	i.countOnce(mismatch)
-	return fault.New(fault.IdempotencyMismatch, "idempotency_key: a request with another payload has it; use a new key for a new request").
-		WithViolation("idempotency_key", "used with another payload")
+	return fault.InField(fault.IdempotencyMismatch, "idempotency_key", "a request with another payload has it; use a new key for a new request")
 }
 
 // keyBytes is about what the record of a key takes.

@@ -126,7 +126,7 @@ func (s *Service) check(id pipeline.RequestID, r *Request, p *pipeline.Pipeline,
 		}
 	}
 	if r.Timeout < 0 {
-		return nil, fault.Newf(fault.InvalidRequest, "timeout: %s is negative", r.Timeout).WithViolation("timeout", "negative")
+		return nil, fault.InField(fault.InvalidRequest, "timeout", "%s is negative", r.Timeout)
 	}
 	limit := s.limitOf(p)
 	durability, f := durabilityOf(r, p)
@@ -168,7 +168,7 @@ func (s *Service) TimeoutOf(r *Request) time.Duration {
 // reply.
 func (s *Service) checkInputs(inputs []payload.Part, isPassthrough bool) *fault.Fault {
 	if len(inputs) == 0 {
-		return fault.New(fault.InvalidRequest, "inputs: at least one is required").WithViolation("inputs", "empty")
+		return fault.InField(fault.InvalidRequest, "inputs", "at least one is required")
 	}
 	if size, limit := payload.Size(inputs), s.settings.MaxPayload; limit > 0 && size > limit {
 		return fault.Newf(fault.PayloadTooLarge, "the inputs are %d bytes, gateway.max_payload is %d", size, limit)
@@ -193,19 +193,18 @@ func (s *Service) checkOptions(r *Request) *fault.Fault {
 	}
 	for i, name := range r.Outputs { // each name is a copy of its output in the response
 		if slices.Contains(r.Outputs[:i], name) {
-			return fault.Newf(fault.InvalidRequest, "outputs: %.*q is named twice", shown, name).WithViolation("outputs", "%.*q is named twice", shown, name)
+			return fault.InField(fault.InvalidRequest, "outputs", "%.*q is named twice", shown, name)
 		}
 	}
 	for name, step := range r.Steps {
 		if err := step.Model.Validate(); err != nil {
 			field := fmt.Sprintf("steps.%.*s.model", shown, name)
-			return fault.Newf(fault.InvalidRequest, "%s: %w", field, err).WithViolation(field, "%s", err)
+			return fault.InField(fault.InvalidRequest, field, "%w", err)
 		}
 	}
 	for key := range r.Metadata {
 		if !slices.Contains(s.settings.Metadata, key) {
-			return fault.Newf(fault.InvalidRequest, "metadata: key %.*q is not in gateway.metadata", shown, key).
-				WithViolation(fmt.Sprintf("metadata.%.*s", shown, key), "not allowed")
+			return fault.InField(fault.InvalidRequest, fmt.Sprintf("metadata.%.*s", shown, key), "is not in gateway.metadata")
 		}
 	}
 	return nil

@@ -29,7 +29,7 @@ func (s *Service) Result(ctx context.Context, requestID string, wait time.Durati
 		return nil, f
 	}
 	if wait < 0 {
-		return nil, fault.Newf(fault.InvalidRequest, "wait: %s is negative", wait).WithViolation("wait", "negative")
+		return nil, fault.InField(fault.InvalidRequest, "wait", "%s is negative", wait)
 	}
 	if f := s.limiter.Acquire(budget.TenantOf(ctx)); f != nil {
 		return nil, f
@@ -134,10 +134,9 @@ type Key = store.Key
 func (s *Service) RequestOf(ctx context.Context, k Key) (string, error) {
 	switch {
 	case k.Pipeline == "":
-		return "", fault.New(fault.InvalidRequest, "pipeline: an idempotency key belongs to a pipeline; name it").WithViolation("pipeline", "empty")
+		return "", fault.InField(fault.InvalidRequest, "pipeline", "an idempotency key belongs to a pipeline; name it")
 	case k.Key == "" || len(k.Key) > MaxIdempotencyKey:
-		return "", fault.Newf(fault.InvalidRequest, "idempotency_key: %d bytes, from 1 to %d are allowed", len(k.Key), MaxIdempotencyKey).
-			WithViolation("idempotency_key", "%d bytes", len(k.Key))
+		return "", fault.InField(fault.InvalidRequest, "idempotency_key", "%d bytes, from 1 to %d are allowed", len(k.Key), MaxIdempotencyKey)
 	}
 	if f := s.limiter.Acquire(budget.TenantOf(ctx)); f != nil {
 		return "", f

@@ -133,8 +133,7 @@ func (d documents) check(path string, part payload.Part) ([]fault.Violation, err
 	}
 	if hasRefCycle(invalid) {
 		// The stage is at fault, not the document.
-		const what = "has a schema that leads back to itself without a step into the document"
-		return nil, fault.Newf(fault.Internal, "%s %s", path, what).WithViolation(path, what)
+		return nil, fault.InField(fault.Internal, path, "has a schema that leads back to itself without a step into the document")
 	}
 	return violations(path, doc, invalid), nil
 }

@@ -224,8 +224,7 @@ func noString(f oipjson.Field) error {
 }
 
 func wrongInput(field, format string, args ...any) error {
-	field, text := fmt.Sprintf("%.*s", maxQuoted, field), fmt.Sprintf(format, args...)
-	return fault.Newf(fault.InvalidInput, "%s %s", field, text).WithViolation(field, "%s", text)
+	return fault.InField(fault.InvalidInput, fmt.Sprintf("%.*s", maxQuoted, field), format, args...)
 }
 
 // Adapt returns the request with inputs that its document of JSON has by name, as text, numbers,

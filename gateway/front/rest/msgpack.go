@@ -151,7 +151,7 @@ func invalidInput(field, what string) error {
 	if field == "" {
 		return fault.Newf(fault.InvalidInput, "the body %s", what)
 	}
-	return fault.Newf(fault.InvalidInput, "%s: %s", field, what).WithViolation(field, "%s", what)
+	return fault.InField(fault.InvalidInput, field, "%s", what)
 }
 
 // maxGrowth is how many times its bytes a value of MessagePack takes as JSON at most: false and

@@ -182,5 +182,5 @@ const maxQuoted = 80
 
 func invalid(field string, err error) error {
 	field = fmt.Sprintf("%.*s", maxQuoted, strings.ToValidUTF8(field, "\uFFFD"))
-	return fault.Newf(fault.InvalidRequest, "%s: %s", field, err).WithViolation(field, "%s", err)
+	return fault.InField(fault.InvalidRequest, field, "%s", err)
 }
