@@ -32,8 +32,8 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
-// Greed is how many times what stays free one tenant may hold of a shared pool.
-const Greed = 7
+// greed is how many times what stays free one tenant may hold of a shared pool.
+const greed = 7
 
 // RetryAfter is the pause after which a refused caller may try again where nothing better is known.
 const RetryAfter = time.Second
@@ -101,14 +101,14 @@ func (p *Pool) Reserve(tenant string, n int64) *fault.Fault {
 
 // IsGreedy reports whether a tenant may not hold own while so much stays free. One place it may
 // always have.
-func IsGreedy(own, free int64) bool { return own > 1 && own > Greed*free }
+func IsGreedy(own, free int64) bool { return own > 1 && own > greed*free }
 
 // checkAlone returns the fault that rejects a request of n, or a final one if even with nothing
 // else held the pool would reject it.
 func (p *Pool) checkAlone(n int64, f *fault.Fault) *fault.Fault {
 	most := p.settings.Limit
 	if p.settings.Shared {
-		most -= (most + Greed) / (Greed + 1)
+		most -= (most + greed) / (greed + 1)
 	}
 	if n <= most {
 		return f

@@ -174,14 +174,14 @@ type FormReader struct{ io.Reader }
 func (r FormReader) Read(buf []byte) (int, error) {
 	n, err := r.Reader.Read(buf)
 	if err != nil && !errors.Is(err, io.EOF) {
-		err = FormFault(err)
+		err = formFault(err)
 	}
 	return n, err
 }
 
-// FormFault returns the fault of a form that cannot be read: the body's own, such as its
+// formFault returns the fault of a form that cannot be read: the body's own, such as its
 // limit, or else its syntax.
-func FormFault(err error) error {
+func formFault(err error) error {
 	_, isFault := errors.AsType[*fault.Fault](err)
 	_, tooLarge := errors.AsType[*http.MaxBytesError](err)
 	if isFault || tooLarge {

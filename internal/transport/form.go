@@ -43,7 +43,7 @@ func (f *Form) NextPart() (*multipart.Part, error) {
 	case isLong:
 		return nil, fault.Newf(fault.InvalidRequest, "the form has a part whose header takes more than %d bytes", maxPartHeader)
 	}
-	return nil, FormFault(err)
+	return nil, formFault(err)
 }
 
 // formHeaders is what a form is read from.

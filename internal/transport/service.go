@@ -17,13 +17,13 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/tracing"
 )
 
-// DefaultMaxMessageBytes is the limit of a request where Settings name none.
-const DefaultMaxMessageBytes = 64 << 20
+// defaultMaxMessageBytes is the limit of a request where Settings name none.
+const defaultMaxMessageBytes = 64 << 20
 
 // Settings bound what a caller may cost, on every front.
 type Settings struct {
 	// MaxMessageBytes bounds one request message or body, as sent and decompressed; 0 is
-	// DefaultMaxMessageBytes.
+	// defaultMaxMessageBytes.
 	MaxMessageBytes int
 	// Uncompressed refuses messages in gzip.
 	Uncompressed bool
@@ -46,7 +46,7 @@ type Settings struct {
 // WithDefaults returns s with the defaults of what is not set.
 func (s Settings) WithDefaults() Settings {
 	if s.MaxMessageBytes <= 0 {
-		s.MaxMessageBytes = DefaultMaxMessageBytes
+		s.MaxMessageBytes = defaultMaxMessageBytes
 	}
 	if s.StallTimeout <= 0 {
 		s.StallTimeout = DefaultStallTimeout

@@ -54,8 +54,8 @@ func CheckMethod(name string) error {
 // last are messages.
 type Path []protowire.Number
 
-// MaxPath bounds a Path.
-const MaxPath = 16
+// maxPath bounds a Path.
+const maxPath = 16
 
 // ParsePath parses the numbers, with dots between them.
 func ParsePath(s string) (out Path, err error) {
@@ -64,8 +64,8 @@ func ParsePath(s string) (out Path, err error) {
 	}
 	for number := range strings.SplitSeq(s, ".") {
 		n, err := strconv.ParseInt(number, 10, 32)
-		if err != nil || !protowire.Number(n).IsValid() || len(out) == MaxPath {
-			return nil, fmt.Errorf("%.80q is not a path of at most %d fields, such as 1.2", s, MaxPath)
+		if err != nil || !protowire.Number(n).IsValid() || len(out) == maxPath {
+			return nil, fmt.Errorf("%.80q is not a path of at most %d fields, such as 1.2", s, maxPath)
 		}
 		out = append(out, protowire.Number(n))
 	}
