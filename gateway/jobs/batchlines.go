@@ -60,14 +60,9 @@ type linePlace struct {
 	offset    int64
 }
 
-// eachRequest passes the requests of an input file to do, with their places from 0 and the numbers
-// of their lines. A text is valid until do returns; nil is a line that is too long.
-func eachRequest(file io.Reader, do func(i, number int, text []byte) error) error {
-	return eachRequestFrom(file, linePlace{}, func(at linePlace, text []byte) error { return do(at.i, at.number, text) })
-}
-
-// eachRequestFrom is eachRequest for a reader that is at a place.
-func eachRequestFrom(file io.Reader, at linePlace, do func(at linePlace, text []byte) error) error {
+// eachRequest passes the requests of an input file, from a place on, to do. A text is valid until do
+// returns; nil is a line that is too long.
+func eachRequest(file io.Reader, at linePlace, do func(at linePlace, text []byte) error) error {
 	lines := bufio.NewScanner(file)
 	lines.Buffer(make([]byte, lineBuffer), maxBatchLine)
 	size := 0
@@ -106,15 +101,15 @@ func (c *batchCheck) fail(line int, code, param, format string, args ...any) {
 }
 
 // add checks a line of eachRequest. After errBadBatch nothing is added.
-func (c *batchCheck) add(i, number int, text []byte) error {
-	c.requests = i + 1
+func (c *batchCheck) add(at linePlace, text []byte) error {
+	c.requests = at.i + 1
 	switch {
-	case i == maxBatchLines:
-		c.fail(number, "too_many_requests", "", "The input file has more than %d requests.", maxBatchLines)
+	case at.i == maxBatchLines:
+		c.fail(at.number, "too_many_requests", "", "The input file has more than %d requests.", maxBatchLines)
 	case text == nil:
-		c.fail(number, "line_too_long", "", "The line has more than %d bytes.", maxBatchLine)
+		c.fail(at.number, "line_too_long", "", "The line has more than %d bytes.", maxBatchLine)
 	default:
-		if c.check(number, text); len(c.errs) < maxBatchErrors {
+		if c.check(at.number, text); len(c.errs) < maxBatchErrors {
 			return nil
 		}
 	}
@@ -207,8 +202,8 @@ func (w *lineWriter) write(ctx context.Context) error {
 	work.Go(func() error {
 		defer close(lines)
 		defer close(unread)
-		return w.requests(ctx, func(i, _ int, text []byte) error {
-			line := &endedLine{id: pipeline.LineJobID(w.queue, w.id, i), isRead: make(chan struct{})}
+		return w.requests(ctx, func(at linePlace, text []byte) error {
+			line := &endedLine{id: pipeline.LineJobID(w.queue, w.id, at.i), isRead: make(chan struct{})}
 			var in struct {
 				CustomID string `json:"custom_id"`
 			}

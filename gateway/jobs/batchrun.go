@@ -172,9 +172,9 @@ func (b *batchRun) advance(ctx, lines context.Context) (err error) {
 	return b.finalize(ctx)
 }
 
-func (b *batchRun) requests(ctx context.Context, do func(i, number int, text []byte) error) error {
+func (b *batchRun) requests(ctx context.Context, do func(at linePlace, text []byte) error) error {
 	record := b.get()
-	return eachRequest(b.batches.Open(ctx, record.Input, record.InputBytes), do)
+	return eachRequest(b.batches.Open(ctx, record.Input, record.InputBytes), linePlace{}, do)
 }
 
 // validate reads the input file: the batch is in progress then, or has failed.
@@ -265,7 +265,7 @@ func (b *batchRun) expandFrom(ctx context.Context, from linePlace, index *store.
 	work.Go(func() error {
 		defer close(lines)
 		file := b.batches.OpenAt(ctx, record.Input, record.InputBytes, from.offset, index)
-		err := eachRequestFrom(file, from, func(at linePlace, text []byte) error {
+		err := eachRequest(file, from, func(at linePlace, text []byte) error {
 			if b.hasEnded(at.i) {
 				return nil
 			}

@@ -24,7 +24,7 @@ func FuzzBatchLines(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, file []byte) {
 		check := batchCheck{endpoint: "/v1/x", seen: map[[16]byte]struct{}{}}
-		if err := eachRequest(bytes.NewReader(file), check.add); err != nil && !errors.Is(err, errBadBatch) || len(check.errs) > maxBatchErrors {
+		if err := eachRequest(bytes.NewReader(file), linePlace{}, check.add); err != nil && !errors.Is(err, errBadBatch) || len(check.errs) > maxBatchErrors {
 			t.Fatalf("%v, %d errors", err, len(check.errs))
 		}
 		lines, bad := bytes.Count(file, []byte("\n"))+1, map[int]bool{}
@@ -38,7 +38,7 @@ func FuzzBatchLines(f *testing.F) {
 			return
 		}
 		seen := map[string]bool{}
-		_ = eachRequest(bytes.NewReader(file), func(_, _ int, text []byte) error {
+		_ = eachRequest(bytes.NewReader(file), linePlace{}, func(_ linePlace, text []byte) error {
 			var line batchLine
 			_ = jsonv2.Unmarshal(text, &line)
 			seen[line.CustomID] = true

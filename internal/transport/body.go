@@ -201,7 +201,7 @@ func limitMessage(next http.Handler, s Settings) http.Handler {
 		next.ServeHTTP(w, withCallBody(r, body, body, s))
 		// The library flushes the other protocols itself. On HTTP/1 a flush would cost
 		// the response its Content-Length.
-		if r.ProtoMajor == 2 && !isEnveloped(r.Header.Get("Content-Type")) {
+		if r.ProtoMajor == 2 && !IsEnveloped(r.Header.Get("Content-Type")) {
 			flushResponse(w)
 		}
 	})
@@ -213,7 +213,7 @@ func withCallBody(r *http.Request, prefixes io.ReadCloser, messages io.Reader, s
 	body := &callBody{
 		Closer: prefixes, prefixes: prefixes, messages: messages, timeout: s.StallTimeout, limit: int64(s.MaxMessageBytes),
 		memory: budget.FromContext(r.Context()), release: func() { ReleaseBody(r) },
-		isEnveloped: isEnveloped(r.Header.Get("Content-Type")), isPlain: s.Uncompressed, host: r.Host,
+		isEnveloped: IsEnveloped(r.Header.Get("Content-Type")), isPlain: s.Uncompressed, host: r.Host,
 	}
 	encoding := cmp.Or(r.Header.Get("Grpc-Encoding"), r.Header.Get("Connect-Content-Encoding"))
 	out := r.WithContext(context.WithValue(r.Context(), callBodyKey{}, body))
@@ -230,9 +230,9 @@ func withCallBody(r *http.Request, prefixes io.ReadCloser, messages io.Reader, s
 	return out
 }
 
-// isEnveloped reports whether messages come behind a prefix: gRPC, gRPC-Web and Connect's
+// IsEnveloped reports whether messages come behind a prefix: gRPC, gRPC-Web and Connect's
 // streams.
-func isEnveloped(contentType string) bool {
+func IsEnveloped(contentType string) bool {
 	return strings.HasPrefix(contentType, "application/grpc") || strings.HasPrefix(contentType, "application/connect+")
 }
 

@@ -57,11 +57,22 @@ func (p *Port) Handler(mux *http.ServeMux) (http.Handler, error) {
 
 // identify returns who sends a request, or why it may not.
 func (p *Port) identify(h transport.Head) (transport.Caller, error) {
-	tenant, f := p.check(h.Path, h.Host, h.Header("authorization"))
-	if f != nil {
-		return transport.Caller{}, f
+	isProbe, isOpen, withTokens := isProbe(h.Path), p.isOpen(h.Path), !p.Tokens.IsEmpty()
+	switch {
+	case isProbe, isOpen, !withTokens && (!p.IsPrivate || config.IsLoopback(h.Host)):
+		return transport.Caller{IsAnonymous: isProbe || isOpen && withTokens}, nil
+	case !withTokens:
+		return transport.Caller{}, fault.Newf(fault.Unauthenticated, "without %s this port answers those who call it by a loopback address, not %.*q", p.TokensKey, maxQuoted, h.Host)
 	}
-	return transport.Caller{Tenant: tenant, IsAnonymous: isProbe(h.Path) || p.isOpen(h.Path) && !p.Tokens.IsEmpty()}, nil
+	token, ok := credentials.BearerToken(h.Header("authorization"))
+	if !ok {
+		return transport.Caller{}, fault.Newf(fault.Unauthenticated, `this port needs a token, as "Authorization: Bearer TOKEN"; it is in the gateway's %s`, p.TokensKey)
+	}
+	tenant, ok := p.Tokens.Tenant(token)
+	if !ok {
+		return transport.Caller{}, fault.Newf(fault.Unauthenticated, "this is not a token in the gateway's %s", p.TokensKey)
+	}
+	return transport.Caller{Tenant: tenant}, nil
 }
 
 // authenticate passes authenticated requests to next.
@@ -110,29 +121,7 @@ func (p *Port) reject(w http.ResponseWriter, r *http.Request, err error) {
 // isRPC reports whether a request is an RPC, by its path or its content type.
 func (p *Port) isRPC(r *http.Request) bool {
 	service, _, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
-	if slices.Contains(p.allServices(), service) {
-		return true
-	}
-	contentType := r.Header.Get("Content-Type")
-	return strings.HasPrefix(contentType, "application/grpc") || strings.HasPrefix(contentType, "application/connect+")
-}
-
-// check returns the tenant of a request that may pass, or why it may not.
-func (p *Port) check(path, host, authorization string) (tenant string, f *fault.Fault) {
-	switch {
-	case isProbe(path), p.isOpen(path), p.Tokens.IsEmpty() && (!p.IsPrivate || config.IsLoopback(host)):
-		return "", nil
-	case p.Tokens.IsEmpty():
-		return "", fault.Newf(fault.Unauthenticated, "without %s this port answers those who call it by a loopback address, not %.*q", p.TokensKey, maxQuoted, host)
-	}
-	token, ok := credentials.BearerToken(authorization)
-	if !ok {
-		return "", fault.Newf(fault.Unauthenticated, `this port needs a token, as "Authorization: Bearer TOKEN"; it is in the gateway's %s`, p.TokensKey)
-	}
-	if tenant, ok = p.Tokens.Tenant(token); !ok {
-		return "", fault.Newf(fault.Unauthenticated, "this is not a token in the gateway's %s", p.TokensKey)
-	}
-	return tenant, nil
+	return slices.Contains(p.allServices(), service) || transport.IsEnveloped(r.Header.Get("Content-Type"))
 }
 
 // isOpen reports whether the path needs no token.
