@@ -65,17 +65,6 @@ func newJobsWebhookSecret() *cobra.Command {
 	return cmd
 }
 
-// askPublic completes a command: it gets the flags of the public port, and calls the function
-// with clients of that.
-func askPublic(cmd *cobra.Command, run func(cmd *cobra.Command, client clients, args []string) error) *cobra.Command {
-	var gateway port
-	gateway.addPublic(cmd)
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		return gateway.reach(func(client clients) error { return run(cmd, client, args) })
-	}
-	return cmd
-}
-
 // jobsTable prints jobs: a table, or JSON lines.
 type jobsTable struct {
 	json bool

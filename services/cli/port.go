@@ -167,13 +167,21 @@ func (p *port) reach(ask func(clients) error) error {
 	})))
 }
 
-// askAdmin completes a command: it gets the flags of the admin port, and calls the function with
-// clients of that.
-func askAdmin(cmd *cobra.Command, run func(cmd *cobra.Command, client clients, args []string) error) *cobra.Command {
-	var admin port
-	admin.addAdmin(cmd)
+type runFunc func(cmd *cobra.Command, client clients, args []string) error
+
+// askPublic and askAdmin complete a command: it gets the flags of a port, and calls the function
+// with clients of that.
+func askPublic(cmd *cobra.Command, run runFunc) *cobra.Command {
+	return ask((*port).addPublic, cmd, run)
+}
+
+func askAdmin(cmd *cobra.Command, run runFunc) *cobra.Command { return ask((*port).addAdmin, cmd, run) }
+
+func ask(add func(*port, *cobra.Command), cmd *cobra.Command, run runFunc) *cobra.Command {
+	p := new(port)
+	add(p, cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		return admin.reach(func(client clients) error { return run(cmd, client, args) })
+		return p.reach(func(client clients) error { return run(cmd, client, args) })
 	}
 	return cmd
 }
