@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -53,7 +54,7 @@ type stores struct {
 	// The stream "" stands for a limit of all of them, which any write that succeeds ends.
 	failing map[string]*failingStore
 	wrote   time.Time
-	errors  int64
+	errors  atomic.Int64
 }
 
 type failingStore struct {
@@ -94,7 +95,7 @@ func (s *stores) record(stream string, err error, now time.Time) {
 		delete(s.failing, stream)
 		return
 	}
-	s.errors++
+	s.errors.Add(1)
 	if s.failing == nil {
 		s.failing = map[string]*failingStore{}
 	}
@@ -110,9 +111,9 @@ func (s *stores) reset() {
 	s.failing = nil
 }
 
-// state returns when a write last succeeded, how many have failed, and why a stream fails. One
-// that is due for another try counts no more, except for the stream of probes: nobody would try.
-func (s *stores) state(probe string, now time.Time) (wrote time.Time, failed int64, err error) {
+// state returns when a write last succeeded, and why a stream fails. One that is due for another
+// try counts no more, except for the stream of probes: nobody would try.
+func (s *stores) state(probe string, now time.Time) (wrote time.Time, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for stream, f := range s.failing {
@@ -120,14 +121,14 @@ func (s *stores) state(probe string, now time.Time) (wrote time.Time, failed int
 			err = f.err
 		}
 	}
-	return s.wrote, s.errors, err
+	return s.wrote, err
 }
 
 // StoreError returns why this process believes that the broker does not store what is sent to file
 // streams; nil where it does. Requests in memory do not need it.
 func (b *Bus) StoreError() error {
 	if b.settings.Store == nil {
-		_, _, err := b.stores.state(b.StoreProbeStream(), time.Now())
+		_, err := b.stores.state(b.StoreProbeStream(), time.Now())
 		return err
 	}
 	// The broker in this process knows of each stream that fails.
@@ -138,16 +139,13 @@ func (b *Bus) StoreError() error {
 }
 
 // StoreErrors is how many writes to file streams have failed.
-func (b *Bus) StoreErrors() int64 {
-	_, failed, _ := b.stores.state(b.StoreProbeStream(), time.Now())
-	return failed
-}
+func (b *Bus) StoreErrors() int64 { return b.stores.errors.Load() }
 
 // ProbeStore judges a broker of its own process by one small write, to a stream for that alone,
 // unless another write has succeeded within StoreRetry. nats-server refuses all writes to a stream
 // after one that failed, so a probe stream that failed is replaced.
 func (b *Bus) ProbeStore(ctx context.Context) {
-	wrote, _, _ := b.stores.state(b.StoreProbeStream(), time.Now())
+	wrote, _ := b.stores.state(b.StoreProbeStream(), time.Now())
 	if b.settings.Store != nil || time.Since(wrote) < StoreRetry || !b.Connected() {
 		return
 	}
