@@ -38,7 +38,7 @@ func (f *File) validateShown() error {
 	var errs []error
 	for _, name := range f.StageNames() {
 		if s := f.Stages[name]; s.CertFile != "" && s.Listen == "" {
-			errs = append(errs, f.At(errors.New("cert_file: is for those that connect, and without listen nobody does"), "stages", name))
+			errs = append(errs, f.At(errors.New("cert_file: requires listen"), "stages", name))
 		}
 	}
 	return errors.Join(errs...)
@@ -265,7 +265,7 @@ func (n NATS) validate() error {
 	if err := ValidBroker(n.URL); err != nil {
 		errs = append(errs, fmt.Errorf("url: %w", err))
 	}
-	const own = "is for the broker in the process; with url there is none"
+	const own = "is for the broker in the process; leave it out with url"
 	return errors.Join(append(errs, n.validateToken(), unset("listen", n.Listen, own), unset("listen_cert_file", n.ListenCertFile, own), unset("store_dir", n.StoreDir, own),
 		unset("max_memory", n.MaxMemory, own), unset("max_store", n.MaxStore, own), unset("max_payload", n.MaxPayload, own))...)
 }
@@ -279,14 +279,14 @@ func (o Ops) validate() error {
 
 // validateOwn checks the settings of a mesh whose broker is in a process.
 func (n NATS) validateOwn() []error {
-	const elsewhere = "is for a broker of its own; without url there is none"
+	const elsewhere = "requires url"
 	errs := []error{unset("credentials_file", n.CredentialsFile, elsewhere), unset("cert_file", n.CertFile, elsewhere), n.Exposure().Check("listen", "name a file with a token in token_file, ")}
 	if n.Listen == "" {
-		const joining = "is for those that reach a broker; without url or listen nobody does"
+		const joining = "requires url or listen"
 		return append(errs, unset("listen_cert_file", n.ListenCertFile, joining), unset("token_file", n.TokenFile, joining), unset("ca_file", n.CAFile, joining))
 	}
 	if n.CAFile != "" && n.ListenCertFile == "" {
-		errs = append(errs, errors.New("ca_file: has those that join want TLS, and the broker in the process has none; name its certificate in listen_cert_file"))
+		errs = append(errs, errors.New("ca_file: requires listen_cert_file: without it the broker in the process has no TLS"))
 	}
 	return errs
 }

@@ -184,7 +184,7 @@ func TestBenchNamesWrongArguments(t *testing.T) {
 		"no mesh":             {[]string{"digits", "--payload", "1", "--mesh", "nowhere.yaml"}, "--mesh: open nowhere.yaml: "},
 		"no place for JSON":   {[]string{"digits", "--payload", "1", "--json", "nowhere/x.json"}, "--json: open nowhere/x.json: "},
 		"no place to draw":    {[]string{"digits", "--payload", "1", "--plot", "nowhere/x.svg"}, "--plot: open nowhere/x.svg: "},
-		"nobody":              {[]string{"digits", "--payload", "1", "-a", "127.0.0.1:1"}, "nobody answers at http://127.0.0.1:1: the first request failed: "},
+		"nobody":              {[]string{"digits", "--payload", "1", "-a", "127.0.0.1:1"}, "cannot connect to http://127.0.0.1:1: the first request failed: "},
 		"no address":          {[]string{"digits", "--payload", "1", "-a", "ftp://x"}, `--address: "ftp://x" is not an address`},
 		"an unknown pipeline": {[]string{"nope", "--payload", "1", "-a", address}, "the first request failed: "},
 		"a bad input":         {[]string{"digits", "--payload", "1", "-a", address}, "the first request failed: "},

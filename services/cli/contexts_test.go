@@ -91,7 +91,7 @@ func TestVariablesOverrideTheContext(t *testing.T) {
 	if _, err := run(t, "context", "use", "gone"); err != nil {
 		t.Fatal(err)
 	}
-	if failed := askBoth(t); strings.Count(failed, "nobody answers at http://127.0.0.1:1 (set by context gone): ") != 2 {
+	if failed := askBoth(t); strings.Count(failed, "cannot connect to http://127.0.0.1:1 (set by context gone): ") != 2 {
 		t.Error(failed)
 	}
 	t.Setenv("STAGEMESH_ADDRESS", m.URL())

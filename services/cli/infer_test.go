@@ -145,7 +145,7 @@ func TestInferExplainsFailures(t *testing.T) {
 func TestInferStopsWithoutAGateway(t *testing.T) {
 	t.Parallel()
 	out, err := run(t, "infer", "digits", image("00-1.png"), image("07-9.png"), "-a", "127.0.0.1:1")
-	if err == nil || !strings.HasPrefix(err.Error(), "nobody answers at http://127.0.0.1:1: ") || strings.Contains(err.Error(), "\n") || out != "" {
+	if err == nil || !strings.HasPrefix(err.Error(), "cannot connect to http://127.0.0.1:1: ") || strings.Contains(err.Error(), "\n") || out != "" {
 		t.Errorf("got %q, %v", out, err)
 	}
 }

@@ -278,7 +278,7 @@ func (p *port) advise(address string, err error) error {
 	}
 	switch {
 	case isDial(err):
-		return fmt.Errorf("nobody answers at %s: %w; %s, --%s names that of another", redact(address)+from, err, p.start, p.flag)
+		return fmt.Errorf("cannot connect to %s: %w; %s, or name another address with --%s", redact(address)+from, err, p.start, p.flag)
 	case errors.Is(err, errSilent):
 		return fmt.Errorf("%s: %w", redact(address), err)
 	case errors.Is(err, errSpeaksTLS), errors.Is(err, http.ErrSchemeMismatch):

@@ -125,7 +125,7 @@ func TestFailedStreamIsExplained(t *testing.T) {
 	if _, err := run(t, "infer", "nope", file(t, "ab"), "--stream", "-a", address); err == nil || !strings.HasPrefix(err.Error(), "UNKNOWN_PIPELINE: ") {
 		t.Errorf("got %v", err)
 	}
-	if _, err := run(t, "infer", "nope", file(t, "ab"), "--stream", "-a", "127.0.0.1:1"); err == nil || !strings.HasPrefix(err.Error(), "nobody answers at http://127.0.0.1:1: ") {
+	if _, err := run(t, "infer", "nope", file(t, "ab"), "--stream", "-a", "127.0.0.1:1"); err == nil || !strings.HasPrefix(err.Error(), "cannot connect to http://127.0.0.1:1: ") {
 		t.Errorf("got %v", err)
 	}
 	if _, err := run(t, "infer", "nope", file(t, "ab"), file(t, "cd"), "--stream", "-a", address); err == nil || err.Error() != "--stream: needs exactly one FILE, not 2" {

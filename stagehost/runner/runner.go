@@ -103,7 +103,7 @@ var ErrStartFailed = errors.New("the last start failed")
 var (
 	ErrOutcomeSet = errors.New("the item has its outcome already")
 	ErrNoSuchItem = errors.New("the batch has no such item")
-	ErrCancelled  = errors.New("nobody waits for the item any more")
+	ErrCancelled  = errors.New("the item was cancelled")
 )
 
 // Runner runs batches for one stage. A host starts and stops it once; the other methods
@@ -234,7 +234,7 @@ func (it Item) Err(ctx context.Context) error {
 	}
 	select {
 	case <-it.Cancelled:
-		return fault.New(fault.Cancelled, "nobody waits for the item any more")
+		return fault.New(fault.Cancelled, "the item was cancelled")
 	default:
 		return nil
 	}

@@ -22,7 +22,7 @@ var (
 	errTwice     = errors.New("the input is there twice")
 	errIsBlob    = errors.New("it is a blob, and not a tensor")
 	errIsTensor  = errors.New("it is a tensor, and not a blob")
-	errCancelled = errors.New("nobody waits for it any more")
+	errCancelled = errors.New("the item was cancelled")
 )
 
 // Fault is the outcome of one item that has no outputs. The caller gets it.

@@ -148,7 +148,7 @@ func outcomesOf(items []runner.Item, r *frame.Result, body []byte, unwanted bool
 			out[i].Parts = nil
 		case len(r.Parts) == 0 || len(out[i].Parts) > 0:
 		case unwanted || isClosed(items[i].Cancelled):
-			out[i].Fault = fault.New(fault.Cancelled, "nobody waits for the item any more")
+			out[i].Fault = fault.New(fault.Cancelled, "the item was cancelled")
 		default:
 			return nil, fmt.Errorf("item %d has neither outputs nor a fault", i)
 		}
