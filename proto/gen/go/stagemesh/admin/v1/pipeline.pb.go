@@ -87,7 +87,7 @@ const (
 	PipelineSeverity_PIPELINE_SEVERITY_WARNING PipelineSeverity = 1
 	// Requests would fail; it is applied only by force.
 	PipelineSeverity_PIPELINE_SEVERITY_ERROR PipelineSeverity = 2
-	// It cannot be applied: it is no pipeline.
+	// It cannot be applied: it is not a pipeline.
 	PipelineSeverity_PIPELINE_SEVERITY_INVALID PipelineSeverity = 3
 )
 
