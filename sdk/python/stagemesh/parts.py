@@ -139,7 +139,10 @@ def pack_bytes(values: Sequence[Any]) -> bytes:
     out: List[bytes] = []
     for value in values:
         if isinstance(value, str):
-            value = value.encode()
+            try:
+                value = value.encode()
+            except ValueError as error:
+                raise Mismatch(f"got a str that is not Unicode text: {error}") from None
         elif not isinstance(value, (bytes, bytearray, memoryview)):
             raise Mismatch(f"got an element of type {type(value).__name__}, expected bytes or str")
         out += (_LENGTH.pack(len(value)), value)

@@ -124,6 +124,9 @@ class NumpyTest(unittest.TestCase):
             self.assertEqual(view[0, 0], b"a")
         with self.assertRaisesRegex(Mismatch, "int"):
             NUMPY.encode(np.array([[1, 2]], object), spec, None)
+        for arrays in (NUMPY, BUFFER):
+            with self.assertRaisesRegex(Mismatch, "not Unicode text"):
+                arrays.encode([["a", "\udcff"]], spec, None)
 
 
 class BufferTest(unittest.TestCase):
