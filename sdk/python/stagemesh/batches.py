@@ -321,7 +321,7 @@ class Batch:
         number = self._kept[index]
         if not isinstance(error, ItemError):
             self._raised.add(number, error)
-        error.with_traceback(None)  # its frames hold arrays, and this batch
+        BaseException.with_traceback(error, None)  # its frames hold arrays, and this batch
         self._faults.setdefault(number, error)
 
     def failed(self, item: Union[int, Item]) -> bool:

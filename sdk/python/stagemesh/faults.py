@@ -20,9 +20,17 @@ from typing import Any, Dict, Optional, Tuple, Type, Union
 def text_of(value: Any) -> str:
     """Returns the text of an error, or of a part of it."""
     try:
-        return str(value)
+        return str.__str__(str(value))  # of a subclass of str, whose methods may raise, too
     except BaseException as another:
         return f"its message raised {type(another).__name__}"
+
+
+def _text_in(owner: Any, name: str) -> str:
+    """Returns the text of an attribute of an error or of its class; empty if that is missing or raises."""
+    try:
+        return text_of(getattr(owner, name, ""))
+    except BaseException:
+        return ""
 
 
 # The message that an item's caller gets for an error that was not written for callers.
@@ -96,7 +104,7 @@ _MAX_VALIDATIONS = 8
 def of_validation(error: BaseException) -> BaseException:
     """Returns the SchemaViolation that a ValidationError of pydantic means; any other error as it is."""
     kind = type(error)
-    if kind.__name__ != "ValidationError" or not str(kind.__module__).startswith("pydantic"):
+    if _text_in(kind, "__name__") != "ValidationError" or not _text_in(kind, "__module__").startswith("pydantic"):
         return error
     try:
         errors = error.errors()  # type: ignore[attr-defined]
@@ -124,8 +132,8 @@ MAX_MESSAGE, _MAX_TRACEBACK, _MAX_TRACEBACKS = 4096, 65536, 131072
 def exception_of(error: BaseException, trace: Optional[str] = None) -> Dict[str, str]:
     """Returns an exception as the protocol has it; trace replaces its traceback."""
     if trace is None:
-        trace = "" if getattr(error, "explained", False) else traceback_of(error)
-    fields = {"error": type(error).__name__, "message": text_of(error)[:MAX_MESSAGE]}
+        trace = "" if _text_in(error, "explained") == "True" else traceback_of(error)
+    fields = {"error": _text_in(type(error), "__name__"), "message": text_of(error)[:MAX_MESSAGE]}
     return {**fields, "traceback": trace[-_MAX_TRACEBACK:]} if trace else fields
 
 
@@ -164,9 +172,10 @@ def error_of(reason: str, message: str, field: str) -> ItemError:
 def fault_of(index: int, error: BaseException) -> Dict[str, Union[int, str]]:
     """Returns an item's error as a fault of the protocol; index is the item's place in the message."""
     if isinstance(error, ItemError):
-        message = text_of(error.message) or text_of(error) or type(error).__name__
-        fault: Dict[str, Union[int, str]] = {"item": index, "reason": str(error.reason), "message": message}
-        field = text_of(error.field)
+        message = _text_in(error, "message") or text_of(error) or _text_in(type(error), "__name__")
+        reason = _text_in(error, "reason") or ItemFailed.reason
+        fault: Dict[str, Union[int, str]] = {"item": index, "reason": reason, "message": message}
+        field = _text_in(error, "field")
         if field:
             fault["field"] = field
         return fault
@@ -183,7 +192,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     """
     if isinstance(error, (MemoryError, OutOfMemory)):
         return True
-    if any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__):
+    if any(_text_in(kind, "__name__") == "OutOfMemoryError" for kind in type(error).__mro__):
         return True
     return isinstance(error, RuntimeError) and "out of memory" in text_of(error).lower()
 
@@ -210,5 +219,5 @@ def traceback_of(error: BaseException) -> str:
         trace = error.__traceback__
     try:
         return "".join(traceback.format_exception(type(error), error, trace)).rstrip()
-    except Exception as another:
-        return f"{type(error).__name__}, whose traceback raised {type(another).__name__}"
+    except BaseException as another:
+        return f"{_text_in(type(error), '__name__')}, whose traceback raised {type(another).__name__}"

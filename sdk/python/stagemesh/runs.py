@@ -426,7 +426,7 @@ class Runs:
         if len(batch._headers) == 1:
             error = of_validation(error)
         if len(batch._headers) == 1 and isinstance(error, ItemError) and not is_out_of_memory(error):
-            error.with_traceback(None)
+            BaseException.with_traceback(error, None)
             batch._faults = {0: error}
             try:
                 return self.result(batch, Layout())

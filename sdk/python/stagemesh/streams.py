@@ -172,6 +172,12 @@ class Stream:
         """Returns the frame that ends the batch after an error; raises it if it ends the connection or a child."""
         if isinstance(error, Ended) or self._runs.in_forked_child():
             raise error
+        try:
+            return self._end_failed(error)
+        except BaseException as another:  # of a log handler, or metadata that are too long
+            return self._runs.error(self.batch, another)
+
+    def _end_failed(self, error: BaseException) -> Reply:
         if self.cancelled:
             if isinstance(error, Exception):  # CancelledError is expected, and no Exception
                 request = self._view.items[0].id
@@ -185,10 +191,7 @@ class Stream:
         if isinstance(error, TooLong):
             log.error("request %s: stream: %s: set collect = False where callers take chunks only", request, error)
         self._view.fail(0, error)
-        try:
-            return self._runs.result(self.batch, Layout())
-        except BadOutput as another:  # the metadata of item.respond are too long
-            return self._runs.error(self.batch, another)
+        return self._runs.result(self.batch, Layout())
 
     def _end_cancelled(self) -> Reply:
         self.batch.fail(0, ItemFailed("the request was cancelled"))

@@ -15,7 +15,7 @@ from stagemesh.faults import GENERAL, fault_of
 from stagemesh.frames import Violation
 from stagemesh.testing import BatchFailed
 
-from .workers import ROW, XY, RunTest
+from .workers import ROW, XY, RunTest, errors_that_raise
 
 
 class Picky(InvalidInput):
@@ -214,6 +214,24 @@ class FaultsTest(RunTest):
                 with self.assertRaises((ItemError, BatchFailed)):
                     run.predict({"x": [i, 0]})
             run.ping()
+
+    def test_errors_whose_attributes_raise_are_reported(self) -> None:
+        for error in errors_that_raise():
+
+            class Raise(XY):
+                def predict(self, batch: Any, error: Exception = error) -> Any:
+                    raise error
+
+            class RaiseItem(XY):
+                def predict_item(self, item: Any, error: Exception = error) -> Any:
+                    if item.index == 0:
+                        raise error
+                    return {"y": item["x"]}
+
+            with self.subTest(error.args[0]):
+                self.fails(Raise, "")
+                bad, good = self.batch(RaiseItem, {"x": ROW}, {"x": ROW})
+                self.assertEqual((type(bad.error), good["y"].tolist()), (ItemFailed, [[1, 2]]))
 
     def test_failed_batch_frees_its_slot(self) -> None:
         class Slots(XY):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 import unittest
@@ -10,13 +11,14 @@ from typing import Any, Dict, List, Mapping, Tuple, Type
 
 import numpy as np
 
-from stagemesh import Bytes, InvalidInput, Json, OutOfMemory, Tensor, Text, Worker, testing
+from stagemesh import Bytes, InvalidInput, ItemError, Json, OutOfMemory, Tensor, Text, Worker, testing
 from stagemesh.faults import GENERAL
 from stagemesh.specs import unpack
 from stagemesh.testing import BatchFailed
 from stagemesh.worker import check_class
 
 from .support import PATIENCE, eventually
+from .workers import errors_that_raise
 
 
 class Words(Worker):
@@ -228,6 +230,12 @@ class FaultsTest(StreamsTest):
                         self.assertEqual(list(stream), [{"word": "a"}])
                         with self.assertRaisesRegex(kind, words):
                             stream.outcome["word"]
+
+    def test_errors_whose_attributes_raise_end_their_stream(self) -> None:
+        for error in errors_that_raise():
+            for kind in yields("a", error):
+                with self.subTest(error.args[0]):
+                    self.assertRaises(ItemError, self.start(kind).predict, {"text": "x"})
 
     def test_bad_text_never_reaches_the_worker(self) -> None:
         for kind in yields("a"):
@@ -458,6 +466,26 @@ class CancelTest(StreamsTest):
             next(iter(stream))
         self.assertIn("Untidy.stream ended with RuntimeError: the file is gone", logs.output[0])
         run.ping()
+
+    def test_stream_ends_though_a_log_handler_raises(self) -> None:
+        class Broken(logging.Handler):
+            def emit(self, record: logging.LogRecord) -> None:
+                raise OSError("no space left for logs")
+
+        handler = Broken()
+        logging.getLogger("stagemesh.worker").addHandler(handler)
+        self.addCleanup(logging.getLogger("stagemesh.worker").removeHandler, handler)
+
+        class Untidy(Words):
+            async def stream(self, item: Any) -> Any:
+                try:
+                    yield "a"
+                    await asyncio.sleep(PATIENCE)
+                finally:
+                    raise RuntimeError("the file is gone")
+
+        with self.assertRaisesRegex(BatchFailed, "no space left"), self.start(Untidy).stream({"text": ""}) as stream:
+            next(iter(stream))
 
     def test_early_and_late_cancels_are_harmless(self) -> None:
         for kind in (AsyncWords, PlainWords):

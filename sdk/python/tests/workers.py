@@ -7,7 +7,7 @@ from typing import Any, List, Mapping, Optional, Type
 
 import numpy as np
 
-from stagemesh import Tensor, Worker, testing
+from stagemesh import ItemError, Tensor, Worker, testing
 from stagemesh.testing import BatchFailed, Outcome
 
 ROW = np.array([[1, 2]], "float32")
@@ -44,3 +44,45 @@ class RunTest(unittest.TestCase):
                 run.predict()
         run.ping()
         return caught.exception
+
+
+def errors_that_raise() -> List[Exception]:
+    """Returns errors with attributes that raise."""
+
+    class Wrapper(Exception):
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._inner, name)  # RecursionError, as _inner is missing after pickling
+
+    class Text(str):
+        def __getitem__(self, key: Any) -> Any:
+            raise RuntimeError("of the text")
+
+    class OwnText(Exception):
+        def __str__(self) -> str:
+            return Text("text")
+
+    class Named(type):
+        @property
+        def __name__(cls) -> Any:  # type: ignore[override]
+            raise RuntimeError("of the class")
+
+    class NoName(Exception, metaclass=Named): ...
+
+    class NoTraceback(Exception):
+        def with_traceback(self, trace: Any) -> Any:
+            raise RuntimeError("of the traceback")
+
+    class NoFields(ItemError):
+        @property
+        def reason(self) -> Any:  # type: ignore[override]
+            raise RuntimeError("of the reason")
+
+        @property
+        def message(self) -> Any:  # type: ignore[override]
+            raise RuntimeError("of the message")
+
+        field = message
+
+        def __init__(self, *args: Any) -> None: ...
+
+    return [kind(f"error {i}") for i, kind in enumerate((Wrapper, OwnText, NoName, NoTraceback, NoFields))]
