@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
@@ -41,7 +42,6 @@ func contextsFile() (string, error) {
 
 // readContexts returns the contexts of the user; one without a home, such as a service's, has none.
 func readContexts() (out contexts, err error) {
-	out.Contexts = map[string]meshContext{}
 	path, err := contextsFile()
 	if err != nil {
 		return out, nil //nolint:nilerr // it has no home
@@ -54,7 +54,7 @@ func readContexts() (out contexts, err error) {
 		err = json.Unmarshal(text, &out)
 	}
 	if err != nil {
-		return out, fmt.Errorf("%s: %w", path, err)
+		return out, fmt.Errorf("%s: %w; correct or remove the file", path, err)
 	}
 	return out, nil
 }
@@ -70,11 +70,23 @@ func (c contexts) find(name string) (meshContext, error) {
 	return out, nil
 }
 
-// changeContexts writes the contexts after a change, in a file for this user alone.
+// changeContexts writes the contexts after a change, in a new file for this user alone. Changes take
+// turns, and a reader sees all of one or nothing.
 func changeContexts(change func(*contexts) error) error {
 	path, err := contextsFile()
 	if err != nil {
 		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return err
+	}
+	folder, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = folder.Close() }() // which unlocks it
+	if err := unix.Flock(int(folder.Fd()), unix.LOCK_EX); err != nil {
+		return fmt.Errorf("%s: lock: %w", folder.Name(), err)
 	}
 	all, err := readContexts()
 	if err != nil {
@@ -87,10 +99,11 @@ func changeContexts(change func(*contexts) error) error {
 	if err != nil {
 		return err
 	}
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return err
+	next := path + ".new"
+	if err := os.WriteFile(next, append(text, '\n'), 0o600); err != nil {
+		return errors.Join(err, os.Remove(next))
 	}
-	return os.WriteFile(path, append(text, '\n'), 0o600)
+	return os.Rename(next, path)
 }
 
 func newContext() *cobra.Command {
@@ -160,6 +173,9 @@ func newContextAdd() *cobra.Command {
 				}
 			}
 			return changeContexts(func(all *contexts) error {
+				if all.Contexts == nil {
+					all.Contexts = map[string]meshContext{}
+				}
 				all.Contexts[args[0]] = c
 				return nil
 			})

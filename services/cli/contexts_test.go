@@ -1,9 +1,11 @@
 package cli_test
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/stagemesh/stagemesh"
@@ -79,6 +81,33 @@ func TestContextsReachSecuredMeshes(t *testing.T) {
 	}
 	if _, err := run(t, "context", "use", "prod"); err == nil {
 		t.Error("a context that was removed can be used")
+	}
+}
+
+func TestContextsMayBeAddedAtOnce(t *testing.T) {
+	config := t.TempDir()
+	t.Setenv("XDG_CONFIG_HOME", config)
+	file := filepath.Join(config, "stagemesh", "contexts.json")
+	if err := os.Mkdir(filepath.Dir(file), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, []byte(`{"contexts": null}`), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	var adding sync.WaitGroup
+	for i := range 20 {
+		adding.Go(func() {
+			if _, err := run(t, "context", "add", fmt.Sprintf("c%d", i), "--address", "https://mesh:8080"); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	adding.Wait()
+	if out, err := run(t, "context", "list"); err != nil || strings.Count(out, "https://mesh:8080") != 20 {
+		t.Errorf("%v\n%s", err, out)
+	}
+	if info, err := os.Stat(file); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("the file: %v, %v", info, err)
 	}
 }
 
