@@ -140,7 +140,7 @@ func WithMemory(next http.Handler, m *Memory, guard Guard, reject func(http.Resp
 			bounded.Method = http.MethodGet // net/http sends no body: it has the original
 		}
 		if hasBody && r.ProtoMajor == 1 {
-			from.conn = *http.NewResponseController(w)
+			from.conn, from.isLast = *http.NewResponseController(w), r.Close
 			from.onDemand = strings.EqualFold(r.Header.Get("Expect"), "100-continue")
 			w = &responseAfterBody{w, from}
 			defer from.discard()
@@ -170,9 +170,9 @@ type requestBody struct {
 	reserved atomic.Int64
 
 	// conn is that of HTTP/1. onDemand is true until a body is read that is sent only then, and ended
-	// once there is nothing to discard.
-	conn            http.ResponseController
-	onDemand, ended bool
+	// once there is nothing to discard. isLast is true if the client closes the connection after it.
+	conn                    http.ResponseController
+	onDemand, ended, isLast bool
 }
 
 func (b *requestBody) release() { b.account.Release(b.reserved.Swap(0)) }
@@ -195,8 +195,11 @@ func (b *requestBody) Close() error {
 	return b.ReadCloser.Close()
 }
 
-// discardTimeout is how long the rest of a body that nobody needs may take.
-const discardTimeout = time.Second
+// What is read of the rest of a body that nobody needs: so much, as of net/http, in so much time.
+const (
+	discardBytes   = 256 << 10
+	discardTimeout = time.Second
+)
 
 // discard has net/http read the rest of a body before the response over HTTP/1, up to 256 KiB. A
 // client that sends on, or sends nothing, loses its connection: net/http would wait for it without end.
@@ -210,6 +213,9 @@ func (b *requestBody) discard() {
 		until = until.Add(discardTimeout)
 	}
 	_ = b.conn.SetReadDeadline(until) // without deadlines, in tests, there is no connection
+	if b.isLast && !b.onDemand {
+		_, _ = io.CopyN(io.Discard, b.ReadCloser, discardBytes) // net/http reads nothing, and bytes left unread reset the connection
+	}
 	_ = b.ReadCloser.Close()
 	_ = b.conn.SetReadDeadline(time.Time{})
 }

@@ -1,7 +1,9 @@
 package transport_test
 
 import (
+	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"strconv"
 	"strings"
@@ -10,6 +12,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
 	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/internal/transport"
+	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
 func TestBodiesTogetherStayWithinBudget(t *testing.T) {
@@ -48,5 +51,25 @@ func TestBodiesTogetherStayWithinBudget(t *testing.T) {
 	}
 	if got := pool.Held(); got != 0 {
 		t.Errorf("%d bytes stay reserved", got)
+	}
+}
+
+func TestAnswersReachClientsThatCloseAfterwards(t *testing.T) {
+	t.Parallel()
+	url := fronttest.Serve(t, fronttest.WithMemory(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		transport.WriteFault(w, fault.New(fault.Overloaded, "full"))
+	}), budget.NewPool(budget.Settings{Limit: 1 << 20})))
+	for _, version := range []string{"1.0", "1.1"} {
+		conn, err := net.Dial("tcp", strings.TrimPrefix(url, "http://"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		const body = 200 << 10
+		_, err = fmt.Fprintf(conn, "POST / HTTP/%s\r\nHost: a\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s", version, body, strings.Repeat("x", body))
+		answer, readErr := io.ReadAll(conn)
+		if err != nil || readErr != nil || !strings.Contains(string(answer), "OVERLOADED") {
+			t.Errorf("HTTP/%s: %v, %v, %.300q", version, err, readErr, answer)
+		}
 	}
 }
