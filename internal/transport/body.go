@@ -46,9 +46,18 @@ func CheckLength(r *http.Request, limit int64) error {
 	return nil
 }
 
+// contentEncoding returns the Content-Encoding of a request as HTTP compares it; empty for none.
+func contentEncoding(r *http.Request) string {
+	encoding := strings.ToLower(r.Header.Get("Content-Encoding"))
+	if encoding == "identity" {
+		return ""
+	}
+	return encoding
+}
+
 // CheckEncoding rejects compressed bodies.
 func CheckEncoding(r *http.Request) error {
-	if encoding := r.Header.Get("Content-Encoding"); encoding != "" && encoding != "identity" {
+	if encoding := contentEncoding(r); encoding != "" {
 		return fault.Newf(fault.UnsupportedMedia, "Content-Encoding %.*q is not accepted; send the body as it is", maxQuoted, encoding)
 	}
 	return nil
@@ -75,11 +84,11 @@ const inflaterBytes = 64 << 10
 // ReadEncodedBody is ReadBody for the body of a request that its Content-Encoding compresses, and
 // that inflates to at most limit bytes. The account of the request has these until it closes.
 func ReadEncodedBody(from io.Reader, r *http.Request, limit int64) ([]byte, error) {
-	encoding, account := r.Header.Get("Content-Encoding"), budget.FromContext(r.Context())
+	encoding, account := contentEncoding(r), budget.FromContext(r.Context())
 	switch encoding {
-	case "", "identity":
+	case "":
 		return ReadBody(from, r.ContentLength, limit)
-	case encodingGzip, encodingDeflate:
+	case encodingGzip, "x-gzip", encodingDeflate:
 	default:
 		return nil, fault.Newf(fault.UnsupportedMedia, "Content-Encoding %.*q is not accepted; send the body in gzip, deflate, or as it is", maxQuoted, encoding)
 	}

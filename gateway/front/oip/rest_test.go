@@ -281,7 +281,7 @@ func TestBodiesMayBeCompressed(t *testing.T) {
 		return answer.StatusCode
 	}
 	url := fronttest.Serve(t, fronttest.WithMemory(handler, pool))
-	for _, encoding := range []string{"gzip", "deflate"} {
+	for _, encoding := range []string{"gzip", "deflate", "GZip", "x-gzip"} {
 		if status := ask(url, "/v2/models/simple/infer", encoding, body); status != http.StatusOK {
 			t.Errorf("infer in %s: %d", encoding, status)
 		}
