@@ -394,6 +394,8 @@ func TestDeadLetterVerbsCheckTheirArguments(t *testing.T) {
 		"list within no limit":     {[]string{"list", "--limit", "0"}, "--limit: 0 is not at least 1; see "},
 		"list of no stage":         {[]string{"list", "--stage", "A"}, `--stage: stage name "A": use `},
 		"list nowhere":             {[]string{"list", "-a", "ftp://x"}, `--admin: "ftp://x" is not an address such as http://127.0.0.1:9080`},
+		"list at no port":          {[]string{"list", "-a", "mesh:99999"}, `--admin: "http://mesh:99999" is not an address such as `},
+		"list with a query":        {[]string{"list", "-a", "http://mesh:80?x=1"}, `--admin: "http://mesh:80?x=1" is not an address such as `},
 		"list of no mesh":          {[]string{"list", "-a", "127.0.0.1:1"}, "cannot connect to http://127.0.0.1:1: "},
 		"a token that is missing":  {[]string{"list", "--token-file", empty + "2"}, "--token-file: open " + empty + "2: no such file"},
 		"a token that is none":     {[]string{"list", "--token-file", empty}, "--token-file: " + empty + ": there is no token in it"},

@@ -69,6 +69,10 @@ var ErrFailed = errors.New("some requests failed")
 func (c *inferCommand) run(ctx context.Context, files []string, out io.Writer) error {
 	_, err := pipeline.ParseDurability(c.durability)
 	switch {
+	case c.content.parameters[""] != "":
+		return fmt.Errorf("--parameter: =%s has no name", c.content.parameters[""])
+	case c.timeout < 0:
+		return fmt.Errorf("--timeout: %s is negative", c.timeout)
 	case c.stream && len(files) > 1:
 		return fmt.Errorf("--stream: needs exactly one FILE, not %d", len(files))
 	case err != nil:

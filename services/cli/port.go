@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -222,7 +223,12 @@ func (p *port) url() (string, error) {
 		address = "http://" + address
 	}
 	u, err := url.Parse(address)
-	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+	isPort := err == nil
+	if isPort && u.Port() != "" {
+		_, noPort := strconv.ParseUint(u.Port(), 10, 16)
+		isPort = noPort == nil
+	}
+	if !isPort || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" || u.RawQuery+u.Fragment != "" {
 		return "", fmt.Errorf("%s: %q is not an address such as %s", p.source(p.flag), redact(address), p.standard)
 	}
 	return address, nil

@@ -185,10 +185,14 @@ func (h *jobsHandler) list(w http.ResponseWriter, r *http.Request) error {
 	if err := eachQuery(r.URL.RawQuery, func(key, value string) (err error) {
 		switch key {
 		case "after":
-			in.After, err = strconv.ParseUint(value, 10, 64)
+			if in.After, err = strconv.ParseUint(value, 10, 64); err != nil {
+				err = errors.New("must be a whole number, such as next of the page before")
+			}
 		case "limit":
 			var limit uint64
-			limit, err = strconv.ParseUint(value, 10, 32)
+			if limit, err = strconv.ParseUint(value, 10, 32); err != nil {
+				err = errors.New("must be a whole number")
+			}
 			in.Limit = uint32(limit)
 		case "wait":
 			var wait time.Duration
