@@ -419,3 +419,22 @@ func dataOf(f http2.Frame) int {
 	}
 	return 0
 }
+
+// A client may leave within a frame, at each of its bytes.
+func TestClientLeavesWithinAFrame(t *testing.T) {
+	t.Parallel()
+	pool := budget.NewPool(budget.Settings{Limit: 1 << 20})
+	address := serveGRPC(t, transport.Settings{}, pool, answerSized(1))
+	const header, message = 9, 5 + 3
+	frame := append([]byte{0, 0, message, 0, 0, 0, 0, 0, 1}, 0, 0, 0, 0, 3, 'a', 'b', 'c')
+	for n := 1; n < header+message; n++ {
+		conn := dialRaw(t, address, 1<<20, 1<<20)
+		conn.headers(1, "te", "trailers")
+		conn.must(conn.conn.Write(frame[:n]))
+		_ = conn.conn.Close()
+	}
+	conn := dialRaw(t, address, 1<<20, 1<<20)
+	conn.call(1, &oipv2.ModelInferRequest{})
+	conn.awaitEnd(1)
+	testbed.Eventually(t, "the budget is free again", func() bool { return pool.Held() == 0 })
+}

@@ -108,7 +108,7 @@ func (c *grpcConn) Read(buf []byte) (int, error) {
 		n, err = c.in.Read(buf)
 	}
 	c.left -= n
-	if isData {
+	if isData && n > 0 {
 		c.current.follow(buf[:n], c.padding)
 	}
 	return n, err
