@@ -243,7 +243,7 @@ func TestPoolAsksAGateOfTheProgram(t *testing.T) {
 	}
 	file := parse(t, `
 mesh: m
-gateway: {listen: "127.0.0.1:0"}
+gateway: {listen: "127.0.0.1:0", admin: {listen: "127.0.0.1:0"}}
 stages: {echo: {runner: {echo: {}}}}
 pipelines: {p: {steps: [{name: e, stage: echo}]}}
 jobs: {pools: {main: {target: {pipelines: [p]}, gate: {own: {name: gpu}, interval: 10ms}}}, queues: {nightly: {}}}
