@@ -42,17 +42,18 @@ func (n *incarnation) warmUp() error {
 
 // checkExample runs an example of a worker that has been idle for Health.Examples.
 func (w *worker) checkExample(now time.Time) {
-	every, spec := w.settings().Health.Examples, w.runner.Spec()
-	examples := examplesOf(spec)
-	if every == 0 || w.machine.state != Ready || w.settings().Models != nil || len(examples) == 0 {
-		return
-	}
-	of := w.current
-	if now.Before(later(w.machine.readySince, of.idleSince()).Add(every)) {
+	every, of := w.settings().Health.Examples, w.current
+	if every == 0 || w.machine.state != Ready || w.settings().Models != nil || now.Before(later(w.machine.readySince, of.idleSince()).Add(every)) {
 		return
 	}
 	leave := w.pool().takeIdle(w.index, of)
 	if leave == nil {
+		return
+	}
+	spec := w.runner.Spec()
+	examples := examplesOf(spec)
+	if len(examples) == 0 {
+		leave()
 		return
 	}
 	w.checks++
