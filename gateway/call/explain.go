@@ -82,11 +82,7 @@ func (s *Service) Requests(ctx context.Context, stage pipeline.StageName, limit 
 	add := func(a *meshv1.InFlightAnswer) {
 		total += a.GetTotal()
 		for _, r := range a.GetReports() {
-			known := byID[r.GetRequestId()]
-			key := cmp.Or(known.GetIdempotencyKey(), r.GetIdempotencyKey())
-			r = merge(known, r)
-			r.IdempotencyKey = key
-			byID[r.GetRequestId()] = r
+			byID[r.GetRequestId()] = merge(byID[r.GetRequestId()], r)
 		}
 	}
 	question := &meshv1.InFlightQuestion{Stage: string(stage), Limit: uint32(limit)}
@@ -245,6 +241,7 @@ func merge(a, b *meshv1.RequestReport) *meshv1.RequestReport {
 		a, b = b, a
 	}
 	a.Holders = append(a.GetHolders(), b.GetHolders()...)
+	a.IdempotencyKey = cmp.Or(a.GetIdempotencyKey(), b.GetIdempotencyKey())
 	return a
 }
 
