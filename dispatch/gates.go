@@ -284,7 +284,7 @@ type GateFunc func(ctx context.Context) (room float64, at time.Time, err error)
 func (c *OwnGate) build(p *poolGate, source string) (gate, error) {
 	var err error
 	if c.Name == "" {
-		err = errors.New("name: it is missing; it is that of a gate of the program")
+		err = errors.New("name: is required; name a gate of the program")
 	}
 	return p.poll(func(ctx context.Context) (reading, error) {
 		asked := time.Now()

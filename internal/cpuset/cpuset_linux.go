@@ -20,10 +20,7 @@ var before atomic.Pointer[unix.CPUSet]
 func PinThread(cpus Set) (restore func() error, err error) {
 	want := before.Load()
 	if len(cpus) > 0 {
-		want = &unix.CPUSet{}
-		for _, cpu := range cpus {
-			want.Set(cpu)
-		}
+		want = cpus.mask()
 	}
 	if want == nil {
 		return func() error { return nil }, nil
@@ -43,6 +40,14 @@ func PinThread(cpus Set) (restore func() error, err error) {
 	return restore, nil
 }
 
+func (c Set) mask() *unix.CPUSet {
+	out := &unix.CPUSet{}
+	for _, cpu := range c {
+		out.Set(cpu)
+	}
+	return out
+}
+
 // PinProcess makes all threads of this process run on these CPUs. It is called once.
 func PinProcess(cpus Set) error {
 	if err := cpus.CheckOnline(); err != nil {
@@ -50,16 +55,14 @@ func PinProcess(cpus Set) error {
 	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	var allowed, want unix.CPUSet
+	var allowed unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &allowed); err != nil {
 		return fmt.Errorf("CPU set: %w", err)
 	}
 	if _, err := PinThread(cpus); err != nil {
 		return err
 	}
-	if err := unix.SchedGetaffinity(0, &want); err != nil {
-		return fmt.Errorf("CPU set: %w", err)
-	}
+	want := cpus.mask()
 	// A thread that starts meanwhile has the CPUs of the one that started it.
 	for isDone := false; !isDone; {
 		isDone = true
@@ -70,11 +73,11 @@ func PinProcess(cpus Set) error {
 		for _, thread := range threads {
 			id, _ := strconv.Atoi(thread.Name())
 			var has unix.CPUSet
-			if unix.SchedGetaffinity(id, &has) != nil || has == want {
+			if unix.SchedGetaffinity(id, &has) != nil || has == *want {
 				continue // it has ended
 			}
 			isDone = false
-			if err := unix.SchedSetaffinity(id, &want); err != nil && !errors.Is(err, unix.ESRCH) {
+			if err := unix.SchedSetaffinity(id, want); err != nil && !errors.Is(err, unix.ESRCH) {
 				return fmt.Errorf("CPU set %s: %w", cpus, err)
 			}
 		}

@@ -223,12 +223,10 @@ func (p *port) url() (string, error) {
 		address = "http://" + address
 	}
 	u, err := url.Parse(address)
-	isPort := err == nil
-	if isPort && u.Port() != "" {
-		_, noPort := strconv.ParseUint(u.Port(), 10, 16)
-		isPort = noPort == nil
+	if err == nil && u.Port() != "" {
+		_, err = strconv.ParseUint(u.Port(), 10, 16)
 	}
-	if !isPort || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" || u.RawQuery+u.Fragment != "" {
+	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" || u.RawQuery+u.Fragment != "" {
 		return "", fmt.Errorf("%s: %q is not an address such as %s", p.source(p.flag), redact(address), p.standard)
 	}
 	return address, nil
