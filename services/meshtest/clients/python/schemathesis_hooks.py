@@ -48,7 +48,11 @@ EXPECTED = {
     "a stage without a spec may have any output": ("ST202", "", "the pipeline has no output"),
     "a tensor has as many elements as its shape": ("ST202", "", r"has (\d+|fewer|more) |data is flat|use a number"),
     "integers are digits alone, not 2.0": ("ST202", "", "has an axis of|use whole numbers|into Go int64"),
-    "a file expires within jobs.batches.retention": ("ST202", "/v1/(files|batches)", "from 3600 to|is not a whole number"),
+    "a file expires within jobs.batches.retention": (
+        "ST202",
+        "/v1/(files|batches)",
+        "from 3600 to|is not a whole number",
+    ),
     "an output is named once": ("ST202", "", "is named twice"),
     "fields of a form are short": ("ST202", "/v1/files", "limit of 1024 bytes"),
     "characters have several bytes": ("ST202", "", "at most 256 bytes"),
