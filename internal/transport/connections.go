@@ -1,13 +1,17 @@
 package transport
 
 import (
+	"bytes"
 	"container/list"
 	"context"
 	"crypto/tls"
+	"io"
 	"net"
+	"net/http"
 	"net/netip"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/stagemesh/stagemesh/internal/budget"
 )
@@ -73,6 +77,10 @@ type countedConn struct {
 	place          *list.Element
 	tenant         string
 	admitted, gone bool
+	// idle runs out when the connection has been idle for its time; nil where net/http does not serve.
+	idle                    *time.Timer
+	isIdle, isLast, isHTTP2 atomic.Bool
+	hasRead                 bool
 }
 
 func (c *Connections) add(conn net.Conn) *countedConn {
@@ -170,6 +178,9 @@ func (c *countedConn) Close() error {
 		}
 	}
 	c.connections.mu.Unlock()
+	if c.idle != nil {
+		c.idle.Stop()
+	}
 	return c.Conn.Close()
 }
 
@@ -194,7 +205,60 @@ type connKey struct{}
 
 // ConnContext is for the http.Server of a port whose connections count.
 func ConnContext(ctx context.Context, conn net.Conn) context.Context {
-	return context.WithValue(ctx, connKey{}, countedOf(conn))
+	c := countedOf(conn)
+	if c != nil {
+		c.idle = time.AfterFunc(IdleTimeout, func() { c.endIdle(conn) })
+	}
+	return context.WithValue(ctx, connKey{}, c)
+}
+
+// EndIdle is for the http.Server of a port whose connections count: it ends those that are idle for
+// IdleTimeout. With the server's own IdleTimeout each connection of HTTP/2 that its client cuts within
+// a stream stays in memory for as long: closing the stream starts the timer again (Go 1.26).
+func EndIdle(conn net.Conn, state http.ConnState) {
+	c := countedOf(conn)
+	if c == nil {
+		return
+	}
+	c.isIdle.Store(state == http.StateIdle)
+	switch {
+	case state != http.StateIdle:
+		c.idle.Stop()
+	case c.isLast.Load():
+		c.idle.Reset(leaveTimeout)
+	default:
+		c.idle.Reset(IdleTimeout)
+	}
+}
+
+// goAway is the frame of HTTP/2 that asks a client for no more streams, but takes those on their way.
+const goAway = "\x00\x00\x08\x07\x00\x00\x00\x00\x00" + "\x7f\xff\xff\xff" + "\x00\x00\x00\x00"
+
+// endIdle ends a connection that is idle. A client of HTTP/2 is asked to leave first: while no stream
+// is open, its server writes whole frames, so that this one comes between two of them.
+func (c *countedConn) endIdle(conn net.Conn) {
+	if !c.isIdle.Load() {
+		return // a request came meanwhile
+	}
+	secure, _ := conn.(*tls.Conn)
+	isHTTP2 := c.isHTTP2.Load() || secure != nil && secure.ConnectionState().NegotiatedProtocol == "h2"
+	if isHTTP2 && !c.isLast.Swap(true) {
+		if _, err := io.WriteString(conn, goAway); err == nil {
+			c.idle.Reset(leaveTimeout)
+			return
+		}
+	}
+	_ = c.Conn.Close() // its server sees the end
+}
+
+// Read implements net.Conn.
+func (c *countedConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	if !c.hasRead {
+		c.hasRead = true
+		c.isHTTP2.Store(bytes.HasPrefix(p[:n], []byte("PRI ")))
+	}
+	return n, err
 }
 
 // connOf returns the connection of a request of net/http; nil where none counts.

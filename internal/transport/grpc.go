@@ -59,6 +59,8 @@ const (
 	// HandshakeTimeout bounds the wait for a request's header too.
 	HandshakeTimeout = 10 * time.Second
 	IdleTimeout      = 2 * time.Minute
+	// leaveTimeout is for a client of HTTP/2 that was asked to leave.
+	leaveTimeout = 5 * time.Second
 	// MaxHeaderBytes bounds the header of a request, as decoded.
 	MaxHeaderBytes = 16 << 10
 	PingAfter      = 30 * time.Second

@@ -182,7 +182,8 @@ const (
 )
 
 // NewServer returns a server for the handler: HTTP/1 and HTTP/2 on
-// one port, HTTP/2 without TLS too. The caller listens, serves and stops it.
+// one port, HTTP/2 without TLS too. The caller listens by transport.Connections, which end those
+// that are idle, serves and stops it.
 func NewServer(h http.Handler, log *slog.Logger) *http.Server {
 	protocols := new(http.Protocols)
 	protocols.SetHTTP1(true)
@@ -192,9 +193,9 @@ func NewServer(h http.Handler, log *slog.Logger) *http.Server {
 		Handler:           h,
 		Protocols:         protocols,
 		ReadHeaderTimeout: transport.HandshakeTimeout,
-		IdleTimeout:       transport.IdleTimeout,
 		MaxHeaderBytes:    transport.MaxHeaderBytes,
 		ConnContext:       transport.ConnContext,
+		ConnState:         transport.EndIdle,
 		ErrorLog:          slog.NewLogLogger(errorHandler{log.Handler()}, slog.LevelWarn),
 		HTTP2: &http.HTTP2Config{
 			MaxConcurrentStreams: maxConcurrentStreams,

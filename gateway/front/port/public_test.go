@@ -478,7 +478,7 @@ func TestWrongMethodIsRejectedInTheFormOfItsPath(t *testing.T) {
 func TestServerHasBounds(t *testing.T) {
 	t.Parallel()
 	server := port.NewServer(http.NotFoundHandler(), slog.New(slog.DiscardHandler))
-	if server.ReadHeaderTimeout <= 0 || server.IdleTimeout <= 0 || server.MaxHeaderBytes <= 0 || server.ReadTimeout != 0 || server.WriteTimeout != 0 {
+	if server.ReadHeaderTimeout <= 0 || server.ConnState == nil || server.MaxHeaderBytes <= 0 || server.ReadTimeout != 0 || server.WriteTimeout != 0 {
 		t.Errorf("got %+v", server)
 	}
 	url := start(t, port.PublicSettings{})

@@ -1,19 +1,25 @@
 package port_test
 
 import (
+	"bufio"
 	"bytes"
+	"errors"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
+	"runtime"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
 
 	"github.com/stagemesh/stagemesh/gateway/front/port"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/internal/transport"
 )
 
@@ -50,12 +56,60 @@ func (pipes) Close() error { return nil }
 // Addr implements net.Listener.
 func (pipes) Addr() net.Addr { return &net.TCPAddr{} }
 
+// freed is a listener that counts the connections it accepted and that are no longer in memory.
+type freed struct {
+	net.Listener
+
+	count *atomic.Int64
+}
+
+// Accept implements net.Listener.
+func (l freed) Accept() (net.Conn, error) {
+	conn, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	out := &struct{ net.Conn }{conn}
+	runtime.AddCleanup(out, func(count *atomic.Int64) { count.Add(1) }, l.count)
+	return out, nil
+}
+
+func TestConnectionCutWithinAStreamIsFreed(t *testing.T) {
+	t.Parallel()
+	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "localhost:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	reads := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { _, _ = io.Copy(io.Discard, r.Body) })
+	server, count := port.NewServer(reads, slog.New(slog.DiscardHandler)), new(atomic.Int64)
+	go server.Serve(transport.NewConnections(8, false).Listen(freed{listener, count})) //nolint:errcheck // it is closed
+	t.Cleanup(func() { _ = server.Close() })
+	const connections = 5
+	for range connections {
+		conn, err := new(net.Dialer).DialContext(t.Context(), "tcp", listener.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		framer, header := http2.NewFramer(conn, conn), new(bytes.Buffer)
+		encoder := hpack.NewEncoder(header)
+		for _, f := range [][2]string{{":method", "POST"}, {":scheme", "http"}, {":path", "/"}, {":authority", "localhost"}} {
+			_ = encoder.WriteField(hpack.HeaderField{Name: f[0], Value: f[1]}) // a buffer takes all
+		}
+		_, err = io.WriteString(conn, http2.ClientPreface)
+		err = errors.Join(err, framer.WriteSettings(), framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: header.Bytes(), EndHeaders: true}), conn.Close())
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	testbed.Eventually(t, "the memory of all connections is freed", func() bool { runtime.GC(); return count.Load() == connections })
+}
+
 func TestIdleConnectionAnswersPingsAndIsKept(t *testing.T) {
 	t.Parallel()
 	for name, serve := range map[string]func(net.Listener) (stop func() error){
 		"net/http": func(l net.Listener) func() error {
 			server := port.NewServer(http.NotFoundHandler(), slog.New(slog.DiscardHandler))
-			go server.Serve(l) //nolint:errcheck // it is closed
+			go server.Serve(transport.NewConnections(1, false).Listen(l)) //nolint:errcheck // it is closed
 			return server.Close
 		},
 		"grpc-go": func(l net.Listener) func() error {
@@ -138,7 +192,44 @@ func idle(t *testing.T, client net.Conn) time.Duration {
 			if !isSettled || pings < int(lived/pingInterval)-1 || f.ErrCode != http2.ErrCodeNo {
 				t.Errorf("settings acknowledged: %t, pings: %d in %s, ended with %s", isSettled, pings, lived, f.ErrCode)
 			}
+			for err == nil { // it reads on, and does not leave
+				_, err = framer.ReadFrame()
+			}
+			if stayed := time.Since(begin) - lived; !errors.Is(err, io.EOF) || stayed > transport.PingAfter {
+				t.Errorf("%s after it was asked to leave: %v", stayed, err)
+			}
 			return lived
 		}
 	}
+}
+
+func TestIdleConnectionOfHTTP1Ends(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		server, listener := port.NewServer(http.NotFoundHandler(), slog.New(slog.DiscardHandler)), make(pipes)
+		go server.Serve(transport.NewConnections(1, false).Listen(listener)) //nolint:errcheck // it is closed
+		client, conn := net.Pipe()
+		listener <- conn
+		begin, answer := time.Now(), bufio.NewReader(client)
+		for range 3 {
+			if _, err := io.WriteString(client, "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"); err != nil {
+				t.Fatal(err)
+			}
+			response, err := http.ReadResponse(answer, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, _ = io.Copy(io.Discard, response.Body) // the next answer tells
+			_ = response.Body.Close()
+			begin = time.Now()
+			<-time.After(transport.IdleTimeout - time.Second)
+		}
+		_, err := answer.ReadByte()
+		if lived := time.Since(begin); !errors.Is(err, io.EOF) || lived != transport.IdleTimeout {
+			t.Errorf("after %s: %v", lived, err)
+		}
+		_ = client.Close()
+		close(listener)
+		_ = server.Close()
+	})
 }

@@ -585,6 +585,21 @@ func http2Shapes() map[string]func(a *attacker, g target) {
 				}
 			})
 		},
+		"frames that are cut off": func(a *attacker, g target) {
+			a.each(32, func(i int) {
+				for n := 0; a.goes(); n++ {
+					w := a.http2(g.port, false)
+					if w == nil {
+						return
+					}
+					if id := w.open(g.header("POST"), false); id != 0 {
+						cut := frameOf(http2.FrameData, 0, id, message([]byte("abc"), false))
+						a.write(w.Conn, cut[:1+(i+n)%(len(cut)-1)])
+					}
+					_ = w.Close()
+				}
+			})
+		},
 		"answers without a window": func(a *attacker, g target) {
 			a.each(100, func(int) {
 				w := a.http2(g.port, false, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
