@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -15,6 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
+	"github.com/stagemesh/stagemesh/proto/gen/go/mmesh"
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
 	"github.com/stagemesh/stagemesh"
@@ -144,7 +147,10 @@ func TestModelsAreServedByNameAndAlias(t *testing.T) {
 
 func TestModelServerServesModels(t *testing.T) {
 	t.Parallel()
-	server := &modelservertest.Server{}
+	server := &modelservertest.Server{Options: []grpc.ServerOption{modelservertest.EditStatus(func(s *mmesh.RuntimeStatusResponse) {
+		path := &mmesh.RuntimeStatusResponse_MethodInfo{IdInjectionPath: []uint32{1}}
+		s.MethodInfos = map[string]*mmesh.RuntimeStatusResponse_MethodInfo{"predict.Predictor/Predict": path, "inference.GRPCInferenceService/ModelInfer": path}
+	})}}
 	r, err := modelserver.New(modelserver.Settings{Address: server.Start(t)})
 	if err != nil {
 		t.Fatal(err)
@@ -152,7 +158,7 @@ func TestModelServerServesModels(t *testing.T) {
 	m := start(t, newMesh(t, stagemesh.Settings{
 		Registry: &meshfile.RegistryConfig{},
 		Gateway: gateway.Settings{
-			Config: gateway.Config{Listen: "127.0.0.1:0", Passthrough: map[string]string{"predict.Predictor/Predict": "1"}},
+			Config: gateway.Config{Listen: "127.0.0.1:0", Passthrough: map[string]string{"predict.Predictor/Predict": "", "predict.Predictor/Unlisted": "1"}},
 			Models: []model.Model{{ID: "a", Stage: "score", Options: model.NewOptions(map[string]string{"add": "10", "size": "4096"})}},
 		},
 	}, stagemesh.Stage{
@@ -206,12 +212,59 @@ func checkPassthrough(t *testing.T, m *stagemesh.Mesh) {
 	if status.Code(err) != codes.Aborted || status.Convert(err).Message() != "no" {
 		t.Errorf("a call that fails: %v", err)
 	}
+	err = conn.Invoke(ctx, "/predict.Predictor/Unlisted", wrapperspb.String("a"), &out)
+	if status.Code(err) != codes.Unimplemented || !strings.Contains(err.Error(), "only of inference.GRPCInferenceService/ModelInfer, predict.Predictor/Predict") {
+		t.Errorf("a method that the server does not list: %v", err)
+	}
 	forged := payload.OfBlob("request", "", nil)
 	forged.Parameters = payload.Parameters{passthrough.Method: payload.String("predict.Predictor/Other")}
 	_, err = m.Infer(t.Context(), &call.Request{Pipeline: "model:a", Inputs: []payload.Part{forged}})
 	if fault.From(err).Reason != fault.InvalidRequest {
 		t.Errorf("a request that names a method: %v", err)
 	}
+}
+
+func TestFailingModelServerIsNamedAndMayRecover(t *testing.T) {
+	t.Parallel()
+	var failing atomic.Bool
+	server := &modelservertest.Server{Options: []grpc.ServerOption{modelservertest.EditStatus(func(s *mmesh.RuntimeStatusResponse) {
+		if failing.Load() {
+			s.Status = mmesh.RuntimeStatusResponse_FAILING
+		}
+	})}}
+	r, err := modelserver.New(modelserver.Settings{Address: server.Start(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	settings := stagemesh.Settings{
+		Registry: &meshfile.RegistryConfig{}, Gateway: gateway.Settings{Models: []model.Model{{ID: "a", Stage: "score", Options: model.NewOptions(map[string]string{"add": "10"})}}},
+	}
+	settings.Gateway.HostGrace = 100 * time.Millisecond
+	m := start(t, newMesh(t, settings, stagemesh.Stage{
+		Name: "score", Runner: r, Config: stagehost.Config{Models: &stagehost.ModelSettings{Capacity: 1 << 20}},
+	}))
+	x, err := tensor.FromInt64([]int64{1}, []int64{1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ask := func() error {
+		_, err := m.Infer(t.Context(), &call.Request{Pipeline: "model:a", Inputs: []payload.Part{payload.OfTensor("x", x)}})
+		return err
+	}
+	testbed.Eventually(t, "the model answers", func() bool { return ask() == nil })
+	failing.Store(true)
+	server.Stop()
+	server.Restart()
+	testbed.Eventually(t, "the mesh says why it is not ready", func() bool {
+		err := m.Ready()
+		return err != nil && strings.Contains(err.Error(), "FAILING")
+	})
+	testbed.Eventually(t, "callers learn why the stage is not served", func() bool {
+		err := ask()
+		return err != nil && fault.From(err).Reason == fault.NoCapacity && strings.Contains(err.Error(), "FAILING")
+	})
+	failing.Store(false)
+	testbed.Eventually(t, "the model answers again", func() bool { return ask() == nil && m.Ready() == nil })
 }
 
 // A server whose models are elsewhere is an error, and not a loop.

@@ -95,6 +95,20 @@ func TestHostLeavesItsStageWhileItsRunnerIsUnhealthy(t *testing.T) {
 	})
 }
 
+func TestHostThatStartsSaysWhatItWaitsFor(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	m := &moody{err: errLoop, changed: make(chan struct{})}
+	m.Runner = inproc.New(inproc.Settings{Setup: m.healed}, nil)
+	h := b.start(m, func(s *stagehost.Settings) { s.Runner = m })
+	testbed.Eventually(t, "the host says why its runner is not ready", func() bool {
+		err := h.Ready()
+		return errors.Is(err, errLoop) && strings.Contains(err.Error(), "the runner starts")
+	})
+	m.outcomeOf(nil)
+	b.waitReady(h)
+}
+
 func TestCallersGetTheCauseWithoutFolders(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)

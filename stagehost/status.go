@@ -167,12 +167,23 @@ func (h *Host) serving() error {
 	case at == stateReady:
 		return nil
 	case at == stateStarting:
-		return fmt.Errorf("%w: the runner starts", ErrNotReady)
+		return h.starting()
 	case cause != nil:
 		return fmt.Errorf("%w: %w", ErrNotReady, cause)
 	default:
 		return fmt.Errorf("%w: %s", ErrNotReady, at)
 	}
+}
+
+// starting returns that the runner starts, and why it is not ready yet if it knows.
+func (h *Host) starting() error {
+	err := fmt.Errorf("%w: the runner starts", ErrNotReady)
+	if r := h.runnerHealth.runner; r != nil {
+		if _, cause := r.Health(); cause != nil {
+			return fmt.Errorf("%w: %w", err, cause)
+		}
+	}
+	return err
 }
 
 // WaitReady returns when the host serves its stage. It fails when the context

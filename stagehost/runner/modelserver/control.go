@@ -1,10 +1,14 @@
 package modelserver
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
+	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc"
@@ -14,14 +18,17 @@ import (
 	"github.com/stagemesh/stagemesh/proto/gen/go/mmesh"
 	oipv2 "github.com/stagemesh/stagemesh/proto/gen/go/oip/v2"
 
+	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/model"
+	"github.com/stagemesh/stagemesh/mesh/passthrough"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
 // control is how a server loads models. Errors are those of gRPC.
 type control interface {
-	// status returns the limits of a server that is ready and has no models.
-	status(ctx context.Context) (runner.ModelLimits, error)
+	// status returns the status of a server that is ready and has no models. An error that wraps
+	// runner.ErrStartFailed means that the server does not become ready by itself.
+	status(ctx context.Context) (serverStatus, error)
 	load(ctx context.Context, m model.Model) (runner.LoadedModel, error)
 	// unload is called for models that are absent, too.
 	unload(ctx context.Context, id model.ID) error
@@ -29,21 +36,56 @@ type control interface {
 	predict(ctx context.Context, m model.Model) (model.Size, error)
 }
 
+// serverStatus is what a server that is ready tells about itself.
+type serverStatus struct {
+	runner.ModelLimits
+	// limitsCalls is true if models take only so many calls at a time as their loads return.
+	limitsCalls bool
+	// idPaths has, by method, the text of the passthrough.Path to the ID of the model; it may be
+	// empty. Methods that are missing are refused if onlyListed is true.
+	idPaths    map[string]string
+	onlyListed bool
+}
+
+// idPath returns the text of the path to the ID of the model in messages of a method: the
+// server's, or else the gateway's.
+func (s serverStatus) idPath(method, gateways string) (string, error) {
+	path, isListed := s.idPaths[method]
+	if s.onlyListed && !isListed {
+		return "", fault.Newf(fault.NotSupported, "the model server takes no calls of %s, only of %.500s (methodInfos of its runtimeStatus)",
+			method, strings.Join(slices.Sorted(maps.Keys(s.idPaths)), ", "))
+	}
+	return cmp.Or(path, gateways), nil
+}
+
 // spi is the control by mmesh.ModelRuntime.
 type spi struct{ mmesh.ModelRuntimeClient }
 
-func (s spi) status(ctx context.Context) (out runner.ModelLimits, err error) {
+func (s spi) status(ctx context.Context) (out serverStatus, err error) {
 	at, err := s.RuntimeStatus(ctx, &mmesh.RuntimeStatusRequest{}, grpc.WaitForReady(true))
 	switch {
 	case err != nil:
 		return out, err
+	case at.GetStatus() == mmesh.RuntimeStatusResponse_STARTING:
+		return out, errors.New("its status is STARTING")
 	case at.GetStatus() != mmesh.RuntimeStatusResponse_READY:
-		return out, fmt.Errorf("its status is %s", at.GetStatus())
+		return out, fmt.Errorf("%w: its status is %s; see the server's log", runner.ErrStartFailed, at.GetStatus())
 	}
-	return runner.ModelLimits{
+	out.idPaths = map[string]string{}
+	for method, info := range at.GetMethodInfos() {
+		text := strings.Trim(strings.ReplaceAll(fmt.Sprint(info.GetIdInjectionPath()), " ", "."), "[]")
+		if _, err := passthrough.ParsePath(text); err != nil {
+			return out, fmt.Errorf("%w: idInjectionPath of %.80s: %w", runner.ErrStartFailed, method, err)
+		}
+		out.idPaths[method] = text
+	}
+	out.onlyListed = len(out.idPaths) > 0 && !at.GetAllowAnyMethod()
+	out.limitsCalls = at.GetLimitModelConcurrency()
+	out.ModelLimits = runner.ModelLimits{
 		Capacity: bytesOf(at.GetCapacityInBytes()), DefaultSize: bytesOf(at.GetDefaultModelSizeInBytes()),
 		LoadSlots: max(1, int(at.GetMaxLoadingConcurrency())), LoadTimeout: time.Duration(at.GetModelLoadingTimeoutMs()) * time.Millisecond,
-	}, nil
+	}
+	return out, nil
 }
 
 func bytesOf(n uint64) model.Size { return model.Size{Host: int64(min(n, math.MaxInt64))} }
@@ -90,7 +132,7 @@ type repository struct {
 // repositoryLoads is how many models such a server loads at a time.
 const repositoryLoads = 2
 
-func (s repository) status(ctx context.Context) (out runner.ModelLimits, err error) {
+func (s repository) status(ctx context.Context) (out serverStatus, err error) {
 	ready, err := s.ServerReady(ctx, &oipv2.ServerReadyRequest{}, grpc.WaitForReady(true))
 	if err == nil && !ready.GetReady() {
 		err = errors.New("its answer to ServerReady is false")
@@ -104,7 +146,8 @@ func (s repository) status(ctx context.Context) (out runner.ModelLimits, err err
 			err = s.unload(ctx, model.ID(m.GetName()))
 		}
 	}
-	return runner.ModelLimits{LoadSlots: repositoryLoads}, err
+	out.LoadSlots = repositoryLoads
+	return out, err
 }
 
 func (s repository) load(ctx context.Context, m model.Model) (out runner.LoadedModel, err error) {

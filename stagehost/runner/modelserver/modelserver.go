@@ -9,9 +9,10 @@
 // gateway passes on, package passthrough, reaches the server as it is.
 //
 // A connection is one life of the server, and the number of Models. The server is asked for its
-// status every two seconds until it is ready and has unloaded all models. When the connection ends
-// all models count as gone, and the next one begins the same way. So a server must not end
-// connections because of their age. Batches and loads that run when it ends fail with
+// status every two seconds until it is ready and has unloaded all models. While it is not, Health
+// says why, with runner.ErrStartFailed where it does not become ready by itself (FAILING). When the
+// connection ends all models count as gone, and the next one begins the same way. So a server must
+// not end connections because of their age. Batches and loads that run when it ends fail with
 // runner.ErrCrashed.
 //
 // Everything is safe for concurrent use. To test with it, use the server of modelservertest.
@@ -22,6 +23,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"path/filepath"
 	"strings"
@@ -36,6 +38,7 @@ import (
 	oipv2 "github.com/stagemesh/stagemesh/proto/gen/go/oip/v2"
 
 	"github.com/stagemesh/stagemesh/mesh/model"
+	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
 )
@@ -113,6 +116,7 @@ type Runner struct {
 	server, data *link
 	control      control
 	memory       *model.Size
+	log          *slog.Logger
 	// life ends with Stop; watched is closed when watch has ended.
 	life    context.Context
 	end     context.CancelFunc
@@ -123,8 +127,10 @@ type Runner struct {
 	ready   uint64
 	err     error
 	changed chan struct{}
-	limits  runner.ModelLimits
+	status  serverStatus
 	loading int
+	// calls has a place for each call that a model takes at a time; none for those without a limit.
+	calls map[model.ID]chan struct{}
 }
 
 var (
@@ -139,14 +145,14 @@ func New(s Settings) (*Runner, error) {
 		return nil, err
 	}
 	s.Concurrency = cmp.Or(s.Concurrency, defaultConcurrency)
-	r := &Runner{settings: s, err: errNotReady, changed: make(chan struct{}), watched: make(chan struct{})}
+	r := &Runner{settings: s, err: errNotReady, log: slog.New(slog.DiscardHandler), changed: make(chan struct{}), watched: make(chan struct{})}
 	r.life, r.end = context.WithCancel(context.Background())
 	r.Runner = inproc.New(inproc.Settings{Concurrency: s.Concurrency, Setup: r.connect, Teardown: r.disconnect}, r.do)
 	return r, nil
 }
 
 // SetHost implements runner.HostAware.
-func (r *Runner) SetHost(h runner.HostInfo) { r.memory = h.Models }
+func (r *Runner) SetHost(h runner.HostInfo) { r.memory, r.log = h.Models, cmp.Or(h.Logger, r.log) }
 
 // connect begins to follow the server, and returns when it is ready.
 func (r *Runner) connect(ctx context.Context) error {
@@ -194,32 +200,45 @@ func (r *Runner) watch() {
 	for r.life.Err() == nil {
 		serial := r.server.serial.Load()
 		ctx, cancel := context.WithTimeout(r.life, answerTimeout)
-		limits, err := r.control.status(ctx)
+		at, err := r.control.status(ctx)
 		cancel()
+		if status.Code(err) == codes.Unimplemented {
+			err = fmt.Errorf("%w: it lacks a method of control: %s; use the other control, or an adapter: %w", runner.ErrStartFailed, cmp.Or(r.settings.Control, ControlRuntime), err)
+		}
 		switch {
 		case err != nil:
-			r.setStatus(0, runner.ModelLimits{}, fmt.Errorf("%w: %w", errNotReady, err))
+			r.setStatus(0, serverStatus{}, fmt.Errorf("%w: %w", errNotReady, err))
 			select {
 			case <-time.After(statusInterval):
 			case <-r.life.Done():
 			}
 		case serial == r.server.serial.Load(): // else the call began the connection, or it ended
-			r.setStatus(serial, limits, nil)
+			r.setStatus(serial, at, nil)
 			r.await(r.life, false)
-			r.setStatus(0, runner.ModelLimits{}, errLost)
+			r.setStatus(0, serverStatus{}, errLost)
 		}
 	}
 }
 
-// setStatus sets the connection whose server is ready, 0 for none.
-func (r *Runner) setStatus(ready uint64, limits runner.ModelLimits, err error) {
+// setStatus sets the connection whose server is ready, 0 for none, and logs what changed.
+func (r *Runner) setStatus(ready uint64, at serverStatus, err error) {
 	r.mu.Lock()
+	isNews := err == nil || r.err == nil || err.Error() != r.err.Error()
 	r.ready, r.err = ready, err
 	if ready != 0 {
-		r.limits = limits
+		r.status, r.calls = at, map[model.ID]chan struct{}{}
 	}
 	r.mu.Unlock()
 	r.notify()
+	switch {
+	case !isNews || r.life.Err() != nil:
+	case err == nil:
+		r.log.Info("the model server is ready", "address", r.settings.Address)
+	case errors.Is(err, runner.ErrStartFailed):
+		r.log.Error("the model server fails", "address", r.settings.Address, "error", err)
+	default:
+		r.log.Warn("waiting for the model server", "address", r.settings.Address, "error", err)
+	}
 }
 
 // notify is called after each change of Models and Health.
@@ -273,7 +292,7 @@ func (r *Runner) Health() (changed <-chan struct{}, err error) {
 func (r *Runner) ModelLimits() runner.ModelLimits {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	out := r.limits
+	out := r.status.ModelLimits
 	if most := r.memory.Host; most > 0 && (out.Capacity.Host == 0 || most < out.Capacity.Host) {
 		out.Capacity.Host = most
 	}
@@ -307,7 +326,10 @@ func (r *Runner) Load(ctx context.Context, m model.Model) (out runner.LoadedMode
 	defer context.AfterFunc(r.life, stop)()
 	out, err = r.control.load(life, m)
 	switch code := status.Code(err); {
-	case err == nil, errors.Is(err, runner.ErrNotStarted), errors.Is(err, runner.ErrCrashed):
+	case err == nil:
+		out.MaxConcurrency = r.limitCalls(m.ID, out.MaxConcurrency)
+		return out, nil
+	case errors.Is(err, runner.ErrNotStarted), errors.Is(err, runner.ErrCrashed):
 		return out, err
 	case code == codes.FailedPrecondition, code == codes.InvalidArgument:
 		return out, fmt.Errorf("%w: %w", runner.ErrInvalidModel, err)
@@ -324,6 +346,21 @@ func (r *Runner) Load(ctx context.Context, m model.Model) (out runner.LoadedMode
 	return out, err
 }
 
+// limitCalls limits the calls of a model where the server wants that, and returns how many it takes
+// at a time; 0 is any number.
+func (r *Runner) limitCalls(id model.ID, most int) int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.status.limitsCalls {
+		return 0
+	}
+	most = max(1, most)
+	if cap(r.calls[id]) != most { // a model that is loaded already may have calls
+		r.calls[id] = make(chan struct{}, most)
+	}
+	return most
+}
+
 // takeSlot takes a slot for a load.
 func (r *Runner) takeSlot() error {
 	if err := r.checkReady(); err != nil {
@@ -331,7 +368,7 @@ func (r *Runner) takeSlot() error {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.loading >= r.limits.LoadSlots {
+	if r.loading >= r.status.LoadSlots {
 		return fmt.Errorf("%w: as many models are being loaded as the server allows", runner.ErrNotStarted)
 	}
 	r.loading++
@@ -343,7 +380,13 @@ func (r *Runner) Unload(ctx context.Context, id model.ID) error {
 	if err := r.checkReady(); err != nil {
 		return err
 	}
-	return r.control.unload(ctx, id)
+	if err := r.control.unload(ctx, id); err != nil {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.calls, id)
+	return nil
 }
 
 // Size implements runner.ModelLoader: the predicted size, as Load has returned that of a loaded
@@ -362,7 +405,7 @@ func (r *Runner) do(ctx context.Context, batch runner.Batch, sink runner.Sink) e
 		items.Go(func() error {
 			ctx, end := item.Context(ctx)
 			defer end()
-			parts, err := r.data.infer(ctx, batch.Model.Model, item)
+			parts, err := r.call(ctx, batch.Model.Model, item)
 			outcome, err := outcomeOf(ctx, parts, err)
 			if err != nil {
 				return err
@@ -371,4 +414,29 @@ func (r *Runner) do(ctx context.Context, batch runner.Batch, sink runner.Sink) e
 		})
 	}
 	return items.Wait()
+}
+
+// call runs an item on a model: a call that is passed on as it is, any other by the Open Inference
+// Protocol. It waits until the model takes another call.
+func (r *Runner) call(ctx context.Context, id string, item runner.Item) ([]payload.Part, error) {
+	r.mu.Lock()
+	at, places := r.status, r.calls[model.ID(id)]
+	r.mu.Unlock()
+	method, gateways := methodOf(item)
+	path, err := at.idPath(method, gateways)
+	if err != nil {
+		return nil, err
+	}
+	if places != nil {
+		select {
+		case places <- struct{}{}:
+			defer func() { <-places }()
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	if method == inferMethod {
+		return r.data.infer(ctx, id, item)
+	}
+	return r.data.pass(ctx, id, method, path, item.Inputs[0])
 }

@@ -3,18 +3,29 @@ package modelserver_test
 import (
 	"context"
 	"errors"
+	"log/slog"
+	"maps"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/genproto/googleapis/rpc/code"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/stagemesh/stagemesh/proto/gen/go/mmesh"
+	oipv2 "github.com/stagemesh/stagemesh/proto/gen/go/oip/v2"
 
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/model"
+	"github.com/stagemesh/stagemesh/mesh/passthrough"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
@@ -262,6 +273,240 @@ func TestStartNeedsModelsAndAServer(t *testing.T) {
 	r.SetHost(runner.HostInfo{})
 	if err := r.Start(t.Context()); !errors.Is(err, modelserver.ErrNoModels) {
 		t.Errorf("a stage without models: %v", err)
+	}
+}
+
+func TestFailingServerIsToldFromOneThatStarts(t *testing.T) {
+	t.Parallel()
+	const starting, failing, ready = int32(mmesh.RuntimeStatusResponse_STARTING), int32(mmesh.RuntimeStatusResponse_FAILING), int32(mmesh.RuntimeStatusResponse_READY)
+	var at atomic.Int32
+	server := &modelservertest.Server{Options: []grpc.ServerOption{modelservertest.EditStatus(func(s *mmesh.RuntimeStatusResponse) {
+		s.Status = mmesh.RuntimeStatusResponse_Status(at.Load())
+	})}}
+	r := newRunner(t, modelserver.Settings{Address: server.Start(t)})
+	var log testbed.Log
+	r.SetHost(runner.HostInfo{Models: &model.Size{}, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	started := make(chan error, 1)
+	go func() { started <- r.Start(t.Context()) }()
+	becomes := func(status int32, name string) {
+		t.Helper()
+		at.Store(status)
+		testbed.Eventually(t, name, func() bool {
+			_, err := r.Health()
+			return err != nil && strings.Contains(err.Error(), name)
+		})
+		_, err := r.Health()
+		if errors.Is(err, runner.ErrStartFailed) != (status == failing) {
+			t.Errorf("%s is %v", name, err)
+		}
+	}
+	becomes(starting, "STARTING")
+	log.Line(t, "level=WARN", "waiting for the model server", "STARTING")
+	becomes(failing, "FAILING")
+	log.Line(t, "level=ERROR", "the model server fails", "FAILING")
+	becomes(starting, "STARTING")
+	at.Store(ready)
+	if err := testbed.Receive(t, "end of the start", started); err != nil {
+		t.Fatal(err)
+	}
+	log.Line(t, "level=INFO", "the model server is ready")
+	load(t, r, adder("a"))
+
+	at.Store(failing)
+	server.Stop()
+	server.Restart()
+	becomes(failing, "FAILING")
+	if _, err := r.Load(t.Context(), adder("a")); !errors.Is(err, runner.ErrNotStarted) || !strings.Contains(err.Error(), "FAILING") {
+		t.Errorf("a load meanwhile: %v", err)
+	}
+	at.Store(ready)
+	testbed.Eventually(t, "it recovers", func() bool { _, err := r.Health(); return err == nil })
+	load(t, r, adder("a"))
+	if n := strings.Count(log.String(), "level=ERROR"); n != 2 {
+		t.Errorf("it failed twice, and %d times in the log:\n%s", n, log.String())
+	}
+}
+
+// meter counts the calls of each model that run, each until the gate is closed. The model "zero"
+// is loaded with a limit of 0.
+type meter struct {
+	gate      chan struct{}
+	mu        sync.Mutex
+	now, most map[string]int
+}
+
+func (m *meter) intercept(ctx context.Context, in any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+	if call, ok := in.(*oipv2.ModelInferRequest); ok {
+		defer m.count(call.GetModelName(), -1)
+		m.count(call.GetModelName(), 1)
+		<-m.gate
+	}
+	out, err := next(ctx, in)
+	if loaded, ok := out.(*mmesh.LoadModelResponse); ok && in.(*mmesh.LoadModelRequest).GetModelId() == "zero" {
+		loaded.MaxConcurrency = 0
+	}
+	return out, err
+}
+
+func (m *meter) count(id string, by int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.now[id] += by
+	m.most[id] = max(m.most[id], m.now[id])
+}
+
+func (m *meter) running(id string) int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.now[id]
+}
+
+func TestServerLimitsTheCallsOfAModel(t *testing.T) {
+	t.Parallel()
+	const items = 8
+	for name, want := range map[string]map[string]int{
+		"limited":       {"a": 3, "b": 3, "zero": 1}, // the server's loads return 3
+		"without limit": {"a": items, "b": items, "zero": items},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			calls := &meter{gate: make(chan struct{}), now: map[string]int{}, most: map[string]int{}}
+			r := start(t, &modelservertest.Server{Options: []grpc.ServerOption{
+				modelservertest.EditStatus(func(s *mmesh.RuntimeStatusResponse) { s.LimitModelConcurrency = want["a"] < items }),
+				grpc.ChainUnaryInterceptor(calls.intercept),
+			}})
+			var batches errgroup.Group
+			for id, most := range want {
+				got := load(t, r, adder(model.ID(id))).MaxConcurrency
+				if most < items && got != most || most == items && got != 0 {
+					t.Errorf("the load of %s returns %d", id, got)
+				}
+				for half := range 2 { // the host runs batches of a model at once, too
+					batches.Go(func() error {
+						var batch []runner.Item
+						for i := range items / 2 {
+							batch = append(batch, itemOf(int64(items*half+i)))
+						}
+						rows, faults, err := ask(t.Context(), t, r, id, batch...)
+						if len(rows) != len(batch) {
+							t.Errorf("%s: rows %d, faults %v", id, rows, faults)
+						}
+						return err
+					})
+				}
+			}
+			for id, most := range want {
+				testbed.Eventually(t, "its calls run", func() bool { return calls.running(id) == most })
+			}
+			if want["a"] < items { // an item that waits for its turn may be cancelled
+				gone := itemOf(1)
+				cancelled := make(chan struct{})
+				close(cancelled)
+				gone.Cancelled = cancelled
+				if _, faults, err := ask(t.Context(), t, r, "a", gone); err != nil || len(faults) != 1 || faults[0].Reason != fault.Cancelled {
+					t.Errorf("a cancelled item: %v, %v", faults, err)
+				}
+			}
+			close(calls.gate)
+			if err := batches.Wait(); err != nil {
+				t.Error(err)
+			}
+			if !maps.Equal(calls.most, want) {
+				t.Errorf("%v calls ran at a time, want %v", calls.most, want)
+			}
+		})
+	}
+}
+
+// askMethod passes a call of a method on to model a, and returns the answer's message. A gateway
+// would set field 2 of the message.
+func askMethod(t *testing.T, r *modelserver.Runner, method string, message []byte) ([]byte, *fault.Fault) {
+	t.Helper()
+	call := payload.OfBlob("request", "application/grpc+proto", message)
+	call.Parameters = payload.Parameters{passthrough.Method: payload.String(method), passthrough.IDPath: payload.String("2")}
+	slot, err := r.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	to := make(outcomes, 1)
+	if err := slot.Do(t.Context(), runner.Batch{Items: []runner.Item{{Inputs: []payload.Part{call}}}, Model: payload.ModelRef{Model: "a"}}, to); err != nil {
+		t.Fatal(err)
+	}
+	out := <-to
+	if out.Fault != nil {
+		return nil, out.Fault
+	}
+	return out.Parts[0].Blob.Data, nil
+}
+
+func TestServerListsItsMethods(t *testing.T) {
+	t.Parallel()
+	const predict, other, infer = "predict.Predictor/Predict", "predict.Predictor/Other", "inference.GRPCInferenceService/ModelInfer"
+	// The message has a field 1 that is a message, which may have the ID in its field 1.
+	message, byGateway, byServer := []byte{1<<3 | 2, 0}, []byte{1<<3 | 2, 0, 2<<3 | 2, 1, 'a'}, []byte{1<<3 | 2, 3, 1<<3 | 2, 1, 'a'}
+	paths := func(of map[string][]uint32) map[string]*mmesh.RuntimeStatusResponse_MethodInfo {
+		out := map[string]*mmesh.RuntimeStatusResponse_MethodInfo{}
+		for method, path := range of {
+			out[method] = &mmesh.RuntimeStatusResponse_MethodInfo{IdInjectionPath: path}
+		}
+		return out
+	}
+	for name, row := range map[string]struct {
+		methods map[string][]uint32
+		any     bool
+		want    map[string][]byte // the answers; the other methods are refused
+		infers  bool
+	}{
+		"none":               {want: map[string][]byte{predict: byGateway, other: byGateway}, infers: true},
+		"a path":             {methods: map[string][]uint32{predict: {1, 1}, infer: {1}}, want: map[string][]byte{predict: byServer}, infers: true},
+		"no path":            {methods: map[string][]uint32{predict: nil}, want: map[string][]byte{predict: byGateway}},
+		"others are allowed": {methods: map[string][]uint32{predict: {1, 1}}, any: true, want: map[string][]byte{predict: byServer, other: byGateway}, infers: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := start(t, &modelservertest.Server{Options: []grpc.ServerOption{modelservertest.EditStatus(func(s *mmesh.RuntimeStatusResponse) {
+				s.MethodInfos, s.AllowAnyMethod = paths(row.methods), row.any
+			})}})
+			load(t, r, adder("a"))
+			check := func(method string, f *fault.Fault, isTaken bool) {
+				t.Helper()
+				switch {
+				case isTaken && f != nil:
+					t.Errorf("%s: %v", method, f)
+				case !isTaken && (f == nil || f.Reason != fault.NotSupported || f.GRPCCode() != code.Code_UNIMPLEMENTED || !strings.Contains(f.Message, method) || !strings.Contains(f.Message, predict)):
+					t.Errorf("%s is not refused, with those that are taken: %v", method, f)
+				}
+			}
+			for _, method := range []string{predict, other} {
+				out, f := askMethod(t, r, method, message)
+				check(method, f, row.want[method] != nil)
+				if !slices.Equal(out, row.want[method]) {
+					t.Errorf("%s has the message %x, want %x", method, out, row.want[method])
+				}
+			}
+			_, faults, err := ask(t.Context(), t, r, "a", itemOf(1))
+			if err != nil {
+				t.Error(err)
+			}
+			check(infer, append(faults, nil)[0], row.infers)
+		})
+	}
+	for name, path := range map[string][]uint32{"a field that cannot be": {1, 0}, "too long": slices.Repeat([]uint32{1}, 17)} {
+		server := &modelservertest.Server{Options: []grpc.ServerOption{modelservertest.EditStatus(func(s *mmesh.RuntimeStatusResponse) {
+			s.MethodInfos = paths(map[string][]uint32{predict: path})
+		})}}
+		r := newRunner(t, modelserver.Settings{Address: server.Start(t)})
+		ctx, cancel := context.WithCancel(t.Context())
+		started := make(chan error, 1)
+		go func() { started <- r.Start(ctx) }()
+		testbed.Eventually(t, "the server fails", func() bool {
+			_, err := r.Health()
+			return errors.Is(err, runner.ErrStartFailed) && strings.Contains(err.Error(), predict)
+		})
+		cancel()
+		if err := testbed.Receive(t, "end", started); err == nil {
+			t.Errorf("%s: the server is taken", name)
+		}
 	}
 }
 

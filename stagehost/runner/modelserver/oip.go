@@ -19,12 +19,8 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
-// infer runs an item on a model: a call that is passed on as it is, any other by the Open Inference
-// Protocol.
+// infer runs an item on a model by the Open Inference Protocol.
 func (l *link) infer(ctx context.Context, id string, item runner.Item) ([]payload.Part, error) {
-	if method := methodOf(item); method != "" {
-		return l.pass(ctx, id, method, item.Inputs[0])
-	}
 	in := &oipv2.ModelInferRequest{ModelName: id, Id: item.RequestID, Parameters: oipcodec.Parameters(item.Parameters)}
 	for _, part := range item.Inputs {
 		part = oipcodec.AsTensor(part)

@@ -1,6 +1,7 @@
 package modelserver
 
 import (
+	"cmp"
 	"context"
 	"strings"
 
@@ -16,9 +17,8 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
-// pass passes a call of a gateway on to a model: the only input is the message.
-func (l *link) pass(ctx context.Context, id, method string, call payload.Part) ([]payload.Part, error) {
-	field := call.Parameters[passthrough.IDPath].String()
+// pass passes a call of a gateway on to a model, whose ID is in a field of the message.
+func (l *link) pass(ctx context.Context, id, method, field string, call payload.Part) ([]payload.Part, error) {
 	path, err := passthrough.ParsePath(field)
 	if err == nil {
 		err = passthrough.CheckMethod(method)
@@ -49,12 +49,17 @@ func (l *link) pass(ctx context.Context, id, method string, call payload.Part) (
 	return []payload.Part{part}, nil
 }
 
-// methodOf returns the method of a call that is passed on; none for any other item.
-func methodOf(item runner.Item) string {
-	if len(item.Inputs) != 1 || item.Inputs[0].Tensor != nil {
-		return ""
+// inferMethod is the method for items that are no calls of a gateway.
+const inferMethod = "inference.GRPCInferenceService/ModelInfer"
+
+// methodOf returns the method that an item calls, and the field with the model's ID if a gateway
+// passes the call on.
+func methodOf(item runner.Item) (method, idPath string) {
+	if len(item.Inputs) == 1 && item.Inputs[0].Tensor == nil {
+		call := item.Inputs[0].Parameters
+		method, idPath = call[passthrough.Method].String(), call[passthrough.IDPath].String()
 	}
-	return item.Inputs[0].Parameters[passthrough.Method].String()
+	return cmp.Or(method, inferMethod), idPath
 }
 
 // rawCodec takes messages as they are.

@@ -30,7 +30,8 @@ type RuntimeStatusResponse_Status int32
 const (
 	RuntimeStatusResponse_STARTING RuntimeStatusResponse_Status = 0
 	RuntimeStatusResponse_READY    RuntimeStatusResponse_Status = 1
-	RuntimeStatusResponse_FAILING  RuntimeStatusResponse_Status = 2
+	// The server does not become ready by itself.
+	RuntimeStatusResponse_FAILING RuntimeStatusResponse_Status = 2
 )
 
 // Enum value maps for RuntimeStatusResponse_Status.
@@ -147,7 +148,7 @@ type LoadModelResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// 0 where modelSize has to be asked.
 	SizeInBytes uint64 `protobuf:"varint,1,opt,name=sizeInBytes,proto3" json:"sizeInBytes,omitempty"`
-	// Requests at a time, where the status has limitModelConcurrency.
+	// Requests at a time, where the status has limitModelConcurrency; 0 counts as 1. Ignored without.
 	MaxConcurrency uint32 `protobuf:"varint,2,opt,name=maxConcurrency,proto3" json:"maxConcurrency,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
@@ -526,8 +527,8 @@ type RuntimeStatusResponse struct {
 	RuntimeVersion          string `protobuf:"bytes,6,opt,name=runtimeVersion,proto3" json:"runtimeVersion,omitempty"`
 	// No longer used.
 	NumericRuntimeVersion uint64 `protobuf:"varint,7,opt,name=numericRuntimeVersion,proto3" json:"numericRuntimeVersion,omitempty"`
-	// By "package.Service/Method". Others are not forwarded, unless this is empty or
-	// allowAnyMethod is set.
+	// By "package.Service/Method", ModelInfer among them. Others are not forwarded, unless this is
+	// empty or allowAnyMethod is set.
 	MethodInfos           map[string]*RuntimeStatusResponse_MethodInfo `protobuf:"bytes,8,rep,name=methodInfos,proto3" json:"methodInfos,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	LimitModelConcurrency bool                                         `protobuf:"varint,9,opt,name=limitModelConcurrency,proto3" json:"limitModelConcurrency,omitempty"`
 	AllowAnyMethod        bool                                         `protobuf:"varint,10,opt,name=allowAnyMethod,proto3" json:"allowAnyMethod,omitempty"`

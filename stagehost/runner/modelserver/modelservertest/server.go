@@ -39,6 +39,8 @@ type Server struct {
 	HidesSizes bool
 	// TLS is that of its socket; none where it is nil.
 	TLS *tls.Config
+	// Options are further options of its gRPC server, such as an interceptor.
+	Options []grpc.ServerOption
 	// Unknown is the error of a batch whose model is not loaded; NOT_FOUND where it is nil.
 	Unknown error
 
@@ -60,6 +62,17 @@ type loaded struct {
 	add     int64
 	source  string
 	options map[string]string
+}
+
+// EditStatus is an option of a server: edit changes its answers to runtimeStatus.
+func EditStatus(edit func(*mmesh.RuntimeStatusResponse)) grpc.ServerOption {
+	return grpc.ChainUnaryInterceptor(func(ctx context.Context, in any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+		out, err := next(ctx, in)
+		if at, ok := out.(*mmesh.RuntimeStatusResponse); ok {
+			edit(at)
+		}
+		return out, err
+	})
 }
 
 // Start starts the server until the test ends, and returns its address.
@@ -98,7 +111,7 @@ func (s *Server) Restart() {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	options := []grpc.ServerOption{grpc.UnknownServiceHandler(s.echo)}
+	options := append([]grpc.ServerOption{grpc.UnknownServiceHandler(s.echo)}, s.Options...)
 	if s.TLS != nil {
 		options = append(options, grpc.Creds(credentials.NewTLS(s.TLS)))
 	}
