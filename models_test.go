@@ -4,12 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"connectrpc.com/connect"
+	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -18,6 +21,8 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/stagemesh/stagemesh/proto/gen/go/mmesh"
+	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
+	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1/adminv1connect"
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
 	"github.com/stagemesh/stagemesh"
@@ -37,6 +42,7 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
 	"github.com/stagemesh/stagemesh/stagehost/runner/modelserver"
 	"github.com/stagemesh/stagemesh/stagehost/runner/modelserver/modelservertest"
+	"github.com/stagemesh/stagemesh/stagehost/runner/runnertest"
 )
 
 // signModels returns a runner whose models append their names to each input. It cannot load
@@ -265,6 +271,109 @@ func TestFailingModelServerIsNamedAndMayRecover(t *testing.T) {
 	})
 	failing.Store(false)
 	testbed.Eventually(t, "the model answers again", func() bool { return ask() == nil && m.Ready() == nil })
+}
+
+// addModels returns a runner whose models add 20, in this process. Loads wait for the gate.
+func addModels(gate <-chan struct{}) runner.Runner {
+	return inproc.NewModels(inproc.Settings{}, inproc.Models{
+		Load: func(ctx context.Context, m model.Model) (any, runner.LoadedModel, error) {
+			select {
+			case <-gate:
+			case <-ctx.Done():
+				return nil, runner.LoadedModel{}, ctx.Err()
+			}
+			if m.Source == "broken" {
+				return nil, runner.LoadedModel{}, errors.New("no such file")
+			}
+			return int64(20), runner.LoadedModel{Size: model.Size{Host: 4096}}, nil
+		},
+	}, func(ctx context.Context, add any, b runner.Batch, sink runner.Sink) error {
+		var errs []error
+		for i, item := range b.Items {
+			y, err := runnertest.AnswerModel(ctx, add.(int64), *item.Inputs[0].Tensor)
+			errs = append(errs, err, sink.SetOutcome(i, runner.Output(payload.OfTensor("y", y))))
+		}
+		return errors.Join(errs...)
+	})
+}
+
+// Model a is on a model server, b on a runner in the process: each has a stage of its own.
+func TestAliasMovesToTheStageOfAnotherRuntime(t *testing.T) {
+	t.Parallel()
+	server, err := modelserver.New(modelserver.Settings{Address: (&modelservertest.Server{}).Start(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	gate := make(chan struct{})
+	memory := stagehost.Config{Models: &stagehost.ModelSettings{Capacity: 1 << 20, DefaultSize: 4096}}
+	m := start(t, newMesh(t, stagemesh.Settings{
+		Registry: &meshfile.RegistryConfig{},
+		Gateway: gateway.Settings{
+			Config: gateway.Config{Listen: "127.0.0.1:0", ModelControl: true},
+			Models: []model.Model{
+				{ID: "a", Stage: "served", Options: model.NewOptions(map[string]string{"add": "10", "size": "4096"})},
+				{ID: "b", Stage: "inside"},
+				{ID: "broken", Stage: "inside", Source: "broken"},
+			},
+			Aliases: []models.AliasChange{{Name: "best", Route: &meshv1.AliasRoute{Model: "a"}}},
+		},
+	}, stagemesh.Stage{Name: "served", Runner: server, Config: memory}, stagemesh.Stage{Name: "inside", Runner: addModels(gate), Config: memory}))
+	x, err := tensor.FromInt64([]int64{1}, []int64{1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ask := func() (int64, error) {
+		out, err := m.Infer(t.Context(), &call.Request{Pipeline: "alias:best", Inputs: []payload.Part{payload.OfTensor("x", x)}})
+		if err != nil {
+			return 0, err
+		}
+		rows, err := out.Outputs[0].Tensor.Int64Values()
+		return rows[0], err
+	}
+	testbed.Eventually(t, "the alias answers", func() bool { row, err := ask(); return err == nil && row == 11 })
+	client := adminv1connect.NewModelServiceClient(&http.Client{}, m.URL())
+	move := func(to string, force bool) *meshv1.Alias {
+		out, err := client.SetAlias(t.Context(), connect.NewRequest(&adminv1.SetAliasRequest{Name: "best", Route: &meshv1.AliasRoute{Model: to}, Force: force}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return out.Msg.GetAlias()
+	}
+	// Callers go on all the time. No request fails, whichever runtime it gets.
+	ctx, end := context.WithCancel(t.Context())
+	var callers errgroup.Group
+	for range 4 {
+		callers.Go(func() error {
+			for ctx.Err() == nil {
+				if row, err := ask(); err != nil || row != 11 && row != 21 {
+					return fmt.Errorf("a caller meanwhile got %d, %w", row, err)
+				}
+			}
+			return nil
+		})
+	}
+	if alias := move("b", false); alias.GetActive().GetModel() != "a" || alias.GetTarget().GetModel() != "b" {
+		t.Errorf("before the model is loaded: %v", alias)
+	}
+	if row, err := ask(); err != nil || row != 11 {
+		t.Errorf("before the model is loaded: %d, %v", row, err)
+	}
+	close(gate)
+	testbed.Eventually(t, "the other runtime answers", func() bool { row, err := ask(); return err == nil && row == 21 })
+	if alias := move("broken", false); alias.GetActive().GetModel() != "b" {
+		t.Errorf("to a model that cannot be loaded: %v", alias)
+	}
+	for range 200 { // at any point of a request
+		move("a", true)
+		move("b", true)
+	}
+	end()
+	if err := callers.Wait(); err != nil {
+		t.Error(err)
+	}
+	if row, err := ask(); err != nil || row != 21 {
+		t.Errorf("after the moves: %d, %v", row, err)
+	}
 }
 
 // A server whose models are elsewhere is an error, and not a loop.

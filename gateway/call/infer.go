@@ -103,6 +103,11 @@ func (s *Service) infer(ctx context.Context, r *Request, emit func(Chunk) error,
 		return nil, s.reject(id, r, f, span, begin)
 	}
 	again, f := s.routeModels(env)
+	for f != nil && s.hasMoved(r, &p) {
+		if env, f = s.adaptAndCheck(ctx, in, id, r, &p, begin); f == nil {
+			again, f = s.routeModels(env)
+		}
+	}
 	if f != nil {
 		return nil, s.reject(id, r, f, span, begin)
 	}

@@ -47,6 +47,20 @@ func (s *Service) Resolve(name string, byModel bool) (pipeline.Pipeline, *fault.
 	return p, nil
 }
 
+// hasMoved reports whether the alias that a request names has moved to a model of another stage
+// since the pipeline was resolved, which then is the new one.
+func (s *Service) hasMoved(r *Request, p *pipeline.Pipeline) bool {
+	if ref := p.Steps[0].Model; r.isShadow() || string(p.Name) != AliasPrefix+ref.Alias {
+		return false
+	}
+	now, f := s.Resolve(r.Pipeline, r.ByModel)
+	if f != nil || now.Steps[0].Stage == p.Steps[0].Stage {
+		return false
+	}
+	*p = now
+	return true
+}
+
 func prefixOf(ref payload.ModelRef) string {
 	if ref.Alias != "" {
 		return AliasPrefix
