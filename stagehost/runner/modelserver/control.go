@@ -134,7 +134,7 @@ const repositoryLoads = 2
 
 func (s repository) status(ctx context.Context) (out serverStatus, err error) {
 	ready, err := s.ServerReady(ctx, &oipv2.ServerReadyRequest{}, grpc.WaitForReady(true))
-	if err == nil && !ready.GetReady() {
+	if err == nil && !ready.GetReady() && !s.hasFailedLoad(ctx) {
 		err = errors.New("its answer to ServerReady is false")
 	}
 	if err != nil {
@@ -150,8 +150,20 @@ func (s repository) status(ctx context.Context) (out serverStatus, err error) {
 	return out, err
 }
 
+// hasFailedLoad reports whether a load has failed, after which Triton is not ready any more, by
+// default, but loads other models.
+func (s repository) hasFailedLoad(ctx context.Context) bool {
+	index, _ := s.RepositoryIndex(ctx, &oipv2.RepositoryIndexRequest{})
+	return slices.ContainsFunc(index.GetModels(), func(m *oipv2.RepositoryIndexResponse_ModelIndex) bool {
+		return m.GetState() == "UNAVAILABLE" && m.GetReason() != "" && m.GetReason() != "unloaded"
+	})
+}
+
 func (s repository) load(ctx context.Context, m model.Model) (out runner.LoadedModel, err error) {
 	_, err = s.RepositoryModelLoad(ctx, &oipv2.RepositoryModelLoadRequest{ModelName: string(m.ID)})
+	if status.Code(err) == codes.InvalidArgument && !isUnknownModel(err) {
+		err = status.Error(codes.Internal, status.Convert(err).Message()) // Triton's code of any load that fails
+	}
 	return out, err
 }
 

@@ -267,7 +267,7 @@ func (s *Server) ModelInfer(ctx context.Context, in *oipv2.ModelInferRequest) (*
 // RepositoryModelLoad implements oipv2.GRPCInferenceServiceServer: its models add 10.
 func (s *Server) RepositoryModelLoad(ctx context.Context, in *oipv2.RepositoryModelLoadRequest) (*oipv2.RepositoryModelLoadResponse, error) {
 	if in.GetModelName() == "missing" {
-		return nil, status.Error(codes.InvalidArgument, "no such model")
+		return nil, status.Error(codes.InvalidArgument, "Model missing not found")
 	}
 	_, err := s.LoadModel(ctx, &mmesh.LoadModelRequest{ModelId: in.GetModelName(), ModelKey: `{"add": "10"}`})
 	return &oipv2.RepositoryModelLoadResponse{}, err
