@@ -110,11 +110,9 @@ func (x *call) isCancelled() bool {
 }
 
 const (
-	// cancelTimeout bounds one cancellation, most of which is the wait for other deletes
-	// when a thousand callers disconnect at once.
+	// cancelTimeout bounds one cancellation, most of which is the wait for other deletes, here and
+	// in the broker, when a thousand callers disconnect at once.
 	cancelTimeout = 5 * time.Second
-	// brokerTimeout bounds each request to the broker.
-	brokerTimeout = time.Second
 	// maxDeletes bounds the concurrent deletes: all clients of the broker share one API
 	// queue. Further deletes wait.
 	maxDeletes = 64
@@ -165,7 +163,8 @@ func (c *cancels) cancel(env *envelope.Envelope, s *sending) {
 	c.notify(env, isDeleted)
 }
 
-// delete deletes the item from its queue, and reports whether it was there.
+// delete deletes the item from its queue, and reports whether it was there. It is false too for an
+// item that the broker deletes after the context has ended.
 func (c *cancels) delete(ctx context.Context, m bus.Message, seq uint64) bool {
 	select {
 	case c.deletes <- struct{}{}:
@@ -173,8 +172,6 @@ func (c *cancels) delete(ctx context.Context, m bus.Message, seq uint64) bool {
 	case <-ctx.Done():
 		return false
 	}
-	ctx, cancel := context.WithTimeout(ctx, brokerTimeout)
-	defer cancel()
 	existed, err := c.deleteQueued(ctx, m, seq)
 	return err == nil && existed
 }
@@ -188,8 +185,6 @@ func (c *cancels) store(ctx context.Context, env *envelope.Envelope) {
 	if err != nil {
 		return // a fault always encodes, and is small
 	}
-	ctx, cancel := context.WithTimeout(ctx, brokerTimeout)
-	defer cancel()
 	// Without it the request is one that never finishes; its caller knows.
 	_, _ = c.bus.PublishAndWait(ctx, message)
 }

@@ -494,13 +494,16 @@ func (s *sending) outcome() (o publishOutcome, known bool) {
 	}
 }
 
+// outcomeTimeout bounds the wait for the outcome of a publish.
+const outcomeTimeout = time.Second
+
 // awaitOutcome returns the outcome of the latest publish: unknown where that takes too
 // long.
 func (s *sending) awaitOutcome() publishOutcome {
 	if s.latest == nil {
 		return publishOutcome{err: bus.ErrUnknown}
 	}
-	timer := time.NewTimer(brokerTimeout)
+	timer := time.NewTimer(outcomeTimeout)
 	defer timer.Stop()
 	select {
 	case <-s.latest.done:

@@ -114,7 +114,8 @@ func TestCancelledRequestsNeverRun(t *testing.T) {
 			}
 			testbed.Eventually(t, "all are cancelled", func() bool { return sum(gateways, cancelled) == requests })
 			deleted := sum(gateways, cancelled, `how="deleted"`)
-			if gone := queued - int(queue.state().Msgs); gone != deleted || deleted == 0 {
+			// An item may be deleted too late to be counted: the broker is given limited time to say so.
+			if gone := queued - int(queue.state().Msgs); gone < deleted || gone > requests || deleted == 0 {
 				t.Errorf("%d are counted as deleted, and %d have left the queue", deleted, gone)
 			}
 			host.resume()
