@@ -48,27 +48,33 @@ func (b *Bus) askAll(ctx context.Context, subject string, question []byte, take 
 	if !b.Connected() {
 		return b.disconnectedError()
 	}
-	inbox := b.nc.NewInbox()
-	answers, err := b.nc.SubscribeSync(inbox)
+	waiting, cancel := context.WithTimeout(ctx, askWait)
+	defer cancel()
+	inbox, answers := nats.NewInbox(), make(chan *nats.Msg)
+	sub, err := b.nc.subscribe(inbox, "", func(msg *nats.Msg) {
+		select {
+		case answers <- msg:
+		case <-waiting.Done():
+		}
+	})
 	if err != nil {
 		return sendError(err)
 	}
-	defer answers.Unsubscribe() //nolint:errcheck // it fails when the connection is closed
-	if err := answers.SetPendingLimits(maxAnswers, maxAnswerBytes); err != nil {
+	defer sub.Unsubscribe() //nolint:errcheck // it fails when the connection is closed
+	if err := sub.SetPendingLimits(maxAnswers, maxAnswerBytes); err != nil {
 		return sendError(err)
 	}
-	if err := b.nc.PublishRequest(subject, inbox, question); err != nil {
+	if err := b.nc.PublishMsg(&nats.Msg{Subject: subject, Reply: inbox, Data: question}); err != nil {
 		return sendError(err)
 	}
-	waiting, cancel := context.WithTimeout(ctx, askWait)
-	defer cancel()
 	for {
-		msg, err := answers.NextMsgWithContext(waiting)
-		if err != nil {
+		select {
+		case msg := <-answers:
+			if take(msg.Data) {
+				return nil
+			}
+		case <-waiting.Done():
 			return ctx.Err() // nobody answers any more, or nobody at all
-		}
-		if take(msg.Data) {
-			return nil
 		}
 	}
 }

@@ -63,6 +63,8 @@ type Settings struct {
 	URL string
 	// Server, where set, is a broker in this process; URL is then ignored.
 	Server nats.InProcessConnProvider
+	// Loopback, where set, stands for the broker in a process that has none; URL is then ignored.
+	Loopback *Loopback
 	// Name is the connection's name on the broker.
 	Name string
 	// Auth are the files by which the broker and this process authenticate each
@@ -91,7 +93,7 @@ type Settings struct {
 type Bus struct {
 	Subjects
 	settings Settings
-	nc       *nats.Conn
+	nc       link
 	js       jetstream.JetStream
 	requests *requester
 	// reads are the stored messages that are on their way.
@@ -141,26 +143,39 @@ func Connect(s Settings) (*Bus, error) {
 	}
 	b := &Bus{Subjects: SubjectsOf(s.Mesh), settings: s, closed: make(chan struct{}), reads: budget.NewPool(budget.Settings{Limit: maxReadBytes, Name: "bytes of stored messages"})}
 	b.requests = newRequester(s.AckTimeout)
-	files, err := s.Auth.Options()
-	if err != nil {
-		return nil, fmt.Errorf("broker: %w", err)
-	}
+	var err error
 	if b.unreadable, err = newUnreadable(s.Meter); err != nil {
 		return nil, err
 	}
-	nc, err := nats.Connect(s.URL, append(b.options(), files...)...)
-	if err != nil {
-		// The URL may have a password.
+	if s.Loopback != nil {
+		b.nc, b.js = &loopbackLink{Loopback: s.Loopback, onClosed: func() { close(b.closed) }}, noStreams{}
+	} else if err := b.dial(); err != nil {
 		return nil, fmt.Errorf("broker: %w", err)
 	}
-	b.mu.Lock()
-	b.nc = nc
-	b.mu.Unlock()
 	if err := b.start(); err != nil {
-		nc.Close()
+		b.nc.Close()
 		return nil, err
 	}
 	return b, nil
+}
+
+// dial connects to the broker. Its errors do not have the URL, which may have a password.
+func (b *Bus) dial() error {
+	files, err := b.settings.Auth.Options()
+	if err != nil {
+		return err
+	}
+	nc, err := nats.Connect(b.settings.URL, append(b.options(), files...)...)
+	if err != nil {
+		return err
+	}
+	b.mu.Lock()
+	b.nc = connection{nc}
+	b.mu.Unlock()
+	if b.js, err = jetstream.New(nc, jetstream.WithDefaultTimeout(b.apiTimeout())); err != nil {
+		nc.Close()
+	}
+	return err
 }
 
 // WarmUp asks a broker in this process for an answer of its JetStream API. Call it before
@@ -203,11 +218,6 @@ func askInProcess(server nats.InProcessConnProvider, questions map[string]any, o
 }
 
 func (b *Bus) start() error {
-	js, err := jetstream.New(b.nc, jetstream.WithDefaultTimeout(b.apiTimeout()))
-	if err != nil {
-		return err
-	}
-	b.js = js
 	if err := b.requests.start(b.nc); err != nil || b.settings.Metrics == nil {
 		return err
 	}
@@ -364,6 +374,14 @@ func (b *Bus) MaxPayload() int { return int(b.nc.MaxPayload()) }
 // mesh that keep streams of their own.
 func (b *Bus) JetStream() jetstream.JetStream { return b.js }
 
+// BrokerError returns ErrNoBroker in a process without a broker, else nil.
+func (b *Bus) BrokerError() error {
+	if b.settings.Loopback != nil {
+		return ErrNoBroker
+	}
+	return nil
+}
+
 const closeFlush = 2 * time.Second
 
 // Close sends what is buffered, ends the connection and waits for it. Pending
@@ -410,6 +428,8 @@ var (
 	ErrTooLarge = errors.New("the message is over the broker's limit")
 	// ErrClosed means that the bus has been closed.
 	ErrClosed = errors.New("the bus is closed")
+	// ErrNoBroker means that the process has no broker, and what was asked for needs one.
+	ErrNoBroker = errors.New("stagemesh serve has no broker, and durable requests, results, idempotency keys, jobs, batches, files and dead letters need one; stagemesh up has one")
 )
 
 // FaultOf returns a caller's fault for a bus error about a stage.
@@ -425,7 +445,7 @@ func FaultOf(err error, stage pipeline.StageName) *fault.Fault {
 		return fault.Newf(fault.NoCapacity, "stage %s has no live host; start one, or check the pipeline's stage names", stage).Caused(err)
 	case errors.Is(err, ErrQueueFull):
 		return fault.Newf(fault.QueueFull, "the queue of stage %s is full", stage).Caused(err)
-	case errors.Is(err, ErrStoreFull):
+	case errors.Is(err, ErrStoreFull), errors.Is(err, ErrNoBroker):
 		return StoreFault(err)
 	case errors.Is(err, ErrTooLarge):
 		return fault.Newf(fault.PayloadTooLarge, "the request for stage %s is too large: %w", stage, err)
@@ -442,6 +462,8 @@ func sendError(err error) error {
 		return ErrClosed
 	case errors.Is(err, nats.ErrReconnectBufExceeded), errors.Is(err, nats.ErrDisconnected), errors.Is(err, nats.ErrConnectionReconnecting):
 		return ErrDisconnected
+	case errors.Is(err, ErrNoBroker):
+		return err
 	}
 	return fmt.Errorf("%w: %w", ErrUnknown, err)
 }

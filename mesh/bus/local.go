@@ -65,6 +65,14 @@ func (c *localCredit) items() (n int64) {
 // that it can be published all the same: one in so many.
 const localShare = 2
 
+// maxLocal is the largest item that is handed over, in bytes. Without a broker no item is published.
+func (b *Bus) maxLocal() int {
+	if b.settings.Loopback != nil {
+		return b.MaxPayload()
+	}
+	return b.MaxPayload() / localShare
+}
+
 // HandOver decides how an item travels; nothing else does. It hands the item to a host of its
 // stage in this process, in memory, and is true; else the caller publishes the item. Only an
 // item travels in memory that was never published (e.Local is set), that nobody else may wait
@@ -80,7 +88,7 @@ func (b *Bus) HandOver(e *envelope.Envelope) bool {
 	}
 	size, ok := textSize(e.Metadata)
 	size += len(e.Trace.Parent) + len(e.Trace.State) + payload.WireSize(e.Parts) + payload.WireSize(e.Kept)
-	if !ok || !utf8.ValidString(e.Trace.Parent) || !utf8.ValidString(e.Trace.State) || size > b.MaxPayload()/localShare {
+	if !ok || !utf8.ValidString(e.Trace.Parent) || !utf8.ValidString(e.Trace.State) || size > b.maxLocal() {
 		return false
 	}
 	p, alone := local.choose(e.Hop().Queue())
@@ -179,6 +187,9 @@ func (l *Local) addTo(stage pipeline.StageName, b *Backlog) {
 		b.Items += uint64(p.local.items())
 		b.Bytes += uint64(p.local.bytes)
 		b.Last += p.local.taken
+		if b.Epoch == loopbackEpoch {
+			b.MaxItems, b.MaxBytes = b.MaxItems+p.settings.Local.Items, b.MaxBytes+p.settings.Local.Bytes
+		}
 		for i, n := range p.local.inFlight {
 			b.Classes[classAt(i)] += uint64(n)
 		}

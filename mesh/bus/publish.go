@@ -298,6 +298,14 @@ func (b *Bus) Publish(m Message, done func(Receipt, error)) {
 }
 
 func (b *Bus) publish(m Message, done func(Receipt, error)) {
+	if b.settings.Loopback != nil && m.stream != "" {
+		err := ErrQueueFull // no host in the process has taken the item
+		if m.isFile() {
+			err = ErrNoBroker
+		}
+		done(Receipt{}, err)
+		return
+	}
 	msg := &nats.Msg{Subject: m.subject, Data: m.data, Header: m.header}
 	switch {
 	case m.id != "":
@@ -421,7 +429,7 @@ func replyReceipt(data []byte) (Receipt, error) {
 // acknowledgement to its message's callback. One subscription serves all.
 type requester struct {
 	timeout time.Duration
-	nc      *nats.Conn
+	nc      link
 	prefix  string
 	next    atomic.Uint64
 	shards  [requestShards]requestShard
@@ -457,9 +465,9 @@ func newRequester(timeout time.Duration) *requester {
 	return r
 }
 
-func (r *requester) start(nc *nats.Conn) error {
+func (r *requester) start(nc link) error {
 	r.nc = nc
-	sub, err := nc.Subscribe(r.prefix+"*", r.receive)
+	sub, err := nc.subscribe(r.prefix+"*", "", r.receive)
 	if err == nil {
 		err = sub.SetPendingLimits(backlog, -1)
 	}

@@ -139,7 +139,11 @@ func (p *Puller) subscribe() error {
 	}
 	p.stops = append(p.stops, stop)
 	for _, d := range p.settings.Durabilities {
-		sub, err := p.bus.nc.ChanSubscribe(nakAdvisories+p.bus.Stream(p.settings.Stage, d)+".*", p.returns.advisories)
+		on, isBroker := p.bus.nc.(connection)
+		if !isBroker {
+			break // nothing is delivered, and given back
+		}
+		sub, err := on.ChanSubscribe(nakAdvisories+p.bus.Stream(p.settings.Stage, d)+".*", p.returns.advisories)
 		if err != nil {
 			return sendError(err)
 		}
@@ -327,7 +331,7 @@ func (p *Puller) checkDrained() {
 
 // pull sends the requests of the credit's plan. The caller holds the lock.
 func (p *Puller) pull() {
-	if p.draining {
+	if p.draining || p.bus.settings.Loopback != nil {
 		return
 	}
 	for _, r := range p.credit.plan(time.Now().Add(p.expiry + expiryGrace)) {
@@ -351,7 +355,7 @@ func (p *Puller) send(r pullRequest) error {
 	class, queue := classAt(p.credit.classOf(r.cq)), p.credit.queueOf(r.cq)
 	subject := "$JS.API.CONSUMER.MSG.NEXT." + p.bus.Stream(p.settings.Stage, p.settings.Durabilities[queue]) + "." + consumerName(class, p.epochs[queue])
 	reply := p.inbox + "." + strconv.Itoa(r.cq) + "." + strconv.FormatUint(r.number, requestBase)
-	return p.bus.nc.PublishRequest(subject, reply, body)
+	return p.bus.nc.PublishMsg(&nats.Msg{Subject: subject, Reply: reply, Data: body})
 }
 
 func (p *Puller) receive(i int, msg *nats.Msg) {

@@ -78,6 +78,9 @@ func (i QueueInfo) Whole() bool { return i.Consumers == classCount }
 // are of a higher version than its own, and returns its state. All hosts may call
 // it at once, at any time.
 func (b *Bus) EnsureQueue(ctx context.Context, s QueueSettings) (QueueInfo, error) {
+	if b.settings.Loopback != nil {
+		return queueHere(s.Durability)
+	}
 	info, err := b.Queue(ctx, s.Stage, s.Durability)
 	if errors.Is(err, ErrNoQueue) {
 		if err := b.createStream(ctx, b.streamConfig(s)); err != nil {
@@ -224,6 +227,9 @@ func consumerName(class pipeline.Class, epoch Epoch) string {
 // Queue returns the broker's state of a queue: ErrNoQueue where there is none,
 // ErrDisconnected when the broker is disconnected.
 func (b *Bus) Queue(ctx context.Context, stage pipeline.StageName, d pipeline.Durability) (QueueInfo, error) {
+	if b.settings.Loopback != nil {
+		return queueHere(d)
+	}
 	sent := b.settings.Now()
 	stream, err := b.js.Stream(ctx, b.Stream(stage, d))
 	if err != nil {

@@ -32,8 +32,8 @@ func (b *Bus) subscribe(subject, group string, maxBytes int, handle nats.MsgHand
 }
 
 // subscription is subscribe for a caller that ends the subscription in another way.
-func (b *Bus) subscription(subject, group string, maxBytes int, handle nats.MsgHandler) (*nats.Subscription, error) {
-	sub, err := b.nc.QueueSubscribe(subject, group, handle)
+func (b *Bus) subscription(subject, group string, maxBytes int, handle nats.MsgHandler) (subscription, error) {
+	sub, err := b.nc.subscribe(subject, group, handle)
 	if err != nil {
 		return nil, sendError(err)
 	}
@@ -183,11 +183,15 @@ func (b *Bus) ServeJobRequests(handle func(JobRequest)) (stop func(), ended <-ch
 	if err != nil {
 		return nil, nil, err
 	}
+	on, isOnBroker := sub.(*nats.Subscription)
+	if !isOnBroker {
+		return nil, nil, errors.Join(ErrNoBroker, sub.Unsubscribe())
+	}
 	closed := make(chan struct{})
-	sub.SetClosedHandler(func(string) { close(closed) })
+	on.SetClosedHandler(func(string) { close(closed) })
 	return func() {
-		if !b.Connected() || sub.Drain() != nil { // a drain waits for the broker
-			_ = sub.Unsubscribe()
+		if !b.Connected() || on.Drain() != nil { // a drain waits for the broker
+			_ = on.Unsubscribe()
 		}
 	}, closed, nil
 }

@@ -23,9 +23,13 @@ var ErrStoreFull = errors.New("the broker stores nothing more")
 // StoreRetry is how long a store that is believed broken is left alone between two writes.
 const StoreRetry = 5 * time.Second
 
-// StoreFault returns the caller's fault for an error about a full store, else nil.
+// StoreFault returns the caller's fault for an error about a store that is full, or that is
+// missing because the process has no broker, else nil.
 func StoreFault(err error) *fault.Fault {
-	if !IsFull(err) {
+	switch {
+	case errors.Is(err, ErrNoBroker):
+		return fault.Newf(fault.NotSupported, "%w", ErrNoBroker)
+	case !IsFull(err):
 		return nil
 	}
 	return fault.Newf(fault.StoreFull, "%w", err).WithRetryAfter(StoreRetry)
