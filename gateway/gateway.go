@@ -9,6 +9,7 @@
 package gateway
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -55,8 +56,10 @@ type Gateway struct {
 	// registry has the models that stages load on demand, placer chooses their hosts.
 	registry *registry.Registry
 	placer   *registry.Placer
-	// membership is nil without a registry.
+	// membership is nil without a registry. members are the hosts all the same, as far as they are
+	// known; nil where they are not.
 	membership *discovery.Membership
+	members    Members
 	// addr, grpcAddr and admin are the listening addresses. They are set before ready closes.
 	addr, grpcAddr, admin net.Addr
 	ready                 chan struct{}
@@ -83,7 +86,7 @@ func New(s Settings) (*Gateway, error) {
 	})
 	g := &Gateway{
 		settings: s, log: s.Call.Logger, ready: make(chan struct{}), closing: make(chan struct{}),
-		memory:      transport.NewMemory(s.Call.Budget),
+		memory: transport.NewMemory(s.Call.Budget), members: s.Members,
 		connections: transport.NewConnections(min(maxConnections, max(leastConnections, int64(s.MaxInFlightBytes)/connectionCost)), s.TokenFile != ""),
 	}
 	g.stopping, g.beginStop = context.WithCancel(context.Background())
@@ -92,6 +95,7 @@ func New(s Settings) (*Gateway, error) {
 	if r := s.Registry; r != nil {
 		seeded.Table, loadable.Table = r.Table, r.Models
 		g.membership = discovery.NewMembership(r.Watcher, r.Table, string(s.Call.Mesh), g.log)
+		g.members = g.membership
 	}
 	var err error
 	if g.pipelines, err = pipelines.New(seeded); err != nil {
@@ -238,13 +242,13 @@ func (g *Gateway) Service() *call.Service { return g.service }
 
 // ReadyStages sums up the hosts that take items. It returns an error while they are not known.
 func (g *Gateway) ReadyStages() ([]discovery.Stage, error) {
-	if g.membership == nil {
+	if g.members == nil {
 		return nil, errors.New("the mesh has no registry, which knows the hosts")
 	}
-	if since, why := g.membership.Stale(); !since.IsZero() {
+	if since, why := g.members.Stale(); !since.IsZero() {
 		return nil, fmt.Errorf("the registry is unavailable: %w", why)
 	}
-	return discovery.Stages(slices.DeleteFunc(g.membership.Hosts(), func(h discovery.Host) bool {
+	return discovery.Stages(slices.DeleteFunc(g.members.Hosts(), func(h discovery.Host) bool {
 		return !h.Alive || !h.Record.GetReady() || h.Record.GetDraining()
 	})), nil
 }
@@ -324,7 +328,7 @@ func (g *Gateway) StoreReady() error {
 	default:
 		return errors.New("the gateway is starting")
 	}
-	if f := g.service.StoreFault(); f != nil {
+	if f := cmp.Or(g.service.BrokerFault(), g.service.StoreFault()); f != nil {
 		return f
 	}
 	return nil

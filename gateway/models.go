@@ -165,14 +165,14 @@ func (m *models) control(ctx context.Context, how, name string, change func(cont
 
 // stageSpecs returns the inputs and outputs of stages, by stage name.
 func (m *models) stageSpecs() map[string]*stagev1.Spec {
-	if m.gateway.membership == nil {
+	if m.gateway.members == nil {
 		return nil
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if now := time.Now(); now.Sub(m.readAt) >= specsAge {
 		m.specs, m.limits, m.readAt = map[string]*stagev1.Spec{}, map[string]*stagev1.Limits{}, now
-		for _, s := range discovery.Stages(m.gateway.membership.Hosts()) {
+		for _, s := range discovery.Stages(m.gateway.members.Hosts()) {
 			m.specs[s.Name], m.limits[s.Name] = s.Spec, s.Limits
 		}
 	}

@@ -100,8 +100,8 @@ func (g *Gateway) publicSettings(listen string) port.PublicSettings {
 			IsPrivate: g.public.tls == nil && g.settings.exposure(listen).IsPrivate(),
 		},
 	}
-	if g.jobs.ServesBatches() {
-		out.Batches = g.jobs
+	if g.jobs.ServesBatches() || g.service.BrokerFault() != nil {
+		out.Batches = g.jobs // which tells callers why there are none
 	}
 	if g.settings.ModelControl {
 		out.More = adminapi.ModelServices(g.adminSettings())
@@ -140,12 +140,9 @@ func (g *Gateway) adminSettings() adminapi.Settings {
 	s := adminapi.Settings{
 		DeadLetters: store.NewDeadLetters(g.bus, store.Settings{}), Health: g.Ready, Logger: g.log,
 		Pipelines: g.pipelines, Models: g.registry, Placer: g.placer, Traffic: g.service, Jobs: g.jobs, MaxPayload: g.settings.MaxPayload, Stopping: g.stopping,
-		Metrics: g.bus.ListMetrics, Store: g.service.StoreFault,
+		Membership: g.members, Metrics: g.bus.ListMetrics, Store: g.service.StoreFault,
 		Memory: transport.NewMemory(budget.NewPool(budget.Settings{Limit: maxAdminMemory, Name: "bytes of operators' requests", Key: "docs/security.md", Shared: !g.operators.tokens.IsEmpty()})),
 		Tokens: g.operators.tokens, AnyHost: !g.settings.Admin.exposure(g.settings.Admin.Listen).IsPrivate(),
-	}
-	if g.membership != nil {
-		s.Membership = g.membership
 	}
 	return s
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/discovery"
 	registry "github.com/stagemesh/stagemesh/discovery/models"
+	"github.com/stagemesh/stagemesh/gateway/adminapi"
 	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/port"
@@ -77,9 +78,14 @@ type Settings struct {
 	Aliases []registry.AliasChange
 	// Registry is where hosts register; nil means that there is no registry.
 	Registry *Registry
+	// Members are the hosts of a mesh without a registry, if they are known.
+	Members Members
 	// Version of the program and the address of its operations port are for the registry.
 	Version, Operations string
 }
+
+// Members are the hosts of a mesh.
+type Members = adminapi.Membership
 
 // Registry is the source of the mesh's members and pipelines.
 type Registry struct {

@@ -196,11 +196,7 @@ func (l *loop) nak(it *item) {
 		return
 	}
 	if it.direct != nil {
-		f := fault.New(fault.NoCapacity, "the host's runner cannot run anything at the moment")
-		if l.draining || l.abandoned || l.lost {
-			f = stoppingFault()
-		}
-		it.direct.finish(it, runner.Failed(f))
+		it.direct.finish(it, runner.Failed(l.leavingFault()))
 	}
 	if it.env.Local != nil {
 		l.publishLocal(it)
@@ -226,6 +222,10 @@ func (l *loop) publishLocal(it *item) {
 	if !l.beginSend(it) {
 		return
 	}
+	if l.host.bus.BrokerError() != nil {
+		l.sendFaultInstead(it, l.leavingFault())
+		return
+	}
 	it.trace.process.Event("returned")
 	env := *it.env
 	env.LocalAttempts, env.LocalCrash = 1, it.crashes > 0
@@ -236,6 +236,14 @@ func (l *loop) publishLocal(it *item) {
 	}
 	l.replaceOutbox(it, []outgoing{{message, toOwn}})
 	l.send(it)
+}
+
+// leavingFault is what callers get for an item that no other host can take.
+func (l *loop) leavingFault() *fault.Fault {
+	if l.draining || l.abandoned || l.lost {
+		return stoppingFault()
+	}
+	return fault.New(fault.NoCapacity, "the host's runner cannot run anything at the moment")
 }
 
 func stoppingFault() *fault.Fault { return fault.New(fault.ShuttingDown, "the host is stopping") }

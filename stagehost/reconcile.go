@@ -318,8 +318,11 @@ func (h *Host) leaveStage(ctx context.Context, now time.Time) {
 			q.puller.Use(d, epoch)
 		}
 	}
-	unhealthyFor := now.Sub(h.runnerHealth.since)
-	if unhealthyFor >= unhealthyGrace+reconcileRetry+bus.PullLife {
+	unhealthyFor, keepFor := now.Sub(h.runnerHealth.since), unhealthyGrace+reconcileRetry+bus.PullLife
+	if h.bus.BrokerError() != nil {
+		keepFor = max(keepFor, h.settings.HostGrace) // no other host can take the items
+	}
+	if unhealthyFor >= keepFor {
 		h.post(stageLeft{isStarting: !hasFailed && unhealthyFor < h.startTook+unhealthyGrace})
 	}
 }

@@ -229,7 +229,7 @@ func (h *Host) addRecord(r *run, record envelope.RunRecord) ([]envelope.RunRecor
 	ctx, cancel := context.WithTimeout(r.ctx, runRecordTimeout)
 	defer cancel()
 	others, err := h.runRecords.Add(ctx, r.items[0].env, record)
-	if err != nil {
+	if err != nil && h.bus.BrokerError() == nil {
 		h.settings.Logger.Warn("the run of a suspect is not recorded", append(r.items[0].logIDs(), "error", err)...)
 	}
 	return others, err
@@ -240,7 +240,7 @@ func (h *Host) endRecord(r *run) {
 	r.items[0].runs = nil
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.ctx), endRecordTimeout)
 	defer cancel()
-	if err := h.runRecords.End(ctx, r.items[0].env); err != nil {
+	if err := h.runRecords.End(ctx, r.items[0].env); err != nil && h.bus.BrokerError() == nil {
 		h.settings.Logger.Warn("the end of a suspect's run is not recorded", append(r.items[0].logIDs(), "error", err)...)
 	}
 }

@@ -323,7 +323,7 @@ func backoff(n int, least, most time.Duration) time.Duration {
 // and so does the gateway of a stored result. No destination may hold up all
 // others, unless the broker is what holds up all.
 func (l *loop) mayRetry(it *item, err error) bool {
-	if errors.Is(err, bus.ErrTooLarge) || errors.Is(err, bus.ErrClosed) {
+	if errors.Is(err, bus.ErrTooLarge) || errors.Is(err, bus.ErrClosed) || l.host.bus.BrokerError() != nil {
 		return false
 	}
 	if errors.Is(err, bus.ErrNoResults) || errors.Is(err, bus.ErrNoDeadLetters) {

@@ -263,7 +263,7 @@ func (r *Registry) seed(ctx context.Context) error {
 // Ready returns nil once the models are known, before that the reason.
 func (r *Registry) Ready() error {
 	if r.mirror == nil {
-		return fault.New(fault.NotSupported, "the mesh has no registry, so it has no models; the section registry of its file names one")
+		return fault.New(fault.NotSupported, "the mesh has no registry, so it has no models; the section registry of its file names one, except for stagemesh serve")
 	}
 	r.mu.RLock()
 	known := r.served.epoch != ""

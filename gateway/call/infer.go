@@ -301,6 +301,11 @@ func (p place) release() {
 // awaitCapacity returns nil when the mesh can take the request: now or, where it
 // waits for capacity, later. After it, also if it fails, x.admitted leaves.
 func (s *Service) awaitCapacity(ctx context.Context, x *call) (f *fault.Fault) {
+	if x.env.StoresResult() {
+		if f := s.BrokerFault(); f != nil {
+			return f
+		}
+	}
 	isForHost := slices.ContainsFunc(x.env.Route, func(hop pipeline.Hop) bool { return hop.Host != "" })
 	x.admitted, f = s.availability.Admit(ctx, x.env, x.tenant, x.waitForCapacity && !isForHost)
 	if f != nil && isForHost {
@@ -545,6 +550,12 @@ func (x *call) publishAgain() {
 	if x.waitForCapacity && x.sending.tries == 0 {
 		if !x.service.availability.HasSpace(x.env, x.tenant) {
 			x.sending.retry = time.After(retryPause)
+			return
+		}
+		if x.service.bus.HandOver(x.env) { // it was never queued
+			x.published.End(time.Now())
+			x.sending = sending{}
+			x.pending.wait(nil)
 			return
 		}
 	}

@@ -204,6 +204,9 @@ const (
 // Ensure returns nil when the stream is there. It asks the broker once for each
 // connection, and once per ensurePause where that fails.
 func (l *LazyStream) Ensure(ctx context.Context) *fault.Fault {
+	if f := l.service.BrokerFault(); f != nil {
+		return f
+	}
 	err := l.lock.Acquire(ctx, 1)
 	if err == nil {
 		err = l.makeIfMissing(ctx)

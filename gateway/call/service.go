@@ -243,8 +243,11 @@ func (s *Service) Start(b *bus.Bus) error {
 	if err := s.availability.Report(s.settings.Meter); err != nil {
 		return err
 	}
-	if err := s.store.report(s.settings.Meter, b); err != nil {
-		return err
+	hasBroker := b.BrokerError() == nil
+	if hasBroker {
+		if err := s.store.report(s.settings.Meter, b); err != nil {
+			return err
+		}
 	}
 	s.results = store.NewResults(b, s.settings.Results)
 	s.resultsStream = s.NewLazyStream("the broker stores no results", s.results.Ensure)
@@ -269,7 +272,9 @@ func (s *Service) Start(b *bus.Bus) error {
 	s.watches.Go(func() { s.watchQueues(ctx, b.Reconnects()) })
 	s.watches.Go(func() { s.watchConnection(ctx, b.Reconnects()) })
 	s.watches.Go(func() { s.watchClock(ctx, b.Reconnects()) })
-	s.watches.Go(func() { s.watchStore(ctx) })
+	if hasBroker {
+		s.watches.Go(func() { s.watchStore(ctx) })
+	}
 	s.watches.Go(func() { s.watchDeadlines(ctx) })
 	return nil
 }

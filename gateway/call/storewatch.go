@@ -23,6 +23,9 @@ func (s *Service) StoreFault() *fault.Fault {
 	return nil
 }
 
+// BrokerFault returns NOT_SUPPORTED in a process without a broker, else nil.
+func (s *Service) BrokerFault() *fault.Fault { return bus.StoreFault(s.bus.BrokerError()) }
+
 const (
 	storeTick = time.Second
 	// storeProbes and storeReports are how often, in ticks, the store may be probed and the sizes of

@@ -325,6 +325,9 @@ func (s *Service) queueOf(tenant string, name pipeline.QueueName) (queue, *fault
 
 // unknownQueue returns a fault that names the queues to which the tenant may submit.
 func (s *Service) unknownQueue(tenant string, name pipeline.QueueName) *fault.Fault {
+	if f := s.calls.BrokerFault(); f != nil {
+		return f
+	}
 	names, isLimited := s.settings.Tenants[tenant]
 	if !isLimited {
 		names = slices.Sorted(maps.Keys(*s.queues.Load()))

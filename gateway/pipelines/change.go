@@ -129,7 +129,7 @@ func (s *Store) put(ctx context.Context, key discovery.Key, r *meshv1.PipelineRe
 // changeable returns nil if pipelines can be changed now.
 func (s *Store) changeable() error {
 	if s.table == nil {
-		return fault.New(fault.NotSupported, "the mesh has no registry, so its pipelines are those of its file; the section registry of the file names one")
+		return fault.New(fault.NotSupported, "the mesh has no registry, so its pipelines are those of its file; the section registry of the file names one, except for stagemesh serve")
 	}
 	if err := s.Ready(); err != nil {
 		return discovery.Unavailable(err)
