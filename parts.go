@@ -8,11 +8,13 @@ import (
 	"log/slog"
 	"net"
 	"slices"
+	"time"
 
 	"github.com/google/uuid"
 	"go.opentelemetry.io/otel/metric"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/dispatch"
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/internal/meshfile"
@@ -38,7 +40,7 @@ type parts struct {
 func (m *Mesh) assemble() (p *parts, err error) {
 	p = &parts{}
 	var order []process.Part
-	if m.settings.NATS.URL == "" {
+	if m.settings.NATS.URL == "" && m.loopback == nil {
 		p.broker = newBroker(m.settings.NATS, m.reserve(), m.settings.Logger)
 		if err := p.broker.store.report(m.settings.Meter); err != nil {
 			return nil, err
@@ -74,7 +76,7 @@ func (m *Mesh) assemble() (p *parts, err error) {
 		p.hosts = append(p.hosts, hosts...)
 	}
 	if !m.settings.NoGateway {
-		if p.gateway, err = m.newGateway(to, p.registry.Gateway(models)); err != nil {
+		if p.gateway, err = m.newGateway(to, p.registry.Gateway(models), hostsHere{p}); err != nil {
 			return nil, err
 		}
 		if err := p.gateway.ReadFiles(); err != nil {
@@ -148,6 +150,9 @@ func (m *Mesh) reserve() meshfile.Reserve {
 const inProcess = "nats://in-process"
 
 func (m *Mesh) bus(own *broker) bus.Settings {
+	if m.loopback != nil {
+		return bus.Settings{Loopback: m.loopback}
+	}
 	if own != nil {
 		return bus.Settings{URL: inProcess, Server: own, Auth: own.auth(), Store: own.store.storeError}
 	}
@@ -155,7 +160,7 @@ func (m *Mesh) bus(own *broker) bus.Settings {
 }
 
 func (m *Mesh) registryConfig() meshfile.RegistryConfig {
-	if m.settings.Registry == nil {
+	if m.settings.Registry == nil || m.loopback != nil {
 		return meshfile.RegistryConfig{None: true}
 	}
 	return *m.settings.Registry
@@ -188,8 +193,30 @@ func (m *Mesh) hostsOf(s Stage, to bus.Settings, known *stagehost.Registry) ([]*
 	return out, nil
 }
 
-func (m *Mesh) newGateway(to bus.Settings, known *gateway.Registry) (*gateway.Gateway, error) {
+// hostsHere are the hosts of a process without a broker, which nobody joins.
+type hostsHere struct{ of *parts }
+
+var _ gateway.Members = hostsHere{}
+
+// Hosts implements gateway.Members.
+func (h hostsHere) Hosts() []discovery.Host {
+	out := make([]discovery.Host, len(h.of.hosts))
+	for i, host := range h.of.hosts {
+		out[i] = discovery.Host{Record: host.Record(), Alive: true}
+	}
+	return out
+}
+
+// The other methods of gateway.Members: the hosts of the process are always known.
+func (hostsHere) Loaded(context.Context) error { return nil }
+func (hostsHere) Stale() (time.Time, error)    { return time.Time{}, nil }
+func (hostsHere) Changed() <-chan struct{}     { return nil }
+
+func (m *Mesh) newGateway(to bus.Settings, known *gateway.Registry, here gateway.Members) (*gateway.Gateway, error) {
 	s := m.settings.Gateway
+	if m.loopback != nil {
+		s.Members = here
+	}
 	s.Bus, s.Pipelines, s.Registry = to, m.pipelines, known
 	s.Version, s.Operations = m.settings.Version, m.settings.Operations
 	s.Call.Mesh, s.Call.Gateway = m.settings.Mesh, pipeline.GatewayID(newID())
@@ -218,6 +245,8 @@ type FileSettings struct {
 	NoGateway bool
 	// NoPorts is true for a process whose gateway nobody calls, such as a dispatcher alone.
 	NoPorts bool
+	// NoBroker has the process serve one stage without a broker, see File.ValidateWithoutBroker.
+	NoBroker bool
 	// Dispatcher has this process forward the jobs of the file; Gates are as in Settings.
 	Dispatcher bool
 	Gates      map[string]dispatch.GateFunc
@@ -256,6 +285,12 @@ func FromFile(f *meshfile.File, s FileSettings) (*Mesh, error) {
 	if err != nil {
 		return nil, err
 	}
+	if s.NoBroker {
+		if err := f.ValidateWithoutBroker(); err != nil {
+			return nil, err
+		}
+		m.loopback = &bus.Loopback{}
+	}
 	if s.Stages == nil {
 		s.Stages = f.StageNames()
 	} else if !f.Joinable() {
@@ -268,6 +303,9 @@ func FromFile(f *meshfile.File, s FileSettings) (*Mesh, error) {
 			return nil, err
 		}
 		stage.Host = s.Host
+		if s.NoBroker {
+			stage.Queue.Durabilities = []pipeline.Durability{pipeline.Memory}
+		}
 		if err := m.AddStage(stage); err != nil {
 			return nil, err
 		}

@@ -228,7 +228,7 @@ func (p Program) Run(ctx context.Context) error {
 		if err == nil {
 			var reloads sync.WaitGroup
 			serving, stop := context.WithCancel(ctx)
-			if p.File.Path() != "" && !p.NoGateway {
+			if p.File.Path() != "" && !p.NoGateway && !p.NoBroker {
 				reloads.Go(func() { p.reloadOnSave(serving, m) })
 			}
 			err = m.Wait(ctx)

@@ -137,6 +137,8 @@ type Mesh struct {
 	settings  Settings
 	stages    []Stage
 	pipelines []pipeline.Pipeline
+	// loopback stands for the broker where there is none; nil where there is one.
+	loopback *bus.Loopback
 	// metrics returns what the Meter of a program has; nil for other meters.
 	metrics func() (families []byte, err error)
 
@@ -225,7 +227,7 @@ func (m *Mesh) Validate() error {
 	if m.settings.NoGateway {
 		return nil
 	}
-	_, err := m.newGateway(bus.Settings{}, nil)
+	_, err := m.newGateway(bus.Settings{}, nil, nil)
 	return err
 }
 
@@ -448,7 +450,7 @@ func (m *Mesh) StoreReady() error {
 func (m *Mesh) remarks() string {
 	var out []string
 	if p := m.parts.Load(); p != nil {
-		if err := m.StoreReady(); err != nil {
+		if err := m.StoreReady(); err != nil && m.loopback == nil {
 			out = append(out, "durable requests, jobs and batches: "+err.Error())
 		}
 		for _, h := range p.hosts {

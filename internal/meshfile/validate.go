@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net"
 	"net/url"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -171,6 +172,40 @@ func writtenParts(described, written []runner.PartSpec) []runner.PartSpec {
 func (f *File) ValidatePart(stages []string) error {
 	_, _, err := f.buildParts(stages)
 	return err
+}
+
+// ValidateWithoutBroker returns an error for each key that asks for what a process without a broker
+// does not have.
+func (f *File) ValidateWithoutBroker() error {
+	nats := f.NATS
+	nats.Insecure = false // a flag is for all ports
+	var errs []error
+	refuse := func(isAsked bool, key ...string) {
+		if isAsked {
+			errs = append(errs, f.At(errors.New("needs a broker, and stagemesh serve has none; leave it out, or run the file with stagemesh up -c"), key...))
+		}
+	}
+	for key, section := range map[string]any{
+		"nats": nats, "results": f.Results, "dead_letters": f.DeadLetters, "idempotency": f.Idempotency, "jobs": f.Jobs,
+	} {
+		refuse(!reflect.ValueOf(section).IsZero(), key)
+	}
+	refuse(len(f.Models) > 0, "models")
+	refuse(len(f.Aliases) > 0, "aliases")
+	refuse(f.Registry.Consul != nil || f.Registry.NATS != nil, "registry")
+	refuse(f.LocalHops != nil && !*f.LocalHops, "local_hops")
+	for name, p := range f.Pipelines {
+		refuse(p.Durability == string(pipeline.File), "pipelines", name, "durability")
+	}
+	for name, s := range f.Stages {
+		refuse(s.Models != nil, "stages", name, "models")
+		refuse(!has(s.Queue.Durabilities, pipeline.Memory), "stages", name, "queue", "durabilities")
+	}
+	if len(f.Stages) != 1 {
+		errs = append(errs, f.At(fmt.Errorf("stagemesh serve runs one stage, and these are %d; a mesh of several passes items by its broker, run it with stagemesh up -c", len(f.Stages)), "stages"))
+	}
+	slices.SortFunc(errs, func(a, b error) int { return cmp.Compare(a.Error(), b.Error()) })
+	return errors.Join(errs...)
 }
 
 // buildParts is ValidatePart that returns what it has made: a host of each of the stages

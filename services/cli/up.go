@@ -58,17 +58,22 @@ func newUp() *cobra.Command {
 			return runUp(ctx, flags, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		}),
 	}
-	up.Flags().StringVar(&flags.listen, "listen", "", "the address for callers, instead of gateway.listen; port 0 picks a free one")
-	up.Flags().StringVar(&flags.ops, "ops", "", "the operations address, instead of ops.listen")
-	up.Flags().StringVar(&flags.admin, "admin", "", "the address for operators, instead of gateway.admin.listen")
+	flags.addPorts(up)
 	up.Flags().IntVar(&flags.workers, "workers", 1, "how many processes of the WORKER run")
 	up.Flags().StringVar(&flags.options, "options", "{}", "the WORKER's options, a JSON object")
 	up.Flags().StringArrayVar(&flags.models, "model", nil, "a model of a WORKER with several, as ID=SOURCE")
 	up.Flags().StringVarP(&flags.config, "config", "c", "mesh.yaml", "the mesh file")
 	up.Flags().StringSliceVar(&flags.stages, "stages", nil, `run only these stages, separated by commas, and the gateway; "" runs the gateway alone`)
-	stagemesh.AddExposure(up, &flags.exposure)
-	flags.process = program.AddFlags(up)
 	return up
+}
+
+// addPorts adds the flags of addresses, of who may call them, and of the process.
+func (f *upFlags) addPorts(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&f.listen, "listen", "", "the address for callers, instead of gateway.listen; port 0 picks a free one")
+	cmd.Flags().StringVar(&f.ops, "ops", "", "the operations address, instead of ops.listen")
+	cmd.Flags().StringVar(&f.admin, "admin", "", "the address for operators, instead of gateway.admin.listen")
+	stagemesh.AddExposure(cmd, &f.exposure)
+	f.process = program.AddFlags(cmd)
 }
 
 // check rejects arguments and flags that do not fit together.
@@ -119,10 +124,15 @@ func runUp(ctx context.Context, flags upFlags, out, errOut io.Writer) error {
 	}
 	flags.override(file)
 	p := stagemesh.Program{File: file, FileSettings: stagemesh.FileSettings{Stages: flags.stages, Dispatcher: true, Logger: log}, Ready: func(m *stagemesh.Mesh, ops net.Addr) error {
-		_, err := fmt.Fprintf(out, "mesh %s is ready: %s (%sadmin: %s, operations: http://%s); stop with Ctrl-C\n", file.Mesh, m.URL(), docs(file, m), m.AdminURL(), ops)
-		return err
+		return printMesh(out, file, m, ops)
 	}}
 	return p.Run(ctx)
+}
+
+// printMesh prints that a mesh is ready, and its addresses.
+func printMesh(out io.Writer, file *meshfile.File, m *stagemesh.Mesh, ops net.Addr) error {
+	_, err := fmt.Fprintf(out, "mesh %s is ready: %s (%sadmin: %s, operations: http://%s); stop with Ctrl-C\n", file.Mesh, m.URL(), docs(file, m), m.AdminURL(), ops)
+	return err
 }
 
 // docs returns the address of the page of the mesh's pipelines, unless it is switched

@@ -20,7 +20,7 @@ import (
 	"github.com/stagemesh/stagemesh/services/runners"
 )
 
-// process is the command up while it runs.
+// process is the command up, or another that serves, while it runs.
 type process struct {
 	out, errOut testbed.Log
 	stop        context.CancelFunc
@@ -29,10 +29,15 @@ type process struct {
 
 func up(t *testing.T, args ...string) *process {
 	t.Helper()
+	return start(t, append([]string{"up"}, args...)...)
+}
+
+func start(t *testing.T, args ...string) *process {
+	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	p := &process{stop: cancel, ended: make(chan error, 1)}
 	go func() {
-		p.ended <- command(ctx, strings.NewReader(""), &p.out, &p.errOut, append([]string{"up"}, args...)...)
+		p.ended <- command(ctx, strings.NewReader(""), &p.out, &p.errOut, args...)
 	}()
 	t.Cleanup(cancel)
 	return p

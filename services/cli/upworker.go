@@ -36,7 +36,7 @@ func runWorker(ctx context.Context, flags upFlags, path string, out, errOut io.W
 	if isTerminal(errOut) && flags.process.Format == "text" {
 		log = slog.New(newTerminalHandler(errOut, log.Handler()))
 	}
-	file, err := workerFile(path, flags.workers, flags.options, flags.models)
+	file, err := workerFile(path, flags, true)
 	if err != nil {
 		return err
 	}
@@ -157,24 +157,25 @@ func printWorker(out io.Writer, m *stagemesh.Mesh, name, called, docs string, op
 	return err
 }
 
-// workerFile returns the file that describes a mesh of one stage that runs one worker.
-func workerFile(path string, workers int, options string, models []string) (*meshfile.File, error) {
+// workerFile returns the file that describes a mesh of one stage that runs one worker. One whose start
+// fails is started again, unless holdFailed is true.
+func workerFile(path string, flags upFlags, holdFailed bool) (*meshfile.File, error) {
 	command, err := workerCommand(path)
 	if err != nil {
 		return nil, err
 	}
-	if workers < 1 {
-		return nil, fmt.Errorf("--workers: %d is not at least 1", workers)
+	if flags.workers < 1 {
+		return nil, fmt.Errorf("--workers: %d is not at least 1", flags.workers)
 	}
 	var object map[string]json.RawMessage
-	if err := json.Unmarshal([]byte(options), &object); err != nil || object == nil {
+	if err := json.Unmarshal([]byte(flags.options), &object); err != nil || object == nil {
 		return nil, errors.New("--options: must be a JSON object")
 	}
 	name := nameOf(path)
-	worker := map[string]any{"command": command, "workers": workers, "options": json.RawMessage(options), "hold_failed_starts": true}
+	worker := map[string]any{"command": command, "workers": flags.workers, "options": json.RawMessage(flags.options), "hold_failed_starts": holdFailed}
 	stage := map[string]any{"runner": map[string]any{"worker": worker}, "expose_errors": stagehost.ExposeMessage}
 	registered := map[string]any{}
-	for _, text := range models {
+	for _, text := range flags.models {
 		id, source, _ := strings.Cut(text, "=")
 		registered[id], stage["models"] = map[string]any{"stage": name, "source": source}, map[string]any{}
 	}
@@ -194,6 +195,11 @@ func workerFile(path string, workers int, options string, models []string) (*mes
 	return meshfile.Parse(path, text.Bytes(), ".", runners.All()...)
 }
 
+// isMeshFile reports whether a file describes a mesh, by its name.
+func isMeshFile(path string) bool {
+	return slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(path))
+}
+
 // workerCommand returns the command that runs a worker: the Python SDK for a Python file,
 // else the program itself.
 func workerCommand(file string) ([]string, error) {
@@ -209,7 +215,7 @@ func workerCommand(file string) ([]string, error) {
 		return nil, fmt.Errorf("%s is a folder; give the file of a worker", file)
 	case filepath.Ext(path) == ".py":
 		return []string{"python3", "-m", "stagemesh", path}, nil
-	case slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(path)):
+	case isMeshFile(path):
 		return nil, fmt.Errorf("%s is not a worker; run the mesh of a file with: stagemesh up -c %s", file, file)
 	case info.Mode()&0o111 == 0:
 		return nil, fmt.Errorf("%s is neither a Python file nor a program; chmod +x makes it one, and -c %s runs a mesh file", file, file)
