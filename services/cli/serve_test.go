@@ -481,7 +481,7 @@ func TestServeAnswersTheNeighboursOfAPoisonItem(t *testing.T) {
 func TestServeStreams(t *testing.T) {
 	t.Parallel()
 	p, address, _ := serveWorker(t, fmt.Sprintf(teller, 32))
-	_, text := ask(t, http.MethodPost, address+"/v1/pipelines/my-adder:stream", `{"inputs":[{"name":"x","datatype":"BYTES","shape":[1],"data":["a b c"]}]}`)
+	_, text := ask(t, http.MethodPost, address+"/v1/pipelines/my-adder:stream", "a b c", "Content-Type: text/plain")
 	if strings.Count(text, "event: chunk") != 3 {
 		t.Errorf("three words are answered by %s", text)
 	}
