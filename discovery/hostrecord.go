@@ -66,6 +66,8 @@ const (
 	// more than these.
 	minLoadChange = 4
 	minWaitChange = 10 * time.Millisecond
+	// minRateChange is in requests a minute; placement ignores less.
+	minRateChange = 50
 )
 
 // differs reports whether a record has changed enough to be published again.
@@ -85,7 +87,7 @@ func differs(old, now *meshv1.HostRecord) bool {
 }
 
 // cacheDiffers reports whether the memory for models has changed noticeably: a change of use by
-// a 20th of the capacity, of the queue by a quarter, of the oldest use by a minute.
+// a 20th of the capacity, of the queue or the rate by a quarter, of the oldest use by a minute.
 func cacheDiffers(old, now *meshv1.CacheRecord) bool {
 	const share, oldest = 20, time.Minute
 	moved := func(was, is, of uint64) bool { return max(was, is)-min(was, is) > of/share }
@@ -94,13 +96,16 @@ func cacheDiffers(old, now *meshv1.CacheRecord) bool {
 		moved(old.GetUsed().GetHost(), now.GetUsed().GetHost(), now.GetCapacity().GetHost()) ||
 		moved(old.GetUsed().GetDevice(), now.GetUsed().GetDevice(), now.GetCapacity().GetDevice()) ||
 		loadDiffers(float64(old.GetQueued()+old.GetLoading()), float64(now.GetQueued()+now.GetLoading()), 1) ||
+		moves(float64(old.GetRate()), float64(now.GetRate()), minRateChange) ||
 		now.GetOldestUse().AsTime().Sub(old.GetOldestUse().AsTime()).Abs() > oldest
 }
 
 func loadDiffers(old, now, least float64) bool {
-	if (old == 0) != (now == 0) {
-		return true
-	}
+	return (old == 0) != (now == 0) || moves(old, now, least)
+}
+
+// moves reports whether a figure changes by a quarter, and by more than least.
+func moves(old, now, least float64) bool {
 	change := max(old, now) - min(old, now)
 	return change > least && change > max(old, now)/4
 }
