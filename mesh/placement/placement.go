@@ -39,6 +39,8 @@ const (
 	ageMargin = 45 * time.Second
 	// Hosts with up to fewModels models, or lowRate requests per minute, are equal.
 	fewModels, lowRate = 4, 100
+	// A model unused for oldAge prefers the hosts with more than 1/oldFactor of the highest rate.
+	oldAge, oldFactor = 24 * time.Hour, 4.
 )
 
 // View is a stage as one process sees it. Types without a constraint may be on any host.
@@ -165,7 +167,7 @@ func (v View) Place(now time.Time, m *Model) (pipeline.HostID, *Refusal) {
 		return "", v.refuse(now, m, furthest, failures)
 	}
 	c = keepCheap(v.keepCurrent(now, c), m)
-	c = keepIdle(now, v.keepPreferred(c, m, constraint), m)
+	c = keepByRate(now, v.keepPreferred(c, m, constraint), m)
 	return slices.MaxFunc(c, func(a, b candidate) int { return compareHosts(m.ID, a.ID, b.ID) }).ID, nil
 }
 
@@ -237,10 +239,11 @@ func (v View) keepPreferred(c []candidate, m *Model, constraint Constraint) []ca
 	return narrow(c, func(c candidate) bool { return c.rank == best })
 }
 
-// keepIdle drops hosts that have more to do than others. The more requests the model is
-// likely to get, the less a host may exceed the least busy one.
-func keepIdle(now time.Time, c []candidate, m *Model) []candidate {
-	factor, unused := math.Inf(1), now.Sub(m.LastUse)
+// keepByRate drops hosts that have more to do than others. The more requests the model is
+// likely to get, the less a host may exceed the least busy one. An old model gets none, and
+// drops the idle hosts instead, whose memory is for models in use.
+func keepByRate(now time.Time, c []candidate, m *Model) []candidate {
+	factor, unused := oldFactor, now.Sub(m.LastUse)
 	switch {
 	case m.ScaleUp:
 		factor = 1.1
@@ -248,8 +251,9 @@ func keepIdle(now time.Time, c []candidate, m *Model) []candidate {
 		factor = 1.5
 	case unused < 12*time.Minute:
 		factor = 3
-	case unused < 24*time.Hour:
-		factor = 4
+	case unused >= oldAge:
+		most := slices.MaxFunc(c, func(a, b candidate) int { return cmp.Compare(a.Rate, b.Rate) }).Rate
+		return narrow(c, func(c candidate) bool { return oldFactor*max(lowRate, c.Rate) >= most })
 	}
 	least := slices.MinFunc(c, func(a, b candidate) int { return cmp.Compare(a.Rate, b.Rate) }).Rate
 	return narrow(c, func(c candidate) bool { return c.Rate <= factor*max(lowRate, least) })

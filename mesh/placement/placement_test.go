@@ -111,7 +111,9 @@ func TestHostsAreNarrowedRuleByRule(t *testing.T) {
 		"rates of a busy model":             {a: rate(1000), b: rate(1099), c: rate(1101), model: func(m *placement.Model) { m.ScaleUp = true }, want: "[a b]"},
 		"rates of a model used lately":      {a: rate(1000), b: rate(3000), c: rate(3001), model: unused(10 * time.Minute), want: "[a b]"},
 		"rates of a model used today":       {a: rate(1000), b: rate(4000), c: rate(4001), model: unused(time.Hour), want: "[a b]"},
-		"rates of an unused model":          {a: rate(1000), b: rate(4000), c: rate(90000), model: unused(25 * time.Hour), want: "[a b c]"},
+		"an old model goes to busy hosts":   {a: rate(1000), b: rate(999), c: rate(4000), model: unused(24 * time.Hour), want: "[a c]"},
+		"an old model and low rates":        {a: rate(0), b: rate(99), c: rate(400), model: unused(24 * time.Hour), want: "[a b c]"},
+		"an old model that is busy":         {a: rate(1000), b: rate(1099), c: rate(4000), model: func(m *placement.Model) { unused(24 * time.Hour)(m); m.ScaleUp = true }, want: "[a b]"},
 		"others keep their place":           {a: full(time.Hour), b: func(h *placement.Host) { h.Full = true }, c: queued(50), model: func(m *placement.Model) { m.KeepOthers = true }, want: "[c]"},
 	} {
 		t.Run(name, func(t *testing.T) {

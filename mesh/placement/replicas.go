@@ -64,12 +64,13 @@ func (u *Usage) Observe(now time.Time, load float64) {
 func (u *Usage) Last() time.Time { return u.last }
 
 // staying returns the hosts with a replica that stay, and when the latest load began.
-func (v View) staying(m *Model) (hosts []pipeline.HostID, latest time.Time, loading bool) {
+func (v View) staying(m *Model) (hosts []candidate, latest time.Time, loading bool) {
 	for _, r := range m.Replicas {
-		if !slices.ContainsFunc(v.Hosts, func(h Host) bool { return h.ID == r.Host && h.stays() }) {
+		at := slices.IndexFunc(v.Hosts, func(h Host) bool { return h.ID == r.Host && h.stays() })
+		if at < 0 {
 			continue
 		}
-		hosts, loading = append(hosts, r.Host), loading || !r.Loaded
+		hosts, loading = append(hosts, candidate{Host: &v.Hosts[at]}), loading || !r.Loaded
 		if r.Since.After(latest) {
 			latest = r.Since
 		}
@@ -115,25 +116,30 @@ func (v View) ScaleDown(now time.Time, self *Host, own []*Model) []model.ID {
 }
 
 // canRemove is true where room is short and the host's replica is not needed. A load that
-// was high lately, or a model that was loaded lately, keeps all replicas. Of two
-// replicas the one with the higher hash stays: placement would choose it again.
+// was high lately, or a model that was loaded lately, keeps all replicas. One at a time goes,
+// from the host that placement would choose last: by the rates, then by the lowest hash.
 func (v View) canRemove(now time.Time, self pipeline.HostID, m *Model) bool {
 	hosts, latest, loading := v.staying(m)
 	n, pool := len(hosts), v.Pool(now, v.Types[m.Type])
 	switch {
-	case n <= max(1, m.MinReplicas), loading, !slices.Contains(hosts, self), pool.Free > scaleDownFree,
+	case n <= max(1, m.MinReplicas), loading, pool.Free > scaleDownFree,
 		now.Sub(latest) < 30*time.Minute,
 		now.Sub(m.Usage.high) < min(5*time.Hour, max(10*time.Minute, pool.LRUAge*3/100)):
 		return false
-	case n > 2:
-		return now.Sub(m.Usage.last) > time.Minute || m.Usage.load*float64(n)/float64(n-1) < lowLoad
+	case n > 2 && now.Sub(m.Usage.last) <= time.Minute && m.Usage.load*float64(n)/float64(n-1) >= lowLoad:
+		return false
 	}
-	lowest := slices.MinFunc(hosts, func(a, b pipeline.HostID) int { return compareHosts(m.ID, a, b) })
-	lastUse := m.LastUse
-	if m.Usage.last.After(lastUse) {
-		lastUse = m.Usage.last
+	used := *m
+	if m.Usage.last.After(used.LastUse) {
+		used.LastUse = m.Usage.last
 	}
-	return self == lowest && now.Sub(lastUse) >= min(10*time.Hour, pool.LRUAge/10)
+	if n == 2 && now.Sub(used.LastUse) < min(10*time.Hour, pool.LRUAge/10) {
+		return false
+	}
+	if best := keepByRate(now, slices.Clone(hosts), &used); len(best) < n {
+		hosts = slices.DeleteFunc(hosts, func(h candidate) bool { return slices.Contains(best, h) })
+	}
+	return self == slices.MinFunc(hosts, func(a, b candidate) int { return compareHosts(m.ID, a.ID, b.ID) }).ID
 }
 
 // Load is a load ahead of requests.

@@ -2,6 +2,7 @@ package placement_test
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -273,7 +274,8 @@ func TestScaleDownKeepsReplicas(t *testing.T) {
 
 func TestScaleDownTakesTheOldestUpToItsShare(t *testing.T) {
 	t.Parallel()
-	v := view(newHost("a", full(10*time.Hour)), newHost("b", full(10*time.Hour)), newHost("c", full(10*time.Hour)))
+	// Old models are better on hosts b and c, which are busy.
+	v := view(newHost("a", full(10*time.Hour)), newHost("b", full(10*time.Hour), rate(500)), newHost("c", full(10*time.Hour), rate(500)))
 	var own []*placement.Model
 	for i := range 20 {
 		m := newModel(model.ID(fmt.Sprint("m", i)), unused(time.Duration(100-i)*time.Hour))
@@ -317,6 +319,51 @@ func TestOneOfTwoUnusedReplicasIsRemoved(t *testing.T) {
 		if early, late := both(id, 59*time.Minute), both(id, time.Hour); early != 0 || late != 1 {
 			t.Errorf("%d and %d removals by holders that decide at once, want 0 and 1", early, late)
 		}
+	}
+}
+
+func TestRatesDecideWhichReplicaGoes(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		rates []float64
+		model modelChange
+		want  string
+	}{
+		"low rates are equal":                   {[]float64{0, 100}, unused(time.Hour), "[a b]"},
+		"the busier one of two":                 {[]float64{100, 401}, unused(time.Hour), "[b]"},
+		"the busier one of two, before":         {[]float64{900, 100}, unused(time.Hour), "[a]"},
+		"the busiest of three":                  {[]float64{100, 101, 151}, unused(0), "[c]"},
+		"one of two that are busier":            {[]float64{100, 900, 800}, unused(0), "[b c]"},
+		"any of three":                          {[]float64{100, 150, 150}, unused(0), "[a b c]"},
+		"the idle one of two with an old model": {[]float64{401, 100}, unused(24 * time.Hour), "[b]"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var v placement.View
+			for i, r := range test.rates {
+				v.Hosts = append(v.Hosts, newHost(pipeline.HostID("abc"[i:i+1]), full(10*time.Hour), rate(r)))
+			}
+			removers := map[pipeline.HostID]bool{}
+			for i := range 40 {
+				m, removals := newModel(model.ID(fmt.Sprint("m", i)), test.model), 0
+				m.Usage = &placement.Usage{}
+				for _, h := range v.Hosts {
+					m.Replicas = append(m.Replicas, placement.Replica{Host: h.ID, Loaded: true})
+				}
+				for i := range v.Hosts {
+					if h := &v.Hosts[i]; len(v.ScaleDown(start, h, []*placement.Model{m})) > 0 {
+						removals++
+						removers[h.ID] = true
+					}
+				}
+				if removals != 1 {
+					t.Errorf("%d of the holders remove their replica at once", removals)
+				}
+			}
+			if got := fmt.Sprint(slices.Sorted(maps.Keys(removers))); got != test.want {
+				t.Errorf("%s remove theirs, want %s", got, test.want)
+			}
+		})
 	}
 }
 
