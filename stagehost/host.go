@@ -460,7 +460,6 @@ func (h *Host) awaitLeave(ctx, pumping context.Context) error {
 		return pumping.Err()
 	}
 	if h.loader != nil {
-		h.status.leave()
 		moving, cancel := process.DrainContext(pumping, h.settings.DrainTimeout/2)
 		defer cancel()
 		defer context.AfterFunc(pumping, cancel)()

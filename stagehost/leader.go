@@ -1,6 +1,7 @@
 package stagehost
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"maps"
@@ -186,10 +187,6 @@ func (l *leader) switchAlias(ctx context.Context, alias *meshv1.Alias) (isSwitch
 	wanted := models.Wanted{Replicas: max(1, h.placer.Replicas(old)), LastUse: time.Now()}
 	target := model.ID(alias.GetTarget().GetModel())
 	err := h.placer.EnsureLoaded(ctx, target, wanted, true)
-	if err != nil && wanted.Replicas > 1 {
-		wanted.Replicas = 1
-		err = h.placer.EnsureLoaded(ctx, target, wanted, true)
-	}
 	if err == nil {
 		err = h.models.Switch(ctx, alias)
 	}
@@ -272,29 +269,39 @@ func (l *leader) release(of pipeline.HostID) {
 	l.adopted, l.of = nil, ""
 }
 
-// moveModels has other hosts load the models that were used lately, the latest use first. This
-// one serves them meanwhile, and is passed over by senders as soon as another has a model.
+// moveModels has other hosts load the models that were used lately, so that as many have each as
+// before: first those that no other host has, then the latest use first. This one serves them
+// meanwhile, and is passed over by senders as soon as another has a model. Its queued loads are
+// given up.
 func (h *Host) moveModels(ctx context.Context) {
-	replicas := h.listModels(ctx)
-	ids := make([]model.ID, 0, len(replicas))
-	for id, lastUse := range replicas {
+	type move struct {
+		id     model.ID
+		wanted models.Wanted
+	}
+	var moves []move
+	for id, lastUse := range h.listModels(ctx) {
 		if time.Since(lastUse) < movedUse {
-			ids = append(ids, id)
+			// This host counts until it leaves, and others that leave do not: they move their own.
+			_, there, _ := h.models.Model(id)
+			moves = append(moves, move{id, models.Wanted{Replicas: max(1, h.placer.Replicas(there)), Without: []pipeline.HostID{h.settings.Host}, LastUse: lastUse}})
 		}
 	}
-	slices.SortFunc(ids, func(a, b model.ID) int { return replicas[b].Compare(replicas[a]) })
-	var moves errgroup.Group
-	moves.SetLimit(movesAtOnce)
-	own := []pipeline.HostID{h.settings.Host}
-	for _, id := range ids {
-		moves.Go(func() error {
-			if err := h.placer.EnsureLoaded(ctx, id, models.Wanted{Replicas: 1, Without: own, LastUse: replicas[id]}, true); err != nil {
-				h.settings.Logger.Debug("no other host loads the model", "model", id, "error", err)
+	h.status.leave()
+	h.post(question(func(l *loop) { l.models.cache.GiveUpQueued() }))
+	slices.SortFunc(moves, func(a, b move) int {
+		return cmp.Or(cmp.Compare(min(a.wanted.Replicas, 2), min(b.wanted.Replicas, 2)), b.wanted.LastUse.Compare(a.wanted.LastUse))
+	})
+	var moving errgroup.Group
+	moving.SetLimit(movesAtOnce)
+	for _, m := range moves {
+		moving.Go(func() error {
+			if err := h.placer.EnsureLoaded(ctx, m.id, m.wanted, true); err != nil {
+				h.settings.Logger.Debug("no other host loads the model", "model", m.id, "error", err)
 			}
 			return nil
 		})
 	}
-	_ = moves.Wait() // no error
+	_ = moving.Wait() // no error
 }
 
 // deleteOwnQueue deletes the host's own queue if it is empty and no other host takes over what a

@@ -101,7 +101,7 @@ func (s *modelSet) refuse(r *modelcache.Replica, refusal *modelcache.Refusal) {
 		delete(s.known, r.ID)
 		s.loop.host.loaded.Delete(r.ID)
 	}
-	if refusal.Reason != modelcache.Dropped {
+	if refusal.Reason != modelcache.Dropped && refusal.Reason != modelcache.GivenUp {
 		s.passOn(r.ID, items, refusalFault(r.ID, refusal))
 		return
 	}

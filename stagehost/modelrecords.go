@@ -41,11 +41,11 @@ const (
 func (s *modelSet) claim(id model.ID) {
 	s.busy[id]++
 	h := s.loop.host
-	q := claimRequest{isUnwanted: len(s.waiting[id]) == 0}
+	q := claimRequest{isUnwanted: len(s.waiting[id]) == 0, isLeaving: h.status.isLeaving()}
 	for _, it := range s.waiting[id] {
 		q.isHere = q.isHere || !it.mayPassOn()
 		if host := it.env.Hop().Host; host == h.settings.Host {
-			q.isChosen = true
+			q.isChosen = !q.isLeaving
 		} else {
 			q.visited = append(q.visited, host) // it died with the item, and may live again for a moment
 		}
@@ -54,7 +54,7 @@ func (s *modelSet) claim(id model.ID) {
 			q.visited = append(q.visited, pipeline.HostID(host))
 		}
 	}
-	if q.isRefused {
+	if q.isRefused || q.isLeaving {
 		q.visited = append(q.visited, h.settings.Host)
 	}
 	h.runs.Go(func() {
@@ -92,8 +92,9 @@ func (s *modelSet) free(id model.ID, err error) {
 type claimRequest struct {
 	visited                     []pipeline.HostID
 	isHere, isChosen, isRefused bool
-	// isUnwanted is true where no item waits: the host loads it only if it has the claim.
-	isUnwanted bool
+	// isUnwanted is true where no item waits: the host loads it only if it has the claim. One
+	// that isLeaving loads it only if no other does.
+	isUnwanted, isLeaving bool
 }
 
 // claimModel returns the host that requests for a model go to, and the model if that is this
@@ -137,8 +138,8 @@ func (h *Host) claimModel(ctx context.Context, id model.ID, q claimRequest) (mod
 		switch {
 		case holder != "" && holder != own:
 			return model.Model{}, holder, nil
-		case err != nil && !q.isRefused && fault.From(err).Reason == fault.NoCapacity:
-			q.isChosen, err = true, nil // this host may not be known yet
+		case err != nil && !q.isRefused && (q.isLeaving && !q.isChosen || fault.From(err).Reason == fault.NoCapacity):
+			q.isChosen, err = true, nil // this host may not be known yet, or leaves
 		}
 		// This host has the claim now, another one has begun to load it, or the record changes.
 		select {
@@ -273,13 +274,19 @@ func (s *modelSet) mayDiffer() iter.Seq[model.ID] {
 // reconcile makes the cache match the registry: it loads a model that this host has a claim of,
 // unloads one without a record, and keeps one that has no more replicas than it should have.
 func (s *modelSet) reconcile(now time.Time, id model.ID) {
-	if s.busy[id] > 0 || s.loop.host.status.isLeaving() {
+	if s.busy[id] > 0 {
 		return
 	}
 	m, there, _ := s.registry.Model(id)
 	own := s.loop.host.settings.Host
 	r, state := s.cache.Replica(id), models.StateOf(there, own)
 	isThere := models.HasReplica(there, own)
+	if s.loop.host.status.isLeaving() {
+		if r == nil && isThere {
+			s.removeClaim(id, time.Time{}) // of a sender that does not know yet
+		}
+		return
+	}
 	if r != nil {
 		// The hosts agree on who keeps it, so that no two evict the last ones at once.
 		rank := models.RankOf(there, own)
@@ -376,7 +383,9 @@ func (h *Host) listModels(ctx context.Context) map[model.ID]time.Time {
 	out, _ := ask(ctx, h, func(l *loop) map[model.ID]time.Time {
 		uses := map[model.ID]time.Time{}
 		for r := range l.models.cache.All() {
-			uses[r.ID] = r.LastUse
+			if uses[r.ID] = r.LastUse; r.Pins() > 0 {
+				uses[r.ID] = time.Now()
+			}
 		}
 		return uses
 	})

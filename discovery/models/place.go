@@ -219,6 +219,7 @@ func (p *Placer) Preload(ctx context.Context, stage pipeline.StageName) error {
 
 // Wanted says which replicas of a model there should be.
 type Wanted struct {
+	// Replicas are as many as fit, at least one.
 	Replicas int
 	// Without are hosts whose replicas do not count, and that get none.
 	Without []pipeline.HostID
@@ -341,6 +342,14 @@ func (p *Placer) EnsureLoaded(ctx context.Context, id model.ID, w Wanted, wait b
 		next := w
 		next.Without = slices.Concat(w.Without, rejectedBy)
 		host, err := p.Load(ctx, id, next)
+		if err != nil && ctx.Err() == nil {
+			// The others have no room, or cannot load it.
+			_, there, _ := p.registry.Model(id)
+			if n := len(p.staying(there, next.Without)); 0 < n && n < w.Replicas {
+				w.Replicas = n
+				continue
+			}
+		}
 		if f := fault.From(err); err != nil && f.Reason == fault.NoCapacity && len(rejectedBy) > 0 {
 			return fault.Newf(fault.CacheFull, "model %s is not loaded: all models of hosts that may have it are in use", id).WithRetryAfter(time.Second)
 		}

@@ -130,6 +130,15 @@ func (c *Cache) Drop(now time.Time, id model.ID) {
 	}
 }
 
+// GiveUpQueued refuses the loads that have not begun.
+func (c *Cache) GiveUpQueued() {
+	for _, r := range c.replicas {
+		if r.state == Queued {
+			c.refuse(r, GivenUp)
+		}
+	}
+}
+
 // become moves a replica to a state.
 func (c *Cache) become(r *Replica, s State) {
 	from, to := &c.tallies[r.state], &c.tallies[s]

@@ -427,6 +427,31 @@ func TestDropEndsReplicaInEveryState(t *testing.T) {
 	}
 }
 
+func TestQueuedLoadsAreGivenUp(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, roomFor(10))
+	h.load("loaded")
+	loading, waiting := h.pin("loading"), h.pin("waiting")
+	if _, err := h.want(modelcache.Model{ID: "requested"}, modelcache.Requested); err != nil {
+		t.Fatal(err)
+	}
+	h.act()
+	h.c.GiveUpQueued()
+	actions := describe(h.act())
+	slices.Sort(actions)
+	if want := []string{"refuse requested: " + string(modelcache.GivenUp), "refuse waiting: " + string(modelcache.GivenUp)}; !slices.Equal(actions, want) {
+		t.Errorf("got %q, want %q", actions, want)
+	}
+	h.unpin(waiting)
+	h.loaded(loading)
+	next := h.pin("waiting")
+	wantActions(t, h.act(), "load waiting")
+	h.loaded(next)
+	if f := h.c.Figures(h.now); f.Models != 3 || f.Queued != 0 {
+		t.Errorf("left: %+v", f)
+	}
+}
+
 func TestDroppedModelWaitsForItsItems(t *testing.T) {
 	t.Parallel()
 	for _, end := range []bool{true, false} {

@@ -39,7 +39,7 @@
 // First are the loads that items wait for, by arrival, then the requested ones, the latest use
 // first, which fill at most half of the queue. A queued load that nobody wants is refused. A
 // model that is wanted while its old replica unloads stays queued until that has ended, and
-// delays no other.
+// delays no other. GiveUpQueued refuses the loads that have not begun, of a host that leaves.
 //
 // RuntimeLost queues the models in use and refuses the others as Lost. A model that was being
 // loaded alone is refused as Crashed. If several were, models load one at a time until one of

@@ -49,6 +49,7 @@ const (
 	QueueFull Reason = "too many loads are queued"
 	Unwanted  Reason = "nobody wants it any more"
 	Dropped   Reason = "it was dropped"
+	GivenUp   Reason = "its host leaves"
 	Failed    Reason = "its load failed"
 	Crashed   Reason = "its load ended the runtime"
 	Lost      Reason = "the runtime ended"

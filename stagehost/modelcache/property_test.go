@@ -83,6 +83,11 @@ func TestPromisesHoldAfterEveryEvent(t *testing.T) {
 				}
 			},
 			"drop": func(t *rapid.T) { h.drop(drawModel(t, h.now).ID) },
+			"give up": func(t *rapid.T) {
+				if rapid.IntRange(0, 9).Draw(t, "really") == 0 {
+					h.c.GiveUpQueued()
+				}
+			},
 			"fail": func(t *rapid.T) {
 				switch a := h.running[oneRunning(t)]; a.Kind {
 				case modelcache.Load:
