@@ -434,7 +434,9 @@ func (h *Host) serve(ctx context.Context) error {
 		pumps.Go(func() error { return h.watchRuntime(pumping) })
 		pumps.Go(func() error { return h.followModels(pumping) })
 		pumps.Go(func() error { return h.lead(pumping) })
-		pumps.Go(func() error { return h.scale(pumping) })
+		scaling := time.NewTicker(scaleEvery)
+		defer scaling.Stop()
+		pumps.Go(func() error { return h.scale(pumping, scaling.C) })
 	}
 	// The pumps have ended before the drain waits for goroutines that they started.
 	err = pumps.Wait()

@@ -62,12 +62,22 @@ type leader struct {
 	switching sync.Map
 }
 
+func newLeader(h *Host, now time.Time) *leader {
+	l := &leader{host: h, deadSince: map[pipeline.HostID]time.Time{}, preloadAt: now.Add(firstPreload)}
+	l.switches.SetLimit(switchesAtOnce)
+	return l
+}
+
+// leave ends what a leader has begun.
+func (l *leader) leave() {
+	_ = l.switches.Wait() // no error
+	l.release(l.of)
+}
+
 // lead looks after the stage while this host is its leader, until the context ends.
 func (h *Host) lead(ctx context.Context) error {
-	l := leader{host: h, deadSince: map[pipeline.HostID]time.Time{}, preloadAt: time.Now().Add(firstPreload)}
-	l.switches.SetLimit(switchesAtOnce)
-	defer func() { l.release(l.of) }()
-	defer l.switches.Wait() //nolint:errcheck // there is none
+	l := newLeader(h, time.Now())
+	defer l.leave()
 	tick := time.NewTicker(leadEvery)
 	defer tick.Stop()
 	for {

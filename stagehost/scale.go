@@ -73,21 +73,20 @@ func (s *modelSet) takeUses() map[model.ID]modelUse {
 }
 
 // scale has more hosts load the models that are busy here, or are used regularly, and has this
-// one unload those that others have, too, where room is short. It ends with the context.
-func (h *Host) scale(ctx context.Context) error {
-	tick := time.NewTicker(scaleEvery)
-	defer tick.Stop()
+// one unload those that others have, too, where room is short. It does so at each tick, which
+// come every scaleEvery, until the context ends.
+func (h *Host) scale(ctx context.Context, ticks <-chan time.Time) error {
 	known, downAt := map[model.ID]*placement.Usage{}, time.Now().Add(downEvery)
 	for {
+		var now time.Time
 		select {
-		case <-tick.C:
+		case now = <-ticks:
 		case <-ctx.Done():
 			return ctx.Err()
 		}
 		if h.status.isLeaving() {
 			continue
 		}
-		now := time.Now()
 		isDown := now.After(downAt)
 		if isDown {
 			downAt = now.Add(downEvery)

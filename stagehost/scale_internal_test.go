@@ -1,6 +1,7 @@
 package stagehost
 
 import (
+	"maps"
 	"math"
 	"testing"
 	"time"
@@ -8,6 +9,13 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
+
+	"github.com/stagemesh/stagemesh/mesh/envelope"
+	"github.com/stagemesh/stagemesh/mesh/model"
+	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/stagehost/batch"
+	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
 )
 
 func TestLoadOfAReplicaIsWhatTheSettingsSay(t *testing.T) {
@@ -30,5 +38,38 @@ func TestLoadOfAReplicaIsWhatTheSettingsSay(t *testing.T) {
 	}
 	if got := (modelUse{}).load(&meshv1.ScaleSettings{QueueTime: durationpb.New(time.Second)}); got != 0 {
 		t.Errorf("without requests it is %v", got)
+	}
+}
+
+func TestUsesAreThoseSinceTheLastTime(t *testing.T) {
+	t.Parallel()
+	start := time.Unix(1000, 0)
+	s := &modelSet{uses: map[model.ID]modelUse{}, loop: &loop{host: &Host{settings: Settings{Runner: inproc.New(inproc.Settings{Concurrency: 4}, nil)}}}}
+	batchOf := func(id string, limit *batch.Limit, waits ...time.Duration) *run {
+		r := &run{started: start}
+		for _, wait := range waits {
+			it := &item{env: &envelope.Envelope{Route: []pipeline.Hop{{Model: payload.ModelRef{Model: id}}}}, arrived: start.Add(-wait), queueWait: time.Second}
+			it.limit = limit
+			r.items = append(r.items, it)
+		}
+		return r
+	}
+	loading := batchOf("a", nil, 3*time.Second)
+	loading.items[0].timing.ModelWait = 2 * time.Second // which is no queue's
+	s.ran(loading, time.Second)
+	s.ran(batchOf("a", nil, 0, time.Second), 2*time.Second)
+	s.ran(batchOf("b", &batch.Limit{Most: 1}, 0), time.Second)
+	want := map[model.ID]modelUse{
+		"a": {requests: 3, busy: 3 * time.Second, waited: 5 * time.Second, slots: 4},
+		"b": {requests: 1, busy: time.Second, waited: time.Second, slots: 1},
+	}
+	if got := s.takeUses(); !maps.Equal(got, want) {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+	if s.rate != 24 {
+		t.Errorf("%d requests a minute, want 24 after four in ten seconds", s.rate)
+	}
+	if got := s.takeUses(); len(got) > 0 || s.rate != 0 {
+		t.Errorf("without requests there are %v, %d a minute", got, s.rate)
 	}
 }

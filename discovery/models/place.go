@@ -74,6 +74,11 @@ func NewPlacer(r *Registry, members *discovery.Membership) *Placer {
 
 // Place returns the host that should load a model for a request, or why there is none.
 func (p *Placer) Place(now time.Time, m *Model, there *meshv1.ReplicasRecord, visited []pipeline.HostID) (pipeline.HostID, *fault.Fault) {
+	return p.place(now, now, m, there, visited)
+}
+
+// place is Place for a model that was used last at that time.
+func (p *Placer) place(now, lastUse time.Time, m *Model, there *meshv1.ReplicasRecord, visited []pipeline.HostID) (pipeline.HostID, *fault.Fault) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	v := p.view(now, m.Stage)
@@ -81,7 +86,7 @@ func (p *Placer) Place(now time.Time, m *Model, there *meshv1.ReplicasRecord, vi
 		return "", nil
 	}
 	wanted := v.modelOf(now, m, there)
-	wanted.Visited, wanted.LastUse, wanted.ScaleUp = visited, now, len(wanted.Replicas) > 0
+	wanted.Visited, wanted.LastUse, wanted.ScaleUp = visited, lastUse, len(wanted.Replicas) > 0
 	host, refusal := v.Place(now, wanted)
 	if refusal != nil {
 		return "", refusalFault(now, m, refusal)
@@ -240,7 +245,8 @@ func (p *Placer) Load(ctx context.Context, id model.ID, w Wanted) (pipeline.Host
 	if err != nil {
 		return "", err
 	}
-	host, f := p.Place(time.Now(), m, there, w.Without)
+	now := time.Now()
+	host, f := p.place(now, cmp.Or(w.LastUse, now), m, there, w.Without)
 	if f == nil && host == "" {
 		f = fault.Newf(fault.NoCapacity, "no host of stage %s is known", m.Stage).WithRetryAfter(time.Second)
 	}

@@ -1,0 +1,265 @@
+package stagehost_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
+
+	"github.com/stagemesh/stagemesh/discovery"
+	"github.com/stagemesh/stagemesh/discovery/models"
+	"github.com/stagemesh/stagemesh/internal/testbed"
+	"github.com/stagemesh/stagemesh/mesh/model"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+)
+
+// pair starts two hosts with room for that many models, and returns them once both are known,
+// with a placer.
+func (b *modelBed) pair(room int64, loads *[2]loads) (one, other *host, members *discovery.Membership, placer *models.Placer) {
+	b.t.Helper()
+	one, other = b.host(&loads[0], room), b.host(&loads[1], room)
+	members = discovery.NewMembership(b.table, b.table, string(mesh), discard())
+	b.background(members.Run)
+	testbed.Eventually(b.t, "both hosts have published their memory", func() bool {
+		known := members.Hosts()
+		return len(known) == 2 && !slices.ContainsFunc(known, func(h discovery.Host) bool { return !h.Alive || h.Record.GetCache() == nil })
+	})
+	return one, other, members, models.NewPlacer(b.registry, members)
+}
+
+// ensure has so many hosts load a model.
+func (b *modelBed) ensure(placer *models.Placer, id model.ID, replicas int) {
+	b.t.Helper()
+	if err := placer.EnsureLoaded(b.t.Context(), id, models.Wanted{Replicas: replicas, LastUse: time.Now()}, true); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// loaded returns how many hosts have loaded a model.
+func (b *modelBed) loaded(id model.ID) (n int) {
+	for _, state := range b.states(id) {
+		if state == meshv1.ReplicaState_REPLICA_STATE_LOADED {
+			n++
+		}
+	}
+	return n
+}
+
+// clock runs the loop of a host that follows the use of models; tick is its clock, and returns once the
+// loop has taken the time.
+func (b *modelBed) clock(h *host) (tick func(now time.Time)) {
+	ticks := make(chan time.Time)
+	b.background(func(ctx context.Context) error { h.Scale(ctx, ticks); return nil })
+	return func(now time.Time) {
+		b.t.Helper()
+		select {
+		case ticks <- now:
+		case <-time.After(testbed.Patience):
+			b.t.Fatal("the loop takes no time")
+		}
+	}
+}
+
+func TestModelsInUseGetReplicas(t *testing.T) {
+	t.Parallel()
+	b := newModelBed(t)
+	b.register("busy", "idle", "regular")
+	if err := b.registry.SetStageSettings(t.Context(), stage, &meshv1.ModelSettings{Scale: &meshv1.ScaleSettings{RequestsPerMinute: 50}}); err != nil {
+		t.Fatal(err)
+	}
+	var all [2]loads
+	one, _, _, _ := b.pair(8, &all)
+	tick := b.clock(one)
+	ask := func(id model.ID, n int) {
+		t.Helper()
+		for range n {
+			checkModel(t, id, b.ask("x", of(id), at(one)))
+		}
+	}
+	ask("idle", 1)
+	// The loop of the host itself may take what was asked, so it is asked again.
+	now := time.Now().Add(2 * time.Minute)
+	testbed.Eventually(t, "the busy model has two replicas", func() bool {
+		ask("busy", 10)
+		tick(now)
+		return b.loaded("busy") == 2
+	})
+	if n := b.loaded("idle"); n != 1 {
+		t.Errorf("the idle model has %d replicas", n)
+	}
+	// One that is used again a while later gets a second replica, however few the requests.
+	later := now.Add(20 * time.Minute)
+	testbed.Eventually(t, "the regular model has two replicas", func() bool {
+		for _, at := range []time.Time{now, later} {
+			ask("regular", 1)
+			tick(at)
+		}
+		return b.loaded("regular") == 2
+	})
+	// The last use is on record once the one there is an hour old.
+	later = time.Now().Add(2 * time.Hour)
+	testbed.Eventually(t, "the last use is on record", func() bool {
+		ask("idle", 1)
+		tick(later)
+		_, there, _ := b.registry.Model("idle")
+		return there.GetLastUse().AsTime().Equal(later)
+	})
+}
+
+func TestUnusedReplicasAreRemovedWhereRoomIsShort(t *testing.T) {
+	t.Parallel()
+	const many = 12
+	b := newModelBed(t)
+	var ids []model.ID
+	for i := range many {
+		ids = append(ids, model.ID(fmt.Sprint("m", i)))
+	}
+	b.register(ids...)
+	var all [2]loads
+	one, other, _, placer := b.pair(many, &all)
+	for _, id := range ids {
+		b.ensure(placer, id, 2)
+	}
+	replicas := func() (n int) {
+		for _, id := range ids {
+			loaded := b.loaded(id)
+			if n += loaded; loaded == 0 {
+				t.Fatalf("no host has model %s any more", id)
+			}
+		}
+		return n
+	}
+	now := time.Now()
+	for _, h := range []*host{one, other} {
+		tick := b.clock(h)
+		tick(now.Add(time.Second)) // too early for a removal
+		tick(now.Add(2 * time.Second))
+		before := replicas()
+		if h == one && before != 2*many {
+			t.Fatalf("%d replicas before there was time", before)
+		}
+		// Room is short while the hosts have twelve models each, and one goes at a time.
+		at := now.Add(11 * time.Hour)
+		testbed.Eventually(t, "a replica is removed", func() bool {
+			at = at.Add(7 * time.Minute)
+			tick(at)
+			return replicas() < before
+		})
+	}
+	own := pipeline.HostID(one.Record().GetHost())
+	for _, id := range ids {
+		_, there, _ := b.registry.Model(id)
+		testbed.Eventually(t, "the host has unloaded what it removed", func() bool {
+			all[0].mu.Lock()
+			defer all[0].mu.Unlock()
+			return (all[0].now[id] > 0) == models.HasReplica(there, own)
+		})
+	}
+}
+
+// A host publishes its rate although nothing else about it changes.
+func TestHostPublishesItsRate(t *testing.T) {
+	t.Parallel()
+	b := newModelBed(t)
+	b.register("a")
+	var all [2]loads
+	one, _, members, _ := b.pair(8, &all)
+	checkModel(t, "a", b.ask("x", of("a"), at(one)))
+	testbed.Eventually(t, "the rate is published", func() bool {
+		for range 5 {
+			checkModel(t, "a", b.ask("x", of("a"), at(one)))
+		}
+		return slices.ContainsFunc(members.Hosts(), func(h discovery.Host) bool {
+			return h.Record.GetHost() == one.Record().GetHost() && h.Record.GetCache().GetRate() >= 50
+		})
+	})
+}
+
+func TestLeaderLoadsModelsAheadOfRequests(t *testing.T) {
+	t.Parallel()
+	b := newModelBed(t)
+	b.register("a")
+	h := b.host(&loads{}, 8)
+	start := time.Now()
+	first := start.Add(2 * time.Minute)
+	if err := h.Lead(t.Context(), start, first); err != nil {
+		t.Fatal(err)
+	}
+	if got := b.states("a"); len(got) > 0 {
+		t.Errorf("in the first two minutes it is %v", got)
+	}
+	// The host may not know yet that it is the leader.
+	testbed.Eventually(t, "the model is loaded", func() bool {
+		if err := h.Lead(t.Context(), start, first.Add(time.Second)); err != nil {
+			t.Fatal(err)
+		}
+		return b.loaded("a") == 1
+	})
+	b.register("b")
+	testbed.Eventually(t, "the host knows the other model", func() bool {
+		if err := h.Lead(t.Context(), start, first.Add(time.Second), first.Add(7*time.Minute+2*time.Second)); err != nil {
+			t.Fatal(err)
+		}
+		return b.loaded("b") == 1
+	})
+}
+
+func TestAliasSwitchesToAsManyReplicas(t *testing.T) {
+	t.Parallel()
+	b := newModelBed(t)
+	b.register("v1", "v2", "v3")
+	var all [2]loads
+	held, goOn := make(chan struct{}, 2), make(chan struct{})
+	for i := range all {
+		all[i].load = func(ctx context.Context, id model.ID) error {
+			switch {
+			case id == "v3" && i == 1:
+				return fmt.Errorf("no space")
+			case id != "v2":
+				return nil
+			}
+			held <- struct{}{}
+			select {
+			case <-goOn:
+			case <-ctx.Done():
+			}
+			return ctx.Err()
+		}
+	}
+	_, _, _, placer := b.pair(8, &all)
+	b.ensure(placer, "v1", 2)
+	set := func(id string) {
+		t.Helper()
+		if _, err := b.registry.SetAlias(t.Context(), models.AliasChange{Name: "best", Route: &meshv1.AliasRoute{Model: id}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	await := func(id string, replicas int) {
+		t.Helper()
+		if alias, err := b.registry.AwaitSwitch(t.Context(), "best"); err != nil || alias.GetActive().GetModel() != id {
+			t.Errorf("the alias is %v, %v, want %s", alias, err, id)
+		}
+		if n := b.loaded(model.ID(id)); n != replicas {
+			t.Errorf("%s has %d replicas at the switch, want %d", id, n, replicas)
+		}
+	}
+	set("v1")
+	await("v1", 2)
+	set("v2")
+	for range 2 {
+		testbed.Receive(t, "a load of the target on each host", held)
+	}
+	goOn <- struct{}{}
+	testbed.Eventually(t, "one has loaded it", func() bool { return b.loaded("v2") == 1 })
+	if alias, err := b.registry.Alias("best", ""); err != nil || alias.GetActive().GetModel() != "v1" {
+		t.Errorf("with one of two replicas the alias is %v, %v", alias, err)
+	}
+	goOn <- struct{}{}
+	await("v2", 2)
+	// A host that cannot load the target does not prevent the switch.
+	set("v3")
+	await("v3", 1)
+}
