@@ -101,9 +101,7 @@ func (l *leader) tick(ctx context.Context, now time.Time) error {
 		return nil
 	}
 	l.switchAliases(ctx, now)
-	if now.After(l.preloadAt) && l.switches.TryGo(func() error { l.preload(ctx); return nil }) {
-		l.preloadAt = now.Add(preloadEvery)
-	}
+	l.preload(ctx, now)
 	ctx, cancel := context.WithTimeout(ctx, registryTimeout)
 	defer cancel()
 	if now.Sub(l.listedAt) >= listEvery {
@@ -149,11 +147,21 @@ func (l *leader) tick(ctx context.Context, now time.Time) error {
 	return nil
 }
 
-func (l *leader) preload(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, switchTimeout)
-	defer cancel()
-	if err := l.host.placer.Preload(ctx, l.host.settings.Stage); err != nil {
-		l.host.settings.Logger.Debug("models are not loaded ahead of requests", "error", err)
+// preload begins to load models ahead of requests, if that is due.
+func (l *leader) preload(ctx context.Context, now time.Time) {
+	if !now.After(l.preloadAt) {
+		return
+	}
+	begun := l.switches.TryGo(func() error {
+		ctx, cancel := context.WithTimeout(ctx, switchTimeout)
+		defer cancel()
+		if err := l.host.placer.Preload(ctx, l.host.settings.Stage); err != nil {
+			l.host.settings.Logger.Debug("models are not loaded ahead of requests", "error", err)
+		}
+		return nil
+	})
+	if begun {
+		l.preloadAt = now.Add(preloadEvery)
 	}
 }
 

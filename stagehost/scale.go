@@ -76,7 +76,7 @@ func (s *modelSet) takeUses() map[model.ID]modelUse {
 // one unload those that others have, too, where room is short. It does so at each tick, which
 // come every scaleEvery, until the context ends.
 func (h *Host) scale(ctx context.Context, ticks <-chan time.Time) error {
-	known, downAt := map[model.ID]*placement.Usage{}, time.Now().Add(downEvery)
+	known, downAt := map[model.ID]*placement.Usage{}, time.Time{}
 	for {
 		var now time.Time
 		select {
@@ -87,8 +87,9 @@ func (h *Host) scale(ctx context.Context, ticks <-chan time.Time) error {
 		if h.status.isLeaving() {
 			continue
 		}
-		isDown := now.After(downAt)
-		if isDown {
+		isFirst := downAt.IsZero()
+		isDown := !isFirst && now.After(downAt)
+		if isFirst || isDown {
 			downAt = now.Add(downEvery)
 		}
 		if err := h.scaleOnce(ctx, now, known, isDown); err != nil && ctx.Err() == nil {

@@ -135,19 +135,27 @@ func TestUnusedReplicasAreRemovedWhereRoomIsShort(t *testing.T) {
 	now := time.Now()
 	for _, h := range []*host{one, other} {
 		tick := b.clock(h)
-		tick(now.Add(time.Second)) // too early for a removal
-		tick(now.Add(2 * time.Second))
-		before := replicas()
-		if h == one && before != 2*many {
-			t.Fatalf("%d replicas before there was time", before)
-		}
-		// Room is short while the hosts have twelve models each, and one goes at a time.
 		at := now.Add(11 * time.Hour)
+		// keeps fails the test if a replica is removed within six minutes.
+		keeps := func() {
+			t.Helper()
+			tick(at) // which ends what the last one has begun
+			before := replicas()
+			tick(at.Add(5 * time.Minute))
+			tick(at.Add(5 * time.Minute))
+			if n := replicas(); n != before {
+				t.Errorf("%d replicas five minutes after there were %d", n, before)
+			}
+		}
+		keeps()
+		// Room is short while the hosts have twelve models each, and one goes at a time.
+		before := replicas()
 		testbed.Eventually(t, "a replica is removed", func() bool {
 			at = at.Add(7 * time.Minute)
 			tick(at)
 			return replicas() < before
 		})
+		keeps()
 	}
 	own := pipeline.HostID(one.Record().GetHost())
 	for _, id := range ids {
@@ -181,30 +189,48 @@ func TestHostPublishesItsRate(t *testing.T) {
 func TestLeaderLoadsModelsAheadOfRequests(t *testing.T) {
 	t.Parallel()
 	b := newModelBed(t)
-	b.register("a")
-	h := b.host(&loads{}, 8)
+	b.register("a", "b")
+	l := &loads{}
+	h := b.host(l, 8)
 	start := time.Now()
-	first := start.Add(2 * time.Minute)
-	if err := h.Lead(t.Context(), start, first); err != nil {
-		t.Fatal(err)
-	}
-	if got := b.states("a"); len(got) > 0 {
-		t.Errorf("in the first two minutes it is %v", got)
-	}
-	// The host may not know yet that it is the leader.
-	testbed.Eventually(t, "the model is loaded", func() bool {
-		if err := h.Lead(t.Context(), start, first.Add(time.Second)); err != nil {
-			t.Fatal(err)
+	first := start.Add(2*time.Minute + time.Second)
+	lead := func() (tick func(time.Time)) {
+		tickOnce := h.Lead(start)
+		return func(now time.Time) {
+			t.Helper()
+			if err := tickOnce(t.Context(), now); err != nil {
+				t.Fatal(err)
+			}
 		}
+	}
+	testbed.Eventually(t, "the host knows that it leads", func() bool {
+		lead()(first)
 		return b.loaded("a") == 1
 	})
-	b.register("b")
-	testbed.Eventually(t, "the host knows the other model", func() bool {
-		if err := h.Lead(t.Context(), start, first.Add(time.Second), first.Add(7*time.Minute+2*time.Second)); err != nil {
+	evict := func() {
+		t.Helper()
+		if err := b.registry.Evict(t.Context(), "b"); err != nil {
 			t.Fatal(err)
 		}
-		return b.loaded("b") == 1
-	})
+		testbed.Eventually(t, "the host has unloaded it", func() bool {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			return l.now["b"] == 0
+		})
+	}
+	tick := lead()
+	for _, due := range []time.Time{first, first.Add(7*time.Minute + time.Second)} {
+		checkModel(t, "b", b.ask("x", of("b")))
+		testbed.Eventually(t, "it is on record", func() bool { return b.loaded("b") == 1 })
+		evict()
+		if tick(due.Add(-time.Second)); len(b.states("b")) > 0 {
+			t.Errorf("it is loaded %s after the start", due.Sub(start))
+		}
+		if tick(due); len(b.states("b")) != 1 {
+			t.Errorf("it is not loaded %s after the start", due.Sub(start))
+		}
+		testbed.Eventually(t, "it is loaded", func() bool { return b.loaded("b") == 1 })
+	}
 }
 
 func TestAliasSwitchesToAsManyReplicas(t *testing.T) {
