@@ -184,6 +184,9 @@ func TestHostPublishesItsRate(t *testing.T) {
 			return h.Record.GetHost() == one.Record().GetHost() && h.Record.GetCache().GetRate() >= 50
 		})
 	})
+	if took := one.Record().GetCache().GetLoadTimes()[""].AsDuration(); took <= 0 {
+		t.Errorf("a load takes %s by its record", took)
+	}
 }
 
 func TestLeaderLoadsModelsAheadOfRequests(t *testing.T) {
@@ -265,7 +268,9 @@ func TestAliasSwitchesToAsManyReplicas(t *testing.T) {
 	}
 	await := func(id string, replicas int) {
 		t.Helper()
-		if alias, err := b.registry.AwaitSwitch(t.Context(), "best"); err != nil || alias.GetActive().GetModel() != id {
+		ctx, cancel := context.WithTimeout(t.Context(), testbed.Patience)
+		defer cancel()
+		if alias, err := b.registry.AwaitSwitch(ctx, "best"); err != nil || alias.GetActive().GetModel() != id {
 			t.Errorf("the alias is %v, %v, want %s", alias, err, id)
 		}
 		if n := b.loaded(model.ID(id)); n != replicas {
