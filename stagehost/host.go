@@ -38,6 +38,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 
 	"github.com/stagemesh/stagemesh/discovery"
@@ -291,7 +292,13 @@ func (h *Host) configureModels() error {
 		return errors.New("models: the mesh has no registry; the section registry of its file names one")
 	}
 	r := h.settings.Registry
-	h.models = models.New(models.Settings{Table: r.Models, Logger: h.settings.Logger})
+	live, err := h.settings.Models.Settings("models.")
+	if err != nil {
+		return err
+	}
+	h.models = models.New(models.Settings{
+		Table: r.Models, Logger: h.settings.Logger, Stages: map[pipeline.StageName]*meshv1.ModelSettings{h.settings.Stage: live},
+	})
 	h.members = discovery.NewMembership(r.Watcher, r.Table, string(h.settings.Mesh), h.settings.Logger)
 	h.placer = models.NewPlacer(h.models, h.members)
 	h.cacheSettings = h.settings.Models.cache(h.loader.ModelLimits())

@@ -242,11 +242,24 @@ func (h *Host) followModels(ctx context.Context) error {
 	return ctx.Err()
 }
 
+// liveCacheSettings returns the settings of the cache with those set while the stage runs.
+func (h *Host) liveCacheSettings() modelcache.Settings {
+	live := h.models.StageSettings(h.settings.Stage)
+	out := h.cacheSettings.WithCapacity(models.SizeOf(live.GetCapacity()))
+	if slots := int(min(live.GetLoadSlots(), models.MaxLoadSlots)); slots > 0 {
+		out.LoadSlots = min(slots, cmp.Or(h.loader.ModelLimits().LoadSlots, slots))
+	}
+	return out
+}
+
 // registryChanged has the models whose records have changed.
 type registryChanged struct{ models.Changed }
 
 func (e registryChanged) apply(l *loop) {
 	s := l.models
+	if settings := l.host.liveCacheSettings(); settings != s.cache.Settings() {
+		s.cache.Configure(settings)
+	}
 	ids := slices.Values(e.IDs)
 	if e.All {
 		ids = s.mayDiffer()
@@ -340,7 +353,7 @@ func (e recordChanged) apply(l *loop) { l.models.free(e.id, e.err) }
 
 // cacheRecord returns what the host publishes of its memory for models.
 func (s *modelSet) cacheRecord(now time.Time) *meshv1.CacheRecord {
-	f, settings := s.cache.Figures(now), s.loop.host.cacheSettings
+	f, settings := s.cache.Figures(now), s.cache.Settings()
 	out := &meshv1.CacheRecord{
 		Capacity: models.SizeToProto(f.Capacity), Used: models.SizeToProto(f.Used), DefaultSize: models.SizeToProto(settings.DefaultSize),
 		Models: uint32(f.Models), Full: f.Full, LoadSlots: uint32(settings.LoadSlots), Queued: uint32(f.Queued), Loading: uint32(f.Loading),

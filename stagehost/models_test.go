@@ -753,3 +753,34 @@ func TestReplicasFollowTheUse(t *testing.T) {
 		t.Error("a model that is to be deleted with its last alias outlives that")
 	}
 }
+
+func TestLiveCapacityAndLoadSlotsCountAtOnce(t *testing.T) {
+	t.Parallel()
+	b := newModelBed(t)
+	l := &loads{}
+	h := b.host(l, 8, func(s *stagehost.Settings) { s.Models.Scale.Busy = 0.5 })
+	testbed.Eventually(t, "the settings of the file are in the registry", func() bool { return b.registry.StageSettings(stage).GetScale().GetBusy() == 0.5 })
+	b.register("a", "b", "c", "d", "e")
+	for _, id := range []model.ID{"a", "b", "c", "d", "e"} {
+		checkModel(t, id, b.ask("x", of(id), at(h)))
+	}
+	set := func(s *meshv1.ModelSettings) {
+		t.Helper()
+		if err := b.registry.SetStageSettings(t.Context(), stage, s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cache := func() *meshv1.CacheRecord { return h.Record().GetCache() }
+	before := cache().GetCapacity().GetHost()
+	set(&meshv1.ModelSettings{Capacity: &meshv1.ModelSize{Host: 2<<20 + 512<<10}, LoadSlots: 1})
+	testbed.Eventually(t, "all but the models used last are evicted", func() bool {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return len(l.now) == 2 && l.now["d"]+l.now["e"] == 2 && cache().GetLoadSlots() == 1
+	})
+	// A host has no more than it has started with, nor less than its default size needs.
+	set(&meshv1.ModelSettings{Capacity: &meshv1.ModelSize{Host: 1 << 40}, LoadSlots: 200})
+	testbed.Eventually(t, "the capacity is back", func() bool { return cache().GetCapacity().GetHost() == before && cache().GetLoadSlots() == 2 })
+	set(&meshv1.ModelSettings{Capacity: &meshv1.ModelSize{Host: 1}})
+	testbed.Eventually(t, "the least capacity", func() bool { return cache().GetUsed().GetHost() == 0 && cache().GetCapacity().GetHost() == 9*64<<10 })
+}

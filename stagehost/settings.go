@@ -10,6 +10,7 @@ import (
 
 	"go.opentelemetry.io/otel/metric"
 
+	"github.com/stagemesh/stagemesh/discovery/models"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/config"
 	"github.com/stagemesh/stagemesh/mesh/credentials"
@@ -138,6 +139,7 @@ type Settings struct {
 
 // ModelSettings are those of a stage that loads models on demand. 0 means what the runner says.
 type ModelSettings struct {
+	models.StageConfig
 	// Capacity is the memory of a host for models, DeviceCapacity that of its devices. 0 of
 	// both is what the runner says.
 	Capacity       int64 `yaml:"capacity,size"`
@@ -362,6 +364,9 @@ func (c Config) Validate() error {
 			config.NotNegative("models.load_slots", m.LoadSlots), config.NotNegative("models.load_timeout", m.LoadTimeout),
 			config.NotNegative("models.capacity", m.Capacity), config.NotNegative("models.device_capacity", m.DeviceCapacity),
 			config.NotNegative("models.default_size", m.DefaultSize), config.NotNegative("models.device_default_size", m.DeviceDefaultSize))
+		if _, err := m.Settings("models."); err != nil {
+			errs = append(errs, err)
+		}
 		if c.Batch.Mode == batch.Stream {
 			errs = append(errs, errors.New("models: is for runners of batches, and batch.mode is stream"))
 		}

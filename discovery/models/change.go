@@ -260,13 +260,28 @@ func inUse(id model.ID) *fault.Fault {
 	return fault.Newf(fault.ModelInUse, "an alias points at model %.*q; change or delete it first, stagemesh aliases list shows it", shown, string(id))
 }
 
-// SetStageSettings replaces the settings of a stage.
+// SetStageSettings replaces the settings of a stage. Those of the mesh file count where they
+// have none.
 func (r *Registry) SetStageSettings(ctx context.Context, stage pipeline.StageName, s *meshv1.ModelSettings) error {
+	return r.putSettings(ctx, settingsKey(stage), s)
+}
+
+// putSettings writes a record of settings, or removes it where they are none.
+func (r *Registry) putSettings(ctx context.Context, key discovery.Key, s *meshv1.ModelSettings) error {
 	if err := r.changeable(); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, changeTimeout)
 	defer cancel()
-	_, err := r.change(ctx, settingsKey(stage), false, func(discovery.Entry) (edit, error) { return edit{put: s}, nil })
+	_, err := r.change(ctx, key, false, func(e discovery.Entry) (edit, error) {
+		have := &meshv1.ModelSettings{}
+		switch isThere := e.Revision > 0; {
+		case proto.Size(s) == 0:
+			return edit{remove: isThere}, nil
+		case isThere && unmarshal(e, have) == nil && proto.Equal(have, s):
+			return edit{}, nil
+		}
+		return edit{put: s}, nil
+	})
 	return err
 }

@@ -131,7 +131,7 @@ func (p *Placer) view(now time.Time, stage pipeline.StageName) stageView {
 // modelOf returns a model as it is on record.
 func (v *stageView) modelOf(now time.Time, m *Model, there *meshv1.ReplicasRecord) *placement.Model {
 	out := &placement.Model{
-		Model: &m.Model, Need: cmp.Or(m.Size, sizeOf(v.cache.GetDefaultSize())), LastUse: there.GetLastUse().AsTime(),
+		Model: &m.Model, Need: cmp.Or(m.Size, SizeOf(v.cache.GetDefaultSize())), LastUse: there.GetLastUse().AsTime(),
 		LoadTime: v.cache.GetLoadTimes()[m.Type].AsDuration(),
 	}
 	for _, one := range LiveReplicas(there, now) {
@@ -141,7 +141,7 @@ func (v *stageView) modelOf(now time.Time, m *Model, there *meshv1.ReplicasRecor
 			continue
 		}
 		out.Replicas = append(out.Replicas, placement.Replica{Host: host, Loaded: one.GetState() == loaded, Since: since})
-		if size := sizeOf(one.GetSize()); size != (model.Size{}) {
+		if size := SizeOf(one.GetSize()); size != (model.Size{}) {
 			out.Need = size
 		}
 	}
@@ -410,7 +410,7 @@ func hostOf(member discovery.Host) placement.Host {
 	r, c := member.Record, member.Record.GetCache()
 	h := placement.Host{
 		ID: pipeline.HostID(r.GetHost()), Version: r.GetVersion(), JoinedAt: r.GetStartedAt().AsTime(), Alive: member.Alive, Draining: r.GetDraining(),
-		Capacity: sizeOf(c.GetCapacity()), Used: sizeOf(c.GetUsed()), Models: int(c.GetModels() + c.GetQueued() + c.GetLoading()), Full: c.GetFull(),
+		Capacity: SizeOf(c.GetCapacity()), Used: SizeOf(c.GetUsed()), Models: int(c.GetModels() + c.GetQueued() + c.GetLoading()), Full: c.GetFull(),
 		LoadSlots: int(c.GetLoadSlots()), Queued: int(c.GetQueued()), Loading: int(c.GetLoading()), Rate: float64(c.GetRate()),
 	}
 	if c.GetOldestUse() != nil {

@@ -33,7 +33,8 @@ const (
 	modelsIn   = "records"
 	replicasIn = "replicas"
 	aliasesIn  = "aliases"
-	settingsIn = "settings"
+	settingsIn = "settings" // set while the mesh runs
+	seedsIn    = "seeds"    // settings of the mesh file
 	depth      = 3
 )
 
@@ -50,6 +51,10 @@ func aliasKey(name model.ID) discovery.Key { return discovery.KeyOf(folder, alia
 
 func settingsKey(stage pipeline.StageName) discovery.Key {
 	return discovery.KeyOf(folder, settingsIn, string(stage))
+}
+
+func seedKey(stage pipeline.StageName) discovery.Key {
+	return discovery.KeyOf(folder, seedsIn, string(stage))
 }
 
 // Model is a registered model.
@@ -117,7 +122,7 @@ func FromProto(within string, in *meshv1.Model) (model.Model, error) {
 	texts, id, source := in.GetId()+in.GetSource()+options, len(in.GetId()), len(in.GetSource())
 	out := model.Model{
 		ID: model.ID(texts[:id]), Stage: pipeline.StageName(intern(in.GetStage())), Type: intern(in.GetType()), Source: texts[id:][:source],
-		Options: model.Options(texts[id+source:]), Size: sizeOf(in.GetSize()), MinReplicas: int(in.GetMinReplicas()),
+		Options: model.Options(texts[id+source:]), Size: SizeOf(in.GetSize()), MinReplicas: int(in.GetMinReplicas()),
 	}
 	if err := out.ID.Validate(); err != nil {
 		return out, fault.InField(fault.InvalidRequest, within+"id", "%w", err)
@@ -137,8 +142,8 @@ func FromProto(within string, in *meshv1.Model) (model.Model, error) {
 	return out, nil
 }
 
-// sizeOf returns a size; one that is too large is negative.
-func sizeOf(in *meshv1.ModelSize) model.Size {
+// SizeOf returns a size; one that is too large is negative.
+func SizeOf(in *meshv1.ModelSize) model.Size {
 	of := func(n uint64) int64 {
 		if n > math.MaxInt64/2 {
 			return -1
@@ -205,7 +210,7 @@ type content struct {
 	models   *index[*Model]
 	aliases  *index[*alias]
 	replicas map[model.ID]*meshv1.ReplicasRecord
-	settings map[pipeline.StageName]*meshv1.ModelSettings
+	settings map[discovery.Key]*meshv1.ModelSettings
 	// pointing counts the routes that name a model.
 	pointing map[model.ID]int
 	// seen is the highest revision in the content so far, and writtenAt when records came.
@@ -217,7 +222,7 @@ type content struct {
 func newContent(log *slog.Logger) *content {
 	return &content{
 		models: newIndex[*Model](), aliases: newIndex[*alias](),
-		replicas: map[model.ID]*meshv1.ReplicasRecord{}, settings: map[pipeline.StageName]*meshv1.ModelSettings{}, pointing: map[model.ID]int{}, log: log,
+		replicas: map[model.ID]*meshv1.ReplicasRecord{}, settings: map[discovery.Key]*meshv1.ModelSettings{}, pointing: map[model.ID]int{}, log: log,
 	}
 }
 
@@ -281,12 +286,12 @@ func (c *content) put(e discovery.Entry) error {
 		for id := range models(a.Active, a.Target) {
 			c.pointing[id]++
 		}
-	case settingsIn:
+	case settingsIn, seedsIn:
 		s := &meshv1.ModelSettings{}
 		if err := unmarshal(e, s); err != nil {
 			return err
 		}
-		c.settings[pipeline.StageName(of)] = s
+		c.settings[e.Key] = s
 	}
 	return nil
 }
@@ -304,8 +309,8 @@ func (c *content) remove(key discovery.Key) {
 	case aliasesIn:
 		c.unpoint(id)
 		c.aliases.remove(id)
-	case settingsIn:
-		delete(c.settings, pipeline.StageName(of))
+	case settingsIn, seedsIn:
+		delete(c.settings, key)
 	}
 }
 
@@ -348,8 +353,8 @@ func (c *content) has(key discovery.Key) bool {
 		_, ok = c.replicas[id]
 	case aliasesIn:
 		ok = c.aliases.get(id) != nil
-	case settingsIn:
-		_, ok = c.settings[pipeline.StageName(of)]
+	case settingsIn, seedsIn:
+		_, ok = c.settings[key]
 	}
 	return ok
 }
@@ -372,8 +377,8 @@ func (c *content) records() iter.Seq2[discovery.Key, func() proto.Message] {
 				return
 			}
 		}
-		for stage, s := range c.settings {
-			if !yield(settingsKey(stage), func() proto.Message { return s }) {
+		for key, s := range c.settings {
+			if !yield(key, func() proto.Message { return s }) {
 				return
 			}
 		}

@@ -49,6 +49,7 @@
 package models
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"iter"
@@ -77,7 +78,9 @@ type Settings struct {
 	// Models and Aliases are written once the table is known, those that are missing.
 	Models  []model.Model
 	Aliases []AliasChange
-	Logger  *slog.Logger
+	// Stages are the settings of stages in the mesh file, written where others are on record.
+	Stages map[pipeline.StageName]*meshv1.ModelSettings
+	Logger *slog.Logger
 }
 
 // errFilling means that the records of a wiped table are not all back.
@@ -215,13 +218,14 @@ func (r *Registry) isBeingFilled(pending *content) bool {
 	return time.Since(pending.writtenAt) < fillPause
 }
 
-// seed writes the models and aliases of the settings that are missing. It logs those that
-// the registry rejects.
+// seed writes the models and aliases of the settings that are missing, and the settings of stages.
+// It logs those that the registry rejects.
 func (r *Registry) seed(ctx context.Context) error {
-	if err := r.changeable(); err != nil || len(r.settings.Models)+len(r.settings.Aliases) == 0 {
+	if err := r.changeable(); err != nil || len(r.settings.Models)+len(r.settings.Aliases)+len(r.settings.Stages) == 0 {
 		return nil //nolint:nilerr // the change that ends it calls seed again
 	}
 	const maxSeeds = 8
+	stages := slices.Collect(maps.Keys(r.settings.Stages))
 	for _, kind := range []struct {
 		count int
 		write func(i int) error
@@ -237,6 +241,7 @@ func (r *Registry) seed(ctx context.Context) error {
 			_, err := r.SetAlias(ctx, r.settings.Aliases[i])
 			return err
 		}},
+		{len(stages), func(i int) error { return r.putSettings(ctx, seedKey(stages[i]), r.settings.Stages[stages[i]]) }},
 	} {
 		writes, ctx := errgroup.WithContext(ctx)
 		writes.SetLimit(maxSeeds)
@@ -247,7 +252,7 @@ func (r *Registry) seed(ctx context.Context) error {
 					return err
 				}
 				if err != nil {
-					r.log.Error("the registry rejects a model or alias of the file", "error", err)
+					r.log.Error("the registry rejects a model, alias or setting of the file", "error", err)
 				}
 				return nil
 			})
@@ -256,7 +261,7 @@ func (r *Registry) seed(ctx context.Context) error {
 			return err
 		}
 	}
-	r.settings.Models, r.settings.Aliases = nil, nil
+	r.settings.Models, r.settings.Aliases, r.settings.Stages = nil, nil, nil
 	return nil
 }
 
@@ -450,14 +455,17 @@ func (r *Registry) content() *content {
 	return r.served
 }
 
-// StageSettings returns the settings of a stage. Do not change them.
+// StageSettings returns the settings of a stage, those of the mesh file where none are set. Do not
+// change them.
 func (r *Registry) StageSettings(stage pipeline.StageName) *meshv1.ModelSettings {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	if s := r.served.settings[stage]; s != nil {
-		return s
+	set, seed := r.served.settings[settingsKey(stage)], r.served.settings[seedKey(stage)]
+	out := &meshv1.ModelSettings{Types: set.GetTypes(), Scale: cmp.Or(set.GetScale(), seed.GetScale()), Capacity: set.GetCapacity(), LoadSlots: set.GetLoadSlots()}
+	if len(out.Types) == 0 {
+		out.Types = seed.GetTypes()
 	}
-	return &meshv1.ModelSettings{}
+	return out
 }
 
 // shown is how much of a caller's text a message repeats, in runes.

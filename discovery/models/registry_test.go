@@ -14,6 +14,7 @@ import (
 
 	"github.com/nats-io/nats-server/v2/server"
 	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
@@ -362,6 +363,9 @@ func TestWipedRegistryIsFilled(t *testing.T) {
 	set(t, one, "iris", "m7")
 	constraint := &meshv1.ModelSettings{Types: map[string]*meshv1.TypeConstraint{"gpu": {Required: []string{"gpu"}}}}
 	expect(t, "settings", one.SetStageSettings(t.Context(), "score", constraint), "")
+	inFile := &meshv1.ModelSettings{Scale: &meshv1.ScaleSettings{Busy: 0.5}}
+	gateway(t, b, func(s *models.Settings) { s.Stages = map[pipeline.StageName]*meshv1.ModelSettings{"score": inFile} })
+	testbed.Eventually(t, "the settings of the file are known", func() bool { return one.StageSettings("score").GetScale().GetBusy() == 0.5 })
 	_, claimed, err := one.ClaimLoading(t.Context(), "m7", "host", anyway)
 	if expect(t, "claim", err, ""); !claimed {
 		t.Error("nothing was claimed")
@@ -386,7 +390,7 @@ func TestWipedRegistryIsFilled(t *testing.T) {
 		for _, r := range replicas {
 			loading += len(r.GetReplicas())
 		}
-		return len(page) == len(ids) && err == nil && loading == 1 && fresh.StageSettings("score").GetTypes()["gpu"] != nil
+		return len(page) == len(ids) && err == nil && loading == 1 && fresh.StageSettings("score").GetTypes()["gpu"] != nil && fresh.StageSettings("score").GetScale().GetBusy() == 0.5
 	})
 	for _, r := range []*models.Registry{one, two, fresh} {
 		testbed.Eventually(t, "it can be changed", func() bool { return r.SetStageSettings(t.Context(), "score", constraint) == nil })
@@ -634,5 +638,60 @@ func TestRouteChoosesTheSameModelForEachTry(t *testing.T) {
 	}
 	if id, _ := models.Choose(&meshv1.AliasRoute{Model: "a", Weights: map[string]uint32{"b": 100}}, "x"); id != "b" {
 		t.Errorf("all requests go to b, this one to %s", id)
+	}
+}
+
+func TestSettingsOfTheFileCountUntilOthersAreSet(t *testing.T) {
+	t.Parallel()
+	b := testbed.StartBroker(t)
+	types := func(label string) *meshv1.ModelSettings {
+		return &meshv1.ModelSettings{Types: map[string]*meshv1.TypeConstraint{"large": {Required: []string{label}}}}
+	}
+	start := func(s *meshv1.ModelSettings) *models.Registry {
+		return gateway(t, b, func(to *models.Settings) { to.Stages = map[pipeline.StageName]*meshv1.ModelSettings{"score": s} })
+	}
+	one := start(types("file"))
+	shows := func(want string) {
+		t.Helper()
+		testbed.Eventually(t, "it shows "+want, func() bool {
+			got := one.StageSettings("score").GetTypes()["large"].GetRequired()
+			return strings.Join(got, "") == want
+		})
+	}
+	shows("file")
+	expect(t, "set", one.SetStageSettings(t.Context(), "score", types("live")), "")
+	shows("live")
+	start(types("changed"))
+	busy := types("live")
+	busy.Scale = &meshv1.ScaleSettings{Busy: 0.5}
+	expect(t, "set more", one.SetStageSettings(t.Context(), "score", busy), "")
+	shows("live")
+	expect(t, "set only others", one.SetStageSettings(t.Context(), "score", &meshv1.ModelSettings{Scale: busy.Scale}), "")
+	shows("changed")
+	expect(t, "remove", one.SetStageSettings(t.Context(), "score", &meshv1.ModelSettings{}), "")
+	if got := one.StageSettings("score"); got.GetScale() != nil {
+		t.Errorf("got %v after the settings were removed", got)
+	}
+	shows("changed")
+	start(&meshv1.ModelSettings{})
+	shows("")
+}
+
+func TestInvalidSettingsNameTheirField(t *testing.T) {
+	t.Parallel()
+	for field, s := range map[string]*meshv1.ModelSettings{
+		"in.types.gpu":        {Types: map[string]*meshv1.TypeConstraint{"gpu": {Required: []string{""}}}},
+		"in.scale.busy":       {Scale: &meshv1.ScaleSettings{Busy: 2}},
+		"in.scale.queue_time": {Scale: &meshv1.ScaleSettings{QueueTime: durationpb.New(-1)}},
+		"in.capacity":         {Capacity: &meshv1.ModelSize{Device: 1 << 63}},
+		"in.load_slots":       {LoadSlots: 257},
+	} {
+		err := models.ValidateSettings("in.", s)
+		if f := fault.From(err); f.Reason != fault.InvalidRequest || len(f.Violations) != 1 || f.Violations[0].Field != field {
+			t.Errorf("%s: got %v", field, err)
+		}
+	}
+	if err := models.ValidateSettings("", &meshv1.ModelSettings{Capacity: &meshv1.ModelSize{Host: 1 << 30}, LoadSlots: 256}); err != nil {
+		t.Error(err)
 	}
 }

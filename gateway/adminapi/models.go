@@ -288,28 +288,11 @@ func (h *handler) getModelSettings(_ context.Context, in *adminv1.GetSettingsReq
 
 func (h *handler) setModelSettings(ctx context.Context, in *adminv1.SetSettingsRequest) (*adminv1.SetSettingsResponse, error) {
 	stage, err := validStageName(in.GetStage())
+	if err == nil {
+		err = models.ValidateSettings("settings.", in.GetSettings())
+	}
 	if err != nil {
 		return nil, err
-	}
-	if n := len(in.GetSettings().GetTypes()); n > maxTypes {
-		return nil, transport.InvalidField("settings.types", fmt.Errorf("%d types, at most %d are possible", n, maxTypes))
-	}
-	for name, constraint := range in.GetSettings().GetTypes() {
-		field := fmt.Sprintf("settings.types.%.80s", name)
-		labels := slices.Concat(constraint.GetRequired(), constraint.GetPreferred())
-		if len(labels) > maxLabels {
-			return nil, transport.InvalidField(field, fmt.Errorf("%d labels, at most %d are possible", len(labels), maxLabels))
-		}
-		for _, text := range append(labels, name) {
-			if _, err := validID(field, text); err != nil {
-				return nil, err
-			}
-		}
-	}
-	if scale := in.GetSettings().GetScale(); !(scale.GetBusy() >= 0 && scale.GetBusy() <= 1) {
-		return nil, transport.InvalidField("settings.scale.busy", fmt.Errorf("%v is not between 0 and 1", scale.GetBusy()))
-	} else if scale.GetQueueTime().AsDuration() < 0 {
-		return nil, transport.InvalidField("settings.scale.queue_time", fmt.Errorf("%s is negative", scale.GetQueueTime().AsDuration()))
 	}
 	err = h.Models.SetStageSettings(ctx, stage, in.GetSettings())
 	if err == nil {

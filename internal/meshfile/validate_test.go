@@ -94,6 +94,8 @@ func TestErrorsHaveTheirPlace(t *testing.T) {
 			pipeline("steps: [{name: a, stage: a}]\n    queue: nightly\n  o: {steps: [{name: a, stage: a}]}\njobs: {pools: {main: {target: {pipelines: [o]}}}, queues: {nightly: {}}}"),
 			"m.yaml:7:5: pipelines.p.queue: the target of its pool main has no pipeline p",
 		},
+		"a label that is none":    {running("{echo_models: {}}\n    models: {types: {gpu: {required: ['']}}}"), "m.yaml:5:22: stages.a.models.types.gpu"},
+		"a busy share above 1":    {running("{echo_models: {}}\n    models: {scale: {busy: 2}}"), "m.yaml:5:22: stages.a.models.scale.busy: 2 is not between 0 and 1"},
 		"an empty runner":         {running("{}"), "m.yaml:4:5: stages.a.runner: is required; use"},
 		"two runners":             {running("{sleep: {}, echo: {}}"), "m.yaml:4:5: stages.a.runner: echo and sleep; a stage has one"},
 		"an unknown runner":       {running("{ecco: {}}"), "m.yaml:4:14: stages.a.runner.ecco: this program has no such runner; it has image_decode, model_server, onnx, onnx_models, top_k, worker, echo, echo_models, sleep, burn or stream"},

@@ -22,7 +22,6 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/protobuf/encoding/protojson"
-	"google.golang.org/protobuf/types/known/durationpb"
 
 	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
@@ -30,6 +29,7 @@ import (
 	"github.com/stagemesh/stagemesh/discovery/models"
 	"github.com/stagemesh/stagemesh/internal/meshfile"
 	"github.com/stagemesh/stagemesh/mesh/config"
+	"github.com/stagemesh/stagemesh/mesh/model"
 )
 
 func newModels() *cobra.Command {
@@ -433,20 +433,14 @@ func printRequest(out io.Writer, r *adminv1.TapModelResponse) error {
 	return err
 }
 
-// scaleFile is the section scale of a file of settings.
-type scaleFile struct {
-	RequestsPerMinute int           `yaml:"requests_per_minute"`
-	Busy              float64       `yaml:"busy"`
-	QueueTime         time.Duration `yaml:"queue_time"`
-}
-
 func newModelsSettings() *cobra.Command {
 	var file string
 	settings := &cobra.Command{
 		Use: "settings STAGE", Short: "Show or replace the settings of a stage's models",
-		Long: "Show the settings of a stage that loads models as a line of JSON, or replace them by those of a file, while the stage runs:\n" +
+		Long: "Show the settings of a stage that loads models as a line of JSON, or replace them by those of a file, while the stage runs; {} removes them, so that those of the mesh file count:\n" +
 			"types: which labels a host needs for models of a type (required), and which make it a better choice (preferred);\n" +
-			"scale: what one replica of a model may have until it gets another one: requests_per_minute, busy, queue_time.",
+			"scale: what one replica of a model may have until it gets another one: requests_per_minute, busy, queue_time;\n" +
+			"capacity, device_capacity, load_slots: the memory of each host for models, and how many load there at a time.",
 		Example: "  stagemesh models settings score\n  echo 'types: {gpu: {required: [gpu], preferred: [big]}}' >settings.yaml\n  stagemesh models settings score --file settings.yaml",
 		Args:    between(1, 1, "give the name of one STAGE"),
 	}
@@ -454,25 +448,19 @@ func newModelsSettings() *cobra.Command {
 	return askAdmin(settings, func(cmd *cobra.Command, client clients, args []string) error {
 		if file != "" {
 			var in struct {
-				Types map[string]struct {
-					Required  []string `yaml:"required"`
-					Preferred []string `yaml:"preferred"`
-				} `yaml:"types"`
-				Scale scaleFile `yaml:"scale"`
+				models.StageConfig
+				Capacity       int64 `yaml:"capacity,size"`
+				DeviceCapacity int64 `yaml:"device_capacity,size"`
+				LoadSlots      int   `yaml:"load_slots"`
 			}
 			if _, err := config.Load(file, &in); err != nil {
 				return err
 			}
-			if in.Scale.RequestsPerMinute < 0 || in.Scale.RequestsPerMinute > math.MaxUint32 {
-				return fmt.Errorf("%s: scale.requests_per_minute: %d is not between 0 and %d", file, in.Scale.RequestsPerMinute, uint32(math.MaxUint32))
+			wanted, err := in.Settings("")
+			if err := errors.Join(err, config.NotNegative("capacity", in.Capacity), config.NotNegative("device_capacity", in.DeviceCapacity), config.NotNegative("load_slots", in.LoadSlots)); err != nil {
+				return fmt.Errorf("%s: %w", file, err)
 			}
-			wanted := &meshv1.ModelSettings{Types: map[string]*meshv1.TypeConstraint{}}
-			if in.Scale != (scaleFile{}) {
-				wanted.Scale = &meshv1.ScaleSettings{RequestsPerMinute: uint32(in.Scale.RequestsPerMinute), Busy: in.Scale.Busy, QueueTime: durationpb.New(in.Scale.QueueTime)}
-			}
-			for name, one := range in.Types {
-				wanted.Types[name] = &meshv1.TypeConstraint{Required: one.Required, Preferred: one.Preferred}
-			}
+			wanted.Capacity, wanted.LoadSlots = models.SizeToProto(model.Size{Host: in.Capacity, Device: in.DeviceCapacity}), uint32(min(in.LoadSlots, math.MaxInt32))
 			if _, err := client.SetSettings(cmd.Context(), connect.NewRequest(&adminv1.SetSettingsRequest{Stage: args[0], Settings: wanted})); err != nil {
 				return err
 			}

@@ -37,13 +37,17 @@ func TestModelsAreRegisteredFromFiles(t *testing.T) {
 	labels := `^{"types": ?{"gpu": ?{"required": ?\["gpu"\], ?"preferred": ?\["big=yes"\]}}}\n$`
 	c.shows(c.run("models", "settings", "echo", "--file", c.file("settings.yaml", "types: {gpu: {required: [gpu], preferred: [big=yes]}}\n")), labels)
 	c.fails("workers", "models", "settings", "echo", "--file", c.file("wrong.yaml", "workers: 2\ntypes: {}\n"))
-	c.fails("settings.types.gpu", "models", "settings", "echo", "--file", c.file("wrong.yaml", "types: {gpu: {required: ['']}}\n"))
+	c.fails("wrong.yaml: types.gpu", "models", "settings", "echo", "--file", c.file("wrong.yaml", "types: {gpu: {required: ['']}}\n"))
 	c.shows(c.run("models", "settings", "echo"), labels)
-	c.fails("settings.scale.busy", "models", "settings", "echo", "--file", c.file("wrong.yaml", "scale: {busy: 2}\n"))
-	c.fails("settings.scale.queue_time", "models", "settings", "echo", "--file", c.file("wrong.yaml", "scale: {queue_time: -1s}\n"))
+	c.fails("wrong.yaml: scale.busy", "models", "settings", "echo", "--file", c.file("wrong.yaml", "scale: {busy: 2}\n"))
+	c.fails("wrong.yaml: scale.queue_time", "models", "settings", "echo", "--file", c.file("wrong.yaml", "scale: {queue_time: -1s}\n"))
 	c.fails("scale.requests_per_minute", "models", "settings", "echo", "--file", c.file("wrong.yaml", "scale: {requests_per_minute: -1}\n"))
 	c.shows(c.run("models", "settings", "echo", "--file", c.file("scale.yaml", "scale: {requests_per_minute: 500, busy: 0.5, queue_time: 200ms}\n")),
 		`^{"scale": ?{"requestsPerMinute": ?500, ?"busy": ?0.5, ?"queueTime": ?"0.200s"}}\n$`)
+	c.fails("wrong.yaml: load_slots", "models", "settings", "echo", "--file", c.file("wrong.yaml", "load_slots: -1\n"))
+	c.fails("settings.load_slots", "models", "settings", "echo", "--file", c.file("wrong.yaml", "load_slots: 999\n"))
+	c.shows(c.run("models", "settings", "echo", "--file", c.file("room.yaml", "{capacity: 1GiB, load_slots: 1}\n")), `^{"capacity": ?{"host": ?"1073741824"}, ?"loadSlots": ?1}\n$`)
+	c.shows(c.run("models", "settings", "echo", "--file", c.file("none.yaml", "{}\n")), `^{}\n$`)
 
 	c.fails("MODEL_EXISTS", "models", "register", "one", "--stage", "label")
 	c.fails("model.stage", "models", "register", "two")

@@ -43,6 +43,21 @@ func New(s Settings) *Cache {
 	}
 }
 
+// Configure replaces capacity and load slots. Models are evicted, those used longest ago first, and
+// loads wait, until the rest is within them. It refuses loads that are too large from now on.
+func (c *Cache) Configure(s Settings) {
+	c.capacity = add(c.capacity, sub(s.Capacity, c.settings.Capacity))
+	c.settings = s
+	for _, r := range c.replicas {
+		if r.state < Loading && !fits(r.Size, c.usable()) {
+			c.refuse(r, TooLarge)
+		}
+	}
+}
+
+// Settings returns the present settings.
+func (c *Cache) Settings() Settings { return c.settings }
+
 // Replica returns the replica of a model that is loaded or will be; nil where there is none.
 func (c *Cache) Replica(id model.ID) *Replica { return c.replicas[id] }
 

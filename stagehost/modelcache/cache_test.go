@@ -680,3 +680,67 @@ func TestFiguresTellOldestUse(t *testing.T) {
 		t.Fatalf("load times %v", f.LoadTimes)
 	}
 }
+
+// configure replaces the settings.
+func (h *host) configure(s modelcache.Settings) {
+	h.settings, h.deficit = s, true
+	h.c.Configure(s)
+}
+
+func TestLessCapacityEvictsInOrderOfUse(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, roomFor(30))
+	h.load("a", "b", "c")
+	used := h.pin("a")
+	h.load(ids("m", 20)...)
+	large, err := h.want(modelcache.Model{ID: "large", Size: units(20)}, modelcache.Waiting)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.configure(roomFor(10))
+	var gone []string
+	for _, a := range h.act() {
+		gone = append(gone, describe([]modelcache.Action{a})...)
+	}
+	want := []string{"refuse large: " + string(modelcache.TooLarge), "unload b", "unload c"}
+	for _, id := range ids("m", 20)[:11] {
+		want = append(want, "unload "+string(id))
+	}
+	if !slices.Equal(gone, want) {
+		t.Errorf("got %q, want %q", gone, want)
+	}
+	if used.State() != modelcache.Loaded || large.State() != modelcache.Ended {
+		t.Errorf("the model in use is in state %d, the load that is too large in %d", used.State(), large.State())
+	}
+	h.settle()
+	h.configure(roomFor(30))
+	h.load(ids("n", 20)...)
+	if r := h.c.Replica("m19"); r == nil || r.State() != modelcache.Loaded {
+		t.Error("a model was evicted although the capacity is back")
+	}
+}
+
+func TestFewerLoadSlotsHoldLaterLoads(t *testing.T) {
+	t.Parallel()
+	s := roomFor(30)
+	s.LoadSlots = 3
+	h := newHost(t, s)
+	loads := []*modelcache.Replica{h.pin("a"), h.pin("b")}
+	h.act()
+	s.LoadSlots = 1
+	h.slots = 2
+	h.configure(s)
+	later := h.pin("c")
+	h.act()
+	h.loaded(loads[0])
+	h.act()
+	if later.State() != modelcache.Queued || loads[1].State() != modelcache.Loading {
+		t.Errorf("the later load is in state %d, the one that runs in %d", later.State(), loads[1].State())
+	}
+	h.slots = 0
+	h.loaded(loads[1])
+	h.act()
+	if later.State() != modelcache.Loading {
+		t.Errorf("the later load is in state %d", later.State())
+	}
+}

@@ -63,6 +63,8 @@ type host struct {
 	arrivals int
 	// deficit is true from a size that was larger than predicted until the capacity holds.
 	deficit bool
+	// slots is how many loads may still run from before the load slots became fewer.
+	slots   int
 	suspect bool
 	stopped bool
 	evicted []*modelcache.Replica
@@ -268,6 +270,7 @@ func (h *host) check() {
 	if h.suspect {
 		slots = 1
 	}
+	slots = max(slots, h.slots)
 	switch {
 	case f.Used != used || f.Models != models || f.Queued != queued || f.Loading != loading:
 		h.t.Fatalf("figures %+v; there are %d models, %d queued, %d loading, of %v", f, models, queued, loading, used)

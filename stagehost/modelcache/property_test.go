@@ -102,6 +102,12 @@ func TestPromisesHoldAfterEveryEvent(t *testing.T) {
 					h.c.Resize(h.now, r, units(rapid.Int64Range(0, 70).Draw(t, "size")))
 				}
 			},
+			"configure": func(t *rapid.T) {
+				s := h.settings.WithCapacity(units(rapid.Int64Range(1, 60).Draw(t, "capacity")))
+				s.LoadSlots = rapid.IntRange(1, 4).Draw(t, "slots")
+				h.slots = h.c.Figures(h.now).Loading
+				h.configure(s)
+			},
 			"lose the runtime": func(t *rapid.T) {
 				if rapid.IntRange(0, 9).Draw(t, "really") == 0 {
 					h.lose()

@@ -1,6 +1,7 @@
 package modelcache
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 
@@ -25,8 +26,7 @@ type Settings struct {
 
 // Validate reports a setting that cannot be used, by its key.
 func (s Settings) Validate() error {
-	limit := model.Size{Host: maxSize, Device: maxSize}
-	least := combine(s.DefaultSize, limit, func(size, _ int64) int64 { return max(2*size, min(512<<20, 10*size)) })
+	limit, least := model.Size{Host: maxSize, Device: maxSize}, s.least()
 	switch {
 	case s.DefaultSize == model.Size{} || !fits(model.Size{}, s.DefaultSize) || !fits(s.DefaultSize, limit):
 		return fmt.Errorf("models.default_size: %+v is not the size of a model", s.DefaultSize)
@@ -38,6 +38,19 @@ func (s Settings) Validate() error {
 		return fmt.Errorf("models.load_timeout: %s is not positive", s.LoadTimeout)
 	}
 	return nil
+}
+
+// least returns the least capacity, which the default size needs.
+func (s Settings) least() model.Size {
+	return combine(s.DefaultSize, s.DefaultSize, func(size, _ int64) int64 { return max(2*size, min(512<<20, 10*size)) })
+}
+
+// WithCapacity returns the settings with another capacity, within the present one and what the
+// default size needs; 0 leaves it.
+func (s Settings) WithCapacity(wanted model.Size) Settings {
+	wanted = combine(wanted, s.Capacity, func(n, most int64) int64 { return min(cmp.Or(n, most), most) })
+	s.Capacity = combine(wanted, s.least(), func(n, least int64) int64 { return max(n, least) })
+	return s
 }
 
 // weight returns what a model of the size takes of the capacity: nothing of one that does not

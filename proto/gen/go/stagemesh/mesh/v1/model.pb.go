@@ -667,8 +667,13 @@ func (x *AliasShadow) GetPercent() uint32 {
 type ModelSettings struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// By type of model.
-	Types         map[string]*TypeConstraint `protobuf:"bytes,1,rep,name=types,proto3" json:"types,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	Scale         *ScaleSettings             `protobuf:"bytes,2,opt,name=scale,proto3" json:"scale,omitempty"`
+	Types map[string]*TypeConstraint `protobuf:"bytes,1,rep,name=types,proto3" json:"types,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Scale *ScaleSettings             `protobuf:"bytes,2,opt,name=scale,proto3" json:"scale,omitempty"`
+	// Memory of each host for models, at most what it has started with; 0 means that.
+	Capacity *ModelSize `protobuf:"bytes,3,opt,name=capacity,proto3" json:"capacity,omitempty"`
+	// Models that load at a time on each host, at most what its runner takes; 0 means what the host
+	// has started with.
+	LoadSlots     uint32 `protobuf:"varint,4,opt,name=load_slots,json=loadSlots,proto3" json:"load_slots,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -715,6 +720,20 @@ func (x *ModelSettings) GetScale() *ScaleSettings {
 		return x.Scale
 	}
 	return nil
+}
+
+func (x *ModelSettings) GetCapacity() *ModelSize {
+	if x != nil {
+		return x.Capacity
+	}
+	return nil
+}
+
+func (x *ModelSettings) GetLoadSlots() uint32 {
+	if x != nil {
+		return x.LoadSlots
+	}
+	return 0
 }
 
 // ScaleSettings say when a model gets more replicas: once one of them has more of anything here.
@@ -890,10 +909,13 @@ const file_stagemesh_mesh_v1_model_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\rR\x05value:\x028\x01\"=\n" +
 	"\vAliasShadow\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12\x18\n" +
-	"\apercent\x18\x02 \x01(\rR\apercent\"\xe7\x01\n" +
+	"\apercent\x18\x02 \x01(\rR\apercent\"\xc0\x02\n" +
 	"\rModelSettings\x12A\n" +
 	"\x05types\x18\x01 \x03(\v2+.stagemesh.mesh.v1.ModelSettings.TypesEntryR\x05types\x126\n" +
-	"\x05scale\x18\x02 \x01(\v2 .stagemesh.mesh.v1.ScaleSettingsR\x05scale\x1a[\n" +
+	"\x05scale\x18\x02 \x01(\v2 .stagemesh.mesh.v1.ScaleSettingsR\x05scale\x128\n" +
+	"\bcapacity\x18\x03 \x01(\v2\x1c.stagemesh.mesh.v1.ModelSizeR\bcapacity\x12\x1d\n" +
+	"\n" +
+	"load_slots\x18\x04 \x01(\rR\tloadSlots\x1a[\n" +
 	"\n" +
 	"TypesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x127\n" +
@@ -965,13 +987,14 @@ var file_stagemesh_mesh_v1_model_proto_depIdxs = []int32{
 	8,  // 15: stagemesh.mesh.v1.AliasRoute.shadow:type_name -> stagemesh.mesh.v1.AliasShadow
 	14, // 16: stagemesh.mesh.v1.ModelSettings.types:type_name -> stagemesh.mesh.v1.ModelSettings.TypesEntry
 	10, // 17: stagemesh.mesh.v1.ModelSettings.scale:type_name -> stagemesh.mesh.v1.ScaleSettings
-	17, // 18: stagemesh.mesh.v1.ScaleSettings.queue_time:type_name -> google.protobuf.Duration
-	11, // 19: stagemesh.mesh.v1.ModelSettings.TypesEntry.value:type_name -> stagemesh.mesh.v1.TypeConstraint
-	20, // [20:20] is the sub-list for method output_type
-	20, // [20:20] is the sub-list for method input_type
-	20, // [20:20] is the sub-list for extension type_name
-	20, // [20:20] is the sub-list for extension extendee
-	0,  // [0:20] is the sub-list for field type_name
+	2,  // 18: stagemesh.mesh.v1.ModelSettings.capacity:type_name -> stagemesh.mesh.v1.ModelSize
+	17, // 19: stagemesh.mesh.v1.ScaleSettings.queue_time:type_name -> google.protobuf.Duration
+	11, // 20: stagemesh.mesh.v1.ModelSettings.TypesEntry.value:type_name -> stagemesh.mesh.v1.TypeConstraint
+	21, // [21:21] is the sub-list for method output_type
+	21, // [21:21] is the sub-list for method input_type
+	21, // [21:21] is the sub-list for extension type_name
+	21, // [21:21] is the sub-list for extension extendee
+	0,  // [0:21] is the sub-list for field type_name
 }
 
 func init() { file_stagemesh_mesh_v1_model_proto_init() }
