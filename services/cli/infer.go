@@ -67,10 +67,11 @@ func newInfer() *cobra.Command {
 var ErrFailed = errors.New("some requests failed")
 
 func (c *inferCommand) run(ctx context.Context, files []string, out io.Writer) error {
+	if err := c.content.check(); err != nil {
+		return err
+	}
 	_, err := pipeline.ParseDurability(c.durability)
 	switch {
-	case c.content.parameters[""] != "":
-		return fmt.Errorf("--parameter: =%s has no name", c.content.parameters[""])
 	case c.timeout < 0:
 		return fmt.Errorf("--timeout: %s is negative", c.timeout)
 	case c.stream && len(files) > 1:
@@ -200,6 +201,13 @@ type content struct {
 func (c *content) add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&c.mediaType, "content-type", "", "the content type of each FILE, such as text/plain, instead of the one that follows from its name")
 	cmd.Flags().StringToStringVar(&c.parameters, "parameter", nil, "a parameter for every step, as name=value: true, 3, 0.5 or text; may be repeated")
+}
+
+func (c content) check() error {
+	if value, ok := c.parameters[""]; ok {
+		return fmt.Errorf("--parameter: =%s has no name", value)
+	}
+	return nil
 }
 
 func (c content) values() map[string]*inferencev1.Value {

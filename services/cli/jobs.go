@@ -206,6 +206,9 @@ func newJobsSubmit() *cobra.Command {
 		if c.request.GetIdempotencyKey() != "" && len(args) > 2 {
 			return fmt.Errorf("--idempotency-key: needs exactly one FILE, not %d", len(args)-1)
 		}
+		if err := c.content.check(); err != nil {
+			return err
+		}
 		if c.path != "" && len(c.content.parameters) > 0 {
 			return usageError(cmd, errors.New("--parameter: is for pipelines, and --path for a queue with an HTTP target"))
 		}

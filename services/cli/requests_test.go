@@ -244,6 +244,8 @@ func TestRequestVerbsCheckTheirArguments(t *testing.T) {
 		"cancel nowhere":       {[]string{"cancel", good, "-a", "ftp://x"}, "--address: "},
 		"a negative timeout":   {[]string{"infer", "p", "f", "--timeout", "-1s"}, "--timeout: -1s is negative"},
 		"a nameless parameter": {[]string{"infer", "p", "f", "--parameter", "=1"}, "--parameter: =1 has no name"},
+		"a nameless and empty": {[]string{"infer", "p", "f", "--parameter", "="}, "--parameter: = has no name"},
+		"one of a job":         {[]string{"jobs", "submit", "q", "f", "--parameter", "=1"}, "--parameter: =1 has no name"},
 		"a durability":         {[]string{"infer", "p", "f", "--durability", "disk"}, `--durability: "disk": use memory or file`},
 	} {
 		out, err := run(t, test.args...)
