@@ -200,6 +200,7 @@ func TestBadRequestNamesItsProblem(t *testing.T) {
 		"a priority of words":       {post("image/png", "x", "Stagemesh-Priority", "high"), 400, fault.InvalidRequest, `Stagemesh-Priority: "high"`},
 		"a priority of 64 bits":     {post("image/png", "x", "Stagemesh-Priority", "4294967296"), 400, fault.InvalidRequest, "32 bits"},
 		"waiting, perhaps":          {post("image/png", "x", "Stagemesh-Wait-For-Capacity", "perhaps"), 400, fault.InvalidRequest, `"perhaps"`},
+		"waiting, 1":                {post("image/png", "x", "Stagemesh-Wait-For-Capacity", "1"), 400, fault.InvalidRequest, `"1": use true or false`},
 		"an unknown durability":     {post("image/png", "x", "Stagemesh-Durability", "stone"), 400, fault.InvalidRequest, `"stone"`},
 		"a long key":                {post("image/png", "x", "Idempotency-Key", strings.Repeat("k", 257)), 400, fault.InvalidRequest, "at most 256 bytes"},
 	} {

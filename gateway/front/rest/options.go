@@ -60,8 +60,8 @@ func takeHeader(out *call.Request, name, value string) (err error) {
 		}
 		out.IdempotencyKey = value
 	case transport.HeaderWaitForCapacity:
-		waits, err := strconv.ParseBool(value)
-		if err != nil {
+		waits := value == "true"
+		if !waits && value != "false" {
 			return fmt.Errorf("%.*q: use true or false", maxQuoted, value)
 		}
 		out.WaitForCapacity = &waits
