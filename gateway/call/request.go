@@ -181,6 +181,14 @@ func (s *Service) checkInputs(inputs []payload.Part, isPassthrough bool) *fault.
 	if err := payload.Validate("inputs", inputs); err != nil {
 		return fault.From(err)
 	}
+	for i, part := range inputs {
+		if part.Tensor != nil || !payload.IsJSON(part.Blob.ContentType) {
+			continue
+		}
+		if at, number := payload.LargeNumber(part.Blob.Data); number != nil {
+			return fault.InField(fault.InvalidInput, payload.Path("inputs", i, part.Name), "the number %.40s at byte %d is beyond FP64", number, at)
+		}
+	}
 	return nil
 }
 

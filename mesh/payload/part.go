@@ -12,8 +12,10 @@
 package payload
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"unicode/utf8"
 
@@ -239,6 +241,30 @@ func BareType(contentType string) string {
 func IsJSON(contentType string) bool {
 	bare := BareType(contentType)
 	return bare == JSONType || strings.HasSuffix(bare, "+json")
+}
+
+// LargeNumber returns the first number of a JSON document that no double holds, and its offset. A
+// reader in most languages makes infinity of it, which JSON does not have.
+func LargeNumber(doc []byte) (at int, number []byte) {
+	for ; at < len(doc); at++ {
+		switch c := doc[at]; {
+		case c == '"':
+			for at++; at < len(doc) && doc[at] != '"'; at++ {
+				if doc[at] == '\\' {
+					at++
+				}
+			}
+		case c == '-' || '0' <= c && c <= '9':
+			number = doc[at : len(doc)-len(bytes.TrimLeft(doc[at:], "0123456789+-.eE"))]
+			if mayBeLarge := len(number) > 300 || bytes.ContainsAny(number, "eE"); mayBeLarge {
+				if _, err := strconv.ParseFloat(string(number), 64); errors.Is(err, strconv.ErrRange) {
+					return at, number
+				}
+			}
+			at += len(number) - 1
+		}
+	}
+	return 0, nil
 }
 
 // AcceptsType reports whether a content type is one that the pattern means, both perhaps

@@ -14,6 +14,7 @@ protocol), Ended (the peer has closed the connection).
 from __future__ import annotations
 
 import json
+import math
 import mmap
 import os
 import re
@@ -63,7 +64,15 @@ def _refuse_constant(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
 
 
-_decode = json.JSONDecoder(parse_constant=_refuse_constant).decode
+def _finite(text: str) -> float:
+    """Raises ValueError for a number that no double holds; a parse_float of json."""
+    value = float(text)
+    if value in (math.inf, -math.inf):
+        raise ValueError(f"the number {text[:40]} is beyond FP64")
+    return value
+
+
+_decode = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite).decode
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 encode_unicode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, ensure_ascii=False).encode
 
