@@ -197,7 +197,7 @@ func Run(ctx context.Context, s Settings, work func(context.Context, *Port) erro
 	defer stop()
 	served := make(chan error, 1)
 	go func() {
-		served <- servePort(serving, listener, checkHost(exposure, portHandler(port.ready, port.durable, metrics.Handler())))
+		served <- servePort(serving, listener, s.Logger, checkHost(exposure, portHandler(port.ready, port.durable, metrics.Handler())))
 	}()
 	s.Logger.Info("operations port listens", "address", port.addr.String())
 	exposure.Warn(s.Logger, s.Key)
@@ -308,9 +308,10 @@ func boundBodies(next http.Handler) http.Handler {
 
 // servePort serves the handler until the context ends, and waits for the responses that
 // are being written.
-func servePort(ctx context.Context, listener net.Listener, handler http.Handler) error {
+func servePort(ctx context.Context, listener net.Listener, log *slog.Logger, handler http.Handler) error {
 	server := &http.Server{
 		Handler: boundBodies(handler), ReadHeaderTimeout: readHeaderTimeout, IdleTimeout: transport.IdleTimeout, WriteTimeout: writeTimeout, MaxHeaderBytes: transport.MaxHeaderBytes,
+		ErrorLog: transport.ErrorLog(log),
 	}
 	served := make(chan error, 1)
 	listener = transport.NewConnections(maxConnections, false).Listen(listener)

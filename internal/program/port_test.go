@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -74,7 +75,7 @@ func TestPortServesOnItsListener(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	served := make(chan error, 1)
 	go func() {
-		served <- servePort(ctx, listener, portHandler(isReady, isReady, metrics()))
+		served <- servePort(ctx, listener, slog.New(slog.DiscardHandler), portHandler(isReady, isReady, metrics()))
 	}()
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	request, err := http.NewRequestWithContext(t.Context(), "GET", "http://"+listener.Addr().String()+"/livez", nil)
@@ -155,7 +156,7 @@ func TestStopWaitsForResponsesWithALimit(t *testing.T) {
 				listener := newPipes()
 				served := make(chan error, 1)
 				go func() {
-					served <- servePort(ctx, listener, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					served <- servePort(ctx, listener, slog.New(slog.DiscardHandler), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 						select {
 						case <-time.After(test.takes):
 							w.WriteHeader(http.StatusNoContent)
@@ -303,7 +304,7 @@ func TestPortClosesConnectionsThatDoNothing(t *testing.T) {
 			ctx, stop := context.WithCancel(t.Context())
 			listener := newPipes()
 			served := make(chan error, 1)
-			go func() { served <- servePort(ctx, listener, test.handler) }()
+			go func() { served <- servePort(ctx, listener, slog.New(slog.DiscardHandler), test.handler) }()
 			client, server := net.Pipe()
 			watched := &watchedConn{Conn: server, closed: make(chan struct{})}
 			listener.conns <- watched
@@ -344,7 +345,9 @@ func TestPortDoesNotWaitForBodies(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		listener := newPipes()
 		served := make(chan error, 1)
-		go func() { served <- servePort(ctx, listener, portHandler(isReady, isReady, metrics())) }()
+		go func() {
+			served <- servePort(ctx, listener, slog.New(slog.DiscardHandler), portHandler(isReady, isReady, metrics()))
+		}()
 		conn := listener.ask(t, "Content-Length: 100\r\n")
 		defer conn.Close()
 		begin := time.Now()
@@ -364,7 +367,9 @@ func TestServePortReturnsWhenItsListenerFails(t *testing.T) {
 	t.Parallel()
 	listener := newPipes()
 	served := make(chan error, 1)
-	go func() { served <- servePort(t.Context(), &failing{listener}, http.NotFoundHandler()) }()
+	go func() {
+		served <- servePort(t.Context(), &failing{listener}, slog.New(slog.DiscardHandler), http.NotFoundHandler())
+	}()
 	if err := <-served; !errors.Is(err, errListener) {
 		t.Errorf("got %v", err)
 	}

@@ -196,7 +196,7 @@ func NewServer(h http.Handler, log *slog.Logger) *http.Server {
 		MaxHeaderBytes:    transport.MaxHeaderBytes,
 		ConnContext:       transport.ConnContext,
 		ConnState:         transport.EndIdle,
-		ErrorLog:          slog.NewLogLogger(errorHandler{log.Handler()}, slog.LevelWarn),
+		ErrorLog:          transport.ErrorLog(log),
 		HTTP2: &http.HTTP2Config{
 			MaxConcurrentStreams: maxConcurrentStreams,
 			SendPingTimeout:      transport.PingAfter,
@@ -208,18 +208,4 @@ func NewServer(h http.Handler, log *slog.Logger) *http.Server {
 			MaxReceiveBufferPerConnection: maxRequestBuffer,
 		},
 	}
-}
-
-// errorHandler logs failed TLS handshakes, such as those of TCP probes, at the level debug.
-type errorHandler struct{ slog.Handler }
-
-// Handle implements slog.Handler.
-func (h errorHandler) Handle(ctx context.Context, r slog.Record) error {
-	if strings.HasPrefix(r.Message, "http: TLS handshake error ") {
-		r.Level = slog.LevelDebug
-	}
-	if !h.Enabled(ctx, r.Level) {
-		return nil
-	}
-	return h.Handler.Handle(ctx, r)
 }

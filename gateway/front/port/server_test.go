@@ -39,6 +39,46 @@ func TestFailedHandshakesAreLoggedAtDebug(t *testing.T) {
 	}
 }
 
+// A stranger whose frames are malformed makes one line, whatever the number of connections.
+func TestProtocolErrorsDoNotFillTheLog(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var log bytes.Buffer
+		server, listener := port.NewServer(http.NotFoundHandler(), slog.New(slog.NewTextHandler(&log, nil))), make(pipes)
+		served := make(chan error, 1)
+		go func() { served <- server.Serve(listener) }()
+		breakOne := func() {
+			client, conn := net.Pipe()
+			listener <- conn
+			go io.Copy(io.Discard, client) //nolint:errcheck // it ends with the connection
+			_, err := client.Write([]byte(http2.ClientPreface + "\x00\x00\x03\x04\x00\x00\x00\x00\x00abc"))
+			synctest.Wait()
+			if err := errors.Join(err, client.Close()); err != nil {
+				t.Fatal(err)
+			}
+			synctest.Wait()
+		}
+		lines := func(want int) {
+			t.Helper()
+			if got := strings.Count(log.String(), "level=WARN"); got != want {
+				t.Errorf("%d lines, want %d:\n%s", got, want, log.String())
+			}
+		}
+		for range 5 {
+			breakOne()
+		}
+		lines(1)
+		server.ErrorLog.Print("http: panic serving 127.0.0.1:1: oh")
+		lines(2)
+		time.Sleep(time.Minute)
+		breakOne()
+		lines(3)
+		close(listener)
+		<-served
+		time.Sleep(time.Minute) // the connections end
+	})
+}
+
 // pipes is a listener whose clients are pipes.
 type pipes chan net.Conn
 
