@@ -147,7 +147,7 @@ func (r *Registry) trySet(ctx context.Context, in AliasChange) (*meshv1.Alias, e
 func (r *Registry) hasFewer(route, than *meshv1.AliasRoute) bool {
 	_, of, _ := r.Model(model.ID(route.GetModel()))
 	_, before, _ := r.Model(model.ID(than.GetModel()))
-	return route.GetModel() != than.GetModel() && countLoaded(of) < countLoaded(before)
+	return route.GetModel() != than.GetModel() && loadedReplicas(of) < loadedReplicas(before)
 }
 
 // Switching returns the aliases whose target waits for models of a stage to be loaded.

@@ -114,8 +114,8 @@ func Holder(r *meshv1.ReplicasRecord, without []pipeline.HostID) pipeline.HostID
 
 func earlier(a, b *meshv1.Replica) bool { return a.GetSince().AsTime().Before(b.GetSince().AsTime()) }
 
-// countLoaded returns how many hosts have loaded a model.
-func countLoaded(r *meshv1.ReplicasRecord) (n int) {
+// loadedReplicas returns how many hosts have loaded a model.
+func loadedReplicas(r *meshv1.ReplicasRecord) (n int) {
 	for _, one := range r.GetReplicas() {
 		if one.GetState() == loaded {
 			n++

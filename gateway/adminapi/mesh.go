@@ -118,24 +118,11 @@ func (h *handler) listRequests(ctx context.Context, in *adminv1.ListRequestsRequ
 		if holders, steps := r.GetHolders(), r.GetSteps(); len(holders) > 0 && len(steps) > 0 {
 			at := steps[len(steps)-1].GetTiming()
 			status.Step, status.Stage, status.Host, status.Since = at.GetStep(), holders[0].GetStage(), holders[0].GetHost(), holders[0].GetSince()
-			status.State = stateText(holders[0].GetState())
+			status.State = call.StateText(holders[0].GetState(), false)
 		}
 		out.Requests = append(out.Requests, status)
 	}
 	return out, nil
-}
-
-// stateText says what an item of a host waits for.
-func stateText(state string) string {
-	switch state {
-	case "queued":
-		return "waits for its batch"
-	case "running":
-		return "a worker runs it"
-	case "sending":
-		return "its output waits to be sent"
-	}
-	return state
 }
 
 func (h *handler) listMetrics(ctx context.Context, _ *adminv1.ListMetricsRequest) (*adminv1.ListMetricsResponse, error) {

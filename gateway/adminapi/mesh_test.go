@@ -83,7 +83,7 @@ func TestRequestsAreListedWithinTheLimit(t *testing.T) {
 		if first.GetRequestId() != "1" || first.GetIdempotencyKey() != "k" || len(first.GetStages()) != 2 || first.GetDeadline().AsTime().Unix() != 1010 {
 			t.Errorf("got %v", first)
 		}
-		if first.GetGateway() != "g" || first.GetStep() != "two" || first.GetStage() != "b" || first.GetHost() != "h" || first.GetState() != "waits for its batch" {
+		if first.GetGateway() != "g" || first.GetStep() != "two" || first.GetStage() != "b" || first.GetHost() != "h" || first.GetState() != "it waits in the queue of the stage" {
 			t.Errorf("it is at %v", first)
 		}
 		if want > 1 && got.Msg.GetRequests()[1].GetState() != "in a queue" {

@@ -166,20 +166,27 @@ func (s *Service) locate(ctx context.Context, env *envelope.Envelope, wait time.
 	case len(holders) > 0 && len(steps) > 0:
 		at := steps[len(steps)-1].GetTiming()
 		out.step, out.stage = at.GetStep(), at.GetStage()
-		switch holders[0].GetState() {
-		case "running":
+		out.state = StateText(holders[0].GetState(), at.GetRun().AsDuration() > 0)
+		if holders[0].GetState() == "running" {
 			out.runs = holders[0].GetSince().AsTime()
-		case "queued", "sending":
-			if at.GetRun().AsDuration() > 0 {
-				out.state = "its output waits for the queue of the next stage"
-			}
-		default:
-			out.state = "it " + holders[0].GetState()
 		}
 	case len(env.Route) > 1 || err != nil && !errors.Is(err, context.DeadlineExceeded):
 		return nil // nobody knows at which step
 	}
 	return out
+}
+
+// StateText returns what an item of a host waits for, or that a worker runs it.
+func StateText(state string, hasRun bool) string {
+	switch {
+	case state == "running":
+		return "a worker runs it"
+	case state == "sending" || hasRun:
+		return "its output waits for the queue of the next stage"
+	case state == "queued":
+		return "it waits in the queue of the stage"
+	}
+	return "it " + state
 }
 
 // deadlineError returns the error of a call whose time is over, with its location where that is known.
