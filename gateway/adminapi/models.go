@@ -26,8 +26,6 @@ import (
 
 const (
 	defaultPage, maxPage = 100, 1000
-	// maxTypes and maxLabels bound the constraints of a stage, and the labels of each.
-	maxTypes, maxLabels = 100, 32
 	// loadedUnused is the age of the last use of a model that is registered and loaded.
 	loadedUnused = time.Hour
 )
