@@ -10,7 +10,7 @@
 //     no file to compile. It runs no command: go test then knows which files
 //     the result depends on, and never answers from its cache when one changed.
 //   - modules_test.go compares the requirements in go.mod with the table of
-//     dependencies in CONTRIBUTING.md.
+//     dependencies in docs/dependencies.md.
 //   - docs_test.go looks for the files and folders that pages name.
 //
 // There is nothing to import: the package has tests only.

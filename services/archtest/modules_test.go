@@ -9,21 +9,21 @@ import (
 	"testing"
 )
 
-// dependencyTable is the heading in CONTRIBUTING.md above the tables of all
+// dependencyTable is the heading in docs/dependencies.md above the tables of all
 // direct dependencies: module, reason, licence.
 const dependencyTable = "## Direct dependencies"
 
 func TestDirectDependenciesAreExplained(t *testing.T) {
 	t.Parallel()
-	explained, err := explainedModules(read(t, "CONTRIBUTING.md"))
+	explained, err := explainedModules(read(t, "docs/dependencies.md"))
 	if err != nil {
-		t.Fatalf("CONTRIBUTING.md: %v", err)
+		t.Fatalf("docs/dependencies.md: %v", err)
 	}
 	for _, module := range directives(read(t, "go.work"), "use") {
 		file := filepath.Join(module, "go.mod")
 		for _, required := range directRequirements(read(t, file)) {
 			if !slices.Contains(explained, required) {
-				t.Errorf("%s requires %s, which is not in the table of direct dependencies in CONTRIBUTING.md", file, required)
+				t.Errorf("%s requires %s, which is not in the table of direct dependencies in docs/dependencies.md", file, required)
 			}
 		}
 	}
@@ -31,9 +31,9 @@ func TestDirectDependenciesAreExplained(t *testing.T) {
 
 func TestToolsAreExplained(t *testing.T) {
 	t.Parallel()
-	explained, err := explainedModules(read(t, "CONTRIBUTING.md"))
+	explained, err := explainedModules(read(t, "docs/dependencies.md"))
 	if err != nil {
-		t.Fatalf("CONTRIBUTING.md: %v", err)
+		t.Fatalf("docs/dependencies.md: %v", err)
 	}
 	files, err := filepath.Glob(filepath.Join(repository, "tools", "*", "go.mod"))
 	if err != nil || len(files) == 0 {
@@ -46,7 +46,7 @@ func TestToolsAreExplained(t *testing.T) {
 		}
 		for _, tool := range directives(string(source), "tool") {
 			if !slices.ContainsFunc(explained, func(module string) bool { return matches(module+"/...", tool) }) {
-				t.Errorf("%s names the tool %s, whose module is not in the table of direct dependencies in CONTRIBUTING.md", file, tool)
+				t.Errorf("%s names the tool %s, whose module is not in the table of direct dependencies in docs/dependencies.md", file, tool)
 			}
 		}
 	}
