@@ -103,7 +103,6 @@ var importTable = rules{
 			packages:  list("gateway/openapi"),
 			mayImport: list(proto, tensor, fault, payload, msgpack, pipeline, "gateway/call", "gateway/front/oipjson", transport),
 		},
-		{packages: list("gateway/dashboard"), mayImport: nothing},
 		{packages: list("gateway"), mayImport: list(proto, sdk, "mesh/...", "gateway/...", discovery, budget, transport)},
 
 		// The dispatcher of jobs reaches its targets through an interface.
