@@ -23,9 +23,12 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner/modelserver"
 )
 
-// reference is what docs_test holds against the File; the paths start at this
-// package's folder.
-const reference = "../../docs/configuration.md"
+// reference and jobsReference are what docs_test holds against the File; the paths start at
+// this package's folder.
+const (
+	reference     = "../../docs/configuration.md"
+	jobsReference = "../../docs/configuration-jobs.md"
+)
 
 func pages(t *testing.T) []string {
 	t.Helper()
@@ -86,7 +89,7 @@ var settings = map[string]reflect.Type{
 // Each section of the reference has a table of exactly the keys that there are.
 func TestReferenceHasExactlyTheKeys(t *testing.T) {
 	t.Parallel()
-	documented := sections(text(t, reference))
+	documented := sections(text(t, reference) + text(t, jobsReference))
 	there := keysOf("", reflect.TypeFor[meshfile.File]())
 	for kind, of := range settings {
 		maps.Copy(there, keysOf("stages.<name>.runner."+kind, of))

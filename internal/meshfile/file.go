@@ -1,6 +1,6 @@
 // Package meshfile reads the one file that describes a mesh: its name, its
 // stages with runner and batching, its pipelines, and how the gateway listens.
-// docs/configuration.md is its reference.
+// docs/configuration.md is its reference, with docs/configuration-jobs.md.
 //
 // The program passes the kinds of runners that it has, so that it links no others:
 //
