@@ -91,11 +91,13 @@ func FiguresOf(r bench.Run) Figures {
 	return Figures{ThroughputPerS: r.ThroughputPerS, P50MS: r.Latency.P50MS, P99MS: r.Latency.P99MS, Answered: r.Answered, Failed: r.Failed}
 }
 
-// Ratio is the median, the least and the greatest of several values.
+// Ratio is the median of several values, with the least, the greatest and the quartiles.
 type Ratio struct {
 	Median float64 `json:"median"`
 	Min    float64 `json:"min"`
 	Max    float64 `json:"max"`
+	// Lower and Upper are the quartiles; 0 in a ratio that was read from JSON.
+	Lower, Upper float64 `json:"-"`
 }
 
 // RatioOf returns that of values, of which there may be none.
@@ -104,12 +106,13 @@ func RatioOf(all []float64) Ratio {
 		return Ratio{}
 	}
 	sorted := slices.Sorted(slices.Values(all))
-	middle := len(sorted) / 2
-	median := sorted[middle]
-	if len(sorted)%2 == 0 {
-		median = (sorted[middle-1] + sorted[middle]) / 2
+	last := len(sorted) - 1
+	at := func(part float64) float64 {
+		whole, rest := math.Modf(part * float64(last))
+		i := int(whole)
+		return sorted[i] + rest*(sorted[min(i+1, last)]-sorted[i])
 	}
-	return Ratio{Median: median, Min: sorted[0], Max: sorted[len(sorted)-1]}
+	return Ratio{Median: at(.5), Min: sorted[0], Max: sorted[last], Lower: at(.25), Upper: at(.75)} //nolint:mnd // quarters
 }
 
 // Compare compares the runs of one load, which are pairs in order. It also returns the

@@ -17,7 +17,8 @@ type Goal struct {
 	What   string
 	// Want and Measured are formatted alike.
 	Want, Measured string
-	// Known is true if it was measured; Reached is meaningful only then.
+	// Known is true if it was measured; Reached is meaningful only then, and true where three
+	// quarters of the repetitions reach the goal.
 	Known, Reached bool
 }
 
@@ -45,11 +46,11 @@ type quantity struct{ bound, figure func(float64) string }
 type goals []Goal
 
 func (g *goals) atLeast(n Number, want float64, of quantity, got spread, known bool, what string, args ...any) {
-	g.add(n, "at least "+of.bound(want), of, got, known, got.Median >= want, fmt.Sprintf(what, args...))
+	g.add(n, "at least "+of.bound(want), of, got, known, got.Lower >= want, fmt.Sprintf(what, args...))
 }
 
 func (g *goals) atMost(n Number, want float64, of quantity, got spread, known bool, what string, args ...any) {
-	g.add(n, "at most "+of.bound(want), of, got, known, got.Median <= want, fmt.Sprintf(what, args...))
+	g.add(n, "at most "+of.bound(want), of, got, known, got.Upper <= want, fmt.Sprintf(what, args...))
 }
 
 func (g *goals) add(n Number, want string, of quantity, got spread, known, reached bool, what string) {
@@ -164,14 +165,17 @@ func beyond(c compare.Comparison) spread {
 	return compare.RatioOf(more)
 }
 
-// comparison returns that of a command, by number of callers.
+// comparison returns that of a command, by number of callers, with quartiles of its ratios.
 func (r Results) comparison(n Number, name string, callers int) (compare.Comparison, bool) {
 	item, _ := r.Item(n)
 	s, ok := item.answer(name).at(callers)
 	if !ok || s.Comparison == nil {
 		return compare.Comparison{}, false
 	}
-	return *s.Comparison, true
+	c := *s.Comparison
+	ours, theirs := Series{Trials: side(&c, mesh)}, Series{Trials: side(&c, baseline)}
+	c.Throughput, c.P50 = pairedRatios(ours, theirs, throughput), pairedRatios(ours, theirs, p50)
+	return c, true
 }
 
 func ofCeiling(t Trial) float64 { return t.ThroughputPerS / ceiling }

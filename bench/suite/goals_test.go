@@ -25,23 +25,23 @@ const (
 	unknown    = "not measured"
 )
 
-func TestGoalsApplyToTheMedian(t *testing.T) {
+func TestThreeQuartersReachAGoal(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		ratio, slower, goodput, grows float64
 		item                          suite.Number
 		want                          []string
 	}{
-		"all is well, in processes":   {0.86, 1.14, 1000, 0, suite.Processes, []string{reached, reached, reached}},
-		"all is well, in one process": {2.01, 1, 1000, 0, suite.InProcess, []string{reached, reached}},
-		"too few answers":             {0.84, 1.14, 1000, 0, suite.Processes, []string{notReached, notReached, reached}},
-		"too few in one process":      {1.99, 1, 1000, 0, suite.InProcess, []string{notReached, notReached}},
-		"too late":                    {0.86, 1.16, 1000, 0, suite.Processes, []string{reached, reached, notReached}},
+		"all is well, in processes":   {0.90, 1.09, 1000, 0, suite.Processes, []string{reached, reached, reached}},
+		"all is well, in one process": {2.11, 1, 1000, 0, suite.InProcess, []string{reached, reached}},
+		"too few answers":             {0.89, 1.09, 1000, 0, suite.Processes, []string{notReached, notReached, reached}},
+		"too few in one process":      {2.10, 1, 1000, 0, suite.InProcess, []string{notReached, notReached}},
+		"too late":                    {0.90, 1.10, 1000, 0, suite.Processes, []string{reached, reached, notReached}},
 		"a further stage":             {1, 1, 1000, 0, suite.Stages, []string{notReached, reached}}, // 2x, and 20 us
-		"beside a handler":            {0.8, 1, 1000, 0, suite.Handlers, []string{reached, notReached, reached}},
-		"later than a handler":        {0.9, 1.1, 1000, 0, suite.Handlers, []string{notReached, reached, reached}},
+		"beside a handler":            {0.8, 0.96, 1000, 0, suite.Handlers, []string{reached, notReached, reached}},
+		"later than a handler":        {0.95, 1.1, 1000, 0, suite.Handlers, []string{notReached, reached, reached}},
 		// Five goals in one process, five in processes, and one of P50.
-		"batches":       {1, 1, 1000, 0, suite.PeersBatching, slices.Repeat([]string{reached}, 11)},
+		"batches":       {1.06, 1, 1000, 0, suite.PeersBatching, slices.Repeat([]string{reached}, 11)},
 		"fewer batches": {0.9, 1.1, 1000, 0, suite.PeersBatching, append(slices.Repeat([]string{notReached}, 7), reached, notReached, notReached, notReached)},
 		"nothing to do": {0.7, 1, 1000, 0, suite.PeersNoop, []string{notReached, reached, reached}},
 		"goodput":       {1, 1, 971, 0, suite.Overload, []string{reached, notReached, reached, reached}},
@@ -49,7 +49,7 @@ func TestGoalsApplyToTheMedian(t *testing.T) {
 		"memory stays":  {1, 1, 1000, 13, suite.Soak, []string{reached, reached, reached}},
 		"memory grows":  {1, 1, 1000, 15, suite.Soak, []string{notReached, reached, reached}},
 		"models": {1, 1, 1000, 0, suite.Models, []string{
-			reached, notReached, reached, reached, notReached, reached, reached, notReached, reached, reached, reached, reached, notReached, reached, reached,
+			reached, notReached, reached, notReached, notReached, reached, reached, notReached, reached, reached, reached, reached, notReached, reached, reached,
 		}},
 		"jobs": {1, 1, 1000, 0, suite.Jobs, []string{
 			reached, notReached, reached, notReached, notReached, reached, notReached, reached, reached,

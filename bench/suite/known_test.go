@@ -139,7 +139,7 @@ func known(ratio, slower, goodput, grows float64) suite.Results {
 	}
 	for i, commands := range items {
 		out.Items = append(out.Items, suite.Measured{
-			Number: suite.Number(i + 1), Began: time.Date(2026, 11, 21+i/10, 10, 0, 0, 0, time.UTC), Commands: commands,
+			Number: suite.Number(i + 1), Began: time.Date(2026, 11, 21+i/10, 10, 0, 0, 0, time.UTC), Commit: "0a1b2c3d", Commands: commands,
 		})
 	}
 	return out

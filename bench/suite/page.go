@@ -2,6 +2,7 @@ package suite
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"maps"
 	"os"
@@ -10,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"text/template"
+	"time"
 
 	_ "embed" // the page's text
 
@@ -141,8 +143,13 @@ func (v view) Section(n int) string {
 	if !ok {
 		return "It was not measured."
 	}
-	parts := append(v.tables(item), item.failureNote(), item.commands())
+	parts := append(v.tables(item), item.failureNote(), item.measured(), item.commands())
 	return strings.Join(slices.DeleteFunc(parts, func(s string) bool { return s == "" }), "\n\n")
+}
+
+// measured is a sentence about when and of what the figures are.
+func (m Measured) measured() string {
+	return fmt.Sprintf("Measured on %s, commit %s.", m.Began.UTC().Format(time.DateOnly), cmp.Or(m.Commit, "unknown"))
 }
 
 func (v view) tables(item Measured) []string {

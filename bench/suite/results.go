@@ -36,6 +36,8 @@ type Results struct {
 type Measured struct {
 	Number Number    `json:"number"`
 	Began  time.Time `json:"began"`
+	// Commit is the version of the program, or the commit that recorded the figures.
+	Commit string `json:"commit,omitempty"`
 	// Quick marks a trial.
 	Quick    bool     `json:"quick,omitempty"`
 	Commands []Answer `json:"commands"`

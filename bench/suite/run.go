@@ -38,7 +38,7 @@ func Run(ctx context.Context, s Settings) (Results, error) {
 		if err := m.run(ctx); err != nil {
 			return out, fmt.Errorf("item %d: %w", item.Number, err)
 		}
-		out.Versions.Stagemesh = m.product
+		out.Versions.Stagemesh, m.out.Commit = m.product, m.product
 		out.Items = append(out.Items, m.out)
 	}
 	return out, nil
