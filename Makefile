@@ -90,7 +90,7 @@ PYTHON_ENV := $(call env_dir,python,$(PYTHON),sdk/python/requirements-dev.txt)
 PYTHON_EXAMPLES := examples/digits-python examples/modelmesh examples/text-stream examples/tokenize examples/pytorch
 
 # What else is linted as sdk/python is.
-PYTHON_OTHERS   := $(PYTHON_EXAMPLES) services/meshtest/clients bench
+PYTHON_OTHERS   := $(PYTHON_EXAMPLES) services/meshtest/clients services/meshtest/fleet bench
 
 PEERS := mosec bentoml ray
 # Where the clients of other servers are: one environment for Python, one for Node. The

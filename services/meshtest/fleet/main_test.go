@@ -33,7 +33,6 @@ import (
 
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
-	"github.com/stagemesh/stagemesh/sdk/go/worker"
 )
 
 // soak is true for the long forms of the tests: make soak.
@@ -48,9 +47,6 @@ func pick(short, long int) int {
 }
 
 func TestMain(m *testing.M) {
-	if os.Getenv(workerVariable) != "" {
-		os.Exit(worker.Main(modelWorker())) //nolint:forbidigo // this is main
-	}
 	if os.Getenv(programVariable) != "" {
 		os.Exit(program(os.Args[1:])) //nolint:forbidigo // this is main
 	}

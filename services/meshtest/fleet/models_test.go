@@ -30,6 +30,9 @@ type modelSpec struct {
 	broken string
 }
 
+// pidFile has the process ID of a host's worker.
+const pidFile = "pid"
+
 // modelHost starts a host that loads models of 1 MiB in a worker.
 func (f *fleet) modelHost(s modelSpec) *member {
 	f.t.Helper()
@@ -51,15 +54,15 @@ func (f *fleet) newFolder() string {
 }
 
 func (f *fleet) modelStage(s modelSpec, folder string) map[string]any {
-	program, err := os.Executable()
+	program, err := filepath.Abs(filepath.Join("testdata", "models.py"))
 	must(f.t, err)
 	if s.load == 0 {
 		s.load = 20 * time.Millisecond
 	}
 	return map[string]any{"score": map[string]any{
 		"runner": map[string]any{"worker": map[string]any{
-			"command": []string{program}, "env": map[string]any{workerVariable: modelsKind}, "concurrency": 2,
-			"options": modelOptions{Folder: folder, Load: s.load, Run: time.Millisecond, Broken: s.broken},
+			"command": []string{"python3", program}, "concurrency": 2,
+			"options": map[string]any{"folder": folder, "load": s.load.Seconds(), "run": 0.001, "broken": s.broken},
 		}},
 		"models": map[string]any{"capacity": fmt.Sprintf("%dMiB", s.room+1), "default_size": "64KiB"},
 	}}
@@ -74,7 +77,7 @@ func (f *fleet) modelGateways(gateways, models int, slow ...string) (out []*memb
 		registered[modelName(i)] = map[string]any{"stage": "score", "size": "1MiB"}
 	}
 	for _, name := range slow {
-		registered[name] = map[string]any{"stage": "score", "size": "1MiB", "options": map[string]string{"load": "2s"}}
+		registered[name] = map[string]any{"stage": "score", "size": "1MiB", "options": map[string]string{"load": "2"}}
 	}
 	for range gateways {
 		m := &member{fleet: f, link: f.newLink()}

@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/url"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -23,7 +22,6 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/process"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
-	"github.com/stagemesh/stagemesh/sdk/go/worker"
 	"github.com/stagemesh/stagemesh/services/cli"
 	"github.com/stagemesh/stagemesh/services/runners"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
@@ -134,8 +132,6 @@ func recordStalls(ctx context.Context, path string) {
 const (
 	// runnerKind is the key of this runner in mesh files.
 	runnerKind = "record"
-	// modelsKind makes the test's program a worker of models, as the variable workerVariable.
-	modelsKind, workerVariable = "models", "FLEET_WORKER"
 	// holdPrefix begins a text that holds its runner.
 	holdPrefix = "hold"
 	// cancelledSuffix is added to the path of the record of runs: when they were cancelled.
@@ -260,67 +256,3 @@ func wait(ctx context.Context, d time.Duration) error {
 }
 
 func textOf(item runner.Item) string { return string(item.Inputs[0].Blob.Data) }
-
-// modelOptions are the options of a worker of models.
-type modelOptions struct {
-	// Folder has a file for each loaded model, and pidFile.
-	Folder string `json:"folder"`
-	// Load and Run are how long a load and a batch take.
-	Load time.Duration `json:"load"`
-	Run  time.Duration `json:"run"`
-	// Broken is how loads fail: not at all if it is empty, with the process if it is "crash".
-	Broken string `json:"broken"`
-}
-
-// pidFile has the ID of the worker's process.
-const pidFile = "pid"
-
-// modelWorker is a worker whose models add their names to the texts. A model's option "load"
-// is how long its load takes.
-func modelWorker() worker.Settings {
-	var o modelOptions
-	path := func(m *worker.Model) string { return filepath.Join(o.Folder, m.ID) }
-	models := &worker.Models{
-		Limits: worker.ModelLimits{LoadSlots: 4},
-		Load: func(ctx context.Context, m *worker.Model) error {
-			switch o.Broken {
-			case "":
-			case "crash":
-				os.Exit(1) //nolint:forbidigo // it crashes
-			default:
-				return errors.New(o.Broken)
-			}
-			took := o.Load
-			if own, err := time.ParseDuration(m.Options["load"]); err == nil {
-				took = own
-			}
-			m.Size = worker.Memory{Host: 1 << 20}
-			if err := wait(ctx, took); err != nil {
-				return err
-			}
-			return os.WriteFile(path(m), nil, 0o600)
-		},
-		Unload: func(_ context.Context, m *worker.Model) error { return os.Remove(path(m)) },
-	}
-	return worker.Settings{
-		Name: modelsKind, Slots: 2, Models: models,
-		Setup: func(_ context.Context, s *worker.Start) error {
-			if err := s.Decode(&o); err != nil {
-				return err
-			}
-			return errors.Join(os.RemoveAll(o.Folder), os.Mkdir(o.Folder, 0o700),
-				os.WriteFile(filepath.Join(o.Folder, pidFile), []byte(strconv.Itoa(os.Getpid())), 0o600))
-		},
-		Predict: func(ctx context.Context, b *worker.Batch) (worker.Outputs, error) {
-			texts := make([]string, len(b.Items))
-			for i, item := range b.Items {
-				blob, err := item.Blob("")
-				if err != nil {
-					return nil, err
-				}
-				texts[i] = string(blob.Data) + " " + b.Loaded.ID
-			}
-			return worker.Outputs{"": worker.Texts(texts...)}, wait(ctx, o.Run)
-		},
-	}
-}

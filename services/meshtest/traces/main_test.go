@@ -39,9 +39,6 @@ var shared = sync.OnceValues(func() (*testbed.Jaeger, error) {
 })
 
 func TestMain(m *testing.M) {
-	if os.Getenv(goWorker) != "" {
-		os.Exit(beGoWorker()) //nolint:forbidigo // this is main
-	}
 	if os.Getenv(hostProcess) != "" {
 		if err := stagemesh.Serve(stagemesh.KindOf("hold", newHold)); err != nil {
 			fmt.Fprintln(os.Stderr, err)

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -29,42 +30,52 @@ const (
 
 // beNoop answers every batch with its own first part.
 func beNoop() int {
-	conn, in, w, ok := greet()
-	if !ok {
+	return beMeasured(&frame.Spec{}, nil, func(m *frame.Predict, body []byte, send func(frame.Message, *frame.Body)) {
+		var out frame.Body
+		t, err := m.Parts[0].Tensor(body)
+		if err != nil {
+			panic(err)
+		}
+		send(&frame.Result{Batch: m.Batch, Parts: []frame.Part{out.Tensor("y", -1, t)}}, &out)
+	})
+}
+
+// beMeasured is a worker that does no more than to answer batches. One with a capability runs
+// them side by side.
+func beMeasured(spec *frame.Spec, capabilities []string, answer func(*frame.Predict, []byte, func(frame.Message, *frame.Body))) int {
+	conn, err := net.Dial("unix", os.Getenv("STAGEMESH_SOCKET"))
+	if err != nil {
 		return 1
 	}
-	_ = frame.Write(conn, &frame.Ready{Slots: w.Slots, Spec: &frame.Spec{}}, nil) // or the host is gone
+	var mu sync.Mutex
+	send := func(m frame.Message, body *frame.Body) {
+		mu.Lock()
+		defer mu.Unlock()
+		_ = frame.Write(conn, m, body) // or the host is gone
+	}
+	in, limit := bufio.NewReaderSize(conn, 64<<10), int64(0)
+	send(&frame.Hello{Protocols: []int{1}, Name: "measured", Capabilities: capabilities}, nil)
 	for {
-		m, body, err := frame.Read(in, w.MaxFrame)
+		m, body, err := frame.Read(in, limit)
 		if err != nil {
 			return 0
 		}
 		switch m := m.(type) {
+		case *frame.Welcome:
+			limit = m.MaxFrame
+			send(&frame.Ready{Slots: m.Slots, Spec: spec}, nil)
 		case *frame.Predict:
-			var out frame.Body
-			t, err := m.Parts[0].Tensor(body)
-			if err != nil {
-				return 1
+			if capabilities == nil {
+				answer(m, body, send)
+			} else {
+				go answer(m, body, send)
 			}
-			_ = frame.Write(conn, &frame.Result{Batch: m.Batch, Parts: []frame.Part{out.Tensor("y", -1, t)}}, &out)
 		case *frame.Ping:
-			_ = frame.Write(conn, &frame.Pong{N: m.N}, nil)
+			send(&frame.Pong{N: m.N}, nil)
 		case *frame.Stop:
 			return 0
 		}
 	}
-}
-
-func greet() (net.Conn, *bufio.Reader, *frame.Welcome, bool) {
-	conn, err := net.Dial("unix", os.Getenv("STAGEMESH_SOCKET"))
-	if err != nil {
-		return nil, nil, nil, false
-	}
-	in := bufio.NewReaderSize(conn, 64<<10)
-	_ = frame.Write(conn, &frame.Hello{Protocols: []int{1}, Name: "noop"}, nil) // or the host is gone
-	m, _, err := frame.Read(in, 0)
-	w, ok := m.(*frame.Welcome)
-	return conn, in, w, ok && err == nil
 }
 
 // beRawEcho answers every frame with one whose body is the same.

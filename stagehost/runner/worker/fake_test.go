@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -108,11 +109,17 @@ type fake struct {
 	running map[uint64]context.CancelFunc
 	asked   chan struct{}
 	grown   sync.Once
+	// models are loaded, or are being loaded, by the mode models.
+	models  map[string]*fakeModel
+	runtime runnertest.ModelRuntime
 }
 
 // be is a worker's main function; it returns its exit code.
 func be(mode string) int {
-	f := &fake{modes: map[string]bool{}, running: map[uint64]context.CancelFunc{}, asked: make(chan struct{}, 1)}
+	f := &fake{
+		modes: map[string]bool{}, running: map[uint64]context.CancelFunc{}, asked: make(chan struct{}, 1),
+		models: map[string]*fakeModel{},
+	}
 	for _, m := range strings.Split(mode, ",") {
 		f.modes[m] = true
 	}
@@ -190,6 +197,9 @@ func (f *fake) serve() int {
 	if f.modes[prefetches] {
 		hello.Capabilities = []string{frame.Prefetch}
 	}
+	if f.modes[modelsMode] {
+		hello.Capabilities = []string{frame.Models}
+	}
 	f.send(hello, nil)
 	m, _, err := frame.Read(f.in, 0)
 	welcome, ok := m.(*frame.Welcome)
@@ -216,6 +226,9 @@ func (f *fake) load(w *frame.Welcome) (int, bool) {
 		f.send(&frame.Error{Kind: frame.Exception, Name: "FileNotFoundError", Message: "m.onnx", Traceback: "in setup"}, nil)
 		f.send(&frame.State{State: frame.Shutdown}, nil)
 		return 5, false
+	case f.modes[modelsMode] && !slices.Contains(w.Capabilities, frame.Models):
+		f.send(&frame.Error{Kind: frame.Exception, Name: "RuntimeError", Message: "give the stage a section models"}, nil)
+		return 5, false
 	case f.modes[flood]:
 		for i := range 5000 {
 			fmt.Fprintln(os.Stdout, "line", i)
@@ -226,7 +239,15 @@ func (f *fake) load(w *frame.Welcome) (int, bool) {
 	if f.modes[oneSlot] || f.modes[growing] || f.modes[narrowing] && exists(os.Getenv("STATE")) {
 		slots = 1
 	}
-	f.send(&frame.Ready{Slots: slots, Spec: f.spec(&body)}, &body)
+	ready := &frame.Ready{Slots: slots, Spec: f.spec(&body)}
+	if f.modes[modelsMode] {
+		limits := runnertest.ModelLimits()
+		ready.Models = &frame.ModelLimits{
+			Capacity: frame.Memory{Host: limits.Capacity.Host}, DefaultSize: frame.Memory{Host: limits.DefaultSize.Host},
+			LoadSlots: limits.LoadSlots, LoadTimeout: limits.LoadTimeout.Milliseconds(),
+		}
+	}
+	f.send(ready, &body)
 	if f.modes[readsNothing] {
 		select {}
 	}
@@ -307,6 +328,8 @@ func (f *fake) listen(w *frame.Welcome) int {
 				cancel()
 			}
 			f.mu.Unlock()
+		case frame.Request:
+			f.startRequest(m)
 		case *frame.Ping:
 			f.send(&frame.Pong{N: m.N}, nil)
 		case *frame.Stop:
@@ -365,6 +388,10 @@ func rowsIn(m *frame.Predict, body []byte) [][]int64 {
 
 func (f *fake) predict(ctx context.Context, m *frame.Predict, body []byte) {
 	items := rowsIn(m, body)
+	if f.modes[modelsMode] && !f.addModel(m, items) {
+		f.fail(m.Batch, frame.InvalidModel, errRow)
+		return
+	}
 	if m.Warmup {
 		total := 0
 		for _, rows := range items {

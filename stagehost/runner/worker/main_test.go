@@ -40,8 +40,6 @@ func TestMain(m *testing.M) {
 		os.Exit(beNoop()) //nolint:forbidigo // this is main
 	case tokens:
 		os.Exit(beTokens()) //nolint:forbidigo // this is main
-	case modelsMode:
-		os.Exit(beModels()) //nolint:forbidigo // this is main
 	case fakeModels:
 		os.Exit(beFakeModels()) //nolint:forbidigo // this is main
 	case rawEcho:

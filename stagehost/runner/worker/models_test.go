@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/sdk/go/frame"
-	sdk "github.com/stagemesh/stagemesh/sdk/go/worker"
 
 	"github.com/stagemesh/stagemesh/mesh/model"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
@@ -22,70 +21,124 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner/worker"
 )
 
-// Modes of processes with models: by the SDK, and by frames as a test wants them.
+// Modes of workers with models: as package runnertest wants them, and by frames as a test
+// wants them.
 const (
 	modelsMode = "models"
 	fakeModels = "fake models"
 )
 
-func beModels() int {
-	runtime := &runnertest.ModelRuntime{}
-	limits := runnertest.ModelLimits()
-	spec := runnertest.Spec()
-	part := func(p runner.PartSpec) []sdk.PartSpec {
-		return []sdk.PartSpec{{Name: p.Name, Datatype: p.Datatype, Shape: p.Shape}}
+// fakeModel is a model that a fake loads or has loaded: it adds a number to every row.
+type fakeModel struct {
+	*frame.Load
+	cancel context.CancelFunc
+	// ended is closed once the host has the end of the load.
+	ended chan struct{}
+	// loaded and add are guarded by the fake's lock.
+	loaded bool
+	add    int64
+}
+
+// startRequest starts a request about a model.
+func (f *fake) startRequest(m frame.Request) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	r := m.Request()
+	before := f.models[r.Model]
+	switch m.(type) {
+	case *frame.Load:
+		ctx, cancel := context.WithCancel(context.Background())
+		own := &fakeModel{Load: r, cancel: cancel, ended: make(chan struct{})}
+		f.models[r.Model] = own
+		go f.loadModel(ctx, own)
+	case *frame.Unload:
+		if before != nil && before.Options["unload"] == "" {
+			delete(f.models, r.Model)
+		}
+		go f.unloadModel(r, before)
+	default:
+		go f.send(&frame.Sized{Loaded: frame.Loaded{Load: r.Load, Size: f.sizeOf(r)}}, nil)
 	}
-	return sdk.Main(sdk.Settings{
-		Name: modelsMode, Slots: 64,
-		Spec: sdk.Spec{Inputs: part(spec.Inputs[0]), Outputs: part(spec.Outputs[0])},
-		Models: &sdk.Models{
-			Limits: sdk.ModelLimits{
-				Capacity: sdk.Memory{Host: limits.Capacity.Host}, DefaultSize: sdk.Memory{Host: limits.DefaultSize.Host},
-				LoadSlots: limits.LoadSlots, LoadTimeout: limits.LoadTimeout.Milliseconds(),
-			},
-			Load: func(ctx context.Context, m *sdk.Model) error {
-				switch m.Source {
-				case runnertest.CrashSource:
-					os.Exit(3) //nolint:forbidigo // that is what it is for
-				case "stuck":
-					select {}
-				case "bad on rank " + os.Getenv("RANK"):
-					return runnertest.ErrBad
-				}
-				add, err := runtime.Load(ctx, m.Source, m.Options)
-				switch {
-				case errors.Is(err, runnertest.ErrInvalidSource):
-					err = fmt.Errorf("%w: %w", sdk.ErrInvalidModel, err)
-				case errors.Is(err, runnertest.ErrTooLarge):
-					err = fmt.Errorf("%w: %w", sdk.ErrOutOfMemory, err)
-				}
-				m.Value, m.Size.Host, m.MaxConcurrency = add, runtime.Size(m.Source, m.Options), 3
-				return err
-			},
-			Unload: func(_ context.Context, m *sdk.Model) error {
-				fmt.Fprintln(os.Stdout, "unload", m.ID)
-				switch m.Options["unload"] {
-				case "":
-				case "stuck":
-					select {}
-				default:
-					return errors.New(m.Options["unload"])
-				}
-				return nil
-			},
-			Size: func(_ context.Context, m *sdk.Model) (sdk.Memory, error) {
-				return sdk.Memory{Host: runtime.Size(m.Source, m.Options)}, nil
-			},
-		},
-		Predict: func(ctx context.Context, b *sdk.Batch) (sdk.Outputs, error) {
-			x, err := b.Tensor("x")
-			if err != nil {
-				return nil, err
+}
+
+func (f *fake) sizeOf(r *frame.Load) frame.Memory {
+	return frame.Memory{Host: f.runtime.Size(r.Source, r.Options)}
+}
+
+func (f *fake) loadModel(ctx context.Context, m *fakeModel) {
+	defer close(m.ended)
+	var add int64
+	var err error
+	switch m.Source {
+	case runnertest.CrashSource:
+		os.Exit(3) //nolint:forbidigo // that is what it is for
+	case "stuck":
+		select {}
+	case fmt.Sprint("bad on rank ", f.rank):
+		err = errRow
+	default:
+		add, err = f.runtime.Load(ctx, m.Source, m.Options)
+	}
+	f.mu.Lock()
+	m.loaded, m.add = err == nil, add
+	f.mu.Unlock()
+	if err != nil {
+		f.failRequest(m.Load, err)
+		return
+	}
+	f.send(&frame.Loaded{Load: m.Load.Load, Size: f.sizeOf(m.Load), MaxConcurrency: 3}, nil)
+}
+
+// unloadModel ends a load of the model first.
+func (f *fake) unloadModel(r *frame.Load, m *fakeModel) {
+	if m != nil {
+		m.cancel()
+		<-m.ended
+		fmt.Fprintln(os.Stdout, "unload", r.Model)
+		switch trouble := m.Options["unload"]; trouble {
+		case "":
+		case "stuck":
+			select {}
+		default:
+			f.failRequest(r, errors.New(trouble))
+			return
+		}
+	}
+	f.send(&frame.Unloaded{Loaded: frame.Loaded{Load: r.Load}}, nil)
+}
+
+func (f *fake) failRequest(r *frame.Load, err error) {
+	kind := frame.Exception
+	switch {
+	case errors.Is(err, runnertest.ErrInvalidSource):
+		kind = frame.InvalidModel
+	case errors.Is(err, runnertest.ErrTooLarge):
+		kind = frame.OutOfMemory
+	case errors.Is(err, context.Canceled):
+		kind = frame.Cancelled
+	}
+	f.send(&frame.Error{Load: &r.Load, Kind: kind, Name: "ValueError", Message: err.Error()}, nil)
+}
+
+// addModel adds to the rows what their model adds. It reports whether the model is loaded.
+func (f *fake) addModel(m *frame.Predict, items [][]int64) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if m.Model == nil {
+		return false
+	}
+	loaded := f.models[m.Model.ID]
+	if loaded == nil || !loaded.loaded {
+		return false
+	}
+	for _, rows := range items {
+		for i := range rows {
+			if rows[i] >= 0 { // others ask for trouble
+				rows[i] += loaded.add
 			}
-			y, err := runnertest.AnswerModel(ctx, b.Loaded.Value.(int64), x)
-			return sdk.Outputs{"y": sdk.Joined(y)}, err
-		},
-	})
+		}
+	}
+	return true
 }
 
 func modelSettings(t *testing.T, mode string) worker.Settings {
@@ -108,7 +161,7 @@ func modelsConform(t *testing.T, edit func(s *worker.Settings, slots int)) {
 	})
 }
 
-func TestWorkerInGoIsAModelLoader(t *testing.T) {
+func TestWorkerWithModelsIsAModelLoader(t *testing.T) {
 	t.Parallel()
 	modelsConform(t, func(s *worker.Settings, slots int) { s.Slots = slots })
 }
@@ -216,7 +269,7 @@ func TestModelStaysWhenItsUnloadFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if err := b.Unload(b.patient(), m.ID); err == nil || err.Error() != "*errors.errorString: the device is busy" {
+		if err := b.Unload(b.patient(), m.ID); err == nil || err.Error() != "ValueError: the device is busy" {
 			t.Errorf("got %v", err)
 		}
 	}

@@ -1,16 +1,16 @@
 package worker_test
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/stagemesh/stagemesh/sdk/go/frame"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
-	sdk "github.com/stagemesh/stagemesh/sdk/go/worker"
 
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
@@ -21,28 +21,27 @@ import (
 const tokens = "tokens"
 
 func beTokens() int {
-	return sdk.Main(sdk.Settings{
-		Name: tokens, Slots: 64,
-		Spec: sdk.Spec{
-			Inputs:  []sdk.PartSpec{{Name: "n", Datatype: tensor.Int64, Shape: []int64{1}}},
-			Outputs: []sdk.PartSpec{{Name: "text"}},
-		},
-		Stream: func(_ context.Context, item *sdk.Item, out *sdk.Stream) error {
-			n, err := item.Tensor("n")
-			if err != nil {
-				return err
-			}
-			numbers, err := n.Int64Values()
-			if err != nil {
-				return err
-			}
-			for range numbers[0] {
-				if err := out.Text("text", "token "); err != nil {
-					return err
-				}
-			}
-			return nil
-		},
+	spec := &frame.Spec{
+		BatchAxis: frame.None,
+		Inputs:    []frame.PartSpec{{Name: "n", Datatype: tensor.Int64, Shape: []int64{1}}},
+		Outputs:   []frame.PartSpec{{Name: "text"}},
+	}
+	return beMeasured(spec, []string{frame.Stream}, func(m *frame.Predict, data []byte, send func(frame.Message, *frame.Body)) {
+		n, err := m.Parts[0].Tensor(data)
+		if err != nil {
+			panic(err)
+		}
+		numbers, err := n.Int64Values()
+		if err != nil {
+			panic(err)
+		}
+		for range numbers[0] {
+			var body frame.Body
+			send(&frame.Chunk{Batch: m.Batch, Parts: []frame.Part{body.Blob("text", -1, "text/plain", []byte("token "))}}, &body)
+		}
+		var body frame.Body
+		text := []byte(strings.Repeat("token ", int(numbers[0])))
+		send(&frame.Result{Batch: m.Batch, Parts: []frame.Part{body.Blob("text", 0, "text/plain", text)}}, &body)
 	})
 }
 
