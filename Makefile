@@ -244,10 +244,6 @@ bench-go: ## Run the benchmarks in Go (BENCH=regexp COUNT=n BENCHTIME=t); the ou
 	  if [ -z "$$packages" ]; then echo "no package has benchmarks"; exit 0; fi; \
 	  go test -run '^$$' -bench '$(BENCH)' -benchmem -count $(COUNT) -benchtime $(BENCHTIME) $$packages
 
-.PHONY: bench-worker
-bench-worker: ## Compare a worker process with one that echoes the same bytes (BENCHTIME=t COUNT=n); needs two free cores
-	@go test -run '^$$' -bench RoundTripAgainstRawEcho -count $(COUNT) -benchtime $(BENCHTIME) ./sdk/go/worker
-
 .PHONY: benchstat
 benchstat: $(BENCH_BIN)/.built ## Compare two outputs of bench-go: make benchstat OLD=a.txt NEW=b.txt
 	@$(BENCH_BIN)/benchstat $(OLD) $(NEW)

@@ -56,7 +56,7 @@ func licences(t *testing.T, folder string) (files []string) {
 
 func TestLinkedModulesHavePermissiveLicences(t *testing.T) {
 	t.Parallel()
-	// The library, the program and the workers in Go; tests and tools are not linked.
+	// The library, the program and the tensors; tests and tools are not linked.
 	list := exec.CommandContext(t.Context(), "go", "list", "-deps", "-f", "{{with .Module}}{{if not .Main}}{{.Path}}\t{{.Dir}}\t{{$.Dir}}{{end}}{{end}}",
 		".", "./services/cmd/stagemesh", "./sdk/go/...")
 	list.Dir = repository

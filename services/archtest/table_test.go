@@ -32,7 +32,6 @@ var importTable = rules{
 		{packages: list(proto), mayImport: list(proto)},
 		{packages: list(tensor), mayImport: nothing, standardLibraryOnly: true},
 		{packages: list("sdk/go/frame"), mayImport: list(tensor), standardLibraryOnly: true},
-		{packages: list("sdk/go/worker"), mayImport: list(tensor, "sdk/go/frame"), standardLibraryOnly: true},
 		{packages: list("sdk/python"), mayImport: nothing, standardLibraryOnly: true},
 
 		// What gateway and hosts share: to the right may import to the left.

@@ -1,6 +1,0 @@
-//go:build !unix
-
-package worker
-
-// endGroup does nothing where there are no process groups.
-func endGroup() {}
