@@ -57,8 +57,8 @@ func TestTableRefusesForbiddenImports(t *testing.T) {
 		"a shared package imports upward":           {pkg: "mesh/fault", imported: ours("mesh/payload"), want: "may import"},
 		"a leaf imports something of ours":          {pkg: "mesh/config", imported: ours("mesh/fault"), want: "no other of ours"},
 		"the SDK imports the contract":              {pkg: "sdk/go/tensor", imported: ours("proto/gen/go/stagemesh/stage/v1"), want: "no other of ours"},
-		"the SDK imports a module":                  {pkg: "sdk/go/frame", imported: "github.com/google/uuid", want: "standard library only"},
-		"the SDK's test imports a module":           {pkg: "sdk/go/frame", imported: "pgregory.net/rapid", inTest: true, want: "standard library only"},
+		"the SDK imports a module":                  {pkg: "sdk/go/tensor", imported: "github.com/google/uuid", want: "standard library only"},
+		"the SDK's test imports a module":           {pkg: "sdk/go/tensor", imported: "pgregory.net/rapid", inTest: true, want: "standard library only"},
 		"the SDK's test imports a test helper":      {pkg: "sdk/go/tensor", imported: ours("internal/testbed"), inTest: true, want: "no other of ours"},
 		"a pure package locks":                      {pkg: "stagehost/batch", imported: "sync", want: "pure"},
 		"a pure package opens sockets":              {pkg: "stagehost/batch", imported: "net/http", want: "pure"},
@@ -102,7 +102,7 @@ func TestTableAllowsIntendedImports(t *testing.T) {
 		"any test imports NATS":                 {pkg: "gateway/call", imported: natsClient, inTest: true},
 		"an external test imports its package":  {pkg: "mesh/config", imported: ours("mesh/config"), inTest: true},
 		"a pure package's test uses goroutines": {pkg: "stagehost/batch", imported: "sync", inTest: true},
-		"the SDK imports the standard library":  {pkg: "sdk/go/frame", imported: "encoding/json"},
+		"the SDK imports the standard library":  {pkg: "sdk/go/tensor", imported: "encoding/json"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -31,7 +31,6 @@ var importTable = rules{
 		// What others import.
 		{packages: list(proto), mayImport: list(proto)},
 		{packages: list(tensor), mayImport: nothing, standardLibraryOnly: true},
-		{packages: list("sdk/go/frame"), mayImport: list(tensor), standardLibraryOnly: true},
 		{packages: list("sdk/python"), mayImport: nothing, standardLibraryOnly: true},
 
 		// What gateway and hosts share: to the right may import to the left.
@@ -68,6 +67,7 @@ var importTable = rules{
 
 		// The stage host.
 		{packages: list("stagehost/batch"), mayImport: list(fault, pipeline), pure: true},
+		{packages: list("stagehost/runner/worker/frame"), mayImport: list(tensor), standardLibraryOnly: true},
 		{packages: list("stagehost/runner", "stagehost/runner/inproc", "stagehost/runner/runnertest", "stagehost/runner/worker"), mayImport: list(fault, payload, model, sdk, runner, "internal/tempfolder", "internal/cpuset")},
 		{packages: list("stagehost/runner/modelserver/..."), mayImport: list(proto, fault, payload, oipcodec, raw, model, auth, sdk, runner)},
 		{packages: list("stagehost/schema"), mayImport: list(fault, payload, msgpack, sdk, "stagehost/runner")},

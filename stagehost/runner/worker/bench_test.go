@@ -14,12 +14,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagemesh/stagemesh/sdk/go/frame"
-	"github.com/stagemesh/stagemesh/sdk/go/tensor"
-
 	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/worker"
+	"github.com/stagemesh/stagemesh/stagehost/runner/worker/frame"
 )
 
 // Modes of workers that are measured.

@@ -10,12 +10,11 @@ import (
 
 	"go.opentelemetry.io/otel/attribute"
 
-	"github.com/stagemesh/stagemesh/sdk/go/frame"
-	"github.com/stagemesh/stagemesh/sdk/go/tensor"
-
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
+	"github.com/stagemesh/stagemesh/stagehost/runner/worker/frame"
 )
 
 // encode returns the message of a batch and its body, which shares the items' bytes.

@@ -8,11 +8,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagemesh/stagemesh/sdk/go/frame"
-	"github.com/stagemesh/stagemesh/sdk/go/tensor"
-
 	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
+	"github.com/stagemesh/stagemesh/stagehost/runner/worker/frame"
 )
 
 // BenchmarkCodec is what a batch of 32 x 1 KiB costs its host without the socket

@@ -10,12 +10,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagemesh/stagemesh/sdk/go/frame"
-	"github.com/stagemesh/stagemesh/sdk/go/tensor"
-
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
+	"github.com/stagemesh/stagemesh/stagehost/runner/worker/frame"
 )
 
 // bytesTensor returns a tensor of UINT8 rows of two.

@@ -18,10 +18,9 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/stagemesh/stagemesh/sdk/go/frame"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
-
 	"github.com/stagemesh/stagemesh/stagehost/runner/runnertest"
+	"github.com/stagemesh/stagemesh/stagehost/runner/worker/frame"
 )
 
 // What a row may ask a worker for, beside what package runnertest has. Every other

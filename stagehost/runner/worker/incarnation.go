@@ -8,10 +8,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/stagemesh/stagemesh/sdk/go/frame"
-
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
+	"github.com/stagemesh/stagemesh/stagehost/runner/worker/frame"
 )
 
 // incarnation is one start of a worker: its processes, the connections to them, and

@@ -6,10 +6,9 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/stagemesh/stagemesh/sdk/go/frame"
-
 	"github.com/stagemesh/stagemesh/mesh/model"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
+	"github.com/stagemesh/stagemesh/stagehost/runner/worker/frame"
 )
 
 var (

@@ -13,12 +13,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagemesh/stagemesh/sdk/go/frame"
-
 	"github.com/stagemesh/stagemesh/mesh/model"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/runnertest"
 	"github.com/stagemesh/stagemesh/stagehost/runner/worker"
+	"github.com/stagemesh/stagemesh/stagehost/runner/worker/frame"
 )
 
 // Modes of workers with models: as package runnertest wants them, and by frames as a test

@@ -11,9 +11,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/stagemesh/stagemesh/sdk/go/frame"
-
 	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/stagehost/runner/worker/frame"
 )
 
 // rank is one process of an incarnation, and the connection to it.

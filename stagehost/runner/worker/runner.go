@@ -46,10 +46,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/stagemesh/stagemesh/sdk/go/frame"
-
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
+	"github.com/stagemesh/stagemesh/stagehost/runner/worker/frame"
 )
 
 // Errors of a Runner, and causes in Health and Transition.

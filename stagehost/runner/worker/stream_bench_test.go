@@ -9,12 +9,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagemesh/stagemesh/sdk/go/frame"
-	"github.com/stagemesh/stagemesh/sdk/go/tensor"
-
 	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/worker"
+	"github.com/stagemesh/stagemesh/stagehost/runner/worker/frame"
 )
 
 // tokens is the mode of a worker that sends as many words as its input asks for.

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"unicode/utf8"
 
-	"github.com/stagemesh/stagemesh/sdk/go/frame"
+	"github.com/stagemesh/stagemesh/stagehost/runner/worker/frame"
 )
 
 func seeds() [][]byte {

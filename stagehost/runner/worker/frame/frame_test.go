@@ -13,8 +13,8 @@ import (
 	"testing"
 	"testing/iotest"
 
-	"github.com/stagemesh/stagemesh/sdk/go/frame"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
+	"github.com/stagemesh/stagemesh/stagehost/runner/worker/frame"
 )
 
 // frames returns all valid vectors' frames, one after the other, and how many.

@@ -7,8 +7,8 @@ import (
 	"math"
 	"strings"
 
-	"github.com/stagemesh/stagemesh/sdk/go/frame"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
+	"github.com/stagemesh/stagemesh/stagehost/runner/worker/frame"
 )
 
 // vectorCase is a message with its body, or a frame as it is.

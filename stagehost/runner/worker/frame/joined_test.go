@@ -4,8 +4,8 @@ import (
 	"bytes"
 	"testing"
 
-	"github.com/stagemesh/stagemesh/sdk/go/frame"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
+	"github.com/stagemesh/stagemesh/stagehost/runner/worker/frame"
 )
 
 func TestJoinedTensorsAreOnePart(t *testing.T) {

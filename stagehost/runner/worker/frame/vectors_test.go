@@ -15,13 +15,13 @@ import (
 	"testing"
 	"unicode/utf8"
 
-	"github.com/stagemesh/stagemesh/sdk/go/frame"
+	"github.com/stagemesh/stagemesh/stagehost/runner/worker/frame"
 )
 
 var update = flag.Bool("update", false, "write sdk/vectors, and the examples of sdk/PROTOCOL.md")
 
 const (
-	vectorFolder = "../../vectors"
+	vectorFolder = "../../../../sdk/vectors"
 	// vectorLimit is the longest body that readers of the vectors take, in bytes.
 	vectorLimit = 1 << 20
 )

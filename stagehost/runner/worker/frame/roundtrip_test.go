@@ -9,8 +9,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/stagemesh/stagemesh/sdk/go/frame"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
+	"github.com/stagemesh/stagemesh/stagehost/runner/worker/frame"
 )
 
 // filler fills every field of a message, so that one which the codec forgets is

@@ -9,12 +9,12 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/stagemesh/stagemesh/sdk/go/frame"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
+	"github.com/stagemesh/stagemesh/stagehost/runner/worker/frame"
 )
 
 const (
-	page         = "../../PROTOCOL.md"
+	page         = "../../../../sdk/PROTOCOL.md"
 	bytesHeading = "\n## Bytes\n"
 )
 
@@ -64,7 +64,7 @@ func conversation(t *testing.T) string {
 		}, &outputs},
 	}
 	var out strings.Builder
-	out.WriteString("\nA whole conversation, byte by byte. `go test ./sdk/go/frame -update` writes this section, and fails where it is not true.\n")
+	out.WriteString("\nA whole conversation, byte by byte. `go test ./stagehost/runner/worker/frame -update` writes this section, and fails where it is not true.\n")
 	for _, m := range messages {
 		var data bytes.Buffer
 		if err := frame.Write(&data, m.m, m.body); err != nil {

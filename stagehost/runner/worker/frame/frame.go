@@ -18,9 +18,9 @@
 // io.EOF only between frames.
 //
 // Write and Encode refuse every message that Read would refuse. A header that is too
-// long is ErrHeaderSize; the same batch in halves may fit. Encode and Send are Write
-// in two steps, for callers that distinguish a message that cannot be encoded from a
-// peer that is gone.
+// long is ErrHeaderSize; the same batch in halves may fit. Encode and Body.Buffers are
+// Write in two steps, for callers that distinguish a message that cannot be encoded from
+// a peer that is gone.
 //
 // A message holds the values of its header; empty lists are nil. The bytes of parts
 // stay in the body that Read returned, which the caller owns.
@@ -194,13 +194,8 @@ func Write(w io.Writer, m Message, body *Body) error {
 	if err != nil {
 		return err
 	}
-	return Send(w, head, body)
-}
-
-// Send writes a frame whose head Encode returned.
-func Send(w io.Writer, head []byte, body *Body) error {
 	buffers := body.Buffers(head)
-	_, err := buffers.WriteTo(w)
+	_, err = buffers.WriteTo(w)
 	return err
 }
 

@@ -8,8 +8,8 @@ import (
 	"reflect"
 	"testing"
 
-	"github.com/stagemesh/stagemesh/sdk/go/frame"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
+	"github.com/stagemesh/stagemesh/stagehost/runner/worker/frame"
 )
 
 // stacked is a batch of n items of 1 KiB, which one part joins.
