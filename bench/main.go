@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/stagemesh/stagemesh/bench/chart"
 	"github.com/stagemesh/stagemesh/bench/compare"
 	"github.com/stagemesh/stagemesh/bench/questions"
 	"github.com/stagemesh/stagemesh/bench/suite"
@@ -22,7 +23,7 @@ func main() {
 		Version:       process.Version(),
 		SilenceErrors: true, SilenceUsage: true,
 	}
-	root.AddCommand(compare.NewCommand(), suite.NewCommand(), compare.NewPartCommand(), questions.NewModels(), questions.NewJobs())
+	root.AddCommand(compare.NewCommand(), suite.NewCommand(), compare.NewPartCommand(), questions.NewModels(), questions.NewJobs(), chart.NewCommand())
 	if err := root.ExecuteContext(context.Background()); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)

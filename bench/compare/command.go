@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/stagemesh/stagemesh/bench/chart"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/process"
 	"github.com/stagemesh/stagemesh/services/bench"
@@ -29,6 +30,7 @@ type command struct {
 	baseline  bool
 	handler   bool
 	peer      string
+	plot      string
 	pairs     int
 	// trace is the share of requests that are traced, or untraced.
 	trace float64
@@ -62,6 +64,7 @@ func NewCommand() *cobra.Command {
 	cmd.Flags().BoolVar(&c.handler, "handler", false, "measure a bare handler that returns its input in the baseline's place; for one stage or more that do")
 	cmd.Flags().Float64Var(&c.trace, "trace", untraced, "trace that share of the requests, and discard their spans")
 	cmd.Flags().StringVar(&c.peer, "peer", "", "measure the server that this command runs in the baseline's place; for --protocol http")
+	cmd.Flags().StringVar(&c.plot, "plot", "", "draw the report as SVG to this file")
 	cmd.Flags().IntVar(&c.pairs, "pairs", defaultPairs, "the number of pairs for each load")
 	return cmd
 }
@@ -113,18 +116,28 @@ func (c *command) run(ctx context.Context, cmd *cobra.Command, name string, file
 		}
 		inputs[i] = []payload.Part{payload.OfBlob("", http.DetectContentType(data), data)}
 	}
-	return c.flags.Execute(cmd, name, inputs, func(session *bench.Session) (any, func(io.Writer) error, error) {
+	if c.plot != "" { // a wrong path fails before the measurement
+		if err := os.WriteFile(c.plot, nil, 0o644); err != nil {
+			return fmt.Errorf("--plot: %w", err)
+		}
+	}
+	m := measurement{command: c}
+	err := c.flags.Execute(cmd, name, inputs, func(session *bench.Session) (any, func(io.Writer) error, error) {
 		if err := c.checkBaseline(session.Client); (c.baseline || c.handler) && err != nil {
 			return nil, nil, err
 		}
 		if c.peer != "" && session.Client.Protocol != bench.HTTP {
 			return nil, nil, errors.New("--peer: is for --protocol http")
 		}
-		m := measurement{command: c, session: session}
+		m.session = session
 		err := m.measure(ctx)
 		m.report.Report = session.Report
 		return m.report, func(w io.Writer) error { return WriteText(w, m.report) }, err
 	})
+	if c.plot != "" && len(m.report.Runs) > 0 {
+		err = errors.Join(err, chart.WriteFile(c.plot, m.report.Report))
+	}
+	return err
 }
 
 // measurement is the work of one command.

@@ -98,6 +98,7 @@ func TestWrongArgumentsAreNamed(t *testing.T) {
 		"no mesh":             {[]string{"p", "--payload", "1"}, "--mesh: name the file of the mesh to start"},
 		"no file":             {[]string{"p", "--payload", "1", "--mesh", "nowhere.yaml"}, "--mesh: open nowhere.yaml: "},
 		"no input":            {[]string{"p", "nowhere", "--mesh", "m"}, "open nowhere: "},
+		"no place to draw":    {[]string{"p", "--payload", "1", "--mesh", "m", "--plot", "nowhere/x.svg"}, "--plot: open nowhere/x.svg: "},
 		"pairs of nothing":    {[]string{"p", "--payload", "1", "--mesh", "m", "--pairs", "3"}, "--pairs: is for --baseline, --handler and --peer"},
 		"no pairs":            {[]string{"p", "--payload", "1", "--mesh", "m", "--baseline", "--pairs", "0"}, "--pairs: 0 is not between 1 and"},
 		"peer and baseline":   {[]string{"p", "--payload", "1", "--mesh", "m", "--baseline", "--peer", "it"}, "--handler and --peer: take the place of --baseline"},

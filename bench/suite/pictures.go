@@ -5,8 +5,7 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/stagemesh/stagemesh/services/bench"
-
+	"github.com/stagemesh/stagemesh/bench/chart"
 	"github.com/stagemesh/stagemesh/bench/compare"
 )
 
@@ -54,9 +53,9 @@ func Pictures(r Results) (map[string][]byte, error) {
 }
 
 func drawThroughput(r Results, out io.Writer) (bool, error) {
-	b := bench.Bars{
+	b := chart.Bars{
 		Title: "Answers per second over the baseline's", Note: "three stages, 1 KiB, by requests in flight; lines are the least and the greatest pair",
-		Y: bench.Axis{Unit: "x"}, Goal: wantProcesses, GoalName: "goal in processes at 64 and 256",
+		Y: chart.Axis{Unit: "x"}, Goal: wantProcesses, GoalName: "goal in processes at 64 and 256",
 	}
 	for _, of := range []struct {
 		Number
@@ -67,17 +66,17 @@ func drawThroughput(r Results, out io.Writer) (bool, error) {
 			continue
 		}
 		bars, groups := item.ratios()
-		b.Series, b.Groups = append(b.Series, bench.BarSeries{Name: of.name, Bars: bars}), groups
+		b.Series, b.Groups = append(b.Series, chart.BarSeries{Name: of.name, Bars: bars}), groups
 	}
-	return len(b.Series) > 0, bench.WriteBars(out, b)
+	return len(b.Series) > 0, chart.WriteBars(out, b)
 }
 
 // ratios returns the ratios of throughput by requests in flight.
-func (m Measured) ratios() (bars []bench.Bar, groups []string) {
+func (m Measured) ratios() (bars []chart.Bar, groups []string) {
 	for _, s := range m.answer(only).Loads {
 		if s.Comparison != nil {
 			ratio := s.Comparison.Throughput
-			bars, groups = append(bars, bench.Bar{Value: ratio.Median, Low: ratio.Min, High: ratio.Max}), append(groups, s.inFlight())
+			bars, groups = append(bars, chart.Bar{Value: ratio.Median, Low: ratio.Min, High: ratio.Max}), append(groups, s.inFlight())
 		}
 	}
 	return bars, groups
@@ -86,17 +85,17 @@ func (m Measured) ratios() (bars []bench.Bar, groups []string) {
 func drawStages(r Results, out io.Writer) (bool, error) {
 	item, _ := r.Item(Stages)
 	medians, stages := item.lines("", 1, p50)
-	return len(stages) > 0, bench.WriteLines(out, bench.Lines{
+	return len(stages) > 0, chart.WriteLines(out, chart.Lines{
 		Title: "P50 by the number of stages", Note: "1 KiB, one request in flight, in processes",
-		X: bench.Axis{Name: "stages"}, Y: bench.Axis{Unit: " ms"},
-		Series: []bench.Series{points("stagemesh", stages, medians.ours), points("baseline", stages, medians.bare)},
+		X: chart.Axis{Name: "stages"}, Y: chart.Axis{Unit: " ms"},
+		Series: []chart.Series{points("stagemesh", stages, medians.ours), points("baseline", stages, medians.bare)},
 	})
 }
 
-func points(name string, xs, ys []float64) bench.Series {
-	out := bench.Series{Name: name}
+func points(name string, xs, ys []float64) chart.Series {
+	out := chart.Series{Name: name}
 	for i, x := range xs {
-		out.Points = append(out.Points, bench.At{X: x, Y: ys[i]})
+		out.Points = append(out.Points, chart.Point{X: x, Y: ys[i]})
 	}
 	return out
 }
@@ -104,37 +103,37 @@ func points(name string, xs, ys []float64) bench.Series {
 // drawBatching draws the mesh in one process beside the other servers.
 func drawBatching(r Results, out io.Writer) (bool, error) {
 	item, ok := r.Item(PeersBatching)
-	line := func(name, command string, of func(compare.Pair) compare.Figures) bench.Series {
-		out := bench.Series{Name: name, Dashed: name == command}
+	line := func(name, command string, of func(compare.Pair) compare.Figures) chart.Series {
+		out := chart.Series{Name: name, Dashed: name == command}
 		for _, s := range item.answer(command).Loads {
 			perS := spreadOf(side(s.Comparison, of), throughput).Median
-			out.Points = append(out.Points, bench.At{X: float64(s.Load.Concurrency), Y: 100 * perS / ceiling})
+			out.Points = append(out.Points, chart.Point{X: float64(s.Load.Concurrency), Y: 100 * perS / ceiling})
 		}
 		return out
 	}
-	all := []bench.Series{line("stagemesh", mosec, mesh)}
+	all := []chart.Series{line("stagemesh", mosec, mesh)}
 	for _, p := range peers {
 		all = append(all, line(p.name, p.name, baseline))
 	}
-	return ok, bench.WriteLines(out, bench.Lines{
+	return ok, chart.WriteLines(out, chart.Lines{
 		Title: "Share of the worker's maximum", Note: "batches of at most 32 that take 5 ms plus 0.2 ms per item; 100 % is 2,807 per second",
-		X: bench.Axis{Name: "requests in flight"}, Y: bench.Axis{Unit: " %"}, Log: true, Series: all,
+		X: chart.Axis{Name: "requests in flight", Log: true}, Y: chart.Axis{Unit: " %"}, Series: all,
 	})
 }
 
 func drawOverload(r Results, out io.Writer) (bool, error) {
 	item, _ := r.Item(Overload)
-	b := bench.Bars{
+	b := chart.Bars{
 		Title: "Goodput under overload over the peak's", Note: "answers within 500 ms by offered load; lines are the least and the greatest run",
-		Goal: wantGoodput, GoalName: "goal", Series: []bench.BarSeries{{Name: "goodput over the peak's"}},
+		Goal: wantGoodput, GoalName: "goal", Series: []chart.BarSeries{{Name: "goodput over the peak's"}},
 	}
 	for _, offered := range []string{"2", "5"} {
 		if got, ok := item.shareOfPeak(offered); ok {
 			b.Groups = append(b.Groups, offered+" times the peak")
-			b.Series[0].Bars = append(b.Series[0].Bars, bench.Bar{Value: got.Median, Low: got.Min, High: got.Max})
+			b.Series[0].Bars = append(b.Series[0].Bars, chart.Bar{Value: got.Median, Low: got.Min, High: got.Max})
 		}
 	}
-	return len(b.Groups) > 0, bench.WriteBars(out, b)
+	return len(b.Groups) > 0, chart.WriteBars(out, b)
 }
 
 func drawMemory(r Results, out io.Writer) (bool, error) {
@@ -147,17 +146,17 @@ func drawGoroutines(r Results, out io.Writer) (bool, error) {
 }
 
 func drawKept(r Results, out io.Writer, title, unit string, figures ...steadyFigure) (bool, error) {
-	l := bench.Lines{
+	l := chart.Lines{
 		Title: title, Note: "mesh and generator in one process, at half of its peak",
-		X: bench.Axis{Name: "time since the load began", Unit: " s"}, Y: bench.Axis{Unit: unit},
+		X: chart.Axis{Name: "time since the load began", Unit: " s"}, Y: chart.Axis{Unit: unit},
 	}
 	samples := r.soakSamples()
 	for _, k := range figures {
-		s := bench.Series{Name: k.name}
+		s := chart.Series{Name: k.name}
 		for _, sample := range samples {
-			s.Points = append(s.Points, bench.At{X: sample.AtMS / 1000, Y: k.of(sample)})
+			s.Points = append(s.Points, chart.Point{X: sample.AtMS / 1000, Y: k.of(sample)})
 		}
 		l.Series = append(l.Series, s)
 	}
-	return len(samples) > 0, bench.WriteLines(out, l)
+	return len(samples) > 0, chart.WriteLines(out, l)
 }

@@ -133,6 +133,7 @@ var importTable = rules{
 		},
 		{packages: list("charm.land/..."), mayAppearIn: list("services/cli")},
 		{packages: list("github.com/HdrHistogram/hdrhistogram-go/..."), mayAppearIn: list("services/bench"), andInTests: true},
+		{packages: list("gonum.org/v1/plot/..."), mayAppearIn: list("bench/chart")},
 		{packages: list("github.com/nats-io/nats-server/..."), mayAppearIn: list("."), andInTests: true},
 		{packages: list("github.com/hashicorp/consul/..."), mayAppearIn: list("discovery/consul")},
 		{packages: list("github.com/santhosh-tekuri/jsonschema/v6/..."), mayAppearIn: list("stagehost/schema"), andInTests: true},

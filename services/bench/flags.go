@@ -27,8 +27,8 @@ type Flags struct {
 	tensors     []string
 	durability  string
 
-	deadline   time.Duration
-	json, plot string
+	deadline time.Duration
+	json     string
 }
 
 // defaultDuration is that of a run without a number of requests.
@@ -56,7 +56,6 @@ func (f *Flags) Add(flags *pflag.FlagSet) {
 
 	flags.DurationVar(&f.deadline, "deadline", 0, "report the answers within this time as goodput")
 	flags.StringVar(&f.json, "json", "", "write the report as JSON to this file; - is standard output, instead of the text")
-	flags.StringVar(&f.plot, "plot", "", "draw the report as SVG to this file")
 }
 
 // Check returns an error for flags that contradict each other, or if there is not one

@@ -92,21 +92,15 @@ func (f *Flags) Execute(cmd *cobra.Command, name string, inputs [][]payload.Part
 	if err != nil {
 		return err
 	}
-	// The files are created before the measurement, so that a wrong path fails early.
-	toJSON, toPlot := io.Discard, io.Discard
-	for _, of := range []struct {
-		flag, path string
-		into       *io.Writer
-	}{{"--json", f.json, &toJSON}, {"--plot", f.plot, &toPlot}} {
-		if of.path == "" || of.path == "-" {
-			continue
-		}
-		file, failed := os.Create(of.path)
+	// The file is created before the measurement, so that a wrong path fails early.
+	toJSON := io.Discard
+	if f.json != "" && f.json != "-" {
+		file, failed := os.Create(f.json)
 		if failed != nil {
-			return fmt.Errorf("%s: %w", of.flag, failed)
+			return fmt.Errorf("--json: %w", failed)
 		}
 		defer func() { err = errors.Join(err, file.Close()) }()
-		*of.into = file
+		toJSON = file
 	}
 	report, text, err := measure(session)
 	if err != nil {
@@ -115,7 +109,7 @@ func (f *Flags) Execute(cmd *cobra.Command, name string, inputs [][]payload.Part
 	if f.json == "-" {
 		toJSON, text = cmd.OutOrStdout(), func(io.Writer) error { return nil }
 	}
-	return cmp.Or(text(cmd.OutOrStdout()), WriteJSON(toJSON, report), WritePlot(toPlot, session.Report), session.check())
+	return cmp.Or(text(cmd.OutOrStdout()), WriteJSON(toJSON, report), session.check())
 }
 
 const progressInterval = 200 * time.Millisecond

@@ -31,7 +31,7 @@ func newBench() *cobra.Command {
 			"becomes of earlier ones, and latency counts from their planned time. Several values make several runs. Ctrl-C ends\n" +
 			"the run and prints what was measured.",
 		Example: "  stagemesh bench digits examples/digits/images/*.png\n" +
-			"  stagemesh bench digits image.png --rate 100,200,400 --arrivals poisson --deadline 20ms --plot digits.svg\n" +
+			"  stagemesh bench digits image.png --rate 100,200,400 --arrivals poisson --deadline 20ms\n" +
 			"  stagemesh bench stage:classify --tensor FP32[1,64] --concurrency 1,8,64 --json digits.json\n" +
 			"  stagemesh bench digits image.png --mesh examples/digits/mesh.yaml",
 		Args: func(cmd *cobra.Command, args []string) error {

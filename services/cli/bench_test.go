@@ -3,7 +3,6 @@ package cli_test
 import (
 	"context"
 	"encoding/json"
-	"encoding/xml"
 	"errors"
 	"io"
 	"net/http"
@@ -80,9 +79,9 @@ func TestBenchMeasuresARunningMeshInEveryProtocol(t *testing.T) {
 
 func TestBenchStartsTheMeshOfAFile(t *testing.T) {
 	t.Parallel()
-	path, picture := write(t, benched), filepath.Join(t.TempDir(), "picture.svg")
+	path := write(t, benched)
 	r, _ := reported(t, "both", "--payload", "1KiB", "--mesh", path, "--rate", "200", "--arrivals", "poisson", "--warmup", "50ms",
-		"--requests", "60", "--deadline", "1m", "--durability", "file", "--priority", "1", "--plot", picture)
+		"--requests", "60", "--deadline", "1m", "--durability", "file", "--priority", "1")
 	run := r.Runs[0]
 	if r.Subject.Place != bench.InProcess || r.Subject.File != path || run.Answered != 60 || !run.Generator.Shared {
 		t.Errorf("got %+v", r)
@@ -92,11 +91,6 @@ func TestBenchStartsTheMeshOfAFile(t *testing.T) {
 	}
 	if run.Goodput == nil || run.Goodput.Answers != 60 || run.Load.Arrivals != "poisson" || run.Load.RatePerS != 200 {
 		t.Errorf("got %+v", run)
-	}
-	svg, err := os.ReadFile(picture)
-	var any struct{ XMLName xml.Name }
-	if err != nil || xml.Unmarshal(svg, &any) != nil || any.XMLName.Local != "svg" {
-		t.Errorf("the picture is %q, %v", svg, err)
 	}
 	if _, err := os.Stat(filepath.Join(filepath.Dir(path), "kept")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("it touched the mesh's store: %v", err)
@@ -183,7 +177,6 @@ func TestBenchNamesWrongArguments(t *testing.T) {
 		"two meshes":          {[]string{"digits", "--payload", "1", "--mesh", "m.yaml", "-a", "x"}, "--address: is for a running mesh, and --mesh starts one"},
 		"no mesh":             {[]string{"digits", "--payload", "1", "--mesh", "nowhere.yaml"}, "--mesh: open nowhere.yaml: "},
 		"no place for JSON":   {[]string{"digits", "--payload", "1", "--json", "nowhere/x.json"}, "--json: open nowhere/x.json: "},
-		"no place to draw":    {[]string{"digits", "--payload", "1", "--plot", "nowhere/x.svg"}, "--plot: open nowhere/x.svg: "},
 		"nobody":              {[]string{"digits", "--payload", "1", "-a", "127.0.0.1:1"}, "cannot connect to http://127.0.0.1:1: the first request failed: "},
 		"no address":          {[]string{"digits", "--payload", "1", "-a", "ftp://x"}, `--address: "ftp://x" is not an address`},
 		"an unknown pipeline": {[]string{"nope", "--payload", "1", "-a", address}, "the first request failed: "},
