@@ -45,10 +45,8 @@ type reading struct {
 type BudgetConfig struct {
 	// Baseline is in [0, 1); nil means DefaultBaseline.
 	Baseline *float64 `yaml:"baseline"`
-	// Ready is the number of ready servers, or where it is known: {stage: name}, whose ready
-	// hosts count, {consul: service}, whose passing instances do, or {query: q, url: u} of a
-	// Prometheus server; nil means 1.
-	Ready any `yaml:"ready"`
+	// Ready is how many servers are ready; nil means 1.
+	Ready *ReadyConfig `yaml:"ready"`
 	// Each is how much one server takes; 0 means max_in_flight, or what the gate knows.
 	Each float64 `yaml:"each"`
 	// Unit is requests, the default, bytes or tokens.
@@ -57,6 +55,22 @@ type BudgetConfig struct {
 	Refill string `yaml:"refill"`
 	// MaxAge is how old a reading may be; 0 means DefaultMaxAge.
 	MaxAge time.Duration `yaml:"max_age"`
+}
+
+// ReadyConfig is the number of ready servers, or where it is known. It has one key.
+type ReadyConfig struct {
+	Count float64 `yaml:"count"`
+	// Stage is a stage whose ready hosts count, Consul a service whose passing instances do.
+	Stage      string     `yaml:"stage"`
+	Consul     string     `yaml:"consul"`
+	Prometheus ReadyQuery `yaml:"prometheus"`
+}
+
+// ReadyQuery has one sample as its result.
+type ReadyQuery struct {
+	// URL is that of the Prometheus server.
+	URL   string `yaml:"url"`
+	Query string `yaml:"query"`
 }
 
 func (b BudgetConfig) withDefaults(maxInFlight int) BudgetConfig {

@@ -165,40 +165,31 @@ func newPoolGate(s *Settings, p PoolConfig, now time.Time) (*poolGate, error) {
 }
 
 // servers returns how many servers are ready, or polls their number.
-func (g *poolGate) servers(ready any) (n float64, err error) {
-	switch ready := ready.(type) {
-	case nil:
+func (g *poolGate) servers(c *ReadyConfig) (n float64, err error) {
+	count := func(n int, err error) (reading, error) { return reading{d: float64(n)}, err }
+	switch {
+	case c == nil:
 		return 1, nil
-	case int64:
-		n = float64(ready)
-	case float64:
-		n = ready
-	case map[string]any:
-		text := func(key string) string {
-			value, _ := ready[key].(string)
-			return value
+	case *c == ReadyConfig{Count: c.Count} && c.Count > 0 && !math.IsInf(c.Count, 1):
+		return c.Count, nil
+	case *c == ReadyConfig{Stage: c.Stage} && c.Stage != "":
+		g.ready = g.poll(func(context.Context) (reading, error) { return count(g.settings.ReadyHosts(c.Stage)) })
+		return 0, config.InSection("ready", pipeline.ValidName("stage", c.Stage))
+	case *c == ReadyConfig{Consul: c.Consul} && c.Consul != "":
+		g.ready = g.poll(func(ctx context.Context) (reading, error) { return count(g.settings.ReadyInstances(ctx, c.Consul)) })
+		return 0, nil
+	case *c == ReadyConfig{Prometheus: c.Prometheus} && c.Prometheus != ReadyQuery{}:
+		query := PrometheusGate{URL: c.Prometheus.URL}
+		g.ready = g.poll(func(ctx context.Context) (reading, error) {
+			_, n, err := query.ask(ctx, g.client, c.Prometheus.Query)
+			return reading{d: n}, err
+		})
+		if err = validURL(query.URL); c.Prometheus.Query == "" {
+			err = errors.Join(err, errors.New("query: is required"))
 		}
-		count := func(n int, err error) (reading, error) { return reading{d: float64(n)}, err }
-		stage, service, query := text("stage"), text("consul"), PrometheusGate{URL: text("url"), Query: text("query")}
-		switch {
-		case stage != "" && len(ready) == 1:
-			g.ready = g.poll(func(context.Context) (reading, error) { return count(g.settings.ReadyHosts(stage)) })
-			return 0, config.InSection("ready", pipeline.ValidName("stage", stage))
-		case service != "" && len(ready) == 1:
-			g.ready = g.poll(func(ctx context.Context) (reading, error) { return count(g.settings.ReadyInstances(ctx, service)) })
-			return 0, nil
-		case query.Query != "" && len(ready) == 2:
-			g.ready = g.poll(func(ctx context.Context) (reading, error) {
-				_, n, err := query.ask(ctx, g.client, query.Query)
-				return reading{d: n}, err
-			})
-			return 0, config.InSection("ready", validURL(query.URL))
-		}
+		return 0, config.InSection("ready.prometheus", err)
 	}
-	if !(n > 0) || math.IsInf(n, 1) {
-		return 0, errors.New("ready: use a number above 0, {stage: name}, {consul: service}, or {query: q, url: u}")
-	}
-	return n, nil
+	return 0, errors.New("ready: has exactly one of count, above 0, stage, consul and prometheus")
 }
 
 // update passes on what the gate says now.

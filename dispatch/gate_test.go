@@ -140,7 +140,7 @@ func (p *page) set(text string) {
 	p.text = text
 }
 
-const goldenBudget = "budget: {baseline: 0.1, ready: 5, each: 10}, interval: 20ms"
+const goldenBudget = "budget: {baseline: 0.1, ready: {count: 5}, each: 10}, interval: 20ms"
 
 // prometheus is a server that scrapes a page.
 type prometheus struct {
@@ -268,7 +268,7 @@ func (b *meshBed) awaitOwner() {
 func gatedMesh(t *testing.T, f *fakePrometheus) *meshBed {
 	t.Helper()
 	return newMesh(t, func(c *Config) {
-		c.Pools["main"] = mustPool(t, fmt.Sprintf("gate: {prometheus: {url: %s, of: saturation, query: value, time_query: time}, budget: {baseline: 0.1, ready: 5, each: 10, max_age: 10m}, interval: 20ms}", f.URL))
+		c.Pools["main"] = mustPool(t, fmt.Sprintf("gate: {prometheus: {url: %s, of: saturation, query: value, time_query: time}, budget: {baseline: 0.1, ready: {count: 5}, each: 10, max_age: 10m}, interval: 20ms}", f.URL))
 	})
 }
 
@@ -467,7 +467,7 @@ func TestValueIsAsOldAsItsSourceSays(t *testing.T) {
 
 	conn := testbed.StartBroker(t).Connect("gate")
 	entry := func(key string) *runningGate {
-		return runGate(t, Settings{keyValue: conn.KeyValue}, fmt.Sprintf("gate: {value: {kv: gates/%s}, budget: {baseline: 0.1, ready: 5, each: 10, max_age: 2s}, interval: 20ms}", key))
+		return runGate(t, Settings{keyValue: conn.KeyValue}, fmt.Sprintf("gate: {value: {kv: gates/%s}, budget: {baseline: 0.1, ready: {count: 5}, each: 10, max_age: 2s}, interval: 20ms}", key))
 	}
 	g, other := entry("gpu.one"), entry("other")
 	g.await("no bucket", 0, "there is no key gates/gpu.one")
@@ -506,7 +506,7 @@ func TestReadyServersComeFromConsulOrQuery(t *testing.T) {
 		}
 		return int(n.Load()), nil
 	}}, "gate: {constant: {value: 0.7}, budget: {baseline: 0.1, ready: {consul: vllm}, each: 10}, interval: 20ms}")
-	query := runGate(t, Settings{}, fmt.Sprintf("gate: {constant: {value: 0.7}, budget: {baseline: 0.1, ready: {query: count(up), url: %s}, each: 10}, interval: 20ms}", f.URL))
+	query := runGate(t, Settings{}, fmt.Sprintf("gate: {constant: {value: 0.7}, budget: {baseline: 0.1, ready: {prometheus: {query: count(up), url: %s}}, each: 10}, interval: 20ms}", f.URL))
 	consul.await("five pass", 30, "")
 	query.await("three are up", 18, "")
 	n.Store(0)
@@ -622,33 +622,36 @@ func TestAdaptiveWindowGrowsAndHalves(t *testing.T) {
 func TestGateConfigNamesWhatIsWrong(t *testing.T) {
 	t.Parallel()
 	wrong := map[string]string{
-		"{}":                              "pool:2:1: gate: a gate has exactly one of constant, prometheus,",
-		"{mesh: {}, constant: {}}":        "pool:2:1: gate: a gate has exactly one of",
-		"{metric: {}}":                    `"metric" is not a key here`,
-		"{min: []}":                       "pool:2:8: gate.min: there is no gate in it",
-		"{first: [{mesh: {}}, {}]}":       "gate.first[1]: a gate has exactly one of",
-		"{first: [{prometheus: {}}]}":     `gate.first[0].prometheus.url: "" is not an address`,
-		"{constant: {value: 1.5}}":        "gate.constant.value: 1.5 is not within 0 and 1",
-		"{schedule: {days: [monday]}}":    `gate.schedule.days[0]: "monday"; use sun`,
-		"{schedule: {hours: 22-6}}":       `gate.schedule.hours: "22-6"; use`,
-		"{schedule: {zone: Mars}}":        "gate.schedule.zone: unknown time zone Mars",
-		"{adaptive: {window: 300}}":       "gate.adaptive.window: 300, at most 256 are possible",
-		"{mesh: {max_wait: -1s}}":         "gate.mesh.max_wait:",
-		"{mesh: {}, interval: -1s}":       "gate.interval:",
-		"{mesh: {}, budget: {ready: 0}}":  "gate.budget.ready: use a number above 0",
-		"{mesh: {}, budget: {ready: {}}}": "gate.budget.ready: use a number above 0",
-		"{mesh: {}, budget: {ready: {consul: a, stage: b}, each: 1}}": "gate.budget.ready: use a number above 0",
-		"{mesh: {}, budget: {ready: {query: up, url: a}, each: 1}}":   `gate.budget.ready.url: "a" is not an address`,
-		"{mesh: {}, budgets: {}}":                                     `"budgets" is not a key here`,
-		"{value: {}}":                                                 "gate.value.url: a value is at a url or in kv",
-		"{value: {kv: gates}}":                                        `gate.value.kv: "gates"; use`,
-		"{value: {kv: gates/a.>}}":                                    `gate.value.kv: "gates/a.>"; use`,
-		"{mesh: {}, budget: {unit: rows}}":                            `gate.budget.unit: "rows"`,
-		"{prometheus: {url: http://a, query: a, of: load}}":           `gate.prometheus.of: "load"; use fullness`,
-		"{prometheus: {url: http://a, of: fullness}}":                 "gate.prometheus.query: is required",
-		"{scrape: {url: file:///a, metric: a}}":                       `gate.scrape.url: "file:///a" is not an address`,
-		"{mesh: {}, budget: {ready: 5}}":                              "gate.budget.each: say how much one server takes",
-		"{mesh: {}, budget: {refill: late}}":                          `gate.budget.refill: "late"; use end or reading`,
+		"{}":                                                          "pool:2:1: gate: a gate has exactly one of constant, prometheus,",
+		"{mesh: {}, constant: {}}":                                    "pool:2:1: gate: a gate has exactly one of",
+		"{metric: {}}":                                                `"metric" is not a key here`,
+		"{min: []}":                                                   "pool:2:8: gate.min: there is no gate in it",
+		"{first: [{mesh: {}}, {}]}":                                   "gate.first[1]: a gate has exactly one of",
+		"{first: [{prometheus: {}}]}":                                 `gate.first[0].prometheus.url: "" is not an address`,
+		"{constant: {value: 1.5}}":                                    "gate.constant.value: 1.5 is not within 0 and 1",
+		"{schedule: {days: [monday]}}":                                `gate.schedule.days[0]: "monday"; use sun`,
+		"{schedule: {hours: 22-6}}":                                   `gate.schedule.hours: "22-6"; use`,
+		"{schedule: {zone: Mars}}":                                    "gate.schedule.zone: unknown time zone Mars",
+		"{adaptive: {window: 300}}":                                   "gate.adaptive.window: 300, at most 256 are possible",
+		"{mesh: {max_wait: -1s}}":                                     "gate.mesh.max_wait:",
+		"{mesh: {}, interval: -1s}":                                   "gate.interval:",
+		"{mesh: {}, budget: {ready: {count: 0}, each: 1}}":            "gate.budget.ready: has exactly one of count",
+		"{mesh: {}, budget: {ready: {count: -1}, each: 1}}":           "gate.budget.ready: has exactly one of count, above 0",
+		"{mesh: {}, budget: {ready: 5, each: 1}}":                     "pool:2:",
+		"{mesh: {}, budget: {ready: {}}}":                             "gate.budget.ready: has exactly one of",
+		"{mesh: {}, budget: {ready: {consul: a, stage: b}, each: 1}}": "gate.budget.ready: has exactly one of",
+		"{mesh: {}, budget: {ready: {prometheus: {query: up, url: a}}, each: 1}}": `gate.budget.ready.prometheus.url: "a" is not an address`,
+		"{mesh: {}, budget: {ready: {prometheus: {url: http://a}}, each: 1}}":     "gate.budget.ready.prometheus.query: is required",
+		"{mesh: {}, budgets: {}}":                           `"budgets" is not a key here`,
+		"{value: {}}":                                       "gate.value.url: a value is at a url or in kv",
+		"{value: {kv: gates}}":                              `gate.value.kv: "gates"; use`,
+		"{value: {kv: gates/a.>}}":                          `gate.value.kv: "gates/a.>"; use`,
+		"{mesh: {}, budget: {unit: rows}}":                  `gate.budget.unit: "rows"`,
+		"{prometheus: {url: http://a, query: a, of: load}}": `gate.prometheus.of: "load"; use fullness`,
+		"{prometheus: {url: http://a, of: fullness}}":       "gate.prometheus.query: is required",
+		"{scrape: {url: file:///a, metric: a}}":             `gate.scrape.url: "file:///a" is not an address`,
+		"{mesh: {}, budget: {ready: {count: 5}}}":           "gate.budget.each: say how much one server takes",
+		"{mesh: {}, budget: {refill: late}}":                `gate.budget.refill: "late"; use end or reading`,
 	}
 	for _, b := range []string{"1", "-0.1", "2", ".nan"} {
 		wrong["{mesh: {}, budget: {baseline: "+b+"}}"] = "gate.budget.baseline: "
