@@ -14,6 +14,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/services/meshtest"
+	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
 )
@@ -67,10 +68,12 @@ func TestEveryCallerGetsItsOwnAnswer(t *testing.T) {
 	meshtest.EachWay(t, func(t *testing.T, bed *meshtest.Bed) {
 		const waves, perWave = 20, 500
 		var fast, slow, last counts
-		bed.Host("fast", appendName("fast", 0, &fast))
-		bed.Host("slow", appendName("slow", 2*time.Millisecond, &slow))
-		bed.Host("last", appendName("last", 0, &last))
-		bed.Host("last", appendName("last", 0, &last))
+		// No item is delivered again because its host waited for a processor.
+		patient := func(h *stagehost.Settings) { h.Queue.AckWait = time.Minute }
+		bed.Host("fast", appendName("fast", 0, &fast), patient)
+		bed.Host("slow", appendName("slow", 2*time.Millisecond, &slow), patient)
+		bed.Host("last", appendName("last", 0, &last), patient)
+		bed.Host("last", appendName("last", 0, &last), patient)
 		pipelines := []pipeline.Pipeline{
 			meshtest.Pipeline("long", "fast", "slow", "last"),
 			meshtest.Pipeline("short", "last"),
