@@ -115,9 +115,11 @@ func (m *modelMesh) loadedOn(id model.ID) (hosts []string) {
 	return hosts
 }
 
-// ask has callers ask for the models by both gateways until the context ends; it counts the
-// answers.
-func (m *modelMesh) ask(ctx context.Context, asking *sync.WaitGroup, answered *atomic.Int64, ids []model.ID) {
+// ask has callers ask for the models by both gateways until stop is called, and counts the answers.
+func (m *modelMesh) ask(ids []model.ID) (answered *atomic.Int64, stop func()) {
+	ctx, cancel := context.WithCancel(m.t.Context())
+	var asking sync.WaitGroup
+	answered, stop = &atomic.Int64{}, func() { cancel(); asking.Wait() }
 	for caller := range 12 {
 		asking.Go(func() {
 			for n := caller; ctx.Err() == nil; n++ {
@@ -131,6 +133,7 @@ func (m *modelMesh) ask(ctx context.Context, asking *sync.WaitGroup, answered *a
 			}
 		})
 	}
+	return answered, stop
 }
 
 // Hosts leave one after the other under load; models keep their replicas, and callers notice
@@ -153,11 +156,8 @@ func TestModelsKeepTheirReplicasWhenHostsLeave(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	ctx, stop := context.WithCancel(t.Context())
+	answered, stop := m.ask(ids)
 	defer stop()
-	var asking sync.WaitGroup
-	var answered atomic.Int64
-	m.ask(ctx, &asking, &answered, ids)
 	// The last to leave finds one host, which has a replica of each model used twice or gets one.
 	for i, replicas := range []int{2, 2, 1} {
 		due := answered.Load() + 500
@@ -173,8 +173,6 @@ func TestModelsKeepTheirReplicasWhenHostsLeave(t *testing.T) {
 	}
 	due := answered.Load() + 500
 	testbed.Eventually(t, "requests are answered", func() bool { return answered.Load() >= due || t.Failed() })
-	stop()
-	asking.Wait()
 }
 
 // A host that leaves begins no load that waits for its turn; another one answers the requests.
@@ -183,6 +181,8 @@ func TestLeavingHostGivesUpItsQueuedLoads(t *testing.T) {
 	ids := []model.ID{"hot", "a", "b", "c", "d", "e", "f"}
 	m := newModelMesh(t, ids...)
 	goOn := make(chan struct{})
+	letGo := sync.OnceFunc(func() { close(goOn) })
+	defer letGo()
 	var mu sync.Mutex
 	begun := map[model.ID]bool{}
 	leaving := m.host(func(ctx context.Context, id model.ID) error {
@@ -215,11 +215,8 @@ func TestLeavingHostGivesUpItsQueuedLoads(t *testing.T) {
 		c := leaving.Record().GetCache()
 		return countBegun() == 3 && c.GetLoading() == 2 && c.GetQueued() == 4
 	})
-	ctx, stop := context.WithCancel(t.Context())
+	_, stop := m.ask(ids[:1])
 	defer stop()
-	var asking sync.WaitGroup
-	var answered atomic.Int64
-	m.ask(ctx, &asking, &answered, ids[:1])
 	var other atomic.Int64
 	m.host(func(context.Context, model.ID) error { other.Add(1); return nil })
 	m.awaitHosts(2)
@@ -251,10 +248,9 @@ func TestLeavingHostGivesUpItsQueuedLoads(t *testing.T) {
 	if n := countBegun(); n != 3 {
 		t.Errorf("the host that leaves began %d loads", n-1)
 	}
-	close(goOn)
+	letGo()
 	answers(true)
 	<-left
 	stop()
-	asking.Wait()
 	testbed.Eventually(t, "the other host has all models", func() bool { return other.Load() == int64(len(ids)) })
 }
