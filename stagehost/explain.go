@@ -1,63 +1,47 @@
 package stagehost
 
 import (
-	"slices"
+	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
+	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-// receiveQuestion is the handler of questions about requests. It waits for the loop: the
+// receiveQuestion answers what the host knows of a request, if it holds it. It waits for the loop: the
 // next question can wait.
 func (h *Host) receiveQuestion(id pipeline.RequestID, reply func(*meshv1.ExplainAnswer)) {
-	h.post(&requestAsked{id, reply})
-}
-
-// requestAsked is the question what the host knows of a request. It answers only if it holds
-// the request.
-type requestAsked struct {
-	id    pipeline.RequestID
-	reply func(*meshv1.ExplainAnswer)
-}
-
-func (e *requestAsked) apply(l *loop) {
-	for _, it := range l.ledger.items {
-		if it.env.RequestID == e.id && it.direct == nil {
-			e.reply(&meshv1.ExplainAnswer{Report: l.host.report(it)})
-			return
+	h.post(question(func(l *loop) {
+		for _, it := range l.ledger.items {
+			if it.env.RequestID == id && it.direct == nil {
+				reply(&meshv1.ExplainAnswer{Report: h.report(it)})
+				return
+			}
 		}
-	}
+	}))
 }
 
+// receiveItemsQuestion answers which requests the host holds.
 func (h *Host) receiveItemsQuestion(q *meshv1.InFlightQuestion, reply func(*meshv1.InFlightAnswer)) {
-	h.post(&itemsAsked{q, reply})
-}
-
-// itemsAsked is the question which requests the host holds.
-type itemsAsked struct {
-	question *meshv1.InFlightQuestion
-	reply    func(*meshv1.InFlightAnswer)
-}
-
-func (e *itemsAsked) apply(l *loop) {
-	if of := e.question.GetStage(); of != "" && of != string(l.host.settings.Stage) {
+	if of := q.GetStage(); of != "" && of != string(h.settings.Stage) {
 		return
 	}
-	var held []*item
-	for _, it := range l.ledger.items {
-		if it.direct == nil {
-			held = append(held, it)
+	h.post(question(func(l *loop) {
+		var held []*item
+		for _, it := range l.ledger.items {
+			if it.direct == nil {
+				held = append(held, it)
+			}
 		}
-	}
-	slices.SortFunc(held, func(a, b *item) int { return a.env.AdmittedAt.Compare(b.env.AdmittedAt) })
-	out := &meshv1.InFlightAnswer{}
-	for _, it := range held[:min(len(held), int(e.question.GetLimit()))] {
-		out.Reports = append(out.Reports, l.host.report(it))
-	}
-	e.reply(out)
+		out := &meshv1.InFlightAnswer{}
+		for _, it := range bus.Oldest(held, int(q.GetLimit()), func(it *item) time.Time { return it.env.AdmittedAt }) {
+			out.Reports = append(out.Reports, h.report(it))
+		}
+		reply(out)
+	}))
 }
 
 // report returns what the host knows of an item that it holds. It reads nothing that a run

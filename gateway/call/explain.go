@@ -14,6 +14,7 @@ import (
 
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
+	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -93,10 +94,9 @@ func (s *Service) Requests(ctx context.Context, stage pipeline.StageName, limit 
 			add(a)
 		}
 	})
-	oldest = slices.SortedFunc(maps.Values(byID), func(a, b *meshv1.RequestReport) int {
-		return a.GetAdmittedAt().AsTime().Compare(b.GetAdmittedAt().AsTime())
-	})
-	return oldest[:min(limit, len(oldest))], max(total, uint64(len(oldest)))
+	all := slices.Collect(maps.Values(byID))
+	oldest = bus.Oldest(all, limit, func(r *meshv1.RequestReport) time.Time { return r.GetAdmittedAt().AsTime() })
+	return oldest, max(total, uint64(len(all)))
 }
 
 // inFlight returns this gateway's requests that are queued or run.
@@ -107,9 +107,8 @@ func (s *Service) inFlight(q *meshv1.InFlightQuestion) *meshv1.InFlightAnswer {
 			found = append(found, p.env)
 		}
 	})
-	slices.SortFunc(found, func(a, b *envelope.Envelope) int { return a.AdmittedAt.Compare(b.AdmittedAt) })
 	out := &meshv1.InFlightAnswer{Gateway: string(s.settings.Gateway), Total: uint64(len(found))}
-	for _, env := range found[:min(len(found), int(q.GetLimit()))] {
+	for _, env := range bus.Oldest(found, int(q.GetLimit()), func(e *envelope.Envelope) time.Time { return e.AdmittedAt }) {
 		out.Reports = append(out.Reports, env.Report(inFlight))
 	}
 	return out

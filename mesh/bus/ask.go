@@ -123,6 +123,12 @@ func (b *Bus) ServeRequests(handle func(q *meshv1.InFlightQuestion, reply func(*
 	return err
 }
 
+// Oldest returns the requests that were admitted first, at most limit. It sorts all.
+func Oldest[T any](all []T, limit int, admittedAt func(T) time.Time) []T {
+	slices.SortFunc(all, func(a, b T) int { return admittedAt(a).Compare(admittedAt(b)) })
+	return all[:min(limit, len(all))]
+}
+
 // ErrNoOwner means that no dispatcher answers for a pool of jobs.
 var ErrNoOwner = errors.New("no dispatcher owns the pool")
 
