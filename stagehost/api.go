@@ -273,7 +273,11 @@ func (h *Host) Infer(ctx context.Context, r Request) Response {
 	case answer := <-it.direct.answer:
 		return answer
 	case <-ctx.Done():
-		h.post(callerLeft{item: it})
+		h.post(eventFunc(func(l *loop) {
+			if l.ledger.items[it.id] == it {
+				l.cancel(it)
+			}
+		}))
 		return Response{Outcome: runner.Failed(fault.From(ctx.Err()))}
 	case <-h.loopDone:
 		return Response{Outcome: runner.Failed(fault.New(fault.ShuttingDown, "the host has stopped"))}
@@ -289,15 +293,6 @@ func (h *Host) checkParameters(p payload.Parameters) *fault.Fault {
 		}
 	}
 	return nil
-}
-
-// callerLeft is the event of a direct call whose caller has left.
-type callerLeft struct{ item *item }
-
-func (e callerLeft) apply(l *loop) {
-	if l.ledger.items[e.item.id] == e.item {
-		l.cancel(e.item)
-	}
 }
 
 func (h *Host) directItem(ctx context.Context, r Request) *item {

@@ -18,7 +18,7 @@ func (h *Host) receiveCancel(data []byte) {
 		return
 	}
 	if h.cancels.add(cancel) {
-		h.postAsync(cancelsArrived{})
+		h.postAsync(eventFunc((*loop).takeCancels))
 	}
 }
 
@@ -49,10 +49,8 @@ func (n *pendingCancels) take() []*envelope.Cancel {
 	return out
 }
 
-// cancelsArrived is the event of new cancel messages.
-type cancelsArrived struct{}
-
-func (cancelsArrived) apply(l *loop) {
+// takeCancels cancels the items of new cancel messages.
+func (l *loop) takeCancels() {
 	now := time.Now()
 	// No item outlives the longest deadline, whatever the message has.
 	latest := now.Add(l.host.settings.Queue.MaxAge)

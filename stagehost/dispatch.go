@@ -267,7 +267,7 @@ func (h *Host) runOne(r *run) {
 	if isRecorded {
 		if h.beginRecord(r, record); len(r.items[0].runs) >= h.settings.CrashLimit {
 			r.slot.Release()
-			h.post(&crashLimitReached{run: r})
+			h.post(eventFunc(func(l *loop) { l.endAtCrashLimit(r) }))
 			return
 		}
 		r.started = time.Now()

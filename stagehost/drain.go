@@ -32,17 +32,17 @@ func (h *Host) drain(l *loop) bool {
 		}
 	}
 	cancel()
-	h.post(drain{})
+	h.post(eventFunc((*loop).drain))
 	if err := h.finish(l); err != nil {
 		h.settings.Logger.Warn("returning unfinished items to the queue", "error", err)
 		// In this order: the outcomes of stopped runs come after the loop knows.
-		h.post(abandon{})
+		h.post(eventFunc((*loop).abandon))
 		h.cancelRuns()
 		if r, ok := h.settings.Runner.(runner.Killer); ok {
 			r.Kill()
 		}
 		if !await(l.empty, runStopWait) {
-			h.post(leaveBehind{})
+			h.post(eventFunc((*loop).leaveBehind))
 			h.settings.Logger.Error("not everything has been finished or returned to the queue; the rest will be delivered again")
 		}
 	}
@@ -92,40 +92,32 @@ func (h *Host) leftBehindError(batches int) error {
 	return fmt.Errorf("stage %s: the runner does not stop: %s %s after it was stopped", h.settings.Stage, what, runStopWait+runLeaveWait)
 }
 
-// drain is the event after which no more items are pulled.
-type drain struct{}
-
-func (drain) apply(l *loop) {
+// drain begins the end: no more items are pulled.
+func (l *loop) drain() {
 	l.draining = true
 	l.batcher.Drain()
 	l.nakQueued()
 }
 
-// runnerLost is the event after which no slot falls idle. Running batches may
+// loseRunner ends the slots: none falls idle any more. Running batches may
 // still end; queued ones get no slot, nor do any of the runner's idle ones.
-type runnerLost struct{ err error }
-
-func (e runnerLost) apply(l *loop) {
-	l.host.settings.Logger.Error("the runner is lost; queued items go to other hosts", "error", e.err)
+func (l *loop) loseRunner(err error) {
+	l.host.settings.Logger.Error("the runner is lost; queued items go to other hosts", "error", err)
 	l.lost = true
 	l.releaseSlots()
 	l.nakQueued()
 }
 
-// abandon is the event that naks everything that does not run.
-type abandon struct{}
-
-func (abandon) apply(l *loop) {
+// abandon naks everything that does not run.
+func (l *loop) abandon() {
 	l.abandoned = true
 	l.nakEach(func(it *item) bool { return it.state != running })
 }
 
-// leaveBehind is the event that what still runs is given up. Deliveries return by themselves;
-// the callers of local items get a fault, and nothing of the runs after it. An item whose outcome
-// the runner has given is not the loop's until that has come.
-type leaveBehind struct{}
-
-func (leaveBehind) apply(l *loop) {
+// leaveBehind gives up what still runs. Deliveries return by themselves; the callers of local
+// items get a fault, and nothing of the runs after it. An item whose outcome the runner has given
+// is not the loop's until that has come.
+func (l *loop) leaveBehind() {
 	for _, it := range l.ledger.items {
 		if it.env.Local == nil || it.state != running {
 			continue
@@ -135,15 +127,6 @@ func (leaveBehind) apply(l *loop) {
 			l.sendFaultInstead(it, stoppingFault())
 		}
 	}
-}
-
-// stageLeft is the event that the host has left its stage for a while, as nothing has
-// run here for longer. Items whose run crashed stay for as long as the runner needs to
-// start: another host would lose its workers to them too.
-type stageLeft struct{ isStarting bool }
-
-func (e stageLeft) apply(l *loop) {
-	l.nakEach(func(it *item) bool { return it.state == queued && (it.crashes == 0 || !e.isStarting) })
 }
 
 // checkEmpty closes empty when a draining loop holds nothing any more.

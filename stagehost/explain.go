@@ -14,7 +14,7 @@ import (
 // receiveQuestion answers what the host knows of a request, if it holds it. It waits for the loop: the
 // next question can wait.
 func (h *Host) receiveQuestion(id pipeline.RequestID, reply func(*meshv1.ExplainAnswer)) {
-	h.post(question(func(l *loop) {
+	h.post(eventFunc(func(l *loop) {
 		for _, it := range l.ledger.items {
 			if it.env.RequestID == id && it.direct == nil {
 				reply(&meshv1.ExplainAnswer{Report: h.report(it)})
@@ -29,7 +29,7 @@ func (h *Host) receiveItemsQuestion(q *meshv1.InFlightQuestion, reply func(*mesh
 	if of := q.GetStage(); of != "" && of != string(h.settings.Stage) {
 		return
 	}
-	h.post(question(func(l *loop) {
+	h.post(eventFunc(func(l *loop) {
 		var held []*item
 		for _, it := range l.ledger.items {
 			if it.direct == nil {

@@ -499,7 +499,7 @@ func (h *Host) postSlots() error {
 			continue
 		}
 		if h.runCtx.Err() == nil {
-			h.post(runnerLost{err: err})
+			h.post(eventFunc(func(l *loop) { l.loseRunner(err) }))
 		}
 		return err
 	}

@@ -364,24 +364,19 @@ func (e *itemArrived) apply(l *loop) {
 		return
 	}
 	if it.delivery.AfterSilence && it.delivery.Unreturned() == 2 {
-		l.host.runs.Go(func() { l.host.post(&recordRead{it, l.host.readRecord(it)}) })
+		// Its run record is read before it can run with others.
+		l.host.runs.Go(func() {
+			isNone := l.host.readRecord(it)
+			l.host.post(eventFunc(func(l *loop) {
+				if l.ledger.items[it.id] == it && it.state == queued {
+					it.forgiven = isNone
+					l.enqueue(it)
+				}
+			}))
+		})
 		return
 	}
 	l.enqueue(it)
-}
-
-// recordRead is the run record of an item that was redelivered after a silence of the
-// broker. It is read before the item can run with others.
-type recordRead struct {
-	item   *item
-	isNone bool
-}
-
-func (e *recordRead) apply(l *loop) {
-	if it := e.item; l.ledger.items[it.id] == it && it.state == queued {
-		it.forgiven = e.isNone
-		l.enqueue(it)
-	}
 }
 
 // enqueue lets a queued item run.

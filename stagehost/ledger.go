@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/stagehost/batch"
 )
 
@@ -92,9 +93,9 @@ func (l *ledger) check(it *item, from []itemState) error {
 
 // replaceQueue marks the items of a queue with another epoch as without a queue, and
 // returns how many those are.
-func (l *ledger) replaceQueue(e *queueReplaced) (marked int) {
+func (l *ledger) replaceQueue(queue queueKey, epoch bus.Epoch) (marked int) {
 	for _, it := range l.items {
-		if of := (queueKey{it.delivery.Stage, it.delivery.Durability}); of == e.queue && it.delivery.Epoch != e.epoch && !it.noQueue {
+		if of := (queueKey{it.delivery.Stage, it.delivery.Durability}); of == queue && it.delivery.Epoch != epoch && !it.noQueue {
 			it.noQueue = true
 			marked++
 		}

@@ -67,7 +67,7 @@ func TestItemsOfAReplacedQueueAreOrphans(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if n := l.replaceQueue(&queueReplaced{queue: queueKey{"", pipeline.Memory}, epoch: "new"}); n != 1 {
+	if n := l.replaceQueue(queueKey{"", pipeline.Memory}, "new"); n != 1 {
 		t.Fatalf("%d new orphans, want 1", n)
 	}
 	for it, orphan := range want {

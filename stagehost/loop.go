@@ -160,15 +160,15 @@ func earlier(a, b time.Time) time.Time {
 // event is something that happened; the loop applies one after the other.
 type event interface{ apply(l *loop) }
 
-// question is an event that asks the loop something.
-type question func(l *loop)
+// eventFunc is an event that is a function.
+type eventFunc func(l *loop)
 
-func (q question) apply(l *loop) { q(l) }
+func (f eventFunc) apply(l *loop) { f(l) }
 
 // ask returns what the loop answers, or the error of the context.
 func ask[T any](ctx context.Context, h *Host, f func(*loop) T) (answer T, err error) {
 	answers := make(chan T, 1)
-	h.post(question(func(l *loop) { answers <- f(l) }))
+	h.post(eventFunc(func(l *loop) { answers <- f(l) }))
 	select {
 	case answer = <-answers:
 	case <-ctx.Done():
@@ -294,20 +294,9 @@ func (l *loop) extend(now time.Time) {
 	}
 }
 
-// ackWaitChanged makes the loop extend at once, because the queue's ack wait is
-// shorter than the loop assumed.
-type ackWaitChanged struct{}
-
-func (ackWaitChanged) apply(l *loop) { l.extendAt = time.Time{} }
-
-// queueReplaced has the epoch of a queue.
-type queueReplaced struct {
-	queue queueKey
-	epoch bus.Epoch
-}
-
-func (e *queueReplaced) apply(l *loop) {
-	if n := l.ledger.replaceQueue(e); n > 0 {
-		l.host.settings.Logger.Warn("a queue was replaced; items of the old one are finished but not settled", "queue", e.queue.name, "durability", e.queue.durability, "items", n)
+// replaceQueue has the items of a queue with another epoch finished without it.
+func (l *loop) replaceQueue(queue queueKey, epoch bus.Epoch) {
+	if n := l.ledger.replaceQueue(queue, epoch); n > 0 {
+		l.host.settings.Logger.Warn("a queue was replaced; items of the old one are finished but not settled", "queue", queue.name, "durability", queue.durability, "items", n)
 	}
 }

@@ -46,7 +46,7 @@ func (s *modelSet) act(now time.Time) {
 	h := s.loop.host
 	if !s.recheckAt.IsZero() && !now.Before(s.recheckAt) {
 		s.recheckAt = time.Time{}
-		registryChanged{models.Changed{All: true}}.apply(s.loop)
+		s.follow(models.Changed{All: true})
 	}
 	for _, a := range s.cache.Actions(now) {
 		switch r := a.Replica; a.Kind {
@@ -219,16 +219,13 @@ func (e *modelUnloaded) apply(l *loop) {
 	l.models.cache.Unloaded(time.Now(), e.replica, e.err)
 }
 
-// runtimeChanged is another process that has the models, none of which are loaded.
-type runtimeChanged struct{ generation uint64 }
-
-func (e runtimeChanged) apply(l *loop) {
-	s := l.models
-	if s.generation != 0 && e.generation != s.generation {
+// setRuntime has another process have the models, none of which are loaded.
+func (s *modelSet) setRuntime(generation uint64) {
+	if s.generation != 0 && generation != s.generation {
 		s.cache.RuntimeLost()
-		l.host.loaded.Clear()
+		s.loop.host.loaded.Clear()
 	}
-	if s.generation = e.generation; s.generation != 0 {
+	if s.generation = generation; s.generation != 0 {
 		s.cache.RuntimeReady()
 	}
 }
@@ -237,7 +234,7 @@ func (e runtimeChanged) apply(l *loop) {
 func (h *Host) watchRuntime(ctx context.Context) error {
 	for {
 		generation, changed := h.loader.Models()
-		h.post(runtimeChanged{generation})
+		h.post(eventFunc(func(l *loop) { l.models.setRuntime(generation) }))
 		select {
 		case <-changed:
 		case <-ctx.Done():

@@ -237,7 +237,7 @@ func (s *modelSet) record(id model.ID, refusal *modelcache.Refusal, lastUse time
 // followModels posts the changes of the registry.
 func (h *Host) followModels(ctx context.Context) error {
 	for changed := range h.models.ChangedModels(ctx) {
-		h.post(registryChanged{changed})
+		h.post(eventFunc(func(l *loop) { l.models.follow(changed) }))
 	}
 	return ctx.Err()
 }
@@ -252,16 +252,13 @@ func (h *Host) liveCacheSettings() modelcache.Settings {
 	return out
 }
 
-// registryChanged has the models whose records have changed.
-type registryChanged struct{ models.Changed }
-
-func (e registryChanged) apply(l *loop) {
-	s := l.models
-	if settings := l.host.liveCacheSettings(); settings != s.cache.Settings() {
+// follow makes the cache match the registry where that has changed.
+func (s *modelSet) follow(changed models.Changed) {
+	if settings := s.loop.host.liveCacheSettings(); settings != s.cache.Settings() {
 		s.cache.Configure(settings)
 	}
-	ids := slices.Values(e.IDs)
-	if e.All {
+	ids := slices.Values(changed.IDs)
+	if changed.All {
 		ids = s.mayDiffer()
 	}
 	now := time.Now()
@@ -339,17 +336,9 @@ func (s *modelSet) change(id model.ID, change func(context.Context) error) {
 		defer cancel()
 		err := change(ctx)
 		h.logRegistryError(id, err)
-		h.post(recordChanged{id, err})
+		h.post(eventFunc(func(*loop) { s.free(id, err) }))
 	})
 }
-
-// recordChanged is the end of a change.
-type recordChanged struct {
-	id  model.ID
-	err error
-}
-
-func (e recordChanged) apply(l *loop) { l.models.free(e.id, e.err) }
 
 // cacheRecord returns what the host publishes of its memory for models.
 func (s *modelSet) cacheRecord(now time.Time) *meshv1.CacheRecord {

@@ -143,32 +143,26 @@ func (s *modelSet) fit(items ...*item) {
 	h.runs.Go(func() {
 		for _, it := range items {
 			inputs, f := h.fit(it.env)
-			h.post(&itemFitted{it, inputs, f})
+			h.post(eventFunc(func(*loop) { s.endFit(it, inputs, f) }))
 		}
 	})
 }
 
-// itemFitted is an item that waits for its model, with its inputs as that takes them.
-type itemFitted struct {
-	item   *item
-	inputs itemInputs
-	fault  *fault.Fault
-}
-
-func (e *itemFitted) apply(l *loop) {
-	it := e.item
+// endFit takes the inputs of an item that waits for its model, as that takes them.
+func (s *modelSet) endFit(it *item, inputs itemInputs, f *fault.Fault) {
+	l := s.loop
 	if !it.isWaiting || it.replica == nil {
 		return // it has its outcome, or its model is claimed again
 	}
 	loaded := l.host.loadedModel(modelOf(it.env))
-	l.models.endWait(it)
-	it.itemInputs = e.inputs
+	s.endWait(it)
+	it.itemInputs = inputs
 	switch {
-	case e.fault != nil:
-		l.fail(it, e.fault)
+	case f != nil:
+		l.fail(it, f)
 	case it.contract == nil || it.contract != loaded.contract:
 		// The model was lost meanwhile.
-		l.models.leave(it)
+		s.leave(it)
 		l.enqueue(it)
 	default:
 		it.limit = loaded.limit

@@ -153,7 +153,7 @@ func TestCancelledPoisonItemIsNotDeadLettered(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.cancelItem(it)
-	(&crashLimitReached{run: r}).apply(l)
+	l.endAtCrashLimit(r)
 	if len(l.ledger.items) != 0 || len(replies) != 1 {
 		t.Fatalf("%d items are left, %d replies sent", len(l.ledger.items), len(replies))
 	}

@@ -145,7 +145,7 @@ func (h *Host) ensure(ctx context.Context) error {
 	h.stopAnswers(&h.failing)
 	// Its queues may have been made with other settings than its own.
 	if was := time.Duration(h.ackWait.Swap(int64(wait))); was != wait {
-		h.post(ackWaitChanged{})
+		h.post(eventFunc(func(l *loop) { l.extendAt = time.Time{} })) // it may be shorter
 		h.settings.Logger.Warn("the queue was made with another ack_wait, which holds; raise queue.version to change it", "ack_wait", wait, "own", h.settings.Queue.AckWait)
 	}
 	if h.forwarded == nil && h.loader != nil && h.settings.Queue.durable() {
@@ -221,7 +221,7 @@ func (h *Host) ensureQueue(ctx context.Context, q *pulledQueues, d pipeline.Dura
 	if err != nil {
 		return bus.QueueInfo{}, err
 	}
-	h.post(&queueReplaced{queue: queueKey{q.name, d}, epoch: info.Epoch})
+	h.post(eventFunc(func(l *loop) { l.replaceQueue(queueKey{q.name, d}, info.Epoch) }))
 	if err := h.bus.ClockError(); err != nil {
 		h.stopAnswers(&q.alive)
 		q.puller.Use(d, "")
@@ -323,7 +323,12 @@ func (h *Host) leaveStage(ctx context.Context, now time.Time) {
 		keepFor = max(keepFor, h.settings.HostGrace) // no other host can take the items
 	}
 	if unhealthyFor >= keepFor {
-		h.post(stageLeft{isStarting: !hasFailed && unhealthyFor < h.startTook+unhealthyGrace})
+		// Items whose run crashed stay for as long as the runner needs to start: another host would
+		// lose its workers to them too.
+		isStarting := !hasFailed && unhealthyFor < h.startTook+unhealthyGrace
+		h.post(eventFunc(func(l *loop) {
+			l.nakEach(func(it *item) bool { return it.state == queued && (it.crashes == 0 || !isStarting) })
+		}))
 	}
 }
 

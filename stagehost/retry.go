@@ -245,13 +245,11 @@ func (h *Host) endRecord(r *run) {
 	}
 }
 
-// crashLimitReached is a run that does not begin: enough of its item's runs on record
+// endAtCrashLimit ends a run that does not begin: enough of its item's runs on record
 // ended with their process.
-type crashLimitReached struct{ run *run }
-
-func (e *crashLimitReached) apply(l *loop) {
-	l.endBatch(&batchEnded{run: e.run})
-	for _, it := range l.dropEnded(e.run.items, time.Now()) {
+func (l *loop) endAtCrashLimit(r *run) {
+	l.endBatch(&batchEnded{run: r})
+	for _, it := range l.dropEnded(r.items, time.Now()) {
 		l.deadLetter(it, crashFault(it.runs))
 	}
 }

@@ -87,9 +87,8 @@ func (h *Host) scale(ctx context.Context, ticks <-chan time.Time) error {
 		if h.status.isLeaving() {
 			continue
 		}
-		isFirst := downAt.IsZero()
-		isDown := !isFirst && now.After(downAt)
-		if isFirst || isDown {
+		isDown := !downAt.IsZero() && now.After(downAt)
+		if isDown || downAt.IsZero() {
 			downAt = now.Add(downEvery)
 		}
 		if err := h.scaleOnce(ctx, now, known, isDown); err != nil && ctx.Err() == nil {

@@ -65,14 +65,6 @@ func (c *localCredit) items() (n int64) {
 // that it can be published all the same: one in so many.
 const localShare = 2
 
-// maxLocal is the largest item that is handed over, in bytes. Without a broker no item is published.
-func (b *Bus) maxLocal() int {
-	if b.settings.Loopback != nil {
-		return b.MaxPayload()
-	}
-	return b.MaxPayload() / localShare
-}
-
 // HandOver decides how an item travels; nothing else does. It hands the item to a host of its
 // stage in this process, in memory, and is true; else the caller publishes the item. Only an
 // item travels in memory that was never published (e.Local is set), that nobody else may wait
@@ -86,9 +78,13 @@ func (b *Bus) HandOver(e *envelope.Envelope) bool {
 	if local == nil || e.Local == nil || e.Durability != pipeline.Memory || e.StoresResult() {
 		return false
 	}
+	most := b.MaxPayload()
+	if b.settings.Loopback == nil { // else no item is published
+		most /= localShare
+	}
 	size, ok := textSize(e.Metadata)
 	size += len(e.Trace.Parent) + len(e.Trace.State) + payload.WireSize(e.Parts) + payload.WireSize(e.Kept)
-	if !ok || !utf8.ValidString(e.Trace.Parent) || !utf8.ValidString(e.Trace.State) || size > b.maxLocal() {
+	if !ok || !utf8.ValidString(e.Trace.Parent) || !utf8.ValidString(e.Trace.State) || size > most {
 		return false
 	}
 	p, alone := local.choose(e.Hop().Queue())
