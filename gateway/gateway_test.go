@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -151,6 +152,42 @@ func TestStoppedGatewayReportsShutdown(t *testing.T) {
 	_, err := g.Service().Infer(t.Context(), &call.Request{Pipeline: "stage:nowhere"})
 	if f := fault.From(err); f.Reason != fault.ShuttingDown {
 		t.Errorf("a call: %v", f)
+	}
+}
+
+// Browsers and load balancers open connections ahead of requests. net/http waits for them for 5 s, grpc-go for 10 s.
+func TestStopDoesNotWaitForSilentConnections(t *testing.T) {
+	t.Parallel()
+	ports := map[string]func(g *gateway.Gateway) string{
+		"callers": func(g *gateway.Gateway) string { return g.Addr().String() },
+		"admin":   func(g *gateway.Gateway) string { return g.AdminAddr().String() },
+		"gRPC":    func(g *gateway.Gateway) string { return strings.TrimPrefix(g.GRPCURL(), "http://") },
+	}
+	for name, address := range ports {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			g, stop := run(t, testbed.StartBroker(t), func(s *gateway.Settings) { s.GRPCListen, s.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0" })
+			dial := func() net.Conn {
+				conn, err := new(net.Dialer).DialContext(t.Context(), "tcp", address(g))
+				if err != nil {
+					t.Fatal(err)
+				}
+				return conn
+			}
+			silent, later := dial(), dial()
+			defer silent.Close()
+			defer later.Close()
+			// Connections are accepted in turn: the server has the silent one when it ends the later one.
+			if _, err := io.WriteString(later, strings.Repeat("no request\r\n\r\n", 2)); err != nil {
+				t.Fatal(err)
+			}
+			_, _ = io.Copy(io.Discard, later) // it may be reset
+			begin := time.Now()
+			stop()
+			if took := time.Since(begin); took > 4*time.Second {
+				t.Errorf("the stop took %s", took)
+			}
+		})
 	}
 }
 

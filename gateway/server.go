@@ -44,6 +44,8 @@ type server struct {
 	grpc *grpc.Server
 	log  *slog.Logger
 	addr net.Addr
+	// connections are those of the port.
+	connections *transport.Connections
 	// disconnected closes when no client of gRPC is connected; disconnect begins that.
 	disconnect   sync.Once
 	disconnected chan struct{}
@@ -179,11 +181,11 @@ func (g *Gateway) listen(ctx context.Context, key string, exposure config.Exposu
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", key, err)
 	}
-	connections := g.connections
+	s.connections = g.connections
 	if key == adminKey+".listen" {
-		connections = transport.NewConnections(maxAdminConnections, !g.operators.tokens.IsEmpty())
+		s.connections = transport.NewConnections(maxAdminConnections, !g.operators.tokens.IsEmpty())
 	}
-	listener = connections.Listen(listener)
+	listener = s.connections.Listen(listener)
 	s.addr, s.served, s.disconnected = listener.Addr(), make(chan struct{}), make(chan struct{})
 	g.log.Info("gateway listens", "address", s.addr.String(), "port", key, "tls", files.tls != nil)
 	exposure.Warn(g.log, key)
@@ -267,6 +269,7 @@ func (s *server) stop(ctx context.Context) error {
 // shutdown waits for the responses that are being written. At the end of the context it
 // closes all connections.
 func (s *server) shutdown(ctx context.Context) (err error) {
+	defer s.connections.EndSilent()()
 	s.disconnectGRPC()
 	if s.http != nil {
 		err = s.http.Shutdown(ctx)

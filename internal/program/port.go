@@ -310,11 +310,11 @@ func boundBodies(next http.Handler) http.Handler {
 // are being written.
 func servePort(ctx context.Context, listener net.Listener, log *slog.Logger, handler http.Handler) error {
 	server := &http.Server{
-		Handler: boundBodies(handler), ReadHeaderTimeout: readHeaderTimeout, IdleTimeout: transport.IdleTimeout, WriteTimeout: writeTimeout, MaxHeaderBytes: transport.MaxHeaderBytes,
-		ErrorLog: transport.ErrorLog(log),
+		Handler: boundBodies(handler), ReadHeaderTimeout: readHeaderTimeout, WriteTimeout: writeTimeout, MaxHeaderBytes: transport.MaxHeaderBytes,
+		ConnContext: transport.ConnContext, ConnState: transport.EndIdle, ErrorLog: transport.ErrorLog(log),
 	}
-	served := make(chan error, 1)
-	listener = transport.NewConnections(maxConnections, false).Listen(listener)
+	served, connections := make(chan error, 1), transport.NewConnections(maxConnections, false)
+	listener = connections.Listen(listener)
 	go func() { served <- server.Serve(listener) }()
 	select {
 	case err := <-served:
@@ -323,6 +323,7 @@ func servePort(ctx context.Context, listener net.Listener, log *slog.Logger, han
 	}
 	stopping, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
 	defer cancel()
+	defer connections.EndSilent()()
 	err := server.Shutdown(stopping)
 	if errors.Is(err, context.DeadlineExceeded) {
 		err = server.Close()

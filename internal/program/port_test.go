@@ -339,6 +339,33 @@ func (c *watchedConn) Close() error {
 	return c.Conn.Close()
 }
 
+func TestStopEndsConnectionsWithoutARequest(t *testing.T) {
+	t.Parallel()
+	for name, header := range map[string]string{"silent": "", "half a header": "GET /livez HTTP/1.1\r\n"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				ctx, stop := context.WithCancel(t.Context())
+				listener := newPipes()
+				served := make(chan error, 1)
+				go func() { served <- servePort(ctx, listener, slog.New(slog.DiscardHandler), http.NotFoundHandler()) }()
+				client, server := net.Pipe()
+				defer client.Close()
+				listener.conns <- server
+				if _, err := io.WriteString(client, header); err != nil {
+					t.Fatal(err)
+				}
+				synctest.Wait()
+				begin := time.Now()
+				stop()
+				if err := <-served; err != nil || time.Since(begin) > time.Second {
+					t.Errorf("Serve: %v after %s", err, time.Since(begin))
+				}
+			})
+		})
+	}
+}
+
 func TestPortDoesNotWaitForBodies(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

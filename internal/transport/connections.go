@@ -80,7 +80,9 @@ type countedConn struct {
 	// idle runs out when the connection has been idle for its time; nil where net/http does not serve.
 	idle                    *time.Timer
 	isIdle, isLast, isHTTP2 atomic.Bool
-	hasRead                 bool
+	// hasBegun is true once the header of a request was read; on net/http the preface of HTTP/2 is enough.
+	hasBegun atomic.Bool
+	hasRead  bool
 }
 
 func (c *Connections) add(conn net.Conn) *countedConn {
@@ -221,6 +223,7 @@ func EndIdle(conn net.Conn, state http.ConnState) {
 		return
 	}
 	c.isIdle.Store(state == http.StateIdle)
+	c.hasBegun.Store(state != http.StateNew)
 	switch {
 	case state != http.StateIdle:
 		c.idle.Stop()
@@ -228,6 +231,22 @@ func EndIdle(conn net.Conn, state http.ConnState) {
 		c.idle.Reset(leaveTimeout)
 	default:
 		c.idle.Reset(IdleTimeout)
+	}
+}
+
+// EndSilent is for a port that stops, until it has: connections without a request get a moment to
+// send one, and are ended. Its server would wait for them for seconds.
+func (c *Connections) EndSilent() (stop func() bool) {
+	return time.AfterFunc(beginTimeout, c.endSilent).Stop
+}
+
+func (c *Connections) endSilent() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for e := c.waiting.Front(); e != nil; e = e.Next() {
+		if conn := e.Value.(*countedConn); !conn.hasBegun.Load() {
+			_ = conn.Conn.Close() // its server sees the end
+		}
 	}
 }
 

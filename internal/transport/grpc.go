@@ -61,6 +61,8 @@ const (
 	IdleTimeout      = 2 * time.Minute
 	// leaveTimeout is for a client of HTTP/2 that was asked to leave.
 	leaveTimeout = 5 * time.Second
+	// beginTimeout is for a connection without a request, of a port that stops.
+	beginTimeout = 200 * time.Millisecond
 	// MaxHeaderBytes bounds the header of a request, as decoded.
 	MaxHeaderBytes = 16 << 10
 	PingAfter      = 30 * time.Second
@@ -148,6 +150,9 @@ type streamKey struct{}
 func (s GRPCSettings) openStream(ctx context.Context, info *tap.Info) (context.Context, error) {
 	from, _ := peer.FromContext(ctx)
 	conn, header := from.AuthInfo.(*grpcConn), GRPCHeader(info.Header)
+	if conn.counted != nil {
+		conn.counted.hasBegun.Store(true)
+	}
 	caller, denied := s.Guard(Head{info.FullMethodName, header.First(":authority"), header.First, conn.tls})
 	isAnonymous := caller.IsAnonymous || denied != nil
 	err := ctx.Err()
