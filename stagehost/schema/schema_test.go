@@ -330,6 +330,30 @@ func TestRowsAreCountedOnAxis0(t *testing.T) {
 	}
 }
 
+// The gateway checks the JSON of inputs that have its type.
+func TestNumberBeyondFP64IsRejectedWithoutAType(t *testing.T) {
+	t.Parallel()
+	const text = `{"a": [1, 1e400]}`
+	for name, test := range map[string]struct {
+		patterns []string
+		got      string
+		ok       bool
+	}{
+		"no content type":  {[]string{"application/json"}, "", false},
+		"just bytes":       {[]string{"application/geo+json"}, payload.OctetStream, false},
+		"perhaps an image": {[]string{"application/json", "image/png"}, "", true},
+		"anything":         {nil, "", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			_, err := contract(t, takes(runner.BatchNone, blobSpec("b", test.patterns...))).Fit([]payload.Part{payload.OfBlob("b", test.got, []byte(text))}, nil, nil)
+			if test.ok != (err == nil) || err != nil && !strings.Contains(err.Error(), "the number 1e400 at byte 10 is beyond FP64") {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+}
+
 func TestContentTypesAreMatchedByPattern(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {
