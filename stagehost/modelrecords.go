@@ -254,8 +254,12 @@ func (h *Host) liveCacheSettings() modelcache.Settings {
 
 // follow makes the cache match the registry where that has changed.
 func (s *modelSet) follow(changed models.Changed) {
-	if settings := s.loop.host.liveCacheSettings(); settings != s.cache.Settings() {
+	h := s.loop.host
+	if settings, old := h.liveCacheSettings(), s.cache.Settings(); settings != old {
 		s.cache.Configure(settings)
+		if settings.Capacity.Host > old.Capacity.Host || settings.Capacity.Device > old.Capacity.Device {
+			h.runs.Go(h.forgetTooLarge)
+		}
 	}
 	ids := slices.Values(changed.IDs)
 	if changed.All {
@@ -265,6 +269,25 @@ func (s *modelSet) follow(changed models.Changed) {
 	for id := range ids {
 		s.reconcile(now, id)
 	}
+}
+
+// forgetTooLarge removes the failures of models that were too large for this host, which has more memory
+// for models now.
+func (h *Host) forgetTooLarge() {
+	var removals errgroup.Group
+	removals.SetLimit(removalsAtOnce)
+	for m, there := range h.models.Models(h.settings.Stage) {
+		if f := models.FailureOf(there, h.settings.Host, time.Now()); f.GetKind() != models.KindTooLarge {
+			continue
+		}
+		removals.Go(func() error {
+			ctx, cancel := context.WithTimeout(h.runCtx, registryTimeout)
+			defer cancel()
+			h.logRegistryError(m.ID, h.models.RemoveReplica(ctx, m.ID, h.settings.Host, time.Time{}))
+			return nil
+		})
+	}
+	_ = removals.Wait() // it has no errors
 }
 
 // mayDiffer returns the models that this host has, here or in the registry.

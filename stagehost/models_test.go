@@ -783,4 +783,15 @@ func TestLiveCapacityAndLoadSlotsCountAtOnce(t *testing.T) {
 	testbed.Eventually(t, "the capacity is back", func() bool { return cache().GetCapacity().GetHost() == before && cache().GetLoadSlots() == 2 })
 	set(&meshv1.ModelSettings{Capacity: &meshv1.ModelSize{Host: 1}})
 	testbed.Eventually(t, "the least capacity", func() bool { return cache().GetUsed().GetHost() == 0 && cache().GetCapacity().GetHost() == 9*64<<10 })
+	if f := b.ask("x", of("a"), at(h)).fault(fault.ModelTooLarge); !strings.Contains(f.Message, "model a") {
+		t.Errorf("got %v", f)
+	}
+	failure := func() *meshv1.Replica {
+		_, there, _ := b.registry.Model("a")
+		return models.FailureOf(there, pipeline.HostID(h.Record().GetHost()), time.Now())
+	}
+	testbed.Eventually(t, "the model is on record as too large", func() bool { return failure().GetKind() == models.KindTooLarge })
+	set(&meshv1.ModelSettings{})
+	testbed.Eventually(t, "the record of that ends with the setting", func() bool { return failure() == nil })
+	checkModel(t, "a", b.ask("x", of("a"), at(h)))
 }
