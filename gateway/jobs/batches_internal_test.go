@@ -117,3 +117,12 @@ func TestBatchExpiresBeforeItIsValidated(t *testing.T) {
 		t.Errorf("the batch is %+v", got)
 	}
 }
+
+func TestErrorOfALineHasItsPlace(t *testing.T) {
+	t.Parallel()
+	c := &batchCheck{seen: map[[16]byte]struct{}{}}
+	c.check(1, []byte(`{"custom_id": "a", "body": {"messages": [{"content": "a", "temperature": NaN}]}}`))
+	if len(c.errs) != 1 || c.errs[0].Message != "The line is not valid JSON at byte 73: invalid character 'N' at start of value." {
+		t.Errorf("got %+v", c.errs)
+	}
+}

@@ -120,6 +120,7 @@ func (c *batchCheck) check(number int, text []byte) {
 	var line batchLine
 	err := json.Unmarshal(text, &line)
 	ofType, isType := errors.AsType[*json.SemanticError](err)
+	var syntax *jsontext.SyntacticError
 	digest := sha256.Sum256([]byte(line.CustomID))
 	id := [16]byte(digest[:16])
 	_, isAgain := c.seen[id]
@@ -129,6 +130,8 @@ func (c *batchCheck) check(number int, text []byte) {
 	case isType:
 		param := strings.Join(slices.Collect(ofType.JSONPointer.Tokens()), ".")
 		c.fail(number, "invalid_type", param, "The line has a value of the wrong type, %s.", ofType.JSONKind)
+	case errors.As(err, &syntax):
+		c.fail(number, "invalid_json_line", "", "The line is not valid JSON at byte %d: %.*s.", syntax.ByteOffset, shown, syntax.Err)
 	case err != nil:
 		c.fail(number, "invalid_json_line", "", "The line is not valid JSON: %.*s.", shown, err)
 	case line.CustomID == "":
