@@ -352,9 +352,7 @@ func gatedFile(t *testing.T, rest string) (text string, shut, open func()) {
 stages:
   gated:
     runner: {worker: {command: [python3, -m, stagemesh, %q], options: {closed: %q}}}
-%spipelines:
-  gated: {steps: [{name: gated, stage: gated}]}
-`
+%s`
 	return fmt.Sprintf(file, worker, gate, rest) + freePorts, func() { save(t, gate, "") }, func() {
 		if err := os.Remove(gate); err != nil {
 			t.Error(err)

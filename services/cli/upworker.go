@@ -210,7 +210,7 @@ func workerCommand(file string) ([]string, error) {
 	info, err := os.Stat(path)
 	switch {
 	case err != nil:
-		return nil, fmt.Errorf("%w; give the file of a worker, or a mesh by --config", err)
+		return nil, fmt.Errorf("%w; give the file of a worker", err)
 	case info.IsDir():
 		return nil, fmt.Errorf("%s is a folder; give the file of a worker", file)
 	case filepath.Ext(path) == ".py":
