@@ -447,7 +447,7 @@ func newModelsSettings() *cobra.Command {
 	settings.Flags().StringVar(&file, "file", "", "the file that replaces the settings")
 	return askAdmin(settings, func(cmd *cobra.Command, client clients, args []string) error {
 		if file != "" {
-			var in struct {
+			var in *struct {
 				models.StageConfig
 				Capacity       int64 `yaml:"capacity,size"`
 				DeviceCapacity int64 `yaml:"device_capacity,size"`
@@ -455,6 +455,9 @@ func newModelsSettings() *cobra.Command {
 			}
 			if _, err := config.Load(file, &in); err != nil {
 				return err
+			}
+			if in == nil {
+				return fmt.Errorf("%s: is empty; write {} to remove the settings", file)
 			}
 			wanted, err := in.Settings("")
 			if err := errors.Join(err, config.NotNegative("capacity", in.Capacity), config.NotNegative("device_capacity", in.DeviceCapacity), config.NotNegative("load_slots", in.LoadSlots)); err != nil {

@@ -38,6 +38,9 @@ func TestModelsAreRegisteredFromFiles(t *testing.T) {
 	c.shows(c.run("models", "settings", "echo", "--file", c.file("settings.yaml", "types: {gpu: {required: [gpu], preferred: [big=yes]}}\n")), labels)
 	c.fails("workers", "models", "settings", "echo", "--file", c.file("wrong.yaml", "workers: 2\ntypes: {}\n"))
 	c.fails("wrong.yaml: types.gpu", "models", "settings", "echo", "--file", c.file("wrong.yaml", "types: {gpu: {required: ['']}}\n"))
+	for _, nothing := range []string{"", "# nothing\n", "null\n"} {
+		c.fails("wrong.yaml: is empty; write {}", "models", "settings", "echo", "--file", c.file("wrong.yaml", nothing))
+	}
 	c.shows(c.run("models", "settings", "echo"), labels)
 	c.fails("wrong.yaml: scale.busy", "models", "settings", "echo", "--file", c.file("wrong.yaml", "scale: {busy: 2}\n"))
 	c.fails("wrong.yaml: scale.queue_time", "models", "settings", "echo", "--file", c.file("wrong.yaml", "scale: {queue_time: -1s}\n"))
