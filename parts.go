@@ -239,7 +239,7 @@ func newID() string { return uuid.Must(uuid.NewV7()).String() }
 
 // FileSettings are the settings of a mesh that its file does not have.
 type FileSettings struct {
-	// Stages are those of the file's that this process runs; nil means all.
+	// Stages names the stages of the file that this process runs; nil means all.
 	Stages []string
 	// NoGateway is true for a process that only serves stages.
 	NoGateway bool

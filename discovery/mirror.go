@@ -188,7 +188,7 @@ func (m *Mirror) Reset() {
 	m.notify()
 }
 
-// Keys are those of entries that have changed; with Reset all may have.
+// Keys names the entries that have changed; with Reset all may have.
 type Keys struct {
 	Reset bool
 	Keys  []Key

@@ -68,7 +68,7 @@ type ReadyConfig struct {
 
 // ReadyQuery has one sample as its result.
 type ReadyQuery struct {
-	// URL is that of the Prometheus server.
+	// URL is the Prometheus server's.
 	URL   string `yaml:"url"`
 	Query string `yaml:"query"`
 }

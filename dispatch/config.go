@@ -21,7 +21,7 @@ type Config struct {
 
 	Pools  map[string]PoolConfig  `yaml:"pools"`
 	Queues map[string]QueueConfig `yaml:"queues"`
-	// Batches are those of the OpenAI API.
+	// Batches configures the batches of the OpenAI API.
 	Batches store.BatchSettings `yaml:"batches"`
 	// Tenants are those with a weight, queues or totals of their own.
 	Tenants map[string]TenantConfig `yaml:"tenants"`
@@ -67,7 +67,7 @@ type QueueConfig struct {
 	Weight float64 `yaml:"weight"`
 	// Attempts is how often a job may fail; 0 means DefaultAttempts.
 	Attempts int `yaml:"attempts"`
-	// Class is that of the jobs among the requests of this mesh: low, the default, normal or high.
+	// Class is the priority class of the jobs in this mesh: low, the default, normal or high.
 	Class string `yaml:"class"`
 }
 

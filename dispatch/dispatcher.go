@@ -81,7 +81,7 @@ type Settings struct {
 	Meter        metric.Meter
 }
 
-// DefaultDrainTimeout is that of Settings.
+// DefaultDrainTimeout is the default of Settings.DrainTimeout.
 const DefaultDrainTimeout = 30 * time.Second
 
 // Dispatcher owns pools, or stands by until it can.

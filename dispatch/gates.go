@@ -48,7 +48,7 @@ func roomOf(v float64, of string) (d float64, err error) {
 
 // PrometheusGate asks a Prometheus server.
 type PrometheusGate struct {
-	// URL is that of the server, Query has one sample as its result.
+	// URL is the server's, Query has one sample as its result.
 	URL   string `yaml:"url"`
 	Query string `yaml:"query"`
 	// TimeQuery returns when that was true, as min(timestamp(x)). Else it is ScrapeInterval old.
@@ -58,7 +58,7 @@ type PrometheusGate struct {
 	Of string `yaml:"of"`
 }
 
-// DefaultScrapeInterval is that of PrometheusGate.
+// DefaultScrapeInterval is the default of PrometheusGate.ScrapeInterval.
 const DefaultScrapeInterval = 15 * time.Second
 
 func (c *PrometheusGate) build(p *poolGate, source string) (gate, error) {
@@ -422,7 +422,7 @@ type MeshGate struct {
 	MaxWait time.Duration `yaml:"max_wait"`
 }
 
-// DefaultGateMaxWait is that of MeshGate.
+// DefaultGateMaxWait is the default of MeshGate.MaxWait.
 const DefaultGateMaxWait = 5 * time.Second
 
 // StageLoad is what a stage has to do.

@@ -21,7 +21,7 @@ import (
 // RatesConfig is what work costs, in a currency that the mesh does not interpret.
 type RatesConfig struct {
 	Currency string `yaml:"currency"`
-	// Stages are those of the mesh, Pools those with an HTTP target.
+	// Stages has the stages of the mesh, Pools the pools with an HTTP target.
 	Stages map[string]StageRate `yaml:"stages"`
 	Pools  map[string]TokenRate `yaml:"pools"`
 }

@@ -69,7 +69,7 @@ type Settings struct {
 	// Jobs are the queues of jobs. New sets what has to do with requests.
 	Jobs jobs.Settings
 	Bus  bus.Settings
-	// Pipelines are those of the gateway's file. With a registry, the gateway writes
+	// Pipelines come from the gateway's file. With a registry, the gateway writes
 	// them to the registry and serves the registry's pipelines. New sets Call.Pipelines.
 	Pipelines []pipeline.Pipeline
 	// Models and Aliases are those of the gateway's file. It writes those to the registry that

@@ -137,7 +137,7 @@ type Settings struct {
 	Tracer *tracing.Tracer
 }
 
-// ModelSettings are those of a stage that loads models on demand. 0 means what the runner says.
+// ModelSettings configure a stage that loads models on demand. 0 means what the runner says.
 type ModelSettings struct {
 	models.StageConfig
 	// Capacity is the memory of a host for models, DeviceCapacity that of its devices. 0 of

@@ -16,7 +16,7 @@ import (
 
 // Route is where requests go, and is known to all parts of a baseline.
 type Route struct {
-	// Name is that of the route's subjects and streams, which no other uses.
+	// Name is in the names of the route's subjects and streams, and of no other route's.
 	Name string `json:"name"`
 	// Stages are in the order of the hops; one may be there several times. Without any, the
 	// front is a bare handler.

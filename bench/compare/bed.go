@@ -30,7 +30,7 @@ type BedSettings struct {
 	Baseline string
 	// Handler has a baseline without hops: a handler that returns its input.
 	Handler bool
-	// Durability is that of the baseline; empty means the pipeline's own.
+	// Durability is the baseline's; empty means the pipeline's own.
 	Durability pipeline.Durability
 	// Peer is the command of another server, which runs in the baseline's place; empty
 	// means none. It prints its address and ends as a process of the mesh does.

@@ -45,7 +45,7 @@ type Report struct {
 	Peer string `json:"peer,omitempty"`
 	// Comparisons are one per load, of all pairs.
 	Comparisons []Comparison `json:"comparisons,omitempty"`
-	// Values are those of a measurement that has no runs, by name.
+	// Values has the values of a measurement without runs, by name.
 	Values map[string][]float64 `json:"values,omitempty"`
 }
 

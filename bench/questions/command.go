@@ -2,7 +2,7 @@
 // `bench models` and `bench jobs`: each of their measurements is a question, and has named values,
 // as many as it was repeated.
 //
-// Models are those of the runner echo_models, so the time of a load is known, and all other
+// The models are of the runner echo_models, so the time of a load is known, and all other
 // time is the mesh's.
 package questions
 
@@ -53,7 +53,7 @@ type Goal struct {
 	What               string
 }
 
-// ModelGoals are those of bench models.
+// ModelGoals are the goals of bench models.
 func ModelGoals() []Goal {
 	return []Goal{
 		{"registered", "register", false, 20, "seconds to register 20,000 models from one file"},

@@ -35,7 +35,7 @@ var ofJobs = map[string]func(*measurement, context.Context) error{
 	"bulk": (*measurement).bulk, "beside": (*measurement).beside, "opened": (*measurement).opened, "batch": (*measurement).batch,
 }
 
-// JobGoals are those of bench jobs.
+// JobGoals are the goals of bench jobs.
 func JobGoals() []Goal {
 	return []Goal{
 		{"submit", "submit", true, 1, "submitted jobs of 1 KiB per second over answers of one stage, 64 in flight"},

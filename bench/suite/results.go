@@ -49,7 +49,7 @@ type Answer struct {
 	// Line is the command line.
 	Line  string   `json:"line"`
 	Loads []Series `json:"loads"`
-	// Values are those of a measurement without loads, by name.
+	// Values has the values of a measurement without loads, by name.
 	Values map[string][]float64 `json:"values,omitempty"`
 }
 

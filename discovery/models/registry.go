@@ -73,7 +73,7 @@ import (
 
 // Settings configure a registry.
 type Settings struct {
-	// Table is that of the mesh's broker; without one there are no models.
+	// Table is kept on the mesh's broker; without one there are no models.
 	Table discovery.Table
 	// Models and Aliases are written once the table is known, those that are missing.
 	Models  []model.Model

@@ -18,7 +18,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-// Pipelines are those of the mesh. Errors are *fault.Fault.
+// Pipelines reads and changes the pipelines of the mesh. Errors are *fault.Fault.
 type Pipelines interface {
 	// Ready returns nil when pipelines are served, and the cause otherwise.
 	Ready() error

@@ -177,7 +177,7 @@ func (l *labels) of(o requestLabel) *requestOptions {
 type Statistics struct {
 	Name string
 	Last time.Time
-	// Rows are those of the first step. Batches are of the last step; of one that the items of
+	// Rows counts the rows of the first step. Batches are of the last step; of one that the items of
 	// several names or gateways share, each item counts its part.
 	Rows          uint64
 	Batches       float64

@@ -72,7 +72,7 @@ type ListOptions struct {
 	// After is the last ID of the page before.
 	After string
 	Limit int
-	// Purpose is that of files; empty is any.
+	// Purpose selects files; empty is any.
 	Purpose string
 	// Ascending is true for the oldest first.
 	Ascending bool

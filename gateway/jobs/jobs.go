@@ -46,12 +46,12 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/webhook"
 )
 
-// Settings are those of a gateway's jobs.
+// Settings configure a gateway's jobs.
 type Settings struct {
 	store.Settings
 
 	Queues map[pipeline.QueueName]Queue
-	// Batches are those of the OpenAI API.
+	// Batches configures the batches of the OpenAI API.
 	Batches store.BatchSettings
 	// Tenants are those that may submit to some queues only.
 	Tenants map[string][]pipeline.QueueName

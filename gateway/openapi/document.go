@@ -75,7 +75,7 @@ type Pipeline struct {
 	// Timeout is the longest time that a request may take: the gateway's if the
 	// pipeline has none.
 	Timeout time.Duration
-	// Specs are those of its stages that are known, by stage.
+	// Specs has the specs of its stages, where they are known, by stage.
 	Specs map[string]*stagev1.Spec
 }
 

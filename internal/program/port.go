@@ -71,7 +71,7 @@ type Settings struct {
 	Key string
 	// Insecure allows other machines to call the port, AnyHost this one by any host name.
 	Insecure, AnyHost bool
-	// Version is that of the program.
+	// Version is the program's.
 	Version string
 	// Tracing says where the program's spans go.
 	Tracing tracing.Config

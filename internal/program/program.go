@@ -22,7 +22,7 @@ import (
 	"github.com/stagemesh/stagemesh/internal/cpuset"
 )
 
-// Flags are those of a program's log and process.
+// Flags configure a program's log and process.
 type Flags struct {
 	// Level is debug, info, warn or error.
 	Level string

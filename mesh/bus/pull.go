@@ -30,7 +30,7 @@ type PullSettings struct {
 	OneIdlePull bool
 	// Local bounds the items that are handed over in memory, beside the bound.
 	Local LocalPlaces
-	// AckWait is that of the queues; pull requests expire within half of it.
+	// AckWait is the ack wait of the queues; pull requests expire within half of it.
 	AckWait time.Duration
 	// Malformed is called for messages that are no deliveries. It must not block.
 	Malformed func(error)

@@ -142,7 +142,7 @@ type Claim struct {
 	Pipeline pipeline.Name
 	// RequestID is the request that has the key, or had it last.
 	RequestID pipeline.RequestID
-	// Digest is that of the request's payload and options.
+	// Digest is computed over the request's payload and options.
 	Digest Digest
 	// AdmittedAt and Deadline of the request are on its gateway's clock. A released
 	// claim has none, so that its record is smaller than the one it replaces, and fits

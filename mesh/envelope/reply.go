@@ -23,7 +23,7 @@ type Reply struct {
 	ExecutionID pipeline.ExecutionID
 	// Seq counts the messages of the reply from 1.
 	Seq uint64
-	// Attempt is that of the step that replies, as in StepTiming.
+	// Attempt is the attempt of the step that replies, as in StepTiming.
 	Attempt uint32
 	// Chunk means that more follows; a Fault ends the reply all the same.
 	Chunk bool

@@ -34,7 +34,7 @@ type Pipeline struct {
 	Steps []Step
 	// Timeout is the longest that a request may take; 0 means the mesh's.
 	Timeout time.Duration
-	// Durability is that of requests without one.
+	// Durability applies to requests that name none.
 	Durability Durability
 	// Keep are names of inputs and outputs that are kept for later steps.
 	Keep []string
@@ -283,7 +283,7 @@ func HostQueue(stage StageName, host HostID) StageName { return stage + "@" + St
 
 // Options are a request's options for all steps, and for single ones.
 type Options struct {
-	// Parameters are those of every step.
+	// Parameters apply to every step.
 	Parameters payload.Parameters
 	Steps      map[StepName]StepOptions
 }

@@ -86,7 +86,7 @@ type Model struct {
 	LastUse time.Time
 	// LoadTime is t_load of the type.
 	LoadTime time.Duration
-	// Usage is that of the replica on the host that decides; only ScaleUp and ScaleDown read it.
+	// Usage tells how much the deciding host uses its replica; only ScaleUp and ScaleDown read it.
 	Usage *Usage
 	// ScaleUp prefers idle hosts. KeepOthers refuses hosts that are full or would evict.
 	ScaleUp, KeepOthers bool

@@ -27,7 +27,7 @@ type StoredRecord struct {
 	Seq    uint64
 	ID     pipeline.JobID
 	Tenant string
-	// Size is that of the record, in bytes.
+	// Size is the size of the record, in bytes.
 	Size int64
 	*meshv1.JobRecord
 }

@@ -318,7 +318,7 @@ const (
 	webhookQueueMaxBytes = 256 << 20
 )
 
-// WebhookQueueSettings are those of the built-in queue.
+// WebhookQueueSettings configure the built-in queue.
 func WebhookQueueSettings() JobQueueSettings {
 	return JobQueueSettings{TTL: webhookTTL, MaxBytes: webhookQueueMaxBytes}
 }

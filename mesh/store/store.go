@@ -81,7 +81,7 @@ const (
 	DefaultRunRetention        = 24 * time.Hour
 	DefaultDeadLetterRetention = 14 * 24 * time.Hour
 
-	// DefaultMaxBytes is that of results, keys and dead letters.
+	// DefaultMaxBytes is the default bound of results, of keys and of dead letters.
 	DefaultMaxBytes    = 256 << 20
 	DefaultRunMaxBytes = 16 << 20
 )

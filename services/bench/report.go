@@ -120,7 +120,7 @@ type Run struct {
 	ThroughputPerS float64  `json:"throughput_per_s"`
 	Goodput        *Goodput `json:"goodput,omitempty"`
 
-	// Latency is that of answers; Curve is the same in more detail.
+	// Latency covers the answers; Curve is the same in more detail.
 	Latency Distribution `json:"latency"`
 	Curve   []Point      `json:"curve"`
 	// Total is the gateway's own measurement of the latency.

@@ -186,7 +186,7 @@ type Part struct {
 	answers int64
 }
 
-// Mean is that of all answers, including those without the part, in milliseconds.
+// Mean covers all answers, also those without the part, in milliseconds.
 func (p Part) Mean() float64 {
 	if p.answers == 0 {
 		return 0

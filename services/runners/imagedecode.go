@@ -85,7 +85,7 @@ const (
 	Pixels = "pixels"
 )
 
-// ImageDecodeSettings are those of a stage that decodes, resizes and normalises images.
+// ImageDecodeSettings configure a stage that decodes, resizes and normalises images.
 type ImageDecodeSettings struct {
 	// Width and Height of the tensor, in pixels.
 	Width  int `yaml:"width"`

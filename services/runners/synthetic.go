@@ -20,7 +20,7 @@ import (
 // kind, and stop when their batch is cancelled. Concurrency is the number of batches that
 // run at once; 0 means 1.
 
-// EchoSettings are those of a stage that returns its inputs at once.
+// EchoSettings configure a stage that returns its inputs at once.
 type EchoSettings struct {
 	Concurrency int `yaml:"concurrency"`
 }
@@ -70,7 +70,7 @@ func echo(batch runner.Batch, sink runner.Sink) error {
 	return nil
 }
 
-// SleepSettings are those of a stage that waits once for a batch, as an accelerator does
+// SleepSettings configure a stage that waits once for a batch, as an accelerator does
 // whose start has a cost: a batch of n items takes Base + n*PerItem.
 type SleepSettings struct {
 	Base        time.Duration `yaml:"base"`
@@ -94,7 +94,7 @@ func (s SleepSettings) run(ctx context.Context, batch runner.Batch, sink runner.
 	return echo(batch, sink)
 }
 
-// BurnSettings are those of a stage that keeps a processor busy with each item until the
+// BurnSettings configure a stage that keeps a processor busy with each item until the
 // duration has passed and the iterations are done.
 type BurnSettings struct {
 	Duration time.Duration `yaml:"duration"`
@@ -147,7 +147,7 @@ func (b *burner) answer(ctx context.Context, item runner.Item) ([]payload.Part, 
 	return item.Inputs, nil
 }
 
-// StreamSettings are those of a stage that returns its inputs as every chunk, and in the
+// StreamSettings configure a stage that returns its inputs as every chunk, and in the
 // end.
 type StreamSettings struct {
 	// Chunks is the number of chunks of an answer; 0 means 1.

@@ -17,7 +17,7 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
 )
 
-// TopKSettings are those of a stage that names the best of a classifier's scores.
+// TopKSettings configure a stage that names the best of a classifier's scores.
 type TopKSettings struct {
 	// K is the number of labels a row gets, at most all of them; 0 means 3.
 	K int `yaml:"k"`

@@ -15,7 +15,7 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner/worker"
 )
 
-// WorkerSettings are those of a stage of worker processes, stagehost/runner/worker, whose
+// WorkerSettings configure a stage of worker processes, stagehost/runner/worker, whose
 // defaults 0 means. A worker in Python finds the SDK of this program at the end of
 // PYTHONPATH: after one that lies beside the worker, before one that is installed.
 type WorkerSettings struct {

@@ -17,7 +17,7 @@ const (
 
 // Settings are the memory of a host and the limits of its loads.
 type Settings struct {
-	// DefaultSize is that of a model of unknown size.
+	// DefaultSize is assumed of a model of unknown size.
 	Capacity, DefaultSize model.Size
 	LoadSlots             int
 	// LoadTimeout bounds a load and an unload.

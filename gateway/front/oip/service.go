@@ -51,7 +51,7 @@ type Models interface {
 	// Statistics returns those of a model's requests, under the name given; of "" those of all with
 	// requests.
 	Statistics(ctx context.Context, name string) ([]call.Statistics, error)
-	// Version is that of the server.
+	// Version is the server's.
 	Version() string
 }
 

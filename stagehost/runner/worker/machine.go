@@ -77,7 +77,7 @@ const (
 // that can no longer be trusted is killed at once (Fail, and the limits). One that reports
 // itself that it failed or leaves has the time of one that was stopped.
 //
-// Events are those of the current incarnation: the worker's loop drops earlier ones. Batches
+// Events concern the current incarnation: the worker's loop drops earlier ones. Batches
 // are too frequent to be events: Work reports them when the machine has to know.
 //
 // The machine is pure: no process, goroutine, lock or clock. Time is an argument, and must

@@ -37,7 +37,7 @@ type Server struct {
 	StartsSlowly int
 	// HidesSizes has loads not return sizes.
 	HidesSizes bool
-	// TLS is that of its socket; none where it is nil.
+	// TLS secures its socket; nil is plaintext.
 	TLS *tls.Config
 	// Options are further options of its gRPC server, such as an interceptor.
 	Options []grpc.ServerOption

@@ -230,7 +230,7 @@ type Item struct {
 	// Rows is the item's extent on axis 0; 0 means 1.
 	Rows       int        `json:"rows,omitempty"`
 	Parameters Parameters `json:"parameters,omitempty"`
-	// InputParameters are those of single inputs, by the input's name.
+	// InputParameters has the parameters of single inputs, by the input's name.
 	InputParameters map[string]Parameters `json:"input_parameters,omitempty"`
 	Metadata        map[string]string     `json:"metadata,omitempty"`
 	// Timeout is how long somebody waits for the item, in milliseconds; 0 is for ever,
