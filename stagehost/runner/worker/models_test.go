@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/model"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/runnertest"
@@ -238,10 +239,10 @@ func TestLoadThatIgnoresItsCancelReplacesTheWorker(t *testing.T) {
 	if e := b.await(worker.Error); !errors.Is(e.Cause, worker.ErrLoadLimit) {
 		t.Errorf("the worker was replaced because of %v", e.Cause)
 	}
-	b.await(worker.Ready)
-	if generation, _ := b.Models(); generation != 2 {
-		t.Errorf("the generation is %d", generation)
-	}
+	testbed.Eventually(t, "the second worker is ready", func() bool {
+		generation, _ := b.Models()
+		return generation == 2
+	})
 }
 
 func TestUnloadThatDoesNotEndReplacesTheWorker(t *testing.T) {
