@@ -31,11 +31,11 @@ func TestDiskFillsAndEmptiesUnderLoad(t *testing.T) {
 	if *soak {
 		took = 5 * time.Minute
 	}
-	// Stored results would fill the disk too.
+	// Stored results would fill the disk too. There are no keys, and the results of ten seconds fit.
 	settings := gateway.Settings{}
 	settings.Limits.MaxTimeout = 8 * time.Second
-	results := store.Settings{Retention: 10 * time.Second, MaxBytes: 16 << 20}
-	m, err := stagemesh.New(stagemesh.Settings{Mesh: "m", NATS: stagemesh.NATS{StoreDir: folder}, Gateway: settings, Results: results, Idempotency: results, Logger: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))})
+	results, keys := store.Settings{Retention: 10 * time.Second, MaxBytes: 30 << 20}, store.Settings{Retention: 10 * time.Second, MaxBytes: 2 << 20}
+	m, err := stagemesh.New(stagemesh.Settings{Mesh: "m", NATS: stagemesh.NATS{StoreDir: folder}, Gateway: settings, Results: results, Idempotency: keys, Logger: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))})
 	if err != nil {
 		t.Fatal(err)
 	}
