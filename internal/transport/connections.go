@@ -77,9 +77,12 @@ type countedConn struct {
 	place          *list.Element
 	tenant         string
 	admitted, gone bool
-	// idle runs out when the connection has been idle for its time; nil where net/http does not serve.
-	idle                    *time.Timer
-	isIdle, isLast, isHTTP2 atomic.Bool
+	// idle looks whether the connection has been idle for its time; nil where net/http does not serve.
+	idle  *time.Timer
+	begin time.Time
+	// idleSince is the time since begin at which the connection fell idle; 0 while it is not.
+	idleSince       atomic.Int64
+	isLast, isHTTP2 atomic.Bool
 	// hasBegun is true once the header of a request was read; on net/http the preface of HTTP/2 is enough.
 	hasBegun atomic.Bool
 	hasRead  bool
@@ -209,6 +212,7 @@ type connKey struct{}
 func ConnContext(ctx context.Context, conn net.Conn) context.Context {
 	c := countedOf(conn)
 	if c != nil {
+		c.begin = time.Now()
 		c.idle = time.AfterFunc(IdleTimeout, func() { c.endIdle(conn) })
 	}
 	return context.WithValue(ctx, connKey{}, c)
@@ -222,16 +226,12 @@ func EndIdle(conn net.Conn, state http.ConnState) {
 	if c == nil {
 		return
 	}
-	c.isIdle.Store(state == http.StateIdle)
 	c.hasBegun.Store(state != http.StateNew)
-	switch {
-	case state != http.StateIdle:
-		c.idle.Stop()
-	case c.isLast.Load():
-		c.idle.Reset(leaveTimeout)
-	default:
-		c.idle.Reset(IdleTimeout)
+	idleSince := int64(0)
+	if state == http.StateIdle {
+		idleSince = max(1, int64(time.Since(c.begin)))
 	}
+	c.idleSince.Store(idleSince) // a timer that each request stops and resets would cost more
 }
 
 // EndSilent is for a port that stops, until it has: connections without a request get a moment to
@@ -253,11 +253,26 @@ func (c *Connections) endSilent() {
 // goAway is the frame of HTTP/2 that asks a client for no more streams, but takes those on their way.
 const goAway = "\x00\x00\x08\x07\x00\x00\x00\x00\x00" + "\x7f\xff\xff\xff" + "\x00\x00\x00\x00"
 
-// endIdle ends a connection that is idle. A client of HTTP/2 is asked to leave first: while no stream
-// is open, its server writes whole frames, so that this one comes between two of them.
+// endIdle ends a connection that has been idle for its time; of any other it looks again. A client of
+// HTTP/2 is asked to leave first: while no stream is open, its server writes whole frames, so that this
+// one comes between two of them.
 func (c *countedConn) endIdle(conn net.Conn) {
-	if !c.isIdle.Load() {
-		return // a request came meanwhile
+	c.connections.mu.Lock()
+	gone := c.gone
+	c.connections.mu.Unlock()
+	if gone {
+		return
+	}
+	left := IdleTimeout
+	if c.isLast.Load() {
+		left = leaveTimeout
+	}
+	if since := c.idleSince.Load(); since > 0 {
+		left -= time.Since(c.begin) - time.Duration(since)
+	}
+	if left > 0 {
+		c.idle.Reset(left)
+		return
 	}
 	secure, _ := conn.(*tls.Conn)
 	isHTTP2 := c.isHTTP2.Load() || secure != nil && secure.ConnectionState().NegotiatedProtocol == "h2"
