@@ -268,6 +268,11 @@ var ErrAlone = errors.New("no other process can join this mesh to serve the othe
 // FromFile returns the mesh that a file describes. More stages and pipelines
 // may be added to it.
 func FromFile(f *meshfile.File, s FileSettings) (*Mesh, error) {
+	if s.NoBroker {
+		if err := f.ValidateWithoutBroker(); err != nil {
+			return nil, err
+		}
+	}
 	front, err := f.GatewaySettings()
 	if err != nil && !s.NoGateway {
 		return nil, err
@@ -286,9 +291,6 @@ func FromFile(f *meshfile.File, s FileSettings) (*Mesh, error) {
 		return nil, err
 	}
 	if s.NoBroker {
-		if err := f.ValidateWithoutBroker(); err != nil {
-			return nil, err
-		}
 		m.loopback = &bus.Loopback{}
 	}
 	if s.Stages == nil {

@@ -54,11 +54,9 @@ func runServe(ctx context.Context, flags upFlags, path string, out, errOut io.Wr
 	var file *meshfile.File
 	ready := func(m *stagemesh.Mesh, ops net.Addr) error { return printMesh(out, file, m, ops) }
 	if isMeshFile(path) {
-		if file, err = flags.exposure.Load(path, runners.All()...); err == nil {
-			err = file.ValidateWithoutBroker()
-		}
-		if err == nil && len(file.Pipelines) == 0 {
-			stage := file.StageNames()[0] // the only one
+		file, err = flags.exposure.Load(path, runners.All()...)
+		if err == nil && len(file.Pipelines) == 0 && len(file.Stages) == 1 { // others are refused
+			stage := file.StageNames()[0]
 			file.Pipelines = map[string]meshfile.Pipeline{stage: {Steps: []meshfile.Step{{Name: stage, Stage: stage}}}}
 		}
 	} else {
