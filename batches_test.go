@@ -193,15 +193,15 @@ func (b *batchBed) lines(file string) map[string]resultDocument {
 	return out
 }
 
-// request returns a line of an input file.
-func request(id, body string) string {
+// lineOf returns a line of an input file.
+func lineOf(id, body string) string {
 	return fmt.Sprintf(`{"custom_id": %q, "method": "POST", "url": %q, "body": %s}`+"\n", id, completions, body)
 }
 
 func TestBatchRunsThroughAPipeline(t *testing.T) {
 	t.Parallel()
 	b := startBatches(t, "{pipelines: [p]}")
-	id := b.create("24h", request("a", `{"model": "p", "n": 1}`)+"\n"+request("b", `{"model": "none"}`)+request("c", `{"model": "p"}`))
+	id := b.create("24h", lineOf("a", `{"model": "p", "n": 1}`)+"\n"+lineOf("b", `{"model": "none"}`)+lineOf("c", `{"model": "p"}`))
 	batch := b.await(id, "completed")
 	if batch.Counts.Total != 3 || batch.Counts.Completed != 2 || batch.Counts.Failed != 1 || batch.CompletedAt == 0 || batch.Metadata["k"] != "v" {
 		t.Errorf("%+v", batch)
@@ -227,7 +227,7 @@ func TestBatchOfAnHTTPTarget(t *testing.T) {
 	}))
 	t.Cleanup(model.Close)
 	b := startBatches(t, `{http: {url: "`+model.URL+`"}}`)
-	batch := b.await(b.create("24h", request("a", `{"model": "x"}`)+request("b", `{"model": "bad"}`)), "completed")
+	batch := b.await(b.create("24h", lineOf("a", `{"model": "x"}`)+lineOf("b", `{"model": "bad"}`)), "completed")
 	want := map[string]any{"path": completions, "type": "application/json", "body": map[string]any{"model": "x"}}
 	if done := b.lines(batch.OutputFile); len(done) != 1 || !reflect.DeepEqual(done["a"].Response.Body, want) {
 		t.Errorf("%+v", done)
@@ -254,7 +254,7 @@ func TestDeepAnswerIsAStringInTheOutput(t *testing.T) {
 func TestBadInputFileFailsItsBatch(t *testing.T) {
 	t.Parallel()
 	b := startBatches(t, "{pipelines: [p]}")
-	good := request("a", `{"model": "p"}`)
+	good := lineOf("a", `{"model": "p"}`)
 	for name, c := range map[string]struct {
 		content string
 		want    []batchErrorDocument
@@ -262,14 +262,14 @@ func TestBadInputFileFailsItsBatch(t *testing.T) {
 		"empty":         {"\n \n", []batchErrorDocument{{Code: "empty_file"}}},
 		"bad JSON":      {good + "{\n\n{]", []batchErrorDocument{{"invalid_json_line", "", 2}, {"invalid_json_line", "", 4}}},
 		"twice":         {good + good, []batchErrorDocument{{"duplicate_custom_id", "custom_id", 2}}},
-		"no ID":         {request("", `{"model": "p"}`), []batchErrorDocument{{"missing_required_parameter", "custom_id", 1}}},
+		"no ID":         {lineOf("", `{"model": "p"}`), []batchErrorDocument{{"missing_required_parameter", "custom_id", 1}}},
 		"double member": {`{"custom_id": "b", "custom_id": "c"}`, []batchErrorDocument{{"invalid_json_line", "", 1}}},
-		"other types":   {`{"custom_id": 1}` + "\n" + request("b", `{"model": 1}`), []batchErrorDocument{{"invalid_type", "custom_id", 1}, {"invalid_type", "body.model", 2}}},
+		"other types":   {`{"custom_id": 1}` + "\n" + lineOf("b", `{"model": 1}`), []batchErrorDocument{{"invalid_type", "custom_id", 1}, {"invalid_type", "body.model", 2}}},
 		"method":        {strings.Replace(good, "POST", "GET", 1), []batchErrorDocument{{"invalid_method", "method", 1}}},
 		"url":           {strings.Replace(good, "chat/", "", 1), []batchErrorDocument{{"invalid_url", "url", 1}}},
-		"no model":      {request("a", `{}`), []batchErrorDocument{{"missing_required_parameter", "body.model", 1}}},
+		"no model":      {lineOf("a", `{}`), []batchErrorDocument{{"missing_required_parameter", "body.model", 1}}},
 		"no body":       {`{"custom_id": "a", "method": "POST", "url": "` + completions + `"}`, []batchErrorDocument{{"missing_required_parameter", "body.model", 1}}},
-		"stream":        {request("a", `{"model": "p", "stream": true}`), []batchErrorDocument{{"invalid_request", "body.stream", 1}}},
+		"stream":        {lineOf("a", `{"model": "p", "stream": true}`), []batchErrorDocument{{"invalid_request", "body.stream", 1}}},
 		"too many":      {lines(50_001), []batchErrorDocument{{"too_many_requests", "", 50_001}}},
 		"too long":      {good + strings.Repeat("x", 9<<20), []batchErrorDocument{{"line_too_long", "", 2}}},
 	} {
@@ -287,7 +287,7 @@ func TestBadInputFileFailsItsBatch(t *testing.T) {
 func lines(n int) string {
 	var out strings.Builder
 	for i := range n {
-		out.WriteString(request(fmt.Sprint(i), `{"model": "p"}`))
+		out.WriteString(lineOf(fmt.Sprint(i), `{"model": "p"}`))
 	}
 	return out.String()
 }

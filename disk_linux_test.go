@@ -17,7 +17,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/stagemesh/stagemesh"
-	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -86,8 +86,8 @@ jobs:
 	return b, true
 }
 
-func (b *diskBed) infer(ctx context.Context, d pipeline.Durability) (*call.Response, error) {
-	return b.Infer(ctx, &call.Request{Pipeline: "p", Durability: d, Inputs: []payload.Part{payload.OfBlob("", "text/plain", []byte("x"))}})
+func (b *diskBed) infer(ctx context.Context, d pipeline.Durability) (*request.Response, error) {
+	return b.Infer(ctx, &request.Request{Pipeline: "p", Durability: d, Inputs: []payload.Part{payload.OfBlob("", "text/plain", []byte("x"))}})
 }
 
 // serves waits until more requests in memory are served.
@@ -125,7 +125,7 @@ func (b *diskBed) send(method, url, contentType, body string) (status int, answe
 func (b *diskBed) stored() (out []string) {
 	b.t.Helper()
 	began := time.Now()
-	for name, r := range map[string]*call.Request{"durable": {Durability: pipeline.File}, "keyed": {IdempotencyKey: uuid.NewString()}} {
+	for name, r := range map[string]*request.Request{"durable": {Durability: pipeline.File}, "keyed": {IdempotencyKey: uuid.NewString()}} {
 		r.Pipeline, r.Inputs = "p", []payload.Part{payload.OfBlob("", "text/plain", []byte("x"))}
 		if _, err := b.Infer(b.t.Context(), r); err == nil {
 			out = append(out, name)
@@ -264,7 +264,7 @@ func TestCallersWhoWaitHearOfAFullDisk(t *testing.T) {
 	}
 	failed := make(chan error, 1)
 	go func() {
-		_, err := b.Infer(t.Context(), &call.Request{Pipeline: "slow", Inputs: []payload.Part{payload.OfBlob("", "text/plain", []byte("x"))}})
+		_, err := b.Infer(t.Context(), &request.Request{Pipeline: "slow", Inputs: []payload.Part{payload.OfBlob("", "text/plain", []byte("x"))}})
 		failed <- err
 	}()
 	testbed.Eventually(t, "the request is queued", func() bool {

@@ -10,8 +10,8 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/stagemesh/stagemesh"
-	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/internal/meshfile"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -21,8 +21,8 @@ import (
 )
 
 // durable returns a request for all stages that waits on file.
-func durable(text string) *call.Request {
-	return &call.Request{
+func durable(text string) *request.Request {
+	return &request.Request{
 		Pipeline: "all", Durability: pipeline.File,
 		Inputs: []payload.Part{payload.OfBlob("", "text/plain", []byte(text))},
 	}
@@ -113,7 +113,7 @@ func TestRequestIsCancelledByItsID(t *testing.T) {
 	t.Parallel()
 	m := start(t, newMesh(t, stagemesh.Settings{}, stagemesh.Stage{Name: "a", Runner: until()}))
 	id := ""
-	_, err := m.Stream(t.Context(), durable("to"), func(c call.Chunk) error {
+	_, err := m.Stream(t.Context(), durable("to"), func(c request.Chunk) error {
 		id = c.RequestID
 		return m.Cancel(t.Context(), id)
 	})
@@ -175,7 +175,7 @@ func TestLostFileQueueRefusesDurableRequestsOnly(t *testing.T) {
 	if f := refused(); f.Stage != "a" || !strings.Contains(f.Message, "overlap") || f.RetryAfter <= 0 {
 		t.Errorf("the refusal is %v, retry after %s", f, f.RetryAfter)
 	}
-	if _, err := m.Infer(t.Context(), &call.Request{Pipeline: "all", Inputs: durable("to").Inputs}); err != nil {
+	if _, err := m.Infer(t.Context(), &request.Request{Pipeline: "all", Inputs: durable("to").Inputs}); err != nil {
 		t.Errorf("a request in memory: %v", err)
 	}
 	if err := js.DeleteStream(t.Context(), "other"); err != nil {

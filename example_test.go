@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh"
-	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
@@ -85,7 +85,7 @@ func ExampleMesh_Stream() {
 	_, err = mesh.Stream(ctx, &stagemesh.Request{
 		Pipeline: "stage:words",
 		Inputs:   []payload.Part{payload.OfBlob("", "text/plain", []byte("one after another"))},
-	}, func(c call.Chunk) error {
+	}, func(c request.Chunk) error {
 		fmt.Println(string(c.Outputs[0].Blob.Data))
 		return nil
 	})

@@ -8,8 +8,8 @@ import (
 	"testing"
 
 	"github.com/stagemesh/stagemesh"
-	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/internal/meshfile"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -63,7 +63,7 @@ pipelines:
 	expect(t, m, "q", "to", "to me")
 	hosts := map[string]bool{}
 	testbed.Eventually(t, "both hosts have answered", func() bool {
-		answer, err := m.Infer(t.Context(), &call.Request{Pipeline: "stage:echo", Inputs: []payload.Part{payload.OfBlob("", "text/plain", nil)}})
+		answer, err := m.Infer(t.Context(), &request.Request{Pipeline: "stage:echo", Inputs: []payload.Part{payload.OfBlob("", "text/plain", nil)}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -259,7 +259,7 @@ stages:
 		"stage:order": {`{"item": []}`, fault.SchemaViolation},
 		"stage:talk":  {`{}`, fault.RunnerStalled},
 	} {
-		_, err := m.Infer(t.Context(), &call.Request{Pipeline: stage, Inputs: []payload.Part{payload.OfBlob("", "application/json", []byte(test.text))}})
+		_, err := m.Infer(t.Context(), &request.Request{Pipeline: stage, Inputs: []payload.Part{payload.OfBlob("", "application/json", []byte(test.text))}})
 		if f := fault.From(err); err == nil || f.Reason != test.want {
 			t.Errorf("%s answered %v, want %s", stage, err, test.want)
 		}

@@ -17,7 +17,7 @@ import (
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
-	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -69,15 +69,15 @@ func checkUnreadable(t *testing.T, data []byte) {
 		t.Fatal(err)
 	}
 	// One of each kind.
-	keyed := func(key string) *call.Request {
-		return &call.Request{Pipeline: "p", Durability: pipeline.File, IdempotencyKey: key, Inputs: []payload.Part{payload.OfBlob("", "text/plain", []byte("x"))}}
+	keyed := func(key string) *request.Request {
+		return &request.Request{Pipeline: "p", Durability: pipeline.File, IdempotencyKey: key, Inputs: []payload.Part{payload.OfBlob("", "text/plain", []byte("x"))}}
 	}
 	answer, err := b.Infer(t.Context(), keyed("taken"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	file, _, _ := b.upload(request("a", `{"model": "p"}`)+"\n", "purpose", "batch")
-	batch := b.create("24h", request("a", `{"model": "p"}`)+"\n")
+	file, _, _ := b.upload(lineOf("a", `{"model": "p"}`)+"\n", "purpose", "batch")
+	batch := b.create("24h", lineOf("a", `{"model": "p"}`)+"\n")
 	b.await(batch, "completed")
 	ended := b.job("x")
 	if err := jobs.SetPaused(t.Context(), "nightly", true); err != nil {
@@ -118,13 +118,13 @@ func checkUnreadable(t *testing.T, data []byte) {
 		t.Error(err)
 	}
 	for isRestarted := false; ; isRestarted = true {
-		for _, r := range []*call.Request{{Pipeline: "p", Inputs: keyed("").Inputs}, keyed(""), keyed(uuid.NewString())} {
+		for _, r := range []*request.Request{{Pipeline: "p", Inputs: keyed("").Inputs}, keyed(""), keyed(uuid.NewString())} {
 			if _, err := b.Infer(t.Context(), r); err != nil {
 				t.Errorf("a request, key %q: %v", r.IdempotencyKey, err)
 			}
 		}
 		b.job("x")
-		b.await(b.create("24h", request("a", `{"model": "p"}`)+"\n"), "completed")
+		b.await(b.create("24h", lineOf("a", `{"model": "p"}`)+"\n"), "completed")
 		for _, key := range []string{"taken", "other"} {
 			if _, err := b.Infer(t.Context(), keyed(key)); fault.From(err).Reason != fault.Internal {
 				t.Errorf("the key %s: %v", key, err)

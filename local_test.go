@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/stagemesh/stagemesh"
-	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
@@ -23,7 +23,7 @@ func TestItemsPassInMemoryInsideOneProcess(t *testing.T) {
 			t.Parallel()
 			m := start(t, newMesh(t, stagemesh.Settings{NoLocalHops: noLocalHops},
 				stagemesh.Stage{Name: "one", Runner: sign("1")}, stagemesh.Stage{Name: "two", Runner: sign("2")}))
-			answer, err := m.Infer(t.Context(), &call.Request{Pipeline: "all", Inputs: []payload.Part{payload.OfBlob("", "text/plain", []byte("x"))}})
+			answer, err := m.Infer(t.Context(), &request.Request{Pipeline: "all", Inputs: []payload.Part{payload.OfBlob("", "text/plain", []byte("x"))}})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -94,14 +94,14 @@ func TestBurstBeyondMaxInFlightStaysLocal(t *testing.T) {
 		calls.Go(func() {
 			for n := range each {
 				text := fmt.Sprint(i, n)
-				answer, err := m.Infer(t.Context(), &call.Request{
+				answer, err := m.Infer(t.Context(), &request.Request{
 					Pipeline: "all", Priority: int32(i%3 - 1), Inputs: []payload.Part{payload.OfBlob("", "text/plain", []byte(text))},
 				})
 				if err != nil || string(answer.Outputs[0].Blob.Data) != text+" done" {
 					t.Errorf("%q: %+v, %v", text, answer, err)
 					return
 				}
-				if slices.ContainsFunc(answer.Timeline.Steps, func(s call.StepTiming) bool { return !s.Local }) {
+				if slices.ContainsFunc(answer.Timeline.Steps, func(s request.StepTiming) bool { return !s.Local }) {
 					brokered.Add(1)
 				}
 			}

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/proto/gen/go/mmesh"
 	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1/adminv1connect"
@@ -28,7 +29,6 @@ import (
 	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/discovery/models"
 	"github.com/stagemesh/stagemesh/gateway"
-	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/internal/meshfile"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -90,7 +90,7 @@ func TestModelsAreServedByNameAndAlias(t *testing.T) {
 	}))
 	hosts := map[string]int{}
 	infer := func(name string, steps map[pipeline.StepName]pipeline.StepOptions) (string, error) {
-		response, err := m.Infer(t.Context(), &call.Request{
+		response, err := m.Infer(t.Context(), &request.Request{
 			Pipeline: name, Steps: steps, Inputs: []payload.Part{payload.OfBlob("", "text/plain", []byte("to"))},
 		})
 		if err != nil {
@@ -176,7 +176,7 @@ func TestModelServerServesModels(t *testing.T) {
 		if err != nil {
 			return 0, err
 		}
-		out, err := m.Infer(t.Context(), &call.Request{Pipeline: "model:a", Inputs: []payload.Part{payload.OfTensor("x", x)}})
+		out, err := m.Infer(t.Context(), &request.Request{Pipeline: "model:a", Inputs: []payload.Part{payload.OfTensor("x", x)}})
 		if err != nil {
 			return 0, err
 		}
@@ -224,7 +224,7 @@ func checkPassthrough(t *testing.T, m *stagemesh.Mesh) {
 	}
 	forged := payload.OfBlob("request", "", nil)
 	forged.Parameters = payload.Parameters{passthrough.Method: payload.String("predict.Predictor/Other")}
-	_, err = m.Infer(t.Context(), &call.Request{Pipeline: "model:a", Inputs: []payload.Part{forged}})
+	_, err = m.Infer(t.Context(), &request.Request{Pipeline: "model:a", Inputs: []payload.Part{forged}})
 	if fault.From(err).Reason != fault.InvalidRequest {
 		t.Errorf("a request that names a method: %v", err)
 	}
@@ -254,7 +254,7 @@ func TestFailingModelServerIsNamedAndMayRecover(t *testing.T) {
 		t.Fatal(err)
 	}
 	ask := func() error {
-		_, err := m.Infer(t.Context(), &call.Request{Pipeline: "model:a", Inputs: []payload.Part{payload.OfTensor("x", x)}})
+		_, err := m.Infer(t.Context(), &request.Request{Pipeline: "model:a", Inputs: []payload.Part{payload.OfTensor("x", x)}})
 		return err
 	}
 	testbed.Eventually(t, "the model answers", func() bool { return ask() == nil })
@@ -323,7 +323,7 @@ func TestAliasMovesToTheStageOfAnotherRuntime(t *testing.T) {
 		t.Fatal(err)
 	}
 	ask := func() (int64, error) {
-		out, err := m.Infer(t.Context(), &call.Request{Pipeline: "alias:best", Inputs: []payload.Part{payload.OfTensor("x", x)}})
+		out, err := m.Infer(t.Context(), &request.Request{Pipeline: "alias:best", Inputs: []payload.Part{payload.OfTensor("x", x)}})
 		if err != nil {
 			return 0, err
 		}
@@ -394,7 +394,7 @@ func TestModelThatIsNeverThereIsAnError(t *testing.T) {
 		t.Fatal(err)
 	}
 	testbed.Eventually(t, "the model is loaded", func() bool {
-		_, err = m.Infer(t.Context(), &call.Request{Pipeline: "model:a", Inputs: []payload.Part{payload.OfTensor("x", x)}})
+		_, err = m.Infer(t.Context(), &request.Request{Pipeline: "model:a", Inputs: []payload.Part{payload.OfTensor("x", x)}})
 		return slices.Contains(server.Calls(), "load a")
 	})
 	if fault.From(err).Reason != fault.ModelLoadFailed {

@@ -142,7 +142,7 @@ func TestBatchLinesNamePipelinesAlone(t *testing.T) {
 	b := startBatches(t, "{pipelines: [p]}", ", stage_pipelines: false")
 	lines := ""
 	for _, name := range []string{"p", "stage:echo", "model:inner", "alias:prod"} {
-		lines += request(name, `{"model": "`+name+`"}`)
+		lines += lineOf(name, `{"model": "`+name+`"}`)
 	}
 	batch := b.await(b.create("24h", lines), "completed")
 	done, failed := b.lines(batch.OutputFile), b.lines(batch.ErrorFile)

@@ -16,8 +16,8 @@ import (
 	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/discovery/models"
 	"github.com/stagemesh/stagemesh/gateway"
-	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/internal/meshfile"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/model"
@@ -112,7 +112,7 @@ func TestShadowsAreComparedBesideTheAnswers(t *testing.T) {
 	})
 	start(t, m)
 	ask := func(alias string) error {
-		response, err := m.Infer(t.Context(), &call.Request{
+		response, err := m.Infer(t.Context(), &request.Request{
 			Pipeline: "all", Inputs: []payload.Part{payload.OfBlob("", "text/plain", []byte("x"))},
 			Steps: map[pipeline.StepName]pipeline.StepOptions{"score": {Model: payload.ModelRef{Alias: alias}}},
 		})
@@ -180,7 +180,7 @@ func TestShadowKeepsModelsOfOtherSteps(t *testing.T) {
 	}
 	start(t, m)
 	ask := func() error {
-		_, err := m.Infer(t.Context(), &call.Request{Pipeline: "two", Inputs: []payload.Part{payload.OfBlob("", "text/plain", []byte("x"))}})
+		_, err := m.Infer(t.Context(), &request.Request{Pipeline: "two", Inputs: []payload.Part{payload.OfBlob("", "text/plain", []byte("x"))}})
 		return err
 	}
 	testbed.Eventually(t, "the aliases are there", func() bool { return ask() == nil })
@@ -220,7 +220,7 @@ func TestShadowThatCannotRunIsDropped(t *testing.T) {
 	})
 	start(t, m)
 	testbed.Eventually(t, "the alias is there", func() bool {
-		_, err := m.Infer(t.Context(), &call.Request{
+		_, err := m.Infer(t.Context(), &request.Request{
 			Pipeline: "alias:shadowed", Durability: pipeline.File, Inputs: []payload.Part{payload.OfBlob("", "text/plain", []byte("x"))},
 		})
 		return err == nil
@@ -246,8 +246,8 @@ func TestRequestsOfModelsKeepTheirNames(t *testing.T) {
 	m := start(t, newMesh(t, s, stagemesh.Stage{
 		Name: "score", Runner: sourceModels(), Config: stagehost.Config{Models: &stagehost.ModelSettings{Capacity: 16 << 20, DefaultSize: 1 << 20}},
 	}))
-	ask := func(name, key string) (*call.Response, error) {
-		return m.Infer(t.Context(), &call.Request{
+	ask := func(name, key string) (*request.Response, error) {
+		return m.Infer(t.Context(), &request.Request{
 			Pipeline: name, ByModel: true, IdempotencyKey: key, Inputs: []payload.Part{payload.OfBlob("", "text/plain", []byte("x"))},
 		})
 	}

@@ -7,7 +7,7 @@
 //	err = m.AddPipeline(stagemesh.Pipeline{...})
 //	err = m.Start(ctx)
 //	answer, err := m.Infer(ctx, &stagemesh.Request{Pipeline: "double", Inputs: ...})
-//	answer, err = m.Stream(ctx, request, func(c call.Chunk) error { ... })
+//	answer, err = m.Stream(ctx, request, func(c request.Chunk) error { ... })
 //	answer, err = m.Result(ctx, requestID, wait)     // of a durable request
 //	err = m.Cancel(ctx, requestID)
 //	err = m.Stop()
@@ -45,6 +45,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/internal/meshfile"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/config"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -62,10 +63,16 @@ type Pipeline = pipeline.Pipeline
 type Step = pipeline.Step
 
 // Request is what Infer and Stream send.
-type Request = call.Request
+type Request = request.Request
 
 // Response is what Infer and Stream return.
-type Response = call.Response
+type Response = request.Response
+
+// Chunk is a part of an answer that comes before its end.
+type Chunk = request.Chunk
+
+// Key is an idempotency key. Calls replace its tenant by their own.
+type Key = request.Key
 
 // NATS is the broker of a mesh.
 type NATS = meshfile.NATS
@@ -256,7 +263,7 @@ func WithTenant(ctx context.Context, tenant string) context.Context {
 // that answers in chunks the caller gets the outcome alone. The request does not change any
 // more, also after the call, and the response is read-only: stages in this process share
 // their memory.
-func (m *Mesh) Infer(ctx context.Context, r *call.Request) (*call.Response, error) {
+func (m *Mesh) Infer(ctx context.Context, r *Request) (*Response, error) {
 	return m.Stream(ctx, r, nil)
 }
 
@@ -265,7 +272,7 @@ func (m *Mesh) Infer(ctx context.Context, r *call.Request) (*call.Response, erro
 // outcome. A pipeline whose last stage does not stream calls emit never. An
 // error of emit ends the call with CANCELLED, which wraps it; an emit that falls
 // too far behind ends the call with SLOW_READER.
-func (m *Mesh) Stream(ctx context.Context, r *call.Request, emit func(call.Chunk) error) (*call.Response, error) {
+func (m *Mesh) Stream(ctx context.Context, r *Request, emit func(Chunk) error) (*Response, error) {
 	service, err := m.service()
 	if err != nil {
 		return nil, err
@@ -277,7 +284,7 @@ func (m *Mesh) Stream(ctx context.Context, r *call.Request, emit func(call.Chunk
 // idempotency key, whichever gateway of the mesh took it: the request's own fault
 // where it failed, NOT_FOUND where no answer is stored. It waits for an answer for up
 // to the given time.
-func (m *Mesh) Result(ctx context.Context, requestID string, wait time.Duration) (*call.Response, error) {
+func (m *Mesh) Result(ctx context.Context, requestID string, wait time.Duration) (*Response, error) {
 	service, err := m.service()
 	if err != nil {
 		return nil, err
@@ -297,7 +304,7 @@ func (m *Mesh) Cancel(ctx context.Context, requestID string) error {
 
 // RequestOf returns the ID of the request of a pipeline that has an idempotency key, for
 // Result and Cancel: NOT_FOUND where none has it.
-func (m *Mesh) RequestOf(ctx context.Context, key call.Key) (string, error) {
+func (m *Mesh) RequestOf(ctx context.Context, key Key) (string, error) {
 	service, err := m.service()
 	if err != nil {
 		return "", err

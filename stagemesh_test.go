@@ -14,8 +14,8 @@ import (
 
 	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/gateway"
-	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/internal/meshfile"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -113,7 +113,7 @@ func stop(t *testing.T, m *stagemesh.Mesh) {
 
 func ask(t *testing.T, m *stagemesh.Mesh, name, text string) (string, error) {
 	t.Helper()
-	answer, err := m.Infer(t.Context(), &call.Request{Pipeline: name, Inputs: []payload.Part{payload.OfBlob("", "text/plain", []byte(text))}})
+	answer, err := m.Infer(t.Context(), &request.Request{Pipeline: name, Inputs: []payload.Part{payload.OfBlob("", "text/plain", []byte(text))}})
 	if err != nil {
 		return "", err
 	}
@@ -162,7 +162,7 @@ func TestRowsOfManyCallersComeBackToThem(t *testing.T) {
 				t.Error(err)
 				return
 			}
-			answer, err := m.Infer(t.Context(), &call.Request{Pipeline: "all", Inputs: []payload.Part{payload.OfTensor("x", x)}})
+			answer, err := m.Infer(t.Context(), &request.Request{Pipeline: "all", Inputs: []payload.Part{payload.OfTensor("x", x)}})
 			if err != nil {
 				t.Errorf("%d: %v", i, err)
 				return
@@ -179,9 +179,9 @@ func TestRowsOfManyCallersComeBackToThem(t *testing.T) {
 func TestStreamHandsOutChunksBeforeTheOutcome(t *testing.T) {
 	t.Parallel()
 	m := start(t, newMesh(t, stagemesh.Settings{}, stagemesh.Stage{Name: "sign", Runner: sign("me")}, stagemesh.Stage{Name: "spell", Runner: spell()}))
-	request := &call.Request{Pipeline: "all", Inputs: []payload.Part{payload.OfBlob("", "text/plain", []byte("to"))}}
+	r := &request.Request{Pipeline: "all", Inputs: []payload.Part{payload.OfBlob("", "text/plain", []byte("to"))}}
 	var letters []string
-	answer, err := m.Stream(t.Context(), request, func(c call.Chunk) error {
+	answer, err := m.Stream(t.Context(), r, func(c request.Chunk) error {
 		letters = append(letters, string(c.Outputs[0].Blob.Data))
 		if c.Seq != uint64(len(letters)) || c.RequestID == "" {
 			t.Errorf("letter %d is message %d of request %q", len(letters), c.Seq, c.RequestID)
@@ -204,7 +204,7 @@ func TestErrorOfEmitEndsTheStream(t *testing.T) {
 	m := start(t, newMesh(t, stagemesh.Settings{}, stagemesh.Stage{Name: "spell", Runner: spell()}))
 	enough := errors.New("enough")
 	calls := 0
-	_, err := m.Stream(t.Context(), &call.Request{Pipeline: "all", Inputs: []payload.Part{payload.OfBlob("", "text/plain", []byte("long"))}}, func(call.Chunk) error {
+	_, err := m.Stream(t.Context(), &request.Request{Pipeline: "all", Inputs: []payload.Part{payload.OfBlob("", "text/plain", []byte("long"))}}, func(request.Chunk) error {
 		calls++
 		return enough
 	})
@@ -227,7 +227,7 @@ func TestUnstartedMeshReturnsErrNotStarted(t *testing.T) {
 	if f, ok := errors.AsType[*fault.Fault](err); !ok || !errors.Is(err, stagemesh.ErrNotStarted) {
 		t.Errorf("infer: %v, %v", f, err)
 	}
-	if _, err := m.Stream(t.Context(), &call.Request{Pipeline: "all"}, nil); !errors.Is(err, stagemesh.ErrNotStarted) {
+	if _, err := m.Stream(t.Context(), &request.Request{Pipeline: "all"}, nil); !errors.Is(err, stagemesh.ErrNotStarted) {
 		t.Errorf("stream: %v", err)
 	}
 	if _, err := m.Result(t.Context(), "", 0); !errors.Is(err, stagemesh.ErrNotStarted) {

@@ -6,6 +6,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"github.com/stagemesh/stagemesh/internal/request"
 	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1/adminv1connect"
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
@@ -13,7 +14,6 @@ import (
 	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/discovery/models"
 	"github.com/stagemesh/stagemesh/gateway"
-	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/internal/meshfile"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -41,7 +41,7 @@ func TestTapShowsRequestsAndDelaysNone(t *testing.T) {
 		Name: "score", Runner: sourceModels(), Config: stagehost.Config{Models: &stagehost.ModelSettings{Capacity: 16 << 20, DefaultSize: 1 << 20}},
 	}))
 	askWithKey := func(name string, data []byte, key string) error {
-		_, err := m.Infer(stagemesh.WithTenant(t.Context(), "blue"), &call.Request{
+		_, err := m.Infer(stagemesh.WithTenant(t.Context(), "blue"), &request.Request{
 			Pipeline: name, Inputs: []payload.Part{payload.OfBlob("x", "text/plain", data)}, IdempotencyKey: key,
 		})
 		return err

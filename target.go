@@ -7,8 +7,8 @@ import (
 	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/dispatch"
 	"github.com/stagemesh/stagemesh/gateway"
-	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/internal/budget"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/store"
@@ -25,7 +25,7 @@ func (t meshTarget) Forget(request pipeline.RequestID) { t.gateway.Service().Del
 
 // Timeout implements dispatch.Target.
 func (t meshTarget) Timeout(j store.StoredJob) time.Duration {
-	r, err := call.RequestFromProto(j.Job.GetInfer())
+	r, err := request.FromProto(j.Job.GetInfer())
 	if err != nil {
 		return 0
 	}
@@ -34,7 +34,7 @@ func (t meshTarget) Timeout(j store.StoredJob) time.Duration {
 
 // Do implements dispatch.Target.
 func (t meshTarget) Do(ctx context.Context, a dispatch.Attempt) dispatch.Answer {
-	r, err := call.RequestFromProto(a.Job.GetInfer())
+	r, err := request.FromProto(a.Job.GetInfer())
 	if err != nil {
 		return dispatch.Answer{Fault: fault.From(err)}
 	}
@@ -103,7 +103,7 @@ func (t meshTarget) stages(ctx context.Context, pipelines []string) (out []dispa
 }
 
 // answerOf returns the answer of a response, which may be nil beside an error.
-func answerOf(r *call.Response, err error) dispatch.Answer {
+func answerOf(r *request.Response, err error) dispatch.Answer {
 	var out dispatch.Answer
 	if r != nil {
 		out.Infer = r.ToProto()

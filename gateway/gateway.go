@@ -28,6 +28,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/jobs"
 	"github.com/stagemesh/stagemesh/gateway/pipelines"
 	"github.com/stagemesh/stagemesh/internal/budget"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/config"
@@ -103,7 +104,7 @@ func New(s Settings) (*Gateway, error) {
 	}
 	g.models, g.registry = &models{gateway: g}, registry.New(loadable)
 	s.Call.Pipelines, s.Call.Specs = g.pipelines, g.models.stageSpecs
-	s.Call.Adapt = func(r *call.Request, first pipeline.Step, memory *budget.Account) (*call.Request, error) {
+	s.Call.Adapt = func(r *request.Request, first pipeline.Step, memory *budget.Account) (*request.Request, error) {
 		return oip.Adapt(r, g.models.inputsOf(first), memory)
 	}
 	g.placer = registry.NewPlacer(g.registry, g.membership)

@@ -24,6 +24,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -149,7 +150,7 @@ func TestStoppedGatewayReportsShutdown(t *testing.T) {
 	if f := fault.From(g.Ready()); f.Reason != fault.ShuttingDown {
 		t.Errorf("got %v", f)
 	}
-	_, err := g.Service().Infer(t.Context(), &call.Request{Pipeline: "stage:nowhere"})
+	_, err := g.Service().Infer(t.Context(), &request.Request{Pipeline: "stage:nowhere"})
 	if f := fault.From(err); f.Reason != fault.ShuttingDown {
 		t.Errorf("a call: %v", f)
 	}
@@ -284,7 +285,7 @@ func TestCompressedRequestsCountUncompressedBytes(t *testing.T) {
 	inputs := []payloads.Part{payloads.OfBlob("", "text/plain", make([]byte, payload))}
 	for range 3 {
 		// A request that is rejected for another reason returns its bytes.
-		_, err := g.Service().Infer(t.Context(), &call.Request{Pipeline: "stage:nowhere", Inputs: inputs})
+		_, err := g.Service().Infer(t.Context(), &request.Request{Pipeline: "stage:nowhere", Inputs: inputs})
 		if f := fault.From(err); f.Reason != fault.NoCapacity {
 			t.Errorf("got %v", f)
 		}
@@ -293,7 +294,7 @@ func TestCompressedRequestsCountUncompressedBytes(t *testing.T) {
 	for i := range many {
 		many[i] = payloads.OfBlob(fmt.Sprint(i), "text/plain", make([]byte, payload))
 	}
-	_, err := g.Service().Infer(t.Context(), &call.Request{Pipeline: "stage:nowhere", Inputs: many})
+	_, err := g.Service().Infer(t.Context(), &request.Request{Pipeline: "stage:nowhere", Inputs: many})
 	if f := fault.From(err); f.Reason != fault.PayloadTooLarge {
 		t.Errorf("more than max_in_flight_bytes: %v", f)
 	}

@@ -29,13 +29,13 @@ import (
 	"connectrpc.com/connect"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/stagemesh/stagemesh/internal/request"
 	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1/adminv1connect"
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
 	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/examples/digits"
-	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/internal/meshfile"
 	"github.com/stagemesh/stagemesh/internal/program"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -200,7 +200,7 @@ func (c *caller) read(ctx context.Context, name string, by payload.ModelRef, ima
 	if err != nil {
 		return 0, err
 	}
-	response, err := c.mesh.Infer(ctx, &call.Request{
+	response, err := c.mesh.Infer(ctx, &request.Request{
 		Pipeline: name,
 		Inputs:   []payload.Part{payload.OfBlob("image", "image/png", data)},
 		Steps:    map[pipeline.StepName]pipeline.StepOptions{"read": {Model: by}},

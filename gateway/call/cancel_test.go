@@ -13,6 +13,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/internal/budget"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -158,7 +159,7 @@ func TestUnreadStreamIsCancelled(t *testing.T) {
 	items, notices := b.pulls(pipeline.Memory), b.cancelMessages()
 	ended := make(chan error, 1)
 	go func() {
-		_, err := b.service.Stream(t.Context(), ask("x"), func(call.Chunk) error { return errors.New("broken pipe") })
+		_, err := b.service.Stream(t.Context(), ask("x"), func(request.Chunk) error { return errors.New("broken pipe") })
 		ended <- err
 	}()
 	item := testbed.Receive(t, "item", items)

@@ -12,6 +12,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/pipelines"
 	"github.com/stagemesh/stagemesh/internal/budget"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -64,7 +65,7 @@ func TestFullStoreOfResultsRejectsWhatItIsToHold(t *testing.T) {
 	}
 	keyed := ask("x")
 	keyed.IdempotencyKey = "key"
-	for _, r := range []*call.Request{durable("x"), keyed} {
+	for _, r := range []*request.Request{durable("x"), keyed} {
 		if got := testbed.Receive(t, "answer", infer(t.Context(), b.service, r)); fault.From(got.err).Reason != fault.Overloaded {
 			t.Errorf("%+v, %v", got.response, got.err)
 		}
@@ -292,7 +293,7 @@ func TestStoredResultEndsOnlyACompleteStream(t *testing.T) {
 			seen := make(chan struct{}, 8)
 			answer := make(chan answered, 1)
 			go func() {
-				response, err := b.service.Stream(t.Context(), durable("x"), func(call.Chunk) error {
+				response, err := b.service.Stream(t.Context(), durable("x"), func(request.Chunk) error {
 					seen <- struct{}{}
 					return nil
 				})

@@ -9,6 +9,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -18,7 +19,7 @@ import (
 
 // claim claims the request's key for a request that never runs: its gateway died
 // before it published.
-func (b *bed) claim(r *call.Request, left time.Duration) store.KeyRecord {
+func (b *bed) claim(r *request.Request, left time.Duration) store.KeyRecord {
 	b.t.Helper()
 	k := keyOf(r)
 	now := time.Now()
@@ -154,15 +155,15 @@ func TestRejectedRequestFreesItsKey(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		spoil func(*bed)
-		edit  func(*call.Request)
+		edit  func(*request.Request)
 		want  fault.Reason
 		mend  func(*bed)
 	}{
 		"no host":      {func(*bed) {}, nil, fault.NoCapacity, func(b *bed) { b.memoryQueue(); b.awaitReady() }},
 		"no queue":     {(*bed).alive, nil, fault.NoCapacity, func(b *bed) { b.ensureQueue(pipeline.Memory) }},
 		"a full queue": {func(b *bed) { b.alive(); b.queue(1); b.fillQueue() }, nil, fault.QueueFull, (*bed).purge},
-		"too late":     {func(b *bed) { b.memoryQueue() }, func(r *call.Request) { r.Timeout = 50 * time.Millisecond }, fault.DeadlineExceeded, (*bed).purge},
-		"too large":    {func(b *bed) { b.memoryQueue() }, func(r *call.Request) { r.Inputs = blob(make([]byte, 9<<20)) }, fault.PayloadTooLarge, func(*bed) {}},
+		"too late":     {func(b *bed) { b.memoryQueue() }, func(r *request.Request) { r.Timeout = 50 * time.Millisecond }, fault.DeadlineExceeded, (*bed).purge},
+		"too large":    {func(b *bed) { b.memoryQueue() }, func(r *request.Request) { r.Inputs = blob(make([]byte, 9<<20)) }, fault.PayloadTooLarge, func(*bed) {}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

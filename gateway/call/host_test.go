@@ -13,6 +13,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/pipelines"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
@@ -149,12 +150,12 @@ func (b *bed) cancelMessages() <-chan *envelope.Cancel {
 
 // answered is how a call in the background ended.
 type answered struct {
-	response *call.Response
+	response *request.Response
 	err      error
 }
 
 // infer makes a call in the background.
-func infer(ctx context.Context, s *call.Service, r *call.Request) <-chan answered {
+func infer(ctx context.Context, s *call.Service, r *request.Request) <-chan answered {
 	out := make(chan answered, 1)
 	go func() {
 		response, err := s.Infer(ctx, r)
@@ -163,7 +164,7 @@ func infer(ctx context.Context, s *call.Service, r *call.Request) <-chan answere
 	return out
 }
 
-func durable(text string) *call.Request {
+func durable(text string) *request.Request {
 	r := ask(text)
 	r.Durability = pipeline.File
 	return r

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/internal/budget"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -25,7 +26,7 @@ import (
 // has the key.
 type idempotent struct {
 	service *Service
-	key     store.Key
+	key     request.Key
 	digest  envelope.Digest
 	// own is the call of its own request. first stands for the call of the
 	// first request, while the call follows one.
@@ -41,7 +42,7 @@ func (i *idempotent) current() *call {
 	return i.own
 }
 
-func (i *idempotent) runOrFollow(ctx context.Context) (*Response, error) {
+func (i *idempotent) runOrFollow(ctx context.Context) (*request.Response, error) {
 	state, err := i.lookUp(ctx)
 	for err == nil {
 		switch state.status(i.digest, time.Now()) {
@@ -153,7 +154,7 @@ const keyBytes = 512
 
 // claimAndRun claims the key and runs the call's own request. Its error is
 // store.ErrKeyTaken where the call looks up the key again.
-func (i *idempotent) claimAndRun(ctx context.Context, state keyState) (*Response, error) {
+func (i *idempotent) claimAndRun(ctx context.Context, state keyState) (*request.Response, error) {
 	i.first = nil
 	defer func() { i.own.admitted.Leave() }()
 	if f := i.service.awaitCapacity(ctx, i.own); f != nil {
@@ -198,7 +199,7 @@ func (i *idempotent) retryIfDisconnected(ctx context.Context, err error) error {
 }
 
 // run runs the call's own request. The call holds the key.
-func (i *idempotent) run(ctx context.Context, record store.KeyRecord) (*Response, error) {
+func (i *idempotent) run(ctx context.Context, record store.KeyRecord) (*request.Response, error) {
 	i.first = nil
 	response, err := i.own.run(ctx)
 	if err != nil && i.own.freesKey(fault.From(err)) {
@@ -220,7 +221,7 @@ func (x *call) freesKey(f *fault.Fault) bool {
 }
 
 // end returns the error of a call whose key state is unknown or whose deadline has passed.
-func (i *idempotent) end(ctx context.Context, err error) (*Response, error) {
+func (i *idempotent) end(ctx context.Context, err error) (*request.Response, error) {
 	switch f, ok := errors.AsType[*fault.Fault](err); {
 	case ok:
 		return nil, f
@@ -309,7 +310,7 @@ func isBinding(f *fault.Fault) bool {
 // digest identifies what runners see of a request: two requests have the same
 // digest exactly when that is the same. Selected outputs, timeouts and queues are
 // no part of it.
-func digest(r *Request) envelope.Digest {
+func digest(r *request.Request) envelope.Digest {
 	d := digester{sha256.New()}
 	d.number(uint64(len(r.Inputs)))
 	for _, part := range r.Inputs {

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 
 	"github.com/stagemesh/stagemesh/mesh/bus"
@@ -113,8 +114,8 @@ func pendingCall(t *testing.T, isCancelled bool) *pending {
 }
 
 // fullRequest is a request with every field.
-func fullRequest() *Request {
-	return &Request{
+func fullRequest() *request.Request {
+	return &request.Request{
 		Pipeline: "p", IdempotencyKey: "k", Timeout: time.Second, Priority: 1, Durability: pipeline.File,
 		Inputs: []payload.Part{
 			{Name: "a", Blob: payload.Blob{ContentType: "text/plain", Data: []byte("xy")}, Parameters: payload.Parameters{"p": payload.Int64(1)}},
@@ -127,7 +128,7 @@ func fullRequest() *Request {
 		},
 		Metadata: map[string]string{"user": "u", "group": "g"},
 		Outputs:  []string{"out"},
-		Trace:    Trace{Parent: "x"},
+		Trace:    envelope.Trace{Parent: "x"},
 	}
 }
 
@@ -139,12 +140,12 @@ func TestDigestCoversWhatRunnersSee(t *testing.T) {
 			t.Fatal("one request has two digests")
 		}
 	}
-	for name, edit := range map[string]func(*Request){
-		"outputs":    func(r *Request) { r.Outputs = nil },
-		"timeout":    func(r *Request) { r.Timeout = 0 },
-		"priority":   func(r *Request) { r.Priority = 0 },
-		"durability": func(r *Request) { r.Durability = pipeline.Memory },
-		"trace":      func(r *Request) { r.Trace = Trace{} },
+	for name, edit := range map[string]func(*request.Request){
+		"outputs":    func(r *request.Request) { r.Outputs = nil },
+		"timeout":    func(r *request.Request) { r.Timeout = 0 },
+		"priority":   func(r *request.Request) { r.Priority = 0 },
+		"durability": func(r *request.Request) { r.Durability = pipeline.Memory },
+		"trace":      func(r *request.Request) { r.Trace = envelope.Trace{} },
 	} {
 		r := fullRequest()
 		edit(r)
@@ -153,31 +154,33 @@ func TestDigestCoversWhatRunnersSee(t *testing.T) {
 		}
 	}
 	seen := map[[32]byte]string{same: "the whole"}
-	for name, edit := range map[string]func(*Request){
-		"no input":             func(r *Request) { r.Inputs = nil },
-		"one input":            func(r *Request) { r.Inputs = r.Inputs[:1] },
-		"inputs the other way": func(r *Request) { r.Inputs[0], r.Inputs[1] = r.Inputs[1], r.Inputs[0] },
-		"another name":         func(r *Request) { r.Inputs[0].Name = "b" },
-		"other bytes":          func(r *Request) { r.Inputs[0].Blob.Data = []byte("xz") },
-		"text cut elsewhere":   func(r *Request) { r.Inputs[0].Blob = payload.Blob{ContentType: "text/plainx", Data: []byte("y")} },
-		"another type":         func(r *Request) { r.Inputs[0].Blob.ContentType = "" },
-		"a part's parameter":   func(r *Request) { r.Inputs[0].Parameters = nil },
-		"its value's type":     func(r *Request) { r.Inputs[0].Parameters = payload.Parameters{"p": payload.Uint64(1)} },
-		"another shape":        func(r *Request) { r.Inputs[1].Tensor.Shape = []int64{1, 2} },
-		"fewer axes":           func(r *Request) { r.Inputs[1].Tensor.Shape = []int64{2} },
-		"another datatype":     func(r *Request) { r.Inputs[1].Tensor.Datatype = tensor.Int8 },
-		"a tensor's bytes":     func(r *Request) { r.Inputs[1].Tensor.Raw = []byte("yx") },
-		"no parameters":        func(r *Request) { r.Parameters = nil },
-		"a parameter":          func(r *Request) { r.Parameters["a"] = payload.Bool(false) },
-		"a parameter more":     func(r *Request) { r.Parameters["e"] = payload.String("") },
-		"no steps":             func(r *Request) { r.Steps = nil },
-		"a step's model":       func(r *Request) { r.Steps["two"] = pipeline.StepOptions{Model: payload.ModelRef{Model: "x"}} },
-		"a step's parameter": func(r *Request) {
+	for name, edit := range map[string]func(*request.Request){
+		"no input":             func(r *request.Request) { r.Inputs = nil },
+		"one input":            func(r *request.Request) { r.Inputs = r.Inputs[:1] },
+		"inputs the other way": func(r *request.Request) { r.Inputs[0], r.Inputs[1] = r.Inputs[1], r.Inputs[0] },
+		"another name":         func(r *request.Request) { r.Inputs[0].Name = "b" },
+		"other bytes":          func(r *request.Request) { r.Inputs[0].Blob.Data = []byte("xz") },
+		"text cut elsewhere": func(r *request.Request) {
+			r.Inputs[0].Blob = payload.Blob{ContentType: "text/plainx", Data: []byte("y")}
+		},
+		"another type":       func(r *request.Request) { r.Inputs[0].Blob.ContentType = "" },
+		"a part's parameter": func(r *request.Request) { r.Inputs[0].Parameters = nil },
+		"its value's type":   func(r *request.Request) { r.Inputs[0].Parameters = payload.Parameters{"p": payload.Uint64(1)} },
+		"another shape":      func(r *request.Request) { r.Inputs[1].Tensor.Shape = []int64{1, 2} },
+		"fewer axes":         func(r *request.Request) { r.Inputs[1].Tensor.Shape = []int64{2} },
+		"another datatype":   func(r *request.Request) { r.Inputs[1].Tensor.Datatype = tensor.Int8 },
+		"a tensor's bytes":   func(r *request.Request) { r.Inputs[1].Tensor.Raw = []byte("yx") },
+		"no parameters":      func(r *request.Request) { r.Parameters = nil },
+		"a parameter":        func(r *request.Request) { r.Parameters["a"] = payload.Bool(false) },
+		"a parameter more":   func(r *request.Request) { r.Parameters["e"] = payload.String("") },
+		"no steps":           func(r *request.Request) { r.Steps = nil },
+		"a step's model":     func(r *request.Request) { r.Steps["two"] = pipeline.StepOptions{Model: payload.ModelRef{Model: "x"}} },
+		"a step's parameter": func(r *request.Request) {
 			r.Steps["two"] = pipeline.StepOptions{Parameters: payload.Parameters{"d": payload.Int64(1)}}
 		},
-		"no metadata":           func(r *Request) { r.Metadata = nil },
-		"whom it is for":        func(r *Request) { r.Metadata["user"] = "v" },
-		"metadata cut elsewise": func(r *Request) { r.Metadata = map[string]string{"use": "ru", "group": "g"} },
+		"no metadata":           func(r *request.Request) { r.Metadata = nil },
+		"whom it is for":        func(r *request.Request) { r.Metadata["user"] = "v" },
+		"metadata cut elsewise": func(r *request.Request) { r.Metadata = map[string]string{"use": "ru", "group": "g"} },
 	} {
 		r := fullRequest()
 		edit(r)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/internal/budget"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -21,7 +22,7 @@ import (
 )
 
 // withKey is a request for the stage with the key.
-func withKey(key, text string) *call.Request {
+func withKey(key, text string) *request.Request {
 	r := ask(text)
 	r.IdempotencyKey = key
 	return r
@@ -29,7 +30,7 @@ func withKey(key, text string) *call.Request {
 
 // firstWithKey starts a request with a key at a bed with a live host. It returns the
 // request, its answer to come, its item, and the items after it.
-func (b *bed) firstWithKey(d pipeline.Durability) (r *call.Request, first <-chan answered, item pulled, items <-chan pulled) {
+func (b *bed) firstWithKey(d pipeline.Durability) (r *request.Request, first <-chan answered, item pulled, items <-chan pulled) {
 	b.t.Helper()
 	items = b.pulls(d)
 	r = withKey("key", "it")
@@ -39,7 +40,9 @@ func (b *bed) firstWithKey(d pipeline.Durability) (r *call.Request, first <-chan
 }
 
 // keyOf is a request's key, of the one tenant that there is.
-func keyOf(r *call.Request) store.Key { return store.Key{Pipeline: whole, Key: r.IdempotencyKey} }
+func keyOf(r *request.Request) request.Key {
+	return request.Key{Pipeline: whole, Key: r.IdempotencyKey}
+}
 
 // did is a reply that names the work done.
 func did(env *envelope.Envelope) *envelope.Reply {
@@ -190,7 +193,7 @@ func TestKeyNamesItsRequest(t *testing.T) {
 	b.alive()
 	items := b.pulls(pipeline.Memory)
 	other := b.gateway("other")
-	key := call.Key{Pipeline: whole, Key: "key"}
+	key := request.Key{Pipeline: whole, Key: "key"}
 	if _, err := other.RequestOf(t.Context(), key); fault.From(err).Reason != fault.NotFound {
 		t.Errorf("before there are keys: %v", err)
 	}
@@ -205,15 +208,15 @@ func TestKeyNamesItsRequest(t *testing.T) {
 	}
 	fails(t, first, fault.Cancelled)
 	for name, test := range map[string]struct {
-		key  call.Key
+		key  request.Key
 		want fault.Reason
 	}{
-		"another key":      {call.Key{Pipeline: whole, Key: "none"}, fault.NotFound},
-		"another pipeline": {call.Key{Pipeline: "none", Key: "key"}, fault.NotFound},
+		"another key":      {request.Key{Pipeline: whole, Key: "none"}, fault.NotFound},
+		"another pipeline": {request.Key{Pipeline: "none", Key: "key"}, fault.NotFound},
 
-		"no pipeline": {call.Key{Key: "key"}, fault.InvalidRequest},
-		"no key":      {call.Key{Pipeline: whole}, fault.InvalidRequest},
-		"a long key":  {call.Key{Pipeline: whole, Key: strings.Repeat("x", call.MaxIdempotencyKey+1)}, fault.InvalidRequest},
+		"no pipeline": {request.Key{Key: "key"}, fault.InvalidRequest},
+		"no key":      {request.Key{Pipeline: whole}, fault.InvalidRequest},
+		"a long key":  {request.Key{Pipeline: whole, Key: strings.Repeat("x", request.MaxIdempotencyKey+1)}, fault.InvalidRequest},
 	} {
 		if _, err := other.RequestOf(t.Context(), test.key); fault.From(err).Reason != test.want {
 			t.Errorf("%s: %v, want %s", name, err, test.want)
@@ -465,7 +468,7 @@ func TestFollowersStreamReportsMissedChunks(t *testing.T) {
 			stream := func(got *atomic.Int64) <-chan answered {
 				out := make(chan answered, 1)
 				go func() {
-					response, err := b.service.Stream(t.Context(), withKey("key", "it"), func(call.Chunk) error {
+					response, err := b.service.Stream(t.Context(), withKey("key", "it"), func(request.Chunk) error {
 						got.Add(1)
 						return nil
 					})

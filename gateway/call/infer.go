@@ -13,27 +13,27 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/internal/budget"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
-	"github.com/stagemesh/stagemesh/mesh/store"
 	"github.com/stagemesh/stagemesh/mesh/tracing"
 )
 
 // Infer runs one request and returns its response.
-func (s *Service) Infer(ctx context.Context, r *Request) (*Response, error) {
+func (s *Service) Infer(ctx context.Context, r *request.Request) (*request.Response, error) {
 	return s.Stream(ctx, r, nil)
 }
 
 // Stream is Infer that hands chunks to emit, in order, as they come; emit may be
 // nil. An error of emit ends the call as CANCELLED: its caller has disconnected.
-func (s *Service) Stream(ctx context.Context, r *Request, emit func(Chunk) error) (*Response, error) {
+func (s *Service) Stream(ctx context.Context, r *request.Request, emit func(request.Chunk) error) (*request.Response, error) {
 	begin, label := time.Now(), s.label(r)
 	span, carried := s.tracer.begin(r, begin)
 	memory := budget.FromContext(ctx)
-	response, f := s.infer(ctx, r, reserveChunks(memory, emit), begin, span, carried)
+	response, f := s.infer(ctx, incoming{Request: r}, reserveChunks(memory, emit), begin, span, carried)
 	if f == nil {
 		f = reserveResponse(memory, response)
 	}
@@ -48,11 +48,11 @@ func (s *Service) Stream(ctx context.Context, r *Request, emit func(Chunk) error
 }
 
 // reserveChunks returns emit with memory reserved for each chunk while it is written.
-func reserveChunks(memory *budget.Account, emit func(Chunk) error) func(Chunk) error {
+func reserveChunks(memory *budget.Account, emit func(request.Chunk) error) func(request.Chunk) error {
 	if emit == nil || memory == nil {
 		return emit
 	}
-	return func(c Chunk) error {
+	return func(c request.Chunk) error {
 		part := memory.Part()
 		defer part.Close()
 		if err := part.ReserveResponse(int64(payload.Size(c.Outputs))); err != nil {
@@ -64,7 +64,7 @@ func reserveChunks(memory *budget.Account, emit func(Chunk) error) func(Chunk) e
 
 // reserveResponse reserves memory for an answer until its port has written it. The caller of
 // one that does not fit gets the fault.
-func reserveResponse(memory *budget.Account, r *Response) *fault.Fault {
+func reserveResponse(memory *budget.Account, r *request.Response) *fault.Fault {
 	if err := memory.ReserveResponse(int64(payload.Size(r.Outputs))); err != nil {
 		return fault.From(err).WithMetadata(requestIDKey, r.RequestID)
 	}
@@ -75,10 +75,10 @@ func reserveResponse(memory *budget.Account, r *Response) *fault.Fault {
 // await, finish. Over HTTP/2 each request has a new goroutine, and here its stack is
 // near 8 KiB. Growing beyond takes 7 % of the gateway's time, so no function on this
 // path has large values.
-func (s *Service) infer(ctx context.Context, r *Request, emit func(Chunk) error, begin time.Time, span *tracing.Span, carried envelope.Trace) (*Response, *fault.Fault) {
+func (s *Service) infer(ctx context.Context, r incoming, emit func(request.Chunk) error, begin time.Time, span *tracing.Span, carried envelope.Trace) (*request.Response, *fault.Fault) {
 	in := s.placeOf(ctx)
 	if !r.isShadow() {
-		if f := in.admit(r); f != nil {
+		if f := in.admit(r.Request); f != nil {
 			return nil, f
 		}
 		defer in.release()
@@ -89,27 +89,27 @@ func (s *Service) infer(ctx context.Context, r *Request, emit func(Chunk) error,
 	}
 	p, f := s.Resolve(r.Pipeline, r.ByModel)
 	if f != nil {
-		return nil, s.reject(id, r, f, span, begin)
+		return nil, s.reject(id, r.Request, f, span, begin)
 	}
 	if r.isShadow() {
 		r.replaceModels(&p)
 	}
 	if f := s.limiter.AcquirePipeline(in.tenant, p.Name, p.MaxInFlight); f != nil {
-		return nil, s.reject(id, r, f, span, begin)
+		return nil, s.reject(id, r.Request, f, span, begin)
 	}
 	defer s.limiter.ReleasePipeline(in.tenant, p.Name, p.MaxInFlight)
-	env, f := s.adaptAndCheck(ctx, in, id, r, &p, begin)
+	env, f := s.adaptAndCheck(ctx, in, id, r.Request, &p, begin)
 	if f != nil {
-		return nil, s.reject(id, r, f, span, begin)
+		return nil, s.reject(id, r.Request, f, span, begin)
 	}
 	again, f := s.routeModels(env)
 	for f != nil && s.hasMoved(r, &p) {
-		if env, f = s.adaptAndCheck(ctx, in, id, r, &p, begin); f == nil {
+		if env, f = s.adaptAndCheck(ctx, in, id, r.Request, &p, begin); f == nil {
 			again, f = s.routeModels(env)
 		}
 	}
 	if f != nil {
-		return nil, s.reject(id, r, f, span, begin)
+		return nil, s.reject(id, r.Request, f, span, begin)
 	}
 	env.Trace = carried
 	describe(span, env)
@@ -128,11 +128,11 @@ func (s *Service) infer(ctx context.Context, r *Request, emit func(Chunk) error,
 	took := time.Since(begin)
 	x.published.End(begin.Add(took)) // if nothing has acknowledged it
 	if err != nil {
-		f := s.logFailure(id, r, deadlineFault(fault.From(err), env), span)
+		f := s.logFailure(id, r.Request, deadlineFault(fault.From(err), env), span)
 		x.remember(id, took, f, s.tracer.keep(x, f, took))
 		s.tap(x, &p, nil, f, took)
 		if r.StoreResult {
-			return &Response{Timeline: Timeline{Total: took, Steps: x.steps}}, f
+			return &request.Response{Timeline: request.Timeline{Total: took, Steps: x.steps}}, f
 		}
 		return nil, f
 	}
@@ -147,7 +147,7 @@ func (s *Service) infer(ctx context.Context, r *Request, emit func(Chunk) error,
 
 // adaptAndCheck is check of the request that Settings.Adapt returns. Its idempotency key means what
 // the caller sent.
-func (s *Service) adaptAndCheck(ctx context.Context, in place, id pipeline.RequestID, r *Request, p *pipeline.Pipeline, begin time.Time) (*envelope.Envelope, *fault.Fault) {
+func (s *Service) adaptAndCheck(ctx context.Context, in place, id pipeline.RequestID, r *request.Request, p *pipeline.Pipeline, begin time.Time) (*envelope.Envelope, *fault.Fault) {
 	if s.settings.Adapt != nil && len(r.Inputs) == 1 && r.Inputs[0].Name == "" && r.Inputs[0].Tensor == nil && payload.IsJSON(r.Inputs[0].Blob.ContentType) && !r.Passthrough {
 		adapted, err := s.settings.Adapt(r, p.Steps[0], cmp.Or(in.memory, budget.FromContext(ctx)))
 		if err != nil {
@@ -167,7 +167,7 @@ func (x *call) remember(id pipeline.RequestID, took time.Duration, f *fault.Faul
 }
 
 // reject ends a request that has no envelope yet.
-func (s *Service) reject(id pipeline.RequestID, r *Request, f *fault.Fault, span *tracing.Span, begin time.Time) *fault.Fault {
+func (s *Service) reject(id pipeline.RequestID, r *request.Request, f *fault.Fault, span *tracing.Span, begin time.Time) *fault.Fault {
 	s.finished.Add(&envelope.Envelope{RequestID: id, Pipeline: pipeline.Name(r.Pipeline), Gateway: s.settings.Gateway, AdmittedAt: begin},
 		nil, time.Since(begin), f, cmp.Or(span.TraceID(), r.Trace.ID()))
 	return s.logFailure(id, r, f, span)
@@ -175,11 +175,11 @@ func (s *Service) reject(id pipeline.RequestID, r *Request, f *fault.Fault, span
 
 // respond returns the response, and the request whose response it is: the
 // call's own, or the first request with its idempotency key.
-func (s *Service) respond(ctx context.Context, x *call) (*Response, pipeline.RequestID, error) {
+func (s *Service) respond(ctx context.Context, x *call) (*request.Response, pipeline.RequestID, error) {
 	if x.env.IdempotencyKey != "" {
 		i := &idempotent{
-			service: s, own: x, digest: digest(x.request),
-			key: store.Key{Tenant: x.env.Tenant, Pipeline: x.env.Pipeline, Key: x.env.IdempotencyKey},
+			service: s, own: x, digest: digest(x.request.Request),
+			key: request.Key{Tenant: x.env.Tenant, Pipeline: x.env.Pipeline, Key: x.env.IdempotencyKey},
 		}
 		response, err := i.runOrFollow(ctx)
 		return response, i.current().env.RequestID, err
@@ -193,7 +193,7 @@ func (s *Service) respond(ctx context.Context, x *call) (*Response, pipeline.Req
 }
 
 // run makes the request. Callers may cancel it meanwhile.
-func (x *call) run(ctx context.Context) (*Response, error) {
+func (x *call) run(ctx context.Context) (*request.Response, error) {
 	x.mintExecution()
 	x.env.Local = (*localGateway)(x.service)
 	if err := x.register(); err != nil {
@@ -201,7 +201,7 @@ func (x *call) run(ctx context.Context) (*Response, error) {
 	}
 	defer x.pending.forget()
 	err := x.send()
-	var response *Response
+	var response *request.Response
 	for response == nil && err == nil {
 		response, err = x.handleNext(ctx)
 	}
@@ -228,16 +228,25 @@ func (x *call) send() error {
 	return nil
 }
 
+// incoming is a request of a caller or, with shadowModels, one that the gateway repeats on other
+// models: the models of its steps. It takes no place of callers' requests.
+type incoming struct {
+	*request.Request
+	shadowModels map[pipeline.StepName]payload.ModelRef
+}
+
+func (r incoming) isShadow() bool { return r.shadowModels != nil }
+
 // call is one request, from its admission to its response.
 type call struct {
 	service *Service
-	request *Request
+	request incoming
 	env     *envelope.Envelope
 	// tenant is whose places the request takes.
 	tenant string
 	// emit takes the chunks, label is the pipeline's in their metrics; nil and empty where the
 	// caller wants the response alone.
-	emit  func(Chunk) error
+	emit  func(request.Chunk) error
 	label string
 	// waitForCapacity is true where the request waits for capacity. admitted is nil before it has.
 	waitForCapacity bool
@@ -245,7 +254,7 @@ type call struct {
 
 	pending *pending
 	// steps is the timeline that the last reply had.
-	steps []StepTiming
+	steps []request.StepTiming
 	// span is that of the request, published that of its way to the first stage: nil where the
 	// request is not traced.
 	span, published *tracing.Span
@@ -256,10 +265,10 @@ type call struct {
 	search   search
 }
 
-func newCall(s *Service, r *Request, env *envelope.Envelope, emit func(Chunk) error, waitForCapacity bool) *call {
+func newCall(s *Service, r incoming, env *envelope.Envelope, emit func(request.Chunk) error, waitForCapacity bool) *call {
 	x := &call{service: s, request: r, env: env, emit: emit, waitForCapacity: waitForCapacity}
 	if emit != nil {
-		x.label = s.label(r)
+		x.label = s.label(r.Request)
 	}
 	return x
 }
@@ -282,7 +291,7 @@ func (s *Service) placeOf(ctx context.Context) place {
 }
 
 // admit takes a request into flight, which must release.
-func (p place) admit(r *Request) *fault.Fault {
+func (p place) admit(r *request.Request) *fault.Fault {
 	if f := p.service.limiter.Acquire(p.tenant); f != nil {
 		return f
 	}
@@ -385,7 +394,7 @@ func stagesOf(route []pipeline.Hop) []pipeline.StageName {
 }
 
 // handleNext handles one event; response is nil while the call continues.
-func (x *call) handleNext(ctx context.Context) (*Response, error) {
+func (x *call) handleNext(ctx context.Context) (*request.Response, error) {
 	select {
 	case <-x.sending.failed:
 		return nil, x.handleFailedPublish(ctx)
@@ -407,7 +416,7 @@ func (x *call) handleNext(ctx context.Context) (*Response, error) {
 const lastLookUp = 500 * time.Millisecond
 
 // end returns the response or error of a call whose context has ended.
-func (x *call) end(ctx context.Context) (*Response, error) {
+func (x *call) end(ctx context.Context) (*request.Response, error) {
 	if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		return nil, ctx.Err()
 	}
@@ -451,7 +460,7 @@ func deadlineFault(f *fault.Fault, env *envelope.Envelope) *fault.Fault {
 
 // logFailure logs the fault and returns it with the request's ID: at debug level, or
 // louder where the mesh is at fault.
-func (s *Service) logFailure(id pipeline.RequestID, r *Request, f *fault.Fault, span *tracing.Span) *fault.Fault {
+func (s *Service) logFailure(id pipeline.RequestID, r *request.Request, f *fault.Fault, span *tracing.Span) *fault.Fault {
 	level := slog.LevelDebug
 	if f.Reason == fault.Internal {
 		level = slog.LevelError

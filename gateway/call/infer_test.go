@@ -16,6 +16,7 @@ import (
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
@@ -309,7 +310,7 @@ func TestGatewayWithAWrongClockTakesNoRequests(t *testing.T) {
 			behind.Store(int64(offset))
 			s := b.start(b.broker.Connect(mesh, withClock(&behind)), func(s *call.Settings) { s.Gateway = "wrong" })
 			testbed.Eventually(t, "the gateway is not ready", func() bool { return s.Ready() != nil })
-			for _, r := range []*call.Request{ask("it"), withKey("key", "it")} {
+			for _, r := range []*request.Request{ask("it"), withKey("key", "it")} {
 				response, err := s.Infer(t.Context(), r)
 				f := wantFault(t, response, err, fault.NoCapacity)
 				if !strings.Contains(f.Message, "clock") || !strings.Contains(f.Message, direction) || f.RetryAfter <= 0 {

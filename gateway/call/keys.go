@@ -5,6 +5,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -91,7 +92,7 @@ func (k *keys) remove(r *firstRequest) {
 
 // watch waits until the request has a result, its key's record changes, its queue
 // is lost or its time is over; or until nobody follows it.
-func (k *keys) watch(ctx context.Context, r *firstRequest, key store.Key, record store.KeyRecord, stages []pipeline.StageName) {
+func (k *keys) watch(ctx context.Context, r *firstRequest, key request.Key, record store.KeyRecord, stages []pipeline.StageName) {
 	defer func() {
 		k.mu.Lock()
 		defer k.mu.Unlock()
@@ -136,7 +137,7 @@ const releaseTimeout = time.Second
 
 // release frees the key in the background. Where that does not succeed the key is
 // free once the request's deadline has passed.
-func (k *keys) release(key store.Key, r store.KeyRecord) {
+func (k *keys) release(key request.Key, r store.KeyRecord) {
 	until := r.Claim.Deadline.Add(grace)
 	if least := time.Now().Add(releaseTimeout); until.Before(least) {
 		until = least

@@ -14,6 +14,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/pipelines"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
@@ -198,14 +199,14 @@ func blob(data []byte) []payload.Part {
 }
 
 // ask is a request for the stage.
-func ask(text string) *call.Request {
-	return &call.Request{Pipeline: whole, Inputs: blob([]byte(text)), Timeout: testbed.Patience}
+func ask(text string) *request.Request {
+	return &request.Request{Pipeline: whole, Inputs: blob([]byte(text)), Timeout: testbed.Patience}
 }
 
 func textOf(parts []payload.Part) string { return string(parts[0].Blob.Data) }
 
 // wantFault checks that a call failed for the reason.
-func wantFault(t *testing.T, response *call.Response, err error, reason fault.Reason) *fault.Fault {
+func wantFault(t *testing.T, response *request.Response, err error, reason fault.Reason) *fault.Fault {
 	t.Helper()
 	f, ok := errors.AsType[*fault.Fault](err)
 	if !ok || f.Reason != reason || response != nil {

@@ -12,6 +12,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 
 	"github.com/stagemesh/stagemesh/internal/budget"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/store"
 )
@@ -203,10 +204,7 @@ type served struct {
 type servedName struct{ tenant, name string }
 
 // countRequest counts a request that has ended.
-func (s *Service) countRequest(ctx context.Context, r *Request, response *Response, f *fault.Fault, took time.Duration) {
-	if r.isShadow() {
-		return
-	}
+func (s *Service) countRequest(ctx context.Context, r *request.Request, response *request.Response, f *fault.Fault, took time.Duration) {
 	key := servedName{tenant: budget.TenantOf(ctx)}
 	if f == nil {
 		key.name = response.Pipeline
@@ -230,7 +228,7 @@ func (s *Service) countRequest(ctx context.Context, r *Request, response *Respon
 	all.byName[key].add(response, f, took)
 }
 
-func (s *Statistics) add(response *Response, f *fault.Fault, took time.Duration) {
+func (s *Statistics) add(response *request.Response, f *fault.Fault, took time.Duration) {
 	s.Last = time.Now()
 	if f != nil {
 		s.Fail.add(took)

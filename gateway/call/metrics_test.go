@@ -12,6 +12,7 @@ import (
 	"go.opentelemetry.io/otel/metric/noop"
 
 	"github.com/stagemesh/stagemesh/internal/budget"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
@@ -102,8 +103,8 @@ func TestStatisticsAreBoundedAndOfOneTenant(t *testing.T) {
 	}
 	s := &Service{metrics: m}
 	count := func(ctx context.Context, name string) {
-		steps := []StepTiming{{QueueWait: time.Second, BatchWait: time.Second, Run: time.Second, Rows: 2, BatchSize: 1}, {BatchWait: time.Second, Run: time.Second, Rows: 3, BatchSize: 4}}
-		s.countRequest(ctx, &Request{}, &Response{Pipeline: name, Timeline: Timeline{Steps: steps}}, nil, 6*time.Second)
+		steps := []request.StepTiming{{QueueWait: time.Second, BatchWait: time.Second, Run: time.Second, Rows: 2, BatchSize: 1}, {BatchWait: time.Second, Run: time.Second, Rows: 3, BatchSize: 4}}
+		s.countRequest(ctx, &request.Request{}, &request.Response{Pipeline: name, Timeline: request.Timeline{Steps: steps}}, nil, 6*time.Second)
 	}
 	for i := range 2*maxLabels + 1 {
 		count(t.Context(), strconv.Itoa(i))

@@ -11,17 +11,12 @@ import (
 
 	"github.com/stagemesh/stagemesh/discovery/models"
 	"github.com/stagemesh/stagemesh/internal/budget"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/model"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
-)
-
-// Prefixes of the implicit pipelines of one model: "model:<id>", "alias:<name>".
-const (
-	ModelPrefix = "model:"
-	AliasPrefix = "alias:"
 )
 
 // Resolve returns the pipeline of that name. If byModel is true, the name may also be that of
@@ -49,8 +44,8 @@ func (s *Service) Resolve(name string, byModel bool) (pipeline.Pipeline, *fault.
 
 // hasMoved reports whether the alias that a request names has moved to a model of another stage
 // since the pipeline was resolved, which then is the new one.
-func (s *Service) hasMoved(r *Request, p *pipeline.Pipeline) bool {
-	if ref := p.Steps[0].Model; r.isShadow() || string(p.Name) != AliasPrefix+ref.Alias {
+func (s *Service) hasMoved(r incoming, p *pipeline.Pipeline) bool {
+	if ref := p.Steps[0].Model; r.isShadow() || string(p.Name) != request.AliasPrefix+ref.Alias {
 		return false
 	}
 	now, f := s.Resolve(r.Pipeline, r.ByModel)
@@ -63,14 +58,14 @@ func (s *Service) hasMoved(r *Request, p *pipeline.Pipeline) bool {
 
 func prefixOf(ref payload.ModelRef) string {
 	if ref.Alias != "" {
-		return AliasPrefix
+		return request.AliasPrefix
 	}
-	return ModelPrefix
+	return request.ModelPrefix
 }
 
 // label returns the pipeline's label in metrics. It is only the prefix for all models and aliases:
 // there are many.
-func (s *Service) label(r *Request) string {
+func (s *Service) label(r *request.Request) string {
 	if ref, _ := s.refOf(r.Pipeline, r.ByModel); ref != (payload.ModelRef{}) {
 		return prefixOf(ref)
 	}
@@ -83,10 +78,10 @@ func (s *Service) refOf(name string, byModel bool) (ref payload.ModelRef, _ *fau
 	if s.settings.Models == nil {
 		return ref, nil
 	}
-	if id, ok := strings.CutPrefix(name, ModelPrefix); ok {
+	if id, ok := strings.CutPrefix(name, request.ModelPrefix); ok {
 		return payload.ModelRef{Model: id}, nil
 	}
-	if alias, ok := strings.CutPrefix(name, AliasPrefix); ok {
+	if alias, ok := strings.CutPrefix(name, request.AliasPrefix); ok {
 		return payload.ModelRef{Alias: alias}, nil
 	}
 	if !byModel || s.settings.Pipelines.Has(name) {

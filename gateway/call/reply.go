@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -64,7 +65,7 @@ func (p *progress) overdue() <-chan time.Time {
 var errMismatch = errors.New("its IDs are not the request's")
 
 // handleEvent handles an event of the call; response is nil while the call continues.
-func (x *call) handleEvent(ctx context.Context, e event) (*Response, error) {
+func (x *call) handleEvent(ctx context.Context, e event) (*request.Response, error) {
 	switch {
 	case e.fault != nil:
 		return nil, e.fault
@@ -80,7 +81,7 @@ func (x *call) handleEvent(ctx context.Context, e event) (*Response, error) {
 	return nil, nil
 }
 
-func (x *call) readReply(m *message) (*Response, error) {
+func (x *call) readReply(m *message) (*request.Response, error) {
 	r, err := m.decode()
 	switch {
 	case err != nil:
@@ -95,7 +96,7 @@ func (x *call) readReply(m *message) (*Response, error) {
 	return x.handleReply(r)
 }
 
-func (x *call) handleReply(r *envelope.Reply) (*Response, error) {
+func (x *call) handleReply(r *envelope.Reply) (*request.Response, error) {
 	p := &x.progress
 	p.isFinal = r.Terminal()
 	x.steps = r.Timings
@@ -125,7 +126,7 @@ func (x *call) handleReply(r *envelope.Reply) (*Response, error) {
 func (x *call) needsAllChunks() bool { return x.emit != nil && !x.request.LossyChunks }
 
 func (x *call) handleChunk(r *envelope.Reply) error {
-	err := x.emit(Chunk{RequestID: string(r.RequestID), Seq: r.Seq, Attempt: r.Attempt, Outputs: r.Parts})
+	err := x.emit(request.Chunk{RequestID: string(r.RequestID), Seq: r.Seq, Attempt: r.Attempt, Outputs: r.Parts})
 	if err == nil {
 		if x.needsAllChunks() {
 			// NextWithin may exceed the deadline; the deadline then ends the call.
@@ -144,7 +145,7 @@ func (x *call) handleChunk(r *envelope.Reply) error {
 	return fault.New(fault.Cancelled, "the caller stopped taking its answer").Caused(err)
 }
 
-func (x *call) response(r *envelope.Reply) (*Response, error) {
+func (x *call) response(r *envelope.Reply) (*request.Response, error) {
 	names := x.request.Outputs
 	if x.emit != nil && r.Seq > 1 && len(r.Parts) == 0 {
 		names = nil // they came in chunks, which stages need not put together
@@ -153,12 +154,12 @@ func (x *call) response(r *envelope.Reply) (*Response, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Response{
+	return &request.Response{
 		RequestID: string(r.RequestID),
 		Pipeline:  string(x.env.Pipeline),
 		Outputs:   outputs,
 		Metadata:  r.Metadata,
-		Timeline:  Timeline{Steps: r.Timings},
+		Timeline:  request.Timeline{Steps: r.Timings},
 		Chunks:    chunksOf(r),
 	}, nil
 }
@@ -221,7 +222,7 @@ func (s *search) scheduleNext() {
 
 // lookUpResult returns the response of the stored result, if there is one. A broker
 // that does not answer is no reason to fail before the deadline.
-func (x *call) lookUpResult(ctx context.Context) (*Response, error) {
+func (x *call) lookUpResult(ctx context.Context) (*request.Response, error) {
 	r, err := x.service.results.Get(ctx, x.env.RequestID)
 	switch {
 	case err == nil:
@@ -235,7 +236,7 @@ func (x *call) lookUpResult(ctx context.Context) (*Response, error) {
 
 // responseOf returns the response of a stored result. For a stream it must follow
 // the chunks that the caller has.
-func (x *call) responseOf(r *envelope.Result) (*Response, error) {
+func (x *call) responseOf(r *envelope.Result) (*request.Response, error) {
 	reply, p := r.Reply, &x.progress
 	p.isFinal, x.steps = true, reply.Timings
 	switch {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/gateway/pipelines"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/passthrough"
@@ -14,101 +15,18 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-// Request is one request as a front decoded it. Zero fields mean the pipeline's
-// own settings. Its memory does not change any more, also after the call: a host in the
-// process may share it.
-type Request struct {
-	// Pipeline is a pipeline's name, "stage:<name>", "alias:<name>" or "model:<id>"; if ByModel
-	// is true also an alias or a model without a prefix.
-	Pipeline string
-	ByModel  bool
-	Inputs   []payload.Part
-	// Parameters go to every step, Steps to single ones, by step name.
-	Parameters payload.Parameters
-	Steps      map[pipeline.StepName]pipeline.StepOptions
-	// IdempotencyKey makes one request of all requests of the tenant and pipeline
-	// that have it; empty means none.
-	IdempotencyKey string
-	// Timeout may only shorten the pipeline's. Negative is rejected; 0 means
-	// the pipeline's.
-	Timeout    time.Duration
-	Durability pipeline.Durability
-	Priority   int32
-	// WaitForCapacity makes the call wait, until its deadline, where a stage of the
-	// route has no capacity for it; nil means the pipeline's option.
-	WaitForCapacity *bool
-	Metadata        map[string]string
-	// ID is the request's, which is new; empty means that the service mints one. StoreResult has
-	// the result stored, also without a key, so that Result returns it; a failure comes with a
-	// response that has the timeline alone.
-	ID          pipeline.RequestID
-	StoreResult bool
-	// LossyChunks is for a caller of Stream to whom the end matters more than chunks: some may be
-	// missing, and another run of the request may send its own.
-	LossyChunks bool
-	// Outputs are the names to return; empty means all.
-	Outputs []string
-	// Passthrough is true for a gRPC call that is passed on to a model server. Only its input may
-	// have the parameters of package passthrough.
-	Passthrough bool
-	// Trace is the caller's W3C trace context, and Origin how the request came.
-	Trace  envelope.Trace
-	Origin Origin
-	// shadowModels are the models of the steps of a request that a gateway repeats on another model:
-	// it takes no place of callers' requests. Callers cannot set them, so no step locks them.
-	shadowModels map[pipeline.StepName]payload.ModelRef
-}
-
-func (r *Request) isShadow() bool { return r.shadowModels != nil }
-
-// Response is the final answer to a request. Its memory, as that of a Chunk, is read-only: a
-// stage in the process may share it.
-type Response struct {
-	RequestID string
-	// Pipeline is the name that the request asked for, of a model or an alias with its prefix.
-	Pipeline string
-	Outputs  []payload.Part
-	Metadata map[string]string
-	Timeline Timeline
-	// Chunks is how many chunks the answer had, for a caller of Stream.
-	Chunks uint64
-}
-
-// Chunk is a part of an answer that is sent while the runner still works.
-type Chunk struct {
-	RequestID string
-	// Seq counts the messages of the answer from 1.
-	Seq     uint64
-	Attempt uint32
-	Outputs []payload.Part
-}
-
-// Timeline says where a request's time went.
-type Timeline struct {
-	// Total is from admission to the reply's arrival. For a stored result it is until
-	// a host had the answer.
-	Total time.Duration
-	Steps []StepTiming
-}
-
-// StepTiming is what one step of a request cost.
-type StepTiming = envelope.StepTiming
-
-// MaxIdempotencyKey bounds an idempotency key, in bytes.
-const MaxIdempotencyKey = 256
-
 // shown is how much of a caller's text a message repeats, in runes.
 const shown = 80
 
 // CheckRequest checks all of a request to a pipeline that needs no other part of the mesh.
-func (s *Service) CheckRequest(r *Request, p *pipeline.Pipeline) *fault.Fault {
+func (s *Service) CheckRequest(r *request.Request, p *pipeline.Pipeline) *fault.Fault {
 	_, f := s.check("", r, p, time.Now())
 	return f
 }
 
 // check checks all of a request that needs no other part of the mesh, and returns
 // its envelope, which has no execution yet.
-func (s *Service) check(id pipeline.RequestID, r *Request, p *pipeline.Pipeline, begin time.Time) (*envelope.Envelope, *fault.Fault) {
+func (s *Service) check(id pipeline.RequestID, r *request.Request, p *pipeline.Pipeline, begin time.Time) (*envelope.Envelope, *fault.Fault) {
 	if f := s.checkInputs(r.Inputs, r.Passthrough); f != nil {
 		return nil, f
 	}
@@ -156,7 +74,7 @@ func (s *Service) limitOf(p *pipeline.Pipeline) time.Duration {
 }
 
 // TimeoutOf returns how long a request may take; MaxTimeout if its pipeline is unknown.
-func (s *Service) TimeoutOf(r *Request) time.Duration {
+func (s *Service) TimeoutOf(r *request.Request) time.Duration {
 	limit := s.settings.MaxTimeout
 	if p, f := s.Resolve(r.Pipeline, r.ByModel); f == nil {
 		limit = s.limitOf(&p)
@@ -192,9 +110,9 @@ func (s *Service) checkInputs(inputs []payload.Part, isPassthrough bool) *fault.
 	return nil
 }
 
-func (s *Service) checkOptions(r *Request) *fault.Fault {
-	if len(r.IdempotencyKey) > MaxIdempotencyKey {
-		return fault.Newf(fault.InvalidRequest, "idempotency_key: %d bytes, at most %d are allowed", len(r.IdempotencyKey), MaxIdempotencyKey)
+func (s *Service) checkOptions(r *request.Request) *fault.Fault {
+	if len(r.IdempotencyKey) > request.MaxIdempotencyKey {
+		return fault.Newf(fault.InvalidRequest, "idempotency_key: %d bytes, at most %d are allowed", len(r.IdempotencyKey), request.MaxIdempotencyKey)
 	}
 	if len(r.Outputs) > payload.MaxParts {
 		return fault.Newf(fault.InvalidRequest, "outputs: %d names, at most %d are allowed", len(r.Outputs), payload.MaxParts)
@@ -219,7 +137,7 @@ func (s *Service) checkOptions(r *Request) *fault.Fault {
 }
 
 // durabilityOf is the request's, else the pipeline's, else memory.
-func durabilityOf(r *Request, p *pipeline.Pipeline) (pipeline.Durability, *fault.Fault) {
+func durabilityOf(r *request.Request, p *pipeline.Pipeline) (pipeline.Durability, *fault.Fault) {
 	d := cmp.Or(r.Durability, p.Durability, pipeline.Memory)
 	if d != pipeline.Memory && d != pipeline.File {
 		return "", fault.Newf(fault.NotSupported, "durability %.*q is not served by this version; use memory or file", shown, d)

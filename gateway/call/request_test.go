@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -26,29 +27,29 @@ func TestInvalidRequestIsRejected(t *testing.T) {
 		numbers[i] = strconv.Itoa(i)
 	}
 	for name, test := range map[string]struct {
-		request call.Request
+		request request.Request
 		reason  fault.Reason
 		want    string
 	}{
-		"no such pipeline":       {call.Request{Pipeline: long, Inputs: blob(nil)}, fault.UnknownPipeline, "there is no pipeline"},
-		"no inputs":              {call.Request{}, fault.InvalidRequest, "inputs: at least one is required"},
-		"inputs over the limit":  {call.Request{Inputs: blob(make([]byte, limit+1))}, fault.PayloadTooLarge, "gateway.max_payload is 1024"},
-		"two inputs of one name": {call.Request{Inputs: []payload.Part{one, two, one}}, fault.InvalidInput, `named "x"`},
+		"no such pipeline":       {request.Request{Pipeline: long, Inputs: blob(nil)}, fault.UnknownPipeline, "there is no pipeline"},
+		"no inputs":              {request.Request{}, fault.InvalidRequest, "inputs: at least one is required"},
+		"inputs over the limit":  {request.Request{Inputs: blob(make([]byte, limit+1))}, fault.PayloadTooLarge, "gateway.max_payload is 1024"},
+		"two inputs of one name": {request.Request{Inputs: []payload.Part{one, two, one}}, fault.InvalidInput, `named "x"`},
 		"a tensor short of bytes": {
-			call.Request{Inputs: []payload.Part{payload.OfTensor("x", tensor.Tensor{Datatype: tensor.FP32, Shape: []int64{2}, Raw: make([]byte, 4)})}},
+			request.Request{Inputs: []payload.Part{payload.OfTensor("x", tensor.Tensor{Datatype: tensor.FP32, Shape: []int64{2}, Raw: make([]byte, 4)})}},
 			fault.InvalidInput, "inputs.x",
 		},
-		"a number beyond FP64":   {call.Request{Inputs: []payload.Part{payload.OfBlob("x", "application/geo+json", []byte(`{"a": [1, -1e400]}`))}}, fault.InvalidInput, "inputs.x: the number -1e400 at byte 10"},
-		"a number of 310 digits": {call.Request{Inputs: []payload.Part{payload.OfBlob("", "application/json", []byte(strings.Repeat("9", 310)))}}, fault.InvalidInput, "inputs[0]: the number 9999"},
-		"a long name":            {call.Request{Inputs: []payload.Part{payload.OfBlob(long, "", nil)}}, fault.InvalidInput, "inputs[0]"},
-		"an output twice":        {call.Request{Inputs: blob(nil), Outputs: []string{"a", long, long}}, fault.InvalidRequest, "is named twice"},
-		"many outputs":           {call.Request{Inputs: blob(nil), Outputs: numbers}, fault.InvalidRequest, "outputs: 257 names"},
-		"a long key":             {call.Request{Inputs: blob(nil), IdempotencyKey: strings.Repeat("k", call.MaxIdempotencyKey+1)}, fault.InvalidRequest, "at most 256"},
+		"a number beyond FP64":   {request.Request{Inputs: []payload.Part{payload.OfBlob("x", "application/geo+json", []byte(`{"a": [1, -1e400]}`))}}, fault.InvalidInput, "inputs.x: the number -1e400 at byte 10"},
+		"a number of 310 digits": {request.Request{Inputs: []payload.Part{payload.OfBlob("", "application/json", []byte(strings.Repeat("9", 310)))}}, fault.InvalidInput, "inputs[0]: the number 9999"},
+		"a long name":            {request.Request{Inputs: []payload.Part{payload.OfBlob(long, "", nil)}}, fault.InvalidInput, "inputs[0]"},
+		"an output twice":        {request.Request{Inputs: blob(nil), Outputs: []string{"a", long, long}}, fault.InvalidRequest, "is named twice"},
+		"many outputs":           {request.Request{Inputs: blob(nil), Outputs: numbers}, fault.InvalidRequest, "outputs: 257 names"},
+		"a long key":             {request.Request{Inputs: blob(nil), IdempotencyKey: strings.Repeat("k", request.MaxIdempotencyKey+1)}, fault.InvalidRequest, "at most 256"},
 		"a model by two names":   {ofModel(payload.ModelRef{Model: long, Alias: "latest"}), fault.InvalidRequest, `the alias "latest"; name one`},
-		"metadata not allowed":   {call.Request{Inputs: blob(nil), Metadata: map[string]string{long: ""}}, fault.InvalidRequest, "is not in gateway.metadata"},
-		"an unknown step":        {call.Request{Inputs: blob(nil), Steps: map[pipeline.StepName]pipeline.StepOptions{pipeline.StepName(long): {}}}, fault.InvalidRequest, "no such step"},
-		"a negative timeout":     {call.Request{Inputs: blob(nil), Timeout: -1}, fault.InvalidRequest, "negative"},
-		"durability":             {call.Request{Inputs: blob(nil), Durability: pipeline.Durability(long)}, fault.NotSupported, "use memory"},
+		"metadata not allowed":   {request.Request{Inputs: blob(nil), Metadata: map[string]string{long: ""}}, fault.InvalidRequest, "is not in gateway.metadata"},
+		"an unknown step":        {request.Request{Inputs: blob(nil), Steps: map[pipeline.StepName]pipeline.StepOptions{pipeline.StepName(long): {}}}, fault.InvalidRequest, "no such step"},
+		"a negative timeout":     {request.Request{Inputs: blob(nil), Timeout: -1}, fault.InvalidRequest, "negative"},
+		"durability":             {request.Request{Inputs: blob(nil), Durability: pipeline.Durability(long)}, fault.NotSupported, "use memory"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -75,18 +76,18 @@ func TestInvalidRequestIsRejected(t *testing.T) {
 	}
 }
 
-func ofModel(ref payload.ModelRef) call.Request {
-	return call.Request{Inputs: blob(nil), Steps: map[pipeline.StepName]pipeline.StepOptions{pipeline.StepName(stage): {Model: ref}}}
+func ofModel(ref payload.ModelRef) request.Request {
+	return request.Request{Inputs: blob(nil), Steps: map[pipeline.StepName]pipeline.StepOptions{pipeline.StepName(stage): {Model: ref}}}
 }
 
 func TestTextThatIsNotUTF8IsInvalid(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.serves(b.echo)
-	for name, edit := range map[string]func(*call.Request){
-		"metadata":        func(r *call.Request) { r.Metadata = map[string]string{"known": "\xff"} },
-		"idempotency key": func(r *call.Request) { r.IdempotencyKey = "\xff" },
-		"model":           func(r *call.Request) { maps.Copy(r.Steps, ofModel(payload.ModelRef{Model: "\xff"}).Steps) },
+	for name, edit := range map[string]func(*request.Request){
+		"metadata":        func(r *request.Request) { r.Metadata = map[string]string{"known": "\xff"} },
+		"idempotency key": func(r *request.Request) { r.IdempotencyKey = "\xff" },
+		"model":           func(r *request.Request) { maps.Copy(r.Steps, ofModel(payload.ModelRef{Model: "\xff"}).Steps) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

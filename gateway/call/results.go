@@ -11,6 +11,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/internal/budget"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -23,7 +24,7 @@ import (
 // failed, NOT_FOUND where no result is stored. It waits for one as long as wait
 // says, MaxTimeout at most, and counts as a request in flight meanwhile. A gateway
 // that stops ends the wait with SHUTTING_DOWN.
-func (s *Service) Result(ctx context.Context, requestID string, wait time.Duration) (*Response, error) {
+func (s *Service) Result(ctx context.Context, requestID string, wait time.Duration) (*request.Response, error) {
 	id, f := parseID(requestID)
 	if f != nil {
 		return nil, f
@@ -91,21 +92,21 @@ func (s *Service) StartWait(ctx context.Context, wait time.Duration) (waiting co
 	}, nil
 }
 
-func storedResponse(r *envelope.Result) *Response {
-	return &Response{
+func storedResponse(r *envelope.Result) *request.Response {
+	return &request.Response{
 		RequestID: string(r.Reply.RequestID),
 		Pipeline:  string(r.Pipeline),
 		Outputs:   r.Reply.Parts,
 		Metadata:  r.Reply.Metadata,
 		// Of two clocks, which may differ by more than the request took.
-		Timeline: Timeline{Total: max(0, r.FinishedAt.Sub(r.AdmittedAt)), Steps: r.Reply.Timings},
+		Timeline: request.Timeline{Total: max(0, r.FinishedAt.Sub(r.AdmittedAt)), Steps: r.Reply.Timings},
 		Chunks:   chunksOf(r.Reply),
 	}
 }
 
 // AwaitStored is Result for the process itself: it waits until the context ends, also while the
 // broker is unavailable, and is not admitted. It returns false if there is no result then.
-func (s *Service) AwaitStored(ctx context.Context, id pipeline.RequestID) (r *Response, f *fault.Fault, ok bool) {
+func (s *Service) AwaitStored(ctx context.Context, id pipeline.RequestID) (r *request.Response, f *fault.Fault, ok bool) {
 	var found *envelope.Result
 	var err error
 	_ = untilAnswered(ctx, func() error {
@@ -125,18 +126,15 @@ func (s *Service) AwaitStored(ctx context.Context, id pipeline.RequestID) (r *Re
 // It is best effort.
 func (s *Service) DeleteStored(id pipeline.RequestID) { s.results.Delete(id) }
 
-// Key is an idempotency key. Calls replace its tenant by their own.
-type Key = store.Key
-
 // RequestOf returns the ID of the request that has the key, for Result and Cancel:
 // NOT_FOUND where none has it, or its retention has passed. It is admitted like a
 // request.
-func (s *Service) RequestOf(ctx context.Context, k Key) (string, error) {
+func (s *Service) RequestOf(ctx context.Context, k request.Key) (string, error) {
 	switch {
 	case k.Pipeline == "":
 		return "", fault.InField(fault.InvalidRequest, "pipeline", "an idempotency key belongs to a pipeline; name it")
-	case k.Key == "" || len(k.Key) > MaxIdempotencyKey:
-		return "", fault.InField(fault.InvalidRequest, "idempotency_key", "%d bytes, from 1 to %d are allowed", len(k.Key), MaxIdempotencyKey)
+	case k.Key == "" || len(k.Key) > request.MaxIdempotencyKey:
+		return "", fault.InField(fault.InvalidRequest, "idempotency_key", "%d bytes, from 1 to %d are allowed", len(k.Key), request.MaxIdempotencyKey)
 	}
 	if f := s.limiter.Acquire(budget.TenantOf(ctx)); f != nil {
 		return "", f

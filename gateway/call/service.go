@@ -42,6 +42,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/explain"
 	"github.com/stagemesh/stagemesh/gateway/pipelines"
 	"github.com/stagemesh/stagemesh/internal/budget"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/config"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
@@ -100,7 +101,7 @@ type Settings struct {
 	Specs func() map[string]*stagev1.Spec
 	// Adapt returns a request whose only input is a document of JSON without a name as the first
 	// step takes it, in reserved memory; nil leaves all as they are.
-	Adapt func(r *Request, first pipeline.Step, memory *budget.Account) (*Request, error)
+	Adapt func(r *request.Request, first pipeline.Step, memory *budget.Account) (*request.Request, error)
 	// Budget bounds the bytes of all requests in flight. Ports reserve those of the
 	// request's body in the account of the context; nil means no bound.
 	Budget *budget.Pool
@@ -160,12 +161,12 @@ const (
 // request's ID where one was assigned. Stream calls emit in order, and not after it returned;
 // an error of emit ends the call.
 type Caller interface {
-	Infer(ctx context.Context, r *Request) (*Response, error)
-	Stream(ctx context.Context, r *Request, emit func(Chunk) error) (*Response, error)
-	Result(ctx context.Context, requestID string, wait time.Duration) (*Response, error)
+	Infer(ctx context.Context, r *request.Request) (*request.Response, error)
+	Stream(ctx context.Context, r *request.Request, emit func(request.Chunk) error) (*request.Response, error)
+	Result(ctx context.Context, requestID string, wait time.Duration) (*request.Response, error)
 	Cancel(ctx context.Context, requestID string) error
 	// RequestOf returns the ID of the request that has an idempotency key.
-	RequestOf(ctx context.Context, k Key) (requestID string, err error)
+	RequestOf(ctx context.Context, k request.Key) (requestID string, err error)
 }
 
 var _ Caller = (*Service)(nil)
@@ -342,7 +343,7 @@ func (s *Service) deliver(id pipeline.ExecutionID, isFinal bool, m message) mesh
 // completeRecord adds the timeline of a final reply that came too late to the record of its
 // request.
 func (s *Service) completeRecord(id pipeline.ExecutionID, m message) {
-	s.finished.Complete(id, func() []StepTiming {
+	s.finished.Complete(id, func() []request.StepTiming {
 		if r, err := m.decode(); err == nil {
 			return r.Timings
 		}
@@ -398,7 +399,7 @@ func (s *Service) PipelineReady(ctx context.Context, name string, alsoFile bool)
 	if err != nil {
 		return err
 	}
-	durability, f := durabilityOf(&Request{}, &p)
+	durability, f := durabilityOf(&request.Request{}, &p)
 	if f == nil {
 		f = s.availability.CheckHosts(ctx, route, durability)
 	}

@@ -12,6 +12,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 
 	"github.com/stagemesh/stagemesh/internal/budget"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -35,19 +36,19 @@ type shadow struct {
 
 // startShadow runs an answered request again, on the shadow's model, and counts how the answers
 // compare. It has places and memory of its own, and a low priority.
-func (s *Service) startShadow(x *call, of *shadow, answer *Response) {
+func (s *Service) startShadow(x *call, of *shadow, answer *request.Response) {
 	if x.emit != nil && x.progress.seq > 1 {
 		return // the answer went to the caller in chunks
 	}
-	again, steps := *x.request, map[pipeline.StepName]pipeline.StepOptions{}
+	again, steps := *x.request.Request, map[pipeline.StepName]pipeline.StepOptions{}
 	for name, step := range again.Steps {
 		steps[name] = pipeline.StepOptions{Parameters: step.Parameters}
 	}
-	again.shadowModels = map[pipeline.StepName]payload.ModelRef{}
+	stepModels := map[pipeline.StepName]payload.ModelRef{}
 	for _, hop := range x.env.Route { // another request may get other models of an alias
-		again.shadowModels[hop.Step] = hop.Model
+		stepModels[hop.Step] = hop.Model
 	}
-	again.shadowModels[of.step] = payload.ModelRef{Model: of.model}
+	stepModels[of.step] = payload.ModelRef{Model: of.model}
 	again.Steps, again.Timeout = steps, x.env.Deadline.Sub(x.env.AdmittedAt)
 	again.IdempotencyKey, again.Durability, again.Priority = "", pipeline.Memory, -1
 	tenant, size, result := x.env.Tenant, int64(payload.Size(again.Inputs)+2*payload.Size(answer.Outputs)), "dropped"
@@ -55,7 +56,7 @@ func (s *Service) startShadow(x *call, of *shadow, answer *Response) {
 		if s.shadows.start(func(ctx context.Context) {
 			defer func() { s.metrics.shadow(of, result) }()
 			defer s.shadowBytes.Release(tenant, size)
-			got, f := s.infer(budget.WithTenant(ctx, tenant), &again, nil, time.Now(), nil, envelope.Trace{})
+			got, f := s.infer(budget.WithTenant(ctx, tenant), incoming{Request: &again, shadowModels: stepModels}, nil, time.Now(), nil, envelope.Trace{})
 			switch {
 			case ctx.Err() != nil, f != nil && didNotRun(f.Reason):
 			case f != nil:
@@ -75,7 +76,7 @@ func (s *Service) startShadow(x *call, of *shadow, answer *Response) {
 
 // replaceModels prepares the pipeline of a shadow request, which the limit of callers' requests does
 // not count.
-func (r *Request) replaceModels(p *pipeline.Pipeline) {
+func (r incoming) replaceModels(p *pipeline.Pipeline) {
 	p.Steps, p.MaxInFlight = slices.Clone(p.Steps), 0
 	for i := range p.Steps {
 		p.Steps[i].Model = r.shadowModels[p.Steps[i].Name]

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -24,7 +24,7 @@ func (b *bed) chunks(env *envelope.Envelope, n, size int) {
 	}
 }
 
-func number(t *testing.T, c call.Chunk) int {
+func number(t *testing.T, c request.Chunk) int {
 	t.Helper()
 	text, _, _ := bytes.Cut(c.Outputs[0].Blob.Data, []byte(" "))
 	n, err := strconv.Atoi(string(text))
@@ -61,7 +61,7 @@ func TestOutputsInChunksNeedNotComeAgain(t *testing.T) {
 	r := ask("x")
 	r.Outputs = []string{"x"}
 	chunks := 0
-	response, err := b.service.Stream(t.Context(), r, func(call.Chunk) error { chunks++; return nil })
+	response, err := b.service.Stream(t.Context(), r, func(request.Chunk) error { chunks++; return nil })
 	if err != nil || len(response.Outputs) != 0 || chunks != 2 {
 		t.Errorf("answered with %+v, %v after %d chunks", response, err, chunks)
 	}
@@ -84,7 +84,7 @@ func TestBurstIsBufferedForItsReader(t *testing.T) {
 		close(sent)
 	})
 	got := make([]int, 0, burst)
-	response, err := b.service.Stream(t.Context(), ask("x"), func(c call.Chunk) error {
+	response, err := b.service.Stream(t.Context(), ask("x"), func(c request.Chunk) error {
 		testbed.Receive(t, "the end of the burst", sent)
 		got = append(got, number(t, c))
 		return nil
@@ -121,7 +121,7 @@ func TestStoppedReaderFailsAlone(t *testing.T) {
 			var slow sync.WaitGroup
 			slow.Go(func() {
 				stop := sync.OnceFunc(func() { close(stopped) })
-				response, err := b.service.Stream(t.Context(), ask("slow"), func(call.Chunk) error {
+				response, err := b.service.Stream(t.Context(), ask("slow"), func(request.Chunk) error {
 					stop()
 					testbed.Receive(t, "leave to go on", goOn)
 					return nil
@@ -132,7 +132,7 @@ func TestStoppedReaderFailsAlone(t *testing.T) {
 			})
 			testbed.Receive(t, "first chunk", stopped)
 			testbed.Receive(t, "end of the answer", overrun)
-			response, err := b.service.Stream(t.Context(), ask("quick"), func(call.Chunk) error { return nil })
+			response, err := b.service.Stream(t.Context(), ask("quick"), func(request.Chunk) error { return nil })
 			if err != nil || textOf(response.Outputs) != "done" {
 				t.Errorf("the quick reader got %+v, %v", response, err)
 			}
@@ -150,7 +150,7 @@ func TestLostCallerIsNoInternalError(t *testing.T) {
 		b.end(env, 3, []byte("done"))
 	})
 	broken := errors.New("write tcp: broken pipe")
-	response, err := b.service.Stream(t.Context(), ask("x"), func(call.Chunk) error { return broken })
+	response, err := b.service.Stream(t.Context(), ask("x"), func(request.Chunk) error { return broken })
 	if f := wantFault(t, response, err, fault.Cancelled); !errors.Is(f, broken) || f.Metadata["request_id"] == "" {
 		t.Errorf("got %v, caused by %v", f, f.Unwrap())
 	}
@@ -166,7 +166,7 @@ func TestFaultOfEmitIsTheCalls(t *testing.T) {
 		b.chunks(env, 1, 1)
 		b.end(env, 2, []byte("done"))
 	})
-	response, err := b.service.Stream(t.Context(), ask("x"), func(call.Chunk) error {
+	response, err := b.service.Stream(t.Context(), ask("x"), func(request.Chunk) error {
 		return fault.New(fault.NotSupported, "no")
 	})
 	_ = wantFault(t, response, err, fault.NotSupported)
@@ -180,7 +180,7 @@ func TestStreamWithAGapBreaks(t *testing.T) {
 		b.chunk(env, 3, []byte("3 "))
 	})
 	var got []int
-	response, err := b.service.Stream(t.Context(), ask("x"), func(c call.Chunk) error {
+	response, err := b.service.Stream(t.Context(), ask("x"), func(c request.Chunk) error {
 		got = append(got, number(t, c))
 		return nil
 	})
@@ -203,7 +203,7 @@ func TestStreamOfTwoRunsBreaks(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	response, err := b.service.Stream(t.Context(), ask("x"), func(call.Chunk) error { return nil })
+	response, err := b.service.Stream(t.Context(), ask("x"), func(request.Chunk) error { return nil })
 	_ = wantFault(t, response, err, fault.StreamInterrupted)
 }
 
@@ -217,13 +217,13 @@ func TestSilentStreamBreaks(t *testing.T) {
 		}
 		b.chunkOf(env, 1, []byte("1 "), time.Millisecond)
 	})
-	response, err := b.service.Stream(t.Context(), ask("x"), func(call.Chunk) error { return nil })
+	response, err := b.service.Stream(t.Context(), ask("x"), func(request.Chunk) error { return nil })
 	_ = wantFault(t, response, err, fault.StreamInterrupted)
 }
 
 // streamCancelled streams a request whose host sends chunks of those numbers, and
 // returns how the call ended. The request must be cancelled.
-func streamCancelled(t *testing.T, emit func(call.Chunk) error, chunks ...uint64) answered {
+func streamCancelled(t *testing.T, emit func(request.Chunk) error, chunks ...uint64) answered {
 	t.Helper()
 	b := newBed(t)
 	b.alive()
@@ -247,7 +247,7 @@ func streamCancelled(t *testing.T, emit func(call.Chunk) error, chunks ...uint64
 // The item may run once more, from its start, without a caller.
 func TestStreamWithAGapIsCancelled(t *testing.T) {
 	t.Parallel()
-	got := streamCancelled(t, func(call.Chunk) error { return nil }, 1, 1)
+	got := streamCancelled(t, func(request.Chunk) error { return nil }, 1, 1)
 	_ = wantFault(t, got.response, got.err, fault.StreamInterrupted)
 }
 
@@ -261,7 +261,7 @@ func TestRejectedChunkCancelsItsRequest(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if got := streamCancelled(t, func(call.Chunk) error { return failure }, 1); got.err == nil {
+			if got := streamCancelled(t, func(request.Chunk) error { return failure }, 1); got.err == nil {
 				t.Errorf("answered with %+v", got.response)
 			}
 		})
@@ -288,7 +288,7 @@ func TestLossyCallOutlivesMissingChunks(t *testing.T) {
 	r := ask("x")
 	r.LossyChunks = true
 	runs := map[uint32]int{}
-	response, err := b.service.Stream(t.Context(), r, func(c call.Chunk) error {
+	response, err := b.service.Stream(t.Context(), r, func(c request.Chunk) error {
 		testbed.Receive(t, "all of the answer", sent)
 		runs[c.Attempt]++
 		return nil

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/internal/budget"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -30,7 +31,7 @@ type Tapped struct {
 	IsShadow bool
 	// Response is nil for a request that failed, Fault for another. Chunks that the caller got
 	// are not there.
-	Response *Response
+	Response *request.Response
 	Fault    *fault.Fault
 	Took     time.Duration
 	// Dropped is how many requests this tap has dropped so far.
@@ -77,7 +78,7 @@ func (s *Service) Tap(ctx context.Context, of payload.ModelRef, percent int, emi
 
 // tap hands a request that has ended to the taps of its models. One that was rejected, or that got
 // the answer of another one with its key, ran on no model.
-func (s *Service) tap(x *call, p *pipeline.Pipeline, response *Response, f *fault.Fault, took time.Duration) {
+func (s *Service) tap(x *call, p *pipeline.Pipeline, response *request.Response, f *fault.Fault, took time.Duration) {
 	if x.pending == nil {
 		return
 	}
@@ -88,7 +89,7 @@ func (s *Service) tap(x *call, p *pipeline.Pipeline, response *Response, f *faul
 	}
 }
 
-func (t *tap) offer(x *call, p *pipeline.Pipeline, response *Response, f *fault.Fault, took time.Duration) {
+func (t *tap) offer(x *call, p *pipeline.Pipeline, response *request.Response, f *fault.Fault, took time.Duration) {
 	for i, hop := range x.env.Route {
 		asked := cmp.Or(x.request.Steps[hop.Step].Model, p.Steps[i].Model)
 		if t.of != (payload.ModelRef{Model: hop.Model.Model}) && t.of != (payload.ModelRef{Alias: asked.Alias}) {

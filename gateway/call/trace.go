@@ -11,6 +11,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/time/rate"
 
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/tracing"
@@ -44,7 +45,7 @@ func newTracer(s Settings) (*tracer, error) {
 // begin decides about a request before anything of it is recorded. It returns its span, nil
 // where it is not traced, and the trace context for its envelope, unless it is traced: the
 // caller's, which is carried, without the flag where the mesh records nothing.
-func (t *tracer) begin(r *Request, begin time.Time) (*tracing.Span, envelope.Trace) {
+func (t *tracer) begin(r *request.Request, begin time.Time) (*tracing.Span, envelope.Trace) {
 	if t == nil {
 		return nil, r.Trace
 	}
@@ -65,7 +66,7 @@ func (t *tracer) begin(r *Request, begin time.Time) (*tracing.Span, envelope.Tra
 }
 
 // start starts the span of a request that began then.
-func (t *tracer) start(r *Request, why string, begin time.Time) *tracing.Span {
+func (t *tracer) start(r *request.Request, why string, begin time.Time) *tracing.Span {
 	t.traces.Add(context.Background(), 1, metric.WithAttributeSet(attribute.NewSet(attribute.String("why", why))))
 	span := t.Start(tracing.Parse(r.Trace), trace.SpanKindServer, r.Origin.SpanName(), begin)
 	span.Set(r.Origin.Attributes()...)
@@ -92,12 +93,6 @@ func (x *call) tracePublish() {
 	}
 }
 
-// Trace is a W3C trace context.
-type Trace = envelope.Trace
-
-// Origin is how a request came.
-type Origin = tracing.Origin
-
 // keep traces a request that was not sampled, once it has ended, if it failed by the mesh's
 // fault or was slow: from its timeline, and so without batches and workers. It returns the
 // span, nil for none.
@@ -116,7 +111,7 @@ func (t *tracer) keep(x *call, f *fault.Fault, took time.Duration) *tracing.Span
 	if why == "" || !t.kept.AllowN(begin.Add(took), 1) {
 		return nil
 	}
-	span := t.start(x.request, why, begin)
+	span := t.start(x.request.Request, why, begin)
 	describe(span, x.env)
 	span.Set(attribute.Bool("stagemesh.rebuilt", true))
 	for i := range x.steps {
@@ -127,7 +122,7 @@ func (t *tracer) keep(x *call, f *fault.Fault, took time.Duration) *tracing.Span
 }
 
 // rebuild makes the spans of a step.
-func (t *tracer) rebuild(server *tracing.Span, begin time.Time, step *StepTiming) {
+func (t *tracer) rebuild(server *tracing.Span, begin time.Time, step *request.StepTiming) {
 	span := func(parent *tracing.Span, name string, from, to time.Time, attributes ...attribute.KeyValue) *tracing.Span {
 		made := t.Start(parent.Context(), trace.SpanKindInternal, name+" "+string(step.Stage), from)
 		made.Set(attributes...)

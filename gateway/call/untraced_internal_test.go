@@ -4,13 +4,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 )
 
 // A request that is not traced costs nothing.
 func TestUntracedRequestsAllocateNothing(t *testing.T) {
-	r := &Request{Trace: Trace{Parent: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"}}
-	x := &call{request: r, env: &envelope.Envelope{}}
+	r := &request.Request{Trace: envelope.Trace{Parent: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"}}
+	x := &call{request: incoming{Request: r}, env: &envelope.Envelope{}}
 	for name, tr := range map[string]*tracer{"off": nil, "on, and the caller says no": {}} {
 		if n := testing.AllocsPerRun(100, func() {
 			s, carried := tr.begin(r, time.Time{})

@@ -19,7 +19,7 @@ import (
 
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 
-	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -312,7 +312,7 @@ func (s *Service) resultOf(line *endedLine, r store.StoredRecord) (out resultLin
 // outputOf returns the output of a pipeline: one part of JSON as it is, or the document of a
 // response.
 func (s *Service) outputOf(name string, in *inferencev1.InferResponse) (jsontext.Value, error) {
-	response, err := call.ResponseFromProto(name, in)
+	response, err := request.ResponseFromProto(name, in)
 	if err != nil {
 		return nil, err
 	}

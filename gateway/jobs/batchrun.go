@@ -21,7 +21,7 @@ import (
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
-	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -336,7 +336,7 @@ func (b *batchRun) jobOf(text []byte) *inferencev1.SubmitJobRequest {
 	}
 	var body batchBody
 	_ = json.Unmarshal(line.Body, &body, lenient)
-	request := &call.Request{Pipeline: body.Model, Inputs: []payload.Part{payload.OfBlob("", payload.JSONType, line.Body)}}
+	request := &request.Request{Pipeline: body.Model, Inputs: []payload.Part{payload.OfBlob("", payload.JSONType, line.Body)}}
 	out.Payload = &inferencev1.SubmitJobRequest_Infer{Infer: request.ToProto()}
 	return out
 }

@@ -34,6 +34,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/stagemesh/stagemesh/internal/budget"
+	"github.com/stagemesh/stagemesh/internal/request"
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
@@ -62,7 +63,7 @@ type Settings struct {
 	// MaxPayload bounds the body of a call of HTTP, in bytes; 0 means what the broker takes.
 	MaxPayload int
 	// Document returns a response as JSON, for the output of batches.
-	Document func(*call.Response) ([]byte, error)
+	Document func(*request.Response) ([]byte, error)
 	Logger   *slog.Logger
 	Meter    metric.Meter
 }
@@ -371,7 +372,7 @@ func (s *Service) takePayload(in *inferencev1.SubmitJobRequest, q *Queue, job *m
 		job.Payload = &meshv1.QueuedJob_Http{Http: in.GetHttp()}
 		return pipeline.CheckCallPath(in.GetHttp().GetPath())
 	}
-	r, err := call.RequestFromProto(in.GetInfer())
+	r, err := request.FromProto(in.GetInfer())
 	if err != nil {
 		return fault.From(err)
 	}
@@ -400,7 +401,7 @@ func (s *Service) checkOptions(in *inferencev1.SubmitJobRequest, q *Queue, now t
 	bad := func(field, format string, args ...any) (time.Time, *fault.Fault) {
 		return deadline, fault.InField(fault.InvalidRequest, field, format, args...)
 	}
-	ttl, err := call.DurationFromProto("ttl", in.GetTtl())
+	ttl, err := request.DurationFromProto("ttl", in.GetTtl())
 	limit, at := q.WithDefaults().TTL, in.GetDeadline()
 	switch key := in.GetIdempotencyKey(); {
 	case err != nil:
@@ -411,8 +412,8 @@ func (s *Service) checkOptions(in *inferencev1.SubmitJobRequest, q *Queue, now t
 		return bad("deadline", "is not a valid time")
 	case at != nil && !at.AsTime().After(now):
 		return bad("deadline", "%s has passed", at.AsTime().Format(time.RFC3339))
-	case len(key) > call.MaxIdempotencyKey:
-		return bad("idempotency_key", "%d bytes, at most %d are allowed", len(key), call.MaxIdempotencyKey)
+	case len(key) > request.MaxIdempotencyKey:
+		return bad("idempotency_key", "%d bytes, at most %d are allowed", len(key), request.MaxIdempotencyKey)
 	case len(in.GetAttributes()) > maxAttributes:
 		return bad("attributes", "%d, at most %d are possible", len(in.GetAttributes()), maxAttributes)
 	case in.GetWebhook() != "" && s.settings.Webhooks == nil:

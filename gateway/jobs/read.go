@@ -16,6 +16,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/internal/budget"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -30,7 +31,7 @@ const (
 
 // GetJob returns a job, and its result once it has ended. It may wait for the end.
 func (s *Service) GetJob(ctx context.Context, in *inferencev1.GetJobRequest) (*inferencev1.GetJobResponse, error) {
-	wait, err := call.DurationFromProto("wait", in.GetWait())
+	wait, err := request.DurationFromProto("wait", in.GetWait())
 	switch {
 	case err != nil:
 		return nil, err
@@ -217,7 +218,7 @@ func (s *Service) cancelJob(ctx context.Context, id pipeline.JobID, tenant strin
 // ListJobs lists the tenant's jobs of a queue. It may wait for the first end.
 func (s *Service) ListJobs(ctx context.Context, in *inferencev1.ListJobsRequest) (*inferencev1.ListJobsResponse, error) {
 	queue := pipeline.QueueName(in.GetQueue())
-	wait, err := call.DurationFromProto("wait", in.GetWait())
+	wait, err := request.DurationFromProto("wait", in.GetWait())
 	switch {
 	case err != nil:
 		return nil, err

@@ -15,8 +15,8 @@ import (
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 
 	"github.com/stagemesh/stagemesh/gateway/admission"
-	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/internal/budget"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -30,10 +30,10 @@ const maxChunksSent = 256
 // RunJob makes a request that is an attempt of a job. Its result is stored, and its chunks are
 // kept for WatchJob: all that can be kept are when it returns. Others are a gap for those who
 // watch.
-func (s *Service) RunJob(ctx context.Context, job store.StoredJob, r *call.Request) (*call.Response, error) {
+func (s *Service) RunJob(ctx context.Context, job store.StoredJob, r *request.Request) (*request.Response, error) {
 	r.StoreResult, r.LossyChunks = true, true
 	attempt, run, sent := uint64(0), uint32(0), semaphore.NewWeighted(maxChunksSent)
-	keep := func(c call.Chunk) error {
+	keep := func(c request.Chunk) error {
 		switch {
 		case c.Attempt < run:
 			return nil // another run has replaced that one

@@ -16,11 +16,11 @@ import (
 	validator "github.com/pb33f/libopenapi-validator"
 	"github.com/santhosh-tekuri/jsonschema/v6"
 
+	"github.com/stagemesh/stagemesh/internal/request"
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 
-	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/openapi"
 	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -177,7 +177,7 @@ func TestStaticPartsMatchTheCode(t *testing.T) {
 		{[]string{"schemas", "Fault", "properties", "error", "properties", "reason", "enum"}, reasons},
 		{[]string{"schemas", "Parameters", "maxProperties"}, float64(payload.MaxParameters)},
 		{[]string{"schemas", "GenerateRequest", "properties", "id", "maxLength"}, float64(payload.MaxName)},
-		{[]string{"parameters", "IdempotencyKey", "schema", "maxLength"}, float64(call.MaxIdempotencyKey)},
+		{[]string{"parameters", "IdempotencyKey", "schema", "maxLength"}, float64(request.MaxIdempotencyKey)},
 		{[]string{"parameters", "Outputs", "schema", "maxItems"}, float64(payload.MaxParts)},
 		{[]string{"parameters", "Timeout", "name"}, transport.HeaderTimeout},
 		{[]string{"parameters", "Priority", "name"}, transport.HeaderPriority},

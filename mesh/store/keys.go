@@ -6,22 +6,15 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
-	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/process"
 )
 
 // ErrKeyTaken means that the key's record is not the one that the caller has seen.
 var ErrKeyTaken = errors.New("another call was faster to claim the key")
-
-// Key is an idempotency key. A key belongs to a tenant and a pipeline.
-type Key struct {
-	Tenant   string
-	Pipeline pipeline.Name
-	Key      string
-}
 
 // KeyRecord is the last message of a key's subject.
 type KeyRecord struct {
@@ -69,7 +62,7 @@ func NewKeys(b *bus.Bus, s Settings) *Keys {
 }
 
 // Get returns the key's record, and one without a claim where nobody has it.
-func (s *Keys) Get(ctx context.Context, k Key) (KeyRecord, error) {
+func (s *Keys) Get(ctx context.Context, k request.Key) (KeyRecord, error) {
 	msg, err := s.bus.Last(ctx, s.bus.ClaimStream(), s.subject(k))
 	switch {
 	case errors.Is(err, bus.ErrNoQueue), err == nil && msg == nil:
@@ -87,11 +80,13 @@ func (s *Keys) Get(ctx context.Context, k Key) (KeyRecord, error) {
 	return KeyRecord{Seq: msg.Seq, Claim: c}, s.wrap(err)
 }
 
-func (s *Keys) subject(k Key) string { return s.bus.Subjects.Claim(k.Tenant, k.Pipeline, k.Key) }
+func (s *Keys) subject(k request.Key) string {
+	return s.bus.Subjects.Claim(k.Tenant, k.Pipeline, k.Key)
+}
 
 // Claim makes the claim the key's record in place of the one at after, 0 where
 // there was none, and returns it.
-func (s *Keys) Claim(ctx context.Context, k Key, c *envelope.Claim, after uint64) (KeyRecord, error) {
+func (s *Keys) Claim(ctx context.Context, k request.Key, c *envelope.Claim, after uint64) (KeyRecord, error) {
 	message, err := s.message(k, c, after)
 	if err != nil {
 		return KeyRecord{}, s.wrap(err)
@@ -108,7 +103,7 @@ func (s *Keys) Claim(ctx context.Context, k Key, c *envelope.Claim, after uint64
 	return KeyRecord{Seq: receipt.Seq, Claim: c}, nil
 }
 
-func (s *Keys) message(k Key, c *envelope.Claim, after uint64) (bus.Message, error) {
+func (s *Keys) message(k request.Key, c *envelope.Claim, after uint64) (bus.Message, error) {
 	mine := *c
 	mine.Tenant, mine.Pipeline = k.Tenant, k.Pipeline
 	return s.bus.Claim(k.Key, &mine, after)
@@ -120,7 +115,7 @@ const keyRetryPause = 50 * time.Millisecond
 // find returns the outcome of a claim that may have been stored. The record is
 // that claim, or another request's, or still the one before; then find sends the
 // claim again.
-func (s *Keys) find(ctx context.Context, k Key, message bus.Message, c *envelope.Claim, after uint64) (KeyRecord, error) {
+func (s *Keys) find(ctx context.Context, k request.Key, message bus.Message, c *envelope.Claim, after uint64) (KeyRecord, error) {
 	for process.Sleep(ctx, keyRetryPause) == nil {
 		r, err := s.Get(ctx, k)
 		switch {
@@ -156,7 +151,7 @@ func isTransient(err error) bool {
 // another request has the key already. It retries while the broker is disconnected, until
 // the context ends; the key is free then when its users find that the request
 // will have no result.
-func (s *Keys) Release(ctx context.Context, k Key, r KeyRecord) error {
+func (s *Keys) Release(ctx context.Context, k request.Key, r KeyRecord) error {
 	free := *r.Claim
 	free.Released = true
 	message, err := s.message(k, &free, r.Seq)
@@ -184,7 +179,7 @@ const (
 
 // Wait returns when the key's record is another than the one at seq, or with the
 // context's error.
-func (s *Keys) Wait(ctx context.Context, k Key, seq uint64) error {
+func (s *Keys) Wait(ctx context.Context, k request.Key, seq uint64) error {
 	return s.wait(ctx, s.subject(k), minKeyPause, maxKeyPause, func() (bool, error) {
 		r, err := s.Get(ctx, k)
 		return (err == nil || errors.Is(err, envelope.ErrMalformed)) && r.Seq != seq, nil

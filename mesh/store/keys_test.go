@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
@@ -18,12 +19,12 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/store"
 )
 
-func keyOf(text string) store.Key {
-	return store.Key{Tenant: "tenant", Pipeline: "pipeline", Key: text}
+func keyOf(text string) request.Key {
+	return request.Key{Tenant: "tenant", Pipeline: "pipeline", Key: text}
 }
 
 // claimOf returns a claim of a new request.
-func claimOf(k store.Key) *envelope.Claim {
+func claimOf(k request.Key) *envelope.Claim {
 	now := time.Now().UTC().Truncate(time.Microsecond)
 	return &envelope.Claim{
 		Mesh: mesh, Tenant: k.Tenant, Pipeline: k.Pipeline, RequestID: pipeline.RequestID(uuid.NewString()),
@@ -32,7 +33,7 @@ func claimOf(k store.Key) *envelope.Claim {
 }
 
 // mustClaim claims the key in place of the record at after.
-func mustClaim(t *testing.T, s *store.Keys, k store.Key, after uint64) store.KeyRecord {
+func mustClaim(t *testing.T, s *store.Keys, k request.Key, after uint64) store.KeyRecord {
 	t.Helper()
 	r, err := s.Claim(t.Context(), k, claimOf(k), after)
 	if err != nil {
@@ -41,7 +42,7 @@ func mustClaim(t *testing.T, s *store.Keys, k store.Key, after uint64) store.Key
 	return r
 }
 
-func mustGet(t *testing.T, s *store.Keys, k store.Key) store.KeyRecord {
+func mustGet(t *testing.T, s *store.Keys, k request.Key) store.KeyRecord {
 	t.Helper()
 	r, err := s.Get(t.Context(), k)
 	if err != nil {
@@ -83,7 +84,7 @@ func TestKeyBelongsToItsTenantAndPipeline(t *testing.T) {
 	t.Parallel()
 	b := testbed.StartBroker(t).Connect(mesh)
 	keys := newKeys(t, b, settings)
-	different := []store.Key{
+	different := []request.Key{
 		{Tenant: "a", Pipeline: "p", Key: "k"},
 		{Tenant: "b", Pipeline: "p", Key: "k"},
 		{Tenant: "a", Pipeline: "q", Key: "k"},
@@ -176,7 +177,7 @@ func TestBytesThatAreNoClaimStay(t *testing.T) {
 	t.Parallel()
 	b := testbed.StartBroker(t).Connect(mesh)
 	keys := newKeys(t, b, settings)
-	another, err := claimOf(store.Key{Tenant: "another"}).Encode()
+	another, err := claimOf(request.Key{Tenant: "another"}).Encode()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -284,7 +285,7 @@ func TestClaimWithALostAcknowledgementIsFound(t *testing.T) {
 }
 
 // back returns the key's record once the broker answers.
-func back(t *testing.T, s *store.Keys, k store.Key) (r store.KeyRecord) {
+func back(t *testing.T, s *store.Keys, k request.Key) (r store.KeyRecord) {
 	t.Helper()
 	testbed.Eventually(t, "the broker is back", func() bool {
 		var err error

@@ -23,6 +23,7 @@ const (
 	discovery = "discovery/..."
 	budget    = "internal/budget"
 	transport = "internal/transport"
+	request   = "internal/request"
 )
 
 // importTable is the import table of ARCHITECTURE.md.
@@ -47,10 +48,11 @@ var importTable = rules{
 		{packages: list(envelope), mayImport: list(proto, tensor, fault, wire, payload, pipeline)},
 		{packages: list(auth), mayImport: list(pipeline)},
 		{packages: list(bus), mayImport: list(budget, proto, tensor, fault, payload, pipeline, envelope, auth)},
-		{packages: list("mesh/store"), mayImport: list(budget, proto, tensor, fault, payload, pipeline, envelope, bus, "mesh/config", "mesh/process")},
+		{packages: list("mesh/store"), mayImport: list(budget, request, proto, tensor, fault, payload, pipeline, envelope, bus, "mesh/config", "mesh/process")},
 		{packages: list("mesh/process", "mesh/config"), mayImport: nothing},
 		{packages: list("mesh/webhook"), mayImport: list(auth, "mesh/config")},
 		{packages: list("mesh/tracing"), mayImport: list(fault, envelope, wire, "mesh/config")},
+		{packages: list(request), mayImport: list(proto, fault, payload, pipeline, envelope, "mesh/tracing")},
 
 		// What all ports share.
 		{packages: list(transport), mayImport: list(fault, wire, envelope, "mesh/tracing", budget), inTests: list(proto, "gateway/front/fronttest", "internal/testbed")},
@@ -85,24 +87,24 @@ var importTable = rules{
 		},
 		{
 			packages:  list("gateway/call"),
-			mayImport: list(proto, tensor, fault, payload, raw, pipeline, envelope, bus, "mesh/config", "mesh/process", "mesh/store", "mesh/tracing", model, "discovery/models", "gateway/admission", "gateway/explain", "gateway/pipelines", budget),
+			mayImport: list(proto, tensor, fault, payload, raw, pipeline, envelope, bus, "mesh/config", "mesh/process", "mesh/store", "mesh/tracing", model, "discovery/models", "gateway/admission", "gateway/explain", "gateway/pipelines", budget, request),
 		},
-		{packages: list("gateway/jobs"), mayImport: list(proto, fault, payload, pipeline, bus, "mesh/process", "mesh/store", "mesh/webhook", "gateway/admission", "gateway/call", budget)},
-		{packages: list("gateway/front/*"), mayImport: list(proto, tensor, fault, payload, oipcodec, raw, model, msgpack, pipeline, auth, "mesh/config", "gateway/admission", "gateway/call", "gateway/jobs", "gateway/front/*", "gateway/openapi", budget, transport), inTests: list("mesh/tracing")},
+		{packages: list("gateway/jobs"), mayImport: list(proto, fault, payload, pipeline, bus, "mesh/process", "mesh/store", "mesh/webhook", "gateway/admission", "gateway/call", budget, request)},
+		{packages: list("gateway/front/*"), mayImport: list(proto, tensor, fault, payload, oipcodec, raw, model, msgpack, pipeline, auth, "mesh/config", "gateway/admission", "gateway/call", "gateway/jobs", "gateway/front/*", "gateway/openapi", budget, request, transport), inTests: list("mesh/tracing", envelope)},
 		// What the operators' port shows is what the stores keep: it reads letters
 		// and their items, through interfaces of its own. A front, so never the bus.
 		{
 			packages: list("gateway/adminapi"),
 			mayImport: list(proto, fault, payload, pipeline, envelope, auth, "mesh/store", model, "discovery", "discovery/models", "gateway/call", "gateway/jobs", "gateway/explain", "gateway/pipelines",
-				"gateway/front/port", transport),
+				"gateway/front/port", request, transport),
 			inTests: list("discovery/natskv"),
 		},
 		// What describes the fronts uses their words.
 		{
 			packages:  list("gateway/openapi"),
-			mayImport: list(proto, tensor, fault, payload, msgpack, pipeline, "gateway/call", "gateway/front/oipjson", transport),
+			mayImport: list(proto, tensor, fault, payload, msgpack, pipeline, "gateway/call", "gateway/front/oipjson", request, transport),
 		},
-		{packages: list("gateway"), mayImport: list(proto, sdk, "mesh/...", "gateway/...", discovery, budget, transport)},
+		{packages: list("gateway"), mayImport: list(proto, sdk, "mesh/...", "gateway/...", discovery, budget, request, transport)},
 
 		// The dispatcher of jobs reaches its targets through an interface.
 		{packages: list("dispatch"), mayImport: list(budget, proto, fault, payload, pipeline, envelope, auth, bus, "mesh/config", "mesh/process", "mesh/store", "mesh/webhook", discovery)},

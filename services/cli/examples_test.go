@@ -5,8 +5,8 @@ import (
 	"testing"
 
 	"github.com/stagemesh/stagemesh"
-	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/internal/meshfile"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/services/runners"
 )
@@ -28,7 +28,7 @@ func TestTokenizerExampleAnswers(t *testing.T) {
 		"What does RESOURCE_EXHAUSTED mean, and may I retry?": "faults",
 		"What is the default of max_wait and max_size?":       "configuration",
 	} {
-		answer, err := m.Infer(t.Context(), &call.Request{
+		answer, err := m.Infer(t.Context(), &request.Request{
 			Pipeline: "documentation", Inputs: []payload.Part{payload.OfBlob("", "text/plain", []byte(question))},
 		})
 		if err != nil {
@@ -62,15 +62,15 @@ func TestExampleStreamsWordsOrTheWholeText(t *testing.T) {
 	if got := m.Stages()[0].Limits.Concurrency; got != 32 {
 		t.Errorf("%d stories are told at a time, the worker can tell 32", got)
 	}
-	request := func() *call.Request {
-		return &call.Request{
+	tale := func() *request.Request {
+		return &request.Request{
 			Pipeline: "tale", Inputs: []payload.Part{payload.OfBlob("", "text/plain", []byte("The ferryman"))},
 			Parameters: payload.Parameters{"words": payload.Int64(8), "temperature": payload.Int64(0)},
 		}
 	}
 	var told strings.Builder
 	words := 0
-	streamed, err := m.Stream(t.Context(), request(), func(c call.Chunk) error {
+	streamed, err := m.Stream(t.Context(), tale(), func(c request.Chunk) error {
 		words++
 		told.Write(c.Outputs[0].Blob.Data)
 		return nil
@@ -78,7 +78,7 @@ func TestExampleStreamsWordsOrTheWholeText(t *testing.T) {
 	if err != nil || words != 8 || told.String() != string(streamed.Outputs[0].Blob.Data) {
 		t.Errorf("%d words, %q, and then %v, %v", words, told.String(), streamed, err)
 	}
-	whole, err := m.Infer(t.Context(), request())
+	whole, err := m.Infer(t.Context(), tale())
 	if err != nil || string(whole.Outputs[0].Blob.Data) != told.String() {
 		t.Errorf("whole it is %v, %v", whole, err)
 	}

@@ -15,7 +15,7 @@ import (
 
 	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/gateway"
-	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -122,7 +122,7 @@ func TestMissingResultIsExplained(t *testing.T) {
 
 // endless starts a mesh and in it a durable request that runs until it is called
 // off; its caller is gone.
-func endless(t *testing.T) (address, request string) {
+func endless(t *testing.T) (address, id string) {
 	t.Helper()
 	runs := make(chan struct{}, 1)
 	stage := stagemesh.Stage{Name: "endless", Runner: inproc.Each(inproc.Settings{}, func(ctx context.Context, _ runner.Item) ([]payload.Part, error) {
@@ -139,7 +139,7 @@ func endless(t *testing.T) (address, request string) {
 	defer leave()
 	left := make(chan error, 1)
 	go func() {
-		_, err := m.Infer(ctx, &call.Request{
+		_, err := m.Infer(ctx, &request.Request{
 			Pipeline: "stage:endless", Durability: pipeline.File,
 			Inputs: []payload.Part{payload.OfBlob("", "text/plain", []byte("x"))},
 		})
@@ -177,7 +177,7 @@ func TestRunningRequestIsListedAndCancelledByItsKey(t *testing.T) {
 	}
 	left := make(chan error, 1)
 	go func() {
-		_, err := m.Infer(t.Context(), &call.Request{
+		_, err := m.Infer(t.Context(), &request.Request{
 			Pipeline: "stage:endless", Durability: pipeline.File, IdempotencyKey: "order 7",
 			Inputs: []payload.Part{payload.OfBlob("", "text/plain", []byte("x"))},
 		})

@@ -8,7 +8,6 @@ import (
 	"unicode/utf8"
 
 	"github.com/stagemesh/stagemesh"
-	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
@@ -117,7 +116,7 @@ func start(t *testing.T, stage stagemesh.Stage) *stagemesh.Mesh {
 func TestShortWordsAreLeftOut(t *testing.T) {
 	t.Parallel()
 	mesh := start(t, stagemesh.Stage{Name: "words", Runner: wordCounter()})
-	answer, err := mesh.Infer(t.Context(), &call.Request{
+	answer, err := mesh.Infer(t.Context(), &stagemesh.Request{
 		Pipeline:   "stage:words",
 		Inputs:     []payload.Part{payload.OfBlob("text", "text/plain", []byte("a mesh of stages"))},
 		Parameters: payload.Parameters{"shortest": payload.Int64(3)},
@@ -134,14 +133,14 @@ func TestShortWordsAreLeftOut(t *testing.T) {
 func TestWhatIsNoTextIsRefused(t *testing.T) {
 	t.Parallel()
 	mesh := start(t, stagemesh.Stage{Name: "words", Runner: wordCounter()})
-	_, err := mesh.Infer(t.Context(), &call.Request{
+	_, err := mesh.Infer(t.Context(), &stagemesh.Request{
 		Pipeline: "stage:words",
 		Inputs:   []payload.Part{payload.OfBlob("text", "text/plain", []byte{0xff})},
 	})
 	if f := fault.From(err); f.Reason != fault.InvalidInput || len(f.Violations) != 1 {
 		t.Errorf("got %v", err)
 	}
-	_, err = mesh.Infer(t.Context(), &call.Request{
+	_, err = mesh.Infer(t.Context(), &stagemesh.Request{
 		Pipeline:   "stage:words",
 		Inputs:     []payload.Part{payload.OfBlob("text", "text/plain", []byte("a"))},
 		Parameters: payload.Parameters{"shortest": payload.String("long")},
@@ -158,7 +157,7 @@ func TestRowsAreAddedUp(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	answer, err := mesh.Infer(t.Context(), &call.Request{Pipeline: "stage:sum", Inputs: []payload.Part{payload.OfTensor("x", x)}})
+	answer, err := mesh.Infer(t.Context(), &stagemesh.Request{Pipeline: "stage:sum", Inputs: []payload.Part{payload.OfTensor("x", x)}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -171,7 +170,7 @@ func TestRowsAreAddedUp(t *testing.T) {
 func TestWordsAreSpelled(t *testing.T) {
 	t.Parallel()
 	mesh := start(t, stagemesh.Stage{Name: "spell", Runner: speller()})
-	answer, err := mesh.Infer(t.Context(), &call.Request{
+	answer, err := mesh.Infer(t.Context(), &stagemesh.Request{
 		Pipeline: "stage:spell",
 		Inputs:   []payload.Part{payload.OfBlob("", "text/plain", []byte("abc"))},
 	})

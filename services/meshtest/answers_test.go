@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -88,7 +88,7 @@ func TestEveryCallerGetsItsOwnAnswer(t *testing.T) {
 				calls.Go(func() {
 					input := fmt.Sprintf("%d/%d/%s", wave, i, strings.Repeat("x", i%100))
 					name := []string{"long", "short"}[i%2]
-					response, err := gateways[i/2%2].Service().Infer(t.Context(), &call.Request{
+					response, err := gateways[i/2%2].Service().Infer(t.Context(), &request.Request{
 						Pipeline: name, Inputs: text(input),
 					})
 					switch {

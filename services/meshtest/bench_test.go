@@ -13,8 +13,8 @@ import (
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 
 	"github.com/stagemesh/stagemesh/gateway"
-	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/jobs"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/store"
@@ -51,7 +51,7 @@ func benchmarkHops(b *testing.B, stages, inFlight int) {
 		route = append(route, stage)
 	}
 	gateway := bed.Gateway([]pipeline.Pipeline{meshtest.Pipeline("echo", route...)})
-	request := &call.Request{Pipeline: "echo", Inputs: []payload.Part{payload.OfBlob("x", payload.OctetStream, make([]byte, 1024))}}
+	request := &request.Request{Pipeline: "echo", Inputs: []payload.Part{payload.OfBlob("x", payload.OctetStream, make([]byte, 1024))}}
 	work := make(chan struct{}, inFlight)
 	b.ReportAllocs()
 	b.ResetTimer()
@@ -93,7 +93,7 @@ func benchmarkClosedLoop(b *testing.B, callers int) {
 	bed := meshtest.New(b)
 	bed.Host("sleep", sleep, meshtest.Batch(batch.Settings{Mode: batch.Eager, MaxSize: 32, MaxWait: 10 * time.Millisecond}))
 	gateway := bed.Gateway([]pipeline.Pipeline{meshtest.Pipeline("sleep", "sleep")})
-	request := &call.Request{Pipeline: "sleep", Inputs: []payload.Part{payload.OfBlob("x", payload.OctetStream, make([]byte, 1024))}}
+	request := &request.Request{Pipeline: "sleep", Inputs: []payload.Part{payload.OfBlob("x", payload.OctetStream, make([]byte, 1024))}}
 	var left atomic.Int64
 	left.Store(int64(b.N))
 	times := make([][]time.Duration, callers)
@@ -171,7 +171,7 @@ func benchmarkSubmitJobs(b *testing.B, data []byte, key func(i int) string) {
 			JobQueueSettings: store.JobQueueSettings{MaxJobs: 10_000_000, MaxBytes: 1 << 30}, Pipelines: []string{"echo"},
 		}}
 	})
-	request := (&call.Request{Inputs: []payload.Part{payload.OfBlob("x", payload.OctetStream, data)}}).ToProto()
+	request := (&request.Request{Inputs: []payload.Part{payload.OfBlob("x", payload.OctetStream, data)}}).ToProto()
 	b.ReportAllocs()
 	b.ResetTimer()
 	err := gateway.Jobs().SubmitJobs(b.Context(), func(yield func(*inferencev1.SubmitJobRequest, error) bool) {

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/gateway"
-	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -44,7 +44,7 @@ func TestGatewayNoticesThatTheLastHostDrains(t *testing.T) {
 		h.Stop()
 	}()
 	testbed.Eventually(t, "the gateway knows that the stage has no host", func() bool {
-		f := infer(t.Context(), g, &call.Request{Pipeline: "stage:stage", Inputs: text("x"), Timeout: time.Second}).fault
+		f := infer(t.Context(), g, &request.Request{Pipeline: "stage:stage", Inputs: text("x"), Timeout: time.Second}).fault
 		return f != nil && f.Reason == fault.NoCapacity
 	})
 	took := time.Since(begin)
@@ -240,7 +240,7 @@ func TestItemsInFlightAtADrainingHostFinish(t *testing.T) {
 		h.Stop()
 	}()
 	testbed.Eventually(t, "the stage has no host", func() bool {
-		f := infer(t.Context(), g, &call.Request{Pipeline: "stage:stage", Inputs: text("x"), Timeout: 200 * time.Millisecond}).fault
+		f := infer(t.Context(), g, &request.Request{Pipeline: "stage:stage", Inputs: text("x"), Timeout: 200 * time.Millisecond}).fault
 		return f != nil && f.Reason == fault.NoCapacity
 	})
 	select {

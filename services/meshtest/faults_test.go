@@ -21,7 +21,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/stagemesh/stagemesh/gateway"
-	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
@@ -304,7 +304,7 @@ func fill(t *testing.T, bed *meshtest.Bed, g meshtest.Gateway) {
 	for range fullAt {
 		go func() {
 			defer func() { done <- struct{}{} }()
-			_, _ = g.Service().Infer(ctx, &call.Request{Pipeline: "blocked", Inputs: text("fill")})
+			_, _ = g.Service().Infer(ctx, &request.Request{Pipeline: "blocked", Inputs: text("fill")})
 		}()
 	}
 	t.Cleanup(func() {

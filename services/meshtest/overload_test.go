@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -19,7 +19,7 @@ import (
 
 // flood sends a request every so often for a time, whatever becomes of those
 // before, and returns all answers.
-func flood(t *testing.T, g meshtest.Gateway, every, length time.Duration, request func() *call.Request) []answer {
+func flood(t *testing.T, g meshtest.Gateway, every, length time.Duration, request func() *request.Request) []answer {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), length)
 	defer cancel()
@@ -51,8 +51,8 @@ func TestLateRequestsAreRejectedAtOnce(t *testing.T) {
 		g := bed.Gateway(nil)
 		count := map[fault.Reason]int{}
 		var slowest time.Duration
-		for _, a := range flood(t, g, 4*time.Millisecond, 5*time.Second, func() *call.Request {
-			return &call.Request{Pipeline: "stage:stage", Inputs: text("x"), Timeout: 2 * time.Second}
+		for _, a := range flood(t, g, 4*time.Millisecond, 5*time.Second, func() *request.Request {
+			return &request.Request{Pipeline: "stage:stage", Inputs: text("x"), Timeout: 2 * time.Second}
 		}) {
 			if a.fault == nil {
 				count["OK"]++
@@ -77,7 +77,7 @@ func TestLateRequestsAreRejectedAtOnce(t *testing.T) {
 	})
 }
 
-func waiting(r *call.Request, timeout time.Duration) *call.Request {
+func waiting(r *request.Request, timeout time.Duration) *request.Request {
 	yes := true
 	r.WaitForCapacity, r.Timeout = &yes, timeout
 	return r

@@ -9,7 +9,7 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -54,7 +54,7 @@ func TestManyPoisonItemsFailAlone(t *testing.T) {
 					if i%size == 0 {
 						text = fmt.Sprint("poison ", i)
 					}
-					response, err := gateway.Service().Infer(t.Context(), &call.Request{
+					response, err := gateway.Service().Infer(t.Context(), &request.Request{
 						Pipeline: "picky", Inputs: []payload.Part{payload.OfBlob("x", "text/plain", []byte(text))},
 					})
 					f, failed := errors.AsType[*fault.Fault](err)

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -64,7 +64,7 @@ func TestRequestsInALostQueueFailSoon(t *testing.T) {
 }
 
 // served waits until the request is answered, by that text.
-func checkServed(t *testing.T, g meshtest.Gateway, r *call.Request, want string) {
+func checkServed(t *testing.T, g meshtest.Gateway, r *request.Request, want string) {
 	t.Helper()
 	testbed.Eventually(t, "requests are served again", func() bool {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)

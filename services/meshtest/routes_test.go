@@ -9,7 +9,7 @@ import (
 
 	"github.com/nats-io/nats-server/v2/server"
 
-	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -64,27 +64,27 @@ func TestStepsGetTheInputsOfThePipeline(t *testing.T) {
 		})
 		for _, test := range []struct {
 			name    string
-			request call.Request
+			request request.Request
 			want    string
 			reason  fault.Reason
 		}{
-			{"a single part whatever its name", call.Request{Pipeline: "single", Inputs: []payload.Part{named("", "1")}}, "(o=(x=1))", ""},
-			{"another single part", call.Request{Pipeline: "single", Inputs: []payload.Part{named("y", "1")}}, "(o=(x=1))", ""},
-			{"one that nobody takes", call.Request{Pipeline: "single", Inputs: []payload.Part{named("y", "1"), named("x", "2")}}, "", fault.InvalidInput},
-			{"two by their names", call.Request{Pipeline: "stage:two", Inputs: []payload.Part{named("b", "1"), named("a", "2")}}, "(a=2 b=1)", ""},
-			{"none of two", call.Request{Pipeline: "single", Inputs: []payload.Part{named("y", "1"), named("z", "2")}}, "", fault.InvalidInput},
-			{"kept for the next step", call.Request{Pipeline: "keep", Inputs: []payload.Part{named("image", "1")}}, "(a=1 b=(x=1))", ""},
-			{"kept over a step", call.Request{Pipeline: "far", Inputs: []payload.Part{named("image", "1")}}, "(a=1 b=(x=1))", ""},
-			{"a missing input", call.Request{Pipeline: "lacks", Inputs: []payload.Part{named("x", "1")}}, "", fault.InvalidInput},
-			{"the pipeline's parameters", call.Request{Pipeline: "twice", Inputs: []payload.Part{named("x", "1")}}, "(x=(x=1 p=own) p=own)", ""},
+			{"a single part whatever its name", request.Request{Pipeline: "single", Inputs: []payload.Part{named("", "1")}}, "(o=(x=1))", ""},
+			{"another single part", request.Request{Pipeline: "single", Inputs: []payload.Part{named("y", "1")}}, "(o=(x=1))", ""},
+			{"one that nobody takes", request.Request{Pipeline: "single", Inputs: []payload.Part{named("y", "1"), named("x", "2")}}, "", fault.InvalidInput},
+			{"two by their names", request.Request{Pipeline: "stage:two", Inputs: []payload.Part{named("b", "1"), named("a", "2")}}, "(a=2 b=1)", ""},
+			{"none of two", request.Request{Pipeline: "single", Inputs: []payload.Part{named("y", "1"), named("z", "2")}}, "", fault.InvalidInput},
+			{"kept for the next step", request.Request{Pipeline: "keep", Inputs: []payload.Part{named("image", "1")}}, "(a=1 b=(x=1))", ""},
+			{"kept over a step", request.Request{Pipeline: "far", Inputs: []payload.Part{named("image", "1")}}, "(a=1 b=(x=1))", ""},
+			{"a missing input", request.Request{Pipeline: "lacks", Inputs: []payload.Part{named("x", "1")}}, "", fault.InvalidInput},
+			{"the pipeline's parameters", request.Request{Pipeline: "twice", Inputs: []payload.Part{named("x", "1")}}, "(x=(x=1 p=own) p=own)", ""},
 			{
 				"the request's parameters",
-				call.Request{Pipeline: "twice", Inputs: []payload.Part{named("x", "1")}, Parameters: payload.Parameters{"p": payload.String("all")}},
+				request.Request{Pipeline: "twice", Inputs: []payload.Part{named("x", "1")}, Parameters: payload.Parameters{"p": payload.String("all")}},
 				"(x=(x=1 p=all) p=all)", "",
 			},
 			{
 				"a step's parameters",
-				call.Request{
+				request.Request{
 					Pipeline: "twice", Inputs: []payload.Part{named("x", "1")}, Parameters: payload.Parameters{"p": payload.String("all")},
 					Steps: map[pipeline.StepName]pipeline.StepOptions{"second": {Parameters: payload.Parameters{"p": payload.Int64(2)}}},
 				},
@@ -92,7 +92,7 @@ func TestStepsGetTheInputsOfThePipeline(t *testing.T) {
 			},
 			{
 				"an unknown step",
-				call.Request{Pipeline: "twice", Inputs: []payload.Part{named("x", "1")}, Steps: map[pipeline.StepName]pipeline.StepOptions{"third": {}}},
+				request.Request{Pipeline: "twice", Inputs: []payload.Part{named("x", "1")}, Steps: map[pipeline.StepName]pipeline.StepOptions{"third": {}}},
 				"", fault.InvalidRequest,
 			},
 		} {

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -95,7 +95,7 @@ func TestRowsShareABatchAndKeepTheirRank(t *testing.T) {
 		for i, shape := range [][]int64{{4}, {4}, {1, 4}, {2, 4}, {3, 4}, {4, 4}} {
 			calls.Go(func() {
 				in := numbered(t, 100*i, shape...)
-				response, err := g.Service().Infer(t.Context(), &call.Request{Pipeline: "stage:double", Inputs: []payload.Part{in}})
+				response, err := g.Service().Infer(t.Context(), &request.Request{Pipeline: "stage:double", Inputs: []payload.Part{in}})
 				if err != nil {
 					t.Errorf("%v: %v", shape, err)
 					return
@@ -129,7 +129,7 @@ func TestDifferentShapesNeverShareABatch(t *testing.T) {
 		calls.Go(func() {
 			width, rows := int64(1+i%3), int64(1+i%2)
 			in := numbered(t, i, rows, width)
-			response, err := g.Service().Infer(t.Context(), &call.Request{Pipeline: "stage:double", Inputs: []payload.Part{in}})
+			response, err := g.Service().Infer(t.Context(), &request.Request{Pipeline: "stage:double", Inputs: []payload.Part{in}})
 			if err != nil {
 				t.Errorf("%d: %v", i, err)
 				return
@@ -163,7 +163,7 @@ func TestItemLargerThanABatchIsRejected(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			in := numbered(t, 0, test.shape...)
-			a := infer(t.Context(), g, &call.Request{Pipeline: "stage:double", Inputs: []payload.Part{in}})
+			a := infer(t.Context(), g, &request.Request{Pipeline: "stage:double", Inputs: []payload.Part{in}})
 			if test.reason != "" {
 				a.checkFault(t, test.reason)
 				return
@@ -183,7 +183,7 @@ func TestTensorsPassThroughStages(t *testing.T) {
 		g := bed.Gateway([]pipeline.Pipeline{meshtest.Pipeline("both", "first", "second")})
 		for _, shape := range [][]int64{{2}, {1, 2}, {5, 2}} {
 			in := numbered(t, 1, shape...)
-			a := infer(t.Context(), g, &call.Request{Pipeline: "both", Inputs: []payload.Part{in}}).checkOK(t)
+			a := infer(t.Context(), g, &request.Request{Pipeline: "both", Inputs: []payload.Part{in}}).checkOK(t)
 			values, err := in.Tensor.FP32Values()
 			if err != nil {
 				t.Fatal(err)

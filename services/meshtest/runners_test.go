@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -53,7 +53,7 @@ func newHeld() *held {
 
 // answer is what became of a call.
 type answer struct {
-	response *call.Response
+	response *request.Response
 	fault    *fault.Fault
 	took     time.Duration
 }
@@ -61,7 +61,7 @@ type answer struct {
 func (a answer) text() string { return string(a.response.Outputs[0].Blob.Data) }
 
 // infer sends a request and waits for its answer.
-func infer(ctx context.Context, g meshtest.Gateway, r *call.Request) answer {
+func infer(ctx context.Context, g meshtest.Gateway, r *request.Request) answer {
 	begin := time.Now()
 	response, err := g.Service().Infer(ctx, r)
 	return answer{response: response, fault: faultOf(err), took: time.Since(begin)}
@@ -78,7 +78,7 @@ func faultOf(err error) *fault.Fault {
 }
 
 // start sends a request; the channel gets its answer.
-func send(ctx context.Context, g meshtest.Gateway, r *call.Request) <-chan answer {
+func send(ctx context.Context, g meshtest.Gateway, r *request.Request) <-chan answer {
 	out := make(chan answer, 1)
 	go func() { out <- infer(ctx, g, r) }()
 	return out
@@ -113,6 +113,6 @@ func await(t *testing.T, from <-chan answer) answer {
 	return testbed.Receive(t, "answer", from)
 }
 
-func requestFor(pipeline, input string) *call.Request {
-	return &call.Request{Pipeline: pipeline, Inputs: text(input)}
+func requestFor(pipeline, input string) *request.Request {
+	return &request.Request{Pipeline: pipeline, Inputs: text(input)}
 }

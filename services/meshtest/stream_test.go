@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -59,8 +59,8 @@ func flooding(chunks, size int) runner.Runner {
 }
 
 // streamed sends a request and hands every chunk's text to emit.
-func stream(ctx context.Context, g meshtest.Gateway, r *call.Request, emit func(string) error) answer {
-	response, err := g.Service().Stream(ctx, r, func(c call.Chunk) error { return emit(textOf(c.Outputs)) })
+func stream(ctx context.Context, g meshtest.Gateway, r *request.Request, emit func(string) error) answer {
+	response, err := g.Service().Stream(ctx, r, func(c request.Chunk) error { return emit(textOf(c.Outputs)) })
 	return answer{response: response, fault: faultOf(err)}
 }
 
@@ -164,7 +164,7 @@ func TestLeavingReaderEndsItsCall(t *testing.T) {
 		g := bed.Gateway(nil)
 		enough := errors.New("enough")
 		chunks := 0
-		response, err := g.Service().Stream(t.Context(), requestFor("stage:count", "50"), func(call.Chunk) error {
+		response, err := g.Service().Stream(t.Context(), requestFor("stage:count", "50"), func(request.Chunk) error {
 			chunks++
 			return enough
 		})

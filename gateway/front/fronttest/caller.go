@@ -8,8 +8,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/internal/budget"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 )
@@ -21,25 +21,25 @@ const RequestID = "0199aaaa-bbbb-7ccc-8ddd-eeeeffff0000"
 // arguments. It is safe for concurrent use.
 type Caller struct {
 	// Answer implements Infer, Stream and Result; nil means Echo.
-	Answer func(ctx context.Context, r *call.Request) (*call.Response, error)
+	Answer func(ctx context.Context, r *request.Request) (*request.Response, error)
 	// Chunks are emitted by Stream before it answers.
-	Chunks []call.Chunk
+	Chunks []request.Chunk
 
 	// Keys are the IDs of the requests that have an idempotency key.
-	Keys map[call.Key]string
+	Keys map[request.Key]string
 	// Err is the error of Result and Cancel, or nil. Without it Result answers as
 	// Infer does for the pipeline "stored", and Cancel succeeds.
 	Err error
 
 	mu        sync.Mutex
-	last      *call.Request
+	last      *request.Request
 	lastID    string
 	lastWait  time.Duration
 	cancelled string
 }
 
 // Infer implements the fronts' Caller.
-func (c *Caller) Infer(ctx context.Context, r *call.Request) (*call.Response, error) {
+func (c *Caller) Infer(ctx context.Context, r *request.Request) (*request.Response, error) {
 	c.mu.Lock()
 	c.last = r
 	c.mu.Unlock()
@@ -47,7 +47,7 @@ func (c *Caller) Infer(ctx context.Context, r *call.Request) (*call.Response, er
 }
 
 // answer answers for the pipeline that the request names.
-func (c *Caller) answer(ctx context.Context, r *call.Request) (*call.Response, error) {
+func (c *Caller) answer(ctx context.Context, r *request.Request) (*request.Response, error) {
 	answer := c.Answer
 	if answer == nil {
 		answer = Echo
@@ -63,14 +63,14 @@ func (c *Caller) answer(ctx context.Context, r *call.Request) (*call.Response, e
 }
 
 // Result implements the fronts' Caller.
-func (c *Caller) Result(ctx context.Context, requestID string, wait time.Duration) (*call.Response, error) {
+func (c *Caller) Result(ctx context.Context, requestID string, wait time.Duration) (*request.Response, error) {
 	c.mu.Lock()
 	c.lastID, c.lastWait = requestID, wait
 	c.mu.Unlock()
 	if c.Err != nil {
 		return nil, c.Err
 	}
-	return c.answer(ctx, &call.Request{Pipeline: "stored"})
+	return c.answer(ctx, &request.Request{Pipeline: "stored"})
 }
 
 // Cancel implements the fronts' Caller.
@@ -82,7 +82,7 @@ func (c *Caller) Cancel(_ context.Context, requestID string) error {
 }
 
 // RequestOf implements the fronts' Caller.
-func (c *Caller) RequestOf(_ context.Context, k call.Key) (string, error) {
+func (c *Caller) RequestOf(_ context.Context, k request.Key) (string, error) {
 	if id := c.Keys[k]; id != "" {
 		return id, nil
 	}
@@ -104,7 +104,7 @@ func (c *Caller) LastCancelled() string {
 }
 
 // Stream implements the fronts' Caller.
-func (c *Caller) Stream(ctx context.Context, r *call.Request, emit func(call.Chunk) error) (*call.Response, error) {
+func (c *Caller) Stream(ctx context.Context, r *request.Request, emit func(request.Chunk) error) (*request.Response, error) {
 	for _, chunk := range c.Chunks {
 		if err := emit(chunk); err != nil {
 			return nil, err
@@ -114,24 +114,24 @@ func (c *Caller) Stream(ctx context.Context, r *call.Request, emit func(call.Chu
 }
 
 // Last returns the last request, or nil.
-func (c *Caller) Last() *call.Request {
+func (c *Caller) Last() *request.Request {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.last
 }
 
 // Echo answers with the request's inputs.
-func Echo(_ context.Context, r *call.Request) (*call.Response, error) {
+func Echo(_ context.Context, r *request.Request) (*request.Response, error) {
 	return Respond(r.Inputs...), nil
 }
 
 // Respond returns an answer of the parts, with a timeline of one step.
-func Respond(parts ...payload.Part) *call.Response {
-	return &call.Response{
+func Respond(parts ...payload.Part) *request.Response {
+	return &request.Response{
 		RequestID: RequestID,
 		Outputs:   parts,
 		Metadata:  map[string]string{"note": "from the runner"},
-		Timeline: call.Timeline{Total: 4 * time.Millisecond, Steps: []call.StepTiming{{
+		Timeline: request.Timeline{Total: 4 * time.Millisecond, Steps: []request.StepTiming{{
 			Step: "classify", Stage: "resnet", Host: "host-1", Attempt: 2,
 			Arrival: time.Millisecond, QueueWait: 120 * time.Microsecond, BatchWait: time.Millisecond, Run: 2500 * time.Microsecond,
 			BatchSize: 8, BatchRows: 16, Rows: 2, Dispatch: "idle",
@@ -141,12 +141,12 @@ func Respond(parts ...payload.Part) *call.Response {
 
 // AnswerWith returns a Caller that answers with the parts.
 func AnswerWith(parts ...payload.Part) *Caller {
-	return &Caller{Answer: func(context.Context, *call.Request) (*call.Response, error) { return Respond(parts...), nil }}
+	return &Caller{Answer: func(context.Context, *request.Request) (*request.Response, error) { return Respond(parts...), nil }}
 }
 
 // FailWith returns a Caller that fails with err.
 func FailWith(err error) *Caller {
-	return &Caller{Answer: func(context.Context, *call.Request) (*call.Response, error) { return nil, err }}
+	return &Caller{Answer: func(context.Context, *request.Request) (*request.Response, error) { return nil, err }}
 }
 
 // Fault returns a fault of the reason with every optional field set.
@@ -159,10 +159,10 @@ func Fault(r fault.Reason) *fault.Fault {
 }
 
 // Words returns the chunks of a text, with a word in each, in the output "text".
-func Words(words ...string) []call.Chunk {
-	out := make([]call.Chunk, len(words))
+func Words(words ...string) []request.Chunk {
+	out := make([]request.Chunk, len(words))
 	for i, word := range words {
-		out[i] = call.Chunk{
+		out[i] = request.Chunk{
 			RequestID: RequestID, Seq: uint64(i + 1), Attempt: 1,
 			Outputs: []payload.Part{payload.OfBlob("text", "text/plain", []byte(word))},
 		}
@@ -176,18 +176,18 @@ type SteppedCaller struct {
 	Caller
 
 	// Emit receives the chunks to emit. Stream answers when Emit closes.
-	Emit chan call.Chunk
+	Emit chan request.Chunk
 	// Ended receives the cause if a stream ends before its answer.
 	Ended chan error
 }
 
 // NewSteppedCaller returns a SteppedCaller that waits for its first chunk.
 func NewSteppedCaller() *SteppedCaller {
-	return &SteppedCaller{Emit: make(chan call.Chunk), Ended: make(chan error, 1)}
+	return &SteppedCaller{Emit: make(chan request.Chunk), Ended: make(chan error, 1)}
 }
 
 // Stream implements the fronts' Caller.
-func (c *SteppedCaller) Stream(ctx context.Context, r *call.Request, emit func(call.Chunk) error) (*call.Response, error) {
+func (c *SteppedCaller) Stream(ctx context.Context, r *request.Request, emit func(request.Chunk) error) (*request.Response, error) {
 	for {
 		select {
 		case chunk, more := <-c.Emit:

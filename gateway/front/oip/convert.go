@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/internal/budget"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/oipcodec"
@@ -21,9 +21,9 @@ const timeoutParameter = "timeout"
 
 type input = oipv2.ModelInferRequest_InferInputTensor
 
-// request converts a message, or returns why it is not valid.
-func request(ctx context.Context, in *oipv2.ModelInferRequest, model Model, memory *budget.Account) (*call.Request, error) {
-	out := &call.Request{Pipeline: in.GetModelName(), ByModel: true}
+// toRequest converts a message, or returns why it is not valid.
+func toRequest(ctx context.Context, in *oipv2.ModelInferRequest, model Model, memory *budget.Account) (*request.Request, error) {
+	out := &request.Request{Pipeline: in.GetModelName(), ByModel: true}
 	for i, wanted := range in.GetOutputs() {
 		if _, ok := wanted.GetParameters()[classify]; ok {
 			return nil, noClassification(i)

@@ -23,6 +23,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -34,12 +35,12 @@ type sink struct {
 	took int
 }
 
-func (s *sink) Infer(_ context.Context, r *call.Request) (*call.Response, error) {
+func (s *sink) Infer(_ context.Context, r *request.Request) (*request.Response, error) {
 	s.took = payload.Size(r.Inputs)
 	return nil, fault.New(fault.NoCapacity, "it is a test")
 }
 
-func (s *sink) Stream(ctx context.Context, r *call.Request, _ func(call.Chunk) error) (*call.Response, error) {
+func (s *sink) Stream(ctx context.Context, r *request.Request, _ func(request.Chunk) error) (*request.Response, error) {
 	return s.Infer(ctx, r)
 }
 

@@ -9,9 +9,9 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/oipjson"
 	"github.com/stagemesh/stagemesh/internal/budget"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -35,7 +35,7 @@ const (
 // model's inputs and the request's parameters.
 type generation struct {
 	takes   []*stagev1.PartSpec
-	request *call.Request
+	request *request.Request
 	id      string
 	// memory is reserved for inputs that do not share the body's bytes.
 	memory *budget.Account
@@ -47,7 +47,7 @@ func generationOf(ctx context.Context, name string, text []byte, model Model, me
 	if err != nil {
 		return nil, err
 	}
-	out := &generation{takes: model.Inputs, memory: memory, request: &call.Request{Pipeline: name, ByModel: true, Parameters: payload.Parameters{}}}
+	out := &generation{takes: model.Inputs, memory: memory, request: &request.Request{Pipeline: name, ByModel: true, Parameters: payload.Parameters{}}}
 	for _, field := range fields {
 		if err := out.take(field); err != nil {
 			return nil, err
@@ -230,7 +230,7 @@ func wrongInput(field, format string, args ...any) error {
 // Adapt returns the request with inputs that its document of JSON has by name, as text, numbers,
 // booleans and lists, or as tensors that may lack datatype and shape. A request that is no such
 // document, or whose model takes JSON or is not known, stays as it is.
-func Adapt(r *call.Request, takes []*stagev1.PartSpec, memory *budget.Account) (*call.Request, error) {
+func Adapt(r *request.Request, takes []*stagev1.PartSpec, memory *budget.Account) (*request.Request, error) {
 	if len(takes) == 0 || slices.ContainsFunc(takes, takesJSON) {
 		return r, nil
 	}
@@ -244,7 +244,7 @@ func Adapt(r *call.Request, takes []*stagev1.PartSpec, memory *budget.Account) (
 }
 
 // adapt sets the inputs of a request. Its options win over those of a document of tensors.
-func adapt(out *call.Request, text []byte, takes []*stagev1.PartSpec, memory *budget.Account) error {
+func adapt(out *request.Request, text []byte, takes []*stagev1.PartSpec, memory *budget.Account) error {
 	fields, err := oipjson.DecodeFields(text)
 	if err != nil {
 		return err
@@ -376,7 +376,7 @@ func (h *rest) sendEvents(ctx context.Context, g *generation, out *transport.Eve
 		return out.Send(transport.Event{Data: data})
 	}
 	chunks := false
-	response, err := h.caller.Stream(ctx, g.request, func(c call.Chunk) error {
+	response, err := h.caller.Stream(ctx, g.request, func(c request.Chunk) error {
 		chunks = true
 		return send(c.RequestID, c.Outputs)
 	})

@@ -25,6 +25,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
 	"github.com/stagemesh/stagemesh/gateway/front/oip"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -177,7 +178,7 @@ func TestServerAndModelsReportState(t *testing.T) {
 // contents and read as raw bytes.
 func TestSimpleModelReturnsSumsAndDifferences(t *testing.T) {
 	t.Parallel()
-	caller := &fronttest.Caller{Answer: func(_ context.Context, r *call.Request) (*call.Response, error) {
+	caller := &fronttest.Caller{Answer: func(_ context.Context, r *request.Request) (*request.Response, error) {
 		var sum, difference []byte
 		for i := range 16 {
 			a, b := binary.LittleEndian.Uint32(r.Inputs[0].Tensor.Raw[4*i:]), binary.LittleEndian.Uint32(r.Inputs[1].Tensor.Raw[4*i:])

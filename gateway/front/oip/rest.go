@@ -15,6 +15,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/oipjson"
 	"github.com/stagemesh/stagemesh/internal/budget"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/oipcodec"
@@ -283,7 +284,7 @@ func (h *rest) infer(w http.ResponseWriter, r *http.Request, name string) error 
 
 // readRequest reads the body: the request, and the format of the response. It decodes
 // tensors in JSON into reserved memory.
-func (h *rest) readRequest(w http.ResponseWriter, r *http.Request, name string, model Model, memory *budget.Account) (out *call.Request, as format, err error) {
+func (h *rest) readRequest(w http.ResponseWriter, r *http.Request, name string, model Model, memory *budget.Account) (out *request.Request, as format, err error) {
 	data, err := h.readBody(w, r)
 	if err != nil {
 		return nil, as, err
@@ -302,7 +303,7 @@ func (h *rest) readRequest(w http.ResponseWriter, r *http.Request, name string, 
 	if as, err = formatOf(name, in); err != nil {
 		return nil, as, err
 	}
-	out = &call.Request{Pipeline: name, ByModel: true, Parameters: in.Parameters, Outputs: in.OutputNames(), Trace: transport.TraceContext(r.Header)}
+	out = &request.Request{Pipeline: name, ByModel: true, Parameters: in.Parameters, Outputs: in.OutputNames(), Trace: transport.TraceContext(r.Header)}
 	out.Origin = transport.HTTPOrigin(r, "/v2/models/{model}/infer")
 	if out.Timeout, err = takeTimeout(r.Context(), out.Parameters); err != nil {
 		return nil, as, err
@@ -404,7 +405,7 @@ func formatOf(model string, in *oipjson.Request) (format, error) {
 }
 
 // encode encodes a response: the JSON, and the bytes that follow it.
-func (f format) encode(r *call.Response) (text []byte, binary [][]byte, err error) {
+func (f format) encode(r *request.Response) (text []byte, binary [][]byte, err error) {
 	text = oipjson.AppendString([]byte(`{"model_name":`), f.model)
 	text = oipjson.AppendString(append(text, `,"model_version":`...), onlyVersion)
 	if f.id != "" {
@@ -436,7 +437,7 @@ func (f format) encode(r *call.Response) (text []byte, binary [][]byte, err erro
 }
 
 // write sends a response. A failed write is not an error: the caller has disconnected.
-func write(w http.ResponseWriter, r *call.Response, text []byte, binary [][]byte) {
+func write(w http.ResponseWriter, r *request.Response, text []byte, binary [][]byte) {
 	length := len(text)
 	h := w.Header()
 	h.Set("Content-Type", payload.JSONType)

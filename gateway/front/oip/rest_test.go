@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/internal/budget"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/internal/transport"
 
@@ -256,7 +257,7 @@ func TestBodiesMayBeCompressed(t *testing.T) {
 	const head = `{"inputs": [{"name": "a", "datatype": "INT32", "shape": [30000], "parameters": {"binary_data_size": 120000}}]}`
 	body := head + strings.Repeat("1234", 30000)
 	pool := budget.NewPool(budget.Settings{Limit: 1 << 20})
-	caller := &fronttest.Caller{Answer: func(ctx context.Context, r *call.Request) (*call.Response, error) {
+	caller := &fronttest.Caller{Answer: func(ctx context.Context, r *request.Request) (*request.Response, error) {
 		if held := pool.Held(); held < int64(len(body)) {
 			t.Errorf("%d bytes are reserved of a body of %d", held, len(body))
 		}
@@ -302,7 +303,9 @@ func TestBodiesMayBeCompressed(t *testing.T) {
 func TestUnrepresentableOutputIsAvailableAsBinary(t *testing.T) {
 	t.Parallel()
 	half := payload.OfTensor("h", tensor.Tensor{Datatype: tensor.FP16, Shape: []int64{1}, Raw: []byte{0, 0x3c}})
-	c := rest(t, &fronttest.Caller{Answer: func(context.Context, *call.Request) (*call.Response, error) { return fronttest.Respond(half), nil }}, oip.Model{}, transport.Settings{})
+	c := rest(t, &fronttest.Caller{Answer: func(context.Context, *request.Request) (*request.Response, error) {
+		return fronttest.Respond(half), nil
+	}}, oip.Model{}, transport.Settings{})
 	const in = `"inputs": [{"name": "a", "datatype": "INT32", "shape": [1], "data": [1]}]}`
 	if status, h, body := c.ask(http.MethodPost, "/v2/models/m/infer", `{`+in); status != http.StatusNotImplemented || h.Get("Stagemesh-Request-Id") == "" {
 		t.Errorf("as JSON: %d %s", status, body)

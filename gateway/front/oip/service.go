@@ -14,6 +14,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/internal/budget"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/passthrough"
@@ -213,7 +214,7 @@ func (s *service) modelInfer(ctx context.Context, c *transport.Call, in *oipv2.M
 }
 
 // request converts a request for a known model.
-func (s *service) request(ctx context.Context, c *transport.Call, in *oipv2.ModelInferRequest, memory *budget.Account) (*call.Request, error) {
+func (s *service) request(ctx context.Context, c *transport.Call, in *oipv2.ModelInferRequest, memory *budget.Account) (*request.Request, error) {
 	name, err := target(c, &in.ModelName)
 	if err != nil {
 		return nil, err
@@ -222,7 +223,7 @@ func (s *service) request(ctx context.Context, c *transport.Call, in *oipv2.Mode
 	if err != nil {
 		return nil, err
 	}
-	out, err := request(ctx, in, model, memory)
+	out, err := toRequest(ctx, in, model, memory)
 	if err != nil {
 		return nil, err
 	}
@@ -243,9 +244,9 @@ func target(c *transport.Call, name *string) (string, error) {
 	}
 	*name = cmp.Or(*name, named[0])
 	if len(aliases) > 0 {
-		return call.AliasPrefix + named[0], nil
+		return request.AliasPrefix + named[0], nil
 	}
-	return call.ModelPrefix + named[0], nil
+	return request.ModelPrefix + named[0], nil
 }
 
 const (
@@ -313,7 +314,7 @@ type stream struct {
 	err       error
 }
 
-func (s *stream) sendChunk(c call.Chunk) error {
+func (s *stream) sendChunk(c request.Chunk) error {
 	s.hasChunks = true
 	s.err = s.sendResponse(response(s.request, c.Outputs), false)
 	return s.err
@@ -321,7 +322,7 @@ func (s *stream) sendChunk(c call.Chunk) error {
 
 // sendFinal sends the response where it had no chunks, since clients assemble chunks
 // themselves. After chunks, a caller that asked for it gets a last message without outputs.
-func (s *stream) sendFinal(r *call.Response) error {
+func (s *stream) sendFinal(r *request.Response) error {
 	if !s.hasChunks {
 		return s.sendResponse(response(s.request, r.Outputs), true)
 	}

@@ -25,6 +25,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
 	"github.com/stagemesh/stagemesh/gateway/front/oip"
 	"github.com/stagemesh/stagemesh/internal/budget"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -175,7 +176,7 @@ func TestRequestWithoutChunksGetsOneResponse(t *testing.T) {
 
 func TestFailedStreamRequestFailsAlone(t *testing.T) {
 	t.Parallel()
-	caller := &fronttest.Caller{Answer: func(_ context.Context, r *call.Request) (*call.Response, error) {
+	caller := &fronttest.Caller{Answer: func(_ context.Context, r *request.Request) (*request.Response, error) {
 		if r.Pipeline == "broken" {
 			return nil, fault.New(fault.RunnerFailed, "it broke")
 		}
@@ -242,7 +243,7 @@ func (h *held) gate(name string) chan struct{} {
 	return h.gates[name]
 }
 
-func (h *held) Stream(ctx context.Context, r *call.Request, _ func(call.Chunk) error) (*call.Response, error) {
+func (h *held) Stream(ctx context.Context, r *request.Request, _ func(request.Chunk) error) (*request.Response, error) {
 	if n := h.inFlight.Add(1); n > h.most.Load() {
 		h.most.Store(n)
 	}
@@ -477,7 +478,7 @@ type floods struct {
 	ended chan error
 }
 
-func (f *floods) Stream(_ context.Context, _ *call.Request, emit func(call.Chunk) error) (*call.Response, error) {
+func (f *floods) Stream(_ context.Context, _ *request.Request, emit func(request.Chunk) error) (*request.Response, error) {
 	for {
 		if err := emit(fronttest.Words(strings.Repeat("w", 256<<10))[0]); err != nil {
 			f.ended <- err
@@ -562,7 +563,7 @@ type summing struct {
 	sums map[string]int64
 }
 
-func (c *summing) Stream(ctx context.Context, r *call.Request, _ func(call.Chunk) error) (*call.Response, error) {
+func (c *summing) Stream(ctx context.Context, r *request.Request, _ func(request.Chunk) error) (*request.Response, error) {
 	sequence := r.Parameters["sequence_id"].String()
 	c.began <- sequence
 	if r.Pipeline == "held" {

@@ -6,7 +6,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/model"
@@ -45,7 +45,7 @@ func (s PublicSettings) passOn(ctx context.Context, c *transport.Call, header tr
 		if err != nil {
 			return nil, fault.Newf(fault.InvalidRequest, "the message has no model in field %s: %w", field, err)
 		}
-		if targets, err = pipelinesOf(call.ModelPrefix, []string{id}); err != nil {
+		if targets, err = pipelinesOf(request.ModelPrefix, []string{id}); err != nil {
 			return nil, err
 		}
 	}
@@ -61,7 +61,7 @@ func (s PublicSettings) passOn(ctx context.Context, c *transport.Call, header tr
 		passthrough.Method: payload.String(c.Origin.Method), passthrough.IDPath: payload.String(field),
 		passthrough.Headers: payload.String(passthrough.EncodeHeaders(header)),
 	}
-	r := call.Request{Inputs: []payload.Part{part}, Timeout: timeout, Trace: c.Trace, Origin: c.Origin, Passthrough: true}
+	r := request.Request{Inputs: []payload.Part{part}, Timeout: timeout, Trace: c.Trace, Origin: c.Origin, Passthrough: true}
 	answers, err := s.askAll(ctx, r, targets, slices.Contains(header[requiredHeader], "all"))
 	if err != nil {
 		return nil, err
@@ -71,8 +71,8 @@ func (s PublicSettings) passOn(ctx context.Context, c *transport.Call, header tr
 
 // askAll sends the request to all targets, and returns their answers in order. Models that are not
 // known have none, unless all are required, or none is known.
-func (s PublicSettings) askAll(ctx context.Context, r call.Request, targets []string, areRequired bool) ([]*call.Response, error) {
-	answers, unknown := make([]*call.Response, len(targets)), make([]error, len(targets))
+func (s PublicSettings) askAll(ctx context.Context, r request.Request, targets []string, areRequired bool) ([]*request.Response, error) {
+	answers, unknown := make([]*request.Response, len(targets)), make([]error, len(targets))
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(modelsAtOnce)
 	for i, target := range targets {
@@ -93,14 +93,14 @@ func (s PublicSettings) askAll(ctx context.Context, r call.Request, targets []st
 	if err := group.Wait(); err != nil {
 		return nil, err
 	}
-	if answers = slices.DeleteFunc(answers, func(a *call.Response) bool { return a == nil }); len(answers) == 0 {
+	if answers = slices.DeleteFunc(answers, func(a *request.Response) bool { return a == nil }); len(answers) == 0 {
 		return nil, unknown[0]
 	}
 	return answers, nil
 }
 
 // answer returns the message of an answer, and sets its headers.
-func answer(c *transport.Call, answers []*call.Response) (out []byte, err error) {
+func answer(c *transport.Call, answers []*request.Response) (out []byte, err error) {
 	for i, a := range answers {
 		if len(a.Outputs) != 1 || a.Outputs[0].Tensor != nil {
 			return nil, fault.New(fault.NotSupported, "the stage of the model passes no calls on")
@@ -131,9 +131,9 @@ func targetsOf(header transport.GRPCHeader) ([]string, error) {
 	case n > maxModels:
 		return nil, fault.Newf(fault.InvalidRequest, "%d models are named, at most %d are allowed", n, maxModels)
 	case len(aliases) > 0:
-		return pipelinesOf(call.AliasPrefix, aliases)
+		return pipelinesOf(request.AliasPrefix, aliases)
 	}
-	return pipelinesOf(call.ModelPrefix, models)
+	return pipelinesOf(request.ModelPrefix, models)
 }
 
 func pipelinesOf(prefix string, names []string) (out []string, err error) {

@@ -15,9 +15,9 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
-	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
 	"github.com/stagemesh/stagemesh/gateway/front/port"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/passthrough"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -42,7 +42,7 @@ func onBothServers(t *testing.T, check func(*testing.T, starter)) {
 	}
 }
 
-func passOn(t *testing.T, start starter, answer func(ctx context.Context, r *call.Request) (*call.Response, error)) *grpc.ClientConn {
+func passOn(t *testing.T, start starter, answer func(ctx context.Context, r *request.Request) (*request.Response, error)) *grpc.ClientConn {
 	t.Helper()
 	return dial(t, start(t, port.PublicSettings{
 		Settings: limited(), Caller: &fronttest.Caller{Answer: answer},
@@ -51,7 +51,7 @@ func passOn(t *testing.T, start starter, answer func(ctx context.Context, r *cal
 }
 
 // answerName answers with the name of the pipeline, as the value of a StringValue.
-func answerName(_ context.Context, r *call.Request) (*call.Response, error) {
+func answerName(_ context.Context, r *request.Request) (*request.Response, error) {
 	if strings.HasSuffix(r.Pipeline, ":unknown") {
 		return nil, fault.New(fault.UnknownModel, "no such model")
 	}
@@ -60,7 +60,7 @@ func answerName(_ context.Context, r *call.Request) (*call.Response, error) {
 		passthrough.Headers:  payload.String(passthrough.EncodeHeaders(map[string][]string{"x-a": {"1", "2"}, "x-b-bin": {"\xff"}})),
 		passthrough.Trailers: payload.String(passthrough.EncodeHeaders(map[string][]string{"x-c": {"3"}})),
 	}
-	return &call.Response{RequestID: fronttest.RequestID, Outputs: []payload.Part{part}}, nil
+	return &request.Response{RequestID: fronttest.RequestID, Outputs: []payload.Part{part}}, nil
 }
 
 func TestCallNamesItsModel(t *testing.T) {
@@ -121,8 +121,8 @@ func checkCallReachesTheCallerAsItIs(t *testing.T, start starter) {
 	t.Helper()
 	// A tag that is longer than it has to be.
 	message := []byte{0x8a, 0x80, 0, 1, 'x'}
-	requests := make(chan *call.Request, 1)
-	conn := passOn(t, start, func(ctx context.Context, r *call.Request) (*call.Response, error) {
+	requests := make(chan *request.Request, 1)
+	conn := passOn(t, start, func(ctx context.Context, r *request.Request) (*request.Response, error) {
 		requests <- r
 		return answerName(ctx, r)
 	})
@@ -159,7 +159,7 @@ func checkFourModelsRunAtOnce(t *testing.T, start starter) {
 	t.Helper()
 	var mu sync.Mutex
 	running, most, began := 0, 0, make(chan struct{}, 100)
-	conn := passOn(t, start, func(ctx context.Context, r *call.Request) (*call.Response, error) {
+	conn := passOn(t, start, func(ctx context.Context, r *request.Request) (*request.Response, error) {
 		mu.Lock()
 		running++
 		most = max(most, running)
@@ -198,8 +198,8 @@ func TestStageThatPassesNothingOnIsUnimplemented(t *testing.T) {
 
 func checkStageThatPassesNothingOnIsUnimplemented(t *testing.T, start starter) {
 	t.Helper()
-	conn := passOn(t, start, func(context.Context, *call.Request) (*call.Response, error) {
-		return &call.Response{}, nil
+	conn := passOn(t, start, func(context.Context, *request.Request) (*request.Response, error) {
+		return &request.Response{}, nil
 	})
 	ctx := metadata.AppendToOutgoingContext(t.Context(), "mm-model-id", "a")
 	if err := conn.Invoke(ctx, "/"+predict, &emptypb.Empty{}, &emptypb.Empty{}); status.Code(err) != codes.Unimplemented {

@@ -7,6 +7,7 @@ import (
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -34,7 +35,7 @@ func newRPC(caller call.Caller, s transport.Settings) *transport.Service {
 }
 
 func (s *rpc) infer(ctx context.Context, c *transport.Call, in *inferencev1.InferRequest) (*inferencev1.InferResponse, error) {
-	r, err := request(ctx, c, in)
+	r, err := toRequest(ctx, c, in)
 	if err != nil {
 		return nil, err
 	}
@@ -47,7 +48,7 @@ func (s *rpc) infer(ctx context.Context, c *transport.Call, in *inferencev1.Infe
 }
 
 func (s *rpc) getResult(ctx context.Context, c *transport.Call, in *inferencev1.GetResultRequest) (*inferencev1.GetResultResponse, error) {
-	wait, err := call.DurationFromProto("wait", in.GetWait())
+	wait, err := request.DurationFromProto("wait", in.GetWait())
 	if err != nil {
 		return nil, err
 	}
@@ -67,7 +68,7 @@ func (s *rpc) getResult(ctx context.Context, c *transport.Call, in *inferencev1.
 // tools that look at plain HTTP need it as a header. On gRPC no tool reads it, and a header
 // that differs on every response is expensive in HTTP/2: it evicts the common headers from
 // the compressor's table.
-func setHeaders(c *transport.Call, r *call.Response) {
+func setHeaders(c *transport.Call, r *request.Response) {
 	c.SetHeader(transport.HeaderRequestID, r.RequestID)
 	if c.PlainHTTP {
 		c.SetHeader(transport.HeaderServerTiming, transport.ServerTiming(r.Timeline.Total, r.Timeline.Steps))
@@ -93,9 +94,9 @@ func (s *rpc) requestID(ctx context.Context, in interface {
 	GetIdempotencyKey() string
 },
 ) (string, error) {
-	key := call.Key{Pipeline: pipeline.Name(in.GetPipeline()), Key: in.GetIdempotencyKey()}
+	key := request.Key{Pipeline: pipeline.Name(in.GetPipeline()), Key: in.GetIdempotencyKey()}
 	switch {
-	case key == call.Key{}:
+	case key == request.Key{}:
 		return in.GetRequestId(), nil
 	case in.GetRequestId() != "":
 		return "", transport.InvalidField("request_id", errors.New("give it, or pipeline and idempotency_key, and not both"))
@@ -104,7 +105,7 @@ func (s *rpc) requestID(ctx context.Context, in interface {
 }
 
 func (s *rpc) inferStream(ctx context.Context, c *transport.Call, in *inferencev1.InferRequest, send func(*inferencev1.InferStreamResponse) error) error {
-	r, err := request(ctx, c, in)
+	r, err := toRequest(ctx, c, in)
 	if err != nil {
 		return err
 	}
@@ -129,14 +130,14 @@ type stream struct {
 	attempt uint32
 }
 
-func (s *stream) sendChunk(c call.Chunk) error {
+func (s *stream) sendChunk(c request.Chunk) error {
 	s.id, s.seq, s.attempt = c.RequestID, c.Seq, c.Attempt
 	return s.sendMessage(&inferencev1.InferStreamResponse{
 		Message: &inferencev1.InferStreamResponse_Chunk{Chunk: &inferencev1.Chunk{Outputs: payload.ToProto(c.Outputs)}},
 	})
 }
 
-func (s *stream) sendFinal(r *call.Response) error {
+func (s *stream) sendFinal(r *request.Response) error {
 	s.id = r.RequestID
 	s.seq++
 	if steps := r.Timeline.Steps; len(steps) > 0 {
@@ -156,9 +157,9 @@ func (s *stream) sendMessage(m *inferencev1.InferStreamResponse) error {
 	return s.send(m)
 }
 
-// request converts the message of Infer and InferStream, or returns why it is not valid.
-func request(ctx context.Context, c *transport.Call, in *inferencev1.InferRequest) (*call.Request, error) {
-	out, err := call.RequestFromProto(in)
+// toRequest converts the message of Infer and InferStream, or returns why it is not valid.
+func toRequest(ctx context.Context, c *transport.Call, in *inferencev1.InferRequest) (*request.Request, error) {
+	out, err := request.FromProto(in)
 	if err != nil {
 		return nil, err
 	}

@@ -13,10 +13,11 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/stagemesh/stagemesh/internal/request"
+	"github.com/stagemesh/stagemesh/mesh/envelope"
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
 
-	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -34,7 +35,7 @@ func text(s string) *inferencev1.Value {
 }
 
 // whole is a request that says all that a request can say, and what it means.
-func whole() (*inferencev1.InferRequest, *call.Request) {
+func whole() (*inferencev1.InferRequest, *request.Request) {
 	inputs := []payload.Part{
 		payload.OfBlob("image", "image/png", []byte("\x89PNG")),
 		payload.OfTensor("x", tensor.Tensor{Datatype: tensor.Int8, Shape: []int64{1, 2}, Raw: []byte{1, 2}}),
@@ -52,7 +53,7 @@ func whole() (*inferencev1.InferRequest, *call.Request) {
 		Durability: inferencev1.Durability_DURABILITY_FILE, Priority: -5, WaitForCapacity: new(false),
 		Metadata: map[string]string{"user": "u"}, Outputs: []string{"labels"},
 	}
-	return message, &call.Request{
+	return message, &request.Request{
 		Pipeline: "photos", Inputs: inputs,
 		Parameters: payload.Parameters{"p": payload.String("v")},
 		Steps: map[pipeline.StepName]pipeline.StepOptions{"classify": {
@@ -62,7 +63,7 @@ func whole() (*inferencev1.InferRequest, *call.Request) {
 		IdempotencyKey: "key", Timeout: 3 * time.Second,
 		Durability: pipeline.File, Priority: -5, WaitForCapacity: new(false),
 		Metadata: map[string]string{"user": "u"}, Outputs: []string{"labels"},
-		Trace: call.Trace{Parent: traceParent, State: "a=1,b=2"},
+		Trace: envelope.Trace{Parent: traceParent, State: "a=1,b=2"},
 	}
 }
 
@@ -277,7 +278,7 @@ func TestCallerDisconnectEndsTheCall(t *testing.T) {
 	t.Parallel()
 	entered := make(chan struct{})
 	seen := make(chan error, 1)
-	caller := &fronttest.Caller{Answer: func(ctx context.Context, _ *call.Request) (*call.Response, error) {
+	caller := &fronttest.Caller{Answer: func(ctx context.Context, _ *request.Request) (*request.Response, error) {
 		close(entered)
 		<-ctx.Done()
 		seen <- fault.From(ctx.Err())

@@ -10,10 +10,10 @@ import (
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/stagemesh/stagemesh/internal/request"
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
 
-	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -69,7 +69,7 @@ func TestRequestIsCancelled(t *testing.T) {
 
 func TestKeyNamesTheRequest(t *testing.T) {
 	t.Parallel()
-	caller := &fronttest.Caller{Keys: map[call.Key]string{{Pipeline: "p", Key: "k"}: fronttest.RequestID}}
+	caller := &fronttest.Caller{Keys: map[request.Key]string{{Pipeline: "p", Key: "k"}: fronttest.RequestID}}
 	client := inferencev1connect.NewInferenceServiceClient(fronttest.Client(t, false), serve(t, caller))
 	got, err := client.GetResult(t.Context(), connect.NewRequest(&inferencev1.GetResultRequest{Pipeline: "p", IdempotencyKey: "k"}))
 	if id, _ := caller.LastResult(); err != nil || id != fronttest.RequestID {

@@ -9,10 +9,10 @@ import (
 
 	"connectrpc.com/connect"
 
+	"github.com/stagemesh/stagemesh/internal/request"
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
 
-	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
 	"github.com/stagemesh/stagemesh/gateway/front/port"
 	"github.com/stagemesh/stagemesh/internal/transport"
@@ -20,10 +20,10 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/payload"
 )
 
-func chunks(words ...string) []call.Chunk {
-	out := make([]call.Chunk, len(words))
+func chunks(words ...string) []request.Chunk {
+	out := make([]request.Chunk, len(words))
 	for i, word := range words {
-		out[i] = call.Chunk{
+		out[i] = request.Chunk{
 			RequestID: fronttest.RequestID, Seq: uint64(i + 1), Attempt: 1,
 			Outputs: []payload.Part{payload.OfBlob("word", "text/plain", []byte(word))},
 		}
@@ -96,7 +96,7 @@ type endless struct {
 
 func newEndless(word string) *endless { return &endless{word: word, ended: make(chan error, 1)} }
 
-func (e *endless) Stream(_ context.Context, _ *call.Request, emit func(call.Chunk) error) (*call.Response, error) {
+func (e *endless) Stream(_ context.Context, _ *request.Request, emit func(request.Chunk) error) (*request.Response, error) {
 	for {
 		if err := emit(chunks(e.word)[0]); err != nil {
 			e.ended <- err

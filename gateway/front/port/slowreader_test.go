@@ -19,10 +19,10 @@ import (
 
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 
-	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
 	"github.com/stagemesh/stagemesh/gateway/front/port"
 	"github.com/stagemesh/stagemesh/internal/budget"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -40,7 +40,7 @@ func TestUnreadResponsesStayWithinTheBudget(t *testing.T) { //nolint:paralleltes
 		"an OIP request": {http.MethodPost, "/v2/models/p/generate", "application/json", `{"text_input": "x"}`},
 	} {
 		t.Run(name, func(t *testing.T) {
-			answer := func(context.Context, *call.Request) (*call.Response, error) {
+			answer := func(context.Context, *request.Request) (*request.Response, error) {
 				return fronttest.Respond(payload.OfBlob("y", "text/plain", []byte(strings.Repeat("x", size)))), nil
 			}
 			pool := budget.NewPool(budget.Settings{Limit: limit})
@@ -75,7 +75,7 @@ func TestUnreadResponsesStayWithinTheBudget(t *testing.T) { //nolint:paralleltes
 // The same for callers of grpc-go, which take the header of a response alone.
 func TestUnreadCallsStayWithinTheBudget(t *testing.T) { //nolint:paralleltest // see above
 	const readers, size, limit, slack = 80, 4 << 20, 64 << 20, 64 << 20
-	answer := func(context.Context, *call.Request) (*call.Response, error) {
+	answer := func(context.Context, *request.Request) (*request.Response, error) {
 		return fronttest.Respond(payload.OfBlob("y", "text/plain", []byte(strings.Repeat("x", size)))), nil
 	}
 	pool := budget.NewPool(budget.Settings{Limit: limit})

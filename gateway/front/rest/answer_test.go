@@ -10,9 +10,9 @@ import (
 	"strconv"
 	"testing"
 
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/transport"
 
-	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
 	"github.com/stagemesh/stagemesh/gateway/front/rest"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -105,8 +105,8 @@ func TestAcceptJSONGetsJSON(t *testing.T) {
 
 func TestEmptyResponseIsJSON(t *testing.T) {
 	t.Parallel()
-	caller := &fronttest.Caller{Answer: func(context.Context, *call.Request) (*call.Response, error) {
-		return &call.Response{RequestID: "r"}, nil
+	caller := &fronttest.Caller{Answer: func(context.Context, *request.Request) (*request.Response, error) {
+		return &request.Response{RequestID: "r"}, nil
 	}}
 	got := post("image/png", "x").of(t, caller)
 	if want := `{"request_id":"r","model_name":"photos","outputs":[],"timeline":{"total_ms":0,"steps":[]}}` + "\n"; got.body != want {

@@ -8,9 +8,9 @@ import (
 	"net/http/httptest"
 	"testing"
 
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/transport"
 
-	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
 	"github.com/stagemesh/stagemesh/gateway/front/rest"
 	"github.com/stagemesh/stagemesh/mesh/msgpack"
@@ -30,7 +30,7 @@ func FuzzInfer(f *testing.F) {
 	f.Add("application/x-msgpack; form=tensors", "", []byte(pack(f, object{"id": "7", "inputs": list{input("x", "INT8", list{2}, list{1, 2})}})))
 	f.Add("application/msgpack", "", []byte{0xdd, 0xff, 0xff, 0xff, 0xff})
 	f.Fuzz(func(t *testing.T, contentType, query string, body []byte) {
-		caller := &fronttest.Caller{Answer: func(_ context.Context, r *call.Request) (*call.Response, error) {
+		caller := &fronttest.Caller{Answer: func(_ context.Context, r *request.Request) (*request.Response, error) {
 			if _, err := payload.FromProto("inputs", payload.ToProto(r.Inputs)); err != nil {
 				t.Errorf("the caller got %v", err)
 			}

@@ -37,6 +37,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/front/oipjson"
 	"github.com/stagemesh/stagemesh/gateway/jobs"
 	"github.com/stagemesh/stagemesh/internal/budget"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -146,7 +147,7 @@ func (h *handler) infer(w http.ResponseWriter, r *http.Request, pipeline string)
 
 // readRequest reads a request, and the format of its response. Its inputs share the body's bytes
 // or are decoded into reserved memory.
-func (h *handler) readRequest(w http.ResponseWriter, r *http.Request, pipeline, route string, memory *budget.Account) (*call.Request, format, error) {
+func (h *handler) readRequest(w http.ResponseWriter, r *http.Request, pipeline, route string, memory *budget.Account) (*request.Request, format, error) {
 	if err := transport.CheckLength(r, int64(h.settings.MaxMessageBytes)); err != nil {
 		return nil, format{}, err
 	}
@@ -160,11 +161,11 @@ func (h *handler) readRequest(w http.ResponseWriter, r *http.Request, pipeline, 
 }
 
 // readOptions returns a request of what its headers and query say.
-func readOptions(r *http.Request) (*call.Request, error) {
+func readOptions(r *http.Request) (*request.Request, error) {
 	if err := transport.CheckEncoding(r); err != nil {
 		return nil, err
 	}
-	out := new(call.Request)
+	out := new(request.Request)
 	return out, options(out, r)
 }
 
@@ -200,11 +201,11 @@ func (h *handler) requestID(r *http.Request, kind, name string) (string, error) 
 	if kind == "requests" {
 		return name, nil
 	}
-	var asked call.Request
+	var asked request.Request
 	if err := takeHeader(&asked, transport.HeaderIdempotencyKey, strings.TrimSpace(r.Header.Get(transport.HeaderIdempotencyKey))); err != nil {
 		return "", invalid(transport.HeaderIdempotencyKey, err)
 	}
-	return h.caller.RequestOf(r.Context(), call.Key{Pipeline: pipeline.Name(name), Key: asked.IdempotencyKey})
+	return h.caller.RequestOf(r.Context(), request.Key{Pipeline: pipeline.Name(name), Key: asked.IdempotencyKey})
 }
 
 func (h *handler) cancel(w http.ResponseWriter, r *http.Request, kind, name string) {
@@ -267,7 +268,7 @@ type stream struct {
 }
 
 // sendChunk sends a chunk. A chunk that JSON cannot represent ends the call.
-func (s *stream) sendChunk(c call.Chunk) error {
+func (s *stream) sendChunk(c request.Chunk) error {
 	data, err := chunkDocument(c)
 	if err != nil {
 		return err
@@ -277,7 +278,7 @@ func (s *stream) sendChunk(c call.Chunk) error {
 	return s.Send(transport.Event{ID: strconv.FormatUint(c.Seq, 10), Name: "chunk", Data: data})
 }
 
-func chunkDocument(c call.Chunk) ([]byte, error) {
+func chunkDocument(c request.Chunk) ([]byte, error) {
 	dst := make([]byte, 0, 256+2*payload.Size(c.Outputs))
 	dst = oipjson.AppendString(append(dst, `{"request_id":`...), c.RequestID)
 	dst = strconv.AppendUint(append(dst, `,"seq":`...), c.Seq, 10)
@@ -286,7 +287,7 @@ func chunkDocument(c call.Chunk) ([]byte, error) {
 }
 
 // sendDone sends the whole response, as inference would have returned it.
-func (s *stream) sendDone(r *call.Response, f format) error {
+func (s *stream) sendDone(r *request.Response, f format) error {
 	document, err := f.document(r)
 	if err != nil {
 		return transport.WithRequestID(err, r.RequestID)

@@ -10,9 +10,9 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/oipjson"
 	"github.com/stagemesh/stagemesh/internal/budget"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/msgpack"
@@ -22,7 +22,7 @@ import (
 const jsonType = payload.JSONType
 
 // readInputs reads the body into the request, and returns the format of the response.
-func (h *handler) readInputs(out *call.Request, w http.ResponseWriter, r *http.Request, memory *budget.Account) (format, error) {
+func (h *handler) readInputs(out *request.Request, w http.ResponseWriter, r *http.Request, memory *budget.Account) (format, error) {
 	f := formatOf(r.Header)
 	kind, err := contentType(r.Header.Get("Content-Type"))
 	if err != nil {
@@ -47,7 +47,7 @@ func (h *handler) readInputs(out *call.Request, w http.ResponseWriter, r *http.R
 
 // takeBody takes a body that is not a form: tensors in the form of the Open Inference
 // Protocol, in JSON or MessagePack, or one blob.
-func (h *handler) takeBody(out *call.Request, f *format, kind kind, data []byte, memory *budget.Account) error {
+func (h *handler) takeBody(out *request.Request, f *format, kind kind, data []byte, memory *budget.Account) error {
 	if len(data) == 0 {
 		return emptyBody()
 	}
@@ -82,7 +82,7 @@ func (h *handler) takeBody(out *call.Request, f *format, kind kind, data []byte,
 
 // takeTensors takes a request of the Open Inference Protocol. The response has its form
 // unless Accept asks for the other. The query wins over its parameters and outputs.
-func (h *handler) takeTensors(out *call.Request, f *format, data []byte, isPacked bool, memory *budget.Account) (err error) {
+func (h *handler) takeTensors(out *request.Request, f *format, data []byte, isPacked bool, memory *budget.Account) (err error) {
 	var request *oipjson.Request
 	if isPacked {
 		f.packed = !f.json

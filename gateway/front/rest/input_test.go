@@ -12,8 +12,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
+	"github.com/stagemesh/stagemesh/internal/request"
+	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -87,13 +88,13 @@ func TestHeadersAndQueryAreTheOptions(t *testing.T) {
 	t.Parallel()
 	const parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 	caller := fronttest.AnswerWith()
-	request := post("image/png", "x", "Stagemesh-Timeout", "1500ms", "Stagemesh-Priority", "-3", "Stagemesh-Durability", "file",
+	sent := post("image/png", "x", "Stagemesh-Timeout", "1500ms", "Stagemesh-Priority", "-3", "Stagemesh-Durability", "file",
 		"Idempotency-Key", "key", "Stagemesh-Wait-For-Capacity", "true", "traceparent", parent, "tracestate", "a=1")
-	request.path = "/v1/pipelines/stage:echo:infer?parameters.top=3&parameters.p.q=0.5&steps.classify.mode=a%20b&steps.classify.on=true&outputs=a,%20b"
-	if got := request.of(t, caller); got.status != 200 {
+	sent.path = "/v1/pipelines/stage:echo:infer?parameters.top=3&parameters.p.q=0.5&steps.classify.mode=a%20b&steps.classify.on=true&outputs=a,%20b"
+	if got := sent.of(t, caller); got.status != 200 {
 		t.Fatalf("%d %s", got.status, got.body)
 	}
-	want := &call.Request{
+	want := &request.Request{
 		Pipeline: "stage:echo", Inputs: []payload.Part{payload.OfBlob("", "image/png", []byte("x"))},
 		Parameters: payload.Parameters{"top": payload.Int64(3), "p.q": payload.Double(0.5)},
 		Steps: map[pipeline.StepName]pipeline.StepOptions{"classify": {
@@ -101,10 +102,10 @@ func TestHeadersAndQueryAreTheOptions(t *testing.T) {
 		}},
 		IdempotencyKey: "key", Timeout: 1500 * time.Millisecond, Durability: pipeline.File, Priority: -3,
 		WaitForCapacity: new(true),
-		Outputs:         []string{"a", "b"}, Trace: call.Trace{Parent: parent, State: "a=1"},
+		Outputs:         []string{"a", "b"}, Trace: envelope.Trace{Parent: parent, State: "a=1"},
 	}
 	got := caller.Last()
-	want.Origin = call.Origin{
+	want.Origin = tracing.Origin{
 		Protocol: tracing.ProtocolHTTP, Method: http.MethodPost, Route: "/v1/pipelines/{pipeline}:infer", Path: "/v1/pipelines/stage:echo:infer",
 		Server: got.Origin.Server, Client: got.Origin.Client,
 	}

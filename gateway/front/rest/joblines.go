@@ -12,8 +12,8 @@ import (
 
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 
-	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/internal/budget"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -117,7 +117,7 @@ func (h *jobsHandler) submitLines(w http.ResponseWriter, r *http.Request, templa
 	return nil
 }
 
-func (h *jobsHandler) jobOfLine(template *inferencev1.SubmitJobRequest, request call.Request, kind kind, data []byte, line jobLine) (*inferencev1.SubmitJobRequest, error) {
+func (h *jobsHandler) jobOfLine(template *inferencev1.SubmitJobRequest, request request.Request, kind kind, data []byte, line jobLine) (*inferencev1.SubmitJobRequest, error) {
 	if err := line.memory.Reserve(int64(len(data))); err != nil {
 		return nil, err
 	}

@@ -17,9 +17,9 @@ import (
 
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 
-	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/jobs"
 	"github.com/stagemesh/stagemesh/internal/budget"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -126,7 +126,7 @@ func (h *jobsHandler) submit(w http.ResponseWriter, r *http.Request) error {
 }
 
 // setRequest makes the request that of the job. A body that is passed on keeps its content type.
-func setRequest(in *inferencev1.SubmitJobRequest, request *call.Request, contentType string) error {
+func setRequest(in *inferencev1.SubmitJobRequest, request *request.Request, contentType string) error {
 	in.IdempotencyKey, in.Priority = request.IdempotencyKey, request.Priority
 	request.IdempotencyKey, request.Priority = "", 0
 	if in.GetHttp().GetPath() == "" {
@@ -262,7 +262,7 @@ func writeResult(w http.ResponseWriter, out *inferencev1.GetJobResponse, f forma
 		answer := &response{contentType: out.GetHttp().GetContentType(), body: out.GetHttp().GetBody(), blob: true}
 		answer.writeStatus(w, int(out.GetHttp().GetStatus()))
 	case out.GetInfer() != nil:
-		result, err := call.ResponseFromProto(job.GetPipeline(), out.GetInfer())
+		result, err := request.ResponseFromProto(job.GetPipeline(), out.GetInfer())
 		if err != nil {
 			return err
 		}
@@ -315,7 +315,7 @@ func jobEvent(e *inferencev1.WatchJobResponse) (transport.Event, error) {
 			return out, err
 		}
 		out.Name = "chunk"
-		out.Data, err = chunkDocument(call.Chunk{RequestID: event.Chunk.GetRequestId(), Seq: event.Chunk.GetSeq(), Outputs: outputs})
+		out.Data, err = chunkDocument(request.Chunk{RequestID: event.Chunk.GetRequestId(), Seq: event.Chunk.GetSeq(), Outputs: outputs})
 		return out, err
 	case *inferencev1.WatchJobResponse_Restart:
 		out.Name, out.Data = "restart", fmt.Appendf(nil, `{"attempt":%d}`, event.Restart.GetAttempt())

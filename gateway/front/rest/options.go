@@ -13,7 +13,7 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -21,7 +21,7 @@ import (
 )
 
 // options sets the options of headers and query.
-func options(out *call.Request, r *http.Request) error {
+func options(out *request.Request, r *http.Request) error {
 	for _, name := range []string{
 		transport.HeaderTimeout, transport.HeaderPriority, transport.HeaderDurability, transport.HeaderIdempotencyKey, transport.HeaderWaitForCapacity,
 	} {
@@ -37,7 +37,7 @@ func options(out *call.Request, r *http.Request) error {
 	return query(out, r.URL.RawQuery)
 }
 
-func takeHeader(out *call.Request, name, value string) (err error) {
+func takeHeader(out *request.Request, name, value string) (err error) {
 	switch name {
 	case transport.HeaderTimeout:
 		if out.Timeout, err = duration(value); err == nil && out.Timeout <= 0 {
@@ -55,8 +55,8 @@ func takeHeader(out *call.Request, name, value string) (err error) {
 			return fmt.Errorf("%.*q: use memory or file", maxQuoted, value)
 		}
 	case transport.HeaderIdempotencyKey:
-		if len(value) > call.MaxIdempotencyKey || !utf8.ValidString(value) {
-			return fmt.Errorf("a key is UTF-8 of at most %d bytes", call.MaxIdempotencyKey)
+		if len(value) > request.MaxIdempotencyKey || !utf8.ValidString(value) {
+			return fmt.Errorf("a key is UTF-8 of at most %d bytes", request.MaxIdempotencyKey)
 		}
 		out.IdempotencyKey = value
 	case transport.HeaderWaitForCapacity:
@@ -107,7 +107,7 @@ func eachQuery(raw string, take func(key, value string) error) error {
 }
 
 // query sets the options of the query.
-func query(out *call.Request, raw string) error {
+func query(out *request.Request, raw string) error {
 	if err := eachQuery(raw, func(key, value string) error { return takeQuery(out, key, value) }); err != nil {
 		return err
 	}
@@ -122,7 +122,7 @@ func query(out *call.Request, raw string) error {
 	return nil
 }
 
-func takeQuery(out *call.Request, key, value string) error {
+func takeQuery(out *request.Request, key, value string) error {
 	if !utf8.ValidString(key) || !utf8.ValidString(value) {
 		return errors.New("is not UTF-8")
 	}

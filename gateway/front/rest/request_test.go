@@ -5,8 +5,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 )
@@ -76,7 +76,7 @@ func TestRequestIsCancelled(t *testing.T) {
 
 func TestKeyNamesTheRequest(t *testing.T) {
 	t.Parallel()
-	caller := &fronttest.Caller{Keys: map[call.Key]string{{Pipeline: "p", Key: "order 7"}: fronttest.RequestID}}
+	caller := &fronttest.Caller{Keys: map[request.Key]string{{Pipeline: "p", Key: "order 7"}: fronttest.RequestID}}
 	with := func(method, path, key string) ask {
 		return ask{method: method, path: path, header: map[string]string{"Idempotency-Key": key}}
 	}

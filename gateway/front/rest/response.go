@@ -10,8 +10,8 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/oipjson"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/msgpack"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -48,7 +48,7 @@ type response struct {
 }
 
 // encode encodes a response.
-func (f format) encode(r *call.Response) (*response, error) {
+func (f format) encode(r *request.Response) (*response, error) {
 	out := &response{requestID: r.RequestID, timing: transport.ServerTiming(r.Timeline.Total, r.Timeline.Steps)}
 	if len(r.Outputs) == 1 && r.Outputs[0].Tensor == nil && !f.json && !f.packed {
 		blob := r.Outputs[0].Blob
@@ -89,10 +89,10 @@ func (a *response) writeStatus(w http.ResponseWriter, status int) {
 }
 
 // Document returns a response as JSON.
-func Document(r *call.Response) ([]byte, error) { return format{}.document(r) }
+func Document(r *request.Response) ([]byte, error) { return format{}.document(r) }
 
 // document returns the response as JSON.
-func (f format) document(r *call.Response) ([]byte, error) {
+func (f format) document(r *request.Response) ([]byte, error) {
 	dst := make([]byte, 0, 1024+2*payload.Size(r.Outputs))
 	dst = oipjson.AppendString(append(dst, `{"request_id":`...), r.RequestID)
 	if f.id != "" {
@@ -170,7 +170,7 @@ func isText(contentType string) bool {
 	return false
 }
 
-// timeline is a call.Timeline as JSON, in milliseconds.
+// timeline is a request.Timeline as JSON, in milliseconds.
 type timeline struct {
 	TotalMS float64 `json:"total_ms"`
 	Steps   []step  `json:"steps"`
@@ -192,7 +192,7 @@ type step struct {
 	Local          bool    `json:"local"`
 }
 
-func timelineOf(t call.Timeline) timeline {
+func timelineOf(t request.Timeline) timeline {
 	out := timeline{TotalMS: transport.Milliseconds(t.Total), Steps: make([]step, len(t.Steps))}
 	for i, s := range t.Steps {
 		out.Steps[i] = step{
@@ -206,7 +206,7 @@ func timelineOf(t call.Timeline) timeline {
 
 // pack returns the response as MessagePack: the keys of the JSON document, with the bytes of
 // tensors and blobs as they are.
-func (f format) pack(r *call.Response) []byte {
+func (f format) pack(r *request.Response) []byte {
 	dst := make([]byte, 0, 1024+payload.Size(r.Outputs))
 	members := 4
 	if f.id != "" {

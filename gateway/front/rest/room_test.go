@@ -11,10 +11,10 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
 	"github.com/stagemesh/stagemesh/gateway/front/rest"
 	"github.com/stagemesh/stagemesh/internal/budget"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -80,7 +80,7 @@ func TestTensorsAreReservedUntilTheyAreAnswered(t *testing.T) {
 		t.Run(mediaType, func(t *testing.T) {
 			t.Parallel()
 			pool, reserved, made := budget.NewPool(budget.Settings{Limit: 1 << 30}), int64(0), 0
-			caller := &fronttest.Caller{Answer: func(_ context.Context, r *call.Request) (*call.Response, error) {
+			caller := &fronttest.Caller{Answer: func(_ context.Context, r *request.Request) (*request.Response, error) {
 				reserved, made = pool.Held(), payload.Size(r.Inputs)
 				return nil, fault.New(fault.NoCapacity, "it is a test")
 			}}
@@ -139,7 +139,7 @@ func TestNothingIsMadeForACallerThatIsGone(t *testing.T) {
 func TestManySwellingBodiesAtOnceStayWithinTheBudget(t *testing.T) {
 	const bound, atOnce = 16 << 20, 60
 	pool := budget.NewPool(budget.Settings{Limit: bound})
-	h := fronttest.WithMemory(rest.New(&fronttest.Caller{Answer: func(context.Context, *call.Request) (*call.Response, error) {
+	h := fronttest.WithMemory(rest.New(&fronttest.Caller{Answer: func(context.Context, *request.Request) (*request.Response, error) {
 		return nil, fault.New(fault.NoCapacity, "it is a test")
 	}}, nil, transport.Settings{MaxPayload: 8 * mostPayload}), pool)
 	bodies := swelling(t)

@@ -12,9 +12,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/transport"
 
-	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
 	"github.com/stagemesh/stagemesh/gateway/front/rest"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -186,7 +186,7 @@ func TestLongWaitSendsPings(t *testing.T) {
 		// The head has come, and with it a comment.
 		caller, events, _ := stepwise(t, h2c, transport.Settings{PingInterval: 20 * time.Millisecond})
 		go func() {
-			caller.Answer = func(context.Context, *call.Request) (*call.Response, error) {
+			caller.Answer = func(context.Context, *request.Request) (*request.Response, error) {
 				return nil, fronttest.Fault(fault.NoCapacity)
 			}
 			close(caller.Emit)
@@ -205,7 +205,7 @@ type endless struct {
 	ended chan error
 }
 
-func (e *endless) Stream(_ context.Context, _ *call.Request, emit func(call.Chunk) error) (*call.Response, error) {
+func (e *endless) Stream(_ context.Context, _ *request.Request, emit func(request.Chunk) error) (*request.Response, error) {
 	large := fronttest.Words(strings.Repeat("w", 256<<10))[0]
 	for {
 		if err := emit(large); err != nil {
@@ -282,7 +282,7 @@ func TestFailureAfterTheFirstEventIsTheLastEvent(t *testing.T) {
 
 func TestUnrepresentableChunkEndsTheStream(t *testing.T) {
 	t.Parallel()
-	caller := &fronttest.Caller{Chunks: append(fronttest.Words("one"), call.Chunk{
+	caller := &fronttest.Caller{Chunks: append(fronttest.Words("one"), request.Chunk{
 		RequestID: fronttest.RequestID, Seq: 2,
 		Outputs: []payload.Part{payload.OfTensor("h", tensor.Tensor{Datatype: tensor.FP16, Shape: []int64{1}, Raw: []byte{0, 0x3c}})},
 	})}
@@ -294,7 +294,7 @@ func TestUnrepresentableChunkEndsTheStream(t *testing.T) {
 
 func TestJSONOfAStageIsOneLine(t *testing.T) {
 	t.Parallel()
-	caller := &fronttest.Caller{Chunks: []call.Chunk{{
+	caller := &fronttest.Caller{Chunks: []request.Chunk{{
 		RequestID: fronttest.RequestID, Seq: 1, Outputs: []payload.Part{payload.OfBlob("", "application/json", []byte("{\n  \"a\": 1\r\n}\n"))},
 	}}}
 	events := streaming("text/plain", "hi").of(t, caller).events(t)

@@ -22,8 +22,8 @@ import (
 
 	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/examples/digits"
-	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/internal/meshfile"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -101,7 +101,7 @@ func TestProcessesOfStagesServeAPipeline(t *testing.T) {
 	var calls sync.WaitGroup
 	for name, image := range images(t) {
 		calls.Go(func() {
-			answer, err := gateway.Service().Infer(t.Context(), &call.Request{
+			answer, err := gateway.Service().Infer(t.Context(), &request.Request{
 				Pipeline: "digits", Inputs: []payload.Part{payload.OfBlob("image", "image/png", image)},
 			})
 			if err != nil {
@@ -178,7 +178,7 @@ func TestAProcessServesWorkers(t *testing.T) {
 	if len(children) != 1 || cpusOf(t, "/proc/"+children[0]) != usable {
 		t.Errorf("the workers %v do not run on CPUs %s", children, usable)
 	}
-	answer, err := bed.Gateway(nil).Service().Infer(t.Context(), &call.Request{
+	answer, err := bed.Gateway(nil).Service().Infer(t.Context(), &request.Request{
 		Pipeline: "stage:tokenize", Inputs: []payload.Part{payload.OfBlob("", "text/plain", []byte("a mesh of stages"))},
 	})
 	if err != nil {
@@ -228,7 +228,7 @@ func newLoad(t *testing.T, gateway meshtest.Gateway, stage string, inFlight int)
 
 func (l *load) send(t *testing.T, gateway meshtest.Gateway, stage, text string) {
 	begin := time.Now()
-	answer, err := gateway.Service().Infer(t.Context(), &call.Request{
+	answer, err := gateway.Service().Infer(t.Context(), &request.Request{
 		Pipeline: "stage:" + stage, Inputs: []payload.Part{payload.OfBlob("", "text/plain", []byte(text))},
 	})
 	took := time.Since(begin)
@@ -430,7 +430,7 @@ func busyAndDraining(t *testing.T) *process {
 	})
 	waiting.Go(func() {
 		// Its answer, a minute away, never comes; nobody waits that long.
-		_, err := gateway.Service().Infer(ctx, &call.Request{
+		_, err := gateway.Service().Infer(ctx, &request.Request{
 			Pipeline: "stage:slow", Timeout: time.Minute, Inputs: []payload.Part{payload.OfBlob("", "text/plain", nil)},
 		})
 		if err == nil {

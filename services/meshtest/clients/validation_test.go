@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/stagemesh/stagemesh"
-	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -29,8 +29,8 @@ func TestWorkersValidateWithPydantic(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	greet := func(person string) (*call.Response, error) {
-		return m.Infer(ctx, &call.Request{Pipeline: "person", Inputs: []payload.Part{payload.OfBlob("person", "application/json", []byte(person))}})
+	greet := func(person string) (*request.Response, error) {
+		return m.Infer(ctx, &request.Request{Pipeline: "person", Inputs: []payload.Part{payload.OfBlob("person", "application/json", []byte(person))}})
 	}
 	if got, err := greet(`{"name": "Ada", "age": 36}`); err != nil || string(got.Outputs[0].Blob.Data) != `"Hello Ada, 36"` {
 		t.Errorf("%v, %v", got, err)

@@ -10,7 +10,7 @@ import (
 
 	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/gateway"
-	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -51,7 +51,7 @@ func TestDiskFillsAndEmptiesUnderLoad(t *testing.T) {
 		}
 	}()
 	infer := func(ctx context.Context, d pipeline.Durability) error {
-		_, err := m.Infer(ctx, &call.Request{Pipeline: "stage:echo", Durability: d, Inputs: []payload.Part{payload.OfBlob("", "text/plain", make([]byte, rand.IntN(1<<7)))}})
+		_, err := m.Infer(ctx, &request.Request{Pipeline: "stage:echo", Durability: d, Inputs: []payload.Part{payload.OfBlob("", "text/plain", make([]byte, rand.IntN(1<<7)))}})
 		return err
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), took)

@@ -17,8 +17,8 @@ import (
 	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/discovery/models"
 	"github.com/stagemesh/stagemesh/gateway"
-	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/internal/meshfile"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/model"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -74,7 +74,7 @@ func modelMesh(t *testing.T, admin gateway.Admin) *stagemesh.Mesh {
 		}
 	})
 	infer := func(name string) error {
-		_, err := m.Infer(t.Context(), &call.Request{Pipeline: name, Inputs: []payload.Part{payload.OfBlob("", "text/plain", []byte("x"))}})
+		_, err := m.Infer(t.Context(), &request.Request{Pipeline: name, Inputs: []payload.Part{payload.OfBlob("", "text/plain", []byte("x"))}})
 		return err
 	}
 	testbed.Eventually(t, "the alias is registered and its model answers", func() bool { return infer("alias:best") == nil })

@@ -41,7 +41,7 @@ func TestExplainNamesTheTrace(t *testing.T) {
 		<-release
 		return item.Inputs, nil
 	})))
-	r, ended := request("x"), make(chan error, 1)
+	r, ended := tracedRequest("x"), make(chan error, 1)
 	go func() {
 		_, err := b.Infer(context.Background(), r)
 		ended <- err

@@ -15,8 +15,9 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh"
-	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/testbed"
+	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/tracing"
@@ -32,9 +33,9 @@ func failing() runner.Runner {
 }
 
 // untracedRequest returns a request whose caller does not trace it.
-func untracedRequest() *call.Request {
-	r := request("x")
-	r.Trace = call.Trace{}
+func untracedRequest() *request.Request {
+	r := tracedRequest("x")
+	r.Trace = envelope.Trace{}
 	return r
 }
 
@@ -85,9 +86,9 @@ infer (server, MESH-gateway)
 func TestParentsAreBounded(t *testing.T) {
 	t.Parallel()
 	b := start(t, func(s *stagemesh.Settings, _ *tracing.Config) { s.Gateway.Call.Sampling.ParentsPerSecond = 1 }, serves("one", echo()))
-	requests := make([]*call.Request, 5)
+	requests := make([]*request.Request, 5)
 	for i := range requests {
-		requests[i] = request("x")
+		requests[i] = tracedRequest("x")
 		if _, err := b.Infer(t.Context(), requests[i]); err != nil {
 			t.Fatal(err)
 		}
@@ -101,7 +102,7 @@ func TestParentsAreBounded(t *testing.T) {
 func TestExemplarsNameTheirTrace(t *testing.T) {
 	t.Parallel()
 	b := start(t, nil, serves("one", echo()))
-	r := request("x")
+	r := tracedRequest("x")
 	if _, err := b.Infer(t.Context(), r); err != nil {
 		t.Fatal(err)
 	}
@@ -117,7 +118,7 @@ func TestExemplarsNameTheirTrace(t *testing.T) {
 func TestLogsNameTheTrace(t *testing.T) {
 	t.Parallel()
 	b := start(t, nil, serves("one", failing()))
-	r := request("x")
+	r := tracedRequest("x")
 	if _, err := b.Infer(t.Context(), r); err == nil {
 		t.Fatal("it did not fail")
 	}
@@ -152,7 +153,7 @@ func TestNobodyWaitsForTheReceiver(t *testing.T) {
 				requests = 2000 // of 7 spans: more than may wait
 			}
 			for range requests {
-				r := request("x")
+				r := tracedRequest("x")
 				if _, err := b.Infer(t.Context(), r); err != nil {
 					t.Fatal(err)
 				}

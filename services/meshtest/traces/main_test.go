@@ -15,9 +15,10 @@ import (
 	"testing"
 
 	"github.com/stagemesh/stagemesh"
-	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/internal/program"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/testbed"
+	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/tracing"
@@ -170,24 +171,24 @@ func echo() runner.Runner {
 }
 
 // newTrace returns the context of a caller that traces its request.
-func newTrace() call.Trace {
+func newTrace() envelope.Trace {
 	id := fmt.Sprintf("%016x%016x", rand.Uint64(), rand.Uint64()|1)
-	return call.Trace{Parent: "00-" + id + "-00f067aa0ba902b7-01"}
+	return envelope.Trace{Parent: "00-" + id + "-00f067aa0ba902b7-01"}
 }
 
-// request returns a traced request of a text.
-func request(text string) *call.Request {
-	return &call.Request{Pipeline: "p", Trace: newTrace(), Inputs: []payload.Part{payload.OfBlob("x", "text/plain", []byte(text))}}
+// tracedRequest returns a traced request of a text.
+func tracedRequest(text string) *request.Request {
+	return &request.Request{Pipeline: "p", Trace: newTrace(), Inputs: []payload.Part{payload.OfBlob("x", "text/plain", []byte(text))}}
 }
 
 // spans waits until the trace of a request has so many spans.
-func (b *bed) spans(of call.Trace, n int) []testbed.JaegerSpan {
+func (b *bed) spans(of envelope.Trace, n int) []testbed.JaegerSpan {
 	b.Helper()
 	return b.jaeger.Trace(b, of.ID(), n)
 }
 
 // tree checks the spans of a trace, in which MESH stands for the mesh's name.
-func (b *bed) tree(of call.Trace, want string) []testbed.JaegerSpan {
+func (b *bed) tree(of envelope.Trace, want string) []testbed.JaegerSpan {
 	b.Helper()
 	want = strings.ReplaceAll(strings.TrimPrefix(want, "\n"), "MESH", b.name)
 	spans := b.spans(of, strings.Count(want, "\n"))

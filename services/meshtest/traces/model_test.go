@@ -12,8 +12,8 @@ import (
 	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
 
 	"github.com/stagemesh/stagemesh"
-	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/internal/meshfile"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/model"
 	"github.com/stagemesh/stagemesh/mesh/tracing"
@@ -52,8 +52,8 @@ func TestTheWaitForAModelIsSeen(t *testing.T) {
 	}, serves("one", gatedModels(gate), func(s *stagemesh.Stage) {
 		s.Config = stagehost.Config{Models: &stagehost.ModelSettings{Capacity: 8 << 20, DefaultSize: 64 << 10}, Queue: stagehost.QueueSettings{AckWait: time.Second}}
 	}))
-	of := func(id string) *call.Request {
-		r := request("x")
+	of := func(id string) *request.Request {
+		r := tracedRequest("x")
 		r.Pipeline = "model:" + id
 		return r
 	}
@@ -61,7 +61,7 @@ func TestTheWaitForAModelIsSeen(t *testing.T) {
 		_, err := b.Infer(t.Context(), of("quick"))
 		return err == nil
 	})
-	cold, answer := of("slow"), make(chan *call.Response, 1)
+	cold, answer := of("slow"), make(chan *request.Response, 1)
 	go func() {
 		response, err := b.Infer(context.Background(), cold)
 		if err != nil {

@@ -70,7 +70,7 @@ func TestKilledHostLeavesNoSpan(t *testing.T) {
 	b := start(t, func(s *stagemesh.Settings, _ *tracing.Config) { s.NATS.Listen = "127.0.0.1:0" }, stagemesh.Stage{Name: "one"})
 	file := filepath.Join(t.TempDir(), "held")
 	first := b.host(file)
-	r, answered := request("x"), make(chan error, 1)
+	r, answered := tracedRequest("x"), make(chan error, 1)
 	r.Timeout = testbed.Patience
 	go func() {
 		_, err := b.Infer(context.WithoutCancel(t.Context()), r)
@@ -119,7 +119,7 @@ func TestDeadLetterAndItsReplay(t *testing.T) {
 		}
 		return sink.SetOutcome(0, runner.Output(batch.Items[0].Inputs...))
 	})))
-	r := request("x")
+	r := tracedRequest("x")
 	r.Durability = pipeline.File
 	if _, err := b.Infer(t.Context(), r); err == nil {
 		t.Fatal("it did not fail")

@@ -14,11 +14,12 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
 
+	"github.com/stagemesh/stagemesh/internal/request"
+	"github.com/stagemesh/stagemesh/mesh/envelope"
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
 
 	"github.com/stagemesh/stagemesh"
-	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -49,16 +50,16 @@ const threeStages = `
 `
 
 // protocols send a request with a trace context.
-func protocols(b *bed) map[string]func(of call.Trace) error {
+func protocols(b *bed) map[string]func(of envelope.Trace) error {
 	conn, err := grpc.NewClient(strings.TrimPrefix(b.URL(), "http://"), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		b.Fatal(err)
 	}
 	b.Cleanup(func() { _ = conn.Close() }) // nothing is on its way
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	message := &inferencev1.InferRequest{Pipeline: "p", Inputs: payload.ToProto(request("x").Inputs)}
-	byHTTP := func(path, contentType, body string) func(call.Trace) error {
-		return func(of call.Trace) error {
+	message := &inferencev1.InferRequest{Pipeline: "p", Inputs: payload.ToProto(tracedRequest("x").Inputs)}
+	byHTTP := func(path, contentType, body string) func(envelope.Trace) error {
+		return func(of envelope.Trace) error {
 			r, err := http.NewRequestWithContext(b.Context(), http.MethodPost, b.URL()+path, strings.NewReader(body))
 			if err != nil {
 				return err
@@ -75,20 +76,20 @@ func protocols(b *bed) map[string]func(of call.Trace) error {
 			return errors.Join(err, response.Body.Close())
 		}
 	}
-	byConnect := func(options ...connect.ClientOption) func(call.Trace) error {
-		return func(of call.Trace) error {
+	byConnect := func(options ...connect.ClientOption) func(envelope.Trace) error {
+		return func(of envelope.Trace) error {
 			r := connect.NewRequest(message)
 			r.Header().Set("Traceparent", of.Parent)
 			_, err := inferencev1connect.NewInferenceServiceClient(client, b.URL(), options...).Infer(b.Context(), r)
 			return err
 		}
 	}
-	return map[string]func(call.Trace) error{
+	return map[string]func(envelope.Trace) error{
 		"http":     byHTTP("/v1/pipelines/p:infer", "text/plain", "x"),
 		"oip":      byHTTP("/v2/models/p/infer", "application/json", `{"inputs":[{"name":"x","datatype":"BYTES","shape":[1],"data":["x"]}]}`),
 		"connect":  byConnect(),
 		"grpc-web": byConnect(connect.WithGRPCWeb()),
-		"grpc": func(of call.Trace) error {
+		"grpc": func(of envelope.Trace) error {
 			ctx := metadata.AppendToOutgoingContext(b.Context(), "traceparent", of.Parent)
 			_, err := inferencev1.NewInferenceServiceClient(conn).Infer(ctx, message)
 			return err
@@ -136,7 +137,7 @@ func TestTraceOfLocalHops(t *testing.T) {
 	b := start(t, func(s *stagemesh.Settings, c *tracing.Config) {
 		s.NoLocalHops, c.Endpoint, c.Protocol = false, jaeger(t).HTTP(), tracing.HTTP
 	}, serves("one", echo()), serves("two", echo()))
-	r := request("x")
+	r := tracedRequest("x")
 	if _, err := b.Infer(t.Context(), r); err != nil {
 		t.Fatal(err)
 	}
@@ -162,11 +163,11 @@ func TestBatchAndItemsLinkToEachOther(t *testing.T) {
 		s.Batch = batch.Settings{Mode: batch.Window, MaxSize: items, MaxWait: testbed.Patience}
 	}))
 	var callers sync.WaitGroup
-	requests := make([]*call.Request, items)
+	requests := make([]*request.Request, items)
 	for i := range requests {
-		requests[i] = request("x")
+		requests[i] = tracedRequest("x")
 		if i == 0 {
-			requests[i].Trace = call.Trace{}
+			requests[i].Trace = envelope.Trace{}
 		}
 		callers.Go(func() {
 			if _, err := b.Infer(t.Context(), requests[i]); err != nil {
@@ -205,7 +206,7 @@ func TestCancelledRequest(t *testing.T) {
 		<-ctx.Done()
 		return ctx.Err()
 	})))
-	r := request("x")
+	r := tracedRequest("x")
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() { <-began; cancel() }()
 	if _, err := b.Infer(ctx, r); fault.From(err).Reason != fault.Cancelled {
@@ -224,7 +225,7 @@ func TestPassedDeadline(t *testing.T) {
 		<-ctx.Done()
 		return ctx.Err()
 	})))
-	r := request("x")
+	r := tracedRequest("x")
 	r.Timeout = 2 * time.Second // so that it runs by then
 	if _, err := b.Infer(t.Context(), r); fault.From(err).Reason != fault.DeadlineExceeded {
 		t.Fatal(err)
@@ -256,11 +257,11 @@ func TestPoisonInABatch(t *testing.T) {
 		s.Batch = batch.Settings{Mode: batch.Window, MaxSize: items, MaxWait: testbed.Patience}
 	}))
 	var callers sync.WaitGroup
-	poison := request("poison")
+	poison := tracedRequest("poison")
 	for i := range items {
 		r := poison
 		if i > 0 {
-			r = request("x")
+			r = tracedRequest("x")
 		}
 		callers.Go(func() { _, _ = b.Infer(t.Context(), r) }) // one fails
 	}
@@ -283,9 +284,9 @@ func TestStreamHasItsFirstChunk(t *testing.T) {
 	b := start(t, nil, serves("one", inproc.Stream(inproc.Settings{Spec: spec}, func(_ context.Context, item runner.Item, send func(...payload.Part) error) ([]payload.Part, error) {
 		return nil, errors.Join(send(item.Inputs...), send(item.Inputs...))
 	})))
-	r := request("x")
+	r := tracedRequest("x")
 	chunks := 0
-	if _, err := b.Stream(t.Context(), r, func(call.Chunk) error { chunks++; return nil }); err != nil || chunks != 2 {
+	if _, err := b.Stream(t.Context(), r, func(request.Chunk) error { chunks++; return nil }); err != nil || chunks != 2 {
 		t.Fatalf("%d chunks, %v", chunks, err)
 	}
 	if events := b.one(b.spans(r.Trace, 7), "run one").Events; len(events) != 1 || events[0] != "first chunk" {
@@ -302,7 +303,7 @@ func TestDurableRequestWhoseCallerLeft(t *testing.T) {
 		<-left
 		return item.Inputs, nil
 	})))
-	r := request("x")
+	r := tracedRequest("x")
 	r.Durability = pipeline.File
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() { <-began; cancel() }()

@@ -53,7 +53,7 @@ func TestTraceHasSpansOfWorkers(t *testing.T) {
 		t.Fatal(err)
 	}
 	b := start(t, nil, serves("python", r))
-	q := request("x")
+	q := tracedRequest("x")
 	if _, err := b.Infer(t.Context(), q); err != nil {
 		t.Fatal(err)
 	}
@@ -73,7 +73,7 @@ infer (server, MESH-gateway)
 	b.has(b.one(spans, "tokenize"), map[string]any{"rows": 1, "gen_ai.usage.output_tokens": 7, "error": nil})
 	b.has(b.one(spans, "run python"), map[string]any{"stagemesh.spans.cut": nil})
 
-	q = request("secret")
+	q = tracedRequest("secret")
 	if _, err := b.Infer(t.Context(), q); fault.From(err).Reason != fault.RunnerFailed {
 		t.Fatal(err)
 	}

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/gateway"
-	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -279,7 +279,7 @@ func crashWhileLoading(t *testing.T, seconds, hosts int, d pipeline.Durability) 
 			s.Timeout, s.HostGrace = patience, patience
 		},
 	})
-	durable := func(r *call.Request) { r.Durability = d }
+	durable := func(r *request.Request) { r.Durability = d }
 	poison := m.send(t.Context(), "die", durable)
 	var others []<-chan answer
 	send := func(prefix string) {

@@ -19,7 +19,7 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 
 	"github.com/stagemesh/stagemesh/gateway"
-	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -43,7 +43,7 @@ const (
 
 // bytesOf asks for so many bytes, and checks them.
 func bytesOf(m *mesh, n int) error {
-	response, err := m.gateway.Service().Infer(m.t.Context(), &call.Request{
+	response, err := m.gateway.Service().Infer(m.t.Context(), &request.Request{
 		Pipeline: "stage:" + stage, Inputs: []payload.Part{payload.OfBlob("", "application/json", fmt.Append(nil, n))},
 	})
 	if err != nil {
@@ -127,7 +127,7 @@ func TestTooLargeResultIsRefused(t *testing.T) {
 func pad(m *mesh, extents ...int64) (peak, items int64, err error) {
 	n, _ := tensor.Elements(extents)
 	ids := payload.OfTensor("ids", tensor.Tensor{Datatype: tensor.Int64, Shape: extents, Raw: make([]byte, 8*n)})
-	response, err := m.gateway.Service().Infer(m.t.Context(), &call.Request{Pipeline: "stage:" + stage, Inputs: []payload.Part{ids}})
+	response, err := m.gateway.Service().Infer(m.t.Context(), &request.Request{Pipeline: "stage:" + stage, Inputs: []payload.Part{ids}})
 	if err != nil {
 		return 0, 0, err
 	}
@@ -188,7 +188,7 @@ func TestPaddedBatchTakesNoMoreThanMaxBytes(t *testing.T) {
 func joinedWith(m *mesh, parameters payload.Parameters) (rows, k int64, err error) {
 	x := payload.OfTensor("x", tensor.Tensor{Datatype: tensor.Int64, Shape: []int64{1, 1}, Raw: make([]byte, 8)})
 	x.Parameters = parameters
-	response, err := m.gateway.Service().Infer(m.t.Context(), &call.Request{Pipeline: "stage:" + stage, Inputs: []payload.Part{x}})
+	response, err := m.gateway.Service().Infer(m.t.Context(), &request.Request{Pipeline: "stage:" + stage, Inputs: []payload.Part{x}})
 	if err != nil {
 		return 0, 0, err
 	}

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/stagehost"
@@ -211,9 +211,9 @@ func TestStageDecidesHowMuchOfAnExceptionCallersGet(t *testing.T) {
 func TestTimeoutSaysWhetherItsWorkerHangs(t *testing.T) {
 	t.Parallel()
 	m := start(t, spec{file: "obedient.py", batch: batch.Settings{Mode: batch.Eager, MaxSize: 1}, host: func(s *stagehost.Settings) { s.MaxInFlight = 7 }})
-	held := m.send(t.Context(), "hold on", func(r *call.Request) { r.Timeout = time.Second })
+	held := m.send(t.Context(), "hold on", func(r *request.Request) { r.Timeout = time.Second })
 	testbed.Eventually(t, "the worker has it", func() bool { return len(m.files.all("run")) == 1 })
-	m.inferWith(t.Context(), "waits", func(r *call.Request) { r.Timeout = 400 * time.Millisecond }).
+	m.inferWith(t.Context(), "waits", func(r *request.Request) { r.Timeout = 400 * time.Millisecond }).
 		checkFault(t, fault.DeadlineExceeded, ", it waits in the queue of the stage")
 	a := m.receive(held)
 	a.checkFault(t, fault.DeadlineExceeded, ", a worker has run it for ")

@@ -59,8 +59,8 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 
 	"github.com/stagemesh/stagemesh/gateway"
-	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/internal/program"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -269,7 +269,7 @@ func (m *mesh) count(metric string) int {
 // answer is what a caller receives.
 type answer struct {
 	text     string
-	response *call.Response
+	response *request.Response
 	fault    *fault.Fault
 	at       time.Time
 	took     time.Duration
@@ -278,9 +278,9 @@ type answer struct {
 // infer sends a text and waits for its answer.
 func (m *mesh) infer(text string) answer { return m.inferWith(m.t.Context(), text) }
 
-func (m *mesh) inferWith(ctx context.Context, text string, edits ...func(*call.Request)) answer {
+func (m *mesh) inferWith(ctx context.Context, text string, edits ...func(*request.Request)) answer {
 	begin := time.Now()
-	request := &call.Request{
+	request := &request.Request{
 		Pipeline: "stage:" + stage, Inputs: []payload.Part{payload.OfBlob("", "text/plain", []byte(text))},
 	}
 	for _, edit := range edits {
@@ -303,7 +303,7 @@ func faultOf(err error) *fault.Fault {
 }
 
 // send sends a text; the channel receives its answer.
-func (m *mesh) send(ctx context.Context, text string, edits ...func(*call.Request)) <-chan answer {
+func (m *mesh) send(ctx context.Context, text string, edits ...func(*request.Request)) <-chan answer {
 	out := make(chan answer, 1)
 	go func() { out <- m.inferWith(ctx, text, edits...) }()
 	return out

@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -356,8 +356,8 @@ func TestCallersLearnWhyNoWorkerOfALaterStepStarts(t *testing.T) {
 		m.Host(other, inproc.Each(inproc.Settings{}, func(_ context.Context, item runner.Item) ([]payload.Part, error) { return item.Inputs, nil }))
 	}
 	m.gateway = m.Gateway([]pipeline.Pipeline{meshtest.Pipeline("three", "first", stage, "last")})
-	steps := func(r *call.Request) { r.Pipeline = "three" }
-	onFile := func(r *call.Request) { steps(r); r.Durability = pipeline.File }
+	steps := func(r *request.Request) { r.Pipeline = "three" }
+	onFile := func(r *request.Request) { steps(r); r.Durability = pipeline.File }
 
 	from := []<-chan answer{m.send(t.Context(), "wait for ever", steps)}
 	running := m.files.await("run", "wait for ever")

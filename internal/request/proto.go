@@ -1,4 +1,4 @@
-package call
+package request
 
 import (
 	"fmt"
@@ -15,9 +15,12 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-// RequestFromProto converts a request, or returns why it is not valid. The inputs share the
+// shown is how much of a caller's text a message repeats, in runes.
+const shown = 80
+
+// FromProto converts a request, or returns why it is not valid. The inputs share the
 // message's bytes.
-func RequestFromProto(in *inferencev1.InferRequest) (*Request, error) {
+func FromProto(in *inferencev1.InferRequest) (*Request, error) {
 	out := &Request{
 		Pipeline:        in.GetPipeline(),
 		IdempotencyKey:  in.GetIdempotencyKey(),

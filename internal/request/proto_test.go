@@ -1,4 +1,4 @@
-package call_test
+package request_test
 
 import (
 	"reflect"
@@ -8,14 +8,14 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
 func TestTimelineHasAllFieldsOfItsSteps(t *testing.T) {
 	t.Parallel()
-	of := call.Timeline{Total: 3*time.Second + time.Nanosecond, Steps: []call.StepTiming{
+	of := request.Timeline{Total: 3*time.Second + time.Nanosecond, Steps: []request.StepTiming{
 		{
 			Step: "label", Stage: "digits", Host: "host-1", Attempt: 1, QueueWait: time.Hour, BatchWait: -time.Millisecond,
 			Run: 2500 * time.Millisecond, BatchSize: 4, BatchRows: 8, Rows: 2, Dispatch: "idle", Local: true, ModelWait: time.Minute,
@@ -25,8 +25,8 @@ func TestTimelineHasAllFieldsOfItsSteps(t *testing.T) {
 			Run: time.Microsecond, BatchSize: 5, BatchRows: 9, Rows: 1, Dispatch: "full", Local: true, ModelWait: time.Nanosecond,
 		},
 	}}
-	response := (&call.Response{RequestID: "id", Timeline: of}).ToProto()
-	if back, err := call.ResponseFromProto("", response); err != nil || !slices.Equal(back.Timeline.Steps, of.Steps) || back.Timeline.Total != of.Total {
+	response := (&request.Response{RequestID: "id", Timeline: of}).ToProto()
+	if back, err := request.ResponseFromProto("", response); err != nil || !slices.Equal(back.Timeline.Steps, of.Steps) || back.Timeline.Total != of.Total {
 		t.Errorf("came back as %+v, %v", back, err)
 	}
 	got := response.GetTimeline()
@@ -48,7 +48,7 @@ func TestTimelineHasAllFieldsOfItsSteps(t *testing.T) {
 
 func TestTimelineMayHaveNoStep(t *testing.T) {
 	t.Parallel()
-	if got := (&call.Response{Timeline: call.Timeline{Total: time.Second}}).ToProto().GetTimeline(); len(got.GetSteps()) != 0 || got.GetTotal().AsDuration() != time.Second {
+	if got := (&request.Response{Timeline: request.Timeline{Total: time.Second}}).ToProto().GetTimeline(); len(got.GetSteps()) != 0 || got.GetTotal().AsDuration() != time.Second {
 		t.Errorf("got %v", got)
 	}
 }
@@ -56,13 +56,13 @@ func TestTimelineMayHaveNoStep(t *testing.T) {
 func TestRequestComesBackFromItsMessage(t *testing.T) {
 	t.Parallel()
 	waits := true
-	want := &call.Request{
+	want := &request.Request{
 		Pipeline: "digits", Inputs: []payload.Part{payload.OfBlob("x", "text/plain", []byte("7"))},
 		Parameters: payload.Parameters{"k": payload.Int64(3)}, IdempotencyKey: "key", Timeout: time.Minute,
 		Steps:      map[pipeline.StepName]pipeline.StepOptions{"classify": {Model: payload.ModelRef{Model: "m"}, Parameters: payload.Parameters{"t": payload.Bool(true)}}},
 		Durability: pipeline.File, Priority: -1, WaitForCapacity: &waits, Metadata: map[string]string{"a": "b"}, Outputs: []string{"label"},
 	}
-	if got, err := call.RequestFromProto(want.ToProto()); err != nil || !reflect.DeepEqual(got, want) {
+	if got, err := request.FromProto(want.ToProto()); err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v, %v, want %+v", got, err, want)
 	}
 }
