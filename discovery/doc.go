@@ -57,8 +57,8 @@
 //	pipelines := discovery.NewTableMirror(registry, discovery.KeyOf("pipelines"))
 //	go pipelines.Run(ctx)
 //	err := pipelines.Loaded(ctx)
-//	entry, ok := pipelines.Get(key)
-//	for change := range pipelines.Changes(ctx) { ... } // single changes, of any number of keys
+//	entries := pipelines.Entries()
+//	for keys := range pipelines.ChangedKeys(ctx) { ... } // single changes, of any number of keys
 //
 // NewMirror is for an owner that keeps the entries in a form of its own. Restore writes
 // back what a wiped table has lost.

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"log/slog"
 	"slices"
-	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -39,15 +38,14 @@ type Membership struct {
 	mesh    string
 	watcher Watcher
 	table   Table
-	records *TableMirror
 	log     *slog.Logger
-	// loaded closes once the first records are in hosts.
-	loaded chan struct{}
-
-	mu      sync.Mutex
+	// records mirrors the hosts' records. Its lock guards the fields below, and a change of
+	// a stage wakes its readers too.
+	records *Mirror
 	hosts   map[Key]*knownHost
-	stages  map[string]*ServiceMirror
-	changed chan struct{}
+	stages  map[string]*stageInstances
+	// added are the stages that are not watched yet.
+	added []*stageInstances
 }
 
 // knownHost is a record of the mesh.
@@ -63,10 +61,9 @@ func NewMembership(w Watcher, t Table, mesh string, log *slog.Logger) *Membershi
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	return &Membership{
-		mesh: mesh, watcher: w, table: t, records: NewTableMirror(t, hostsKey), log: log, loaded: make(chan struct{}),
-		hosts: map[Key]*knownHost{}, stages: map[string]*ServiceMirror{}, changed: make(chan struct{}),
-	}
+	m := &Membership{mesh: mesh, watcher: w, table: t, log: log, hosts: map[Key]*knownHost{}, stages: map[string]*stageInstances{}}
+	m.records = NewMirror(t, hostsKey, m.apply)
+	return m
 }
 
 // Run watches the registry until the context ends.
@@ -74,24 +71,27 @@ func (m *Membership) Run(ctx context.Context) error {
 	watching, ctx := errgroup.WithContext(ctx)
 	watching.Go(func() error { return m.records.Run(ctx) })
 	watching.Go(func() error {
-		loaded := sync.OnceFunc(func() { close(m.loaded) })
-		for change := range m.records.Changes(ctx) {
-			for _, stage := range m.apply(change) {
-				watching.Go(func() error { return stage.Run(ctx) })
-				watching.Go(func() error { return m.relay(ctx, stage) })
+		m.records.Follow(ctx, func(ctx context.Context) bool {
+			for _, stage := range m.takeAdded() {
+				watching.Go(func() error { return stage.run(ctx) })
 			}
-			loaded()
-			m.notify()
-		}
+			return true
+		})
 		return nil
 	})
 	return watching.Wait()
 }
 
-// apply takes a change of the records, and returns mirrors for stages that are new.
-func (m *Membership) apply(c Change) (added []*ServiceMirror) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+func (m *Membership) takeAdded() []*stageInstances {
+	m.records.mu.Lock()
+	defer m.records.mu.Unlock()
+	added := m.added
+	m.added = nil
+	return added
+}
+
+// apply takes a change of the records; the caller holds the lock.
+func (m *Membership) apply(c Change) {
 	old := m.hosts
 	if c.Reset {
 		m.hosts = make(map[Key]*knownHost, len(c.Entries))
@@ -111,14 +111,13 @@ func (m *Membership) apply(c Change) (added []*ServiceMirror) {
 		m.hosts[e.Key] = h
 		stage := h.record.GetStage()
 		if m.stages[stage] == nil && len(m.stages) < maxStages {
-			m.stages[stage] = NewServiceMirror(m.watcher, hostService(m.mesh, stage))
-			added = append(added, m.stages[stage])
+			m.stages[stage] = &stageInstances{membership: m, stage: stage}
+			m.added = append(m.added, m.stages[stage])
 		}
 	}
 	for _, key := range c.Deleted {
 		delete(m.hosts, key)
 	}
-	return added
 }
 
 // decode reads a record; one that is unreadable belongs to no mesh.
@@ -131,31 +130,52 @@ func (m *Membership) decode(e Entry) *meshv1.HostRecord {
 	return r
 }
 
-// relay notifies readers of the membership when a stage changes.
-func (m *Membership) relay(ctx context.Context, s *ServiceMirror) error {
-	for {
-		changed := s.Changed()
-		m.notify()
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return nil
-		}
-	}
+// stageInstances observes the healthy instances of a stage.
+type stageInstances struct {
+	membership *Membership
+	stage      string
+	// alive has the IDs of hosts.
+	alive  map[string]bool
+	outage outage
 }
 
-func (m *Membership) notify() {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	close(m.changed)
-	m.changed = make(chan struct{})
+var _ Observer[Snapshot] = (*stageInstances)(nil)
+
+// run watches the instances until the context ends, as Mirror.Run does the records.
+func (s *stageInstances) run(ctx context.Context) error {
+	return retryDenied(ctx, s.OnDisconnect, func(ctx context.Context) error {
+		return s.membership.watcher.Watch(ctx, hostService(s.membership.mesh, s.stage), s)
+	})
+}
+
+// OnUpdate implements Observer.
+func (s *stageInstances) OnUpdate(snapshot Snapshot) {
+	records := s.membership.records
+	records.mu.Lock()
+	defer records.mu.Unlock()
+	s.alive, s.outage = map[string]bool{}, outage{}
+	for _, i := range snapshot.Instances {
+		if i.Meta[metaMesh] == s.membership.mesh && i.Meta[metaStage] == s.stage {
+			s.alive[i.ID] = true
+		}
+	}
+	records.notify(Change{})
+}
+
+// OnDisconnect implements Observer.
+func (s *stageInstances) OnDisconnect(err error) {
+	records := s.membership.records
+	records.mu.Lock()
+	defer records.mu.Unlock()
+	s.outage.record(err)
+	records.notify(Change{})
 }
 
 // Hosts returns the hosts, sorted by stage and host. Do not change their records.
 func (m *Membership) Hosts() []Host {
 	now := time.Now()
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	m.records.mu.Lock()
+	defer m.records.mu.Unlock()
 	m.noteDead(now)
 	out := make([]Host, 0, len(m.hosts))
 	for _, h := range m.hosts {
@@ -171,16 +191,9 @@ func (m *Membership) Hosts() []Host {
 
 // noteDead updates which hosts are alive; the caller holds the lock.
 func (m *Membership) noteDead(now time.Time) {
-	alive := map[Key]bool{}
-	for stage, mirror := range m.stages {
-		for _, i := range mirror.Instances() {
-			if i.Meta[metaMesh] == m.mesh && i.Meta[metaStage] == stage {
-				alive[HostKey(stage, i.ID)] = true
-			}
-		}
-	}
-	for key, h := range m.hosts {
-		if alive[key] {
+	for _, h := range m.hosts {
+		stage := m.stages[h.record.GetStage()]
+		if stage != nil && stage.alive[h.record.GetHost()] {
 			h.deadSince = time.Time{}
 		} else if h.deadSince.IsZero() {
 			h.deadSince = now
@@ -189,36 +202,25 @@ func (m *Membership) noteDead(now time.Time) {
 }
 
 // Loaded waits until the membership has received the records for the first time.
-func (m *Membership) Loaded(ctx context.Context) error {
-	select {
-	case <-m.loaded:
-		return nil
-	case <-ctx.Done():
-		return errors.Join(m.records.Missing(), ctx.Err())
-	}
-}
+func (m *Membership) Loaded(ctx context.Context) error { return m.records.Loaded(ctx) }
 
 // Stale returns since when the registry is unavailable, for the records or for the
 // instances of a stage, and why.
 func (m *Membership) Stale() (since time.Time, why error) {
-	since, why = m.records.Stale()
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	m.records.mu.RLock()
+	defer m.records.mu.RUnlock()
+	first := m.records.outage
 	for _, s := range m.stages {
-		if lost, err := s.Stale(); !lost.IsZero() && (since.IsZero() || lost.Before(since)) {
-			since, why = lost, err
+		if since := s.outage.since; !since.IsZero() && (first.since.IsZero() || since.Before(first.since)) {
+			first = s.outage
 		}
 	}
-	return since, why
+	return first.since, first.why
 }
 
 // Changed returns a channel that closes with the next change. Get the channel before
 // you read the hosts.
-func (m *Membership) Changed() <-chan struct{} {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.changed
-}
+func (m *Membership) Changed() <-chan struct{} { return m.records.Changed() }
 
 // Sweep removes the records of hosts that have not been alive for ten minutes, until
 // the context ends: a killed host leaves its record behind. Any number of processes
@@ -250,8 +252,8 @@ func (m *Membership) abandoned(now time.Time) map[Key]Revision {
 	if since, _ := m.Stale(); !since.IsZero() {
 		return nil
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	m.records.mu.Lock()
+	defer m.records.mu.Unlock()
 	m.noteDead(now)
 	out := map[Key]Revision{}
 	for key, h := range m.hosts {

@@ -309,6 +309,34 @@ func TestMembershipShowsHostsAndWhetherTheyLive(t *testing.T) {
 	})
 }
 
+func TestMembershipIsReadableDuringOutageOfAStage(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newStore()
+		v := discovery.NewMembership(s, s, "m", nil)
+		background(t, v.Run)
+		background(t, func(ctx context.Context) error {
+			return discovery.PublishHost(ctx, s, func() *meshv1.HostRecord { return record("a") }, nil)
+		})
+		s.register("m-s", discovery.HostInstance(record("a")))
+		checkHosts(t, v, "s/a*")
+		changed, lost := v.Changed(), time.Now()
+		s.watchers["m-s"].OnDisconnect(errOutage)
+		<-changed
+		pass(time.Minute)
+		s.watchers["m-s"].OnDisconnect(errOutage)
+		checkHosts(t, v, "s/a*")
+		if since, why := v.Stale(); !since.Equal(lost) || !errors.Is(why, errOutage) {
+			t.Errorf("stale since %s: %v", since, why)
+		}
+		s.register("m-s")
+		checkHosts(t, v, "s/a")
+		if since, why := v.Stale(); !since.IsZero() || why != nil {
+			t.Errorf("stale since %s: %v", since, why)
+		}
+	})
+}
+
 func TestDuplicateHostIDIsLoggedOnce(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -21,14 +21,13 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 type script struct {
 	discovery.Registry
 	changes     chan discovery.Change
-	snapshots   chan discovery.Snapshot
 	disconnects chan error
 	// rejections is how often it rejects the credentials first.
 	rejections int
 }
 
 func newScript() *script {
-	return &script{changes: make(chan discovery.Change), snapshots: make(chan discovery.Snapshot), disconnects: make(chan error)}
+	return &script{changes: make(chan discovery.Change), disconnects: make(chan error)}
 }
 
 func (s *script) Observe(ctx context.Context, _ discovery.Key, o discovery.Observer[discovery.Change]) error {
@@ -36,19 +35,11 @@ func (s *script) Observe(ctx context.Context, _ discovery.Key, o discovery.Obser
 		s.rejections--
 		return discovery.ErrDenied
 	}
-	return relay(ctx, s.changes, s.disconnects, o)
-}
-
-func (s *script) Watch(ctx context.Context, _ string, o discovery.Observer[discovery.Snapshot]) error {
-	return relay(ctx, s.snapshots, s.disconnects, o)
-}
-
-func relay[T any](ctx context.Context, updates chan T, disconnects chan error, o discovery.Observer[T]) error {
 	for {
 		select {
-		case v := <-updates:
-			o.OnUpdate(v)
-		case err := <-disconnects:
+		case c := <-s.changes:
+			o.OnUpdate(c)
+		case err := <-s.disconnects:
 			o.OnDisconnect(err)
 		case <-ctx.Done():
 			return nil
@@ -81,7 +72,7 @@ func TestTableMirrorIsReadableDuringOutage(t *testing.T) {
 			t.Error(err)
 		}
 		before := m.Entries()
-		if len(before) != 2 || before[0].Key != one.Key {
+		if len(before) != 2 || string(before[one.Key].Value) != "one" {
 			t.Errorf("the entries are %v", before)
 		}
 		s.disconnects <- errOutage
@@ -93,23 +84,23 @@ func TestTableMirrorIsReadableDuringOutage(t *testing.T) {
 		if since, why := m.Stale(); !since.Equal(lost) || !errors.Is(why, errOutage) {
 			t.Errorf("stale since %s: %v", since, why)
 		}
-		if e, ok := m.Get("a/1"); !ok || string(e.Value) != "one" {
-			t.Errorf("during the outage the entry is %v, %t", e, ok)
+		if got := m.Entries(); len(got) != 2 || string(got[one.Key].Value) != "one" {
+			t.Errorf("during the outage the entries are %v", got)
 		}
 		s.changes <- discovery.Change{Deleted: []discovery.Key{"a/1"}}
 		synctest.Wait()
 		if since, why := m.Stale(); !since.IsZero() || why != nil {
 			t.Errorf("stale since %s: %v", since, why)
 		}
-		if _, ok := m.Get("a/1"); ok || len(m.Entries()) != 1 {
-			t.Error("a deleted entry is still there")
+		if got := m.Entries(); len(got) != 1 || got[two.Key].Revision != two.Revision {
+			t.Errorf("after a delete the entries are %v", got)
 		}
 		s.changes <- discovery.Change{Reset: true}
 		synctest.Wait()
 		if got := m.Entries(); len(got) != 0 {
 			t.Errorf("after a wipe the entries are %v", got)
 		}
-		if len(before) != 2 || before[0].Key != one.Key {
+		if len(before) != 2 || string(before[one.Key].Value) != "one" {
 			t.Errorf("an earlier snapshot has changed: %v", before)
 		}
 	})
@@ -122,37 +113,37 @@ func TestMirrorYieldsSingleChanges(t *testing.T) {
 		m := discovery.NewTableMirror(s, "a")
 		background(t, m.Run)
 		ctx, cancel := context.WithCancel(t.Context())
-		next, stop := iter.Pull(m.Changes(ctx))
+		next, stop := iter.Pull(m.ChangedKeys(ctx))
 		defer stop()
 		entry := func(key discovery.Key, revision discovery.Revision) discovery.Entry {
 			return discovery.Entry{Key: key, Revision: revision}
 		}
-		check := func(reset bool, deleted int, want ...discovery.Entry) {
+		check := func(reset bool, want ...discovery.Key) {
 			t.Helper()
 			got, ok := next()
-			same := slices.EqualFunc(got.Entries, want, func(a, b discovery.Entry) bool { return a.Key == b.Key && a.Revision == b.Revision })
-			if !ok || got.Reset != reset || len(got.Deleted) != deleted || !same {
+			slices.Sort(got.Keys)
+			if !ok || got.Reset != reset || !slices.Equal(got.Keys, want) {
 				t.Errorf("the change is %+v, %t", got, ok)
 			}
 		}
 		s.changes <- discovery.Change{Reset: true, Entries: []discovery.Entry{entry("a/1", 1)}}
-		check(true, 0, entry("a/1", 1))
+		check(true)
 		s.changes <- discovery.Change{Entries: []discovery.Entry{entry("a/2", 2)}}
-		check(false, 0, entry("a/2", 2))
-		// A slow reader receives the latest entry of each key.
+		check(false, "a/2")
+		// A slow reader receives each key once.
 		s.changes <- discovery.Change{Entries: []discovery.Entry{entry("a/1", 3)}}
 		s.changes <- discovery.Change{Entries: []discovery.Entry{entry("a/3", 4)}, Deleted: []discovery.Key{"a/2"}}
 		s.changes <- discovery.Change{Entries: []discovery.Entry{entry("a/1", 5)}}
 		synctest.Wait()
-		check(false, 1, entry("a/3", 4), entry("a/1", 5))
+		check(false, "a/1", "a/2", "a/3")
 		s.disconnects <- errOutage
 		synctest.Wait()
-		check(false, 0)
+		check(false)
 		if since, _ := m.Stale(); since.IsZero() {
 			t.Error("an empty change came before the mirror was stale")
 		}
 		s.changes <- discovery.Change{Reset: true, Entries: []discovery.Entry{entry("a/9", 9)}}
-		check(true, 0, entry("a/9", 9))
+		check(true)
 		cancel()
 		if got, ok := next(); ok {
 			t.Errorf("after the context ended there is %+v", got)
@@ -180,33 +171,6 @@ func TestMirrorRetriesRejectedCredentials(t *testing.T) {
 	})
 }
 
-func TestServiceMirrorIsReadableDuringOutage(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := newScript()
-		m := discovery.NewServiceMirror(s, "a")
-		background(t, m.Run)
-		s.snapshots <- discovery.Snapshot{Instances: []discovery.Instance{{ID: "one"}}}
-		if err := m.Loaded(t.Context()); err != nil {
-			t.Error(err)
-		}
-		changed := m.Changed()
-		s.disconnects <- errOutage
-		<-changed
-		if got := m.Instances(); len(got) != 1 || got[0].ID != "one" {
-			t.Errorf("the instances are %v", got)
-		}
-		if since, _ := m.Stale(); since.IsZero() {
-			t.Error("it is not stale")
-		}
-		s.snapshots <- discovery.Snapshot{}
-		synctest.Wait()
-		if got := m.Instances(); len(got) != 0 {
-			t.Errorf("the instances are %v", got)
-		}
-	})
-}
-
 // The cost of a change must not depend on the number of keys.
 func BenchmarkMirrorChange(b *testing.B) {
 	for _, keys := range []int{200, 20_000} {
@@ -217,14 +181,14 @@ func BenchmarkMirrorChange(b *testing.B) {
 				all.Entries = append(all.Entries, discovery.Entry{Key: discovery.KeyOf("a", fmt.Sprint(i)), Revision: 1})
 			}
 			m.OnUpdate(all)
-			next, stop := iter.Pull(m.Changes(b.Context()))
+			next, stop := iter.Pull(m.ChangedKeys(b.Context()))
 			defer stop()
 			next()
 			b.ReportAllocs()
 			for n := 0; b.Loop(); n++ {
 				e := discovery.Entry{Key: all.Entries[n%keys].Key, Revision: discovery.Revision(n + 2)}
 				m.OnUpdate(discovery.Change{Entries: []discovery.Entry{e}})
-				if got, ok := next(); !ok || len(got.Entries) != 1 || got.Entries[0].Revision != e.Revision {
+				if got, ok := next(); !ok || !slices.Equal(got.Keys, []discovery.Key{e.Key}) {
 					b.Fatalf("the change is %+v", got)
 				}
 			}

@@ -65,11 +65,7 @@ func (s *Store) noteFailure(err error) {
 // reconcile adopts the registry's entries. It first fills a registry that was wiped, or
 // that this gateway sees for the first time; its writes come back as changes. It reports
 // whether it has adopted the entries.
-func (s *Store) reconcile(ctx context.Context, found []discovery.Entry) (adopted bool, err error) {
-	entries := map[discovery.Key]discovery.Entry{}
-	for _, e := range found {
-		entries[e.Key] = e
-	}
+func (s *Store) reconcile(ctx context.Context, entries map[discovery.Key]discovery.Entry) (adopted bool, err error) {
 	epoch := discovery.EpochOf(entries[epochKey])
 	delete(entries, epochKey)
 	if epoch == "" || epoch != s.epoch {
