@@ -25,7 +25,6 @@ const (
 	// answerTimeout is how long one request waits for its answer.
 	answerTimeout = 2 * time.Second
 
-	dialTimeout  = 2 * time.Second
 	pingEvery    = 2 * time.Second
 	maxPings     = 2
 	writeTimeout = 2 * time.Second
@@ -43,7 +42,8 @@ type connection struct {
 	why error
 	// changed closes when the session changes.
 	changed chan struct{}
-	pending map[*request]struct{}
+	// pending are the requests that wait for an answer, with what fails them.
+	pending map[*nats.Msg]context.CancelCauseFunc
 	// creating counts the streams that are being created. No creation begins once
 	// closing is true.
 	creating sync.WaitGroup
@@ -59,14 +59,8 @@ type session struct {
 	end context.CancelFunc
 }
 
-// request is one that waits for its answer.
-type request struct {
-	subject string
-	deny    context.CancelCauseFunc
-}
-
 func newConnection(log *slog.Logger) *connection {
-	return &connection{log: log, changed: make(chan struct{}), pending: map[*request]struct{}{}}
+	return &connection{log: log, changed: make(chan struct{}), pending: map[*nats.Msg]context.CancelCauseFunc{}}
 }
 
 // run holds the connection until the context ends.
@@ -97,24 +91,9 @@ func (c *connection) run(ctx context.Context, s Settings) error {
 	return nil
 }
 
-// create creates a stream, also if the caller's context ends meanwhile: a broker that
-// shuts down while it creates a stream leaves a part of it behind.
-func (c *connection) create(ctx context.Context, create func(ctx context.Context) error) error {
-	c.mu.Lock()
-	if c.closing {
-		c.mu.Unlock()
-		return errUnsent
-	}
-	c.creating.Add(1)
-	c.mu.Unlock()
-	defer c.creating.Done()
-	return create(context.WithoutCancel(ctx))
-}
-
 func (c *connection) options(s Settings) []nats.Option {
 	options := []nats.Option{
 		nats.Name(s.Name),
-		nats.Timeout(dialTimeout),
 		nats.RetryOnFailedConnect(true),
 		nats.MaxReconnects(-1),
 		// Keep nothing for later while the broker is unreachable.
@@ -124,7 +103,7 @@ func (c *connection) options(s Settings) []nats.Option {
 		nats.FlusherTimeout(writeTimeout),
 		// An operator may mend credentials, and a starting broker may reject all.
 		nats.IgnoreAuthErrorAbort(),
-		nats.CustomReconnectDelay(func(int) time.Duration { return credentials.ReconnectDelay(c.lastError()) }),
+		nats.CustomReconnectDelay(c.reconnectDelay),
 		nats.ConnectHandler(c.onConnect),
 		nats.ReconnectHandler(c.onConnect),
 		nats.DisconnectErrHandler(c.onDisconnect),
@@ -184,9 +163,9 @@ func (c *connection) onError(nc *nats.Conn, _ *nats.Subscription, err error) {
 	answers := strings.Contains(err.Error(), "Subscription")
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for r := range c.pending {
-		if answers || strings.Contains(err.Error(), `"`+r.subject+`"`) {
-			r.deny(denied)
+	for msg, fail := range c.pending {
+		if answers || strings.Contains(err.Error(), `"`+msg.Subject+`"`) {
+			fail(denied)
 		}
 	}
 }
@@ -205,32 +184,26 @@ func (c *connection) await(ctx context.Context) (*session, error) {
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return nil, c.reason()
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			return nil, connectionError(c.why)
 		}
 	}
 }
 
-// reason returns why there is no session. The client knows the latest reason, but not
-// at every moment.
-func (c *connection) reason() error {
-	if err := c.lastError(); err != nil {
-		return connectionError(err)
-	}
+// reconnectDelay returns the pause before the next attempt to connect. The client reports
+// the broker's answer to the latest attempt to no handler.
+func (c *connection) reconnectDelay(int) time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return connectionError(c.why)
-}
-
-// lastError returns the error of the latest attempt to connect that the broker has
-// answered, or nil.
-func (c *connection) lastError() error {
-	c.mu.Lock()
-	nc := c.nc
-	c.mu.Unlock()
-	if nc == nil {
-		return nil
+	if c.nc == nil {
+		return credentials.ReconnectDelay(nil)
 	}
-	return nc.LastError()
+	err := c.nc.LastError()
+	if err != nil {
+		c.why = err
+	}
+	return credentials.ReconnectDelay(err)
 }
 
 // bind returns a context that also ends with the session.
@@ -249,7 +222,7 @@ func (s *session) bind(ctx context.Context) (context.Context, context.CancelCaus
 func (s *session) request(ctx context.Context, msg *nats.Msg) (*nats.Msg, error) {
 	ctx, cancel := s.bind(ctx)
 	defer cancel(nil)
-	defer s.connection.addPending(&request{subject: msg.Subject, deny: cancel})()
+	defer s.connection.addPending(msg, cancel)()
 	within, stop := context.WithTimeout(ctx, answerTimeout)
 	defer stop()
 	answer, err := s.nc.RequestMsgWithContext(within, msg)
@@ -270,46 +243,42 @@ func (s *session) request(ctx context.Context, msg *nats.Msg) (*nats.Msg, error)
 }
 
 // addPending adds a request until the returned function is called.
-func (c *connection) addPending(r *request) (remove func()) {
+func (c *connection) addPending(msg *nats.Msg, fail context.CancelCauseFunc) (remove func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.pending[r] = struct{}{}
+	c.pending[msg] = fail
 	return func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		delete(c.pending, r)
+		delete(c.pending, msg)
 	}
 }
 
-// publish stores a message in a stream.
-func (s *session) publish(ctx context.Context, msg *nats.Msg) (jetstream.PubAck, error) {
-	var ack jetstream.PubAck
+// publish stores a message in a stream, and returns its sequence.
+func (s *session) publish(ctx context.Context, msg *nats.Msg) (uint64, error) {
 	answer, err := s.request(ctx, msg)
 	if err != nil {
-		return ack, err
+		return 0, err
 	}
-	err = decode(answer.Data, &ack)
-	if err == nil && ack.Sequence == 0 || errors.Is(err, errUnreadable) {
-		err = fmt.Errorf("%w: %q is not an ack", errLost, answer.Data)
+	var ack jetstream.PubAck
+	if err := decode(answer.Data, &ack); err != nil {
+		return 0, err
 	}
-	return ack, err
+	if ack.Sequence == 0 {
+		return 0, fmt.Errorf("%w: %q is not an ack", errLost, answer.Data)
+	}
+	return ack.Sequence, nil
 }
 
 // api sends a request to the broker's API that may be repeated.
 func (s *session) api(ctx context.Context, subject string, in, out any) error {
-	var data []byte
-	if in != nil {
-		var err error
-		if data, err = json.Marshal(in); err != nil {
-			return err
-		}
+	data, err := json.Marshal(in)
+	if err != nil {
+		return err
 	}
-	answer, err := s.request(ctx, &nats.Msg{Subject: apiPrefix + subject, Data: data})
+	answer, err := s.request(ctx, &nats.Msg{Subject: "$JS.API." + subject, Data: data})
 	if errors.Is(err, errMissing) {
 		return fmt.Errorf("%w: there is no JetStream", discovery.ErrUnavailable)
-	}
-	if errors.Is(err, errLost) {
-		return errNoAnswer
 	}
 	if err != nil {
 		return err
@@ -317,21 +286,19 @@ func (s *session) api(ctx context.Context, subject string, in, out any) error {
 	return decode(answer.Data, out)
 }
 
-const apiPrefix = "$JS.API."
-
 // decode reads an answer, or the error in it.
 func decode(data []byte, out any) error {
 	var failed struct {
 		Error *jetstream.APIError `json:"error"`
 	}
 	if err := json.Unmarshal(data, &failed); err != nil {
-		return fmt.Errorf("%w: %w", errUnreadable, err)
+		return fmt.Errorf("%w that is readable: %w", errLost, err)
 	}
 	if failed.Error != nil {
 		return apiError(failed.Error)
 	}
 	if err := json.Unmarshal(data, out); err != nil {
-		return fmt.Errorf("%w: %w", errUnreadable, err)
+		return fmt.Errorf("%w that is readable: %w", errLost, err)
 	}
 	return nil
 }

@@ -20,41 +20,39 @@ var (
 	// errWrongSequence means that an entry did not have the expected sequence, or was
 	// being changed.
 	errWrongSequence = errors.New("the entry does not have the expected sequence")
-	// errUnreadable means that an answer cannot be read.
-	errUnreadable = errors.New("unreadable answer of the broker")
-	errGap        = fmt.Errorf("%w: messages are missing", discovery.ErrUnavailable)
-	errNoAnswer   = fmt.Errorf("%w: the broker does not answer", discovery.ErrUnavailable)
+	errGap           = fmt.Errorf("%w: messages are missing", discovery.ErrUnavailable)
+	errNoAnswer      = fmt.Errorf("%w: the broker does not answer", discovery.ErrUnavailable)
 )
 
 // Error codes of the broker that the client has no names for.
 const (
-	codeNoMessage      jetstream.ErrorCode = 10037
-	codeStreamNotFound jetstream.ErrorCode = 10059
-	codeStreamInUse    jetstream.ErrorCode = 10058
-	codeWrongSequence  jetstream.ErrorCode = 10071
-	codeBeingChanged   jetstream.ErrorCode = 10164
-	codeNoPeers        jetstream.ErrorCode = 10005
-	codeNotLeader      jetstream.ErrorCode = 10009
-	codeSealed         jetstream.ErrorCode = 10109
-	codeStoreFailed    jetstream.ErrorCode = 10077
-	codeNoResources    jetstream.ErrorCode = 10023
-	codeAccountFull    jetstream.ErrorCode = 10002
-	codeNoMemory       jetstream.ErrorCode = 10028
-	codeNoStorage      jetstream.ErrorCode = 10047
+	codeNoPeers     jetstream.ErrorCode = 10005
+	codeNotLeader   jetstream.ErrorCode = 10009
+	codeSealed      jetstream.ErrorCode = 10109
+	codeStoreFailed jetstream.ErrorCode = 10077
+	codeNoResources jetstream.ErrorCode = 10023
+	codeAccountFull jetstream.ErrorCode = 10002
+	codeNoMemory    jetstream.ErrorCode = 10028
+	codeNoStorage   jetstream.ErrorCode = 10047
 )
+
+// hasCode reports whether the broker has answered with an error code.
+func hasCode(err error, code jetstream.ErrorCode) bool {
+	e, ok := errors.AsType[*jetstream.APIError](err)
+	return ok && e.ErrorCode == code
+}
 
 // isMissing reports whether the broker has no such stream or message.
 func isMissing(err error) bool {
-	e, ok := errors.AsType[*jetstream.APIError](err)
-	return errors.Is(err, errMissing) || ok && e.ErrorCode == codeNoMessage
+	return errors.Is(err, errMissing) || hasCode(err, jetstream.JSErrCodeMessageNotFound)
 }
 
 // apiError classifies an error that the broker answered with.
 func apiError(e *jetstream.APIError) error {
 	switch e.ErrorCode {
-	case codeStreamNotFound:
+	case jetstream.JSErrCodeStreamNotFound:
 		return errMissing
-	case codeWrongSequence, codeBeingChanged:
+	case jetstream.JSErrCodeStreamWrongLastSequence, jetstream.JSErrCodeStreamWrongLastSequenceConstant:
 		return errWrongSequence
 	case codeStoreFailed, codeNoResources, codeAccountFull, codeNoMemory, codeNoStorage:
 		return fmt.Errorf("%w: %s", discovery.ErrFull, e.Description)

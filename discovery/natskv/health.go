@@ -6,7 +6,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"net"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -29,8 +29,8 @@ const (
 type checker struct {
 	conn *grpc.ClientConn
 	id   string
-	// handshake has the error of the latest TLS handshake.
-	handshake  *handshake
+	// handshake has the error of the latest TLS handshake, of which gRPC passes on the text only.
+	handshake  *atomic.Pointer[error]
 	unanswered int
 	serves     bool
 }
@@ -39,7 +39,7 @@ func newChecker(address, id string, config *tls.Config) (*checker, error) {
 	if address == "" {
 		return &checker{}, nil
 	}
-	transport, latest := insecure.NewCredentials(), &handshake{}
+	transport, latest := insecure.NewCredentials(), &atomic.Pointer[error]{}
 	if config != nil {
 		transport = recordingCredentials{credentials.NewTLS(config), latest}
 	}
@@ -68,40 +68,22 @@ func (c *checker) serving(ctx context.Context) (bool, error) {
 		return c.serves, nil
 	}
 	c.serves = false
-	if why := c.handshake.get(); why != nil {
-		err = why
+	if why := c.handshake.Load(); why != nil && *why != nil {
+		err = *why
 	}
 	return false, err
-}
-
-// handshake keeps the error of a handshake, of which gRPC passes on the text only.
-type handshake struct {
-	mu  sync.Mutex
-	err error
-}
-
-func (h *handshake) get() error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.err
-}
-
-func (h *handshake) set(err error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.err = err
 }
 
 // recordingCredentials record the errors of handshakes.
 type recordingCredentials struct {
 	credentials.TransportCredentials
-	latest *handshake
+	latest *atomic.Pointer[error]
 }
 
 // ClientHandshake implements credentials.TransportCredentials.
 func (r recordingCredentials) ClientHandshake(ctx context.Context, authority string, conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	secure, info, err := r.TransportCredentials.ClientHandshake(ctx, authority, conn)
-	r.latest.set(err)
+	r.latest.Store(&err)
 	return secure, info, err
 }
 

@@ -73,21 +73,13 @@ type announcement struct {
 	sent     bool
 	sequence uint64
 	renewed  time.Time
-	// reported is what report was called with last.
-	reported state
+	// reported is true once report was called, and registered if that was with nil.
+	reported, registered bool
 	// uncheckable is true while the health check fails to reach the instance, and advice
 	// is what was logged about that.
 	uncheckable bool
 	advice      string
 }
-
-type state int
-
-const (
-	unreported state = iota
-	registered
-	unregistered
-)
 
 // maintain renews the instance until the context ends, or the broker rejects the
 // credentials.
@@ -114,12 +106,9 @@ func (a *announcement) maintain(ctx context.Context) error {
 // reportChange reports whether the instance is registered, if that has changed. It is
 // registered as long as the broker keeps it.
 func (a *announcement) reportChange(err error) {
-	switch {
-	case err == nil && a.reported != registered:
-		a.reported = registered
-		a.report(nil)
-	case err != nil && (a.reported == unreported || a.reported == registered && time.Since(a.renewed) >= instanceTTL):
-		a.reported = unregistered
+	registered := err == nil || a.registered && time.Since(a.renewed) < instanceTTL
+	if !a.reported || registered != a.registered {
+		a.reported, a.registered = true, registered
 		a.report(err)
 	}
 }
@@ -138,9 +127,9 @@ func (a *announcement) renew(ctx context.Context) error {
 	begin := time.Now()
 	return a.store.once(ctx, a.store.instances, func(ctx context.Context, on *session) error {
 		a.sent = true
-		ack, err := on.publish(ctx, msg)
+		sequence, err := on.publish(ctx, msg)
 		if err == nil {
-			a.sequence, a.renewed = ack.Sequence, begin
+			a.sequence, a.renewed = sequence, begin
 		}
 		return err
 	})

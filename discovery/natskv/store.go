@@ -1,6 +1,7 @@
 package natskv
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -57,12 +58,8 @@ func (s Settings) Reserves() (memory, store int64) {
 
 func (s Settings) withDefaults() Settings {
 	s.Replicas = max(1, s.Replicas)
-	if s.MaxTableBytes == 0 {
-		s.MaxTableBytes = defaultMaxTable
-	}
-	if s.MaxInstancesBytes == 0 {
-		s.MaxInstancesBytes = defaultMaxInstances
-	}
+	s.MaxTableBytes = cmp.Or(s.MaxTableBytes, defaultMaxTable)
+	s.MaxInstancesBytes = cmp.Or(s.MaxInstancesBytes, defaultMaxInstances)
 	return s
 }
 
@@ -97,12 +94,9 @@ func validateURL(text string) error {
 		text = "nats://" + text
 	}
 	u, err := url.Parse(text)
-	var urlError *url.Error
 	switch {
-	case errors.As(err, &urlError):
-		return errors.New("unreadable")
 	case err != nil:
-		return err
+		return errors.New("unreadable") // the error quotes the URL
 	case u.Hostname() == "":
 		return errors.New("the host is missing")
 	}

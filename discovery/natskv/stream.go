@@ -3,7 +3,6 @@ package natskv
 import (
 	"context"
 	"errors"
-	"strconv"
 	"strings"
 	"time"
 
@@ -49,10 +48,6 @@ func (n names) service(service string) string { return n.instances() + service +
 func (n names) instance(service, id string) string { return n.instances() + service + "." + id }
 
 const (
-	metadataVersion = "stagemesh-version"
-	// settingsVersion grows when existing streams need other settings.
-	settingsVersion = 1
-
 	// markerTTL is how long the broker keeps the marker of a deleted entry. It outlives
 	// every change that expects the entry.
 	markerTTL = time.Hour
@@ -93,53 +88,61 @@ func (s Settings) config(name, subjects string) jetstream.StreamConfig {
 		Discard:           jetstream.DiscardNew,
 		Replicas:          s.Replicas,
 		AllowMsgTTL:       true,
-		Metadata:          map[string]string{metadataVersion: strconv.Itoa(settingsVersion)},
+		// A later version may need other settings, and update what this one has made.
+		Metadata: map[string]string{"stagemesh-version": "1"},
 	}
 }
 
-// stream returns the state of a stream. It creates a stream that is missing, moves a table to it
-// that an earlier version has made, and updates one with older settings.
-func (s *session) stream(ctx context.Context, config jetstream.StreamConfig) (*jetstream.StreamInfo, error) {
+// info returns the state of a stream. One that is being moved counts as missing.
+func (s *session) info(ctx context.Context, stream string) (*jetstream.StreamInfo, error) {
 	info := &jetstream.StreamInfo{}
-	err := s.api(ctx, "STREAM.INFO."+config.Name, nil, info)
-	switch table := config.Storage == jetstream.FileStorage; {
-	case table && (errors.Is(err, errMissing) || err == nil && len(info.Config.Sources) > 0):
-		move := bus.Move{From: formerTable(config.Name), To: config, Call: s.api, IsMissing: isMissing, Create: s.create}
-		if err = move.Run(ctx); err == nil {
-			err = s.api(ctx, "STREAM.INFO."+config.Name, nil, info)
-		}
-	case errors.Is(err, errMissing):
-		if err = s.create(ctx, config); err == nil {
-			err = s.api(ctx, "STREAM.INFO."+config.Name, nil, info)
-		}
-	case err == nil && version(info.Config) < settingsVersion:
-		config.FirstSeq = info.Config.FirstSeq
-		err = s.api(ctx, "STREAM.UPDATE."+config.Name, config, info)
+	err := s.api(ctx, "STREAM.INFO."+stream, struct{}{}, info)
+	if len(info.Config.Sources) > 0 {
+		err = errMissing
 	}
 	return info, err
 }
 
-// create creates a stream, unless another process is faster. Sequences of instances begin at the
-// clock's microseconds, so that none comes twice after the stream was lost. Those on file may not:
-// after a write error the broker lists all below a block's first message.
+// stream returns the state of a stream. It creates one that is missing, and moves a table to
+// it that an earlier version has made.
+func (s *session) stream(ctx context.Context, config jetstream.StreamConfig) (*jetstream.StreamInfo, error) {
+	info, err := s.info(ctx, config.Name)
+	if !errors.Is(err, errMissing) {
+		return info, err
+	}
+	if config.Storage == jetstream.FileStorage {
+		err = bus.Move{From: formerTable(config.Name), To: config, Call: s.api, IsMissing: isMissing, Create: s.create}.Run(ctx)
+	} else {
+		err = s.create(ctx, config)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return s.info(ctx, config.Name)
+}
+
+// create creates a stream, unless another process is faster. It goes on when the caller's
+// context ends: a broker that shuts down while it creates a stream leaves a part of it behind.
+//
+// Sequences of instances begin at the clock's microseconds, so that none comes twice after the
+// stream was lost. Those on file may not: after a write error the broker lists all below a
+// block's first message.
 func (s *session) create(ctx context.Context, config jetstream.StreamConfig) error {
 	if config.Storage == jetstream.MemoryStorage {
 		config.FirstSeq = uint64(time.Now().UnixMicro())
 	}
-	err := s.connection.create(ctx, func(ctx context.Context) error {
-		return s.api(ctx, "STREAM.CREATE."+config.Name, config, &jetstream.StreamInfo{})
-	})
-	if e, ok := errors.AsType[*jetstream.APIError](err); ok && e.ErrorCode == codeStreamInUse {
+	c := s.connection
+	c.mu.Lock()
+	if c.closing {
+		c.mu.Unlock()
+		return errUnsent
+	}
+	c.creating.Add(1)
+	c.mu.Unlock()
+	defer c.creating.Done()
+	err := s.api(context.WithoutCancel(ctx), "STREAM.CREATE."+config.Name, config, &jetstream.StreamInfo{})
+	if hasCode(err, jetstream.JSErrCodeStreamNameInUse) {
 		return nil
 	}
 	return err
-}
-
-// version returns the version of a stream's settings. A stream without one was made by
-// an operator and stays as it is.
-func version(config jetstream.StreamConfig) int {
-	if v, err := strconv.Atoi(config.Metadata[metadataVersion]); err == nil {
-		return v
-	}
-	return settingsVersion
 }

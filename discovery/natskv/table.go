@@ -32,13 +32,9 @@ type epoch uint64
 
 func epochOf(stream *jetstream.StreamInfo) epoch { return epoch(stream.Created.UnixMicro()) }
 
-// epoch asks the broker for the epoch of a table. One that is being moved counts as missing.
+// epoch asks the broker for the epoch of a table.
 func (s *session) epoch(ctx context.Context, table string) (epoch, error) {
-	info := &jetstream.StreamInfo{}
-	err := s.api(ctx, "STREAM.INFO."+table, nil, info)
-	if len(info.Config.Sources) > 0 {
-		err = errMissing
-	}
+	info, err := s.info(ctx, table)
 	return epochOf(info), err
 }
 
@@ -126,8 +122,7 @@ func (s *session) last(ctx context.Context, n names, stream, subject string) (re
 		} `json:"message"`
 	}
 	err := s.api(ctx, "STREAM.MSG.GET."+stream, map[string]string{"last_by_subj": subject}, &out)
-	var e *jetstream.APIError
-	if errors.As(err, &e) && e.ErrorCode == codeNoMessage {
+	if hasCode(err, jetstream.JSErrCodeMessageNotFound) {
 		return record{}, nil
 	}
 	if err != nil {
@@ -272,9 +267,9 @@ func (s *Store) try(ctx context.Context, c *change) (revision discovery.Revision
 				return fmt.Errorf("%w: %w", discovery.ErrFull, err)
 			}
 		}
-		ack, err := on.publish(ctx, c.message(at))
+		sequence, err := on.publish(ctx, c.message(at))
 		c.lost = c.lost || errors.Is(err, errLost)
-		revision = discovery.Revision(record{sequence: ack.Sequence}.in(at).sequence)
+		revision = discovery.Revision(record{sequence: sequence}.in(at).sequence)
 		return err
 	})
 	return revision, err
