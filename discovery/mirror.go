@@ -135,25 +135,16 @@ func (m *Mirror) Changed() <-chan struct{} {
 	return m.changed
 }
 
-// Loaded waits for the first update from the registry.
+// Loaded waits for the first update from the registry. If the context ends before, the error
+// is ErrNotLoaded with the reason of an outage.
 func (m *Mirror) Loaded(ctx context.Context) error {
 	select {
 	case <-m.loaded:
 		return nil
 	case <-ctx.Done():
-		return errors.Join(m.Missing(), ctx.Err())
-	}
-}
-
-// Missing returns nil after the first update, before that ErrNotLoaded and the reason.
-func (m *Mirror) Missing() error {
-	select {
-	case <-m.loaded:
-		return nil
-	default:
 		m.mu.RLock()
 		defer m.mu.RUnlock()
-		return errors.Join(ErrNotLoaded, m.outage.why)
+		return errors.Join(ErrNotLoaded, m.outage.why, ctx.Err())
 	}
 }
 

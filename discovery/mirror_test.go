@@ -61,14 +61,11 @@ func TestTableMirrorIsReadableDuringOutage(t *testing.T) {
 		if err := m.Loaded(early); !errors.Is(err, discovery.ErrNotLoaded) || !errors.Is(err, errOutage) {
 			t.Errorf("Loaded: %v", err)
 		}
-		if err := m.Missing(); !errors.Is(err, discovery.ErrNotLoaded) || !errors.Is(err, errOutage) {
-			t.Errorf("Missing: %v", err)
-		}
 		one, two := discovery.Entry{Key: "a/1", Value: []byte("one"), Revision: 1}, discovery.Entry{Key: "a/2", Value: []byte("two"), Revision: 2}
 		changed := m.Changed()
 		s.changes <- discovery.Change{Reset: true, Entries: []discovery.Entry{two, one}}
 		<-changed
-		if err := errors.Join(m.Loaded(t.Context()), m.Missing()); err != nil {
+		if err := m.Loaded(t.Context()); err != nil {
 			t.Error(err)
 		}
 		before := m.Entries()
@@ -159,13 +156,13 @@ func TestMirrorRetriesRejectedCredentials(t *testing.T) {
 		s.rejections = 3
 		m := discovery.NewTableMirror(s, "a")
 		background(t, m.Run)
-		synctest.Wait()
-		if err := m.Missing(); !errors.Is(err, discovery.ErrDenied) {
-			t.Errorf("Missing: %v", err)
+		early, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if err := m.Loaded(early); !errors.Is(err, discovery.ErrNotLoaded) || !errors.Is(err, discovery.ErrDenied) {
+			t.Errorf("Loaded: %v", err)
 		}
 		s.changes <- discovery.Change{Reset: true}
-		synctest.Wait()
-		if err := m.Missing(); err != nil || s.rejections != 0 {
+		if err := m.Loaded(t.Context()); err != nil || s.rejections != 0 {
 			t.Errorf("before %d more rejections: %v", s.rejections, err)
 		}
 	})

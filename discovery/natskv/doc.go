@@ -10,8 +10,7 @@
 // Get, Put and Delete wait up to two seconds for a store that is unavailable, then return
 // discovery.ErrUnavailable. A change whose answer was lost is retried until its context ends.
 //
-// A mesh has two streams. A process that finds one missing creates it, and one that
-// follows it and knows a higher version of its settings updates it:
+// A mesh has two streams. A process that finds one missing creates it:
 //
 //   - <mesh>_registry, on file: a message for each key, on <mesh>.table.<key>, where "."
 //     replaces the key's "/". A change is a message that expects the sequence which its
@@ -27,9 +26,9 @@
 //     it has one. If it is not renewed, the broker leaves a marker in its place, which
 //     watchers receive.
 //
-// The package does not use jetstream.KeyValue, which was measured to lack four things:
-// revisions that grow after a wipe, a nonce that settles a lost answer, a new listing after
-// a reconnect, and keys that expire unless they are renewed.
+// The package does not use jetstream.KeyValue, which lacks three things: revisions that grow
+// after a wipe, a nonce that settles a lost answer, and a new listing after a reconnect or a
+// wipe. docs/decisions/0012-registry.md has the measurement.
 //
 // A consumer is never trusted beyond its connection, nor when it is silent for three seconds
 // instead of half a second: then a new one reads everything again. A watcher whose instance
