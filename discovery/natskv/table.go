@@ -32,12 +32,6 @@ type epoch uint64
 
 func epochOf(stream *jetstream.StreamInfo) epoch { return epoch(stream.Created.UnixMicro()) }
 
-// epoch asks the broker for the epoch of a table.
-func (s *session) epoch(ctx context.Context, table string) (epoch, error) {
-	info, err := s.info(ctx, table)
-	return epochOf(info), err
-}
-
 // in returns the record with its revision in place of its sequence.
 func (r record) in(e epoch) record {
 	if r.sequence != 0 {
@@ -96,11 +90,11 @@ func (s *Store) Get(ctx context.Context, key discovery.Key) (discovery.Entry, er
 	}
 	var r record
 	err := s.retry(ctx, s.table, func(ctx context.Context, on *session) error {
-		at, err := on.epoch(ctx, s.table.Name)
+		stream, err := on.info(ctx, s.table.Name)
 		if err == nil {
 			r, err = on.last(ctx, s.names, s.table.Name, s.names.entry(key))
 		}
-		r = r.in(at)
+		r = r.in(epochOf(stream))
 		return err
 	})
 	if err == nil && !r.exists() {
@@ -245,10 +239,11 @@ func (s *Store) commit(ctx context.Context, c *change) (discovery.Revision, erro
 // try sends a change once, after it has read the entry if that is necessary.
 func (s *Store) try(ctx context.Context, c *change) (revision discovery.Revision, err error) {
 	err = s.once(ctx, s.table, func(ctx context.Context, on *session) error {
-		at, err := on.epoch(ctx, s.table.Name)
+		stream, err := on.info(ctx, s.table.Name)
 		if err != nil {
 			return err
 		}
+		at := epochOf(stream)
 		if c.check {
 			last, err := on.last(ctx, s.names, s.table.Name, c.subject)
 			if err != nil {
