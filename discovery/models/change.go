@@ -85,7 +85,7 @@ func (r *Registry) change(ctx context.Context, key discovery.Key, isNew bool, de
 	if err != nil {
 		return 0, err
 	}
-	r.await(ctx, func(c *content) bool { return c.seen >= revision })
+	r.await(ctx, func(c *content) bool { return c.seen >= revision && (revision != 0 || !c.has(key)) })
 	return revision, nil
 }
 
