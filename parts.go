@@ -12,6 +12,8 @@ import (
 
 	"github.com/google/uuid"
 	"go.opentelemetry.io/otel/metric"
+	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
+	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/stagemesh/stagemesh/discovery"
@@ -21,7 +23,6 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/process"
-	"github.com/stagemesh/stagemesh/mesh/tracing"
 	"github.com/stagemesh/stagemesh/stagehost"
 )
 
@@ -227,11 +228,13 @@ func (m *Mesh) newGateway(to bus.Settings, known *gateway.Registry, here gateway
 }
 
 // tracer returns the tracer of a service of the mesh; nil where nothing is traced.
-func (m *Mesh) tracer(name, instance string) *tracing.Tracer {
-	if m.settings.Tracer == nil {
+func (m *Mesh) tracer(name, instance string) trace.Tracer {
+	if m.settings.TracerProvider == nil {
 		return nil
 	}
-	return m.settings.Tracer(tracing.Service{Mesh: string(m.settings.Mesh), Name: name, Instance: instance, Version: m.settings.Version})
+	mesh := string(m.settings.Mesh)
+	return m.settings.TracerProvider.Tracer("stagemesh", trace.WithInstrumentationVersion(m.settings.Version),
+		trace.WithInstrumentationAttributes(semconv.ServiceName(mesh+"-"+name), semconv.ServiceNamespace(mesh), semconv.ServiceInstanceID(instance)))
 }
 
 // newID returns an id that fits a subject token.
@@ -256,9 +259,9 @@ type FileSettings struct {
 	Logger  *slog.Logger
 	Meter   metric.Meter
 	Version string
-	// Advertise and Tracer are as in Settings.
-	Advertise string
-	Tracer    func(tracing.Service) *tracing.Tracer
+	// Advertise and TracerProvider are as in Settings.
+	Advertise      string
+	TracerProvider trace.TracerProvider
 }
 
 // ErrAlone is returned when some stages of the file are left out, and no other process
@@ -285,7 +288,7 @@ func FromFile(f *meshfile.File, s FileSettings) (*Mesh, error) {
 		NoLocalHops: f.LocalHops != nil && !*f.LocalHops,
 		Results:     f.Results, DeadLetters: f.DeadLetters, Idempotency: f.Idempotency, Registry: &f.Registry,
 		Jobs: f.Jobs, Dispatcher: s.Dispatcher, Gates: s.Gates,
-		Logger: s.Logger, Meter: s.Meter, Version: s.Version, Advertise: s.Advertise, Tracer: s.Tracer,
+		Logger: s.Logger, Meter: s.Meter, Version: s.Version, Advertise: s.Advertise, TracerProvider: s.TracerProvider,
 	})
 	if err != nil {
 		return nil, err

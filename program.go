@@ -212,7 +212,7 @@ func (p Program) Run(ctx context.Context) error {
 	return program.Run(ctx, ops, func(ctx context.Context, port *program.Port) error {
 		m.metrics = port.Metrics
 		m.settings.Meter, m.settings.Operations = port.Meter(), config.Advertised(port.Addr().String(), p.Advertise)
-		m.settings.Tracer = port.Tracer
+		m.settings.TracerProvider = port.TracerProvider()
 		port.Watch(func() (string, error) { return m.remarks(), m.Ready() })
 		port.WatchStore(m.StoreReady)
 		if url := p.File.NATS.URL; url != "" {

@@ -39,6 +39,7 @@ import (
 
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/metric/noop"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/stagemesh/stagemesh/dispatch"
 	"github.com/stagemesh/stagemesh/gateway"
@@ -51,7 +52,6 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/store"
-	"github.com/stagemesh/stagemesh/mesh/tracing"
 	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
@@ -110,9 +110,10 @@ type Settings struct {
 	Logger *slog.Logger
 	// Meter may be nil: nothing is counted.
 	Meter metric.Meter
-	// Tracer returns the tracer of the gateway or of a host; nil means that nothing is traced.
-	// Gateway.Call.Sampling says which requests are.
-	Tracer func(tracing.Service) *tracing.Tracer
+	// TracerProvider has the tracers of the gateway and of each host, whose instrumentation
+	// attributes are service.name, service.namespace and service.instance.id; nil means that
+	// nothing is traced. Gateway.Call.Sampling decides which requests are.
+	TracerProvider trace.TracerProvider
 	// Version of the program, for descriptions.
 	Version string
 	// Operations is the address of the program's operations port, for the registry.

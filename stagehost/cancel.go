@@ -93,7 +93,7 @@ func (l *loop) cancelUnsent(it *item) {
 	}
 	delete(l.retries, it.id)
 	l.host.metrics.cancelled.inc()
-	it.trace.process.Event("cancelled")
+	it.span().AddEvent("cancelled")
 	if it.env.StoresResult() {
 		l.sendFault(it, l.host.locate(it, cancelledFault()))
 		return
@@ -107,7 +107,7 @@ func cancelledFault() *fault.Fault { return fault.New(fault.Cancelled, "the requ
 // may ask for it.
 func (l *loop) dropCancelled(it *item) {
 	l.host.metrics.cancelled.inc()
-	it.trace.process.Event("cancelled")
+	it.span().AddEvent("cancelled")
 	if it.env.StoresResult() || it.direct != nil {
 		l.fail(it, cancelledFault())
 		return

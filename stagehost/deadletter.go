@@ -10,6 +10,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/mesh/tracing"
 )
 
 // deadLetter gives up on an item: a durable one is stored as a dead letter before
@@ -24,7 +25,7 @@ func (l *loop) deadLetter(it *item, f *fault.Fault) {
 	}
 	l.host.metrics.countFailure(f)
 	f = l.host.locate(it, f)
-	it.trace.process.Fail(f)
+	tracing.Fail(it.span(), f)
 	message, err := l.host.newDeadLetter(it.delivery, f, it.env.Priority, it.runs)
 	if err != nil {
 		l.host.internalError("dead letter cannot be sent", err)

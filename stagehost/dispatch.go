@@ -11,7 +11,6 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
-	"github.com/stagemesh/stagemesh/mesh/tracing"
 	"github.com/stagemesh/stagemesh/stagehost/batch"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
@@ -135,8 +134,8 @@ type run struct {
 	hasEnded   bool
 	// quarantined is true where its item may have crashed a process.
 	quarantined bool
-	// span is nil where no item is traced.
-	span *tracing.Span
+	// traced is a context with the run's span; nil where no item is traced.
+	traced context.Context
 
 	mu        sync.Mutex
 	outcomeBy []outcomeSource
@@ -416,7 +415,7 @@ func (e *batchEnded) apply(l *loop) {
 		it.timing.BatchWait, it.timing.Run = e.run.started.Sub(it.arrived), e.took
 		it.traceRun(e.run)
 	}
-	l.host.metrics.recordRun(e.run.span.Exemplar(), e.took)
+	l.host.metrics.recordRun(exemplar(e.run.traced), e.took)
 	if l.models != nil {
 		l.models.ran(e.run, e.took)
 	}

@@ -185,7 +185,7 @@ func (l *loop) nak(it *item) {
 		l.publishLocal(it)
 		return
 	}
-	it.trace.process.Event("returned")
+	it.span().AddEvent("returned")
 	l.settleWith(it, func(d bus.Delivery) error {
 		if it.crashes > 0 {
 			return nil
@@ -209,7 +209,7 @@ func (l *loop) publishLocal(it *item) {
 		l.sendFaultInstead(it, l.leavingFault())
 		return
 	}
-	it.trace.process.Event("returned")
+	it.span().AddEvent("returned")
 	env := *it.env
 	env.LocalAttempts, env.LocalCrash = 1, it.crashes > 0
 	message, err := l.host.bus.Item(&env)

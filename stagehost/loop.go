@@ -259,7 +259,7 @@ func (l *loop) expire(now time.Time) {
 
 func (l *loop) expireOne(it *item) {
 	l.host.metrics.expired.inc()
-	it.trace.process.Event("expired")
+	it.span().AddEvent("expired")
 	l.fail(it, it.deadlineFault("it waits in the queue of the stage"))
 }
 

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/stagemesh/stagemesh/discovery/models"
 	"github.com/stagemesh/stagemesh/mesh/bus"
@@ -343,7 +344,7 @@ func (l *loop) forward(it *item, to pipeline.HostID) {
 		return
 	}
 	l.host.metrics.modelForwards.inc()
-	it.trace.process.Event("passed on", attribute.String("stagemesh.host", string(to)))
+	it.span().AddEvent("passed on", trace.WithAttributes(attribute.String("stagemesh.host", string(to))))
 	l.replaceOutbox(it, []outgoing{{message, toHost}})
 	l.send(it)
 }

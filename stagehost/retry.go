@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -90,7 +91,7 @@ func (l *loop) requeue(items []*item) {
 		if err := l.ledger.move(it, queued, running); err != nil {
 			l.host.internalError("item requeued out of turn", err)
 		}
-		it.trace.process.Event("retried", attribute.Int("stagemesh.batch.size", len(items)))
+		it.span().AddEvent("retried", trace.WithAttributes(attribute.Int("stagemesh.batch.size", len(items))))
 	}
 	l.reruns = append(l.reruns, items)
 }
@@ -164,7 +165,7 @@ func (l *loop) quarantine(e *batchEnded, items []*item) {
 		if len(it.runs) > 0 {
 			it.crashedAt, it.rerunAt = time.Now(), time.Time{}
 		}
-		it.trace.process.Event("quarantined")
+		it.span().AddEvent("quarantined")
 		it.quarantined = it.crashes > 1 || e.run.batch.Suspect || !l.host.streams()
 		l.requeue([]*item{it})
 	}

@@ -6,11 +6,13 @@ import (
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/mesh/tracing"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
@@ -181,7 +183,7 @@ func (l *loop) fail(it *item, f *fault.Fault) {
 	}
 	l.host.metrics.countFailure(f)
 	f = l.host.locate(it, f)
-	it.trace.process.Fail(f)
+	tracing.Fail(it.span(), f)
 	if it.direct != nil {
 		it.direct.finish(it, runner.Failed(f))
 		l.settle(it)
@@ -278,7 +280,7 @@ func (e *messageSent) apply(l *loop) {
 		it.retryAt = time.Now().Add(backoff(it.tries, retryMin, retryMax))
 		l.retries[it.id] = it
 		l.host.metrics.sendRetries.inc()
-		it.trace.process.Event("resent")
+		it.span().AddEvent("resent")
 	default:
 		l.giveUpSending(it, e.err)
 	}
@@ -289,13 +291,13 @@ func (e *messageSent) apply(l *loop) {
 func (l *loop) sendNext(it *item, r bus.Receipt) {
 	was := it.outbox[0].to
 	if was == toDead {
-		it.trace.process.Event("dead letter", attribute.Int64("stagemesh.dead_letter", int64(r.Seq)))
+		it.span().AddEvent("dead letter", trace.WithAttributes(attribute.Int64("stagemesh.dead_letter", int64(r.Seq))))
 	}
 	l.replaceOutbox(it, it.outbox[1:])
 	it.replyStored = was == toResults
 	if was == toResults && r.Duplicate {
 		l.host.metrics.duplicateReplies.inc()
-		it.trace.process.Event("duplicate result")
+		it.span().AddEvent("duplicate result")
 		reply := it.finalReply()
 		reply.Stored = true
 		stored, err := l.host.bus.Reply(it.env.Gateway, reply)
@@ -466,7 +468,7 @@ func (it *item) mayReturn(err error) bool {
 // giveBack has the item redelivered later. That makes it no suspect.
 func (l *loop) giveBack(it *item) {
 	delay := backoff(it.delivery.Deliveries-1, returnMin, returnMax)
-	it.trace.process.Event("returned")
+	it.span().AddEvent("returned")
 	l.settleWith(it, func(d bus.Delivery) error { return d.Nak(delay) }, queued, sending)
 }
 
@@ -523,7 +525,7 @@ func (l *loop) giveUpStoring(it *item, err error) {
 // sendFaultInstead replies with a fault in place of an output that cannot go on.
 func (l *loop) sendFaultInstead(it *item, f *fault.Fault) {
 	l.host.metrics.countFault(f.Reason.Label())
-	it.trace.process.Fail(f)
+	tracing.Fail(it.span(), f)
 	l.sendFault(it, l.host.locate(it, f))
 }
 

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/stagemesh/stagemesh/discovery/models"
 	"github.com/stagemesh/stagemesh/mesh/bus"
@@ -18,7 +19,6 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/store"
-	"github.com/stagemesh/stagemesh/mesh/tracing"
 	"github.com/stagemesh/stagemesh/stagehost/batch"
 	"github.com/stagemesh/stagemesh/stagehost/modelcache"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
@@ -134,7 +134,7 @@ type Settings struct {
 	Logger *slog.Logger
 	Meter  metric.Meter
 	// Tracer makes the spans of items that are traced; nil means that nothing is.
-	Tracer *tracing.Tracer
+	Tracer trace.Tracer
 }
 
 // ModelSettings configure a stage that loads models on demand. 0 means what the runner says.

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
+
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -99,7 +101,7 @@ func (r *run) send(it *item, parts []payload.Part) *fault.Fault {
 		}
 	}
 	if it.chunks++; it.chunks == 1 {
-		r.span.Event("first chunk")
+		trace.SpanFromContext(r.traced).AddEvent("first chunk")
 	}
 	r.host.metrics.countChunk(it.chunks == 1, r.started)
 	return nil

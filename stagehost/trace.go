@@ -1,9 +1,12 @@
 package stagehost
 
 import (
+	"cmp"
+	"context"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
 	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
 	"go.opentelemetry.io/otel/trace"
 
@@ -12,12 +15,14 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
-// itemTrace has the spans of an item: nil where it is not traced. Spans are exported as they
-// end, so a host that dies leaves none of those that it has begun.
+// itemTrace has the spans of an item. Spans are exported as they end, so a host that dies leaves
+// none of those that it has begun.
 type itemTrace struct {
-	// process is from the item's arrival until it is settled; sent is its message to the next
-	// stage or the gateway, nil before that.
-	process, sent *tracing.Span
+	// ctx is a context with the span process, from the item's arrival until it is settled; nil
+	// where the item is not traced.
+	ctx context.Context
+	// sent is the span of its message to the next stage or the gateway, nil before that.
+	sent trace.Span
 	// waitsSince is since when the item waits to run.
 	waitsSince time.Time
 }
@@ -27,44 +32,53 @@ func (h *Host) startTrace(it *item) {
 	if h.settings.Tracer == nil || !it.env.Trace.Sampled() {
 		return
 	}
-	parent := tracing.Parse(it.env.Trace)
+	parent := trace.ContextWithSpanContext(context.Background(), tracing.Parse(it.env.Trace))
 	if it.env.Local == nil {
-		h.startSpan(parent, "queue", it.arrived.Add(-it.queueWait)).End(it.arrived)
+		h.addSpan(parent, "queue", it.arrived.Add(-it.queueWait), it.arrived)
 	}
-	span := h.settings.Tracer.Start(parent, trace.SpanKindConsumer, "process "+string(h.settings.Stage), it.arrived)
-	span.SetMessage(it.env, h.bus.Stage(it.env.Hop().Queue(), it.env.Durability, it.env.Class()))
-	span.Set(
+	subject := h.bus.Stage(it.env.Hop().Queue(), it.env.Durability, it.env.Class())
+	ctx, span := h.startSpan(parent, "process", it.arrived, trace.WithSpanKind(trace.SpanKindConsumer), trace.WithAttributes(tracing.MessageAttributes(it.env, subject,
 		semconv.MessagingOperationTypeProcess, semconv.MessagingOperationName("process"),
 		semconv.MessagingMessageEnvelopeSize(len(it.delivery.Data)),
 		attribute.String("stagemesh.step", string(it.env.Hop().Step)),
 		attribute.Int64("stagemesh.delivery", int64(it.timing.Attempt)),
-	)
+	)...))
 	if it.timing.Attempt > 1 {
-		span.Event("redelivered")
+		span.AddEvent("redelivered")
 	}
-	it.trace = itemTrace{process: span, waitsSince: it.arrived}
+	it.trace = itemTrace{ctx: ctx, waitsSince: it.arrived}
 }
 
 // startSpan starts a span of something that the stage does.
-func (h *Host) startSpan(parent trace.SpanContext, name string, begin time.Time) *tracing.Span {
-	return h.settings.Tracer.Start(parent, trace.SpanKindInternal, name+" "+string(h.settings.Stage), begin)
+func (h *Host) startSpan(parent context.Context, name string, begin time.Time, options ...trace.SpanStartOption) (context.Context, trace.Span) {
+	return h.settings.Tracer.Start(parent, name+" "+string(h.settings.Stage), append(options, trace.WithTimestamp(begin))...)
 }
+
+// addSpan adds a span of something that the stage did.
+func (h *Host) addSpan(parent context.Context, name string, begin, end time.Time, options ...trace.SpanStartOption) {
+	_, span := h.startSpan(parent, name, begin, options...)
+	span.End(trace.WithTimestamp(end))
+}
+
+// span returns the span process. Its methods do nothing where the item is not traced.
+func (it *item) span() trace.Span { return trace.SpanFromContext(it.trace.ctx) }
+
+// exemplar returns the context of a span, which is nil where nothing is traced, for what is
+// recorded with it.
+func exemplar(ctx context.Context) context.Context { return cmp.Or(ctx, context.Background()) }
 
 // traceRun records the run that the item has been in, and its wait for that.
 func (it *item) traceRun(r *run) {
 	t := &it.trace
-	if t.process == nil {
+	if t.ctx == nil {
 		return
 	}
-	r.host.startSpan(t.process.Context(), "wait", t.waitsSince).End(r.started)
+	r.host.addSpan(t.ctx, "wait", t.waitsSince, r.started)
 	t.waitsSince = time.Now()
-	if len(r.items) == 1 || r.span == nil {
+	if len(r.items) == 1 || r.traced == nil {
 		return // the run's span is the item's
 	}
-	own := r.host.startSpan(t.process.Context(), "run", r.started)
-	own.Link(r.span)
-	r.describe(own)
-	own.End(t.waitsSince)
+	r.host.addSpan(t.ctx, "run", r.started, t.waitsSince, trace.WithLinks(trace.LinkFromContext(r.traced)), trace.WithAttributes(r.attributes()...))
 }
 
 // traceModelWait records that the item waits for its model no more.
@@ -72,106 +86,120 @@ func (h *Host) traceModelWait(it *item) {
 	now, t := time.Now(), &it.trace
 	it.timing.ModelWait += now.Sub(it.waitsForModelSince)
 	h.metrics.recordModelWait(now.Sub(it.waitsForModelSince))
-	if t.process != nil {
-		h.startSpan(t.process.Context(), "load", it.waitsForModelSince).End(now)
+	if t.ctx != nil {
+		h.addSpan(t.ctx, "load", it.waitsForModelSince, now)
 		t.waitsSince = now
 	}
 }
 
 // tracePublish begins the span of the item's message to the next stage.
 func (h *Host) tracePublish(it *item, next *envelope.Envelope) {
-	if it.trace.process != nil {
-		it.trace.sent.End(time.Now()) // another takes its place
-		it.trace.sent = h.settings.Tracer.StartPublish(it.trace.process, next, h.bus.Stage(next.Hop().Queue(), next.Durability, next.Class()))
+	if t := &it.trace; t.ctx != nil {
+		t.endSent() // another takes its place
+		t.sent = tracing.StartPublish(t.ctx, h.settings.Tracer, next, h.bus.Stage(next.Hop().Queue(), next.Durability, next.Class()))
 	}
 }
 
 // traceReply begins the span of the item's reply.
 func (h *Host) traceReply(it *item) {
-	if it.trace.process != nil {
-		now := time.Now()
-		it.trace.sent.End(now) // another takes its place
-		it.trace.sent = h.settings.Tracer.Start(it.trace.process.Context(), trace.SpanKindClient, "reply", now)
+	if t := &it.trace; t.ctx != nil {
+		t.endSent() // another takes its place
+		_, t.sent = h.settings.Tracer.Start(t.ctx, "reply", trace.WithSpanKind(trace.SpanKindClient))
+	}
+}
+
+func (t *itemTrace) endSent() {
+	if t.sent != nil {
+		t.sent.End()
 	}
 }
 
 // end ends the item's spans.
 func (t *itemTrace) end() {
-	if t.process != nil {
-		now := time.Now()
-		t.sent.End(now)
-		t.process.End(now)
-	}
+	t.endSent()
+	trace.SpanFromContext(t.ctx).End()
 }
 
 // logIDs returns the pairs for a log about the item.
 func (it *item) logIDs() []any {
-	return append([]any{"request_id", it.env.RequestID}, it.trace.process.LogIDs()...)
+	return append([]any{"request_id", it.env.RequestID}, tracing.LogIDs(it.span())...)
 }
 
 // startSpan begins the span of a run with traced items. That of one item is the item's own. A
 // batch has many parents, so its span is a root, which links to its items and they to it.
 func (r *run) startSpan() {
+	var links []trace.Link
 	for _, it := range r.items {
-		switch {
-		case it.trace.process == nil:
-		case len(r.items) == 1:
-			r.span = r.host.startSpan(it.trace.process.Context(), "run", time.Now())
-		default:
-			if r.span == nil {
-				r.span = r.host.startSpan(trace.SpanContext{}, "batch", time.Now())
-				r.span.Set(semconv.MessagingBatchMessageCount(len(r.items)))
-			}
-			r.span.Link(it.trace.process)
+		if it.trace.ctx != nil {
+			links = append(links, trace.LinkFromContext(it.trace.ctx))
 		}
 	}
-	if r.span != nil {
-		r.describe(r.span)
-		r.batch.Trace = tracing.Format(r.span.Context()).Parent
+	if len(links) == 0 {
+		return
 	}
+	var span trace.Span
+	attributes := trace.WithAttributes(r.attributes()...)
+	if len(r.items) == 1 {
+		r.traced, span = r.host.startSpan(r.items[0].trace.ctx, "run", time.Now(), attributes)
+	} else {
+		r.traced, span = r.host.startSpan(context.Background(), "batch", time.Now(), attributes,
+			trace.WithAttributes(semconv.MessagingBatchMessageCount(len(r.items))), trace.WithLinks(links...))
+	}
+	r.batch.Trace = tracing.Format(span.SpanContext()).Parent
 }
 
-// describe adds the attributes of the run to its span, or to that of one of its items.
-func (r *run) describe(span *tracing.Span) {
-	span.Set(
+// attributes returns the attributes of the run's span, and of an item's in a batch.
+func (r *run) attributes() []attribute.KeyValue {
+	return []attribute.KeyValue{
 		attribute.Int("stagemesh.batch.size", len(r.items)),
 		attribute.Int("stagemesh.batch.rows", r.batch.Rows),
 		attribute.String("stagemesh.batch.reason", string(r.reason)),
-	)
+	}
 }
 
 // endSpan ends the run's span; err is what the runner returned.
 func (r *run) endSpan(err error) {
-	if r.span == nil {
+	if r.traced == nil {
 		return
 	}
+	span := trace.SpanFromContext(r.traced)
 	if err != nil && r.ctx.Err() == nil {
-		r.span.Fail(runner.FaultOf(err))
+		tracing.Fail(span, runner.FaultOf(err))
 	}
-	r.span.End(time.Now())
+	span.End()
 }
 
 var _ runner.SpanSink = (*run)(nil)
 
 // AddSpans implements runner.SpanSink: the worker's spans become children of the run's.
 func (r *run) AddSpans(spans []runner.Span, cut int) {
-	if r.span == nil {
+	if r.traced == nil {
 		return
 	}
-	made := make([]*tracing.Span, len(spans))
+	added := make([]context.Context, len(spans))
 	for i, s := range spans {
-		parent := r.span
+		parent := r.traced
 		if s.Parent >= 0 && s.Parent < i {
-			parent = made[s.Parent]
+			parent = added[s.Parent]
 		}
-		made[i] = r.host.settings.Tracer.Start(parent.Context(), trace.SpanKindInternal, s.Name, s.Start)
-		made[i].Set(s.Attributes...)
+		var span trace.Span
+		added[i], span = r.host.settings.Tracer.Start(parent, tracing.Text(s.Name), trace.WithTimestamp(s.Start))
+		for _, a := range s.Attributes {
+			a.Key = attribute.Key(tracing.Text(string(a.Key)))
+			switch a.Value.Type() {
+			case attribute.BOOL, attribute.INT64, attribute.FLOAT64:
+			default:
+				a.Value = attribute.StringValue(tracing.Text(a.Value.String()))
+			}
+			span.SetAttributes(a)
+		}
 		if s.Error != "" {
-			made[i].FailAs(s.Error)
+			span.SetAttributes(semconv.ErrorTypeKey.String(tracing.Text(s.Error)))
+			span.SetStatus(codes.Error, "")
 		}
-		made[i].End(s.End)
+		span.End(trace.WithTimestamp(s.End))
 	}
 	if cut > 0 {
-		r.span.Set(attribute.Int("stagemesh.spans.cut", cut))
+		trace.SpanFromContext(r.traced).SetAttributes(attribute.Int("stagemesh.spans.cut", cut))
 	}
 }

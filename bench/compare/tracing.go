@@ -73,6 +73,6 @@ func withTracing(ctx context.Context, f *meshfile.File, s *stagemesh.FileSetting
 		return nil, errors.Join(wrong...)
 	}
 	t, err := program.NewTracing(ctx, f.Tracing, noop.Meter{}, s.Logger)
-	s.Tracer = t.Tracer
+	s.TracerProvider = t.Provider()
 	return func() error { return t.Shutdown(context.WithoutCancel(ctx)) }, err
 }

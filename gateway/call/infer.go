@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/internal/budget"
@@ -39,7 +40,7 @@ func (s *Service) Stream(ctx context.Context, r *request.Request, emit func(requ
 	}
 	now := time.Now()
 	r.Origin.End(span, f, now)
-	s.metrics.request(span.Exemplar(), label, f, now.Sub(begin))
+	s.metrics.request(contextOf(span), label, f, now.Sub(begin))
 	s.countRequest(ctx, r, response, f, now.Sub(begin))
 	if f != nil {
 		return response, f
@@ -75,7 +76,7 @@ func reserveResponse(memory *budget.Account, r *request.Response) *fault.Fault {
 // await, finish. Over HTTP/2 each request has a new goroutine, and here its stack is
 // near 8 KiB. Growing beyond takes 7 % of the gateway's time, so no function on this
 // path has large values.
-func (s *Service) infer(ctx context.Context, r incoming, emit func(request.Chunk) error, begin time.Time, span *tracing.Span, carried envelope.Trace) (*request.Response, *fault.Fault) {
+func (s *Service) infer(ctx context.Context, r incoming, emit func(request.Chunk) error, begin time.Time, span trace.Span, carried envelope.Trace) (*request.Response, *fault.Fault) {
 	in := s.placeOf(ctx)
 	if !r.isShadow() {
 		if f := in.admit(r.Request); f != nil {
@@ -126,7 +127,7 @@ func (s *Service) infer(ctx context.Context, r incoming, emit func(request.Chunk
 	x.span, x.tenant = span, in.tenant
 	response, id, err := s.respond(ctx, x)
 	took := time.Since(begin)
-	x.published.End(begin.Add(took)) // if nothing has acknowledged it
+	x.published.End() // if nothing has acknowledged it
 	if err != nil {
 		f := s.logFailure(id, r.Request, deadlineFault(fault.From(err), env), span)
 		x.remember(id, took, f, s.tracer.keep(x, f, took))
@@ -160,16 +161,16 @@ func (s *Service) adaptAndCheck(ctx context.Context, in place, id pipeline.Reque
 
 // remember records how the request ended, for Explain; kept is the span that it got then. A
 // call with the response of another request, whose key it has, is none of its own.
-func (x *call) remember(id pipeline.RequestID, took time.Duration, f *fault.Fault, kept *tracing.Span) {
+func (x *call) remember(id pipeline.RequestID, took time.Duration, f *fault.Fault, kept trace.Span) {
 	if id == x.env.RequestID {
-		x.service.finished.Add(x.env, x.steps, took, f, cmp.Or(x.span.TraceID(), kept.TraceID(), x.env.Trace.ID()))
+		x.service.finished.Add(x.env, x.steps, took, f, cmp.Or(traceID(x.span), traceID(kept), x.env.Trace.ID()))
 	}
 }
 
 // reject ends a request that has no envelope yet.
-func (s *Service) reject(id pipeline.RequestID, r *request.Request, f *fault.Fault, span *tracing.Span, begin time.Time) *fault.Fault {
+func (s *Service) reject(id pipeline.RequestID, r *request.Request, f *fault.Fault, span trace.Span, begin time.Time) *fault.Fault {
 	s.finished.Add(&envelope.Envelope{RequestID: id, Pipeline: pipeline.Name(r.Pipeline), Gateway: s.settings.Gateway, AdmittedAt: begin},
-		nil, time.Since(begin), f, cmp.Or(span.TraceID(), r.Trace.ID()))
+		nil, time.Since(begin), f, cmp.Or(traceID(span), r.Trace.ID()))
 	return s.logFailure(id, r, f, span)
 }
 
@@ -214,7 +215,7 @@ func (x *call) send() error {
 	x.tracePublish()
 	isHandedOver := x.service.bus.HandOver(x.env)
 	if isHandedOver {
-		x.published.End(time.Now())
+		x.published.End()
 	} else {
 		if err := x.encode(); err != nil {
 			return err
@@ -255,9 +256,9 @@ type call struct {
 	pending *pending
 	// steps is the timeline that the last reply had.
 	steps []request.StepTiming
-	// span is that of the request, published that of its way to the first stage: nil where the
-	// request is not traced.
-	span, published *tracing.Span
+	// span is the request's, published of its way to the first stage: untraced where the request
+	// is not traced.
+	span, published trace.Span
 	// sending is the publish, progress the state of the answer, and search the look-ups
 	// of the stored result.
 	sending  sending
@@ -266,7 +267,7 @@ type call struct {
 }
 
 func newCall(s *Service, r incoming, env *envelope.Envelope, emit func(request.Chunk) error, waitForCapacity bool) *call {
-	x := &call{service: s, request: r, env: env, emit: emit, waitForCapacity: waitForCapacity}
+	x := &call{service: s, request: r, env: env, emit: emit, waitForCapacity: waitForCapacity, span: untraced, published: untraced}
 	if emit != nil {
 		x.label = s.label(r.Request)
 	}
@@ -460,12 +461,12 @@ func deadlineFault(f *fault.Fault, env *envelope.Envelope) *fault.Fault {
 
 // logFailure logs the fault and returns it with the request's ID: at debug level, or
 // louder where the mesh is at fault.
-func (s *Service) logFailure(id pipeline.RequestID, r *request.Request, f *fault.Fault, span *tracing.Span) *fault.Fault {
+func (s *Service) logFailure(id pipeline.RequestID, r *request.Request, f *fault.Fault, span trace.Span) *fault.Fault {
 	level := slog.LevelDebug
 	if f.Reason == fault.Internal {
 		level = slog.LevelError
 	}
-	s.settings.Logger.With(span.LogIDs()...).Log(context.Background(), level, "request failed", "request_id", id, "pipeline", fmt.Sprintf("%.*s", shown, r.Pipeline),
+	s.settings.Logger.With(tracing.LogIDs(span)...).Log(context.Background(), level, "request failed", "request_id", id, "pipeline", fmt.Sprintf("%.*s", shown, r.Pipeline),
 		"reason", f.Reason, "error", f, "cause", f.Unwrap())
 	return f.WithMetadata(requestIDKey, string(id))
 }
@@ -544,7 +545,7 @@ func (x *call) publish() {
 	s.latest = p
 	x.service.bus.Publish(s.message, func(r bus.Receipt, err error) {
 		if err == nil {
-			published.End(time.Now())
+			published.End()
 		}
 		p.outcome = publishOutcome{r, err}
 		close(p.done)
@@ -562,7 +563,7 @@ func (x *call) publishAgain() {
 			return
 		}
 		if x.service.bus.HandOver(x.env) { // it was never queued
-			x.published.End(time.Now())
+			x.published.End()
 			x.sending = sending{}
 			x.pending.wait(nil)
 			return

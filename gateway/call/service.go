@@ -32,6 +32,7 @@ import (
 	"time"
 
 	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/sync/errgroup"
 
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
@@ -116,7 +117,7 @@ type Settings struct {
 	Meter       metric.Meter
 	// Tracer makes the spans of the requests that Sampling chooses; nil means that nothing is
 	// traced.
-	Tracer   *tracing.Tracer
+	Tracer   trace.Tracer
 	Sampling tracing.Sampling
 }
 

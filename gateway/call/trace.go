@@ -19,7 +19,7 @@ import (
 
 // tracer decides which requests are traced.
 type tracer struct {
-	*tracing.Tracer
+	trace.Tracer
 
 	sampling tracing.Sampling
 	// parents and kept bound the traces that callers, and failed and slow requests, cause.
@@ -42,41 +42,44 @@ func newTracer(s Settings) (*tracer, error) {
 	}, err
 }
 
-// begin decides about a request before anything of it is recorded. It returns its span, nil
+// untraced is the span of a request that is not traced.
+var untraced = trace.SpanFromContext(context.Background())
+
+// begin decides about a request before anything of it is recorded. It returns its span, untraced
 // where it is not traced, and the trace context for its envelope, unless it is traced: the
 // caller's, which is carried, without the flag where the mesh records nothing.
-func (t *tracer) begin(r *request.Request, begin time.Time) (*tracing.Span, envelope.Trace) {
+func (t *tracer) begin(r *request.Request, begin time.Time) (trace.Span, envelope.Trace) {
 	if t == nil {
-		return nil, r.Trace
+		return untraced, r.Trace
 	}
 	if r.Trace.Parent == "" {
 		if rand.Float64() >= t.sampling.Share() {
-			return nil, envelope.Trace{}
+			return untraced, envelope.Trace{}
 		}
 		return t.start(r, "sampled", begin), envelope.Trace{}
 	}
 	if !r.Trace.Sampled() {
-		return nil, r.Trace
+		return untraced, r.Trace
 	}
 	if t.parents.AllowN(begin, 1) {
 		return t.start(r, "parent", begin), envelope.Trace{}
 	}
 	parent := tracing.Parse(r.Trace)
-	return nil, tracing.Format(parent.WithTraceFlags(parent.TraceFlags().WithSampled(false)))
+	return untraced, tracing.Format(parent.WithTraceFlags(parent.TraceFlags().WithSampled(false)))
 }
 
 // start starts the span of a request that began then.
-func (t *tracer) start(r *request.Request, why string, begin time.Time) *tracing.Span {
+func (t *tracer) start(r *request.Request, why string, begin time.Time) trace.Span {
 	t.traces.Add(context.Background(), 1, metric.WithAttributeSet(attribute.NewSet(attribute.String("why", why))))
-	span := t.Start(tracing.Parse(r.Trace), trace.SpanKindServer, r.Origin.SpanName(), begin)
-	span.Set(r.Origin.Attributes()...)
+	parent := trace.ContextWithSpanContext(context.Background(), tracing.Parse(r.Trace))
+	_, span := t.Start(parent, r.Origin.SpanName(), trace.WithSpanKind(trace.SpanKindServer), trace.WithTimestamp(begin), trace.WithAttributes(r.Origin.Attributes()...))
 	return span
 }
 
 // describe adds what is known of a request once it is checked.
-func describe(span *tracing.Span, e *envelope.Envelope) {
-	if span != nil {
-		span.Set(
+func describe(span trace.Span, e *envelope.Envelope) {
+	if span.IsRecording() {
+		span.SetAttributes(
 			attribute.String("stagemesh.request.id", string(e.RequestID)),
 			attribute.String("stagemesh.pipeline", string(e.Pipeline)),
 			attribute.String("stagemesh.durability", string(e.Durability)),
@@ -88,17 +91,34 @@ func describe(span *tracing.Span, e *envelope.Envelope) {
 
 // tracePublish starts the span of the item's way to its first stage.
 func (x *call) tracePublish() {
-	if x.span != nil {
-		x.published = x.service.tracer.StartPublish(x.span, x.env, x.service.bus.Stage(x.env.Hop().Queue(), x.env.Durability, x.env.Class()))
+	if x.span.IsRecording() {
+		x.published = tracing.StartPublish(contextOf(x.span), x.service.tracer, x.env, x.service.bus.Stage(x.env.Hop().Queue(), x.env.Durability, x.env.Class()))
 	}
+}
+
+// contextOf returns a context with the span, for its children and as the exemplar of what is
+// recorded with it.
+func contextOf(span trace.Span) context.Context {
+	if span == untraced {
+		return context.Background()
+	}
+	return trace.ContextWithSpan(context.Background(), span)
+}
+
+// traceID returns the ID of the span's trace, or "".
+func traceID(span trace.Span) string {
+	if id := span.SpanContext().TraceID(); id.IsValid() {
+		return id.String()
+	}
+	return ""
 }
 
 // keep traces a request that was not sampled, once it has ended, if it failed by the mesh's
 // fault or was slow: from its timeline, and so without batches and workers. It returns the
-// span, nil for none.
-func (t *tracer) keep(x *call, f *fault.Fault, took time.Duration) *tracing.Span {
-	if t == nil || x.span != nil || x.request.Trace.Parent != "" {
-		return nil
+// span, untraced for none.
+func (t *tracer) keep(x *call, f *fault.Fault, took time.Duration) trace.Span {
+	if t == nil || x.span != untraced || x.request.Trace.Parent != "" {
+		return untraced
 	}
 	why, k := "", t.sampling.Keep
 	switch {
@@ -109,25 +129,24 @@ func (t *tracer) keep(x *call, f *fault.Fault, took time.Duration) *tracing.Span
 	}
 	begin := x.env.AdmittedAt
 	if why == "" || !t.kept.AllowN(begin.Add(took), 1) {
-		return nil
+		return untraced
 	}
 	span := t.start(x.request.Request, why, begin)
 	describe(span, x.env)
-	span.Set(attribute.Bool("stagemesh.rebuilt", true))
+	span.SetAttributes(attribute.Bool("stagemesh.rebuilt", true))
 	for i := range x.steps {
-		t.rebuild(span, begin, &x.steps[i])
+		t.rebuild(contextOf(span), begin, &x.steps[i])
 	}
 	x.request.Origin.End(span, f, begin.Add(took))
 	return span
 }
 
 // rebuild makes the spans of a step.
-func (t *tracer) rebuild(server *tracing.Span, begin time.Time, step *request.StepTiming) {
-	span := func(parent *tracing.Span, name string, from, to time.Time, attributes ...attribute.KeyValue) *tracing.Span {
-		made := t.Start(parent.Context(), trace.SpanKindInternal, name+" "+string(step.Stage), from)
-		made.Set(attributes...)
-		made.End(to)
-		return made
+func (t *tracer) rebuild(server context.Context, begin time.Time, step *request.StepTiming) {
+	span := func(parent context.Context, name string, from, to time.Time, attributes ...attribute.KeyValue) context.Context {
+		own, made := t.Start(parent, name+" "+string(step.Stage), trace.WithTimestamp(from), trace.WithAttributes(attributes...))
+		made.End(trace.WithTimestamp(to))
+		return own
 	}
 	arrived := begin.Add(step.Arrival)
 	ran := arrived.Add(step.BatchWait)

@@ -22,6 +22,7 @@ import (
 	otelprometheus "go.opentelemetry.io/otel/exporters/prometheus"
 	"go.opentelemetry.io/otel/metric"
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/protobuf/encoding/protodelim"
 
 	"github.com/stagemesh/stagemesh/internal/transport"
@@ -111,8 +112,8 @@ func (p *Port) Metrics() ([]byte, error) {
 	return out.Bytes(), err
 }
 
-// Tracer returns the tracer of a service in the program; nil where nothing is traced.
-func (p *Port) Tracer(of tracing.Service) *tracing.Tracer { return p.tracing.Tracer(of) }
+// TracerProvider returns what has the tracers of the program; nil where nothing is traced.
+func (p *Port) TracerProvider() trace.TracerProvider { return p.tracing.Provider() }
 
 // Addr returns where the port listens.
 func (p *Port) Addr() net.Addr { return p.addr }

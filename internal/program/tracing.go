@@ -8,10 +8,9 @@ import (
 	"log/slog"
 	"net/url"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -20,13 +19,12 @@ import (
 	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/sdk/resource"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
-	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
-	resourcepb "go.opentelemetry.io/proto/otlp/resource/v1"
-	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
+	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/embedded"
 	"golang.org/x/net/http/httpguts"
 	grpccredentials "google.golang.org/grpc/credentials"
-	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/stagemesh/stagemesh/mesh/credentials"
 	"github.com/stagemesh/stagemesh/mesh/tracing"
@@ -40,50 +38,41 @@ const (
 	// mostSpans and longest bound what variables of the environment may say.
 	mostSpans = 1 << 20
 	longest   = time.Hour
-	// maxBatch bounds the spans of one export, and exportTimeout its time, unless
-	// OTEL_BSP_MAX_EXPORT_BATCH_SIZE and OTEL_BSP_EXPORT_TIMEOUT say others.
-	maxBatch      = 512
-	exportTimeout = 30 * time.Second
+	// maxLinks bounds the links of a span, unless OTEL_SPAN_LINK_COUNT_LIMIT does: a batch has one
+	// to each traced item.
+	maxLinks = 1024
 	// lastExport bounds the export of what is left at the end.
 	lastExport = 2 * time.Second
 	// warnEvery is the shortest time between two warnings about exports.
 	warnEvery = time.Minute
 )
 
-// Tracing exports the spans of one process. The methods of nil, which stands for a process that
-// traces nothing, do nothing.
+// Tracing exports the spans of one process, by a batching processor of OpenTelemetry's SDK. Its
+// tracers belong to services of their own.
 type Tracing struct {
-	client otlptrace.Client
+	embedded.TracerProvider
+	sdktrace.SpanProcessor
+
+	// shared is what all services of the process are, environment what the variables say.
+	shared, environment *resource.Resource
+	limits              sdktrace.SpanLimits
+	exporter            *exporter
+	// most bounds the spans that have ended and are not exported yet.
+	most int64
+}
+
+// exporter counts spans, and logs failures now and then.
+type exporter struct {
+	sdktrace.SpanExporter
+
 	total  metric.Int64Counter
 	log    *slog.Logger
 	warned time.Time
-	// shared is what all services of the process are, environment what the variables say.
-	shared, environment *resource.Resource
-
-	// most bounds the spans that wait, batch those of one export. An export takes up to timeout,
-	// and spans wait for it up to every.
-	most, batch    int
-	every, timeout time.Duration
-
-	mu      sync.Mutex
-	waiting []span
-	// exporting counts the spans that wait no more and are not exported yet.
-	exporting int
-	// full says that a batch waits, closing that no more comes; ended is closed when all is
-	// exported, or stop was called.
-	full, closing, ended chan struct{}
-	stop                 context.CancelFunc
-}
-
-// span is a span that has ended, as OTLP's Span, and of whom it is.
-type span struct {
-	of   *service
-	data []byte
-}
-
-type service struct {
-	resource *resourcepb.Resource
-	scope    *commonpb.InstrumentationScope
+	// waiting counts the spans that have ended and are not exported yet.
+	waiting atomic.Int64
+	// stopping ends when exports that have not succeeded are given up.
+	stopping context.Context
+	stop     context.CancelFunc
 }
 
 // NewTracing returns the export of a process's spans; nil where the configuration has no
@@ -101,29 +90,30 @@ func NewTracing(ctx context.Context, c tracing.Config, meter metric.Meter, log *
 	if err != nil {
 		return nil, err
 	}
-	if err := client.Start(ctx); err != nil {
+	out, err := otlptrace.New(ctx, client)
+	if err != nil {
 		return nil, fmt.Errorf("tracing: %w", err)
 	}
 	milliseconds := func(name string, otherwise time.Duration) time.Duration {
 		return time.Duration(numberOf(log, name, int(otherwise.Milliseconds()), int(longest.Milliseconds()))) * time.Millisecond
 	}
-	t := &Tracing{
-		client: client, total: total, log: log,
-		most:    numberOf(log, "OTEL_BSP_MAX_QUEUE_SIZE", maxSpans, mostSpans),
-		batch:   numberOf(log, "OTEL_BSP_MAX_EXPORT_BATCH_SIZE", maxBatch, mostSpans),
-		every:   milliseconds("OTEL_BSP_SCHEDULE_DELAY", exportEvery),
-		timeout: milliseconds("OTEL_BSP_EXPORT_TIMEOUT", exportTimeout),
-		full:    make(chan struct{}, 1), closing: make(chan struct{}), ended: make(chan struct{}),
+	most := numberOf(log, "OTEL_BSP_MAX_QUEUE_SIZE", maxSpans, mostSpans)
+	t := &Tracing{limits: sdktrace.NewSpanLimits(), exporter: &exporter{SpanExporter: out, total: total, log: log}, most: int64(most)}
+	if os.Getenv("OTEL_SPAN_LINK_COUNT_LIMIT") == "" {
+		t.limits.LinkCountLimit = maxLinks
 	}
-	t.batch = min(t.batch, t.most)
+	t.exporter.stopping, t.exporter.stop = context.WithCancel(context.WithoutCancel(ctx))
+	t.SpanProcessor = sdktrace.NewBatchSpanProcessor(t.exporter,
+		sdktrace.WithMaxQueueSize(most),
+		sdktrace.WithMaxExportBatchSize(min(most, numberOf(log, "OTEL_BSP_MAX_EXPORT_BATCH_SIZE", sdktrace.DefaultMaxExportBatchSize, mostSpans))),
+		sdktrace.WithBatchTimeout(milliseconds("OTEL_BSP_SCHEDULE_DELAY", exportEvery)),
+		sdktrace.WithExportTimeout(milliseconds("OTEL_BSP_EXPORT_TIMEOUT", sdktrace.DefaultExportTimeout*time.Millisecond)))
 	if t.shared, err = resource.New(ctx, resource.WithHost(), resource.WithProcessPID(), resource.WithTelemetrySDK()); err != nil {
 		log.Warn("tracing: a part of the resource is unknown", "error", err)
 	}
 	if t.environment, err = resource.New(ctx, resource.WithFromEnv()); err != nil {
 		log.Warn("tracing: OTEL_RESOURCE_ATTRIBUTES is not read in full", "error", err)
 	}
-	ctx, t.stop = context.WithCancel(context.WithoutCancel(ctx))
-	go t.run(ctx)
 	return t, nil
 }
 
@@ -230,106 +220,62 @@ func clientOptions[O any](c tracing.Config, endpoint func(string) O, security fu
 	return out, nil
 }
 
-// Tracer returns the tracer of a gateway, or of a host of a stage.
-func (t *Tracing) Tracer(of tracing.Service) *tracing.Tracer {
+// Provider returns nil for nil.
+func (t *Tracing) Provider() trace.TracerProvider {
 	if t == nil {
 		return nil
 	}
-	own := resource.NewSchemaless(
-		semconv.ServiceName(of.Mesh+"-"+of.Name), semconv.ServiceNamespace(of.Mesh),
-		semconv.ServiceInstanceID(of.Instance), semconv.ServiceVersion(of.Version),
-	)
+	return t
+}
+
+// Tracer implements trace.TracerProvider: the tracer of a service, which the instrumentation's
+// attributes and version describe.
+func (t *Tracing) Tracer(name string, options ...trace.TracerOption) trace.Tracer {
+	c := trace.NewTracerConfig(options...)
+	attributes := c.InstrumentationAttributes()
+	own := resource.NewSchemaless(append(attributes.ToSlice(), semconv.ServiceVersion(c.InstrumentationVersion()))...)
 	// Schemaless resources merge with any, and the environment's comes last.
 	for _, more := range []*resource.Resource{t.shared, t.environment} {
 		if merged, err := resource.Merge(own, more); err == nil {
 			own = merged
 		}
 	}
-	s := &service{resource: &resourcepb.Resource{}, scope: &commonpb.InstrumentationScope{Name: "stagemesh", Version: of.Version}}
-	s.resource.ProtoReflect().SetUnknown(tracing.EncodeAttributes(own.Attributes()))
-	return &tracing.Tracer{Export: func(data []byte) { t.add(span{s, data}) }}
+	// The gateway has sampled what begins a span.
+	service := sdktrace.NewTracerProvider(sdktrace.WithSampler(sdktrace.AlwaysSample()), sdktrace.WithRawSpanLimits(t.limits), sdktrace.WithResource(own), sdktrace.WithSpanProcessor(t))
+	return service.Tracer(name, trace.WithInstrumentationVersion(c.InstrumentationVersion()))
 }
 
-// add takes a span that has ended. It drops, and counts, one beyond the bound.
-func (t *Tracing) add(s span) {
-	t.mu.Lock()
-	n := len(t.waiting)
-	isDropped := n+t.exporting >= t.most
-	if !isDropped {
-		t.waiting = append(t.waiting, s)
-	}
-	t.mu.Unlock()
-	switch {
-	case isDropped:
-		t.count("dropped", 1)
-	case n+1 == t.batch:
-		select {
-		case t.full <- struct{}{}:
-		default: // it is known
-		}
-	}
-}
-
-// run exports spans until the end.
-func (t *Tracing) run(ctx context.Context) {
-	defer close(t.ended)
-	tick := time.NewTicker(t.every)
-	defer tick.Stop()
-	for closing := false; !closing; {
-		select {
-		case <-t.full:
-		case <-tick.C:
-		case <-t.closing:
-			closing = true
-		}
-		t.mu.Lock()
-		spans := t.waiting
-		t.waiting, t.exporting = nil, len(spans)
-		t.mu.Unlock()
-		for batch := range slices.Chunk(spans, t.batch) {
-			t.export(ctx, batch)
-			t.mu.Lock()
-			t.exporting -= len(batch)
-			t.mu.Unlock()
-		}
-	}
-}
-
-// export sends some spans, counts them, and logs failures now and then.
-func (t *Tracing) export(ctx context.Context, spans []span) {
-	ctx, cancel := context.WithTimeout(ctx, t.timeout)
-	defer cancel()
-	err := t.client.UploadTraces(ctx, inOTLP(spans))
-	if err == nil {
-		t.count("exported", len(spans))
+// OnEnd implements sdktrace.SpanProcessor: it drops, and counts, a span beyond the bound.
+func (t *Tracing) OnEnd(s sdktrace.ReadOnlySpan) {
+	if t.exporter.waiting.Add(1) > t.most {
+		t.exporter.end("dropped", 1)
 		return
 	}
-	t.count("failed", len(spans))
-	if time.Since(t.warned) >= warnEvery && !errors.Is(err, context.Canceled) {
-		t.warned = time.Now()
-		t.log.Warn("spans are not exported; the next warning comes after a minute at the earliest", "error", err, "spans", len(spans))
-	}
+	t.SpanProcessor.OnEnd(s)
 }
 
-// count counts spans by what became of them.
-func (t *Tracing) count(outcome string, spans int) {
-	t.total.Add(context.Background(), int64(spans), metric.WithAttributes(attribute.String("outcome", outcome)))
+// ExportSpans implements sdktrace.SpanExporter.
+func (e *exporter) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(e.stopping, cancel)()
+	err := e.SpanExporter.ExportSpans(ctx, spans)
+	if err == nil {
+		e.end("exported", len(spans))
+		return nil
+	}
+	e.end("failed", len(spans))
+	if time.Since(e.warned) >= warnEvery && !errors.Is(err, context.Canceled) {
+		e.warned = time.Now()
+		e.log.Warn("spans are not exported; the next warning comes after a minute at the earliest", "error", err, "spans", len(spans))
+	}
+	return nil // the SDK would log it each time
 }
 
-// inOTLP returns the spans by their services. Spans are encoded already: for protobuf they are
-// fields that the message does not know, which it writes as they are.
-func inOTLP(spans []span) (out []*tracepb.ResourceSpans) {
-	encoded := map[*service][]byte{}
-	for _, s := range spans {
-		const field = 2 // of ScopeSpans
-		encoded[s.of] = protowire.AppendBytes(protowire.AppendTag(encoded[s.of], field, protowire.BytesType), s.data)
-	}
-	for of, data := range encoded {
-		scope := &tracepb.ScopeSpans{Scope: of.scope}
-		scope.ProtoReflect().SetUnknown(data)
-		out = append(out, &tracepb.ResourceSpans{Resource: of.resource, ScopeSpans: []*tracepb.ScopeSpans{scope}})
-	}
-	return out
+// end counts spans that wait no more, by outcome.
+func (e *exporter) end(outcome string, spans int) {
+	e.waiting.Add(-int64(spans))
+	e.total.Add(context.Background(), int64(spans), metric.WithAttributes(attribute.String("outcome", outcome)))
 }
 
 // Shutdown exports what is left in the time there is.
@@ -339,9 +285,7 @@ func (t *Tracing) Shutdown(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, lastExport)
 	defer cancel()
-	defer context.AfterFunc(ctx, t.stop)()
-	close(t.closing)
-	<-t.ended
-	t.stop()
-	return t.client.Stop(context.WithoutCancel(ctx))
+	defer t.exporter.stop()
+	defer context.AfterFunc(ctx, t.exporter.stop)()
+	return t.SpanProcessor.Shutdown(context.WithoutCancel(ctx))
 }

@@ -11,8 +11,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
+	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric/noop"
 	"go.opentelemetry.io/otel/trace"
 	collector "go.opentelemetry.io/proto/otlp/collector/trace/v1"
@@ -92,17 +92,19 @@ func TestSpansAreExportedInBatches(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	one, two := tr.Tracer(tracing.Service{Mesh: "m", Name: "one", Instance: "i", Version: "1"}), tr.Tracer(tracing.Service{Mesh: "m", Name: "two"})
-	end := func(of *tracing.Tracer) {
-		of.Start(trace.SpanContext{}, trace.SpanKindInternal, "x", time.Now()).End(time.Now())
+	tracer := func(service string) trace.Tracer {
+		return tr.Tracer("x", trace.WithInstrumentationVersion("1"), trace.WithInstrumentationAttributes(attribute.String("service.name", service), attribute.String("service.instance.id", "i")))
+	}
+	one, two := tracer("m-one"), tracer("m-two")
+	end := func(of trace.Tracer) {
+		_, span := of.Start(context.Background(), "x")
+		for range 200 {
+			span.AddLink(trace.Link{SpanContext: span.SpanContext()})
+		}
+		span.End()
 	}
 	end(one)
-	end(two) // a batch, which the receiver keeps
-	testbed.Eventually(t, "the batch is sent", func() bool {
-		tr.mu.Lock()
-		defer tr.mu.Unlock()
-		return tr.exporting == 2
-	})
+	end(two)      // a batch, which the receiver keeps
 	for range 4 { // one too many
 		end(one)
 	}
@@ -119,6 +121,9 @@ func TestSpansAreExportedInBatches(t *testing.T) {
 			}
 			services[attributes["service.name"]] = attributes
 			n += len(r.GetScopeSpans()[0].GetSpans())
+			if links := r.GetScopeSpans()[0].GetSpans()[0].GetLinks(); len(links) != 200 {
+				t.Errorf("%d links", len(links))
+			}
 		}
 		batches = append(batches, n)
 	}

@@ -8,6 +8,7 @@ import (
 
 	"go.opentelemetry.io/otel/attribute"
 	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
@@ -43,7 +44,7 @@ func (o *Origin) SpanName() string {
 // maxOriginText bounds a caller's own text in a span, in bytes.
 const maxOriginText = 1024
 
-func clip(text string) string { return text[:min(len(text), maxOriginText)] }
+func clip(text string) string { return Text(text[:min(len(text), maxOriginText)]) }
 
 // Attributes returns the attributes of its span.
 func (o *Origin) Attributes() []attribute.KeyValue {
@@ -84,15 +85,15 @@ func (o *Origin) status(f *fault.Fault) attribute.KeyValue {
 }
 
 // End ends the span of a request; f is nil for success.
-func (o *Origin) End(span *Span, f *fault.Fault, at time.Time) {
-	if span == nil {
+func (o *Origin) End(span trace.Span, f *fault.Fault, at time.Time) {
+	if !span.IsRecording() {
 		return
 	}
 	if o.Protocol != "" {
-		span.Set(o.status(f))
+		span.SetAttributes(o.status(f))
 	}
 	if f != nil {
-		span.Fail(f)
+		Fail(span, f)
 	}
-	span.End(at)
+	span.End(trace.WithTimestamp(at))
 }

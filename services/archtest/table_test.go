@@ -51,7 +51,7 @@ var importTable = rules{
 		{packages: list("mesh/store"), mayImport: list(budget, request, proto, tensor, fault, payload, pipeline, envelope, bus, "mesh/config", "mesh/process")},
 		{packages: list("mesh/process", "mesh/config"), mayImport: nothing},
 		{packages: list("mesh/webhook"), mayImport: list(auth, "mesh/config")},
-		{packages: list("mesh/tracing"), mayImport: list(fault, envelope, wire, "mesh/config")},
+		{packages: list("mesh/tracing"), mayImport: list(fault, envelope, "mesh/config")},
 		{packages: list(request), mayImport: list(proto, fault, payload, pipeline, envelope, "mesh/tracing")},
 
 		// What all ports share.
@@ -142,7 +142,7 @@ var importTable = rules{
 		{packages: list("github.com/tinylib/msgp/..."), mayAppearIn: list(msgpack), andInTests: true},
 		{
 			packages:    list("go.opentelemetry.io/otel/sdk/...", "go.opentelemetry.io/otel/exporters/..."),
-			mayAppearIn: list("internal/program"),
+			mayAppearIn: list("internal/program"), andInTests: true,
 		},
 		{
 			packages: list("testing/...", "go.uber.org/goleak/...", "pgregory.net/rapid/...",

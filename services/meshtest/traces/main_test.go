@@ -105,7 +105,7 @@ func start(t *testing.T, edit func(*stagemesh.Settings, *tracing.Config), stages
 		}
 	})
 	port := b.runProgram(c)
-	s.Tracer, s.Meter = port.Tracer, port.Meter()
+	s.TracerProvider, s.Meter = port.TracerProvider(), port.Meter()
 	b.ops = "http://" + port.Addr().String()
 	var err error
 	if b.Mesh, err = stagemesh.New(s); err != nil {
