@@ -56,7 +56,7 @@ func (s *Service) startShadow(x *call, of *shadow, answer *request.Response) {
 		if s.shadows.start(func(ctx context.Context) {
 			defer func() { s.metrics.shadow(of, result) }()
 			defer s.shadowBytes.Release(tenant, size)
-			got, f := s.infer(budget.WithTenant(ctx, tenant), incoming{Request: &again, shadowModels: stepModels}, nil, time.Now(), nil, envelope.Trace{})
+			got, f := s.infer(budget.WithTenant(ctx, tenant), incoming{Request: &again, shadowModels: stepModels}, nil, time.Now(), untraced, envelope.Trace{})
 			switch {
 			case ctx.Err() != nil, f != nil && didNotRun(f.Reason):
 			case f != nil:
