@@ -72,7 +72,9 @@ const (
 )
 
 // prefetch hands full batches to workers that are about to end theirs, first to the one that
-// is likely to end first.
+// is likely to end first. On 2026-11-27, with 64 requests in flight and hosts in processes, it
+// was worth 6 % of the answers per second of runs of 5 ms and of 8 ms, and 8 % of runs of 1.5 ms
+// (medians of 9, 9 and 5 pairs with a build without it, on two busy cores).
 func (l *loop) prefetch(now time.Time) {
 	if len(l.slots) > 0 || len(l.reruns) > 0 {
 		return // a batch goes to an idle slot first
