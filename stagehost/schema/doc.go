@@ -11,11 +11,12 @@
 //	parts, err = contract.Outputs(outputs, fitted)
 //
 // The cost of validating a document depends on its schema too: alternatives that reach
-// themselves double it at each level. The package counts the work as it is done, in
-// steps: one for each visit of a schema to a value, and more for expensive keywords. It
-// rejects a document that takes more than 250,000 steps, within a few tens of
-// milliseconds. A schema that refers to itself without a step into the document does
-// not compile.
+// themselves double it at each level. When a schema is compiled, the package computes the
+// most that a value costs at each depth, in steps: one for each visit of a schema to it, and
+// more for expensive keywords. A document whose values may take more than 250,000 steps, some
+// tens of milliseconds, is rejected before it is validated. A schema that refers to itself
+// without a step into the document does not compile, nor does one that applies too many schemas
+// to one value, or has dynamic references.
 //
 // An error about an input is a *fault.Fault that names it; one about an output is
 // RUNNER_OUTPUT_INVALID. Every error is about one item; other items of its batch have
@@ -25,6 +26,5 @@
 // final outputs may combine all chunks, so only the kind and the datatype of their parts are
 // checked.
 //
-// Everything is a pure function, and a Contract is safe for concurrent use. Documents
-// that are validated against the same schema at the same time take turns.
+// Everything is a pure function, and a Contract is safe for concurrent use.
 package schema

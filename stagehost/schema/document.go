@@ -24,7 +24,13 @@ import (
 const MaxSchema = 256 << 10
 
 // documents are the compiled JSON Schemas of parts, by name.
-type documents map[string]*boundedSchema
+type documents map[string]*document
+
+// document is a compiled schema, and what the values of a document cost at each depth.
+type document struct {
+	schema *jsonschema.Schema
+	costs  []cost
+}
 
 // compileAll returns the JSON Schemas of the parts, or nil if there are none. Messages
 // begin with the key, such as "inputs".
@@ -52,14 +58,14 @@ const (
 	here   = nearby + "schema"
 )
 
-func compile(s runner.PartSpec) (*boundedSchema, error) {
+func compile(s runner.PartSpec) (*document, error) {
 	if s.IsTensor() {
 		return nil, errors.New("it is for the JSON of a blob, and this is a tensor")
 	}
 	if len(s.Schema) > MaxSchema {
 		return nil, fmt.Errorf("%d bytes, at most %d are allowed", len(s.Schema), MaxSchema)
 	}
-	doc, err := decode(s.Schema)
+	doc, err := decode(s.Schema, make([]cost, maxNesting+1))
 	if err != nil {
 		return nil, fmt.Errorf("it %w", err)
 	}
@@ -73,14 +79,8 @@ func compile(s runner.PartSpec) (*boundedSchema, error) {
 	if err != nil {
 		return nil, compileError(doc, err)
 	}
-	all := reachableSchemas(compiler, out, doc)
-	depth, err := longestChain(doc, all)
-	if err != nil {
-		return nil, err
-	}
-	bounded := &boundedSchema{root: out, depth: depth}
-	bounded.guard(all)
-	return bounded, nil
+	costs, err := plan(doc, out)
+	return &document{out, costs}, err
 }
 
 // noLoader loads nothing: a stage's contract does not depend on the network.
@@ -119,23 +119,15 @@ func (d documents) check(path string, part payload.Part) ([]fault.Violation, err
 			return nil, err
 		}
 	}
-	doc, err := decode(text)
+	doc, err := decode(text, schema.costs)
 	if err != nil {
 		return nil, err
 	}
-	_, err = schema.count(doc)
-	if err == nil {
-		return nil, nil
+	err = schema.schema.Validate(doc)
+	if invalid, ok := errors.AsType[*jsonschema.ValidationError](err); ok {
+		return violations(path, doc, invalid), nil
 	}
-	invalid, ok := errors.AsType[*jsonschema.ValidationError](err)
-	if !ok {
-		return nil, err
-	}
-	if hasRefCycle(invalid) {
-		// The stage is at fault, not the document.
-		return nil, fault.InField(fault.Internal, path, "has a schema that leads back to itself without a step into the document")
-	}
-	return violations(path, doc, invalid), nil
+	return nil, err
 }
 
 // maxConverted bounds the JSON that MessagePack is converted to, in bytes.
@@ -143,16 +135,20 @@ const maxConverted = 32 << 20
 
 // Bounds on a document that is validated against a JSON Schema: its decoded size, and
 // the size of its numbers when they become exact. The cost of validation depends on
-// the document and the schema together, and maxWork bounds it.
+// the schema too, and maxWork bounds it.
 const (
 	maxValues   = 100_000
 	maxNesting  = 64
 	maxDigits   = 400
 	maxExponent = 999
+	// An exact number costs a unit for so many digits, and so many for an exponent.
+	digitsPerUnit = 2
+	exponentUnits = 32
 )
 
-// decode reads a document within the bounds. Numbers stay text.
-func decode(data []byte) (any, error) {
+// decode reads a document within the bounds, whose values cost that at each depth. Numbers stay
+// text.
+func decode(data []byte, costs []cost) (any, error) {
 	if !json.Valid(data) {
 		var v any
 		return nil, fmt.Errorf("is not JSON: %w", json.Unmarshal(data, &v))
@@ -160,7 +156,7 @@ func decode(data []byte) (any, error) {
 	if !jsontext.Value(data).IsValid(jsontext.AllowDuplicateNames(true)) {
 		return nil, errors.New("is not JSON: not UTF-8, or half a surrogate pair in an escape")
 	}
-	if err := measure(data); err != nil {
+	if _, err := measure(data, costs); err != nil {
 		return nil, err
 	}
 	var out any
@@ -171,26 +167,35 @@ func decode(data []byte) (any, error) {
 }
 
 // measure checks text that is JSON for the bounds, before anything is allocated for its
-// values.
-func measure(data []byte) error {
-	values, depth := 0, 0
+// values, and returns the most steps that its validation takes.
+func measure(data []byte, costs []cost) (steps int, err error) {
+	values, depth, text := 0, 0, 0
+	steps = costs[0].value
 	for at := 0; at < len(data); at++ {
 		switch c := data[at]; c {
 		case '"':
+			begin := at
 			for at++; data[at] != '"'; at++ {
 				if data[at] == '\\' {
 					at++
 				}
 			}
+			text += (at - begin) * costs[depth].text
 		case '-', '0', '1', '2', '3', '4', '5', '6', '7', '8', '9':
 			end := at + 1
 			for end < len(data) && strings.IndexByte("0123456789+-.eE", data[end]) >= 0 {
 				end++
 			}
 			// Leading zeros of an exponent count too.
-			if e := bytes.IndexAny(data[at:end], "eE"); end-at > maxDigits || e >= 0 && end-at-e > len("e-999") {
-				return fmt.Errorf("has the number %.40s: numbers have at most %d digits and exponents to %d", data[at:end], maxDigits, maxExponent)
+			e := bytes.IndexAny(data[at:end], "eE")
+			if end-at > maxDigits || e >= 0 && end-at-e > len("e-999") {
+				return 0, fmt.Errorf("has the number %.40s: numbers have at most %d digits and exponents to %d", data[at:end], maxDigits, maxExponent)
 			}
+			size := 2 + (end-at)/digitsPerUnit
+			if e >= 0 {
+				size += exponentUnits
+			}
+			steps += size * costs[depth].number
 			at = end - 1
 		case '[', '{', ',':
 			if c != ',' {
@@ -198,17 +203,24 @@ func measure(data []byte) error {
 			}
 			// A value begins after a bracket or a comma.
 			if values++; values > maxValues {
-				return fmt.Errorf("has more than %d values, which is too much for a schema", maxValues)
+				return 0, fmt.Errorf("has more than %d values, which is too much for a schema", maxValues)
 			}
 			if depth > maxNesting {
-				return fmt.Errorf("nests deeper than %d, which is too much for a schema", maxNesting)
+				return 0, fmt.Errorf("nests deeper than %d, which is too much for a schema", maxNesting)
 			}
+			steps += costs[depth].value
 		case ']', '}':
 			depth--
 		}
 	}
-	return nil
+	if steps += text / textPerStep; steps > maxWork {
+		return steps, errTooMuchWork
+	}
+	return steps, nil
 }
+
+// errTooMuchWork is about a document; plan bounds the schema.
+var errTooMuchWork = fmt.Errorf("has too many values or levels for its schema: validation may take more than %d steps; send less at a time", maxWork)
 
 // Bounds on the report of a document that violates its schema.
 const (
@@ -245,7 +257,7 @@ func collect(to []*jsonschema.ValidationError, e *jsonschema.ValidationError) []
 	if len(to) == maxCompared {
 		return to
 	}
-	switch kindOf(e).(type) {
+	switch e.ErrorKind.(type) {
 	case *kind.AnyOf, *kind.OneOf, *kind.Contains, *kind.MinContains:
 		return append(to, e)
 	}
@@ -291,7 +303,7 @@ func pathOf(path string, doc any, location []string) string {
 
 func describe(e *jsonschema.ValidationError) string {
 	var out string
-	switch k := kindOf(e).(type) {
+	switch k := e.ErrorKind.(type) {
 	case *kind.AnyOf:
 		out = "matches none of the schemas in anyOf: " + alternatives(e)
 	case *kind.OneOf:
@@ -315,7 +327,7 @@ func describe(e *jsonschema.ValidationError) string {
 // describePlain describes an error in the library's words. It escapes unprintable text that
 // the error quotes. It leaves out the cause, which may contain all of a document.
 func describePlain(e *jsonschema.ValidationError) string {
-	alone := jsonschema.ValidationError{SchemaURL: e.SchemaURL, InstanceLocation: e.InstanceLocation, ErrorKind: kindOf(e)}
+	alone := jsonschema.ValidationError{SchemaURL: e.SchemaURL, InstanceLocation: e.InstanceLocation, ErrorKind: e.ErrorKind}
 	if out := alone.BasicOutput(); out.Error != nil {
 		return printable(out.Error.String())
 	}
@@ -350,13 +362,4 @@ func printable(s string) string {
 		}
 		return '\uFFFD'
 	}, s)
-}
-
-// hasRefCycle reports whether the library came back to a schema. Dynamic references
-// may cause that, and only validation resolves them.
-func hasRefCycle(e *jsonschema.ValidationError) bool {
-	if _, ok := e.ErrorKind.(*kind.RefCycle); ok {
-		return true
-	}
-	return slices.ContainsFunc(e.Causes, hasRefCycle)
 }

@@ -2,56 +2,53 @@ package schema
 
 import (
 	"encoding/json"
-	"errors"
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
 
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
-// MaxWork is the limit of one document.
-const MaxWork = maxWork
-
-// Steps returns how many steps a document takes against a schema, and whether it is
-// valid. looks counts the visits of schemas to values. An extension counts them, and
-// the library calls it in every schema that it does not leave early.
-func Steps(schema, text string) (steps, looks int, keeps bool, err error) {
-	g, err := compile(runner.PartSpec{Name: "x", Schema: json.RawMessage(schema)})
+// Work returns how many steps a document may take against a schema at most, and, if that is
+// within the limit, how many visits of schemas to values the library makes and whether the
+// document is valid. An extension counts the visits, and the library calls it in every schema
+// that it does not leave early.
+func Work(schema, text string) (steps, visits int, valid bool, err error) {
+	d, err := compile(runner.PartSpec{Name: "x", Schema: json.RawMessage(schema)})
 	if err != nil {
 		return 0, 0, false, err
 	}
-	doc, err := decode([]byte(text))
+	steps, err = measure([]byte(text), d.costs)
 	if err != nil {
-		return 0, 0, false, err
+		return steps, 0, false, err
+	}
+	doc, err := decode([]byte(text), d.costs)
+	if err != nil {
+		return steps, 0, false, err
 	}
 	count := &visitCounter{}
-	watch(g.root, count, map[*jsonschema.Schema]bool{})
-	steps, err = g.count(doc)
-	if err == nil {
-		return steps, count.times, true, nil
-	}
-	if errors.Is(err, errTooMuchWork) {
-		return steps, count.times, false, err
-	}
-	return steps, count.times, false, nil
+	watch(d.schema, count, map[*jsonschema.Schema]bool{})
+	return steps, count.times, d.schema.Validate(doc) == nil, nil
 }
 
+// ErrTooMuchWork is the error of a document that exceeds the limit.
+var ErrTooMuchWork = errTooMuchWork
+
 // Keeps is the library's own result for a document, which may take long.
-func Keeps(schema, text string) bool {
-	doc, err := decode([]byte(schema))
+func Keeps(schema, text string) (bool, error) {
+	doc, err := decode([]byte(schema), make([]cost, maxNesting+1))
 	if err != nil {
-		return false
+		return false, err
 	}
 	compiler := jsonschema.NewCompiler()
 	if err := compiler.AddResource(here, doc); err != nil {
-		return false
+		return false, err
 	}
 	compiled, err := compiler.Compile(here)
 	if err != nil {
-		return false
+		return false, err
 	}
-	value, err := decode([]byte(text))
-	return err == nil && compiled.Validate(value) == nil
+	value, err := decode([]byte(text), make([]cost, maxNesting+1))
+	return err == nil && compiled.Validate(value) == nil, err
 }
 
 type visitCounter struct{ times int }
@@ -64,7 +61,17 @@ func watch(s *jsonschema.Schema, by *visitCounter, seen map[*jsonschema.Schema]b
 	}
 	seen[s] = true
 	s.Extensions = append(s.Extensions, by)
-	for _, to := range referredSchemas(s) {
+	for _, to := range appliedTo(s) {
 		watch(to, by, seen)
+	}
+	for _, a := range []applicators{members(s), elements(s)} {
+		for _, to := range a.named {
+			watch(to, by, seen)
+		}
+		for _, to := range append(a.all, a.other) {
+			if to != nil {
+				watch(to, by, seen)
+			}
+		}
 	}
 }

@@ -1,291 +1,333 @@
 package schema
 
 import (
+	"cmp"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
+	"math/big"
+	"net/url"
 	"regexp/syntax"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
 	"github.com/santhosh-tekuri/jsonschema/v6/kind"
 )
 
-// maxWork bounds the cost of validating one document, in steps. A step is one visit of
-// a schema to one value, and takes at most some 100 ns and 100 bytes. Alternatives
-// that reach themselves double the visits at every level of a document, so neither the
-// document's size nor the schema's bounds the cost. Measured without the count: of the
-// 16 documents of TestExcessiveWorkIsRejectedEarly, 15 took over 400 ms and 8 over 4 s.
-const maxWork = 250_000
+const (
+	// maxWork bounds the cost of validating one document, in steps of at most some 100 ns.
+	// Alternatives that reach themselves double the cost at each level, so neither the
+	// document's size nor the schema's bounds it. Of the 16 documents of
+	// TestExcessiveWorkIsRejectedEarly, 15 would take over 400 ms and 8 over 4 s.
+	maxWork = 250_000
+	// maxPlan bounds the work of making a plan, in schemas.
+	maxPlan = 1_000_000
+)
 
-// Costs above one step, in bytes per step or in steps.
+// Divisors of steps.
 const (
 	// A visit costs more in a deep document and in a long chain of schemas: an error has
 	// the whole path of its value.
 	levelsPerStep = 16
-	// refusalSteps is the cost of the schema that allows nothing.
-	refusalSteps  = 3
-	textPerStep   = 64
-	digitsPerStep = 2
-	exponentSteps = 32
-	// In the worst case a regular expression runs all its instructions for each byte.
+	// namesPerStep is for required names, and equalsPerStep for the values of enum.
+	namesPerStep  = 8
+	equalsPerStep = 20
+	// textPerStep is in bytes. In the worst case a regular expression runs all its
+	// instructions for each byte.
+	textPerStep  = 64
 	matchPerStep = 8
 )
 
-// errTooMuchWork is about the document; compilation bounds the schema.
-var errTooMuchWork = fmt.Errorf("is too much work to hold against its schema: more than %d steps", maxWork)
+// cost is the most that the values at one depth of a document cost, in steps: each value, and
+// in addition each unit of a number's size and each byte of text. A byte's is in
+// steps/textPerStep.
+type cost struct{ value, number, text int }
 
-// boundedSchema is a JSON Schema that stops when a document takes too much work. Each schema
-// in it counts as the library enters it, so the count follows the library's real walk
-// and estimates nothing.
-type boundedSchema struct {
-	root *jsonschema.Schema
-	// depth is the length of the longest chain of schemas that apply to one value.
-	depth int
-	// mu guards the counter that all schemas in it share. Documents take turns, each
-	// for at most maxWork.
-	mu sync.Mutex
-	// perVisit is the additional cost of a visit.
-	perVisit int
-	// left is how many steps remain; below zero the document takes too much work.
-	left int
+func (c cost) plus(o cost, times int) cost {
+	return cost{c.value + o.value*times, c.number + o.number*times, c.text + o.text*times}
 }
 
-// count validates a document, and returns how many steps it took. Its error is
-// errTooMuchWork, or the library's.
-func (b *boundedSchema) count(doc any) (steps int, err error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.left, b.perVisit = maxWork, (nesting(doc)+b.depth)/levelsPerStep
-	err = b.root.Validate(doc)
-	if b.left < 0 {
-		err = errTooMuchWork
-	}
-	return maxWork - b.left, err
+// most returns the greater of two costs, bounded such that no sum overflows.
+func most(a, b cost) cost {
+	of := func(a, b int) int { return min(max(a, b), maxWork*textPerStep+1) }
+	return cost{of(a.value, b.value), of(a.number, b.number), of(a.text, b.text)}
 }
 
-// take spends steps. It returns false if not enough are left.
-func (b *boundedSchema) take(steps int) bool {
-	if b.left >= 0 {
-		b.left -= steps
-	}
-	return b.left >= 0
+// uses are how often each schema is applied to one value.
+type uses map[*jsonschema.Schema]int
+
+// entry is the validation of a value, and of everything in it, against a schema.
+type entry struct {
+	// closure are the schemas for the value: this one, and those that it applies.
+	closure uses
+	// chain is the length of the longest chain of them.
+	chain int
+	// children are the schemas for a member or an element, one for each name that has some of
+	// its own, and one for the others. Nil until a value is validated against this schema alone.
+	children []uses
+	// at is the cost of the values at one depth below this one, and next of those one deeper.
+	// each is in addition at every depth below, and child at the first.
+	at, next, each, child cost
 }
 
-// guard makes every schema but true count. The library enters a schema by its format, before
-// all other keywords that take work except the schema false, type, const and enum. The guard
-// therefore checks these itself, and uniqueItems too. Their cost grows with a document's size
-// alone.
-func (b *boundedSchema) guard(all []*jsonschema.Schema) {
-	evaluates := slices.ContainsFunc(all, func(s *jsonschema.Schema) bool {
-		return s.UnevaluatedItems != nil || s.UnevaluatedProperties != nil
-	})
-	for _, s := range all {
-		if s.Bool != nil && *s.Bool {
+// planner bounds the cost of validation at each depth of a document.
+type planner struct {
+	doc     any
+	entries map[*jsonschema.Schema]*entry
+	size    int
+	// evaluates is true if a schema tracks what the others have evaluated.
+	evaluates bool
+}
+
+// plan returns the most that the values at each depth of a document cost. Its error names a
+// place in the schema.
+func plan(doc any, root *jsonschema.Schema) ([]cost, error) {
+	p := &planner{doc: doc, entries: map[*jsonschema.Schema]*entry{}}
+	var entries []*entry
+	for queue := []*jsonschema.Schema{root}; len(queue) > 0; {
+		s := queue[0]
+		queue = queue[1:]
+		e, err := p.enter(s)
+		if err != nil {
+			return nil, err
+		}
+		if e.children != nil {
 			continue
 		}
-		e := newEntry(b, s)
-		if evaluates {
-			// Every schema of a value records which elements or members it has evaluated.
-			e.each += len(appliedSchemas(s))
+		entries = append(entries, e)
+		e.children = append(childrenOf(e.closure, members), childrenOf(e.closure, elements)...)
+		for _, c := range e.children {
+			queue = slices.AppendSeq(queue, maps.Keys(c))
+			p.size += len(c)
 		}
-		if s.UniqueItems {
-			s.Extensions = append(s.Extensions, unique{b})
+		if p.size += len(e.children) * len(e.closure); p.size > maxPlan {
+			return nil, p.tooLarge(s)
 		}
-		s.Bool, s.Types, s.Const, s.Enum, s.UniqueItems = nil, nil, nil, nil, false
-		s.Format = &jsonschema.Format{Name: "schema", Validate: e.enter}
 	}
+	longest := 0
+	for _, e := range entries {
+		longest = max(longest, e.chain)
+		for s, times := range e.closure {
+			own, child, each := p.costsOf(s)
+			e.at, e.child, e.each = e.at.plus(own, times), e.child.plus(child, times), e.each.plus(each, times)
+		}
+	}
+	out := make([]cost, maxNesting+1)
+	for depth := range out {
+		out[depth] = p.entries[root].at
+		out[depth].value = out[depth].value * (levelsPerStep + depth + longest) / levelsPerStep
+		for _, e := range entries {
+			e.next = cost{}
+			for _, c := range e.children {
+				sum := e.each.plus(e.child, 1)
+				for s, times := range c {
+					sum = sum.plus(p.entries[s].at, times)
+				}
+				e.next = most(e.next, sum)
+			}
+		}
+		for _, e := range entries {
+			e.at, e.child = e.next, cost{}
+		}
+	}
+	return out, nil
 }
 
-// entry counts and checks the values that enter one schema.
-type entry struct {
-	of *boundedSchema
-	// isFalse is true for the schema that allows nothing.
-	isFalse bool
-	// types are the names of the allowed types; empty allows all.
-	types []string
-	fixed []fixed
-	// look is the cost of one visit, and each the additional cost per element or
-	// member.
-	look, each int
-	// match is the size of the patterns for names, and pattern that of the pattern for
-	// text.
-	match, pattern int
-	// bounds are for numbers.
-	bounds int
-	length bool
+func (p *planner) tooLarge(s *jsonschema.Schema) error {
+	return fmt.Errorf("%s applies too many schemas to one value; use fewer alternatives and references there", placeOf(p.doc, s.Location))
 }
 
-// fixed are the allowed values of enum or const, by their keys.
-type fixed struct {
-	keys  map[string]struct{}
-	types []string
-	error func(got any) jsonschema.ErrorKind
+// enter returns the entry of a schema with its closure. A schema that applies itself to its own
+// value is an error: no document could ever be valid.
+func (p *planner) enter(s *jsonschema.Schema) (*entry, error) {
+	if e, ok := p.entries[s]; ok {
+		if e == nil {
+			return nil, fmt.Errorf("%s leads back to itself without a step into the document, so nothing keeps to it", placeOf(p.doc, s.Location))
+		}
+		return e, nil
+	}
+	if s.DynamicRef != nil || s.RecursiveRef != nil {
+		return nil, fmt.Errorf("%s: $dynamicRef and $recursiveRef are not supported; use $ref", placeOf(p.doc, s.Location))
+	}
+	p.entries[s] = nil
+	s.Format = nil // the library checks it in older drafts
+	if s.UniqueItems {
+		s.UniqueItems, s.Extensions = false, append(s.Extensions, unique{})
+	}
+	p.evaluates = p.evaluates || s.UnevaluatedItems != nil || s.UnevaluatedProperties != nil
+	out, total := &entry{closure: uses{s: 1}, chain: 1}, 0
+	for _, to := range appliedTo(s) {
+		e, err := p.enter(to)
+		if err != nil {
+			return nil, err
+		}
+		out.chain = max(out.chain, e.chain+1)
+		for t, times := range e.closure {
+			out.closure[t] += times
+			total += times
+		}
+	}
+	if p.size += len(out.closure); p.size > maxPlan || total > maxWork {
+		return nil, p.tooLarge(s)
+	}
+	p.entries[s] = out
+	return out, nil
 }
 
-func newEntry(b *boundedSchema, s *jsonschema.Schema) *entry {
-	e := &entry{
-		of: b, isFalse: s.Bool != nil && !*s.Bool,
-		look: 1 + len(s.Required) + len(s.DependentRequired) + len(s.Dependencies),
-		each: 1 + len(s.PatternProperties), length: s.MinLength != nil || s.MaxLength != nil,
+// appliedTo returns the schemas that a schema applies to its own value.
+func appliedTo(s *jsonschema.Schema) []*jsonschema.Schema {
+	out := slices.Concat(s.AllOf, s.AnyOf, s.OneOf, slices.Collect(maps.Values(s.DependentSchemas)))
+	out = append(out, s.Ref, s.Not, s.If, s.Then, s.Else)
+	for _, to := range s.Dependencies {
+		out = append(out, schemaOf(to))
 	}
-	if e.isFalse {
-		e.look = refusalSteps
+	return slices.DeleteFunc(out, func(s *jsonschema.Schema) bool { return s == nil })
+}
+
+// schemaOf returns the schema of a keyword whose value may be something else, or nil.
+func schemaOf(v any) *jsonschema.Schema {
+	s, _ := v.(*jsonschema.Schema)
+	return s
+}
+
+// applicators are the schemas for an object's members, or an array's elements: by name, for
+// those without a name, and for all.
+type applicators struct {
+	named map[string]*jsonschema.Schema
+	other *jsonschema.Schema
+	all   []*jsonschema.Schema
+}
+
+func members(s *jsonschema.Schema) applicators {
+	all := append(slices.Collect(maps.Values(s.PatternProperties)), s.PropertyNames, s.UnevaluatedProperties)
+	return applicators{s.Properties, schemaOf(s.AdditionalProperties), all}
+}
+
+func elements(s *jsonschema.Schema) applicators {
+	list, other := s.PrefixItems, cmp.Or(s.Items2020, schemaOf(s.Items), schemaOf(s.AdditionalItems))
+	if old, ok := s.Items.([]*jsonschema.Schema); ok {
+		list = old
 	}
-	if s.Types != nil {
-		e.types = s.Types.ToStrings()
+	named := map[string]*jsonschema.Schema{}
+	for i, one := range list {
+		named[strconv.Itoa(i)] = one
+	}
+	return applicators{named, other, []*jsonschema.Schema{s.Contains, s.UnevaluatedItems}}
+}
+
+// childrenOf returns the schemas that a closure applies to a child, for each name.
+func childrenOf(closure uses, of func(*jsonschema.Schema) applicators) []uses {
+	const unnamed = "\xff" // no text in UTF-8 is this
+	byName := map[string]uses{unnamed: {}}
+	for s := range closure {
+		for name := range of(s).named {
+			byName[name] = uses{}
+		}
+	}
+	for s, times := range closure {
+		a := of(s)
+		for name, to := range byName {
+			for _, one := range append(a.all, cmp.Or(a.named[name], a.other)) {
+				if one != nil {
+					to[one] += times
+				}
+			}
+		}
+	}
+	return slices.Collect(maps.Values(byName))
+}
+
+// costsOf returns what a schema alone costs: for its value, in addition for each child, and in
+// addition for everything below.
+func (p *planner) costsOf(s *jsonschema.Schema) (own, child, each cost) {
+	own, child = cost{value: 1 + len(s.Required)/namesPerStep, text: 1}, cost{value: 1}
+	if s.Bool != nil && !*s.Bool {
+		own.value++ // for the error
+	}
+	if s.PropertyNames != nil {
+		child.value += 2 // each name begins a validation of its own
 	}
 	for _, names := range s.DependentRequired {
-		e.look += len(names)
+		own.value += 1 + len(names)/namesPerStep
 	}
 	for _, one := range s.Dependencies {
-		if names, ok := one.([]string); ok {
-			e.look += len(names)
-		}
+		names, _ := one.([]string)
+		own.value += 1 + len(names)/namesPerStep
 	}
-	for pattern := range s.PatternProperties {
-		e.match += instructions(pattern)
+	for _, has := range []bool{s.Minimum != nil, s.Maximum != nil, s.ExclusiveMinimum != nil, s.ExclusiveMaximum != nil, s.MultipleOf != nil, s.Types != nil} {
+		if has {
+			own.number++
+		}
 	}
 	if s.Pattern != nil {
-		e.pattern = instructions(s.Pattern)
+		own = own.plus(matchCost(s.Pattern), 1)
 	}
-	for _, has := range []bool{s.Minimum != nil, s.Maximum != nil, s.ExclusiveMinimum != nil, s.ExclusiveMaximum != nil, s.MultipleOf != nil} {
-		if has {
-			e.bounds++
-		}
+	for pattern := range s.PatternProperties {
+		child = child.plus(matchCost(pattern), 1)
 	}
+	if p.evaluates {
+		child.value += len(appliedTo(s))
+	}
+	var fixed []any
 	if s.Const != nil {
-		want := *s.Const
-		e.fixed = append(e.fixed, newFixed([]any{want}, func(got any) jsonschema.ErrorKind { return &kind.Const{Got: got, Want: want} }))
+		fixed = append(fixed, *s.Const)
 	}
 	if s.Enum != nil {
-		want := s.Enum.Values
-		e.fixed = append(e.fixed, newFixed(want, func(got any) jsonschema.ErrorKind { return &kind.Enum{Got: got, Want: want} }))
+		fixed = append(fixed, s.Enum.Values...)
 	}
-	return e
+	own.value += len(fixed) / equalsPerStep
+	for _, v := range fixed {
+		switch v.(type) {
+		case json.Number:
+			own.number += 2
+		case []any, map[string]any:
+			each = each.plus(cost{value: 1, number: 2}, 1)
+		}
+	}
+	if len(s.Extensions) > 0 {
+		each = each.plus(cost{value: 2, number: 1, text: 1}, 1)
+	}
+	return own, child, each
 }
 
-func newFixed(values []any, wrong func(got any) jsonschema.ErrorKind) fixed {
-	out := fixed{keys: map[string]struct{}{}, error: wrong}
-	for _, one := range values {
-		out.keys[string(appendKey(nil, one))] = struct{}{}
-		if !slices.Contains(out.types, typeOf(one)) {
-			out.types = append(out.types, typeOf(one))
-		}
+// matchCost returns the cost of matching text with a pattern.
+func matchCost(pattern jsonschema.Regexp) cost {
+	size := maxWork
+	if parsed, err := syntax.Parse(pattern.String(), syntax.Perl); err == nil {
+		program, _ := syntax.Compile(parsed.Simplify()) // has no errors
+		size = len(program.Inst)
 	}
-	return out
+	return cost{value: 1 + size/matchPerStep, text: size * textPerStep / matchPerStep}
 }
 
-// instructions returns the size of the program of a pattern.
-func instructions(pattern jsonschema.Regexp) int {
-	parsed, err := syntax.Parse(pattern.String(), syntax.Perl)
-	if err != nil {
-		return maxWork
+// placeOf returns a schema's place in its document.
+func placeOf(doc any, location string) string {
+	_, fragment, _ := strings.Cut(location, "#")
+	pointer, err := url.PathUnescape(fragment)
+	if err != nil || pointer == "" {
+		return "schema"
 	}
-	program, err := syntax.Compile(parsed.Simplify())
-	if err != nil {
-		return maxWork
+	tokens := strings.Split(pointer, "/")[1:]
+	for i, token := range tokens {
+		tokens[i] = unescapeToken.Replace(token)
 	}
-	return len(program.Inst)
+	return pathOf("schema", doc, tokens)
 }
 
-// mismatch is a violation that the guard itself found.
-type mismatch struct{ jsonschema.ErrorKind }
+var unescapeToken = strings.NewReplacer("~1", "/", "~0", "~")
 
-func (mismatch) Error() string { return "does not match the schema" }
-
-// kindOf returns the kind of an error. Errors of the guard arrive as format errors.
-func kindOf(e *jsonschema.ValidationError) jsonschema.ErrorKind {
-	if format, ok := e.ErrorKind.(*kind.Format); ok {
-		if own, ok := errors.AsType[mismatch](format.Err); ok {
-			return own.ErrorKind
-		}
-	}
-	return e.ErrorKind
-}
-
-// enter counts a value, and checks it by the keywords that the guard took from the
-// schema.
-func (e *entry) enter(v any) error {
-	if !e.of.take(e.of.perVisit + e.steps(v)) {
-		return errTooMuchWork
-	}
-	if e.isFalse {
-		return mismatch{&kind.FalseSchema{}}
-	}
-	got := typeOf(v)
-	if len(e.types) > 0 && !slices.Contains(e.types, got) && (!slices.Contains(e.types, "integer") || !isWhole(v)) {
-		return mismatch{&kind.Type{Got: got, Want: e.types}}
-	}
-	for _, one := range e.fixed {
-		is := slices.Contains(one.types, got)
-		if is {
-			key, ok := e.of.key(v)
-			if !ok {
-				return errTooMuchWork
-			}
-			_, is = one.keys[key]
-		}
-		if !is {
-			return mismatch{one.error(v)}
-		}
-	}
-	return nil
-}
-
-// steps returns the cost of the schema for the value, without the schemas below it.
-func (e *entry) steps(v any) int {
-	out := e.look
-	switch v := v.(type) {
-	case map[string]any:
-		out += e.each * len(v)
-		if e.match == 0 || out > maxWork {
-			break
-		}
-		for name := range v {
-			out += patternSteps(len(name), e.match)
-		}
-	case []any:
-		out += e.each * len(v)
-	case string:
-		if e.length {
-			out += len(v) / textPerStep
-		}
-		if e.pattern > 0 {
-			out += patternSteps(len(v), e.pattern)
-		}
-	case json.Number:
-		if each := 2 + len(v)/digitsPerStep; strings.ContainsAny(v.String(), "eE") {
-			out += e.bounds * (each + exponentSteps)
-		} else {
-			out += e.bounds * each
-		}
-	}
-	return out
-}
-
-// patternSteps returns the cost of matching a text, and never overflows.
-func patternSteps(length, instructions int) int {
-	return int(min(int64(length+1)*int64(instructions)/matchPerStep, maxWork)) + 1
-}
-
-// unique implements uniqueItems. The library compares all pairs whose hashes collide,
-// and a caller can construct collisions.
-type unique struct{ of *boundedSchema }
+// unique implements uniqueItems. The library compares all pairs whose hashes collide, and a
+// caller can construct collisions.
+type unique struct{}
 
 // Validate implements jsonschema.SchemaExt.
-func (u unique) Validate(ctx *jsonschema.ValidatorContext, v any) {
+func (unique) Validate(ctx *jsonschema.ValidatorContext, v any) {
 	list, _ := v.([]any)
 	seen := map[string]int{}
 	for i, one := range list {
-		key, ok := u.of.key(one)
-		if !ok {
-			return // the document is refused
-		}
+		key := string(appendKey(nil, one))
 		if j, twice := seen[key]; twice {
 			ctx.AddError(&kind.UniqueItems{Duplicates: [2]int{j, i}})
 			return
@@ -294,127 +336,29 @@ func (u unique) Validate(ctx *jsonschema.ValidatorContext, v any) {
 	}
 }
 
-// key is appendKey for a value that may be large. It returns false if not enough steps are
-// left.
-func (b *boundedSchema) key(v any) (string, bool) {
-	if !b.take(keySteps(v, b.left)) {
-		return "", false
-	}
-	var scratch [64]byte
-	return string(appendKey(scratch[:0], v)), true
-}
-
-// keySteps returns the cost of a key. It stops counting once the limit is exceeded.
-func keySteps(v any, limit int) int {
-	out := 1
-	switch v := v.(type) {
-	case string:
-		out += len(v) / textPerStep
-	case json.Number:
-		out += len(v) / textPerStep
-	case []any:
-		for _, one := range v {
-			if out > limit {
-				break
-			}
-			out += keySteps(one, limit-out)
-		}
-	case map[string]any:
-		for name, one := range v {
-			if out > limit {
-				break
-			}
-			out += 1 + len(name)/textPerStep + keySteps(one, limit-out)
-		}
-	}
-	return out
-}
-
-// appendKey appends a key of a JSON value: its type, and its content. Two values have the same
-// key exactly if JSON Schema calls them equal. Numbers are compared by value.
+// appendKey appends a key of a JSON value. Two values have the same key exactly if JSON Schema
+// calls them equal: numbers are compared by value.
 func appendKey(dst []byte, v any) []byte {
-	dst = append(dst, typeOf(v)...)
 	switch v := v.(type) {
 	case bool:
 		return strconv.AppendBool(dst, v)
 	case string:
-		return appendSized(dst, v)
+		return appendSized(append(dst, 's'), v)
 	case json.Number:
-		digits, exponent := decimal(v.String())
-		if v[0] == '-' && digits != "" {
-			dst = append(dst, '-')
-		}
-		return append(strconv.AppendInt(append(append(dst, digits...), 'e'), int64(exponent), 10), ';')
+		number, _ := new(big.Rat).SetString(v.String())
+		return append(append(dst, number.RatString()...), ';')
 	case []any:
+		dst = append(dst, '[')
 		for _, one := range v {
 			dst = appendKey(dst, one)
 		}
 		return append(dst, ']')
 	case map[string]any:
+		dst = append(dst, '{')
 		for _, name := range slices.Sorted(maps.Keys(v)) {
 			dst = appendKey(appendSized(dst, name), v[name])
 		}
 		return append(dst, '}')
 	}
-	return dst
-}
-
-// typeOf returns the name of a value's type in JSON Schema; every number is "number".
-func typeOf(v any) string {
-	switch v.(type) {
-	case bool:
-		return "boolean"
-	case string:
-		return "string"
-	case json.Number:
-		return "number"
-	case []any:
-		return "array"
-	case map[string]any:
-		return "object"
-	default:
-		return "null"
-	}
-}
-
-// decimal returns the digits of a JSON number without zeros at either end, and the power
-// of ten to multiply them by: 100, 1e2 and 100.0 are the same. Zero has no digits.
-func decimal(text string) (digits string, exponent int) {
-	if at := strings.IndexAny(text, "eE"); at >= 0 {
-		exponent, _ = strconv.Atoi(text[at+1:]) // bounded by decode
-		text = text[:at]
-	}
-	whole, fraction, _ := strings.Cut(strings.TrimPrefix(text, "-"), ".")
-	digits = strings.TrimLeft(whole+fraction, "0")
-	short := strings.TrimRight(digits, "0")
-	if short == "" {
-		return "", 0
-	}
-	return short, exponent - len(fraction) + len(digits) - len(short)
-}
-
-// isWhole reports whether a value is a whole number.
-func isWhole(v any) bool {
-	number, ok := v.(json.Number)
-	if !ok {
-		return false
-	}
-	_, exponent := decimal(number.String())
-	return exponent >= 0
-}
-
-// nesting returns how deep a document nests; a scalar has depth zero.
-func nesting(v any) int {
-	deepest := 0
-	switch v := v.(type) {
-	case []any:
-		for _, one := range v {
-			deepest = max(deepest, 1+nesting(one))
-		}
-	case map[string]any:
-		for _, one := range v {
-			deepest = max(deepest, 1+nesting(one))
-		}
-	}
-	return deepest
+	return append(dst, 'n')
 }
