@@ -31,20 +31,20 @@ MODULES      := . bench deploy/local
 PACKAGES     := ./... ./bench/... ./deploy/local/...
 # The tests of many processes, which hold times and allocations to bounds: they run by
 # themselves and never with the race detector. They need a Consul agent.
-FLEET        := ./services/meshtest/fleet
+FLEET        := ./test/meshtest/fleet
 # The tests that open the gateway's page in a browser; they need Chromium.
-BROWSER      := ./services/meshtest/reference
+BROWSER      := ./test/meshtest/reference
 # The tests with programs that others have written, which are installed for them.
-CLIENTS      := ./services/meshtest/clients
+CLIENTS      := ./test/meshtest/clients
 # The tests of the local stack, with programs of others that take minutes to build.
 STACK        := ./deploy/local
 # The tests of traces, with a Jaeger that takes minutes to build.
-TRACES       := ./services/meshtest/traces
+TRACES       := ./test/meshtest/traces
 ALONE        := $(FLEET) $(BROWSER) $(CLIENTS) $(STACK) $(TRACES)
 UNITS         = $(filter-out $(addprefix %,$(ALONE:.%=%)),$(shell go list $(PACKAGES)))
 # What runs whole meshes and programs, or needs a tool that takes long to build: quick
 # leaves them to test-race.
-WORKERS      := ./services/meshtest/workers
+WORKERS      := ./test/meshtest/workers
 SLOW         := %/bench/compare %/services/meshtest %/services/meshtest/workers %/services/cli %/services/cmd/stagemesh %/stagehost/runner/worker %/discovery/consul
 TOOL_MODULES := $(patsubst %/go.mod,%,$(wildcard tools/*/go.mod))
 
@@ -90,7 +90,7 @@ PYTHON_ENV := $(call env_dir,python,$(PYTHON),sdk/python/requirements-dev.txt)
 PYTHON_EXAMPLES := examples/digits-python examples/modelmesh examples/text-stream examples/tokenize examples/pytorch
 
 # What else is linted as sdk/python is.
-PYTHON_OTHERS   := $(PYTHON_EXAMPLES) services/meshtest/clients services/meshtest/fleet bench
+PYTHON_OTHERS   := $(PYTHON_EXAMPLES) test/meshtest/clients test/meshtest/fleet bench
 
 PEERS := mosec bentoml ray
 # Where the clients of other servers are: one environment for Python, one for Node. The
@@ -191,7 +191,7 @@ generate: $(BUF_BIN)/.built ## Regenerate proto/gen from the protobuf files
 
 .PHONY: docs-viewer
 docs-viewer: ## Fetch the viewer of the page /docs again, or its VERSION, and write its lock (needs npm)
-	@gateway/openapi/update.sh
+	@internal/openapi/update.sh
 
 .PHONY: fuzz
 fuzz: ## Run every fuzz target for FUZZTIME (default 30s)
@@ -208,7 +208,7 @@ soak: $(CONSUL_BIN)/.built ## The long forms of test-fleet, with ten minutes of 
 
 .PHONY: batch-grid
 batch-grid: ## Simulate the adaptive mode of batches under all loads, ten minutes; make quick simulates a few
-	@go test -vet=off -count=1 -v -timeout 60m -run TestAdaptiveIsAsGood ./stagehost/batch -args -whole-grid
+	@go test -vet=off -count=1 -v -timeout 60m -run TestAdaptiveIsAsGood ./internal/batch -args -whole-grid
 
 .PHONY: bench
 bench: bin/bench ## Run the standard suite, under 50 minutes, and write docs/performance.md (ITEMS=1,5 QUICK=1)

@@ -13,10 +13,10 @@ import (
 
 	"github.com/nats-io/nats-server/v2/server"
 
+	"github.com/stagemesh/stagemesh/internal/bus"
+	"github.com/stagemesh/stagemesh/internal/credentials"
 	"github.com/stagemesh/stagemesh/internal/meshfile"
 	"github.com/stagemesh/stagemesh/internal/tempfolder"
-	"github.com/stagemesh/stagemesh/mesh/bus"
-	"github.com/stagemesh/stagemesh/mesh/credentials"
 )
 
 const (

@@ -17,9 +17,9 @@ import (
 	"go.opentelemetry.io/otel/metric"
 	"golang.org/x/sys/unix"
 
-	"github.com/stagemesh/stagemesh/mesh/bus"
-	"github.com/stagemesh/stagemesh/mesh/config"
-	"github.com/stagemesh/stagemesh/mesh/process"
+	"github.com/stagemesh/stagemesh/internal/bus"
+	"github.com/stagemesh/stagemesh/internal/config"
+	"github.com/stagemesh/stagemesh/internal/process"
 )
 
 // brokerStore watches the files of the broker in this process. Before the disk is full it has the

@@ -7,7 +7,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/stagemesh/stagemesh/dispatch"
+	"github.com/stagemesh/stagemesh/internal/jobs/dispatch"
 	"github.com/stagemesh/stagemesh/internal/meshfile"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/services/runners"

@@ -17,12 +17,12 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/stagemesh/stagemesh/discovery"
-	"github.com/stagemesh/stagemesh/dispatch"
 	"github.com/stagemesh/stagemesh/gateway"
+	"github.com/stagemesh/stagemesh/internal/bus"
+	"github.com/stagemesh/stagemesh/internal/jobs/dispatch"
 	"github.com/stagemesh/stagemesh/internal/meshfile"
-	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/internal/process"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
-	"github.com/stagemesh/stagemesh/mesh/process"
 	"github.com/stagemesh/stagemesh/stagehost"
 )
 
@@ -240,6 +240,12 @@ func (m *Mesh) tracer(name, instance string) trace.Tracer {
 // newID returns an id that fits a subject token.
 func newID() string { return uuid.Must(uuid.NewV7()).String() }
 
+// File is a mesh file that has been read and checked.
+type File = meshfile.File
+
+// LoadFile reads a mesh file and checks all of it, with the kinds of stages that the program has.
+func LoadFile(path string, kinds ...Kind) (*File, error) { return meshfile.Load(path, kinds...) }
+
 // FileSettings are the settings of a mesh that its file does not have.
 type FileSettings struct {
 	// Stages names the stages of the file that this process runs; nil means all.
@@ -252,7 +258,7 @@ type FileSettings struct {
 	NoBroker bool
 	// Dispatcher has this process forward the jobs of the file; Gates are as in Settings.
 	Dispatcher bool
-	Gates      map[string]dispatch.GateFunc
+	Gates      map[string]GateFunc
 	// Host is the id of the host, for one stage with one host; empty means a new one.
 	Host pipeline.HostID
 	// Logger, Meter and Version are as in Settings.
@@ -270,7 +276,7 @@ var ErrAlone = errors.New("no other process can join this mesh to serve the othe
 
 // FromFile returns the mesh that a file describes. More stages and pipelines
 // may be added to it.
-func FromFile(f *meshfile.File, s FileSettings) (*Mesh, error) {
+func FromFile(f *File, s FileSettings) (*Mesh, error) {
 	if s.NoBroker {
 		if err := f.ValidateWithoutBroker(); err != nil {
 			return nil, err

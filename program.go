@@ -13,12 +13,12 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/stagemesh/stagemesh/internal/config"
+	"github.com/stagemesh/stagemesh/internal/credentials"
 	"github.com/stagemesh/stagemesh/internal/meshfile"
+	"github.com/stagemesh/stagemesh/internal/process"
 	"github.com/stagemesh/stagemesh/internal/program"
-	"github.com/stagemesh/stagemesh/mesh/config"
-	"github.com/stagemesh/stagemesh/mesh/credentials"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
-	"github.com/stagemesh/stagemesh/mesh/process"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
@@ -155,7 +155,7 @@ func (f stageFlags) run(ctx context.Context, cmd *cobra.Command, names []string,
 }
 
 // override puts the flags of one stage into the file.
-func (f stageFlags) override(file *meshfile.File, names []string) error {
+func (f stageFlags) override(file *File, names []string) error {
 	if err := config.Address("--listen", f.listen); err != nil {
 		return err
 	}
@@ -178,7 +178,7 @@ func (f stageFlags) override(file *meshfile.File, names []string) error {
 
 // Program is a mesh, or a part of one, that runs as a process: with an operations port.
 type Program struct {
-	File *meshfile.File
+	File *File
 	// FileSettings has the parts that run. Its Meter and Version are filled in.
 	FileSettings
 	// Ops is the address of the operations port, and OpsKey its name in messages; empty

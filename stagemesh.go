@@ -41,17 +41,17 @@ import (
 	"go.opentelemetry.io/otel/metric/noop"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/stagemesh/stagemesh/dispatch"
 	"github.com/stagemesh/stagemesh/gateway"
-	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/internal/budget"
+	"github.com/stagemesh/stagemesh/internal/bus"
+	"github.com/stagemesh/stagemesh/internal/call"
+	"github.com/stagemesh/stagemesh/internal/config"
+	"github.com/stagemesh/stagemesh/internal/jobs/dispatch"
 	"github.com/stagemesh/stagemesh/internal/meshfile"
 	"github.com/stagemesh/stagemesh/internal/request"
-	"github.com/stagemesh/stagemesh/mesh/bus"
-	"github.com/stagemesh/stagemesh/mesh/config"
+	"github.com/stagemesh/stagemesh/internal/store"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
-	"github.com/stagemesh/stagemesh/mesh/store"
 	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
@@ -80,6 +80,15 @@ type NATS = meshfile.NATS
 // RegistryConfig is the registry of a mesh.
 type RegistryConfig = meshfile.RegistryConfig
 
+// StoreSettings configure a store on the broker.
+type StoreSettings = store.Settings
+
+// Jobs are queues of jobs, their pools and gates.
+type Jobs = dispatch.Config
+
+// GateFunc is a gate of the program.
+type GateFunc = dispatch.GateFunc
+
 // Settings are the settings of a mesh in one process. Zero values mean the defaults.
 type Settings struct {
 	// Mesh names the mesh; empty means "local".
@@ -95,15 +104,15 @@ type Settings struct {
 	NoLocalHops bool
 	// Results, DeadLetters and Idempotency are the broker's stores of results, dead
 	// letters and idempotency keys. Every process of a mesh has the same.
-	Results     store.Settings
-	DeadLetters store.Settings
-	Idempotency store.Settings
+	Results     StoreSettings
+	DeadLetters StoreSettings
+	Idempotency StoreSettings
 	// Jobs are the queues of jobs, and where they go; see SetJobs. Dispatcher has this process forward
 	// them; it needs the gateway.
-	Jobs       dispatch.Config
+	Jobs       Jobs
 	Dispatcher bool
 	// Gates are gates of the program, by the name that pools of jobs use in own.
-	Gates map[string]dispatch.GateFunc
+	Gates map[string]GateFunc
 	// Registry is where hosts register; nil means nowhere.
 	Registry *RegistryConfig
 	// Logger may be nil: nothing is logged.
@@ -317,7 +326,7 @@ func (m *Mesh) RequestOf(ctx context.Context, key Key) (string, error) {
 // key, as jobs.queues.nightly. Everything else in it stays as it was at the start.
 // No running job is stopped. Jobs of a queue that is left out run on in the pool that they had, and
 // nothing more is submitted to it.
-func (m *Mesh) SetJobs(c dispatch.Config) error {
+func (m *Mesh) SetJobs(c Jobs) error {
 	_, err := m.service()
 	if err != nil {
 		return err

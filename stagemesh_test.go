@@ -14,10 +14,10 @@ import (
 
 	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/gateway"
+	"github.com/stagemesh/stagemesh/internal/bus"
 	"github.com/stagemesh/stagemesh/internal/meshfile"
 	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/testbed"
-	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"

@@ -12,7 +12,7 @@ import (
 	"github.com/stagemesh/stagemesh/bench/compare"
 	"github.com/stagemesh/stagemesh/bench/questions"
 	"github.com/stagemesh/stagemesh/bench/suite"
-	"github.com/stagemesh/stagemesh/mesh/process"
+	"github.com/stagemesh/stagemesh/internal/process"
 )
 
 func main() {

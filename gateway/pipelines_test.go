@@ -17,7 +17,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/discovery/natskv"
-	"github.com/stagemesh/stagemesh/gateway/pipelines"
+	"github.com/stagemesh/stagemesh/internal/pipelines"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	payloads "github.com/stagemesh/stagemesh/mesh/payload"

@@ -10,11 +10,11 @@ import (
 
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 
-	"github.com/stagemesh/stagemesh/gateway/admission"
-	"github.com/stagemesh/stagemesh/gateway/call"
-	"github.com/stagemesh/stagemesh/gateway/openapi"
-	"github.com/stagemesh/stagemesh/gateway/pipelines"
-	"github.com/stagemesh/stagemesh/mesh/process"
+	"github.com/stagemesh/stagemesh/internal/admission"
+	"github.com/stagemesh/stagemesh/internal/call"
+	"github.com/stagemesh/stagemesh/internal/openapi"
+	"github.com/stagemesh/stagemesh/internal/pipelines"
+	"github.com/stagemesh/stagemesh/internal/process"
 )
 
 // reference is the OpenAPI document of the public port. The first request for it

@@ -15,15 +15,15 @@ import (
 	"go.opentelemetry.io/otel/metric"
 	"google.golang.org/grpc"
 
-	"github.com/stagemesh/stagemesh/gateway/adminapi"
-	"github.com/stagemesh/stagemesh/gateway/admission"
-	"github.com/stagemesh/stagemesh/gateway/front/port"
+	"github.com/stagemesh/stagemesh/internal/adminapi"
+	"github.com/stagemesh/stagemesh/internal/admission"
 	"github.com/stagemesh/stagemesh/internal/budget"
+	"github.com/stagemesh/stagemesh/internal/config"
+	"github.com/stagemesh/stagemesh/internal/credentials"
+	"github.com/stagemesh/stagemesh/internal/front/port"
+	"github.com/stagemesh/stagemesh/internal/process"
+	"github.com/stagemesh/stagemesh/internal/store"
 	"github.com/stagemesh/stagemesh/internal/transport"
-	"github.com/stagemesh/stagemesh/mesh/config"
-	"github.com/stagemesh/stagemesh/mesh/credentials"
-	"github.com/stagemesh/stagemesh/mesh/process"
-	"github.com/stagemesh/stagemesh/mesh/store"
 )
 
 // Bounds on the connections of the ports for callers together, and of the admin port. A

@@ -6,19 +6,22 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/discovery"
-	registry "github.com/stagemesh/stagemesh/discovery/models"
-	"github.com/stagemesh/stagemesh/gateway/adminapi"
-	"github.com/stagemesh/stagemesh/gateway/admission"
-	"github.com/stagemesh/stagemesh/gateway/call"
-	"github.com/stagemesh/stagemesh/gateway/front/port"
-	"github.com/stagemesh/stagemesh/gateway/jobs"
-	"github.com/stagemesh/stagemesh/mesh/bus"
-	"github.com/stagemesh/stagemesh/mesh/config"
-	"github.com/stagemesh/stagemesh/mesh/credentials"
+	"github.com/stagemesh/stagemesh/internal/adminapi"
+	"github.com/stagemesh/stagemesh/internal/admission"
+	"github.com/stagemesh/stagemesh/internal/bus"
+	"github.com/stagemesh/stagemesh/internal/call"
+	"github.com/stagemesh/stagemesh/internal/config"
+	"github.com/stagemesh/stagemesh/internal/credentials"
+	"github.com/stagemesh/stagemesh/internal/front/port"
+	"github.com/stagemesh/stagemesh/internal/jobs"
+	registry "github.com/stagemesh/stagemesh/internal/models"
+	"github.com/stagemesh/stagemesh/internal/passthrough"
 	"github.com/stagemesh/stagemesh/mesh/model"
-	"github.com/stagemesh/stagemesh/mesh/passthrough"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
+
+// Limits bound the requests of a gateway.
+type Limits = call.Limits
 
 // Config is the configuration of a mesh's gateways: the section gateway of the mesh
 // file. 0 means the default.
@@ -31,7 +34,7 @@ type Config struct {
 	GRPCListen string `yaml:"grpc_listen"`
 	// Access configures the TLS and the tokens of both ports.
 	Access
-	call.Limits
+	Limits
 	// Docs enables /openapi.json and /docs on the public port; nil means enabled.
 	Docs *bool `yaml:"docs"`
 	// StagePipelines enables the implicit pipelines of single stages, models and aliases; nil means

@@ -6,11 +6,11 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/stagemesh/stagemesh/mesh/bus"
-	"github.com/stagemesh/stagemesh/mesh/envelope"
+	"github.com/stagemesh/stagemesh/internal/bus"
+	"github.com/stagemesh/stagemesh/internal/envelope"
+	"github.com/stagemesh/stagemesh/internal/tracing"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
-	"github.com/stagemesh/stagemesh/mesh/tracing"
 )
 
 // deadLetter gives up on an item: a durable one is stored as a dead letter before

@@ -4,7 +4,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagemesh/stagemesh/stagehost/batch"
+	"github.com/stagemesh/stagemesh/internal/batch"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 

@@ -6,9 +6,9 @@ import (
 	"slices"
 	"time"
 
-	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/internal/bus"
+	"github.com/stagemesh/stagemesh/internal/process"
 	"github.com/stagemesh/stagemesh/mesh/fault"
-	"github.com/stagemesh/stagemesh/mesh/process"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 

@@ -42,17 +42,17 @@ import (
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 
 	"github.com/stagemesh/stagemesh/discovery"
-	"github.com/stagemesh/stagemesh/discovery/models"
+	"github.com/stagemesh/stagemesh/internal/batch"
 	"github.com/stagemesh/stagemesh/internal/budget"
-	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/internal/bus"
+	"github.com/stagemesh/stagemesh/internal/models"
+	"github.com/stagemesh/stagemesh/internal/process"
+	"github.com/stagemesh/stagemesh/internal/schema"
+	"github.com/stagemesh/stagemesh/internal/store"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
-	"github.com/stagemesh/stagemesh/mesh/process"
-	"github.com/stagemesh/stagemesh/mesh/store"
-	"github.com/stagemesh/stagemesh/stagehost/batch"
-	"github.com/stagemesh/stagemesh/stagehost/modelcache"
+	"github.com/stagemesh/stagemesh/stagehost/internal/modelcache"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
-	"github.com/stagemesh/stagemesh/stagehost/schema"
 )
 
 // Host is one running host of a stage. Its fields are grouped by the part of the

@@ -5,9 +5,9 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/internal/batch"
+	"github.com/stagemesh/stagemesh/internal/bus"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
-	"github.com/stagemesh/stagemesh/stagehost/batch"
 )
 
 // queuedItem returns an item of the memory queue of an epoch.

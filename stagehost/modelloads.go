@@ -8,13 +8,13 @@ import (
 
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 
-	"github.com/stagemesh/stagemesh/discovery/models"
+	"github.com/stagemesh/stagemesh/internal/batch"
+	"github.com/stagemesh/stagemesh/internal/models"
+	"github.com/stagemesh/stagemesh/internal/schema"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/model"
-	"github.com/stagemesh/stagemesh/stagehost/batch"
-	"github.com/stagemesh/stagemesh/stagehost/modelcache"
+	"github.com/stagemesh/stagemesh/stagehost/internal/modelcache"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
-	"github.com/stagemesh/stagemesh/stagehost/schema"
 )
 
 // loadedModel is how a loaded model takes requests.

@@ -5,9 +5,9 @@ import (
 	"reflect"
 	"testing"
 
+	"github.com/stagemesh/stagemesh/internal/batch"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
-	"github.com/stagemesh/stagemesh/stagehost/batch"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 

@@ -11,25 +11,28 @@ import (
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/stagemesh/stagemesh/discovery/models"
-	"github.com/stagemesh/stagemesh/mesh/bus"
-	"github.com/stagemesh/stagemesh/mesh/config"
-	"github.com/stagemesh/stagemesh/mesh/credentials"
+	"github.com/stagemesh/stagemesh/internal/batch"
+	"github.com/stagemesh/stagemesh/internal/bus"
+	"github.com/stagemesh/stagemesh/internal/config"
+	"github.com/stagemesh/stagemesh/internal/credentials"
+	"github.com/stagemesh/stagemesh/internal/models"
+	"github.com/stagemesh/stagemesh/internal/schema"
+	"github.com/stagemesh/stagemesh/internal/store"
 	"github.com/stagemesh/stagemesh/mesh/model"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
-	"github.com/stagemesh/stagemesh/mesh/store"
-	"github.com/stagemesh/stagemesh/stagehost/batch"
-	"github.com/stagemesh/stagemesh/stagehost/modelcache"
+	"github.com/stagemesh/stagemesh/stagehost/internal/modelcache"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
-	"github.com/stagemesh/stagemesh/stagehost/schema"
 )
+
+// Batch says how a host batches.
+type Batch = batch.Settings
 
 // Config is the configuration of a stage's hosts: the stage's section of a mesh's
 // file. 0 means the default.
 type Config struct {
 	// Batch bounds the batches. A file's default is DefaultBatch.
-	Batch batch.Settings `yaml:"batch"`
+	Batch Batch `yaml:"batch"`
 	// Stream bounds the silence of a runner that answers in chunks.
 	Stream StreamSettings `yaml:"stream"`
 	// MaxInFlight bounds the items pulled and not settled; 0 means two full batches for
@@ -94,8 +97,8 @@ func (c *Config) SetDefaults() { c.Batch = DefaultBatch() }
 
 // DefaultBatch returns the batching of a stage whose section does not set it: adaptive, or
 // stream where the runner answers in chunks.
-func DefaultBatch() batch.Settings {
-	return batch.Settings{MaxSize: 32, MaxBytes: 16 << 20, MaxWait: 5 * time.Millisecond}
+func DefaultBatch() Batch {
+	return Batch{MaxSize: 32, MaxBytes: 16 << 20, MaxWait: 5 * time.Millisecond}
 }
 
 // Settings are a host's Config and what its program adds.

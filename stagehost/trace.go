@@ -10,8 +10,8 @@ import (
 	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/stagemesh/stagemesh/mesh/envelope"
-	"github.com/stagemesh/stagemesh/mesh/tracing"
+	"github.com/stagemesh/stagemesh/internal/envelope"
+	"github.com/stagemesh/stagemesh/internal/tracing"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 

@@ -6,8 +6,8 @@ import (
 
 	"go.opentelemetry.io/otel/trace/noop"
 
-	"github.com/stagemesh/stagemesh/mesh/envelope"
-	"github.com/stagemesh/stagemesh/mesh/tracing"
+	"github.com/stagemesh/stagemesh/internal/envelope"
+	"github.com/stagemesh/stagemesh/internal/tracing"
 )
 
 // An item that is not traced costs nothing.

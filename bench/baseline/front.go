@@ -19,7 +19,7 @@ import (
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
 
-	"github.com/stagemesh/stagemesh/gateway/front/port"
+	"github.com/stagemesh/stagemesh/internal/front/port"
 )
 
 // Front takes requests, and answers them: those of a route without stages at once.

@@ -17,7 +17,7 @@ import (
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/draw"
 
-	"github.com/stagemesh/stagemesh/services/bench"
+	"github.com/stagemesh/stagemesh/internal/load"
 )
 
 // NewCommand returns the command plot.
@@ -32,11 +32,11 @@ func NewCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			var report bench.Report
+			var report load.Report
 			if err := json.Unmarshal(text, &report); err != nil {
 				return fmt.Errorf("%s: %w", args[0], err)
 			}
-			if report.Version != bench.ReportVersion {
+			if report.Version != load.ReportVersion {
 				return fmt.Errorf("%s: version %d is not a report that this program reads; measure again with --json", args[0], report.Version)
 			}
 			return WriteFile(args[1], report)
@@ -46,7 +46,7 @@ func NewCommand() *cobra.Command {
 }
 
 // WriteFile draws a report into a file.
-func WriteFile(path string, r bench.Report) error {
+func WriteFile(path string, r load.Report) error {
 	var svg bytes.Buffer
 	if err := WriteReport(&svg, r); err != nil {
 		return err
@@ -60,8 +60,8 @@ func WriteFile(path string, r bench.Report) error {
 //
 // The axis of percentiles gives each nine the same space, because callers notice the tail;
 // that of latencies is logarithmic. Bars are means, because only means add up.
-func WriteReport(out io.Writer, r bench.Report) error {
-	var runs []bench.Run
+func WriteReport(out io.Writer, r load.Report) error {
+	var runs []load.Run
 	curves := Lines{Y: latency}
 	for _, run := range r.Runs {
 		if run.Latency.Count > 0 {
@@ -79,14 +79,14 @@ func WriteReport(out io.Writer, r bench.Report) error {
 	if len(runs) > 1 {
 		plots = append(plots, throughput(runs).plots("Latency by throughput")...)
 	}
-	heap := overTime(runs, func(s bench.ProcessSample) float64 { return s.HeapMB })
+	heap := overTime(runs, func(s load.ProcessSample) float64 { return s.HeapMB })
 	heap.Y.Unit = " MB"
-	goroutines := overTime(runs, func(s bench.ProcessSample) float64 { return float64(s.Goroutines) })
+	goroutines := overTime(runs, func(s load.ProcessSample) float64 { return float64(s.Goroutines) })
 	plots = append(plots, heap.plots("Heap of generator and mesh")...)
 	plots = append(plots, goroutines.plots("Goroutines of generator and mesh")...)
 
 	s := r.Subject
-	place := map[string]string{bench.Elsewhere: s.Address, bench.InProcess: "mesh in the generator's process", bench.Processes: "mesh in processes beside the generator"}[s.Place]
+	place := map[string]string{load.Elsewhere: s.Address, load.InProcess: "mesh in the generator's process", load.Processes: "mesh in processes beside the generator"}[s.Place]
 	return write(out, fmt.Sprintf("Pipeline %s by %s, %s", s.Pipeline, s.Protocol, s.Payload), fmt.Sprintf("%s; %d cores, %s/%s, %s, stagemesh %s; %s",
 		place, r.Machine.Cores, r.Machine.OS, r.Machine.Arch, r.Machine.Go, r.Product, r.Began.UTC().Format("2006-01-02")), plots...)
 }
@@ -119,7 +119,7 @@ const mostNines = 6
 
 // curve returns the points that have a place on the axis. The last, 100 %, has none, and is
 // drawn at the highest percentile that so many answers resolve.
-func curve(run bench.Run) (out []Point) {
+func curve(run load.Run) (out []Point) {
 	last := 0.0
 	for _, p := range run.Curve {
 		last = max(last, nines(min(p.Percentile, 100*(1-1/float64(max(2, run.Latency.Count))))))
@@ -131,7 +131,7 @@ func curve(run bench.Run) (out []Point) {
 }
 
 // parts draws the parts of the mean latency, a bar per run.
-func parts(runs []bench.Run) *plot.Plot {
+func parts(runs []load.Run) *plot.Plot {
 	p := newPlot("Where the time went, on average", gridStyle, draw.LineStyle{})
 	bars := map[string]*plotter.BarChart{}
 	steps := map[string]int{}
@@ -181,7 +181,7 @@ func partColour(part string, steps map[string]int) color.Color {
 }
 
 // throughput has latency by throughput, a line per percentile.
-func throughput(runs []bench.Run) Lines {
+func throughput(runs []load.Run) Lines {
 	series := []Series{{Name: "P50"}, {Name: "P99", Dashed: true}, {Name: "P99.9", dotted: true}}
 	for _, run := range runs {
 		for i, ms := range []float64{run.Latency.P50MS, run.Latency.P99MS, run.Latency.P999MS} {
@@ -196,7 +196,7 @@ const fewSamples = 10
 
 // overTime has a figure of the processes that were shared with the mesh. Runs have the
 // colours of their percentiles.
-func overTime(runs []bench.Run, figure func(bench.ProcessSample) float64) Lines {
+func overTime(runs []load.Run, figure func(load.ProcessSample) float64) Lines {
 	var out Lines
 	longest := 0.0
 	for _, run := range runs {

@@ -10,39 +10,39 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/bench/chart"
-	"github.com/stagemesh/stagemesh/services/bench"
+	"github.com/stagemesh/stagemesh/internal/load"
 )
 
 // runOf is a run of a thousand answers, the longest of that time.
-func runOf(callers int, longest time.Duration) bench.Run {
-	recorder := bench.NewRecorder(0)
+func runOf(callers int, longest time.Duration) load.Run {
+	recorder := load.NewRecorder(0)
 	for i := range 1000 {
 		latency := longest * time.Duration(i+1) / 1000
-		recorder.Record(bench.Sample{Latency: latency, Answer: &bench.Answer{
-			Total: latency / 2, Steps: []bench.StepTiming{{Name: "a<b", Queue: latency / 10, Run: latency / 10, BatchSize: 1}},
+		recorder.Record(load.Sample{Latency: latency, Answer: &load.Answer{
+			Total: latency / 2, Steps: []load.StepTiming{{Name: "a<b", Queue: latency / 10, Run: latency / 10, BatchSize: 1}},
 		}})
 	}
-	return recorder.Run(bench.Settings{Concurrency: callers, Duration: time.Second}, bench.Outcome{Elapsed: time.Second, Sent: 1000})
+	return recorder.Run(load.Settings{Concurrency: callers, Duration: time.Second}, load.Outcome{Elapsed: time.Second, Sent: 1000})
 }
 
 // sampledRun is a run that shares its process with the mesh, with a number of measured
 // samples, and two of the warm-up.
-func sampledRun(samples int, apart time.Duration) bench.Run {
+func sampledRun(samples int, apart time.Duration) load.Run {
 	run := runOf(8, time.Second)
 	run.Generator.Shared = true
 	step := float64(apart.Milliseconds())
 	run.Load.WarmupMS = 2 * step
 	for i := range samples + 2 {
-		run.Process.Samples = append(run.Process.Samples, bench.ProcessSample{AtMS: float64(i) * step, HeapMB: 12 + float64(i%3), Goroutines: int64(60 + i)})
+		run.Process.Samples = append(run.Process.Samples, load.ProcessSample{AtMS: float64(i) * step, HeapMB: 12 + float64(i%3), Goroutines: int64(60 + i)})
 	}
 	return run
 }
 
-func report(runs ...bench.Run) bench.Report {
-	return bench.Report{Version: bench.ReportVersion, Subject: bench.Subject{Pipeline: "x&y", Place: bench.InProcess}, Runs: runs}
+func report(runs ...load.Run) load.Report {
+	return load.Report{Version: load.ReportVersion, Subject: load.Subject{Pipeline: "x&y", Place: load.InProcess}, Runs: runs}
 }
 
-func draw(t *testing.T, runs ...bench.Run) picture {
+func draw(t *testing.T, runs ...load.Run) picture {
 	t.Helper()
 	var out bytes.Buffer
 	if err := chart.WriteReport(&out, report(runs...)); err != nil {
@@ -74,11 +74,11 @@ func TestReportsOfFewFiguresAreDrawn(t *testing.T) {
 	t.Parallel()
 	same := runOf(1, 0)
 	for name, test := range map[string]struct {
-		runs    []bench.Run
+		runs    []load.Run
 		nothing bool
 	}{
-		"none": {nil, true}, "without answers": {[]bench.Run{{}, {}}, true},
-		"all alike": {[]bench.Run{same, same}, false}, "one and none": {[]bench.Run{runOf(1, time.Second), {}}, false},
+		"none": {nil, true}, "without answers": {[]load.Run{{}, {}}, true},
+		"all alike": {[]load.Run{same, same}, false}, "one and none": {[]load.Run{runOf(1, time.Second), {}}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -91,7 +91,7 @@ func TestReportsOfFewFiguresAreDrawn(t *testing.T) {
 
 func TestPicturesAreDeterministic(t *testing.T) {
 	t.Parallel()
-	runs := []bench.Run{runOf(1, time.Second), runOf(8, time.Minute), sampledRun(20, time.Second)}
+	runs := []load.Run{runOf(1, time.Second), runOf(8, time.Minute), sampledRun(20, time.Second)}
 	if first, second := draw(t, runs...), draw(t, runs...); first.svg != second.svg {
 		t.Errorf("got\n%s\nand then\n%s", first.svg, second.svg)
 	}
@@ -102,15 +102,15 @@ func TestSharedProcessesAreDrawn(t *testing.T) {
 	apart := sampledRun(60, time.Second)
 	apart.Generator.Shared = false
 	for name, test := range map[string]struct {
-		runs []bench.Run
+		runs []load.Run
 		// want are the curves of processes.
 		want int
 	}{
-		"long enough":              {[]bench.Run{sampledRun(10, time.Second)}, 2},
-		"too short":                {[]bench.Run{sampledRun(9, time.Second)}, 0},
-		"of another process":       {[]bench.Run{apart}, 0},
-		"an older report's":        {[]bench.Run{runOf(1, time.Second)}, 0},
-		"two, and one that is not": {[]bench.Run{sampledRun(20, time.Second), runOf(1, time.Second), sampledRun(60, time.Minute)}, 4},
+		"long enough":              {[]load.Run{sampledRun(10, time.Second)}, 2},
+		"too short":                {[]load.Run{sampledRun(9, time.Second)}, 0},
+		"of another process":       {[]load.Run{apart}, 0},
+		"an older report's":        {[]load.Run{runOf(1, time.Second)}, 0},
+		"two, and one that is not": {[]load.Run{sampledRun(20, time.Second), runOf(1, time.Second), sampledRun(60, time.Minute)}, 4},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -156,7 +156,7 @@ func TestProcessOfZerosIsDrawn(t *testing.T) {
 	t.Parallel()
 	run := sampledRun(11, 0)
 	for i := range run.Process.Samples {
-		run.Process.Samples[i] = bench.ProcessSample{}
+		run.Process.Samples[i] = load.ProcessSample{}
 	}
 	if got := draw(t, run); len(got.curves) != 2*3 {
 		t.Errorf("got %d curves in\n%s", len(got.curves), got.svg)

@@ -10,10 +10,10 @@ import (
 
 	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/bench/baseline"
+	"github.com/stagemesh/stagemesh/internal/load"
 	"github.com/stagemesh/stagemesh/internal/meshfile"
+	"github.com/stagemesh/stagemesh/internal/process"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
-	"github.com/stagemesh/stagemesh/mesh/process"
-	"github.com/stagemesh/stagemesh/services/bench"
 )
 
 // BedSettings describe the mesh to start.
@@ -107,7 +107,7 @@ func startMesh(ctx context.Context, s BedSettings) (*Bed, error) {
 	if s.Logger == nil {
 		s.Logger = slog.New(slog.DiscardHandler)
 	}
-	f, err := bench.LoadMesh(s.File)
+	f, err := load.LoadMesh(s.File)
 	if err != nil {
 		return nil, err
 	}

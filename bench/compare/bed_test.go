@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stagemesh/stagemesh/internal/load"
 	"github.com/stagemesh/stagemesh/mesh/payload"
-	"github.com/stagemesh/stagemesh/services/bench"
 
 	"github.com/stagemesh/stagemesh/bench/compare"
 )
@@ -102,14 +102,14 @@ func TestHandlerReturnsItsInput(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	for _, protocol := range []bench.Protocol{bench.GRPC, bench.Connect, bench.HTTP} {
-		client, err := bench.NewClient(bench.ClientSettings{
+	for _, protocol := range []load.Protocol{load.GRPC, load.Connect, load.HTTP} {
+		client, err := load.NewClient(load.ClientSettings{
 			Address: b.BaselineURL(), Protocol: protocol, Pipeline: "stage:a", Inputs: [][]payload.Part{{payload.OfBlob("", "text/plain", []byte("x"))}},
 		})
 		if err != nil {
 			t.Fatal(err)
 		}
-		var answer bench.Answer
+		var answer load.Answer
 		if err := client.Do(t.Context(), &answer); err != nil {
 			t.Errorf("%s: %v", protocol, err)
 		}

@@ -12,9 +12,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/stagemesh/stagemesh/bench/chart"
+	"github.com/stagemesh/stagemesh/internal/load"
+	"github.com/stagemesh/stagemesh/internal/process"
 	"github.com/stagemesh/stagemesh/mesh/payload"
-	"github.com/stagemesh/stagemesh/mesh/process"
-	"github.com/stagemesh/stagemesh/services/bench"
 )
 
 const (
@@ -24,7 +24,7 @@ const (
 
 // command is one call of bench run.
 type command struct {
-	flags     bench.Flags
+	flags     load.Flags
 	mesh      string
 	processes bool
 	baseline  bool
@@ -95,9 +95,9 @@ func (c *command) paired() bool { return c.baseline || c.handler || c.peer != ""
 
 // checkBaseline returns an error for requests that the baseline, or the handler in its place,
 // does not serve.
-func (c *command) checkBaseline(s bench.ClientSettings) error {
+func (c *command) checkBaseline(s load.ClientSettings) error {
 	switch {
-	case s.Protocol != bench.GRPC && s.Protocol != bench.Connect && (s.Protocol != bench.HTTP || c.baseline):
+	case s.Protocol != load.GRPC && s.Protocol != load.Connect && (s.Protocol != load.HTTP || c.baseline):
 		return fmt.Errorf("--protocol: the baseline serves grpc and connect, and a handler http, not %s", s.Protocol)
 	case s.Streams:
 		return errors.New("--streams: the baseline does not answer in chunks")
@@ -122,11 +122,11 @@ func (c *command) run(ctx context.Context, cmd *cobra.Command, name string, file
 		}
 	}
 	m := measurement{command: c}
-	err := c.flags.Execute(cmd, name, inputs, func(session *bench.Session) (any, func(io.Writer) error, error) {
+	err := c.flags.Execute(cmd, name, inputs, func(session *load.Session) (any, func(io.Writer) error, error) {
 		if err := c.checkBaseline(session.Client); (c.baseline || c.handler) && err != nil {
 			return nil, nil, err
 		}
-		if c.peer != "" && session.Client.Protocol != bench.HTTP {
+		if c.peer != "" && session.Client.Protocol != load.HTTP {
 			return nil, nil, errors.New("--peer: is for --protocol http")
 		}
 		m.session = session
@@ -143,7 +143,7 @@ func (c *command) run(ctx context.Context, cmd *cobra.Command, name string, file
 // measurement is the work of one command.
 type measurement struct {
 	command *command
-	session *bench.Session
+	session *load.Session
 	// report lacks the session's.
 	report Report
 }
@@ -156,9 +156,9 @@ func (m *measurement) measure(ctx context.Context) (err error) {
 		settings.Baseline, settings.Durability = client.Pipeline, client.Durability
 	}
 	subject := &m.session.Report.Subject
-	subject.Place, subject.File = bench.InProcess, c.mesh
+	subject.Place, subject.File = load.InProcess, c.mesh
 	if c.processes {
-		subject.Place, settings.Arguments = bench.Processes, []string{PartName}
+		subject.Place, settings.Arguments = load.Processes, []string{PartName}
 		if settings.Program, err = os.Executable(); err != nil {
 			return fmt.Errorf("--processes: %w", err)
 		}
@@ -179,7 +179,7 @@ func (m *measurement) measure(ctx context.Context) (err error) {
 
 func (m *measurement) measureOn(ctx context.Context, on *Bed) error {
 	address := on.URL()
-	if m.session.Client.Protocol == bench.GRPC {
+	if m.session.Client.Protocol == load.GRPC {
 		address = on.GRPCURL()
 	}
 	mesh, err := m.connect(ctx, address)
@@ -206,10 +206,10 @@ func (m *measurement) measureOn(ctx context.Context, on *Bed) error {
 }
 
 // connect returns a client of the address, which has had its first answer.
-func (m *measurement) connect(ctx context.Context, address string) (*bench.Client, error) {
+func (m *measurement) connect(ctx context.Context, address string) (*load.Client, error) {
 	settings := m.session.Client
 	settings.Address = address
-	client, err := bench.NewClient(settings)
+	client, err := load.NewClient(settings)
 	if err != nil {
 		return nil, err
 	}
@@ -221,8 +221,8 @@ func (m *measurement) connect(ctx context.Context, address string) (*bench.Clien
 }
 
 // pairs measures one load in pairs and adds them to the report.
-func (m *measurement) pairs(ctx context.Context, mesh, baseline bench.Target, load bench.Settings, of string) error {
-	var ofMesh, ofBaseline []bench.Run
+func (m *measurement) pairs(ctx context.Context, mesh, baseline load.Target, one load.Settings, of string) error {
+	var ofMesh, ofBaseline []load.Run
 	err := func() error {
 		for pair := range m.command.pairs {
 			for turn := range 2 {
@@ -230,7 +230,7 @@ func (m *measurement) pairs(ctx context.Context, mesh, baseline bench.Target, lo
 				if turn != pair%2 {
 					target, into, name = baseline, &ofBaseline, m.report.other()
 				}
-				run, err := m.session.Run(ctx, target, load, fmt.Sprintf("%s, pair %d of %d, %s", of, pair+1, m.command.pairs, name))
+				run, err := m.session.Run(ctx, target, one, fmt.Sprintf("%s, pair %d of %d, %s", of, pair+1, m.command.pairs, name))
 				if err != nil || run.Interrupted {
 					return err // an incomplete run is not compared
 				}

@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/stagemesh/stagemesh/bench/compare"
-	"github.com/stagemesh/stagemesh/services/bench"
+	"github.com/stagemesh/stagemesh/internal/load"
 )
 
 func TestMeshRunsAsProcesses(t *testing.T) {
@@ -22,7 +22,7 @@ func TestMeshRunsAsProcesses(t *testing.T) {
 	}
 	r, _ := measure(t, "both", input, "--mesh", path, "--processes", "--rate", "200", "--warmup", "50ms", "--requests", "60", "--durability", "file", "--plot", picture)
 	run := r.Runs[0]
-	if r.Subject.Place != bench.Processes || r.Subject.File != path || run.Answered != 60 || run.Generator.Shared || len(run.Steps) != 2 {
+	if r.Subject.Place != load.Processes || r.Subject.File != path || run.Answered != 60 || run.Generator.Shared || len(run.Steps) != 2 {
 		t.Errorf("got %+v", r)
 	}
 	svg, err := os.ReadFile(picture)

@@ -30,15 +30,15 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/stagemesh/stagemesh/services/bench"
+	"github.com/stagemesh/stagemesh/internal/load"
 )
 
 // Report is the report of one measurement. With a baseline its runs are the mesh's of
 // the median pairs.
 type Report struct {
-	bench.Report
+	load.Report
 	// Baseline has the baseline's runs of the same pairs.
-	Baseline []bench.Run `json:"baseline,omitempty"`
+	Baseline []load.Run `json:"baseline,omitempty"`
 	// Handler is true where a bare handler was in the baseline's place.
 	Handler bool `json:"handler,omitempty"`
 	// Peer is the command of the server that ran in the baseline's place, if one did.
@@ -63,7 +63,7 @@ func (r Report) other() string {
 // Comparison is one load on mesh and baseline. Its ratios are the mesh's figure over the
 // baseline's.
 type Comparison struct {
-	Load bench.Load `json:"load"`
+	Load load.Load `json:"load"`
 	// Pairs are in the order of measurement.
 	Pairs      []Pair `json:"pairs"`
 	Throughput Ratio  `json:"throughput"`
@@ -87,7 +87,7 @@ type Figures struct {
 }
 
 // FiguresOf returns those of a run.
-func FiguresOf(r bench.Run) Figures {
+func FiguresOf(r load.Run) Figures {
 	return Figures{ThroughputPerS: r.ThroughputPerS, P50MS: r.Latency.P50MS, P99MS: r.Latency.P99MS, Answered: r.Answered, Failed: r.Failed}
 }
 
@@ -118,7 +118,7 @@ func RatioOf(all []float64) Ratio {
 // Compare compares the runs of one load, which are pairs in order. It also returns the
 // index of the pair with the median ratio of throughput, the lower of two; -1 without
 // pairs.
-func Compare(mesh, baseline []bench.Run) (c Comparison, median int) {
+func Compare(mesh, baseline []load.Run) (c Comparison, median int) {
 	n := min(len(mesh), len(baseline))
 	if n == 0 {
 		return c, -1
@@ -167,15 +167,15 @@ func ReadJSON(in io.Reader) (Report, error) {
 	if err := json.NewDecoder(in).Decode(&out); err != nil {
 		return Report{}, fmt.Errorf("not a report: %w", err)
 	}
-	if out.Version != bench.ReportVersion {
-		return Report{}, fmt.Errorf("%w: it is %d, and this program reads %d", ErrVersion, out.Version, bench.ReportVersion)
+	if out.Version != load.ReportVersion {
+		return Report{}, fmt.Errorf("%w: it is %d, and this program reads %d", ErrVersion, out.Version, load.ReportVersion)
 	}
 	return out, nil
 }
 
 // WriteText writes a report as text.
 func WriteText(out io.Writer, r Report) error {
-	if err := bench.WriteText(out, r.Report); err != nil || len(r.Comparisons) == 0 {
+	if err := load.WriteText(out, r.Report); err != nil || len(r.Comparisons) == 0 {
 		return err
 	}
 	rows := [][]string{{"MESH / " + strings.ToUpper(r.other()), "ANSWERS/S", "RATIO", "FROM-TO", "P50", "RATIO", "FROM-TO"}}
@@ -188,11 +188,11 @@ func WriteText(out io.Writer, r Report) error {
 		}
 		rows = append(rows, []string{
 			c.Load.Name(),
-			pair(throughput, func(v float64) string { return bench.FormatRate(math.Round(v)) }), fmt.Sprintf("%.2fx", c.Throughput.Median), spread(c.Throughput),
-			pair(p50, bench.FormatMS), fmt.Sprintf("%.2fx", c.P50.Median), spread(c.P50),
+			pair(throughput, func(v float64) string { return load.FormatRate(math.Round(v)) }), fmt.Sprintf("%.2fx", c.Throughput.Median), spread(c.Throughput),
+			pair(p50, load.FormatMS), fmt.Sprintf("%.2fx", c.P50.Median), spread(c.P50),
 		})
 	}
-	text := bench.NewText(out)
+	text := load.NewText(out)
 	text.Table(rows)
 	text.Wrap("", "")
 	pairs := "1 pair"

@@ -11,10 +11,10 @@ import (
 
 	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/bench/baseline"
+	"github.com/stagemesh/stagemesh/internal/load"
 	"github.com/stagemesh/stagemesh/internal/meshfile"
+	"github.com/stagemesh/stagemesh/internal/process"
 	"github.com/stagemesh/stagemesh/internal/program"
-	"github.com/stagemesh/stagemesh/mesh/process"
-	"github.com/stagemesh/stagemesh/services/bench"
 	"github.com/stagemesh/stagemesh/services/runners"
 )
 
@@ -96,7 +96,7 @@ func (p part) run(ctx context.Context, in io.Reader, out io.Writer, settings sta
 		}
 	}
 	if p.stage == "" {
-		f, err := bench.LoadMesh(p.file)
+		f, err := load.LoadMesh(p.file)
 		if err != nil {
 			return err
 		}
@@ -111,7 +111,7 @@ func (p part) run(ctx context.Context, in io.Reader, out io.Writer, settings sta
 		return err
 	}
 	if route == nil {
-		bench.Separate(f)
+		load.Separate(f)
 		s := f.Stages[p.stage]
 		s.Hosts = 1
 		f.Stages[p.stage] = s

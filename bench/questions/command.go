@@ -21,8 +21,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/stagemesh/stagemesh/bench/compare"
-	"github.com/stagemesh/stagemesh/mesh/process"
-	"github.com/stagemesh/stagemesh/services/bench"
+	"github.com/stagemesh/stagemesh/internal/load"
+	"github.com/stagemesh/stagemesh/internal/process"
 )
 
 // warmup precedes each load.
@@ -101,7 +101,7 @@ func newCommand(name, what string, all map[string]func(*measurement, context.Con
 				return err
 			}
 			defer func() { err = errors.Join(err, os.RemoveAll(m.folder)) }()
-			m.report = compare.Report{Report: bench.Report{Version: bench.ReportVersion, Product: process.Version()}, Values: map[string][]float64{}}
+			m.report = compare.Report{Report: load.Report{Version: load.ReportVersion, Product: process.Version()}, Values: map[string][]float64{}}
 			if err := all[args[0]](&m, ctx); err != nil {
 				return err
 			}
@@ -132,7 +132,7 @@ func (m *measurement) add(name string, value float64) {
 }
 
 // pairs makes runs in pairs, of which the first alternates, and adds the ratios of a figure.
-func (m *measurement) pairs(value string, figure func(bench.Run) float64, sides ...func() (bench.Run, error)) error {
+func (m *measurement) pairs(value string, figure func(load.Run) float64, sides ...func() (load.Run, error)) error {
 	for i := range m.times {
 		var figures [2]float64
 		for turn := range figures {
@@ -148,7 +148,7 @@ func (m *measurement) pairs(value string, figure func(bench.Run) float64, sides 
 	return nil
 }
 
-func throughput(r bench.Run) float64 { return r.ThroughputPerS }
-func p50(r bench.Run) float64        { return r.Latency.P50MS }
-func p99(r bench.Run) float64        { return r.Latency.P99MS }
-func inMS(d time.Duration) float64   { return float64(d) / float64(time.Millisecond) }
+func throughput(r load.Run) float64 { return r.ThroughputPerS }
+func p50(r load.Run) float64        { return r.Latency.P50MS }
+func p99(r load.Run) float64        { return r.Latency.P99MS }
+func inMS(d time.Duration) float64  { return float64(d) / float64(time.Millisecond) }

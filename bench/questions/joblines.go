@@ -19,18 +19,18 @@ import (
 
 	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/bench/baseline"
-	"github.com/stagemesh/stagemesh/mesh/process"
-	"github.com/stagemesh/stagemesh/services/bench"
+	"github.com/stagemesh/stagemesh/internal/load"
+	"github.com/stagemesh/stagemesh/internal/process"
 )
 
 // bulk compares jobs that are submitted many at a time with bare publishes.
 func (m *measurement) bulk(ctx context.Context) error {
 	return m.withJobs(ctx, false, func(b *jobMesh) error {
-		rate := func(do func() error) func() (bench.Run, error) {
-			return func() (bench.Run, error) {
+		rate := func(do func() error) func() (load.Run, error) {
+			return func() (load.Run, error) {
 				begin := time.Now()
 				err := do()
-				return bench.Run{ThroughputPerS: queuedJobs / time.Since(begin).Seconds()}, err
+				return load.Run{ThroughputPerS: queuedJobs / time.Since(begin).Seconds()}, err
 			}
 		}
 		return m.pairs("bulk", throughput, rate(func() error { return b.fill(ctx, held, queuedJobs) }), rate(func() error {
@@ -48,7 +48,7 @@ const (
 // beside compares requests beside jobs that fill their stage with requests alone.
 func (m *measurement) beside(ctx context.Context) error {
 	return m.withJobs(ctx, false, func(b *jobMesh) error {
-		steady := bench.Settings{Rate: 40, Warmup: warmup, Duration: 3 * m.duration}
+		steady := load.Settings{Rate: 40, Warmup: warmup, Duration: 3 * m.duration}
 		alone := b.load(ctx, steady, b.request("busy", inferencev1.Durability_DURABILITY_MEMORY))
 		var ended uint64 // the last end that was seen
 		ends := func() (n int, err error) {
@@ -60,7 +60,7 @@ func (m *measurement) beside(ctx context.Context) error {
 				n, ended = n+len(page.Msg.GetJobs()), page.Msg.GetNext()
 			}
 		}
-		return m.pairs("P99", p99, func() (out bench.Run, err error) {
+		return m.pairs("P99", p99, func() (out load.Run, err error) {
 			jobs := int((steady.Duration + 2*warmup) / busyTime * busySlots)
 			if err := b.fill(ctx, "beside", jobs); err != nil {
 				return out, err
@@ -141,12 +141,12 @@ func (m *measurement) opened(ctx context.Context) error {
 }
 
 // duration is the time of a request of a run.
-func duration(r bench.Run) float64 { return 1 / r.ThroughputPerS }
+func duration(r load.Run) float64 { return 1 / r.ThroughputPerS }
 
 // batch compares a batch with a drain of as many jobs.
 func (m *measurement) batch(ctx context.Context) error {
 	return m.withJobs(ctx, false, func(b *jobMesh) error {
-		return m.pairs("batch", duration, func() (out bench.Run, err error) {
+		return m.pairs("batch", duration, func() (out load.Run, err error) {
 			var file struct{ ID string }
 			if err := b.upload(ctx, &file); err != nil {
 				return out, err

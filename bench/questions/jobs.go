@@ -22,10 +22,10 @@ import (
 
 	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/bench/compare"
+	"github.com/stagemesh/stagemesh/internal/load"
 	"github.com/stagemesh/stagemesh/internal/meshfile"
+	"github.com/stagemesh/stagemesh/internal/process"
 	"github.com/stagemesh/stagemesh/mesh/payload"
-	"github.com/stagemesh/stagemesh/mesh/process"
-	"github.com/stagemesh/stagemesh/services/bench"
 	"github.com/stagemesh/stagemesh/services/runners"
 )
 
@@ -132,8 +132,8 @@ func (m *measurement) withGate(ctx context.Context, gate string, dispatches bool
 }
 
 // request returns a target of requests.
-func (b *jobMesh) request(pipeline string, d inferencev1.Durability) bench.Target {
-	return func(ctx context.Context, _ *bench.Answer) error {
+func (b *jobMesh) request(pipeline string, d inferencev1.Durability) load.Target {
+	return func(ctx context.Context, _ *load.Answer) error {
 		r := connect.NewRequest(&inferencev1.InferRequest{Pipeline: pipeline, Inputs: b.inputs, Durability: d})
 		_, err := b.infer.Infer(ctx, r)
 		return err
@@ -173,15 +173,15 @@ func (b *jobMesh) fill(ctx context.Context, queue string, n int) error {
 	return submits.Wait()
 }
 
-func (b *jobMesh) load(ctx context.Context, s bench.Settings, target bench.Target) func() (bench.Run, error) {
-	return func() (bench.Run, error) { return runLoad(ctx, s, target) }
+func (b *jobMesh) load(ctx context.Context, s load.Settings, target load.Target) func() (load.Run, error) {
+	return func() (load.Run, error) { return runLoad(ctx, s, target) }
 }
 
 // submit compares submits with requests.
 func (m *measurement) submit(ctx context.Context) error {
 	return m.withJobs(ctx, false, func(b *jobMesh) error {
-		closed := bench.Settings{Concurrency: 64, Warmup: warmup, Duration: m.duration}
-		return m.pairs("submit", throughput, b.load(ctx, closed, func(ctx context.Context, _ *bench.Answer) error {
+		closed := load.Settings{Concurrency: 64, Warmup: warmup, Duration: m.duration}
+		return m.pairs("submit", throughput, b.load(ctx, closed, func(ctx context.Context, _ *load.Answer) error {
 			_, err := b.submit(ctx, fast)
 			return err
 		}), b.load(ctx, closed, b.request(echo, inferencev1.Durability_DURABILITY_MEMORY)))
@@ -191,14 +191,14 @@ func (m *measurement) submit(ctx context.Context) error {
 // drained compares a drain with durable requests.
 func (m *measurement) drained(ctx context.Context) error {
 	return m.withJobs(ctx, false, func(b *jobMesh) error {
-		closed := bench.Settings{Concurrency: 256, Warmup: warmup, Duration: m.duration}
+		closed := load.Settings{Concurrency: 256, Warmup: warmup, Duration: m.duration}
 		return m.pairs("drain", throughput, b.drain(ctx, queuedJobs), b.load(ctx, closed, b.request("echo", inferencev1.Durability_DURABILITY_FILE)))
 	})
 }
 
 // drain returns a function that fills a queue, and drains it.
-func (b *jobMesh) drain(ctx context.Context, jobs int) func() (bench.Run, error) {
-	return func() (out bench.Run, err error) {
+func (b *jobMesh) drain(ctx context.Context, jobs int) func() (load.Run, error) {
+	return func() (out load.Run, err error) {
 		if err := b.fill(ctx, fast, jobs); err != nil {
 			return out, err
 		}
@@ -232,7 +232,7 @@ func (b *jobMesh) dispatch(ctx context.Context, during func(*stagemesh.Mesh) err
 	if err != nil {
 		return 0, err
 	}
-	bench.Separate(f)
+	load.Separate(f)
 	m, err := stagemesh.FromFile(f, stagemesh.FileSettings{Stages: []string{}, Dispatcher: true})
 	if err != nil {
 		return 0, err
@@ -249,8 +249,8 @@ func (b *jobMesh) dispatch(ctx context.Context, during func(*stagemesh.Mesh) err
 // waited compares a job and the wait for its result with a durable request.
 func (m *measurement) waited(ctx context.Context) error {
 	return m.withJobs(ctx, true, func(b *jobMesh) error {
-		alone := bench.Settings{Concurrency: 1, Warmup: warmup, Duration: m.duration}
-		return m.pairs("P50", p50, b.load(ctx, alone, func(ctx context.Context, _ *bench.Answer) error {
+		alone := load.Settings{Concurrency: 1, Warmup: warmup, Duration: m.duration}
+		return m.pairs("P50", p50, b.load(ctx, alone, func(ctx context.Context, _ *load.Answer) error {
 			id, err := b.submit(ctx, fast)
 			if err != nil {
 				return err

@@ -13,8 +13,8 @@ import (
 
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 
-	"github.com/stagemesh/stagemesh/mesh/process"
-	"github.com/stagemesh/stagemesh/services/bench"
+	"github.com/stagemesh/stagemesh/internal/load"
+	"github.com/stagemesh/stagemesh/internal/process"
 )
 
 const (
@@ -64,7 +64,7 @@ func (m *measurement) registration(ctx context.Context) error {
 // throughput compares a loaded model with a plain stage, and a mesh of many models with one of few.
 func (m *measurement) throughput(ctx context.Context) error {
 	return m.with(ctx, setup{hosts: 1, room: 2 * few, models: few, isLoaded: true}, func(b *mesh, all []string) error {
-		closed := bench.Settings{Concurrency: 64, Warmup: warmup, Duration: m.duration}
+		closed := load.Settings{Concurrency: 64, Warmup: warmup, Duration: m.duration}
 		alone := closed
 		alone.Concurrency = 1
 		err := errors.Join(
@@ -149,17 +149,17 @@ func (m *measurement) hits(ctx context.Context) error {
 func (m *measurement) loads(ctx context.Context) error {
 	const perSecond = 20
 	return m.with(ctx, setup{hosts: 3, room: 200, models: few, load: loadTime, isLoaded: true}, func(b *mesh, all []string) error {
-		open := bench.Settings{Rate: leavingRate, Arrivals: bench.Poisson, Warmup: warmup, Duration: m.duration}
+		open := load.Settings{Rate: leavingRate, Arrivals: load.Poisson, Warmup: warmup, Duration: m.duration}
 		unused := names("cold", m.times*perSecond*(1+int((warmup+m.duration)/time.Second)))
 		if _, err := b.register(ctx, unused, loadTime, 0); err != nil {
 			return err
 		}
 		hot, each := b.load(ctx, open, all...), len(unused)/m.times
-		return m.pairs("loads", p99, func() (out bench.Run, err error) {
+		return m.pairs("loads", p99, func() (out load.Run, err error) {
 			var calls errgroup.Group
 			calls.Go(func() error {
 				cold := open
-				cold.Rate, cold.Arrivals = perSecond, bench.Constant
+				cold.Rate, cold.Arrivals = perSecond, load.Constant
 				_, err := b.load(ctx, cold, unused[:each]...)()
 				return err
 			})
@@ -212,8 +212,8 @@ func (m *measurement) burst(ctx context.Context) error {
 // drain compares the latency while a host leaves with that without.
 func (m *measurement) drain(ctx context.Context) error {
 	return m.with(ctx, setup{hosts: 3, room: leavingModels, models: leavingModels, load: loadTime, isLoaded: true}, func(b *mesh, all []string) error {
-		all3 := b.load(ctx, bench.Settings{Rate: leavingRate, Arrivals: bench.Poisson, Warmup: warmup, Duration: m.duration}, all...)
-		return m.pairs("drain", p99, func() (bench.Run, error) {
+		all3 := b.load(ctx, load.Settings{Rate: leavingRate, Arrivals: load.Poisson, Warmup: warmup, Duration: m.duration}, all...)
+		return m.pairs("drain", p99, func() (load.Run, error) {
 			var leave errgroup.Group
 			leave.Go(func() error {
 				_ = process.Sleep(ctx, leavesAfter)
@@ -264,7 +264,7 @@ func (m *measurement) kill(ctx context.Context) error {
 				killed = time.Now()
 				return b.StopHost(true)
 			})
-			_, err := bench.RunLoad(ctx, bench.Settings{Rate: leavingRate, Duration: leavesAfter + most}, b.target(all...), func(s bench.Sample) { note(s.Latency, s.Err) })
+			_, err := load.RunLoad(ctx, load.Settings{Rate: leavingRate, Duration: leavesAfter + most}, b.target(all...), func(s load.Sample) { note(s.Latency, s.Err) })
 			if err := errors.Join(err, calls.Wait(), b.AddHost(ctx, score)); err != nil {
 				return err
 			}

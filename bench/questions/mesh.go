@@ -21,9 +21,9 @@ import (
 
 	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/bench/compare"
+	"github.com/stagemesh/stagemesh/internal/load"
 	"github.com/stagemesh/stagemesh/internal/meshfile"
 	"github.com/stagemesh/stagemesh/mesh/payload"
-	"github.com/stagemesh/stagemesh/services/bench"
 	"github.com/stagemesh/stagemesh/services/cli"
 	"github.com/stagemesh/stagemesh/services/runners"
 )
@@ -153,25 +153,25 @@ func (b *mesh) each(ctx context.Context, all []string, atOnce int, answered func
 func first(_ *inferencev1.StepTiming, _ time.Duration, err error) error { return err }
 
 // target sends requests for models in turn.
-func (b *mesh) target(all ...string) bench.Target {
+func (b *mesh) target(all ...string) load.Target {
 	var next atomic.Int64
-	return func(ctx context.Context, _ *bench.Answer) error {
+	return func(ctx context.Context, _ *load.Answer) error {
 		_, err := b.infer(ctx, all[int(next.Add(1)-1)%len(all)])
 		return err
 	}
 }
 
 // load returns a function that sends a load.
-func (b *mesh) load(ctx context.Context, s bench.Settings, all ...string) func() (bench.Run, error) {
-	return func() (bench.Run, error) { return runLoad(ctx, s, b.target(all...)) }
+func (b *mesh) load(ctx context.Context, s load.Settings, all ...string) func() (load.Run, error) {
+	return func() (load.Run, error) { return runLoad(ctx, s, b.target(all...)) }
 }
 
 // runLoad sends a load. A request that fails is an error.
-func runLoad(ctx context.Context, s bench.Settings, target bench.Target) (bench.Run, error) {
-	recorder := bench.NewRecorder(0)
-	outcome, err := bench.RunLoad(ctx, s, target, recorder.Record)
+func runLoad(ctx context.Context, s load.Settings, target load.Target) (load.Run, error) {
+	recorder := load.NewRecorder(0)
+	outcome, err := load.RunLoad(ctx, s, target, recorder.Record)
 	if err != nil {
-		return bench.Run{}, err
+		return load.Run{}, err
 	}
 	out := recorder.Run(s, outcome)
 	if out.Failed > 0 {
@@ -187,7 +187,7 @@ func (b *mesh) heap(ctx context.Context, gateway bool) (float64, error) {
 	if err != nil {
 		return 0, err
 	}
-	bench.Separate(f)
+	load.Separate(f)
 	settings := stagemesh.FileSettings{Stages: []string{}}
 	if !gateway {
 		settings = stagemesh.FileSettings{Stages: []string{score}, NoGateway: true}

@@ -5,7 +5,7 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/stagemesh/stagemesh/services/bench"
+	"github.com/stagemesh/stagemesh/internal/load"
 
 	"github.com/stagemesh/stagemesh/bench/compare"
 	"github.com/stagemesh/stagemesh/bench/questions"
@@ -91,7 +91,7 @@ func Goals(r Results) []Goal {
 	out.atMost(Processes, 1.15, ratio, c.P50, known, "P50 over the baseline's: three stages, in processes, 1 in flight")
 	c, known = r.comparison(Handlers, oneCaller, 1)
 	out.atMost(Handlers, 3*0.060, latency, beyond(c), known, "P50 beyond that of a handler without a mesh: three stages, in one process, 1 in flight")
-	for _, protocol := range []bench.Protocol{bench.HTTP, bench.Connect} {
+	for _, protocol := range []load.Protocol{load.HTTP, load.Connect} {
 		c, known = r.comparison(Handlers, string(protocol), 64)
 		out.atLeast(Handlers, 0.70, ratio, c.Throughput, known, "answers per second over those of a handler without a mesh: one stage, in one process, %s, 64 in flight", protocol)
 	}
@@ -194,7 +194,7 @@ func (m Measured) shareOfPeak(offered string) (spread, bool) {
 }
 
 // soakSamples returns the samples of the long load.
-func (r Results) soakSamples() []bench.ProcessSample {
+func (r Results) soakSamples() []load.ProcessSample {
 	item, _ := r.Item(Soak)
 	loads := item.answer(soak).Loads
 	if len(loads) == 0 || len(loads[0].Trials) == 0 {
@@ -218,7 +218,7 @@ type growth struct{ early, late float64 }
 
 // growthOf compares the medians of the second and of the last quarter of the samples;
 // false if there are too few, or zeros. Pools and queues fill during the first quarter.
-func growthOf(samples []bench.ProcessSample, f steadyFigure) (growth, bool) {
+func growthOf(samples []load.ProcessSample, f steadyFigure) (growth, bool) {
 	n := len(samples)
 	if n < fewSamples {
 		return growth{}, false
@@ -237,18 +237,18 @@ func growthOf(samples []bench.ProcessSample, f steadyFigure) (growth, bool) {
 // steadyFigure is a figure of a process that should not grow.
 type steadyFigure struct {
 	name string
-	of   func(bench.ProcessSample) float64
+	of   func(load.ProcessSample) float64
 	// allowance is the growth that is allowed beside a tenth.
 	allowance float64
 	unit      func(float64) string
 }
 
 func steadyFigures() []steadyFigure {
-	megabytes := func(v float64) string { return bench.Rounded(v) + " MB" }
+	megabytes := func(v float64) string { return load.Rounded(v) + " MB" }
 	return []steadyFigure{
-		{"the heap", func(s bench.ProcessSample) float64 { return s.HeapMB }, roomMB, megabytes},
-		{"the process's memory", func(s bench.ProcessSample) float64 { return s.RSSMB }, roomMB, megabytes},
-		{"goroutines", func(s bench.ProcessSample) float64 { return float64(s.Goroutines) }, roomOthers, bench.Rounded},
+		{"the heap", func(s load.ProcessSample) float64 { return s.HeapMB }, roomMB, megabytes},
+		{"the process's memory", func(s load.ProcessSample) float64 { return s.RSSMB }, roomMB, megabytes},
+		{"goroutines", func(s load.ProcessSample) float64 { return float64(s.Goroutines) }, roomOthers, load.Rounded},
 	}
 }
 

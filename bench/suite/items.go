@@ -36,7 +36,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/stagemesh/stagemesh/services/bench"
+	"github.com/stagemesh/stagemesh/internal/load"
 
 	"github.com/stagemesh/stagemesh/bench/questions"
 )
@@ -188,7 +188,7 @@ func PeerItems(p Pace) []Item {
 	commands := func(name string, callers ...int) (out []Command) {
 		for _, peer := range peers {
 			out = append(out, Command{
-				Name: peer.name, Pipeline: name, Mesh: "peers/" + name + ".yaml", Input: "peers/body.json", Protocol: string(bench.HTTP),
+				Name: peer.name, Pipeline: name, Mesh: "peers/" + name + ".yaml", Input: "peers/body.json", Protocol: string(load.HTTP),
 				Concurrency: callers, Peer: peer.folder, Warmup: p.Warmup, Duration: p.Run,
 			})
 		}
@@ -288,7 +288,7 @@ func (p Pace) soak() []Round {
 
 // handlers measures stages in one process, and a handler that returns its input.
 func (p Pace) handlers() []Round {
-	lone, http, rpc := p.echo("echo3.yaml", oneCaller, false, 1), p.echo("echo1.yaml", string(bench.HTTP), false, 64), p.echo("echo1.yaml", string(bench.Connect), false, 64)
+	lone, http, rpc := p.echo("echo3.yaml", oneCaller, false, 1), p.echo("echo1.yaml", string(load.HTTP), false, 64), p.echo("echo1.yaml", string(load.Connect), false, 64)
 	http.Protocol, rpc.Protocol = http.Name, rpc.Name
 	commands := []Command{lone, http, rpc}
 	for i := range commands {

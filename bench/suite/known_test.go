@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/stagemesh/stagemesh/services/bench"
+	"github.com/stagemesh/stagemesh/internal/load"
 
 	"github.com/stagemesh/stagemesh/bench/compare"
 	"github.com/stagemesh/stagemesh/bench/suite"
@@ -12,11 +12,11 @@ import (
 
 // paired is a load of three pairs with these medians.
 func paired(callers int, perS, bare, p50, bareP50 float64) suite.Series {
-	l := bench.Load{Kind: bench.Closed, Concurrency: callers}
-	run := func(perS, p50 float64) bench.Run {
-		return bench.Run{Load: l, Answered: 100, ThroughputPerS: perS, Latency: bench.Distribution{Count: 100, P50MS: p50, P99MS: 3 * p50}}
+	l := load.Load{Kind: load.Closed, Concurrency: callers}
+	run := func(perS, p50 float64) load.Run {
+		return load.Run{Load: l, Answered: 100, ThroughputPerS: perS, Latency: load.Distribution{Count: 100, P50MS: p50, P99MS: 3 * p50}}
 	}
-	var ours, theirs []bench.Run
+	var ours, theirs []load.Run
 	for _, by := range []float64{0.9, 1, 1.1} {
 		ours, theirs = append(ours, run(perS*by, p50*by)), append(theirs, run(bare, bareP50))
 	}
@@ -25,7 +25,7 @@ func paired(callers int, perS, bare, p50, bareP50 float64) suite.Series {
 }
 
 // alone is a load of two runs.
-func alone(l bench.Load, trial suite.Trial) suite.Series {
+func alone(l load.Load, trial suite.Trial) suite.Series {
 	more := trial
 	more.ThroughputPerS *= 1.1
 	return suite.Series{Load: l, Trials: []suite.Trial{trial, more}}
@@ -51,10 +51,10 @@ func three(ratio, slower float64) []suite.Series {
 }
 
 // samples are of a process whose heap grows at half of the time.
-func samples(grows float64) []bench.ProcessSample {
-	out := make([]bench.ProcessSample, 60)
+func samples(grows float64) []load.ProcessSample {
+	out := make([]load.ProcessSample, 60)
 	for i := range out {
-		out[i] = bench.ProcessSample{AtMS: float64(i) * 10_000, HeapMB: 100, RSSMB: 200, Goroutines: 300}
+		out[i] = load.ProcessSample{AtMS: float64(i) * 10_000, HeapMB: 100, RSSMB: 200, Goroutines: 300}
 		if i >= 30 {
 			out[i].HeapMB += grows
 		}
@@ -74,8 +74,8 @@ func known(ratio, slower, goodput, grows float64) suite.Results {
 		{answer("all", alone(callers(1), suite.Trial{Figures: figures(300, 3), BatchSize: 1}))},
 		{
 			answer("peak", alone(callers(64), suite.Trial{Figures: figures(1000, 100), Goodput: 1000})),
-			answer("2", alone(bench.Load{Kind: bench.Open, RatePerS: 2000}, suite.Trial{Figures: refusing(figures(990, 100)), Goodput: 990, Refused: 250, RefusalP50MS: 1, RefusalP99MS: 16})),
-			answer("5", alone(bench.Load{Kind: bench.Open, RatePerS: 5000}, suite.Trial{Figures: refusing(figures(goodput, 100)), Goodput: goodput, Refused: 250, RefusalP50MS: 1, RefusalP99MS: 4})),
+			answer("2", alone(load.Load{Kind: load.Open, RatePerS: 2000}, suite.Trial{Figures: refusing(figures(990, 100)), Goodput: 990, Refused: 250, RefusalP50MS: 1, RefusalP99MS: 16})),
+			answer("5", alone(load.Load{Kind: load.Open, RatePerS: 5000}, suite.Trial{Figures: refusing(figures(goodput, 100)), Goodput: goodput, Refused: 250, RefusalP50MS: 1, RefusalP99MS: 4})),
 		},
 		{answer("1KiB", paired(8, 1000, 1500, 5, 4)), answer("1MiB", paired(8, 100, 110, 50, 40))},
 		{answer("memory", paired(8, 1000, 1500, 5, 4)), answer("file", paired(8, 200, 250, 40, 30))},

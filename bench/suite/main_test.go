@@ -14,7 +14,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/bench/compare"
 	"github.com/stagemesh/stagemesh/bench/suite"
-	"github.com/stagemesh/stagemesh/services/bench"
+	"github.com/stagemesh/stagemesh/internal/load"
 )
 
 func TestMain(m *testing.M) {
@@ -65,17 +65,17 @@ func scripted(t *testing.T, script string, reports map[string]compare.Report) (f
 }
 
 // reportOf is a report of one run per load, with a thousand answers per second.
-func reportOf(loads ...bench.Load) compare.Report {
-	out := compare.Report{Report: bench.Report{Version: bench.ReportVersion, Product: "v1.2.3"}}
+func reportOf(loads ...load.Load) compare.Report {
+	out := compare.Report{Report: load.Report{Version: load.ReportVersion, Product: "v1.2.3"}}
 	for _, l := range loads {
-		out.Runs = append(out.Runs, bench.Run{
-			Load: l, Answered: 100, ThroughputPerS: 1000, Latency: bench.Distribution{Count: 100, P50MS: 2, P99MS: 5},
+		out.Runs = append(out.Runs, load.Run{
+			Load: l, Answered: 100, ThroughputPerS: 1000, Latency: load.Distribution{Count: 100, P50MS: 2, P99MS: 5},
 		})
 	}
 	return out
 }
 
-func callers(n int) bench.Load { return bench.Load{Kind: bench.Closed, Concurrency: n} }
+func callers(n int) load.Load { return load.Load{Kind: load.Closed, Concurrency: n} }
 
 // command is a command of 10 ms.
 func command(name string, callers ...int) suite.Command {

@@ -15,7 +15,7 @@ import (
 
 	_ "embed" // the page's text
 
-	"github.com/stagemesh/stagemesh/services/bench"
+	"github.com/stagemesh/stagemesh/internal/load"
 
 	"github.com/stagemesh/stagemesh/bench/compare"
 )
@@ -270,7 +270,7 @@ func (s Series) comparison() []string {
 	}
 	return []string{
 		s.inFlight(),
-		of(ours, throughput, bench.Rounded), of(bare, throughput, bench.Rounded), formatSpread(s.Comparison.Throughput, times),
+		of(ours, throughput, load.Rounded), of(bare, throughput, load.Rounded), formatSpread(s.Comparison.Throughput, times),
 		of(ours, p50, milliseconds), of(bare, p50, milliseconds), formatSpread(s.Comparison.P50, times),
 		of(ours, p99, milliseconds), of(bare, p99, milliseconds), formatSpread(s.Comparison.P99, times),
 	}
@@ -285,12 +285,12 @@ func (m Measured) shares(of func(Trial) float64) string {
 		t.head = slices.Delete(t.head, 2, 3)
 	}
 	for _, s := range m.answer(only).Loads {
-		cells := []string{s.inFlight(), formatSpread(spreadOf(s.Trials, throughput), bench.Rounded)}
+		cells := []string{s.inFlight(), formatSpread(spreadOf(s.Trials, throughput), load.Rounded)}
 		if of != nil {
 			cells = append(cells, formatSpread(spreadOf(s.Trials, of), share))
 		}
 		t.add(append(cells, formatSpread(spreadOf(s.Trials, p50), milliseconds), formatSpread(spreadOf(s.Trials, p99), milliseconds),
-			bench.Rounded(spreadOf(s.Trials, batchSize).Median))...)
+			load.Rounded(spreadOf(s.Trials, batchSize).Median))...)
 	}
 	return t.String()
 }
@@ -318,10 +318,10 @@ func (m Measured) overload() string {
 		for _, s := range a.Loads {
 			name, rate, of := "the peak, by 64 waiting callers", "", ""
 			if got, ok := m.shareOfPeak(a.Name); ok && a.Name != peak {
-				name, rate, of = a.Name+" times the peak", bench.Rounded(s.Load.RatePerS), formatSpread(got, percent)
+				name, rate, of = a.Name+" times the peak", load.Rounded(s.Load.RatePerS), formatSpread(got, percent)
 			}
 			cells := []string{
-				name, rate, formatSpread(spreadOf(s.Trials, goodput), bench.Rounded), of,
+				name, rate, formatSpread(spreadOf(s.Trials, goodput), load.Rounded), of,
 				formatSpread(spreadOf(s.Trials, p50), milliseconds), formatSpread(spreadOf(s.Trials, p99), milliseconds),
 			}
 			t.add(append(cells, s.refusals()...)...)
@@ -387,7 +387,7 @@ func (m Measured) tracing() string {
 		for _, s := range m.answer(name).Loads {
 			without, _ := m.answer(absent).at(s.Load.Concurrency)
 			t.add(name, s.inFlight(),
-				formatSpread(spreadOf(s.Trials, throughput), bench.Rounded), formatSpread(pairedRatios(s, without, throughput), times),
+				formatSpread(spreadOf(s.Trials, throughput), load.Rounded), formatSpread(pairedRatios(s, without, throughput), times),
 				formatSpread(spreadOf(s.Trials, p50), milliseconds), formatSpread(pairedRatios(s, without, p50), times))
 		}
 	}
@@ -441,7 +441,7 @@ func milliseconds(ms float64) string {
 	if ms > 0 && ms < 1 {
 		return strconv.FormatFloat(ms*1000, 'f', 0, 64) + " us"
 	}
-	return bench.Rounded(ms) + " ms"
+	return load.Rounded(ms) + " ms"
 }
 
 func times(v float64) string { return strconv.FormatFloat(v, 'f', 2, 64) + "x" }

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/stagemesh/stagemesh/services/bench"
+	"github.com/stagemesh/stagemesh/internal/load"
 
 	"github.com/stagemesh/stagemesh/bench/compare"
 	"github.com/stagemesh/stagemesh/bench/suite"
@@ -28,7 +28,7 @@ func run(t *testing.T, args ...string) (string, error) {
 // compared is a report of one load in two pairs, with this ratio.
 func compared(ratio float64) compare.Report {
 	r := reportOf(callers(64))
-	c, _ := compare.Compare([]bench.Run{{ThroughputPerS: 1000 * ratio}, {ThroughputPerS: 1000 * ratio}}, []bench.Run{{ThroughputPerS: 1000}, {ThroughputPerS: 1000}})
+	c, _ := compare.Compare([]load.Run{{ThroughputPerS: 1000 * ratio}, {ThroughputPerS: 1000 * ratio}}, []load.Run{{ThroughputPerS: 1000}, {ThroughputPerS: 1000}})
 	r.Comparisons = []compare.Comparison{c}
 	return r
 }

@@ -15,7 +15,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/stagemesh/stagemesh/services/bench"
+	"github.com/stagemesh/stagemesh/internal/load"
 
 	"github.com/stagemesh/stagemesh/bench/compare"
 )
@@ -55,7 +55,7 @@ type Answer struct {
 
 // Series is the repetitions of one load.
 type Series struct {
-	Load bench.Load `json:"load"`
+	Load load.Load `json:"load"`
 	// Trials are the repetitions. With a baseline there is one, the mesh's run of the
 	// median pair, and Comparison has all pairs.
 	Trials     []Trial             `json:"trials"`
@@ -75,7 +75,7 @@ type Trial struct {
 	// BatchSize is the mean number of items in a batch of the first step.
 	BatchSize float64 `json:"batch_size,omitempty"`
 	// Samples are of the generator's process since the warm-up.
-	Samples []bench.ProcessSample `json:"samples,omitempty"`
+	Samples []load.ProcessSample `json:"samples,omitempty"`
 }
 
 // Read reads results that Write wrote.

@@ -9,7 +9,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/stagemesh/stagemesh/services/bench"
+	"github.com/stagemesh/stagemesh/internal/load"
 
 	"github.com/stagemesh/stagemesh/bench/compare"
 )
@@ -133,7 +133,7 @@ func (m *measurement) add(c Command, got compare.Report) error {
 }
 
 // trial returns the figures of a run that the page shows.
-func trial(r bench.Run) Trial {
+func trial(r load.Run) Trial {
 	out := Trial{Figures: compare.FiguresOf(r), NotSent: r.NotSent}
 	if r.Goodput != nil {
 		out.Goodput = r.Goodput.PerS

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagemesh/stagemesh/services/bench"
+	"github.com/stagemesh/stagemesh/internal/load"
 
 	"github.com/stagemesh/stagemesh/bench/compare"
 	"github.com/stagemesh/stagemesh/bench/suite"
@@ -52,9 +52,9 @@ func TestRateIsShareOfMedianPeak(t *testing.T) {
 	t.Parallel()
 	first, second, third := reportOf(callers(64)), reportOf(callers(64)), reportOf(callers(64))
 	first.Runs[0].ThroughputPerS, second.Runs[0].ThroughputPerS, third.Runs[0].ThroughputPerS = 100, 5000, 400
-	open := reportOf(bench.Load{Kind: bench.Open, RatePerS: 800})
-	open.Runs[0].Goodput = &bench.Goodput{PerS: 350}
-	open.Runs[0].Refusals = bench.Distribution{Count: 7, P50MS: 1, P99MS: 3}
+	open := reportOf(load.Load{Kind: load.Open, RatePerS: 800})
+	open.Runs[0].Goodput = &load.Goodput{PerS: 350}
+	open.Runs[0].Refusals = load.Distribution{Count: 7, P50MS: 1, P99MS: 3}
 	script := `case "$*" in
 	  *--rate*) cat "$folder/open";;
 	  *) echo . >>"$folder/times"; cat "$folder/peak$(wc -l <"$folder/times" | tr -d ' ')";;
@@ -87,7 +87,7 @@ func TestOnlyWatchedCommandsKeepSamples(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []bench.ProcessSample{{AtMS: 500, HeapMB: 20.5, RSSMB: 70, Goroutines: 90}}
+	want := []load.ProcessSample{{AtMS: 500, HeapMB: 20.5, RSSMB: 70, Goroutines: 90}}
 	if got := r.Items[0].Commands; !slices.Equal(got[0].Loads[0].Trials[0].Samples, want) || got[1].Loads[0].Trials[0].Samples != nil {
 		t.Errorf("got %+v", got)
 	}

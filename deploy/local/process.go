@@ -13,7 +13,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/stagemesh/stagemesh/mesh/process"
+	"github.com/stagemesh/stagemesh/internal/process"
 )
 
 const (

@@ -22,7 +22,7 @@ import (
 
 	"github.com/compose-spec/compose-go/v2/types"
 
-	"github.com/stagemesh/stagemesh/mesh/process"
+	"github.com/stagemesh/stagemesh/internal/process"
 )
 
 // stack is the services of a compose file on this machine.

@@ -27,8 +27,8 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/stagemesh/stagemesh/examples/digits"
+	"github.com/stagemesh/stagemesh/internal/process"
 	"github.com/stagemesh/stagemesh/internal/testbed"
-	"github.com/stagemesh/stagemesh/mesh/process"
 )
 
 func TestMain(m *testing.M) {

@@ -16,7 +16,7 @@ import (
 	"github.com/hashicorp/consul/api"
 
 	"github.com/stagemesh/stagemesh/discovery"
-	"github.com/stagemesh/stagemesh/mesh/process"
+	"github.com/stagemesh/stagemesh/internal/process"
 )
 
 const (

@@ -10,7 +10,7 @@ import (
 	"github.com/hashicorp/consul/api"
 
 	"github.com/stagemesh/stagemesh/discovery"
-	"github.com/stagemesh/stagemesh/mesh/process"
+	"github.com/stagemesh/stagemesh/internal/process"
 )
 
 // poll repeats a blocking query, and calls update after each change until the context

@@ -15,8 +15,8 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/stagemesh/stagemesh/discovery"
-	"github.com/stagemesh/stagemesh/mesh/credentials"
-	"github.com/stagemesh/stagemesh/mesh/process"
+	"github.com/stagemesh/stagemesh/internal/credentials"
+	"github.com/stagemesh/stagemesh/internal/process"
 )
 
 const (

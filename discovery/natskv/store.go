@@ -14,7 +14,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/stagemesh/stagemesh/discovery"
-	"github.com/stagemesh/stagemesh/mesh/credentials"
+	"github.com/stagemesh/stagemesh/internal/credentials"
 )
 
 // Settings select the broker, the credentials and the space to use.

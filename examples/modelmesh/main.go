@@ -37,11 +37,11 @@ import (
 	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/examples/digits"
 	"github.com/stagemesh/stagemesh/internal/meshfile"
+	"github.com/stagemesh/stagemesh/internal/process"
 	"github.com/stagemesh/stagemesh/internal/program"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
-	"github.com/stagemesh/stagemesh/mesh/process"
 	"github.com/stagemesh/stagemesh/services/runners"
 )
 

@@ -6,9 +6,9 @@ import (
 	"testing"
 
 	"github.com/stagemesh/stagemesh/discovery/consul"
+	"github.com/stagemesh/stagemesh/internal/bus"
 	"github.com/stagemesh/stagemesh/internal/meshfile"
 	"github.com/stagemesh/stagemesh/internal/testbed"
-	"github.com/stagemesh/stagemesh/mesh/bus"
 )
 
 func TestConsulFileErrorsNameTheSetting(t *testing.T) {

@@ -13,14 +13,14 @@ import (
 	"testing"
 
 	"github.com/stagemesh/stagemesh/gateway"
-	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/internal/call"
+	"github.com/stagemesh/stagemesh/internal/config"
 	"github.com/stagemesh/stagemesh/internal/meshfile"
-	"github.com/stagemesh/stagemesh/mesh/config"
-	"github.com/stagemesh/stagemesh/mesh/store"
+	"github.com/stagemesh/stagemesh/internal/modelserver"
+	"github.com/stagemesh/stagemesh/internal/store"
 	"github.com/stagemesh/stagemesh/services/onnx"
 	"github.com/stagemesh/stagemesh/services/runners"
 	"github.com/stagemesh/stagemesh/stagehost"
-	"github.com/stagemesh/stagemesh/stagehost/runner/modelserver"
 )
 
 // reference and jobsReference are what docs_test holds against the File; the paths start at

@@ -25,16 +25,16 @@ import (
 	"path/filepath"
 	"slices"
 
-	"github.com/stagemesh/stagemesh/dispatch"
 	"github.com/stagemesh/stagemesh/gateway"
-	"github.com/stagemesh/stagemesh/gateway/call"
-	"github.com/stagemesh/stagemesh/gateway/jobs"
-	"github.com/stagemesh/stagemesh/mesh/bus"
-	"github.com/stagemesh/stagemesh/mesh/config"
-	"github.com/stagemesh/stagemesh/mesh/credentials"
+	"github.com/stagemesh/stagemesh/internal/bus"
+	"github.com/stagemesh/stagemesh/internal/call"
+	"github.com/stagemesh/stagemesh/internal/config"
+	"github.com/stagemesh/stagemesh/internal/credentials"
+	"github.com/stagemesh/stagemesh/internal/jobs"
+	"github.com/stagemesh/stagemesh/internal/jobs/dispatch"
+	"github.com/stagemesh/stagemesh/internal/store"
+	"github.com/stagemesh/stagemesh/internal/tracing"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
-	"github.com/stagemesh/stagemesh/mesh/store"
-	"github.com/stagemesh/stagemesh/mesh/tracing"
 )
 
 // File is a mesh as it is written down. Zero values mean the defaults.

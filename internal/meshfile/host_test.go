@@ -13,17 +13,17 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/discovery/natskv"
+	"github.com/stagemesh/stagemesh/internal/batch"
+	"github.com/stagemesh/stagemesh/internal/bus"
+	"github.com/stagemesh/stagemesh/internal/credentials"
 	"github.com/stagemesh/stagemesh/internal/meshfile"
-	"github.com/stagemesh/stagemesh/mesh/bus"
-	"github.com/stagemesh/stagemesh/mesh/credentials"
+	"github.com/stagemesh/stagemesh/internal/store"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
-	"github.com/stagemesh/stagemesh/mesh/store"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 	"github.com/stagemesh/stagemesh/services/onnx"
 	"github.com/stagemesh/stagemesh/services/runners"
 	"github.com/stagemesh/stagemesh/stagehost"
-	"github.com/stagemesh/stagemesh/stagehost/batch"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 

@@ -6,8 +6,8 @@ import (
 	"testing"
 
 	"github.com/stagemesh/stagemesh/discovery/natskv"
+	"github.com/stagemesh/stagemesh/internal/bus"
 	"github.com/stagemesh/stagemesh/internal/meshfile"
-	"github.com/stagemesh/stagemesh/mesh/bus"
 )
 
 const withRegistry = "mesh: m\nnats: {url: \"nats://b:4222\", credentials_file: c}\nstages: {a: {runner: {echo: {}}}}\nregistry: "

@@ -26,8 +26,8 @@ import (
 	"golang.org/x/net/http/httpguts"
 	grpccredentials "google.golang.org/grpc/credentials"
 
-	"github.com/stagemesh/stagemesh/mesh/credentials"
-	"github.com/stagemesh/stagemesh/mesh/tracing"
+	"github.com/stagemesh/stagemesh/internal/credentials"
+	"github.com/stagemesh/stagemesh/internal/tracing"
 )
 
 const (

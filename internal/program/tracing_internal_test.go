@@ -19,7 +19,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/stagemesh/stagemesh/internal/testbed"
-	"github.com/stagemesh/stagemesh/mesh/tracing"
+	"github.com/stagemesh/stagemesh/internal/tracing"
 )
 
 // Values without sense are left out: exports would never come with some, or never rest, and the

@@ -5,10 +5,10 @@ package request
 import (
 	"time"
 
-	"github.com/stagemesh/stagemesh/mesh/envelope"
+	"github.com/stagemesh/stagemesh/internal/envelope"
+	"github.com/stagemesh/stagemesh/internal/tracing"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
-	"github.com/stagemesh/stagemesh/mesh/tracing"
 )
 
 // Prefixes of names that mean a model or an alias, not a pipeline.

@@ -11,7 +11,7 @@ import (
 	"testing/iotest"
 	"time"
 
-	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
+	"github.com/stagemesh/stagemesh/internal/front/fronttest"
 	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )

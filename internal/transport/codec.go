@@ -16,8 +16,8 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/stagemesh/stagemesh/internal/budget"
+	"github.com/stagemesh/stagemesh/internal/wire"
 	"github.com/stagemesh/stagemesh/mesh/fault"
-	"github.com/stagemesh/stagemesh/mesh/wire"
 )
 
 // incoming is a decoded request, or why it was not decoded. The connect library answers a

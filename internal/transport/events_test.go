@@ -13,7 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
+	"github.com/stagemesh/stagemesh/internal/front/fronttest"
 	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )

@@ -28,8 +28,8 @@ import (
 	grpcstatus "google.golang.org/grpc/status"
 	"google.golang.org/grpc/tap"
 
+	"github.com/stagemesh/stagemesh/internal/tracing"
 	"github.com/stagemesh/stagemesh/mesh/fault"
-	"github.com/stagemesh/stagemesh/mesh/tracing"
 )
 
 // GRPCSettings are the settings of NewGRPC.

@@ -8,8 +8,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/stagemesh/stagemesh/mesh/envelope"
-	"github.com/stagemesh/stagemesh/mesh/tracing"
+	"github.com/stagemesh/stagemesh/internal/envelope"
+	"github.com/stagemesh/stagemesh/internal/tracing"
 )
 
 // Names of the headers that callers and gateway send, in canonical form.

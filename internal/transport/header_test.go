@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stagemesh/stagemesh/internal/envelope"
 	"github.com/stagemesh/stagemesh/internal/transport"
-	"github.com/stagemesh/stagemesh/mesh/envelope"
 )
 
 const parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

@@ -6,7 +6,7 @@ import (
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 
-	"github.com/stagemesh/stagemesh/mesh/wire"
+	"github.com/stagemesh/stagemesh/internal/wire"
 )
 
 // aboutPart and aboutEntry are the bytes that a part and an entry of a map take on

@@ -8,15 +8,15 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/stagemesh/stagemesh"
+	"github.com/stagemesh/stagemesh/internal/load"
+	"github.com/stagemesh/stagemesh/internal/process"
 	"github.com/stagemesh/stagemesh/mesh/payload"
-	"github.com/stagemesh/stagemesh/mesh/process"
-	"github.com/stagemesh/stagemesh/services/bench"
 )
 
 // benchCommand is one call of stagemesh bench.
 type benchCommand struct {
 	gateway port
-	flags   bench.Flags
+	flags   load.Flags
 	mesh    string
 }
 
@@ -68,17 +68,17 @@ func (b *benchCommand) run(ctx context.Context, cmd *cobra.Command, name string,
 		}
 		inputs[i] = []payload.Part{payload.OfBlob("", contentType(file, data), data)}
 	}
-	return b.flags.Execute(cmd, name, inputs, func(session *bench.Session) (any, func(io.Writer) error, error) {
+	return b.flags.Execute(cmd, name, inputs, func(session *load.Session) (any, func(io.Writer) error, error) {
 		err := b.measure(ctx, session)
-		return session.Report, func(w io.Writer) error { return bench.WriteText(w, session.Report) }, err
+		return session.Report, func(w io.Writer) error { return load.WriteText(w, session.Report) }, err
 	})
 }
 
 // measure makes the runs, against a running mesh or one of its own.
-func (b *benchCommand) measure(ctx context.Context, session *bench.Session) (err error) {
+func (b *benchCommand) measure(ctx context.Context, session *load.Session) (err error) {
 	subject := &session.Report.Subject
 	if b.mesh == "" {
-		subject.Place = bench.Elsewhere
+		subject.Place = load.Elsewhere
 		if err := b.gateway.complete(); err != nil {
 			return err
 		}
@@ -88,8 +88,8 @@ func (b *benchCommand) measure(ctx context.Context, session *bench.Session) (err
 		subject.Address = redact(session.Client.Address)
 		return b.measureAt(ctx, session)
 	}
-	subject.Place, subject.File = bench.InProcess, b.mesh
-	file, err := bench.LoadMesh(b.mesh)
+	subject.Place, subject.File = load.InProcess, b.mesh
+	file, err := load.LoadMesh(b.mesh)
 	if err != nil {
 		return err
 	}
@@ -101,14 +101,14 @@ func (b *benchCommand) measure(ctx context.Context, session *bench.Session) (err
 		return err
 	}
 	session.Client.Address = mesh.URL()
-	if session.Client.Protocol == bench.GRPC {
+	if session.Client.Protocol == load.GRPC {
 		session.Client.Address = mesh.GRPCURL()
 	}
 	return errors.Join(b.measureAt(ctx, session), mesh.Stop())
 }
 
 // measureAt makes the runs at the client's address.
-func (b *benchCommand) measureAt(ctx context.Context, session *bench.Session) error {
+func (b *benchCommand) measureAt(ctx context.Context, session *load.Session) error {
 	var err error
 	if session.Client.Token, err = b.gateway.token(); err != nil {
 		return err
@@ -118,7 +118,7 @@ func (b *benchCommand) measureAt(ctx context.Context, session *bench.Session) er
 		return err
 	}
 	session.Client.TLS = transport.TLSClientConfig
-	client, err := bench.NewClient(session.Client)
+	client, err := load.NewClient(session.Client)
 	if err != nil {
 		return err
 	}

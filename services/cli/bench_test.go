@@ -13,8 +13,8 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/stagemesh/stagemesh/internal/load"
 	"github.com/stagemesh/stagemesh/internal/testbed"
-	"github.com/stagemesh/stagemesh/services/bench"
 )
 
 // benched is the file of a mesh that bench starts.
@@ -30,7 +30,7 @@ pipelines:
 `
 
 // reported returns the JSON report and the text of stagemesh bench.
-func reported(t *testing.T, args ...string) (bench.Report, string) {
+func reported(t *testing.T, args ...string) (load.Report, string) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "report.json")
 	out, err := run(t, append(append([]string{"bench"}, args...), "--json", path)...)
@@ -45,9 +45,9 @@ func reported(t *testing.T, args ...string) (bench.Report, string) {
 }
 
 // readReport reads a report as JSON.
-func readReport(t *testing.T, text []byte) (r bench.Report) {
+func readReport(t *testing.T, text []byte) (r load.Report) {
 	t.Helper()
-	if err := json.Unmarshal(text, &r); err != nil || r.Version != bench.ReportVersion {
+	if err := json.Unmarshal(text, &r); err != nil || r.Version != load.ReportVersion {
 		t.Fatalf("version %d, %v", r.Version, err)
 	}
 	return r
@@ -60,7 +60,7 @@ func TestBenchMeasuresARunningMeshInEveryProtocol(t *testing.T) {
 		t.Run(protocol, func(t *testing.T) {
 			t.Parallel()
 			r, out := reported(t, "digits", image("00-1.png"), image("07-9.png"), "-a", address, "--protocol", protocol, "--warmup", "20ms", "--requests", "40", "--concurrency", "2,4")
-			if len(r.Runs) != 2 || r.Subject.Place != bench.Elsewhere || r.Subject.Protocol != protocol || r.Machine.Cores == 0 {
+			if len(r.Runs) != 2 || r.Subject.Place != load.Elsewhere || r.Subject.Protocol != protocol || r.Machine.Cores == 0 {
 				t.Fatalf("got %+v", r)
 			}
 			for _, run := range r.Runs {
@@ -83,7 +83,7 @@ func TestBenchStartsTheMeshOfAFile(t *testing.T) {
 	r, _ := reported(t, "both", "--payload", "1KiB", "--mesh", path, "--rate", "200", "--arrivals", "poisson", "--warmup", "50ms",
 		"--requests", "60", "--deadline", "1m", "--durability", "file", "--priority", "1")
 	run := r.Runs[0]
-	if r.Subject.Place != bench.InProcess || r.Subject.File != path || run.Answered != 60 || !run.Generator.Shared {
+	if r.Subject.Place != load.InProcess || r.Subject.File != path || run.Answered != 60 || !run.Generator.Shared {
 		t.Errorf("got %+v", r)
 	}
 	if samples := run.Process.Samples; len(samples) == 0 || samples[0].HeapMB <= 0 || samples[0].Goroutines == 0 {

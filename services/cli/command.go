@@ -12,7 +12,7 @@ import (
 
 	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/internal/meshfile"
-	"github.com/stagemesh/stagemesh/mesh/process"
+	"github.com/stagemesh/stagemesh/internal/process"
 	"github.com/stagemesh/stagemesh/services/runners"
 )
 

@@ -7,8 +7,8 @@ import (
 	"testing"
 
 	"github.com/stagemesh/stagemesh"
-	"github.com/stagemesh/stagemesh/dispatch"
 	"github.com/stagemesh/stagemesh/gateway"
+	"github.com/stagemesh/stagemesh/internal/jobs/dispatch"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/stagehost/runner"

@@ -7,8 +7,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/stagemesh/stagemesh"
+	"github.com/stagemesh/stagemesh/internal/process"
 	"github.com/stagemesh/stagemesh/internal/program"
-	"github.com/stagemesh/stagemesh/mesh/process"
 )
 
 func newDispatcher() *cobra.Command {

@@ -10,7 +10,7 @@ import (
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 
 	"github.com/stagemesh/stagemesh"
-	"github.com/stagemesh/stagemesh/dispatch"
+	"github.com/stagemesh/stagemesh/internal/jobs/dispatch"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 )
 

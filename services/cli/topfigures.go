@@ -20,7 +20,7 @@ import (
 	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
-	"github.com/stagemesh/stagemesh/gateway/explain"
+	"github.com/stagemesh/stagemesh/internal/explain"
 )
 
 const (

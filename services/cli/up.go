@@ -11,10 +11,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/stagemesh/stagemesh"
+	"github.com/stagemesh/stagemesh/internal/config"
 	"github.com/stagemesh/stagemesh/internal/meshfile"
+	"github.com/stagemesh/stagemesh/internal/process"
 	"github.com/stagemesh/stagemesh/internal/program"
-	"github.com/stagemesh/stagemesh/mesh/config"
-	"github.com/stagemesh/stagemesh/mesh/process"
 	"github.com/stagemesh/stagemesh/services/runners"
 )
 

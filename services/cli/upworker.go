@@ -22,9 +22,9 @@ import (
 	"github.com/stagemesh/stagemesh/internal/meshfile"
 	"github.com/stagemesh/stagemesh/internal/program"
 	"github.com/stagemesh/stagemesh/internal/transport"
+	"github.com/stagemesh/stagemesh/internal/worker"
 	"github.com/stagemesh/stagemesh/services/runners"
 	"github.com/stagemesh/stagemesh/stagehost"
-	"github.com/stagemesh/stagemesh/stagehost/runner/worker"
 )
 
 // runWorker runs a mesh of one worker until the context ends.

@@ -8,9 +8,9 @@ import (
 	"fmt"
 
 	"github.com/stagemesh/stagemesh/internal/meshfile"
+	"github.com/stagemesh/stagemesh/internal/modelserver"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/services/onnx"
-	"github.com/stagemesh/stagemesh/stagehost/runner/modelserver"
 )
 
 // All returns every kind of runner that is shipped.

@@ -8,10 +8,10 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/stagemesh/stagemesh/mesh/config"
+	"github.com/stagemesh/stagemesh/internal/config"
+	"github.com/stagemesh/stagemesh/internal/process"
 	"github.com/stagemesh/stagemesh/mesh/model"
 	"github.com/stagemesh/stagemesh/mesh/payload"
-	"github.com/stagemesh/stagemesh/mesh/process"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
 )

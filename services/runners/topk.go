@@ -10,7 +10,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/stagemesh/stagemesh/mesh/config"
+	"github.com/stagemesh/stagemesh/internal/config"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 	"github.com/stagemesh/stagemesh/stagehost/runner"

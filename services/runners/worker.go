@@ -11,11 +11,11 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/stagemesh/stagemesh/internal/worker"
 	"github.com/stagemesh/stagemesh/sdk/python"
-	"github.com/stagemesh/stagemesh/stagehost/runner/worker"
 )
 
-// WorkerSettings configure a stage of worker processes, stagehost/runner/worker, whose
+// WorkerSettings configure a stage of worker processes, internal/worker, whose
 // defaults 0 means. A worker in Python finds the SDK of this program at the end of
 // PYTHONPATH: after one that lies beside the worker, before one that is installed.
 type WorkerSettings struct {

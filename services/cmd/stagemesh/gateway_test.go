@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/stagemesh/stagemesh/internal/testbed"
-	"github.com/stagemesh/stagemesh/services/meshtest"
+	"github.com/stagemesh/stagemesh/test/meshtest"
 )
 
 // gatewayLine is what the program of a gateway prints.

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/stagemesh/stagemesh/mesh/process"
+	"github.com/stagemesh/stagemesh/internal/process"
 	"github.com/stagemesh/stagemesh/services/cli"
 )
 

@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/stagemesh/stagemesh/internal/testbed"
-	"github.com/stagemesh/stagemesh/services/meshtest"
+	"github.com/stagemesh/stagemesh/test/meshtest"
 )
 
 // operationsOf returns the operations addresses that Consul has of a service's instances.

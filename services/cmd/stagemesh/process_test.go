@@ -22,13 +22,13 @@ import (
 
 	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/examples/digits"
+	"github.com/stagemesh/stagemesh/internal/bus"
 	"github.com/stagemesh/stagemesh/internal/meshfile"
 	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/testbed"
-	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
-	"github.com/stagemesh/stagemesh/services/meshtest"
+	"github.com/stagemesh/stagemesh/test/meshtest"
 )
 
 // write returns the path of a mesh's file of that text.

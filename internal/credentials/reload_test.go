@@ -1,0 +1,75 @@
+package credentials_test
+
+import (
+	"crypto/tls"
+	"log/slog"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/stagemesh/stagemesh/internal/credentials"
+	"github.com/stagemesh/stagemesh/internal/testbed"
+)
+
+func replace(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestTokensAreReplacedWithoutARestart(t *testing.T) {
+	t.Parallel()
+	path := testbed.SecretFile(t, "open-sesame one\n")
+	log := &testbed.Log{}
+	tokens, err := credentials.ReadTokens(path, slog.New(slog.NewTextHandler(log, nil)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	accepts := func(token string) bool {
+		_, ok := tokens.Tenant(token)
+		return ok
+	}
+	if !accepts("open-sesame") || accepts("open-simsim") {
+		t.Fatal("the tokens are not those of the file")
+	}
+	replace(t, path, "open-sesame one\nopen-simsim two\n")
+	testbed.Eventually(t, "a new token is accepted beside the old one", func() bool { return accepts("open-simsim") && accepts("open-sesame") })
+	replace(t, path, "open-simsim two\n")
+	testbed.Eventually(t, "the old token is refused", func() bool { return !accepts("open-sesame") })
+	replace(t, path, "\n")
+	testbed.Eventually(t, "a bad file is logged", func() bool {
+		accepts("open-simsim")
+		return strings.Contains(log.String(), "there is no token in it")
+	})
+	if !accepts("open-simsim") || strings.Contains(log.String(), "simsim") {
+		t.Errorf("a bad file has taken the tokens away, or they are in the log:\n%s", log)
+	}
+}
+
+func TestCertificatesAreReplacedWithoutARestart(t *testing.T) {
+	t.Parallel()
+	authority := testbed.NewAuthority(t)
+	cert, key := authority.Certificate("one")
+	config, err := credentials.Pair{CertFile: cert, KeyFile: key}.Server("", slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	serves := func(name string) bool {
+		certificate, err := config.GetCertificate(&tls.ClientHelloInfo{})
+		return err == nil && certificate.Leaf.Subject.CommonName == name
+	}
+	if !serves("one") {
+		t.Fatal("another certificate")
+	}
+	newCert, newKey := authority.Certificate("two")
+	for from, to := range map[string]string{newCert: cert, newKey: key} {
+		data, err := os.ReadFile(from)
+		if err != nil {
+			t.Fatal(err)
+		}
+		replace(t, to, string(data))
+		testbed.Eventually(t, "a certificate without its key is not used", func() bool { return serves("one") || serves("two") })
+	}
+	testbed.Eventually(t, "the new certificate is served", func() bool { return serves("two") })
+}

@@ -1,0 +1,294 @@
+package rest
+
+import (
+	"cmp"
+	"encoding/base64"
+	"encoding/json"
+	"mime"
+	"net/http"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/stagemesh/stagemesh/internal/front/oipjson"
+	"github.com/stagemesh/stagemesh/internal/msgpack"
+	"github.com/stagemesh/stagemesh/internal/request"
+	"github.com/stagemesh/stagemesh/internal/transport"
+	"github.com/stagemesh/stagemesh/mesh/payload"
+)
+
+// format is the format of a response that the caller asks for.
+type format struct {
+	// json asks for JSON, and packed for MessagePack, even where the response is one blob. At
+	// most one of them is true.
+	json, packed bool
+	// id is the request's own, and is echoed.
+	id string
+}
+
+// formatOf returns JSON or MessagePack by the preference in Accept, and of equal ones the
+// first.
+func formatOf(h http.Header) (out format) {
+	best := 0.0
+	for media, q := range transport.AcceptedValues(h.Values("Accept")) {
+		if (media == jsonType || msgpack.Is(media)) && q > best {
+			best, out = q, format{json: media == jsonType, packed: media != jsonType}
+		}
+	}
+	return out
+}
+
+// response is an encoded response.
+type response struct {
+	contentType string
+	body        []byte
+	// blob is true where the body is a stage's own bytes.
+	blob              bool
+	requestID, timing string
+}
+
+// encode encodes a response.
+func (f format) encode(r *request.Response) (*response, error) {
+	out := &response{requestID: r.RequestID, timing: transport.ServerTiming(r.Timeline.Total, r.Timeline.Steps)}
+	if len(r.Outputs) == 1 && r.Outputs[0].Tensor == nil && !f.json && !f.packed {
+		blob := r.Outputs[0].Blob
+		out.contentType, out.body, out.blob = mediaType(blob), blob.Data, true
+		return out, nil
+	}
+	if f.packed {
+		out.contentType, out.body = msgpack.Type, f.pack(r)
+		return out, nil
+	}
+	var err error
+	out.contentType = jsonType
+	if out.body, err = f.document(r); err != nil {
+		return nil, transport.WithRequestID(err, r.RequestID)
+	}
+	return out, nil
+}
+
+// write sends the response. A failed write is not an error: the caller has disconnected.
+func (a *response) write(w http.ResponseWriter) {
+	w.Header().Set(transport.HeaderRequestID, a.requestID)
+	w.Header().Set(transport.HeaderServerTiming, a.timing)
+	a.writeStatus(w, http.StatusOK)
+}
+
+// writeStatus is write with another status, and without what only requests to pipelines have.
+func (a *response) writeStatus(w http.ResponseWriter, status int) {
+	h := w.Header()
+	h.Set("Content-Type", a.contentType)
+	h.Set("Content-Length", strconv.Itoa(len(a.body)))
+	h.Set("X-Content-Type-Options", "nosniff")
+	if a.blob {
+		// A browser must not run a stage's output as this gateway's own page.
+		h.Set("Content-Security-Policy", "sandbox; default-src 'none'")
+	}
+	w.WriteHeader(status)
+	_, _ = w.Write(a.body)
+}
+
+// Document returns a response as JSON.
+func Document(r *request.Response) ([]byte, error) { return format{}.document(r) }
+
+// document returns the response as JSON.
+func (f format) document(r *request.Response) ([]byte, error) {
+	dst := make([]byte, 0, 1024+2*payload.Size(r.Outputs))
+	dst = oipjson.AppendString(append(dst, `{"request_id":`...), r.RequestID)
+	if f.id != "" {
+		dst = oipjson.AppendString(append(dst, `,"id":`...), f.id)
+	}
+	dst = oipjson.AppendString(append(dst, `,"model_name":`...), r.Pipeline)
+	dst, err := appendOutputs(append(dst, `,"outputs":[`...), r.Outputs)
+	if err != nil {
+		return nil, err
+	}
+	dst = append(dst, ']')
+	if len(r.Metadata) > 0 {
+		dst = appendValue(append(dst, `,"metadata":`...), r.Metadata)
+	}
+	dst = appendValue(append(dst, `,"timeline":`...), timelineOf(r.Timeline))
+	return append(dst, "}\n"...), nil
+}
+
+// appendValue appends a value that always encodes.
+func appendValue(dst []byte, value any) []byte {
+	out, _ := json.Marshal(value)
+	return append(dst, out...)
+}
+
+func appendOutputs(dst []byte, outputs []payload.Part) (_ []byte, err error) {
+	for i, part := range outputs {
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		if part.Tensor != nil {
+			dst, err = oipjson.AppendTensor(dst, part)
+		} else {
+			dst, err = appendBlob(dst, part)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return dst, nil
+}
+
+// appendBlob appends a blob: text and JSON as such, all else in base64.
+func appendBlob(dst []byte, p payload.Part) (_ []byte, err error) {
+	contentType := mediaType(p.Blob)
+	dst = oipjson.AppendString(append(dst, `{"name":`...), p.Name)
+	dst = oipjson.AppendString(append(dst, `,"content_type":`...), contentType)
+	if len(p.Parameters) > 0 {
+		if dst, err = oipjson.AppendParameters(append(dst, `,"parameters":`...), "outputs."+p.Name, p.Parameters); err != nil {
+			return nil, err
+		}
+	}
+	switch data := p.Blob.Data; {
+	case payload.IsJSON(contentType) && oipjson.IsValid(data):
+		dst = append(append(dst, `,"json":`...), data...)
+	case isText(contentType) && utf8.Valid(data):
+		dst = oipjson.AppendString(append(dst, `,"text":`...), string(data))
+	default:
+		dst = base64.StdEncoding.AppendEncode(append(dst, `,"data_base64":"`...), data)
+		dst = append(dst, '"')
+	}
+	return append(dst, '}'), nil
+}
+
+func mediaType(b payload.Blob) string { return cmp.Or(b.ContentType, payload.OctetStream) }
+
+func isText(contentType string) bool {
+	media, params, err := mime.ParseMediaType(contentType)
+	if err != nil || !strings.HasPrefix(media, "text/") {
+		return false
+	}
+	switch strings.ToLower(params["charset"]) {
+	case "", "utf-8", "us-ascii":
+		return true
+	}
+	return false
+}
+
+// timeline is a request.Timeline as JSON, in milliseconds.
+type timeline struct {
+	TotalMS float64 `json:"total_ms"`
+	Steps   []step  `json:"steps"`
+}
+
+type step struct {
+	Step           string  `json:"step"`
+	Stage          string  `json:"stage"`
+	Host           string  `json:"host"`
+	Attempt        uint32  `json:"attempt"`
+	QueueWaitMS    float64 `json:"queue_wait_ms"`
+	BatchWaitMS    float64 `json:"batch_wait_ms"`
+	ModelWaitMS    float64 `json:"model_wait_ms,omitempty"`
+	RunMS          float64 `json:"run_ms"`
+	BatchSize      uint32  `json:"batch_size"`
+	BatchRows      uint32  `json:"batch_rows"`
+	Rows           uint32  `json:"rows"`
+	DispatchReason string  `json:"dispatch_reason"`
+	Local          bool    `json:"local"`
+}
+
+func timelineOf(t request.Timeline) timeline {
+	out := timeline{TotalMS: transport.Milliseconds(t.Total), Steps: make([]step, len(t.Steps))}
+	for i, s := range t.Steps {
+		out.Steps[i] = step{
+			Step: string(s.Step), Stage: string(s.Stage), Host: string(s.Host), Attempt: s.Attempt,
+			QueueWaitMS: transport.Milliseconds(s.QueueWait), BatchWaitMS: transport.Milliseconds(s.BatchWait), ModelWaitMS: transport.Milliseconds(s.ModelWait), RunMS: transport.Milliseconds(s.Run),
+			BatchSize: s.BatchSize, BatchRows: s.BatchRows, Rows: s.Rows, DispatchReason: s.Dispatch, Local: s.Local,
+		}
+	}
+	return out
+}
+
+// pack returns the response as MessagePack: the keys of the JSON document, with the bytes of
+// tensors and blobs as they are.
+func (f format) pack(r *request.Response) []byte {
+	dst := make([]byte, 0, 1024+payload.Size(r.Outputs))
+	members := 4
+	if f.id != "" {
+		members++
+	}
+	if len(r.Metadata) > 0 {
+		members++
+	}
+	dst = packText(msgpack.AppendMap(dst, members), "request_id", r.RequestID)
+	if f.id != "" {
+		dst = packText(dst, "id", f.id)
+	}
+	dst = packText(dst, "model_name", r.Pipeline)
+	dst = msgpack.AppendList(msgpack.AppendString(dst, "outputs"), len(r.Outputs))
+	for _, part := range r.Outputs {
+		dst = packPart(dst, part)
+	}
+	if len(r.Metadata) > 0 {
+		dst = packValue(msgpack.AppendString(dst, "metadata"), r.Metadata)
+	}
+	return packValue(msgpack.AppendString(dst, "timeline"), timelineOf(r.Timeline))
+}
+
+func packText(dst []byte, key, text string) []byte {
+	return msgpack.AppendString(msgpack.AppendString(dst, key), text)
+}
+
+// packValue appends a value that always encodes.
+func packValue(dst []byte, value any) []byte {
+	text, _ := json.Marshal(value)
+	dst, _ = msgpack.AppendJSON(dst, text)
+	return dst
+}
+
+// packPart appends an output: {"name", "datatype", "shape", "parameters"?, "data"}, or
+// {"name", "content_type", "parameters"?} and one of json, text and data.
+func packPart(dst []byte, p payload.Part) []byte {
+	members := 3
+	if p.Tensor != nil {
+		members++
+	}
+	if len(p.Parameters) > 0 {
+		members++
+	}
+	dst = packText(msgpack.AppendMap(dst, members), "name", p.Name)
+	if p.Tensor == nil {
+		dst = packText(dst, "content_type", mediaType(p.Blob))
+		return packBlob(packParameters(dst, p.Parameters), p.Blob)
+	}
+	dst = packText(dst, "datatype", string(p.Tensor.Datatype))
+	dst = msgpack.AppendList(msgpack.AppendString(dst, "shape"), len(p.Tensor.Shape))
+	for _, extent := range p.Tensor.Shape {
+		dst = msgpack.AppendInt(dst, extent)
+	}
+	return packData(packParameters(dst, p.Parameters), p.Tensor.Raw)
+}
+
+func packData(dst, data []byte) []byte {
+	return msgpack.AppendBinary(msgpack.AppendString(dst, "data"), data)
+}
+
+func packParameters(dst []byte, p payload.Parameters) []byte {
+	if len(p) == 0 {
+		return dst
+	}
+	dst = msgpack.AppendMap(msgpack.AppendString(dst, "parameters"), len(p))
+	for name, value := range p {
+		dst = msgpack.AppendScalar(msgpack.AppendString(dst, name), value.Any())
+	}
+	return dst
+}
+
+// packBlob appends a blob: JSON that MessagePack can represent as a value, text as a string, all
+// else as bytes.
+func packBlob(dst []byte, b payload.Blob) []byte {
+	switch contentType := mediaType(b); {
+	case payload.IsJSON(contentType) && oipjson.IsValid(b.Data):
+		if out, err := msgpack.AppendJSON(msgpack.AppendString(dst, "json"), b.Data); err == nil {
+			return out
+		}
+	case isText(contentType) && utf8.Valid(b.Data):
+		return packText(dst, "text", string(b.Data))
+	}
+	return packData(dst, b.Data)
+}

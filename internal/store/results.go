@@ -1,0 +1,152 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/stagemesh/stagemesh/internal/budget"
+	"github.com/stagemesh/stagemesh/internal/bus"
+	"github.com/stagemesh/stagemesh/internal/envelope"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+)
+
+// ErrNoResult means that the request has no stored result: it is not finished, was
+// never made, or its retention has passed.
+var ErrNoResult = errors.New("no result")
+
+// Results keeps the final replies of durable requests, and of those with an
+// idempotency key, so that any gateway can return them when the one that waited has
+// stopped. Each request has a subject of its own.
+type Results struct {
+	stream
+
+	// Share bounds what each tenant keeps.
+	Share *Share
+}
+
+// resultSpare keeps a tenth of the space for the results of requests in flight.
+const resultSpare = 10
+
+// NewResults returns the store of results. It makes no call to the broker.
+func NewResults(b *bus.Bus, s Settings) *Results {
+	r := &Results{stream: newStream(b, "results", b.ResultStream(), b.Results(), s, Settings{Retention: DefaultResultRetention, MaxBytes: DefaultMaxBytes})}
+	r.config.Description, r.Share = "Final replies", r.newShare("results.max_bytes and results.retention", fault.Overloaded)
+	r.Share.spare = resultSpare
+	return r
+}
+
+// Get returns a request's result: ErrNoResult where there is none. It counts against the owner of
+// the context until Get returns: callers count the response.
+func (s *Results) Get(ctx context.Context, request pipeline.RequestID) (*envelope.Result, error) {
+	ctx, release := budget.WithScope(ctx)
+	defer release()
+	data, err := s.bus.StoredResult(ctx, request)
+	switch {
+	case errors.Is(err, bus.ErrNoResults), err == nil && data == nil:
+		return nil, ErrNoResult
+	case err != nil:
+		return nil, s.wrap(err)
+	}
+	r, err := envelope.DecodeResult(data)
+	if err != nil {
+		s.bus.ReportUnreadable("result", s.bus.Subjects.Result(request), 0, "it stays", err)
+	}
+	return r, err
+}
+
+// Delete deletes a request's result, which nobody needs any more. It is best effort: a result that
+// stays is gone after its retention.
+func (s *Results) Delete(request pipeline.RequestID) { _ = s.bus.DeleteResult(request) }
+
+// Pauses between two reads of Results.Wait. A result is published a little before
+// it is stored, so the first is short.
+const (
+	minResultPause = time.Millisecond
+	maxResultPause = 5 * time.Second
+)
+
+// Wait returns a request's result as soon as there is one, or the context's
+// error.
+func (s *Results) Wait(ctx context.Context, request pipeline.RequestID) (r *envelope.Result, err error) {
+	err = s.wait(ctx, s.bus.Subjects.Result(request), minResultPause, maxResultPause, func() (bool, error) {
+		r, err = s.Get(ctx, request)
+		if errors.Is(err, ErrNoResult) {
+			return false, nil
+		}
+		return true, err
+	})
+	return r, err
+}
+
+// Runs records that runs of an item have begun, where the item may have crashed
+// the process that ran it: its delivery count alone says only that some host had
+// it and did not settle it.
+//
+//	others, err := runs.Add(ctx, item, record)  // right before the run; the records of others
+//	others, err = runs.Add(ctx, item, died)     // the process of the run died: in its place
+//	all, err = runs.Get(ctx, item)
+//	err = runs.End(ctx, item)                   // the run is over and the process lives
+//
+// A run that is recorded and neither ended nor died crashed its host, or somebody
+// else ended the host in just that time.
+type Runs struct{ stream }
+
+// NewRuns returns the store of run records. It makes no call to the broker.
+func NewRuns(b *bus.Bus, s Settings) *Runs {
+	r := &Runs{newStream(b, "run records", b.RunRecordStream(), b.RunRecordSubjects(), s, Settings{Retention: DefaultRunRetention, MaxBytes: DefaultRunMaxBytes})}
+	r.config.Description, r.config.Discard = "Runs of suspect items that have begun", jetstream.DiscardOld
+	return r
+}
+
+// Add records a run of the item's current step, in place of an earlier record of
+// this run, and returns those of other runs, which it may know where it fails. Without a
+// stream it is an error.
+func (s *Runs) Add(ctx context.Context, item *envelope.Envelope, run envelope.RunRecord) ([]envelope.RunRecord, error) {
+	subject := s.bus.RunRecordSubject(item.ExecutionID, item.Position)
+	others, seq, err := s.read(ctx, subject)
+	if err != nil {
+		return nil, s.wrap(err)
+	}
+	others = slices.DeleteFunc(others, func(r envelope.RunRecord) bool { return r.Host == run.Host && r.At.Equal(run.At) })
+	data, err := envelope.EncodeRunRecords(append(others[:len(others):len(others)], run))
+	if err != nil {
+		return nil, s.wrap(err)
+	}
+	_, err = s.bus.JetStream().Publish(ctx, subject, data, jetstream.WithExpectLastSequencePerSubject(seq), jetstream.WithRetryAttempts(0))
+	return others, s.wrap(err)
+}
+
+// Get returns the records of the item's current step.
+func (s *Runs) Get(ctx context.Context, item *envelope.Envelope) ([]envelope.RunRecord, error) {
+	runs, _, err := s.read(ctx, s.bus.RunRecordSubject(item.ExecutionID, item.Position))
+	return runs, s.wrap(err)
+}
+
+// read returns the records of a subject and the sequence number of their message;
+// 0 where there is none. Bytes that are no records count as none.
+func (s *Runs) read(ctx context.Context, subject string) ([]envelope.RunRecord, uint64, error) {
+	msg, err := s.bus.Last(ctx, s.bus.RunRecordStream(), subject)
+	if err != nil || msg == nil {
+		return nil, 0, err
+	}
+	runs, err := envelope.DecodeRunRecords(msg.Data)
+	if errors.Is(err, envelope.ErrMalformed) {
+		s.bus.ReportUnreadable("run record", subject, msg.Seq, "the next run replaces it", err)
+		return nil, msg.Seq, nil
+	}
+	return runs, msg.Seq, err
+}
+
+// End deletes the records of the item's current step.
+func (s *Runs) End(ctx context.Context, item *envelope.Envelope) error {
+	stream, err := s.bus.JetStream().Stream(ctx, s.bus.RunRecordStream())
+	if err != nil {
+		return s.wrap(err)
+	}
+	return s.wrap(stream.Purge(ctx, jetstream.WithPurgeSubject(s.bus.RunRecordSubject(item.ExecutionID, item.Position))))
+}

@@ -1,8 +1,0 @@
-//go:build !linux
-
-package bench
-
-import "context"
-
-// newFinePacer returns a pacer that is as precise as Go's timers.
-func newFinePacer(context.Context) (timerPacer, error) { return newTimerPacer(), nil }
