@@ -32,7 +32,7 @@ func KindOf[S any, R runner.Runner](key string, build func(S) (R, error)) Kind {
 }
 
 // Serve runs a program that serves stages of a mesh's file with these kinds of runners:
-// the arguments are those of the process, and SIGINT and SIGTERM drain it.
+// it reads the process's arguments, and SIGINT and SIGTERM drain it.
 func Serve(kinds ...Kind) error {
 	process.ReduceCollections()
 	cmd := StageCommand(kinds...)

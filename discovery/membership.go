@@ -267,7 +267,7 @@ func (m *Membership) abandoned(now time.Time) map[Key]Revision {
 // Stage sums up the hosts of a stage.
 type Stage struct {
 	Name string
-	// Hosts counts the hosts that are alive, Ready those of them that take items.
+	// Hosts counts the hosts that are alive, Ready how many of them take items.
 	Hosts, Ready int
 	// These are sums over the hosts that are alive.
 	InFlight, MaxInFlight, Running, Slots int

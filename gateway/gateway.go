@@ -44,7 +44,7 @@ type Gateway struct {
 	service  *call.Service
 	jobs     *jobs.Service
 	bus      *bus.Bus
-	// memory and connections are those of the ports for callers, who share them.
+	// memory and connections are shared by the ports for callers.
 	memory      *transport.Memory
 	connections *transport.Connections
 	// public and operators are the contents of the ports' files. They are set if

@@ -44,7 +44,7 @@ type server struct {
 	grpc *grpc.Server
 	log  *slog.Logger
 	addr net.Addr
-	// connections are those of the port.
+	// connections counts the port's connections.
 	connections *transport.Connections
 	// disconnected closes when no client of gRPC is connected; disconnect begins that.
 	disconnect   sync.Once
@@ -90,7 +90,7 @@ func (g *Gateway) open(ctx context.Context) (p ports, err error) {
 	return p, nil
 }
 
-// publicSettings are those of the port at that address, for callers.
+// publicSettings configure the port at that address, for callers.
 func (g *Gateway) publicSettings(listen string) port.PublicSettings {
 	out := port.PublicSettings{
 		Settings: transport.Settings{MaxMessageBytes: admission.MaxBody(g.settings.MaxPayload), MaxPayload: g.settings.MaxPayload, Stopping: g.stopping.Done(), Closing: g.closing},

@@ -62,7 +62,7 @@ type Host struct {
 	metrics  *metrics
 	// loader is the runner of a stage that loads models, else nil.
 	loader runner.ModelLoader
-	// cacheSettings are those of its cache; models is what the mesh knows of models, members
+	// cacheSettings configure its cache; models is what the mesh knows of models, members
 	// are its hosts, and placer chooses among these.
 	cacheSettings modelcache.Settings
 	models        *models.Registry

@@ -313,7 +313,7 @@ func (m *metrics) recordModels(s *modelSet, now time.Time) {
 }
 
 // countDisposition counts a message that was acknowledged and that no caller
-// received. The labels are those of the gateway's own metric. An item of the next
+// received. The labels are as in the gateway's own metric. An item of the next
 // step has no disposition.
 func (m *metrics) countDisposition(d meshv1.ReplyDisposition) {
 	switch d {

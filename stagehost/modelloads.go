@@ -21,7 +21,7 @@ import (
 type loadedModel struct {
 	// contract is its own, or the runner's.
 	contract *schema.Contract
-	// limit is that of a model that takes fewer batches at a time than there are slots, else nil.
+	// limit is set for a model that takes fewer batches at a time than there are slots, else nil.
 	limit *batch.Limit
 }
 

@@ -40,7 +40,7 @@ const (
 //
 // A model may have fewer batches run at a time than there are slots. So that its items do not
 // fill the host, no more of them may be here than itemsPerBatch times what those batches hold.
-// Where the slots are the limit, max_in_flight is that of the items.
+// Where the slots are the limit, max_in_flight counts items.
 type modelSet struct {
 	loop     *loop
 	registry *models.Registry
@@ -61,7 +61,7 @@ type modelSet struct {
 	// recheckAt is when the registry is looked at again, after it could not be changed; zero
 	// where that is not due.
 	recheckAt time.Time
-	// uses are those of the models since scale asked last.
+	// uses counts the uses of models since scale asked last.
 	uses map[model.ID]modelUse
 	// rate is how many requests a minute they were.
 	rate uint32
@@ -75,7 +75,7 @@ type itemModel struct {
 	isWaiting          bool
 	// isReleased is true once the item counts no more for the host's bound.
 	isReleased bool
-	// limit is that of its model when it was given to the batcher; it may be nil.
+	// limit is its model's limit when it was given to the batcher; it may be nil.
 	limit *batch.Limit
 	// refusal is why this host does not load its model, where another one may.
 	refusal *fault.Fault

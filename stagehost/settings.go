@@ -143,11 +143,11 @@ type Settings struct {
 // ModelSettings configure a stage that loads models on demand. 0 means what the runner says.
 type ModelSettings struct {
 	models.StageConfig
-	// Capacity is the memory of a host for models, DeviceCapacity that of its devices. 0 of
+	// Capacity is a host's memory for models, DeviceCapacity its devices' memory. 0 of
 	// both is what the runner says.
 	Capacity       int64 `yaml:"capacity,size"`
 	DeviceCapacity int64 `yaml:"device_capacity,size"`
-	// DefaultSize and DeviceDefaultSize are those of a model of unknown size.
+	// DefaultSize and DeviceDefaultSize count for a model of unknown size.
 	DefaultSize       int64 `yaml:"default_size,size"`
 	DeviceDefaultSize int64 `yaml:"device_default_size,size"`
 	// LoadSlots is how many models load at a time, LoadTimeout bounds each load.

@@ -22,7 +22,7 @@ import (
 	"github.com/stagemesh/stagemesh/internal/front/port"
 )
 
-// Front takes requests, and answers them: those of a route without stages at once.
+// Front takes requests, and answers them; on a route without stages at once.
 type Front struct {
 	inferencev1connect.UnimplementedInferenceServiceHandler
 

@@ -59,7 +59,7 @@ func WriteFile(path string, r load.Report) error {
 // mesh, it draws heap and goroutines over time. It leaves out runs without an answer.
 //
 // The axis of percentiles gives each nine the same space, because callers notice the tail;
-// that of latencies is logarithmic. Bars are means, because only means add up.
+// the axis of latencies is logarithmic. Bars are means, because only means add up.
 func WriteReport(out io.Writer, r load.Report) error {
 	var runs []load.Run
 	curves := Lines{Y: latency}

@@ -23,7 +23,7 @@ type BedSettings struct {
 	// Program is the path of the program that runs the mesh's processes; empty means
 	// that the mesh runs in this process.
 	Program string
-	// Arguments precede those of the process.
+	// Arguments precede the process's.
 	Arguments []string
 	// Baseline is the pipeline, or stage:<name>, whose hops a baseline has. It runs
 	// beside the mesh and in the same way; empty means none.

@@ -2,7 +2,7 @@
 // another server, and compares the two. Its command is `bench run`, which is `stagemesh bench` with more flags.
 //
 // Mesh and baseline alternate, one run right after the other, and the first of a pair
-// alternates too, so that neither has the better position. A ratio is that of one pair.
+// alternates too, so that neither has the better position. A ratio is of one pair.
 // A comparison has the median of the pairs' ratios, with the least and the greatest.
 //
 // # Bed
@@ -86,7 +86,7 @@ type Figures struct {
 	Failed         int64   `json:"failed"`
 }
 
-// FiguresOf returns those of a run.
+// FiguresOf returns the figures of a run.
 func FiguresOf(r load.Run) Figures {
 	return Figures{ThroughputPerS: r.ThroughputPerS, P50MS: r.Latency.P50MS, P99MS: r.Latency.P99MS, Answered: r.Answered, Failed: r.Failed}
 }
@@ -100,7 +100,7 @@ type Ratio struct {
 	Lower, Upper float64 `json:"-"`
 }
 
-// RatioOf returns that of values, of which there may be none.
+// RatioOf returns the ratio of values, of which there may be none.
 func RatioOf(all []float64) Ratio {
 	if len(all) == 0 {
 		return Ratio{}
@@ -141,7 +141,7 @@ func Compare(mesh, baseline []load.Run) (c Comparison, median int) {
 func throughput(f Figures) float64 { return f.ThroughputPerS }
 func p50(f Figures) float64        { return f.P50MS }
 
-// ratio returns that of one figure, 0 if the baseline has none.
+// ratio returns the ratio of one figure, 0 if the baseline has none.
 func (p Pair) ratio(figure func(Figures) float64) float64 {
 	if figure(p.Baseline) == 0 {
 		return 0

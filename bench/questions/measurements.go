@@ -21,7 +21,7 @@ const (
 	// many models are registered, and few of them in comparison.
 	many, few = 20_000, 20
 	loadTime  = 20 * time.Millisecond
-	// unloadTime is that of models whose unload should hold up nothing.
+	// unloadTime is how long models take to unload, which should hold up nothing.
 	unloadTime = 2 * time.Second
 	// A host leaves during a load of three hosts that have leavingModels, after leavesAfter.
 	leavingModels, leavingRate = 300, 200
@@ -103,7 +103,7 @@ func (m *measurement) cold(ctx context.Context) error {
 	})
 }
 
-// hits compares the hit ratio of three hosts with that of one LRU.
+// hits compares the hit ratio of three hosts with one LRU's.
 func (m *measurement) hits(ctx context.Context) error {
 	const room, requests, callers = 1000, 5_000, 16
 	return m.with(ctx, setup{hosts: 3, room: room / 3, models: many, load: time.Millisecond}, func(b *mesh, all []string) error {

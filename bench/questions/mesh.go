@@ -29,7 +29,7 @@ import (
 )
 
 const (
-	// size is that of a model, in KiB.
+	// size is a model's, in KiB.
 	size = 64
 	// score loads models, plain is a stage with the same runner without models.
 	score, plain = "score", "stage:plain"
@@ -92,7 +92,7 @@ stages:
 	return errors.Join(err, b.Stop())
 }
 
-// names are those of n models.
+// names returns the names of n models.
 func names(prefix string, n int) []string {
 	out := make([]string, n)
 	for i := range out {

@@ -149,7 +149,7 @@ func Goals(r Results) []Goal {
 	return out
 }
 
-// ratioToUntraced returns the ratio of a figure to that of a mesh without tracing.
+// ratioToUntraced returns the ratio of a figure to a mesh without tracing.
 func (m Measured) ratioToUntraced(name string, callers int, figure func(Trial) float64) (spread, bool) {
 	with, ok := m.answer(name).at(callers)
 	without, known := m.answer(absent).at(callers)
@@ -165,7 +165,7 @@ func beyond(c compare.Comparison) spread {
 	return compare.RatioOf(more)
 }
 
-// comparison returns that of a command, by number of callers, with quartiles of its ratios.
+// comparison returns a command's comparison, by number of callers, with quartiles of its ratios.
 func (r Results) comparison(n Number, name string, callers int) (compare.Comparison, bool) {
 	item, _ := r.Item(n)
 	s, ok := item.answer(name).at(callers)

@@ -356,7 +356,7 @@ func withRefusals(all []Trial) (out []Trial) {
 	return out
 }
 
-// refusedShare is that of all requests.
+// refusedShare is the share of all requests that was refused.
 func refusedShare(t Trial) float64 {
 	all := t.Answered + t.Failed + t.NotSent
 	if all == 0 {

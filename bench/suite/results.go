@@ -259,7 +259,7 @@ func (a Answer) best() (best float64) {
 	return best
 }
 
-// slope returns that of the line through points by least squares; 0 if there is none.
+// slope returns the slope of the line through points by least squares; 0 if there is none.
 func slope(xs, ys []float64) float64 {
 	n := float64(len(xs))
 	var sumX, sumY, sumXY, sumXX float64

@@ -16,7 +16,7 @@ import (
 
 // Settings of a run of the suite.
 type Settings struct {
-	// Program is the path of bench, and Folder that of the mesh files.
+	// Program is the path of bench, and Folder the folder of the mesh files.
 	Program, Folder string
 	Items           []Item
 	// Quick marks the items as a trial.

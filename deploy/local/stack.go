@@ -33,7 +33,7 @@ type stack struct {
 	// folder holds the volumes, and copies of what the services mount.
 	folder string
 	out    io.Writer
-	// ports are those of replicas on this machine, by the name and the port in the container.
+	// ports has the ports of replicas on this machine, by the name and the port in the container.
 	ports map[string]string
 	// children are all processes, running or not.
 	children []*child
@@ -108,7 +108,7 @@ func (s *stack) url(service string, port uint32) string {
 }
 
 // part returns the process of a replica of a service: with its command, its environment and
-// its mounts, where all paths and addresses are those of this machine.
+// its mounts, with paths and addresses of this machine.
 func (s *stack) part(name string, replica int) (part process.Part, err error) {
 	service := s.project.Services[name]
 	image, _, _ := strings.Cut(path.Base(service.Image), ":")
@@ -155,7 +155,7 @@ func (s *stack) part(name string, replica int) (part process.Part, err error) {
 	return process.Part{Name: c.name, Run: c.run, Ready: c.awaitHealthy}, nil
 }
 
-// address is that of a service or of a replica itself, with a port, or a flag with a port, such
+// address names a service or a replica itself, with a port, or a flag with a port, such
 // as Consul has.
 var address = regexp.MustCompile(`(^-[a-z-]*port=|\b([a-z][a-z0-9-]*|0\.0\.0\.0|127\.0\.0\.1):)\d{2,5}\b`)
 
@@ -193,7 +193,7 @@ func (s *stack) port(replica, port string) string {
 	return s.ports[key]
 }
 
-// Free ports are below those of outgoing connections, which may take any of theirs.
+// Free ports are below the range of outgoing connections, which may take any in it.
 const firstPort, lastPort, portTries = 20_000, 30_000, 1_000
 
 // freePort returns a port that is free now, and that no other replica has.

@@ -71,7 +71,7 @@ func (r *Registry) Observe(ctx context.Context, below discovery.Key, o discovery
 	})
 }
 
-// update makes the known revisions those of a listing, and returns what has changed, in
+// update takes the revisions of a listing, and returns what has changed, in
 // the order of the revisions.
 func (r *Registry) update(known map[discovery.Key]discovery.Revision, now api.KVPairs) discovery.Change {
 	var out discovery.Change

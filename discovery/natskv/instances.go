@@ -63,12 +63,12 @@ type announcement struct {
 	store    *Store
 	instance discovery.Instance
 	subject  string
-	// nonce tells its messages from those of another instance with the same ID.
+	// nonce tells its messages from another instance's with the same ID.
 	nonce  string
 	check  *checker
 	report func(error)
 
-	// sent is true once the instance may be registered. sequence is that of its latest
+	// sent is true once the instance may be registered. sequence numbers its latest
 	// message, and renewed when that was sent.
 	sent     bool
 	sequence uint64

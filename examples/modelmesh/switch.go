@@ -33,7 +33,7 @@ const (
 type load struct {
 	*caller
 
-	// zero has the answers of reader 0 by image: those of reader k are k more.
+	// zero has the answers of reader 0 by image: reader k answers k more.
 	zero map[string]int
 
 	mu       sync.Mutex

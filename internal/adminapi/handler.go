@@ -62,7 +62,7 @@ type Settings struct {
 	// Placer chooses the hosts that load models.
 	Placer  *models.Placer
 	Traffic Traffic
-	// Metrics returns those of all processes of the mesh.
+	// Metrics returns the metrics of all processes of the mesh.
 	Metrics func(context.Context) ([]*meshv1.ProcessMetrics, error)
 	// Store returns STORE_FULL while the broker stores nothing in files; it may be nil.
 	Store func() *fault.Fault

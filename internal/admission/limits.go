@@ -32,7 +32,7 @@ type limited struct {
 	limit    int
 }
 
-// places are those of requests that have a limit together.
+// places belong to requests that have a limit together.
 type places struct {
 	limit      int
 	taken      *budget.Pool

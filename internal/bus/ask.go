@@ -152,7 +152,7 @@ func (b *Bus) AskPool(ctx context.Context, pool, job string) (*meshv1.PoolReport
 	return out, nil
 }
 
-// ServePool answers for a pool with its report, until stop is called. The ID is that of the job
+// ServePool answers for a pool with its report, until stop is called. The ID names the job
 // that was asked for, or zero.
 func (b *Bus) ServePool(pool string, report func(pipeline.JobID) *meshv1.PoolReport) (stop func() error, err error) {
 	return b.serveQuestions(b.JobPool(pool), "", func(question []byte, reply func(proto.Message)) {

@@ -92,12 +92,12 @@ func (b *Bus) HandOver(e *envelope.Envelope) bool {
 }
 
 // HandOverReply hands a reply to the gateway of an item whose Local is set: always, so that
-// chunks and the final reply stay in order. Its errors are those of Reply. Nobody changes the
+// chunks and the final reply stay in order. It fails as Reply does. Nobody changes the
 // reply or its payload after that.
 func (b *Bus) HandOverReply(e *envelope.Envelope, r *envelope.Reply) (Receipt, error) {
 	size, ok := textSize(r.Metadata)
 	if !ok || r.Fault != nil || size+payload.WireSize(r.Parts) > b.MaxPayload()/localShare {
-		// The limits and the texts of a fault are those of a message.
+		// A fault has the limits and texts that it has in a message.
 		data, err := b.encode(r)
 		if err != nil {
 			return Receipt{}, err

@@ -49,7 +49,7 @@ type Loopback struct {
 	subscriptions []*loopbackSubscription
 }
 
-// loopbackEpoch is that of all queues: none is ever lost.
+// loopbackEpoch is the epoch of all queues: none is ever lost.
 const loopbackEpoch Epoch = "loopback"
 
 // queueHere returns the state of a queue of the process.
@@ -61,7 +61,7 @@ func queueHere(d pipeline.Durability) (QueueInfo, error) {
 }
 
 const (
-	// loopbackPayload is the largest item, in bytes: that of a broker in the process by default.
+	// loopbackPayload is the largest item, in bytes: as of a broker in the process by default.
 	loopbackPayload = 8 << 20
 	// loopbackPending bounds the messages that wait for a subscription. More are dropped, as a broker does.
 	loopbackPending = 1 << 10

@@ -51,7 +51,7 @@ type Puller struct {
 
 	mu     sync.Mutex
 	credit credit
-	// epochs are those of the queues, in the order of the settings; empty means that
+	// epochs tell the queues from their replacements, in the order of the settings; empty means that
 	// the queue is not pulled.
 	epochs  []Epoch
 	returns returns
@@ -515,7 +515,7 @@ type Delivery struct {
 	// of them that ended with a nak, as far as this process was connected to know.
 	Deliveries, Returned int
 	// AfterSilence is true where the broker was away for half an ack wait since the item
-	// was queued. Then a redelivery may be its doing, and not that of a host that died.
+	// was queued. Then a redelivery may be its doing, and not of a host that died.
 	AfterSilence bool
 	// Forwarded is true where another host pulled the item; it counts for a bound of its own.
 	Forwarded bool

@@ -77,7 +77,7 @@ func (s *Service) Explain(ctx context.Context, requestID string) (*meshv1.Reques
 
 // Requests returns the requests in flight of all gateways, and those that hosts hold, whose route
 // passes the stage, empty for all: the oldest, up to the limit, and how many gateways have. Each has
-// its holders. Without the broker they are those of this gateway.
+// its holders. Without the broker only this gateway answers.
 func (s *Service) Requests(ctx context.Context, stage pipeline.StageName, limit int) (oldest []*meshv1.RequestReport, total uint64) {
 	byID := map[string]*meshv1.RequestReport{}
 	add := func(a *meshv1.InFlightAnswer) {

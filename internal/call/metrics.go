@@ -248,8 +248,8 @@ func (s *Statistics) add(response *request.Response, f *fault.Fault, took time.D
 	}
 }
 
-// Statistics returns those of the context's tenant for a name, with its prefix for a model or an
-// alias; for "" those of all names with requests, sorted.
+// Statistics returns what the context's tenant has asked for under a name, with its prefix for a model or an
+// alias; for "" under all names with requests, sorted.
 func (s *Service) Statistics(ctx context.Context, name string) (out []Statistics) {
 	all, tenant := &s.metrics.served, budget.TenantOf(ctx)
 	all.mu.Lock()

@@ -146,7 +146,7 @@ func (s *Service) modelID(name string) (model.ID, *fault.Fault) {
 	return m.ID, nil
 }
 
-// LoadModel has a host load a model or that of an alias, if none has it, and waits for that,
+// LoadModel has a host load a model or an alias's model, if none has it, and waits for that,
 // MaxTimeout at most. It counts as a request in flight meanwhile, and as a use. A gateway that
 // stops ends the wait; the load goes on.
 func (s *Service) LoadModel(ctx context.Context, name string) error {
@@ -166,7 +166,7 @@ func (s *Service) LoadModel(ctx context.Context, name string) error {
 	return s.settings.Placer.EnsureLoaded(ctx, id, models.Wanted{Replicas: 1, LastUse: time.Now()}, true)
 }
 
-// UnloadModel has all hosts unload a model or that of an alias.
+// UnloadModel has all hosts unload a model or an alias's model.
 func (s *Service) UnloadModel(ctx context.Context, name string) error {
 	id, f := s.modelID(name)
 	if f != nil {

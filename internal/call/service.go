@@ -16,7 +16,7 @@
 // can hold it longer. A call that leaves too many chunks unread ends with SLOW_READER.
 // docs/design/settling.md has durable requests, idempotency keys and cancels.
 //
-// A call is that of the tenant of its context, see budget.WithTenant. Keys, results and requests of
+// A call belongs to the tenant of its context, see budget.WithTenant. Keys, results and requests of
 // one tenant do not exist for another: Result returns NOT_FOUND, and Cancel does nothing.
 // Service is safe for concurrent use.
 package call
@@ -438,7 +438,7 @@ type QueueState struct {
 type Backlog = bus.Backlog
 
 // Stage returns the state of a stage, BROKER_UNAVAILABLE while there is no broker.
-// The state of its queues is current, that of its hosts at most 200 ms old.
+// The state of its queues is current, its hosts' state at most 200 ms old.
 func (s *Service) Stage(ctx context.Context, name pipeline.StageName) (StageState, error) {
 	if err := s.bus.ConnectionError(); err != nil {
 		return StageState{}, Unavailable(err)

@@ -112,7 +112,7 @@ func sameOutputs(want, got []payload.Part) bool {
 	})
 }
 
-// tolerances are those of torch.testing.assert_close. A model gives other last bits in a batch of
+// tolerances equal those in torch.testing.assert_close. A model gives other last bits in a batch of
 // another size.
 var tolerances = map[tensor.Datatype]struct {
 	relative, absolute float64

@@ -214,7 +214,7 @@ func (b *builder) table(in ast.Node, values []*ast.MappingValueNode, depth int) 
 		}
 	}
 	if len(out.entries) > 0 && in.GetToken().Type != token.MappingStartType {
-		// Otherwise its place is that of the first colon.
+		// Otherwise its place is the first colon's.
 		out.place = out.entries[0].place
 	}
 	return out, b.merge(out, merged)

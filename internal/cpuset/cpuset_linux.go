@@ -16,7 +16,7 @@ import (
 var before atomic.Pointer[unix.CPUSet]
 
 // PinThread makes the calling thread, and processes that it starts, run on these CPUs until restore.
-// Without any they run on those of the process before PinProcess.
+// Without any they run where the process could before PinProcess.
 func PinThread(cpus Set) (restore func() error, err error) {
 	want := before.Load()
 	if len(cpus) > 0 {

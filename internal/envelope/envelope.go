@@ -3,7 +3,7 @@
 // Decode reads bytes from anywhere and checks everything that the mesh relies
 // on: its result is well formed, though perhaps not honest.
 //
-// The bytes are those of the messages in envelope.proto. Envelopes, replies and
+// The bytes encode the messages in envelope.proto. Envelopes, replies and
 // results are coded directly by internal/wire, because every request pays for them at
 // every hop; rare messages, such as claims, dead letters and the faults in
 // replies, use the generated code. Tests compare the two ways. Both accept fields
@@ -442,7 +442,7 @@ type StepTiming struct {
 	ModelWait time.Duration
 	// Run is the runner's time for the whole batch.
 	Run time.Duration
-	// BatchSize counts items, BatchRows rows, Rows those of this item.
+	// BatchSize counts items, BatchRows rows, Rows this item's rows.
 	BatchSize, BatchRows, Rows uint32
 	// Dispatch is why the batch was dispatched.
 	Dispatch string

@@ -137,7 +137,7 @@ func (r *resultCoder) finish() error {
 // Claim is the record of the request that has, or had, an idempotency key.
 type Claim struct {
 	Mesh pipeline.MeshName
-	// Tenant and Pipeline are those of the key.
+	// Tenant and Pipeline belong to the key.
 	Tenant   string
 	Pipeline pipeline.Name
 	// RequestID is the request that has the key, or had it last.

@@ -8,7 +8,7 @@
 //	response, err := s.GetJob(ctx, request)
 //	s.Stop()                        // once calls has stopped
 //
-// Every error is a *fault.Fault. A call is that of the tenant of its context, see budget.WithTenant.
+// Every error is a *fault.Fault. A call belongs to the tenant of its context, see budget.WithTenant.
 // Service is safe for concurrent use. Tests run a mesh of the library.
 package jobs
 
@@ -105,7 +105,7 @@ type queue struct {
 	share  *store.Share
 }
 
-// New returns the jobs of a gateway, whose requests are those of calls.
+// New returns the jobs of a gateway, which sends their requests through calls.
 func New(s Settings, calls *call.Service) (*Service, error) {
 	s.Batches = s.Batches.WithDefaults()
 	out := &Service{settings: s, calls: calls, limiter: calls.Limiter()}

@@ -226,7 +226,7 @@ func requestError(reason string, err error) error {
 	return &RequestError{Reason: reason, Refused: refused, Retryable: fault.Classify(class).Retryable, Err: err}
 }
 
-// transportError is that of a request without an answer of any kind.
+// transportError describes a request without an answer of any kind.
 func transportError(err error) error {
 	if errors.Is(err, context.DeadlineExceeded) {
 		return requestError(ReasonNoAnswer, err)

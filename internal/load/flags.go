@@ -31,7 +31,7 @@ type Flags struct {
 	json     string
 }
 
-// defaultDuration is that of a run without a number of requests.
+// defaultDuration is how long a run without a number of requests takes.
 const defaultDuration = 10 * time.Second
 
 // Add adds the flags to a command's.

@@ -79,7 +79,7 @@ type Load struct {
 	Kind string `json:"kind"`
 	// Concurrency is the number of callers of a closed loop.
 	Concurrency int `json:"concurrency,omitempty"`
-	// RatePerS, Arrivals, MaxInFlight and Seed are those of an open loop.
+	// RatePerS, Arrivals, MaxInFlight and Seed describe an open loop.
 	RatePerS    float64 `json:"rate_per_s,omitempty"`
 	Arrivals    string  `json:"arrivals,omitempty"`
 	MaxInFlight int     `json:"max_in_flight,omitempty"`

@@ -70,7 +70,7 @@ type File struct {
 	path  string
 	flags Flags
 	kinds []Kind
-	// pipelinesOnly is true when the stages of the pipelines are not those of the file.
+	// pipelinesOnly is true when the stages of the pipelines are not in the file.
 	pipelinesOnly bool
 }
 

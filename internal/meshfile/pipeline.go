@@ -166,7 +166,7 @@ func WritePipelines(pipelines ...pipeline.Pipeline) []byte {
 
 // key is a key of a pipeline and its value, as they are written.
 type key struct {
-	// path is that of the key in the pipeline.
+	// path names the key in the pipeline.
 	path string
 	// indent precedes the name in a file; above is the key above it in a step, if any.
 	indent, above string

@@ -66,7 +66,7 @@ func (f *File) Host(stage string) (stagehost.Settings, error) {
 // maxHosts bounds the hosts of one stage in one process.
 const maxHosts = 64
 
-// validateHost checks a host's settings but for those of the mesh, which are checked
+// validateHost checks a host's settings except the mesh's, which are checked
 // elsewhere.
 func validateHost(s stagehost.Settings) error {
 	s.Mesh, s.Host = "any", "any"

@@ -143,7 +143,7 @@ func (r *Registry) trySet(ctx context.Context, in AliasChange) (*meshv1.Alias, e
 	return after, nil
 }
 
-// hasFewer reports whether the model of a route has fewer loaded replicas than that of another.
+// hasFewer reports whether the model of a route has fewer loaded replicas than another route's.
 func (r *Registry) hasFewer(route, than *meshv1.AliasRoute) bool {
 	_, of, _ := r.Model(model.ID(route.GetModel()))
 	_, before, _ := r.Model(model.ID(than.GetModel()))
@@ -162,7 +162,7 @@ func (r *Registry) Switching(stage pipeline.StageName) (out []*meshv1.Alias) {
 	return out
 }
 
-// Switch makes the target of an alias active, if it is that of the alias still.
+// Switch makes the target of an alias active, if it still is its target.
 func (r *Registry) Switch(ctx context.Context, of *meshv1.Alias) error {
 	ctx, cancel := context.WithTimeout(ctx, changeTimeout)
 	defer cancel()

@@ -99,7 +99,7 @@ func (p *Placer) place(now, lastUse time.Time, m *Model, there *meshv1.ReplicasR
 type stageView struct {
 	placement.View
 	records map[pipeline.HostID]*meshv1.HostRecord
-	// cache is that of any host.
+	// cache may be any host's.
 	cache *meshv1.CacheRecord
 }
 
@@ -228,7 +228,7 @@ type Wanted struct {
 	Replicas int
 	// Without are hosts whose replicas do not count, and that get none.
 	Without []pipeline.HostID
-	// LastUse replaces that of the model if it is later.
+	// LastUse replaces the model's if it is later.
 	LastUse time.Time
 }
 
@@ -335,7 +335,7 @@ func (p *Placer) Holder(there *meshv1.ReplicasRecord) pipeline.HostID {
 const membershipPoll = time.Second
 
 // EnsureLoaded has hosts load a model until it has the replicas wanted, and notes its last use. If
-// wait is true it returns once they are loaded. The faults are those of a request for the model.
+// wait is true it returns once they are loaded. It fails as a request for the model does.
 func (p *Placer) EnsureLoaded(ctx context.Context, id model.ID, w Wanted, wait bool) error {
 	if err := p.registry.changeable(); err != nil {
 		return err

@@ -455,7 +455,7 @@ func (r *Registry) content() *content {
 	return r.served
 }
 
-// StageSettings returns the settings of a stage, those of the mesh file where none are set. Do not
+// StageSettings returns the settings of a stage, from the mesh file where none are set. Do not
 // change them.
 func (r *Registry) StageSettings(stage pipeline.StageName) *meshv1.ModelSettings {
 	r.mu.RLock()

@@ -83,7 +83,7 @@ func noReplicas(m *Model) *meshv1.ReplicasRecord {
 	return &meshv1.ReplicasRecord{RegisteredAt: timestamppb.New(m.RegisteredAt), LastUse: timestamppb.New(m.LastUse)}
 }
 
-// isOf reports whether replicas are those of this registration of a model.
+// isOf reports whether replicas belong to this registration of a model.
 func isOf(r *meshv1.ReplicasRecord, m *Model) bool {
 	return r != nil && r.GetRegisteredAt().AsTime().Equal(m.RegisteredAt)
 }

@@ -24,7 +24,7 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
-// control is how a server loads models. Errors are those of gRPC.
+// control is how a server loads models. Errors come from gRPC.
 type control interface {
 	// status returns the status of a server that is ready and has no models. An error that wraps
 	// runner.ErrStartFailed means that the server does not become ready by itself.

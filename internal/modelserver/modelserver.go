@@ -109,7 +109,7 @@ func validAddress(s string) error {
 	return nil
 }
 
-// Runner is a client of a model server. Its batches run as those of an inproc.Runner.
+// Runner is a client of a model server. Its batches run as in an inproc.Runner.
 type Runner struct {
 	*inproc.Runner
 	settings     Settings
@@ -264,7 +264,7 @@ func (r *Runner) await(ctx context.Context, isReady bool) bool {
 	}
 }
 
-// Models implements runner.ModelLoader: its number is that of the connection.
+// Models implements runner.ModelLoader: its number identifies the connection.
 func (r *Runner) Models() (generation uint64, changed <-chan struct{}) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -288,7 +288,7 @@ func (r *Runner) Health() (changed <-chan struct{}, err error) {
 	return r.changed, err
 }
 
-// ModelLimits implements runner.ModelLoader: those of the server, within those of the host.
+// ModelLimits implements runner.ModelLoader: the server's limits, within the host's.
 func (r *Runner) ModelLimits() runner.ModelLimits {
 	r.mu.Lock()
 	defer r.mu.Unlock()

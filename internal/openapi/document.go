@@ -50,7 +50,7 @@ import (
 
 // Settings describe what Build documents.
 type Settings struct {
-	// Mesh and Version are the document's title and version. Version is that of the
+	// Mesh and Version are the document's title and version. Version belongs to the
 	// gateway.
 	Mesh, Version string
 	// Pipelines are those that are served, in any order.

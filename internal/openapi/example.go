@@ -35,7 +35,7 @@ func byName(examples []example) object {
 	return out
 }
 
-// examples returns those of the stage's examples that decode, as far as JSON can represent
+// examples returns the stage's examples that decode, as far as JSON can represent
 // them. Their parts have the names that callers use. Published examples may lack oversized
 // values.
 func (a operations) examples(value func([]payload.Part) (any, bool)) []example {

@@ -14,7 +14,7 @@ import (
 // part is one input or output as callers see it.
 type part struct {
 	*stagev1.PartSpec
-	// name is the name that callers use, and key that of its component.
+	// name is the name that callers use, and key names its component.
 	name, key string
 	// rows is true if axis 0 of tensors is rows. A caller may omit the axis for a
 	// single row.

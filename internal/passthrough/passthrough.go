@@ -16,7 +16,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// Parameters of the blob. Only gateways set those of a call: callers may not.
+// Parameters of the blob. Only gateways set a call's: callers may not.
 const (
 	// Method is package.Service/Method.
 	Method = "grpc.method"

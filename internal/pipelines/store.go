@@ -224,7 +224,7 @@ func (s *Store) Resolve(name string) (pipeline.Pipeline, *fault.Fault) {
 	return e.Pipeline, nil
 }
 
-// Has reports whether Resolve takes a name for that of a pipeline or a stage.
+// Has reports whether Resolve knows a name as a pipeline or a stage.
 func (s *Store) Has(name string) bool {
 	served, _ := s.current()
 	_, implicit := pipeline.StageOf(pipeline.Name(name))

@@ -11,7 +11,7 @@
 //
 // A part is a function that runs until its context ends and then finishes its
 // work in flight. Every part that was started is stopped and waited for, also
-// when a later one does not start. Errors are those of the parts, unwrapped.
+// when a later one does not start. Errors come from the parts, unwrapped.
 //
 // Start and Stop are for one goroutine at a time, and Stop is called when Start
 // has returned; Wait is safe for concurrent use.
@@ -57,7 +57,7 @@ type Group struct {
 	parts   []Part
 	running []*running
 
-	// failed is closed when a part has ended by itself; cause is that of the first,
+	// failed is closed when a part has ended by itself; cause is the first one's,
 	// and set before.
 	failed chan struct{}
 	first  sync.Once
@@ -231,7 +231,7 @@ func SignalContext(ctx context.Context) (drain context.Context, stop context.Can
 
 // DrainContext returns a context for work that is finished after ctx has ended.
 // It ends after the timeout, or, with ErrShutdown as its cause, with the second
-// signal where ctx is that of SignalContext.
+// signal where ctx comes from SignalContext.
 func DrainContext(ctx context.Context, timeout time.Duration) (context.Context, context.CancelFunc) {
 	drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
 	shutdown, ok := ctx.Value(shutdownKey{}).(context.Context)

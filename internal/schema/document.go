@@ -104,7 +104,7 @@ func compileError(doc any, err error) error {
 	return fmt.Errorf("it is not a JSON Schema: %w", broken.Err)
 }
 
-// check validates a part's JSON against its schema. The path is that of the part.
+// check validates a part's JSON against its schema. The path names the part.
 // Violations are returned as such. Text that is not JSON, and a document that takes
 // too much work, are errors.
 func (d documents) check(path string, part payload.Part) ([]fault.Violation, error) {
@@ -232,7 +232,7 @@ const (
 )
 
 // violations returns the first violations of a document, at least one, in the
-// document's order where it has an order. The path is that of the document.
+// document's order where it has an order. The path names the document.
 func violations(path string, doc any, invalid *jsonschema.ValidationError) []fault.Violation {
 	leaves := collect(nil, invalid)
 	slices.SortStableFunc(leaves, func(a, b *jsonschema.ValidationError) int {

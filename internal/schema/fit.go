@@ -63,7 +63,7 @@ func (c *Contract) Fit(parts, kept []payload.Part, rename map[string]string) (Fi
 
 // renameParts returns the parts for a runner without declared inputs: the parts under the
 // names that the step gives them. A part that feeds inputs is present under those
-// names only. A part whose name is that of a fed input is dropped.
+// names only. A part with the name of a fed input is dropped.
 func renameParts(parts, kept []payload.Part, rename map[string]string) ([]payload.Part, error) {
 	if len(rename) == 0 {
 		return parts, nil

@@ -20,7 +20,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-// BatchSettings are the section jobs.batches of a mesh file. Its retention is that of files.
+// BatchSettings are the section jobs.batches of a mesh file. Its retention applies to files.
 type BatchSettings struct {
 	Settings
 
@@ -108,7 +108,7 @@ type BatchRecord struct {
 
 	// Queue takes its lines, whatever the settings say by now.
 	Queue pipeline.QueueName `json:"queue"`
-	// Input and InputBytes are those of the input file, which may be deleted meanwhile.
+	// Input and InputBytes describe the input file, which may be deleted meanwhile.
 	Input      string `json:"input"`
 	InputBytes int64  `json:"input_bytes"`
 	// FileSeconds is how long its output files last.

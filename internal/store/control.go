@@ -100,7 +100,7 @@ func (l *Lease) read(ctx context.Context) (value leaseValue, seq uint64, err err
 	return value, seq, err
 }
 
-// unknownOwner is that of a lease that cannot be read.
+// unknownOwner owns a lease that cannot be read.
 const unknownOwner = "?"
 
 // ErrNotControl means that a value that dispatchers share cannot be read.

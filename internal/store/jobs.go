@@ -184,7 +184,7 @@ func (s *Jobs) HasQueue(ctx context.Context, queue pipeline.QueueName) (bool, er
 }
 
 // Submit puts a job into its queue, and returns its number there. It returns false if the queue
-// has a job of that ID. Other errors than ErrNotStorable are those of bus.Publish.
+// has a job of that ID. Errors other than ErrNotStorable come from bus.Publish.
 func (s *Jobs) Submit(ctx context.Context, id pipeline.JobID, tenant string, h bus.JobHeader, job *meshv1.QueuedJob) (seq uint64, added bool, err error) {
 	m, err := s.bus.Job(id, tenant, h, job)
 	if err != nil {

@@ -99,7 +99,7 @@ type bidiStream[M any, P message[M], Out any] struct {
 	// sending is held while a response is sent.
 	sending sync.Mutex
 
-	// sequence is that of InFlight. waiting has a key for each sequence of which a message runs,
+	// sequence belongs to InFlight. waiting has a key for each sequence of which a message runs,
 	// and room is what more may wait, in bytes.
 	sequence func(P) any
 	mu       sync.Mutex

@@ -14,7 +14,7 @@ const errorsEvery = time.Minute
 
 // ErrorLog returns the log of an http.Server. Clients cause most of its lines by malformed frames
 // or queries: one a minute has the level WARN, the others debug, as have failed TLS handshakes,
-// such as those of TCP probes. Panics are all logged.
+// such as from TCP probes. Panics are all logged.
 func ErrorLog(to *slog.Logger) *log.Logger {
 	return slog.NewLogLogger(&errorHandler{Handler: to.Handler()}, slog.LevelWarn)
 }

@@ -17,7 +17,7 @@ type Memory struct {
 	// Requests has the bytes of those who may call: of all, on a port without tokens. nil bounds
 	// nothing.
 	Requests *budget.Pool
-	// Anonymous has those of probes, and of callers who may not call.
+	// Anonymous has what probes hold, and callers who may not call.
 	Anonymous *budget.Pool
 }
 
@@ -169,7 +169,7 @@ type requestBody struct {
 	// reserved is what the body has of the account.
 	reserved atomic.Int64
 
-	// conn is that of HTTP/1. onDemand is true until a body is read that is sent only then, and ended
+	// conn is the connection of HTTP/1. onDemand is true until a body is read that is sent only then, and ended
 	// once there is nothing to discard. isLast is true if the client closes the connection after it.
 	conn                    http.ResponseController
 	onDemand, ended, isLast bool

@@ -226,7 +226,7 @@ func (s *Service) handle(name protoreflect.Name, limit func(http.Handler, Settin
 }
 
 // handleGRPC is handle for NewGRPC. The library handles a message of a stream when the
-// handler receives it, and that of another method before.
+// handler receives it, and another method's before.
 func (s *Service) handleGRPC(name protoreflect.Name, handler func(grpc.ServerStream) error) {
 	s.streams = append(s.streams, grpc.StreamDesc{
 		StreamName: string(name), ServerStreams: true, ClientStreams: true,

@@ -171,7 +171,7 @@ func isPublic(a netip.Addr) bool {
 	return a.IsGlobalUnicast() && !a.IsPrivate() && (a.Is4() || global.Contains(a)) && !slices.ContainsFunc(reserved, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
-// Sign sets the headers of a call of a tenant's webhook. The ID is that of the message, the same
+// Sign sets the headers of a call of a tenant's webhook. The ID names the message, the same
 // at each try.
 func (c Config) Sign(h http.Header, tenant, id string, at time.Time, body []byte) error {
 	secrets, ok := c.Tenants[tenant]

@@ -35,7 +35,7 @@ type modelRequest struct {
 
 func sizeOf(m frame.Memory) model.Size { return model.Size{Host: m.Host, Device: m.Device} }
 
-// adoptLimits checks the limits in the first ready, and takes those of rank 0.
+// adoptLimits checks the limits in the first ready, and takes rank 0's.
 func (r *rank) adoptLimits(m *frame.ModelLimits) error {
 	memory := r.settings().Models
 	switch {
@@ -234,7 +234,7 @@ func (r *Runner) Size(ctx context.Context, m model.Model) (model.Size, error) {
 	return q.loaded.Size, nil
 }
 
-// Models implements runner.ModelLoader: its number is that of the incarnation.
+// Models implements runner.ModelLoader: its number identifies the incarnation.
 func (r *Runner) Models() (generation uint64, changed <-chan struct{}) {
 	workers, changed := r.board.look()
 	if workers[0].state == Ready {

@@ -33,7 +33,7 @@ type workerSlots struct {
 	// slots is how many batches it takes at a time, offered how many when it was last
 	// offered.
 	slots, offered int
-	// held counts the slots that somebody holds, running those of them with a batch.
+	// held counts the slots that somebody holds, running how many of them have a batch.
 	held, running int
 	// prefetches is true where the worker takes one batch more.
 	prefetches bool

@@ -45,7 +45,7 @@ type command struct {
 	Dir string
 	// Env is the environment, complete but for the lifeline.
 	Env []string
-	// CPUs that the process may run on; none are those of the host.
+	// CPUs that the process may run on; none means all of the host's.
 	CPUs cpuset.Set
 	// Log gets the output of the process.
 	Log *slog.Logger

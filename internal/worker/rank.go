@@ -220,7 +220,7 @@ func (r *rank) addSlots(n int) error {
 	return nil
 }
 
-// adoptSpec checks the spec, and adopts that of rank 0.
+// adoptSpec checks the spec, and adopts rank 0's.
 func (r *rank) adoptSpec(m *frame.Ready, body []byte) error {
 	spec, err := specOf(m.Spec, body)
 	if err != nil {

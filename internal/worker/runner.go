@@ -136,7 +136,7 @@ type Runner struct {
 	started  atomic.Bool
 	// streams is how many streams the workers took when all were ready first.
 	streams atomic.Int64
-	// limits are those of the worker that was ready last, for a stage with models.
+	// limits come from the worker that was ready last, for a stage with models.
 	limits atomic.Pointer[runner.ModelLimits]
 	// longest is the longest silence of a batch lately. Before the first has finished it is
 	// 0, or less where one was given up: the time that it had run, negative.

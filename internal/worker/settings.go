@@ -158,7 +158,7 @@ func (s Settings) Validate() error {
 	return errors.Join(errs...)
 }
 
-// ValidateModels returns why the runner cannot be that of a stage with models: several workers
+// ValidateModels returns why the runner cannot serve a stage with models: several workers
 // would each have models of their own.
 func (r *Runner) ValidateModels() error { return r.given.validateModels() }
 

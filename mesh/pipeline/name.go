@@ -62,7 +62,7 @@ var (
 	serviceName = regexp.MustCompile(`^((stagemesh|grpc|mmesh)\.|inference\.GRPCInferenceService$)`)
 )
 
-// ValidPipelineName checks the name of a pipeline, which may be that of a model of Triton.
+// ValidPipelineName checks the name of a pipeline, which may be a name of a Triton model.
 func ValidPipelineName(name string) error {
 	switch {
 	case !pipelineName.MatchString(name):

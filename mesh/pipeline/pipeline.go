@@ -258,7 +258,7 @@ type Hop struct {
 	Inputs map[string]string
 	// Keep are names of this step's inputs and outputs that later steps need.
 	Keep []string
-	// Host is in whose queue the item waits; empty means that of the stage.
+	// Host is in whose queue the item waits; empty means the stage's queue.
 	Host HostID
 	// Visited are hosts that passed the item on, "" for one that did not refuse to load its
 	// model.

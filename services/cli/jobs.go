@@ -172,7 +172,7 @@ type jobsSubmit struct {
 	next  []*inferencev1.SubmitJobRequest
 	names []string
 	bytes int
-	// ids and files are those of accepted jobs that are not printed yet.
+	// ids and files belong to accepted jobs that are not printed yet.
 	ids, files  []string
 	failed, all int
 }
@@ -280,7 +280,7 @@ const (
 	maxSubmitBytes = 4 << 20
 )
 
-// add submits a job together with others. The suffix is that of its idempotency key.
+// add submits a job together with others. The suffix ends its idempotency key.
 func (c *jobsSubmit) add(ctx context.Context, name, contentType string, data []byte, suffix string) error {
 	if len(c.next) == maxSubmits || c.bytes+len(data) > maxSubmitBytes {
 		if err := c.send(ctx); err != nil {
@@ -448,7 +448,7 @@ func newJobsWatch() *cobra.Command {
 	})
 }
 
-// jobEvent prints an event of a job: chunks as those of a stream, all else on a line of its own.
+// jobEvent prints an event of a job: chunks as in a stream, all else on a line of its own.
 func (t *streamPrinter) jobEvent(m *inferencev1.WatchJobResponse) error {
 	if t.style.json {
 		return printJSON(t.out, m)

@@ -98,7 +98,7 @@ type topWindow []topSample
 
 func (w *topWindow) add(s topSample) { *w = append((*w)[max(0, len(*w)-topSamples+1):], s) }
 
-// topFigures are the figures of a mesh. Rates and quantiles are those of the last polls.
+// topFigures are the figures of a mesh. Rates and quantiles are over the last polls.
 type topFigures struct {
 	Time              time.Time         `json:"time"`
 	Gateways          int               `json:"gateways"`
@@ -110,7 +110,7 @@ type topFigures struct {
 	FailuresPerSecond map[string]figure `json:"failuresPerSecond"`
 	Stages            []*stageFigures   `json:"stages"`
 
-	// records are those of the registry.
+	// records come from the registry.
 	records  []*adminv1.HostStatus
 	duration histogram
 }

@@ -99,7 +99,7 @@ func (m *topModel) move(by int) {
 // topView is how figures are shown.
 type topView struct {
 	address string
-	// width and height are those of the terminal; 0 means plain text without a bound.
+	// width and height measure the terminal; 0 means plain text without a bound.
 	width, height int
 	// sort is the column to sort by, selected the name of a stage.
 	sort     int

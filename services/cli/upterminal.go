@@ -15,7 +15,7 @@ import (
 type terminalHandler struct {
 	slog.Handler
 	screen *screenState
-	// attrs are those of With.
+	// attrs were given to With.
 	attrs []slog.Attr
 }
 

@@ -198,7 +198,7 @@ func datatypeOf(d dtypes.DType) (name tensor.Datatype, ok bool) {
 
 // node is one node of a model's graph.
 type node struct {
-	// name is the node's own, or that of its first output if it has none.
+	// name is the node's own, or its first output's if it has none.
 	name string
 	// operator includes the domain unless that is ONNX's own.
 	operator string
@@ -289,7 +289,7 @@ func converts(operator string) bool {
 const probeOutput = "y"
 
 // singleNode returns a serialised ModelProto whose graph is one node without
-// inputs. The field numbers are those of onnx.proto3.
+// inputs. The field numbers come from onnx.proto3.
 func singleNode(operator string) []byte {
 	const graphOfModel, nodeOfGraph, outputOfNode, operatorOfNode = 7, 1, 2, 4
 	field := func(b []byte, number protowire.Number, value string) []byte {

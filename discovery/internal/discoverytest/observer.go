@@ -23,7 +23,7 @@ type recorder struct {
 	// calls counts the calls that run now.
 	calls atomic.Int32
 
-	// instances are those of the latest snapshot, and snapshots counts them.
+	// instances has the latest snapshot, and snapshots counts all.
 	instances []discovery.Instance
 	snapshots int
 	// entries are the sum of the changes, and resets counts those that reset.

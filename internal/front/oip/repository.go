@@ -78,7 +78,7 @@ func (h *rest) findRepository(name, verb string) (endpoint, bool) {
 	}}, change != nil
 }
 
-// repositoryIndex is that of the service, written as it is read.
+// repositoryIndex is the service's index, written as it is read.
 func (h *rest) repositoryIndex(w http.ResponseWriter, r *http.Request) error {
 	var in struct{ Ready bool }
 	if err := h.readOptional(w, r, &in); err != nil {

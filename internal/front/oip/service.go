@@ -49,7 +49,7 @@ type Models interface {
 	Load(ctx context.Context, name string) error
 	// Unload has all hosts unload a model.
 	Unload(ctx context.Context, name string) error
-	// Statistics returns those of a model's requests, under the name given; of "" those of all with
+	// Statistics returns figures of a model's requests, under the name given; for "" of all models with
 	// requests.
 	Statistics(ctx context.Context, name string) ([]call.Statistics, error)
 	// Version is the server's.

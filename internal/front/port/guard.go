@@ -32,14 +32,14 @@ type Port struct {
 	// Origins are those whose pages may call, as scheme://host[:port], or "*" alone for all.
 	// Empty allows only the port's own.
 	Origins []string
-	// Forms write the errors on other paths than those of Services.
+	// Forms write the errors on paths outside Services.
 	Forms Forms
 	// Memory is what the callers of the port may hold; nil bounds only those without a token.
 	Memory *transport.Memory
 }
 
 // Handler returns the handler of the port: the services of the mux, with probes and
-// reflection. Errors are those of CheckOrigins.
+// reflection. Errors come from CheckOrigins.
 func (p *Port) Handler(mux *http.ServeMux) (http.Handler, error) {
 	p.mountHealth(mux)
 	p.mountReflection(mux)

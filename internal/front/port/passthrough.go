@@ -25,7 +25,7 @@ const (
 
 // passOn passes a call on to the servers of the models that it names: by headers, or else within
 // the message. The answers of several are concatenated in their order, which for protobuf is to
-// merge them; the headers and trailers are those of the first.
+// merge them; the headers and trailers come from the first.
 func (s PublicSettings) passOn(ctx context.Context, c *transport.Call, header transport.GRPCHeader, receive func() ([]byte, error)) ([]byte, error) {
 	field, ok := s.Passthrough[c.Origin.Method]
 	if !ok {

@@ -21,7 +21,7 @@
 // Others get UNAUTHENTICATED: an RPC in its protocol, other requests in the form of their
 // path. Probes, gRPC health and its Open paths need no token.
 //
-// Handlers are safe for concurrent use and start no goroutine but those of streams. After
+// Handlers are safe for concurrent use and start goroutines for streams only. After
 // Stopping is closed, streams of many requests take no more and end when the requests in
 // flight are answered.
 package port

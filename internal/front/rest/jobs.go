@@ -43,7 +43,7 @@ const (
 //	GET    /v1/jobs/{id}/events
 //	DELETE /v1/jobs/{id}
 //
-// A body is read as that of inference; for a queue with an HTTP target it is passed on as it is,
+// A body is read as for inference; for a queue with an HTTP target it is passed on as it is,
 // to the path of ?path=. A result that is not there yet is 202 with the job.
 type jobsHandler struct {
 	handler
@@ -125,7 +125,7 @@ func (h *jobsHandler) submit(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// setRequest makes the request that of the job. A body that is passed on keeps its content type.
+// setRequest sets the job's request. A body that is passed on keeps its content type.
 func setRequest(in *inferencev1.SubmitJobRequest, request *request.Request, contentType string) error {
 	in.IdempotencyKey, in.Priority = request.IdempotencyKey, request.Priority
 	request.IdempotencyKey, request.Priority = "", 0

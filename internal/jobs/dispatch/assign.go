@@ -79,7 +79,7 @@ type assignment struct {
 	Holder string
 }
 
-// assignments are those of a mesh's queues. They are one value on the broker.
+// assignments say which pool has which queue of a mesh. They are one value on the broker.
 type assignments map[string]assignment
 
 const assignmentKind, assignmentName = "queues", "all"

@@ -27,7 +27,7 @@ const (
 	poison      outcome = "poison" // the job ends the process that runs it
 )
 
-// outcomeOfStatus is that of an HTTP answer. Redirects are not followed, so they are failures.
+// outcomeOfStatus returns the outcome of an HTTP answer. Redirects are not followed, so they are failures.
 func outcomeOfStatus(status int) outcome {
 	switch {
 	case status/100 == 2:

@@ -43,7 +43,7 @@ type Attempt struct {
 	store.StoredJob
 
 	Request  pipeline.RequestID // the ID of the request in a mesh
-	Priority int32              // that of the request
+	Priority int32              // the request's
 	Deadline time.Time
 }
 

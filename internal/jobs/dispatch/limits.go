@@ -61,7 +61,7 @@ func (l LimitConfig) unit() string { return cmp.Or(l.Unit, unitRequests) }
 
 func (l LimitConfig) quotaName() string { return fmt.Sprintf("%s %s %s", l.By, l.unit(), l.Window) }
 
-// limits are those of a pool, each by a key: a tenant, or the value of an attribute. They are pure.
+// limits bound a pool, each by a key: a tenant, or the value of an attribute. They are pure.
 type limits []*limit
 
 // limit is one of them. Beside its configuration, one of its fields is set.

@@ -331,7 +331,7 @@ func (t *webhookTarget) Do(ctx context.Context, a Attempt) Answer {
 	return out
 }
 
-// messageID is that of the job that has ended, which stays the same if the notice is replayed.
+// messageID is the ended job's ID, which stays the same if the notice is replayed.
 func messageID(a Attempt) string {
 	of, err := pipeline.ParseJobID(a.Job.GetJob().GetAttributes()[store.NoticeOf])
 	if err != nil {

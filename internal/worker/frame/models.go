@@ -29,7 +29,7 @@ func (c *coder) memory(name string, v *Memory) {
 
 // ModelLimits are the limits of a worker with Models.
 type ModelLimits struct {
-	// Capacity bounds the sizes of all models; 0 is that of the welcome. DefaultSize is the
+	// Capacity bounds the sizes of all models; 0 means the welcome's. DefaultSize is the
 	// size of a model whose size is not known.
 	Capacity    Memory `json:"capacity,omitzero"`
 	DefaultSize Memory `json:"default_size,omitzero"`
@@ -112,7 +112,7 @@ type Loaded struct {
 	// MaxConcurrency is how many batches of the model run at a time; 0 is as many as there
 	// are slots.
 	MaxConcurrency int `json:"max_concurrency,omitempty"`
-	// Spec is the model's own; nil where it has that of the worker.
+	// Spec is the model's own; nil where the worker's applies.
 	Spec *Spec `json:"spec,omitempty"`
 }
 

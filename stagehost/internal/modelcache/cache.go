@@ -15,7 +15,7 @@ type Cache struct {
 	capacity model.Size // without what failed unloads have lost
 	// leaving are the replicas that were loaded, replicas those that are or will be.
 	replicas, leaving map[model.ID]*Replica
-	// tallies are the sums over the replicas in each state; those of Ended mean nothing.
+	// tallies are the sums over the replicas in each state; of Ended they mean nothing.
 	tallies [states]struct {
 		count int
 		size  model.Size

@@ -172,7 +172,7 @@ func answerItem(ctx context.Context, item runner.Item, answer EachFunc) (out run
 
 // StreamFunc answers one item in chunks, and returns the whole answer, or nothing where
 // there is none. Send sends a chunk; its error means that nobody wants more. The context
-// ends with the batch's, and when the item is cancelled. Errors are those of an EachFunc.
+// ends with the batch's, and when the item is cancelled. It fails as an EachFunc does.
 type StreamFunc func(ctx context.Context, item runner.Item, send func(chunk ...payload.Part) error) ([]payload.Part, error)
 
 // Stream returns a runner that answers items in chunks, and sets Spec.Stream. An item

@@ -45,7 +45,7 @@ func StreamSpec() runner.Spec {
 	return spec
 }
 
-// Answer answers one row. The context is that of its batch.
+// Answer answers one row. The context belongs to its batch.
 func Answer(ctx context.Context, row int64) (int64, error) {
 	switch row {
 	case Bad:
