@@ -9,6 +9,7 @@ import (
 	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/internal/bus"
 	"github.com/stagemesh/stagemesh/internal/envelope"
+	"github.com/stagemesh/stagemesh/internal/store"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
@@ -37,7 +38,7 @@ func (s *Service) Cancel(ctx context.Context, requestID string) error {
 	defer s.limiter.Release(budget.TenantOf(ctx))
 	if err := s.bus.Cancel(&envelope.Cancel{Mesh: s.settings.Mesh, Tenant: tenant, RequestID: id}); err != nil {
 		s.metrics.countCancel(failed)
-		return Unavailable(err).WithMetadata(requestIDKey, string(id))
+		return store.Unavailable(err).WithMetadata(requestIDKey, string(id))
 	}
 	s.metrics.countCancel(notified)
 	return nil

@@ -43,7 +43,7 @@ func (s *Service) Explain(ctx context.Context, requestID string) (*meshv1.Reques
 	answer := s.answerOf(id)
 	if !isFinished(answer.GetReport()) {
 		if err := s.askOthers(ctx, id, answer); err != nil && answer.GetReport() == nil {
-			return nil, Unavailable(err).WithMetadata(requestIDKey, string(id))
+			return nil, store.Unavailable(err).WithMetadata(requestIDKey, string(id))
 		}
 	}
 	ctx, cancel := context.WithTimeout(ctx, explainReads)
@@ -58,7 +58,7 @@ func (s *Service) Explain(ctx context.Context, requestID string) (*meshv1.Reques
 				"gateways remember all requests of the last %s, and failed and slow ones longer, until they stop", id, time.Since(answer.GetRemembersSince().AsTime()).Round(time.Second)).
 				WithMetadata(requestIDKey, string(id))
 		case err != nil:
-			return nil, Unavailable(err).WithMetadata(requestIDKey, string(id))
+			return nil, store.Unavailable(err).WithMetadata(requestIDKey, string(id))
 		}
 		report = r.Report()
 	case !isFinished(report):

@@ -72,7 +72,7 @@ func (i *idempotent) runOrFollow(ctx context.Context) (*request.Response, error)
 // lookUp reads who has the key, and that request's result. It makes the streams of both
 // where they are missing: a key that is lost with its stream is free.
 func (i *idempotent) lookUp(ctx context.Context) (keyState, error) {
-	for _, stream := range []*LazyStream{i.service.keys.stream, i.service.resultsStream} {
+	for _, stream := range []*store.LazyStream{i.service.keys.stream, i.service.resultsStream} {
 		if f := stream.Ensure(ctx); f != nil {
 			return keyState{}, f
 		}
@@ -235,7 +235,7 @@ func (i *idempotent) end(ctx context.Context, err error) (*request.Response, err
 	case errors.Is(err, bus.ErrNoClaims):
 		i.service.keys.stream.Reset(ctx)
 	}
-	return nil, Unavailable(err)
+	return nil, store.Unavailable(err)
 }
 
 func (i *idempotent) countOnce(outcome string) {

@@ -17,7 +17,7 @@ import (
 type keys struct {
 	service *Service
 	store   *store.Keys
-	stream  *LazyStream
+	stream  *store.LazyStream
 	// watches wait for first requests, releases release keys.
 	watches, releases *tasks
 

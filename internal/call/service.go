@@ -194,7 +194,7 @@ type Service struct {
 	// finished has the last requests that ended.
 	finished      *explain.Ring
 	results       *store.Results
-	resultsStream *LazyStream
+	resultsStream *store.LazyStream
 	// shares are those that requests have asked, by the name of the stream.
 	shares  sync.Map
 	keys    *keys
@@ -370,7 +370,7 @@ func (g *localGateway) Queued(id pipeline.ExecutionID, position int, seq uint64)
 // Ready returns nil when requests can be served, else a fault that says why not.
 func (s *Service) Ready() error {
 	if err := s.bus.ConnectionError(); err != nil {
-		return Unavailable(err)
+		return store.Unavailable(err)
 	}
 	if f := s.checkClock(); f != nil {
 		return f
@@ -441,7 +441,7 @@ type Backlog = bus.Backlog
 // The state of its queues is current, its hosts' state at most 200 ms old.
 func (s *Service) Stage(ctx context.Context, name pipeline.StageName) (StageState, error) {
 	if err := s.bus.ConnectionError(); err != nil {
-		return StageState{}, Unavailable(err)
+		return StageState{}, store.Unavailable(err)
 	}
 	durabilities := []pipeline.Durability{pipeline.Memory, pipeline.File}
 	backlogs := make([]bus.Backlog, len(durabilities))
@@ -463,7 +463,7 @@ func (s *Service) Stage(ctx context.Context, name pipeline.StageName) (StageStat
 		})
 	}
 	if err := queries.Wait(); err != nil {
-		return StageState{}, Unavailable(err)
+		return StageState{}, store.Unavailable(err)
 	}
 	for i, b := range backlogs {
 		if b.Epoch != "" {
@@ -471,18 +471,6 @@ func (s *Service) Stage(ctx context.Context, name pipeline.StageName) (StageStat
 		}
 	}
 	return out, nil
-}
-
-// Unavailable is the fault of a question that the broker did not answer, or whose answer was
-// rejected, or of a write that it did not store.
-func Unavailable(err error) *fault.Fault {
-	if f, ok := errors.AsType[*fault.Fault](err); ok {
-		return f
-	}
-	if f := bus.StoreFault(err); f != nil {
-		return f
-	}
-	return fault.New(fault.BrokerUnavailable, "the broker cannot be reached").WithRetryAfter(budget.RetryAfter).Caused(err)
 }
 
 // tasks are a bounded number of background goroutines that end before their owner

@@ -15,7 +15,6 @@ import (
 
 	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/internal/bus"
-	"github.com/stagemesh/stagemesh/internal/call"
 	"github.com/stagemesh/stagemesh/internal/store"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
@@ -116,7 +115,7 @@ func (s *Service) CallBatches(ctx context.Context, do func() error) error {
 	case errors.Is(err, bus.ErrNoQueue):
 		s.batchStream.Reset(ctx)
 	}
-	return call.Unavailable(err)
+	return store.Unavailable(err)
 }
 
 // CreateFile stores a file. It calls describe once it has read all of it.

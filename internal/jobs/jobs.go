@@ -40,7 +40,6 @@ import (
 
 	"github.com/stagemesh/stagemesh/internal/admission"
 	"github.com/stagemesh/stagemesh/internal/bus"
-	"github.com/stagemesh/stagemesh/internal/call"
 	"github.com/stagemesh/stagemesh/internal/store"
 	"github.com/stagemesh/stagemesh/internal/webhook"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -80,19 +79,37 @@ type Queue struct {
 	HTTP bool
 }
 
+// Caller is the request path of the gateway.
+type Caller interface {
+	// Stream runs a request; emit gets chunks in order.
+	Stream(ctx context.Context, r *request.Request, emit func(request.Chunk) error) (*request.Response, error)
+	Cancel(ctx context.Context, requestID string) error
+	// Resolve returns the pipeline of a name, and CheckRequest what is wrong with a request to it.
+	Resolve(name string, byModel bool) (pipeline.Pipeline, *fault.Fault)
+	CheckRequest(r *request.Request, p *pipeline.Pipeline) *fault.Fault
+	// Limiter bounds the requests in flight, StartWait those that wait for a stored result.
+	Limiter() *admission.Limiter
+	StartWait(ctx context.Context, wait time.Duration) (waiting context.Context, stop func(), f *fault.Fault)
+	// BrokerFault returns why the broker stores nothing; nil where it does.
+	BrokerFault() *fault.Fault
+	NewLazyStream(problem string, makeStream func(context.Context) error) *store.LazyStream
+	// ReserveStored reserves space of the context's tenant on the broker; see store.Share.
+	ReserveStored(ctx context.Context, of *store.Share, n int64) (stored func(), f *fault.Fault)
+}
+
 // Service are the jobs and batches of a gateway.
 type Service struct {
 	settings Settings
-	calls    *call.Service
+	calls    Caller
 	limiter  *admission.Limiter
 	bus      *bus.Bus
 	store    *store.Jobs
-	stream   *call.LazyStream
+	stream   *store.LazyStream
 	// queues are replaced as a whole.
 	queues atomic.Pointer[map[pipeline.QueueName]queue]
 
 	batches     *store.Batches
-	batchStream *call.LazyStream
+	batchStream *store.LazyStream
 	metrics     struct{ ended, lines metric.Int64Counter }
 	stop        context.CancelFunc
 	running     sync.WaitGroup
@@ -101,12 +118,12 @@ type Service struct {
 type queue struct {
 	Queue
 
-	stream *call.LazyStream
+	stream *store.LazyStream
 	share  *store.Share
 }
 
 // New returns the jobs of a gateway, which sends their requests through calls.
-func New(s Settings, calls *call.Service) (*Service, error) {
+func New(s Settings, calls Caller) (*Service, error) {
 	s.Batches = s.Batches.WithDefaults()
 	out := &Service{settings: s, calls: calls, limiter: calls.Limiter()}
 	out.queues.Store(&map[pipeline.QueueName]queue{})
@@ -194,7 +211,7 @@ func (s *Service) submit(ctx context.Context, in *inferencev1.SubmitJobRequest, 
 		return nil, f
 	}
 	job.Job.Deadline, job.Webhook = timestamppb.New(deadline), in.GetWebhook()
-	for _, stream := range []*call.LazyStream{s.stream, q.stream} {
+	for _, stream := range []*store.LazyStream{s.stream, q.stream} {
 		if f := stream.Ensure(ctx); f != nil {
 			return nil, f
 		}
@@ -351,7 +368,7 @@ func (s *Service) requireQueue(ctx context.Context, name pipeline.QueueName) *fa
 	case ctx.Err() != nil:
 		return fault.From(ctx.Err())
 	case err != nil:
-		return call.Unavailable(err)
+		return store.Unavailable(err)
 	case has:
 		return nil
 	}
@@ -472,5 +489,5 @@ func (s *Service) submitFault(ctx context.Context, queue pipeline.QueueName, err
 		}
 		s.stream.Reset(ctx)
 	}
-	return call.Unavailable(err)
+	return store.Unavailable(err)
 }

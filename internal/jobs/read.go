@@ -16,7 +16,6 @@ import (
 	"github.com/stagemesh/stagemesh/internal/admission"
 	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/internal/bus"
-	"github.com/stagemesh/stagemesh/internal/call"
 	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/store"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -151,7 +150,7 @@ func (s *Service) jobFault(ctx context.Context, id pipeline.JobID, err error) *f
 	case errors.Is(err, store.ErrNotAJob), errors.Is(err, bus.ErrNewer):
 		return fault.Newf(fault.Internal, "job %s cannot be read: %w", id, err)
 	}
-	return call.Unavailable(err)
+	return store.Unavailable(err)
 }
 
 // maxChangeTries is how often a change begins again if others change the record meanwhile.

@@ -16,7 +16,6 @@ import (
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
 	"github.com/stagemesh/stagemesh/internal/bus"
-	"github.com/stagemesh/stagemesh/internal/call"
 	"github.com/stagemesh/stagemesh/internal/process"
 	"github.com/stagemesh/stagemesh/internal/store"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -41,7 +40,7 @@ func (s *Service) poolReport(ctx context.Context, pool, job string) (*meshv1.Poo
 	case errors.Is(err, bus.ErrNoOwner):
 		return &meshv1.PoolReport{Pool: pool, State: noOwner, Why: err.Error()}, nil
 	case err != nil:
-		return nil, call.Unavailable(err)
+		return nil, store.Unavailable(err)
 	}
 	return r, nil
 }
@@ -72,7 +71,7 @@ func (s *Service) ListQueues(ctx context.Context, _ *adminv1.ListQueuesRequest) 
 	}
 	pauses, err := s.store.Pauses(ctx)
 	if err != nil && !errors.Is(err, bus.ErrNoQueue) && !errors.Is(err, store.ErrNotControl) {
-		return nil, call.Unavailable(err)
+		return nil, store.Unavailable(err)
 	}
 	queues := *s.queues.Load()
 	out := &adminv1.ListQueuesResponse{Queues: make([]*adminv1.JobQueueStatus, len(queues))}
@@ -107,7 +106,7 @@ func (s *Service) ListQueues(ctx context.Context, _ *adminv1.ListQueuesRequest) 
 		})
 	}
 	if err := reads.Wait(); err != nil {
-		return nil, call.Unavailable(err)
+		return nil, store.Unavailable(err)
 	}
 	return out, nil
 }
@@ -134,7 +133,7 @@ func (s *Service) setPaused(ctx context.Context, name string, isPaused bool) err
 		if errors.Is(err, bus.ErrNoQueue) {
 			s.stream.Reset(ctx)
 		}
-		return call.Unavailable(err)
+		return store.Unavailable(err)
 	}
 	s.settings.Logger.Info("a queue of jobs was paused or resumed", "queue", name, "paused", isPaused)
 	return s.awaitPaused(ctx, queue, isPaused)
@@ -156,7 +155,7 @@ func (s *Service) awaitPaused(ctx context.Context, queue pipeline.QueueName, isP
 			return nil
 		}
 		if err := process.Sleep(ctx, ownerPatience/100); err != nil {
-			return call.Unavailable(err)
+			return store.Unavailable(err)
 		}
 	}
 }

@@ -93,7 +93,7 @@ var importTable = rules{
 			packages:  list("internal/call"),
 			mayImport: list(proto, tensor, fault, payload, raw, pipeline, envelope, bus, "internal/config", "internal/process", "internal/store", "internal/tracing", model, "internal/models", "internal/admission", "internal/explain", "internal/pipelines", budget, request),
 		},
-		{packages: list("internal/jobs"), mayImport: list(proto, fault, payload, pipeline, bus, "internal/process", "internal/store", "internal/webhook", "internal/admission", "internal/call", budget, request)},
+		{packages: list("internal/jobs"), mayImport: list(proto, fault, payload, pipeline, bus, "internal/process", "internal/store", "internal/webhook", "internal/admission", budget, request), inTests: list("internal/call")},
 		{packages: list("internal/front/*"), mayImport: list(proto, tensor, fault, payload, oipcodec, raw, model, msgpack, pipeline, auth, "internal/config", "internal/admission", "internal/call", "internal/jobs", "internal/front/*", "internal/openapi", budget, request, transport), inTests: list("internal/tracing", envelope)},
 		// What the operators' port shows is what the stores keep: it reads letters
 		// and their items, through interfaces of its own. A front, so never the bus.
