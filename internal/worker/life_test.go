@@ -216,14 +216,14 @@ func TestFailedStartHasLastOutput(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "worker 0: exit code 3") || !strings.Contains(err.Error(), "ImportError: no module named torch") {
 		t.Errorf("Start returned %v", err)
 	}
-	starts := 0
+	crashes := 0
 	for len(b.edges) > 0 {
-		if e := <-b.edges; e.To == worker.Startup {
-			starts++
+		if e := <-b.edges; e.From == worker.Startup && e.To == worker.Dead {
+			crashes++
 		}
 	}
-	if starts != s.StartTries {
-		t.Errorf("it was started %d times", starts)
+	if crashes != s.StartTries {
+		t.Errorf("it crashed %d times", crashes)
 	}
 	if _, err := b.Acquire(b.patient()); !errors.Is(err, worker.ErrStopped) {
 		t.Errorf("Acquire returned %v", err)
