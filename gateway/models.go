@@ -31,7 +31,7 @@ type models struct {
 	gateway *Gateway
 
 	mu sync.Mutex
-	// specs are the stages' inputs and outputs, and limits those of their batches, as their hosts
+	// specs are the stages' inputs and outputs, and limits bound their batches, as their hosts
 	// reported them by readAt.
 	specs  map[string]*stagev1.Spec
 	limits map[string]*stagev1.Limits
@@ -98,7 +98,7 @@ func (m *models) Statistics(ctx context.Context, name string) ([]call.Statistics
 }
 
 // specOf returns the inputs and outputs of a step: its model's own, as far as they are known, or
-// those of its stage.
+// its stage's.
 func (m *models) specOf(step pipeline.Step) *stagev1.Spec {
 	if spec := m.gateway.service.SpecOf(step.Model); spec != nil {
 		return spec

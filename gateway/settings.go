@@ -66,7 +66,7 @@ type Config struct {
 type Settings struct {
 	Config
 
-	// Call configures the request path. New replaces its limits by those of Config.
+	// Call configures the request path. New replaces its limits by Config's.
 	// The gateway shares its logger and meter.
 	Call call.Settings
 	// Jobs are the queues of jobs. New sets what has to do with requests.
@@ -75,8 +75,8 @@ type Settings struct {
 	// Pipelines come from the gateway's file. With a registry, the gateway writes
 	// them to the registry and serves the registry's pipelines. New sets Call.Pipelines.
 	Pipelines []pipeline.Pipeline
-	// Models and Aliases are those of the gateway's file. It writes those to the registry that
-	// are missing there.
+	// Models and Aliases come from the gateway's file. It writes to the registry what
+	// is missing there.
 	Models  []model.Model
 	Aliases []registry.AliasChange
 	// Registry is where hosts register; nil means that there is no registry.

@@ -120,7 +120,7 @@ type pulledQueues struct {
 	// alive ends the answers that the host serves them; nil while there are none. It is
 	// reconcile's, and the drain's after that has ended.
 	alive func() error
-	// served are those of the last answers, and failing since when others cannot be ensured.
+	// served is what the last answers named, and failing since when others cannot be ensured.
 	served  []pipeline.Durability
 	failing map[pipeline.Durability]time.Time
 }

@@ -90,7 +90,7 @@ type itemRun struct {
 // itemSend is an item's state once its outcome is known.
 type itemSend struct {
 	// outbox has the messages that are sent for the item, one after the other: the
-	// next step's item, or a reply, after what is stored before. tries are those of
+	// next step's item, or a reply, after what is stored before. tries counts for
 	// the first message.
 	outbox []outgoing
 	// isHandedOver is true where the output needs no message, as the next host or the gateway
@@ -308,7 +308,7 @@ func (h *Host) decodeAddress(d bus.Delivery) (*envelope.Envelope, bool) {
 		AdmittedAt:  in.GetAdmittedAt(),
 		Durability:  d.Durability.ToProto(),
 		Priority:    in.GetPriority(),
-		// With it the result is stored, as that of any other item.
+		// With it the result is stored, as of any other item.
 		IdempotencyKey: in.GetIdempotencyKey(),
 	})
 	if err != nil {

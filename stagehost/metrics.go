@@ -42,7 +42,7 @@ func (c counter) inc() { c.Add(context.Background(), 1, c.base...) }
 type metrics struct {
 	stage attribute.KeyValue
 	base  series
-	// outputs is the series of items with an output, reasons those of the batches by
+	// outputs is the series of items with an output, reasons the series of batches by
 	// their dispatch reason.
 	outputs series
 	reasons map[batch.Reason]series

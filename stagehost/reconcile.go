@@ -41,7 +41,7 @@ func (h *Host) reconcile(ctx context.Context) error {
 			h.known = known{}
 		case <-h.missing:
 			h.known = known{}
-			// A broker that still removes the files would remove those of the successors too.
+			// A broker that still removes the files would remove the successors' too.
 			wait.Reset(missingPause)
 			continue
 		case <-ctx.Done():

@@ -43,7 +43,7 @@ type Front struct {
 // idBytes is how long that is which says what request a message is of.
 const idBytes = 8
 
-// Bounds on the answers that wait to be handed on: those of the mesh's gateway. What is
+// Bounds on the answers that wait to be handed on, as in the mesh's gateway. What is
 // beyond them is lost.
 const (
 	pendingAnswers = 1 << 16

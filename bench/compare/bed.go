@@ -45,7 +45,7 @@ type Bed struct {
 	grpcURL  string
 	baseline string
 	stop     func() error
-	// broker and hosts, which are in the order of their starts, are those of a mesh in processes.
+	// broker and hosts, which are in the order of their starts, belong to a mesh in processes.
 	broker    string
 	hosts     []*child
 	startHost func(ctx context.Context, stage string) (*child, error)

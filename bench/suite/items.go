@@ -89,7 +89,7 @@ func Select(items []Item, numbers []int) ([]Item, error) {
 type Pace struct {
 	// Quick marks figures that only try the suite out.
 	Quick bool
-	// Warmup precedes each run. Run is its length; Long is that of loads whose last
+	// Warmup precedes each run. Run is its length; Long is the length of loads whose last
 	// answers come late.
 	Warmup, Run, Long time.Duration
 	// Pairs of mesh and baseline, and Repeats without a baseline.

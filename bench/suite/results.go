@@ -280,7 +280,7 @@ type Hop struct {
 	Latency, Work float64
 }
 
-// hops returns those of mesh and baseline, by the commands with the suffix; false if they were
+// hops returns the hops of mesh and baseline, by the commands with the suffix; false if they were
 // not measured.
 func (r Results) hops(suffix string) (ours, bare Hop, known bool) {
 	item, _ := r.Item(Stages)

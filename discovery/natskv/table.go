@@ -160,7 +160,7 @@ type change struct {
 	value   []byte
 	header  nats.Header
 	// revision is what the entry has to have, 0 that there is to be none. sequence is
-	// what the broker has to find: the revision, or that of a delete marker, with the epoch.
+	// what the broker has to find: the revision, or a delete marker's, with the epoch.
 	revision discovery.Revision
 	sequence uint64
 	// lost is true once an answer was lost: the change may have been made. check is

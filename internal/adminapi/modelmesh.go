@@ -116,8 +116,8 @@ func (h modelMesh) ensureLoaded(ctx context.Context, in *mmesh.EnsureLoadedReque
 
 func isUnknown(err error) bool { return fault.From(err).Reason == fault.UnknownModel }
 
-// statusInfo returns the message of a status. The enums have the same numbers, and that of
-// replicas has no NOT_LOADED.
+// statusInfo returns the message of a status. The enums have the same numbers, and
+// the enum of replicas has no NOT_LOADED.
 func statusInfo(in *adminv1.ModelStatus) *mmesh.ModelStatusInfo {
 	out := &mmesh.ModelStatusInfo{Status: mmesh.ModelStatusInfo_ModelStatus(in.GetState())}
 	latestFirst := slices.SortedFunc(slices.Values(in.GetReplicas()), func(a, b *meshv1.Replica) int { return b.GetSince().AsTime().Compare(a.GetSince().AsTime()) })

@@ -193,7 +193,7 @@ func (e *estimator) rate(now time.Time) (perSecond float64, known bool) {
 }
 
 // items is how many items of the class, and of those served before it, the queue
-// has by now: those of the last sample, what has come and left since, and what is about to come.
+// has by now: what the last sample had, what has come and left since, and what is about to come.
 func (e *estimator) items(class pipeline.Class, now time.Time) float64 {
 	since := now.Sub(e.last.at).Seconds()
 	i := indexOf(class)

@@ -11,7 +11,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-// Limiter bounds the requests in flight: all, and those of each pipeline that has a
+// Limiter bounds the requests in flight: all, and of each pipeline that has a
 // limit of its own. Tenants share the places of both. Closing it ends admission.
 type Limiter struct {
 	isShared bool

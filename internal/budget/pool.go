@@ -123,7 +123,7 @@ func (p *Pool) reject(format string, args ...any) *fault.Fault {
 
 // Acquire reserves n for a tenant once it is free, or returns the context's error. The next turn is
 // of the waiting tenant that holds least, and of those the one whose last turn is longest ago. So
-// the callers of one tenant hold up those of another for one turn, and one tenant alone gets all.
+// the callers of one tenant hold up another's for one turn, and one tenant alone gets all.
 // An amount above the limit is the limit.
 func (p *Pool) Acquire(ctx context.Context, tenant string, n int64) error {
 	p.mu.Lock()

@@ -17,7 +17,7 @@ import (
 // rejected. Any number of processes may run it at once, and again after one has died at any step.
 //
 // Earlier versions began sequences at the clock's microseconds. After a write error the broker
-// lists all sequences below those of a block's first message, which was petabytes.
+// lists all sequences below a block's first message, which was petabytes.
 type Move struct {
 	From string
 	To   jetstream.StreamConfig

@@ -84,7 +84,7 @@ func (b *Bus) Item(e *envelope.Envelope) (Message, error) {
 // Forward returns the message that gives a delivered item to the host of its hop. An item in
 // memory goes to that host's own queue. One on file stays in its queue, and the host gets the
 // delivery: it settles that as if it had pulled the item, so the sender may not. Should the host
-// die, or the message get lost, the item is redelivered. The errors of the message are those of
+// die, or the message get lost, the item is redelivered. The message fails as in
 // a queue; ErrNoQueue is a host that is gone.
 func (b *Bus) Forward(e *envelope.Envelope, d Delivery) (Message, error) {
 	m, err := b.Item(e)

@@ -158,8 +158,8 @@ func (b *Bus) ensureConsumer(ctx context.Context, s QueueSettings, class pipelin
 }
 
 // createConsumer creates the consumer, unless there is one. The broker writes the files of one that
-// is there, and fails for ever where they are gone: after a delete by hand, which removes those of
-// its successor, or on a full disk. Such a consumer works until the broker ends.
+// is there, and fails for ever where they are gone: after a delete by hand, which removes its
+// successor's, or on a full disk. Such a consumer works until the broker ends.
 func (b *Bus) createConsumer(ctx context.Context, s QueueSettings, class pipeline.Class, epoch Epoch) error {
 	_, err := b.js.CreateConsumer(ctx, b.Stream(s.Stage, s.Durability), b.consumerConfig(s, class, epoch))
 	if err == nil || errors.Is(err, jetstream.ErrConsumerExists) {

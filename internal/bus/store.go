@@ -70,7 +70,7 @@ type failingStore struct {
 // maxFailing bounds the streams that are known to fail.
 const maxFailing = 1024
 
-// refuse returns why a write is not sent: the stream, or that of probes, fails. Each StoreRetry it lets
+// refuse returns why a write is not sent: the stream, or the probes' stream, fails. Each StoreRetry it lets
 // one through.
 func (s *stores) refuse(stream, probe string, now time.Time) error {
 	s.mu.Lock()

@@ -19,8 +19,8 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-// Resolve returns the pipeline of that name. If byModel is true, the name may also be that of
-// an alias or, if there is no such alias, of a model. Every name of work that a caller gives, on
+// Resolve returns the pipeline of that name. If byModel is true, the name may also name
+// an alias or, if there is no such alias, a model. Every name of work that a caller gives, on
 // any protocol and in jobs, comes here, so that a gateway without implicit pipelines has none.
 func (s *Service) Resolve(name string, byModel bool) (pipeline.Pipeline, *fault.Fault) {
 	if !s.settings.Pipelines.HasImplicit() {

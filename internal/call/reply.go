@@ -22,7 +22,7 @@ const (
 
 // progress is the state of an answer that arrives.
 type progress struct {
-	// seq is the number of its last message, attempt that of the run that sends them;
+	// seq is the number of its last message, attempt the attempt of the run that sends them;
 	// silence ends a stream whose next message is overdue, and is nil before the first.
 	seq     uint64
 	attempt uint32

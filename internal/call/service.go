@@ -103,7 +103,7 @@ type Settings struct {
 	// Adapt returns a request whose only input is a document of JSON without a name as the first
 	// step takes it, in reserved memory; nil leaves all as they are.
 	Adapt func(r *request.Request, first pipeline.Step, memory *budget.Account) (*request.Request, error)
-	// Budget bounds the bytes of all requests in flight. Ports reserve those of the
+	// Budget bounds the bytes of all requests in flight. Ports reserve the bytes of the
 	// request's body in the account of the context; nil means no bound.
 	Budget *budget.Pool
 	// Shared is true where there are several tenants, each of which leaves space to the others.
@@ -388,7 +388,7 @@ func (s *Service) checkClock() *fault.Fault {
 }
 
 // PipelineReady returns nil when every stage of the pipeline has a host, else a
-// fault that says which has none, or that there is no such pipeline. The name may be that of
+// fault that says which has none, or that there is no such pipeline. The name may name
 // an alias or a model. If alsoFile is true, stages with queues for durable requests need a host for
 // these too.
 func (s *Service) PipelineReady(ctx context.Context, name string, alsoFile bool) error {

@@ -96,7 +96,7 @@ type pending struct {
 	stages   []pipeline.StageName
 	since    time.Time
 	queuedAt uint64
-	// unread are replies, bytes those of the chunks among them, and reserved the part of
+	// unread are replies, bytes counts the bytes of the chunks among them, and reserved the part of
 	// bytes that is more than freeUnreadBytes.
 	unread          []message
 	bytes, reserved int

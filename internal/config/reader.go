@@ -238,7 +238,7 @@ type field struct {
 	option string
 }
 
-// addFields adds the fields of a struct by key, with those of the structs that it embeds.
+// addFields adds the fields of a struct by key, with the fields of the structs that it embeds.
 func addFields(into map[string]field, t reflect.Type, index []int) {
 	for i := range t.NumField() {
 		f := t.Field(i)

@@ -233,7 +233,7 @@ func (b *builder) add(out *node, key ast.MapKeyNode, value *node) error {
 }
 
 // merge adds the keys of what stands behind <<. A table's own keys go first,
-// then those of the tables in their order.
+// then the tables' keys in their order.
 func (b *builder) merge(out *node, from []*node) error {
 	for _, n := range from {
 		switch n.kind {

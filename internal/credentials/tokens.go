@@ -25,7 +25,7 @@ func BearerToken(authorization string) (token string, ok bool) {
 // take the same time.
 type Tokens struct {
 	digests [][sha256.Size]byte
-	// tenants are those of the digests, "" where the token has none.
+	// tenants has the tenants of the digests, "" where the token has none.
 	tenants []string
 	// delayed are the refusals that wait.
 	delayed chan struct{}

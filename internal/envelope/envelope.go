@@ -174,7 +174,7 @@ func (e *Envelope) TimeoutText() string {
 }
 
 // StoresResult reports whether the request's result is stored before the reply:
-// that of a durable request, of an attempt of a job, and of one with an idempotency key,
+// the result of a durable request, of an attempt of a job, and of one with an idempotency key,
 // which other calls may share.
 func (e *Envelope) StoresResult() bool {
 	return e.Durability == pipeline.File || e.IdempotencyKey != "" || e.StoreResult
@@ -193,7 +193,7 @@ func (e *Envelope) MsgID() string {
 }
 
 // Next returns the envelope for the next step: outputs become its parts, and it
-// keeps those of this step's inputs and outputs that later steps need.
+// keeps the inputs and outputs of this step that later steps need.
 func (e *Envelope) Next(inputs, outputs []payload.Part, timing StepTiming) *Envelope {
 	next := *e
 	next.Position++

@@ -53,7 +53,7 @@ func (e *Envelope) Report(source meshv1.RequestSource) *meshv1.RequestReport {
 		RequestId: string(e.RequestID), Source: source, Pipeline: string(e.Pipeline), Tenant: e.Tenant, Gateway: string(e.Gateway),
 		Durability: e.Durability.ToProto(), IdempotencyKey: e.IdempotencyKey,
 	}
-	if at := timestamppb.New(e.AdmittedAt); at.IsValid() { // nobody has checked that of an item
+	if at := timestamppb.New(e.AdmittedAt); at.IsValid() { // nobody has checked an item's
 		out.AdmittedAt = at
 	}
 	if !e.Deadline.IsZero() {

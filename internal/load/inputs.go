@@ -27,8 +27,8 @@ func RandomBlob(n int) payload.Part {
 }
 
 // RandomTensor returns the tensor that the text describes, such as FP32[1,64] or
-// pixels=UINT8[1,28,28]. Elements of FP32 and FP64 are between 0 and 1, those of
-// integers and of BOOL are 0 or 1, and those of FP16 and BF16 are 0.
+// pixels=UINT8[1,28,28]. Elements of FP32 and FP64 are between 0 and 1,
+// of integers and BOOL 0 or 1, and of FP16 and BF16 0.
 func RandomTensor(text string) (payload.Part, error) {
 	name, kind, named := strings.Cut(text, "=")
 	if !named {

@@ -339,7 +339,7 @@ func (r *run) outcome(interrupted bool) Outcome {
 // pacer waits for moments. It is for one goroutine.
 type pacer interface {
 	// until returns nil at the moment, at once if it has passed. Its errors are the
-	// system's, and those of the context, which is the one that the pacer was made with.
+	// system's, and the context's, which is the one that the pacer was made with.
 	until(ctx context.Context, moment time.Time) error
 	stop()
 }

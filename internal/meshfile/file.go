@@ -117,7 +117,7 @@ type Ops struct {
 }
 
 // Load reads a mesh's file and validates all of it, for a process that runs the
-// whole mesh. The kinds are those of the runners that it has. Paths in the file
+// whole mesh. The kinds are of the runners that it has. Paths in the file
 // are relative to its folder.
 func Load(path string, kinds ...Kind) (*File, error) {
 	return Flags{}.Load(path, kinds...)
@@ -235,7 +235,7 @@ func HasOnlyPipelines(path string) bool {
 	return f.Mesh == "" && len(f.Stages) == 0 && len(f.Pipelines) > 0
 }
 
-// read reads a file without checks beyond those of its types. The file is never nil.
+// read reads a file and checks its types only. The file is never nil.
 func read(path string, f File) (*File, error) {
 	f.folder = filepath.Dir(path)
 	var err error

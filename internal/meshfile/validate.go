@@ -26,7 +26,7 @@ import (
 )
 
 // Validate checks everything that can be checked without starting anything: of the
-// files that it names only those of JSON Schemas, and those that its kinds of runners
+// files that it names only JSON Schemas, and what its kinds of runners
 // read to be made.
 func (f *File) Validate() error {
 	hosts, routes, err := f.buildParts(f.StageNames())

@@ -149,7 +149,7 @@ func (v *stageView) modelOf(now time.Time, m *Model, there *meshv1.ReplicasRecor
 }
 
 // Scale has hosts load more replicas of those models that need them, one of each, and returns
-// those of which a host should remove its replica. It takes the use of the models that the host
+// the models of which a host should remove its replica. It takes the use of the models that the host
 // has; isDown says whether replicas are to be removed.
 func (p *Placer) Scale(ctx context.Context, now time.Time, stage pipeline.StageName, host pipeline.HostID, used map[model.ID]*placement.Usage, isDown bool) (remove []model.ID) {
 	p.mu.Lock()

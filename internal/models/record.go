@@ -327,7 +327,7 @@ func (c *content) unpoint(name model.ID) {
 	}
 }
 
-// replicasOf returns the replicas of a model, none of those of an earlier registration.
+// replicasOf returns the replicas of a model, none of an earlier registration's.
 func (c *content) replicasOf(m *Model) *meshv1.ReplicasRecord {
 	if r := c.replicas[m.ID]; isOf(r, m) {
 		return r

@@ -327,7 +327,7 @@ func (r *Registry) Stale() (since time.Time, why error) {
 	return r.mirror.Stale()
 }
 
-// Changed are the models whose records, or those of their replicas, have changed.
+// Changed are the models whose records, or whose replicas' records, have changed.
 type Changed struct {
 	// All is true where any may have changed.
 	All bool

@@ -45,7 +45,7 @@ const (
 	maxSpec     = 2 << 10
 )
 
-// LoadFault returns the fault of a failed load for callers; only that of a valid model may be
+// LoadFault returns the fault of a failed load for callers; only a valid model's may be
 // retried, after the pause.
 func LoadFault(isInvalid bool, pause time.Duration, format string, args ...any) *fault.Fault {
 	if isInvalid {

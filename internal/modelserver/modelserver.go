@@ -389,8 +389,8 @@ func (r *Runner) Unload(ctx context.Context, id model.ID) error {
 	return nil
 }
 
-// Size implements runner.ModelLoader: the predicted size, as Load has returned that of a loaded
-// model.
+// Size implements runner.ModelLoader: the predicted size, as Load has returned a loaded
+// model's.
 func (r *Runner) Size(ctx context.Context, m model.Model) (model.Size, error) {
 	if err := r.checkReady(); err != nil {
 		return model.Size{}, err

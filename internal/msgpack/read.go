@@ -190,7 +190,7 @@ func (e *Error) Problem() string { return e.problem }
 // maxPlaces bounds the elements of a path.
 const maxPlaces = 16
 
-// At returns the place as a path below that of the document, and only the outer part of a deep
+// At returns the place as a path below the document's, and only the outer part of a deep
 // one.
 func (e *Error) At(path string) string {
 	for i := len(e.places) - 1; i >= max(0, len(e.places)-maxPlaces); i-- {

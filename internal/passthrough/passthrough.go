@@ -145,7 +145,7 @@ func (p Path) Set(message []byte, id string) ([]byte, error) {
 	return slices.Concat(message[:from], tag, protowire.AppendBytes(nil, value), message[to:]), nil
 }
 
-// EncodeHeaders returns headers as text, without those of the connection, of gRPC and of the mesh.
+// EncodeHeaders returns headers as text, without the headers of the connection, of gRPC and of the mesh.
 // Names are in lower case; the values of names that end in "-bin" are any bytes.
 func EncodeHeaders(headers map[string][]string) string {
 	out := url.Values{}

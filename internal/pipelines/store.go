@@ -1,5 +1,5 @@
-// Package pipelines has the pipelines of a mesh: those in its registry, which all
-// gateways follow, or those of a file if there is no registry.
+// Package pipelines has the pipelines of a mesh: from its registry, which all
+// gateways follow, or from a file if there is no registry.
 //
 //	store, err := pipelines.New(pipelines.Settings{Table: table, Seeds: fromFile, Logger: log})
 //	err = store.Run(ctx)                     // follows the registry; run it on a goroutine

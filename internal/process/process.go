@@ -268,7 +268,7 @@ func ReduceCollections() {
 	ballast()
 }
 
-// version may be set by the linker, for builds that see no repository, such as those of images.
+// version may be set by the linker, for builds that see no repository, such as builds of images.
 var version string
 
 // Version returns the version of the program: the linker's, or of its build information.

@@ -37,7 +37,7 @@ type Metrics struct {
 	provider *sdkmetric.MeterProvider
 }
 
-// NewMetrics returns metrics that include those of Go, of the process and of the program's version.
+// NewMetrics returns metrics that include Go's, the process's and the program's version.
 func NewMetrics(version string) (*Metrics, error) {
 	registry := prometheus.NewRegistry()
 	build := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
@@ -92,8 +92,8 @@ type Port struct {
 // Meter returns the meter whose metrics the port shows.
 func (p *Port) Meter() metric.Meter { return p.metrics.Meter() }
 
-// Metrics returns the metrics of the mesh as mesh.v1.ProcessMetrics has them, without those of
-// Go and of the process.
+// Metrics returns the metrics of the mesh as mesh.v1.ProcessMetrics has them, without
+// Go's and the process's.
 func (p *Port) Metrics() ([]byte, error) {
 	families, err := p.metrics.registry.Gather()
 	if err != nil {

@@ -258,7 +258,7 @@ type Replayed struct {
 // no caller waits. Repeated soon after a failure it does not run the item twice.
 //
 // A job is submitted again, under a new ID. A body other than nil replaces the payload, which is
-// that of a call of HTTP or a single blob.
+// the body of a call of HTTP or a single blob.
 //
 // An error beside a Replayed that has a request or a job says that it is queued and
 // the dead letter still there.

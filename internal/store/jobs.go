@@ -98,7 +98,7 @@ var (
 // record is one message on a subject of its own, which each attempt and at last the end
 // replaces by compare-and-set: of two processes that begin an attempt, cancel or end a job, one
 // gets ErrJobChanged. So a job has one end, and a cancelled one never starts. The streams refuse
-// messages at their bounds, but that of chunks drops the oldest ones.
+// messages at their bounds, but the stream of chunks drops the oldest ones.
 type Jobs struct {
 	stream
 

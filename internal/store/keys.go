@@ -24,7 +24,7 @@ type KeyRecord struct {
 	Claim *envelope.Claim
 }
 
-// Keys records which request has an idempotency key, so that of all calls with
+// Keys records which request has an idempotency key, so that, of all calls with
 // one key, through any gateway, one is made and the others wait for it.
 //
 //	r, err := keys.Get(ctx, key)                  // a record without a claim: nobody has it

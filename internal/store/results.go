@@ -104,7 +104,7 @@ func NewRuns(b *bus.Bus, s Settings) *Runs {
 }
 
 // Add records a run of the item's current step, in place of an earlier record of
-// this run, and returns those of other runs, which it may know where it fails. Without a
+// this run, and returns the records of other runs, which it may know where it fails. Without a
 // stream it is an error.
 func (s *Runs) Add(ctx context.Context, item *envelope.Envelope, run envelope.RunRecord) ([]envelope.RunRecord, error) {
 	subject := s.bus.RunRecordSubject(item.ExecutionID, item.Position)

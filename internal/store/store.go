@@ -20,7 +20,7 @@
 // store something; this package creates the streams and reads them.
 //
 // The streams of results and keys refuse new messages at their bound and never
-// drop an old one early; those of run records and dead letters drop the oldest.
+// drop an old one early; the streams of run records and dead letters drop the oldest.
 // Bytes that another program published to a stream are reported (bus.ReportUnreadable) and stay,
 // unless the value can be made again.
 //

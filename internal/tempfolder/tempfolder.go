@@ -1,5 +1,5 @@
 // Package tempfolder makes private temporary folders that outlive no process for long: whoever
-// opens a folder removes those of the same kind whose processes were killed.
+// opens a folder removes folders of the same kind whose processes were killed.
 //
 //	folder, err := tempfolder.Open(os.TempDir(), "stagemesh-broker-", nil)
 //	defer folder.Remove()
@@ -35,7 +35,7 @@ type Folder struct {
 	lock *os.File
 }
 
-// Open makes a folder in another, whose name begins with the prefix. It removes those of the same
+// Open makes a folder in another, whose name begins with the prefix. It removes folders of the same
 // prefix whose processes are gone, and calls left, if that is not nil, before it removes one.
 func Open(in, prefix string, left func(path string)) (*Folder, error) {
 	folders, _ := filepath.Glob(filepath.Join(in, prefix+"*")) // or the next process does

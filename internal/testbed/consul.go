@@ -241,7 +241,7 @@ func (s *SharedConsul) End() {
 	}
 }
 
-// The ports are below those of outgoing connections, so that an agent which restarts
+// The ports are below the range of outgoing connections, so that an agent which restarts
 // finds its own free.
 const firstPort, lastPort = 20_000, 30_000
 

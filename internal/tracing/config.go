@@ -19,7 +19,7 @@ type Config struct {
 	// Protocol is grpc or http; empty means grpc.
 	Protocol string `yaml:"protocol"`
 	// CAFile has the certificates, in PEM, that the receiver's is checked against; empty means
-	// those of the system.
+	// the system's.
 	CAFile string `yaml:"ca_file,path"`
 	// HeadersFile has headers for the receiver, such as a token: "name: value" on each line.
 	HeadersFile string `yaml:"headers_file,path"`
@@ -117,7 +117,7 @@ func protocolOf(key, text string) (string, error) {
 }
 
 // WithEnvironment returns the configuration with what OpenTelemetry's standard variables
-// override, and what is wrong with those that are left out. The exporter itself reads those of
+// override, and what is wrong with those that are left out. The exporter itself reads the variables of
 // headers, certificates, timeouts, batches and the resource.
 func (c Config) WithEnvironment(getenv func(string) string) (out Config, wrong []error) {
 	warn := func(err error) bool {

@@ -242,7 +242,7 @@ func grpcError(ss grpc.ServerStream, err error) error {
 }
 
 // Unknown answers a call of gRPC of a method that no service has. It receives the message of the
-// call, and returns that of the answer, or ErrNoMethod.
+// call, and returns the answer's, or ErrNoMethod.
 type Unknown func(ctx context.Context, c *Call, header GRPCHeader, receive func() ([]byte, error)) ([]byte, error)
 
 // ErrNoMethod is the status of a method that nobody has.

@@ -40,7 +40,7 @@ type grpcConn struct {
 	net.Conn
 
 	settings Settings
-	// counted is the connection where those of the port count, tls its state; nil without.
+	// counted is the connection where the port's connections count, tls its state; nil without.
 	counted *countedConn
 	tls     *tls.ConnectionState
 	in      *bufio.Reader

@@ -31,7 +31,7 @@ const (
 	HeaderIdempotencyKey = "Idempotency-Key"
 
 	// HeaderJSONLength is the Open Inference Protocol's: how many bytes of a body are JSON,
-	// before those of its tensors.
+	// before its tensors' bytes.
 	HeaderJSONLength = "Inference-Header-Content-Length"
 
 	// HeaderTraceParent and HeaderTraceState are the W3C trace context.

@@ -13,7 +13,7 @@ import (
 )
 
 // DefaultStallTimeout is how long a front waits for the next stallBytes of a body, and for its
-// caller to take those of a response.
+// caller to take as many of a response.
 const DefaultStallTimeout = 30 * time.Second
 
 // stallBytes is how much of a body must arrive, or of a response must be taken, within the

@@ -29,7 +29,7 @@ func WireSize(parts []Part) int {
 func (p Parameters) WireSize() int { return aboutEntry * len(p) }
 
 // Code codes field n of a message as a list of parts, whose path in errors is field.
-// Parts that are read share the message's bytes; their errors are those of
+// Parts that are read share the message's bytes; their errors come from
 // FromProto, where Validate follows when the message is read.
 func Code(c *wire.Coder, n uint32, field string, parts *[]Part) {
 	for i, end := wire.Elements(c, n, parts, MaxParts); i < end; i++ {

@@ -268,8 +268,8 @@ type Hop struct {
 // MaxVisited is the most hosts that pass an item on.
 const MaxVisited = 4
 
-// Queue returns the name of the queue in which the hop's item waits: that of its stage, or
-// of its host.
+// Queue returns the name of the queue in which the hop's item waits: its stage's, or
+// its host's.
 func (h *Hop) Queue() StageName {
 	if h.Host == "" {
 		return h.Stage

@@ -112,8 +112,8 @@ type topView struct {
 	problem  string
 }
 
-// screenWidth is that of a row, which is the least width of a terminal, and nameWidth that of
-// its first column.
+// screenWidth is the width of a row, which is the least width of a terminal, and nameWidth the
+// width of its first column.
 const screenWidth, nameWidth = 80, 11
 
 // topHeads are the columns of the stages.

@@ -243,7 +243,7 @@ func Adapt(r *request.Request, takes []*stagev1.PartSpec, memory *budget.Account
 	return &out, err
 }
 
-// adapt sets the inputs of a request. Its options win over those of a document of tensors.
+// adapt sets the inputs of a request. Its options win over a document's of tensors.
 func adapt(out *request.Request, text []byte, takes []*stagev1.PartSpec, memory *budget.Account) error {
 	fields, err := oipjson.DecodeFields(text)
 	if err != nil {

@@ -231,7 +231,7 @@ func (s *service) request(ctx context.Context, c *transport.Call, in *oipv2.Mode
 	return out, nil
 }
 
-// target returns the name that a message means: its own, or that of the model or alias in a header,
+// target returns the name that a message means: its own, or the model or alias in a header,
 // as ModelMesh has it. A message without a name gets that one, for its answer.
 func target(c *transport.Call, name *string) (string, error) {
 	models, aliases := c.Header(passthrough.ModelHeader), c.Header(passthrough.AliasHeader)

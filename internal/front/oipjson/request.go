@@ -130,7 +130,7 @@ type Known func(name string) (d tensor.Datatype, rank int)
 func unknown(string) (tensor.Datatype, int) { return "", 0 }
 
 // DecodeKnown is Decode of tensors that may lack datatype and shape where these are known. The shape
-// is that of the data, with leading axes of one.
+// is the data's, with leading axes of one.
 func DecodeKnown(text []byte, known Known, memory *budget.Account) (*Request, error) {
 	return decode(scanner{data: text}, known, memory)
 }

@@ -169,7 +169,7 @@ func notFound(documented bool) http.HandlerFunc {
 	}
 }
 
-// Bounds on a connection, beside those of transport. There is no bound on a whole request
+// Bounds on a connection, beside transport's. There is no bound on a whole request
 // or answer: uploads and answers have transport.DefaultStallTimeout, and streams may be long.
 const (
 	// maxConcurrentStreams is per connection.

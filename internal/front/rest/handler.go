@@ -8,8 +8,8 @@
 //
 // The Content-Type decides how a body is read: JSON and MessagePack are tensors in the form
 // of the Open Inference Protocol where they look like it, by internal/front/oipjson. Each part
-// of a form, and every other body, is one blob. Options of the query win over those of a
-// body, and unknown keys are rejected.
+// of a form, and every other body, is one blob. Options of the query win over the
+// body's, and unknown keys are rejected.
 //
 // A response of exactly one blob is that blob, unless Accept or the request asks for JSON or
 // MessagePack. A stream responds with server-sent events in JSON. A failure before the first
@@ -78,7 +78,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // route returns the method and the handler of a path, nil where nothing serves it. The name of a
-// pipeline ends at the last colon, and that of a model may have slashes. The router of net/http
+// pipeline ends at the last colon, and a model's may have slashes. The router of net/http
 // knows no pattern with a suffix, and writes its own 404 and 405.
 func (h *handler) route(path string) (method string, serve http.HandlerFunc) {
 	kind, rest, _ := strings.Cut(strings.TrimPrefix(path, Prefix), "/")

@@ -46,7 +46,7 @@ func (v View) Pool(now time.Time, c Constraint) Pool {
 
 // Usage is what a holder knows about the use of its replica.
 type Usage struct {
-	minutes    uint64    // a bit for each minute with a sample, the lowest for that of last
+	minutes    uint64    // a bit for each minute with a sample, the lowest for the minute of last
 	last, high time.Time // the last sample, and the last one with a high load
 	load       float64
 }
