@@ -127,11 +127,15 @@ func TestModuleOutsideTheRepositoryGetsTheLibrary(t *testing.T) {
 	o := newOutside(t)
 	o.write("shout")
 	o.write("greeter")
+	o.write("settings")
 	o.do("go", "mod", "init", "example.com/outside")
 	o.do("go", "get", "github.com/stagemesh/stagemesh")
-	o.do("go", "build", "-ldflags=-s -w", "-o", "bin/", "./shout", "./greeter")
+	o.do("go", "build", "-ldflags=-s -w", "-o", "bin/", "./shout", "./greeter", "./settings")
 	if said := o.do("bin/shout"); said != "HELLO!\n" {
 		t.Errorf("the program of README.md wrote %q", said)
+	}
+	if said := o.do("bin/settings"); said != "again\n" {
+		t.Errorf("the program with settings in Go wrote %q", said)
 	}
 	greeter := filepath.Join(o.folder, "bin", "greeter")
 	linksNoModelRuntime(t, greeter)

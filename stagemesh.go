@@ -83,8 +83,13 @@ type RegistryConfig = meshfile.RegistryConfig
 // StoreSettings configure a store on the broker.
 type StoreSettings = store.Settings
 
-// Jobs are queues of jobs, their pools and gates.
-type Jobs = dispatch.Config
+// Jobs are queues of jobs, and the pools that they feed. Gates are easier to write in a mesh file.
+type (
+	Jobs      = dispatch.Config
+	JobPool   = dispatch.PoolConfig
+	JobTarget = dispatch.TargetConfig
+	JobQueue  = dispatch.QueueConfig
+)
 
 // GateFunc is a gate of the program.
 type GateFunc = dispatch.GateFunc
