@@ -163,6 +163,7 @@ func (n *incarnation) send(ctx context.Context, req request, sink runner.Sink) (
 	defer n.order.Unlock()
 	b, err := n.begin(ctx, id, req, sink)
 	if err != nil {
+		n.worker.pool().withdraw(n.worker.index, n) // the loop may not have heard of it yet
 		return nil, fmt.Errorf("%w: worker %d: %w", runner.ErrNotStarted, n.worker.index, err)
 	}
 	sent := int64(0)
