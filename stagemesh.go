@@ -84,12 +84,16 @@ type RegistryConfig = meshfile.RegistryConfig
 type StoreSettings = store.Settings
 
 // Jobs are queues of jobs, and the pools that they feed. Gates are easier to write in a mesh file.
-type (
-	Jobs      = dispatch.Config
-	JobPool   = dispatch.PoolConfig
-	JobTarget = dispatch.TargetConfig
-	JobQueue  = dispatch.QueueConfig
-)
+type Jobs = dispatch.Config
+
+// JobPool is a target of jobs, with its bounds.
+type JobPool = dispatch.PoolConfig
+
+// JobTarget is where the jobs of a pool go.
+type JobTarget = dispatch.TargetConfig
+
+// JobQueue is a queue of jobs.
+type JobQueue = dispatch.QueueConfig
 
 // GateFunc is a gate of the program.
 type GateFunc = dispatch.GateFunc
