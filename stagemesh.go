@@ -7,7 +7,7 @@
 //	err = m.AddPipeline(stagemesh.Pipeline{...})
 //	err = m.Start(ctx)
 //	answer, err := m.Infer(ctx, &stagemesh.Request{Pipeline: "double", Inputs: ...})
-//	answer, err = m.Stream(ctx, request, func(c request.Chunk) error { ... })
+//	answer, err = m.Stream(ctx, request, func(c stagemesh.Chunk) error { ... })
 //	answer, err = m.Result(ctx, requestID, wait)     // of a durable request
 //	err = m.Cancel(ctx, requestID)
 //	err = m.Stop()

@@ -35,6 +35,9 @@ func StoreFault(err error) *fault.Fault {
 	return fault.Newf(fault.StoreFull, "%w", err).WithRetryAfter(StoreRetry)
 }
 
+// BrokerFault returns why the broker stores nothing; nil where it does.
+func (b *Bus) BrokerFault() *fault.Fault { return StoreFault(b.BrokerError()) }
+
 // IsFull reports whether a queue or store has no space.
 func IsFull(err error) bool { return errors.Is(err, ErrQueueFull) || errors.Is(err, ErrStoreFull) }
 

@@ -24,7 +24,7 @@ func (s *Service) StoreFault() *fault.Fault {
 }
 
 // BrokerFault returns NOT_SUPPORTED in a process without a broker, else nil.
-func (s *Service) BrokerFault() *fault.Fault { return bus.StoreFault(s.bus.BrokerError()) }
+func (s *Service) BrokerFault() *fault.Fault { return s.bus.BrokerFault() }
 
 const (
 	storeTick = time.Second

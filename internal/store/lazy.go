@@ -63,7 +63,7 @@ const (
 // Ensure returns nil when the stream is there. It asks the broker once for each
 // connection, and once per ensurePause where that fails.
 func (l *LazyStream) Ensure(ctx context.Context) *fault.Fault {
-	if f := bus.StoreFault(l.bus.BrokerError()); f != nil {
+	if f := l.bus.BrokerFault(); f != nil {
 		return f
 	}
 	err := l.lock.Acquire(ctx, 1)

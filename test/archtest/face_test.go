@@ -2,13 +2,11 @@ package archtest
 
 import (
 	"flag"
-	"fmt"
 	"go/ast"
 	"go/parser"
-	"go/token"
+	"go/types"
 	"os"
 	"path"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -54,59 +52,50 @@ func TestPublicNamesAreListed(t *testing.T) {
 // methods of exported types.
 func publicNames(t *testing.T, folder string) (out []string) {
 	t.Helper()
-	files, err := filepath.Glob(filepath.Join(repository, folder, "*.go"))
+	files, err := parseFiles(repository, folder, parser.SkipObjectResolution)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, file := range files {
-		if strings.HasSuffix(file, "_test.go") {
+	for name, file := range files {
+		if strings.HasSuffix(name, "_test.go") || !ast.FileExports(file) {
 			continue
 		}
-		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.SkipObjectResolution)
-		if err != nil {
-			t.Fatal(err)
-		}
-		hidden := internalImports(parsed)
-		for _, d := range parsed.Decls {
-			for name, of := range exported(d) {
-				out = append(out, path.Join(path.Base(modulePath), folder)+"."+name+hidden.in(of))
+		internal := internalImports(file)
+		for _, d := range file.Decls {
+			for name, seen := range declaredNames(d) {
+				out = append(out, path.Join(path.Base(modulePath), folder)+"."+name+internal.namedIn(seen))
 			}
 		}
 	}
 	return out
 }
 
-// exported returns the exported names of a declaration, each with what of it others see.
-func exported(d ast.Decl) map[string]ast.Node {
+// declaredNames returns the names of a declaration, each with what others see of it. Of an alias
+// that is nothing: it makes the type public.
+func declaredNames(d ast.Decl) map[string]ast.Node {
 	out := map[string]ast.Node{}
 	switch d := d.(type) {
 	case *ast.FuncDecl:
 		name := d.Name.Name
 		if d.Recv != nil {
-			receiver := strings.TrimLeft(fmt.Sprint(baseType(d.Recv.List[0].Type)), "*")
+			receiver, _, _ := strings.Cut(strings.TrimPrefix(types.ExprString(d.Recv.List[0].Type), "*"), "[")
 			if !ast.IsExported(receiver) {
 				return nil
 			}
 			name = receiver + "." + name
 		}
-		if d.Name.IsExported() {
-			out[name] = d.Type
-		}
+		out[name] = d.Type
 	case *ast.GenDecl:
 		for _, spec := range d.Specs {
 			switch spec := spec.(type) {
 			case *ast.TypeSpec:
-				if spec.Name.IsExported() {
-					out[spec.Name.Name] = nil
-					if !spec.Assign.IsValid() { // an alias makes the type public
-						out[spec.Name.Name] = spec.Type
-					}
+				out[spec.Name.Name] = nil
+				if !spec.Assign.IsValid() {
+					out[spec.Name.Name] = spec.Type
 				}
 			case *ast.ValueSpec:
 				for _, name := range spec.Names {
-					if name.IsExported() {
-						out[name.Name] = spec.Type
-					}
+					out[name.Name] = spec.Type
 				}
 			}
 		}
@@ -114,52 +103,35 @@ func exported(d ast.Decl) map[string]ast.Node {
 	return out
 }
 
-// baseType returns the type of a receiver, without its pointer and type parameters.
-func baseType(e ast.Expr) ast.Expr {
-	switch e := e.(type) {
-	case *ast.StarExpr:
-		return baseType(e.X)
-	case *ast.IndexExpr:
-		return baseType(e.X)
-	case *ast.IndexListExpr:
-		return baseType(e.X)
-	}
-	return e
-}
+// internalPackages are the internal packages that a file imports, by the name that it uses.
+type internalPackages map[string]bool
 
-// importedInternal are the internal packages that a file imports, by the name that it uses.
-type importedInternal map[string]bool
-
-func internalImports(f *ast.File) importedInternal {
-	out := importedInternal{}
+func internalImports(f *ast.File) internalPackages {
+	out := internalPackages{}
 	for _, i := range f.Imports {
-		of := strings.Trim(i.Path.Value, `"`)
-		if !slices.Contains(strings.Split(of, "/"), "internal") {
+		imported := strings.Trim(i.Path.Value, `"`)
+		if !slices.Contains(strings.Split(imported, "/"), "internal") {
 			continue
 		}
 		if i.Name != nil {
 			out[i.Name.Name] = true
 		} else {
-			out[path.Base(of)] = true
+			out[path.Base(imported)] = true
 		}
 	}
 	return out
 }
 
-// in returns the types of internal packages that a node names, as the end of a line. Unexported
-// fields do not count.
-func (m importedInternal) in(node ast.Node) string {
+// namedIn returns the types of the packages that a node names, as the end of a line.
+func (p internalPackages) namedIn(node ast.Node) string {
 	if node == nil {
 		return ""
 	}
 	var found []string
 	ast.Inspect(node, func(n ast.Node) bool {
-		switch n := n.(type) {
-		case *ast.Field:
-			return len(n.Names) == 0 || slices.ContainsFunc(n.Names, (*ast.Ident).IsExported) || !isStruct(node)
-		case *ast.SelectorExpr:
-			if id, ok := n.X.(*ast.Ident); ok && m[id.Name] {
-				found = append(found, id.Name+"."+n.Sel.Name)
+		if s, ok := n.(*ast.SelectorExpr); ok {
+			if id, ok := s.X.(*ast.Ident); ok && p[id.Name] {
+				found = append(found, id.Name+"."+s.Sel.Name)
 			}
 		}
 		return true
@@ -169,9 +141,4 @@ func (m importedInternal) in(node ast.Node) string {
 	}
 	slices.Sort(found)
 	return " names internal " + strings.Join(slices.Compact(found), ", ")
-}
-
-func isStruct(n ast.Node) bool {
-	_, ok := n.(*ast.StructType)
-	return ok
 }

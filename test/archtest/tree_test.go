@@ -2,6 +2,7 @@ package archtest
 
 import (
 	"fmt"
+	"go/ast"
 	"go/parser"
 	"go/token"
 	"io/fs"
@@ -60,11 +61,30 @@ func skipped(tree fs.FS, folder string, modules []string) bool {
 // readImports returns the imports of a folder's Go files: nil if there is no
 // such file, not nil if there are files without imports.
 func readImports(root, folder string) ([]importClause, error) {
-	files, err := filepath.Glob(filepath.Join(root, folder, "*.go"))
+	files, err := parseFiles(root, folder, parser.ImportsOnly)
 	if err != nil || len(files) == 0 {
 		return nil, err
 	}
 	imports := []importClause{}
+	for name, parsed := range files {
+		for _, spec := range parsed.Imports {
+			imported, err := strconv.Unquote(spec.Path.Value)
+			if err != nil {
+				return nil, fmt.Errorf("%s: import %s: %w", filepath.Join(folder, name), spec.Path.Value, err)
+			}
+			imports = append(imports, importClause{file: name, path: imported, test: strings.HasSuffix(name, "_test.go")})
+		}
+	}
+	return imports, nil
+}
+
+// parseFiles returns the Go files of a folder by name.
+func parseFiles(root, folder string, mode parser.Mode) (map[string]*ast.File, error) {
+	files, err := filepath.Glob(filepath.Join(root, folder, "*.go"))
+	if err != nil {
+		return nil, err
+	}
+	out := map[string]*ast.File{}
 	for _, file := range files {
 		// Read here, because go test watches what a test opens and a parser
 		// that opens the file itself might not always.
@@ -72,18 +92,9 @@ func readImports(root, folder string) ([]importClause, error) {
 		if err != nil {
 			return nil, err
 		}
-		parsed, err := parser.ParseFile(token.NewFileSet(), file, source, parser.ImportsOnly)
-		if err != nil {
+		if out[filepath.Base(file)], err = parser.ParseFile(token.NewFileSet(), file, source, mode); err != nil {
 			return nil, err
 		}
-		for _, spec := range parsed.Imports {
-			imported, err := strconv.Unquote(spec.Path.Value)
-			if err != nil {
-				return nil, fmt.Errorf("%s: import %s: %w", file, spec.Path.Value, err)
-			}
-			name := filepath.Base(file)
-			imports = append(imports, importClause{file: name, path: imported, test: strings.HasSuffix(name, "_test.go")})
-		}
 	}
-	return imports, nil
+	return out, nil
 }
