@@ -232,10 +232,12 @@ func (a *Availability) CheckHosts(ctx context.Context, route []pipeline.Hop, d p
 		reports[i] = a.report(queueKey{hop.Queue(), d})
 	}
 	for i, r := range reports {
-		select {
-		case <-r.done:
-		case <-ctx.Done():
-			return fault.From(ctx.Err())
+		if !r.isDone() { // or the context of each request would make a channel
+			select {
+			case <-r.done:
+			case <-ctx.Done():
+				return fault.From(ctx.Err())
+			}
 		}
 		if f := r.fault(&route[i], d); f != nil {
 			return f

@@ -198,10 +198,18 @@ func (a *Account) Input(field string, n int64) error {
 	return nil
 }
 
-type (
-	tenantKey  struct{}
-	accountKey struct{}
-)
+// owner is whose work a context is of: one value, because each request asks for it many times.
+type owner struct {
+	account *Account
+	tenant  string
+}
+
+type ownerKey struct{}
+
+func ownerOf(ctx context.Context) owner {
+	out, _ := ctx.Value(ownerKey{}).(owner)
+	return out
+}
 
 // WithTenant returns the context of a tenant's work, a name as stages have: the idempotency keys,
 // results and requests of others are not the tenant's. Those without one are one tenant too.
@@ -209,25 +217,19 @@ func WithTenant(ctx context.Context, tenant string) context.Context {
 	if tenant == "" {
 		return ctx
 	}
-	return context.WithValue(ctx, tenantKey{}, tenant)
+	return context.WithValue(ctx, ownerKey{}, owner{FromContext(ctx), tenant})
 }
 
 // TenantOf returns the tenant of a context; empty for none.
-func TenantOf(ctx context.Context) string {
-	tenant, _ := ctx.Value(tenantKey{}).(string)
-	return tenant
-}
+func TenantOf(ctx context.Context) string { return ownerOf(ctx).tenant }
 
 // NewContext returns a context with the account of its request.
 func NewContext(ctx context.Context, a *Account) context.Context {
-	return context.WithValue(ctx, accountKey{}, a)
+	return context.WithValue(ctx, ownerKey{}, owner{a, TenantOf(ctx)})
 }
 
 // FromContext returns the account of a context, or nil.
-func FromContext(ctx context.Context) *Account {
-	a, _ := ctx.Value(accountKey{}).(*Account)
-	return a
-}
+func FromContext(ctx context.Context) *Account { return ownerOf(ctx).account }
 
 // WithScope returns a context whose account is a part of the request's, which release closes:
 // for one of many messages of a request.

@@ -74,9 +74,11 @@ type countedConn struct {
 	own  *budget.Pool
 	// These are guarded by the mutex of connections: place is nil once a request was admitted, or
 	// the connection has ended.
-	place          *list.Element
-	tenant         string
-	admitted, gone bool
+	place  *list.Element
+	tenant string
+	gone   bool
+	// admitted is set under that mutex, once.
+	admitted atomic.Bool
 	// idle looks whether the connection has been idle for its time; nil where net/http does not serve.
 	idle  *time.Timer
 	begin time.Time
@@ -149,18 +151,19 @@ func (c *Connections) Dropped() int64 { return c.dropped.Load() }
 
 // admit counts the connection as its tenant's, once, or returns why it may not be used.
 func (c *countedConn) admit(tenant string) error {
-	if c == nil {
+	if c == nil || c.admitted.Load() {
 		return nil
 	}
 	c.connections.mu.Lock()
 	defer c.connections.mu.Unlock()
-	if c.admitted || c.gone {
+	if c.admitted.Load() || c.gone {
 		return nil
 	}
 	if f := c.connections.admitted.Reserve(tenant, 1); f != nil {
 		return f
 	}
-	c.tenant, c.admitted = tenant, true
+	c.tenant = tenant
+	c.admitted.Store(true)
 	c.leaveWaiting()
 	return nil
 }
@@ -178,7 +181,7 @@ func (c *countedConn) Close() error {
 	if !c.gone {
 		c.gone = true
 		c.leaveWaiting()
-		if c.admitted {
+		if c.admitted.Load() {
 			c.connections.admitted.Release(c.tenant, 1)
 		}
 	}
