@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/stagemesh/stagemesh/discovery"
+	"github.com/stagemesh/stagemesh/internal/adminapi"
 	"github.com/stagemesh/stagemesh/internal/admission"
 	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/internal/bus"
@@ -64,6 +65,8 @@ type Gateway struct {
 	// addr, grpcAddr and admin are the listening addresses. They are set before ready closes.
 	addr, grpcAddr, admin net.Addr
 	ready                 chan struct{}
+	// hostsLoaded closes when the membership is loaded for the first time.
+	hostsLoaded chan struct{}
 	// stopping ends when the gateway begins to stop, by beginStop, and closing closes when it
 	// admits no more requests.
 	stopping  context.Context
@@ -86,7 +89,7 @@ func New(s Settings) (*Gateway, error) {
 		Shared: s.Call.Shared && s.MaxInFlightBytes >= 2*admission.MaxRequest(s.MaxPayload),
 	})
 	g := &Gateway{
-		settings: s, log: s.Call.Logger, ready: make(chan struct{}), closing: make(chan struct{}),
+		settings: s, log: s.Call.Logger, ready: make(chan struct{}), hostsLoaded: make(chan struct{}), closing: make(chan struct{}),
 		memory: transport.NewMemory(s.Call.Budget), members: s.Members,
 		connections: transport.NewConnections(min(maxConnections, max(leastConnections, int64(s.MaxInFlightBytes)/connectionCost)), s.TokenFile != ""),
 	}
@@ -162,7 +165,12 @@ func (g *Gateway) Run(ctx context.Context) error {
 	running, ctx := errgroup.WithContext(ctx)
 	watching, stop := context.WithCancel(context.WithoutCancel(ctx))
 	running.Go(func() error { return g.membership.Run(watching) })
-	running.Go(func() error { return g.membership.Sweep(watching) })
+	running.Go(func() error {
+		if g.membership.Loaded(watching) == nil {
+			close(g.hostsLoaded)
+		}
+		return g.membership.Sweep(watching)
+	})
 	running.Go(func() error { return g.pipelines.Run(watching) })
 	running.Go(func() error { return g.registry.Run(watching) })
 	running.Go(func() error { return g.announce(watching) })
@@ -294,6 +302,11 @@ func (g *Gateway) WaitReady(ctx context.Context) error {
 	if err := g.bus.WaitConnected(ctx); err != nil {
 		return err
 	}
+	if g.membership != nil {
+		if err := g.membership.Loaded(ctx); err != nil {
+			return err
+		}
+	}
 	return g.pipelines.WaitReady(ctx)
 }
 
@@ -312,7 +325,7 @@ func (g *Gateway) Ready() error {
 	}
 	err := g.service.Ready()
 	if err == nil {
-		err = g.pipelinesKnown()
+		err = cmp.Or(g.pipelinesKnown(), g.hostsKnown())
 	}
 	if cause := errors.Unwrap(err); cause != nil {
 		// Callers get the fault without its cause.
@@ -333,6 +346,20 @@ func (g *Gateway) StoreReady() error {
 		return f
 	}
 	return nil
+}
+
+// hostsKnown returns nil once the gateway knows the hosts of its registry.
+func (g *Gateway) hostsKnown() error {
+	if g.membership == nil {
+		return nil
+	}
+	select {
+	case <-g.hostsLoaded:
+		return nil
+	default:
+		_, why := g.membership.Stale()
+		return adminapi.HostsNotLoaded(cmp.Or(why, discovery.ErrNotLoaded))
+	}
 }
 
 func (g *Gateway) isStopping() bool { return g.stopping.Err() != nil }

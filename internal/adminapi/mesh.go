@@ -48,7 +48,7 @@ func (h *handler) listHosts(ctx context.Context, in *adminv1.ListHostsRequest) (
 	ctx, cancel := context.WithTimeout(ctx, loadTimeout)
 	defer cancel()
 	if err := h.Membership.Loaded(ctx); err != nil {
-		return nil, fault.New(fault.RegistryUnavailable, "the gateway has not loaded the registry yet").Caused(err).WithRetryAfter(retryAfter)
+		return nil, HostsNotLoaded(err)
 	}
 	out := &adminv1.ListHostsResponse{}
 	for _, host := range h.Membership.Hosts() {
@@ -58,6 +58,11 @@ func (h *handler) listHosts(ctx context.Context, in *adminv1.ListHostsRequest) (
 	}
 	out.StaleSince, out.StaleCause = stale(h.Membership.Stale())
 	return out, nil
+}
+
+// HostsNotLoaded returns the fault of a gateway that does not know the hosts yet; why is for operators.
+func HostsNotLoaded(why error) error {
+	return fault.New(fault.RegistryUnavailable, "the gateway has not loaded the hosts from the mesh's registry yet").Caused(why).WithRetryAfter(retryAfter)
 }
 
 func (h *handler) currentHosts(ctx context.Context, in *adminv1.WatchHostsRequest) (*adminv1.WatchHostsResponse, error) {

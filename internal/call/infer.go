@@ -114,9 +114,13 @@ func (s *Service) infer(ctx context.Context, r incoming, emit func(request.Chunk
 	}
 	env.Trace = carried
 	describe(span, env)
-	ctx, cancel := context.WithDeadline(ctx, env.Deadline)
-	defer cancel()
-	env.Deadline, _ = ctx.Deadline() // the caller's may be earlier
+	if earlier, ok := ctx.Deadline(); ok && !earlier.After(env.Deadline) {
+		env.Deadline = earlier
+	} else {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithDeadline(ctx, env.Deadline)
+		defer cancel()
+	}
 	env.TakesChunks = emit != nil
 	env.Tenant = budget.TenantOf(ctx)
 	waitForCapacity := p.WaitForCapacity

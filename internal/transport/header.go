@@ -105,13 +105,14 @@ func isPrintable(s string) bool {
 	return true
 }
 
-// stepSize is about how many bytes a step takes in Server-Timing.
-const stepSize = 128
+// timingSize is how many bytes Server-Timing takes where it needs no memory but its text.
+const timingSize = 512
 
 // ServerTiming returns a timeline as a Server-Timing header: for each step the queue wait,
 // the batch wait and the run time, then the total. Durations are in milliseconds.
 func ServerTiming(total time.Duration, steps []envelope.StepTiming) string {
-	out := make([]byte, 0, (len(steps)+1)*stepSize)
+	var buf [timingSize]byte
+	out := buf[:0]
 	for _, step := range steps {
 		out = appendStepTiming(out, step)
 	}
