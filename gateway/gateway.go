@@ -303,8 +303,10 @@ func (g *Gateway) WaitReady(ctx context.Context) error {
 		return err
 	}
 	if g.membership != nil {
-		if err := g.membership.Loaded(ctx); err != nil {
-			return err
+		select {
+		case <-g.hostsLoaded:
+		case <-ctx.Done():
+			return fmt.Errorf("%w: %w", ctx.Err(), g.hostsKnown())
 		}
 	}
 	return g.pipelines.WaitReady(ctx)

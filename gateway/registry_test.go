@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"strings"
 	"testing"
 	"time"
 
@@ -48,5 +49,47 @@ func TestGatewayWaitsForRegistryOnce(t *testing.T) {
 	other.Stop()
 	if status, reason := reasonOf(t, client, http.MethodGet, url); status != http.StatusOK {
 		t.Errorf("during an outage: %d %s", status, reason)
+	}
+}
+
+// lateHosts is a table whose hosts are not received until they are released.
+type lateHosts struct {
+	discovery.Table
+
+	released chan struct{}
+}
+
+func (l lateHosts) Observe(ctx context.Context, below discovery.Key, o discovery.Observer[discovery.Change]) error {
+	if below == "hosts" {
+		select {
+		case <-l.released:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return l.Table.Observe(ctx, below, o)
+}
+
+// A gateway that knows its pipelines, but not the hosts, is not ready.
+func TestGatewayWaitsForTheHosts(t *testing.T) {
+	t.Parallel()
+	broker, released := testbed.StartBroker(t), make(chan struct{})
+	store := table(t, broker)
+	g, err := gateway.New(settings(t, broker.URL(), func(s *gateway.Settings) {
+		s.Registry = &gateway.Registry{Watcher: store, Table: lateHosts{store, released}}
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	background(t, g.Run)
+	testbed.Eventually(t, "it waits for the hosts alone", func() bool {
+		err := g.Ready()
+		return errors.Is(err, discovery.ErrNotLoaded) && strings.Contains(err.Error(), "the hosts")
+	})
+	close(released)
+	patient, leave := context.WithTimeout(t.Context(), testbed.Patience)
+	defer leave()
+	if err := errors.Join(g.WaitReady(patient), g.Ready()); err != nil {
+		t.Fatal(err)
 	}
 }
