@@ -33,6 +33,7 @@ import (
 	"github.com/stagemesh/stagemesh/internal/pipelines"
 	"github.com/stagemesh/stagemesh/internal/process"
 	"github.com/stagemesh/stagemesh/internal/request"
+	"github.com/stagemesh/stagemesh/internal/route"
 	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -58,6 +59,7 @@ type Gateway struct {
 	// registry has the models that stages load on demand, placer chooses their hosts.
 	registry *registry.Registry
 	placer   *registry.Placer
+	router   *route.Router
 	// membership is nil without a registry. members are the hosts all the same, as far as they are
 	// known; nil where they are not.
 	membership *discovery.Membership
@@ -106,12 +108,13 @@ func New(s Settings) (*Gateway, error) {
 		return nil, err
 	}
 	g.models, g.registry = &models{gateway: g}, registry.New(loadable)
-	s.Call.Pipelines, s.Call.Specs = g.pipelines, g.models.stageSpecs
+	s.Call.Specs = g.models.stageSpecs
 	s.Call.Adapt = func(r *request.Request, first pipeline.Step, memory *budget.Account) (*request.Request, error) {
 		return oip.Adapt(r, g.models.inputsOf(first), memory)
 	}
 	g.placer = registry.NewPlacer(g.registry, g.membership)
-	s.Call.Models, s.Call.Placer = g.registry, g.placer
+	g.router = route.New(g.pipelines, g.registry, g.placer)
+	s.Call.Router = g.router
 	if g.service, err = call.New(s.Call); err != nil {
 		return nil, err
 	}

@@ -48,7 +48,7 @@ func (m *models) Ready(ctx context.Context, name string) error { return m.gatewa
 
 // Model implements oip.Models.
 func (m *models) Model(name string) (oip.Model, error) {
-	p, f := m.gateway.service.Resolve(name, true)
+	p, f := m.gateway.router.Resolve(name, true)
 	if f != nil {
 		return oip.Model{}, f
 	}
@@ -88,7 +88,7 @@ func (m *models) Statistics(ctx context.Context, name string) ([]call.Statistics
 	if name == "" {
 		return m.gateway.service.Statistics(ctx, ""), nil
 	}
-	p, f := m.gateway.service.Resolve(name, true)
+	p, f := m.gateway.router.Resolve(name, true)
 	if f != nil {
 		return nil, f
 	}
@@ -100,7 +100,7 @@ func (m *models) Statistics(ctx context.Context, name string) ([]call.Statistics
 // specOf returns the inputs and outputs of a step: its model's own, as far as they are known, or
 // its stage's.
 func (m *models) specOf(step pipeline.Step) *stagev1.Spec {
-	if spec := m.gateway.service.SpecOf(step.Model); spec != nil {
+	if spec := m.gateway.router.SpecOf(step.Model); spec != nil {
 		return spec
 	}
 	return m.stageSpecs()[string(step.Stage)]
@@ -148,7 +148,7 @@ func (m *models) Load(ctx context.Context, name string) error {
 
 // Unload implements oip.Models.
 func (m *models) Unload(ctx context.Context, name string) error {
-	return m.control(ctx, "unloaded", name, m.gateway.service.UnloadModel)
+	return m.control(ctx, "unloaded", name, m.gateway.router.Unload)
 }
 
 // control changes a model, if callers may do that.

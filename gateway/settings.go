@@ -73,7 +73,7 @@ type Settings struct {
 	Jobs jobs.Settings
 	Bus  bus.Settings
 	// Pipelines come from the gateway's file. With a registry, the gateway writes
-	// them to the registry and serves the registry's pipelines. New sets Call.Pipelines.
+	// them to the registry and serves the registry's pipelines. New sets Call.Router.
 	Pipelines []pipeline.Pipeline
 	// Models and Aliases come from the gateway's file. It writes to the registry what
 	// is missing there.

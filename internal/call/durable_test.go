@@ -13,6 +13,7 @@ import (
 	"github.com/stagemesh/stagemesh/internal/call"
 	"github.com/stagemesh/stagemesh/internal/pipelines"
 	"github.com/stagemesh/stagemesh/internal/request"
+	"github.com/stagemesh/stagemesh/internal/route"
 	"github.com/stagemesh/stagemesh/internal/store"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -26,7 +27,7 @@ func TestRequestOrPipelineMakesItDurable(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s.Pipelines = c
+		s.Router = route.New(c, nil, nil)
 	})
 	b.alive()
 	memory, file := b.pulls(pipeline.Memory), b.pulls(pipeline.File)

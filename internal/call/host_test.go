@@ -16,6 +16,7 @@ import (
 	"github.com/stagemesh/stagemesh/internal/envelope"
 	"github.com/stagemesh/stagemesh/internal/pipelines"
 	"github.com/stagemesh/stagemesh/internal/request"
+	"github.com/stagemesh/stagemesh/internal/route"
 	"github.com/stagemesh/stagemesh/internal/store"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -265,5 +266,5 @@ func twoPipelines(t *testing.T) func(*call.Settings) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return func(s *call.Settings) { s.Pipelines = c }
+	return func(s *call.Settings) { s.Router = route.New(c, nil, nil) }
 }

@@ -103,10 +103,10 @@ func (s *Service) infer(ctx context.Context, r incoming, emit func(request.Chunk
 	if f != nil {
 		return nil, s.reject(id, r.Request, f, span, begin)
 	}
-	again, f := s.routeModels(env)
+	again, f := s.placeModels(env)
 	for f != nil && s.hasMoved(r, &p) {
 		if env, f = s.adaptAndCheck(ctx, in, id, r.Request, &p, begin); f == nil {
-			again, f = s.routeModels(env)
+			again, f = s.placeModels(env)
 		}
 	}
 	if f != nil {

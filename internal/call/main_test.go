@@ -17,6 +17,7 @@ import (
 	"github.com/stagemesh/stagemesh/internal/envelope"
 	"github.com/stagemesh/stagemesh/internal/pipelines"
 	"github.com/stagemesh/stagemesh/internal/request"
+	"github.com/stagemesh/stagemesh/internal/route"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -67,7 +68,7 @@ func (b *bed) start(conn *bus.Bus, edits ...func(*call.Settings)) *call.Service 
 		b.t.Fatal(err)
 	}
 	s := call.Settings{
-		Mesh: mesh, Gateway: "gateway", Pipelines: c, Limits: call.Limits{Metadata: []string{"known"}},
+		Mesh: mesh, Gateway: "gateway", Router: route.New(c, nil, nil), Limits: call.Limits{Metadata: []string{"known"}},
 		Logger: slog.New(slog.NewTextHandler(b.logged, &slog.HandlerOptions{Level: slog.LevelWarn})), Meter: noop.Meter{},
 	}
 	for _, edit := range edits {

@@ -105,11 +105,14 @@ func (m *metrics) chunk(label string, first bool, took time.Duration) {
 }
 
 // count adds one under a label.
-func count(c metric.Int64Counter, label, value string) {
-	c.Add(context.Background(), 1, metric.WithAttributeSet(attribute.NewSet(attribute.String(label, value))))
+func count(c metric.Int64Counter, n int64, label, value string) {
+	if n == 0 {
+		return
+	}
+	c.Add(context.Background(), n, metric.WithAttributeSet(attribute.NewSet(attribute.String(label, value))))
 }
 
-func (m *metrics) droppedReply(disposition string) { count(m.replies, "disposition", disposition) }
+func (m *metrics) droppedReply(disposition string) { count(m.replies, 1, "disposition", disposition) }
 
 // How a request was cancelled.
 const (
@@ -118,7 +121,7 @@ const (
 	failed   = "failed"
 )
 
-func (m *metrics) countCancel(how string) { count(m.cancels, "how", how) }
+func (m *metrics) countCancel(how string) { count(m.cancels, 1, "how", how) }
 
 // What became of a request with an idempotency key, or of the key.
 const (
@@ -130,7 +133,7 @@ const (
 	released  = "released"
 )
 
-func (m *metrics) idempotent(outcome string) { count(m.keys, "outcome", outcome) }
+func (m *metrics) idempotent(outcome string) { count(m.keys, 1, "outcome", outcome) }
 
 // maxLabels bounds the remembered labels: pipelines come and go.
 const maxLabels = 4096

@@ -44,9 +44,8 @@ import (
 	"github.com/stagemesh/stagemesh/internal/config"
 	"github.com/stagemesh/stagemesh/internal/envelope"
 	"github.com/stagemesh/stagemesh/internal/explain"
-	"github.com/stagemesh/stagemesh/internal/models"
-	"github.com/stagemesh/stagemesh/internal/pipelines"
 	"github.com/stagemesh/stagemesh/internal/request"
+	"github.com/stagemesh/stagemesh/internal/route"
 	"github.com/stagemesh/stagemesh/internal/store"
 	"github.com/stagemesh/stagemesh/internal/tracing"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -92,12 +91,8 @@ type Settings struct {
 
 	Mesh    pipeline.MeshName
 	Gateway pipeline.GatewayID
-	// Pipelines are those that are served now.
-	Pipelines *pipelines.Store
-	// Models are those that stages load on demand; nil means none.
-	Models *models.Registry
-	// Placer chooses where models are loaded; it is there with Models.
-	Placer *models.Placer
+	// Router knows what callers may name.
+	Router *route.Router
 	// Specs returns the known specs of stages, by stage name; nil means that none is known.
 	Specs func() map[string]*stagev1.Spec
 	// Adapt returns a request whose only input is a document of JSON without a name as the first

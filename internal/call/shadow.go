@@ -14,6 +14,7 @@ import (
 	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/internal/envelope"
 	"github.com/stagemesh/stagemesh/internal/request"
+	"github.com/stagemesh/stagemesh/internal/route"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -27,16 +28,9 @@ const (
 	maxShadowBytes = 64 << 20
 )
 
-// shadow is a step that also runs on another model, for comparison.
-type shadow struct {
-	step  pipeline.StepName
-	stage pipeline.StageName
-	model string
-}
-
 // startShadow runs an answered request again, on the shadow's model, and counts how the answers
 // compare. It has places and memory of its own, and a low priority.
-func (s *Service) startShadow(x *call, of *shadow, answer *request.Response) {
+func (s *Service) startShadow(x *call, of *route.Shadow, answer *request.Response) {
 	if x.emit != nil && x.progress.seq > 1 {
 		return // the answer went to the caller in chunks
 	}
@@ -48,7 +42,7 @@ func (s *Service) startShadow(x *call, of *shadow, answer *request.Response) {
 	for _, hop := range x.env.Route { // another request may get other models of an alias
 		stepModels[hop.Step] = hop.Model
 	}
-	stepModels[of.step] = payload.ModelRef{Model: of.model}
+	stepModels[of.Step] = payload.ModelRef{Model: string(of.Model)}
 	again.Steps, again.Timeout = steps, x.env.Deadline.Sub(x.env.AdmittedAt)
 	again.IdempotencyKey, again.Durability, again.Priority = "", pipeline.Memory, -1
 	tenant, size, result := x.env.Tenant, int64(payload.Size(again.Inputs)+2*payload.Size(answer.Outputs)), "dropped"
@@ -93,8 +87,8 @@ func didNotRun(r fault.Reason) bool {
 	return false
 }
 
-func (m *metrics) shadow(of *shadow, result string) {
-	m.shadows.Add(context.Background(), 1, metric.WithAttributeSet(attribute.NewSet(attribute.String("stage", string(of.stage)), attribute.String("result", result))))
+func (m *metrics) shadow(of *route.Shadow, result string) {
+	m.shadows.Add(context.Background(), 1, metric.WithAttributeSet(attribute.NewSet(attribute.String("stage", string(of.Stage)), attribute.String("result", result))))
 }
 
 // sameOutputs reports whether answers have the same outputs, in any order: names, types, shapes

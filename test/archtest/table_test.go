@@ -90,8 +90,12 @@ var importTable = rules{
 			mayImport: list(proto, tensor, fault, payload, msgpack, pipeline, "discovery"),
 		},
 		{
+			packages:  list("internal/route"),
+			mayImport: list(proto, fault, payload, pipeline, envelope, model, "internal/models", "internal/pipelines", request),
+		},
+		{
 			packages:  list("internal/call"),
-			mayImport: list(proto, tensor, fault, payload, raw, pipeline, envelope, bus, "internal/config", "internal/process", "internal/store", "internal/tracing", model, "internal/models", "internal/admission", "internal/explain", "internal/pipelines", budget, request),
+			mayImport: list(proto, tensor, fault, payload, raw, pipeline, envelope, bus, "internal/config", "internal/process", "internal/store", "internal/tracing", "internal/admission", "internal/explain", "internal/pipelines", "internal/route", budget, request),
 		},
 		{packages: list("internal/jobs"), mayImport: list(proto, fault, payload, pipeline, bus, "internal/process", "internal/store", "internal/webhook", "internal/admission", budget, request), inTests: list("internal/call")},
 		{packages: list("internal/front/*"), mayImport: list(proto, tensor, fault, payload, oipcodec, raw, model, msgpack, pipeline, auth, "internal/config", "internal/admission", "internal/call", "internal/jobs", "internal/front/*", "internal/openapi", budget, request, transport), inTests: list("internal/tracing", envelope)},
@@ -110,7 +114,7 @@ var importTable = rules{
 		},
 		{
 			packages: list("gateway"),
-			mayImport: append(list(proto, sdk, "internal/admission", "internal/call", "internal/explain", "internal/pipelines", "internal/jobs", "internal/front/...",
+			mayImport: append(list(proto, sdk, "internal/admission", "internal/call", "internal/explain", "internal/pipelines", "internal/route", "internal/jobs", "internal/front/...",
 				"internal/openapi", "internal/adminapi", discovery, transport), shared...),
 		},
 
