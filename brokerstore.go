@@ -25,7 +25,7 @@ import (
 // brokerStore watches the files of the broker in this process. Before the disk is full it has the
 // broker refuse messages for file streams, by the limit of the account: after one write that failed,
 // nats-server refuses all writes to that stream until it is opened again. Should a write fail all the
-// same, it opens all streams again once there is space. That loses what memory queues hold, so it waits
+// same, it opens all streams again once there is space for that. That loses what memory queues hold, so it waits
 // for a moment until they are empty.
 type brokerStore struct {
 	broker *broker
@@ -151,8 +151,7 @@ func (s *brokerStore) watch(ctx context.Context) {
 	for {
 		select {
 		case now := <-ticks.C:
-			isFull, isBroken := s.look(now)
-			if isFull || !isBroken || now.Before(next) {
+			if s.look(now); !s.canReopen() || now.Before(next) {
 				continue
 			}
 			next = now.Add(bus.StoreRetry)
@@ -165,8 +164,16 @@ func (s *brokerStore) watch(ctx context.Context) {
 	}
 }
 
+// canReopen reports whether a write has failed and there is space for opening the streams again. A full
+// disk may have it: messages that have expired are deleted only once their stream is open.
+func (s *brokerStore) canReopen() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.broken != "" && (!s.isFull || s.free >= 2*leastSpace)
+}
+
 // look checks the disk, and limits the account of the mesh while that is full.
-func (s *brokerStore) look(now time.Time) (isFull, isBroken bool) {
+func (s *brokerStore) look(now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	wasFull := s.isFull
@@ -177,7 +184,6 @@ func (s *brokerStore) look(now time.Time) (isFull, isBroken bool) {
 	if s.isFull != s.isLimited && s.broker.limit(s.isFull) == nil {
 		s.isLimited = s.isFull
 	}
-	return s.isFull, s.broken != ""
 }
 
 // reopen opens all streams again if the folder can be written.
@@ -211,6 +217,7 @@ func (s *brokerStore) reopen(ctx context.Context) error {
 		s.fail(err.Error())
 		return err
 	}
+	s.look(time.Now())
 	s.disconnectReaders()
 	err = bus.CreateStreams(s.broker, queues, options...)
 	s.broker.log.log.Warn("the broker's streams were opened again after a write had failed", "took", time.Since(began))

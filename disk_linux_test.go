@@ -6,6 +6,8 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -15,6 +17,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/internal/process"
@@ -254,6 +257,53 @@ func failAWrite(t *testing.T, options string) {
 	if n := b.failed.Load(); n > lost || n > 0 && !fault.From(*b.failure.Load()).Retryable() {
 		t.Errorf("%d of %d requests in memory failed: %v", n, n+b.served.Load(), *b.failure.Load())
 	}
+}
+
+// What has expired in a stream that a failed write has closed is deleted once the stream is open again,
+// so it opens although the rest of the disk is full.
+func TestExpiredMessagesMakeSpaceAfterAFailedWrite(t *testing.T) {
+	t.Parallel()
+	b, ok := startOnSmallDisk(t, `, listen: "127.0.0.1:0"`)
+	if !ok {
+		return
+	}
+	conn, err := nats.Connect(b.BrokerURL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	js, err := jetstream.New(conn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "aging", Subjects: []string{"aging"}, Storage: jetstream.FileStorage, MaxAge: 5 * time.Second}); err != nil {
+		t.Fatal(err)
+	}
+	const message, messages, left = 512 << 10, 32, 5 << 19 // left is less than what stays free of messages
+	testbed.Eventually(t, "a write fails, of a stream that has most of the disk", func() bool {
+		for range messages {
+			if _, err := conn.Request("aging", make([]byte, message), time.Second); err != nil {
+				return false
+			}
+		}
+		free := testbed.FillDisk(t, b.folder)
+		if _, err := conn.Request("aging", make([]byte, message), time.Second); err != nil {
+			return true
+		}
+		free() // the broker has refused the message before that
+		testbed.Eventually(t, "the broker stores", func() bool { return b.StoreReady() == nil })
+		return false
+	})
+	fill := filepath.Join(b.folder, "fill")
+	full, err := os.Stat(fill)
+	if err == nil {
+		err = os.Truncate(fill, full.Size()-left)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	testbed.Eventually(t, "the broker stores", func() bool { return b.StoreReady() == nil })
+	testbed.Eventually(t, "all is stored again", b.storesAll)
 }
 
 func TestCallersWhoWaitHearOfAFullDisk(t *testing.T) {
