@@ -45,7 +45,7 @@ UNITS         = $(filter-out $(addprefix %,$(ALONE:.%=%)),$(shell go list $(PACK
 # What runs whole meshes and programs, or needs a tool that takes long to build: quick
 # leaves them to test-race.
 WORKERS      := ./test/meshtest/workers
-SLOW         := %/bench/compare %/services/meshtest %/services/meshtest/workers %/services/cli %/services/cmd/stagemesh %/stagehost/runner/worker %/discovery/consul
+SLOW         := %/bench/compare %/test/librarytest %/test/meshtest %/test/meshtest/workers %/services/cli %/services/cmd/stagemesh %/internal/worker %/discovery/consul
 TOOL_MODULES := $(patsubst %/go.mod,%,$(wildcard tools/*/go.mod))
 
 # The compiled schema that `proto-breaking` compares with.

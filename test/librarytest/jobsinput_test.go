@@ -1,4 +1,4 @@
-package stagemesh_test
+package librarytest
 
 import (
 	"encoding/json"

@@ -1,4 +1,4 @@
-package stagemesh_test
+package librarytest
 
 import (
 	"debug/buildinfo"
@@ -27,6 +27,9 @@ type outside struct {
 	env    []string
 }
 
+// repository is the root, from this package's folder.
+const repository = "../.."
+
 func newOutside(t *testing.T) outside {
 	t.Helper()
 	cache, err := exec.Command("go", "env", "GOMODCACHE", "GOPROXY").Output()
@@ -50,17 +53,19 @@ func newOutside(t *testing.T) outside {
 func publish(t *testing.T, proxy string) {
 	t.Helper()
 	self := module.Version{Path: "github.com/stagemesh/stagemesh", Version: "v0.0.1"}
-	listed, err := exec.Command("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard").Output()
+	list := exec.Command("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+	list.Dir = repository
+	listed, err := list.Output()
 	if err != nil {
 		t.Fatal(err)
 	}
 	var files []zip.File
 	for name := range strings.SplitSeq(strings.TrimSuffix(string(listed), "\x00"), "\x00") {
-		if _, err := os.Lstat(name); err == nil {
+		if _, err := treeFile(name).Lstat(); err == nil {
 			files = append(files, treeFile(name))
 		}
 	}
-	requirements, err := os.ReadFile("go.mod")
+	requirements, err := os.ReadFile(filepath.Join(repository, "go.mod"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -90,8 +95,8 @@ func publish(t *testing.T, proxy string) {
 type treeFile string
 
 func (f treeFile) Path() string                 { return filepath.ToSlash(string(f)) }
-func (f treeFile) Lstat() (os.FileInfo, error)  { return os.Lstat(string(f)) }
-func (f treeFile) Open() (io.ReadCloser, error) { return os.Open(string(f)) }
+func (f treeFile) Lstat() (os.FileInfo, error)  { return os.Lstat(filepath.Join(repository, string(f))) }
+func (f treeFile) Open() (io.ReadCloser, error) { return os.Open(filepath.Join(repository, string(f))) }
 
 // write adds a program to the module: a folder with a file of testdata.
 func (o outside) write(program string) {

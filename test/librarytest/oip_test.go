@@ -1,4 +1,4 @@
-package stagemesh_test
+package librarytest
 
 import (
 	"encoding/binary"
@@ -23,7 +23,7 @@ import (
 
 func TestPipelineIsAnOIPModel(t *testing.T) {
 	t.Parallel()
-	const digits = "examples/digits"
+	const digits = repository + "/examples/digits"
 	file, err := meshfile.Load(filepath.Join(digits, "mesh.yaml"), runners.All()...)
 	if err != nil {
 		t.Fatal(err)

@@ -1,4 +1,4 @@
-package stagemesh_test
+package librarytest
 
 import (
 	"errors"
@@ -22,7 +22,7 @@ import (
 // accountsInDocs returns the options of a broker with the accounts of docs/operations.md.
 func accountsInDocs(t *testing.T) *server.Options {
 	t.Helper()
-	page, err := os.ReadFile("docs/operations.md")
+	page, err := os.ReadFile(filepath.Join(repository, "docs/operations.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
