@@ -20,11 +20,10 @@ import (
 )
 
 const (
-	defaultMaxPayload = 8 << 20
-	memorySlack       = 64 << 20
-	joinMemory        = 4 << 30
-	storeSlack        = 16 << 30
-	brokerReadyWait   = 10 * time.Second
+	memorySlack     = 64 << 20
+	joinMemory      = 4 << 30
+	storeSlack      = 16 << 30
+	brokerReadyWait = 10 * time.Second
 	// unlimited is in bytes; sums of it and of what streams reserve do not overflow.
 	unlimited = 1 << 62
 )
@@ -193,7 +192,7 @@ func (b *broker) options(folder string) (*server.Options, error) {
 		JetStreamMaxMemory: unlimited,
 		JetStreamMaxStore:  unlimited,
 		StoreDir:           folder,
-		MaxPayload:         int32(cmp.Or(s.MaxPayload, defaultMaxPayload)),
+		MaxPayload:         int32(cmp.Or(s.MaxPayload, meshfile.DefaultBrokerPayload)),
 		NoSigs:             true,
 	}
 	if s.Listen == "" {

@@ -278,6 +278,9 @@ func (f *File) validateName() error {
 
 // Bounds on what the broker in the process takes in one message.
 const (
+	// DefaultBrokerPayload is for a file without nats.max_payload.
+	DefaultBrokerPayload = 8 << 20
+
 	minBrokerPayload = 64 << 10
 	maxBrokerPayload = 64 << 20
 	// maxFilePayload is the largest record of the broker's streams on file.
@@ -371,6 +374,10 @@ func (f *File) validateOwnBroker() error {
 		queues = append(queues, f.Stages[name].Queue)
 	}
 	reserved := ReserveOf(queues, f.Results, f.DeadLetters, f.Idempotency).Registry(f.Registry).Jobs(f.Jobs)
+	if most := cmp.Or(f.NATS.MaxPayload, DefaultBrokerPayload); f.Gateway.MaxPayload >= most {
+		err := fmt.Errorf("max_payload: inputs of %s do not fit into a message of nats.max_payload, which is %s; raise that, or lower this", config.Bytes(f.Gateway.MaxPayload), config.Bytes(most))
+		errs = append(errs, f.At(err, "gateway"))
+	}
 	memory, store := config.Bytes(reserved.Memory), config.Bytes(reserved.Store)
 	if limit := config.Bytes(f.NATS.MaxMemory); limit != 0 && limit < memory {
 		err := fmt.Errorf("max_memory: %s is less than the %s that the stages' queues, and a registry in the broker, reserve; raise it, or lower queue.max_bytes", limit, memory)
