@@ -44,10 +44,8 @@ type connection struct {
 	changed chan struct{}
 	// pending are the requests that wait for an answer, with what fails them.
 	pending map[*nats.Msg]context.CancelCauseFunc
-	// creating counts the streams that are being created. No creation begins once
-	// closing is true.
-	creating sync.WaitGroup
-	closing  bool
+	// creating is read-locked while a stream is created, and locked to close the connection.
+	creating sync.RWMutex
 }
 
 // session is one period in which the connection is established.
@@ -81,10 +79,8 @@ func (c *connection) run(ctx context.Context, s Settings) error {
 	c.nc = nc
 	c.mu.Unlock()
 	<-ctx.Done()
-	c.mu.Lock()
-	c.closing = true
-	c.mu.Unlock()
-	c.creating.Wait()
+	c.creating.Lock()
+	defer c.creating.Unlock()
 	nc.Close()
 	<-closed
 	c.setSession(nil)

@@ -18,8 +18,7 @@
 //     lost. An empty message with a header marks a deleted entry for an hour. A revision
 //     is a sequence and the creation of the stream in microseconds, so that none comes
 //     twice after the stream was lost. The broker rejects purges and deletes, which no
-//     observer could see. Earlier versions named the stream <mesh>_table; the first
-//     process that looks for the table moves what is there.
+//     observer could see.
 //   - <mesh>_instances, in memory: a message for each instance, on
 //     <mesh>.instances.<service>.<id>, that lives for two seconds. Announce renews it
 //     every half second, with the answer of grpc.health.v1 at the instance's address, if

@@ -28,7 +28,6 @@ var (
 const (
 	codeNoPeers     jetstream.ErrorCode = 10005
 	codeNotLeader   jetstream.ErrorCode = 10009
-	codeSealed      jetstream.ErrorCode = 10109
 	codeStoreFailed jetstream.ErrorCode = 10077
 	codeNoResources jetstream.ErrorCode = 10023
 	codeAccountFull jetstream.ErrorCode = 10002
@@ -42,11 +41,6 @@ func hasCode(err error, code jetstream.ErrorCode) bool {
 	return ok && e.ErrorCode == code
 }
 
-// isMissing reports whether the broker has no such stream or message.
-func isMissing(err error) bool {
-	return errors.Is(err, errMissing) || hasCode(err, jetstream.JSErrCodeMessageNotFound)
-}
-
 // apiError classifies an error that the broker answered with.
 func apiError(e *jetstream.APIError) error {
 	switch e.ErrorCode {
@@ -56,8 +50,8 @@ func apiError(e *jetstream.APIError) error {
 		return errWrongSequence
 	case codeStoreFailed, codeNoResources, codeAccountFull, codeNoMemory, codeNoStorage:
 		return fmt.Errorf("%w: %s", discovery.ErrFull, e.Description)
-	// A starting cluster does not know all of its servers yet, or a table is being moved.
-	case codeNoPeers, codeNotLeader, codeSealed:
+	// A starting cluster does not know all of its servers yet.
+	case codeNoPeers, codeNotLeader:
 		return fmt.Errorf("%w: %s", discovery.ErrUnavailable, e.Description)
 	}
 	// These may succeed a moment later: there is no leader, a server is starting, or

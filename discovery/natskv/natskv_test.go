@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"path/filepath"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -242,10 +241,10 @@ func TestForbiddenSubjectsAreDenied(t *testing.T) {
 
 func TestDocumentedPermissionsAreEnough(t *testing.T) {
 	t.Parallel()
-	allowed := []string{"mesh.table.>", "mesh.instances.>", "$JS.FC.>", "$JS.API.STREAM.INFO.mesh_table"}
+	allowed := []string{"mesh.table.>", "mesh.instances.>", "$JS.FC.>"}
 	for _, stream := range []string{"mesh_registry", "mesh_instances"} {
 		allowed = append(allowed, "$JS.API.CONSUMER.CREATE."+stream+".*")
-		for _, request := range []string{"STREAM.INFO", "STREAM.CREATE", "STREAM.UPDATE", "STREAM.MSG.GET"} {
+		for _, request := range []string{"STREAM.INFO", "STREAM.CREATE", "STREAM.MSG.GET"} {
 			allowed = append(allowed, "$JS.API."+request+"."+stream)
 		}
 	}
@@ -507,66 +506,6 @@ func TestFullTableRejectsChangesUntilEmptied(t *testing.T) {
 	}
 	if _, err := c.Put(t.Context(), "another", large, 0); err != nil {
 		t.Error(err)
-	}
-}
-
-// oldTable is a table as earlier versions made it, whose sequences are revisions.
-func oldTable(t *testing.T, b *server.Server, keys ...string) map[string]discovery.Revision {
-	t.Helper()
-	js := streams(t, b.ClientURL())
-	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{
-		Name: "mesh_table", Subjects: []string{"mesh.table.>"}, MaxMsgsPerSubject: 1, Discard: jetstream.DiscardNew, MaxBytes: 256 << 20,
-		DenyDelete: true, DenyPurge: true, AllowMsgTTL: true, FirstSeq: uint64(time.Now().UnixMicro()), Metadata: map[string]string{"stagemesh-version": "1"},
-	}); err != nil {
-		t.Fatal(err)
-	}
-	out := map[string]discovery.Revision{}
-	for _, key := range keys {
-		ack, err := js.Publish(t.Context(), "mesh.table."+key, []byte("old"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		out[key] = discovery.Revision(ack.Sequence)
-	}
-	return out
-}
-
-func TestTableOfAnEarlierVersionIsMoved(t *testing.T) {
-	t.Parallel()
-	b := broker(t)
-	var keys []string
-	for i := range 200 {
-		keys = append(keys, fmt.Sprintf("k%d", i))
-	}
-	old := oldTable(t, b, keys...)
-	var all sync.WaitGroup
-	for i := range 4 {
-		c, change := client(t, settings(b.ClientURL())), newRecorder[discovery.Change]()
-		background(t, func(ctx context.Context) error { return c.Observe(ctx, "", change) })
-		all.Go(func() {
-			if first := receive(t, "the table", change.updates); len(first.Entries) != len(keys) {
-				t.Errorf("an observer has %d entries, want %d", len(first.Entries), len(keys))
-			}
-			key := discovery.Key(keys[i])
-			e, err := c.Get(t.Context(), key)
-			if err != nil || string(e.Value) != "old" || e.Revision <= old[string(key)] {
-				t.Errorf("it has %+v, %v; its revision was %d", e, err, old[string(key)])
-			}
-			if _, err := c.Put(t.Context(), key, []byte("new"), old[string(key)]); !errors.Is(err, discovery.ErrConflict) {
-				t.Errorf("a change of the old revision: %v", err)
-			}
-			if _, err := c.Put(t.Context(), key, []byte("new"), e.Revision); err != nil {
-				t.Errorf("a change: %v", err)
-			}
-		})
-	}
-	all.Wait()
-	js := streams(t, b.ClientURL())
-	if _, err := js.Stream(t.Context(), "mesh_table"); !errors.Is(err, jetstream.ErrStreamNotFound) {
-		t.Errorf("the old stream: %v", err)
-	}
-	if info := config(t, js, "mesh_registry"); info.State.LastSeq > 1000 || !info.Config.DenyPurge || len(info.Config.Sources) != 0 || info.Config.MaxBytes != 256<<20 {
-		t.Errorf("the new stream is %+v", info)
 	}
 }
 

@@ -9,7 +9,6 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/stagemesh/stagemesh/discovery"
-	"github.com/stagemesh/stagemesh/internal/bus"
 )
 
 // names are the streams and subjects of a mesh.
@@ -19,11 +18,6 @@ func (n names) tableStream() string     { return n.mesh + "_registry" }
 func (n names) instancesStream() string { return n.mesh + "_instances" }
 func (n names) table() string           { return n.mesh + ".table." }
 func (n names) instances() string       { return n.mesh + ".instances." }
-
-// formerTable returns the name that the stream of a table had while its sequences were revisions.
-func formerTable(table string) string {
-	return strings.TrimSuffix(table, names{}.tableStream()) + "_table"
-}
 
 // entry returns the subject of a key.
 func (n names) entry(key discovery.Key) string {
@@ -93,29 +87,19 @@ func (s Settings) config(name, subjects string) jetstream.StreamConfig {
 	}
 }
 
-// info returns the state of a stream. One that is being moved counts as missing.
+// info returns the state of a stream.
 func (s *session) info(ctx context.Context, stream string) (*jetstream.StreamInfo, error) {
 	info := &jetstream.StreamInfo{}
-	err := s.api(ctx, "STREAM.INFO."+stream, struct{}{}, info)
-	if len(info.Config.Sources) > 0 {
-		err = errMissing
-	}
-	return info, err
+	return info, s.api(ctx, "STREAM.INFO."+stream, struct{}{}, info)
 }
 
-// stream returns the state of a stream. It creates one that is missing, and moves a table to
-// it that an earlier version has made.
+// stream returns the state of a stream. It creates one that is missing.
 func (s *session) stream(ctx context.Context, config jetstream.StreamConfig) (*jetstream.StreamInfo, error) {
 	info, err := s.info(ctx, config.Name)
 	if !errors.Is(err, errMissing) {
 		return info, err
 	}
-	if config.Storage == jetstream.FileStorage {
-		err = bus.Move{From: formerTable(config.Name), To: config, Call: s.api, IsMissing: isMissing, Create: s.create}.Run(ctx)
-	} else {
-		err = s.create(ctx, config)
-	}
-	if err != nil {
+	if err := s.create(ctx, config); err != nil {
 		return nil, err
 	}
 	return s.info(ctx, config.Name)
@@ -131,15 +115,10 @@ func (s *session) create(ctx context.Context, config jetstream.StreamConfig) err
 	if config.Storage == jetstream.MemoryStorage {
 		config.FirstSeq = uint64(time.Now().UnixMicro())
 	}
-	c := s.connection
-	c.mu.Lock()
-	if c.closing {
-		c.mu.Unlock()
+	if !s.connection.creating.TryRLock() {
 		return errUnsent
 	}
-	c.creating.Add(1)
-	c.mu.Unlock()
-	defer c.creating.Done()
+	defer s.connection.creating.RUnlock()
 	err := s.api(context.WithoutCancel(ctx), "STREAM.CREATE."+config.Name, config, &jetstream.StreamInfo{})
 	if hasCode(err, jetstream.JSErrCodeStreamNameInUse) {
 		return nil

@@ -105,11 +105,10 @@ type Bus struct {
 	closing    sync.Once
 	closed     chan struct{}
 
-	// creating counts the streams that are being created; none once isClosing.
-	creating sync.WaitGroup
+	// creating is read-locked while a stream is created, and locked to close the connection.
+	creating sync.RWMutex
 
 	mu        sync.Mutex
-	isClosing bool
 	listeners []chan struct{}
 	// cause is why there is no connection, as far as is known; logged has the advice
 	// logged since there was one.
@@ -389,10 +388,8 @@ const closeFlush = 2 * time.Second
 func (b *Bus) Close() { b.closing.Do(b.close) }
 
 func (b *Bus) close() {
-	b.mu.Lock()
-	b.isClosing = true
-	b.mu.Unlock()
-	b.creating.Wait()
+	b.creating.Lock()
+	defer b.creating.Unlock()
 	if b.nc.IsConnected() {
 		if err := b.nc.FlushTimeout(closeFlush); err != nil {
 			b.settings.Logger.Warn("flush before close", "error", err)

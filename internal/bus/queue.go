@@ -334,10 +334,10 @@ func (b *Bus) ensureStream(ctx context.Context, config jetstream.StreamConfig, v
 // caller's context does not stop it, and Close waits for it: a broker that stops
 // while it creates a stream leaves a part of it behind.
 func (b *Bus) createStream(ctx context.Context, config jetstream.StreamConfig) error {
-	if !b.begin() {
+	if !b.creating.TryRLock() {
 		return ErrClosed
 	}
-	defer b.creating.Done()
+	defer b.creating.RUnlock()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), b.apiTimeout())
 	defer cancel()
 	_, err := b.js.CreateStream(ctx, config)
@@ -345,16 +345,6 @@ func (b *Bus) createStream(ctx context.Context, config jetstream.StreamConfig) e
 		return nil
 	}
 	return err
-}
-
-// begin reports whether a stream may still be created, and counts it.
-func (b *Bus) begin() bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if !b.isClosing {
-		b.creating.Add(1)
-	}
-	return !b.isClosing
 }
 
 // apiErrorOf adds the subject to an error of the JetStream client, unless the

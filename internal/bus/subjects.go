@@ -142,11 +142,6 @@ func (s Subjects) JobStream(queue pipeline.QueueName) string {
 	return string(s.mesh) + "_jobs_" + string(queue)
 }
 
-// FormerJobStream is the name that JobStream had when its sequences began at the time.
-func (s Subjects) FormerJobStream(queue pipeline.QueueName) string {
-	return string(s.mesh) + "_job_queue_" + string(queue)
-}
-
 // JobRecord is the subject of what became of a job.
 func (s Subjects) JobRecord(id pipeline.JobID, tenant string) string {
 	return s.jobSubject("jobrecord", string(id.Queue), tenantToken(tenant), id.UUID.String())

@@ -148,7 +148,7 @@ func (s *Jobs) EnsureQueue(ctx context.Context, queue pipeline.QueueName, q JobQ
 	config := s.config
 	config.Name, config.Subjects, config.Description = s.bus.JobStream(queue), []string{s.bus.Jobs(queue, "*")}, "Queue of jobs"
 	config.MaxMsgs, config.MaxBytes, config.MaxAge = q.MaxJobs, q.MaxBytes, 0
-	return s.wrap(s.bus.EnsureMovedStream(ctx, s.bus.FormerJobStream(queue), config, max(1, q.Version)))
+	return s.wrap(s.bus.EnsureStream(ctx, config, max(1, q.Version)))
 }
 
 // QueueShare returns the share of a queue, which bounds the jobs of each tenant that have not ended.
@@ -158,29 +158,13 @@ func (s *Jobs) QueueShare(queue pipeline.QueueName) *Share {
 	return of.newShare("max_jobs and max_bytes of jobs.queues."+string(queue), fault.QueueFull)
 }
 
-// HasQueue reports whether the broker has a queue. One of an earlier version keeps its bounds.
+// HasQueue reports whether the broker has a queue.
 func (s *Jobs) HasQueue(ctx context.Context, queue pipeline.QueueName) (bool, error) {
-	for _, name := range []string{s.bus.JobStream(queue), s.bus.FormerJobStream(queue)} {
-		found, err := s.bus.JetStream().Stream(ctx, name)
-		if errors.Is(err, jetstream.ErrStreamNotFound) {
-			continue
-		}
-		if err == nil {
-			was := found.CachedInfo().Config
-			isPart := len(was.Sources) > 0
-			if isPart { // of a move, which has no bounds
-				was.MaxMsgs, was.MaxBytes = 0, 0
-				if former, err := s.bus.JetStream().Stream(ctx, s.bus.FormerJobStream(queue)); err == nil {
-					was = former.CachedInfo().Config
-				}
-			}
-			if isPart || name != s.bus.JobStream(queue) {
-				err = s.EnsureQueue(ctx, queue, JobQueueSettings{MaxJobs: was.MaxMsgs, MaxBytes: was.MaxBytes})
-			}
-		}
-		return err == nil, s.wrap(err)
+	_, err := s.bus.JetStream().Stream(ctx, s.bus.JobStream(queue))
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		return false, nil
 	}
-	return false, nil
+	return err == nil, s.wrap(err)
 }
 
 // Submit puts a job into its queue, and returns its number there. It returns false if the queue

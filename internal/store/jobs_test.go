@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
@@ -267,65 +266,6 @@ func TestNumberOfALostQueueRemovesNothing(t *testing.T) {
 			t.Errorf("the other job: %v", err)
 		}
 	}
-}
-
-func TestQueueOfAnEarlierVersionKeepsItsJobs(t *testing.T) {
-	t.Parallel()
-	for name, find := range map[string]func(*store.Jobs) error{
-		"in the file": func(s *store.Jobs) error { return s.EnsureQueue(t.Context(), queue, store.JobQueueSettings{}) },
-		"in no file": func(s *store.Jobs) error {
-			has, err := s.HasQueue(t.Context(), queue)
-			if !has {
-				t.Error("there is no queue")
-			}
-			return err
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			checkEarlierQueue(t, find)
-		})
-	}
-}
-
-func checkEarlierQueue(t *testing.T, find func(*store.Jobs) error) {
-	t.Helper()
-	b := testbed.StartBroker(t).Connect(mesh)
-	if _, err := b.JetStream().CreateStream(t.Context(), jetstream.StreamConfig{
-		Name: b.FormerJobStream(queue), Subjects: []string{b.Jobs(queue, "*")}, Discard: jetstream.DiscardNew, MaxMsgsPerSubject: 1,
-		MaxBytes: 16 << 20, AllowDirect: true, FirstSeq: uint64(time.Now().UnixMicro()), Metadata: map[string]string{"stagemesh-version": "1"},
-	}); err != nil {
-		t.Fatal(err)
-	}
-	before := store.NewJobs(b, store.Settings{MaxBytes: 16 << 20})
-	var want []pipeline.JobID
-	for range 50 {
-		id := pipeline.NewJobID(queue)
-		want = append(want, id)
-		mustSubmit(t, before, id, "a")
-	}
-	s := store.NewJobs(b, store.Settings{MaxBytes: 16 << 20})
-	if err := find(s); err != nil {
-		t.Fatal(err)
-	}
-	var got []pipeline.JobID
-	for from := uint64(1); ; {
-		j, err := s.NextQueued(t.Context(), queue, "*", from)
-		if errors.Is(err, store.ErrNoJob) {
-			break
-		}
-		if err != nil || j.Priority != -1 || j.Tokens != 7 {
-			t.Fatalf("%+v, %v", j, err)
-		}
-		got, from = append(got, j.ID), j.Seq+1
-	}
-	if !slices.Equal(got, want) {
-		t.Errorf("the queue has %v, want %v", got, want)
-	}
-	if err := s.Remove(t.Context(), got[0], 1); err != nil {
-		t.Error(err)
-	}
-	mustSubmit(t, s, got[0], "a")
 }
 
 // Values of a newer version have a header with a version that this one does not know.

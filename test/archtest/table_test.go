@@ -68,7 +68,7 @@ var importTable = rules{
 		// Who is alive: the interfaces, and what implements or reads them.
 		{packages: list("discovery"), mayImport: list(proto, fault)},
 		{packages: list("discovery/consul", "discovery/internal/*"), mayImport: list("discovery", "discovery/internal/...", auth, "internal/process")},
-		{packages: list("discovery/natskv"), mayImport: list("discovery", "discovery/internal/...", auth, bus, "internal/process")},
+		{packages: list("discovery/natskv"), mayImport: list("discovery", "discovery/internal/...", auth, "internal/process")},
 		{packages: list("internal/models"), mayImport: list(proto, fault, pipeline, model, "internal/models/placement", "internal/process", "discovery"), inTests: list("discovery/natskv")},
 
 		// The stage host.
