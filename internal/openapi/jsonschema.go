@@ -64,7 +64,7 @@ func (r relocation) move(value any) bool {
 	case []any:
 		return !slices.ContainsFunc(value, func(one any) bool { return !r.move(one) })
 	case object:
-		for _, name := range []string{"$id", "$anchor", "$dynamicAnchor", "$dynamicRef"} {
+		for _, name := range []string{"$id", "$anchor", "$dynamicAnchor"} {
 			if _, ok := value[name]; ok {
 				return false
 			}

@@ -344,10 +344,10 @@ var schemas = map[string]struct {
 		[]string{`[1]`},
 		[]string{`["1"]`},
 	},
-	"dynamic": {
-		`{"$dynamicAnchor": "node", "type": "object", "additionalProperties": {"$dynamicRef": "#node", "$ref": "#/$defs/small"}, "$defs": {"small": {"maxProperties": 1}}}`,
-		[]string{`{"a": {"b": {}}}`},
-		[]string{`{"a": {"b": 1}}`, `{"a": {"b": {}, "c": {}}}`},
+	"dynamic anchors": {
+		`{"$defs": {"n": {"$dynamicAnchor": "here", "type": "integer"}}, "items": {"$ref": "#here"}}`,
+		[]string{`[1]`},
+		[]string{`["1"]`},
 	},
 	"an id of its own": {
 		`{"$id": "https://example.com/thing", "$schema": "https://json-schema.org/draft/2020-12/schema", "$defs": {"n": {"type": "integer"}}, "items": {"$ref": "https://example.com/thing#/$defs/n"}}`,
