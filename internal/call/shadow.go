@@ -52,7 +52,7 @@ func (s *Service) startShadow(x *call, of *route.Shadow, answer *request.Respons
 			defer s.shadowBytes.Release(tenant, size)
 			got, f := s.infer(budget.WithTenant(ctx, tenant), incoming{Request: &again, shadowModels: stepModels}, nil, time.Now(), untraced, envelope.Trace{})
 			switch {
-			case ctx.Err() != nil, f != nil && didNotRun(f.Reason):
+			case ctx.Err() != nil, f != nil && fault.Classify(f.Reason).NotRun():
 			case f != nil:
 				result = "failed"
 			case sameOutputs(answer.Outputs, got.Outputs):
@@ -75,16 +75,6 @@ func (r incoming) replaceModels(p *pipeline.Pipeline) {
 	for i := range p.Steps {
 		p.Steps[i].Model = r.shadowModels[p.Steps[i].Name]
 	}
-}
-
-// didNotRun reports whether the mesh could not run a request, which says nothing of its model.
-func didNotRun(r fault.Reason) bool {
-	switch r {
-	case fault.NotSupported, fault.UnknownPipeline, fault.UnknownModel, fault.NoCapacity, fault.ModelLoading, fault.CacheFull,
-		fault.BrokerUnavailable, fault.RegistryUnavailable, fault.QueueLost, fault.QueueFull, fault.StoreFull, fault.Overloaded, fault.ShuttingDown:
-		return true
-	}
-	return false
 }
 
 func (m *metrics) shadow(of *route.Shadow, result string) {

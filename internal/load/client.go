@@ -221,9 +221,8 @@ const (
 )
 
 func requestError(reason string, err error) error {
-	class := fault.Reason(reason)
-	refused := slices.Contains([]fault.Reason{fault.NoCapacity, fault.BrokerUnavailable, fault.QueueFull, fault.StoreFull, fault.Overloaded, fault.ShuttingDown}, class)
-	return &RequestError{Reason: reason, Refused: refused, Retryable: fault.Classify(class).Retryable, Err: err}
+	class := fault.Classify(fault.Reason(reason))
+	return &RequestError{Reason: reason, Refused: class.Refused(), Retryable: class.Retryable, Err: err}
 }
 
 // transportError describes a request without an answer of any kind.

@@ -277,13 +277,10 @@ func schemaRef(key string) object { return component("schemas", key) }
 // faultResponses returns a response for each status of a fault on the public port. Without
 // tokens it notes that the gateway does not ask for any.
 func faultResponses(tokens bool) object {
-	// The public port never returns these.
-	admin := []fault.Reason{fault.NotReplayable, fault.RevisionMismatch, fault.PipelineDoesNotFit}
 	byStatus := map[int][]fault.Reason{}
 	for _, reason := range fault.Reasons() {
-		if !slices.Contains(admin, reason) {
-			status := fault.Classify(reason).HTTP
-			byStatus[status] = append(byStatus[status], reason)
+		if class := fault.Classify(reason); !class.AdminOnly {
+			byStatus[class.HTTP] = append(byStatus[class.HTTP], reason)
 		}
 	}
 	out := object{}

@@ -33,9 +33,32 @@ func TestEveryReasonIsClassified(t *testing.T) {
 		if f.GRPCCode() != class.Code || f.HTTPStatus() != class.HTTP || f.Retryable() != class.Retryable {
 			t.Errorf("%s: a fault says %v %d %v", r, f.GRPCCode(), f.HTTPStatus(), f.Retryable())
 		}
+		if class.Refused() && !(class.NotRun() && class.Retryable) || class.AdminOnly && class.Retryable {
+			t.Errorf("%s: %+v", r, class)
+		}
 	}
 	if got, want := fault.Classify("NO_SUCH_REASON"), fault.Classify(fault.Internal); got != want {
 		t.Errorf("an unknown reason is %+v", got)
+	}
+}
+
+// Shadow requests count as dropped where the mesh could not run them, jobs wait where it refused them.
+func TestReasonsOfRequestsThatDidNotRun(t *testing.T) {
+	t.Parallel()
+	var notRun, refused []fault.Reason
+	for _, r := range fault.Reasons() {
+		switch class := fault.Classify(r); {
+		case class.Refused():
+			refused = append(refused, r)
+		case class.NotRun():
+			notRun = append(notRun, r)
+		}
+	}
+	if got, want := fmt.Sprint(refused), "[BROKER_UNAVAILABLE NO_CAPACITY OVERLOADED QUEUE_FULL REGISTRY_UNAVAILABLE SHUTTING_DOWN STORE_FULL]"; got != want {
+		t.Errorf("%s are refused, want %s", got, want)
+	}
+	if got, want := fmt.Sprint(notRun), "[CACHE_FULL MODEL_LOADING NOT_SUPPORTED QUEUE_LOST UNKNOWN_MODEL UNKNOWN_PIPELINE]"; got != want {
+		t.Errorf("%s did not run, want %s", got, want)
 	}
 }
 

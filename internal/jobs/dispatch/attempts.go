@@ -41,16 +41,12 @@ func outcomeOfStatus(status int) outcome {
 }
 
 func outcomeOfReason(reason fault.Reason) outcome {
-	switch reason {
-	case fault.QueueFull, fault.StoreFull, fault.Overloaded, fault.NoCapacity,
-		fault.BrokerUnavailable, fault.RegistryUnavailable, fault.ShuttingDown:
+	switch class := fault.Classify(reason); {
+	case class.Refused():
 		return latched
-	case fault.RunnerCrashed:
+	case reason == fault.RunnerCrashed:
 		return poison
-	case fault.StreamInterrupted: // the run has ended, and nobody else begins another one
-		return retried
-	}
-	if fault.Classify(reason).Retryable {
+	case class.Retryable, reason == fault.StreamInterrupted: // the run has ended, and nobody else begins another one
 		return retried
 	}
 	return failed
