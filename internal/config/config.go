@@ -14,10 +14,11 @@
 // # What it is read into
 //
 // A struct whose fields carry the tag yaml:"key"; fields without one, or with
-// "-", are not part of the file, and embedded structs without one are read in place.
+// "-", are not part of the file; embedded structs without one, and those with yaml:",inline",
+// are read in place.
 // yaml:"key,size" reads a size such as 4MiB into an int or int64, yaml:"key,path" a path,
 // or a list of paths, relative to the file's folder. Fields are bool, whole numbers, floats, strings,
-// time.Duration ("250ms") and types with UnmarshalText; pointers, slices and maps by
+// time.Duration ("250ms") and types with UnmarshalText or UnmarshalYAML; pointers, slices and maps by
 // string of these; structs; any for
 // values of any kind; and Section for parts that are decoded later.
 // A key without a value leaves its field as it is; for yaml:"key,value" it is an error.

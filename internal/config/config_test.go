@@ -39,6 +39,8 @@ type file struct {
 	Key      string            `yaml:"key,path"`
 	Weights  weights           `yaml:"weights"`
 	Gate     *batch            `yaml:"gate,value"`
+	Inline   inline            `yaml:",inline"`
+	Parts    []parts           `yaml:"parts"`
 	embedded
 
 	Skipped  string `yaml:"-"`
@@ -47,6 +49,19 @@ type file struct {
 
 type embedded struct {
 	Below string `yaml:"below,path"`
+}
+
+type inline struct {
+	Inner string `yaml:"inner"`
+}
+
+type parts int
+
+func (p *parts) UnmarshalYAML(decode func(any) error) error {
+	var list []string
+	err := decode(&list)
+	*p = parts(len(list))
+	return err
 }
 
 type mode string
@@ -92,6 +107,8 @@ numbers: [1, .5, -2.5e1]
 most: 64KiB
 key: a.key
 below: /b.key
+inner: x
+parts: [[], [a, b]]
 labels: {1: one, true: yes}
 any: {flag: false, whole: 3, large: 18446744073709551615, real: 0.5, word: x, quoted: "3", none: ~, list: [1, [a]], keys: {a: b}}
 stages:
@@ -114,7 +131,7 @@ weights: {two: 0}
 		Wait: 90 * time.Second, MaybeFor: &wait, Limit: 4 << 20,
 		List: []string{"a", "b", "3", "true", "0x10", "010", ""}, Numbers: []float64{1, .5, -25},
 		Labels: map[string]string{"1": "one", "true": "yes"},
-		Most:   64 << 10, Key: filepath.Join("etc", "a.key"), embedded: embedded{Below: "/b.key"}, Weights: weights{One: 1},
+		Most:   64 << 10, Key: filepath.Join("etc", "a.key"), Inline: inline{"x"}, Parts: []parts{0, 2}, embedded: embedded{Below: "/b.key"}, Weights: weights{One: 1},
 		Any: map[string]any{
 			"flag": false, "whole": int64(3), "large": uint64(math.MaxUint64), "real": 0.5, "word": "x", "quoted": "3",
 			"none": nil, "list": []any{int64(1), []any{"a"}}, "keys": map[string]any{"a": "b"},
@@ -181,6 +198,7 @@ func TestMismatchesAreRejectedAtTheirPlace(t *testing.T) {
 		"a list for a size":            {"limit: [1]", `f.yaml:1:8: limit: a list is not a single value`},
 		"keys for text":                {"name: {a: b}", `f.yaml:1:7: name: a set of keys is not text; if it is to be, put what has a colon in quotes`},
 		"text for a list":              {"list: a", `f.yaml:1:7: list: "a" is not a list`},
+		"text for a type of its own":   {"parts: [a]", `f.yaml:1:9: parts[0]: "a" is not a list`},
 		"a key that needs a value":     {"gate:", `f.yaml:1:1: gate: has no value; give it one or remove the key`},
 		"a hole in a list":             {"list: [a, ]\nnumbers:\n- 1\n-\n- 2", `f.yaml:4:2: numbers[1]: nothing is not allowed in a list`},
 		"a list in a list":             {"list: [[a]]", `f.yaml:1:8: list[0]: a list is not text`},

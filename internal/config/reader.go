@@ -51,13 +51,27 @@ var (
 	durationType = reflect.TypeFor[time.Duration]()
 	sectionType  = reflect.TypeFor[Section]()
 	textType     = reflect.TypeFor[encoding.TextUnmarshaler]()
+	yamlType     = reflect.TypeFor[unmarshaler]()
 )
+
+type unmarshaler interface {
+	UnmarshalYAML(decode func(into any) error) error
+}
 
 // value reads the node into v, which can be set.
 func (r *reader) value(v reflect.Value, n *node, path Path) {
 	switch {
 	case v.Type() == sectionType:
 		v.Set(reflect.ValueOf(Section{doc: r.doc, node: n, path: path}))
+	case reflect.PointerTo(v.Type()).Implements(yamlType):
+		before := len(r.errs)
+		err := v.Addr().Interface().(unmarshaler).UnmarshalYAML(func(into any) error {
+			r.value(reflect.ValueOf(into).Elem(), n, path)
+			return errors.Join(r.errs[before:]...)
+		})
+		if err != nil && len(r.errs) == before {
+			r.fail(n.place, path, "%w", err)
+		}
 	case n.kind == null:
 	case v.Kind() == reflect.Pointer:
 		target := reflect.New(v.Type().Elem())
@@ -245,7 +259,7 @@ func addFields(into map[string]field, t reflect.Type, index []int) {
 		at := append(index[:len(index):len(index)], i)
 		key, option, _ := strings.Cut(f.Tag.Get("yaml"), ",")
 		switch {
-		case f.Anonymous && key == "":
+		case option == "inline", f.Anonymous && key == "":
 			addFields(into, f.Type, at)
 		case key != "" && key != "-":
 			into[key] = field{index: at, option: option}

@@ -200,8 +200,8 @@ func keysOf(at string, of reflect.Type) map[string][]string {
 	out := map[string][]string{}
 	for i := range of.NumField() {
 		field := of.Field(i)
-		key, _, _ := strings.Cut(field.Tag.Get("yaml"), ",")
-		if field.Anonymous && key == "" {
+		key, option, _ := strings.Cut(field.Tag.Get("yaml"), ",")
+		if option == "inline" || field.Anonymous && key == "" {
 			for section, keys := range keysOf(at, field.Type) {
 				out[section] = append(out[section], keys...)
 			}

@@ -58,8 +58,8 @@ type File struct {
 	// Jobs are the queues of jobs, and where they go.
 	Jobs dispatch.Config `yaml:"jobs"`
 
-	Stages    map[string]Stage    `yaml:"stages"`
-	Pipelines map[string]Pipeline `yaml:"pipelines"`
+	Stages    map[string]Stage             `yaml:"stages"`
+	Pipelines map[string]pipeline.Pipeline `yaml:"pipelines"`
 	// Models and Aliases are registered by gateways, those that are missing.
 	Models  map[string]Model `yaml:"models"`
 	Aliases map[string]Alias `yaml:"aliases"`

@@ -10,44 +10,11 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 	"unicode"
 
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
-
-// Pipeline is a route.
-type Pipeline struct {
-	Steps      []Step        `yaml:"steps"`
-	Timeout    time.Duration `yaml:"timeout"`
-	Durability string        `yaml:"durability"`
-	Keep       []string      `yaml:"keep"`
-	// MaxInFlight bounds the requests in flight for the pipeline; 0 means as
-	// many as for all.
-	MaxInFlight int `yaml:"max_in_flight"`
-	// WaitForCapacity makes requests wait, until their deadline, where a stage has
-	// no capacity for them.
-	WaitForCapacity bool `yaml:"wait_for_capacity"`
-	// Queue takes requests over HTTP that prefer to be answered later.
-	Queue string `yaml:"queue"`
-}
-
-// Step is a place in a pipeline.
-type Step struct {
-	Name  string `yaml:"name"`
-	Stage string `yaml:"stage"`
-	// Model is the id, or Alias a movable name, of the model to use.
-	Model   string `yaml:"model"`
-	Alias   string `yaml:"alias"`
-	Version string `yaml:"version"`
-	// Parameters go to the stage.
-	Parameters map[string]any `yaml:"parameters"`
-	// Locked rejects requests that set one of these parameters, or the model.
-	Locked bool `yaml:"locked"`
-	// Inputs renames: input of the stage -> name of the part that feeds it.
-	Inputs map[string]string `yaml:"inputs"`
-}
 
 // Routes returns the pipelines, sorted by name: those without errors.
 func (f *File) Routes() ([]pipeline.Pipeline, error) {
@@ -65,19 +32,13 @@ func (f *File) Routes() ([]pipeline.Pipeline, error) {
 }
 
 func (f *File) route(name string) (pipeline.Pipeline, error) {
-	in := f.Pipelines[name]
-	out := pipeline.Pipeline{
-		Name: pipeline.Name(name), Timeout: in.Timeout,
-		Durability: pipeline.Durability(in.Durability), Keep: in.Keep,
-		MaxInFlight: in.MaxInFlight, WaitForCapacity: in.WaitForCapacity, Queue: pipeline.QueueName(in.Queue),
-	}
+	out := f.Pipelines[name]
+	out.Name = pipeline.Name(name)
 	var errs []error
-	for i, step := range in.Steps {
-		s, err := f.step(step, pipeline.Durability(cmp.Or(in.Durability, string(pipeline.Memory))))
-		if err != nil {
-			errs = append(errs, fmt.Errorf("steps[%d].%w", i, err))
+	for i, step := range out.Steps {
+		if err := f.checkStage(step.Stage, cmp.Or(out.Durability, pipeline.Memory)); err != nil {
+			errs = append(errs, fmt.Errorf("steps[%d].stage: %w", i, err))
 		}
-		out.Steps = append(out.Steps, s)
 	}
 	if len(errs) > 0 {
 		return out, errors.Join(errs...)
@@ -102,47 +63,18 @@ func validateRoute(p pipeline.Pipeline) error {
 	return nil
 }
 
-// step returns one step of a pipeline of that durability; an error begins with
-// the step's key.
-func (f *File) step(in Step, durability pipeline.Durability) (pipeline.Step, error) {
-	out := pipeline.Step{
-		Name: pipeline.StepName(in.Name), Stage: pipeline.StageName(in.Stage),
-		Model:  payload.ModelRef{Model: in.Model, Alias: in.Alias, Version: in.Version},
-		Inputs: in.Inputs, Locked: in.Locked,
+// checkStage returns an error if the file has not that stage with a queue of that durability, and no
+// other process may have it.
+func (f *File) checkStage(name pipeline.StageName, d pipeline.Durability) error {
+	stage, here := f.Stages[string(name)]
+	if !here && !f.pipelinesOnly && !f.Joinable() {
+		return fmt.Errorf("there is no stage %q; there are %s, and without nats.url or nats.listen no other process can add one",
+			name, strings.Join(f.StageNames(), ", "))
 	}
-	if _, here := f.Stages[in.Stage]; !here && !f.pipelinesOnly && !f.Joinable() {
-		return out, fmt.Errorf("stage: there is no stage %q; there are %s, and without nats.url or nats.listen no other process can add one",
-			in.Stage, strings.Join(f.StageNames(), ", "))
-	}
-	if err := f.checkQueue(in.Stage, durability); err != nil && !f.pipelinesOnly {
-		return out, fmt.Errorf("stage: %w", err)
-	}
-	var err error
-	out.Parameters, err = parameters(in.Parameters)
-	return out, err
-}
-
-// checkQueue returns an error if the stage has no queue of that durability.
-func (f *File) checkQueue(stage string, d pipeline.Durability) error {
-	if _, err := pipeline.ParseDurability(string(d)); err != nil || has(f.Stages[stage].Queue.Durabilities, d) {
+	if _, err := pipeline.ParseDurability(string(d)); err != nil || has(stage.Queue.Durabilities, d) || f.pipelinesOnly {
 		return nil //nolint:nilerr // a bad durability is an error of its own key
 	}
-	return fmt.Errorf("the pipeline's durability is %s, and the stage %s has no such queue; change durability, or the stage's queue.durabilities", d, stage)
-}
-
-func parameters(in map[string]any) (payload.Parameters, error) {
-	if len(in) == 0 {
-		return nil, nil
-	}
-	out := make(payload.Parameters, len(in))
-	for _, name := range slices.Sorted(maps.Keys(in)) {
-		value, err := payload.ValueOf(in[name])
-		if err != nil {
-			return nil, fmt.Errorf("parameters.%s: a parameter is true or false, a number or text", name)
-		}
-		out[name] = value
-	}
-	return out, nil
+	return fmt.Errorf("the pipeline's durability is %s, and the stage %s has no such queue; change durability, or the stage's queue.durabilities", d, name)
 }
 
 // WritePipelines returns the pipelines as a file that ReadPipelines reads. It has no

@@ -195,7 +195,7 @@ func (f *File) ValidateWithoutBroker() error {
 	refuse(f.Registry.Consul != nil || f.Registry.NATS != nil, "registry")
 	refuse(f.LocalHops != nil && !*f.LocalHops, "local_hops")
 	for name, p := range f.Pipelines {
-		refuse(p.Durability == string(pipeline.File), "pipelines", name, "durability")
+		refuse(p.Durability == pipeline.File, "pipelines", name, "durability")
 	}
 	for name, s := range f.Stages {
 		refuse(s.Models != nil, "stages", name, "models")
@@ -240,7 +240,7 @@ func (f *File) buildParts(stages []string) (hosts []stagehost.Settings, routes [
 
 // validateQueue checks the queue of a pipeline.
 func (f *File) validateQueue(name string) error {
-	queue := f.Pipelines[name].Queue
+	queue := string(f.Pipelines[name].Queue)
 	if queue == "" {
 		return nil
 	}

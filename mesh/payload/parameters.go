@@ -152,6 +152,18 @@ func ValueOf(v any) (Value, error) {
 	return Value{}, fmt.Errorf("a %T is not a parameter; use a bool, a number or a string", v)
 }
 
+// UnmarshalYAML reads a value of a configuration file.
+func (v *Value) UnmarshalYAML(decode func(any) error) error {
+	var in any
+	err := decode(&in)
+	if err == nil {
+		if *v, err = ValueOf(in); err != nil {
+			err = errors.New("a parameter is true or false, a number or text")
+		}
+	}
+	return err
+}
+
 // ParseValue parses a value that a person wrote: true, 3, 0.5, or else text. What only
 // a program would take for a number, such as nan, 0x1p4 or 1_000, is text.
 func ParseValue(s string) Value {

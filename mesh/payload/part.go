@@ -281,9 +281,9 @@ func AcceptsType(pattern, contentType string) bool {
 // ModelRef names a model by id or else, where Alias is set, by a movable name.
 // The zero ModelRef is the stage's default.
 type ModelRef struct {
-	Model   string
-	Alias   string
-	Version string
+	Model   string `yaml:"model"`
+	Alias   string `yaml:"alias"`
+	Version string `yaml:"version"`
 }
 
 // Validate checks that the reference names a model in one way only.

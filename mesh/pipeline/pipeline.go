@@ -30,35 +30,35 @@ const StagePrefix = "stage:"
 
 // Pipeline is a named route.
 type Pipeline struct {
-	Name  Name
-	Steps []Step
+	Name  Name   `yaml:"-"`
+	Steps []Step `yaml:"steps"`
 	// Timeout is the longest that a request may take; 0 means the mesh's.
-	Timeout time.Duration
+	Timeout time.Duration `yaml:"timeout"`
 	// Durability applies to requests that name none.
-	Durability Durability
+	Durability Durability `yaml:"durability"`
 	// Keep are names of inputs and outputs that are kept for later steps.
-	Keep []string
+	Keep []string `yaml:"keep"`
 	// MaxInFlight bounds the requests that a gateway has in flight for the
 	// pipeline; 0 means as many as for all.
-	MaxInFlight int
+	MaxInFlight int `yaml:"max_in_flight"`
 	// WaitForCapacity has requests wait, until their deadline, where a stage has no
 	// capacity. It is the default of requests that do not set it.
-	WaitForCapacity bool
+	WaitForCapacity bool `yaml:"wait_for_capacity"`
 	// Queue takes requests over HTTP that prefer to be answered later; empty means none.
-	Queue QueueName
+	Queue QueueName `yaml:"queue"`
 }
 
 // Step is a place in a pipeline.
 type Step struct {
-	Name  StepName
-	Stage StageName
+	Name  StepName  `yaml:"name"`
+	Stage StageName `yaml:"stage"`
 	// Model is the model to use where the stage serves several.
-	Model      payload.ModelRef
-	Parameters payload.Parameters
+	Model      payload.ModelRef   `yaml:",inline"`
+	Parameters payload.Parameters `yaml:"parameters"`
 	// Locked rejects requests that set one of these parameters, or the model.
-	Locked bool
+	Locked bool `yaml:"locked"`
 	// Inputs renames: input of the stage -> name of the part that feeds it.
-	Inputs map[string]string
+	Inputs map[string]string `yaml:"inputs"`
 }
 
 // OfStage returns the implicit pipeline of one stage.

@@ -12,6 +12,7 @@ import (
 	"github.com/stagemesh/stagemesh/internal/meshfile"
 	"github.com/stagemesh/stagemesh/internal/process"
 	"github.com/stagemesh/stagemesh/internal/program"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/services/runners"
 )
 
@@ -57,7 +58,7 @@ func runServe(ctx context.Context, flags upFlags, path string, out, errOut io.Wr
 		file, err = flags.exposure.Load(path, runners.All()...)
 		if err == nil && len(file.Pipelines) == 0 && len(file.Stages) == 1 { // others are refused
 			stage := file.StageNames()[0]
-			file.Pipelines = map[string]meshfile.Pipeline{stage: {Steps: []meshfile.Step{{Name: stage, Stage: stage}}}}
+			file.Pipelines = map[string]pipeline.Pipeline{stage: pipeline.OfStage(pipeline.StageName(stage))}
 		}
 	} else {
 		file, err = workerFile(path, flags, false)
