@@ -102,8 +102,6 @@ type Registry struct {
 
 // Defaults of Settings.
 const (
-	// DefaultMaxPayload bounds the inputs of a request, in bytes.
-	DefaultMaxPayload = admission.DefaultMaxPayload
 	// DefaultMaxInFlightBytes bounds the bytes of all requests together.
 	DefaultMaxInFlightBytes = 512 << 20
 	DefaultDrainTimeout     = 30 * time.Second
@@ -116,7 +114,7 @@ const (
 // withDefaults returns the settings with every 0 of this package replaced.
 func (s Settings) withDefaults() Settings {
 	if s.MaxPayload == 0 {
-		s.MaxPayload = DefaultMaxPayload
+		s.MaxPayload = admission.DefaultMaxPayload
 	}
 	s.Call.Limits = s.Limits
 	if s.MaxInFlightBytes == 0 {

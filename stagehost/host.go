@@ -173,7 +173,7 @@ func New(s Settings) (*Host, error) {
 		return nil, err
 	}
 	s.Config = s.Config.withDefaults()
-	s.HostGrace = cmp.Or(s.HostGrace, DefaultHostGrace)
+	s.HostGrace = cmp.Or(s.HostGrace, bus.DefaultHostGrace)
 	s.RunRecords.Replicas = cmp.Or(s.RunRecords.Replicas, s.Queue.Replicas)
 	s.Logger = s.Logger.With("stage", s.Stage, "host", s.Host)
 	s.Bus.Mesh, s.Bus.Name, s.Bus.Logger, s.Bus.Meter = s.Mesh, "stagehost "+string(s.Host), s.Logger, s.Meter

@@ -242,7 +242,6 @@ const (
 	DefaultCrashLimit   = 2
 	DefaultStartTimeout = 10 * time.Minute
 	DefaultDrainTimeout = 30 * time.Second
-	DefaultHostGrace    = 10 * time.Second
 
 	// Bounds of a host's own queue.
 	ownMaxItems = 2_000

@@ -38,6 +38,9 @@ type QueueSettings struct {
 	Version int
 }
 
+// DefaultHostGrace is how long items in memory wait for a host of their stage.
+const DefaultHostGrace = 10 * time.Second
+
 // maxWaiting bounds the open pull requests of a consumer; minWindow is the shortest
 // deduplication window of a queue.
 const (

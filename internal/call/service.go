@@ -144,7 +144,6 @@ const (
 	DefaultTimeout     = 30 * time.Second
 	DefaultMaxTimeout  = 10 * time.Minute
 	DefaultMaxInFlight = 4096
-	DefaultHostGrace   = 10 * time.Second
 
 	// waitsShare is the part of the requests in flight that may wait for a stored result:
 	// one in so many.
@@ -214,7 +213,7 @@ func New(s Settings) (*Service, error) {
 	}
 	s.Timeout = cmp.Or(s.Timeout, DefaultTimeout)
 	s.MaxTimeout = cmp.Or(s.MaxTimeout, DefaultMaxTimeout)
-	s.HostGrace = cmp.Or(s.HostGrace, DefaultHostGrace)
+	s.HostGrace = cmp.Or(s.HostGrace, bus.DefaultHostGrace)
 	s.MaxInFlight = cmp.Or(s.MaxInFlight, DefaultMaxInFlight)
 	s.Idempotency.Retention = cmp.Or(s.Idempotency.Retention, s.Results.Retention)
 	out := &Service{

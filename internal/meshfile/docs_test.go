@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/stagemesh/stagemesh/gateway"
+	"github.com/stagemesh/stagemesh/internal/bus"
 	"github.com/stagemesh/stagemesh/internal/call"
 	"github.com/stagemesh/stagemesh/internal/config"
 	"github.com/stagemesh/stagemesh/internal/meshfile"
@@ -129,7 +130,7 @@ func TestReferenceDefaultsMatchTheCode(t *testing.T) {
 		"`retention` | duration":   strconv.Itoa(int(store.DefaultResultRetention.Hours())) + "h",
 		"`max_timeout` | duration": strconv.Itoa(int(call.DefaultMaxTimeout.Minutes())) + "m",
 		"`timeout` | duration":     call.DefaultTimeout.String(),
-		"`host_grace` | duration":  call.DefaultHostGrace.String(),
+		"`host_grace` | duration":  bus.DefaultHostGrace.String(),
 		"`max_in_flight` | number": fmt.Sprint(call.DefaultMaxInFlight),
 	} {
 		if !strings.Contains(page, "| "+row+" | "+want+" |") {

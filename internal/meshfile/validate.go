@@ -13,7 +13,7 @@ import (
 
 	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
 
-	"github.com/stagemesh/stagemesh/gateway"
+	"github.com/stagemesh/stagemesh/internal/admission"
 	"github.com/stagemesh/stagemesh/internal/batch"
 	"github.com/stagemesh/stagemesh/internal/call"
 	"github.com/stagemesh/stagemesh/internal/config"
@@ -120,7 +120,7 @@ func (f *File) validateFit(hosts []stagehost.Settings, routes []pipeline.Pipelin
 	stages := knownStages(hosts, routes)
 	var errs []error
 	for _, route := range routes {
-		for _, problem := range pipelines.Check(route, stages, cmp.Or(f.Gateway.MaxPayload, gateway.DefaultMaxPayload)) {
+		for _, problem := range pipelines.Check(route, stages, cmp.Or(f.Gateway.MaxPayload, admission.DefaultMaxPayload)) {
 			if problem.GetSeverity() == adminv1.PipelineSeverity_PIPELINE_SEVERITY_ERROR {
 				errs = append(errs, f.At(fmt.Errorf("%s: %s", problem.GetField(), problem.GetMessage()), "pipelines", string(route.Name)))
 			}
