@@ -6,9 +6,11 @@ import (
 	"go/parser"
 	"go/token"
 	"io/fs"
+	"maps"
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -66,8 +68,8 @@ func readImports(root, folder string) ([]importClause, error) {
 		return nil, err
 	}
 	imports := []importClause{}
-	for name, parsed := range files {
-		for _, spec := range parsed.Imports {
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		for _, spec := range files[name].Imports {
 			imported, err := strconv.Unquote(spec.Path.Value)
 			if err != nil {
 				return nil, fmt.Errorf("%s: import %s: %w", filepath.Join(folder, name), spec.Path.Value, err)
