@@ -34,6 +34,7 @@ import (
 	"github.com/stagemesh/stagemesh/internal/jobs/dispatch"
 	"github.com/stagemesh/stagemesh/internal/store"
 	"github.com/stagemesh/stagemesh/internal/tracing"
+	"github.com/stagemesh/stagemesh/mesh/model"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
@@ -61,8 +62,8 @@ type File struct {
 	Stages    map[string]Stage             `yaml:"stages"`
 	Pipelines map[string]pipeline.Pipeline `yaml:"pipelines"`
 	// Models and Aliases are registered by gateways, those that are missing.
-	Models  map[string]Model `yaml:"models"`
-	Aliases map[string]Alias `yaml:"aliases"`
+	Models  map[string]model.Model `yaml:"models"`
+	Aliases map[string]Alias       `yaml:"aliases"`
 
 	doc    *config.Doc
 	folder string

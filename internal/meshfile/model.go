@@ -14,21 +14,6 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/model"
 )
 
-// Model is a model that gateways register.
-type Model struct {
-	Stage string `yaml:"stage"`
-	// Type groups models by what they need of a host.
-	Type string `yaml:"type"`
-	// Source and Options are for the runtime.
-	Source  string            `yaml:"source"`
-	Options map[string]string `yaml:"options"`
-	// Size and DeviceSize are hints: bytes of memory; 0 means unknown.
-	Size       int64 `yaml:"size,size"`
-	DeviceSize int64 `yaml:"device_size,size"`
-	// MinReplicas is the number of replicas that no eviction goes below.
-	MinReplicas int `yaml:"min_replicas"`
-}
-
 // Alias is a movable name for a model.
 type Alias struct {
 	Model string `yaml:"model"`
@@ -67,18 +52,16 @@ func (f *File) models() (out []model.Model, aliases []models.AliasChange, err er
 	}
 	for _, name := range slices.Sorted(maps.Keys(f.Models)) {
 		in := f.Models[name]
-		if in.Size < 0 || in.DeviceSize < 0 || in.MinReplicas < 0 {
-			errs = append(errs, f.At(errors.New("sizes and min_replicas are not negative"), "models", name))
+		in.ID = model.ID(name)
+		if in.MinReplicas < 0 {
+			errs = append(errs, f.At(errors.New("min_replicas: is negative"), "models", name))
 			continue
 		}
-		m, err := models.FromProto("", &meshv1.Model{
-			Id: name, Stage: in.Stage, Type: in.Type, Source: in.Source, Options: in.Options,
-			Size: &meshv1.ModelSize{Host: uint64(in.Size), Device: uint64(in.DeviceSize)}, MinReplicas: uint32(min(in.MinReplicas, 1<<31)),
-		})
+		m, err := models.FromProto("", models.ToProto(in))
 		if err != nil {
 			errs = append(errs, f.At(keyError(err), "models", name))
 		}
-		if _, here := f.Stages[in.Stage]; err == nil && !here && !f.pipelinesOnly && !f.Joinable() {
+		if _, here := f.Stages[string(in.Stage)]; err == nil && !here && !f.pipelinesOnly && !f.Joinable() {
 			errs = append(errs, f.At(fmt.Errorf("stage: there is no stage %q", in.Stage), "models", name))
 		}
 		out = append(out, m)

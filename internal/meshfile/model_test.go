@@ -50,6 +50,8 @@ func TestWrongModelsAreRejected(t *testing.T) {
 		"models: {v1: {type: x}}":                                        "models.v1: stage: ",
 		"models: {v1: {stage: echo, size: -1}}":                          "models.v1.size: ",
 		"models: {v1: {stage: echo, min_replicas: 99999999}}":            "models.v1.min_replicas: ",
+		"models: {v1: {stage: echo, min_replicas: -1}}":                  "models.v1.min_replicas: is negative",
+		"models: {v1: {stage: echo, options: {k: [v]}}}":                 "models.v1.options.k: a list is not text",
 		"models: {v1: {stage: echo, url: x}}":                            "models.v1: \"url\" is not a key",
 		"aliases: {iris: {}}":                                            "aliases.iris: model: ",
 		"aliases: {iris: {model: v1, weights: {v2: 101}}}":               "aliases.iris.weights: ",

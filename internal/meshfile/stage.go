@@ -15,7 +15,6 @@ import (
 	"github.com/stagemesh/stagemesh/internal/config"
 	"github.com/stagemesh/stagemesh/internal/schema"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
-	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
@@ -168,17 +167,10 @@ func (f *File) kindNames() string {
 
 // Part is an input or an output of a stage that its runner does not describe itself.
 type Part struct {
-	Name string `yaml:"name"`
-	// Datatype and Shape are of a tensor; -1 is any extent.
-	Datatype string  `yaml:"datatype"`
-	Shape    []int64 `yaml:"shape"`
-	// ContentTypes are those that a blob may have.
-	ContentTypes []string `yaml:"content_types"`
+	runner.PartSpec
 	// Schema is the JSON Schema of a blob's JSON, SchemaFile the file that has it.
-	Schema      map[string]any `yaml:"schema"`
-	SchemaFile  string         `yaml:"schema_file,path"`
-	Optional    bool           `yaml:"optional"`
-	Description string         `yaml:"description"`
+	Schema     map[string]any `yaml:"schema"`
+	SchemaFile string         `yaml:"schema_file,path"`
 }
 
 // parts returns the specs of a list of parts; errors begin with its key.
@@ -197,10 +189,7 @@ func parts(key string, listed []Part) ([]runner.PartSpec, error) {
 
 // spec returns the part's spec; errors begin with a key.
 func (p Part) spec() (runner.PartSpec, error) {
-	out := runner.PartSpec{
-		Name: p.Name, Datatype: tensor.Datatype(p.Datatype), Shape: p.Shape,
-		ContentTypes: p.ContentTypes, Optional: p.Optional, Description: p.Description,
-	}
+	out := p.PartSpec
 	if p.Datatype != "" && p.Shape == nil {
 		return out, errors.New("datatype: a tensor has a shape too, such as [-1, 64], or [] for a scalar")
 	}

@@ -165,7 +165,7 @@ func SizeToProto(s model.Size) *meshv1.ModelSize {
 func ToProto(m model.Model) *meshv1.Model {
 	return &meshv1.Model{
 		Id: string(m.ID), Stage: string(m.Stage), Type: m.Type, Source: m.Source, Options: m.Options.Map(),
-		Size: SizeToProto(m.Size), MinReplicas: uint32(max(0, m.MinReplicas)),
+		Size: SizeToProto(m.Size), MinReplicas: uint32(min(max(0, m.MinReplicas), math.MaxInt32)),
 	}
 }
 

@@ -54,22 +54,33 @@ func (o Options) Map() (out map[string]string) {
 	return out
 }
 
+// UnmarshalYAML reads the options of a configuration file.
+func (o *Options) UnmarshalYAML(decode func(any) error) error {
+	var of map[string]string
+	err := decode(&of)
+	*o = NewOptions(of)
+	return err
+}
+
 // Size is the memory of a model, or of all models of a host, in bytes.
-type Size struct{ Host, Device int64 }
+type Size struct {
+	Host   int64 `yaml:"size,size"`
+	Device int64 `yaml:"device_size,size"`
+}
 
 // Model is the record of a model. It never changes once it is registered.
 type Model struct {
-	ID    ID
-	Stage pipeline.StageName
+	ID    ID                 `yaml:"-"`
+	Stage pipeline.StageName `yaml:"stage"`
 	// Type groups models by what they need of a host; it may be empty.
-	Type string
+	Type string `yaml:"type"`
 	// Source is text for the runtime, such as a path below the stage's root; the mesh
 	// fetches nothing.
-	Source string
+	Source string `yaml:"source"`
 	// Options are for the runtime.
-	Options Options
+	Options Options `yaml:"options"`
 	// Size is a hint; zero where it is unknown.
-	Size Size
+	Size Size `yaml:",inline"`
 	// MinReplicas is the number of replicas that no eviction goes below.
-	MinReplicas int
+	MinReplicas int `yaml:"min_replicas"`
 }

@@ -388,14 +388,14 @@ func (a BatchAxis) String() string {
 
 // PartSpec describes one input or output: a tensor where Datatype is set, else a blob.
 type PartSpec struct {
-	Name string
+	Name string `yaml:"name"`
 	// Datatype is empty for a blob.
-	Datatype tensor.Datatype
+	Datatype tensor.Datatype `yaml:"datatype"`
 	// Shape of a tensor; -1 is any extent. With BatchRows axis 0 is rows.
-	Shape []int64
+	Shape []int64 `yaml:"shape"`
 	// ContentTypes that a blob may have, e.g. "image/png" or "image/*"; empty means
 	// any.
-	ContentTypes []string
+	ContentTypes []string `yaml:"content_types"`
 	// Schema is a JSON Schema (2020-12) for a blob of JSON; empty means anything.
 	Schema json.RawMessage
 	// Variable lets extents of -1 differ within a batch. The runner gets the items'
@@ -405,8 +405,8 @@ type PartSpec struct {
 	// of the batch: a multiple to which it rounds these up. 0 means that it pads nothing.
 	PadTo int64
 	// Optional inputs may be missing.
-	Optional    bool
-	Description string
+	Optional    bool   `yaml:"optional"`
+	Description string `yaml:"description"`
 }
 
 // IsTensor reports whether the spec is a tensor's.
