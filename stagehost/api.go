@@ -9,9 +9,7 @@ import (
 	"net"
 	"slices"
 	"strings"
-	"time"
 
-	"github.com/google/uuid"
 	"google.golang.org/grpc"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/reflection"
@@ -25,7 +23,6 @@ import (
 	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
-	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
@@ -71,13 +68,13 @@ func (h *Host) serveAPI(ctx context.Context) error {
 	h.settings.Logger.Info("stage service listens", "address", h.listener.Addr().String(), "tls", h.tls != nil)
 	h.settings.exposure().Warn(h.settings.Logger, "stages."+string(h.settings.Stage)+".listen")
 	server := h.newServer()
-	h.runs.Go(func() {
+	h.items.runs.Go(func() {
 		<-h.runCtx.Done() // when direct calls in flight are finished
 		server.Stop()
 	})
 	listener := transport.NewConnections(maxConnections, !h.callers.tokens.IsEmpty() || h.callers.authorities != nil).Listen(closingListener{h.listener, h.runCtx})
 	served := make(chan error, 1)
-	h.runs.Go(func() { served <- server.Serve(listener) })
+	h.items.runs.Go(func() { served <- server.Serve(listener) })
 	select {
 	case err := <-served:
 		return fmt.Errorf("stage %s: serve: %w", h.settings.Stage, err)
@@ -240,19 +237,6 @@ type Response struct {
 	Timing envelope.StepTiming
 }
 
-// directCall is a call past the queue. Its capacity is free again when its item is
-// finished, which may be after the caller has left.
-type directCall struct {
-	answer chan Response
-	leave  func()
-}
-
-// finish replies to the call. The loop calls it once.
-func (d *directCall) finish(it *item, out runner.Outcome) {
-	d.leave()
-	d.answer <- Response{Outcome: out, Timing: it.timing}
-}
-
 // Infer runs one request on this host, past the queue but within its own bound.
 func (h *Host) Infer(ctx context.Context, r Request) Response {
 	tenant := budget.TenantOf(ctx)
@@ -263,25 +247,7 @@ func (h *Host) Infer(ctx context.Context, r Request) Response {
 		h.directs.Release(tenant, 1)
 		return Response{Outcome: runner.Failed(fault.Newf(fault.ShuttingDown, "%w", err))}
 	}
-	it := h.directItem(ctx, r)
-	f := h.checkParameters(r.Parameters)
-	if f == nil {
-		it.itemInputs, f = h.fit(it.env)
-	}
-	h.post(&itemArrived{item: it, fault: f})
-	select {
-	case answer := <-it.direct.answer:
-		return answer
-	case <-ctx.Done():
-		h.post(eventFunc(func(l *loop) {
-			if l.ledger.items[it.id] == it {
-				l.cancel(it)
-			}
-		}))
-		return Response{Outcome: runner.Failed(fault.From(ctx.Err()))}
-	case <-h.loopDone:
-		return Response{Outcome: runner.Failed(fault.New(fault.ShuttingDown, "the host has stopped"))}
-	}
+	return h.items.infer(ctx, r, h.checkParameters(r.Parameters), func() { h.directs.Release(tenant, 1) })
 }
 
 // checkParameters returns INVALID_REQUEST for a parameter that the stage does not read, as
@@ -293,35 +259,6 @@ func (h *Host) checkParameters(p payload.Parameters) *fault.Fault {
 		}
 	}
 	return nil
-}
-
-func (h *Host) directItem(ctx context.Context, r Request) *item {
-	now := time.Now()
-	deadline, ok := ctx.Deadline()
-	if !ok {
-		deadline = now.Add(h.settings.Queue.MaxAge)
-	}
-	id := uuid.Must(uuid.NewV7()).String()
-	it := &item{
-		arrived: now,
-		direct:  &directCall{answer: make(chan Response, 1), leave: func() { h.directs.Release(budget.TenantOf(ctx), 1) }},
-		env: &envelope.Envelope{
-			Mesh:        h.settings.Mesh,
-			RequestID:   pipeline.RequestID(id),
-			ExecutionID: pipeline.ExecutionID(id),
-			Pipeline:    pipeline.OfStage(h.settings.Stage).Name,
-			Route: []pipeline.Hop{{
-				Step: pipeline.StepName(h.settings.Stage), Stage: h.settings.Stage,
-				Model: r.Model, Parameters: r.Parameters,
-			}},
-			Deadline:   deadline,
-			AdmittedAt: now,
-			Metadata:   r.Metadata,
-			Parts:      r.Inputs,
-		},
-	}
-	it.timing = it.timingOf(h.settings.Host)
-	return it
 }
 
 // describe serves StageService.Describe.

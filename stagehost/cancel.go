@@ -11,14 +11,14 @@ import (
 )
 
 // receiveCancel is the handler of cancel messages.
-func (h *Host) receiveCancel(data []byte) {
+func (p *pumps) receiveCancel(data []byte) {
 	cancel, err := envelope.DecodeCancel(data)
-	if err != nil || cancel.Mesh != h.settings.Mesh {
-		h.metrics.malformed.inc()
+	if err != nil || cancel.Mesh != p.settings.Mesh {
+		p.metrics.malformed.inc()
 		return
 	}
-	if h.cancels.add(cancel) {
-		h.postAsync(eventFunc((*loop).takeCancels))
+	if p.cancels.add(cancel) {
+		p.postAsync(eventFunc((*loop).takeCancels))
 	}
 }
 
@@ -53,9 +53,9 @@ func (n *pendingCancels) take() []*envelope.Cancel {
 func (l *loop) takeCancels() {
 	now := time.Now()
 	// No item outlives the longest deadline, whatever the message has.
-	latest := now.Add(l.host.settings.Queue.MaxAge)
+	latest := now.Add(l.settings.Queue.MaxAge)
 	cancelled := map[cancelKey]bool{}
-	for _, cancel := range l.host.cancels.take() {
+	for _, cancel := range l.cancels.take() {
 		key := cancelKey{cancel.Tenant, cancel.RequestID}
 		cancelled[key] = true
 		switch {
@@ -92,10 +92,10 @@ func (l *loop) cancelUnsent(it *item) {
 		return
 	}
 	delete(l.retries, it.id)
-	l.host.metrics.cancelled.inc()
+	l.metrics.cancelled.inc()
 	it.span().AddEvent("cancelled")
 	if it.env.StoresResult() {
-		l.sendFault(it, l.host.locate(it, cancelledFault()))
+		l.sendFault(it, l.locate(it, cancelledFault()))
 		return
 	}
 	l.settle(it)
@@ -106,7 +106,7 @@ func cancelledFault() *fault.Fault { return fault.New(fault.Cancelled, "the requ
 // dropCancelled ends a cancelled item. Its result is stored where a later caller
 // may ask for it.
 func (l *loop) dropCancelled(it *item) {
-	l.host.metrics.cancelled.inc()
+	l.metrics.cancelled.inc()
 	it.span().AddEvent("cancelled")
 	if it.env.StoresResult() || it.direct != nil {
 		l.fail(it, cancelledFault())

@@ -68,8 +68,7 @@ func TestCancelsOfMadeUpIDsDisplaceNoOthers(t *testing.T) {
 // The loop may be behind, or the whole process stopped, while many callers leave.
 func TestCancelMessagesInABurstAllCount(t *testing.T) {
 	t.Parallel()
-	h := &Host{settings: Settings{Mesh: "test"}, events: make(chan event, 1), loopDone: make(chan struct{})}
-	h.settings.Queue.MaxAge = time.Hour
+	p := &pumps{settings: loopSettings{Mesh: "test", Queue: QueueSettings{MaxAge: time.Hour}}, events: make(chan event, 1), loopDone: make(chan struct{})}
 	const burst = 10_000
 	for range burst {
 		notice := envelope.Cancel{Mesh: "test", RequestID: pipeline.RequestID(uuid.NewString()), Deadline: time.Now().Add(time.Minute)}
@@ -77,11 +76,11 @@ func TestCancelMessagesInABurstAllCount(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		h.receiveCancel(data)
+		p.receiveCancel(data)
 	}
-	l := &loop{host: h}
-	for len(h.events) > 0 {
-		(<-h.events).apply(l)
+	l := &loop{pumps: p}
+	for len(p.events) > 0 {
+		(<-p.events).apply(l)
 	}
 	if got := len(l.cancelledIDs.known.order); got != burst {
 		t.Errorf("%d of %d notices were received", got, burst)

@@ -2,8 +2,6 @@ package stagehost
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"time"
 
 	"github.com/stagemesh/stagemesh/internal/bus"
@@ -23,60 +21,52 @@ func (l *loop) deadLetter(it *item, f *fault.Fault) {
 	if !l.beginSend(it) {
 		return
 	}
-	l.host.metrics.countFailure(f)
-	f = l.host.locate(it, f)
+	l.metrics.countFailure(f)
+	f = l.locate(it, f)
 	tracing.Fail(it.span(), f)
-	message, err := l.host.newDeadLetter(it.delivery, f, it.env.Priority, it.runs)
+	message, err := l.newDeadLetter(it.delivery, f, it.env.Priority, it.runs)
 	if err != nil {
-		l.host.internalError("dead letter cannot be sent", err)
+		l.internalError("dead letter cannot be sent", err)
 		l.sendFault(it, f)
 		return
 	}
-	l.host.metrics.deadLettered.inc()
+	l.metrics.deadLettered.inc()
 	l.sendFault(it, f, outgoing{message, toDead})
 }
 
-// newDeadLetter encodes the dead letter about a delivery, without the item where it
-// would be too large.
-func (h *Host) newDeadLetter(d bus.Delivery, f *fault.Fault, priority int32, runs []envelope.RunRecord) (bus.Message, error) {
-	dead := &envelope.DeadLetter{
-		Mesh: h.settings.Mesh, Stage: h.settings.Stage, Host: h.settings.Host,
+// newDeadLetter encodes the dead letter about a delivery.
+func (p *pumps) newDeadLetter(d bus.Delivery, f *fault.Fault, priority int32, runs []envelope.RunRecord) (bus.Message, error) {
+	return p.records.DeadLetter(&envelope.DeadLetter{
+		Mesh: p.settings.Mesh, Stage: p.settings.Stage, Host: p.settings.Host,
 		Durability: d.Durability, Priority: priority, Fault: f, Item: d.Data, Runs: runs,
 		Deliveries: d.Deliveries, QueuedAt: d.QueuedAt, DeadLetteredAt: time.Now(),
-	}
-	m, err := h.bus.DeadLetter(dead, d)
-	if errors.Is(err, bus.ErrTooLarge) || err == nil && int64(m.Size()) > h.dead.MaxMessage() {
-		dead.Fault = dead.Fault.WithMetadata("item", fmt.Sprintf("left out: %d bytes", len(dead.Item)))
-		dead.Item = nil
-		m, err = h.bus.DeadLetter(dead, d)
-	}
-	return m, err
+	}, d)
 }
 
 // deadLetterBytes removes bytes from their queue that are no item and name no
 // caller, after a dead letter about them is stored.
-func (h *Host) deadLetterBytes(d bus.Delivery, cause error) {
-	h.settings.Logger.Warn("malformed item removed from the queue", "seq", d.Seq, "error", cause)
-	message, err := h.newDeadLetter(d, fault.Newf(fault.InvalidRequest, "no item: %w", cause), 0, nil)
-	if err != nil || !h.settings.Queue.durable() {
-		h.termBytes(d)
+func (p *pumps) deadLetterBytes(d bus.Delivery, cause error) {
+	p.log.Warn("malformed item removed from the queue", "seq", d.Seq, "error", cause)
+	message, err := p.newDeadLetter(d, fault.Newf(fault.InvalidRequest, "no item: %w", cause), 0, nil)
+	if err != nil || !p.settings.Queue.durable() {
+		p.termBytes(d)
 		return
 	}
-	h.bus.Publish(message, func(_ bus.Receipt, err error) {
+	p.sender.Publish(message, func(_ bus.Receipt, err error) {
 		if err != nil && d.Deliveries < maxDeliveries {
-			h.checkAck(d.Nak(malformedRetry))
+			p.checkAck(d.Nak(malformedRetry))
 			d.Release()
 			return
 		}
 		if err == nil {
-			h.metrics.deadLettered.inc()
+			p.metrics.deadLettered.inc()
 		}
-		h.termBytes(d)
+		p.termBytes(d)
 	})
 }
 
-func (h *Host) termBytes(d bus.Delivery) {
-	h.checkAck(d.Term("malformed"))
+func (p *pumps) termBytes(d bus.Delivery) {
+	p.checkAck(d.Term("malformed"))
 	d.Release()
 }
 
@@ -91,7 +81,7 @@ func exhaustedFault(deliveries int, stage pipeline.StageName) *fault.Fault {
 func (h *Host) endExhausted(g bus.Exhausted) {
 	ctx, cancel := context.WithTimeout(context.Background(), exhaustedTimeout)
 	defer cancel()
-	env, err := h.decode(g.Data)
+	env, err := h.items.decode(g.Data)
 	if err != nil {
 		h.metrics.malformed.inc()
 	} else {
@@ -112,13 +102,13 @@ func (h *Host) replyExhausted(ctx context.Context, env *envelope.Envelope, deliv
 	if env.StoresResult() {
 		if m, err := h.bus.Result(env.Result(reply, time.Now())); err == nil {
 			_, err = h.bus.PublishAndWait(ctx, m)
-			h.checkAck(err)
+			h.items.checkAck(err)
 		}
 	}
 	m, err := h.bus.Reply(env.Gateway, reply)
 	if err == nil {
 		err = h.bus.PublishUnacked(m)
 	}
-	h.checkAck(err)
+	h.items.checkAck(err)
 	return f
 }

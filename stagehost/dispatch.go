@@ -118,7 +118,8 @@ func (l *loop) begin(r *run) {
 
 // run is one batch at the runner, and the sink for its items' outcomes.
 type run struct {
-	host   *Host
+	*pumps
+
 	slot   runner.Slot
 	batch  runner.Batch
 	items  []*item
@@ -158,8 +159,8 @@ const (
 	byHost
 )
 
-func newRun(h *Host, slot runner.Slot, items []*item, reason batch.Reason, now time.Time) *run {
-	r := &run{host: h, slot: slot, items: items, reason: reason, started: now, dispatched: now, outcomeBy: make([]outcomeSource, len(items)), wanted: len(items)}
+func newRun(p *pumps, slot runner.Slot, items []*item, reason batch.Reason, now time.Time) *run {
+	r := &run{pumps: p, slot: slot, items: items, reason: reason, started: now, dispatched: now, outcomeBy: make([]outcomeSource, len(items)), wanted: len(items)}
 	r.batch.Items = make([]runner.Item, len(items))
 	for i, it := range items {
 		it.run = r
@@ -170,12 +171,12 @@ func newRun(h *Host, slot runner.Slot, items []*item, reason batch.Reason, now t
 		r.batch.Rows += it.inputs.Rows
 		// Streams share their process: one that had it alone would keep out all others
 		// for as long as it lasts.
-		r.batch.Suspect = r.batch.Suspect || it.suspect() && !h.streams()
+		r.batch.Suspect = r.batch.Suspect || it.suspect() && !p.settings.streams()
 	}
 	r.quarantined = items[0].quarantined
 	r.batch.Suspect = r.batch.Suspect || r.quarantined
 	r.batch.Model = items[0].env.Hop().Model
-	r.ctx, r.cancel = context.WithDeadline(h.runCtx, r.latest())
+	r.ctx, r.cancel = context.WithDeadline(p.runCtx, r.latest())
 	r.startSpan()
 	return r
 }
@@ -205,10 +206,10 @@ func (r *run) latest() time.Time {
 }
 
 func (l *loop) start(slot runner.Slot, items []*item, reason batch.Reason, now time.Time) {
-	r := newRun(l.host, slot, items, reason, now)
+	r := newRun(l.pumps, slot, items, reason, now)
 	for _, it := range items {
 		if err := l.ledger.move(it, running, queued); err != nil {
-			l.host.internalError("item dispatched out of turn", err)
+			l.internalError("item dispatched out of turn", err)
 		}
 		it.timing.BatchWait = now.Sub(it.arrived)
 		it.timing.BatchSize = uint32(len(items))
@@ -221,54 +222,54 @@ func (l *loop) start(slot runner.Slot, items []*item, reason batch.Reason, now t
 		l.begin(r)
 	}
 	l.quarantineBusy = l.quarantineBusy || r.quarantined
-	l.host.metrics.countBatch(r)
-	l.host.startRun(r)
+	l.metrics.countBatch(r)
+	l.startRun(r)
 }
 
 // setRunning records how many batches are at the runner. One that a worker has ahead of time
 // is in no slot.
 func (l *loop) setRunning(n int) {
 	l.running = n
-	l.host.slotTime.set(min(n, l.host.settings.Runner.Concurrency()))
+	l.slotTime.set(min(n, l.settings.Runner.Concurrency()))
 }
 
 // startRun runs the batch on an idle goroutine, or a new one.
-func (h *Host) startRun(r *run) {
+func (p *pumps) startRun(r *run) {
 	select {
-	case h.tasks <- r:
+	case p.tasks <- r:
 	default:
-		h.runs.Go(func() { h.runTasks(r) })
+		p.runs.Go(func() { p.runTasks(r) })
 	}
 }
 
 // runTasks runs batches until the host gives up, and waits for the next in
 // between: a goroutine that has run one has a larger stack than a new one, whose
 // stack would be copied as it grows.
-func (h *Host) runTasks(r *run) {
+func (p *pumps) runTasks(r *run) {
 	for {
-		h.runOne(r)
+		p.runOne(r)
 		select {
-		case h.idle <- struct{}{}:
+		case p.idle <- struct{}{}:
 		default:
 			return // as many are idle as there are slots
 		}
 		select {
-		case r = <-h.tasks:
-			<-h.idle
-		case <-h.runCtx.Done():
+		case r = <-p.tasks:
+			<-p.idle
+		case <-p.runCtx.Done():
 			return
 		}
 	}
 }
 
-func (h *Host) runOne(r *run) {
+func (p *pumps) runOne(r *run) {
 	defer r.cancel()
-	record := envelope.RunRecord{Host: h.settings.Host, At: time.Now()}
+	record := envelope.RunRecord{Host: p.settings.Host, At: time.Now()}
 	isRecorded := r.batch.Suspect && r.items[0].direct == nil
 	if isRecorded {
-		if h.beginRecord(r, record); len(r.items[0].runs) >= h.settings.CrashLimit {
+		if p.beginRecord(r, record); len(r.items[0].runs) >= p.settings.CrashLimit {
 			r.slot.Release()
-			h.post(eventFunc(func(l *loop) { l.endAtCrashLimit(r) }))
+			p.post(eventFunc(func(l *loop) { l.endAtCrashLimit(r) }))
 			return
 		}
 		r.started = time.Now()
@@ -279,11 +280,11 @@ func (h *Host) runOne(r *run) {
 	// Before any host runs the item again.
 	switch {
 	case r.diedAlone(err):
-		h.recordDeath(r, record, err)
+		p.recordDeath(r, record, err)
 	case isRecorded:
-		h.endRecord(r)
+		p.endRecord(r)
 	}
-	h.post(&batchEnded{run: r, took: time.Since(r.started), err: err, wasStopped: r.ctx.Err() != nil})
+	p.post(&batchEnded{run: r, took: time.Since(r.started), err: err, wasStopped: r.ctx.Err() != nil})
 }
 
 // do hands the batch to the runner, and watches for a stall where that answers in
@@ -292,10 +293,10 @@ func (r *run) do() error {
 	if next, ok := r.slot.(runner.PrefetchSlot); ok {
 		return next.DoNext(r.ctx, r.batch, r, func() {
 			r.started = time.Now()
-			r.host.postAsync(&runBegan{r})
+			r.postAsync(&runBegan{r})
 		})
 	}
-	if !r.host.streams() {
+	if !r.settings.streams() {
 		return r.slot.Do(r.ctx, r.batch, r)
 	}
 	var watch sync.WaitGroup
@@ -357,24 +358,23 @@ func (r *run) itemsWithoutOutcome() []*item {
 func (r *run) SetOutcome(i int, o runner.Outcome) error {
 	if err := r.claim(i); err != nil {
 		if !errors.Is(err, runner.ErrCancelled) {
-			r.host.metrics.countFault("OUTCOME_REFUSED")
+			r.metrics.countFault("OUTCOME_REFUSED")
 		}
 		return err
 	}
 	it := r.items[i]
 	it.timing.BatchWait, it.timing.Run = r.started.Sub(it.arrived), time.Since(r.started)
 	it.traceRun(r)
-	r.host.post(&itemDone{item: it, outcome: r.outcomeOf(it, o)})
+	r.post(&itemDone{item: it, outcome: r.outcomeOf(it, o)})
 	return nil
 }
 
 // outcomeOf checks the runner's outcome against the spec and prepares the output. A
 // reply in chunks alone has no output for a caller that takes no chunks.
 func (r *run) outcomeOf(it *item, o runner.Outcome) runner.Outcome {
-	h := r.host
 	if o.Fault != nil {
-		logPanic(h.settings.Logger, o.Fault)
-		return runner.Failed(h.expose(o.Fault, o.Fault))
+		logPanic(r.log, o.Fault)
+		return runner.Failed(r.expose(o.Fault, o.Fault))
 	}
 	r.mu.Lock()
 	sentChunks := !r.lastChunk.IsZero()
@@ -388,7 +388,7 @@ func (r *run) outcomeOf(it *item, o runner.Outcome) runner.Outcome {
 	}
 	out := runner.Outcome{Parts: parts, Metadata: o.Metadata}
 	if it.direct == nil {
-		if f := h.prepareOutput(it, &out); f != nil {
+		if f := r.prepareOutput(it, &out); f != nil {
 			out = runner.Failed(f)
 		}
 	}
@@ -396,7 +396,7 @@ func (r *run) outcomeOf(it *item, o runner.Outcome) runner.Outcome {
 }
 
 func (r *run) checkOutputs(it *item, parts []payload.Part) (out []payload.Part, err error) {
-	defer r.host.recoverCheck(&err)
+	defer r.recoverCheck(&err)
 	return it.contract.Outputs(parts, it.inputs)
 }
 
@@ -417,11 +417,9 @@ func (e *batchEnded) apply(l *loop) {
 		it.timing.BatchWait, it.timing.Run = e.run.started.Sub(it.arrived), e.took
 		it.traceRun(e.run)
 	}
-	l.host.metrics.recordRun(exemplar(e.run.traced), e.took)
-	if l.models != nil {
-		l.models.ran(e.run, e.took)
-	}
-	l.host.logRun(e, len(left))
+	l.metrics.recordRun(exemplar(e.run.traced), e.took)
+	l.models.ran(e.run, e.took)
+	l.logRun(e, len(left))
 	if len(left) > 0 {
 		l.retryBatch(e, left)
 	}
@@ -446,11 +444,11 @@ func (l *loop) endBatch(e *batchEnded) {
 // logRun logs a batch that failed as a whole. It does not log parts of a failed
 // batch at this level, nor batches that were stopped: that would be a line for
 // every deadline that passes.
-func (h *Host) logRun(e *batchEnded, left int) {
+func (p *pumps) logRun(e *batchEnded, left int) {
 	if e.err == nil {
 		return
 	}
-	log := h.settings.Logger.With("items", len(e.run.items), "unsettled", left)
+	log := p.log.With("items", len(e.run.items), "unsettled", left)
 	switch {
 	case e.run.reason == batch.Retry:
 		log.Debug("a part of a batch failed", "error", e.err)

@@ -12,7 +12,7 @@ import (
 func TestPrefetchFollowsTheRunThatEndsFirst(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
-	l := newLoop(&Host{settings: ownSettings("", nil)})
+	l := newLoop(&pumps{models: oneModel{}})
 	l.batcher.Finished(now, batch.Run{Key: "k", Items: 1, Rows: 1, Took: prefetchLongest})
 	l.batcher.Finished(now, batch.Run{Key: "long", Items: 1, Rows: 1, Took: prefetchLongest + time.Millisecond})
 	type prefetcher struct{ runner.Prefetcher }

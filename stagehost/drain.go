@@ -32,17 +32,17 @@ func (h *Host) drain(l *loop) bool {
 		}
 	}
 	cancel()
-	h.post(eventFunc((*loop).drain))
+	h.items.post(eventFunc((*loop).drain))
 	if err := h.finish(l); err != nil {
 		h.settings.Logger.Warn("returning unfinished items to the queue", "error", err)
 		// In this order: the outcomes of stopped runs come after the loop knows.
-		h.post(eventFunc((*loop).abandon))
+		h.items.post(eventFunc((*loop).abandon))
 		h.cancelRuns()
 		if r, ok := h.settings.Runner.(runner.Killer); ok {
 			r.Kill()
 		}
 		if !await(l.empty, runStopWait) {
-			h.post(eventFunc((*loop).leaveBehind))
+			h.items.post(eventFunc((*loop).leaveBehind))
 			h.settings.Logger.Error("not everything has been finished or returned to the queue; the rest will be delivered again")
 		}
 	}
@@ -50,7 +50,7 @@ func (h *Host) drain(l *loop) bool {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		h.runs.Wait()
+		h.items.runs.Wait()
 	}()
 	if !await(ended, runLeaveWait) {
 		return false
@@ -102,7 +102,7 @@ func (l *loop) drain() {
 // loseRunner ends the slots: none falls idle any more. Running batches may
 // still end; queued ones get no slot, nor do any of the runner's idle ones.
 func (l *loop) loseRunner(err error) {
-	l.host.settings.Logger.Error("the runner is lost; queued items go to other hosts", "error", err)
+	l.log.Error("the runner is lost; queued items go to other hosts", "error", err)
 	l.lost = true
 	l.releaseSlots()
 	l.nakQueued()
@@ -174,7 +174,7 @@ func (l *loop) nak(it *item) {
 	}
 	if !it.mayRunAgain() && !it.env.StoresResult() {
 		// The gateway detects that no more chunks arrive.
-		l.host.metrics.countUndelivered("dropped")
+		l.metrics.countUndelivered("dropped")
 		l.settle(it)
 		return
 	}
@@ -205,16 +205,12 @@ func (l *loop) publishLocal(it *item) {
 	if !l.beginSend(it) {
 		return
 	}
-	if l.host.bus.BrokerError() != nil {
-		l.sendFaultInstead(it, l.leavingFault())
-		return
-	}
 	it.span().AddEvent("returned")
 	env := *it.env
 	env.LocalAttempts, env.LocalCrash = 1, it.crashes > 0
-	message, err := l.host.bus.Item(&env)
+	message, err := l.sender.Item(&env)
 	if err != nil {
-		l.sendFaultInstead(it, bus.FaultOf(err, l.host.settings.Stage))
+		l.sendFaultInstead(it, bus.FaultOf(err, l.settings.Stage))
 		return
 	}
 	l.replaceOutbox(it, []outgoing{{message, toOwn}})

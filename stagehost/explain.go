@@ -13,11 +13,11 @@ import (
 
 // receiveQuestion answers what the host knows of a request, if it holds it. It waits for the loop: the
 // next question can wait.
-func (h *Host) receiveQuestion(id pipeline.RequestID, reply func(*meshv1.ExplainAnswer)) {
-	h.post(eventFunc(func(l *loop) {
+func (p *pumps) receiveQuestion(id pipeline.RequestID, reply func(*meshv1.ExplainAnswer)) {
+	p.post(eventFunc(func(l *loop) {
 		for _, it := range l.ledger.items {
 			if it.env.RequestID == id && it.direct == nil {
-				reply(&meshv1.ExplainAnswer{Report: h.report(it)})
+				reply(&meshv1.ExplainAnswer{Report: p.report(it)})
 				return
 			}
 		}
@@ -25,11 +25,11 @@ func (h *Host) receiveQuestion(id pipeline.RequestID, reply func(*meshv1.Explain
 }
 
 // receiveItemsQuestion answers which requests the host holds.
-func (h *Host) receiveItemsQuestion(q *meshv1.InFlightQuestion, reply func(*meshv1.InFlightAnswer)) {
-	if of := q.GetStage(); of != "" && of != string(h.settings.Stage) {
+func (p *pumps) receiveItemsQuestion(q *meshv1.InFlightQuestion, reply func(*meshv1.InFlightAnswer)) {
+	if of := q.GetStage(); of != "" && of != string(p.settings.Stage) {
 		return
 	}
-	h.post(eventFunc(func(l *loop) {
+	p.post(eventFunc(func(l *loop) {
 		var held []*item
 		for _, it := range l.ledger.items {
 			if it.direct == nil {
@@ -38,7 +38,7 @@ func (h *Host) receiveItemsQuestion(q *meshv1.InFlightQuestion, reply func(*mesh
 		}
 		out := &meshv1.InFlightAnswer{}
 		for _, it := range bus.Oldest(held, int(q.GetLimit()), func(it *item) time.Time { return it.env.AdmittedAt }) {
-			out.Reports = append(out.Reports, h.report(it))
+			out.Reports = append(out.Reports, p.report(it))
 		}
 		reply(out)
 	}))
@@ -46,8 +46,8 @@ func (h *Host) receiveItemsQuestion(q *meshv1.InFlightQuestion, reply func(*mesh
 
 // report returns what the host knows of an item that it holds. It reads nothing that a run
 // may write.
-func (h *Host) report(it *item) *meshv1.RequestReport {
-	timing, since := it.timingOf(h.settings.Host), it.arrived
+func (p *pumps) report(it *item) *meshv1.RequestReport {
+	timing, since := it.timingOf(p.settings.Host), it.arrived
 	switch it.state {
 	case running:
 		since = it.run.dispatched
@@ -64,7 +64,7 @@ func (h *Host) report(it *item) *meshv1.RequestReport {
 	out.TraceId = it.env.Trace.ID()
 	out.Steps = append(out.Steps, &meshv1.ReportedStep{Timing: timing.ToProto()})
 	out.Holders = []*meshv1.RequestHolder{{
-		Stage: string(h.settings.Stage), Host: string(h.settings.Host), State: state, Since: timestamppb.New(since),
+		Stage: string(p.settings.Stage), Host: string(p.settings.Host), State: state, Since: timestamppb.New(since),
 	}}
 	return out
 }

@@ -6,7 +6,8 @@
 //	err = h.Run(ctx)
 //
 // One goroutine, the loop, owns the ledger of items and the batcher, both pure,
-// and is the only one to move an item. Pumps post events to it: the puller's
+// and is the only one to move an item. It knows no host: pumps.go declares what it
+// needs of one, a Sender, Models and Records. Pumps post events to it: the puller's
 // subscriptions post items as they arrive, decoded and checked; the slot pump
 // posts idle slots; each batch's sink posts outcomes, with their message already
 // encoded; the bus posts acknowledgements. The channel of events is the only way
@@ -49,7 +50,6 @@ import (
 	"github.com/stagemesh/stagemesh/internal/process"
 	"github.com/stagemesh/stagemesh/internal/schema"
 	"github.com/stagemesh/stagemesh/internal/store"
-	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/stagehost/internal/modelcache"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
@@ -66,6 +66,8 @@ type Host struct {
 	// are its hosts, and placer chooses among these.
 	cacheSettings modelcache.Settings
 	models        *models.Registry
+	// cacheRecord is how its cache stands.
+	cacheRecord atomic.Pointer[meshv1.CacheRecord]
 	// loaded has a *loadedModel for each model.ID that is loaded.
 	loaded  sync.Map
 	members *discovery.Membership
@@ -79,37 +81,30 @@ type Host struct {
 	// connectedAt is when this process connected to the broker as a host.
 	connectedAt time.Time
 	status      status
-	// busy is true while items wait for a slot; load counts them.
-	busy     atomic.Bool
-	load     load
-	slotTime slotTime
-
-	// events go to the loop, which exists once the runner has started; loopDone
-	// is closed when the loop takes no more. cancels are the cancel messages that it has
-	// not taken yet.
-	events   chan event
-	cancels  pendingCancels
-	loopDone chan struct{}
+	// items are the host's, from connect on; modelSet decides which may run, where the stage
+	// loads models.
+	items    *pumps
+	modelSet *modelSet
+	// runCtx is the context of runs; cancelRuns ends it.
+	runCtx     context.Context
+	cancelRuns context.CancelFunc
+	// leftBehind is true when a batch runs on after the host has given it up.
+	leftBehind bool
 
 	broker
 	reconciler
-	runPool
 	service
 }
 
 // broker is the host's connection and what uses it; from connect to disconnect.
 type broker struct {
-	bus        *bus.Bus
-	results    *store.Results
-	dead       *store.DeadLetters
-	runRecords *store.Runs
+	records
+
 	// pulled are the queues that the host pulls from: its stage's, and after those its own
 	// where it loads models.
 	pulled []*pulledQueues
 	// stopCancels ends the subscription to cancel messages.
 	stopCancels func() error
-	// ackWait is how long the queues wait for an ack or an extension of an item.
-	ackWait atomic.Int64
 }
 
 // pulledQueues are queues of one name, one for each durability, with a puller.
@@ -135,25 +130,13 @@ type reconciler struct {
 	// serve, and forwarded the intake of items that other hosts forward; nil while there is none.
 	inFlight, failing, forwarded func() error
 	// servedAt is when another host served the stage last, as far as this one knows; while
-	// it does not serve itself. refusal is what items get that it pulls all the same.
+	// it does not serve itself.
 	servedAt time.Time
-	refusal  atomic.Pointer[fault.Fault]
+	// ackWait is how long the queues wait for an ack or an extension of an item.
+	ackWait time.Duration
 
 	known        known
 	runnerHealth runnerHealth
-}
-
-// runPool are the goroutines of running batches.
-type runPool struct {
-	runs sync.WaitGroup
-	// Goroutines that have run a batch wait in idle, and take another from tasks.
-	tasks chan *run
-	idle  chan struct{}
-	// runCtx is the context of runs; cancelRuns ends it.
-	runCtx     context.Context
-	cancelRuns context.CancelFunc
-	// leftBehind is true when a batch runs on after the host has given it up.
-	leftBehind bool
 }
 
 // service is the host's StageService.
@@ -184,7 +167,6 @@ func New(s Settings) (*Host, error) {
 	h := &Host{
 		settings:   s,
 		metrics:    m,
-		loopDone:   make(chan struct{}),
 		reconciler: reconciler{missing: make(chan struct{}, 1)},
 		service:    service{directs: budget.NewPool(budget.Settings{Limit: maxDirectCalls, Name: "direct calls", Key: "docs/security.md", Shared: s.TokenFile != ""})},
 	}
@@ -277,8 +259,6 @@ func (h *Host) configureBatching() error {
 	}
 	s.Batch.OneByOne = h.spec.OneByOne
 	s.MaxInFlight = cmp.Or(s.MaxInFlight, s.defaultInFlight())
-	h.events = make(chan event, s.eventRoom())
-	h.tasks, h.idle = make(chan *run), make(chan struct{}, s.Runner.Concurrency())
 	return nil
 }
 
@@ -334,33 +314,54 @@ func (h *Host) connect() error {
 	if err != nil {
 		return err
 	}
-	h.bus, h.connectedAt = conn, time.Now()
-	h.ackWait.Store(int64(h.settings.Queue.AckWait))
-	h.results = store.NewResults(conn, h.settings.Results)
-	h.dead = store.NewDeadLetters(conn, h.settings.DeadLetters)
-	h.runRecords = store.NewRuns(conn, h.settings.RunRecords)
+	h.connectedAt, h.ackWait = time.Now(), h.settings.Queue.AckWait
+	h.records = records{
+		conn, store.NewResults(conn, h.settings.Results), store.NewDeadLetters(conn, h.settings.DeadLetters),
+		store.NewRuns(conn, h.settings.RunRecords), h.streamMissing,
+	}
+	h.items = h.newItems()
 	err = h.pull(h.settings.Stage, h.settings.Queue)
 	if err == nil && h.loader != nil && slices.Contains(h.settings.Queue.Durabilities, pipeline.Memory) {
 		err = h.pull(pipeline.HostQueue(h.settings.Stage, h.settings.Host), h.settings.OwnQueue())
 	}
 	if err == nil {
-		h.stopCancels, err = conn.ServeCancels(h.receiveCancel)
+		h.stopCancels, err = conn.ServeCancels(h.items.receiveCancel)
 	}
 	if err == nil {
 		// These subscriptions end with the connection.
 		_, err = conn.ServeExhausted(h.settings.Stage, h.endExhausted)
 	}
 	if err == nil {
-		err = conn.ServeExplain(h.receiveQuestion)
+		err = conn.ServeExplain(h.items.receiveQuestion)
 	}
 	if err == nil {
-		err = conn.ServeRequests(h.receiveItemsQuestion)
+		err = conn.ServeRequests(h.items.receiveItemsQuestion)
 	}
 	if err != nil {
 		h.closePullers()
 		conn.Close()
 	}
 	return err
+}
+
+// newItems returns what has the items of the host.
+func (h *Host) newItems() *pumps {
+	s := h.settings
+	p := &pumps{
+		settings: loopSettings{
+			Mesh: s.Mesh, Stage: s.Stage, Host: s.Host, Batch: s.Batch, Stream: s.Stream, Queue: s.Queue, Runner: s.Runner,
+			MaxInFlight: s.MaxInFlight, CrashLimit: s.CrashLimit, ExposeErrors: s.ExposeErrors,
+			Bound: s.itemBound(), StartTook: h.startTook, ConnectedAt: h.connectedAt,
+		},
+		metrics: h.metrics, tracer: s.Tracer, log: s.Logger, sender: h.bus, records: h.records, models: oneModel{h.contract},
+		events: make(chan event, s.eventRoom()), loopDone: make(chan struct{}),
+		runPool: runPool{runCtx: h.runCtx, tasks: make(chan *run), idle: make(chan struct{}, s.Runner.Concurrency())},
+	}
+	if h.loader != nil {
+		h.modelSet = newModelSet(h)
+		p.models = h.modelSet
+	}
+	return p
 }
 
 // pull prepares to pull from the queues of that name.
@@ -377,12 +378,12 @@ func (h *Host) newPuller(name pipeline.StageName, s QueueSettings) (*bus.Puller,
 		Stage:        name,
 		Durabilities: s.Durabilities,
 		Bound:        h.settings.MaxInFlight,
-		OneIdlePull:  h.streams(),
+		OneIdlePull:  h.spec.Stream,
 		Local:        h.settings.localPlaces(),
 		AckWait:      s.AckWait,
-		Malformed:    h.receiveMalformed,
+		Malformed:    h.items.receiveMalformed,
 		QueueMissing: h.queueMissing,
-	}, h.receive)
+	}, h.items.receive)
 }
 
 func (h *Host) closePullers() {
@@ -398,19 +399,19 @@ func (h *Host) disconnect() {
 	h.closePullers()
 	h.deleteOwnQueue()
 	// Items that arrived before the end of the subscription are returned.
-	h.dropEvents()
+	h.items.dropEvents()
 	h.bus.Close()
 }
 
 // serve runs the pumps and the loop. The pumps that bring work end with ctx, or
 // with the first of them that fails; then the host drains, and the loop ends last.
 func (h *Host) serve(ctx context.Context) error {
-	unobserve, err := h.observeSlots()
+	unobserve, err := h.items.observeSlots(h.settings.Meter)
 	if err != nil {
 		return err
 	}
 	defer unobserve() //nolint:errcheck // it cannot fail
-	loop := newLoop(h)
+	loop := newLoop(h.items)
 	// The registry of models is needed until the drain has ended.
 	followCtx, unfollow := context.WithCancel(context.WithoutCancel(ctx))
 	var following sync.WaitGroup
@@ -423,7 +424,7 @@ func (h *Host) serve(ctx context.Context) error {
 	loopCtx, endLoop := context.WithCancel(context.WithoutCancel(ctx))
 	var looping sync.WaitGroup
 	looping.Go(func() {
-		defer close(h.loopDone)
+		defer close(h.items.loopDone)
 		loop.run(loopCtx)
 	})
 	serving, leave := context.WithCancel(context.WithoutCancel(ctx))
@@ -433,7 +434,7 @@ func (h *Host) serve(ctx context.Context) error {
 		defer leave()
 		return h.awaitLeave(ctx, pumping)
 	})
-	pumps.Go(func() error { return h.acquireSlots(pumping) })
+	pumps.Go(func() error { return h.items.acquireSlots(pumping) })
 	pumps.Go(func() error { return h.reconcile(pumping) })
 	pumps.Go(func() error { return h.serveAPI(pumping) })
 	pumps.Go(func() error { return h.register(pumping) })
@@ -450,7 +451,7 @@ func (h *Host) serve(ctx context.Context) error {
 	h.leftBehind = !h.drain(loop)
 	endLoop()
 	looping.Wait()
-	h.dropEvents()
+	h.items.dropEvents()
 	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
 		err = nil
 	}
@@ -478,12 +479,12 @@ func (h *Host) awaitLeave(ctx, pumping context.Context) error {
 }
 
 // acquireSlots posts every slot that falls idle, also while the host drains.
-func (h *Host) acquireSlots(ctx context.Context) error {
+func (p *pumps) acquireSlots(ctx context.Context) error {
 	lost := make(chan error, 1)
-	h.runs.Go(func() { lost <- h.postSlots() })
+	p.runs.Go(func() { lost <- p.postSlots() })
 	select {
 	case err := <-lost:
-		return fmt.Errorf("stage %s: the runner is lost: %w", h.settings.Stage, err)
+		return fmt.Errorf("stage %s: the runner is lost: %w", p.settings.Stage, err)
 	case <-ctx.Done():
 		return ctx.Err()
 	}
@@ -491,22 +492,22 @@ func (h *Host) acquireSlots(ctx context.Context) error {
 
 // postSlots returns why there are no more slots: the runner is lost, or the host
 // has given up.
-func (h *Host) postSlots() error {
+func (p *pumps) postSlots() error {
 	for {
-		slot, err := h.settings.Runner.Acquire(h.runCtx)
+		slot, err := p.settings.Runner.Acquire(p.runCtx)
 		if err == nil {
-			h.post(&slotIdle{slot: slot})
+			p.post(&slotIdle{slot: slot})
 			continue
 		}
-		if h.runCtx.Err() == nil {
-			h.post(eventFunc(func(l *loop) { l.loseRunner(err) }))
+		if p.runCtx.Err() == nil {
+			p.post(eventFunc(func(l *loop) { l.loseRunner(err) }))
 		}
 		return err
 	}
 }
 
 // internalError reports what cannot happen.
-func (h *Host) internalError(what string, err error) {
-	h.metrics.internalErrors.inc()
-	h.settings.Logger.Error(what, "error", err)
+func (p *pumps) internalError(what string, err error) {
+	p.metrics.internalErrors.inc()
+	p.log.Error(what, "error", err)
 }

@@ -128,68 +128,65 @@ func (it *item) expired(now time.Time) bool { return !now.Before(it.env.Deadline
 
 // receive is the puller's handler: it decodes and checks an item on the subscription's
 // goroutine, or the one that hands it over, and posts it to the loop.
-func (h *Host) receive(d bus.Delivery) {
+func (p *pumps) receive(d bus.Delivery) {
 	if d.Item != nil {
-		h.take(h.newItem(d, d.Item))
+		p.take(p.newItem(d, d.Item))
 		return
 	}
 	if d.Unreturned() >= maxDeliveries {
 		// The check of the item may be what crashed its hosts.
-		h.refuse(d, exhaustedFault(d.Deliveries, h.settings.Stage))
+		p.refuse(d, exhaustedFault(d.Deliveries, p.settings.Stage))
 		return
 	}
-	env, err := h.decode(d.Data)
+	env, err := p.decode(d.Data)
 	if err == nil && env.Durability != d.Durability {
 		err = fmt.Errorf("item of durability %q in the queue of %q", env.Durability, d.Durability)
 	}
 	if err != nil {
-		h.metrics.malformed.inc()
-		h.refuse(d, err)
+		p.metrics.malformed.inc()
+		p.refuse(d, err)
 		return
 	}
-	it := h.newItem(d, env)
-	h.load.recordWait(it.queueWait)
-	h.take(it)
+	it := p.newItem(d, env)
+	p.load.recordWait(it.queueWait)
+	p.take(it)
 }
 
 // take checks an item of this stage and posts it.
-func (h *Host) take(it *item) {
-	h.metrics.countArrival(it)
-	f := h.refusal.Load()
+func (p *pumps) take(it *item) {
+	p.metrics.countArrival(it)
+	f := p.refusal.Load()
 	if f == nil {
-		it.itemInputs, f = h.fit(it.env)
+		it.itemInputs, f = p.fit(it.env)
 	}
-	h.post(&itemArrived{item: it, fault: f})
+	p.post(&itemArrived{item: it, fault: f})
 }
 
 // receiveMalformed counts a message on the puller's subject that no queue sent, so
 // it cannot be settled.
-func (h *Host) receiveMalformed(err error) {
-	h.metrics.malformed.inc()
-	h.settings.Logger.Warn("message that is not a delivery", "error", err)
+func (p *pumps) receiveMalformed(err error) {
+	p.metrics.malformed.inc()
+	p.log.Warn("message that is not a delivery", "error", err)
 }
 
-func (h *Host) newItem(d bus.Delivery, env *envelope.Envelope) *item {
-	it := &item{env: env, delivery: d, arrived: d.Arrived}
-	if d.Item == nil {
-		it.queueWait = h.queueWait(d)
-	}
-	it.timing = it.timingOf(h.settings.Host)
-	h.startTrace(it)
+func (p *pumps) newItem(d bus.Delivery, env *envelope.Envelope) *item {
+	it := &item{env: env, delivery: d, arrived: d.Arrived, queueWait: d.QueueWait()}
+	it.timing = it.timingOf(p.settings.Host)
+	p.startTrace(it)
 	return it
 }
 
 // decode reads an item and checks that it is for this stage.
-func (h *Host) decode(data []byte) (env *envelope.Envelope, err error) {
-	defer h.recoverCheck(&err)
+func (p *pumps) decode(data []byte) (env *envelope.Envelope, err error) {
+	defer p.recoverCheck(&err)
 	env, err = envelope.Decode(data)
 	if err != nil {
 		return nil, err
 	}
-	if env.Mesh != h.settings.Mesh {
+	if env.Mesh != p.settings.Mesh {
 		return nil, fmt.Errorf("item of mesh %q", env.Mesh)
 	}
-	if stage := env.Hop().Stage; stage != h.settings.Stage {
+	if stage := env.Hop().Stage; stage != p.settings.Stage {
 		return nil, fmt.Errorf("item for stage %q", stage)
 	}
 	return env, nil
@@ -197,16 +194,11 @@ func (h *Host) decode(data []byte) (env *envelope.Envelope, err error) {
 
 // recoverCheck turns a panic about one item into its fault: it would end one host
 // after the other.
-func (h *Host) recoverCheck(err *error) {
-	if p := recover(); p != nil {
-		h.internalError("check of an item panicked", fmt.Errorf("%v\n%s", p, debug.Stack()))
+func (p *pumps) recoverCheck(err *error) {
+	if cause := recover(); cause != nil {
+		p.internalError("check of an item panicked", fmt.Errorf("%v\n%s", cause, debug.Stack()))
 		*err = fault.New(fault.Internal, "the check of the item failed; look for the request id in the logs")
 	}
-}
-
-// queueWait returns how long the item waited in its queue, on the broker's clock.
-func (h *Host) queueWait(d bus.Delivery) time.Duration {
-	return max(0, d.Arrived.Add(h.bus.ClockAhead()).Sub(d.QueuedAt))
 }
 
 // timingOf starts the timeline's entry for this step.
@@ -224,22 +216,20 @@ func (it *item) timingOf(host pipeline.HostID) envelope.StepTiming {
 }
 
 // fit makes the item's parts fit the spec of the runner or of its model, or returns the fault.
-func (h *Host) fit(env *envelope.Envelope) (itemInputs, *fault.Fault) {
-	out, err := h.check(env)
+func (p *pumps) fit(env *envelope.Envelope) (itemInputs, *fault.Fault) {
+	out, err := p.check(env)
 	if err != nil {
 		return itemInputs{}, fault.From(err)
 	}
 	return out, nil
 }
 
-func (h *Host) check(env *envelope.Envelope) (out itemInputs, err error) {
-	defer h.recoverCheck(&err)
+func (p *pumps) check(env *envelope.Envelope) (out itemInputs, err error) {
+	defer p.recoverCheck(&err)
 	hop := env.Hop()
-	contract := h.contract
-	if h.loader != nil {
-		if contract = h.loadedModel(modelOf(env)).contract; contract == nil {
-			return itemInputs{bytes: payload.Size(env.Parts)}, nil
-		}
+	contract, isLoaded := p.models.contract(env)
+	if !isLoaded {
+		return itemInputs{bytes: payload.Size(env.Parts)}, nil
 	}
 	spec := contract.Spec()
 	fitted, err := contract.Fit(env.Parts, env.Kept, hop.Inputs)
@@ -251,7 +241,7 @@ func (h *Host) check(env *envelope.Envelope) (out itemInputs, err error) {
 	if err != nil {
 		return itemInputs{}, err
 	}
-	key := batch.Key(schema.Key(spec, hop.Model, fitted, hop.Parameters, h.settings.Batch.By))
+	key := batch.Key(schema.Key(spec, hop.Model, fitted, hop.Parameters, p.settings.Batch.By))
 	return itemInputs{fitted, contract, key, payload.Size(fitted.Inputs), paddedOf(spec, fitted.Inputs)}, nil
 }
 
@@ -280,19 +270,19 @@ func paddedOf(spec runner.Spec, inputs []payload.Part) (out []batch.Padded) {
 
 // refuse ends an item without its content: by a fault where the caller can be read
 // from it, so that he does not wait until the deadline.
-func (h *Host) refuse(d bus.Delivery, err error) {
-	env, ok := h.decodeAddress(d)
+func (p *pumps) refuse(d bus.Delivery, err error) {
+	env, ok := p.decodeAddress(d)
 	if !ok {
-		h.deadLetterBytes(d, err)
+		p.deadLetterBytes(d, err)
 		return
 	}
-	h.settings.Logger.Warn("item refused unread", "seq", d.Seq, "request_id", env.RequestID, "error", err)
-	h.post(&itemArrived{item: h.newItem(d, env), fault: fault.From(err)})
+	p.log.Warn("item refused unread", "seq", d.Seq, "request_id", env.RequestID, "error", err)
+	p.post(&itemArrived{item: p.newItem(d, env), fault: fault.From(err)})
 }
 
 // decodeAddress returns as much of a malformed item as a reply needs: request, gateway
 // and deadline. It is false where these cannot be trusted either.
-func (h *Host) decodeAddress(d bus.Delivery) (*envelope.Envelope, bool) {
+func (p *pumps) decodeAddress(d bus.Delivery) (*envelope.Envelope, bool) {
 	var in meshv1.Envelope
 	if err := proto.Unmarshal(d.Data, &in); err != nil {
 		return nil, false
@@ -303,7 +293,7 @@ func (h *Host) decodeAddress(d bus.Delivery) (*envelope.Envelope, bool) {
 		RequestId:   in.GetRequestId(),
 		ExecutionId: in.GetExecutionId(),
 		Gateway:     in.GetGateway(),
-		Route:       []*meshv1.Step{{Name: h.stepName(&in), Stage: string(h.settings.Stage)}},
+		Route:       []*meshv1.Step{{Name: p.stepName(&in), Stage: string(p.settings.Stage)}},
 		Deadline:    in.GetDeadline(),
 		AdmittedAt:  in.GetAdmittedAt(),
 		Durability:  d.Durability.ToProto(),
@@ -315,18 +305,18 @@ func (h *Host) decodeAddress(d bus.Delivery) (*envelope.Envelope, bool) {
 		return nil, false
 	}
 	// Decoded again, so that the rest has passed every check.
-	env, err := h.decode(rest)
+	env, err := p.decode(rest)
 	return env, err == nil
 }
 
 // stepName returns the item's step where that is valid, else the stage's name.
-func (h *Host) stepName(in *meshv1.Envelope) string {
+func (p *pumps) stepName(in *meshv1.Envelope) string {
 	if at := int64(in.GetPosition()); at < int64(len(in.GetRoute())) {
 		if name := in.GetRoute()[at].GetName(); pipeline.ValidName("step", name) == nil {
 			return name
 		}
 	}
-	return string(h.settings.Stage)
+	return string(p.settings.Stage)
 }
 
 // itemArrived is an item that the host received, with a fault where it failed already.
@@ -338,7 +328,7 @@ type itemArrived struct {
 func (e *itemArrived) apply(l *loop) {
 	it := e.item
 	if l.refusesItems() {
-		l.host.drop(e)
+		l.drop(e)
 		return
 	}
 	if it.delivery.Deliveries > 1 && l.replaceDelivery(it) {
@@ -347,8 +337,8 @@ func (e *itemArrived) apply(l *loop) {
 	l.nextID++
 	it.id = l.nextID
 	if err := l.ledger.admit(it); err != nil {
-		l.host.internalError("item beyond the host's bound", err)
-		l.host.rejectUnadmitted(it, fault.Newf(fault.Overloaded, "%w", err))
+		l.internalError("item beyond the host's bound", err)
+		l.rejectUnadmitted(it, fault.Newf(fault.Overloaded, "%w", err))
 		return
 	}
 	if l.cancelledIDs.has(it.cancelKey()) {
@@ -365,9 +355,9 @@ func (e *itemArrived) apply(l *loop) {
 	}
 	if it.delivery.AfterSilence && it.delivery.Unreturned() == 2 {
 		// Its run record is read before it can run with others.
-		l.host.runs.Go(func() {
-			isNone := l.host.readRecord(it)
-			l.host.post(eventFunc(func(l *loop) {
+		l.runs.Go(func() {
+			isNone := l.readRecord(it)
+			l.post(eventFunc(func(l *loop) {
 				if l.ledger.items[it.id] == it && it.state == queued {
 					it.forgiven = isNone
 					l.enqueue(it)
@@ -385,7 +375,7 @@ func (l *loop) enqueue(it *item) {
 		l.expireOne(it)
 		return
 	}
-	if l.models == nil || l.models.admit(time.Now(), it) {
+	if l.models.admit(time.Now(), it) {
 		l.ready(it)
 	}
 }
@@ -419,7 +409,7 @@ func (it *item) entry() batch.Item {
 func (l *loop) replaceDelivery(it *item) bool {
 	for _, held := range l.ledger.items {
 		if held.direct == nil && held.delivery.Same(it.delivery) {
-			l.host.metrics.duplicateDeliveries.inc()
+			l.metrics.duplicateDeliveries.inc()
 			// This redelivery does not make it suspect.
 			it.delivery.Deliveries, it.delivery.Returned = held.delivery.Deliveries, held.delivery.Returned
 			it.delivery.Release()

@@ -305,7 +305,7 @@ func (h *Host) moveModels(ctx context.Context) {
 		}
 	}
 	h.status.leave()
-	h.post(eventFunc(func(l *loop) { l.models.cache.GiveUpQueued() }))
+	h.items.post(eventFunc(func(*loop) { h.modelSet.cache.GiveUpQueued() }))
 	slices.SortFunc(moves, func(a, b move) int {
 		return cmp.Or(cmp.Compare(min(a.wanted.Replicas, 2), min(b.wanted.Replicas, 2)), b.wanted.LastUse.Compare(a.wanted.LastUse))
 	})

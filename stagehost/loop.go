@@ -10,14 +10,13 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
-// loop owns every item on the host.
+// loop owns every item on the host: its methods run on one goroutine, where only events call them.
 type loop struct {
-	host    *Host
+	*pumps
+
 	ledger  ledger
 	batcher *batch.Batcher
 	nextID  batch.ID
-	// models is nil where the runner has one model.
-	models *modelSet
 
 	// slots are idle.
 	slots []runner.Slot
@@ -36,6 +35,8 @@ type loop struct {
 	failing      map[string]int
 	cancelledIDs cancelledRequests
 
+	// ackWait is how long the queues wait for an ack or an extension of an item.
+	ackWait  time.Duration
 	extendAt time.Time
 	// draining is true once the host pulls no more.
 	draining bool
@@ -48,26 +49,17 @@ type loop struct {
 	emptied bool
 }
 
-func newLoop(h *Host) *loop {
-	queues := len(h.pulled)
-	if h.loader != nil {
-		queues += 2 // a leader adopts one more, and other hosts forward durable items
-	}
-	bound := queues*(h.settings.MaxInFlight+int(h.settings.localPlaces().Items)) + maxDirectCalls
-	if h.loader != nil {
-		bound += maxWaitingItems
-	}
+func newLoop(p *pumps) *loop {
 	l := &loop{
-		host:    h,
-		ledger:  newLedger(bound),
-		batcher: batch.New(h.settings.Batch),
+		pumps:   p,
+		ledger:  newLedger(p.settings.Bound),
+		batcher: batch.New(p.settings.Batch),
 		retries: map[batch.ID]*item{},
 		failing: map[string]int{},
+		ackWait: p.settings.Queue.AckWait,
 		empty:   make(chan struct{}),
 	}
-	if h.loader != nil {
-		l.models = newModelSet(l)
-	}
+	p.models.bind(l)
 	return l
 }
 
@@ -79,13 +71,13 @@ func (l *loop) run(ctx context.Context) {
 	for {
 		timer.Reset(l.runDue(time.Now()))
 		select {
-		case e := <-l.host.events:
+		case e := <-l.events:
 			e.apply(l)
 			l.applyWaiting()
 		case <-timer.C:
 		case <-ctx.Done():
 			l.releaseSlots()
-			l.host.metrics.recordItems(&l.ledger)
+			l.metrics.recordItems(&l.ledger)
 			return
 		}
 	}
@@ -101,7 +93,7 @@ func (l *loop) releaseSlots() {
 func (l *loop) applyWaiting() {
 	for range eventsPerTurn {
 		select {
-		case e := <-l.host.events:
+		case e := <-l.events:
 			e.apply(l)
 		default:
 			return
@@ -112,13 +104,11 @@ func (l *loop) applyWaiting() {
 // runDue does everything that is due and returns the pause until the next turn.
 func (l *loop) runDue(now time.Time) time.Duration {
 	l.resend(now)
-	if l.models != nil {
-		l.models.act(now)
-	}
+	l.models.act(now)
 	l.dispatch(now)
 	l.expire(now)
 	l.extend(now)
-	l.host.busy.Store(len(l.slots) == 0 && (l.ledger.counts[queued] > 0 || len(l.ledger.items) >= l.host.settings.MaxInFlight))
+	l.busy.Store(len(l.slots) == 0 && (l.ledger.counts[queued] > 0 || len(l.ledger.items) >= l.settings.MaxInFlight))
 	l.checkEmpty()
 	return l.untilNext(now)
 }
@@ -133,9 +123,7 @@ func (l *loop) untilNext(now time.Time) time.Duration {
 	if at, ok := l.batcher.Wake(len(l.slots)); ok {
 		next = earlier(next, at)
 	}
-	if l.models != nil {
-		next = l.models.next(next)
-	}
+	next = l.models.next(next)
 	for _, it := range l.retries {
 		next = earlier(next, it.retryAt)
 	}
@@ -166,9 +154,9 @@ type eventFunc func(l *loop)
 func (f eventFunc) apply(l *loop) { f(l) }
 
 // ask returns what the loop answers, or the error of the context.
-func ask[T any](ctx context.Context, h *Host, f func(*loop) T) (answer T, err error) {
+func ask[T any](ctx context.Context, p *pumps, f func(*loop) T) (answer T, err error) {
 	answers := make(chan T, 1)
-	h.post(eventFunc(func(l *loop) { answers <- f(l) }))
+	p.post(eventFunc(func(l *loop) { answers <- f(l) }))
 	select {
 	case answer = <-answers:
 	case <-ctx.Done():
@@ -178,17 +166,17 @@ func ask[T any](ctx context.Context, h *Host, f func(*loop) T) (answer T, err er
 }
 
 // post gives an event to the loop, and drops it after the loop has ended.
-func (h *Host) post(e event) {
+func (p *pumps) post(e event) {
 	select {
-	case <-h.loopDone:
-		h.drop(e)
+	case <-p.loopDone:
+		p.drop(e)
 		return
 	default:
 	}
 	select {
-	case h.events <- e:
-	case <-h.loopDone:
-		h.drop(e)
+	case p.events <- e:
+	case <-p.loopDone:
+		p.drop(e)
 	}
 }
 
@@ -196,20 +184,20 @@ func (h *Host) post(e event) {
 // must the loop wait for itself, which calls the bus and may be called back before
 // that returns. Where the channel is full a goroutine waits, until the loop has
 // ended at the latest; there is one event at most for each item.
-func (h *Host) postAsync(e event) {
+func (p *pumps) postAsync(e event) {
 	select {
-	case h.events <- e:
+	case p.events <- e:
 	default:
-		go h.post(e)
+		go p.post(e)
 	}
 }
 
 // dropEvents drops the events that are left when the loop has ended.
-func (h *Host) dropEvents() {
+func (p *pumps) dropEvents() {
 	for {
 		select {
-		case e := <-h.events:
-			h.drop(e)
+		case e := <-p.events:
+			p.drop(e)
 		default:
 			return
 		}
@@ -217,28 +205,28 @@ func (h *Host) dropEvents() {
 }
 
 // drop releases the slot or item of an event that the loop does not apply.
-func (h *Host) drop(e event) {
+func (p *pumps) drop(e event) {
 	switch e := e.(type) {
 	case *slotIdle:
 		e.slot.Release()
 	case *itemArrived:
-		h.rejectUnadmitted(e.item, stoppingFault())
+		p.rejectUnadmitted(e.item, stoppingFault())
 	}
 }
 
 // rejectUnadmitted ends an item that the ledger does not hold: a nak gives it to
 // another host, and the caller of a direct or local one gets the fault.
-func (h *Host) rejectUnadmitted(it *item, f *fault.Fault) {
+func (p *pumps) rejectUnadmitted(it *item, f *fault.Fault) {
 	if it.direct != nil {
 		it.direct.finish(it, runner.Failed(f))
 		return
 	}
 	if it.env.Local != nil {
 		reply := it.finalReply()
-		reply.Fault = h.locate(it, f)
-		_, _ = h.bus.HandOverReply(it.env, reply) // a fault is small
+		reply.Fault = p.locate(it, f)
+		_, _ = p.sender.HandOverReply(it.env, reply) // a fault is small
 	} else {
-		h.checkAck(it.delivery.Nak(0))
+		p.checkAck(it.delivery.Nak(0))
 	}
 	it.trace.end()
 	it.delivery.Release()
@@ -252,13 +240,10 @@ func (l *loop) expire(now time.Time) {
 	for i, rerun := range l.reruns {
 		l.reruns[i] = l.dropEnded(rerun, now)
 	}
-	if l.models != nil {
-		l.models.expire(now)
-	}
 }
 
 func (l *loop) expireOne(it *item) {
-	l.host.metrics.expired.inc()
+	l.metrics.expired.inc()
 	it.span().AddEvent("expired")
 	l.fail(it, it.deadlineFault("it waits in the queue of the stage"))
 }
@@ -274,22 +259,19 @@ func (l *loop) extend(now time.Time) {
 	if now.Before(l.extendAt) {
 		return
 	}
-	every := time.Duration(l.host.ackWait.Load()) / extendsPerAckWait
+	every := l.ackWait / extendsPerAckWait
 	l.extendAt = now.Add(every)
-	l.host.metrics.recordItems(&l.ledger)
-	l.host.load.recordInFlight(&l.ledger)
-	l.host.load.recordLearned(l.batcher)
-	if l.models != nil {
-		l.host.load.recordCache(l.models.cacheRecord(now))
-		l.host.metrics.recordModels(l.models, now)
-	}
+	l.metrics.recordItems(&l.ledger)
+	l.load.recordInFlight(&l.ledger)
+	l.load.recordLearned(l.batcher)
+	l.models.publish(now)
 	l.cancelledIDs.expire(now)
-	if l.abandoned || !l.host.bus.Connected() {
+	if l.abandoned || !l.sender.Connected() {
 		return
 	}
 	for _, it := range l.ledger.items {
 		if !it.noQueue && now.Sub(it.arrived) > every/2 {
-			l.host.checkAck(it.delivery.InProgress())
+			l.checkAck(it.delivery.InProgress())
 		}
 	}
 }
@@ -297,6 +279,6 @@ func (l *loop) extend(now time.Time) {
 // replaceQueue has the items of a queue with another epoch finished without it.
 func (l *loop) replaceQueue(queue queueKey, epoch bus.Epoch) {
 	if n := l.ledger.replaceQueue(queue, epoch); n > 0 {
-		l.host.settings.Logger.Warn("a queue was replaced; items of the old one are finished but not settled", "queue", queue.name, "durability", queue.durability, "items", n)
+		l.log.Warn("a queue was replaced; items of the old one are finished but not settled", "queue", queue.name, "durability", queue.durability, "items", n)
 	}
 }

@@ -177,8 +177,8 @@ func (s *slotTime) seconds() float64 {
 }
 
 // observeSlots reports the slots of the host until the returned function is called.
-func (h *Host) observeSlots() (stop func() error, err error) {
-	meter, of := h.settings.Meter, metric.WithAttributeSet(attribute.NewSet(h.metrics.stage, attribute.String("host", string(h.settings.Host))))
+func (p *pumps) observeSlots(meter metric.Meter) (stop func() error, err error) {
+	of := metric.WithAttributeSet(attribute.NewSet(p.metrics.stage, attribute.String("host", string(p.settings.Host))))
 	slots, err := meter.Int64ObservableGauge("stagemesh.stage.slots", metric.WithDescription("Slots of a host."))
 	if err != nil {
 		return nil, err
@@ -188,8 +188,8 @@ func (h *Host) observeSlots() (stop func() error, err error) {
 		return nil, err
 	}
 	registered, err := meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
-		o.ObserveInt64(slots, int64(h.settings.Runner.Concurrency()), of)
-		o.ObserveFloat64(busy, h.slotTime.seconds(), of)
+		o.ObserveInt64(slots, int64(p.settings.Runner.Concurrency()), of)
+		o.ObserveFloat64(busy, p.slotTime.seconds(), of)
 		return nil
 	}, slots, busy)
 	if err != nil {

@@ -43,7 +43,8 @@ func (h *Host) ownSpec(c *schema.Contract) *stagev1.Spec {
 
 // act does what the cache decides.
 func (s *modelSet) act(now time.Time) {
-	h := s.loop.host
+	h := s.host
+	s.expire(now)
 	if !s.recheckAt.IsZero() && !now.Before(s.recheckAt) {
 		s.recheckAt = time.Time{}
 		s.follow(models.Changed{All: true})
@@ -70,25 +71,26 @@ func (s *modelSet) act(now time.Time) {
 
 // start runs what the cache decides in a goroutine, which posts the end.
 func (s *modelSet) start(run func(context.Context) event) {
-	h, generation := s.loop.host, s.generation
-	h.runs.Go(func() {
+	h, generation := s.host, s.generation
+	h.items.runs.Go(func() {
 		ctx, cancel := context.WithTimeout(h.runCtx, h.cacheSettings.LoadTimeout)
 		defer cancel()
-		h.post(&actionEnded{generation, run(ctx)})
+		h.items.post(&actionEnded{s, generation, run(ctx)})
 	})
 }
 
 // actionEnded is the end of an action at a runtime. Results of an earlier process are ignored.
 type actionEnded struct {
+	set        *modelSet
 	generation uint64
 	end        event
 }
 
 func (e *actionEnded) apply(l *loop) {
 	if unloaded, ok := e.end.(*modelUnloaded); ok {
-		defer l.models.free(unloaded.replica.ID, nil)
+		defer e.set.free(unloaded.replica.ID, nil)
 	}
-	if e.generation == l.models.generation {
+	if e.generation == e.set.generation {
 		e.end.apply(l)
 	}
 }
@@ -99,7 +101,7 @@ func (s *modelSet) refuse(r *modelcache.Replica, refusal *modelcache.Refusal) {
 	s.record(r.ID, refusal, r.LastUse)
 	if r.State() == modelcache.Ended && s.cache.Replica(r.ID) == nil {
 		delete(s.known, r.ID)
-		s.loop.host.loaded.Delete(r.ID)
+		s.host.loaded.Delete(r.ID)
 	}
 	if refusal.Reason != modelcache.Dropped && refusal.Reason != modelcache.GivenUp {
 		s.passOn(r.ID, items, refusalFault(r.ID, refusal))
@@ -125,6 +127,7 @@ func (s *modelSet) of(r *modelcache.Replica) (out []*item) {
 
 // modelLoaded is the end of a load.
 type modelLoaded struct {
+	set     *modelSet
 	replica *modelcache.Replica
 	loaded  runner.LoadedModel
 	// contract is what the model takes.
@@ -137,7 +140,7 @@ type modelLoaded struct {
 // loadModel loads a model, and tells the registry how that ended.
 func (h *Host) loadModel(ctx context.Context, r *modelcache.Replica, m model.Model) event {
 	begin := time.Now()
-	e := &modelLoaded{replica: r, contract: h.contract}
+	e := &modelLoaded{set: h.modelSet, replica: r, contract: h.contract}
 	e.loaded, e.err = h.loader.Load(ctx, m)
 	if e.err == nil && e.loaded.Size == (model.Size{}) {
 		e.loaded.Size = h.sizeOf(ctx, m)
@@ -171,8 +174,8 @@ func (h *Host) loadModel(ctx context.Context, r *modelcache.Replica, m model.Mod
 	return e
 }
 
-func (e *modelLoaded) apply(l *loop) {
-	s, r, now := l.models, e.replica, time.Now()
+func (e *modelLoaded) apply(*loop) {
+	s, r, now := e.set, e.replica, time.Now()
 	items := s.of(r)
 	if e.unrecorded != nil {
 		s.recheckAt = now.Add(recheckPause)
@@ -184,10 +187,10 @@ func (e *modelLoaded) apply(l *loop) {
 			return // it was dropped meanwhile
 		}
 		loaded := &loadedModel{contract: e.contract}
-		if most := e.loaded.MaxConcurrency; 0 < most && most < l.host.settings.Runner.Concurrency() {
+		if most := e.loaded.MaxConcurrency; 0 < most && most < s.host.settings.Runner.Concurrency() {
 			loaded.limit = &batch.Limit{Most: most}
 		}
-		l.host.loaded.Store(r.ID, loaded)
+		s.host.loaded.Store(r.ID, loaded)
 		s.fit(items...)
 	case errors.Is(e.err, runner.ErrCrashed):
 		// RuntimeLost takes the place of this report.
@@ -198,6 +201,7 @@ func (e *modelLoaded) apply(l *loop) {
 
 // modelUnloaded is the end of an unload.
 type modelUnloaded struct {
+	set     *modelSet
 	replica *modelcache.Replica
 	err     error
 }
@@ -209,21 +213,21 @@ func (h *Host) unloadModel(ctx context.Context, r *modelcache.Replica, lastUse t
 		h.logRegistryError(r.ID, err)
 	}
 	err := h.loader.Unload(ctx, r.ID)
-	return &modelUnloaded{replica: r, err: err}
+	return &modelUnloaded{set: h.modelSet, replica: r, err: err}
 }
 
 func (e *modelUnloaded) apply(l *loop) {
 	if e.err != nil {
-		l.host.settings.Logger.Warn("a model is not unloaded", "model", e.replica.ID, "error", e.err)
+		l.log.Warn("a model is not unloaded", "model", e.replica.ID, "error", e.err)
 	}
-	l.models.cache.Unloaded(time.Now(), e.replica, e.err)
+	e.set.cache.Unloaded(time.Now(), e.replica, e.err)
 }
 
 // setRuntime has another process have the models, none of which are loaded.
 func (s *modelSet) setRuntime(generation uint64) {
 	if s.generation != 0 && generation != s.generation {
 		s.cache.RuntimeLost()
-		s.loop.host.loaded.Clear()
+		s.host.loaded.Clear()
 	}
 	if s.generation = generation; s.generation != 0 {
 		s.cache.RuntimeReady()
@@ -234,7 +238,7 @@ func (s *modelSet) setRuntime(generation uint64) {
 func (h *Host) watchRuntime(ctx context.Context) error {
 	for {
 		generation, changed := h.loader.Models()
-		h.post(eventFunc(func(l *loop) { l.models.setRuntime(generation) }))
+		h.items.post(eventFunc(func(*loop) { h.modelSet.setRuntime(generation) }))
 		select {
 		case <-changed:
 		case <-ctx.Done():

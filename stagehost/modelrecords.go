@@ -40,7 +40,7 @@ const (
 // for it.
 func (s *modelSet) claim(id model.ID) {
 	s.busy[id]++
-	h := s.loop.host
+	h := s.host
 	q := claimRequest{isUnwanted: len(s.waiting[id]) == 0, isLeaving: h.status.isLeaving()}
 	for _, it := range s.waiting[id] {
 		q.isHere = q.isHere || !it.mayPassOn()
@@ -57,11 +57,11 @@ func (s *modelSet) claim(id model.ID) {
 	if q.isRefused || q.isLeaving {
 		q.visited = append(q.visited, h.settings.Host)
 	}
-	h.runs.Go(func() {
+	h.items.runs.Go(func() {
 		ctx, cancel := context.WithTimeout(h.runCtx, registryTimeout)
 		defer cancel()
 		m, to, err := h.claimModel(ctx, id, q)
-		h.post(&modelClaimed{id: id, isRefused: q.isRefused, model: m, to: to, err: err})
+		h.items.post(&modelClaimed{set: s, id: id, isRefused: q.isRefused, model: m, to: to, err: err})
 	})
 }
 
@@ -163,7 +163,8 @@ func (h *Host) sizeOf(ctx context.Context, m model.Model) model.Size {
 
 // modelClaimed is the answer of the registry: the host of the model, or why there is none.
 type modelClaimed struct {
-	id model.ID
+	set *modelSet
+	id  model.ID
 	// isRefused is true where this host did not count.
 	isRefused bool
 	model     model.Model
@@ -172,11 +173,11 @@ type modelClaimed struct {
 }
 
 func (e *modelClaimed) apply(l *loop) {
-	s := l.models
+	s := e.set
 	defer s.free(e.id, e.err)
 	items := slices.Clone(s.waiting[e.id])
 	switch {
-	case e.err != nil && e.to == l.host.settings.Host:
+	case e.err != nil && e.to == l.settings.Host:
 		s.passOn(e.id, items, fault.From(e.err))
 	case e.err != nil:
 		for _, it := range items {
@@ -184,7 +185,7 @@ func (e *modelClaimed) apply(l *loop) {
 				s.giveUp(it, cmp.Or(it.refusal, fault.From(e.err)))
 			}
 		}
-	case e.to != l.host.settings.Host:
+	case e.to != l.settings.Host:
 		for _, it := range items {
 			if e.to == "" || !it.mayPassOn() {
 				continue // free claims the model again, for this host
@@ -230,14 +231,14 @@ func (s *modelSet) record(id model.ID, refusal *modelcache.Refusal, lastUse time
 		return
 	}
 	s.change(id, func(ctx context.Context) error {
-		return s.registry.SetFailed(ctx, id, s.loop.host.settings.Host, kind, refusalFault(id, refusal).Message)
+		return s.registry.SetFailed(ctx, id, s.host.settings.Host, kind, refusalFault(id, refusal).Message)
 	})
 }
 
 // followModels posts the changes of the registry.
 func (h *Host) followModels(ctx context.Context) error {
 	for changed := range h.models.ChangedModels(ctx) {
-		h.post(eventFunc(func(l *loop) { l.models.follow(changed) }))
+		h.items.post(eventFunc(func(*loop) { h.modelSet.follow(changed) }))
 	}
 	return ctx.Err()
 }
@@ -254,11 +255,11 @@ func (h *Host) liveCacheSettings() modelcache.Settings {
 
 // follow makes the cache match the registry where that has changed.
 func (s *modelSet) follow(changed models.Changed) {
-	h := s.loop.host
+	h := s.host
 	if settings, old := h.liveCacheSettings(), s.cache.Settings(); settings != old {
 		s.cache.Configure(settings)
 		if settings.Capacity.Host > old.Capacity.Host || settings.Capacity.Device > old.Capacity.Device {
-			h.runs.Go(h.forgetTooLarge)
+			h.items.runs.Go(h.forgetTooLarge)
 		}
 	}
 	ids := slices.Values(changed.IDs)
@@ -296,8 +297,8 @@ func (s *modelSet) mayDiffer() iter.Seq[model.ID] {
 	for r := range s.cache.All() {
 		ids[r.ID] = true
 	}
-	for m, there := range s.registry.Models(s.loop.host.settings.Stage) {
-		if models.HasReplica(there, s.loop.host.settings.Host) {
+	for m, there := range s.registry.Models(s.host.settings.Stage) {
+		if models.HasReplica(there, s.host.settings.Host) {
 			ids[m.ID] = true
 		}
 	}
@@ -311,10 +312,10 @@ func (s *modelSet) reconcile(now time.Time, id model.ID) {
 		return
 	}
 	m, there, _ := s.registry.Model(id)
-	own := s.loop.host.settings.Host
+	own := s.host.settings.Host
 	r, state := s.cache.Replica(id), models.StateOf(there, own)
 	isThere := models.HasReplica(there, own)
-	if s.loop.host.status.isLeaving() {
+	if s.host.status.isLeaving() {
 		if r == nil && isThere {
 			s.removeClaim(id, time.Time{}) // of a sender that does not know yet
 		}
@@ -333,7 +334,7 @@ func (s *modelSet) reconcile(now time.Time, id model.ID) {
 	case r == nil && isThere:
 		s.removeClaim(id, time.Time{})
 	case r != nil && r.State() == modelcache.Loaded && state == meshv1.ReplicaState_REPLICA_STATE_LOADING:
-		spec := s.loop.host.ownSpec(s.loop.host.loadedModel(id).contract)
+		spec := s.host.ownSpec(s.host.loadedModel(id).contract)
 		s.change(id, func(ctx context.Context) error {
 			return s.registry.SetLoaded(ctx, id, own, r.Size, spec)
 		})
@@ -346,20 +347,20 @@ func (s *modelSet) reconcile(now time.Time, id model.ID) {
 // removeClaim removes the host's claim of a model.
 func (s *modelSet) removeClaim(id model.ID, lastUse time.Time) {
 	s.change(id, func(ctx context.Context) error {
-		return s.registry.RemoveReplica(ctx, id, s.loop.host.settings.Host, lastUse)
+		return s.registry.RemoveReplica(ctx, id, s.host.settings.Host, lastUse)
 	})
 }
 
 // change changes what the registry has of a model that is not here.
 func (s *modelSet) change(id model.ID, change func(context.Context) error) {
 	s.busy[id]++
-	h := s.loop.host
-	h.runs.Go(func() {
+	h := s.host
+	h.items.runs.Go(func() {
 		ctx, cancel := context.WithTimeout(h.runCtx, registryTimeout)
 		defer cancel()
 		err := change(ctx)
 		h.logRegistryError(id, err)
-		h.post(eventFunc(func(*loop) { s.free(id, err) }))
+		h.items.post(eventFunc(func(*loop) { s.free(id, err) }))
 	})
 }
 
@@ -405,9 +406,9 @@ func (h *Host) leaveModels(ctx context.Context) {
 
 // listModels returns the models that are here, and their last uses; nil where the context ends.
 func (h *Host) listModels(ctx context.Context) map[model.ID]time.Time {
-	out, _ := ask(ctx, h, func(l *loop) map[model.ID]time.Time {
+	out, _ := ask(ctx, h.items, func(*loop) map[model.ID]time.Time {
 		uses := map[model.ID]time.Time{}
-		for r := range l.models.cache.All() {
+		for r := range h.modelSet.cache.All() {
 			if uses[r.ID] = r.LastUse; r.Pins() > 0 {
 				uses[r.ID] = time.Now()
 			}

@@ -11,6 +11,7 @@ import (
 	"github.com/stagemesh/stagemesh/internal/bus"
 	"github.com/stagemesh/stagemesh/internal/envelope"
 	"github.com/stagemesh/stagemesh/internal/models"
+	"github.com/stagemesh/stagemesh/internal/schema"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/model"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -42,6 +43,7 @@ const (
 // fill the host, no more of them may be here than itemsPerBatch times what those batches hold.
 // Where the slots are the limit, max_in_flight counts items.
 type modelSet struct {
+	host     *Host
 	loop     *loop
 	registry *models.Registry
 	cache    *modelcache.Cache
@@ -81,13 +83,19 @@ type itemModel struct {
 	refusal *fault.Fault
 }
 
-func newModelSet(l *loop) *modelSet {
-	h := l.host
+func newModelSet(h *Host) *modelSet {
 	h.metrics.showModels()
 	return &modelSet{
-		loop: l, registry: h.models, cache: modelcache.New(h.cacheSettings),
+		host: h, registry: h.models, cache: modelcache.New(h.cacheSettings),
 		known: map[model.ID]model.Model{}, waiting: map[model.ID][]*item{}, busy: map[model.ID]int{}, uses: map[model.ID]modelUse{},
 	}
+}
+
+func (s *modelSet) bind(l *loop) { s.loop = l }
+
+func (s *modelSet) contract(env *envelope.Envelope) (*schema.Contract, bool) {
+	contract := s.host.loadedModel(modelOf(env)).contract
+	return contract, contract != nil
 }
 
 func modelOf(env *envelope.Envelope) model.ID { return model.ID(env.Hop().Model.Model) }
@@ -98,11 +106,11 @@ func (s *modelSet) admit(now time.Time, it *item) bool {
 	id := modelOf(it.env)
 	if it.run == nil {
 		r := s.cache.Replica(id)
-		s.loop.host.metrics.countModelRequest(r != nil && r.State() == modelcache.Loaded)
+		s.loop.metrics.countModelRequest(r != nil && r.State() == modelcache.Loaded)
 	}
 	switch err := id.Validate(); {
 	case err != nil:
-		s.loop.fail(it, fault.InField(fault.InvalidRequest, "model", "stage %s loads models by name: %w", s.loop.host.settings.Stage, err))
+		s.loop.fail(it, fault.InField(fault.InvalidRequest, "model", "stage %s loads models by name: %w", s.host.settings.Stage, err))
 	case s.cache.Replica(id) != nil:
 		return s.pin(now, it)
 	case s.wait(it) && s.busy[id] == 0:
@@ -120,12 +128,12 @@ func (s *modelSet) pin(now time.Time, it *item) bool {
 		s.passOn(m.ID, []*item{it}, refusalFault(m.ID, err))
 		return false
 	}
-	loaded := s.loop.host.loadedModel(m.ID)
+	loaded := s.host.loadedModel(m.ID)
 	it.replica, it.limit = replica, loaded.limit
 	switch {
 	case replica.State() != modelcache.Loaded:
 		s.wait(it)
-	case it.limit != nil && replica.Pins() > max(minItems, itemsPerBatch*it.limit.Most*s.loop.host.settings.Batch.MaxSize):
+	case it.limit != nil && replica.Pins() > max(minItems, itemsPerBatch*it.limit.Most*s.host.settings.Batch.MaxSize):
 		s.loop.overflow(it, fault.Newf(fault.Overloaded, "%d requests for model %s are on this host", replica.Pins()-1, m.ID).WithRetryAfter(time.Second))
 	case it.contract != loaded.contract:
 		if s.wait(it) {
@@ -140,11 +148,10 @@ func (s *modelSet) pin(now time.Time, it *item) bool {
 
 // fit checks the inputs of items that wait, whose model is loaded.
 func (s *modelSet) fit(items ...*item) {
-	h := s.loop.host
-	h.runs.Go(func() {
+	s.loop.runs.Go(func() {
 		for _, it := range items {
-			inputs, f := h.fit(it.env)
-			h.post(eventFunc(func(*loop) { s.endFit(it, inputs, f) }))
+			inputs, f := s.loop.fit(it.env)
+			s.loop.post(eventFunc(func(*loop) { s.endFit(it, inputs, f) }))
 		}
 	})
 }
@@ -155,7 +162,7 @@ func (s *modelSet) endFit(it *item, inputs itemInputs, f *fault.Fault) {
 	if !it.isWaiting || it.replica == nil {
 		return // it has its outcome, or its model is claimed again
 	}
-	loaded := l.host.loadedModel(modelOf(it.env))
+	loaded := s.host.loadedModel(modelOf(it.env))
 	s.endWait(it)
 	it.itemInputs = inputs
 	switch {
@@ -217,7 +224,7 @@ func (s *modelSet) endWait(it *item) {
 		return
 	}
 	it.isWaiting = false
-	s.loop.host.traceModelWait(it)
+	s.loop.traceModelWait(it)
 	id := modelOf(it.env)
 	s.waiting[id] = slices.DeleteFunc(s.waiting[id], func(other *item) bool { return other == it })
 	if len(s.waiting[id]) == 0 {
@@ -238,6 +245,12 @@ func (s *modelSet) next(than time.Time) time.Time {
 		than = earlier(than, at)
 	}
 	return than
+}
+
+// publish has others know how the cache stands.
+func (s *modelSet) publish(now time.Time) {
+	s.host.cacheRecord.Store(s.cacheRecord(now))
+	s.host.metrics.recordModels(s, now)
 }
 
 // expire answers the items that have waited for as long as they can. Their models are loaded
@@ -303,14 +316,14 @@ func (s *modelSet) giveUp(it *item, f *fault.Fault) {
 
 // runAgain has the items of a batch run once their model is loaded again: the runtime does not
 // have it.
-func (s *modelSet) runAgain(now time.Time, items []*item) {
+func (s *modelSet) runAgain(now time.Time, items []*item) bool {
 	for _, it := range items {
 		if it.failedStarts++; it.failedStarts > maxFailedStarts {
 			s.loop.fail(it, fault.Newf(fault.ModelLoadFailed, "model %s is not there after each load", it.replica.ID))
 			continue
 		}
 		if err := s.loop.ledger.move(it, queued, running); err != nil {
-			s.loop.host.internalError("item requeued out of turn", err)
+			s.loop.internalError("item requeued out of turn", err)
 		}
 		if it.replica.State() == modelcache.Loaded {
 			s.cache.Drop(now, it.replica.ID)
@@ -322,6 +335,7 @@ func (s *modelSet) runAgain(now time.Time, items []*item) {
 		s.leave(it)
 		s.loop.enqueue(it)
 	}
+	return true
 }
 
 // forward gives an item to another host.
@@ -330,12 +344,12 @@ func (l *loop) forward(it *item, to pipeline.HostID) {
 	env.Route = slices.Clone(env.Route)
 	hop := env.Hop()
 	env.Generation++
-	own := string(l.host.settings.Host)
+	own := string(l.settings.Host)
 	if it.refusal == nil {
 		own = "" // it may come back, should the other host not load its model
 	}
 	hop.Host, hop.Visited = to, append(slices.Clip(hop.Visited), own)
-	message, err := l.host.bus.Forward(&env, it.delivery)
+	message, err := l.sender.Forward(&env, it.delivery)
 	if err != nil {
 		l.fail(it, bus.FaultOf(err, hop.Stage))
 		return
@@ -343,7 +357,7 @@ func (l *loop) forward(it *item, to pipeline.HostID) {
 	if !l.beginSend(it) {
 		return
 	}
-	l.host.metrics.modelForwards.inc()
+	l.metrics.modelForwards.inc()
 	it.span().AddEvent("passed on", trace.WithAttributes(attribute.String("stagemesh.host", string(to))))
 	l.replaceOutbox(it, []outgoing{{message, toHost}})
 	l.send(it)

@@ -30,6 +30,19 @@ func ownSettings(url string, r runner.Runner) Settings {
 	}
 }
 
+// aLoop returns a loop that does not run, and holds one item at most.
+func aLoop(t *testing.T, sender Sender) *loop {
+	t.Helper()
+	m, err := newMetrics(noop.Meter{}, "stage", "host")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return newLoop(&pumps{
+		settings: loopSettings{Bound: 1, MaxInFlight: 1, Runner: inproc.Each(inproc.Settings{}, nil)}, metrics: m, log: slog.New(slog.DiscardHandler),
+		sender: sender, models: oneModel{}, events: make(chan event, 1), loopDone: make(chan struct{}),
+	})
+}
+
 func anItem() *envelope.Envelope {
 	now := time.Now()
 	return &envelope.Envelope{
@@ -109,21 +122,18 @@ func TestRunAwaitsItsRecordFromASlowBroker(t *testing.T) {
 	t.Parallel()
 	broker := testbed.StartBroker(t)
 	link := testbed.StartLink(t, strings.TrimPrefix(broker.URL(), "nats://"))
-	h, err := New(ownSettings("", inproc.Each(inproc.Settings{}, nil)))
-	if err != nil {
+	runs := store.NewRuns(broker.Connect("test", func(s *bus.Settings) { s.URL = "nats://" + link.Addr() }), store.Settings{})
+	if err := runs.Ensure(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	h.runRecords = store.NewRuns(broker.Connect("test", func(s *bus.Settings) { s.URL = "nats://" + link.Addr() }), store.Settings{})
-	if err := h.runRecords.Ensure(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	p := &pumps{log: slog.New(slog.DiscardHandler), records: records{runRecords: runs}}
 	it := &item{env: anItem()}
 	crash := envelope.RunRecord{Host: "other", At: time.Now(), Died: true}
-	if _, err := h.runRecords.Add(t.Context(), it.env, crash); err != nil {
+	if _, err := runs.Add(t.Context(), it.env, crash); err != nil {
 		t.Fatal(err)
 	}
 	link.Delay(1100 * time.Millisecond)
-	h.beginRecord(&run{host: h, items: []*item{it}, ctx: t.Context()}, envelope.RunRecord{Host: "host", At: time.Now()})
+	p.beginRecord(&run{pumps: p, items: []*item{it}, ctx: t.Context()}, envelope.RunRecord{Host: "host", At: time.Now()})
 	if len(it.runs) != 1 || it.runs[0].Host != crash.Host {
 		t.Errorf("it knows of %+v", it.runs)
 	}
@@ -132,12 +142,7 @@ func TestRunAwaitsItsRecordFromASlowBroker(t *testing.T) {
 // The cancel comes while the host reads the item's run records.
 func TestCancelledPoisonItemIsNotDeadLettered(t *testing.T) {
 	t.Parallel()
-	h, err := New(ownSettings("", inproc.Each(inproc.Settings{}, nil)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	h.settings.MaxInFlight = 1
-	l := newLoop(h)
+	l := aLoop(t, nil)
 	env := anItem()
 	env.Durability = pipeline.Memory
 	// A direct call needs no broker to be settled.
@@ -147,7 +152,7 @@ func TestCancelledPoisonItemIsNotDeadLettered(t *testing.T) {
 	if err := l.ledger.admit(it); err != nil {
 		t.Fatal(err)
 	}
-	r := &run{host: h, items: []*item{it}, wanted: 1, cancel: func() {}}
+	r := &run{pumps: l.pumps, items: []*item{it}, wanted: 1, cancel: func() {}}
 	it.run, it.cancelled = r, make(chan struct{})
 	if err := l.ledger.move(it, running, queued); err != nil {
 		t.Fatal(err)

@@ -16,6 +16,12 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
+// streamMissing records that a result or a dead letter has found no stream.
+func (h *Host) streamMissing() {
+	h.storeMissing.Store(true)
+	h.queueMissing()
+}
+
 func (h *Host) queueMissing() {
 	select {
 	case h.missing <- struct{}{}:
@@ -128,7 +134,7 @@ func (h *Host) ensure(ctx context.Context) error {
 			return err
 		}
 	}
-	h.refusal.Store(nil)
+	h.items.refusal.Store(nil)
 	if h.inFlight == nil {
 		if h.inFlight, err = h.bus.ServeInFlight(h.settings.Stage); err != nil {
 			return err
@@ -144,8 +150,9 @@ func (h *Host) ensure(ctx context.Context) error {
 	}
 	h.stopAnswers(&h.failing)
 	// Its queues may have been made with other settings than its own.
-	if was := time.Duration(h.ackWait.Swap(int64(wait))); was != wait {
-		h.post(eventFunc(func(l *loop) { l.extendAt = time.Time{} })) // it may be shorter
+	if h.ackWait != wait {
+		h.ackWait = wait
+		h.items.post(eventFunc(func(l *loop) { l.ackWait, l.extendAt = wait, time.Time{} })) // it may be shorter
 		h.settings.Logger.Warn("the queue was made with another ack_wait, which holds; raise queue.version to change it", "ack_wait", wait, "own", h.settings.Queue.AckWait)
 	}
 	if h.forwarded == nil && h.loader != nil && h.settings.Queue.durable() {
@@ -210,7 +217,7 @@ func (h *Host) serveQueues(ctx context.Context, q *pulledQueues, now time.Time, 
 	}
 	if q.alive == nil {
 		var failed error
-		q.alive, failed = h.bus.ServeAlive(q.name, h.settings.Host, served, cause, h.busy.Load)
+		q.alive, failed = h.bus.ServeAlive(q.name, h.settings.Host, served, cause, h.items.busy.Load)
 		err = cmp.Or(err, failed)
 	}
 	return wait, err
@@ -221,7 +228,7 @@ func (h *Host) ensureQueue(ctx context.Context, q *pulledQueues, d pipeline.Dura
 	if err != nil {
 		return bus.QueueInfo{}, err
 	}
-	h.post(eventFunc(func(l *loop) { l.replaceQueue(queueKey{q.name, d}, info.Epoch) }))
+	h.items.post(eventFunc(func(l *loop) { l.replaceQueue(queueKey{q.name, d}, info.Epoch) }))
 	if err := h.bus.ClockError(); err != nil {
 		h.stopAnswers(&q.alive)
 		q.puller.Use(d, "")
@@ -326,7 +333,7 @@ func (h *Host) leaveStage(ctx context.Context, now time.Time) {
 		// Items whose run crashed stay for as long as the runner needs to start: another host would
 		// lose its workers to them too.
 		isStarting := !hasFailed && unhealthyFor < h.startTook+unhealthyGrace
-		h.post(eventFunc(func(l *loop) {
+		h.items.post(eventFunc(func(l *loop) {
 			l.nakEach(func(it *item) bool { return it.state == queued && (it.crashes == 0 || !isStarting) })
 		}))
 	}
@@ -356,14 +363,14 @@ func (h *Host) refuseUnserved(ctx context.Context, now time.Time, name pipeline.
 		h.servedAt = now
 	}
 	if now.Sub(h.servedAt) < h.settings.HostGrace || now.Sub(h.runnerHealth.since) < h.settings.HostGrace {
-		h.refusal.Store(nil)
+		h.items.refusal.Store(nil)
 		return ""
 	}
 	queue, err := h.bus.Queue(ctx, name, pipeline.Memory)
 	if err != nil {
 		return ""
 	}
-	h.refusal.Store(fault.Newf(fault.NoCapacity, "stage %s has no ready host: %s", h.settings.Stage, h.cause()).WithRetryAfter(time.Second))
+	h.items.refusal.Store(fault.Newf(fault.NoCapacity, "stage %s has no ready host: %s", h.settings.Stage, h.cause()).WithRetryAfter(time.Second))
 	return queue.Epoch
 }
 
@@ -383,15 +390,15 @@ func withoutFolders(err error) string { return folders.ReplaceAllString(err.Erro
 
 // expose returns the fault with what the stage shows its caller of the exception of err. The
 // item was alone, so that no text is of another's.
-func (h *Host) expose(f *fault.Fault, err error) *fault.Fault {
+func (p *pumps) expose(f *fault.Fault, err error) *fault.Fault {
 	raised, ok := errors.AsType[*runner.Exception](err)
-	if !ok || h.settings.ExposeErrors == "" || h.settings.ExposeErrors == ExposeNone {
+	if !ok || p.settings.ExposeErrors == "" || p.settings.ExposeErrors == ExposeNone {
 		return f
 	}
 	text, trace := withoutFolders(raised), raised.Traceback
 	out := f.Caused(raised)
 	out.Message = strings.ToValidUTF8(text[:min(len(text), maxExposed)], "")
-	if h.settings.ExposeErrors == ExposeTraceback && trace != "" {
+	if p.settings.ExposeErrors == ExposeTraceback && trace != "" {
 		out = out.WithMetadata("traceback", strings.ToValidUTF8(trace[max(0, len(trace)-maxExposedTrace):], ""))
 	}
 	return out

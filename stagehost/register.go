@@ -69,8 +69,6 @@ type load struct {
 	next  int
 	// learned is what the batcher knows; nil before the first batch.
 	learned *meshv1.BatchEstimate
-	// cache is the memory for models; nil where there is none.
-	cache *meshv1.CacheRecord
 }
 
 // recordInFlight takes the counts of the ledger.
@@ -92,19 +90,6 @@ func (l *load) recordLearned(of *batch.Batcher) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.learned = &meshv1.BatchEstimate{Start: durationpb.New(known.Start), PerRow: durationpb.New(known.PerRow), Hold: durationpb.New(known.Hold)}
-}
-
-// recordCache takes the figures of the memory for models.
-func (l *load) recordCache(r *meshv1.CacheRecord) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.cache = r
-}
-
-func (l *load) getCache() *meshv1.CacheRecord {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.cache
 }
 
 // recordWait takes how long an item was in its queue.
@@ -134,13 +119,13 @@ func (l *load) get() (inFlight, running int, wait time.Duration, learned *meshv1
 // started.
 func (h *Host) Record() *meshv1.HostRecord {
 	s := h.settings
-	inFlight, running, wait, learned := h.load.get()
+	inFlight, running, wait, learned := h.items.load.get()
 	r := &meshv1.HostRecord{
 		Mesh: string(s.Mesh), Stage: string(s.Stage), Host: string(s.Host), Version: s.Version, Labels: s.Labels,
 		Operations:  s.Operations,
 		MaxInFlight: uint32(s.MaxInFlight), Slots: uint32(s.Runner.Concurrency()),
 		InFlight: uint32(inFlight), Running: uint32(running), QueueWait: durationpb.New(wait), BatchEstimate: learned,
-		StartedAt: timestamppb.New(h.connectedAt), Cache: h.load.getCache(),
+		StartedAt: timestamppb.New(h.connectedAt), Cache: h.cacheRecord.Load(),
 	}
 	r.Spec, r.Limits = h.Describe().Published()
 	if addr := h.Addr(); addr != nil {

@@ -9,6 +9,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/stagemesh/stagemesh/internal/bus"
 	"github.com/stagemesh/stagemesh/internal/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
@@ -34,18 +35,17 @@ func (l *loop) retryBatch(e *batchEnded, items []*item) {
 		l.nakQueued()
 	case err == nil:
 		l.failAll(items, fault.New(fault.RunnerOutputInvalid, "the runner gave the item no outcome"))
-	case errors.Is(err, runner.ErrModelGone) && l.models != nil:
-		l.models.runAgain(time.Now(), items)
+	case errors.Is(err, runner.ErrModelGone) && l.models.runAgain(time.Now(), items):
 	case errors.Is(err, runner.ErrNotStarted):
 		l.restart(items, err)
 	case errors.Is(err, runner.ErrCrashed):
 		l.quarantine(e, items)
 	case alone && errors.Is(err, runner.ErrOutOfMemory):
 		for _, it := range items {
-			l.retryOutOfMemory(it, l.host.expose(runner.FaultOf(err), err))
+			l.retryOutOfMemory(it, l.expose(runner.FaultOf(err), err))
 		}
 	case alone && len(e.run.items) == 1:
-		l.failAll(items, l.host.expose(runner.FaultOf(err), err))
+		l.failAll(items, l.expose(runner.FaultOf(err), err))
 	case errors.Is(err, runner.ErrBadOutput), alone:
 		l.failAll(items, runner.FaultOf(err))
 	default:
@@ -58,7 +58,7 @@ func (l *loop) retryBatch(e *batchEnded, items []*item) {
 // retryOutOfMemory runs an item that ran out of memory again, alone on an otherwise idle worker.
 // What it needs is known to be too much once two such runs have failed.
 func (l *loop) retryOutOfMemory(it *item, f *fault.Fault) {
-	if len(it.run.items) == 1 && (it.run.batch.Suspect || l.host.settings.Runner.Concurrency() == 1) {
+	if len(it.run.items) == 1 && (it.run.batch.Suspect || l.settings.Runner.Concurrency() == 1) {
 		it.outOfMemory++
 	}
 	switch {
@@ -89,7 +89,7 @@ func (l *loop) failStreamed(items []*item, err error) []*item {
 func (l *loop) requeue(items []*item) {
 	for _, it := range items {
 		if err := l.ledger.move(it, queued, running); err != nil {
-			l.host.internalError("item requeued out of turn", err)
+			l.internalError("item requeued out of turn", err)
 		}
 		it.span().AddEvent("retried", trace.WithAttributes(attribute.Int("stagemesh.batch.size", len(items))))
 	}
@@ -145,8 +145,8 @@ func (l *loop) mustPause(it *item, now time.Time) bool {
 	if it.rerunAt.IsZero() {
 		it.rerunAt = now.Add(min(now.Sub(it.crashedAt), maxCrashPause))
 	}
-	lacksSlots := len(l.begun)+len(l.slots) < l.host.settings.Runner.Concurrency()
-	return it.rerunAt.After(now) || lacksSlots && now.Sub(it.crashedAt) < l.host.startTook+maxCrashPause
+	lacksSlots := len(l.begun)+len(l.slots) < l.settings.Runner.Concurrency()
+	return it.rerunAt.After(now) || lacksSlots && now.Sub(it.crashedAt) < l.settings.StartTook+maxCrashPause
 }
 
 // quarantine runs the items of a crashed batch again, each alone and one at a
@@ -158,7 +158,7 @@ func (l *loop) mustPause(it *item, now time.Time) bool {
 // once more before.
 func (l *loop) quarantine(e *batchEnded, items []*item) {
 	for _, it := range l.failStreamed(items, e.err) {
-		if len(it.runs) >= l.host.settings.CrashLimit {
+		if len(it.runs) >= l.settings.CrashLimit {
 			l.deadLetter(it, crashFault(it.runs))
 			continue
 		}
@@ -166,7 +166,7 @@ func (l *loop) quarantine(e *batchEnded, items []*item) {
 			it.crashedAt, it.rerunAt = time.Now(), time.Time{}
 		}
 		it.span().AddEvent("quarantined")
-		it.quarantined = it.crashes > 1 || e.run.batch.Suspect || !l.host.streams()
+		it.quarantined = it.crashes > 1 || e.run.batch.Suspect || !l.settings.streams()
 		l.requeue([]*item{it})
 	}
 }
@@ -185,64 +185,64 @@ func crashFault(runs []envelope.RunRecord) *fault.Fault {
 // the cause.
 func (r *run) diedAlone(err error) bool {
 	return errors.Is(err, runner.ErrCrashed) && r.ctx.Err() == nil &&
-		len(r.items) == 1 && r.outcomeBy[0] == noOutcome && (r.batch.Suspect || !r.host.streams())
+		len(r.items) == 1 && r.outcomeBy[0] == noOutcome && (r.batch.Suspect || !r.settings.streams())
 }
 
 // beginRecord records that a run of an item alone begins, which may crash the host,
 // and has the item know of its runs that ended with their process. Where the broker
 // does not answer those are the ones of this host, and the item runs all the same.
-func (h *Host) beginRecord(r *run, record envelope.RunRecord) {
-	others, err := h.addRecord(r, record)
+func (p *pumps) beginRecord(r *run, record envelope.RunRecord) {
+	others, err := p.addRecord(r, record)
 	if err != nil && len(others) == 0 {
 		return
 	}
-	r.items[0].runs = h.crashesOf(others)
+	r.items[0].runs = p.crashesOf(others)
 }
 
 // crashesOf returns the runs that ended with their process. A run of this process that is
 // not known to have died did not crash it.
-func (h *Host) crashesOf(runs []envelope.RunRecord) []envelope.RunRecord {
+func (p *pumps) crashesOf(runs []envelope.RunRecord) []envelope.RunRecord {
 	return slices.DeleteFunc(runs, func(s envelope.RunRecord) bool {
-		return s.Host == h.settings.Host && !s.At.Before(h.connectedAt) && !s.Died
+		return s.Host == p.settings.Host && !s.At.Before(p.settings.ConnectedAt) && !s.Died
 	})
 }
 
 // readRecord reports whether it is known that no run of the item crashed a process.
-func (h *Host) readRecord(it *item) (isNone bool) {
-	ctx, cancel := context.WithTimeout(h.runCtx, runRecordTimeout)
+func (p *pumps) readRecord(it *item) (isNone bool) {
+	ctx, cancel := context.WithTimeout(p.runCtx, runRecordTimeout)
 	defer cancel()
-	runs, err := h.runRecords.Get(ctx, it.env)
-	return err == nil && len(h.crashesOf(runs)) == 0
+	runs, err := p.records.Runs(ctx, it.env)
+	return err == nil && len(p.crashesOf(runs)) == 0
 }
 
 // recordDeath records that the process of a run died, which its item alone can have
 // caused: on the broker for the next host, and in the item.
-func (h *Host) recordDeath(r *run, record envelope.RunRecord, err error) {
+func (p *pumps) recordDeath(r *run, record envelope.RunRecord, err error) {
 	record.Died, record.Exit = true, runner.ExitOf(err)
 	it := r.items[0]
 	it.runs = append(it.runs, record)
 	if it.direct == nil {
-		_, _ = h.addRecord(r, record) // it is logged
+		_, _ = p.addRecord(r, record) // it is logged
 	}
 }
 
-func (h *Host) addRecord(r *run, record envelope.RunRecord) ([]envelope.RunRecord, error) {
+func (p *pumps) addRecord(r *run, record envelope.RunRecord) ([]envelope.RunRecord, error) {
 	ctx, cancel := context.WithTimeout(r.ctx, runRecordTimeout)
 	defer cancel()
-	others, err := h.runRecords.Add(ctx, r.items[0].env, record)
-	if err != nil && h.bus.BrokerError() == nil {
-		h.settings.Logger.Warn("the run of a suspect is not recorded", append(r.items[0].logIDs(), "error", err)...)
+	others, err := p.records.AddRun(ctx, r.items[0].env, record)
+	if err != nil && !errors.Is(err, bus.ErrNoBroker) {
+		p.log.Warn("the run of a suspect is not recorded", append(r.items[0].logIDs(), "error", err)...)
 	}
 	return others, err
 }
 
 // endRecord deletes a suspect's run records: the process lives.
-func (h *Host) endRecord(r *run) {
+func (p *pumps) endRecord(r *run) {
 	r.items[0].runs = nil
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.ctx), endRecordTimeout)
 	defer cancel()
-	if err := h.runRecords.End(ctx, r.items[0].env); err != nil && h.bus.BrokerError() == nil {
-		h.settings.Logger.Warn("the end of a suspect's run is not recorded", append(r.items[0].logIDs(), "error", err)...)
+	if err := p.records.EndRun(ctx, r.items[0].env); err != nil && !errors.Is(err, bus.ErrNoBroker) {
+		p.log.Warn("the end of a suspect's run is not recorded", append(r.items[0].logIDs(), "error", err)...)
 	}
 }
 

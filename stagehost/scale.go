@@ -45,7 +45,7 @@ func (s *modelSet) ran(r *run, took time.Duration) {
 	for _, each := range r.items {
 		use.waited += max(0, each.queueWait+r.started.Sub(each.arrived)-each.timing.ModelWait)
 	}
-	if use.slots = s.loop.host.settings.Runner.Concurrency(); it.limit != nil {
+	if use.slots = s.host.settings.Runner.Concurrency(); it.limit != nil {
 		use.slots = min(use.slots, it.limit.Most)
 	}
 	s.uses[id] = use
@@ -100,7 +100,7 @@ func (h *Host) scale(ctx context.Context, ticks <-chan time.Time) error {
 func (h *Host) scaleOnce(ctx context.Context, now time.Time, known map[model.ID]*placement.Usage, isDown bool) error {
 	ctx, cancel := context.WithTimeout(ctx, scaleEvery)
 	defer cancel()
-	uses, err := ask(ctx, h, func(l *loop) map[model.ID]modelUse { return l.models.takeUses() })
+	uses, err := ask(ctx, h.items, func(*loop) map[model.ID]modelUse { return h.modelSet.takeUses() })
 	if err != nil {
 		return err
 	}

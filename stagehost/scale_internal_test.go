@@ -44,7 +44,7 @@ func TestLoadOfAReplicaIsWhatTheSettingsSay(t *testing.T) {
 func TestUsesAreThoseSinceTheLastTime(t *testing.T) {
 	t.Parallel()
 	start := time.Unix(1000, 0)
-	s := &modelSet{uses: map[model.ID]modelUse{}, loop: &loop{host: &Host{settings: Settings{Runner: inproc.New(inproc.Settings{Concurrency: 4}, nil)}}}}
+	s := &modelSet{uses: map[model.ID]modelUse{}, host: &Host{settings: Settings{Runner: inproc.New(inproc.Settings{Concurrency: 4}, nil)}}}
 	batchOf := func(id string, limit *batch.Limit, waits ...time.Duration) *run {
 		r := &run{started: start}
 		for _, wait := range waits {

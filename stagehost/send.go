@@ -2,7 +2,6 @@ package stagehost
 
 import (
 	"errors"
-	"fmt"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -26,12 +25,12 @@ func (e *itemDone) apply(l *loop) {
 	it := e.item
 	if it.isHandedOver {
 		if l.beginSend(it) {
-			l.host.metrics.countOutput()
+			l.metrics.countOutput()
 			l.settleHandedOver(it)
 		}
 		return
 	}
-	if it.isCancelled() && (l.host.streams() || !it.env.StoresResult()) {
+	if it.isCancelled() && (l.settings.streams() || !it.env.StoresResult()) {
 		// The rest of a stopped stream may be incomplete.
 		l.dropCancelled(it)
 		return
@@ -43,13 +42,13 @@ func (e *itemDone) apply(l *loop) {
 	if !l.beginSend(it) {
 		return
 	}
-	l.host.metrics.countOutput()
+	l.metrics.countOutput()
 	switch {
 	case it.direct != nil:
 		it.direct.finish(it, e.outcome)
 		l.settle(it)
 	case it.expired(time.Now()) && !it.env.StoresResult():
-		l.host.metrics.expired.inc()
+		l.metrics.expired.inc()
 		l.settle(it)
 	default:
 		l.send(it)
@@ -91,18 +90,18 @@ func (it *item) finalReply() *envelope.Reply {
 // prepareOutput hands over an output, or encodes its message: the next step's item, or
 // the reply. A caller that has received all chunks gets the end of the reply without
 // the whole output, where that is too large to send.
-func (h *Host) prepareOutput(it *item, out *runner.Outcome) *fault.Fault {
+func (p *pumps) prepareOutput(it *item, out *runner.Outcome) *fault.Fault {
 	hop := it.env.Hop()
 	if it.env.Local != nil && (it.isCancelled() || it.expired(time.Now())) {
 		return nil // the loop drops it
 	}
 	if !it.env.Last() {
 		env := it.env.Next(it.env.Parts, out.Parts, it.timing)
-		h.tracePublish(it, env)
-		if it.isHandedOver = h.bus.HandOver(env); it.isHandedOver {
+		p.tracePublish(it, env)
+		if it.isHandedOver = p.sender.HandOver(env); it.isHandedOver {
 			return nil
 		}
-		next, err := h.bus.Item(env)
+		next, err := p.sender.Item(env)
 		it.outbox = []outgoing{{next, toNext}}
 		if err != nil {
 			return encodeFault(hop, err)
@@ -111,10 +110,10 @@ func (h *Host) prepareOutput(it *item, out *runner.Outcome) *fault.Fault {
 	}
 	reply := it.finalReply()
 	reply.Parts, reply.Metadata = out.Parts, out.Metadata
-	err := h.prepareReply(it, reply)
+	err := p.prepareReply(it, reply)
 	if errors.Is(err, bus.ErrTooLarge) && it.chunks > 0 && !it.env.StoresResult() {
 		out.Parts, reply.Parts = nil, nil
-		err = h.prepareReply(it, reply)
+		err = p.prepareReply(it, reply)
 	}
 	if err != nil {
 		return encodeFault(hop, err)
@@ -125,14 +124,14 @@ func (h *Host) prepareOutput(it *item, out *runner.Outcome) *fault.Fault {
 // prepareReply hands the reply of a local item to its gateway, and puts any other into the
 // outbox. The result of a durable request, or of one with an idempotency key, is stored
 // first, so that it is not lost with the reply.
-func (h *Host) prepareReply(it *item, reply *envelope.Reply) (err error) {
-	h.traceReply(it)
+func (p *pumps) prepareReply(it *item, reply *envelope.Reply) (err error) {
+	p.traceReply(it)
 	if it.env.Local != nil {
-		it.receipt, err = h.bus.HandOverReply(it.env, reply)
+		it.receipt, err = p.sender.HandOverReply(it.env, reply)
 		it.isHandedOver = err == nil
 		return err
 	}
-	message, err := h.bus.Reply(it.env.Gateway, reply)
+	message, err := p.sender.Reply(it.env.Gateway, reply)
 	if err != nil {
 		return err
 	}
@@ -140,10 +139,7 @@ func (h *Host) prepareReply(it *item, reply *envelope.Reply) (err error) {
 	if !it.env.StoresResult() {
 		return nil
 	}
-	stored, err := h.bus.Result(it.env.Result(reply, time.Now()))
-	if limit := h.results.MaxMessage(); err == nil && int64(stored.Size()) > limit {
-		err = fmt.Errorf("%w: %d bytes, the limit of a stored result is %d (results.max_bytes)", bus.ErrTooLarge, stored.Size(), limit)
-	}
+	stored, err := p.records.Result(it.env.Result(reply, time.Now()))
 	it.outbox = []outgoing{{stored, toResults}, {message, toGateway}}
 	return err
 }
@@ -181,8 +177,8 @@ func (l *loop) fail(it *item, f *fault.Fault) {
 	if !l.beginSend(it) {
 		return
 	}
-	l.host.metrics.countFailure(f)
-	f = l.host.locate(it, f)
+	l.metrics.countFailure(f)
+	f = l.locate(it, f)
 	tracing.Fail(it.span(), f)
 	if it.direct != nil {
 		it.direct.finish(it, runner.Failed(f))
@@ -193,18 +189,18 @@ func (l *loop) fail(it *item, f *fault.Fault) {
 }
 
 // locate adds the stage, step and host to a fault.
-func (h *Host) locate(it *item, f *fault.Fault) *fault.Fault {
+func (p *pumps) locate(it *item, f *fault.Fault) *fault.Fault {
 	hop := it.env.Hop()
-	return f.At(string(hop.Stage), string(hop.Step), string(h.settings.Host))
+	return f.At(string(hop.Stage), string(hop.Step), string(p.settings.Host))
 }
 
 // sendFault sends a fault as the item's reply, after the other messages.
 func (l *loop) sendFault(it *item, f *fault.Fault, before ...outgoing) {
 	reply := it.finalReply()
 	reply.Fault = f
-	if err := l.host.prepareReply(it, reply); err != nil {
+	if err := l.prepareReply(it, reply); err != nil {
 		// A fault is small; only an internal error makes it too large to send.
-		l.host.internalError("fault cannot be sent", err)
+		l.internalError("fault cannot be sent", err)
 		l.settle(it)
 		return
 	}
@@ -218,7 +214,7 @@ func (l *loop) sendFault(it *item, f *fault.Fault, before ...outgoing) {
 
 // settleHandedOver settles an item whose outcome the next host or the gateway has.
 func (l *loop) settleHandedOver(it *item) {
-	l.host.metrics.countDisposition(it.receipt.Disposition)
+	l.metrics.countDisposition(it.receipt.Disposition)
 	l.settle(it)
 }
 
@@ -232,12 +228,10 @@ func (l *loop) replaceOutbox(it *item, outbox []outgoing) {
 // already.
 func (l *loop) beginSend(it *item) bool {
 	if err := l.ledger.move(it, sending, queued, running); err != nil {
-		l.host.internalError("outcome out of turn", err)
+		l.internalError("outcome out of turn", err)
 		return false
 	}
-	if l.models != nil {
-		l.models.leave(it)
-	}
+	l.models.leave(it)
 	return true
 }
 
@@ -246,8 +240,8 @@ func (l *loop) send(it *item) {
 		it.firstTry = time.Now()
 	}
 	it.tries++
-	l.host.bus.Publish(it.outbox[0].Message, func(receipt bus.Receipt, err error) {
-		l.host.postAsync(&messageSent{item: it, receipt: receipt, err: err})
+	l.sender.Publish(it.outbox[0].Message, func(receipt bus.Receipt, err error) {
+		l.postAsync(&messageSent{item: it, receipt: receipt, err: err})
 	})
 }
 
@@ -270,7 +264,7 @@ func (e *messageSent) apply(l *loop) {
 		if it.env.Local != nil {
 			it.env.Local.Queued(it.env.ExecutionID, it.receiver(), e.receipt.Seq)
 		}
-		l.host.metrics.countDisposition(e.receipt.Disposition)
+		l.metrics.countDisposition(e.receipt.Disposition)
 		if it.givesDelivery() {
 			l.settleWith(it, func(bus.Delivery) error { return nil }, sending) // the other host does
 		} else {
@@ -279,7 +273,7 @@ func (e *messageSent) apply(l *loop) {
 	case l.mayRetry(it, e.err):
 		it.retryAt = time.Now().Add(backoff(it.tries, retryMin, retryMax))
 		l.retries[it.id] = it
-		l.host.metrics.sendRetries.inc()
+		l.metrics.sendRetries.inc()
 		it.span().AddEvent("resent")
 	default:
 		l.giveUpSending(it, e.err)
@@ -296,13 +290,13 @@ func (l *loop) sendNext(it *item, r bus.Receipt) {
 	l.replaceOutbox(it, it.outbox[1:])
 	it.replyStored = was == toResults
 	if was == toResults && r.Duplicate {
-		l.host.metrics.duplicateReplies.inc()
+		l.metrics.duplicateReplies.inc()
 		it.span().AddEvent("duplicate result")
 		reply := it.finalReply()
 		reply.Stored = true
-		stored, err := l.host.bus.Reply(it.env.Gateway, reply)
+		stored, err := l.sender.Reply(it.env.Gateway, reply)
 		if err != nil {
-			l.host.internalError("stored reply cannot be sent", err)
+			l.internalError("stored reply cannot be sent", err)
 			l.settle(it)
 			return
 		}
@@ -325,12 +319,11 @@ func backoff(n int, least, most time.Duration) time.Duration {
 // and so does the gateway of a stored result. No destination may hold up all
 // others, unless the broker is what holds up all.
 func (l *loop) mayRetry(it *item, err error) bool {
-	if errors.Is(err, bus.ErrTooLarge) || errors.Is(err, bus.ErrClosed) || l.host.bus.BrokerError() != nil {
+	if errors.Is(err, bus.ErrTooLarge) || errors.Is(err, bus.ErrClosed) || errors.Is(err, bus.ErrNoBroker) {
 		return false
 	}
 	if errors.Is(err, bus.ErrNoResults) || errors.Is(err, bus.ErrNoDeadLetters) {
-		l.host.storeMissing.Store(true)
-		l.host.queueMissing()
+		l.records.Missing()
 	}
 	now := time.Now()
 	if it.mustStore() {
@@ -357,7 +350,7 @@ func (l *loop) mayRetry(it *item, err error) bool {
 // isBrokerDown reports whether it is the broker, and not the receiver, that has not taken
 // the item's message. A gateway may be why a reply has no acknowledgement.
 func (l *loop) isBrokerDown(it *item, err error) bool {
-	return errors.Is(err, bus.ErrDisconnected) || errors.Is(err, bus.ErrUnknown) && (!it.isReply || !l.host.bus.Connected())
+	return errors.Is(err, bus.ErrDisconnected) || errors.Is(err, bus.ErrUnknown) && (!it.isReply || !l.sender.Connected())
 }
 
 // missingFor returns how long the item's destination has been missing.
@@ -379,7 +372,7 @@ func (l *loop) mayWait(it *item) bool {
 		return true
 	}
 	to := it.destination()
-	if l.failing[to] >= max(1, l.host.settings.MaxInFlight/failingShare) {
+	if l.failing[to] >= max(1, l.settings.MaxInFlight/failingShare) {
 		return false
 	}
 	it.failing = to
@@ -439,6 +432,8 @@ func (l *loop) giveUpSending(it *item, err error) {
 	switch {
 	case it.mustStore():
 		l.giveUpStoring(it, err)
+	case it.outbox[0].to == toOwn && errors.Is(err, bus.ErrNoBroker):
+		l.sendFaultInstead(it, l.leavingFault())
 	case it.durable() && !it.isReply && errors.Is(err, bus.ErrClosed):
 		l.nak(it)
 	case it.env.StoresResult() && !it.isReply && it.expired(time.Now()):
@@ -446,12 +441,12 @@ func (l *loop) giveUpSending(it *item, err error) {
 	case it.isReply && !it.replyStored && !errors.Is(err, bus.ErrClosed) && !it.expired(time.Now()):
 		l.storeReply(it)
 	case it.isReply, errors.Is(err, bus.ErrClosed), it.expired(time.Now()):
-		l.host.metrics.countUndelivered("dropped")
+		l.metrics.countUndelivered("dropped")
 		l.settle(it)
 	case it.givesDelivery(), it.durable() && it.mayReturn(err):
 		l.giveBack(it)
 	default:
-		l.host.settings.Logger.Debug("item cannot go on", "next", it.destination(), "error", err)
+		l.log.Debug("item cannot go on", "next", it.destination(), "error", err)
 		l.sendFaultInstead(it, bus.FaultOf(err, it.env.Route[it.receiver()].Stage))
 	}
 }
@@ -487,11 +482,11 @@ func (l *loop) storeReply(it *item) {
 	message := it.outbox[0]
 	reply, err := envelope.DecodeReply(message.Body())
 	if err != nil {
-		l.host.internalError("reply cannot be stored", err)
+		l.internalError("reply cannot be stored", err)
 		l.settle(it)
 		return
 	}
-	stored, err := l.host.bus.Result(it.env.Result(reply, time.Now()))
+	stored, err := l.records.Result(it.env.Result(reply, time.Now()))
 	if err != nil {
 		l.sendFaultInstead(it, encodeFault(it.env.Hop(), err))
 		return
@@ -507,14 +502,14 @@ func (l *loop) storeReply(it *item) {
 func (l *loop) giveUpStoring(it *item, err error) {
 	switch {
 	case !it.durable() && it.expired(time.Now()):
-		l.host.metrics.countUndelivered("dropped")
+		l.metrics.countUndelivered("dropped")
 		l.settle(it)
 	case it.mayReturn(err):
 		l.giveBack(it)
 	case !errors.Is(err, bus.ErrTooLarge):
 		l.nak(it)
 	case it.outbox[0].to == toDead:
-		l.host.settings.Logger.Error("dead letter is too large", append(it.logIDs(), "error", err)...)
+		l.log.Error("dead letter is too large", append(it.logIDs(), "error", err)...)
 		l.replaceOutbox(it, it.outbox[1:])
 		l.send(it)
 	default:
@@ -524,9 +519,9 @@ func (l *loop) giveUpStoring(it *item, err error) {
 
 // sendFaultInstead replies with a fault in place of an output that cannot go on.
 func (l *loop) sendFaultInstead(it *item, f *fault.Fault) {
-	l.host.metrics.countFault(f.Reason.Label())
+	l.metrics.countFault(f.Reason.Label())
 	tracing.Fail(it.span(), f)
-	l.sendFault(it, l.host.locate(it, f))
+	l.sendFault(it, l.locate(it, f))
 }
 
 // settle settles an item whose outcome is acknowledged, or has no receiver.
@@ -535,12 +530,10 @@ func (l *loop) settle(it *item) { l.settleWith(it, bus.Delivery.Ack, sending) }
 // settleWith settles an item that is in one of the states, and frees its capacity.
 func (l *loop) settleWith(it *item, settle func(bus.Delivery) error, from ...itemState) {
 	if err := l.ledger.forget(it, from...); err != nil {
-		l.host.internalError("item settled out of turn", err)
+		l.internalError("item settled out of turn", err)
 		return
 	}
-	if l.models != nil {
-		l.models.leave(it)
-	}
+	l.models.leave(it)
 	it.trace.end()
 	delete(l.retries, it.id)
 	l.clearFailing(it)
@@ -548,7 +541,7 @@ func (l *loop) settleWith(it *item, settle func(bus.Delivery) error, from ...ite
 		return
 	}
 	if !it.noQueue {
-		l.host.checkAck(settle(it.delivery))
+		l.checkAck(settle(it.delivery))
 	}
 	if !it.isReleased {
 		it.delivery.Release()
@@ -556,9 +549,9 @@ func (l *loop) settleWith(it *item, settle func(bus.Delivery) error, from ...ite
 }
 
 // checkAck counts a failed ack, nak or extension: the item is redelivered.
-func (h *Host) checkAck(err error) {
+func (p *pumps) checkAck(err error) {
 	if err != nil {
-		h.metrics.ackFailures.inc()
-		h.settings.Logger.Debug("item not settled", "error", err)
+		p.metrics.ackFailures.inc()
+		p.log.Debug("item not settled", "error", err)
 	}
 }

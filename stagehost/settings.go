@@ -304,6 +304,19 @@ func (s Settings) eventRoom() int {
 	return n
 }
 
+// itemBound is how many items the loop holds at most: a leader adopts the queue of one more host,
+// and other hosts forward durable items.
+func (s Settings) itemBound() int {
+	queues, more := 1, maxDirectCalls
+	if s.Models != nil {
+		queues, more = 3, more+maxWaitingItems
+		if slices.Contains(s.Queue.Durabilities, pipeline.Memory) {
+			queues++
+		}
+	}
+	return queues*(s.MaxInFlight+int(s.localPlaces().Items)) + more
+}
+
 // complete returns the spec of the stage with the runner's spec.
 func (s Settings) complete(spec runner.Spec) (runner.Spec, error) {
 	return schema.Complete(spec, s.Inputs, s.Outputs)

@@ -7,7 +7,6 @@ import (
 
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/stagemesh/stagemesh/internal/batch"
 	"github.com/stagemesh/stagemesh/internal/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -28,9 +27,6 @@ const (
 	DefaultFirstChunk = 30 * time.Second
 	DefaultIdle       = 30 * time.Second
 )
-
-// streams reports whether the host's runner answers in chunks.
-func (h *Host) streams() bool { return h.settings.Batch.Mode == batch.Stream }
 
 // mayRunAgain reports whether the item may be retried here or on another host. It may not
 // once a chunk was sent, because sent chunks must not repeat. nak and mayReturn make an
@@ -57,7 +53,7 @@ func (r *run) Chunk(i int, parts []payload.Part) error {
 
 // chunk sends a chunk of item i; its errors are faults where it cannot be sent.
 func (r *run) chunk(i int, parts []payload.Part) (err error) {
-	defer r.host.recoverCheck(&err)
+	defer r.recoverCheck(&err)
 	it := r.items[i]
 	if !it.env.Last() {
 		return fault.New(fault.NotSupported, "only the last stage of a pipeline may answer in chunks")
@@ -84,26 +80,26 @@ func (r *run) send(it *item, parts []payload.Part) *fault.Fault {
 		Mesh: it.env.Mesh, RequestID: it.env.RequestID, ExecutionID: it.env.ExecutionID,
 		Seq: it.chunks + 1, Attempt: it.timing.Attempt, Chunk: true, Parts: parts,
 	}
-	if r.host.streams() {
-		reply.NextWithin = r.host.settings.Stream.Idle
+	if r.settings.streams() {
+		reply.NextWithin = r.settings.Stream.Idle
 	}
 	if it.env.Local != nil {
-		if _, err := r.host.bus.HandOverReply(it.env, reply); err != nil {
+		if _, err := r.sender.HandOverReply(it.env, reply); err != nil {
 			return encodeFault(it.env.Hop(), err)
 		}
 	} else {
-		message, err := r.host.bus.Reply(it.env.Gateway, reply)
+		message, err := r.sender.Reply(it.env.Gateway, reply)
 		if err != nil {
 			return encodeFault(it.env.Hop(), err)
 		}
-		if err := r.host.bus.PublishUnacked(message); err != nil {
+		if err := r.sender.PublishUnacked(message); err != nil {
 			return fault.Newf(fault.StreamInterrupted, "the answer broke after %d chunks: %w", it.chunks, err)
 		}
 	}
 	if it.chunks++; it.chunks == 1 {
 		trace.SpanFromContext(r.traced).AddEvent("first chunk")
 	}
-	r.host.metrics.countChunk(it.chunks == 1, r.started)
+	r.metrics.countChunk(it.chunks == 1, r.started)
 	return nil
 }
 
@@ -121,8 +117,8 @@ func (r *run) endItem(i int, f *fault.Fault) {
 	it := r.items[i]
 	it.timing.Run = time.Since(r.started)
 	it.traceRun(r)
-	r.host.post(&itemDone{item: it, outcome: runner.Failed(f)})
-	if r.host.streams() {
+	r.post(&itemDone{item: it, outcome: runner.Failed(f)})
+	if r.settings.streams() {
 		r.cancel()
 	}
 }
@@ -151,7 +147,7 @@ func (r *run) watch(ctx context.Context) {
 // less where it has lasted too long. A chunk that arrives meanwhile may make it
 // shorter.
 func (r *run) untilStall(now time.Time) time.Duration {
-	limits := r.host.settings.Stream
+	limits := r.settings.Stream
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	until := r.lastChunk.Add(limits.Idle)
@@ -168,7 +164,7 @@ func (r *run) untilStall(now time.Time) time.Duration {
 
 // stallFault is the fault of a stream that sends nothing for too long.
 func (r *run) stallFault() *fault.Fault {
-	limits := r.host.settings.Stream
+	limits := r.settings.Stream
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch it := r.items[0]; {

@@ -10,6 +10,7 @@ import (
 	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/stagemesh/stagemesh/internal/bus"
 	"github.com/stagemesh/stagemesh/internal/envelope"
 	"github.com/stagemesh/stagemesh/internal/tracing"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
@@ -28,16 +29,16 @@ type itemTrace struct {
 }
 
 // startTrace begins the spans of an item that has arrived, if it is traced.
-func (h *Host) startTrace(it *item) {
-	if h.settings.Tracer == nil || !it.env.Trace.Sampled() {
+func (p *pumps) startTrace(it *item) {
+	if p.tracer == nil || !it.env.Trace.Sampled() {
 		return
 	}
 	parent := trace.ContextWithSpanContext(context.Background(), tracing.Parse(it.env.Trace))
 	if it.env.Local == nil {
-		h.addSpan(parent, "queue", it.arrived.Add(-it.queueWait), it.arrived)
+		p.addSpan(parent, "queue", it.arrived.Add(-it.queueWait), it.arrived)
 	}
-	subject := h.bus.Stage(it.env.Hop().Queue(), it.env.Durability, it.env.Class())
-	ctx, span := h.startSpan(parent, "process", it.arrived, trace.WithSpanKind(trace.SpanKindConsumer), trace.WithAttributes(tracing.MessageAttributes(it.env, subject,
+	subject := bus.SubjectsOf(p.settings.Mesh).Stage(it.env.Hop().Queue(), it.env.Durability, it.env.Class())
+	ctx, span := p.startSpan(parent, "process", it.arrived, trace.WithSpanKind(trace.SpanKindConsumer), trace.WithAttributes(tracing.MessageAttributes(it.env, subject,
 		semconv.MessagingOperationTypeProcess, semconv.MessagingOperationName("process"),
 		semconv.MessagingMessageEnvelopeSize(len(it.delivery.Data)),
 		attribute.String("stagemesh.step", string(it.env.Hop().Step)),
@@ -50,13 +51,13 @@ func (h *Host) startTrace(it *item) {
 }
 
 // startSpan starts a span of something that the stage does.
-func (h *Host) startSpan(parent context.Context, name string, begin time.Time, options ...trace.SpanStartOption) (context.Context, trace.Span) {
-	return h.settings.Tracer.Start(parent, name+" "+string(h.settings.Stage), append(options, trace.WithTimestamp(begin))...)
+func (p *pumps) startSpan(parent context.Context, name string, begin time.Time, options ...trace.SpanStartOption) (context.Context, trace.Span) {
+	return p.tracer.Start(parent, name+" "+string(p.settings.Stage), append(options, trace.WithTimestamp(begin))...)
 }
 
 // addSpan adds a span of something that the stage did.
-func (h *Host) addSpan(parent context.Context, name string, begin, end time.Time, options ...trace.SpanStartOption) {
-	_, span := h.startSpan(parent, name, begin, options...)
+func (p *pumps) addSpan(parent context.Context, name string, begin, end time.Time, options ...trace.SpanStartOption) {
+	_, span := p.startSpan(parent, name, begin, options...)
 	span.End(trace.WithTimestamp(end))
 }
 
@@ -73,38 +74,38 @@ func (it *item) traceRun(r *run) {
 	if t.ctx == nil {
 		return
 	}
-	r.host.addSpan(t.ctx, "wait", t.waitsSince, r.started)
+	r.addSpan(t.ctx, "wait", t.waitsSince, r.started)
 	t.waitsSince = time.Now()
 	if len(r.items) == 1 || r.traced == nil {
 		return // the run's span is the item's
 	}
-	r.host.addSpan(t.ctx, "run", r.started, t.waitsSince, trace.WithLinks(trace.LinkFromContext(r.traced)), trace.WithAttributes(r.attributes()...))
+	r.addSpan(t.ctx, "run", r.started, t.waitsSince, trace.WithLinks(trace.LinkFromContext(r.traced)), trace.WithAttributes(r.attributes()...))
 }
 
 // traceModelWait records that the item waits for its model no more.
-func (h *Host) traceModelWait(it *item) {
+func (p *pumps) traceModelWait(it *item) {
 	now, t := time.Now(), &it.trace
 	it.timing.ModelWait += now.Sub(it.waitsForModelSince)
-	h.metrics.recordModelWait(now.Sub(it.waitsForModelSince))
+	p.metrics.recordModelWait(now.Sub(it.waitsForModelSince))
 	if t.ctx != nil {
-		h.addSpan(t.ctx, "load", it.waitsForModelSince, now)
+		p.addSpan(t.ctx, "load", it.waitsForModelSince, now)
 		t.waitsSince = now
 	}
 }
 
 // tracePublish begins the span of the item's message to the next stage.
-func (h *Host) tracePublish(it *item, next *envelope.Envelope) {
+func (p *pumps) tracePublish(it *item, next *envelope.Envelope) {
 	if t := &it.trace; t.ctx != nil {
 		t.endSent() // another takes its place
-		t.sent = tracing.StartPublish(t.ctx, h.settings.Tracer, next, h.bus.Stage(next.Hop().Queue(), next.Durability, next.Class()))
+		t.sent = tracing.StartPublish(t.ctx, p.tracer, next, bus.SubjectsOf(p.settings.Mesh).Stage(next.Hop().Queue(), next.Durability, next.Class()))
 	}
 }
 
 // traceReply begins the span of the item's reply.
-func (h *Host) traceReply(it *item) {
+func (p *pumps) traceReply(it *item) {
 	if t := &it.trace; t.ctx != nil {
 		t.endSent() // another takes its place
-		_, t.sent = h.settings.Tracer.Start(t.ctx, "reply", trace.WithSpanKind(trace.SpanKindClient))
+		_, t.sent = p.tracer.Start(t.ctx, "reply", trace.WithSpanKind(trace.SpanKindClient))
 	}
 }
 
@@ -140,9 +141,9 @@ func (r *run) startSpan() {
 	var span trace.Span
 	attributes := trace.WithAttributes(r.attributes()...)
 	if len(r.items) == 1 {
-		r.traced, span = r.host.startSpan(r.items[0].trace.ctx, "run", time.Now(), attributes)
+		r.traced, span = r.pumps.startSpan(r.items[0].trace.ctx, "run", time.Now(), attributes)
 	} else {
-		r.traced, span = r.host.startSpan(context.Background(), "batch", time.Now(), attributes,
+		r.traced, span = r.pumps.startSpan(context.Background(), "batch", time.Now(), attributes,
 			trace.WithAttributes(semconv.MessagingBatchMessageCount(len(r.items))), trace.WithLinks(links...))
 	}
 	r.batch.Trace = tracing.Format(span.SpanContext()).Parent
@@ -183,7 +184,7 @@ func (r *run) AddSpans(spans []runner.Span, cut int) {
 			parent = added[s.Parent]
 		}
 		var span trace.Span
-		added[i], span = r.host.settings.Tracer.Start(parent, tracing.Text(s.Name), trace.WithTimestamp(s.Start))
+		added[i], span = r.tracer.Start(parent, tracing.Text(s.Name), trace.WithTimestamp(s.Start))
 		for _, a := range s.Attributes {
 			a.Key = attribute.Key(tracing.Text(string(a.Key)))
 			switch a.Value.Type() {

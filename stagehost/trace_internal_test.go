@@ -12,18 +12,18 @@ import (
 
 // An item that is not traced costs nothing.
 func TestUntracedItemsAllocateNothing(t *testing.T) {
-	h := &Host{}
+	p := &pumps{}
 	it := &item{env: &envelope.Envelope{Trace: envelope.Trace{Parent: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"}}}
-	r, failure := &run{host: h, items: []*item{it}}, errors.New("x")
+	r, failure := &run{pumps: p, items: []*item{it}}, errors.New("x")
 	for name, off := range map[string]bool{"off": true, "on, and the gateway says no": false} {
 		if !off {
-			h.settings.Tracer = noop.NewTracerProvider().Tracer("")
+			p.tracer = noop.NewTracerProvider().Tracer("")
 		}
 		if n := testing.AllocsPerRun(100, func() {
-			h.startTrace(it)
+			p.startTrace(it)
 			it.traceRun(r)
-			h.tracePublish(it, it.env)
-			h.traceReply(it)
+			p.tracePublish(it, it.env)
+			p.traceReply(it)
 			it.span().AddEvent("x")
 			tracing.Fail(it.span(), nil)
 			it.trace.end()

@@ -2,6 +2,7 @@ package bus
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -48,6 +49,9 @@ type Loopback struct {
 	mu            sync.Mutex
 	subscriptions []*loopbackSubscription
 }
+
+// errNoOther is of an item that no host in the process has taken, and there are no others.
+var errNoOther = fmt.Errorf("%w: %w", ErrQueueFull, ErrNoBroker)
 
 // loopbackEpoch is the epoch of all queues: none is ever lost.
 const loopbackEpoch Epoch = "loopback"

@@ -299,7 +299,7 @@ func (b *Bus) Publish(m Message, done func(Receipt, error)) {
 
 func (b *Bus) publish(m Message, done func(Receipt, error)) {
 	if b.settings.Loopback != nil && m.stream != "" {
-		err := ErrQueueFull // no host in the process has taken the item
+		err := errNoOther
 		if m.isFile() {
 			err = ErrNoBroker
 		}

@@ -536,6 +536,14 @@ type Delivery struct {
 // a host had the item and may have crashed.
 func (d Delivery) Unreturned() int { return d.Deliveries - d.Returned }
 
+// QueueWait returns how long the item waited in its queue, on the broker's clock.
+func (d Delivery) QueueWait() time.Duration {
+	if d.Item != nil {
+		return 0
+	}
+	return max(0, d.Arrived.Add(d.puller.bus.ClockAhead()).Sub(d.QueuedAt))
+}
+
 // Same reports whether both are deliveries of one item.
 func (d Delivery) Same(other Delivery) bool {
 	return d.Seq == other.Seq && d.stream == other.stream && d.Epoch == other.Epoch
