@@ -6,6 +6,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/internal/batch"
 	"github.com/stagemesh/stagemesh/internal/bus"
+	"github.com/stagemesh/stagemesh/internal/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
@@ -245,11 +246,11 @@ func (l *loop) expire(now time.Time) {
 func (l *loop) expireOne(it *item) {
 	l.metrics.expired.inc()
 	it.span().AddEvent("expired")
-	l.fail(it, it.deadlineFault("it waits in the queue of the stage"))
+	l.fail(it, it.deadlineFault(envelope.WaitsInQueue))
 }
 
 func (it *item) deadlineFault(state string) *fault.Fault {
-	return fault.Newf(fault.DeadlineExceeded, "no answer within %s: at step %s, stage %s, %s", it.env.TimeoutText(), it.env.Hop().Step, it.env.Hop().Stage, state)
+	return it.env.DeadlineFault(string(it.env.Hop().Step), string(it.env.Hop().Stage), state)
 }
 
 // extend extends the deliveries in flight. After an abandoned drain it does not,

@@ -437,7 +437,7 @@ func (l *loop) giveUpSending(it *item, err error) {
 	case it.durable() && !it.isReply && errors.Is(err, bus.ErrClosed):
 		l.nak(it)
 	case it.env.StoresResult() && !it.isReply && it.expired(time.Now()):
-		l.sendFaultInstead(it, it.deadlineFault("its output waits for the queue of the next stage"))
+		l.sendFaultInstead(it, it.deadlineFault(envelope.WaitsForNext))
 	case it.isReply && !it.replyStored && !errors.Is(err, bus.ErrClosed) && !it.expired(time.Now()):
 		l.storeReply(it)
 	case it.isReply, errors.Is(err, bus.ErrClosed), it.expired(time.Now()):

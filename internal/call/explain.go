@@ -160,7 +160,7 @@ func (s *Service) locate(ctx context.Context, env *envelope.Envelope, wait time.
 		report = a.GetReport()
 		return len(report.GetHolders()) > 0
 	})
-	out := &location{step: string(env.Route[0].Step), stage: string(env.Route[0].Stage), state: "it waits in the queue of the stage"}
+	out := &location{step: string(env.Route[0].Step), stage: string(env.Route[0].Stage), state: envelope.WaitsInQueue}
 	switch holders, steps := report.GetHolders(), report.GetSteps(); {
 	case len(holders) > 0 && len(steps) > 0:
 		at := steps[len(steps)-1].GetTiming()
@@ -181,9 +181,9 @@ func StateText(state string, hasRun bool) string {
 	case state == "running":
 		return "a worker runs it"
 	case state == "sending" || hasRun:
-		return "its output waits for the queue of the next stage"
+		return envelope.WaitsForNext
 	case state == "queued":
-		return "it waits in the queue of the stage"
+		return envelope.WaitsInQueue
 	}
 	return "it " + state
 }
@@ -201,8 +201,7 @@ func (x *call) deadlineError() error {
 	if !at.runs.IsZero() {
 		state = fmt.Sprintf("a worker has run it for %s, and hangs or is slow", time.Since(at.runs).Round(time.Millisecond))
 	}
-	return fault.Newf(fault.DeadlineExceeded, "no answer within %s: at step %s, stage %s, %s", x.env.TimeoutText(), at.step, at.stage, state).
-		Caused(context.DeadlineExceeded).At(at.stage, at.step, "")
+	return x.env.DeadlineFault(at.step, at.stage, state).Caused(context.DeadlineExceeded).At(at.stage, at.step, "")
 }
 
 func isFinished(r *meshv1.RequestReport) bool { return r != nil && r.GetSource() != inFlight }

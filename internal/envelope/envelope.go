@@ -32,6 +32,7 @@ import (
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
 	"github.com/stagemesh/stagemesh/internal/wire"
+	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
@@ -171,6 +172,17 @@ func (e *Envelope) TimeoutText() string {
 		d = d.Round(time.Millisecond)
 	}
 	return d.String()
+}
+
+// What an item waits for, in the messages of faults and reports.
+const (
+	WaitsInQueue = "it waits in the queue of the stage"
+	WaitsForNext = "its output waits for the queue of the next stage"
+)
+
+// DeadlineFault is the fault of a request whose deadline has passed while it was in that state at the step.
+func (e *Envelope) DeadlineFault(step, stage, state string) *fault.Fault {
+	return fault.Newf(fault.DeadlineExceeded, "no answer within %s: at step %s, stage %s, %s", e.TimeoutText(), step, stage, state)
 }
 
 // StoresResult reports whether the request's result is stored before the reply:

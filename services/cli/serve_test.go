@@ -360,6 +360,19 @@ stages:
 	}
 }
 
+// endAnswered awaits so many answers, none of which may be a failure, and ends the process.
+func endAnswered(t *testing.T, p *process, statuses <-chan int, n int) {
+	t.Helper()
+	for range n {
+		if code := testbed.Receive(t, "an answer", statuses); code != http.StatusOK {
+			t.Errorf("an admitted request is answered %d", code)
+		}
+	}
+	if err := p.end(t); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestServeIsReadyOnceItsWorkerIs(t *testing.T) {
 	t.Parallel()
 	text, shut, open := gatedFile(t, "")
@@ -435,14 +448,7 @@ func TestServeAnswersAllThatWaitForCapacity(t *testing.T) {
 	const n = 50
 	all := answers(t, address+"/v1/pipelines/gated:infer", n, "Stagemesh-Wait-For-Capacity: true")
 	open()
-	for range n {
-		if code := testbed.Receive(t, "an answer", all); code != http.StatusOK {
-			t.Errorf("it answers %d", code)
-		}
-	}
-	if err := p.end(t); err != nil {
-		t.Error(err)
-	}
+	endAnswered(t, p, all, n)
 }
 
 func TestServeAnswersTheNeighboursOfAPoisonItem(t *testing.T) {
@@ -466,14 +472,7 @@ func TestServeAnswersTheNeighboursOfAPoisonItem(t *testing.T) {
 	if answer := testbed.Receive(t, "an answer", poison); !strings.Contains(answer, "RUNNER_CRASHED") {
 		t.Errorf("the item that ends its worker is answered %s", answer)
 	}
-	for range n {
-		if code := testbed.Receive(t, "an answer", good); code != http.StatusOK {
-			t.Errorf("a neighbour is answered %d", code)
-		}
-	}
-	if err := p.end(t); err != nil {
-		t.Error(err)
-	}
+	endAnswered(t, p, good, n)
 }
 
 func TestServeStreams(t *testing.T) {
