@@ -119,9 +119,9 @@ func (l *loop) dropCancelled(it *item) {
 
 // isCancelled reports whether the request was cancelled while the item ran; false
 // where it never ran.
-func (it *item) isCancelled() bool {
+func (a *arrival) isCancelled() bool {
 	select {
-	case <-it.cancelled:
+	case <-a.cancelled:
 		return true
 	default:
 		return false

@@ -22,7 +22,7 @@ type directCall struct {
 // finish replies to the call. The loop calls it once.
 func (d *directCall) finish(it *item, out runner.Outcome) {
 	d.leave()
-	d.answer <- Response{Outcome: out, Timing: it.timing}
+	d.answer <- Response{Outcome: out, Timing: it.work().stepTiming()}
 }
 
 // infer runs one request past the queue, or replies with the fault, if there is one. It calls leave
@@ -55,7 +55,7 @@ func (p *pumps) directItem(ctx context.Context, r Request, leave func()) *item {
 		deadline = now.Add(p.settings.Queue.MaxAge)
 	}
 	id := uuid.Must(uuid.NewV7()).String()
-	it := &item{
+	it := &item{arrival: arrival{
 		arrived: now,
 		direct:  &directCall{answer: make(chan Response, 1), leave: leave},
 		env: &envelope.Envelope{
@@ -72,7 +72,7 @@ func (p *pumps) directItem(ctx context.Context, r Request, leave func()) *item {
 			Metadata:   r.Metadata,
 			Parts:      r.Inputs,
 		},
-	}
+	}}
 	it.timing = it.timingOf(p.settings.Host)
 	return it
 }

@@ -122,8 +122,13 @@ type run struct {
 
 	slot   runner.Slot
 	batch  runner.Batch
-	items  []*item
 	reason batch.Reason
+	// attempts are the items for the runner's goroutines, items those of the loop.
+	attempts []attempt
+	items    []*item
+	// records are the runs of its item that ended with their process, where that is a suspect. The
+	// loop takes them once the run has ended.
+	records []envelope.RunRecord
 	// started is when the runner began it, as far as is known, and dispatched when it got it.
 	started, dispatched time.Time
 	// ctx ends with cancel or at the latest deadline; wanted counts the items that
@@ -140,14 +145,23 @@ type run struct {
 	// traced is a context with the run's span; nil where no item is traced.
 	traced context.Context
 
-	mu        sync.Mutex
-	outcomeBy []outcomeSource
-	closed    bool
+	// mu guards the following, and the attempts' outcomes and chunks.
+	mu     sync.Mutex
+	closed bool
 	// lastChunk is when the last chunk came; zero before the first.
 	lastChunk time.Time
 }
 
 var _ runner.Sink = (*run)(nil)
+
+// attempt is an item in a run.
+type attempt struct {
+	*arrival
+	answer
+	outcomeBy outcomeSource
+}
+
+func (a *attempt) work() work { return work{a.arrival, &a.answer} }
 
 // outcomeSource is whether an item has its outcome, and who gave it.
 type outcomeSource uint8
@@ -160,13 +174,15 @@ const (
 )
 
 func newRun(p *pumps, slot runner.Slot, items []*item, reason batch.Reason, now time.Time) *run {
-	r := &run{pumps: p, slot: slot, items: items, reason: reason, started: now, dispatched: now, outcomeBy: make([]outcomeSource, len(items)), wanted: len(items)}
+	r := &run{pumps: p, slot: slot, items: items, reason: reason, started: now, dispatched: now, attempts: make([]attempt, len(items)), wanted: len(items)}
 	r.batch.Items = make([]runner.Item, len(items))
 	for i, it := range items {
 		it.run = r
 		if it.cancelled == nil {
 			it.cancelled = make(chan struct{})
 		}
+		it.batchWait = now.Sub(it.arrived)
+		r.attempts[i] = attempt{arrival: &it.arrival, answer: it.answer}
 		r.batch.Items[i] = it.input()
 		r.batch.Rows += it.inputs.Rows
 		// Streams share their process: one that had it alone would keep out all others
@@ -176,30 +192,31 @@ func newRun(p *pumps, slot runner.Slot, items []*item, reason batch.Reason, now 
 	r.quarantined = items[0].quarantined
 	r.batch.Suspect = r.batch.Suspect || r.quarantined
 	r.batch.Model = items[0].env.Hop().Model
+	r.records = items[0].runs
 	r.ctx, r.cancel = context.WithDeadline(p.runCtx, r.latest())
 	r.startSpan()
 	return r
 }
 
 // input is the item as the runner sees it.
-func (it *item) input() runner.Item {
+func (a *arrival) input() runner.Item {
 	return runner.Item{
-		RequestID:  string(it.env.RequestID),
-		Inputs:     it.inputs.Inputs,
-		Rows:       it.inputs.Rows,
-		Parameters: it.env.Hop().Parameters,
-		Metadata:   it.env.Metadata,
-		Deadline:   it.env.Deadline,
-		Cancelled:  it.cancelled,
+		RequestID:  string(a.env.RequestID),
+		Inputs:     a.inputs.Inputs,
+		Rows:       a.inputs.Rows,
+		Parameters: a.env.Hop().Parameters,
+		Metadata:   a.env.Metadata,
+		Deadline:   a.env.Deadline,
+		Cancelled:  a.cancelled,
 	}
 }
 
 // latest returns the latest deadline of the items.
 func (r *run) latest() time.Time {
-	latest := r.items[0].env.Deadline
-	for _, it := range r.items[1:] {
-		if it.env.Deadline.After(latest) {
-			latest = it.env.Deadline
+	latest := r.attempts[0].env.Deadline
+	for _, a := range r.attempts[1:] {
+		if a.env.Deadline.After(latest) {
+			latest = a.env.Deadline
 		}
 	}
 	return latest
@@ -211,7 +228,6 @@ func (l *loop) start(slot runner.Slot, items []*item, reason batch.Reason, now t
 		if err := l.ledger.move(it, running, queued); err != nil {
 			l.internalError("item dispatched out of turn", err)
 		}
-		it.timing.BatchWait = now.Sub(it.arrived)
 		it.timing.BatchSize = uint32(len(items))
 		it.timing.BatchRows, it.timing.Rows = uint32(r.batch.Rows), uint32(it.inputs.Rows)
 		it.timing.Dispatch = string(reason)
@@ -265,9 +281,9 @@ func (p *pumps) runTasks(r *run) {
 func (p *pumps) runOne(r *run) {
 	defer r.cancel()
 	record := envelope.RunRecord{Host: p.settings.Host, At: time.Now()}
-	isRecorded := r.batch.Suspect && r.items[0].direct == nil
+	isRecorded := r.batch.Suspect && r.attempts[0].direct == nil
 	if isRecorded {
-		if p.beginRecord(r, record); len(r.items[0].runs) >= p.settings.CrashLimit {
+		if p.beginRecord(r, record); len(r.records) >= p.settings.CrashLimit {
 			r.slot.Release()
 			p.post(eventFunc(func(l *loop) { l.endAtCrashLimit(r) }))
 			return
@@ -316,7 +332,7 @@ func (r *run) close() {
 
 // claim gives item i's outcome to the caller, once.
 func (r *run) claim(i int) error {
-	if i < 0 || i >= len(r.items) {
+	if i < 0 || i >= len(r.attempts) {
 		return runner.ErrNoSuchItem
 	}
 	r.mu.Lock()
@@ -324,7 +340,7 @@ func (r *run) claim(i int) error {
 	if err := r.checkOpen(i); err != nil {
 		return err
 	}
-	r.outcomeBy[i] = byRunner
+	r.attempts[i].outcomeBy = byRunner
 	return nil
 }
 
@@ -332,20 +348,21 @@ func (r *run) claim(i int) error {
 // held.
 func (r *run) checkOpen(i int) error {
 	switch {
-	case r.outcomeBy[i] == byHost:
+	case r.attempts[i].outcomeBy == byHost:
 		return runner.ErrCancelled
-	case r.closed, r.outcomeBy[i] == byRunner:
+	case r.closed, r.attempts[i].outcomeBy == byRunner:
 		return runner.ErrOutcomeSet
 	default:
 		return nil
 	}
 }
 
-// itemsWithoutOutcome returns the items without an outcome; the run is closed.
-func (r *run) itemsWithoutOutcome() []*item {
+// takeUnended takes back the items without an outcome; the run is closed.
+func (r *run) takeUnended() []*item {
 	var out []*item
 	for i, it := range r.items {
-		if r.outcomeBy[i] == noOutcome {
+		if a := &r.attempts[i]; a.outcomeBy == noOutcome {
+			it.answer = a.answer
 			out = append(out, it)
 		}
 	}
@@ -362,16 +379,16 @@ func (r *run) SetOutcome(i int, o runner.Outcome) error {
 		}
 		return err
 	}
-	it := r.items[i]
-	it.timing.BatchWait, it.timing.Run = r.started.Sub(it.arrived), time.Since(r.started)
-	it.traceRun(r)
-	r.post(&itemDone{item: it, outcome: r.outcomeOf(it, o)})
+	a := &r.attempts[i]
+	a.batchWait, a.took = r.started.Sub(a.arrived), time.Since(r.started)
+	r.traceRun(a.work())
+	r.post(&itemDone{run: r, at: i, outcome: r.outcomeOf(a.work(), o)})
 	return nil
 }
 
 // outcomeOf checks the runner's outcome against the spec and prepares the output. A
 // reply in chunks alone has no output for a caller that takes no chunks.
-func (r *run) outcomeOf(it *item, o runner.Outcome) runner.Outcome {
+func (r *run) outcomeOf(w work, o runner.Outcome) runner.Outcome {
 	if o.Fault != nil {
 		logPanic(r.log, o.Fault)
 		return runner.Failed(r.expose(o.Fault, o.Fault))
@@ -379,25 +396,25 @@ func (r *run) outcomeOf(it *item, o runner.Outcome) runner.Outcome {
 	r.mu.Lock()
 	sentChunks := !r.lastChunk.IsZero()
 	r.mu.Unlock()
-	if sentChunks && len(o.Parts) == 0 && !it.env.TakesChunks {
+	if sentChunks && len(o.Parts) == 0 && !w.env.TakesChunks {
 		return runner.Failed(fault.New(fault.NotSupported, "the stage answers in chunks alone; ask for a stream"))
 	}
-	parts, err := r.checkOutputs(it, o.Parts)
+	parts, err := r.checkOutputs(w, o.Parts)
 	if err != nil {
 		return runner.Failed(fault.From(err))
 	}
 	out := runner.Outcome{Parts: parts, Metadata: o.Metadata}
-	if it.direct == nil {
-		if f := r.prepareOutput(it, &out); f != nil {
+	if w.direct == nil {
+		if f := r.prepareOutput(w, &out); f != nil {
 			out = runner.Failed(f)
 		}
 	}
 	return out
 }
 
-func (r *run) checkOutputs(it *item, parts []payload.Part) (out []payload.Part, err error) {
+func (r *run) checkOutputs(w work, parts []payload.Part) (out []payload.Part, err error) {
 	defer r.recoverCheck(&err)
-	return it.contract.Outputs(parts, it.inputs)
+	return w.contract.Outputs(parts, w.inputs)
 }
 
 // batchEnded is a batch whose Do has returned.
@@ -412,10 +429,10 @@ type batchEnded struct {
 
 func (e *batchEnded) apply(l *loop) {
 	l.endBatch(e)
-	left := e.run.itemsWithoutOutcome()
+	left := e.run.takeUnended()
 	for _, it := range left {
-		it.timing.BatchWait, it.timing.Run = e.run.started.Sub(it.arrived), e.took
-		it.traceRun(e.run)
+		it.batchWait, it.took = e.run.started.Sub(it.arrived), e.took
+		e.run.traceRun(it.work())
 	}
 	l.metrics.recordRun(exemplar(e.run.traced), e.took)
 	l.models.ran(e.run, e.took)
@@ -433,6 +450,9 @@ func (l *loop) endBatch(e *batchEnded) {
 	l.begun = slices.DeleteFunc(l.begun, func(r *run) bool { return r == e.run })
 	if e.run.quarantined {
 		l.quarantineBusy = false
+	}
+	if len(e.run.items) == 1 {
+		e.run.items[0].runs = e.run.records
 	}
 	r := batch.Run{Key: e.run.items[0].key, Items: len(e.run.items), Rows: e.run.batch.Rows}
 	if e.err == nil {

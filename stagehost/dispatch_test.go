@@ -17,11 +17,11 @@ func TestPrefetchFollowsTheRunThatEndsFirst(t *testing.T) {
 	l.batcher.Finished(now, batch.Run{Key: "long", Items: 1, Rows: 1, Took: prefetchLongest + time.Millisecond})
 	type prefetcher struct{ runner.Prefetcher }
 	for _, r := range []*run{
-		{slot: prefetcher{}, items: []*item{{itemInputs: itemInputs{key: "k"}}}, started: now.Add(time.Millisecond)},
-		{slot: prefetcher{}, items: []*item{{itemInputs: itemInputs{key: "k"}}}, started: now},
-		{slot: prefetcher{}, items: []*item{{itemInputs: itemInputs{key: "long"}}}, started: now},
-		{slot: prefetcher{}, items: []*item{{itemInputs: itemInputs{key: "unknown"}}}, started: now},
-		{items: []*item{{itemInputs: itemInputs{key: "k"}}}, started: now},
+		{slot: prefetcher{}, items: []*item{{arrival: arrival{itemInputs: itemInputs{key: "k"}}}}, started: now.Add(time.Millisecond)},
+		{slot: prefetcher{}, items: []*item{{arrival: arrival{itemInputs: itemInputs{key: "k"}}}}, started: now},
+		{slot: prefetcher{}, items: []*item{{arrival: arrival{itemInputs: itemInputs{key: "long"}}}}, started: now},
+		{slot: prefetcher{}, items: []*item{{arrival: arrival{itemInputs: itemInputs{key: "unknown"}}}}, started: now},
+		{items: []*item{{arrival: arrival{itemInputs: itemInputs{key: "k"}}}}, started: now},
 	} {
 		r.batch.Rows = 1
 		l.begin(r)

@@ -123,7 +123,7 @@ func (l *loop) leaveBehind() {
 			continue
 		}
 		it.run.close()
-		if slices.Contains(it.run.itemsWithoutOutcome(), it) && l.beginSend(it) {
+		if slices.Contains(it.run.takeUnended(), it) && l.beginSend(it) {
 			l.sendFaultInstead(it, stoppingFault())
 		}
 	}

@@ -44,8 +44,7 @@ func (p *pumps) receiveItemsQuestion(q *meshv1.InFlightQuestion, reply func(*mes
 	}))
 }
 
-// report returns what the host knows of an item that it holds. It reads nothing that a run
-// may write.
+// report returns what the host knows of an item that it holds.
 func (p *pumps) report(it *item) *meshv1.RequestReport {
 	timing, since := it.timingOf(p.settings.Host), it.arrived
 	switch it.state {
@@ -54,7 +53,7 @@ func (p *pumps) report(it *item) *meshv1.RequestReport {
 		timing.BatchWait, timing.Dispatch = since.Sub(it.arrived), string(it.run.reason)
 		timing.BatchSize, timing.BatchRows = uint32(len(it.run.items)), uint32(it.run.batch.Rows)
 	case sending:
-		timing = it.timing
+		timing = it.work().stepTiming()
 	}
 	state := it.state.String()
 	if it.isWaiting {

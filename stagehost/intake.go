@@ -1,6 +1,7 @@
 package stagehost
 
 import (
+	"context"
 	"fmt"
 	"math"
 	"runtime/debug"
@@ -21,23 +22,56 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
-// item is one request on this host. The creator fills the first fields. After it
-// is posted, only the loop changes it; the batch's sink owns itemRun until it
-// posts the outcome.
-type item struct {
-	id  batch.ID
+// arrival is what an item brings to its runs. It does not change while one has it.
+type arrival struct {
 	env *envelope.Envelope
 	itemInputs
 	// arrived is when the host received it; queueWait how long it waited before.
 	arrived   time.Time
 	queueWait time.Duration
-	// trace has no spans where the item is not traced.
-	trace itemTrace
-	// delivery settles an item that was pulled; direct answers a direct call, else it
-	// is nil.
-	delivery bus.Delivery
-	direct   *directCall
+	// timing is of the last run, or the next, but for its times, which are the answer's.
+	timing envelope.StepTiming
+	// traced is a context with the span process, from the item's arrival until it is settled; nil
+	// where the item is not traced.
+	traced context.Context
+	// direct answers a direct call; nil for other items.
+	direct *directCall
+	// cancelled is closed when the request is cancelled while the item runs.
+	cancelled chan struct{}
+}
 
+// answer is what has become of an item. A run has one of its own, which the loop takes at the
+// end.
+type answer struct {
+	// batchWait and took are times of the last run.
+	batchWait, took time.Duration
+	// chunks counts the messages of a streamed reply so far.
+	chunks uint64
+	spans  itemSpans
+	// outbox has the messages that are sent for the item, one after the other: the
+	// next step's item, or a reply, after what is stored before.
+	outbox []outgoing
+	// isHandedOver is true where the output needs no message, as the next host or the gateway
+	// got it in memory; receipt is the gateway's. isReply is true where the outbox ends with a
+	// reply.
+	receipt               bus.Receipt
+	isHandedOver, isReply bool
+}
+
+// work is an item for whoever has it: the loop, or a run.
+type work struct {
+	*arrival
+	*answer
+}
+
+// item is one request on this host. Once it is posted it is the loop's.
+type item struct {
+	arrival
+	answer
+
+	id batch.ID
+	// delivery settles an item that was pulled.
+	delivery bus.Delivery
 	// state is the ledger's. noQueue is true where the item's queue was
 	// replaced, or it never had one: it is not acked, which could only settle another item.
 	state   itemState
@@ -47,9 +81,11 @@ type item struct {
 	forgiven bool
 
 	itemModel
-	itemRun
+	itemRuns
 	itemSend
 }
+
+func (it *item) work() work { return work{&it.arrival, &it.answer} }
 
 // itemInputs are an item's inputs as its model takes them.
 type itemInputs struct {
@@ -62,16 +98,10 @@ type itemInputs struct {
 	padded   []batch.Padded
 }
 
-// itemRun is an item's state while it runs, and between two runs.
-type itemRun struct {
-	// timing of the run that the item is or was part of.
-	timing envelope.StepTiming
-	// run is the batch that the item runs in; cancelled is closed when the request is
-	// cancelled meanwhile. The loop's.
-	run       *run
-	cancelled chan struct{}
-	// chunks counts the messages of a streamed reply so far.
-	chunks uint64
+// itemRuns are what an item's runs have left.
+type itemRuns struct {
+	// run is the last batch with the item.
+	run *run
 	// failedStarts counts batches with the item that never started.
 	failedStarts int
 	// outOfMemory counts the runs alone on an otherwise idle worker that ran out of memory.
@@ -89,20 +119,12 @@ type itemRun struct {
 
 // itemSend is an item's state once its outcome is known.
 type itemSend struct {
-	// outbox has the messages that are sent for the item, one after the other: the
-	// next step's item, or a reply, after what is stored before. tries counts for
-	// the first message.
-	outbox []outgoing
-	// isHandedOver is true where the output needs no message, as the next host or the gateway
-	// got it in memory; receipt is the gateway's.
-	receipt      bus.Receipt
-	isHandedOver bool
-	// isReply is true where the outbox ends with a reply, replyStored once its result is
-	// stored.
-	isReply, replyStored bool
-	tries                int
-	firstTry             time.Time
-	retryAt              time.Time
+	// replyStored is true once the reply's result is stored.
+	replyStored bool
+	// tries counts for the first message of the outbox.
+	tries    int
+	firstTry time.Time
+	retryAt  time.Time
 	// missingSince is since when the gateway or queue is known to be missing.
 	missingSince time.Time
 	// failing names the destination where a try has failed; empty for none.
@@ -117,14 +139,14 @@ func (it *item) suspect() bool {
 
 // durable reports whether the request waits on file, and may become a dead letter.
 // The results of others may be stored too, see StoresResult.
-func (it *item) durable() bool { return it.env.Durability == pipeline.File }
+func (a *arrival) durable() bool { return a.env.Durability == pipeline.File }
 
 // expired reports whether the deadline has passed. It is checked in seven places: on
 // arrival (itemArrived.apply); while queued (loop.expire, with the batcher); before a
 // batch runs again (dropEnded); at a chunk (run.Chunk); at an outcome (itemDone.apply,
 // handleFault); before a message is sent again (mayRetry); and when sending is given
 // up (giveUpSending, giveUpStoring).
-func (it *item) expired(now time.Time) bool { return !now.Before(it.env.Deadline) }
+func (a *arrival) expired(now time.Time) bool { return !now.Before(a.env.Deadline) }
 
 // receive is the puller's handler: it decodes and checks an item on the subscription's
 // goroutine, or the one that hands it over, and posts it to the loop.
@@ -170,7 +192,7 @@ func (p *pumps) receiveMalformed(err error) {
 }
 
 func (p *pumps) newItem(d bus.Delivery, env *envelope.Envelope) *item {
-	it := &item{env: env, delivery: d, arrived: d.Arrived, queueWait: d.QueueWait()}
+	it := &item{arrival: arrival{env: env, arrived: d.Arrived, queueWait: d.QueueWait()}, delivery: d}
 	it.timing = it.timingOf(p.settings.Host)
 	p.startTrace(it)
 	return it
@@ -356,7 +378,7 @@ func (e *itemArrived) apply(l *loop) {
 	if it.delivery.AfterSilence && it.delivery.Unreturned() == 2 {
 		// Its run record is read before it can run with others.
 		l.runs.Go(func() {
-			isNone := l.readRecord(it)
+			isNone := l.readRecord(it.env)
 			l.post(eventFunc(func(l *loop) {
 				if l.ledger.items[it.id] == it && it.state == queued {
 					it.forgiven = isNone

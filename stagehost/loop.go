@@ -223,13 +223,13 @@ func (p *pumps) rejectUnadmitted(it *item, f *fault.Fault) {
 		return
 	}
 	if it.env.Local != nil {
-		reply := it.finalReply()
+		reply := it.work().finalReply()
 		reply.Fault = p.locate(it, f)
 		_, _ = p.sender.HandOverReply(it.env, reply) // a fault is small
 	} else {
 		p.checkAck(it.delivery.Nak(0))
 	}
-	it.trace.end()
+	it.work().endTrace()
 	it.delivery.Release()
 }
 
@@ -249,8 +249,8 @@ func (l *loop) expireOne(it *item) {
 	l.fail(it, it.deadlineFault(envelope.WaitsInQueue))
 }
 
-func (it *item) deadlineFault(state string) *fault.Fault {
-	return it.env.DeadlineFault(string(it.env.Hop().Step), string(it.env.Hop().Stage), state)
+func (a *arrival) deadlineFault(state string) *fault.Fault {
+	return a.env.DeadlineFault(string(a.env.Hop().Step), string(a.env.Hop().Stage), state)
 }
 
 // extend extends the deliveries in flight. After an abandoned drain it does not,

@@ -213,7 +213,7 @@ func (m *metrics) countArrival(it *item) {
 		return
 	}
 	m.pulled.inc()
-	m.queueWait.Record(exemplar(it.trace.ctx), it.queueWait.Seconds(), m.base.record...)
+	m.queueWait.Record(exemplar(it.traced), it.queueWait.Seconds(), m.base.record...)
 	if it.delivery.Deliveries > 1 {
 		m.redelivered.inc()
 	}
@@ -225,7 +225,7 @@ func (m *metrics) countBatch(r *run) {
 	m.batchItems.Record(ctx, int64(len(r.items)), m.base.record...)
 	m.batchRows.Record(ctx, int64(r.batch.Rows), m.base.record...)
 	for _, it := range r.items {
-		m.batchWait.Record(exemplar(it.trace.ctx), it.timing.BatchWait.Seconds(), m.base.record...)
+		m.batchWait.Record(exemplar(it.traced), it.batchWait.Seconds(), m.base.record...)
 	}
 }
 

@@ -32,7 +32,7 @@ func TestItemsGoNowhereElseWithoutABroker(t *testing.T) {
 		want fault.Reason
 	}{
 		"the next stage is full": {func(l *loop, it *item) {
-			message, err := l.sender.Item(it.env.Next(it.env.Parts, it.env.Parts, it.timing))
+			message, err := l.sender.Item(it.env.Next(it.env.Parts, it.env.Parts, it.work().stepTiming()))
 			if err != nil {
 				t.Error(err)
 			}
@@ -56,7 +56,7 @@ func TestItemsGoNowhereElseWithoutABroker(t *testing.T) {
 			l, got, env := aLoop(t, b), &answered{}, anItem()
 			env.Durability, env.Local = pipeline.Memory, got
 			env.Route = append(env.Route, pipeline.Hop{Step: "next", Stage: "next"})
-			it := &item{id: 1, env: env}
+			it := &item{id: 1, arrival: arrival{env: env}}
 			it.isReleased = true // no puller has counted it
 			if err := l.ledger.admit(it); err != nil {
 				t.Fatal(err)

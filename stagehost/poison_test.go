@@ -127,15 +127,16 @@ func TestRunAwaitsItsRecordFromASlowBroker(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := &pumps{log: slog.New(slog.DiscardHandler), records: records{runRecords: runs}}
-	it := &item{env: anItem()}
+	it := &item{arrival: arrival{env: anItem()}}
 	crash := envelope.RunRecord{Host: "other", At: time.Now(), Died: true}
 	if _, err := runs.Add(t.Context(), it.env, crash); err != nil {
 		t.Fatal(err)
 	}
 	link.Delay(1100 * time.Millisecond)
-	p.beginRecord(&run{pumps: p, items: []*item{it}, ctx: t.Context()}, envelope.RunRecord{Host: "host", At: time.Now()})
-	if len(it.runs) != 1 || it.runs[0].Host != crash.Host {
-		t.Errorf("it knows of %+v", it.runs)
+	r := &run{pumps: p, attempts: []attempt{{arrival: &it.arrival}}, ctx: t.Context()}
+	p.beginRecord(r, envelope.RunRecord{Host: "host", At: time.Now()})
+	if len(r.records) != 1 || r.records[0].Host != crash.Host {
+		t.Errorf("it knows of %+v", r.records)
 	}
 }
 
@@ -147,12 +148,12 @@ func TestCancelledPoisonItemIsNotDeadLettered(t *testing.T) {
 	env.Durability = pipeline.Memory
 	// A direct call needs no broker to be settled.
 	replies := make(chan Response, 1)
-	it := &item{id: 1, env: env, direct: &directCall{answer: replies, leave: func() {}}}
-	it.runs = []envelope.RunRecord{{Host: "other", At: time.Now()}, {Host: "other", At: time.Now()}}
+	it := &item{id: 1, arrival: arrival{env: env, direct: &directCall{answer: replies, leave: func() {}}}}
+	crashes := []envelope.RunRecord{{Host: "other", At: time.Now()}, {Host: "other", At: time.Now()}}
 	if err := l.ledger.admit(it); err != nil {
 		t.Fatal(err)
 	}
-	r := &run{pumps: l.pumps, items: []*item{it}, wanted: 1, cancel: func() {}}
+	r := &run{pumps: l.pumps, items: []*item{it}, records: crashes, wanted: 1, cancel: func() {}}
 	it.run, it.cancelled = r, make(chan struct{})
 	if err := l.ledger.move(it, running, queued); err != nil {
 		t.Fatal(err)

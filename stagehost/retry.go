@@ -185,18 +185,18 @@ func crashFault(runs []envelope.RunRecord) *fault.Fault {
 // the cause.
 func (r *run) diedAlone(err error) bool {
 	return errors.Is(err, runner.ErrCrashed) && r.ctx.Err() == nil &&
-		len(r.items) == 1 && r.outcomeBy[0] == noOutcome && (r.batch.Suspect || !r.settings.streams())
+		len(r.attempts) == 1 && r.attempts[0].outcomeBy == noOutcome && (r.batch.Suspect || !r.settings.streams())
 }
 
 // beginRecord records that a run of an item alone begins, which may crash the host,
-// and has the item know of its runs that ended with their process. Where the broker
+// and has the run know of those that ended with their process. Where the broker
 // does not answer those are the ones of this host, and the item runs all the same.
 func (p *pumps) beginRecord(r *run, record envelope.RunRecord) {
 	others, err := p.addRecord(r, record)
 	if err != nil && len(others) == 0 {
 		return
 	}
-	r.items[0].runs = p.crashesOf(others)
+	r.records = p.crashesOf(others)
 }
 
 // crashesOf returns the runs that ended with their process. A run of this process that is
@@ -208,20 +208,19 @@ func (p *pumps) crashesOf(runs []envelope.RunRecord) []envelope.RunRecord {
 }
 
 // readRecord reports whether it is known that no run of the item crashed a process.
-func (p *pumps) readRecord(it *item) (isNone bool) {
+func (p *pumps) readRecord(env *envelope.Envelope) (isNone bool) {
 	ctx, cancel := context.WithTimeout(p.runCtx, runRecordTimeout)
 	defer cancel()
-	runs, err := p.records.Runs(ctx, it.env)
+	runs, err := p.records.Runs(ctx, env)
 	return err == nil && len(p.crashesOf(runs)) == 0
 }
 
 // recordDeath records that the process of a run died, which its item alone can have
-// caused: on the broker for the next host, and in the item.
+// caused: on the broker for the next host, and for this one.
 func (p *pumps) recordDeath(r *run, record envelope.RunRecord, err error) {
 	record.Died, record.Exit = true, runner.ExitOf(err)
-	it := r.items[0]
-	it.runs = append(it.runs, record)
-	if it.direct == nil {
+	r.records = append(r.records, record)
+	if r.attempts[0].direct == nil {
 		_, _ = p.addRecord(r, record) // it is logged
 	}
 }
@@ -229,20 +228,20 @@ func (p *pumps) recordDeath(r *run, record envelope.RunRecord, err error) {
 func (p *pumps) addRecord(r *run, record envelope.RunRecord) ([]envelope.RunRecord, error) {
 	ctx, cancel := context.WithTimeout(r.ctx, runRecordTimeout)
 	defer cancel()
-	others, err := p.records.AddRun(ctx, r.items[0].env, record)
+	others, err := p.records.AddRun(ctx, r.attempts[0].env, record)
 	if err != nil && !errors.Is(err, bus.ErrNoBroker) {
-		p.log.Warn("the run of a suspect is not recorded", append(r.items[0].logIDs(), "error", err)...)
+		p.log.Warn("the run of a suspect is not recorded", append(r.attempts[0].logIDs(), "error", err)...)
 	}
 	return others, err
 }
 
 // endRecord deletes a suspect's run records: the process lives.
 func (p *pumps) endRecord(r *run) {
-	r.items[0].runs = nil
+	r.records = nil
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.ctx), endRecordTimeout)
 	defer cancel()
-	if err := p.records.EndRun(ctx, r.items[0].env); err != nil && !errors.Is(err, bus.ErrNoBroker) {
-		p.log.Warn("the end of a suspect's run is not recorded", append(r.items[0].logIDs(), "error", err)...)
+	if err := p.records.EndRun(ctx, r.attempts[0].env); err != nil && !errors.Is(err, bus.ErrNoBroker) {
+		p.log.Warn("the end of a suspect's run is not recorded", append(r.attempts[0].logIDs(), "error", err)...)
 	}
 }
 

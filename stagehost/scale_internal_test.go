@@ -48,7 +48,7 @@ func TestUsesAreThoseSinceTheLastTime(t *testing.T) {
 	batchOf := func(id string, limit *batch.Limit, waits ...time.Duration) *run {
 		r := &run{started: start}
 		for _, wait := range waits {
-			it := &item{env: &envelope.Envelope{Route: []pipeline.Hop{{Model: payload.ModelRef{Model: id}}}}, arrived: start.Add(-wait), queueWait: time.Second}
+			it := &item{arrival: arrival{env: &envelope.Envelope{Route: []pipeline.Hop{{Model: payload.ModelRef{Model: id}}}}, arrived: start.Add(-wait), queueWait: time.Second}}
 			it.limit = limit
 			r.items = append(r.items, it)
 		}

@@ -17,12 +17,14 @@ import (
 
 // itemDone is an item with its outcome; its output is handed over, or its message encoded.
 type itemDone struct {
-	item    *item
+	run     *run
+	at      int
 	outcome runner.Outcome
 }
 
 func (e *itemDone) apply(l *loop) {
-	it := e.item
+	it := e.run.items[e.at]
+	it.answer = e.run.attempts[e.at].answer
 	if it.isHandedOver {
 		if l.beginSend(it) {
 			l.metrics.countOutput()
@@ -76,44 +78,51 @@ const (
 )
 
 // mustStore reports whether the first message is one to store, before the reply.
-func (it *item) mustStore() bool { return len(it.outbox) > 1 }
+func (a *answer) mustStore() bool { return len(a.outbox) > 1 }
 
 // finalReply returns the final reply of the item's request, without its content.
-func (it *item) finalReply() *envelope.Reply {
-	reply := it.env.NewReply()
-	reply.Timings = append(reply.Timings[:len(reply.Timings):len(reply.Timings)], it.timing)
-	reply.Attempt = it.timing.Attempt
-	reply.Seq = it.chunks + 1
+func (w work) finalReply() *envelope.Reply {
+	reply := w.env.NewReply()
+	reply.Timings = append(reply.Timings[:len(reply.Timings):len(reply.Timings)], w.stepTiming())
+	reply.Attempt = w.timing.Attempt
+	reply.Seq = w.chunks + 1
 	return reply
+}
+
+// stepTiming returns the timeline's entry for this step.
+func (w work) stepTiming() envelope.StepTiming {
+	out := w.timing
+	out.BatchWait, out.Run = w.batchWait, w.took
+	return out
 }
 
 // prepareOutput hands over an output, or encodes its message: the next step's item, or
 // the reply. A caller that has received all chunks gets the end of the reply without
 // the whole output, where that is too large to send.
-func (p *pumps) prepareOutput(it *item, out *runner.Outcome) *fault.Fault {
-	hop := it.env.Hop()
-	if it.env.Local != nil && (it.isCancelled() || it.expired(time.Now())) {
-		return nil // the loop drops it
+func (p *pumps) prepareOutput(w work, out *runner.Outcome) *fault.Fault {
+	hop := w.env.Hop()
+	if w.env.Local != nil && (w.isCancelled() || w.expired(time.Now())) {
+		return nil // the loop drops w
 	}
-	if !it.env.Last() {
-		env := it.env.Next(it.env.Parts, out.Parts, it.timing)
-		p.tracePublish(it, env)
-		if it.isHandedOver = p.sender.HandOver(env); it.isHandedOver {
+	if !w.env.Last() {
+		env := w.env.Next(w.env.Parts, out.Parts, w.stepTiming())
+		p.tracePublish(w, env)
+		if w.isHandedOver = p.sender.HandOver(env); w.isHandedOver {
 			return nil
 		}
 		next, err := p.sender.Item(env)
-		it.outbox = []outgoing{{next, toNext}}
+		w.outbox = []outgoing{{next, toNext}}
 		if err != nil {
 			return encodeFault(hop, err)
 		}
 		return nil
 	}
-	reply := it.finalReply()
+	reply := w.finalReply()
 	reply.Parts, reply.Metadata = out.Parts, out.Metadata
-	err := p.prepareReply(it, reply)
-	if errors.Is(err, bus.ErrTooLarge) && it.chunks > 0 && !it.env.StoresResult() {
+	err := p.prepareReply(w, reply)
+	if errors.Is(err, bus.ErrTooLarge) && w.chunks > 0 && !w.env.StoresResult() {
 		out.Parts, reply.Parts = nil, nil
-		err = p.prepareReply(it, reply)
+		err = p.prepareReply(w, reply)
 	}
 	if err != nil {
 		return encodeFault(hop, err)
@@ -124,23 +133,23 @@ func (p *pumps) prepareOutput(it *item, out *runner.Outcome) *fault.Fault {
 // prepareReply hands the reply of a local item to its gateway, and puts any other into the
 // outbox. The result of a durable request, or of one with an idempotency key, is stored
 // first, so that it is not lost with the reply.
-func (p *pumps) prepareReply(it *item, reply *envelope.Reply) (err error) {
-	p.traceReply(it)
-	if it.env.Local != nil {
-		it.receipt, err = p.sender.HandOverReply(it.env, reply)
-		it.isHandedOver = err == nil
+func (p *pumps) prepareReply(w work, reply *envelope.Reply) (err error) {
+	p.traceReply(w)
+	if w.env.Local != nil {
+		w.receipt, err = p.sender.HandOverReply(w.env, reply)
+		w.isHandedOver = err == nil
 		return err
 	}
-	message, err := p.sender.Reply(it.env.Gateway, reply)
+	message, err := p.sender.Reply(w.env.Gateway, reply)
 	if err != nil {
 		return err
 	}
-	it.outbox, it.isReply = []outgoing{{message, toGateway}}, true
-	if !it.env.StoresResult() {
+	w.outbox, w.isReply = []outgoing{{message, toGateway}}, true
+	if !w.env.StoresResult() {
 		return nil
 	}
-	stored, err := p.records.Result(it.env.Result(reply, time.Now()))
-	it.outbox = []outgoing{{stored, toResults}, {message, toGateway}}
+	stored, err := p.records.Result(w.env.Result(reply, time.Now()))
+	w.outbox = []outgoing{{stored, toResults}, {message, toGateway}}
 	return err
 }
 
@@ -196,9 +205,9 @@ func (p *pumps) locate(it *item, f *fault.Fault) *fault.Fault {
 
 // sendFault sends a fault as the item's reply, after the other messages.
 func (l *loop) sendFault(it *item, f *fault.Fault, before ...outgoing) {
-	reply := it.finalReply()
+	reply := it.work().finalReply()
 	reply.Fault = f
-	if err := l.prepareReply(it, reply); err != nil {
+	if err := l.prepareReply(it.work(), reply); err != nil {
 		// A fault is small; only an internal error makes it too large to send.
 		l.internalError("fault cannot be sent", err)
 		l.settle(it)
@@ -292,7 +301,7 @@ func (l *loop) sendNext(it *item, r bus.Receipt) {
 	if was == toResults && r.Duplicate {
 		l.metrics.duplicateReplies.inc()
 		it.span().AddEvent("duplicate result")
-		reply := it.finalReply()
+		reply := it.work().finalReply()
 		reply.Stored = true
 		stored, err := l.sender.Reply(it.env.Gateway, reply)
 		if err != nil {
@@ -534,7 +543,7 @@ func (l *loop) settleWith(it *item, settle func(bus.Delivery) error, from ...ite
 		return
 	}
 	l.models.leave(it)
-	it.trace.end()
+	it.work().endTrace()
 	delete(l.retries, it.id)
 	l.clearFailing(it)
 	if it.direct != nil {

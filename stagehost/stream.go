@@ -31,17 +31,16 @@ const (
 // mayRunAgain reports whether the item may be retried here or on another host. It may not
 // once a chunk was sent, because sent chunks must not repeat. nak and mayReturn make an
 // exception for items whose result is stored: the gateway ends a stream that begins again.
-func (it *item) mayRunAgain() bool { return it.chunks == 0 }
+func (a *answer) mayRunAgain() bool { return a.chunks == 0 }
 
 // Chunk implements runner.Sink. A caller that takes no chunks gets only the final
 // reply, so its item may still be retried. If a chunk cannot be sent, the item
 // fails: later chunks would leave a gap.
 func (r *run) Chunk(i int, parts []payload.Part) error {
-	if i < 0 || i >= len(r.items) {
+	if i < 0 || i >= len(r.attempts) {
 		return runner.ErrNoSuchItem
 	}
-	it := r.items[i]
-	if it.isCancelled() || it.expired(time.Now()) {
+	if a := &r.attempts[i]; a.isCancelled() || a.expired(time.Now()) {
 		return runner.ErrCancelled
 	}
 	err := r.chunk(i, parts)
@@ -54,11 +53,11 @@ func (r *run) Chunk(i int, parts []payload.Part) error {
 // chunk sends a chunk of item i; its errors are faults where it cannot be sent.
 func (r *run) chunk(i int, parts []payload.Part) (err error) {
 	defer r.recoverCheck(&err)
-	it := r.items[i]
-	if !it.env.Last() {
+	a := &r.attempts[i]
+	if !a.env.Last() {
 		return fault.New(fault.NotSupported, "only the last stage of a pipeline may answer in chunks")
 	}
-	if err := r.items[i].contract.Chunk(parts); err != nil {
+	if err := a.contract.Chunk(parts); err != nil {
 		return fault.From(err)
 	}
 	r.mu.Lock()
@@ -66,8 +65,8 @@ func (r *run) chunk(i int, parts []payload.Part) (err error) {
 	if err := r.checkOpen(i); err != nil {
 		return err
 	}
-	if it.env.TakesChunks {
-		if f := r.send(it, parts); f != nil {
+	if a.env.TakesChunks {
+		if f := r.send(a.work(), parts); f != nil {
 			return f
 		}
 	}
@@ -75,31 +74,31 @@ func (r *run) chunk(i int, parts []payload.Part) (err error) {
 	return nil
 }
 
-func (r *run) send(it *item, parts []payload.Part) *fault.Fault {
+func (r *run) send(w work, parts []payload.Part) *fault.Fault {
 	reply := &envelope.Reply{
-		Mesh: it.env.Mesh, RequestID: it.env.RequestID, ExecutionID: it.env.ExecutionID,
-		Seq: it.chunks + 1, Attempt: it.timing.Attempt, Chunk: true, Parts: parts,
+		Mesh: w.env.Mesh, RequestID: w.env.RequestID, ExecutionID: w.env.ExecutionID,
+		Seq: w.chunks + 1, Attempt: w.timing.Attempt, Chunk: true, Parts: parts,
 	}
 	if r.settings.streams() {
 		reply.NextWithin = r.settings.Stream.Idle
 	}
-	if it.env.Local != nil {
-		if _, err := r.sender.HandOverReply(it.env, reply); err != nil {
-			return encodeFault(it.env.Hop(), err)
+	if w.env.Local != nil {
+		if _, err := r.sender.HandOverReply(w.env, reply); err != nil {
+			return encodeFault(w.env.Hop(), err)
 		}
 	} else {
-		message, err := r.sender.Reply(it.env.Gateway, reply)
+		message, err := r.sender.Reply(w.env.Gateway, reply)
 		if err != nil {
-			return encodeFault(it.env.Hop(), err)
+			return encodeFault(w.env.Hop(), err)
 		}
 		if err := r.sender.PublishUnacked(message); err != nil {
-			return fault.Newf(fault.StreamInterrupted, "the answer broke after %d chunks: %w", it.chunks, err)
+			return fault.Newf(fault.StreamInterrupted, "the answer broke after %d chunks: %w", w.chunks, err)
 		}
 	}
-	if it.chunks++; it.chunks == 1 {
+	if w.chunks++; w.chunks == 1 {
 		trace.SpanFromContext(r.traced).AddEvent("first chunk")
 	}
-	r.metrics.countChunk(it.chunks == 1, r.started)
+	r.metrics.countChunk(w.chunks == 1, r.started)
 	return nil
 }
 
@@ -108,16 +107,16 @@ func (r *run) endItem(i int, f *fault.Fault) {
 	r.mu.Lock()
 	open := r.checkOpen(i) == nil
 	if open {
-		r.outcomeBy[i] = byHost
+		r.attempts[i].outcomeBy = byHost
 	}
 	r.mu.Unlock()
 	if !open {
 		return
 	}
-	it := r.items[i]
-	it.timing.Run = time.Since(r.started)
-	it.traceRun(r)
-	r.post(&itemDone{item: it, outcome: runner.Failed(f)})
+	a := &r.attempts[i]
+	a.took = time.Since(r.started)
+	r.traceRun(a.work())
+	r.post(&itemDone{run: r, at: i, outcome: runner.Failed(f)})
 	if r.settings.streams() {
 		r.cancel()
 	}
@@ -167,9 +166,9 @@ func (r *run) stallFault() *fault.Fault {
 	limits := r.settings.Stream
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	switch it := r.items[0]; {
-	case it.chunks > 0:
-		return fault.Newf(fault.StreamInterrupted, "the answer broke after %d chunks: the runner has sent none for %s, the stage's stream.idle_timeout", it.chunks, limits.Idle)
+	switch chunks := r.attempts[0].chunks; {
+	case chunks > 0:
+		return fault.Newf(fault.StreamInterrupted, "the answer broke after %d chunks: the runner has sent none for %s, the stage's stream.idle_timeout", chunks, limits.Idle)
 	case !r.lastChunk.IsZero():
 		return fault.Newf(fault.RunnerStalled, "the runner has sent no chunk for %s, the stage's stream.idle_timeout", limits.Idle)
 	default:

@@ -16,12 +16,9 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
-// itemTrace has the spans of an item. Spans are exported as they end, so a host that dies leaves
-// none of those that it has begun.
-type itemTrace struct {
-	// ctx is a context with the span process, from the item's arrival until it is settled; nil
-	// where the item is not traced.
-	ctx context.Context
+// itemSpans are the spans of an item that its runs add to. Spans are exported as they end, so a host
+// that dies leaves none of those that it has begun.
+type itemSpans struct {
 	// sent is the span of its message to the next stage or the gateway, nil before that.
 	sent trace.Span
 	// waitsSince is since when the item waits to run.
@@ -47,7 +44,7 @@ func (p *pumps) startTrace(it *item) {
 	if it.timing.Attempt > 1 {
 		span.AddEvent("redelivered")
 	}
-	it.trace = itemTrace{ctx: ctx, waitsSince: it.arrived}
+	it.traced, it.spans.waitsSince = ctx, it.arrived
 }
 
 // startSpan starts a span of something that the stage does.
@@ -62,77 +59,76 @@ func (p *pumps) addSpan(parent context.Context, name string, begin, end time.Tim
 }
 
 // span returns the span process. Its methods do nothing where the item is not traced.
-func (it *item) span() trace.Span { return trace.SpanFromContext(it.trace.ctx) }
+func (a *arrival) span() trace.Span { return trace.SpanFromContext(a.traced) }
 
 // exemplar returns the context of a span, which is nil where nothing is traced, for what is
 // recorded with it.
 func exemplar(ctx context.Context) context.Context { return cmp.Or(ctx, context.Background()) }
 
-// traceRun records the run that the item has been in, and its wait for that.
-func (it *item) traceRun(r *run) {
-	t := &it.trace
-	if t.ctx == nil {
+// traceRun records the run that an item has been in, and its wait for that.
+func (r *run) traceRun(w work) {
+	if w.traced == nil {
 		return
 	}
-	r.addSpan(t.ctx, "wait", t.waitsSince, r.started)
-	t.waitsSince = time.Now()
-	if len(r.items) == 1 || r.traced == nil {
+	r.addSpan(w.traced, "wait", w.spans.waitsSince, r.started)
+	w.spans.waitsSince = time.Now()
+	if len(r.attempts) == 1 || r.traced == nil {
 		return // the run's span is the item's
 	}
-	r.addSpan(t.ctx, "run", r.started, t.waitsSince, trace.WithLinks(trace.LinkFromContext(r.traced)), trace.WithAttributes(r.attributes()...))
+	r.addSpan(w.traced, "run", r.started, w.spans.waitsSince, trace.WithLinks(trace.LinkFromContext(r.traced)), trace.WithAttributes(r.attributes()...))
 }
 
 // traceModelWait records that the item waits for its model no more.
 func (p *pumps) traceModelWait(it *item) {
-	now, t := time.Now(), &it.trace
+	now := time.Now()
 	it.timing.ModelWait += now.Sub(it.waitsForModelSince)
 	p.metrics.recordModelWait(now.Sub(it.waitsForModelSince))
-	if t.ctx != nil {
-		p.addSpan(t.ctx, "load", it.waitsForModelSince, now)
-		t.waitsSince = now
+	if it.traced != nil {
+		p.addSpan(it.traced, "load", it.waitsForModelSince, now)
+		it.spans.waitsSince = now
 	}
 }
 
 // tracePublish begins the span of the item's message to the next stage.
-func (p *pumps) tracePublish(it *item, next *envelope.Envelope) {
-	if t := &it.trace; t.ctx != nil {
-		t.endSent() // another takes its place
-		t.sent = tracing.StartPublish(t.ctx, p.tracer, next, bus.SubjectsOf(p.settings.Mesh).Stage(next.Hop().Queue(), next.Durability, next.Class()))
+func (p *pumps) tracePublish(w work, next *envelope.Envelope) {
+	if w.traced != nil {
+		w.spans.endSent() // another takes its place
+		w.spans.sent = tracing.StartPublish(w.traced, p.tracer, next, bus.SubjectsOf(p.settings.Mesh).Stage(next.Hop().Queue(), next.Durability, next.Class()))
 	}
 }
 
 // traceReply begins the span of the item's reply.
-func (p *pumps) traceReply(it *item) {
-	if t := &it.trace; t.ctx != nil {
-		t.endSent() // another takes its place
-		_, t.sent = p.tracer.Start(t.ctx, "reply", trace.WithSpanKind(trace.SpanKindClient))
+func (p *pumps) traceReply(w work) {
+	if w.traced != nil {
+		w.spans.endSent() // another takes its place
+		_, w.spans.sent = p.tracer.Start(w.traced, "reply", trace.WithSpanKind(trace.SpanKindClient))
 	}
 }
 
-func (t *itemTrace) endSent() {
-	if t.sent != nil {
-		t.sent.End()
+func (s *itemSpans) endSent() {
+	if s.sent != nil {
+		s.sent.End()
 	}
 }
 
-// end ends the item's spans.
-func (t *itemTrace) end() {
-	t.endSent()
-	trace.SpanFromContext(t.ctx).End()
+// endTrace ends the item's spans.
+func (w work) endTrace() {
+	w.spans.endSent()
+	w.span().End()
 }
 
 // logIDs returns the pairs for a log about the item.
-func (it *item) logIDs() []any {
-	return append([]any{"request_id", it.env.RequestID}, tracing.LogIDs(it.span())...)
+func (a *arrival) logIDs() []any {
+	return append([]any{"request_id", a.env.RequestID}, tracing.LogIDs(a.span())...)
 }
 
 // startSpan begins the span of a run with traced items. That of one item is the item's own. A
 // batch has many parents, so its span is a root, which links to its items and they to it.
 func (r *run) startSpan() {
 	var links []trace.Link
-	for _, it := range r.items {
-		if it.trace.ctx != nil {
-			links = append(links, trace.LinkFromContext(it.trace.ctx))
+	for i := range r.attempts {
+		if traced := r.attempts[i].traced; traced != nil {
+			links = append(links, trace.LinkFromContext(traced))
 		}
 	}
 	if len(links) == 0 {
@@ -140,11 +136,11 @@ func (r *run) startSpan() {
 	}
 	var span trace.Span
 	attributes := trace.WithAttributes(r.attributes()...)
-	if len(r.items) == 1 {
-		r.traced, span = r.pumps.startSpan(r.items[0].trace.ctx, "run", time.Now(), attributes)
+	if len(r.attempts) == 1 {
+		r.traced, span = r.pumps.startSpan(r.attempts[0].traced, "run", time.Now(), attributes)
 	} else {
 		r.traced, span = r.pumps.startSpan(context.Background(), "batch", time.Now(), attributes,
-			trace.WithAttributes(semconv.MessagingBatchMessageCount(len(r.items))), trace.WithLinks(links...))
+			trace.WithAttributes(semconv.MessagingBatchMessageCount(len(r.attempts))), trace.WithLinks(links...))
 	}
 	r.batch.Trace = tracing.Format(span.SpanContext()).Parent
 }
@@ -152,7 +148,7 @@ func (r *run) startSpan() {
 // attributes returns the attributes of the run's span, and of an item's in a batch.
 func (r *run) attributes() []attribute.KeyValue {
 	return []attribute.KeyValue{
-		attribute.Int("stagemesh.batch.size", len(r.items)),
+		attribute.Int("stagemesh.batch.size", len(r.attempts)),
 		attribute.Int("stagemesh.batch.rows", r.batch.Rows),
 		attribute.String("stagemesh.batch.reason", string(r.reason)),
 	}
