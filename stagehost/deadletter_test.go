@@ -89,7 +89,7 @@ func (c *call) begun(times int) {
 // began puts a run of the call's item on record.
 func (c *call) began(run envelope.RunRecord) {
 	c.t.Helper()
-	if _, err := c.bed.book().Add(c.t.Context(), c.env, run); err != nil {
+	if _, err := c.bed.book().AddRun(c.t.Context(), c.env, run); err != nil {
 		c.t.Fatal(err)
 	}
 }
@@ -176,7 +176,7 @@ func TestSuspectWithoutRunRecordsIsRun(t *testing.T) {
 	// Its run has ended, so nothing of it is on record any more.
 	book := b.book()
 	testbed.Eventually(t, "the record is cleared", func() bool {
-		before, err := book.Add(t.Context(), c.env, envelope.RunRecord{At: time.Now()})
+		before, err := book.AddRun(t.Context(), c.env, envelope.RunRecord{At: time.Now()})
 		return err == nil && len(before) == 0
 	})
 }

@@ -98,8 +98,8 @@ type Host struct {
 
 // broker is the host's connection and what uses it; from connect to disconnect.
 type broker struct {
-	records
-
+	bus     *bus.Bus
+	records records
 	// pulled are the queues that the host pulls from: its stage's, and after those its own
 	// where it loads models.
 	pulled []*pulledQueues
@@ -314,10 +314,9 @@ func (h *Host) connect() error {
 	if err != nil {
 		return err
 	}
-	h.connectedAt, h.ackWait = time.Now(), h.settings.Queue.AckWait
+	h.bus, h.connectedAt, h.ackWait = conn, time.Now(), h.settings.Queue.AckWait
 	h.records = records{
-		conn, store.NewResults(conn, h.settings.Results), store.NewDeadLetters(conn, h.settings.DeadLetters),
-		store.NewRuns(conn, h.settings.RunRecords), h.streamMissing,
+		store.NewResults(conn, h.settings.Results), store.NewDeadLetters(conn, h.settings.DeadLetters), store.NewRuns(conn, h.settings.RunRecords),
 	}
 	h.items = h.newItems()
 	err = h.pull(h.settings.Stage, h.settings.Queue)
@@ -353,9 +352,9 @@ func (h *Host) newItems() *pumps {
 			MaxInFlight: s.MaxInFlight, CrashLimit: s.CrashLimit, ExposeErrors: s.ExposeErrors,
 			Bound: s.itemBound(), StartTook: h.startTook, ConnectedAt: h.connectedAt,
 		},
-		metrics: h.metrics, tracer: s.Tracer, log: s.Logger, sender: h.bus, records: h.records, models: oneModel{h.contract},
+		metrics: h.metrics, tracer: s.Tracer, log: s.Logger, sender: h.bus, records: h.records, models: oneModel{h.contract}, streamMissing: h.streamMissing,
 		events: make(chan event, s.eventRoom()), loopDone: make(chan struct{}),
-		runPool: runPool{runCtx: h.runCtx, tasks: make(chan *run), idle: make(chan struct{}, s.Runner.Concurrency())},
+		runCtx: h.runCtx, tasks: make(chan *run), idle: make(chan struct{}, s.Runner.Concurrency()),
 	}
 	if h.loader != nil {
 		h.modelSet = newModelSet(h)

@@ -126,10 +126,10 @@ func TestRunAwaitsItsRecordFromASlowBroker(t *testing.T) {
 	if err := runs.Ensure(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	p := &pumps{log: slog.New(slog.DiscardHandler), records: records{runRecords: runs}}
+	p := &pumps{log: slog.New(slog.DiscardHandler), records: records{Runs: runs}}
 	it := &item{arrival: arrival{env: anItem()}}
 	crash := envelope.RunRecord{Host: "other", At: time.Now(), Died: true}
-	if _, err := runs.Add(t.Context(), it.env, crash); err != nil {
+	if _, err := runs.AddRun(t.Context(), it.env, crash); err != nil {
 		t.Fatal(err)
 	}
 	link.Delay(1100 * time.Millisecond)

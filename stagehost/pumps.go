@@ -13,6 +13,7 @@ import (
 	"github.com/stagemesh/stagemesh/internal/bus"
 	"github.com/stagemesh/stagemesh/internal/envelope"
 	"github.com/stagemesh/stagemesh/internal/schema"
+	"github.com/stagemesh/stagemesh/internal/store"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
@@ -39,16 +40,18 @@ type Sender interface {
 // Records keeps what outlives the host. Result and DeadLetter make the message that stores one.
 type Records interface {
 	Result(result *envelope.Result) (bus.Message, error)
-	// DeadLetter leaves out an item that makes the message too large.
 	DeadLetter(dead *envelope.DeadLetter, delivery bus.Delivery) (bus.Message, error)
-	// AddRun records a run of an item in place of an earlier record of it, and returns the
-	// records of other runs, which it may know where it fails. Runs returns all, EndRun deletes
-	// them.
+	// AddRun records a run of an item, RunsOf returns the records of all, and EndRun deletes them.
 	AddRun(ctx context.Context, item *envelope.Envelope, run envelope.RunRecord) ([]envelope.RunRecord, error)
-	Runs(ctx context.Context, item *envelope.Envelope) ([]envelope.RunRecord, error)
+	RunsOf(ctx context.Context, item *envelope.Envelope) ([]envelope.RunRecord, error)
 	EndRun(ctx context.Context, item *envelope.Envelope) error
-	// Missing has the host look for its streams: a message found none.
-	Missing()
+}
+
+// records are a host's, on the broker.
+type records struct {
+	*store.Results
+	*store.DeadLetters
+	*store.Runs
 }
 
 // Models says which items may run. The loop calls all methods but contract.
@@ -77,8 +80,10 @@ type Models interface {
 type oneModel struct{ itsContract *schema.Contract }
 
 var (
-	_ Models = oneModel{}
-	_ Models = (*modelSet)(nil)
+	_ Sender  = (*bus.Bus)(nil)
+	_ Records = records{}
+	_ Models  = oneModel{}
+	_ Models  = (*modelSet)(nil)
 )
 
 func (m oneModel) contract(*envelope.Envelope) (*schema.Contract, bool) { return m.itsContract, true }
@@ -125,6 +130,8 @@ type pumps struct {
 	sender   Sender
 	records  Records
 	models   Models
+	// streamMissing is called when a message to store has found no stream.
+	streamMissing func()
 
 	// events go to the loop; loopDone is closed when it takes no more. cancels are the cancel
 	// messages that it has not taken yet.
@@ -138,15 +145,10 @@ type pumps struct {
 	load     load
 	slotTime slotTime
 
-	runPool
-}
-
-// runPool are the goroutines of running batches.
-type runPool struct {
-	runs sync.WaitGroup
-	// Goroutines that have run a batch wait in idle, and take another from tasks.
-	tasks chan *run
-	idle  chan struct{}
-	// runCtx is the context of runs.
+	// runs are all goroutines but the loop, runCtx is the context of batches. Goroutines that have
+	// run a batch wait in idle, and take another from tasks.
+	runs   sync.WaitGroup
 	runCtx context.Context
+	tasks  chan *run
+	idle   chan struct{}
 }

@@ -164,12 +164,12 @@ func (h *Host) ensure(ctx context.Context) error {
 // ensureStreams creates the streams of durable requests, and those found missing.
 // A host without a file queue serves on where the broker has no space for them.
 func (h *Host) ensureStreams(ctx context.Context) error {
-	err := h.runRecords.Ensure(ctx)
+	err := h.records.Runs.Ensure(ctx)
 	if h.settings.Queue.durable() {
-		return errors.Join(err, h.results.Ensure(ctx), h.dead.Ensure(ctx))
+		return errors.Join(err, h.records.Results.Ensure(ctx), h.records.DeadLetters.Ensure(ctx))
 	}
 	if h.storeMissing.Load() {
-		err = errors.Join(err, h.results.Ensure(ctx))
+		err = errors.Join(err, h.records.Results.Ensure(ctx))
 	}
 	if err != nil {
 		h.settings.Logger.Debug("run records, or results, cannot be stored", "error", err)

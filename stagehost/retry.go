@@ -211,7 +211,7 @@ func (p *pumps) crashesOf(runs []envelope.RunRecord) []envelope.RunRecord {
 func (p *pumps) readRecord(env *envelope.Envelope) (isNone bool) {
 	ctx, cancel := context.WithTimeout(p.runCtx, runRecordTimeout)
 	defer cancel()
-	runs, err := p.records.Runs(ctx, env)
+	runs, err := p.records.RunsOf(ctx, env)
 	return err == nil && len(p.crashesOf(runs)) == 0
 }
 

@@ -332,7 +332,7 @@ func (l *loop) mayRetry(it *item, err error) bool {
 		return false
 	}
 	if errors.Is(err, bus.ErrNoResults) || errors.Is(err, bus.ErrNoDeadLetters) {
-		l.records.Missing()
+		l.streamMissing()
 	}
 	now := time.Now()
 	if it.mustStore() {

@@ -304,17 +304,14 @@ func (s Settings) eventRoom() int {
 	return n
 }
 
-// itemBound is how many items the loop holds at most: a leader adopts the queue of one more host,
-// and other hosts forward durable items.
+// itemBound is how many items the loop holds at most. A host that loads models has a queue of its own,
+// adopts another one as the leader, and gets durable items that other hosts forward.
 func (s Settings) itemBound() int {
-	queues, more := 1, maxDirectCalls
-	if s.Models != nil {
-		queues, more = 3, more+maxWaitingItems
-		if slices.Contains(s.Queue.Durabilities, pipeline.Memory) {
-			queues++
-		}
+	perQueue := s.MaxInFlight + int(s.localPlaces().Items)
+	if s.Models == nil {
+		return perQueue + maxDirectCalls
 	}
-	return queues*(s.MaxInFlight+int(s.localPlaces().Items)) + more
+	return 4*perQueue + maxDirectCalls + maxWaitingItems
 }
 
 // complete returns the spec of the stage with the runner's spec.

@@ -44,7 +44,7 @@ type DeadLetter struct {
 // DeadLetters keeps the items that the mesh gave up on, so that an operator can
 // list, replay or delete them.
 //
-//	m, err := b.DeadLetter(dead, delivery)   // by hosts: sent, acknowledged, then Term
+//	m, err := deadLetters.DeadLetter(dead, delivery)   // by hosts: sent, acknowledged, then Term
 //	page, err := deadLetters.List(ctx, store.DeadLetterQuery{Stage: "classify"})
 //	dead, err := deadLetters.Get(ctx, seq)
 //	replayed, err := deadLetters.Replay(ctx, seq, nil)  // a new execution of a new request
@@ -66,6 +66,18 @@ func NewDeadLetters(b *bus.Bus, s Settings) *DeadLetters {
 	d.config.Description, d.config.Discard, d.config.MaxMsgsPerSubject = "messages that the mesh gave up on", jetstream.DiscardOld, 0
 	d.config.Duplicates = min(deadLetterDuplicates, d.config.MaxAge)
 	return d
+}
+
+// DeadLetter returns the message that stores a dead letter, without the item where that would make it too
+// large.
+func (s *DeadLetters) DeadLetter(dead *envelope.DeadLetter, of bus.Delivery) (bus.Message, error) {
+	m, err := s.bus.DeadLetter(dead, of)
+	if errors.Is(err, bus.ErrTooLarge) || err == nil && int64(m.Size()) > s.maxMessage() {
+		dead.Fault = dead.Fault.WithMetadata("item", fmt.Sprintf("left out: %d bytes", len(dead.Item)))
+		dead.Item = nil
+		m, err = s.bus.DeadLetter(dead, of)
+	}
+	return m, err
 }
 
 // Get returns one dead letter: ErrNoDeadLetter where there is none of that

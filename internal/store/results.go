@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -59,6 +60,15 @@ func (s *Results) Get(ctx context.Context, request pipeline.RequestID) (*envelop
 	return r, err
 }
 
+// Result returns the message that stores a result.
+func (s *Results) Result(r *envelope.Result) (bus.Message, error) {
+	m, err := s.bus.Result(r)
+	if limit := s.maxMessage(); err == nil && int64(m.Size()) > limit {
+		err = fmt.Errorf("%w: %d bytes, the limit of a stored result is %d (results.max_bytes)", bus.ErrTooLarge, m.Size(), limit)
+	}
+	return m, err
+}
+
 // Delete deletes a request's result, which nobody needs any more. It is best effort: a result that
 // stays is gone after its retention.
 func (s *Results) Delete(request pipeline.RequestID) { _ = s.bus.DeleteResult(request) }
@@ -87,10 +97,10 @@ func (s *Results) Wait(ctx context.Context, request pipeline.RequestID) (r *enve
 // the process that ran it: its delivery count alone says only that some host had
 // it and did not settle it.
 //
-//	others, err := runs.Add(ctx, item, record)  // right before the run; the records of others
-//	others, err = runs.Add(ctx, item, died)     // the process of the run died: in its place
-//	all, err = runs.Get(ctx, item)
-//	err = runs.End(ctx, item)                   // the run is over and the process lives
+//	others, err := runs.AddRun(ctx, item, record)  // right before the run; the records of others
+//	others, err = runs.AddRun(ctx, item, died)     // the process of the run died: in its place
+//	all, err = runs.RunsOf(ctx, item)
+//	err = runs.EndRun(ctx, item)                   // the run is over and the process lives
 //
 // A run that is recorded and neither ended nor died crashed its host, or somebody
 // else ended the host in just that time.
@@ -103,10 +113,10 @@ func NewRuns(b *bus.Bus, s Settings) *Runs {
 	return r
 }
 
-// Add records a run of the item's current step, in place of an earlier record of
+// AddRun records a run of the item's current step, in place of an earlier record of
 // this run, and returns the records of other runs, which it may know where it fails. Without a
 // stream it is an error.
-func (s *Runs) Add(ctx context.Context, item *envelope.Envelope, run envelope.RunRecord) ([]envelope.RunRecord, error) {
+func (s *Runs) AddRun(ctx context.Context, item *envelope.Envelope, run envelope.RunRecord) ([]envelope.RunRecord, error) {
 	subject := s.bus.RunRecordSubject(item.ExecutionID, item.Position)
 	others, seq, err := s.read(ctx, subject)
 	if err != nil {
@@ -121,8 +131,8 @@ func (s *Runs) Add(ctx context.Context, item *envelope.Envelope, run envelope.Ru
 	return others, s.wrap(err)
 }
 
-// Get returns the records of the item's current step.
-func (s *Runs) Get(ctx context.Context, item *envelope.Envelope) ([]envelope.RunRecord, error) {
+// RunsOf returns the records of the item's current step.
+func (s *Runs) RunsOf(ctx context.Context, item *envelope.Envelope) ([]envelope.RunRecord, error) {
 	runs, _, err := s.read(ctx, s.bus.RunRecordSubject(item.ExecutionID, item.Position))
 	return runs, s.wrap(err)
 }
@@ -142,8 +152,8 @@ func (s *Runs) read(ctx context.Context, subject string) ([]envelope.RunRecord, 
 	return runs, msg.Seq, err
 }
 
-// End deletes the records of the item's current step.
-func (s *Runs) End(ctx context.Context, item *envelope.Envelope) error {
+// EndRun deletes the records of the item's current step.
+func (s *Runs) EndRun(ctx context.Context, item *envelope.Envelope) error {
 	stream, err := s.bus.JetStream().Stream(ctx, s.bus.RunRecordStream())
 	if err != nil {
 		return s.wrap(err)

@@ -18,7 +18,7 @@ func runItem() *envelope.Envelope {
 
 func begin(t *testing.T, runs *store.Runs, e *envelope.Envelope, host pipeline.HostID) []envelope.RunRecord {
 	t.Helper()
-	before, err := runs.Add(t.Context(), e, envelope.RunRecord{Host: host, At: time.Unix(1000, 0)})
+	before, err := runs.AddRun(t.Context(), e, envelope.RunRecord{Host: host, At: time.Unix(1000, 0)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -47,7 +47,7 @@ func TestRunRecordsAddUpUntilARunEnds(t *testing.T) {
 	if before := begin(t, one, e, "c"); len(before) != 2 || before[1].Host != "b" {
 		t.Errorf("before the third start: %v", before)
 	}
-	if err := two.End(t.Context(), e); err != nil {
+	if err := two.EndRun(t.Context(), e); err != nil {
 		t.Fatal(err)
 	}
 	if before := begin(t, one, e, "d"); len(before) != 0 {
@@ -64,7 +64,7 @@ func TestRunRecordsSurviveTheBroker(t *testing.T) {
 	broker.Stop()
 	broker.Restore()
 	testbed.Eventually(t, "the record is there again", func() bool {
-		before, err := runs.Add(t.Context(), e, envelope.RunRecord{Host: "b", At: time.Now()})
+		before, err := runs.AddRun(t.Context(), e, envelope.RunRecord{Host: "b", At: time.Now()})
 		return err == nil && len(before) >= 1 && before[0].Host == "a"
 	})
 }
@@ -72,7 +72,7 @@ func TestRunRecordsSurviveTheBroker(t *testing.T) {
 func TestRunsWithoutAStream(t *testing.T) {
 	t.Parallel()
 	runs := store.NewRuns(testbed.StartBroker(t).Connect(mesh), store.Settings{})
-	if _, err := runs.Add(t.Context(), runItem(), envelope.RunRecord{At: time.Now()}); err == nil {
+	if _, err := runs.AddRun(t.Context(), runItem(), envelope.RunRecord{At: time.Now()}); err == nil {
 		t.Error("a run was recorded without a stream")
 	}
 }

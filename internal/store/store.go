@@ -11,7 +11,7 @@
 //	r, err := keys.Claim(ctx, key, mine, seen.Seq) // ErrKeyTaken: another call was faster
 //
 //	runs := store.NewRuns(b, store.Settings{})
-//	others, err := runs.Add(ctx, item, record)     // right before the run
+//	others, err := runs.AddRun(ctx, item, record)     // right before the run
 //
 //	dead := store.NewDeadLetters(b, store.Settings{})
 //	page, err := dead.List(ctx, store.DeadLetterQuery{Stage: "classify"})
@@ -125,8 +125,8 @@ func (s *stream) Ensure(ctx context.Context) error {
 	return s.bus.EnsureStream(ctx, s.config, s.version)
 }
 
-// MaxMessage returns the size of the largest message that the stream can hold at all.
-func (s *stream) MaxMessage() int64 { return s.config.MaxBytes - messageOverhead }
+// maxMessage returns the size of the largest message that the stream can hold at all.
+func (s *stream) maxMessage() int64 { return s.config.MaxBytes - messageOverhead }
 
 // messageOverhead is more than a stream adds to a message: its subject, headers and record.
 const messageOverhead = 1 << 10
