@@ -1,11 +1,11 @@
 // Package msgpack converts MessagePack into JSON and JSON into MessagePack, for bodies and blobs
-// that arrive in the one and are needed in the other.
+// that arrive in the one and are needed in the other. The codec is github.com/tinylib/msgp.
 //
 //	text, err := msgpack.ToJSON(data, 16<<20)
 //	data, err = msgpack.AppendJSON(nil, text)
 //
-// Members, Elements and Binary read a document without converting it, and the Append functions
-// write one.
+// Conversion converts within a budget, and may leave values out. Next, Lookup, Elements, Text and
+// Binary read a document without converting it.
 //
 // # Unsupported values
 //
@@ -20,17 +20,35 @@
 // nests at most MaxDepth deep, and ToJSON stops at its limit. The output of AppendJSON takes at
 // most about five times the JSON: an empty list is two bytes of JSON, and five here.
 //
-// Everything is a pure function, safe for concurrent use.
+// All functions are pure, and safe for concurrent use.
 package msgpack
 
 import (
-	"encoding/json"
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
 	"math"
+	"slices"
 	"strconv"
-	"unicode/utf8"
+	"strings"
 
+	"github.com/go-json-experiment/json/jsontext"
 	"github.com/tinylib/msgp/msgp"
 )
+
+// Type is the content type of MessagePack.
+const Type = "application/msgpack"
+
+// types are the names that it goes by.
+var types = []string{Type, "application/x-msgpack", "application/vnd.msgpack"}
+
+// Is reports whether a content type, perhaps with parameters, is MessagePack's.
+func Is(contentType string) bool {
+	media, _, _ := strings.Cut(contentType, ";")
+	return slices.Contains(types, strings.ToLower(strings.TrimSpace(media)))
+}
 
 // MaxDepth bounds the nesting of lists and maps.
 const MaxDepth = 64
@@ -38,197 +56,288 @@ const MaxDepth = 64
 // ToJSON returns the one document that data is, as JSON of at most limit bytes. An
 // error is an *Error.
 func ToJSON(data []byte, limit int) ([]byte, error) {
-	out, err := AppendAsJSON(make([]byte, 0, min(2*len(data), limit)), data, limit)
-	if err != nil {
+	c := &Conversion{Limit: limit}
+	if err := c.grow(min(2*len(data), limit)); err != nil {
 		return nil, err
 	}
-	return out, nil
+	return c.JSON(data)
 }
 
-// AppendAsJSON is ToJSON that appends; the limit is of all that dst has then.
-func AppendAsJSON(dst, data []byte, limit int) ([]byte, error) {
-	w := writer{left: data, out: dst, limit: limit}
-	if err := w.value(0); err != nil {
-		return dst, err
+// Conversion is one conversion to JSON.
+type Conversion struct {
+	// Limit bounds the JSON, in bytes.
+	Limit int
+	// Reserve is called before memory is allocated, with its bytes, unless it is nil. Its error
+	// ends the conversion.
+	Reserve func(n int64) error
+	// Skip, unless it is nil, is called for the members of maps, with the depth of the map: 0 for
+	// the document itself. Where it returns true, the value is replaced by its offset in the
+	// document.
+	Skip func(depth int, key []byte) bool
+
+	data, rest, out []byte
+}
+
+// JSON returns the one document that data is. An error is an *Error, or of Reserve.
+func (c *Conversion) JSON(data []byte) ([]byte, error) {
+	c.data, c.rest = data, data
+	if err := c.value(0); err != nil {
+		return nil, err
 	}
-	if len(w.out) > limit {
-		return dst, w.long()
+	if len(c.out) > c.Limit {
+		return nil, c.tooLong()
 	}
-	return w.out, ended(w.left)
+	if err := checkEnd(c.rest); err != nil {
+		return nil, err
+	}
+	return c.out, nil
 }
 
-// writer writes the rest of a document.
-type writer struct {
-	left, out []byte
-	limit     int
+func (c *Conversion) tooLong() error { return wrong("is more than %d bytes as JSON", c.Limit) }
+
+// grow makes room for n more bytes.
+func (c *Conversion) grow(n int) error {
+	size := len(c.out) + n
+	if size <= cap(c.out) {
+		return nil
+	}
+	if size > c.Limit+slack {
+		return c.tooLong()
+	}
+	size = min(max(size, 2*cap(c.out)), c.Limit+slack)
+	if c.Reserve != nil {
+		if err := c.Reserve(int64(size - cap(c.out))); err != nil {
+			return err
+		}
+	}
+	c.out = append(make([]byte, 0, size), c.out...)
+	return nil
 }
 
-func (w *writer) value(depth int) error {
-	if len(w.out) > w.limit {
-		return w.long()
+// slack is more than what surrounds text, or a number of 64 bits, takes as JSON: a key's quotes and
+// an offset, and all brackets that may close after it.
+const slack = 128
+
+func (c *Conversion) value(depth int) error {
+	if len(c.out) > c.Limit {
+		return c.tooLong()
 	}
 	if depth > MaxDepth {
 		return wrong("nests deeper than %d", MaxDepth)
 	}
-	switch kind := msgp.NextType(w.left); kind {
-	case msgp.MapType:
-		return w.object(depth)
-	case msgp.ArrayType:
-		return w.list(depth)
-	default:
-		return w.scalar(kind)
-	}
-}
-
-func (w *writer) long() error { return wrong("is more than %d bytes as JSON", w.limit) }
-
-func (w *writer) scalar(kind msgp.Type) (err error) {
-	switch kind {
-	case msgp.StrType:
-		return w.text()
-	case msgp.IntType:
-		var n int64
-		n, w.left, err = msgp.ReadInt64Bytes(w.left)
-		w.out = strconv.AppendInt(w.out, n, 10)
-	case msgp.UintType:
-		var n uint64
-		n, w.left, err = msgp.ReadUint64Bytes(w.left)
-		w.out = strconv.AppendUint(w.out, n, 10)
-	case msgp.Float32Type:
-		var f float32
-		f, w.left, err = msgp.ReadFloat32Bytes(w.left)
-		return w.float(float64(f), err)
-	case msgp.Float64Type:
-		var f float64
-		f, w.left, err = msgp.ReadFloat64Bytes(w.left)
-		return w.float(f, err)
-	case msgp.BoolType:
-		var is bool
-		is, w.left, err = msgp.ReadBoolBytes(w.left)
-		w.out = strconv.AppendBool(w.out, is)
-	case msgp.NilType:
-		w.left, err = msgp.ReadNilBytes(w.left)
-		w.out = append(w.out, "null"...)
-	default:
-		return w.unsupported(kind)
-	}
-	if err != nil {
-		return unread(err)
-	}
-	return nil
-}
-
-// unsupported returns the error of a value that JSON cannot represent.
-func (w *writer) unsupported(kind msgp.Type) error {
-	switch {
-	case len(w.left) == 0:
-		return unread(msgp.ErrShortBytes)
-	case kind == msgp.BinType:
-		return wrong("is binary, which JSON cannot represent")
-	case kind == msgp.InvalidType:
-		return unread(nil)
-	default:
-		return wrong("is an extension, which JSON cannot represent")
-	}
-}
-
-func (w *writer) float(f float64, err error) error {
-	if err != nil {
-		return unread(err)
-	}
-	if math.IsNaN(f) || math.IsInf(f, 0) {
-		return wrong("is NaN or infinite, which JSON cannot represent")
-	}
-	begin := len(w.out)
-	w.out = strconv.AppendFloat(w.out, f, 'g', -1, 64)
-	for _, c := range w.out[begin:] {
-		if c == '.' || c == 'e' {
-			return nil
-		}
-	}
-	w.out = append(w.out, ".0"...)
-	return nil
-}
-
-func (w *writer) text() error {
-	text, left, err := readText(w.left)
-	if err != nil {
+	if err := c.grow(slack); err != nil {
 		return err
 	}
-	w.left, w.out = left, appendString(w.out, text)
-	return nil
-}
-
-// readText reads a string, which shares the data.
-func readText(data []byte) (text, left []byte, err error) {
-	if text, left, err = msgp.ReadStringZC(data); err != nil {
-		return nil, nil, unread(err)
-	}
-	if !utf8.Valid(text) {
-		return nil, nil, wrong("is text that is not UTF-8")
-	}
-	return text, left, nil
-}
-
-// readKey reads a key, which is a string.
-func readKey(data []byte) (key, left []byte, err error) {
-	if len(data) > 0 && msgp.NextType(data) != msgp.StrType {
-		return nil, nil, wrong("has a key that is not a string, which JSON cannot represent")
-	}
-	return readText(data)
-}
-
-func (w *writer) list(depth int) error {
-	n, left, err := msgp.ReadArrayHeaderBytes(w.left)
-	if err != nil {
-		return unread(err)
-	}
-	w.left, w.out = left, append(w.out, '[')
-	for i := range n {
-		if i > 0 {
-			w.out = append(w.out, ',')
-		}
-		if err := w.value(depth + 1); err != nil {
-			return within(err, int(i))
-		}
-	}
-	w.out = append(w.out, ']')
-	return nil
-}
-
-func (w *writer) object(depth int) error {
-	n, left, err := msgp.ReadMapHeaderBytes(w.left)
-	if err != nil {
-		return unread(err)
-	}
-	w.left, w.out = left, append(w.out, '{')
-	for i := range n {
-		if i > 0 {
-			w.out = append(w.out, ',')
-		}
-		key, left, err := readKey(w.left)
+	switch kind := msgp.NextType(c.rest); kind {
+	case msgp.MapType, msgp.ArrayType:
+		return c.entries(depth, kind == msgp.MapType)
+	case msgp.StrType:
+		text, rest, err := readText(c.rest)
 		if err != nil {
 			return err
 		}
-		w.left, w.out = left, append(appendString(w.out, key), ':')
-		if err := w.value(depth + 1); err != nil {
-			return within(err, string(key))
+		c.rest = rest
+		return c.text(text)
+	default:
+		var err error
+		c.out, c.rest, err = appendScalar(c.out, c.rest, kind)
+		return err
+	}
+}
+
+// entries writes a list, or a map.
+func (c *Conversion) entries(depth int, isMap bool) error {
+	n, rest, err := readHeader(c.rest)
+	if err != nil {
+		return err
+	}
+	brackets := "[]"
+	if isMap {
+		brackets = "{}"
+	}
+	c.rest, c.out = rest, append(c.out, brackets[0])
+	for i := range int(n) {
+		if i > 0 {
+			c.out = append(c.out, ',')
+		}
+		if isMap {
+			err = c.member(depth)
+		} else if err = c.value(depth + 1); err != nil {
+			err = within(err, i)
+		}
+		if err != nil {
+			return err
 		}
 	}
-	w.out = append(w.out, '}')
+	c.out = append(c.out, brackets[1])
 	return nil
 }
 
-// appendString appends text that is UTF-8 as a JSON string.
-func appendString(dst, text []byte) []byte {
-	for _, c := range text {
-		if c < ' ' || c == '"' || c == '\\' || c >= utf8.RuneSelf {
-			// Of a string, Marshal has nothing to refuse.
-			quoted, _ := json.Marshal(string(text))
-			return append(dst, quoted...)
+func (c *Conversion) member(depth int) error {
+	if len(c.rest) > 0 && msgp.NextType(c.rest) != msgp.StrType {
+		return wrong("has a key that is not a string, which JSON cannot represent")
+	}
+	key, rest, err := readText(c.rest)
+	if err != nil {
+		return err
+	}
+	if err := c.text(key); err != nil {
+		return err
+	}
+	c.rest, c.out = rest, append(c.out, ':')
+	if c.Skip != nil && c.Skip(depth, key) {
+		c.out = strconv.AppendInt(c.out, int64(len(c.data)-len(c.rest)), 10)
+		c.rest, err = skip(c.rest, depth+1)
+	} else {
+		err = c.value(depth + 1)
+	}
+	if err != nil {
+		return within(err, string(key))
+	}
+	return nil
+}
+
+// text writes text that is UTF-8, in quotes.
+func (c *Conversion) text(text []byte) error {
+	size := len(text) + slack
+	for _, b := range text {
+		switch {
+		case b == '"', b == '\\', b == '\n', b == '\r', b == '\t', b == '\b', b == '\f':
+			size++
+		case b < ' ':
+			size += len(`\u0000`) - 1
 		}
 	}
-	dst = append(dst, '"')
-	dst = append(dst, text...)
-	return append(dst, '"')
+	if err := c.grow(size); err != nil {
+		return err
+	}
+	c.out, _ = jsontext.AppendQuote(c.out, text) // fails for what is not UTF-8
+	return nil
+}
+
+// AppendScalar appends the number, boolean or nil that data is, as JSON.
+func AppendScalar(dst, data []byte) ([]byte, error) {
+	dst, rest, err := appendScalar(dst, data, msgp.NextType(data))
+	if err != nil {
+		return dst, err
+	}
+	return dst, checkEnd(rest)
+}
+
+func appendScalar(dst, data []byte, kind msgp.Type) (_, rest []byte, err error) {
+	switch kind {
+	case msgp.IntType:
+		var n int64
+		n, rest, err = msgp.ReadInt64Bytes(data)
+		dst = strconv.AppendInt(dst, n, 10)
+	case msgp.UintType:
+		var n uint64
+		n, rest, err = msgp.ReadUint64Bytes(data)
+		dst = strconv.AppendUint(dst, n, 10)
+	case msgp.Float32Type, msgp.Float64Type:
+		var f float64
+		if f, rest, err = msgp.ReadFloat64Bytes(data); err == nil {
+			dst, err = appendFloat(dst, f)
+			return dst, rest, err
+		}
+	case msgp.BoolType:
+		var is bool
+		is, rest, err = msgp.ReadBoolBytes(data)
+		dst = strconv.AppendBool(dst, is)
+	case msgp.NilType:
+		rest, err = msgp.ReadNilBytes(data)
+		dst = append(dst, "null"...)
+	case msgp.BinType:
+		return dst, data, wrong("is binary, which JSON cannot represent")
+	case msgp.InvalidType:
+		if err = errNotMessagePack; len(data) == 0 {
+			err = msgp.ErrShortBytes
+		}
+	default:
+		return dst, data, wrong("is an extension, which JSON cannot represent")
+	}
+	return dst, rest, readError(err)
+}
+
+func appendFloat(dst []byte, f float64) ([]byte, error) {
+	if math.IsNaN(f) || math.IsInf(f, 0) {
+		return dst, wrong("is NaN or infinite, which JSON cannot represent")
+	}
+	begin := len(dst)
+	dst = strconv.AppendFloat(dst, f, 'g', -1, 64)
+	if !bytes.ContainsAny(dst[begin:], ".e") {
+		dst = append(dst, ".0"...)
+	}
+	return dst, nil
+}
+
+// AppendJSON appends the one document that text is, as MessagePack. A number that
+// is whole and has 64 bits stays whole, every other becomes a float of 64 bits, as
+// does -0, whose sign no whole number has; one beyond those is an error, as is text
+// that is not JSON or nests deeper than MaxDepth.
+func AppendJSON(dst, text []byte) ([]byte, error) {
+	from := jsontext.NewDecoder(bytes.NewBuffer(text), jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
+	dst, err := appendNext(dst, from)
+	if err != nil {
+		return dst, err
+	}
+	if _, err = from.ReadToken(); !errors.Is(err, io.EOF) {
+		return dst, errors.New("text goes on after the JSON")
+	}
+	return dst, nil
+}
+
+// Headers of lists and maps whose number of entries is not known before their end.
+const (
+	list32   = 0xdd
+	map32    = 0xdf
+	header32 = 5
+)
+
+func appendNext(dst []byte, from *jsontext.Decoder) ([]byte, error) {
+	token, err := from.ReadToken()
+	if err != nil {
+		return dst, err
+	}
+	switch kind := token.Kind(); kind {
+	case '"':
+		return msgp.AppendString(dst, token.String()), nil
+	case '0':
+		return appendNumber(dst, token.String())
+	case 't', 'f':
+		return msgp.AppendBool(dst, kind == 't'), nil
+	case 'n':
+		return msgp.AppendNil(dst), nil
+	}
+	depth, begin := from.StackDepth(), len(dst)
+	if depth > MaxDepth {
+		return dst, fmt.Errorf("the JSON nests deeper than %d", MaxDepth)
+	}
+	dst = append(dst, list32, 0, 0, 0, 0)
+	for kind := from.PeekKind(); kind != ']' && kind != '}'; kind = from.PeekKind() {
+		if dst, err = appendNext(dst, from); err != nil {
+			return dst, err
+		}
+	}
+	kind, entries := from.StackIndex(depth)
+	if kind == '{' {
+		dst[begin], entries = map32, entries/2
+	}
+	binary.BigEndian.PutUint32(dst[begin+1:begin+header32], uint32(entries))
+	_, err = from.ReadToken() // its end
+	return dst, err
+}
+
+func appendNumber(dst []byte, text string) ([]byte, error) {
+	if n, err := strconv.ParseInt(text, 10, 64); err == nil && text != "-0" {
+		return msgp.AppendInt64(dst, n), nil
+	}
+	if n, err := strconv.ParseUint(text, 10, 64); err == nil {
+		return msgp.AppendUint64(dst, n), nil
+	}
+	f, err := strconv.ParseFloat(text, 64)
+	if err != nil {
+		return dst, fmt.Errorf("the number %.40s is beyond 64 bits", text)
+	}
+	return msgp.AppendFloat64(dst, f), nil
 }

@@ -33,7 +33,7 @@ func TestValuesOfBothFormatsRoundTrip(t *testing.T) {
 		"negative zero":          {msgp.AppendFloat64(nil, math.Copysign(0, -1)), `-0.0`},
 		"a large float":          {msgp.AppendFloat64(nil, 1e300), `1e+300`},
 		"half the bits, exactly": {msgp.AppendFloat32(nil, 0.1), `0.10000000149011612`},
-		"text":                   {msgp.AppendString(nil, "a\"\n\u00e9<"), `"a\"\n` + "\u00e9" + `\u003c"`},
+		"text":                   {msgp.AppendString(nil, "a\"\n\u00e9<"), `"a\"\n` + "\u00e9" + `<"`},
 		"no text":                {msgp.AppendString(nil, ""), `""`},
 		"a list":                 {msgp.AppendNil(msgp.AppendInt(msgp.AppendArrayHeader(nil, 2), 1)), `[1,null]`},
 		"no list":                {msgp.AppendArrayHeader(nil, 0), `[]`},
@@ -138,61 +138,84 @@ func TestCheckAcceptsAnyCompleteDocument(t *testing.T) {
 	}
 }
 
-func TestMembersAndElementsAreVisited(t *testing.T) {
+func TestElementsAreVisited(t *testing.T) {
 	t.Parallel()
-	data := msgpack.AppendMap(nil, 2)
-	data = msgpack.AppendBinary(msgpack.AppendString(data, "raw"), []byte{1, 2})
-	data = msgpack.AppendList(msgpack.AppendString(data, "list"), 2)
-	data = msgpack.AppendScalar(msgpack.AppendInt(data, 7), 0.5)
 	var got []string
-	err := msgpack.Members(data, func(key string, value []byte) error {
-		if raw, ok := msgpack.Binary(value); ok {
-			got = append(got, fmt.Sprintf("%s %x", key, raw))
-			return nil
-		}
-		return msgpack.Elements(value, func(i int, value []byte) error {
-			text, err := msgpack.ToJSON(value, limit)
-			got = append(got, fmt.Sprintf("%s[%d] %s", key, i, text))
-			return err
-		})
+	err := msgpack.Elements(listOf([]byte{7}, msgp.AppendFloat64(nil, 0.5), msgp.AppendBool(nil, true), msgp.AppendNil(nil)), func(i int, value []byte) error {
+		text, err := msgpack.AppendScalar(nil, value)
+		got = append(got, fmt.Sprintf("%d: %s", i, text))
+		return err
 	})
-	if want := []string{"raw 0102", "list[0] 7", "list[1] 0.5"}; err != nil || !slices.Equal(got, want) {
+	if want := []string{"0: 7", "1: 0.5", "2: true", "3: null"}; err != nil || !slices.Equal(got, want) {
 		t.Errorf("got %q, %v", got, err)
 	}
 	enough := errors.New("enough")
-	for name, err := range map[string]error{
-		"members": msgpack.Members(data, func(string, []byte) error { return enough }),
-		"elements": msgpack.Elements(listOf([]byte{1}, []byte{2}), func(i int, _ []byte) error {
-			if i > 0 {
-				t.Error("it went on")
-			}
-			return enough
-		}),
-	} {
-		if !errors.Is(err, enough) {
-			t.Errorf("%s: got %v", name, err)
+	if err := msgpack.Elements(listOf([]byte{1}, []byte{2}), func(i int, _ []byte) error {
+		if i > 0 {
+			t.Error("it went on")
 		}
+		return enough
+	}); !errors.Is(err, enough) {
+		t.Errorf("got %v", err)
 	}
 }
 
-func TestFindSkipsKeysThatAreNotStrings(t *testing.T) {
+func TestConversionLeavesValuesOut(t *testing.T) {
+	t.Parallel()
+	raw := msgp.AppendBytes(nil, []byte{1, 2})
+	data := in("list", listOf(in("raw", raw), in("other", []byte{7})))
+	c := msgpack.Conversion{Limit: limit, Skip: func(depth int, key []byte) bool { return depth == 2 && string(key) == "raw" }}
+	text, err := c.JSON(data)
+	offset := bytes.Index(data, raw)
+	if want := fmt.Sprintf(`{"list":[{"raw":%d},{"other":7}]}`, offset); err != nil || string(text) != want {
+		t.Errorf("got %s, %v; want %s", text, err, want)
+	}
+	if value, _, err := msgpack.Next(data[offset:]); err != nil || !bytes.Equal(value, raw) {
+		t.Errorf("got %x, %v", value, err)
+	}
+}
+
+func TestConversionReservesBeforeItAllocates(t *testing.T) {
+	t.Parallel()
+	reserved, full := int64(0), errors.New("full")
+	reserve := func(n int64) error {
+		if reserved += n; reserved > 4096 {
+			return full
+		}
+		return nil
+	}
+	data := in("text", msgp.AppendString(nil, strings.Repeat("\x01", 600))) // six times as long as JSON
+	c := msgpack.Conversion{Limit: limit, Reserve: reserve}
+	if text, err := c.JSON(data); err != nil || int64(cap(text)) > reserved {
+		t.Errorf("%d bytes of %d reserved, %v", cap(text), reserved, err)
+	}
+	c = msgpack.Conversion{Limit: limit, Reserve: reserve}
+	if text, err := c.JSON(in("text", msgp.AppendString(nil, strings.Repeat("x", 5000)))); !errors.Is(err, full) || text != nil {
+		t.Errorf("got %d bytes, %v", len(text), err)
+	}
+}
+
+func TestLookupPassesOverKeysThatAreNotStrings(t *testing.T) {
 	t.Parallel()
 	odd := []byte{0x84, 1, 2, 0xa1, 'a', 0x92, 7, 8, 0xc0, 1, 0xa1, 'a', 3}
-	value, ok := msgpack.Find(odd, "a")
-	first, has := msgpack.First(value)
-	if !ok || !has || !bytes.Equal(first, []byte{7}) {
-		t.Errorf("got %x of %x, %t, %t", first, value, ok, has)
+	for i, want := range []byte{7, 8} {
+		if value, ok := msgpack.Lookup(odd, "a", i); !ok || !bytes.Equal(value, []byte{want}) {
+			t.Errorf("got %x, %t", value, ok)
+		}
+	}
+	if value, ok := msgpack.Lookup(odd, "a", 2); ok {
+		t.Errorf("got %x", value)
 	}
 	for name, data := range map[string][]byte{
 		"nothing": nil, "a number": {1}, "another key": {0x81, 0xa1, 'b', 1}, "a map that lies": {0xdf, 0xff, 0xff, 0xff, 0xff}, "half": {0x81, 0xa1, 'a'},
 		"a lie before it": {0x82, 0xc6, 0xff, 0xa1, 'a', 1}, "half of a header": {0xdf, 0}, "a binary key": {0x81, 0xc4, 1, 'a', 1},
 	} {
-		if value, ok := msgpack.Find(data, "a"); ok {
+		if value, ok := msgpack.Lookup(data, "a"); ok {
 			t.Errorf("%s has %x", name, value)
 		}
 	}
 	for name, data := range map[string][]byte{"nothing": nil, "a map": {0x80}, "none": {0x90}, "a lie": {0xdd, 0xff, 0xff, 0xff, 0xff}, "half of a header": {0xdd, 0}} {
-		if value, ok := msgpack.First(data); ok {
+		if value, ok := msgpack.Lookup(data, 0); ok {
 			t.Errorf("%s has %x", name, value)
 		}
 	}
@@ -204,12 +227,9 @@ func TestTruncatedDocumentIsRejected(t *testing.T) {
 		"nothing": nil, "a number": {1}, "a map that lies": {0xdf, 0xff, 0xff, 0xff, 0xff}, "a list that lies": {0xdd, 0xff, 0xff, 0xff, 0xff},
 		"a key of numbers": {0x81, 1, 1}, "half": {0x81, 0xa1, 'a'}, "more": {0x80, 1}, "more than a list": {0x90, 1},
 	} {
-		members := msgpack.Members(data, func(string, []byte) error { return nil })
-		elements := msgpack.Elements(data, func(int, []byte) error { return nil })
-		for _, err := range []error{members, elements} {
-			if _, ok := errors.AsType[*msgpack.Error](err); !ok {
-				t.Errorf("%s: %v, %v", name, members, elements)
-			}
+		err := msgpack.Elements(data, func(int, []byte) error { return nil })
+		if _, ok := errors.AsType[*msgpack.Error](err); !ok {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 	for name, data := range map[string][]byte{"a lie": {0xc6, 0xff, 0xff, 0xff, 0xff, 1}, "text": {0xa1, 'a'}, "more": {0xc4, 1, 1, 1}} {

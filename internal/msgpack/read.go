@@ -3,26 +3,12 @@ package msgpack
 import (
 	"errors"
 	"fmt"
+	"unicode/utf8"
 
 	"github.com/tinylib/msgp/msgp"
 
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
-
-// Members hands each member of the map that data is to visit, whose value is one
-// document. Whatever visit returns ends it.
-func Members(data []byte, visit func(key string, value []byte) error) error {
-	if !IsMap(data) {
-		return wrong("must be a map")
-	}
-	return entries(data, func(_ int, key, value []byte) error {
-		text, _, err := readKey(key)
-		if err != nil {
-			return err
-		}
-		return visit(string(text), value)
-	})
-}
 
 // Elements hands each element of the list that data is to visit. Whatever visit
 // returns ends it.
@@ -30,82 +16,65 @@ func Elements(data []byte, visit func(i int, value []byte) error) error {
 	if !IsList(data) {
 		return wrong("must be a list")
 	}
-	return entries(data, func(i int, _, value []byte) error { return visit(i, value) })
-}
-
-var errFound = errors.New("found")
-
-// Find returns the value of the first member of that key, where data is a map that has
-// one. It passes over keys that are no strings.
-func Find(data []byte, key string) (value []byte, ok bool) {
-	if !IsMap(data) {
-		return nil, false
-	}
-	err := entries(data, func(_ int, name, one []byte) error {
-		if text, err := Text(name); err == nil && string(text) == key {
-			value = one
-			return errFound
-		}
-		return nil
-	})
-	return value, errors.Is(err, errFound)
-}
-
-// First returns the first element, where data is a list that has one.
-func First(data []byte) (value []byte, ok bool) {
-	err := Elements(data, func(_ int, one []byte) error {
-		value = one
-		return errFound
-	})
-	return value, errors.Is(err, errFound)
-}
-
-// entries visits the elements of the list that data is, or its members if it is a map.
-func entries(data []byte, visit func(i int, key, value []byte) error) error {
-	n, each, left, err := readHeader(data)
+	n, rest, err := readHeader(data)
 	if err != nil {
 		return err
 	}
 	for i := range int(n) {
-		var key, value []byte
-		if each == 2 {
-			if key, left, err = next(left); err != nil {
-				return err
+		var value []byte
+		if value, rest, err = Next(rest); err != nil {
+			return err
+		}
+		if err := visit(i, value); err != nil {
+			return err
+		}
+	}
+	return checkEnd(rest)
+}
+
+// Lookup returns the value at a path of keys and indexes, where there is one: the first, if a key
+// comes twice. It passes over keys that are no strings.
+func Lookup(data []byte, path ...any) (value []byte, ok bool) {
+	for _, place := range path {
+		key, isKey := place.(string)
+		if isKey != IsMap(data) || !isKey && !IsList(data) {
+			return nil, false
+		}
+		n, rest, err := readHeader(data)
+		found := false
+		for i := 0; i < int(n) && !found && err == nil; i++ {
+			found = i == place
+			if isKey {
+				var name []byte
+				if name, rest, err = Next(rest); err != nil {
+					break
+				}
+				text, textErr := Text(name)
+				found = textErr == nil && string(text) == key
 			}
+			data, rest, err = Next(rest)
 		}
-		if value, left, err = next(left); err != nil {
-			return err
-		}
-		if err := visit(i, key, value); err != nil {
-			return err
+		if err != nil || !found {
+			return nil, false
 		}
 	}
-	return ended(left)
+	return data, true
 }
 
-// next returns the document that data begins with, and what follows it.
-func next(data []byte) (value, left []byte, err error) {
-	left, err = skip(data, 0)
-	return data[:len(data)-len(left)], left, err
+// Next returns the document that data begins with, and what follows it.
+func Next(data []byte) (value, rest []byte, err error) {
+	rest, err = skip(data, 0)
+	return data[:len(data)-len(rest)], rest, err
 }
 
-// readHeader reads the number of entries of a list or a map, each of which is so many
-// documents. Any other document is read as a whole and has no entries.
-func readHeader(data []byte) (n uint32, each int, left []byte, err error) {
-	switch msgp.NextType(data) {
-	case msgp.MapType:
-		each = 2
-		n, left, err = msgp.ReadMapHeaderBytes(data)
-	case msgp.ArrayType:
-		each = 1
-		n, left, err = msgp.ReadArrayHeaderBytes(data)
-	default:
-		left, err = msgp.Skip(data)
+// readHeader reads the number of elements of a list, or of members of a map.
+func readHeader(data []byte) (n uint32, rest []byte, err error) {
+	if IsMap(data) {
+		n, rest, err = msgp.ReadMapHeaderBytes(data)
+	} else {
+		n, rest, err = msgp.ReadArrayHeaderBytes(data)
 	}
-	if err != nil {
-		return 0, 0, nil, unread(err)
-	}
-	return n, each, left, nil
+	return n, rest, readError(err)
 }
 
 // IsMap reports whether data begins with a map.
@@ -119,36 +88,42 @@ func IsText(data []byte) bool { return msgp.NextType(data) == msgp.StrType }
 
 // Text returns the text of the one string that data is, which it shares.
 func Text(data []byte) ([]byte, error) {
-	text, left, err := readText(data)
+	text, rest, err := readText(data)
 	if err != nil {
 		return nil, err
 	}
-	return text, ended(left)
+	return text, checkEnd(rest)
+}
+
+func readText(data []byte) (text, rest []byte, err error) {
+	if text, rest, err = msgp.ReadStringZC(data); err != nil {
+		return nil, nil, readError(err)
+	}
+	if !utf8.Valid(text) {
+		return nil, nil, wrong("is text that is not UTF-8")
+	}
+	return text, rest, nil
 }
 
 // Binary returns the bytes of the binary string that data is, which it shares.
 func Binary(data []byte) (raw []byte, ok bool) {
-	if msgp.NextType(data) != msgp.BinType {
-		return nil, false
-	}
-	raw, left, err := msgp.ReadBytesZC(data)
-	return raw, err == nil && len(left) == 0
+	raw, rest, err := msgp.ReadBytesZC(data)
+	return raw, err == nil && len(rest) == 0
 }
 
 // Check makes sure that data is one document of MessagePack, of anything that it
 // can represent. An error is an *Error.
 func Check(data []byte) error {
-	left, err := skip(data, 0)
+	rest, err := skip(data, 0)
 	if err != nil {
 		return err
 	}
-	return ended(left)
+	return checkEnd(rest)
 }
 
-// ended makes sure that nothing is left after a document.
-func ended(left []byte) error {
-	if len(left) > 0 {
-		return wrong("goes on after its end, for %d bytes", len(left))
+func checkEnd(rest []byte) error {
+	if len(rest) > 0 {
+		return wrong("goes on after its end, for %d bytes", len(rest))
 	}
 	return nil
 }
@@ -158,15 +133,21 @@ func skip(data []byte, depth int) ([]byte, error) {
 	if depth > MaxDepth {
 		return nil, wrong("nests deeper than %d", MaxDepth)
 	}
-	n, each, left, err := readHeader(data)
+	isMap := IsMap(data)
+	if !isMap && !IsList(data) {
+		rest, err := msgp.Skip(data)
+		return rest, readError(err)
+	}
+	n, rest, err := readHeader(data)
 	for range n {
-		for range each {
-			if left, err = skip(left, depth+1); err != nil {
-				return nil, err
-			}
+		if rest, err = skip(rest, depth+1); err == nil && isMap {
+			rest, err = skip(rest, depth+1)
+		}
+		if err != nil {
+			return nil, err
 		}
 	}
-	return left, err
+	return rest, err
 }
 
 // Error is why a document is not valid or cannot be converted, and the place in it.
@@ -214,9 +195,14 @@ func within(err error, place any) error {
 	return err
 }
 
-// unread returns an error of the reader as one of a document.
-func unread(err error) error {
-	if errors.Is(err, msgp.ErrShortBytes) {
+var errNotMessagePack = errors.New("not MessagePack")
+
+// readError returns an error of the reader as one of a document.
+func readError(err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, msgp.ErrShortBytes):
 		return wrong("is cut off")
 	}
 	return wrong("is not MessagePack")

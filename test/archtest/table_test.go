@@ -95,7 +95,7 @@ var importTable = rules{
 		},
 		{
 			packages:  list("internal/call"),
-			mayImport: list(proto, tensor, fault, payload, raw, pipeline, envelope, bus, "internal/config", "internal/process", "internal/store", "internal/tracing", "internal/admission", "internal/explain", "internal/pipelines", "internal/route", budget, request),
+			mayImport: list(proto, tensor, fault, payload, msgpack, raw, pipeline, envelope, bus, "internal/config", "internal/process", "internal/store", "internal/tracing", "internal/admission", "internal/explain", "internal/pipelines", "internal/route", budget, request),
 		},
 		{packages: list("internal/jobs"), mayImport: list(proto, fault, payload, pipeline, bus, "internal/process", "internal/store", "internal/webhook", "internal/admission", budget, request), inTests: list("internal/call")},
 		{packages: list("internal/front/*"), mayImport: list(proto, tensor, fault, payload, oipcodec, raw, model, msgpack, pipeline, auth, "internal/config", "internal/admission", "internal/call", "internal/jobs", "internal/front/*", "internal/openapi", budget, request, transport), inTests: list("internal/tracing", envelope)},
@@ -151,7 +151,7 @@ var importTable = rules{
 		{packages: list("github.com/nats-io/nats-server/..."), mayAppearIn: list("."), andInTests: true},
 		{packages: list("github.com/hashicorp/consul/..."), mayAppearIn: list("discovery/consul")},
 		{packages: list("github.com/santhosh-tekuri/jsonschema/v6/..."), mayAppearIn: list("internal/schema"), andInTests: true},
-		{packages: list("github.com/tinylib/msgp/..."), mayAppearIn: list(msgpack), andInTests: true},
+		{packages: list("github.com/tinylib/msgp/..."), mayAppearIn: list(msgpack, "internal/front/rest"), andInTests: true},
 		{
 			packages:    list("go.opentelemetry.io/otel/sdk/...", "go.opentelemetry.io/otel/exporters/..."),
 			mayAppearIn: list("internal/program"), andInTests: true,

@@ -206,61 +206,6 @@ func (s *scanner) again() values {
 	return &out
 }
 
-// packed is data in MessagePack; value is all of the next value. It converts numbers
-// to JSON first, so that both forms follow the same rules.
-type packed struct {
-	value   []byte
-	scratch []byte
-}
-
-// maxScalar is more than a number of 64 bits takes as JSON, in bytes.
-const maxScalar = 64
-
-func (p *packed) most() int64 { return int64(len(p.value)) }
-
-func (p *packed) opens() bool { return msgpack.IsList(p.value) }
-
-func (p *packed) nests() bool {
-	first, ok := msgpack.First(p.value)
-	return ok && msgpack.IsList(first)
-}
-
-func (p *packed) array(element func(i int) error) error {
-	return msgpack.Elements(p.value, func(i int, value []byte) error {
-		p.value = value
-		return element(i)
-	})
-}
-
-func (p *packed) scalar(dst []byte, take element) (_ []byte, err error) {
-	p.scratch = p.scratch[:0]
-	switch {
-	case msgpack.IsMap(p.value):
-		p.scratch = append(p.scratch, "{}"...)
-	case msgpack.IsList(p.value):
-		p.scratch = append(p.scratch, "[]"...)
-	case msgpack.IsText(p.value):
-		p.scratch = append(p.scratch, `""`...)
-	default:
-		if p.scratch, err = msgpack.AppendAsJSON(p.scratch, p.value, maxScalar); err != nil {
-			return dst, err
-		}
-	}
-	return take(dst, &scanner{data: p.scratch})
-}
-
-func (p *packed) string() (rawText, error) {
-	if !msgpack.IsText(p.value) {
-		return rawText{}, noText()
-	}
-	text, err := msgpack.Text(p.value)
-	return rawText{text: text}, err
-}
-
-func (p *packed) unsupported(path, datatype string) error { return noList(path, datatype) }
-
-func (p *packed) again() values { return &packed{value: p.value} }
-
 func noText() error { return elementErrorf("is not BYTES: use a string") }
 
 // element reads one element of data and appends its little-endian bytes.

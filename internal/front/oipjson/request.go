@@ -8,8 +8,7 @@
 //	text, err := oipjson.AppendTensor(nil, part)
 //
 // DecodeFields and AppendValue are for the generate extension, whose members are inputs and
-// outputs by name. Request.Unpack decodes the data of a tensor from a list in MessagePack by the
-// same rules, without a detour through text.
+// outputs by name. DecodePacked decodes a request in MessagePack by the same rules.
 //
 // The body is in memory already. A tensor may take a few times the size of its text (a zero and
 // its comma are eight bytes of FP64), so its bytes are reserved in the account of the request before
@@ -34,6 +33,7 @@ import (
 	"strings"
 
 	"github.com/stagemesh/stagemesh/internal/budget"
+	"github.com/stagemesh/stagemesh/internal/msgpack"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
@@ -74,14 +74,6 @@ func (r *Request) Parts() ([]payload.Part, error) {
 		out[i].Parameters = in.Parameters
 	}
 	return out, nil
-}
-
-// Unpack sets the data of an input from a list in MessagePack: flat, or nested as its
-// shape. It allocates from the memory.
-func (r *Request) Unpack(i int, list []byte, memory *budget.Account) (err error) {
-	in := &r.Inputs[i]
-	in.Tensor.Raw, err = elements(&packed{value: list}, payload.Path("inputs", i, in.Name)+".data", in.Tensor, memory)
-	return err
 }
 
 // OutputNames returns the names of the requested outputs, or nil for all.
@@ -132,17 +124,10 @@ func unknown(string) (tensor.Datatype, int) { return "", 0 }
 // DecodeKnown is Decode of tensors that may lack datatype and shape where these are known. The shape
 // is the data's, with leading axes of one.
 func DecodeKnown(text []byte, known Known, memory *budget.Account) (*Request, error) {
-	return decode(scanner{data: text}, known, memory)
+	return decode(&decoder{scanner: scanner{data: text}, known: known, memory: memory})
 }
 
-// DecodeUnpacked decodes a request that was converted from MessagePack. Its messages
-// suggest sending unsupported data as bytes.
-func DecodeUnpacked(text []byte, memory *budget.Account) (*Request, error) {
-	return decode(scanner{data: text, packed: true}, unknown, memory)
-}
-
-func decode(from scanner, known Known, memory *budget.Account) (*Request, error) {
-	d := &decoder{scanner: from, known: known, memory: memory}
+func decode(d *decoder) (*Request, error) {
 	var seen keys
 	err := d.object(func(key string) error {
 		if err := seen.add("", key); err != nil {
@@ -375,10 +360,19 @@ func (d *inputDecoder) decode(i int, twice string) (err error) {
 	if !ok {
 		return nil
 	}
-	if at.next() != '[' {
+	var from values = &at
+	if d.packed != nil {
+		value := at.unpacked()
+		if raw, ok := msgpack.Binary(value); ok {
+			d.out.Tensor.Raw = raw
+			return nil
+		}
+		from = &packed{value: value}
+	}
+	if !from.opens() {
 		return invalidField(d.path+".data", "must be an array")
 	}
-	d.out.Tensor.Raw, err = elements(&at, d.path+".data", d.out.Tensor, d.memory)
+	d.out.Tensor.Raw, err = elements(from, d.path+".data", d.out.Tensor, d.memory)
 	return err
 }
 
@@ -458,7 +452,7 @@ func classify(err error) error {
 // classify names the form in which the request came. An offset helps only a caller
 // that sent JSON.
 func (s *scanner) classify(err error) error {
-	if _, ok := errors.AsType[*fault.Fault](err); !ok && s.packed {
+	if _, ok := errors.AsType[*fault.Fault](err); !ok && s.packed != nil {
 		return fault.New(fault.InvalidRequest, "the body is not an inference request: a number, a string or a list is in the wrong place")
 	}
 	return classify(err)
@@ -466,7 +460,7 @@ func (s *scanner) classify(err error) error {
 
 // unsupported returns the fault of a datatype that JSON cannot represent.
 func (s *scanner) unsupported(path, datatype string) error {
-	if s.packed {
+	if s.packed != nil {
 		return noList(path, datatype)
 	}
 	return invalidField(path, "%s has no form in JSON; send the tensor by gRPC or Connect", datatype)

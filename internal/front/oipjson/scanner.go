@@ -24,8 +24,9 @@ type scanner struct {
 	data  []byte
 	at    int
 	depth int
-	// packed is true if the text was converted from MessagePack, for messages.
-	packed bool
+	// packed is the document in MessagePack of which data was converted; nil if there is none. The
+	// data of tensors is in it, at the offset that the text has in its place.
+	packed []byte
 }
 
 // syntaxError means that text is not JSON, or not the expected JSON.

@@ -86,7 +86,7 @@ func (h *handler) takeTensors(out *request.Request, f *format, data []byte, isPa
 	var request *oipjson.Request
 	if isPacked {
 		f.packed = !f.json
-		request, err = (&unpacked{limit: h.settings.MaxMessageBytes, memory: memory}).decode(data)
+		request, err = oipjson.DecodePacked(data, h.settings.MaxMessageBytes, memory)
 	} else {
 		f.json = !f.packed
 		request, err = oipjson.Decode(data, memory)
@@ -143,7 +143,7 @@ func (k kind) hasTensors(data []byte, isPacked bool) (bool, error) {
 	case form != "":
 		return false, fault.Newf(fault.UnsupportedMedia, "Content-Type has form=%.*q; there are tensors and blob", maxQuoted, form)
 	case isPacked:
-		return looksLikeTensors(data), nil
+		return oipjson.DetectPacked(data), nil
 	}
 	return oipjson.Detect(data), nil
 }

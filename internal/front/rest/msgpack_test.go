@@ -126,7 +126,7 @@ func TestInvalidMessagePackNamesItsPlace(t *testing.T) {
 		"text for a shape":   {"application/msgpack", with("shape", list{"a"}), fault.InvalidRequest, "the body is not an inference request"},
 		"too few bytes":      {"application/msgpack", with("data", []byte{1}), fault.InvalidInput, "inputs.x"},
 		"another datatype":   {"application/msgpack", with("datatype", "FLOAT"), fault.InvalidInput, "inputs.x.datatype"},
-		"too many inputs":    {"application/msgpack", pack(t, object{"inputs": slices.Repeat(list{object{"datatype": "FP32", "data": []byte{}}}, 257)}), fault.InvalidInput, "inputs: at most 256 are allowed"},
+		"too many inputs":    {"application/msgpack", pack(t, object{"inputs": slices.Repeat(list{object{"datatype": "FP32", "shape": list{0}, "data": []byte{}}}, 257)}), fault.InvalidInput, "inputs: at most 256 are allowed"},
 		"data twice":         {"application/msgpack", twice, fault.InvalidInput, "inputs[0].data: is there twice"},
 		"as JSON too long":   {"application/msgpack", with("more", make(list, limitBytes/2)), fault.InvalidInput, "is more than 65536 bytes as JSON"},
 		"other JSON":         {"application/ld+json", "{", fault.InvalidRequest, "not valid JSON"},

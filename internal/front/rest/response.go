@@ -10,6 +10,8 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"github.com/tinylib/msgp/msgp"
+
 	"github.com/stagemesh/stagemesh/internal/front/oipjson"
 	"github.com/stagemesh/stagemesh/internal/msgpack"
 	"github.com/stagemesh/stagemesh/internal/request"
@@ -55,13 +57,15 @@ func (f format) encode(r *request.Response) (*response, error) {
 		out.contentType, out.body, out.blob = mediaType(blob), blob.Data, true
 		return out, nil
 	}
-	if f.packed {
-		out.contentType, out.body = msgpack.Type, f.pack(r)
-		return out, nil
-	}
 	var err error
-	out.contentType = jsonType
-	if out.body, err = f.document(r); err != nil {
+	if f.packed {
+		out.contentType = msgpack.Type
+		out.body, err = f.pack(r)
+	} else {
+		out.contentType = jsonType
+		out.body, err = f.document(r)
+	}
+	if err != nil {
 		return nil, transport.WithRequestID(err, r.RequestID)
 	}
 	return out, nil
@@ -204,91 +208,67 @@ func timelineOf(t request.Timeline) timeline {
 	return out
 }
 
+// packedMap is a map in MessagePack: keys, each with its value.
+type packedMap []any
+
+// MarshalMsg implements msgp.Marshaler. It fails for no value of this package.
+func (m packedMap) MarshalMsg(dst []byte) (_ []byte, err error) {
+	dst = msgp.AppendMapHeader(dst, uint32(len(m)/2))
+	for _, one := range m {
+		if dst, err = msgp.AppendIntf(dst, one); err != nil {
+			return dst, err
+		}
+	}
+	return dst, nil
+}
+
 // pack returns the response as MessagePack: the keys of the JSON document, with the bytes of
 // tensors and blobs as they are.
-func (f format) pack(r *request.Response) []byte {
-	dst := make([]byte, 0, 1024+payload.Size(r.Outputs))
-	members := 4
+func (f format) pack(r *request.Response) ([]byte, error) {
+	out := packedMap{"request_id", r.RequestID}
 	if f.id != "" {
-		members++
+		out = append(out, "id", f.id)
 	}
+	outputs := make([]any, len(r.Outputs))
+	for i, part := range r.Outputs {
+		outputs[i] = packPart(part)
+	}
+	out = append(out, "model_name", r.Pipeline, "outputs", outputs)
 	if len(r.Metadata) > 0 {
-		members++
+		out = append(out, "metadata", r.Metadata)
 	}
-	dst = packText(msgpack.AppendMap(dst, members), "request_id", r.RequestID)
-	if f.id != "" {
-		dst = packText(dst, "id", f.id)
+	timeline, err := msgpack.AppendJSON(nil, appendValue(nil, timelineOf(r.Timeline)))
+	if err != nil {
+		return nil, err
 	}
-	dst = packText(dst, "model_name", r.Pipeline)
-	dst = msgpack.AppendList(msgpack.AppendString(dst, "outputs"), len(r.Outputs))
-	for _, part := range r.Outputs {
-		dst = packPart(dst, part)
-	}
-	if len(r.Metadata) > 0 {
-		dst = packValue(msgpack.AppendString(dst, "metadata"), r.Metadata)
-	}
-	return packValue(msgpack.AppendString(dst, "timeline"), timelineOf(r.Timeline))
+	return append(out, "timeline", msgp.Raw(timeline)).MarshalMsg(make([]byte, 0, 1024+payload.Size(r.Outputs)))
 }
 
-func packText(dst []byte, key, text string) []byte {
-	return msgpack.AppendString(msgpack.AppendString(dst, key), text)
-}
-
-// packValue appends a value that always encodes.
-func packValue(dst []byte, value any) []byte {
-	text, _ := json.Marshal(value)
-	dst, _ = msgpack.AppendJSON(dst, text)
-	return dst
-}
-
-// packPart appends an output: {"name", "datatype", "shape", "parameters"?, "data"}, or
+// packPart returns an output: {"name", "datatype", "shape", "parameters"?, "data"}, or
 // {"name", "content_type", "parameters"?} and one of json, text and data.
-func packPart(dst []byte, p payload.Part) []byte {
-	members := 3
+func packPart(p payload.Part) packedMap {
+	out, data := packedMap{"name", p.Name}, p.Blob.Data
 	if p.Tensor != nil {
-		members++
+		out, data = append(out, "datatype", string(p.Tensor.Datatype), "shape", p.Tensor.Shape), p.Tensor.Raw
+	} else {
+		out = append(out, "content_type", mediaType(p.Blob))
 	}
 	if len(p.Parameters) > 0 {
-		members++
-	}
-	dst = packText(msgpack.AppendMap(dst, members), "name", p.Name)
-	if p.Tensor == nil {
-		dst = packText(dst, "content_type", mediaType(p.Blob))
-		return packBlob(packParameters(dst, p.Parameters), p.Blob)
-	}
-	dst = packText(dst, "datatype", string(p.Tensor.Datatype))
-	dst = msgpack.AppendList(msgpack.AppendString(dst, "shape"), len(p.Tensor.Shape))
-	for _, extent := range p.Tensor.Shape {
-		dst = msgpack.AppendInt(dst, extent)
-	}
-	return packData(packParameters(dst, p.Parameters), p.Tensor.Raw)
-}
-
-func packData(dst, data []byte) []byte {
-	return msgpack.AppendBinary(msgpack.AppendString(dst, "data"), data)
-}
-
-func packParameters(dst []byte, p payload.Parameters) []byte {
-	if len(p) == 0 {
-		return dst
-	}
-	dst = msgpack.AppendMap(msgpack.AppendString(dst, "parameters"), len(p))
-	for name, value := range p {
-		dst = msgpack.AppendScalar(msgpack.AppendString(dst, name), value.Any())
-	}
-	return dst
-}
-
-// packBlob appends a blob: JSON that MessagePack can represent as a value, text as a string, all
-// else as bytes.
-func packBlob(dst []byte, b payload.Blob) []byte {
-	switch contentType := mediaType(b); {
-	case payload.IsJSON(contentType) && oipjson.IsValid(b.Data):
-		if out, err := msgpack.AppendJSON(msgpack.AppendString(dst, "json"), b.Data); err == nil {
-			return out
+		values := make(map[string]any, len(p.Parameters))
+		for name, value := range p.Parameters {
+			values[name] = value.Any()
 		}
-	case isText(contentType) && utf8.Valid(b.Data):
-		return packText(dst, "text", string(b.Data))
+		out = append(out, "parameters", values)
 	}
-	return packData(dst, b.Data)
+	if p.Tensor == nil {
+		switch contentType := mediaType(p.Blob); {
+		case payload.IsJSON(contentType) && oipjson.IsValid(data):
+			if document, err := msgpack.AppendJSON(nil, data); err == nil { // else it has numbers beyond 64 bits
+				return append(out, "json", msgp.Raw(document))
+			}
+		case isText(contentType) && utf8.Valid(data):
+			return append(out, "text", string(data))
+		}
+	}
+	return append(out, "data", data)
 }

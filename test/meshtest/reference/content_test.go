@@ -150,14 +150,14 @@ func readEvents(data []byte) (any, error) {
 // packed returns a request in MessagePack with the stage classify's tensor as bytes.
 func packed(shape ...int64) string {
 	size := 4
-	dst := msgpack.AppendList(msgpack.AppendString(msgpack.AppendMap(nil, 1), "inputs"), 1)
-	dst = msgpack.AppendString(msgpack.AppendString(msgpack.AppendMap(dst, 4), "name"), "x")
-	dst = msgpack.AppendString(msgpack.AppendString(dst, "datatype"), "FP32")
-	dst = msgpack.AppendList(msgpack.AppendString(dst, "shape"), len(shape))
+	dst := msgp.AppendArrayHeader(msgp.AppendString(msgp.AppendMapHeader(nil, 1), "inputs"), 1)
+	dst = msgp.AppendString(msgp.AppendString(msgp.AppendMapHeader(dst, 4), "name"), "x")
+	dst = msgp.AppendString(msgp.AppendString(dst, "datatype"), "FP32")
+	dst = msgp.AppendArrayHeader(msgp.AppendString(dst, "shape"), uint32(len(shape)))
 	for _, n := range shape {
-		dst, size = msgpack.AppendInt(dst, n), size*int(n)
+		dst, size = msgp.AppendInt64(dst, n), size*int(n)
 	}
-	return string(msgpack.AppendBinary(msgpack.AppendString(dst, "data"), make([]byte, size)))
+	return string(msgp.AppendBytes(msgp.AppendString(dst, "data"), make([]byte, size)))
 }
 
 // packedJSON returns JSON as MessagePack.
