@@ -16,6 +16,7 @@ import (
 	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/internal/bus"
 	"github.com/stagemesh/stagemesh/internal/envelope"
+	"github.com/stagemesh/stagemesh/internal/msgpack"
 	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/tracing"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -153,7 +154,7 @@ func (s *Service) infer(ctx context.Context, r incoming, emit func(request.Chunk
 // adaptAndCheck is check of the request that Settings.Adapt returns. Its idempotency key means what
 // the caller sent.
 func (s *Service) adaptAndCheck(ctx context.Context, in place, id pipeline.RequestID, r *request.Request, p *pipeline.Pipeline, begin time.Time) (*envelope.Envelope, *fault.Fault) {
-	if s.settings.Adapt != nil && len(r.Inputs) == 1 && r.Inputs[0].Name == "" && r.Inputs[0].Tensor == nil && payload.IsJSON(r.Inputs[0].Blob.ContentType) && !r.Passthrough {
+	if s.settings.Adapt != nil && len(r.Inputs) == 1 && isDocument(r.Inputs[0]) && !r.Passthrough {
 		adapted, err := s.settings.Adapt(r, p.Steps[0], cmp.Or(in.memory, budget.FromContext(ctx)))
 		if err != nil {
 			return nil, fault.From(err)
@@ -161,6 +162,11 @@ func (s *Service) adaptAndCheck(ctx context.Context, in place, id pipeline.Reque
 		r = adapted
 	}
 	return s.check(id, r, p, begin)
+}
+
+// isDocument reports whether a part is JSON or MessagePack without a name.
+func isDocument(p payload.Part) bool {
+	return p.Name == "" && p.Tensor == nil && (payload.IsJSON(p.Blob.ContentType) || msgpack.Is(p.Blob.ContentType))
 }
 
 // remember records how the request ended, for Explain; kept is the span that it got then. A

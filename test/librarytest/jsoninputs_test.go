@@ -8,10 +8,12 @@ import (
 	"testing"
 
 	"connectrpc.com/connect"
+	"github.com/tinylib/msgp/msgp"
 
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
 
+	"github.com/stagemesh/stagemesh/internal/msgpack"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 )
 
@@ -28,15 +30,15 @@ pipelines:
 jobs: {pools: {main: {target: {pipelines: [Re-named_v1.5]}}}, queues: {nightly: {pool: main}}}
 `
 
-func TestDocumentsOfJSONBecomeWhatTheStageTakes(t *testing.T) {
+func TestDocumentsBecomeWhatTheStageTakes(t *testing.T) {
 	t.Parallel()
 	m := start(t, fromFile(t, parse(t, fourNumbers)))
-	post := func(path, body string) string {
+	send := func(path, contentType, body string) string {
 		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, m.URL()+path, strings.NewReader(body))
 		if err != nil {
 			t.Fatal(err)
 		}
-		r.Header.Set("Content-Type", "application/json")
+		r.Header.Set("Content-Type", contentType)
 		answer, err := http.DefaultClient.Do(r)
 		if err != nil {
 			t.Fatal(err)
@@ -48,6 +50,7 @@ func TestDocumentsOfJSONBecomeWhatTheStageTakes(t *testing.T) {
 		}
 		return fmt.Sprint(answer.StatusCode, " ", string(text))
 	}
+	post := func(path, body string) string { return send(path, "application/json", body) }
 	testbed.Eventually(t, "the gateway knows the inputs of the stages", func() bool {
 		return strings.HasPrefix(post("/v1/pipelines/stage:rows:infer", `{"x": [1,2,3,4]}`), "200")
 	})
@@ -76,6 +79,18 @@ func TestDocumentsOfJSONBecomeWhatTheStageTakes(t *testing.T) {
 		if got := post(test.path, test.body); !strings.Contains(got, test.want) || test.want == example && !strings.HasPrefix(got, "400") {
 			t.Errorf("%s %s: %s, want %s", test.path, test.body, got, test.want)
 		}
+		packed, err := msgpack.AppendJSON(nil, []byte(test.body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		unspaced := strings.NewReplacer(" ", "")
+		if got := send(test.path, msgpack.Type, string(packed)); strings.HasPrefix(test.path, "/v1/") && !strings.Contains(unspaced.Replace(got), unspaced.Replace(test.want)) {
+			t.Errorf("%s %s in MessagePack: %s, want %s", test.path, test.body, got, test.want)
+		}
+	}
+	bytes := msgp.AppendBytes(msgp.AppendString(msgp.AppendMapHeader(nil, 1), "x"), make([]byte, 16))
+	if got := send("/v1/pipelines/stage:rows:infer", msgpack.Type, string(bytes)); !strings.HasPrefix(got, "400") || !strings.Contains(got, "x: is binary") || !strings.Contains(got, example) {
+		t.Errorf("bytes without a datatype: %s", got)
 	}
 	rpc := inferencev1connect.NewInferenceServiceClient(http.DefaultClient, m.URL())
 	ask := func(body string) (*inferencev1.InferResponse, error) {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/internal/front/oipjson"
+	"github.com/stagemesh/stagemesh/internal/msgpack"
 	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -227,15 +228,28 @@ func wrongInput(field, format string, args ...any) error {
 	return fault.InField(fault.InvalidInput, fmt.Sprintf("%.*s", maxQuoted, field), format, args...)
 }
 
-// Adapt returns the request with inputs that its document of JSON has by name, as text, numbers,
-// booleans and lists, or as tensors that may lack datatype and shape. A request that is no such
-// document, or whose model takes JSON or is not known, stays as it is.
+// Adapt returns the request, whose only input is JSON or MessagePack without a name, with the inputs
+// that this has by name, as text, numbers, booleans and lists, or as tensors that may lack datatype
+// and shape. A request whose model takes it, or takes JSON, or is not known stays as it is.
 func Adapt(r *request.Request, takes []*stagev1.PartSpec, memory *budget.Account) (*request.Request, error) {
-	if len(takes) == 0 || slices.ContainsFunc(takes, takesJSON) {
+	document := r.Inputs[0].Blob
+	isPacked := msgpack.Is(document.ContentType)
+	takesIt := func(spec *stagev1.PartSpec) bool {
+		return takesDocument(spec, payload.IsJSON, payload.JSONType) || isPacked && takesDocument(spec, msgpack.Is, msgpack.Type)
+	}
+	if len(takes) == 0 || slices.ContainsFunc(takes, takesIt) {
 		return r, nil
 	}
 	out := *r
-	err := adapt(&out, r.Inputs[0].Blob.Data, takes, memory)
+	text, err := document.Data, error(nil)
+	if isPacked {
+		var release func()
+		text, release, err = oipjson.Unpack(document.Data, memory)
+		defer release()
+	}
+	if err == nil {
+		err = adapt(&out, text, takes, memory)
+	}
 	f := fault.From(err)
 	if body := bodyOf(takes); err != nil && body != "" && (f.Reason == fault.InvalidInput || f.Reason == fault.InvalidRequest) {
 		return nil, fault.Newf(f.Reason, "%s; send JSON such as %s", f.Message, body).WithViolation("inputs", "%s", f.Message)
@@ -291,8 +305,9 @@ func known(takes []*stagev1.PartSpec) oipjson.Known {
 	}
 }
 
-func takesJSON(spec *stagev1.PartSpec) bool {
-	_, takes := pick(spec.GetBlob().GetContentTypes(), payload.IsJSON, payload.JSONType)
+// takesDocument reports whether an input is a blob of the wanted media types.
+func takesDocument(spec *stagev1.PartSpec, wanted func(contentType string) bool, usual string) bool {
+	_, takes := pick(spec.GetBlob().GetContentTypes(), wanted, usual)
 	return spec.GetTensor() == nil && takes
 }
 
