@@ -35,6 +35,8 @@ type Settings struct {
 	// Command is the program of a worker and its arguments. A program without a slash is
 	// looked up in PATH, a relative one in Dir.
 	Command []string
+	// Script is a path in Files, of what the command runs: the last argument; it may be empty.
+	Script string
 	// Dir is the working directory of the workers; empty is the host's.
 	Dir string
 	// Env is added to the host's environment.

@@ -312,6 +312,10 @@ func (w *worker) startRanks(of *incarnation) error {
 	if err := copyFiles(w.runner.files, s.Files); err != nil {
 		return fmt.Errorf("files for the workers: %w", err)
 	}
+	args := append([]string{program}, s.Command[1:]...)
+	if s.Script != "" {
+		args = append(args, filepath.Join(w.runner.files, s.Script))
+	}
 	for i := range w.ranks {
 		r := &rank{of: of, index: i, readDone: make(chan struct{}), log: w.log.With("rank", i, "incarnation", of.number)}
 		if r.listener, err = w.runner.spawner.Listen(fmt.Sprintf("%d-%d-%d", w.index, i, of.number)); err != nil {
@@ -321,8 +325,7 @@ func (w *worker) startRanks(of *incarnation) error {
 		env["RANK"], env["LOCAL_RANK"] = strconv.Itoa(i), strconv.Itoa(i)
 		env[socketVariable] = r.listener.Addr().String()
 		if r.process, err = w.runner.spawner.Start(command{
-			Args: append([]string{program}, s.Command[1:]...),
-			Dir:  s.Dir, Env: pairs(env), CPUs: cpus, Log: r.log,
+			Args: args, Dir: s.Dir, Env: pairs(env), CPUs: cpus, Log: r.log,
 		}); err != nil {
 			return fmt.Errorf("command: %w", errors.Join(err, r.listener.Close()))
 		}
