@@ -45,7 +45,7 @@ UNITS         = $(filter-out $(addprefix %,$(ALONE:.%=%)),$(shell go list $(PACK
 # What runs whole meshes and programs, or needs a tool that takes long to build: quick
 # leaves them to test-race.
 WORKERS      := ./test/meshtest/workers
-SLOW         := %/bench/compare %/test/librarytest %/test/meshtest %/test/meshtest/workers %/services/cli %/services/cmd/stagemesh %/internal/worker %/discovery/consul
+SLOW         := %/bench/compare %/test/librarytest %/test/meshtest %/test/meshtest/workers %/services/cli %/services/cmd/stagemesh %/internal/worker %/discovery/consul %/services/onnx
 TOOL_MODULES := $(patsubst %/go.mod,%,$(wildcard tools/*/go.mod))
 
 # The compiled schema that `proto-breaking` compares with.
@@ -86,6 +86,8 @@ env_dir = $(TOOLS)/$(1)-$(shell { $(2) --version || :; cat $(3); } 2>/dev/null |
 # The Python that tests sdk/python, and the environment with what its checks need.
 PYTHON     ?= python3
 PYTHON_ENV := $(call env_dir,python,$(PYTHON),sdk/python/requirements-dev.txt)
+# The Python with onnxruntime, which the tests of the runner onnx run models by.
+ONNX_PYTHON := $(call env_dir,onnx-python,$(PYTHON),services/onnx/requirements-dev.txt)
 # Examples in Python: each folder has tests of its own.
 PYTHON_EXAMPLES := examples/digits-python examples/modelmesh examples/text-stream examples/tokenize examples/pytorch
 
@@ -137,6 +139,7 @@ $(1)/.built:
 	@touch $$@
 endef
 $(eval $(call python_rule,$(PYTHON_ENV),sdk/python/requirements-dev.txt,9))
+$(eval $(call python_rule,$(ONNX_PYTHON),services/onnx/requirements-dev.txt,11))
 $(eval $(call python_rule,$(CLIENTS_PYTHON),$(CLIENTS)/python/requirements.txt,11))
 $(foreach peer,$(PEERS),$(eval $(call python_rule,$(call PEER_PYTHON,$(peer)),bench/peers/$(peer).txt,10)))
 
@@ -273,6 +276,10 @@ stack-programs: $(STACK_TOOLS) bin/stagemesh ## Build what the stack runs and pr
 clients: $(CLIENTS_PYTHON)/.built $(CLIENTS_NODE)/.built $(GRPCURL_BIN)/.built $(H2SPEC_BIN)/.built ## Install the clients of other servers for tests and print where they are
 	@printf '%s\n' $(CLIENTS_PYTHON)/bin/python $(CLIENTS_NODE)/node_modules $(GRPCURL_BIN)/grpcurl $(H2SPEC_BIN)/h2spec
 
+.PHONY: onnxruntime
+onnxruntime: $(ONNX_PYTHON)/.built ## Install onnxruntime for tests and print the path of its Python
+	@echo $(ONNX_PYTHON)/bin/python
+
 .PHONY: clean
 clean: ## Remove build outputs, profiles and coverage from the tree
 	rm -rf bin dist coverage coverage.out coverage.html cover.out
@@ -297,7 +304,7 @@ test-plain: ## Run the tests without the race detector, but for the slow ones
 	@go test -vet=off $(filter-out $(SLOW),$(UNITS))
 
 .PHONY: test-race
-test-race: $(CONSUL_BIN)/.built ## Run the tests with the race detector (needs a C compiler)
+test-race: $(CONSUL_BIN)/.built $(ONNX_PYTHON)/.built ## Run the tests with the race detector (needs a C compiler)
 	@echo "== test with the race detector"
 	@CGO_ENABLED=1 go test -vet=off -race $(UNITS)
 

@@ -76,7 +76,7 @@ func TestDocumentedFilesAreValid(t *testing.T) {
 var settings = map[string]reflect.Type{
 	"image_decode": reflect.TypeFor[runners.ImageDecodeSettings](),
 	"model_server": reflect.TypeFor[modelserver.Settings](),
-	"onnx":         reflect.TypeFor[onnx.Settings](),
+	"onnx":         reflect.TypeFor[runners.OnnxSettings](),
 	"onnx_models":  reflect.TypeFor[onnx.ModelsSettings](),
 	"top_k":        reflect.TypeFor[runners.TopKSettings](),
 	"echo":         reflect.TypeFor[runners.EchoSettings](),

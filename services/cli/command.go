@@ -4,6 +4,7 @@
 package cli
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"runtime"
@@ -78,6 +79,30 @@ func newVersion() *cobra.Command {
 	}
 }
 
+// describeStages prints what stages would run with on this machine, where that depends on it.
+func describeStages(cmd *cobra.Command, file *meshfile.File) error {
+	for _, stage := range file.StageNames() {
+		host, err := file.Host(stage)
+		if err != nil {
+			return err
+		}
+		describer, ok := host.Runner.(interface {
+			Describe(ctx context.Context) (string, error)
+		})
+		if !ok {
+			continue
+		}
+		text, err := describer.Describe(cmd.Context())
+		if err != nil {
+			text = "it would not start here: " + err.Error()
+		}
+		if _, err := fmt.Fprintf(cmd.OutOrStdout(), "stage %s: %s\n", stage, text); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func newConfigCheck() *cobra.Command {
 	return &cobra.Command{
 		Use:   "check FILE",
@@ -112,6 +137,9 @@ func newConfigCheck() *cobra.Command {
 			}
 			if missing != nil {
 				fmt.Fprintf(cmd.ErrOrStderr(), "warning, unless the stage runs on another machine:\n%s\n", missing)
+			}
+			if err := describeStages(cmd, file); err != nil {
+				return err
 			}
 			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s: mesh %s is fine: %s, %s\n", args[0], file.Mesh,
 				count(len(file.Stages), "stage"), count(len(file.Pipelines), "pipeline"))

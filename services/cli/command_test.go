@@ -24,7 +24,7 @@ func TestConfigCheckTakesAGoodFile(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(digits, "mesh.yaml")
 	out, err := run(t, "config", "check", path)
-	if want := path + ": mesh digits is fine: 3 stages, 1 pipeline\n"; err != nil || out != want {
+	if want := "stage classify: Go, on the CPU\n" + path + ": mesh digits is fine: 3 stages, 1 pipeline\n"; err != nil || out != want {
 		t.Errorf("got %q, %v, want %q", out, err, want)
 	}
 }
@@ -144,6 +144,21 @@ func TestHelpAndCompletionKnowEveryVerb(t *testing.T) {
 	}
 	if _, err := run(t, "up", "--nope"); err == nil || err.Error() != "unknown flag: --nope; see stagemesh up --help" {
 		t.Errorf("got %v", err)
+	}
+}
+
+func TestConfigCheckNamesTheEngine(t *testing.T) {
+	t.Parallel()
+	path := write(t, "mesh: m\nstages:\n  a: {runner: {onnx: {model: m.onnx, engine: go}}}\n  b: {runner: {onnx: {model: m.onnx, python: ./none}}}\n  c: {runner: {onnx: {model: m.onnx, python: ./none, threads: 2}}}\n  d: {runner: {echo: {}}}\n")
+	if err := os.WriteFile(filepath.Join(filepath.Dir(path), "m.onnx"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	python := filepath.Join(filepath.Dir(path), "none")
+	why := "there is no program " + python + "; to install it: " + python + " -m pip install onnxruntime\n"
+	want := "stage a: Go, on the CPU\nstage b: Go, on the CPU, which is far slower for most models: " + why +
+		"stage c: it would not start here: threads: needs onnxruntime: " + why
+	if out, err := run(t, "config", "check", path); err != nil || !strings.HasPrefix(out, want) {
+		t.Errorf("got %v, %s\nwant %s", err, out, want)
 	}
 }
 

@@ -1,6 +1,7 @@
 package onnx_test
 
 import (
+	"cmp"
 	"encoding/binary"
 	"math"
 
@@ -16,6 +17,10 @@ type file struct {
 	weights []weight
 	// weightsAreInputs lists the weights among the inputs, as version 3 does.
 	weightsAreInputs bool
+	// version is of the format; 0 means 8.
+	version uint64
+	// domain is of another set of operators; it may be empty.
+	domain string
 }
 
 type op struct {
@@ -35,14 +40,16 @@ type value struct {
 	axes    []string
 	// shapeless leaves the shape out, opaque the whole type.
 	shapeless, opaque bool
+	// sequence is the element of a sequence of tensors; 0 means a tensor.
+	sequence int
 }
 
 type weight struct {
 	name   string
 	shape  []int64
 	values []float32
-	// external says that the values are in another file.
-	external bool
+	// external is the file that has the values; empty means this one.
+	external string
 }
 
 const (
@@ -50,6 +57,9 @@ const (
 	elementInt64  = 7
 	elementBool   = 9
 	elementFloat8 = 17
+	elementString = 8
+	elementHalf   = 10
+	elementBrain  = 16
 )
 
 func (f file) bytes() []byte {
@@ -72,8 +82,11 @@ func (f file) bytes() []byte {
 	for _, v := range f.outputs {
 		graph = field(graph, 12, v.bytes())
 	}
-	model := number(nil, 1, 8)                  // ir_version
-	model = field(model, 8, number(nil, 2, 17)) // opset_import
+	model := number(nil, 1, cmp.Or(f.version, 8)) // ir_version
+	model = field(model, 8, number(nil, 2, 17))   // opset_import
+	if f.domain != "" {
+		model = field(model, 8, number(field(nil, 1, []byte(f.domain)), 2, 1))
+	}
 	return field(model, 7, graph)
 }
 
@@ -118,6 +131,10 @@ func (v value) bytes() []byte {
 	if v.opaque {
 		return b
 	}
+	if v.sequence != 0 {
+		of := field(nil, 1, number(nil, 1, uint64(v.sequence)))
+		return field(b, 2, field(nil, 4, field(nil, 1, of)))
+	}
 	tensor := number(nil, 1, uint64(v.element))
 	if !v.shapeless {
 		var shape []byte
@@ -143,8 +160,9 @@ func (w weight) bytes() []byte {
 	}
 	b = number(b, 2, elementFloat)
 	b = field(b, 8, []byte(w.name))
-	if w.external {
-		return field(b, 13, field(field(nil, 1, []byte("location")), 2, []byte("weights.bin")))
+	if w.external != "" {
+		b = field(b, 13, field(field(nil, 1, []byte("location")), 2, []byte(w.external)))
+		return number(b, 14, 1) // data_location
 	}
 	raw := make([]byte, 0, 4*len(w.values))
 	for _, v := range w.values {

@@ -391,7 +391,7 @@ func TestModelsThatCannotRunAreRefusedAtStart(t *testing.T) {
 		{
 			"weights elsewhere", file{
 				nodes: []op{relu}, inputs: rowsOf(0, 4), outputs: y,
-				weights: []weight{{name: "w", shape: []int64{5, 2}, external: true}},
+				weights: []weight{{name: "w", shape: []int64{5, 2}, external: "weights.bin"}},
 			}.bytes(),
 			`weight "w" lies outside of the file`,
 		},

@@ -18,7 +18,7 @@ func All() []meshfile.Kind {
 	return []meshfile.Kind{
 		meshfile.KindOf("image_decode", NewImageDecode),
 		meshfile.KindOf("model_server", modelserver.New),
-		meshfile.KindOf("onnx", onnx.New),
+		meshfile.KindOf("onnx", NewOnnx),
 		meshfile.KindOf("onnx_models", onnx.NewModels),
 		meshfile.KindOf("top_k", NewTopK),
 		meshfile.KindOf("worker", NewWorker),

@@ -268,7 +268,7 @@ class Session:
         text = f"{type(error).__name__}: {text_of(error)}"
         # Invalid declarations have no traceback: no line of the worker's own code raised the error.
         declared = isinstance(error, (ValueError, ImportError)) and not is_from_user_code(error)
-        trace = "" if declared else traceback_of(error)
+        trace = "" if declared or getattr(error, "explained", False) else traceback_of(error)
         try:
             self._connection.send(message("state", state="ERROR", message=text[:MAX_MESSAGE]))
             self._connection.send(error_header(error, trace=trace))
