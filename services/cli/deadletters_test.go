@@ -77,7 +77,7 @@ func (g *doomedMesh) doom(texts ...string) []*envelope.Envelope {
 			Parts: []payload.Part{payload.OfBlob("", "text/plain", []byte(text))},
 		}
 		for n := range stagehost.DefaultCrashLimit {
-			if _, err := book.Add(g.t.Context(), items[i], envelope.RunRecord{Host: "crashed", At: time.Now(), Died: n > 0}); err != nil {
+			if _, err := book.AddRun(g.t.Context(), items[i], envelope.RunRecord{Host: "crashed", At: time.Now(), Died: n > 0}); err != nil {
 				g.t.Fatal(err)
 			}
 		}
