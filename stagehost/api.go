@@ -19,10 +19,10 @@ import (
 	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/internal/config"
 	auth "github.com/stagemesh/stagemesh/internal/credentials"
-	"github.com/stagemesh/stagemesh/internal/envelope"
 	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/stagehost/internal/item"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
@@ -68,13 +68,13 @@ func (h *Host) serveAPI(ctx context.Context) error {
 	h.settings.Logger.Info("stage service listens", "address", h.listener.Addr().String(), "tls", h.tls != nil)
 	h.settings.exposure().Warn(h.settings.Logger, "stages."+string(h.settings.Stage)+".listen")
 	server := h.newServer()
-	h.items.runs.Go(func() {
+	h.items.Runs.Go(func() {
 		<-h.runCtx.Done() // when direct calls in flight are finished
 		server.Stop()
 	})
 	listener := transport.NewConnections(maxConnections, !h.callers.tokens.IsEmpty() || h.callers.authorities != nil).Listen(closingListener{h.listener, h.runCtx})
 	served := make(chan error, 1)
-	h.items.runs.Go(func() { served <- server.Serve(listener) })
+	h.items.Runs.Go(func() { served <- server.Serve(listener) })
 	select {
 	case err := <-served:
 		return fmt.Errorf("stage %s: serve: %w", h.settings.Stage, err)
@@ -223,19 +223,11 @@ func (h *Host) Addr() net.Addr {
 	return addr
 }
 
-// Request is one direct call.
-type Request struct {
-	Inputs     []payload.Part
-	Model      payload.ModelRef
-	Parameters payload.Parameters
-	Metadata   map[string]string
-}
-
-// Response is the answer of a direct call: Fault, or else Parts.
-type Response struct {
-	runner.Outcome
-	Timing envelope.StepTiming
-}
+// Request is one direct call, Response its answer: Fault, or else Parts.
+type (
+	Request  = item.Request
+	Response = item.Response
+)
 
 // Infer runs one request on this host, past the queue but within its own bound.
 func (h *Host) Infer(ctx context.Context, r Request) Response {
@@ -247,7 +239,7 @@ func (h *Host) Infer(ctx context.Context, r Request) Response {
 		h.directs.Release(tenant, 1)
 		return Response{Outcome: runner.Failed(fault.Newf(fault.ShuttingDown, "%w", err))}
 	}
-	return h.items.infer(ctx, r, h.checkParameters(r.Parameters), func() { h.directs.Release(tenant, 1) })
+	return h.items.Infer(ctx, r, h.checkParameters(r.Parameters), func() { h.directs.Release(tenant, 1) })
 }
 
 // checkParameters returns INVALID_REQUEST for a parameter that the stage does not read, as

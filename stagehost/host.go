@@ -1,24 +1,10 @@
 // Package stagehost is one running host of a stage: it pulls items from the
 // stage's queue, batches them, hands batches to a runner, and sends each item's
-// outcome to the next stage or back to the gateway.
+// outcome to the next stage or back to the gateway. internal/item has its items; this
+// package starts and stops, keeps the queues, serves and registers, and loads models.
 //
 //	h, err := stagehost.New(settings)
 //	err = h.Run(ctx)
-//
-// One goroutine, the loop, owns the ledger of items and the batcher, both pure,
-// and is the only one to move an item. It knows no host: pumps.go declares what it
-// needs of one, a Sender, Models and Records. Pumps post events to it: the puller's
-// subscriptions post items as they arrive, decoded and checked; the slot pump
-// posts idle slots; each batch's sink posts outcomes, with their message already
-// encoded; the bus posts acknowledgements. The channel of events is the only way
-// in, so no lock orders settling against expiry, acknowledgement, failure and
-// drain.
-//
-// The life of an item reads in three files: intake.go (pull, decode, queue),
-// dispatch.go (batch, run, outcome) and send.go (forward or reply, settle). Its
-// exceptions have one each: retry.go (failed batches, quarantine), stream.go
-// (replies in chunks), cancel.go, deadletter.go and drain.go. docs/design/settling.md
-// has the rules.
 //
 // When Run's context ends the host drains, as does one whose runner is lost. A batch that
 // does not stop within a few seconds is left behind: Run returns an error, so that the
@@ -51,6 +37,7 @@ import (
 	"github.com/stagemesh/stagemesh/internal/schema"
 	"github.com/stagemesh/stagemesh/internal/store"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/stagehost/internal/item"
 	"github.com/stagemesh/stagemesh/stagehost/internal/modelcache"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
@@ -59,7 +46,7 @@ import (
 // host that owns them.
 type Host struct {
 	settings Settings
-	metrics  *metrics
+	metrics  *item.Metrics
 	// loader is the runner of a stage that loads models, else nil.
 	loader runner.ModelLoader
 	// cacheSettings configure its cache; models is what the mesh knows of models, members
@@ -83,7 +70,7 @@ type Host struct {
 	status      status
 	// items are the host's, from connect on; modelSet decides which may run, where the stage
 	// loads models.
-	items    *pumps
+	items    *item.Items
 	modelSet *modelSet
 	// runCtx is the context of runs; cancelRuns ends it.
 	runCtx     context.Context
@@ -94,6 +81,13 @@ type Host struct {
 	broker
 	reconciler
 	service
+}
+
+// records are the stores that the items need.
+type records struct {
+	*store.Results
+	*store.DeadLetters
+	*store.Runs
 }
 
 // broker is the host's connection and what uses it; from connect to disconnect.
@@ -160,7 +154,7 @@ func New(s Settings) (*Host, error) {
 	s.RunRecords.Replicas = cmp.Or(s.RunRecords.Replicas, s.Queue.Replicas)
 	s.Logger = s.Logger.With("stage", s.Stage, "host", s.Host)
 	s.Bus.Mesh, s.Bus.Name, s.Bus.Logger, s.Bus.Meter = s.Mesh, "stagehost "+string(s.Host), s.Logger, s.Meter
-	m, err := newMetrics(s.Meter, s.Stage, s.Host)
+	m, err := item.NewMetrics(s.Meter, s.Stage, s.Host)
 	if err != nil {
 		return nil, err
 	}
@@ -324,17 +318,17 @@ func (h *Host) connect() error {
 		err = h.pull(pipeline.HostQueue(h.settings.Stage, h.settings.Host), h.settings.OwnQueue())
 	}
 	if err == nil {
-		h.stopCancels, err = conn.ServeCancels(h.items.receiveCancel)
+		h.stopCancels, err = conn.ServeCancels(h.items.ReceiveCancel)
 	}
 	if err == nil {
 		// These subscriptions end with the connection.
 		_, err = conn.ServeExhausted(h.settings.Stage, h.endExhausted)
 	}
 	if err == nil {
-		err = conn.ServeExplain(h.items.receiveQuestion)
+		err = conn.ServeExplain(h.items.ReceiveQuestion)
 	}
 	if err == nil {
-		err = conn.ServeRequests(h.items.receiveItemsQuestion)
+		err = conn.ServeRequests(h.items.ReceiveItemsQuestion)
 	}
 	if err != nil {
 		h.closePullers()
@@ -344,23 +338,25 @@ func (h *Host) connect() error {
 }
 
 // newItems returns what has the items of the host.
-func (h *Host) newItems() *pumps {
+func (h *Host) newItems() *item.Items {
 	s := h.settings
-	p := &pumps{
-		settings: loopSettings{
-			Mesh: s.Mesh, Stage: s.Stage, Host: s.Host, Batch: s.Batch, Stream: s.Stream, Queue: s.Queue, Runner: s.Runner,
-			MaxInFlight: s.MaxInFlight, CrashLimit: s.CrashLimit, ExposeErrors: s.ExposeErrors,
-			Bound: s.itemBound(), StartTook: h.startTook, ConnectedAt: h.connectedAt,
+	own := item.Settings{
+		Mesh: s.Mesh, Stage: s.Stage, Host: s.Host, Batch: s.Batch, Stream: s.Stream, Runner: s.Runner,
+		IsDurable: s.Queue.durable(), MaxAge: s.Queue.MaxAge, AckWait: s.Queue.AckWait,
+		MaxInFlight: s.MaxInFlight, CrashLimit: s.CrashLimit, ExposeErrors: s.ExposeErrors,
+		Bound: s.itemBound(), Events: s.eventRoom(), StartTook: h.startTook, ConnectedAt: h.connectedAt,
+		Sender: h.bus, Records: h.records, Models: item.OneModel{Inputs: h.contract},
+		Metrics: h.metrics, Tracer: s.Tracer, Logger: s.Logger,
+		StreamMissing: func() {
+			h.storeMissing.Store(true)
+			h.queueMissing()
 		},
-		metrics: h.metrics, tracer: s.Tracer, log: s.Logger, sender: h.bus, records: h.records, models: oneModel{h.contract}, streamMissing: h.streamMissing,
-		events: make(chan event, s.eventRoom()), loopDone: make(chan struct{}),
-		runCtx: h.runCtx, tasks: make(chan *run), idle: make(chan struct{}, s.Runner.Concurrency()),
 	}
 	if h.loader != nil {
 		h.modelSet = newModelSet(h)
-		p.models = h.modelSet
+		own.Models = h.modelSet
 	}
-	return p
+	return item.New(h.runCtx, own)
 }
 
 // pull prepares to pull from the queues of that name.
@@ -380,9 +376,9 @@ func (h *Host) newPuller(name pipeline.StageName, s QueueSettings) (*bus.Puller,
 		OneIdlePull:  h.spec.Stream,
 		Local:        h.settings.localPlaces(),
 		AckWait:      s.AckWait,
-		Malformed:    h.items.receiveMalformed,
+		Malformed:    h.items.ReceiveMalformed,
 		QueueMissing: h.queueMissing,
-	}, h.items.receive)
+	}, h.items.Receive)
 }
 
 func (h *Host) closePullers() {
@@ -398,19 +394,19 @@ func (h *Host) disconnect() {
 	h.closePullers()
 	h.deleteOwnQueue()
 	// Items that arrived before the end of the subscription are returned.
-	h.items.dropEvents()
+	h.items.DropEvents()
 	h.bus.Close()
 }
 
 // serve runs the pumps and the loop. The pumps that bring work end with ctx, or
 // with the first of them that fails; then the host drains, and the loop ends last.
 func (h *Host) serve(ctx context.Context) error {
-	unobserve, err := h.items.observeSlots(h.settings.Meter)
+	unobserve, err := h.items.ObserveSlots(h.settings.Meter)
 	if err != nil {
 		return err
 	}
 	defer unobserve() //nolint:errcheck // it cannot fail
-	loop := newLoop(h.items)
+	loop := item.NewLoop(h.items)
 	// The registry of models is needed until the drain has ended.
 	followCtx, unfollow := context.WithCancel(context.WithoutCancel(ctx))
 	var following sync.WaitGroup
@@ -422,10 +418,7 @@ func (h *Host) serve(ctx context.Context) error {
 	defer unfollow()
 	loopCtx, endLoop := context.WithCancel(context.WithoutCancel(ctx))
 	var looping sync.WaitGroup
-	looping.Go(func() {
-		defer close(h.items.loopDone)
-		loop.run(loopCtx)
-	})
+	looping.Go(func() { loop.Run(loopCtx) })
 	serving, leave := context.WithCancel(context.WithoutCancel(ctx))
 	defer leave()
 	pumps, pumping := errgroup.WithContext(serving)
@@ -433,7 +426,7 @@ func (h *Host) serve(ctx context.Context) error {
 		defer leave()
 		return h.awaitLeave(ctx, pumping)
 	})
-	pumps.Go(func() error { return h.items.acquireSlots(pumping) })
+	pumps.Go(func() error { return h.items.AcquireSlots(pumping) })
 	pumps.Go(func() error { return h.reconcile(pumping) })
 	pumps.Go(func() error { return h.serveAPI(pumping) })
 	pumps.Go(func() error { return h.register(pumping) })
@@ -450,12 +443,12 @@ func (h *Host) serve(ctx context.Context) error {
 	h.leftBehind = !h.drain(loop)
 	endLoop()
 	looping.Wait()
-	h.items.dropEvents()
+	h.items.DropEvents()
 	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
 		err = nil
 	}
 	if h.leftBehind {
-		err = errors.Join(err, h.leftBehindError(loop.running))
+		err = errors.Join(err, h.leftBehindError(loop.Running()))
 	}
 	return err
 }
@@ -475,38 +468,4 @@ func (h *Host) awaitLeave(ctx, pumping context.Context) error {
 		h.moveModels(moving)
 	}
 	return ctx.Err()
-}
-
-// acquireSlots posts every slot that falls idle, also while the host drains.
-func (p *pumps) acquireSlots(ctx context.Context) error {
-	lost := make(chan error, 1)
-	p.runs.Go(func() { lost <- p.postSlots() })
-	select {
-	case err := <-lost:
-		return fmt.Errorf("stage %s: the runner is lost: %w", p.settings.Stage, err)
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
-
-// postSlots returns why there are no more slots: the runner is lost, or the host
-// has given up.
-func (p *pumps) postSlots() error {
-	for {
-		slot, err := p.settings.Runner.Acquire(p.runCtx)
-		if err == nil {
-			p.post(&slotIdle{slot: slot})
-			continue
-		}
-		if p.runCtx.Err() == nil {
-			p.post(eventFunc(func(l *loop) { l.loseRunner(err) }))
-		}
-		return err
-	}
-}
-
-// internalError reports what cannot happen.
-func (p *pumps) internalError(what string, err error) {
-	p.metrics.internalErrors.inc()
-	p.log.Error(what, "error", err)
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/model"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/stagehost/internal/item"
 )
 
 const (
@@ -305,7 +306,7 @@ func (h *Host) moveModels(ctx context.Context) {
 		}
 	}
 	h.status.leave()
-	h.items.post(eventFunc(func(*loop) { h.modelSet.cache.GiveUpQueued() }))
+	h.items.Post(item.EventFunc(func(*item.Loop) { h.modelSet.cache.GiveUpQueued() }))
 	slices.SortFunc(moves, func(a, b move) int {
 		return cmp.Or(cmp.Compare(min(a.wanted.Replicas, 2), min(b.wanted.Replicas, 2)), b.wanted.LastUse.Compare(a.wanted.LastUse))
 	})

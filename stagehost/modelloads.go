@@ -13,6 +13,7 @@ import (
 	"github.com/stagemesh/stagemesh/internal/schema"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/model"
+	"github.com/stagemesh/stagemesh/stagehost/internal/item"
 	"github.com/stagemesh/stagemesh/stagehost/internal/modelcache"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
@@ -41,8 +42,8 @@ func (h *Host) ownSpec(c *schema.Contract) *stagev1.Spec {
 	return specToProto(c.Spec())
 }
 
-// act does what the cache decides.
-func (s *modelSet) act(now time.Time) {
+// Act does what the cache decides.
+func (s *modelSet) Act(now time.Time) {
 	h := s.host
 	s.expire(now)
 	if !s.recheckAt.IsZero() && !now.Before(s.recheckAt) {
@@ -53,16 +54,16 @@ func (s *modelSet) act(now time.Time) {
 		switch r := a.Replica; a.Kind {
 		case modelcache.Load:
 			m := s.known[r.ID]
-			s.start(func(ctx context.Context) event { return h.loadModel(ctx, r, m) })
+			s.start(func(ctx context.Context) item.Event { return h.loadModel(ctx, r, m) })
 		case modelcache.Unload:
 			if a.Evict {
-				h.metrics.modelEvictions.inc()
+				h.metrics.CountEviction()
 			}
 			// What the registry has may be about a new replica already.
 			lastUse, isRefused := r.LastUse, r.IsRefused() || s.cache.Replica(r.ID) != nil
 			s.busy[r.ID]++
 			h.loaded.Delete(r.ID)
-			s.start(func(ctx context.Context) event { return h.unloadModel(ctx, r, lastUse, isRefused) })
+			s.start(func(ctx context.Context) item.Event { return h.unloadModel(ctx, r, lastUse, isRefused) })
 		case modelcache.Refuse:
 			s.refuse(r, a.Refusal)
 		}
@@ -70,12 +71,12 @@ func (s *modelSet) act(now time.Time) {
 }
 
 // start runs what the cache decides in a goroutine, which posts the end.
-func (s *modelSet) start(run func(context.Context) event) {
+func (s *modelSet) start(run func(context.Context) item.Event) {
 	h, generation := s.host, s.generation
-	h.items.runs.Go(func() {
+	h.items.Runs.Go(func() {
 		ctx, cancel := context.WithTimeout(h.runCtx, h.cacheSettings.LoadTimeout)
 		defer cancel()
-		h.items.post(&actionEnded{s, generation, run(ctx)})
+		h.items.Post(&actionEnded{s, generation, run(ctx)})
 	})
 }
 
@@ -83,15 +84,15 @@ func (s *modelSet) start(run func(context.Context) event) {
 type actionEnded struct {
 	set        *modelSet
 	generation uint64
-	end        event
+	end        item.Event
 }
 
-func (e *actionEnded) apply(l *loop) {
+func (e *actionEnded) Apply(l *item.Loop) {
 	if unloaded, ok := e.end.(*modelUnloaded); ok {
 		defer e.set.free(unloaded.replica.ID, nil)
 	}
 	if e.generation == e.set.generation {
-		e.end.apply(l)
+		e.end.Apply(l)
 	}
 }
 
@@ -116,9 +117,9 @@ func (s *modelSet) refuse(r *modelcache.Replica, refusal *modelcache.Refusal) {
 }
 
 // of returns the items that wait for a replica.
-func (s *modelSet) of(r *modelcache.Replica) (out []*item) {
+func (s *modelSet) of(r *modelcache.Replica) (out []*item.Item) {
 	for _, it := range s.waiting[r.ID] {
-		if it.replica == r {
+		if it.Replica == r {
 			out = append(out, it)
 		}
 	}
@@ -138,7 +139,7 @@ type modelLoaded struct {
 }
 
 // loadModel loads a model, and tells the registry how that ended.
-func (h *Host) loadModel(ctx context.Context, r *modelcache.Replica, m model.Model) event {
+func (h *Host) loadModel(ctx context.Context, r *modelcache.Replica, m model.Model) item.Event {
 	begin := time.Now()
 	e := &modelLoaded{set: h.modelSet, replica: r, contract: h.contract}
 	e.loaded, e.err = h.loader.Load(ctx, m)
@@ -151,7 +152,7 @@ func (h *Host) loadModel(ctx context.Context, r *modelcache.Replica, m model.Mod
 		}
 	}
 	took := time.Since(begin)
-	h.metrics.countLoad(took, e.loaded.Size, e.err)
+	h.metrics.CountLoad(took, e.loaded.Size, e.err)
 	log := h.settings.Logger.With("model", m.ID, "took", took.Round(time.Millisecond))
 	ctx, cancel := context.WithTimeout(h.runCtx, registryTimeout)
 	defer cancel()
@@ -174,7 +175,7 @@ func (h *Host) loadModel(ctx context.Context, r *modelcache.Replica, m model.Mod
 	return e
 }
 
-func (e *modelLoaded) apply(*loop) {
+func (e *modelLoaded) Apply(*item.Loop) {
 	s, r, now := e.set, e.replica, time.Now()
 	items := s.of(r)
 	if e.unrecorded != nil {
@@ -207,7 +208,7 @@ type modelUnloaded struct {
 }
 
 // unloadModel unloads a model once the registry does not show it any more.
-func (h *Host) unloadModel(ctx context.Context, r *modelcache.Replica, lastUse time.Time, isRefused bool) event {
+func (h *Host) unloadModel(ctx context.Context, r *modelcache.Replica, lastUse time.Time, isRefused bool) item.Event {
 	if !isRefused {
 		err := h.models.RemoveReplica(ctx, r.ID, h.settings.Host, lastUse)
 		h.logRegistryError(r.ID, err)
@@ -216,9 +217,9 @@ func (h *Host) unloadModel(ctx context.Context, r *modelcache.Replica, lastUse t
 	return &modelUnloaded{set: h.modelSet, replica: r, err: err}
 }
 
-func (e *modelUnloaded) apply(l *loop) {
+func (e *modelUnloaded) Apply(l *item.Loop) {
 	if e.err != nil {
-		l.log.Warn("a model is not unloaded", "model", e.replica.ID, "error", e.err)
+		e.set.host.settings.Logger.Warn("a model is not unloaded", "model", e.replica.ID, "error", e.err)
 	}
 	e.set.cache.Unloaded(time.Now(), e.replica, e.err)
 }
@@ -238,7 +239,7 @@ func (s *modelSet) setRuntime(generation uint64) {
 func (h *Host) watchRuntime(ctx context.Context) error {
 	for {
 		generation, changed := h.loader.Models()
-		h.items.post(eventFunc(func(*loop) { h.modelSet.setRuntime(generation) }))
+		h.items.Post(item.EventFunc(func(*item.Loop) { h.modelSet.setRuntime(generation) }))
 		select {
 		case <-changed:
 		case <-ctx.Done():

@@ -20,6 +20,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/model"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/stagehost/internal/item"
 	"github.com/stagemesh/stagemesh/stagehost/internal/modelcache"
 )
 
@@ -43,25 +44,25 @@ func (s *modelSet) claim(id model.ID) {
 	h := s.host
 	q := claimRequest{isUnwanted: len(s.waiting[id]) == 0, isLeaving: h.status.isLeaving()}
 	for _, it := range s.waiting[id] {
-		q.isHere = q.isHere || !it.mayPassOn()
-		if host := it.env.Hop().Host; host == h.settings.Host {
+		q.isHere = q.isHere || !it.MayPassOn()
+		if host := it.Envelope().Hop().Host; host == h.settings.Host {
 			q.isChosen = !q.isLeaving
 		} else {
 			q.visited = append(q.visited, host) // it died with the item, and may live again for a moment
 		}
-		q.isRefused = q.isRefused || it.refusal != nil
-		for _, host := range it.env.Hop().Visited {
+		q.isRefused = q.isRefused || it.Refusal != nil
+		for _, host := range it.Envelope().Hop().Visited {
 			q.visited = append(q.visited, pipeline.HostID(host))
 		}
 	}
 	if q.isRefused || q.isLeaving {
 		q.visited = append(q.visited, h.settings.Host)
 	}
-	h.items.runs.Go(func() {
+	h.items.Runs.Go(func() {
 		ctx, cancel := context.WithTimeout(h.runCtx, registryTimeout)
 		defer cancel()
 		m, to, err := h.claimModel(ctx, id, q)
-		h.items.post(&modelClaimed{set: s, id: id, isRefused: q.isRefused, model: m, to: to, err: err})
+		h.items.Post(&modelClaimed{set: s, id: id, isRefused: q.isRefused, model: m, to: to, err: err})
 	})
 }
 
@@ -172,31 +173,31 @@ type modelClaimed struct {
 	err       error
 }
 
-func (e *modelClaimed) apply(l *loop) {
+func (e *modelClaimed) Apply(l *item.Loop) {
 	s := e.set
 	defer s.free(e.id, e.err)
 	items := slices.Clone(s.waiting[e.id])
 	switch {
-	case e.err != nil && e.to == l.settings.Host:
+	case e.err != nil && e.to == s.host.settings.Host:
 		s.passOn(e.id, items, fault.From(e.err))
 	case e.err != nil:
 		for _, it := range items {
-			if it.refusal != nil || !e.isRefused {
-				s.giveUp(it, cmp.Or(it.refusal, fault.From(e.err)))
+			if it.Refusal != nil || !e.isRefused {
+				s.giveUp(it, cmp.Or(it.Refusal, fault.From(e.err)))
 			}
 		}
-	case e.to != l.settings.Host:
+	case e.to != s.host.settings.Host:
 		for _, it := range items {
-			if e.to == "" || !it.mayPassOn() {
+			if e.to == "" || !it.MayPassOn() {
 				continue // free claims the model again, for this host
 			}
-			l.forward(it, e.to)
+			l.Forward(it, e.to)
 		}
 	default:
 		s.known[e.id] = e.model
 		for _, it := range items {
 			if s.pin(time.Now(), it) {
-				l.ready(it)
+				l.Ready(it)
 			}
 		}
 		if s.cache.Replica(e.id) == nil {
@@ -238,7 +239,7 @@ func (s *modelSet) record(id model.ID, refusal *modelcache.Refusal, lastUse time
 // followModels posts the changes of the registry.
 func (h *Host) followModels(ctx context.Context) error {
 	for changed := range h.models.ChangedModels(ctx) {
-		h.items.post(eventFunc(func(*loop) { h.modelSet.follow(changed) }))
+		h.items.Post(item.EventFunc(func(*item.Loop) { h.modelSet.follow(changed) }))
 	}
 	return ctx.Err()
 }
@@ -259,7 +260,7 @@ func (s *modelSet) follow(changed models.Changed) {
 	if settings, old := h.liveCacheSettings(), s.cache.Settings(); settings != old {
 		s.cache.Configure(settings)
 		if settings.Capacity.Host > old.Capacity.Host || settings.Capacity.Device > old.Capacity.Device {
-			h.items.runs.Go(h.forgetTooLarge)
+			h.items.Runs.Go(h.forgetTooLarge)
 		}
 	}
 	ids := slices.Values(changed.IDs)
@@ -355,12 +356,12 @@ func (s *modelSet) removeClaim(id model.ID, lastUse time.Time) {
 func (s *modelSet) change(id model.ID, change func(context.Context) error) {
 	s.busy[id]++
 	h := s.host
-	h.items.runs.Go(func() {
+	h.items.Runs.Go(func() {
 		ctx, cancel := context.WithTimeout(h.runCtx, registryTimeout)
 		defer cancel()
 		err := change(ctx)
 		h.logRegistryError(id, err)
-		h.items.post(eventFunc(func(*loop) { s.free(id, err) }))
+		h.items.Post(item.EventFunc(func(*item.Loop) { s.free(id, err) }))
 	})
 }
 
@@ -406,7 +407,7 @@ func (h *Host) leaveModels(ctx context.Context) {
 
 // listModels returns the models that are here, and their last uses; nil where the context ends.
 func (h *Host) listModels(ctx context.Context) map[model.ID]time.Time {
-	out, _ := ask(ctx, h.items, func(*loop) map[model.ID]time.Time {
+	out, _ := item.Ask(ctx, h.items, func(*item.Loop) map[model.ID]time.Time {
 		uses := map[model.ID]time.Time{}
 		for r := range h.modelSet.cache.All() {
 			if uses[r.ID] = r.LastUse; r.Pins() > 0 {

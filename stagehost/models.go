@@ -4,17 +4,12 @@ import (
 	"slices"
 	"time"
 
-	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/trace"
-
-	"github.com/stagemesh/stagemesh/internal/batch"
-	"github.com/stagemesh/stagemesh/internal/bus"
 	"github.com/stagemesh/stagemesh/internal/envelope"
 	"github.com/stagemesh/stagemesh/internal/models"
 	"github.com/stagemesh/stagemesh/internal/schema"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/model"
-	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/stagehost/internal/item"
 	"github.com/stagemesh/stagemesh/stagehost/internal/modelcache"
 )
 
@@ -44,13 +39,13 @@ const (
 // Where the slots are the limit, max_in_flight counts items.
 type modelSet struct {
 	host     *Host
-	loop     *loop
+	loop     *item.Loop
 	registry *models.Registry
 	cache    *modelcache.Cache
 	// known are the models of the cache's replicas.
 	known map[model.ID]model.Model
 	// waiting are the items that wait for a model, in the order of their arrival.
-	waiting map[model.ID][]*item
+	waiting map[model.ID][]*item.Item
 	items   int
 	bytes   int64
 	// busy counts what goroutines do about a model that has no replica here: they claim it,
@@ -69,48 +64,32 @@ type modelSet struct {
 	rate uint32
 }
 
-// itemModel is an item's place among the models.
-type itemModel struct {
-	// replica is that which the item pins, isWaiting is true while it waits for a model.
-	replica            *modelcache.Replica
-	waitsForModelSince time.Time
-	isWaiting          bool
-	// isReleased is true once the item counts no more for the host's bound.
-	isReleased bool
-	// limit is its model's limit when it was given to the batcher; it may be nil.
-	limit *batch.Limit
-	// refusal is why this host does not load its model, where another one may.
-	refusal *fault.Fault
-}
-
 func newModelSet(h *Host) *modelSet {
-	h.metrics.showModels()
+	h.metrics.ShowModels()
 	return &modelSet{
 		host: h, registry: h.models, cache: modelcache.New(h.cacheSettings),
-		known: map[model.ID]model.Model{}, waiting: map[model.ID][]*item{}, busy: map[model.ID]int{}, uses: map[model.ID]modelUse{},
+		known: map[model.ID]model.Model{}, waiting: map[model.ID][]*item.Item{}, busy: map[model.ID]int{}, uses: map[model.ID]modelUse{},
 	}
 }
 
-func (s *modelSet) bind(l *loop) { s.loop = l }
+func (s *modelSet) Bind(l *item.Loop) { s.loop = l }
 
-func (s *modelSet) contract(env *envelope.Envelope) (*schema.Contract, bool) {
+func (s *modelSet) Contract(env *envelope.Envelope) (*schema.Contract, bool) {
 	contract := s.host.loadedModel(modelOf(env)).contract
 	return contract, contract != nil
 }
 
-func modelOf(env *envelope.Envelope) model.ID { return model.ID(env.Hop().Model.Model) }
-
-// admit reports whether the item may run: its model is loaded. Otherwise it waits, or has got
+// Admit reports whether the item may run: its model is loaded. Otherwise it waits, or has got
 // its fault.
-func (s *modelSet) admit(now time.Time, it *item) bool {
-	id := modelOf(it.env)
-	if it.run == nil {
+func (s *modelSet) Admit(now time.Time, it *item.Item) bool {
+	id := modelOf(it.Envelope())
+	if !it.HasRun() {
 		r := s.cache.Replica(id)
-		s.loop.metrics.countModelRequest(r != nil && r.State() == modelcache.Loaded)
+		s.host.metrics.CountModelRequest(r != nil && r.State() == modelcache.Loaded)
 	}
 	switch err := id.Validate(); {
 	case err != nil:
-		s.loop.fail(it, fault.InField(fault.InvalidRequest, "model", "stage %s loads models by name: %w", s.host.settings.Stage, err))
+		s.loop.Fail(it, fault.InField(fault.InvalidRequest, "model", "stage %s loads models by name: %w", s.host.settings.Stage, err))
 	case s.cache.Replica(id) != nil:
 		return s.pin(now, it)
 	case s.wait(it) && s.busy[id] == 0:
@@ -121,21 +100,21 @@ func (s *modelSet) admit(now time.Time, it *item) bool {
 
 // pin has the item use the replica of its model, and reports whether that is loaded. If not,
 // the item waits.
-func (s *modelSet) pin(now time.Time, it *item) bool {
-	m := s.known[modelOf(it.env)]
+func (s *modelSet) pin(now time.Time, it *item.Item) bool {
+	m := s.known[modelOf(it.Envelope())]
 	replica, err := s.cache.Want(now, modelcache.Model{ID: m.ID, Type: m.Type, Size: m.Size}, modelcache.Waiting)
 	if err != nil {
-		s.passOn(m.ID, []*item{it}, refusalFault(m.ID, err))
+		s.passOn(m.ID, []*item.Item{it}, refusalFault(m.ID, err))
 		return false
 	}
 	loaded := s.host.loadedModel(m.ID)
-	it.replica, it.limit = replica, loaded.limit
+	it.Replica, it.Limit = replica, loaded.limit
 	switch {
 	case replica.State() != modelcache.Loaded:
 		s.wait(it)
-	case it.limit != nil && replica.Pins() > max(minItems, itemsPerBatch*it.limit.Most*s.host.settings.Batch.MaxSize):
-		s.loop.overflow(it, fault.Newf(fault.Overloaded, "%d requests for model %s are on this host", replica.Pins()-1, m.ID).WithRetryAfter(time.Second))
-	case it.contract != loaded.contract:
+	case it.Limit != nil && replica.Pins() > max(minItems, itemsPerBatch*it.Limit.Most*s.host.settings.Batch.MaxSize):
+		s.loop.Overflow(it, fault.Newf(fault.Overloaded, "%d requests for model %s are on this host", replica.Pins()-1, m.ID).WithRetryAfter(time.Second))
+	case it.Contract() != loaded.contract:
 		if s.wait(it) {
 			s.fit(it)
 		}
@@ -147,110 +126,107 @@ func (s *modelSet) pin(now time.Time, it *item) bool {
 }
 
 // fit checks the inputs of items that wait, whose model is loaded.
-func (s *modelSet) fit(items ...*item) {
-	s.loop.runs.Go(func() {
+func (s *modelSet) fit(items ...*item.Item) {
+	s.host.items.Runs.Go(func() {
 		for _, it := range items {
-			inputs, f := s.loop.fit(it.env)
-			s.loop.post(eventFunc(func(*loop) { s.endFit(it, inputs, f) }))
+			inputs, f := s.host.items.Fit(it.Envelope())
+			s.host.items.Post(item.EventFunc(func(*item.Loop) { s.endFit(it, inputs, f) }))
 		}
 	})
 }
 
 // endFit takes the inputs of an item that waits for its model, as that takes them.
-func (s *modelSet) endFit(it *item, inputs itemInputs, f *fault.Fault) {
+func (s *modelSet) endFit(it *item.Item, inputs item.Inputs, f *fault.Fault) {
 	l := s.loop
-	if !it.isWaiting || it.replica == nil {
+	if !it.IsWaiting || it.Replica == nil {
 		return // it has its outcome, or its model is claimed again
 	}
-	loaded := s.host.loadedModel(modelOf(it.env))
+	loaded := s.host.loadedModel(modelOf(it.Envelope()))
 	s.endWait(it)
-	it.itemInputs = inputs
+	it.SetInputs(inputs)
 	switch {
 	case f != nil:
-		l.fail(it, f)
-	case it.contract == nil || it.contract != loaded.contract:
+		l.Fail(it, f)
+	case it.Contract() == nil || it.Contract() != loaded.contract:
 		// The model was lost meanwhile.
-		s.leave(it)
-		l.enqueue(it)
+		s.Leave(it)
+		l.Enqueue(it)
 	default:
-		it.limit = loaded.limit
-		l.ready(it)
+		it.Limit = loaded.limit
+		l.Ready(it)
 	}
 }
 
 // wait has the item wait for its model, unless too many do.
-func (s *modelSet) wait(it *item) bool {
-	if it.isWaiting {
+func (s *modelSet) wait(it *item.Item) bool {
+	if it.IsWaiting {
 		return true
 	}
-	if s.items >= maxWaitingItems || s.bytes+int64(it.bytes) > maxWaitingBytes {
-		s.loop.overflow(it, fault.Newf(fault.Overloaded, "%d requests wait for models on this host", s.items).WithRetryAfter(time.Second))
+	if s.items >= maxWaitingItems || s.bytes+int64(it.Bytes()) > maxWaitingBytes {
+		s.loop.Overflow(it, fault.Newf(fault.Overloaded, "%d requests wait for models on this host", s.items).WithRetryAfter(time.Second))
 		return false
 	}
-	id := modelOf(it.env)
-	it.isWaiting, it.waitsForModelSince = true, time.Now()
+	id := modelOf(it.Envelope())
+	it.IsWaiting, it.WaitsSince = true, time.Now()
 	s.waiting[id] = append(s.waiting[id], it)
-	s.items, s.bytes = s.items+1, s.bytes+int64(it.bytes)
-	if !it.isReleased && it.direct == nil {
-		it.isReleased = true
-		it.delivery.Release()
-	}
-	if at := it.answerBy(); s.items == 1 || at.Before(s.answerBy) {
+	s.items, s.bytes = s.items+1, s.bytes+int64(it.Bytes())
+	it.Release()
+	if at := answerBy(it); s.items == 1 || at.Before(s.answerBy) {
 		s.answerBy = at
 	}
 	return true
 }
 
 // answerBy is when an item that waits for its model gets an answer at the latest.
-func (it *item) answerBy() time.Time {
-	return it.env.Deadline.Add(-min(answerTime, it.env.Timeout()/10))
+func answerBy(it *item.Item) time.Time {
+	return it.Envelope().Deadline.Add(-min(answerTime, it.Envelope().Timeout()/10))
 }
 
-// leave ends the item's wait, and its use of the replica.
-func (s *modelSet) leave(it *item) {
+// Leave ends the item's wait, and its use of the replica.
+func (s *modelSet) Leave(it *item.Item) {
 	s.endWait(it)
 	s.unpin(it)
 }
 
-func (s *modelSet) unpin(it *item) {
-	if it.replica != nil {
-		s.cache.Unpin(time.Now(), it.replica)
-		it.replica = nil
+func (s *modelSet) unpin(it *item.Item) {
+	if it.Replica != nil {
+		s.cache.Unpin(time.Now(), it.Replica)
+		it.Replica = nil
 	}
 }
 
-func (s *modelSet) endWait(it *item) {
-	if !it.isWaiting {
+func (s *modelSet) endWait(it *item.Item) {
+	if !it.IsWaiting {
 		return
 	}
-	it.isWaiting = false
-	s.loop.traceModelWait(it)
-	id := modelOf(it.env)
-	s.waiting[id] = slices.DeleteFunc(s.waiting[id], func(other *item) bool { return other == it })
+	it.IsWaiting = false
+	s.loop.EndModelWait(it)
+	id := modelOf(it.Envelope())
+	s.waiting[id] = slices.DeleteFunc(s.waiting[id], func(other *item.Item) bool { return other == it })
 	if len(s.waiting[id]) == 0 {
 		delete(s.waiting, id)
 	}
-	s.items, s.bytes = s.items-1, s.bytes-int64(it.bytes)
+	s.items, s.bytes = s.items-1, s.bytes-int64(it.Bytes())
 }
 
-// next returns when there is something to do here, if that is earlier.
-func (s *modelSet) next(than time.Time) time.Time {
+// Next returns when there is something to do here, if that is earlier.
+func (s *modelSet) Next(than time.Time) time.Time {
 	if s.items > 0 {
-		than = earlier(than, s.answerBy)
+		than = item.Earlier(than, s.answerBy)
 	}
 	if !s.recheckAt.IsZero() {
-		than = earlier(than, s.recheckAt)
+		than = item.Earlier(than, s.recheckAt)
 	}
 	if at, ok := s.cache.Wake(); ok {
-		than = earlier(than, at)
+		than = item.Earlier(than, at)
 	}
 	return than
 }
 
-// publish has others know how the cache stands.
-func (s *modelSet) publish(now time.Time) {
+// Publish has others know how the cache stands.
+func (s *modelSet) Publish(now time.Time) {
 	s.host.cacheRecord.Store(s.cacheRecord(now))
-	s.host.metrics.recordModels(s, now)
+	s.host.metrics.RecordModels(s.cache.Figures(now), s.items, now)
 }
 
 // expire answers the items that have waited for as long as they can. Their models are loaded
@@ -259,40 +235,34 @@ func (s *modelSet) expire(now time.Time) {
 	if s.items == 0 || now.Before(s.answerBy) {
 		return
 	}
-	var late []*item
+	var late []*item.Item
 	s.answerBy = now.Add(time.Hour)
 	for _, items := range s.waiting {
 		for _, it := range items {
-			if at := it.answerBy(); !at.After(now) {
+			if at := answerBy(it); !at.After(now) {
 				late = append(late, it)
 			} else {
-				s.answerBy = earlier(s.answerBy, at)
+				s.answerBy = item.Earlier(s.answerBy, at)
 			}
 		}
 	}
 	for _, it := range late {
 		retry := time.Second
-		if r := it.replica; r != nil && s.cache.Replica(r.ID) == r {
+		if r := it.Replica; r != nil && s.cache.Replica(r.ID) == r {
 			retry = s.cache.LoadTime(r.Type)
 			// The replica exists, so this is no new load, and is not refused.
 			_, _ = s.cache.Want(now, modelcache.Model{ID: r.ID, LastUse: now}, modelcache.Requested)
 		}
-		s.loop.fail(it, fault.Newf(fault.ModelLoading, "model %s is being loaded; send the request again", modelOf(it.env)).WithRetryAfter(retry))
+		s.loop.Fail(it, fault.Newf(fault.ModelLoading, "model %s is being loaded; send the request again", modelOf(it.Envelope())).WithRetryAfter(retry))
 	}
-}
-
-// mayPassOn reports whether another host may get the item. A durable one without a queue is
-// nowhere else.
-func (it *item) mayPassOn() bool {
-	return it.direct == nil && (!it.durable() || !it.noQueue) && len(it.env.Hop().Visited) < pipeline.MaxVisited
 }
 
 // passOn has items go to another host, since this one does not load their model. Where that is
 // not possible they get the fault.
-func (s *modelSet) passOn(id model.ID, items []*item, f *fault.Fault) {
+func (s *modelSet) passOn(id model.ID, items []*item.Item, f *fault.Fault) {
 	isWaiting := false
 	for _, it := range items {
-		if it.refusal = f; !it.mayPassOn() {
+		if it.Refusal = f; !it.MayPassOn() {
 			s.giveUp(it, f)
 			continue
 		}
@@ -305,60 +275,33 @@ func (s *modelSet) passOn(id model.ID, items []*item, f *fault.Fault) {
 }
 
 // giveUp ends an item that no host runs now. A durable one returns to its queue if one may later.
-func (s *modelSet) giveUp(it *item, f *fault.Fault) {
+func (s *modelSet) giveUp(it *item.Item, f *fault.Fault) {
 	switch f.Reason {
 	case fault.RegistryUnavailable, fault.CacheFull:
-		s.loop.overflow(it, f)
+		s.loop.Overflow(it, f)
 	default:
-		s.loop.fail(it, f)
+		s.loop.Fail(it, f)
 	}
 }
 
-// runAgain has the items of a batch run once their model is loaded again: the runtime does not
+// RunAgain has the items of a batch run once their model is loaded again: the runtime does not
 // have it.
-func (s *modelSet) runAgain(now time.Time, items []*item) bool {
+func (s *modelSet) RunAgain(now time.Time, items []*item.Item) bool {
 	for _, it := range items {
-		if it.failedStarts++; it.failedStarts > maxFailedStarts {
-			s.loop.fail(it, fault.Newf(fault.ModelLoadFailed, "model %s is not there after each load", it.replica.ID))
+		if !s.loop.AwaitModel(it) {
 			continue
 		}
-		if err := s.loop.ledger.move(it, queued, running); err != nil {
-			s.loop.internalError("item requeued out of turn", err)
+		if it.Replica.State() == modelcache.Loaded {
+			s.cache.Drop(now, it.Replica.ID)
 		}
-		if it.replica.State() == modelcache.Loaded {
-			s.cache.Drop(now, it.replica.ID)
-		}
-		if s.cache.Replica(it.replica.ID) == it.replica {
+		if s.cache.Replica(it.Replica.ID) == it.Replica {
 			s.wait(it) // the runtime was replaced, and is to load it
 			continue
 		}
-		s.leave(it)
-		s.loop.enqueue(it)
+		s.Leave(it)
+		s.loop.Enqueue(it)
 	}
 	return true
 }
 
-// forward gives an item to another host.
-func (l *loop) forward(it *item, to pipeline.HostID) {
-	env := *it.env
-	env.Route = slices.Clone(env.Route)
-	hop := env.Hop()
-	env.Generation++
-	own := string(l.settings.Host)
-	if it.refusal == nil {
-		own = "" // it may come back, should the other host not load its model
-	}
-	hop.Host, hop.Visited = to, append(slices.Clip(hop.Visited), own)
-	message, err := l.sender.Forward(&env, it.delivery)
-	if err != nil {
-		l.fail(it, bus.FaultOf(err, hop.Stage))
-		return
-	}
-	if !l.beginSend(it) {
-		return
-	}
-	l.metrics.modelForwards.inc()
-	it.span().AddEvent("passed on", trace.WithAttributes(attribute.String("stagemesh.host", string(to))))
-	l.replaceOutbox(it, []outgoing{{message, toHost}})
-	l.send(it)
-}
+func modelOf(env *envelope.Envelope) model.ID { return model.ID(env.Hop().Model.Model) }

@@ -3,7 +3,6 @@ package stagehost
 import (
 	"context"
 	"log/slog"
-	"strings"
 	"testing"
 	"time"
 
@@ -14,7 +13,6 @@ import (
 
 	"github.com/stagemesh/stagemesh/internal/bus"
 	"github.com/stagemesh/stagemesh/internal/envelope"
-	"github.com/stagemesh/stagemesh/internal/store"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -28,19 +26,6 @@ func ownSettings(url string, r runner.Runner) Settings {
 		Mesh: "test", Stage: "stage", Host: "host", Version: "v1", Runner: r, Config: Config{Batch: DefaultBatch()},
 		Bus: bus.Settings{URL: url}, Logger: slog.New(slog.DiscardHandler), Meter: noop.Meter{},
 	}
-}
-
-// aLoop returns a loop that does not run, and holds one item at most.
-func aLoop(t *testing.T, sender Sender) *loop {
-	t.Helper()
-	m, err := newMetrics(noop.Meter{}, "stage", "host")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return newLoop(&pumps{
-		settings: loopSettings{Bound: 1, MaxInFlight: 1, Runner: inproc.Each(inproc.Settings{}, nil)}, metrics: m, log: slog.New(slog.DiscardHandler),
-		sender: sender, models: oneModel{}, events: make(chan event, 1), loopDone: make(chan struct{}),
-	})
 }
 
 func anItem() *envelope.Envelope {
@@ -114,56 +99,5 @@ func TestPanickingCheckFailsItsItem(t *testing.T) {
 	}
 	if err := leave(); err != nil {
 		t.Error(err)
-	}
-}
-
-// As one that elects a leader is.
-func TestRunAwaitsItsRecordFromASlowBroker(t *testing.T) {
-	t.Parallel()
-	broker := testbed.StartBroker(t)
-	link := testbed.StartLink(t, strings.TrimPrefix(broker.URL(), "nats://"))
-	runs := store.NewRuns(broker.Connect("test", func(s *bus.Settings) { s.URL = "nats://" + link.Addr() }), store.Settings{})
-	if err := runs.Ensure(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	p := &pumps{log: slog.New(slog.DiscardHandler), records: records{Runs: runs}}
-	it := &item{arrival: arrival{env: anItem()}}
-	crash := envelope.RunRecord{Host: "other", At: time.Now(), Died: true}
-	if _, err := runs.AddRun(t.Context(), it.env, crash); err != nil {
-		t.Fatal(err)
-	}
-	link.Delay(1100 * time.Millisecond)
-	r := &run{pumps: p, attempts: []attempt{{arrival: &it.arrival}}, ctx: t.Context()}
-	p.beginRecord(r, envelope.RunRecord{Host: "host", At: time.Now()})
-	if len(r.records) != 1 || r.records[0].Host != crash.Host {
-		t.Errorf("it knows of %+v", r.records)
-	}
-}
-
-// The cancel comes while the host reads the item's run records.
-func TestCancelledPoisonItemIsNotDeadLettered(t *testing.T) {
-	t.Parallel()
-	l := aLoop(t, nil)
-	env := anItem()
-	env.Durability = pipeline.Memory
-	// A direct call needs no broker to be settled.
-	replies := make(chan Response, 1)
-	it := &item{id: 1, arrival: arrival{env: env, direct: &directCall{answer: replies, leave: func() {}}}}
-	crashes := []envelope.RunRecord{{Host: "other", At: time.Now()}, {Host: "other", At: time.Now()}}
-	if err := l.ledger.admit(it); err != nil {
-		t.Fatal(err)
-	}
-	r := &run{pumps: l.pumps, items: []*item{it}, records: crashes, wanted: 1, cancel: func() {}}
-	it.run, it.cancelled = r, make(chan struct{})
-	if err := l.ledger.move(it, running, queued); err != nil {
-		t.Fatal(err)
-	}
-	r.cancelItem(it)
-	l.endAtCrashLimit(r)
-	if len(l.ledger.items) != 0 || len(replies) != 1 {
-		t.Fatalf("%d items are left, %d replies sent", len(l.ledger.items), len(replies))
-	}
-	if r := <-replies; r.Fault == nil || r.Fault.Reason != fault.Cancelled {
-		t.Errorf("replied %+v", r)
 	}
 }

@@ -5,22 +5,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"regexp"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/stagemesh/stagemesh/internal/bus"
+	"github.com/stagemesh/stagemesh/internal/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/stagehost/internal/item"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
-
-// streamMissing records that a result or a dead letter has found no stream.
-func (h *Host) streamMissing() {
-	h.storeMissing.Store(true)
-	h.queueMissing()
-}
 
 func (h *Host) queueMissing() {
 	select {
@@ -102,15 +96,9 @@ func (h *Host) ensureOnConnection(ctx context.Context, reconnects <-chan struct{
 // known is what existed on the broker when the host last ensured all of it. Only
 // reconcile uses it.
 type known struct {
-	queues  map[queueKey]bus.Epoch
+	queues  map[item.QueueKey]bus.Epoch
 	streams bool
 	until   time.Time
-}
-
-// queueKey names a queue on the broker.
-type queueKey struct {
-	name       pipeline.StageName
-	durability pipeline.Durability
 }
 
 func (h *Host) ensure(ctx context.Context) error {
@@ -120,7 +108,7 @@ func (h *Host) ensure(ctx context.Context) error {
 		return err
 	}
 	if now.After(h.known.until) {
-		h.known = known{queues: map[queueKey]bus.Epoch{}, until: now.Add(ensureAllEvery)}
+		h.known = known{queues: map[item.QueueKey]bus.Epoch{}, until: now.Add(ensureAllEvery)}
 	}
 	var noStreams error // which leaves the requests in memory
 	if !h.known.streams {
@@ -134,7 +122,7 @@ func (h *Host) ensure(ctx context.Context) error {
 			return err
 		}
 	}
-	h.items.refusal.Store(nil)
+	h.items.Refusal.Store(nil)
 	if h.inFlight == nil {
 		if h.inFlight, err = h.bus.ServeInFlight(h.settings.Stage); err != nil {
 			return err
@@ -152,7 +140,7 @@ func (h *Host) ensure(ctx context.Context) error {
 	// Its queues may have been made with other settings than its own.
 	if h.ackWait != wait {
 		h.ackWait = wait
-		h.items.post(eventFunc(func(l *loop) { l.ackWait, l.extendAt = wait, time.Time{} })) // it may be shorter
+		h.items.Post(item.EventFunc(func(l *item.Loop) { l.SetAckWait(wait) })) // it may be shorter
 		h.settings.Logger.Warn("the queue was made with another ack_wait, which holds; raise queue.version to change it", "ack_wait", wait, "own", h.settings.Queue.AckWait)
 	}
 	if h.forwarded == nil && h.loader != nil && h.settings.Queue.durable() {
@@ -213,11 +201,11 @@ func (h *Host) serveQueues(ctx context.Context, q *pulledQueues, now time.Time, 
 	}
 	cause := ""
 	if err != nil {
-		cause = withoutFolders(err)
+		cause = item.WithoutFolders(err)
 	}
 	if q.alive == nil {
 		var failed error
-		q.alive, failed = h.bus.ServeAlive(q.name, h.settings.Host, served, cause, h.items.busy.Load)
+		q.alive, failed = h.bus.ServeAlive(q.name, h.settings.Host, served, cause, h.items.IsBusy.Load)
 		err = cmp.Or(err, failed)
 	}
 	return wait, err
@@ -228,7 +216,7 @@ func (h *Host) ensureQueue(ctx context.Context, q *pulledQueues, d pipeline.Dura
 	if err != nil {
 		return bus.QueueInfo{}, err
 	}
-	h.items.post(eventFunc(func(l *loop) { l.replaceQueue(queueKey{q.name, d}, info.Epoch) }))
+	h.items.Post(item.EventFunc(func(l *item.Loop) { l.ReplaceQueue(item.QueueKey{Name: q.name, Durability: d}, info.Epoch) }))
 	if err := h.bus.ClockError(); err != nil {
 		h.stopAnswers(&q.alive)
 		q.puller.Use(d, "")
@@ -241,7 +229,7 @@ func (h *Host) ensureQueue(ctx context.Context, q *pulledQueues, d pipeline.Dura
 // wholeQueue returns the queue, and creates what is missing of it where it is not
 // known to exist.
 func (h *Host) wholeQueue(ctx context.Context, q *pulledQueues, d pipeline.Durability) (bus.QueueInfo, error) {
-	key := queueKey{q.name, d}
+	key := item.QueueKey{Name: q.name, Durability: d}
 	if made, ok := h.known.queues[key]; ok {
 		info, err := h.bus.Queue(ctx, q.name, d)
 		if err == nil && info.Epoch == made && info.Whole() {
@@ -251,7 +239,7 @@ func (h *Host) wholeQueue(ctx context.Context, q *pulledQueues, d pipeline.Durab
 	info, err := h.bus.EnsureQueue(ctx, bus.QueueSettings{
 		Stage: q.name, Durability: d,
 		MaxItems: q.settings.MaxItems, MaxBytes: q.settings.MaxBytes, MaxAge: q.settings.MaxAge,
-		AckWait: q.settings.AckWait, MaxDeliver: maxBrokerDeliveries, Replicas: q.settings.Replicas, Version: q.settings.Version,
+		AckWait: q.settings.AckWait, MaxDeliver: item.MaxBrokerDeliveries, Replicas: q.settings.Replicas, Version: q.settings.Version,
 	})
 	if err == nil {
 		h.known.queues[key] = info.Epoch
@@ -333,9 +321,7 @@ func (h *Host) leaveStage(ctx context.Context, now time.Time) {
 		// Items whose run crashed stay for as long as the runner needs to start: another host would
 		// lose its workers to them too.
 		isStarting := !hasFailed && unhealthyFor < h.startTook+unhealthyGrace
-		h.items.post(eventFunc(func(l *loop) {
-			l.nakEach(func(it *item) bool { return it.state == queued && (it.crashes == 0 || !isStarting) })
-		}))
+		h.items.Post(item.EventFunc(func(l *item.Loop) { l.NakWaiting(!isStarting) }))
 	}
 }
 
@@ -363,43 +349,52 @@ func (h *Host) refuseUnserved(ctx context.Context, now time.Time, name pipeline.
 		h.servedAt = now
 	}
 	if now.Sub(h.servedAt) < h.settings.HostGrace || now.Sub(h.runnerHealth.since) < h.settings.HostGrace {
-		h.items.refusal.Store(nil)
+		h.items.Refusal.Store(nil)
 		return ""
 	}
 	queue, err := h.bus.Queue(ctx, name, pipeline.Memory)
 	if err != nil {
 		return ""
 	}
-	h.items.refusal.Store(fault.Newf(fault.NoCapacity, "stage %s has no ready host: %s", h.settings.Stage, h.cause()).WithRetryAfter(time.Second))
+	h.items.Refusal.Store(fault.Newf(fault.NoCapacity, "stage %s has no ready host: %s", h.settings.Stage, h.cause()).WithRetryAfter(time.Second))
 	return queue.Epoch
 }
-
-// folders matches the folders of an absolute path, in quotes or alone.
-var folders = regexp.MustCompile(`(^|[\s(=\[,])/(?:[^/\s'":]+/)+|(['"])/[^'"\n]*/`)
 
 // cause returns why the host is not ready, for callers, who need not know its folders; empty
 // where it is ready.
 func (h *Host) cause() string {
 	if _, _, err := h.status.get(); err != nil {
-		return withoutFolders(err)
+		return item.WithoutFolders(err)
 	}
 	return ""
 }
 
-func withoutFolders(err error) string { return folders.ReplaceAllString(err.Error(), "$1$2") }
+// endExhausted ends an item that the broker delivers no more. A host decides
+// before that, so this is for items that crashed each host before it could. It
+// retries nothing: the caller learns of the failure by the deadline at the latest.
+func (h *Host) endExhausted(g bus.Exhausted) {
+	ctx, cancel := context.WithTimeout(context.Background(), exhaustedTimeout)
+	defer cancel()
+	if env, reply, err := h.items.Exhausted(g.Data, g.Deliveries); err == nil {
+		h.settings.Logger.Warn("the broker gave up on an item", "request_id", env.RequestID, "deliveries", g.Deliveries)
+		h.replyExhausted(ctx, env, reply)
+	}
+	if err := h.bus.Remove(ctx, g); err != nil {
+		h.settings.Logger.Warn("an item that the broker gave up on stays in its queue", "error", err)
+	}
+}
 
-// expose returns the fault with what the stage shows its caller of the exception of err. The
-// item was alone, so that no text is of another's.
-func (p *pumps) expose(f *fault.Fault, err error) *fault.Fault {
-	raised, ok := errors.AsType[*runner.Exception](err)
-	if !ok || p.settings.ExposeErrors == "" || p.settings.ExposeErrors == ExposeNone {
-		return f
+// replyExhausted replies to an item that no host holds.
+func (h *Host) replyExhausted(ctx context.Context, env *envelope.Envelope, reply *envelope.Reply) {
+	if env.StoresResult() {
+		if m, err := h.bus.Result(env.Result(reply, time.Now())); err == nil {
+			_, err = h.bus.PublishAndWait(ctx, m)
+			h.items.CheckAck(err)
+		}
 	}
-	text, trace := withoutFolders(raised), raised.Traceback
-	out := f.Caused(raised)
-	out.Message = strings.ToValidUTF8(text[:min(len(text), maxExposed)], "")
-	if p.settings.ExposeErrors == ExposeTraceback && trace != "" {
-		out = out.WithMetadata("traceback", strings.ToValidUTF8(trace[max(0, len(trace)-maxExposedTrace):], ""))
+	m, err := h.bus.Reply(env.Gateway, reply)
+	if err == nil {
+		err = h.bus.PublishUnacked(m)
 	}
-	return out
+	h.items.CheckAck(err)
 }

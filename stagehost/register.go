@@ -2,9 +2,6 @@ package stagehost
 
 import (
 	"context"
-	"slices"
-	"sync"
-	"time"
 
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -13,7 +10,6 @@ import (
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
 	"github.com/stagemesh/stagemesh/discovery"
-	"github.com/stagemesh/stagemesh/internal/batch"
 	"github.com/stagemesh/stagemesh/internal/config"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
@@ -56,70 +52,11 @@ func (h *Host) announce(ctx context.Context) error {
 	return discovery.KeepAnnounced(ctx, h.settings.Registry.Announcer, instance, h.status.recordRegistration, h.settings.Logger)
 }
 
-// recentWaits is how many items the median wait covers.
-const recentWaits = 64
-
-// load counts the items in flight. The loop writes it, and any goroutine reads it.
-type load struct {
-	mu       sync.Mutex
-	inFlight int
-	running  int
-	// waits are the queue waits of the last items; next is the index of the oldest.
-	waits []time.Duration
-	next  int
-	// learned is what the batcher knows; nil before the first batch.
-	learned *meshv1.BatchEstimate
-}
-
-// recordInFlight takes the counts of the ledger.
-func (l *load) recordInFlight(of *ledger) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.inFlight, l.running = len(of.items), of.counts[running]
-	if l.inFlight == 0 {
-		l.waits, l.next = l.waits[:0], 0
-	}
-}
-
-// recordLearned takes what the batcher knows.
-func (l *load) recordLearned(of *batch.Batcher) {
-	known, ok := of.Learned()
-	if !ok {
-		return
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.learned = &meshv1.BatchEstimate{Start: durationpb.New(known.Start), PerRow: durationpb.New(known.PerRow), Hold: durationpb.New(known.Hold)}
-}
-
-// recordWait takes how long an item was in its queue.
-func (l *load) recordWait(d time.Duration) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if len(l.waits) < recentWaits {
-		l.waits = append(l.waits, d)
-		return
-	}
-	l.waits[l.next] = d
-	l.next = (l.next + 1) % recentWaits
-}
-
-// get returns the counts, the median of the waits, and what the batcher knows.
-func (l *load) get() (inFlight, running int, wait time.Duration, learned *meshv1.BatchEstimate) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if len(l.waits) > 0 {
-		sorted := slices.Sorted(slices.Values(l.waits))
-		wait = sorted[len(sorted)/2]
-	}
-	return l.inFlight, l.running, wait, l.learned
-}
-
 // Record returns the record that the host publishes. Call it after the runner has
 // started.
 func (h *Host) Record() *meshv1.HostRecord {
 	s := h.settings
-	inFlight, running, wait, learned := h.items.load.get()
+	inFlight, running, wait, learned := h.items.Load()
 	r := &meshv1.HostRecord{
 		Mesh: string(s.Mesh), Stage: string(s.Stage), Host: string(s.Host), Version: s.Version, Labels: s.Labels,
 		Operations:  s.Operations,

@@ -10,6 +10,7 @@ import (
 	"github.com/stagemesh/stagemesh/internal/models"
 	"github.com/stagemesh/stagemesh/internal/models/placement"
 	"github.com/stagemesh/stagemesh/mesh/model"
+	"github.com/stagemesh/stagemesh/stagehost/internal/item"
 )
 
 const (
@@ -35,18 +36,15 @@ type modelUse struct {
 	slots int
 }
 
-// ran counts a batch of a model.
-func (s *modelSet) ran(r *run, took time.Duration) {
-	it := r.items[0]
-	id := modelOf(it.env)
+// Ran counts a batch of a model.
+func (s *modelSet) Ran(r item.Ran) {
+	id := model.ID(r.Model.Model)
 	use := s.uses[id]
-	use.requests += len(r.items)
-	use.busy += took
-	for _, each := range r.items {
-		use.waited += max(0, each.queueWait+r.started.Sub(each.arrived)-each.timing.ModelWait)
-	}
-	if use.slots = s.host.settings.Runner.Concurrency(); it.limit != nil {
-		use.slots = min(use.slots, it.limit.Most)
+	use.requests += r.Requests
+	use.busy += r.Took
+	use.waited += r.Waited
+	if use.slots = s.host.settings.Runner.Concurrency(); r.Limit != nil {
+		use.slots = min(use.slots, r.Limit.Most)
 	}
 	s.uses[id] = use
 }
@@ -100,7 +98,7 @@ func (h *Host) scale(ctx context.Context, ticks <-chan time.Time) error {
 func (h *Host) scaleOnce(ctx context.Context, now time.Time, known map[model.ID]*placement.Usage, isDown bool) error {
 	ctx, cancel := context.WithTimeout(ctx, scaleEvery)
 	defer cancel()
-	uses, err := ask(ctx, h.items, func(*loop) map[model.ID]modelUse { return h.modelSet.takeUses() })
+	uses, err := item.Ask(ctx, h.items, func(*item.Loop) map[model.ID]modelUse { return h.modelSet.takeUses() })
 	if err != nil {
 		return err
 	}

@@ -11,10 +11,9 @@ import (
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
 	"github.com/stagemesh/stagemesh/internal/batch"
-	"github.com/stagemesh/stagemesh/internal/envelope"
 	"github.com/stagemesh/stagemesh/mesh/model"
 	"github.com/stagemesh/stagemesh/mesh/payload"
-	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/stagehost/internal/item"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
 )
 
@@ -43,22 +42,11 @@ func TestLoadOfAReplicaIsWhatTheSettingsSay(t *testing.T) {
 
 func TestUsesAreThoseSinceTheLastTime(t *testing.T) {
 	t.Parallel()
-	start := time.Unix(1000, 0)
 	s := &modelSet{uses: map[model.ID]modelUse{}, host: &Host{settings: Settings{Runner: inproc.New(inproc.Settings{Concurrency: 4}, nil)}}}
-	batchOf := func(id string, limit *batch.Limit, waits ...time.Duration) *run {
-		r := &run{started: start}
-		for _, wait := range waits {
-			it := &item{arrival: arrival{env: &envelope.Envelope{Route: []pipeline.Hop{{Model: payload.ModelRef{Model: id}}}}, arrived: start.Add(-wait), queueWait: time.Second}}
-			it.limit = limit
-			r.items = append(r.items, it)
-		}
-		return r
-	}
-	loading := batchOf("a", nil, 3*time.Second)
-	loading.items[0].timing.ModelWait = 2 * time.Second // which is no queue's
-	s.ran(loading, time.Second)
-	s.ran(batchOf("a", nil, 0, time.Second), 2*time.Second)
-	s.ran(batchOf("b", &batch.Limit{Most: 1}, 0), time.Second)
+	a, b := payload.ModelRef{Model: "a"}, payload.ModelRef{Model: "b"}
+	s.Ran(item.Ran{Model: a, Requests: 1, Waited: 2 * time.Second, Took: time.Second})
+	s.Ran(item.Ran{Model: a, Requests: 2, Waited: 3 * time.Second, Took: 2 * time.Second})
+	s.Ran(item.Ran{Model: b, Limit: &batch.Limit{Most: 1}, Requests: 1, Waited: time.Second, Took: time.Second})
 	want := map[model.ID]modelUse{
 		"a": {requests: 3, busy: 3 * time.Second, waited: 5 * time.Second, slots: 4},
 		"b": {requests: 1, busy: time.Second, waited: time.Second, slots: 1},

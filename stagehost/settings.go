@@ -21,12 +21,27 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/model"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/stagehost/internal/item"
 	"github.com/stagemesh/stagemesh/stagehost/internal/modelcache"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
-// Batch says how a host batches.
-type Batch = batch.Settings
+// What the items of a host are configured by.
+type (
+	// Batch says how a host batches.
+	Batch = batch.Settings
+	// StreamSettings bound how long a runner that answers in chunks may say nothing.
+	StreamSettings = item.StreamSettings
+	// ExposeErrors is how much a caller gets of an exception that its request has raised.
+	ExposeErrors = item.ExposeErrors
+)
+
+// Values of ExposeErrors: nothing, its type and message, or its traceback too.
+const (
+	ExposeNone      = item.ExposeNone
+	ExposeMessage   = item.ExposeMessage
+	ExposeTraceback = item.ExposeTraceback
+)
 
 // Config is the configuration of a stage's hosts: the stage's section of a mesh's
 // file. 0 means the default.
@@ -73,23 +88,6 @@ type Config struct {
 	// waits for items in flight.
 	StartTimeout time.Duration `yaml:"start_timeout"`
 	DrainTimeout time.Duration `yaml:"drain_timeout"`
-}
-
-// ExposeErrors is how much a caller gets of an exception that its request has raised.
-type ExposeErrors string
-
-// Values of ExposeErrors: nothing, its type and message, or its traceback too.
-const (
-	ExposeNone      ExposeErrors = "none"
-	ExposeMessage   ExposeErrors = "message"
-	ExposeTraceback ExposeErrors = "traceback"
-)
-
-func (e ExposeErrors) validate() error {
-	if !slices.Contains([]ExposeErrors{"", ExposeNone, ExposeMessage, ExposeTraceback}, e) {
-		return fmt.Errorf("expose_errors: expected none, message or traceback, got %q", string(e))
-	}
-	return nil
 }
 
 // SetDefaults implements config.Defaulter.
@@ -233,6 +231,12 @@ func (c Config) OwnQueue() QueueSettings {
 // durable reports whether the stage takes durable requests.
 func (q QueueSettings) durable() bool { return slices.Contains(q.Durabilities, pipeline.File) }
 
+// Defaults of StreamSettings.
+const (
+	DefaultFirstChunk = 30 * time.Second
+	DefaultIdle       = 30 * time.Second
+)
+
 // Defaults of Settings.
 const (
 	DefaultMaxItems     = 10_000
@@ -367,7 +371,7 @@ func (c Config) Validate() error {
 		config.NotNegative("queue.replicas", c.Queue.Replicas),
 		config.NotNegative("queue.version", c.Queue.Version),
 		c.validateTLS(),
-		c.ExposeErrors.validate(),
+		c.ExposeErrors.Validate(),
 		config.NotNegative("stream.first_chunk_timeout", c.Stream.FirstChunk),
 		config.NotNegative("stream.idle_timeout", c.Stream.Idle),
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/internal/call"
+	"github.com/stagemesh/stagemesh/internal/envelope"
 	"github.com/stagemesh/stagemesh/internal/pipelines"
 	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -123,7 +124,7 @@ func (h *handler) listRequests(ctx context.Context, in *adminv1.ListRequestsRequ
 		if holders, steps := r.GetHolders(), r.GetSteps(); len(holders) > 0 && len(steps) > 0 {
 			at := steps[len(steps)-1].GetTiming()
 			status.Step, status.Stage, status.Host, status.Since = at.GetStep(), holders[0].GetStage(), holders[0].GetHost(), holders[0].GetSince()
-			status.State = call.StateText(holders[0].GetState(), false)
+			status.State = envelope.StateText(holders[0].GetState(), false)
 		}
 		out.Requests = append(out.Requests, status)
 	}

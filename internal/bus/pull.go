@@ -523,8 +523,10 @@ type Delivery struct {
 	Pending uint64
 	// QueuedAt is when the broker received the item, on the broker's clock.
 	QueuedAt time.Time
-	// Arrived is when this process received it.
-	Arrived time.Time
+	// Arrived is when this process received it; QueueWait how long it waited before, on the
+	// broker's clock.
+	Arrived   time.Time
+	QueueWait time.Duration
 
 	puller *Puller
 	stream string
@@ -535,14 +537,6 @@ type Delivery struct {
 // Unreturned counts the deliveries that no host gave back, this one included: above 1,
 // a host had the item and may have crashed.
 func (d Delivery) Unreturned() int { return d.Deliveries - d.Returned }
-
-// QueueWait returns how long the item waited in its queue, on the broker's clock.
-func (d Delivery) QueueWait() time.Duration {
-	if d.Item != nil {
-		return 0
-	}
-	return max(0, d.Arrived.Add(d.puller.bus.ClockAhead()).Sub(d.QueuedAt))
-}
 
 // Same reports whether both are deliveries of one item.
 func (d Delivery) Same(other Delivery) bool {
@@ -560,6 +554,7 @@ func (p *Puller) newDelivery(msg *nats.Msg) (Delivery, error) {
 		return Delivery{}, fmt.Errorf("delivery without metadata: %w", err)
 	}
 	class, epoch, _ := strings.Cut(meta.Consumer, "-")
+	now := time.Now()
 	return Delivery{
 		Data:       msg.Data,
 		Class:      pipeline.Class(class),
@@ -568,7 +563,8 @@ func (p *Puller) newDelivery(msg *nats.Msg) (Delivery, error) {
 		Deliveries: int(meta.NumDelivered),
 		Pending:    meta.NumPending,
 		QueuedAt:   meta.Timestamp,
-		Arrived:    time.Now(),
+		Arrived:    now,
+		QueueWait:  max(0, now.Add(p.bus.ClockAhead()).Sub(meta.Timestamp)),
 		stream:     meta.Stream,
 		Stage:      p.settings.Stage,
 		puller:     p,

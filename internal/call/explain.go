@@ -160,12 +160,12 @@ func (s *Service) locate(ctx context.Context, env *envelope.Envelope, wait time.
 		report = a.GetReport()
 		return len(report.GetHolders()) > 0
 	})
-	out := &location{step: string(env.Route[0].Step), stage: string(env.Route[0].Stage), state: envelope.WaitsInQueue}
+	out := &location{step: string(env.Route[0].Step), stage: string(env.Route[0].Stage), state: envelope.StateText("queued", false)}
 	switch holders, steps := report.GetHolders(), report.GetSteps(); {
 	case len(holders) > 0 && len(steps) > 0:
 		at := steps[len(steps)-1].GetTiming()
 		out.step, out.stage = at.GetStep(), at.GetStage()
-		out.state = StateText(holders[0].GetState(), at.GetRun().AsDuration() > 0)
+		out.state = envelope.StateText(holders[0].GetState(), at.GetRun().AsDuration() > 0)
 		if holders[0].GetState() == "running" {
 			out.runs = holders[0].GetSince().AsTime()
 		}
@@ -173,19 +173,6 @@ func (s *Service) locate(ctx context.Context, env *envelope.Envelope, wait time.
 		return nil // nobody knows at which step
 	}
 	return out
-}
-
-// StateText returns what an item of a host waits for, or that a worker runs it.
-func StateText(state string, hasRun bool) string {
-	switch {
-	case state == "running":
-		return "a worker runs it"
-	case state == "sending" || hasRun:
-		return envelope.WaitsForNext
-	case state == "queued":
-		return envelope.WaitsInQueue
-	}
-	return "it " + state
 }
 
 // deadlineError returns the error of a call whose time is over, with its location where that is known.

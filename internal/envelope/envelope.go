@@ -174,11 +174,18 @@ func (e *Envelope) TimeoutText() string {
 	return d.String()
 }
 
-// What an item waits for, in the messages of faults and reports.
-const (
-	WaitsInQueue = "it waits in the queue of the stage"
-	WaitsForNext = "its output waits for the queue of the next stage"
-)
+// StateText returns what an item of a host waits for, or that a worker runs it.
+func StateText(state string, hasRun bool) string {
+	switch {
+	case state == "running":
+		return "a worker runs it"
+	case state == "sending" || hasRun:
+		return "its output waits for the queue of the next stage"
+	case state == "queued":
+		return "it waits in the queue of the stage"
+	}
+	return "it " + state
+}
 
 // DeadlineFault is the fault of a request whose deadline has passed while it was in that state at the step.
 func (e *Envelope) DeadlineFault(step, stage, state string) *fault.Fault {

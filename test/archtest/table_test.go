@@ -78,6 +78,12 @@ var importTable = rules{
 		{packages: list("internal/modelserver/..."), mayImport: list(proto, fault, payload, oipcodec, raw, model, auth, sdk, runner)},
 		{packages: list("internal/schema"), mayImport: list(fault, payload, msgpack, sdk, "stagehost/runner")},
 		{packages: list("stagehost/internal/modelcache"), mayImport: list(model), pure: true},
+		// The loop of items reaches the host, what it stores and its models by interfaces.
+		{
+			packages:  list("stagehost/internal/item"),
+			mayImport: list(proto, fault, payload, pipeline, envelope, bus, model, "internal/batch", "internal/schema", "internal/tracing", runner, "stagehost/internal/modelcache"),
+			inTests:   list("internal/store", tensor),
+		},
 		{packages: list("stagehost"), mayImport: append(list(proto, sdk, "stagehost/...", "internal/batch", "internal/schema", discovery, transport), shared...)},
 
 		// The gateway: only admission, call and jobs touch the bus, fronts translate.

@@ -59,7 +59,7 @@ func TestEveryMetricIsDocumented(t *testing.T) {
 	t.Parallel()
 	const operations = "docs/operations.md"
 	text := read(t, operations)
-	for _, file := range []string{"stagehost/metrics.go", "internal/call/metrics.go", "internal/jobs/dispatch/metrics.go"} {
+	for _, file := range []string{"stagehost/internal/item/metrics.go", "internal/call/metrics.go", "internal/jobs/dispatch/metrics.go"} {
 		found := metricName.FindAllStringSubmatch(read(t, file), -1)
 		if len(found) == 0 {
 			t.Errorf("%s makes no metric", file)

@@ -1,7 +1,8 @@
-package stagehost
+package item
 
 import (
 	"errors"
+	"slices"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -22,17 +23,17 @@ type itemDone struct {
 	outcome runner.Outcome
 }
 
-func (e *itemDone) apply(l *loop) {
+func (e *itemDone) Apply(l *Loop) {
 	it := e.run.items[e.at]
 	it.answer = e.run.attempts[e.at].answer
 	if it.isHandedOver {
 		if l.beginSend(it) {
-			l.metrics.countOutput()
+			l.Metrics.countOutput()
 			l.settleHandedOver(it)
 		}
 		return
 	}
-	if it.isCancelled() && (l.settings.streams() || !it.env.StoresResult()) {
+	if it.isCancelled() && (l.streams() || !it.env.StoresResult()) {
 		// The rest of a stopped stream may be incomplete.
 		l.dropCancelled(it)
 		return
@@ -44,13 +45,13 @@ func (e *itemDone) apply(l *loop) {
 	if !l.beginSend(it) {
 		return
 	}
-	l.metrics.countOutput()
+	l.Metrics.countOutput()
 	switch {
 	case it.direct != nil:
 		it.direct.finish(it, e.outcome)
 		l.settle(it)
 	case it.expired(time.Now()) && !it.env.StoresResult():
-		l.metrics.expired.inc()
+		l.Metrics.expired.inc()
 		l.settle(it)
 	default:
 		l.send(it)
@@ -99,7 +100,7 @@ func (w work) stepTiming() envelope.StepTiming {
 // prepareOutput hands over an output, or encodes its message: the next step's item, or
 // the reply. A caller that has received all chunks gets the end of the reply without
 // the whole output, where that is too large to send.
-func (p *pumps) prepareOutput(w work, out *runner.Outcome) *fault.Fault {
+func (p *Items) prepareOutput(w work, out *runner.Outcome) *fault.Fault {
 	hop := w.env.Hop()
 	if w.env.Local != nil && (w.isCancelled() || w.expired(time.Now())) {
 		return nil // the loop drops w
@@ -107,10 +108,10 @@ func (p *pumps) prepareOutput(w work, out *runner.Outcome) *fault.Fault {
 	if !w.env.Last() {
 		env := w.env.Next(w.env.Parts, out.Parts, w.stepTiming())
 		p.tracePublish(w, env)
-		if w.isHandedOver = p.sender.HandOver(env); w.isHandedOver {
+		if w.isHandedOver = p.Sender.HandOver(env); w.isHandedOver {
 			return nil
 		}
-		next, err := p.sender.Item(env)
+		next, err := p.Sender.Item(env)
 		w.outbox = []outgoing{{next, toNext}}
 		if err != nil {
 			return encodeFault(hop, err)
@@ -133,14 +134,14 @@ func (p *pumps) prepareOutput(w work, out *runner.Outcome) *fault.Fault {
 // prepareReply hands the reply of a local item to its gateway, and puts any other into the
 // outbox. The result of a durable request, or of one with an idempotency key, is stored
 // first, so that it is not lost with the reply.
-func (p *pumps) prepareReply(w work, reply *envelope.Reply) (err error) {
+func (p *Items) prepareReply(w work, reply *envelope.Reply) (err error) {
 	p.traceReply(w)
 	if w.env.Local != nil {
-		w.receipt, err = p.sender.HandOverReply(w.env, reply)
+		w.receipt, err = p.Sender.HandOverReply(w.env, reply)
 		w.isHandedOver = err == nil
 		return err
 	}
-	message, err := p.sender.Reply(w.env.Gateway, reply)
+	message, err := p.Sender.Reply(w.env.Gateway, reply)
 	if err != nil {
 		return err
 	}
@@ -148,7 +149,7 @@ func (p *pumps) prepareReply(w work, reply *envelope.Reply) (err error) {
 	if !w.env.StoresResult() {
 		return nil
 	}
-	stored, err := p.records.Result(w.env.Result(reply, time.Now()))
+	stored, err := p.Records.Result(w.env.Result(reply, time.Now()))
 	w.outbox = []outgoing{{stored, toResults}, {message, toGateway}}
 	return err
 }
@@ -164,7 +165,7 @@ func encodeFault(hop *pipeline.Hop, err error) *fault.Fault {
 // handleFault handles a runner's fault. The host stops runs of items that are
 // cancelled or expired, and all runs in an abandoned drain; that may be all that
 // is wrong with the item.
-func (l *loop) handleFault(it *item, f *fault.Fault) {
+func (l *Loop) handleFault(it *Item, f *fault.Fault) {
 	switch {
 	case it.isCancelled():
 		l.dropCancelled(it)
@@ -173,20 +174,20 @@ func (l *loop) handleFault(it *item, f *fault.Fault) {
 	case l.abandoned && it.mayRunAgain():
 		l.nak(it)
 	case l.abandoned:
-		l.fail(it, fault.Newf(fault.StreamInterrupted, "the answer broke after %d chunks: the host is stopping", it.chunks))
+		l.Fail(it, fault.Newf(fault.StreamInterrupted, "the answer broke after %d chunks: the host is stopping", it.chunks))
 	case f.Reason == fault.RunnerOutOfMemory:
 		l.retryOutOfMemory(it, f)
 	default:
-		l.fail(it, f)
+		l.Fail(it, f)
 	}
 }
 
-// fail replies to the item with a fault; later stages are skipped.
-func (l *loop) fail(it *item, f *fault.Fault) {
+// Fail replies to the item with a fault; later stages are skipped.
+func (l *Loop) Fail(it *Item, f *fault.Fault) {
 	if !l.beginSend(it) {
 		return
 	}
-	l.metrics.countFailure(f)
+	l.Metrics.countFailure(f)
 	f = l.locate(it, f)
 	tracing.Fail(it.span(), f)
 	if it.direct != nil {
@@ -198,13 +199,13 @@ func (l *loop) fail(it *item, f *fault.Fault) {
 }
 
 // locate adds the stage, step and host to a fault.
-func (p *pumps) locate(it *item, f *fault.Fault) *fault.Fault {
+func (p *Items) locate(it *Item, f *fault.Fault) *fault.Fault {
 	hop := it.env.Hop()
-	return f.At(string(hop.Stage), string(hop.Step), string(p.settings.Host))
+	return f.At(string(hop.Stage), string(hop.Step), string(p.Host))
 }
 
 // sendFault sends a fault as the item's reply, after the other messages.
-func (l *loop) sendFault(it *item, f *fault.Fault, before ...outgoing) {
+func (l *Loop) sendFault(it *Item, f *fault.Fault, before ...outgoing) {
 	reply := it.work().finalReply()
 	reply.Fault = f
 	if err := l.prepareReply(it.work(), reply); err != nil {
@@ -222,46 +223,46 @@ func (l *loop) sendFault(it *item, f *fault.Fault, before ...outgoing) {
 }
 
 // settleHandedOver settles an item whose outcome the next host or the gateway has.
-func (l *loop) settleHandedOver(it *item) {
-	l.metrics.countDisposition(it.receipt.Disposition)
+func (l *Loop) settleHandedOver(it *Item) {
+	l.Metrics.countDisposition(it.receipt.Disposition)
 	l.settle(it)
 }
 
 // replaceOutbox replaces the messages of an item, of which the first is not sent yet.
-func (l *loop) replaceOutbox(it *item, outbox []outgoing) {
+func (l *Loop) replaceOutbox(it *Item, outbox []outgoing) {
 	l.clearFailing(it)
 	it.outbox, it.tries, it.missingSince = outbox, 0, time.Time{}
 }
 
 // beginSend moves the item to sending; false means that it has its outcome
 // already.
-func (l *loop) beginSend(it *item) bool {
+func (l *Loop) beginSend(it *Item) bool {
 	if err := l.ledger.move(it, sending, queued, running); err != nil {
 		l.internalError("outcome out of turn", err)
 		return false
 	}
-	l.models.leave(it)
+	l.Models.Leave(it)
 	return true
 }
 
-func (l *loop) send(it *item) {
+func (l *Loop) send(it *Item) {
 	if it.tries == 0 {
 		it.firstTry = time.Now()
 	}
 	it.tries++
-	l.sender.Publish(it.outbox[0].Message, func(receipt bus.Receipt, err error) {
+	l.Sender.Publish(it.outbox[0].Message, func(receipt bus.Receipt, err error) {
 		l.postAsync(&messageSent{item: it, receipt: receipt, err: err})
 	})
 }
 
 // messageSent is the receipt of a message, or the error.
 type messageSent struct {
-	item    *item
+	item    *Item
 	receipt bus.Receipt
 	err     error
 }
 
-func (e *messageSent) apply(l *loop) {
+func (e *messageSent) Apply(l *Loop) {
 	it := e.item
 	if l.ledger.items[it.id] != it {
 		return // naked while its message was on its way
@@ -273,7 +274,7 @@ func (e *messageSent) apply(l *loop) {
 		if it.env.Local != nil {
 			it.env.Local.Queued(it.env.ExecutionID, it.receiver(), e.receipt.Seq)
 		}
-		l.metrics.countDisposition(e.receipt.Disposition)
+		l.Metrics.countDisposition(e.receipt.Disposition)
 		if it.givesDelivery() {
 			l.settleWith(it, func(bus.Delivery) error { return nil }, sending) // the other host does
 		} else {
@@ -282,7 +283,7 @@ func (e *messageSent) apply(l *loop) {
 	case l.mayRetry(it, e.err):
 		it.retryAt = time.Now().Add(backoff(it.tries, retryMin, retryMax))
 		l.retries[it.id] = it
-		l.metrics.sendRetries.inc()
+		l.Metrics.sendRetries.inc()
 		it.span().AddEvent("resent")
 	default:
 		l.giveUpSending(it, e.err)
@@ -291,7 +292,7 @@ func (e *messageSent) apply(l *loop) {
 
 // sendNext goes on to the next message of the outbox. Where another execution's
 // result was stored before, the reply refers to that.
-func (l *loop) sendNext(it *item, r bus.Receipt) {
+func (l *Loop) sendNext(it *Item, r bus.Receipt) {
 	was := it.outbox[0].to
 	if was == toDead {
 		it.span().AddEvent("dead letter", trace.WithAttributes(attribute.Int64("stagemesh.dead_letter", int64(r.Seq))))
@@ -299,11 +300,11 @@ func (l *loop) sendNext(it *item, r bus.Receipt) {
 	l.replaceOutbox(it, it.outbox[1:])
 	it.replyStored = was == toResults
 	if was == toResults && r.Duplicate {
-		l.metrics.duplicateReplies.inc()
+		l.Metrics.duplicateReplies.inc()
 		it.span().AddEvent("duplicate result")
 		reply := it.work().finalReply()
 		reply.Stored = true
-		stored, err := l.sender.Reply(it.env.Gateway, reply)
+		stored, err := l.Sender.Reply(it.env.Gateway, reply)
 		if err != nil {
 			l.internalError("stored reply cannot be sent", err)
 			l.settle(it)
@@ -327,12 +328,12 @@ func backoff(n int, least, most time.Duration) time.Duration {
 // message. A missing gateway or queue gets missingGrace, the time of a reconnect,
 // and so does the gateway of a stored result. No destination may hold up all
 // others, unless the broker is what holds up all.
-func (l *loop) mayRetry(it *item, err error) bool {
+func (l *Loop) mayRetry(it *Item, err error) bool {
 	if errors.Is(err, bus.ErrTooLarge) || errors.Is(err, bus.ErrClosed) || errors.Is(err, bus.ErrNoBroker) {
 		return false
 	}
 	if errors.Is(err, bus.ErrNoResults) || errors.Is(err, bus.ErrNoDeadLetters) {
-		l.streamMissing()
+		l.StreamMissing()
 	}
 	now := time.Now()
 	if it.mustStore() {
@@ -358,12 +359,12 @@ func (l *loop) mayRetry(it *item, err error) bool {
 
 // isBrokerDown reports whether it is the broker, and not the receiver, that has not taken
 // the item's message. A gateway may be why a reply has no acknowledgement.
-func (l *loop) isBrokerDown(it *item, err error) bool {
-	return errors.Is(err, bus.ErrDisconnected) || errors.Is(err, bus.ErrUnknown) && (!it.isReply || !l.sender.Connected())
+func (l *Loop) isBrokerDown(it *Item, err error) bool {
+	return errors.Is(err, bus.ErrDisconnected) || errors.Is(err, bus.ErrUnknown) && (!it.isReply || !l.Sender.Connected())
 }
 
 // missingFor returns how long the item's destination has been missing.
-func (it *item) missingFor(err error, now time.Time) time.Duration {
+func (it *Item) missingFor(err error, now time.Time) time.Duration {
 	switch {
 	case !errors.Is(err, bus.ErrNoGateway) && !errors.Is(err, bus.ErrNoQueue):
 		it.missingSince = time.Time{}
@@ -376,12 +377,12 @@ func (it *item) missingFor(err error, now time.Time) time.Duration {
 
 // mayWait records that the item's destination does not take it, and is false when
 // too many items wait for that one already.
-func (l *loop) mayWait(it *item) bool {
+func (l *Loop) mayWait(it *Item) bool {
 	if it.failing != "" {
 		return true
 	}
 	to := it.destination()
-	if l.failing[to] >= max(1, l.settings.MaxInFlight/failingShare) {
+	if l.failing[to] >= max(1, l.MaxInFlight/failingShare) {
 		return false
 	}
 	it.failing = to
@@ -390,7 +391,7 @@ func (l *loop) mayWait(it *item) bool {
 }
 
 // clearFailing records that the item does not wait for its destination any more.
-func (l *loop) clearFailing(it *item) {
+func (l *Loop) clearFailing(it *Item) {
 	if it.failing == "" {
 		return
 	}
@@ -401,7 +402,7 @@ func (l *loop) clearFailing(it *item) {
 }
 
 // destination names the receiver of the item's message.
-func (it *item) destination() string {
+func (it *Item) destination() string {
 	switch {
 	case it.mustStore():
 		return "store"
@@ -412,17 +413,17 @@ func (it *item) destination() string {
 }
 
 // givesDelivery reports whether the item's message has another host settle its delivery.
-func (it *item) givesDelivery() bool { return it.durable() && it.outbox[0].to == toHost }
+func (it *Item) givesDelivery() bool { return it.durable() && it.outbox[0].to == toHost }
 
 // receiver is the position of the step that the item's message is for, where that is not a reply.
-func (it *item) receiver() int {
+func (it *Item) receiver() int {
 	if to := it.outbox[0].to; to == toOwn || to == toHost {
 		return it.env.Position
 	}
 	return it.env.Position + 1
 }
 
-func (l *loop) resend(now time.Time) {
+func (l *Loop) resend(now time.Time) {
 	for id, it := range l.retries {
 		if now.Before(it.retryAt) {
 			continue
@@ -437,7 +438,7 @@ func (l *loop) resend(now time.Time) {
 // stage here: then it is given back, and runs again later. A reply that its gateway
 // does not take is stored, and dropped after that; so is the output of a request in
 // memory whose deadline has passed. Durable items are stored or naked.
-func (l *loop) giveUpSending(it *item, err error) {
+func (l *Loop) giveUpSending(it *Item, err error) {
 	switch {
 	case it.mustStore():
 		l.giveUpStoring(it, err)
@@ -446,16 +447,16 @@ func (l *loop) giveUpSending(it *item, err error) {
 	case it.durable() && !it.isReply && errors.Is(err, bus.ErrClosed):
 		l.nak(it)
 	case it.env.StoresResult() && !it.isReply && it.expired(time.Now()):
-		l.sendFaultInstead(it, it.deadlineFault(envelope.WaitsForNext))
+		l.sendFaultInstead(it, it.deadlineFault(sending))
 	case it.isReply && !it.replyStored && !errors.Is(err, bus.ErrClosed) && !it.expired(time.Now()):
 		l.storeReply(it)
 	case it.isReply, errors.Is(err, bus.ErrClosed), it.expired(time.Now()):
-		l.metrics.countUndelivered("dropped")
+		l.Metrics.countUndelivered("dropped")
 		l.settle(it)
 	case it.givesDelivery(), it.durable() && it.mayReturn(err):
 		l.giveBack(it)
 	default:
-		l.log.Debug("item cannot go on", "next", it.destination(), "error", err)
+		l.Logger.Debug("item cannot go on", "next", it.destination(), "error", err)
 		l.sendFaultInstead(it, bus.FaultOf(err, it.env.Route[it.receiver()].Stage))
 	}
 }
@@ -464,30 +465,61 @@ func (l *loop) giveUpSending(it *item, err error) {
 // back to its queue: it does not wait for its destination here, because too many do. The
 // caller of a stream that has begun gets STREAM_INTERRUPTED when the next run begins, and
 // the result of that run is stored.
-func (it *item) mayReturn(err error) bool {
+func (it *Item) mayReturn(err error) bool {
 	isFullOrMissing := bus.IsFull(err) || errors.Is(err, bus.ErrNoQueue)
 	return isFullOrMissing && !it.noQueue && it.failing == "" && (it.mayRunAgain() || it.env.StoresResult())
 }
 
 // giveBack has the item redelivered later. That makes it no suspect.
-func (l *loop) giveBack(it *item) {
+func (l *Loop) giveBack(it *Item) {
 	delay := backoff(it.delivery.Deliveries-1, returnMin, returnMax)
 	it.span().AddEvent("returned")
 	l.settleWith(it, func(d bus.Delivery) error { return d.Nak(delay) }, queued, sending)
 }
 
-// overflow ends an item that has no place here. A durable one returns to its queue.
-func (l *loop) overflow(it *item, f *fault.Fault) {
+// Overflow ends an item that has no place here. A durable one returns to its queue.
+func (l *Loop) Overflow(it *Item, f *fault.Fault) {
 	if it.durable() && !it.noQueue {
 		l.giveBack(it)
 		return
 	}
-	l.fail(it, f)
+	l.Fail(it, f)
+}
+
+// MayPassOn reports whether another host may get the item. A durable one without a queue is
+// nowhere else.
+func (it *Item) MayPassOn() bool {
+	return it.direct == nil && (!it.durable() || !it.noQueue) && len(it.env.Hop().Visited) < pipeline.MaxVisited
+}
+
+// Forward gives an item to another host.
+func (l *Loop) Forward(it *Item, to pipeline.HostID) {
+	env := *it.env
+	env.Route = slices.Clone(env.Route)
+	hop := env.Hop()
+	env.Generation++
+	own := string(l.Host)
+	if it.Refusal == nil {
+		own = "" // it may come back, should the other host not load its model
+	}
+	hop.Host, hop.Visited = to, append(slices.Clip(hop.Visited), own)
+	message, err := l.Sender.Forward(&env, it.delivery)
+	if err != nil {
+		l.Fail(it, bus.FaultOf(err, hop.Stage))
+		return
+	}
+	if !l.beginSend(it) {
+		return
+	}
+	l.Metrics.modelForwards.inc()
+	it.span().AddEvent("passed on", trace.WithAttributes(attribute.String("stagemesh.host", string(to))))
+	l.replaceOutbox(it, []outgoing{{message, toHost}})
+	l.send(it)
 }
 
 // storeReply stores a reply before it is sent once more: its gateway is cut off, and
 // looks for it when it is connected again.
-func (l *loop) storeReply(it *item) {
+func (l *Loop) storeReply(it *Item) {
 	message := it.outbox[0]
 	reply, err := envelope.DecodeReply(message.Body())
 	if err != nil {
@@ -495,7 +527,7 @@ func (l *loop) storeReply(it *item) {
 		l.settle(it)
 		return
 	}
-	stored, err := l.records.Result(it.env.Result(reply, time.Now()))
+	stored, err := l.Records.Result(it.env.Result(reply, time.Now()))
 	if err != nil {
 		l.sendFaultInstead(it, encodeFault(it.env.Hop(), err))
 		return
@@ -508,17 +540,17 @@ func (l *loop) storeReply(it *item) {
 // broker's limit was lowered; or the connection is closed; or the deadline of a
 // request in memory has passed before it was stored; or the stream is full, and too many
 // others wait for it here.
-func (l *loop) giveUpStoring(it *item, err error) {
+func (l *Loop) giveUpStoring(it *Item, err error) {
 	switch {
 	case !it.durable() && it.expired(time.Now()):
-		l.metrics.countUndelivered("dropped")
+		l.Metrics.countUndelivered("dropped")
 		l.settle(it)
 	case it.mayReturn(err):
 		l.giveBack(it)
 	case !errors.Is(err, bus.ErrTooLarge):
 		l.nak(it)
 	case it.outbox[0].to == toDead:
-		l.log.Error("dead letter is too large", append(it.logIDs(), "error", err)...)
+		l.Logger.Error("dead letter is too large", append(it.logIDs(), "error", err)...)
 		l.replaceOutbox(it, it.outbox[1:])
 		l.send(it)
 	default:
@@ -527,22 +559,22 @@ func (l *loop) giveUpStoring(it *item, err error) {
 }
 
 // sendFaultInstead replies with a fault in place of an output that cannot go on.
-func (l *loop) sendFaultInstead(it *item, f *fault.Fault) {
-	l.metrics.countFault(f.Reason.Label())
+func (l *Loop) sendFaultInstead(it *Item, f *fault.Fault) {
+	l.Metrics.countFault(f.Reason.Label())
 	tracing.Fail(it.span(), f)
 	l.sendFault(it, l.locate(it, f))
 }
 
 // settle settles an item whose outcome is acknowledged, or has no receiver.
-func (l *loop) settle(it *item) { l.settleWith(it, bus.Delivery.Ack, sending) }
+func (l *Loop) settle(it *Item) { l.settleWith(it, bus.Delivery.Ack, sending) }
 
 // settleWith settles an item that is in one of the states, and frees its capacity.
-func (l *loop) settleWith(it *item, settle func(bus.Delivery) error, from ...itemState) {
+func (l *Loop) settleWith(it *Item, settle func(bus.Delivery) error, from ...itemState) {
 	if err := l.ledger.forget(it, from...); err != nil {
 		l.internalError("item settled out of turn", err)
 		return
 	}
-	l.models.leave(it)
+	l.Models.Leave(it)
 	it.work().endTrace()
 	delete(l.retries, it.id)
 	l.clearFailing(it)
@@ -550,17 +582,17 @@ func (l *loop) settleWith(it *item, settle func(bus.Delivery) error, from ...ite
 		return
 	}
 	if !it.noQueue {
-		l.checkAck(settle(it.delivery))
+		l.CheckAck(settle(it.delivery))
 	}
 	if !it.isReleased {
 		it.delivery.Release()
 	}
 }
 
-// checkAck counts a failed ack, nak or extension: the item is redelivered.
-func (p *pumps) checkAck(err error) {
+// CheckAck counts a failed ack, nak or extension: the item is redelivered.
+func (p *Items) CheckAck(err error) {
 	if err != nil {
-		p.metrics.ackFailures.inc()
-		p.log.Debug("item not settled", "error", err)
+		p.Metrics.ackFailures.inc()
+		p.Logger.Debug("item not settled", "error", err)
 	}
 }

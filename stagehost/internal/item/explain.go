@@ -1,4 +1,4 @@
-package stagehost
+package item
 
 import (
 	"time"
@@ -11,10 +11,10 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-// receiveQuestion answers what the host knows of a request, if it holds it. It waits for the loop: the
+// ReceiveQuestion answers what the host knows of a request, if it holds it. It waits for the loop: the
 // next question can wait.
-func (p *pumps) receiveQuestion(id pipeline.RequestID, reply func(*meshv1.ExplainAnswer)) {
-	p.post(eventFunc(func(l *loop) {
+func (p *Items) ReceiveQuestion(id pipeline.RequestID, reply func(*meshv1.ExplainAnswer)) {
+	p.Post(EventFunc(func(l *Loop) {
 		for _, it := range l.ledger.items {
 			if it.env.RequestID == id && it.direct == nil {
 				reply(&meshv1.ExplainAnswer{Report: p.report(it)})
@@ -24,20 +24,20 @@ func (p *pumps) receiveQuestion(id pipeline.RequestID, reply func(*meshv1.Explai
 	}))
 }
 
-// receiveItemsQuestion answers which requests the host holds.
-func (p *pumps) receiveItemsQuestion(q *meshv1.InFlightQuestion, reply func(*meshv1.InFlightAnswer)) {
-	if of := q.GetStage(); of != "" && of != string(p.settings.Stage) {
+// ReceiveItemsQuestion answers which requests the host holds.
+func (p *Items) ReceiveItemsQuestion(q *meshv1.InFlightQuestion, reply func(*meshv1.InFlightAnswer)) {
+	if of := q.GetStage(); of != "" && of != string(p.Stage) {
 		return
 	}
-	p.post(eventFunc(func(l *loop) {
-		var held []*item
+	p.Post(EventFunc(func(l *Loop) {
+		var held []*Item
 		for _, it := range l.ledger.items {
 			if it.direct == nil {
 				held = append(held, it)
 			}
 		}
 		out := &meshv1.InFlightAnswer{}
-		for _, it := range bus.Oldest(held, int(q.GetLimit()), func(it *item) time.Time { return it.env.AdmittedAt }) {
+		for _, it := range bus.Oldest(held, int(q.GetLimit()), func(it *Item) time.Time { return it.env.AdmittedAt }) {
 			out.Reports = append(out.Reports, p.report(it))
 		}
 		reply(out)
@@ -45,8 +45,8 @@ func (p *pumps) receiveItemsQuestion(q *meshv1.InFlightQuestion, reply func(*mes
 }
 
 // report returns what the host knows of an item that it holds.
-func (p *pumps) report(it *item) *meshv1.RequestReport {
-	timing, since := it.timingOf(p.settings.Host), it.arrived
+func (p *Items) report(it *Item) *meshv1.RequestReport {
+	timing, since := it.timingOf(p.Host), it.arrived
 	switch it.state {
 	case running:
 		since = it.run.dispatched
@@ -56,14 +56,14 @@ func (p *pumps) report(it *item) *meshv1.RequestReport {
 		timing = it.work().stepTiming()
 	}
 	state := it.state.String()
-	if it.isWaiting {
-		state, since = "waits for its model", it.waitsForModelSince
+	if it.IsWaiting {
+		state, since = "waits for its model", it.WaitsSince
 	}
 	out := it.env.Report(meshv1.RequestSource_REQUEST_SOURCE_IN_FLIGHT)
 	out.TraceId = it.env.Trace.ID()
 	out.Steps = append(out.Steps, &meshv1.ReportedStep{Timing: timing.ToProto()})
 	out.Holders = []*meshv1.RequestHolder{{
-		Stage: string(p.settings.Stage), Host: string(p.settings.Host), State: state, Since: timestamppb.New(since),
+		Stage: string(p.Stage), Host: string(p.Host), State: state, Since: timestamppb.New(since),
 	}}
 	return out
 }

@@ -1,4 +1,4 @@
-package stagehost
+package item
 
 import (
 	"cmp"
@@ -26,15 +26,15 @@ type itemSpans struct {
 }
 
 // startTrace begins the spans of an item that has arrived, if it is traced.
-func (p *pumps) startTrace(it *item) {
-	if p.tracer == nil || !it.env.Trace.Sampled() {
+func (p *Items) startTrace(it *Item) {
+	if p.Tracer == nil || !it.env.Trace.Sampled() {
 		return
 	}
 	parent := trace.ContextWithSpanContext(context.Background(), tracing.Parse(it.env.Trace))
 	if it.env.Local == nil {
 		p.addSpan(parent, "queue", it.arrived.Add(-it.queueWait), it.arrived)
 	}
-	subject := bus.SubjectsOf(p.settings.Mesh).Stage(it.env.Hop().Queue(), it.env.Durability, it.env.Class())
+	subject := bus.SubjectsOf(p.Mesh).Stage(it.env.Hop().Queue(), it.env.Durability, it.env.Class())
 	ctx, span := p.startSpan(parent, "process", it.arrived, trace.WithSpanKind(trace.SpanKindConsumer), trace.WithAttributes(tracing.MessageAttributes(it.env, subject,
 		semconv.MessagingOperationTypeProcess, semconv.MessagingOperationName("process"),
 		semconv.MessagingMessageEnvelopeSize(len(it.delivery.Data)),
@@ -48,12 +48,12 @@ func (p *pumps) startTrace(it *item) {
 }
 
 // startSpan starts a span of something that the stage does.
-func (p *pumps) startSpan(parent context.Context, name string, begin time.Time, options ...trace.SpanStartOption) (context.Context, trace.Span) {
-	return p.tracer.Start(parent, name+" "+string(p.settings.Stage), append(options, trace.WithTimestamp(begin))...)
+func (p *Items) startSpan(parent context.Context, name string, begin time.Time, options ...trace.SpanStartOption) (context.Context, trace.Span) {
+	return p.Tracer.Start(parent, name+" "+string(p.Stage), append(options, trace.WithTimestamp(begin))...)
 }
 
 // addSpan adds a span of something that the stage did.
-func (p *pumps) addSpan(parent context.Context, name string, begin, end time.Time, options ...trace.SpanStartOption) {
+func (p *Items) addSpan(parent context.Context, name string, begin, end time.Time, options ...trace.SpanStartOption) {
 	_, span := p.startSpan(parent, name, begin, options...)
 	span.End(trace.WithTimestamp(end))
 }
@@ -78,30 +78,30 @@ func (r *run) traceRun(w work) {
 	r.addSpan(w.traced, "run", r.started, w.spans.waitsSince, trace.WithLinks(trace.LinkFromContext(r.traced)), trace.WithAttributes(r.attributes()...))
 }
 
-// traceModelWait records that the item waits for its model no more.
-func (p *pumps) traceModelWait(it *item) {
+// EndModelWait records that the item waits for its model no more.
+func (p *Items) EndModelWait(it *Item) {
 	now := time.Now()
-	it.timing.ModelWait += now.Sub(it.waitsForModelSince)
-	p.metrics.recordModelWait(now.Sub(it.waitsForModelSince))
+	it.timing.ModelWait += now.Sub(it.WaitsSince)
+	p.Metrics.recordModelWait(now.Sub(it.WaitsSince))
 	if it.traced != nil {
-		p.addSpan(it.traced, "load", it.waitsForModelSince, now)
+		p.addSpan(it.traced, "load", it.WaitsSince, now)
 		it.spans.waitsSince = now
 	}
 }
 
 // tracePublish begins the span of the item's message to the next stage.
-func (p *pumps) tracePublish(w work, next *envelope.Envelope) {
+func (p *Items) tracePublish(w work, next *envelope.Envelope) {
 	if w.traced != nil {
 		w.spans.endSent() // another takes its place
-		w.spans.sent = tracing.StartPublish(w.traced, p.tracer, next, bus.SubjectsOf(p.settings.Mesh).Stage(next.Hop().Queue(), next.Durability, next.Class()))
+		w.spans.sent = tracing.StartPublish(w.traced, p.Tracer, next, bus.SubjectsOf(p.Mesh).Stage(next.Hop().Queue(), next.Durability, next.Class()))
 	}
 }
 
 // traceReply begins the span of the item's reply.
-func (p *pumps) traceReply(w work) {
+func (p *Items) traceReply(w work) {
 	if w.traced != nil {
 		w.spans.endSent() // another takes its place
-		_, w.spans.sent = p.tracer.Start(w.traced, "reply", trace.WithSpanKind(trace.SpanKindClient))
+		_, w.spans.sent = p.Tracer.Start(w.traced, "reply", trace.WithSpanKind(trace.SpanKindClient))
 	}
 }
 
@@ -137,9 +137,9 @@ func (r *run) startSpan() {
 	var span trace.Span
 	attributes := trace.WithAttributes(r.attributes()...)
 	if len(r.attempts) == 1 {
-		r.traced, span = r.pumps.startSpan(r.attempts[0].traced, "run", time.Now(), attributes)
+		r.traced, span = r.Items.startSpan(r.attempts[0].traced, "run", time.Now(), attributes)
 	} else {
-		r.traced, span = r.pumps.startSpan(context.Background(), "batch", time.Now(), attributes,
+		r.traced, span = r.Items.startSpan(context.Background(), "batch", time.Now(), attributes,
 			trace.WithAttributes(semconv.MessagingBatchMessageCount(len(r.attempts))), trace.WithLinks(links...))
 	}
 	r.batch.Trace = tracing.Format(span.SpanContext()).Parent
@@ -180,7 +180,7 @@ func (r *run) AddSpans(spans []runner.Span, cut int) {
 			parent = added[s.Parent]
 		}
 		var span trace.Span
-		added[i], span = r.tracer.Start(parent, tracing.Text(s.Name), trace.WithTimestamp(s.Start))
+		added[i], span = r.Tracer.Start(parent, tracing.Text(s.Name), trace.WithTimestamp(s.Start))
 		for _, a := range s.Attributes {
 			a.Key = attribute.Key(tracing.Text(string(a.Key)))
 			switch a.Value.Type() {

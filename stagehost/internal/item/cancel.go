@@ -1,4 +1,4 @@
-package stagehost
+package item
 
 import (
 	"container/heap"
@@ -10,15 +10,15 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-// receiveCancel is the handler of cancel messages.
-func (p *pumps) receiveCancel(data []byte) {
+// ReceiveCancel is the handler of cancel messages.
+func (p *Items) ReceiveCancel(data []byte) {
 	cancel, err := envelope.DecodeCancel(data)
-	if err != nil || cancel.Mesh != p.settings.Mesh {
-		p.metrics.malformed.inc()
+	if err != nil || cancel.Mesh != p.Mesh {
+		p.Metrics.malformed.inc()
 		return
 	}
 	if p.cancels.add(cancel) {
-		p.postAsync(eventFunc((*loop).takeCancels))
+		p.postAsync(EventFunc((*Loop).takeCancels))
 	}
 }
 
@@ -50,10 +50,10 @@ func (n *pendingCancels) take() []*envelope.Cancel {
 }
 
 // takeCancels cancels the items of new cancel messages.
-func (l *loop) takeCancels() {
+func (l *Loop) takeCancels() {
 	now := time.Now()
 	// No item outlives the longest deadline, whatever the message has.
-	latest := now.Add(l.settings.Queue.MaxAge)
+	latest := now.Add(l.MaxAge)
 	cancelled := map[cancelKey]bool{}
 	for _, cancel := range l.cancels.take() {
 		key := cancelKey{cancel.Tenant, cancel.RequestID}
@@ -62,7 +62,7 @@ func (l *loop) takeCancels() {
 		case cancel.Deadline.IsZero():
 			l.cancelledIDs.add(key, latest, false)
 		case now.Before(cancel.Deadline):
-			l.cancelledIDs.add(key, earlier(cancel.Deadline, latest), true)
+			l.cancelledIDs.add(key, Earlier(cancel.Deadline, latest), true)
 		}
 	}
 	for _, it := range l.ledger.items {
@@ -73,7 +73,7 @@ func (l *loop) takeCancels() {
 }
 
 // cancel drops the item where it waits, and stops it where it runs.
-func (l *loop) cancel(it *item) {
+func (l *Loop) cancel(it *Item) {
 	switch it.state {
 	case queued:
 		l.dequeue(it)
@@ -87,12 +87,12 @@ func (l *loop) cancel(it *item) {
 
 // cancelUnsent drops an item whose output waits for space in the next queue.
 // Messages on their way, and replies, are sent.
-func (l *loop) cancelUnsent(it *item) {
+func (l *Loop) cancelUnsent(it *Item) {
 	if _, held := l.retries[it.id]; !held || it.isReply {
 		return
 	}
 	delete(l.retries, it.id)
-	l.metrics.cancelled.inc()
+	l.Metrics.cancelled.inc()
 	it.span().AddEvent("cancelled")
 	if it.env.StoresResult() {
 		l.sendFault(it, l.locate(it, cancelledFault()))
@@ -105,11 +105,11 @@ func cancelledFault() *fault.Fault { return fault.New(fault.Cancelled, "the requ
 
 // dropCancelled ends a cancelled item. Its result is stored where a later caller
 // may ask for it.
-func (l *loop) dropCancelled(it *item) {
-	l.metrics.cancelled.inc()
+func (l *Loop) dropCancelled(it *Item) {
+	l.Metrics.cancelled.inc()
 	it.span().AddEvent("cancelled")
 	if it.env.StoresResult() || it.direct != nil {
-		l.fail(it, cancelledFault())
+		l.Fail(it, cancelledFault())
 		return
 	}
 	if l.beginSend(it) {
@@ -129,8 +129,8 @@ func (a *arrival) isCancelled() bool {
 }
 
 // dropEnded drops the items whose deadline has passed, or that were cancelled.
-func (l *loop) dropEnded(items []*item, now time.Time) []*item {
-	var out []*item
+func (l *Loop) dropEnded(items []*Item, now time.Time) []*Item {
+	var out []*Item
 	for _, it := range items {
 		switch {
 		case it.isCancelled():
@@ -146,7 +146,7 @@ func (l *loop) dropEnded(items []*item, now time.Time) []*item {
 
 // cancelItem signals the runner that the item is cancelled, and cancels the batch
 // when all of its items are. The loop calls it.
-func (r *run) cancelItem(it *item) {
+func (r *run) cancelItem(it *Item) {
 	if it.isCancelled() {
 		return
 	}
@@ -162,7 +162,7 @@ type cancelKey struct {
 	request pipeline.RequestID
 }
 
-func (it *item) cancelKey() cancelKey { return cancelKey{it.env.Tenant, it.env.RequestID} }
+func (it *Item) cancelKey() cancelKey { return cancelKey{it.env.Tenant, it.env.RequestID} }
 
 // cancelledRequests are requests that were cancelled, each until its items can arrive
 // no more. Clients can cancel any ID, so those that a gateway knows to be a request, and

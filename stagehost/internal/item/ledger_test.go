@@ -1,4 +1,4 @@
-package stagehost
+package item
 
 import (
 	"testing"
@@ -11,23 +11,23 @@ import (
 )
 
 // queuedItem returns an item of the memory queue of an epoch.
-func queuedItem(id batch.ID, epoch bus.Epoch) *item {
-	return &item{id: id, delivery: bus.Delivery{Durability: pipeline.Memory, Epoch: epoch}}
+func queuedItem(id batch.ID, epoch bus.Epoch) *Item {
+	return &Item{id: id, delivery: bus.Delivery{Durability: pipeline.Memory, Epoch: epoch}}
 }
 
 func TestDisallowedEventsChangeNothing(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {
 		prepare []itemState
-		event   func(*ledger, *item) error
+		event   func(*ledger, *Item) error
 	}{
-		"second outcome":           {[]itemState{running, sending}, func(l *ledger, it *item) error { return l.move(it, sending, queued, running) }},
-		"acknowledged before sent": {nil, func(l *ledger, it *item) error { return l.forget(it, sending) }},
-		"dispatched twice":         {[]itemState{running}, func(l *ledger, it *item) error { return l.move(it, running, queued) }},
-		"requeued while sending":   {[]itemState{sending}, func(l *ledger, it *item) error { return l.move(it, queued, running) }},
-		"admitted twice":           {nil, func(l *ledger, it *item) error { return l.admit(it) }},
-		"another item of its id":   {nil, func(l *ledger, it *item) error { return l.move(queuedItem(it.id, "e"), sending, queued) }},
-		"over the bound": {nil, func(l *ledger, _ *item) error {
+		"second outcome":           {[]itemState{running, sending}, func(l *ledger, it *Item) error { return l.move(it, sending, queued, running) }},
+		"acknowledged before sent": {nil, func(l *ledger, it *Item) error { return l.forget(it, sending) }},
+		"dispatched twice":         {[]itemState{running}, func(l *ledger, it *Item) error { return l.move(it, running, queued) }},
+		"requeued while sending":   {[]itemState{sending}, func(l *ledger, it *Item) error { return l.move(it, queued, running) }},
+		"admitted twice":           {nil, func(l *ledger, it *Item) error { return l.admit(it) }},
+		"another item of its id":   {nil, func(l *ledger, it *Item) error { return l.move(queuedItem(it.id, "e"), sending, queued) }},
+		"over the bound": {nil, func(l *ledger, _ *Item) error {
 			l.bound = 1
 			return l.admit(queuedItem(2, "e"))
 		}},
@@ -61,13 +61,13 @@ func TestItemsOfAReplacedQueueAreOrphans(t *testing.T) {
 	l := newLedger(4)
 	other := queuedItem(4, "old")
 	other.delivery.Durability = pipeline.File
-	want := map[*item]bool{queuedItem(1, "old"): true, queuedItem(2, "new"): false, queuedItem(3, ""): true, other: false}
+	want := map[*Item]bool{queuedItem(1, "old"): true, queuedItem(2, "new"): false, queuedItem(3, ""): true, other: false}
 	for it := range want {
 		if err := l.admit(it); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if n := l.replaceQueue(queueKey{"", pipeline.Memory}, "new"); n != 1 {
+	if n := l.ReplaceQueue(QueueKey{"", pipeline.Memory}, "new"); n != 1 {
 		t.Fatalf("%d new orphans, want 1", n)
 	}
 	for it, orphan := range want {
@@ -82,9 +82,9 @@ func TestAnySequenceSettlesEachItemOnce(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const bound = 8
 		l := newLedger(bound)
-		state, settled := map[*item]itemState{}, map[*item]int{}
-		var items []*item
-		anyItem := func(t *rapid.T) *item {
+		state, settled := map[*Item]itemState{}, map[*Item]int{}
+		var items []*Item
+		anyItem := func(t *rapid.T) *Item {
 			if len(items) == 0 {
 				t.Skip("no item yet")
 			}

@@ -1,4 +1,4 @@
-package stagehost
+package item
 
 import (
 	"errors"
@@ -7,6 +7,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/internal/batch"
 	"github.com/stagemesh/stagemesh/internal/bus"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
 // ledger holds the items on a host, and checks the events that the state of each
@@ -24,7 +25,7 @@ import (
 // catches second outcomes, late acknowledgements and events of forgotten items.
 type ledger struct {
 	bound  int
-	items  map[batch.ID]*item
+	items  map[batch.ID]*Item
 	counts [3]int
 }
 
@@ -41,13 +42,13 @@ const (
 func (s itemState) String() string { return [...]string{"queued", "running", "sending"}[s] }
 
 func newLedger(bound int) ledger {
-	return ledger{bound: bound, items: map[batch.ID]*item{}}
+	return ledger{bound: bound, items: map[batch.ID]*Item{}}
 }
 
 var errLedgerFull = errors.New("the host holds as many items as it may")
 
 // admit takes an item, queued. An item of a direct call, or a local one, has no queue.
-func (l *ledger) admit(it *item) error {
+func (l *ledger) admit(it *Item) error {
 	if l.items[it.id] != nil {
 		return fmt.Errorf("item %d is in the ledger already", it.id)
 	}
@@ -61,7 +62,7 @@ func (l *ledger) admit(it *item) error {
 }
 
 // move moves an item that is in one of the states to another.
-func (l *ledger) move(it *item, to itemState, from ...itemState) error {
+func (l *ledger) move(it *Item, to itemState, from ...itemState) error {
 	if err := l.check(it, from); err != nil {
 		return err
 	}
@@ -72,7 +73,7 @@ func (l *ledger) move(it *item, to itemState, from ...itemState) error {
 }
 
 // forget ends an item that is in one of the states.
-func (l *ledger) forget(it *item, from ...itemState) error {
+func (l *ledger) forget(it *Item, from ...itemState) error {
 	if err := l.check(it, from); err != nil {
 		return err
 	}
@@ -81,7 +82,7 @@ func (l *ledger) forget(it *item, from ...itemState) error {
 	return nil
 }
 
-func (l *ledger) check(it *item, from []itemState) error {
+func (l *ledger) check(it *Item, from []itemState) error {
 	switch {
 	case l.items[it.id] != it:
 		return fmt.Errorf("item %d is unknown", it.id)
@@ -91,14 +92,20 @@ func (l *ledger) check(it *item, from []itemState) error {
 	return nil
 }
 
-// replaceQueue marks the items of a queue with another epoch as without a queue, and
+// ReplaceQueue marks the items of a queue with another epoch as without a queue, and
 // returns how many those are.
-func (l *ledger) replaceQueue(queue queueKey, epoch bus.Epoch) (marked int) {
+func (l *ledger) ReplaceQueue(queue QueueKey, epoch bus.Epoch) (marked int) {
 	for _, it := range l.items {
-		if of := (queueKey{it.delivery.Stage, it.delivery.Durability}); of == queue && it.delivery.Epoch != epoch && !it.noQueue {
+		if of := (QueueKey{it.delivery.Stage, it.delivery.Durability}); of == queue && it.delivery.Epoch != epoch && !it.noQueue {
 			it.noQueue = true
 			marked++
 		}
 	}
 	return marked
+}
+
+// QueueKey names a queue on the broker.
+type QueueKey struct {
+	Name       pipeline.StageName
+	Durability pipeline.Durability
 }

@@ -1,13 +1,15 @@
-package stagehost
+package item
 
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
@@ -15,6 +17,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/model"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/stagehost/internal/modelcache"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
@@ -38,8 +41,8 @@ type counter struct {
 
 func (c counter) inc() { c.Add(context.Background(), 1, c.base...) }
 
-// metrics are the host's instruments. Every series has the stage as an attribute.
-type metrics struct {
+// Metrics are the host's instruments. Every series has the stage as an attribute.
+type Metrics struct {
 	stage attribute.KeyValue
 	base  series
 	// outputs is the series of items with an output, reasons the series of batches by
@@ -71,7 +74,7 @@ type metrics struct {
 	queueWait, batchWait, runTime, firstChunk metric.Float64Histogram
 }
 
-func newMetrics(meter metric.Meter, stage pipeline.StageName, host pipeline.HostID) (*metrics, error) {
+func NewMetrics(meter metric.Meter, stage pipeline.StageName, host pipeline.HostID) (*Metrics, error) {
 	key := attribute.String("stage", string(stage))
 	base := seriesOf(key)
 	sizes := metric.WithExplicitBucketBoundaries(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -100,7 +103,7 @@ func newMetrics(meter metric.Meter, stage pipeline.StageName, host pipeline.Host
 		return g
 	}
 	age, err := meter.Float64Gauge("stagemesh.stage.model_oldest_use", metric.WithUnit("s"), metric.WithDescription("Time since the last use of the model that is evicted next."))
-	m := &metrics{
+	m := &Metrics{
 		stage: key, base: base, reasons: map[batch.Reason]series{}, host: attribute.String("host", string(host)), modelAge: age,
 		inFlight:      gauge("stagemesh.stage.items_in_flight", "", "Items in flight, by state."),
 		models:        gauge("stagemesh.stage.models", "", "Models of a host: loaded, loading, or queued for a load."),
@@ -176,9 +179,73 @@ func (s *slotTime) seconds() float64 {
 	return (s.total + time.Duration(s.busy)*time.Since(s.since)).Seconds()
 }
 
-// observeSlots reports the slots of the host until the returned function is called.
-func (p *pumps) observeSlots(meter metric.Meter) (stop func() error, err error) {
-	of := metric.WithAttributeSet(attribute.NewSet(p.metrics.stage, attribute.String("host", string(p.settings.Host))))
+// Load returns how many items are in flight and running, the median of their waits, and what the batcher knows.
+func (p *Items) Load() (inFlight, running int, wait time.Duration, learned *meshv1.BatchEstimate) {
+	return p.load.get()
+}
+
+// recentWaits is how many items the median wait covers.
+const recentWaits = 64
+
+// load counts the items in flight. The loop writes it, and any goroutine reads it.
+type load struct {
+	mu       sync.Mutex
+	inFlight int
+	running  int
+	// waits are the queue waits of the last items; next is the index of the oldest.
+	waits []time.Duration
+	next  int
+	// learned is what the batcher knows; nil before the first batch.
+	learned *meshv1.BatchEstimate
+}
+
+// recordInFlight takes the counts of the ledger.
+func (l *load) recordInFlight(of *ledger) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.inFlight, l.running = len(of.items), of.counts[running]
+	if l.inFlight == 0 {
+		l.waits, l.next = l.waits[:0], 0
+	}
+}
+
+// recordLearned takes what the batcher knows.
+func (l *load) recordLearned(of *batch.Batcher) {
+	known, ok := of.Learned()
+	if !ok {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.learned = &meshv1.BatchEstimate{Start: durationpb.New(known.Start), PerRow: durationpb.New(known.PerRow), Hold: durationpb.New(known.Hold)}
+}
+
+// recordWait takes how long an item was in its queue.
+func (l *load) recordWait(d time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.waits) < recentWaits {
+		l.waits = append(l.waits, d)
+		return
+	}
+	l.waits[l.next] = d
+	l.next = (l.next + 1) % recentWaits
+}
+
+// get returns the counts, the median of the waits, and what the batcher knows.
+func (l *load) get() (inFlight, running int, wait time.Duration, learned *meshv1.BatchEstimate) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.waits) > 0 {
+		sorted := slices.Sorted(slices.Values(l.waits))
+		wait = sorted[len(sorted)/2]
+	}
+	return l.inFlight, l.running, wait, l.learned
+}
+
+// ObserveSlots reports the slots of the host until the returned function is called.
+func (p *Items) ObserveSlots(meter metric.Meter) (stop func() error, err error) {
+	of := metric.WithAttributeSet(attribute.NewSet(p.Metrics.stage, attribute.String("host", string(p.Host))))
 	slots, err := meter.Int64ObservableGauge("stagemesh.stage.slots", metric.WithDescription("Slots of a host."))
 	if err != nil {
 		return nil, err
@@ -188,7 +255,7 @@ func (p *pumps) observeSlots(meter metric.Meter) (stop func() error, err error) 
 		return nil, err
 	}
 	registered, err := meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
-		o.ObserveInt64(slots, int64(p.settings.Runner.Concurrency()), of)
+		o.ObserveInt64(slots, int64(p.Runner.Concurrency()), of)
 		o.ObserveFloat64(busy, p.slotTime.seconds(), of)
 		return nil
 	}, slots, busy)
@@ -198,16 +265,16 @@ func (p *pumps) observeSlots(meter metric.Meter) (stop func() error, err error) 
 	return registered.Unregister, nil
 }
 
-func (m *metrics) with(key, value string) series {
+func (m *Metrics) with(key, value string) series {
 	return seriesOf(m.stage, attribute.String(key, value))
 }
 
 // ofHost is for gauges, which are of one host.
-func (m *metrics) ofHost(key, value string) series {
+func (m *Metrics) ofHost(key, value string) series {
 	return seriesOf(m.stage, m.host, attribute.String(key, value))
 }
 
-func (m *metrics) countArrival(it *item) {
+func (m *Metrics) countArrival(it *Item) {
 	if it.delivery.Item != nil {
 		m.local.inc()
 		return
@@ -219,7 +286,7 @@ func (m *metrics) countArrival(it *item) {
 	}
 }
 
-func (m *metrics) countBatch(r *run) {
+func (m *Metrics) countBatch(r *run) {
 	ctx := context.Background()
 	m.batches.Add(ctx, 1, m.reasons[r.reason].add...)
 	m.batchItems.Record(ctx, int64(len(r.items)), m.base.record...)
@@ -229,37 +296,37 @@ func (m *metrics) countBatch(r *run) {
 	}
 }
 
-func (m *metrics) recordRun(ctx context.Context, took time.Duration) {
+func (m *Metrics) recordRun(ctx context.Context, took time.Duration) {
 	m.runTime.Record(ctx, took.Seconds(), m.base.record...)
 }
 
-func (m *metrics) countOutput() { m.items.Add(context.Background(), 1, m.outputs.add...) }
+func (m *Metrics) countOutput() { m.items.Add(context.Background(), 1, m.outputs.add...) }
 
-func (m *metrics) countFailure(f *fault.Fault) {
+func (m *Metrics) countFailure(f *fault.Fault) {
 	m.items.Add(context.Background(), 1, m.with("outcome", "fault").add...)
 	m.countFault(f.Reason.Label())
 }
 
 // countFault counts a fault alone, for an item whose outcome is counted already.
-func (m *metrics) countFault(reason string) {
+func (m *Metrics) countFault(reason string) {
 	m.faults.Add(context.Background(), 1, m.with("reason", reason).add...)
 }
 
-func (m *metrics) recordItems(l *ledger) {
+func (m *Metrics) recordItems(l *ledger) {
 	for s, count := range l.counts {
 		m.inFlight.Record(context.Background(), int64(count), m.states[s].record...)
 	}
 }
 
-// showModels has the counters of a stage that loads models begin at 0.
-func (m *metrics) showModels() {
+// ShowModels has the counters of a stage that loads models begin at 0.
+func (m *Metrics) ShowModels() {
 	for _, c := range []counter{m.modelEvictions, m.modelForwards} {
 		c.Add(context.Background(), 0, c.base...)
 	}
 }
 
-// countModelRequest counts an item that has come to a host of many models.
-func (m *metrics) countModelRequest(isHit bool) {
+// CountModelRequest counts an item that has come to a host of many models.
+func (m *Metrics) CountModelRequest(isHit bool) {
 	result := "miss"
 	if isHit {
 		result = "hit"
@@ -268,12 +335,12 @@ func (m *metrics) countModelRequest(isHit bool) {
 }
 
 // recordModelWait records for how long an item has waited for its model.
-func (m *metrics) recordModelWait(d time.Duration) {
+func (m *Metrics) recordModelWait(d time.Duration) {
 	m.modelWait.Record(context.Background(), d.Seconds(), m.base.record...)
 }
 
-// countLoad counts a load that has ended, of a model of that size.
-func (m *metrics) countLoad(took time.Duration, size model.Size, err error) {
+// CountLoad counts a load that has ended, of a model of that size.
+func (m *Metrics) CountLoad(took time.Duration, size model.Size, err error) {
 	outcome := "loaded"
 	switch {
 	case err == nil:
@@ -291,14 +358,17 @@ func (m *metrics) countLoad(took time.Duration, size model.Size, err error) {
 	m.modelLoads.Add(context.Background(), 1, m.with("outcome", outcome).add...)
 }
 
-// recordModels records the gauges of the models.
-func (m *metrics) recordModels(s *modelSet, now time.Time) {
-	f, ctx := s.cache.Figures(now), context.Background()
+// CountEviction counts a model that was unloaded to make room.
+func (m *Metrics) CountEviction() { m.modelEvictions.inc() }
+
+// RecordModels records the gauges of the models, and how many items wait for some.
+func (m *Metrics) RecordModels(f modelcache.Figures, waiting int, now time.Time) {
+	ctx := context.Background()
 	for state, n := range map[string]int{"loaded": f.Models, "loading": f.Loading, "queued": f.Queued} {
 		m.models.Record(ctx, int64(n), m.ofHost("state", state).record...)
 	}
 	of := seriesOf(m.stage, m.host).record
-	m.modelWaiting.Record(ctx, int64(s.items), of...)
+	m.modelWaiting.Record(ctx, int64(waiting), of...)
 	age := time.Duration(0)
 	if !f.OldestUse.IsZero() {
 		age = now.Sub(f.OldestUse)
@@ -315,7 +385,7 @@ func (m *metrics) recordModels(s *modelSet, now time.Time) {
 // countDisposition counts a message that was acknowledged and that no caller
 // received. The labels are as in the gateway's own metric. An item of the next
 // step has no disposition.
-func (m *metrics) countDisposition(d meshv1.ReplyDisposition) {
+func (m *Metrics) countDisposition(d meshv1.ReplyDisposition) {
 	switch d {
 	case meshv1.ReplyDisposition_REPLY_DISPOSITION_UNSPECIFIED, meshv1.ReplyDisposition_REPLY_DISPOSITION_DELIVERED:
 	case meshv1.ReplyDisposition_REPLY_DISPOSITION_UNKNOWN:
@@ -331,12 +401,12 @@ func (m *metrics) countDisposition(d meshv1.ReplyDisposition) {
 	}
 }
 
-func (m *metrics) countUndelivered(disposition string) {
+func (m *Metrics) countUndelivered(disposition string) {
 	m.undelivered.Add(context.Background(), 1, m.with("disposition", disposition).add...)
 }
 
 // countChunk counts a chunk of an item that runs since then.
-func (m *metrics) countChunk(isFirst bool, since time.Time) {
+func (m *Metrics) countChunk(isFirst bool, since time.Time) {
 	m.chunks.inc()
 	if isFirst {
 		m.firstChunk.Record(context.Background(), time.Since(since).Seconds(), m.base.record...)

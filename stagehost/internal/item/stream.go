@@ -1,4 +1,4 @@
-package stagehost
+package item
 
 import (
 	"context"
@@ -21,12 +21,6 @@ type StreamSettings struct {
 	FirstChunk time.Duration `yaml:"first_chunk_timeout"`
 	Idle       time.Duration `yaml:"idle_timeout"`
 }
-
-// Defaults of StreamSettings.
-const (
-	DefaultFirstChunk = 30 * time.Second
-	DefaultIdle       = 30 * time.Second
-)
 
 // mayRunAgain reports whether the item may be retried here or on another host. It may not
 // once a chunk was sent, because sent chunks must not repeat. nak and mayReturn make an
@@ -79,26 +73,26 @@ func (r *run) send(w work, parts []payload.Part) *fault.Fault {
 		Mesh: w.env.Mesh, RequestID: w.env.RequestID, ExecutionID: w.env.ExecutionID,
 		Seq: w.chunks + 1, Attempt: w.timing.Attempt, Chunk: true, Parts: parts,
 	}
-	if r.settings.streams() {
-		reply.NextWithin = r.settings.Stream.Idle
+	if r.streams() {
+		reply.NextWithin = r.Stream.Idle
 	}
 	if w.env.Local != nil {
-		if _, err := r.sender.HandOverReply(w.env, reply); err != nil {
+		if _, err := r.Sender.HandOverReply(w.env, reply); err != nil {
 			return encodeFault(w.env.Hop(), err)
 		}
 	} else {
-		message, err := r.sender.Reply(w.env.Gateway, reply)
+		message, err := r.Sender.Reply(w.env.Gateway, reply)
 		if err != nil {
 			return encodeFault(w.env.Hop(), err)
 		}
-		if err := r.sender.PublishUnacked(message); err != nil {
+		if err := r.Sender.PublishUnacked(message); err != nil {
 			return fault.Newf(fault.StreamInterrupted, "the answer broke after %d chunks: %w", w.chunks, err)
 		}
 	}
 	if w.chunks++; w.chunks == 1 {
 		trace.SpanFromContext(r.traced).AddEvent("first chunk")
 	}
-	r.metrics.countChunk(w.chunks == 1, r.started)
+	r.Metrics.countChunk(w.chunks == 1, r.started)
 	return nil
 }
 
@@ -116,8 +110,8 @@ func (r *run) endItem(i int, f *fault.Fault) {
 	a := &r.attempts[i]
 	a.took = time.Since(r.started)
 	r.traceRun(a.work())
-	r.post(&itemDone{run: r, at: i, outcome: runner.Failed(f)})
-	if r.settings.streams() {
+	r.Post(&itemDone{run: r, at: i, outcome: runner.Failed(f)})
+	if r.streams() {
 		r.cancel()
 	}
 }
@@ -146,7 +140,7 @@ func (r *run) watch(ctx context.Context) {
 // less where it has lasted too long. A chunk that arrives meanwhile may make it
 // shorter.
 func (r *run) untilStall(now time.Time) time.Duration {
-	limits := r.settings.Stream
+	limits := r.Stream
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	until := r.lastChunk.Add(limits.Idle)
@@ -163,7 +157,7 @@ func (r *run) untilStall(now time.Time) time.Duration {
 
 // stallFault is the fault of a stream that sends nothing for too long.
 func (r *run) stallFault() *fault.Fault {
-	limits := r.settings.Stream
+	limits := r.Stream
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch chunks := r.attempts[0].chunks; {

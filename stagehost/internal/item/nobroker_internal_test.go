@@ -1,4 +1,4 @@
-package stagehost
+package item
 
 import (
 	"log/slog"
@@ -28,11 +28,11 @@ func (a *answered) Queued(pipeline.ExecutionID, int, uint64) {}
 func TestItemsGoNowhereElseWithoutABroker(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
-		end  func(*loop, *item)
+		end  func(*Loop, *Item)
 		want fault.Reason
 	}{
-		"the next stage is full": {func(l *loop, it *item) {
-			message, err := l.sender.Item(it.env.Next(it.env.Parts, it.env.Parts, it.work().stepTiming()))
+		"the next stage is full": {func(l *Loop, it *Item) {
+			message, err := l.Sender.Item(it.env.Next(it.env.Parts, it.env.Parts, it.work().stepTiming()))
 			if err != nil {
 				t.Error(err)
 			}
@@ -41,7 +41,7 @@ func TestItemsGoNowhereElseWithoutABroker(t *testing.T) {
 				l.send(it)
 			}
 		}, fault.QueueFull},
-		"the host leaves": {func(l *loop, it *item) {
+		"the host leaves": {func(l *Loop, it *Item) {
 			l.draining = true
 			l.nak(it)
 		}, fault.ShuttingDown},
@@ -56,13 +56,13 @@ func TestItemsGoNowhereElseWithoutABroker(t *testing.T) {
 			l, got, env := aLoop(t, b), &answered{}, anItem()
 			env.Durability, env.Local = pipeline.Memory, got
 			env.Route = append(env.Route, pipeline.Hop{Step: "next", Stage: "next"})
-			it := &item{id: 1, arrival: arrival{env: env}}
+			it := &Item{id: 1, arrival: arrival{env: env}}
 			it.isReleased = true // no puller has counted it
 			if err := l.ledger.admit(it); err != nil {
 				t.Fatal(err)
 			}
 			test.end(l, it)
-			(<-l.events).apply(l)
+			(<-l.events).Apply(l)
 			if got.reply == nil || got.reply.Fault == nil || got.reply.Fault.Reason != test.want || len(l.retries) > 0 {
 				t.Errorf("replied %+v, %d retries", got.reply, len(l.retries))
 			}

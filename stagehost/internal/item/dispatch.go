@@ -1,4 +1,4 @@
-package stagehost
+package item
 
 import (
 	"context"
@@ -19,10 +19,10 @@ import (
 // slotIdle is a slot that waits for a batch.
 type slotIdle struct{ slot runner.Slot }
 
-func (e *slotIdle) apply(l *loop) { l.slots = append(l.slots, e.slot) }
+func (e *slotIdle) Apply(l *Loop) { l.slots = append(l.slots, e.slot) }
 
 // dispatch hands batches to idle slots as long as there are both, and then prefetches.
-func (l *loop) dispatch(now time.Time) {
+func (l *Loop) dispatch(now time.Time) {
 	defer l.prefetch(now)
 	for len(l.slots) > 0 {
 		items, reason, ok := l.nextBatch(now)
@@ -36,7 +36,7 @@ func (l *loop) dispatch(now time.Time) {
 }
 
 // nextBatch returns a batch to retry, or else a new one.
-func (l *loop) nextBatch(now time.Time) ([]*item, batch.Reason, bool) {
+func (l *Loop) nextBatch(now time.Time) ([]*Item, batch.Reason, bool) {
 	if rerun := l.nextRerun(now); rerun != nil {
 		return rerun, batch.Retry, true
 	}
@@ -52,8 +52,8 @@ func (l *loop) nextBatch(now time.Time) ([]*item, batch.Reason, bool) {
 	return items, reason, true
 }
 
-func (l *loop) itemsOf(b batch.Batch) []*item {
-	items := make([]*item, len(b.Items))
+func (l *Loop) itemsOf(b batch.Batch) []*Item {
+	items := make([]*Item, len(b.Items))
 	for i, entry := range b.Items {
 		items[i] = l.ledger.items[entry.ID]
 	}
@@ -75,7 +75,7 @@ const (
 // is likely to end first. On 2026-11-27, with 64 requests in flight and hosts in processes, it
 // was worth 6 % of the answers per second of runs of 5 ms and of 8 ms, and 8 % of runs of 1.5 ms
 // (medians of 9, 9 and 5 pairs with a build without it, on two busy cores).
-func (l *loop) prefetch(now time.Time) {
+func (l *Loop) prefetch(now time.Time) {
 	if len(l.slots) > 0 || len(l.reruns) > 0 {
 		return // a batch goes to an idle slot first
 	}
@@ -99,14 +99,14 @@ func (l *loop) prefetch(now time.Time) {
 // runBegan is a prefetched batch that the runner has begun.
 type runBegan struct{ run *run }
 
-func (e *runBegan) apply(l *loop) {
+func (e *runBegan) Apply(l *Loop) {
 	if !e.run.hasEnded {
 		l.begin(e.run)
 	}
 }
 
 // begin records that the runner has begun a batch.
-func (l *loop) begin(r *run) {
+func (l *Loop) begin(r *run) {
 	if _, ok := r.slot.(runner.Prefetcher); ok {
 		if takes, known := l.batcher.Estimate(r.items[0].key, r.batch.Rows); known && takes <= prefetchLongest {
 			r.prefetchAt = r.started.Add(takes - prefetchLead)
@@ -118,14 +118,14 @@ func (l *loop) begin(r *run) {
 
 // run is one batch at the runner, and the sink for its items' outcomes.
 type run struct {
-	*pumps
+	*Items
 
 	slot   runner.Slot
 	batch  runner.Batch
 	reason batch.Reason
 	// attempts are the items for the runner's goroutines, items those of the loop.
 	attempts []attempt
-	items    []*item
+	items    []*Item
 	// records are the runs of its item that ended with their process, where that is a suspect. The
 	// loop takes them once the run has ended.
 	records []envelope.RunRecord
@@ -173,8 +173,8 @@ const (
 	byHost
 )
 
-func newRun(p *pumps, slot runner.Slot, items []*item, reason batch.Reason, now time.Time) *run {
-	r := &run{pumps: p, slot: slot, items: items, reason: reason, started: now, dispatched: now, attempts: make([]attempt, len(items)), wanted: len(items)}
+func newRun(p *Items, slot runner.Slot, items []*Item, reason batch.Reason, now time.Time) *run {
+	r := &run{Items: p, slot: slot, items: items, reason: reason, started: now, dispatched: now, attempts: make([]attempt, len(items)), wanted: len(items)}
 	r.batch.Items = make([]runner.Item, len(items))
 	for i, it := range items {
 		it.run = r
@@ -187,7 +187,7 @@ func newRun(p *pumps, slot runner.Slot, items []*item, reason batch.Reason, now 
 		r.batch.Rows += it.inputs.Rows
 		// Streams share their process: one that had it alone would keep out all others
 		// for as long as it lasts.
-		r.batch.Suspect = r.batch.Suspect || it.suspect() && !p.settings.streams()
+		r.batch.Suspect = r.batch.Suspect || it.suspect() && !p.streams()
 	}
 	r.quarantined = items[0].quarantined
 	r.batch.Suspect = r.batch.Suspect || r.quarantined
@@ -222,8 +222,8 @@ func (r *run) latest() time.Time {
 	return latest
 }
 
-func (l *loop) start(slot runner.Slot, items []*item, reason batch.Reason, now time.Time) {
-	r := newRun(l.pumps, slot, items, reason, now)
+func (l *Loop) start(slot runner.Slot, items []*Item, reason batch.Reason, now time.Time) {
+	r := newRun(l.Items, slot, items, reason, now)
 	for _, it := range items {
 		if err := l.ledger.move(it, running, queued); err != nil {
 			l.internalError("item dispatched out of turn", err)
@@ -233,35 +233,35 @@ func (l *loop) start(slot runner.Slot, items []*item, reason batch.Reason, now t
 		it.timing.Dispatch = string(reason)
 	}
 	l.setRunning(l.running + 1)
-	items[0].limit.Add(1)
+	items[0].Limit.Add(1)
 	if _, prefetches := slot.(runner.PrefetchSlot); !prefetches {
 		l.begin(r)
 	}
 	l.quarantineBusy = l.quarantineBusy || r.quarantined
-	l.metrics.countBatch(r)
+	l.Metrics.countBatch(r)
 	l.startRun(r)
 }
 
 // setRunning records how many batches are at the runner. One that a worker has ahead of time
 // is in no slot.
-func (l *loop) setRunning(n int) {
+func (l *Loop) setRunning(n int) {
 	l.running = n
-	l.slotTime.set(min(n, l.settings.Runner.Concurrency()))
+	l.slotTime.set(min(n, l.Runner.Concurrency()))
 }
 
 // startRun runs the batch on an idle goroutine, or a new one.
-func (p *pumps) startRun(r *run) {
+func (p *Items) startRun(r *run) {
 	select {
 	case p.tasks <- r:
 	default:
-		p.runs.Go(func() { p.runTasks(r) })
+		p.Runs.Go(func() { p.runTasks(r) })
 	}
 }
 
 // runTasks runs batches until the host gives up, and waits for the next in
 // between: a goroutine that has run one has a larger stack than a new one, whose
 // stack would be copied as it grows.
-func (p *pumps) runTasks(r *run) {
+func (p *Items) runTasks(r *run) {
 	for {
 		p.runOne(r)
 		select {
@@ -278,14 +278,14 @@ func (p *pumps) runTasks(r *run) {
 	}
 }
 
-func (p *pumps) runOne(r *run) {
+func (p *Items) runOne(r *run) {
 	defer r.cancel()
-	record := envelope.RunRecord{Host: p.settings.Host, At: time.Now()}
+	record := envelope.RunRecord{Host: p.Host, At: time.Now()}
 	isRecorded := r.batch.Suspect && r.attempts[0].direct == nil
 	if isRecorded {
-		if p.beginRecord(r, record); len(r.records) >= p.settings.CrashLimit {
+		if p.beginRecord(r, record); len(r.records) >= p.CrashLimit {
 			r.slot.Release()
-			p.post(eventFunc(func(l *loop) { l.endAtCrashLimit(r) }))
+			p.Post(EventFunc(func(l *Loop) { l.endAtCrashLimit(r) }))
 			return
 		}
 		r.started = time.Now()
@@ -300,7 +300,7 @@ func (p *pumps) runOne(r *run) {
 	case isRecorded:
 		p.endRecord(r)
 	}
-	p.post(&batchEnded{run: r, took: time.Since(r.started), err: err, wasStopped: r.ctx.Err() != nil})
+	p.Post(&batchEnded{run: r, took: time.Since(r.started), err: err, wasStopped: r.ctx.Err() != nil})
 }
 
 // do hands the batch to the runner, and watches for a stall where that answers in
@@ -312,7 +312,7 @@ func (r *run) do() error {
 			r.postAsync(&runBegan{r})
 		})
 	}
-	if !r.settings.streams() {
+	if !r.streams() {
 		return r.slot.Do(r.ctx, r.batch, r)
 	}
 	var watch sync.WaitGroup
@@ -358,8 +358,8 @@ func (r *run) checkOpen(i int) error {
 }
 
 // takeUnended takes back the items without an outcome; the run is closed.
-func (r *run) takeUnended() []*item {
-	var out []*item
+func (r *run) takeUnended() []*Item {
+	var out []*Item
 	for i, it := range r.items {
 		if a := &r.attempts[i]; a.outcomeBy == noOutcome {
 			it.answer = a.answer
@@ -375,14 +375,14 @@ func (r *run) takeUnended() []*item {
 func (r *run) SetOutcome(i int, o runner.Outcome) error {
 	if err := r.claim(i); err != nil {
 		if !errors.Is(err, runner.ErrCancelled) {
-			r.metrics.countFault("OUTCOME_REFUSED")
+			r.Metrics.countFault("OUTCOME_REFUSED")
 		}
 		return err
 	}
 	a := &r.attempts[i]
 	a.batchWait, a.took = r.started.Sub(a.arrived), time.Since(r.started)
 	r.traceRun(a.work())
-	r.post(&itemDone{run: r, at: i, outcome: r.outcomeOf(a.work(), o)})
+	r.Post(&itemDone{run: r, at: i, outcome: r.outcomeOf(a.work(), o)})
 	return nil
 }
 
@@ -390,7 +390,7 @@ func (r *run) SetOutcome(i int, o runner.Outcome) error {
 // reply in chunks alone has no output for a caller that takes no chunks.
 func (r *run) outcomeOf(w work, o runner.Outcome) runner.Outcome {
 	if o.Fault != nil {
-		logPanic(r.log, o.Fault)
+		logPanic(r.Logger, o.Fault)
 		return runner.Failed(r.expose(o.Fault, o.Fault))
 	}
 	r.mu.Lock()
@@ -427,25 +427,42 @@ type batchEnded struct {
 	wasStopped bool
 }
 
-func (e *batchEnded) apply(l *loop) {
+func (e *batchEnded) Apply(l *Loop) {
 	l.endBatch(e)
 	left := e.run.takeUnended()
 	for _, it := range left {
 		it.batchWait, it.took = e.run.started.Sub(it.arrived), e.took
 		e.run.traceRun(it.work())
 	}
-	l.metrics.recordRun(exemplar(e.run.traced), e.took)
-	l.models.ran(e.run, e.took)
+	l.Metrics.recordRun(exemplar(e.run.traced), e.took)
+	l.Models.Ran(e.run.ran(e.took))
 	l.logRun(e, len(left))
 	if len(left) > 0 {
 		l.retryBatch(e, left)
 	}
 }
 
+// Ran is a batch that has run.
+type Ran struct {
+	Model    payload.ModelRef
+	Limit    *batch.Limit
+	Requests int
+	// Waited is for how long its requests did, but for the model.
+	Waited, Took time.Duration
+}
+
+func (r *run) ran(took time.Duration) Ran {
+	out := Ran{Model: r.batch.Model, Limit: r.items[0].Limit, Requests: len(r.items), Took: took}
+	for _, it := range r.items {
+		out.Waited += max(0, it.queueWait+r.started.Sub(it.arrived)-it.timing.ModelWait)
+	}
+	return out
+}
+
 // endBatch records that a batch runs no more.
-func (l *loop) endBatch(e *batchEnded) {
+func (l *Loop) endBatch(e *batchEnded) {
 	l.setRunning(l.running - 1)
-	e.run.items[0].limit.Add(-1)
+	e.run.items[0].Limit.Add(-1)
 	e.run.hasEnded = true
 	l.begun = slices.DeleteFunc(l.begun, func(r *run) bool { return r == e.run })
 	if e.run.quarantined {
@@ -464,11 +481,11 @@ func (l *loop) endBatch(e *batchEnded) {
 // logRun logs a batch that failed as a whole. It does not log parts of a failed
 // batch at this level, nor batches that were stopped: that would be a line for
 // every deadline that passes.
-func (p *pumps) logRun(e *batchEnded, left int) {
+func (p *Items) logRun(e *batchEnded, left int) {
 	if e.err == nil {
 		return
 	}
-	log := p.log.With("items", len(e.run.items), "unsettled", left)
+	log := p.Logger.With("items", len(e.run.items), "unsettled", left)
 	switch {
 	case e.run.reason == batch.Retry:
 		log.Debug("a part of a batch failed", "error", e.err)

@@ -1,4 +1,4 @@
-package stagehost
+package item
 
 import (
 	"testing"

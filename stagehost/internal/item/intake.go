@@ -1,4 +1,4 @@
-package stagehost
+package item
 
 import (
 	"context"
@@ -19,13 +19,14 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/stagehost/internal/modelcache"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
 // arrival is what an item brings to its runs. It does not change while one has it.
 type arrival struct {
 	env *envelope.Envelope
-	itemInputs
+	Inputs
 	// arrived is when the host received it; queueWait how long it waited before.
 	arrived   time.Time
 	queueWait time.Duration
@@ -64,8 +65,8 @@ type work struct {
 	*answer
 }
 
-// item is one request on this host. Once it is posted it is the loop's.
-type item struct {
+// Item is one request on this host. Once it is posted it is the loop's.
+type Item struct {
 	arrival
 	answer
 
@@ -80,15 +81,51 @@ type item struct {
 	// no run record is against it.
 	forgiven bool
 
-	itemModel
+	ModelState
 	itemRuns
 	itemSend
 }
 
-func (it *item) work() work { return work{&it.arrival, &it.answer} }
+func (it *Item) work() work { return work{&it.arrival, &it.answer} }
 
-// itemInputs are an item's inputs as its model takes them.
-type itemInputs struct {
+// ModelState is an item's place among the models, which Models keep.
+type ModelState struct {
+	// Replica is that which the item pins, IsWaiting is true while it waits for a model, WaitsSince
+	// since when.
+	Replica    *modelcache.Replica
+	WaitsSince time.Time
+	IsWaiting  bool
+	// isReleased is true once the item counts no more for the host's bound.
+	isReleased bool
+	// Limit is its model's limit when it was given to the batcher; it may be nil.
+	Limit *batch.Limit
+	// Refusal is why this host does not load its model, where another one may.
+	Refusal *fault.Fault
+}
+
+// Envelope returns the item's envelope, which nobody changes.
+func (it *Item) Envelope() *envelope.Envelope { return it.env }
+
+// Contract is what the item's inputs fit; nil where they were not checked. Bytes is their size.
+func (it *Item) Contract() *schema.Contract { return it.contract }
+func (it *Item) Bytes() int                 { return it.bytes }
+
+// HasRun reports whether the item was in a batch.
+func (it *Item) HasRun() bool { return it.run != nil }
+
+// SetInputs takes the inputs of an item as its model takes them.
+func (it *Item) SetInputs(in Inputs) { it.Inputs = in }
+
+// Release has the item count no more for the host's bound.
+func (it *Item) Release() {
+	if !it.isReleased && it.direct == nil {
+		it.isReleased = true
+		it.delivery.Release()
+	}
+}
+
+// Inputs are an item's inputs as its model takes them.
+type Inputs struct {
 	// inputs fit the contract. Both are missing where the item's model is not loaded, so that
 	// nobody knows yet what that takes.
 	inputs   schema.Fitted
@@ -133,7 +170,7 @@ type itemSend struct {
 
 // suspect reports whether a host had the item and neither settled it nor gave it back, so
 // that it may have crashed, or lost a process that ran it.
-func (it *item) suspect() bool {
+func (it *Item) suspect() bool {
 	return it.delivery.Unreturned() > 1 && !it.forgiven || it.env.LocalCrash
 }
 
@@ -148,16 +185,16 @@ func (a *arrival) durable() bool { return a.env.Durability == pipeline.File }
 // up (giveUpSending, giveUpStoring).
 func (a *arrival) expired(now time.Time) bool { return !now.Before(a.env.Deadline) }
 
-// receive is the puller's handler: it decodes and checks an item on the subscription's
+// Receive is the puller's handler: it decodes and checks an item on the subscription's
 // goroutine, or the one that hands it over, and posts it to the loop.
-func (p *pumps) receive(d bus.Delivery) {
+func (p *Items) Receive(d bus.Delivery) {
 	if d.Item != nil {
 		p.take(p.newItem(d, d.Item))
 		return
 	}
 	if d.Unreturned() >= maxDeliveries {
 		// The check of the item may be what crashed its hosts.
-		p.refuse(d, exhaustedFault(d.Deliveries, p.settings.Stage))
+		p.refuse(d, exhaustedFault(d.Deliveries, p.Stage))
 		return
 	}
 	env, err := p.decode(d.Data)
@@ -165,7 +202,7 @@ func (p *pumps) receive(d bus.Delivery) {
 		err = fmt.Errorf("item of durability %q in the queue of %q", env.Durability, d.Durability)
 	}
 	if err != nil {
-		p.metrics.malformed.inc()
+		p.Metrics.malformed.inc()
 		p.refuse(d, err)
 		return
 	}
@@ -175,40 +212,40 @@ func (p *pumps) receive(d bus.Delivery) {
 }
 
 // take checks an item of this stage and posts it.
-func (p *pumps) take(it *item) {
-	p.metrics.countArrival(it)
-	f := p.refusal.Load()
+func (p *Items) take(it *Item) {
+	p.Metrics.countArrival(it)
+	f := p.Refusal.Load()
 	if f == nil {
-		it.itemInputs, f = p.fit(it.env)
+		it.Inputs, f = p.Fit(it.env)
 	}
-	p.post(&itemArrived{item: it, fault: f})
+	p.Post(&itemArrived{item: it, fault: f})
 }
 
-// receiveMalformed counts a message on the puller's subject that no queue sent, so
+// ReceiveMalformed counts a message on the puller's subject that no queue sent, so
 // it cannot be settled.
-func (p *pumps) receiveMalformed(err error) {
-	p.metrics.malformed.inc()
-	p.log.Warn("message that is not a delivery", "error", err)
+func (p *Items) ReceiveMalformed(err error) {
+	p.Metrics.malformed.inc()
+	p.Logger.Warn("message that is not a delivery", "error", err)
 }
 
-func (p *pumps) newItem(d bus.Delivery, env *envelope.Envelope) *item {
-	it := &item{arrival: arrival{env: env, arrived: d.Arrived, queueWait: d.QueueWait()}, delivery: d}
-	it.timing = it.timingOf(p.settings.Host)
+func (p *Items) newItem(d bus.Delivery, env *envelope.Envelope) *Item {
+	it := &Item{arrival: arrival{env: env, arrived: d.Arrived, queueWait: d.QueueWait}, delivery: d}
+	it.timing = it.timingOf(p.Host)
 	p.startTrace(it)
 	return it
 }
 
 // decode reads an item and checks that it is for this stage.
-func (p *pumps) decode(data []byte) (env *envelope.Envelope, err error) {
+func (p *Items) decode(data []byte) (env *envelope.Envelope, err error) {
 	defer p.recoverCheck(&err)
 	env, err = envelope.Decode(data)
 	if err != nil {
 		return nil, err
 	}
-	if env.Mesh != p.settings.Mesh {
+	if env.Mesh != p.Mesh {
 		return nil, fmt.Errorf("item of mesh %q", env.Mesh)
 	}
-	if stage := env.Hop().Stage; stage != p.settings.Stage {
+	if stage := env.Hop().Stage; stage != p.Stage {
 		return nil, fmt.Errorf("item for stage %q", stage)
 	}
 	return env, nil
@@ -216,7 +253,7 @@ func (p *pumps) decode(data []byte) (env *envelope.Envelope, err error) {
 
 // recoverCheck turns a panic about one item into its fault: it would end one host
 // after the other.
-func (p *pumps) recoverCheck(err *error) {
+func (p *Items) recoverCheck(err *error) {
 	if cause := recover(); cause != nil {
 		p.internalError("check of an item panicked", fmt.Errorf("%v\n%s", cause, debug.Stack()))
 		*err = fault.New(fault.Internal, "the check of the item failed; look for the request id in the logs")
@@ -224,7 +261,7 @@ func (p *pumps) recoverCheck(err *error) {
 }
 
 // timingOf starts the timeline's entry for this step.
-func (it *item) timingOf(host pipeline.HostID) envelope.StepTiming {
+func (it *Item) timingOf(host pipeline.HostID) envelope.StepTiming {
 	hop := it.env.Hop()
 	return envelope.StepTiming{
 		Step:      hop.Step,
@@ -237,21 +274,21 @@ func (it *item) timingOf(host pipeline.HostID) envelope.StepTiming {
 	}
 }
 
-// fit makes the item's parts fit the spec of the runner or of its model, or returns the fault.
-func (p *pumps) fit(env *envelope.Envelope) (itemInputs, *fault.Fault) {
+// Fit makes the item's parts fit the spec of the runner or of its model, or returns the fault.
+func (p *Items) Fit(env *envelope.Envelope) (Inputs, *fault.Fault) {
 	out, err := p.check(env)
 	if err != nil {
-		return itemInputs{}, fault.From(err)
+		return Inputs{}, fault.From(err)
 	}
 	return out, nil
 }
 
-func (p *pumps) check(env *envelope.Envelope) (out itemInputs, err error) {
+func (p *Items) check(env *envelope.Envelope) (out Inputs, err error) {
 	defer p.recoverCheck(&err)
 	hop := env.Hop()
-	contract, isLoaded := p.models.contract(env)
+	contract, isLoaded := p.Models.Contract(env)
 	if !isLoaded {
-		return itemInputs{bytes: payload.Size(env.Parts)}, nil
+		return Inputs{bytes: payload.Size(env.Parts)}, nil
 	}
 	spec := contract.Spec()
 	fitted, err := contract.Fit(env.Parts, env.Kept, hop.Inputs)
@@ -261,10 +298,10 @@ func (p *pumps) check(env *envelope.Envelope) (out itemInputs, err error) {
 		err = schema.AllTaken(spec, env.Parts, hop.Inputs, hop.Keep)
 	}
 	if err != nil {
-		return itemInputs{}, err
+		return Inputs{}, err
 	}
-	key := batch.Key(schema.Key(spec, hop.Model, fitted, hop.Parameters, p.settings.Batch.By))
-	return itemInputs{fitted, contract, key, payload.Size(fitted.Inputs), paddedOf(spec, fitted.Inputs)}, nil
+	key := batch.Key(schema.Key(spec, hop.Model, fitted, hop.Parameters, p.Batch.By))
+	return Inputs{fitted, contract, key, payload.Size(fitted.Inputs), paddedOf(spec, fitted.Inputs)}, nil
 }
 
 // paddedOf returns the tensors that the runner pads, with the extents of this item.
@@ -292,19 +329,19 @@ func paddedOf(spec runner.Spec, inputs []payload.Part) (out []batch.Padded) {
 
 // refuse ends an item without its content: by a fault where the caller can be read
 // from it, so that he does not wait until the deadline.
-func (p *pumps) refuse(d bus.Delivery, err error) {
+func (p *Items) refuse(d bus.Delivery, err error) {
 	env, ok := p.decodeAddress(d)
 	if !ok {
 		p.deadLetterBytes(d, err)
 		return
 	}
-	p.log.Warn("item refused unread", "seq", d.Seq, "request_id", env.RequestID, "error", err)
-	p.post(&itemArrived{item: p.newItem(d, env), fault: fault.From(err)})
+	p.Logger.Warn("item refused unread", "seq", d.Seq, "request_id", env.RequestID, "error", err)
+	p.Post(&itemArrived{item: p.newItem(d, env), fault: fault.From(err)})
 }
 
 // decodeAddress returns as much of a malformed item as a reply needs: request, gateway
 // and deadline. It is false where these cannot be trusted either.
-func (p *pumps) decodeAddress(d bus.Delivery) (*envelope.Envelope, bool) {
+func (p *Items) decodeAddress(d bus.Delivery) (*envelope.Envelope, bool) {
 	var in meshv1.Envelope
 	if err := proto.Unmarshal(d.Data, &in); err != nil {
 		return nil, false
@@ -315,7 +352,7 @@ func (p *pumps) decodeAddress(d bus.Delivery) (*envelope.Envelope, bool) {
 		RequestId:   in.GetRequestId(),
 		ExecutionId: in.GetExecutionId(),
 		Gateway:     in.GetGateway(),
-		Route:       []*meshv1.Step{{Name: p.stepName(&in), Stage: string(p.settings.Stage)}},
+		Route:       []*meshv1.Step{{Name: p.stepName(&in), Stage: string(p.Stage)}},
 		Deadline:    in.GetDeadline(),
 		AdmittedAt:  in.GetAdmittedAt(),
 		Durability:  d.Durability.ToProto(),
@@ -332,22 +369,22 @@ func (p *pumps) decodeAddress(d bus.Delivery) (*envelope.Envelope, bool) {
 }
 
 // stepName returns the item's step where that is valid, else the stage's name.
-func (p *pumps) stepName(in *meshv1.Envelope) string {
+func (p *Items) stepName(in *meshv1.Envelope) string {
 	if at := int64(in.GetPosition()); at < int64(len(in.GetRoute())) {
 		if name := in.GetRoute()[at].GetName(); pipeline.ValidName("step", name) == nil {
 			return name
 		}
 	}
-	return string(p.settings.Stage)
+	return string(p.Stage)
 }
 
 // itemArrived is an item that the host received, with a fault where it failed already.
 type itemArrived struct {
-	item  *item
+	item  *Item
 	fault *fault.Fault
 }
 
-func (e *itemArrived) apply(l *loop) {
+func (e *itemArrived) Apply(l *Loop) {
 	it := e.item
 	if l.refusesItems() {
 		l.drop(e)
@@ -372,45 +409,45 @@ func (e *itemArrived) apply(l *loop) {
 		return
 	}
 	if e.fault != nil {
-		l.fail(it, e.fault)
+		l.Fail(it, e.fault)
 		return
 	}
 	if it.delivery.AfterSilence && it.delivery.Unreturned() == 2 {
 		// Its run record is read before it can run with others.
-		l.runs.Go(func() {
+		l.Runs.Go(func() {
 			isNone := l.readRecord(it.env)
-			l.post(eventFunc(func(l *loop) {
+			l.Post(EventFunc(func(l *Loop) {
 				if l.ledger.items[it.id] == it && it.state == queued {
 					it.forgiven = isNone
-					l.enqueue(it)
+					l.Enqueue(it)
 				}
 			}))
 		})
 		return
 	}
-	l.enqueue(it)
+	l.Enqueue(it)
 }
 
-// enqueue lets a queued item run.
-func (l *loop) enqueue(it *item) {
+// Enqueue lets a queued item run.
+func (l *Loop) Enqueue(it *Item) {
 	if it.expired(time.Now()) {
 		l.expireOne(it)
 		return
 	}
-	if l.models.admit(time.Now(), it) {
-		l.ready(it)
+	if l.Models.Admit(time.Now(), it) {
+		l.Ready(it)
 	}
 }
 
-// ready gives an item to the batcher.
-func (l *loop) ready(it *item) {
+// Ready gives an item to the batcher.
+func (l *Loop) Ready(it *Item) {
 	if err := l.batcher.Add(time.Now(), it.entry()); err != nil {
-		l.fail(it, fault.From(err))
+		l.Fail(it, fault.From(err))
 	}
 }
 
 // entry is the item as the batcher sees it.
-func (it *item) entry() batch.Item {
+func (it *Item) entry() batch.Item {
 	return batch.Item{
 		ID:       it.id,
 		Key:      it.key,
@@ -421,17 +458,17 @@ func (it *item) entry() batch.Item {
 		Deadline: it.env.Deadline,
 		Class:    it.env.Class(),
 		Alone:    it.suspect() || it.direct != nil,
-		Limit:    it.limit,
+		Limit:    it.Limit,
 	}
 }
 
 // replaceDelivery reports whether the item is another delivery of one that the
 // host holds, because an extension did not arrive in time. The held item keeps its
 // state, and is settled by the later delivery.
-func (l *loop) replaceDelivery(it *item) bool {
+func (l *Loop) replaceDelivery(it *Item) bool {
 	for _, held := range l.ledger.items {
 		if held.direct == nil && held.delivery.Same(it.delivery) {
-			l.metrics.duplicateDeliveries.inc()
+			l.Metrics.duplicateDeliveries.inc()
 			// This redelivery does not make it suspect.
 			it.delivery.Deliveries, it.delivery.Returned = held.delivery.Deliveries, held.delivery.Returned
 			it.delivery.Release()
@@ -444,4 +481,4 @@ func (l *loop) replaceDelivery(it *item) bool {
 }
 
 // refusesItems reports whether an item that arrives now would not be finished.
-func (l *loop) refusesItems() bool { return l.abandoned || l.emptied || l.lost && l.draining }
+func (l *Loop) refusesItems() bool { return l.abandoned || l.emptied || l.lost && l.draining }

@@ -1,4 +1,4 @@
-package stagehost
+package item
 
 import (
 	"errors"
@@ -12,12 +12,12 @@ import (
 
 // An item that is not traced costs nothing.
 func TestUntracedItemsAllocateNothing(t *testing.T) {
-	p := &pumps{}
-	it := &item{arrival: arrival{env: &envelope.Envelope{Trace: envelope.Trace{Parent: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"}}}}
-	r, failure := &run{pumps: p, attempts: []attempt{{arrival: &it.arrival}}}, errors.New("x")
+	p := &Items{}
+	it := &Item{arrival: arrival{env: &envelope.Envelope{Trace: envelope.Trace{Parent: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"}}}}
+	r, failure := &run{Items: p, attempts: []attempt{{arrival: &it.arrival}}}, errors.New("x")
 	for name, off := range map[string]bool{"off": true, "on, and the gateway says no": false} {
 		if !off {
-			p.tracer = noop.NewTracerProvider().Tracer("")
+			p.Tracer = noop.NewTracerProvider().Tracer("")
 		}
 		if n := testing.AllocsPerRun(100, func() {
 			p.startTrace(it)

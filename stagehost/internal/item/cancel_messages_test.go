@@ -1,4 +1,4 @@
-package stagehost
+package item
 
 import (
 	"fmt"
@@ -68,7 +68,7 @@ func TestCancelsOfMadeUpIDsDisplaceNoOthers(t *testing.T) {
 // The loop may be behind, or the whole process stopped, while many callers leave.
 func TestCancelMessagesInABurstAllCount(t *testing.T) {
 	t.Parallel()
-	p := &pumps{settings: loopSettings{Mesh: "test", Queue: QueueSettings{MaxAge: time.Hour}}, events: make(chan event, 1), loopDone: make(chan struct{})}
+	p := &Items{Settings: Settings{Mesh: "test", MaxAge: time.Hour}, events: make(chan Event, 1), loopDone: make(chan struct{})}
 	const burst = 10_000
 	for range burst {
 		notice := envelope.Cancel{Mesh: "test", RequestID: pipeline.RequestID(uuid.NewString()), Deadline: time.Now().Add(time.Minute)}
@@ -76,11 +76,11 @@ func TestCancelMessagesInABurstAllCount(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		p.receiveCancel(data)
+		p.ReceiveCancel(data)
 	}
-	l := &loop{pumps: p}
+	l := &Loop{Items: p}
 	for len(p.events) > 0 {
-		(<-p.events).apply(l)
+		(<-p.events).Apply(l)
 	}
 	if got := len(l.cancelledIDs.known.order); got != burst {
 		t.Errorf("%d of %d notices were received", got, burst)

@@ -1,0 +1,104 @@
+package item
+
+import (
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"go.opentelemetry.io/otel/metric/noop"
+
+	"github.com/stagemesh/stagemesh/internal/bus"
+	"github.com/stagemesh/stagemesh/internal/envelope"
+	"github.com/stagemesh/stagemesh/internal/store"
+	"github.com/stagemesh/stagemesh/internal/testbed"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
+)
+
+func TestMain(m *testing.M) { testbed.Main(m) }
+
+// aLoop returns a loop that does not run, and holds one item at most.
+func aLoop(t *testing.T, sender Sender) *Loop {
+	t.Helper()
+	m, err := NewMetrics(noop.Meter{}, "stage", "host")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return NewLoop(New(t.Context(), Settings{
+		Bound: 1, Events: 1, MaxInFlight: 1, Runner: inproc.Each(inproc.Settings{}, nil),
+		Sender: sender, Models: OneModel{}, Metrics: m, Logger: slog.New(slog.DiscardHandler),
+	}))
+}
+
+func anItem() *envelope.Envelope {
+	now := time.Now()
+	return &envelope.Envelope{
+		Mesh: "test", Gateway: "gateway", Pipeline: "pipeline",
+		RequestID: pipeline.RequestID(uuid.NewString()), ExecutionID: pipeline.ExecutionID(uuid.NewString()),
+		Route: []pipeline.Hop{{Step: "step", Stage: "stage"}}, Durability: pipeline.File,
+		Deadline: now.Add(time.Minute), AdmittedAt: now,
+		Parts: []payload.Part{payload.OfBlob("", "text/plain", []byte("x"))},
+	}
+}
+
+// stores are records on a broker.
+type stores struct {
+	*store.Results
+	*store.DeadLetters
+	*store.Runs
+}
+
+// As one that elects a leader is.
+func TestRunAwaitsItsRecordFromASlowBroker(t *testing.T) {
+	t.Parallel()
+	broker := testbed.StartBroker(t)
+	link := testbed.StartLink(t, strings.TrimPrefix(broker.URL(), "nats://"))
+	runs := store.NewRuns(broker.Connect("test", func(s *bus.Settings) { s.URL = "nats://" + link.Addr() }), store.Settings{})
+	if err := runs.Ensure(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	p := &Items{Settings: Settings{Logger: slog.New(slog.DiscardHandler), Records: stores{Runs: runs}}}
+	it := &Item{arrival: arrival{env: anItem()}}
+	crash := envelope.RunRecord{Host: "other", At: time.Now(), Died: true}
+	if _, err := runs.AddRun(t.Context(), it.env, crash); err != nil {
+		t.Fatal(err)
+	}
+	link.Delay(1100 * time.Millisecond)
+	r := &run{Items: p, attempts: []attempt{{arrival: &it.arrival}}, ctx: t.Context()}
+	p.beginRecord(r, envelope.RunRecord{Host: "host", At: time.Now()})
+	if len(r.records) != 1 || r.records[0].Host != crash.Host {
+		t.Errorf("it knows of %+v", r.records)
+	}
+}
+
+// The cancel comes while the host reads the item's run records.
+func TestCancelledPoisonItemIsNotDeadLettered(t *testing.T) {
+	t.Parallel()
+	l := aLoop(t, nil)
+	env := anItem()
+	env.Durability = pipeline.Memory
+	// A direct call needs no broker to be settled.
+	replies := make(chan Response, 1)
+	it := &Item{id: 1, arrival: arrival{env: env, direct: &directCall{answer: replies, leave: func() {}}}}
+	crashes := []envelope.RunRecord{{Host: "other", At: time.Now()}, {Host: "other", At: time.Now()}}
+	if err := l.ledger.admit(it); err != nil {
+		t.Fatal(err)
+	}
+	r := &run{Items: l.Items, items: []*Item{it}, records: crashes, wanted: 1, cancel: func() {}}
+	it.run, it.cancelled = r, make(chan struct{})
+	if err := l.ledger.move(it, running, queued); err != nil {
+		t.Fatal(err)
+	}
+	r.cancelItem(it)
+	l.endAtCrashLimit(r)
+	if len(l.ledger.items) != 0 || len(replies) != 1 {
+		t.Fatalf("%d items are left, %d replies sent", len(l.ledger.items), len(replies))
+	}
+	if r := <-replies; r.Fault == nil || r.Fault.Reason != fault.Cancelled {
+		t.Errorf("replied %+v", r)
+	}
+}
