@@ -15,10 +15,12 @@
 // they are allocated. Nesting ends at MaxDepth, inputs at payload.MaxParts.
 //
 // The scanner is our own because encoding/json would build an interface for each of a million
-// numbers, accept duplicate members, and match their names in any case. The jsontext package of
-// github.com/go-json-experiment/json is strict and reads tokens as fast, but it would scan the
-// data twice, because an input's name and shape may come after it. Strings with escapes are left
-// to jsontext.
+// numbers, accept duplicate members, and match their names in any case. The decoder of
+// github.com/go-json-experiment/json/jsontext is as fast (1.03x for a tensor of 1 KiB, 1.00x for one
+// of 1 MiB, without the checks here; medians of five alternating runs). But it cannot pass over
+// data that is not JSON: Detect reads broken text, and NaN in the data names its input although that
+// may come after it. Its AppendUnquote grows by the length of the text, beyond what is reserved for a
+// value; jsontext only checks strings with escapes.
 //
 // Everything is a pure function, safe for concurrent use. Errors are *fault.Fault and name the
 // input and the element.

@@ -28,6 +28,13 @@ func FuzzStringsMatchEncodingJSON(f *testing.F) {
 		if got.ID != *want.ID {
 			t.Errorf("%s is %q, and %q to encoding/json", text, got.ID, *want.ID)
 		}
+		got, err = oipjson.Decode(one("BYTES", "[1]", `["`+between+`"]`), nil)
+		if err != nil {
+			return // the text goes on behind the string
+		}
+		if raw := got.Inputs[0].Tensor.Raw; string(raw[4:]) != *want.ID || cap(raw) != len(raw) {
+			t.Errorf("%s is %q in %d bytes", text, raw, cap(raw))
+		}
 	})
 }
 
