@@ -82,7 +82,7 @@ func newLimits(configs []LimitConfig, now time.Time) (out limits) {
 		case c.Rate > 0:
 			l.starts = &rateLimit{LimitConfig: c, from: now.Add(c.Window), starts: map[string][]time.Time{}, sweep: minSwept}
 		default:
-			l.quota = &quotaLimit{LimitConfig: c, keys: map[string]quotaKey{}}
+			l.quota = &quotaLimit{LimitConfig: c, keys: map[string]*quotaKey{}}
 		}
 		out = append(out, l)
 	}
@@ -141,7 +141,7 @@ func (ls limits) start(e *entry, isNew bool, now time.Time) {
 		case l.starts != nil:
 			l.starts.start(key, now)
 		case isNew: // the owner that started it has paid for others
-			l.quota.add(key, -e.costIn(l.unit()))
+			l.quota.key(key).left -= e.costIn(l.unit())
 		}
 	}
 }
@@ -173,9 +173,9 @@ func (ls limits) correct(e *entry, started time.Time, isRefused bool, tokens int
 		switch {
 		case q == nil || q.windowOf(started) != q.at:
 		case isRefused:
-			q.add(e.line.keys[i], cost)
+			q.key(e.line.keys[i]).left += cost
 		case l.Unit == unitTokens && tokens > 0:
-			q.add(e.line.keys[i], cost-tokens)
+			q.key(e.line.keys[i]).left += cost - tokens
 		}
 	}
 }
@@ -239,7 +239,7 @@ type quotaLimit struct {
 	LimitConfig
 
 	at    int64 // the number of the window
-	keys  map[string]quotaKey
+	keys  map[string]*quotaKey
 	wants bool // a key wants a reservation
 }
 
@@ -256,39 +256,32 @@ type storedQuota struct {
 type storedQuotas map[string]storedQuota
 
 func (q *quotaLimit) begin(window int64) {
-	q.at, q.keys, q.wants = window, map[string]quotaKey{}, false
+	q.at, q.keys, q.wants = window, map[string]*quotaKey{}, false
 }
 
 func (q *quotaLimit) windowOf(at time.Time) int64 { return at.UnixNano() / int64(q.Window) }
 
-// keyOf returns the key whose quota a key has.
-func (q *quotaLimit) keyOf(key string) string {
-	if _, ok := q.keys[key]; !ok && len(q.keys) >= maxQuotaKeys {
-		return ""
+func (q *quotaLimit) key(name string) *quotaKey {
+	if q.keys[name] == nil && len(q.keys) >= maxQuotaKeys {
+		name = ""
 	}
-	return key
+	if q.keys[name] == nil {
+		q.keys[name] = &quotaKey{}
+	}
+	return q.keys[name]
 }
 
-func (q *quotaLimit) add(key string, n int64) {
-	key = q.keyOf(key)
-	of := q.keys[key]
-	of.left += n
-	q.keys[key] = of
+func (q *quotaLimit) permits(name string, cost int64, now time.Time) bool {
+	return q.windowOf(now) <= q.at && q.key(name).left >= cost
 }
 
-func (q *quotaLimit) permits(key string, cost int64, now time.Time) bool {
-	return q.windowOf(now) <= q.at && q.keys[q.keyOf(key)].left >= cost
-}
-
-func (q *quotaLimit) want(key string, cost int64, now time.Time) {
+func (q *quotaLimit) want(name string, cost int64, now time.Time) {
 	if at := q.windowOf(now); at > q.at {
 		q.begin(at)
 	}
-	key = q.keyOf(key)
-	of := q.keys[key]
-	if short := cost - of.left; short > 0 && (of.refused == 0 || short < of.refused) {
-		of.wanted, q.wants = max(of.wanted, short), true
-		q.keys[key] = of
+	key := q.key(name)
+	if short := cost - key.left; short > 0 && (key.refused == 0 || short < key.refused) {
+		key.wanted, q.wants = max(key.wanted, short), true
 	}
 }
 
@@ -300,23 +293,21 @@ func (q *quotaLimit) reserve(stored storedQuota) storedQuota {
 	if stored.Window < q.at || stored.Reserved == nil {
 		stored = storedQuota{Window: q.at, Reserved: map[string]int64{}}
 	}
-	for key := range stored.Reserved {
-		q.add(key, 0) // it is a key of its own from now on
+	for name := range stored.Reserved {
+		q.key(name) // is a key of its own from now on
 	}
-	for key, of := range q.keys {
-		at := key
-		if _, ok := stored.Reserved[key]; !ok && len(stored.Reserved) >= maxQuotaKeys {
-			at = ""
+	for name, key := range q.keys {
+		if _, ok := stored.Reserved[name]; !ok && len(stored.Reserved) >= maxQuotaKeys {
+			name = ""
 		}
-		of.granted = 0
-		switch rest := q.Quota - stored.Reserved[at]; {
-		case of.wanted > rest:
-			of.refused = of.wanted
-		case of.wanted > 0:
-			of.granted = min(rest, max(of.wanted, q.Quota/quotaParts))
-			stored.Reserved[at] += of.granted
+		key.granted = 0
+		switch rest := q.Quota - stored.Reserved[name]; {
+		case key.wanted > rest:
+			key.refused = key.wanted
+		case key.wanted > 0:
+			key.granted = min(rest, max(key.wanted, q.Quota/quotaParts))
+			stored.Reserved[name] += key.granted
 		}
-		q.keys[key] = of
 	}
 	return stored
 }
@@ -337,18 +328,13 @@ func (ls limits) grant() {
 		if l.quota == nil {
 			continue
 		}
-		for key, of := range l.quota.keys {
-			l.quota.keys[key] = quotaKey{left: of.left + of.granted, refused: of.refused}
+		for _, key := range l.quota.keys {
+			key.left, key.wanted, key.granted = key.left+key.granted, 0, 0
 		}
 		l.quota.wants = false
 	}
 }
 
 func (ls limits) wants() bool {
-	for _, l := range ls {
-		if l.quota != nil && l.quota.wants {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(ls, func(l *limit) bool { return l.quota != nil && l.quota.wants })
 }
