@@ -174,9 +174,9 @@ var (
 //	seq, err := batches.Put(ctx, store.FileRecords, tenant, id, 0, file)
 //	reader := batches.Open(ctx, data, size)
 //
-// A record is one message on a subject of its own, replaced by compare-and-set. The bytes are not
-// in an object store of NATS, whose client has up to 4,000 chunks in flight and cannot pause a
-// download. Bytes that a crash leaves without a record last as long as the stream's messages.
+// A record is one message on a subject of its own, replaced by compare-and-set. Bytes that a crash
+// leaves without a record last as long as the stream's messages. Decision 0022 has why they are not
+// in an object store of NATS.
 type Batches struct {
 	stream
 
