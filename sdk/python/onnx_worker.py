@@ -1,16 +1,7 @@
-"""The worker of the runner ``onnx``: one ONNX model, run by the onnxruntime of this Python.
+"""The worker of the runner ``onnx``: an ONNX model, run by the onnxruntime of this Python.
 
-The host's program has this file beside the SDK and runs it by its path. Its options:
-
-    model        path of the file; files with its weights lie in its folder, or below
-    providers    names as onnxruntime has them, without ExecutionProvider, in order; empty: CUDA, CPU
-    threads      of a run; 0: as many as this process may use CPUs
-    level        of the optimisation of the graph: disable, basic, extended or all
-    cache        folder for optimised models; empty: they are not kept
-    axes         extents of dynamic axes by their names
-    outputs      those that are computed; empty: all
-    batch_axis   "rows": axis 0 of every input and output; "none": items run one by one
-    max_rows     of a run; 0: any
+The host's program has this file beside the SDK and runs it by its path. Its options are
+OnnxSettings of services/runners.
 """
 
 from __future__ import annotations
@@ -22,30 +13,24 @@ import math
 import mmap
 import os
 import re
-from typing import Any, Dict, Iterator, List, Mapping, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Sequence, Set, Tuple
 
 import numpy as np
 import onnxruntime as ort
 
 from stagemesh import Batch, Context, InvalidInput, OutOfMemory, Parameter, Tensor, Worker, serve
 
-_DATATYPES = {f"tensor({kind}{bits})": f"{kind}{bits}".upper() for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
-_DATATYPES.update({"tensor(bool)": "BOOL", "tensor(string)": "BYTES", "tensor(float16)": "FP16"})
-_DATATYPES.update({"tensor(bfloat16)": "BF16", "tensor(float)": "FP32", "tensor(double)": "FP64"})
-_DTYPES = {"BYTES": "O", "BF16": "u2", "BOOL": "?"}  # the others by kind and size, such as f4
+# Datatypes and dtypes by the element types of ONNX. BF16 has its bits in uint16.
+_TYPES = {"float": ("FP32", "f4"), "double": ("FP64", "f8"), "float16": ("FP16", "f2"), "bfloat16": ("BF16", "u2")}
+_TYPES.update({"bool": ("BOOL", "?"), "string": ("BYTES", "O")})
+_TYPES.update({f"{k}{8 * n}": (f"{k}{8 * n}".upper(), f"{k[0]}{n}") for k in ("int", "uint") for n in (1, 2, 4, 8)})
+_TYPES = {f"tensor({name})": pair for name, pair in _TYPES.items()}
 
-_LEVELS = {
-    "disable": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
-    "basic": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
-    "extended": ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
-    "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
-}
-_SUFFIX = "ExecutionProvider"
-# Extents that dynamic axes get, in turn, until the model runs: convolutions need more than 1.
-_EXTENTS = (1, 32, 64, 224, 512)
-# Optimised models of a stage that are kept, because machines that share the folder may differ.
-_KEPT = 4
-_MOST_CACHED = 1 << 30  # a file of ONNX has at most 2 GiB
+_NO_ONNX = "it is no ONNX file, or cut; export or copy it again"
+_BF16 = 16  # in onnx.proto3
+_EXTENTS = (1, 32, 64, 224, 512)  # of dynamic axes, until the model runs: convolutions need more than 1
+_KEPT = 4  # optimised models of a stage, because machines that share the folder may differ
+_MOST_CACHED = 1 << 30  # bytes; a file of ONNX has at most 2 GiB
 
 
 class Refused(Exception):
@@ -63,65 +48,67 @@ class Onnx(Worker):
     def setup(self, ctx: Context) -> None:
         """Loads the model, and declares its inputs and outputs."""
         options = ctx.options
-        self.path: str = options["model"]
-        self.batch_axis = options["batch_axis"]
-        self.max_rows: int = options["max_rows"]
-        self.axes: Dict[str, int] = options["axes"] or {}
+        self.path: str = options["Model"]
+        self.joins = int(options["BatchAxis"] != "none")
+        self.max_rows: int = options["MaxRows"]
+        self.axes: Dict[str, int] = options["Axes"] or {}
+        cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        threads = options["Threads"] or cpus
+        if not 0 < threads <= cpus:
+            raise Refused(f"threads: {threads}, and the worker may use {cpus} CPUs")
+        self.batch_axis = "rows" if self.joins else "none"
         ctx.progress(f"loading {self.path}")
-        threads = _threads(options["threads"])
         self.session = self._open(ctx, threads)
-        given = self.session.get_inputs()
-        outputs = {node.name: node for node in self.session.get_outputs()}
+        given, outputs = self.session.get_inputs(), {node.name: node for node in self.session.get_outputs()}
         if not given:
             raise Refused(f"{self.path}: the model has no inputs")
-        first = int(self.batch_axis == "rows")
-        for name in self.axes.keys() - {extent for node in given for extent in node.shape[first:]}:
-            raise Refused(f"axes: no dynamic axis of an input is named {name!r}" + " beside the rows" * first)
-        self.names: List[str] = options["outputs"] or list(outputs)
+        for name in self.axes.keys() - {axis for node in given for axis in node.shape[self.joins :]}:
+            raise Refused(f"axes: no dynamic axis of an input is named {name!r}" + " beside the rows" * self.joins)
+        self.names: List[str] = options["Outputs"] or list(outputs)
         for name in self.names:
             if name not in outputs:
                 raise Refused(f"outputs: the model has no output {name!r}; it has {', '.join(outputs)}")
-        self.specs = {node.name: self._spec("input", node) for node in given}
-        example, values = self._try_out()
-        ranks = {name: getattr(value, "ndim", 0) for name, value in values.items()}
-        self.outputs = {name: self._spec("output", outputs[name], ranks[name]) for name in self.names}
-        self.inputs = self.specs
-        if any(-1 in spec.shape[first:] for spec in self.specs.values()):
+        self.types = {node.name: node.type for node in [*given, *outputs.values()]}
+        specs = {node.name: self._spec("input", node) for node in given}
+        example, values = self._try_out(specs)
+        self.inputs = specs
+        self.outputs = {name: self._spec("output", outputs[name], getattr(values[name], "ndim", 0)) for name in values}
+        if any(-1 in spec.shape[self.joins :] for spec in specs.values()):
             self.examples = [example]
-        used = ", ".join(name.replace(_SUFFIX, "") for name in self.session.get_providers())
-        ctx.log.info("%s: onnxruntime %s, provider %s, %d threads", self.path, ort.__version__, used, threads)
+        used = ", ".join(map(_short, self.session.get_providers()))
+        ctx.log.info("%s: onnxruntime %s, provider %s, threads %d", self.path, ort.__version__, used, threads)
 
     def predict(self, batch: Batch) -> Mapping[str, Any]:
         """Runs the rows of all items at once, or item by item where there is no batch axis."""
+        feeds = {n: _texts(batch, n) if self.types[n] == "tensor(string)" else batch[n] for n in self.inputs}
+        size, step = (batch.rows, self.max_rows or batch.rows) if self.joins else (len(batch), 1)
+        parts = []
         try:
-            return self._predict(batch)
+            for at in range(0, size, step):
+                parts.append(self._run({n: f[at : at + step] if self.joins else f[at] for n, f in feeds.items()}))
         except OutOfMemory as error:
             if len(batch) > 1:
                 raise  # the host tries less of it
             batch.fail(0, error)  # so its caller learns how much is missing
             return {}
-
-    def _predict(self, batch: Batch) -> Mapping[str, Any]:
-        feeds = {name: batch[name] for name in self.inputs}
-        for name, spec in self.specs.items():
-            if spec.datatype == "BYTES":
-                feeds[name] = _texts(batch, name, self.batch_axis == "rows")
-        if self.batch_axis == "none":
-            each = [self._run({name: feeds[name][i] for name in feeds}) for i in range(len(batch))]
-            return {name: [one[name] for one in each] for name in self.names}
-        step = self.max_rows or batch.rows
-        parts = [self._run({n: a[at : at + step] for n, a in feeds.items()}) for at in range(0, batch.rows, step)]
-        return parts[0] if len(parts) == 1 else {name: np.concatenate([p[name] for p in parts]) for name in self.names}
+        if len(parts) == 1 and self.joins:
+            return parts[0]
+        columns = {name: [part[name] for part in parts] for name in self.names}
+        return {name: np.concatenate(column) for name, column in columns.items()} if self.joins else columns
 
     def _run(self, feeds: Mapping[str, Any]) -> Dict[str, Any]:
         """Returns the outputs by name; raises OutOfMemory, and onnxruntime's exceptions."""
         try:
-            if not self.has_bf16:
+            if "tensor(bfloat16)" not in self.types.values():
                 return dict(zip(self.names, self.session.run(self.names, feeds)))
-            values = self.session.run_with_ort_values(
-                self.names, {name: _value(array, self.specs[name].datatype) for name, array in feeds.items()}
-            )
-            return {name: _array(value) for name, value in zip(self.names, values)}
+            make, brain = ort.OrtValue, ort.OrtValue.ortvalue_from_numpy_with_onnx_type
+            is_brain = {name: kind == "tensor(bfloat16)" for name, kind in self.types.items()}
+            values = {
+                name: brain(np.ascontiguousarray(array), _BF16) if is_brain[name] else make.ortvalue_from_numpy(array)
+                for name, array in feeds.items()
+            }
+            got = zip(self.names, self.session.run_with_ort_values(self.names, values))
+            return {name: _bits(value) if is_brain[name] else value.numpy() for name, value in got}
         except Exception as error:  # onnxruntime's have no common base
             if re.search("out of memory|allocate memory|bad alloc", str(error), re.IGNORECASE):
                 raise OutOfMemory(_text(error)) from None
@@ -129,35 +116,29 @@ class Onnx(Worker):
 
     def _spec(self, what: str, node: Any, rank: int = 0) -> Tensor:
         """Returns the spec of an input or output; rank is of an output that has run, whose shape may be unknown."""
-        if node.type not in _DATATYPES:
+        if node.type not in _TYPES:
             do = "export the model without it" if what == "input" else "leave it out by the key outputs"
             raise Refused(f"{self.path}: {what} {node.name!r} is {node.type}, which no datatype stands for; {do}")
         shape = node.shape or [None] * rank
-        if self.batch_axis == "rows" and (not shape or isinstance(shape[0], int)):
+        if self.joins and (not shape or isinstance(shape[0], int)):
             raise Refused(
                 f"{self.path}: {what} {node.name!r} has the shape {shape}, whose axis 0 would be the rows of a batch "
                 "and must be dynamic; export the model with a dynamic batch axis, or set batch_axis: none"
             )
         extents = [extent if isinstance(extent, int) else self.axes.get(extent, -1) for extent in shape]
-        if self.batch_axis == "rows":
-            extents[0] = -1
-        return Tensor(_DATATYPES[node.type], extents)
+        return Tensor(_TYPES[node.type][0], [-1] * self.joins + extents[self.joins :])
 
-    def _try_out(self) -> Tuple[Dict[str, Any], Dict[str, Any]]:
+    def _try_out(self, specs: Mapping[str, Tensor]) -> Tuple[Dict[str, Any], Dict[str, Any]]:
         """Runs a row of zeros; returns inputs that the model takes, and all that it returns."""
-        self.has_bf16 = any("bfloat16" in n.type for n in self.session.get_inputs() + self.session.get_outputs())
         failed = ""
         for extent in _EXTENTS:
-            example = {}
-            for name, spec in self.specs.items():
-                shape = [extent if wanted < 0 else wanted for wanted in spec.shape]
-                if self.batch_axis == "rows":
-                    shape[0] = 1
-                kind = spec.datatype.replace("UINT", "u").replace("INT", "i").replace("FP", "f")
-                dtype = _DTYPES.get(spec.datatype) or f"{kind[0]}{int(kind[1:]) // 8}"
-                example[name] = np.full(shape, b"" if dtype == "O" else 0, dtype)
+            example, texts = {}, {}
+            for name, spec in specs.items():
+                extents = [extent if wanted < 0 else wanted for wanted in spec.shape[self.joins :]]
+                example[name] = np.zeros([1] * self.joins + extents, _TYPES[self.types[name]][1])
+                if spec.datatype == "BYTES":
+                    example[name][...], texts[name] = b"", np.full(example[name].shape, "", "O")
             try:
-                texts = {name: a.astype("U").astype("O") for name, a in example.items() if a.dtype == "O"}
                 return example, self._run({**example, **texts})
             except Exception as error:
                 failed = _text(error)
@@ -166,16 +147,17 @@ class Onnx(Worker):
     def _open(self, ctx: Context, threads: int) -> Any:
         """Returns a session; raises Refused."""
         options, available = ctx.options, ort.get_available_providers()
-        wanted = options["providers"] or [name for name in ("CUDA", "CPU") if name + _SUFFIX in available]
+        level = options["GraphOptimization"] or "all"
+        wanted = options["Providers"] or (["CUDA"] if "CUDAExecutionProvider" in available else []) + ["CPU"]
         providers = _choose(wanted, available, ctx)
+        cached = new = ""
         try:
             files = [self.path, *_external_files(self.path)]
-            cached = new = ""
             is_small = sum(map(os.path.getsize, files)) < _MOST_CACHED
-            if options["cache"] and is_small and providers == ["CPU" + _SUFFIX]:
-                folder = os.path.join(options["cache"], ctx.stage)
+            if options["Cache"] and is_small and providers == ["CPUExecutionProvider"]:
+                folder = os.path.join(options["Cache"], ctx.stage)
                 os.makedirs(folder, exist_ok=True)
-                cached = os.path.join(folder, _digest(files, options["level"]) + ".onnx")
+                cached = os.path.join(folder, _digest(files, level) + ".onnx")
                 new = f"{cached}.{os.getpid()}"
         except OSError as error:
             raise Refused(f"{error.filename}: {error.strerror}") from None
@@ -183,18 +165,19 @@ class Onnx(Worker):
         def start(path: str, level: str, save: str) -> Any:
             settings = ort.SessionOptions()
             settings.intra_op_num_threads = threads
-            settings.graph_optimization_level = _LEVELS[level]
+            name = "DISABLE_ALL" if level == "disable" else f"ENABLE_{level.upper()}"
+            settings.graph_optimization_level = getattr(ort.GraphOptimizationLevel, f"ORT_{name}")
             settings.log_severity_level = 4  # its errors are exceptions too
             settings.optimized_model_filepath = save
             return ort.InferenceSession(path, settings, providers=providers, enable_fallback=0)
 
-        if cached and os.path.exists(cached):
+        if os.path.exists(cached):
             try:
                 return start(cached, "disable", "")
             except Exception as error:  # what the disk has of it is not what was written
                 ctx.log.warning("%s cannot be loaded and is made again: %s", cached, _text(error))
         try:
-            session = start(self.path, options["level"], new)
+            session = start(self.path, level, new)
         except Exception as error:
             raise Refused(f"{self.path}: onnxruntime {ort.__version__} cannot load it: {_advise(error)}") from None
         if new:
@@ -206,27 +189,23 @@ class Onnx(Worker):
         return session
 
 
-def _threads(wanted: int) -> int:
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if wanted > cpus:
-        raise Refused(f"threads: {wanted} are more than the {cpus} CPUs that the worker may use")
-    return wanted or cpus
+def _short(provider: str) -> str:
+    return provider.replace("ExecutionProvider", "")
 
 
 def _choose(wanted: Sequence[str], available: Sequence[str], ctx: Context) -> List[str]:
     """Returns the full names of the providers that there are; the last one wanted must be there."""
-    full = {name.replace(_SUFFIX, "").lower(): name for name in available}
+    full = {_short(name).lower(): name for name in available}
     for name in wanted:
-        if name.replace(_SUFFIX, "").lower() in full:
-            continue
-        if name == wanted[-1]:
-            raise Refused(f"providers: there is no {name} here, but {', '.join(full.values())}")
-        ctx.log.warning("providers: there is no %s here, so the next one is used", name)
-    return [full[key] for key in (name.replace(_SUFFIX, "").lower() for name in wanted) if key in full]
+        if _short(name).lower() not in full:
+            if name == wanted[-1]:
+                raise Refused(f"providers: there is no {name} here, but {', '.join(map(_short, available))}")
+            ctx.log.warning("providers: there is no %s here, so the next one is used", name)
+    return [full[_short(name).lower()] for name in wanted if _short(name).lower() in full]
 
 
-def _texts(batch: Batch, name: str, joins: bool) -> Any:
-    """Returns an input as str, joined or item by item; an item with bytes that are no text fails."""
+def _texts(batch: Batch, name: str) -> Any:
+    """Returns an input as str, as batch[name] has it; an item with bytes that are no text fails."""
     out = []
     for item in batch.items:
         array = np.full(item[name].shape, "", "O")
@@ -235,18 +214,10 @@ def _texts(batch: Batch, name: str, joins: bool) -> Any:
         except UnicodeDecodeError:
             batch.fail(item, InvalidInput(name, "is not UTF-8; ONNX has text only"))
         out.append(array)
-    return np.concatenate(out) if joins else out
+    return out if isinstance(batch[name], list) else np.concatenate(out)
 
 
-def _value(array: Any, datatype: str) -> Any:
-    if datatype == "BF16":  # 16 in onnx.proto3
-        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(np.ascontiguousarray(array), 16)
-    return ort.OrtValue.ortvalue_from_numpy(array)
-
-
-def _array(value: Any) -> Any:
-    if value.data_type() != "tensor(bfloat16)":
-        return value.numpy()
+def _bits(value: Any) -> Any:
     raw = ctypes.string_at(value.data_ptr(), 2 * math.prod(value.shape()))
     return np.frombuffer(raw, "u2").reshape(value.shape())
 
@@ -254,14 +225,13 @@ def _array(value: Any) -> Any:
 def _text(error: BaseException) -> str:
     """Returns an error of onnxruntime without its code and the place in its source."""
     places = r"^\[ONNXRuntimeError\] : \d+ : \w+ : |Load model from .*? failed:|/onnxruntime_src/.*\) ?"
-    text = re.sub(places, "", str(error))
-    return text.strip() or type(error).__name__
+    return re.sub(places, "", str(error)).strip() or type(error).__name__
 
 
 def _advise(error: BaseException) -> str:
     text = _text(error)
     for pattern, advice in (
-        ("Protobuf parsing failed|does not have a graph", "it is no ONNX file, or cut; export or copy it again"),
+        ("Protobuf parsing failed|does not have a graph", _NO_ONNX),
         ("IR version|opset", "upgrade onnxruntime, or export the model for an older version of ONNX"),
         ("not a registered|No Op registered", "operators of others are not supported; export the model without them"),
     ):
@@ -273,17 +243,16 @@ def _advise(error: BaseException) -> str:
 def _digest(files: Sequence[str], level: str) -> str:
     """Returns a name for what onnxruntime makes of the files here: it depends on the processor too."""
     out = hashlib.blake2b(f"{ort.__version__} {level}".encode(), digest_size=16)
-    if os.path.exists("/proc/cpuinfo"):
-        with open("/proc/cpuinfo") as file:
-            out.update("".join(sorted({line for line in file if line.startswith(("flags", "Features"))})).encode())
+    with contextlib.suppress(FileNotFoundError), open("/proc/cpuinfo") as file:
+        out.update("".join(sorted({line for line in file if line.startswith(("flags", "Features"))})).encode())
     for path in files:
-        with open(path, "rb") as file:
-            while data := file.read(1 << 20):
-                out.update(data)
+        with open(path, "rb") as data:
+            while block := data.read(1 << 20):
+                out.update(block)
     return out.hexdigest()
 
 
-# The fields of onnx.proto3 that lead to places of weights: by message, the field's number and its message.
+# The fields of onnx.proto3 that lead to places of weights, by message: their numbers, and the messages there.
 _FIELDS: Dict[str, Dict[int, str]] = {
     "model": {7: "graph", 25: "function"},
     "graph": {1: "node", 5: "tensor", 15: "sparse"},
@@ -296,25 +265,23 @@ _FIELDS: Dict[str, Dict[int, str]] = {
 }
 
 
-def _external_files(path: str) -> List[str]:
+def _external_files(path: str) -> Set[str]:
     """Returns the files that have weights of the model; raises Refused for one that is not in its folder."""
     if os.path.getsize(path) == 0:
-        return []  # which mmap refuses
+        return set()  # which mmap refuses
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         try:
-            places = sorted(set(_places(data)))
-        except (IndexError, UnicodeDecodeError):
-            return []  # no ONNX file; onnxruntime reports it
+            places = set(_places(data))
+        except IndexError:
+            raise Refused(f"{path}: {_NO_ONNX}") from None
     folder = os.path.realpath(os.path.dirname(path))
-    out = []
-    for place in places:
-        found = os.path.realpath(os.path.join(folder, place))
-        if os.path.commonpath([folder, found]) != folder:
-            raise Refused(f"{path}: it has weights in {place}, outside its folder; copy them beside it, and export it")
-        if not os.path.isfile(found):
+    found = {place: os.path.realpath(os.path.join(folder, place)) for place in places}
+    for place, file_path in found.items():
+        if os.path.commonpath([folder, file_path]) != folder:
+            raise Refused(f"{path}: it has weights in {place}, outside its folder; export it with them beside it")
+        if not os.path.isfile(file_path):
             raise Refused(f"{path}: it has weights in {place}, which is not there; copy that file beside it")
-        out.append(found)
-    return out
+    return set(found.values())
 
 
 def _places(data: Any) -> Iterator[str]:
@@ -325,32 +292,29 @@ def _places(data: Any) -> Iterator[str]:
         texts = {}
         while at < end:
             tag, at = _varint(data, at)
-            number, kind = tag >> 3, tag & 7
-            size = {1: 8, 5: 4}.get(kind, 0)
-            if kind in (0, 2):
+            size = {1: 8, 5: 4}.get(tag & 7, 0)
+            if tag & 7 == 0:
+                _, at = _varint(data, at)
+            elif tag & 7 == 2:
                 size, at = _varint(data, at)
-            if kind == 0:
-                continue
-            inner = _FIELDS[message].get(number)
-            if inner == "text":
-                texts[number] = str(data[at : at + size], "utf-8")
-            elif inner and kind == 2:
-                todo.append((inner, at, min(at + size, end)))
+                inner = _FIELDS[message].get(tag >> 3)
+                if inner == "text":
+                    texts[tag >> 3] = os.fsdecode(data[at : at + size])
+                elif inner:
+                    todo.append((inner, at, min(at + size, end)))
             at += size
         if texts.get(1) == "location":
             yield texts.get(2, "")
 
 
 def _varint(data: Any, at: int) -> Tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[at]
-        value |= (byte & 127) << shift
-        at, shift = at + 1, shift + 7
-        if byte < 128:
+    value = 0
+    for shift in range(0, 70, 7):
+        value |= (data[at] & 127) << shift
+        at += 1
+        if data[at - 1] < 128:
             return value, at
-        if shift > 63:
-            raise IndexError("no number is longer")
+    raise IndexError("no number has more bytes")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@
 package cli
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"runtime"
@@ -79,24 +78,14 @@ func newVersion() *cobra.Command {
 	}
 }
 
-// describeStages prints what stages would run with on this machine, where that depends on it.
-func describeStages(cmd *cobra.Command, file *meshfile.File) error {
+// printEngines prints what stages would run with on this machine, where that depends on it.
+func printEngines(cmd *cobra.Command, file *meshfile.File) error {
 	for _, stage := range file.StageNames() {
 		host, err := file.Host(stage)
+		if r, ok := host.Runner.(*runners.Onnx); ok && err == nil {
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "stage %s: %s\n", stage, r.Describe(cmd.Context()))
+		}
 		if err != nil {
-			return err
-		}
-		describer, ok := host.Runner.(interface {
-			Describe(ctx context.Context) (string, error)
-		})
-		if !ok {
-			continue
-		}
-		text, err := describer.Describe(cmd.Context())
-		if err != nil {
-			text = "it would not start here: " + err.Error()
-		}
-		if _, err := fmt.Fprintf(cmd.OutOrStdout(), "stage %s: %s\n", stage, text); err != nil {
 			return err
 		}
 	}
@@ -138,7 +127,7 @@ func newConfigCheck() *cobra.Command {
 			if missing != nil {
 				fmt.Fprintf(cmd.ErrOrStderr(), "warning, unless the stage runs on another machine:\n%s\n", missing)
 			}
-			if err := describeStages(cmd, file); err != nil {
+			if err := printEngines(cmd, file); err != nil {
 				return err
 			}
 			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s: mesh %s is fine: %s, %s\n", args[0], file.Mesh,

@@ -154,9 +154,9 @@ func TestConfigCheckNamesTheEngine(t *testing.T) {
 		t.Fatal(err)
 	}
 	python := filepath.Join(filepath.Dir(path), "none")
-	why := "there is no program " + python + "; to install it: " + python + " -m pip install onnxruntime\n"
+	why := python + " does not import onnxruntime: fork/exec " + python + ": no such file or directory; to install it: " + python + " -m pip install onnxruntime\n"
 	want := "stage a: Go, on the CPU\nstage b: Go, on the CPU, which is far slower for most models: " + why +
-		"stage c: it would not start here: threads: needs onnxruntime: " + why
+		"stage c: it would not start here: engine: go has no providers, threads, graph_optimization, cache, outputs, batch_axis and replicas; use auto or onnxruntime: " + why
 	if out, err := run(t, "config", "check", path); err != nil || !strings.HasPrefix(out, want) {
 		t.Errorf("got %v, %s\nwant %s", err, out, want)
 	}
