@@ -92,7 +92,7 @@ ONNX_PYTHON := $(call env_dir,onnx-python,$(PYTHON),services/onnx/requirements-d
 PYTHON_EXAMPLES := examples/digits-python examples/modelmesh examples/text-stream examples/tokenize examples/pytorch
 
 # What else is linted as sdk/python is.
-PYTHON_OTHERS   := $(PYTHON_EXAMPLES) test/meshtest/clients test/meshtest/fleet bench
+PYTHON_OTHERS   := $(PYTHON_EXAMPLES) test/meshtest/clients test/meshtest/fleet bench services/onnx/testdata
 
 PEERS := mosec bentoml ray
 # Where the clients of other servers are: one environment for Python, one for Node. The

@@ -71,8 +71,11 @@ func mustStart(t testing.TB, s runners.OnnxSettings) *runners.Onnx {
 	return r
 }
 
-// inMesh returns a mesh with a stage m of the model, whose batches have up to four rows.
-func inMesh(t testing.TB, s runners.OnnxSettings) *stagemesh.Mesh {
+// joined has a batch wait for four rows.
+var joined = batch.Settings{Mode: batch.Window, MaxSize: 4, MaxWait: time.Second}
+
+// inMesh returns a mesh with a stage m of the model.
+func inMesh(t testing.TB, s runners.OnnxSettings, batches batch.Settings) *stagemesh.Mesh {
 	t.Helper()
 	r, err := runners.NewOnnx(s)
 	if err != nil {
@@ -82,7 +85,7 @@ func inMesh(t testing.TB, s runners.OnnxSettings) *stagemesh.Mesh {
 	if err != nil {
 		t.Fatal(err)
 	}
-	config := stagehost.Config{Batch: batch.Settings{Mode: batch.Window, MaxSize: 4, MaxWait: time.Second}}
+	config := stagehost.Config{Batch: batches}
 	if err := errors.Join(mesh.AddStage(stagemesh.Stage{Name: "m", Runner: r, Config: config}), mesh.Start(t.Context())); err != nil {
 		t.Fatal(err)
 	}
@@ -323,8 +326,8 @@ func TestBadItemOfAModelFailsAlone(t *testing.T) {
 	t.Parallel()
 	f := identity(elementFloat, "n", "")
 	f.inputs[0].shape[1], f.outputs[0].shape[1] = 2, 2
-	numbers := inMesh(t, byORT(t, f))
-	texts := inMesh(t, byORT(t, identity(elementString, "n")))
+	numbers := inMesh(t, byORT(t, f), joined)
+	texts := inMesh(t, byORT(t, identity(elementString, "n")), joined)
 	fp32 := func(values []float32, shape ...int64) tensor.Tensor {
 		x, err := tensor.FromFP32(shape, values)
 		if err != nil {
@@ -379,7 +382,7 @@ func TestModelOutOfMemoryIsAFault(t *testing.T) {
 	}
 	s := byORT(t, f)
 	s.BatchAxis = "none"
-	mesh := inMesh(t, s)
+	mesh := inMesh(t, s, joined)
 	for n, want := range map[int64]fault.Reason{3: "", 1 << 50: fault.RunnerOutOfMemory} {
 		x, err := tensor.FromFP32([]int64{1}, []float32{1})
 		shape, err2 := tensor.FromInt64([]int64{1}, []int64{n})
