@@ -387,7 +387,7 @@ func (h *Host) endExhausted(g bus.Exhausted) {
 // replyExhausted replies to an item that no host holds.
 func (h *Host) replyExhausted(ctx context.Context, env *envelope.Envelope, reply *envelope.Reply) {
 	if env.StoresResult() {
-		if m, err := h.bus.Result(env.Result(reply, time.Now())); err == nil {
+		if m, err := h.records.Result(env.Result(reply, time.Now())); err == nil {
 			_, err = h.bus.PublishAndWait(ctx, m)
 			h.items.CheckAck(err)
 		}

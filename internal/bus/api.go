@@ -272,7 +272,7 @@ func (b *Bus) requestStored(ctx context.Context, stream, subject string, questio
 // StoredResult returns the bytes of a request's stored result: nil where there is
 // none, ErrNoResults where the mesh keeps no results.
 func (b *Bus) StoredResult(ctx context.Context, request pipeline.RequestID) ([]byte, error) {
-	msg, err := b.Last(ctx, b.ResultStream(), b.Subjects.Result(request))
+	msg, err := b.Last(ctx, b.ResultStream(), b.Result(request))
 	switch {
 	case errors.Is(err, ErrNoQueue):
 		return nil, ErrNoResults
@@ -285,7 +285,7 @@ func (b *Bus) StoredResult(ctx context.Context, request pipeline.RequestID) ([]b
 // DeleteResult deletes a request's stored result, if it has one. It is best effort and does not
 // wait for the broker, where a request with an answer costs twice as much.
 func (b *Bus) DeleteResult(request pipeline.RequestID) error {
-	return b.nc.Publish("$JS.API.STREAM.PURGE."+b.ResultStream(), fmt.Appendf(nil, `{"filter":%q}`, b.Subjects.Result(request)))
+	return b.nc.Publish("$JS.API.STREAM.PURGE."+b.ResultStream(), fmt.Appendf(nil, `{"filter":%q}`, b.Result(request)))
 }
 
 // Backlog is the content of a queue, with the items in flight, also those that were handed
@@ -341,14 +341,14 @@ func (b *Bus) Backlog(ctx context.Context, stage pipeline.StageName, d pipeline.
 // it.
 func (b *Bus) DeleteQueued(ctx context.Context, m Message, seq uint64) (bool, error) {
 	// After a memory queue was lost with its broker, another item may be there.
-	stored, err := b.messageAt(ctx, m.stream, seq)
-	if errors.Is(err, errMissing) || err == nil && !bytes.Contains(stored.Header, []byte("\r\n"+nats.MsgIdHdr+": "+m.id+"\r\n")) {
+	stored, err := b.messageAt(ctx, m.Stream, seq)
+	if errors.Is(err, errMissing) || err == nil && !bytes.Contains(stored.Header, []byte("\r\n"+nats.MsgIdHdr+": "+m.ID+"\r\n")) {
 		return false, nil
 	}
 	if err != nil {
 		return false, err
 	}
-	return b.Delete(ctx, m.stream, seq)
+	return b.Delete(ctx, m.Stream, seq)
 }
 
 // apiMessage is a message in an answer of the JetStream API.

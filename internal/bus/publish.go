@@ -2,12 +2,12 @@ package bus
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
-	"net/url"
 	"strconv"
 	"strings"
 	"sync"
@@ -17,7 +17,6 @@ import (
 	"github.com/nats-io/nats.go"
 	"google.golang.org/protobuf/proto"
 
-	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
 	"github.com/stagemesh/stagemesh/internal/envelope"
@@ -26,31 +25,25 @@ import (
 
 // Message is a message that is ready to be sent, and may be sent again.
 type Message struct {
-	subject string
-	// stream holds the message once it is sent; empty for a reply.
-	stream string
-	// id is the broker's deduplication id; empty for a reply and where conditional.
-	id string
-	// conditional: the broker takes the message only while the subject's last message is
-	// the one at expectedLastSeq; 0 means that the subject has none.
-	conditional     bool
-	expectedLastSeq uint64
-	header          nats.Header
-	data            []byte
-	// missing is the error where no subscriber takes messages for the subject.
-	missing error
+	Subject string
+	// Stream holds the message once it is sent; empty for a reply.
+	Stream string
+	// ID is the broker's deduplication id; empty for a reply and where Conditional.
+	ID string
+	// Conditional: the broker takes the message only while the subject's last message is
+	// the one at After; 0 means that the subject has none.
+	Conditional bool
+	After       uint64
+	Header      nats.Header
+	Data        []byte
+	// Missing is the error where no subscriber takes messages for the subject; nil means ErrNoQueue.
+	Missing error
 	// memory is true where the message is in no file.
 	memory bool
 }
 
 // isFile reports whether the message is for a stream in files.
-func (m Message) isFile() bool { return m.stream != "" && !m.memory }
-
-// Size returns the bytes of the message's body.
-func (m Message) Size() int { return len(m.data) }
-
-// Body returns the message's encoded body.
-func (m Message) Body() []byte { return m.data }
+func (m Message) isFile() bool { return m.Stream != "" && !m.memory }
 
 // Receipt is the acknowledgement of a message.
 type Receipt struct {
@@ -76,8 +69,8 @@ func (b *Bus) Item(e *envelope.Envelope) (Message, error) {
 	data, err := encode(e)
 	queue := e.Hop().Queue()
 	return Message{
-		subject: b.Stage(queue, e.Durability, e.Class()), stream: b.Stream(queue, e.Durability),
-		id: e.MsgID(), data: data, missing: ErrNoQueue, memory: e.Durability != pipeline.File,
+		Subject: b.Stage(queue, e.Durability, e.Class()), Stream: b.Stream(queue, e.Durability),
+		ID: e.MsgID(), Data: data, memory: e.Durability != pipeline.File,
 	}, err
 }
 
@@ -89,7 +82,7 @@ func (b *Bus) Item(e *envelope.Envelope) (Message, error) {
 func (b *Bus) Forward(e *envelope.Envelope, d Delivery) (Message, error) {
 	m, err := b.Item(e)
 	if e.Durability == pipeline.File {
-		m.id, m.header, m.memory = "", nats.Header{deliveryHeader: {d.reply}}, true
+		m.ID, m.Header, m.memory = "", nats.Header{deliveryHeader: {d.reply}}, true
 	}
 	return m, err
 }
@@ -97,172 +90,21 @@ func (b *Bus) Forward(e *envelope.Envelope, d Delivery) (Message, error) {
 // Reply returns the message that delivers the reply to its gateway.
 func (b *Bus) Reply(gateway pipeline.GatewayID, r *envelope.Reply) (Message, error) {
 	data, err := b.encode(r)
-	return Message{subject: b.Subjects.Reply(gateway, r.ExecutionID), data: data, missing: ErrNoGateway}, err
+	return Message{Subject: b.Subjects.Reply(gateway, r.ExecutionID), Data: data, Missing: ErrNoGateway}, err
 }
 
-// Result returns the message that stores a request's final reply, unless it has
-// one.
-func (b *Bus) Result(r *envelope.Result) (Message, error) {
-	data, err := b.encodeOnFile(r)
-	return Message{
-		subject: b.Subjects.Result(r.Reply.RequestID), stream: b.ResultStream(), conditional: true, header: headerOf(r.Tenant), data: data, missing: ErrNoResults,
-	}, err
+// Record returns the message that makes m the last one of a subject of a stream on file, while
+// that is the one at sequence number after; 0 means that there is none.
+func (b *Bus) Record(subject, stream string, after uint64, m interface{ Encode() ([]byte, error) }) (Message, error) {
+	data, err := b.encodeOnFile(m)
+	return Message{Subject: subject, Stream: stream, Conditional: true, After: after, Data: data}, err
 }
 
-// Claim returns the message that makes the claim the record of its key, while the
-// record is the one at sequence number after; 0 means that there is none.
-func (b *Bus) Claim(key string, c *envelope.Claim, after uint64) (Message, error) {
-	data, err := b.encode(c)
-	return Message{
-		subject: b.Subjects.Claim(c.Tenant, c.Pipeline, key), stream: b.ClaimStream(),
-		conditional: true, expectedLastSeq: after, header: headerOf(c.Tenant), data: data, missing: ErrNoClaims,
-	}, err
-}
-
-// JobHeader is what orders a job in its queue, and its size.
-type JobHeader struct {
-	Deadline time.Time
-	Priority int32
-	// Tokens are what the job may use of a language model; 0 where that is not known.
-	Tokens int64
-	// Size is the job's, in bytes.
-	Size int64
-	// Attributes are the job's, for limits.
-	Attributes map[string]string
-}
-
-const (
-	jobDeadlineHeader = "Job-Deadline"
-	jobPriorityHeader = "Job-Priority"
-	jobTokensHeader   = "Job-Tokens"
-	// jobAttributesHeader has the attributes as the query of a URL.
-	jobAttributesHeader = "Job-Attributes"
-)
-
-func (h JobHeader) encode() nats.Header {
-	out := nats.Header{jobDeadlineHeader: {strconv.FormatInt(h.Deadline.UnixNano(), 10)}}
-	if h.Priority != 0 {
-		out[jobPriorityHeader] = []string{strconv.Itoa(int(h.Priority))}
-	}
-	if h.Tokens != 0 {
-		out[jobTokensHeader] = []string{strconv.FormatInt(h.Tokens, 10)}
-	}
-	if len(h.Attributes) > 0 {
-		values := url.Values{}
-		for name, value := range h.Attributes {
-			values.Set(name, value)
-		}
-		out[jobAttributesHeader] = []string{values.Encode()}
-	}
-	return out
-}
-
-// DecodeJobHeader reads the header of a job's message; false where it is none.
-func DecodeJobHeader(h nats.Header) (out JobHeader, ok bool) {
-	number := func(name string) int64 {
-		n, _ := strconv.ParseInt(h.Get(name), 10, 64)
-		return n
-	}
-	deadline := number(jobDeadlineHeader)
-	out = JobHeader{Deadline: time.Unix(0, deadline), Priority: int32(number(jobPriorityHeader)), Tokens: max(0, number(jobTokensHeader)), Size: PayloadSize(h)}
-	if text := h.Get(jobAttributesHeader); text != "" {
-		values, _ := url.ParseQuery(text)
-		out.Attributes = map[string]string{}
-		for name := range values {
-			out.Attributes[name] = values.Get(name)
-		}
-	}
-	return out, deadline > 0
-}
-
-// PayloadSize returns the size of a payload that the broker has left out, in bytes.
-func PayloadSize(h nats.Header) int64 {
-	n, _ := strconv.ParseInt(h.Get(nats.MsgSize), 10, 64)
-	return n
-}
-
-// stateHeader is the state of a job's record, so that readers can leave out the ends.
-const stateHeader = "Job-State"
-
-// Job returns the message that puts a job into its queue, unless it is there.
-func (b *Bus) Job(id pipeline.JobID, tenant string, h JobHeader, job proto.Message) (Message, error) {
-	m, err := b.stored(b.Subjects.Job(id, tenant), b.JobStream(id.Queue), 0, job)
-	m.header = h.encode()
-	return m, err
-}
-
-// JobRecord returns the message that makes r the record of a job, while its record is the one
-// at sequence number after; 0 means that there is none.
-func (b *Bus) JobRecord(id pipeline.JobID, tenant string, after uint64, r *meshv1.JobRecord) (Message, error) {
-	m, err := b.stored(b.Subjects.JobRecord(id, tenant), b.JobRecordStream(), after, r)
-	m.header = nats.Header{stateHeader: {strconv.Itoa(int(r.GetJob().GetState()))}}
-	return m, err
-}
-
-// JobChunks returns the message that keeps a chunk of a job's answer.
-func (b *Bus) JobChunks(id pipeline.JobID, tenant string, chunk *inferencev1.JobChunk) (Message, error) {
-	m, err := b.stored(b.Subjects.JobChunks(id, tenant), b.JobChunkStream(), 0, chunk)
-	m.conditional = false
-	return m, err
-}
-
-// RecordState returns the state that the header of a record has.
-func RecordState(h nats.Header) inferencev1.JobState {
-	n, _ := strconv.Atoi(h.Get(stateHeader))
-	return inferencev1.JobState(n)
-}
-
-// JobControl returns the message that sets a value that dispatchers share, while the value is
-// the one at sequence number after; 0 means that there is none.
-func (b *Bus) JobControl(kind, name string, after uint64, value []byte) Message {
-	return Message{subject: b.Subjects.JobControl(kind, name), stream: b.JobControlStream(), conditional: true, expectedLastSeq: after, data: value, missing: ErrNoQueue}
-}
-
-// BatchRecord returns the message that makes data the record of a batch or a file, while its
-// record is the one at sequence number after; 0 means that there is none.
-func (b *Bus) BatchRecord(kind, tenant, id string, after uint64, data []byte) Message {
-	return Message{subject: b.Subjects.BatchRecord(kind, tenant, id), stream: b.BatchRecordStream(), conditional: true, expectedLastSeq: after, data: data, missing: ErrNoQueue}
-}
-
-// FileData returns the message with the next bytes of a tenant's file.
-func (b *Bus) FileData(id, tenant string, data []byte) Message {
-	return Message{subject: b.Subjects.FileData(id), stream: b.FileDataStream(), header: headerOf(tenant), data: data, missing: ErrNoQueue}
-}
-
-// headerOf returns the header that names a tenant; nil for none.
-func headerOf(tenant string) nats.Header {
-	if tenant == "" {
-		return nil
-	}
-	return nats.Header{tenantHeader: {tenant}}
-}
-
-func (b *Bus) stored(subject, stream string, after uint64, m proto.Message) (Message, error) {
-	data, err := b.encodeOnFile(protoMessage{m})
-	return Message{subject: subject, stream: stream, conditional: true, expectedLastSeq: after, data: data, missing: ErrNoQueue}, err
-}
-
-// protoMessage encodes a message of the contract.
-type protoMessage struct{ proto.Message }
+// Proto encodes a message of the contract.
+type Proto struct{ proto.Message }
 
 // Encode returns its bytes.
-func (m protoMessage) Encode() ([]byte, error) { return proto.Marshal(m.Message) }
-
-// DeadLetter returns the message that stores a dead letter about a delivery. Its
-// deduplication id is the delivery's, so a repeated one is not stored twice.
-func (b *Bus) DeadLetter(d *envelope.DeadLetter, of Delivery) (Message, error) {
-	data, err := b.encodeOnFile(d)
-	return Message{
-		subject: b.DeadLetterSubject(d.Stage), stream: b.DeadLetterStream(), id: of.key(), data: data, missing: ErrNoDeadLetters,
-	}, err
-}
-
-// DeadJob returns the message that stores a dead letter about a message in a queue of jobs. A
-// repeated one of the same ID is not stored twice.
-func (b *Bus) DeadJob(d *envelope.DeadLetter, id string) (Message, error) {
-	data, err := b.encodeOnFile(d)
-	return Message{subject: b.DeadJobSubject(d.Queue), stream: b.DeadLetterStream(), id: id, data: data, missing: ErrNoDeadLetters}, err
-}
+func (m Proto) Encode() ([]byte, error) { return proto.Marshal(m.Message) }
 
 // encode returns the body of a message, or ErrTooLarge.
 func (b *Bus) encode(e interface{ Encode() ([]byte, error) }) ([]byte, error) {
@@ -298,7 +140,7 @@ func (b *Bus) Publish(m Message, done func(Receipt, error)) {
 }
 
 func (b *Bus) publish(m Message, done func(Receipt, error)) {
-	if b.settings.Loopback != nil && m.stream != "" {
+	if b.settings.Loopback != nil && m.Stream != "" {
 		err := errNoOther
 		if m.isFile() {
 			err = ErrNoBroker
@@ -306,21 +148,22 @@ func (b *Bus) publish(m Message, done func(Receipt, error)) {
 		done(Receipt{}, err)
 		return
 	}
-	msg := &nats.Msg{Subject: m.subject, Data: m.data, Header: m.header}
+	m.Missing = cmp.Or(m.Missing, ErrNoQueue)
+	msg := &nats.Msg{Subject: m.Subject, Data: m.Data, Header: m.Header}
 	switch {
-	case m.id != "":
-		msg.Header = nats.Header{nats.MsgIdHdr: []string{m.id}}
-	case m.conditional:
-		msg.Header = nats.Header{nats.ExpectedLastSubjSeqHdr: []string{strconv.FormatUint(m.expectedLastSeq, 10)}}
-		maps.Copy(msg.Header, m.header)
+	case m.ID != "":
+		msg.Header = nats.Header{nats.MsgIdHdr: []string{m.ID}}
+	case m.Conditional:
+		msg.Header = nats.Header{nats.ExpectedLastSubjSeqHdr: []string{strconv.FormatUint(m.After, 10)}}
+		maps.Copy(msg.Header, m.Header)
 	}
 	b.requests.send(msg, func(answer *nats.Msg, err error) {
 		switch {
 		case err != nil:
 			b.recordWrite(m, err)
 			done(Receipt{}, err)
-		case noResponders(answer) && m.stream != "":
-			b.explainNoResponders(m.stream, m.missing, func(err error) { done(Receipt{}, err) })
+		case noResponders(answer) && m.Stream != "":
+			b.explainNoResponders(m.Stream, m.Missing, func(err error) { done(Receipt{}, err) })
 		default:
 			receipt, err := m.receipt(answer)
 			b.recordWrite(m, err)
@@ -358,7 +201,7 @@ func await[T any](ctx context.Context, start func(done func(T, error))) (T, erro
 // PublishUnacked sends the message without an acknowledgement. An error means that
 // it was not sent.
 func (b *Bus) PublishUnacked(m Message) error {
-	if err := b.nc.Publish(m.subject, m.data); err != nil {
+	if err := b.nc.Publish(m.Subject, m.Data); err != nil {
 		return sendError(err)
 	}
 	return nil
@@ -367,8 +210,8 @@ func (b *Bus) PublishUnacked(m Message) error {
 func (m Message) receipt(answer *nats.Msg) (Receipt, error) {
 	switch {
 	case noResponders(answer):
-		return Receipt{}, m.missing
-	case m.stream == "":
+		return Receipt{}, m.Missing
+	case m.Stream == "":
 		return replyReceipt(answer.Data)
 	default:
 		return storedReceipt(answer.Data, m.isFile())

@@ -543,8 +543,8 @@ func (d Delivery) Same(other Delivery) bool {
 	return d.Seq == other.Seq && d.stream == other.stream && d.Epoch == other.Epoch
 }
 
-// key is the same for all deliveries of the item, and for no other item.
-func (d Delivery) key() string {
+// Key is the same for all deliveries of the item, and for no other item.
+func (d Delivery) Key() string {
 	return d.stream + "/" + string(d.Epoch) + "/" + strconv.FormatUint(d.Seq, 10)
 }
 

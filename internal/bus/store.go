@@ -157,7 +157,7 @@ func (b *Bus) ProbeStore(ctx context.Context) {
 		return
 	}
 	probe := func(size int) error {
-		m := Message{subject: b.storeProbe(), stream: b.StoreProbeStream(), data: make([]byte, min(size, b.MaxPayload()-headerSlack)), missing: ErrNoQueue}
+		m := Message{Subject: b.storeProbe(), Stream: b.StoreProbeStream(), Data: make([]byte, min(size, b.MaxPayload()-headerSlack))}
 		_, err := await(ctx, func(done func(Receipt, error)) { b.publish(m, done) })
 		return err
 	}
@@ -200,7 +200,7 @@ func (b *Bus) refuseWrite(m Message) error {
 	if b.settings.Store != nil {
 		return b.StoreError()
 	}
-	return b.stores.refuse(m.stream, b.StoreProbeStream(), time.Now())
+	return b.stores.refuse(m.Stream, b.StoreProbeStream(), time.Now())
 }
 
 // recordWrite records what became of a message for a file stream. No acknowledgement of a stream
@@ -209,11 +209,11 @@ func (b *Bus) recordWrite(m Message, err error) {
 	switch {
 	case !m.isFile() || errors.Is(err, ErrQueueFull):
 	case err == nil:
-		b.stores.record(m.stream, nil, time.Now())
+		b.stores.record(m.Stream, nil, time.Now())
 	case errors.Is(err, ErrStoreFull):
 		b.stores.record("", err, time.Now())
 	case errors.Is(err, errTimeout) && b.Connected() && b.settings.Store == nil:
-		b.requests.sendWithin(explainTimeout, &nats.Msg{Subject: "$JS.API.STREAM.INFO." + m.stream}, func(answer *nats.Msg, err error) {
+		b.requests.sendWithin(explainTimeout, &nats.Msg{Subject: "$JS.API.STREAM.INFO." + m.Stream}, func(answer *nats.Msg, err error) {
 			var info struct {
 				Error   *apiError              `json:"error"`
 				Cluster *jetstream.ClusterInfo `json:"cluster"`
@@ -224,7 +224,7 @@ func (b *Bus) recordWrite(m Message, err error) {
 			if c := info.Cluster; c != nil && len(c.Replicas) > 0 {
 				return // it may wait for its replicas
 			}
-			b.stores.record(m.stream, fmt.Errorf("%w: stream %s confirms no write: the disk of its server is full or broken; once it has space restart that nats-server, which refuses writes until then", ErrStoreFull, m.stream), time.Now())
+			b.stores.record(m.Stream, fmt.Errorf("%w: stream %s confirms no write: the disk of its server is full or broken; once it has space restart that nats-server, which refuses writes until then", ErrStoreFull, m.Stream), time.Now())
 		})
 	}
 }

@@ -24,10 +24,10 @@ func TestBrokerOfItsOwnWithAFullDiskIsNoticed(t *testing.T) {
 	b := broker.Connect(mesh, func(s *bus.Settings) { s.AckTimeout = 200 * time.Millisecond })
 	write := func(size int) error {
 		id := uuid.NewString()
-		_, err := b.PublishAndWait(t.Context(), b.FileData(id, "", make([]byte, size)))
+		_, err := b.PublishAndWait(t.Context(), bus.Message{Subject: b.FileData(id), Stream: b.FileDataStream(), Data: make([]byte, size)})
 		return err
 	}
-	if err := b.EnsureStream(t.Context(), jetstream.StreamConfig{Name: b.FileDataStream(), Subjects: []string{b.Subjects.FileData("*")}, MaxBytes: 1 << 30}, 1); err != nil {
+	if err := b.EnsureStream(t.Context(), jetstream.StreamConfig{Name: b.FileDataStream(), Subjects: []string{b.FileData("*")}, MaxBytes: 1 << 30}, 1); err != nil {
 		t.Fatal(err)
 	}
 	if err := write(1); err != nil || b.StoreError() != nil {

@@ -230,6 +230,14 @@ func (s Subjects) BatchRecordOf(subject string) (kind, tenant, id string) {
 // tenantHeader names the tenant of a message whose subject does not.
 const tenantHeader = "Tenant"
 
+// TenantHeader returns the header that names a tenant; nil for none.
+func TenantHeader(tenant string) nats.Header {
+	if tenant == "" {
+		return nil
+	}
+	return nats.Header{tenantHeader: {tenant}}
+}
+
 // TenantOf returns the tenant of a stored message, by its subject or its header.
 func (s Subjects) TenantOf(subject string, h nats.Header) string {
 	if _, tenant, _ := s.BatchRecordOf(subject); tenant != "" {

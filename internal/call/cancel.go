@@ -124,6 +124,7 @@ const (
 // has in flight is in the queue too, so the cancel message goes out in any case.
 type cancels struct {
 	bus          *bus.Bus
+	results      *store.Results
 	deleteQueued func(context.Context, bus.Message, uint64) (bool, error)
 	count        func(how string)
 	// onDeleted, where set, is called for each deleted item.
@@ -134,8 +135,8 @@ type cancels struct {
 	deletes chan struct{}
 }
 
-func newCancels(b *bus.Bus, limit int, count func(string)) *cancels {
-	return &cancels{bus: b, deleteQueued: b.DeleteQueued, count: count, running: newTasks(limit), deletes: make(chan struct{}, maxDeletes)}
+func newCancels(b *bus.Bus, results *store.Results, limit int, count func(string)) *cancels {
+	return &cancels{bus: b, results: results, deleteQueued: b.DeleteQueued, count: count, running: newTasks(limit), deletes: make(chan struct{}, maxDeletes)}
 }
 
 // start cancels the work that the ended call has left in the mesh. It returns at once.
@@ -182,7 +183,7 @@ func (c *cancels) delete(ctx context.Context, m bus.Message, seq uint64) bool {
 func (c *cancels) store(ctx context.Context, env *envelope.Envelope) {
 	reply := env.NewReply()
 	reply.Fault = cancelledFault()
-	message, err := c.bus.Result(env.Result(reply, time.Now()))
+	message, err := c.results.Result(env.Result(reply, time.Now()))
 	if err != nil {
 		return // a fault always encodes, and is small
 	}

@@ -54,7 +54,7 @@ func TestConcurrentDeletesAreBounded(t *testing.T) {
 	t.Parallel()
 	const running, calls = 2 * maxDeletes, 3 * maxDeletes
 	sums := &tally{sum: map[string]int{}}
-	c := newCancels(testbed.StartBroker(t).Connect("test"), running, sums.count)
+	c := newCancels(testbed.StartBroker(t).Connect("test"), nil, running, sums.count)
 	goOn := make(chan struct{})
 	var now atomic.Int64
 	c.deleteQueued = func(ctx context.Context, _ bus.Message, seq uint64) (bool, error) {
@@ -90,7 +90,7 @@ func TestConcurrentDeletesAreBounded(t *testing.T) {
 func TestStopWaitsForDeletesWithinTheirTimeout(t *testing.T) {
 	t.Parallel()
 	sums := &tally{sum: map[string]int{}}
-	c := newCancels(testbed.StartBroker(t).Connect("test"), 100, sums.count)
+	c := newCancels(testbed.StartBroker(t).Connect("test"), nil, 100, sums.count)
 	c.deleteQueued = func(ctx context.Context, _ bus.Message, _ uint64) (bool, error) {
 		<-ctx.Done()
 		return false, ctx.Err()
@@ -151,7 +151,7 @@ func TestOnlyPossiblyQueuedItemsAreCancelled(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			sums := &tally{sum: map[string]int{}}
-			c := newCancels(testbed.StartBroker(t).Connect("test"), 1, sums.count)
+			c := newCancels(testbed.StartBroker(t).Connect("test"), nil, 1, sums.count)
 			c.deleteQueued = func(_ context.Context, _ bus.Message, seq uint64) (bool, error) { return seq == 7, nil }
 			a := abandonedAt(0)
 			late := &publication{done: make(chan struct{})}

@@ -89,7 +89,7 @@ func (b *bed) store(env *envelope.Envelope, text string) bool {
 
 func (b *bed) storeReply(env *envelope.Envelope, reply *envelope.Reply) bool {
 	b.t.Helper()
-	message, err := b.host.Result(env.Result(reply, env.AdmittedAt.Add(1500*time.Millisecond)))
+	message, err := store.NewResults(b.host, store.Settings{}).Result(env.Result(reply, env.AdmittedAt.Add(1500*time.Millisecond)))
 	if err != nil {
 		b.t.Error(err)
 		return false

@@ -248,7 +248,7 @@ func (s *Service) Start(b *bus.Bus) error {
 	s.results = store.NewResults(b, s.settings.Results)
 	s.resultsStream = s.NewLazyStream("the broker stores no results", s.results.Ensure)
 	s.keys = newKeys(s)
-	s.cancels = newCancels(b, s.settings.MaxInFlight, s.metrics.countCancel)
+	s.cancels = newCancels(b, s.results, s.settings.MaxInFlight, s.metrics.countCancel)
 	s.cancels.onDeleted = s.availability.Deleted
 	var err error
 	if s.stopReplies, err = b.ServeReplies(s.settings.Gateway, s.receiveReply); err != nil {

@@ -234,7 +234,7 @@ func (s *Service) submit(ctx context.Context, in *inferencev1.SubmitJobRequest, 
 		}
 		defer stored()
 	}
-	header := bus.JobHeader{Deadline: deadline, Priority: in.GetPriority(), Attributes: in.GetAttributes(), Tokens: pipeline.TokensOfCall(job.GetHttp())}
+	header := store.JobHeader{Deadline: deadline, Priority: in.GetPriority(), Attributes: in.GetAttributes(), Tokens: pipeline.TokensOfCall(job.GetHttp())}
 	_, added, err := s.store.Submit(ctx, id, tenant, header, job)
 	switch {
 	case err != nil:

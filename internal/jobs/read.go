@@ -49,7 +49,7 @@ func (s *Service) GetJob(ctx context.Context, in *inferencev1.GetJobRequest) (*i
 	found, err := s.findJob(ctx, id, tenant)
 	if err == nil && wait > 0 && !store.IsEnd(found.GetJob().GetState()) {
 		release := func() {}
-		err = s.await(ctx, wait, s.bus.Subjects.JobRecord(id, tenant), func() (bool, error) {
+		err = s.await(ctx, wait, s.bus.JobRecord(id, tenant), func() (bool, error) {
 			release() // of the record before
 			var scope context.Context
 			scope, release = budget.WithScope(ctx)

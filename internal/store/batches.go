@@ -189,8 +189,8 @@ type Batches struct {
 func NewBatches(b *bus.Bus, s BatchSettings) *Batches {
 	s = s.WithDefaults()
 	out := &Batches{
-		stream: newStream(b, "batches", b.BatchRecordStream(), b.Subjects.BatchRecord("*", "*", "*"), s.Settings, s.Settings),
-		data:   newStream(b, "files", b.FileDataStream(), b.Subjects.FileData("*"), s.Settings, s.Settings),
+		stream: newStream(b, "batches", b.BatchRecordStream(), b.BatchRecord("*", "*", "*"), s.Settings, s.Settings),
+		data:   newStream(b, "files", b.FileDataStream(), b.FileData("*"), s.Settings, s.Settings),
 	}
 	out.config.Description, out.config.MaxBytes = "Records of batches and files", BatchRecordBytes
 	out.data.config.Description, out.data.config.MaxMsgsPerSubject = "Bytes of files", -1
@@ -207,7 +207,7 @@ func (s *Batches) Ensure(ctx context.Context) error {
 
 // Get reads a record into a value, and returns its number: ErrNoRecord if there is none.
 func (s *Batches) Get(ctx context.Context, kind, tenant, id string, into any) (uint64, error) {
-	msg, err := s.bus.Last(ctx, s.config.Name, s.bus.Subjects.BatchRecord(kind, tenant, id))
+	msg, err := s.bus.Last(ctx, s.config.Name, s.bus.BatchRecord(kind, tenant, id))
 	switch {
 	case errors.Is(err, bus.ErrNoQueue), err == nil && msg == nil:
 		return 0, ErrNoRecord
@@ -234,7 +234,9 @@ func (s *Batches) Put(ctx context.Context, kind, tenant, id string, after uint64
 	if err != nil {
 		return 0, s.wrap(err)
 	}
-	return s.replace(ctx, s.bus.BatchRecord(kind, tenant, id, after, data))
+	return s.replace(ctx, bus.Message{
+		Subject: s.bus.BatchRecord(kind, tenant, id), Stream: s.bus.BatchRecordStream(), Conditional: true, After: after, Data: data,
+	})
 }
 
 // List returns the IDs of a tenant's records, the greatest first.
@@ -243,7 +245,7 @@ func (s *Batches) List(ctx context.Context, kind, tenant string) ([]string, erro
 	if err != nil {
 		return nil, s.wrap(err)
 	}
-	info, err := found.Info(ctx, jetstream.WithSubjectFilter(s.bus.Subjects.BatchRecord(kind, tenant, "*")))
+	info, err := found.Info(ctx, jetstream.WithSubjectFilter(s.bus.BatchRecord(kind, tenant, "*")))
 	if err != nil {
 		return nil, s.wrap(err)
 	}
@@ -344,7 +346,9 @@ func (w *fileWriter) flush() error {
 		}
 		defer stored()
 	}
-	_, err := w.store.bus.PublishAndWait(w.ctx, w.store.bus.FileData(w.data, w.tenant, w.buf))
+	_, err := w.store.bus.PublishAndWait(w.ctx, bus.Message{
+		Subject: w.store.bus.FileData(w.data), Stream: w.store.bus.FileDataStream(), Header: bus.TenantHeader(w.tenant), Data: w.buf,
+	})
 	w.size += int64(len(w.buf))
 	w.buf = w.buf[:0]
 	return w.store.wrap(err)
@@ -365,7 +369,7 @@ type FileIndex struct {
 // OpenAt is Open from an offset on that is not beyond what was read with the index.
 func (s *Batches) OpenAt(ctx context.Context, data string, size, offset int64, index *FileIndex) io.Reader {
 	var rest []byte
-	from, seq, subject, release := int64(0), uint64(0), s.bus.Subjects.FileData(data), func() {}
+	from, seq, subject, release := int64(0), uint64(0), s.bus.FileData(data), func() {}
 	if i := sort.Search(len(index.offsets), func(i int) bool { return index.offsets[i] > offset }) - 1; i >= 0 {
 		from, seq = index.offsets[i], index.seqs[i]-1
 	}
@@ -405,7 +409,7 @@ func (f readerFunc) Read(buf []byte) (int, error) { return f(buf) }
 func (s *Batches) Purge(ctx context.Context, data string) error {
 	found, err := s.bus.JetStream().Stream(ctx, s.data.config.Name)
 	if err == nil {
-		err = found.Purge(ctx, jetstream.WithPurgeSubject(s.bus.Subjects.FileData(data)))
+		err = found.Purge(ctx, jetstream.WithPurgeSubject(s.bus.FileData(data)))
 	}
 	return s.wrap(err)
 }

@@ -95,7 +95,7 @@ func (l *Lease) read(ctx context.Context) (value leaseValue, seq uint64, err err
 	if err == nil && seq > 0 && !decodeObject(data, &value) {
 		// Its owner may live, and renews it, or it is taken over.
 		value = leaseValue{Owner: unknownOwner}
-		l.jobs.bus.ReportUnreadable("lease", l.jobs.bus.Subjects.JobControl(l.kind, l.name), seq, "its owner, or the next one, replaces it", ErrNotControl)
+		l.jobs.bus.ReportUnreadable("lease", l.jobs.bus.JobControl(l.kind, l.name), seq, "its owner, or the next one, replaces it", ErrNotControl)
 	}
 	return value, seq, err
 }
@@ -183,7 +183,7 @@ func (l *Lease) Release() {
 
 // Control returns a value that dispatchers share, and its number; nil and 0 if there is none.
 func (s *Jobs) Control(ctx context.Context, kind, name string) ([]byte, uint64, error) {
-	msg, err := s.bus.Last(ctx, s.bus.JobControlStream(), s.bus.Subjects.JobControl(kind, name))
+	msg, err := s.bus.Last(ctx, s.bus.JobControlStream(), s.bus.JobControl(kind, name))
 	if err != nil || msg == nil {
 		return nil, 0, s.wrap(err)
 	}
@@ -193,7 +193,9 @@ func (s *Jobs) Control(ctx context.Context, kind, name string) ([]byte, uint64, 
 // SetControl replaces the value at number after, 0 for none, and returns the new one's number:
 // ErrJobChanged if the value is another one.
 func (s *Jobs) SetControl(ctx context.Context, kind, name string, after uint64, value []byte) (uint64, error) {
-	return s.replace(ctx, s.bus.JobControl(kind, name, after, value))
+	return s.replace(ctx, bus.Message{
+		Subject: s.bus.JobControl(kind, name), Stream: s.bus.JobControlStream(), Conditional: true, After: after, Data: value,
+	})
 }
 
 // UpdateControl has edit change a value that dispatchers share, an object of JSON: an empty one if
@@ -226,7 +228,7 @@ func readControl[T any](ctx context.Context, s *Jobs, kind, name string) (out T,
 		return out, seq, nil
 	}
 	if seq > 0 {
-		s.bus.ReportUnreadable(kind, s.bus.Subjects.JobControl(kind, name), seq, "the next change replaces it", ErrNotControl)
+		s.bus.ReportUnreadable(kind, s.bus.JobControl(kind, name), seq, "the next change replaces it", ErrNotControl)
 		err = s.wrap(ErrNotControl)
 	}
 	var empty T
@@ -266,7 +268,7 @@ func (s *Jobs) SetPaused(ctx context.Context, queue pipeline.QueueName, isPaused
 // FollowPauses calls changed at first, after a change of what is paused, and each second, until
 // the context ends.
 func (s *Jobs) FollowPauses(ctx context.Context, changed func()) error {
-	return s.wait(ctx, s.bus.Subjects.JobControl(pausedKind, pausedName), pausesCheck/16, pausesCheck, func() (bool, error) {
+	return s.wait(ctx, s.bus.JobControl(pausedKind, pausedName), pausesCheck/16, pausesCheck, func() (bool, error) {
 		changed()
 		return false, nil
 	})

@@ -68,14 +68,14 @@ func NewDeadLetters(b *bus.Bus, s Settings) *DeadLetters {
 	return d
 }
 
-// DeadLetter returns the message that stores a dead letter, without the item where that would make it too
-// large.
+// DeadLetter returns the message that stores a dead letter about a delivery, without the item where
+// that would make it too large. A repeated one of the same delivery is not stored twice.
 func (s *DeadLetters) DeadLetter(dead *envelope.DeadLetter, of bus.Delivery) (bus.Message, error) {
-	m, err := s.bus.DeadLetter(dead, of)
-	if errors.Is(err, bus.ErrTooLarge) || err == nil && int64(m.Size()) > s.maxMessage() {
+	m, err := s.newMessage(s.bus.DeadLetterSubject(dead.Stage), of.Key(), dead)
+	if errors.Is(err, bus.ErrTooLarge) || err == nil && int64(len(m.Data)) > s.maxMessage() {
 		dead.Fault = dead.Fault.WithMetadata("item", fmt.Sprintf("left out: %d bytes", len(dead.Item)))
 		dead.Item = nil
-		m, err = s.bus.DeadLetter(dead, of)
+		m, err = s.newMessage(s.bus.DeadLetterSubject(dead.Stage), of.Key(), dead)
 	}
 	return m, err
 }
@@ -370,6 +370,12 @@ func renew(item *envelope.Envelope, dead DeadLetter, now time.Time) {
 	item.AdmittedAt, item.Deadline = now, now.Add(timeout)
 }
 
+func (s *DeadLetters) newMessage(subject, id string, d *envelope.DeadLetter) (bus.Message, error) {
+	m, err := s.bus.Record(subject, s.config.Name, 0, d)
+	m.Conditional, m.ID, m.Missing = false, id, bus.ErrNoDeadLetters
+	return m, err
+}
+
 // PutJob stores a dead letter about the message at a number of a queue of jobs, with that
 // message as its item if it fits. It may be repeated. Where the message is none any more,
 // there is no dead letter.
@@ -383,10 +389,10 @@ func (s *DeadLetters) PutJob(ctx context.Context, seq uint64, d envelope.DeadLet
 		d.Job, d.Tenant = id.String(), tenant
 	}
 	id := fmt.Sprintf("%s/%d/%d", s.bus.JobStream(d.Queue), msg.At.UnixNano(), d.Deliveries)
-	m, err := s.bus.DeadJob(&d, id)
+	m, err := s.newMessage(s.bus.DeadJobSubject(d.Queue), id, &d)
 	if errors.Is(err, bus.ErrTooLarge) {
 		d.Item = nil
-		m, err = s.bus.DeadJob(&d, id)
+		m, err = s.newMessage(s.bus.DeadJobSubject(d.Queue), id, &d)
 	}
 	if err == nil {
 		_, err = s.bus.PublishAndWait(ctx, m)
@@ -426,8 +432,8 @@ func (s *DeadLetters) replayJob(ctx context.Context, dead DeadLetter, body []byt
 			return Replayed{}, err
 		}
 	}
-	header := bus.JobHeader{Deadline: deadline, Priority: first.GetPriority(), Attributes: first.GetAttributes(), Tokens: pipeline.TokensOfCall(job.GetHttp())}
-	m, err := s.bus.Job(id, dead.Tenant, header, job)
+	header := JobHeader{Deadline: deadline, Priority: first.GetPriority(), Attributes: first.GetAttributes(), Tokens: pipeline.TokensOfCall(job.GetHttp())}
+	m, err := jobMessage(s.bus, id, dead.Tenant, header, job)
 	if err == nil {
 		_, err = s.bus.PublishAndWait(ctx, m)
 	}

@@ -83,7 +83,7 @@ func (d *letterBed) next(t *testing.T) (bus.Delivery, *envelope.Envelope) {
 
 func (d *letterBed) store(t *testing.T, letter *envelope.DeadLetter, of bus.Delivery) {
 	t.Helper()
-	m, err := d.bus.DeadLetter(letter, of)
+	m, err := store.NewDeadLetters(d.bus, store.Settings{}).DeadLetter(letter, of)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -217,7 +217,7 @@ func TestReplayedJobHasTheTokensOfItsBody(t *testing.T) {
 	d := newLetterBed(t)
 	jobs := newJobs(t, d.bus, store.JobQueueSettings{})
 	id, deadline := pipeline.NewJobID(queue), time.Now().Add(time.Hour)
-	seq, _, err := jobs.Submit(t.Context(), id, "a", bus.JobHeader{Deadline: deadline, Tokens: 5}, &meshv1.QueuedJob{
+	seq, _, err := jobs.Submit(t.Context(), id, "a", store.JobHeader{Deadline: deadline, Tokens: 5}, &meshv1.QueuedJob{
 		Job:     &inferencev1.Job{Id: id.String(), AcceptedAt: timestamppb.Now(), Deadline: timestamppb.New(deadline)},
 		Payload: &meshv1.QueuedJob_Http{Http: &inferencev1.HttpCall{Path: "/", Body: []byte(`{"max_tokens": 5000}`)}},
 	})
@@ -416,7 +416,7 @@ func TestDeadLettersWithoutAStream(t *testing.T) {
 	if _, err := letters.Get(t.Context(), 1); !errors.Is(err, store.ErrNoDeadLetter) {
 		t.Errorf("shows %v, want %v", err, store.ErrNoDeadLetter)
 	}
-	m, err := b.DeadLetter(letterOf(stage, nil), bus.Delivery{})
+	m, err := letters.DeadLetter(letterOf(stage, nil), bus.Delivery{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -87,7 +87,7 @@ func TestFullDiskCostsNoMemory(t *testing.T) {
 	_, _ = random.Read(body)
 	for range 2 {
 		job := &meshv1.QueuedJob{Job: new(inferencev1.Job), Payload: &meshv1.QueuedJob_Http{Http: &inferencev1.HttpCall{Body: bytes.Clone(body)}}}
-		if _, added, err := s.Submit(t.Context(), pipeline.NewJobID(queue), "", bus.JobHeader{Deadline: time.Now().Add(time.Hour)}, job); added || err == nil {
+		if _, added, err := s.Submit(t.Context(), pipeline.NewJobID(queue), "", store.JobHeader{Deadline: time.Now().Add(time.Hour)}, job); added || err == nil {
 			t.Errorf("a disk without space took a job: %t, %v", added, err)
 		}
 	}

@@ -5,8 +5,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strconv"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"google.golang.org/protobuf/proto"
 
@@ -34,7 +36,7 @@ type StoredRecord struct {
 
 // Record returns the record of a job: ErrNoJob if it has none.
 func (s *Jobs) Record(ctx context.Context, id pipeline.JobID, tenant string) (StoredRecord, error) {
-	return s.record(s.bus.Last(ctx, s.bus.JobRecordStream(), s.bus.Subjects.JobRecord(id, tenant)))
+	return s.record(s.bus.Last(ctx, s.bus.JobRecordStream(), s.bus.JobRecord(id, tenant)))
 }
 
 // NextRecord returns the first record of a queue's jobs from a number on, of a tenant or "*".
@@ -58,14 +60,18 @@ func (s *Jobs) record(msg *bus.StoredMessage, err error) (StoredRecord, error) {
 	return out, nil
 }
 
+// stateHeader is the state of a job's record, so that readers can leave out the ends.
+const stateHeader = "Job-State"
+
 // PutRecord replaces the record of a job that is at number after, 0 for none, and returns the
 // new one's number: ErrJobChanged if the record is another one. After other errors it may be
 // stored. An end is published once it is stored.
 func (s *Jobs) PutRecord(ctx context.Context, id pipeline.JobID, tenant string, after uint64, r *meshv1.JobRecord) (uint64, error) {
-	m, err := s.bus.JobRecord(id, tenant, after, r)
+	m, err := s.bus.Record(s.bus.JobRecord(id, tenant), s.bus.JobRecordStream(), after, bus.Proto{Message: r})
 	if err != nil {
 		return 0, s.wrap(fmt.Errorf("%w: %w", ErrNotStorable, err))
 	}
+	m.Header = nats.Header{stateHeader: {strconv.Itoa(int(r.GetJob().GetState()))}}
 	seq, err := s.replace(ctx, m)
 	switch {
 	case errors.Is(err, bus.ErrTooLarge):
@@ -113,7 +119,7 @@ func (s *Jobs) FollowEnds(ctx context.Context, queue pipeline.QueueName, since t
 			state = inferencev1.JobState_JOB_STATE_FAILED // it cannot be read, and stays
 		}
 		if id, _, isOne := s.bus.JobOf(msg.Subject()); isOne && IsEnd(state) {
-			handle(id, state, bus.PayloadSize(msg.Headers()))
+			handle(id, state, payloadSize(msg.Headers()))
 		}
 	})
 }
@@ -124,7 +130,8 @@ func (s *Jobs) followRecords(ctx context.Context, queues []pipeline.QueueName, c
 		config.FilterSubjects = append(config.FilterSubjects, s.bus.JobRecords(queue, "*"))
 	}
 	return s.follow(ctx, s.bus.JobRecordStream(), config, caughtUp, func(msg jetstream.Msg, at *jetstream.MsgMetadata) {
-		handle(msg, at.Sequence.Stream, bus.RecordState(msg.Headers()))
+		state, _ := strconv.Atoi(msg.Headers().Get(stateHeader))
+		handle(msg, at.Sequence.Stream, inferencev1.JobState(state))
 	})
 }
 
@@ -136,22 +143,23 @@ func (s *Jobs) RecordAt(ctx context.Context, seq uint64) (StoredRecord, error) {
 // PutChunk keeps a chunk of a job's answer, as long as ends and while there is space. It calls
 // done exactly once, from another goroutine or before it returns. done must not block.
 func (s *Jobs) PutChunk(id pipeline.JobID, tenant string, chunk *inferencev1.JobChunk, done func(error)) {
-	m, err := s.bus.JobChunks(id, tenant, chunk)
+	m, err := s.bus.Record(s.bus.JobChunks(id, tenant), s.bus.JobChunkStream(), 0, bus.Proto{Message: chunk})
 	if err != nil {
 		done(err)
 		return
 	}
+	m.Conditional = false
 	s.bus.Publish(m, func(_ bus.Receipt, err error) { done(err) })
 }
 
 // NextChunk returns the first chunk of a job from a number on, and its number: 0 if there is none.
 func (s *Jobs) NextChunk(ctx context.Context, id pipeline.JobID, tenant string, from uint64) (*inferencev1.JobChunk, uint64, error) {
-	return s.chunk(s.bus.Next(ctx, s.bus.JobChunkStream(), s.bus.Subjects.JobChunks(id, tenant), from))
+	return s.chunk(s.bus.Next(ctx, s.bus.JobChunkStream(), s.bus.JobChunks(id, tenant), from))
 }
 
 // LastChunk returns the last chunk of a job, and its number.
 func (s *Jobs) LastChunk(ctx context.Context, id pipeline.JobID, tenant string) (*inferencev1.JobChunk, uint64, error) {
-	return s.chunk(s.bus.Last(ctx, s.bus.JobChunkStream(), s.bus.Subjects.JobChunks(id, tenant)))
+	return s.chunk(s.bus.Last(ctx, s.bus.JobChunkStream(), s.bus.JobChunks(id, tenant)))
 }
 
 func (s *Jobs) chunk(msg *bus.StoredMessage, err error) (*inferencev1.JobChunk, uint64, error) {

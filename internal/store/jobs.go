@@ -6,9 +6,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/url"
+	"strconv"
 	"sync"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"google.golang.org/protobuf/proto"
 
@@ -123,7 +126,7 @@ func NewJobs(b *bus.Bus, s Settings) *Jobs {
 	out := &Jobs{
 		retention: s.Retention, epochs: map[pipeline.QueueName]queueEpoch{},
 		stream:  newStream(b, "jobs", b.JobRecordStream(), b.JobRecords("*", "*"), s, s),
-		control: newStream(b, "jobs", b.JobControlStream(), b.Subjects.JobControl("*", "*"), s, s),
+		control: newStream(b, "jobs", b.JobControlStream(), b.JobControl("*", "*"), s, s),
 		chunks:  newStream(b, "jobs", b.JobChunkStream(), b.AllJobChunks(), s, s),
 	}
 	out.config.Description, out.Records = "What became of jobs", out.newShare("jobs.max_bytes", fault.QueueFull)
@@ -167,10 +170,78 @@ func (s *Jobs) HasQueue(ctx context.Context, queue pipeline.QueueName) (bool, er
 	return err == nil, s.wrap(err)
 }
 
+// JobHeader is what orders a job in its queue, and its size.
+type JobHeader struct {
+	Deadline time.Time
+	Priority int32
+	// Tokens are what the job may use of a language model; 0 where that is not known.
+	Tokens int64
+	// Size is the job's, in bytes.
+	Size int64
+	// Attributes are the job's, for limits.
+	Attributes map[string]string
+}
+
+const (
+	jobDeadlineHeader = "Job-Deadline"
+	jobPriorityHeader = "Job-Priority"
+	jobTokensHeader   = "Job-Tokens"
+	// jobAttributesHeader has the attributes as the query of a URL.
+	jobAttributesHeader = "Job-Attributes"
+)
+
+func (h JobHeader) encode() nats.Header {
+	out := nats.Header{jobDeadlineHeader: {strconv.FormatInt(h.Deadline.UnixNano(), 10)}}
+	if h.Priority != 0 {
+		out[jobPriorityHeader] = []string{strconv.Itoa(int(h.Priority))}
+	}
+	if h.Tokens != 0 {
+		out[jobTokensHeader] = []string{strconv.FormatInt(h.Tokens, 10)}
+	}
+	if len(h.Attributes) > 0 {
+		values := url.Values{}
+		for name, value := range h.Attributes {
+			values.Set(name, value)
+		}
+		out[jobAttributesHeader] = []string{values.Encode()}
+	}
+	return out
+}
+
+// decodeJobHeader reads the header of a job's message; false where it is none.
+func decodeJobHeader(h nats.Header) (out JobHeader, ok bool) {
+	number := func(name string) int64 {
+		n, _ := strconv.ParseInt(h.Get(name), 10, 64)
+		return n
+	}
+	deadline := number(jobDeadlineHeader)
+	out = JobHeader{Deadline: time.Unix(0, deadline), Priority: int32(number(jobPriorityHeader)), Tokens: max(0, number(jobTokensHeader)), Size: payloadSize(h)}
+	if text := h.Get(jobAttributesHeader); text != "" {
+		values, _ := url.ParseQuery(text)
+		out.Attributes = map[string]string{}
+		for name := range values {
+			out.Attributes[name] = values.Get(name)
+		}
+	}
+	return out, deadline > 0
+}
+
+// payloadSize returns the size of a payload that the broker has left out, in bytes.
+func payloadSize(h nats.Header) int64 {
+	n, _ := strconv.ParseInt(h.Get(nats.MsgSize), 10, 64)
+	return n
+}
+
+func jobMessage(b *bus.Bus, id pipeline.JobID, tenant string, h JobHeader, job *meshv1.QueuedJob) (bus.Message, error) {
+	m, err := b.Record(b.Job(id, tenant), b.JobStream(id.Queue), 0, bus.Proto{Message: job})
+	m.Header = h.encode()
+	return m, err
+}
+
 // Submit puts a job into its queue, and returns its number there. It returns false if the queue
 // has a job of that ID. Errors other than ErrNotStorable come from bus.Publish.
-func (s *Jobs) Submit(ctx context.Context, id pipeline.JobID, tenant string, h bus.JobHeader, job *meshv1.QueuedJob) (seq uint64, added bool, err error) {
-	m, err := s.bus.Job(id, tenant, h, job)
+func (s *Jobs) Submit(ctx context.Context, id pipeline.JobID, tenant string, h JobHeader, job *meshv1.QueuedJob) (seq uint64, added bool, err error) {
+	m, err := jobMessage(s.bus, id, tenant, h, job)
 	if err != nil {
 		return 0, false, s.wrap(fmt.Errorf("%w: %w", ErrNotStorable, err))
 	}
@@ -185,14 +256,14 @@ type StoredJob struct {
 	AcceptedAt time.Time
 	ID         pipeline.JobID
 	Tenant     string
-	bus.JobHeader
+	JobHeader
 	// Job has the payload; nil in what Follow passes.
 	Job *meshv1.QueuedJob
 }
 
 // Queued returns a job that has not ended: ErrNoJob if there is none.
 func (s *Jobs) Queued(ctx context.Context, id pipeline.JobID, tenant string) (StoredJob, error) {
-	return s.queued(s.bus.Last(ctx, s.bus.JobStream(id.Queue), s.bus.Subjects.Job(id, tenant)))
+	return s.queued(s.bus.Last(ctx, s.bus.JobStream(id.Queue), s.bus.Job(id, tenant)))
 }
 
 // QueuedAt is Queued by the job's number.
@@ -215,7 +286,7 @@ func (s *Jobs) queued(msg *bus.StoredMessage, err error) (StoredJob, error) {
 	out := StoredJob{Seq: msg.Seq, AcceptedAt: msg.At, Job: new(meshv1.QueuedJob)}
 	var isOne, isOrdered bool
 	out.ID, out.Tenant, isOne = s.bus.JobOf(msg.Subject)
-	out.JobHeader, isOrdered = bus.DecodeJobHeader(msg.Header)
+	out.JobHeader, isOrdered = decodeJobHeader(msg.Header)
 	if out.Size = int64(len(msg.Data)); !isOne || !isOrdered || proto.Unmarshal(msg.Data, out.Job) != nil || out.Job.GetJob() == nil {
 		s.bus.ReportUnreadable("job", msg.Subject, msg.Seq, "it becomes a dead letter", ErrNotAJob)
 		return out, ErrNotAJob
@@ -271,7 +342,7 @@ func (s *Jobs) Follow(ctx context.Context, queue pipeline.QueueName, handle func
 	return s.follow(ctx, s.bus.JobStream(queue), jetstream.OrderedConsumerConfig{HeadersOnly: true}, caughtUp, func(msg jetstream.Msg, at *jetstream.MsgMetadata) {
 		out := StoredJob{Seq: at.Sequence.Stream, AcceptedAt: at.Timestamp, ID: pipeline.JobID{Queue: queue}}
 		id, tenant, isOne := s.bus.JobOf(msg.Subject())
-		if header, ok := bus.DecodeJobHeader(msg.Headers()); isOne && ok {
+		if header, ok := decodeJobHeader(msg.Headers()); isOne && ok {
 			out.ID, out.Tenant, out.JobHeader = id, tenant, header
 		}
 		handle(out)
@@ -322,6 +393,6 @@ func (s *Jobs) Notify(ctx context.Context, tenant, url string, ended *inferencev
 	deadline, id := time.Now().Add(webhookTTL), pipeline.KeyedJobID(pipeline.WebhookQueue, tenant, ended.GetId())
 	job := queuedJob(id, deadline, &inferencev1.Job{Attributes: map[string]string{NoticeOf: ended.GetId()}})
 	job.Payload = &meshv1.QueuedJob_Http{Http: &inferencev1.HttpCall{Path: url, ContentType: "application/json", Body: body}}
-	_, _, err = s.Submit(ctx, id, tenant, bus.JobHeader{Deadline: deadline}, job)
+	_, _, err = s.Submit(ctx, id, tenant, JobHeader{Deadline: deadline}, job)
 	return err
 }

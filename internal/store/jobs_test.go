@@ -35,7 +35,7 @@ func newJobs(t *testing.T, b *bus.Bus, q store.JobQueueSettings) *store.Jobs {
 func mustSubmit(t *testing.T, s *store.Jobs, id pipeline.JobID, tenant string) uint64 {
 	t.Helper()
 	job := &meshv1.QueuedJob{Job: &inferencev1.Job{Id: id.String()}}
-	seq, added, err := s.Submit(t.Context(), id, tenant, bus.JobHeader{Deadline: time.Now().Add(time.Hour), Priority: -1, Tokens: 7}, job)
+	seq, added, err := s.Submit(t.Context(), id, tenant, store.JobHeader{Deadline: time.Now().Add(time.Hour), Priority: -1, Tokens: 7}, job)
 	if err != nil || !added {
 		t.Fatalf("added %t, %v", added, err)
 	}
@@ -67,7 +67,7 @@ func TestJobIsInItsQueueUntilItIsRemoved(t *testing.T) {
 	if _, err := s.Queued(t.Context(), id, "b"); !errors.Is(err, store.ErrNoJob) {
 		t.Errorf("another tenant: %v", err)
 	}
-	if _, added, err := s.Submit(t.Context(), id, "a", bus.JobHeader{Deadline: time.Now()}, got.Job); added || err != nil {
+	if _, added, err := s.Submit(t.Context(), id, "a", store.JobHeader{Deadline: time.Now()}, got.Job); added || err != nil {
 		t.Errorf("again: added %t, %v", added, err)
 	}
 	if next, err := s.NextQueued(t.Context(), queue, "*", 0); err != nil || next.ID != id {
@@ -86,7 +86,7 @@ func TestFullQueueRefusesExactly(t *testing.T) {
 	s := newJobs(t, testbed.StartBroker(t).Connect(mesh), store.JobQueueSettings{MaxJobs: 10})
 	var accepted, refused int
 	for range 20 {
-		_, added, err := s.Submit(t.Context(), pipeline.NewJobID(queue), "", bus.JobHeader{Deadline: time.Now().Add(time.Hour)}, &meshv1.QueuedJob{Job: new(inferencev1.Job)})
+		_, added, err := s.Submit(t.Context(), pipeline.NewJobID(queue), "", store.JobHeader{Deadline: time.Now().Add(time.Hour)}, &meshv1.QueuedJob{Job: new(inferencev1.Job)})
 		switch {
 		case added:
 			accepted++
@@ -140,7 +140,7 @@ func TestEndIsAwaited(t *testing.T) {
 	ended := make(chan store.StoredRecord, 1)
 	go func() {
 		var r store.StoredRecord
-		_ = s.Await(t.Context(), b.Subjects.JobRecord(id, ""), func() (bool, error) {
+		_ = s.Await(t.Context(), b.JobRecord(id, ""), func() (bool, error) {
 			r, _ = s.Record(t.Context(), id, "")
 			return store.IsEnd(r.GetJob().GetState()), nil
 		})
@@ -164,7 +164,7 @@ func TestQueueIsFollowed(t *testing.T) {
 	s := newJobs(t, b, store.JobQueueSettings{})
 	ids := []pipeline.JobID{pipeline.NewJobID(queue), pipeline.NewJobID(queue), pipeline.NewJobID(queue)}
 	mustSubmit(t, s, ids[0], "a")
-	if _, err := b.JetStream().Publish(t.Context(), b.Subjects.Job(ids[1], ""), []byte("no job")); err != nil {
+	if _, err := b.JetStream().Publish(t.Context(), b.Job(ids[1], ""), []byte("no job")); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -276,8 +276,8 @@ func TestValuesOfANewerVersionStay(t *testing.T) {
 	id, k := pipeline.NewJobID(queue), keyOf("k")
 	file := "file-" + id.UUID.String()
 	subjects := []string{
-		b.Subjects.JobControl(store.PoolLease, "p"), b.Subjects.JobControl("paused", "queues"), b.Subjects.JobRecord(id, ""), b.Subjects.Job(id, ""),
-		b.Subjects.Claim(k.Tenant, k.Pipeline, k.Key), b.Subjects.BatchRecord(store.FileRecords, "", file),
+		b.JobControl(store.PoolLease, "p"), b.JobControl("paused", "queues"), b.JobRecord(id, ""), b.Job(id, ""),
+		b.Claim(k.Tenant, k.Pipeline, k.Key), b.BatchRecord(store.FileRecords, "", file),
 	}
 	for _, subject := range subjects {
 		_, err := b.JetStream().PublishMsg(t.Context(), &nats.Msg{Subject: subject, Data: []byte("{}"), Header: nats.Header{"Stagemesh-Version": {"2"}}})

@@ -81,7 +81,7 @@ func (s *Keys) Get(ctx context.Context, k request.Key) (KeyRecord, error) {
 }
 
 func (s *Keys) subject(k request.Key) string {
-	return s.bus.Subjects.Claim(k.Tenant, k.Pipeline, k.Key)
+	return s.bus.Claim(k.Tenant, k.Pipeline, k.Key)
 }
 
 // Claim makes the claim the key's record in place of the one at after, 0 where
@@ -106,7 +106,9 @@ func (s *Keys) Claim(ctx context.Context, k request.Key, c *envelope.Claim, afte
 func (s *Keys) message(k request.Key, c *envelope.Claim, after uint64) (bus.Message, error) {
 	mine := *c
 	mine.Tenant, mine.Pipeline = k.Tenant, k.Pipeline
-	return s.bus.Claim(k.Key, &mine, after)
+	m, err := s.bus.Record(s.subject(k), s.config.Name, after, &mine)
+	m.Header, m.Missing = bus.TenantHeader(k.Tenant), bus.ErrNoClaims
+	return m, err
 }
 
 // keyRetryPause is between two tries while the broker does not answer.

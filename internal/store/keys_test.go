@@ -183,7 +183,7 @@ func TestBytesThatAreNoClaimStay(t *testing.T) {
 	}
 	for name, data := range map[string][]byte{"garbage": []byte("\xff\xff"), "nothing": nil, "another's": another} {
 		k := keyOf(name)
-		if _, err := b.JetStream().Publish(t.Context(), b.Subjects.Claim(k.Tenant, k.Pipeline, k.Key), data); err != nil {
+		if _, err := b.JetStream().Publish(t.Context(), b.Claim(k.Tenant, k.Pipeline, k.Key), data); err != nil {
 			t.Fatal(err)
 		}
 		r, err := keys.Get(t.Context(), k)

@@ -55,16 +55,17 @@ func (s *Results) Get(ctx context.Context, request pipeline.RequestID) (*envelop
 	}
 	r, err := envelope.DecodeResult(data)
 	if err != nil {
-		s.bus.ReportUnreadable("result", s.bus.Subjects.Result(request), 0, "it stays", err)
+		s.bus.ReportUnreadable("result", s.bus.Result(request), 0, "it stays", err)
 	}
 	return r, err
 }
 
-// Result returns the message that stores a result.
+// Result returns the message that stores a request's final reply, unless it has one.
 func (s *Results) Result(r *envelope.Result) (bus.Message, error) {
-	m, err := s.bus.Result(r)
-	if limit := s.maxMessage(); err == nil && int64(m.Size()) > limit {
-		err = fmt.Errorf("%w: %d bytes, the limit of a stored result is %d (results.max_bytes)", bus.ErrTooLarge, m.Size(), limit)
+	m, err := s.bus.Record(s.bus.Result(r.Reply.RequestID), s.config.Name, 0, r)
+	m.Header, m.Missing = bus.TenantHeader(r.Tenant), bus.ErrNoResults
+	if limit := s.maxMessage(); err == nil && int64(len(m.Data)) > limit {
+		err = fmt.Errorf("%w: %d bytes, the limit of a stored result is %d (results.max_bytes)", bus.ErrTooLarge, len(m.Data), limit)
 	}
 	return m, err
 }
@@ -83,7 +84,7 @@ const (
 // Wait returns a request's result as soon as there is one, or the context's
 // error.
 func (s *Results) Wait(ctx context.Context, request pipeline.RequestID) (r *envelope.Result, err error) {
-	err = s.wait(ctx, s.bus.Subjects.Result(request), minResultPause, maxResultPause, func() (bool, error) {
+	err = s.wait(ctx, s.bus.Result(request), minResultPause, maxResultPause, func() (bool, error) {
 		r, err = s.Get(ctx, request)
 		if errors.Is(err, ErrNoResult) {
 			return false, nil

@@ -34,7 +34,7 @@ func answer(request pipeline.RequestID, text string) *envelope.Result {
 
 func put(t *testing.T, b *bus.Bus, r *envelope.Result) (bus.Receipt, error) {
 	t.Helper()
-	m, err := b.Result(r)
+	m, err := store.NewResults(b, store.Settings{}).Result(r)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,7 +10,6 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"github.com/stagemesh/stagemesh/internal/budget"
-	"github.com/stagemesh/stagemesh/internal/bus"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
@@ -216,7 +215,7 @@ func (s *Share) Count(ctx context.Context) (map[string]Usage, error) {
 	config := jetstream.OrderedConsumerConfig{HeadersOnly: true, InactiveThreshold: countTimeout}
 	err := s.stream.follow(ctx, s.stream.config.Name, config, func() { isDone = true; cancel() }, func(msg jetstream.Msg, _ *jetstream.MsgMetadata) {
 		tenant := s.stream.bus.TenantOf(msg.Subject(), msg.Headers())
-		out[tenant] = out[tenant].plus(Usage{1, bus.PayloadSize(msg.Headers()) + int64(len(msg.Subject())) + messageUse})
+		out[tenant] = out[tenant].plus(Usage{1, payloadSize(msg.Headers()) + int64(len(msg.Subject())) + messageUse})
 	})
 	if isDone {
 		err = nil

@@ -4,7 +4,7 @@
 //
 //	results := store.NewResults(b, store.Settings{Retention: time.Hour})
 //	err := results.Ensure(ctx)            // gateways and hosts alike, at any time
-//	b.Publish(b.Result(r), done)             // the first final reply of a request wins
+//	m, err := results.Message(r)          // to publish: the first final reply of a request wins
 //	r, err := results.Wait(ctx, request)  // until there is one, or the context ends
 //
 //	keys := store.NewKeys(b, store.Settings{})
@@ -16,8 +16,8 @@
 //	dead := store.NewDeadLetters(b, store.Settings{})
 //	page, err := dead.List(ctx, store.DeadLetterQuery{Stage: "classify"})
 //
-// Package bus builds the subjects, the streams' names and the messages that
-// store something; this package creates the streams and reads them.
+// Package bus builds the subjects and the streams' names; this package makes the messages,
+// creates the streams and reads them.
 //
 // The streams of results and keys refuse new messages at their bound and never
 // drop an old one early; the streams of run records and dead letters drop the oldest.

@@ -342,7 +342,7 @@ func TestLongListsAreComplete(t *testing.T) {
 	}
 	const many = store.MaxPageSize + 2
 	for i := range uint64(many) {
-		m, err := g.bus.DeadLetter(&envelope.DeadLetter{
+		m, err := letters.DeadLetter(&envelope.DeadLetter{
 			Mesh: doomed, Stage: poisoned, Fault: fault.New(fault.RunnerCrashed, ""), QueuedAt: time.Now(), DeadLetteredAt: time.Now(),
 		}, bus.Delivery{Seq: i})
 		if err != nil {

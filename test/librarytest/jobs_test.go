@@ -20,7 +20,6 @@ import (
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
 	"github.com/stagemesh/stagemesh"
-	"github.com/stagemesh/stagemesh/internal/bus"
 	"github.com/stagemesh/stagemesh/internal/jobs/dispatch"
 	"github.com/stagemesh/stagemesh/internal/store"
 	"github.com/stagemesh/stagemesh/internal/testbed"
@@ -149,7 +148,7 @@ func TestPageOfLargeJobsEndsEarly(t *testing.T) {
 	const first = store.MaxPageBytes / large
 	for range first + 1 {
 		waits, ended := pipeline.NewJobID("nightly"), pipeline.NewJobID("nightly")
-		_, _, err := jobs.Submit(t.Context(), waits, "", bus.JobHeader{Deadline: time.Now().Add(time.Hour)}, &meshv1.QueuedJob{
+		_, _, err := jobs.Submit(t.Context(), waits, "", store.JobHeader{Deadline: time.Now().Add(time.Hour)}, &meshv1.QueuedJob{
 			Job: new(inferencev1.Job), Payload: &meshv1.QueuedJob_Http{Http: &inferencev1.HttpCall{Body: make([]byte, large)}},
 		})
 		if err != nil {

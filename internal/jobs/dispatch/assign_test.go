@@ -13,7 +13,7 @@ import (
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
-	"github.com/stagemesh/stagemesh/internal/bus"
+	"github.com/stagemesh/stagemesh/internal/store"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -37,7 +37,7 @@ func (b *meshBed) owner(pool string) *owner {
 }
 
 // submitTo submits a job to a queue.
-func (b *meshBed) submitTo(name pipeline.QueueName, edits ...func(*bus.JobHeader)) pipeline.JobID {
+func (b *meshBed) submitTo(name pipeline.QueueName, edits ...func(*store.JobHeader)) pipeline.JobID {
 	b.t.Helper()
 	id := pipeline.NewJobID(name)
 	b.submitAs(id, edits...)
@@ -253,7 +253,7 @@ func TestRemovedQueueDrainsAfterARestart(t *testing.T) {
 	b.wantEnd(first, hasSucceeded, "", 1)
 	b.wantEnd(waiting, hasSucceeded, "", 1)
 	stop()
-	late, expiring := b.submit(), b.submit(func(h *bus.JobHeader) { h.Deadline = time.Now().Add(-time.Millisecond) })
+	late, expiring := b.submit(), b.submit(func(h *store.JobHeader) { h.Deadline = time.Now().Add(-time.Millisecond) })
 	b.start(&stub{answer: func(context.Context, Attempt) Answer {
 		return Answer{Fault: fault.New(fault.QueueLost, "lost")}
 	}})
@@ -269,7 +269,7 @@ func TestJobsOfARemovedPoolExpire(t *testing.T) {
 		t.Fatal(err)
 	}
 	stop()
-	id := b.submit(func(h *bus.JobHeader) { h.Deadline = time.Now().Add(time.Second) })
+	id := b.submit(func(h *store.JobHeader) { h.Deadline = time.Now().Add(time.Second) })
 	b.config.Pools, b.config.Queues = nil, nil
 	b.start(target)
 	b.wantEnd(id, hasExpired, fault.DeadlineExceeded, 0)

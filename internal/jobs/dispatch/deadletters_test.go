@@ -13,7 +13,6 @@ import (
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
-	"github.com/stagemesh/stagemesh/internal/bus"
 	"github.com/stagemesh/stagemesh/internal/store"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -124,7 +123,7 @@ func TestReplayedJobMayHaveAnotherBody(t *testing.T) {
 			{Body: &inferencev1.Part_Blob{Blob: &inferencev1.Blob{Data: []byte("bad")}}},
 		}}},
 	}
-	if _, _, err := b.jobs.Submit(t.Context(), id, "", bus.JobHeader{Deadline: deadline}, job); err != nil {
+	if _, _, err := b.jobs.Submit(t.Context(), id, "", store.JobHeader{Deadline: deadline}, job); err != nil {
 		t.Fatal(err)
 	}
 	b.wantEnd(id, hasFailed, fault.RunnerCrashed, 1)

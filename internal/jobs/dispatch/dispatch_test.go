@@ -142,21 +142,21 @@ func (b *meshBed) start(target Target) (stop func()) {
 	return stop
 }
 
-func (b *meshBed) submit(edits ...func(*bus.JobHeader)) pipeline.JobID {
+func (b *meshBed) submit(edits ...func(*store.JobHeader)) pipeline.JobID {
 	b.t.Helper()
 	id := pipeline.NewJobID(queue)
 	b.submitAs(id, edits...)
 	return id
 }
 
-func (b *meshBed) submitAs(id pipeline.JobID, edits ...func(*bus.JobHeader)) {
+func (b *meshBed) submitAs(id pipeline.JobID, edits ...func(*store.JobHeader)) {
 	b.t.Helper()
 	b.submitFor("", id, edits...)
 }
 
-func (b *meshBed) submitFor(tenant string, id pipeline.JobID, edits ...func(*bus.JobHeader)) {
+func (b *meshBed) submitFor(tenant string, id pipeline.JobID, edits ...func(*store.JobHeader)) {
 	b.t.Helper()
-	h := bus.JobHeader{Deadline: time.Now().Add(time.Hour)}
+	h := store.JobHeader{Deadline: time.Now().Add(time.Hour)}
 	for _, edit := range edits {
 		edit(&h)
 	}
@@ -175,7 +175,7 @@ func (b *meshBed) submitMany(n int) {
 		submits.Go(func() error {
 			id := pipeline.NewJobID(queue)
 			job := &meshv1.QueuedJob{Job: &inferencev1.Job{Id: id.String(), Queue: string(queue)}, Payload: &meshv1.QueuedJob_Infer{Infer: &inferencev1.InferRequest{}}}
-			_, _, err := b.jobs.Submit(b.t.Context(), id, "", bus.JobHeader{Deadline: time.Now().Add(time.Hour)}, job)
+			_, _, err := b.jobs.Submit(b.t.Context(), id, "", store.JobHeader{Deadline: time.Now().Add(time.Hour)}, job)
 			return err
 		})
 	}
@@ -298,8 +298,8 @@ func TestQuotaHoldsOverTakeover(t *testing.T) {
 		p.Limits = []LimitConfig{{By: "attributes.model", Quota: 5, Window: 1e6 * time.Hour}}
 		c.Pools["main"] = p
 	})
-	of := func(model string) func(*bus.JobHeader) {
-		return func(h *bus.JobHeader) { h.Attributes = map[string]string{"model": model, "a&b": "ö"} }
+	of := func(model string) func(*store.JobHeader) {
+		return func(h *store.JobHeader) { h.Attributes = map[string]string{"model": model, "a&b": "ö"} }
 	}
 	target := &stub{}
 	stop := b.start(target)
@@ -326,7 +326,7 @@ func TestJobLargerThanItsQuotaFailsAtOnce(t *testing.T) {
 		c.Pools["main"] = p
 	})
 	b.start(&stub{})
-	tokens := func(n int64) func(*bus.JobHeader) { return func(h *bus.JobHeader) { h.Tokens = n } }
+	tokens := func(n int64) func(*store.JobHeader) { return func(h *store.JobHeader) { h.Tokens = n } }
 	large, other := b.submit(tokens(101)), b.submit(tokens(100))
 	b.wantEnd(large, hasFailed, fault.PayloadTooLarge, 0)
 	b.wantEnd(other, hasSucceeded, "", 1)
@@ -383,7 +383,7 @@ func TestJobExpiresOnTime(t *testing.T) {
 		b.submit()
 	}
 	deadline := time.Now().Add(500 * time.Millisecond)
-	id := b.submit(func(h *bus.JobHeader) { h.Deadline = deadline })
+	id := b.submit(func(h *store.JobHeader) { h.Deadline = deadline })
 	if r := b.end(id); r.GetJob().GetState() != hasExpired || r.GetJob().GetReason() != string(fault.DeadlineExceeded) || r.GetJob().GetEndedAt().AsTime().Before(deadline) {
 		t.Errorf("%v", r)
 	}
@@ -396,7 +396,7 @@ func TestRunningJobExpires(t *testing.T) {
 		<-ctx.Done()
 		return Answer{Fault: fault.From(ctx.Err())}
 	}})
-	b.wantEnd(b.submit(func(h *bus.JobHeader) { h.Deadline = time.Now().Add(time.Second) }), hasExpired, fault.DeadlineExceeded, 1)
+	b.wantEnd(b.submit(func(h *store.JobHeader) { h.Deadline = time.Now().Add(time.Second) }), hasExpired, fault.DeadlineExceeded, 1)
 }
 
 // cancel marks a job as a gateway does.
@@ -586,7 +586,7 @@ func TestManyJobsExpireAtOnce(t *testing.T) {
 	deadline := time.Now().Add(time.Second)
 	var ids []pipeline.JobID
 	for range 3 * maxEnding {
-		ids = append(ids, b.submit(func(h *bus.JobHeader) { h.Deadline = deadline }))
+		ids = append(ids, b.submit(func(h *store.JobHeader) { h.Deadline = deadline }))
 	}
 	for _, id := range ids {
 		b.wantEnd(id, hasExpired, fault.DeadlineExceeded, 0)
@@ -673,7 +673,7 @@ func TestAttemptThatIsNotSentCostsNoQuota(t *testing.T) {
 	b.wantEnd(b.submit(), hasSucceeded, "", 1) // the owner has taken over
 	id := pipeline.NewJobID(queue)
 	b.leaveAs(inferencev1.JobState_JOB_STATE_DELAYED, id, "first")
-	b.submitAs(id, func(h *bus.JobHeader) { h.Attributes = map[string]string{"model": "a"} })
+	b.submitAs(id, func(h *store.JobHeader) { h.Attributes = map[string]string{"model": "a"} })
 	if b.wantEnd(id, hasSucceeded, "", 2); target.ran(id) != 1 {
 		t.Errorf("it ran %d times", target.ran(id))
 	}

@@ -16,6 +16,7 @@ import (
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 
 	"github.com/stagemesh/stagemesh/internal/bus"
+	"github.com/stagemesh/stagemesh/internal/store"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -110,7 +111,7 @@ func TestUsageAddsUpOverAttempts(t *testing.T) {
 func TestExpiredJobHasTheTimeThatItWaited(t *testing.T) {
 	t.Parallel()
 	b := newMesh(t)
-	id := b.submit(func(h *bus.JobHeader) { h.Deadline = time.Now().Add(300 * time.Millisecond) })
+	id := b.submit(func(h *store.JobHeader) { h.Deadline = time.Now().Add(300 * time.Millisecond) })
 	testbed.Eventually(t, "the deadline passes", func() bool {
 		j, err := b.jobs.Queued(t.Context(), id, "")
 		return err == nil && time.Now().After(j.Deadline)

@@ -13,6 +13,7 @@ import (
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
 	"github.com/stagemesh/stagemesh/internal/bus"
+	"github.com/stagemesh/stagemesh/internal/store"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -60,7 +61,7 @@ func TestPausedQueueSendsNothingUntilResumed(t *testing.T) {
 	}
 	stop := b.start(target)
 	first, second := b.submit(), b.submit()
-	expired := b.submit(func(h *bus.JobHeader) { h.Deadline = time.Now().Add(300 * time.Millisecond) })
+	expired := b.submit(func(h *store.JobHeader) { h.Deadline = time.Now().Add(300 * time.Millisecond) })
 	b.wantEnd(expired, hasExpired, fault.DeadlineExceeded, 0)
 	stop()
 	b.start(target)
@@ -182,7 +183,7 @@ func TestJobsAreConserved(t *testing.T) {
 			case at < 3 && len(jobs) > 0:
 				b.cancelWaiting(jobs[random.IntN(len(jobs))])
 			default:
-				jobs = append(jobs, b.submit(func(h *bus.JobHeader) {
+				jobs = append(jobs, b.submit(func(h *store.JobHeader) {
 					h.Deadline = time.Now().Add(time.Duration(1+random.IntN(1000)) * time.Millisecond)
 				}))
 			}

@@ -20,7 +20,6 @@ import (
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
-	"github.com/stagemesh/stagemesh/internal/bus"
 	"github.com/stagemesh/stagemesh/internal/store"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -313,9 +312,9 @@ func withEndpoint(url string, edits ...func(*HTTPTarget)) func(*Config) {
 	}
 }
 
-func (b *meshBed) submitCall(path string, edits ...func(*bus.JobHeader)) pipeline.JobID {
+func (b *meshBed) submitCall(path string, edits ...func(*store.JobHeader)) pipeline.JobID {
 	b.t.Helper()
-	h := bus.JobHeader{Deadline: time.Now().Add(time.Hour)}
+	h := store.JobHeader{Deadline: time.Now().Add(time.Hour)}
 	for _, edit := range edits {
 		edit(&h)
 	}
@@ -400,7 +399,7 @@ func TestPoolThatIsGoneLeavesUnknownHTTPAttempts(t *testing.T) {
 	b.wantEnd(b.submitCall("/"), hasSucceeded, "", 1)
 	stop()
 	unknown, cancelled := b.submitCall("/"), b.submitCall("/")
-	expired := b.submitCall("/", func(h *bus.JobHeader) { h.Deadline = time.Now().Add(5 * time.Second) })
+	expired := b.submitCall("/", func(h *store.JobHeader) { h.Deadline = time.Now().Add(5 * time.Second) })
 	for _, id := range []pipeline.JobID{unknown, cancelled, expired} {
 		b.leave(id, "first")
 	}

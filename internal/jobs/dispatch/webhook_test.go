@@ -23,7 +23,6 @@ import (
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
-	"github.com/stagemesh/stagemesh/internal/bus"
 	"github.com/stagemesh/stagemesh/internal/store"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/internal/webhook"
@@ -119,7 +118,7 @@ func (b *meshBed) submitWithWebhook(url string, ttl time.Duration) pipeline.JobI
 		Job:     &inferencev1.Job{Id: id.String(), Queue: string(queue), AcceptedAt: timestamppb.Now(), Deadline: timestamppb.New(deadline)},
 		Payload: &meshv1.QueuedJob_Infer{Infer: &inferencev1.InferRequest{}}, Webhook: url,
 	}
-	if _, _, err := b.jobs.Submit(b.t.Context(), id, "", bus.JobHeader{Deadline: deadline}, job); err != nil {
+	if _, _, err := b.jobs.Submit(b.t.Context(), id, "", store.JobHeader{Deadline: deadline}, job); err != nil {
 		b.t.Fatal(err)
 	}
 	return id
@@ -327,7 +326,7 @@ func TestFullQueueOfWebhooksBoundsEndsAndNoReload(t *testing.T) {
 	if runs, _, _ := target.counts(); runs < most || runs >= 2*most { // a few more end while the first are stored
 		t.Errorf("%d ended, not about %d", runs, most)
 	}
-	b.wantEnd(b.submit(func(h *bus.JobHeader) { h.Deadline = time.Now().Add(100 * time.Millisecond) }), hasExpired, fault.DeadlineExceeded, 0)
+	b.wantEnd(b.submit(func(h *store.JobHeader) { h.Deadline = time.Now().Add(100 * time.Millisecond) }), hasExpired, fault.DeadlineExceeded, 0)
 	before := b.owner("main")
 	b.reload(func(c *Config) {
 		p := c.Pools["main"]

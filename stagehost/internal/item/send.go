@@ -521,7 +521,7 @@ func (l *Loop) Forward(it *Item, to pipeline.HostID) {
 // looks for it when it is connected again.
 func (l *Loop) storeReply(it *Item) {
 	message := it.outbox[0]
-	reply, err := envelope.DecodeReply(message.Body())
+	reply, err := envelope.DecodeReply(message.Data)
 	if err != nil {
 		l.internalError("reply cannot be stored", err)
 		l.settle(it)
