@@ -269,19 +269,6 @@ func (b *Bus) requestStored(ctx context.Context, stream, subject string, questio
 	return msg, err
 }
 
-// StoredResult returns the bytes of a request's stored result: nil where there is
-// none, ErrNoResults where the mesh keeps no results.
-func (b *Bus) StoredResult(ctx context.Context, request pipeline.RequestID) ([]byte, error) {
-	msg, err := b.Last(ctx, b.ResultStream(), b.Result(request))
-	switch {
-	case errors.Is(err, ErrNoQueue):
-		return nil, ErrNoResults
-	case err != nil || msg == nil:
-		return nil, err
-	}
-	return msg.Data, nil
-}
-
 // DeleteResult deletes a request's stored result, if it has one. It is best effort and does not
 // wait for the broker, where a request with an answer costs twice as much.
 func (b *Bus) DeleteResult(request pipeline.RequestID) error {

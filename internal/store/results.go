@@ -46,16 +46,16 @@ func NewResults(b *bus.Bus, s Settings) *Results {
 func (s *Results) Get(ctx context.Context, request pipeline.RequestID) (*envelope.Result, error) {
 	ctx, release := budget.WithScope(ctx)
 	defer release()
-	data, err := s.bus.StoredResult(ctx, request)
+	msg, err := s.bus.Last(ctx, s.config.Name, s.bus.Result(request))
 	switch {
-	case errors.Is(err, bus.ErrNoResults), err == nil && data == nil:
+	case errors.Is(err, bus.ErrNoQueue), err == nil && msg == nil:
 		return nil, ErrNoResult
 	case err != nil:
 		return nil, s.wrap(err)
 	}
-	r, err := envelope.DecodeResult(data)
+	r, err := envelope.DecodeResult(msg.Data)
 	if err != nil {
-		s.bus.ReportUnreadable("result", s.bus.Result(request), 0, "it stays", err)
+		s.bus.ReportUnreadable("result", msg.Subject, msg.Seq, "it stays", err)
 	}
 	return r, err
 }

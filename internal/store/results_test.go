@@ -3,6 +3,7 @@ package store_test
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -219,4 +220,22 @@ func TestResultsExpire(t *testing.T) {
 		_, err := results.Get(t.Context(), request)
 		return errors.Is(err, store.ErrNoResult)
 	})
+}
+
+func TestUnreadableResultIsReportedOnce(t *testing.T) {
+	t.Parallel()
+	log := &testbed.Log{}
+	b := testbed.StartBroker(t).Connect(mesh, func(s *bus.Settings) { s.Logger = slog.New(slog.NewTextHandler(log, nil)) })
+	results := ensure(t, store.NewResults(b, store.Settings{}))
+	if _, err := b.JetStream().Publish(t.Context(), b.Result("r"), []byte("\xff")); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if _, err := results.Get(t.Context(), "r"); err == nil || errors.Is(err, store.ErrNoResult) {
+			t.Errorf("got %v", err)
+		}
+	}
+	if n := strings.Count(log.String(), "kind=result"); n != 1 {
+		t.Errorf("it is reported %d times:\n%s", n, log.String())
+	}
 }
