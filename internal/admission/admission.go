@@ -47,7 +47,6 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/internal/budget"
-	"github.com/stagemesh/stagemesh/internal/bus"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
@@ -67,19 +66,6 @@ func spread(after time.Duration) time.Duration {
 	}
 	after = min(max(after, minRetry), maxRetry)
 	return after + rand.N(after/4)
-}
-
-// Rejection turns a bus error about a hop into the caller's fault. The fault names
-// the stage, unless the broker itself is disconnected.
-func Rejection(err error, hop *pipeline.Hop) *fault.Fault {
-	f := bus.FaultOf(err, hop.Stage)
-	if f.Reason != fault.BrokerUnavailable {
-		f = at(f, hop)
-	}
-	if f.Retryable() {
-		f = f.WithRetryAfter(budget.RetryAfter)
-	}
-	return f
 }
 
 // Stopping is the fault of a gateway that takes no more requests.

@@ -225,7 +225,7 @@ func (a *Availability) pause(ctx context.Context, env *envelope.Envelope, reject
 // count.
 func (a *Availability) CheckHosts(ctx context.Context, route []pipeline.Hop, d pipeline.Durability) *fault.Fault {
 	if !a.broker.Connected() {
-		return Rejection(bus.ErrDisconnected, &route[0])
+		return bus.Rejection(bus.ErrDisconnected, &route[0])
 	}
 	reports := make([]*hostReport, len(route))
 	for i, hop := range route {
@@ -248,7 +248,7 @@ func (a *Availability) CheckHosts(ctx context.Context, route []pipeline.Hop, d p
 
 func (r *hostReport) fault(hop *pipeline.Hop, d pipeline.Durability) *fault.Fault {
 	if r.err != nil {
-		return Rejection(r.err, hop)
+		return bus.Rejection(r.err, hop)
 	}
 	switch cause := r.availability.Cause; {
 	case r.serves(d):

@@ -450,6 +450,19 @@ func FaultOf(err error, stage pipeline.StageName) *fault.Fault {
 	return fault.From(fmt.Errorf("stage %s: %w", stage, err))
 }
 
+// Rejection turns an error about a hop into the caller's fault. The fault names the step, unless
+// the broker itself is disconnected, and when to retry.
+func Rejection(err error, hop *pipeline.Hop) *fault.Fault {
+	f := FaultOf(err, hop.Stage)
+	if f.Reason != fault.BrokerUnavailable {
+		f = f.At(string(hop.Stage), string(hop.Step), "")
+	}
+	if f.Retryable() {
+		f = f.WithRetryAfter(budget.RetryAfter)
+	}
+	return f
+}
+
 // sendError classifies the client's error of a local publish.
 func sendError(err error) error {
 	switch {

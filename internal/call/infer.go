@@ -377,7 +377,7 @@ func (x *call) encode() error {
 	x.sending.message, err = x.service.bus.Item(x.env)
 	switch {
 	case errors.Is(err, bus.ErrTooLarge):
-		return admission.Rejection(err, x.env.Hop())
+		return bus.Rejection(err, x.env.Hop())
 	case err != nil:
 		// All else that the encoder refuses is text that is not UTF-8.
 		return fault.Newf(fault.InvalidRequest, "the request cannot be encoded: %w", err)
@@ -432,7 +432,7 @@ func (x *call) end(ctx context.Context) (*request.Response, error) {
 		return nil, ctx.Err()
 	}
 	if p, known := x.sending.outcome(); known && errors.Is(p.err, bus.ErrQueueFull) {
-		return nil, admission.Rejection(p.err, x.env.Hop())
+		return nil, bus.Rejection(p.err, x.env.Hop())
 	}
 	if x.env.StoresResult() {
 		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastLookUp)
@@ -606,7 +606,7 @@ func (x *call) handleFailedPublish(ctx context.Context) error {
 		}
 		x.publish()
 	case o.err != nil:
-		return admission.Rejection(o.err, x.env.Hop())
+		return bus.Rejection(o.err, x.env.Hop())
 	case o.receipt.Duplicate && s.tries == 1:
 		x.service.metrics.collisions.Add(ctx, 1)
 		x.mintExecution()

@@ -342,15 +342,7 @@ func (s *DeadLetters) requeue(ctx context.Context, item *envelope.Envelope) erro
 	case ctx.Err() != nil:
 		return ctx.Err()
 	}
-	hop := item.Hop()
-	f := bus.FaultOf(err, hop.Stage)
-	if f.Reason != fault.BrokerUnavailable {
-		f = f.At(string(hop.Stage), string(hop.Step), "")
-	}
-	if f.Retryable() {
-		f = f.WithRetryAfter(budget.RetryAfter)
-	}
-	return f
+	return bus.Rejection(err, item.Hop())
 }
 
 // renew makes the item a new request. Its ids are made from the dead letter's, so
