@@ -33,7 +33,7 @@ func TestEveryReasonIsClassified(t *testing.T) {
 		if f.GRPCCode() != class.Code || f.HTTPStatus() != class.HTTP || f.Retryable() != class.Retryable {
 			t.Errorf("%s: a fault says %v %d %v", r, f.GRPCCode(), f.HTTPStatus(), f.Retryable())
 		}
-		if class.Refused() && !(class.NotRun() && class.Retryable) || class.AdminOnly && class.Retryable {
+		if class.Refused() && (!class.NotRun() || !class.Retryable) || class.AdminOnly && class.Retryable {
 			t.Errorf("%s: %+v", r, class)
 		}
 	}
