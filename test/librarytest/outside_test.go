@@ -94,9 +94,13 @@ func publish(t *testing.T, proxy string) {
 // treeFile is a file of the repository, by its name from the root.
 type treeFile string
 
-func (f treeFile) Path() string                 { return filepath.ToSlash(string(f)) }
-func (f treeFile) Lstat() (os.FileInfo, error)  { return os.Lstat(filepath.Join(repository, string(f))) }
-func (f treeFile) Open() (io.ReadCloser, error) { return os.Open(filepath.Join(repository, string(f))) }
+func (f treeFile) Path() string                { return filepath.ToSlash(string(f)) }
+func (f treeFile) Lstat() (os.FileInfo, error) { return os.Lstat(filepath.Join(repository, string(f))) }
+
+// Open implements zip.File.
+func (f treeFile) Open() (io.ReadCloser, error) {
+	return os.Open(filepath.Join(repository, string(f)))
+}
 
 // write adds a program to the module: a folder with a file of testdata.
 func (o outside) write(program string) {
