@@ -223,11 +223,11 @@ func (h *Host) Addr() net.Addr {
 	return addr
 }
 
-// Request is one direct call, Response its answer: Fault, or else Parts.
-type (
-	Request  = item.Request
-	Response = item.Response
-)
+// Request is one direct call.
+type Request = item.Request
+
+// Response is the answer of a direct call: Fault, or else Parts.
+type Response = item.Response
 
 // Infer runs one request on this host, past the queue but within its own bound.
 func (h *Host) Infer(ctx context.Context, r Request) Response {

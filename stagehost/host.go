@@ -345,7 +345,7 @@ func (h *Host) newItems() *item.Items {
 		IsDurable: s.Queue.durable(), MaxAge: s.Queue.MaxAge, AckWait: s.Queue.AckWait,
 		MaxInFlight: s.MaxInFlight, CrashLimit: s.CrashLimit, ExposeErrors: s.ExposeErrors,
 		Bound: s.itemBound(), Events: s.eventRoom(), StartTook: h.startTook, ConnectedAt: h.connectedAt,
-		Sender: h.bus, Records: h.records, Models: item.OneModel{Inputs: h.contract},
+		Sender: h.bus, Records: h.records, Models: item.OneModel(h.contract),
 		Metrics: h.metrics, Tracer: s.Tracer, Logger: s.Logger,
 		StreamMissing: func() {
 			h.storeMissing.Store(true)

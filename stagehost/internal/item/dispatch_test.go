@@ -12,7 +12,7 @@ import (
 func TestPrefetchFollowsTheRunThatEndsFirst(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
-	l := NewLoop(&Items{Settings: Settings{Models: OneModel{}}})
+	l := NewLoop(&Items{Settings: Settings{Models: OneModel(nil)}})
 	l.batcher.Finished(now, batch.Run{Key: "k", Items: 1, Rows: 1, Took: prefetchLongest})
 	l.batcher.Finished(now, batch.Run{Key: "long", Items: 1, Rows: 1, Took: prefetchLongest + time.Millisecond})
 	type prefetcher struct{ runner.Prefetcher }

@@ -106,9 +106,11 @@ type ModelState struct {
 // Envelope returns the item's envelope, which nobody changes.
 func (it *Item) Envelope() *envelope.Envelope { return it.env }
 
-// Contract is what the item's inputs fit; nil where they were not checked. Bytes is their size.
+// Contract is what the item's inputs fit; nil where they were not checked.
 func (it *Item) Contract() *schema.Contract { return it.contract }
-func (it *Item) Bytes() int                 { return it.bytes }
+
+// Bytes is the size of the item's inputs.
+func (it *Item) Bytes() int { return it.bytes }
 
 // HasRun reports whether the item was in a batch.
 func (it *Item) HasRun() bool { return it.run != nil }

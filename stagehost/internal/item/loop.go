@@ -92,23 +92,26 @@ type Models interface {
 	Publish(now time.Time)
 }
 
-// OneModel is the one model of a runner, which is always there.
-type OneModel struct{ Inputs *schema.Contract }
+// oneModel is the one model of a runner, which is always there.
+type oneModel struct{ inputs *schema.Contract }
+
+// OneModel returns the Models of a runner that has one, whose inputs fit the contract.
+func OneModel(inputs *schema.Contract) Models { return oneModel{inputs} }
 
 var (
 	_ Sender = (*bus.Bus)(nil)
-	_ Models = OneModel{}
+	_ Models = oneModel{}
 )
 
-func (m OneModel) Contract(*envelope.Envelope) (*schema.Contract, bool) { return m.Inputs, true }
-func (OneModel) Bind(*Loop)                                             {}
-func (OneModel) Admit(time.Time, *Item) bool                            { return true }
-func (OneModel) Leave(*Item)                                            {}
-func (OneModel) Act(time.Time)                                          {}
-func (OneModel) Next(than time.Time) time.Time                          { return than }
-func (OneModel) Ran(Ran)                                                {}
-func (OneModel) RunAgain(time.Time, []*Item) bool                       { return false }
-func (OneModel) Publish(time.Time)                                      {}
+func (m oneModel) Contract(*envelope.Envelope) (*schema.Contract, bool) { return m.inputs, true }
+func (oneModel) Bind(*Loop)                                             {}
+func (oneModel) Admit(time.Time, *Item) bool                            { return true }
+func (oneModel) Leave(*Item)                                            {}
+func (oneModel) Act(time.Time)                                          {}
+func (oneModel) Next(than time.Time) time.Time                          { return than }
+func (oneModel) Ran(Ran)                                                {}
+func (oneModel) RunAgain(time.Time, []*Item) bool                       { return false }
+func (oneModel) Publish(time.Time)                                      {}
 
 // Settings configure a loop and its Items.
 type Settings struct {
@@ -219,14 +222,16 @@ type Loop struct {
 	emptied bool
 }
 
-// Empty is closed when a draining loop holds nothing. Running counts the batches at the runner, once the
-// loop has ended.
+// Empty is closed when a draining loop holds nothing.
 func (l *Loop) Empty() <-chan struct{} { return l.empty }
-func (l *Loop) Running() int           { return l.running }
+
+// Running counts the batches at the runner, once the loop has ended.
+func (l *Loop) Running() int { return l.running }
 
 // SetAckWait has the loop extend deliveries for an ack wait, which may be shorter than the one before.
 func (l *Loop) SetAckWait(wait time.Duration) { l.ackWait, l.extendAt = wait, time.Time{} }
 
+// NewLoop returns the loop of the items, which has none yet.
 func NewLoop(p *Items) *Loop {
 	l := &Loop{
 		Items:   p,
@@ -331,6 +336,7 @@ type Event interface{ Apply(l *Loop) }
 // EventFunc is an event that is a function.
 type EventFunc func(l *Loop)
 
+// Apply implements Event.
 func (f EventFunc) Apply(l *Loop) { f(l) }
 
 // Ask returns what the loop answers, or the error of the context.

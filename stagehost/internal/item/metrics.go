@@ -74,6 +74,7 @@ type Metrics struct {
 	queueWait, batchWait, runTime, firstChunk metric.Float64Histogram
 }
 
+// NewMetrics returns the instruments of a host.
 func NewMetrics(meter metric.Meter, stage pipeline.StageName, host pipeline.HostID) (*Metrics, error) {
 	key := attribute.String("stage", string(stage))
 	base := seriesOf(key)

@@ -30,7 +30,7 @@ func aLoop(t *testing.T, sender Sender) *Loop {
 	}
 	return NewLoop(New(t.Context(), Settings{
 		Bound: 1, Events: 1, MaxInFlight: 1, Runner: inproc.Each(inproc.Settings{}, nil),
-		Sender: sender, Models: OneModel{}, Metrics: m, Logger: slog.New(slog.DiscardHandler),
+		Sender: sender, Models: OneModel(nil), Metrics: m, Logger: slog.New(slog.DiscardHandler),
 	}))
 }
 
