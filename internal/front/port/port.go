@@ -172,8 +172,9 @@ func notFound(documented bool) http.HandlerFunc {
 // Bounds on a connection, beside transport's. There is no bound on a whole request
 // or answer: uploads and answers have transport.DefaultStallTimeout, and streams may be long.
 const (
-	// maxConcurrentStreams is per connection.
-	maxConcurrentStreams = 250
+	// maxConcurrentStreams is per connection, the least that RFC 9113 recommends: net/http takes 8 KiB
+	// for each before a handler counts it.
+	maxConcurrentStreams = 100
 	writeStall           = 30 * time.Second
 	// maxFrame and the buffers are per connection, and taken before a handler reads anything.
 	maxFrame         = 16 << 10
