@@ -309,7 +309,7 @@ func (g *Gateway) WaitReady(ctx context.Context) error {
 		select {
 		case <-g.hostsLoaded:
 		case <-ctx.Done():
-			return fmt.Errorf("%w: %w", ctx.Err(), g.hostsKnown())
+			return errors.Join(ctx.Err(), g.hostsKnown())
 		}
 	}
 	return g.pipelines.WaitReady(ctx)

@@ -104,7 +104,7 @@ func (m *metrics) chunk(label string, first bool, took time.Duration) {
 	}
 }
 
-// count adds one under a label.
+// count adds n under a label.
 func count(c metric.Int64Counter, n int64, label, value string) {
 	if n == 0 {
 		return

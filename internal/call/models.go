@@ -26,11 +26,15 @@ func (s *Service) label(r *request.Request) string {
 	return s.settings.Router.Label(r.Pipeline, r.ByModel)
 }
 
-// LoadModel is the router's Load, which waits for MaxTimeout at most. It counts as a request in
+// LoadModel loads a model, or an alias's model, and waits for that, MaxTimeout at most. It counts as a request in
 // flight meanwhile, and as a use. A gateway that stops ends the wait; the load goes on.
 func (s *Service) LoadModel(ctx context.Context, name string) error {
 	tenant := budget.TenantOf(ctx)
-	if f := s.limiter.Acquire(tenant); f != nil {
+	id, f := s.settings.Router.ModelOf(name)
+	if f == nil {
+		f = s.limiter.Acquire(tenant)
+	}
+	if f != nil {
 		return f
 	}
 	defer s.limiter.Release(tenant)
@@ -39,7 +43,7 @@ func (s *Service) LoadModel(ctx context.Context, name string) error {
 		return f
 	}
 	defer stop()
-	return s.settings.Router.Load(ctx, name)
+	return s.settings.Router.Load(ctx, id)
 }
 
 // placeModels is the router's Place. It returns the first step that also runs on a shadow, if any.

@@ -150,8 +150,8 @@ func (r *Router) SpecOf(ref payload.ModelRef) *stagev1.Spec {
 	return replicas.GetSpec()
 }
 
-// modelOf returns the model that a name means.
-func (r *Router) modelOf(name string) (model.ID, *fault.Fault) {
+// ModelOf returns the model that a name means.
+func (r *Router) ModelOf(name string) (model.ID, *fault.Fault) {
 	ref, f := r.refOf(name, true)
 	if f == nil && ref == (payload.ModelRef{}) {
 		if _, f = r.pipelines.Resolve(name); f == nil {
@@ -171,18 +171,14 @@ func (r *Router) modelOf(name string) (model.ID, *fault.Fault) {
 // shown is how much of a caller's text a message repeats, in runes.
 const shown = 80
 
-// Load has a host load the model, or an alias's model, if none has it, and waits for that.
-func (r *Router) Load(ctx context.Context, name string) error {
-	id, f := r.modelOf(name)
-	if f != nil {
-		return f
-	}
+// Load has a host load the model, if none has it, and waits for that.
+func (r *Router) Load(ctx context.Context, id model.ID) error {
 	return r.placer.EnsureLoaded(ctx, id, models.Wanted{Replicas: 1, LastUse: time.Now()}, true)
 }
 
 // Unload has all hosts unload the model, or an alias's model.
 func (r *Router) Unload(ctx context.Context, name string) error {
-	id, f := r.modelOf(name)
+	id, f := r.ModelOf(name)
 	if f != nil {
 		return f
 	}
