@@ -33,6 +33,7 @@ const (
 	codeAccountFull jetstream.ErrorCode = 10002
 	codeNoMemory    jetstream.ErrorCode = 10028
 	codeNoStorage   jetstream.ErrorCode = 10047
+	codeNotCreated  jetstream.ErrorCode = 10049
 )
 
 // hasCode reports whether the broker has answered with an error code.
@@ -50,8 +51,9 @@ func apiError(e *jetstream.APIError) error {
 		return errWrongSequence
 	case codeStoreFailed, codeNoResources, codeAccountFull, codeNoMemory, codeNoStorage:
 		return fmt.Errorf("%w: %s", discovery.ErrFull, e.Description)
-	// A starting cluster does not know all of its servers yet.
-	case codeNoPeers, codeNotLeader:
+	// A starting cluster does not know all of its servers yet, and a broker that has deleted its
+	// last stream may remove the folder of a new one, once.
+	case codeNoPeers, codeNotLeader, codeNotCreated:
 		return fmt.Errorf("%w: %s", discovery.ErrUnavailable, e.Description)
 	}
 	// These may succeed a moment later: there is no leader, a server is starting, or

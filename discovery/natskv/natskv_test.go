@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
@@ -507,6 +508,21 @@ func TestFullTableRejectsChangesUntilEmptied(t *testing.T) {
 	if _, err := c.Put(t.Context(), "another", large, 0); err != nil {
 		t.Error(err)
 	}
+}
+
+// The broker removes what is in the way when it fails.
+func TestChangeOutlivesAStreamThatIsNotCreated(t *testing.T) {
+	t.Parallel()
+	folder := t.TempDir()
+	b := broker(t, func(o *server.Options) { o.StoreDir = folder })
+	inTheWay := filepath.Join(folder, "jetstream", "$G", "streams", "mesh_registry")
+	if err := os.MkdirAll(filepath.Dir(inTheWay), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(inTheWay, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	put(t, client(t, settings(b.ClientURL())), "a", 0)
 }
 
 // The entries of the new stream have the same sequences.
