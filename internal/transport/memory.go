@@ -57,9 +57,9 @@ type Head struct {
 // Guard returns who sends a request, or why it may not.
 type Guard func(Head) (Caller, error)
 
-// requestCost is what a request costs beside its header and body, in bytes: its goroutine, its
-// stream, its buffers.
-const requestCost = 8 << 10
+// requestCost is what a request costs beside its header and body, in bytes: the stack of its
+// goroutine, its stream, its buffers.
+const requestCost = 24 << 10
 
 // account returns the account of a request with a header of that size, which holds that.
 func (m *Memory) account(conn *countedConn, c Caller, err error, header int64) (*budget.Account, error) {

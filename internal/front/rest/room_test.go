@@ -86,7 +86,7 @@ func TestTensorsAreReservedUntilTheyAreAnswered(t *testing.T) {
 			}}
 			send(t.Context(), fronttest.WithMemory(rest.New(caller, nil, transport.Settings{}), pool), mediaType, data)
 			// The rest is for the request itself and its header.
-			if want := int64(len(data) + made); made < 4*len(data)-4096 || reserved < want || reserved > want+(16<<10) {
+			if want := int64(len(data) + made); made < 4*len(data)-4096 || reserved < want || reserved > want+(32<<10) {
 				t.Errorf("%d bytes are reserved of a body of %d and inputs of %d", reserved, len(data), made)
 			}
 			if got := pool.Held(); got != 0 {

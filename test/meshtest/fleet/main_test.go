@@ -50,6 +50,13 @@ func TestMain(m *testing.M) {
 	if os.Getenv(programVariable) != "" {
 		os.Exit(program(os.Args[1:])) //nolint:forbidigo // this is main
 	}
+	if order := os.Getenv(attackVariable); order != "" {
+		if err := attack(order); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1) //nolint:forbidigo // this is main
+		}
+		os.Exit(0) //nolint:forbidigo // this is main
+	}
 	// More would compete for the processor, and several tests bound times.
 	testbed.Tests{Parallel: 4, End: sharedConsul.End}.Main(m)
 }
