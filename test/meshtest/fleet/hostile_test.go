@@ -1214,7 +1214,7 @@ func TestNoAttackTakesMoreThanItsShare(t *testing.T) {
 		t.Run(one.name, func(t *testing.T) {
 			out := m.attack(t, one, most)
 			t.Log(out)
-			if per := out.work / float64(max(out.Raw, 1)); out.Raw > 0 && per > mostWork*m.work {
+			if per := out.work / float64(max(out.Raw, 1)); len(one.attacks) == 1 && out.Raw > 0 && per > mostWork*m.work {
 				t.Errorf("a byte takes %.0f ns, %.0f times a good one's", per*1e9, per/m.work)
 			}
 		})
