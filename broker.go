@@ -34,7 +34,10 @@ const (
 const (
 	maxBrokerConnections = 1024
 	brokerAuthTimeout    = 2 * time.Second
-	maxControlLine       = 4 << 10
+	// brokerSync is how often files are synced to disk, and cleared of messages that are gone: the default
+	// of two minutes leaves a disk full for so long after each failed write.
+	brokerSync     = 10 * time.Second
+	maxControlLine = 4 << 10
 	// maxBrokerPending is what waits for one connection that does not read, in bytes.
 	maxBrokerPending = 64 << 20
 	// maxBrokerSubscriptions is per connection. A gateway has one for each call that waits for a job.
@@ -194,6 +197,7 @@ func (b *broker) options(folder string) (*server.Options, error) {
 		StoreDir:           folder,
 		MaxPayload:         int32(cmp.Or(s.MaxPayload, meshfile.DefaultBrokerPayload)),
 		NoSigs:             true,
+		SyncInterval:       brokerSync,
 	}
 	if s.Listen == "" {
 		return o, nil
