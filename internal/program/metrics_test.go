@@ -7,11 +7,13 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net/http"
 	"net/http/httptest"
 	"regexp"
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	dto "github.com/prometheus/client_model/go"
@@ -125,6 +127,45 @@ func TestProcessMetricsAreOnThePage(t *testing.T) {
 			t.Errorf("%s is missing", name)
 		}
 	}
+}
+
+// stuckWriter is a response that nobody reads.
+type stuckWriter struct {
+	*httptest.ResponseRecorder
+
+	stuck, free chan struct{}
+}
+
+func (w stuckWriter) Write(data []byte) (int, error) {
+	select {
+	case w.stuck <- struct{}{}:
+		<-w.free
+	case <-w.free:
+	}
+	return w.ResponseRecorder.Write(data)
+}
+
+func TestSlowReadersOfMetricsHoldUpNobody(t *testing.T) {
+	t.Parallel()
+	h := newMetrics(t).Handler()
+	const readers = 20
+	stuck, free := make(chan struct{}), make(chan struct{})
+	var all sync.WaitGroup
+	for range readers {
+		all.Go(func() {
+			h.ServeHTTP(stuckWriter{httptest.NewRecorder(), stuck, free}, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/metrics", http.NoBody))
+		})
+	}
+	for range readers {
+		<-stuck
+	}
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/metrics", http.NoBody))
+	if w.Code != http.StatusOK || !strings.Contains(w.Body.String(), "stagemesh_build_info") {
+		t.Errorf("beside %d readers that read nothing: %d %.100s", readers, w.Code, w.Body)
+	}
+	close(free)
+	all.Wait()
 }
 
 func TestPortPacksTheMetricsOfTheMesh(t *testing.T) {

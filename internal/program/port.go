@@ -13,12 +13,14 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	dto "github.com/prometheus/client_model/go"
 	otelprometheus "go.opentelemetry.io/otel/exporters/prometheus"
 	"go.opentelemetry.io/otel/metric"
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
@@ -55,10 +57,24 @@ func NewMetrics(version string) (*Metrics, error) {
 // Meter returns the process's meter.
 func (m *Metrics) Meter() metric.Meter { return m.provider.Meter("stagemesh") }
 
-// Handler serves the metrics.
+// Handler serves the metrics. Callers who read them slowly hold up nobody.
 func (m *Metrics) Handler() http.Handler {
 	// Exemplars are in the OpenMetrics format alone.
-	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{EnableOpenMetrics: true, MaxRequestsInFlight: maxScrapes})
+	return promhttp.HandlerFor(&inTurn{Gatherer: m.registry}, promhttp.HandlerOpts{EnableOpenMetrics: true})
+}
+
+// inTurn gathers metrics for one caller at a time.
+type inTurn struct {
+	prometheus.Gatherer
+
+	mu sync.Mutex
+}
+
+// Gather implements prometheus.Gatherer.
+func (g *inTurn) Gather() ([]*dto.MetricFamily, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.Gatherer.Gather()
 }
 
 // Shutdown stops the metrics.
@@ -150,9 +166,7 @@ const (
 	bodyTimeout       = time.Second
 	maxBodyBytes      = 1 << 20
 	stopTimeout       = 5 * time.Second
-	// maxScrapes is how many read the metrics at a time.
-	maxConnections = 64
-	maxScrapes     = 8
+	maxConnections    = 64
 	// writeTimeout bounds an answer; net/http/pprof adds the seconds of a profile.
 	writeTimeout = 30 * time.Second
 	// maxProfileSeconds bounds a profile or trace. One of them runs at a time, and so many that
