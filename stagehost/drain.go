@@ -20,8 +20,8 @@ func (h *Host) drain(l *item.Loop) bool {
 	for _, q := range h.pulled {
 		h.stopAnswers(&q.alive)
 	}
-	if h.loader != nil {
-		h.leaveModels(ctx)
+	if h.models != nil {
+		h.models.RemoveReplicas(ctx)
 	}
 	h.stopAnswers(&h.forwarded)
 	for _, q := range h.pulled {

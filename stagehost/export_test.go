@@ -6,14 +6,14 @@ import (
 )
 
 // Scale runs the loop that follows the use of models, by the clock of a test.
-func (h *Host) Scale(ctx context.Context, ticks <-chan time.Time) { _ = h.scale(ctx, ticks) }
+func (h *Host) Scale(ctx context.Context, ticks <-chan time.Time) { _ = h.models.Scale(ctx, ticks) }
 
 // Lead returns what the host does as the leader of its stage, by the clock of a test: tick waits for
 // the end of what it begins.
 func (h *Host) Lead(start time.Time) (tick func(context.Context, time.Time) error) {
-	l := newLeader(h, start)
+	l := h.models.newLeader(start)
 	return func(ctx context.Context, now time.Time) error {
-		defer l.leave()
-		return l.tick(ctx, now)
+		defer l.Stop()
+		return l.Tick(ctx, now)
 	}
 }

@@ -25,20 +25,16 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 
-	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/internal/batch"
 	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/internal/bus"
-	"github.com/stagemesh/stagemesh/internal/models"
 	"github.com/stagemesh/stagemesh/internal/process"
 	"github.com/stagemesh/stagemesh/internal/schema"
 	"github.com/stagemesh/stagemesh/internal/store"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/stagehost/internal/item"
-	"github.com/stagemesh/stagemesh/stagehost/internal/modelcache"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
@@ -47,18 +43,8 @@ import (
 type Host struct {
 	settings Settings
 	metrics  *item.Metrics
-	// loader is the runner of a stage that loads models, else nil.
-	loader runner.ModelLoader
-	// cacheSettings configure its cache; models is what the mesh knows of models, members
-	// are its hosts, and placer chooses among these.
-	cacheSettings modelcache.Settings
-	models        *models.Registry
-	// cacheRecord is how its cache stands.
-	cacheRecord atomic.Pointer[meshv1.CacheRecord]
-	// loaded has a *loadedModel for each model.ID that is loaded.
-	loaded  sync.Map
-	members *discovery.Membership
-	placer  *models.Placer
+	// models is set for a stage that loads models, else nil.
+	models *hostModels
 	// spec, its parameters and contract are set once the runner has started.
 	spec       runner.Spec
 	parameters *stagev1.ParameterSpecs
@@ -68,10 +54,8 @@ type Host struct {
 	// connectedAt is when this process connected to the broker as a host.
 	connectedAt time.Time
 	status      status
-	// items are the host's, from connect on; modelSet decides which may run, where the stage
-	// loads models.
-	items    *item.Items
-	modelSet *modelSet
+	// items are the host's, from connect on.
+	items *item.Items
 	// runCtx is the context of runs; cancelRuns ends it.
 	runCtx     context.Context
 	cancelRuns context.CancelFunc
@@ -258,25 +242,26 @@ func (h *Host) configureBatching() error {
 
 // configureModels prepares to load models where the stage does.
 func (h *Host) configureModels() error {
-	if h.settings.Models == nil {
+	s, r := h.settings, h.settings.Registry
+	if s.Models == nil {
 		return nil
 	}
-	h.loader = h.settings.Runner.(runner.ModelLoader) // Validate has checked it
-	if h.settings.Registry == nil || h.settings.Registry.Models == nil {
+	if r == nil || r.Models == nil {
 		return errors.New("models: the mesh has no registry; the section registry of its file names one")
 	}
-	r := h.settings.Registry
-	live, err := h.settings.Models.Settings("models.")
+	live, err := s.Models.Settings("models.")
 	if err != nil {
 		return err
 	}
-	h.models = models.New(models.Settings{
-		Table: r.Models, Logger: h.settings.Logger, Stages: map[pipeline.StageName]*meshv1.ModelSettings{h.settings.Stage: live},
+	loader := s.Runner.(runner.ModelLoader) // Validate has checked it
+	h.models, err = newHostModels(h.runCtx, modelHostSettings{
+		Mesh: s.Mesh, Stage: s.Stage, Host: s.Host, Loader: loader, MaxBatch: s.Batch.MaxSize, Cache: s.Models.cache(loader.ModelLimits()),
+		Models: r.Models, Live: live, Watcher: r.Watcher, Hosts: r.Table,
+		StageContract: h.contract, SpecToProto: specToProto, IsLeaving: h.status.isLeaving,
+		Pull:    func(name pipeline.StageName) (*bus.Puller, error) { return h.newPuller(name, s.OwnQueue()) },
+		Metrics: h.metrics, Logger: s.Logger,
 	})
-	h.members = discovery.NewMembership(r.Watcher, r.Table, string(h.settings.Mesh), h.settings.Logger)
-	h.placer = models.NewPlacer(h.models, h.members)
-	h.cacheSettings = h.settings.Models.cache(h.loader.ModelLimits())
-	return h.cacheSettings.Validate()
+	return err
 }
 
 // stopRunner stops the runner once its batches have ended.
@@ -314,7 +299,7 @@ func (h *Host) connect() error {
 	}
 	h.items = h.newItems()
 	err = h.pull(h.settings.Stage, h.settings.Queue)
-	if err == nil && h.loader != nil && slices.Contains(h.settings.Queue.Durabilities, pipeline.Memory) {
+	if err == nil && h.models != nil && slices.Contains(h.settings.Queue.Durabilities, pipeline.Memory) {
 		err = h.pull(pipeline.HostQueue(h.settings.Stage, h.settings.Host), h.settings.OwnQueue())
 	}
 	if err == nil {
@@ -352,9 +337,8 @@ func (h *Host) newItems() *item.Items {
 			h.queueMissing()
 		},
 	}
-	if h.loader != nil {
-		h.modelSet = newModelSet(h)
-		own.Models = h.modelSet
+	if h.models != nil {
+		own.Models = h.models.Connect(h.bus)
 	}
 	return item.New(h.runCtx, own)
 }
@@ -392,7 +376,9 @@ func (h *Host) disconnect() {
 		h.settings.Logger.Debug("end of cancel messages", "error", err)
 	}
 	h.closePullers()
-	h.deleteOwnQueue()
+	if h.models != nil {
+		h.models.DeleteOwnQueue()
+	}
 	// Items that arrived before the end of the subscription are returned.
 	h.items.DropEvents()
 	h.bus.Close()
@@ -410,9 +396,8 @@ func (h *Host) serve(ctx context.Context) error {
 	// The registry of models is needed until the drain has ended.
 	followCtx, unfollow := context.WithCancel(context.WithoutCancel(ctx))
 	var following sync.WaitGroup
-	if h.loader != nil {
-		following.Go(func() { _ = h.models.Run(followCtx) }) // its end is the context's
-		following.Go(func() { _ = h.members.Run(followCtx) })
+	if h.models != nil {
+		following.Go(func() { h.models.Follow(followCtx) })
 	}
 	defer following.Wait()
 	defer unfollow()
@@ -430,13 +415,8 @@ func (h *Host) serve(ctx context.Context) error {
 	pumps.Go(func() error { return h.reconcile(pumping) })
 	pumps.Go(func() error { return h.serveAPI(pumping) })
 	pumps.Go(func() error { return h.register(pumping) })
-	if h.loader != nil {
-		pumps.Go(func() error { return h.watchRuntime(pumping) })
-		pumps.Go(func() error { return h.followModels(pumping) })
-		pumps.Go(func() error { return h.lead(pumping) })
-		scaling := time.NewTicker(scaleEvery)
-		defer scaling.Stop()
-		pumps.Go(func() error { return h.scale(pumping, scaling.C) })
+	if h.models != nil {
+		pumps.Go(func() error { return h.models.Run(pumping) })
 	}
 	// The pumps have ended before the drain waits for goroutines that they started.
 	err = pumps.Wait()
@@ -461,11 +441,11 @@ func (h *Host) awaitLeave(ctx, pumping context.Context) error {
 	case <-pumping.Done():
 		return pumping.Err()
 	}
-	if h.loader != nil {
+	if h.models != nil {
 		moving, cancel := process.DrainContext(pumping, h.settings.DrainTimeout/2)
 		defer cancel()
 		defer context.AfterFunc(pumping, cancel)()
-		h.moveModels(moving)
+		h.models.Move(moving, h.status.leave)
 	}
 	return ctx.Err()
 }

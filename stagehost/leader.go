@@ -18,7 +18,6 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/model"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
-	"github.com/stagemesh/stagemesh/stagehost/internal/item"
 )
 
 const (
@@ -27,6 +26,8 @@ const (
 	// forgetAfter is how long a host is dead before its replicas are removed, and its queue.
 	// Senders pass it over as soon as they know; its models would be unloaded if it came back.
 	forgetAfter = 10 * time.Second
+	// releaseTimeout bounds the wait for requests on their way from a dead host's queue.
+	releaseTimeout = 3 * time.Second
 	// listEvery is how often the leader looks at all models.
 	listEvery = 5 * time.Second
 	// A host that leaves loads the models elsewhere that were used within movedUse, movesAtOnce
@@ -46,7 +47,7 @@ const (
 // died. The host that joined first leads. There may be two for a moment, which does no harm:
 // both pull from a queue, and change records by compare-and-set.
 type leader struct {
-	host *Host
+	*hostModels
 	// deadSince is when a host was first seen dead.
 	deadSince map[pipeline.HostID]time.Time
 	// adopted is the queue that this host pulls from in place of its own host, and of is that
@@ -63,22 +64,23 @@ type leader struct {
 	switching sync.Map
 }
 
-func newLeader(h *Host, now time.Time) *leader {
-	l := &leader{host: h, deadSince: map[pipeline.HostID]time.Time{}, preloadAt: now.Add(firstPreload)}
+// newLeader returns the leader that the host is from time to time.
+func (ms *hostModels) newLeader(now time.Time) *leader {
+	l := &leader{hostModels: ms, deadSince: map[pipeline.HostID]time.Time{}, preloadAt: now.Add(firstPreload)}
 	l.switches.SetLimit(switchesAtOnce)
 	return l
 }
 
-// leave ends what a leader has begun.
-func (l *leader) leave() {
+// Stop ends what a leader has begun.
+func (l *leader) Stop() {
 	_ = l.switches.Wait() // no error
 	l.release(l.of)
 }
 
 // lead looks after the stage while this host is its leader, until the context ends.
-func (h *Host) lead(ctx context.Context) error {
-	l := newLeader(h, time.Now())
-	defer l.leave()
+func (ms *hostModels) lead(ctx context.Context) error {
+	l := ms.newLeader(time.Now())
+	defer l.Stop()
 	tick := time.NewTicker(leadEvery)
 	defer tick.Stop()
 	for {
@@ -87,16 +89,16 @@ func (h *Host) lead(ctx context.Context) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		}
-		if err := l.tick(ctx, time.Now()); err != nil && ctx.Err() == nil {
-			h.settings.Logger.Debug("what a dead host has left stays for now", "error", err)
+		if err := l.Tick(ctx, time.Now()); err != nil && ctx.Err() == nil {
+			ms.Logger.Debug("what a dead host has left stays for now", "error", err)
 		}
 	}
 }
 
-// tick does what is to be done now.
-func (l *leader) tick(ctx context.Context, now time.Time) error {
-	alive, first := l.host.aliveHosts()
-	if since, _ := l.host.members.Stale(); !since.IsZero() || first != l.host.settings.Host {
+// Tick does what is to be done now.
+func (l *leader) Tick(ctx context.Context, now time.Time) error {
+	alive, first := l.aliveHosts()
+	if since, _ := l.members.Stale(); !since.IsZero() || first != l.Host {
 		clear(l.deadSince)
 		l.release(l.of)
 		return nil
@@ -107,14 +109,14 @@ func (l *leader) tick(ctx context.Context, now time.Time) error {
 	defer cancel()
 	if now.Sub(l.listedAt) >= listEvery {
 		l.replicas, l.listedAt = map[pipeline.HostID][]model.ID{}, now
-		for m, there := range l.host.models.Models(l.host.settings.Stage) {
+		for m, there := range l.registry.Models(l.Stage) {
 			for _, one := range there.GetReplicas() {
 				host := pipeline.HostID(one.GetHost())
 				l.replicas[host] = append(l.replicas[host], m.ID)
 			}
 		}
 	}
-	dead, err := l.host.bus.HostQueues(ctx, l.host.settings.Stage)
+	dead, err := l.queues.HostQueues(ctx, l.Stage)
 	if err != nil {
 		return err
 	}
@@ -133,13 +135,13 @@ func (l *leader) tick(ctx context.Context, now time.Time) error {
 		isForgotten := now.Sub(l.deadSince[host]) >= forgetAfter
 		isAlive, err := l.adopt(ctx, host, isForgotten)
 		if err != nil {
-			l.host.settings.Logger.Debug("the queue of a dead host stays for now", "of", host, "error", err)
+			l.Logger.Debug("the queue of a dead host stays for now", "of", host, "error", err)
 		}
 		if !isForgotten || isAlive || err != nil {
 			continue
 		}
 		for _, id := range l.replicas[host] {
-			if err := l.host.models.RemoveReplica(ctx, id, host, time.Time{}); err != nil && fault.From(err).Reason != fault.UnknownModel {
+			if err := l.registry.RemoveReplica(ctx, id, host, time.Time{}); err != nil && fault.From(err).Reason != fault.UnknownModel {
 				return err
 			}
 		}
@@ -156,8 +158,8 @@ func (l *leader) preload(ctx context.Context, now time.Time) {
 	begun := l.switches.TryGo(func() error {
 		ctx, cancel := context.WithTimeout(ctx, switchTimeout)
 		defer cancel()
-		if err := l.host.placer.Preload(ctx, l.host.settings.Stage); err != nil {
-			l.host.settings.Logger.Debug("models are not loaded ahead of requests", "error", err)
+		if err := l.placer.Preload(ctx, l.Stage); err != nil {
+			l.Logger.Debug("models are not loaded ahead of requests", "error", err)
 		}
 		return nil
 	})
@@ -168,7 +170,7 @@ func (l *leader) preload(ctx context.Context, now time.Time) {
 
 // switchAliases begins to switch the aliases that have a target.
 func (l *leader) switchAliases(ctx context.Context, now time.Time) {
-	for _, alias := range l.host.models.Switching(l.host.settings.Stage) {
+	for _, alias := range l.registry.Switching(l.Stage) {
 		// A newer target does not wait for the one before.
 		name := [2]string{alias.GetName(), alias.GetTarget().GetModel()}
 		if after, tried := l.switching.Load(name); tried && now.Before(after.(time.Time)) {
@@ -199,34 +201,33 @@ func (l *leader) switchAliases(ctx context.Context, now time.Time) {
 // switchAlias has the new model of an alias loaded as often as the old one is, or as often as
 // it fits, and then makes it the active one. While it cannot be loaded the old one stays.
 func (l *leader) switchAlias(ctx context.Context, alias *meshv1.Alias) (isSwitched bool) {
-	h := l.host
 	ctx, cancel := context.WithTimeout(ctx, switchTimeout)
 	defer cancel()
-	_, old, _ := h.models.Model(model.ID(alias.GetActive().GetModel()))
-	wanted := models.Wanted{Replicas: max(1, h.placer.Replicas(old)), LastUse: time.Now()}
+	_, old, _ := l.registry.Model(model.ID(alias.GetActive().GetModel()))
+	wanted := models.Wanted{Replicas: max(1, l.placer.Replicas(old)), LastUse: time.Now()}
 	target := model.ID(alias.GetTarget().GetModel())
-	err := h.placer.EnsureLoaded(ctx, target, wanted, true)
+	err := l.placer.EnsureLoaded(ctx, target, wanted, true)
 	if err == nil {
-		err = h.models.Switch(ctx, alias)
+		err = l.registry.Switch(ctx, alias)
 	}
 	if err != nil {
-		h.settings.Logger.Debug("an alias does not switch yet", "alias", alias.GetName(), "model", target, "error", err)
+		l.Logger.Debug("an alias does not switch yet", "alias", alias.GetName(), "model", target, "error", err)
 	}
 	return err == nil
 }
 
 // aliveHosts returns the hosts of the stage that are alive, and which of those that do not leave
 // joined first.
-func (h *Host) aliveHosts() (alive map[pipeline.HostID]bool, leader pipeline.HostID) {
+func (ms *hostModels) aliveHosts() (alive map[pipeline.HostID]bool, leader pipeline.HostID) {
 	alive = map[pipeline.HostID]bool{}
 	var first *meshv1.HostRecord
-	for _, member := range h.members.Hosts() {
+	for _, member := range ms.members.Hosts() {
 		r := member.Record
-		if r.GetStage() != string(h.settings.Stage) || !member.Alive {
+		if r.GetStage() != string(ms.Stage) || !member.Alive {
 			continue
 		}
 		alive[pipeline.HostID(r.GetHost())] = true
-		leaves := r.GetDraining() || r.GetHost() == string(h.settings.Host) && h.status.isLeaving()
+		leaves := r.GetDraining() || r.GetHost() == string(ms.Host) && ms.IsLeaving()
 		if since := r.GetStartedAt().AsTime(); !leaves && (first == nil || since.Before(first.GetStartedAt().AsTime())) {
 			first = r
 		}
@@ -238,9 +239,8 @@ func (h *Host) aliveHosts() (alive map[pipeline.HostID]bool, leader pipeline.Hos
 // deletes the queue if it is empty once nobody sends to it any more. What had been delivered to
 // the host comes after its ack wait.
 func (l *leader) adopt(ctx context.Context, host pipeline.HostID, isForgotten bool) (isAlive bool, err error) {
-	h := l.host
-	name := pipeline.HostQueue(h.settings.Stage, host)
-	queue, err := h.bus.Queue(ctx, name, pipeline.Memory)
+	name := pipeline.HostQueue(l.Stage, host)
+	queue, err := l.queues.Queue(ctx, name, pipeline.Memory)
 	if errors.Is(err, bus.ErrNoQueue) {
 		l.release(host)
 		return false, nil
@@ -249,7 +249,7 @@ func (l *leader) adopt(ctx context.Context, host pipeline.HostID, isForgotten bo
 		return false, err
 	}
 	// A host that is only unknown to the registry answers; one that hangs does not.
-	if answer, err := h.bus.Alive(ctx, name); answer.Answered || err != nil && !errors.Is(err, bus.ErrNoHost) {
+	if answer, err := l.queues.Alive(ctx, name); answer.Answered || err != nil && !errors.Is(err, bus.ErrNoHost) {
 		if answer.Answered {
 			l.release(host)
 		}
@@ -259,12 +259,12 @@ func (l *leader) adopt(ctx context.Context, host pipeline.HostID, isForgotten bo
 	case queue.Items == 0:
 		l.release(host)
 		if isForgotten {
-			return false, h.bus.DeleteQueue(ctx, name, pipeline.Memory)
+			return false, l.queues.DeleteQueue(ctx, name, pipeline.Memory)
 		}
 		return false, nil
 	case l.adopted == nil:
-		h.settings.Logger.Info("taking over the requests of a host that is gone", "of", host, "requests", queue.Items)
-		if l.adopted, err = h.newPuller(name, h.settings.OwnQueue()); err != nil {
+		l.Logger.Info("taking over the requests of a host that is gone", "of", host, "requests", queue.Items)
+		if l.adopted, err = l.Pull(name); err != nil {
 			return false, err
 		}
 		l.of = host
@@ -281,32 +281,32 @@ func (l *leader) release(of pipeline.HostID) {
 	if l.adopted == nil || l.of != of {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(l.host.runCtx), pullDrainTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(l.ctx), releaseTimeout)
 	defer cancel()
 	_ = l.adopted.Drain(ctx) // what is left is delivered again
 	l.adopted.Close()
 	l.adopted, l.of = nil, ""
 }
 
-// moveModels has other hosts load the models that were used lately, so that as many have each as
+// Move has other hosts load the models that were used lately, so that as many have each as
 // before: first those that no other host has, then the latest use first. This one serves them
 // meanwhile, and is passed over by senders as soon as another has a model. Its queued loads are
-// given up.
-func (h *Host) moveModels(ctx context.Context) {
+// given up. leave shows the host as leaving, once it is known what to move.
+func (ms *hostModels) Move(ctx context.Context, leave func()) {
 	type move struct {
 		id     model.ID
 		wanted models.Wanted
 	}
 	var moves []move
-	for id, lastUse := range h.listModels(ctx) {
+	for id, lastUse := range ms.listModels(ctx) {
 		if time.Since(lastUse) < movedUse {
 			// This host counts until it leaves, and others that leave do not: they move their own.
-			_, there, _ := h.models.Model(id)
-			moves = append(moves, move{id, models.Wanted{Replicas: max(1, h.placer.Replicas(there)), Without: []pipeline.HostID{h.settings.Host}, LastUse: lastUse}})
+			_, there, _ := ms.registry.Model(id)
+			moves = append(moves, move{id, models.Wanted{Replicas: max(1, ms.placer.Replicas(there)), Without: []pipeline.HostID{ms.Host}, LastUse: lastUse}})
 		}
 	}
-	h.status.leave()
-	h.items.Post(item.EventFunc(func(*item.Loop) { h.modelSet.cache.GiveUpQueued() }))
+	leave()
+	ms.post(func(s *modelSet) { s.cache.GiveUpQueued() })
 	slices.SortFunc(moves, func(a, b move) int {
 		return cmp.Or(cmp.Compare(min(a.wanted.Replicas, 2), min(b.wanted.Replicas, 2)), b.wanted.LastUse.Compare(a.wanted.LastUse))
 	})
@@ -314,8 +314,8 @@ func (h *Host) moveModels(ctx context.Context) {
 	moving.SetLimit(movesAtOnce)
 	for _, m := range moves {
 		moving.Go(func() error {
-			if err := h.placer.EnsureLoaded(ctx, m.id, m.wanted, true); err != nil {
-				h.settings.Logger.Debug("no other host loads the model", "model", m.id, "error", err)
+			if err := ms.placer.EnsureLoaded(ctx, m.id, m.wanted, true); err != nil {
+				ms.Logger.Debug("no other host loads the model", "model", m.id, "error", err)
 			}
 			return nil
 		})
@@ -323,26 +323,23 @@ func (h *Host) moveModels(ctx context.Context) {
 	_ = moving.Wait() // no error
 }
 
-// deleteOwnQueue deletes the host's own queue if it is empty and no other host takes over what a
+// DeleteOwnQueue deletes the host's own queue if it is empty and no other host takes over what a
 // sender may still put there.
-func (h *Host) deleteOwnQueue() {
-	if h.loader == nil {
-		return
-	}
-	if _, leader := h.aliveHosts(); leader != "" {
+func (ms *hostModels) DeleteOwnQueue() {
+	if _, leader := ms.aliveHosts(); leader != "" {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), registryTimeout)
 	defer cancel()
-	name := pipeline.HostQueue(h.settings.Stage, h.settings.Host)
-	queue, err := h.bus.Queue(ctx, name, pipeline.Memory)
+	name := pipeline.HostQueue(ms.Stage, ms.Host)
+	queue, err := ms.queues.Queue(ctx, name, pipeline.Memory)
 	if err == nil && queue.Items > 0 {
 		return // the next host of the stage takes it over
 	}
 	if err == nil {
-		err = h.bus.DeleteQueue(ctx, name, pipeline.Memory)
+		err = ms.queues.DeleteQueue(ctx, name, pipeline.Memory)
 	}
 	if err != nil {
-		h.settings.Logger.Warn("the host's own queue stays behind", "error", err)
+		ms.Logger.Warn("the host's own queue stays behind", "error", err)
 	}
 }

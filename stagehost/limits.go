@@ -38,6 +38,4 @@ const (
 	// ensureAllEvery is how often the host ensures all streams and queues, whatever it
 	// knows to exist.
 	ensureAllEvery = time.Minute
-	// knownWait is how long the host waits for the registry of models before it reports that.
-	knownWait = 2 * time.Second
 )

@@ -27,24 +27,23 @@ type loadedModel struct {
 }
 
 // loadedModel returns a model that is loaded; nothing where it is not.
-func (h *Host) loadedModel(id model.ID) *loadedModel {
-	if loaded, ok := h.loaded.Load(id); ok {
+func (ms *hostModels) loadedModel(id model.ID) *loadedModel {
+	if loaded, ok := ms.loaded.Load(id); ok {
 		return loaded.(*loadedModel)
 	}
 	return &loadedModel{}
 }
 
 // ownSpec returns the spec of a model's contract; nil where that is the stage's.
-func (h *Host) ownSpec(c *schema.Contract) *stagev1.Spec {
-	if c == nil || c == h.contract {
+func (ms *hostModels) ownSpec(c *schema.Contract) *stagev1.Spec {
+	if c == nil || c == ms.StageContract {
 		return nil
 	}
-	return specToProto(c.Spec())
+	return ms.SpecToProto(c.Spec())
 }
 
 // Act does what the cache decides.
 func (s *modelSet) Act(now time.Time) {
-	h := s.host
 	s.expire(now)
 	if !s.recheckAt.IsZero() && !now.Before(s.recheckAt) {
 		s.recheckAt = time.Time{}
@@ -54,16 +53,16 @@ func (s *modelSet) Act(now time.Time) {
 		switch r := a.Replica; a.Kind {
 		case modelcache.Load:
 			m := s.known[r.ID]
-			s.start(func(ctx context.Context) item.Event { return h.loadModel(ctx, r, m) })
+			s.start(func(ctx context.Context) item.Event { return s.loadModel(ctx, r, m) })
 		case modelcache.Unload:
 			if a.Evict {
-				h.metrics.CountEviction()
+				s.Metrics.CountEviction()
 			}
 			// What the registry has may be about a new replica already.
 			lastUse, isRefused := r.LastUse, r.IsRefused() || s.cache.Replica(r.ID) != nil
 			s.busy[r.ID]++
-			h.loaded.Delete(r.ID)
-			s.start(func(ctx context.Context) item.Event { return h.unloadModel(ctx, r, lastUse, isRefused) })
+			s.loaded.Delete(r.ID)
+			s.start(func(ctx context.Context) item.Event { return s.unloadModel(ctx, r, lastUse, isRefused) })
 		case modelcache.Refuse:
 			s.refuse(r, a.Refusal)
 		}
@@ -72,11 +71,11 @@ func (s *modelSet) Act(now time.Time) {
 
 // start runs what the cache decides in a goroutine, which posts the end.
 func (s *modelSet) start(run func(context.Context) item.Event) {
-	h, generation := s.host, s.generation
-	h.items.Runs.Go(func() {
-		ctx, cancel := context.WithTimeout(h.runCtx, h.cacheSettings.LoadTimeout)
+	generation := s.generation
+	s.items.Runs.Go(func() {
+		ctx, cancel := context.WithTimeout(s.ctx, s.Cache.LoadTimeout)
 		defer cancel()
-		h.items.Post(&actionEnded{s, generation, run(ctx)})
+		s.items.Post(&actionEnded{s, generation, run(ctx)})
 	})
 }
 
@@ -102,7 +101,7 @@ func (s *modelSet) refuse(r *modelcache.Replica, refusal *modelcache.Refusal) {
 	s.record(r.ID, refusal, r.LastUse)
 	if r.State() == modelcache.Ended && s.cache.Replica(r.ID) == nil {
 		delete(s.known, r.ID)
-		s.host.loaded.Delete(r.ID)
+		s.loaded.Delete(r.ID)
 	}
 	if refusal.Reason != modelcache.Dropped && refusal.Reason != modelcache.GivenUp {
 		s.passOn(r.ID, items, refusalFault(r.ID, refusal))
@@ -139,12 +138,12 @@ type modelLoaded struct {
 }
 
 // loadModel loads a model, and tells the registry how that ended.
-func (h *Host) loadModel(ctx context.Context, r *modelcache.Replica, m model.Model) item.Event {
+func (ms *hostModels) loadModel(ctx context.Context, r *modelcache.Replica, m model.Model) item.Event {
 	begin := time.Now()
-	e := &modelLoaded{set: h.modelSet, replica: r, contract: h.contract}
-	e.loaded, e.err = h.loader.Load(ctx, m)
+	e := &modelLoaded{set: ms.set, replica: r, contract: ms.StageContract}
+	e.loaded, e.err = ms.Loader.Load(ctx, m)
 	if e.err == nil && e.loaded.Size == (model.Size{}) {
-		e.loaded.Size = h.sizeOf(ctx, m)
+		e.loaded.Size = ms.sizeOf(ctx, m)
 	}
 	if own := e.loaded.Spec; e.err == nil && own != nil {
 		if e.contract, e.err = schema.Compile(*own); e.err != nil {
@@ -152,15 +151,14 @@ func (h *Host) loadModel(ctx context.Context, r *modelcache.Replica, m model.Mod
 		}
 	}
 	took := time.Since(begin)
-	h.metrics.CountLoad(took, e.loaded.Size, e.err)
-	log := h.settings.Logger.With("model", m.ID, "took", took.Round(time.Millisecond))
-	ctx, cancel := context.WithTimeout(h.runCtx, registryTimeout)
+	ms.Metrics.CountLoad(took, e.loaded.Size, e.err)
+	log := ms.Logger.With("model", m.ID, "took", took.Round(time.Millisecond))
+	ctx, cancel := context.WithTimeout(ms.ctx, registryTimeout)
 	defer cancel()
-	registry, own := h.models, h.settings.Host
 	switch {
 	case e.err == nil:
 		log.Debug("model loaded")
-		e.unrecorded = registry.SetLoaded(ctx, m.ID, own, e.loaded.Size, h.ownSpec(e.contract))
+		e.unrecorded = ms.registry.SetLoaded(ctx, m.ID, ms.Host, e.loaded.Size, ms.ownSpec(e.contract))
 	case errors.Is(e.err, runner.ErrCrashed), errors.Is(e.err, runner.ErrNotStarted):
 		// The cache finds out which load ended the runtime.
 	default:
@@ -169,9 +167,9 @@ func (h *Host) loadModel(ctx context.Context, r *modelcache.Replica, m model.Mod
 		if errors.Is(e.err, runner.ErrInvalidModel) {
 			kind = models.KindInvalid
 		}
-		e.unrecorded = registry.SetFailed(ctx, m.ID, own, kind, e.err.Error())
+		e.unrecorded = ms.registry.SetFailed(ctx, m.ID, ms.Host, kind, e.err.Error())
 	}
-	h.logRegistryError(m.ID, e.unrecorded)
+	ms.logRegistryError(m.ID, e.unrecorded)
 	return e
 }
 
@@ -188,10 +186,10 @@ func (e *modelLoaded) Apply(*item.Loop) {
 			return // it was dropped meanwhile
 		}
 		loaded := &loadedModel{contract: e.contract}
-		if most := e.loaded.MaxConcurrency; 0 < most && most < s.host.settings.Runner.Concurrency() {
+		if most := e.loaded.MaxConcurrency; 0 < most && most < s.Loader.Concurrency() {
 			loaded.limit = &batch.Limit{Most: most}
 		}
-		s.host.loaded.Store(r.ID, loaded)
+		s.loaded.Store(r.ID, loaded)
 		s.fit(items...)
 	case errors.Is(e.err, runner.ErrCrashed):
 		// RuntimeLost takes the place of this report.
@@ -208,18 +206,18 @@ type modelUnloaded struct {
 }
 
 // unloadModel unloads a model once the registry does not show it any more.
-func (h *Host) unloadModel(ctx context.Context, r *modelcache.Replica, lastUse time.Time, isRefused bool) item.Event {
+func (ms *hostModels) unloadModel(ctx context.Context, r *modelcache.Replica, lastUse time.Time, isRefused bool) item.Event {
 	if !isRefused {
-		err := h.models.RemoveReplica(ctx, r.ID, h.settings.Host, lastUse)
-		h.logRegistryError(r.ID, err)
+		err := ms.registry.RemoveReplica(ctx, r.ID, ms.Host, lastUse)
+		ms.logRegistryError(r.ID, err)
 	}
-	err := h.loader.Unload(ctx, r.ID)
-	return &modelUnloaded{set: h.modelSet, replica: r, err: err}
+	err := ms.Loader.Unload(ctx, r.ID)
+	return &modelUnloaded{set: ms.set, replica: r, err: err}
 }
 
 func (e *modelUnloaded) Apply(l *item.Loop) {
 	if e.err != nil {
-		e.set.host.settings.Logger.Warn("a model is not unloaded", "model", e.replica.ID, "error", e.err)
+		e.set.Logger.Warn("a model is not unloaded", "model", e.replica.ID, "error", e.err)
 	}
 	e.set.cache.Unloaded(time.Now(), e.replica, e.err)
 }
@@ -228,7 +226,7 @@ func (e *modelUnloaded) Apply(l *item.Loop) {
 func (s *modelSet) setRuntime(generation uint64) {
 	if s.generation != 0 && generation != s.generation {
 		s.cache.RuntimeLost()
-		s.host.loaded.Clear()
+		s.loaded.Clear()
 	}
 	if s.generation = generation; s.generation != 0 {
 		s.cache.RuntimeReady()
@@ -236,10 +234,10 @@ func (s *modelSet) setRuntime(generation uint64) {
 }
 
 // watchRuntime posts the changes of the process that has the models.
-func (h *Host) watchRuntime(ctx context.Context) error {
+func (ms *hostModels) watchRuntime(ctx context.Context) error {
 	for {
-		generation, changed := h.loader.Models()
-		h.items.Post(item.EventFunc(func(*item.Loop) { h.modelSet.setRuntime(generation) }))
+		generation, changed := ms.Loader.Models()
+		ms.post(func(s *modelSet) { s.setRuntime(generation) })
 		select {
 		case <-changed:
 		case <-ctx.Done():

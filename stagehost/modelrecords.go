@@ -33,6 +33,8 @@ const (
 	// before a claim is decided again.
 	recheckPause = time.Second
 	claimPause   = 20 * time.Millisecond
+	// knownWait is how long the host waits for the registry of models before it reports that.
+	knownWait = 2 * time.Second
 	// sizeTimeout bounds the question for the size of a model.
 	sizeTimeout = 500 * time.Millisecond
 )
@@ -41,11 +43,10 @@ const (
 // for it.
 func (s *modelSet) claim(id model.ID) {
 	s.busy[id]++
-	h := s.host
-	q := claimRequest{isUnwanted: len(s.waiting[id]) == 0, isLeaving: h.status.isLeaving()}
+	q := claimRequest{isUnwanted: len(s.waiting[id]) == 0, isLeaving: s.IsLeaving()}
 	for _, it := range s.waiting[id] {
 		q.isHere = q.isHere || !it.MayPassOn()
-		if host := it.Envelope().Hop().Host; host == h.settings.Host {
+		if host := it.Envelope().Hop().Host; host == s.Host {
 			q.isChosen = !q.isLeaving
 		} else {
 			q.visited = append(q.visited, host) // it died with the item, and may live again for a moment
@@ -56,13 +57,13 @@ func (s *modelSet) claim(id model.ID) {
 		}
 	}
 	if q.isRefused || q.isLeaving {
-		q.visited = append(q.visited, h.settings.Host)
+		q.visited = append(q.visited, s.Host)
 	}
-	h.items.Runs.Go(func() {
-		ctx, cancel := context.WithTimeout(h.runCtx, registryTimeout)
+	s.items.Runs.Go(func() {
+		ctx, cancel := context.WithTimeout(s.ctx, registryTimeout)
 		defer cancel()
-		m, to, err := h.claimModel(ctx, id, q)
-		h.items.Post(&modelClaimed{set: s, id: id, isRefused: q.isRefused, model: m, to: to, err: err})
+		m, to, err := s.claimModel(ctx, id, q)
+		s.items.Post(&modelClaimed{set: s, id: id, isRefused: q.isRefused, model: m, to: to, err: err})
 	})
 }
 
@@ -100,15 +101,15 @@ type claimRequest struct {
 
 // claimModel returns the host that requests for a model go to, and the model if that is this
 // host: then it has the claim to load it. An error with this host is why it does not load it.
-func (h *Host) claimModel(ctx context.Context, id model.ID, q claimRequest) (model.Model, pipeline.HostID, error) {
-	own := h.settings.Host
-	m, _, err := h.models.Find(ctx, id)
-	if err == nil && m.Stage != h.settings.Stage {
+func (ms *hostModels) claimModel(ctx context.Context, id model.ID, q claimRequest) (model.Model, pipeline.HostID, error) {
+	own := ms.Host
+	m, _, err := ms.registry.Find(ctx, id)
+	if err == nil && m.Stage != ms.Stage {
 		err = fault.InField(fault.InvalidRequest, "model", "model %s is one of stage %s", id, m.Stage)
 	}
 	for err == nil {
 		var there *meshv1.ReplicasRecord
-		there, _, err = h.models.ClaimLoading(ctx, id, own, func(there *meshv1.ReplicasRecord) bool {
+		there, _, err = ms.registry.ClaimLoading(ctx, id, own, func(there *meshv1.ReplicasRecord) bool {
 			isNext := q.isHere || q.isChosen && models.Holder(there, q.visited) == ""
 			return isNext && !q.isRefused && models.FailureOf(there, own, time.Now()) == nil
 		})
@@ -122,20 +123,20 @@ func (h *Host) claimModel(ctx context.Context, id model.ID, q claimRequest) (mod
 		case models.HasReplica(there, own):
 			out := m.Model
 			if out.Size == (model.Size{}) {
-				out.Size = h.sizeOf(ctx, out)
+				out.Size = ms.sizeOf(ctx, out)
 			}
 			return out, own, nil
 		case q.isUnwanted:
 			return model.Model{}, "", nil
 		}
 		if holder != "" {
-			if _, err := h.bus.Alive(ctx, pipeline.HostQueue(h.settings.Stage, holder)); !errors.Is(err, bus.ErrNoHost) {
+			if _, err := ms.queues.Alive(ctx, pipeline.HostQueue(ms.Stage, holder)); !errors.Is(err, bus.ErrNoHost) {
 				return model.Model{}, holder, nil
 			}
 			q.visited = append(q.visited, holder)
 			continue
 		}
-		holder, err = h.placer.Load(ctx, id, models.Wanted{Replicas: 1, Without: q.visited})
+		holder, err = ms.placer.Load(ctx, id, models.Wanted{Replicas: 1, Without: q.visited})
 		switch {
 		case holder != "" && holder != own:
 			return model.Model{}, holder, nil
@@ -152,12 +153,12 @@ func (h *Host) claimModel(ctx context.Context, id model.ID, q claimRequest) (mod
 }
 
 // sizeOf asks the runtime for the size of a model, loaded or not; zero means that it does not know.
-func (h *Host) sizeOf(ctx context.Context, m model.Model) model.Size {
+func (ms *hostModels) sizeOf(ctx context.Context, m model.Model) model.Size {
 	ctx, cancel := context.WithTimeout(ctx, sizeTimeout)
 	defer cancel()
-	size, err := h.loader.Size(ctx, m)
+	size, err := ms.Loader.Size(ctx, m)
 	if err != nil {
-		h.settings.Logger.Debug("the size of a model is not known", "model", m.ID, "error", err)
+		ms.Logger.Debug("the size of a model is not known", "model", m.ID, "error", err)
 	}
 	return size
 }
@@ -178,7 +179,7 @@ func (e *modelClaimed) Apply(l *item.Loop) {
 	defer s.free(e.id, e.err)
 	items := slices.Clone(s.waiting[e.id])
 	switch {
-	case e.err != nil && e.to == s.host.settings.Host:
+	case e.err != nil && e.to == s.Host:
 		s.passOn(e.id, items, fault.From(e.err))
 	case e.err != nil:
 		for _, it := range items {
@@ -186,7 +187,7 @@ func (e *modelClaimed) Apply(l *item.Loop) {
 				s.giveUp(it, cmp.Or(it.Refusal, fault.From(e.err)))
 			}
 		}
-	case e.to != s.host.settings.Host:
+	case e.to != s.Host:
 		for _, it := range items {
 			if e.to == "" || !it.MayPassOn() {
 				continue // free claims the model again, for this host
@@ -232,35 +233,34 @@ func (s *modelSet) record(id model.ID, refusal *modelcache.Refusal, lastUse time
 		return
 	}
 	s.change(id, func(ctx context.Context) error {
-		return s.registry.SetFailed(ctx, id, s.host.settings.Host, kind, refusalFault(id, refusal).Message)
+		return s.registry.SetFailed(ctx, id, s.Host, kind, refusalFault(id, refusal).Message)
 	})
 }
 
 // followModels posts the changes of the registry.
-func (h *Host) followModels(ctx context.Context) error {
-	for changed := range h.models.ChangedModels(ctx) {
-		h.items.Post(item.EventFunc(func(*item.Loop) { h.modelSet.follow(changed) }))
+func (ms *hostModels) followModels(ctx context.Context) error {
+	for changed := range ms.registry.ChangedModels(ctx) {
+		ms.post(func(s *modelSet) { s.follow(changed) })
 	}
 	return ctx.Err()
 }
 
 // liveCacheSettings returns the settings of the cache with those set while the stage runs.
-func (h *Host) liveCacheSettings() modelcache.Settings {
-	live := h.models.StageSettings(h.settings.Stage)
-	out := h.cacheSettings.WithCapacity(models.SizeOf(live.GetCapacity()))
+func (ms *hostModels) liveCacheSettings() modelcache.Settings {
+	live := ms.registry.StageSettings(ms.Stage)
+	out := ms.Cache.WithCapacity(models.SizeOf(live.GetCapacity()))
 	if slots := int(min(live.GetLoadSlots(), models.MaxLoadSlots)); slots > 0 {
-		out.LoadSlots = min(slots, cmp.Or(h.loader.ModelLimits().LoadSlots, slots))
+		out.LoadSlots = min(slots, cmp.Or(ms.Loader.ModelLimits().LoadSlots, slots))
 	}
 	return out
 }
 
 // follow makes the cache match the registry where that has changed.
 func (s *modelSet) follow(changed models.Changed) {
-	h := s.host
-	if settings, old := h.liveCacheSettings(), s.cache.Settings(); settings != old {
+	if settings, old := s.liveCacheSettings(), s.cache.Settings(); settings != old {
 		s.cache.Configure(settings)
 		if settings.Capacity.Host > old.Capacity.Host || settings.Capacity.Device > old.Capacity.Device {
-			h.items.Runs.Go(h.forgetTooLarge)
+			s.items.Runs.Go(s.forgetTooLarge)
 		}
 	}
 	ids := slices.Values(changed.IDs)
@@ -275,17 +275,17 @@ func (s *modelSet) follow(changed models.Changed) {
 
 // forgetTooLarge removes the failures of models that were too large for this host, which has more memory
 // for models now.
-func (h *Host) forgetTooLarge() {
+func (ms *hostModels) forgetTooLarge() {
 	var removals errgroup.Group
 	removals.SetLimit(removalsAtOnce)
-	for m, there := range h.models.Models(h.settings.Stage) {
-		if f := models.FailureOf(there, h.settings.Host, time.Now()); f.GetKind() != models.KindTooLarge {
+	for m, there := range ms.registry.Models(ms.Stage) {
+		if f := models.FailureOf(there, ms.Host, time.Now()); f.GetKind() != models.KindTooLarge {
 			continue
 		}
 		removals.Go(func() error {
-			ctx, cancel := context.WithTimeout(h.runCtx, registryTimeout)
+			ctx, cancel := context.WithTimeout(ms.ctx, registryTimeout)
 			defer cancel()
-			h.logRegistryError(m.ID, h.models.RemoveReplica(ctx, m.ID, h.settings.Host, time.Time{}))
+			ms.logRegistryError(m.ID, ms.registry.RemoveReplica(ctx, m.ID, ms.Host, time.Time{}))
 			return nil
 		})
 	}
@@ -298,8 +298,8 @@ func (s *modelSet) mayDiffer() iter.Seq[model.ID] {
 	for r := range s.cache.All() {
 		ids[r.ID] = true
 	}
-	for m, there := range s.registry.Models(s.host.settings.Stage) {
-		if models.HasReplica(there, s.host.settings.Host) {
+	for m, there := range s.registry.Models(s.Stage) {
+		if models.HasReplica(there, s.Host) {
 			ids[m.ID] = true
 		}
 	}
@@ -313,10 +313,10 @@ func (s *modelSet) reconcile(now time.Time, id model.ID) {
 		return
 	}
 	m, there, _ := s.registry.Model(id)
-	own := s.host.settings.Host
+	own := s.Host
 	r, state := s.cache.Replica(id), models.StateOf(there, own)
 	isThere := models.HasReplica(there, own)
-	if s.host.status.isLeaving() {
+	if s.IsLeaving() {
 		if r == nil && isThere {
 			s.removeClaim(id, time.Time{}) // of a sender that does not know yet
 		}
@@ -335,7 +335,7 @@ func (s *modelSet) reconcile(now time.Time, id model.ID) {
 	case r == nil && isThere:
 		s.removeClaim(id, time.Time{})
 	case r != nil && r.State() == modelcache.Loaded && state == meshv1.ReplicaState_REPLICA_STATE_LOADING:
-		spec := s.host.ownSpec(s.host.loadedModel(id).contract)
+		spec := s.ownSpec(s.loadedModel(id).contract)
 		s.change(id, func(ctx context.Context) error {
 			return s.registry.SetLoaded(ctx, id, own, r.Size, spec)
 		})
@@ -348,20 +348,19 @@ func (s *modelSet) reconcile(now time.Time, id model.ID) {
 // removeClaim removes the host's claim of a model.
 func (s *modelSet) removeClaim(id model.ID, lastUse time.Time) {
 	s.change(id, func(ctx context.Context) error {
-		return s.registry.RemoveReplica(ctx, id, s.host.settings.Host, lastUse)
+		return s.registry.RemoveReplica(ctx, id, s.Host, lastUse)
 	})
 }
 
 // change changes what the registry has of a model that is not here.
 func (s *modelSet) change(id model.ID, change func(context.Context) error) {
 	s.busy[id]++
-	h := s.host
-	h.items.Runs.Go(func() {
-		ctx, cancel := context.WithTimeout(h.runCtx, registryTimeout)
+	s.items.Runs.Go(func() {
+		ctx, cancel := context.WithTimeout(s.ctx, registryTimeout)
 		defer cancel()
 		err := change(ctx)
-		h.logRegistryError(id, err)
-		h.items.Post(item.EventFunc(func(*item.Loop) { s.free(id, err) }))
+		s.logRegistryError(id, err)
+		s.post(func(*modelSet) { s.free(id, err) })
 	})
 }
 
@@ -383,33 +382,33 @@ func (s *modelSet) cacheRecord(now time.Time) *meshv1.CacheRecord {
 }
 
 // logRegistryError logs that the registry does not take a change, where that is so.
-func (h *Host) logRegistryError(id model.ID, err error) {
+func (ms *hostModels) logRegistryError(id model.ID, err error) {
 	if err != nil {
-		h.settings.Logger.Debug("the registry of models is not changed", "model", id, "error", err)
+		ms.Logger.Debug("the registry of models is not changed", "model", id, "error", err)
 	}
 }
 
-// leaveModels has senders give this host no more items: no replica of it is in the registry any
+// RemoveReplicas has senders give this host no more items: no replica of it is in the registry any
 // more. It goes on to serve what comes all the same.
-func (h *Host) leaveModels(ctx context.Context) {
-	replicas := h.listModels(ctx)
+func (ms *hostModels) RemoveReplicas(ctx context.Context) {
+	replicas := ms.listModels(ctx)
 	var removals errgroup.Group
 	removals.SetLimit(removalsAtOnce)
 	for id, lastUse := range replicas {
 		removals.Go(func() error {
-			return h.models.RemoveReplica(ctx, id, h.settings.Host, lastUse)
+			return ms.registry.RemoveReplica(ctx, id, ms.Host, lastUse)
 		})
 	}
 	if err := removals.Wait(); err != nil {
-		h.settings.Logger.Warn("the registry may show models of this host for a while", "error", err)
+		ms.Logger.Warn("the registry may show models of this host for a while", "error", err)
 	}
 }
 
 // listModels returns the models that are here, and their last uses; nil where the context ends.
-func (h *Host) listModels(ctx context.Context) map[model.ID]time.Time {
-	out, _ := item.Ask(ctx, h.items, func(*item.Loop) map[model.ID]time.Time {
+func (ms *hostModels) listModels(ctx context.Context) map[model.ID]time.Time {
+	out, _ := item.Ask(ctx, ms.items, func(*item.Loop) map[model.ID]time.Time {
 		uses := map[model.ID]time.Time{}
-		for r := range h.modelSet.cache.All() {
+		for r := range ms.set.cache.All() {
 			if uses[r.ID] = r.LastUse; r.Pins() > 0 {
 				uses[r.ID] = time.Now()
 			}

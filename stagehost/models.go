@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/internal/envelope"
-	"github.com/stagemesh/stagemesh/internal/models"
 	"github.com/stagemesh/stagemesh/internal/schema"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/model"
@@ -38,16 +37,15 @@ const (
 // fill the host, no more of them may be here than itemsPerBatch times what those batches hold.
 // Where the slots are the limit, max_in_flight counts items.
 type modelSet struct {
-	host     *Host
-	loop     *item.Loop
-	registry *models.Registry
-	cache    *modelcache.Cache
+	*hostModels
+	loop  *item.Loop
+	cache *modelcache.Cache
 	// known are the models of the cache's replicas.
 	known map[model.ID]model.Model
 	// waiting are the items that wait for a model, in the order of their arrival.
-	waiting map[model.ID][]*item.Item
-	items   int
-	bytes   int64
+	waiting      map[model.ID][]*item.Item
+	waitingItems int
+	waitingBytes int64
 	// busy counts what goroutines do about a model that has no replica here: they claim it,
 	// or remove its record and unload it. Until they have ended it is not claimed again.
 	busy map[model.ID]int
@@ -64,18 +62,18 @@ type modelSet struct {
 	rate uint32
 }
 
-func newModelSet(h *Host) *modelSet {
-	h.metrics.ShowModels()
+func newModelSet(ms *hostModels) *modelSet {
+	ms.Metrics.ShowModels()
 	return &modelSet{
-		host: h, registry: h.models, cache: modelcache.New(h.cacheSettings),
+		hostModels: ms, cache: modelcache.New(ms.Cache),
 		known: map[model.ID]model.Model{}, waiting: map[model.ID][]*item.Item{}, busy: map[model.ID]int{}, uses: map[model.ID]modelUse{},
 	}
 }
 
-func (s *modelSet) Bind(l *item.Loop) { s.loop = l }
+func (s *modelSet) Bind(l *item.Loop) { s.loop, s.items = l, l.Items }
 
 func (s *modelSet) Contract(env *envelope.Envelope) (*schema.Contract, bool) {
-	contract := s.host.loadedModel(modelOf(env)).contract
+	contract := s.loadedModel(modelOf(env)).contract
 	return contract, contract != nil
 }
 
@@ -85,11 +83,11 @@ func (s *modelSet) Admit(now time.Time, it *item.Item) bool {
 	id := modelOf(it.Envelope())
 	if !it.HasRun() {
 		r := s.cache.Replica(id)
-		s.host.metrics.CountModelRequest(r != nil && r.State() == modelcache.Loaded)
+		s.Metrics.CountModelRequest(r != nil && r.State() == modelcache.Loaded)
 	}
 	switch err := id.Validate(); {
 	case err != nil:
-		s.loop.Fail(it, fault.InField(fault.InvalidRequest, "model", "stage %s loads models by name: %w", s.host.settings.Stage, err))
+		s.loop.Fail(it, fault.InField(fault.InvalidRequest, "model", "stage %s loads models by name: %w", s.Stage, err))
 	case s.cache.Replica(id) != nil:
 		return s.pin(now, it)
 	case s.wait(it) && s.busy[id] == 0:
@@ -107,12 +105,12 @@ func (s *modelSet) pin(now time.Time, it *item.Item) bool {
 		s.passOn(m.ID, []*item.Item{it}, refusalFault(m.ID, err))
 		return false
 	}
-	loaded := s.host.loadedModel(m.ID)
+	loaded := s.loadedModel(m.ID)
 	it.Replica, it.Limit = replica, loaded.limit
 	switch {
 	case replica.State() != modelcache.Loaded:
 		s.wait(it)
-	case it.Limit != nil && replica.Pins() > max(minItems, itemsPerBatch*it.Limit.Most*s.host.settings.Batch.MaxSize):
+	case it.Limit != nil && replica.Pins() > max(minItems, itemsPerBatch*it.Limit.Most*s.MaxBatch):
 		s.loop.Overflow(it, fault.Newf(fault.Overloaded, "%d requests for model %s are on this host", replica.Pins()-1, m.ID).WithRetryAfter(time.Second))
 	case it.Contract() != loaded.contract:
 		if s.wait(it) {
@@ -127,10 +125,10 @@ func (s *modelSet) pin(now time.Time, it *item.Item) bool {
 
 // fit checks the inputs of items that wait, whose model is loaded.
 func (s *modelSet) fit(items ...*item.Item) {
-	s.host.items.Runs.Go(func() {
+	s.items.Runs.Go(func() {
 		for _, it := range items {
-			inputs, f := s.host.items.Fit(it.Envelope())
-			s.host.items.Post(item.EventFunc(func(*item.Loop) { s.endFit(it, inputs, f) }))
+			inputs, f := s.items.Fit(it.Envelope())
+			s.post(func(*modelSet) { s.endFit(it, inputs, f) })
 		}
 	})
 }
@@ -141,7 +139,7 @@ func (s *modelSet) endFit(it *item.Item, inputs item.Inputs, f *fault.Fault) {
 	if !it.IsWaiting || it.Replica == nil {
 		return // it has its outcome, or its model is claimed again
 	}
-	loaded := s.host.loadedModel(modelOf(it.Envelope()))
+	loaded := s.loadedModel(modelOf(it.Envelope()))
 	s.endWait(it)
 	it.SetInputs(inputs)
 	switch {
@@ -162,16 +160,16 @@ func (s *modelSet) wait(it *item.Item) bool {
 	if it.IsWaiting {
 		return true
 	}
-	if s.items >= maxWaitingItems || s.bytes+int64(it.Bytes()) > maxWaitingBytes {
-		s.loop.Overflow(it, fault.Newf(fault.Overloaded, "%d requests wait for models on this host", s.items).WithRetryAfter(time.Second))
+	if s.waitingItems >= maxWaitingItems || s.waitingBytes+int64(it.Bytes()) > maxWaitingBytes {
+		s.loop.Overflow(it, fault.Newf(fault.Overloaded, "%d requests wait for models on this host", s.waitingItems).WithRetryAfter(time.Second))
 		return false
 	}
 	id := modelOf(it.Envelope())
 	it.IsWaiting, it.WaitsSince = true, time.Now()
 	s.waiting[id] = append(s.waiting[id], it)
-	s.items, s.bytes = s.items+1, s.bytes+int64(it.Bytes())
+	s.waitingItems, s.waitingBytes = s.waitingItems+1, s.waitingBytes+int64(it.Bytes())
 	it.Release()
-	if at := answerBy(it); s.items == 1 || at.Before(s.answerBy) {
+	if at := answerBy(it); s.waitingItems == 1 || at.Before(s.answerBy) {
 		s.answerBy = at
 	}
 	return true
@@ -206,12 +204,12 @@ func (s *modelSet) endWait(it *item.Item) {
 	if len(s.waiting[id]) == 0 {
 		delete(s.waiting, id)
 	}
-	s.items, s.bytes = s.items-1, s.bytes-int64(it.Bytes())
+	s.waitingItems, s.waitingBytes = s.waitingItems-1, s.waitingBytes-int64(it.Bytes())
 }
 
 // Next returns when there is something to do here, if that is earlier.
 func (s *modelSet) Next(than time.Time) time.Time {
-	if s.items > 0 {
+	if s.waitingItems > 0 {
 		than = item.Earlier(than, s.answerBy)
 	}
 	if !s.recheckAt.IsZero() {
@@ -225,14 +223,14 @@ func (s *modelSet) Next(than time.Time) time.Time {
 
 // Publish has others know how the cache stands.
 func (s *modelSet) Publish(now time.Time) {
-	s.host.cacheRecord.Store(s.cacheRecord(now))
-	s.host.metrics.RecordModels(s.cache.Figures(now), s.items, now)
+	s.published.Store(s.cacheRecord(now))
+	s.Metrics.RecordModels(s.cache.Figures(now), s.waitingItems, now)
 }
 
 // expire answers the items that have waited for as long as they can. Their models are loaded
 // all the same, for the callers' next try.
 func (s *modelSet) expire(now time.Time) {
-	if s.items == 0 || now.Before(s.answerBy) {
+	if s.waitingItems == 0 || now.Before(s.answerBy) {
 		return
 	}
 	var late []*item.Item

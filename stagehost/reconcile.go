@@ -116,8 +116,6 @@ func (h *Host) ensure(ctx context.Context) error {
 		h.known.streams = noStreams == nil
 	}
 	if h.models != nil {
-		ctx, cancel := context.WithTimeout(ctx, knownWait)
-		defer cancel()
 		if err := h.models.AwaitReady(ctx); err != nil {
 			return err
 		}
@@ -143,7 +141,7 @@ func (h *Host) ensure(ctx context.Context) error {
 		h.items.Post(item.EventFunc(func(l *item.Loop) { l.SetAckWait(wait) })) // it may be shorter
 		h.settings.Logger.Warn("the queue was made with another ack_wait, which holds; raise queue.version to change it", "ack_wait", wait, "own", h.settings.Queue.AckWait)
 	}
-	if h.forwarded == nil && h.loader != nil && h.settings.Queue.durable() {
+	if h.forwarded == nil && h.models != nil && h.settings.Queue.durable() {
 		h.forwarded, err = h.pulled[0].puller.ServeForwarded(h.settings.Host)
 	}
 	return err

@@ -62,7 +62,10 @@ func (h *Host) Record() *meshv1.HostRecord {
 		Operations:  s.Operations,
 		MaxInFlight: uint32(s.MaxInFlight), Slots: uint32(s.Runner.Concurrency()),
 		InFlight: uint32(inFlight), Running: uint32(running), QueueWait: durationpb.New(wait), BatchEstimate: learned,
-		StartedAt: timestamppb.New(h.connectedAt), Cache: h.cacheRecord.Load(),
+		StartedAt: timestamppb.New(h.connectedAt),
+	}
+	if h.models != nil {
+		r.Cache = h.models.Record()
 	}
 	r.Spec, r.Limits = h.Describe().Published()
 	if addr := h.Addr(); addr != nil {

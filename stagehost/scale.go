@@ -43,7 +43,7 @@ func (s *modelSet) Ran(r item.Ran) {
 	use.requests += r.Requests
 	use.busy += r.Took
 	use.waited += r.Waited
-	if use.slots = s.host.settings.Runner.Concurrency(); r.Limit != nil {
+	if use.slots = s.Loader.Concurrency(); r.Limit != nil {
 		use.slots = min(use.slots, r.Limit.Most)
 	}
 	s.uses[id] = use
@@ -70,10 +70,10 @@ func (s *modelSet) takeUses() map[model.ID]modelUse {
 	return uses
 }
 
-// scale has more hosts load the models that are busy here, or are used regularly, and has this
+// Scale has more hosts load the models that are busy here, or are used regularly, and has this
 // one unload those that others have, too, where room is short. It does so at each tick, which
 // come every scaleEvery, until the context ends.
-func (h *Host) scale(ctx context.Context, ticks <-chan time.Time) error {
+func (ms *hostModels) Scale(ctx context.Context, ticks <-chan time.Time) error {
 	known, downAt := map[model.ID]*placement.Usage{}, time.Time{}
 	for {
 		var now time.Time
@@ -82,27 +82,27 @@ func (h *Host) scale(ctx context.Context, ticks <-chan time.Time) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		}
-		if h.status.isLeaving() {
+		if ms.IsLeaving() {
 			continue
 		}
 		isDown := !downAt.IsZero() && now.After(downAt)
 		if isDown || downAt.IsZero() {
 			downAt = now.Add(downEvery)
 		}
-		if err := h.scaleOnce(ctx, now, known, isDown); err != nil && ctx.Err() == nil {
-			h.settings.Logger.Debug("the replicas of models stay as they are", "error", err)
+		if err := ms.scaleOnce(ctx, now, known, isDown); err != nil && ctx.Err() == nil {
+			ms.Logger.Debug("the replicas of models stay as they are", "error", err)
 		}
 	}
 }
 
-func (h *Host) scaleOnce(ctx context.Context, now time.Time, known map[model.ID]*placement.Usage, isDown bool) error {
+func (ms *hostModels) scaleOnce(ctx context.Context, now time.Time, known map[model.ID]*placement.Usage, isDown bool) error {
 	ctx, cancel := context.WithTimeout(ctx, scaleEvery)
 	defer cancel()
-	uses, err := item.Ask(ctx, h.items, func(*item.Loop) map[model.ID]modelUse { return h.modelSet.takeUses() })
+	uses, err := item.Ask(ctx, ms.items, func(*item.Loop) map[model.ID]modelUse { return ms.set.takeUses() })
 	if err != nil {
 		return err
 	}
-	used, settings := map[model.ID]*placement.Usage{}, h.models.StageSettings(h.settings.Stage).GetScale()
+	used, settings := map[model.ID]*placement.Usage{}, ms.registry.StageSettings(ms.Stage).GetScale()
 	for id, use := range uses {
 		if known[id] == nil {
 			known[id] = &placement.Usage{}
@@ -118,16 +118,16 @@ func (h *Host) scaleOnce(ctx context.Context, now time.Time, known map[model.ID]
 			used[id] = usage
 		}
 	}
-	for _, id := range h.placer.Scale(ctx, now, h.settings.Stage, h.settings.Host, used, isDown) {
-		if m, _, ok := h.models.Model(id); ok {
-			if err := h.models.RemoveSpare(ctx, id, h.settings.Host, m.MinReplicas); err != nil {
+	for _, id := range ms.placer.Scale(ctx, now, ms.Stage, ms.Host, used, isDown) {
+		if m, _, ok := ms.registry.Model(id); ok {
+			if err := ms.registry.RemoveSpare(ctx, id, ms.Host, m.MinReplicas); err != nil {
 				return err
 			}
 		}
 	}
 	for id, usage := range used {
-		if _, there, ok := h.models.Model(id); ok && models.HasReplica(there, h.settings.Host) && now.Sub(there.GetLastUse().AsTime()) > touchAfter {
-			if err := h.models.Touch(ctx, id, usage.Last()); err != nil {
+		if _, there, ok := ms.registry.Model(id); ok && models.HasReplica(there, ms.Host) && now.Sub(there.GetLastUse().AsTime()) > touchAfter {
+			if err := ms.registry.Touch(ctx, id, usage.Last()); err != nil {
 				return err
 			}
 		}

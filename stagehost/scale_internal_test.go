@@ -42,7 +42,7 @@ func TestLoadOfAReplicaIsWhatTheSettingsSay(t *testing.T) {
 
 func TestUsesAreThoseSinceTheLastTime(t *testing.T) {
 	t.Parallel()
-	s := &modelSet{uses: map[model.ID]modelUse{}, host: &Host{settings: Settings{Runner: inproc.New(inproc.Settings{Concurrency: 4}, nil)}}}
+	s := &modelSet{uses: map[model.ID]modelUse{}, hostModels: &hostModels{modelHostSettings: modelHostSettings{Loader: inproc.NewModels(inproc.Settings{Concurrency: 4}, inproc.Models{}, nil)}}}
 	a, b := payload.ModelRef{Model: "a"}, payload.ModelRef{Model: "b"}
 	s.Ran(item.Ran{Model: a, Requests: 1, Waited: 2 * time.Second, Took: time.Second})
 	s.Ran(item.Ran{Model: a, Requests: 2, Waited: 3 * time.Second, Took: 2 * time.Second})
