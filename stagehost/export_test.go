@@ -11,7 +11,7 @@ func (h *Host) Scale(ctx context.Context, ticks <-chan time.Time) { _ = h.models
 // Lead returns what the host does as the leader of its stage, by the clock of a test: tick waits for
 // the end of what it begins.
 func (h *Host) Lead(start time.Time) (tick func(context.Context, time.Time) error) {
-	l := h.models.newLeader(start)
+	l := h.models.NewLeader(start)
 	return func(ctx context.Context, now time.Time) error {
 		defer l.Stop()
 		return l.Tick(ctx, now)

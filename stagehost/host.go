@@ -1,7 +1,7 @@
 // Package stagehost is one running host of a stage: it pulls items from the
 // stage's queue, batches them, hands batches to a runner, and sends each item's
-// outcome to the next stage or back to the gateway. internal/item has its items; this
-// package starts and stops, keeps the queues, serves and registers, and loads models.
+// outcome to the next stage or back to the gateway. internal/item has its items, and
+// internal/models its models; this package starts and stops, keeps the queues, serves and registers.
 //
 //	h, err := stagehost.New(settings)
 //	err = h.Run(ctx)
@@ -35,6 +35,7 @@ import (
 	"github.com/stagemesh/stagemesh/internal/store"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/stagehost/internal/item"
+	"github.com/stagemesh/stagemesh/stagehost/internal/models"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
@@ -44,7 +45,7 @@ type Host struct {
 	settings Settings
 	metrics  *item.Metrics
 	// models is set for a stage that loads models, else nil.
-	models *hostModels
+	models *models.Models
 	// spec, its parameters and contract are set once the runner has started.
 	spec       runner.Spec
 	parameters *stagev1.ParameterSpecs
@@ -254,9 +255,9 @@ func (h *Host) configureModels() error {
 		return err
 	}
 	loader := s.Runner.(runner.ModelLoader) // Validate has checked it
-	h.models, err = newHostModels(h.runCtx, modelHostSettings{
+	h.models, err = models.New(h.runCtx, models.Settings{
 		Mesh: s.Mesh, Stage: s.Stage, Host: s.Host, Loader: loader, MaxBatch: s.Batch.MaxSize, Cache: s.Models.cache(loader.ModelLimits()),
-		Models: r.Models, Live: live, Watcher: r.Watcher, Hosts: r.Table,
+		Table: r.Models, Live: live, Watcher: r.Watcher, Hosts: r.Table,
 		StageContract: h.contract, SpecToProto: specToProto, IsLeaving: h.status.isLeaving,
 		Pull:    func(name pipeline.StageName) (*bus.Puller, error) { return h.newPuller(name, s.OwnQueue()) },
 		Metrics: h.metrics, Logger: s.Logger,

@@ -15,7 +15,7 @@ import (
 	"github.com/stagemesh/stagemesh/internal/bus"
 	"github.com/stagemesh/stagemesh/internal/config"
 	"github.com/stagemesh/stagemesh/internal/credentials"
-	"github.com/stagemesh/stagemesh/internal/models"
+	registry "github.com/stagemesh/stagemesh/internal/models"
 	"github.com/stagemesh/stagemesh/internal/schema"
 	"github.com/stagemesh/stagemesh/internal/store"
 	"github.com/stagemesh/stagemesh/mesh/model"
@@ -23,6 +23,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/stagehost/internal/item"
 	"github.com/stagemesh/stagemesh/stagehost/internal/modelcache"
+	"github.com/stagemesh/stagemesh/stagehost/internal/models"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
@@ -140,7 +141,7 @@ type Settings struct {
 
 // ModelSettings configure a stage that loads models on demand. 0 means what the runner says.
 type ModelSettings struct {
-	models.StageConfig
+	registry.StageConfig
 	// Capacity is a host's memory for models, DeviceCapacity its devices' memory. 0 of
 	// both is what the runner says.
 	Capacity       int64 `yaml:"capacity,size"`
@@ -303,7 +304,7 @@ func (s Settings) localPlaces() bus.LocalPlaces {
 func (s Settings) eventRoom() int {
 	n := 2 * (s.MaxInFlight + maxDirectCalls + 2*s.Runner.Concurrency() + 8)
 	if s.Models != nil {
-		n += 2*s.MaxInFlight + maxWaitingItems
+		n += 2*s.MaxInFlight + models.MaxWaiting
 	}
 	return n
 }
@@ -315,7 +316,7 @@ func (s Settings) itemBound() int {
 	if s.Models == nil {
 		return perQueue + maxDirectCalls
 	}
-	return 4*perQueue + maxDirectCalls + maxWaitingItems
+	return 4*perQueue + maxDirectCalls + models.MaxWaiting
 }
 
 // complete returns the spec of the stage with the runner's spec.

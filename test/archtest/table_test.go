@@ -84,6 +84,12 @@ var importTable = rules{
 			mayImport: list(proto, fault, payload, pipeline, envelope, bus, model, "internal/batch", "internal/schema", "internal/tracing", runner, "stagehost/internal/modelcache"),
 			inTests:   list("internal/store", tensor),
 		},
+		// What a host does about models reaches the host by its settings.
+		{
+			packages:  list("stagehost/internal/models"),
+			mayImport: list(proto, fault, pipeline, envelope, bus, model, "discovery", "internal/batch", "internal/models/...", "internal/schema", "stagehost/runner", "stagehost/internal/item", "stagehost/internal/modelcache"),
+			inTests:   list(payload, runner),
+		},
 		{packages: list("stagehost"), mayImport: append(list(proto, sdk, "stagehost/...", "internal/batch", "internal/schema", discovery, transport), shared...)},
 
 		// The gateway: only admission, call and jobs touch the bus, fronts translate.

@@ -1,4 +1,4 @@
-package stagehost
+package models
 
 import (
 	"slices"
@@ -14,7 +14,7 @@ import (
 
 const (
 	// Bounds of the items that wait for models, beside the host's bound.
-	maxWaitingItems = 1024
+	MaxWaiting      = 1024
 	maxWaitingBytes = 64 << 20
 	// An item that waits gets its answer so long before its deadline.
 	answerTime = 100 * time.Millisecond
@@ -23,10 +23,9 @@ const (
 	minItems      = 16
 )
 
-// modelSet is the part of a loop whose runner loads models: which of them are here, and the
+// set is the part of a loop whose runner loads models: which of them are here, and the
 // items that wait for one. The loop calls its methods; what takes long runs in goroutines that
-// post an event at their end. modelrecords.go reads and writes the registry, modelloads.go does
-// what the cache decides.
+// post an event at their end.
 //
 // An item first finds the replica of its model. Where there is none, the registry says which
 // other host has one, or makes this host the one that loads it (claim). An item pins its
@@ -36,8 +35,8 @@ const (
 // A model may have fewer batches run at a time than there are slots. So that its items do not
 // fill the host, no more of them may be here than itemsPerBatch times what those batches hold.
 // Where the slots are the limit, max_in_flight counts items.
-type modelSet struct {
-	*hostModels
+type set struct {
+	*Models
 	loop  *item.Loop
 	cache *modelcache.Cache
 	// known are the models of the cache's replicas.
@@ -62,24 +61,24 @@ type modelSet struct {
 	rate uint32
 }
 
-func newModelSet(ms *hostModels) *modelSet {
+func newSet(ms *Models) *set {
 	ms.Metrics.ShowModels()
-	return &modelSet{
-		hostModels: ms, cache: modelcache.New(ms.Cache),
+	return &set{
+		Models: ms, cache: modelcache.New(ms.Cache),
 		known: map[model.ID]model.Model{}, waiting: map[model.ID][]*item.Item{}, busy: map[model.ID]int{}, uses: map[model.ID]modelUse{},
 	}
 }
 
-func (s *modelSet) Bind(l *item.Loop) { s.loop, s.items = l, l.Items }
+func (s *set) Bind(l *item.Loop) { s.loop, s.items = l, l.Items }
 
-func (s *modelSet) Contract(env *envelope.Envelope) (*schema.Contract, bool) {
+func (s *set) Contract(env *envelope.Envelope) (*schema.Contract, bool) {
 	contract := s.loadedModel(modelOf(env)).contract
 	return contract, contract != nil
 }
 
 // Admit reports whether the item may run: its model is loaded. Otherwise it waits, or has got
 // its fault.
-func (s *modelSet) Admit(now time.Time, it *item.Item) bool {
+func (s *set) Admit(now time.Time, it *item.Item) bool {
 	id := modelOf(it.Envelope())
 	if !it.HasRun() {
 		r := s.cache.Replica(id)
@@ -98,7 +97,7 @@ func (s *modelSet) Admit(now time.Time, it *item.Item) bool {
 
 // pin has the item use the replica of its model, and reports whether that is loaded. If not,
 // the item waits.
-func (s *modelSet) pin(now time.Time, it *item.Item) bool {
+func (s *set) pin(now time.Time, it *item.Item) bool {
 	m := s.known[modelOf(it.Envelope())]
 	replica, err := s.cache.Want(now, modelcache.Model{ID: m.ID, Type: m.Type, Size: m.Size}, modelcache.Waiting)
 	if err != nil {
@@ -124,17 +123,17 @@ func (s *modelSet) pin(now time.Time, it *item.Item) bool {
 }
 
 // fit checks the inputs of items that wait, whose model is loaded.
-func (s *modelSet) fit(items ...*item.Item) {
+func (s *set) fit(items ...*item.Item) {
 	s.items.Runs.Go(func() {
 		for _, it := range items {
 			inputs, f := s.items.Fit(it.Envelope())
-			s.post(func(*modelSet) { s.endFit(it, inputs, f) })
+			s.post(func(*set) { s.endFit(it, inputs, f) })
 		}
 	})
 }
 
 // endFit takes the inputs of an item that waits for its model, as that takes them.
-func (s *modelSet) endFit(it *item.Item, inputs item.Inputs, f *fault.Fault) {
+func (s *set) endFit(it *item.Item, inputs item.Inputs, f *fault.Fault) {
 	l := s.loop
 	if !it.IsWaiting || it.Replica == nil {
 		return // it has its outcome, or its model is claimed again
@@ -156,11 +155,11 @@ func (s *modelSet) endFit(it *item.Item, inputs item.Inputs, f *fault.Fault) {
 }
 
 // wait has the item wait for its model, unless too many do.
-func (s *modelSet) wait(it *item.Item) bool {
+func (s *set) wait(it *item.Item) bool {
 	if it.IsWaiting {
 		return true
 	}
-	if s.waitingItems >= maxWaitingItems || s.waitingBytes+int64(it.Bytes()) > maxWaitingBytes {
+	if s.waitingItems >= MaxWaiting || s.waitingBytes+int64(it.Bytes()) > maxWaitingBytes {
 		s.loop.Overflow(it, fault.Newf(fault.Overloaded, "%d requests wait for models on this host", s.waitingItems).WithRetryAfter(time.Second))
 		return false
 	}
@@ -181,19 +180,19 @@ func answerBy(it *item.Item) time.Time {
 }
 
 // Leave ends the item's wait, and its use of the replica.
-func (s *modelSet) Leave(it *item.Item) {
+func (s *set) Leave(it *item.Item) {
 	s.endWait(it)
 	s.unpin(it)
 }
 
-func (s *modelSet) unpin(it *item.Item) {
+func (s *set) unpin(it *item.Item) {
 	if it.Replica != nil {
 		s.cache.Unpin(time.Now(), it.Replica)
 		it.Replica = nil
 	}
 }
 
-func (s *modelSet) endWait(it *item.Item) {
+func (s *set) endWait(it *item.Item) {
 	if !it.IsWaiting {
 		return
 	}
@@ -208,7 +207,7 @@ func (s *modelSet) endWait(it *item.Item) {
 }
 
 // Next returns when there is something to do here, if that is earlier.
-func (s *modelSet) Next(than time.Time) time.Time {
+func (s *set) Next(than time.Time) time.Time {
 	if s.waitingItems > 0 {
 		than = item.Earlier(than, s.answerBy)
 	}
@@ -222,14 +221,14 @@ func (s *modelSet) Next(than time.Time) time.Time {
 }
 
 // Publish has others know how the cache stands.
-func (s *modelSet) Publish(now time.Time) {
+func (s *set) Publish(now time.Time) {
 	s.published.Store(s.cacheRecord(now))
 	s.Metrics.RecordModels(s.cache.Figures(now), s.waitingItems, now)
 }
 
 // expire answers the items that have waited for as long as they can. Their models are loaded
 // all the same, for the callers' next try.
-func (s *modelSet) expire(now time.Time) {
+func (s *set) expire(now time.Time) {
 	if s.waitingItems == 0 || now.Before(s.answerBy) {
 		return
 	}
@@ -257,7 +256,7 @@ func (s *modelSet) expire(now time.Time) {
 
 // passOn has items go to another host, since this one does not load their model. Where that is
 // not possible they get the fault.
-func (s *modelSet) passOn(id model.ID, items []*item.Item, f *fault.Fault) {
+func (s *set) passOn(id model.ID, items []*item.Item, f *fault.Fault) {
 	isWaiting := false
 	for _, it := range items {
 		if it.Refusal = f; !it.MayPassOn() {
@@ -273,7 +272,7 @@ func (s *modelSet) passOn(id model.ID, items []*item.Item, f *fault.Fault) {
 }
 
 // giveUp ends an item that no host runs now. A durable one returns to its queue if one may later.
-func (s *modelSet) giveUp(it *item.Item, f *fault.Fault) {
+func (s *set) giveUp(it *item.Item, f *fault.Fault) {
 	switch f.Reason {
 	case fault.RegistryUnavailable, fault.CacheFull:
 		s.loop.Overflow(it, f)
@@ -284,7 +283,7 @@ func (s *modelSet) giveUp(it *item.Item, f *fault.Fault) {
 
 // RunAgain has the items of a batch run once their model is loaded again: the runtime does not
 // have it.
-func (s *modelSet) RunAgain(now time.Time, items []*item.Item) bool {
+func (s *set) RunAgain(now time.Time, items []*item.Item) bool {
 	for _, it := range items {
 		if !s.loop.AwaitModel(it) {
 			continue

@@ -1,4 +1,4 @@
-package stagehost
+package models
 
 import (
 	"cmp"
@@ -14,7 +14,7 @@ import (
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
 	"github.com/stagemesh/stagemesh/internal/bus"
-	"github.com/stagemesh/stagemesh/internal/models"
+	registry "github.com/stagemesh/stagemesh/internal/models"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/model"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -43,11 +43,11 @@ const (
 	switchPause    = 2 * time.Second
 )
 
-// leader looks after what no host of the stage has: the queues and replicas of those that
+// Leader looks after what no host of the stage has: the queues and replicas of those that
 // died. The host that joined first leads. There may be two for a moment, which does no harm:
 // both pull from a queue, and change records by compare-and-set.
-type leader struct {
-	*hostModels
+type Leader struct {
+	*Models
 	// deadSince is when a host was first seen dead.
 	deadSince map[pipeline.HostID]time.Time
 	// adopted is the queue that this host pulls from in place of its own host, and of is that
@@ -64,22 +64,22 @@ type leader struct {
 	switching sync.Map
 }
 
-// newLeader returns the leader that the host is from time to time.
-func (ms *hostModels) newLeader(now time.Time) *leader {
-	l := &leader{hostModels: ms, deadSince: map[pipeline.HostID]time.Time{}, preloadAt: now.Add(firstPreload)}
+// NewLeader returns the leader that the host is from time to time.
+func (ms *Models) NewLeader(now time.Time) *Leader {
+	l := &Leader{Models: ms, deadSince: map[pipeline.HostID]time.Time{}, preloadAt: now.Add(firstPreload)}
 	l.switches.SetLimit(switchesAtOnce)
 	return l
 }
 
 // Stop ends what a leader has begun.
-func (l *leader) Stop() {
+func (l *Leader) Stop() {
 	_ = l.switches.Wait() // no error
 	l.release(l.of)
 }
 
 // lead looks after the stage while this host is its leader, until the context ends.
-func (ms *hostModels) lead(ctx context.Context) error {
-	l := ms.newLeader(time.Now())
+func (ms *Models) lead(ctx context.Context) error {
+	l := ms.NewLeader(time.Now())
 	defer l.Stop()
 	tick := time.NewTicker(leadEvery)
 	defer tick.Stop()
@@ -96,7 +96,7 @@ func (ms *hostModels) lead(ctx context.Context) error {
 }
 
 // Tick does what is to be done now.
-func (l *leader) Tick(ctx context.Context, now time.Time) error {
+func (l *Leader) Tick(ctx context.Context, now time.Time) error {
 	alive, first := l.aliveHosts()
 	if since, _ := l.members.Stale(); !since.IsZero() || first != l.Host {
 		clear(l.deadSince)
@@ -151,7 +151,7 @@ func (l *leader) Tick(ctx context.Context, now time.Time) error {
 }
 
 // preload begins to load models ahead of requests, if that is due.
-func (l *leader) preload(ctx context.Context, now time.Time) {
+func (l *Leader) preload(ctx context.Context, now time.Time) {
 	if !now.After(l.preloadAt) {
 		return
 	}
@@ -169,7 +169,7 @@ func (l *leader) preload(ctx context.Context, now time.Time) {
 }
 
 // switchAliases begins to switch the aliases that have a target.
-func (l *leader) switchAliases(ctx context.Context, now time.Time) {
+func (l *Leader) switchAliases(ctx context.Context, now time.Time) {
 	for _, alias := range l.registry.Switching(l.Stage) {
 		// A newer target does not wait for the one before.
 		name := [2]string{alias.GetName(), alias.GetTarget().GetModel()}
@@ -200,11 +200,11 @@ func (l *leader) switchAliases(ctx context.Context, now time.Time) {
 
 // switchAlias has the new model of an alias loaded as often as the old one is, or as often as
 // it fits, and then makes it the active one. While it cannot be loaded the old one stays.
-func (l *leader) switchAlias(ctx context.Context, alias *meshv1.Alias) (isSwitched bool) {
+func (l *Leader) switchAlias(ctx context.Context, alias *meshv1.Alias) (isSwitched bool) {
 	ctx, cancel := context.WithTimeout(ctx, switchTimeout)
 	defer cancel()
 	_, old, _ := l.registry.Model(model.ID(alias.GetActive().GetModel()))
-	wanted := models.Wanted{Replicas: max(1, l.placer.Replicas(old)), LastUse: time.Now()}
+	wanted := registry.Wanted{Replicas: max(1, l.placer.Replicas(old)), LastUse: time.Now()}
 	target := model.ID(alias.GetTarget().GetModel())
 	err := l.placer.EnsureLoaded(ctx, target, wanted, true)
 	if err == nil {
@@ -218,7 +218,7 @@ func (l *leader) switchAlias(ctx context.Context, alias *meshv1.Alias) (isSwitch
 
 // aliveHosts returns the hosts of the stage that are alive, and which of those that do not leave
 // joined first.
-func (ms *hostModels) aliveHosts() (alive map[pipeline.HostID]bool, leader pipeline.HostID) {
+func (ms *Models) aliveHosts() (alive map[pipeline.HostID]bool, leader pipeline.HostID) {
 	alive = map[pipeline.HostID]bool{}
 	var first *meshv1.HostRecord
 	for _, member := range ms.members.Hosts() {
@@ -238,7 +238,7 @@ func (ms *hostModels) aliveHosts() (alive map[pipeline.HostID]bool, leader pipel
 // adopt pulls what waits in the queue of a host that died or hangs, one queue at a time, and
 // deletes the queue if it is empty once nobody sends to it any more. What had been delivered to
 // the host comes after its ack wait.
-func (l *leader) adopt(ctx context.Context, host pipeline.HostID, isForgotten bool) (isAlive bool, err error) {
+func (l *Leader) adopt(ctx context.Context, host pipeline.HostID, isForgotten bool) (isAlive bool, err error) {
 	name := pipeline.HostQueue(l.Stage, host)
 	queue, err := l.queues.Queue(ctx, name, pipeline.Memory)
 	if errors.Is(err, bus.ErrNoQueue) {
@@ -277,7 +277,7 @@ func (l *leader) adopt(ctx context.Context, host pipeline.HostID, isForgotten bo
 
 // release ends the pull from the queue of a host, if that is adopted. Requests that are on their
 // way return to it.
-func (l *leader) release(of pipeline.HostID) {
+func (l *Leader) release(of pipeline.HostID) {
 	if l.adopted == nil || l.of != of {
 		return
 	}
@@ -292,21 +292,21 @@ func (l *leader) release(of pipeline.HostID) {
 // before: first those that no other host has, then the latest use first. This one serves them
 // meanwhile, and is passed over by senders as soon as another has a model. Its queued loads are
 // given up. leave shows the host as leaving, once it is known what to move.
-func (ms *hostModels) Move(ctx context.Context, leave func()) {
+func (ms *Models) Move(ctx context.Context, leave func()) {
 	type move struct {
 		id     model.ID
-		wanted models.Wanted
+		wanted registry.Wanted
 	}
 	var moves []move
 	for id, lastUse := range ms.listModels(ctx) {
 		if time.Since(lastUse) < movedUse {
 			// This host counts until it leaves, and others that leave do not: they move their own.
 			_, there, _ := ms.registry.Model(id)
-			moves = append(moves, move{id, models.Wanted{Replicas: max(1, ms.placer.Replicas(there)), Without: []pipeline.HostID{ms.Host}, LastUse: lastUse}})
+			moves = append(moves, move{id, registry.Wanted{Replicas: max(1, ms.placer.Replicas(there)), Without: []pipeline.HostID{ms.Host}, LastUse: lastUse}})
 		}
 	}
 	leave()
-	ms.post(func(s *modelSet) { s.cache.GiveUpQueued() })
+	ms.post(func(s *set) { s.cache.GiveUpQueued() })
 	slices.SortFunc(moves, func(a, b move) int {
 		return cmp.Or(cmp.Compare(min(a.wanted.Replicas, 2), min(b.wanted.Replicas, 2)), b.wanted.LastUse.Compare(a.wanted.LastUse))
 	})
@@ -325,7 +325,7 @@ func (ms *hostModels) Move(ctx context.Context, leave func()) {
 
 // DeleteOwnQueue deletes the host's own queue if it is empty and no other host takes over what a
 // sender may still put there.
-func (ms *hostModels) DeleteOwnQueue() {
+func (ms *Models) DeleteOwnQueue() {
 	if _, leader := ms.aliveHosts(); leader != "" {
 		return
 	}

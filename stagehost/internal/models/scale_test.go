@@ -1,4 +1,4 @@
-package stagehost
+package models
 
 import (
 	"maps"
@@ -11,11 +11,14 @@ import (
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
 	"github.com/stagemesh/stagemesh/internal/batch"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/model"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/stagehost/internal/item"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
 )
+
+func TestMain(m *testing.M) { testbed.Main(m) }
 
 func TestLoadOfAReplicaIsWhatTheSettingsSay(t *testing.T) {
 	t.Parallel()
@@ -42,7 +45,7 @@ func TestLoadOfAReplicaIsWhatTheSettingsSay(t *testing.T) {
 
 func TestUsesAreThoseSinceTheLastTime(t *testing.T) {
 	t.Parallel()
-	s := &modelSet{uses: map[model.ID]modelUse{}, hostModels: &hostModels{modelHostSettings: modelHostSettings{Loader: inproc.NewModels(inproc.Settings{Concurrency: 4}, inproc.Models{}, nil)}}}
+	s := &set{uses: map[model.ID]modelUse{}, Models: &Models{Settings: Settings{Loader: inproc.NewModels(inproc.Settings{Concurrency: 4}, inproc.Models{}, nil)}}}
 	a, b := payload.ModelRef{Model: "a"}, payload.ModelRef{Model: "b"}
 	s.Ran(item.Ran{Model: a, Requests: 1, Waited: 2 * time.Second, Took: time.Second})
 	s.Ran(item.Ran{Model: a, Requests: 2, Waited: 3 * time.Second, Took: 2 * time.Second})

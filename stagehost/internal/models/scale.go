@@ -1,4 +1,4 @@
-package stagehost
+package models
 
 import (
 	"cmp"
@@ -7,7 +7,7 @@ import (
 
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
-	"github.com/stagemesh/stagemesh/internal/models"
+	registry "github.com/stagemesh/stagemesh/internal/models"
 	"github.com/stagemesh/stagemesh/internal/models/placement"
 	"github.com/stagemesh/stagemesh/mesh/model"
 	"github.com/stagemesh/stagemesh/stagehost/internal/item"
@@ -37,7 +37,7 @@ type modelUse struct {
 }
 
 // Ran counts a batch of a model.
-func (s *modelSet) Ran(r item.Ran) {
+func (s *set) Ran(r item.Ran) {
 	id := model.ID(r.Model.Model)
 	use := s.uses[id]
 	use.requests += r.Requests
@@ -61,7 +61,7 @@ func (u modelUse) load(s *meshv1.ScaleSettings) float64 {
 }
 
 // takeUses returns the uses of models since the last time.
-func (s *modelSet) takeUses() map[model.ID]modelUse {
+func (s *set) takeUses() map[model.ID]modelUse {
 	uses, requests := s.uses, 0
 	for _, use := range uses {
 		requests += use.requests
@@ -73,7 +73,7 @@ func (s *modelSet) takeUses() map[model.ID]modelUse {
 // Scale has more hosts load the models that are busy here, or are used regularly, and has this
 // one unload those that others have, too, where room is short. It does so at each tick, which
 // come every scaleEvery, until the context ends.
-func (ms *hostModels) Scale(ctx context.Context, ticks <-chan time.Time) error {
+func (ms *Models) Scale(ctx context.Context, ticks <-chan time.Time) error {
 	known, downAt := map[model.ID]*placement.Usage{}, time.Time{}
 	for {
 		var now time.Time
@@ -95,7 +95,7 @@ func (ms *hostModels) Scale(ctx context.Context, ticks <-chan time.Time) error {
 	}
 }
 
-func (ms *hostModels) scaleOnce(ctx context.Context, now time.Time, known map[model.ID]*placement.Usage, isDown bool) error {
+func (ms *Models) scaleOnce(ctx context.Context, now time.Time, known map[model.ID]*placement.Usage, isDown bool) error {
 	ctx, cancel := context.WithTimeout(ctx, scaleEvery)
 	defer cancel()
 	uses, err := item.Ask(ctx, ms.items, func(*item.Loop) map[model.ID]modelUse { return ms.set.takeUses() })
@@ -126,7 +126,7 @@ func (ms *hostModels) scaleOnce(ctx context.Context, now time.Time, known map[mo
 		}
 	}
 	for id, usage := range used {
-		if _, there, ok := ms.registry.Model(id); ok && models.HasReplica(there, ms.Host) && now.Sub(there.GetLastUse().AsTime()) > touchAfter {
+		if _, there, ok := ms.registry.Model(id); ok && registry.HasReplica(there, ms.Host) && now.Sub(there.GetLastUse().AsTime()) > touchAfter {
 			if err := ms.registry.Touch(ctx, id, usage.Last()); err != nil {
 				return err
 			}

@@ -1,4 +1,4 @@
-package stagehost
+package models
 
 import (
 	"cmp"
@@ -16,7 +16,7 @@ import (
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
 	"github.com/stagemesh/stagemesh/internal/bus"
-	"github.com/stagemesh/stagemesh/internal/models"
+	registry "github.com/stagemesh/stagemesh/internal/models"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/model"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -41,7 +41,7 @@ const (
 
 // claim asks the registry for the host of a model that is not here, for all items that wait
 // for it.
-func (s *modelSet) claim(id model.ID) {
+func (s *set) claim(id model.ID) {
 	s.busy[id]++
 	q := claimRequest{isUnwanted: len(s.waiting[id]) == 0, isLeaving: s.IsLeaving()}
 	for _, it := range s.waiting[id] {
@@ -69,7 +69,7 @@ func (s *modelSet) claim(id model.ID) {
 
 // free ends something that was done about a model, and has its items go on. After an error what
 // is left to do waits until recheckAt.
-func (s *modelSet) free(id model.ID, err error) {
+func (s *set) free(id model.ID, err error) {
 	if s.busy[id]--; s.busy[id] > 0 {
 		return
 	}
@@ -101,7 +101,7 @@ type claimRequest struct {
 
 // claimModel returns the host that requests for a model go to, and the model if that is this
 // host: then it has the claim to load it. An error with this host is why it does not load it.
-func (ms *hostModels) claimModel(ctx context.Context, id model.ID, q claimRequest) (model.Model, pipeline.HostID, error) {
+func (ms *Models) claimModel(ctx context.Context, id model.ID, q claimRequest) (model.Model, pipeline.HostID, error) {
 	own := ms.Host
 	m, _, err := ms.registry.Find(ctx, id)
 	if err == nil && m.Stage != ms.Stage {
@@ -110,17 +110,17 @@ func (ms *hostModels) claimModel(ctx context.Context, id model.ID, q claimReques
 	for err == nil {
 		var there *meshv1.ReplicasRecord
 		there, _, err = ms.registry.ClaimLoading(ctx, id, own, func(there *meshv1.ReplicasRecord) bool {
-			isNext := q.isHere || q.isChosen && models.Holder(there, q.visited) == ""
-			return isNext && !q.isRefused && models.FailureOf(there, own, time.Now()) == nil
+			isNext := q.isHere || q.isChosen && registry.Holder(there, q.visited) == ""
+			return isNext && !q.isRefused && registry.FailureOf(there, own, time.Now()) == nil
 		})
-		failure, holder := models.FailureOf(there, own, time.Now()), models.Holder(there, q.visited)
+		failure, holder := registry.FailureOf(there, own, time.Now()), registry.Holder(there, q.visited)
 		switch {
 		case err != nil:
 			return model.Model{}, "", err
 		case q.isRefused: // another host has to
 		case failure != nil:
-			return model.Model{}, own, models.LoadFault(failure.GetKind() == models.KindInvalid, time.Second, "model %s is not loaded: %s", id, failure.GetMessage())
-		case models.HasReplica(there, own):
+			return model.Model{}, own, registry.LoadFault(failure.GetKind() == registry.KindInvalid, time.Second, "model %s is not loaded: %s", id, failure.GetMessage())
+		case registry.HasReplica(there, own):
 			out := m.Model
 			if out.Size == (model.Size{}) {
 				out.Size = ms.sizeOf(ctx, out)
@@ -136,7 +136,7 @@ func (ms *hostModels) claimModel(ctx context.Context, id model.ID, q claimReques
 			q.visited = append(q.visited, holder)
 			continue
 		}
-		holder, err = ms.placer.Load(ctx, id, models.Wanted{Replicas: 1, Without: q.visited})
+		holder, err = ms.placer.Load(ctx, id, registry.Wanted{Replicas: 1, Without: q.visited})
 		switch {
 		case holder != "" && holder != own:
 			return model.Model{}, holder, nil
@@ -153,7 +153,7 @@ func (ms *hostModels) claimModel(ctx context.Context, id model.ID, q claimReques
 }
 
 // sizeOf asks the runtime for the size of a model, loaded or not; zero means that it does not know.
-func (ms *hostModels) sizeOf(ctx context.Context, m model.Model) model.Size {
+func (ms *Models) sizeOf(ctx context.Context, m model.Model) model.Size {
 	ctx, cancel := context.WithTimeout(ctx, sizeTimeout)
 	defer cancel()
 	size, err := ms.Loader.Size(ctx, m)
@@ -165,7 +165,7 @@ func (ms *hostModels) sizeOf(ctx context.Context, m model.Model) model.Size {
 
 // modelClaimed is the answer of the registry: the host of the model, or why there is none.
 type modelClaimed struct {
-	set *modelSet
+	set *set
 	id  model.ID
 	// isRefused is true where this host did not count.
 	isRefused bool
@@ -208,7 +208,7 @@ func (e *modelClaimed) Apply(l *item.Loop) {
 }
 
 // request has the cache load a model that no item waits for.
-func (s *modelSet) request(m model.Model) {
+func (s *set) request(m model.Model) {
 	lastUse := time.Time{}
 	if _, there, ok := s.registry.Model(m.ID); ok {
 		lastUse = there.GetLastUse().AsTime()
@@ -220,14 +220,14 @@ func (s *modelSet) request(m model.Model) {
 }
 
 // record tells the registry that a model is not loaded here.
-func (s *modelSet) record(id model.ID, refusal *modelcache.Refusal, lastUse time.Time) {
-	kind := models.KindTooLarge
+func (s *set) record(id model.ID, refusal *modelcache.Refusal, lastUse time.Time) {
+	kind := registry.KindTooLarge
 	switch refusal.Reason {
 	case modelcache.Failed, modelcache.Dropped:
 		return // it knows
 	case modelcache.TooLarge:
 	case modelcache.Crashed:
-		kind = models.KindCrashed
+		kind = registry.KindCrashed
 	default:
 		s.removeClaim(id, lastUse)
 		return
@@ -238,25 +238,25 @@ func (s *modelSet) record(id model.ID, refusal *modelcache.Refusal, lastUse time
 }
 
 // followModels posts the changes of the registry.
-func (ms *hostModels) followModels(ctx context.Context) error {
+func (ms *Models) followModels(ctx context.Context) error {
 	for changed := range ms.registry.ChangedModels(ctx) {
-		ms.post(func(s *modelSet) { s.follow(changed) })
+		ms.post(func(s *set) { s.follow(changed) })
 	}
 	return ctx.Err()
 }
 
 // liveCacheSettings returns the settings of the cache with those set while the stage runs.
-func (ms *hostModels) liveCacheSettings() modelcache.Settings {
+func (ms *Models) liveCacheSettings() modelcache.Settings {
 	live := ms.registry.StageSettings(ms.Stage)
-	out := ms.Cache.WithCapacity(models.SizeOf(live.GetCapacity()))
-	if slots := int(min(live.GetLoadSlots(), models.MaxLoadSlots)); slots > 0 {
+	out := ms.Cache.WithCapacity(registry.SizeOf(live.GetCapacity()))
+	if slots := int(min(live.GetLoadSlots(), registry.MaxLoadSlots)); slots > 0 {
 		out.LoadSlots = min(slots, cmp.Or(ms.Loader.ModelLimits().LoadSlots, slots))
 	}
 	return out
 }
 
 // follow makes the cache match the registry where that has changed.
-func (s *modelSet) follow(changed models.Changed) {
+func (s *set) follow(changed registry.Changed) {
 	if settings, old := s.liveCacheSettings(), s.cache.Settings(); settings != old {
 		s.cache.Configure(settings)
 		if settings.Capacity.Host > old.Capacity.Host || settings.Capacity.Device > old.Capacity.Device {
@@ -275,11 +275,11 @@ func (s *modelSet) follow(changed models.Changed) {
 
 // forgetTooLarge removes the failures of models that were too large for this host, which has more memory
 // for models now.
-func (ms *hostModels) forgetTooLarge() {
+func (ms *Models) forgetTooLarge() {
 	var removals errgroup.Group
 	removals.SetLimit(removalsAtOnce)
 	for m, there := range ms.registry.Models(ms.Stage) {
-		if f := models.FailureOf(there, ms.Host, time.Now()); f.GetKind() != models.KindTooLarge {
+		if f := registry.FailureOf(there, ms.Host, time.Now()); f.GetKind() != registry.KindTooLarge {
 			continue
 		}
 		removals.Go(func() error {
@@ -293,13 +293,13 @@ func (ms *hostModels) forgetTooLarge() {
 }
 
 // mayDiffer returns the models that this host has, here or in the registry.
-func (s *modelSet) mayDiffer() iter.Seq[model.ID] {
+func (s *set) mayDiffer() iter.Seq[model.ID] {
 	ids := map[model.ID]bool{}
 	for r := range s.cache.All() {
 		ids[r.ID] = true
 	}
 	for m, there := range s.registry.Models(s.Stage) {
-		if models.HasReplica(there, s.Host) {
+		if registry.HasReplica(there, s.Host) {
 			ids[m.ID] = true
 		}
 	}
@@ -308,14 +308,14 @@ func (s *modelSet) mayDiffer() iter.Seq[model.ID] {
 
 // reconcile makes the cache match the registry: it loads a model that this host has a claim of,
 // unloads one without a record, and keeps one that has no more replicas than it should have.
-func (s *modelSet) reconcile(now time.Time, id model.ID) {
+func (s *set) reconcile(now time.Time, id model.ID) {
 	if s.busy[id] > 0 {
 		return
 	}
 	m, there, _ := s.registry.Model(id)
 	own := s.Host
-	r, state := s.cache.Replica(id), models.StateOf(there, own)
-	isThere := models.HasReplica(there, own)
+	r, state := s.cache.Replica(id), registry.StateOf(there, own)
+	isThere := registry.HasReplica(there, own)
 	if s.IsLeaving() {
 		if r == nil && isThere {
 			s.removeClaim(id, time.Time{}) // of a sender that does not know yet
@@ -324,7 +324,7 @@ func (s *modelSet) reconcile(now time.Time, id model.ID) {
 	}
 	if r != nil {
 		// The hosts agree on who keeps it, so that no two evict the last ones at once.
-		rank := models.RankOf(there, own)
+		rank := registry.RankOf(there, own)
 		s.cache.Keep(r, 0 < rank && rank <= m.MinReplicas)
 	}
 	switch {
@@ -346,29 +346,29 @@ func (s *modelSet) reconcile(now time.Time, id model.ID) {
 }
 
 // removeClaim removes the host's claim of a model.
-func (s *modelSet) removeClaim(id model.ID, lastUse time.Time) {
+func (s *set) removeClaim(id model.ID, lastUse time.Time) {
 	s.change(id, func(ctx context.Context) error {
 		return s.registry.RemoveReplica(ctx, id, s.Host, lastUse)
 	})
 }
 
 // change changes what the registry has of a model that is not here.
-func (s *modelSet) change(id model.ID, change func(context.Context) error) {
+func (s *set) change(id model.ID, change func(context.Context) error) {
 	s.busy[id]++
 	s.items.Runs.Go(func() {
 		ctx, cancel := context.WithTimeout(s.ctx, registryTimeout)
 		defer cancel()
 		err := change(ctx)
 		s.logRegistryError(id, err)
-		s.post(func(*modelSet) { s.free(id, err) })
+		s.post(func(*set) { s.free(id, err) })
 	})
 }
 
 // cacheRecord returns what the host publishes of its memory for models.
-func (s *modelSet) cacheRecord(now time.Time) *meshv1.CacheRecord {
+func (s *set) cacheRecord(now time.Time) *meshv1.CacheRecord {
 	f, settings := s.cache.Figures(now), s.cache.Settings()
 	out := &meshv1.CacheRecord{
-		Capacity: models.SizeToProto(f.Capacity), Used: models.SizeToProto(f.Used), DefaultSize: models.SizeToProto(settings.DefaultSize),
+		Capacity: registry.SizeToProto(f.Capacity), Used: registry.SizeToProto(f.Used), DefaultSize: registry.SizeToProto(settings.DefaultSize),
 		Models: uint32(f.Models), Full: f.Full, LoadSlots: uint32(settings.LoadSlots), Queued: uint32(f.Queued), Loading: uint32(f.Loading),
 		LoadTimes: map[string]*durationpb.Duration{}, Rate: s.rate,
 	}
@@ -382,7 +382,7 @@ func (s *modelSet) cacheRecord(now time.Time) *meshv1.CacheRecord {
 }
 
 // logRegistryError logs that the registry does not take a change, where that is so.
-func (ms *hostModels) logRegistryError(id model.ID, err error) {
+func (ms *Models) logRegistryError(id model.ID, err error) {
 	if err != nil {
 		ms.Logger.Debug("the registry of models is not changed", "model", id, "error", err)
 	}
@@ -390,7 +390,7 @@ func (ms *hostModels) logRegistryError(id model.ID, err error) {
 
 // RemoveReplicas has senders give this host no more items: no replica of it is in the registry any
 // more. It goes on to serve what comes all the same.
-func (ms *hostModels) RemoveReplicas(ctx context.Context) {
+func (ms *Models) RemoveReplicas(ctx context.Context) {
 	replicas := ms.listModels(ctx)
 	var removals errgroup.Group
 	removals.SetLimit(removalsAtOnce)
@@ -405,7 +405,7 @@ func (ms *hostModels) RemoveReplicas(ctx context.Context) {
 }
 
 // listModels returns the models that are here, and their last uses; nil where the context ends.
-func (ms *hostModels) listModels(ctx context.Context) map[model.ID]time.Time {
+func (ms *Models) listModels(ctx context.Context) map[model.ID]time.Time {
 	out, _ := item.Ask(ctx, ms.items, func(*item.Loop) map[model.ID]time.Time {
 		uses := map[model.ID]time.Time{}
 		for r := range ms.set.cache.All() {

@@ -1,4 +1,4 @@
-package stagehost
+package models
 
 import (
 	"context"
@@ -9,7 +9,7 @@ import (
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 
 	"github.com/stagemesh/stagemesh/internal/batch"
-	"github.com/stagemesh/stagemesh/internal/models"
+	registry "github.com/stagemesh/stagemesh/internal/models"
 	"github.com/stagemesh/stagemesh/internal/schema"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/model"
@@ -27,7 +27,7 @@ type loadedModel struct {
 }
 
 // loadedModel returns a model that is loaded; nothing where it is not.
-func (ms *hostModels) loadedModel(id model.ID) *loadedModel {
+func (ms *Models) loadedModel(id model.ID) *loadedModel {
 	if loaded, ok := ms.loaded.Load(id); ok {
 		return loaded.(*loadedModel)
 	}
@@ -35,7 +35,7 @@ func (ms *hostModels) loadedModel(id model.ID) *loadedModel {
 }
 
 // ownSpec returns the spec of a model's contract; nil where that is the stage's.
-func (ms *hostModels) ownSpec(c *schema.Contract) *stagev1.Spec {
+func (ms *Models) ownSpec(c *schema.Contract) *stagev1.Spec {
 	if c == nil || c == ms.StageContract {
 		return nil
 	}
@@ -43,11 +43,11 @@ func (ms *hostModels) ownSpec(c *schema.Contract) *stagev1.Spec {
 }
 
 // Act does what the cache decides.
-func (s *modelSet) Act(now time.Time) {
+func (s *set) Act(now time.Time) {
 	s.expire(now)
 	if !s.recheckAt.IsZero() && !now.Before(s.recheckAt) {
 		s.recheckAt = time.Time{}
-		s.follow(models.Changed{All: true})
+		s.follow(registry.Changed{All: true})
 	}
 	for _, a := range s.cache.Actions(now) {
 		switch r := a.Replica; a.Kind {
@@ -70,7 +70,7 @@ func (s *modelSet) Act(now time.Time) {
 }
 
 // start runs what the cache decides in a goroutine, which posts the end.
-func (s *modelSet) start(run func(context.Context) item.Event) {
+func (s *set) start(run func(context.Context) item.Event) {
 	generation := s.generation
 	s.items.Runs.Go(func() {
 		ctx, cancel := context.WithTimeout(s.ctx, s.Cache.LoadTimeout)
@@ -81,7 +81,7 @@ func (s *modelSet) start(run func(context.Context) item.Event) {
 
 // actionEnded is the end of an action at a runtime. Results of an earlier process are ignored.
 type actionEnded struct {
-	set        *modelSet
+	set        *set
 	generation uint64
 	end        item.Event
 }
@@ -96,7 +96,7 @@ func (e *actionEnded) Apply(l *item.Loop) {
 }
 
 // refuse ends a replica that is not loaded.
-func (s *modelSet) refuse(r *modelcache.Replica, refusal *modelcache.Refusal) {
+func (s *set) refuse(r *modelcache.Replica, refusal *modelcache.Refusal) {
 	items := s.of(r)
 	s.record(r.ID, refusal, r.LastUse)
 	if r.State() == modelcache.Ended && s.cache.Replica(r.ID) == nil {
@@ -116,7 +116,7 @@ func (s *modelSet) refuse(r *modelcache.Replica, refusal *modelcache.Refusal) {
 }
 
 // of returns the items that wait for a replica.
-func (s *modelSet) of(r *modelcache.Replica) (out []*item.Item) {
+func (s *set) of(r *modelcache.Replica) (out []*item.Item) {
 	for _, it := range s.waiting[r.ID] {
 		if it.Replica == r {
 			out = append(out, it)
@@ -127,7 +127,7 @@ func (s *modelSet) of(r *modelcache.Replica) (out []*item.Item) {
 
 // modelLoaded is the end of a load.
 type modelLoaded struct {
-	set     *modelSet
+	set     *set
 	replica *modelcache.Replica
 	loaded  runner.LoadedModel
 	// contract is what the model takes.
@@ -138,7 +138,7 @@ type modelLoaded struct {
 }
 
 // loadModel loads a model, and tells the registry how that ended.
-func (ms *hostModels) loadModel(ctx context.Context, r *modelcache.Replica, m model.Model) item.Event {
+func (ms *Models) loadModel(ctx context.Context, r *modelcache.Replica, m model.Model) item.Event {
 	begin := time.Now()
 	e := &modelLoaded{set: ms.set, replica: r, contract: ms.StageContract}
 	e.loaded, e.err = ms.Loader.Load(ctx, m)
@@ -163,9 +163,9 @@ func (ms *hostModels) loadModel(ctx context.Context, r *modelcache.Replica, m mo
 		// The cache finds out which load ended the runtime.
 	default:
 		log.Warn("a model is not loaded", "error", e.err)
-		kind := models.KindLoad
+		kind := registry.KindLoad
 		if errors.Is(e.err, runner.ErrInvalidModel) {
-			kind = models.KindInvalid
+			kind = registry.KindInvalid
 		}
 		e.unrecorded = ms.registry.SetFailed(ctx, m.ID, ms.Host, kind, e.err.Error())
 	}
@@ -200,13 +200,13 @@ func (e *modelLoaded) Apply(*item.Loop) {
 
 // modelUnloaded is the end of an unload.
 type modelUnloaded struct {
-	set     *modelSet
+	set     *set
 	replica *modelcache.Replica
 	err     error
 }
 
 // unloadModel unloads a model once the registry does not show it any more.
-func (ms *hostModels) unloadModel(ctx context.Context, r *modelcache.Replica, lastUse time.Time, isRefused bool) item.Event {
+func (ms *Models) unloadModel(ctx context.Context, r *modelcache.Replica, lastUse time.Time, isRefused bool) item.Event {
 	if !isRefused {
 		err := ms.registry.RemoveReplica(ctx, r.ID, ms.Host, lastUse)
 		ms.logRegistryError(r.ID, err)
@@ -223,7 +223,7 @@ func (e *modelUnloaded) Apply(l *item.Loop) {
 }
 
 // setRuntime has another process have the models, none of which are loaded.
-func (s *modelSet) setRuntime(generation uint64) {
+func (s *set) setRuntime(generation uint64) {
 	if s.generation != 0 && generation != s.generation {
 		s.cache.RuntimeLost()
 		s.loaded.Clear()
@@ -234,10 +234,10 @@ func (s *modelSet) setRuntime(generation uint64) {
 }
 
 // watchRuntime posts the changes of the process that has the models.
-func (ms *hostModels) watchRuntime(ctx context.Context) error {
+func (ms *Models) watchRuntime(ctx context.Context) error {
 	for {
 		generation, changed := ms.Loader.Models()
-		ms.post(func(s *modelSet) { s.setRuntime(generation) })
+		ms.post(func(s *set) { s.setRuntime(generation) })
 		select {
 		case <-changed:
 		case <-ctx.Done():
@@ -255,7 +255,7 @@ func refusalFault(id model.ID, err error) *fault.Fault {
 	case modelcache.TooLarge:
 		return fault.Newf(fault.ModelTooLarge, "model %s: %w", id, err)
 	case modelcache.Failed:
-		return models.LoadFault(errors.Is(refusal.Cause, runner.ErrInvalidModel), 0, "model %s is not loaded: %w", id, refusal.Cause)
+		return registry.LoadFault(errors.Is(refusal.Cause, runner.ErrInvalidModel), 0, "model %s is not loaded: %w", id, refusal.Cause)
 	case modelcache.Crashed:
 		return fault.Newf(fault.ModelLoadFailed, "model %s: %w", id, err)
 	}

@@ -1,4 +1,20 @@
-package stagehost
+// Package models is what a stage host does about models, where its runner loads them.
+//
+//	ms, err := models.New(ctx, settings)                   // once the runner has started
+//	items := item.New(ctx, item.Settings{Models: ms.Connect(bus), ...})
+//	go ms.Follow(followCtx)                                // until the host has drained
+//	err = ms.Run(ctx)                                      // while its loop of items runs
+//	ms.Move(ctx, leave)                                    // the host is to leave
+//	ms.RemoveReplicas(ctx)                                 // it drains
+//	ms.DeleteOwnQueue()                                    // it has drained
+//
+// set.go has an item wait for its model, loads.go does what stagehost/internal/modelcache decides,
+// and records.go reads and writes the registry of models. leader.go looks after a stage's dead
+// hosts, and scale.go after the number of replicas.
+//
+// The loop of items owns the set of models: only events change it. Models, which it has too, are
+// for any goroutine. They know no host: Settings and Queues are what they need of one.
+package models
 
 import (
 	"context"
@@ -14,7 +30,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/internal/bus"
-	"github.com/stagemesh/stagemesh/internal/models"
+	registry "github.com/stagemesh/stagemesh/internal/models"
 	"github.com/stagemesh/stagemesh/internal/schema"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/stagehost/internal/item"
@@ -22,18 +38,18 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
-// modelQueues are the queues of the stage's hosts, and which of these answer.
-type modelQueues interface {
+// Queues are the queues of the stage's hosts, and which of these answer.
+type Queues interface {
 	Alive(ctx context.Context, name pipeline.StageName) (bus.Availability, error)
 	HostQueues(ctx context.Context, stage pipeline.StageName) ([]pipeline.HostID, error)
 	Queue(ctx context.Context, name pipeline.StageName, d pipeline.Durability) (bus.QueueInfo, error)
 	DeleteQueue(ctx context.Context, name pipeline.StageName, d pipeline.Durability) error
 }
 
-var _ modelQueues = (*bus.Bus)(nil)
+var _ Queues = (*bus.Bus)(nil)
 
-// modelHostSettings configure what a host does about models.
-type modelHostSettings struct {
+// Settings configure what a host does about models.
+type Settings struct {
 	Mesh  pipeline.MeshName
 	Stage pipeline.StageName
 	Host  pipeline.HostID
@@ -41,9 +57,9 @@ type modelHostSettings struct {
 	Loader   runner.ModelLoader
 	MaxBatch int
 	Cache    modelcache.Settings
-	// Models is the table of models, Live what is set of the stage where the table has nothing.
-	Models discovery.Table
-	Live   *meshv1.ModelSettings
+	// Table has the models, Live what is set of the stage where the table has nothing.
+	Table discovery.Table
+	Live  *meshv1.ModelSettings
 	// Watcher and Hosts find the hosts of the mesh.
 	Watcher discovery.Watcher
 	Hosts   discovery.Table
@@ -58,49 +74,49 @@ type modelHostSettings struct {
 	Logger  *slog.Logger
 }
 
-// hostModels is what a host does about models. Any goroutine may use it; what the loop has is in set.
-type hostModels struct {
-	modelHostSettings
+// Models is what a host does about models. Any goroutine may use it; what the loop has is in set.
+type Models struct {
+	Settings
 	// ctx is the context of changes and loads.
 	ctx      context.Context
-	registry *models.Registry
+	registry *registry.Registry
 	members  *discovery.Membership
-	placer   *models.Placer
+	placer   *registry.Placer
 	// loaded has a *loadedModel for each model.ID that is loaded.
 	loaded sync.Map
 	// published is how the cache stood last.
 	published atomic.Pointer[meshv1.CacheRecord]
 
-	queues modelQueues
-	set    *modelSet
+	queues Queues
+	set    *set
 	items  *item.Items
 }
 
-// newHostModels returns the models of a host, none of which is loaded. The context ends what goes on
+// New returns the models of a host, none of which is loaded. The context ends what goes on
 // about them.
-func newHostModels(ctx context.Context, s modelHostSettings) (*hostModels, error) {
-	ms := &hostModels{modelHostSettings: s, ctx: ctx}
-	ms.registry = models.New(models.Settings{
-		Table: s.Models, Logger: s.Logger, Stages: map[pipeline.StageName]*meshv1.ModelSettings{s.Stage: s.Live},
+func New(ctx context.Context, s Settings) (*Models, error) {
+	ms := &Models{Settings: s, ctx: ctx}
+	ms.registry = registry.New(registry.Settings{
+		Table: s.Table, Logger: s.Logger, Stages: map[pipeline.StageName]*meshv1.ModelSettings{s.Stage: s.Live},
 	})
 	ms.members = discovery.NewMembership(s.Watcher, s.Hosts, string(s.Mesh), s.Logger)
-	ms.placer = models.NewPlacer(ms.registry, ms.members)
+	ms.placer = registry.NewPlacer(ms.registry, ms.members)
 	return ms, s.Cache.Validate()
 }
 
 // Connect returns what the loop of items asks. Call it once, before the methods below.
-func (ms *hostModels) Connect(q modelQueues) item.Models {
-	ms.queues, ms.set = q, newModelSet(ms)
+func (ms *Models) Connect(q Queues) item.Models {
+	ms.queues, ms.set = q, newSet(ms)
 	return ms.set
 }
 
 // post has the loop call f.
-func (ms *hostModels) post(f func(*modelSet)) {
+func (ms *Models) post(f func(*set)) {
 	ms.items.Post(item.EventFunc(func(*item.Loop) { f(ms.set) }))
 }
 
 // Follow follows the registry of models and the hosts until the context ends.
-func (ms *hostModels) Follow(ctx context.Context) {
+func (ms *Models) Follow(ctx context.Context) {
 	var following sync.WaitGroup
 	following.Go(func() { _ = ms.registry.Run(ctx) }) // its end is the context's
 	following.Go(func() { _ = ms.members.Run(ctx) })
@@ -108,7 +124,7 @@ func (ms *hostModels) Follow(ctx context.Context) {
 }
 
 // AwaitReady waits a moment until the registry of models is known.
-func (ms *hostModels) AwaitReady(ctx context.Context) error {
+func (ms *Models) AwaitReady(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, knownWait)
 	defer cancel()
 	return ms.registry.AwaitReady(ctx)
@@ -116,7 +132,7 @@ func (ms *hostModels) AwaitReady(ctx context.Context) error {
 
 // Run has the host load and unload what the registry says, lead its stage and scale its models, until
 // the context ends.
-func (ms *hostModels) Run(ctx context.Context) error {
+func (ms *Models) Run(ctx context.Context) error {
 	pumps, ctx := errgroup.WithContext(ctx)
 	pumps.Go(func() error { return ms.watchRuntime(ctx) })
 	pumps.Go(func() error { return ms.followModels(ctx) })
@@ -128,4 +144,4 @@ func (ms *hostModels) Run(ctx context.Context) error {
 }
 
 // Record returns what the host publishes of its memory for models.
-func (ms *hostModels) Record() *meshv1.CacheRecord { return ms.published.Load() }
+func (ms *Models) Record() *meshv1.CacheRecord { return ms.published.Load() }
