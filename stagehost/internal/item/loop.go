@@ -339,18 +339,6 @@ type EventFunc func(l *Loop)
 // Apply implements Event.
 func (f EventFunc) Apply(l *Loop) { f(l) }
 
-// Ask returns what the loop answers, or the error of the context.
-func Ask[T any](ctx context.Context, p *Items, f func(*Loop) T) (answer T, err error) {
-	answers := make(chan T, 1)
-	p.Post(EventFunc(func(l *Loop) { answers <- f(l) }))
-	select {
-	case answer = <-answers:
-	case <-ctx.Done():
-		err = ctx.Err()
-	}
-	return answer, err
-}
-
 // Post gives an event to the loop, and drops it after the loop has ended.
 func (p *Items) Post(e Event) {
 	select {

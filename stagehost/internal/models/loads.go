@@ -53,7 +53,7 @@ func (s *set) Act(now time.Time) {
 		switch r := a.Replica; a.Kind {
 		case modelcache.Load:
 			m := s.known[r.ID]
-			s.start(func(ctx context.Context) item.Event { return s.loadModel(ctx, r, m) })
+			s.start(func(ctx context.Context) outcome { return s.loadModel(ctx, r, m) })
 		case modelcache.Unload:
 			if a.Evict {
 				s.Metrics.CountEviction()
@@ -62,37 +62,26 @@ func (s *set) Act(now time.Time) {
 			lastUse, isRefused := r.LastUse, r.IsRefused() || s.cache.Replica(r.ID) != nil
 			s.busy[r.ID]++
 			s.loaded.Delete(r.ID)
-			s.start(func(ctx context.Context) item.Event { return s.unloadModel(ctx, r, lastUse, isRefused) })
+			s.start(func(ctx context.Context) outcome { return s.unloadModel(ctx, r, lastUse, isRefused) })
 		case modelcache.Refuse:
 			s.refuse(r, a.Refusal)
 		}
 	}
 }
 
-// start runs what the cache decides in a goroutine, which posts the end.
-func (s *set) start(run func(context.Context) item.Event) {
+// outcome is the end of a load or an unload, for the loop. isCurrent is false where the runtime was
+// replaced meanwhile.
+type outcome func(s *set, isCurrent bool)
+
+// start runs what the cache decides in a goroutine, and posts its outcome.
+func (s *set) start(run func(context.Context) outcome) {
 	generation := s.generation
 	s.items.Runs.Go(func() {
 		ctx, cancel := context.WithTimeout(s.ctx, s.Cache.LoadTimeout)
 		defer cancel()
-		s.items.Post(&actionEnded{s, generation, run(ctx)})
+		end := run(ctx)
+		s.post(func(s *set) { end(s, generation == s.generation) })
 	})
-}
-
-// actionEnded is the end of an action at a runtime. Results of an earlier process are ignored.
-type actionEnded struct {
-	set        *set
-	generation uint64
-	end        item.Event
-}
-
-func (e *actionEnded) Apply(l *item.Loop) {
-	if unloaded, ok := e.end.(*modelUnloaded); ok {
-		defer e.set.free(unloaded.replica.ID, nil)
-	}
-	if e.generation == e.set.generation {
-		e.end.Apply(l)
-	}
 }
 
 // refuse ends a replica that is not loaded.
@@ -127,7 +116,6 @@ func (s *set) of(r *modelcache.Replica) (out []*item.Item) {
 
 // modelLoaded is the end of a load.
 type modelLoaded struct {
-	set     *set
 	replica *modelcache.Replica
 	loaded  runner.LoadedModel
 	// contract is what the model takes.
@@ -138,9 +126,9 @@ type modelLoaded struct {
 }
 
 // loadModel loads a model, and tells the registry how that ended.
-func (ms *Models) loadModel(ctx context.Context, r *modelcache.Replica, m model.Model) item.Event {
+func (ms *Models) loadModel(ctx context.Context, r *modelcache.Replica, m model.Model) outcome {
 	begin := time.Now()
-	e := &modelLoaded{set: ms.set, replica: r, contract: ms.StageContract}
+	e := modelLoaded{replica: r, contract: ms.StageContract}
 	e.loaded, e.err = ms.Loader.Load(ctx, m)
 	if e.err == nil && e.loaded.Size == (model.Size{}) {
 		e.loaded.Size = ms.sizeOf(ctx, m)
@@ -170,11 +158,15 @@ func (ms *Models) loadModel(ctx context.Context, r *modelcache.Replica, m model.
 		e.unrecorded = ms.registry.SetFailed(ctx, m.ID, ms.Host, kind, e.err.Error())
 	}
 	ms.logRegistryError(m.ID, e.unrecorded)
-	return e
+	return func(s *set, isCurrent bool) {
+		if isCurrent {
+			s.endLoad(e)
+		}
+	}
 }
 
-func (e *modelLoaded) Apply(*item.Loop) {
-	s, r, now := e.set, e.replica, time.Now()
+func (s *set) endLoad(e modelLoaded) {
+	r, now := e.replica, time.Now()
 	items := s.of(r)
 	if e.unrecorded != nil {
 		s.recheckAt = now.Add(recheckPause)
@@ -198,28 +190,22 @@ func (e *modelLoaded) Apply(*item.Loop) {
 	}
 }
 
-// modelUnloaded is the end of an unload.
-type modelUnloaded struct {
-	set     *set
-	replica *modelcache.Replica
-	err     error
-}
-
 // unloadModel unloads a model once the registry does not show it any more.
-func (ms *Models) unloadModel(ctx context.Context, r *modelcache.Replica, lastUse time.Time, isRefused bool) item.Event {
+func (ms *Models) unloadModel(ctx context.Context, r *modelcache.Replica, lastUse time.Time, isRefused bool) outcome {
 	if !isRefused {
 		err := ms.registry.RemoveReplica(ctx, r.ID, ms.Host, lastUse)
 		ms.logRegistryError(r.ID, err)
 	}
 	err := ms.Loader.Unload(ctx, r.ID)
-	return &modelUnloaded{set: ms.set, replica: r, err: err}
-}
-
-func (e *modelUnloaded) Apply(l *item.Loop) {
-	if e.err != nil {
-		e.set.Logger.Warn("a model is not unloaded", "model", e.replica.ID, "error", e.err)
+	return func(s *set, isCurrent bool) {
+		if isCurrent && err != nil {
+			s.Logger.Warn("a model is not unloaded", "model", r.ID, "error", err)
+		}
+		if isCurrent {
+			s.cache.Unloaded(time.Now(), r, err)
+		}
+		s.free(r.ID, nil)
 	}
-	e.set.cache.Unloaded(time.Now(), e.replica, e.err)
 }
 
 // setRuntime has another process have the models, none of which are loaded.

@@ -74,7 +74,8 @@ type Settings struct {
 	Logger  *slog.Logger
 }
 
-// Models is what a host does about models. Any goroutine may use it; what the loop has is in set.
+// Models is what a host does about models, for any goroutine. The loop's part is the set, which
+// others reach by post.
 type Models struct {
 	Settings
 	// ctx is the context of changes and loads.
@@ -88,8 +89,9 @@ type Models struct {
 	published atomic.Pointer[meshv1.CacheRecord]
 
 	queues Queues
-	set    *set
 	items  *item.Items
+	// post has the loop call a function.
+	post func(func(*set))
 }
 
 // New returns the models of a host, none of which is loaded. The context ends what goes on
@@ -106,13 +108,20 @@ func New(ctx context.Context, s Settings) (*Models, error) {
 
 // Connect returns what the loop of items asks. Call it once, before the methods below.
 func (ms *Models) Connect(q Queues) item.Models {
-	ms.queues, ms.set = q, newSet(ms)
-	return ms.set
+	ms.queues = q
+	return newSet(ms)
 }
 
-// post has the loop call f.
-func (ms *Models) post(f func(*set)) {
-	ms.items.Post(item.EventFunc(func(*item.Loop) { f(ms.set) }))
+// ask returns what the loop answers, or the error of the context.
+func ask[T any](ctx context.Context, ms *Models, f func(*set) T) (answer T, err error) {
+	answers := make(chan T, 1)
+	ms.post(func(s *set) { answers <- f(s) })
+	select {
+	case answer = <-answers:
+	case <-ctx.Done():
+		err = ctx.Err()
+	}
+	return answer, err
 }
 
 // Follow follows the registry of models and the hosts until the context ends.

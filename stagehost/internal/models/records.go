@@ -20,7 +20,6 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/model"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
-	"github.com/stagemesh/stagemesh/stagehost/internal/item"
 	"github.com/stagemesh/stagemesh/stagehost/internal/modelcache"
 )
 
@@ -63,7 +62,7 @@ func (s *set) claim(id model.ID) {
 		ctx, cancel := context.WithTimeout(s.ctx, registryTimeout)
 		defer cancel()
 		m, to, err := s.claimModel(ctx, id, q)
-		s.items.Post(&modelClaimed{set: s, id: id, isRefused: q.isRefused, model: m, to: to, err: err})
+		s.post(func(s *set) { s.endClaim(modelClaimed{id: id, isRefused: q.isRefused, model: m, to: to, err: err}) })
 	})
 }
 
@@ -165,8 +164,7 @@ func (ms *Models) sizeOf(ctx context.Context, m model.Model) model.Size {
 
 // modelClaimed is the answer of the registry: the host of the model, or why there is none.
 type modelClaimed struct {
-	set *set
-	id  model.ID
+	id model.ID
 	// isRefused is true where this host did not count.
 	isRefused bool
 	model     model.Model
@@ -174,8 +172,7 @@ type modelClaimed struct {
 	err       error
 }
 
-func (e *modelClaimed) Apply(l *item.Loop) {
-	s := e.set
+func (s *set) endClaim(e modelClaimed) {
 	defer s.free(e.id, e.err)
 	items := slices.Clone(s.waiting[e.id])
 	switch {
@@ -192,13 +189,13 @@ func (e *modelClaimed) Apply(l *item.Loop) {
 			if e.to == "" || !it.MayPassOn() {
 				continue // free claims the model again, for this host
 			}
-			l.Forward(it, e.to)
+			s.loop.Forward(it, e.to)
 		}
 	default:
 		s.known[e.id] = e.model
 		for _, it := range items {
 			if s.pin(time.Now(), it) {
-				l.Ready(it)
+				s.loop.Ready(it)
 			}
 		}
 		if s.cache.Replica(e.id) == nil {
@@ -360,7 +357,7 @@ func (s *set) change(id model.ID, change func(context.Context) error) {
 		defer cancel()
 		err := change(ctx)
 		s.logRegistryError(id, err)
-		s.post(func(*set) { s.free(id, err) })
+		s.post(func(s *set) { s.free(id, err) })
 	})
 }
 
@@ -406,9 +403,9 @@ func (ms *Models) RemoveReplicas(ctx context.Context) {
 
 // listModels returns the models that are here, and their last uses; nil where the context ends.
 func (ms *Models) listModels(ctx context.Context) map[model.ID]time.Time {
-	out, _ := item.Ask(ctx, ms.items, func(*item.Loop) map[model.ID]time.Time {
+	out, _ := ask(ctx, ms, func(s *set) map[model.ID]time.Time {
 		uses := map[model.ID]time.Time{}
-		for r := range ms.set.cache.All() {
+		for r := range s.cache.All() {
 			if uses[r.ID] = r.LastUse; r.Pins() > 0 {
 				uses[r.ID] = time.Now()
 			}

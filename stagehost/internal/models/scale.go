@@ -98,7 +98,7 @@ func (ms *Models) Scale(ctx context.Context, ticks <-chan time.Time) error {
 func (ms *Models) scaleOnce(ctx context.Context, now time.Time, known map[model.ID]*placement.Usage, isDown bool) error {
 	ctx, cancel := context.WithTimeout(ctx, scaleEvery)
 	defer cancel()
-	uses, err := item.Ask(ctx, ms.items, func(*item.Loop) map[model.ID]modelUse { return ms.set.takeUses() })
+	uses, err := ask(ctx, ms, (*set).takeUses)
 	if err != nil {
 		return err
 	}

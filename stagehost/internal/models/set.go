@@ -69,7 +69,10 @@ func newSet(ms *Models) *set {
 	}
 }
 
-func (s *set) Bind(l *item.Loop) { s.loop, s.items = l, l.Items }
+func (s *set) Bind(l *item.Loop) {
+	s.loop, s.items = l, l.Items
+	s.post = func(f func(*set)) { l.Post(item.EventFunc(func(*item.Loop) { f(s) })) }
+}
 
 func (s *set) Contract(env *envelope.Envelope) (*schema.Contract, bool) {
 	contract := s.loadedModel(modelOf(env)).contract
@@ -127,7 +130,7 @@ func (s *set) fit(items ...*item.Item) {
 	s.items.Runs.Go(func() {
 		for _, it := range items {
 			inputs, f := s.items.Fit(it.Envelope())
-			s.post(func(*set) { s.endFit(it, inputs, f) })
+			s.post(func(s *set) { s.endFit(it, inputs, f) })
 		}
 	})
 }
