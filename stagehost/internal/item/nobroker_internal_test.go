@@ -24,6 +24,16 @@ func (a *answered) Deliver(r *envelope.Reply) meshv1.ReplyDisposition {
 
 func (a *answered) Queued(pipeline.ExecutionID, int, uint64) {}
 
+func noBroker(t *testing.T) *bus.Bus {
+	t.Helper()
+	b, err := bus.Connect(bus.Settings{Mesh: "test", Loopback: &bus.Loopback{}, Meter: noop.Meter{}, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(b.Close)
+	return b
+}
+
 // Nothing is sent again without a broker: what no host in the process takes now nobody takes.
 func TestItemsGoNowhereElseWithoutABroker(t *testing.T) {
 	t.Parallel()
@@ -48,12 +58,7 @@ func TestItemsGoNowhereElseWithoutABroker(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			b, err := bus.Connect(bus.Settings{Mesh: "test", Loopback: &bus.Loopback{}, Meter: noop.Meter{}, Logger: slog.New(slog.DiscardHandler)})
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer b.Close()
-			l, got, env := aLoop(t, b), &answered{}, anItem()
+			l, got, env := aLoop(t, noBroker(t)), &answered{}, anItem()
 			env.Durability, env.Local = pipeline.Memory, got
 			env.Route = append(env.Route, pipeline.Hop{Step: "next", Stage: "next"})
 			it := &Item{id: 1, arrival: arrival{env: env}}

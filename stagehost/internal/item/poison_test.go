@@ -102,3 +102,20 @@ func TestCancelledPoisonItemIsNotDeadLettered(t *testing.T) {
 		t.Errorf("replied %+v", r)
 	}
 }
+
+// A model without a contract cannot be, so every check panics.
+func TestPanickingCheckFailsItsItem(t *testing.T) {
+	t.Parallel()
+	l := aLoop(t, noBroker(t))
+	for range 3 {
+		env, got := anItem(), &answered{}
+		env.Durability, env.Local = pipeline.Memory, got
+		l.Receive(bus.Delivery{Item: env})
+		arrived := (<-l.events).(*itemArrived)
+		arrived.item.isReleased = true // no puller has counted it
+		arrived.Apply(l)
+		if got.reply == nil || got.reply.Fault == nil || got.reply.Fault.Reason != fault.Internal || len(l.ledger.items) > 0 {
+			t.Errorf("replied %+v, %d items are left", got.reply, len(l.ledger.items))
+		}
+	}
+}
