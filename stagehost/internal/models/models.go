@@ -46,8 +46,6 @@ type Queues interface {
 	DeleteQueue(ctx context.Context, name pipeline.StageName, d pipeline.Durability) error
 }
 
-var _ Queues = (*bus.Bus)(nil)
-
 // Settings configure what a host does about models.
 type Settings struct {
 	Mesh  pipeline.MeshName
@@ -94,8 +92,7 @@ type Models struct {
 	post func(func(*set))
 }
 
-// New returns the models of a host, none of which is loaded. The context ends what goes on
-// about them.
+// New returns the models of a host, none of which is loaded. The context ends their loads.
 func New(ctx context.Context, s Settings) (*Models, error) {
 	ms := &Models{Settings: s, ctx: ctx}
 	ms.registry = registry.New(registry.Settings{
