@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// Bounds of the items that wait for models, beside the host's bound.
+	// MaxWaiting and maxWaitingBytes bound the items that wait for models, beside the host's bound.
 	MaxWaiting      = 1024
 	maxWaitingBytes = 64 << 20
 	// An item that waits gets its answer so long before its deadline.
