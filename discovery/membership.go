@@ -4,8 +4,10 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -277,6 +279,8 @@ type Stage struct {
 	Durabilities []string
 	Spec         *stagev1.Spec
 	Limits       *stagev1.Limits
+	// Unhealthy is why the stage is unhealthy although it may be served; empty where it is not.
+	Unhealthy string
 }
 
 // Stages groups hosts that are sorted as Hosts returns them. A stage without a host
@@ -296,7 +300,7 @@ func Stages(hosts []Host) []Stage {
 
 func stageOf(name string, hosts []Host) Stage {
 	out := Stage{Name: name}
-	last := hosts[0]
+	last, named := hosts[0], (*meshv1.HostRecord)(nil)
 	for _, h := range hosts {
 		if isNewer(h, last) {
 			last = h
@@ -313,9 +317,22 @@ func stageOf(name string, hosts []Host) Stage {
 		out.MaxInFlight += int(r.GetMaxInFlight())
 		out.Running += int(r.GetRunning())
 		out.Slots += int(r.GetSlots())
+		switch {
+		case r.GetEngine() == "":
+		case named == nil:
+			named = r
+		case firstWord(r.GetEngine()) != firstWord(named.GetEngine()):
+			out.Unhealthy = fmt.Sprintf("hosts run two engines: %s (%s), %s (%s); set engine",
+				named.GetEngine(), named.GetHost(), r.GetEngine(), r.GetHost())
+		}
 	}
 	out.Durabilities, out.Spec, out.Limits = last.Record.GetDurabilities(), last.Record.GetSpec(), last.Record.GetLimits()
 	return out
+}
+
+func firstWord(text string) string {
+	word, _, _ := strings.Cut(text, " ")
+	return strings.TrimSuffix(word, ",")
 }
 
 // isNewer reports whether a host's report takes precedence over another's: it is

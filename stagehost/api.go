@@ -258,7 +258,7 @@ func (h *Host) describe(context.Context, *transport.Call, *stagev1.DescribeReque
 	d := h.Describe()
 	return &stagev1.DescribeResponse{
 		Mesh: string(d.Mesh), Stage: string(d.Stage), Host: string(d.Host), Version: d.Version,
-		Spec: specToProto(d.Spec), Limits: d.Limits.toProto(),
+		Spec: specToProto(d.Spec), Limits: d.Limits.toProto(), Engine: d.Engine,
 	}, nil
 }
 

@@ -22,6 +22,8 @@ type Description struct {
 	Version string
 	Spec    runner.Spec
 	Limits  Limits
+	// Engine is empty where the runner is no runner.EngineReporter.
+	Engine string
 }
 
 // Limits bound the items that one host takes at a time.
@@ -35,10 +37,13 @@ type Limits struct {
 
 // Describe describes the stage.
 func (h *Host) Describe() Description {
-	s := h.settings
+	s, engine := h.settings, ""
+	if r, ok := s.Runner.(runner.EngineReporter); ok {
+		engine = r.Engine()
+	}
 	return Description{
 		Mesh: s.Mesh, Stage: s.Stage, Host: s.Host, Version: s.Version,
-		Spec: h.spec,
+		Spec: h.spec, Engine: engine,
 		Limits: Limits{
 			MaxSize: s.Batch.MaxSize, MaxBytes: s.Batch.MaxBytes, MaxWait: s.Batch.MaxWait,
 			MaxInFlight: s.MaxInFlight, Concurrency: s.Runner.Concurrency(),

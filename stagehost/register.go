@@ -67,7 +67,9 @@ func (h *Host) Record() *meshv1.HostRecord {
 	if h.models != nil {
 		r.Cache = h.models.Record()
 	}
-	r.Spec, r.Limits = h.Describe().Published()
+	description := h.Describe()
+	r.Engine = description.Engine
+	r.Spec, r.Limits = description.Published()
 	if addr := h.Addr(); addr != nil {
 		r.Address = config.Advertised(addr.String(), s.Advertise)
 	}

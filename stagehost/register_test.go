@@ -10,6 +10,7 @@ import (
 	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/discovery/natskv"
 	"github.com/stagemesh/stagemesh/internal/testbed"
+	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
@@ -46,8 +47,11 @@ func registered(s *natskv.Store) func(*stagehost.Settings) {
 	}
 }
 
-// staffed is a runner that reports a worker.
+// staffed is a runner that reports a worker and an engine.
 type staffed struct{ runner.Runner }
+
+// Engine implements runner.EngineReporter.
+func (staffed) Engine() string { return "abacus 1.0, CPU" }
 
 // Workers implements runner.WorkerReporter.
 func (staffed) Workers() []runner.WorkerStatus {
@@ -74,6 +78,10 @@ func TestHostIsMemberFromWarmUpToDrain(t *testing.T) {
 	}
 	if w := got.GetWorkers(); len(w) != 1 || w[0].GetState() != "DEAD" || w[0].GetIncarnation() != 7 || w[0].GetCause() == "" {
 		t.Errorf("its workers are %v", w)
+	}
+	described, err := stagev1.NewStageServiceClient(dial(t, h)).Describe(t.Context(), &stagev1.DescribeRequest{})
+	if err != nil || described.GetEngine() != "abacus 1.0, CPU" || got.GetEngine() != described.GetEngine() {
+		t.Errorf("its engine is %s, described as %v, %v", got.GetEngine(), described, err)
 	}
 	h.stop()
 	testbed.Eventually(t, "the host is no member any more", func() bool { return len(members.Hosts()) == 0 })

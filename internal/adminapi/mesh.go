@@ -216,7 +216,7 @@ func statusOf(s discovery.Stage) *adminv1.StageStatus {
 	return &adminv1.StageStatus{
 		Stage: s.Name, Hosts: uint32(s.Hosts), ReadyHosts: uint32(s.Ready),
 		InFlight: uint32(s.InFlight), MaxInFlight: uint32(s.MaxInFlight), Running: uint32(s.Running), Slots: uint32(s.Slots),
-		Spec: s.Spec, Limits: s.Limits,
+		Spec: s.Spec, Limits: s.Limits, UnhealthyCause: s.Unhealthy,
 	}
 }
 

@@ -327,10 +327,12 @@ func TestStagesListHostsQueuesAndPipelines(t *testing.T) {
 		}
 	}
 	hosts := []discovery.Host{
-		{Record: &meshv1.HostRecord{Stage: "a", Host: "1", Ready: true, InFlight: 2, MaxInFlight: 10, Running: 1, Slots: 1}, Alive: true},
-		{Record: &meshv1.HostRecord{Stage: "a", Host: "2", InFlight: 1, MaxInFlight: 10, Slots: 2}, Alive: true},
-		{Record: &meshv1.HostRecord{Stage: "a", Host: "3", InFlight: 5, MaxInFlight: 10}},
-		{Record: &meshv1.HostRecord{Stage: "c", Host: "4", Ready: true, Draining: true}, Alive: true},
+		{Record: &meshv1.HostRecord{Stage: "a", Host: "1", Ready: true, InFlight: 2, MaxInFlight: 10, Running: 1, Slots: 1, Engine: "x 1"}, Alive: true},
+		{Record: &meshv1.HostRecord{Stage: "a", Host: "2", InFlight: 1, MaxInFlight: 10, Slots: 2, Engine: "x 2, GPU"}, Alive: true},
+		{Record: &meshv1.HostRecord{Stage: "a", Host: "3", InFlight: 5, MaxInFlight: 10, Engine: "y 1"}},
+		{Record: &meshv1.HostRecord{Stage: "c", Host: "4", Ready: true, Draining: true, Engine: "x, CPU"}, Alive: true},
+		{Record: &meshv1.HostRecord{Stage: "c", Host: "5"}, Alive: true},
+		{Record: &meshv1.HostRecord{Stage: "c", Host: "6", Engine: "y"}, Alive: true},
 	}
 	client := func(s adminapi.Settings) adminv1connect.MeshServiceClient {
 		s.DeadLetters, s.Pipelines = newBed(t), b
@@ -344,7 +346,7 @@ func TestStagesListHostsQueuesAndPipelines(t *testing.T) {
 	for i, want := range []*adminv1.StageStatus{
 		{Stage: "a", Hosts: 2, ReadyHosts: 1, Served: true, InFlight: 3, MaxInFlight: 20, Running: 1, Slots: 3, Pipelines: []string{"p", "q"}},
 		{Stage: "b", Pipelines: []string{"p"}},
-		{Stage: "c", Hosts: 1},
+		{Stage: "c", Hosts: 3, UnhealthyCause: "hosts run two engines: x, CPU (4), y (6); set engine"},
 	} {
 		want.Queues = []*adminv1.QueueStatus{queue}
 		if got := all.Msg.GetStages()[i]; !proto.Equal(got, want) {

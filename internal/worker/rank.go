@@ -230,6 +230,7 @@ func (r *rank) adoptSpec(m *frame.Ready, body []byte) error {
 	if r.index > 0 {
 		return nil
 	}
+	r.of.worker.runner.engine.Store(m.Engine)
 	if err := r.of.worker.runner.acceptSpec(spec); err != nil {
 		r.of.fail(err) // a wrong spec is not a violation
 	}

@@ -133,6 +133,8 @@ type Runner struct {
 	// complete returns the stage's full spec for a worker's; it may be nil.
 	complete func(runner.Spec) (runner.Spec, error)
 	spec     atomic.Pointer[runner.Spec]
+	// engine is what the worker that was ready last runs batches by.
+	engine   atomic.Value
 	started  atomic.Bool
 	// streams is how many streams the workers took when all were ready first.
 	streams atomic.Int64
@@ -157,6 +159,7 @@ var (
 	_ runner.HealthReporter = (*Runner)(nil)
 	_ runner.HostAware      = (*Runner)(nil)
 	_ runner.Killer         = (*Runner)(nil)
+	_ runner.EngineReporter = (*Runner)(nil)
 	_ runner.ModelLoader    = (*Runner)(nil)
 	_ runner.WorkerReporter = (*Runner)(nil)
 )
@@ -346,6 +349,12 @@ func (r *Runner) Health() (changed <-chan struct{}, err error) {
 		err = fmt.Errorf("%w, %w", err, runner.ErrStartFailed)
 	}
 	return changed, fmt.Errorf("%w: %s", err, describeUnready(workers))
+}
+
+// Engine implements runner.EngineReporter.
+func (r *Runner) Engine() string {
+	engine, _ := r.engine.Load().(string)
+	return engine
 }
 
 // Workers implements runner.WorkerReporter.

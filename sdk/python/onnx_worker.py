@@ -76,7 +76,8 @@ class Onnx(Worker):
         if any(-1 in spec.shape[self.joins :] for spec in specs.values()):
             self.examples = [example]
         used = ", ".join(map(_short, self.session.get_providers()))
-        ctx.log.info("%s: onnxruntime %s, provider %s, threads %d", self.path, ort.__version__, used, threads)
+        self.engine = f"onnxruntime {ort.__version__}, {used}, {threads} thread{'s' * (threads > 1)}"
+        ctx.log.info("%s: %s", self.path, self.engine)
 
     def predict(self, batch: Batch) -> Mapping[str, Any]:
         """Runs the rows of all items at once, or item by item where there is no batch axis."""

@@ -259,8 +259,11 @@ func printStages(out io.Writer, stages []*adminv1.StageStatus) error {
 	rows := make([][]string, len(stages))
 	for i, s := range stages {
 		state := "ready"
-		if !s.GetServed() {
+		switch {
+		case !s.GetServed():
 			state = "no host"
+		case s.GetUnhealthyCause() != "":
+			state = "unhealthy"
 		}
 		rows[i] = []string{
 			visible(s.GetStage()), state, share(s.GetReadyHosts(), s.GetHosts()), share(s.GetInFlight(), s.GetMaxInFlight()), fmt.Sprint(s.GetRunning()), fmt.Sprint(s.GetSlots()),
@@ -268,7 +271,13 @@ func printStages(out io.Writer, stages []*adminv1.StageStatus) error {
 		}
 	}
 	heads := "STAGE\tSTATE\tHOSTS\tIN FLIGHT\tRUNNING\tSLOTS\tMEMORY QUEUE\tFILE QUEUE\tPIPELINES"
-	return printTable(out, addWhy(heads, rows, texts(stages, (*adminv1.StageStatus).GetQueuesCause)), rows)
+	return printTable(out, addWhy(heads, rows, texts(stages, whyOfStage)), rows)
+}
+
+// whyOfStage returns what is wrong with a stage.
+func whyOfStage(s *adminv1.StageStatus) string {
+	causes := []string{s.GetUnhealthyCause(), s.GetQueuesCause()}
+	return strings.Join(slices.DeleteFunc(causes, func(cause string) bool { return cause == "" }), "; ")
 }
 
 func share[N any](part, whole N) string { return fmt.Sprintf("%v/%v", part, whole) }
@@ -298,10 +307,10 @@ func printHosts(out io.Writer, hosts []*adminv1.HostStatus, now time.Time) error
 		rows[i] = []string{
 			visible(r.GetStage()), visible(r.GetHost()), stateOf(host), share(r.GetInFlight(), r.GetMaxInFlight()), fmt.Sprint(r.GetRunning()), fmt.Sprint(r.GetSlots()),
 			short(r.GetQueueWait()), runTimeOf(r.GetBatchEstimate()), short(r.GetBatchEstimate().GetHold()), workersOf(r),
-			cmp.Or(visible(r.GetVersion()), "-"), cmp.Or(visible(r.GetAddress()), "-"), cmp.Or(visible(r.GetOperations()), "-"), age(now.Sub(r.GetStartedAt().AsTime())),
+			cmp.Or(visible(r.GetEngine()), "-"), cmp.Or(visible(r.GetVersion()), "-"), cmp.Or(visible(r.GetAddress()), "-"), cmp.Or(visible(r.GetOperations()), "-"), age(now.Sub(r.GetStartedAt().AsTime())),
 		}
 	}
-	heads := "STAGE\tHOST\tSTATE\tIN FLIGHT\tRUNNING\tSLOTS\tQUEUE WAIT\tBATCH RUN\tBATCH WAIT\tWORKERS\tVERSION\tADDRESS\tOPERATIONS\tUP"
+	heads := "STAGE\tHOST\tSTATE\tIN FLIGHT\tRUNNING\tSLOTS\tQUEUE WAIT\tBATCH RUN\tBATCH WAIT\tWORKERS\tENGINE\tVERSION\tADDRESS\tOPERATIONS\tUP"
 	return printTable(out, addWhy(heads, rows, texts(hosts, whyOf)), rows)
 }
 

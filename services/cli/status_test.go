@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -43,7 +44,7 @@ func TestStatusShowsStagesAndHosts(t *testing.T) {
 		regexp.MustCompile(`(?m)^both +echo > add +ready +file +\d+ +\d+s$`),
 		regexp.MustCompile(`(?m)^add +ready +1/1 +0/160 +0 +2 +0/10000 +0/10000 +both$`),
 		regexp.MustCompile(`(?m)^echo +ready +2/2 +0/192 +0 +2 +0/10000 +0/10000 +both, one$`),
-		regexp.MustCompile(`(?m)^add +\S+ +ready +0/160 +0 +2 +\S+ +- +- +2/2 +\S+( +127\.0\.0\.1:\d+){2} +\d+s$`),
+		regexp.MustCompile(`(?m)^add +\S+ +ready +0/160 +0 +2 +\S+ +- +- +2/2 +- +\S+( +127\.0\.0\.1:\d+){2} +\d+s$`),
 	}
 	testbed.Eventually(t, "all is ready", func() bool {
 		out := status()
@@ -80,6 +81,40 @@ func TestStatusShowsStagesAndHosts(t *testing.T) {
 	testbed.Eventually(t, "a worker is not ready", func() bool {
 		out := status("--stage", "add")
 		return strings.Contains(out, " 1/2 ") && strings.Contains(out, "worker ") && strings.Contains(out, "exit code 2")
+	})
+	if err := p.end(t); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestStageOfTwoEnginesIsUnhealthy(t *testing.T) {
+	t.Parallel()
+	folder := t.TempDir()
+	save(t, filepath.Join(folder, "add.py"), strings.Replace(addTo("x", 1), "\n    def predict", `
+    def setup(self, ctx):
+        import os
+        try:
+            os.mkdir(os.path.join(os.path.dirname(os.path.abspath(__file__)), "first"))
+            self.engine = "one 1.0, CPU"
+        except FileExistsError:
+            self.engine = "two, GPU"
+
+    def predict`, 1))
+	save(t, filepath.Join(folder, "mesh.yaml"), `mesh: m
+gateway: {listen: "127.0.0.1:0", admin: {listen: "127.0.0.1:0"}}
+ops: {listen: "127.0.0.1:0"}
+registry: {nats: {}}
+stages: {add: {runner: {worker: {command: [python3, add.py]}}, hosts: 2}}
+`)
+	p := up(t, "--config", filepath.Join(folder, "mesh.yaml"))
+	rows := []*regexp.Regexp{
+		regexp.MustCompile(`(?m)^add +unhealthy +2/2 .* hosts run two engines: (one 1\.0, CPU|two, GPU) \(.+\), (one 1\.0, CPU|two, GPU) \(.+\); set engine$`),
+		regexp.MustCompile(`(?m)^add .* 1/1 +one 1\.0, CPU `),
+		regexp.MustCompile(`(?m)^add .* 1/1 +two, GPU `),
+	}
+	testbed.Eventually(t, "both engines are shown", func() bool {
+		out, err := run(t, "status", "--admin", p.admin(t))
+		return err == nil && !slices.ContainsFunc(rows, func(row *regexp.Regexp) bool { return !row.MatchString(out) })
 	})
 	if err := p.end(t); err != nil {
 		t.Error(err)

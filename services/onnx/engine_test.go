@@ -439,6 +439,9 @@ func TestGoStandsInForOnnxruntime(t *testing.T) {
 			if text := r.Describe(t.Context()); !strings.HasPrefix(text, "Go, on the CPU, which is far slower") || !strings.Contains(text, install) {
 				t.Errorf("it is described as %s", text)
 			}
+			if got := r.Engine(); got != "go, CPU" {
+				t.Errorf("the engine is %s", got)
+			}
 			s.Engine = "onnxruntime"
 			if _, err := startEngine(t, s, nil); err == nil || !strings.Contains(err.Error(), row.why) || !strings.Contains(err.Error(), install) {
 				t.Errorf("onnxruntime starts with %v", err)
@@ -460,10 +463,13 @@ func TestEngineIsNamed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"onnxruntime 1.23.2, provider CPU, threads 1", "there is no CUDA here, so the next one is used"} {
+	for _, want := range []string{"onnxruntime 1.23.2, CPU, 1 thread", "there is no CUDA here, so the next one is used"} {
 		if !strings.Contains(log.String(), want) {
 			t.Errorf("%q is not in the log:\n%s", want, log.String())
 		}
+	}
+	if got := r.Engine(); got != "onnxruntime 1.23.2, CPU, 1 thread" {
+		t.Errorf("the engine is %s", got)
 	}
 	if text := r.Describe(t.Context()); text != "onnxruntime of "+s.Python+": 1.23.2 with AzureExecutionProvider, CPUExecutionProvider" {
 		t.Errorf("it is described as %s", text)

@@ -90,6 +90,7 @@ type Onnx struct {
 }
 
 var (
+	_ runner.EngineReporter = (*Onnx)(nil)
 	_ runner.HealthReporter = (*Onnx)(nil)
 	_ runner.HostAware      = (*Onnx)(nil)
 	_ runner.Killer         = (*Onnx)(nil)
@@ -155,6 +156,14 @@ func (r *Onnx) Health() (changed <-chan struct{}, err error) {
 		return r.worker.Health()
 	}
 	return nil, nil
+}
+
+// Engine implements runner.EngineReporter.
+func (r *Onnx) Engine() string {
+	if r.usesORT.Load() {
+		return r.worker.Engine()
+	}
+	return "go, CPU"
 }
 
 // Workers implements runner.WorkerReporter.

@@ -14,8 +14,8 @@
 // none of them ran, and one that wraps ErrCrashed that a process ended while it ran
 // them. An item without an outcome and without an error is an error of the runner.
 //
-// A runner may implement HealthReporter, HostAware, WorkerReporter and Killer too, and
-// ModelLoader where it holds several models.
+// A runner may implement HealthReporter, HostAware, WorkerReporter, EngineReporter and Killer
+// too, and ModelLoader where it holds several models.
 //
 // The tests of every implementation are in runner/runnertest.
 package runner
@@ -339,6 +339,13 @@ type WorkerStatus struct {
 	Incarnation uint64
 	// Cause is why the worker is not ready, or what is wrong although it is.
 	Cause string
+}
+
+// EngineReporter is a Runner that may run the same stage by different engines.
+type EngineReporter interface {
+	// Engine names what runs the batches, such as "onnxruntime 1.23.2, CPU, 2 threads", once
+	// Start has returned. Hosts of a stage should agree on the first word.
+	Engine() string
 }
 
 // Killer is a Runner that can end its batches from outside.

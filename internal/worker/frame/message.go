@@ -167,6 +167,8 @@ type Ready struct {
 	Spec *Spec `json:"spec,omitempty"`
 	// Models is in the first Ready of a worker with Models, and in no other.
 	Models *ModelLimits `json:"models,omitempty"`
+	// Engine names what runs the batches; empty where the worker does not say.
+	Engine string `json:"engine,omitempty"`
 }
 
 func (*Ready) kind() string { return "ready" }
@@ -175,9 +177,18 @@ func (m *Ready) fields(c *coder) {
 	integer(c, "slots", &m.Slots, 1, MaxSlots, optional)
 	member(c, "spec", &m.Spec)
 	member(c, "models", &m.Models)
+	c.text("engine", &m.Engine, optional)
 }
 
-func (m *Ready) check(body int64) error { return m.Spec.check(body) }
+func (m *Ready) check(body int64) error {
+	if len(m.Engine) > maxEngine {
+		return fmt.Errorf("engine: has %d bytes, %d are allowed", len(m.Engine), maxEngine)
+	}
+	return m.Spec.check(body)
+}
+
+// maxEngine is in bytes: hosts publish the text.
+const maxEngine = 200
 
 // Predict is a batch.
 type Predict struct {

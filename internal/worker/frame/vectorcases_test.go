@@ -56,6 +56,7 @@ func workerMessages() []vectorCase {
 		{name: "state-shutdown", direction: worker, m: &frame.State{State: frame.Shutdown}},
 		{name: "state-error", direction: worker, m: &frame.State{State: frame.Failed, Message: "no such file: m.onnx"}},
 		{name: "ready", direction: worker, m: &frame.Ready{Slots: 2}},
+		{name: "ready-with-engine", direction: worker, m: &frame.Ready{Spec: &frame.Spec{}, Engine: "onnxruntime 1.23.2, CPU, 2 threads"}},
 		{name: "ready-without-keys", direction: worker, m: &frame.Ready{}},
 		{name: "ready-with-parameters", direction: worker, m: &frame.Ready{Slots: 1, Spec: &frame.Spec{
 			OneByOne: true, Parameters: []frame.ParameterSpec{{Name: "words", Type: frame.IntParameter, Description: "how many"}, {Name: "style"}},
@@ -514,6 +515,7 @@ func brokenWorkerMessages() []vectorCase {
 		{"hello-pid-string", "a number is a string", `{"type":"hello","protocols":[1],"name":"a","pid":"1"}`},
 		{"state-unknown", "no such state", `{"type":"state","state":"READY"}`},
 		{"ready-slots-0", "slots are at least 1", `{"type":"ready","slots":0}`},
+		{"ready-engine-long", "an engine has at most 200 bytes", `{"type":"ready","engine":"` + strings.Repeat("x", 201) + `"}`},
 		{"ready-batch-axis", "no such batch axis", `{"type":"ready","spec":{"batch_axis":"columns"}}`},
 		{"ready-extent", "an extent below -1", `{"type":"ready","spec":{"inputs":[{"name":"x","datatype":"FP32","shape":[-2]}]}}`},
 		{"ready-variable", "no such value of variable", `{"type":"ready","spec":{"inputs":[{"name":"x","datatype":"FP32","shape":[-1,-1],"variable":"any"}]}}`},

@@ -96,6 +96,8 @@ class Worker:
                        streams, where those of an ``async def stream`` share one event loop
     collect            of stream: whether the whole answer follows the chunks, for callers that
                        do not stream
+    engine             names what runs the batches, for stagemesh status, as "torch 2.9, cuda:0", in
+                       at most 200 bytes; hosts of a stage should agree on its first word
     models             ModelLimits of a worker that loads several models; it has load(self, model)
                        and may have unload(self, model) and size(self, model), see models.py
 
@@ -112,6 +114,7 @@ class Worker:
     arrays: str = "numpy"
     concurrency: int = 1
     collect: bool = True
+    engine: str = ""
     models: Any = None
 
     def setup(self, ctx: Context) -> None:

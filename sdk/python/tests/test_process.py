@@ -20,7 +20,7 @@ class ConversationTest(unittest.TestCase):
             self.assertEqual((hello["protocols"], hello["name"], hello["pid"]), ([1], "Double", host.process.pid))
             self.assertRegex(hello["sdk"], r"^stagemesh-python \d")
             ready, _ = host.expect("ready")
-            self.assertEqual(ready["slots"], 1)
+            self.assertEqual((ready["slots"], "engine" in ready), (1, False))
             self.assertEqual(ready["spec"]["inputs"], [{"name": "x", "datatype": "FP32", "shape": [-1, 2]}])
             for batch in range(1, 4):
                 host.predict(batch, rows=3, value=4, timeout=1000, unknown="ignored")
@@ -38,6 +38,11 @@ class ConversationTest(unittest.TestCase):
             self.assertTrue(host.ended())
             self.assertEqual(host.exit_code(), 0)
             self.assertEqual(host.stderr(), "")
+
+    def test_ready_names_the_engine(self) -> None:
+        with Host(DOUBLE + '    engine = "abacus 1.0, CPU"\n') as host:
+            host.hello()
+            self.assertEqual(host.expect("ready")[0]["engine"], "abacus 1.0, CPU")
 
     def test_items_sent_one_by_one_are_joined(self) -> None:
         with Host(DOUBLE) as host:

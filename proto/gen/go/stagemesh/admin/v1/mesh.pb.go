@@ -470,10 +470,12 @@ type StageStatus struct {
 	Pipelines []string `protobuf:"bytes,11,rep,name=pipelines,proto3" json:"pipelines,omitempty"`
 	// What it takes and gives, and what a host is limited to, where hosts say it: those
 	// of the host that started last.
-	Spec          *v1.Spec   `protobuf:"bytes,12,opt,name=spec,proto3" json:"spec,omitempty"`
-	Limits        *v1.Limits `protobuf:"bytes,13,opt,name=limits,proto3" json:"limits,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Spec   *v1.Spec   `protobuf:"bytes,12,opt,name=spec,proto3" json:"spec,omitempty"`
+	Limits *v1.Limits `protobuf:"bytes,13,opt,name=limits,proto3" json:"limits,omitempty"`
+	// Why it is unhealthy although it may be served; empty where it is not.
+	UnhealthyCause string `protobuf:"bytes,14,opt,name=unhealthy_cause,json=unhealthyCause,proto3" json:"unhealthy_cause,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *StageStatus) Reset() {
@@ -595,6 +597,13 @@ func (x *StageStatus) GetLimits() *v1.Limits {
 		return x.Limits
 	}
 	return nil
+}
+
+func (x *StageStatus) GetUnhealthyCause() string {
+	if x != nil {
+		return x.UnhealthyCause
+	}
+	return ""
 }
 
 // QueueStatus counts the items in a stage's queue: waiting, or delivered and not
@@ -1225,7 +1234,7 @@ const file_stagemesh_admin_v1_mesh_proto_rawDesc = "" +
 	"\vstale_cause\x18\x03 \x01(\tR\n" +
 	"staleCause\x12\x1f\n" +
 	"\vstore_cause\x18\x04 \x01(\tR\n" +
-	"storeCause\"\xbf\x03\n" +
+	"storeCause\"\xe8\x03\n" +
 	"\vStageStatus\x12\x14\n" +
 	"\x05stage\x18\x01 \x01(\tR\x05stage\x12\x14\n" +
 	"\x05hosts\x18\x02 \x01(\rR\x05hosts\x12\x1f\n" +
@@ -1241,7 +1250,8 @@ const file_stagemesh_admin_v1_mesh_proto_rawDesc = "" +
 	" \x01(\tR\vqueuesCause\x12\x1c\n" +
 	"\tpipelines\x18\v \x03(\tR\tpipelines\x12,\n" +
 	"\x04spec\x18\f \x01(\v2\x18.stagemesh.stage.v1.SpecR\x04spec\x122\n" +
-	"\x06limits\x18\r \x01(\v2\x1a.stagemesh.stage.v1.LimitsR\x06limits\"\xf5\x01\n" +
+	"\x06limits\x18\r \x01(\v2\x1a.stagemesh.stage.v1.LimitsR\x06limits\x12'\n" +
+	"\x0funhealthy_cause\x18\x0e \x01(\tR\x0eunhealthyCause\"\xf5\x01\n" +
 	"\vQueueStatus\x12B\n" +
 	"\n" +
 	"durability\x18\x01 \x01(\x0e2\".stagemesh.inference.v1.DurabilityR\n" +

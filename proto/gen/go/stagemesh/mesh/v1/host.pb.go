@@ -65,7 +65,10 @@ type HostRecord struct {
 	// What it learnt of the batches of the batch key that ran last; unset before the first.
 	BatchEstimate *BatchEstimate `protobuf:"bytes,21,opt,name=batch_estimate,json=batchEstimate,proto3" json:"batch_estimate,omitempty"`
 	// Its memory for models; unset where its stage does not load them.
-	Cache         *CacheRecord `protobuf:"bytes,22,opt,name=cache,proto3" json:"cache,omitempty"`
+	Cache *CacheRecord `protobuf:"bytes,22,opt,name=cache,proto3" json:"cache,omitempty"`
+	// What runs its batches, such as "onnxruntime 1.23.2, CPU, 2 threads"; empty where its
+	// runner does not report it. Hosts of a stage should agree on the first word.
+	Engine        string `protobuf:"bytes,23,opt,name=engine,proto3" json:"engine,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -252,6 +255,13 @@ func (x *HostRecord) GetCache() *CacheRecord {
 		return x.Cache
 	}
 	return nil
+}
+
+func (x *HostRecord) GetEngine() string {
+	if x != nil {
+		return x.Engine
+	}
+	return ""
 }
 
 // CacheRecord is a host's memory for models, and its loads.
@@ -525,7 +535,7 @@ var File_stagemesh_mesh_v1_host_proto protoreflect.FileDescriptor
 
 const file_stagemesh_mesh_v1_host_proto_rawDesc = "" +
 	"\n" +
-	"\x1cstagemesh/mesh/v1/host.proto\x12\x11stagemesh.mesh.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1dstagemesh/mesh/v1/model.proto\x1a\x1estagemesh/stage/v1/stage.proto\"\x8a\a\n" +
+	"\x1cstagemesh/mesh/v1/host.proto\x12\x11stagemesh.mesh.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1dstagemesh/mesh/v1/model.proto\x1a\x1estagemesh/stage/v1/stage.proto\"\xa2\a\n" +
 	"\n" +
 	"HostRecord\x12\x12\n" +
 	"\x04mesh\x18\x01 \x01(\tR\x04mesh\x12\x14\n" +
@@ -554,7 +564,8 @@ const file_stagemesh_mesh_v1_host_proto_rawDesc = "" +
 	"operations\x18\x14 \x01(\tR\n" +
 	"operations\x12G\n" +
 	"\x0ebatch_estimate\x18\x15 \x01(\v2 .stagemesh.mesh.v1.BatchEstimateR\rbatchEstimate\x124\n" +
-	"\x05cache\x18\x16 \x01(\v2\x1e.stagemesh.mesh.v1.CacheRecordR\x05cache\x1a9\n" +
+	"\x05cache\x18\x16 \x01(\v2\x1e.stagemesh.mesh.v1.CacheRecordR\x05cache\x12\x16\n" +
+	"\x06engine\x18\x17 \x01(\tR\x06engine\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xad\x04\n" +

@@ -117,9 +117,12 @@ type DescribeResponse struct {
 	Stage string                 `protobuf:"bytes,2,opt,name=stage,proto3" json:"stage,omitempty"`
 	Host  string                 `protobuf:"bytes,3,opt,name=host,proto3" json:"host,omitempty"`
 	// Version of the host's program.
-	Version       string  `protobuf:"bytes,4,opt,name=version,proto3" json:"version,omitempty"`
-	Spec          *Spec   `protobuf:"bytes,5,opt,name=spec,proto3" json:"spec,omitempty"`
-	Limits        *Limits `protobuf:"bytes,6,opt,name=limits,proto3" json:"limits,omitempty"`
+	Version string  `protobuf:"bytes,4,opt,name=version,proto3" json:"version,omitempty"`
+	Spec    *Spec   `protobuf:"bytes,5,opt,name=spec,proto3" json:"spec,omitempty"`
+	Limits  *Limits `protobuf:"bytes,6,opt,name=limits,proto3" json:"limits,omitempty"`
+	// What runs its batches, such as "onnxruntime 1.23.2, CPU, 2 threads"; empty where its
+	// runner does not report it.
+	Engine        string `protobuf:"bytes,7,opt,name=engine,proto3" json:"engine,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -194,6 +197,13 @@ func (x *DescribeResponse) GetLimits() *Limits {
 		return x.Limits
 	}
 	return nil
+}
+
+func (x *DescribeResponse) GetEngine() string {
+	if x != nil {
+		return x.Engine
+	}
+	return ""
 }
 
 // Spec is what a stage's runner takes and gives.
@@ -885,14 +895,15 @@ var File_stagemesh_stage_v1_stage_proto protoreflect.FileDescriptor
 const file_stagemesh_stage_v1_stage_proto_rawDesc = "" +
 	"\n" +
 	"\x1estagemesh/stage/v1/stage.proto\x12\x12stagemesh.stage.v1\x1a\x1egoogle/protobuf/duration.proto\x1a$stagemesh/inference/v1/payload.proto\"\x11\n" +
-	"\x0fDescribeRequest\"\xcc\x01\n" +
+	"\x0fDescribeRequest\"\xe4\x01\n" +
 	"\x10DescribeResponse\x12\x12\n" +
 	"\x04mesh\x18\x01 \x01(\tR\x04mesh\x12\x14\n" +
 	"\x05stage\x18\x02 \x01(\tR\x05stage\x12\x12\n" +
 	"\x04host\x18\x03 \x01(\tR\x04host\x12\x18\n" +
 	"\aversion\x18\x04 \x01(\tR\aversion\x12,\n" +
 	"\x04spec\x18\x05 \x01(\v2\x18.stagemesh.stage.v1.SpecR\x04spec\x122\n" +
-	"\x06limits\x18\x06 \x01(\v2\x1a.stagemesh.stage.v1.LimitsR\x06limits\"\xc7\x02\n" +
+	"\x06limits\x18\x06 \x01(\v2\x1a.stagemesh.stage.v1.LimitsR\x06limits\x12\x16\n" +
+	"\x06engine\x18\a \x01(\tR\x06engine\"\xc7\x02\n" +
 	"\x04Spec\x124\n" +
 	"\x06inputs\x18\x01 \x03(\v2\x1c.stagemesh.stage.v1.PartSpecR\x06inputs\x126\n" +
 	"\aoutputs\x18\x02 \x03(\v2\x1c.stagemesh.stage.v1.PartSpecR\aoutputs\x12<\n" +
