@@ -134,8 +134,8 @@ type Runner struct {
 	complete func(runner.Spec) (runner.Spec, error)
 	spec     atomic.Pointer[runner.Spec]
 	// engine is what the worker that was ready last runs batches by.
-	engine   atomic.Value
-	started  atomic.Bool
+	engine  atomic.Value
+	started atomic.Bool
 	// streams is how many streams the workers took when all were ready first.
 	streams atomic.Int64
 	// limits come from the worker that was ready last, for a stage with models.

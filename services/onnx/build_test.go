@@ -19,6 +19,8 @@ type file struct {
 	weightsAreInputs bool
 	// version is of the format; 0 means 8.
 	version uint64
+	// opset is of the operators; 0 means 17.
+	opset uint64
 	// domain is of another set of operators; it may be empty.
 	domain string
 }
@@ -82,8 +84,8 @@ func (f file) bytes() []byte {
 	for _, v := range f.outputs {
 		graph = field(graph, 12, v.bytes())
 	}
-	model := number(nil, 1, cmp.Or(f.version, 8)) // ir_version
-	model = field(model, 8, number(nil, 2, 17))   // opset_import
+	model := number(nil, 1, cmp.Or(f.version, 8))                // ir_version
+	model = field(model, 8, number(nil, 2, cmp.Or(f.opset, 17))) // opset_import
 	if f.domain != "" {
 		model = field(model, 8, number(field(nil, 1, []byte(f.domain)), 2, 1))
 	}

@@ -6,11 +6,9 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 
 	"github.com/gomlx/gomlx/pkg/core/dtypes"
 	onnxgomlx "github.com/gomlx/onnx-gomlx/onnx"
-	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
@@ -194,107 +192,4 @@ func datatypeOf(d dtypes.DType) (name tensor.Datatype, ok bool) {
 		dtypes.Int8: tensor.Int8, dtypes.Int16: tensor.Int16, dtypes.Int32: tensor.Int32, dtypes.Int64: tensor.Int64,
 	}[d]
 	return name, ok
-}
-
-// node is one node of a model's graph.
-type node struct {
-	// name is the node's own, or its first output's if it has none.
-	name string
-	// operator includes the domain unless that is ONNX's own.
-	operator string
-}
-
-// String implements fmt.Stringer.
-func (n node) String() string { return fmt.Sprintf("node %q: %s", n.name, n.operator) }
-
-// checkOperators refuses a model with nodes that the library cannot convert.
-func checkOperators(file *onnxgomlx.Model) error {
-	if n := len(file.Proto.GetGraph().GetSparseInitializer()); n > 0 {
-		return fmt.Errorf("%d weights are sparse tensors, which are not supported here", n)
-	}
-	known := map[string]bool{}
-	var missing []node
-	walk(file, func(n node) {
-		supported, seen := known[n.operator]
-		if !seen {
-			supported = converts(n.operator)
-			known[n.operator] = supported
-		}
-		if !supported {
-			missing = append(missing, n)
-		}
-	})
-	if len(missing) == 0 {
-		return nil
-	}
-	var b strings.Builder
-	fmt.Fprintf(&b, "%d nodes need operators that are not supported here:", len(missing))
-	for _, n := range missing {
-		fmt.Fprintf(&b, "\n  %s", n)
-	}
-	return errors.New(b.String())
-}
-
-// walk visits the nodes of the graph and of the graphs inside them.
-func walk(file *onnxgomlx.Model, visit func(node)) {
-	for todo := slices.Clone(file.Proto.GetGraph().GetNode()); len(todo) > 0; {
-		n := todo[0]
-		todo = todo[1:]
-		visit(nodeOf(n))
-		for _, a := range n.GetAttribute() {
-			todo = append(todo, a.GetG().GetNode()...)
-			for _, g := range a.GetGraphs() {
-				todo = append(todo, g.GetNode()...)
-			}
-		}
-	}
-}
-
-// nodeOf reads the library's own type of nodes, which cannot be named here.
-func nodeOf(n interface {
-	GetName() string
-	GetDomain() string
-	GetOpType() string
-	GetOutput() []string
-},
-) node {
-	out := node{name: n.GetName(), operator: n.GetOpType()}
-	if out.name == "" && len(n.GetOutput()) > 0 {
-		out.name = n.GetOutput()[0]
-	}
-	if d := n.GetDomain(); d != "" && d != "ai.onnx" {
-		out.operator = d + "." + out.operator
-	}
-	return out
-}
-
-// converts reports whether the library knows the operator. It keeps no list
-// that could be asked, so a graph of that one node is converted: a known
-// operator fails for want of inputs, an unknown one by name.
-func converts(operator string) bool {
-	if strings.Contains(operator, ".") {
-		return false // Of another domain: what it means is not ONNX's to say.
-	}
-	err := guard(func() error {
-		probe, err := onnxgomlx.Parse(singleNode(operator))
-		if err != nil {
-			return err
-		}
-		probe.CallGraph(nil, nil, nil, probeOutput)
-		return nil
-	})
-	return err == nil || !strings.Contains(err.Error(), "unimplemented ONNX op")
-}
-
-const probeOutput = "y"
-
-// singleNode returns a serialised ModelProto whose graph is one node without
-// inputs. The field numbers come from onnx.proto3.
-func singleNode(operator string) []byte {
-	const graphOfModel, nodeOfGraph, outputOfNode, operatorOfNode = 7, 1, 2, 4
-	field := func(b []byte, number protowire.Number, value string) []byte {
-		return protowire.AppendString(protowire.AppendTag(b, number, protowire.BytesType), value)
-	}
-	n := field(field(nil, outputOfNode, probeOutput), operatorOfNode, operator)
-	return field(nil, graphOfModel, string(field(nil, nodeOfGraph, string(n))))
 }

@@ -363,6 +363,18 @@ func TestModelsThatCannotRunAreRefusedAtStart(t *testing.T) {
 			`output "y" is of shape [4 1] for 1 rows; axis 0, and no other, must be the rows`,
 		},
 		{
+			"another shape is declared", file{nodes: []op{relu}, inputs: rowsOf(0, 4), outputs: []value{{name: "y", element: elementFloat, shape: []int64{0, 3}}}}.bytes(),
+			`output "y" is declared as (Float32) [?, 3] and computed as (Float32)[1 4]: the engine in Go does not run it; set engine: onnxruntime`,
+		},
+		{
+			"another rank is declared", file{nodes: []op{relu}, inputs: rowsOf(0, 4), outputs: []value{{name: "y", element: elementFloat, shape: []int64{0, 4, 1}}}}.bytes(),
+			`output "y" is declared as (Float32) [?, 4, 1] and computed as (Float32)[1 4]`,
+		},
+		{
+			"another datatype is declared", file{nodes: []op{relu}, inputs: rowsOf(0, 4), outputs: []value{{name: "y", element: elementInt64, shapeless: true}}}.bytes(),
+			`output "y" is declared as (Int64) and computed as (Float32)[1 4]`,
+		},
+		{
 			"output of nothing", file{nodes: []op{relu}, inputs: rowsOf(0, 4), outputs: []value{{name: "q", element: elementFloat, shape: []int64{0, 4}}}}.bytes(),
 			`"q" not found`,
 		},
@@ -372,7 +384,7 @@ func TestModelsThatCannotRunAreRefusedAtStart(t *testing.T) {
 				inputs: rowsOf(0, 4), outputs: []value{{name: "q", element: elementFloat, shape: []int64{0, 2}}},
 				weights: []weight{{name: "w", shape: []int64{5, 2}, values: make([]float32, 10)}},
 			}.bytes(),
-			`node "dense": MatMul: `,
+			`node "dense": MatMul of opset 17: `,
 		},
 		{
 			"weights cut off", file{
@@ -430,10 +442,66 @@ func TestUnsupportedOperatorsAreListedWithTheirNodes(t *testing.T) {
 		inputs:  []value{{name: "x", element: elementFloat, shape: []int64{0, 4}}},
 		outputs: []value{{name: "y", element: elementFloat, shape: []int64{0, 4}}},
 	}.bytes(), onnx.Settings{})
-	want := "m.onnx: 4 nodes need operators that are not supported here:\n" +
-		"  node \"grid\": GridSample\n  node \"c\": NoSuchThing\n  node \"theirs\": com.example.Relu\n  node \"inner\": Unheard"
+	want := "m.onnx: the engine in Go does not run it; set engine: onnxruntime, which the runner onnx has. It has 4 nodes that are not supported:" +
+		"\n  node \"grid\": GridSample of opset 17 is not supported\n  node \"c\": NoSuchThing of opset 17 is not supported" +
+		"\n  node \"theirs\": Relu of opset 17 is of domain com.example\n  node \"choice\": If of opset 17 is not supported"
 	if err == nil || !strings.HasSuffix(err.Error(), want) {
 		t.Errorf("got %v, want %q at its end", err, want)
+	}
+}
+
+// Nodes that the library below would compute, but not as their specification says.
+func TestNodesThatWouldAnswerWronglyAreRefused(t *testing.T) {
+	t.Parallel()
+	window := map[string][]int64{"kernel_shape": {2, 2}}
+	for name, row := range map[string]struct {
+		opset uint64
+		node  op
+		want  string
+	}{
+		"a pool without strides":       {17, op{kind: "MaxPool", attributes: window}, "MaxPool of opset 17 is supported with the attribute strides"},
+		"a mean pool without strides":  {17, op{kind: "AveragePool", attributes: window}, "AveragePool of opset 17 is supported with the attribute strides"},
+		"a mean of all places":         {17, op{kind: "GlobalAveragePool"}, "GlobalAveragePool of opset 17 is not supported"},
+		"Clip with attributes":         {6, op{kind: "Clip"}, "Clip of opset 6 is supported from opset 11 to 24"},
+		"Clip without its lower bound": {17, op{kind: "Clip", in: []string{"x", "", "x"}}, "Clip of opset 17 leaves out an input before another one"},
+		"Softmax over several axes":    {12, op{kind: "Softmax"}, "Softmax of opset 12 is supported from opset 13 to 24"},
+		"Gemm that broadcasts":         {6, op{kind: "Gemm"}, "Gemm of opset 6 is supported from opset 7 to 24"},
+		"Gemm with a factor":           {13, op{kind: "Gemm", attributes: map[string][]int64{"beta": {2}}}, "Gemm of opset 13 is supported with beta 1, and has 2"},
+		"an attribute":                 {17, op{kind: "Shape", attributes: map[string][]int64{"end": {0}}}, "Shape of opset 17 is not supported with the attribute end"},
+		"indices":                      {17, op{kind: "Gather"}, "Gather of opset 17 is not supported"},
+		"two outputs":                  {17, op{kind: "Relu", out: []string{"y", "z"}}, "Relu of opset 17 has 2 outputs, of which 1 is supported"},
+		"a newer set":                  {25, op{kind: "Relu"}, "Relu of opset 25 is supported from opset 6 to 24"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := row.node
+			n.name = "here"
+			if n.in == nil {
+				n.in = []string{"x"}
+			}
+			if n.out == nil {
+				n.out = []string{"y"}
+			}
+			shape := []int64{0, 1, 4, 4}
+			_, err := load(t, file{
+				opset: row.opset, nodes: []op{n},
+				inputs: []value{{name: "x", element: elementFloat, shape: shape}}, outputs: []value{{name: "y", element: elementFloat, shapeless: true}},
+			}.bytes(), onnx.Settings{})
+			if err == nil || !strings.HasSuffix(err.Error(), "\n  node \"here\": "+row.want) || !strings.Contains(err.Error(), "set engine: onnxruntime") {
+				t.Errorf("got %v, want %s", err, row.want)
+			}
+		})
+	}
+}
+
+func TestOperatorsAreDocumented(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "configuration.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if table := onnx.OperatorTable(); !strings.Contains(string(page), table) {
+		t.Errorf("docs/configuration.md has not\n%s", table)
 	}
 }
 

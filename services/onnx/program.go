@@ -61,7 +61,15 @@ func compileAll(ctx context.Context, data []byte, s Options) (p *program, err er
 }
 
 func (s Options) compileAll(ctx context.Context, data []byte) (*program, error) {
-	c, err := newCompiler(data, s.Axes)
+	model, err := parse(data)
+	if err != nil {
+		return nil, err
+	}
+	inputs, err := inputsOf(model, s.Axes)
+	if err != nil {
+		return nil, err
+	}
+	c, err := newCompiler(model, inputs)
 	if err != nil {
 		return nil, err
 	}
@@ -82,15 +90,7 @@ func (s Options) compileAll(ctx context.Context, data []byte) (*program, error) 
 	return p, p.warmUp(ctx)
 }
 
-func newCompiler(data []byte, axes map[string]int) (*compiler, error) {
-	model, err := parse(data)
-	if err != nil {
-		return nil, err
-	}
-	inputs, err := inputsOf(model, axes)
-	if err != nil {
-		return nil, err
-	}
+func newCompiler(model *onnxgomlx.Model, inputs []runner.PartSpec) (*compiler, error) {
 	// One operator after the other on the caller's goroutine: a panic on one of
 	// the backend's own could not be recovered and would end the process.
 	backend, err := simplego.New("ops_sequential")
@@ -169,12 +169,12 @@ func (c *compiler) nameNode(rows int, cause error) error {
 	if i == len(nodes) {
 		return cause
 	}
-	return fmt.Errorf("%s: %w", nodeOf(nodes[i]), cause)
+	return fmt.Errorf("node %q: %s of opset %d: %w: %w", nameOf(nodes[i]), nodes[i].GetOpType(), opsetOf(c.model), cause, errElsewhere)
 }
 
-// outputs returns what the plans give, as one.
+// outputs returns what the plans give, as one. It is what the model declares, if that has axes.
 func (c *compiler) outputs(plans []*plan) ([]runner.PartSpec, error) {
-	names, _ := c.model.Outputs()
+	names, declared := c.model.Outputs()
 	out := make([]runner.PartSpec, len(names))
 	for i, name := range names {
 		for _, p := range plans {
@@ -184,6 +184,10 @@ func (c *compiler) outputs(plans []*plan) ([]runner.PartSpec, error) {
 			}
 		}
 		first := plans[0].outputs[i]
+		fits := func(n, want int) bool { return want < 0 || n == want }
+		if d := declared[i]; d.DType != first.DType || d.Rank() > 0 && !slices.EqualFunc(first.Dimensions[1:], d.Dimensions[1:], fits) {
+			return nil, fmt.Errorf("output %q is declared as %s and computed as %s: %w", name, d, first, errElsewhere)
+		}
 		datatype, ok := datatypeOf(first.DType)
 		if !ok {
 			return nil, fmt.Errorf("output %q: datatype %s is not supported", name, first.DType)
@@ -271,13 +275,14 @@ func (p *program) check(in map[string]tensor.Tensor) (rows int, err error) {
 	return rows, nil
 }
 
-// extents returns the shape with the rows put in.
+// extents returns the shape with the rows in the place of -1.
 func extents(shape []int64, rows int) []int {
 	out := make([]int, len(shape))
 	for i, n := range shape {
-		out[i] = int(n)
+		if out[i] = int(n); n < 0 {
+			out[i] = rows
+		}
 	}
-	out[0] = rows
 	return out
 }
 

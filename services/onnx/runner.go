@@ -7,10 +7,9 @@
 //
 // Axis 0 of every input and output is rows and must be dynamic; rows must not
 // influence one another. A model that was exported with a fixed batch is
-// refused, and so is one with an output that has no rows. Operators that the Go
-// implementation lacks are refused by Start, all of them at once, each with the node that
-// needs it. Datatypes are FP32, FP64, BOOL and the integers. Tests use models of operator set
-// 13 and later.
+// refused, and so is one with an output that has no rows. Start refuses nodes that
+// the engine does not compute as their specification says, all of them at once: operators.go
+// has what it does. Datatypes are FP32, FP64, BOOL and the integers.
 //
 // The batch is cut into slices of at most max_rows, and each is padded, with
 // copies of its last row, to the next power of two. A tensor that does not fit
