@@ -17,7 +17,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/credentials/insecure"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
@@ -179,11 +178,7 @@ func TestLoopbackPortRejectsOtherHostNames(t *testing.T) {
 	broker := testbed.StartBroker(t)
 	private, _ := run(t, broker, func(s *gateway.Settings) { s.GRPCListen = "127.0.0.1:0" })
 	for host, want := range map[string]codes.Code{"evil.example:8080": codes.Unauthenticated, "localhost:8080": codes.OK} {
-		conn, err := grpc.NewClient(strings.TrimPrefix(private.GRPCURL(), "http://"), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority(host))
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = conn.Close() })
+		conn := testbed.Dial(t, private.GRPCURL(), grpc.WithAuthority(host))
 		if _, err := oipv2.NewGRPCInferenceServiceClient(conn).ServerLive(t.Context(), &oipv2.ServerLiveRequest{}); status.Code(err) != want {
 			t.Errorf("%s: %v", host, err)
 		}
@@ -367,11 +362,7 @@ func TestWrongTokensWaitAndValidOnesDoNot(t *testing.T) {
 	g, _ := run(t, testbed.StartBroker(t), func(settings *gateway.Settings) {
 		settings.Access.TokenFile, settings.GRPCListen = s.token, "127.0.0.1:0"
 	})
-	conn, err := grpc.NewClient(strings.TrimPrefix(g.GRPCURL(), "http://"), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = conn.Close() })
+	conn := testbed.Dial(t, g.GRPCURL())
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	const id = "01a1fc37-9c70-7089-b8a4-eabc34a6f203"
 	for name, call := range map[string]func(token string) bool{

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 
 	oipv2 "github.com/stagemesh/stagemesh/proto/gen/go/oip/v2"
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
@@ -142,11 +141,7 @@ func TestStopDoesNotWaitForBodies(t *testing.T) {
 func TestStopDoesNotWaitForCalls(t *testing.T) {
 	t.Parallel()
 	g, stop := run(t, testbed.StartBroker(t), func(s *gateway.Settings) { s.GRPCListen, s.DrainTimeout = "127.0.0.1:0", testbed.Patience })
-	conn, err := grpc.NewClient(strings.TrimPrefix(g.GRPCURL(), "http://"), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = conn.Close() })
+	conn := testbed.Dial(t, g.GRPCURL())
 	// This call's message does not come. The server has it when it answers the next one.
 	silent, err := conn.NewStream(t.Context(), &grpc.StreamDesc{ClientStreams: true}, inferencev1.InferenceService_Infer_FullMethodName)
 	if err != nil {

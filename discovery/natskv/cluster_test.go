@@ -80,7 +80,7 @@ func TestClusterConforms(t *testing.T) {
 	t.Run("it goes on without its leader", func(t *testing.T) {
 		change := newRecorder[discovery.Change]()
 		background(t, func(ctx context.Context) error { return c.Observe(ctx, "", change) })
-		receive(t, "all entries", change.updates)
+		testbed.Receive(t, "all entries", change.updates)
 		leader := config(t, streams(t, strings.Join(urls, ",")), "mesh_registry").Cluster.Leader
 		for _, s := range servers {
 			if s.Name() == leader {
@@ -91,7 +91,7 @@ func TestClusterConforms(t *testing.T) {
 		last = putWhenPossible(t, c, last)
 		t.Logf("a put succeeded %s after the leader was lost", time.Since(begin).Round(time.Millisecond))
 		for {
-			got := receive(t, "the put", change.updates)
+			got := testbed.Receive(t, "the put", change.updates)
 			if slices.ContainsFunc(got.Entries, func(e discovery.Entry) bool { return e.Revision == last }) {
 				return
 			}

@@ -13,8 +13,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
+
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/stagemesh/stagemesh/discovery"
@@ -85,35 +86,6 @@ func newRecorder[T any]() recorder[T] {
 func (r recorder[T]) OnUpdate(v T)           { r.updates <- v }
 func (r recorder[T]) OnDisconnect(err error) { r.disconnects <- err }
 
-func receive[T any](t testing.TB, what string, from <-chan T) T {
-	t.Helper()
-	late := time.NewTimer(patience)
-	defer late.Stop()
-	select {
-	case v := <-from:
-		return v
-	case <-late.C:
-		t.Fatalf("%s: nothing came", what)
-		panic("unreachable")
-	}
-}
-
-// eventually returns when the condition holds.
-func eventually(t testing.TB, what string, holds func() bool) {
-	t.Helper()
-	late := time.NewTimer(patience)
-	defer late.Stop()
-	poll := time.NewTicker(10 * time.Millisecond)
-	defer poll.Stop()
-	for !holds() {
-		select {
-		case <-poll.C:
-		case <-late.C:
-			t.Fatalf("never: %s", what)
-		}
-	}
-}
-
 // background runs a function until the test ends.
 func background(t testing.TB, run func(ctx context.Context) error) {
 	t.Helper()
@@ -122,7 +94,7 @@ func background(t testing.TB, run func(ctx context.Context) error) {
 	go func() { ended <- run(ctx) }()
 	t.Cleanup(func() {
 		cancel()
-		if err := receive(t, "the end", ended); err != nil {
+		if err := testbed.Receive(t, "the end", ended); err != nil {
 			t.Error(err)
 		}
 	})
@@ -149,7 +121,7 @@ func TestStreamsAreAsDocumented(t *testing.T) {
 	background(t, func(ctx context.Context) error {
 		return c.Announce(ctx, discovery.Instance{Service: "s", ID: "I"}, func(err error) { announced <- err })
 	})
-	if err := receive(t, "the registration", announced); err != nil {
+	if err := testbed.Receive(t, "the registration", announced); err != nil {
 		t.Fatal(err)
 	}
 	js := streams(t, b.ClientURL())
@@ -255,14 +227,14 @@ func TestDocumentedPermissionsAreEnough(t *testing.T) {
 	change, snapshot := newRecorder[discovery.Change](), newRecorder[discovery.Snapshot]()
 	background(t, func(ctx context.Context) error { return c.Observe(ctx, "", change) })
 	background(t, func(ctx context.Context) error { return c.Watch(ctx, "s", snapshot) })
-	receive(t, "all entries", change.updates)
-	receive(t, "all instances", snapshot.updates)
+	testbed.Receive(t, "all entries", change.updates)
+	testbed.Receive(t, "all instances", snapshot.updates)
 	put(t, c, "a", 0)
 	background(t, func(ctx context.Context) error {
 		return c.Announce(ctx, discovery.Instance{Service: "s", ID: "i"}, func(error) {})
 	})
-	receive(t, "the entry", change.updates)
-	receive(t, "the instance", snapshot.updates)
+	testbed.Receive(t, "the entry", change.updates)
+	testbed.Receive(t, "the instance", snapshot.updates)
 	if _, err := c.Get(t.Context(), "a"); err != nil {
 		t.Error(err)
 	}
@@ -300,7 +272,7 @@ func TestDeleteMarkerExpires(t *testing.T) {
 	background(t, c.Run)
 	changes := newRecorder[discovery.Change]()
 	background(t, func(ctx context.Context) error { return c.Observe(ctx, "", changes) })
-	receive(t, "all entries", changes.updates)
+	testbed.Receive(t, "all entries", changes.updates)
 	revision := put(t, c, "a", 0)
 	if err := c.Delete(t.Context(), "a", revision); err != nil {
 		t.Fatal(err)
@@ -316,7 +288,7 @@ func TestDeleteMarkerExpires(t *testing.T) {
 	put(t, c, "a", 0)
 	deleted := 0
 	for {
-		change := receive(t, "a change", changes.updates)
+		change := testbed.Receive(t, "a change", changes.updates)
 		deleted += len(change.Deleted)
 		if len(change.Entries) > 0 && change.Entries[0].Revision > revision {
 			break
@@ -371,14 +343,14 @@ func TestDeletedStreamIsCreatedAgain(t *testing.T) {
 	old := put(t, c, "a", 0)
 	change := newRecorder[discovery.Change]()
 	background(t, func(ctx context.Context) error { return c.Observe(ctx, "", change) })
-	receive(t, "all entries", change.updates)
+	testbed.Receive(t, "all entries", change.updates)
 	if err := streams(t, b.ClientURL()).DeleteStream(t.Context(), "mesh_registry"); err != nil {
 		t.Fatal(err)
 	}
 	if revision := put(t, c, "b", 0); revision <= old {
 		t.Errorf("revision %d follows %d", revision, old)
 	}
-	if got := receive(t, "all entries of the new stream", change.updates); !got.Reset || len(got.Entries) != 1 || got.Entries[0].Key != "b" {
+	if got := testbed.Receive(t, "all entries of the new stream", change.updates); !got.Reset || len(got.Entries) != 1 || got.Entries[0].Key != "b" {
 		t.Errorf("the observer receives %+v", got)
 	}
 	if len(change.disconnects) != 1 {
@@ -399,9 +371,9 @@ func TestObserverGoesOnWhenJetStreamStartsAgain(t *testing.T) {
 	}
 	change := newRecorder[discovery.Change]()
 	background(t, func(ctx context.Context) error { return c.Observe(ctx, "", change) })
-	receive(t, "all entries", change.updates)
+	testbed.Receive(t, "all entries", change.updates)
 	put(t, c, "b", 0)
-	receive(t, "the entry", change.updates)
+	testbed.Receive(t, "the entry", change.updates)
 	table, err := streams(t, b.ClientURL()).Stream(t.Context(), "mesh_registry")
 	if err != nil {
 		t.Fatal(err)
@@ -420,19 +392,19 @@ func TestWatcherKeepsInstancesAcrossRestart(t *testing.T) {
 	c := client(t, settings(s.url))
 	snapshot, state := newRecorder[discovery.Snapshot](), make(chan error, 64)
 	background(t, func(ctx context.Context) error { return c.Watch(ctx, "s", snapshot) })
-	receive(t, "no instances", snapshot.updates)
+	testbed.Receive(t, "no instances", snapshot.updates)
 	background(t, func(ctx context.Context) error {
 		return c.Announce(ctx, discovery.Instance{Service: "s", ID: "i"}, func(err error) { state <- err })
 	})
-	receive(t, "the instance", snapshot.updates)
+	testbed.Receive(t, "the instance", snapshot.updates)
 	for range 3 {
 		s.Stop(t)
-		if err := receive(t, "the disconnect", snapshot.disconnects); !errors.Is(err, discovery.ErrUnavailable) {
+		if err := testbed.Receive(t, "the disconnect", snapshot.disconnects); !errors.Is(err, discovery.ErrUnavailable) {
 			t.Errorf("the watcher receives %v", err)
 		}
 		s.Start(t)
 		for range 2 {
-			if got := receive(t, "the instance again", snapshot.updates); len(got.Instances) != 1 {
+			if got := testbed.Receive(t, "the instance again", snapshot.updates); len(got.Instances) != 1 {
 				t.Fatalf("the watcher receives %+v", got)
 			}
 			if len(snapshot.updates) == 0 {
@@ -448,7 +420,7 @@ func TestInstanceDoesNotRemoveItsSuccessor(t *testing.T) {
 	c := client(t, settings(b.ClientURL()))
 	snapshot := newRecorder[discovery.Snapshot]()
 	background(t, func(ctx context.Context) error { return c.Watch(ctx, "s", snapshot) })
-	receive(t, "no instances", snapshot.updates)
+	testbed.Receive(t, "no instances", snapshot.updates)
 	announce := func(ctx context.Context, version string) error {
 		i := discovery.Instance{Service: "s", ID: "i", Meta: map[string]string{"version": version}}
 		return c.Announce(ctx, i, func(error) {})
@@ -456,7 +428,7 @@ func TestInstanceDoesNotRemoveItsSuccessor(t *testing.T) {
 	ctx, leave := context.WithCancel(t.Context())
 	left := make(chan error, 1)
 	go func() { left <- announce(ctx, "1") }()
-	receive(t, "the first", snapshot.updates)
+	testbed.Receive(t, "the first", snapshot.updates)
 	background(t, func(ctx context.Context) error { return announce(ctx, "2") })
 	version := func(s discovery.Snapshot) string {
 		if len(s.Instances) == 0 {
@@ -466,10 +438,10 @@ func TestInstanceDoesNotRemoveItsSuccessor(t *testing.T) {
 	}
 	last := "1"
 	for last != "2" {
-		last = version(receive(t, "the second", snapshot.updates))
+		last = version(testbed.Receive(t, "the second", snapshot.updates))
 	}
 	leave()
-	if err := receive(t, "the end of the first", left); err != nil {
+	if err := testbed.Receive(t, "the end of the first", left); err != nil {
 		t.Error(err)
 	}
 	for len(snapshot.updates) > 0 {

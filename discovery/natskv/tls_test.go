@@ -101,7 +101,7 @@ func TestRepeatedRejectionsAreNotLogged(t *testing.T) {
 		other.Shutdown()
 		other.WaitForShutdown()
 	})
-	eventually(t, "it is refused again", func() bool {
+	testbed.Eventually(t, "it is refused again", func() bool {
 		seen, err := other.Varz(nil)
 		return err == nil && seen.TotalConnections >= 3
 	})
@@ -176,13 +176,13 @@ func TestInstanceIsHealthyOnlyWithItsCertificate(t *testing.T) {
 				return false
 			}
 			if test.want == "" {
-				eventually(t, "it is healthy", healthy)
+				testbed.Eventually(t, "it is healthy", healthy)
 				return
 			}
-			eventually(t, "the log has the reason", func() bool { return strings.Contains(log.String(), test.want) })
+			testbed.Eventually(t, "the log has the reason", func() bool { return strings.Contains(log.String(), test.want) })
 			// After these checks it could have been logged again.
 			before := checks.Load()
-			eventually(t, "it is checked again", func() bool { return checks.Load() >= before+4 })
+			testbed.Eventually(t, "it is checked again", func() bool { return checks.Load() >= before+4 })
 			if healthy() || strings.Count(log.String(), test.want) != 1 {
 				t.Errorf("it is healthy or logs\n%s", log)
 			}

@@ -8,9 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
 	"github.com/stagemesh/stagemesh/proto/gen/go/mmesh"
@@ -41,11 +39,7 @@ func openModelMesh(t *testing.T, hosts fakeMembership) (mmesh.ModelMeshClient, *
 	for _, service := range adminapi.ModelServices(adminapi.Settings{Models: registry, Membership: hosts, Logger: slog.New(slog.DiscardHandler)}) {
 		mux.Handle(service.Path(), service)
 	}
-	conn, err := grpc.NewClient(strings.TrimPrefix(fronttest.Serve(t, mux), "http://"), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = conn.Close() })
+	conn := testbed.Dial(t, fronttest.Serve(t, mux))
 	return mmesh.NewModelMeshClient(conn), registry
 }
 

@@ -7,6 +7,7 @@
 //	conn := broker.Connect("mesh")            // a bus of the product
 //	agent := testbed.StartConsul(t)           // built by make consul
 //	authority := testbed.NewAuthority(t)
+//	conn := testbed.Dial(t, gateway.URL())    // gRPC
 //	testbed.Eventually(t, "the queue is empty", func() bool { ... })
 //
 // Everything ends with its test. The methods of one value must not overlap. No program

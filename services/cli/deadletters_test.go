@@ -15,8 +15,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/nats-io/nats.go"
+
+	"github.com/google/uuid"
 	"google.golang.org/protobuf/encoding/protojson"
 
 	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"

@@ -17,7 +17,6 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	reflectionv1 "google.golang.org/grpc/reflection/grpc_reflection_v1"
 	"google.golang.org/grpc/status"
@@ -86,16 +85,6 @@ func ask(t *testing.T, method, url, body string, headers ...string) (code int, t
 	return answer.StatusCode, string(all)
 }
 
-func dial(t *testing.T, address string) *grpc.ClientConn {
-	t.Helper()
-	conn, err := grpc.NewClient(strings.TrimPrefix(address, "http://"), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = conn.Close() })
-	return conn
-}
-
 // addOne is a request with x = 1.
 func addOne(pipeline string) *inferencev1.InferRequest {
 	return &inferencev1.InferRequest{Pipeline: pipeline, Inputs: []*inferencev1.Part{{Name: "x", Body: &inferencev1.Part_Tensor{Tensor: &inferencev1.Tensor{
@@ -127,7 +116,7 @@ func TestServeAnswersAsUpDoes(t *testing.T) {
 			text, _, _ = strings.Cut(text, `,"timeline"`)
 			fmt.Fprintln(out, post, code, text)
 		}
-		conn := dial(t, address)
+		conn := testbed.Dial(t, address)
 		answer, err := inferencev1.NewInferenceServiceClient(conn).Infer(t.Context(), addOne("my-adder"))
 		fmt.Fprintln(out, "gRPC", answer.GetOutputs(), err)
 		health, err := healthv1.NewHealthClient(conn).Check(t.Context(), &healthv1.HealthCheckRequest{Service: "my-adder"})
@@ -420,7 +409,7 @@ func TestServeRejectsOverloadAtOnceAndAnswersTheRestWhenItStops(t *testing.T) {
 			t.Errorf("beyond its queue it answers %d", code)
 		}
 	}
-	_, err := inferencev1.NewInferenceServiceClient(dial(t, address)).Infer(t.Context(), addOne("gated"))
+	_, err := inferencev1.NewInferenceServiceClient(testbed.Dial(t, address)).Infer(t.Context(), addOne("gated"))
 	if status.Code(err) != codes.ResourceExhausted {
 		t.Errorf("gRPC: %v", err)
 	}
@@ -492,7 +481,7 @@ func TestServeTakesTheLargestPayload(t *testing.T) {
 	p, address, _ := serveFile(t, echoes+"gateway: {max_payload: 7MiB, listen: \"127.0.0.1:0\", admin: {listen: \"127.0.0.1:0\"}}\nops: {listen: \"127.0.0.1:0\"}\n")
 	blob := bytes.Repeat([]byte{1}, 7<<20-1024)
 	in := &inferencev1.InferRequest{Pipeline: "p", Inputs: []*inferencev1.Part{{Name: "x", Body: &inferencev1.Part_Blob{Blob: &inferencev1.Blob{Data: blob, ContentType: "application/octet-stream"}}}}}
-	out, err := inferencev1.NewInferenceServiceClient(dial(t, address)).Infer(t.Context(), in, grpc.MaxCallRecvMsgSize(16<<20))
+	out, err := inferencev1.NewInferenceServiceClient(testbed.Dial(t, address)).Infer(t.Context(), in, grpc.MaxCallRecvMsgSize(16<<20))
 	if err != nil || !bytes.Equal(out.GetOutputs()[0].GetBlob().GetData(), blob) {
 		t.Errorf("it answers %d outputs, %v", len(out.GetOutputs()), err)
 	}

@@ -15,11 +15,10 @@ import (
 
 	"connectrpc.com/connect"
 	"github.com/google/uuid"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	reflectionv1 "google.golang.org/grpc/reflection/grpc_reflection_v1"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
 
@@ -205,11 +204,7 @@ func TestJobsOfAnotherTenantAreNotFound(t *testing.T) {
 func TestJobsOverEveryProtocol(t *testing.T) {
 	t.Parallel()
 	m := startJobs(t, true)
-	conn, err := grpc.NewClient(strings.TrimPrefix(m.URL(), "http://"), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = conn.Close() })
+	conn := testbed.Dial(t, m.URL())
 	byConnect := inferencev1connect.NewJobServiceClient(http.DefaultClient, m.URL())
 	byGRPC := inferencev1.NewJobServiceClient(conn)
 	request := &inferencev1.SubmitJobRequest{Queue: "nightly", Payload: &inferencev1.SubmitJobRequest_Infer{Infer: &inferencev1.InferRequest{

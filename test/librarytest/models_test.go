@@ -15,7 +15,6 @@ import (
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/wrapperspb"
@@ -201,16 +200,12 @@ func TestModelServerServesModels(t *testing.T) {
 
 func checkPassthrough(t *testing.T, m *stagemesh.Mesh) {
 	t.Helper()
-	conn, err := grpc.NewClient(strings.TrimPrefix(m.URL(), "http://"), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
+	conn := testbed.Dial(t, m.URL())
 	const method = "/predict.Predictor/Predict"
 	ctx := metadata.AppendToOutgoingContext(t.Context(), "mm-model-id", "a", "x-user", "me")
 	var out wrapperspb.StringValue
 	var header, trailer metadata.MD
-	err = conn.Invoke(ctx, method, wrapperspb.String("an alias, maybe"), &out, grpc.Header(&header), grpc.Trailer(&trailer))
+	err := conn.Invoke(ctx, method, wrapperspb.String("an alias, maybe"), &out, grpc.Header(&header), grpc.Trailer(&trailer))
 	if err != nil || out.GetValue() != "a" || !slices.Equal(header["x-model"], []string{"a"}) || !slices.Equal(trailer["x-user"], []string{"me"}) {
 		t.Errorf("got %v, header %v, trailer %v, %v", &out, header, trailer, err)
 	}

@@ -8,9 +8,7 @@ import (
 	"testing"
 
 	"connectrpc.com/connect"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/wrapperspb"
@@ -53,11 +51,7 @@ func TestWorkIsNamedByPipelinesAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	start(t, m)
-	conn, err := grpc.NewClient(strings.TrimPrefix(m.URL(), "http://"), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
+	conn := testbed.Dial(t, m.URL())
 	oip, rpc := oipv2.NewGRPCInferenceServiceClient(conn), inferencev1connect.NewInferenceServiceClient(http.DefaultClient, m.URL())
 	post := func(path, contentType, body string) error {
 		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, m.URL()+path, strings.NewReader(body))

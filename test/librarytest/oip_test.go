@@ -9,8 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
 	oipv2 "github.com/stagemesh/stagemesh/proto/gen/go/oip/v2"
@@ -34,11 +32,7 @@ func TestPipelineIsAnOIPModel(t *testing.T) {
 		t.Fatal(err)
 	}
 	start(t, m)
-	conn, err := grpc.NewClient(strings.TrimPrefix(m.URL(), "http://"), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = conn.Close() })
+	conn := testbed.Dial(t, m.URL())
 	client := oipv2.NewGRPCInferenceServiceClient(conn)
 	testbed.Eventually(t, "hosts have said what their stages take and give", func() bool {
 		model, err := client.ModelMetadata(t.Context(), &oipv2.ModelMetadataRequest{Name: "digits"})
@@ -80,11 +74,7 @@ pipelines:
   renamed: {steps: [{name: s, stage: one, inputs: {x: given}}]}
   wired: {keep: [later], steps: [{name: s, stage: one, inputs: {x: given}}, {name: t, stage: two, inputs: {y: later}}]}
 `)))
-	conn, err := grpc.NewClient(strings.TrimPrefix(m.URL(), "http://"), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = conn.Close() })
+	conn := testbed.Dial(t, m.URL())
 	client := oipv2.NewGRPCInferenceServiceClient(conn)
 	for model, want := range map[string]string{"plain": "x", "wired": "given"} {
 		testbed.Eventually(t, "the host has reported the inputs", func() bool {

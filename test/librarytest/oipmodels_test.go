@@ -235,11 +235,7 @@ func TestModelsAreManagedOnThePublicPortOnlyIfAllowed(t *testing.T) {
 	t.Parallel()
 	for _, allowed := range []bool{false, true} {
 		m := startModelMesh(t, gateway.Config{GRPCListen: "127.0.0.1:0", ModelControl: allowed})
-		second, err := grpc.NewClient(strings.TrimPrefix(m.GRPCURL(), "http://"), grpc.WithTransportCredentials(insecure.NewCredentials()))
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = second.Close() })
+		second := testbed.Dial(t, m.GRPCURL())
 		want := map[bool]codes.Code{false: codes.Unimplemented, true: codes.OK}[allowed]
 		for _, conn := range []*grpc.ClientConn{m.conn, second} {
 			_, admin := adminv1.NewModelServiceClient(conn).GetModel(t.Context(), &adminv1.GetModelRequest{Id: "iris-v1"})
@@ -249,7 +245,7 @@ func TestModelsAreManagedOnThePublicPortOnlyIfAllowed(t *testing.T) {
 				t.Errorf("allowed is %t: %v, %v, %v", allowed, admin, mesh, other)
 			}
 		}
-		_, err = adminv1connect.NewModelServiceClient(http.DefaultClient, m.URL()).GetModel(t.Context(), connect.NewRequest(&adminv1.GetModelRequest{Id: "iris-v1"}))
+		_, err := adminv1connect.NewModelServiceClient(http.DefaultClient, m.URL()).GetModel(t.Context(), connect.NewRequest(&adminv1.GetModelRequest{Id: "iris-v1"}))
 		if (err == nil) != allowed {
 			t.Errorf("allowed is %t, over Connect: %v", allowed, err)
 		}

@@ -6,6 +6,7 @@ package meshtest
 import (
 	"bytes"
 	"context"
+	"errors"
 	"log/slog"
 	"sync"
 	"testing"
@@ -19,6 +20,7 @@ import (
 	"github.com/stagemesh/stagemesh/internal/bus"
 	"github.com/stagemesh/stagemesh/internal/call"
 	"github.com/stagemesh/stagemesh/internal/testbed"
+	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
@@ -210,4 +212,15 @@ type testLog struct{ t testing.TB }
 func (l *testLog) Write(p []byte) (int, error) {
 	l.t.Logf("%s", bytes.TrimSuffix(p, []byte("\n")))
 	return len(p), nil
+}
+
+// FaultOf returns the fault of a call, nil if it succeeded.
+func FaultOf(err error) *fault.Fault {
+	if err == nil {
+		return nil
+	}
+	if f, ok := errors.AsType[*fault.Fault](err); ok {
+		return f
+	}
+	return fault.Newf("NO_FAULT_AT_ALL", "%w", err)
 }

@@ -8,9 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
 	"github.com/stagemesh/stagemesh/gateway"
@@ -134,11 +132,7 @@ func TestOpenStreamDoesNotDelayTheGatewaysStop(t *testing.T) {
 	bed := meshtest.New(t)
 	bed.Host("count", counting())
 	g := bed.Gateway(nil, listening, func(s *gateway.Settings) { s.DrainTimeout = time.Minute })
-	conn, err := grpc.NewClient(g.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = conn.Close() })
+	conn := testbed.Dial(t, g.Addr().String())
 	s, err := oipv2.NewGRPCInferenceServiceClient(conn).ModelStreamInfer(t.Context())
 	if err != nil {
 		t.Fatal(err)

@@ -14,9 +14,7 @@ import (
 
 	"connectrpc.com/connect"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -45,11 +43,7 @@ type client func(ctx context.Context, r *inferencev1.InferRequest) (*failure, er
 
 func clients(t *testing.T, address string) map[string]client {
 	t.Helper()
-	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = conn.Close() })
+	conn := testbed.Dial(t, address)
 	transport := &http.Transport{}
 	t.Cleanup(transport.CloseIdleConnections)
 	web := &http.Client{Transport: transport}

@@ -2,7 +2,6 @@ package meshtest_test
 
 import (
 	"context"
-	"errors"
 	"testing"
 	"time"
 
@@ -64,17 +63,7 @@ func (a answer) text() string { return string(a.response.Outputs[0].Blob.Data) }
 func infer(ctx context.Context, g meshtest.Gateway, r *request.Request) answer {
 	begin := time.Now()
 	response, err := g.Service().Infer(ctx, r)
-	return answer{response: response, fault: faultOf(err), took: time.Since(begin)}
-}
-
-func faultOf(err error) *fault.Fault {
-	if err == nil {
-		return nil
-	}
-	if f, ok := errors.AsType[*fault.Fault](err); ok {
-		return f
-	}
-	return fault.Newf("NO_FAULT_AT_ALL", "%w", err)
+	return answer{response: response, fault: meshtest.FaultOf(err), took: time.Since(begin)}
 }
 
 // start sends a request; the channel gets its answer.

@@ -61,7 +61,7 @@ func flooding(chunks, size int) runner.Runner {
 // streamed sends a request and hands every chunk's text to emit.
 func stream(ctx context.Context, g meshtest.Gateway, r *request.Request, emit func(string) error) answer {
 	response, err := g.Service().Stream(ctx, r, func(c request.Chunk) error { return emit(textOf(c.Outputs)) })
-	return answer{response: response, fault: faultOf(err)}
+	return answer{response: response, fault: meshtest.FaultOf(err)}
 }
 
 func textOf(parts []payload.Part) string { return string(parts[0].Blob.Data) }

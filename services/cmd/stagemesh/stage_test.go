@@ -10,8 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
@@ -149,11 +147,7 @@ func TestProgramServesTheStageAPI(t *testing.T) {
 	if address == nil {
 		t.Fatalf("it does not say where it listens:\n%s", p.errOut.String())
 	}
-	conn, err := grpc.NewClient(address[1], grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
+	conn := testbed.Dial(t, address[1])
 	got, err := stagev1.NewStageServiceClient(conn).Describe(t.Context(), &stagev1.DescribeRequest{})
 	if err != nil || got.GetMesh() != "m" || got.GetStage() != "a" || got.GetHost() != "h" || got.GetVersion() == "" {
 		t.Errorf("got %v, %v", got, err)

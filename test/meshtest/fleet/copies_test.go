@@ -9,10 +9,8 @@ import (
 	"strconv"
 	"testing"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
-
 	"github.com/stagemesh/stagemesh/internal/front/fronttest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	oipv2 "github.com/stagemesh/stagemesh/proto/gen/go/oip/v2"
 )
 
@@ -74,11 +72,7 @@ func TestGatewayCopiesATensorAtMostTwice(t *testing.T) {
 
 func overGRPC(t *testing.T, address string) func(t *testing.T, model string, x []byte) []byte {
 	t.Helper()
-	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = conn.Close() })
+	conn := testbed.Dial(t, address)
 	client := oipv2.NewGRPCInferenceServiceClient(conn)
 	return func(t *testing.T, model string, x []byte) []byte {
 		t.Helper()

@@ -28,6 +28,7 @@ import (
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
+	"github.com/stagemesh/stagemesh/test/meshtest"
 )
 
 const (
@@ -111,7 +112,7 @@ func TestTooLargeResultIsRefused(t *testing.T) {
 	t.Parallel()
 	m := start(t, spec{file: "large.py"})
 	err := bytesOf(m, huge)
-	f := faultOf(err)
+	f := meshtest.FaultOf(err)
 	if f == nil || f.Reason != fault.OutputTooLarge {
 		t.Errorf("got %v", err)
 	}
@@ -175,7 +176,7 @@ func TestPaddedBatchTakesNoMoreThanMaxBytes(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			_, _, err := pad(m, row.extents...)
-			if f := faultOf(err); err == nil != (row.text == "") || err != nil && (f.Reason != fault.InvalidInput || !strings.Contains(f.Message, row.text)) {
+			if f := meshtest.FaultOf(err); err == nil != (row.text == "") || err != nil && (f.Reason != fault.InvalidInput || !strings.Contains(f.Message, row.text)) {
 				t.Errorf("got %v", err)
 			}
 		})

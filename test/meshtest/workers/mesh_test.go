@@ -288,18 +288,7 @@ func (m *mesh) inferWith(ctx context.Context, text string, edits ...func(*reques
 	}
 	response, err := m.gateway.Service().Infer(ctx, request)
 	now := time.Now()
-	return answer{text: text, response: response, fault: faultOf(err), at: now, took: now.Sub(begin)}
-}
-
-// faultOf returns the fault of a call, nil if it succeeded.
-func faultOf(err error) *fault.Fault {
-	if err == nil {
-		return nil
-	}
-	if f, ok := errors.AsType[*fault.Fault](err); ok {
-		return f
-	}
-	return fault.Newf("NO_FAULT_AT_ALL", "%w", err)
+	return answer{text: text, response: response, fault: meshtest.FaultOf(err), at: now, took: now.Sub(begin)}
 }
 
 // send sends a text; the channel receives its answer.
