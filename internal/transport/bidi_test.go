@@ -8,10 +8,10 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/internal/front/fronttest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/internal/transport"
 	oipv2 "github.com/stagemesh/stagemesh/proto/gen/go/oip/v2"
 )
@@ -30,11 +30,7 @@ func each(s transport.Settings, f answer) http.Handler {
 // talk opens a stream of many messages.
 func talk(t *testing.T, h http.Handler) grpc.BidiStreamingClient[oipv2.ModelInferRequest, oipv2.ModelStreamInferResponse] {
 	t.Helper()
-	conn, err := grpc.NewClient(strings.TrimPrefix(fronttest.Serve(t, h), "http://"), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = conn.Close() })
+	conn := testbed.Dial(t, fronttest.Serve(t, h))
 	out, err := oipv2.NewGRPCInferenceServiceClient(conn).ModelStreamInfer(t.Context())
 	if err != nil {
 		t.Fatal(err)

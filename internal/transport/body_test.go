@@ -137,47 +137,6 @@ func TestStallTimeoutEndsWithBody(t *testing.T) {
 	}
 }
 
-func TestStalledBodyIsRejected(t *testing.T) {
-	t.Parallel()
-	for name, row := range map[string]struct {
-		h2c bool
-		// declared is how long the body is said to be; 0 says nothing.
-		declared int64
-	}{
-		"HTTP/1":                {},
-		"HTTP/1, of a length":   {declared: 1000},
-		"HTTP/1, nearly there":  {declared: 5},
-		"HTTP/1, far from over": {declared: 1 << 30},
-		"HTTP/2":                {h2c: true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			rest, stop := io.Pipe()
-			t.Cleanup(func() { _ = stop.Close() })
-			url := fronttest.Serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				data, err := io.ReadAll(transport.StallReader(w, r, transport.Settings{StallTimeout: 50 * time.Millisecond}))
-				if fault.From(err).Reason != fault.DeadlineExceeded || string(data) != "half" {
-					t.Errorf("got %q, %v", data, err)
-				}
-				if row.h2c {
-					_ = stop.Close() // else the client would wait for its end
-				}
-				_, _ = io.WriteString(w, "refused")
-			}))
-			r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url, io.MultiReader(strings.NewReader("half"), rest))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if r.ContentLength = row.declared; row.declared == 0 {
-				r.ContentLength = -1
-			}
-			if got := do(t, fronttest.Client(t, row.h2c), r); got != "refused" {
-				t.Errorf("got %q", got)
-			}
-		})
-	}
-}
-
 // A caller that sends a byte now and then must not hold what it has sent.
 func TestDribbledBodyIsRejected(t *testing.T) {
 	t.Parallel()

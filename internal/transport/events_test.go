@@ -140,34 +140,6 @@ func TestFailedCommentEndsWork(t *testing.T) {
 	})
 }
 
-func TestStalledReaderIsDisconnected(t *testing.T) {
-	t.Parallel()
-	for name, h2c := range protocols() {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			ended := make(chan error, 1)
-			open(t, h2c, func(w http.ResponseWriter, _ *http.Request) {
-				out := transport.NewEventStream(transport.StallWriter(w, 100*time.Millisecond), 0)
-				large := transport.Event{ID: "1", Data: []byte(`"` + strings.Repeat("x", 256<<10) + `"`)}
-				for {
-					if err := out.Send(large); err != nil {
-						ended <- err
-						return
-					}
-				}
-			})
-			select {
-			case err := <-ended:
-				if fault.From(err).Reason != fault.Cancelled {
-					t.Errorf("it ends with %v", err)
-				}
-			case <-time.After(30 * time.Second):
-				t.Error("the answer is still being written")
-			}
-		})
-	}
-}
-
 // FuzzEvents holds that any JSON arrives as what it was, one event for each.
 func FuzzEvents(f *testing.F) {
 	f.Add([]byte(`{"a": "b"}`), uint64(1))

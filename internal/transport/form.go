@@ -1,6 +1,7 @@
 package transport
 
 import (
+	"cmp"
 	"errors"
 	"io"
 	"math"
@@ -22,6 +23,8 @@ type Form struct {
 	from  io.Reader
 	// left is how many bytes of a header may be read, -1 once there are more.
 	left int64
+	// failed is why the body cannot be read; the library returns another error within a header.
+	failed error
 }
 
 // NewForm returns a reader of the form.
@@ -43,7 +46,7 @@ func (f *Form) NextPart() (*multipart.Part, error) {
 	case isLong:
 		return nil, fault.Newf(fault.InvalidRequest, "the form has a part whose header takes more than %d bytes", maxPartHeader)
 	}
-	return nil, formFault(err)
+	return nil, formFault(cmp.Or(f.failed, err))
 }
 
 // formHeaders is what a form is read from.
@@ -57,5 +60,8 @@ func (r formHeaders) Read(buf []byte) (int, error) {
 	}
 	n, err := r.form.from.Read(buf[:min(int64(len(buf)), r.form.left)])
 	r.form.left -= int64(n)
+	if err != nil && !errors.Is(err, io.EOF) {
+		r.form.failed = err
+	}
 	return n, err
 }

@@ -17,7 +17,6 @@ import (
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
@@ -51,12 +50,7 @@ func serveGRPC(t *testing.T, s transport.Settings, pool *budget.Pool, infer infe
 
 func dialGRPC(t *testing.T, address string, options ...grpc.DialOption) oipv2.GRPCInferenceServiceClient {
 	t.Helper()
-	conn, err := grpc.NewClient(address, append(options, grpc.WithTransportCredentials(insecure.NewCredentials()))...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = conn.Close() })
-	return oipv2.NewGRPCInferenceServiceClient(conn)
+	return oipv2.NewGRPCInferenceServiceClient(testbed.Dial(t, address, options...))
 }
 
 func reasonOf(err error) string {

@@ -1,9 +1,7 @@
 package oip_test
 
 import (
-	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/http"
 	"reflect"
@@ -249,29 +247,4 @@ func TestGenerateStreamReportsLateFailure(t *testing.T) {
 		t.Fatalf("got %+v", events)
 	}
 	sameJSON(t, "the failure", events[1].Data, `{"error": "STREAM_INTERRUPTED: the host died"}`)
-}
-
-func TestGenerateStreamDisconnectCancelsCall(t *testing.T) {
-	t.Parallel()
-	caller := fronttest.NewSteppedCaller()
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	url := fronttest.Serve(t, oip.NewREST(caller, shelf{}, transport.Settings{}))
-	r, err := http.NewRequestWithContext(ctx, http.MethodPost, url+generatePath+"_stream", strings.NewReader(`{"text_input": "hi"}`))
-	if err != nil {
-		t.Fatal(err)
-	}
-	go func() { caller.Emit <- fronttest.Words("one")[0] }()
-	response, err := fronttest.Client(t, false).Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer response.Body.Close()
-	if _, err := fronttest.ReadEvents(response.Body).Next(); err != nil {
-		t.Fatal(err)
-	}
-	cancel()
-	if err := await(t, caller.Ended); !errors.Is(err, context.Canceled) {
-		t.Errorf("the call ended with %v", err)
-	}
 }

@@ -14,9 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
 	oipv2 "github.com/stagemesh/stagemesh/proto/gen/go/oip/v2"
@@ -26,6 +24,7 @@ import (
 	"github.com/stagemesh/stagemesh/internal/front/fronttest"
 	"github.com/stagemesh/stagemesh/internal/front/oip"
 	"github.com/stagemesh/stagemesh/internal/request"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -111,11 +110,7 @@ func client(t *testing.T, caller call.Caller, model oip.Model) oipv2.GRPCInferen
 
 func dial(t *testing.T, url string) oipv2.GRPCInferenceServiceClient {
 	t.Helper()
-	conn, err := grpc.NewClient(strings.TrimPrefix(url, "http://"), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = conn.Close() })
+	conn := testbed.Dial(t, url)
 	return oipv2.NewGRPCInferenceServiceClient(conn)
 }
 
@@ -339,17 +334,6 @@ func TestInvalidRequestIsRejectedByFieldName(t *testing.T) {
 		_, err := c.ModelInfer(t.Context(), test.request)
 		if status.Code(err) != codes.InvalidArgument || !strings.Contains(status.Convert(err).Message(), test.want) {
 			t.Errorf("%s: %v", name, err)
-		}
-	}
-}
-
-func TestFaultReasonBecomesStatusCode(t *testing.T) {
-	t.Parallel()
-	for reason, want := range map[fault.Reason]codes.Code{fault.NoCapacity: codes.Unavailable, fault.QueueFull: codes.ResourceExhausted, fault.RunnerFailed: codes.Internal, fault.DeadlineExceeded: codes.DeadlineExceeded} {
-		c := client(t, fronttest.FailWith(fronttest.Fault(reason)), oip.Model{})
-		_, err := c.ModelInfer(t.Context(), &oipv2.ModelInferRequest{ModelName: "m"})
-		if got := status.Convert(err); got.Code() != want || len(got.Details()) == 0 {
-			t.Errorf("%s: %v", reason, err)
 		}
 	}
 }

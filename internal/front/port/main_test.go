@@ -3,7 +3,7 @@ package port_test
 import (
 	"testing"
 
-	"go.uber.org/goleak"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testbed.Tests{Parallel: 16}.Main(m) }

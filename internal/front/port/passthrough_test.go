@@ -19,6 +19,7 @@ import (
 	"github.com/stagemesh/stagemesh/internal/front/port"
 	"github.com/stagemesh/stagemesh/internal/passthrough"
 	"github.com/stagemesh/stagemesh/internal/request"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 )
@@ -44,7 +45,7 @@ func onBothServers(t *testing.T, check func(*testing.T, starter)) {
 
 func passOn(t *testing.T, start starter, answer func(ctx context.Context, r *request.Request) (*request.Response, error)) *grpc.ClientConn {
 	t.Helper()
-	return dial(t, start(t, port.PublicSettings{
+	return testbed.Dial(t, start(t, port.PublicSettings{
 		Settings: limited(), Caller: &fronttest.Caller{Answer: answer},
 		Passthrough: map[string]string{predict: "", byField: "1"},
 	}))

@@ -21,7 +21,6 @@ import (
 	"connectrpc.com/grpcreflect"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 
@@ -100,62 +99,6 @@ func do(t *testing.T, client *http.Client, method, url, body string, header ...s
 		t.Fatal(err)
 	}
 	return head{response.Status, response.StatusCode, response.Header, response.Trailer}, string(data)
-}
-
-func dial(t *testing.T, url string, options ...grpc.DialOption) *grpc.ClientConn {
-	t.Helper()
-	conn, err := grpc.NewClient(strings.TrimPrefix(url, "http://"), append(options, grpc.WithTransportCredentials(insecure.NewCredentials()))...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = conn.Close() })
-	return conn
-}
-
-func TestOnePortServesEveryProtocol(t *testing.T) {
-	t.Parallel()
-	url := start(t, port.PublicSettings{})
-	message := &inferencev1.InferRequest{Pipeline: "echo", Inputs: []*inferencev1.Part{{
-		Body: &inferencev1.Part_Blob{Blob: &inferencev1.Blob{Data: []byte("hi")}},
-	}}}
-	for name, option := range map[string]connect.ClientOption{
-		"Connect": connect.WithClientOptions(), "gRPC": connect.WithGRPC(), "gRPC-Web": connect.WithGRPCWeb(),
-	} {
-		client := inferencev1connect.NewInferenceServiceClient(fronttest.Client(t, name == "gRPC"), url, option)
-		if got, err := client.Infer(t.Context(), connect.NewRequest(message)); err != nil || string(got.Msg.GetOutputs()[0].GetBlob().GetData()) != "hi" {
-			t.Errorf("%s: %v, %v", name, got, err)
-		}
-	}
-	if got, err := inferencev1.NewInferenceServiceClient(dial(t, url)).Infer(t.Context(), message); err != nil || got.GetRequestId() != fronttest.RequestID {
-		t.Errorf("grpc-go: %v, %v", got, err)
-	}
-	for _, h2c := range []bool{false, true} {
-		response, body := do(t, fronttest.Client(t, h2c), http.MethodPost, url+"/v1/pipelines/echo:infer", "hi", "Content-Type", "text/plain")
-		if response.StatusCode != http.StatusOK || body != "hi" {
-			t.Errorf("HTTP, h2c %v: %s %s", h2c, response.Status, body)
-		}
-	}
-}
-
-func TestStreamIsServedOnThePublicPort(t *testing.T) {
-	t.Parallel()
-	tokens, err := credentials.NewTokens("sesame")
-	if err != nil {
-		t.Fatal(err)
-	}
-	url := start(t, port.PublicSettings{Caller: &fronttest.Caller{Chunks: fronttest.Words("one", "two")}, Port: port.Port{Tokens: tokens, TokensKey: "the_key"}})
-	for _, h2c := range []bool{false, true} {
-		client := fronttest.Client(t, h2c)
-		response, body := do(t, client, http.MethodPost, url+livePath, "hi", "Content-Type", "text/plain")
-		if response.StatusCode != http.StatusUnauthorized || !strings.Contains(body, "UNAUTHENTICATED") {
-			t.Errorf("without a token: %s %s", response.Status, body)
-		}
-		response, body = do(t, client, http.MethodPost, url+livePath, "hi", "Content-Type", "text/plain", "Authorization", "Bearer sesame")
-		events, err := fronttest.ReadEvents(strings.NewReader(body)).All()
-		if err != nil || response.StatusCode != http.StatusOK || len(events) != 3 || events[2].Name != "done" {
-			t.Errorf("h2c %v: %s %v, %v", h2c, response.Status, events, err)
-		}
-	}
 }
 
 func TestModelsOfAnyNameAreCalledOverHTTP(t *testing.T) {
@@ -243,19 +186,6 @@ func TestUnknownPathsGetTheErrorOfTheirProtocol(t *testing.T) {
 	}
 }
 
-func TestMessageLimitHoldsOnEveryProtocol(t *testing.T) {
-	t.Parallel()
-	url := start(t, port.PublicSettings{Settings: transport.Settings{MaxMessageBytes: 1000}})
-	response, body := do(t, fronttest.Client(t, false), http.MethodPost, url+"/v1/pipelines/echo:infer", strings.Repeat("x", 1001), "Content-Type", "text/plain")
-	if response.StatusCode != http.StatusRequestEntityTooLarge || !strings.Contains(body, "1000 bytes") {
-		t.Errorf("HTTP: %s %s", response.Status, body)
-	}
-	_, err := inferencev1.NewInferenceServiceClient(dial(t, url)).Infer(t.Context(), &inferencev1.InferRequest{Pipeline: strings.Repeat("x", 1001)})
-	if got := status.Convert(err); got.Code() != codes.InvalidArgument || !strings.Contains(got.Message(), "1000 bytes") {
-		t.Errorf("gRPC: %v", err)
-	}
-}
-
 // health knows the pipeline photos, which is broken when it says so.
 func health(_ context.Context, name string) error {
 	switch name {
@@ -301,7 +231,7 @@ func TestHealthIsWatched(t *testing.T) {
 				}
 				return nil
 			}}})
-			watch, err := healthpb.NewHealthClient(dial(t, url)).Watch(t.Context(), &healthpb.HealthCheckRequest{Service: "photos"})
+			watch, err := healthpb.NewHealthClient(testbed.Dial(t, url)).Watch(t.Context(), &healthpb.HealthCheckRequest{Service: "photos"})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -333,7 +263,7 @@ func TestWatchesCountAsProbes(t *testing.T) {
 			t.Parallel()
 			memory := transport.NewMemory(nil)
 			memory.Anonymous = budget.NewPool(budget.Settings{Limit: 64 << 10})
-			conn := dial(t, start(t, port.PublicSettings{Port: port.Port{Memory: memory}}))
+			conn := testbed.Dial(t, start(t, port.PublicSettings{Port: port.Port{Memory: memory}}))
 			ctx, cancel := context.WithCancel(t.Context())
 			refused := 0
 			for range 20 {
@@ -529,7 +459,7 @@ func TestRejectionHasTheFormOfItsPath(t *testing.T) {
 	open := start(t, port.PublicSettings{Models: known{}, Docs: described{}})
 	client := fronttest.Client(t, false)
 	for path, want := range map[string]string{
-		"/v1/pipelines/echo:infer": plain, "/openapi.json": plain, "/DOCS": plain, "/": plain, "/v2x": plain, "/some.Service/Method": plain,
+		"/v1/pipelines/echo:infer": plain, "/v1/pipelines/echo:stream": plain, "/openapi.json": plain, "/DOCS": plain, "/": plain, "/v2x": plain, "/some.Service/Method": plain,
 		"/v2": tensors, "/v2/models/m/infer": tensors,
 		inferencev1connect.InferenceServiceInferProcedure: called, "/inference.GRPCInferenceService/ModelInfer": called,
 		"/grpc.reflection.v1.ServerReflection/ServerReflectionInfo": called,
@@ -546,7 +476,7 @@ func TestRejectionHasTheFormOfItsPath(t *testing.T) {
 			t.Errorf("%s of another origin: %s %s", path, response.Status, body)
 		}
 	}
-	err = dial(t, guarded).Invoke(t.Context(), "/some.Service/Method", &inferencev1.InferRequest{}, &inferencev1.InferResponse{})
+	err = testbed.Dial(t, guarded).Invoke(t.Context(), "/some.Service/Method", &inferencev1.InferRequest{}, &inferencev1.InferResponse{})
 	if got := status.Convert(err); got.Code() != codes.Unauthenticated || len(got.Details()) == 0 {
 		t.Errorf("gRPC to no service: %v", err)
 	}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/internal/front/fronttest"
 	"github.com/stagemesh/stagemesh/internal/front/port"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
@@ -29,14 +30,14 @@ func onEachServer(t *testing.T, s port.PublicSettings, test func(t *testing.T, u
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			url := start(t, s)
-			test(t, url, dial(t, url))
+			test(t, url, testbed.Dial(t, url))
 		})
 	}
 }
 
 func TestGRPCGoIsAnswered(t *testing.T) {
 	t.Parallel()
-	caller := &fronttest.Caller{Chunks: chunks("one", "two")}
+	caller := &fronttest.Caller{Chunks: fronttest.Words("one", "two")}
 	onEachServer(t, port.PublicSettings{Caller: caller}, func(t *testing.T, _ string, conn *grpc.ClientConn) {
 		client := inferencev1.NewInferenceServiceClient(conn)
 		ctx, cancel := context.WithTimeout(metadata.AppendToOutgoingContext(t.Context(), "traceparent", traceParent), time.Minute)
@@ -63,7 +64,7 @@ func TestGRPCGoIsAnswered(t *testing.T) {
 
 func TestGRPCGoStreams(t *testing.T) {
 	t.Parallel()
-	onEachServer(t, port.PublicSettings{Caller: &fronttest.Caller{Chunks: chunks("one", "two")}}, func(t *testing.T, _ string, conn *grpc.ClientConn) {
+	onEachServer(t, port.PublicSettings{Caller: &fronttest.Caller{Chunks: fronttest.Words("one", "two")}}, func(t *testing.T, _ string, conn *grpc.ClientConn) {
 		in, err := inferencev1.NewInferenceServiceClient(conn).InferStream(t.Context(), blob(1))
 		if err != nil {
 			t.Fatal(err)
@@ -81,24 +82,6 @@ func TestGRPCGoStreams(t *testing.T) {
 		}
 		if header, err := in.Header(); err != nil || len(header.Get("stagemesh-request-id")) != 1 {
 			t.Errorf("header %v, %v", header, err)
-		}
-	})
-}
-
-func TestGRPCGoSeesFaults(t *testing.T) {
-	t.Parallel()
-	onEachServer(t, port.PublicSettings{Caller: fronttest.FailWith(fronttest.Fault(fault.NoCapacity))}, func(t *testing.T, _ string, conn *grpc.ClientConn) {
-		var trailer metadata.MD
-		_, err := inferencev1.NewInferenceServiceClient(conn).Infer(t.Context(), blob(1), grpc.Trailer(&trailer))
-		got := status.Convert(err)
-		if got.Code() != codes.Unavailable || len(got.Details()) != 3 {
-			t.Fatalf("got %v %v", got, got.Details())
-		}
-		if info, ok := got.Details()[0].(*errdetails.ErrorInfo); !ok || info.GetReason() != string(fault.NoCapacity) {
-			t.Errorf("details %v", got.Details())
-		}
-		if id := trailer.Get("stagemesh-request-id"); len(id) != 1 || id[0] != fronttest.RequestID {
-			t.Errorf("trailer %v", trailer)
 		}
 	})
 }

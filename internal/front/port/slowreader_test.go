@@ -83,7 +83,7 @@ func TestUnreadCallsStayWithinTheBudget(t *testing.T) { //nolint:paralleltest //
 	url := startGRPC(t, port.PublicSettings{Caller: &fronttest.Caller{Answer: answer}, Port: port.Port{Memory: transport.NewMemory(pool)}})
 	conns, calls := make([]*grpc.ClientConn, readers), make([]grpc.ClientStream, readers)
 	for i := range calls {
-		conns[i] = dial(t, url, grpc.WithInitialWindowSize(64<<10), grpc.WithInitialConnWindowSize(64<<10))
+		conns[i] = testbed.Dial(t, url, grpc.WithInitialWindowSize(64<<10), grpc.WithInitialConnWindowSize(64<<10))
 		var err error
 		if calls[i], err = conns[i].NewStream(t.Context(), &grpc.StreamDesc{ServerStreams: true}, inferencev1.InferenceService_Infer_FullMethodName); err != nil {
 			t.Fatal(err)

@@ -3,11 +3,8 @@ package rest_test
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"net/http"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -142,44 +139,6 @@ func stepwise(t *testing.T, h2c bool, s transport.Settings) (*fronttest.SteppedC
 	return caller, fronttest.ReadEvents(response.Body), cancel
 }
 
-func TestChunkArrivesBeforeNextIsEmitted(t *testing.T) {
-	t.Parallel()
-	overEach(t, func(t *testing.T, h2c bool) {
-		caller, events, _ := stepwise(t, h2c, transport.Settings{})
-		words := fronttest.Words("first", "second", "third")
-		for i := range words {
-			got, err := events.Next()
-			if err != nil || got.ID != strconv.Itoa(i+1) || got.Name != "chunk" {
-				t.Fatalf("chunk %d is %+v, %v", i+1, got, err)
-			}
-			if i+1 < len(words) {
-				caller.Emit <- words[i+1]
-			}
-		}
-		close(caller.Emit)
-		if got, err := events.Next(); err != nil || got.Name != "done" || got.ID != "4" {
-			t.Errorf("the last is %+v, %v", got, err)
-		}
-		if _, err := events.Next(); !errors.Is(err, io.EOF) {
-			t.Errorf("and then %v", err)
-		}
-	})
-}
-
-func TestDisconnectedReaderEndsTheCall(t *testing.T) {
-	t.Parallel()
-	overEach(t, func(t *testing.T, h2c bool) {
-		caller, events, leave := stepwise(t, h2c, transport.Settings{})
-		if _, err := events.Next(); err != nil {
-			t.Fatal(err)
-		}
-		leave()
-		if err := <-caller.Ended; !errors.Is(err, context.Canceled) {
-			t.Errorf("the call ended with %v", err)
-		}
-	})
-}
-
 func TestLongWaitSendsPings(t *testing.T) {
 	t.Parallel()
 	overEach(t, func(t *testing.T, h2c bool) {
@@ -194,58 +153,6 @@ func TestLongWaitSendsPings(t *testing.T) {
 		got, err := events.Next()
 		if err != nil || got.Name != "error" || got.Pings == 0 || got.ID != "" {
 			t.Errorf("got %+v, %v", got, err)
-		}
-	})
-}
-
-// endless emits one large word until that fails, and reports the cause.
-type endless struct {
-	fronttest.Caller
-
-	ended chan error
-}
-
-func (e *endless) Stream(_ context.Context, _ *request.Request, emit func(request.Chunk) error) (*request.Response, error) {
-	large := fronttest.Words(strings.Repeat("w", 256<<10))[0]
-	for {
-		if err := emit(large); err != nil {
-			e.ended <- err
-			return nil, err
-		}
-	}
-}
-
-// A stream holds its place in the gateway, so its reader has to read. Others do
-// not notice, not even on the same connection.
-func TestStalledReaderFailsAlone(t *testing.T) {
-	t.Parallel()
-	overEach(t, func(t *testing.T, h2c bool) {
-		caller := &endless{ended: make(chan error, 1)}
-		url := fronttest.Serve(t, rest.New(caller, nil, transport.Settings{StallTimeout: 500 * time.Millisecond}))
-		client := fronttest.Client(t, h2c)
-		_ = unreadAnswer(t, client, url+"/v1/pipelines/p:stream", "x")
-		if got := post("text/plain", "hi").by(t, client, url); got.status != http.StatusOK {
-			t.Errorf("another is answered %d %s", got.status, got.body)
-		}
-		select {
-		case err := <-caller.ended:
-			if fault.From(err).Reason != fault.Cancelled {
-				t.Errorf("emit failed with %v", err)
-			}
-		case <-time.After(30 * time.Second):
-			t.Error("the call goes on")
-		}
-	})
-}
-
-func TestFailureBeforeTheFirstEventIsAnOrdinaryResponse(t *testing.T) {
-	t.Parallel()
-	overEach(t, func(t *testing.T, h2c bool) {
-		url := fronttest.Serve(t, rest.New(fronttest.FailWith(fronttest.Fault(fault.QueueFull)), nil, transport.Settings{}))
-		got := streaming("text/plain", "hi").at(t, url, h2c)
-		got.wantFailure(t, 429, fault.QueueFull, "what went wrong")
-		if got.header.Get("Retry-After") != "2" || got.header.Get("Stagemesh-Request-Id") != fronttest.RequestID || got.header.Get("Server-Timing") == "" {
-			t.Errorf("headers are %v", got.header)
 		}
 	})
 }
