@@ -5,7 +5,6 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
-	"io"
 	"log/slog"
 	"net/http"
 	"strings"
@@ -124,15 +123,7 @@ func fetch(t *testing.T, client *http.Client, method, url, token string, edits .
 	for _, edit := range edits {
 		edit(r)
 	}
-	response, err := client.Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer response.Body.Close()
-	data, err := io.ReadAll(response.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	response, data := testbed.Do(t, client, r)
 	return response.StatusCode, response.Header.Get("WWW-Authenticate"), string(data)
 }
 

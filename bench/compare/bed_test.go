@@ -3,8 +3,6 @@ package compare_test
 import (
 	"context"
 	"errors"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -13,15 +11,12 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/payload"
 
 	"github.com/stagemesh/stagemesh/bench/compare"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 )
 
 func file(t *testing.T, text string) string {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), "mesh.yaml")
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return path
+	return testbed.WriteFile(t, "mesh.yaml", text)
 }
 
 const echo = "mesh: m\nstages:\n  a: {runner: {echo: {}}}\n"

@@ -11,15 +11,13 @@ import (
 
 	"github.com/stagemesh/stagemesh/bench/compare"
 	"github.com/stagemesh/stagemesh/internal/load"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 )
 
 func TestMeshRunsAsProcesses(t *testing.T) {
 	t.Parallel()
 	path, picture := write(t, echoes), filepath.Join(t.TempDir(), "picture.svg")
-	input := filepath.Join(t.TempDir(), "input.txt")
-	if err := os.WriteFile(input, []byte("some text"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	input := testbed.WriteFile(t, "input.txt", "some text")
 	r, _ := measure(t, "both", input, "--mesh", path, "--processes", "--rate", "200", "--warmup", "50ms", "--requests", "60", "--durability", "file", "--plot", picture)
 	run := r.Runs[0]
 	if r.Subject.Place != load.Processes || r.Subject.File != path || run.Answered != 60 || run.Generator.Shared || len(run.Steps) != 2 {

@@ -69,11 +69,7 @@ pipelines:
 
 func write(t *testing.T, text string) (path string) {
 	t.Helper()
-	path = filepath.Join(t.TempDir(), "mesh.yaml")
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return path
+	return testbed.WriteFile(t, "mesh.yaml", text)
 }
 
 // measure returns the report and the text of bench run.

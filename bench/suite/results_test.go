@@ -2,13 +2,13 @@ package suite_test
 
 import (
 	"errors"
-	"os"
 	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
 
 	"github.com/stagemesh/stagemesh/bench/suite"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 )
 
 func TestResultsSurviveTheirFile(t *testing.T) {
@@ -33,10 +33,7 @@ func TestInvalidResultsAreRejected(t *testing.T) {
 		"no JSON":         {"nonsense", "not results of the suite: "},
 		"another version": {`{"version": 9}`, "the results have version 9, and this program reads 1"},
 	} {
-		file := filepath.Join(t.TempDir(), "results.json")
-		if err := os.WriteFile(file, []byte(test.text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		file := testbed.WriteFile(t, "results.json", test.text)
 		if _, err := suite.Read(file); err == nil || !strings.HasPrefix(err.Error(), file+": "+test.want) {
 			t.Errorf("%s: got %v", name, err)
 		}
@@ -62,10 +59,7 @@ func TestOtherItemsAreKept(t *testing.T) {
 
 func TestProcessorModelIsRead(t *testing.T) {
 	t.Parallel()
-	file := filepath.Join(t.TempDir(), "cpuinfo")
-	if err := os.WriteFile(file, []byte("processor\t: 0\nmodel name\t: Some CPU @ 2 GHz\nprocessor\t: 1\nmodel name\t: Another\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	file := testbed.WriteFile(t, "cpuinfo", "processor\t: 0\nmodel name\t: Some CPU @ 2 GHz\nprocessor\t: 1\nmodel name\t: Another\n")
 	if got := suite.CPUModel(file); got != "Some CPU @ 2 GHz" {
 		t.Errorf("got %q", got)
 	}

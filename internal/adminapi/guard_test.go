@@ -1,7 +1,6 @@
 package adminapi_test
 
 import (
-	"io"
 	"net/http"
 	"strings"
 	"sync/atomic"
@@ -72,15 +71,7 @@ func do(t *testing.T, method, url string, edits ...func(*http.Request)) (head, s
 	for _, edit := range edits {
 		edit(r)
 	}
-	response, err := fronttest.Client(t, false).Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer response.Body.Close()
-	body, err := io.ReadAll(response.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	response, body := testbed.Do(t, fronttest.Client(t, false), r)
 	return head{response.Status, response.StatusCode, response.Header}, string(body)
 }
 

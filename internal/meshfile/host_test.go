@@ -18,6 +18,7 @@ import (
 	"github.com/stagemesh/stagemesh/internal/credentials"
 	"github.com/stagemesh/stagemesh/internal/meshfile"
 	"github.com/stagemesh/stagemesh/internal/store"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
@@ -441,10 +442,7 @@ pipelines:
 
 func TestSharedSettingsAreAlwaysChecked(t *testing.T) {
 	t.Parallel()
-	path := filepath.Join(t.TempDir(), "mesh.yaml")
-	if err := os.WriteFile(path, []byte("mesh: M\nnats: {url: b, listen: x}\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	path := testbed.WriteFile(t, "mesh.yaml", "mesh: M\nnats: {url: b, listen: x}\n")
 	_, err := meshfile.Read(path, meshfile.KindOf("top_k", runners.NewTopK), meshfile.KindOf("onnx", onnx.New))
 	if err == nil || len(strings.Split(err.Error(), "\n")) != 3 {
 		t.Errorf("got %v", err)
@@ -476,10 +474,7 @@ func TestBrokerFromAFlagKeepsTheFilesSecrets(t *testing.T) {
 		"nobody is reached":           {"token_file: token", "", "nats.token_file: "},
 		"two who":                     {"token_file: token", "nats://u:pw@b:4222", "nats.token_file: the user in url says already who this is"},
 	} {
-		path := filepath.Join(t.TempDir(), "mesh.yaml")
-		if err := os.WriteFile(path, []byte("mesh: m\nnats: {"+test.nats+"}\n"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		path := testbed.WriteFile(t, "mesh.yaml", "mesh: m\nnats: {"+test.nats+"}\n")
 		f, err := meshfile.Flags{Broker: test.broker}.Read(path)
 		if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) || err == nil && (f.NATS.URL != test.broker || f.NATS.Listen != "") {
 			t.Errorf("%s: %v", name, err)
@@ -509,10 +504,7 @@ jobs:
 	if got := mustParse(t, text).SecretFiles(); !slices.Equal(got, want) {
 		t.Errorf("got %q", got)
 	}
-	path := filepath.Join(t.TempDir(), "mesh.yaml")
-	if err := os.WriteFile(path, []byte("mesh: m\nnats: {url: \"nats://u:pw@b:4222\"}\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	path := testbed.WriteFile(t, "mesh.yaml", "mesh: m\nnats: {url: \"nats://u:pw@b:4222\"}\n")
 	for broker, want := range map[string][]string{"": {path}, "nats://c:4222": nil} {
 		f, err := meshfile.Flags{Broker: broker}.Read(path)
 		if got := f.SecretFiles(); err != nil || !slices.Equal(got, want) {

@@ -1,12 +1,11 @@
 package meshfile_test
 
 import (
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/stagemesh/stagemesh/internal/meshfile"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/model"
 	"github.com/stagemesh/stagemesh/services/runners"
 )
@@ -34,10 +33,7 @@ aliases:
 	if len(s.Aliases) != 1 || s.Aliases[0].Owner != "me" || s.Aliases[0].Route.GetWeights()["v2"] != 10 || s.Aliases[0].Route.GetShadow().GetPercent() != 5 {
 		t.Errorf("got %+v", s.Aliases)
 	}
-	path := filepath.Join(t.TempDir(), "models.yaml")
-	if err := os.WriteFile(path, []byte("models: {v1: {stage: elsewhere}}"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	path := testbed.WriteFile(t, "models.yaml", "models: {v1: {stage: elsewhere}}")
 	if models, aliases, err := meshfile.ReadModels(path); err != nil || len(models) != 1 || len(aliases) != 0 {
 		t.Errorf("got %v, %v, %v", models, aliases, err)
 	}

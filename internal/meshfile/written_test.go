@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"fmt"
 	"math"
-	"os"
-	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
@@ -14,6 +12,7 @@ import (
 	"unicode"
 
 	"github.com/stagemesh/stagemesh/internal/meshfile"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
@@ -47,10 +46,7 @@ func odds() []string {
 
 func readPipelines(t *testing.T, text string) ([]pipeline.Pipeline, error) {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), "p.yaml")
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	path := testbed.WriteFile(t, "p.yaml", text)
 	return meshfile.ReadPipelines(path)
 }
 

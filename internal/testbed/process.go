@@ -191,17 +191,30 @@ func Get(t testing.TB, url string) (status int, body string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	response, text := Do(t, &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}, request)
+	return response.StatusCode, string(text)
+}
+
+// Response is a response without its body.
+type Response struct {
+	Status          string
+	StatusCode      int
+	Header, Trailer http.Header
+}
+
+// Do sends a request, and returns its response and the body of that.
+func Do(t testing.TB, client *http.Client, request *http.Request) (Response, []byte) {
+	t.Helper()
 	response, err := client.Do(request)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = response.Body.Close() }() // it is read whole
-	text, err := io.ReadAll(response.Body)
+	body, err := io.ReadAll(response.Body)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return response.StatusCode, string(text)
+	return Response{response.Status, response.StatusCode, response.Header, response.Trailer}, body
 }
 
 // Metric returns a metric from a page of Prometheus, summed over the series that have the

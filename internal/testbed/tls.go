@@ -107,7 +107,13 @@ func ServerTLS(t testing.TB, certFile, keyFile string) *tls.Config {
 // SecretFile returns the path of a file with the text.
 func SecretFile(t testing.TB, text string) string {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), "secret")
+	return WriteFile(t, "secret", text)
+}
+
+// WriteFile returns the path of a file of that name with the text, in a folder of its own.
+func WriteFile[T string | []byte](t testing.TB, name string, text T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/internal/front/fronttest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
@@ -214,14 +215,6 @@ func post(t *testing.T, client *http.Client, url string, from io.Reader) string 
 
 func do(t *testing.T, client *http.Client, r *http.Request) string {
 	t.Helper()
-	response, err := client.Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer response.Body.Close()
-	data, err := io.ReadAll(response.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	_, data := testbed.Do(t, client, r)
 	return string(data)
 }

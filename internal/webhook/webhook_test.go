@@ -5,23 +5,18 @@ import (
 	"errors"
 	"net"
 	"net/http"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/internal/webhook"
 )
 
 func secretFile(t *testing.T, text string) string {
 	t.Helper()
-	out := filepath.Join(t.TempDir(), "secret")
-	if err := os.WriteFile(out, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return out
+	return testbed.WriteFile(t, "secret", text)
 }
 
 // The secret, message and signature are the example of the Standard Webhooks libraries.

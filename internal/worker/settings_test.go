@@ -7,15 +7,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/internal/worker"
 )
 
 func TestInvalidSettingsNameTheirKey(t *testing.T) {
 	t.Parallel()
-	plainFile := filepath.Join(t.TempDir(), "notes.txt")
-	if err := os.WriteFile(plainFile, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	plainFile := testbed.WriteFile(t, "notes.txt", "")
 	two := func(a, b worker.Replica) []worker.Replica { return []worker.Replica{a, b} }
 	for name, test := range map[string]struct {
 		edit func(s *worker.Settings)

@@ -13,11 +13,7 @@ import (
 
 func write(t *testing.T, text string) (path string) {
 	t.Helper()
-	path = filepath.Join(t.TempDir(), "mesh.yaml")
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return path
+	return testbed.WriteFile(t, "mesh.yaml", text)
 }
 
 func TestConfigCheckTakesAGoodFile(t *testing.T) {

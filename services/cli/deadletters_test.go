@@ -371,10 +371,7 @@ func TestLongListsAreComplete(t *testing.T) {
 
 func TestDeadLetterVerbsCheckTheirArguments(t *testing.T) {
 	t.Parallel()
-	empty := filepath.Join(t.TempDir(), "empty")
-	if err := os.WriteFile(empty, []byte("\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	empty := testbed.WriteFile(t, "empty", "\n")
 	for name, test := range map[string]struct {
 		args []string
 		want string
@@ -445,10 +442,7 @@ func TestCommandTrustsTheCAFile(t *testing.T) {
 	if _, _, err := g.run("list"); err == nil || !strings.HasSuffix(err.Error(), "; --ca-file names a file with the certificate of who vouches for it") {
 		t.Errorf("a stranger: %v", err)
 	}
-	ca := filepath.Join(t.TempDir(), "ca.pem")
-	if err := os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	ca := testbed.WriteFile(t, "ca.pem", pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}))
 	if _, hints := g.must("list", "--ca-file", ca); hints != "there are no dead letters\n" {
 		t.Errorf("it hints %s", hints)
 	}

@@ -62,10 +62,7 @@ func TestInferPrintsWhereTheTimeWent(t *testing.T) {
 
 func TestInferPrintsJSON(t *testing.T) {
 	t.Parallel()
-	noImage := filepath.Join(t.TempDir(), "x.png")
-	if err := os.WriteFile(noImage, []byte("no image"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	noImage := testbed.WriteFile(t, "x.png", "no image")
 	out, err := run(t, "infer", "digits", image("00-1.png"), noImage, image("07-9.png"), "--json", "-a", mesh(t))
 	if !errors.Is(err, cli.ErrFailed) {
 		t.Errorf("got %v", err)

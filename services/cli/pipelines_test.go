@@ -2,7 +2,6 @@ package cli_test
 
 import (
 	"encoding/json"
-	"io"
 	"net/http"
 	"path/filepath"
 	"regexp"
@@ -112,15 +111,7 @@ func post(t *testing.T, url, body string) string {
 	}
 	r.Header.Set("Content-Type", "application/json")
 	r.Close = true
-	response, err := http.DefaultClient.Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = response.Body.Close() }()
-	text, err := io.ReadAll(response.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	_, text := testbed.Do(t, http.DefaultClient, r)
 	return string(text)
 }
 

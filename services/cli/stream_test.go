@@ -3,8 +3,6 @@ package cli_test
 import (
 	"context"
 	"errors"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -58,11 +56,7 @@ func spelling(t *testing.T, gate <-chan struct{}) (address string) {
 // file is one with that text.
 func file(t *testing.T, text string) string {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), "text.txt")
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return path
+	return testbed.WriteFile(t, "text.txt", text)
 }
 
 func TestStreamIsPrintedAsItArrives(t *testing.T) {

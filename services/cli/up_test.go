@@ -186,10 +186,7 @@ func TestSecretThatOthersReadIsAWarning(t *testing.T) {
 
 func TestUpPrintsTheDocsAddress(t *testing.T) {
 	t.Parallel()
-	file := filepath.Join(t.TempDir(), "mesh.yaml")
-	if err := os.WriteFile(file, []byte(echoes+freePorts), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	file := testbed.WriteFile(t, "mesh.yaml", echoes+freePorts)
 	p := up(t, "--config", file)
 	page := p.docs(t)
 	if page == "" {

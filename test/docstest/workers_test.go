@@ -82,10 +82,7 @@ func up(t *testing.T, lines int, args ...string) string {
 // answers the line that it prints.
 func TestTheWorkerOfTheReadmeAnswers(t *testing.T) {
 	t.Parallel()
-	path := filepath.Join(t.TempDir(), "mean.py")
-	if err := os.WriteFile(path, []byte(firstBlock(t, "README.md", "python", "class Mean")), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	path := testbed.WriteFile(t, "mean.py", firstBlock(t, "README.md", "python", "class Mean"))
 	out := up(t, 2, path)
 	want := ports.ReplaceAllString(firstBlock(t, "README.md", "", "mean is ready"), "ADDRESS")
 	if got := ports.ReplaceAllString(out, "ADDRESS"); got != want {

@@ -56,15 +56,7 @@ jobs:
 		}
 		r.Header.Set("Content-Type", "application/json")
 		r.Header.Set("Authorization", "Bearer of-the-caller")
-		response, err := http.DefaultClient.Do(r)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer response.Body.Close()
-		data, err := io.ReadAll(response.Body)
-		if err != nil {
-			t.Fatal(err)
-		}
+		response, data := testbed.Do(t, http.DefaultClient, r)
 		return response.StatusCode, string(data)
 	}
 	submit := func(path, body string) (id string) {

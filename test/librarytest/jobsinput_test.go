@@ -3,10 +3,7 @@ package librarytest
 import (
 	"encoding/json"
 	"fmt"
-	"io"
 	"net/http"
-	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -61,15 +58,7 @@ func jobCall(t *testing.T, m *stagemesh.Mesh, method, path, body string, headers
 	for i := 0; i < len(headers); i += 2 {
 		r.Header.Set(headers[i], headers[i+1])
 	}
-	response, err := http.DefaultClient.Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer response.Body.Close()
-	data, err := io.ReadAll(response.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	response, data := testbed.Do(t, http.DefaultClient, r)
 	return jobAnswer{response.StatusCode, response.Header}, string(data)
 }
 
@@ -178,10 +167,7 @@ func TestIdempotencyKeyOfAJob(t *testing.T) {
 func TestJobsOfAnotherTenantAreNotFound(t *testing.T) {
 	t.Parallel()
 	mine, others := strings.Repeat("a", 64), strings.Repeat("b", 64)
-	file := filepath.Join(t.TempDir(), "tokens")
-	if err := os.WriteFile(file, []byte(mine+" mine\n"+others+" others\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	file := testbed.WriteFile(t, "tokens", mine+" mine\n"+others+" others\n")
 	m := startJobs(t, false, ", token_file: "+file)
 	response, body := jobCall(t, m, "POST", "/v1/queues/nightly/jobs", "a", "Authorization", "Bearer "+mine)
 	at := response.Header.Get("Location")

@@ -28,10 +28,7 @@ func accountsInDocs(t *testing.T) *server.Options {
 	}
 	_, text, _ := strings.Cut(string(page), "```text\naccounts {")
 	text, _, _ = strings.Cut(text, "```")
-	file := filepath.Join(t.TempDir(), "nats.conf")
-	if err := os.WriteFile(file, []byte("accounts {"+text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	file := testbed.WriteFile(t, "nats.conf", "accounts {"+text)
 	out, err := server.ProcessConfigFile(file)
 	if err != nil || len(out.Accounts) != 3 {
 		t.Fatal(err)

@@ -2,7 +2,6 @@ package librarytest
 
 import (
 	"fmt"
-	"io"
 	"net/http"
 	"strings"
 	"testing"
@@ -39,15 +38,7 @@ func TestDocumentsBecomeWhatTheStageTakes(t *testing.T) {
 			t.Fatal(err)
 		}
 		r.Header.Set("Content-Type", contentType)
-		answer, err := http.DefaultClient.Do(r)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer answer.Body.Close()
-		text, err := io.ReadAll(answer.Body)
-		if err != nil {
-			t.Fatal(err)
-		}
+		answer, text := testbed.Do(t, http.DefaultClient, r)
 		return fmt.Sprint(answer.StatusCode, " ", string(text))
 	}
 	post := func(path, body string) string { return send(path, "application/json", body) }

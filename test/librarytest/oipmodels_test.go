@@ -2,7 +2,6 @@ package librarytest
 
 import (
 	"encoding/json"
-	"io"
 	"net/http"
 	"slices"
 	"strings"
@@ -84,15 +83,7 @@ func (m modelMesh) rest(t *testing.T, method, path, body string) (int, string) {
 		t.Fatal(err)
 	}
 	r.Close = true
-	answer, err := http.DefaultClient.Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer answer.Body.Close()
-	text, err := io.ReadAll(answer.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	answer, text := testbed.Do(t, http.DefaultClient, r)
 	return answer.StatusCode, string(text)
 }
 

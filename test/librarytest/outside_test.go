@@ -170,10 +170,7 @@ func servesAStage(t *testing.T, program string) {
 	t.Helper()
 	broker := testbed.StartBroker(t)
 	m := start(t, newMesh(t, stagemesh.Settings{Mesh: "outside", NATS: stagemesh.NATS{URL: broker.URL()}}))
-	file := filepath.Join(t.TempDir(), "mesh.yaml")
-	if err := os.WriteFile(file, []byte("mesh: outside\nregistry: {none: true}\nstages: {hello: {runner: {greet: {greeting: hello}}}}\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	file := testbed.WriteFile(t, "mesh.yaml", "mesh: outside\nregistry: {none: true}\nstages: {hello: {runner: {greet: {greeting: hello}}}}\n")
 	cmd := exec.Command(program, "hello", "--config", file, "--ops", "127.0.0.1:0")
 	cmd.Env = append(os.Environ(), "STAGEMESH_NATS="+broker.URL())
 	host := testbed.StartProcess(t, cmd)

@@ -113,15 +113,7 @@ func (b *bed) request(ctx context.Context, t *testing.T, data string) *http.Requ
 // do returns the failure of an answer, and the answer.
 func (b *bed) do(t *testing.T, r *http.Request) (*fault.Fault, answer) {
 	t.Helper()
-	response, err := b.client.Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer response.Body.Close()
-	data, err := io.ReadAll(response.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	response, data := testbed.Do(t, b.client, r)
 	out := answer{response.StatusCode, response.Header, response.Trailer, string(data)}
 	failure, err := b.outcome(out)
 	if err != nil {

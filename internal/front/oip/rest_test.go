@@ -55,15 +55,7 @@ func (c restful) ask(method, path, body string, headers ...string) (int, http.He
 	for i := 0; i < len(headers); i += 2 {
 		r.Header.Set(headers[i], headers[i+1])
 	}
-	answer, err := fronttest.Client(c.t, false).Do(r)
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	defer answer.Body.Close()
-	data, err := io.ReadAll(answer.Body)
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	answer, data := testbed.Do(c.t, fronttest.Client(c.t, false), r)
 	if err := c.protocol.Check(r, []byte(body), answer.StatusCode, answer.Header, data); err != nil {
 		c.t.Error(err)
 	}
@@ -271,12 +263,7 @@ func TestBodiesMayBeCompressed(t *testing.T) {
 		if strings.HasPrefix(body, head) {
 			r.Header.Set("Inference-Header-Content-Length", strconv.Itoa(len(head)))
 		}
-		answer, err := fronttest.Client(t, false).Do(r)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer answer.Body.Close()
-		_, _ = io.Copy(io.Discard, answer.Body)
+		answer, _ := testbed.Do(t, fronttest.Client(t, false), r)
 		return answer.StatusCode
 	}
 	url := fronttest.Serve(t, fronttest.WithMemory(handler, pool))

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/internal/front/fronttest"
 	"github.com/stagemesh/stagemesh/internal/front/port"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 )
 
 const (
@@ -19,7 +20,7 @@ const (
 	livePath = "/v1/pipelines/echo:stream"
 )
 
-func preflight(t *testing.T, url, origin string) head {
+func preflight(t *testing.T, url, origin string) testbed.Response {
 	t.Helper()
 	response, _ := do(t, fronttest.Client(t, false), http.MethodOptions, url, "",
 		"Origin", origin, "Access-Control-Request-Method", "POST",

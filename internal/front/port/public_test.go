@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -70,17 +69,7 @@ func startGRPC(t testing.TB, s port.PublicSettings) (url string) {
 	return fronttest.ServeGRPC(t, server)
 }
 
-// head is an answer without its body, which has been read.
-type head struct {
-	Status          string
-	StatusCode      int
-	Header, Trailer http.Header
-}
-
-// trailer returns a trailer, which is a header of a response that has no body.
-func (h head) trailer(name string) string { return h.Header.Get(name) + h.Trailer.Get(name) }
-
-func do(t *testing.T, client *http.Client, method, url, body string, header ...string) (head, string) {
+func do(t *testing.T, client *http.Client, method, url, body string, header ...string) (testbed.Response, string) {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(body))
 	if err != nil {
@@ -89,16 +78,8 @@ func do(t *testing.T, client *http.Client, method, url, body string, header ...s
 	for i := 0; i+1 < len(header); i += 2 {
 		r.Header.Set(header[i], header[i+1])
 	}
-	response, err := client.Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer response.Body.Close()
-	data, err := io.ReadAll(response.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return head{response.Status, response.StatusCode, response.Header, response.Trailer}, string(data)
+	response, data := testbed.Do(t, client, r)
+	return response, string(data)
 }
 
 func TestModelsOfAnyNameAreCalledOverHTTP(t *testing.T) {
@@ -359,7 +340,7 @@ func TestBothVersionsOfReflectionAreThere(t *testing.T) {
 	onEachServer(t, port.PublicSettings{}, func(t *testing.T, url string, _ *grpc.ClientConn) {
 		for _, service := range []string{grpcreflect.ReflectV1ServiceName, grpcreflect.ReflectV1AlphaServiceName} {
 			response, _ := do(t, fronttest.Client(t, true), http.MethodPost, url+"/"+service+"/ServerReflectionInfo", "", "Content-Type", "application/grpc")
-			if got := response.trailer("Grpc-Status"); got != "0" {
+			if got := response.Header.Get("Grpc-Status") + response.Trailer.Get("Grpc-Status"); got != "0" {
 				t.Errorf("%s: %s %v", service, response.Status, response.Trailer)
 			}
 		}

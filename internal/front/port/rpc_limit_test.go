@@ -1,7 +1,6 @@
 package port_test
 
 import (
-	"bytes"
 	"encoding/json"
 	"io"
 	"net/http"
@@ -41,32 +40,15 @@ type wireError struct {
 	}
 }
 
-func post(t *testing.T, client *http.Client, url, contentType string, body io.Reader, header ...string) (head, []byte) {
+func post(t *testing.T, client *http.Client, url, contentType, body string, header ...string) (testbed.Response, string) {
 	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url, body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	r.Header.Set("Content-Type", contentType)
-	for i := 0; i+1 < len(header); i += 2 {
-		r.Header.Set(header[i], header[i+1])
-	}
-	response, err := client.Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer response.Body.Close()
-	data, err := io.ReadAll(response.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return head{response.Status, response.StatusCode, response.Header, response.Trailer}, data
+	return do(t, client, http.MethodPost, url, body, append(header, "Content-Type", contentType)...)
 }
 
-func reasonOf(t *testing.T, data []byte) string {
+func reasonOf(t *testing.T, data string) string {
 	t.Helper()
 	var out wireError
-	if err := json.Unmarshal(data, &out); err != nil || len(out.Details) == 0 {
+	if err := json.Unmarshal([]byte(data), &out); err != nil || len(out.Details) == 0 {
 		t.Fatalf("%s: %v", data, err)
 	}
 	return out.Details[0].Debug.Reason
@@ -88,7 +70,7 @@ func TestBytesThatAreNoMessageAreAnInvalidRequest(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			url := serve(t, &fronttest.Caller{}) + inferencev1connect.InferenceServiceInferProcedure
-			response, data := post(t, fronttest.Client(t, false), url, row.contentType, strings.NewReader(row.body), "Content-Encoding", row.encoding)
+			response, data := post(t, fronttest.Client(t, false), url, row.contentType, row.body, "Content-Encoding", row.encoding)
 			if response.StatusCode != http.StatusBadRequest || reasonOf(t, data) != string(fault.InvalidRequest) {
 				t.Errorf("%s: %s", response.Status, data)
 			}
@@ -124,8 +106,8 @@ func (g garbler) Do(r *http.Request) (*http.Response, error) {
 func TestEmptyBodyIsAProtocolError(t *testing.T) {
 	t.Parallel()
 	onEachServer(t, port.PublicSettings{}, func(t *testing.T, url string, _ *grpc.ClientConn) {
-		response, _ := post(t, fronttest.Client(t, true), url+inferencev1connect.InferenceServiceInferProcedure, "application/grpc", http.NoBody)
-		if got := response.trailer("Grpc-Status"); got != "12" {
+		response, _ := post(t, fronttest.Client(t, true), url+inferencev1connect.InferenceServiceInferProcedure, "application/grpc", "")
+		if got := response.Header.Get("Grpc-Status") + response.Trailer.Get("Grpc-Status"); got != "12" {
 			t.Errorf("Grpc-Status %q %v", got, response.Trailer)
 		}
 	})
@@ -223,9 +205,9 @@ func TestMessageMayHaveAllPartsWithAllParameters(t *testing.T) {
 	handler := rpcHandler(t, &fronttest.Caller{}, transport.Settings{MaxMessageBytes: admission.MaxBody(0)})
 	url := fronttest.Serve(t, handler) + inferencev1connect.InferenceServiceInferProcedure
 	body := `{"pipeline":"echo",` + parameters + `,"inputs":[` + strings.Join(parts, ",") + "]}"
-	response, data := post(t, fronttest.Client(t, false), url, "application/json", strings.NewReader(body))
+	response, data := post(t, fronttest.Client(t, false), url, "application/json", body)
 	// It is decoded, for it is told which parameter has no value.
-	if response.StatusCode != http.StatusBadRequest || !bytes.Contains(data, []byte("has no value")) {
+	if response.StatusCode != http.StatusBadRequest || !strings.Contains(data, "has no value") {
 		t.Errorf("%s: %.300s", response.Status, data)
 	}
 }

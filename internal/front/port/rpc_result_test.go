@@ -3,7 +3,6 @@ package port_test
 import (
 	"context"
 	"net/http"
-	"strings"
 	"testing"
 	"time"
 
@@ -100,7 +99,7 @@ func TestInvalidResultRequestIsRejected(t *testing.T) {
 	_, err := getResult(t.Context(), client, &durationpb.Duration{Seconds: 1, Nanos: -1})
 	_ = wantReason(t, err, fault.InvalidRequest)
 	for _, procedure := range []string{inferencev1connect.InferenceServiceGetResultProcedure, inferencev1connect.InferenceServiceCancelProcedure} {
-		head, body := post(t, fronttest.Client(t, false), url+procedure, "application/json", strings.NewReader(`{"request": "x"}`))
+		head, body := post(t, fronttest.Client(t, false), url+procedure, "application/json", `{"request": "x"}`)
 		if head.StatusCode != http.StatusBadRequest || reasonOf(t, body) != string(fault.InvalidRequest) {
 			t.Errorf("%s: %s %s", procedure, head.Status, body)
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/stagemesh/stagemesh/internal/call"
 	"github.com/stagemesh/stagemesh/internal/front/fronttest"
 	"github.com/stagemesh/stagemesh/internal/front/rest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
@@ -39,11 +40,6 @@ func (a ask) of(t *testing.T, caller call.Caller) reply {
 
 func (a ask) at(t *testing.T, url string, h2c bool) reply {
 	t.Helper()
-	return a.by(t, fronttest.Client(t, h2c), url)
-}
-
-func (a ask) by(t *testing.T, client *http.Client, url string) reply {
-	t.Helper()
 	if a.method == "" {
 		a.method = http.MethodPost
 	}
@@ -57,15 +53,7 @@ func (a ask) by(t *testing.T, client *http.Client, url string) reply {
 	for name, value := range a.header {
 		r.Header.Set(name, value)
 	}
-	response, err := client.Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer response.Body.Close()
-	body, err := io.ReadAll(response.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	response, body := testbed.Do(t, fronttest.Client(t, h2c), r)
 	return reply{status: response.StatusCode, header: response.Header, body: string(body)}
 }
 

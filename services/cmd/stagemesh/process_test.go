@@ -34,11 +34,7 @@ import (
 // write returns the path of a mesh's file of that text.
 func write(t *testing.T, text string) string {
 	t.Helper()
-	file := filepath.Join(t.TempDir(), "mesh.yaml")
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return file
+	return testbed.WriteFile(t, "mesh.yaml", text)
 }
 
 // digitsFile returns the path of the digits example's file, for the mesh of a

@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/stagemesh/stagemesh/internal/testbed"
 )
 
 // protocol is the file of the protocol's gRPC form, of the repository.
@@ -143,10 +145,7 @@ func TestCurlInfersWithJSONAndBinaryData(t *testing.T) {
 		t.Errorf("the answer is %+v", answer)
 	}
 	const head = `{"parameters": {"binary_data_output": true}, "inputs": [{"name": "INPUT0", ` + row + `, "parameters": {"binary_data_size": 64}}, {"name": "INPUT1", ` + row + `, "parameters": {"binary_data_size": 64}}], "outputs": [{"name": "OUTPUT1"}]}`
-	file := filepath.Join(t.TempDir(), "body")
-	if err := os.WriteFile(file, append([]byte(head), raw(append(counting(0), counting(3)...))...), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	file := testbed.WriteFile(t, "body", append([]byte(head), raw(append(counting(0), counting(3)...))...))
 	said := ask(url, "--data-binary", "@"+file, "-H", "Content-Type: application/octet-stream", "-H", "Inference-Header-Content-Length: "+strconv.Itoa(len(head)))
 	if len(said) < 64 {
 		t.Fatalf("it is answered %q", said)

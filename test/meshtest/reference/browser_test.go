@@ -20,6 +20,7 @@ import (
 	"github.com/chromedp/chromedp"
 
 	"github.com/stagemesh/stagemesh/internal/meshfile"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 )
 
 // browserPatience is how long a page may take; the machine may have other work.
@@ -232,10 +233,7 @@ func TestPageShowsTheEventsOfAStream(t *testing.T) {
 
 func TestPageAsksForARequiredToken(t *testing.T) {
 	t.Parallel()
-	tokens := filepath.Join(t.TempDir(), "tokens")
-	if err := os.WriteFile(tokens, []byte("open-sesame\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	tokens := testbed.WriteFile(t, "tokens", "open-sesame\n")
 	m := mesh(t, func(f *meshfile.File) { f.Gateway.TokenFile = tokens })
 	document(t, client(t), m.URL(), "Authorization", "Bearer open-sesame")
 	p := browse(t)

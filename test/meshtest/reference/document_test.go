@@ -6,8 +6,6 @@ import (
 	"mime/multipart"
 	"net/http"
 	"net/textproto"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -17,6 +15,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/internal/meshfile"
 	"github.com/stagemesh/stagemesh/internal/msgpack"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 )
 
 // held returns a validator of a document, which is itself held against the schema of
@@ -207,10 +206,7 @@ func TestDocumentRejectsWhatStagesReject(t *testing.T) {
 
 func TestDocumentNeedsATokenAndThePageDoesNot(t *testing.T) {
 	t.Parallel()
-	tokens := filepath.Join(t.TempDir(), "tokens")
-	if err := os.WriteFile(tokens, []byte("open-sesame\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	tokens := testbed.WriteFile(t, "tokens", "open-sesame\n")
 	m := mesh(t, func(f *meshfile.File) { f.Gateway.TokenFile = tokens })
 	c := client(t)
 	for path, want := range map[string]int{

@@ -8,7 +8,6 @@ package reference
 
 import (
 	"context"
-	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -162,15 +161,7 @@ func get(t *testing.T, c *http.Client, url string, header ...string) (status int
 	for i := 0; i+1 < len(header); i += 2 {
 		r.Header.Set(header[i], header[i+1])
 	}
-	response, err := c.Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer response.Body.Close()
-	data, err := io.ReadAll(response.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	response, data := testbed.Do(t, c, r)
 	return response.StatusCode, data
 }
 

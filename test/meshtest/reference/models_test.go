@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -143,10 +141,7 @@ func TestPageShowsHostsModelsAndAliases(t *testing.T) {
 
 func TestModelsPageAsksForARequiredToken(t *testing.T) {
 	t.Parallel()
-	tokens := filepath.Join(t.TempDir(), "tokens")
-	if err := os.WriteFile(tokens, []byte("open-sesame\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	tokens := testbed.WriteFile(t, "tokens", "open-sesame\n")
 	m := modelMesh(t, gateway.Admin{Access: gateway.Access{TokenFile: tokens}})
 	p := browse(t)
 	p.do(t, "open", chromedp.Navigate(m.AdminURL()+"/page/"), chromedp.WaitVisible(chromedp.CSS("#token")))

@@ -2,11 +2,10 @@ package traces_test
 
 import (
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/internal/worker"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/sdk/python"
@@ -41,10 +40,7 @@ serve(Steps)
 
 func TestTraceHasSpansOfWorkers(t *testing.T) {
 	t.Parallel()
-	file := filepath.Join(t.TempDir(), "steps.py")
-	if err := os.WriteFile(file, []byte(pythonWorker), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	file := testbed.WriteFile(t, "steps.py", pythonWorker)
 	r, err := worker.New(worker.Settings{
 		Command: []string{"python3", file}, Files: python.Files(), FilesPath: "PYTHONPATH",
 		Env: map[string]string{"PYTHONDONTWRITEBYTECODE": ""},
