@@ -64,10 +64,10 @@ func reasonOf(err error) string {
 
 func TestFullBudgetRejectsMessages(t *testing.T) {
 	t.Parallel()
-	for name, size := range map[string]int{"within the window": 30 << 10, "beyond it": 1 << 20} {
+	for name, size := range map[string]int{"within the window": 60 << 10, "beyond it": 1 << 20} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			pool := budget.NewPool(budget.Settings{Limit: 20 << 10})
+			pool := budget.NewPool(budget.Settings{Limit: 50 << 10})
 			client := dialGRPC(t, serveGRPC(t, transport.Settings{}, pool, answerSized(1)))
 			request := &oipv2.ModelInferRequest{Id: strings.Repeat("x", size)}
 			if _, err := client.ModelInfer(t.Context(), request); status.Code(err) != codes.InvalidArgument || reasonOf(err) != string(fault.PayloadTooLarge) {
@@ -93,7 +93,7 @@ func TestFullBudgetRejectsMessages(t *testing.T) {
 
 func TestFullBudgetRejectsResponse(t *testing.T) {
 	t.Parallel()
-	pool := budget.NewPool(budget.Settings{Limit: 20 << 10})
+	pool := budget.NewPool(budget.Settings{Limit: 50 << 10})
 	client := dialGRPC(t, serveGRPC(t, transport.Settings{}, pool, answerSized(30<<10)))
 	if _, err := client.ModelInfer(t.Context(), &oipv2.ModelInferRequest{}); reasonOf(err) != string(fault.Overloaded) {
 		t.Errorf("got %v", err)

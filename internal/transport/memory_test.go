@@ -36,7 +36,7 @@ func TestBodiesTogetherStayWithinBudget(t *testing.T) {
 	first := make(chan string, 1)
 	go func() { first <- post(t, client, url, strings.NewReader("hold"+strings.Repeat("x", body-4))) }()
 	<-held
-	if got := pool.Held(); got < body || got > body+(10<<10) {
+	if got := pool.Held(); got < body || got > body+(30<<10) {
 		t.Errorf("%d bytes are held by a body of %d", got, body)
 	}
 	if got := post(t, client, url, strings.NewReader(strings.Repeat("y", body))); !strings.Contains(got, "OVERLOADED") {
