@@ -113,10 +113,7 @@ func grpcOver(t *testing.T, url string, s secrets) {
 // fetch requests a path and returns the status, the challenge and the body.
 func fetch(t *testing.T, client *http.Client, method, url, token string, edits ...func(*http.Request)) (status int, challenge, body string) {
 	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), method, url, http.NoBody)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := testbed.Request(t, method, url, http.NoBody)
 	if token != "" {
 		r.Header.Set("Authorization", "Bearer "+token)
 	}

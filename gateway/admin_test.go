@@ -133,11 +133,7 @@ func TestExposedAdminPortWithoutTokenIsRejected(t *testing.T) {
 func TestInvalidAdminPortIsRejectedByKey(t *testing.T) {
 	t.Parallel()
 	broker, s := testbed.StartBroker(t), newSecrets(t)
-	taken, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { taken.Close() })
+	taken := testbed.Listen(t)
 	for name, test := range map[string]struct {
 		edit func(*gateway.Settings)
 		want string

@@ -77,10 +77,7 @@ func run(t *testing.T, broker *testbed.Broker, edits ...func(*gateway.Settings))
 // reasonOf sends a request and returns its status, and the reason of a failure.
 func reasonOf(t *testing.T, client *http.Client, method, url string) (status int, reason fault.Reason) {
 	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader("x"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := testbed.Request(t, method, url, strings.NewReader("x"))
 	response, err := client.Do(r)
 	if err != nil {
 		t.Fatal(err)
@@ -126,10 +123,7 @@ func TestUnknownRequestIDsAreAnswered(t *testing.T) {
 	if status, reason := reasonOf(t, client, http.MethodGet, url+"/result?wait=10"); status != http.StatusNotFound || reason != fault.NotFound {
 		t.Errorf("a result: %d %s", status, reason)
 	}
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodDelete, url, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := testbed.Request(t, http.MethodDelete, url, nil)
 	response, err := client.Do(r)
 	if err != nil {
 		t.Fatal(err)

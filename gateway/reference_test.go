@@ -22,10 +22,7 @@ import (
 // read returns the document, and its tag.
 func read(t *testing.T, client *http.Client, url string) (text, tag string) {
 	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url+"/openapi.json", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := testbed.Request(t, http.MethodGet, url+"/openapi.json", nil)
 	response, err := client.Do(r)
 	if err != nil {
 		t.Fatal(err)

@@ -80,10 +80,7 @@ func measure(t *testing.T, args ...string) (compare.Report, string) {
 	if err := execute(t.Context(), &out, t.Output(), append(append([]string{"run"}, args...), "--json", path)...); err != nil {
 		t.Fatal(err)
 	}
-	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := testbed.ReadFile(t, path)
 	r, err := compare.ReadJSON(bytes.NewReader(text))
 	if err != nil {
 		t.Fatal(err)

@@ -15,6 +15,7 @@ import (
 	"github.com/stagemesh/stagemesh/bench/compare"
 	"github.com/stagemesh/stagemesh/bench/suite"
 	"github.com/stagemesh/stagemesh/internal/load"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 )
 
 func TestMain(m *testing.M) {
@@ -56,10 +57,7 @@ func scripted(t *testing.T, script string, reports map[string]compare.Report) (f
 		put(name, text)
 	}
 	return folder, func() []string {
-		text, err := os.ReadFile(filepath.Join(folder, "calls"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := testbed.ReadFile(t, filepath.Join(folder, "calls"))
 		return strings.Split(strings.TrimSpace(string(text)), "\n")
 	}
 }

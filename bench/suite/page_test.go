@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/stagemesh/stagemesh/bench/suite"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 )
 
 func page(t *testing.T, r suite.Results) string {
@@ -55,10 +56,7 @@ func TestCommittedPageMatchesResults(t *testing.T) {
 
 func read(t *testing.T, path string) string {
 	t.Helper()
-	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := testbed.ReadFile(t, path)
 	return string(text)
 }
 

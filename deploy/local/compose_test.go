@@ -19,6 +19,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/internal/meshfile"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/services/runners"
 	"github.com/stagemesh/stagemesh/stagehost"
 )
@@ -137,10 +138,7 @@ func checkOurs(t *testing.T, s types.ServiceConfig) {
 // required returns the version of a module that a go.mod file requires.
 func required(t *testing.T, file, module string) string {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(root, file))
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := testbed.ReadFile(t, filepath.Join(root, file))
 	version := regexp.MustCompile(`(?m)^(?:require)?\s*` + regexp.QuoteMeta(module) + ` v(\S+)`).FindSubmatch(text)
 	if version == nil {
 		t.Fatalf("%s does not require %s", file, module)
@@ -164,10 +162,7 @@ func TestImagesHaveVersionsOfModules(t *testing.T) {
 			t.Errorf("%s is %s, its module's version is that of %s", service, got, image)
 		}
 	}
-	text, err := os.ReadFile(filepath.Join(root, "deploy/Dockerfile"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := testbed.ReadFile(t, filepath.Join(root, "deploy/Dockerfile"))
 	for _, from := range regexp.MustCompile(`(?m)^FROM .*`).FindAll(text, -1) {
 		if !bytes.Contains(from, []byte(":")) && !bytes.HasPrefix(from, []byte("FROM scratch ")) || bytes.Contains(from, []byte(":latest")) {
 			t.Errorf("%s: no version", from)
@@ -220,10 +215,7 @@ func dashboards(t *testing.T) map[string]dashboard {
 
 func TestDashboardsUseProvisionedDatasources(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile(filepath.Join(root, "deploy/grafana/provisioning/datasources/datasources.yml"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := testbed.ReadFile(t, filepath.Join(root, "deploy/grafana/provisioning/datasources/datasources.yml"))
 	for name, d := range dashboards(t) {
 		for _, p := range d.Panels {
 			if p.Description == "" {

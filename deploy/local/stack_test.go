@@ -262,11 +262,7 @@ func started(t *testing.T, group *process.Group) {
 
 func TestStackRefusesTakenPortsAndMissingPrograms(t *testing.T) {
 	s := prepare(t)
-	taken, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer taken.Close()
+	taken := testbed.Listen(t)
 	_, port, _ := net.SplitHostPort(taken.Addr().String())
 	s.project.Services["jaeger"].Ports[0].Published = port
 	if _, err := s.group(t.Context()); err == nil || !strings.Contains(err.Error(), "JAEGER_PORT") {

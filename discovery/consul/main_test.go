@@ -3,7 +3,6 @@ package consul_test
 import (
 	"context"
 	"errors"
-	"net"
 	"net/http"
 	"net/http/httputil"
 	"net/url"
@@ -77,10 +76,7 @@ func (s *store) Lossy(t testing.TB) discovery.Registry {
 // lossy returns the address of a proxy that drops every fourth answer to a write.
 func lossy(t testing.TB, to string) string {
 	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	listener := testbed.Listen(t)
 	var writes atomic.Int64
 	transport := &http.Transport{}
 	proxy := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: to})

@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
-	"net"
 	"strings"
 	"testing"
 	"time"
@@ -63,10 +62,7 @@ func TestAgentTLSErrorsNameTheSetting(t *testing.T) {
 // receives a value after each check.
 func serveHealth(t *testing.T, shown *tls.Config) (address string, checked <-chan struct{}) {
 	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	listener := testbed.Listen(t)
 	checks := make(chan struct{}, 1)
 	intercept := func(ctx context.Context, request any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 		select {

@@ -21,6 +21,7 @@ import (
 	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/discovery/internal/discoverytest"
 	"github.com/stagemesh/stagemesh/discovery/natskv"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 )
 
 // The first two variables make this program a broker, with a folder and a port; an
@@ -194,10 +195,7 @@ const ackBegin = "\r\n{\"stream\":\""
 // instead of passing on data for which cut is true.
 func startProxy(t testing.TB, url string, cut func([]byte) bool) string {
 	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	listener := testbed.Listen(t)
 	var work sync.WaitGroup
 	ctx, cancel := context.WithCancel(context.Background())
 	work.Go(func() {

@@ -122,10 +122,7 @@ func serveHealth(t *testing.T, shown *tls.Config) (address string, begun *atomic
 		begun.Add(1)
 		return nil, nil
 	}
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	listener := testbed.Listen(t)
 	server := grpc.NewServer(grpc.Creds(grpccredentials.NewTLS(shown)))
 	serving := health.NewServer()
 	serving.SetServingStatus("i", healthv1.HealthCheckResponse_SERVING)

@@ -63,10 +63,7 @@ type head struct {
 
 func do(t *testing.T, method, url string, edits ...func(*http.Request)) (head, string) {
 	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader("{}"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := testbed.Request(t, method, url, strings.NewReader("{}"))
 	r.Header.Set("Content-Type", "application/json")
 	for _, edit := range edits {
 		edit(r)

@@ -64,10 +64,7 @@ func TestCertificatesAreReplacedWithoutARestart(t *testing.T) {
 	}
 	newCert, newKey := authority.Certificate("two")
 	for from, to := range map[string]string{newCert: cert, newKey: key} {
-		data, err := os.ReadFile(from)
-		if err != nil {
-			t.Fatal(err)
-		}
+		data := testbed.ReadFile(t, from)
 		replace(t, to, string(data))
 		testbed.Eventually(t, "a certificate without its key is not used", func() bool { return serves("one") || serves("two") })
 	}

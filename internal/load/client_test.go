@@ -4,7 +4,6 @@ import (
 	"errors"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -247,10 +246,7 @@ func TestTensorsAreGeneratedFromText(t *testing.T) {
 
 func TestExampleFilesAreAnswered(t *testing.T) {
 	t.Parallel()
-	data, err := os.ReadFile(filepath.Join("..", "..", "examples", "digits", "images", "00-1.png"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := testbed.ReadFile(t, filepath.Join("..", "..", "examples", "digits", "images", "00-1.png"))
 	to := open(t, load.ClientSettings{Protocol: load.HTTP, Address: mesh(t), Pipeline: "stage:echo", Inputs: [][]payload.Part{{payload.OfBlob("", "image/png", data)}}})
 	if err := to.Do(t.Context(), &load.Answer{}); err != nil {
 		t.Error(err)

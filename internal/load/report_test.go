@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/internal/load"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 )
 
 const ms = time.Millisecond
@@ -82,10 +83,7 @@ func TestTextMatchesGoldenFile(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	want, err := os.ReadFile(golden)
-	if err != nil {
-		t.Fatal(err)
-	}
+	want := testbed.ReadFile(t, golden)
 	if got != string(want) {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}

@@ -18,6 +18,7 @@ import (
 	"testing"
 
 	"github.com/stagemesh/stagemesh/internal/openapi"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
@@ -171,10 +172,7 @@ func TestFilesAreDecompressedForClientsWithoutGzip(t *testing.T) {
 // lock reads viewer/lock: the digests of the files by their names.
 func lock(t *testing.T) map[string]string {
 	t.Helper()
-	text, err := os.ReadFile("viewer/lock")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := testbed.ReadFile(t, "viewer/lock")
 	out := map[string]string{}
 	lines := bufio.NewScanner(bytes.NewReader(text))
 	lines.Scan()
@@ -202,10 +200,7 @@ func TestViewerMatchesItsLock(t *testing.T) {
 		if e.Name() == "lock" {
 			continue
 		}
-		data, err := os.ReadFile("viewer/" + e.Name())
-		if err != nil {
-			t.Fatal(err)
-		}
+		data := testbed.ReadFile(t, "viewer/"+e.Name())
 		name, packed := strings.CutSuffix(e.Name(), ".gz")
 		if packed {
 			data = unpacked(t, data)

@@ -79,12 +79,8 @@ func TestErrorOfTheWorkIsReturned(t *testing.T) {
 
 func TestWorkNeedsThePort(t *testing.T) {
 	t.Parallel()
-	taken, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { taken.Close() })
-	err = program.Run(t.Context(), settings(taken.Addr().String()), func(context.Context, *program.Port) error {
+	taken := testbed.Listen(t)
+	err := program.Run(t.Context(), settings(taken.Addr().String()), func(context.Context, *program.Port) error {
 		t.Error("the work has begun")
 		return nil
 	})

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/internal/config"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/internal/transport"
 )
 
@@ -78,10 +79,7 @@ func TestPortServesOnItsListener(t *testing.T) {
 		served <- servePort(ctx, listener, slog.New(slog.DiscardHandler), portHandler(isReady, isReady, metrics()))
 	}()
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	request, err := http.NewRequestWithContext(t.Context(), "GET", "http://"+listener.Addr().String()+"/livez", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	request := testbed.Request(t, "GET", "http://"+listener.Addr().String()+"/livez", nil)
 	response, err := client.Do(request)
 	if err != nil {
 		t.Fatal(err)

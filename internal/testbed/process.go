@@ -195,6 +195,16 @@ func Get(t testing.TB, url string) (status int, body string) {
 	return response.StatusCode, string(text)
 }
 
+// Request returns a request that ends with the test.
+func Request(t testing.TB, method, url string, body io.Reader) *http.Request {
+	t.Helper()
+	out, err := http.NewRequestWithContext(t.Context(), method, url, body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
 // Response is a response without its body.
 type Response struct {
 	Status          string

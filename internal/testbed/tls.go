@@ -120,6 +120,16 @@ func WriteFile[T string | []byte](t testing.TB, name string, text T) string {
 	return path
 }
 
+// ReadFile returns what a file has.
+func ReadFile(t testing.TB, path string) []byte {
+	t.Helper()
+	out, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
 func newKey(t testing.TB) *ecdsa.PrivateKey {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

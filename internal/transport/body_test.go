@@ -151,10 +151,7 @@ func TestDribbledBodyIsRejected(t *testing.T) {
 			}))
 			dribble, stop := io.Pipe()
 			t.Cleanup(func() { _ = stop.Close() })
-			r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url, dribble)
-			if err != nil {
-				t.Fatal(err)
-			}
+			r := testbed.Request(t, http.MethodPost, url, dribble)
 			go func() {
 				response, err := fronttest.Client(t, h2c).Do(r)
 				if err == nil {
@@ -206,10 +203,7 @@ func TestZeroStallTimeoutWaitsForever(t *testing.T) {
 
 func post(t *testing.T, client *http.Client, url string, from io.Reader) string {
 	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url, from)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := testbed.Request(t, http.MethodPost, url, from)
 	return do(t, client, r)
 }
 

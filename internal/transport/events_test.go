@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/internal/front/fronttest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
@@ -24,10 +25,7 @@ func protocols() map[string]bool { return map[string]bool{"HTTP/1": false, "HTTP
 // open asks for an answer, whose head has come, and returns it with its events.
 func open(t *testing.T, h2c bool, serve http.HandlerFunc) (http.Header, *fronttest.Events) {
 	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, fronttest.Serve(t, serve), http.NoBody)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := testbed.Request(t, http.MethodGet, fronttest.Serve(t, serve), http.NoBody)
 	response, err := fronttest.Client(t, h2c).Do(r)
 	if err != nil {
 		t.Fatal(err)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/internal/front/fronttest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/internal/transport"
 )
 
@@ -18,10 +19,7 @@ const tooLong = 20 * time.Second
 // open asks for an answer and reads nothing of it.
 func openResponse(t *testing.T, client *http.Client, url string) io.Reader {
 	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, http.NoBody)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := testbed.Request(t, http.MethodGet, url, http.NoBody)
 	response, err := client.Do(r)
 	if err != nil {
 		t.Fatal(err)

@@ -131,11 +131,7 @@ func TestOnlyPublicURLsMayBeWebhooks(t *testing.T) {
 
 func TestNameOfAPrivateAddressIsNotDialled(t *testing.T) {
 	t.Parallel()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
+	l := testbed.Listen(t)
 	_, port, _ := net.SplitHostPort(l.Addr().String())
 	for _, host := range []string{"localhost", "127.0.0.1", "::ffff:127.0.0.1"} {
 		if conn, err := (webhook.Config{Allow: []string{"other", "10.0.0.0/8"}}).Dial(t.Context(), "tcp", net.JoinHostPort(host, port)); !errors.Is(err, webhook.ErrPrivate) {

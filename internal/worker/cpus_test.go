@@ -1,11 +1,11 @@
 package worker
 
 import (
-	"os"
 	"strings"
 	"testing"
 
 	"github.com/stagemesh/stagemesh/internal/cpuset"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 )
 
 // allowed returns where the process of the text of a /proc/*/status may run.
@@ -26,10 +26,7 @@ func TestProcessesRunOnTheirCPUs(t *testing.T) {
 	if err != nil {
 		t.Skipf("this system cannot pin processes: %v", err)
 	}
-	own, err := os.ReadFile("/proc/self/status")
-	if err != nil {
-		t.Fatal(err)
-	}
+	own := testbed.ReadFile(t, "/proc/self/status")
 	mine := allowedCPUs(t, strings.Split(string(own), "\n"))
 	usable, err := cpuset.Parse(mine)
 	if err != nil {

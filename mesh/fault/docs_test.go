@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
@@ -34,10 +35,7 @@ func yes(b bool) string {
 
 func TestDocsListEveryReason(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile(document)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := testbed.ReadFile(t, document)
 	head, rest, begins := strings.Cut(string(text), "<!-- reasons: begin")
 	line, rest, _ := strings.Cut(rest, "\n")
 	table, tail, ends := strings.Cut(rest, "<!-- reasons: end -->")

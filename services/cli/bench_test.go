@@ -37,10 +37,7 @@ func reported(t *testing.T, args ...string) (load.Report, string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := testbed.ReadFile(t, path)
 	return readReport(t, text), out
 }
 

@@ -3,7 +3,6 @@ package cli_test
 import (
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
@@ -114,10 +113,7 @@ func TestSignalEndsBenchWithItsReport(t *testing.T) {
 			if err := testbed.Receive(t, "its end", p.ended); err != nil || errOut.String() != "" {
 				t.Errorf("it ended with %v, and prints %q", err, errOut.String())
 			}
-			file, err := os.ReadFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			file := testbed.ReadFile(t, path)
 			if r := readReport(t, file); len(r.Runs) != 1 || !r.Runs[0].Interrupted || r.Runs[0].Answered < 50 || !p.out.Has("then it was interrupted") {
 				t.Errorf("got %+v", r)
 			}

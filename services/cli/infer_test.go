@@ -88,10 +88,7 @@ func TestInferPrintsJSON(t *testing.T) {
 
 func TestInferReadsStandardInput(t *testing.T) {
 	t.Parallel()
-	data, err := os.ReadFile(image("07-9.png"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := testbed.ReadFile(t, image("07-9.png"))
 	var out testbed.Log
 	if err := command(t.Context(), bytes.NewReader(data), &out, t.Output(), "infer", "digits", "-", "-a", mesh(t)); err != nil {
 		t.Fatal(err)

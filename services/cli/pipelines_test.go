@@ -105,10 +105,7 @@ func TestUnreadParameterIsRejected(t *testing.T) {
 
 func post(t *testing.T, url, body string) string {
 	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url, strings.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := testbed.Request(t, http.MethodPost, url, strings.NewReader(body))
 	r.Header.Set("Content-Type", "application/json")
 	r.Close = true
 	_, text := testbed.Do(t, http.DefaultClient, r)

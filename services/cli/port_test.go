@@ -2,7 +2,6 @@ package cli_test
 
 import (
 	"context"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -147,11 +146,7 @@ func TestAPasswordInAnAddressIsNotShown(t *testing.T) {
 // mute listens and says nothing.
 func mute(t *testing.T) string {
 	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = listener.Close() })
+	listener := testbed.Listen(t)
 	return listener.Addr().String()
 }
 

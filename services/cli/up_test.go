@@ -103,10 +103,7 @@ func digitsFile(t *testing.T) string {
 		t.Fatal(err)
 	}
 	path := filepath.Join(folder, "mesh.yaml")
-	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := testbed.ReadFile(t, path)
 	if err := os.WriteFile(path, append(text, freePorts...), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -135,10 +132,7 @@ func TestInsecureKeepsHostCheckOfLoopbackPorts(t *testing.T) {
 		p := up(t, "--config", file, flag)
 		public, operations := p.ready(t)
 		for _, url := range []string{public + "/nothing", p.admin(t) + "/nothing", operations + "/metrics"} {
-			r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			r := testbed.Request(t, http.MethodGet, url, nil)
 			r.Host, r.Close = "evil.example", true
 			answer, err := http.DefaultClient.Do(r)
 			if err != nil {
@@ -270,11 +264,7 @@ func TestUpHasLogFlags(t *testing.T) {
 
 func TestUpNamesTheOccupiedAddress(t *testing.T) {
 	t.Parallel()
-	taken, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { taken.Close() })
+	taken := testbed.Listen(t)
 	address := taken.Addr().String()
 	for name, test := range map[string]struct{ file, want string }{
 		"gateway":    {echoes + "gateway: {listen: \"" + address + "\", admin: {listen: \"127.0.0.1:0\"}}\nops: {listen: \"127.0.0.1:0\"}\n", "gateway.listen: listen tcp " + address + ": bind: address already in use"},

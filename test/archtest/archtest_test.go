@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/stagemesh/stagemesh/internal/testbed"
 )
 
 func TestProductKeepsTheImportTable(t *testing.T) {
@@ -24,10 +26,7 @@ func TestProductKeepsTheImportTable(t *testing.T) {
 
 func productPackages(t *testing.T) []sourcePackage {
 	t.Helper()
-	work, err := os.ReadFile(filepath.Join(repository, "go.work"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	work := testbed.ReadFile(t, filepath.Join(repository, "go.work"))
 	packages, err := readPackages(repository, directives(string(work), "use"))
 	if err != nil {
 		t.Fatal(err)

@@ -2,11 +2,12 @@ package archtest
 
 import (
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/stagemesh/stagemesh/internal/testbed"
 )
 
 // dependencyTable is the heading in docs/dependencies.md above the tables of all
@@ -40,10 +41,7 @@ func TestToolsAreExplained(t *testing.T) {
 		t.Fatalf("no tool modules: %v", err)
 	}
 	for _, file := range files {
-		source, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		source := testbed.ReadFile(t, file)
 		for _, tool := range directives(string(source), "tool") {
 			if !slices.ContainsFunc(explained, func(module string) bool { return matches(module+"/...", tool) }) {
 				t.Errorf("%s names the tool %s, whose module is not in the table of direct dependencies in docs/dependencies.md", file, tool)
@@ -165,9 +163,6 @@ func directives(source, verb string) []string {
 
 func read(t *testing.T, file string) string {
 	t.Helper()
-	source, err := os.ReadFile(filepath.Join(repository, file))
-	if err != nil {
-		t.Fatal(err)
-	}
+	source := testbed.ReadFile(t, filepath.Join(repository, file))
 	return string(source)
 }

@@ -5,23 +5,18 @@ import (
 	"encoding/json"
 	"io"
 	"net/http"
-	"os"
 	"strings"
 	"testing"
+
+	"github.com/stagemesh/stagemesh/internal/testbed"
 )
 
 func TestNightlyExampleRunsJobs(t *testing.T) {
 	t.Parallel()
 	url := startExample(t, "nightly")
-	image, err := os.ReadFile("../../examples/digits/images/01-7.png")
-	if err != nil {
-		t.Fatal(err)
-	}
+	image := testbed.ReadFile(t, "../../examples/digits/images/01-7.png")
 	call := func(method, path string, body io.Reader) (status int, answer []byte) {
-		r, err := http.NewRequestWithContext(t.Context(), method, url+path, body)
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := testbed.Request(t, method, url+path, body)
 		r.Header.Set("Content-Type", "image/png")
 		answered, err := http.DefaultClient.Do(r)
 		if err != nil {

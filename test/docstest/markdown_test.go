@@ -2,12 +2,13 @@ package docstest
 
 import (
 	"io/fs"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"go.uber.org/goleak"
+
+	"github.com/stagemesh/stagemesh/internal/testbed"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -52,10 +53,7 @@ func pages(t *testing.T) []page {
 // read returns a file of the repository.
 func read(t *testing.T, path string) string {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join(repository, path))
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := testbed.ReadFile(t, filepath.Join(repository, path))
 	return string(data)
 }
 

@@ -21,6 +21,7 @@ import (
 	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/internal/bus"
 	"github.com/stagemesh/stagemesh/internal/front/fronttest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
@@ -100,10 +101,7 @@ type jobEvents struct {
 
 func watchJob(t *testing.T, m *stagemesh.Mesh, id, after string) *jobEvents {
 	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, m.URL()+"/v1/jobs/"+id+"/events", http.NoBody)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := testbed.Request(t, http.MethodGet, m.URL()+"/v1/jobs/"+id+"/events", http.NoBody)
 	r.Header.Set("Last-Event-ID", after)
 	response, err := http.DefaultClient.Do(r)
 	if err != nil {

@@ -50,10 +50,7 @@ jobs:
 	start(t, m)
 	call := func(method, path, body string) (status int, answer string) {
 		t.Helper()
-		r, err := http.NewRequestWithContext(t.Context(), method, m.URL()+path, strings.NewReader(body))
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := testbed.Request(t, method, m.URL()+path, strings.NewReader(body))
 		r.Header.Set("Content-Type", "application/json")
 		r.Header.Set("Authorization", "Bearer of-the-caller")
 		response, data := testbed.Do(t, http.DefaultClient, r)

@@ -50,10 +50,7 @@ type jobAnswer struct {
 // jobCall sends text, and returns the answer and its body.
 func jobCall(t *testing.T, m *stagemesh.Mesh, method, path, body string, headers ...string) (jobAnswer, string) {
 	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), method, m.URL()+path, strings.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := testbed.Request(t, method, m.URL()+path, strings.NewReader(body))
 	r.Header.Set("Content-Type", "text/plain")
 	for i := 0; i < len(headers); i += 2 {
 		r.Header.Set(headers[i], headers[i+1])

@@ -11,6 +11,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
 )
@@ -131,10 +132,7 @@ func TestUploadIsAnsweredWhileItIsSent(t *testing.T) {
 		}
 		_ = send.Close()
 	}()
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, m.URL()+"/v1/queues/nightly/jobs?"+attributes.Encode(), sent)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := testbed.Request(t, http.MethodPost, m.URL()+"/v1/queues/nightly/jobs?"+attributes.Encode(), sent)
 	r.Header.Set("Content-Type", linesType)
 	response, err := http.DefaultClient.Do(r)
 	if err != nil {

@@ -2,7 +2,6 @@ package librarytest
 
 import (
 	"errors"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -22,10 +21,7 @@ import (
 // accountsInDocs returns the options of a broker with the accounts of docs/operations.md.
 func accountsInDocs(t *testing.T) *server.Options {
 	t.Helper()
-	page, err := os.ReadFile(filepath.Join(repository, "docs/operations.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	page := testbed.ReadFile(t, filepath.Join(repository, "docs/operations.md"))
 	_, text, _ := strings.Cut(string(page), "```text\naccounts {")
 	text, _, _ = strings.Cut(text, "```")
 	file := testbed.WriteFile(t, "nats.conf", "accounts {"+text)

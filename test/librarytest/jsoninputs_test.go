@@ -33,10 +33,7 @@ func TestDocumentsBecomeWhatTheStageTakes(t *testing.T) {
 	t.Parallel()
 	m := start(t, fromFile(t, parse(t, fourNumbers)))
 	send := func(path, contentType, body string) string {
-		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, m.URL()+path, strings.NewReader(body))
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := testbed.Request(t, http.MethodPost, m.URL()+path, strings.NewReader(body))
 		r.Header.Set("Content-Type", contentType)
 		answer, text := testbed.Do(t, http.DefaultClient, r)
 		return fmt.Sprint(answer.StatusCode, " ", string(text))

@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"io"
 	"net/http"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -38,10 +37,7 @@ func TestPipelineIsAnOIPModel(t *testing.T) {
 		model, err := client.ModelMetadata(t.Context(), &oipv2.ModelMetadataRequest{Name: "digits"})
 		return err == nil && len(model.GetInputs()) == 1 && len(model.GetOutputs()) == 2 && model.GetInputs()[0].GetDatatype() == "BYTES"
 	})
-	image, err := os.ReadFile(filepath.Join(digits, "images", "01-7.png"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	image := testbed.ReadFile(t, filepath.Join(digits, "images", "01-7.png"))
 	raw := append(binary.LittleEndian.AppendUint32(nil, uint32(len(image))), image...)
 	answer, err := client.ModelInfer(t.Context(), &oipv2.ModelInferRequest{
 		ModelName: "digits", Id: "one", RawInputContents: [][]byte{raw},

@@ -78,10 +78,7 @@ func startModelMesh(t *testing.T, c gateway.Config) modelMesh {
 // rest asks a path below /v2, and returns the status and the body.
 func (m modelMesh) rest(t *testing.T, method, path, body string) (int, string) {
 	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), method, m.URL()+"/v2"+path, strings.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := testbed.Request(t, method, m.URL()+"/v2"+path, strings.NewReader(body))
 	r.Close = true
 	answer, text := testbed.Do(t, http.DefaultClient, r)
 	return answer.StatusCode, string(text)

@@ -65,10 +65,7 @@ func publish(t *testing.T, proxy string) {
 			files = append(files, treeFile(name))
 		}
 	}
-	requirements, err := os.ReadFile(filepath.Join(repository, "go.mod"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	requirements := testbed.ReadFile(t, filepath.Join(repository, "go.mod"))
 	folder := filepath.Join(proxy, self.Path, "@v")
 	if err := os.MkdirAll(folder, 0o700); err != nil {
 		t.Fatal(err)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"strings"
 	"sync"
@@ -336,11 +335,7 @@ func TestStartThatFailsStopsEverything(t *testing.T) {
 	failing := stagemesh.Stage{Name: "broken", Runner: inproc.Each(inproc.Settings{
 		Setup: func(context.Context) error { return broken },
 	}, nil)}
-	taken, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { taken.Close() })
+	taken := testbed.Listen(t)
 	address := taken.Addr().String()
 	for name, test := range map[string]struct {
 		settings stagemesh.Settings

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"maps"
-	"net"
 	"os"
 	"os/exec"
 	"strings"
@@ -101,10 +100,7 @@ func (u suite) testInstancesComeAndGo(t *testing.T, s Store) {
 // serveHealth serves grpc.health.v1.
 func serveHealth(t testing.TB) (address string, h *health.Server, stop func()) {
 	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	listener := testbed.Listen(t)
 	server := grpc.NewServer()
 	h = health.NewServer()
 	healthv1.RegisterHealthServer(server, h)

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/stagemesh/stagemesh/internal/budget"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/internal/transport"
 )
 
@@ -33,10 +34,7 @@ func Serve(t testing.TB, h http.Handler) string {
 // ServeGRPC serves with a server of gRPC until the test ends, and returns its URL.
 func ServeGRPC(t testing.TB, server *grpc.Server) string {
 	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	listener := testbed.Listen(t)
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
 	t.Cleanup(func() {

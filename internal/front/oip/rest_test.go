@@ -255,10 +255,7 @@ func TestBodiesMayBeCompressed(t *testing.T) {
 	}}
 	handler := oip.NewREST(caller, shelf{}, transport.Settings{MaxMessageBytes: 4 << 20})
 	ask := func(url, path, encoding, body string) int {
-		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url+path, strings.NewReader(compress(t, encoding, body)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := testbed.Request(t, http.MethodPost, url+path, strings.NewReader(compress(t, encoding, body)))
 		r.Header.Set("Content-Encoding", encoding)
 		if strings.HasPrefix(body, head) {
 			r.Header.Set("Inference-Header-Content-Length", strconv.Itoa(len(head)))

@@ -31,9 +31,6 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/payload"
 )
 
-// soon is a time limit far above the time that is needed.
-const soon = 30 * time.Second
-
 type talking = grpc.BidiStreamingClient[oipv2.ModelInferRequest, oipv2.ModelStreamInferResponse]
 
 // front is the front with its settings.
@@ -291,19 +288,7 @@ func TestStreamCancelCancelsItsRequests(t *testing.T) {
 	}
 	cancel()
 	for range 2 {
-		await(t, caller.ended)
-	}
-}
-
-// await returns the next value, and fails the test if it takes too long.
-func await[T any](t *testing.T, from <-chan T) T {
-	t.Helper()
-	select {
-	case out := <-from:
-		return out
-	case <-time.After(soon):
-		t.Fatal("nothing arrived in time")
-		panic("unreachable")
+		testbed.Receive(t, "the end of the call", caller.ended)
 	}
 }
 
@@ -318,7 +303,7 @@ func TestUnreadableMessageEndsStream(t *testing.T) {
 	<-caller.began
 	send(t, s, large)
 	// A request in flight may report that it is cancelled.
-	await(t, caller.ended)
+	testbed.Receive(t, "the end of the call", caller.ended)
 	var got *status.Status
 	for got == nil {
 		if _, err := s.Recv(); err != nil {
@@ -341,10 +326,7 @@ type ending struct {
 func raw(t *testing.T, h http.Handler) (to *io.PipeWriter, answer <-chan ending) {
 	t.Helper()
 	from, to := io.Pipe()
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, fronttest.Serve(t, h)+"/inference.GRPCInferenceService/ModelStreamInfer", from)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := testbed.Request(t, http.MethodPost, fronttest.Serve(t, h)+"/inference.GRPCInferenceService/ModelStreamInfer", from)
 	r.Header.Set("Content-Type", "application/grpc")
 	answers, client := make(chan ending, 1), fronttest.Client(t, true)
 	var asking sync.WaitGroup
@@ -382,7 +364,7 @@ func TestMalformedBytesEndStream(t *testing.T) {
 			to, trailers := raw(t, handler(&fronttest.Caller{}, transport.Settings{}))
 			_, _ = to.Write([]byte(row.bytes))
 			_ = to.Close()
-			if got := await(t, trailers); got.Get("Grpc-Status") != row.status || !strings.Contains(got.Get("Grpc-Message"), row.text) {
+			if got := testbed.Receive(t, "the answer", trailers); got.Get("Grpc-Status") != row.status || !strings.Contains(got.Get("Grpc-Message"), row.text) {
 				t.Errorf("got %v", got)
 			}
 		})
@@ -416,12 +398,12 @@ func TestBrokenStreamCancelsRequestsWithCause(t *testing.T) {
 			caller := hold(1)
 			to, answer := raw(t, handler(caller, transport.Settings{StallTimeout: 50 * time.Millisecond}))
 			_, _ = to.Write(encodeMessage(t, asks("a", "a")))
-			await(t, caller.began)
+			testbed.Receive(t, "the call", caller.began)
 			_, _ = to.Write([]byte(row.bytes))
 			if !row.hold {
 				_ = to.Close()
 			}
-			got := await(t, answer).body
+			got := testbed.Receive(t, "the answer", answer).body
 			if start := strings.Index(got, "CANCELLED: the stream ended: "); start < 0 || !strings.Contains(got[start:], row.want) || strings.Contains(got, "went away") || strings.Contains(got, "the caller disconnected") {
 				t.Errorf("the cause is %q", got)
 			}
@@ -447,7 +429,7 @@ func TestStallTimeoutAppliesWithinMessages(t *testing.T) {
 	hangUp(t, s)
 	to, trailers := raw(t, h)
 	_, _ = to.Write([]byte("\x00\x00\x00\x00\x05a"))
-	if got := await(t, trailers); got.Get("Grpc-Status") != "4" || !strings.Contains(got.Get("Grpc-Message"), "50ms") {
+	if got := testbed.Receive(t, "the answer", trailers); got.Get("Grpc-Status") != "4" || !strings.Contains(got.Get("Grpc-Message"), "50ms") {
 		t.Errorf("got %v", got)
 	}
 }
@@ -556,7 +538,7 @@ func TestSequencesOfStreamKeepTheirOrder(t *testing.T) {
 			for n := range int64(requests) {
 				send(t, s, adds("held", sequence, n))
 			}
-			await(t, caller.began)
+			testbed.Receive(t, "the call", caller.began)
 			others := []*oipv2.ModelInferRequest{
 				adds("free", sequence, 1000), adds("free", sequenceText("other"), 1001), adds("free", sequenceNumber(0), 1002), adds("free", sequenceText(""), 1003),
 			}
@@ -565,7 +547,7 @@ func TestSequencesOfStreamKeepTheirOrder(t *testing.T) {
 				if got := nextResponse(t, s); !strings.HasPrefix(got, other.GetId()+" ") || !strings.HasSuffix(got, " last") {
 					t.Errorf("request %s got %q", other.GetId(), got)
 				}
-				await(t, caller.began)
+				testbed.Receive(t, "the call", caller.began)
 			}
 			if n := len(caller.began); n > 0 {
 				t.Errorf("%d more requests of the sequence began", n)
@@ -604,8 +586,8 @@ func TestCancelledStreamRunsNoWaitingRequests(t *testing.T) {
 	}
 	send(t, s, adds("free", sequenceNumber(0), 10))
 	_ = nextResponse(t, s) // all others have been read
-	await(t, caller.began)
-	await(t, caller.began)
+	testbed.Receive(t, "the call", caller.began)
+	testbed.Receive(t, "the call", caller.began)
 	cancel()
 	testbed.Eventually(t, "the stream has returned what it held", func() bool { return pool.Held() == 0 })
 	if n := len(caller.began); n > 0 {

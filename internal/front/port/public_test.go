@@ -71,10 +71,7 @@ func startGRPC(t testing.TB, s port.PublicSettings) (url string) {
 
 func do(t *testing.T, client *http.Client, method, url, body string, header ...string) (testbed.Response, string) {
 	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := testbed.Request(t, method, url, strings.NewReader(body))
 	for i := 0; i+1 < len(header); i += 2 {
 		r.Header.Set(header[i], header[i+1])
 	}

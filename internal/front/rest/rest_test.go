@@ -46,10 +46,7 @@ func (a ask) at(t *testing.T, url string, h2c bool) reply {
 	if a.path == "" {
 		a.path = "/v1/pipelines/photos:infer"
 	}
-	r, err := http.NewRequestWithContext(t.Context(), a.method, url+a.path, a.body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := testbed.Request(t, a.method, url+a.path, a.body)
 	for name, value := range a.header {
 		r.Header.Set(name, value)
 	}

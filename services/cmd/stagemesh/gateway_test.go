@@ -40,10 +40,7 @@ func (p *process) serving(t *testing.T) (public, operations string) {
 // post returns what the gateway at the address answers, or why there is nothing.
 func post(t *testing.T, url, text string) (status int, body string, err error) {
 	t.Helper()
-	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url, strings.NewReader(text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	request := testbed.Request(t, http.MethodPost, url, strings.NewReader(text))
 	request.Header.Set("Content-Type", "text/plain")
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	response, err := client.Do(request)

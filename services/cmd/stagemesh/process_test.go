@@ -46,10 +46,7 @@ func digitsFile(t *testing.T) string {
 		t.Fatal(err)
 	}
 	file := filepath.Join(folder, "mesh.yaml")
-	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := testbed.ReadFile(t, file)
 	text = []byte(strings.Replace(string(text), "mesh: digits", "mesh: "+string(meshtest.Mesh), 1))
 	if err := os.WriteFile(file, text, 0o600); err != nil {
 		t.Fatal(err)
@@ -134,10 +131,7 @@ func TestProcessesOfStagesServeAPipeline(t *testing.T) {
 // cpusOf returns the CPUs of the process or thread of that folder.
 func cpusOf(t *testing.T, folder string) string {
 	t.Helper()
-	status, err := os.ReadFile(folder + "/status")
-	if err != nil {
-		t.Fatal(err)
-	}
+	status := testbed.ReadFile(t, folder+"/status")
 	words := regexp.MustCompile(`(?m)^Cpus_allowed_list:\s(\S+)$`).FindSubmatch(status)
 	if words == nil {
 		t.Fatalf("no CPUs are in the status:\n%s", status)
@@ -165,10 +159,7 @@ func TestAProcessServesWorkers(t *testing.T) {
 		if got := cpusOf(t, thread); got != usable[:1] {
 			t.Errorf("thread %s runs on CPUs %s", thread, got)
 		}
-		own, err := os.ReadFile(thread + "/children")
-		if err != nil {
-			t.Fatal(err)
-		}
+		own := testbed.ReadFile(t, thread+"/children")
 		children = append(children, strings.Fields(string(own))...)
 	}
 	if len(children) != 1 || cpusOf(t, "/proc/"+children[0]) != usable {

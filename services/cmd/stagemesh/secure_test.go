@@ -50,10 +50,7 @@ func TestProgramsJoinBrokerWithTLSAndToken(t *testing.T) {
 	}
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{RootCAs: authority.Roots}}}
 	for token, want := range map[string]int{"open-simsim": http.StatusOK, "open-sesame": http.StatusUnauthorized} {
-		request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, words[1]+"/v1/pipelines/p:infer", strings.NewReader("hello"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		request := testbed.Request(t, http.MethodPost, words[1]+"/v1/pipelines/p:infer", strings.NewReader("hello"))
 		request.Header.Set("Content-Type", "text/plain")
 		request.Header.Set("Authorization", "Bearer "+token)
 		response, err := client.Do(request)

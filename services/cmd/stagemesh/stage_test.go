@@ -3,7 +3,6 @@ package main_test
 import (
 	"context"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"regexp"
@@ -41,11 +40,7 @@ func TestErrorsAreReportedBeforeTheStart(t *testing.T) {
 	bad := write(t, "mesh: M\nstages: {a: {runner: {echo: {}}}}\n")
 	broken := write(t, "mesh: m\nstages: {a: {runner: {echo: {}}}\n")
 	nothing := write(t, "")
-	taken, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { taken.Close() })
+	taken := testbed.Listen(t)
 	for name, test := range map[string]struct {
 		args []string
 		want string

@@ -182,10 +182,7 @@ func TestDocumentationNamesTheVersions(t *testing.T) {
 
 func read(t *testing.T, file string) string {
 	t.Helper()
-	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := testbed.ReadFile(t, file)
 	return string(text)
 }
 

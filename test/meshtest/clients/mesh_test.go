@@ -119,10 +119,7 @@ func (m testMesh) onEachPort(t *testing.T, test func(t *testing.T, address strin
 // inputs returns the number of inputs of a model that the gateway knows.
 func (m testMesh) inputs(t *testing.T, model string) int {
 	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+m.address()+"/v2/models/"+model, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := testbed.Request(t, http.MethodGet, "http://"+m.address()+"/v2/models/"+model, nil)
 	r.Close = true
 	answer, err := http.DefaultClient.Do(r)
 	if err != nil {

@@ -92,10 +92,7 @@ func overREST(t *testing.T, address string, client *http.Client) func(t *testing
 	return func(t *testing.T, model string, x []byte) []byte {
 		t.Helper()
 		head := fmt.Sprintf(`{"parameters": {"binary_data_output": true}, "inputs": [{"name": "x", "datatype": "FP32", "shape": [1, %d], "parameters": {"binary_data_size": %d}}]}`, len(x)/4, len(x))
-		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+address+"/v2/models/"+model+"/infer", bytes.NewReader(append([]byte(head), x...)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := testbed.Request(t, http.MethodPost, "http://"+address+"/v2/models/"+model+"/infer", bytes.NewReader(append([]byte(head), x...)))
 		r.Header.Set("Inference-Header-Content-Length", strconv.Itoa(len(head)))
 		answer, err := client.Do(r)
 		if err != nil {

@@ -54,10 +54,7 @@ type message struct {
 
 func (m message) request(t *testing.T, url string) *http.Request {
 	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), m.method, url+m.path, strings.NewReader(m.body))
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := testbed.Request(t, m.method, url+m.path, strings.NewReader(m.body))
 	if m.contentType != "" {
 		r.Header.Set("Content-Type", m.contentType)
 	}

@@ -9,7 +9,6 @@ package reference
 import (
 	"context"
 	"net/http"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -154,10 +153,7 @@ func client(t *testing.T) *http.Client {
 // get reads what is at a URL.
 func get(t *testing.T, c *http.Client, url string, header ...string) (status int, body []byte) {
 	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := testbed.Request(t, http.MethodGet, url, nil)
 	for i := 0; i+1 < len(header); i += 2 {
 		r.Header.Set(header[i], header[i+1])
 	}
@@ -183,9 +179,6 @@ func document(t *testing.T, c *http.Client, url string, header ...string) []byte
 
 func image(t *testing.T) []byte {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join(digits, "images", "01-7.png"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := testbed.ReadFile(t, filepath.Join(digits, "images", "01-7.png"))
 	return data
 }

@@ -337,10 +337,7 @@ func TestCallersLearnWhyNoWorkerStarts(t *testing.T) {
 // Requests that wait for a later step learn it too. Those on file wait for a worker.
 func TestCallersLearnWhyNoWorkerOfALaterStepStarts(t *testing.T) {
 	t.Parallel()
-	good, err := os.ReadFile(testFile(t, "obedient.py"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	good := testbed.ReadFile(t, testFile(t, "obedient.py"))
 	path := filepath.Join(t.TempDir(), "saved.py")
 	save := func(text []byte) {
 		if err := os.WriteFile(path, text, 0o600); err != nil {
