@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -84,7 +85,7 @@ type store struct {
 }
 
 func start(t testing.TB, _ bool) discoverytest.Store {
-	s := &store{folder: filepath.Join(t.TempDir(), "js")}
+	s := &store{folder: filepath.Join(t.TempDir(), "js"), port: strconv.Itoa(testbed.FreePort(t))}
 	s.Start(t)
 	t.Cleanup(func() { s.Stop(t) })
 	return s
@@ -113,7 +114,6 @@ func (s *store) Start(t testing.TB) {
 		t.Fatalf("the broker does not start: %v", err)
 	}
 	s.url = strings.TrimSpace(line)
-	s.port = s.url[strings.LastIndexByte(s.url, ':')+1:]
 }
 
 // Stop implements discoverytest.Store.

@@ -17,7 +17,6 @@ package testbed
 import (
 	"fmt"
 	"log/slog"
-	"net"
 	"testing"
 	"time"
 
@@ -54,6 +53,9 @@ func StartBroker(t testing.TB, edits ...func(*server.Options)) *Broker {
 	for _, edit := range edits {
 		edit(b.options)
 	}
+	if b.options.Port == server.RANDOM_PORT {
+		b.options.Port = FreePort(t)
+	}
 	b.Restore()
 	t.Cleanup(b.Stop)
 	return b
@@ -81,10 +83,6 @@ func (b *Broker) Restore() {
 		b.t.Fatalf("broker: %v", err)
 	}
 	b.server = s
-	// The port that was picked; the next start uses it again.
-	if addr, ok := s.Addr().(*net.TCPAddr); ok {
-		b.options.Port = addr.Port
-	}
 }
 
 // StartServer starts a broker that is not in a cluster and has been made with DontListen. It

@@ -267,6 +267,17 @@ func FreePorts(n int) ([]int, error) {
 	return out, nil
 }
 
+// FreePort returns a port for a server that starts on it again: no connection takes it meanwhile, as
+// those have ports above lastPort.
+func FreePort(t testing.TB) int {
+	t.Helper()
+	ports, err := FreePorts(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ports[0]
+}
+
 func local(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }
 
 // ConsulTLS returns an edit that adds a port with TLS to an agent, and its address. The agent

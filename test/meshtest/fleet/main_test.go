@@ -358,10 +358,12 @@ func (m *member) start() {
 func (m *member) launch() {
 	m.fleet.t.Helper()
 	args := m.args
-	if addr := m.address(); addr != "" && args[0] != "stage" {
+	if args[0] != "stage" {
+		addr := m.address()
+		if addr == "" {
+			addr = fmt.Sprintf("127.0.0.1:%d", testbed.FreePort(m.fleet.t))
+		}
 		args = append([]string{args[0], "--listen", addr}, args[1:]...)
-	} else if args[0] == "gateway" || args[0] == "up" {
-		args = append([]string{args[0], "--listen", anyPort}, args[1:]...)
 	}
 	if m.fleet.recordsStalls && m.stalls == "" {
 		m.stalls = m.fleet.newFile("stalls")
