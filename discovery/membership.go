@@ -279,7 +279,7 @@ type Stage struct {
 	Durabilities []string
 	Spec         *stagev1.Spec
 	Limits       *stagev1.Limits
-	// Unhealthy is why the stage is unhealthy although it may be served; empty where it is not.
+	// Unhealthy says why the stage's answers may be wrong; empty for a healthy stage.
 	Unhealthy string
 }
 
@@ -322,7 +322,7 @@ func stageOf(name string, hosts []Host) Stage {
 		case named == nil:
 			named = r
 		case firstWord(r.GetEngine()) != firstWord(named.GetEngine()):
-			out.Unhealthy = fmt.Sprintf("hosts run two engines: %s (%s), %s (%s); set engine",
+			out.Unhealthy = fmt.Sprintf("hosts run two engines: %s (%s), %s (%s); answers depend on the host",
 				named.GetEngine(), named.GetHost(), r.GetEngine(), r.GetHost())
 		}
 	}

@@ -2,6 +2,7 @@ package stagehost
 
 import (
 	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -39,7 +40,8 @@ type Limits struct {
 func (h *Host) Describe() Description {
 	s, engine := h.settings, ""
 	if r, ok := s.Runner.(runner.EngineReporter); ok {
-		engine = r.Engine()
+		engine = strings.ToValidUTF8(r.Engine(), "?")
+		engine = strings.ToValidUTF8(engine[:min(len(engine), maxEngine)], "")
 	}
 	return Description{
 		Mesh: s.Mesh, Stage: s.Stage, Host: s.Host, Version: s.Version,
@@ -56,6 +58,8 @@ const (
 	// and maxTexts its descriptions and examples together.
 	maxPublished = 64 << 10
 	maxTexts     = 4 << 10
+	// maxEngine bounds the name of an engine, in bytes.
+	maxEngine = 200
 )
 
 // Published returns the spec and the limits for the mesh's registry: with the

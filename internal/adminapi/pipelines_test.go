@@ -346,7 +346,7 @@ func TestStagesListHostsQueuesAndPipelines(t *testing.T) {
 	for i, want := range []*adminv1.StageStatus{
 		{Stage: "a", Hosts: 2, ReadyHosts: 1, Served: true, InFlight: 3, MaxInFlight: 20, Running: 1, Slots: 3, Pipelines: []string{"p", "q"}},
 		{Stage: "b", Pipelines: []string{"p"}},
-		{Stage: "c", Hosts: 3, UnhealthyCause: "hosts run two engines: x, CPU (4), y (6); set engine"},
+		{Stage: "c", Hosts: 3, UnhealthyCause: "hosts run two engines: x, CPU (4), y (6); answers depend on the host"},
 	} {
 		want.Queues = []*adminv1.QueueStatus{queue}
 		if got := all.Msg.GetStages()[i]; !proto.Equal(got, want) {

@@ -76,8 +76,8 @@ class Onnx(Worker):
         if any(-1 in spec.shape[self.joins :] for spec in specs.values()):
             self.examples = [example]
         used = ", ".join(map(_short, self.session.get_providers()))
-        self.engine = f"onnxruntime {ort.__version__}, {used}, {threads} thread{'s' * (threads > 1)}"
-        ctx.log.info("%s: %s", self.path, self.engine)
+        self.engine_name = f"onnxruntime {ort.__version__}, {used}, {threads} thread{'s' * (threads > 1)}"
+        ctx.log.info("%s: %s", self.path, self.engine_name)
 
     def predict(self, batch: Batch) -> Mapping[str, Any]:
         """Runs the rows of all items at once, or item by item where there is no batch axis."""

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -22,7 +23,7 @@ type operator struct {
 // latestOpset is the newest operator set that the table was compared with.
 const latestOpset = 24
 
-// operators are those that answer as the tests of the package onnx want. Others of the library
+// operators lists what passes the tests of the package onnx. Others of the library
 // are missing on purpose: Gather and ScatterND read negative indices wrongly, as Slice does steps,
 // GlobalAveragePool drops axes, ReduceMean of integers is 0, Sign of NaN too, and for LSTM,
 // LayerNormalization and Pad no test loads.
@@ -57,7 +58,7 @@ var operators = map[string]operator{
 }
 
 // errElsewhere is what helps against a model that the engine refuses.
-var errElsewhere = errors.New("the engine in Go does not run it; set engine: onnxruntime, which the runner onnx has")
+var errElsewhere = errors.New("the engine in Go does not run it; the runner onnx with engine: onnxruntime may")
 
 // checkOperators refuses a model with nodes that operators does not have. Graphs inside nodes
 // belong to operators that it does not have.
@@ -82,7 +83,7 @@ func checkOperators(file *onnxgomlx.Model) error {
 		case opset < known.since || opset > latestOpset:
 			why = fmt.Sprintf("is supported from opset %d to %d", known.since, latestOpset)
 		case slices.Contains(n.GetInput(), ""):
-			why = "leaves out an input before another one"
+			why = "has an empty input"
 		case len(n.GetOutput()) != 1 && n.GetOpType() != "Split":
 			why = fmt.Sprintf("has %d outputs, of which 1 is supported", len(n.GetOutput()))
 		}
@@ -141,7 +142,7 @@ func (o operator) reject(given map[string]string) string {
 		}
 		supported[name] = true
 	}
-	for name := range given {
+	for _, name := range slices.Sorted(maps.Keys(given)) {
 		if !supported[name] {
 			return "is not supported with the attribute " + name
 		}

@@ -169,7 +169,7 @@ func (c *compiler) nameNode(rows int, cause error) error {
 	if i == len(nodes) {
 		return cause
 	}
-	return fmt.Errorf("node %q: %s of opset %d: %w: %w", nameOf(nodes[i]), nodes[i].GetOpType(), opsetOf(c.model), cause, errElsewhere)
+	return fmt.Errorf("node %q: %s of opset %d: %w", nameOf(nodes[i]), nodes[i].GetOpType(), opsetOf(c.model), cause)
 }
 
 // outputs returns what the plans give, as one. It is what the model declares, if that has axes.

@@ -343,8 +343,9 @@ type WorkerStatus struct {
 
 // EngineReporter is a Runner that may run the same stage by different engines.
 type EngineReporter interface {
-	// Engine names what runs the batches, such as "onnxruntime 1.23.2, CPU, 2 threads", once
-	// Start has returned. Hosts of a stage should agree on the first word.
+	// Engine names what runs the batches, such as "onnxruntime 1.23.2, CPU, 2 threads", in
+	// at most 200 bytes. Any goroutine may call it at any time; before Start has returned it may be
+	// empty. Hosts of a stage should agree on the first word.
 	Engine() string
 }
 

@@ -250,8 +250,8 @@ class Session:
         if layout.size > most:
             raise ValueError(f"the examples take {layout.size} bytes, the host takes {most} in a frame")
         ready: Dict[str, Any] = {"slots": self._slots, "spec": spec}
-        if worker.engine:
-            ready["engine"] = worker.engine
+        if worker.engine_name:
+            ready["engine"] = worker.engine_name
         if holds_models(self._class):
             self._models = Models(worker, self._connection.send, error_header)
             ready["models"] = worker.models.wire()

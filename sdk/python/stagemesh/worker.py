@@ -14,6 +14,8 @@ from .parts import Layout
 from .specs import Parameter, Spec, Tensor, check_parameters, check_specs
 from .values import Encoder
 
+MAX_ENGINE = 200
+
 Outputs = Mapping[str, Any]
 Examples = Union[Mapping[str, Mapping[str, Any]], Sequence[Mapping[str, Any]]]
 
@@ -96,7 +98,7 @@ class Worker:
                        streams, where those of an ``async def stream`` share one event loop
     collect            of stream: whether the whole answer follows the chunks, for callers that
                        do not stream
-    engine             names what runs the batches, for stagemesh status, as "torch 2.9, cuda:0", in
+    engine_name        names what runs the batches, for stagemesh status, as "torch 2.9, cuda:0", in
                        at most 200 bytes; hosts of a stage should agree on its first word
     models             ModelLimits of a worker that loads several models; it has load(self, model)
                        and may have unload(self, model) and size(self, model), see models.py
@@ -114,7 +116,7 @@ class Worker:
     arrays: str = "numpy"
     concurrency: int = 1
     collect: bool = True
-    engine: str = ""
+    engine_name: str = ""
     models: Any = None
 
     def setup(self, ctx: Context) -> None:
@@ -233,6 +235,8 @@ def check_worker(worker: Worker) -> None:
     name = type(worker).__name__
     if worker.batch_axis not in ("rows", "none"):
         raise ValueError(f'{name}.batch_axis: {worker.batch_axis!r}; use "rows" or "none"')
+    if not isinstance(worker.engine_name, str) or len(worker.engine_name.encode()) > MAX_ENGINE:
+        raise ValueError(f"{name}.engine_name: expected text of at most {MAX_ENGINE} bytes, got {worker.engine_name!r:.300}")
     joins = joins_rows(worker)
     check_specs(f"{name}.inputs", worker.inputs, joins)
     check_specs(f"{name}.outputs", worker.outputs, joins)

@@ -66,6 +66,8 @@ class DeclarationsTest(RunTest):
             ({"parameters": {"p": int}}, r"parameters\['p'\]: expected Parameter"),
             ({"parameters": ["p"]}, "parameters: expected a dict of names"),
             ({"batch_axis": "cols"}, 'use "rows" or "none"'),
+            ({"engine_name": object()}, "expected text of at most 200 bytes"),
+            ({"engine_name": "x" * 201}, "expected text of at most 200 bytes"),
             (
                 {"examples": [{"x": [[1, 2, 3]]}]},
                 r"examples: example 1: input 'x': got shape \[1, 3\], expected \[-1, 2\]",

@@ -40,9 +40,14 @@ class ConversationTest(unittest.TestCase):
             self.assertEqual(host.stderr(), "")
 
     def test_ready_names_the_engine(self) -> None:
-        with Host(DOUBLE + '    engine = "abacus 1.0, CPU"\n') as host:
+        with Host(DOUBLE + '    engine_name = "abacus 1.0, CPU"\n') as host:
             host.hello()
             self.assertEqual(host.expect("ready")[0]["engine"], "abacus 1.0, CPU")
+
+    def test_engine_of_an_author_is_not_sent(self) -> None:
+        with Host(DOUBLE + "    engine = object()\n") as host:
+            host.hello()
+            self.assertNotIn("engine", host.expect("ready")[0])
 
     def test_items_sent_one_by_one_are_joined(self) -> None:
         with Host(DOUBLE) as host:

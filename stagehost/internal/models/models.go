@@ -1,4 +1,4 @@
-// Package models is what a stage host does about models, where its runner loads them.
+// Package models loads, moves and scales the models of a stage host.
 //
 //	ms, err := models.New(ctx, settings)                   // once the runner has started
 //	items := item.New(ctx, item.Settings{Models: ms.Connect(bus), ...})
@@ -12,8 +12,8 @@
 // and records.go reads and writes the registry of models. leader.go looks after a stage's dead
 // hosts, and scale.go after the number of replicas.
 //
-// The loop of items owns the set of models: only events change it. Models, which it has too, are
-// for any goroutine. They know no host: Settings and Queues are what they need of one.
+// The loop of items owns the set of models: only events change it. Any goroutine may use Models.
+// It reaches the host through Settings and Queues.
 package models
 
 import (
@@ -46,7 +46,7 @@ type Queues interface {
 	DeleteQueue(ctx context.Context, name pipeline.StageName, d pipeline.Durability) error
 }
 
-// Settings configure what a host does about models.
+// Settings configure the models of a host.
 type Settings struct {
 	Mesh  pipeline.MeshName
 	Stage pipeline.StageName
@@ -61,7 +61,8 @@ type Settings struct {
 	// Watcher and Hosts find the hosts of the mesh.
 	Watcher discovery.Watcher
 	Hosts   discovery.Table
-	// StageContract is of models without their own. SpecToProto is for the registry.
+	// StageContract applies to models without a contract of their own. SpecToProto encodes specs
+	// for the registry.
 	StageContract *schema.Contract
 	SpecToProto   func(runner.Spec) *stagev1.Spec
 	// IsLeaving reports whether the host is about to stop.
@@ -72,8 +73,8 @@ type Settings struct {
 	Logger  *slog.Logger
 }
 
-// Models is what a host does about models, for any goroutine. The loop's part is the set, which
-// others reach by post.
+// Models loads, moves and scales a host's models. Any goroutine may use it. The set is the loop's:
+// others reach it by post.
 type Models struct {
 	Settings
 	// ctx is the context of changes and loads.
@@ -103,7 +104,8 @@ func New(ctx context.Context, s Settings) (*Models, error) {
 	return ms, s.Cache.Validate()
 }
 
-// Connect returns what the loop of items asks. Call it once, before the methods below.
+// Connect returns what the loop of items asks. Call it once, and create the loop, before you call the
+// methods below.
 func (ms *Models) Connect(q Queues) item.Models {
 	ms.queues = q
 	return newSet(ms)

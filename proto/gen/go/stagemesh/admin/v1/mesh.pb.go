@@ -472,7 +472,7 @@ type StageStatus struct {
 	// of the host that started last.
 	Spec   *v1.Spec   `protobuf:"bytes,12,opt,name=spec,proto3" json:"spec,omitempty"`
 	Limits *v1.Limits `protobuf:"bytes,13,opt,name=limits,proto3" json:"limits,omitempty"`
-	// Why it is unhealthy although it may be served; empty where it is not.
+	// Why its answers may be wrong; empty for a healthy stage.
 	UnhealthyCause string `protobuf:"bytes,14,opt,name=unhealthy_cause,json=unhealthyCause,proto3" json:"unhealthy_cause,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
