@@ -51,8 +51,8 @@ func apiError(e *jetstream.APIError) error {
 		return errWrongSequence
 	case codeStoreFailed, codeNoResources, codeAccountFull, codeNoMemory, codeNoStorage:
 		return fmt.Errorf("%w: %s", discovery.ErrFull, e.Description)
-	// A starting cluster does not know all of its servers yet, and a broker that has deleted its
-	// last stream may remove the folder of a new one, once.
+	// A starting cluster does not know all of its servers yet. A broker that has deleted its last
+	// stream may remove the folder of a new one; where it never can create one, its log says why.
 	case codeNoPeers, codeNotLeader, codeNotCreated:
 		return fmt.Errorf("%w: %s", discovery.ErrUnavailable, e.Description)
 	}

@@ -36,6 +36,7 @@ import (
 // a Meter as a parameter; nothing is global.
 type Metrics struct {
 	registry *prometheus.Registry
+	inTurn   inTurn
 	provider *sdkmetric.MeterProvider
 }
 
@@ -51,7 +52,7 @@ func NewMetrics(version string) (*Metrics, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Metrics{registry: registry, provider: sdkmetric.NewMeterProvider(sdkmetric.WithReader(exporter))}, nil
+	return &Metrics{registry: registry, inTurn: inTurn{Gatherer: registry}, provider: sdkmetric.NewMeterProvider(sdkmetric.WithReader(exporter))}, nil
 }
 
 // Meter returns the process's meter.
@@ -60,7 +61,7 @@ func (m *Metrics) Meter() metric.Meter { return m.provider.Meter("stagemesh") }
 // Handler serves the metrics. Callers who read them slowly hold up nobody.
 func (m *Metrics) Handler() http.Handler {
 	// Exemplars are in the OpenMetrics format alone.
-	return promhttp.HandlerFor(&inTurn{Gatherer: m.registry}, promhttp.HandlerOpts{EnableOpenMetrics: true})
+	return promhttp.HandlerFor(&m.inTurn, promhttp.HandlerOpts{EnableOpenMetrics: true})
 }
 
 // inTurn gathers metrics for one caller at a time.

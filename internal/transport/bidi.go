@@ -28,8 +28,8 @@ type InFlight[P any] struct {
 }
 
 // maxWaitingBytes bounds the messages of one stream that wait for others of their sequence. Each
-// counts as requestCost at least. Then no more messages are read.
-const maxWaitingBytes = 16 << 20
+// counts as waitingCost at least. Then no more messages are read.
+const maxWaitingBytes, waitingCost = 16 << 20, 8 << 10
 
 // BidiStream serves f as the method of that name, whose caller sends any number of messages
 // on one stream and gets responses while it sends. f runs once for each message, at most
@@ -202,7 +202,7 @@ func (b *bidiStream[M, P, Out]) wait(ctx context.Context, sequence any, m *strea
 	if sequence == nil {
 		return false, nil
 	}
-	m.size = min(requestCost+m.in.memory.Held(), maxWaitingBytes)
+	m.size = min(waitingCost+m.in.memory.Held(), maxWaitingBytes)
 	if err := b.room.Acquire(ctx, m.size); err != nil {
 		return false, context.Cause(ctx)
 	}

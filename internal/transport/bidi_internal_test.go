@@ -14,7 +14,7 @@ import (
 // memory and what a request costs.
 func TestStreamReadsNoMoreThanMayWait(t *testing.T) {
 	t.Parallel()
-	const size = 1<<20 - requestCost
+	const size = 1<<20 - waitingCost
 	synctest.Test(t, func(t *testing.T) {
 		received, answered, gate := 0, 0, make(chan struct{})
 		b := bidiStream[oipv2.ModelInferRequest, *oipv2.ModelInferRequest, oipv2.ModelInferResponse]{

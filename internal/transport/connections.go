@@ -289,8 +289,9 @@ func (c *countedConn) endIdle(conn net.Conn) {
 	_ = c.Conn.Close() // its server sees the end
 }
 
-// Read implements net.Conn. Where more is likely to be there already, other connections get their turn
-// first: a goroutine that never waits runs for 10 ms at a time, and each call takes several turns.
+// Read implements net.Conn. Where it has filled the buffer, other connections get their turn first: a
+// goroutine that never waits runs for 10 ms at a time, and each call takes several turns. HTTP/1 fills
+// it where more has arrived, HTTP/2 by each frame.
 func (c *countedConn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	if n == len(p) {

@@ -1210,14 +1210,19 @@ func TestNoAttackTakesMoreThanItsShare(t *testing.T) {
 	_ = m.heap(t) // pools keep what they have for a while
 	m.idleHeap, m.idleMemory, m.idleRoutines = m.heap(t), m.memory(), int(m.metric(t, "go_goroutines"))
 	t.Logf("idle: heap %d MiB, resident %d MiB, %d goroutines; a good byte takes %.1f ns", m.idleHeap>>20, m.idleMemory>>20, m.idleRoutines, m.work*1e9)
+	sent := 0
 	for _, one := range chosen(rows()) {
 		t.Run(one.name, func(t *testing.T) {
 			out := m.attack(t, one, most)
+			sent += out.Sent
 			t.Log(out)
-			if per := out.work / float64(max(out.Raw, 1)); len(one.attacks) == 1 && out.Raw > 0 && per > mostWork*m.work {
+			if per := out.work / float64(max(out.Raw, 1)); len(one.attacks) == 1 && out.Raw > 1<<20 && per > mostWork*m.work {
 				t.Errorf("a byte takes %.0f ns, %.0f times a good one's", per*1e9, per/m.work)
 			}
 		})
+	}
+	if sent < 100<<20 {
+		t.Errorf("all attacks sent %d MiB", sent>>20)
 	}
 	testbed.Eventually(t, "its goroutines return", func() bool { return int(m.metric(t, "go_goroutines")) < m.idleRoutines+100 })
 }
