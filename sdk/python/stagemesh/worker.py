@@ -235,8 +235,9 @@ def check_worker(worker: Worker) -> None:
     name = type(worker).__name__
     if worker.batch_axis not in ("rows", "none"):
         raise ValueError(f'{name}.batch_axis: {worker.batch_axis!r}; use "rows" or "none"')
-    if not isinstance(worker.engine_name, str) or len(worker.engine_name.encode()) > MAX_ENGINE:
-        raise ValueError(f"{name}.engine_name: expected text of at most {MAX_ENGINE} bytes, got {worker.engine_name!r:.300}")
+    engine = worker.engine_name
+    if not isinstance(engine, str) or len(engine.encode()) > MAX_ENGINE:
+        raise ValueError(f"{name}.engine_name: expected text of at most {MAX_ENGINE} bytes, got {engine!r:.300}")
     joins = joins_rows(worker)
     check_specs(f"{name}.inputs", worker.inputs, joins)
     check_specs(f"{name}.outputs", worker.outputs, joins)
