@@ -5,12 +5,10 @@ import (
 	"context"
 	"errors"
 	"io"
-	"net/http"
 	"os"
 	"os/exec"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -181,68 +179,4 @@ func (l *Log) Line(t testing.TB, words ...string) string {
 		return false
 	})
 	return found
-}
-
-// Get returns the status and body of a page. It keeps no connection open, and works in a
-// cleanup too.
-func Get(t testing.TB, url string) (status int, body string) {
-	t.Helper()
-	request, err := http.NewRequestWithContext(context.WithoutCancel(t.Context()), http.MethodGet, url, http.NoBody)
-	if err != nil {
-		t.Fatal(err)
-	}
-	response, text := Do(t, &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}, request)
-	return response.StatusCode, string(text)
-}
-
-// Request returns a request that ends with the test.
-func Request(t testing.TB, method, url string, body io.Reader) *http.Request {
-	t.Helper()
-	out, err := http.NewRequestWithContext(t.Context(), method, url, body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return out
-}
-
-// Response is a response without its body.
-type Response struct {
-	Status          string
-	StatusCode      int
-	Header, Trailer http.Header
-}
-
-// Do sends a request, and returns its response and the body of that.
-func Do(t testing.TB, client *http.Client, request *http.Request) (Response, []byte) {
-	t.Helper()
-	response, err := client.Do(request)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = response.Body.Close() }() // it is read whole
-	body, err := io.ReadAll(response.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return Response{response.Status, response.StatusCode, response.Header, response.Trailer}, body
-}
-
-// Metric returns a metric from a page of Prometheus, summed over the series that have the
-// labels, each written as name="value". A counter that does not exist yet is 0.
-func Metric(t testing.TB, page, metric string, labels ...string) int {
-	t.Helper()
-	sum := 0.0
-	for line := range strings.Lines(page) {
-		series, value, _ := strings.Cut(strings.TrimSpace(line), " ")
-		name, _, _ := strings.Cut(series, "{")
-		if name != metric || slices.ContainsFunc(labels, func(label string) bool { return !strings.Contains(series, label) }) {
-			continue
-		}
-		v, err := strconv.ParseFloat(value, 64)
-		if err != nil {
-			t.Fatalf("%s: %v", line, err)
-		}
-		sum += v
-	}
-	return int(sum)
 }

@@ -113,29 +113,29 @@ func inferRequest(data string) *inferencev1.InferRequest {
 }
 
 func inProto(data string) (body, header, value string) {
-	return encoded(proto.Marshal(inferRequest(data)))
+	return bodyOf(proto.Marshal(inferRequest(data)))
 }
 
 func inProtoJSON(data string) (body, header, value string) {
-	return encoded(protojson.Marshal(inferRequest(data)))
+	return bodyOf(protojson.Marshal(inferRequest(data)))
 }
 
 func inModelInfer(data string) (body, header, value string) {
-	return encoded(proto.Marshal(&oipv2.ModelInferRequest{
+	return bodyOf(proto.Marshal(&oipv2.ModelInferRequest{
 		ModelName: "p", RawInputContents: [][]byte{element(data)},
 		Inputs: []*oipv2.ModelInferRequest_InferInputTensor{{Name: "x", Datatype: "BYTES", Shape: []int64{1}}},
 	}))
 }
 
-func encoded(message []byte, err error) (body, header, value string) {
+func bodyOf(message []byte, err error) (body, header, value string) {
 	if err != nil {
 		panic(err) // a message of this package is valid
 	}
 	return string(message), "", ""
 }
 
-// framed returns a message in its envelope, if the front has them.
-func (f front) framed(message string, compressed bool) string {
+// frame returns a message in its envelope, if the front has them.
+func (f front) frame(message string, compressed bool) string {
 	if !f.envelope {
 		return message
 	}

@@ -36,7 +36,7 @@ var promises = []struct {
 	{"StalledBodyFails", checkStalledBody, nil},
 	{"TornBodyReachesNoCaller", checkTornBody, nil},
 	{"EveryReasonHasItsStatus", checkReasons, nil},
-	{"RequestIsReservedWhileItRuns", checkReserved, nil},
+	{"RequestIsReservedWhileItRuns", checkReservation, nil},
 	{"DisconnectEndsTheCall", checkDisconnect, nil},
 	{"UnreadSmallAnswerEnds", checkUnreadAnswer, func(b *bed) bool { return b.h2c && !b.isNative }},
 	{"ChunkArrivesBeforeNextIsEmitted", checkChunks, isStream},
@@ -99,7 +99,7 @@ func (b *bed) serve(t *testing.T, caller call.Caller, s transport.Settings) {
 func (b *bed) request(ctx context.Context, t *testing.T, data string) *http.Request {
 	t.Helper()
 	body, header, value := b.body(data)
-	r, err := http.NewRequestWithContext(ctx, http.MethodPost, b.url+b.path, strings.NewReader(b.framed(body, false)))
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, b.url+b.path, strings.NewReader(b.frame(body, false)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -143,8 +143,8 @@ func (b *bed) wantFault(t *testing.T, r *http.Request, reason fault.Reason, text
 	return a
 }
 
-// chunked hides the length of a body.
-func chunked(r *http.Request) *http.Request {
+// hideLength hides the length of a body.
+func hideLength(r *http.Request) *http.Request {
 	r.Body, r.ContentLength = io.NopCloser(struct{ io.Reader }{r.Body}), -1
 	return r
 }
@@ -156,9 +156,9 @@ func checkLimit(t *testing.T, b *bed) {
 	for _, n := range []int{most + 1, 20 * limitBytes} {
 		data := strings.Repeat("x", n)
 		b.wantFault(t, b.request(t.Context(), t, data), fault.PayloadTooLarge, "65536 bytes")
-		b.wantFault(t, chunked(b.request(t.Context(), t, data)), fault.PayloadTooLarge, "65536 bytes")
+		b.wantFault(t, hideLength(b.request(t.Context(), t, data)), fault.PayloadTooLarge, "65536 bytes")
 	}
-	endless := chunked(b.request(t.Context(), t, strings.Repeat("x", 20*limitBytes)))
+	endless := hideLength(b.request(t.Context(), t, strings.Repeat("x", 20*limitBytes)))
 	part(t, endless, 19*limitBytes)
 	b.wantFault(t, endless, fault.PayloadTooLarge, "65536 bytes")
 	if caller.Last() != nil {
@@ -198,7 +198,7 @@ func checkDeclaredSize(t *testing.T, b *bed) {
 func checkCompression(t *testing.T, b *bed) {
 	b.serve(t, &Caller{}, transport.Settings{})
 	request := func(zipped string) *http.Request {
-		r, zipped := b.request(t.Context(), t, ""), b.framed(zipped, true)
+		r, zipped := b.request(t.Context(), t, ""), b.frame(zipped, true)
 		r.Body, r.ContentLength = io.NopCloser(strings.NewReader(zipped)), int64(len(zipped))
 		r.Header.Set(b.encoding, "gzip")
 		return r
@@ -215,8 +215,8 @@ func checkCompression(t *testing.T, b *bed) {
 	answered()
 	bomb, nothing := zipped(20*limitBytes), strings.Repeat(zip(""), limitBytes/20)
 	b.wantFault(t, request(bomb), fault.PayloadTooLarge, "65536 bytes")
-	b.wantFault(t, chunked(request(bomb)), fault.PayloadTooLarge, "65536 bytes")
-	b.wantFault(t, chunked(request(nothing)), fault.PayloadTooLarge, "65536 bytes")
+	b.wantFault(t, hideLength(request(bomb)), fault.PayloadTooLarge, "65536 bytes")
+	b.wantFault(t, hideLength(request(nothing)), fault.PayloadTooLarge, "65536 bytes")
 	answered()
 	half := zipped(100)
 	b.wantFault(t, request(half[:len(half)-9]), fault.InvalidRequest, "")
@@ -281,7 +281,7 @@ func checkReasons(t *testing.T, b *bed) {
 	}
 }
 
-func checkReserved(t *testing.T, b *bed) {
+func checkReservation(t *testing.T, b *bed) {
 	const size = 40 << 10
 	caller := &Caller{Answer: func(ctx context.Context, r *request.Request) (*request.Response, error) {
 		if held := b.pool.Held(); held < size {
