@@ -248,7 +248,7 @@ func DrainContext(ctx context.Context, timeout time.Duration) (context.Context, 
 }
 
 // Ballast is what ReduceCollections adds to the heap, in bytes.
-const Ballast = 32 << 20
+const Ballast = 64 << 20
 
 // ballast is never touched, so it takes address space and no memory, and a
 // collection has nothing in it to scan.
