@@ -252,7 +252,7 @@ func ParametersFromProto(in map[string]*inferencev1.Value) (Parameters, error) {
 	}
 	out := make(Parameters, len(in))
 	for name, value := range in {
-		v, err := valueFromProto(value)
+		v, err := ValueFromProto(value)
 		if err != nil {
 			return nil, fmt.Errorf("parameter %.*q: %w", MaxName, name, err)
 		}
@@ -291,7 +291,8 @@ func tooManyParameters(n int) error {
 
 var errNoValue = errors.New("has no value")
 
-func valueFromProto(in *inferencev1.Value) (Value, error) {
+// ValueFromProto converts a value from the wire.
+func ValueFromProto(in *inferencev1.Value) (Value, error) {
 	switch v := in.GetKind().(type) {
 	case *inferencev1.Value_BoolValue:
 		return Bool(v.BoolValue), nil
@@ -314,12 +315,13 @@ func (p Parameters) ToProto() map[string]*inferencev1.Value {
 	}
 	out := make(map[string]*inferencev1.Value, len(p))
 	for name, value := range p {
-		out[name] = value.toProto()
+		out[name] = value.ToProto()
 	}
 	return out
 }
 
-func (v Value) toProto() *inferencev1.Value {
+// ToProto converts the value for the wire.
+func (v Value) ToProto() *inferencev1.Value {
 	switch v.kind {
 	case kindBool:
 		return &inferencev1.Value{Kind: &inferencev1.Value_BoolValue{BoolValue: v.bits == 1}}

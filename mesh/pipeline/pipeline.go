@@ -36,8 +36,12 @@ type Pipeline struct {
 	Timeout time.Duration `yaml:"timeout"`
 	// Durability applies to requests that name none.
 	Durability Durability `yaml:"durability"`
-	// Keep are names of inputs and outputs that are kept for later steps.
+	// Keep are names of inputs and outputs that are kept for later steps. A pipeline with blocks keeps
+	// all.
 	Keep []string `yaml:"keep"`
+	// Outputs are the parts that a pipeline with blocks answers with; empty means the outputs of its
+	// last step.
+	Outputs []string `yaml:"outputs"`
 	// MaxInFlight bounds the requests that a gateway has in flight for the
 	// pipeline; 0 means as many as for all.
 	MaxInFlight int `yaml:"max_in_flight"`
@@ -48,9 +52,10 @@ type Pipeline struct {
 	Queue QueueName `yaml:"queue"`
 }
 
-// Step is a place in a pipeline.
+// Step is a place in a pipeline: a stage, or a block of steps.
 type Step struct {
-	Name  StepName  `yaml:"name"`
+	Name StepName `yaml:"name"`
+	Block
 	Stage StageName `yaml:"stage"`
 	// Model is the model to use where the stage serves several.
 	Model      payload.ModelRef   `yaml:",inline"`
@@ -112,17 +117,16 @@ func (p Pipeline) validate() error {
 	if err := validateKeep(p.Keep); err != nil {
 		return fmt.Errorf("keep: %w", err)
 	}
-	seen := make(map[StepName]bool, len(p.Steps))
-	for i, step := range p.Steps {
-		if err := step.validate(); err != nil {
-			return fmt.Errorf("steps[%d]: %w", i, err)
-		}
-		if seen[step.Name] {
-			return fmt.Errorf("steps[%d]: a step named %s is there already", i, step.Name)
-		}
-		seen[step.Name] = true
+	if err := validateKeep(p.Outputs); err != nil {
+		return fmt.Errorf("outputs: %w", err)
 	}
-	return nil
+	switch hasBlocks := p.HasBlocks(); {
+	case hasBlocks && len(p.Keep) > 0:
+		return errors.New("keep: a pipeline with blocks keeps every part; remove the key")
+	case !hasBlocks && len(p.Outputs) > 0:
+		return errors.New("outputs: is for pipelines with blocks; others answer with the outputs of their last step")
+	}
+	return (&blocks{names: make(map[StepName]bool, len(p.Steps))}).checkSteps(p.Steps, 0, 1)
 }
 
 // validateKeep checks that the kept parts fit beside the others.
@@ -141,7 +145,7 @@ func validateKeep(names []string) error {
 	return nil
 }
 
-func (s Step) validate() error {
+func (s *Step) validateStage() error {
 	if err := ValidName("step", string(s.Name)); err != nil {
 		return err
 	}
@@ -176,17 +180,11 @@ func (s Step) validate() error {
 // port.
 func (p Pipeline) ToProto() *meshv1.Pipeline {
 	out := &meshv1.Pipeline{
-		Name: string(p.Name), Steps: make([]*meshv1.PipelineStep, len(p.Steps)), Keep: p.Keep,
+		Name: string(p.Name), Steps: stepsToProto(p.Steps), Keep: p.Keep, Outputs: p.Outputs,
 		Durability: p.Durability.ToProto(), MaxInFlight: uint32(p.MaxInFlight), WaitForCapacity: p.WaitForCapacity, Queue: string(p.Queue),
 	}
 	if p.Timeout != 0 {
 		out.Timeout = durationpb.New(p.Timeout)
-	}
-	for i, step := range p.Steps {
-		out.Steps[i] = &meshv1.PipelineStep{
-			Name: string(step.Name), Stage: string(step.Stage), Model: step.Model.ToProto(),
-			Parameters: step.Parameters.ToProto(), Inputs: step.Inputs, Locked: step.Locked,
-		}
 	}
 	return out
 }
@@ -212,7 +210,7 @@ func fromProto(in *meshv1.Pipeline) (Pipeline, error) {
 		return Pipeline{}, err
 	}
 	out := Pipeline{
-		Name: Name(in.GetName()), Durability: durability, Keep: in.GetKeep(),
+		Name: Name(in.GetName()), Durability: durability, Keep: in.GetKeep(), Outputs: in.GetOutputs(),
 		MaxInFlight: int(in.GetMaxInFlight()), WaitForCapacity: in.GetWaitForCapacity(), Queue: QueueName(in.GetQueue()),
 	}
 	if d := in.GetTimeout(); d != nil {
@@ -221,17 +219,11 @@ func fromProto(in *meshv1.Pipeline) (Pipeline, error) {
 		}
 		out.Timeout = d.AsDuration()
 	}
-	for i, step := range in.GetSteps() {
-		s, err := stepFromProto(step)
-		if err != nil {
-			return Pipeline{}, fmt.Errorf("steps[%d]: %w", i, err)
-		}
-		out.Steps = append(out.Steps, s)
-	}
-	return out, nil
+	out.Steps, err = stepsFromProto(in.GetSteps(), 0)
+	return out, err
 }
 
-func stepFromProto(in *meshv1.PipelineStep) (Step, error) {
+func stepFromProto(in *meshv1.PipelineStep, depth int) (Step, error) {
 	parameters, err := payload.ParametersFromProto(in.GetParameters())
 	if err != nil {
 		return Step{}, fmt.Errorf("parameters: %w", err)
@@ -242,8 +234,12 @@ func stepFromProto(in *meshv1.PipelineStep) (Step, error) {
 			parameters[name] = payload.Int64(int64(n))
 		}
 	}
+	block, err := blockFromProto(in, depth)
+	if err != nil {
+		return Step{}, err
+	}
 	return Step{
-		Name: StepName(in.GetName()), Stage: StageName(in.GetStage()), Model: payload.ModelFromProto(in.GetModel()),
+		Name: StepName(in.GetName()), Block: block, Stage: StageName(in.GetStage()), Model: payload.ModelFromProto(in.GetModel()),
 		Parameters: parameters, Inputs: in.GetInputs(), Locked: in.GetLocked(),
 	}, nil
 }
@@ -294,16 +290,17 @@ type StepOptions struct {
 	Parameters payload.Parameters
 }
 
-// Route returns the pipeline's steps with the request's options in them. A
+// Route returns the pipeline's stages, in the order of StageSteps, with the request's options in them. A
 // parameter of the request for the step precedes one for all steps, and that the
 // pipeline's own. Options for an unknown step are an error, and so are what a step locks
 // and too many parameters together.
 func (p Pipeline) Route(o Options) ([]Hop, error) {
-	if err := p.knows(o.Steps); err != nil {
+	steps := p.StageSteps()
+	if err := p.knows(steps, o.Steps); err != nil {
 		return nil, err
 	}
-	route := make([]Hop, len(p.Steps))
-	for i, step := range p.Steps {
+	route := make([]Hop, len(steps))
+	for i, step := range steps {
 		own := o.Steps[step.Name]
 		if err := p.checkLock(step, o.Parameters, own); err != nil {
 			return nil, err
@@ -321,7 +318,7 @@ func (p Pipeline) Route(o Options) ([]Hop, error) {
 		if own.Model != (payload.ModelRef{}) {
 			route[i].Model = own.Model
 		}
-		if i < len(p.Steps)-1 {
+		if i < len(steps)-1 {
 			route[i].Keep = p.Keep
 		}
 	}
@@ -352,12 +349,12 @@ func (p Pipeline) checkLock(s Step, all payload.Parameters, own StepOptions) err
 }
 
 // knows checks that options are for steps of the pipeline.
-func (p Pipeline) knows(options map[StepName]StepOptions) error {
+func (p Pipeline) knows(steps []Step, options map[StepName]StepOptions) error {
 	if len(options) == 0 {
 		return nil
 	}
-	names := make([]string, len(p.Steps))
-	for i, step := range p.Steps {
+	names := make([]string, len(steps))
+	for i, step := range steps {
 		names[i] = string(step.Name)
 	}
 	for _, name := range slices.Sorted(maps.Keys(options)) {

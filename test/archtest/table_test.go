@@ -105,9 +105,10 @@ var importTable = rules{
 			packages:  list("internal/route"),
 			mayImport: list(proto, fault, payload, pipeline, envelope, model, "internal/models", "internal/pipelines", request),
 		},
+		{packages: list("internal/graph"), mayImport: list(proto, tensor, fault, payload, pipeline), pure: true},
 		{
 			packages:  list("internal/call"),
-			mayImport: list(proto, tensor, fault, payload, msgpack, raw, pipeline, envelope, bus, "internal/config", "internal/process", "internal/store", "internal/tracing", "internal/admission", "internal/explain", "internal/pipelines", "internal/route", budget, request),
+			mayImport: list("internal/graph", proto, tensor, fault, payload, msgpack, raw, pipeline, envelope, bus, "internal/config", "internal/process", "internal/store", "internal/tracing", "internal/admission", "internal/explain", "internal/pipelines", "internal/route", budget, request),
 		},
 		{packages: list("internal/jobs"), mayImport: list(proto, fault, payload, pipeline, bus, "internal/process", "internal/store", "internal/webhook", "internal/admission", budget, request), inTests: list("internal/call")},
 		{packages: list("internal/front/*"), mayImport: list(proto, tensor, fault, payload, oipcodec, raw, model, msgpack, pipeline, auth, "internal/config", "internal/admission", "internal/call", "internal/jobs", "internal/front/*", "internal/openapi", budget, request, transport), inTests: list("internal/tracing", envelope)},

@@ -695,7 +695,10 @@ type StepTiming struct {
 	// The part of batch_wait before the item's model was loaded.
 	ModelWait *durationpb.Duration `protobuf:"bytes,13,opt,name=model_wait,json=modelWait,proto3" json:"model_wait,omitempty"`
 	// Rows of this item, of those in the batch.
-	Rows          uint32 `protobuf:"varint,14,opt,name=rows,proto3" json:"rows,omitempty"`
+	Rows uint32 `protobuf:"varint,14,opt,name=rows,proto3" json:"rows,omitempty"`
+	// Where the step stands in the blocks of its pipeline, such as look/objects/detect; empty in a
+	// pipeline without blocks.
+	Path          string `protobuf:"bytes,15,opt,name=path,proto3" json:"path,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -828,6 +831,13 @@ func (x *StepTiming) GetRows() uint32 {
 	return 0
 }
 
+func (x *StepTiming) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
 var File_stagemesh_inference_v1_payload_proto protoreflect.FileDescriptor
 
 const file_stagemesh_inference_v1_payload_proto_rawDesc = "" +
@@ -872,7 +882,7 @@ const file_stagemesh_inference_v1_payload_proto_rawDesc = "" +
 	"\x04name\"u\n" +
 	"\bTimeline\x12/\n" +
 	"\x05total\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x05total\x128\n" +
-	"\x05steps\x18\x02 \x03(\v2\".stagemesh.inference.v1.StepTimingR\x05steps\"\x85\x04\n" +
+	"\x05steps\x18\x02 \x03(\v2\".stagemesh.inference.v1.StepTimingR\x05steps\"\x99\x04\n" +
 	"\n" +
 	"StepTiming\x12\x12\n" +
 	"\x04step\x18\x01 \x01(\tR\x04step\x12\x14\n" +
@@ -894,7 +904,8 @@ const file_stagemesh_inference_v1_payload_proto_rawDesc = "" +
 	"\aarrival\x18\f \x01(\v2\x19.google.protobuf.DurationR\aarrival\x128\n" +
 	"\n" +
 	"model_wait\x18\r \x01(\v2\x19.google.protobuf.DurationR\tmodelWait\x12\x12\n" +
-	"\x04rows\x18\x0e \x01(\rR\x04rows*T\n" +
+	"\x04rows\x18\x0e \x01(\rR\x04rows\x12\x12\n" +
+	"\x04path\x18\x0f \x01(\tR\x04path*T\n" +
 	"\n" +
 	"Durability\x12\x1a\n" +
 	"\x16DURABILITY_UNSPECIFIED\x10\x00\x12\x15\n" +

@@ -111,7 +111,8 @@ type Envelope struct {
 	Route []*Step `protobuf:"bytes,9,rep,name=route,proto3" json:"route,omitempty"`
 	// Index in `route` of the step that this item waits for.
 	Position uint32 `protobuf:"varint,10,opt,name=position,proto3" json:"position,omitempty"`
-	// Place in a graph of steps; empty on a straight route. Reserved.
+	// Where the step stands in the blocks of its pipeline, such as look/objects/detect; empty in a
+	// pipeline without blocks.
 	HopPath string `protobuf:"bytes,11,opt,name=hop_path,json=hopPath,proto3" json:"hop_path,omitempty"`
 	// Absolute; never absent.
 	Deadline *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=deadline,proto3" json:"deadline,omitempty"`

@@ -43,7 +43,10 @@ type Pipeline struct {
 	// Default of InferRequest.wait_for_capacity for this pipeline.
 	WaitForCapacity bool `protobuf:"varint,7,opt,name=wait_for_capacity,json=waitForCapacity,proto3" json:"wait_for_capacity,omitempty"`
 	// Queue of jobs for requests over HTTP that prefer to be answered later; empty means none.
-	Queue         string `protobuf:"bytes,8,opt,name=queue,proto3" json:"queue,omitempty"`
+	Queue string `protobuf:"bytes,8,opt,name=queue,proto3" json:"queue,omitempty"`
+	// Names of the parts that a pipeline with blocks answers with; empty means the outputs of its
+	// last step.
+	Outputs       []string `protobuf:"bytes,9,rep,name=outputs,proto3" json:"outputs,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -134,18 +137,34 @@ func (x *Pipeline) GetQueue() string {
 	return ""
 }
 
-// PipelineStep is a named place in a pipeline.
+func (x *Pipeline) GetOutputs() []string {
+	if x != nil {
+		return x.Outputs
+	}
+	return nil
+}
+
+// PipelineStep is a named place in a pipeline: a stage, or a block of steps.
 type PipelineStep struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Stage string                 `protobuf:"bytes,2,opt,name=stage,proto3" json:"stage,omitempty"`
+	// Empty where the step is a block.
+	Stage string `protobuf:"bytes,2,opt,name=stage,proto3" json:"stage,omitempty"`
 	// The model to use where the stage serves several.
 	Model      *v1.ModelRef         `protobuf:"bytes,3,opt,name=model,proto3" json:"model,omitempty"`
 	Parameters map[string]*v1.Value `protobuf:"bytes,4,rep,name=parameters,proto3" json:"parameters,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Renames: input of the stage -> name of the part that feeds it.
 	Inputs map[string]string `protobuf:"bytes,5,rep,name=inputs,proto3" json:"inputs,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// A request that sets one of these parameters is rejected.
-	Locked        bool `protobuf:"varint,6,opt,name=locked,proto3" json:"locked,omitempty"`
+	Locked bool `protobuf:"varint,6,opt,name=locked,proto3" json:"locked,omitempty"`
+	// Types that are valid to be assigned to Block:
+	//
+	//	*PipelineStep_Parallel
+	//	*PipelineStep_Map
+	//	*PipelineStep_Switch
+	//	*PipelineStep_Split
+	//	*PipelineStep_Try
+	Block         isPipelineStep_Block `protobuf_oneof:"block"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -222,6 +241,880 @@ func (x *PipelineStep) GetLocked() bool {
 	return false
 }
 
+func (x *PipelineStep) GetBlock() isPipelineStep_Block {
+	if x != nil {
+		return x.Block
+	}
+	return nil
+}
+
+func (x *PipelineStep) GetParallel() *ParallelBlock {
+	if x != nil {
+		if x, ok := x.Block.(*PipelineStep_Parallel); ok {
+			return x.Parallel
+		}
+	}
+	return nil
+}
+
+func (x *PipelineStep) GetMap() *MapBlock {
+	if x != nil {
+		if x, ok := x.Block.(*PipelineStep_Map); ok {
+			return x.Map
+		}
+	}
+	return nil
+}
+
+func (x *PipelineStep) GetSwitch() *SwitchBlock {
+	if x != nil {
+		if x, ok := x.Block.(*PipelineStep_Switch); ok {
+			return x.Switch
+		}
+	}
+	return nil
+}
+
+func (x *PipelineStep) GetSplit() *SplitBlock {
+	if x != nil {
+		if x, ok := x.Block.(*PipelineStep_Split); ok {
+			return x.Split
+		}
+	}
+	return nil
+}
+
+func (x *PipelineStep) GetTry() *TryBlock {
+	if x != nil {
+		if x, ok := x.Block.(*PipelineStep_Try); ok {
+			return x.Try
+		}
+	}
+	return nil
+}
+
+type isPipelineStep_Block interface {
+	isPipelineStep_Block()
+}
+
+type PipelineStep_Parallel struct {
+	Parallel *ParallelBlock `protobuf:"bytes,7,opt,name=parallel,proto3,oneof"`
+}
+
+type PipelineStep_Map struct {
+	Map *MapBlock `protobuf:"bytes,8,opt,name=map,proto3,oneof"`
+}
+
+type PipelineStep_Switch struct {
+	Switch *SwitchBlock `protobuf:"bytes,9,opt,name=switch,proto3,oneof"`
+}
+
+type PipelineStep_Split struct {
+	Split *SplitBlock `protobuf:"bytes,10,opt,name=split,proto3,oneof"`
+}
+
+type PipelineStep_Try struct {
+	Try *TryBlock `protobuf:"bytes,11,opt,name=try,proto3,oneof"`
+}
+
+func (*PipelineStep_Parallel) isPipelineStep_Block() {}
+
+func (*PipelineStep_Map) isPipelineStep_Block() {}
+
+func (*PipelineStep_Switch) isPipelineStep_Block() {}
+
+func (*PipelineStep_Split) isPipelineStep_Block() {}
+
+func (*PipelineStep_Try) isPipelineStep_Block() {}
+
+// ParallelBlock runs branches side by side and joins them.
+type ParallelBlock struct {
+	state    protoimpl.MessageState     `protogen:"open.v1"`
+	Branches map[string]*PipelineBranch `protobuf:"bytes,1,rep,name=branches,proto3" json:"branches,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// How many branches are waited for; 0 means all.
+	Quorum uint32 `protobuf:"varint,2,opt,name=quorum,proto3" json:"quorum,omitempty"`
+	// From the block's start; then the branches that are left are cancelled. Unset means until the
+	// request's deadline.
+	Within        *durationpb.Duration `protobuf:"bytes,3,opt,name=within,proto3" json:"within,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ParallelBlock) Reset() {
+	*x = ParallelBlock{}
+	mi := &file_stagemesh_mesh_v1_pipeline_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ParallelBlock) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ParallelBlock) ProtoMessage() {}
+
+func (x *ParallelBlock) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_mesh_v1_pipeline_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ParallelBlock.ProtoReflect.Descriptor instead.
+func (*ParallelBlock) Descriptor() ([]byte, []int) {
+	return file_stagemesh_mesh_v1_pipeline_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *ParallelBlock) GetBranches() map[string]*PipelineBranch {
+	if x != nil {
+		return x.Branches
+	}
+	return nil
+}
+
+func (x *ParallelBlock) GetQuorum() uint32 {
+	if x != nil {
+		return x.Quorum
+	}
+	return 0
+}
+
+func (x *ParallelBlock) GetWithin() *durationpb.Duration {
+	if x != nil {
+		return x.Within
+	}
+	return nil
+}
+
+// PipelineBranch is a branch of a parallel block or of a split.
+type PipelineBranch struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Steps []*PipelineStep        `protobuf:"bytes,1,rep,name=steps,proto3" json:"steps,omitempty"`
+	// Part that the branch gives -> part in the branch; empty means the outputs of its last step.
+	Give map[string]string `protobuf:"bytes,2,rep,name=give,proto3" json:"give,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// The branch's parts where it is late or fails.
+	Missing map[string]*ConstantTensor `protobuf:"bytes,3,rep,name=missing,proto3" json:"missing,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Where the branch is late or fails, its parts are absent.
+	Optional bool `protobuf:"varint,4,opt,name=optional,proto3" json:"optional,omitempty"`
+	// Percent of the requests, in a split.
+	Weight        uint32 `protobuf:"varint,5,opt,name=weight,proto3" json:"weight,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PipelineBranch) Reset() {
+	*x = PipelineBranch{}
+	mi := &file_stagemesh_mesh_v1_pipeline_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PipelineBranch) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PipelineBranch) ProtoMessage() {}
+
+func (x *PipelineBranch) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_mesh_v1_pipeline_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PipelineBranch.ProtoReflect.Descriptor instead.
+func (*PipelineBranch) Descriptor() ([]byte, []int) {
+	return file_stagemesh_mesh_v1_pipeline_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *PipelineBranch) GetSteps() []*PipelineStep {
+	if x != nil {
+		return x.Steps
+	}
+	return nil
+}
+
+func (x *PipelineBranch) GetGive() map[string]string {
+	if x != nil {
+		return x.Give
+	}
+	return nil
+}
+
+func (x *PipelineBranch) GetMissing() map[string]*ConstantTensor {
+	if x != nil {
+		return x.Missing
+	}
+	return nil
+}
+
+func (x *PipelineBranch) GetOptional() bool {
+	if x != nil {
+		return x.Optional
+	}
+	return false
+}
+
+func (x *PipelineBranch) GetWeight() uint32 {
+	if x != nil {
+		return x.Weight
+	}
+	return 0
+}
+
+// ConstantTensor is a tensor as a file has it.
+type ConstantTensor struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Datatype      string                 `protobuf:"bytes,1,opt,name=datatype,proto3" json:"datatype,omitempty"`
+	Shape         []int64                `protobuf:"varint,2,rep,packed,name=shape,proto3" json:"shape,omitempty"`
+	Data          []*v1.Value            `protobuf:"bytes,3,rep,name=data,proto3" json:"data,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConstantTensor) Reset() {
+	*x = ConstantTensor{}
+	mi := &file_stagemesh_mesh_v1_pipeline_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConstantTensor) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConstantTensor) ProtoMessage() {}
+
+func (x *ConstantTensor) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_mesh_v1_pipeline_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConstantTensor.ProtoReflect.Descriptor instead.
+func (*ConstantTensor) Descriptor() ([]byte, []int) {
+	return file_stagemesh_mesh_v1_pipeline_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *ConstantTensor) GetDatatype() string {
+	if x != nil {
+		return x.Datatype
+	}
+	return ""
+}
+
+func (x *ConstantTensor) GetShape() []int64 {
+	if x != nil {
+		return x.Shape
+	}
+	return nil
+}
+
+func (x *ConstantTensor) GetData() []*v1.Value {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+// MapBlock runs its steps for each item of a list.
+type MapBlock struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Part of an item -> part of which it is an element of axis 0.
+	Over map[string]string `protobuf:"bytes,1,rep,name=over,proto3" json:"over,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// The most items; 0 means 64.
+	MaxItems uint32          `protobuf:"varint,2,opt,name=max_items,json=maxItems,proto3" json:"max_items,omitempty"`
+	Steps    []*PipelineStep `protobuf:"bytes,3,rep,name=steps,proto3" json:"steps,omitempty"`
+	// Part that the block gives, stacked -> part of an item; empty means the outputs of the last step.
+	Give map[string]string `protobuf:"bytes,4,rep,name=give,proto3" json:"give,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// What a failed item does: fail, omit or fill; empty means fail.
+	OnItemError string `protobuf:"bytes,5,opt,name=on_item_error,json=onItemError,proto3" json:"on_item_error,omitempty"`
+	// The parts of a failed item, with fill.
+	Fill map[string]*ConstantTensor `protobuf:"bytes,6,rep,name=fill,proto3" json:"fill,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Name of a part with the indices of the items that are there; empty for none.
+	Indices       string `protobuf:"bytes,7,opt,name=indices,proto3" json:"indices,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MapBlock) Reset() {
+	*x = MapBlock{}
+	mi := &file_stagemesh_mesh_v1_pipeline_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MapBlock) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MapBlock) ProtoMessage() {}
+
+func (x *MapBlock) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_mesh_v1_pipeline_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MapBlock.ProtoReflect.Descriptor instead.
+func (*MapBlock) Descriptor() ([]byte, []int) {
+	return file_stagemesh_mesh_v1_pipeline_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *MapBlock) GetOver() map[string]string {
+	if x != nil {
+		return x.Over
+	}
+	return nil
+}
+
+func (x *MapBlock) GetMaxItems() uint32 {
+	if x != nil {
+		return x.MaxItems
+	}
+	return 0
+}
+
+func (x *MapBlock) GetSteps() []*PipelineStep {
+	if x != nil {
+		return x.Steps
+	}
+	return nil
+}
+
+func (x *MapBlock) GetGive() map[string]string {
+	if x != nil {
+		return x.Give
+	}
+	return nil
+}
+
+func (x *MapBlock) GetOnItemError() string {
+	if x != nil {
+		return x.OnItemError
+	}
+	return ""
+}
+
+func (x *MapBlock) GetFill() map[string]*ConstantTensor {
+	if x != nil {
+		return x.Fill
+	}
+	return nil
+}
+
+func (x *MapBlock) GetIndices() string {
+	if x != nil {
+		return x.Indices
+	}
+	return ""
+}
+
+// SwitchBlock runs the steps of the first case that matches.
+type SwitchBlock struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Cases         []*SwitchCase          `protobuf:"bytes,1,rep,name=cases,proto3" json:"cases,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SwitchBlock) Reset() {
+	*x = SwitchBlock{}
+	mi := &file_stagemesh_mesh_v1_pipeline_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SwitchBlock) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SwitchBlock) ProtoMessage() {}
+
+func (x *SwitchBlock) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_mesh_v1_pipeline_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SwitchBlock.ProtoReflect.Descriptor instead.
+func (*SwitchBlock) Descriptor() ([]byte, []int) {
+	return file_stagemesh_mesh_v1_pipeline_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *SwitchBlock) GetCases() []*SwitchCase {
+	if x != nil {
+		return x.Cases
+	}
+	return nil
+}
+
+// SwitchCase is a case of a switch.
+type SwitchCase struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Unset in the last case, which always matches.
+	When  *Predicate      `protobuf:"bytes,1,opt,name=when,proto3" json:"when,omitempty"`
+	Steps []*PipelineStep `protobuf:"bytes,2,rep,name=steps,proto3" json:"steps,omitempty"`
+	// As in PipelineBranch.
+	Give map[string]string `protobuf:"bytes,3,rep,name=give,proto3" json:"give,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Fails the request instead.
+	Fail          *SwitchFailure `protobuf:"bytes,4,opt,name=fail,proto3" json:"fail,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SwitchCase) Reset() {
+	*x = SwitchCase{}
+	mi := &file_stagemesh_mesh_v1_pipeline_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SwitchCase) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SwitchCase) ProtoMessage() {}
+
+func (x *SwitchCase) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_mesh_v1_pipeline_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SwitchCase.ProtoReflect.Descriptor instead.
+func (*SwitchCase) Descriptor() ([]byte, []int) {
+	return file_stagemesh_mesh_v1_pipeline_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *SwitchCase) GetWhen() *Predicate {
+	if x != nil {
+		return x.When
+	}
+	return nil
+}
+
+func (x *SwitchCase) GetSteps() []*PipelineStep {
+	if x != nil {
+		return x.Steps
+	}
+	return nil
+}
+
+func (x *SwitchCase) GetGive() map[string]string {
+	if x != nil {
+		return x.Give
+	}
+	return nil
+}
+
+func (x *SwitchCase) GetFail() *SwitchFailure {
+	if x != nil {
+		return x.Fail
+	}
+	return nil
+}
+
+// SwitchFailure is a fault that a case of a switch gives.
+type SwitchFailure struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Reason        string                 `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"`
+	Message       string                 `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SwitchFailure) Reset() {
+	*x = SwitchFailure{}
+	mi := &file_stagemesh_mesh_v1_pipeline_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SwitchFailure) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SwitchFailure) ProtoMessage() {}
+
+func (x *SwitchFailure) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_mesh_v1_pipeline_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SwitchFailure.ProtoReflect.Descriptor instead.
+func (*SwitchFailure) Descriptor() ([]byte, []int) {
+	return file_stagemesh_mesh_v1_pipeline_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *SwitchFailure) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *SwitchFailure) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+// Predicate is a condition on one value of a request.
+type Predicate struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to Subject:
+	//
+	//	*Predicate_Part
+	//	*Predicate_Parameter
+	//	*Predicate_Metadata
+	//	*Predicate_Tenant
+	Subject isPredicate_Subject `protobuf_oneof:"subject"`
+	Equals  *v1.Value           `protobuf:"bytes,5,opt,name=equals,proto3" json:"equals,omitempty"`
+	In      []*v1.Value         `protobuf:"bytes,6,rep,name=in,proto3" json:"in,omitempty"`
+	Above   *float64            `protobuf:"fixed64,7,opt,name=above,proto3,oneof" json:"above,omitempty"`
+	Below   *float64            `protobuf:"fixed64,8,opt,name=below,proto3,oneof" json:"below,omitempty"`
+	// A regular expression (RE2) that the text matches as a whole.
+	Matches string `protobuf:"bytes,9,opt,name=matches,proto3" json:"matches,omitempty"`
+	Exists  *bool  `protobuf:"varint,10,opt,name=exists,proto3,oneof" json:"exists,omitempty"`
+	// Of a tensor with several elements: whether any or all of them, or the one at the index.
+	Any           bool   `protobuf:"varint,11,opt,name=any,proto3" json:"any,omitempty"`
+	All           bool   `protobuf:"varint,12,opt,name=all,proto3" json:"all,omitempty"`
+	Index         *int64 `protobuf:"varint,13,opt,name=index,proto3,oneof" json:"index,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Predicate) Reset() {
+	*x = Predicate{}
+	mi := &file_stagemesh_mesh_v1_pipeline_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Predicate) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Predicate) ProtoMessage() {}
+
+func (x *Predicate) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_mesh_v1_pipeline_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Predicate.ProtoReflect.Descriptor instead.
+func (*Predicate) Descriptor() ([]byte, []int) {
+	return file_stagemesh_mesh_v1_pipeline_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *Predicate) GetSubject() isPredicate_Subject {
+	if x != nil {
+		return x.Subject
+	}
+	return nil
+}
+
+func (x *Predicate) GetPart() string {
+	if x != nil {
+		if x, ok := x.Subject.(*Predicate_Part); ok {
+			return x.Part
+		}
+	}
+	return ""
+}
+
+func (x *Predicate) GetParameter() string {
+	if x != nil {
+		if x, ok := x.Subject.(*Predicate_Parameter); ok {
+			return x.Parameter
+		}
+	}
+	return ""
+}
+
+func (x *Predicate) GetMetadata() string {
+	if x != nil {
+		if x, ok := x.Subject.(*Predicate_Metadata); ok {
+			return x.Metadata
+		}
+	}
+	return ""
+}
+
+func (x *Predicate) GetTenant() bool {
+	if x != nil {
+		if x, ok := x.Subject.(*Predicate_Tenant); ok {
+			return x.Tenant
+		}
+	}
+	return false
+}
+
+func (x *Predicate) GetEquals() *v1.Value {
+	if x != nil {
+		return x.Equals
+	}
+	return nil
+}
+
+func (x *Predicate) GetIn() []*v1.Value {
+	if x != nil {
+		return x.In
+	}
+	return nil
+}
+
+func (x *Predicate) GetAbove() float64 {
+	if x != nil && x.Above != nil {
+		return *x.Above
+	}
+	return 0
+}
+
+func (x *Predicate) GetBelow() float64 {
+	if x != nil && x.Below != nil {
+		return *x.Below
+	}
+	return 0
+}
+
+func (x *Predicate) GetMatches() string {
+	if x != nil {
+		return x.Matches
+	}
+	return ""
+}
+
+func (x *Predicate) GetExists() bool {
+	if x != nil && x.Exists != nil {
+		return *x.Exists
+	}
+	return false
+}
+
+func (x *Predicate) GetAny() bool {
+	if x != nil {
+		return x.Any
+	}
+	return false
+}
+
+func (x *Predicate) GetAll() bool {
+	if x != nil {
+		return x.All
+	}
+	return false
+}
+
+func (x *Predicate) GetIndex() int64 {
+	if x != nil && x.Index != nil {
+		return *x.Index
+	}
+	return 0
+}
+
+type isPredicate_Subject interface {
+	isPredicate_Subject()
+}
+
+type Predicate_Part struct {
+	Part string `protobuf:"bytes,1,opt,name=part,proto3,oneof"`
+}
+
+type Predicate_Parameter struct {
+	Parameter string `protobuf:"bytes,2,opt,name=parameter,proto3,oneof"`
+}
+
+type Predicate_Metadata struct {
+	Metadata string `protobuf:"bytes,3,opt,name=metadata,proto3,oneof"`
+}
+
+type Predicate_Tenant struct {
+	Tenant bool `protobuf:"varint,4,opt,name=tenant,proto3,oneof"`
+}
+
+func (*Predicate_Part) isPredicate_Subject() {}
+
+func (*Predicate_Parameter) isPredicate_Subject() {}
+
+func (*Predicate_Metadata) isPredicate_Subject() {}
+
+func (*Predicate_Tenant) isPredicate_Subject() {}
+
+// SplitBlock runs one of its branches, by weight.
+type SplitBlock struct {
+	state    protoimpl.MessageState     `protogen:"open.v1"`
+	Branches map[string]*PipelineBranch `protobuf:"bytes,1,rep,name=branches,proto3" json:"branches,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Key of metadata by which the branch is chosen; empty means the request's ID.
+	ByMetadata    string `protobuf:"bytes,2,opt,name=by_metadata,json=byMetadata,proto3" json:"by_metadata,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SplitBlock) Reset() {
+	*x = SplitBlock{}
+	mi := &file_stagemesh_mesh_v1_pipeline_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SplitBlock) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SplitBlock) ProtoMessage() {}
+
+func (x *SplitBlock) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_mesh_v1_pipeline_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SplitBlock.ProtoReflect.Descriptor instead.
+func (*SplitBlock) Descriptor() ([]byte, []int) {
+	return file_stagemesh_mesh_v1_pipeline_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *SplitBlock) GetBranches() map[string]*PipelineBranch {
+	if x != nil {
+		return x.Branches
+	}
+	return nil
+}
+
+func (x *SplitBlock) GetByMetadata() string {
+	if x != nil {
+		return x.ByMetadata
+	}
+	return ""
+}
+
+// TryBlock runs other steps where its own fail.
+type TryBlock struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Steps  []*PipelineStep        `protobuf:"bytes,1,rep,name=steps,proto3" json:"steps,omitempty"`
+	Within *durationpb.Duration   `protobuf:"bytes,2,opt,name=within,proto3" json:"within,omitempty"`
+	// Reasons; empty means DEADLINE_EXCEEDED, NO_CAPACITY, QUEUE_FULL, OVERLOADED and RUNNER_CRASHED.
+	On            []string        `protobuf:"bytes,3,rep,name=on,proto3" json:"on,omitempty"`
+	Else          []*PipelineStep `protobuf:"bytes,4,rep,name=else,proto3" json:"else,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TryBlock) Reset() {
+	*x = TryBlock{}
+	mi := &file_stagemesh_mesh_v1_pipeline_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TryBlock) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TryBlock) ProtoMessage() {}
+
+func (x *TryBlock) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_mesh_v1_pipeline_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TryBlock.ProtoReflect.Descriptor instead.
+func (*TryBlock) Descriptor() ([]byte, []int) {
+	return file_stagemesh_mesh_v1_pipeline_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *TryBlock) GetSteps() []*PipelineStep {
+	if x != nil {
+		return x.Steps
+	}
+	return nil
+}
+
+func (x *TryBlock) GetWithin() *durationpb.Duration {
+	if x != nil {
+		return x.Within
+	}
+	return nil
+}
+
+func (x *TryBlock) GetOn() []string {
+	if x != nil {
+		return x.On
+	}
+	return nil
+}
+
+func (x *TryBlock) GetElse() []*PipelineStep {
+	if x != nil {
+		return x.Else
+	}
+	return nil
+}
+
 // PipelineRecord is a pipeline in the mesh's registry, as JSON.
 type PipelineRecord struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -237,7 +1130,7 @@ type PipelineRecord struct {
 
 func (x *PipelineRecord) Reset() {
 	*x = PipelineRecord{}
-	mi := &file_stagemesh_mesh_v1_pipeline_proto_msgTypes[2]
+	mi := &file_stagemesh_mesh_v1_pipeline_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -249,7 +1142,7 @@ func (x *PipelineRecord) String() string {
 func (*PipelineRecord) ProtoMessage() {}
 
 func (x *PipelineRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_mesh_v1_pipeline_proto_msgTypes[2]
+	mi := &file_stagemesh_mesh_v1_pipeline_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -262,7 +1155,7 @@ func (x *PipelineRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PipelineRecord.ProtoReflect.Descriptor instead.
 func (*PipelineRecord) Descriptor() ([]byte, []int) {
-	return file_stagemesh_mesh_v1_pipeline_proto_rawDescGZIP(), []int{2}
+	return file_stagemesh_mesh_v1_pipeline_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *PipelineRecord) GetPipeline() *Pipeline {
@@ -297,7 +1190,7 @@ type PipelineEpoch struct {
 
 func (x *PipelineEpoch) Reset() {
 	*x = PipelineEpoch{}
-	mi := &file_stagemesh_mesh_v1_pipeline_proto_msgTypes[3]
+	mi := &file_stagemesh_mesh_v1_pipeline_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -309,7 +1202,7 @@ func (x *PipelineEpoch) String() string {
 func (*PipelineEpoch) ProtoMessage() {}
 
 func (x *PipelineEpoch) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_mesh_v1_pipeline_proto_msgTypes[3]
+	mi := &file_stagemesh_mesh_v1_pipeline_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -322,7 +1215,7 @@ func (x *PipelineEpoch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PipelineEpoch.ProtoReflect.Descriptor instead.
 func (*PipelineEpoch) Descriptor() ([]byte, []int) {
-	return file_stagemesh_mesh_v1_pipeline_proto_rawDescGZIP(), []int{3}
+	return file_stagemesh_mesh_v1_pipeline_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *PipelineEpoch) GetId() string {
@@ -336,7 +1229,7 @@ var File_stagemesh_mesh_v1_pipeline_proto protoreflect.FileDescriptor
 
 const file_stagemesh_mesh_v1_pipeline_proto_rawDesc = "" +
 	"\n" +
-	" stagemesh/mesh/v1/pipeline.proto\x12\x11stagemesh.mesh.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a$stagemesh/inference/v1/payload.proto\"\xc8\x02\n" +
+	" stagemesh/mesh/v1/pipeline.proto\x12\x11stagemesh.mesh.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a$stagemesh/inference/v1/payload.proto\"\xe2\x02\n" +
 	"\bPipeline\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x125\n" +
 	"\x05steps\x18\x02 \x03(\v2\x1f.stagemesh.mesh.v1.PipelineStepR\x05steps\x123\n" +
@@ -347,7 +1240,8 @@ const file_stagemesh_mesh_v1_pipeline_proto_rawDesc = "" +
 	"\x04keep\x18\x05 \x03(\tR\x04keep\x12\"\n" +
 	"\rmax_in_flight\x18\x06 \x01(\rR\vmaxInFlight\x12*\n" +
 	"\x11wait_for_capacity\x18\a \x01(\bR\x0fwaitForCapacity\x12\x14\n" +
-	"\x05queue\x18\b \x01(\tR\x05queue\"\xb7\x03\n" +
+	"\x05queue\x18\b \x01(\tR\x05queue\x12\x18\n" +
+	"\aoutputs\x18\t \x03(\tR\aoutputs\"\xd3\x05\n" +
 	"\fPipelineStep\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05stage\x18\x02 \x01(\tR\x05stage\x126\n" +
@@ -356,13 +1250,107 @@ const file_stagemesh_mesh_v1_pipeline_proto_rawDesc = "" +
 	"parameters\x18\x04 \x03(\v2/.stagemesh.mesh.v1.PipelineStep.ParametersEntryR\n" +
 	"parameters\x12C\n" +
 	"\x06inputs\x18\x05 \x03(\v2+.stagemesh.mesh.v1.PipelineStep.InputsEntryR\x06inputs\x12\x16\n" +
-	"\x06locked\x18\x06 \x01(\bR\x06locked\x1a\\\n" +
+	"\x06locked\x18\x06 \x01(\bR\x06locked\x12>\n" +
+	"\bparallel\x18\a \x01(\v2 .stagemesh.mesh.v1.ParallelBlockH\x00R\bparallel\x12/\n" +
+	"\x03map\x18\b \x01(\v2\x1b.stagemesh.mesh.v1.MapBlockH\x00R\x03map\x128\n" +
+	"\x06switch\x18\t \x01(\v2\x1e.stagemesh.mesh.v1.SwitchBlockH\x00R\x06switch\x125\n" +
+	"\x05split\x18\n" +
+	" \x01(\v2\x1d.stagemesh.mesh.v1.SplitBlockH\x00R\x05split\x12/\n" +
+	"\x03try\x18\v \x01(\v2\x1b.stagemesh.mesh.v1.TryBlockH\x00R\x03try\x1a\\\n" +
 	"\x0fParametersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x123\n" +
 	"\x05value\x18\x02 \x01(\v2\x1d.stagemesh.inference.v1.ValueR\x05value:\x028\x01\x1a9\n" +
 	"\vInputsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xb5\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\a\n" +
+	"\x05block\"\x86\x02\n" +
+	"\rParallelBlock\x12J\n" +
+	"\bbranches\x18\x01 \x03(\v2..stagemesh.mesh.v1.ParallelBlock.BranchesEntryR\bbranches\x12\x16\n" +
+	"\x06quorum\x18\x02 \x01(\rR\x06quorum\x121\n" +
+	"\x06within\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x06within\x1a^\n" +
+	"\rBranchesEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x127\n" +
+	"\x05value\x18\x02 \x01(\v2!.stagemesh.mesh.v1.PipelineBranchR\x05value:\x028\x01\"\x9e\x03\n" +
+	"\x0ePipelineBranch\x125\n" +
+	"\x05steps\x18\x01 \x03(\v2\x1f.stagemesh.mesh.v1.PipelineStepR\x05steps\x12?\n" +
+	"\x04give\x18\x02 \x03(\v2+.stagemesh.mesh.v1.PipelineBranch.GiveEntryR\x04give\x12H\n" +
+	"\amissing\x18\x03 \x03(\v2..stagemesh.mesh.v1.PipelineBranch.MissingEntryR\amissing\x12\x1a\n" +
+	"\boptional\x18\x04 \x01(\bR\boptional\x12\x16\n" +
+	"\x06weight\x18\x05 \x01(\rR\x06weight\x1a7\n" +
+	"\tGiveEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a]\n" +
+	"\fMissingEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x127\n" +
+	"\x05value\x18\x02 \x01(\v2!.stagemesh.mesh.v1.ConstantTensorR\x05value:\x028\x01\"u\n" +
+	"\x0eConstantTensor\x12\x1a\n" +
+	"\bdatatype\x18\x01 \x01(\tR\bdatatype\x12\x14\n" +
+	"\x05shape\x18\x02 \x03(\x03R\x05shape\x121\n" +
+	"\x04data\x18\x03 \x03(\v2\x1d.stagemesh.inference.v1.ValueR\x04data\"\x9b\x04\n" +
+	"\bMapBlock\x129\n" +
+	"\x04over\x18\x01 \x03(\v2%.stagemesh.mesh.v1.MapBlock.OverEntryR\x04over\x12\x1b\n" +
+	"\tmax_items\x18\x02 \x01(\rR\bmaxItems\x125\n" +
+	"\x05steps\x18\x03 \x03(\v2\x1f.stagemesh.mesh.v1.PipelineStepR\x05steps\x129\n" +
+	"\x04give\x18\x04 \x03(\v2%.stagemesh.mesh.v1.MapBlock.GiveEntryR\x04give\x12\"\n" +
+	"\ron_item_error\x18\x05 \x01(\tR\vonItemError\x129\n" +
+	"\x04fill\x18\x06 \x03(\v2%.stagemesh.mesh.v1.MapBlock.FillEntryR\x04fill\x12\x18\n" +
+	"\aindices\x18\a \x01(\tR\aindices\x1a7\n" +
+	"\tOverEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a7\n" +
+	"\tGiveEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1aZ\n" +
+	"\tFillEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x127\n" +
+	"\x05value\x18\x02 \x01(\v2!.stagemesh.mesh.v1.ConstantTensorR\x05value:\x028\x01\"B\n" +
+	"\vSwitchBlock\x123\n" +
+	"\x05cases\x18\x01 \x03(\v2\x1d.stagemesh.mesh.v1.SwitchCaseR\x05cases\"\xa1\x02\n" +
+	"\n" +
+	"SwitchCase\x120\n" +
+	"\x04when\x18\x01 \x01(\v2\x1c.stagemesh.mesh.v1.PredicateR\x04when\x125\n" +
+	"\x05steps\x18\x02 \x03(\v2\x1f.stagemesh.mesh.v1.PipelineStepR\x05steps\x12;\n" +
+	"\x04give\x18\x03 \x03(\v2'.stagemesh.mesh.v1.SwitchCase.GiveEntryR\x04give\x124\n" +
+	"\x04fail\x18\x04 \x01(\v2 .stagemesh.mesh.v1.SwitchFailureR\x04fail\x1a7\n" +
+	"\tGiveEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"A\n" +
+	"\rSwitchFailure\x12\x16\n" +
+	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x18\n" +
+	"\amessage\x18\x02 \x01(\tR\amessage\"\xbf\x03\n" +
+	"\tPredicate\x12\x14\n" +
+	"\x04part\x18\x01 \x01(\tH\x00R\x04part\x12\x1e\n" +
+	"\tparameter\x18\x02 \x01(\tH\x00R\tparameter\x12\x1c\n" +
+	"\bmetadata\x18\x03 \x01(\tH\x00R\bmetadata\x12\x18\n" +
+	"\x06tenant\x18\x04 \x01(\bH\x00R\x06tenant\x125\n" +
+	"\x06equals\x18\x05 \x01(\v2\x1d.stagemesh.inference.v1.ValueR\x06equals\x12-\n" +
+	"\x02in\x18\x06 \x03(\v2\x1d.stagemesh.inference.v1.ValueR\x02in\x12\x19\n" +
+	"\x05above\x18\a \x01(\x01H\x01R\x05above\x88\x01\x01\x12\x19\n" +
+	"\x05below\x18\b \x01(\x01H\x02R\x05below\x88\x01\x01\x12\x18\n" +
+	"\amatches\x18\t \x01(\tR\amatches\x12\x1b\n" +
+	"\x06exists\x18\n" +
+	" \x01(\bH\x03R\x06exists\x88\x01\x01\x12\x10\n" +
+	"\x03any\x18\v \x01(\bR\x03any\x12\x10\n" +
+	"\x03all\x18\f \x01(\bR\x03all\x12\x19\n" +
+	"\x05index\x18\r \x01(\x03H\x04R\x05index\x88\x01\x01B\t\n" +
+	"\asubjectB\b\n" +
+	"\x06_aboveB\b\n" +
+	"\x06_belowB\t\n" +
+	"\a_existsB\b\n" +
+	"\x06_index\"\xd6\x01\n" +
+	"\n" +
+	"SplitBlock\x12G\n" +
+	"\bbranches\x18\x01 \x03(\v2+.stagemesh.mesh.v1.SplitBlock.BranchesEntryR\bbranches\x12\x1f\n" +
+	"\vby_metadata\x18\x02 \x01(\tR\n" +
+	"byMetadata\x1a^\n" +
+	"\rBranchesEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x127\n" +
+	"\x05value\x18\x02 \x01(\v2!.stagemesh.mesh.v1.PipelineBranchR\x05value:\x028\x01\"\xb9\x01\n" +
+	"\bTryBlock\x125\n" +
+	"\x05steps\x18\x01 \x03(\v2\x1f.stagemesh.mesh.v1.PipelineStepR\x05steps\x121\n" +
+	"\x06within\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x06within\x12\x0e\n" +
+	"\x02on\x18\x03 \x03(\tR\x02on\x123\n" +
+	"\x04else\x18\x04 \x03(\v2\x1f.stagemesh.mesh.v1.PipelineStepR\x04else\"\xb5\x01\n" +
 	"\x0ePipelineRecord\x127\n" +
 	"\bpipeline\x18\x01 \x01(\v2\x1b.stagemesh.mesh.v1.PipelineR\bpipeline\x129\n" +
 	"\n" +
@@ -383,36 +1371,84 @@ func file_stagemesh_mesh_v1_pipeline_proto_rawDescGZIP() []byte {
 	return file_stagemesh_mesh_v1_pipeline_proto_rawDescData
 }
 
-var file_stagemesh_mesh_v1_pipeline_proto_msgTypes = make([]protoimpl.MessageInfo, 6)
+var file_stagemesh_mesh_v1_pipeline_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
 var file_stagemesh_mesh_v1_pipeline_proto_goTypes = []any{
 	(*Pipeline)(nil),              // 0: stagemesh.mesh.v1.Pipeline
 	(*PipelineStep)(nil),          // 1: stagemesh.mesh.v1.PipelineStep
-	(*PipelineRecord)(nil),        // 2: stagemesh.mesh.v1.PipelineRecord
-	(*PipelineEpoch)(nil),         // 3: stagemesh.mesh.v1.PipelineEpoch
-	nil,                           // 4: stagemesh.mesh.v1.PipelineStep.ParametersEntry
-	nil,                           // 5: stagemesh.mesh.v1.PipelineStep.InputsEntry
-	(*durationpb.Duration)(nil),   // 6: google.protobuf.Duration
-	(v1.Durability)(0),            // 7: stagemesh.inference.v1.Durability
-	(*v1.ModelRef)(nil),           // 8: stagemesh.inference.v1.ModelRef
-	(*timestamppb.Timestamp)(nil), // 9: google.protobuf.Timestamp
-	(*v1.Value)(nil),              // 10: stagemesh.inference.v1.Value
+	(*ParallelBlock)(nil),         // 2: stagemesh.mesh.v1.ParallelBlock
+	(*PipelineBranch)(nil),        // 3: stagemesh.mesh.v1.PipelineBranch
+	(*ConstantTensor)(nil),        // 4: stagemesh.mesh.v1.ConstantTensor
+	(*MapBlock)(nil),              // 5: stagemesh.mesh.v1.MapBlock
+	(*SwitchBlock)(nil),           // 6: stagemesh.mesh.v1.SwitchBlock
+	(*SwitchCase)(nil),            // 7: stagemesh.mesh.v1.SwitchCase
+	(*SwitchFailure)(nil),         // 8: stagemesh.mesh.v1.SwitchFailure
+	(*Predicate)(nil),             // 9: stagemesh.mesh.v1.Predicate
+	(*SplitBlock)(nil),            // 10: stagemesh.mesh.v1.SplitBlock
+	(*TryBlock)(nil),              // 11: stagemesh.mesh.v1.TryBlock
+	(*PipelineRecord)(nil),        // 12: stagemesh.mesh.v1.PipelineRecord
+	(*PipelineEpoch)(nil),         // 13: stagemesh.mesh.v1.PipelineEpoch
+	nil,                           // 14: stagemesh.mesh.v1.PipelineStep.ParametersEntry
+	nil,                           // 15: stagemesh.mesh.v1.PipelineStep.InputsEntry
+	nil,                           // 16: stagemesh.mesh.v1.ParallelBlock.BranchesEntry
+	nil,                           // 17: stagemesh.mesh.v1.PipelineBranch.GiveEntry
+	nil,                           // 18: stagemesh.mesh.v1.PipelineBranch.MissingEntry
+	nil,                           // 19: stagemesh.mesh.v1.MapBlock.OverEntry
+	nil,                           // 20: stagemesh.mesh.v1.MapBlock.GiveEntry
+	nil,                           // 21: stagemesh.mesh.v1.MapBlock.FillEntry
+	nil,                           // 22: stagemesh.mesh.v1.SwitchCase.GiveEntry
+	nil,                           // 23: stagemesh.mesh.v1.SplitBlock.BranchesEntry
+	(*durationpb.Duration)(nil),   // 24: google.protobuf.Duration
+	(v1.Durability)(0),            // 25: stagemesh.inference.v1.Durability
+	(*v1.ModelRef)(nil),           // 26: stagemesh.inference.v1.ModelRef
+	(*v1.Value)(nil),              // 27: stagemesh.inference.v1.Value
+	(*timestamppb.Timestamp)(nil), // 28: google.protobuf.Timestamp
 }
 var file_stagemesh_mesh_v1_pipeline_proto_depIdxs = []int32{
 	1,  // 0: stagemesh.mesh.v1.Pipeline.steps:type_name -> stagemesh.mesh.v1.PipelineStep
-	6,  // 1: stagemesh.mesh.v1.Pipeline.timeout:type_name -> google.protobuf.Duration
-	7,  // 2: stagemesh.mesh.v1.Pipeline.durability:type_name -> stagemesh.inference.v1.Durability
-	8,  // 3: stagemesh.mesh.v1.PipelineStep.model:type_name -> stagemesh.inference.v1.ModelRef
-	4,  // 4: stagemesh.mesh.v1.PipelineStep.parameters:type_name -> stagemesh.mesh.v1.PipelineStep.ParametersEntry
-	5,  // 5: stagemesh.mesh.v1.PipelineStep.inputs:type_name -> stagemesh.mesh.v1.PipelineStep.InputsEntry
-	0,  // 6: stagemesh.mesh.v1.PipelineRecord.pipeline:type_name -> stagemesh.mesh.v1.Pipeline
-	9,  // 7: stagemesh.mesh.v1.PipelineRecord.applied_at:type_name -> google.protobuf.Timestamp
-	0,  // 8: stagemesh.mesh.v1.PipelineRecord.seed:type_name -> stagemesh.mesh.v1.Pipeline
-	10, // 9: stagemesh.mesh.v1.PipelineStep.ParametersEntry.value:type_name -> stagemesh.inference.v1.Value
-	10, // [10:10] is the sub-list for method output_type
-	10, // [10:10] is the sub-list for method input_type
-	10, // [10:10] is the sub-list for extension type_name
-	10, // [10:10] is the sub-list for extension extendee
-	0,  // [0:10] is the sub-list for field type_name
+	24, // 1: stagemesh.mesh.v1.Pipeline.timeout:type_name -> google.protobuf.Duration
+	25, // 2: stagemesh.mesh.v1.Pipeline.durability:type_name -> stagemesh.inference.v1.Durability
+	26, // 3: stagemesh.mesh.v1.PipelineStep.model:type_name -> stagemesh.inference.v1.ModelRef
+	14, // 4: stagemesh.mesh.v1.PipelineStep.parameters:type_name -> stagemesh.mesh.v1.PipelineStep.ParametersEntry
+	15, // 5: stagemesh.mesh.v1.PipelineStep.inputs:type_name -> stagemesh.mesh.v1.PipelineStep.InputsEntry
+	2,  // 6: stagemesh.mesh.v1.PipelineStep.parallel:type_name -> stagemesh.mesh.v1.ParallelBlock
+	5,  // 7: stagemesh.mesh.v1.PipelineStep.map:type_name -> stagemesh.mesh.v1.MapBlock
+	6,  // 8: stagemesh.mesh.v1.PipelineStep.switch:type_name -> stagemesh.mesh.v1.SwitchBlock
+	10, // 9: stagemesh.mesh.v1.PipelineStep.split:type_name -> stagemesh.mesh.v1.SplitBlock
+	11, // 10: stagemesh.mesh.v1.PipelineStep.try:type_name -> stagemesh.mesh.v1.TryBlock
+	16, // 11: stagemesh.mesh.v1.ParallelBlock.branches:type_name -> stagemesh.mesh.v1.ParallelBlock.BranchesEntry
+	24, // 12: stagemesh.mesh.v1.ParallelBlock.within:type_name -> google.protobuf.Duration
+	1,  // 13: stagemesh.mesh.v1.PipelineBranch.steps:type_name -> stagemesh.mesh.v1.PipelineStep
+	17, // 14: stagemesh.mesh.v1.PipelineBranch.give:type_name -> stagemesh.mesh.v1.PipelineBranch.GiveEntry
+	18, // 15: stagemesh.mesh.v1.PipelineBranch.missing:type_name -> stagemesh.mesh.v1.PipelineBranch.MissingEntry
+	27, // 16: stagemesh.mesh.v1.ConstantTensor.data:type_name -> stagemesh.inference.v1.Value
+	19, // 17: stagemesh.mesh.v1.MapBlock.over:type_name -> stagemesh.mesh.v1.MapBlock.OverEntry
+	1,  // 18: stagemesh.mesh.v1.MapBlock.steps:type_name -> stagemesh.mesh.v1.PipelineStep
+	20, // 19: stagemesh.mesh.v1.MapBlock.give:type_name -> stagemesh.mesh.v1.MapBlock.GiveEntry
+	21, // 20: stagemesh.mesh.v1.MapBlock.fill:type_name -> stagemesh.mesh.v1.MapBlock.FillEntry
+	7,  // 21: stagemesh.mesh.v1.SwitchBlock.cases:type_name -> stagemesh.mesh.v1.SwitchCase
+	9,  // 22: stagemesh.mesh.v1.SwitchCase.when:type_name -> stagemesh.mesh.v1.Predicate
+	1,  // 23: stagemesh.mesh.v1.SwitchCase.steps:type_name -> stagemesh.mesh.v1.PipelineStep
+	22, // 24: stagemesh.mesh.v1.SwitchCase.give:type_name -> stagemesh.mesh.v1.SwitchCase.GiveEntry
+	8,  // 25: stagemesh.mesh.v1.SwitchCase.fail:type_name -> stagemesh.mesh.v1.SwitchFailure
+	27, // 26: stagemesh.mesh.v1.Predicate.equals:type_name -> stagemesh.inference.v1.Value
+	27, // 27: stagemesh.mesh.v1.Predicate.in:type_name -> stagemesh.inference.v1.Value
+	23, // 28: stagemesh.mesh.v1.SplitBlock.branches:type_name -> stagemesh.mesh.v1.SplitBlock.BranchesEntry
+	1,  // 29: stagemesh.mesh.v1.TryBlock.steps:type_name -> stagemesh.mesh.v1.PipelineStep
+	24, // 30: stagemesh.mesh.v1.TryBlock.within:type_name -> google.protobuf.Duration
+	1,  // 31: stagemesh.mesh.v1.TryBlock.else:type_name -> stagemesh.mesh.v1.PipelineStep
+	0,  // 32: stagemesh.mesh.v1.PipelineRecord.pipeline:type_name -> stagemesh.mesh.v1.Pipeline
+	28, // 33: stagemesh.mesh.v1.PipelineRecord.applied_at:type_name -> google.protobuf.Timestamp
+	0,  // 34: stagemesh.mesh.v1.PipelineRecord.seed:type_name -> stagemesh.mesh.v1.Pipeline
+	27, // 35: stagemesh.mesh.v1.PipelineStep.ParametersEntry.value:type_name -> stagemesh.inference.v1.Value
+	3,  // 36: stagemesh.mesh.v1.ParallelBlock.BranchesEntry.value:type_name -> stagemesh.mesh.v1.PipelineBranch
+	4,  // 37: stagemesh.mesh.v1.PipelineBranch.MissingEntry.value:type_name -> stagemesh.mesh.v1.ConstantTensor
+	4,  // 38: stagemesh.mesh.v1.MapBlock.FillEntry.value:type_name -> stagemesh.mesh.v1.ConstantTensor
+	3,  // 39: stagemesh.mesh.v1.SplitBlock.BranchesEntry.value:type_name -> stagemesh.mesh.v1.PipelineBranch
+	40, // [40:40] is the sub-list for method output_type
+	40, // [40:40] is the sub-list for method input_type
+	40, // [40:40] is the sub-list for extension type_name
+	40, // [40:40] is the sub-list for extension extendee
+	0,  // [0:40] is the sub-list for field type_name
 }
 
 func init() { file_stagemesh_mesh_v1_pipeline_proto_init() }
@@ -420,13 +1456,26 @@ func file_stagemesh_mesh_v1_pipeline_proto_init() {
 	if File_stagemesh_mesh_v1_pipeline_proto != nil {
 		return
 	}
+	file_stagemesh_mesh_v1_pipeline_proto_msgTypes[1].OneofWrappers = []any{
+		(*PipelineStep_Parallel)(nil),
+		(*PipelineStep_Map)(nil),
+		(*PipelineStep_Switch)(nil),
+		(*PipelineStep_Split)(nil),
+		(*PipelineStep_Try)(nil),
+	}
+	file_stagemesh_mesh_v1_pipeline_proto_msgTypes[9].OneofWrappers = []any{
+		(*Predicate_Part)(nil),
+		(*Predicate_Parameter)(nil),
+		(*Predicate_Metadata)(nil),
+		(*Predicate_Tenant)(nil),
+	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_stagemesh_mesh_v1_pipeline_proto_rawDesc), len(file_stagemesh_mesh_v1_pipeline_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   6,
+			NumMessages:   24,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

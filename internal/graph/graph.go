@@ -1,0 +1,432 @@
+// Package graph runs the blocks of a pipeline, as a pure machine: what happens goes in, what to do
+// comes out.
+//
+//	m := graph.New(pipeline, request)
+//	do := m.Start(now)                          // start these steps, set these timers
+//	do = m.Answered(id, outputs, now)           // of a step; or m.Failed(id, fault, now)
+//	do = m.Fired(timer, now)
+//	outcome := m.Outcome()                      // nil until the request has ended
+//
+// Every step of a pipeline with blocks is an execution of its own. What a part of the graph still
+// runs when that has ended is cancelled; its answers are not asked for any more. A branch ends where
+// its block ends, so nothing waits for what was skipped.
+//
+// There is no clock, lock, channel or goroutine here. A Machine belongs to one goroutine.
+package graph
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
+
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+)
+
+// Request is what a graph runs for.
+type Request struct {
+	ID         pipeline.RequestID
+	Tenant     string
+	Inputs     []payload.Part
+	Parameters payload.Parameters
+	Metadata   map[string]string
+	Deadline   time.Time
+	// Spec returns the inputs and outputs of a stage, nil where they are not known.
+	Spec func(pipeline.StageName) *stagev1.Spec
+}
+
+// Start is a step to run.
+type Start struct {
+	// ID is the execution's.
+	ID   int
+	Step *pipeline.Step
+	// Path is where the step stands, such as look/objects/detect, of items of a map with
+	// their indices: labels[3]/classify.
+	Path string
+	// Parts are what the step before gave, Kept are earlier ones that it reads.
+	Parts, Kept []payload.Part
+	Deadline    time.Time
+	// IsFirst is true while nothing of the request has run.
+	IsFirst bool
+	// IsLast is true where the answer is the request's.
+	IsLast bool
+}
+
+// Timer is a timer to set.
+type Timer struct {
+	ID int
+	At time.Time
+}
+
+// Actions are what to do, in this order.
+type Actions struct {
+	Cancel []int
+	Start  []Start
+	Timers []Timer
+}
+
+// Status is what became of a branch.
+type Status string
+
+// The statuses of branches.
+const (
+	Done      Status = "done"
+	Skipped   Status = "skipped"
+	Late      Status = "late"
+	Failed    Status = "failed"
+	Cancelled Status = "cancelled"
+)
+
+// Branch is what became of a branch of a block, or of the items of a map together.
+type Branch struct {
+	Path   string
+	Status Status
+	// Why is the value that decided, or the fault.
+	Why string
+}
+
+// Outcome is how a request has ended.
+type Outcome struct {
+	Outputs []payload.Part
+	Fault   *fault.Fault
+	// Partial are the paths of branches that were late or failed and whose parts are absent or
+	// replaced.
+	Partial []string
+	// Branches are those of blocks that have run, in the order in which they were decided.
+	Branches []Branch
+}
+
+// Machine runs one request.
+type Machine struct {
+	pipeline *pipeline.Pipeline
+	request  Request
+	now      time.Time
+	lastID   int
+	running  map[int]running
+	timers   map[int]timer
+	do       Actions
+	hasRun   bool
+	outcome  Outcome
+	isOver   bool
+}
+
+// running is an execution that has not ended.
+type running struct {
+	scope *scope
+	path  string
+	then  func([]payload.Part, *fault.Fault)
+}
+
+type timer struct {
+	scope *scope
+	then  func()
+}
+
+// New returns a machine for a valid pipeline with blocks.
+func New(p *pipeline.Pipeline, r Request) *Machine {
+	return &Machine{pipeline: p, request: r, running: map[int]running{}, timers: map[int]timer{}}
+}
+
+// Start starts the request.
+func (m *Machine) Start(now time.Time) Actions {
+	return m.step(now, func() {
+		root := &scope{machine: m, deadline: m.request.Deadline}
+		m.runSteps(root, m.pipeline.Steps, "", parts{reach: m.request.Inputs, previous: m.request.Inputs}, func(end parts, f *fault.Fault) {
+			if f == nil {
+				m.outcome.Outputs, f = m.outputs(end)
+			}
+			m.outcome.Fault, m.isOver = f, true
+			root.end()
+		})
+	})
+}
+
+// Answered continues with the outputs of an execution. One that was cancelled is ignored.
+func (m *Machine) Answered(id int, outputs []payload.Part, now time.Time) Actions {
+	return m.ended(id, outputs, nil, now)
+}
+
+// Failed continues after the failure of an execution.
+func (m *Machine) Failed(id int, f *fault.Fault, now time.Time) Actions {
+	return m.ended(id, nil, f, now)
+}
+
+func (m *Machine) ended(id int, outputs []payload.Part, f *fault.Fault, now time.Time) Actions {
+	return m.step(now, func() {
+		if r, is := m.running[id]; is {
+			delete(m.running, id)
+			r.scope.count(-1)
+			m.hasRun = true
+			r.then(outputs, f)
+		}
+	})
+}
+
+// Fired continues when a timer's time has come. One whose block has ended is ignored.
+func (m *Machine) Fired(id int, now time.Time) Actions {
+	return m.step(now, func() {
+		t, is := m.timers[id]
+		delete(m.timers, id)
+		if is && !t.scope.isOver() {
+			t.then()
+		}
+	})
+}
+
+// Outcome returns how the request has ended, nil while it has not.
+func (m *Machine) Outcome() *Outcome {
+	if !m.isOver {
+		return nil
+	}
+	return &m.outcome
+}
+
+func (m *Machine) step(now time.Time, do func()) Actions {
+	m.now = now
+	if !m.isOver {
+		do()
+	}
+	out := m.do
+	m.do = Actions{}
+	if len(out.Cancel) > 0 { // what was started and cancelled at once never starts
+		out.Start = slices.DeleteFunc(out.Start, func(s Start) bool {
+			if i := slices.Index(out.Cancel, s.ID); i >= 0 {
+				out.Cancel = slices.Delete(out.Cancel, i, i+1)
+				return true
+			}
+			return false
+		})
+	}
+	return out
+}
+
+// scope is a part of the graph that ends together: the request, a block with a time limit, a branch.
+type scope struct {
+	machine  *Machine
+	parent   *scope
+	deadline time.Time
+	// live counts the executions in it.
+	live    int
+	isEnded bool
+}
+
+// child returns a scope in this one that lasts at most so long; 0 is without a limit.
+func (s *scope) child(within time.Duration) *scope {
+	out := &scope{machine: s.machine, parent: s, deadline: s.deadline}
+	if at := s.machine.now.Add(within); within > 0 && at.Before(out.deadline) {
+		out.deadline = at
+	}
+	return out
+}
+
+func (s *scope) count(n int) {
+	for ; s != nil; s = s.parent {
+		s.live += n
+	}
+}
+
+func (s *scope) isOver() bool {
+	for ; s != nil; s = s.parent {
+		if s.isEnded {
+			return true
+		}
+	}
+	return false
+}
+
+// end cancels what still runs in the scope.
+func (s *scope) end() {
+	s.isEnded = true
+	m := s.machine
+	if s.live == 0 {
+		return
+	}
+	for _, id := range slices.Sorted(maps.Keys(m.running)) {
+		if r := m.running[id]; r.scope.isOver() {
+			delete(m.running, id)
+			r.scope.count(-1)
+			m.do.Cancel = append(m.do.Cancel, id)
+		}
+	}
+}
+
+// at sets a timer for the scope's deadline, where that is before the parent's.
+func (s *scope) at(then func()) {
+	if !s.deadline.Before(s.parent.deadline) {
+		return
+	}
+	m := s.machine
+	m.lastID++
+	m.timers[m.lastID] = timer{s, then}
+	m.do.Timers = append(m.do.Timers, Timer{m.lastID, s.deadline})
+}
+
+// parts are what a step can read.
+type parts struct {
+	// reach are all by their names, previous those that the step before gave.
+	reach, previous []payload.Part
+}
+
+// with returns the parts after a step that gave these; a step that gave nothing passes on.
+func (p parts) with(given []payload.Part) parts {
+	if len(given) == 0 {
+		return p
+	}
+	out := parts{make([]payload.Part, 0, len(p.reach)+len(given)), given}
+	for _, part := range p.reach {
+		if _, isReplaced := payload.Find(given, part.Name); !isReplaced {
+			out.reach = append(out.reach, part)
+		}
+	}
+	out.reach = append(out.reach, given...)
+	return out
+}
+
+// then is called once, with what a list of steps can read at its end, or with its fault.
+type then func(end parts, f *fault.Fault)
+
+// runSteps runs a list of steps one after another.
+func (m *Machine) runSteps(s *scope, steps []pipeline.Step, path string, p parts, done then) {
+	if len(steps) == 0 {
+		done(p, nil)
+		return
+	}
+	m.runStep(s, &steps[0], join(path, string(steps[0].Name)), p, func(given []payload.Part, f *fault.Fault) {
+		if f != nil {
+			done(p, f)
+			return
+		}
+		m.runSteps(s, steps[1:], path, p.with(given), done)
+	})
+}
+
+func join(path, name string) string {
+	if path == "" || name == "" {
+		return path + name
+	}
+	return path + "/" + name
+}
+
+// given is called once, with what a step gives, or with its fault.
+type given func(parts []payload.Part, f *fault.Fault)
+
+func (m *Machine) runStep(s *scope, step *pipeline.Step, path string, p parts, done given) {
+	switch {
+	case step.Parallel != nil:
+		m.runParallel(s, step.Parallel, path, p, done)
+	case step.Map != nil:
+		m.runMap(s, step.Map, path, p, done)
+	case step.Switch != nil:
+		m.runSwitch(s, step, path, p, done)
+	case step.Split != nil:
+		m.runSplit(s, step, path, p, done)
+	case step.Try != nil:
+		m.runTry(s, step.Try, path, p, done)
+	default:
+		m.lastID++
+		parts, kept := m.feed(step, p)
+		m.running[m.lastID] = running{s, path, done}
+		s.count(1)
+		m.do.Start = append(m.do.Start, Start{
+			ID: m.lastID, Step: step, Path: path, Parts: parts, Kept: kept, Deadline: s.deadline, IsFirst: !m.hasRun,
+			IsLast: len(m.pipeline.Outputs) == 0 && step == &m.pipeline.Steps[len(m.pipeline.Steps)-1],
+		})
+	}
+}
+
+// feed returns what a step gets: the parts that its stage reads, or where that is not known what
+// the step before gave and what the step renames.
+func (m *Machine) feed(step *pipeline.Step, p parts) (previous, kept []payload.Part) {
+	spec := m.request.Spec(step.Stage)
+	var sources []string
+	for _, input := range spec.GetInputs() {
+		sources = append(sources, cmp.Or(step.Inputs[input.GetName()], input.GetName()))
+	}
+	if len(sources) == 0 {
+		sources = slices.Collect(maps.Values(step.Inputs))
+	}
+	for _, part := range p.reach {
+		_, isPrevious := payload.Find(p.previous, part.Name)
+		switch isRead := slices.Contains(sources, part.Name); {
+		case isPrevious && (isRead || len(spec.GetInputs()) == 0):
+			previous = append(previous, part)
+		case !isPrevious && isRead:
+			kept = append(kept, part)
+		}
+	}
+	switch {
+	case len(previous) == 0 && len(kept) > 0:
+		return kept, nil
+	case len(previous) == 0:
+		return p.previous, nil // one part feeds the only input, whatever its name
+	}
+	return previous, kept
+}
+
+// take returns the parts that a list of steps gives by the end: those named, or what its last step
+// gave. A list without steps gives nothing.
+func take(list pipeline.List, path string, end parts) ([]payload.Part, *fault.Fault) {
+	if len(list.Give) == 0 {
+		if len(list.Steps) == 0 {
+			return nil, nil
+		}
+		return end.previous, nil
+	}
+	var out []payload.Part
+	for _, name := range slices.Sorted(maps.Keys(list.Give)) {
+		part, is := payload.Find(end.reach, list.Give[name])
+		if !is {
+			return nil, fault.Newf(fault.RunnerOutputInvalid, "%s: no step gives the part %q, which the branch gives as %q", path, list.Give[name], name)
+		}
+		part.Name = name
+		out = append(out, part)
+	}
+	return out, nil
+}
+
+// outputs returns the request's.
+func (m *Machine) outputs(end parts) (out []payload.Part, _ *fault.Fault) {
+	if len(m.pipeline.Outputs) == 0 {
+		return end.previous, nil
+	}
+	for _, name := range m.pipeline.Outputs {
+		if part, is := payload.Find(end.reach, name); is { // one that is not may be absent
+			out = append(out, part)
+		}
+	}
+	return out, nil
+}
+
+func (m *Machine) note(path string, s Status, why string) {
+	m.outcome.Branches = append(m.outcome.Branches, Branch{path, s, why})
+}
+
+// constants returns the parts of constants, which are valid.
+func constants(of map[string]pipeline.Constant) (out []payload.Part) {
+	for _, name := range slices.Sorted(maps.Keys(of)) {
+		if part, err := of[name].Part(name); err == nil {
+			out = append(out, part)
+		}
+	}
+	return out
+}
+
+// lateFault is the fault of what did not end in its time.
+func lateFault(path string, within time.Duration) *fault.Fault {
+	return fault.Newf(fault.DeadlineExceeded, "%s: no answer within %s", path, within).Final()
+}
+
+// at returns a fault with the path at which it happened.
+func at(f *fault.Fault, path string) *fault.Fault {
+	if f.Metadata["path"] != "" {
+		return f
+	}
+	return f.WithMetadata("path", path)
+}
+
+func describeItems(path string, i int) string { return fmt.Sprintf("%s[%d]", path, i) }

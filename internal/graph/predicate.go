@@ -1,0 +1,165 @@
+package graph
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"regexp"
+	"slices"
+
+	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
+
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/sdk/go/tensor"
+)
+
+func (m *Machine) hasRows(stage pipeline.StageName) bool {
+	return m.request.Spec(stage).GetBatchAxis() == stagev1.BatchAxis_BATCH_AXIS_ROWS
+}
+
+// matches reports whether a predicate holds, and why in words.
+func (m *Machine) matches(p *pipeline.Predicate, in parts) (isMatch bool, why string, _ *fault.Fault) {
+	subject, values, f := m.subject(p, in)
+	if f != nil {
+		return false, "", f
+	}
+	if p.Exists != nil {
+		return (values != nil) == *p.Exists, fmt.Sprintf("%s exists: %t", subject, values != nil), nil
+	}
+	if values == nil {
+		return false, subject + " is absent", nil
+	}
+	if p.Index != nil {
+		if *p.Index >= int64(len(values)) {
+			return false, "", fault.InField(fault.InvalidInput, p.Part, "%s has %d elements, and the condition is for the one at %d", subject, len(values), *p.Index)
+		}
+		values = values[*p.Index : *p.Index+1]
+	}
+	if len(values) > 1 && !p.Any && !p.All {
+		return false, "", fault.InField(fault.InvalidInput, p.Part, "%s has %d elements; the condition needs any, all or index", subject, len(values))
+	}
+	matching := 0
+	for _, v := range values {
+		if holds(p, v) {
+			matching++
+		}
+	}
+	why = fmt.Sprintf("%s is %.80v", subject, values[:min(len(values), 8)])
+	if len(values) == 1 {
+		why = fmt.Sprintf("%s is %.80s", subject, values[0])
+	}
+	if p.All {
+		return matching == len(values), why, nil
+	}
+	return matching > 0, why, nil
+}
+
+// subject returns the values that a predicate is about, nil where there is none, and its name.
+func (m *Machine) subject(p *pipeline.Predicate, in parts) (name string, values []payload.Value, _ *fault.Fault) {
+	one := func(v payload.Value, is bool) []payload.Value {
+		if !is {
+			return nil
+		}
+		return []payload.Value{v}
+	}
+	switch {
+	case p.Parameter != "":
+		v, is := m.request.Parameters[p.Parameter]
+		return "parameter " + p.Parameter, one(v, is), nil
+	case p.Metadata != "":
+		v, is := m.request.Metadata[p.Metadata]
+		return "metadata " + p.Metadata, one(payload.String(v), is), nil
+	case p.Tenant:
+		return "tenant", one(payload.String(m.request.Tenant), true), nil
+	}
+	part, is := payload.Find(in.reach, p.Part)
+	if !is {
+		return p.Part, nil, nil
+	}
+	if part.Tensor == nil {
+		return p.Part, one(payload.String(string(part.Blob.Data)), true), nil
+	}
+	values, err := elements(*part.Tensor)
+	if err != nil {
+		return p.Part, nil, fault.InField(fault.InvalidInput, p.Part, "%v", err)
+	}
+	return p.Part, values, nil
+}
+
+// maxElements bounds the elements of a tensor that a predicate looks at.
+const maxElements = 1 << 16
+
+// elements returns the elements of a tensor, not nil.
+func elements(t tensor.Tensor) ([]payload.Value, error) {
+	n, _ := tensor.Elements(t.Shape)
+	if n > maxElements {
+		return nil, fmt.Errorf("has %d elements, and conditions are for at most %d", n, maxElements)
+	}
+	out := make([]payload.Value, 0, n)
+	if t.Datatype == tensor.Bytes {
+		all, err := t.BytesElements()
+		for _, one := range all {
+			out = append(out, payload.String(string(one)))
+		}
+		return out, err
+	}
+	size := t.Datatype.Size()
+	for i := range int(n) {
+		v, err := element(t.Datatype, t.Raw[i*size:(i+1)*size])
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, v)
+	}
+	return out, nil
+}
+
+func element(d tensor.Datatype, raw []byte) (payload.Value, error) {
+	var wide [8]byte
+	copy(wide[:], raw)
+	bits := binary.LittleEndian.Uint64(wide[:])
+	unused := 64 - 8*len(raw)
+	switch d {
+	case tensor.Bool:
+		return payload.Bool(bits != 0), nil
+	case tensor.Uint8, tensor.Uint16, tensor.Uint32, tensor.Uint64:
+		return payload.Uint64(bits), nil
+	case tensor.Int8, tensor.Int16, tensor.Int32, tensor.Int64:
+		return payload.Int64(int64(bits<<unused) >> unused), nil
+	case tensor.FP32:
+		return payload.Double(float64(math.Float32frombits(uint32(bits)))), nil
+	case tensor.FP64:
+		return payload.Double(math.Float64frombits(bits)), nil
+	case tensor.BF16:
+		return payload.Double(float64(math.Float32frombits(uint32(bits) << 16))), nil
+	}
+	return payload.Value{}, fmt.Errorf("has datatype %s, which conditions do not support", d)
+}
+
+// holds reports whether the condition is true for one value.
+func holds(p *pipeline.Predicate, v payload.Value) bool {
+	switch {
+	case p.Equals != nil:
+		return equal(*p.Equals, v)
+	case p.In != nil:
+		return slices.ContainsFunc(p.In, func(one payload.Value) bool { return equal(one, v) })
+	case p.Matches != "":
+		text, is := v.Any().(string)
+		whole, err := regexp.Compile("^(?:" + p.Matches + ")$")
+		return is && err == nil && whole.MatchString(text)
+	}
+	number, is := v.Float()
+	return is && (p.Above == nil || number > *p.Above) && (p.Below == nil || number < *p.Below)
+}
+
+// equal compares numbers as numbers.
+func equal(a, b payload.Value) bool {
+	x, isNumber := a.Float()
+	y, isOther := b.Float()
+	if isNumber && isOther {
+		return x == y
+	}
+	return a.Any() == b.Any()
+}
