@@ -19,16 +19,18 @@ import (
 	"github.com/stagemesh/stagemesh/internal/modelserver"
 	"github.com/stagemesh/stagemesh/internal/store"
 	"github.com/stagemesh/stagemesh/internal/testbed"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/services/onnx"
 	"github.com/stagemesh/stagemesh/services/runners"
 	"github.com/stagemesh/stagemesh/stagehost"
 )
 
-// reference and jobsReference are what docs_test holds against the File; the paths start at
+// reference, jobsReference and blocksReference are what docs_test holds against the File; the paths start at
 // this package's folder.
 const (
-	reference     = "../../docs/configuration.md"
-	jobsReference = "../../docs/configuration-jobs.md"
+	reference       = "../../docs/configuration.md"
+	jobsReference   = "../../docs/configuration-jobs.md"
+	blocksReference = "../../docs/graphs.md"
 )
 
 func pages(t *testing.T) []string {
@@ -87,7 +89,7 @@ var settings = map[string]reflect.Type{
 // Each section of the reference has a table of exactly the keys that there are.
 func TestReferenceHasExactlyTheKeys(t *testing.T) {
 	t.Parallel()
-	documented := sections(text(t, reference) + text(t, jobsReference))
+	documented := sections(text(t, reference) + text(t, jobsReference) + text(t, blocksReference))
 	there := keysOf("", reflect.TypeFor[meshfile.File]())
 	for kind, of := range settings {
 		maps.Copy(there, keysOf("stages.<name>.runner."+kind, of))
@@ -214,7 +216,8 @@ func keysOf(at string, of reflect.Type) map[string][]string {
 			path = at + "." + key
 		}
 		below, inner := structIn(path, field.Type)
-		if inner == nil || inner == of { // a gate has gates
+		isInBlock := inner == reflect.TypeFor[pipeline.Step]() && strings.Contains(at, "steps[]")
+		if inner == nil || inner == of || isInBlock { // a gate has gates, and a block steps
 			continue
 		}
 		for section, keys := range keysOf(below, inner) {

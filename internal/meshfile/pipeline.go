@@ -35,15 +35,27 @@ func (f *File) route(name string) (pipeline.Pipeline, error) {
 	out := f.Pipelines[name]
 	out.Name = pipeline.Name(name)
 	var errs []error
-	for i, step := range out.Steps {
-		if err := f.checkStage(step.Stage, cmp.Or(out.Durability, pipeline.Memory)); err != nil {
-			errs = append(errs, fmt.Errorf("steps[%d].stage: %w", i, err))
-		}
-	}
+	f.checkStages(out.Steps, "", cmp.Or(out.Durability, pipeline.Memory), func(err error) { errs = append(errs, err) })
 	if len(errs) > 0 {
 		return out, errors.Join(errs...)
 	}
 	return out, validateRoute(out)
+}
+
+// checkStages checks the stages of a list of steps, those in blocks too. The field is the list's, with a dot, or empty.
+func (f *File) checkStages(steps []pipeline.Step, field string, d pipeline.Durability, report func(error)) {
+	for i := range steps {
+		at := fmt.Sprintf("%ssteps[%d]", field, i)
+		if !steps[i].IsBlock() {
+			if err := f.checkStage(steps[i].Stage, d); err != nil {
+				report(fmt.Errorf("%s.stage: %w", at, err))
+			}
+			continue
+		}
+		for _, list := range steps[i].Lists() {
+			f.checkStages(list.Steps, at+"."+list.Field+".", d, report)
+		}
+	}
 }
 
 // validateRoute checks the pipeline; its name is in the path of the message.
@@ -103,6 +115,8 @@ type key struct {
 	// indent precedes the name in a file; above is the key above it in a step, if any.
 	indent, above string
 	name, value   string
+	// block is what the value writes, of a block.
+	block any
 }
 
 // keysOf returns the keys of a pipeline in the order of a file, without the unset ones.
@@ -111,7 +125,7 @@ func keysOf(p pipeline.Pipeline) (out []key) {
 		if above != "" {
 			path += above + "."
 		}
-		out = append(out, key{path + name, indent, above, name, value})
+		out = append(out, key{path: path + name, indent: indent, above: above, name: name, value: value})
 	}
 	optional := func(path, indent, name, value string) {
 		if value != "" {
@@ -128,7 +142,10 @@ func keysOf(p pipeline.Pipeline) (out []key) {
 		path := fmt.Sprintf("steps[%d].", i)
 		add(path, "      - ", "", "name", text(string(s.Name)))
 		const indent = "        "
-		add(path, indent, "", "stage", text(string(s.Stage)))
+		for _, b := range blocksOf(s) {
+			out = append(out, key{path: path + b.name, indent: indent, name: b.name, value: flow(b.block), block: b.block})
+		}
+		optional(path, indent, "stage", named(string(s.Stage)))
 		optional(path, indent, "model", named(s.Model.Model))
 		optional(path, indent, "alias", named(s.Model.Alias))
 		optional(path, indent, "version", named(s.Model.Version))
@@ -148,11 +165,10 @@ func keysOf(p pipeline.Pipeline) (out []key) {
 	}
 	optional("", indent, "durability", string(p.Durability))
 	if len(p.Keep) > 0 {
-		names := make([]string, len(p.Keep))
-		for i, name := range p.Keep {
-			names[i] = text(name)
-		}
-		add("", indent, "", "keep", "["+strings.Join(names, ", ")+"]")
+		add("", indent, "", "keep", flow(p.Keep))
+	}
+	if len(p.Outputs) > 0 {
+		add("", indent, "", "outputs", flow(p.Outputs))
 	}
 	if p.MaxInFlight != 0 {
 		add("", indent, "", "max_in_flight", strconv.Itoa(p.MaxInFlight))
@@ -223,7 +239,7 @@ type Difference struct{ Key, Old, New string }
 func Differences(before, after pipeline.Pipeline) []Difference {
 	a, b := values(before), values(after)
 	var out []Difference
-	for _, k := range slices.Concat(keysOf(after), keysOf(before)) {
+	for _, k := range slices.Concat(leavesOf(after), leavesOf(before)) {
 		d := Difference{Key: k.path, Old: a[k.path], New: b[k.path]}
 		if d.Old != d.New && !slices.Contains(out, d) {
 			out = append(out, d)
@@ -235,7 +251,7 @@ func Differences(before, after pipeline.Pipeline) []Difference {
 // values returns the keys of a pipeline with their values.
 func values(p pipeline.Pipeline) map[string]string {
 	out := map[string]string{}
-	for _, k := range keysOf(p) {
+	for _, k := range leavesOf(p) {
 		out[k.path] = k.value
 	}
 	return out

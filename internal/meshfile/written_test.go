@@ -52,7 +52,7 @@ func readPipelines(t *testing.T, text string) ([]pipeline.Pipeline, error) {
 
 func TestWrittenPipelinesAreReadAgain(t *testing.T) {
 	t.Parallel()
-	want := []pipeline.Pipeline{full(), {Name: "least", Steps: []pipeline.Step{{Name: "s", Stage: "t"}}}}
+	want := []pipeline.Pipeline{full(), blocks(t), {Name: "least", Steps: []pipeline.Step{{Name: "s", Stage: "t"}}}}
 	for i, odd := range odds() {
 		p := pipeline.Pipeline{Name: pipeline.Name(fmt.Sprintf("odd-%d", 100+i)), Keep: []string{odd}, Steps: []pipeline.Step{{
 			Name: "s", Stage: "t", Model: payload.ModelRef{Model: odd, Version: odd}, Parameters: payload.Parameters{odd: payload.String(odd), "k": payload.String(odd)}, Inputs: map[string]string{odd: odd},

@@ -32,21 +32,25 @@ type Stage struct {
 // large. It reports nothing about what is unknown.
 // maxPayload bounds the inputs of a request, in bytes; 0 means unknown.
 func Check(p pipeline.Pipeline, stages map[pipeline.StageName]Stage, maxPayload int) []*adminv1.PipelineProblem {
-	c := &checker{pipeline: p, stages: stages, maxPayload: maxPayload, kept: map[string][]output{}}
-	for i, step := range p.Steps {
-		at := stepCheck{Step: step, field: fmt.Sprintf("steps[%d]", i), first: i == 0, last: i == len(p.Steps)-1}
-		at.Stage, at.known = stages[step.Stage]
-		c.step(at)
-	}
-	return c.problems
+	c := newChecker(p, stages, maxPayload)
+	c.steps(p.Steps, "", 0)
+	c.ends()
+	return *c.problems
+}
+
+func newChecker(p pipeline.Pipeline, stages map[pipeline.StageName]Stage, maxPayload int) *checker {
+	return &checker{pipeline: p, hasBlocks: p.HasBlocks(), stages: stages, maxPayload: maxPayload, problems: new([]*adminv1.PipelineProblem), tree: new([]treeLine), kept: map[string][]output{}}
 }
 
 // checker checks one pipeline, step by step.
 type checker struct {
 	pipeline   pipeline.Pipeline
+	hasBlocks  bool
 	stages     map[pipeline.StageName]Stage
 	maxPayload int
-	problems   []*adminv1.PipelineProblem
+	// Those that check the branches of a block share problems and tree.
+	problems *[]*adminv1.PipelineProblem
+	tree     *[]treeLine
 	// previous are the outputs of the previous step, nil if they are unknown.
 	previous []output
 	// kept are the known outputs that the pipeline keeps, by name, the latest first: an
@@ -80,7 +84,7 @@ func (p stepCheck) source(input string) (name string, renamed bool) {
 }
 
 func (c *checker) report(s adminv1.PipelineSeverity, field, format string, args ...any) {
-	c.problems = append(c.problems, &adminv1.PipelineProblem{Severity: s, Field: field, Message: fmt.Sprintf(format, args...)})
+	*c.problems = append(*c.problems, &adminv1.PipelineProblem{Severity: s, Field: field, Message: fmt.Sprintf(format, args...)})
 }
 
 const (
@@ -100,7 +104,21 @@ func (c *checker) step(at stepCheck) {
 	} else {
 		c.report(requestsFail, at.field+".stage", "the stage %s is unknown; known stages are %s", at.Step.Stage, listed(slices.Sorted(maps.Keys(c.stages))))
 	}
-	c.previous = outputs(at)
+	c.give(outputs(at))
+}
+
+// keeps reports whether a part stays at hand for later steps.
+func (c *checker) keeps(name string) bool {
+	return c.hasBlocks || slices.Contains(c.pipeline.Keep, name)
+}
+
+// give records what a step or a block outputs, nil if that is unknown. One without outputs passes on
+// what there was.
+func (c *checker) give(outputs []output) {
+	if outputs != nil && len(outputs) == 0 {
+		return
+	}
+	c.previous = outputs
 	if c.previous == nil {
 		// The step may output anything, including the parts that are kept.
 		clear(c.kept)
@@ -108,7 +126,7 @@ func (c *checker) step(at stepCheck) {
 	for _, o := range c.previous {
 		name := o.GetName()
 		switch {
-		case !slices.Contains(c.pipeline.Keep, name):
+		case !c.keeps(name):
 		case o.GetOptional() && len(c.kept[name]) > 0:
 			c.kept[name] = append([]output{o}, c.kept[name]...)
 		case o.GetOptional():
@@ -175,7 +193,7 @@ func CheckParameters(p pipeline.Pipeline, o pipeline.Options, specs map[string]*
 	for _, name := range slices.Sorted(maps.Keys(o.Parameters)) {
 		var why []string
 		isRead := false
-		for _, step := range p.Steps {
+		for _, step := range p.StageSteps() {
 			text, named := payload.Unread(specs[string(step.Stage)].GetParameters(), name, o.Parameters[name])
 			if named && text != "" {
 				return fault.InField(fault.InvalidRequest, "parameters."+name, "the stage %s %s", step.Stage, text)
@@ -187,7 +205,7 @@ func CheckParameters(p pipeline.Pipeline, o pipeline.Options, specs map[string]*
 			return fault.InField(fault.InvalidRequest, "parameters."+name, "%s", strings.Join(why[:min(len(why), maxListed)], "; "))
 		}
 	}
-	for _, step := range p.Steps {
+	for _, step := range p.StageSteps() {
 		own := o.Steps[step.Name].Parameters
 		for _, name := range slices.Sorted(maps.Keys(own)) {
 			if why, _ := payload.Unread(specs[string(step.Stage)].GetParameters(), name, own[name]); why != "" {
@@ -241,7 +259,7 @@ func (c *checker) candidates(at stepCheck, want *stagev1.PartSpec) (out []output
 	if len(out) > 0 && !out[0].GetOptional() {
 		return out, true
 	}
-	if slices.Contains(c.pipeline.Keep, source) {
+	if c.keeps(source) {
 		kept, ok := c.kept[source]
 		if !ok {
 			return nil, false

@@ -12,6 +12,7 @@ import (
 
 	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/internal/meshfile"
+	"github.com/stagemesh/stagemesh/internal/pipelines"
 	"github.com/stagemesh/stagemesh/internal/process"
 	"github.com/stagemesh/stagemesh/services/runners"
 )
@@ -93,17 +94,23 @@ func printEngines(cmd *cobra.Command, file *meshfile.File) error {
 }
 
 func newConfigCheck() *cobra.Command {
-	return &cobra.Command{
+	var graph bool
+	cmd := &cobra.Command{
 		Use:   "check FILE",
 		Short: "Report every error in a mesh file, or one of pipelines, with line and column",
 		Long: "Report every error in a mesh file, with line and column, and start nothing.\n" +
 			"The file of a model or a worker that is missing is an error, or a warning if other processes can serve its stage.\n" +
 			"Certificates, keys and tokens may be elsewhere: they are read at the start, so their errors are not reported here.",
-		Example: "  stagemesh config check mesh.yaml",
+		Example: "  stagemesh config check mesh.yaml\n  stagemesh config check --graph mesh.yaml",
 		Args:    between(1, 1, "give one FILE to check"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if meshfile.HasOnlyPipelines(args[0]) {
 				routes, err := meshfile.ReadPipelines(args[0])
+				for _, route := range routes {
+					if graph {
+						fmt.Fprint(cmd.OutOrStdout(), pipelines.Tree(route, nil))
+					}
+				}
 				if err == nil {
 					_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s: %s without a mesh, fine as far as it goes; stagemesh pipelines plan compares with running stages\n", args[0], count(len(routes), "pipeline"))
 				}
@@ -127,6 +134,13 @@ func newConfigCheck() *cobra.Command {
 			if missing != nil {
 				fmt.Fprintf(cmd.ErrOrStderr(), "warning, unless the stage runs on another machine:\n%s\n", missing)
 			}
+			if graph {
+				trees, err := file.Trees()
+				if err != nil {
+					return err
+				}
+				fmt.Fprint(cmd.OutOrStdout(), trees)
+			}
 			if err := printEngines(cmd, file); err != nil {
 				return err
 			}
@@ -135,4 +149,6 @@ func newConfigCheck() *cobra.Command {
 			return err
 		},
 	}
+	cmd.Flags().BoolVar(&graph, "graph", false, "print each pipeline as a tree, with what its steps read and give")
+	return cmd
 }
