@@ -82,7 +82,7 @@ func (t meshTarget) stages(ctx context.Context, pipelines []string) (out []dispa
 		if f != nil {
 			return nil, f
 		}
-		for _, step := range p.Steps {
+		for _, step := range p.StageSteps() {
 			ready, err := t.readyStage(string(step.Stage))
 			if err != nil {
 				return nil, err

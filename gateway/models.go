@@ -16,6 +16,7 @@ import (
 	"github.com/stagemesh/stagemesh/internal/call"
 	"github.com/stagemesh/stagemesh/internal/front/oip"
 	registry "github.com/stagemesh/stagemesh/internal/models"
+	"github.com/stagemesh/stagemesh/internal/pipelines"
 	"github.com/stagemesh/stagemesh/internal/process"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/model"
@@ -52,6 +53,14 @@ func (m *models) Model(name string) (oip.Model, error) {
 	if f != nil {
 		return oip.Model{}, f
 	}
+	if p.HasBlocks() {
+		// Callers may send parts for any step.
+		out := oip.Model{Outputs: pipelines.Outputs(p, stagesOf(m.stageSpecs())), MaxRows: m.maxRows(p)}
+		if !p.Steps[0].IsBlock() {
+			out.Inputs, out.Keep = m.inputsOf(p.Steps[0]), pipelines.Reads(p, stagesOf(m.stageSpecs()))
+		}
+		return out, nil
+	}
 	last := m.specOf(p.Steps[len(p.Steps)-1])
 	return oip.Model{Inputs: m.inputsOf(p.Steps[0]), Outputs: last.GetOutputs(), Keep: p.Keep, Streams: last.GetStream(), MaxRows: m.maxRows(p)}, nil
 }
@@ -70,7 +79,7 @@ func (m *models) inputsOf(first pipeline.Step) []*stagev1.PartSpec {
 
 // maxRows returns how many rows all steps of a pipeline take in a batch; 0 where one has none.
 func (m *models) maxRows(p pipeline.Pipeline) (out uint32) {
-	for i, step := range p.Steps {
+	for i, step := range p.StageSteps() {
 		if m.specOf(step).GetBatchAxis() != stagev1.BatchAxis_BATCH_AXIS_ROWS {
 			return 0
 		}
@@ -79,6 +88,15 @@ func (m *models) maxRows(p pipeline.Pipeline) (out uint32) {
 			out = most
 		}
 		m.mu.Unlock()
+	}
+	return out
+}
+
+// stagesOf returns the stages of known specs in the form that checks of pipelines need.
+func stagesOf(specs map[string]*stagev1.Spec) map[pipeline.StageName]pipelines.Stage {
+	out := map[pipeline.StageName]pipelines.Stage{}
+	for name, spec := range specs {
+		out[pipeline.StageName(name)] = pipelines.Stage{Served: true, Spec: spec}
 	}
 	return out
 }

@@ -77,6 +77,9 @@ func (g *Gateway) description(specs map[string]*stagev1.Spec) openapi.Settings {
 			Pipeline: p, Timeout: cmp.Or(p.Timeout, g.settings.Timeout, call.DefaultTimeout),
 			Specs: specs,
 		})
+		if p.HasBlocks() {
+			out.Pipelines[len(out.Pipelines)-1].Outputs = pipelines.Outputs(p, stagesOf(specs))
+		}
 	}
 	return out
 }

@@ -172,7 +172,7 @@ func (h *handler) stages(ctx context.Context) ([]*adminv1.StageStatus, error) {
 		byName[stage.Name] = statusOf(stage)
 	}
 	for _, e := range h.Pipelines.List() {
-		for _, step := range e.Pipeline.Steps {
+		for _, step := range e.Pipeline.StageSteps() {
 			stage := byName[string(step.Stage)]
 			if stage == nil {
 				stage = &adminv1.StageStatus{Stage: string(step.Stage)}
@@ -252,7 +252,7 @@ func (h *handler) knownStages() map[pipeline.StageName]pipelines.Stage {
 
 // addServed adds the stages of a pipeline that are not known but served on the broker.
 func (h *handler) addServed(ctx context.Context, known map[pipeline.StageName]pipelines.Stage, p pipeline.Pipeline) error {
-	for _, step := range p.Steps {
+	for _, step := range p.StageSteps() {
 		if _, ok := known[step.Stage]; ok {
 			continue
 		}

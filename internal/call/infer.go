@@ -18,6 +18,7 @@ import (
 	"github.com/stagemesh/stagemesh/internal/envelope"
 	"github.com/stagemesh/stagemesh/internal/msgpack"
 	"github.com/stagemesh/stagemesh/internal/request"
+	"github.com/stagemesh/stagemesh/internal/route"
 	"github.com/stagemesh/stagemesh/internal/tracing"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -104,7 +105,12 @@ func (s *Service) infer(ctx context.Context, r incoming, emit func(request.Chunk
 	if f != nil {
 		return nil, s.reject(id, r.Request, f, span, begin)
 	}
-	again, f := s.placeModels(env)
+	var again *route.Shadow
+	if p.HasBlocks() {
+		f = s.checkGraph(env)
+	} else {
+		again, f = s.placeModels(env)
+	}
 	for f != nil && s.hasMoved(r, &p) {
 		if env, f = s.adaptAndCheck(ctx, in, id, r.Request, &p, begin); f == nil {
 			again, f = s.placeModels(env)
@@ -130,6 +136,9 @@ func (s *Service) infer(ctx context.Context, r incoming, emit func(request.Chunk
 	}
 	x := newCall(s, r, env, emit, waitForCapacity)
 	x.span, x.tenant = span, in.tenant
+	if p.HasBlocks() {
+		x.graph = newGraphRun(&p, cmp.Or(in.memory, budget.FromContext(ctx)))
+	}
 	response, id, err := s.respond(ctx, x)
 	took := time.Since(begin)
 	x.published.End() // if nothing has acknowledged it
@@ -154,8 +163,8 @@ func (s *Service) infer(ctx context.Context, r incoming, emit func(request.Chunk
 // adaptAndCheck is check of the request that Settings.Adapt returns. Its idempotency key means what
 // the caller sent.
 func (s *Service) adaptAndCheck(ctx context.Context, in place, id pipeline.RequestID, r *request.Request, p *pipeline.Pipeline, begin time.Time) (*envelope.Envelope, *fault.Fault) {
-	if s.settings.Adapt != nil && len(r.Inputs) == 1 && isDocument(r.Inputs[0]) && !r.Passthrough {
-		adapted, err := s.settings.Adapt(r, p.Steps[0], cmp.Or(in.memory, budget.FromContext(ctx)))
+	if s.settings.Adapt != nil && len(r.Inputs) == 1 && isDocument(r.Inputs[0]) && !r.Passthrough && !p.Steps[0].IsBlock() {
+		adapted, err := s.settings.Adapt(r, p.StageSteps()[0], cmp.Or(in.memory, budget.FromContext(ctx)))
 		if err != nil {
 			return nil, fault.From(err)
 		}
@@ -211,6 +220,9 @@ func (x *call) run(ctx context.Context) (*request.Response, error) {
 		return nil, err
 	}
 	defer x.pending.forget()
+	if x.graph != nil {
+		return x.runGraph(ctx)
+	}
 	err := x.send()
 	var response *request.Response
 	for response == nil && err == nil {
@@ -262,6 +274,9 @@ type call struct {
 	// waitForCapacity is true where the request waits for capacity. admitted is nil before it has.
 	waitForCapacity bool
 	admitted        *admission.Admitted
+
+	// graph is nil where the pipeline has no blocks.
+	graph *graphRun
 
 	pending *pending
 	// steps is the timeline that the last reply had.
@@ -326,6 +341,9 @@ func (s *Service) awaitCapacity(ctx context.Context, x *call) (f *fault.Fault) {
 			return f
 		}
 	}
+	if x.graph != nil {
+		return s.admitGraph(ctx, x)
+	}
 	isForHost := slices.ContainsFunc(x.env.Route, func(hop pipeline.Hop) bool { return hop.Host != "" })
 	x.admitted, f = s.availability.Admit(ctx, x.env, x.tenant, x.waitForCapacity && !isForHost)
 	if f != nil && isForHost {
@@ -338,9 +356,15 @@ func (s *Service) awaitCapacity(ctx context.Context, x *call) (f *fault.Fault) {
 		f = s.checkClock() // the broker has just reported a queue, and its time
 	}
 	if f == nil && x.env.StoresResult() {
-		f = s.StoreFault()
+		f = s.readyStore(ctx, x)
 	}
-	if f == nil && x.env.StoresResult() {
+	return f
+}
+
+// readyStore returns nil where the broker can store the result of a request.
+func (s *Service) readyStore(ctx context.Context, x *call) *fault.Fault {
+	f := s.StoreFault()
+	if f == nil {
 		if f = s.resultsStream.Ensure(ctx); f == nil {
 			// It is about as large as the inputs. A job's is deleted soon, and a fault would hold up the jobs of all tenants.
 			var stored func()

@@ -34,6 +34,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sync/semaphore"
 
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
@@ -184,6 +185,9 @@ type Service struct {
 	// taps look at requests that have ended; nil ones are free.
 	taps [maxTaps]atomic.Pointer[tap]
 
+	// pieces bounds the steps of pipelines with blocks that run at a time.
+	pieces *semaphore.Weighted
+
 	table *table
 	// finished has the last requests that ended.
 	finished      *explain.Ring
@@ -221,7 +225,8 @@ func New(s Settings) (*Service, error) {
 			Limit: int64(max(1, s.MaxInFlight/waitsShare)), Shared: s.Shared,
 			Name: "waits for results or loads", Key: "gateway.max_in_flight, of which they are a quarter; ask without a wait",
 		}),
-		table:    newTable(tableLimits{calls: s.MaxInFlight + maxShadows, replies: streamReplies, bytes: streamBytes, shared: streamsBytes}),
+		pieces:   semaphore.NewWeighted(int64(piecesPerCall * s.MaxInFlight)),
+		table:    newTable(tableLimits{calls: (1+piecesPerCall)*s.MaxInFlight + maxShadows, replies: streamReplies, bytes: streamBytes, shared: streamsBytes}),
 		finished: explain.NewRing(), shadows: newTasks(maxShadows), shadowBytes: budget.NewPool(budget.Settings{Limit: maxShadowBytes}),
 	}
 	var err error

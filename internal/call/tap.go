@@ -90,8 +90,9 @@ func (s *Service) tap(x *call, p *pipeline.Pipeline, response *request.Response,
 }
 
 func (t *tap) offer(x *call, p *pipeline.Pipeline, response *request.Response, f *fault.Fault, took time.Duration) {
+	steps := p.StageSteps()
 	for i, hop := range x.env.Route {
-		asked := cmp.Or(x.request.Steps[hop.Step].Model, p.Steps[i].Model)
+		asked := cmp.Or(x.request.Steps[hop.Step].Model, steps[i].Model)
 		if t.of != (payload.ModelRef{Model: hop.Model.Model}) && t.of != (payload.ModelRef{Alias: asked.Alias}) {
 			continue
 		}

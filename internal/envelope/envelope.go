@@ -51,6 +51,8 @@ type Envelope struct {
 	// Route has at least one hop; Position is an index in it.
 	Route    []pipeline.Hop
 	Position int
+	// Path is where the step stands in the blocks of its pipeline; empty without blocks.
+	Path string
 
 	Deadline       time.Time
 	AdmittedAt     time.Time
@@ -339,6 +341,9 @@ func (e *envelopeCoder) code(c *wire.Coder) {
 		}
 	}
 	wire.Varint(c, 10, &e.position)
+	if !c.Writing() || e.Path != "" {
+		c.Text(11, &e.Path)
+	}
 	c.Time(12, &e.deadline)
 	c.Time(13, &e.admittedAt)
 	wire.Varint(c, 14, &e.durability)
@@ -358,9 +363,6 @@ func (e *envelopeCoder) code(c *wire.Coder) {
 // checkReserved rejects a reserved field that is malformed; no sender writes one yet.
 func checkReserved(c *wire.Coder) {
 	switch c.Number() {
-	case 11:
-		var hopPath string
-		c.Text(11, &hopPath)
 	case 22:
 		c.Check(22, func(b []byte) error { return proto.Unmarshal(b, new(inferencev1.Ref)) })
 	case 23:
@@ -447,7 +449,9 @@ func checkHop(hop *pipeline.Hop) error {
 type StepTiming struct {
 	Step  pipeline.StepName
 	Stage pipeline.StageName
-	Host  pipeline.HostID
+	// Path is where the step stands in the blocks of its pipeline; empty without blocks.
+	Path string
+	Host pipeline.HostID
 	// Attempt counts deliveries of the item to hosts of the stage, this one included.
 	Attempt uint32
 	// Arrival is from the request's admission to the item's arrival at the host. Their clocks may
@@ -486,6 +490,7 @@ func (t StepTiming) ToProto() *inferencev1.StepTiming {
 		Local:          t.Local,
 		Arrival:        durationpb.New(t.Arrival),
 		ModelWait:      t.modelWait(),
+		Path:           t.Path,
 	}
 }
 
@@ -506,6 +511,7 @@ func TimingFromProto(t *inferencev1.StepTiming) StepTiming {
 		Rows:      t.GetRows(),
 		Dispatch:  t.GetDispatchReason(),
 		Local:     t.GetLocal(),
+		Path:      t.GetPath(),
 	}
 }
 
@@ -538,6 +544,9 @@ func codeTimings(c *wire.Coder, n uint32, timings *[]StepTiming) {
 				c.Duration(13, &t.ModelWait)
 			}
 			wire.Varint(c, 14, &t.Rows)
+			if !c.Writing() || t.Path != "" {
+				c.Text(15, &t.Path)
+			}
 		}
 	}
 }

@@ -77,6 +77,8 @@ type Pipeline struct {
 	Timeout time.Duration
 	// Specs has the specs of its stages, where they are known, by stage.
 	Specs map[string]*stagev1.Spec
+	// Outputs are what a pipeline with blocks answers with, nil where that is not known.
+	Outputs []*stagev1.PartSpec
 }
 
 // object is a JSON object; its members are written sorted.

@@ -22,9 +22,12 @@ func streamPath(name string) string { return "/v1/pipelines/" + name + ":stream"
 
 // describe returns the paths of a pipeline, and the schemas that they refer to.
 func describe(d *document, p Pipeline) (paths, schemas map[string]json.RawMessage, err error) {
-	first, last := p.Steps[0], p.Steps[len(p.Steps)-1]
+	first, last := &p.Steps[0], &p.Steps[len(p.Steps)-1]
 	a := operations{document: d, pipeline: p, out: side{spec: p.Specs[string(last.Stage)], key: "stage." + string(last.Stage)}, schemas: object{}}
 	a.in = side{spec: p.Specs[string(first.Stage)], key: "stage." + string(first.Stage), rename: first.Inputs}
+	if p.HasBlocks() {
+		a.out = side{spec: &stagev1.Spec{Outputs: p.Outputs}, key: "graph." + strings.ReplaceAll(string(p.Name), ".", "..")}
+	}
 	if len(first.Inputs) > 0 {
 		// Callers use other input names than for the stage alone. The dots of a name are doubled, so
 		// that no two keys are one.
@@ -56,9 +59,9 @@ func marshalMembers(of object) (map[string]json.RawMessage, error) {
 // route lists the stages that a request passes.
 func route(p Pipeline) string {
 	steps := make([]string, len(p.Steps))
-	for i, step := range p.Steps {
+	for i, step := range p.StageSteps() {
 		steps[i] = string(step.Name)
-		if string(step.Stage) != string(step.Name) {
+		if !step.IsBlock() && string(step.Stage) != string(step.Name) {
 			steps[i] += " (" + string(step.Stage) + ")"
 		}
 	}
@@ -176,7 +179,7 @@ func listParts(b *strings.Builder, title string, parts []part) {
 // declares, and those that the pipeline sets.
 func (a operations) stepParameters() []any {
 	var out []any
-	for _, step := range a.pipeline.Steps {
+	for _, step := range a.pipeline.StageSteps() {
 		if step.Locked {
 			continue
 		}

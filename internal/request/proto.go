@@ -147,7 +147,7 @@ func (t Timeline) toProto() *inferencev1.Timeline {
 		step.Step, step.Stage, step.Host, step.Attempt = string(s.Step), string(s.Stage), string(s.Host), s.Attempt
 		step.QueueWait, step.BatchWait, step.Run = times.next(s.QueueWait), times.next(s.BatchWait), times.next(s.Run)
 		step.BatchSize, step.BatchRows, step.Rows, step.DispatchReason = s.BatchSize, s.BatchRows, s.Rows, s.Dispatch
-		step.Local, step.Arrival = s.Local, times.next(s.Arrival)
+		step.Local, step.Arrival, step.Path = s.Local, times.next(s.Arrival), s.Path
 		if s.ModelWait > 0 {
 			step.ModelWait = durationpb.New(s.ModelWait)
 		}

@@ -18,11 +18,11 @@ func TestTimelineHasAllFieldsOfItsSteps(t *testing.T) {
 	of := request.Timeline{Total: 3*time.Second + time.Nanosecond, Steps: []request.StepTiming{
 		{
 			Step: "label", Stage: "digits", Host: "host-1", Attempt: 1, QueueWait: time.Hour, BatchWait: -time.Millisecond,
-			Run: 2500 * time.Millisecond, BatchSize: 4, BatchRows: 8, Rows: 2, Dispatch: "idle", Local: true, ModelWait: time.Minute,
+			Run: 2500 * time.Millisecond, BatchSize: 4, BatchRows: 8, Rows: 2, Dispatch: "idle", Local: true, ModelWait: time.Minute, Path: "look/label",
 		},
 		{
 			Step: "say", Stage: "voice", Host: "host-2", Attempt: 2, QueueWait: -90 * time.Minute, BatchWait: time.Nanosecond,
-			Run: time.Microsecond, BatchSize: 5, BatchRows: 9, Rows: 1, Dispatch: "full", Local: true, ModelWait: time.Nanosecond,
+			Run: time.Microsecond, BatchSize: 5, BatchRows: 9, Rows: 1, Dispatch: "full", Local: true, ModelWait: time.Nanosecond, Path: "say",
 		},
 	}}
 	response := (&request.Response{RequestID: "id", Timeline: of}).ToProto()

@@ -67,6 +67,10 @@ type Request struct {
 	Origin tracing.Origin
 }
 
+// Partial is the key of a Response's metadata that names the branches, by their paths, that were late
+// or failed and whose parts are absent or replaced.
+const Partial = "partial"
+
 // Response is the final answer to a request. Its memory and the memory of a Chunk are read-only: a
 // stage in the process may share it.
 type Response struct {
@@ -78,6 +82,8 @@ type Response struct {
 	Timeline Timeline
 	// Chunks is how many chunks the answer had, for a caller of Stream.
 	Chunks uint64
+	// Partial is what the metadata has under that key; empty for complete answers and stored ones.
+	Partial string
 }
 
 // Chunk is a part of an answer that is sent while the runner still works.

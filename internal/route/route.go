@@ -185,6 +185,23 @@ func (r *Router) Unload(ctx context.Context, name string) error {
 	return r.models.Evict(ctx, id)
 }
 
+// Pin makes the aliases of all steps models, so that each step of the request that runs several times
+// runs on the same.
+func (r *Router) Pin(env *envelope.Envelope) *fault.Fault {
+	for i := range env.Route {
+		hop := &env.Route[i]
+		if r.models == nil || hop.Model.Alias == "" {
+			continue
+		}
+		m, _, _, f := r.findModel(hop.Model, env.RequestID)
+		if f != nil {
+			return f.At(string(hop.Stage), string(hop.Step), "")
+		}
+		hop.Model = payload.ModelRef{Model: string(m.ID)}
+	}
+	return nil
+}
+
 // Decision is what Place has decided beside the steps' models and hosts.
 type Decision struct {
 	// Shadow is the first step that also runs on another model; nil for none.

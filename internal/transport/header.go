@@ -16,6 +16,8 @@ import (
 const (
 	// HeaderRequestID is on every response to a request that was assigned an ID.
 	HeaderRequestID = "Stagemesh-Request-Id"
+	// HeaderPartial names the branches whose parts an answer lacks, or has constants for.
+	HeaderPartial = "Stagemesh-Partial"
 	// HeaderServerTiming is the W3C header that browsers show in their network panel.
 	HeaderServerTiming = "Server-Timing"
 	// HeaderTimeout shortens the pipeline's timeout: a Go duration or milliseconds.

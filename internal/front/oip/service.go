@@ -209,6 +209,9 @@ func (s *service) modelInfer(ctx context.Context, c *transport.Call, in *oipv2.M
 		return nil, err
 	}
 	c.SetHeader(transport.HeaderRequestID, out.RequestID)
+	if out.Partial != "" {
+		c.SetHeader(transport.HeaderPartial, out.Partial)
+	}
 	c.SetTrailer(transport.HeaderServerTiming, transport.ServerTiming(out.Timeline.Total, out.Timeline.Steps))
 	return response(in, out.Outputs), nil
 }

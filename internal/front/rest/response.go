@@ -47,11 +47,12 @@ type response struct {
 	// blob is true where the body is a stage's own bytes.
 	blob              bool
 	requestID, timing string
+	partial           string
 }
 
 // encode encodes a response.
 func (f format) encode(r *request.Response) (*response, error) {
-	out := &response{requestID: r.RequestID, timing: transport.ServerTiming(r.Timeline.Total, r.Timeline.Steps)}
+	out := &response{requestID: r.RequestID, partial: r.Partial, timing: transport.ServerTiming(r.Timeline.Total, r.Timeline.Steps)}
 	if len(r.Outputs) == 1 && r.Outputs[0].Tensor == nil && !f.json && !f.packed {
 		blob := r.Outputs[0].Blob
 		out.contentType, out.body, out.blob = mediaType(blob), blob.Data, true
@@ -75,6 +76,9 @@ func (f format) encode(r *request.Response) (*response, error) {
 func (a *response) write(w http.ResponseWriter) {
 	w.Header().Set(transport.HeaderRequestID, a.requestID)
 	w.Header().Set(transport.HeaderServerTiming, a.timing)
+	if a.partial != "" {
+		w.Header().Set(transport.HeaderPartial, a.partial)
+	}
 	a.writeStatus(w, http.StatusOK)
 }
 
@@ -194,6 +198,7 @@ type step struct {
 	Rows           uint32  `json:"rows"`
 	DispatchReason string  `json:"dispatch_reason"`
 	Local          bool    `json:"local"`
+	Path           string  `json:"path,omitempty"`
 }
 
 func timelineOf(t request.Timeline) timeline {
@@ -202,7 +207,7 @@ func timelineOf(t request.Timeline) timeline {
 		out.Steps[i] = step{
 			Step: string(s.Step), Stage: string(s.Stage), Host: string(s.Host), Attempt: s.Attempt,
 			QueueWaitMS: transport.Milliseconds(s.QueueWait), BatchWaitMS: transport.Milliseconds(s.BatchWait), ModelWaitMS: transport.Milliseconds(s.ModelWait), RunMS: transport.Milliseconds(s.Run),
-			BatchSize: s.BatchSize, BatchRows: s.BatchRows, Rows: s.Rows, DispatchReason: s.Dispatch, Local: s.Local,
+			BatchSize: s.BatchSize, BatchRows: s.BatchRows, Rows: s.Rows, DispatchReason: s.Dispatch, Local: s.Local, Path: s.Path,
 		}
 	}
 	return out

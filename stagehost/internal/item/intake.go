@@ -294,7 +294,7 @@ func (p *Items) check(env *envelope.Envelope) (out Inputs, err error) {
 	}
 	spec := contract.Spec()
 	fitted, err := contract.Fit(env.Parts, env.Kept, hop.Inputs)
-	if err == nil && env.Position == 0 {
+	if err == nil && env.Position == 0 && env.Path == "" {
 		// An input that no step takes is a mistake of the caller. An output that the
 		// next step does not take is a choice of the pipeline.
 		err = schema.AllTaken(spec, env.Parts, hop.Inputs, hop.Keep)

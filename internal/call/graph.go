@@ -1,0 +1,406 @@
+package call
+
+import (
+	"cmp"
+	"context"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+
+	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
+
+	"github.com/stagemesh/stagemesh/internal/budget"
+	"github.com/stagemesh/stagemesh/internal/envelope"
+	"github.com/stagemesh/stagemesh/internal/graph"
+	"github.com/stagemesh/stagemesh/internal/request"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+)
+
+// piecesPerCall is how many steps of pipelines with blocks run at a time for each request that a
+// gateway may have in flight; others wait for them.
+const piecesPerCall = 4
+
+// graphRun is what a call has of a pipeline with blocks. Each of its steps is a piece: a call of its
+// own, under an ID that follows from the request's and the step's path. Pieces share the request's
+// admission, trace and deadline. All of it but the pieces themselves belongs to the call's goroutine.
+type graphRun struct {
+	pipeline *pipeline.Pipeline
+	memory   *budget.Account
+	hops     map[pipeline.StepName]pipeline.Hop
+	// waiting are pieces that have no place yet, running those that have, with what cancels them.
+	waiting []graph.Start
+	running map[int]context.CancelFunc
+	timers  []graph.Timer
+	// ended has a value for each piece that has ended, places one for each place that was waited for,
+	// while isWaiting is true.
+	ended     chan endedPiece
+	places    chan struct{}
+	isWaiting bool
+	pieces    sync.WaitGroup
+	metadata  map[string]string
+	chunks    uint64
+}
+
+func newGraphRun(p *pipeline.Pipeline, memory *budget.Account) *graphRun {
+	return &graphRun{
+		pipeline: p, memory: memory.Part(), hops: map[pipeline.StepName]pipeline.Hop{}, running: map[int]context.CancelFunc{},
+		ended: make(chan endedPiece), places: make(chan struct{}), metadata: map[string]string{},
+	}
+}
+
+// endedPiece is how a piece has ended.
+type endedPiece struct {
+	id       int
+	response *request.Response
+	steps    []request.StepTiming
+	err      error
+}
+
+// checkGraph checks what only requests to pipelines with blocks cannot do, and chooses their models.
+func (s *Service) checkGraph(env *envelope.Envelope) *fault.Fault {
+	if env.Durability == pipeline.File {
+		return fault.InField(fault.NotSupported, "durability", "requests to pipelines with blocks are not kept on file by this version; use memory, or a job")
+	}
+	return s.settings.Router.Pin(env)
+}
+
+// admitGraph checks that the stages that every request needs have hosts. Each step is admitted when
+// it runs.
+func (s *Service) admitGraph(ctx context.Context, x *call) *fault.Fault {
+	needed := neededSteps(nil, x.graph.pipeline.Steps)
+	route := slices.DeleteFunc(slices.Clone(x.env.Route), func(h pipeline.Hop) bool { return !needed[h.Step] })
+	var f *fault.Fault
+	if len(route) > 0 {
+		f = s.availability.CheckHosts(ctx, route, x.env.Durability)
+	}
+	if f == nil {
+		f = s.checkClock()
+	}
+	if f == nil && x.env.StoresResult() {
+		f = s.readyStore(ctx, x)
+	}
+	return f
+}
+
+// neededSteps returns the stages that run for every request: a list of steps, and the branches of a
+// parallel block whose fault is the request's.
+func neededSteps(into map[pipeline.StepName]bool, steps []pipeline.Step) map[pipeline.StepName]bool {
+	if into == nil {
+		into = map[pipeline.StepName]bool{}
+	}
+	for i := range steps {
+		switch p := steps[i].Parallel; {
+		case !steps[i].IsBlock():
+			into[steps[i].Name] = true
+		case p != nil && p.Quorum == 0:
+			for _, b := range p.Branches {
+				if !b.Optional && b.Missing == nil {
+					neededSteps(into, b.Steps)
+				}
+			}
+		}
+	}
+	return into
+}
+
+// runGraph runs the blocks, and returns when no piece is left.
+func (x *call) runGraph(ctx context.Context) (*request.Response, error) {
+	g := x.graph
+	ctx, cancel := context.WithCancel(ctx)
+	defer g.memory.Close()
+	defer g.pieces.Wait()
+	defer cancel()
+	for _, hop := range x.env.Route {
+		hop.Host = ""
+		g.hops[hop.Step] = hop
+	}
+	specs := map[string]*stagev1.Spec{}
+	if x.service.settings.Specs != nil {
+		specs = x.service.settings.Specs()
+	}
+	m := graph.New(g.pipeline, graph.Request{
+		ID: x.env.RequestID, Tenant: x.env.Tenant, Inputs: x.env.Parts, Parameters: x.request.Parameters, Metadata: x.request.Metadata, Deadline: x.env.Deadline,
+		Spec: func(stage pipeline.StageName) *stagev1.Spec { return specs[string(stage)] },
+	})
+	x.apply(ctx, m.Start(time.Now()))
+	for m.Outcome() == nil {
+		do, err := x.nextOfGraph(ctx, m)
+		if err != nil {
+			x.summarise(m)
+			return nil, err
+		}
+		x.apply(ctx, do)
+	}
+	x.summarise(m)
+	cancel()
+	return x.endGraph(m.Outcome())
+}
+
+// summarise counts what became of the branches, and shortens the timeline.
+func (x *call) summarise(m *graph.Machine) {
+	x.steps = summed(x.steps)
+	if o := m.Outcome(); o != nil {
+		for _, b := range o.Branches {
+			x.service.metrics.branch(string(x.env.Pipeline), withoutIndices(b.Path), string(b.Status))
+		}
+	}
+}
+
+// nextOfGraph waits for what happens next, and returns what to do.
+func (x *call) nextOfGraph(ctx context.Context, m *graph.Machine) (graph.Actions, error) {
+	g := x.graph
+	var due <-chan time.Time
+	slices.SortFunc(g.timers, func(a, b graph.Timer) int { return a.At.Compare(b.At) })
+	if len(g.timers) > 0 {
+		timer := time.NewTimer(time.Until(g.timers[0].At))
+		defer timer.Stop()
+		due = timer.C
+	}
+	select {
+	case e := <-g.ended:
+		return x.handlePiece(m, e), nil
+	case <-g.places:
+		g.isWaiting = false
+		if len(g.waiting) == 0 {
+			x.service.pieces.Release(1)
+			return graph.Actions{}, nil
+		}
+		next := g.waiting[0]
+		g.waiting = g.waiting[1:]
+		x.startPiece(ctx, next)
+		return graph.Actions{}, nil
+	case <-due:
+		id := g.timers[0].ID
+		g.timers = g.timers[1:]
+		return m.Fired(id, time.Now()), nil
+	case <-x.pending.ready:
+		if e := x.pending.next(); e.fault != nil {
+			return graph.Actions{}, e.fault
+		}
+		return graph.Actions{}, nil
+	case <-ctx.Done():
+		return graph.Actions{}, ctx.Err()
+	}
+}
+
+func (x *call) handlePiece(m *graph.Machine, e endedPiece) graph.Actions {
+	g := x.graph
+	if cancel := g.running[e.id]; cancel != nil {
+		cancel()
+		delete(g.running, e.id)
+	}
+	x.steps = append(x.steps, e.steps...)
+	err := e.err
+	if err == nil {
+		err = g.memory.Reserve(int64(payload.Size(e.response.Outputs)))
+	}
+	if err != nil {
+		return m.Failed(e.id, fault.From(err), time.Now())
+	}
+	maps.Copy(g.metadata, e.response.Metadata)
+	g.chunks = max(g.chunks, e.response.Chunks)
+	return m.Answered(e.id, e.response.Outputs, time.Now())
+}
+
+// apply does what the machine says, and starts pieces while there are places.
+func (x *call) apply(ctx context.Context, do graph.Actions) {
+	g := x.graph
+	for _, id := range do.Cancel {
+		if cancel := g.running[id]; cancel != nil {
+			cancel()
+			delete(g.running, id)
+		}
+		g.waiting = slices.DeleteFunc(g.waiting, func(s graph.Start) bool { return s.ID == id })
+	}
+	g.timers = append(g.timers, do.Timers...)
+	g.waiting = append(g.waiting, do.Start...)
+	for len(g.waiting) > 0 && x.service.pieces.TryAcquire(1) {
+		next := g.waiting[0]
+		g.waiting = g.waiting[1:]
+		x.startPiece(ctx, next)
+	}
+	if len(g.waiting) == 0 || g.isWaiting {
+		return
+	}
+	g.isWaiting = true
+	g.pieces.Go(func() {
+		if x.service.pieces.Acquire(ctx, 1) != nil {
+			return
+		}
+		select {
+		case g.places <- struct{}{}:
+		case <-ctx.Done():
+			x.service.pieces.Release(1)
+		}
+	})
+}
+
+// startPiece runs a piece that has a place.
+func (x *call) startPiece(ctx context.Context, start graph.Start) {
+	whole := ctx
+	ctx, cancel := context.WithDeadline(ctx, start.Deadline)
+	x.graph.running[start.ID] = cancel
+	x.graph.pieces.Go(func() {
+		defer cancel()
+		out := x.runPiece(ctx, start)
+		x.service.pieces.Release(1)
+		out.id = start.ID
+		x.graph.sendEnded(whole, out)
+	})
+}
+
+// pieceID returns the ID of a piece: the same for the same step of the same request.
+func pieceID(request pipeline.RequestID, path string) pipeline.RequestID {
+	return pipeline.RequestID(uuid.NewSHA1(uuid.MustParse(string(request)), []byte(path)).String())
+}
+
+// runPiece runs one step. After the first steps it waits for a place in a full queue, until the deadline,
+// so that work that was done is not lost.
+func (x *call) runPiece(ctx context.Context, start graph.Start) (out endedPiece) {
+	env := *x.env
+	env.RequestID, env.Path, env.Route = pieceID(x.env.RequestID, start.Path), start.Path, []pipeline.Hop{x.graph.hops[start.Step.Name]}
+	env.Parts, env.Kept, env.Deadline, env.Timings = start.Parts, start.Kept, start.Deadline, nil
+	env.IdempotencyKey, env.StoreResult = "", false
+	var emit func(request.Chunk) error
+	if x.emit != nil && start.IsLast {
+		emit = func(c request.Chunk) error {
+			c.RequestID = string(x.env.RequestID)
+			return x.emit(c)
+		}
+	}
+	env.TakesChunks = emit != nil
+	own := &request.Request{Pipeline: x.request.Pipeline, ByModel: x.request.ByModel, LossyChunks: x.request.LossyChunks, Trace: x.request.Trace, Origin: x.request.Origin}
+	piece := newCall(x.service, incoming{Request: own}, &env, emit, x.waitForCapacity || !start.IsFirst)
+	piece.span, piece.tenant = x.span, x.tenant
+	if _, f := x.service.placeModels(&env); f != nil {
+		out.err = f
+		return out
+	}
+	response, _, err := x.service.respond(ctx, piece)
+	piece.published.End()
+	for i := range piece.steps {
+		piece.steps[i].Path = start.Path
+	}
+	out.response, out.steps = response, piece.steps
+	if err != nil {
+		out.err = deadlineFault(fault.From(err), &env).At(string(start.Step.Stage), string(start.Step.Name), "")
+	}
+	return out
+}
+
+// endGraph makes the response, and stores it where that is asked for.
+func (x *call) endGraph(o *graph.Outcome) (*request.Response, error) {
+	g := x.graph
+	delete(g.metadata, request.Partial) // of a runner
+	if len(o.Partial) > 0 {
+		g.metadata[request.Partial] = strings.Join(o.Partial, ",")
+	}
+	reply := x.env.NewReply()
+	reply.Timings, reply.Parts, reply.Fault, reply.Metadata = x.steps, o.Outputs, o.Fault, g.metadata
+	if o.Fault != nil {
+		reply.Parts, reply.Metadata = nil, nil
+	}
+	if x.env.StoresResult() {
+		if err := x.storeGraph(reply); err != nil {
+			return nil, err
+		}
+	}
+	x.progress.isFinal = true
+	if o.Fault != nil {
+		return nil, o.Fault
+	}
+	names := x.request.Outputs
+	if g.chunks > 0 && len(o.Outputs) == 0 {
+		names = nil
+	}
+	outputs, err := selectOutputs(o.Outputs, names)
+	if err != nil {
+		return nil, err
+	}
+	return &request.Response{
+		RequestID: string(x.env.RequestID), Pipeline: string(x.env.Pipeline), Outputs: outputs, Metadata: g.metadata,
+		Timeline: request.Timeline{Steps: x.steps}, Chunks: g.chunks, Partial: g.metadata[request.Partial],
+	}, nil
+}
+
+// storeTimeout bounds the time in which the result of a request with blocks is stored.
+const storeTimeout = 5 * time.Second
+
+// storeGraph stores a result, as hosts store those of other requests.
+func (x *call) storeGraph(reply *envelope.Reply) error {
+	message, err := x.service.results.Result(x.env.Result(reply, time.Now()))
+	if err == nil {
+		ctx, cancel := context.WithTimeout(context.Background(), storeTimeout)
+		defer cancel()
+		_, err = x.service.bus.PublishAndWait(ctx, message)
+	}
+	if err != nil {
+		return fault.Newf(fault.Internal, "the result cannot be stored: %w", err)
+	}
+	return nil
+}
+
+// sendEnded hands over how a piece has ended, unless nobody waits for it.
+func (g *graphRun) sendEnded(ctx context.Context, out endedPiece) {
+	select {
+	case g.ended <- out:
+	case <-ctx.Done():
+	}
+}
+
+// slowestItems is how many items of a map are in the timeline, for each step.
+const slowestItems = 3
+
+// summed returns a timeline with the slowest items of maps alone, of at most pipeline.MaxSteps
+// entries.
+func summed(steps []request.StepTiming) []request.StepTiming {
+	took := func(t *request.StepTiming) time.Duration { return t.QueueWait + t.BatchWait + t.Run }
+	byPath := map[string][]time.Duration{}
+	for i := range steps {
+		path := withoutIndices(steps[i].Path)
+		byPath[path] = append(byPath[path], took(&steps[i]))
+	}
+	var out []request.StepTiming
+	kept := map[string]int{}
+	for i := range steps {
+		path := withoutIndices(steps[i].Path)
+		all := byPath[path]
+		if len(all) > slowestItems {
+			sorted := slices.Sorted(slices.Values(all))
+			if took(&steps[i]) < sorted[len(sorted)-slowestItems] || kept[path] == slowestItems {
+				continue
+			}
+		}
+		kept[path]++
+		out = append(out, steps[i])
+	}
+	slices.SortStableFunc(out, func(a, b request.StepTiming) int { return cmp.Compare(a.Arrival, b.Arrival) })
+	return out[:min(len(out), pipeline.MaxSteps)]
+}
+
+// withoutIndices returns a path without the indices of items.
+func withoutIndices(path string) string {
+	var out strings.Builder
+	for rest := path; ; {
+		before, after, isItem := strings.Cut(rest, "[")
+		out.WriteString(before)
+		if !isItem {
+			return out.String()
+		}
+		_, rest, _ = strings.Cut(after, "]")
+	}
+}
+
+// branch counts what became of a branch of a block.
+func (m *metrics) branch(pipeline, path, status string) {
+	m.branches.Add(context.Background(), 1, metric.WithAttributeSet(attribute.NewSet(
+		attribute.String("pipeline", pipeline), attribute.String("branch", path), attribute.String("status", status))))
+}
