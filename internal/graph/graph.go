@@ -138,7 +138,7 @@ func (m *Machine) Start(now time.Time) Actions {
 		root := &scope{machine: m, deadline: m.request.Deadline}
 		m.runSteps(root, m.pipeline.Steps, "", parts{reach: m.request.Inputs, previous: m.request.Inputs}, func(end parts, f *fault.Fault) {
 			if f == nil {
-				m.outcome.Outputs, f = m.outputs(end)
+				m.outcome.Outputs = m.outputs(end)
 			}
 			m.outcome.Fault, m.isOver = f, true
 			root.end()
@@ -390,16 +390,16 @@ func take(list pipeline.List, path string, end parts) ([]payload.Part, *fault.Fa
 }
 
 // outputs returns the request's.
-func (m *Machine) outputs(end parts) (out []payload.Part, _ *fault.Fault) {
+func (m *Machine) outputs(end parts) (out []payload.Part) {
 	if len(m.pipeline.Outputs) == 0 {
-		return end.previous, nil
+		return end.previous
 	}
 	for _, name := range m.pipeline.Outputs {
 		if part, is := payload.Find(end.reach, name); is { // one that is not may be absent
 			out = append(out, part)
 		}
 	}
-	return out, nil
+	return out
 }
 
 func (m *Machine) note(path string, s Status, why string) {

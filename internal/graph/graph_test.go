@@ -338,8 +338,8 @@ func TestSplitKeepsItsWeights(t *testing.T) {
 		if n < requests*4/100 || n > requests*6/100 {
 			t.Errorf("by %q %d of %d requests take 5 %%", key, n, requests)
 		}
-		if chosen(7) != chosen(7) {
-			t.Error("one request takes two branches")
+		if first, again := chosen(7), chosen(7); first != again {
+			t.Errorf("one request takes %s and %s", first, again)
 		}
 	}
 }
