@@ -200,6 +200,8 @@ func (f *fleet) launchHost(s hostSpec) *member {
 type gatewaySpec struct {
 	// pipelines are the stages on the route of each; none means "echo" with the stage "echo".
 	pipelines map[string][]string
+	// blocks are the steps of the pipeline "graph", of the stages of the others.
+	blocks []any
 	// drainDelay is how long it serves on after SIGTERM.
 	drainDelay time.Duration
 	env        []string
@@ -234,6 +236,9 @@ func (f *fleet) launchGateway(s gatewaySpec) *member {
 			known[stage] = map[string]any{"runner": map[string]any{runnerKind: struct{}{}}}
 		}
 		pipelines[name] = map[string]any{"steps": steps}
+	}
+	if s.blocks != nil {
+		pipelines["graph"] = map[string]any{"steps": s.blocks}
 	}
 	m := &member{fleet: f, env: s.env, link: f.newLink()}
 	sections := []any{"stages", known, "pipelines", pipelines, "gateway", map[string]any{"drain_delay": s.drainDelay.String()}}
