@@ -105,6 +105,56 @@ type bidiStream[M any, P message[M], Out any] struct {
 	mu       sync.Mutex
 	waiting  map[any][]*streamMessage[M, P]
 	room     *semaphore.Weighted
+	order    order
+}
+
+// order knows which messages of a stream have been answered. Its maps have as many entries as messages
+// run.
+type order struct {
+	mu sync.Mutex
+	// low is the first message that has not been answered, ended are later ones that have been.
+	low   uint64
+	ended map[uint64]bool
+	turns map[uint64]chan struct{}
+}
+
+// await returns once all messages before this one have been answered.
+func (o *order) await(ctx context.Context, index uint64) error {
+	o.mu.Lock()
+	if o.low == index {
+		o.mu.Unlock()
+		return nil
+	}
+	turn := make(chan struct{})
+	if o.turns == nil {
+		o.turns = map[uint64]chan struct{}{}
+	}
+	o.turns[index] = turn
+	o.mu.Unlock()
+	select {
+	case <-turn:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// end records that a message has been answered.
+func (o *order) end(index uint64) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.ended == nil {
+		o.ended = map[uint64]bool{}
+	}
+	o.ended[index] = true
+	for o.ended[o.low] {
+		delete(o.ended, o.low)
+		o.low++
+	}
+	if turn := o.turns[o.low]; turn != nil {
+		close(turn)
+		delete(o.turns, o.low)
+	}
 }
 
 // streamMessage is one message of a stream. size is what it takes of room.
@@ -155,7 +205,7 @@ func streamFault(err error) error {
 
 // receiveAll starts the method for all messages, and returns nil after the last.
 func (b *bidiStream[M, P, Out]) receiveAll(ctx context.Context, group *errgroup.Group) error {
-	for {
+	for index := uint64(0); ; index++ {
 		in, err := b.receive()
 		if errors.Is(err, io.EOF) {
 			return nil
@@ -167,6 +217,7 @@ func (b *bidiStream[M, P, Out]) receiveAll(ctx context.Context, group *errgroup.
 			return err
 		}
 		m, sequence := &streamMessage[M, P]{call: b.call(), in: in}, any(nil)
+		m.call.Index, m.call.earlier = index, &b.order
 		if b.sequence != nil {
 			sequence = b.sequence(&in.message)
 		}
@@ -190,6 +241,7 @@ func (b *bidiStream[M, P, Out]) receiveAll(ctx context.Context, group *errgroup.
 func (b *bidiStream[M, P, Out]) answer(ctx context.Context, m *streamMessage[M, P]) error {
 	ctx = budget.NewContext(ctx, m.in.memory)
 	defer m.in.memory.Close()
+	defer b.order.end(m.call.Index)
 	return b.method(ctx, m.call, &m.in.message, func(out *Out) error {
 		b.sending.Lock()
 		defer b.sending.Unlock()

@@ -94,7 +94,11 @@ type Call struct {
 	// PlainHTTP is true where HTTP tools show the response's headers: the protocol is
 	// Connect's own.
 	PlainHTTP bool
+	// Index is the place of a message in a stream of many, from 0.
+	Index uint64
 
+	// earlier is the order of that stream.
+	earlier               *order
 	header                func(name string) []string
 	setHeader, setTrailer func(name, value string)
 }
@@ -106,6 +110,9 @@ func (c *Call) Header(name string) []string {
 	}
 	return c.header(name)
 }
+
+// AwaitEarlier returns once all messages of the stream before this one are answered.
+func (c *Call) AwaitEarlier(ctx context.Context) error { return c.earlier.await(ctx, c.Index) }
 
 // SetHeader sets a header of the response; headers of a stream leave with its first message.
 func (c *Call) SetHeader(name, value string) {

@@ -274,7 +274,7 @@ func RenderStep(s *inferencev1.StepTiming) string {
 	if s.GetModelWait() != nil {
 		batch += ", of that for the model " + Milliseconds(s.GetModelWait().AsDuration())
 	}
-	return fmt.Sprintf("%s: queue %s, batch %s, run %s (batch of %d, %s)", s.GetStep(),
+	return fmt.Sprintf("%s: queue %s, batch %s, run %s (batch of %d, %s)", cmp.Or(s.GetPath(), s.GetStep()),
 		Milliseconds(s.GetQueueWait().AsDuration()), batch,
 		Milliseconds(s.GetRun().AsDuration()), s.GetBatchSize(), s.GetDispatchReason())
 }

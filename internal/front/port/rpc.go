@@ -4,11 +4,14 @@ import (
 	"context"
 	"errors"
 
+	"google.golang.org/protobuf/types/known/durationpb"
+
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 
 	"github.com/stagemesh/stagemesh/internal/call"
 	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/transport"
+	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
@@ -29,6 +32,7 @@ func newRPC(caller call.Caller, s transport.Settings) *transport.Service {
 	out, svc := transport.NewService(descriptor, s), &rpc{caller: caller}
 	transport.Unary(out, "Infer", svc.infer)
 	transport.ServerStream(out, "InferStream", svc.inferStream)
+	transport.BidiStream(out, "InferMany", transport.InFlight[*inferencev1.InferManyRequest]{Limit: manyInFlight}, svc.inferMany)
 	transport.Unary(out, "GetResult", svc.getResult)
 	transport.Unary(out, "Cancel", svc.cancel)
 	return out
@@ -45,6 +49,45 @@ func (s *rpc) infer(ctx context.Context, c *transport.Call, in *inferencev1.Infe
 	}
 	setHeaders(c, out)
 	return out.ToProto(), nil
+}
+
+// manyInFlight is how many requests of one stream run at a time.
+const manyInFlight = 64
+
+// inferMany answers one request of a stream. A failed request is a response; an error means that the
+// response cannot be sent.
+func (s *rpc) inferMany(ctx context.Context, c *transport.Call, in *inferencev1.InferManyRequest, send func(*inferencev1.InferManyResponse) error) error {
+	out := &inferencev1.InferManyResponse{Id: in.GetId(), Index: c.Index}
+	r, err := (*request.Request)(nil), error(fault.InField(fault.InvalidRequest, "request", "is required"))
+	if in.GetRequest() != nil {
+		r, err = toRequest(ctx, c, in.GetRequest())
+	}
+	if err == nil {
+		var response *request.Response
+		if response, err = s.caller.Infer(ctx, r); err == nil {
+			out.Outcome = &inferencev1.InferManyResponse_Response{Response: response.ToProto()}
+		}
+	}
+	if err != nil {
+		out.Outcome = &inferencev1.InferManyResponse_Failure{Failure: failureOf(fault.From(err))}
+	}
+	if in.GetInOrder() {
+		if err := c.AwaitEarlier(ctx); err != nil {
+			return err
+		}
+	}
+	return send(out)
+}
+
+// failureOf returns a fault as the message of one that fails alone.
+func failureOf(f *fault.Fault) *inferencev1.InferFailure {
+	out := &inferencev1.InferFailure{
+		Reason: string(f.Reason), Message: f.Message, RequestId: f.Metadata[transport.RequestIDKey], Retryable: f.Retryable(), Step: f.Step, Stage: f.Stage,
+	}
+	if f.RetryAfter > 0 {
+		out.RetryAfter = durationpb.New(f.RetryAfter)
+	}
+	return out
 }
 
 func (s *rpc) getResult(ctx context.Context, c *transport.Call, in *inferencev1.GetResultRequest) (*inferencev1.GetResultResponse, error) {

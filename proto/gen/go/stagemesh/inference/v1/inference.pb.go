@@ -161,6 +161,269 @@ func (x *InferRequest) GetWaitForCapacity() bool {
 	return false
 }
 
+// InferManyRequest is one of many requests.
+type InferManyRequest struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Request *InferRequest          `protobuf:"bytes,1,opt,name=request,proto3" json:"request,omitempty"`
+	// Comes back with the answer.
+	Id string `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
+	// The answer comes after those of all requests before. Answers that wait for others count as
+	// running.
+	InOrder       bool `protobuf:"varint,3,opt,name=in_order,json=inOrder,proto3" json:"in_order,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InferManyRequest) Reset() {
+	*x = InferManyRequest{}
+	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InferManyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InferManyRequest) ProtoMessage() {}
+
+func (x *InferManyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InferManyRequest.ProtoReflect.Descriptor instead.
+func (*InferManyRequest) Descriptor() ([]byte, []int) {
+	return file_stagemesh_inference_v1_inference_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *InferManyRequest) GetRequest() *InferRequest {
+	if x != nil {
+		return x.Request
+	}
+	return nil
+}
+
+func (x *InferManyRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *InferManyRequest) GetInOrder() bool {
+	if x != nil {
+		return x.InOrder
+	}
+	return false
+}
+
+// InferManyResponse is the answer to one of many requests.
+type InferManyResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The request's.
+	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// The request's place in the stream, from 0.
+	Index uint64 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`
+	// Types that are valid to be assigned to Outcome:
+	//
+	//	*InferManyResponse_Response
+	//	*InferManyResponse_Failure
+	Outcome       isInferManyResponse_Outcome `protobuf_oneof:"outcome"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InferManyResponse) Reset() {
+	*x = InferManyResponse{}
+	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InferManyResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InferManyResponse) ProtoMessage() {}
+
+func (x *InferManyResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InferManyResponse.ProtoReflect.Descriptor instead.
+func (*InferManyResponse) Descriptor() ([]byte, []int) {
+	return file_stagemesh_inference_v1_inference_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *InferManyResponse) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *InferManyResponse) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *InferManyResponse) GetOutcome() isInferManyResponse_Outcome {
+	if x != nil {
+		return x.Outcome
+	}
+	return nil
+}
+
+func (x *InferManyResponse) GetResponse() *InferResponse {
+	if x != nil {
+		if x, ok := x.Outcome.(*InferManyResponse_Response); ok {
+			return x.Response
+		}
+	}
+	return nil
+}
+
+func (x *InferManyResponse) GetFailure() *InferFailure {
+	if x != nil {
+		if x, ok := x.Outcome.(*InferManyResponse_Failure); ok {
+			return x.Failure
+		}
+	}
+	return nil
+}
+
+type isInferManyResponse_Outcome interface {
+	isInferManyResponse_Outcome()
+}
+
+type InferManyResponse_Response struct {
+	Response *InferResponse `protobuf:"bytes,3,opt,name=response,proto3,oneof"`
+}
+
+type InferManyResponse_Failure struct {
+	Failure *InferFailure `protobuf:"bytes,4,opt,name=failure,proto3,oneof"`
+}
+
+func (*InferManyResponse_Response) isInferManyResponse_Outcome() {}
+
+func (*InferManyResponse_Failure) isInferManyResponse_Outcome() {}
+
+// InferFailure is why one of many requests failed: what an RPC's status has otherwise.
+type InferFailure struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// One of docs/faults.md.
+	Reason  string `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"`
+	Message string `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
+	// The mesh's ID of the request; empty where it got none.
+	RequestId string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// The same request may succeed later.
+	Retryable bool `protobuf:"varint,4,opt,name=retryable,proto3" json:"retryable,omitempty"`
+	// How long to wait before; absent where that is not known.
+	RetryAfter *durationpb.Duration `protobuf:"bytes,5,opt,name=retry_after,json=retryAfter,proto3" json:"retry_after,omitempty"`
+	// Where it failed; empty where no step was reached.
+	Step          string `protobuf:"bytes,6,opt,name=step,proto3" json:"step,omitempty"`
+	Stage         string `protobuf:"bytes,7,opt,name=stage,proto3" json:"stage,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InferFailure) Reset() {
+	*x = InferFailure{}
+	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InferFailure) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InferFailure) ProtoMessage() {}
+
+func (x *InferFailure) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InferFailure.ProtoReflect.Descriptor instead.
+func (*InferFailure) Descriptor() ([]byte, []int) {
+	return file_stagemesh_inference_v1_inference_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *InferFailure) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *InferFailure) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *InferFailure) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+func (x *InferFailure) GetRetryable() bool {
+	if x != nil {
+		return x.Retryable
+	}
+	return false
+}
+
+func (x *InferFailure) GetRetryAfter() *durationpb.Duration {
+	if x != nil {
+		return x.RetryAfter
+	}
+	return nil
+}
+
+func (x *InferFailure) GetStep() string {
+	if x != nil {
+		return x.Step
+	}
+	return ""
+}
+
+func (x *InferFailure) GetStage() string {
+	if x != nil {
+		return x.Stage
+	}
+	return ""
+}
+
 // GetResultRequest asks for one stored answer.
 type GetResultRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -179,7 +442,7 @@ type GetResultRequest struct {
 
 func (x *GetResultRequest) Reset() {
 	*x = GetResultRequest{}
-	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[1]
+	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -191,7 +454,7 @@ func (x *GetResultRequest) String() string {
 func (*GetResultRequest) ProtoMessage() {}
 
 func (x *GetResultRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[1]
+	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -204,7 +467,7 @@ func (x *GetResultRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetResultRequest.ProtoReflect.Descriptor instead.
 func (*GetResultRequest) Descriptor() ([]byte, []int) {
-	return file_stagemesh_inference_v1_inference_proto_rawDescGZIP(), []int{1}
+	return file_stagemesh_inference_v1_inference_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *GetResultRequest) GetRequestId() string {
@@ -245,7 +508,7 @@ type GetResultResponse struct {
 
 func (x *GetResultResponse) Reset() {
 	*x = GetResultResponse{}
-	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[2]
+	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -257,7 +520,7 @@ func (x *GetResultResponse) String() string {
 func (*GetResultResponse) ProtoMessage() {}
 
 func (x *GetResultResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[2]
+	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -270,7 +533,7 @@ func (x *GetResultResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetResultResponse.ProtoReflect.Descriptor instead.
 func (*GetResultResponse) Descriptor() ([]byte, []int) {
-	return file_stagemesh_inference_v1_inference_proto_rawDescGZIP(), []int{2}
+	return file_stagemesh_inference_v1_inference_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *GetResultResponse) GetResult() *InferResponse {
@@ -295,7 +558,7 @@ type CancelRequest struct {
 
 func (x *CancelRequest) Reset() {
 	*x = CancelRequest{}
-	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[3]
+	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -307,7 +570,7 @@ func (x *CancelRequest) String() string {
 func (*CancelRequest) ProtoMessage() {}
 
 func (x *CancelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[3]
+	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -320,7 +583,7 @@ func (x *CancelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRequest.ProtoReflect.Descriptor instead.
 func (*CancelRequest) Descriptor() ([]byte, []int) {
-	return file_stagemesh_inference_v1_inference_proto_rawDescGZIP(), []int{3}
+	return file_stagemesh_inference_v1_inference_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *CancelRequest) GetRequestId() string {
@@ -353,7 +616,7 @@ type CancelResponse struct {
 
 func (x *CancelResponse) Reset() {
 	*x = CancelResponse{}
-	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[4]
+	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -365,7 +628,7 @@ func (x *CancelResponse) String() string {
 func (*CancelResponse) ProtoMessage() {}
 
 func (x *CancelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[4]
+	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -378,7 +641,7 @@ func (x *CancelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelResponse.ProtoReflect.Descriptor instead.
 func (*CancelResponse) Descriptor() ([]byte, []int) {
-	return file_stagemesh_inference_v1_inference_proto_rawDescGZIP(), []int{4}
+	return file_stagemesh_inference_v1_inference_proto_rawDescGZIP(), []int{7}
 }
 
 // StepOptions are a request's options for one step.
@@ -392,7 +655,7 @@ type StepOptions struct {
 
 func (x *StepOptions) Reset() {
 	*x = StepOptions{}
-	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[5]
+	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -404,7 +667,7 @@ func (x *StepOptions) String() string {
 func (*StepOptions) ProtoMessage() {}
 
 func (x *StepOptions) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[5]
+	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -417,7 +680,7 @@ func (x *StepOptions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepOptions.ProtoReflect.Descriptor instead.
 func (*StepOptions) Descriptor() ([]byte, []int) {
-	return file_stagemesh_inference_v1_inference_proto_rawDescGZIP(), []int{5}
+	return file_stagemesh_inference_v1_inference_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *StepOptions) GetModel() *ModelRef {
@@ -450,7 +713,7 @@ type InferResponse struct {
 
 func (x *InferResponse) Reset() {
 	*x = InferResponse{}
-	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[6]
+	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -462,7 +725,7 @@ func (x *InferResponse) String() string {
 func (*InferResponse) ProtoMessage() {}
 
 func (x *InferResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[6]
+	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -475,7 +738,7 @@ func (x *InferResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InferResponse.ProtoReflect.Descriptor instead.
 func (*InferResponse) Descriptor() ([]byte, []int) {
-	return file_stagemesh_inference_v1_inference_proto_rawDescGZIP(), []int{6}
+	return file_stagemesh_inference_v1_inference_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *InferResponse) GetRequestId() string {
@@ -525,7 +788,7 @@ type InferStreamResponse struct {
 
 func (x *InferStreamResponse) Reset() {
 	*x = InferStreamResponse{}
-	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[7]
+	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -537,7 +800,7 @@ func (x *InferStreamResponse) String() string {
 func (*InferStreamResponse) ProtoMessage() {}
 
 func (x *InferStreamResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[7]
+	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -550,7 +813,7 @@ func (x *InferStreamResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InferStreamResponse.ProtoReflect.Descriptor instead.
 func (*InferStreamResponse) Descriptor() ([]byte, []int) {
-	return file_stagemesh_inference_v1_inference_proto_rawDescGZIP(), []int{7}
+	return file_stagemesh_inference_v1_inference_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *InferStreamResponse) GetRequestId() string {
@@ -625,7 +888,7 @@ type Chunk struct {
 
 func (x *Chunk) Reset() {
 	*x = Chunk{}
-	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[8]
+	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -637,7 +900,7 @@ func (x *Chunk) String() string {
 func (*Chunk) ProtoMessage() {}
 
 func (x *Chunk) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[8]
+	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -650,7 +913,7 @@ func (x *Chunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Chunk.ProtoReflect.Descriptor instead.
 func (*Chunk) Descriptor() ([]byte, []int) {
-	return file_stagemesh_inference_v1_inference_proto_rawDescGZIP(), []int{8}
+	return file_stagemesh_inference_v1_inference_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Chunk) GetOutputs() []*Part {
@@ -692,7 +955,27 @@ const file_stagemesh_inference_v1_inference_proto_rawDesc = "" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\x14\n" +
-	"\x12_wait_for_capacity\"\xa5\x01\n" +
+	"\x12_wait_for_capacity\"}\n" +
+	"\x10InferManyRequest\x12>\n" +
+	"\arequest\x18\x01 \x01(\v2$.stagemesh.inference.v1.InferRequestR\arequest\x12\x0e\n" +
+	"\x02id\x18\x02 \x01(\tR\x02id\x12\x19\n" +
+	"\bin_order\x18\x03 \x01(\bR\ainOrder\"\xcb\x01\n" +
+	"\x11InferManyResponse\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
+	"\x05index\x18\x02 \x01(\x04R\x05index\x12C\n" +
+	"\bresponse\x18\x03 \x01(\v2%.stagemesh.inference.v1.InferResponseH\x00R\bresponse\x12@\n" +
+	"\afailure\x18\x04 \x01(\v2$.stagemesh.inference.v1.InferFailureH\x00R\afailureB\t\n" +
+	"\aoutcome\"\xe3\x01\n" +
+	"\fInferFailure\x12\x16\n" +
+	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x18\n" +
+	"\amessage\x18\x02 \x01(\tR\amessage\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x03 \x01(\tR\trequestId\x12\x1c\n" +
+	"\tretryable\x18\x04 \x01(\bR\tretryable\x12:\n" +
+	"\vretry_after\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\n" +
+	"retryAfter\x12\x12\n" +
+	"\x04step\x18\x06 \x01(\tR\x04step\x12\x14\n" +
+	"\x05stage\x18\a \x01(\tR\x05stage\"\xa5\x01\n" +
 	"\x10GetResultRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12-\n" +
@@ -733,10 +1016,11 @@ const file_stagemesh_inference_v1_inference_proto_rawDesc = "" +
 	"\x05final\x18\x05 \x01(\v2%.stagemesh.inference.v1.InferResponseH\x00R\x05finalB\t\n" +
 	"\amessage\"?\n" +
 	"\x05Chunk\x126\n" +
-	"\aoutputs\x18\x01 \x03(\v2\x1c.stagemesh.inference.v1.PartR\aoutputs2\x87\x03\n" +
+	"\aoutputs\x18\x01 \x03(\v2\x1c.stagemesh.inference.v1.PartR\aoutputs2\xed\x03\n" +
 	"\x10InferenceService\x12T\n" +
 	"\x05Infer\x12$.stagemesh.inference.v1.InferRequest\x1a%.stagemesh.inference.v1.InferResponse\x12b\n" +
-	"\vInferStream\x12$.stagemesh.inference.v1.InferRequest\x1a+.stagemesh.inference.v1.InferStreamResponse0\x01\x12`\n" +
+	"\vInferStream\x12$.stagemesh.inference.v1.InferRequest\x1a+.stagemesh.inference.v1.InferStreamResponse0\x01\x12d\n" +
+	"\tInferMany\x12(.stagemesh.inference.v1.InferManyRequest\x1a).stagemesh.inference.v1.InferManyResponse(\x010\x01\x12`\n" +
 	"\tGetResult\x12(.stagemesh.inference.v1.GetResultRequest\x1a).stagemesh.inference.v1.GetResultResponse\x12W\n" +
 	"\x06Cancel\x12%.stagemesh.inference.v1.CancelRequest\x1a&.stagemesh.inference.v1.CancelResponseBPZNgithub.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1;inferencev1b\x06proto3"
 
@@ -752,62 +1036,71 @@ func file_stagemesh_inference_v1_inference_proto_rawDescGZIP() []byte {
 	return file_stagemesh_inference_v1_inference_proto_rawDescData
 }
 
-var file_stagemesh_inference_v1_inference_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
+var file_stagemesh_inference_v1_inference_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
 var file_stagemesh_inference_v1_inference_proto_goTypes = []any{
 	(*InferRequest)(nil),        // 0: stagemesh.inference.v1.InferRequest
-	(*GetResultRequest)(nil),    // 1: stagemesh.inference.v1.GetResultRequest
-	(*GetResultResponse)(nil),   // 2: stagemesh.inference.v1.GetResultResponse
-	(*CancelRequest)(nil),       // 3: stagemesh.inference.v1.CancelRequest
-	(*CancelResponse)(nil),      // 4: stagemesh.inference.v1.CancelResponse
-	(*StepOptions)(nil),         // 5: stagemesh.inference.v1.StepOptions
-	(*InferResponse)(nil),       // 6: stagemesh.inference.v1.InferResponse
-	(*InferStreamResponse)(nil), // 7: stagemesh.inference.v1.InferStreamResponse
-	(*Chunk)(nil),               // 8: stagemesh.inference.v1.Chunk
-	nil,                         // 9: stagemesh.inference.v1.InferRequest.ParametersEntry
-	nil,                         // 10: stagemesh.inference.v1.InferRequest.StepsEntry
-	nil,                         // 11: stagemesh.inference.v1.InferRequest.MetadataEntry
-	nil,                         // 12: stagemesh.inference.v1.StepOptions.ParametersEntry
-	nil,                         // 13: stagemesh.inference.v1.InferResponse.MetadataEntry
-	(*Part)(nil),                // 14: stagemesh.inference.v1.Part
-	(*durationpb.Duration)(nil), // 15: google.protobuf.Duration
-	(Durability)(0),             // 16: stagemesh.inference.v1.Durability
-	(*ModelRef)(nil),            // 17: stagemesh.inference.v1.ModelRef
-	(*Timeline)(nil),            // 18: stagemesh.inference.v1.Timeline
-	(*Value)(nil),               // 19: stagemesh.inference.v1.Value
+	(*InferManyRequest)(nil),    // 1: stagemesh.inference.v1.InferManyRequest
+	(*InferManyResponse)(nil),   // 2: stagemesh.inference.v1.InferManyResponse
+	(*InferFailure)(nil),        // 3: stagemesh.inference.v1.InferFailure
+	(*GetResultRequest)(nil),    // 4: stagemesh.inference.v1.GetResultRequest
+	(*GetResultResponse)(nil),   // 5: stagemesh.inference.v1.GetResultResponse
+	(*CancelRequest)(nil),       // 6: stagemesh.inference.v1.CancelRequest
+	(*CancelResponse)(nil),      // 7: stagemesh.inference.v1.CancelResponse
+	(*StepOptions)(nil),         // 8: stagemesh.inference.v1.StepOptions
+	(*InferResponse)(nil),       // 9: stagemesh.inference.v1.InferResponse
+	(*InferStreamResponse)(nil), // 10: stagemesh.inference.v1.InferStreamResponse
+	(*Chunk)(nil),               // 11: stagemesh.inference.v1.Chunk
+	nil,                         // 12: stagemesh.inference.v1.InferRequest.ParametersEntry
+	nil,                         // 13: stagemesh.inference.v1.InferRequest.StepsEntry
+	nil,                         // 14: stagemesh.inference.v1.InferRequest.MetadataEntry
+	nil,                         // 15: stagemesh.inference.v1.StepOptions.ParametersEntry
+	nil,                         // 16: stagemesh.inference.v1.InferResponse.MetadataEntry
+	(*Part)(nil),                // 17: stagemesh.inference.v1.Part
+	(*durationpb.Duration)(nil), // 18: google.protobuf.Duration
+	(Durability)(0),             // 19: stagemesh.inference.v1.Durability
+	(*ModelRef)(nil),            // 20: stagemesh.inference.v1.ModelRef
+	(*Timeline)(nil),            // 21: stagemesh.inference.v1.Timeline
+	(*Value)(nil),               // 22: stagemesh.inference.v1.Value
 }
 var file_stagemesh_inference_v1_inference_proto_depIdxs = []int32{
-	14, // 0: stagemesh.inference.v1.InferRequest.inputs:type_name -> stagemesh.inference.v1.Part
-	9,  // 1: stagemesh.inference.v1.InferRequest.parameters:type_name -> stagemesh.inference.v1.InferRequest.ParametersEntry
-	10, // 2: stagemesh.inference.v1.InferRequest.steps:type_name -> stagemesh.inference.v1.InferRequest.StepsEntry
-	15, // 3: stagemesh.inference.v1.InferRequest.timeout:type_name -> google.protobuf.Duration
-	16, // 4: stagemesh.inference.v1.InferRequest.durability:type_name -> stagemesh.inference.v1.Durability
-	11, // 5: stagemesh.inference.v1.InferRequest.metadata:type_name -> stagemesh.inference.v1.InferRequest.MetadataEntry
-	15, // 6: stagemesh.inference.v1.GetResultRequest.wait:type_name -> google.protobuf.Duration
-	6,  // 7: stagemesh.inference.v1.GetResultResponse.result:type_name -> stagemesh.inference.v1.InferResponse
-	17, // 8: stagemesh.inference.v1.StepOptions.model:type_name -> stagemesh.inference.v1.ModelRef
-	12, // 9: stagemesh.inference.v1.StepOptions.parameters:type_name -> stagemesh.inference.v1.StepOptions.ParametersEntry
-	14, // 10: stagemesh.inference.v1.InferResponse.outputs:type_name -> stagemesh.inference.v1.Part
-	13, // 11: stagemesh.inference.v1.InferResponse.metadata:type_name -> stagemesh.inference.v1.InferResponse.MetadataEntry
-	18, // 12: stagemesh.inference.v1.InferResponse.timeline:type_name -> stagemesh.inference.v1.Timeline
-	8,  // 13: stagemesh.inference.v1.InferStreamResponse.chunk:type_name -> stagemesh.inference.v1.Chunk
-	6,  // 14: stagemesh.inference.v1.InferStreamResponse.final:type_name -> stagemesh.inference.v1.InferResponse
-	14, // 15: stagemesh.inference.v1.Chunk.outputs:type_name -> stagemesh.inference.v1.Part
-	19, // 16: stagemesh.inference.v1.InferRequest.ParametersEntry.value:type_name -> stagemesh.inference.v1.Value
-	5,  // 17: stagemesh.inference.v1.InferRequest.StepsEntry.value:type_name -> stagemesh.inference.v1.StepOptions
-	19, // 18: stagemesh.inference.v1.StepOptions.ParametersEntry.value:type_name -> stagemesh.inference.v1.Value
-	0,  // 19: stagemesh.inference.v1.InferenceService.Infer:input_type -> stagemesh.inference.v1.InferRequest
-	0,  // 20: stagemesh.inference.v1.InferenceService.InferStream:input_type -> stagemesh.inference.v1.InferRequest
-	1,  // 21: stagemesh.inference.v1.InferenceService.GetResult:input_type -> stagemesh.inference.v1.GetResultRequest
-	3,  // 22: stagemesh.inference.v1.InferenceService.Cancel:input_type -> stagemesh.inference.v1.CancelRequest
-	6,  // 23: stagemesh.inference.v1.InferenceService.Infer:output_type -> stagemesh.inference.v1.InferResponse
-	7,  // 24: stagemesh.inference.v1.InferenceService.InferStream:output_type -> stagemesh.inference.v1.InferStreamResponse
-	2,  // 25: stagemesh.inference.v1.InferenceService.GetResult:output_type -> stagemesh.inference.v1.GetResultResponse
-	4,  // 26: stagemesh.inference.v1.InferenceService.Cancel:output_type -> stagemesh.inference.v1.CancelResponse
-	23, // [23:27] is the sub-list for method output_type
-	19, // [19:23] is the sub-list for method input_type
-	19, // [19:19] is the sub-list for extension type_name
-	19, // [19:19] is the sub-list for extension extendee
-	0,  // [0:19] is the sub-list for field type_name
+	17, // 0: stagemesh.inference.v1.InferRequest.inputs:type_name -> stagemesh.inference.v1.Part
+	12, // 1: stagemesh.inference.v1.InferRequest.parameters:type_name -> stagemesh.inference.v1.InferRequest.ParametersEntry
+	13, // 2: stagemesh.inference.v1.InferRequest.steps:type_name -> stagemesh.inference.v1.InferRequest.StepsEntry
+	18, // 3: stagemesh.inference.v1.InferRequest.timeout:type_name -> google.protobuf.Duration
+	19, // 4: stagemesh.inference.v1.InferRequest.durability:type_name -> stagemesh.inference.v1.Durability
+	14, // 5: stagemesh.inference.v1.InferRequest.metadata:type_name -> stagemesh.inference.v1.InferRequest.MetadataEntry
+	0,  // 6: stagemesh.inference.v1.InferManyRequest.request:type_name -> stagemesh.inference.v1.InferRequest
+	9,  // 7: stagemesh.inference.v1.InferManyResponse.response:type_name -> stagemesh.inference.v1.InferResponse
+	3,  // 8: stagemesh.inference.v1.InferManyResponse.failure:type_name -> stagemesh.inference.v1.InferFailure
+	18, // 9: stagemesh.inference.v1.InferFailure.retry_after:type_name -> google.protobuf.Duration
+	18, // 10: stagemesh.inference.v1.GetResultRequest.wait:type_name -> google.protobuf.Duration
+	9,  // 11: stagemesh.inference.v1.GetResultResponse.result:type_name -> stagemesh.inference.v1.InferResponse
+	20, // 12: stagemesh.inference.v1.StepOptions.model:type_name -> stagemesh.inference.v1.ModelRef
+	15, // 13: stagemesh.inference.v1.StepOptions.parameters:type_name -> stagemesh.inference.v1.StepOptions.ParametersEntry
+	17, // 14: stagemesh.inference.v1.InferResponse.outputs:type_name -> stagemesh.inference.v1.Part
+	16, // 15: stagemesh.inference.v1.InferResponse.metadata:type_name -> stagemesh.inference.v1.InferResponse.MetadataEntry
+	21, // 16: stagemesh.inference.v1.InferResponse.timeline:type_name -> stagemesh.inference.v1.Timeline
+	11, // 17: stagemesh.inference.v1.InferStreamResponse.chunk:type_name -> stagemesh.inference.v1.Chunk
+	9,  // 18: stagemesh.inference.v1.InferStreamResponse.final:type_name -> stagemesh.inference.v1.InferResponse
+	17, // 19: stagemesh.inference.v1.Chunk.outputs:type_name -> stagemesh.inference.v1.Part
+	22, // 20: stagemesh.inference.v1.InferRequest.ParametersEntry.value:type_name -> stagemesh.inference.v1.Value
+	8,  // 21: stagemesh.inference.v1.InferRequest.StepsEntry.value:type_name -> stagemesh.inference.v1.StepOptions
+	22, // 22: stagemesh.inference.v1.StepOptions.ParametersEntry.value:type_name -> stagemesh.inference.v1.Value
+	0,  // 23: stagemesh.inference.v1.InferenceService.Infer:input_type -> stagemesh.inference.v1.InferRequest
+	0,  // 24: stagemesh.inference.v1.InferenceService.InferStream:input_type -> stagemesh.inference.v1.InferRequest
+	1,  // 25: stagemesh.inference.v1.InferenceService.InferMany:input_type -> stagemesh.inference.v1.InferManyRequest
+	4,  // 26: stagemesh.inference.v1.InferenceService.GetResult:input_type -> stagemesh.inference.v1.GetResultRequest
+	6,  // 27: stagemesh.inference.v1.InferenceService.Cancel:input_type -> stagemesh.inference.v1.CancelRequest
+	9,  // 28: stagemesh.inference.v1.InferenceService.Infer:output_type -> stagemesh.inference.v1.InferResponse
+	10, // 29: stagemesh.inference.v1.InferenceService.InferStream:output_type -> stagemesh.inference.v1.InferStreamResponse
+	2,  // 30: stagemesh.inference.v1.InferenceService.InferMany:output_type -> stagemesh.inference.v1.InferManyResponse
+	5,  // 31: stagemesh.inference.v1.InferenceService.GetResult:output_type -> stagemesh.inference.v1.GetResultResponse
+	7,  // 32: stagemesh.inference.v1.InferenceService.Cancel:output_type -> stagemesh.inference.v1.CancelResponse
+	28, // [28:33] is the sub-list for method output_type
+	23, // [23:28] is the sub-list for method input_type
+	23, // [23:23] is the sub-list for extension type_name
+	23, // [23:23] is the sub-list for extension extendee
+	0,  // [0:23] is the sub-list for field type_name
 }
 
 func init() { file_stagemesh_inference_v1_inference_proto_init() }
@@ -817,7 +1110,11 @@ func file_stagemesh_inference_v1_inference_proto_init() {
 	}
 	file_stagemesh_inference_v1_payload_proto_init()
 	file_stagemesh_inference_v1_inference_proto_msgTypes[0].OneofWrappers = []any{}
-	file_stagemesh_inference_v1_inference_proto_msgTypes[7].OneofWrappers = []any{
+	file_stagemesh_inference_v1_inference_proto_msgTypes[2].OneofWrappers = []any{
+		(*InferManyResponse_Response)(nil),
+		(*InferManyResponse_Failure)(nil),
+	}
+	file_stagemesh_inference_v1_inference_proto_msgTypes[10].OneofWrappers = []any{
 		(*InferStreamResponse_Chunk)(nil),
 		(*InferStreamResponse_Final)(nil),
 	}
@@ -827,7 +1124,7 @@ func file_stagemesh_inference_v1_inference_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_stagemesh_inference_v1_inference_proto_rawDesc), len(file_stagemesh_inference_v1_inference_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   14,
+			NumMessages:   17,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -21,6 +21,7 @@ const _ = grpc.SupportPackageIsVersion9
 const (
 	InferenceService_Infer_FullMethodName       = "/stagemesh.inference.v1.InferenceService/Infer"
 	InferenceService_InferStream_FullMethodName = "/stagemesh.inference.v1.InferenceService/InferStream"
+	InferenceService_InferMany_FullMethodName   = "/stagemesh.inference.v1.InferenceService/InferMany"
 	InferenceService_GetResult_FullMethodName   = "/stagemesh.inference.v1.InferenceService/GetResult"
 	InferenceService_Cancel_FullMethodName      = "/stagemesh.inference.v1.InferenceService/Cancel"
 )
@@ -48,6 +49,11 @@ type InferenceServiceClient interface {
 	// buf:lint:ignore RPC_REQUEST_STANDARD_NAME
 	// buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
 	InferStream(ctx context.Context, in *InferRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[InferStreamResponse], error)
+	// InferMany answers any number of requests on one stream, at most 64 of them at a time: no more
+	// are read meanwhile, so a stream of any length takes constant memory. A request that fails is a
+	// response with its failure. Answers come as they are ready, or in the order of the requests. A
+	// caller that closes the stream cancels what is left.
+	InferMany(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[InferManyRequest, InferManyResponse], error)
 	// GetResult returns the stored result of a durable request, or of one with an
 	// idempotency key, through any gateway.
 	// If the request failed, its fault is this RPC's status. NOT_FOUND: there is no
@@ -96,6 +102,19 @@ func (c *inferenceServiceClient) InferStream(ctx context.Context, in *InferReque
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type InferenceService_InferStreamClient = grpc.ServerStreamingClient[InferStreamResponse]
 
+func (c *inferenceServiceClient) InferMany(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[InferManyRequest, InferManyResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &InferenceService_ServiceDesc.Streams[1], InferenceService_InferMany_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[InferManyRequest, InferManyResponse]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type InferenceService_InferManyClient = grpc.BidiStreamingClient[InferManyRequest, InferManyResponse]
+
 func (c *inferenceServiceClient) GetResult(ctx context.Context, in *GetResultRequest, opts ...grpc.CallOption) (*GetResultResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(GetResultResponse)
@@ -139,6 +158,11 @@ type InferenceServiceServer interface {
 	// buf:lint:ignore RPC_REQUEST_STANDARD_NAME
 	// buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
 	InferStream(*InferRequest, grpc.ServerStreamingServer[InferStreamResponse]) error
+	// InferMany answers any number of requests on one stream, at most 64 of them at a time: no more
+	// are read meanwhile, so a stream of any length takes constant memory. A request that fails is a
+	// response with its failure. Answers come as they are ready, or in the order of the requests. A
+	// caller that closes the stream cancels what is left.
+	InferMany(grpc.BidiStreamingServer[InferManyRequest, InferManyResponse]) error
 	// GetResult returns the stored result of a durable request, or of one with an
 	// idempotency key, through any gateway.
 	// If the request failed, its fault is this RPC's status. NOT_FOUND: there is no
@@ -163,6 +187,9 @@ func (UnimplementedInferenceServiceServer) Infer(context.Context, *InferRequest)
 }
 func (UnimplementedInferenceServiceServer) InferStream(*InferRequest, grpc.ServerStreamingServer[InferStreamResponse]) error {
 	return status.Error(codes.Unimplemented, "method InferStream not implemented")
+}
+func (UnimplementedInferenceServiceServer) InferMany(grpc.BidiStreamingServer[InferManyRequest, InferManyResponse]) error {
+	return status.Error(codes.Unimplemented, "method InferMany not implemented")
 }
 func (UnimplementedInferenceServiceServer) GetResult(context.Context, *GetResultRequest) (*GetResultResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetResult not implemented")
@@ -219,6 +246,13 @@ func _InferenceService_InferStream_Handler(srv interface{}, stream grpc.ServerSt
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type InferenceService_InferStreamServer = grpc.ServerStreamingServer[InferStreamResponse]
+
+func _InferenceService_InferMany_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(InferenceServiceServer).InferMany(&grpc.GenericServerStream[InferManyRequest, InferManyResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type InferenceService_InferManyServer = grpc.BidiStreamingServer[InferManyRequest, InferManyResponse]
 
 func _InferenceService_GetResult_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(GetResultRequest)
@@ -281,6 +315,12 @@ var InferenceService_ServiceDesc = grpc.ServiceDesc{
 			StreamName:    "InferStream",
 			Handler:       _InferenceService_InferStream_Handler,
 			ServerStreams: true,
+		},
+		{
+			StreamName:    "InferMany",
+			Handler:       _InferenceService_InferMany_Handler,
+			ServerStreams: true,
+			ClientStreams: true,
 		},
 	},
 	Metadata: "stagemesh/inference/v1/inference.proto",

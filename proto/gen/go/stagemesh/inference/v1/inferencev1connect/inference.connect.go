@@ -38,6 +38,9 @@ const (
 	// InferenceServiceInferStreamProcedure is the fully-qualified name of the InferenceService's
 	// InferStream RPC.
 	InferenceServiceInferStreamProcedure = "/stagemesh.inference.v1.InferenceService/InferStream"
+	// InferenceServiceInferManyProcedure is the fully-qualified name of the InferenceService's
+	// InferMany RPC.
+	InferenceServiceInferManyProcedure = "/stagemesh.inference.v1.InferenceService/InferMany"
 	// InferenceServiceGetResultProcedure is the fully-qualified name of the InferenceService's
 	// GetResult RPC.
 	InferenceServiceGetResultProcedure = "/stagemesh.inference.v1.InferenceService/GetResult"
@@ -58,6 +61,11 @@ type InferenceServiceClient interface {
 	// buf:lint:ignore RPC_REQUEST_STANDARD_NAME
 	// buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
 	InferStream(context.Context, *connect.Request[v1.InferRequest]) (*connect.ServerStreamForClient[v1.InferStreamResponse], error)
+	// InferMany answers any number of requests on one stream, at most 64 of them at a time: no more
+	// are read meanwhile, so a stream of any length takes constant memory. A request that fails is a
+	// response with its failure. Answers come as they are ready, or in the order of the requests. A
+	// caller that closes the stream cancels what is left.
+	InferMany(context.Context) *connect.BidiStreamForClient[v1.InferManyRequest, v1.InferManyResponse]
 	// GetResult returns the stored result of a durable request, or of one with an
 	// idempotency key, through any gateway.
 	// If the request failed, its fault is this RPC's status. NOT_FOUND: there is no
@@ -92,6 +100,12 @@ func NewInferenceServiceClient(httpClient connect.HTTPClient, baseURL string, op
 			connect.WithSchema(inferenceServiceMethods.ByName("InferStream")),
 			connect.WithClientOptions(opts...),
 		),
+		inferMany: connect.NewClient[v1.InferManyRequest, v1.InferManyResponse](
+			httpClient,
+			baseURL+InferenceServiceInferManyProcedure,
+			connect.WithSchema(inferenceServiceMethods.ByName("InferMany")),
+			connect.WithClientOptions(opts...),
+		),
 		getResult: connect.NewClient[v1.GetResultRequest, v1.GetResultResponse](
 			httpClient,
 			baseURL+InferenceServiceGetResultProcedure,
@@ -111,6 +125,7 @@ func NewInferenceServiceClient(httpClient connect.HTTPClient, baseURL string, op
 type inferenceServiceClient struct {
 	infer       *connect.Client[v1.InferRequest, v1.InferResponse]
 	inferStream *connect.Client[v1.InferRequest, v1.InferStreamResponse]
+	inferMany   *connect.Client[v1.InferManyRequest, v1.InferManyResponse]
 	getResult   *connect.Client[v1.GetResultRequest, v1.GetResultResponse]
 	cancel      *connect.Client[v1.CancelRequest, v1.CancelResponse]
 }
@@ -123,6 +138,11 @@ func (c *inferenceServiceClient) Infer(ctx context.Context, req *connect.Request
 // InferStream calls stagemesh.inference.v1.InferenceService.InferStream.
 func (c *inferenceServiceClient) InferStream(ctx context.Context, req *connect.Request[v1.InferRequest]) (*connect.ServerStreamForClient[v1.InferStreamResponse], error) {
 	return c.inferStream.CallServerStream(ctx, req)
+}
+
+// InferMany calls stagemesh.inference.v1.InferenceService.InferMany.
+func (c *inferenceServiceClient) InferMany(ctx context.Context) *connect.BidiStreamForClient[v1.InferManyRequest, v1.InferManyResponse] {
+	return c.inferMany.CallBidiStream(ctx)
 }
 
 // GetResult calls stagemesh.inference.v1.InferenceService.GetResult.
@@ -149,6 +169,11 @@ type InferenceServiceHandler interface {
 	// buf:lint:ignore RPC_REQUEST_STANDARD_NAME
 	// buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
 	InferStream(context.Context, *connect.Request[v1.InferRequest], *connect.ServerStream[v1.InferStreamResponse]) error
+	// InferMany answers any number of requests on one stream, at most 64 of them at a time: no more
+	// are read meanwhile, so a stream of any length takes constant memory. A request that fails is a
+	// response with its failure. Answers come as they are ready, or in the order of the requests. A
+	// caller that closes the stream cancels what is left.
+	InferMany(context.Context, *connect.BidiStream[v1.InferManyRequest, v1.InferManyResponse]) error
 	// GetResult returns the stored result of a durable request, or of one with an
 	// idempotency key, through any gateway.
 	// If the request failed, its fault is this RPC's status. NOT_FOUND: there is no
@@ -179,6 +204,12 @@ func NewInferenceServiceHandler(svc InferenceServiceHandler, opts ...connect.Han
 		connect.WithSchema(inferenceServiceMethods.ByName("InferStream")),
 		connect.WithHandlerOptions(opts...),
 	)
+	inferenceServiceInferManyHandler := connect.NewBidiStreamHandler(
+		InferenceServiceInferManyProcedure,
+		svc.InferMany,
+		connect.WithSchema(inferenceServiceMethods.ByName("InferMany")),
+		connect.WithHandlerOptions(opts...),
+	)
 	inferenceServiceGetResultHandler := connect.NewUnaryHandler(
 		InferenceServiceGetResultProcedure,
 		svc.GetResult,
@@ -197,6 +228,8 @@ func NewInferenceServiceHandler(svc InferenceServiceHandler, opts ...connect.Han
 			inferenceServiceInferHandler.ServeHTTP(w, r)
 		case InferenceServiceInferStreamProcedure:
 			inferenceServiceInferStreamHandler.ServeHTTP(w, r)
+		case InferenceServiceInferManyProcedure:
+			inferenceServiceInferManyHandler.ServeHTTP(w, r)
 		case InferenceServiceGetResultProcedure:
 			inferenceServiceGetResultHandler.ServeHTTP(w, r)
 		case InferenceServiceCancelProcedure:
@@ -216,6 +249,10 @@ func (UnimplementedInferenceServiceHandler) Infer(context.Context, *connect.Requ
 
 func (UnimplementedInferenceServiceHandler) InferStream(context.Context, *connect.Request[v1.InferRequest], *connect.ServerStream[v1.InferStreamResponse]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("stagemesh.inference.v1.InferenceService.InferStream is not implemented"))
+}
+
+func (UnimplementedInferenceServiceHandler) InferMany(context.Context, *connect.BidiStream[v1.InferManyRequest, v1.InferManyResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("stagemesh.inference.v1.InferenceService.InferMany is not implemented"))
 }
 
 func (UnimplementedInferenceServiceHandler) GetResult(context.Context, *connect.Request[v1.GetResultRequest]) (*connect.Response[v1.GetResultResponse], error) {
