@@ -27,7 +27,7 @@ func TestStreamReadsNoMoreThanMayWait(t *testing.T) {
 				return &incoming[oipv2.ModelInferRequest, *oipv2.ModelInferRequest]{memory: memory}, memory.Reserve(size)
 			},
 			interrupt: func() {},
-			call:      func() *Call { return nil },
+			call:      func() *Call { return &Call{} },
 			method: func(context.Context, *Call, *oipv2.ModelInferRequest, func(*oipv2.ModelInferResponse) error) error {
 				<-gate
 				answered++
