@@ -63,9 +63,6 @@ const (
 	// killed, because its exit code explains more than the closed connection. It is also
 	// how long the connection of a process that has exited is read on.
 	exitGrace = 250 * time.Millisecond
-	// outputGrace is how long the output of a process that has exited is read on, where a
-	// child of its own holds it open.
-	outputGrace = 200 * time.Millisecond
 	// writeGrace bounds the write of a shutdown message to a worker that may not read. The
 	// worker gets a signal too.
 	writeGrace = 100 * time.Millisecond

@@ -30,7 +30,6 @@ const (
 )
 
 func TestMain(m *testing.M) {
-	worker.BeProcess()
 	switch mode := os.Getenv(modeVariable); mode {
 	case "":
 		goleak.VerifyTestMain(m)

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/stagemesh/stagemesh/internal/worker/fork"
 	"github.com/stagemesh/stagemesh/internal/worker/frame"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 )
@@ -20,7 +21,7 @@ type rank struct {
 	of       *incarnation
 	index    int
 	log      *slog.Logger
-	process  *process
+	process  *fork.Process
 	listener *net.UnixListener
 
 	// readDone is closed when everything is read that the rank has sent.
@@ -261,7 +262,7 @@ func (r *rank) handleError(m *frame.Error) error {
 	err := newBatchError(m)
 	r.log.Error("the worker failed", "kind", err.Kind, "error", err.Error(), "traceback", err.Traceback)
 	for line := range strings.Lines(err.Traceback) {
-		r.process.keep(strings.TrimRight(line, "\n"))
+		r.process.Keep(strings.TrimRight(line, "\n"))
 	}
 	switch m.Kind {
 	case frame.Protocol:

@@ -46,6 +46,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/stagemesh/stagemesh/internal/worker/fork"
 	"github.com/stagemesh/stagemesh/internal/worker/frame"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
@@ -146,7 +147,7 @@ type Runner struct {
 
 	// lifecycle is held by Start and Stop. It guards spawner and stopped.
 	lifecycle sync.Mutex
-	spawner   *spawner
+	spawner   *fork.Spawner
 	stopped   bool
 
 	// files is the folder of Settings.Files.
@@ -257,11 +258,11 @@ func (r *Runner) open() error {
 	if err != nil {
 		return err
 	}
-	s, err := openSpawner(r.settings.TempDir)
+	s, err := fork.Open(r.settings.TempDir)
 	if err != nil {
 		return err
 	}
-	r.spawner, r.metrics, r.files = s, m, filepath.Join(s.folder, "files")
+	r.spawner, r.metrics, r.files = s, m, filepath.Join(s.Folder(), "files")
 	for i := range r.settings.Replicas {
 		r.workers = append(r.workers, newWorker(r, i))
 	}

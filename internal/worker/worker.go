@@ -14,6 +14,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/stagemesh/stagemesh/internal/worker/fork"
 )
 
 // worker is one replica. Its loop owns the machine and the fields below it; all others
@@ -323,9 +325,8 @@ func (w *worker) startRanks(of *incarnation) error {
 		}
 		of.ranks = append(of.ranks, r)
 		env["RANK"], env["LOCAL_RANK"] = strconv.Itoa(i), strconv.Itoa(i)
-		env[socketVariable] = r.listener.Addr().String()
-		if r.process, err = w.runner.spawner.Start(command{
-			Args: args, Dir: s.Dir, Env: pairs(env), CPUs: cpus, Log: r.log,
+		if r.process, err = w.runner.spawner.Start(fork.Command{
+			Args: args, Dir: s.Dir, Env: pairs(env), Socket: r.listener.Addr().String(), CPUs: cpus, Log: r.log,
 		}); err != nil {
 			return fmt.Errorf("command: %w", errors.Join(err, r.listener.Close()))
 		}

@@ -74,7 +74,9 @@ var importTable = rules{
 		// The stage host.
 		{packages: list("internal/batch"), mayImport: list(fault, pipeline), pure: true},
 		{packages: list("internal/worker/frame"), mayImport: list(tensor), standardLibraryOnly: true},
-		{packages: list("stagehost/runner", "stagehost/runner/inproc", "stagehost/runner/runnertest", "internal/worker"), mayImport: list(fault, payload, model, sdk, runner, "internal/worker/frame", "internal/tempfolder", "internal/cpuset")},
+		{packages: list("stagehost/runner", "stagehost/runner/inproc", "stagehost/runner/runnertest", "internal/worker"), mayImport: list(fault, payload, model, sdk, runner, "internal/worker/*", "internal/cpuset")},
+		// It knows processes, and neither workers nor their protocol.
+		{packages: list("internal/worker/fork"), mayImport: list("stagehost/runner", "internal/tempfolder", "internal/cpuset")},
 		{packages: list("internal/modelserver/..."), mayImport: list(proto, fault, payload, oipcodec, raw, model, auth, sdk, runner)},
 		{packages: list("internal/schema"), mayImport: list(fault, payload, msgpack, sdk, "stagehost/runner")},
 		{packages: list("stagehost/internal/modelcache"), mayImport: list(model), pure: true},

@@ -1,4 +1,4 @@
-package worker
+package fork
 
 import (
 	"bufio"
@@ -12,16 +12,19 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"testing"
+
+	"go.uber.org/goleak"
 )
 
 // modeVariable makes the test binary a process under test.
 const modeVariable = "SPAWN_TEST_MODE"
 
-// BeProcess makes the test binary a process under test, if it was started as one.
-func BeProcess() {
+func TestMain(m *testing.M) {
 	if mode := os.Getenv(modeVariable); mode != "" {
 		os.Exit(be(mode, os.Args[1:])) //nolint:forbidigo // this is main
 	}
+	goleak.VerifyTestMain(m)
 }
 
 // be is what processes under test do.
@@ -91,7 +94,7 @@ func printLine(line string) { fmt.Fprintln(os.Stdout, line) }
 
 // host is a host that starts processes and waits for its end.
 func host(temp string) {
-	s, err := openSpawner(temp)
+	s, err := Open(temp)
 	if err != nil {
 		panic(err)
 	}

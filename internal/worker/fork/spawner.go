@@ -1,4 +1,29 @@
-package worker
+// Package fork starts processes so that none outlives its host, and reports at once when one has
+// exited.
+//
+//	s, err := fork.Open("")               // a private folder for sockets, in the system's
+//	l, err := s.Listen("0-0-1")           // the socket of the next process
+//	p, err := s.Start(fork.Command{Args: args, Socket: l.Addr().String(), Log: log})
+//	<-p.Done()                            // p.Exit() is how it has exited
+//	err = s.Close(ctx)                    // no process and no file is left
+//
+// A process is the leader of a process group of its own. Kill kills the group, and so does
+// the exit of the process itself. On Linux its exit also kills descendants that have left
+// the group (setsid): they are found by the socket's path in their environment, so one that
+// clears its environment escapes. Those of a host that was killed itself are killed with
+// its folder, when the next host starts.
+//
+// The process inherits the read end of a pipe to which nothing is written, its lifeline,
+// whose descriptor is in the variable STAGEMESH_LIFELINE. Its end of file means that the
+// host is gone, for whatever reason. On Linux the kernel kills the process too
+// (PR_SET_PDEATHSIG), even one that is stuck or stopped, or ignores its lifeline. That
+// signal follows the end of the thread that forked, not of the host, so a Spawner forks on
+// one thread that lives as long as itself. The same thread takes on the CPU set of a
+// process before it forks, so that the process never runs elsewhere. On other systems
+// there is only the lifeline, and CPU sets are refused.
+//
+// What a process writes goes to a log. A Spawner and its processes are safe for concurrent use.
+package fork
 
 import (
 	"context"
@@ -25,27 +50,9 @@ const (
 	folderPrefix = "stagemesh-w-"
 )
 
-// spawner starts the processes of workers so that none outlives its host, and reports at
-// once when one has exited. It is safe for concurrent use.
-//
-// A process is the leader of a process group of its own. Kill kills the group, and so does
-// the exit of the process itself. On Linux its exit also kills descendants that have left
-// the group (setsid): they are found by the socket's path in their environment, so one that
-// clears its environment escapes. Those of a host that was killed itself are killed with
-// its folder, when the next host starts.
-//
-// The process inherits the read end of a pipe to which nothing is written, its lifeline,
-// whose descriptor is in the variable STAGEMESH_LIFELINE. Its end of file means that the
-// host is gone, for whatever reason. On Linux the kernel kills the process too
-// (PR_SET_PDEATHSIG), even one that is stuck or stopped, or ignores its lifeline. That
-// signal follows the end of the thread that forked, not of the host, so a spawner forks on
-// one thread that lives as long as itself. The same thread takes on the CPU set of a
-// process before it forks, so that the process never runs elsewhere. On other systems
-// there is only the lifeline, and CPU sets are refused.
-type spawner struct {
-	// folder is a private folder for sockets: only its user can enter it.
-	folder    string
-	temporary *tempfolder.Folder
+// Spawner starts processes.
+type Spawner struct {
+	folder *tempfolder.Folder
 	// lifelineRead is inherited by the processes, lifelineWrite is never written to.
 	lifelineRead, lifelineWrite *os.File
 	jobs                        chan func()
@@ -53,30 +60,30 @@ type spawner struct {
 
 	mu        sync.Mutex
 	closed    bool
-	processes []*process
+	processes []*Process
 }
 
-var errSpawnerClosed = errors.New("no more processes are started")
+var errClosed = errors.New("no more processes are started")
 
-// openSpawner makes a private folder in another, which is the system's where it is empty,
+// Open makes a private folder in another, which is the system's where it is empty,
 // and starts the thread that forks. It removes the folders of hosts that were killed, and kills
 // the processes that are left of their workers.
-func openSpawner(in string) (*spawner, error) {
+func Open(in string) (*Spawner, error) {
 	if in == "" {
 		in = os.TempDir()
 	}
-	temporary, err := tempfolder.Open(in, folderPrefix, func(left string) {
+	folder, err := tempfolder.Open(in, folderPrefix, func(left string) {
 		killMarked(func(variable string) bool { return strings.HasPrefix(variable, socketVariable+"="+left+"/") })
 	})
 	if err != nil {
 		return nil, err
 	}
-	s := &spawner{folder: temporary.Path, temporary: temporary, jobs: make(chan func())}
+	s := &Spawner{folder: folder, jobs: make(chan func())}
 	if _, err = s.socketPath(fmt.Sprintf("%0*d", longestName, 0)); err == nil {
 		s.lifelineRead, s.lifelineWrite, err = os.Pipe()
 	}
 	if err != nil {
-		return nil, errors.Join(err, temporary.Remove())
+		return nil, errors.Join(err, folder.Remove())
 	}
 	s.thread.Go(func() {
 		// The thread is never unlocked, so it ends when this returns, and not before.
@@ -88,8 +95,11 @@ func openSpawner(in string) (*spawner, error) {
 	return s, nil
 }
 
-func (s *spawner) socketPath(name string) (string, error) {
-	path := filepath.Join(s.folder, name)
+// Folder returns the path of the private folder: only its user can enter it.
+func (s *Spawner) Folder() string { return s.folder.Path }
+
+func (s *Spawner) socketPath(name string) (string, error) {
+	path := filepath.Join(s.folder.Path, name)
 	if len(path) > maxSocketPath {
 		return "", fmt.Errorf("socket %s: the path has %d bytes, at most %d are possible; "+
 			"use a temporary folder with a shorter name (TMPDIR)", path, len(path), maxSocketPath)
@@ -99,7 +109,7 @@ func (s *spawner) socketPath(name string) (string, error) {
 
 // Listen opens a socket of that name in the private folder. It is removed when
 // the listener is closed.
-func (s *spawner) Listen(name string) (*net.UnixListener, error) {
+func (s *Spawner) Listen(name string) (*net.UnixListener, error) {
 	path, err := s.socketPath(name)
 	if err != nil {
 		return nil, err
@@ -111,22 +121,22 @@ func (s *spawner) Listen(name string) (*net.UnixListener, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
-		return nil, errSpawnerClosed
+		return nil, errClosed
 	}
-	if err := s.temporary.Restore(); err != nil {
+	if err := s.folder.Restore(); err != nil {
 		return nil, err
 	}
 	return net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 }
 
 // Start starts a process.
-func (s *spawner) Start(c command) (*process, error) {
+func (s *Spawner) Start(c Command) (*Process, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
-		return nil, errSpawnerClosed
+		return nil, errClosed
 	}
-	var p *process
+	var p *Process
 	var err error
 	done := make(chan struct{})
 	s.jobs <- func() {
@@ -140,7 +150,7 @@ func (s *spawner) Start(c command) (*process, error) {
 	go func() {
 		p.wait()
 		s.mu.Lock()
-		s.processes = slices.DeleteFunc(s.processes, func(other *process) bool { return other == p })
+		s.processes = slices.DeleteFunc(s.processes, func(other *Process) bool { return other == p })
 		s.mu.Unlock()
 		close(p.done)
 	}()
@@ -149,7 +159,7 @@ func (s *spawner) Start(c command) (*process, error) {
 
 // Close kills the processes that are left, waits for them until the context ends, and
 // removes the folder. The thread that forks ends last.
-func (s *spawner) Close(ctx context.Context) error {
+func (s *Spawner) Close(ctx context.Context) error {
 	s.mu.Lock()
 	if s.closed {
 		s.mu.Unlock()
@@ -171,5 +181,5 @@ func (s *spawner) Close(ctx context.Context) error {
 	}
 	close(s.jobs)
 	s.thread.Wait()
-	return errors.Join(append(errs, s.lifelineWrite.Close(), s.lifelineRead.Close(), s.temporary.Remove())...)
+	return errors.Join(append(errs, s.lifelineWrite.Close(), s.lifelineRead.Close(), s.folder.Remove())...)
 }

@@ -1,4 +1,4 @@
-package worker
+package fork
 
 import (
 	"bufio"
@@ -39,9 +39,9 @@ func tempDir(t *testing.T) string {
 	return dir
 }
 
-func open(t *testing.T) *spawner {
+func open(t *testing.T) *Spawner {
 	t.Helper()
-	s, err := openSpawner(tempDir(t))
+	s, err := Open(tempDir(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -95,8 +95,8 @@ func (l *lines) first(t *testing.T) string {
 	return text
 }
 
-func commandOf(mode string, log *lines, args ...string) command {
-	c := command{Log: slog.New(slog.DiscardHandler), Args: append([]string{os.Args[0]}, args...), Env: []string{
+func commandOf(mode string, log *lines, args ...string) Command {
+	c := Command{Log: slog.New(slog.DiscardHandler), Args: append([]string{os.Args[0]}, args...), Env: []string{
 		modeVariable + "=" + mode,
 		// A process with the race detector would sleep for a second at its end.
 		"GORACE=atexit_sleep_ms=0",
@@ -107,7 +107,7 @@ func commandOf(mode string, log *lines, args ...string) command {
 	return c
 }
 
-func start(t *testing.T, s *spawner, c command) *process {
+func start(t *testing.T, s *Spawner, c Command) *Process {
 	t.Helper()
 	p, err := s.Start(c)
 	if err != nil {
@@ -116,7 +116,7 @@ func start(t *testing.T, s *spawner, c command) *process {
 	return p
 }
 
-func await(t *testing.T, p *process) error {
+func await(t *testing.T, p *Process) error {
 	t.Helper()
 	select {
 	case <-p.Done():
@@ -256,9 +256,9 @@ func TestProcessGetsOnlyItsEnvironment(t *testing.T) {
 	t.Parallel()
 	s, log := open(t), newLines()
 	c := commandOf("environment", log)
-	c.Dir, c.Env = s.folder, append(c.Env, "A=b")
+	c.Dir, c.Env = s.Folder(), append(c.Env, "A=b")
 	p := start(t, s, c)
-	if got, want := log.first(t), s.folder+" b 3"; got != want {
+	if got, want := log.first(t), s.Folder()+" b 3"; got != want {
 		t.Errorf("it prints %q, want %q", got, want)
 	}
 	if err := await(t, p); err != nil {
@@ -305,7 +305,7 @@ func TestChildrenEndWithTheirProcess(t *testing.T) {
 
 func TestLifelineEndsWithHost(t *testing.T) {
 	t.Parallel()
-	s, err := openSpawner(tempDir(t))
+	s, err := Open(tempDir(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -317,7 +317,7 @@ func TestLifelineEndsWithHost(t *testing.T) {
 		t.Fatal(err)
 	}
 	// Neither of them holds the other's end open.
-	for _, p := range []*process{p, other} {
+	for _, p := range []*Process{p, other} {
 		if err := await(t, p); err != nil {
 			t.Errorf("it ended with %v", err)
 		}
@@ -329,7 +329,7 @@ func TestLifelineEndsWithHost(t *testing.T) {
 func TestProcessesOutliveTheCallersThread(t *testing.T) {
 	t.Parallel()
 	s, log := open(t), newLines()
-	var all []*process
+	var all []*Process
 	for range 8 {
 		var started sync.WaitGroup
 		started.Go(func() {
@@ -409,7 +409,7 @@ func TestFoldersOfKilledHostsAreRemoved(t *testing.T) {
 		}
 		return found
 	}
-	live, err := openSpawner(temp)
+	live, err := Open(temp)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -418,7 +418,7 @@ func TestFoldersOfKilledHostsAreRemoved(t *testing.T) {
 	}
 	_ = host.Process.Kill()
 	_ = host.Wait()
-	next, err := openSpawner(temp)
+	next, err := Open(temp)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -447,7 +447,7 @@ func TestOldUnlockedFoldersAreRemoved(t *testing.T) {
 	if err := os.Chtimes(old, hour, hour); err != nil {
 		t.Fatal(err)
 	}
-	s, err := openSpawner(in)
+	s, err := Open(in)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -465,7 +465,7 @@ func TestOldUnlockedFoldersAreRemoved(t *testing.T) {
 func TestFolderIsPrivate(t *testing.T) {
 	t.Parallel()
 	s := open(t)
-	info, err := os.Stat(s.folder)
+	info, err := os.Stat(s.Folder())
 	if err != nil || info.Mode().Perm() != 0o700 {
 		t.Errorf("got %v, %v", info.Mode(), err)
 	}
@@ -490,7 +490,7 @@ func TestTooLongPathIsReported(t *testing.T) {
 	if err := os.Mkdir(deep, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := openSpawner(deep); err == nil || !strings.Contains(err.Error(), "TMPDIR") {
+	if _, err := Open(deep); err == nil || !strings.Contains(err.Error(), "TMPDIR") {
 		t.Errorf("got %v", err)
 	}
 	if left, _ := os.ReadDir(deep); len(left) > 0 {
@@ -499,7 +499,7 @@ func TestTooLongPathIsReported(t *testing.T) {
 	if _, err := open(t).Listen(strings.Repeat("n", 100)); err == nil || !strings.Contains(err.Error(), "TMPDIR") {
 		t.Errorf("got %v", err)
 	}
-	if _, err := openSpawner(filepath.Join(deep, "none")); err == nil {
+	if _, err := Open(filepath.Join(deep, "none")); err == nil {
 		t.Error("a folder was made in one that is not there")
 	}
 }
@@ -533,10 +533,10 @@ func TestCloseEndsEverything(t *testing.T) {
 	if err := await(t, p); err == nil {
 		t.Error("it ended well")
 	}
-	if _, err := s.Start(commandOf("exit", nil, "0")); !errors.Is(err, errSpawnerClosed) {
+	if _, err := s.Start(commandOf("exit", nil, "0")); !errors.Is(err, errClosed) {
 		t.Errorf("got %v", err)
 	}
-	if _, err := os.Stat(s.folder); !errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Stat(s.Folder()); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the folder is still there: %v", err)
 	}
 }

@@ -1,4 +1,4 @@
-package worker
+package fork
 
 import (
 	"bytes"
@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/stagemesh/stagemesh/internal/cpuset"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
@@ -21,8 +22,8 @@ const (
 	// and error.
 	lifelineFD = 3
 
-	// socketVariable has the path of the process's socket, which no other process has: it
-	// marks the process and its descendants.
+	// socketVariable has the path of the process's socket: it marks the process and its
+	// descendants.
 	socketVariable = "STAGEMESH_SOCKET"
 	// killRounds bounds how often marked processes are looked for.
 	killRounds = 10
@@ -34,25 +35,30 @@ const (
 	// lastLines and lastLine bound what Last returns, in lines and in bytes of a line.
 	lastLines = 20
 	lastLine  = 512
+	// outputGrace is how long the output of a process that has exited is read on, where a
+	// child of its own holds it open.
+	outputGrace = 200 * time.Millisecond
 )
 
-// command is a process to start. Its output goes to a log, line by line: it is read as
+// Command is a process to start. Its output goes to a log, line by line: it is read as
 // fast as it comes, and at most maxLine bytes of a line are kept.
-type command struct {
+type Command struct {
 	// Args are the program and its arguments; the program is a path.
 	Args []string
 	// Dir is the working directory; empty is the host's.
 	Dir string
-	// Env is the environment, complete but for the lifeline.
+	// Env is the environment, complete but for the lifeline and the socket.
 	Env []string
+	// Socket is the path of the process's socket, which no other process has; it may be empty.
+	Socket string
 	// CPUs that the process may run on; none means all of the host's.
 	CPUs cpuset.Set
 	// Log gets the output of the process.
 	Log *slog.Logger
 }
 
-// process is a process that was started.
-type process struct {
+// Process is a process that was started.
+type Process struct {
 	cmd            *exec.Cmd
 	stdout, stderr *lineWriter
 	// mark is the variable that only this process and its descendants have; empty without.
@@ -66,10 +72,12 @@ type process struct {
 }
 
 // start starts the process. It runs on the thread that forks.
-func (c command) start(lifeline *os.File) (*process, error) {
-	p := &process{done: make(chan struct{})}
-	if at := slices.IndexFunc(c.Env, func(v string) bool { return strings.HasPrefix(v, socketVariable+"=") }); at >= 0 {
-		p.mark = c.Env[at]
+func (c Command) start(lifeline *os.File) (*Process, error) {
+	p := &Process{done: make(chan struct{})}
+	env := append(slices.Clip(c.Env), fmt.Sprint("STAGEMESH_LIFELINE=", lifelineFD))
+	if c.Socket != "" {
+		p.mark = socketVariable + "=" + c.Socket
+		env = append(env, p.mark)
 	}
 	// Many logging libraries write everything to standard error, so it is logged like
 	// standard output.
@@ -77,8 +85,7 @@ func (c command) start(lifeline *os.File) (*process, error) {
 	p.stderr = &lineWriter{process: p, log: c.Log, stream: "stderr"}
 	p.cmd = &exec.Cmd{
 		Path: c.Args[0], Args: c.Args, Dir: c.Dir,
-		Env:    append(slices.Clip(c.Env), fmt.Sprint("STAGEMESH_LIFELINE=", lifelineFD)),
-		Stdout: p.stdout, Stderr: p.stderr, ExtraFiles: []*os.File{lifeline},
+		Env: env, Stdout: p.stdout, Stderr: p.stderr, ExtraFiles: []*os.File{lifeline},
 		SysProcAttr: attributes(), WaitDelay: outputGrace,
 	}
 	restore, err := cpuset.PinThread(c.CPUs)
@@ -95,31 +102,31 @@ func (c command) start(lifeline *os.File) (*process, error) {
 }
 
 // PID returns the process's id, which is the id of its group too.
-func (p *process) PID() int { return p.cmd.Process.Pid }
+func (p *Process) PID() int { return p.cmd.Process.Pid }
 
 // Done is closed when the process has exited and its output is in the log.
-func (p *process) Done() <-chan struct{} { return p.done }
+func (p *Process) Done() <-chan struct{} { return p.done }
 
 // Exit returns how the process has exited, once Done is closed: nil for exit code 0,
 // else a *runner.ExitError.
-func (p *process) Exit() error { return p.exit }
+func (p *Process) Exit() error { return p.exit }
 
 // Last returns the last lines that the process has written.
-func (p *process) Last() []string {
+func (p *Process) Last() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return slices.Clone(p.last)
 }
 
 // Terminate sends SIGTERM to the process alone.
-func (p *process) Terminate() { p.signal(p.PID(), syscall.SIGTERM) }
+func (p *Process) Terminate() { p.signal(p.PID(), syscall.SIGTERM) }
 
 // Kill kills the process and its group.
-func (p *process) Kill() { p.signal(-p.PID(), syscall.SIGKILL) }
+func (p *Process) Kill() { p.signal(-p.PID(), syscall.SIGKILL) }
 
 // signal sends a signal unless the process has been reaped: then its id may belong to
 // another. An error means that nothing is left to receive the signal.
-func (p *process) signal(to int, s syscall.Signal) {
+func (p *Process) signal(to int, s syscall.Signal) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !p.reaped {
@@ -129,7 +136,7 @@ func (p *process) signal(to int, s syscall.Signal) {
 
 // wait returns when the process has exited and its output is logged. It kills what the
 // process has started, in its group and elsewhere.
-func (p *process) wait() {
+func (p *Process) wait() {
 	if awaitExit(p.PID()) {
 		// As long as the process is not reaped its id does not belong to another.
 		p.Kill()
@@ -169,7 +176,7 @@ func exitError(state *os.ProcessState, err error) error {
 // indented lines, the error, and the rest of the write that the error came in, because the
 // error may have several lines and a cause.
 type lineWriter struct {
-	process *process
+	process *Process
 	log     *slog.Logger
 	stream  string
 	line    []byte
@@ -220,7 +227,7 @@ func (w *lineWriter) endLine(attributes ...any) {
 	text := strings.ToValidUTF8(string(bytes.TrimRight(w.line, "\r")), "\uFFFD")
 	w.line = w.line[:0]
 	if text != "" {
-		w.process.keep(text)
+		w.process.Keep(text)
 	}
 	switch {
 	case len(w.trace) > 0 || strings.HasPrefix(text, "Traceback (most recent call last)") || strings.HasPrefix(text, `  File "`):
@@ -245,8 +252,8 @@ func (w *lineWriter) endTrace() {
 	w.trace, w.traceEnded, w.traceCut = nil, false, false
 }
 
-// keep keeps the line for Last.
-func (p *process) keep(line string) {
+// Keep keeps the line for Last.
+func (p *Process) Keep(line string) {
 	if len(line) > lastLine {
 		line = strings.ToValidUTF8(line[:lastLine], "") + "..."
 	}
