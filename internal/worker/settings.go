@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"maps"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -241,84 +240,4 @@ func (r Replica) validateCPUsHere() error {
 		return err
 	}
 	return cpus.CheckOnline()
-}
-
-// program returns the path of the command's program for a replica.
-func (s Settings) program(replica int) (string, error) {
-	name := s.Command[0]
-	if strings.Contains(name, "/") {
-		path := name
-		if !filepath.IsAbs(path) {
-			path = filepath.Join(s.Dir, path)
-		}
-		path, err := filepath.Abs(path)
-		if err != nil {
-			return "", err
-		}
-		return path, checkExecutable(path)
-	}
-	list := s.environment(replica)["PATH"]
-	for _, dir := range filepath.SplitList(list) {
-		if path := filepath.Join(dir, name); filepath.IsAbs(path) && checkExecutable(path) == nil {
-			return path, nil
-		}
-	}
-	return "", fmt.Errorf("there is no program %q in PATH, which is %q", name, list)
-}
-
-func checkExecutable(path string) error {
-	info, err := os.Stat(path)
-	switch {
-	case err != nil:
-		return fmt.Errorf("there is no program %s", path)
-	case info.IsDir() || info.Mode().Perm()&0o111 == 0:
-		return fmt.Errorf("%s is not executable", path)
-	default:
-		return nil
-	}
-}
-
-// environment returns the environment of a replica's processes without the variables of
-// the protocol. It leaves out the host's own variables, which may have a password.
-func (s Settings) environment(replica int) map[string]string {
-	out := map[string]string{}
-	for _, pair := range os.Environ() {
-		if name, value, ok := strings.Cut(pair, "="); ok && name != "" && !strings.HasPrefix(name, reservedPrefix) {
-			out[name] = value
-		}
-	}
-	delete(out, "MASTER_ADDR")
-	delete(out, "MASTER_PORT")
-	maps.Copy(out, s.Env)
-	r := s.Replicas[replica]
-	if len(r.Devices) > 0 {
-		out[s.DeviceEnv] = strings.Join(r.Devices, ",")
-	}
-	maps.Copy(out, r.Env)
-	return out
-}
-
-// copyFiles copies the files that a folder lacks. It runs before every start, because
-// some systems remove old temporary files.
-func copyFiles(folder string, files fs.FS) error {
-	if files == nil {
-		return nil
-	}
-	return fs.WalkDir(files, ".", func(path string, entry fs.DirEntry, err error) error {
-		if err != nil || entry.IsDir() {
-			return err
-		}
-		to := filepath.Join(folder, filepath.FromSlash(path))
-		if _, err := os.Stat(to); !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
-		data, err := fs.ReadFile(files, path)
-		if err != nil {
-			return err
-		}
-		if err := os.MkdirAll(filepath.Dir(to), 0o700); err != nil {
-			return err
-		}
-		return os.WriteFile(to, data, 0o600)
-	})
 }

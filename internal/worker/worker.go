@@ -2,20 +2,11 @@ package worker
 
 import (
 	"errors"
-	"fmt"
 	"log/slog"
-	"maps"
 	"math/rand/v2"
-	"net"
-	"path/filepath"
-	"slices"
-	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/stagemesh/stagemesh/internal/worker/fork"
 )
 
 // worker is one replica. Its loop owns the machine and the fields below it; all others
@@ -295,82 +286,4 @@ func (w *worker) watch(r *rank) {
 			return m.Exited(r.index, exit, now)
 		})
 	})
-}
-
-func (w *worker) startRanks(of *incarnation) error {
-	s := w.settings()
-	program, err := s.program(w.index)
-	if err != nil {
-		return fmt.Errorf("command: %w", err)
-	}
-	env, err := w.environment(of.number)
-	if err != nil {
-		return err
-	}
-	cpus, err := s.Replicas[w.index].cpus()
-	if err != nil {
-		return err
-	}
-	if err := copyFiles(w.runner.files, s.Files); err != nil {
-		return fmt.Errorf("files for the workers: %w", err)
-	}
-	args := append([]string{program}, s.Command[1:]...)
-	if s.Script != "" {
-		args = append(args, filepath.Join(w.runner.files, s.Script))
-	}
-	for i := range w.ranks {
-		r := &rank{of: of, index: i, readDone: make(chan struct{}), log: w.log.With("rank", i, "incarnation", of.number)}
-		if r.listener, err = w.runner.spawner.Listen(fmt.Sprintf("%d-%d-%d", w.index, i, of.number)); err != nil {
-			return err
-		}
-		of.ranks = append(of.ranks, r)
-		env["RANK"], env["LOCAL_RANK"] = strconv.Itoa(i), strconv.Itoa(i)
-		if r.process, err = w.runner.spawner.Start(fork.Command{
-			Args: args, Dir: s.Dir, Env: pairs(env), Socket: r.listener.Addr().String(), CPUs: cpus, Log: r.log,
-		}); err != nil {
-			return fmt.Errorf("command: %w", errors.Join(err, r.listener.Close()))
-		}
-	}
-	return nil
-}
-
-// environment returns the environment that all ranks of an incarnation share.
-func (w *worker) environment(number uint64) (map[string]string, error) {
-	s := w.settings()
-	env := s.environment(w.index)
-	if s.Files != nil {
-		env[s.FilesPath] = strings.TrimPrefix(env[s.FilesPath]+string(filepath.ListSeparator)+w.runner.files, string(filepath.ListSeparator))
-	}
-	env["STAGEMESH_STAGE"] = s.Stage
-	env["STAGEMESH_WORKER"] = strconv.Itoa(w.index)
-	env["STAGEMESH_INCARNATION"] = strconv.FormatUint(number, 10)
-	env["WORLD_SIZE"] = strconv.Itoa(w.ranks)
-	if w.ranks == 1 {
-		return env, nil
-	}
-	port, err := freePort()
-	if err != nil {
-		return nil, fmt.Errorf("a port for the gang: %w", err)
-	}
-	env["MASTER_ADDR"], env["MASTER_PORT"] = "127.0.0.1", port
-	return env, nil
-}
-
-// freePort returns a port that is free now. If another process takes it before the
-// gang does, the gang fails and gets another one at its next start.
-func freePort() (string, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
-	}
-	_, port, err := net.SplitHostPort(l.Addr().String())
-	return port, errors.Join(err, l.Close())
-}
-
-func pairs(env map[string]string) []string {
-	out := make([]string, 0, len(env))
-	for _, name := range slices.Sorted(maps.Keys(env)) {
-		out = append(out, name+"="+env[name])
-	}
-	return out
 }
