@@ -49,22 +49,22 @@ func TestLateBatchIsGivenUpOnceUnwanted(t *testing.T) {
 
 func TestLateMeansFarLongerThanUsual(t *testing.T) {
 	t.Parallel()
-	r := &Runner{settings: Settings{Limits: Limits{HeartbeatLimit: 10 * time.Second}}}
+	var p pace
 	check := func(when string, want time.Duration) {
 		t.Helper()
-		if got := r.lateAfter(); got != want {
+		if got := p.lateAfter(10 * time.Second); got != want {
 			t.Errorf("%s, a batch is late after %s, want %s", when, got, want)
 		}
 	}
 	check("at first", time.Minute)
-	r.longest.Store(-int64(time.Minute))
+	p.giveUp(time.Minute)
 	check("after the first was given up", 3*time.Minute)
-	r.recordSilence(time.Millisecond)
+	p.record(time.Millisecond)
 	check("after a short one", 10*time.Second)
-	r.recordSilence(8 * time.Second)
+	p.record(8 * time.Second)
 	check("after a long one", 24*time.Second)
 	for range 2 * usualBatches {
-		r.recordSilence(time.Millisecond)
+		p.record(time.Millisecond)
 	}
 	check("after many short ones", 10*time.Second)
 }

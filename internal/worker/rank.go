@@ -395,3 +395,7 @@ func (r *rank) writeFrame(head []byte, body *frame.Body) (int64, error) {
 	buffers := body.Buffers(head)
 	return buffers.WriteTo(conn)
 }
+
+func violation(format string, args ...any) error {
+	return fmt.Errorf("%w: %w", frame.ErrViolation, fmt.Errorf(format, args...))
+}

@@ -1,5 +1,6 @@
 // Package worker runs a stage as worker processes, in any language, over the protocol
-// of sdk/PROTOCOL.md. docs/design/workers.md describes its parts.
+// of sdk/PROTOCOL.md. docs/design/workers.md has its parts, and which of its files decide, speak
+// and fork.
 //
 //	r, err := worker.New(worker.Settings{
 //		Stage: "classify", Command: []string{"python3", "classify.py"}, MaxSize: 32, Logger: log,
@@ -36,7 +37,6 @@
 package worker
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -47,8 +47,6 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/internal/worker/fork"
-	"github.com/stagemesh/stagemesh/internal/worker/frame"
-	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
@@ -81,47 +79,6 @@ func (e *StartError) Unwrap() error { return e.Err }
 // errAsked is the cause of an exit that was requested.
 var errAsked = errors.New("it was asked to leave")
 
-// BatchError is a worker's report that a batch failed as a whole, or a request about a model.
-// Its text is for the log.
-type BatchError struct {
-	// Kind is the protocol's.
-	Kind string
-	runner.Exception
-
-	caller *fault.Fault
-	// class is an error of package runner; nil for an exception.
-	class error
-}
-
-func newBatchError(e *frame.Error) *BatchError {
-	out := &BatchError{Kind: e.Kind, Exception: runner.Exception{Type: e.Name, Message: e.Message, Traceback: e.Traceback}}
-	out.caller = fault.New(fault.RunnerFailed, "the stage's code failed; look for the request id in the logs")
-	switch {
-	case e.Kind == frame.OutOfMemory:
-		out.caller = fault.New(fault.RunnerOutOfMemory, "the item needs more memory than the stage has")
-		out.class = runner.ErrOutOfMemory
-	case e.Kind == frame.InvalidModel && e.Load != nil:
-		out.class = runner.ErrInvalidModel
-	case e.Kind == frame.InvalidModel:
-		out.class = runner.ErrModelGone
-	}
-	return out
-}
-
-// Error implements error.
-func (e *BatchError) Error() string {
-	return cmp.Or(e.Exception.Error(), e.Kind)
-}
-
-// Unwrap returns the fault for the caller of an item that fails alone, the exception, and
-// runner.ErrOutOfMemory, ErrInvalidModel or ErrModelGone where it was that.
-func (e *BatchError) Unwrap() []error {
-	if e.class != nil {
-		return []error{e.caller, &e.Exception, e.class}
-	}
-	return []error{e.caller, &e.Exception}
-}
-
 // Runner runs batches by worker processes.
 type Runner struct {
 	// given are the settings of New. settings has the host's too, and from Start on the
@@ -141,9 +98,7 @@ type Runner struct {
 	streams atomic.Int64
 	// limits come from the worker that was ready last, for a stage with models.
 	limits atomic.Pointer[runner.ModelLimits]
-	// longest is the longest silence of a batch lately. Before the first has finished it is
-	// 0, or less where one was given up: the time that it had run, negative.
-	longest atomic.Int64
+	pace   pace
 
 	// lifecycle is held by Start and Stop. It guards spawner and stopped.
 	lifecycle sync.Mutex
@@ -366,25 +321,6 @@ func (r *Runner) Workers() []runner.WorkerStatus {
 		out[i] = runner.WorkerStatus{State: s.state.String(), Incarnation: s.incarnation, Cause: s.remark()}
 	}
 	return out
-}
-
-// recordSilence records the longest silence of a batch that has finished.
-func (r *Runner) recordSilence(d time.Duration) {
-	was := max(0, r.longest.Load())
-	r.longest.Store(max(int64(d), was-was/usualBatches))
-}
-
-// usual returns how long batches take, or are silent, at most.
-func (r *Runner) usual() time.Duration {
-	if longest := r.longest.Load(); longest != 0 {
-		return time.Duration(longest).Abs()
-	}
-	return firstBatch * r.settings.HeartbeatLimit
-}
-
-// lateAfter returns how long a batch runs, or is silent, until it is late.
-func (r *Runner) lateAfter() time.Duration {
-	return max(r.settings.HeartbeatLimit, lateFactor*r.usual())
 }
 
 // Restart replaces the workers one after the other, each when it has finished its

@@ -43,7 +43,7 @@ func (n *incarnation) warmUp() error {
 // checkExample runs an example of a worker that has been idle for Health.Examples.
 func (w *worker) checkExample(now time.Time) {
 	every, of := w.settings().Health.Examples, w.current
-	if every == 0 || w.machine.state != Ready || w.settings().Models != nil || now.Before(later(w.machine.readySince, of.idleSince()).Add(every)) {
+	if every == 0 || w.machine.state != Ready || w.settings().Models != nil || now.Before(later(w.machine.readySince, w.machine.work.Ended).Add(every)) {
 		return
 	}
 	leave := w.pool().takeIdle(w.index, of)

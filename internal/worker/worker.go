@@ -108,7 +108,7 @@ func (w *worker) run() {
 func (w *worker) handle(e event) {
 	now := time.Now()
 	if w.current != nil {
-		w.do(w.machine.Work(w.current.work(now, w.runner.lateAfter()), now))
+		w.do(w.machine.Work(w.current.work(now, w.runner.pace.lateAfter(w.settings().HeartbeatLimit)), now))
 	}
 	if e.of == nil || e.of == w.current {
 		w.do(e.do(w.machine, now))
@@ -239,7 +239,7 @@ func (w *worker) logTransition(t Transition) {
 func (w *worker) publishStatus() {
 	late := w.machine.LateSince()
 	if !late.IsZero() && !late.Equal(w.lateSince) {
-		w.log.Warn(lateText(late), "incarnation", w.current.number, "longest", w.runner.usual(), "requests", w.current.requestsSince(late))
+		w.log.Warn(lateText(late), "incarnation", w.current.number, "longest", w.runner.pace.usual(w.settings().HeartbeatLimit), "requests", w.current.requestsSince(late))
 	}
 	w.lateSince = late
 	w.runner.board.set(w.index, status{
