@@ -118,7 +118,7 @@ func New(s Settings) (*Gateway, error) {
 	if g.service, err = call.New(s.Call); err != nil {
 		return nil, err
 	}
-	s.Jobs.MaxPayload, s.Jobs.Document, s.Jobs.Logger, s.Jobs.Meter = s.MaxPayload, rest.Document, g.log, s.Call.Meter
+	s.Jobs.Document, s.Jobs.Logger, s.Jobs.Meter = rest.Document, g.log, s.Call.Meter
 	g.jobs, err = jobs.New(s.Jobs, g.service)
 	return g, err
 }

@@ -10,7 +10,6 @@ import (
 
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 
-	"github.com/stagemesh/stagemesh/internal/admission"
 	"github.com/stagemesh/stagemesh/internal/call"
 	"github.com/stagemesh/stagemesh/internal/openapi"
 	"github.com/stagemesh/stagemesh/internal/pipelines"
@@ -67,7 +66,7 @@ func (g *Gateway) pipelinesKnown() error {
 func (g *Gateway) description(specs map[string]*stagev1.Spec) openapi.Settings {
 	out := openapi.Settings{
 		Mesh: string(g.settings.Call.Mesh), Version: process.Version(), Tokens: g.settings.Access.TokenFile != "", NoStages: !g.settings.hasImplicit(),
-		MaxPayload: g.settings.MaxPayload, MaxBody: admission.MaxBody(g.settings.MaxPayload),
+		Port: g.portSettings(),
 	}
 	out.Jobs = g.jobs.ServesJobs()
 	out.Batches = out.Jobs && g.jobs.ServesBatches()

@@ -90,11 +90,16 @@ func (g *Gateway) open(ctx context.Context) (p ports, err error) {
 	return p, nil
 }
 
+// portSettings bound the requests of callers.
+func (g *Gateway) portSettings() transport.Settings {
+	most := g.settings.MaxPayload
+	return transport.Settings{MaxMessageBytes: admission.MaxBody(most), MaxPayload: most, Stopping: g.stopping.Done(), Closing: g.closing}
+}
+
 // publicSettings configure the port at that address, for callers.
 func (g *Gateway) publicSettings(listen string) port.PublicSettings {
 	out := port.PublicSettings{
-		Settings: transport.Settings{MaxMessageBytes: admission.MaxBody(g.settings.MaxPayload), MaxPayload: g.settings.MaxPayload, Stopping: g.stopping.Done(), Closing: g.closing},
-		Caller:   g.service, Jobs: g.jobs, Models: g.models, Passthrough: g.settings.Passthrough,
+		Settings: g.portSettings(), Caller: g.service, Jobs: g.jobs, Models: g.models, Passthrough: g.settings.Passthrough,
 		Port: port.Port{
 			Health: g.probe, Origins: g.settings.AllowOrigins, Memory: g.memory,
 			Tokens: g.public.tokens, TokensKey: publicKey + ".token_file",
@@ -141,7 +146,7 @@ func (g *Gateway) adminServer() (*server, error) {
 func (g *Gateway) adminSettings() adminapi.Settings {
 	s := adminapi.Settings{
 		DeadLetters: store.NewDeadLetters(g.bus, store.Settings{}), Health: g.Ready, Logger: g.log,
-		Pipelines: g.pipelines, Models: g.registry, Placer: g.placer, Traffic: g.service, Jobs: g.jobs, MaxPayload: g.settings.MaxPayload, Stopping: g.stopping,
+		Pipelines: g.pipelines, Models: g.registry, Placer: g.placer, Traffic: g.service, Jobs: g.jobs, Stopping: g.stopping,
 		Membership: g.members, Metrics: g.bus.ListMetrics, Store: g.service.StoreFault,
 		Memory: transport.NewMemory(budget.NewPool(budget.Settings{Limit: maxAdminMemory, Name: "bytes of operators' requests", Key: "docs/security.md", Shared: !g.operators.tokens.IsEmpty()})),
 		Tokens: g.operators.tokens, AnyHost: !g.settings.Admin.exposure(g.settings.Admin.Listen).IsPrivate(),

@@ -66,8 +66,6 @@ type Settings struct {
 	Metrics func(context.Context) ([]*meshv1.ProcessMetrics, error)
 	// Store returns STORE_FULL while the broker stores nothing in files; it may be nil.
 	Store func() *fault.Fault
-	// MaxPayload bounds the inputs of a request to the gateway, in bytes.
-	MaxPayload int
 	// Stopping ends when the gateway stops, and then watches and waits do; nil means never.
 	Stopping context.Context
 	// Health returns nil when the gateway can be used; nil means always healthy.

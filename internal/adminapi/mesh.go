@@ -88,6 +88,8 @@ type Traffic interface {
 	// PipelineReady returns nil when every stage of a pipeline has a host, for durable requests too if
 	// alsoFile is true.
 	PipelineReady(ctx context.Context, name string, alsoFile bool) error
+	// MaxPayload bounds the inputs of a request to the gateway, in bytes.
+	MaxPayload() int
 	// Stage reports whether a stage has a host, and the state of its queues.
 	Stage(ctx context.Context, name pipeline.StageName) (call.StageState, error)
 	// Requests returns the oldest requests in flight of the mesh that pass a stage, empty for all,

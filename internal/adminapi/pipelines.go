@@ -144,7 +144,7 @@ func (h *handler) check(ctx context.Context, route pipeline.Pipeline, known map[
 	if err := h.addServed(ctx, known, route); err != nil {
 		return nil, err
 	}
-	return pipelines.Check(route, known, h.MaxPayload), nil
+	return pipelines.Check(route, known, h.Traffic.MaxPayload()), nil
 }
 
 func (h *handler) applyPipeline(ctx context.Context, in *adminv1.ApplyPipelineRequest) (*adminv1.ApplyPipelineResponse, error) {

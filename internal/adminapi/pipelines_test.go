@@ -126,6 +126,8 @@ type traffic struct {
 	report *meshv1.RequestReport
 }
 
+func (traffic) MaxPayload() int { return 0 }
+
 func (traffic) Tap(context.Context, payload.ModelRef, int, func(call.Tapped) error) error { return nil }
 
 func (t traffic) Explain(context.Context, string) (*meshv1.RequestReport, error) {

@@ -82,6 +82,9 @@ func (s *Service) TimeoutOf(r *request.Request) time.Duration {
 	return min(cmp.Or(max(0, r.Timeout), limit), limit)
 }
 
+// MaxPayload bounds the inputs of a request, in bytes; 0 means what the broker takes.
+func (s *Service) MaxPayload() int { return s.settings.MaxPayload }
+
 // checkInputs rejects what hosts cannot read: they drop such an item without a
 // reply.
 func (s *Service) checkInputs(inputs []payload.Part, isPassthrough bool) *fault.Fault {

@@ -59,8 +59,6 @@ type Settings struct {
 	NATS bool
 	// Webhooks says which webhooks a job may have; nil means none.
 	Webhooks *webhook.Config
-	// MaxPayload bounds the body of a call of HTTP, in bytes; 0 means what the broker takes.
-	MaxPayload int
 	// Document returns a response as JSON, for the output of batches.
 	Document func(*request.Response) ([]byte, error)
 	Logger   *slog.Logger
@@ -87,6 +85,8 @@ type Caller interface {
 	// Resolve returns the pipeline of a name, and CheckRequest what is wrong with a request to it.
 	Resolve(name string, byModel bool) (pipeline.Pipeline, *fault.Fault)
 	CheckRequest(r *request.Request, p *pipeline.Pipeline) *fault.Fault
+	// MaxPayload bounds the body of a call of HTTP too, in bytes; 0 means what the broker takes.
+	MaxPayload() int
 	// Limiter bounds the requests in flight, StartWait those that wait for a stored result.
 	Limiter() *admission.Limiter
 	StartWait(ctx context.Context, wait time.Duration) (waiting context.Context, stop func(), f *fault.Fault)
@@ -376,6 +376,7 @@ func (s *Service) requireQueue(ctx context.Context, name pipeline.QueueName) *fa
 }
 
 func (s *Service) takePayload(in *inferencev1.SubmitJobRequest, q *Queue, job *meshv1.QueuedJob) *fault.Fault {
+	body, most := len(in.GetHttp().GetBody()), s.calls.MaxPayload()
 	switch {
 	case in.GetQueue() == string(pipeline.WebhookQueue):
 		return fault.InField(fault.InvalidRequest, "queue", "%s has the notices of jobs that end; name a webhook in a job of another queue", in.GetQueue())
@@ -383,8 +384,8 @@ func (s *Service) takePayload(in *inferencev1.SubmitJobRequest, q *Queue, job *m
 		return fault.InField(fault.InvalidRequest, "payload", "a job needs a payload")
 	case q.HTTP != (in.GetHttp() != nil):
 		return fault.InField(fault.InvalidRequest, "payload", "the jobs of queue %s are %s", in.GetQueue(), map[bool]string{true: "calls of HTTP", false: "requests to pipelines"}[q.HTTP])
-	case q.HTTP && s.settings.MaxPayload > 0 && len(in.GetHttp().GetBody()) > s.settings.MaxPayload:
-		return fault.Newf(fault.PayloadTooLarge, "the body is %d bytes, gateway.max_payload is %d", len(in.GetHttp().GetBody()), s.settings.MaxPayload)
+	case q.HTTP && most > 0 && body > most:
+		return fault.Newf(fault.PayloadTooLarge, "the body is %d bytes, gateway.max_payload is %d", body, most)
 	case q.HTTP:
 		job.Payload = &meshv1.QueuedJob_Http{Http: in.GetHttp()}
 		return pipeline.CheckCallPath(in.GetHttp().GetPath())

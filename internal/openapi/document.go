@@ -55,9 +55,8 @@ type Settings struct {
 	Mesh, Version string
 	// Pipelines are those that are served, in any order.
 	Pipelines []Pipeline
-	// MaxPayload bounds the inputs of a request and MaxBody its body, in bytes. The
-	// document omits a bound of 0.
-	MaxPayload, MaxBody int
+	// Port bounds the requests. The document omits the bounds if MaxPayload is 0.
+	Port transport.Settings
 	// Tokens is true if callers need a token, NoStages if they cannot call single stages.
 	Tokens, NoStages bool
 	// Jobs is true if the mesh has queues of jobs, Batches if one of them takes batches.
@@ -242,12 +241,8 @@ func (d *document) description(s Settings) string {
 	if !s.NoStages {
 		b.WriteString(" A pipeline of one stage alone, `stage:<name>`, is asked by the path of any pipeline.")
 	}
-	if s.MaxPayload > 0 {
-		fmt.Fprintf(&b, " The inputs of a request have at most %s", bytesOf(s.MaxPayload))
-		if s.MaxBody > 0 {
-			fmt.Fprintf(&b, ", and its body %s", bytesOf(s.MaxBody))
-		}
-		b.WriteString(".")
+	if s.Port.MaxPayload > 0 {
+		fmt.Fprintf(&b, " The inputs of a request have at most %s, and its body %s.", bytesOf(s.Port.MaxPayload), bytesOf(s.Port.MaxMessageBytes))
 	}
 	b.WriteString(" Bodies are sent uncompressed. MessagePack is also `application/x-msgpack` and `application/vnd.msgpack`.")
 	if s.Tokens {
