@@ -16,7 +16,7 @@ import (
 func (h *Host) drain(l *item.Loop) bool {
 	h.status.set(stateDraining)
 	h.settings.Logger.Info("draining")
-	ctx, cancel := process.DrainContext(h.runCtx, pullDrainTimeout)
+	ctx, cancel := process.DrainContext(h.runCtx, item.PullDrainTimeout)
 	for _, q := range h.pulled {
 		h.stopAnswers(&q.alive)
 	}

@@ -9,12 +9,10 @@ const (
 	// wait: where this host is the only one, requests are rejected meanwhile.
 	unhealthyGrace = 2 * time.Second
 
-	// Bounds on the parts of a stop beside the drain timeout: pullDrainTimeout for
-	// items on their way, runStopWait for batches that were cancelled, runLeaveWait
-	// for all other goroutines.
-	pullDrainTimeout = 3 * time.Second
-	runStopWait      = 4 * time.Second
-	runLeaveWait     = time.Second
+	// Bounds on the parts of a stop beside the drain timeout: runStopWait for batches that
+	// were cancelled, runLeaveWait for all other goroutines.
+	runStopWait  = 4 * time.Second
+	runLeaveWait = time.Second
 	// exhaustedTimeout bounds the work on one item that the broker gave up on.
 	exhaustedTimeout = 5 * time.Second
 )

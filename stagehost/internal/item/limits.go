@@ -47,6 +47,8 @@ const (
 	// elect a leader. endRecordTimeout is shorter, as a drain waits for it.
 	runRecordTimeout = 10 * time.Second
 	endRecordTimeout = 2 * time.Second
+	// PullDrainTimeout bounds the wait for items on their way from a queue that is pulled no more.
+	PullDrainTimeout = 3 * time.Second
 	// malformedRetry is the delay of a nak for bytes whose dead letter could not be
 	// stored.
 	malformedRetry = time.Second

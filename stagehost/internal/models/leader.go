@@ -18,6 +18,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/model"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/stagehost/internal/item"
 )
 
 const (
@@ -26,8 +27,6 @@ const (
 	// forgetAfter is how long a host is dead before its replicas are removed, and its queue.
 	// Senders pass it over as soon as they know; its models would be unloaded if it came back.
 	forgetAfter = 10 * time.Second
-	// releaseTimeout bounds the wait for requests on their way from a dead host's queue.
-	releaseTimeout = 3 * time.Second
 	// listEvery is how often the leader looks at all models.
 	listEvery = 5 * time.Second
 	// A host that leaves loads the models elsewhere that were used within movedUse, movesAtOnce
@@ -281,7 +280,7 @@ func (l *Leader) release(of pipeline.HostID) {
 	if l.adopted == nil || l.of != of {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(l.ctx), releaseTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(l.ctx), item.PullDrainTimeout)
 	defer cancel()
 	_ = l.adopted.Drain(ctx) // what is left is delivered again
 	l.adopted.Close()
