@@ -278,8 +278,10 @@ func (x *call) runPiece(ctx context.Context, start graph.Start) (out endedPiece)
 	}
 	env.TakesChunks = emit != nil
 	own := &request.Request{Pipeline: x.request.Pipeline, ByModel: x.request.ByModel, LossyChunks: x.request.LossyChunks, Trace: x.request.Trace, Origin: x.request.Origin}
-	piece := newCall(x.service, incoming{Request: own}, &env, emit, x.waitForCapacity || !start.IsFirst)
-	piece.span, piece.tenant = x.span, x.tenant
+	piece := &call{
+		service: x.service, request: incoming{Request: own, label: x.request.label}, env: &env, tenant: x.tenant, emit: emit,
+		waitForCapacity: x.waitForCapacity || !start.IsFirst, span: x.span, published: untraced,
+	}
 	if _, f := x.service.placeModels(&env); f != nil {
 		out.err = f
 		return out

@@ -118,7 +118,7 @@ func untilAnswered(ctx context.Context, ask func() error) error {
 func (i *idempotent) follow(request pipeline.RequestID, outcome string) {
 	env := *i.own.env
 	env.RequestID = request
-	i.first = newCall(i.service, i.own.request, &env, i.own.emit, false)
+	i.first = &call{service: i.service, request: i.own.request, env: &env, emit: i.own.emit, span: untraced, published: untraced}
 	i.countOnce(outcome)
 }
 

@@ -33,10 +33,10 @@ func (s *Service) Infer(ctx context.Context, r *request.Request) (*request.Respo
 // Stream is Infer that hands chunks to emit, in order, as they come; emit may be
 // nil. An error of emit ends the call as CANCELLED: its caller has disconnected.
 func (s *Service) Stream(ctx context.Context, r *request.Request, emit func(request.Chunk) error) (*request.Response, error) {
-	begin, label := time.Now(), s.label(r)
+	begin, label := time.Now(), s.settings.Router.Label(r.Pipeline, r.ByModel)
 	span, carried := s.tracer.begin(r, begin)
 	memory := budget.FromContext(ctx)
-	response, f := s.infer(ctx, incoming{Request: r}, reserveChunks(memory, emit), begin, span, carried)
+	response, f := s.infer(ctx, incoming{Request: r, label: label}, reserveChunks(memory, emit), begin, span, carried)
 	if f == nil {
 		f = reserveResponse(memory, response)
 	}
@@ -111,7 +111,7 @@ func (s *Service) infer(ctx context.Context, r incoming, emit func(request.Chunk
 	} else {
 		again, f = s.placeModels(env)
 	}
-	for f != nil && s.hasMoved(r, &p) {
+	for f != nil && !r.isShadow() && s.settings.Router.Moved(r.Pipeline, r.ByModel, &p) {
 		if env, f = s.adaptAndCheck(ctx, in, id, r.Request, &p, begin); f == nil {
 			again, f = s.placeModels(env)
 		}
@@ -134,8 +134,7 @@ func (s *Service) infer(ctx context.Context, r incoming, emit func(request.Chunk
 	if r.WaitForCapacity != nil {
 		waitForCapacity = *r.WaitForCapacity
 	}
-	x := newCall(s, r, env, emit, waitForCapacity)
-	x.span, x.tenant = span, in.tenant
+	x := &call{service: s, request: r, env: env, tenant: in.tenant, emit: emit, waitForCapacity: waitForCapacity, span: span, published: untraced}
 	if p.HasBlocks() {
 		x.graph = newGraphRun(&p, cmp.Or(in.memory, budget.FromContext(ctx)))
 	}
@@ -255,6 +254,8 @@ func (x *call) send() error {
 // models: the models of its steps. It takes no place of callers' requests.
 type incoming struct {
 	*request.Request
+	// label is the pipeline's in metrics; empty for a shadow.
+	label        string
 	shadowModels map[pipeline.StepName]payload.ModelRef
 }
 
@@ -267,10 +268,8 @@ type call struct {
 	env     *envelope.Envelope
 	// tenant is whose places the request takes.
 	tenant string
-	// emit takes the chunks, label is the pipeline's in their metrics; nil and empty where the
-	// caller wants the response alone.
-	emit  func(request.Chunk) error
-	label string
+	// emit takes the chunks; nil where the caller wants the response alone.
+	emit func(request.Chunk) error
 	// waitForCapacity is true where the request waits for capacity. admitted is nil before it has.
 	waitForCapacity bool
 	admitted        *admission.Admitted
@@ -289,14 +288,6 @@ type call struct {
 	sending  sending
 	progress progress
 	search   search
-}
-
-func newCall(s *Service, r incoming, env *envelope.Envelope, emit func(request.Chunk) error, waitForCapacity bool) *call {
-	x := &call{service: s, request: r, env: env, emit: emit, waitForCapacity: waitForCapacity, span: untraced, published: untraced}
-	if emit != nil {
-		x.label = s.label(r.Request)
-	}
-	return x
 }
 
 // place is what a request takes of a gateway while it is in flight.

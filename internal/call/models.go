@@ -5,25 +5,14 @@ import (
 
 	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/internal/envelope"
-	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/route"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-// Resolve is the router's.
+// Resolve is the router's, for callers that have no router.
 func (s *Service) Resolve(name string, byModel bool) (pipeline.Pipeline, *fault.Fault) {
 	return s.settings.Router.Resolve(name, byModel)
-}
-
-// hasMoved is the router's Moved; a shadow has its models already.
-func (s *Service) hasMoved(r incoming, p *pipeline.Pipeline) bool {
-	return !r.isShadow() && s.settings.Router.Moved(r.Pipeline, r.ByModel, p)
-}
-
-// label returns the pipeline's label in metrics.
-func (s *Service) label(r *request.Request) string {
-	return s.settings.Router.Label(r.Pipeline, r.ByModel)
 }
 
 // LoadModel loads a model, or an alias's model, and waits for that, MaxTimeout at most. It counts as a request in

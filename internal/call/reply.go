@@ -132,7 +132,7 @@ func (x *call) handleChunk(r *envelope.Reply) error {
 			// NextWithin may exceed the deadline; the deadline then ends the call.
 			x.progress.expect(min(r.NextWithin, time.Until(x.env.Deadline)))
 		}
-		x.service.metrics.chunk(x.label, r.Seq == 1, time.Since(x.env.AdmittedAt))
+		x.service.metrics.chunk(x.request.label, r.Seq == 1, time.Since(x.env.AdmittedAt))
 		return nil
 	}
 	x.progress.isRejected = true
