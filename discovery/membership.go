@@ -206,6 +206,17 @@ func (m *Membership) noteDead(now time.Time) {
 // Loaded waits until the membership has received the records for the first time.
 func (m *Membership) Loaded(ctx context.Context) error { return m.records.Loaded(ctx) }
 
+// Ready returns nil once Loaded would, before that the reason of an outage, or ErrNotLoaded.
+func (m *Membership) Ready() error {
+	select {
+	case <-m.records.loaded:
+		return nil
+	default:
+		_, why := m.Stale()
+		return cmp.Or(why, ErrNotLoaded)
+	}
+}
+
 // Stale returns since when the registry is unavailable, for the records or for the
 // instances of a stage, and why.
 func (m *Membership) Stale() (since time.Time, why error) {

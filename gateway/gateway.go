@@ -67,8 +67,6 @@ type Gateway struct {
 	// addr, grpcAddr and admin are the listening addresses. They are set before ready closes.
 	addr, grpcAddr, admin net.Addr
 	ready                 chan struct{}
-	// hostsLoaded closes when the membership is loaded for the first time.
-	hostsLoaded chan struct{}
 	// stopping ends when the gateway begins to stop, by beginStop, and closing closes when it
 	// admits no more requests.
 	stopping  context.Context
@@ -91,7 +89,7 @@ func New(s Settings) (*Gateway, error) {
 		Shared: s.Call.Shared && s.MaxInFlightBytes >= 2*admission.MaxRequest(s.MaxPayload),
 	})
 	g := &Gateway{
-		settings: s, log: s.Call.Logger, ready: make(chan struct{}), hostsLoaded: make(chan struct{}), closing: make(chan struct{}),
+		settings: s, log: s.Call.Logger, ready: make(chan struct{}), closing: make(chan struct{}),
 		memory: transport.NewMemory(s.Call.Budget), members: s.Members,
 		connections: transport.NewConnections(min(maxConnections, max(leastConnections, int64(s.MaxInFlightBytes)/connectionCost)), s.TokenFile != ""),
 	}
@@ -168,12 +166,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 	running, ctx := errgroup.WithContext(ctx)
 	watching, stop := context.WithCancel(context.WithoutCancel(ctx))
 	running.Go(func() error { return g.membership.Run(watching) })
-	running.Go(func() error {
-		if g.membership.Loaded(watching) == nil {
-			close(g.hostsLoaded)
-		}
-		return g.membership.Sweep(watching)
-	})
+	running.Go(func() error { return g.membership.Sweep(watching) })
 	running.Go(func() error { return g.pipelines.Run(watching) })
 	running.Go(func() error { return g.registry.Run(watching) })
 	running.Go(func() error { return g.announce(watching) })
@@ -305,12 +298,8 @@ func (g *Gateway) WaitReady(ctx context.Context) error {
 	if err := g.bus.WaitConnected(ctx); err != nil {
 		return err
 	}
-	if g.membership != nil {
-		select {
-		case <-g.hostsLoaded:
-		case <-ctx.Done():
-			return errors.Join(ctx.Err(), g.hostsKnown())
-		}
+	if g.membership != nil && g.membership.Loaded(ctx) != nil {
+		return errors.Join(ctx.Err(), g.hostsKnown())
 	}
 	return g.pipelines.WaitReady(ctx)
 }
@@ -358,13 +347,10 @@ func (g *Gateway) hostsKnown() error {
 	if g.membership == nil {
 		return nil
 	}
-	select {
-	case <-g.hostsLoaded:
-		return nil
-	default:
-		_, why := g.membership.Stale()
-		return adminapi.HostsNotLoaded(cmp.Or(why, discovery.ErrNotLoaded))
+	if why := g.membership.Ready(); why != nil {
+		return adminapi.HostsNotLoaded(why)
 	}
+	return nil
 }
 
 func (g *Gateway) isStopping() bool { return g.stopping.Err() != nil }
