@@ -88,7 +88,7 @@ func (n *incarnation) connectionLost(r *rank, err error) {
 	default:
 		n.post(func(m *machine, now time.Time) []action {
 			if m.Disconnected(now); m.state != Startup && m.state != Ready {
-				n.end(n.worker.cause()) // a worker that is leaving answers nothing more
+				n.end(m.endCause()) // a worker that is leaving answers nothing more
 			}
 			return nil
 		})

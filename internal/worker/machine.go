@@ -21,6 +21,8 @@ var (
 	ErrDisconnected = errors.New("it closed its connection")
 	// ErrExited means that a process exited by itself with exit code 0.
 	ErrExited error = &runner.ExitError{}
+	// errAsked is the cause of an exit that was requested.
+	errAsked = errors.New("it was asked to leave")
 )
 
 // State is the state of a worker.
@@ -133,6 +135,9 @@ type rankState struct {
 // Cause returns why the worker crashed last, or is about to. It is nil where nothing
 // failed since the worker was READY for a while or finished a batch.
 func (m *machine) Cause() error { return cmp.Or(m.failure, m.cause) }
+
+// endCause is the cause for batches that the worker cannot finish.
+func (m *machine) endCause() error { return cmp.Or(m.Cause(), errAsked) }
 
 // CrashLooping reports whether the worker is in a crash loop.
 func (m *machine) CrashLooping() bool {

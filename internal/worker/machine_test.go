@@ -617,7 +617,7 @@ func TestKillIsSafeInEveryState(t *testing.T) {
 func TestEarlierIncarnationsChangeNothing(t *testing.T) {
 	t.Parallel()
 	for name, current := range map[string]*incarnation{"another runs": {}, "none runs": nil} {
-		w := &worker{runner: &Runner{}, machine: plain(), current: current}
+		w := &workerLoop{worker: &worker{runner: &Runner{}}, machine: plain(), current: current}
 		w.machine.state = Ready
 		w.handle(event{of: &incarnation{}, do: func(*machine, time.Time) []action {
 			t.Errorf("%s: an event of an earlier incarnation is handled", name)

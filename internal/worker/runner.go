@@ -76,9 +76,6 @@ func (e *StartError) Error() string { return e.Err.Error() }
 // Unwrap returns the cause.
 func (e *StartError) Unwrap() error { return e.Err }
 
-// errAsked is the cause of an exit that was requested.
-var errAsked = errors.New("it was asked to leave")
-
 // Runner runs batches by worker processes.
 type Runner struct {
 	// given are the settings of New. settings has the host's too, and from Start on the

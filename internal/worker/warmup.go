@@ -41,24 +41,24 @@ func (n *incarnation) warmUp() error {
 }
 
 // checkExample runs an example of a worker that has been idle for Health.Examples.
-func (w *worker) checkExample(now time.Time) {
-	every, of := w.settings().Health.Examples, w.current
-	if every == 0 || w.machine.state != Ready || w.settings().Models != nil || now.Before(later(w.machine.readySince, w.machine.work.Ended).Add(every)) {
+func (l *workerLoop) checkExample(now time.Time) {
+	every, of := l.settings().Health.Examples, l.current
+	if every == 0 || l.machine.state != Ready || l.settings().Models != nil || now.Before(later(l.machine.readySince, l.machine.work.Ended).Add(every)) {
 		return
 	}
-	leave := w.pool().takeIdle(w.index, of)
+	leave := l.pool().takeIdle(l.index, of)
 	if leave == nil {
 		return
 	}
-	spec := w.runner.Spec()
+	spec := l.runner.Spec()
 	examples := examplesOf(spec)
 	if len(examples) == 0 {
 		leave()
 		return
 	}
-	w.checks++
-	example := examples[w.checks%len(examples)]
-	w.tasks.Go(func() {
+	l.checks++
+	example := examples[l.checks%len(examples)]
+	l.tasks.Go(func() {
 		err := of.runExample("health check", example, 1, spec.BatchAxis)
 		leave()
 		if err != nil && !errors.Is(err, runner.ErrNotStarted) {

@@ -9,8 +9,7 @@ import (
 	"time"
 )
 
-// worker is one replica. Its loop owns the machine and the fields below it; all others
-// post events.
+// worker is one replica. Any goroutine may use it, and posts events to its loop.
 type worker struct {
 	runner *Runner
 	index  int
@@ -24,6 +23,11 @@ type worker struct {
 	tasks sync.WaitGroup
 	// latest is the last incarnation whose processes were started.
 	latest atomic.Pointer[incarnation]
+}
+
+// workerLoop is the loop of a worker, and what only that may use.
+type workerLoop struct {
+	*worker
 
 	machine *machine
 	// current is nil where the worker is DEAD.
@@ -51,13 +55,11 @@ type event struct {
 
 func newWorker(r *Runner, index int) *worker {
 	s := r.settings
-	w := &worker{
+	return &worker{
 		runner: r, index: index, ranks: max(1, s.Replicas[index].Ranks),
 		log:    s.Logger.With("worker", index),
 		events: make(chan event, eventBuffer), ended: make(chan struct{}),
 	}
-	w.machine = &machine{Limits: s.Limits, size: w.ranks, jitter: rand.Float64, onTransition: w.onTransition}
-	return w
 }
 
 func (w *worker) settings() *Settings { return &w.runner.settings }
@@ -78,14 +80,16 @@ func (w *worker) postOf(of *incarnation, do func(m *machine, now time.Time) []ac
 // run is the loop. It ends when the worker was stopped and no process is left.
 func (w *worker) run() {
 	defer close(w.ended)
+	l := &workerLoop{worker: w}
+	l.machine = &machine{Limits: w.settings().Limits, size: w.ranks, jitter: rand.Float64, onTransition: l.onTransition}
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	w.do(w.machine.Start(time.Now()))
-	for !w.machine.Stopped() {
-		w.publishStatus()
+	l.do(l.machine.Start(time.Now()))
+	for !l.machine.Stopped() {
+		l.publishStatus()
 		var due <-chan time.Time
-		at := w.machine.Wake()
-		if look := time.Now().Add(lookInterval); w.machine.state == Ready && (at.IsZero() || look.Before(at)) {
+		at := l.machine.Wake()
+		if look := time.Now().Add(lookInterval); l.machine.state == Ready && (at.IsZero() || look.Before(at)) {
 			at = look
 		}
 		if !at.IsZero() {
@@ -93,75 +97,75 @@ func (w *worker) run() {
 			due = timer.C
 		}
 		select {
-		case e := <-w.events:
-			w.handle(e)
+		case e := <-l.events:
+			l.handle(e)
 		case <-due:
-			w.handle(event{do: (*machine).Tick})
+			l.handle(event{do: (*machine).Tick})
 		}
-		w.checkExample(time.Now())
+		l.checkExample(time.Now())
 	}
-	w.publishStatus()
+	l.publishStatus()
 }
 
 // handle handles an event. The machine gets the work of the worker first. An event of an
 // earlier incarnation is dropped, because processes, connections and timers race.
-func (w *worker) handle(e event) {
+func (l *workerLoop) handle(e event) {
 	now := time.Now()
-	if w.current != nil {
-		w.do(w.machine.Work(w.current.work(now, w.runner.pace.lateAfter(w.settings().HeartbeatLimit)), now))
+	if l.current != nil {
+		l.do(l.machine.Work(l.current.work(now, l.runner.pace.lateAfter(l.settings().HeartbeatLimit)), now))
 	}
-	if e.of == nil || e.of == w.current {
-		w.do(e.do(w.machine, now))
+	if e.of == nil || e.of == l.current {
+		l.do(e.do(l.machine, now))
 	}
 }
 
 // do does the actions, and those that follow from them.
-func (w *worker) do(actions []action) {
+func (l *workerLoop) do(actions []action) {
 	for len(actions) > 0 {
 		a := actions[0]
-		actions = append(actions[1:], w.act(a)...)
+		actions = append(actions[1:], l.act(a)...)
 	}
-	if w.machine.state == Dead && w.current != nil {
-		w.current.end(w.cause())
-		w.current = nil
+	if l.machine.state == Dead && l.current != nil {
+		l.current.end(l.machine.endCause())
+		l.current = nil
 	}
 }
 
-func (w *worker) act(a action) []action {
+func (l *workerLoop) act(a action) []action {
 	switch a {
 	case doSpawn:
-		return w.spawn()
+		return l.spawn()
 	case doWarmUp:
-		w.warmUp(w.current)
+		l.warmUp(l.current)
 	case doOffer:
-		w.current.offer()
+		l.current.offer()
 	case doWithdraw:
-		w.current.withdraw()
+		l.current.withdraw()
 	case doPing:
-		w.forEachRank((*rank).ping)
+		l.forEachRank((*rank).ping)
 	case doAsk:
-		w.forEachRank((*rank).ask)
+		l.forEachRank((*rank).ask)
 	case doKill:
-		for _, r := range w.current.startedRanks() {
+		for _, r := range l.current.startedRanks() {
 			r.process.Kill()
 		}
-		w.current.end(w.cause())
+		l.current.end(l.machine.endCause())
 	}
 	return nil
 }
 
 // forEachRank calls do for every rank on a goroutine of its own, because a write to a
 // worker may have to wait.
-func (w *worker) forEachRank(do func(r *rank)) {
-	for _, r := range w.current.startedRanks() {
-		w.tasks.Go(func() { do(r) })
+func (l *workerLoop) forEachRank(do func(r *rank)) {
+	for _, r := range l.current.startedRanks() {
+		l.tasks.Go(func() { do(r) })
 	}
 }
 
-func (w *worker) warmUp(of *incarnation) {
-	w.tasks.Go(func() {
+func (l *workerLoop) warmUp(of *incarnation) {
+	l.tasks.Go(func() {
 		err := of.warmUp()
-		w.postOf(of, func(m *machine, now time.Time) []action {
+		l.postOf(of, func(m *machine, now time.Time) []action {
 			if err != nil {
 				// Its fault is for no caller: later batches fail with this cause.
 				return m.Fail(errors.New(err.Error()), now)
@@ -169,14 +173,6 @@ func (w *worker) warmUp(of *incarnation) {
 			return m.Warm(now)
 		})
 	})
-}
-
-// cause is the cause for batches that the worker cannot finish.
-func (w *worker) cause() error {
-	if cause := w.machine.Cause(); cause != nil {
-		return cause
-	}
-	return errAsked
 }
 
 // lastOutput returns the last output of the first rank that has written any. It is safe
@@ -193,32 +189,32 @@ func (w *worker) lastOutput() []string {
 }
 
 // onTransition reports a transition. The one to STARTUP waits for its processes.
-func (w *worker) onTransition(t Transition) {
-	t.Worker = w.index
-	w.runner.metrics.recordTransition(t, w.began)
+func (l *workerLoop) onTransition(t Transition) {
+	t.Worker = l.index
+	l.runner.metrics.recordTransition(t, l.began)
 	switch t.To {
 	case Startup:
-		w.began, w.starting = t.At, t
+		l.began, l.starting = t.At, t
 		return
 	case Dead:
-		t.Exits = w.exits
+		t.Exits = l.exits
 	default:
 	}
-	w.report(t)
+	l.report(t)
 }
 
-func (w *worker) report(t Transition) {
-	for _, r := range w.current.startedRanks() {
+func (l *workerLoop) report(t Transition) {
+	for _, r := range l.current.startedRanks() {
 		t.PIDs = append(t.PIDs, r.process.PID())
 	}
-	w.logTransition(t)
-	if w.settings().OnTransition != nil {
-		w.settings().OnTransition(t)
+	l.logTransition(t)
+	if l.settings().OnTransition != nil {
+		l.settings().OnTransition(t)
 	}
 }
 
-func (w *worker) logTransition(t Transition) {
-	log := w.log.With("incarnation", t.Incarnation, "from", t.From.String(), "pids", t.PIDs)
+func (l *workerLoop) logTransition(t Transition) {
+	log := l.log.With("incarnation", t.Incarnation, "from", t.From.String(), "pids", t.PIDs)
 	if t.To == Dead {
 		exits := make([]string, len(t.Exits))
 		for i, exit := range t.Exits {
@@ -236,52 +232,52 @@ func (w *worker) logTransition(t Transition) {
 	log.Warn("the worker is "+t.To.String(), "cause", t.Cause)
 }
 
-func (w *worker) publishStatus() {
-	late := w.machine.LateSince()
-	if !late.IsZero() && !late.Equal(w.lateSince) {
-		w.log.Warn(lateText(late), "incarnation", w.current.number, "longest", w.runner.pace.usual(w.settings().HeartbeatLimit), "requests", w.current.requestsSince(late))
+func (l *workerLoop) publishStatus() {
+	late := l.machine.LateSince()
+	if !late.IsZero() && !late.Equal(l.lateSince) {
+		l.log.Warn(lateText(late), "incarnation", l.current.number, "longest", l.runner.pace.usual(l.settings().HeartbeatLimit), "requests", l.current.requestsSince(late))
 	}
-	w.lateSince = late
-	w.runner.board.set(w.index, status{
-		state: w.machine.state, lateSince: late, incarnation: w.machine.incarnation, progress: w.machine.progress,
-		looping: w.machine.CrashLooping(), startFailed: w.machine.startFailed, cause: w.machine.Cause(), lastOutput: w.lastOutputs,
+	l.lateSince = late
+	l.runner.board.set(l.index, status{
+		state: l.machine.state, lateSince: late, incarnation: l.machine.incarnation, progress: l.machine.progress,
+		looping: l.machine.CrashLooping(), startFailed: l.machine.startFailed, cause: l.machine.Cause(), lastOutput: l.lastOutputs,
 	})
 }
 
 // spawn starts the processes of an incarnation. If one cannot be started, the others
 // are killed.
-func (w *worker) spawn() []action {
-	of := &incarnation{worker: w, number: w.machine.incarnation, running: map[uint64]*running{}, requests: map[uint64]*modelRequest{}}
-	w.current, w.lastOutputs, w.exits = of, nil, make([]error, w.ranks)
-	err := w.startRanks(of)
-	w.latest.Store(of)
-	w.report(w.starting)
+func (l *workerLoop) spawn() []action {
+	of := &incarnation{worker: l.worker, number: l.machine.incarnation, running: map[uint64]*running{}, requests: map[uint64]*modelRequest{}}
+	l.current, l.lastOutputs, l.exits = of, nil, make([]error, l.ranks)
+	err := l.startRanks(of)
+	l.latest.Store(of)
+	l.report(l.starting)
 	for _, r := range of.startedRanks() {
-		w.watch(r)
+		l.watch(r)
 	}
 	if err == nil {
 		return nil
 	}
 	now := time.Now()
-	actions := w.machine.Fail(err, now)
-	for i := len(of.startedRanks()); i < w.ranks; i++ {
-		w.exits[i] = err
-		actions = append(actions, w.machine.Exited(i, err, now)...)
+	actions := l.machine.Fail(err, now)
+	for i := len(of.startedRanks()); i < l.ranks; i++ {
+		l.exits[i] = err
+		actions = append(actions, l.machine.Exited(i, err, now)...)
 	}
 	return actions
 }
 
 // watch reads the connection of a rank, and waits for the exit of its process.
-func (w *worker) watch(r *rank) {
-	w.tasks.Go(r.serve)
-	w.tasks.Go(func() {
+func (l *workerLoop) watch(r *rank) {
+	l.tasks.Go(r.serve)
+	l.tasks.Go(func() {
 		<-r.process.Done()
 		r.awaitRead()
 		exit, last := r.process.Exit(), r.process.Last()
-		w.postOf(r.of, func(m *machine, now time.Time) []action {
-			w.exits[r.index] = exit
-			if len(w.lastOutputs) == 0 {
-				w.lastOutputs = last
+		l.postOf(r.of, func(m *machine, now time.Time) []action {
+			l.exits[r.index] = exit
+			if len(l.lastOutputs) == 0 {
+				l.lastOutputs = last
 			}
 			return m.Exited(r.index, exit, now)
 		})
