@@ -36,7 +36,7 @@ type modelRequest struct {
 func sizeOf(m frame.Memory) model.Size { return model.Size{Host: m.Host, Device: m.Device} }
 
 // adoptLimits checks the limits in the first ready, and takes rank 0's.
-func (r *rank) adoptLimits(m *frame.ModelLimits) error {
+func (r *reader) adoptLimits(m *frame.ModelLimits) error {
 	memory := r.settings().Models
 	switch {
 	case (m != nil) != (memory != nil):
@@ -110,7 +110,7 @@ func (n *incarnation) ask(m frame.Request, answer string) (*modelRequest, error)
 }
 
 // endRequest records how a rank ended a request.
-func (n *incarnation) endRequest(r *rank, number uint64, m frame.Message, body []byte) error {
+func (n *incarnation) endRequest(r *reader, number uint64, m frame.Message, body []byte) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	q := n.requests[number]

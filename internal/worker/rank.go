@@ -34,8 +34,12 @@ type rank struct {
 	slots int
 	// pings counts the pings; pinged is the one without an answer, 0 for none.
 	pings, pinged uint64
+}
 
-	// These belong to the reader.
+// reader reads what a rank sends, on one goroutine.
+type reader struct {
+	*rank
+	// streams is true where the rank answers in chunks, loaded once its first ready has come.
 	streams, loaded bool
 }
 
@@ -43,12 +47,12 @@ func (r *rank) settings() *Settings { return r.of.worker.settings() }
 
 // serve reads the rank's messages until its connection ends.
 func (r *rank) serve() {
-	err := r.readAll()
+	err := (&reader{rank: r}).readAll()
 	close(r.readDone)
 	r.of.connectionLost(r, err)
 }
 
-func (r *rank) readAll() error {
+func (r *reader) readAll() error {
 	conn, err := r.accept()
 	if err != nil {
 		return err
@@ -115,7 +119,7 @@ func (r *rank) awaitRead() {
 }
 
 // handshake answers the hello.
-func (r *rank) handshake(in *bufio.Reader) error {
+func (r *reader) handshake(in *bufio.Reader) error {
 	m, _, err := frame.Read(in, 0)
 	if err != nil {
 		return err
@@ -155,10 +159,10 @@ func (r *rank) handshake(in *bufio.Reader) error {
 }
 
 // handle handles a message. An error ends the connection.
-func (r *rank) handle(m frame.Message, body []byte) error {
+func (r *reader) handle(m frame.Message, body []byte) error {
 	switch m := m.(type) {
 	case *frame.Result:
-		return r.of.recordResult(r, m.Batch, result{message: m, body: body})
+		return r.of.recordResult(r.rank, m.Batch, result{message: m, body: body})
 	case *frame.Chunk:
 		return r.handleChunk(m, body)
 	case *frame.Pong:
@@ -175,7 +179,7 @@ func (r *rank) handle(m frame.Message, body []byte) error {
 		case m.Kind == frame.InvalidModel && r.settings().Models == nil:
 			return violation("%q from a worker of one model", m.Kind)
 		case m.Batch != nil:
-			return r.of.recordResult(r, *m.Batch, result{failed: m})
+			return r.of.recordResult(r.rank, *m.Batch, result{failed: m})
 		}
 		return r.handleError(m)
 	case frame.Answer:
@@ -186,7 +190,7 @@ func (r *rank) handle(m frame.Message, body []byte) error {
 }
 
 // handleReady adds slots. The first ready has the spec.
-func (r *rank) handleReady(m *frame.Ready, body []byte) error {
+func (r *reader) handleReady(m *frame.Ready, body []byte) error {
 	first := !r.loaded
 	if first != (m.Spec != nil) {
 		return violation("a spec is in the first ready, and in no other")
@@ -211,7 +215,7 @@ func (r *rank) handleReady(m *frame.Ready, body []byte) error {
 	return nil
 }
 
-func (r *rank) addSlots(n int) error {
+func (r *reader) addSlots(n int) error {
 	r.of.mu.Lock()
 	defer r.of.mu.Unlock()
 	if most := r.settings().slots(r.streams); r.slots+n > most {
@@ -222,7 +226,7 @@ func (r *rank) addSlots(n int) error {
 }
 
 // adoptSpec checks the spec, and adopts rank 0's.
-func (r *rank) adoptSpec(m *frame.Ready, body []byte) error {
+func (r *reader) adoptSpec(m *frame.Ready, body []byte) error {
 	spec, err := specOf(m.Spec, body)
 	if err != nil {
 		return violation("spec: %w", err)
@@ -277,11 +281,11 @@ func (r *rank) handleError(m *frame.Error) error {
 }
 
 // handleChunk passes on a part of an item's answer.
-func (r *rank) handleChunk(m *frame.Chunk, body []byte) error {
+func (r *reader) handleChunk(m *frame.Chunk, body []byte) error {
 	if !r.streams || r.index > 0 {
 		return violation("rank %d may not send chunks", r.index)
 	}
-	b, err := r.of.find(r, m.Batch)
+	b, err := r.of.find(r.rank, m.Batch)
 	if err != nil {
 		return err
 	}
