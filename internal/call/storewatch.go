@@ -77,7 +77,7 @@ func (s *Service) failDurable(f *fault.Fault) {
 	f = fault.Newf(fault.StoreFull, "the answer cannot be stored now: %w; the request goes on once there is space: get its result by its request ID", f).WithRetryAfter(bus.StoreRetry)
 	s.table.each(func(p *pending) {
 		if p.env != nil && p.env.Durability == pipeline.File && !p.env.StoreResult {
-			p.fail(f)
+			p.failLocked(f)
 		}
 	})
 }

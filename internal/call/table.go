@@ -174,7 +174,7 @@ func (p *pending) forget() {
 	if p.env != nil && t.requests[p.env.RequestID] == p {
 		delete(t.requests, p.env.RequestID)
 	}
-	p.drop()
+	p.dropLocked()
 }
 
 // deliver hands a reply to the call that waits for it.
@@ -191,16 +191,16 @@ func (t *table) deliver(id pipeline.ExecutionID, isFinal bool, m message) meshv1
 		return overflow
 	case !isFinal && (p.env == nil || !p.env.TakesChunks):
 		return delivered // and dropped
-	case !isFinal && !p.reserve(m.size):
+	case !isFinal && !p.reserveLocked(m.size):
 		if p.isLossy {
 			return delivered // and dropped
 		}
-		p.fail(fault.New(fault.SlowReader, "the answer is read too slowly"))
+		p.failLocked(fault.New(fault.SlowReader, "the answer is read too slowly"))
 		return overflow
 	}
 	p.isFinal = isFinal
 	p.unread = append(p.unread, m)
-	p.wake()
+	p.wakeLocked()
 	return delivered
 }
 
@@ -228,7 +228,7 @@ func (t *table) cancel(id pipeline.RequestID, tenant string, f *fault.Fault) boo
 	if p == nil || p.env.Tenant != tenant {
 		return false
 	}
-	if p.fail(f) {
+	if p.failLocked(f) {
 		p.isCancelled = true
 	}
 	return true
@@ -250,12 +250,12 @@ func (t *table) close(f *fault.Fault) {
 	defer t.mu.Unlock()
 	t.closed = f
 	for _, p := range t.requests {
-		p.fail(f)
+		p.failLocked(f)
 	}
 }
 
-// each calls visit with every pending call. visit may use its fail and signal, and
-// nothing else of the table.
+// each calls visit with every pending call. visit may use its failLocked and
+// signalLocked, and nothing else of the table.
 func (t *table) each(visit func(*pending)) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -292,13 +292,13 @@ func (p *pending) next() (e event) {
 		e.reply, p.unread[0] = &m, message{}
 		p.unread = p.unread[1:]
 		if len(p.unread) > 0 || !p.isFinal {
-			p.release(m.size) // else it is the final reply
+			p.releaseLocked(m.size) // else it is the final reply
 		}
 	default:
 		e.signals, p.signals = p.signals, signals{}
 	}
 	if len(p.unread) > 0 || p.signals != (signals{}) {
-		p.wake()
+		p.wakeLocked()
 	}
 	return e
 }
@@ -319,40 +319,38 @@ func (p *pending) outcome() (f *fault.Fault, isCancelled bool) {
 	return p.fault, p.isCancelled
 }
 
-// The lock is held for all below.
-
-// fail ends the call by the fault, and reports whether it still waited.
-func (p *pending) fail(f *fault.Fault) bool {
+// failLocked ends the call by the fault, and reports whether it still waited.
+func (p *pending) failLocked(f *fault.Fault) bool {
 	if p.isFinal || p.fault != nil {
 		return false
 	}
 	p.fault = f
-	p.drop()
-	p.wake()
+	p.dropLocked()
+	p.wakeLocked()
 	return true
 }
 
-func (p *pending) signal(s signals) {
+func (p *pending) signalLocked(s signals) {
 	p.signals.hasNoHost = p.signals.hasNoHost || s.hasNoHost
 	p.signals.isReconnected = p.signals.isReconnected || s.isReconnected
-	p.wake()
+	p.wakeLocked()
 }
 
-func (p *pending) wake() {
+func (p *pending) wakeLocked() {
 	select {
 	case p.ready <- struct{}{}:
 	default:
 	}
 }
 
-// drop drops all that is unread.
-func (p *pending) drop() {
+// dropLocked drops all that is unread.
+func (p *pending) dropLocked() {
 	p.unread = nil
-	p.release(p.bytes)
+	p.releaseLocked(p.bytes)
 }
 
-// reserve reserves the bytes of one more chunk, if there is space for it.
-func (p *pending) reserve(chunk int) bool {
+// reserveLocked reserves the bytes of one more chunk, if there is space for it.
+func (p *pending) reserveLocked(chunk int) bool {
 	t, bytes := p.table, p.bytes+chunk
 	if len(p.unread) > 0 && (len(p.unread) >= t.limits.replies || bytes > t.limits.bytes) {
 		return false
@@ -367,8 +365,8 @@ func (p *pending) reserve(chunk int) bool {
 	return true
 }
 
-// release releases the bytes of chunks that are no longer unread.
-func (p *pending) release(bytes int) {
+// releaseLocked releases the bytes of chunks that are no longer unread.
+func (p *pending) releaseLocked(bytes int) {
 	p.bytes -= bytes
 	less := max(0, p.reserved-max(0, p.bytes-freeUnreadBytes))
 	p.table.shared -= less

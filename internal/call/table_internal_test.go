@@ -64,7 +64,7 @@ func requestOf(id string) *envelope.Envelope {
 func failIf(table *table, match func(*pending) bool, f *fault.Fault) int {
 	n := 0
 	table.each(func(p *pending) {
-		if match(p) && p.fail(f) {
+		if match(p) && p.failLocked(f) {
 			n++
 		}
 	})
@@ -465,7 +465,7 @@ func TestEachVisitsPendingCalls(t *testing.T) {
 	var got []pipeline.StageName
 	table.each(func(p *pending) {
 		got = append(got, p.stages...)
-		p.signal(signals{hasNoHost: true})
+		p.signalLocked(signals{hasNoHost: true})
 	})
 	slices.Sort(got)
 	if !slices.Equal(got, []pipeline.StageName{"a", "b", "b", "c"}) {

@@ -28,7 +28,7 @@ func (s *Service) watchConnection(ctx context.Context, reconnects <-chan struct{
 			s.connections.Add(1)
 			s.table.each(func(p *pending) {
 				if p.env != nil {
-					p.signal(signals{isReconnected: true})
+					p.signalLocked(signals{isReconnected: true})
 				}
 			})
 		case <-ctx.Done():
@@ -121,7 +121,7 @@ func (s *Service) checkQueue(ctx context.Context, stage pipeline.StageName) {
 		At(string(stage), "", "").WithRetryAfter(budget.RetryAfter)
 	calls := 0
 	s.table.each(func(p *pending) {
-		if p.since.Before(lostAt) && slices.Contains(p.stages, stage) && p.fail(f) {
+		if p.since.Before(lostAt) && slices.Contains(p.stages, stage) && p.failLocked(f) {
 			calls++
 		}
 	})
@@ -164,7 +164,7 @@ func (s *Service) checkHosts(ctx context.Context, stages stageSet, since noHostS
 		}
 		s.table.each(func(p *pending) {
 			if p.env != nil && len(p.stages) > 0 && p.stages[0] == stage {
-				p.signal(signals{hasNoHost: true})
+				p.signalLocked(signals{hasNoHost: true})
 			}
 		})
 	}

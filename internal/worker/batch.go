@@ -152,7 +152,7 @@ func (n *incarnation) send(ctx context.Context, req request, sink runner.Sink) (
 		}
 		n.worker.pool().withdraw(n.worker.index, n)
 		n.mu.Lock()
-		idle := n.remove(b)
+		idle := n.removeLocked(b)
 		n.mu.Unlock()
 		if idle {
 			n.reportIdle()
@@ -171,7 +171,7 @@ func (n *incarnation) begin(ctx context.Context, id uint64, req request, sink ru
 	}
 	now := time.Now()
 	b := &running{
-		id: id, items: req.batch.Items, began: req.began, ctx: ctx, sink: sink, check: n.checkSoon(),
+		id: id, items: req.batch.Items, began: req.began, ctx: ctx, sink: sink, check: n.checkSoonLocked(),
 		done: make(chan struct{}), sentAt: now, activeAt: now, results: make([]result, len(n.ranks)), left: len(n.ranks),
 	}
 	switch {
@@ -184,8 +184,8 @@ func (n *incarnation) begin(ctx context.Context, id uint64, req request, sink ru
 	return b, nil
 }
 
-// beginNext records that the worker begins the batch that waited. The caller holds the lock.
-func (n *incarnation) beginNext() {
+// beginNextLocked records that the worker begins the batch that waited.
+func (n *incarnation) beginNextLocked() {
 	b := n.next
 	b.activeAt, n.next = time.Now(), nil
 	close(b.hasBegun)
@@ -194,9 +194,9 @@ func (n *incarnation) beginNext() {
 	}
 }
 
-// checkSoon returns a channel that is closed within cancelCheck. Batches that begin
+// checkSoonLocked returns a channel that is closed within cancelCheck. Batches that begin
 // meanwhile share it: a timer for each would cost more than a short batch.
-func (n *incarnation) checkSoon() <-chan struct{} {
+func (n *incarnation) checkSoonLocked() <-chan struct{} {
 	if n.nextCheck == nil {
 		check := make(chan struct{})
 		n.nextCheck = check
@@ -363,7 +363,7 @@ func (n *incarnation) recordResult(r *rank, id uint64, to result) error {
 		defer n.mu.Unlock()
 		err := violation("rank %d ends batch %d, which it does not have", r.index, id)
 		if len(n.running) == 1 || n.next != nil {
-			n.failRunning(fmt.Errorf("%w: worker %d: %w", runner.ErrBadOutput, n.worker.index, err))
+			n.failRunningLocked(fmt.Errorf("%w: worker %d: %w", runner.ErrBadOutput, n.worker.index, err))
 		}
 		return err
 	}
@@ -372,7 +372,7 @@ func (n *incarnation) recordResult(r *rank, id uint64, to result) error {
 		n.mu.Unlock()
 		return nil
 	}
-	idle := n.remove(b)
+	idle := n.removeLocked(b)
 	n.mu.Unlock()
 	close(b.done)
 	if idle {
@@ -381,27 +381,26 @@ func (n *incarnation) recordResult(r *rank, id uint64, to result) error {
 	return nil
 }
 
-// remove removes a batch, so that the next begins. It reports whether it was the last of a
+// removeLocked removes a batch, so that the next begins. It reports whether it was the last of a
 // worker that gets no more.
-func (n *incarnation) remove(b *running) (idle bool) {
+func (n *incarnation) removeLocked(b *running) (idle bool) {
 	delete(n.running, b.id)
 	switch n.next {
 	case nil:
 	case b:
 		n.next = nil
 	default:
-		n.beginNext()
+		n.beginNextLocked()
 	}
 	return n.withdrawn && len(n.running) == 0
 }
 
-// failRunning ends all batches with an error; the one that waited has not started. The
-// caller holds the lock.
-func (n *incarnation) failRunning(err error) {
+// failRunningLocked ends all batches with an error; the one that waited has not started.
+func (n *incarnation) failRunningLocked(err error) {
 	next := n.next
 	n.next = nil
 	for _, b := range n.running {
-		n.remove(b)
+		n.removeLocked(b)
 		if b.err = err; b == next {
 			b.err = fmt.Errorf("%w: worker %d: the one before did not end", runner.ErrNotStarted, n.worker.index)
 		}

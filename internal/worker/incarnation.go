@@ -117,7 +117,7 @@ func (n *incarnation) end(cause error) {
 		}
 	}
 	crashed := fmt.Errorf("%w: worker %d: %w", runner.ErrCrashed, n.worker.index, cause)
-	n.failRunning(crashed)
+	n.failRunningLocked(crashed)
 	for number, q := range n.requests {
 		q.err = crashed
 		delete(n.requests, number)

@@ -49,17 +49,16 @@ func newPool(workers int) *pool {
 	return p
 }
 
-// change wakes all that wait. The caller holds the lock.
-func (p *pool) change() {
+// changeLocked wakes all that wait.
+func (p *pool) changeLocked() {
 	if p.changed != nil {
 		close(p.changed)
 		p.changed = nil
 	}
 }
 
-// wait waits for a change, or until late. The caller holds the lock, which wait releases
-// meanwhile.
-func (p *pool) wait(ctx context.Context, late <-chan time.Time) {
+// waitLocked waits for a change, or until late, and releases the lock meanwhile.
+func (p *pool) waitLocked(ctx context.Context, late <-chan time.Time) {
 	if p.changed == nil {
 		p.changed = make(chan struct{})
 	}
@@ -80,7 +79,7 @@ func (p *pool) offer(worker int, of *incarnation, slots int) {
 	w := p.workers[worker]
 	w.ready, w.slots, w.offered, w.prefetches = of, slots, slots, of.prefetches
 	p.notReadySince = time.Time{}
-	p.change()
+	p.changeLocked()
 }
 
 // resize changes the number of slots of an incarnation that is offered.
@@ -89,7 +88,7 @@ func (p *pool) resize(worker int, of *incarnation, slots int) {
 	defer p.mu.Unlock()
 	if p.workers[worker].ready == of {
 		p.workers[worker].slots = slots
-		p.change()
+		p.changeLocked()
 	}
 }
 
@@ -104,7 +103,7 @@ func (p *pool) withdraw(worker int, of *incarnation) {
 	w.ready, w.slots = nil, 0
 	if !slices.ContainsFunc(p.workers, func(w *workerSlots) bool { return w.ready != nil }) {
 		p.notReadySince = time.Now()
-		p.change() // those that wait limit their wait
+		p.changeLocked() // those that wait limit their wait
 	}
 }
 
@@ -123,7 +122,7 @@ func (p *pool) takeIdle(worker int, of *incarnation) (leave func()) {
 		defer p.mu.Unlock()
 		w.exclusive = false
 		w.running--
-		p.change()
+		p.changeLocked()
 	}
 }
 
@@ -131,7 +130,7 @@ func (p *pool) stop() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.stopped = true
-	p.change()
+	p.changeLocked()
 }
 
 func (p *pool) isStopped() bool {
@@ -151,8 +150,8 @@ func (p *pool) offeredSlots() int {
 	return sum
 }
 
-// idlest returns the worker with the most idle slots; nil where none has any.
-func (p *pool) idlest() *workerSlots {
+// idlestLocked returns the worker with the most idle slots; nil where none has any.
+func (p *pool) idlestLocked() *workerSlots {
 	var best *workerSlots
 	most := 0
 	for i := range p.workers {
@@ -173,7 +172,7 @@ func (p *pool) acquire(ctx context.Context) (runner.Slot, error) {
 		if p.stopped {
 			return nil, ErrStopped
 		}
-		if w := p.idlest(); w != nil && p.urgent == 0 {
+		if w := p.idlestLocked(); w != nil && p.urgent == 0 {
 			w.held++
 			s := &slot{pool: p, of: w}
 			if w.prefetches {
@@ -184,24 +183,23 @@ func (p *pool) acquire(ctx context.Context) (runner.Slot, error) {
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		p.wait(ctx, nil)
+		p.waitLocked(ctx, nil)
 	}
 }
 
-// acquireUrgently waits for an idle slot for a batch whose worker is no longer ready. It
-// comes before acquire, and waits at most noWorkerLimit while no worker is ready. The
-// caller holds the lock.
-func (p *pool) acquireUrgently(ctx context.Context) (*workerSlots, error) {
+// acquireUrgentlyLocked waits for an idle slot for a batch whose worker is no longer ready. It
+// comes before acquire, and waits at most noWorkerLimit while no worker is ready.
+func (p *pool) acquireUrgentlyLocked(ctx context.Context) (*workerSlots, error) {
 	p.urgent++
 	defer func() {
 		p.urgent--
-		p.change()
+		p.changeLocked()
 	}()
 	for {
 		if p.stopped {
 			return nil, ErrStopped
 		}
-		if w := p.idlest(); w != nil {
+		if w := p.idlestLocked(); w != nil {
 			w.held++
 			return w, nil
 		}
@@ -216,15 +214,15 @@ func (p *pool) acquireUrgently(ctx context.Context) (*workerSlots, error) {
 			}
 			late = time.After(left)
 		}
-		p.wait(ctx, late)
+		p.waitLocked(ctx, late)
 	}
 }
 
-// release gives a slot back. The caller holds the lock.
-func (p *pool) release(s *slot) {
+// releaseLocked gives a slot back.
+func (p *pool) releaseLocked(s *slot) {
 	s.of.held--
 	s.of = nil
-	p.change()
+	p.changeLocked()
 }
 
 // slot is the right to run a batch on a worker.
@@ -266,7 +264,7 @@ var _ runner.Slot = (*slot)(nil)
 func (s *slot) Release() {
 	s.pool.mu.Lock()
 	defer s.pool.mu.Unlock()
-	s.pool.release(s)
+	s.pool.releaseLocked(s)
 }
 
 // Do implements runner.Slot.
@@ -290,14 +288,14 @@ func (s *slot) enter(ctx context.Context, exclusive bool) (*incarnation, error) 
 	s.pool.mu.Lock()
 	defer s.pool.mu.Unlock()
 	for {
-		if of := s.begin(ctx, exclusive); of != nil {
+		if of := s.beginLocked(ctx, exclusive); of != nil {
 			return of, nil
 		}
-		s.pool.release(s)
+		s.pool.releaseLocked(s)
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		w, err := s.pool.acquireUrgently(ctx)
+		w, err := s.pool.acquireUrgentlyLocked(ctx)
 		if err != nil {
 			return nil, err
 		}
@@ -305,8 +303,8 @@ func (s *slot) enter(ctx context.Context, exclusive bool) (*incarnation, error) 
 	}
 }
 
-// begin begins a batch, or returns nil where the slot's worker takes none.
-func (s *slot) begin(ctx context.Context, exclusive bool) *incarnation {
+// beginLocked begins a batch, or returns nil where the slot's worker takes none.
+func (s *slot) beginLocked(ctx context.Context, exclusive bool) *incarnation {
 	w := s.of
 	most := w.slots
 	if w.prefetches {
@@ -317,7 +315,7 @@ func (s *slot) begin(ctx context.Context, exclusive bool) *incarnation {
 	}
 	w.exclusive = exclusive
 	for exclusive && w.running > 0 && ctx.Err() == nil {
-		s.pool.wait(ctx, nil)
+		s.pool.waitLocked(ctx, nil)
 	}
 	if w.ready == nil || w.running > 0 && exclusive {
 		w.exclusive = false
@@ -335,5 +333,5 @@ func (s *slot) leave(exclusive bool) {
 	if exclusive {
 		s.of.exclusive = false
 	}
-	s.pool.release(s)
+	s.pool.releaseLocked(s)
 }
