@@ -151,7 +151,7 @@ func (r *run) cancelItem(it *Item) {
 		return
 	}
 	close(it.cancelled)
-	if r.wanted--; r.wanted == 0 {
+	if r.inLoop.wanted--; r.inLoop.wanted == 0 {
 		r.cancel()
 	}
 }

@@ -80,7 +80,7 @@ func (l *Loop) prefetch(now time.Time) {
 		return // a batch goes to an idle slot first
 	}
 	for _, ending := range l.begun {
-		if ending.prefetchAt.IsZero() || ending.prefetchAt.After(now) {
+		if ending.inLoop.prefetchAt.IsZero() || ending.inLoop.prefetchAt.After(now) {
 			continue
 		}
 		if !l.batcher.NextIsFull(now) {
@@ -90,7 +90,7 @@ func (l *Loop) prefetch(now time.Time) {
 		if !ok {
 			continue // the loop comes back to it when a batch of its worker has ended
 		}
-		ending.prefetchAt = time.Time{}
+		ending.inLoop.prefetchAt = time.Time{}
 		b := l.batcher.NextFull(now)
 		l.start(slot, l.itemsOf(b), b.Reason, now)
 	}
@@ -100,7 +100,7 @@ func (l *Loop) prefetch(now time.Time) {
 type runBegan struct{ run *run }
 
 func (e *runBegan) Apply(l *Loop) {
-	if !e.run.hasEnded {
+	if !e.run.inLoop.hasEnded {
 		l.begin(e.run)
 	}
 }
@@ -109,11 +109,11 @@ func (e *runBegan) Apply(l *Loop) {
 func (l *Loop) begin(r *run) {
 	if _, ok := r.slot.(runner.Prefetcher); ok {
 		if takes, known := l.batcher.Estimate(r.items[0].key, r.batch.Rows); known && takes <= prefetchLongest {
-			r.prefetchAt = r.started.Add(takes - prefetchLead)
+			r.inLoop.prefetchAt = r.started.Add(takes - prefetchLead)
 		}
 	}
 	l.begun = append(l.begun, r)
-	slices.SortFunc(l.begun, func(a, b *run) int { return a.prefetchAt.Compare(b.prefetchAt) })
+	slices.SortFunc(l.begun, func(a, b *run) int { return a.inLoop.prefetchAt.Compare(b.inLoop.prefetchAt) })
 }
 
 // run is one batch at the runner, and the sink for its items' outcomes.
@@ -131,15 +131,10 @@ type run struct {
 	records []envelope.RunRecord
 	// started is when the runner began it, as far as is known, and dispatched when it got it.
 	started, dispatched time.Time
-	// ctx ends with cancel or at the latest deadline; wanted counts the items that
-	// were not cancelled, and is the loop's.
+	// ctx ends with cancel or at the latest deadline.
 	ctx    context.Context
 	cancel context.CancelFunc
-	wanted int
-	// prefetchAt is when the batch that follows it is prefetched; zero where none is, or one
-	// was. It is the loop's, as is hasEnded.
-	prefetchAt time.Time
-	hasEnded   bool
+	inLoop runInLoop
 	// quarantined is true where its item may have crashed a process.
 	quarantined bool
 	// traced is a context with the run's span; nil where no item is traced.
@@ -150,6 +145,15 @@ type run struct {
 	closed bool
 	// lastChunk is when the last chunk came; zero before the first.
 	lastChunk time.Time
+}
+
+// runInLoop is what only the loop knows of a run.
+type runInLoop struct {
+	// wanted counts the items that were not cancelled.
+	wanted int
+	// prefetchAt is when the batch that follows it is prefetched; zero where none is, or one was.
+	prefetchAt time.Time
+	hasEnded   bool
 }
 
 var _ runner.Sink = (*run)(nil)
@@ -174,7 +178,7 @@ const (
 )
 
 func newRun(p *Items, slot runner.Slot, items []*Item, reason batch.Reason, now time.Time) *run {
-	r := &run{Items: p, slot: slot, items: items, reason: reason, started: now, dispatched: now, attempts: make([]attempt, len(items)), wanted: len(items)}
+	r := &run{Items: p, slot: slot, items: items, reason: reason, started: now, dispatched: now, attempts: make([]attempt, len(items)), inLoop: runInLoop{wanted: len(items)}}
 	r.batch.Items = make([]runner.Item, len(items))
 	for i, it := range items {
 		it.run = r
@@ -463,7 +467,7 @@ func (r *run) ran(took time.Duration) Ran {
 func (l *Loop) endBatch(e *batchEnded) {
 	l.setRunning(l.running - 1)
 	e.run.items[0].Limit.Add(-1)
-	e.run.hasEnded = true
+	e.run.inLoop.hasEnded = true
 	l.begun = slices.DeleteFunc(l.begun, func(r *run) bool { return r == e.run })
 	if e.run.quarantined {
 		l.quarantineBusy = false

@@ -31,8 +31,8 @@ func TestPrefetchFollowsTheRunThatEndsFirst(t *testing.T) {
 		if i >= 3 {
 			want = now.Add(prefetchLongest - prefetchLead + time.Duration(i-3)*time.Millisecond)
 		}
-		if !r.prefetchAt.Equal(want) {
-			t.Errorf("run %d is followed at %s, want %s", i, r.prefetchAt, want)
+		if !r.inLoop.prefetchAt.Equal(want) {
+			t.Errorf("run %d is followed at %s, want %s", i, r.inLoop.prefetchAt, want)
 		}
 	}
 }

@@ -300,8 +300,8 @@ func (l *Loop) runDue(now time.Time) time.Duration {
 func (l *Loop) untilNext(now time.Time) time.Duration {
 	next := l.extendAt
 	for _, r := range l.begun {
-		if r.prefetchAt.After(now) {
-			next = Earlier(next, r.prefetchAt)
+		if r.inLoop.prefetchAt.After(now) {
+			next = Earlier(next, r.inLoop.prefetchAt)
 		}
 	}
 	if at, ok := l.batcher.Wake(len(l.slots)); ok {

@@ -88,7 +88,7 @@ func TestCancelledPoisonItemIsNotDeadLettered(t *testing.T) {
 	if err := l.ledger.admit(it); err != nil {
 		t.Fatal(err)
 	}
-	r := &run{Items: l.Items, items: []*Item{it}, records: crashes, wanted: 1, cancel: func() {}}
+	r := &run{Items: l.Items, items: []*Item{it}, records: crashes, inLoop: runInLoop{wanted: 1}, cancel: func() {}}
 	it.run, it.cancelled = r, make(chan struct{})
 	if err := l.ledger.move(it, running, queued); err != nil {
 		t.Fatal(err)
