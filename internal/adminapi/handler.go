@@ -190,11 +190,8 @@ func (h *handler) health(_ context.Context, name string) error {
 	return h.Health()
 }
 
-// maxQuoted bounds how much of a path messages repeat, in runes.
-const maxQuoted = 80
-
 func notFound(w http.ResponseWriter, r *http.Request) {
-	transport.WriteFault(w, fault.Newf(fault.NotFound, "there is nothing at %.*q; this is the admin port, inference has another", maxQuoted, r.URL.Path))
+	transport.WriteFault(w, fault.Newf(fault.NotFound, "there is nothing at %.*q; this is the admin port, inference has another", fault.MaxQuoted, r.URL.Path))
 }
 
 // pagePath is the path of the page about models; its files are in the folder page.

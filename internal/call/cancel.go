@@ -67,7 +67,7 @@ const canonicalIDLength = 36
 func parseID(text string) (pipeline.RequestID, *fault.Fault) {
 	id, err := uuid.Parse(text)
 	if err != nil || len(text) != canonicalIDLength {
-		return "", fault.InField(fault.InvalidRequest, "request_id", "%.*q is not a UUID", shown, text)
+		return "", fault.InField(fault.InvalidRequest, "request_id", "%.*q is not a UUID", fault.MaxQuoted, text)
 	}
 	return pipeline.RequestID(id.String()), nil
 }

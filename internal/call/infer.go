@@ -491,7 +491,7 @@ func (s *Service) logFailure(id pipeline.RequestID, r *request.Request, f *fault
 	if f.Reason == fault.Internal {
 		level = slog.LevelError
 	}
-	s.settings.Logger.With(tracing.LogIDs(span)...).Log(context.Background(), level, "request failed", "request_id", id, "pipeline", fmt.Sprintf("%.*s", shown, r.Pipeline),
+	s.settings.Logger.With(tracing.LogIDs(span)...).Log(context.Background(), level, "request failed", "request_id", id, "pipeline", fmt.Sprintf("%.*s", fault.MaxQuoted, r.Pipeline),
 		"reason", f.Reason, "error", f, "cause", f.Unwrap())
 	return f.WithMetadata(requestIDKey, string(id))
 }

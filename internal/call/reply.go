@@ -176,7 +176,7 @@ func selectOutputs(parts []payload.Part, names []string) ([]payload.Part, error)
 	for _, name := range names {
 		part, ok := payload.Find(parts, name)
 		if !ok {
-			return nil, fault.InField(fault.InvalidRequest, "outputs", "the pipeline has no output %.*q", shown, name)
+			return nil, fault.InField(fault.InvalidRequest, "outputs", "the pipeline has no output %.*q", fault.MaxQuoted, name)
 		}
 		out = append(out, part)
 	}

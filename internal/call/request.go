@@ -15,9 +15,6 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-// shown is how much of a caller's text a message repeats, in runes.
-const shown = 80
-
 // CheckRequest checks all of a request to a pipeline that needs no other part of the mesh.
 func (s *Service) CheckRequest(r *request.Request, p *pipeline.Pipeline) *fault.Fault {
 	_, f := s.check("", r, p, time.Now())
@@ -122,18 +119,18 @@ func (s *Service) checkOptions(r *request.Request) *fault.Fault {
 	}
 	for i, name := range r.Outputs { // each name is a copy of its output in the response
 		if slices.Contains(r.Outputs[:i], name) {
-			return fault.InField(fault.InvalidRequest, "outputs", "%.*q is named twice", shown, name)
+			return fault.InField(fault.InvalidRequest, "outputs", "%.*q is named twice", fault.MaxQuoted, name)
 		}
 	}
 	for name, step := range r.Steps {
 		if err := step.Model.Validate(); err != nil {
-			field := fmt.Sprintf("steps.%.*s.model", shown, name)
+			field := fmt.Sprintf("steps.%.*s.model", fault.MaxQuoted, name)
 			return fault.InField(fault.InvalidRequest, field, "%w", err)
 		}
 	}
 	for key := range r.Metadata {
 		if !slices.Contains(s.settings.Metadata, key) {
-			return fault.InField(fault.InvalidRequest, fmt.Sprintf("metadata.%.*s", shown, key), "is not in gateway.metadata")
+			return fault.InField(fault.InvalidRequest, fmt.Sprintf("metadata.%.*s", fault.MaxQuoted, key), "is not in gateway.metadata")
 		}
 	}
 	return nil
@@ -143,7 +140,7 @@ func (s *Service) checkOptions(r *request.Request) *fault.Fault {
 func durabilityOf(r *request.Request, p *pipeline.Pipeline) (pipeline.Durability, *fault.Fault) {
 	d := cmp.Or(r.Durability, p.Durability, pipeline.Memory)
 	if d != pipeline.Memory && d != pipeline.File {
-		return "", fault.Newf(fault.NotSupported, "durability %.*q is not served by this version; use memory or file", shown, d)
+		return "", fault.Newf(fault.NotSupported, "durability %.*q is not served by this version; use memory or file", fault.MaxQuoted, d)
 	}
 	return d, nil
 }

@@ -148,7 +148,7 @@ func (s *Service) RequestOf(ctx context.Context, k request.Key) (string, error) 
 	case err != nil:
 		return "", store.Unavailable(err)
 	case record.Claim == nil:
-		return "", fault.Newf(fault.NotFound, "no request of pipeline %.*s has the idempotency key: it has not come yet, was rejected, or is past its retention", shown, k.Pipeline)
+		return "", fault.Newf(fault.NotFound, "no request of pipeline %.*s has the idempotency key: it has not come yet, was rejected, or is past its retention", fault.MaxQuoted, k.Pipeline)
 	}
 	return string(record.Claim.RequestID), nil
 }

@@ -44,7 +44,7 @@ func (e *ExpiresAfter) seconds(field string, longest time.Duration) (int64, *fau
 	case e == nil:
 		return most, nil
 	case e.Anchor != "created_at":
-		return 0, fault.InField(fault.InvalidRequest, field+".anchor", "%.*q; only created_at is possible", shown, e.Anchor)
+		return 0, fault.InField(fault.InvalidRequest, field+".anchor", "%.*q; only created_at is possible", fault.MaxQuoted, e.Anchor)
 	case e.Seconds < int64(minFileAge/time.Second) || e.Seconds > most:
 		return 0, fault.InField(fault.InvalidRequest, field+".seconds", "%d, from %d to %d are possible", e.Seconds, int64(minFileAge/time.Second), most)
 	}
@@ -176,7 +176,7 @@ func newInputFile(size int64, longest time.Duration, describe func() (FileOption
 		return nil, err
 	}
 	if options.Purpose != purposeBatch {
-		return nil, fault.InField(fault.InvalidRequest, "purpose", "%.*q; only %s is possible", shown, options.Purpose, purposeBatch)
+		return nil, fault.InField(fault.InvalidRequest, "purpose", "%.*q; only %s is possible", fault.MaxQuoted, options.Purpose, purposeBatch)
 	}
 	seconds, f := options.ExpiresAfter.seconds("expires_after", longest)
 	if f != nil {
@@ -233,7 +233,7 @@ func idOf(record any) string {
 }
 
 func noRecord(kind, id string) error {
-	return fault.Newf(fault.NotFound, "there is no %s %.*q: it never was, is another tenant's, or has expired", kind, shown, id)
+	return fault.Newf(fault.NotFound, "there is no %s %.*q: it never was, is another tenant's, or has expired", kind, fault.MaxQuoted, id)
 }
 
 func (s *Service) getFile(ctx context.Context, id string) (file store.FileRecord, err error) {
@@ -351,15 +351,15 @@ func (s *Service) CreateBatch(ctx context.Context, in NewBatch) (*store.Batch, e
 	window, err := time.ParseDuration(in.CompletionWindow)
 	switch {
 	case err != nil || window < time.Second || window > store.BatchWindow:
-		return nil, fault.InField(fault.InvalidRequest, "completion_window", "%.*q; it is 24h, or as short as 1s", shown, in.CompletionWindow)
+		return nil, fault.InField(fault.InvalidRequest, "completion_window", "%.*q; it is 24h, or as short as 1s", fault.MaxQuoted, in.CompletionWindow)
 	case !strings.HasPrefix(in.Endpoint, "/") || len(in.Endpoint) > maxEndpoint:
-		return nil, fault.InField(fault.InvalidRequest, "endpoint", "%.*q is not a path such as /v1/chat/completions, of at most %d bytes", shown, in.Endpoint, maxEndpoint)
+		return nil, fault.InField(fault.InvalidRequest, "endpoint", "%.*q is not a path such as /v1/chat/completions, of at most %d bytes", fault.MaxQuoted, in.Endpoint, maxEndpoint)
 	case len(in.Metadata) > maxMetadata:
 		return nil, fault.InField(fault.InvalidRequest, "metadata", "%d keys; at most %d are possible", len(in.Metadata), maxMetadata)
 	}
 	for key, value := range in.Metadata {
 		if utf8.RuneCountInString(key) > maxMetadataKey || utf8.RuneCountInString(value) > maxMetadataValue {
-			return nil, fault.InField(fault.InvalidRequest, "metadata", "%.*q: a key has at most %d characters, a value %d", shown, key, maxMetadataKey, maxMetadataValue)
+			return nil, fault.InField(fault.InvalidRequest, "metadata", "%.*q: a key has at most %d characters, a value %d", fault.MaxQuoted, key, maxMetadataKey, maxMetadataValue)
 		}
 	}
 	if _, f := s.queueFor(budget.TenantOf(ctx), s.settings.Batches.Queue); f != nil {

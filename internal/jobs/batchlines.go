@@ -131,17 +131,17 @@ func (c *batchCheck) check(number int, text []byte) {
 		param := strings.Join(slices.Collect(ofType.JSONPointer.Tokens()), ".")
 		c.fail(number, "invalid_type", param, "The line has a value of the wrong type, %s.", ofType.JSONKind)
 	case errors.As(err, &syntax):
-		c.fail(number, "invalid_json_line", "", "The line is not valid JSON at byte %d: %.*s.", syntax.ByteOffset, shown, syntax.Err)
+		c.fail(number, "invalid_json_line", "", "The line is not valid JSON at byte %d: %.*s.", syntax.ByteOffset, fault.MaxQuoted, syntax.Err)
 	case err != nil:
-		c.fail(number, "invalid_json_line", "", "The line is not valid JSON: %.*s.", shown, err)
+		c.fail(number, "invalid_json_line", "", "The line is not valid JSON: %.*s.", fault.MaxQuoted, err)
 	case line.CustomID == "":
 		c.fail(number, missing, "custom_id", "custom_id is missing.")
 	case isAgain:
-		c.fail(number, "duplicate_custom_id", "custom_id", "An earlier line has the custom_id %.*q.", shown, line.CustomID)
+		c.fail(number, "duplicate_custom_id", "custom_id", "An earlier line has the custom_id %.*q.", fault.MaxQuoted, line.CustomID)
 	case line.Method != http.MethodPost:
-		c.fail(number, "invalid_method", "method", "The method is %.*q, not POST.", shown, line.Method)
+		c.fail(number, "invalid_method", "method", "The method is %.*q, not POST.", fault.MaxQuoted, line.Method)
 	case line.URL != c.endpoint:
-		c.fail(number, "invalid_url", "url", "The url is %.*q, and the endpoint of the batch %.*q.", shown, line.URL, shown, c.endpoint)
+		c.fail(number, "invalid_url", "url", "The url is %.*q, and the endpoint of the batch %.*q.", fault.MaxQuoted, line.URL, fault.MaxQuoted, c.endpoint)
 	case line.Body.Model == "":
 		c.fail(number, missing, "body.model", "body.model is missing.")
 	case line.Body.Stream:

@@ -171,9 +171,6 @@ func (s *Service) SetQueues(queues map[pipeline.QueueName]Queue) {
 // ServesJobs reports whether there are queues.
 func (s *Service) ServesJobs() bool { return len(*s.queues.Load()) > 0 }
 
-// shown is how much of a caller's text a message repeats, in runes.
-const shown = 80
-
 // Bounds of a job's attributes. Texts are in bytes.
 const (
 	maxAttributes    = 16
@@ -354,7 +351,7 @@ func (s *Service) unknownQueue(tenant string, name pipeline.QueueName) *fault.Fa
 	if len(names) > 0 {
 		known = "there are " + strings.Trim(fmt.Sprint(names), "[]")
 	}
-	return fault.Newf(fault.UnknownQueue, "there is no queue %.*q; %s", shown, string(name), known)
+	return fault.Newf(fault.UnknownQueue, "there is no queue %.*q; %s", fault.MaxQuoted, string(name), known)
 }
 
 // requireQueue returns a fault if a queue is neither there, nor one that was and that the broker
@@ -439,7 +436,7 @@ func (s *Service) checkOptions(in *inferencev1.SubmitJobRequest, q *Queue, now t
 	}
 	for key, value := range in.GetAttributes() {
 		if key == "" || len(key) > maxAttributeText || len(value) > maxAttributeText || !utf8.ValidString(key+value) {
-			return bad("attributes", "%.*q: a key and a value are UTF-8 of at most %d bytes", shown, key, maxAttributeText)
+			return bad("attributes", "%.*q: a key and a value are UTF-8 of at most %d bytes", fault.MaxQuoted, key, maxAttributeText)
 		}
 	}
 	if in.GetWebhook() != "" {

@@ -96,7 +96,7 @@ func (s *Service) await(ctx context.Context, wait time.Duration, subjects string
 func (s *Service) jobID(ctx context.Context, text string) (pipeline.JobID, *fault.Fault) {
 	id, err := pipeline.ParseJobID(text)
 	if err != nil {
-		return id, fault.InField(fault.InvalidRequest, "id", "%.*q: %w", shown, text, err)
+		return id, fault.InField(fault.InvalidRequest, "id", "%.*q: %w", fault.MaxQuoted, text, err)
 	}
 	return id, s.requireQueue(ctx, id.Queue)
 }

@@ -132,7 +132,7 @@ func (w *jobWatch) parse(after string) *fault.Fault {
 	for i, text := range texts {
 		n, err := strconv.ParseUint(text, 10, 64)
 		if len(texts) == 1 || len(texts) > len(numbers) || err != nil {
-			return fault.InField(fault.InvalidRequest, "after", "%.*q is not the ID of an event, such as 1.7", shown, after)
+			return fault.InField(fault.InvalidRequest, "after", "%.*q is not the ID of an event, such as 1.7", fault.MaxQuoted, after)
 		}
 		*numbers[i] = n
 	}

@@ -195,7 +195,7 @@ func (r *Registry) AwaitSwitch(ctx context.Context, name model.ID) (alias *meshv
 		return err != nil || alias.GetTarget() == nil
 	})
 	if !isSwitched {
-		return nil, fault.Newf(fault.ModelLoading, "alias %.*q waits for model %.*q to be loaded", shown, string(name), shown, alias.GetTarget().GetModel()).WithRetryAfter(time.Second)
+		return nil, fault.Newf(fault.ModelLoading, "alias %.*q waits for model %.*q to be loaded", fault.MaxQuoted, string(name), fault.MaxQuoted, alias.GetTarget().GetModel()).WithRetryAfter(time.Second)
 	}
 	return alias, err
 }
@@ -248,7 +248,7 @@ func (r *Registry) checkModels(ctx context.Context, in AliasChange, autoDelete b
 		case m == nil:
 			return Unknown(id)
 		case stage != "" && m.Stage != stage:
-			return fault.InField(fault.InvalidRequest, "route", "model %.*q is one of stage %s, and others of the route are of stage %s", shown, string(id), m.Stage, stage)
+			return fault.InField(fault.InvalidRequest, "route", "model %.*q is one of stage %s, and others of the route are of stage %s", fault.MaxQuoted, string(id), m.Stage, stage)
 		}
 		if stage = m.Stage; string(id) == in.Route.GetModel() {
 			first = m
@@ -273,9 +273,9 @@ func (in AliasChange) check(before *meshv1.Alias) error {
 	case !exists:
 		return nil
 	case before.GetOwner() != in.Owner:
-		return fault.Newf(fault.AliasConflict, "alias %.*q has another owner", shown, string(in.Name))
+		return fault.Newf(fault.AliasConflict, "alias %.*q has another owner", fault.MaxQuoted, string(in.Name))
 	case in.ExpectModel != "" && now != string(in.ExpectModel):
-		return fault.Newf(fault.AliasConflict, "alias %.*q points at %.*q, and %.*q was expected", shown, string(in.Name), shown, now, shown, string(in.ExpectModel))
+		return fault.Newf(fault.AliasConflict, "alias %.*q points at %.*q, and %.*q was expected", fault.MaxQuoted, string(in.Name), fault.MaxQuoted, now, fault.MaxQuoted, string(in.ExpectModel))
 	}
 	return nil
 }

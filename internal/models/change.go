@@ -168,7 +168,7 @@ func (r *Registry) Register(ctx context.Context, in Registration) (created bool,
 				m.LastUse = now.Add(-unusedFor)
 			}
 		case m.Model != in.Model:
-			return edit{}, fault.Newf(fault.ModelExists, "model %.*q is registered with other attributes, and never changes; choose another ID, or unregister it first", shown, string(in.ID))
+			return edit{}, fault.Newf(fault.ModelExists, "model %.*q is registered with other attributes, and never changes; choose another ID, or unregister it first", fault.MaxQuoted, string(in.ID))
 		case m.AutoDelete || !in.AutoDelete:
 			return edit{}, nil
 		}
@@ -257,7 +257,7 @@ func (r *Registry) isPointedAt(id model.ID) bool {
 }
 
 func inUse(id model.ID) *fault.Fault {
-	return fault.Newf(fault.ModelInUse, "an alias points at model %.*q; change or delete it first, stagemesh aliases list shows it", shown, string(id))
+	return fault.Newf(fault.ModelInUse, "an alias points at model %.*q; change or delete it first, stagemesh aliases list shows it", fault.MaxQuoted, string(id))
 }
 
 // SetStageSettings replaces the settings of a stage. Those of the mesh file count where they

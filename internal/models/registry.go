@@ -468,16 +468,13 @@ func (r *Registry) StageSettings(stage pipeline.StageName) *meshv1.ModelSettings
 	return out
 }
 
-// shown is how much of a caller's text a message repeats, in runes.
-const shown = 80
-
 // Unknown returns the fault UNKNOWN_MODEL.
 func Unknown(id model.ID) *fault.Fault {
-	return fault.Newf(fault.UnknownModel, "there is no model %.*q", shown, string(id))
+	return fault.Newf(fault.UnknownModel, "there is no model %.*q", fault.MaxQuoted, string(id))
 }
 
 func unknownAlias(name model.ID) *fault.Fault {
-	return fault.Newf(fault.UnknownModel, "there is no alias %.*q", shown, string(name))
+	return fault.Newf(fault.UnknownModel, "there is no alias %.*q", fault.MaxQuoted, string(name))
 }
 
 // encode returns the value of a record.

@@ -72,7 +72,7 @@ func ValidateSettings(within string, s *meshv1.ModelSettings) error {
 		return invalid("types", "%d types, at most %d are possible", n, maxTypes)
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.GetTypes())) {
-		field := fmt.Sprintf("types.%.*s", shown, name)
+		field := fmt.Sprintf("types.%.*s", fault.MaxQuoted, name)
 		labels := slices.Concat(s.GetTypes()[name].GetRequired(), s.GetTypes()[name].GetPreferred())
 		if len(labels) > maxLabels {
 			return invalid(field, "%d labels, at most %d are possible", len(labels), maxLabels)

@@ -17,9 +17,6 @@ import (
 // ContentType is the parameter of a tensor that has the media type of a blob.
 const ContentType = "content_type"
 
-// maxQuoted bounds how much of a message's own names errors repeat, in runes.
-const maxQuoted = 80
-
 // AsTensor returns a part as a tensor: a blob is one element of bytes.
 func AsTensor(p payload.Part) payload.Part {
 	if p.Tensor != nil {
@@ -100,7 +97,7 @@ func ParametersOf(field string, in map[string]*oipv2.InferParameter) (payload.Pa
 	for name, p := range in {
 		value, ok := valueOf(p)
 		if !ok {
-			return nil, fault.InField(fault.InvalidRequest, field, "%.*q has no value", maxQuoted, name)
+			return nil, fault.InField(fault.InvalidRequest, field, "%.*q has no value", fault.MaxQuoted, name)
 		}
 		out[name] = value
 	}
@@ -173,7 +170,7 @@ func Contents(d tensor.Datatype, shape []int64, c *oipv2.InferTensorContents, re
 	case tensor.FP16, tensor.BF16:
 		err = errors.New("has no typed contents; send it in raw_input_contents")
 	default:
-		err = fmt.Errorf("datatype %.*q is unknown", maxQuoted, d)
+		err = fmt.Errorf("datatype %.*q is unknown", fault.MaxQuoted, d)
 	}
 	return out, err
 }

@@ -200,20 +200,17 @@ func (s *Store) Ready() error {
 	return err
 }
 
-// shown is how much of a caller's text a message repeats, in runes.
-const shown = 80
-
 // HasImplicit reports whether there are pipelines of single stages, models and aliases.
 func (s *Store) HasImplicit() bool { return !s.noImplicit }
 
 // Resolve returns the pipeline of that name, or the implicit one of "stage:<name>".
 func (s *Store) Resolve(name string) (pipeline.Pipeline, *fault.Fault) {
 	if s.noImplicit && strings.Contains(name, ":") { // no name of a pipeline has one
-		return pipeline.Pipeline{}, fault.Newf(fault.UnknownPipeline, "pipeline %.*q: gateway.stage_pipelines is off; call a pipeline by its name", shown, name)
+		return pipeline.Pipeline{}, fault.Newf(fault.UnknownPipeline, "pipeline %.*q: gateway.stage_pipelines is off; call a pipeline by its name", fault.MaxQuoted, name)
 	}
 	if stage, implicit := pipeline.StageOf(pipeline.Name(name)); implicit {
 		if err := pipeline.ValidName("stage", string(stage)); err != nil {
-			return pipeline.Pipeline{}, fault.Newf(fault.UnknownPipeline, "pipeline %.*q: %w", shown, name, err)
+			return pipeline.Pipeline{}, fault.Newf(fault.UnknownPipeline, "pipeline %.*q: %w", fault.MaxQuoted, name, err)
 		}
 		return pipeline.OfStage(stage), nil
 	}
@@ -254,7 +251,7 @@ func (s *Store) find(name pipeline.Name) (*Entry, *fault.Fault) {
 // unknown is the fault of a name without a pipeline. It lists those that exist.
 func (s *Store) unknown(name pipeline.Name) *fault.Fault {
 	served, _ := s.current()
-	return fault.Newf(fault.UnknownPipeline, "there is no pipeline %.*q; there is %s", shown, name, listed(slices.Sorted(maps.Keys(served))))
+	return fault.Newf(fault.UnknownPipeline, "there is no pipeline %.*q; there is %s", fault.MaxQuoted, name, listed(slices.Sorted(maps.Keys(served))))
 }
 
 // Label returns a metric's label for a request that names a pipeline. It has only as

@@ -15,9 +15,6 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-// shown is how much of a caller's text a message repeats, in runes.
-const shown = 80
-
 // FromProto converts a request, or returns why it is not valid. The inputs share the
 // message's bytes.
 func FromProto(in *inferencev1.InferRequest) (*Request, error) {
@@ -77,7 +74,7 @@ func stepsFromProto(in map[string]*inferencev1.StepOptions) (map[pipeline.StepNa
 	}
 	out := make(map[pipeline.StepName]pipeline.StepOptions, len(in))
 	for name, options := range in {
-		params, err := parametersFromProto(fmt.Sprintf("steps.%.*s.parameters", shown, name), options.GetParameters())
+		params, err := parametersFromProto(fmt.Sprintf("steps.%.*s.parameters", fault.MaxQuoted, name), options.GetParameters())
 		if err != nil {
 			return nil, err
 		}

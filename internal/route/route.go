@@ -155,7 +155,7 @@ func (r *Router) ModelOf(name string) (model.ID, *fault.Fault) {
 	ref, f := r.refOf(name, true)
 	if f == nil && ref == (payload.ModelRef{}) {
 		if _, f = r.pipelines.Resolve(name); f == nil {
-			f = fault.Newf(fault.NotSupported, "%.*q is a pipeline or a stage, and only models are loaded", shown, name)
+			f = fault.Newf(fault.NotSupported, "%.*q is a pipeline or a stage, and only models are loaded", fault.MaxQuoted, name)
 		}
 	}
 	if f != nil {
@@ -167,9 +167,6 @@ func (r *Router) ModelOf(name string) (model.ID, *fault.Fault) {
 	}
 	return m.ID, nil
 }
-
-// shown is how much of a caller's text a message repeats, in runes.
-const shown = 80
 
 // Load has a host load the model, if none has it, and waits for that.
 func (r *Router) Load(ctx context.Context, id model.ID) error {

@@ -24,9 +24,6 @@ import (
 // firstRead is the least buffer for a body.
 const firstRead = 8 << 10
 
-// maxQuoted bounds how much of a caller's own text messages repeat, in runes.
-const maxQuoted = 80
-
 // TooLarge returns the fault of a request over the limit, in bytes.
 func TooLarge(limit int64) *fault.Fault {
 	return fault.Newf(fault.PayloadTooLarge, "the request is larger than this gateway's limit of %d bytes", limit).
@@ -58,7 +55,7 @@ func contentEncoding(r *http.Request) string {
 // CheckEncoding rejects compressed bodies.
 func CheckEncoding(r *http.Request) error {
 	if encoding := contentEncoding(r); encoding != "" {
-		return fault.Newf(fault.UnsupportedMedia, "Content-Encoding %.*q is not accepted; send the body as it is", maxQuoted, encoding)
+		return fault.Newf(fault.UnsupportedMedia, "Content-Encoding %.*q is not accepted; send the body as it is", fault.MaxQuoted, encoding)
 	}
 	return nil
 }
@@ -90,7 +87,7 @@ func ReadEncodedBody(from io.Reader, r *http.Request, limit int64) ([]byte, erro
 		return ReadBody(from, r.ContentLength, limit)
 	case encodingGzip, "x-gzip", encodingDeflate:
 	default:
-		return nil, fault.Newf(fault.UnsupportedMedia, "Content-Encoding %.*q is not accepted; send the body in gzip, deflate, or as it is", maxQuoted, encoding)
+		return nil, fault.Newf(fault.UnsupportedMedia, "Content-Encoding %.*q is not accepted; send the body in gzip, deflate, or as it is", fault.MaxQuoted, encoding)
 	}
 	if err := account.Reserve(inflaterBytes); err != nil {
 		return nil, err
@@ -197,7 +194,7 @@ func formFault(err error) error {
 		return ReadFault(err)
 	}
 	// The library's error may quote a line of the form.
-	return fault.Newf(fault.InvalidRequest, "the form cannot be read: %.*s", maxQuoted, err)
+	return fault.Newf(fault.InvalidRequest, "the form cannot be read: %.*s", fault.MaxQuoted, err)
 }
 
 // limitMessage bounds the bodies of one message that reach next, and how long a caller may

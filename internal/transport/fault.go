@@ -52,7 +52,7 @@ func WrongMethod(w http.ResponseWriter, r *http.Request, methods ...string) *fau
 	slices.Sort(methods)
 	allowed := strings.Join(methods, ", ")
 	w.Header().Set("Allow", allowed)
-	return fault.Newf(fault.InvalidRequest, "%.*q is %s, not %.*s", maxQuoted, r.URL.Path, allowed, maxQuoted, r.Method)
+	return fault.Newf(fault.InvalidRequest, "%.*q is %s, not %.*s", fault.MaxQuoted, r.URL.Path, allowed, fault.MaxQuoted, r.Method)
 }
 
 // ReadOnly returns a handler that passes GET and HEAD to next.

@@ -280,7 +280,7 @@ func newGRPCCall(ss grpc.ServerStream) (*grpcStream, *Call, error) {
 	case "application/grpc+json", "application/grpc;json":
 		s.codec = jsonCodec("json", s.settings.MaxMessageBytes)
 	default:
-		return nil, nil, fault.Newf(fault.UnsupportedMedia, "messages of %.*q are not accepted; use proto or json", maxQuoted, kind)
+		return nil, nil, fault.Newf(fault.UnsupportedMedia, "messages of %.*q are not accepted; use proto or json", fault.MaxQuoted, kind)
 	}
 	method, _ := grpc.MethodFromServerStream(ss)
 	out := &Call{

@@ -29,6 +29,9 @@ import (
 // Domain is the domain of the google.rpc.ErrorInfo that carries a reason.
 const Domain = "stagemesh"
 
+// MaxQuoted bounds how much of a caller's own text a message repeats, in runes: %.*q.
+const MaxQuoted = 80
+
 // Violation is one field that is not valid, and why.
 type Violation struct {
 	// Field is a path such as "inputs.pixels.shape".

@@ -225,7 +225,7 @@ func noString(f oipjson.Field) error {
 }
 
 func wrongInput(field, format string, args ...any) error {
-	return fault.InField(fault.InvalidInput, fmt.Sprintf("%.*s", maxQuoted, field), format, args...)
+	return fault.InField(fault.InvalidInput, fmt.Sprintf("%.*s", fault.MaxQuoted, field), format, args...)
 }
 
 // Adapt returns the request, whose only input is JSON or MessagePack without a name, with the inputs

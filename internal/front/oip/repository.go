@@ -123,7 +123,7 @@ func (h *rest) readOptional(w http.ResponseWriter, r *http.Request, into any) er
 	}
 	for name, value := range members {
 		if string(value) == "null" {
-			return invalid("body", "%.*q is null; leave it out", maxQuoted, name)
+			return invalid("body", "%.*q is null; leave it out", fault.MaxQuoted, name)
 		}
 	}
 	if err := json.Unmarshal(data, into); err != nil {

@@ -49,7 +49,7 @@ func (h *rest) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	at, ok := h.find(strings.TrimPrefix(r.URL.EscapedPath(), Root))
 	switch {
 	case !ok:
-		writeFault(w, fault.Newf(fault.NotFound, "there is nothing at %.*q; a model is at %s/models/<pipeline>", maxQuoted, r.URL.Path, Root), 0)
+		writeFault(w, fault.Newf(fault.NotFound, "there is nothing at %.*q; a model is at %s/models/<pipeline>", fault.MaxQuoted, r.URL.Path, Root), 0)
 	case r.Method != at.method:
 		writeFault(w, transport.WrongMethod(w, r, at.method), http.StatusMethodNotAllowed)
 	default:
@@ -340,7 +340,7 @@ func split(data []byte, length string) (text, binary []byte, err error) {
 	}
 	n, err := strconv.ParseUint(length, 10, 63)
 	if err != nil || n > uint64(len(data)) {
-		return nil, nil, invalid(transport.HeaderJSONLength, "%.*q is not a length within a body of %d bytes", maxQuoted, length, len(data))
+		return nil, nil, invalid(transport.HeaderJSONLength, "%.*q is not a length within a body of %d bytes", fault.MaxQuoted, length, len(data))
 	}
 	return data[:n], data[n:], nil
 }

@@ -30,8 +30,6 @@ const (
 	onlyVersion = "1"
 	serverName  = "stagemesh"
 	platform    = "stagemesh_pipeline"
-	// maxQuoted bounds how much of a caller's own name messages repeat, in runes.
-	maxQuoted = 80
 	// maxInFlight is how many requests of one stream are in flight at a time.
 	maxInFlight = 64
 )
@@ -174,7 +172,7 @@ func checkVersion(name, version string) error {
 	if version == "" || version == onlyVersion {
 		return nil
 	}
-	return fault.Newf(fault.NotFound, "model %.*q has no version %.*q; its only one is %s", maxQuoted, name, maxQuoted, version, onlyVersion)
+	return fault.Newf(fault.NotFound, "model %.*q has no version %.*q; its only one is %s", fault.MaxQuoted, name, fault.MaxQuoted, version, onlyVersion)
 }
 
 // isUnknown reports whether the error is that there is no such model.

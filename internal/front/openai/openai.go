@@ -67,13 +67,10 @@ func New(batches *jobs.Service, s transport.Settings) http.Handler {
 		})
 	}
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		WriteError(w, fault.Newf(fault.NotFound, "there is no %.*s %.*q", maxQuoted, r.Method, maxQuoted, r.URL.Path))
+		WriteError(w, fault.Newf(fault.NotFound, "there is no %.*s %.*q", fault.MaxQuoted, r.Method, fault.MaxQuoted, r.URL.Path))
 	})
 	return transport.WithStallTimeout(mux, s.StallTimeout)
 }
-
-// maxQuoted bounds how much of a caller's own text messages repeat, in runes.
-const maxQuoted = 80
 
 // serveFunc returns what is answered as JSON, nil if it has answered itself.
 type serveFunc func(http.ResponseWriter, *http.Request) (any, error)
@@ -202,7 +199,7 @@ func (f *form) options(filename string) (jobs.FileOptions, error) {
 	}
 	n, err := strconv.ParseInt(seconds, 10, 64)
 	if err != nil {
-		return out, fault.InField(fault.InvalidRequest, "expires_after.seconds", "%.*q is not a whole number", maxQuoted, seconds)
+		return out, fault.InField(fault.InvalidRequest, "expires_after.seconds", "%.*q is not a whole number", fault.MaxQuoted, seconds)
 	}
 	out.ExpiresAfter = &jobs.ExpiresAfter{Anchor: anchor, Seconds: n}
 	return out, nil
@@ -244,13 +241,13 @@ func listOf[T any](list func(context.Context, jobs.ListOptions) (*jobs.Page[T], 
 		o := jobs.ListOptions{After: query.Get("after"), Purpose: query.Get("purpose"), Limit: defaultLimit}
 		order := query.Get("order")
 		if query.Has("order") && order != "asc" && order != "desc" {
-			return nil, fault.InField(fault.InvalidRequest, "order", "%.*q; use asc or desc", maxQuoted, order)
+			return nil, fault.InField(fault.InvalidRequest, "order", "%.*q; use asc or desc", fault.MaxQuoted, order)
 		}
 		o.Ascending = order == "asc"
 		if text := query.Get("limit"); query.Has("limit") {
 			var err error
 			if o.Limit, err = strconv.Atoi(text); err != nil || o.Limit < 1 || o.Limit > maxLimit {
-				return nil, fault.InField(fault.InvalidRequest, "limit", "%.*q, from 1 to %d are possible", maxQuoted, text, maxLimit)
+				return nil, fault.InField(fault.InvalidRequest, "limit", "%.*q, from 1 to %d are possible", fault.MaxQuoted, text, maxLimit)
 			}
 		}
 		return list(r.Context(), o)
@@ -267,7 +264,7 @@ func (h *handler) createBatch(w http.ResponseWriter, r *http.Request) (any, erro
 	}
 	var in jobs.NewBatch
 	if err := json.Unmarshal(data, &in); err != nil {
-		return nil, fault.Newf(fault.InvalidRequest, "the body is not a batch in JSON: %.*s", maxQuoted, err)
+		return nil, fault.Newf(fault.InvalidRequest, "the body is not a batch in JSON: %.*s", fault.MaxQuoted, err)
 	}
 	return h.batches.CreateBatch(r.Context(), in)
 }

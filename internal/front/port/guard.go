@@ -62,7 +62,7 @@ func (p *Port) identify(h transport.Head) (transport.Caller, error) {
 	case isProbe, isOpen, !withTokens && (!p.IsPrivate || config.IsLoopback(h.Host)):
 		return transport.Caller{IsAnonymous: isProbe || isOpen && withTokens}, nil
 	case !withTokens:
-		return transport.Caller{}, fault.Newf(fault.Unauthenticated, "without %s this port answers those who call it by a loopback address, not %.*q", p.TokensKey, maxQuoted, h.Host)
+		return transport.Caller{}, fault.Newf(fault.Unauthenticated, "without %s this port answers those who call it by a loopback address, not %.*q", p.TokensKey, fault.MaxQuoted, h.Host)
 	}
 	token, ok := credentials.BearerToken(h.Header("authorization"))
 	if !ok {

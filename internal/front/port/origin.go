@@ -20,9 +20,6 @@ const preflightAge = 2 * time.Hour
 
 const anyOrigin = "*"
 
-// maxQuoted bounds how much of a caller's own text messages repeat, in runes.
-const maxQuoted = 80
-
 // CheckOrigins returns what is wrong with a list of origins, each error with its index in
 // allow_origins.
 func CheckOrigins(origins []string) []error {
@@ -79,7 +76,7 @@ func (p *Port) rejectOrigin(w http.ResponseWriter, r *http.Request) {
 }
 
 func foreignOrigin(origin string) *fault.Fault {
-	return fault.Newf(fault.PermissionDenied, "pages of the origin %.*q may not call this port; on the public port gateway.allow_origins lists those that may", maxQuoted, origin)
+	return fault.Newf(fault.PermissionDenied, "pages of the origin %.*q may not call this port; on the public port gateway.allow_origins lists those that may", fault.MaxQuoted, origin)
 }
 
 func withCORS(next http.Handler, origins []string) http.Handler {

@@ -171,7 +171,7 @@ func readOptions(r *http.Request) (*request.Request, error) {
 
 // NotFound is the fault of a path that nothing serves.
 func NotFound(path string) *fault.Fault {
-	return fault.Newf(fault.NotFound, "there is nothing at %.*q; inference is POST %s<pipeline>:infer, and :stream for an answer in events", maxQuoted, path, PipelinesPrefix)
+	return fault.Newf(fault.NotFound, "there is nothing at %.*q; inference is POST %s<pipeline>:infer, and :stream for an answer in events", fault.MaxQuoted, path, PipelinesPrefix)
 }
 
 // result answers with the stored result of a request. It may change, so no cache may store the
@@ -238,7 +238,7 @@ func (h *handler) stream(w http.ResponseWriter, r *http.Request, pipeline string
 // sendStream reads the request and sends its response.
 func (h *handler) sendStream(out *stream, w http.ResponseWriter, r *http.Request, pipeline string) error {
 	if last := strings.TrimSpace(r.Header.Get(lastEventID)); last != "" {
-		return invalid(lastEventID, fmt.Errorf("%.*q: streams cannot be resumed; send the request again without Last-Event-ID", maxQuoted, last))
+		return invalid(lastEventID, fmt.Errorf("%.*q: streams cannot be resumed; send the request again without Last-Event-ID", fault.MaxQuoted, last))
 	}
 	memory := budget.Of(r.Context(), h.settings.MaxPayload)
 	defer memory.Close()

@@ -124,7 +124,7 @@ func contentType(value string) (kind, error) {
 	var err error
 	out.media, out.params, err = mime.ParseMediaType(out.full)
 	if err != nil || !utf8.ValidString(out.full) {
-		return out, fault.Newf(fault.UnsupportedMedia, "Content-Type %.*q is not a media type", maxQuoted, out.full)
+		return out, fault.Newf(fault.UnsupportedMedia, "Content-Type %.*q is not a media type", fault.MaxQuoted, out.full)
 	}
 	if out.media == "application/x-www-form-urlencoded" {
 		return out, fault.New(fault.UnsupportedMedia, "application/x-www-form-urlencoded is not accepted (it is curl's default); name the body's own type, such as Content-Type: image/jpeg")
@@ -141,7 +141,7 @@ func (k kind) hasTensors(data []byte, isPacked bool) (bool, error) {
 	case form == "blob":
 		return false, nil
 	case form != "":
-		return false, fault.Newf(fault.UnsupportedMedia, "Content-Type has form=%.*q; there are tensors and blob", maxQuoted, form)
+		return false, fault.Newf(fault.UnsupportedMedia, "Content-Type has form=%.*q; there are tensors and blob", fault.MaxQuoted, form)
 	case isPacked:
 		return oipjson.DetectPacked(data), nil
 	}

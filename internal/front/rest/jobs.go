@@ -63,7 +63,7 @@ func (h *jobsHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	err := error(nil)
 	switch {
 	case len(methods) == 0:
-		err = fault.Newf(fault.NotFound, "there is nothing at %.*q; jobs are submitted by POST %s<queue>/jobs, and read at %s<id>", maxQuoted, r.URL.Path, QueuesPrefix, JobsPrefix)
+		err = fault.Newf(fault.NotFound, "there is nothing at %.*q; jobs are submitted by POST %s<queue>/jobs, and read at %s<id>", fault.MaxQuoted, r.URL.Path, QueuesPrefix, JobsPrefix)
 	case serve == nil:
 		transport.WriteFaultStatus(w, transport.WrongMethod(w, r, methods...), http.StatusMethodNotAllowed)
 		return
@@ -161,7 +161,7 @@ func takeJobQuery(in *inferencev1.SubmitJobRequest, raw string) (rest string, er
 			at, err := time.Parse(time.RFC3339, value)
 			in.Deadline = timestamppb.New(at)
 			if err != nil {
-				return fmt.Errorf("%.*q is not a time such as 2006-01-02T15:04:05Z", maxQuoted, value)
+				return fmt.Errorf("%.*q is not a time such as 2006-01-02T15:04:05Z", fault.MaxQuoted, value)
 			}
 		case key == "webhook":
 			in.Webhook = value

@@ -41,18 +41,18 @@ func takeHeader(out *request.Request, name, value string) (err error) {
 	switch name {
 	case transport.HeaderTimeout:
 		if out.Timeout, err = duration(value); err == nil && out.Timeout <= 0 {
-			err = fmt.Errorf("must be more than 0, got %.*q", maxQuoted, value)
+			err = fmt.Errorf("must be more than 0, got %.*q", fault.MaxQuoted, value)
 		}
 		return err
 	case transport.HeaderPriority:
 		n, err := strconv.ParseInt(value, 10, 32)
 		if err != nil {
-			return fmt.Errorf("%.*q is not a whole number of 32 bits", maxQuoted, value)
+			return fmt.Errorf("%.*q is not a whole number of 32 bits", fault.MaxQuoted, value)
 		}
 		out.Priority = int32(n)
 	case transport.HeaderDurability:
 		if out.Durability, err = pipeline.ParseDurability(value); err != nil {
-			return fmt.Errorf("%.*q: use memory or file", maxQuoted, value)
+			return fmt.Errorf("%.*q: use memory or file", fault.MaxQuoted, value)
 		}
 	case transport.HeaderIdempotencyKey:
 		if len(value) > request.MaxIdempotencyKey || !utf8.ValidString(value) {
@@ -62,7 +62,7 @@ func takeHeader(out *request.Request, name, value string) (err error) {
 	case transport.HeaderWaitForCapacity:
 		waits := value == "true"
 		if !waits && value != "false" {
-			return fmt.Errorf("%.*q: use true or false", maxQuoted, value)
+			return fmt.Errorf("%.*q: use true or false", fault.MaxQuoted, value)
 		}
 		out.WaitForCapacity = &waits
 	}
@@ -79,7 +79,7 @@ func duration(value string) (time.Duration, error) {
 		d, err = time.Duration(ms)*time.Millisecond, nil
 	}
 	if err != nil {
-		return 0, fmt.Errorf("%.*q is neither a duration such as 250ms nor whole milliseconds", maxQuoted, value)
+		return 0, fmt.Errorf("%.*q is neither a duration such as 250ms nor whole milliseconds", fault.MaxQuoted, value)
 	}
 	return d, nil
 }
@@ -132,7 +132,7 @@ func takeQuery(out *request.Request, key, value string) error {
 		}
 		for name := range strings.SplitSeq(value, ",") {
 			if name = strings.TrimSpace(name); name == "" {
-				return fmt.Errorf("%.*q names an output without a name", maxQuoted, value)
+				return fmt.Errorf("%.*q names an output without a name", fault.MaxQuoted, value)
 			}
 			out.Outputs = append(out.Outputs, name)
 		}
@@ -177,10 +177,7 @@ func with(p payload.Parameters, name, value string) payload.Parameters {
 	return p
 }
 
-// maxQuoted bounds how much of a caller's own text messages repeat, in runes.
-const maxQuoted = 80
-
 func invalid(field string, err error) error {
-	field = fmt.Sprintf("%.*s", maxQuoted, strings.ToValidUTF8(field, "\uFFFD"))
+	field = fmt.Sprintf("%.*s", fault.MaxQuoted, strings.ToValidUTF8(field, "\uFFFD"))
 	return fault.InField(fault.InvalidRequest, field, "%s", err)
 }
