@@ -147,7 +147,7 @@ func (a *Availability) enter(env *envelope.Envelope, tenant string) (*Admitted, 
 }
 
 func (a *Availability) count(env *envelope.Envelope, tenant string, slowest *Queue) *Admitted {
-	in := &Admitted{a, tenant, indexOf(env.Class()), make([]*Queue, len(env.Route)), slowest, false}
+	in := &Admitted{a, tenant, env.Class().Index(), make([]*Queue, len(env.Route)), slowest, false}
 	for i := range env.Route {
 		q := a.queue(queueKey{env.Route[i].Queue(), env.Durability})
 		if a.isShared {

@@ -39,11 +39,8 @@ type estimator struct {
 	inTime, late float64
 }
 
-// classes is the number of priority classes, in the order of pipeline.Classes.
-const classes = 3
-
 // perClass is a number for each class, the first served first.
-type perClass [classes]uint64
+type perClass [pipeline.ClassCount]uint64
 
 // upTo is the sum of the classes that are served no later than this one.
 func (p perClass) upTo(class int) uint64 {
@@ -134,7 +131,7 @@ func (e *estimator) observe(s sample) {
 	}
 	e.judge(before.own, s.own, took)
 	came := float64(s.last - before.last)
-	e.others = max(0, came-float64(s.after.sent.upTo(classes-1)-before.own.sent.upTo(classes-1))) / took
+	e.others = max(0, came-float64(s.after.sent.upTo(pipeline.ClassCount-1)-before.own.sent.upTo(pipeline.ClassCount-1))) / took
 	deleted := float64(s.after.deleted - before.own.deleted)
 	drained := max(0, came-deleted-(float64(s.total)-float64(before.total)))
 	e.learn(drained, took, isSaturated(before, s, drained, took), s.at)
@@ -196,7 +193,7 @@ func (e *estimator) rate(now time.Time) (perSecond float64, known bool) {
 // has by now: what the last sample had, what has come and left since, and what is about to come.
 func (e *estimator) items(class pipeline.Class, now time.Time) float64 {
 	since := now.Sub(e.last.at).Seconds()
-	i := indexOf(class)
+	i := class.Index()
 	came := float64(e.own.sent.upTo(i)-e.last.own.sent.upTo(i)) + e.others*min(since, othersSeconds)
 	left := float64(e.own.left() - e.last.own.left())
 	if rate, known := e.rate(now); known {
@@ -265,18 +262,7 @@ func (e *estimator) excessBytes(class pipeline.Class, now time.Time) float64 {
 // rest is for the classes above, and for items that stages forward to each other,
 // which nobody rejects. It rounds up, so that a small queue can be used.
 func shareOf(bound int64, class pipeline.Class) float64 {
-	return float64(bound - bound*int64(indexOf(class)+1)/10)
-}
-
-func indexOf(class pipeline.Class) int {
-	switch class {
-	case pipeline.High:
-		return 0
-	case pipeline.Low:
-		return 2
-	default:
-		return 1
-	}
+	return float64(bound - bound*int64(class.Index()+1)/10)
 }
 
 func durationOf(seconds float64) time.Duration {

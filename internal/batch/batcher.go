@@ -68,7 +68,7 @@ func (b *Batcher) Add(now time.Time, item Item) error {
 	}
 	e := b.newEntry()
 	b.added++
-	class := classIndex(item.Class)
+	class := item.Class.Index()
 	*e = entry{item: item, order: b.added, class: class, rank: item.Arrival.Add(time.Duration(class) * ClassLead), group: g}
 	b.entries[item.ID] = e
 	if g.items == 0 {

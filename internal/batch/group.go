@@ -16,7 +16,7 @@ type group struct {
 	traffic  traffic
 
 	// lines are the entries by class, deadlines those with one.
-	lines     [classes]queue
+	lines     [pipeline.ClassCount]queue
 	deadlines queue
 	items     int
 	rows      int
@@ -115,21 +115,6 @@ func (g *group) latestStart() (time.Time, bool) {
 		return time.Time{}, false
 	}
 	return earliest.item.Deadline.Add(-g.estimate.bound(g.rows)), true
-}
-
-// classes is the number of classes.
-const classes = 3
-
-// classIndex returns 0 for the class that is served first.
-func classIndex(c pipeline.Class) int {
-	switch c {
-	case pipeline.High:
-		return 0
-	case pipeline.Low:
-		return 2
-	default:
-		return 1
-	}
 }
 
 // entry is an item in the backlog, and its places there.

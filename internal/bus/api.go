@@ -309,7 +309,7 @@ func (b *Bus) Backlog(ctx context.Context, stage pipeline.StageName, d pipeline.
 		return Backlog{}, fmt.Errorf("queue of stage %s: %w", stage, err)
 	}
 	out := Backlog{
-		Epoch: epochOf(&answer), Taken: answer.TimeStamp, Classes: make(map[pipeline.Class]uint64, classCount),
+		Epoch: epochOf(&answer), Taken: answer.TimeStamp, Classes: make(map[pipeline.Class]uint64, pipeline.ClassCount),
 		Items: answer.State.Msgs, Bytes: answer.State.Bytes,
 		Last: answer.State.LastSeq, MaxItems: answer.Config.MaxMsgs, MaxBytes: answer.Config.MaxBytes,
 	}

@@ -32,10 +32,8 @@ type credit struct {
 }
 
 func newCredit(bound, queues int) credit {
-	return credit{bound: bound, queues: queues, classQueues: make([]classCredit, classCount*queues)}
+	return credit{bound: bound, queues: queues, classQueues: make([]classCredit, pipeline.ClassCount*queues)}
 }
-
-const classCount = 3
 
 // index returns the index of a queue's class.
 func (c *credit) index(class, queue int) int { return class*c.queues + queue }
@@ -68,7 +66,7 @@ type pullRequest struct {
 
 // use records whether a queue is pulled; none of its requests is open any more.
 func (c *credit) use(queue int, used bool) {
-	for class := range classCount {
+	for class := range pipeline.ClassCount {
 		i := c.index(class, queue)
 		c.close(i)
 		c.classQueues[i].used = used
@@ -81,12 +79,12 @@ const reservedShare = 8
 
 // LeastBound is the least bound of a host that pulls from so many queues: one item
 // for each class of each queue, and one in flight.
-func LeastBound(queues int) int { return classCount*queues + 1 }
+func LeastBound(queues int) int { return pipeline.ClassCount*queues + 1 }
 
 // BoundFor is the bound of a host that pulls with OneIdlePull from so many queues: items
 // of one class queue fill its slots and no more, and each other class queue has
 // one requested.
-func BoundFor(slots, queues int) int { return slots + classCount*queues - 1 }
+func BoundFor(slots, queues int) int { return slots + pipeline.ClassCount*queues - 1 }
 
 // deliver records an item of class queue i; pending more wait behind it. It is false, and
 // records nothing, for an item of no open request that would exceed the bound.
@@ -290,5 +288,3 @@ func (c *credit) isWorthRequesting(i, n, target int) bool {
 const normalClass = 1
 
 func classAt(i int) pipeline.Class { return pipeline.Classes()[i] }
-
-func indexOf(class pipeline.Class) int { return slices.Index(pipeline.Classes(), class) }

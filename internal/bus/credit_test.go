@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"pgregory.net/rapid"
+
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
 const (
@@ -15,7 +17,7 @@ const (
 
 // deliverAll has the broker send everything that was requested, of classes with
 // endless backlogs, and books it.
-func deliverAll(c *credit, backlog [classCount]bool) (came [classCount]int) {
+func deliverAll(c *credit, backlog [pipeline.ClassCount]bool) (came [pipeline.ClassCount]int) {
 	for {
 		any := false
 		for _, r := range c.plan(time.Time{}) {
@@ -61,7 +63,7 @@ func TestIdleQueueIsRequestedBesideItsItems(t *testing.T) {
 }
 
 // planned is how many items of each class a plan requests for.
-func planned(c *credit, until time.Time) (items [classCount]int) {
+func planned(c *credit, until time.Time) (items [pipeline.ClassCount]int) {
 	for _, r := range c.plan(until) {
 		items[r.cq] = r.items
 	}
@@ -73,11 +75,11 @@ func TestFirstRequestsShareTheBound(t *testing.T) {
 	for _, test := range []struct {
 		name  string
 		bound int
-		want  [classCount]int
+		want  [pipeline.ClassCount]int
 	}{
-		{"the least bound", LeastBound(1), [classCount]int{1, 2, 1}},
-		{"small", 7, [classCount]int{1, 5, 1}},
-		{"one eighth stands for each class", 64, [classCount]int{8, 48, 8}},
+		{"the least bound", LeastBound(1), [pipeline.ClassCount]int{1, 2, 1}},
+		{"small", 7, [pipeline.ClassCount]int{1, 5, 1}},
+		{"one eighth stands for each class", 64, [pipeline.ClassCount]int{8, 48, 8}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
@@ -85,7 +87,7 @@ func TestFirstRequestsShareTheBound(t *testing.T) {
 			if got := planned(&c, time.Time{}); got != test.want {
 				t.Errorf("requests %v, want %v", got, test.want)
 			}
-			if got := planned(&c, time.Time{}); got != [classCount]int{} {
+			if got := planned(&c, time.Time{}); got != [pipeline.ClassCount]int{} {
 				t.Errorf("requests %v again although all of it is requested", got)
 			}
 		})
@@ -96,13 +98,13 @@ func TestHighestClassWithWorkGetsTheRemainder(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		name    string
-		backlog [classCount]bool
-		want    [classCount]int
+		backlog [pipeline.ClassCount]bool
+		want    [pipeline.ClassCount]int
 	}{
-		{"all have work", [classCount]bool{true, true, true}, [classCount]int{30, 5, 5}},
-		{"normal and low have work", [classCount]bool{false, true, true}, [classCount]int{0, 30, 5}},
-		{"high has work", [classCount]bool{true, false, false}, [classCount]int{30, 0, 0}},
-		{"low has work", [classCount]bool{false, false, true}, [classCount]int{0, 0, 30}},
+		{"all have work", [pipeline.ClassCount]bool{true, true, true}, [pipeline.ClassCount]int{30, 5, 5}},
+		{"normal and low have work", [pipeline.ClassCount]bool{false, true, true}, [pipeline.ClassCount]int{0, 30, 5}},
+		{"high has work", [pipeline.ClassCount]bool{true, false, false}, [pipeline.ClassCount]int{30, 0, 0}},
+		{"low has work", [pipeline.ClassCount]bool{false, false, true}, [pipeline.ClassCount]int{0, 0, 30}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
@@ -115,7 +117,7 @@ func TestHighestClassWithWorkGetsTheRemainder(t *testing.T) {
 			}
 			deliverAll(&c, test.backlog)
 			turnOver(&c, test.backlog, 1000)
-			var inFlight [classCount]int
+			var inFlight [pipeline.ClassCount]int
 			for i, class := range c.classQueues {
 				inFlight[i] = class.inFlight
 			}
@@ -133,7 +135,7 @@ func TestHighestClassWithWorkGetsTheRemainder(t *testing.T) {
 
 // turnOver settles one item in flight after the other, of the classes in turn, in
 // proportion to their items in flight.
-func turnOver(c *credit, backlog [classCount]bool, items int) (came [classCount]int) {
+func turnOver(c *credit, backlog [pipeline.ClassCount]bool, items int) (came [pipeline.ClassCount]int) {
 	order := holdings(c)
 	for range items {
 		i := order[0]
@@ -160,7 +162,7 @@ func holdings(c *credit) []int {
 func TestLowClassesKeepTheirShareUnderSaturation(t *testing.T) {
 	t.Parallel()
 	c := used(40)
-	backlog := [classCount]bool{true, true, true}
+	backlog := [pipeline.ClassCount]bool{true, true, true}
 	deliverAll(&c, backlog)
 	came := turnOver(&c, backlog, 4000)
 	if came[lowClass] < 4000/10 || came[normalClass] < 4000/10 {
@@ -181,7 +183,7 @@ func TestSmallRequestsWaitWhileOneIsOpen(t *testing.T) {
 	c.plan(time.Time{})
 	for freed := 1; freed < 24; freed++ {
 		c.release(normalClass)
-		if requests := planned(&c, time.Time{}); requests != [classCount]int{} {
+		if requests := planned(&c, time.Time{}); requests != [pipeline.ClassCount]int{} {
 			t.Fatalf("requests %v for %d freed places while 8 are requested", requests, freed)
 		}
 	}
@@ -204,7 +206,7 @@ func TestExpireEndsOnlyOldRequests(t *testing.T) {
 	if c.requested() != 0 {
 		t.Errorf("%d requested after the end of the ask", c.requested())
 	}
-	if again := planned(&c, now.Add(2*time.Second)); again != [classCount]int{5, 30, 5} {
+	if again := planned(&c, now.Add(2*time.Second)); again != [pipeline.ClassCount]int{5, 30, 5} {
 		t.Errorf("requests %v after all requests lapsed", again)
 	}
 }
@@ -273,7 +275,7 @@ func TestCreditKeepsItsBoundAndNeverStalls(t *testing.T) {
 		m := &creditModel{
 			credit: newCredit(rapid.IntRange(LeastBound(queues), 300).Draw(t, "bound"), queues),
 			now:    time.Unix(1000, 0),
-			books:  make([]queueBook, classCount*queues),
+			books:  make([]queueBook, pipeline.ClassCount*queues),
 		}
 		m.oneIdlePull = rapid.Bool().Draw(t, "one idle pull")
 		classQueues := rapid.IntRange(0, len(m.books)-1)
@@ -413,7 +415,7 @@ func TestQueuesOfAClassShareIt(t *testing.T) {
 	c := newCredit(64, 2)
 	c.use(0, true)
 	first, second := c.index(normalClass, 0), c.index(normalClass, 1)
-	if got := c.plan(time.Time{}); len(got) != classCount || got[1].cq != first || got[1].items != 64-5*c.reservedCredit() {
+	if got := c.plan(time.Time{}); len(got) != pipeline.ClassCount || got[1].cq != first || got[1].items != 64-5*c.reservedCredit() {
 		t.Errorf("with one queue there, requests %v", got)
 	}
 	c.use(1, true)
@@ -450,7 +452,7 @@ func TestLateQueueHasItsShareAtOnce(t *testing.T) {
 		c.plan(time.Time{})
 		c.use(1, true)
 		requests := c.plan(time.Time{})
-		if len(requests) != classCount {
+		if len(requests) != pipeline.ClassCount {
 			t.Fatalf("bound %d: requests %v, want one for each class", bound, requests)
 		}
 		for _, r := range requests {
@@ -490,7 +492,7 @@ func TestOneClassQueueFillsABoundForSlots(t *testing.T) {
 func TestLongItemsOfAnyClassFillTheSlots(t *testing.T) {
 	t.Parallel()
 	const queues, slots = 2, 8
-	for cq := range classCount * queues {
+	for cq := range pipeline.ClassCount * queues {
 		c := newCredit(BoundFor(slots, queues), queues)
 		c.oneIdlePull = true
 		c.use(0, true)

@@ -46,7 +46,7 @@ type LocalPlaces struct {
 // localCredit are a puller's items that were handed over. The puller's lock guards it.
 type localCredit struct {
 	// inFlight items are not settled, by class; bytes are theirs. taken counts all.
-	inFlight [classCount]int64
+	inFlight [pipeline.ClassCount]int64
 	bytes    int64
 	taken    uint64
 	// othersUntil is until when a host of another process is taken to be alive; announced is
@@ -216,7 +216,7 @@ func (p *Puller) take(e *envelope.Envelope, size int64, alone bool) bool {
 		return false
 	}
 	class, now := e.Class(), time.Now()
-	p.local.inFlight[indexOf(class)]++
+	p.local.inFlight[class.Index()]++
 	p.local.bytes += size
 	p.local.taken++
 	p.handling++

@@ -61,7 +61,7 @@ func queueHere(d pipeline.Durability) (QueueInfo, error) {
 	if d != pipeline.Memory {
 		return QueueInfo{}, ErrNoQueue
 	}
-	return QueueInfo{Epoch: loopbackEpoch, Consumers: classCount}, nil
+	return QueueInfo{Epoch: loopbackEpoch, Consumers: pipeline.ClassCount}, nil
 }
 
 const (

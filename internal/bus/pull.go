@@ -203,14 +203,14 @@ func (d Delivery) Release() {
 	defer p.mu.Unlock()
 	switch {
 	case d.Item != nil:
-		p.local.inFlight[indexOf(d.Class)]--
+		p.local.inFlight[d.Class.Index()]--
 		p.local.bytes -= d.size
 		return
 	case d.Forwarded:
 		p.forwarded--
 		return
 	}
-	p.credit.release(p.credit.index(indexOf(d.Class), p.queue(d.Durability)))
+	p.credit.release(p.credit.index(d.Class.Index(), p.queue(d.Durability)))
 	p.pull()
 }
 

@@ -75,7 +75,7 @@ type QueueInfo struct {
 }
 
 // Whole reports whether the queue has all of its consumers.
-func (i QueueInfo) Whole() bool { return i.Consumers == classCount }
+func (i QueueInfo) Whole() bool { return i.Consumers == pipeline.ClassCount }
 
 // EnsureQueue creates what is missing of the queue, changes it where the settings
 // are of a higher version than its own, and returns its state. All hosts may call

@@ -130,6 +130,21 @@ const (
 // Classes returns all classes, first served first.
 func Classes() []Class { return []Class{High, Normal, Low} }
 
+// ClassCount is the number of classes.
+const ClassCount = 3
+
+// Index returns the class's place in Classes; Normal's for an unknown class.
+func (c Class) Index() int {
+	switch c {
+	case High:
+		return 0
+	case Low:
+		return 2
+	default:
+		return 1
+	}
+}
+
 // ClassOf returns the class of a priority: above 0, 0, below 0.
 func ClassOf(priority int32) Class {
 	switch {
