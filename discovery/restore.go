@@ -103,3 +103,9 @@ func Classify(err error) error {
 func Unavailable(err error) *fault.Fault {
 	return fault.Newf(fault.RegistryUnavailable, "%w", err).WithRetryAfter(retryAfter)
 }
+
+// NotLoaded returns the fault of a gateway that does not know the hosts, or the pipelines, yet; why
+// is for operators.
+func NotLoaded(what string, why error) *fault.Fault {
+	return fault.Newf(fault.RegistryUnavailable, "the gateway has not loaded the %s from the mesh's registry yet", what).Caused(why).WithRetryAfter(retryAfter)
+}

@@ -20,7 +20,6 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/stagemesh/stagemesh/discovery"
-	"github.com/stagemesh/stagemesh/internal/adminapi"
 	"github.com/stagemesh/stagemesh/internal/admission"
 	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/internal/bus"
@@ -348,7 +347,7 @@ func (g *Gateway) hostsKnown() error {
 		return nil
 	}
 	if why := g.membership.Ready(); why != nil {
-		return adminapi.HostsNotLoaded(why)
+		return discovery.NotLoaded("hosts", why)
 	}
 	return nil
 }

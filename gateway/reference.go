@@ -10,6 +10,7 @@ import (
 
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 
+	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/internal/call"
 	"github.com/stagemesh/stagemesh/internal/openapi"
 	"github.com/stagemesh/stagemesh/internal/pipelines"
@@ -57,7 +58,7 @@ func equalSpecs(a, b *stagev1.Spec) bool { return a == b || proto.Equal(a, b) }
 // pipelinesKnown returns nil once the gateway knows its pipelines.
 func (g *Gateway) pipelinesKnown() error {
 	if why := g.pipelines.Ready(); why != nil {
-		return pipelines.NotLoaded(why)
+		return discovery.NotLoaded("pipelines", why)
 	}
 	return nil
 }

@@ -49,7 +49,7 @@ func (h *handler) listHosts(ctx context.Context, in *adminv1.ListHostsRequest) (
 	ctx, cancel := context.WithTimeout(ctx, loadTimeout)
 	defer cancel()
 	if err := h.Membership.Loaded(ctx); err != nil {
-		return nil, HostsNotLoaded(err)
+		return nil, discovery.NotLoaded("hosts", err)
 	}
 	out := &adminv1.ListHostsResponse{}
 	for _, host := range h.Membership.Hosts() {
@@ -59,11 +59,6 @@ func (h *handler) listHosts(ctx context.Context, in *adminv1.ListHostsRequest) (
 	}
 	out.StaleSince, out.StaleCause = stale(h.Membership.Stale())
 	return out, nil
-}
-
-// HostsNotLoaded returns the fault of a gateway that does not know the hosts yet; why is for operators.
-func HostsNotLoaded(why error) error {
-	return fault.New(fault.RegistryUnavailable, "the gateway has not loaded the hosts from the mesh's registry yet").Caused(why).WithRetryAfter(retryAfter)
 }
 
 func (h *handler) currentHosts(ctx context.Context, in *adminv1.WatchHostsRequest) (*adminv1.WatchHostsResponse, error) {
@@ -167,7 +162,7 @@ func (h *handler) currentStages(ctx context.Context, _ *adminv1.WatchStagesReque
 // stages returns the stages that have hosts or are part of a pipeline, sorted.
 func (h *handler) stages(ctx context.Context) ([]*adminv1.StageStatus, error) {
 	if err := h.Pipelines.Ready(); err != nil {
-		return nil, registryUnavailable(err)
+		return nil, discovery.Unavailable(err)
 	}
 	byName := map[string]*adminv1.StageStatus{}
 	for _, stage := range h.registered() {

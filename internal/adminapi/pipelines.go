@@ -12,6 +12,7 @@ import (
 	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
+	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/internal/pipelines"
 	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -59,7 +60,7 @@ func (h *handler) currentPipelines(ctx context.Context, _ *adminv1.WatchPipeline
 
 func (h *handler) statuses(ctx context.Context) ([]*adminv1.PipelineStatus, error) {
 	if err := h.Pipelines.Ready(); err != nil {
-		return nil, registryUnavailable(err)
+		return nil, discovery.Unavailable(err)
 	}
 	entries := h.Pipelines.List()
 	out := make([]*adminv1.PipelineStatus, len(entries))
@@ -108,7 +109,7 @@ func (h *handler) planPipelines(ctx context.Context, in *adminv1.PlanPipelinesRe
 		return nil, transport.InvalidField("pipelines", fmt.Errorf("%d, at most %d are allowed", n, maxPlans))
 	}
 	if err := h.Pipelines.Ready(); err != nil {
-		return nil, registryUnavailable(err)
+		return nil, discovery.Unavailable(err)
 	}
 	out, known := &adminv1.PlanPipelinesResponse{}, h.knownStages()
 	for _, wanted := range in.GetPipelines() {
@@ -193,11 +194,6 @@ func (h *handler) deletePipeline(ctx context.Context, in *adminv1.DeletePipeline
 	}
 	h.Logger.Info("pipeline deleted", "pipeline", in.GetName())
 	return &adminv1.DeletePipelineResponse{}, nil
-}
-
-// registryUnavailable is the fault of a gateway that has not read the registry yet.
-func registryUnavailable(err error) error {
-	return fault.Newf(fault.RegistryUnavailable, "%w", err).WithRetryAfter(retryAfter)
 }
 
 // stale returns since when a response may be out of date, and the cause.

@@ -40,8 +40,6 @@ const (
 	maxTries = 8
 	// awaitTimeout bounds how long a change waits until its own gateway serves it.
 	awaitTimeout = 2 * time.Second
-	// retryAfter is when callers may retry.
-	retryAfter = time.Second
 )
 
 // Apply creates or replaces a pipeline, and returns when this store serves it. A non-nil

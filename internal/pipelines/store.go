@@ -240,7 +240,7 @@ func (s *Store) Get(name pipeline.Name) (Entry, error) {
 func (s *Store) find(name pipeline.Name) (*Entry, *fault.Fault) {
 	served, err := s.current()
 	if err != nil {
-		return nil, NotLoaded(err)
+		return nil, discovery.NotLoaded("pipelines", err)
 	}
 	if e := served[name]; e != nil {
 		return e, nil
@@ -265,11 +265,6 @@ func (s *Store) Label(name string) string {
 		return pipeline.StagePrefix
 	}
 	return "unknown"
-}
-
-// NotLoaded returns the fault of a store that serves nothing yet; why is for operators.
-func NotLoaded(why error) *fault.Fault {
-	return fault.New(fault.RegistryUnavailable, "the gateway has not loaded the pipelines from the mesh's registry yet").Caused(why).WithRetryAfter(retryAfter)
 }
 
 // current returns the pipelines that are served, and why there are none yet.
