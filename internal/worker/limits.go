@@ -88,8 +88,7 @@ const (
 	// DefaultStreams is the default of Settings.Slots for a worker that answers in chunks:
 	// a stream mostly waits for its next chunk, so many share a worker.
 	DefaultStreams = 64
-	// maxSlots and maxRanks refuse numbers that are written by mistake.
-	maxSlots = 1 << 10
+	// maxRanks refuses a number that is written by mistake.
 	maxRanks = 1 << 10
 	// maxModelRequests bounds the unloads that a worker has at a time, and the sizes.
 	maxModelRequests = 64

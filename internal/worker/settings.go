@@ -16,6 +16,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 
 	"github.com/stagemesh/stagemesh/internal/cpuset"
+	"github.com/stagemesh/stagemesh/internal/worker/frame"
 	"github.com/stagemesh/stagemesh/mesh/model"
 )
 
@@ -142,7 +143,7 @@ func (s Settings) Validate() error {
 	if len(s.Command) == 0 || s.Command[0] == "" {
 		errs = append(errs, errors.New("command: it is empty; set the command that starts a worker, such as [python3, classify.py]"))
 	}
-	errs = append(errs, validateRange("slots", s.Slots, 0, maxSlots), validateRange("max_size", s.MaxSize, 1, 1<<31), s.Limits.validate(), validateEnv("env", s.Env))
+	errs = append(errs, validateRange("slots", s.Slots, 0, frame.MaxSlots), validateRange("max_size", s.MaxSize, 1, 1<<31), s.Limits.validate(), validateEnv("env", s.Env))
 	var object map[string]json.RawMessage
 	if err := json.Unmarshal(s.Options, &object); err != nil || bytes.Equal(bytes.TrimSpace(s.Options), []byte("null")) {
 		errs = append(errs, errors.New("options: must be a JSON object"))
