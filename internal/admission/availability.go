@@ -139,7 +139,7 @@ type Admitted struct {
 func (a *Availability) enter(env *envelope.Envelope, tenant string) (*Admitted, *fault.Fault) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	slowest, f := a.checkQueues(env, tenant)
+	slowest, f := a.checkQueuesLocked(env, tenant)
 	if f != nil {
 		return nil, f
 	}
@@ -149,7 +149,7 @@ func (a *Availability) enter(env *envelope.Envelope, tenant string) (*Admitted, 
 func (a *Availability) count(env *envelope.Envelope, tenant string, slowest *Queue) *Admitted {
 	in := &Admitted{a, tenant, env.Class().Index(), make([]*Queue, len(env.Route)), slowest, false}
 	for i := range env.Route {
-		q := a.queue(queueKey{env.Route[i].Queue(), env.Durability})
+		q := a.queueLocked(queueKey{env.Route[i].Queue(), env.Durability})
 		if a.isShared {
 			if q.tenants == nil {
 				q.tenants = map[string]int64{}
@@ -292,10 +292,10 @@ func (a *Availability) report(key queueKey) *hostReport {
 		close(done)
 		return &hostReport{done: done, err: bus.ErrClosed}
 	}
-	q, now := a.queue(key), time.Now()
+	q, now := a.queueLocked(key), time.Now()
 	if q.hosts == nil || q.hosts.isDone() && now.After(q.hosts.until) {
 		q.previous, q.hosts = q.hosts, &hostReport{done: make(chan struct{})}
-		a.ask(q, q.hosts)
+		a.askLocked(q, q.hosts)
 	}
 	if q.previous.usableMeanwhile(key.durability, now) && !q.hosts.isDone() {
 		return q.previous
@@ -303,8 +303,8 @@ func (a *Availability) report(key queueKey) *hostReport {
 	return q.hosts
 }
 
-// queue returns what is known of a queue. The lock is held, as for ask.
-func (a *Availability) queue(key queueKey) *Queue {
+// queueLocked returns what is known of a queue.
+func (a *Availability) queueLocked(key queueKey) *Queue {
 	if q := a.queues[key]; q != nil {
 		return q
 	}
@@ -320,10 +320,10 @@ func (a *Availability) queue(key queueKey) *Queue {
 	return q
 }
 
-// ask fills the report. All requests that wait for it share it, so no request's
+// askLocked fills the report. All requests that wait for it share it, so no request's
 // context ends it. Where the last backlog is too old it also waits for the next
 // one, for a moment.
-func (a *Availability) ask(q *Queue, into *hostReport) {
+func (a *Availability) askLocked(q *Queue, into *hostReport) {
 	reported, isFresh := make(chan struct{}), q.estimate.fresh(time.Now())
 	var backlog chan struct{}
 	if !q.isAsked {
@@ -427,20 +427,20 @@ const maxWaitShare = 0.8
 func (a *Availability) HasSpace(env *envelope.Envelope, tenant string) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	_, f := a.checkQueues(env, tenant)
+	_, f := a.checkQueuesLocked(env, tenant)
 	return f == nil
 }
 
-// checkQueues returns why there is no such space, or the queue where the item is expected to wait
-// longest, if any. The caller holds mu.
-func (a *Availability) checkQueues(env *envelope.Envelope, tenant string) (slowest *Queue, f *fault.Fault) {
+// checkQueuesLocked returns why there is no such space, or the queue where the item is expected to wait
+// longest, if any.
+func (a *Availability) checkQueuesLocked(env *envelope.Envelope, tenant string) (slowest *Queue, f *fault.Fault) {
 	now := time.Now()
 	class := env.Class()
 	var total, longest time.Duration
 	slowestHop := env.Hop()
 	for i := range env.Route {
 		hop := &env.Route[i]
-		q := a.queue(queueKey{hop.Queue(), env.Durability})
+		q := a.queueLocked(queueKey{hop.Queue(), env.Durability})
 		if full, free := q.estimate.full(class, now); full {
 			f := fault.Newf(fault.QueueFull, "the queue of stage %s has no space for a request of priority class %s", hop.Stage, class)
 			return nil, at(f, hop).WithRetryAfter(spread(free))
@@ -486,7 +486,7 @@ func (a *Availability) Wait(stage pipeline.StageName) (longest time.Duration) {
 func (a *Availability) Deleted(env *envelope.Envelope) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.queue(queueKey{env.Hop().Queue(), env.Durability}).estimate.own.deleted++
+	a.queueLocked(queueKey{env.Hop().Queue(), env.Durability}).estimate.own.deleted++
 }
 
 // Answered records that the item was answered in time: it is in no queue any more.
@@ -494,7 +494,7 @@ func (a *Availability) Answered(env *envelope.Envelope) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, hop := range env.Route {
-		a.queue(queueKey{hop.Queue(), env.Durability}).estimate.own.answered++
+		a.queueLocked(queueKey{hop.Queue(), env.Durability}).estimate.own.answered++
 	}
 }
 

@@ -212,7 +212,7 @@ func TestAdmittedItemsCountBeforeTheyAreSent(t *testing.T) {
 			}
 			in.Leave()
 		}
-		if q := a.queue(queueKey{"s", pipeline.Memory}); q.estimate.entering != 0 || len(q.tenants) != 0 {
+		if q := a.queueLocked(queueKey{"s", pipeline.Memory}); q.estimate.entering != 0 || len(q.tenants) != 0 {
 			t.Errorf("%s: %d items count, and those of %v, after all have left", name, q.estimate.entering, q.tenants)
 		}
 	}

@@ -85,8 +85,8 @@ func NewPool(s Settings) *Pool {
 func (p *Pool) Reserve(tenant string, n int64) *fault.Fault {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	of := p.of(tenant)
-	defer p.forget(tenant, of)
+	of := p.ofLocked(tenant)
+	defer p.forgetLocked(tenant, of)
 	own, free := of.held+n, p.settings.Limit-p.held-n
 	switch {
 	case free < 0:
@@ -127,15 +127,15 @@ func (p *Pool) reject(format string, args ...any) *fault.Fault {
 // An amount above the limit is the limit.
 func (p *Pool) Acquire(ctx context.Context, tenant string, n int64) error {
 	p.mu.Lock()
-	of := p.of(tenant)
-	if len(p.waiting) == 0 && p.take(of, n) {
+	of := p.ofLocked(tenant)
+	if len(p.waiting) == 0 && p.takeLocked(of, n) {
 		p.mu.Unlock()
 		return nil
 	}
 	w := &waiter{tenant, of, n, make(chan struct{})}
 	p.waiting = append(p.waiting, w)
 	of.waiting++
-	p.grant()
+	p.grantLocked()
 	p.mu.Unlock()
 	select {
 	case <-w.ready:
@@ -147,16 +147,16 @@ func (p *Pool) Acquire(ctx context.Context, tenant string, n int64) error {
 	if i := slices.Index(p.waiting, w); i >= 0 {
 		p.waiting = slices.Delete(p.waiting, i, i+1)
 		of.waiting--
-		p.forget(tenant, of)
+		p.forgetLocked(tenant, of)
 	} else {
 		p.release(tenant, n)
 	}
-	p.grant()
+	p.grantLocked()
 	return ctx.Err()
 }
 
-// grant gives turns while the next one fits. The caller holds mu.
-func (p *Pool) grant() {
+// grantLocked gives turns while the next one fits.
+func (p *Pool) grantLocked() {
 	for len(p.waiting) > 0 {
 		next := 0
 		for i, w := range p.waiting {
@@ -166,7 +166,7 @@ func (p *Pool) grant() {
 			}
 		}
 		w := p.waiting[next]
-		if !p.take(w.of, w.n) {
+		if !p.takeLocked(w.of, w.n) {
 			return
 		}
 		p.waiting = slices.Delete(p.waiting, next, next+1)
@@ -175,8 +175,8 @@ func (p *Pool) grant() {
 	}
 }
 
-// take gives a tenant its turn if n are free. The caller holds mu.
-func (p *Pool) take(of *share, n int64) bool {
+// takeLocked gives a tenant its turn if n are free.
+func (p *Pool) takeLocked(of *share, n int64) bool {
 	n = min(n, p.settings.Limit)
 	if p.held+n > p.settings.Limit {
 		return false
@@ -188,8 +188,8 @@ func (p *Pool) take(of *share, n int64) bool {
 	return true
 }
 
-// of returns the share of a tenant, which forget drops. The caller holds mu.
-func (p *Pool) of(tenant string) *share {
+// ofLocked returns the share of a tenant, which forgetLocked drops.
+func (p *Pool) ofLocked(tenant string) *share {
 	out := p.tenants[tenant]
 	if out == nil {
 		out = &share{}
@@ -198,8 +198,8 @@ func (p *Pool) of(tenant string) *share {
 	return out
 }
 
-// forget drops the share of a tenant that neither holds nor waits. The caller holds mu.
-func (p *Pool) forget(tenant string, of *share) {
+// forgetLocked drops the share of a tenant that neither holds nor waits.
+func (p *Pool) forgetLocked(tenant string, of *share) {
 	if of.held == 0 && of.waiting == 0 {
 		delete(p.tenants, tenant)
 	}
@@ -210,15 +210,15 @@ func (p *Pool) Release(tenant string, n int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.release(tenant, n)
-	p.grant()
+	p.grantLocked()
 }
 
 func (p *Pool) release(tenant string, n int64) {
 	n = min(n, p.settings.Limit)
 	p.held -= n
-	of := p.of(tenant)
+	of := p.ofLocked(tenant)
 	of.held -= n
-	p.forget(tenant, of)
+	p.forgetLocked(tenant, of)
 }
 
 // Held returns what all tenants hold.

@@ -69,7 +69,7 @@ const localShare = 2
 // stage in this process, in memory, and is true; else the caller publishes the item. Only an
 // item travels in memory that was never published (e.Local is set), that nobody else may wait
 // for or run again (in memory, without a key), and that the broker would take too: a host
-// that stops publishes it. Puller.mayTake has the rules of the host. Neither the sender nor
+// that stops publishes it. Puller.mayTakeLocked has the rules of the host. Neither the sender nor
 // the host changes the item or its payload after that.
 //
 // It may wait until the host's loop takes events, so no loop calls it.
@@ -135,7 +135,7 @@ func (l *Local) choose(stage pipeline.StageName) (best *Puller, alone bool) {
 	var least int64
 	for _, p := range s.pullers {
 		p.mu.Lock()
-		n, takes, waiting := p.local.items(), p.mayTake(0, false), p.credit.hasWaiting()
+		n, takes, waiting := p.local.items(), p.mayTakeLocked(0, false), p.credit.hasWaiting()
 		p.mu.Unlock()
 		if waiting {
 			return nil, false
@@ -193,10 +193,10 @@ func (l *Local) addTo(stage pipeline.StageName, b *Backlog) {
 	}
 }
 
-// mayTake reports whether the host takes an item of that size in memory. It does not while it
+// mayTakeLocked reports whether the host takes an item of that size in memory. It does not while it
 // leaves the stage, nor while items of any class wait in the stage's queues, as far as it
-// knows: those came first. The caller holds the lock.
-func (p *Puller) mayTake(size int64, alone bool) bool {
+// knows: those came first.
+func (p *Puller) mayTakeLocked(size int64, alone bool) bool {
 	memory := p.queue(pipeline.Memory)
 	if p.draining || memory < 0 || p.epochs[memory] == "" || p.credit.hasWaiting() {
 		return false
@@ -211,7 +211,7 @@ func (p *Puller) mayTake(size int64, alone bool) bool {
 // take hands an item to the handler, if the host takes it.
 func (p *Puller) take(e *envelope.Envelope, size int64, alone bool) bool {
 	p.mu.Lock()
-	if !p.mayTake(size, alone) {
+	if !p.mayTakeLocked(size, alone) {
 		p.mu.Unlock()
 		return false
 	}
@@ -233,8 +233,8 @@ func (p *Puller) take(e *envelope.Envelope, size int64, alone bool) bool {
 // They take it to be alive until two announcements are missing.
 const announceEvery = 2 * time.Second
 
-// announce announces the host to others of its stage. The caller holds the lock.
-func (p *Puller) announce(now time.Time) {
+// announceLocked announces the host to others of its stage.
+func (p *Puller) announceLocked(now time.Time) {
 	if now.Sub(p.local.announced) < announceEvery || p.draining || !slices.ContainsFunc(p.epochs, func(e Epoch) bool { return e != "" }) {
 		return
 	}

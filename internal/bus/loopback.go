@@ -106,14 +106,14 @@ func (k *loopbackLink) PublishMsg(m *nats.Msg) error {
 		return ErrNoBroker
 	case len(m.Data) > loopbackPayload:
 		return nats.ErrMaxPayload
-	case !k.deliver(m) && m.Reply != "":
-		k.deliver(&nats.Msg{Subject: m.Reply, Header: nats.Header{"Status": {statusNoResponders}}})
+	case !k.deliverLocked(m) && m.Reply != "":
+		k.deliverLocked(&nats.Msg{Subject: m.Reply, Header: nats.Header{"Status": {statusNoResponders}}})
 	}
 	return nil
 }
 
-// deliver passes a message to its subscribers, if it has any. The lock is held.
-func (l *Loopback) deliver(m *nats.Msg) (isTaken bool) {
+// deliverLocked passes a message to its subscribers, if it has any.
+func (l *Loopback) deliverLocked(m *nats.Msg) (isTaken bool) {
 	isServed := map[string]bool{} // by group
 	for _, s := range l.subscriptions {
 		if isServed[s.group] || !matches(s.subject, m.Subject) {

@@ -179,16 +179,16 @@ func (p *Puller) Use(d pipeline.Durability, epoch Epoch) {
 	defer p.mu.Unlock()
 	// A host names its epochs right after a reconnect.
 	now := time.Now()
-	p.checkReconnect(now)
+	p.checkReconnectLocked(now)
 	if queue := p.queue(d); p.epochs[queue] != epoch {
-		p.setEpoch(queue, epoch)
+		p.setEpochLocked(queue, epoch)
 	}
-	p.announce(now)
-	p.pull()
+	p.announceLocked(now)
+	p.pullLocked()
 }
 
-// setEpoch ends all pull requests of a queue. The caller holds the lock.
-func (p *Puller) setEpoch(queue int, epoch Epoch) {
+// setEpochLocked ends all pull requests of a queue.
+func (p *Puller) setEpochLocked(queue int, epoch Epoch) {
 	p.epochs[queue] = epoch
 	p.credit.use(queue, epoch != "")
 }
@@ -211,7 +211,7 @@ func (d Delivery) Release() {
 		return
 	}
 	p.credit.release(p.credit.index(d.Class.Index(), p.queue(d.Durability)))
-	p.pull()
+	p.pullLocked()
 }
 
 // Drain stops pulling and returns when every requested item has arrived and the
@@ -258,7 +258,7 @@ func (p *Puller) refresh(now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.credit.expire(now.Add(-p.grace()))
-	p.checkReconnect(now)
+	p.checkReconnectLocked(now)
 	p.returns.receive()
 	p.silence.tick(now)
 	if now.Sub(p.echoed) > p.tickEvery()*3/2 {
@@ -266,14 +266,13 @@ func (p *Puller) refresh(now time.Time) {
 		// Without a connection there is silence.
 		_ = p.bus.nc.Publish(p.inbox, nil)
 	}
-	p.announce(now)
-	p.pull()
+	p.announceLocked(now)
+	p.pullLocked()
 	p.checkDrained()
 }
 
-// checkReconnect ends the pull requests of a connection that was lost. The caller holds
-// the lock.
-func (p *Puller) checkReconnect(now time.Time) {
+// checkReconnectLocked ends the pull requests of a connection that was lost.
+func (p *Puller) checkReconnectLocked(now time.Time) {
 	if n := p.bus.nc.Stats().Reconnects; n != p.reconnects {
 		p.reconnects = n
 		p.credit.closeAll()
@@ -329,8 +328,8 @@ func (p *Puller) checkDrained() {
 	}
 }
 
-// pull sends the requests of the credit's plan. The caller holds the lock.
-func (p *Puller) pull() {
+// pullLocked sends the requests of the credit's plan.
+func (p *Puller) pullLocked() {
 	if p.draining || p.bus.settings.Loopback != nil {
 		return
 	}
@@ -375,7 +374,7 @@ func (p *Puller) receive(i int, msg *nats.Msg) {
 		return
 	}
 	p.mu.Lock()
-	p.explainRedelivery(&delivery)
+	p.explainRedeliveryLocked(&delivery)
 	if !p.credit.deliver(i, delivery.Pending) {
 		p.mu.Unlock()
 		// By then the broker has ended the request that brought it. A nak that is not sent
@@ -384,16 +383,16 @@ func (p *Puller) receive(i int, msg *nats.Msg) {
 		return
 	}
 	p.handling++
-	p.pull()
+	p.pullLocked()
 	p.mu.Unlock()
 	p.pass(delivery)
 }
 
-// explainRedelivery records why an item may be delivered again. The caller holds the lock.
-func (p *Puller) explainRedelivery(d *Delivery) {
+// explainRedeliveryLocked records why an item may be delivered again.
+func (p *Puller) explainRedeliveryLocked(d *Delivery) {
 	if d.Deliveries > 1 {
 		d.Returned = p.returns.of(*d)
-		p.checkReconnect(d.Arrived)
+		p.checkReconnectLocked(d.Arrived)
 		d.AfterSilence = p.silence.mayRedeliver(d.QueuedAt)
 	}
 }
@@ -421,7 +420,7 @@ func (p *Puller) receiveForwarded(msg *nats.Msg) {
 	delivery.Durability, delivery.Forwarded = pipeline.File, true
 	answer := `{"stream":"forwarded","seq":1}`
 	p.mu.Lock()
-	p.explainRedelivery(&delivery)
+	p.explainRedeliveryLocked(&delivery)
 	isTaken := !p.draining && p.forwarded < p.settings.Bound
 	if isTaken {
 		p.forwarded++
@@ -458,12 +457,12 @@ const (
 // status records the end of a pull request.
 func (p *Puller) status(i int, msg *nats.Msg) {
 	p.mu.Lock()
-	missing, again := p.endRequest(i, msg)
+	missing, again := p.endRequestLocked(i, msg)
 	if missing {
-		p.setEpoch(p.credit.queueOf(i), "")
+		p.setEpochLocked(p.credit.queueOf(i), "")
 	}
 	if again {
-		p.pull()
+		p.pullLocked()
 	}
 	p.checkDrained()
 	p.mu.Unlock()
@@ -472,12 +471,11 @@ func (p *Puller) status(i int, msg *nats.Msg) {
 	}
 }
 
-// endRequest reports whether the queue or its consumer is missing, and whether to
+// endRequestLocked reports whether the queue or its consumer is missing, and whether to
 // pull again at once. A status without the number of items that will not come ends
 // every request of its class queue; its cause may end the next one too. A request
 // that is over already does not count: it may be of a queue that was used before.
-// The caller holds the lock.
-func (p *Puller) endRequest(i int, msg *nats.Msg) (missing, again bool) {
+func (p *Puller) endRequestLocked(i int, msg *nats.Msg) (missing, again bool) {
 	number, err := strconv.ParseUint(msg.Subject[strings.LastIndexByte(msg.Subject, '.')+1:], requestBase, 64)
 	if err != nil {
 		return false, false

@@ -38,7 +38,7 @@ func TestStatusEndsItsOwnRequestOnly(t *testing.T) {
 			p.credit.plan(time.Time{})
 			p.credit.closeAll()
 			p.credit.plan(time.Time{})
-			if missing, _ := p.endRequest(normalClass, test.msg); missing != test.missing {
+			if missing, _ := p.endRequestLocked(normalClass, test.msg); missing != test.missing {
 				t.Errorf("the queue is missing: %v, want %v", missing, test.missing)
 			}
 			if requested := p.credit.classQueues[normalClass].requested; requested != test.requested {

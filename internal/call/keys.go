@@ -79,12 +79,12 @@ func (k *keys) leave(r *firstRequest) {
 	defer k.mu.Unlock()
 	if r.followers--; r.followers == 0 {
 		r.cancel()
-		k.remove(r)
+		k.removeLocked(r)
 	}
 }
 
-// remove makes later calls look up the key themselves; the lock is held.
-func (k *keys) remove(r *firstRequest) {
+// removeLocked makes later calls look up the key themselves.
+func (k *keys) removeLocked(r *firstRequest) {
 	if k.firsts[r.id] == r {
 		delete(k.firsts, r.id)
 	}
@@ -96,7 +96,7 @@ func (k *keys) watch(ctx context.Context, r *firstRequest, key request.Key, reco
 	defer func() {
 		k.mu.Lock()
 		defer k.mu.Unlock()
-		k.remove(r)
+		k.removeLocked(r)
 		close(r.done)
 	}()
 	ctx, cancel := context.WithDeadline(ctx, record.Claim.Deadline.Add(grace))

@@ -105,16 +105,15 @@ func (c *Connections) wait(conn *countedConn) (oldest *countedConn) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.waiting.Len() >= c.anonymous {
-		oldest = c.waiting.Remove(c.oldestOfMost()).(*countedConn)
+		oldest = c.waiting.Remove(c.oldestOfMostLocked()).(*countedConn)
 		oldest.place = nil
 	}
 	conn.place = c.waiting.PushBack(conn)
 	return oldest
 }
 
-// oldestOfMost returns the oldest anonymous connection of the address that has most. The caller
-// holds mu.
-func (c *Connections) oldestOfMost() (oldest *list.Element) {
+// oldestOfMostLocked returns the oldest anonymous connection of the address that has most.
+func (c *Connections) oldestOfMostLocked() (oldest *list.Element) {
 	counts, most := map[string]int{}, 0
 	for e := c.waiting.Front(); e != nil; e = e.Next() {
 		host := e.Value.(*countedConn).host

@@ -341,16 +341,15 @@ func (r *run) claim(i int) error {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if err := r.checkOpen(i); err != nil {
+	if err := r.checkOpenLocked(i); err != nil {
 		return err
 	}
 	r.attempts[i].outcomeBy = byRunner
 	return nil
 }
 
-// checkOpen returns why item i takes no more outcome or chunk, or nil; the lock is
-// held.
-func (r *run) checkOpen(i int) error {
+// checkOpenLocked returns why item i takes no more outcome or chunk, or nil.
+func (r *run) checkOpenLocked(i int) error {
 	switch {
 	case r.attempts[i].outcomeBy == byHost:
 		return runner.ErrCancelled

@@ -56,7 +56,7 @@ func (r *run) chunk(i int, parts []payload.Part) (err error) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if err := r.checkOpen(i); err != nil {
+	if err := r.checkOpenLocked(i); err != nil {
 		return err
 	}
 	if a.env.TakesChunks {
@@ -99,7 +99,7 @@ func (r *run) send(w work, parts []payload.Part) *fault.Fault {
 // endItem gives item i a fault in place of the runner, and cancels a stream.
 func (r *run) endItem(i int, f *fault.Fault) {
 	r.mu.Lock()
-	open := r.checkOpen(i) == nil
+	open := r.checkOpenLocked(i) == nil
 	if open {
 		r.attempts[i].outcomeBy = byHost
 	}
