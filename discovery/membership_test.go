@@ -19,6 +19,7 @@ import (
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
 	"github.com/stagemesh/stagemesh/discovery"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 )
 
 // store is a registry in memory.
@@ -145,22 +146,6 @@ func record(host string) *meshv1.HostRecord {
 	return &meshv1.HostRecord{Mesh: "m", Stage: "s", Host: host, Version: "1", MaxInFlight: 96, Ready: true}
 }
 
-// background runs a function until the test ends, or stop is called.
-func background(t *testing.T, run func(ctx context.Context) error) (stop func()) {
-	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- run(ctx) }()
-	stop = sync.OnceFunc(func() {
-		cancel()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-	})
-	t.Cleanup(stop)
-	return stop
-}
-
 // host has a record that a test changes.
 type host struct {
 	mu     sync.Mutex
@@ -190,7 +175,7 @@ func TestRecordIsPublishedWhenItChanges(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s, h := newStore(), &host{record: record("a")}
-		stop := background(t, func(ctx context.Context) error {
+		stop := testbed.Background(t, func(ctx context.Context) error {
 			return discovery.PublishHost(ctx, s, h.current, nil)
 		})
 		synctest.Wait()
@@ -221,7 +206,7 @@ func TestLostRecordIsPublishedAgain(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s, h := newStore(), &host{record: record("a")}
-		background(t, func(ctx context.Context) error {
+		testbed.Background(t, func(ctx context.Context) error {
 			return discovery.PublishHost(ctx, s, h.current, nil)
 		})
 		synctest.Wait()
@@ -267,13 +252,13 @@ func TestMembershipShowsHostsAndWhetherTheyLive(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStore()
 		v := discovery.NewMembership(s, s, "m", nil)
-		background(t, v.Run)
+		testbed.Background(t, v.Run)
 		if err := v.Loaded(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		checkHosts(t, v)
 		publish := func(r *meshv1.HostRecord) (stop func()) {
-			return background(t, func(ctx context.Context) error {
+			return testbed.Background(t, func(ctx context.Context) error {
 				return discovery.PublishHost(ctx, s, func() *meshv1.HostRecord { return r }, nil)
 			})
 		}
@@ -314,8 +299,8 @@ func TestMembershipIsReadableDuringOutageOfAStage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStore()
 		v := discovery.NewMembership(s, s, "m", nil)
-		background(t, v.Run)
-		background(t, func(ctx context.Context) error {
+		testbed.Background(t, v.Run)
+		testbed.Background(t, func(ctx context.Context) error {
 			return discovery.PublishHost(ctx, s, func() *meshv1.HostRecord { return record("a") }, nil)
 		})
 		s.register("m-s", discovery.HostInstance(record("a")))
@@ -345,7 +330,7 @@ func TestDuplicateHostIDIsLoggedOnce(t *testing.T) {
 		for i := range logs {
 			r := record("a")
 			r.StartedAt = timestamppb.New(time.Unix(int64(i), 0))
-			background(t, func(ctx context.Context) error {
+			testbed.Background(t, func(ctx context.Context) error {
 				return discovery.PublishHost(ctx, s, func() *meshv1.HostRecord { return r }, slog.New(slog.NewTextHandler(&logs[i], nil)))
 			})
 			pass(time.Second)
@@ -364,8 +349,8 @@ func TestSweepRemovesRecordsOfDeadHosts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStore()
 		v := discovery.NewMembership(s, s, "m", nil)
-		background(t, v.Run)
-		background(t, v.Sweep)
+		testbed.Background(t, v.Run)
+		testbed.Background(t, v.Sweep)
 		put := func(host string) {
 			t.Helper()
 			text := fmt.Sprintf(`{"mesh": "m", "stage": "s", "host": %q}`, host)
@@ -408,7 +393,7 @@ func TestUnreadableRecordsAreIgnored(t *testing.T) {
 			}
 		}
 		v := discovery.NewMembership(s, s, "m", nil)
-		background(t, v.Run)
+		testbed.Background(t, v.Run)
 		checkHosts(t, v, "s/4")
 	})
 }

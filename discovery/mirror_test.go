@@ -13,6 +13,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/stagemesh/stagemesh/discovery"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -54,7 +55,7 @@ func TestTableMirrorIsReadableDuringOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScript()
 		m := discovery.NewTableMirror(s, "a")
-		background(t, m.Run)
+		testbed.Background(t, m.Run)
 		early, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		s.disconnects <- errOutage
@@ -108,7 +109,7 @@ func TestMirrorYieldsSingleChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScript()
 		m := discovery.NewTableMirror(s, "a")
-		background(t, m.Run)
+		testbed.Background(t, m.Run)
 		ctx, cancel := context.WithCancel(t.Context())
 		next, stop := iter.Pull(m.ChangedKeys(ctx))
 		defer stop()
@@ -155,7 +156,7 @@ func TestMirrorRetriesRejectedCredentials(t *testing.T) {
 		s := newScript()
 		s.rejections = 3
 		m := discovery.NewTableMirror(s, "a")
-		background(t, m.Run)
+		testbed.Background(t, m.Run)
 		early, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		if err := m.Loaded(early); !errors.Is(err, discovery.ErrNotLoaded) || !errors.Is(err, discovery.ErrDenied) {

@@ -55,17 +55,7 @@ func run(t *testing.T, broker *testbed.Broker, edits ...func(*gateway.Settings))
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- g.Run(ctx) }()
-	stop = func() {
-		cancel()
-		if err := testbed.Receive(t, "the gateway's end", done); err != nil {
-			t.Errorf("Run returned %v", err)
-		}
-		done <- nil
-	}
-	t.Cleanup(stop)
+	stop = testbed.Background(t, g.Run)
 	waiting, leave := context.WithTimeout(t.Context(), testbed.Patience)
 	defer leave()
 	if err := g.WaitReady(waiting); err != nil {

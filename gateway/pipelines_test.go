@@ -31,24 +31,8 @@ func table(t *testing.T, broker *testbed.Broker) *natskv.Store {
 	if err != nil {
 		t.Fatal(err)
 	}
-	background(t, s.Run)
+	testbed.Background(t, s.Run)
 	return s
-}
-
-// background runs a function until the test ends, or stop is called.
-func background(t *testing.T, run func(ctx context.Context) error) (stop func()) {
-	t.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- run(ctx) }()
-	stop = sync.OnceFunc(func() {
-		cancel()
-		if err := testbed.Receive(t, "the end", ended); err != nil {
-			t.Error(err)
-		}
-	})
-	t.Cleanup(stop)
-	return stop
 }
 
 // following returns a store that follows the registry, once it is ready.
@@ -58,22 +42,13 @@ func following(t *testing.T, in discovery.Table, seeds ...pipeline.Pipeline) (s 
 	if err != nil {
 		t.Fatal(err)
 	}
-	stop = background(t, s.Run)
+	stop = testbed.Background(t, s.Run)
 	ctx, cancel := context.WithTimeout(t.Context(), testbed.Patience)
 	defer cancel()
 	if err := s.WaitReady(ctx); err != nil {
 		t.Fatal(err)
 	}
 	return s, stop
-}
-
-// through is a pipeline of steps that are named as their stages.
-func through(name pipeline.Name, stages ...pipeline.StageName) pipeline.Pipeline {
-	out := pipeline.Pipeline{Name: name}
-	for _, stage := range stages {
-		out.Steps = append(out.Steps, pipeline.Step{Name: pipeline.StepName(stage), Stage: stage})
-	}
-	return out
 }
 
 // routes formats the pipelines that are served.
@@ -115,12 +90,12 @@ func ptr(n uint64) *uint64 { return &n }
 func TestAllGatewaysFollowPipelineChanges(t *testing.T) {
 	t.Parallel()
 	registry := table(t, testbed.StartBroker(t))
-	one, _ := following(t, registry, through("p", "a"))
-	two, _ := following(t, registry, through("q", "b"))
+	one, _ := following(t, registry, testbed.Pipeline("p", "a"))
+	two, _ := following(t, registry, testbed.Pipeline("q", "b"))
 	serves(t, "one", one, "p>a q>b")
 	serves(t, "two", two, "p>a q>b")
 
-	e, change, err := one.Apply(t.Context(), through("p", "a", "c"), nil)
+	e, change, err := one.Apply(t.Context(), testbed.Pipeline("p", "a", "c"), nil)
 	if err != nil || change != adminv1.PipelineChange_PIPELINE_CHANGE_UPDATE || !e.InFile || e.FromFile {
 		t.Errorf("an update is %v %+v, %v", change, e, err)
 	}
@@ -128,11 +103,11 @@ func TestAllGatewaysFollowPipelineChanges(t *testing.T) {
 		t.Errorf("the gateway that applied it serves %s", got)
 	}
 	serves(t, "two", two, "p>a>c q>b")
-	again, change, err := two.Apply(t.Context(), through("p", "a", "c"), nil)
+	again, change, err := two.Apply(t.Context(), testbed.Pipeline("p", "a", "c"), nil)
 	if err != nil || change != adminv1.PipelineChange_PIPELINE_CHANGE_NONE || again.Revision != e.Revision {
 		t.Errorf("a repeated change is %v %+v, %v", change, again, err)
 	}
-	if _, change, err := two.Apply(t.Context(), through("n", "a"), nil); err != nil || change != adminv1.PipelineChange_PIPELINE_CHANGE_CREATE || routes(two) != "n>a p>a>c q>b" {
+	if _, change, err := two.Apply(t.Context(), testbed.Pipeline("n", "a"), nil); err != nil || change != adminv1.PipelineChange_PIPELINE_CHANGE_CREATE || routes(two) != "n>a p>a>c q>b" {
 		t.Errorf("a new one is %v, %v; two serves %s", change, err, routes(two))
 	}
 	for _, name := range []pipeline.Name{"n", "q"} {
@@ -157,31 +132,31 @@ func TestPipelineChangesCompareRevisions(t *testing.T) {
 	t.Parallel()
 	registry := table(t, testbed.StartBroker(t))
 	s, _ := following(t, registry)
-	_, _, err := s.Apply(t.Context(), through("p", "a"), ptr(1))
+	_, _, err := s.Apply(t.Context(), testbed.Pipeline("p", "a"), ptr(1))
 	refused(t, "one that is not there", err, fault.RevisionMismatch)
-	first, _, err := s.Apply(t.Context(), through("p", "a"), ptr(0))
+	first, _, err := s.Apply(t.Context(), testbed.Pipeline("p", "a"), ptr(0))
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, _, err = s.Apply(t.Context(), through("p", "b"), ptr(0))
+	_, _, err = s.Apply(t.Context(), testbed.Pipeline("p", "b"), ptr(0))
 	refused(t, "one that is there", err, fault.RevisionMismatch)
-	second, _, err := s.Apply(t.Context(), through("p", "b"), &first.Revision)
+	second, _, err := s.Apply(t.Context(), testbed.Pipeline("p", "b"), &first.Revision)
 	if err != nil || second.Revision <= first.Revision {
 		t.Errorf("revision %d after %d: %v", second.Revision, first.Revision, err)
 	}
-	_, _, err = s.Apply(t.Context(), through("p", "c"), &first.Revision)
+	_, _, err = s.Apply(t.Context(), testbed.Pipeline("p", "c"), &first.Revision)
 	refused(t, "one that has changed", err, fault.RevisionMismatch)
 	refused(t, "one that has changed", s.Delete(t.Context(), "p", &first.Revision), fault.RevisionMismatch)
 	if err := s.Delete(t.Context(), "p", &second.Revision); err != nil {
 		t.Error(err)
 	}
-	_, _, err = s.Apply(t.Context(), through("p", "a"), &second.Revision)
+	_, _, err = s.Apply(t.Context(), testbed.Pipeline("p", "a"), &second.Revision)
 	refused(t, "one that was deleted", err, fault.RevisionMismatch)
-	_, _, err = s.Apply(t.Context(), through("p"), nil)
+	_, _, err = s.Apply(t.Context(), testbed.Pipeline("p"), nil)
 	refused(t, "one without steps", err, fault.InvalidRequest)
 	_, _, err = s.Apply(t.Context(), pipeline.OfStage("a"), nil)
 	refused(t, "one with the prefix of stages", err, fault.InvalidRequest)
-	big := through("p", "a")
+	big := testbed.Pipeline("p", "a")
 	for i := range 3000 {
 		big.Keep = append(big.Keep, fmt.Sprintf("%0100d", i))
 	}
@@ -199,7 +174,7 @@ func TestConcurrentPipelineChangesAreNotLost(t *testing.T) {
 		working.Go(func() {
 			for done := 0; done < each; {
 				var revision uint64
-				p := through("p", "a")
+				p := testbed.Pipeline("p", "a")
 				if e, err := s.Get("p"); err == nil {
 					p, revision = e.Pipeline, e.Revision
 				}
@@ -228,14 +203,14 @@ func TestChangedFileReplacesAppliedPipeline(t *testing.T) {
 	broker := testbed.StartBroker(t)
 	registry := table(t, broker)
 	gateway := func(want string, stage pipeline.StageName) (*pipelines.Store, func()) {
-		s, stop := following(t, registry, through("p", stage))
+		s, stop := following(t, registry, testbed.Pipeline("p", stage))
 		if got := routes(s); got != want {
 			t.Errorf("with stage %s in the file: %s, want %s", stage, got, want)
 		}
 		return s, stop
 	}
 	s, stop := gateway("p>a", "a")
-	apply(t, s, through("p", "b"))
+	apply(t, s, testbed.Pipeline("p", "b"))
 	stop()
 	s, stop = gateway("p>b", "a") // the file has not changed
 	if err := s.Delete(t.Context(), "p", nil); err != nil {
@@ -243,14 +218,14 @@ func TestChangedFileReplacesAppliedPipeline(t *testing.T) {
 	}
 	stop()
 	s, stop = gateway("", "a")
-	apply(t, s, through("p", "d"))
+	apply(t, s, testbed.Pipeline("p", "d"))
 	stop()
 	_, stop = gateway("p>c", "c") // the file has changed
 	stop()
 	// Applied pipelines survive when any gateway fills a registry again.
-	s, stop = following(t, registry, through("p", "old"))
-	niu, leave := following(t, registry, through("p", "new"))
-	apply(t, niu, through("p", "applied"))
+	s, stop = following(t, registry, testbed.Pipeline("p", "old"))
+	niu, leave := following(t, registry, testbed.Pipeline("p", "new"))
+	apply(t, niu, testbed.Pipeline("p", "applied"))
 	serves(t, "the old one", s, "p>applied")
 	leave()
 	before, err := s.Get("p")
@@ -268,13 +243,13 @@ func TestChangedFileReplacesAppliedPipeline(t *testing.T) {
 		t.Fatal(err)
 	}
 	stop()
-	_, stop = following(t, registry, through("p", "c"))
+	_, stop = following(t, registry, testbed.Pipeline("p", "c"))
 	stop()
 	// An applied pipeline becomes the file's once a file has it.
 	s, stop = following(t, registry)
-	apply(t, s, through("q", "a"))
+	apply(t, s, testbed.Pipeline("q", "a"))
 	stop()
-	s, _ = following(t, registry, through("p", "c"), through("q", "b"))
+	s, _ = following(t, registry, testbed.Pipeline("p", "c"), testbed.Pipeline("q", "b"))
 	if got := routes(s); got != "p>c q>b" {
 		t.Errorf("finally the store serves %s", got)
 	}
@@ -295,10 +270,10 @@ func TestWipedRegistryIsFilledAgain(t *testing.T) {
 	t.Parallel()
 	broker := testbed.StartBroker(t)
 	registry := table(t, broker)
-	one, _ := following(t, registry, through("p", "a"), through("deleted", "a"))
+	one, _ := following(t, registry, testbed.Pipeline("p", "a"), testbed.Pipeline("deleted", "a"))
 	two, _ := following(t, registry)
-	apply(t, two, through("q", "b"))
-	apply(t, two, through("p", "c"))
+	apply(t, two, testbed.Pipeline("q", "b"))
+	apply(t, two, testbed.Pipeline("p", "c"))
 	if err := one.Delete(t.Context(), "deleted", nil); err != nil {
 		t.Fatal(err)
 	}
@@ -307,7 +282,7 @@ func TestWipedRegistryIsFilledAgain(t *testing.T) {
 	serves(t, "two", two, all)
 	lacked := make(chan string, 2)
 	for _, s := range []*pipelines.Store{one, two} {
-		background(t, func(ctx context.Context) error {
+		testbed.Background(t, func(ctx context.Context) error {
 			for {
 				changed := s.Changed()
 				if got := routes(s); got != all {
@@ -334,7 +309,7 @@ func TestWipedRegistryIsFilledAgain(t *testing.T) {
 		return err == nil && after.Revision != before.Revision
 	})
 	// A gateway that starts afterwards knows the deleted pipelines, too.
-	three, _ := following(t, registry, through("p", "a"), through("deleted", "a"))
+	three, _ := following(t, registry, testbed.Pipeline("p", "a"), testbed.Pipeline("deleted", "a"))
 	if got := routes(three); got != all {
 		t.Errorf("a new gateway serves %s", got)
 	}
@@ -366,11 +341,11 @@ func TestStoreWithoutRegistryIsNotReady(t *testing.T) {
 	t.Parallel()
 	broker := testbed.StartBroker(t)
 	broker.Stop()
-	s, err := pipelines.New(pipelines.Settings{Table: table(t, broker), Seeds: []pipeline.Pipeline{through("p", "a")}, Logger: slog.New(slog.DiscardHandler)})
+	s, err := pipelines.New(pipelines.Settings{Table: table(t, broker), Seeds: []pipeline.Pipeline{testbed.Pipeline("p", "a")}, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	background(t, s.Run)
+	testbed.Background(t, s.Run)
 	if err := s.Ready(); err == nil {
 		t.Error("the store is ready")
 	}
@@ -379,7 +354,7 @@ func TestStoreWithoutRegistryIsNotReady(t *testing.T) {
 	if p, f := s.Resolve("stage:a"); f != nil || len(p.Steps) != 1 {
 		t.Errorf("the pipeline of a stage is %v, %v", p, f)
 	}
-	_, _, err = s.Apply(t.Context(), through("p", "a"), nil)
+	_, _, err = s.Apply(t.Context(), testbed.Pipeline("p", "a"), nil)
 	refused(t, "a change", err, fault.RegistryUnavailable)
 	broker.Restore()
 	serves(t, "it", s, "p>a")
@@ -391,11 +366,11 @@ func TestStoreWithoutRegistryIsNotReady(t *testing.T) {
 func TestPipelinesAreReadOnlyDuringRegistryOutage(t *testing.T) {
 	t.Parallel()
 	broker := testbed.StartBroker(t)
-	s, _ := following(t, table(t, broker), through("p", "a"))
+	s, _ := following(t, table(t, broker), testbed.Pipeline("p", "a"))
 	broker.Stop()
 	testbed.Eventually(t, "it is stale", func() bool { since, _ := s.Stale(); return !since.IsZero() })
 	begin := time.Now()
-	_, _, err := s.Apply(t.Context(), through("p", "b"), nil)
+	_, _, err := s.Apply(t.Context(), testbed.Pipeline("p", "b"), nil)
 	refused(t, "a change", err, fault.RegistryUnavailable)
 	refused(t, "a delete", s.Delete(t.Context(), "p", nil), fault.RegistryUnavailable)
 	if took := time.Since(begin); took > time.Second {
@@ -406,7 +381,7 @@ func TestPipelinesAreReadOnlyDuringRegistryOutage(t *testing.T) {
 	}
 	broker.Restore()
 	testbed.Eventually(t, "it can be changed again", func() bool {
-		_, _, err := s.Apply(t.Context(), through("p", "b"), nil)
+		_, _, err := s.Apply(t.Context(), testbed.Pipeline("p", "b"), nil)
 		return err == nil
 	})
 }
@@ -414,7 +389,7 @@ func TestPipelinesAreReadOnlyDuringRegistryOutage(t *testing.T) {
 func TestUnreadablePipelineRecordHarmsNoOther(t *testing.T) {
 	t.Parallel()
 	registry := table(t, testbed.StartBroker(t))
-	s, _ := following(t, registry, through("p", "a"))
+	s, _ := following(t, registry, testbed.Pipeline("p", "a"))
 	for name, value := range map[string]string{
 		"garbage": "{", "other": `{"pipeline":{"name":"p","steps":[{"name":"s","stage":"s"}]}}`, "empty": `{"pipeline":{"name":"empty"}}`,
 		"newer": `{"pipeline":{"name":"newer","colour":"red","steps":[{"name":"s","stage":"s"}]}}`,
@@ -424,7 +399,7 @@ func TestUnreadablePipelineRecordHarmsNoOther(t *testing.T) {
 		}
 	}
 	serves(t, "it", s, "newer>s p>a")
-	apply(t, s, through("garbage", "b"))
+	apply(t, s, testbed.Pipeline("garbage", "b"))
 	if err := s.Delete(t.Context(), "other", nil); err != nil {
 		t.Error(err)
 	}
@@ -450,11 +425,11 @@ func (f full) Put(ctx context.Context, key discovery.Key, value []byte, expect d
 func TestRejectedPipelineHarmsNoOther(t *testing.T) {
 	t.Parallel()
 	registry := full{table(t, testbed.StartBroker(t)), discovery.KeyOf("pipelines", "large")}
-	s, _ := following(t, registry, through("after", "a"), through("large", "a"), through("zero", "a"))
+	s, _ := following(t, registry, testbed.Pipeline("after", "a"), testbed.Pipeline("large", "a"), testbed.Pipeline("zero", "a"))
 	serves(t, "it", s, "after>a zero>a")
-	_, _, err := s.Apply(t.Context(), through("large", "a"), nil)
+	_, _, err := s.Apply(t.Context(), testbed.Pipeline("large", "a"), nil)
 	refused(t, "a change", err, fault.StoreFull)
-	p := through("p", "a")
+	p := testbed.Pipeline("p", "a")
 	p.Steps[0].Parameters = payloads.Parameters{"k": payloads.String(strings.Repeat("x", 150<<10))}
 	if _, err := pipelines.New(pipelines.Settings{Table: registry, Seeds: []pipeline.Pipeline{p}}); err == nil || !strings.Contains(err.Error(), "pipeline p: takes ") {
 		t.Errorf("pipeline over the size limit: %v", err)
@@ -463,14 +438,14 @@ func TestRejectedPipelineHarmsNoOther(t *testing.T) {
 
 func TestWithoutRegistryPipelinesComeFromFile(t *testing.T) {
 	t.Parallel()
-	s, _ := following(t, nil, through("p", "a"))
+	s, _ := following(t, nil, testbed.Pipeline("p", "a"))
 	if e, err := s.Get("p"); err != nil || !e.InFile || !e.FromFile || e.Revision != 0 || routes(s) != "p>a" {
 		t.Errorf("got %+v, %v; %s", e, err, routes(s))
 	}
-	_, _, err := s.Apply(t.Context(), through("p", "b"), nil)
+	_, _, err := s.Apply(t.Context(), testbed.Pipeline("p", "b"), nil)
 	refused(t, "a change", err, fault.NotSupported)
 	refused(t, "a delete", s.Delete(t.Context(), "p", nil), fault.NotSupported)
-	if _, err := pipelines.New(pipelines.Settings{Seeds: []pipeline.Pipeline{through("p", "a"), through("p", "b")}}); err == nil {
+	if _, err := pipelines.New(pipelines.Settings{Seeds: []pipeline.Pipeline{testbed.Pipeline("p", "a"), testbed.Pipeline("p", "b")}}); err == nil {
 		t.Error("two pipelines of one name are accepted")
 	}
 }

@@ -42,7 +42,7 @@ func TestDocumentFollowsPipelinesAndStages(t *testing.T) {
 	others, _ := following(t, store)
 	g, _ := run(t, broker, func(s *gateway.Settings) {
 		s.Registry = &gateway.Registry{Watcher: store, Table: store}
-		s.Pipelines = []pipeline.Pipeline{through("first", "a")}
+		s.Pipelines = []pipeline.Pipeline{testbed.Pipeline("first", "a")}
 	})
 	transport := &http.Transport{}
 	t.Cleanup(transport.CloseIdleConnections)
@@ -55,7 +55,7 @@ func TestDocumentFollowsPipelinesAndStages(t *testing.T) {
 		t.Error("the tag changes without a change")
 	}
 
-	apply(t, others, through("second", "a"))
+	apply(t, others, testbed.Pipeline("second", "a"))
 	testbed.Eventually(t, "it has the other pipeline", func() bool {
 		now, other := read(t, client, g.URL())
 		return strings.Contains(now, "/v1/pipelines/second:infer") && other != tag
@@ -63,7 +63,7 @@ func TestDocumentFollowsPipelinesAndStages(t *testing.T) {
 
 	var busy atomic.Uint32
 	started := timestamppb.Now()
-	background(t, func(ctx context.Context) error {
+	testbed.Background(t, func(ctx context.Context) error {
 		return discovery.PublishHost(ctx, store, func() *meshv1.HostRecord {
 			return &meshv1.HostRecord{Mesh: "test", Stage: "a", Host: "one", StartedAt: started, InFlight: busy.Load(), Spec: &stagev1.Spec{
 				Inputs: []*stagev1.PartSpec{{Name: "order", Schema: `{"type": "object"}`, Body: &stagev1.PartSpec_Blob{Blob: &stagev1.BlobSpec{ContentTypes: []string{"application/json"}}}}},
@@ -91,7 +91,7 @@ func TestDocumentIsUnavailableBeforePipelinesLoad(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	background(t, g.Run)
+	testbed.Background(t, g.Run)
 	testbed.Eventually(t, "it listens", func() bool { return g.Ready() != nil && !strings.Contains(g.Ready().Error(), "is starting") })
 	transport := &http.Transport{}
 	t.Cleanup(transport.CloseIdleConnections)

@@ -27,7 +27,7 @@ func TestGatewayWaitsForRegistryOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	background(t, g.Run)
+	testbed.Background(t, g.Run)
 	waiting, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	if err := g.WaitReady(waiting); err == nil {
@@ -81,7 +81,7 @@ func TestGatewayWaitsForTheHosts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	background(t, g.Run)
+	testbed.Background(t, g.Run)
 	testbed.Eventually(t, "it waits for the hosts alone", func() bool {
 		err := g.Ready()
 		return errors.Is(err, discovery.ErrNotLoaded) && strings.Contains(err.Error(), "the hosts")

@@ -208,7 +208,7 @@ func TestDeliveriesAreCountedBeforeTheCheck(t *testing.T) {
 	if letters := b.letters(); len(letters) != 1 || letters[0].Deliveries != 18 {
 		t.Errorf("dead letters: %+v", letters)
 	}
-	if n := h.counts.of("stagemesh.stage.malformed"); n != 0 {
+	if n := h.counts.Of("stagemesh.stage.malformed"); n != 0 {
 		t.Errorf("%d items were checked", n)
 	}
 	b.emptiedFile()

@@ -90,7 +90,7 @@ func TestStageServiceAnswersPastTheQueue(t *testing.T) {
 	if timing := out.GetTiming(); timing.GetDispatchReason() != "direct" || timing.GetBatchSize() != 1 || timing.GetQueueWait().AsDuration() != 0 {
 		t.Errorf("timing %v", timing)
 	}
-	if n := h.counts.of("stagemesh.stage.pulled"); n != 0 {
+	if n := h.counts.Of("stagemesh.stage.pulled"); n != 0 {
 		t.Errorf("%d items were pulled", n)
 	}
 }

@@ -42,7 +42,7 @@ func TestDrainFinishesItemsInFlight(t *testing.T) {
 		checkEcho(t, calls...)
 		h.stop()
 		b.emptied()
-		if n := h.counts.of("stagemesh.stage.redelivered"); n > 0 {
+		if n := h.counts.Of("stagemesh.stage.redelivered"); n > 0 {
 			t.Errorf("%d items came again", n)
 		}
 	})
@@ -166,7 +166,7 @@ func TestDrainTimeoutNaksItems(t *testing.T) {
 				second := b.host(inproc.Each(inproc.Settings{}, echo), ackWait(longTime))
 				first.cancel()
 				answeredAgain(t, calls...)
-				if n := second.counts.of("stagemesh.stage.redelivered"); n < count && b.local == nil {
+				if n := second.counts.Of("stagemesh.stage.redelivered"); n < count && b.local == nil {
 					t.Errorf("%d items came to the second host after the first had them, want %d", n, count)
 				}
 				first.stop()

@@ -333,7 +333,7 @@ func checkFullResults(t *testing.T, r runner.Runner) {
 	for range items {
 		calls = append(calls, b.ask(strings.Repeat("x", 1<<10), durable))
 	}
-	testbed.Eventually(t, "the stream is full", func() bool { return h.counts.of("stagemesh.stage.send_retries") > 0 })
+	testbed.Eventually(t, "the stream is full", func() bool { return h.counts.Of("stagemesh.stage.send_retries") > 0 })
 	if _, err := b.bus.EnsureQueue(t.Context(), bus.QueueSettings{Stage: nextStage, Durability: pipeline.File, MaxItems: items, MaxBytes: 1 << 20, AckWait: time.Minute}); err != nil {
 		t.Fatal(err)
 	}

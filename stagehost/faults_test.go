@@ -76,7 +76,7 @@ func TestBadItemFailsAlone(t *testing.T) {
 				}
 				checkEcho(t, slices.Delete(calls, 7, 8)...)
 				b.emptied()
-				if n := h.counts.of("stagemesh.stage.batches"); n != 1 {
+				if n := h.counts.Of("stagemesh.stage.batches"); n != 1 {
 					t.Errorf("%d batches for one that is settled item by item", n)
 				}
 			})
@@ -136,7 +136,7 @@ func TestBisectionFindsThePoisonItem(t *testing.T) {
 					checkEcho(t, c)
 				}
 				b.emptied()
-				if n := h.counts.of("stagemesh.stage.batches"); n > test.most {
+				if n := h.counts.Of("stagemesh.stage.batches"); n > test.most {
 					t.Errorf("%d batches, at most %d are needed", n, test.most)
 				}
 			})
@@ -402,7 +402,7 @@ func TestWrongRowCountFailsTheBatchAtOnce(t *testing.T) {
 			c.fails(fault.RunnerOutputInvalid)
 		}
 		b.emptied()
-		if n := h.counts.of("stagemesh.stage.batches"); n != 1 {
+		if n := h.counts.Of("stagemesh.stage.batches"); n != 1 {
 			t.Errorf("%d batches", n)
 		}
 	})

@@ -68,7 +68,7 @@ func TestDurableItemsWaitForAFullQueue(t *testing.T) {
 	for i := range items {
 		calls = append(calls, b.ask(fmt.Sprint(i), durable, toNext))
 	}
-	testbed.Eventually(t, "the others are given back", func() bool { return h.counts.of("stagemesh.stage.redelivered") >= items-bound/4 })
+	testbed.Eventually(t, "the others are given back", func() bool { return h.counts.Of("stagemesh.stage.redelivered") >= items-bound/4 })
 	b.ask("another way", durable).output()
 	s.MaxItems, s.Version = 2*items, 2
 	if _, err := b.bus.EnsureQueue(t.Context(), s); err != nil {
@@ -92,11 +92,11 @@ func TestCancelDropsAWaitingOutput(t *testing.T) {
 		b.fullNext(pipeline.Memory)
 		h := b.host(inproc.Each(inproc.Settings{}, echo))
 		c := b.ask("held", toNext)
-		testbed.Eventually(t, "the output is held", func() bool { return h.counts.of("stagemesh.stage.send_retries") > 2 })
+		testbed.Eventually(t, "the output is held", func() bool { return h.counts.Of("stagemesh.stage.send_retries") > 2 })
 		// A notice is a word that may come while the output is on its way.
 		testbed.Eventually(t, "the output is dropped", func() bool {
 			c.cancel()
-			return h.counts.of("stagemesh.stage.cancelled") == 1
+			return h.counts.Of("stagemesh.stage.cancelled") == 1
 		})
 		b.emptied()
 	})
@@ -115,8 +115,8 @@ func TestMissingGraceBeginsWhenTheQueueIsLost(t *testing.T) {
 	if err := b.bus.JetStream().DeleteStream(t.Context(), b.bus.Stream(nextStage, pipeline.Memory)); err != nil {
 		t.Fatal(err)
 	}
-	missed := h.counts.of("stagemesh.stage.send_retries")
-	testbed.Eventually(t, "the host misses the queue", func() bool { return h.counts.of("stagemesh.stage.send_retries") > missed })
+	missed := h.counts.Of("stagemesh.stage.send_retries")
+	testbed.Eventually(t, "the host misses the queue", func() bool { return h.counts.Of("stagemesh.stage.send_retries") > missed })
 	if _, err := b.bus.EnsureQueue(t.Context(), s); err != nil {
 		t.Fatal(err)
 	}
@@ -154,7 +154,7 @@ func TestFailingGatewayDoesNotBlockOthers(t *testing.T) {
 		b.ask(fmt.Sprint(i), func(e *envelope.Envelope) { e.Gateway = frozen })
 	}
 	b.ask("good").output()
-	if n := h.counts.of("stagemesh.stage.undelivered_replies dropped"); n == 0 {
+	if n := h.counts.Of("stagemesh.stage.undelivered_replies dropped"); n == 0 {
 		t.Error("nothing was dropped of what the gateway does not take")
 	}
 	close(release)
@@ -253,7 +253,7 @@ func TestHostExtendsByTheQueuesAckWait(t *testing.T) {
 		return item.Inputs, nil
 	}), ackWait(longTime))
 	b.ask("long").output()
-	if n := h.counts.of("stagemesh.stage.redelivered"); n != 0 {
+	if n := h.counts.Of("stagemesh.stage.redelivered"); n != 0 {
 		t.Errorf("the item came again %d times", n)
 	}
 }

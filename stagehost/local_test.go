@@ -222,7 +222,7 @@ func TestHostWithOthersKeepsOneBatchForEachSlot(t *testing.T) {
 		calls = append(calls, b.ask("x"))
 		return b.handedOver == before
 	})
-	if held := first.counts.of("stagemesh.stage.local"); held < size {
+	if held := first.counts.Of("stagemesh.stage.local"); held < size {
 		t.Errorf("the host got %d items in memory, want at least a batch of %d", held, size)
 	}
 	close(g.release)

@@ -12,8 +12,6 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/nats-io/nats-server/v2/server"
-	"go.opentelemetry.io/otel/metric"
-	"go.opentelemetry.io/otel/metric/noop"
 
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
@@ -147,7 +145,7 @@ func (b *bed) Deliver(reply *envelope.Reply) meshv1.ReplyDisposition {
 type host struct {
 	*stagehost.Host
 	t      *testing.T
-	counts *counts
+	counts *testbed.Counts
 	slots  *slots
 	cancel context.CancelFunc
 	once   sync.Once
@@ -170,7 +168,7 @@ func (b *bed) host(r runner.Runner, edits ...func(*stagehost.Settings)) *host {
 // start is host without the wait.
 func (b *bed) start(r runner.Runner, edits ...func(*stagehost.Settings)) *host {
 	b.t.Helper()
-	c := &counts{values: map[string]int64{}}
+	c := &testbed.Counts{}
 	counted := &slots{Runner: r}
 	s := stagehost.Settings{
 		Mesh: mesh, Stage: stage, Host: pipeline.HostID(uuid.NewString()), Version: "v1",
@@ -234,7 +232,7 @@ func (h *host) fails() error {
 // leftNothing makes sure that a host that has ended holds nothing any more.
 func (h *host) leftNothing() {
 	h.t.Helper()
-	if n := h.counts.of("stagemesh.stage.internal_errors"); n > 0 {
+	if n := h.counts.Of("stagemesh.stage.internal_errors"); n > 0 {
 		h.t.Errorf("%d defects", n)
 	}
 	if n := h.slots.out.Load(); n != 0 {
@@ -498,49 +496,11 @@ func (g *gate) ran(t *testing.T) []string {
 	return texts
 }
 
-// counts is a meter that keeps the counters' sums, by name and by name and
-// attribute: "name" and "name value".
-type counts struct {
-	noop.Meter
-	mu     sync.Mutex
-	values map[string]int64
-}
-
-// Int64Counter implements metric.Meter.
-func (c *counts) Int64Counter(name string, _ ...metric.Int64CounterOption) (metric.Int64Counter, error) {
-	return &counter{counts: c, name: name}, nil
-}
-
-type counter struct {
-	noop.Int64Counter
-	counts *counts
-	name   string
-}
-
-// Add implements metric.Int64Counter.
-func (c *counter) Add(_ context.Context, n int64, options ...metric.AddOption) {
-	attributes := metric.NewAddConfig(options).Attributes()
-	c.counts.mu.Lock()
-	defer c.counts.mu.Unlock()
-	c.counts.values[c.name] += n
-	for _, kv := range attributes.ToSlice() {
-		if kv.Key != "stage" {
-			c.counts.values[c.name+" "+kv.Value.AsString()] += n
-		}
-	}
-}
-
-func (c *counts) of(key string) int64 {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.values[key]
-}
-
 // awaitCount waits until a counter has exactly that sum.
 func (h *host) awaitCount(key string, want int64) {
 	h.t.Helper()
-	testbed.Eventually(h.t, key, func() bool { return h.counts.of(key) >= want })
-	if got := h.counts.of(key); got != want {
+	testbed.Eventually(h.t, key, func() bool { return h.counts.Of(key) >= want })
+	if got := h.counts.Of(key); got != want {
 		h.t.Errorf("%s is %d, want %d", key, got, want)
 	}
 }
@@ -548,7 +508,7 @@ func (h *host) awaitCount(key string, want int64) {
 // awaitItems waits until the host got exactly so many items, either way.
 func (h *host) awaitItems(want int64) {
 	h.t.Helper()
-	got := func() int64 { return h.counts.of("stagemesh.stage.pulled") + h.counts.of("stagemesh.stage.local") }
+	got := func() int64 { return h.counts.Of("stagemesh.stage.pulled") + h.counts.Of("stagemesh.stage.local") }
 	testbed.Eventually(h.t, "items at the host", func() bool { return got() >= want })
 	if n := got(); n != want {
 		h.t.Errorf("the host got %d items, want %d", n, want)

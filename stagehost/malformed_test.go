@@ -107,7 +107,7 @@ func TestMalformedItemIsCountedAndRemoved(t *testing.T) {
 		})
 	}
 	b.emptied()
-	if n := h.counts.of("stagemesh.stage.redelivered"); n > 0 {
+	if n := h.counts.Of("stagemesh.stage.redelivered"); n > 0 {
 		t.Errorf("%d items came again", n)
 	}
 }
@@ -181,7 +181,7 @@ func TestDamagedItemsAreSurvived(t *testing.T) {
 	}
 	checkEcho(t, b.ask("good"))
 	b.emptied()
-	t.Logf("%d of %d were malformed", h.counts.of("stagemesh.stage.malformed"), damaged)
+	t.Logf("%d of %d were malformed", h.counts.Of("stagemesh.stage.malformed"), damaged)
 }
 
 func TestGarbageBesideTheQueueIsSurvived(t *testing.T) {

@@ -41,7 +41,7 @@ func newModelBed(t *testing.T) *modelBed {
 	b := newBed(t)
 	m := &modelBed{bed: b, table: b.store(b.broker.URL())}
 	m.registry = models.New(models.Settings{Table: m.table, Logger: discard()})
-	b.background(m.registry.Run)
+	testbed.Background(b.t, m.registry.Run)
 	testbed.Eventually(t, "the models are known", func() bool { return m.registry.Ready() == nil })
 	return m
 }
@@ -238,7 +238,7 @@ func TestFullHostEvictsTheModelUsedLongestAgo(t *testing.T) {
 			}
 		}
 	}
-	loaded, evicted := h.counts.of("stagemesh.stage.model_loads loaded"), h.counts.of("stagemesh.stage.model_evictions")
+	loaded, evicted := h.counts.Of("stagemesh.stage.model_loads loaded"), h.counts.Of("stagemesh.stage.model_evictions")
 	if left := loaded - evicted; evicted == 0 || left < 1 || left > 5 {
 		t.Errorf("%d loads and %d evictions", loaded, evicted)
 	}
@@ -521,7 +521,7 @@ func TestDurableRequestsAwaitTheRegistry(t *testing.T) {
 	b.ask("y", of("b")).fails(fault.RegistryUnavailable)
 	checkModel(t, "a", b.ask("y", of("a")))
 	c := b.ask("z", of("b"), durable)
-	testbed.Eventually(t, "the durable request has returned to its queue, and comes again", func() bool { return h.counts.of("stagemesh.stage.redelivered") > 0 })
+	testbed.Eventually(t, "the durable request has returned to its queue, and comes again", func() bool { return h.counts.Of("stagemesh.stage.redelivered") > 0 })
 	table.away.Store(false)
 	checkModel(t, "b", c)
 }
@@ -531,7 +531,7 @@ func TestPlacerEnsuresThatAModelIsLoaded(t *testing.T) {
 	b := newModelBed(t)
 	b.register("iris", "broken")
 	members := discovery.NewMembership(b.table, b.table, string(mesh), discard())
-	b.background(members.Run)
+	testbed.Background(b.t, members.Run)
 	placer := models.NewPlacer(b.registry, members)
 	if err := placer.EnsureLoaded(t.Context(), "iris", models.Wanted{Replicas: 1, LastUse: time.Now()}, true); fault.From(err).Reason != fault.NoCapacity {
 		t.Errorf("without hosts: %v", err)
@@ -624,7 +624,7 @@ func TestLeavingHostMovesItsModels(t *testing.T) {
 	}
 	other := b.host(&both[1], 8)
 	members := discovery.NewMembership(b.table, b.table, string(mesh), discard())
-	b.background(members.Run)
+	testbed.Background(b.t, members.Run)
 	testbed.Eventually(t, "both hosts are known", func() bool {
 		known := members.Hosts()
 		return len(known) == 2 && known[0].Alive && known[1].Alive
@@ -706,7 +706,7 @@ func TestReplicasFollowTheUse(t *testing.T) {
 	one := b.host(&both[0], 8)
 	b.host(&both[1], 8)
 	members := discovery.NewMembership(b.table, b.table, string(mesh), discard())
-	b.background(members.Run)
+	testbed.Background(b.t, members.Run)
 	placer := models.NewPlacer(b.registry, members)
 	testbed.Eventually(t, "both hosts have published their memory", func() bool {
 		known := members.Hosts()

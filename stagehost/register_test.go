@@ -23,21 +23,8 @@ func (b *bed) store(url string) *natskv.Store {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	b.background(s.Run)
+	testbed.Background(b.t, s.Run)
 	return s
-}
-
-// background runs a function until the test ends.
-func (b *bed) background(run func(ctx context.Context) error) {
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- run(ctx) }()
-	b.t.Cleanup(func() {
-		cancel()
-		if err := <-ended; err != nil {
-			b.t.Error(err)
-		}
-	})
 }
 
 func registered(s *natskv.Store) func(*stagehost.Settings) {
@@ -63,7 +50,7 @@ func TestHostIsMemberFromWarmUpToDrain(t *testing.T) {
 	b := newBed(t)
 	s := b.store(b.broker.URL())
 	members := discovery.NewMembership(s, s, string(mesh), discard())
-	b.background(members.Run)
+	testbed.Background(b.t, members.Run)
 	r := staffed{inproc.Each(inproc.Settings{Concurrency: 3}, echo)}
 	h := b.host(r, registered(s), func(settings *stagehost.Settings) { settings.Runner, settings.Listen = r, "127.0.0.1:0" })
 	testbed.Eventually(t, "the host is alive", func() bool {

@@ -24,7 +24,7 @@ func (b *modelBed) pair(room int64, loads *[2]loads) (one, other *host, members 
 	b.t.Helper()
 	one, other = b.host(&loads[0], room), b.host(&loads[1], room)
 	members = discovery.NewMembership(b.table, b.table, string(mesh), discard())
-	b.background(members.Run)
+	testbed.Background(b.t, members.Run)
 	testbed.Eventually(b.t, "both hosts have published their memory", func() bool {
 		known := members.Hosts()
 		return len(known) == 2 && !slices.ContainsFunc(known, func(h discovery.Host) bool { return !h.Alive || h.Record.GetCache() == nil })
@@ -64,7 +64,7 @@ func (b *modelBed) catchUp() {
 // loop has taken the time.
 func (b *modelBed) clock(h *host) (tick func(now time.Time)) {
 	ticks := make(chan time.Time)
-	b.background(func(ctx context.Context) error { h.Scale(ctx, ticks); return nil })
+	testbed.Background(b.t, func(ctx context.Context) error { h.Scale(ctx, ticks); return nil })
 	return func(now time.Time) {
 		b.t.Helper()
 		select {

@@ -36,7 +36,7 @@ func TestHostWithTLSRefusesPlainClients(t *testing.T) {
 	b := newBed(t)
 	s := b.store(b.broker.URL())
 	view := discovery.NewMembership(s, s, string(mesh), discard())
-	b.background(view.Run)
+	testbed.Background(b.t, view.Run)
 	authority := testbed.NewAuthority(t)
 	cert, key := authority.Certificate("classify.example")
 	h := b.host(inproc.Each(inproc.Settings{}, echo), registered(s), secure(cert, key, "classify.example"))

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/stagemesh/stagemesh/internal/bus"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
 )
@@ -21,7 +22,7 @@ func cannotStart(t *testing.T, edit func(*stagehost.Settings)) error {
 	var said logs
 	s := stagehost.Settings{
 		Mesh: mesh, Stage: stage, Host: "host", Runner: inproc.Each(inproc.Settings{}, echo),
-		Bus: bus.Settings{URL: "nats://127.0.0.1:1"}, Meter: &counts{values: map[string]int64{}},
+		Bus: bus.Settings{URL: "nats://127.0.0.1:1"}, Meter: &testbed.Counts{},
 	}
 	said.into(&s)
 	s.Batch.MaxSize = 1

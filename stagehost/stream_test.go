@@ -289,7 +289,7 @@ func TestStalledStreamFailsAlone(t *testing.T) {
 			checkEcho(t, b.ask("other"))
 			b.emptied()
 			h.stop()
-			if n := h.counts.of("stagemesh.stage.faults OUTCOME_REFUSED"); n != 0 {
+			if n := h.counts.Of("stagemesh.stage.faults OUTCOME_REFUSED"); n != 0 {
 				t.Errorf("%d outcomes of a stopped runner count as its fault", n)
 			}
 		})
@@ -377,7 +377,7 @@ func TestFailedChunkEndsItsItem(t *testing.T) {
 		c.fails(fault.RunnerOutputInvalid)
 		b.emptied()
 		h.stop()
-		if n := h.counts.of("stagemesh.stage.faults OUTCOME_REFUSED"); n != 0 {
+		if n := h.counts.Of("stagemesh.stage.faults OUTCOME_REFUSED"); n != 0 {
 			t.Errorf("%d outcomes count as the runner's fault", n)
 		}
 	})
@@ -487,7 +487,7 @@ func TestStreamedItemIsNotNakedAtDrain(t *testing.T) {
 	h := b.host(talking(1, answer), func(s *stagehost.Settings) { s.DrainTimeout = 50 * time.Millisecond })
 	away := b.expect(chunkOf("x"), func(e *envelope.Envelope) { e.Gateway = "away" })
 	b.send(away.env)
-	testbed.Eventually(t, "its answer is sent again", func() bool { return h.counts.of("stagemesh.stage.send_retries") > 1 })
+	testbed.Eventually(t, "its answer is sent again", func() bool { return h.counts.Of("stagemesh.stage.send_retries") > 1 })
 	h.stop()
 	testbed.Receive(t, "run", runs)
 	b.host(talking(1, answer))

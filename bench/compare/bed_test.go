@@ -16,7 +16,7 @@ import (
 
 func file(t *testing.T, text string) string {
 	t.Helper()
-	return testbed.WriteFile(t, "mesh.yaml", text)
+	return testbed.MeshFile(t, text)
 }
 
 const echo = "mesh: m\nstages:\n  a: {runner: {echo: {}}}\n"

@@ -16,7 +16,7 @@ import (
 
 func TestMeshRunsAsProcesses(t *testing.T) {
 	t.Parallel()
-	path, picture := write(t, echoes), filepath.Join(t.TempDir(), "picture.svg")
+	path, picture := testbed.MeshFile(t, echoes), filepath.Join(t.TempDir(), "picture.svg")
 	input := testbed.WriteFile(t, "input.txt", "some text")
 	r, _ := measure(t, "both", input, "--mesh", path, "--processes", "--rate", "200", "--warmup", "50ms", "--requests", "60", "--durability", "file", "--plot", picture)
 	run := r.Runs[0]
@@ -35,7 +35,7 @@ func TestMeshRunsAsProcesses(t *testing.T) {
 
 func TestMeshAndBaselineAreCompared(t *testing.T) {
 	t.Parallel()
-	path := write(t, echoes)
+	path := testbed.MeshFile(t, echoes)
 	for name, test := range map[string]struct {
 		args []string
 		runs int
@@ -77,7 +77,7 @@ func TestMeshAndPeerAreCompared(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, out := measure(t, "stage:one", "--mesh", write(t, echoes), "--payload", "1KiB", "--protocol", "http", "--concurrency", "4",
+	r, out := measure(t, "stage:one", "--mesh", testbed.MeshFile(t, echoes), "--payload", "1KiB", "--protocol", "http", "--concurrency", "4",
 		"--peer", program+" "+peerName, "--pairs", "2", "--warmup", "20ms", "--requests", "40")
 	if len(r.Comparisons) != 1 || len(r.Comparisons[0].Pairs) != 2 || r.Comparisons[0].Pairs[1].Baseline.Answered != 40 || !strings.Contains(out, "MESH / PEER") {
 		t.Errorf("got %+v, and it printed\n%s", r.Comparisons, out)
@@ -86,7 +86,7 @@ func TestMeshAndPeerAreCompared(t *testing.T) {
 
 func TestWrongArgumentsAreNamed(t *testing.T) {
 	t.Parallel()
-	broken := write(t, "mesh: m\nstages:\n  broken: {runner: {worker: {command: [\"false\"]}}, start_timeout: 2s}\n")
+	broken := testbed.MeshFile(t, "mesh: m\nstages:\n  broken: {runner: {worker: {command: [\"false\"]}}, start_timeout: 2s}\n")
 	for name, test := range map[string]struct {
 		args []string
 		want string
@@ -102,12 +102,12 @@ func TestWrongArgumentsAreNamed(t *testing.T) {
 		"peer and baseline":   {[]string{"p", "--payload", "1", "--mesh", "m", "--baseline", "--peer", "it"}, "--handler and --peer: take the place of --baseline"},
 		"handler and peer":    {[]string{"p", "--payload", "1", "--mesh", "m", "--handler", "--peer", "it"}, "--handler and --peer: take the place of --baseline"},
 		"peer by grpc":        {[]string{"p", "--payload", "1", "--mesh", "m", "--peer", "it"}, "--peer: is for --protocol http"},
-		"peer that fails":     {[]string{"both", "--payload", "1", "--mesh", write(t, echoes), "--protocol", "http", "--peer", "false"}, "the peer: EOF"},
+		"peer that fails":     {[]string{"both", "--payload", "1", "--mesh", testbed.MeshFile(t, echoes), "--protocol", "http", "--peer", "false"}, "the peer: EOF"},
 		"baseline by oip":     {[]string{"p", "--payload", "1", "--mesh", "m", "--baseline", "--protocol", "oip"}, "--protocol: the baseline serves grpc and connect, and a handler http, not oip"},
 		"baseline in chunks":  {[]string{"p", "--payload", "1", "--mesh", "m", "--baseline", "--streams"}, "--streams: the baseline does not"},
 		"baseline of two":     {[]string{"p", "--tensor", "FP32[1]", "--tensor", "FP32[1]", "--mesh", "m", "--baseline"}, "--tensor: the baseline takes one input"},
 		"process that fails":  {[]string{"stage:broken", "--payload", "1", "--mesh", broken, "--processes"}, "a host of stage broken: "},
-		"first request fails": {[]string{"nope", "--payload", "1", "--mesh", write(t, echoes)}, "the first request failed: "},
+		"first request fails": {[]string{"nope", "--payload", "1", "--mesh", testbed.MeshFile(t, echoes)}, "the first request failed: "},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

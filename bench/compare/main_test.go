@@ -67,11 +67,6 @@ pipelines:
   both: {steps: [{name: one, stage: one}, {name: two, stage: two}]}
 `
 
-func write(t *testing.T, text string) (path string) {
-	t.Helper()
-	return testbed.WriteFile(t, "mesh.yaml", text)
-}
-
 // measure returns the report and the text of bench run.
 func measure(t *testing.T, args ...string) (compare.Report, string) {
 	t.Helper()

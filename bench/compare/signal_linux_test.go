@@ -38,7 +38,7 @@ func start(t *testing.T) *program {
 	}
 	keyboard, terminal := testbed.OpenTerminal(t)
 	p := &program{keyboard: keyboard, ended: make(chan error, 1), cmd: exec.Command(executable, "run", "both", "--payload", "1KiB",
-		"--mesh", write(t, strings.ReplaceAll(echoes, ", hosts: 2", "")), "--processes", "--concurrency", "1,2", "--warmup", "100ms", "--duration", "24h")}
+		"--mesh", testbed.MeshFile(t, strings.ReplaceAll(echoes, ", hosts: 2", "")), "--processes", "--concurrency", "1,2", "--warmup", "100ms", "--duration", "24h")}
 	p.cmd.Stdin, p.cmd.Stdout, p.cmd.Stderr = terminal, &p.out, terminal
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
 	if err := p.cmd.Start(); err != nil {

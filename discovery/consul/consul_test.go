@@ -133,15 +133,7 @@ func (f *tableRecorder) has(key discovery.Key, value string) bool {
 func follow(t *testing.T, r *consul.Registry) *tableRecorder {
 	t.Helper()
 	f := &tableRecorder{}
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- r.Observe(ctx, "", f) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-	})
+	testbed.Background(t, func(ctx context.Context) error { return r.Observe(ctx, "", f) })
 	return f
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/discovery/consul"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 )
 
 // serviceRecorder is an observer that keeps what it receives.
@@ -47,23 +48,11 @@ func TestStreamedChangeIsNoDisconnect(t *testing.T) {
 	}
 	const service, instances = "changing", 5
 	r := client(t, a.Addr(), func(s *consul.Settings) { s.WaitTime = 50 * time.Millisecond })
-	ctx, cancel := context.WithCancel(context.Background())
-	var working sync.WaitGroup
-	t.Cleanup(func() {
-		cancel()
-		working.Wait()
-	})
 	l := &serviceRecorder{}
-	working.Go(func() {
-		if err := r.Watch(ctx, service, l); err != nil {
-			t.Error(err)
-		}
-	})
+	testbed.Background(t, func(ctx context.Context) error { return r.Watch(ctx, service, l) })
 	for i := range instances {
-		working.Go(func() {
-			if err := r.Announce(ctx, discovery.Instance{Service: service, ID: strconv.Itoa(i)}, func(error) {}); err != nil {
-				t.Error(err)
-			}
+		testbed.Background(t, func(ctx context.Context) error {
+			return r.Announce(ctx, discovery.Instance{Service: service, ID: strconv.Itoa(i)}, func(error) {})
 		})
 		eventually(t, "the instance is healthy", func() bool { return l.has(i + 1) })
 	}

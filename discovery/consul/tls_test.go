@@ -10,8 +10,6 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/health"
-	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/discovery/consul"
@@ -58,11 +56,10 @@ func TestAgentTLSErrorsNameTheSetting(t *testing.T) {
 	}
 }
 
-// serveHealth serves gRPC health with TLS. It returns the address, and a channel that
-// receives a value after each check.
-func serveHealth(t *testing.T, shown *tls.Config) (address string, checked <-chan struct{}) {
+// serveChecked serves gRPC health with TLS for stage.example. It returns the address, and a channel
+// that receives a value after each check.
+func serveChecked(t *testing.T, authority *testbed.Authority) (address string, checked <-chan struct{}) {
 	t.Helper()
-	listener := testbed.Listen(t)
 	checks := make(chan struct{}, 1)
 	intercept := func(ctx context.Context, request any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 		select {
@@ -71,25 +68,15 @@ func serveHealth(t *testing.T, shown *tls.Config) (address string, checked <-cha
 		}
 		return next(ctx, request)
 	}
-	server := grpc.NewServer(grpc.Creds(credentials.NewTLS(shown)), grpc.UnaryInterceptor(intercept))
-	healthv1.RegisterHealthServer(server, health.NewServer())
-	served := make(chan struct{})
-	go func() {
-		defer close(served)
-		_ = server.Serve(listener) // it is stopped
-	}()
-	t.Cleanup(func() {
-		server.Stop()
-		<-served
-	})
-	return listener.Addr().String(), checks
+	address, _, _ = testbed.ServeHealth(t, grpc.Creds(credentials.NewTLS(authority.Server("stage.example"))), grpc.UnaryInterceptor(intercept))
+	return address, checks
 }
 
 func TestInstanceWithTLSIsCheckedByItsName(t *testing.T) {
 	t.Parallel()
 	authority := testbed.NewAuthority(t)
 	a, _ := startSecureAgent(t, authority)
-	address, checked := serveHealth(t, authority.Server("stage.example"))
+	address, checked := serveChecked(t, authority)
 	r := client(t, a.Addr())
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
@@ -112,7 +99,7 @@ func TestInstanceWithTLSIsCheckedByItsName(t *testing.T) {
 func TestInstanceOfAnotherAuthorityIsNotHealthy(t *testing.T) {
 	t.Parallel()
 	a, _ := startSecureAgent(t, testbed.NewAuthority(t))
-	address, checked := serveHealth(t, testbed.NewAuthority(t).Server("stage.example"))
+	address, checked := serveChecked(t, testbed.NewAuthority(t))
 	r := client(t, a.Addr())
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)

@@ -15,7 +15,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
 
@@ -35,53 +34,38 @@ const (
 
 func TestMain(m *testing.M) {
 	if folder := os.Getenv(folderVariable); folder != "" {
-		runBroker(folder, os.Getenv(portVariable))
+		if err := runBroker(folder, os.Getenv(portVariable)); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1) //nolint:forbidigo // this is a main
+		}
 		return
 	}
 	discoverytest.Main(m, open, func() {})
 }
 
-// runBroker runs a broker until standard input ends.
-func runBroker(folder, port string) {
-	options := brokerOptions(folder)
-	if port != "" {
-		_, _ = fmt.Sscan(port, &options.Port) // it is 0 unless it is a number
+// runBroker runs a broker until the process of the test ends.
+func runBroker(folder, port string) error {
+	options := testbed.BrokerOptions(folder)
+	if _, err := fmt.Sscan(port, &options.Port); err != nil {
+		return err
 	}
-	s, err := startBroker(options)
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1) //nolint:forbidigo // this is a main
-	}
-	fmt.Println(s.ClientURL())           //nolint:forbidigo // the test reads it
-	_, _ = io.Copy(io.Discard, os.Stdin) // it ends with the test at the latest
-}
-
-func brokerOptions(folder string) *server.Options {
-	return &server.Options{
-		Host: "127.0.0.1", Port: server.RANDOM_PORT, StoreDir: folder, JetStream: true,
-		JetStreamMaxMemory: 64 << 20, JetStreamMaxStore: 1 << 30, NoSigs: true, NoLog: true,
-	}
-}
-
-func startBroker(options *server.Options) (*server.Server, error) {
 	s, err := server.NewServer(options)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	s.Start()
-	if !s.ReadyForConnections(30 * time.Second) {
-		return nil, fmt.Errorf("the broker on port %d is not ready", options.Port)
+	if err := testbed.StartServer(s); err != nil {
+		return err
 	}
-	return s, nil
+	fmt.Println(s.ClientURL()) //nolint:forbidigo // the test reads it
+	<-testbed.UntilOrphaned(context.Background()).Done()
+	return nil
 }
 
-// store is a broker in a separate process.
+// store is a broker in a separate process, which ends after all that the test starts later.
 type store struct {
-	folder string
-	url    string
-	port   string
-	cmd    *exec.Cmd
-	in     io.Closer
+	folder, port, url string
+	cmd               *exec.Cmd
+	in                io.Closer
 }
 
 func start(t testing.TB, _ bool) discoverytest.Store {
@@ -156,15 +140,7 @@ func client(t testing.TB, s natskv.Settings) *natskv.Store {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- c.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-	})
+	testbed.Background(t, c.Run)
 	return c
 }
 

@@ -33,7 +33,8 @@ func cluster(t *testing.T) []*server.Server {
 	}
 	var servers []*server.Server
 	for i, port := range ports {
-		options := brokerOptions(t.TempDir())
+		options := testbed.BrokerOptions(t.TempDir())
+		options.DontListen = false
 		options.ServerName = fmt.Sprint("s", i)
 		options.Cluster = server.ClusterOpts{Name: "cluster", Host: "127.0.0.1", Port: port}
 		options.Routes = routes
@@ -79,7 +80,7 @@ func TestClusterConforms(t *testing.T) {
 	})
 	t.Run("it goes on without its leader", func(t *testing.T) {
 		change := newRecorder[discovery.Change]()
-		background(t, func(ctx context.Context) error { return c.Observe(ctx, "", change) })
+		testbed.Background(t, func(ctx context.Context) error { return c.Observe(ctx, "", change) })
 		testbed.Receive(t, "all entries", change.updates)
 		leader := config(t, streams(t, strings.Join(urls, ",")), "mesh_registry").Cluster.Leader
 		for _, s := range servers {

@@ -31,24 +31,6 @@ func TestStoreConforms(t *testing.T) {
 
 const patience = 30 * time.Second
 
-// broker starts a broker in this process, which ends with the test.
-func broker(t testing.TB, edits ...func(*server.Options)) *server.Server {
-	t.Helper()
-	options := brokerOptions(t.TempDir())
-	for _, edit := range edits {
-		edit(options)
-	}
-	s, err := startBroker(options)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		s.Shutdown()
-		s.WaitForShutdown()
-	})
-	return s
-}
-
 // streams returns access to the streams without the store.
 func streams(t testing.TB, url string) jetstream.JetStream {
 	t.Helper()
@@ -86,20 +68,6 @@ func newRecorder[T any]() recorder[T] {
 func (r recorder[T]) OnUpdate(v T)           { r.updates <- v }
 func (r recorder[T]) OnDisconnect(err error) { r.disconnects <- err }
 
-// background runs a function until the test ends.
-func background(t testing.TB, run func(ctx context.Context) error) {
-	t.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := testbed.Receive(t, "the end", ended); err != nil {
-			t.Error(err)
-		}
-	})
-}
-
 func put(t testing.TB, c *natskv.Store, key discovery.Key, expect discovery.Revision) discovery.Revision {
 	t.Helper()
 	revision, err := c.Put(t.Context(), key, []byte("value"), expect)
@@ -111,20 +79,20 @@ func put(t testing.TB, c *natskv.Store, key discovery.Key, expect discovery.Revi
 
 func TestStreamsAreAsDocumented(t *testing.T) {
 	t.Parallel()
-	b := broker(t)
+	b := testbed.StartBroker(t)
 	begin := uint64(time.Now().UnixMicro())
-	c := client(t, settings(b.ClientURL()))
+	c := client(t, settings(b.URL()))
 	if revision := put(t, c, "a/b", 0); uint64(revision) < begin {
 		t.Errorf("revisions begin at %d", revision)
 	}
 	announced := make(chan error, 16)
-	background(t, func(ctx context.Context) error {
+	testbed.Background(t, func(ctx context.Context) error {
 		return c.Announce(ctx, discovery.Instance{Service: "s", ID: "I"}, func(err error) { announced <- err })
 	})
 	if err := testbed.Receive(t, "the registration", announced); err != nil {
 		t.Fatal(err)
 	}
-	js := streams(t, b.ClientURL())
+	js := streams(t, b.URL())
 	table := config(t, js, "mesh_registry").Config
 	if table.Storage != jetstream.FileStorage || !table.DenyPurge || !table.DenyDelete ||
 		table.Discard != jetstream.DiscardNew || table.MaxMsgsPerSubject != 1 || table.MaxBytes != 256<<20 || table.MaxAge != 0 ||
@@ -149,12 +117,12 @@ func user(publish ...string) func(*server.Options) {
 				Subscribe: &server.SubjectPermission{Allow: []string{"_INBOX.>"}},
 			}
 		}
-		o.Users = []*server.User{u}
+		o.Users = []*server.User{{Username: "test", Password: "all"}, u}
 	}
 }
 
-func as(b *server.Server, password string) string {
-	return strings.Replace(b.ClientURL(), "nats://", "nats://mesh:"+password+"@", 1)
+func as(b *testbed.Broker, password string) string {
+	return strings.Replace(b.URL(), "nats://", "nats://mesh:"+password+"@", 1)
 }
 
 // allCalls returns every function of a store.
@@ -173,8 +141,8 @@ func allCalls(c *natskv.Store) map[string]func(ctx context.Context) error {
 
 func TestWrongCredentialsAreDeniedAndNotShown(t *testing.T) {
 	t.Parallel()
-	b := broker(t, user())
-	for name, url := range map[string]string{"wrong": as(b, "hunter2"), "none": b.ClientURL()} {
+	b := testbed.StartBroker(t, user())
+	for name, url := range map[string]string{"wrong": as(b, "hunter2"), "none": b.URL()} {
 		log := &testbed.Log{}
 		c := client(t, settings(url, func(s *natskv.Settings) { s.Logger = slog.New(slog.NewTextHandler(log, nil)) }))
 		for what, call := range allCalls(c) {
@@ -196,7 +164,7 @@ func TestWrongCredentialsAreDeniedAndNotShown(t *testing.T) {
 
 func TestForbiddenSubjectsAreDenied(t *testing.T) {
 	t.Parallel()
-	b := broker(t, user("nothing"))
+	b := testbed.StartBroker(t, user("nothing"))
 	c := client(t, settings(as(b, "right")))
 	for what, call := range allCalls(c) {
 		t.Run(what, func(t *testing.T) {
@@ -221,16 +189,16 @@ func TestDocumentedPermissionsAreEnough(t *testing.T) {
 			allowed = append(allowed, "$JS.API."+request+"."+stream)
 		}
 	}
-	b := broker(t, user(allowed...))
+	b := testbed.StartBroker(t, user(allowed...))
 	log := &testbed.Log{}
 	c := client(t, settings(as(b, "right"), func(s *natskv.Settings) { s.Logger = slog.New(slog.NewTextHandler(log, nil)) }))
 	change, snapshot := newRecorder[discovery.Change](), newRecorder[discovery.Snapshot]()
-	background(t, func(ctx context.Context) error { return c.Observe(ctx, "", change) })
-	background(t, func(ctx context.Context) error { return c.Watch(ctx, "s", snapshot) })
+	testbed.Background(t, func(ctx context.Context) error { return c.Observe(ctx, "", change) })
+	testbed.Background(t, func(ctx context.Context) error { return c.Watch(ctx, "s", snapshot) })
 	testbed.Receive(t, "all entries", change.updates)
 	testbed.Receive(t, "all instances", snapshot.updates)
 	put(t, c, "a", 0)
-	background(t, func(ctx context.Context) error {
+	testbed.Background(t, func(ctx context.Context) error {
 		return c.Announce(ctx, discovery.Instance{Service: "s", ID: "i"}, func(error) {})
 	})
 	testbed.Receive(t, "the entry", change.updates)
@@ -263,21 +231,21 @@ func TestInvalidSettingsAreRejected(t *testing.T) {
 
 func TestDeleteMarkerExpires(t *testing.T) {
 	t.Parallel()
-	b := broker(t)
-	c, err := natskv.New(settings(b.ClientURL()))
+	b := testbed.StartBroker(t)
+	c, err := natskv.New(settings(b.URL()))
 	if err != nil {
 		t.Fatal(err)
 	}
 	natskv.SetMarkerTTL(c, time.Second)
-	background(t, c.Run)
+	testbed.Background(t, c.Run)
 	changes := newRecorder[discovery.Change]()
-	background(t, func(ctx context.Context) error { return c.Observe(ctx, "", changes) })
+	testbed.Background(t, func(ctx context.Context) error { return c.Observe(ctx, "", changes) })
 	testbed.Receive(t, "all entries", changes.updates)
 	revision := put(t, c, "a", 0)
 	if err := c.Delete(t.Context(), "a", revision); err != nil {
 		t.Fatal(err)
 	}
-	js := streams(t, b.ClientURL())
+	js := streams(t, b.URL())
 	poll := time.NewTicker(10 * time.Millisecond)
 	defer poll.Stop()
 	for begin := time.Now(); config(t, js, "mesh_registry").State.Msgs > 0; <-poll.C {
@@ -301,12 +269,12 @@ func TestDeleteMarkerExpires(t *testing.T) {
 
 func TestChangeWithLostAnswersIsMadeOnce(t *testing.T) {
 	t.Parallel()
-	b := broker(t)
-	c := client(t, settings(b.ClientURL()))
+	b := testbed.StartBroker(t)
+	c := client(t, settings(b.URL()))
 	for lost := 1; lost <= 3; lost++ {
 		t.Run(fmt.Sprint(lost), func(t *testing.T) {
 			var left atomic.Int64
-			proxy := startProxy(t, b.ClientURL(), func(data []byte) bool {
+			proxy := startProxy(t, b.URL(), func(data []byte) bool {
 				return bytes.Contains(data, []byte(ackBegin)) && left.Add(-1) >= 0
 			})
 			lossy, key := client(t, settings(proxy)), discovery.KeyOf(t.Name())
@@ -338,13 +306,13 @@ func TestChangeWithLostAnswersIsMadeOnce(t *testing.T) {
 
 func TestDeletedStreamIsCreatedAgain(t *testing.T) {
 	t.Parallel()
-	b := broker(t)
-	c := client(t, settings(b.ClientURL()))
+	b := testbed.StartBroker(t)
+	c := client(t, settings(b.URL()))
 	old := put(t, c, "a", 0)
 	change := newRecorder[discovery.Change]()
-	background(t, func(ctx context.Context) error { return c.Observe(ctx, "", change) })
+	testbed.Background(t, func(ctx context.Context) error { return c.Observe(ctx, "", change) })
 	testbed.Receive(t, "all entries", change.updates)
-	if err := streams(t, b.ClientURL()).DeleteStream(t.Context(), "mesh_registry"); err != nil {
+	if err := streams(t, b.URL()).DeleteStream(t.Context(), "mesh_registry"); err != nil {
 		t.Fatal(err)
 	}
 	if revision := put(t, c, "b", 0); revision <= old {
@@ -361,20 +329,21 @@ func TestDeletedStreamIsCreatedAgain(t *testing.T) {
 // A broker handles each request of a client once more for each time that it has started JetStream again.
 func TestObserverGoesOnWhenJetStreamStartsAgain(t *testing.T) {
 	t.Parallel()
-	b := broker(t)
-	c := client(t, settings(b.ClientURL()))
+	b := testbed.StartBroker(t)
+	c := client(t, settings(b.URL()))
 	put(t, c, "a", 0)
-	config := *b.JetStreamConfig()
+	broker := b.Server()
+	config := *broker.JetStreamConfig()
 	config.StoreDir = filepath.Dir(config.StoreDir)
-	if err := errors.Join(b.ShutdownJetStream(), b.EnableJetStream(&config)); err != nil {
+	if err := errors.Join(broker.ShutdownJetStream(), broker.EnableJetStream(&config)); err != nil {
 		t.Fatal(err)
 	}
 	change := newRecorder[discovery.Change]()
-	background(t, func(ctx context.Context) error { return c.Observe(ctx, "", change) })
+	testbed.Background(t, func(ctx context.Context) error { return c.Observe(ctx, "", change) })
 	testbed.Receive(t, "all entries", change.updates)
 	put(t, c, "b", 0)
 	testbed.Receive(t, "the entry", change.updates)
-	table, err := streams(t, b.ClientURL()).Stream(t.Context(), "mesh_registry")
+	table, err := streams(t, b.URL()).Stream(t.Context(), "mesh_registry")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -391,9 +360,9 @@ func TestWatcherKeepsInstancesAcrossRestart(t *testing.T) {
 	}
 	c := client(t, settings(s.url))
 	snapshot, state := newRecorder[discovery.Snapshot](), make(chan error, 64)
-	background(t, func(ctx context.Context) error { return c.Watch(ctx, "s", snapshot) })
+	testbed.Background(t, func(ctx context.Context) error { return c.Watch(ctx, "s", snapshot) })
 	testbed.Receive(t, "no instances", snapshot.updates)
-	background(t, func(ctx context.Context) error {
+	testbed.Background(t, func(ctx context.Context) error {
 		return c.Announce(ctx, discovery.Instance{Service: "s", ID: "i"}, func(err error) { state <- err })
 	})
 	testbed.Receive(t, "the instance", snapshot.updates)
@@ -416,10 +385,10 @@ func TestWatcherKeepsInstancesAcrossRestart(t *testing.T) {
 
 func TestInstanceDoesNotRemoveItsSuccessor(t *testing.T) {
 	t.Parallel()
-	b := broker(t)
-	c := client(t, settings(b.ClientURL()))
+	b := testbed.StartBroker(t)
+	c := client(t, settings(b.URL()))
 	snapshot := newRecorder[discovery.Snapshot]()
-	background(t, func(ctx context.Context) error { return c.Watch(ctx, "s", snapshot) })
+	testbed.Background(t, func(ctx context.Context) error { return c.Watch(ctx, "s", snapshot) })
 	testbed.Receive(t, "no instances", snapshot.updates)
 	announce := func(ctx context.Context, version string) error {
 		i := discovery.Instance{Service: "s", ID: "i", Meta: map[string]string{"version": version}}
@@ -429,7 +398,7 @@ func TestInstanceDoesNotRemoveItsSuccessor(t *testing.T) {
 	left := make(chan error, 1)
 	go func() { left <- announce(ctx, "1") }()
 	testbed.Receive(t, "the first", snapshot.updates)
-	background(t, func(ctx context.Context) error { return announce(ctx, "2") })
+	testbed.Background(t, func(ctx context.Context) error { return announce(ctx, "2") })
 	version := func(s discovery.Snapshot) string {
 		if len(s.Instances) == 0 {
 			return ""
@@ -456,8 +425,8 @@ func TestInstanceDoesNotRemoveItsSuccessor(t *testing.T) {
 
 func TestFullTableRejectsChangesUntilEmptied(t *testing.T) {
 	t.Parallel()
-	b := broker(t)
-	c := client(t, settings(b.ClientURL(), func(s *natskv.Settings) { s.MaxTableBytes = 1 << 20 }))
+	b := testbed.StartBroker(t)
+	c := client(t, settings(b.URL(), func(s *natskv.Settings) { s.MaxTableBytes = 1 << 20 }))
 	large := make([]byte, discovery.MaxValue)
 	var revisions []discovery.Revision
 	for {
@@ -486,7 +455,7 @@ func TestFullTableRejectsChangesUntilEmptied(t *testing.T) {
 func TestChangeOutlivesAStreamThatIsNotCreated(t *testing.T) {
 	t.Parallel()
 	folder := t.TempDir()
-	b := broker(t, func(o *server.Options) { o.StoreDir = folder })
+	b := testbed.StartBroker(t, func(o *server.Options) { o.StoreDir = folder })
 	inTheWay := filepath.Join(folder, "jetstream", "$G", "streams", "mesh_registry")
 	if err := os.MkdirAll(filepath.Dir(inTheWay), 0o700); err != nil {
 		t.Fatal(err)
@@ -494,16 +463,16 @@ func TestChangeOutlivesAStreamThatIsNotCreated(t *testing.T) {
 	if err := os.WriteFile(inTheWay, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	put(t, client(t, settings(b.ClientURL())), "a", 0)
+	put(t, client(t, settings(b.URL())), "a", 0)
 }
 
 // The entries of the new stream have the same sequences.
 func TestRevisionOfALostTableNeverMatches(t *testing.T) {
 	t.Parallel()
-	b := broker(t)
-	c := client(t, settings(b.ClientURL()))
+	b := testbed.StartBroker(t)
+	c := client(t, settings(b.URL()))
 	old := put(t, c, "a", 0)
-	if err := streams(t, b.ClientURL()).DeleteStream(t.Context(), "mesh_registry"); err != nil {
+	if err := streams(t, b.URL()).DeleteStream(t.Context(), "mesh_registry"); err != nil {
 		t.Fatal(err)
 	}
 	put(t, c, "a", 0)

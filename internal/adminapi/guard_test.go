@@ -54,14 +54,7 @@ func TestCallsWithoutValidTokenAreRejected(t *testing.T) {
 	}
 }
 
-// head is an answer without its body, which has been read.
-type head struct {
-	Status     string
-	StatusCode int
-	Header     http.Header
-}
-
-func do(t *testing.T, method, url string, edits ...func(*http.Request)) (head, string) {
+func do(t *testing.T, method, url string, edits ...func(*http.Request)) (testbed.Response, string) {
 	t.Helper()
 	r := testbed.Request(t, method, url, strings.NewReader("{}"))
 	r.Header.Set("Content-Type", "application/json")
@@ -69,7 +62,7 @@ func do(t *testing.T, method, url string, edits ...func(*http.Request)) (head, s
 		edit(r)
 	}
 	response, body := testbed.Do(t, fronttest.Client(t, false), r)
-	return head{response.Status, response.StatusCode, response.Header}, string(body)
+	return response, string(body)
 }
 
 func TestRejectedCallReportsRequiredToken(t *testing.T) {

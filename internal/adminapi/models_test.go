@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
-	"golang.org/x/sync/errgroup"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
@@ -37,16 +36,8 @@ func openModels(t *testing.T) (client adminv1connect.ModelServiceClient, registr
 		t.Fatal(err)
 	}
 	registry = models.New(models.Settings{Table: table, Logger: log})
-	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
-	var running errgroup.Group
-	running.Go(func() error { return table.Run(ctx) })
-	running.Go(func() error { return registry.Run(ctx) })
-	t.Cleanup(func() {
-		cancel()
-		if err := running.Wait(); err != nil {
-			t.Error(err)
-		}
-	})
+	testbed.Background(t, table.Run)
+	testbed.Background(t, registry.Run)
 	testbed.Eventually(t, "the models are known", func() bool { return registry.Ready() == nil })
 	stopping, stop := context.WithCancel(t.Context())
 	url := serve(t, adminapi.Settings{DeadLetters: &fake{}, Models: registry, Placer: models.NewPlacer(registry, discovery.NewMembership(nil, nil, string(mesh), log)), Stopping: stopping})

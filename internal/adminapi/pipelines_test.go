@@ -165,14 +165,6 @@ func (t traffic) Requests(_ context.Context, stage pipeline.StageName, limit int
 	return all[:min(limit, len(all))], uint64(len(all))
 }
 
-func through(name pipeline.Name, stages ...pipeline.StageName) pipeline.Pipeline {
-	out := pipeline.Pipeline{Name: name}
-	for _, stage := range stages {
-		out.Steps = append(out.Steps, pipeline.Step{Name: pipeline.StepName(stage), Stage: stage})
-	}
-	return out
-}
-
 func planner(t *testing.T, s adminapi.Settings, p protocol) adminv1connect.PipelineServiceClient {
 	t.Helper()
 	s.DeadLetters = newBed(t)
@@ -192,7 +184,7 @@ func TestPipelineIsAppliedShownAndDeleted(t *testing.T) {
 	t.Parallel()
 	for _, p := range protocols() {
 		client := planner(t, adminapi.Settings{Pipelines: &fakePipelines{}, Traffic: traffic{served: []pipeline.StageName{"a"}}}, p)
-		wanted := through("ready", "a").ToProto()
+		wanted := testbed.Pipeline("ready", "a").ToProto()
 		applied, err := applyTo(t, client, &adminv1.ApplyPipelineRequest{Pipeline: wanted, ExpectRevision: proto.Uint64(0)})
 		if err != nil || applied.GetChange() != adminv1.PipelineChange_PIPELINE_CHANGE_CREATE || !applied.GetPipeline().GetReady() || applied.GetPipeline().GetRevision() != 1 {
 			t.Fatalf("%s: apply returns %v, %v", p.name, applied, err)
@@ -230,7 +222,7 @@ func TestMismatchedPipelineNeedsForce(t *testing.T) {
 		{Record: &meshv1.HostRecord{Stage: "three", Host: "2", Ready: true, Spec: spec(3, 4), Durabilities: []string{"file"}}, Alive: true},
 	}
 	client := planner(t, adminapi.Settings{Pipelines: &fakePipelines{}, Traffic: traffic{}, Membership: fakeMembership{hosts: hosts}}, protocols()[0])
-	wanted := through("p", "one", "three", "nowhere").ToProto()
+	wanted := testbed.Pipeline("p", "one", "three", "nowhere").ToProto()
 	_, err := applyTo(t, client, &adminv1.ApplyPipelineRequest{Pipeline: wanted})
 	expect(t, "what does not fit", err, fault.PipelineDoesNotFit)
 	plans, err := client.PlanPipelines(t.Context(), connect.NewRequest(&adminv1.PlanPipelinesRequest{Pipelines: []*meshv1.Pipeline{wanted, {Name: "q"}}}))
@@ -259,13 +251,13 @@ func TestPlanReportsChanges(t *testing.T) {
 	t.Parallel()
 	b := &fakePipelines{}
 	client := planner(t, adminapi.Settings{Pipelines: b, Traffic: traffic{served: []pipeline.StageName{"a", "b"}}}, protocols()[0])
-	for _, p := range []pipeline.Pipeline{through("same", "a"), through("other", "a")} {
+	for _, p := range []pipeline.Pipeline{testbed.Pipeline("same", "a"), testbed.Pipeline("other", "a")} {
 		if _, _, err := b.Apply(t.Context(), p, nil); err != nil {
 			t.Fatal(err)
 		}
 	}
 	plans, err := client.PlanPipelines(t.Context(), connect.NewRequest(&adminv1.PlanPipelinesRequest{Pipelines: []*meshv1.Pipeline{
-		through("new", "a").ToProto(), through("other", "b").ToProto(), through("same", "a").ToProto(),
+		testbed.Pipeline("new", "a").ToProto(), testbed.Pipeline("other", "b").ToProto(), testbed.Pipeline("same", "a").ToProto(),
 	}}))
 	if err != nil {
 		t.Fatal(err)
@@ -306,7 +298,7 @@ func TestPipelineWatchEndsWhenGatewayStops(t *testing.T) {
 		if n := testbed.Receive(t, "what there is", seen); n != 0 {
 			t.Errorf("%s: the first message has %d", p.name, n)
 		}
-		if _, _, err := b.Apply(t.Context(), through("p", "a"), nil); err != nil {
+		if _, _, err := b.Apply(t.Context(), testbed.Pipeline("p", "a"), nil); err != nil {
 			t.Fatal(err)
 		}
 		if n := testbed.Receive(t, "the change", seen); n != 1 {
@@ -323,7 +315,7 @@ func TestPipelineWatchEndsWhenGatewayStops(t *testing.T) {
 func TestStagesListHostsQueuesAndPipelines(t *testing.T) {
 	t.Parallel()
 	b := &fakePipelines{}
-	for _, p := range []pipeline.Pipeline{through("p", "a", "b"), through("q", "a")} {
+	for _, p := range []pipeline.Pipeline{testbed.Pipeline("p", "a", "b"), testbed.Pipeline("q", "a")} {
 		if _, _, err := b.Apply(t.Context(), p, nil); err != nil {
 			t.Fatal(err)
 		}

@@ -48,7 +48,7 @@ func TestStopFailsCallsThatAreLeft(t *testing.T) {
 func TestAbandonedItemIsNeverDelivered(t *testing.T) {
 	t.Parallel()
 	const calls = 400
-	sums := newCounts()
+	sums := &testbed.Counts{}
 	b := newBed(t, metered(sums))
 	b.memoryQueue()
 	ctx, leave := context.WithCancel(t.Context())
@@ -65,8 +65,8 @@ func TestAbandonedItemIsNeverDelivered(t *testing.T) {
 	leave()
 	calling.Wait()
 	b.stops[b.service]()
-	if got := sums.of(cancelled("deleted")); got != calls {
-		t.Errorf("%d of %d items were deleted: %v", got, calls, sums.all())
+	if got := sums.Of(cancelled("deleted")); got != calls {
+		t.Errorf("%d of %d items were deleted: %v", got, calls, sums.All())
 	}
 	items := b.pulls(pipeline.Memory)
 	answer := infer(t.Context(), b.gateway("another"), ask("wanted"))
@@ -128,7 +128,7 @@ func TestHostsAreNotifiedOfItemsInFlight(t *testing.T) {
 
 func TestDeadlineCancelsNothing(t *testing.T) {
 	t.Parallel()
-	sums := newCounts()
+	sums := &testbed.Counts{}
 	b := newBed(t, metered(sums))
 	b.memoryQueue()
 	ctx, cancel := context.WithTimeout(t.Context(), 150*time.Millisecond)
@@ -146,7 +146,7 @@ func TestDeadlineCancelsNothing(t *testing.T) {
 	leave()
 	b.stops[b.service]()
 	for _, how := range []string{"deleted", "notified", "failed"} {
-		if n := sums.of(cancelled(how)); n > 0 {
+		if n := sums.Of(cancelled(how)); n > 0 {
 			t.Errorf("%d %s", n, how)
 		}
 	}
@@ -178,7 +178,7 @@ func TestAnyGatewayCancelsARequest(t *testing.T) {
 		for _, through := range []string{"its own", "another"} {
 			t.Run(string(d)+" through "+through, func(t *testing.T) {
 				t.Parallel()
-				sums := newCounts()
+				sums := &testbed.Counts{}
 				b := newBed(t, metered(sums))
 				b.alive()
 				b.ensureQueue(d)
@@ -200,7 +200,7 @@ func TestAnyGatewayCancelsARequest(t *testing.T) {
 					t.Errorf("got %v", f)
 				}
 				b.wait(d, 0)
-				testbed.Eventually(t, "it is counted", func() bool { return sums.of(cancelled("deleted")) == 1 })
+				testbed.Eventually(t, "it is counted", func() bool { return sums.Of(cancelled("deleted")) == 1 })
 				response, err := asked.Result(t.Context(), request, 0)
 				if d == pipeline.Memory {
 					_ = wantFault(t, response, err, fault.NotFound)
@@ -269,7 +269,7 @@ func TestCancelKeepsAStoredResult(t *testing.T) {
 
 func TestCancelOfAnUnknownRequestNotifiesHosts(t *testing.T) {
 	t.Parallel()
-	sums := newCounts()
+	sums := &testbed.Counts{}
 	b := newBed(t, metered(sums))
 	notices := b.cancelMessages()
 	id := uuid.NewString()
@@ -293,8 +293,8 @@ func TestCancelOfAnUnknownRequestNotifiesHosts(t *testing.T) {
 	if err := b.service.Cancel(t.Context(), id); fault.From(err).Reason != fault.BrokerUnavailable {
 		t.Errorf("without a broker: %v", err)
 	}
-	if noticed, failed := sums.of(cancelled("notified")), sums.of(cancelled("failed")); noticed != 1 || failed != 1 {
-		t.Errorf("counted %v", sums.all())
+	if noticed, failed := sums.Of(cancelled("notified")), sums.Of(cancelled("failed")); noticed != 1 || failed != 1 {
+		t.Errorf("counted %v", sums.All())
 	}
 	b.broker.Restore()
 }
@@ -318,7 +318,7 @@ func TestCancelByIDIsAdmittedLikeARequest(t *testing.T) {
 
 func TestMalformedCancelIsCountedAndDropped(t *testing.T) {
 	t.Parallel()
-	sums := newCounts()
+	sums := &testbed.Counts{}
 	b := newBed(t, metered(sums))
 	b.alive()
 	items := b.pulls(pipeline.Memory)
@@ -335,7 +335,7 @@ func TestMalformedCancelIsCountedAndDropped(t *testing.T) {
 		}
 	}
 	testbed.Eventually(t, "they are counted", func() bool {
-		return sums.of("stagemesh.gateway.dropped_replies malformed_cancel") == int64(len(notices))
+		return sums.Of("stagemesh.gateway.dropped_replies malformed_cancel") == int64(len(notices))
 	})
 	b.end(item.env, 1, []byte("done"))
 	if got := testbed.Receive(t, "answer", answer); got.err != nil {

@@ -81,7 +81,7 @@ func (b *bed) awaitFree(key string) *call.Service {
 // The claim is there and its request is not.
 func TestKeyOfADeadGatewayIsTakenOver(t *testing.T) {
 	t.Parallel()
-	counts := newCounts()
+	counts := &testbed.Counts{}
 	b := newBed(t, metered(counts))
 	b.alive()
 	items := b.pulls(pipeline.Memory)
@@ -102,20 +102,20 @@ func TestKeyOfADeadGatewayIsTakenOver(t *testing.T) {
 			t.Errorf("the answer of request %s", id)
 		}
 	}
-	if counts.of(outcome("taken_over")) != 1 || len(items) > 0 {
-		t.Errorf("%d more were made; counted %v", len(items), counts.all())
+	if counts.Of(outcome("taken_over")) != 1 || len(items) > 0 {
+		t.Errorf("%d more were made; counted %v", len(items), counts.All())
 	}
 }
 
 func TestRetryableFailureFreesTheKey(t *testing.T) {
 	t.Parallel()
 	eachDurability(t, func(t *testing.T, d pipeline.Durability) {
-		counts := newCounts()
+		counts := &testbed.Counts{}
 		b := newBed(t, metered(counts))
 		b.alive()
 		r, first, item, items := b.firstWithKey(d)
 		second := infer(t.Context(), b.gateway("other", metered(counts)), r)
-		testbed.Eventually(t, "the second waits", func() bool { return counts.of(outcome("follower")) == 1 })
+		testbed.Eventually(t, "the second waits", func() bool { return counts.Of(outcome("follower")) == 1 })
 		b.finish(item, failed(fault.RunnerOutOfMemory)(item.env))
 		if id := fails(t, first, fault.RunnerOutOfMemory); id != string(item.env.RequestID) {
 			t.Errorf("the failure of request %s", id)
@@ -125,8 +125,8 @@ func TestRetryableFailureFreesTheKey(t *testing.T) {
 		if id := answers(t, second, "did it"); id != string(again.env.RequestID) || again.env.RequestID == item.env.RequestID {
 			t.Errorf("the answer of request %s after %s failed", id, item.env.RequestID)
 		}
-		if counts.of(outcome("taken_over")) != 1 {
-			t.Errorf("counted %v", counts.all())
+		if counts.Of(outcome("taken_over")) != 1 {
+			t.Errorf("counted %v", counts.All())
 		}
 	})
 }
@@ -212,7 +212,7 @@ func TestLateResultIsTheKeysAnswer(t *testing.T) {
 
 func TestCancelledRequestFreesItsKey(t *testing.T) {
 	t.Parallel()
-	counts := newCounts()
+	counts := &testbed.Counts{}
 	b := newBed(t, metered(counts))
 	b.memoryQueue()
 	first := infer(t.Context(), b.service, withKey("key", "it"))
@@ -226,7 +226,7 @@ func TestCancelledRequestFreesItsKey(t *testing.T) {
 	}
 	other := b.gateway("other", metered(counts))
 	second := infer(t.Context(), other, withKey("key", "it"))
-	testbed.Eventually(t, "the second waits", func() bool { return counts.of(outcome("follower")) == 1 })
+	testbed.Eventually(t, "the second waits", func() bool { return counts.Of(outcome("follower")) == 1 })
 	if err := other.Cancel(t.Context(), string(r.Claim.RequestID)); err != nil {
 		t.Fatal(err)
 	}
@@ -243,7 +243,7 @@ func TestCancelledRequestFreesItsKey(t *testing.T) {
 
 func TestLostQueueFreesTheKey(t *testing.T) {
 	t.Parallel()
-	counts := newCounts()
+	counts := &testbed.Counts{}
 	b := newBed(t, metered(counts))
 	b.memoryQueue()
 	// Its caller and its gateway are gone.
@@ -251,7 +251,7 @@ func TestLostQueueFreesTheKey(t *testing.T) {
 	lost := b.claim(r, time.Hour)
 	second := infer(t.Context(), b.service, r)
 	testbed.Eventually(t, "the second waits, and the first for longer than clocks may differ", func() bool {
-		return counts.of(outcome("follower")) == 1 && time.Since(lost.Claim.AdmittedAt) > call.ClockSlack
+		return counts.Of(outcome("follower")) == 1 && time.Since(lost.Claim.AdmittedAt) > call.ClockSlack
 	})
 	b.bounce()
 	b.answerAll()
@@ -301,12 +301,12 @@ func (b *bed) stopNow(s *call.Service) {
 func TestStoppedGatewayKeepsItsKeys(t *testing.T) {
 	t.Parallel()
 	eachDurability(t, func(t *testing.T, d pipeline.Durability) {
-		counts := newCounts()
+		counts := &testbed.Counts{}
 		b := newBed(t)
 		b.alive()
 		r, first, item, items := b.firstWithKey(d)
 		second := infer(t.Context(), b.gateway("other", metered(counts)), r)
-		testbed.Eventually(t, "the second waits", func() bool { return counts.of(outcome("follower")) == 1 })
+		testbed.Eventually(t, "the second waits", func() bool { return counts.Of(outcome("follower")) == 1 })
 		b.stopNow(b.service)
 		fails(t, first, fault.ShuttingDown)
 		if record, err := b.claims().Get(t.Context(), keyOf(r)); err != nil || record.Claim == nil || record.Claim.Released {
@@ -321,7 +321,7 @@ func TestStoppedGatewayKeepsItsKeys(t *testing.T) {
 
 func TestStoppedGatewayEndsItsFollowers(t *testing.T) {
 	t.Parallel()
-	counts := newCounts()
+	counts := &testbed.Counts{}
 	b := newBed(t)
 	b.alive()
 	items := b.pulls(pipeline.Memory)
@@ -329,27 +329,27 @@ func TestStoppedGatewayEndsItsFollowers(t *testing.T) {
 	item := testbed.Receive(t, "item", items)
 	other := b.gateway("other", metered(counts))
 	second := infer(t.Context(), other, withKey("key", "it"))
-	testbed.Eventually(t, "the second waits", func() bool { return counts.of(outcome("follower")) == 1 })
+	testbed.Eventually(t, "the second waits", func() bool { return counts.Of(outcome("follower")) == 1 })
 	b.stopNow(other)
 	fails(t, second, fault.ShuttingDown)
 	b.finish(item, did(item.env))
 	answers(t, first, "did it")
-	if len(items) > 0 || counts.of(outcome("taken_over")) > 0 {
-		t.Errorf("%d more were made, counted %v", len(items), counts.all())
+	if len(items) > 0 || counts.Of(outcome("taken_over")) > 0 {
+		t.Errorf("%d more were made, counted %v", len(items), counts.All())
 	}
 }
 
 // What the key meant is lost, and the follower makes its own request.
 func TestFollowerSurvivesTheLossOfAllKeys(t *testing.T) {
 	t.Parallel()
-	counts := newCounts()
+	counts := &testbed.Counts{}
 	b := newBed(t)
 	b.alive()
 	items := b.pulls(pipeline.Memory)
 	first := infer(t.Context(), b.service, withKey("key", "it"))
 	item := testbed.Receive(t, "item", items)
 	second := infer(t.Context(), b.gateway("other", metered(counts)), withKey("key", "it"))
-	testbed.Eventually(t, "the second waits", func() bool { return counts.of(outcome("follower")) == 1 })
+	testbed.Eventually(t, "the second waits", func() bool { return counts.Of(outcome("follower")) == 1 })
 	if err := b.host.JetStream().DeleteStream(t.Context(), b.host.ClaimStream()); err != nil {
 		t.Fatal(err)
 	}

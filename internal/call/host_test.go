@@ -2,14 +2,10 @@ package call_test
 
 import (
 	"context"
-	"maps"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"go.opentelemetry.io/otel/metric"
-	"go.opentelemetry.io/otel/metric/noop"
 
 	"github.com/stagemesh/stagemesh/internal/bus"
 	"github.com/stagemesh/stagemesh/internal/call"
@@ -200,58 +196,8 @@ func (b *bed) published(d pipeline.Durability, handle func(*nats.Msg)) {
 	}
 }
 
-// counts is a meter that remembers the sums of its counters by their names and
-// attributes.
-type counts struct {
-	noop.Meter
-
-	mu   sync.Mutex
-	sums map[string]int64
-}
-
-var _ metric.Meter = (*counts)(nil)
-
-func newCounts() *counts { return &counts{sums: map[string]int64{}} }
-
-// Int64Counter implements metric.Meter.
-func (c *counts) Int64Counter(name string, _ ...metric.Int64CounterOption) (metric.Int64Counter, error) {
-	return counter{counts: c, name: name}, nil
-}
-
-// of returns the sum of "name value".
-func (c *counts) of(key string) int64 {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.sums[key]
-}
-
-func (c *counts) all() map[string]int64 {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return maps.Clone(c.sums)
-}
-
-type counter struct {
-	noop.Int64Counter
-
-	counts *counts
-	name   string
-}
-
-// Add implements metric.Int64Counter.
-func (c counter) Add(_ context.Context, n int64, options ...metric.AddOption) {
-	key := c.name
-	set := metric.NewAddConfig(options).Attributes()
-	for _, attribute := range set.ToSlice() {
-		key += " " + attribute.Value.AsString()
-	}
-	c.counts.mu.Lock()
-	defer c.counts.mu.Unlock()
-	c.counts.sums[key] += n
-}
-
 // metered makes a service count into the counts.
-func metered(c *counts) func(*call.Settings) {
+func metered(c *testbed.Counts) func(*call.Settings) {
 	return func(s *call.Settings) { s.Meter = c }
 }
 

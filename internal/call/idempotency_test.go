@@ -132,7 +132,7 @@ func TestOneRequestRunsPerKey(t *testing.T) {
 	t.Parallel()
 	eachDurability(t, func(t *testing.T, d pipeline.Durability) {
 		const callers = 100
-		counts := newCounts()
+		counts := &testbed.Counts{}
 		b := newBed(t, metered(counts))
 		b.alive()
 		gateways := []*call.Service{b.service, b.gateway("other", metered(counts))}
@@ -144,7 +144,7 @@ func TestOneRequestRunsPerKey(t *testing.T) {
 			asked = append(asked, infer(t.Context(), gateways[i%2], r))
 		}
 		item := testbed.Receive(t, "item", items)
-		testbed.Eventually(t, "the others wait", func() bool { return counts.of(outcome("follower")) == callers-1 })
+		testbed.Eventually(t, "the others wait", func() bool { return counts.Of(outcome("follower")) == callers-1 })
 		b.finish(item, did(item.env))
 		for _, from := range asked {
 			if id := answers(t, from, "did it"); id != string(item.env.RequestID) {
@@ -154,8 +154,8 @@ func TestOneRequestRunsPerKey(t *testing.T) {
 		if len(items) > 0 {
 			t.Errorf("%d more were made", len(items))
 		}
-		if counts.of(outcome("first")) != 1 {
-			t.Errorf("counted %v", counts.all())
+		if counts.Of(outcome("first")) != 1 {
+			t.Errorf("counted %v", counts.All())
 		}
 	})
 }
@@ -163,7 +163,7 @@ func TestOneRequestRunsPerKey(t *testing.T) {
 func TestKeyReturnsTheStoredResultThroughAnyGateway(t *testing.T) {
 	t.Parallel()
 	eachDurability(t, func(t *testing.T, d pipeline.Durability) {
-		counts := newCounts()
+		counts := &testbed.Counts{}
 		b := newBed(t)
 		b.alive()
 		r, first, item, items := b.firstWithKey(d)
@@ -181,8 +181,8 @@ func TestKeyReturnsTheStoredResultThroughAnyGateway(t *testing.T) {
 		if got := fails(t, infer(t.Context(), other, r), fault.InvalidRequest); got != id {
 			t.Errorf("the failure of request %s", id)
 		}
-		if counts.of(outcome("stored")) != 4 || len(items) > 0 {
-			t.Errorf("%d more were made; counted %v", len(items), counts.all())
+		if counts.Of(outcome("stored")) != 4 || len(items) > 0 {
+			t.Errorf("%d more were made; counted %v", len(items), counts.All())
 		}
 	})
 }
@@ -235,7 +235,7 @@ func TestKeyNamesItsRequest(t *testing.T) {
 
 func TestKeyWithAnotherPayloadIsAMismatch(t *testing.T) {
 	t.Parallel()
-	counts := newCounts()
+	counts := &testbed.Counts{}
 	b := newBed(t, metered(counts))
 	b.alive()
 	items := b.pulls(pipeline.Memory)
@@ -251,8 +251,8 @@ func TestKeyWithAnotherPayloadIsAMismatch(t *testing.T) {
 	b.finish(item, did(item.env))
 	answers(t, first, "did it")
 	check("when it is done")
-	if counts.of(outcome("mismatch")) != 2 || len(items) > 0 {
-		t.Errorf("%d more were made; counted %v", len(items), counts.all())
+	if counts.Of(outcome("mismatch")) != 2 || len(items) > 0 {
+		t.Errorf("%d more were made; counted %v", len(items), counts.All())
 	}
 }
 
@@ -300,7 +300,7 @@ func TestRequestWithAKeyOutlivesItsCaller(t *testing.T) {
 
 func TestFollowerThatLeavesAffectsNoOther(t *testing.T) {
 	t.Parallel()
-	counts := newCounts()
+	counts := &testbed.Counts{}
 	b := newBed(t, metered(counts))
 	b.alive()
 	items := b.pulls(pipeline.Memory)
@@ -308,14 +308,14 @@ func TestFollowerThatLeavesAffectsNoOther(t *testing.T) {
 	item := testbed.Receive(t, "item", items)
 	ctx, leave := context.WithCancel(t.Context())
 	leaver, stays := infer(ctx, b.service, withKey("key", "it")), infer(t.Context(), b.service, withKey("key", "it"))
-	testbed.Eventually(t, "both wait", func() bool { return counts.of(outcome("follower")) == 2 })
+	testbed.Eventually(t, "both wait", func() bool { return counts.Of(outcome("follower")) == 2 })
 	leave()
 	if id := fails(t, leaver, fault.Cancelled); id != string(item.env.RequestID) {
 		t.Errorf("the failure of request %s", id)
 	}
 	late := expiring{t.Context(), make(chan struct{})}
 	short := infer(late, b.service, withKey("key", "it"))
-	testbed.Eventually(t, "a third waits", func() bool { return counts.of(outcome("follower")) == 3 })
+	testbed.Eventually(t, "a third waits", func() bool { return counts.Of(outcome("follower")) == 3 })
 	close(late.expired)
 	if id := fails(t, short, fault.DeadlineExceeded); id != string(item.env.RequestID) {
 		t.Errorf("the failure of request %s", id)
@@ -344,7 +344,7 @@ func (c expiring) Err() error {
 
 func TestDurableRequestWithAKeySurvivesTheBroker(t *testing.T) {
 	t.Parallel()
-	counts := newCounts()
+	counts := &testbed.Counts{}
 	b := newBed(t, metered(counts))
 	b.fileQueue()
 	r := withKey("key", "it")
@@ -352,7 +352,7 @@ func TestDurableRequestWithAKeySurvivesTheBroker(t *testing.T) {
 	first, second := infer(t.Context(), b.service, r), infer(t.Context(), b.gateway("other", metered(counts)), r)
 	testbed.Eventually(t, "one waits for the other", func() bool {
 		info, err := b.host.Queue(t.Context(), stage, pipeline.File)
-		return err == nil && info.Items == 1 && counts.of(outcome("follower")) == 1
+		return err == nil && info.Items == 1 && counts.Of(outcome("follower")) == 1
 	})
 	b.bounce()
 	items := b.pulls(pipeline.File)
@@ -460,7 +460,7 @@ func TestFollowersStreamReportsMissedChunks(t *testing.T) {
 	for name, chunks := range map[string]int{"an answer in one piece": 0, "an answer in chunks": 2} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			counts := newCounts()
+			counts := &testbed.Counts{}
 			b := newBed(t, metered(counts))
 			b.alive()
 			items := b.pulls(pipeline.Memory)
@@ -480,7 +480,7 @@ func TestFollowersStreamReportsMissedChunks(t *testing.T) {
 			item := testbed.Receive(t, "item", items)
 			var none atomic.Int64
 			second := stream(&none)
-			testbed.Eventually(t, "the second waits", func() bool { return counts.of(outcome("follower")) == 1 })
+			testbed.Eventually(t, "the second waits", func() bool { return counts.Of(outcome("follower")) == 1 })
 			b.chunks(item.env, chunks, 1)
 			reply := did(item.env)
 			reply.Seq = uint64(chunks + 1)
@@ -504,7 +504,7 @@ func TestFollowersStreamReportsMissedChunks(t *testing.T) {
 
 func TestStoppingGatewayAnswersItsFollowers(t *testing.T) {
 	t.Parallel()
-	counts := newCounts()
+	counts := &testbed.Counts{}
 	b := newBed(t)
 	b.alive()
 	items := b.pulls(pipeline.Memory)
@@ -519,7 +519,7 @@ func TestStoppingGatewayAnswersItsFollowers(t *testing.T) {
 			}
 		})
 	}
-	testbed.Eventually(t, "they wait", func() bool { return counts.of(outcome("follower")) == 5 })
+	testbed.Eventually(t, "they wait", func() bool { return counts.Of(outcome("follower")) == 5 })
 	other.Close()
 	fails(t, infer(t.Context(), other, withKey("key", "it")), fault.ShuttingDown)
 	b.finish(item, did(item.env))

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"reflect"
-	"runtime"
 	"strings"
 	"testing"
 
@@ -13,6 +12,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/stagemesh/stagemesh/internal/envelope"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 )
 
@@ -307,20 +307,12 @@ func TestMemoryIsProportionalToTheMessage(t *testing.T) {
 				func() { _, _ = envelope.Decode(data) },
 				func() { _, _ = envelope.DecodeReply(data) },
 			} {
-				if took := allocated(decode); took > most*uint64(len(data)) {
+				if took := testbed.Allocated(decode); took > most*uint64(len(data)) {
 					t.Errorf("%d bytes took %d", len(data), took)
 				}
 			}
 		})
 	}
-}
-
-func allocated(run func()) uint64 {
-	var before, after runtime.MemStats
-	runtime.ReadMemStats(&before)
-	run()
-	runtime.ReadMemStats(&after)
-	return after.TotalAlloc - before.TotalAlloc
 }
 
 func TestDecodeAllocatesLittle(t *testing.T) {

@@ -20,6 +20,7 @@ import (
 	"github.com/stagemesh/stagemesh/services/runners"
 
 	"github.com/stagemesh/stagemesh/internal/load"
+	"github.com/stagemesh/stagemesh/test/meshtest"
 )
 
 // A broker that stops while a queue is created does not stop the clock that all brokers
@@ -46,18 +47,8 @@ func mesh(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, err := stagemesh.FromFile(f, stagemesh.FileSettings{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := m.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := m.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
+	m := meshtest.FromFile(t, f, stagemesh.FileSettings{})
+	meshtest.Start(t, m)
 	return m.URL()
 }
 

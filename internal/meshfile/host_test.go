@@ -442,7 +442,7 @@ pipelines:
 
 func TestSharedSettingsAreAlwaysChecked(t *testing.T) {
 	t.Parallel()
-	path := testbed.WriteFile(t, "mesh.yaml", "mesh: M\nnats: {url: b, listen: x}\n")
+	path := testbed.MeshFile(t, "mesh: M\nnats: {url: b, listen: x}\n")
 	_, err := meshfile.Read(path, meshfile.KindOf("top_k", runners.NewTopK), meshfile.KindOf("onnx", onnx.New))
 	if err == nil || len(strings.Split(err.Error(), "\n")) != 3 {
 		t.Errorf("got %v", err)
@@ -474,7 +474,7 @@ func TestBrokerFromAFlagKeepsTheFilesSecrets(t *testing.T) {
 		"nobody is reached":           {"token_file: token", "", "nats.token_file: "},
 		"two who":                     {"token_file: token", "nats://u:pw@b:4222", "nats.token_file: the user in url says already who this is"},
 	} {
-		path := testbed.WriteFile(t, "mesh.yaml", "mesh: m\nnats: {"+test.nats+"}\n")
+		path := testbed.MeshFile(t, "mesh: m\nnats: {"+test.nats+"}\n")
 		f, err := meshfile.Flags{Broker: test.broker}.Read(path)
 		if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) || err == nil && (f.NATS.URL != test.broker || f.NATS.Listen != "") {
 			t.Errorf("%s: %v", name, err)
@@ -504,7 +504,7 @@ jobs:
 	if got := mustParse(t, text).SecretFiles(); !slices.Equal(got, want) {
 		t.Errorf("got %q", got)
 	}
-	path := testbed.WriteFile(t, "mesh.yaml", "mesh: m\nnats: {url: \"nats://u:pw@b:4222\"}\n")
+	path := testbed.MeshFile(t, "mesh: m\nnats: {url: \"nats://u:pw@b:4222\"}\n")
 	for broker, want := range map[string][]string{"": {path}, "nats://c:4222": nil} {
 		f, err := meshfile.Flags{Broker: broker}.Read(path)
 		if got := f.SecretFiles(); err != nil || !slices.Equal(got, want) {

@@ -64,7 +64,7 @@ func TestModelsArePlacedByTheRecordsOfHosts(t *testing.T) {
 				announce(t, store, host, edit)
 			}
 			members := discovery.NewMembership(store, store, "test", slog.New(slog.DiscardHandler))
-			run(t, members.Run)
+			testbed.Background(t, members.Run)
 			testbed.Eventually(t, "both hosts are known", func() bool {
 				known := members.Hosts()
 				return len(known) == 2 && known[0].Alive && known[1].Alive
@@ -117,10 +117,10 @@ func announce(t *testing.T, store *natskv.Store, host string, edit func(r *meshv
 		edit(r)
 	}
 	log := slog.New(slog.DiscardHandler)
-	run(t, func(ctx context.Context) error {
+	testbed.Background(t, func(ctx context.Context) error {
 		return discovery.KeepAnnounced(ctx, store, discovery.HostInstance(r), func(error) {}, log)
 	})
-	run(t, func(ctx context.Context) error {
+	testbed.Background(t, func(ctx context.Context) error {
 		return discovery.PublishHost(ctx, store, func() *meshv1.HostRecord { return r }, log)
 	})
 }
@@ -133,7 +133,7 @@ func TestPlacedLoadsCountAtOnce(t *testing.T) {
 	announce(t, store, "a", func(r *meshv1.HostRecord) { r.Cache.Queued = 3 })
 	announce(t, store, "b", nil)
 	members := discovery.NewMembership(store, store, "test", slog.New(slog.DiscardHandler))
-	run(t, members.Run)
+	testbed.Background(t, members.Run)
 	testbed.Eventually(t, "both hosts are known", func() bool {
 		known := members.Hosts()
 		return len(known) == 2 && known[0].Alive && known[1].Alive

@@ -36,22 +36,8 @@ func table(t testing.TB, b *testbed.Broker) discovery.Table {
 	if err != nil {
 		t.Fatal(err)
 	}
-	run(t, store.Run)
+	testbed.Background(t, store.Run)
 	return store
-}
-
-// run runs a function until the test ends.
-func run(t testing.TB, f func(context.Context) error) {
-	t.Helper()
-	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
-	done := make(chan error, 1)
-	go func() { done <- f(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil && !errors.Is(err, context.Canceled) {
-			t.Errorf("ended with %v", err)
-		}
-	})
 }
 
 // gateway returns a registry as a gateway has it.
@@ -62,7 +48,7 @@ func gateway(t testing.TB, b *testbed.Broker, edits ...func(*models.Settings)) *
 		edit(&s)
 	}
 	r := models.New(s)
-	run(t, r.Run)
+	testbed.Background(t, r.Run)
 	testbed.Eventually(t, "the models are known", func() bool { return r.Ready() == nil })
 	return r
 }
@@ -297,7 +283,7 @@ func TestNoAliasPointsAtNothing(t *testing.T) {
 	b := testbed.StartBroker(t)
 	gateways := []*models.Registry{gateway(t, b), gateway(t, b), gateway(t, b)}
 	watched := table(t, b)
-	run(t, func(ctx context.Context) error {
+	testbed.Background(t, func(ctx context.Context) error {
 		return watched.Observe(ctx, "models", &watcher{t: t, models: map[string]bool{}, aliases: map[string]*meshv1.Alias{}})
 	})
 	var work sync.WaitGroup
@@ -419,7 +405,7 @@ func TestNewProcessAwaitsTheRefill(t *testing.T) {
 	}
 	put(`{"model": {"id": "m", "stage": "score"}}`, "records", "m")
 	r := models.New(models.Settings{Table: table(t, b), Logger: slog.New(slog.NewTextHandler(logged, nil))})
-	run(t, r.Run)
+	testbed.Background(t, r.Run)
 	testbed.Receive(t, "the warning that the registry is being filled", logged)
 	_, _, err := r.Find(t.Context(), "n")
 	expect(t, "a model that is not there yet", err, fault.RegistryUnavailable)

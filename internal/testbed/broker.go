@@ -46,7 +46,8 @@ func BrokerOptions(folder string) *server.Options {
 	}
 }
 
-// StartBroker returns a running broker. The edits change its options first.
+// StartBroker returns a running broker. The edits change its options first. Where they add users,
+// the first one may do all.
 func StartBroker(t testing.TB, edits ...func(*server.Options)) *Broker {
 	t.Helper()
 	b := &Broker{t: t, options: BrokerOptions(t.TempDir())}
@@ -79,17 +80,21 @@ func (b *Broker) Restore() {
 	if err != nil {
 		b.t.Fatalf("broker: %v", err)
 	}
-	if err := StartServer(s, b.options.Authorization); err != nil {
+	login := nats.Token(b.options.Authorization)
+	if len(b.options.Users) > 0 {
+		login = nats.UserInfo(b.options.Users[0].Username, b.options.Users[0].Password)
+	}
+	if err := StartServer(s, login); err != nil {
 		b.t.Fatalf("broker: %v", err)
 	}
 	b.server = s
 }
 
 // StartServer starts a broker that is not in a cluster and has been made with DontListen. It
-// accepts connections once it is warm.
-func StartServer(s *server.Server, token string) error {
+// accepts connections once it is warm. The options log in.
+func StartServer(s *server.Server, options ...nats.Option) error {
 	s.Start()
-	if err := bus.WarmUp(s, nats.Token(token)); err != nil {
+	if err := bus.WarmUp(s, options...); err != nil {
 		return err
 	}
 	s.AcceptLoop(make(chan struct{}))
@@ -121,6 +126,9 @@ func (b *Broker) Connect(mesh pipeline.MeshName, edits ...func(*bus.Settings)) *
 	return conn
 }
 
+// Server returns the server of a broker that runs.
+func (b *Broker) Server() *server.Server { return b.server }
+
 // Connections returns the number of connections so far, with the rejected ones.
 func (b *Broker) Connections() uint64 {
 	b.t.Helper()
@@ -141,4 +149,13 @@ func (b *Broker) Client() *nats.Conn {
 	}
 	b.t.Cleanup(nc.Close)
 	return nc
+}
+
+// Pipeline returns a pipeline of steps that are named as their stages.
+func Pipeline(name pipeline.Name, stages ...pipeline.StageName) pipeline.Pipeline {
+	p := pipeline.Pipeline{Name: name}
+	for _, stage := range stages {
+		p.Steps = append(p.Steps, pipeline.Step{Name: pipeline.StepName(stage), Stage: stage})
+	}
+	return p
 }

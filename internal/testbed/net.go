@@ -2,16 +2,20 @@ package testbed
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net"
 	"net/http"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/health"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 )
 
 // Listen returns a listener on a free port, which is closed with the test.
@@ -34,6 +38,24 @@ func Dial(t testing.TB, address string, options ...grpc.DialOption) *grpc.Client
 	}
 	t.Cleanup(func() { _ = conn.Close() })
 	return conn
+}
+
+// ServeHealth serves grpc.health.v1 until the test ends, or stop is called.
+func ServeHealth(t testing.TB, options ...grpc.ServerOption) (address string, h *health.Server, stop func()) {
+	t.Helper()
+	listener, server := Listen(t), grpc.NewServer(options...)
+	h = health.NewServer()
+	healthv1.RegisterHealthServer(server, h)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	stop = sync.OnceFunc(func() {
+		server.Stop()
+		if err := <-served; err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(stop)
+	return listener.Addr().String(), h, stop
 }
 
 // Get returns the status and body of a page. It keeps no connection open, and works in a
@@ -78,6 +100,17 @@ func Do(t testing.TB, client *http.Client, request *http.Request) (Response, []b
 		t.Fatal(err)
 	}
 	return Response{response.Status, response.StatusCode, response.Header, response.Trailer}, body
+}
+
+// Call sends a text with headers, each a name and a value, and returns the response and its body.
+func Call(t testing.TB, client *http.Client, method, url, text string, headers ...string) (response Response, body string) {
+	t.Helper()
+	r := Request(t, method, url, strings.NewReader(text))
+	for i := 0; i+1 < len(headers); i += 2 {
+		r.Header.Set(headers[i], headers[i+1])
+	}
+	response, data := Do(t, client, r)
+	return response, string(data)
 }
 
 // Metric returns a metric from a page of Prometheus, summed over the series that have the

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -18,7 +19,7 @@ import (
 
 // Process is a program in a process of its own, which is killed when the test ends.
 type Process struct {
-	// Out and Err are its standard output and its standard error.
+	// Out and Err are its standard output and its standard error, unless the command has others.
 	Out, Err Log
 
 	t     testing.TB
@@ -28,15 +29,22 @@ type Process struct {
 	err   error
 }
 
-// StartProcess starts a command. Its standard input stays open until the process ends,
-// see UntilOrphaned. The log of the test has its output if the test fails.
+// StartProcess starts a command. Its standard input, unless it has one, stays open until the
+// process ends, see UntilOrphaned. The log of the test has its output if the test fails.
 func StartProcess(t testing.TB, cmd *exec.Cmd) *Process {
 	t.Helper()
 	p := &Process{t: t, cmd: cmd, ended: make(chan struct{})}
-	cmd.Stdout, cmd.Stderr = &p.Out, &p.Err
-	var err error
-	if p.stdin, err = cmd.StdinPipe(); err != nil {
-		t.Fatal(err)
+	if cmd.Stdout == nil {
+		cmd.Stdout = &p.Out
+	}
+	if cmd.Stderr == nil {
+		cmd.Stderr = &p.Err
+	}
+	if p.stdin = io.NopCloser(nil); cmd.Stdin == nil {
+		var err error
+		if p.stdin, err = cmd.StdinPipe(); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -141,6 +149,31 @@ func (p *Process) HasEnded() bool {
 
 // ExitCode returns the exit code of a process that has ended, -1 after a signal.
 func (p *Process) ExitCode() int { return p.cmd.ProcessState.ExitCode() }
+
+// IsRunning reports whether there is such a process that is not a zombie.
+func IsRunning(pid int) bool {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		_, err := os.Stat("/proc/self/stat")
+		return syscall.Kill(pid, 0) == nil && err != nil
+	}
+	_, rest, _ := strings.Cut(string(text), ") ")
+	return !strings.HasPrefix(rest, "Z") && !strings.HasPrefix(rest, "X")
+}
+
+// AwaitGone waits until no such process runs. One that stays is killed, and fails the test.
+func AwaitGone(t testing.TB, pid int, within time.Duration) {
+	t.Helper()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for end := time.Now().Add(within); IsRunning(pid); <-tick.C {
+		if time.Now().After(end) {
+			t.Errorf("process %d runs still, %s later", pid, within)
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+			return
+		}
+	}
+}
 
 // Log keeps the text that is written to it. It is safe for concurrent use.
 type Log struct {

@@ -10,8 +10,6 @@ import (
 	"encoding/pem"
 	"math/big"
 	"net"
-	"os"
-	"path/filepath"
 	"testing"
 	"time"
 )
@@ -102,32 +100,6 @@ func ServerTLS(t testing.TB, certFile, keyFile string) *tls.Config {
 		t.Fatal(err)
 	}
 	return &tls.Config{Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS12}
-}
-
-// SecretFile returns the path of a file with the text.
-func SecretFile(t testing.TB, text string) string {
-	t.Helper()
-	return WriteFile(t, "secret", text)
-}
-
-// WriteFile returns the path of a file of that name with the text, in a folder of its own.
-func WriteFile[T string | []byte](t testing.TB, name string, text T) string {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), name)
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return path
-}
-
-// ReadFile returns what a file has.
-func ReadFile(t testing.TB, path string) []byte {
-	t.Helper()
-	out, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return out
 }
 
 func newKey(t testing.TB) *ecdsa.PrivateKey {

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"testing"
 )
 
 // tools has the result of each target that Tools has made.
@@ -63,3 +64,37 @@ func Repository() (string, error) {
 		folder = above
 	}
 }
+
+// Program is the program stagemesh, which the first test that needs it builds.
+type Program struct {
+	once   sync.Once
+	folder string
+	err    error
+}
+
+// Path returns where the program is, which is linked without C.
+func (p *Program) Path(t testing.TB) string {
+	t.Helper()
+	p.once.Do(func() { p.err = p.build() })
+	if p.err != nil {
+		t.Fatal(p.err)
+	}
+	return filepath.Join(p.folder, "stagemesh")
+}
+
+func (p *Program) build() (err error) {
+	// Other tests use it as well.
+	if p.folder, err = os.MkdirTemp("", "stagemesh-"); err != nil {
+		return err
+	}
+	// Linking is most of it, and the names of symbols half of that.
+	cmd := exec.Command("go", "build", "-ldflags=-s -w", "-o", p.folder+string(filepath.Separator), "github.com/stagemesh/stagemesh/services/cmd/stagemesh")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("build: %w\n%s", err, out)
+	}
+	return nil
+}
+
+// Remove removes what was built, after the last test.
+func (p *Program) Remove() error { return os.RemoveAll(p.folder) }

@@ -6,7 +6,9 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"runtime"
 	"strconv"
+	"sync"
 	"testing"
 	"time"
 
@@ -90,4 +92,31 @@ func Receive[T any](t testing.TB, what string, from <-chan T) T {
 		t.Fatalf("%s: nothing came within %s", what, Patience)
 		panic("unreachable")
 	}
+}
+
+// Background runs a function until the test ends, or stop is called, and fails the test if it
+// returns an error or does not end with its context.
+func Background(t testing.TB, run func(ctx context.Context) error) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- run(ctx) }()
+	stop = sync.OnceFunc(func() {
+		t.Helper()
+		cancel()
+		if err := Receive(t, "the end", ended); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(stop)
+	return stop
+}
+
+// Allocated returns how many bytes f allocates. No other test may run meanwhile.
+func Allocated(f func()) uint64 {
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	f()
+	runtime.ReadMemStats(&after)
+	return after.TotalAlloc - before.TotalAlloc
 }

@@ -14,17 +14,12 @@ import (
 	"github.com/stagemesh/stagemesh/internal/webhook"
 )
 
-func secretFile(t *testing.T, text string) string {
-	t.Helper()
-	return testbed.WriteFile(t, "secret", text)
-}
-
 // The secret, message and signature are the example of the Standard Webhooks libraries.
 func TestSignatureIsThatOfStandardWebhooks(t *testing.T) {
 	t.Parallel()
 	const want = "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
-	known := secretFile(t, "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw\n")
-	other := secretFile(t, "whsec_"+base64.StdEncoding.EncodeToString(make([]byte, 64)))
+	known := testbed.SecretFile(t, "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw\n")
+	other := testbed.SecretFile(t, "whsec_"+base64.StdEncoding.EncodeToString(make([]byte, 64)))
 	config := webhook.Config{Secrets: webhook.Secrets{SecretFiles: []string{known}}, Tenants: map[string]webhook.Secrets{"a": {SecretFiles: []string{other, known}}}}
 	sign := func(tenant string) []string {
 		h := http.Header{}
@@ -46,7 +41,7 @@ func TestSignatureIsThatOfStandardWebhooks(t *testing.T) {
 
 func TestTenantsWithoutSecretHaveDerivedOnes(t *testing.T) {
 	t.Parallel()
-	first, second := secretFile(t, "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw\n"), secretFile(t, "whsec_"+base64.StdEncoding.EncodeToString(make([]byte, 64)))
+	first, second := testbed.SecretFile(t, "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw\n"), testbed.SecretFile(t, "whsec_"+base64.StdEncoding.EncodeToString(make([]byte, 64)))
 	config := webhook.Config{Secrets: webhook.Secrets{SecretFiles: []string{first, second}}, Tenants: map[string]webhook.Secrets{"own": {SecretFiles: []string{second}}}}
 	signatures := func(c webhook.Config, tenant string) []string {
 		h := http.Header{}
@@ -67,7 +62,7 @@ func TestTenantsWithoutSecretHaveDerivedOnes(t *testing.T) {
 			}
 			seen[secret] = tenant
 			// A receiver verifies with this secret alone.
-			alone := webhook.Config{Tenants: map[string]webhook.Secrets{tenant: {SecretFiles: []string{secretFile(t, secret)}}}}
+			alone := webhook.Config{Tenants: map[string]webhook.Secrets{tenant: {SecretFiles: []string{testbed.SecretFile(t, secret)}}}}
 			for _, sender := range []string{"", "a", "b", "own"} {
 				verifies := slices.Contains(signatures(config, sender), signatures(alone, tenant)[0])
 				if verifies != (sender == tenant) {
@@ -88,14 +83,14 @@ func TestBadSecretFileIsReported(t *testing.T) {
 	t.Parallel()
 	of := func(n int) string { return base64.StdEncoding.EncodeToString(make([]byte, n)) }
 	for name, text := range map[string]string{"no prefix": of(32), "short": "whsec_" + of(23), "long": "whsec_" + of(65), "no base64": "whsec_-", "empty": ""} {
-		path := secretFile(t, text)
+		path := testbed.SecretFile(t, text)
 		err := webhook.Config{Secrets: webhook.Secrets{SecretFiles: []string{path}}}.ReadSecrets()
 		if err == nil || !strings.HasPrefix(err.Error(), "secret_files: "+path) || text != "" && strings.Contains(err.Error(), text) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 	for _, n := range []int{24, 64} {
-		if err := (webhook.Config{Secrets: webhook.Secrets{SecretFiles: []string{secretFile(t, "whsec_"+of(n))}}}).ReadSecrets(); err != nil {
+		if err := (webhook.Config{Secrets: webhook.Secrets{SecretFiles: []string{testbed.SecretFile(t, "whsec_"+of(n))}}}).ReadSecrets(); err != nil {
 			t.Errorf("%d bytes: %v", n, err)
 		}
 	}

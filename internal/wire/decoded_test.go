@@ -3,7 +3,6 @@ package wire_test
 import (
 	"bytes"
 	"math"
-	"runtime"
 	"strings"
 	"testing"
 
@@ -15,17 +14,9 @@ import (
 	"google.golang.org/protobuf/types/known/fieldmaskpb"
 	"google.golang.org/protobuf/types/known/structpb"
 
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/internal/wire"
 )
-
-// allocated returns how many bytes f allocates.
-func allocated(f func()) int64 {
-	var before, after runtime.MemStats
-	runtime.ReadMemStats(&before)
-	f()
-	runtime.ReadMemStats(&after)
-	return int64(after.TotalAlloc - before.TotalAlloc)
-}
 
 const (
 	nesting = 64
@@ -43,7 +34,7 @@ func checkSize(t *testing.T, data []byte, size int64, decode func() error) {
 		return // nobody decodes it
 	}
 	var err error
-	if got := allocated(func() { err = decode() }); got > growth*(size+int64(len(data)))+small {
+	if got := int64(testbed.Allocated(func() { err = decode() })); got > growth*(size+int64(len(data)))+small {
 		t.Errorf("%d bytes are allocated for %d with elements of %d bytes, %v", got, len(data), size, err)
 	}
 }

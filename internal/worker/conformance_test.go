@@ -8,9 +8,9 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner/runnertest"
 )
 
-func conforms(t *testing.T, mode string, edit func(s *worker.Settings, slots int)) {
-	t.Helper()
-	runnertest.Test(t, func(t *testing.T, slots int) runner.Runner {
+// factory returns what makes the runners of a suite: with the settings of a mode, edited.
+func factory(settings func(t testing.TB, mode string) worker.Settings, mode string, edit func(s *worker.Settings, slots int)) func(t *testing.T, slots int) runner.Runner {
+	return func(t *testing.T, slots int) runner.Runner {
 		s := settings(t, mode)
 		edit(&s, slots)
 		r, err := worker.New(s)
@@ -18,20 +18,17 @@ func conforms(t *testing.T, mode string, edit func(s *worker.Settings, slots int
 			t.Fatal(err)
 		}
 		return r
-	})
+	}
+}
+
+func conforms(t *testing.T, mode string, edit func(s *worker.Settings, slots int)) {
+	t.Helper()
+	runnertest.Test(t, factory(settings, mode, edit))
 }
 
 func streamConforms(t *testing.T, edit func(s *worker.Settings, slots int)) {
 	t.Helper()
-	runnertest.TestStream(t, func(t *testing.T, slots int) runner.Runner {
-		s := settings(t, streamRows)
-		edit(&s, slots)
-		r, err := worker.New(s)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return r
-	})
+	runnertest.TestStream(t, factory(settings, streamRows, edit))
 }
 
 func TestOneWorkerOfManyStreamsIsARunner(t *testing.T) {

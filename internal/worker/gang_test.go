@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/stagemesh/stagemesh/internal/cpuset"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/internal/worker"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/runnertest"
@@ -119,7 +120,7 @@ func TestGangDiesTogether(t *testing.T) {
 		t.Errorf("they ended by %s", exits)
 	}
 	for _, pid := range ready.PIDs {
-		if runs(pid) {
+		if testbed.IsRunning(pid) {
 			t.Errorf("process %d is left", pid)
 		}
 	}

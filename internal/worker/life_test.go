@@ -13,6 +13,7 @@ import (
 	"testing/fstest"
 	"time"
 
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/internal/worker"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
@@ -282,7 +283,7 @@ func TestStartEndsWithItsContext(t *testing.T) {
 	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "worker 0: STARTUP") {
 		t.Errorf("Start returned %v", err)
 	}
-	gone(t, b.await(worker.Startup).PIDs[0], patience)
+	testbed.AwaitGone(t, b.await(worker.Startup).PIDs[0], patience)
 }
 
 func TestOtherProtocolVersionIsRefused(t *testing.T) {
@@ -322,7 +323,7 @@ func TestFrozenIdleWorkerIsReplaced(t *testing.T) {
 	if e := b.await(worker.Error); !errors.Is(e.Cause, worker.ErrSilent) || e.At.Sub(began) > 5*time.Second {
 		t.Errorf("after %s it fails with %v", e.At.Sub(began), e.Cause)
 	}
-	gone(t, pid, patience)
+	testbed.AwaitGone(t, pid, patience)
 	b.works()
 }
 

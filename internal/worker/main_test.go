@@ -8,10 +8,8 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -313,33 +311,6 @@ func (b *bed) eventually(what string, is func() bool) {
 	for end := time.Now().Add(patience); !is(); <-tick.C {
 		if time.Now().After(end) {
 			b.Fatalf("waited in vain for %s", what)
-		}
-	}
-}
-
-// runs reports whether there is such a process that is not a zombie.
-func runs(pid int) bool {
-	if runtime.GOOS != "linux" {
-		return syscall.Kill(pid, 0) == nil
-	}
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return false
-	}
-	_, rest, _ := strings.Cut(string(text), ") ")
-	return !strings.HasPrefix(rest, "Z") && !strings.HasPrefix(rest, "X")
-}
-
-// gone waits until no such process runs.
-func gone(t *testing.T, pid int, within time.Duration) {
-	t.Helper()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for end := time.Now().Add(within); runs(pid); <-tick.C {
-		if time.Now().After(end) {
-			t.Errorf("process %d runs still, %s later", pid, within)
-			_ = syscall.Kill(pid, syscall.SIGKILL)
-			return
 		}
 	}
 }

@@ -141,7 +141,7 @@ func (f *fake) addModel(m *frame.Predict, items [][]int64) bool {
 	return true
 }
 
-func modelSettings(t *testing.T, mode string) worker.Settings {
+func modelSettings(t testing.TB, mode string) worker.Settings {
 	t.Helper()
 	s := settings(t, mode)
 	s.Models = &model.Size{Host: runnertest.ModelLimits().Capacity.Host}
@@ -150,15 +150,7 @@ func modelSettings(t *testing.T, mode string) worker.Settings {
 
 func modelsConform(t *testing.T, edit func(s *worker.Settings, slots int)) {
 	t.Helper()
-	runnertest.TestModels(t, func(t *testing.T, slots int) runner.Runner {
-		s := modelSettings(t, modelsMode)
-		edit(&s, slots)
-		r, err := worker.New(s)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return r
-	})
+	runnertest.TestModels(t, factory(modelSettings, modelsMode, edit))
 }
 
 func TestWorkerWithModelsIsAModelLoader(t *testing.T) {

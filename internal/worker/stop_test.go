@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/internal/worker"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
@@ -32,7 +33,7 @@ func TestStopHasOneLimitForAll(t *testing.T) {
 		t.Errorf("it took %s", took)
 	}
 	for _, pid := range pids {
-		if runs(pid) {
+		if testbed.IsRunning(pid) {
 			t.Errorf("process %d is left", pid)
 		}
 	}
@@ -57,7 +58,7 @@ func TestStopLeavesNothing(t *testing.T) {
 	b.works()
 	b.stop()
 	for _, pid := range children {
-		gone(t, pid, time.Second)
+		testbed.AwaitGone(t, pid, time.Second)
 	}
 	if left, err := os.ReadDir(temp); err != nil || len(left) > 0 {
 		t.Errorf("%v is left, %v", left, err)
@@ -83,7 +84,7 @@ func (b *bed) children(n int) []int {
 		return len(out) >= n
 	})
 	for _, pid := range out {
-		if !runs(pid) {
+		if !testbed.IsRunning(pid) {
 			b.Errorf("child %d does not run", pid)
 		}
 	}
@@ -97,7 +98,7 @@ func TestChildrenOfWorkerEndWithIt(t *testing.T) {
 	if _, err := b.do(item(killed)); !errors.Is(err, runner.ErrCrashed) {
 		t.Errorf("got %v", err)
 	}
-	gone(t, child, time.Second)
+	testbed.AwaitGone(t, child, time.Second)
 }
 
 func TestSecondStopWaitsForFirst(t *testing.T) {
@@ -112,7 +113,7 @@ func TestSecondStopWaitsForFirst(t *testing.T) {
 			if err := b.Stop(t.Context()); err != nil {
 				t.Error(err)
 			}
-			if runs(pid) {
+			if testbed.IsRunning(pid) {
 				t.Error("a Stop has returned before the process was gone")
 			}
 		})
@@ -129,7 +130,7 @@ func TestStopWithoutTimeKills(t *testing.T) {
 	if err := b.Stop(ctx); err != nil {
 		t.Error(err)
 	}
-	if runs(pid) {
+	if testbed.IsRunning(pid) {
 		t.Errorf("process %d is left", pid)
 	}
 }
@@ -205,7 +206,7 @@ func TestKillEndsRunningBatches(t *testing.T) {
 			t.Fatal("a batch goes on")
 		}
 	}
-	gone(t, pid, patience)
+	testbed.AwaitGone(t, pid, patience)
 	if _, err := b.Acquire(t.Context()); !errors.Is(err, worker.ErrStopped) {
 		t.Errorf("Acquire returned %v", err)
 	}
@@ -279,7 +280,7 @@ func TestNoWorkerOutlivesItsHost(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, pid := range pids {
-				gone(t, pid, 2*time.Second)
+				testbed.AwaitGone(t, pid, 2*time.Second)
 			}
 			if err := cmd.Wait(); err == nil || fmt.Sprint(err) != "signal: killed" {
 				t.Errorf("the host ended with %v", err)

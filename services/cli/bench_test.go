@@ -76,7 +76,7 @@ func TestBenchMeasuresARunningMeshInEveryProtocol(t *testing.T) {
 
 func TestBenchStartsTheMeshOfAFile(t *testing.T) {
 	t.Parallel()
-	path := write(t, benched)
+	path := testbed.MeshFile(t, benched)
 	r, _ := reported(t, "both", "--payload", "1KiB", "--mesh", path, "--rate", "200", "--arrivals", "poisson", "--warmup", "50ms",
 		"--requests", "60", "--deadline", "1m", "--durability", "file", "--priority", "1")
 	run := r.Runs[0]
@@ -96,7 +96,7 @@ func TestBenchStartsTheMeshOfAFile(t *testing.T) {
 
 func TestBenchMeasuresChunks(t *testing.T) {
 	t.Parallel()
-	r, out := reported(t, "stage:words", "--payload", "5", "--mesh", write(t, benched), "--streams", "--warmup", "0s", "--requests", "20", "--concurrency", "2")
+	r, out := reported(t, "stage:words", "--payload", "5", "--mesh", testbed.MeshFile(t, benched), "--streams", "--warmup", "0s", "--requests", "20", "--concurrency", "2")
 	if s := r.Runs[0].Stream; s == nil || s.Chunks != 60 || s.Gap.P50MS <= 0 || !strings.Contains(out, "gap between chunks") {
 		t.Errorf("got %+v\n%s", s, out)
 	}
@@ -104,7 +104,7 @@ func TestBenchMeasuresChunks(t *testing.T) {
 
 func TestBenchSeparatesRefusals(t *testing.T) {
 	t.Parallel()
-	r, out := reported(t, "stage:full", "--payload", "1", "--mesh", write(t, benched), "--warmup", "500ms", "--rate", "100", "--requests", "100")
+	r, out := reported(t, "stage:full", "--payload", "1", "--mesh", testbed.MeshFile(t, benched), "--warmup", "500ms", "--rate", "100", "--requests", "100")
 	run := r.Runs[0]
 	if run.Answered == 0 || run.Failed == 0 || run.Answered+run.Failed != 100 || run.Refusals.Count != run.Failed || run.Refusals.P50MS >= run.Latency.P50MS {
 		t.Errorf("got %+v", run)

@@ -3,7 +3,6 @@ package cli_test
 import (
 	"net/http"
 	"net/http/httptest"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -26,20 +25,18 @@ pipelines:
 // forever are the arguments of two runs, of which the first does not end.
 func forever(t *testing.T) []string {
 	t.Helper()
-	return []string{"bench", "both", "--payload", "1KiB", "--mesh", write(t, small), "--concurrency", "1,2", "--warmup", "1s", "--duration", "24h"}
+	return []string{"bench", "both", "--payload", "1KiB", "--mesh", testbed.MeshFile(t, small), "--concurrency", "1,2", "--warmup", "1s", "--duration", "24h"}
 }
 
 // someAnswers is shown by a bar that counts.
 var someAnswers = regexp.MustCompile(`run 1 of 2: [1-9][0-9]* answers, 0 failures`)
 
 // answering waits until the bar shows answers.
-func answering(t *testing.T, p *program, s *screen) {
+func answering(t *testing.T, p *testbed.Process, s *screen) {
 	t.Helper()
 	testbed.Eventually(t, "the bar counts", func() bool {
-		select {
-		case err := <-p.ended:
-			t.Fatalf("it ended with %v", err)
-		default:
+		if p.HasEnded() {
+			t.Fatal("it ended")
 		}
 		return someAnswers.MatchString(s.String())
 	})
@@ -50,16 +47,16 @@ func TestCtrlCEndsBenchWithItsReport(t *testing.T) {
 	p, screen := onScreen(t, forever(t)...)
 	answering(t, p, screen)
 	screen.press(t, ctrlC)
-	if err := testbed.Receive(t, "its end", p.ended); err != nil {
+	if err := p.Wait(); err != nil {
 		t.Errorf("it ended with %v", err)
 	}
 	for _, want := range []string{"1 CALLER\n", ", then it was interrupted\n", "LATENCY", "WHERE THE TIME WENT"} {
-		if !p.out.Has(want) {
-			t.Errorf("there is no %q in\n%s", want, p.out.String())
+		if !p.Out.Has(want) {
+			t.Errorf("there is no %q in\n%s", want, p.Out.String())
 		}
 	}
-	if p.out.Has("2 CALLERS") || p.out.Has("FAILED") {
-		t.Errorf("it went on, or failed:\n%s", p.out.String())
+	if p.Out.Has("2 CALLERS") || p.Out.Has("FAILED") {
+		t.Errorf("it went on, or failed:\n%s", p.Out.String())
 	}
 }
 
@@ -68,11 +65,11 @@ func TestProgressBarShowsWarmupAndDisappears(t *testing.T) {
 	p, screen := onScreen(t, forever(t)...)
 	answering(t, p, screen)
 	screen.press(t, ctrlC)
-	if err := testbed.Receive(t, "its end", p.ended); err != nil {
+	if err := p.Wait(); err != nil {
 		t.Errorf("it ended with %v", err)
 	}
-	if !screen.Has("run 1 of 2: warming up") || strings.Contains(p.out.String(), "warming up") {
-		t.Errorf("the screen has\n%q\nand the output\n%s", screen.String(), p.out.String())
+	if !screen.Has("run 1 of 2: warming up") || strings.Contains(p.Out.String(), "warming up") {
+		t.Errorf("the screen has\n%q\nand the output\n%s", screen.String(), p.Out.String())
 	}
 	testbed.Eventually(t, "the bar's line is empty", func() bool { return lastLine(screen.String()) == "" })
 }
@@ -103,18 +100,15 @@ func TestSignalEndsBenchWithItsReport(t *testing.T) {
 			var received atomic.Int64
 			server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { received.Add(1) }))
 			t.Cleanup(server.Close)
-			var errOut testbed.Log
 			path := filepath.Join(t.TempDir(), "report.json")
-			p := startProgram(t, &errOut, func(*exec.Cmd) {}, "bench", "digits", "--payload", "1", "-a", server.URL, "--protocol", "http", "--warmup", "0s", "--duration", "24h", "--json", path)
+			p := startProgram(t, "bench", "digits", "--payload", "1", "-a", server.URL, "--protocol", "http", "--warmup", "0s", "--duration", "24h", "--json", path)
 			testbed.Eventually(t, "it has sent some", func() bool { return received.Load() > 100 })
-			if err := p.cmd.Process.Signal(signal); err != nil {
-				t.Fatal(err)
-			}
-			if err := testbed.Receive(t, "its end", p.ended); err != nil || errOut.String() != "" {
-				t.Errorf("it ended with %v, and prints %q", err, errOut.String())
+			p.Signal(signal)
+			if err := p.Wait(); err != nil || p.Err.String() != "" {
+				t.Errorf("it ended with %v, and prints %q", err, p.Err.String())
 			}
 			file := testbed.ReadFile(t, path)
-			if r := readReport(t, file); len(r.Runs) != 1 || !r.Runs[0].Interrupted || r.Runs[0].Answered < 50 || !p.out.Has("then it was interrupted") {
+			if r := readReport(t, file); len(r.Runs) != 1 || !r.Runs[0].Interrupted || r.Runs[0].Answered < 50 || !p.Out.Has("then it was interrupted") {
 				t.Errorf("got %+v", r)
 			}
 		})

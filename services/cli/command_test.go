@@ -11,11 +11,6 @@ import (
 	"github.com/stagemesh/stagemesh/internal/testbed"
 )
 
-func write(t *testing.T, text string) (path string) {
-	t.Helper()
-	return testbed.WriteFile(t, "mesh.yaml", text)
-}
-
 func TestConfigCheckTakesAGoodFile(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(digits, "mesh.yaml")
@@ -67,7 +62,7 @@ func TestConfigCheckReportsErrorsWithPlaces(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			path := write(t, test.text)
+			path := testbed.MeshFile(t, test.text)
 			out, err := run(t, "config", "check", path)
 			if err == nil || out != "" {
 				t.Fatalf("got %q, %v", out, err)
@@ -93,11 +88,11 @@ func TestConfigCheckReportsErrorsWithPlaces(t *testing.T) {
 
 func TestConfigCheckTakesAFileOfPipelines(t *testing.T) {
 	t.Parallel()
-	path := write(t, "pipelines:\n  p: {steps: [{name: one, stage: elsewhere}]}\n")
+	path := testbed.MeshFile(t, "pipelines:\n  p: {steps: [{name: one, stage: elsewhere}]}\n")
 	if out, err := run(t, "config", "check", path); err != nil || !strings.HasPrefix(out, path+": 1 pipeline without a mesh, fine") {
 		t.Errorf("got %q, %v", out, err)
 	}
-	path = write(t, "pipelines:\n  p: {steps: []}\n  q: {timeout: -1s, steps: []}\n")
+	path = testbed.MeshFile(t, "pipelines:\n  p: {steps: []}\n  q: {timeout: -1s, steps: []}\n")
 	_, err := run(t, "config", "check", path)
 	if err == nil || !strings.Contains(err.Error(), ":2:6: pipelines.p") && !strings.Contains(err.Error(), "pipelines.q") {
 		t.Errorf("got %v", err)
@@ -145,7 +140,7 @@ func TestHelpAndCompletionKnowEveryVerb(t *testing.T) {
 
 func TestConfigCheckNamesTheEngine(t *testing.T) {
 	t.Parallel()
-	path := write(t, "mesh: m\nstages:\n  a: {runner: {onnx: {model: m.onnx, engine: go}}}\n  b: {runner: {onnx: {model: m.onnx, python: ./none}}}\n  c: {runner: {onnx: {model: m.onnx, python: ./none, threads: 2}}}\n  d: {runner: {echo: {}}}\n")
+	path := testbed.MeshFile(t, "mesh: m\nstages:\n  a: {runner: {onnx: {model: m.onnx, engine: go}}}\n  b: {runner: {onnx: {model: m.onnx, python: ./none}}}\n  c: {runner: {onnx: {model: m.onnx, python: ./none, threads: 2}}}\n  d: {runner: {echo: {}}}\n")
 	if err := os.WriteFile(filepath.Join(filepath.Dir(path), "m.onnx"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -169,12 +164,12 @@ func TestConfigCheckLooksForModelsAndWorkers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			text := "mesh: m\nstages:\n  a:\n    runner: {" + row.runner + "}\n"
-			path := write(t, text)
+			path := testbed.MeshFile(t, text)
 			want := path + fmt.Sprintf(row.want, filepath.Dir(path))
 			if out, err := run(t, "config", "check", path); err == nil || out != "" || err.Error() != want {
 				t.Errorf("got  %v %s\nwant %s", err, out, want)
 			}
-			path = write(t, text+"nats: {url: \"nats://b\"}\n")
+			path = testbed.MeshFile(t, text+"nats: {url: \"nats://b\"}\n")
 			want = path + fmt.Sprintf(row.want, filepath.Dir(path))
 			var out, warnings testbed.Log
 			if err := command(t.Context(), strings.NewReader(""), &out, &warnings, "config", "check", path); err != nil || !strings.Contains(warnings.String(), want) || !strings.Contains(out.String(), "is fine") {

@@ -13,6 +13,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
+	"github.com/stagemesh/stagemesh/test/meshtest"
 )
 
 func TestFilesHaveParametersAndAContentType(t *testing.T) {
@@ -35,7 +36,7 @@ func TestFilesHaveParametersAndAContentType(t *testing.T) {
 		t.Fatal(err)
 	}
 	jobs := dispatch.Config{Pools: map[string]dispatch.PoolConfig{"main": {Target: dispatch.TargetConfig{Pipelines: []string{"told"}}}}, Queues: map[string]dispatch.QueueConfig{"nightly": {}}}
-	address := serve(t, m)
+	address := meshtest.Start(t, m).URL()
 	if err := m.SetJobs(jobs); err != nil {
 		t.Fatal(err)
 	}

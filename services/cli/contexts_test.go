@@ -11,6 +11,7 @@ import (
 	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/internal/testbed"
+	"github.com/stagemesh/stagemesh/test/meshtest"
 )
 
 // startSecureMesh runs a mesh with TLS and a token, and returns it with the files that reach it.
@@ -147,11 +148,8 @@ func TestVariablesOverrideTheContext(t *testing.T) {
 
 func TestShellsCompleteNames(t *testing.T) {
 	t.Setenv("XDG_CONFIG_HOME", t.TempDir())
-	m, err := stagemesh.FromFile(jobsFile(t), stagemesh.FileSettings{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	serve(t, m)
+	m := meshtest.FromFile(t, jobsFile(t), stagemesh.FileSettings{})
+	meshtest.Start(t, m)
 	if _, err := run(t, "context", "add", "local", "--admin", m.AdminURL()); err != nil {
 		t.Fatal(err)
 	}

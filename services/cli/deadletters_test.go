@@ -38,6 +38,7 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
+	"github.com/stagemesh/stagemesh/test/meshtest"
 )
 
 const (
@@ -165,7 +166,7 @@ func (g *doomedMesh) open(dead int, edits ...func(*gateway.Settings)) {
 	})}); err != nil {
 		g.t.Fatal(err)
 	}
-	g.address = serve(g.t, m)
+	g.address = meshtest.Start(g.t, m).URL()
 	g.admin = m.AdminURL()
 	letters := store.NewDeadLetters(g.bus, store.Settings{})
 	testbed.Eventually(g.t, "the mesh gives up", func() bool {

@@ -5,25 +5,17 @@ import (
 	"testing"
 
 	"github.com/stagemesh/stagemesh"
-	"github.com/stagemesh/stagemesh/internal/meshfile"
 	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/mesh/payload"
-	"github.com/stagemesh/stagemesh/services/runners"
+	"github.com/stagemesh/stagemesh/test/meshtest"
 )
 
 // A tokenizer and the model behind it, each a process in Python, and a stage in Go.
 func TestTokenizerExampleAnswers(t *testing.T) {
 	t.Parallel()
-	file, err := meshfile.Load("../../examples/tokenize/mesh.yaml", runners.All()...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	file.Gateway.Listen, file.Gateway.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
-	m, err := stagemesh.FromFile(file, stagemesh.FileSettings{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	serve(t, m)
+	file := meshtest.Load(t, "../../examples/tokenize/mesh.yaml")
+	m := meshtest.FromFile(t, file, stagemesh.FileSettings{})
+	meshtest.Start(t, m)
 	for question, page := range map[string]string{
 		"What does RESOURCE_EXHAUSTED mean, and may I retry?": "faults",
 		"What is the default of max_wait and max_size?":       "configuration",
@@ -49,16 +41,9 @@ func TestTokenizerExampleAnswers(t *testing.T) {
 // A story is told word by word to who listens, and whole to who does not.
 func TestExampleStreamsWordsOrTheWholeText(t *testing.T) {
 	t.Parallel()
-	file, err := meshfile.Load("../../examples/text-stream/mesh.yaml", runners.All()...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	file.Gateway.Listen, file.Gateway.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
-	m, err := stagemesh.FromFile(file, stagemesh.FileSettings{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	serve(t, m)
+	file := meshtest.Load(t, "../../examples/text-stream/mesh.yaml")
+	m := meshtest.FromFile(t, file, stagemesh.FileSettings{})
+	meshtest.Start(t, m)
 	if got := m.Stages()[0].Limits.Concurrency; got != 32 {
 		t.Errorf("%d stories are told at a time, the worker can tell 32", got)
 	}

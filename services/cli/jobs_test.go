@@ -18,8 +18,9 @@ import (
 	"github.com/stagemesh/stagemesh/internal/jobs/dispatch"
 	"github.com/stagemesh/stagemesh/internal/meshfile"
 	"github.com/stagemesh/stagemesh/internal/store"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/services/cli"
-	"github.com/stagemesh/stagemesh/services/runners"
+	"github.com/stagemesh/stagemesh/test/meshtest"
 )
 
 const jobID = `[a-z]+\.[0-9a-f-]{36}`
@@ -27,11 +28,7 @@ const jobID = `[a-z]+\.[0-9a-f-]{36}`
 // jobsFile is the digits mesh with the queues nightly and, of one job, small.
 func jobsFile(t *testing.T) *meshfile.File {
 	t.Helper()
-	file, err := meshfile.Load(filepath.Join(digits, "mesh.yaml"), runners.All()...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	file.Gateway.Listen, file.Gateway.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
+	file := meshtest.Load(t, filepath.Join(digits, "mesh.yaml"))
 	file.Jobs = dispatch.Config{
 		Pools: map[string]dispatch.PoolConfig{"main": {Target: dispatch.TargetConfig{Pipelines: []string{"digits"}}}},
 		Queues: map[string]dispatch.QueueConfig{
@@ -44,17 +41,14 @@ func jobsFile(t *testing.T) *meshfile.File {
 // jobsMesh starts the mesh of jobsFile and returns the address of its gateway.
 func jobsMesh(t *testing.T, dispatches bool) string {
 	t.Helper()
-	m, err := stagemesh.FromFile(jobsFile(t), stagemesh.FileSettings{Dispatcher: dispatches})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return serve(t, m)
+	m := meshtest.FromFile(t, jobsFile(t), stagemesh.FileSettings{Dispatcher: dispatches})
+	return meshtest.Start(t, m).URL()
 }
 
 func TestJobsAreSubmittedAndWaitedFor(t *testing.T) {
 	t.Parallel()
 	address := jobsMesh(t, true)
-	noImage := write(t, "no image")
+	noImage := testbed.WriteFile(t, "body", "no image")
 	out, err := run(t, "jobs", "submit", "nightly", image("07-9.png"), noImage, "--wait", "--attribute", "run=7", "-a", address)
 	if !errors.Is(err, cli.ErrFailed) || !strings.HasSuffix(err.Error(), ": 1 of 2") {
 		t.Errorf("got %v, %s", err, out)
@@ -135,12 +129,9 @@ func TestDeadJobIsReplayedWithAnotherBody(t *testing.T) {
 	file := jobsFile(t)
 	file.Jobs.Pools["http"] = dispatch.PoolConfig{Target: dispatch.TargetConfig{HTTP: &dispatch.HTTPTarget{URL: target.URL}}}
 	file.Jobs.Queues = map[string]dispatch.QueueConfig{"other": {Pool: "main"}, "calls": {Pool: "http", Attempts: 1}}
-	m, err := stagemesh.FromFile(file, stagemesh.FileSettings{Dispatcher: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	address := serve(t, m)
-	if out, err := run(t, "jobs", "submit", "calls", write(t, "broken"), "--path", "/a", "--wait", "-a", address); !errors.Is(err, cli.ErrFailed) {
+	m := meshtest.FromFile(t, file, stagemesh.FileSettings{Dispatcher: true})
+	address := meshtest.Start(t, m).URL()
+	if out, err := run(t, "jobs", "submit", "calls", testbed.WriteFile(t, "body", "broken"), "--path", "/a", "--wait", "-a", address); !errors.Is(err, cli.ErrFailed) {
 		t.Fatalf("got %v, %s", err, out)
 	}
 	dead := func(args ...string) string {
@@ -157,7 +148,7 @@ func TestDeadJobIsReplayedWithAnotherBody(t *testing.T) {
 		t.Errorf("of another queue: %s", out)
 	}
 	number := strings.Fields(strings.Split(listed, "\n")[1])[0]
-	replayed := dead("replay", number, "--body", write(t, "fixed"))
+	replayed := dead("replay", number, "--body", testbed.WriteFile(t, "body", "fixed"))
 	match(t, replayed, `dead letter `+number+` runs again as job `+jobID)
 	fields := strings.Fields(replayed)
 	if out, err := run(t, "jobs", "wait", fields[len(fields)-1], "-a", address); err != nil || !strings.Contains(out, "succeeded") {

@@ -13,10 +13,9 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/stagemesh/stagemesh"
-	"github.com/stagemesh/stagemesh/internal/meshfile"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/services/cli"
-	"github.com/stagemesh/stagemesh/services/runners"
+	"github.com/stagemesh/stagemesh/test/meshtest"
 )
 
 // A broker that ends while a queue is being made forgets the clock that all
@@ -30,7 +29,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m,
 		goleak.IgnoreAnyFunction("github.com/nats-io/nats-server/v2/server/ats.Register.func1"),
 		goleak.Cleanup(func(code int) {
-			if err := errors.Join(built.remove(), os.RemoveAll(home)); err != nil {
+			if err := errors.Join(built.Remove(), os.RemoveAll(home)); err != nil {
 				fmt.Fprintln(os.Stderr, err)
 			}
 			os.Exit(code)
@@ -62,28 +61,7 @@ func run(t *testing.T, args ...string) (string, error) {
 // mesh starts the digits mesh and returns the address of its gateway.
 func mesh(t *testing.T) string {
 	t.Helper()
-	file, err := meshfile.Load(filepath.Join(digits, "mesh.yaml"), runners.All()...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	file.Gateway.Listen, file.Gateway.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
-	m, err := stagemesh.FromFile(file, stagemesh.FileSettings{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return serve(t, m)
-}
-
-// serve starts a mesh and returns the address of its gateway.
-func serve(t *testing.T, m *stagemesh.Mesh) string {
-	t.Helper()
-	if err := m.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := m.Stop(); err != nil {
-			t.Errorf("stop: %v", err)
-		}
-	})
-	return m.URL()
+	file := meshtest.Load(t, filepath.Join(digits, "mesh.yaml"))
+	m := meshtest.FromFile(t, file, stagemesh.FileSettings{})
+	return meshtest.Start(t, m).URL()
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
+	"github.com/stagemesh/stagemesh/test/meshtest"
 )
 
 // guarded runs a mesh whose ports have what is given.
@@ -29,7 +30,7 @@ func guarded(t *testing.T, access gateway.Access) *stagemesh.Mesh {
 	if err := m.AddStage(stagemesh.Stage{Name: "echo", Runner: inproc.Each(inproc.Settings{}, echo)}); err != nil {
 		t.Fatal(err)
 	}
-	serve(t, m)
+	meshtest.Start(t, m)
 	return m
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/internal/jobs/dispatch"
 	"github.com/stagemesh/stagemesh/internal/testbed"
+	"github.com/stagemesh/stagemesh/test/meshtest"
 )
 
 func TestOperatorsPauseQueuesAndSeeWhatHoldsJobs(t *testing.T) {
@@ -26,11 +27,8 @@ func TestOperatorsPauseQueuesAndSeeWhatHoldsJobs(t *testing.T) {
 		q.Pool = pool
 		file.Jobs.Queues[name] = q
 	}
-	m, err := stagemesh.FromFile(file, stagemesh.FileSettings{Dispatcher: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	address := serve(t, m)
+	m := meshtest.FromFile(t, file, stagemesh.FileSettings{Dispatcher: true})
+	address := meshtest.Start(t, m).URL()
 	ask := func(args ...string) string {
 		t.Helper()
 		at := m.AdminURL()
@@ -84,11 +82,8 @@ func TestOperatorsPauseQueuesAndSeeWhatHoldsJobs(t *testing.T) {
 
 func TestPoolWithoutAnOwnerIsShown(t *testing.T) {
 	t.Parallel()
-	m, err := stagemesh.FromFile(jobsFile(t), stagemesh.FileSettings{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	address := serve(t, m)
+	m := meshtest.FromFile(t, jobsFile(t), stagemesh.FileSettings{})
+	address := meshtest.Start(t, m).URL()
 	out, err := run(t, "jobs", "submit", "nightly", image("07-9.png"), "-a", address)
 	if err != nil {
 		t.Fatal(err)

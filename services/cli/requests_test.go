@@ -23,6 +23,7 @@ import (
 	"github.com/stagemesh/stagemesh/services/cli"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
+	"github.com/stagemesh/stagemesh/test/meshtest"
 )
 
 const id = `[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}`
@@ -108,7 +109,7 @@ func TestMissingResultIsExplained(t *testing.T) {
 	if took := time.Since(begin); took < 50*time.Millisecond {
 		t.Errorf("it has not waited: %s", took)
 	}
-	noImage := write(t, "no image")
+	noImage := testbed.WriteFile(t, "body", "no image")
 	out, err := run(t, "infer", "digits", noImage, "--durability", "file", "--json", "-a", address)
 	var failure struct{ Error, RequestID string }
 	if jsonErr := json.Unmarshal([]byte(out), &failure); jsonErr != nil || !errors.Is(err, cli.ErrFailed) || failure.RequestID == "" {
@@ -134,7 +135,7 @@ func endless(t *testing.T) (address, id string) {
 	if err := errors.Join(err, m.AddStage(stage)); err != nil {
 		t.Fatal(err)
 	}
-	address = serve(t, m)
+	address = meshtest.Start(t, m).URL()
 	ctx, leave := context.WithCancel(t.Context())
 	defer leave()
 	left := make(chan error, 1)
@@ -164,7 +165,7 @@ func TestRunningRequestIsListedAndCancelledByItsKey(t *testing.T) {
 	if err := errors.Join(err, m.AddStage(stage)); err != nil {
 		t.Fatal(err)
 	}
-	address := serve(t, m)
+	address := meshtest.Start(t, m).URL()
 	list := func(args ...string) string {
 		out, err := run(t, append([]string{"status", "--requests", "--admin", m.AdminURL()}, args...)...)
 		if err != nil {

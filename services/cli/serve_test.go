@@ -7,7 +7,6 @@ import (
 	"io"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -51,7 +50,7 @@ func addressIn(t *testing.T, line string) string {
 // serveFile serves a mesh file without a broker.
 func serveFile(t *testing.T, text string) (p *process, address, operations string) {
 	t.Helper()
-	p = start(t, "serve", write(t, text))
+	p = start(t, "serve", testbed.MeshFile(t, text))
 	address, operations = p.ready(t)
 	return p, address, operations
 }
@@ -176,11 +175,11 @@ func TestServeHasNoBroker(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "my_adder.py")
 	save(t, path, addTo("x", 1))
 	for verb, want := range map[string]bool{"up": true, "serve": false} {
-		p := startProgram(t, t.Output(), func(cmd *exec.Cmd) {}, slices.Concat([]string{verb, path}, anyPorts)...)
-		testbed.Eventually(t, verb+" is ready", func() bool { return strings.Count(p.out.String(), "\n") == 2 })
-		words := workerLine.FindStringSubmatch(p.out.String())
+		p := startProgram(t, slices.Concat([]string{verb, path}, anyPorts)...)
+		testbed.Eventually(t, verb+" is ready", func() bool { return strings.Count(p.Out.String(), "\n") == 2 })
+		words := workerLine.FindStringSubmatch(p.Out.String())
 		if words == nil {
-			t.Fatalf("it printed %q", p.out.String())
+			t.Fatalf("it printed %q", p.Out.String())
 		}
 		if got := shell(t, words[3]); !strings.Contains(got, `"data":[1]`) {
 			t.Errorf("%s answers %s", verb, got)
@@ -191,10 +190,8 @@ func TestServeHasNoBroker(t *testing.T) {
 				t.Errorf("goroutines of %s in %s: %v, want %v\n%s", of, verb, !want, want, goroutines)
 			}
 		}
-		if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-			t.Fatal(err)
-		}
-		if err := testbed.Receive(t, "the end of "+verb, p.ended); err != nil {
+		p.Signal(syscall.SIGTERM)
+		if err := p.Wait(); err != nil {
 			t.Error(err)
 		}
 	}
@@ -262,9 +259,9 @@ func TestServeRejectsFilesThatNeedABroker(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			args := []string{"serve", write(t, fmt.Sprintf(stage, row.stage, row.rest))}
+			args := []string{"serve", testbed.MeshFile(t, fmt.Sprintf(stage, row.stage, row.rest))}
 			if row.rest == "flag" {
-				args = []string{"serve", write(t, echoes), "--workers", "2"}
+				args = []string{"serve", testbed.MeshFile(t, echoes), "--workers", "2"}
 			}
 			_, err := run(t, args...)
 			if err == nil || !strings.Contains(err.Error(), row.want) {
@@ -366,7 +363,7 @@ func TestServeIsReadyOnceItsWorkerIs(t *testing.T) {
 	t.Parallel()
 	text, shut, open := gatedFile(t, "")
 	shut()
-	p := start(t, "serve", write(t, text))
+	p := start(t, "serve", testbed.MeshFile(t, text))
 	port := regexp.MustCompile(`operations port listens" address=(\S+)`)
 	testbed.Eventually(t, "the operations port listens", func() bool { return port.MatchString(p.errOut.String()) })
 	url := "http://" + port.FindStringSubmatch(p.errOut.String())[1]

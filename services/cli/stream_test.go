@@ -18,6 +18,7 @@ import (
 	"github.com/stagemesh/stagemesh/services/cli"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
+	"github.com/stagemesh/stagemesh/test/meshtest"
 )
 
 // spelling starts a mesh whose stage spells a text, letter by letter, and then fails
@@ -50,7 +51,7 @@ func spelling(t *testing.T, gate <-chan struct{}) (address string) {
 	if err := m.AddStage(stagemesh.Stage{Name: "spell", Runner: spell}); err != nil {
 		t.Fatal(err)
 	}
-	return serve(t, m)
+	return meshtest.Start(t, m).URL()
 }
 
 // file is one with that text.

@@ -20,21 +20,21 @@ type screen struct {
 
 // onScreen starts the program with a terminal of its own as its input and its standard
 // error: what is typed there is the program's, as is Ctrl-C.
-func onScreen(t *testing.T, args ...string) (*program, *screen) {
+func onScreen(t *testing.T, args ...string) (*testbed.Process, *screen) {
 	t.Helper()
 	return onTerminal(t, func(*exec.Cmd, *os.File) {}, args...)
 }
 
 // onTerminal is onScreen with a change of the program.
-func onTerminal(t *testing.T, change func(cmd *exec.Cmd, terminal *os.File), args ...string) (*program, *screen) {
+func onTerminal(t *testing.T, change func(cmd *exec.Cmd, terminal *os.File), args ...string) (*testbed.Process, *screen) {
 	t.Helper()
 	keys, terminal := testbed.OpenTerminal(t)
 	s := &screen{keys: keys}
-	p := startProgram(t, terminal, func(cmd *exec.Cmd) {
-		cmd.Stdin = terminal
-		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
-		change(cmd, terminal)
-	}, args...)
+	cmd := exec.Command(built.Path(t), args...)
+	cmd.Stdin, cmd.Stderr = terminal, terminal
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
+	change(cmd, terminal)
+	p := testbed.StartProcess(t, cmd)
 	// The program has its own: once that is closed, the reading ends.
 	if err := terminal.Close(); err != nil {
 		t.Fatal(err)

@@ -53,7 +53,7 @@ func watchedMesh(t *testing.T) (first *process, admin string, second []string) {
 }
 
 // topOnTerminal starts the command top on a terminal, and returns the modes that it had.
-func topOnTerminal(t *testing.T, args ...string) (p *program, s *screen, before unix.Termios) {
+func topOnTerminal(t *testing.T, args ...string) (p *testbed.Process, s *screen, before unix.Termios) {
 	t.Helper()
 	p, s = onTerminal(t, func(cmd *exec.Cmd, terminal *os.File) {
 		resize(t, terminal, 24)
@@ -66,15 +66,13 @@ func topOnTerminal(t *testing.T, args ...string) (p *program, s *screen, before 
 
 // shows waits until the screen has all the words. A terminal of another size gets all of the
 // screen anew, where it else gets what has changed.
-func (s *screen) shows(t *testing.T, p *program, words ...string) {
+func (s *screen) shows(t *testing.T, p *testbed.Process, words ...string) {
 	t.Helper()
 	const checks = 50 // the program has to draw the screen meanwhile
 	from, checked := len(s.String()), 0
 	testbed.Eventually(t, strings.Join(words, ", "), func() bool {
-		select {
-		case err := <-p.ended:
-			t.Fatalf("it ended with %v", err)
-		default:
+		if p.HasEnded() {
+			t.Fatal("it ended")
 		}
 		if checked++; checked%checks == 1 {
 			resize(t, s.keys, uint16(24-checked/checks%2))
@@ -87,14 +85,14 @@ func (s *screen) shows(t *testing.T, p *program, words ...string) {
 func TestTopOutlivesRestartsOfGateways(t *testing.T) {
 	t.Parallel()
 	first, admin, second := watchedMesh(t)
-	startGateway := func() *program {
-		p := startProgram(t, t.Output(), func(*exec.Cmd) {}, second...)
-		testbed.Eventually(t, "the gateway is ready", func() bool { return p.out.Has("is ready") })
+	startGateway := func() *testbed.Process {
+		p := startProgram(t, second...)
+		testbed.Eventually(t, "the gateway is ready", func() bool { return p.Out.Has("is ready") })
 		return p
 	}
 	gateway := startGateway()
 	address, _ := first.ready(t)
-	lines := startProgram(t, t.Output(), func(*exec.Cmd) {}, "top", "--json", "--admin", first.admin(t))
+	lines := startProgram(t, "top", "--json", "--admin", first.admin(t))
 	gateways := func(n int) {
 		t.Helper()
 		var f struct {
@@ -102,7 +100,7 @@ func TestTopOutlivesRestartsOfGateways(t *testing.T) {
 			Stages          []struct{ Stage string }
 		}
 		testbed.Eventually(t, fmt.Sprintf("%d gateways", n), func() bool {
-			all := strings.Split(lines.out.String(), "\n")
+			all := strings.Split(lines.Out.String(), "\n")
 			return len(all) > 1 && json.Unmarshal([]byte(all[len(all)-2]), &f) == nil && f.Gateways == n && f.Hosts == 3 && len(f.Stages) == 2
 		})
 	}
@@ -114,9 +112,7 @@ func TestTopOutlivesRestartsOfGateways(t *testing.T) {
 	screen.press(t, 0x1b)
 	screen.shows(t, p, "STAGE", "WAIT P99")
 	// The first gateway sees the other one leave; who asked that one sees why it does not answer.
-	if err := gateway.cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	gateway.Kill()
 	gateways(1)
 	screen.shows(t, p, "refused")
 	startGateway()
@@ -135,7 +131,7 @@ func TestTopOutlivesRestartsOfGateways(t *testing.T) {
 		t.Error("it is red despite NO_COLOR")
 	}
 	screen.press(t, 'q')
-	if err := testbed.Receive(t, "its end", p.ended); err != nil {
+	if err := p.Wait(); err != nil {
 		t.Errorf("it ended with %v", err)
 	}
 }
@@ -143,12 +139,12 @@ func TestTopOutlivesRestartsOfGateways(t *testing.T) {
 func TestTopLeavesTheTerminalAsItWas(t *testing.T) {
 	t.Parallel()
 	first, _, _ := watchedMesh(t)
-	for name, end := range map[string]func(*testing.T, *program, *screen) error{
-		"q":       func(t *testing.T, _ *program, s *screen) error { s.press(t, 'q'); return nil },
-		"Ctrl-C":  func(t *testing.T, _ *program, s *screen) error { s.press(t, ctrlC); return nil },
-		"SIGINT":  func(_ *testing.T, p *program, _ *screen) error { return p.cmd.Process.Signal(syscall.SIGINT) },
-		"SIGHUP":  func(_ *testing.T, p *program, _ *screen) error { return p.cmd.Process.Signal(syscall.SIGHUP) },
-		"SIGTERM": func(_ *testing.T, p *program, _ *screen) error { return p.cmd.Process.Signal(syscall.SIGTERM) },
+	for name, end := range map[string]func(*testing.T, *testbed.Process, *screen) error{
+		"q":       func(t *testing.T, _ *testbed.Process, s *screen) error { s.press(t, 'q'); return nil },
+		"Ctrl-C":  func(t *testing.T, _ *testbed.Process, s *screen) error { s.press(t, ctrlC); return nil },
+		"SIGINT":  func(_ *testing.T, p *testbed.Process, _ *screen) error { p.Signal(syscall.SIGINT); return nil },
+		"SIGHUP":  func(_ *testing.T, p *testbed.Process, _ *screen) error { p.Signal(syscall.SIGHUP); return nil },
+		"SIGTERM": func(_ *testing.T, p *testbed.Process, _ *screen) error { p.Signal(syscall.SIGTERM); return nil },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -160,7 +156,7 @@ func TestTopLeavesTheTerminalAsItWas(t *testing.T) {
 			if err := end(t, p, s); err != nil {
 				t.Fatal(err)
 			}
-			if err := testbed.Receive(t, "its end", p.ended); err != nil {
+			if err := p.Wait(); err != nil {
 				t.Errorf("it ended with %v", err)
 			}
 			if modes(t, s.keys) != before {

@@ -94,22 +94,6 @@ const freePorts = "gateway: {listen: \"127.0.0.1:0\", admin: {listen: \"127.0.0.
 
 const echoes = "mesh: m\nstages:\n  a: {runner: {echo: {}}}\npipelines:\n  p: {steps: [{name: s, stage: a}]}\n"
 
-// digitsFile returns the path of the digits file with free ports, beside the
-// files it needs.
-func digitsFile(t *testing.T) string {
-	t.Helper()
-	folder := t.TempDir()
-	if err := os.CopyFS(folder, os.DirFS(digits)); err != nil {
-		t.Fatal(err)
-	}
-	path := filepath.Join(folder, "mesh.yaml")
-	text := testbed.ReadFile(t, path)
-	if err := os.WriteFile(path, append(text, freePorts...), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return path
-}
-
 func TestInsecureAllowsOpenAddressesOfTheFile(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "mesh.yaml")
@@ -180,7 +164,7 @@ func TestSecretThatOthersReadIsAWarning(t *testing.T) {
 
 func TestUpPrintsTheDocsAddress(t *testing.T) {
 	t.Parallel()
-	file := testbed.WriteFile(t, "mesh.yaml", echoes+freePorts)
+	file := testbed.MeshFile(t, echoes+freePorts)
 	p := up(t, "--config", file)
 	page := p.docs(t)
 	if page == "" {
@@ -212,7 +196,7 @@ func TestUpPrintsNoAddressOfDisabledDocs(t *testing.T) {
 
 func TestUpServesTheMeshUntilItIsStopped(t *testing.T) {
 	t.Parallel()
-	p := up(t, "--config", digitsFile(t))
+	p := up(t, "--config", testbed.CopyFolder(t, os.DirFS(digits), "mesh.yaml", func(text string) string { return text + freePorts }))
 	address, operations := p.ready(t)
 	out, err := run(t, "infer", "digits", image("07-9.png"), "-a", address)
 	if err != nil || !strings.Contains(out, "labels=[9 ") {
@@ -245,18 +229,18 @@ func TestUpServesTheMeshUntilItIsStopped(t *testing.T) {
 
 func TestUpHasLogFlags(t *testing.T) {
 	t.Parallel()
-	p := up(t, "-c", write(t, echoes+freePorts), "--log-format", "json", "--log-level", "error")
+	p := up(t, "-c", testbed.MeshFile(t, echoes+freePorts), "--log-format", "json", "--log-level", "error")
 	p.ready(t)
 	if err := p.end(t); err != nil || p.errOut.String() != "" {
 		t.Errorf("got %v and the log\n%s", err, p.errOut.String())
 	}
-	p = up(t, "-c", write(t, echoes+freePorts), "--log-format", "json")
+	p = up(t, "-c", testbed.MeshFile(t, echoes+freePorts), "--log-format", "json")
 	p.ready(t)
 	if err := p.end(t); err != nil || !strings.HasPrefix(p.errOut.String(), `{"time":`) {
 		t.Errorf("got %v and the log\n%s", err, p.errOut.String())
 	}
 	for flag, value := range map[string]string{"--log-format": "xml", "--log-level": "loud"} {
-		if _, err := run(t, "up", "-c", write(t, echoes), flag, value); err == nil || !strings.HasPrefix(err.Error(), flag+": ") {
+		if _, err := run(t, "up", "-c", testbed.MeshFile(t, echoes), flag, value); err == nil || !strings.HasPrefix(err.Error(), flag+": ") {
 			t.Errorf("got %v", err)
 		}
 	}
@@ -275,7 +259,7 @@ func TestUpNamesTheOccupiedAddress(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			_, err := run(t, "up", "-c", write(t, test.file), "--log-level", "error")
+			_, err := run(t, "up", "-c", testbed.MeshFile(t, test.file), "--log-level", "error")
 			if err == nil || !strings.HasPrefix(err.Error(), test.want) || strings.Contains(err.Error(), "\n") {
 				t.Errorf("got  %v\nwant %s", err, test.want)
 			}
@@ -285,7 +269,7 @@ func TestUpNamesTheOccupiedAddress(t *testing.T) {
 
 func TestUpReportsWaitingForTheBroker(t *testing.T) {
 	t.Parallel()
-	p := up(t, "-c", write(t, echoes+freePorts+"nats: {url: \"nats://user:hush@127.0.0.1:1\"}\n"))
+	p := up(t, "-c", testbed.MeshFile(t, echoes+freePorts+"nats: {url: \"nats://user:hush@127.0.0.1:1\"}\n"))
 	testbed.Eventually(t, "it says what it waits for", func() bool {
 		return p.errOut.Has(`level=INFO msg="waiting for the broker" url=nats://user:xxxxx@127.0.0.1:1`) && p.errOut.Has(`level=WARN msg="not ready; trying again"`)
 	})
@@ -308,7 +292,7 @@ func TestUpJoinsABrokerThatComes(t *testing.T) {
 	t.Parallel()
 	broker := testbed.StartBroker(t)
 	broker.Stop()
-	p := up(t, "-c", write(t, echoes+freePorts+"nats: {url: \""+broker.URL()+"\"}\n"))
+	p := up(t, "-c", testbed.MeshFile(t, echoes+freePorts+"nats: {url: \""+broker.URL()+"\"}\n"))
 	testbed.Eventually(t, "it says what it waits for", func() bool { return p.errOut.Has("waiting for the broker") })
 	broker.Restore()
 	address, _ := p.ready(t)
@@ -323,7 +307,7 @@ func TestUpJoinsABrokerThatComes(t *testing.T) {
 func TestUpMayRunSomeStagesOfTheMesh(t *testing.T) {
 	t.Parallel()
 	broker := testbed.StartBroker(t)
-	file := write(t, "mesh: m\nstages:\n  a: {runner: {echo: {}}}\n  b: {runner: {echo: {}}}\npipelines:\n  p: {steps: [{name: a, stage: a}, {name: b, stage: b}]}\n"+
+	file := testbed.MeshFile(t, "mesh: m\nstages:\n  a: {runner: {echo: {}}}\n  b: {runner: {echo: {}}}\npipelines:\n  p: {steps: [{name: a, stage: a}, {name: b, stage: b}]}\n"+
 		freePorts+"nats: {url: \""+broker.URL()+"\"}\n")
 	for _, stages := range []string{"a", "b", ""} {
 		p := up(t, "-c", file, "--stages", stages)
@@ -345,14 +329,14 @@ func TestUpMayRunSomeStagesOfTheMesh(t *testing.T) {
 	if _, err := run(t, "up", "-c", file, "--stages", "c"); err == nil || !strings.Contains(err.Error(), `there is no stage "c"; there are a, b`) {
 		t.Errorf("got %v", err)
 	}
-	if _, err := run(t, "up", "-c", write(t, echoes+freePorts), "--stages", "a"); !errors.Is(err, stagemesh.ErrAlone) || !strings.HasPrefix(err.Error(), "--stages: ") {
+	if _, err := run(t, "up", "-c", testbed.MeshFile(t, echoes+freePorts), "--stages", "a"); !errors.Is(err, stagemesh.ErrAlone) || !strings.HasPrefix(err.Error(), "--stages: ") {
 		t.Errorf("got %v", err)
 	}
 }
 
 func TestUpIgnoresStagesOfOtherProcesses(t *testing.T) {
 	t.Parallel()
-	file := write(t, "mesh: m\nnats: {listen: \"127.0.0.1:0\"}\n"+freePorts+"stages:\n  a: {runner: {echo: {}}}\n  b: {runner: {top_k: {labels_file: elsewhere.txt}}}\n")
+	file := testbed.MeshFile(t, "mesh: m\nnats: {listen: \"127.0.0.1:0\"}\n"+freePorts+"stages:\n  a: {runner: {echo: {}}}\n  b: {runner: {top_k: {labels_file: elsewhere.txt}}}\n")
 	p := up(t, "-c", file, "--stages", "a")
 	p.ready(t)
 	if err := p.end(t); err != nil {

@@ -34,8 +34,8 @@ func TestTerminalShowsWhatAWorkerWrites(t *testing.T) {
 	p, s := onScreen(t, "up", path, "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--ops", "127.0.0.1:0")
 	testbed.Eventually(t, "the mistake is shown", func() bool { return s.Has("the worker does not start") })
 	save(t, path, loud)
-	testbed.Eventually(t, "the worker is served", func() bool { return p.out.Has("\ncurl ") })
-	line := p.out.String()[strings.Index(p.out.String(), "curl "):]
+	testbed.Eventually(t, "the worker is served", func() bool { return p.Out.Has("\ncurl ") })
+	line := p.Out.String()[strings.Index(p.Out.String(), "curl "):]
 	if got := shell(t, strings.ReplaceAll(strings.TrimSpace(line), "'a'", "'b'")); !strings.Contains(got, "ValueError: no such letter") {
 		t.Errorf("%s answers %s", line, got)
 	}
@@ -50,7 +50,7 @@ func TestTerminalShowsWhatAWorkerWrites(t *testing.T) {
 		t.Errorf("the mistake is shown %d times", n)
 	}
 	s.press(t, ctrlC)
-	if err := testbed.Receive(t, "the end of up", p.ended); err != nil {
+	if err := p.Wait(); err != nil {
 		t.Error(err)
 	}
 }

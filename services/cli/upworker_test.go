@@ -63,7 +63,7 @@ func save(t *testing.T, path, text string) {
 
 func TestUpNamesTheFlagOfAMeshFile(t *testing.T) {
 	t.Parallel()
-	path := write(t, echoes)
+	path := testbed.MeshFile(t, echoes)
 	if _, err := run(t, "up", path); err == nil || !strings.HasSuffix(err.Error(), "stagemesh up -c "+path) {
 		t.Errorf("got %v", err)
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/internal/batch"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 	"github.com/stagemesh/stagemesh/services/onnx"
@@ -49,7 +50,7 @@ func convolutions() file {
 // BenchmarkOnnxruntime runs batches of so many rows in a stage, with one request for each, and in a
 // loop of Python without a mesh.
 func BenchmarkOnnxruntime(b *testing.B) {
-	model := write(b, convolutions().bytes())
+	model := testbed.WriteFile(b, "m.onnx", convolutions().bytes())
 	for _, rows := range []int{1, 8, 32} {
 		b.Run(fmt.Sprintf("rows=%d/bare", rows), func(b *testing.B) { benchmarkBare(b, model, rows) })
 		b.Run(fmt.Sprintf("rows=%d/stage", rows), func(b *testing.B) {

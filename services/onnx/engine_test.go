@@ -40,7 +40,7 @@ func python(t testing.TB) string {
 // byORT returns settings of onnxruntime, for a file that has the model.
 func byORT(t testing.TB, f file) runners.OnnxSettings {
 	t.Helper()
-	return runners.OnnxSettings{Settings: onnx.Settings{Model: write(t, f.bytes())}, Engine: "onnxruntime", Python: python(t)}
+	return runners.OnnxSettings{Settings: onnx.Settings{Model: testbed.WriteFile(t, "m.onnx", f.bytes())}, Engine: "onnxruntime", Python: python(t)}
 }
 
 // startEngine starts a runner that is stopped with the test.
@@ -122,7 +122,7 @@ func TestEnginesAgree(t *testing.T) {
 	for name, data := range files {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := runners.OnnxSettings{Settings: onnx.Settings{Model: write(t, data), Options: onnx.Options{Concurrency: 2}}, Python: python(t)}
+			s := runners.OnnxSettings{Settings: onnx.Settings{Model: testbed.WriteFile(t, "m.onnx", data), Options: onnx.Options{Concurrency: 2}}, Python: python(t)}
 			fast := mustStart(t, s)
 			s.Engine = "go"
 			slow := mustStart(t, s)
@@ -292,7 +292,7 @@ func TestBadModelIsRefusedAtTheStart(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := runners.OnnxSettings{Settings: onnx.Settings{Model: write(t, row.data)}, Engine: "onnxruntime", Python: python(t)}
+			s := runners.OnnxSettings{Settings: onnx.Settings{Model: testbed.WriteFile(t, "m.onnx", row.data)}, Engine: "onnxruntime", Python: python(t)}
 			row.change(&s)
 			_, err := startEngine(t, s, nil)
 			if err == nil || !strings.Contains(err.Error(), row.want) || strings.Contains(err.Error(), "Traceback") {
@@ -411,7 +411,7 @@ func script(t *testing.T, text string) string {
 
 func TestGoStandsInForOnnxruntime(t *testing.T) {
 	t.Parallel()
-	model, older := write(t, newPerceptron().file().bytes()), t.TempDir()
+	model, older := testbed.WriteFile(t, "m.onnx", newPerceptron().file().bytes()), t.TempDir()
 	if err := os.WriteFile(filepath.Join(older, "onnxruntime.py"), []byte("__version__ = '1.9.0'"), 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -13,6 +13,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
@@ -64,19 +65,9 @@ func start(t testing.TB, f file, settings onnx.Settings) *onnx.Runner {
 	return r
 }
 
-// write returns the path of a file that has the model.
-func write(t testing.TB, data []byte) string {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), "m.onnx")
-	if err := os.WriteFile(path, data, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return path
-}
-
 func load(t testing.TB, data []byte, settings onnx.Settings) (*onnx.Runner, error) {
 	t.Helper()
-	settings.Model = write(t, data)
+	settings.Model = testbed.WriteFile(t, "m.onnx", data)
 	r, err := onnx.New(settings)
 	if err != nil {
 		t.Fatal(err)
@@ -667,7 +658,7 @@ func TestMissingFileIsNamed(t *testing.T) {
 
 func TestAModelIsReadFromDisk(t *testing.T) {
 	t.Parallel()
-	r, err := onnx.New(onnx.Settings{Model: write(t, newPerceptron().file().bytes()), Options: onnx.Options{MaxRows: 1}})
+	r, err := onnx.New(onnx.Settings{Model: testbed.WriteFile(t, "m.onnx", newPerceptron().file().bytes()), Options: onnx.Options{MaxRows: 1}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -681,7 +672,7 @@ func TestAModelIsReadFromDisk(t *testing.T) {
 
 func TestStartEndsWithItsContext(t *testing.T) {
 	t.Parallel()
-	r, err := onnx.New(onnx.Settings{Model: write(t, newPerceptron().file().bytes())})
+	r, err := onnx.New(onnx.Settings{Model: testbed.WriteFile(t, "m.onnx", newPerceptron().file().bytes())})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 	"github.com/stagemesh/stagemesh/services/runners"
+	"github.com/stagemesh/stagemesh/test/meshtest"
 )
 
 // readDigit asks over Connect; the address is http://host:port.
@@ -83,18 +84,8 @@ func startExample(t *testing.T, name string) (url string) {
 		t.Fatal(err)
 	}
 	file.Gateway.Listen, file.Gateway.Admin.Listen, file.NATS.StoreDir = "127.0.0.1:0", "127.0.0.1:0", ""
-	mesh, err := stagemesh.FromFile(file, stagemesh.FileSettings{Dispatcher: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := mesh.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := mesh.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
+	mesh := meshtest.FromFile(t, file, stagemesh.FileSettings{Dispatcher: true})
+	meshtest.Start(t, mesh)
 	return mesh.URL()
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
+	"github.com/stagemesh/stagemesh/test/meshtest"
 )
 
 // closed is the file of a mesh whose broker listens with TLS and wants a token; %s is
@@ -40,20 +41,17 @@ func TestProcessesJoinBrokerWithTLSAndToken(t *testing.T) {
 	token := testbed.SecretFile(t, "open-sesame\n")
 	with := func(nats string, stages ...string) (*stagemesh.Mesh, *testbed.Log) {
 		log := &testbed.Log{}
-		m, err := stagemesh.FromFile(parse(t, fmt.Sprintf(closed, nats)), stagemesh.FileSettings{Stages: stages, Logger: slog.New(slog.NewTextHandler(log, nil))})
-		if err != nil {
-			t.Fatal(err)
-		}
+		m := meshtest.FromFile(t, meshtest.Parse(t, fmt.Sprintf(closed, nats)), stagemesh.FileSettings{Stages: stages, Logger: slog.New(slog.NewTextHandler(log, nil))})
 		return m, log
 	}
 	own, ownLog := with(fmt.Sprintf("listen: 127.0.0.1:0, listen_cert_file: %q, listen_key_file: %q, token_file: %q, ca_file: %q", cert, key, token, authority.File), "echo")
-	start(t, own)
+	meshtest.Start(t, own)
 	url := own.BrokerURL()
 	if !strings.HasPrefix(url, "tls://127.0.0.1:") || strings.Contains(url, "sesame") {
 		t.Errorf("it listens at %s", url)
 	}
 	joined, joinedLog := with(fmt.Sprintf("url: %q, token_file: %q, ca_file: %q", url, token, authority.File), "sleep")
-	start(t, joined)
+	meshtest.Start(t, joined)
 	expect(t, own, "p", "hello", "hello")
 	expect(t, joined, "p", "hello", "hello")
 	for name, test := range map[string]struct{ nats, want string }{
@@ -92,7 +90,7 @@ func TestBrokerWithWrongFilesDoesNotStart(t *testing.T) {
 		"a token":       {`token_file: "/nowhere"`, "nats.token_file: open /nowhere: "},
 		"an empty one":  {fmt.Sprintf("listen_cert_file: %q, listen_key_file: %q, token_file: %q", cert, key, testbed.SecretFile(t, "\n")), "there is no token in it"},
 	} {
-		m := fromFile(t, parse(t, fmt.Sprintf(closed, "listen: 127.0.0.1:0, "+test.nats)), "echo")
+		m := meshtest.FromFile(t, meshtest.Parse(t, fmt.Sprintf(closed, "listen: 127.0.0.1:0, "+test.nats)), stagemesh.FileSettings{Stages: []string{"echo"}})
 		if err := m.Start(t.Context()); err == nil || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -108,10 +106,7 @@ func TestGatewayFilesAreReadBeforeTheStart(t *testing.T) {
 	} {
 		text := "mesh: m\ngateway: " + gateway + "\nstages: {a: {runner: {echo: {}}}}\npipelines: {p: {steps: [{name: a, stage: a}]}}\n"
 		log := &testbed.Log{}
-		m, err := stagemesh.FromFile(parse(t, text), stagemesh.FileSettings{Logger: slog.New(slog.NewTextHandler(log, nil))})
-		if err != nil {
-			t.Fatal(err)
-		}
+		m := meshtest.FromFile(t, meshtest.Parse(t, text), stagemesh.FileSettings{Logger: slog.New(slog.NewTextHandler(log, nil))})
 		if err := m.Start(t.Context()); err == nil || !strings.HasPrefix(err.Error(), section+".token_file: open /nowhere: ") || log.String() != "" {
 			t.Errorf("%s: %v, after\n%s", section, err, log)
 		}
@@ -177,7 +172,7 @@ func TestTenantsShareNoKeysResultsOrCancels(t *testing.T) {
 		}
 		return sink.SetOutcome(0, runner.Output(item.Inputs...))
 	})
-	m := start(t, newMesh(t, settings, stagemesh.Stage{Name: "held", Runner: held}))
+	m := meshtest.Start(t, newMesh(t, settings, stagemesh.Stage{Name: "held", Runner: held}))
 	owner, same, other, nobody := caller{t, m.URL(), "of-a"}, caller{t, m.URL(), "also-of-a"}, caller{t, m.URL(), "of-b"}, caller{t, m.URL(), "of-nobody"}
 	// Each runs its own request of the one key, and gets its first chunk.
 	begin := func(c caller) reply { return c.send(http.MethodPost, "/v1/pipelines/all:stream", "order-1", c.token) }
@@ -199,11 +194,8 @@ func TestTenantsShareNoKeysResultsOrCancels(t *testing.T) {
 func TestBrokerTokenIsReplacedWithoutARestart(t *testing.T) {
 	t.Parallel()
 	token := testbed.SecretFile(t, "open-sesame\n")
-	m, err := stagemesh.FromFile(parse(t, fmt.Sprintf(closed, fmt.Sprintf("listen: 127.0.0.1:0, token_file: %q", token))), stagemesh.FileSettings{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	start(t, m)
+	m := meshtest.FromFile(t, meshtest.Parse(t, fmt.Sprintf(closed, fmt.Sprintf("listen: 127.0.0.1:0, token_file: %q", token))), stagemesh.FileSettings{})
+	meshtest.Start(t, m)
 	connects := func(token string) bool {
 		nc, err := nats.Connect(m.BrokerURL(), nats.Token(token))
 		if err == nil {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/internal/testbed"
+	"github.com/stagemesh/stagemesh/test/meshtest"
 )
 
 // batchBed is a mesh with batches.
@@ -23,7 +24,7 @@ type batchBed struct {
 	*stagemesh.Mesh
 
 	t     *testing.T
-	meter *countingMeter
+	meter *testbed.Counts
 	token string
 }
 
@@ -37,8 +38,8 @@ func startBatches(t *testing.T, target string, gateway ...string) *batchBed {
 // startBatchesOf is startBatches with another queue, and keys of the section nats.
 func startBatchesOf(t *testing.T, queue, nats, target string, gateway ...string) *batchBed {
 	t.Helper()
-	meter := &countingMeter{counts: map[string]int64{}}
-	m, err := stagemesh.FromFile(parse(t, `
+	meter := &testbed.Counts{}
+	m := meshtest.FromFile(t, meshtest.Parse(t, `
 mesh: m
 nats: {`+nats+`}
 gateway: {listen: "127.0.0.1:0", admin: {listen: "127.0.0.1:0"}`+strings.Join(gateway, "")+`}
@@ -51,10 +52,7 @@ jobs:
   tenants: {barred: {queues: [other]}}
   batches: {queue: `+queue+`, max_bytes: 64MiB}
 `), stagemesh.FileSettings{Dispatcher: true, Meter: meter})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return &batchBed{Mesh: start(t, m), t: t, meter: meter}
+	return &batchBed{Mesh: meshtest.Start(t, m), t: t, meter: meter}
 }
 
 // call sends a request, and decodes the answer's JSON into out unless that is nil.
@@ -325,8 +323,8 @@ func (b *batchBed) wantPartial(batch batchDocument, total, completed int, code s
 	}
 	outcome := strings.TrimPrefix(code, "batch_")
 	testbed.Eventually(b.t, "the batch and its lines are counted", func() bool {
-		return b.meter.count("stagemesh.batch.ended status="+outcome) == 1 && b.meter.count("stagemesh.batch.lines outcome=succeeded") == int64(completed) &&
-			b.meter.count("stagemesh.batch.lines outcome="+outcome) == int64(total-completed)
+		return b.meter.Of("stagemesh.batch.ended status="+outcome) == 1 && b.meter.Of("stagemesh.batch.lines outcome=succeeded") == int64(completed) &&
+			b.meter.Of("stagemesh.batch.lines outcome="+outcome) == int64(total-completed)
 	})
 }
 
@@ -394,7 +392,7 @@ func TestBatchKeepsItsQueue(t *testing.T) {
 	b := startBatchesOf(t, "nightly", url, target)
 	id := b.create("24h", lines(total))
 	testbed.Eventually(t, "some lines are done", func() bool { return b.batch(id).Counts.Completed == first })
-	stop(t, b.Mesh)
+	meshtest.Stop(t, b.Mesh)
 	left.Store(1000)
 	b = startBatchesOf(t, "other", url, target)
 	if got := b.await(id, "completed"); got.Counts.Completed != total || len(b.lines(got.OutputFile)) != total {

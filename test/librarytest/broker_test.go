@@ -11,18 +11,19 @@ import (
 
 	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/internal/testbed"
+	"github.com/stagemesh/stagemesh/test/meshtest"
 )
 
 // startOpenBroker starts a mesh whose broker listens, with keys of the section nats.
 func startOpenBroker(t *testing.T, nats string) *stagemesh.Mesh {
 	t.Helper()
-	return start(t, fromFile(t, parse(t, `
+	return meshtest.Start(t, meshtest.FromFile(t, meshtest.Parse(t, `
 mesh: m
 nats: {listen: "127.0.0.1:0"`+nats+`}
 gateway: {listen: "127.0.0.1:0", admin: {listen: "127.0.0.1:0"}}
 stages: {echo: {runner: {echo: {}}}}
 pipelines: {p: {steps: [{name: e, stage: echo}]}}
-`)))
+`), stagemesh.FileSettings{}))
 }
 
 // dialBroker connects and reads what the broker says of itself.

@@ -26,6 +26,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/test/meshtest"
 )
 
 const smallDisk = 48 << 20
@@ -48,7 +49,7 @@ func startOnSmallDisk(t *testing.T, nats string, options ...string) (*diskBed, b
 	if folder == "" {
 		return nil, false
 	}
-	m, err := stagemesh.FromFile(parse(t, `
+	m := meshtest.FromFile(t, meshtest.Parse(t, `
 mesh: m
 nats: {store_dir: `+folder+nats+`}
 gateway: {listen: "127.0.0.1:0", admin: {listen: "127.0.0.1:0"}}
@@ -62,10 +63,7 @@ jobs:
   queues: {nightly: {}}
   batches: {queue: nightly}
 `+strings.Join(options, "")), stagemesh.FileSettings{Dispatcher: true, Logger: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))})
-	if err != nil {
-		t.Fatal(err)
-	}
-	b := &diskBed{Mesh: start(t, m), t: t, folder: folder}
+	b := &diskBed{Mesh: meshtest.Start(t, m), t: t, folder: folder}
 	ctx, stop := context.WithCancel(t.Context())
 	var callers sync.WaitGroup
 	callers.Go(func() {
@@ -344,10 +342,7 @@ func TestBrokerWithoutSpaceSaysWhyItDoesNotStart(t *testing.T) {
 		return
 	}
 	testbed.FillDisk(t, folder)
-	m, err := stagemesh.FromFile(parse(t, "mesh: m\nnats: {store_dir: "+folder+"}\nstages: {echo: {runner: {echo: {}}}}\n"), stagemesh.FileSettings{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := meshtest.FromFile(t, meshtest.Parse(t, "mesh: m\nnats: {store_dir: "+folder+"}\nstages: {echo: {runner: {echo: {}}}}\n"), stagemesh.FileSettings{})
 	if err := m.Start(t.Context()); err == nil || !strings.Contains(err.Error(), "nats.store_dir: the disk of "+folder+" has 0 free") {
 		t.Errorf("started with %v", err)
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
+	"github.com/stagemesh/stagemesh/test/meshtest"
 )
 
 // durable returns a request for all stages that waits on file.
@@ -49,11 +50,11 @@ func TestStoredAnswerOutlivesItsProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	answer, err := first.Infer(t.Context(), durable("to"))
-	stop(t, first)
+	meshtest.Stop(t, first)
 	if err != nil {
 		t.Fatal(err)
 	}
-	second := start(t, newMesh(t, settings, stagemesh.Stage{Name: "a", Runner: sign("other")}))
+	second := meshtest.Start(t, newMesh(t, settings, stagemesh.Stage{Name: "a", Runner: sign("other")}))
 	if got := result(t, second, answer.RequestID); got != "to a" {
 		t.Errorf("got %q", got)
 	}
@@ -75,7 +76,7 @@ func waiting(runs chan<- struct{}, done <-chan struct{}) *inproc.Runner {
 func TestDurableRequestOutlivesItsCaller(t *testing.T) {
 	t.Parallel()
 	runs, done := make(chan struct{}, 1), make(chan struct{})
-	m := start(t, newMesh(t, stagemesh.Settings{}, stagemesh.Stage{Name: "a", Runner: waiting(runs, done)}))
+	m := meshtest.Start(t, newMesh(t, stagemesh.Settings{}, stagemesh.Stage{Name: "a", Runner: waiting(runs, done)}))
 	ctx, leave := context.WithCancel(t.Context())
 	defer leave()
 	left := make(chan error, 1)
@@ -111,7 +112,7 @@ func until() *inproc.Runner {
 
 func TestRequestIsCancelledByItsID(t *testing.T) {
 	t.Parallel()
-	m := start(t, newMesh(t, stagemesh.Settings{}, stagemesh.Stage{Name: "a", Runner: until()}))
+	m := meshtest.Start(t, newMesh(t, stagemesh.Settings{}, stagemesh.Stage{Name: "a", Runner: until()}))
 	id := ""
 	_, err := m.Stream(t.Context(), durable("to"), func(c request.Chunk) error {
 		id = c.RequestID
@@ -128,7 +129,7 @@ func TestRequestIsCancelledByItsID(t *testing.T) {
 
 func TestUnknownRequestHasNoResult(t *testing.T) {
 	t.Parallel()
-	m := start(t, newMesh(t, stagemesh.Settings{}, stagemesh.Stage{Name: "a", Runner: sign("a")}))
+	m := meshtest.Start(t, newMesh(t, stagemesh.Settings{}, stagemesh.Stage{Name: "a", Runner: sign("a")}))
 	id := uuid.NewString()
 	if _, err := m.Result(t.Context(), id, 0); fault.From(err).Reason != fault.NotFound {
 		t.Errorf("got %v", err)
@@ -145,7 +146,7 @@ func TestUnknownRequestHasNoResult(t *testing.T) {
 func TestLostFileQueueRefusesDurableRequestsOnly(t *testing.T) {
 	t.Parallel()
 	broker := testbed.StartBroker(t)
-	m := start(t, newMesh(t, stagemesh.Settings{NATS: meshfile.NATS{URL: broker.URL()}}, stagemesh.Stage{Name: "a", Runner: sign("a")}))
+	m := meshtest.Start(t, newMesh(t, stagemesh.Settings{NATS: meshfile.NATS{URL: broker.URL()}}, stagemesh.Stage{Name: "a", Runner: sign("a")}))
 	js, err := jetstream.New(broker.Client())
 	if err != nil {
 		t.Fatal(err)

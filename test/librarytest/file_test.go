@@ -15,29 +15,12 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/services/runners"
+	"github.com/stagemesh/stagemesh/test/meshtest"
 )
-
-func parse(t *testing.T, text string) *meshfile.File {
-	t.Helper()
-	f, err := meshfile.Parse("m.yaml", []byte(text), "", runners.All()...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return f
-}
-
-func fromFile(t *testing.T, f *meshfile.File, stages ...string) *stagemesh.Mesh {
-	t.Helper()
-	m, err := stagemesh.FromFile(f, stagemesh.FileSettings{Stages: stages})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return m
-}
 
 func TestMeshOfAFileTakesMoreStages(t *testing.T) {
 	t.Parallel()
-	m := fromFile(t, parse(t, `
+	m := meshtest.FromFile(t, meshtest.Parse(t, `
 mesh: m
 gateway: {listen: "127.0.0.1:0", admin: {listen: "127.0.0.1:0"}}
 stages:
@@ -45,7 +28,7 @@ stages:
   sleep: {runner: {sleep: {base: 1ms}}, batch: {max_size: 4}}
 pipelines:
   p: {steps: [{name: s, stage: sleep}, {name: e, stage: echo}]}
-`))
+`), stagemesh.FileSettings{})
 	if err := m.AddStage(stagemesh.Stage{Name: "sign", Runner: sign("me")}); err != nil {
 		t.Fatal(err)
 	}
@@ -55,7 +38,7 @@ pipelines:
 	if err := m.Validate(); err != nil {
 		t.Fatal(err)
 	}
-	start(t, m)
+	meshtest.Start(t, m)
 	if m.URL() == "" {
 		t.Error("there is no address")
 	}
@@ -74,7 +57,7 @@ pipelines:
 
 func TestBrokerLimitsAreTheReservedOnes(t *testing.T) {
 	t.Parallel()
-	m := start(t, fromFile(t, parse(t, `
+	m := meshtest.Start(t, meshtest.FromFile(t, meshtest.Parse(t, `
 mesh: m
 gateway: {listen: "127.0.0.1:0", admin: {listen: "127.0.0.1:0"}}
 nats: {max_memory: 11MiB, max_store: 92MiB}
@@ -87,7 +70,7 @@ stages:
   two: {runner: {echo: {}}, queue: {max_bytes: 2MiB}}
 pipelines:
   p: {steps: [{name: one, stage: one}, {name: two, stage: two}]}
-`)))
+`), stagemesh.FileSettings{}))
 	expect(t, m, "p", "to", "to")
 	request := durable("to")
 	request.Pipeline, request.IdempotencyKey = "p", "key"
@@ -102,14 +85,14 @@ pipelines:
 
 func TestFileFixesWhatCallersMaySet(t *testing.T) {
 	t.Parallel()
-	m := start(t, fromFile(t, parse(t, `
+	m := meshtest.Start(t, meshtest.FromFile(t, meshtest.Parse(t, `
 mesh: m
 gateway: {listen: "127.0.0.1:0", stage_pipelines: false, admin: {listen: "127.0.0.1:0"}}
 stages:
   a: {runner: {echo: {}}}
 pipelines:
   all: {steps: [{name: fixed, stage: a, parameters: {k: 3}, locked: true}, {name: free, stage: a, parameters: {k: 3}}]}
-`)))
+`), stagemesh.FileSettings{}))
 	word := payload.Parameters{"k": payload.Int64(4)}
 	step := func(name pipeline.StepName, p payload.Parameters) map[pipeline.StepName]pipeline.StepOptions {
 		return map[pipeline.StepName]pipeline.StepOptions{name: {Parameters: p}}
@@ -140,14 +123,14 @@ pipelines:
 
 func TestMemoryOnlyMeshRejectsDurableRequests(t *testing.T) {
 	t.Parallel()
-	m := start(t, fromFile(t, parse(t, `
+	m := meshtest.Start(t, meshtest.FromFile(t, meshtest.Parse(t, `
 mesh: m
 gateway: {listen: "127.0.0.1:0", admin: {listen: "127.0.0.1:0"}}
 stages:
   a: {runner: {echo: {}}, queue: {durabilities: [memory]}, crash_limit: 1}
 pipelines:
   all: {steps: [{name: a, stage: a}]}
-`)))
+`), stagemesh.FileSettings{}))
 	expect(t, m, "all", "to", "to")
 	_, err := m.Infer(t.Context(), durable("to"))
 	if fault.From(err).Reason != fault.NotSupported {
@@ -167,31 +150,28 @@ stages:
 pipelines:
   p: {steps: [{name: one, stage: one}, {name: two, stage: two}]}
 `
-	first := start(t, fromFile(t, parse(t, text), "one"))
+	first := meshtest.Start(t, meshtest.FromFile(t, meshtest.Parse(t, text), stagemesh.FileSettings{Stages: []string{"one"}}))
 	expect(t, first, "stage:one", "to", "to")
 	_, err := ask(t, first, "p", "to")
 	if f := fault.From(err); f.Reason != fault.NoCapacity || f.Stage != "two" {
 		t.Errorf("got %v", err)
 	}
-	rest := parse(t, text)
+	rest := meshtest.Parse(t, text)
 	rest.NATS = meshfile.NATS{URL: first.BrokerURL()}
-	second := start(t, fromFile(t, rest, "two"))
+	second := meshtest.Start(t, meshtest.FromFile(t, rest, stagemesh.FileSettings{Stages: []string{"two"}}))
 	expect(t, second, "p", "to", "to")
-	gateway, err := stagemesh.FromFile(rest, stagemesh.FileSettings{Stages: []string{}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	start(t, gateway)
+	gateway := meshtest.FromFile(t, rest, stagemesh.FileSettings{Stages: []string{}})
+	meshtest.Start(t, gateway)
 	expect(t, gateway, "p", "to", "to")
 }
 
 func TestUnreachableStagesCannotBeLeftOut(t *testing.T) {
 	t.Parallel()
-	f := parse(t, "mesh: m\nstages:\n  one: {runner: {echo: {}}}\n  two: {runner: {echo: {}}}\n")
+	f := meshtest.Parse(t, "mesh: m\nstages:\n  one: {runner: {echo: {}}}\n  two: {runner: {echo: {}}}\n")
 	if _, err := stagemesh.FromFile(f, stagemesh.FileSettings{Stages: []string{"one"}}); !errors.Is(err, stagemesh.ErrAlone) {
 		t.Errorf("got %v", err)
 	}
-	f = parse(t, "mesh: m\nnats: {url: \"nats://b\"}\nstages:\n  one: {runner: {echo: {}}}\n")
+	f = meshtest.Parse(t, "mesh: m\nnats: {url: \"nats://b\"}\nstages:\n  one: {runner: {echo: {}}}\n")
 	for stage, want := range map[string]string{
 		"three": `m.yaml:3:1: stages: there is no stage "three"; there are one`,
 	} {
@@ -212,7 +192,7 @@ func TestOpenAdminPortIsRejectedWithItsPlace(t *testing.T) {
 		`{listen: "127.0.0.1:0", key_file: x}`: "m.yaml:4:42: gateway.admin.key_file: has no certificate; name its file in cert_file",
 		`{listen: ":0", token_file: t}`:        "",
 	} {
-		f := parse(t, "mesh: m\nstages:\n  a: {runner: {echo: {}}}\ngateway: {admin: "+admin+"}\n")
+		f := meshtest.Parse(t, "mesh: m\nstages:\n  a: {runner: {echo: {}}}\ngateway: {admin: "+admin+"}\n")
 		if _, err := stagemesh.FromFile(f, stagemesh.FileSettings{}); err == nil && want != "" || err != nil && err.Error() != want {
 			t.Errorf("%s: got %v", admin, err)
 		}
@@ -226,22 +206,22 @@ func TestAdminPortFilesAreRelativeToTheFile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := fromFile(t, f)
+	m := meshtest.FromFile(t, f, stagemesh.FileSettings{})
 	want := "gateway.admin.token_file: open " + filepath.Join(folder, "token") + ": no such file"
 	if err := m.Start(t.Context()); err == nil || !strings.HasPrefix(err.Error(), want) {
 		t.Errorf("got %v", err)
 	}
-	stop(t, m)
+	meshtest.Stop(t, m)
 	if err := os.WriteFile(filepath.Join(folder, "token"), []byte("open-sesame"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	start(t, fromFile(t, f))
+	meshtest.Start(t, meshtest.FromFile(t, f, stagemesh.FileSettings{}))
 }
 
 // What a file adds to its runners holds.
 func TestFileSchemasAndStreamLimitsHold(t *testing.T) {
 	t.Parallel()
-	m := start(t, fromFile(t, parse(t, `
+	m := meshtest.Start(t, meshtest.FromFile(t, meshtest.Parse(t, `
 mesh: m
 gateway: {listen: "127.0.0.1:0", admin: {listen: "127.0.0.1:0"}}
 stages:
@@ -251,7 +231,7 @@ stages:
   talk:
     runner: {stream: {chunks: 3, every: 10m}}
     stream: {first_chunk_timeout: 50ms}
-`)))
+`), stagemesh.FileSettings{}))
 	for stage, test := range map[string]struct {
 		text string
 		want fault.Reason

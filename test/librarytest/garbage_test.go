@@ -24,6 +24,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/test/meshtest"
 )
 
 // random returns bytes that no parser expects.
@@ -147,7 +148,7 @@ func checkUnreadable(t *testing.T, data []byte) {
 		if isRestarted {
 			break
 		}
-		stop(t, b.Mesh)
+		meshtest.Stop(t, b.Mesh)
 		b = startBatchesOf(t, "nightly", `url: "`+broker.URL()+`"`, "{pipelines: [p]}")
 	}
 	last := func(subject string) []byte {
@@ -175,7 +176,7 @@ func checkUnreadable(t *testing.T, data []byte) {
 			t.Errorf("%s is still unreadable", subject)
 		}
 	}
-	if n := b.meter.count("stagemesh.unreadable.values kind=batch record"); n == 0 {
+	if n := b.meter.Of("stagemesh.unreadable.values kind=batch record"); n == 0 {
 		t.Error("nothing was counted")
 	}
 }

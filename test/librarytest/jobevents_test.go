@@ -26,6 +26,7 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
+	"github.com/stagemesh/stagemesh/test/meshtest"
 )
 
 // startLetters starts a mesh that spells jobs in chunks, and a second gateway of it. Each letter
@@ -68,14 +69,13 @@ jobs:
 		return item.Inputs, nil
 	})
 	begin := func(nats string, s stagemesh.FileSettings) *stagemesh.Mesh {
-		out, err := stagemesh.FromFile(parse(t, fmt.Sprintf(file, nats)), s)
-		if err == nil && s.Dispatcher {
-			err = out.AddStage(stagemesh.Stage{Name: "spell", Runner: spell, Config: stagehost.Config{Stream: stagehost.StreamSettings{Idle: idle}}})
+		out := meshtest.FromFile(t, meshtest.Parse(t, fmt.Sprintf(file, nats)), s)
+		if s.Dispatcher {
+			if err := out.AddStage(stagemesh.Stage{Name: "spell", Runner: spell, Config: stagehost.Config{Stream: stagehost.StreamSettings{Idle: idle}}}); err != nil {
+				t.Fatal(err)
+			}
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		return start(t, out)
+		return meshtest.Start(t, out)
 	}
 	m = begin(`listen: "127.0.0.1:0"`, stagemesh.FileSettings{Dispatcher: true})
 	return m, begin(`url: "`+m.BrokerURL()+`"`, stagemesh.FileSettings{Stages: []string{}})

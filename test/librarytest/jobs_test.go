@@ -24,6 +24,7 @@ import (
 	"github.com/stagemesh/stagemesh/internal/store"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/test/meshtest"
 )
 
 func TestQueueOfAnHTTPTargetThroughThePublicPort(t *testing.T) {
@@ -35,7 +36,7 @@ func TestQueueOfAnHTTPTargetThroughThePublicPort(t *testing.T) {
 		_, _ = w.Write(body)
 	}))
 	t.Cleanup(model.Close)
-	m, err := stagemesh.FromFile(parse(t, `
+	m := meshtest.FromFile(t, meshtest.Parse(t, `
 mesh: m
 gateway: {listen: "127.0.0.1:0", admin: {listen: "127.0.0.1:0"}}
 stages: {echo: {runner: {echo: {}}}}
@@ -44,17 +45,11 @@ jobs:
   pools: {llm: {target: {http: {url: "`+model.URL+`"}}}, mesh: {target: {pipelines: [p]}, gate: {mesh: {}, budget: {ready: {stage: echo}, each: 4}}}}
   queues: {nightly: {pool: llm}, others: {pool: mesh}}
 `), stagemesh.FileSettings{Dispatcher: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	start(t, m)
+	meshtest.Start(t, m)
 	call := func(method, path, body string) (status int, answer string) {
 		t.Helper()
-		r := testbed.Request(t, method, m.URL()+path, strings.NewReader(body))
-		r.Header.Set("Content-Type", "application/json")
-		r.Header.Set("Authorization", "Bearer of-the-caller")
-		response, data := testbed.Do(t, http.DefaultClient, r)
-		return response.StatusCode, string(data)
+		response, answer := testbed.Call(t, http.DefaultClient, method, m.URL()+path, body, "Content-Type", "application/json", "Authorization", "Bearer of-the-caller")
+		return response.StatusCode, answer
 	}
 	submit := func(path, body string) (id string) {
 		t.Helper()
@@ -109,7 +104,7 @@ jobs:
 // startWaiting starts a mesh on a broker, without a dispatcher.
 func startWaiting(t *testing.T, broker string) *stagemesh.Mesh {
 	t.Helper()
-	m, err := stagemesh.FromFile(parse(t, `
+	m := meshtest.FromFile(t, meshtest.Parse(t, `
 mesh: m
 nats: {url: "`+broker+`"}
 gateway: {listen: "127.0.0.1:0", admin: {listen: "127.0.0.1:0"}}
@@ -119,10 +114,7 @@ jobs:
   pools: {main: {target: {pipelines: [p]}}}
   queues: {nightly: {}}
 `), stagemesh.FileSettings{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return start(t, m)
+	return meshtest.Start(t, m)
 }
 
 func TestPageOfLargeJobsEndsEarly(t *testing.T) {
@@ -169,7 +161,7 @@ func TestMaxTokensOfACallAreSpent(t *testing.T) {
 	finish := make(chan struct{})
 	model := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-finish }))
 	t.Cleanup(model.Close)
-	m, err := stagemesh.FromFile(parse(t, fmt.Sprintf(`
+	m := meshtest.FromFile(t, meshtest.Parse(t, fmt.Sprintf(`
 mesh: m
 gateway: {listen: "127.0.0.1:0", admin: {listen: "127.0.0.1:0"}}
 stages: {echo: {runner: {echo: {}}}}
@@ -178,10 +170,7 @@ jobs:
   pools: {llm: {target: {http: {url: %q}}, gate: {constant: {}, budget: {baseline: 0, unit: tokens, each: 1000}}}}
   queues: {prompts: {}}
 `, model.URL)), stagemesh.FileSettings{Dispatcher: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	start(t, m)
+	meshtest.Start(t, m)
 	t.Cleanup(func() { close(finish) })
 	want := func(body, hold string) {
 		t.Helper()
@@ -201,16 +190,13 @@ func TestDispatcherSaysWhyItDoesNotStart(t *testing.T) {
 	t.Parallel()
 	broker := testbed.StartBroker(t, func(o *server.Options) { o.JetStreamMaxStore = 2 << 30 })
 	log := &testbed.Log{}
-	m, err := stagemesh.FromFile(parse(t, `
+	m := meshtest.FromFile(t, meshtest.Parse(t, `
 mesh: m
 nats: {url: "`+broker.URL()+`"}
 stages: {echo: {runner: {echo: {}}}}
 pipelines: {p: {steps: [{name: e, stage: echo}]}}
 jobs: {pools: {main: {target: {pipelines: [p]}}}, queues: {nightly: {max_bytes: 8GiB}}}
 `), stagemesh.FileSettings{Dispatcher: true, Logger: slog.New(slog.NewTextHandler(log, nil))})
-	if err != nil {
-		t.Fatal(err)
-	}
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	started := make(chan error, 1)
@@ -229,7 +215,7 @@ func TestPoolAsksAGateOfTheProgram(t *testing.T) {
 		asked.Add(1)
 		return freed.Load(), 100, nil
 	}
-	file := parse(t, `
+	file := meshtest.Parse(t, `
 mesh: m
 gateway: {listen: "127.0.0.1:0", admin: {listen: "127.0.0.1:0"}}
 stages: {echo: {runner: {echo: {}}}}
@@ -246,7 +232,7 @@ jobs: {pools: {main: {target: {pipelines: [p]}, gate: {own: {name: gpu}, interva
 	if err != nil {
 		t.Fatal(err)
 	}
-	m = start(t, m)
+	m = meshtest.Start(t, m)
 	id := submitJob(t, m, "", "x")
 	state := func() string {
 		_, body := jobCall(t, m, http.MethodGet, "/v1/jobs/"+id, "")

@@ -12,11 +12,12 @@ import (
 
 	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/internal/testbed"
+	"github.com/stagemesh/stagemesh/test/meshtest"
 )
 
 func startAsync(t *testing.T) *stagemesh.Mesh {
 	t.Helper()
-	m, err := stagemesh.FromFile(parse(t, `
+	m := meshtest.FromFile(t, meshtest.Parse(t, `
 mesh: m
 gateway: {listen: "127.0.0.1:0", admin: {listen: "127.0.0.1:0"}}
 stages: {echo: {runner: {echo: {}}}, slow: {runner: {sleep: {base: 1m}}}}
@@ -28,10 +29,7 @@ jobs:
   pools: {main: {target: {pipelines: [p, slow]}}}
   queues: {nightly: {}}
 `), stagemesh.FileSettings{Dispatcher: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return start(t, m)
+	return meshtest.Start(t, m)
 }
 
 func TestPreferenceMakesASlowRequestAJob(t *testing.T) {
@@ -69,11 +67,11 @@ func TestPreferenceMakesASlowRequestAJob(t *testing.T) {
 
 func TestWaitThatEndsWhileTheBrokerIsSilentReturnsTheJob(t *testing.T) {
 	t.Parallel()
-	for name, call := range map[string]func(m *stagemesh.Mesh, job string) (jobAnswer, string){
-		"result": func(m *stagemesh.Mesh, job string) (jobAnswer, string) {
+	for name, call := range map[string]func(m *stagemesh.Mesh, job string) (testbed.Response, string){
+		"result": func(m *stagemesh.Mesh, job string) (testbed.Response, string) {
 			return jobCall(t, m, "GET", job+"/result?wait=1s", "")
 		},
-		"preference": func(m *stagemesh.Mesh, _ string) (jobAnswer, string) {
+		"preference": func(m *stagemesh.Mesh, _ string) (testbed.Response, string) {
 			return jobCall(t, m, "POST", "/v1/pipelines/p:infer", "a", "Prefer", "respond-async, wait=1")
 		},
 	} {
@@ -104,7 +102,7 @@ func TestWaitThatEndsWhileTheBrokerIsSilentReturnsTheJob(t *testing.T) {
 func TestFailureOfARequestThatBecameAJob(t *testing.T) {
 	t.Parallel()
 	m := startAsync(t)
-	call := func(path, body string) (jobAnswer, string) {
+	call := func(path, body string) (testbed.Response, string) {
 		return jobCall(t, m, "POST", path, body, "Prefer", "respond-async, wait=30", "Idempotency-Key", "k")
 	}
 	if response, body := call("/v1/pipelines/p:infer", ""); response.StatusCode != 400 || reasonOf(body) != "INVALID_REQUEST" {

@@ -20,13 +20,14 @@ import (
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
 
 	"github.com/stagemesh/stagemesh"
+	"github.com/stagemesh/stagemesh/test/meshtest"
 )
 
 // startJobs starts a mesh with the queue nightly for pipeline p, which echoes, and small of ten
 // jobs.
 func startJobs(t *testing.T, dispatches bool, options ...string) *stagemesh.Mesh {
 	t.Helper()
-	m, err := stagemesh.FromFile(parse(t, `
+	m := meshtest.FromFile(t, meshtest.Parse(t, `
 mesh: m
 gateway: {listen: "127.0.0.1:0", admin: {listen: "127.0.0.1:0"}, max_payload: 64KiB`+strings.Join(options, "")+`}
 stages: {echo: {runner: {echo: {}}}}
@@ -35,31 +36,15 @@ jobs:
   pools: {main: {target: {pipelines: [p]}}}
   queues: {nightly: {}, small: {max_jobs: 10}}
 `), stagemesh.FileSettings{Dispatcher: dispatches})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return start(t, m)
-}
-
-// jobAnswer is an answer without its body.
-type jobAnswer struct {
-	StatusCode int
-	Header     http.Header
+	return meshtest.Start(t, m)
 }
 
 // jobCall sends text, and returns the answer and its body.
-func jobCall(t *testing.T, m *stagemesh.Mesh, method, path, body string, headers ...string) (jobAnswer, string) {
+func jobCall(t *testing.T, m *stagemesh.Mesh, method, path, body string, headers ...string) (testbed.Response, string) {
 	t.Helper()
-	r := testbed.Request(t, method, m.URL()+path, strings.NewReader(body))
-	r.Header.Set("Content-Type", "text/plain")
-	for i := 0; i < len(headers); i += 2 {
-		r.Header.Set(headers[i], headers[i+1])
-	}
-	response, data := testbed.Do(t, http.DefaultClient, r)
-	return jobAnswer{response.StatusCode, response.Header}, string(data)
+	return testbed.Call(t, http.DefaultClient, method, m.URL()+path, body, append([]string{"Content-Type", "text/plain"}, headers...)...)
 }
 
-// reasonOf returns the reason of a fault's body.
 func reasonOf(body string) string {
 	var f struct {
 		Error struct{ Reason string } `json:"error"`

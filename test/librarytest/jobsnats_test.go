@@ -16,6 +16,7 @@ import (
 
 	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/internal/testbed"
+	"github.com/stagemesh/stagemesh/test/meshtest"
 )
 
 // accountsInDocs returns the options of a broker with the accounts of docs/operations.md.
@@ -103,7 +104,7 @@ func TestAccountsOfTheBrokerSeeTheirJobsOnly(t *testing.T) {
 		o.Accounts, o.Users, o.NoAuthUser = accounts.Accounts, accounts.Users, "stagemesh"
 	})
 	mesh := func(name, jobs string) {
-		m, err := stagemesh.FromFile(parse(t, `
+		m := meshtest.FromFile(t, meshtest.Parse(t, `
 mesh: `+name+`
 nats: {url: "`+strings.Replace(broker.URL(), "//", "//stagemesh:mesh-secret@", 1)+`"}
 gateway: {listen: "127.0.0.1:0", admin: {listen: "127.0.0.1:0"}}
@@ -115,10 +116,7 @@ jobs:
   pools: {main: {target: {pipelines: [p]}}, shut: {target: {pipelines: [p]}, gate: {constant: {value: 0}}}}
   queues: {nightly: {pool: main, max_bytes: 64MiB}, held: {pool: shut, max_bytes: 64MiB}}
 `), stagemesh.FileSettings{Dispatcher: true})
-		if err != nil {
-			t.Fatal(err)
-		}
-		start(t, m)
+		meshtest.Start(t, m)
 	}
 	mesh("m", "nats: true")
 	acme, globex := joinAs(t, broker.URL(), "acme"), joinAs(t, broker.URL(), "globex")

@@ -16,6 +16,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
+	"github.com/stagemesh/stagemesh/test/meshtest"
 )
 
 func TestTenantSubmitsToItsQueuesOnly(t *testing.T) {
@@ -24,7 +25,7 @@ func TestTenantSubmitsToItsQueuesOnly(t *testing.T) {
 		_, _ = io.WriteString(w, `{"usage": {"prompt_tokens": 1000, "completion_tokens": 10}}`)
 	}))
 	t.Cleanup(model.Close)
-	m, err := stagemesh.FromFile(parse(t, fmt.Sprintf(`
+	m := meshtest.FromFile(t, meshtest.Parse(t, fmt.Sprintf(`
 mesh: m
 gateway: {listen: "127.0.0.1:0", admin: {listen: "127.0.0.1:0"}, token_file: %q}
 stages: {echo: {runner: {echo: {}}}}
@@ -35,9 +36,6 @@ jobs:
   tenants: {acme: {weight: 2, queues: [prompts]}}
   rates: {currency: EUR, stages: {echo: {price: 1, watts: 300}}, pools: {llm: {prompt_tokens: 1000, completion_tokens: 100000}}}
 `, testbed.SecretFile(t, "of-acme acme\nof-all all\n"), model.URL)), stagemesh.FileSettings{Dispatcher: true})
-	if err != nil {
-		t.Fatal(err)
-	}
 	if err := m.AddStage(stagemesh.Stage{Name: "refuse", Runner: inproc.New(inproc.Settings{}, func(_ context.Context, _ runner.Batch, sink runner.Sink) error {
 		return sink.SetOutcome(0, runner.Failed(fault.New(fault.InvalidInput, "refused")))
 	})}); err != nil {
@@ -46,7 +44,7 @@ jobs:
 	if err := m.AddPipeline(pipeline.Pipeline{Name: "q", Steps: []pipeline.Step{{Name: "r", Stage: "refuse"}}}); err != nil {
 		t.Fatal(err)
 	}
-	start(t, m)
+	meshtest.Start(t, m)
 	call := func(tenant, method, path string, headers ...string) (int, string) {
 		t.Helper()
 		response, body := jobCall(t, m, method, path, "{}", append(headers, "Authorization", "Bearer of-"+tenant)...)

@@ -12,8 +12,10 @@ import (
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
 
+	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/internal/msgpack"
 	"github.com/stagemesh/stagemesh/internal/testbed"
+	"github.com/stagemesh/stagemesh/test/meshtest"
 )
 
 // fourNumbers is a mesh of stages that answer with their inputs.
@@ -31,12 +33,10 @@ jobs: {pools: {main: {target: {pipelines: [Re-named_v1.5]}}}, queues: {nightly: 
 
 func TestDocumentsBecomeWhatTheStageTakes(t *testing.T) {
 	t.Parallel()
-	m := start(t, fromFile(t, parse(t, fourNumbers)))
+	m := meshtest.Start(t, meshtest.FromFile(t, meshtest.Parse(t, fourNumbers), stagemesh.FileSettings{}))
 	send := func(path, contentType, body string) string {
-		r := testbed.Request(t, http.MethodPost, m.URL()+path, strings.NewReader(body))
-		r.Header.Set("Content-Type", contentType)
-		answer, text := testbed.Do(t, http.DefaultClient, r)
-		return fmt.Sprint(answer.StatusCode, " ", string(text))
+		answer, text := testbed.Call(t, http.DefaultClient, http.MethodPost, m.URL()+path, body, "Content-Type", contentType)
+		return fmt.Sprint(answer.StatusCode, " ", text)
 	}
 	post := func(path, body string) string { return send(path, "application/json", body) }
 	testbed.Eventually(t, "the gateway knows the inputs of the stages", func() bool {

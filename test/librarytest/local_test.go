@@ -14,6 +14,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
+	"github.com/stagemesh/stagemesh/test/meshtest"
 )
 
 func TestItemsPassInMemoryInsideOneProcess(t *testing.T) {
@@ -21,7 +22,7 @@ func TestItemsPassInMemoryInsideOneProcess(t *testing.T) {
 	for name, noLocalHops := range map[string]bool{"default": false, "turned off": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			m := start(t, newMesh(t, stagemesh.Settings{NoLocalHops: noLocalHops},
+			m := meshtest.Start(t, newMesh(t, stagemesh.Settings{NoLocalHops: noLocalHops},
 				stagemesh.Stage{Name: "one", Runner: sign("1")}, stagemesh.Stage{Name: "two", Runner: sign("2")}))
 			answer, err := m.Infer(t.Context(), &request.Request{Pipeline: "all", Inputs: []payload.Part{payload.OfBlob("", "text/plain", []byte("x"))}})
 			if err != nil {
@@ -58,9 +59,9 @@ func TestHostOfAnotherProcessSharesTheWork(t *testing.T) {
 			}
 		})
 	}
-	m := start(t, newMesh(t, settings, stagemesh.Stage{Name: "work", Runner: counting(&here)}))
+	m := meshtest.Start(t, newMesh(t, settings, stagemesh.Stage{Name: "work", Runner: counting(&here)}))
 	settings.NoGateway = true
-	start(t, newMesh(t, settings, stagemesh.Stage{Name: "work", Runner: counting(&there)}))
+	meshtest.Start(t, newMesh(t, settings, stagemesh.Stage{Name: "work", Runner: counting(&there)}))
 	var calls sync.WaitGroup
 	errs := make(chan error, 1<<12)
 	for n := 0; there.Load() == 0 && n < cap(errs); n++ {
@@ -86,7 +87,7 @@ func TestHostOfAnotherProcessSharesTheWork(t *testing.T) {
 // More callers than a host pulls items for at once, of every class.
 func TestBurstBeyondMaxInFlightStaysLocal(t *testing.T) {
 	t.Parallel()
-	m := start(t, newMesh(t, stagemesh.Settings{}, stagemesh.Stage{Name: "work", Runner: sign("done")}))
+	m := meshtest.Start(t, newMesh(t, stagemesh.Settings{}, stagemesh.Stage{Name: "work", Runner: sign("done")}))
 	const callers, each = 300, 20
 	var calls sync.WaitGroup
 	var brokered atomic.Int64

@@ -42,6 +42,7 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
 	"github.com/stagemesh/stagemesh/stagehost/runner/runnertest"
+	"github.com/stagemesh/stagemesh/test/meshtest"
 )
 
 // signModels returns a runner whose models append their names to each input. It cannot load
@@ -74,7 +75,7 @@ func TestModelsAreServedByNameAndAlias(t *testing.T) {
 	for i := range many {
 		registered = append(registered, model.Model{ID: model.ID(fmt.Sprintf("m%d", i)), Stage: "score", Size: model.Size{Host: 1 << 20}})
 	}
-	m := start(t, newMesh(t, stagemesh.Settings{
+	m := meshtest.Start(t, newMesh(t, stagemesh.Settings{
 		Registry: &meshfile.RegistryConfig{},
 		Gateway: gateway.Settings{
 			Models: registered,
@@ -160,7 +161,7 @@ func TestModelServerServesModels(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := start(t, newMesh(t, stagemesh.Settings{
+	m := meshtest.Start(t, newMesh(t, stagemesh.Settings{
 		Registry: &meshfile.RegistryConfig{},
 		Gateway: gateway.Settings{
 			Config: gateway.Config{Listen: "127.0.0.1:0", Passthrough: map[string]string{"predict.Predictor/Predict": "", "predict.Predictor/Unlisted": "1"}},
@@ -241,7 +242,7 @@ func TestFailingModelServerIsNamedAndMayRecover(t *testing.T) {
 		Registry: &meshfile.RegistryConfig{}, Gateway: gateway.Settings{Models: []model.Model{{ID: "a", Stage: "score", Options: model.NewOptions(map[string]string{"add": "10"})}}},
 	}
 	settings.Gateway.HostGrace = 100 * time.Millisecond
-	m := start(t, newMesh(t, settings, stagemesh.Stage{
+	m := meshtest.Start(t, newMesh(t, settings, stagemesh.Stage{
 		Name: "score", Runner: r, Config: stagehost.Config{Models: &stagehost.ModelSettings{Capacity: 1 << 20}},
 	}))
 	x, err := tensor.FromInt64([]int64{1}, []int64{1})
@@ -301,7 +302,7 @@ func TestAliasMovesToTheStageOfAnotherRuntime(t *testing.T) {
 	}
 	gate := make(chan struct{})
 	memory := stagehost.Config{Models: &stagehost.ModelSettings{Capacity: 1 << 20, DefaultSize: 4096}}
-	m := start(t, newMesh(t, stagemesh.Settings{
+	m := meshtest.Start(t, newMesh(t, stagemesh.Settings{
 		Registry: &meshfile.RegistryConfig{},
 		Gateway: gateway.Settings{
 			Config: gateway.Config{Listen: "127.0.0.1:0", ModelControl: true},
@@ -379,7 +380,7 @@ func TestModelThatIsNeverThereIsAnError(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := start(t, newMesh(t, stagemesh.Settings{
+	m := meshtest.Start(t, newMesh(t, stagemesh.Settings{
 		Registry: &meshfile.RegistryConfig{}, Gateway: gateway.Settings{Models: []model.Model{{ID: "a", Stage: "score", Options: model.NewOptions(map[string]string{"add": "10"})}}},
 	}, stagemesh.Stage{
 		Name: "score", Runner: r, Config: stagehost.Config{Models: &stagehost.ModelSettings{Capacity: 1 << 20}},

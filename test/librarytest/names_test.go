@@ -22,6 +22,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/test/meshtest"
 )
 
 // closedNames is the file of a mesh whose stages are reached by its pipeline alone.
@@ -46,11 +47,8 @@ jobs:
 
 func TestWorkIsNamedByPipelinesAlone(t *testing.T) {
 	t.Parallel()
-	m, err := stagemesh.FromFile(parse(t, closedNames), stagemesh.FileSettings{Dispatcher: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	start(t, m)
+	m := meshtest.FromFile(t, meshtest.Parse(t, closedNames), stagemesh.FileSettings{Dispatcher: true})
+	meshtest.Start(t, m)
 	conn := testbed.Dial(t, m.URL())
 	oip, rpc := oipv2.NewGRPCInferenceServiceClient(conn), inferencev1connect.NewInferenceServiceClient(http.DefaultClient, m.URL())
 	post := func(path, contentType, body string) error {
@@ -152,7 +150,7 @@ func TestBatchLinesNamePipelinesAlone(t *testing.T) {
 
 func TestLockedStepKeepsItsModel(t *testing.T) {
 	t.Parallel()
-	m := start(t, fromFile(t, parse(t, closedNames)))
+	m := meshtest.Start(t, meshtest.FromFile(t, meshtest.Parse(t, closedNames), stagemesh.FileSettings{}))
 	with := func(step pipeline.StepName, ref payload.ModelRef) error {
 		_, err := m.Infer(t.Context(), &stagemesh.Request{
 			Pipeline: "p", Inputs: []payload.Part{payload.OfBlob("", "text/plain", []byte("to"))},

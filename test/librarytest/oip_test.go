@@ -13,24 +13,16 @@ import (
 	oipv2 "github.com/stagemesh/stagemesh/proto/gen/go/oip/v2"
 
 	"github.com/stagemesh/stagemesh"
-	"github.com/stagemesh/stagemesh/internal/meshfile"
 	"github.com/stagemesh/stagemesh/internal/testbed"
-	"github.com/stagemesh/stagemesh/services/runners"
+	"github.com/stagemesh/stagemesh/test/meshtest"
 )
 
 func TestPipelineIsAnOIPModel(t *testing.T) {
 	t.Parallel()
 	const digits = repository + "/examples/digits"
-	file, err := meshfile.Load(filepath.Join(digits, "mesh.yaml"), runners.All()...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	file.Gateway.Listen, file.Gateway.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
-	m, err := stagemesh.FromFile(file, stagemesh.FileSettings{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	start(t, m)
+	file := meshtest.Load(t, filepath.Join(digits, "mesh.yaml"))
+	m := meshtest.FromFile(t, file, stagemesh.FileSettings{})
+	meshtest.Start(t, m)
 	conn := testbed.Dial(t, m.URL())
 	client := oipv2.NewGRPCInferenceServiceClient(conn)
 	testbed.Eventually(t, "hosts have said what their stages take and give", func() bool {
@@ -59,7 +51,7 @@ func TestPipelineIsAnOIPModel(t *testing.T) {
 // Inference Protocol alone.
 func TestInputNamesOfPipelines(t *testing.T) {
 	t.Parallel()
-	m := start(t, fromFile(t, parse(t, `
+	m := meshtest.Start(t, meshtest.FromFile(t, meshtest.Parse(t, `
 mesh: m
 gateway: {listen: "127.0.0.1:0", admin: {listen: "127.0.0.1:0"}}
 stages:
@@ -69,7 +61,7 @@ pipelines:
   plain: {steps: [{name: s, stage: one}]}
   renamed: {steps: [{name: s, stage: one, inputs: {x: given}}]}
   wired: {keep: [later], steps: [{name: s, stage: one, inputs: {x: given}}, {name: t, stage: two, inputs: {y: later}}]}
-`)))
+`), stagemesh.FileSettings{}))
 	conn := testbed.Dial(t, m.URL())
 	client := oipv2.NewGRPCInferenceServiceClient(conn)
 	for model, want := range map[string]string{"plain": "x", "wired": "given"} {

@@ -32,6 +32,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
+	"github.com/stagemesh/stagemesh/test/meshtest"
 )
 
 // modelMesh is a mesh whose stage score loads models, and a client of its OIP service.
@@ -55,7 +56,7 @@ func startModelMesh(t *testing.T, c gateway.Config) modelMesh {
 	for _, id := range []model.ID{"all", "both", "iris-v1", "iris-v2", "team/iris"} {
 		s.Gateway.Models = append(s.Gateway.Models, model.Model{ID: id, Stage: "score", Size: model.Size{Host: 1 << 20}})
 	}
-	out := modelMesh{Mesh: start(t, newMesh(t, s, stagemesh.Stage{
+	out := modelMesh{Mesh: meshtest.Start(t, newMesh(t, s, stagemesh.Stage{
 		Name: "score", Runner: signModels(), Inputs: []runner.PartSpec{{Name: "text", ContentTypes: []string{"text/plain"}}},
 		Config: stagehost.Config{Models: &stagehost.ModelSettings{Capacity: 16 << 20, DefaultSize: 1 << 20}},
 	}))}

@@ -17,6 +17,7 @@ import (
 	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/test/meshtest"
 )
 
 // outside is a module of a user: it lies outside the repository, and gets this module by
@@ -166,8 +167,8 @@ func linksNoModelRuntime(t *testing.T, program string) {
 func servesAStage(t *testing.T, program string) {
 	t.Helper()
 	broker := testbed.StartBroker(t)
-	m := start(t, newMesh(t, stagemesh.Settings{Mesh: "outside", NATS: stagemesh.NATS{URL: broker.URL()}}))
-	file := testbed.WriteFile(t, "mesh.yaml", "mesh: outside\nregistry: {none: true}\nstages: {hello: {runner: {greet: {greeting: hello}}}}\n")
+	m := meshtest.Start(t, newMesh(t, stagemesh.Settings{Mesh: "outside", NATS: stagemesh.NATS{URL: broker.URL()}}))
+	file := testbed.MeshFile(t, "mesh: outside\nregistry: {none: true}\nstages: {hello: {runner: {greet: {greeting: hello}}}}\n")
 	cmd := exec.Command(program, "hello", "--config", file, "--ops", "127.0.0.1:0")
 	cmd.Env = append(os.Environ(), "STAGEMESH_NATS="+broker.URL())
 	host := testbed.StartProcess(t, cmd)

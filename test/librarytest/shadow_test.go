@@ -4,12 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"testing"
-
-	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/metric"
-	"go.opentelemetry.io/otel/metric/noop"
 
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
@@ -26,39 +21,8 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
+	"github.com/stagemesh/stagemesh/test/meshtest"
 )
-
-// countingMeter counts by instrument and attributes.
-type countingMeter struct {
-	noop.Meter
-
-	mu     sync.Mutex
-	counts map[string]int64
-}
-
-func (m *countingMeter) Int64Counter(name string, _ ...metric.Int64CounterOption) (metric.Int64Counter, error) {
-	return countingCounter{name: name, meter: m}, nil
-}
-
-func (m *countingMeter) count(key string) int64 {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.counts[key]
-}
-
-type countingCounter struct {
-	noop.Int64Counter
-
-	name  string
-	meter *countingMeter
-}
-
-func (c countingCounter) Add(_ context.Context, n int64, options ...metric.AddOption) {
-	of := metric.NewAddConfig(options).Attributes()
-	c.meter.mu.Lock()
-	defer c.meter.mu.Unlock()
-	c.meter.counts[c.name+" "+of.Encoded(attribute.DefaultEncoder())] += n
-}
 
 // sourceModels returns a runner whose models answer with their source. Those of the source
 // "broken" cannot be loaded, those of "stuck" answer when the runner stops, and those of "failing" fail.
@@ -88,7 +52,7 @@ func sourceModels() runner.Runner {
 
 func TestShadowsAreComparedBesideTheAnswers(t *testing.T) {
 	t.Parallel()
-	meter := &countingMeter{counts: map[string]int64{}}
+	meter := &testbed.Counts{}
 	shadow := func(id string, percent uint32) *meshv1.AliasRoute {
 		return &meshv1.AliasRoute{Model: "first", Shadow: &meshv1.AliasShadow{Model: id, Percent: percent}}
 	}
@@ -110,7 +74,7 @@ func TestShadowsAreComparedBesideTheAnswers(t *testing.T) {
 		Name: "score", Runner: sourceModels(),
 		Config: stagehost.Config{Models: &stagehost.ModelSettings{Capacity: 16 << 20, DefaultSize: 1 << 20}},
 	})
-	start(t, m)
+	meshtest.Start(t, m)
 	ask := func(alias string) error {
 		response, err := m.Infer(t.Context(), &request.Request{
 			Pipeline: "all", Inputs: []payload.Part{payload.OfBlob("", "text/plain", []byte("x"))},
@@ -122,7 +86,7 @@ func TestShadowsAreComparedBesideTheAnswers(t *testing.T) {
 		return err
 	}
 	counted := func(result string) int64 {
-		return meter.count("stagemesh.gateway.shadow_requests result=" + result + ",stage=score")
+		return meter.Of("stagemesh.gateway.shadow_requests result=" + result + ",stage=score")
 	}
 	askOften := func(alias string, times int) {
 		testbed.Eventually(t, "the alias is there", func() bool { return ask(alias) == nil })
@@ -146,7 +110,7 @@ func TestShadowsAreComparedBesideTheAnswers(t *testing.T) {
 	if full < asked || full > 5*asked-100 {
 		t.Errorf("%d of %d were dropped before the end", full, 5*asked)
 	}
-	stop(t, m)
+	meshtest.Stop(t, m)
 	if share := counted("different") - before; share < 70 || share > 130 {
 		t.Errorf("%d of %d had a shadow, want half", share, 5*asked)
 	}
@@ -157,7 +121,7 @@ func TestShadowsAreComparedBesideTheAnswers(t *testing.T) {
 
 func TestShadowKeepsModelsOfOtherSteps(t *testing.T) {
 	t.Parallel()
-	meter := &countingMeter{counts: map[string]int64{}}
+	meter := &testbed.Counts{}
 	s := stagemesh.Settings{
 		Registry: &meshfile.RegistryConfig{}, Meter: meter,
 		Gateway: gateway.Settings{Aliases: []models.AliasChange{
@@ -178,7 +142,7 @@ func TestShadowKeepsModelsOfOtherSteps(t *testing.T) {
 	}}); err != nil {
 		t.Fatal(err)
 	}
-	start(t, m)
+	meshtest.Start(t, m)
 	ask := func() error {
 		_, err := m.Infer(t.Context(), &request.Request{Pipeline: "two", Inputs: []payload.Part{payload.OfBlob("", "text/plain", []byte("x"))}})
 		return err
@@ -192,16 +156,16 @@ func TestShadowKeepsModelsOfOtherSteps(t *testing.T) {
 	}
 	const key = "stagemesh.gateway.shadow_requests result=%s,stage=score"
 	testbed.Eventually(t, "all are counted", func() bool {
-		return meter.count(fmt.Sprintf(key, "equal"))+meter.count(fmt.Sprintf(key, "different")) == asked
+		return meter.Of(fmt.Sprintf(key, "equal"))+meter.Of(fmt.Sprintf(key, "different")) == asked
 	})
-	if got := meter.count(fmt.Sprintf(key, "different")); got != 0 {
+	if got := meter.Of(fmt.Sprintf(key, "different")); got != 0 {
 		t.Errorf("%d of %d answers are different", got, asked)
 	}
 }
 
 func TestShadowThatCannotRunIsDropped(t *testing.T) {
 	t.Parallel()
-	meter := &countingMeter{counts: map[string]int64{}}
+	meter := &testbed.Counts{}
 	s := stagemesh.Settings{
 		Registry: &meshfile.RegistryConfig{}, Meter: meter,
 		Gateway: gateway.Settings{Aliases: []models.AliasChange{
@@ -218,7 +182,7 @@ func TestShadowThatCannotRunIsDropped(t *testing.T) {
 			Queue:  stagehost.QueueSettings{Durabilities: []pipeline.Durability{pipeline.File}},
 		},
 	})
-	start(t, m)
+	meshtest.Start(t, m)
 	testbed.Eventually(t, "the alias is there", func() bool {
 		_, err := m.Infer(t.Context(), &request.Request{
 			Pipeline: "alias:shadowed", Durability: pipeline.File, Inputs: []payload.Part{payload.OfBlob("", "text/plain", []byte("x"))},
@@ -227,23 +191,23 @@ func TestShadowThatCannotRunIsDropped(t *testing.T) {
 	})
 	const key = "stagemesh.gateway.shadow_requests result=%s,stage=score"
 	testbed.Eventually(t, "the shadow is counted", func() bool {
-		return meter.count(fmt.Sprintf(key, "dropped"))+meter.count(fmt.Sprintf(key, "failed")) == 1
+		return meter.Of(fmt.Sprintf(key, "dropped"))+meter.Of(fmt.Sprintf(key, "failed")) == 1
 	})
-	if meter.count(fmt.Sprintf(key, "dropped")) != 1 {
+	if meter.Of(fmt.Sprintf(key, "dropped")) != 1 {
 		t.Error("a shadow that no queue takes counts as failed")
 	}
 }
 
 func TestRequestsOfModelsKeepTheirNames(t *testing.T) {
 	t.Parallel()
-	meter := &countingMeter{counts: map[string]int64{}}
+	meter := &testbed.Counts{}
 	s := stagemesh.Settings{Registry: &meshfile.RegistryConfig{}, Meter: meter, Gateway: gateway.Settings{
 		Aliases: []models.AliasChange{{Name: "best", Route: &meshv1.AliasRoute{Model: "first"}}},
 	}}
 	for id, source := range map[model.ID]string{"first": "a", "other": "b"} {
 		s.Gateway.Models = append(s.Gateway.Models, model.Model{ID: id, Stage: "score", Source: source, Size: model.Size{Host: 1 << 20}})
 	}
-	m := start(t, newMesh(t, s, stagemesh.Stage{
+	m := meshtest.Start(t, newMesh(t, s, stagemesh.Stage{
 		Name: "score", Runner: sourceModels(), Config: stagehost.Config{Models: &stagehost.ModelSettings{Capacity: 16 << 20, DefaultSize: 1 << 20}},
 	}))
 	ask := func(name, key string) (*request.Response, error) {
@@ -255,7 +219,7 @@ func TestRequestsOfModelsKeepTheirNames(t *testing.T) {
 		_, err := ask("best", "")
 		return err == nil
 	})
-	before := meter.count("stagemesh.gateway.requests pipeline=alias:,reason=OK")
+	before := meter.Of("stagemesh.gateway.requests pipeline=alias:,reason=OK")
 	for _, row := range []struct{ name, pipeline, answer string }{
 		{"model:first", "model:first", "a"},
 		{"model:other", "model:other", "b"},
@@ -271,13 +235,13 @@ func TestRequestsOfModelsKeepTheirNames(t *testing.T) {
 	if _, err := ask("model:none", ""); fault.From(err).Reason != fault.UnknownModel {
 		t.Errorf("an unknown model: %v", err)
 	}
-	if got := meter.count("stagemesh.gateway.requests pipeline=model:,reason=OK"); got != 3 {
+	if got := meter.Of("stagemesh.gateway.requests pipeline=model:,reason=OK"); got != 3 {
 		t.Errorf("%d requests of models are counted", got)
 	}
-	if got := meter.count("stagemesh.gateway.requests pipeline=alias:,reason=OK") - before; before != 1 || got != 2 {
+	if got := meter.Of("stagemesh.gateway.requests pipeline=alias:,reason=OK") - before; before != 1 || got != 2 {
 		t.Errorf("%d and %d requests of aliases are counted", before, got)
 	}
-	if got := meter.count("stagemesh.gateway.requests pipeline=model:,reason=UNKNOWN_MODEL"); got != 1 {
+	if got := meter.Of("stagemesh.gateway.requests pipeline=model:,reason=UNKNOWN_MODEL"); got != 1 {
 		t.Errorf("%d requests of unknown models are counted", got)
 	}
 }

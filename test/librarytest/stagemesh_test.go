@@ -24,6 +24,7 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
+	"github.com/stagemesh/stagemesh/test/meshtest"
 )
 
 // sign returns a runner that appends a word to each input.
@@ -91,25 +92,6 @@ func newMesh(t *testing.T, s stagemesh.Settings, stages ...stagemesh.Stage) *sta
 	return m
 }
 
-// start starts the mesh, which ends with the test.
-func start(t *testing.T, m *stagemesh.Mesh) *stagemesh.Mesh {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), testbed.Patience)
-	defer cancel()
-	if err := m.Start(ctx); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { stop(t, m) })
-	return m
-}
-
-func stop(t *testing.T, m *stagemesh.Mesh) {
-	t.Helper()
-	if err := m.Stop(); err != nil {
-		t.Errorf("stop: %v", err)
-	}
-}
-
 func ask(t *testing.T, m *stagemesh.Mesh, name, text string) (string, error) {
 	t.Helper()
 	answer, err := m.Infer(t.Context(), &request.Request{Pipeline: name, Inputs: []payload.Part{payload.OfBlob("", "text/plain", []byte(text))}})
@@ -131,7 +113,7 @@ func expect(t *testing.T, m *stagemesh.Mesh, name, text, want string) {
 func TestMeshIsReadySoon(t *testing.T) {
 	m := newMesh(t, stagemesh.Settings{Gateway: gateway.Settings{Config: gateway.Config{Listen: "127.0.0.1:0"}}}, stagemesh.Stage{Name: "a", Runner: sign("a")}, stagemesh.Stage{Name: "b", Runner: sign("b")})
 	begin := time.Now()
-	start(t, m)
+	meshtest.Start(t, m)
 	took := time.Since(begin)
 	t.Logf("ready after %s", took.Round(time.Millisecond))
 	if took > 3*time.Second {
@@ -152,7 +134,7 @@ func TestMeshIsReadySoon(t *testing.T) {
 
 func TestRowsOfManyCallersComeBackToThem(t *testing.T) {
 	t.Parallel()
-	m := start(t, newMesh(t, stagemesh.Settings{}, stagemesh.Stage{Name: "one", Runner: double()}, stagemesh.Stage{Name: "two", Runners: []runner.Runner{double(), double()}}))
+	m := meshtest.Start(t, newMesh(t, stagemesh.Settings{}, stagemesh.Stage{Name: "one", Runner: double()}, stagemesh.Stage{Name: "two", Runners: []runner.Runner{double(), double()}}))
 	var calls sync.WaitGroup
 	for i := range int64(100) {
 		calls.Go(func() {
@@ -177,7 +159,7 @@ func TestRowsOfManyCallersComeBackToThem(t *testing.T) {
 
 func TestStreamHandsOutChunksBeforeTheOutcome(t *testing.T) {
 	t.Parallel()
-	m := start(t, newMesh(t, stagemesh.Settings{}, stagemesh.Stage{Name: "sign", Runner: sign("me")}, stagemesh.Stage{Name: "spell", Runner: spell()}))
+	m := meshtest.Start(t, newMesh(t, stagemesh.Settings{}, stagemesh.Stage{Name: "sign", Runner: sign("me")}, stagemesh.Stage{Name: "spell", Runner: spell()}))
 	r := &request.Request{Pipeline: "all", Inputs: []payload.Part{payload.OfBlob("", "text/plain", []byte("to"))}}
 	var letters []string
 	answer, err := m.Stream(t.Context(), r, func(c request.Chunk) error {
@@ -200,7 +182,7 @@ func TestStreamHandsOutChunksBeforeTheOutcome(t *testing.T) {
 
 func TestErrorOfEmitEndsTheStream(t *testing.T) {
 	t.Parallel()
-	m := start(t, newMesh(t, stagemesh.Settings{}, stagemesh.Stage{Name: "spell", Runner: spell()}))
+	m := meshtest.Start(t, newMesh(t, stagemesh.Settings{}, stagemesh.Stage{Name: "spell", Runner: spell()}))
 	enough := errors.New("enough")
 	calls := 0
 	_, err := m.Stream(t.Context(), &request.Request{Pipeline: "all", Inputs: []payload.Part{payload.OfBlob("", "text/plain", []byte("long"))}}, func(request.Chunk) error {
@@ -238,22 +220,22 @@ func TestUnstartedMeshReturnsErrNotStarted(t *testing.T) {
 	if m.URL() != "" || m.BrokerURL() != "" {
 		t.Errorf("got the addresses %v and %q", m.URL(), m.BrokerURL())
 	}
-	stop(t, m)
+	meshtest.Stop(t, m)
 	// That was not its end.
-	start(t, m)
+	meshtest.Start(t, m)
 	expect(t, m, "all", "to", "to a")
 }
 
 func TestStopMayBeCalledMoreThanOnce(t *testing.T) {
 	t.Parallel()
 	m := newMesh(t, stagemesh.Settings{}, stagemesh.Stage{Name: "a", Runner: sign("a")})
-	start(t, m)
+	meshtest.Start(t, m)
 	var stops sync.WaitGroup
 	for range 3 {
-		stops.Go(func() { stop(t, m) })
+		stops.Go(func() { meshtest.Stop(t, m) })
 	}
 	stops.Wait()
-	stop(t, m)
+	meshtest.Stop(t, m)
 	if err := m.Ready(); err == nil {
 		t.Error("a stopped mesh is ready")
 	}
@@ -269,7 +251,7 @@ func TestStopMayBeCalledMoreThanOnce(t *testing.T) {
 func TestMeshIsStartedOnce(t *testing.T) {
 	t.Parallel()
 	m := newMesh(t, stagemesh.Settings{}, stagemesh.Stage{Name: "a", Runner: sign("a")})
-	start(t, m)
+	meshtest.Start(t, m)
 	if err := m.Start(t.Context()); !errors.Is(err, stagemesh.ErrStarted) {
 		t.Errorf("start: %v", err)
 	}
@@ -317,7 +299,7 @@ func TestReadyIsSafeDuringStart(t *testing.T) {
 	if err := m.Ready(); err != nil {
 		t.Error(err)
 	}
-	stop(t, m)
+	meshtest.Stop(t, m)
 }
 
 // counted returns a stage whose runner counts how often it is running.
@@ -366,7 +348,7 @@ func TestStartThatFailsStopsEverything(t *testing.T) {
 				t.Error("a mesh that did not start is ready")
 			}
 			// There is nothing to stop any more.
-			stop(t, m)
+			meshtest.Stop(t, m)
 		})
 	}
 }
@@ -384,7 +366,7 @@ func TestStartEndsWithItsContext(t *testing.T) {
 	if err := m.Start(ctx); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
 	}
-	stop(t, m)
+	meshtest.Stop(t, m)
 }
 
 func TestStartEndsWhileABrokerIsAway(t *testing.T) {
@@ -422,7 +404,7 @@ func TestWaitNamesTheFailedPart(t *testing.T) {
 
 func TestWaitEndsWithItsContext(t *testing.T) {
 	t.Parallel()
-	m := start(t, newMesh(t, stagemesh.Settings{}, stagemesh.Stage{Name: "a", Runner: sign("a")}))
+	m := meshtest.Start(t, newMesh(t, stagemesh.Settings{}, stagemesh.Stage{Name: "a", Runner: sign("a")}))
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := m.Wait(ctx); err != nil {
@@ -434,9 +416,9 @@ func TestMeshesAreIsolated(t *testing.T) {
 	t.Parallel()
 	// Of one name, each with a broker of its own; and of another name at the
 	// broker of the first.
-	one := start(t, newMesh(t, stagemesh.Settings{NATS: meshfile.NATS{Listen: "127.0.0.1:0"}}, stagemesh.Stage{Name: "a", Runner: sign("one")}))
-	two := start(t, newMesh(t, stagemesh.Settings{}, stagemesh.Stage{Name: "a", Runner: sign("two")}))
-	three := start(t, newMesh(t, stagemesh.Settings{Mesh: "other", NATS: meshfile.NATS{URL: one.BrokerURL()}}, stagemesh.Stage{Name: "a", Runner: sign("three")}))
+	one := meshtest.Start(t, newMesh(t, stagemesh.Settings{NATS: meshfile.NATS{Listen: "127.0.0.1:0"}}, stagemesh.Stage{Name: "a", Runner: sign("one")}))
+	two := meshtest.Start(t, newMesh(t, stagemesh.Settings{}, stagemesh.Stage{Name: "a", Runner: sign("two")}))
+	three := meshtest.Start(t, newMesh(t, stagemesh.Settings{Mesh: "other", NATS: meshfile.NATS{URL: one.BrokerURL()}}, stagemesh.Stage{Name: "a", Runner: sign("three")}))
 	if three.BrokerURL() != one.BrokerURL() {
 		t.Errorf("got the brokers %s and %s", one.BrokerURL(), three.BrokerURL())
 	}
@@ -447,7 +429,7 @@ func TestMeshesAreIsolated(t *testing.T) {
 		}
 	}
 	calls.Wait()
-	stop(t, two)
+	meshtest.Stop(t, two)
 	expect(t, one, "all", "from", "from one")
 	expect(t, three, "all", "from", "from three")
 }
@@ -458,12 +440,12 @@ func TestProcessesShareAMesh(t *testing.T) {
 	if err := one.AddPipeline(pipeline.Pipeline{Name: "both", Steps: []pipeline.Step{{Name: "a", Stage: "a"}, {Name: "b", Stage: "b"}}}); err != nil {
 		t.Fatal(err)
 	}
-	start(t, one)
+	meshtest.Start(t, one)
 	_, err := ask(t, one, "both", "to")
 	if f := fault.From(err); f.Reason != fault.NoCapacity {
 		t.Errorf("without the other: %v", err)
 	}
-	two := start(t, newMesh(t, stagemesh.Settings{NATS: meshfile.NATS{URL: one.BrokerURL()}}, stagemesh.Stage{Name: "b", Runner: sign("b")}))
+	two := meshtest.Start(t, newMesh(t, stagemesh.Settings{NATS: meshfile.NATS{URL: one.BrokerURL()}}, stagemesh.Stage{Name: "b", Runner: sign("b")}))
 	expect(t, two, "all", "to", "to b")
 	expect(t, two, "stage:a", "to", "to a")
 	// What one has heard about b is good for a tenth of a second.
@@ -486,7 +468,7 @@ func TestBrokerLeavesNoFilesBehind(t *testing.T) {
 	if files, err := os.ReadDir(folder); err != nil || len(files) != 1 {
 		t.Errorf("while it runs there are %v, %v", files, err)
 	}
-	stop(t, m)
+	meshtest.Stop(t, m)
 	failing := newMesh(t, stagemesh.Settings{Gateway: gateway.Settings{Config: gateway.Config{Listen: "nowhere:at:all"}}}, stagemesh.Stage{Name: "a", Runner: sign("a")})
 	if err := failing.Start(t.Context()); err == nil {
 		t.Error("it has started")
@@ -503,7 +485,7 @@ func TestConfiguredStoreFolderIsKept(t *testing.T) {
 	if err := m.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	stop(t, m)
+	meshtest.Stop(t, m)
 	if files, err := os.ReadDir(folder); err != nil || len(files) == 0 {
 		t.Errorf("it holds %v, %v", files, err)
 	}

@@ -20,13 +20,14 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/model"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/stagehost"
+	"github.com/stagemesh/stagemesh/test/meshtest"
 )
 
 func TestTapShowsRequestsAndDelaysNone(t *testing.T) {
 	t.Parallel()
 	admin := gateway.Admin{}
 	admin.Listen = "127.0.0.1:0"
-	m := start(t, newMesh(t, stagemesh.Settings{
+	m := meshtest.Start(t, newMesh(t, stagemesh.Settings{
 		Registry: &meshfile.RegistryConfig{},
 		Gateway: gateway.Settings{
 			Config: gateway.Config{Listen: "127.0.0.1:0", Admin: admin, ModelControl: true},

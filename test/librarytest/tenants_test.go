@@ -13,23 +13,21 @@ import (
 
 	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/internal/testbed"
+	"github.com/stagemesh/stagemesh/test/meshtest"
 )
 
 // startTenants starts a mesh of the tenants a and b with jobs and batches, whose sections gateway,
 // jobs and results have more keys.
 func startTenants(t *testing.T, gateway, jobs, more string) *stagemesh.Mesh {
 	t.Helper()
-	m, err := stagemesh.FromFile(parse(t, fmt.Sprintf(`
+	m := meshtest.FromFile(t, meshtest.Parse(t, fmt.Sprintf(`
 mesh: m
 gateway: {listen: "127.0.0.1:0", admin: {listen: "127.0.0.1:0"}, token_file: %q%s}
 stages: {echo: {runner: {echo: {}}}}
 pipelines: {p: {steps: [{name: e, stage: echo}]}}
 jobs: {%s}
 %s`, testbed.SecretFile(t, "of-a a\nof-b b\n"), gateway, jobs, more)), stagemesh.FileSettings{Dispatcher: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return start(t, m)
+	return meshtest.Start(t, m)
 }
 
 const plainJobs = `pools: {main: {target: {pipelines: [p]}}}, queues: {q: {}}, batches: {queue: q}`

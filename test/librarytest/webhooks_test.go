@@ -12,6 +12,7 @@ import (
 
 	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/internal/testbed"
+	"github.com/stagemesh/stagemesh/test/meshtest"
 )
 
 const closedQueue = `
@@ -26,11 +27,8 @@ jobs:
 
 func startClosed(t *testing.T, section string) *stagemesh.Mesh {
 	t.Helper()
-	m, err := stagemesh.FromFile(parse(t, closedQueue+section), stagemesh.FileSettings{Dispatcher: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return start(t, m)
+	m := meshtest.FromFile(t, meshtest.Parse(t, closedQueue+section), stagemesh.FileSettings{Dispatcher: true})
+	return meshtest.Start(t, m)
 }
 
 func webhooksSection(t *testing.T, allow string) string {

@@ -75,8 +75,8 @@ func TestEveryCallerGetsItsOwnAnswer(t *testing.T) {
 		bed.Host("last", appendName("last", 0, &last), patient)
 		bed.Host("last", appendName("last", 0, &last), patient)
 		pipelines := []pipeline.Pipeline{
-			meshtest.Pipeline("long", "fast", "slow", "last"),
-			meshtest.Pipeline("short", "last"),
+			testbed.Pipeline("long", "fast", "slow", "last"),
+			testbed.Pipeline("short", "last"),
 		}
 		gateways := []meshtest.Gateway{bed.Gateway(pipelines), bed.Gateway(pipelines)}
 		want := map[string]string{"long": ">fast>slow>last", "short": ">last"}

@@ -193,15 +193,6 @@ func (b *Bed) Gateway(pipelines []pipeline.Pipeline, edits ...func(*gateway.Sett
 	return Gateway{part, g, s.Call.Gateway}
 }
 
-// Pipeline returns a pipeline of steps that are named as their stages.
-func Pipeline(name pipeline.Name, stages ...pipeline.StageName) pipeline.Pipeline {
-	p := pipeline.Pipeline{Name: name}
-	for _, stage := range stages {
-		p.Steps = append(p.Steps, pipeline.Step{Name: pipeline.StepName(stage), Stage: stage})
-	}
-	return p
-}
-
 // logger writes to the log of the test.
 func (b *Bed) logger() *slog.Logger {
 	return slog.New(slog.NewTextHandler(&testLog{t: b.t}, &slog.HandlerOptions{Level: slog.LevelWarn}))

@@ -17,6 +17,7 @@ import (
 	"github.com/stagemesh/stagemesh/internal/jobs"
 	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/store"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/services/runners"
@@ -50,7 +51,7 @@ func benchmarkHops(b *testing.B, stages, inFlight int) {
 		bed.Host(stage, echo(b))
 		route = append(route, stage)
 	}
-	gateway := bed.Gateway([]pipeline.Pipeline{meshtest.Pipeline("echo", route...)})
+	gateway := bed.Gateway([]pipeline.Pipeline{testbed.Pipeline("echo", route...)})
 	request := &request.Request{Pipeline: "echo", Inputs: []payload.Part{payload.OfBlob("x", payload.OctetStream, make([]byte, 1024))}}
 	work := make(chan struct{}, inFlight)
 	b.ReportAllocs()
@@ -92,7 +93,7 @@ func benchmarkClosedLoop(b *testing.B, callers int) {
 	}
 	bed := meshtest.New(b)
 	bed.Host("sleep", sleep, meshtest.Batch(batch.Settings{Mode: batch.Eager, MaxSize: 32, MaxWait: 10 * time.Millisecond}))
-	gateway := bed.Gateway([]pipeline.Pipeline{meshtest.Pipeline("sleep", "sleep")})
+	gateway := bed.Gateway([]pipeline.Pipeline{testbed.Pipeline("sleep", "sleep")})
 	request := &request.Request{Pipeline: "sleep", Inputs: []payload.Part{payload.OfBlob("x", payload.OctetStream, make([]byte, 1024))}}
 	var left atomic.Int64
 	left.Store(int64(b.N))
@@ -166,7 +167,7 @@ func BenchmarkSubmitJobs(b *testing.B) {
 }
 
 func benchmarkSubmitJobs(b *testing.B, data []byte, key func(i int) string) {
-	gateway := meshtest.New(b).Gateway([]pipeline.Pipeline{meshtest.Pipeline("echo", "echo")}, func(s *gateway.Settings) {
+	gateway := meshtest.New(b).Gateway([]pipeline.Pipeline{testbed.Pipeline("echo", "echo")}, func(s *gateway.Settings) {
 		s.Jobs.Queues = map[pipeline.QueueName]jobs.Queue{"nightly": {
 			JobQueueSettings: store.JobQueueSettings{MaxJobs: 10_000_000, MaxBytes: 1 << 30}, Pipelines: []string{"echo"},
 		}}

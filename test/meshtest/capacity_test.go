@@ -18,7 +18,7 @@ func TestStageWithoutHostIsRejectedAtOnce(t *testing.T) {
 	t.Parallel()
 	bed := meshtest.New(t)
 	bed.Host("here", each(unchanged))
-	g := bed.Gateway([]pipeline.Pipeline{meshtest.Pipeline("half", "here", "nowhere"), meshtest.Pipeline("none", "nowhere")})
+	g := bed.Gateway([]pipeline.Pipeline{testbed.Pipeline("half", "here", "nowhere"), testbed.Pipeline("none", "nowhere")})
 	for _, name := range []string{"half", "none", "stage:nowhere"} {
 		t.Run(name, func(t *testing.T) {
 			a := infer(t.Context(), g, requestFor(name, "x"))
@@ -103,7 +103,7 @@ func TestFullQueueOfALaterStageLosesNoOutput(t *testing.T) {
 	first, last := newHeld(), newHeld()
 	bed.Host("first", first)
 	bed.Host("last", last, func(s *stagehost.Settings) { s.Queue.MaxItems, s.Batch.MaxSize = bound, 1 })
-	g := bed.Gateway([]pipeline.Pipeline{meshtest.Pipeline("both", "first", "last")})
+	g := bed.Gateway([]pipeline.Pipeline{testbed.Pipeline("both", "first", "last")})
 	var pending []<-chan answer
 	for i := range calls {
 		pending = append(pending, send(t.Context(), g, requestFor("both", strconv.Itoa(i))))
@@ -137,7 +137,7 @@ func TestUnsentOutputExpiresAtItsDeadline(t *testing.T) {
 	first, last := newHeld(), newHeld()
 	bed.Host("first", first, func(s *stagehost.Settings) { s.Batch.MaxSize = 1 })
 	bed.Host("last", last, func(s *stagehost.Settings) { s.Queue.MaxItems = 1 })
-	g := bed.Gateway([]pipeline.Pipeline{meshtest.Pipeline("both", "first", "last")})
+	g := bed.Gateway([]pipeline.Pipeline{testbed.Pipeline("both", "first", "last")})
 	blocking := send(t.Context(), g, requestFor("both", "blocking"))
 	testbed.Receive(t, "item at the first stage", first.entered)
 	r := requestFor("both", "held")
@@ -188,7 +188,7 @@ func TestCallsFailWhenTheLastHostLeaves(t *testing.T) {
 	both := func(s *stagehost.Settings) { s.Batch.MaxSize, s.DrainTimeout = 1, time.Second }
 	a := bed.Host("a", first, both)
 	bed.Host("b", second, both)
-	g := bed.Gateway([]pipeline.Pipeline{meshtest.Pipeline("ab", "a", "b")}, func(s *gateway.Settings) { s.HostGrace = time.Second })
+	g := bed.Gateway([]pipeline.Pipeline{testbed.Pipeline("ab", "a", "b")}, func(s *gateway.Settings) { s.HostGrace = time.Second })
 	further := send(t.Context(), g, requestFor("ab", "further"))
 	testbed.Receive(t, "item at the first runner", first.entered)
 	first.release <- struct{}{}

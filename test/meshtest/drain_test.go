@@ -27,7 +27,7 @@ func TestRollingRestartOfHostsFailsNoRequest(t *testing.T) {
 		}
 		stages := []pipeline.StageName{"one", "two"}
 		current := []meshtest.Host{host("one"), host("two")}
-		g := bed.Gateway([]pipeline.Pipeline{meshtest.Pipeline("both", stages...)})
+		g := bed.Gateway([]pipeline.Pipeline{testbed.Pipeline("both", stages...)})
 		ctx, stop := context.WithCancel(t.Context())
 		defer stop()
 		var right atomic.Int64

@@ -83,7 +83,7 @@ func TestEveryGatewayExplainsFinishedRequests(t *testing.T) {
 			}
 			return item.Inputs, nil
 		}))
-		pipelines := []pipeline.Pipeline{meshtest.Pipeline("both", "one", "two")}
+		pipelines := []pipeline.Pipeline{testbed.Pipeline("both", "one", "two")}
 		took, other := bed.Gateway(pipelines, withAdmin), bed.Gateway(pipelines, withAdmin)
 		const others = 7
 		for range others {
@@ -140,7 +140,7 @@ func TestRunningRequestIsFoundOnItsHost(t *testing.T) {
 		runner := newHeld()
 		bed.Host("one", each(unchanged))
 		two := bed.Host("two", runner)
-		pipelines := []pipeline.Pipeline{meshtest.Pipeline("both", "one", "two")}
+		pipelines := []pipeline.Pipeline{testbed.Pipeline("both", "one", "two")}
 		took, other := bed.Gateway(pipelines, withAdmin), bed.Gateway(pipelines, withAdmin)
 		answered := send(t.Context(), took, requestFor("both", "x"))
 		testbed.Receive(t, "a batch", runner.entered)
@@ -196,7 +196,7 @@ func TestQueuedRequestIsFoundInItsQueue(t *testing.T) {
 	bed.Host("one", each(unchanged))
 	const most = 8
 	bed.Host("two", runner, func(s *stagehost.Settings) { s.MaxInFlight = most })
-	pipelines := []pipeline.Pipeline{meshtest.Pipeline("both", "one", "two")}
+	pipelines := []pipeline.Pipeline{testbed.Pipeline("both", "one", "two")}
 	busy, took := bed.Gateway(pipelines), bed.Gateway(pipelines, withAdmin)
 	var answers []<-chan answer
 	for range most {

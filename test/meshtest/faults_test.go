@@ -214,8 +214,8 @@ func TestEveryFaultIsTheSameOnEveryProtocol(t *testing.T) {
 	})
 	bed.Host("stuck", blocked(), func(s *stagehost.Settings) { s.DrainTimeout = time.Millisecond })
 	g := bed.Gateway([]pipeline.Pipeline{
-		meshtest.Pipeline("decode", "decode"), meshtest.Pipeline("same", "same"), meshtest.Pipeline("blocked", "blocked"),
-		meshtest.Pipeline("stuck", "stuck"), meshtest.Pipeline("vacant", "same", "vacant"),
+		testbed.Pipeline("decode", "decode"), testbed.Pipeline("same", "same"), testbed.Pipeline("blocked", "blocked"),
+		testbed.Pipeline("stuck", "stuck"), testbed.Pipeline("vacant", "same", "vacant"),
 	}, func(s *gateway.Settings) {
 		s.Listen, s.MaxPayload = "127.0.0.1:0", testPayload
 	})

@@ -28,7 +28,7 @@ func TestIdempotentRequestRunsOnceThroughAnyGateway(t *testing.T) {
 	bed.Host("one", appendName("one", time.Millisecond, &one), memory)
 	bed.Host("two", appendName("two", time.Millisecond, &two), memory)
 	listen := func(s *gateway.Settings) { s.Listen = "127.0.0.1:0" }
-	pipelines := []pipeline.Pipeline{meshtest.Pipeline("both", "one", "two")}
+	pipelines := []pipeline.Pipeline{testbed.Pipeline("both", "one", "two")}
 	gateways := []meshtest.Gateway{bed.Gateway(pipelines, listen), bed.Gateway(pipelines, listen)}
 	transport := &http.Transport{}
 	t.Cleanup(transport.CloseIdleConnections)

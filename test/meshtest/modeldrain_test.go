@@ -46,15 +46,9 @@ func newModelMesh(t *testing.T, ids ...model.ID) *modelMesh {
 	}
 	m.registry = models.New(models.Settings{Table: m.table, Logger: log})
 	m.members = discovery.NewMembership(m.table, m.table, string(meshtest.Mesh), log)
-	ctx, cancel := context.WithCancel(context.Background())
-	var running sync.WaitGroup
 	for _, run := range []func(context.Context) error{m.table.Run, m.registry.Run, m.members.Run} {
-		running.Go(func() { _ = run(ctx) }) // it ends with the context
+		testbed.Background(t, run)
 	}
-	t.Cleanup(func() {
-		cancel()
-		running.Wait()
-	})
 	var registered []model.Model
 	for _, id := range ids {
 		registered = append(registered, model.Model{ID: id, Stage: "score", Size: model.Size{Host: 64 << 10}})

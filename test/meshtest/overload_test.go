@@ -89,7 +89,7 @@ func TestCallWaitsForCapacity(t *testing.T) {
 	bed := meshtest.New(t)
 	runner := newHeld()
 	bed.Host("stage", runner, func(s *stagehost.Settings) { s.Queue.MaxItems = bound })
-	p := meshtest.Pipeline("patient", "stage")
+	p := testbed.Pipeline("patient", "stage")
 	p.WaitForCapacity = true
 	g := bed.Gateway([]pipeline.Pipeline{p})
 	var inFlight []<-chan answer
@@ -121,7 +121,7 @@ func TestPipelineKeepsItsInFlightLimit(t *testing.T) {
 	bed := meshtest.New(t)
 	runner := newHeld()
 	bed.Host("stage", runner)
-	p, q := meshtest.Pipeline("small", "stage"), meshtest.Pipeline("other", "stage")
+	p, q := testbed.Pipeline("small", "stage"), testbed.Pipeline("other", "stage")
 	p.MaxInFlight = 1
 	g := bed.Gateway([]pipeline.Pipeline{p, q})
 	first := send(t.Context(), g, requestFor("small", "x"))
@@ -142,7 +142,7 @@ func TestUnsupportedDurabilityIsRejectedAtOnce(t *testing.T) {
 	bed := meshtest.New(t)
 	bed.Host("fast", each(unchanged), func(s *stagehost.Settings) { s.Queue.Durabilities = []pipeline.Durability{pipeline.Memory} })
 	bed.Host("safe", each(unchanged), func(s *stagehost.Settings) { s.Queue.Durabilities = []pipeline.Durability{pipeline.File} })
-	g := bed.Gateway([]pipeline.Pipeline{meshtest.Pipeline("both", "safe", "fast")})
+	g := bed.Gateway([]pipeline.Pipeline{testbed.Pipeline("both", "safe", "fast")})
 	for name, row := range map[string]struct {
 		pipeline   string
 		durability pipeline.Durability
@@ -175,7 +175,7 @@ func TestStagesThatFeedEachOtherMakeProgress(t *testing.T) {
 		small := func(s *stagehost.Settings) { s.Queue.MaxItems, s.MaxInFlight, s.Batch.MaxSize = 8, 8, 2 }
 		bed.Host("a", appendName("a", time.Millisecond, &counts{}), small)
 		bed.Host("b", appendName("b", time.Millisecond, &counts{}), small)
-		g := bed.Gateway([]pipeline.Pipeline{meshtest.Pipeline("there", "a", "b"), meshtest.Pipeline("back", "b", "a")})
+		g := bed.Gateway([]pipeline.Pipeline{testbed.Pipeline("there", "a", "b"), testbed.Pipeline("back", "b", "a")})
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		var refusals atomic.Int64

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/stagemesh/stagemesh/internal/request"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -44,7 +45,7 @@ func TestManyPoisonItemsFailAlone(t *testing.T) {
 			maxCalls = 128
 		)
 		bed.Host("picky", failsWhole())
-		gateway := bed.Gateway([]pipeline.Pipeline{meshtest.Pipeline("picky", "picky")})
+		gateway := bed.Gateway([]pipeline.Pipeline{testbed.Pipeline("picky", "picky")})
 		var next, faults atomic.Int64
 		var callers sync.WaitGroup
 		for range maxCalls {

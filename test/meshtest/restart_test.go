@@ -28,7 +28,7 @@ func TestRequestsInALostQueueFailSoon(t *testing.T) {
 	runner := newHeld()
 	bed.Host("first", each(unchanged))
 	bed.Host("busy", runner)
-	pipelines := []pipeline.Pipeline{meshtest.Pipeline("both", "first", "busy")}
+	pipelines := []pipeline.Pipeline{testbed.Pipeline("both", "first", "busy")}
 	gateways := []meshtest.Gateway{bed.Gateway(pipelines), bed.Gateway(pipelines)}
 	var pending []<-chan answer
 	for i := range waiting {
@@ -91,7 +91,7 @@ func TestBrokerRestartLosesNoRequestSilently(t *testing.T) {
 			bed.Host(stage, appendName(string(stage), time.Millisecond, &counts{}))
 		}
 	}
-	g := bed.Gateway([]pipeline.Pipeline{meshtest.Pipeline("both", "one", "two")})
+	g := bed.Gateway([]pipeline.Pipeline{testbed.Pipeline("both", "one", "two")})
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	counts := &outcomes{byReason: map[fault.Reason]int{}}

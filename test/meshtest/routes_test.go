@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 
 	"github.com/stagemesh/stagemesh/internal/request"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -46,7 +47,7 @@ func TestStepsGetTheInputsOfThePipeline(t *testing.T) {
 		bed.Host("two", show("t", "a", "b"))
 		bed.Host("any", show("n"))
 		g := bed.Gateway([]pipeline.Pipeline{
-			meshtest.Pipeline("single", "one", "any"),
+			testbed.Pipeline("single", "one", "any"),
 			{Name: "keep", Keep: []string{"image"}, Steps: []pipeline.Step{
 				{Name: "first", Stage: "one", Inputs: map[string]string{"x": "image"}},
 				{Name: "second", Stage: "two", Inputs: map[string]string{"a": "image", "b": "o"}},
@@ -120,7 +121,7 @@ func TestTooLargeOutputFailsItsRequest(t *testing.T) {
 		return []payload.Part{payload.OfBlob("", payload.OctetStream, make([]byte, 128<<10))}, nil
 	}))
 	bed.Host("after", each(unchanged))
-	g := bed.Gateway([]pipeline.Pipeline{meshtest.Pipeline("last", "grow"), meshtest.Pipeline("middle", "grow", "after")})
+	g := bed.Gateway([]pipeline.Pipeline{testbed.Pipeline("last", "grow"), testbed.Pipeline("middle", "grow", "after")})
 	for _, name := range []string{"last", "middle"} {
 		t.Run(name, func(t *testing.T) {
 			a := infer(t.Context(), g, requestFor(name, "x"))

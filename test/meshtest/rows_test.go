@@ -10,6 +10,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/internal/batch"
 	"github.com/stagemesh/stagemesh/internal/request"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -180,7 +181,7 @@ func TestTensorsPassThroughStages(t *testing.T) {
 	meshtest.EachWay(t, func(t *testing.T, bed *meshtest.Bed) {
 		bed.Host("first", doubling([]int64{2}, func(tensor.Tensor) {}))
 		bed.Host("second", doubling([]int64{2}, func(tensor.Tensor) {}))
-		g := bed.Gateway([]pipeline.Pipeline{meshtest.Pipeline("both", "first", "second")})
+		g := bed.Gateway([]pipeline.Pipeline{testbed.Pipeline("both", "first", "second")})
 		for _, shape := range [][]int64{{2}, {1, 2}, {5, 2}} {
 			in := numbered(t, 1, shape...)
 			a := infer(t.Context(), g, &request.Request{Pipeline: "both", Inputs: []payload.Part{in}}).checkOK(t)

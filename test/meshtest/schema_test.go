@@ -62,7 +62,7 @@ func TestViolationFailsItsItemAndNamesTheField(t *testing.T) {
 		func(s *stagehost.Settings) {
 			s.Inputs = []runner.PartSpec{{Name: "order", ContentTypes: []string{"application/json"}, Schema: json.RawMessage(orderSchema)}}
 		})
-	g := bed.Gateway([]pipeline.Pipeline{meshtest.Pipeline("till", "till")}, func(s *gateway.Settings) { s.Listen = "127.0.0.1:0" })
+	g := bed.Gateway([]pipeline.Pipeline{testbed.Pipeline("till", "till")}, func(s *gateway.Settings) { s.Listen = "127.0.0.1:0" })
 	shop := shopAt(t, g.Addr().String())
 
 	var asked sync.WaitGroup

@@ -70,7 +70,7 @@ func TestStreamGetsChunksInOrderAndThenTheAnswer(t *testing.T) {
 	meshtest.EachWay(t, func(t *testing.T, bed *meshtest.Bed) {
 		bed.Host("first", each(unchanged))
 		bed.Host("count", counting())
-		g := bed.Gateway([]pipeline.Pipeline{meshtest.Pipeline("both", "first", "count")})
+		g := bed.Gateway([]pipeline.Pipeline{testbed.Pipeline("both", "first", "count")})
 		for _, chunks := range []int{0, 1, 5} {
 			t.Run(strconv.Itoa(chunks), func(t *testing.T) {
 				var got []string

@@ -11,8 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/health"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/stagemesh/stagemesh/discovery"
@@ -97,30 +95,10 @@ func (u suite) testInstancesComeAndGo(t *testing.T, s Store) {
 	t.Logf("a killed instance was not healthy after %s", time.Since(begin).Round(time.Millisecond))
 }
 
-// serveHealth serves grpc.health.v1.
-func serveHealth(t testing.TB) (address string, h *health.Server, stop func()) {
-	t.Helper()
-	listener := testbed.Listen(t)
-	server := grpc.NewServer()
-	h = health.NewServer()
-	healthv1.RegisterHealthServer(server, h)
-	served := make(chan error, 1)
-	go func() { served <- server.Serve(listener) }()
-	stop = func() {
-		server.Stop()
-		if err := <-served; err != nil && !errors.Is(err, grpc.ErrServerStopped) {
-			t.Error(err)
-		}
-		served <- nil
-	}
-	t.Cleanup(stop)
-	return listener.Addr().String(), h, stop
-}
-
 // The store checks an instance with an address, or Announce does: either way one that
 // does not serve is not healthy.
 func (u suite) testInstanceHealthIsChecked(t *testing.T, s Store) {
-	address, h, stop := serveHealth(t)
+	address, h, stop := testbed.ServeHealth(t)
 	i := u.heartbeat(t, "checked")
 	i.Address = address
 	h.SetServingStatus(i.ID, healthv1.HealthCheckResponse_SERVING)
@@ -140,7 +118,7 @@ func (u suite) testInstanceHealthIsChecked(t *testing.T, s Store) {
 
 // The process that has the address of a killed one serves, and does not know its instance.
 func (u suite) testSuccessorIsAnotherInstance(t *testing.T, s Store) {
-	address, h, _ := serveHealth(t)
+	address, h, _ := testbed.ServeHealth(t)
 	i := u.heartbeat(t, "killed")
 	i.Address = address
 	h.SetServingStatus(i.ID, healthv1.HealthCheckResponse_SERVING)

@@ -2,7 +2,6 @@ package discoverytest
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -128,7 +127,7 @@ func ids(instances []discovery.Instance) []string {
 func watch(t testing.TB, c discovery.Registry, service string) *recorder {
 	t.Helper()
 	s := newRecorder()
-	background(t, func(ctx context.Context) error { return c.Watch(ctx, service, snapshots{s}) })
+	testbed.Background(t, func(ctx context.Context) error { return c.Watch(ctx, service, snapshots{s}) })
 	return s
 }
 
@@ -136,7 +135,7 @@ func watch(t testing.TB, c discovery.Registry, service string) *recorder {
 func observe(t testing.TB, c discovery.Registry, below discovery.Key) *recorder {
 	t.Helper()
 	s := newRecorder()
-	background(t, func(ctx context.Context) error { return c.Observe(ctx, below, changes{s}) })
+	testbed.Background(t, func(ctx context.Context) error { return c.Observe(ctx, below, changes{s}) })
 	return s
 }
 
@@ -155,24 +154,5 @@ func (s *recorder) awaitValues(t testing.TB, within time.Duration, want map[disc
 			got[key] = string(e.Value)
 		}
 		return s.resets > 0 && maps.Equal(got, want)
-	})
-}
-
-// background runs a function until the test ends, and waits for it.
-func background(t testing.TB, run func(ctx context.Context) error) {
-	t.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		select {
-		case err := <-ended:
-			if err != nil && !errors.Is(err, context.Canceled) {
-				t.Errorf("it returned %v", err)
-			}
-		case <-time.After(testbed.Patience):
-			t.Error("it does not end with its context")
-		}
 	})
 }

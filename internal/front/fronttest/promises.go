@@ -84,13 +84,13 @@ type bed struct {
 	client *http.Client
 }
 
-// limitBytes is small, so that tests can exceed it.
-const limitBytes = 64 << 10
+// LimitBytes is small, so that tests can exceed it.
+const LimitBytes = 64 << 10
 
 func (b *bed) serve(t *testing.T, caller call.Caller, s transport.Settings) {
 	t.Helper()
 	if s.MaxMessageBytes == 0 {
-		s.MaxMessageBytes = limitBytes
+		s.MaxMessageBytes = LimitBytes
 	}
 	b.url, b.client = b.start(t, caller, s, transport.NewMemory(b.pool)), Client(t, b.h2c)
 }
@@ -152,14 +152,14 @@ func hideLength(r *http.Request) *http.Request {
 func checkLimit(t *testing.T, b *bed) {
 	caller := &Caller{}
 	b.serve(t, caller, transport.Settings{})
-	most := b.fits(limitBytes)
-	for _, n := range []int{most + 1, 20 * limitBytes} {
+	most := b.fits(LimitBytes)
+	for _, n := range []int{most + 1, 20 * LimitBytes} {
 		data := strings.Repeat("x", n)
 		b.wantFault(t, b.request(t.Context(), t, data), fault.PayloadTooLarge, "65536 bytes")
 		b.wantFault(t, hideLength(b.request(t.Context(), t, data)), fault.PayloadTooLarge, "65536 bytes")
 	}
-	endless := hideLength(b.request(t.Context(), t, strings.Repeat("x", 20*limitBytes)))
-	part(t, endless, 19*limitBytes)
+	endless := hideLength(b.request(t.Context(), t, strings.Repeat("x", 20*LimitBytes)))
+	part(t, endless, 19*LimitBytes)
 	b.wantFault(t, endless, fault.PayloadTooLarge, "65536 bytes")
 	if caller.Last() != nil {
 		t.Error("the caller was asked")
@@ -185,7 +185,7 @@ func part(t *testing.T, r *http.Request, n int) (last *io.PipeWriter) {
 // The prefix of a message or the length of the body says how large it is.
 func checkDeclaredSize(t *testing.T, b *bed) {
 	b.serve(t, &Caller{}, transport.Settings{})
-	r := b.request(t.Context(), t, strings.Repeat("x", limitBytes+4))
+	r := b.request(t.Context(), t, strings.Repeat("x", LimitBytes+4))
 	part(t, r, 8<<10) // what net/http sends before the body ends
 	b.wantFault(t, r, fault.PayloadTooLarge, "65536 bytes")
 	if b.envelope {
@@ -208,12 +208,12 @@ func checkCompression(t *testing.T, b *bed) {
 		return zip(body)
 	}
 	answered := func() {
-		if f, a := b.do(t, request(zipped(limitBytes/2))); f != nil || a.status != http.StatusOK {
+		if f, a := b.do(t, request(zipped(LimitBytes/2))); f != nil || a.status != http.StatusOK {
 			t.Errorf("got %d %v", a.status, f)
 		}
 	}
 	answered()
-	bomb, nothing := zipped(20*limitBytes), strings.Repeat(zip(""), limitBytes/20)
+	bomb, nothing := zipped(20*LimitBytes), strings.Repeat(zip(""), LimitBytes/20)
 	b.wantFault(t, request(bomb), fault.PayloadTooLarge, "65536 bytes")
 	b.wantFault(t, hideLength(request(bomb)), fault.PayloadTooLarge, "65536 bytes")
 	b.wantFault(t, hideLength(request(nothing)), fault.PayloadTooLarge, "65536 bytes")

@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -24,6 +23,7 @@ import (
 	"github.com/stagemesh/stagemesh/internal/admission"
 	"github.com/stagemesh/stagemesh/internal/call"
 	"github.com/stagemesh/stagemesh/internal/request"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -71,15 +71,6 @@ func bodyBound(n int) uint64 { return uint64(8*n + beside) }
 // byte, because an empty message is two bytes on the wire, until the message has the
 // largest allowed number of elements.
 func messageBound(n int) uint64 { return uint64(min(100*n+beside, 16*n+100<<20)) }
-
-// allocated returns how many bytes f allocates. No other test may run meanwhile.
-func allocated(f func()) uint64 {
-	var before, after runtime.MemStats
-	runtime.ReadMemStats(&before)
-	f()
-	runtime.ReadMemStats(&after)
-	return after.TotalAlloc - before.TotalAlloc
-}
 
 // sent sends a body to the REST form and returns how many bytes it accepted, or the
 // error.
@@ -137,7 +128,7 @@ func FuzzRepository(f *testing.F) {
 		r := httptest.NewRequestWithContext(context.Background(), http.MethodPost, Root, bytes.NewReader(body))
 		r.URL = u
 		w := &recorder{header: http.Header{}}
-		if got := allocated(func() { h.ServeHTTP(w, r) }); got > uint64(factor*len(body)+beside) {
+		if got := testbed.Allocated(func() { h.ServeHTTP(w, r) }); got > uint64(factor*len(body)+beside) {
 			t.Errorf("%d bytes are allocated for %d", got, len(body))
 		}
 		if !slices.Contains(statuses, w.status) {
@@ -156,7 +147,7 @@ func FuzzBody(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte, length string) {
 		var taken int
 		var err error
-		got := allocated(func() { taken, err = sent(data, length) })
+		got := testbed.Allocated(func() { taken, err = sent(data, length) })
 		if got > bodyBound(len(data)) {
 			t.Errorf("%d bytes are allocated for %d, at most %d", got, len(data), bodyBound(len(data)))
 		}
@@ -233,7 +224,7 @@ func FuzzRequest(f *testing.F) {
 	handler := New(caller, blobs{}, transport.Settings{})
 	f.Fuzz(func(t *testing.T, data []byte) {
 		var taken, status int
-		got := allocated(func() { taken, status = message(handler, caller, "application/proto", data) })
+		got := testbed.Allocated(func() { taken, status = message(handler, caller, "application/proto", data) })
 		if got > messageBound(len(data)) {
 			t.Errorf("%d bytes are allocated for %d, at most %d", got, len(data), messageBound(len(data)))
 		}
@@ -288,7 +279,7 @@ func TestBodyAllocationsAreBoundedByItsSize(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var err error
-			got := allocated(func() { _, err = sent(test.body, test.length) })
+			got := testbed.Allocated(func() { _, err = sent(test.body, test.length) })
 			if got > bodyBound(len(test.body)) {
 				t.Errorf("%d bytes are allocated for %d, at most %d", got, len(test.body), bodyBound(len(test.body)))
 			}
@@ -342,7 +333,7 @@ func TestMessageAllocationsAreBoundedByItsSize(t *testing.T) {
 				mediaType = "application/json"
 			}
 			var status int
-			got := allocated(func() { _, status = message(handler, caller, mediaType, []byte(test.message)) })
+			got := testbed.Allocated(func() { _, status = message(handler, caller, mediaType, []byte(test.message)) })
 			if got > messageBound(len(test.message)) || status != test.want {
 				t.Errorf("%d bytes are allocated for %d, at most %d, and the status is %d", got, len(test.message), messageBound(len(test.message)), status)
 			}

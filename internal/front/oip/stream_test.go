@@ -2,7 +2,6 @@ package oip_test
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -16,7 +15,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
 
 	oipv2 "github.com/stagemesh/stagemesh/proto/gen/go/oip/v2"
 
@@ -371,16 +369,6 @@ func TestMalformedBytesEndStream(t *testing.T) {
 	}
 }
 
-// encodeMessage returns a message with its length prefix.
-func encodeMessage(t *testing.T, m proto.Message) []byte {
-	t.Helper()
-	data, err := proto.Marshal(m)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(data))), data...)
-}
-
 func TestBrokenStreamCancelsRequestsWithCause(t *testing.T) {
 	t.Parallel()
 	for name, row := range map[string]struct {
@@ -397,7 +385,7 @@ func TestBrokenStreamCancelsRequestsWithCause(t *testing.T) {
 			t.Parallel()
 			caller := hold(1)
 			to, answer := raw(t, handler(caller, transport.Settings{StallTimeout: 50 * time.Millisecond}))
-			_, _ = to.Write(encodeMessage(t, asks("a", "a")))
+			_, _ = to.Write(fronttest.EncodeMessage(t, asks("a", "a")))
 			testbed.Receive(t, "the call", caller.began)
 			_, _ = to.Write([]byte(row.bytes))
 			if !row.hold {

@@ -22,7 +22,7 @@ const (
 
 func preflight(t *testing.T, url, origin string) testbed.Response {
 	t.Helper()
-	response, _ := do(t, fronttest.Client(t, false), http.MethodOptions, url, "",
+	response, _ := testbed.Call(t, fronttest.Client(t, false), http.MethodOptions, url, "",
 		"Origin", origin, "Access-Control-Request-Method", "POST",
 		"Access-Control-Request-Headers", "connect-protocol-version,content-type,stagemesh-timeout,stagemesh-wait-for-capacity,traceparent")
 	return response
@@ -36,19 +36,19 @@ func TestNoOtherOriginMayCallByDefault(t *testing.T) {
 		if got := preflight(t, url+path, stranger).Header; got.Get("Access-Control-Allow-Origin") != "" {
 			t.Errorf("%s: preflight answered %v", path, got)
 		}
-		response, body := do(t, fronttest.Client(t, false), http.MethodPost, url+path, "{}", "Origin", stranger, "Content-Type", "application/json")
+		response, body := testbed.Call(t, fronttest.Client(t, false), http.MethodPost, url+path, "{}", "Origin", stranger, "Content-Type", "application/json")
 		if response.StatusCode != http.StatusForbidden || !strings.Contains(body, "PERMISSION_DENIED") || response.Header.Get("Access-Control-Allow-Origin") != "" {
 			t.Errorf("%s: %s %s", path, response.Status, body)
 		}
 	}
-	response, _ := do(t, fronttest.Client(t, false), http.MethodPost, url+restPath, "x", "Sec-Fetch-Site", "cross-site", "Content-Type", "text/plain")
+	response, _ := testbed.Call(t, fronttest.Client(t, false), http.MethodPost, url+restPath, "x", "Sec-Fetch-Site", "cross-site", "Content-Type", "text/plain")
 	if response.StatusCode != http.StatusForbidden {
 		t.Errorf("a form of another site: %s", response.Status)
 	}
 	if caller.Last() != nil {
 		t.Error("the caller was asked")
 	}
-	response, _ = do(t, fronttest.Client(t, false), http.MethodPost, url+restPath, "x", "Origin", url, "Sec-Fetch-Site", "same-origin", "Content-Type", "text/plain")
+	response, _ = testbed.Call(t, fronttest.Client(t, false), http.MethodPost, url+restPath, "x", "Origin", url, "Sec-Fetch-Site", "same-origin", "Content-Type", "text/plain")
 	if response.StatusCode != http.StatusOK {
 		t.Errorf("the gateway's own page: %s", response.Status)
 	}
@@ -68,7 +68,7 @@ func TestListedOriginMayCall(t *testing.T) {
 		}
 	}
 	for _, path := range []string{restPath, livePath} {
-		response, body := do(t, fronttest.Client(t, false), http.MethodPost, url+path, "x", "Origin", listed, "Sec-Fetch-Site", "cross-site", "Content-Type", "text/plain")
+		response, body := testbed.Call(t, fronttest.Client(t, false), http.MethodPost, url+path, "x", "Origin", listed, "Sec-Fetch-Site", "cross-site", "Content-Type", "text/plain")
 		if response.StatusCode != http.StatusOK || response.Header.Get("Access-Control-Allow-Origin") != listed {
 			t.Errorf("%s: %s %v %s", path, response.Status, response.Header, body)
 		}
@@ -79,7 +79,7 @@ func TestListedOriginMayCall(t *testing.T) {
 			}
 		}
 	}
-	response, _ := do(t, fronttest.Client(t, false), http.MethodPost, url+restPath, "x", "Origin", stranger, "Content-Type", "text/plain")
+	response, _ := testbed.Call(t, fronttest.Client(t, false), http.MethodPost, url+restPath, "x", "Origin", stranger, "Content-Type", "text/plain")
 	if response.StatusCode != http.StatusForbidden {
 		t.Errorf("a stranger: %s", response.Status)
 	}
@@ -89,19 +89,19 @@ func TestListedOriginMayFetchResultsAndCancel(t *testing.T) {
 	t.Parallel()
 	url := start(t, port.PublicSettings{Port: port.Port{Origins: []string{listed}}}) + "/v1/requests/" + fronttest.RequestID
 	for method, path := range map[string]string{http.MethodGet: "/result", http.MethodDelete: ""} {
-		got, _ := do(t, fronttest.Client(t, false), http.MethodOptions, url+path, "", "Origin", listed, "Access-Control-Request-Method", method)
+		got, _ := testbed.Call(t, fronttest.Client(t, false), http.MethodOptions, url+path, "", "Origin", listed, "Access-Control-Request-Method", method)
 		if !strings.Contains(got.Header.Get("Access-Control-Allow-Methods"), method) {
 			t.Errorf("%s: preflight answered %v", method, got.Header)
 		}
-		got, body := do(t, fronttest.Client(t, false), method, url+path, "", "Origin", listed, "Sec-Fetch-Site", "cross-site")
+		got, body := testbed.Call(t, fronttest.Client(t, false), method, url+path, "", "Origin", listed, "Sec-Fetch-Site", "cross-site")
 		if got.StatusCode >= http.StatusBadRequest || got.Header.Get("Access-Control-Allow-Origin") != listed {
 			t.Errorf("%s: %s %v %s", method, got.Status, got.Header, body)
 		}
-		if got, _ := do(t, fronttest.Client(t, false), method, url+path, "", "Origin", stranger, "Sec-Fetch-Site", "cross-site"); got.Header.Get("Access-Control-Allow-Origin") != "" {
+		if got, _ := testbed.Call(t, fronttest.Client(t, false), method, url+path, "", "Origin", stranger, "Sec-Fetch-Site", "cross-site"); got.Header.Get("Access-Control-Allow-Origin") != "" {
 			t.Errorf("%s: a stranger was answered %v", method, got.Header)
 		}
 	}
-	got, _ := do(t, fronttest.Client(t, false), http.MethodDelete, url, "", "Origin", stranger, "Sec-Fetch-Site", "cross-site")
+	got, _ := testbed.Call(t, fronttest.Client(t, false), http.MethodDelete, url, "", "Origin", stranger, "Sec-Fetch-Site", "cross-site")
 	if got.StatusCode != http.StatusForbidden {
 		t.Errorf("an unlisted origin cancelled: %s", got.Status)
 	}
@@ -114,12 +114,12 @@ func TestListedOriginMaySendAndReadProtocolHeaders(t *testing.T) {
 		"/v2/models/m/infer": {http.MethodPost, "inference-header-content-length", "Inference-Header-Content-Length"},
 		"/openapi.json":      {http.MethodGet, "if-none-match", "Etag"},
 	} {
-		got, _ := do(t, fronttest.Client(t, false), http.MethodOptions, url+path, "", "Origin", listed,
+		got, _ := testbed.Call(t, fronttest.Client(t, false), http.MethodOptions, url+path, "", "Origin", listed,
 			"Access-Control-Request-Method", row.method, "Access-Control-Request-Headers", row.sent)
 		if got.Header.Get("Access-Control-Allow-Headers") != row.sent {
 			t.Errorf("%s: preflight answered %v", path, got.Header)
 		}
-		got, _ = do(t, fronttest.Client(t, false), row.method, url+path, "{}", "Origin", listed)
+		got, _ = testbed.Call(t, fronttest.Client(t, false), row.method, url+path, "{}", "Origin", listed)
 		if exposed := got.Header.Get("Access-Control-Expose-Headers"); !slices.Contains(strings.Split(exposed, ", "), row.read) {
 			t.Errorf("%s: %s is not exposed: %s", path, row.read, exposed)
 		}
@@ -129,7 +129,7 @@ func TestListedOriginMaySendAndReadProtocolHeaders(t *testing.T) {
 func TestAllOriginsMayBeListed(t *testing.T) {
 	t.Parallel()
 	url := start(t, port.PublicSettings{Port: port.Port{Origins: []string{"*"}}})
-	response, _ := do(t, fronttest.Client(t, false), http.MethodPost, url+restPath, "x", "Origin", stranger, "Sec-Fetch-Site", "cross-site", "Content-Type", "text/plain")
+	response, _ := testbed.Call(t, fronttest.Client(t, false), http.MethodPost, url+restPath, "x", "Origin", stranger, "Sec-Fetch-Site", "cross-site", "Content-Type", "text/plain")
 	if response.StatusCode != http.StatusOK || response.Header.Get("Access-Control-Allow-Origin") != "*" {
 		t.Errorf("%s %v", response.Status, response.Header)
 	}

@@ -93,7 +93,7 @@ func checkCallNamesItsModel(t *testing.T, start starter) {
 		"an empty field":        {byField, nil, "", "InvalidArgument"},
 		"two kinds":             {predict, []string{"mm-model-id", "a", "mm-vmodel-id", "a"}, "", "InvalidArgument"},
 		"too many":              {predict, slices.Repeat([]string{"mm-model-id", "a"}, 101), "", "InvalidArgument"},
-		"too large":             {predict, []string{"mm-model-id", "a"}, strings.Repeat("a", 100*limitBytes), "InvalidArgument"},
+		"too large":             {predict, []string{"mm-model-id", "a"}, strings.Repeat("a", 100*fronttest.LimitBytes), "InvalidArgument"},
 		"another method":        {"predict.Predictor/Other", []string{"mm-model-id", "a"}, "", "Unimplemented"},
 		"management":            {"mmesh.ModelRuntime/unloadModel", []string{"mm-model-id", "a"}, "", "Unimplemented"},
 	} {

@@ -69,16 +69,6 @@ func startGRPC(t testing.TB, s port.PublicSettings) (url string) {
 	return fronttest.ServeGRPC(t, server)
 }
 
-func do(t *testing.T, client *http.Client, method, url, body string, header ...string) (testbed.Response, string) {
-	t.Helper()
-	r := testbed.Request(t, method, url, strings.NewReader(body))
-	for i := 0; i+1 < len(header); i += 2 {
-		r.Header.Set(header[i], header[i+1])
-	}
-	response, data := testbed.Do(t, client, r)
-	return response, string(data)
-}
-
 func TestModelsOfAnyNameAreCalledOverHTTP(t *testing.T) {
 	t.Parallel()
 	caller := &fronttest.Caller{}
@@ -98,20 +88,20 @@ func TestModelsOfAnyNameAreCalledOverHTTP(t *testing.T) {
 				if strings.HasSuffix(path, "generate") {
 					sent = `{"text_input": "x"}`
 				}
-				answer, text := do(t, client, http.MethodPost, base+fmt.Sprintf(path, inPath), sent, "Content-Type", "application/json")
+				answer, text := testbed.Call(t, client, http.MethodPost, base+fmt.Sprintf(path, inPath), sent, "Content-Type", "application/json")
 				if last := caller.Last(); answer.StatusCode != http.StatusOK || last.Pipeline != name {
 					t.Errorf("%s, %q %s: %s %s, of %q", path, name, form, answer.Status, text, last.Pipeline)
 				}
 			}
 			for _, path := range []string{"/v2/models/%s", "/v2/models/%s/ready", "/v2/models/%s/versions/1"} {
-				answer, text := do(t, client, http.MethodGet, base+fmt.Sprintf(path, inPath), "")
+				answer, text := testbed.Call(t, client, http.MethodGet, base+fmt.Sprintf(path, inPath), "")
 				var of struct{ Name string }
 				if err := json.Unmarshal([]byte(text), &of); err != nil || answer.StatusCode != http.StatusOK || of.Name != name {
 					t.Errorf("%s, %q %s: %s %s", path, name, form, answer.Status, text)
 				}
 			}
 			for _, verb := range []string{"load", "unload"} {
-				if answer, text := do(t, client, http.MethodPost, base+"/v2/repository/models/"+inPath+"/"+verb, ""); text != `{"error":"NOT_FOUND: `+verb+" "+strings.ReplaceAll(name, "&", `\u0026`)+`"}`+"\n" {
+				if answer, text := testbed.Call(t, client, http.MethodPost, base+"/v2/repository/models/"+inPath+"/"+verb, ""); text != `{"error":"NOT_FOUND: `+verb+" "+strings.ReplaceAll(name, "&", `\u0026`)+`"}`+"\n" {
 					t.Errorf("%s %q %s: %s %s", verb, name, form, answer.Status, text)
 				}
 			}
@@ -157,7 +147,7 @@ func TestUnknownPathsGetTheErrorOfTheirProtocol(t *testing.T) {
 	url := start(t, port.PublicSettings{})
 	client := fronttest.Client(t, false)
 	for _, path := range []string{"/", "/v1/models", "/v2", "/favicon.ico"} {
-		response, body := do(t, client, http.MethodGet, url+path, "")
+		response, body := testbed.Call(t, client, http.MethodGet, url+path, "")
 		if response.StatusCode != http.StatusNotFound || !strings.Contains(body, `"reason":"NOT_FOUND"`) {
 			t.Errorf("%s: %s %s", path, response.Status, body)
 		}
@@ -281,11 +271,11 @@ func TestProbes(t *testing.T) {
 			t.Parallel()
 			url := start(t, port.PublicSettings{Port: port.Port{Health: row.health}})
 			client := fronttest.Client(t, false)
-			response, body := do(t, client, http.MethodGet, url+"/readyz", "")
+			response, body := testbed.Call(t, client, http.MethodGet, url+"/readyz", "")
 			if response.StatusCode != row.status || !strings.Contains(body, row.text) || response.Header.Get("Content-Type") != "application/json" {
 				t.Errorf("readyz: %s %s", response.Status, body)
 			}
-			if response, body := do(t, client, http.MethodGet, url+"/livez", ""); response.StatusCode != http.StatusOK {
+			if response, body := testbed.Call(t, client, http.MethodGet, url+"/livez", ""); response.StatusCode != http.StatusOK {
 				t.Errorf("livez: %s %s", response.Status, body)
 			}
 		})
@@ -304,7 +294,7 @@ func TestPipelineHasItsOwnProbe(t *testing.T) {
 		return nil
 	}}})
 	for name, want := range map[string]int{"": http.StatusOK, "fine": http.StatusOK, "idle": http.StatusServiceUnavailable, "unknown": http.StatusNotFound} {
-		if response, body := do(t, fronttest.Client(t, false), http.MethodGet, url+"/readyz?pipeline="+name, ""); response.StatusCode != want || strings.Contains(body, "secret") {
+		if response, body := testbed.Call(t, fronttest.Client(t, false), http.MethodGet, url+"/readyz?pipeline="+name, ""); response.StatusCode != want || strings.Contains(body, "secret") {
 			t.Errorf("%q: %s %s", name, response.Status, body)
 		}
 	}
@@ -336,7 +326,7 @@ func TestBothVersionsOfReflectionAreThere(t *testing.T) {
 	t.Parallel()
 	onEachServer(t, port.PublicSettings{}, func(t *testing.T, url string, _ *grpc.ClientConn) {
 		for _, service := range []string{grpcreflect.ReflectV1ServiceName, grpcreflect.ReflectV1AlphaServiceName} {
-			response, _ := do(t, fronttest.Client(t, true), http.MethodPost, url+"/"+service+"/ServerReflectionInfo", "", "Content-Type", "application/grpc")
+			response, _ := testbed.Call(t, fronttest.Client(t, true), http.MethodPost, url+"/"+service+"/ServerReflectionInfo", "", "Content-Type", "application/grpc")
 			if got := response.Header.Get("Grpc-Status") + response.Trailer.Get("Grpc-Status"); got != "0" {
 				t.Errorf("%s: %s %v", service, response.Status, response.Trailer)
 			}
@@ -354,8 +344,8 @@ func TestGetImpliesHead(t *testing.T) {
 			"/livez", "/readyz", "/", "/docs", "/openapi.json", "/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/m", "/v2/models/m/ready", "/v2/models/none",
 			"/v1/requests/" + fronttest.RequestID + "/result", "/v1/requests/x/result?wait=never", "/v1/nothing",
 		} {
-			get, _ := do(t, client, http.MethodGet, url+path, "")
-			head, body := do(t, client, http.MethodHead, url+path, "")
+			get, _ := testbed.Call(t, client, http.MethodGet, url+path, "")
+			head, body := testbed.Call(t, client, http.MethodHead, url+path, "")
 			if head.StatusCode != get.StatusCode || body != "" || head.Header.Get("Content-Type") != get.Header.Get("Content-Type") {
 				t.Errorf("%s: GET is %s, HEAD is %s with %q", path, get.Status, head.Status, body)
 			}
@@ -375,7 +365,7 @@ func TestWrongMethodIsRejectedInTheFormOfItsPath(t *testing.T) {
 		"/v1/files": {"GET, HEAD, POST", openAI}, "/v1/files/x": {"DELETE, GET, HEAD", openAI}, "/v1/files/x/content": {"GET, HEAD", openAI}, "/v1/batches/x/cancel": {"POST", openAI},
 	} {
 		for _, method := range []string{http.MethodTrace, http.MethodPatch} {
-			got, body := do(t, fronttest.Client(t, false), method, url+path, "")
+			got, body := testbed.Call(t, fronttest.Client(t, false), method, url+path, "")
 			if got.StatusCode != http.StatusMethodNotAllowed || got.Header.Get("Allow") != want[0] || !strings.HasPrefix(body, want[1]) || !strings.Contains(body, "not "+method) {
 				t.Errorf("%s %s: %s, Allow %q, %s", method, path, got.Status, got.Header.Get("Allow"), body)
 			}
@@ -390,7 +380,7 @@ func TestServerHasBounds(t *testing.T) {
 		t.Errorf("got %+v", server)
 	}
 	url := start(t, port.PublicSettings{})
-	response, _ := do(t, fronttest.Client(t, false), http.MethodGet, url+"/livez", "", "X-Large", strings.Repeat("x", 100<<10))
+	response, _ := testbed.Call(t, fronttest.Client(t, false), http.MethodGet, url+"/livez", "", "X-Large", strings.Repeat("x", 100<<10))
 	if response.StatusCode != http.StatusRequestHeaderFieldsTooLarge {
 		t.Errorf("100 KiB of headers: %s", response.Status)
 	}
@@ -414,14 +404,14 @@ func TestPageNeedsNoTokenButDocumentDoes(t *testing.T) {
 	for path, want := range map[string]int{
 		"/docs": 200, "/docs/": 200, "/docs/docs.css": 200, "/docs/none": 404, "/docsx": 401, "/openapi.json": 401, "/": 401,
 	} {
-		if response, body := do(t, client, http.MethodGet, url+path, ""); response.StatusCode != want {
+		if response, body := testbed.Call(t, client, http.MethodGet, url+path, ""); response.StatusCode != want {
 			t.Errorf("%s: %s %s", path, response.Status, body)
 		}
 	}
-	if response, body := do(t, client, http.MethodGet, url+"/openapi.json", ""); !strings.Contains(body, `"reason":"UNAUTHENTICATED"`) || response.Header.Get("WWW-Authenticate") != "Bearer" {
+	if response, body := testbed.Call(t, client, http.MethodGet, url+"/openapi.json", ""); !strings.Contains(body, `"reason":"UNAUTHENTICATED"`) || response.Header.Get("WWW-Authenticate") != "Bearer" {
 		t.Errorf("%s %v", body, response.Header)
 	}
-	if response, body := do(t, client, http.MethodGet, url+"/openapi.json", "", "Authorization", "Bearer open-sesame"); response.StatusCode != http.StatusOK || !strings.Contains(body, "3.1.0") {
+	if response, body := testbed.Call(t, client, http.MethodGet, url+"/openapi.json", "", "Authorization", "Bearer open-sesame"); response.StatusCode != http.StatusOK || !strings.Contains(body, "3.1.0") {
 		t.Errorf("%s %s", response.Status, body)
 	}
 }
@@ -442,14 +432,14 @@ func TestRejectionHasTheFormOfItsPath(t *testing.T) {
 		inferencev1connect.InferenceServiceInferProcedure: called, "/inference.GRPCInferenceService/ModelInfer": called,
 		"/grpc.reflection.v1.ServerReflection/ServerReflectionInfo": called,
 	} {
-		response, body := do(t, client, http.MethodPost, guarded+path, "{}", "Content-Type", "application/json")
+		response, body := testbed.Call(t, client, http.MethodPost, guarded+path, "{}", "Content-Type", "application/json")
 		if response.StatusCode != http.StatusUnauthorized || !strings.HasPrefix(body, want) || response.Header.Get("WWW-Authenticate") != "Bearer" {
 			t.Errorf("%s without a token: %s %s", path, response.Status, body)
 		}
 		if want == called {
 			want = plain // no page reads it
 		}
-		response, body = do(t, client, http.MethodPost, open+path, "{}", "Content-Type", "application/json", "Origin", stranger)
+		response, body = testbed.Call(t, client, http.MethodPost, open+path, "{}", "Content-Type", "application/json", "Origin", stranger)
 		if response.StatusCode != http.StatusForbidden || !strings.HasPrefix(body, want) || !strings.Contains(body, "PERMISSION_DENIED") {
 			t.Errorf("%s of another origin: %s %s", path, response.Status, body)
 		}
@@ -466,12 +456,12 @@ func TestNotFoundNamesTheDocument(t *testing.T) {
 	for _, described := range []openapi.Source{nil, described{}} {
 		url := start(t, port.PublicSettings{Docs: described})
 		for _, path := range []string{"/v1/pipelines/x:nonsense", "/docs/nothing"} {
-			_, body := do(t, client, http.MethodPost, url+path, "")
+			_, body := testbed.Call(t, client, http.MethodPost, url+path, "")
 			if !strings.Contains(body, "<pipeline>:infer") || !strings.Contains(body, ":stream") {
 				t.Errorf("%s: %s", path, body)
 			}
 		}
-		if _, body := do(t, client, http.MethodGet, url+"/docs/nothing", ""); strings.Contains(body, "/openapi.json") != (described != nil) {
+		if _, body := testbed.Call(t, client, http.MethodGet, url+"/docs/nothing", ""); strings.Contains(body, "/openapi.json") != (described != nil) {
 			t.Errorf("with %v: %s", described, body)
 		}
 	}
@@ -482,7 +472,7 @@ func TestPagesOfOthersDoNotReadTheDocument(t *testing.T) {
 	url := start(t, port.PublicSettings{Docs: described{}, Port: port.Port{Origins: []string{listed}}})
 	client := fronttest.Client(t, false)
 	for origin, want := range map[string]string{stranger: "", listed: listed} {
-		response, _ := do(t, client, http.MethodGet, url+"/openapi.json", "", "Origin", origin)
+		response, _ := testbed.Call(t, client, http.MethodGet, url+"/openapi.json", "", "Origin", origin)
 		if got := response.Header.Get("Access-Control-Allow-Origin"); got != want {
 			t.Errorf("%s: %q", origin, got)
 		}

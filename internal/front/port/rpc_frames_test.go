@@ -2,7 +2,6 @@ package port_test
 
 import (
 	"bytes"
-	"encoding/binary"
 	"io"
 	"net"
 	"strings"
@@ -12,8 +11,8 @@ import (
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 	"google.golang.org/grpc"
-	"google.golang.org/protobuf/proto"
 
+	"github.com/stagemesh/stagemesh/internal/front/fronttest"
 	"github.com/stagemesh/stagemesh/internal/front/port"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 )
@@ -94,22 +93,13 @@ func (f *frames) end(id uint32) string {
 	return f.ends[id]
 }
 
-func encodeMessage(t *testing.T, message proto.Message) []byte {
-	t.Helper()
-	data, err := proto.Marshal(message)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(data))), data...)
-}
-
 // frame is a DATA frame, which is padded unless pad is nil.
 type frame struct{ data, pad []byte }
 
 // The other call on the connection is answered too, unless that ends.
 func TestServersAnswerFramesAlike(t *testing.T) {
 	t.Parallel()
-	message, pad := encodeMessage(t, blob(3)), make([]byte, 255)
+	message, pad := fronttest.EncodeMessage(t, blob(3)), make([]byte, 255)
 	head, rest := message[:7], message[7:]
 	whole := []frame{{message, nil}}
 	var bytesPadded []frame

@@ -91,7 +91,7 @@ func TestGRPCGoGetsPayloadTooLarge(t *testing.T) {
 	onEachServer(t, port.PublicSettings{Settings: limited()}, func(t *testing.T, _ string, conn *grpc.ClientConn) {
 		client := inferencev1.NewInferenceServiceClient(conn)
 		for range 3 {
-			_, err := client.Infer(t.Context(), blob(100*limitBytes))
+			_, err := client.Infer(t.Context(), blob(100*fronttest.LimitBytes))
 			got := status.Convert(err)
 			if got.Code() != codes.InvalidArgument || len(got.Details()) != 1 {
 				t.Fatalf("got %v %v", got, got.Details())

@@ -42,7 +42,7 @@ type wireError struct {
 
 func post(t *testing.T, client *http.Client, url, contentType, body string, header ...string) (testbed.Response, string) {
 	t.Helper()
-	return do(t, client, http.MethodPost, url, body, append(header, "Content-Type", contentType)...)
+	return testbed.Call(t, client, http.MethodPost, url, body, append(header, "Content-Type", contentType)...)
 }
 
 func reasonOf(t *testing.T, data string) string {

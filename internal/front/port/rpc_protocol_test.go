@@ -21,9 +21,6 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
-// limitBytes is small, so that tests can be over it.
-const limitBytes = 64 << 10
-
 // protocol is a way to reach the service.
 type protocol struct {
 	name    string
@@ -74,7 +71,7 @@ func rpcHandler(t testing.TB, caller call.Caller, s transport.Settings) http.Han
 }
 
 func limited() transport.Settings {
-	return transport.Settings{MaxMessageBytes: limitBytes, StallTimeout: 10 * time.Second}
+	return transport.Settings{MaxMessageBytes: fronttest.LimitBytes, StallTimeout: 10 * time.Second}
 }
 
 func serve(t testing.TB, caller call.Caller) string {

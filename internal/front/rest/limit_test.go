@@ -23,9 +23,9 @@ func (u unread) Read([]byte) (int, error) {
 func TestDeclaredSizeOverTheLimitIsRejectedUnread(t *testing.T) {
 	t.Parallel()
 	r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/v1/pipelines/photos:infer", unread{t})
-	r.ContentLength = limitBytes + 1
+	r.ContentLength = fronttest.LimitBytes + 1
 	w := httptest.NewRecorder()
-	rest.New(&fronttest.Caller{}, nil, transport.Settings{MaxMessageBytes: limitBytes}).ServeHTTP(w, r)
+	rest.New(&fronttest.Caller{}, nil, transport.Settings{MaxMessageBytes: fronttest.LimitBytes}).ServeHTTP(w, r)
 	if w.Code != http.StatusRequestEntityTooLarge || !strings.Contains(w.Body.String(), "65536 bytes") {
 		t.Errorf("%d %s", w.Code, w.Body)
 	}
@@ -56,8 +56,8 @@ func TestNoMoreThanOneByteOverTheLimitIsRead(t *testing.T) {
 		r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/v1/pipelines/photos:infer", body)
 		r.Header.Set("Content-Type", contentType)
 		w := httptest.NewRecorder()
-		rest.New(&fronttest.Caller{}, nil, transport.Settings{MaxMessageBytes: limitBytes}).ServeHTTP(w, r)
-		if w.Code != http.StatusRequestEntityTooLarge || body.n > limitBytes+1 {
+		rest.New(&fronttest.Caller{}, nil, transport.Settings{MaxMessageBytes: fronttest.LimitBytes}).ServeHTTP(w, r)
+		if w.Code != http.StatusRequestEntityTooLarge || body.n > fronttest.LimitBytes+1 {
 			t.Errorf("%s: %d after %d bytes: %s", contentType, w.Code, body.n, w.Body)
 		}
 	}

@@ -128,7 +128,7 @@ func TestInvalidMessagePackNamesItsPlace(t *testing.T) {
 		"another datatype":   {"application/msgpack", with("datatype", "FLOAT"), fault.InvalidInput, "inputs.x.datatype"},
 		"too many inputs":    {"application/msgpack", pack(t, object{"inputs": slices.Repeat(list{object{"datatype": "FP32", "shape": list{0}, "data": []byte{}}}, 257)}), fault.InvalidInput, "inputs: at most 256 are allowed"},
 		"data twice":         {"application/msgpack", twice, fault.InvalidInput, "inputs[0].data: is there twice"},
-		"as JSON too long":   {"application/msgpack", with("more", make(list, limitBytes/2)), fault.InvalidInput, "is more than 65536 bytes as JSON"},
+		"as JSON too long":   {"application/msgpack", with("more", make(list, fronttest.LimitBytes/2)), fault.InvalidInput, "is more than 65536 bytes as JSON"},
 		"other JSON":         {"application/ld+json", "{", fault.InvalidRequest, "not valid JSON"},
 	} {
 		t.Run(name, func(t *testing.T) {

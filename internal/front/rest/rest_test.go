@@ -16,9 +16,6 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
-// limitBytes is small, so that tests can be over it.
-const limitBytes = 64 << 10
-
 // ask is one request; the zero of each is left out.
 type ask struct {
 	method, path string
@@ -35,7 +32,7 @@ type reply struct {
 
 func (a ask) of(t *testing.T, caller call.Caller) reply {
 	t.Helper()
-	return a.at(t, fronttest.Serve(t, rest.New(caller, nil, transport.Settings{MaxMessageBytes: limitBytes})), false)
+	return a.at(t, fronttest.Serve(t, rest.New(caller, nil, transport.Settings{MaxMessageBytes: fronttest.LimitBytes})), false)
 }
 
 func (a ask) at(t *testing.T, url string, h2c bool) reply {

@@ -227,7 +227,7 @@ func TestInvalidStreamRequestIsRejected(t *testing.T) {
 		t.Errorf("Allow is %q", get.header.Get("Allow"))
 	}
 	streaming("text/plain", "").of(t, &fronttest.Caller{}).wantFailure(t, 400, fault.InvalidRequest, "empty")
-	streaming("text/plain", strings.Repeat("x", limitBytes+1)).of(t, &fronttest.Caller{}).wantFailure(t, 413, fault.PayloadTooLarge, "65536")
+	streaming("text/plain", strings.Repeat("x", fronttest.LimitBytes+1)).of(t, &fronttest.Caller{}).wantFailure(t, 413, fault.PayloadTooLarge, "65536")
 	a := streaming("text/plain", "hi")
 	a.path = "/v1/pipelines/:stream"
 	a.of(t, &fronttest.Caller{}).wantFailure(t, 404, fault.NotFound, "nothing")

@@ -129,17 +129,7 @@ func (b *meshBed) start(target Target) (stop func()) {
 		b.t.Fatal(err)
 	}
 	b.dispatcher = d
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- d.Run(ctx) }()
-	stop = sync.OnceFunc(func() {
-		cancel()
-		if err := <-ended; err != nil {
-			b.t.Error(err)
-		}
-	})
-	b.t.Cleanup(stop)
-	return stop
+	return testbed.Background(b.t, d.Run)
 }
 
 func (b *meshBed) submit(edits ...func(*store.JobHeader)) pipeline.JobID {

@@ -75,16 +75,11 @@ func TestUsageAddsUpOverAttempts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, stop := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- d.Run(ctx) }()
+	stop := testbed.Background(t, d.Run)
 	id := pipeline.NewJobID(queue)
 	b.submitFor("acme", id)
 	r := b.endOf("acme", id)
 	stop()
-	if err := <-ended; err != nil {
-		t.Fatal(err)
-	}
 	job := r.GetJob()
 	u, took := job.GetUsage(), job.GetEndedAt().AsTime().Sub(job.GetAcceptedAt().AsTime()).Seconds()
 	// 2 of 8 rows of 8 s, 1 of 4 items of 1 s, 1 of 3 rows of 6 s.

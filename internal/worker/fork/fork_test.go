@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
@@ -124,30 +125,6 @@ func await(t *testing.T, p *Process) error {
 	case <-time.After(patience):
 		t.Fatal("the process does not end")
 		return nil
-	}
-}
-
-// runs reports whether there is such a process that is not a zombie.
-func runs(pid int) bool {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return syscall.Kill(pid, 0) == nil && !errors.Is(err, os.ErrNotExist)
-	}
-	_, rest, _ := strings.Cut(string(text), ") ")
-	return !strings.HasPrefix(rest, "Z") && !strings.HasPrefix(rest, "X")
-}
-
-// gone waits until no such process runs.
-func gone(t *testing.T, pid int, within time.Duration) {
-	t.Helper()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for end := time.Now().Add(within); runs(pid); <-tick.C {
-		if time.Now().After(end) {
-			t.Errorf("process %d runs still, %s later", pid, within)
-			_ = syscall.Kill(pid, syscall.SIGKILL)
-			return
-		}
 	}
 }
 
@@ -282,14 +259,14 @@ func TestKillEndsChildren(t *testing.T) {
 	s, log := open(t), newLines()
 	p := start(t, s, commandOf("parent", log))
 	child, _ := strconv.Atoi(log.first(t))
-	if log.first(t) != "here" || !runs(child) {
+	if log.first(t) != "here" || !testbed.IsRunning(child) {
 		t.Fatal("the child is not there")
 	}
 	p.Kill()
 	if err := await(t, p); err == nil {
 		t.Error("a killed process ended well")
 	}
-	gone(t, child, time.Second)
+	testbed.AwaitGone(t, child, time.Second)
 }
 
 func TestChildrenEndWithTheirProcess(t *testing.T) {
@@ -300,7 +277,7 @@ func TestChildrenEndWithTheirProcess(t *testing.T) {
 	if err := await(t, p); err != nil {
 		t.Error(err)
 	}
-	gone(t, child, time.Second)
+	testbed.AwaitGone(t, child, time.Second)
 }
 
 func TestLifelineEndsWithHost(t *testing.T) {
@@ -358,7 +335,7 @@ func TestNoProcessOutlivesItsHost(t *testing.T) {
 	temp := tempDir(t)
 	host, pids := startHost(t, temp)
 	for _, pid := range pids {
-		if !runs(pid) {
+		if !testbed.IsRunning(pid) {
 			t.Errorf("process %d of the host does not run", pid)
 		}
 	}
@@ -366,7 +343,7 @@ func TestNoProcessOutlivesItsHost(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, pid := range pids {
-		gone(t, pid, 2*time.Second)
+		testbed.AwaitGone(t, pid, 2*time.Second)
 	}
 	_ = host.Wait() // it was killed
 }

@@ -20,19 +20,11 @@ var gatewayLine = regexp.MustCompile(`^gateway of mesh (\S+) is ready on (http:/
 var busyGateway = regexp.MustCompile(`(?m)^stagemesh_gateway_request_bytes\S* [1-9]`)
 
 // serving waits for that line and returns where callers and operators may ask.
-func (p *process) serving(t *testing.T) (public, operations string) {
+func serving(t *testing.T, gateway *testbed.Process) (public, operations string) {
 	t.Helper()
-	testbed.Eventually(t, "the gateway is ready", func() bool {
-		select {
-		case err := <-p.ended:
-			t.Fatalf("it ended: %v", err)
-		default:
-		}
-		return p.out.Has("\n")
-	})
-	words := gatewayLine.FindStringSubmatch(p.out.String())
-	if words == nil || words[1] != string(meshtest.Mesh) {
-		t.Fatalf("it printed %q", p.out.String())
+	words := gateway.Match(gatewayLine)
+	if words[1] != string(meshtest.Mesh) {
+		t.Fatalf("it printed %q", gateway.Out.String())
 	}
 	return words[2], words[4]
 }
@@ -55,15 +47,15 @@ func post(t *testing.T, url, text string) (status int, body string, err error) {
 // Containers say it with the environment.
 func TestVariablesStandForFlags(t *testing.T) {
 	t.Setenv("STAGEMESH_LISTEN", "8080")
-	file := write(t, "mesh: m\nstages: {a: {runner: {echo: {}}}}\n")
+	file := testbed.MeshFile(t, "mesh: m\nstages: {a: {runner: {echo: {}}}}\n")
 	for name, args := range map[string][]string{
 		"gateway": {"-c", file, "--nats", "b"},
 		"stage":   {"-c", file, "--nats", "b", "a"},
 	} {
 		p := start(t, name, args...)
 		want := `stagemesh: --listen: "8080" is not an address`
-		if err := testbed.Receive(t, "its end", p.ended); err == nil || !strings.HasPrefix(p.errOut.String(), want) || !p.errOut.Has("(set by STAGEMESH_LISTEN)") {
-			t.Errorf("got %v and %q, want %q", err, p.errOut.String(), want)
+		if err := p.Wait(); err == nil || !strings.HasPrefix(p.Err.String(), want) || !p.Err.Has("(set by STAGEMESH_LISTEN)") {
+			t.Errorf("got %v and %q, want %q", err, p.Err.String(), want)
 		}
 	}
 }
@@ -81,11 +73,11 @@ pipelines:
   work: {steps: [{name: work, stage: worker}]}
 `
 	// Flags go before the file, which names no broker and ports that nobody gets.
-	file := write(t, fmt.Sprintf(text, meshtest.Mesh))
+	file := testbed.MeshFile(t, fmt.Sprintf(text, meshtest.Mesh))
 	host := start(t, "stage", "--config", file, "nap", "--nats", bed.Broker.URL())
 	gateway := start(t, "gateway", "--config", file, "--nats", bed.Broker.URL(), "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0")
-	host.ready(t)
-	public, operations := gateway.serving(t)
+	host.Match(readyLine)
+	public, operations := serving(t, gateway)
 	if status, body := testbed.Get(t, operations+"/readyz"); status != http.StatusOK {
 		t.Errorf("readyz: %d %s", status, body)
 	}
@@ -107,20 +99,20 @@ pipelines:
 		_, body := testbed.Get(t, operations+"/metrics")
 		return busyGateway.MatchString(body)
 	})
-	gateway.signal(t, syscall.SIGTERM)
+	gateway.Signal(syscall.SIGTERM)
 	if a := testbed.Receive(t, "the answer", inside); a.err != nil || a.status != http.StatusOK || a.body != "to rest" {
 		t.Errorf("a call inside got %+v", a)
 	}
-	if err := testbed.Receive(t, "the end of the gateway", gateway.ended); err != nil {
+	if err := gateway.Wait(); err != nil {
 		t.Errorf("it ended with %v", err)
 	}
 }
 
 func TestGatewayReportsErrors(t *testing.T) {
 	t.Parallel()
-	file := write(t, "mesh: m\nstages: {a: {runner: {echo: {}}}}\npipelines: {p: {steps: [{name: a, stage: a}]}}\n")
-	open := write(t, "mesh: m\nnats: {url: \"nats://b\"}\ngateway: {admin: {listen: \"0.0.0.0:9000\"}}\nstages: {a: {runner: {echo: {}}}}\n")
-	many := write(t, "mesh: m\nnats: {listen: \"127.0.0.1:0\"}\ngateway: {max_in_flight: -1}\nstages: {a: {runner: {echo: {}}}}\n")
+	file := testbed.MeshFile(t, "mesh: m\nstages: {a: {runner: {echo: {}}}}\npipelines: {p: {steps: [{name: a, stage: a}]}}\n")
+	open := testbed.MeshFile(t, "mesh: m\nnats: {url: \"nats://b\"}\ngateway: {admin: {listen: \"0.0.0.0:9000\"}}\nstages: {a: {runner: {echo: {}}}}\n")
+	many := testbed.MeshFile(t, "mesh: m\nnats: {listen: \"127.0.0.1:0\"}\ngateway: {max_in_flight: -1}\nstages: {a: {runner: {echo: {}}}}\n")
 	for name, test := range map[string]struct {
 		args []string
 		want string
@@ -139,8 +131,8 @@ func TestGatewayReportsErrors(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			p := start(t, "gateway", test.args...)
-			if err := testbed.Receive(t, "its end", p.ended); err == nil || !strings.HasPrefix(p.errOut.String(), test.want) {
-				t.Errorf("got %v and %q, want %q", err, p.errOut.String(), test.want)
+			if err := p.Wait(); err == nil || !strings.HasPrefix(p.Err.String(), test.want) {
+				t.Errorf("got %v and %q, want %q", err, p.Err.String(), test.want)
 			}
 		})
 	}

@@ -37,8 +37,8 @@ func TestConsulListsReachableOperationsPorts(t *testing.T) {
 	flags := []string{"--config", file, "--nats", bed.Broker.URL(), "--consul", agent.Addr(), "--ops", ":0", "--insecure", "--advertise", "127.0.0.2"}
 	host := start(t, "stage", append(flags, "label")...)
 	gateway := start(t, "gateway", append(flags, "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0")...)
-	_, gatewayOps := gateway.serving(t)
-	for service, operations := range map[string]string{"label": host.ready(t), "gateway": gatewayOps} {
+	_, gatewayOps := serving(t, gateway)
+	for service, operations := range map[string]string{"label": host.Match(readyLine)[4], "gateway": gatewayOps} {
 		_, port, _ := strings.Cut(operations, "]:")
 		want := "127.0.0.2:" + port
 		testbed.Eventually(t, service+" is registered", func() bool {
@@ -48,13 +48,13 @@ func TestConsulListsReachableOperationsPorts(t *testing.T) {
 		if status, _ := testbed.Get(t, "http://"+want+"/metrics"); status != http.StatusOK {
 			t.Errorf("%s answers %d at the address that it registers", service, status)
 		}
-		if out, err := exec.Command(program(t), "health", "--ops", ":"+port).CombinedOutput(); err != nil || string(out) != "ok\n" {
+		if out, err := exec.Command(built.Path(t), "health", "--ops", ":"+port).CombinedOutput(); err != nil || string(out) != "ok\n" {
 			t.Errorf("health of %s: %v, %s", service, err, out)
 		}
 	}
-	for service, p := range map[string]*process{"label": host, "gateway": gateway} {
-		p.signal(t, syscall.SIGTERM)
-		if err := testbed.Receive(t, "the end of "+service, p.ended); err != nil {
+	for service, p := range map[string]*testbed.Process{"label": host, "gateway": gateway} {
+		p.Signal(syscall.SIGTERM)
+		if err := p.Wait(); err != nil {
 			t.Errorf("%s ended with %v", service, err)
 		}
 		if found := operationsOf(t, agent.Addr(), string(meshtest.Mesh)+"-"+service); len(found) != 0 {
@@ -66,17 +66,17 @@ func TestConsulListsReachableOperationsPorts(t *testing.T) {
 func TestHealthFailsUnlessReady(t *testing.T) {
 	t.Parallel()
 	waiting := start(t, "stage", "--config", digitsFile(t), "--nats", "nats://127.0.0.1:1", "label", "--ops", "127.0.0.1:0")
-	waiting.readiness(t)
-	port := operationsLine.FindStringSubmatch(waiting.errOut.String())[1]
-	if out, err := exec.Command(program(t), "health", "--ops", port).CombinedOutput(); err == nil || !strings.HasPrefix(string(out), "stagemesh: not ready: ") {
+	readiness(t, waiting)
+	port := operationsLine.FindStringSubmatch(waiting.Err.String())[1]
+	if out, err := exec.Command(built.Path(t), "health", "--ops", port).CombinedOutput(); err == nil || !strings.HasPrefix(string(out), "stagemesh: not ready: ") {
 		t.Errorf("a host without a broker: %v, %s", err, out)
 	}
-	waiting.signal(t, syscall.SIGTERM)
-	if err := testbed.Receive(t, "its end", waiting.ended); err != nil {
+	waiting.Signal(syscall.SIGTERM)
+	if err := waiting.Wait(); err != nil {
 		t.Errorf("it ended with %v", err)
 	}
 	for args, want := range map[string]string{port: "connection refused", "9090": "--ops: "} {
-		if out, err := exec.Command(program(t), "health", "--ops", args).CombinedOutput(); err == nil || !strings.Contains(string(out), want) {
+		if out, err := exec.Command(built.Path(t), "health", "--ops", args).CombinedOutput(); err == nil || !strings.Contains(string(out), want) {
 			t.Errorf("health --ops %s: %v, %s", args, err, out)
 		}
 	}

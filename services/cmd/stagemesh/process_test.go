@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
-	"os"
 	"os/exec"
 	"path"
 	"path/filepath"
@@ -31,27 +30,12 @@ import (
 	"github.com/stagemesh/stagemesh/test/meshtest"
 )
 
-// write returns the path of a mesh's file of that text.
-func write(t *testing.T, text string) string {
-	t.Helper()
-	return testbed.WriteFile(t, "mesh.yaml", text)
-}
-
-// digitsFile returns the path of the digits example's file, for the mesh of a
-// test bed, beside the files it needs.
+// digitsFile returns the path of the digits example's file, for the mesh of a test bed.
 func digitsFile(t *testing.T) string {
 	t.Helper()
-	folder := t.TempDir()
-	if err := os.CopyFS(folder, digits.FS); err != nil {
-		t.Fatal(err)
-	}
-	file := filepath.Join(folder, "mesh.yaml")
-	text := testbed.ReadFile(t, file)
-	text = []byte(strings.Replace(string(text), "mesh: digits", "mesh: "+string(meshtest.Mesh), 1))
-	if err := os.WriteFile(file, text, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return file
+	return testbed.CopyFolder(t, digits.FS, "mesh.yaml", func(text string) string {
+		return strings.Replace(text, "mesh: digits", "mesh: "+string(meshtest.Mesh), 1)
+	})
 }
 
 // images returns the fifty images of the example, by the digit and a number.
@@ -77,19 +61,19 @@ func TestProcessesOfStagesServeAPipeline(t *testing.T) {
 	t.Parallel()
 	bed := meshtest.New(t)
 	file := digitsFile(t)
-	stages := map[string]*process{}
+	stages := map[string]*testbed.Process{}
 	for _, stage := range []string{"decode", "classify", "label"} {
 		stages[stage] = start(t, "stage", "--config", file, stage, "--nats", bed.Broker.URL(), "--host", "host-of-"+stage)
 	}
 	for stage, p := range stages {
-		operations := p.ready(t)
+		operations := p.Match(readyLine)[4]
 		for page, want := range map[string]string{"/livez": "ok", "/readyz": "ok", "/metrics": "stagemesh_"} {
 			if status, body := testbed.Get(t, operations+page); status != http.StatusOK || !strings.Contains(body, want) {
 				t.Errorf("%s%s: got %d without %q", stage, page, status, want)
 			}
 		}
 	}
-	gateway := bed.Gateway([]pipeline.Pipeline{meshtest.Pipeline("digits", "decode", "classify", "label")})
+	gateway := bed.Gateway([]pipeline.Pipeline{testbed.Pipeline("digits", "decode", "classify", "label")})
 	var right atomic.Int64
 	var calls sync.WaitGroup
 	for name, image := range images(t) {
@@ -121,8 +105,8 @@ func TestProcessesOfStagesServeAPipeline(t *testing.T) {
 		t.Errorf("%d of 50 digits are right", right.Load())
 	}
 	for stage, p := range stages {
-		p.signal(t, syscall.SIGTERM)
-		if err := testbed.Receive(t, "the end of "+stage, p.ended); err != nil {
+		p.Signal(syscall.SIGTERM)
+		if err := p.Wait(); err != nil {
 			t.Errorf("%s ended with %v", stage, err)
 		}
 	}
@@ -146,11 +130,11 @@ func TestAProcessServesWorkers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	file := write(t, fmt.Sprintf("mesh: %s\nstages:\n  tokenize: {runner: {worker: {command: [python3, tokenize_text.py], dir: %q}}}\n", meshtest.Mesh, folder))
+	file := testbed.MeshFile(t, fmt.Sprintf("mesh: %s\nstages:\n  tokenize: {runner: {worker: {command: [python3, tokenize_text.py], dir: %q}}}\n", meshtest.Mesh, folder))
 	usable := cpusOf(t, "/proc/self")
 	p := start(t, "stage", "--config", file, "tokenize", "--nats", bed.Broker.URL(), "--cpus", usable[:1])
-	p.ready(t)
-	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", p.cmd.Process.Pid))
+	p.Match(readyLine)
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", p.PID()))
 	if err != nil || len(threads) < 2 {
 		t.Fatalf("%d threads, %v", len(threads), err)
 	}
@@ -174,11 +158,11 @@ func TestAProcessServesWorkers(t *testing.T) {
 	if ids, ok := payload.Find(answer.Outputs, "ids"); !ok || ids.Tensor.Shape[0] != 1 || answer.Metadata["tokens"] == "" {
 		t.Errorf("it answers %+v", answer)
 	}
-	p.signal(t, syscall.SIGTERM)
-	if err := testbed.Receive(t, "the end of the host", p.ended); err != nil {
+	p.Signal(syscall.SIGTERM)
+	if err := p.Wait(); err != nil {
 		t.Errorf("it ended with %v", err)
 	}
-	if !p.errOut.Has("the worker is SHUTDOWN") || !p.errOut.Has("exit code 0") {
+	if !p.Err.Has("the worker is SHUTDOWN") || !p.Err.Has("exit code 0") {
 		t.Error("the worker was not asked to leave")
 	}
 }
@@ -254,13 +238,13 @@ func (l *load) stop() {
 
 // twoHosts starts two processes of a stage that takes its time for batches of
 // at most four. Items of one that is killed come back after a second.
-func twoHosts(t *testing.T, bed *meshtest.Bed, perBatch time.Duration) (one, two *process) {
+func twoHosts(t *testing.T, bed *meshtest.Bed, perBatch time.Duration) (one, two *testbed.Process) {
 	t.Helper()
-	file := write(t, fmt.Sprintf("mesh: %s\nnats: {url: %q}\nstages:\n  slow: {runner: {sleep: {base: %s}}, batch: {max_size: 4}, queue: {ack_wait: 1s}}\n", meshtest.Mesh, bed.Broker.URL(), perBatch))
+	file := testbed.MeshFile(t, fmt.Sprintf("mesh: %s\nnats: {url: %q}\nstages:\n  slow: {runner: {sleep: {base: %s}}, batch: {max_size: 4}, queue: {ack_wait: 1s}}\n", meshtest.Mesh, bed.Broker.URL(), perBatch))
 	one = start(t, "stage", "--config", file, "slow", "--host", "one")
 	two = start(t, "stage", "--config", file, "slow", "--host", "two")
-	one.ready(t)
-	two.ready(t)
+	one.Match(readyLine)
+	two.Match(readyLine)
 	return one, two
 }
 
@@ -271,8 +255,8 @@ func TestDrainingHostFinishesItsItems(t *testing.T) {
 	l := newLoad(t, bed.Gateway(nil), "slow", 32)
 	testbed.Eventually(t, "both hosts are busy", func() bool { return l.answered("one") > 8 && l.answered("two") > 8 })
 	before := l.answered("one")
-	leaving.signal(t, syscall.SIGTERM)
-	if err := testbed.Receive(t, "the end of the host", leaving.ended); err != nil {
+	leaving.Signal(syscall.SIGTERM)
+	if err := leaving.Wait(); err != nil {
 		t.Errorf("it ended with %v", err)
 	}
 	after := l.answered("two")
@@ -294,8 +278,8 @@ func TestAnotherHostAnswersForAKilledOne(t *testing.T) {
 	l := newLoad(t, bed.Gateway(nil), "slow", 32)
 	testbed.Eventually(t, "both hosts are busy", func() bool { return l.answered("one") > 4 && l.answered("two") > 4 })
 	begin := time.Now()
-	killed.signal(t, syscall.SIGKILL)
-	if err := testbed.Receive(t, "the end of the host", killed.ended); err == nil {
+	killed.Signal(syscall.SIGKILL)
+	if err := killed.Wait(); err == nil {
 		t.Error("it was not killed")
 	}
 	// Every request that was in flight is answered, or the load says so.
@@ -317,13 +301,13 @@ var running = regexp.MustCompile(`(?m)^stagemesh_stage_items_in_flight\{[^}]*sta
 func TestHostsAreRegisteredWhileTheyRun(t *testing.T) {
 	t.Parallel()
 	bed := meshtest.New(t)
-	file := write(t, fmt.Sprintf("mesh: %s\nnats: {url: %q}\nregistry: {nats: {}}\nstages:\n  echo: {runner: {echo: {}}, labels: {zone: a}}\n", meshtest.Mesh, bed.Broker.URL()))
-	hosts := map[string]*process{}
+	file := testbed.MeshFile(t, fmt.Sprintf("mesh: %s\nnats: {url: %q}\nregistry: {nats: {}}\nstages:\n  echo: {runner: {echo: {}}, labels: {zone: a}}\n", meshtest.Mesh, bed.Broker.URL()))
+	hosts := map[string]*testbed.Process{}
 	for _, name := range []string{"one", "two", "three"} {
 		hosts[name] = start(t, "stage", "--config", file, "echo", "--host", name, "--listen", "127.0.0.1:0")
 	}
 	for _, p := range hosts {
-		p.ready(t)
+		p.Match(readyLine)
 	}
 	view := viewOf(t, bed.Broker.URL())
 	inView(t, view, testbed.Patience, "one", "three", "two")
@@ -331,14 +315,14 @@ func TestHostsAreRegisteredWhileTheyRun(t *testing.T) {
 		t.Errorf("its record is %v", r)
 	}
 	begin := time.Now()
-	hosts["two"].signal(t, syscall.SIGKILL)
+	hosts["two"].Signal(syscall.SIGKILL)
 	inView(t, view, discovery.MaxDetectTime, "one", "three")
 	t.Logf("a killed host was out of view after %s", time.Since(begin).Round(time.Millisecond))
 	begin = time.Now()
-	hosts["one"].signal(t, syscall.SIGTERM)
+	hosts["one"].Signal(syscall.SIGTERM)
 	inView(t, view, time.Second, "three")
 	t.Logf("a host that was told to stop was out of view after %s", time.Since(begin).Round(time.Millisecond))
-	if err := testbed.Receive(t, "the end of the host", hosts["one"].ended); err != nil {
+	if err := hosts["one"].Wait(); err != nil {
 		t.Errorf("it ended with %v", err)
 	}
 }
@@ -351,15 +335,7 @@ func viewOf(t *testing.T, url string) *discovery.Membership {
 		t.Fatal(err)
 	}
 	view := discovery.NewMembership(r, r, string(meshtest.Mesh), nil)
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- r.Around(ctx, func() error { return view.Run(ctx) }) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-	})
+	testbed.Background(t, func(ctx context.Context) error { return r.Around(ctx, func() error { return view.Run(ctx) }) })
 	return view
 }
 
@@ -389,23 +365,23 @@ func inView(t *testing.T, view *discovery.Membership, within time.Duration, want
 func TestSecondSignalReturnsAHostsItems(t *testing.T) {
 	t.Parallel()
 	host := busyAndDraining(t)
-	host.signal(t, syscall.SIGINT)
-	if err := testbed.Receive(t, "the end of the host", host.ended); err != nil {
+	host.Signal(syscall.SIGINT)
+	if err := host.Wait(); err != nil {
 		t.Errorf("it ended with %v", err)
 	}
-	if !host.errOut.Has("returning unfinished items") || !host.errOut.Has("msg=drained") {
+	if !host.Err.Has("returning unfinished items") || !host.Err.Has("msg=drained") {
 		t.Error("it did not clean up")
 	}
 }
 
 // busyAndDraining returns a host that was told to stop once, and has a batch that takes
 // a minute.
-func busyAndDraining(t *testing.T) *process {
+func busyAndDraining(t *testing.T) *testbed.Process {
 	t.Helper()
 	bed := meshtest.New(t)
 	one, two := twoHosts(t, bed, time.Minute)
-	two.signal(t, syscall.SIGTERM)
-	if err := testbed.Receive(t, "the end of the idle host", two.ended); err != nil {
+	two.Signal(syscall.SIGTERM)
+	if err := two.Wait(); err != nil {
 		t.Errorf("the idle host ended with %v", err)
 	}
 	gateway := bed.Gateway(nil)
@@ -424,13 +400,13 @@ func busyAndDraining(t *testing.T) *process {
 			t.Error("a batch that was given back is answered")
 		}
 	})
-	operations := one.ready(t)
+	operations := one.Match(readyLine)[4]
 	testbed.Eventually(t, "the host is busy", func() bool {
 		_, body := testbed.Get(t, operations+"/metrics")
 		return running.MatchString(body)
 	})
-	one.signal(t, syscall.SIGINT)
-	testbed.Eventually(t, "the host drains", func() bool { return one.errOut.Has("msg=draining") })
+	one.Signal(syscall.SIGINT)
+	testbed.Eventually(t, "the host drains", func() bool { return one.Err.Has("msg=draining") })
 	if status, _ := testbed.Get(t, operations+"/readyz"); status != http.StatusServiceUnavailable {
 		t.Errorf("readyz: got %d of a host that drains", status)
 	}
@@ -439,7 +415,7 @@ func busyAndDraining(t *testing.T) *process {
 
 func TestProgramNeedsNoCLibrary(t *testing.T) {
 	t.Parallel()
-	file, err := elf.Open(program(t))
+	file, err := elf.Open(built.Path(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -452,7 +428,7 @@ func TestProgramNeedsNoCLibrary(t *testing.T) {
 func TestProgramReportsWhyItEnds(t *testing.T) {
 	t.Parallel()
 	for _, verb := range []string{"up", "gateway", "stage"} {
-		out, err := exec.CommandContext(t.Context(), program(t), verb, "--config", "nowhere.yaml").CombinedOutput()
+		out, err := exec.CommandContext(t.Context(), built.Path(t), verb, "--config", "nowhere.yaml").CombinedOutput()
 		failed, ok := errors.AsType[*exec.ExitError](err)
 		if want := "stagemesh: --config: open nowhere.yaml: no such file or directory"; !ok || failed.ExitCode() != 1 || !strings.HasPrefix(string(out), want) {
 			t.Errorf("%s: got %v and %q, want %q", verb, err, out, want)
@@ -464,14 +440,14 @@ func TestOneProcessServesSeveralStages(t *testing.T) {
 	t.Parallel()
 	bed := meshtest.New(t)
 	p := start(t, "stage", "decode", "label", "--config", digitsFile(t), "--nats", bed.Broker.URL())
-	testbed.Eventually(t, "both stages are ready", func() bool { return strings.Count(p.out.String(), "\n") == 2 })
+	testbed.Eventually(t, "both stages are ready", func() bool { return strings.Count(p.Out.String(), "\n") == 2 })
 	for _, stage := range []string{"decode", "label"} {
-		if !p.out.Has("stage " + stage + " of mesh ") {
-			t.Errorf("it printed %q", p.out.String())
+		if !p.Out.Has("stage " + stage + " of mesh ") {
+			t.Errorf("it printed %q", p.Out.String())
 		}
 	}
-	p.signal(t, syscall.SIGTERM)
-	if err := testbed.Receive(t, "the end", p.ended); err != nil {
+	p.Signal(syscall.SIGTERM)
+	if err := p.Wait(); err != nil {
 		t.Errorf("it ended with %v", err)
 	}
 }
@@ -480,7 +456,7 @@ func TestOneProcessServesSeveralStages(t *testing.T) {
 func TestPayloadsOfAKilledMeshAreRemoved(t *testing.T) {
 	folder := t.TempDir()
 	t.Setenv("TMPDIR", folder)
-	file := write(t, `
+	file := testbed.MeshFile(t, `
 mesh: m
 gateway: {listen: "127.0.0.1:0", admin: {listen: "127.0.0.1:0"}}
 ops: {listen: "127.0.0.1:0"}
@@ -494,9 +470,9 @@ pipelines: {p: {steps: [{name: e, stage: echo}], durability: file}}
 		}
 		return found
 	}
-	run := func() *process {
+	run := func() *testbed.Process {
 		p := start(t, "up", "--config", file)
-		testbed.Eventually(t, "the mesh is ready", func() bool { return p.out.Has("is ready") })
+		testbed.Eventually(t, "the mesh is ready", func() bool { return p.Out.Has("is ready") })
 		return p
 	}
 	first := run()
@@ -504,8 +480,8 @@ pipelines: {p: {steps: [{name: e, stage: echo}], durability: file}}
 		t.Fatalf("its folders are %q", folders())
 	}
 	old := folders()[0]
-	first.signal(t, syscall.SIGKILL)
-	_ = testbed.Receive(t, "the end", first.ended)
+	first.Signal(syscall.SIGKILL)
+	_ = first.Wait()
 	if len(folders()) != 1 {
 		t.Fatalf("a killed mesh leaves %q", folders())
 	}
@@ -513,8 +489,8 @@ pipelines: {p: {steps: [{name: e, stage: echo}], durability: file}}
 	if left := folders(); len(left) != 1 || left[0] == old {
 		t.Errorf("beside the next mesh's there are %q, of the killed one %s", left, old)
 	}
-	second.signal(t, syscall.SIGTERM)
-	if err := testbed.Receive(t, "the end", second.ended); err != nil || len(folders()) != 0 {
+	second.Signal(syscall.SIGTERM)
+	if err := second.Wait(); err != nil || len(folders()) != 0 {
 		t.Errorf("%v, %q", err, folders())
 	}
 }

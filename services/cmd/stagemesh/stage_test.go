@@ -36,10 +36,10 @@ stages:
 
 func TestErrorsAreReportedBeforeTheStart(t *testing.T) {
 	t.Parallel()
-	path := write(t, file)
-	bad := write(t, "mesh: M\nstages: {a: {runner: {echo: {}}}}\n")
-	broken := write(t, "mesh: m\nstages: {a: {runner: {echo: {}}}\n")
-	nothing := write(t, "")
+	path := testbed.MeshFile(t, file)
+	bad := testbed.MeshFile(t, "mesh: M\nstages: {a: {runner: {echo: {}}}}\n")
+	broken := testbed.MeshFile(t, "mesh: m\nstages: {a: {runner: {echo: {}}}\n")
+	nothing := testbed.MeshFile(t, "")
 	taken := testbed.Listen(t)
 	for name, test := range map[string]struct {
 		args []string
@@ -97,36 +97,28 @@ func TestHelpNamesTheFlags(t *testing.T) {
 }
 
 // try runs the program in this process until the test ends, or stop is called.
-func try(t *testing.T, args ...string) (p *process, stop func()) {
+func try(t *testing.T, args ...string) (out, errOut *testbed.Log, stop func()) {
 	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	p = &process{ended: make(chan error, 1)}
-	go func() { p.ended <- command(ctx, &p.out, &p.errOut, args...) }()
-	return p, func() {
-		t.Helper()
-		cancel()
-		if err := testbed.Receive(t, "the end of the program", p.ended); err != nil {
-			t.Errorf("it ended with %v", err)
-		}
-	}
+	out, errOut = &testbed.Log{}, &testbed.Log{}
+	return out, errOut, testbed.Background(t, func(ctx context.Context) error { return command(ctx, out, errOut, args...) })
 }
 
 func TestProgramReportsWaitingForItsBroker(t *testing.T) {
 	t.Parallel()
-	p, stop := try(t, "-c", write(t, "nats: {url: \"nats://user:hush@127.0.0.1:1\"}\n"+file), "a")
+	out, errOut, stop := try(t, "-c", testbed.MeshFile(t, "nats: {url: \"nats://user:hush@127.0.0.1:1\"}\n"+file), "a")
 	testbed.Eventually(t, "it says what it waits for", func() bool {
-		return p.errOut.Has(`msg="waiting for the broker" url=nats://user:xxxxx@127.0.0.1:1`) && p.errOut.Has(`msg="not ready; trying again"`)
+		return errOut.Has(`msg="waiting for the broker" url=nats://user:xxxxx@127.0.0.1:1`) && errOut.Has(`msg="not ready; trying again"`)
 	})
-	operations := regexp.MustCompile(`msg="operations port listens" address=(\S+)`).FindStringSubmatch(p.errOut.String())
+	operations := regexp.MustCompile(`msg="operations port listens" address=(\S+)`).FindStringSubmatch(errOut.String())
 	if operations == nil {
-		t.Fatalf("it does not say where operators may ask:\n%s", p.errOut.String())
+		t.Fatalf("it does not say where operators may ask:\n%s", errOut.String())
 	}
 	if status, body := testbed.Get(t, "http://"+operations[1]+"/readyz"); status != http.StatusServiceUnavailable || !strings.Contains(body, "the broker is disconnected") {
 		t.Errorf("got %d, %s", status, body)
 	}
 	stop()
-	if p.out.String() != "" || p.errOut.Has("hush") {
-		t.Errorf("it printed %q and logged\n%s", p.out.String(), p.errOut.String())
+	if out.String() != "" || errOut.Has("hush") {
+		t.Errorf("it printed %q and logged\n%s", out.String(), errOut.String())
 	}
 }
 
@@ -135,12 +127,11 @@ func TestProgramServesTheStageAPI(t *testing.T) {
 	t.Parallel()
 	broker := testbed.StartBroker(t)
 	text := strings.Replace(file, "hosts: 3", "listen: \"127.0.0.1:0\"", 1) + "nats: {url: \"" + broker.URL() + "\"}\n"
-	p, stop := try(t, "-c", write(t, text), "a", "--host", "h")
-	defer stop()
-	p.ready(t)
-	address := regexp.MustCompile(`msg="stage service listens" .*address=(\S+)`).FindStringSubmatch(p.errOut.String())
+	out, errOut, _ := try(t, "-c", testbed.MeshFile(t, text), "a", "--host", "h")
+	testbed.Eventually(t, "the stage is ready", func() bool { return readyLine.MatchString(out.String()) })
+	address := regexp.MustCompile(`msg="stage service listens" .*address=(\S+)`).FindStringSubmatch(errOut.String())
 	if address == nil {
-		t.Fatalf("it does not say where it listens:\n%s", p.errOut.String())
+		t.Fatalf("it does not say where it listens:\n%s", errOut.String())
 	}
 	conn := testbed.Dial(t, address[1])
 	got, err := stagev1.NewStageServiceClient(conn).Describe(t.Context(), &stagev1.DescribeRequest{})
@@ -162,7 +153,7 @@ func TestProgramEndsWhenOutputFails(t *testing.T) {
 	}
 	closed.Close()
 	read.Close()
-	if err := command(t.Context(), closed, io.Discard, "-c", write(t, file), "a", "--nats", broker.URL()); err == nil {
+	if err := command(t.Context(), closed, io.Discard, "-c", testbed.MeshFile(t, file), "a", "--nats", broker.URL()); err == nil {
 		t.Error("it ends without an error")
 	}
 }

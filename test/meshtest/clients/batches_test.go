@@ -11,6 +11,7 @@ import (
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/services/runners"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
+	"github.com/stagemesh/stagemesh/test/meshtest"
 )
 
 // startBatches starts a mesh whose batches run in the pipeline echo, and whose max_timeout ends the
@@ -31,21 +32,11 @@ jobs:
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, err := stagemesh.FromFile(f, stagemesh.FileSettings{Dispatcher: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := meshtest.FromFile(t, f, stagemesh.FileSettings{Dispatcher: true})
 	for name, r := range described {
 		add(t, m, name, r)
 	}
-	if err := m.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := m.Stop(); err != nil {
-			t.Errorf("stop: %v", err)
-		}
-	})
+	meshtest.Start(t, m)
 	out := testMesh{m}
 	for name := range described {
 		testbed.Eventually(t, "the gateway knows the inputs of "+name, func() bool { return out.inputs(t, name) > 0 })

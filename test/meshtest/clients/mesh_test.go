@@ -53,6 +53,7 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
+	"github.com/stagemesh/stagemesh/test/meshtest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -88,16 +89,7 @@ func startMesh(t *testing.T) testMesh {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), testbed.Patience)
-	defer cancel()
-	if err := m.Start(ctx); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := m.Stop(); err != nil {
-			t.Errorf("stop: %v", err)
-		}
-	})
+	meshtest.Start(t, m)
 	out := testMesh{m}
 	for model, inputs := range map[string]int{"simple": 2, "words": 1, "first": 1} {
 		testbed.Eventually(t, "the gateway knows the inputs of "+model+"", func() bool { return out.inputs(t, model) == inputs })

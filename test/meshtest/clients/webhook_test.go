@@ -2,7 +2,6 @@ package clients
 
 import (
 	"bytes"
-	"context"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
@@ -17,6 +16,7 @@ import (
 	"github.com/stagemesh/stagemesh/internal/meshfile"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/services/runners"
+	"github.com/stagemesh/stagemesh/test/meshtest"
 )
 
 func TestStandardWebhooksVerifiesWebhooksOfJobs(t *testing.T) {
@@ -52,20 +52,8 @@ jobs:
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, err := stagemesh.FromFile(file, stagemesh.FileSettings{Dispatcher: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), testbed.Patience)
-	defer cancel()
-	if err := m.Start(ctx); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := m.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
+	m := meshtest.FromFile(t, file, stagemesh.FileSettings{Dispatcher: true})
+	meshtest.Start(t, m)
 	response, err := http.Post(m.URL()+"/v1/queues/nightly/jobs?webhook="+receiver.URL, "text/plain", strings.NewReader("a"))
 	if err != nil {
 		t.Fatal(err)

@@ -94,7 +94,7 @@ func runBroker(ctx context.Context, args []string) error {
 		if !broker.ReadyForConnections(10 * time.Second) {
 			return errors.New("the broker does not start")
 		}
-	} else if err := testbed.StartServer(broker, ""); err != nil {
+	} else if err := testbed.StartServer(broker); err != nil {
 		return err
 	}
 	fmt.Printf("broker is ready on %s\n", broker.Addr()) //nolint:forbidigo // the test reads it

@@ -23,9 +23,9 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
-	"github.com/stagemesh/stagemesh/services/runners"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
+	"github.com/stagemesh/stagemesh/test/meshtest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -104,18 +104,11 @@ func spell() *inproc.Runner {
 // pipeline through a stage that nobody serves. The edits change its file first.
 func mesh(t *testing.T, edits ...func(*meshfile.File)) *stagemesh.Mesh {
 	t.Helper()
-	file, err := meshfile.Load(filepath.Join(digits, "mesh.yaml"), runners.All()...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	file.Gateway.Listen, file.Gateway.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
+	file := meshtest.Load(t, filepath.Join(digits, "mesh.yaml"))
 	for _, edit := range edits {
 		edit(file)
 	}
-	m, err := stagemesh.FromFile(file, stagemesh.FileSettings{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := meshtest.FromFile(t, file, stagemesh.FileSettings{})
 	for name, r := range map[pipeline.StageName]runner.Runner{"threads": threads(), "shout": shout(), "spell": spell()} {
 		if err := m.AddStage(stagemesh.Stage{Name: name, Runner: r}); err != nil {
 			t.Fatal(err)
@@ -129,16 +122,7 @@ func mesh(t *testing.T, edits ...func(*meshfile.File)) *stagemesh.Mesh {
 			t.Fatal(err)
 		}
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), testbed.Patience)
-	defer cancel()
-	if err := m.Start(ctx); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := m.Stop(); err != nil {
-			t.Errorf("stop: %v", err)
-		}
-	})
+	meshtest.Start(t, m)
 	return m
 }
 
@@ -153,12 +137,8 @@ func client(t *testing.T) *http.Client {
 // get reads what is at a URL.
 func get(t *testing.T, c *http.Client, url string, header ...string) (status int, body []byte) {
 	t.Helper()
-	r := testbed.Request(t, http.MethodGet, url, nil)
-	for i := 0; i+1 < len(header); i += 2 {
-		r.Header.Set(header[i], header[i+1])
-	}
-	response, data := testbed.Do(t, c, r)
-	return response.StatusCode, data
+	response, text := testbed.Call(t, c, http.MethodGet, url, "", header...)
+	return response.StatusCode, []byte(text)
 }
 
 // document returns the document of a mesh once it knows every stage.

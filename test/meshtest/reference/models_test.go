@@ -23,6 +23,7 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
+	"github.com/stagemesh/stagemesh/test/meshtest"
 )
 
 // modelMesh starts a mesh with 150 models m-000 to m-149, the model broken, which cannot be
@@ -61,16 +62,7 @@ func modelMesh(t *testing.T, admin gateway.Admin) *stagemesh.Mesh {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), testbed.Patience)
-	defer cancel()
-	if err := m.Start(ctx); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := m.Stop(); err != nil {
-			t.Errorf("stop: %v", err)
-		}
-	})
+	meshtest.Start(t, m)
 	infer := func(name string) error {
 		_, err := m.Infer(t.Context(), &request.Request{Pipeline: name, Inputs: []payload.Part{payload.OfBlob("", "text/plain", []byte("x"))}})
 		return err

@@ -24,6 +24,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
+	"github.com/stagemesh/stagemesh/test/meshtest"
 )
 
 // shared is the Jaeger of all tests.
@@ -123,16 +124,7 @@ func start(t *testing.T, edit func(*stagemesh.Settings, *tracing.Config), stages
 	if err := b.AddPipeline(p); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), testbed.Patience)
-	defer cancel()
-	if err := b.Start(ctx); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := b.Stop(); err != nil {
-			t.Errorf("stop: %v", err)
-		}
-	})
+	meshtest.Start(t, b.Mesh)
 	return b
 }
 

@@ -199,7 +199,7 @@ func TestBatchOfFrozenWorkerIsAnswered(t *testing.T) {
 	}
 	back := m.awaitRestart(frozen.PID)
 	t.Logf("answered by the other after %s; replaced after %s; the limit is %s", answers[0].took, back.At.Sub(begin), limit)
-	if isRunning(frozen.PID) {
+	if testbed.IsRunning(frozen.PID) {
 		t.Errorf("process %d is left", frozen.PID)
 	}
 }

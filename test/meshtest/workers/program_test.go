@@ -26,7 +26,6 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
-	"github.com/stagemesh/stagemesh/test/meshtest"
 )
 
 // programVariable makes the test's program the command stagemesh.
@@ -71,7 +70,7 @@ func up(t testing.TB, file string, options map[string]any, args ...string) *upPr
 	cmd.Env = append(os.Environ(), programVariable+"=1", "GORACE=atexit_sleep_ms=0", "PYTHONDONTWRITEBYTECODE=", "TMPDIR="+p.temp)
 	t.Cleanup(func() {
 		for _, pid := range p.files.pids() {
-			if isRunning(pid) {
+			if testbed.IsRunning(pid) {
 				_ = syscall.Kill(pid, syscall.SIGKILL)
 			}
 		}
@@ -151,17 +150,6 @@ func (p *upProgram) send(method, url, text string, headers ...string) response {
 	return response{answer.StatusCode, string(data)}
 }
 
-// isRunning reports whether there is such a process that is not a zombie.
-func isRunning(pid int) bool {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		_, err := os.Stat("/proc/self/stat")
-		return syscall.Kill(pid, 0) == nil && err != nil
-	}
-	_, rest, _ := strings.Cut(string(text), ") ")
-	return !strings.HasPrefix(rest, "Z") && !strings.HasPrefix(rest, "X")
-}
-
 // checkNothingLeft fails the test if one of the processes runs for long, or if there are
 // temporary files of a program that has cleaned up.
 func (p *upProgram) checkNothingLeft(pids []int, cleaned bool) {
@@ -170,7 +158,7 @@ func (p *upProgram) checkNothingLeft(pids []int, cleaned bool) {
 	const orphanBound = 2 * time.Second
 	begin := time.Now()
 	for _, pid := range pids {
-		testbed.Eventually(p.t, fmt.Sprintf("process %d ends", pid), func() bool { return !isRunning(pid) })
+		testbed.Eventually(p.t, fmt.Sprintf("process %d ends", pid), func() bool { return !testbed.IsRunning(pid) })
 	}
 	if took := time.Since(begin); took > orphanBound {
 		p.t.Errorf("processes ran for %s more", took)
@@ -352,7 +340,7 @@ func TestCallersLearnWhyNoWorkerOfALaterStepStarts(t *testing.T) {
 	for _, other := range []pipeline.StageName{"first", "last"} {
 		m.Host(other, inproc.Each(inproc.Settings{}, func(_ context.Context, item runner.Item) ([]payload.Part, error) { return item.Inputs, nil }))
 	}
-	m.gateway = m.Gateway([]pipeline.Pipeline{meshtest.Pipeline("three", "first", stage, "last")})
+	m.gateway = m.Gateway([]pipeline.Pipeline{testbed.Pipeline("three", "first", stage, "last")})
 	steps := func(r *request.Request) { r.Pipeline = "three" }
 	onFile := func(r *request.Request) { steps(r); r.Durability = pipeline.File }
 
