@@ -25,6 +25,7 @@ import (
 	oipv2 "github.com/stagemesh/stagemesh/proto/gen/go/oip/v2"
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 
+	"github.com/stagemesh/stagemesh/internal/front/openai"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
@@ -41,6 +42,8 @@ type front struct {
 	// protocol.
 	outcome func(answer) (*fault.Fault, error)
 	streams bool
+	// stores is true for a front of files and batches, which runs no pipeline.
+	stores bool
 	// http1 and http2 are the protocols that carry it, native is true where grpc-go serves it too.
 	http1, http2, native bool
 }
@@ -58,7 +61,7 @@ const (
 	oipPath         = "/inference.GRPCInferenceService/"
 )
 
-// fronts are all ways to run a pipeline.
+// fronts are all ways to run a pipeline, and to store what batches run.
 var fronts = []front{
 	{name: "HTTP", path: "/v1/pipelines/p:infer", contentType: "image/png", body: asIs, outcome: restFault, http1: true, http2: true},
 	{name: "form", path: "/v1/pipelines/p:infer", contentType: "multipart/form-data; boundary=b", body: inForm, outcome: restFault, http1: true, http2: true},
@@ -80,12 +83,22 @@ var fronts = []front{
 	{name: "OIP generate_stream", path: "/v2/models/p/generate_stream", contentType: "application/json", body: inText, encoding: "Content-Encoding", outcome: oipFault, streams: true, http1: true, http2: true},
 	{name: "OIP gRPC", path: oipPath + "ModelInfer", contentType: "application/grpc", body: inModelInfer, envelope: true, encoding: "Grpc-Encoding", outcome: grpcFault, http2: true, native: true},
 	{name: "OIP gRPC stream", path: oipPath + "ModelStreamInfer", contentType: "application/grpc", body: inModelInfer, envelope: true, encoding: "Grpc-Encoding", outcome: oipStreamFault, streams: true, http2: true, native: true},
+	{name: "files", path: openai.FilesPath, contentType: "multipart/form-data; boundary=b", body: inFile, outcome: openaiFault, stores: true, http1: true, http2: true},
+	{name: "batches", path: openai.BatchesPath, contentType: "application/json", body: inBatch, outcome: openaiFault, stores: true, http1: true, http2: true},
 }
 
 func asIs(data string) (body, header, value string) { return data, "", "" }
 
 func inForm(data string) (body, header, value string) {
 	return "--b\r\nContent-Disposition: form-data; name=\"x\"\r\n\r\n" + data + "\r\n--b--\r\n", "", ""
+}
+
+func inFile(data string) (body, header, value string) {
+	return "--b\r\nContent-Disposition: form-data; name=\"file\"; filename=\"x\"\r\n\r\n" + data + "\r\n--b\r\nContent-Disposition: form-data; name=\"purpose\"\r\n\r\nbatch\r\n--b--\r\n", "", ""
+}
+
+func inBatch(data string) (body, header, value string) {
+	return `{"endpoint":"/v1/x","completion_window":"24h","input_file_id":"` + data + `"}`, "", ""
 }
 
 func inTensor(data string) (body, header, value string) {
@@ -191,6 +204,19 @@ func restFault(a answer) (*fault.Fault, error) {
 	}
 	err = json.Unmarshal([]byte(last.Data), &out)
 	return fault.New(fault.Reason(out.Error.Reason), out.Error.Message), err
+}
+
+func openaiFault(a answer) (*fault.Fault, error) {
+	if a.status == http.StatusOK {
+		return nil, nil
+	}
+	var out struct {
+		Error struct{ Code, Message string }
+	}
+	if err := json.Unmarshal([]byte(a.body), &out); err != nil {
+		return nil, err
+	}
+	return checkStatus(strings.ToUpper(out.Error.Code), out.Error.Message, a.status, httpStatus)
 }
 
 func oipFault(a answer) (*fault.Fault, error) {

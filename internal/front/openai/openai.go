@@ -258,6 +258,9 @@ func listOf[T any](list func(context.Context, jobs.ListOptions) (*jobs.Page[T], 
 const maxBatchBody = 64 << 10
 
 func (h *handler) createBatch(w http.ResponseWriter, r *http.Request) (any, error) {
+	if err := transport.CheckLength(r, maxBatchBody); err != nil {
+		return nil, err
+	}
 	data, err := transport.ReadBody(transport.StallReader(w, r, h.settings), r.ContentLength, maxBatchBody)
 	if err != nil {
 		return nil, err

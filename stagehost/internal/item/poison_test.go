@@ -118,4 +118,19 @@ func TestPanickingCheckFailsItsItem(t *testing.T) {
 			t.Errorf("replied %+v, %d items are left", got.reply, len(l.ledger.items))
 		}
 	}
+	conn, durable := testbed.StartBroker(t).Connect("test"), anItem()
+	results := store.NewResults(conn, store.Settings{})
+	if err := results.Ensure(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	l = aLoop(t, conn)
+	l.Records = stores{Results: results}
+	l.take(l.newItem(bus.Delivery{Durability: pipeline.File, Deliveries: 1}, durable))
+	arrived := (<-l.events).(*itemArrived)
+	arrived.item.isReleased = true
+	arrived.Apply(l)
+	testbed.Eventually(t, "the fault of a durable item is stored", func() bool {
+		got, err := results.Get(t.Context(), durable.RequestID)
+		return err == nil && got.Reply.Fault != nil && got.Reply.Fault.Reason == fault.Internal
+	})
 }
