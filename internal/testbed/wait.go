@@ -94,6 +94,18 @@ func Receive[T any](t testing.TB, what string, from <-chan T) T {
 	}
 }
 
+// Returns runs a function that has nothing to wait for, and fails the test if it waits all the
+// same: the timeouts on its way are longer than Patience, or the test holds what would end the wait.
+func Returns(t testing.TB, what string, f func()) {
+	t.Helper()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		f()
+	}()
+	Receive(t, what, done)
+}
+
 // Background runs a function until the test ends, or stop is called, and fails the test if it
 // returns an error or does not end with its context.
 func Background(t testing.TB, run func(ctx context.Context) error) (stop func()) {

@@ -18,25 +18,25 @@ func TestStageWithoutHostIsRejectedAtOnce(t *testing.T) {
 	t.Parallel()
 	bed := meshtest.New(t)
 	bed.Host("here", each(unchanged))
-	g := bed.Gateway([]pipeline.Pipeline{testbed.Pipeline("half", "here", "nowhere"), testbed.Pipeline("none", "nowhere")})
+	g := bed.Gateway([]pipeline.Pipeline{testbed.Pipeline("half", "here", "nowhere"), testbed.Pipeline("none", "nowhere")}, unhurried)
 	for _, name := range []string{"half", "none", "stage:nowhere"} {
 		t.Run(name, func(t *testing.T) {
-			a := infer(t.Context(), g, requestFor(name, "x"))
-			f := a.want(t, fault.NoCapacity)
-			if f.Stage != "nowhere" || f.RetryAfter <= 0 || a.took > atOnce {
-				t.Errorf("stage %q, retry after %s, answered after %s", f.Stage, f.RetryAfter, a.took)
+			if f := await(t, send(t.Context(), g, requestFor(name, "x"))).want(t, fault.NoCapacity); f.Stage != "nowhere" || f.RetryAfter <= 0 {
+				t.Errorf("stage %q, retry after %s", f.Stage, f.RetryAfter)
 			}
 		})
 	}
 }
 
-// The bound of time is generous; what it takes is logged.
+// It has an item that does not end.
 func TestGatewayNoticesThatTheLastHostDrains(t *testing.T) {
 	t.Parallel()
 	bed := meshtest.New(t)
-	h := bed.Host("stage", each(unchanged))
+	runner := newHeld()
+	h := bed.Host("stage", runner, func(s *stagehost.Settings) { s.DrainTimeout = time.Hour })
 	g := bed.Gateway(nil)
-	infer(t.Context(), g, requestFor("stage:stage", "x")).checkOK(t)
+	first := send(t.Context(), g, requestFor("stage:stage", "x"))
+	testbed.Receive(t, "item at the runner", runner.entered)
 	stopped := make(chan struct{})
 	begin := time.Now()
 	go func() {
@@ -47,11 +47,9 @@ func TestGatewayNoticesThatTheLastHostDrains(t *testing.T) {
 		f := infer(t.Context(), g, &request.Request{Pipeline: "stage:stage", Inputs: text("x"), Timeout: time.Second}).fault
 		return f != nil && f.Reason == fault.NoCapacity
 	})
-	took := time.Since(begin)
-	t.Logf("noticed %s after the stop began", took)
-	if took > 2*time.Second {
-		t.Errorf("noticed %s after the stop began", took)
-	}
+	t.Logf("noticed %s after the stop began", time.Since(begin))
+	close(runner.release)
+	await(t, first).checkOK(t)
 	<-stopped
 	bed.Host("stage", each(unchanged))
 	testbed.Eventually(t, "the next host is found", func() bool { return infer(t.Context(), g, requestFor("stage:stage", "x")).fault == nil })
@@ -63,16 +61,15 @@ func TestFullQueueRejectsUntilItHasSpace(t *testing.T) {
 	bed := meshtest.New(t)
 	runner := newHeld()
 	bed.Host("stage", runner, func(s *stagehost.Settings) { s.Queue.MaxItems = bound })
-	g := bed.Gateway(nil)
+	g := bed.Gateway(nil, unhurried)
 	var inFlight []<-chan answer
 	for i := range bound {
 		inFlight = append(inFlight, send(t.Context(), g, requestFor("stage:stage", strconv.Itoa(i))))
 	}
 	awaitItems(t, bed, "stage", bound)
 	for range 5 {
-		a := infer(t.Context(), g, requestFor("stage:stage", "too many"))
-		if f := a.want(t, fault.QueueFull); f.RetryAfter <= 0 || a.took > atOnce {
-			t.Errorf("retry after %s, answered after %s", f.RetryAfter, a.took)
+		if f := await(t, send(t.Context(), g, requestFor("stage:stage", "too many"))).want(t, fault.QueueFull); f.RetryAfter <= 0 {
+			t.Errorf("retry after %s", f.RetryAfter)
 		}
 	}
 	close(runner.release)
@@ -159,16 +156,16 @@ func TestDeadlineHoldsWhileTheRunnerIsBusy(t *testing.T) {
 	bed := meshtest.New(t)
 	runner := newHeld()
 	bed.Host("stage", runner)
-	g := bed.Gateway(nil)
+	g := bed.Gateway(nil, unhurried)
 	busy := send(t.Context(), g, requestFor("stage:stage", "busy"))
 	testbed.Receive(t, "item at the runner", runner.entered)
 	const timeout = 200 * time.Millisecond
 	for _, name := range []string{"behind", "far behind"} {
 		r := requestFor("stage:stage", name)
 		r.Timeout = timeout
-		a := infer(t.Context(), g, r)
+		a := await(t, send(t.Context(), g, r))
 		a.checkFault(t, fault.DeadlineExceeded)
-		if a.took < timeout || a.took > timeout+atOnce {
+		if a.took < timeout {
 			t.Errorf("%s: answered after %s, the timeout is %s", name, a.took, timeout)
 		}
 		t.Logf("%s: answered %s after the deadline", name, a.took-timeout)

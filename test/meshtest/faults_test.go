@@ -218,6 +218,7 @@ func TestEveryFaultIsTheSameOnEveryProtocol(t *testing.T) {
 		testbed.Pipeline("stuck", "stuck"), testbed.Pipeline("vacant", "same", "vacant"),
 	}, func(s *gateway.Settings) {
 		s.Listen, s.MaxPayload = "127.0.0.1:0", testPayload
+		unhurried(s)
 	})
 	fill(t, bed, g)
 
@@ -265,7 +266,9 @@ func TestEveryFaultIsTheSameOnEveryProtocol(t *testing.T) {
 		for protocol, send := range clients(t, g.Addr().String()) {
 			t.Run(name+"/"+protocol, func(t *testing.T) {
 				begin := time.Now()
-				got, err := send(t.Context(), test.request)
+				var got *failure
+				var err error
+				testbed.Returns(t, "the answer", func() { got, err = send(t.Context(), test.request) })
 				took := time.Since(begin)
 				if err != nil || got == nil {
 					t.Fatalf("got %v, %v", got, err)
@@ -276,9 +279,6 @@ func TestEveryFaultIsTheSameOnEveryProtocol(t *testing.T) {
 				}
 				if got.code != want || got.reason != test.reason || !strings.Contains(got.message, test.message) {
 					t.Errorf("got %+v, want %s, %s, a message about %s", *got, want, test.reason, test.message)
-				}
-				if took > atOnce {
-					t.Errorf("it took %s", took)
 				}
 				t.Logf("%s in %s: %s", got.reason, took.Round(10*time.Microsecond), got.message)
 			})

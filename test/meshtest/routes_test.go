@@ -14,6 +14,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
 	"github.com/stagemesh/stagemesh/test/meshtest"
@@ -117,17 +118,19 @@ func TestStepsGetTheInputsOfThePipeline(t *testing.T) {
 func TestTooLargeOutputFailsItsRequest(t *testing.T) {
 	t.Parallel()
 	bed := meshtest.New(t, func(o *server.Options) { o.MaxPayload = 64 << 10 })
+	counts := &testbed.Counts{}
 	bed.Host("grow", each(func(context.Context, runner.Item) ([]payload.Part, error) {
 		return []payload.Part{payload.OfBlob("", payload.OctetStream, make([]byte, 128<<10))}, nil
-	}))
+	}), func(s *stagehost.Settings) { s.Meter = counts })
 	bed.Host("after", each(unchanged))
-	g := bed.Gateway([]pipeline.Pipeline{testbed.Pipeline("last", "grow"), testbed.Pipeline("middle", "grow", "after")})
+	g := bed.Gateway([]pipeline.Pipeline{testbed.Pipeline("last", "grow"), testbed.Pipeline("middle", "grow", "after")}, unhurried)
 	for _, name := range []string{"last", "middle"} {
 		t.Run(name, func(t *testing.T) {
-			a := infer(t.Context(), g, requestFor(name, "x"))
-			f := a.want(t, fault.OutputTooLarge)
-			if f.Stage != "grow" || a.took > atOnce {
-				t.Errorf("stage %q, answered after %s", f.Stage, a.took)
+			if f := await(t, send(t.Context(), g, requestFor(name, "x"))).want(t, fault.OutputTooLarge); f.Stage != "grow" {
+				t.Errorf("stage %q", f.Stage)
+			}
+			if n := counts.Of("stagemesh.stage.send_retries"); n > 0 {
+				t.Errorf("the output is sent again %d times", n)
 			}
 		})
 	}

@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stagemesh/stagemesh/gateway"
+	"github.com/stagemesh/stagemesh/internal/call"
 	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -58,6 +60,12 @@ type answer struct {
 }
 
 func (a answer) text() string { return string(a.response.Outputs[0].Blob.Data) }
+
+// unhurried is an edit: whatever a gateway may wait for before it answers takes longer than a test
+// waits for the answer.
+func unhurried(s *gateway.Settings) {
+	s.Timeout, s.HostGrace, s.Bus.AckTimeout = call.DefaultMaxTimeout, call.DefaultMaxTimeout, time.Hour
+}
 
 // infer sends a request and waits for its answer.
 func infer(ctx context.Context, g meshtest.Gateway, r *request.Request) answer {

@@ -8,7 +8,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/internal/batch"
+	"github.com/stagemesh/stagemesh/internal/call"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/internal/worker"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -39,25 +41,26 @@ func TestFullQueueRejectsAtOnce(t *testing.T) {
 	const bound = 4
 	m := start(t, spec{
 		file: "obedient.py", host: func(s *stagehost.Settings) { s.Queue.MaxItems = bound },
+		gateway: func(s *gateway.Settings) { s.Timeout, s.Bus.AckTimeout = call.DefaultMaxTimeout, time.Hour },
 	})
 	var inside []<-chan answer
 	for range bound {
 		inside = append(inside, m.send(t.Context(), "wait go"))
 	}
 	held(t, m, bound)
-	for _, a := range m.inferAll(texts("too many", 20)) {
-		a.checkFault(t, fault.QueueFull, stage)
-		if a.took > 2*time.Second {
-			t.Errorf("%q is refused after %s", a.text, a.took)
+	testbed.Returns(t, "the refusals", func() {
+		for _, a := range m.inferAll(texts("too many", 20)) {
+			a.checkFault(t, fault.QueueFull, stage)
 		}
-	}
+	})
 	m.files.setFlag("go")
 	for _, from := range inside {
 		m.receive(from).checkEcho(t)
 	}
 }
 
-const longWait = 10 * time.Second
+// longWait is longer than a caller waits.
+const longWait = time.Hour
 
 func TestIdleWorkerGetsLoneRequestAtOnce(t *testing.T) {
 	t.Parallel()
@@ -68,11 +71,7 @@ func TestIdleWorkerGetsLoneRequestAtOnce(t *testing.T) {
 	for _, text := range texts("one by one", 20) {
 		m.infer(text).checkEcho(t)
 	}
-	took := time.Since(begin)
-	t.Logf("20 requests, one after the other, in %s", took)
-	if took > longWait/2 {
-		t.Errorf("20 requests took %s", took)
-	}
+	t.Logf("20 requests, one after the other, in %s", time.Since(begin))
 }
 
 // The window of those that arrive while the worker is busy is over when it is free.
