@@ -89,8 +89,8 @@ func isScalar(v reflect.Value) bool {
 	return true
 }
 
-// flow writes a value of a file on one line, as {key: value} and [item].
-func flow(v any) string { return flowOf(reflect.ValueOf(v)) }
+// Flow writes a value of a file on one line, as {key: value} and [item].
+func Flow(v any) string { return flowOf(reflect.ValueOf(v)) }
 
 func flowOf(v reflect.Value) string {
 	switch one := v.Interface().(type) {
@@ -101,7 +101,7 @@ func flowOf(v reflect.Value) string {
 	}
 	var parts []string
 	switch v.Kind() {
-	case reflect.Pointer:
+	case reflect.Pointer, reflect.Interface:
 		return flowOf(v.Elem())
 	case reflect.String:
 		return text(v.String())

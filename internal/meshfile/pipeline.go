@@ -143,7 +143,7 @@ func keysOf(p pipeline.Pipeline) (out []key) {
 		add(path, "      - ", "", "name", text(string(s.Name)))
 		const indent = "        "
 		for _, b := range blocksOf(s) {
-			out = append(out, key{path: path + b.name, indent: indent, name: b.name, value: flow(b.block), block: b.block})
+			out = append(out, key{path: path + b.name, indent: indent, name: b.name, value: Flow(b.block), block: b.block})
 		}
 		optional(path, indent, "stage", named(string(s.Stage)))
 		optional(path, indent, "model", named(s.Model.Model))
@@ -165,10 +165,10 @@ func keysOf(p pipeline.Pipeline) (out []key) {
 	}
 	optional("", indent, "durability", string(p.Durability))
 	if len(p.Keep) > 0 {
-		add("", indent, "", "keep", flow(p.Keep))
+		add("", indent, "", "keep", Flow(p.Keep))
 	}
 	if len(p.Outputs) > 0 {
-		add("", indent, "", "outputs", flow(p.Outputs))
+		add("", indent, "", "outputs", Flow(p.Outputs))
 	}
 	if p.MaxInFlight != 0 {
 		add("", indent, "", "max_in_flight", strconv.Itoa(p.MaxInFlight))
