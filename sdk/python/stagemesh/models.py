@@ -17,6 +17,7 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tup
 
 from .faults import InvalidModel, ModelGone
 from .frames import MAX_NUMBER, MAX_SLOTS, Ended, Header, message
+from .specs import Spec
 
 # Bytes of the host's memory; or of the host's and of the devices'.
 Size = Union[int, Tuple[int, int]]
@@ -53,6 +54,7 @@ class Model:
     value              what load returned; None before
     size               its bytes, or those of host and devices; load may set it
     max_concurrency    how many of its batches may run at a time; load may set it; 0: all slots
+    inputs, outputs    specs by name; load may set both where they are not the worker's
     cancelled          whether the load is cancelled; long loads look at it
     """
 
@@ -61,6 +63,9 @@ class Model:
         self.value: Any = None
         self.size: Size = 0
         self.max_concurrency = 0
+        self.inputs: Mapping[str, Spec] = {}
+        self.outputs: Mapping[str, Spec] = {}
+        self._runs: Any = None  # runs its batches, where it has specs
         self.cancelled = False
         self._ended = threading.Event()  # of its load
 
@@ -81,10 +86,20 @@ def below(folder: str, source: str) -> str:
 
 
 class Models:
-    """The models of one worker. send sends a message, error makes one of an exception."""
+    """The models of one worker.
 
-    def __init__(self, worker: Any, send: Callable[[bytes], None], error: Callable[..., bytes]) -> None:
-        self._worker, self._send, self._error = worker, send, error
+    send sends a message, error makes one of an exception, and spec returns that of a model with
+    specs of its own, or raises ValueError.
+    """
+
+    def __init__(
+        self,
+        worker: Any,
+        send: Callable[[bytes], None],
+        error: Callable[..., bytes],
+        spec: Callable[[Any, Model], Dict[str, Any]],
+    ) -> None:
+        self._worker, self._send, self._error, self._spec = worker, send, error, spec
         self._unload = getattr(worker, "unload", lambda model: None)
         self._size = getattr(worker, "size", lambda model: model.size)
         self._loaded: Dict[str, Model] = {}
@@ -92,9 +107,14 @@ class Models:
         self._lock = threading.Lock()  # of the loads
         self._threads: List[threading.Thread] = []
 
+    def get(self, reference: Any) -> Optional[Model]:
+        """Returns the model that a predict names, if it is loaded."""
+        name = reference.get("id") if isinstance(reference, dict) else None
+        return self._loaded.get(name) if isinstance(name, str) else None
+
     def find(self, reference: Any) -> Any:
         """Returns the value of the model that a predict names; raises ModelGone."""
-        model = self._loaded.get(reference.get("id", "") if reference else "")
+        model = self.get(reference)
         if model is None:
             raise ModelGone("the model of the batch is not loaded")
         return model.value
@@ -158,6 +178,8 @@ class Models:
         try:
             if model.max_concurrency:
                 fields["max_concurrency"] = model.max_concurrency
+            if model.inputs or model.outputs:
+                fields["spec"] = self._spec(self._worker, model)
             reply = message("loaded", size=_wire_size(model.size), **fields)
         except Exception:
             if fresh:

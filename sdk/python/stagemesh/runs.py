@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from .arrays import Arrays
 from .batches import Batch, Item, Plan, Source, check_predict
@@ -26,7 +26,7 @@ from .faults import (
     of_validation,
 )
 from .frames import DEFERRED, MAX_HEADER, MAX_NUMBER, Buffer, Header, Parts, Violation, as_bytes, encode, message
-from .models import Models
+from .models import Model, Models
 from .parts import Body, Layout, Place, Raw, Received, entry_head, join_rows, read_parts, split_rows
 from .specs import Json, Tensor, Text
 from .values import ABSENT, BadOutput, Encoder, Tensors, Values, values_of
@@ -44,7 +44,8 @@ class Runs:
 
     max_frame bounds the body of a reply, in bytes. poll handles the messages that arrive
     while a batch runs. answers is False for the ranks of a gang whose outputs are not sent.
-    models are those of a worker with several.
+    models are those of a worker with several. declares has the inputs and outputs: the worker,
+    or a model with its own.
     """
 
     def __init__(
@@ -55,7 +56,9 @@ class Runs:
         poll: Callable[[Batch], None],
         answers: bool = True,
         models: Optional[Models] = None,
+        declares: Union[Worker, Model, None] = None,
     ) -> None:
+        declares = declares or worker
         self._worker = worker
         self._models = models
         self._arrays = arrays
@@ -66,10 +69,10 @@ class Runs:
         self._has_predict_item = overrides(kind, "predict_item")
         self._has_preprocess = overrides(kind, "preprocess")
         self._has_postprocess = overrides(kind, "postprocess")
-        self._inputs = worker.inputs
-        self._outputs = Encoder(worker.outputs, arrays, self._joins)
+        self._inputs = declares.inputs
+        self._outputs = Encoder(declares.outputs, arrays, self._joins)
         self._prepared = Encoder(worker.prepared, arrays, self._joins)
-        self._documents = {n: s for n, s in worker.inputs.items() if isinstance(s, (Text, Json))}
+        self._documents = {n: s for n, s in declares.inputs.items() if isinstance(s, (Text, Json))}
 
         # Whether predict gets the message's inputs as they are, and its outputs are sent as they are.
         self._plain = (
@@ -77,9 +80,11 @@ class Runs:
             and answers
             and not (self._has_predict_item or self._has_preprocess or self._has_postprocess or self._documents)
         )
+        # Whether a message may be viewed by a plan, which models with equal parts share.
+        self._plans = all(not isinstance(s, Tensor) or s.variable == "exact" for s in self._inputs.values())
         self._source = Source(self._read, poll, threading.Lock())
         self._predict = worker.predict
-        self._count = len(worker.outputs)
+        self._count = len(declares.outputs)
         self._traits = arrays.traits
         self._process = os.getpid()
         # Outputs of earlier batches, by name, type and traits: the entry of such a part at
@@ -97,7 +102,10 @@ class Runs:
 
         Raises Violation. Items whose parsing is deferred are checked when they are used.
         """
-        if DEFERRED in header:
+        own = self._of_model(header)
+        if own is not self:
+            return own.batch(header, body, received)
+        if self._plans and DEFERRED in header:
             plan = header["parts"].plan
             if plan is not None and plan.end <= len(body):
                 return Batch(header, body, received, plan, self._source)
@@ -107,6 +115,17 @@ class Runs:
         batch = Batch(header, body, received, None, self._source)
         batch._complete()
         return batch
+
+    def _of_model(self, header: Header) -> Runs:
+        """Returns what runs a batch: this, or that of its model where the model has specs of its own."""
+        model = self._models.get(header.get("model")) if self._models is not None else None
+        if model is None or not (model.inputs or model.outputs):
+            return self
+        if model._runs is None:
+            poll = self._source.poll
+            model._runs = Runs(self._worker, self._arrays, self._max_frame, poll, self.answers, declares=model)
+        own: Runs = model._runs
+        return own
 
     def _read(self, header: Header, body: memoryview) -> Tuple[Dict[str, Values], Dict[str, Received], List[int]]:
         """Parses and checks a message in full; see Source.read."""
@@ -122,7 +141,7 @@ class Runs:
                 if not column.shape or column.shape[0] != total:
                     raise Violation(f"part {name!r}: shape {list(column.shape)}, the items have {total} rows")
             inputs[name] = values_of(column, body, rows, self._arrays, self._inputs.get(name), self._joins)
-        if self._plain and type(header["parts"]) is Parts:
+        if self._plain and self._plans and type(header["parts"]) is Parts:
             header["parts"].plan = self._make_plan(columns, total)
         return inputs, columns, rows
 
@@ -133,10 +152,7 @@ class Runs:
         views = {}
         end = 0
         for name, raw in columns.items():
-            spec = self._inputs.get(name)
             if not isinstance(raw, Raw) or raw.datatype == "BYTES":
-                return None
-            if isinstance(spec, Tensor) and spec.variable != "exact":
                 return None
             views[name] = self._arrays.viewer(raw)
             end = max(end, raw.at + raw.size)
@@ -148,6 +164,9 @@ class Runs:
         """Runs a batch and returns the reply that ends it; raises Violation if deferred parsing fails."""
         try:
             self.find_model(batch)
+            own = self._of_model(batch._header)
+            if own is not self:
+                return own.run(batch)
             if not self._plain:
                 return self._run(batch)
             if batch._spans is None:

@@ -26,7 +26,7 @@ from .parts import Layout
 from .runs import Runs, error_header
 from .streams import Stream, StreamLoop
 from .values import arrays_of
-from .worker import Context, Worker, check_worker, has_tensors, holds_models, overrides, wire_spec
+from .worker import Context, Worker, check_worker, has_tensors, holds_models, overrides, wire_model, wire_spec
 
 VERSION = "0.1.0"  # of this library
 PROTOCOL = 1
@@ -253,7 +253,7 @@ class Session:
         if worker.engine_name:
             ready["engine"] = worker.engine_name
         if holds_models(self._class):
-            self._models = Models(worker, self._connection.send, error_header)
+            self._models = Models(worker, self._connection.send, error_header, wire_model)
             ready["models"] = worker.models.wire()
         self._runs = Runs(worker, self._arrays, most, self._poll, context.rank == 0, self._models)
         return message("ready", **ready)

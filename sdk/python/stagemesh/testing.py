@@ -193,7 +193,8 @@ class Run:
         self.connection: Optional[Connection] = None
         self.hello: Header = {}
         self.slots = 1  # how many batches the worker takes at a time
-        self.spec: Header = {}
+        self.spec: Header = {}  # of the model that was loaded last, where it has one
+        self._common: Header = {}
         self.states: List[Header] = []  # the messages of the worker about itself
         self._arrays: Arrays = arrays_of("buffer")
         self._inputs = self._outputs = Encoder({}, self._arrays, False)
@@ -218,6 +219,9 @@ class Run:
             self.connection.max_body = self._welcome["max_frame"]
             self.connection.send(message("welcome", **self._welcome))
             ready, body = self._read("ready")
+            self._arrays = arrays_of(self._arrays_name or self._worker_arrays())
+            self._common = ready["spec"]
+            self._declare(self._common)
             for model, source in self.models.items():
                 self.load(model, source)
         except BaseException:
@@ -225,17 +229,19 @@ class Run:
             raise
         self.streams = "stream" in self.hello.get("capabilities", ())
         self.slots = ready.get("slots", 1)
-        self.spec = ready["spec"]
-        self._arrays = arrays_of(self._arrays_name or self._worker_arrays())
-        joins = self.spec.get("batch_axis", "rows") == "rows"
-        self._inputs, self._outputs = (
-            Encoder({entry["name"]: spec_of(entry) for entry in self.spec.get(key, [])}, self._arrays, joins)
-            for key in ("inputs", "outputs")
-        )
         self.examples = [
             self._item_values(example["inputs"], body, self._inputs) for example in self.spec.get("examples", [])
         ]
         return self
+
+    def _declare(self, spec: Header) -> None:
+        """Takes the inputs and outputs of a spec."""
+        self.spec = spec
+        joins = spec.get("batch_axis", "rows") == "rows"
+        self._inputs, self._outputs = (
+            Encoder({entry["name"]: spec_of(entry) for entry in spec.get(key, [])}, self._arrays, joins)
+            for key in ("inputs", "outputs")
+        )
 
     def _worker_arrays(self) -> str:
         """Returns the arrays that a worker in Python has, if this Python has them too."""
@@ -414,18 +420,20 @@ class Run:
 
     def load(self, model: str, source: str = "", **options: str) -> None:
         """Loads a model of a worker with several, which requests are for from now on; raises BatchFailed."""
-        self._ask("load", model, source=source, options=options)
+        loaded = self._ask("load", model, source=source, options=options)
         self.model = model
+        self._declare(loaded.get("spec", self._common))
 
     def unload(self, model: str) -> None:
         """Unloads a model; raises BatchFailed."""
         self._ask("unload", model)
 
-    def _ask(self, kind: str, model: str, **fields: Any) -> None:
+    def _ask(self, kind: str, model: str, **fields: Any) -> Header:
         self.tell(kind, load=1, model=model, **fields)
         header, _ = self._read(f"{kind}ed", "error")
         if header["type"] == "error":
             raise BatchFailed(header)
+        return header
 
     def tell(self, kind: str, **fields: Any) -> None:
         """Sends a message without parts, such as ``tell("cancel", batch=1)``."""

@@ -9,7 +9,7 @@ from typing import Any, AsyncIterator, Callable, Dict, Iterator, List, Mapping, 
 
 from .arrays import Arrays
 from .batches import Batch, Item
-from .models import ModelLimits
+from .models import Model, ModelLimits
 from .parts import Layout
 from .specs import Parameter, Spec, Tensor, check_parameters, check_specs
 from .values import Encoder
@@ -250,20 +250,8 @@ def wire_spec(worker: Worker, arrays: Arrays, layout: Layout) -> Dict[str, Any]:
 
     Raises ValueError if an example is invalid.
     """
-    joins = joins_rows(worker)
-    spec: Dict[str, Any] = {
-        "batch_axis": "rows" if joins else "none",
-        "inputs": [spec.wire(name) for name, spec in worker.inputs.items()],
-        "outputs": [spec.wire(name) for name, spec in worker.outputs.items()],
-    }
-    if overrides(type(worker), "predict_item"):
-        spec["one_by_one"] = True
-    if worker.parameters is not None:
-        spec["parameters"] = [parameter.wire(name) for name, parameter in worker.parameters.items()]
-    if overrides(type(worker), "stream") and not worker.collect:
-        for output in spec["outputs"]:
-            output["optional"] = True  # the end of a stream has none
-    encoder = Encoder(worker.inputs, arrays, joins)
+    spec = _wire_parts(worker, worker)
+    encoder = Encoder(worker.inputs, arrays, joins_rows(worker))
     where = f"{type(worker).__name__}.examples"
     examples = []
     for name, inputs in _named_examples(where, worker.examples):
@@ -277,6 +265,33 @@ def wire_spec(worker: Worker, arrays: Arrays, layout: Layout) -> Dict[str, Any]:
         examples.append({"name": name, "inputs": layout.take_entries(first)})
     if examples:
         spec["examples"] = examples
+    return spec
+
+
+def wire_model(worker: Worker, model: Model) -> Dict[str, Any]:
+    """Returns the spec that loaded carries, for a model with specs of its own; raises ValueError."""
+    name = f"{type(worker).__name__}.load: model {model.id}"
+    if overrides(type(worker), "stream"):
+        raise ValueError(f"{name}: inputs and outputs of a worker that streams are those of the worker")
+    check_specs(f"{name}: inputs", model.inputs, joins_rows(worker))
+    check_specs(f"{name}: outputs", model.outputs, joins_rows(worker))
+    return _wire_parts(worker, model)
+
+
+def _wire_parts(worker: Worker, declares: Union[Worker, Model]) -> Dict[str, Any]:
+    """Returns a spec without examples."""
+    spec: Dict[str, Any] = {
+        "batch_axis": "rows" if joins_rows(worker) else "none",
+        "inputs": [spec.wire(name) for name, spec in declares.inputs.items()],
+        "outputs": [spec.wire(name) for name, spec in declares.outputs.items()],
+    }
+    if overrides(type(worker), "predict_item"):
+        spec["one_by_one"] = True
+    if worker.parameters is not None:
+        spec["parameters"] = [parameter.wire(name) for name, parameter in worker.parameters.items()]
+    if overrides(type(worker), "stream") and not worker.collect:
+        for output in spec["outputs"]:
+            output["optional"] = True  # the end of a stream has none
     return spec
 
 

@@ -9,12 +9,14 @@ import threading
 import unittest
 from typing import Any, Dict, List
 
-from stagemesh import InvalidModel, Model, ModelLimits, Worker, below
+from stagemesh import InvalidModel, Model, ModelLimits, Tensor, Worker, below, testing
 from stagemesh.faults import ModelGone
 from stagemesh.frames import Headers
 from stagemesh.models import Models
-from stagemesh.runs import error_header
-from stagemesh.worker import check_class
+from stagemesh.runs import Runs, error_header
+from stagemesh.testing import BatchFailed
+from stagemesh.values import arrays_of
+from stagemesh.worker import check_class, wire_model
 
 from .support import Host, eventually
 
@@ -76,7 +78,7 @@ class ModelsTest(unittest.TestCase):
     def setUp(self) -> None:
         self.sent: List[Dict[str, Any]] = []
         self.worker = Adder()
-        self.models = Models(self.worker, lambda header: self.sent.append(json.loads(header)), error_header)
+        self.models = Models(self.worker, lambda header: self.sent.append(json.loads(header)), error_header, wire_model)
         self.addCleanup(self.models.close, 30)
 
     def ask(self, kind: str, **fields: Any) -> None:
@@ -142,6 +144,70 @@ class ModelsTest(unittest.TestCase):
             self.assertEqual(first, {"raise": "cancelled", "ignore": "loaded"}[how])
             self.assertEqual(self.sent[1], {"type": "unloaded", "load": 8})
             self.assertRaises(ModelGone, self.models.find, {"id": "a"})
+
+
+class OwnSpecs(Worker):
+    """Its models have the specs that their sources name."""
+
+    models = ModelLimits()
+
+    def load(self, model: Model) -> Any:
+        if model.source != "common":
+            model.inputs = {
+                "exact": {"x": Tensor("INT16", [-1, -1])},
+                "padded": {"x": Tensor("INT16", [-1, -1], variable="pad", multiple=4)},
+                "wrong": {"x": Tensor("INT16", [2])},
+            }[model.source.partition(" ")[0]]
+            model.outputs = {"y": Tensor("BF16" if "brain" in model.source else "UINT16", [-1, -1])}
+        return model.id
+
+    def predict(self, batch: Any) -> Any:
+        return {"y": batch["x"].view("uint16")}
+
+
+class OwnSpecsTest(unittest.TestCase):
+    def test_batch_has_the_specs_of_its_model(self) -> None:
+        worker = OwnSpecs()
+        models = Models(worker, lambda header: None, error_header, wire_model)
+        runs, headers = Runs(worker, arrays_of("numpy"), 1 << 20, lambda batch: None, True, models), Headers()
+        for name, source in (("a", "exact"), ("b", "exact brain"), ("c", "padded"), ("d", "common")):
+            models.begin({"type": "load", "load": 1, "model": name, "source": source})
+            self.assertTrue(models.close(30))
+        want = {"a": ("UINT16", [1, 2]), "b": ("BF16", [1, 2]), "c": ("UINT16", [1, 4]), "d": ("UINT16", [1, 2])}
+        for name in "aabbccddcba":  # the second of a pair is decoded and encoded by what is known of the first
+            part = {"name": "x", "datatype": "INT16", "shape": [1, 2], "at": 0, "size": 4}
+            header = {"type": "predict", "batch": 1, "model": {"id": name}, "items": [{"id": "r"}], "parts": [part]}
+            text = json.dumps(header, separators=(",", ":")).encode()
+            reply = runs.run(runs.batch(headers.decode(memoryview(text)), memoryview(b"1234"), 0.0))[0]
+            (output,) = json.loads(reply)["parts"]
+            self.assertEqual((output["datatype"], output["shape"]), want[name], name)
+
+    def test_spec_is_sent(self) -> None:
+        with testing.run(OwnSpecs, models={"a": "padded brain"}, process=False) as w:
+            self.assertEqual(
+                w.spec,
+                {
+                    "batch_axis": "rows",
+                    "inputs": [{"name": "x", "datatype": "INT16", "shape": [-1, -1], "variable": "pad", "multiple": 4}],
+                    "outputs": [{"name": "y", "datatype": "BF16", "shape": [-1, -1]}],
+                },
+            )
+            self.assertEqual(w.predict({"x": [1, 2]})["y"].shape, (1, 4))
+            with self.assertRaisesRegex(BatchFailed, "load: model b: inputs.*axis 0 is rows"):
+                w.load("b", "wrong")
+            w.load("c", "common")
+            self.assertEqual(w.spec["inputs"], [])
+
+    def test_streams_have_the_specs_of_their_worker(self) -> None:
+        class Streams(OwnSpecs):
+            predict = Worker.predict
+
+            def stream(self, item: Any) -> Any:
+                yield {"y": item["x"]}
+
+        with self.assertRaisesRegex(BatchFailed, "a worker that streams"):
+            with testing.run(Streams, models={"a": "exact"}, process=False):
+                pass
 
 
 class HeadersTest(unittest.TestCase):
